@@ -1,0 +1,46 @@
+# Shorthand for the CMake commands that CONTRIBUTING.md describes.
+.DEFAULT_GOAL := build
+.PHONY: build demo test format tidy clean help
+
+jobs := $(shell nproc)
+sample := examples/data/minilm.safetensors
+# On CI a warning fails the build.
+configure := cmake --preset release $(if $(CI),-DATTN_WERROR=ON)
+
+build: build/build.ninja ## build the library and the command at build/attn
+	@cmake --build build
+
+demo: build/build.ninja ## run the sample, verify it against fp64, time standard against flash attention
+	@cmake --build build --target attn_command
+	build/attn run --input $(sample) --verify
+	build/attn bench @bench/suites/demo.txt --plot build/demo.svg
+	@echo "Time and memory over length: $(CURDIR)/build/demo.svg"
+
+test: ## build everything and run every test
+	@bash scripts/setup.sh build test
+	@$(configure) -DATTN_BUILD_TESTS=ON
+	@cmake --build build
+	@ctest --preset release -j $(jobs)
+
+format: ## rewrite every C++ file in the project's format
+	@bash scripts/setup.sh check
+	@bash scripts/format.sh
+
+tidy: ## clang-tidy on every source file
+	@bash scripts/setup.sh build test check
+	@$(configure) -DATTN_BUILD_TESTS=ON
+	@bash scripts/tidy.sh build
+
+clean: ## remove what was built
+	rm -rf build build-dev build-asan build-tsan build-consumer
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+# The tests stay out of the first configuration, so that a build and the demo need no GoogleTest.
+build/build.ninja: setup
+	@test -f $@ || $(configure) -DATTN_BUILD_TESTS=OFF
+
+.PHONY: setup
+setup:
+	@bash scripts/setup.sh build

@@ -1,0 +1,28 @@
+# Installs the library, its headers, the CMake package `attn` and attn.pc.
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+get_target_property(attn_type attn TYPE)  # STATIC_LIBRARY or SHARED_LIBRARY
+set(attn_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
+
+install(TARGETS attn EXPORT attnTargets INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY include/attn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
+install(EXPORT attnTargets NAMESPACE attn:: DESTINATION ${attn_package_dir})
+
+configure_package_config_file(cmake/attnConfig.cmake.in ${PROJECT_BINARY_DIR}/attnConfig.cmake
+                              INSTALL_DESTINATION ${attn_package_dir})
+# Before 1.0 a program asks for the minor version that it was written for.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/attnConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/attnConfig.cmake ${PROJECT_BINARY_DIR}/attnConfigVersion.cmake
+        DESTINATION ${attn_package_dir})
+
+set(attn_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+# attn.pc finds the prefix from where it lies itself, so that an installed tree can be moved.
+file(RELATIVE_PATH attn_pc_prefix /${attn_pc_dir} /)
+if(attn_type STREQUAL "STATIC_LIBRARY")
+  set(attn_pc_requires "Requires: fmt")
+  set(attn_pc_libs " -pthread")
+endif()
+configure_file(cmake/attn.pc.in ${PROJECT_BINARY_DIR}/attn.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/attn.pc DESTINATION ${attn_pc_dir})

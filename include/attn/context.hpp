@@ -1,0 +1,55 @@
+// Where work runs: threads and instruction set.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/tensor.hpp"
+
+namespace attn {
+
+// Runs loops. Replace it to put the library's work on your own threads.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  // Number of workers that may call a body at the same time; at least 1; does not change.
+  virtual int concurrency() const noexcept = 0;
+  // Calls body(index, worker) once for each index in [0, count); 0 <= worker < concurrency(), and
+  // no two calls of one loop run at the same time with the same worker. Indices start in increasing
+  // order.
+  // Returns when all are done. If bodies throw, one of the exceptions is rethrown here and indices
+  // not yet started are skipped. Callable from several threads at once and from within a body; such
+  // a loop may run on its caller alone.
+  virtual void parallel_for(std::int64_t count,
+                            const std::function<void(std::int64_t index, int worker)>& body) = 0;
+};
+
+// A pool of `threads` workers, the caller being one of them; 0 means one for each CPU this process
+// may run on.
+std::shared_ptr<Executor> make_thread_pool(int threads = 0);
+// The pool used when a Context has none: made at first use with make_thread_pool(0).
+std::shared_ptr<Executor> default_executor();
+
+enum class InstructionSet : std::uint8_t { automatic, portable, avx2, avx512, avx512_bf16 };
+std::string_view name(InstructionSet isa) noexcept;
+InstructionSet parse_instruction_set(std::string_view text);
+
+struct InstructionSetInfo {
+  InstructionSet isa{};
+  bool available = false;
+  std::string reason{};  // why not, when not available
+};
+std::vector<InstructionSetInfo> instruction_sets();  // worst first
+
+struct Context {
+  std::shared_ptr<Executor> executor{};            // null: default_executor()
+  InstructionSet isa = InstructionSet::automatic;  // automatic: the best available
+  // Receives warnings, one sentence each; null: dropped.
+  std::function<void(std::string_view message)> log{};
+};
+
+}  // namespace attn

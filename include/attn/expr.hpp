@@ -1,0 +1,222 @@
+// Mask and score expressions: a small, immutable, typed tree built by ordinary C++ operators.
+//
+//   auto s = attn::expr::symbols();
+//   Expr mask  = s.query >= s.key && s.query - s.key < 1024;
+//   Expr score = 30 * tanh(s.score / 30) - slope[s.head] * (s.query - s.key);
+//
+// One tree has four readers: it is evaluated (scalars here, vectors over tiles in the CPU backend),
+// printed (readable text that parse() reads back; CUDA C++), differentiated, and bounded over a
+// tile of queries and keys.
+//
+// Semantics, the same on every backend:
+//   int32    two's complement, wraps; `/` and `%` round toward minus infinity, division by zero
+//   gives 0 (and 0). float32  IEEE single precision; the fp64 reference evaluates scores in double
+//   instead. boolean  && and || evaluate both sides. Mixed int32/float32 operands convert to
+//   float32; a boolean never converts. A load whose index lies outside the buffer's shape reads as
+//   zero; a dimension of size 1 accepts any index. min(a, b) is a < b ? a : b and max(a, b) is
+//   a > b ? a : b, so a NaN operand gives b. Building folds constants and drops neutral operands;
+//   the sign of a zero is the only thing that may change by it.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "attn/tensor.hpp"
+
+namespace attn::expr {
+
+enum class Type : std::uint8_t { boolean, int32, float32 };
+
+enum class Op : std::uint8_t {
+  constant,
+  // Symbols. score is float32, all others int32; query and key count from 0 within their sequence.
+  score,
+  query,
+  key,
+  batch,
+  head,
+  seqlen_q,
+  seqlen_k,
+  load,  // element of a named buffer, one int32 index a dimension
+  // Unary
+  neg,
+  logical_not,
+  abs,
+  exp,
+  log,
+  tanh,
+  sqrt,
+  to_float,
+  // Binary
+  add,
+  sub,
+  mul,
+  div,
+  mod,
+  min,
+  max,
+  lt,
+  le,
+  eq,
+  ne,
+  logical_and,
+  logical_or,
+  // Ternary: condition, value if true, value if false
+  select,
+};
+
+struct Node;
+class Expr;
+
+// A named tensor read by an expression. dtype i32 and u8 load as int32, f32, bf16 and f16 as
+// float32. `data` may be null in the description of a problem and bound by name when it runs
+// (Inputs::buffers). `owner` may keep the memory alive.
+class Buffer {
+ public:
+  // Throws Error(invalid_argument) unless name is an identifier (letters, digits, _; at most 64
+  // characters) that is not a symbol or function, rank is 1 to 4 and the dtype one of those above.
+  Buffer(std::string name, Tensor tensor, std::shared_ptr<const void> owner = nullptr);
+  const std::string& name() const noexcept { return name_; }
+  const Tensor& tensor() const noexcept { return tensor_; }
+  Expr operator[](const Expr& index) const;                 // rank 1
+  Expr operator()(const std::vector<Expr>& indices) const;  // any rank: buffer({s.batch, s.key})
+
+ private:
+  std::string name_;
+  Tensor tensor_;
+  std::shared_ptr<const void> owner_;
+};
+
+// Value handle; cheap to copy; an empty Expr means "not given". Thread-safe: nodes never change.
+// A tree has at most 256 levels and 65536 nodes (shared ones counted each time), so that every
+// reader may recurse; building a larger one throws Error(invalid_argument).
+class Expr {
+ public:
+  Expr() = default;
+  // A template so that only bool itself fits: a pointer must not become a boolean.
+  template <std::same_as<bool> T>
+  Expr(T value) : Expr(boolean(value)) {}  // NOLINT(google-explicit-constructor): literals mix
+  Expr(int value);                         // NOLINT(google-explicit-constructor)
+  Expr(float value);                       // NOLINT(google-explicit-constructor)
+  Expr(double value);  // NOLINT(google-explicit-constructor): rounded to float32
+  explicit Expr(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
+
+  bool empty() const noexcept { return node_ == nullptr; }
+  explicit operator bool() const = delete;  // `if (a < b)` on symbols is a mistake
+  const Node& node() const noexcept { return *node_; }
+  const Node* get() const noexcept { return node_.get(); }
+  Type type() const;
+
+ private:
+  static Expr boolean(bool value);
+
+  std::shared_ptr<const Node> node_;
+};
+
+struct Node {
+  Op op = Op::constant;
+  Type type = Type::int32;
+  std::int32_t int_value = 0;            // constant of type int32 or boolean (0 or 1)
+  float float_value = 0;                 // constant of type float32
+  std::vector<Expr> args;                // operands; indices of a load
+  std::shared_ptr<const Buffer> buffer;  // of a load
+  std::int32_t depth = 1;                // levels of the tree below and with this node
+  std::int32_t size = 1;                 // its nodes, shared ones counted each time
+};
+
+struct Symbols {
+  Expr score, query, key, batch, head, seqlen_q, seqlen_k;
+};
+const Symbols& symbols();
+
+// Each throws Error(invalid_argument) that prints both operands when the types do not fit.
+// Constants are folded.
+Expr operator-(const Expr& a);
+Expr operator!(const Expr& a);
+Expr operator+(const Expr& a, const Expr& b);
+Expr operator-(const Expr& a, const Expr& b);
+Expr operator*(const Expr& a, const Expr& b);
+Expr operator/(const Expr& a, const Expr& b);
+Expr operator%(const Expr& a, const Expr& b);
+Expr operator<(const Expr& a, const Expr& b);
+Expr operator<=(const Expr& a, const Expr& b);
+Expr operator>(const Expr& a, const Expr& b);
+Expr operator>=(const Expr& a, const Expr& b);
+Expr operator==(const Expr& a, const Expr& b);
+Expr operator!=(const Expr& a, const Expr& b);
+Expr operator&&(const Expr& a, const Expr& b);
+Expr operator||(const Expr& a, const Expr& b);
+Expr abs(const Expr& a);
+Expr exp(const Expr& a);
+Expr log(const Expr& a);
+Expr tanh(const Expr& a);
+Expr sqrt(const Expr& a);
+Expr to_float(const Expr& a);
+Expr min(const Expr& a, const Expr& b);
+Expr max(const Expr& a, const Expr& b);
+Expr select(const Expr& condition, const Expr& if_true, const Expr& if_false);
+
+bool same(const Expr& a, const Expr& b);  // structural equality (buffers by name)
+bool depends_on(const Expr& e, Op symbol);
+// Each name once, in order of first use. Throws Error(invalid_argument) if two different tensors
+// have one name.
+std::vector<std::shared_ptr<const Buffer>> buffers(const Expr& e);
+// e with every occurrence of the symbol replaced: substitute(alibi, Op::score, softcap) composes
+// scores.
+Expr substitute(const Expr& e, Op symbol, const Expr& replacement);
+
+// d e / d score, simplified (0.0 where e does not depend on it); where e has a kink (abs, min, max)
+// the derivative of the side that evaluate takes. e must be float32. And d e / d (the value read by
+// each load of `buffer`), summed by the caller per load.
+Expr derivative(const Expr& e);
+struct LoadDerivative {
+  Expr load;        // the load node: its indices say which element
+  Expr derivative;  // d e / d that element
+};
+std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buffer);
+
+// Readable infix text; parse(to_string(e), buffers) gives an Expr with same(e, result).
+std::string to_string(const Expr& e);
+// Names in the text: score query key batch head seqlen_q seqlen_k, functions as above, and the
+// given buffers written name[i, j]. Throws Error(invalid_argument) with the column and what was
+// expected. Depth and length bounded.
+Expr parse(std::string_view text, const std::vector<Buffer>& buffers = {});
+
+// One CUDA C++ expression. Symbols print as the identifiers of the same name, loads as
+// attn_load_<name>(i, j), floor division as attn_floor_div(a, b); literals are exact (hex floats).
+std::string to_cuda(const Expr& e);
+
+// Where an expression is evaluated.
+struct Point {
+  double score = 0;
+  std::int32_t query = 0, key = 0, batch = 0, head = 0, seqlen_q = 0, seqlen_k = 0;
+};
+// Tensors bound by name at run time; they win over the tensor inside the Buffer. Thread-safe to
+// read.
+using Bindings = std::vector<std::pair<std::string, Tensor>>;
+
+// Slow and obvious. float32 arithmetic in Real = float or double (the reference uses double for
+// scores and float for masks, so that every backend masks alike).
+template <class Real>
+Real evaluate(const Expr& e, const Point& at,
+              const Bindings& bindings = {});  // booleans give 0 or 1
+
+// Closed ranges of a tile: queries [query_min, query_max], keys [key_min, key_max], one batch,
+// heads likewise.
+struct Tile {
+  std::int32_t query_min = 0, query_max = 0, key_min = 0, key_max = 0, batch = 0;
+  std::int32_t head_min = 0, head_max = 0, seqlen_q = 0, seqlen_k = 0;
+};
+enum class Coverage : std::uint8_t { empty, full, mixed };
+
+// Interval arithmetic over the tile. empty: the mask is false at every point; full: true at every
+// point; mixed otherwise (or not provable). Never contradicts evaluate<float>. Cost: O(nodes), plus
+// at most 4096 buffer elements a load.
+Coverage classify(const Expr& mask, const Tile& tile, const Bindings& bindings = {});
+
+}  // namespace attn::expr

@@ -1,0 +1,77 @@
+// Which kernel, tiles, splits and workspace a problem gets, and why. A plan is made once and run
+// many times.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/context.hpp"
+#include "attn/problem.hpp"
+
+namespace attn {
+
+enum class Phase : std::uint8_t { forward, backward };
+
+enum class Backend : std::uint8_t {
+  automatic,  // by the device of the tensors
+  reference,  // fp64 standard attention on one thread: the definition; slow
+  cpu,
+};
+
+// Every algorithm computes the same result within the error rule; automatic picks the fast one.
+enum class Algorithm : std::uint8_t {
+  automatic,
+  standard,         // FlashAttention paper, algorithms 0 and 3: materialises S and P, O(seqlen_q *
+                    // seqlen_k) memory
+  flash_attention,  // FlashAttention, algorithm 1: outer loop over K, V blocks
+  flash_attention_2,  // FlashAttention-2, algorithm 1: outer loop over Q blocks, one normalisation
+                      // at the end
+  flash_decoding,     // split over K, V; partial results combined by LSE
+  memory_efficient,   // Rabe and Staats 2021: query chunks, key chunks summarised, then merged
+  block_sparse,  // FlashAttention, algorithm 5: outer loop over K, V blocks, empty blocks skipped
+};
+std::string_view name(Phase phase) noexcept;
+std::string_view name(Backend backend) noexcept;
+std::string_view name(Algorithm algorithm) noexcept;
+Backend parse_backend(std::string_view text);
+Algorithm parse_algorithm(std::string_view text);
+std::vector<Algorithm> algorithms(
+    Phase phase);  // all that the CPU backend has for the phase, automatic left out
+
+struct PlanOptions {
+  Backend backend = Backend::automatic;
+  Algorithm algorithm = Algorithm::automatic;
+};
+
+// A complete description of how a problem will run. Reading it costs nothing; the fields are for
+// people and tests.
+struct Plan {
+  Problem problem{};  // complete: every size set
+  Phase phase = Phase::forward;
+  Backend backend = Backend::cpu;
+  Algorithm algorithm = Algorithm::flash_attention_2;
+  InstructionSet isa = InstructionSet::portable;
+  DType compute = DType::f32;  // operands of the matrix products: f32, bf16, or f64 (reference);
+                               // sums are f32 (f64)
+  std::int32_t block_q = 0;    // rows of a Q block (one row a query and head)
+  std::int32_t block_k = 0;    // keys of a K, V block
+  std::int32_t rows_per_task = 0;  // rows that share one pass over K, V
+  std::int32_t num_splits =
+      1;  // parts of the keys that run apart and are merged; never depends on the threads
+  std::int32_t threads = 1;
+  std::int64_t tasks = 1;
+  std::int64_t workspace_bytes = 0;  // upper bound of memory allocated while running
+  double flops = 0;  // useful: 4 d per visible (query, key) forward, 10 d backward (for d == d_v);
+                     // upper bound by tiles where the mask reads buffers
+  double bytes = 0;  // inputs and outputs, each moved once
+  std::vector<std::string> reasons{};  // one sentence a choice
+};
+
+// Throws Error(invalid_argument | unsupported | unavailable). problem must have every size set.
+Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options = {},
+               const Context& context = {});
+std::string to_string(const Plan& plan);
+
+}  // namespace attn

@@ -1,0 +1,71 @@
+// What is to be computed. For every batch b, query head h, query i and key j of the sequence:
+//
+//   score(i, j) = score_expression(softmax_scale * q_i . k_j)   or -inf where the mask is false
+//   P(i, j)     = exp(score(i, j) - LSE(i)),   LSE(i) = log(sum_j exp(score(i, j)) + exp(sink_h))
+//   O(i)        = sum_j Z(i, j) P(i, j) v_j,   Z the dropout factor: 0 or 1 / (1 - probability)
+//
+// A row that attends to nothing gives O = 0, LSE = -inf (the sink, if there is one) and zero
+// gradients.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "attn/expr.hpp"
+#include "attn/tensor.hpp"
+
+namespace attn {
+
+// How the sequences of a tensor lie in memory.
+enum class Layout : std::uint8_t {
+  dense,   // [batch, seqlen, heads, head_dim]
+  packed,  // [total, heads, head_dim], sequence b in rows cu_seqlens[b] .. cu_seqlens[b + 1]
+  paged,   // K and V only: [pages, page_size, heads, head_dim], row j of sequence b in page
+           // page_table[b, j / page_size]
+};
+
+// Dropout on P. Bit (b, h, i, j) comes from Philox4x32-10, so the mask is the same on every
+// backend, for every tiling and number of threads (docs/numerics.md defines it bit for bit).
+// probability is rounded to a multiple of 2^-16.
+struct Dropout {
+  double probability = 0;  // in [0, 1)
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+};
+
+// Sizes left at 0 are taken from the tensors when a call receives them; sizes that are set must
+// match the tensors.
+struct Problem {
+  std::int64_t batch = 0;
+  std::int64_t seqlen_q = 0;  // of the longest sequence when packed
+  std::int64_t seqlen_k = 0;  // likewise; paged: page_size * pages of a sequence when left at 0
+  std::int64_t heads_q = 0;
+  std::int64_t heads_k = 0;     // divides heads_q: MHA, GQA or MQA
+  std::int64_t head_dim = 0;    // of Q and K, 1 to 512
+  std::int64_t head_dim_v = 0;  // of V and O, 1 to 512
+  DType dtype = DType::f32;     // of Q, K, V, O and their gradients: f32, bf16, f16; f64 on the
+                                // reference backend
+
+  Layout layout_q = Layout::dense;  // of Q, O, dQ, dO
+  Layout layout_k = Layout::dense;  // of K, V, dK, dV
+  std::int64_t page_size = 0;       // when layout_k is paged
+
+  std::optional<double> softmax_scale{};  // 1 / sqrt(head_dim) when not given; finite
+  expr::Expr mask{};   // boolean; over everything but score; empty: every key is seen
+  expr::Expr score{};  // float32; empty: the score itself
+  bool sink = false;   // a learnable logit per head in the denominator
+  Dropout dropout{};
+
+  double scale() const;  // softmax_scale or its default
+};
+
+// Text form, e.g. "b2_sq1024_sk4096_hq8_hk2_d128_causal_bf16"; docs/descriptors.md is its grammar.
+// Used by the command, the tests, the benchmarks and in errors. parse_problem(to_string(p))
+// describes the same problem; buffers of shorthands (alibi, bias, documents, block masks) come back
+// by name and shape, without data.
+std::string to_string(const Problem& problem);
+Problem parse_problem(std::string_view text);
+
+}  // namespace attn

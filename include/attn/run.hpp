@@ -1,0 +1,78 @@
+// Running attention, forward and backward, and merging partial results.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attn/context.hpp"
+#include "attn/plan.hpp"
+#include "attn/problem.hpp"
+#include "attn/tensor.hpp"
+
+namespace attn {
+
+// Shapes by Layout (problem.hpp). The last dimension of Q, K, V, O and their gradients is
+// contiguous (stride 1); other strides are free, and may be 0 for inputs. What lies in unused
+// pages, padding or past a length is never read into a result.
+// Members have initialisers so that a braced list may name only some of them without a warning.
+struct Inputs {
+  Tensor q{};  // [batch, seqlen_q, heads_q, head_dim] or packed [total_q, heads_q, head_dim]
+  Tensor k{};  // [batch, seqlen_k, heads_k, head_dim], packed, or paged [pages, page_size, heads_k,
+               // head_dim]
+  Tensor v{};  // as k, with head_dim_v
+  Tensor cu_seqlens_q{};  // i32 [batch + 1], contiguous: rows where sequences start,
+                          // non-decreasing, from 0; packed Q
+  Tensor cu_seqlens_k{};  // likewise for packed K, V
+  Tensor seqused_q{};   // i32 [batch], contiguous: length in use, at most the sequence's; optional
+  Tensor seqused_k{};   // likewise; paged: the length of each sequence
+  Tensor page_table{};  // i32 [batch, pages per sequence], last dimension contiguous; entries past
+                        // the length are not read
+  Tensor sink{};        // f32 [heads_q], contiguous, when problem.sink
+  expr::Bindings buffers{};  // tensors for named buffers of mask and score; needed where the Buffer
+                             // has no data
+};
+
+struct Outputs {
+  Tensor o{};    // as q, with head_dim_v; rows past a length are set to zero in dense layout
+  Tensor lse{};  // f32 [batch, heads_q, seqlen_q] or packed [heads_q, total_q]; f64 when the
+                 // problem is; optional forward
+};
+
+struct Gradients {
+  Tensor dq{}, dk{}, dv{};   // as q, k, v; each optional; rows past a length are set to zero
+  Tensor dsink{};            // f32 [heads_q]; optional
+  expr::Bindings buffers{};  // f32, shaped as the named buffer of the score: gradient of bias,
+                             // slopes, ...; optional
+};
+
+// Fills the sizes that `problem` leaves at 0 and its dtype from the tensors, and checks everything
+// that can be checked; throws Error(invalid_argument) naming the argument, its value and what is
+// accepted.
+Problem complete(const Problem& problem, const Inputs& inputs);
+
+// O, LSE <- attention. Plans, checks, then writes; on an exception other than one thrown by the
+// executor nothing was written. Same inputs give the same bits for every number of threads.
+// Thread-safe: no state is shared between calls but the pool. Outputs must not overlap inputs or
+// each other.
+void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+             const PlanOptions& options = {}, const Context& context = {});
+// The same with a plan made before.
+void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+             const Context& context = {});
+
+// Gradients <- d(loss), given d_o = d(loss)/dO and O, LSE as forward wrote them. Recomputes P from
+// LSE (FlashAttention paper, algorithm 4) and regenerates the dropout mask. K and V gradients of a
+// GQA group are summed over its query heads. Not for paged K, V.
+void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+              const Tensor& d_o, const Gradients& gradients, const PlanOptions& options = {},
+              const Context& context = {});
+void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
+              const Gradients& gradients, const Context& context = {});
+
+// Merges partial results over disjoint sets of keys: LSE = log(sum_p exp(LSE_p)), O = sum_p
+// exp(LSE_p - LSE) O_p. parts[p].o: any layout of one shape, dtype f32, bf16, f16 or f64; lse f32
+// (f64). The sink belongs to one part only. The result may be one of the parts.
+void merge(const std::vector<Outputs>& parts, const Outputs& result);
+
+}  // namespace attn

@@ -1,0 +1,98 @@
+// Element types, devices and non-owning strided tensors.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace attn {
+
+enum class DType : std::uint8_t { f64, f32, bf16, f16, i64, i32, u8 };
+
+std::size_t size_of(DType dtype) noexcept;    // bytes of one element
+std::string_view name(DType dtype) noexcept;  // "f32", "bf16", ...
+DType parse_dtype(std::string_view text);     // inverse of name(); throws Error
+bool is_floating(DType dtype) noexcept;
+
+// Storage of the two 16-bit formats. Conversion from float rounds to nearest, ties to even; NaN
+// stays NaN.
+struct bfloat16 {
+  std::uint16_t bits = 0;
+  bfloat16() = default;
+  explicit bfloat16(float value) noexcept;
+  explicit operator float() const noexcept;
+};
+struct float16 {
+  std::uint16_t bits = 0;
+  float16() = default;
+  explicit float16(float value) noexcept;
+  explicit operator float() const noexcept;
+};
+
+enum class DeviceType : std::uint8_t { cpu, cuda };
+
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  std::int32_t index = 0;
+  bool operator==(const Device&) const = default;
+};
+
+inline constexpr int kMaxRank = 4;
+
+// A view of caller-owned memory, shaped as a DLPack DLTensor: element (i0, ..., ir) lies at
+// data + size_of(dtype) * sum(ik * strides[k]). Strides count elements and may be zero (broadcast)
+// for tensors that are only read. A Tensor with data == nullptr and rank == 0 means "not given".
+// Tensors named as inputs in this API are never written.
+struct Tensor {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  Device device{};
+  std::int32_t rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
+  std::array<std::int64_t, kMaxRank> strides{};
+
+  bool given() const noexcept { return rank != 0; }
+  std::int64_t size() const noexcept;  // number of elements; 1 for rank 0
+  bool contiguous() const noexcept;    // row-major without gaps
+  std::int64_t offset(std::initializer_list<std::int64_t> index) const noexcept;  // in elements
+};
+
+// Row-major views. The const overload serves inputs.
+Tensor tensor(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+              Device device = {});
+Tensor tensor(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+              Device device = {});
+
+template <class T>
+inline constexpr DType dtype_of = [] {
+  static_assert(sizeof(T) == 0, "attn has no dtype for this C++ type");
+  return DType::f32;
+}();
+template <>
+inline constexpr DType dtype_of<double> = DType::f64;
+template <>
+inline constexpr DType dtype_of<float> = DType::f32;
+template <>
+inline constexpr DType dtype_of<bfloat16> = DType::bf16;
+template <>
+inline constexpr DType dtype_of<float16> = DType::f16;
+template <>
+inline constexpr DType dtype_of<std::int64_t> = DType::i64;
+template <>
+inline constexpr DType dtype_of<std::int32_t> = DType::i32;
+template <>
+inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
+
+template <class T>
+Tensor tensor(T* data, std::initializer_list<std::int64_t> shape) {
+  return tensor(data, dtype_of<std::remove_cv_t<T>>, shape);
+}
+
+std::string to_string(
+    const Tensor& tensor);  // "f32[2, 8, 4, 64] strides (2048, 256, 64, 1) on cpu"
+
+}  // namespace attn

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Rules for tracked files that no other tool checks: length, no paths of one machine, clean ends.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+failed=0
+report() {  # report WHAT LINES: complains when LINES is not empty
+  if [[ -n $2 ]]; then
+    failed=1
+    printf 'check_files: %s\n%s\n' "$1" "$2"
+  fi
+}
+
+tracked() { git ls-files -z --cached --others --exclude-standard -- "$@"; }
+
+report 'past 500 lines, split by meaning' "$(
+  tracked '*.cpp' '*.hpp' '*.py' '*.sh' '*.cmake' '*CMakeLists.txt' Makefile .ci/run |
+    xargs -0 wc -l | awk '$1 > 500 && $2 != "total" { print $2 ": " $1 " lines" }')"
+
+# A path below a home directory or a working folder means something on one machine only.
+report 'a path of one machine' "$(
+  tracked | xargs -0 grep -InE '(^|[^A-Za-z0-9_.>-])/(home|root|Users|work)/[A-Za-z0-9_.]' || true)"
+
+report 'blanks at the end of a line, or a tab outside Makefile' "$(
+  tracked ':!Makefile' ':!LICENSE' | xargs -0 grep -InE "[[:blank:]]\$|"$'\t' || true)"
+
+report 'no newline at the end' "$(
+  tracked | while IFS= read -r -d '' file; do
+    if [[ -s $file ]] && grep -Iq . "$file" && [[ -n $(tail -c 1 "$file") ]]; then echo "$file"; fi
+  done)"
+
+((failed == 0)) && echo "check_files: clean"
+exit $failed

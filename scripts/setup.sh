@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Installs what is missing from Debian's packages; prints nothing when all is there.
+#
+#   scripts/setup.sh GROUP...     build: to build the library and the command
+#                                 test:  to build the tests
+#                                 check: formatting, clang-tidy and the rest of .ci/run
+#
+# A command counts as present when it is on PATH, a library when its Debian package is installed or
+# CMake finds it (CMAKE_PREFIX_PATH is honoured), so machines without apt or network work too.
+set -euo pipefail
+
+declare -A package=()  # what is needed -> the Debian package that brings it
+commands=()
+libraries=()
+need_command() { commands+=("$1"); package[$1]=$2; }
+need_library() { libraries+=("$1"); package[$1]=$2; }
+
+for group in "$@"; do
+  case $group in
+    build)
+      need_command "${CXX:-c++}" g++
+      need_command cmake cmake
+      need_command ninja ninja-build
+      need_command make make
+      need_library fmt libfmt-dev
+      need_library CLI11 libcli11-dev
+      need_library nlohmann_json nlohmann-json3-dev
+      ;;
+    test)
+      need_library GTest libgtest-dev
+      ;;
+    check)
+      need_command git git
+      need_command clang-format clang-format
+      need_command clang-tidy clang-tidy
+      need_command pkg-config pkgconf
+      ;;
+    *)
+      echo "setup: unknown group '$group'; groups are build, test and check" >&2
+      exit 2
+      ;;
+  esac
+done
+
+# Prints those of the libraries "$@" that CMake finds; none while CMake or a compiler is missing.
+found_by_cmake() {
+  local probe
+  probe=$(mktemp -d)
+  cat >"$probe/CMakeLists.txt" <<'CMAKE'
+cmake_minimum_required(VERSION 3.25)
+project(probe LANGUAGES CXX)
+foreach(name IN LISTS NAMES)
+  find_package(${name} QUIET)
+  if(${name}_FOUND)
+    message(STATUS "found ${name}")
+  endif()
+endforeach()
+CMAKE
+  local IFS=';'
+  cmake -S "$probe" -B "$probe/build" -DNAMES="$*" 2>/dev/null | sed -n 's/^-- found //p' || true
+  rm -rf "$probe"
+}
+
+missing=()
+for name in "${commands[@]}"; do
+  command -v "$name" >/dev/null || missing+=("$name")
+done
+
+not_packaged=()
+for name in "${libraries[@]}"; do
+  status=$(dpkg-query -W -f '${db:Status-Status}' "${package[$name]}" 2>/dev/null || true)
+  [[ $status == installed* ]] || not_packaged+=("$name")
+done
+if ((${#not_packaged[@]})); then
+  found=$(found_by_cmake "${not_packaged[@]}")
+  for name in "${not_packaged[@]}"; do
+    grep -qxF "$name" <<<"$found" || missing+=("$name")
+  done
+fi
+((${#missing[@]})) || exit 0
+
+packages=()
+for name in "${missing[@]}"; do packages+=("${package[$name]}"); done
+
+apt=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
+if ((EUID != 0)); then apt=(sudo "${apt[@]}"); fi
+if ! command -v "${apt[0]}" >/dev/null || ! command -v apt-get >/dev/null; then
+  echo "setup: not found: ${missing[*]}; on Debian 12, as root: apt-get install ${packages[*]}" >&2
+  exit 1
+fi
+
+echo "setup: installing from Debian's packages: ${packages[*]}"
+"${apt[@]}" update </dev/null || echo "setup: apt-get update failed; using the lists at hand" >&2
+"${apt[@]}" install -y --no-install-recommends "${packages[@]}" </dev/null >/dev/null

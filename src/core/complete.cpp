@@ -1,0 +1,93 @@
+#include <fmt/format.h>
+
+#include "attn/run.hpp"
+#include "core/argument_check.hpp"
+#include "core/validate.hpp"
+#include "core/validate_parts.hpp"
+
+namespace attn {
+namespace {
+
+using core::ArgumentCheck;
+
+// Sizes read from a tensor before anything else is known about it need its rank.
+void check_rank(const ArgumentCheck& check, std::string_view name, const Tensor& t, Layout layout) {
+  const std::string_view accepted = layout == Layout::packed ? "[total, heads, head_dim] (packed)"
+                                    : layout == Layout::paged
+                                        ? "[pages, page_size, heads, head_dim] (paged)"
+                                        : "[batch, seqlen, heads, head_dim] (dense)";
+  if (!t.given()) check.refuse(fmt::format("{} is not given; accepted is {}", name, accepted));
+  check.view(name, t);
+  const int rank = layout == Layout::packed ? 3 : 4;
+  if (t.rank != rank) {
+    check.refuse(fmt::format("{} is {}; accepted is {}", name, to_string(t), accepted));
+  }
+}
+
+void fill(std::int64_t& size, std::int64_t from_tensor) {
+  if (size == 0) size = from_tensor;
+}
+
+// The number of sequences that cu_seqlens describes.
+std::int64_t packed_batch(const ArgumentCheck& check, std::string_view name, const Tensor& t) {
+  if (t.rank != 1 || t.shape[0] < 1) {
+    check.refuse(fmt::format("{} is {}; accepted is i32[batch + 1]", name, to_string(t)));
+  }
+  return t.shape[0] - 1;
+}
+
+void fill_q(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
+  const Tensor& q = inputs.q;
+  fill(p.heads_q, q.shape[q.rank - 2]);
+  if (p.layout_q == Layout::packed) {
+    fill(p.batch, packed_batch(check, "cu_seqlens_q", inputs.cu_seqlens_q));
+    fill(p.seqlen_q,
+         core::check_cu_seqlens(check, "cu_seqlens_q", inputs.cu_seqlens_q, p.batch, q.shape[0]));
+  } else {
+    fill(p.batch, q.shape[0]);
+    fill(p.seqlen_q, q.shape[1]);
+  }
+}
+
+void fill_k(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
+  const Tensor& k = inputs.k;
+  fill(p.heads_k, k.shape[k.rank - 2]);
+  if (p.layout_k == Layout::packed) {
+    fill(p.seqlen_k,
+         core::check_cu_seqlens(check, "cu_seqlens_k", inputs.cu_seqlens_k, p.batch, k.shape[0]));
+  } else if (p.layout_k == Layout::paged) {
+    fill(p.page_size, k.shape[1]);
+    const Tensor& table = inputs.page_table;
+    check.tensor("page_table", table, DType::i32, {p.batch, core::kAnySize});
+    std::int64_t capacity = 0;
+    if (__builtin_mul_overflow(p.page_size, table.shape[1], &capacity)) {
+      check.refuse(
+          fmt::format("page_table is {} with pages of {} keys; accepted are up to 2^31 - 1 "
+                      "keys a sequence",
+                      to_string(table), p.page_size));
+    }
+    fill(p.seqlen_k, capacity);
+  } else {
+    fill(p.seqlen_k, k.shape[1]);
+  }
+}
+
+}  // namespace
+
+Problem complete(const Problem& problem, const Inputs& inputs) {
+  Problem p = problem;
+  const ArgumentCheck check(&p);
+  check_rank(check, "q", inputs.q, p.layout_q);
+  check_rank(check, "k", inputs.k, p.layout_k);
+  check_rank(check, "v", inputs.v, p.layout_k);
+  p.dtype = inputs.q.dtype;
+  fill(p.head_dim, inputs.q.shape[inputs.q.rank - 1]);
+  fill(p.head_dim_v, inputs.v.shape[inputs.v.rank - 1]);
+  fill_q(check, p, inputs);
+  fill_k(check, p, inputs);
+  core::validate_problem(p);
+  core::check_inputs(check, p, inputs);
+  return p;
+}
+
+}  // namespace attn

@@ -1,0 +1,31 @@
+// The shorthands of mask.hpp inside the text form of a problem (docs/descriptors.md).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/problem.hpp"
+
+namespace attn::core {
+
+// A row-major tensor without data: what a descriptor knows of a buffer.
+Tensor shape_only(DType dtype, const std::vector<std::int64_t>& shape);
+std::vector<std::int64_t> shape_of(const Tensor& tensor);
+// "2x8x64" for {2, 8, 64}
+std::string shape_text(const std::vector<std::int64_t>& shape);
+
+// Shapes that `alibi`, `bias` and `documents` stand for when none is written.
+std::vector<std::int64_t> default_slopes_shape(const Problem& problem);
+std::vector<std::int64_t> default_bias_shape(const Problem& problem);
+std::vector<std::int64_t> default_ids_shape(const Problem& problem);
+
+// Tokens that parse_problem() turns back into an equal tree. Buffers that no shorthand describes
+// are appended to `buffers`, each name once.
+std::vector<std::string> mask_tokens(const Problem& problem,
+                                     std::vector<std::shared_ptr<const expr::Buffer>>& buffers);
+std::vector<std::string> score_tokens(const Problem& problem,
+                                      std::vector<std::shared_ptr<const expr::Buffer>>& buffers);
+
+}  // namespace attn::core

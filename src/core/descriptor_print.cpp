@@ -1,0 +1,268 @@
+// to_string(Problem): the text form, with the shorthands recognised in the expression trees.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+
+#include "attn/mask.hpp"
+#include "core/descriptor.hpp"
+
+namespace attn {
+namespace core {
+
+Tensor shape_only(DType dtype, const std::vector<std::int64_t>& shape) {
+  Tensor out;
+  out.dtype = dtype;
+  out.rank = static_cast<std::int32_t>(shape.size());
+  std::int64_t stride = 1;
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    out.shape[axis] = shape[axis];
+    out.strides[axis] = stride;
+    stride *= shape[axis];
+  }
+  return out;
+}
+
+std::vector<std::int64_t> shape_of(const Tensor& tensor) {
+  return {tensor.shape.begin(), tensor.shape.begin() + tensor.rank};
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  return fmt::format("{}", fmt::join(shape, "x"));
+}
+
+std::vector<std::int64_t> default_slopes_shape(const Problem& problem) { return {problem.heads_q}; }
+std::vector<std::int64_t> default_bias_shape(const Problem& problem) {
+  return {1, problem.heads_q, problem.seqlen_q, problem.seqlen_k};
+}
+std::vector<std::int64_t> default_ids_shape(const Problem& problem) {
+  return {problem.batch, std::max(problem.seqlen_q, problem.seqlen_k)};
+}
+
+namespace {
+
+using expr::Expr;
+using expr::Node;
+using expr::Op;
+using Buffers = std::vector<std::shared_ptr<const expr::Buffer>>;
+
+// Every constant of the tree is a candidate for a parameter of a shorthand, negated too.
+void constants(const Expr& e, std::vector<std::int32_t>& ints, std::vector<float>& floats) {
+  const Node& node = e.node();
+  if (node.op == Op::constant && node.type == expr::Type::int32) {
+    const auto negated = static_cast<std::int32_t>(0u - static_cast<std::uint32_t>(node.int_value));
+    ints.insert(ints.end(), {node.int_value, negated});
+  }
+  if (node.op == Op::constant && node.type == expr::Type::float32) {
+    floats.push_back(node.float_value);
+  }
+  for (const Expr& argument : node.args) constants(argument, ints, floats);
+}
+
+bool same_shape(const Tensor& tensor, DType dtype, const std::vector<std::int64_t>& shape) {
+  return tensor.dtype == dtype && shape_of(tensor) == shape;
+}
+
+std::string without_spaces(std::string text) {
+  std::erase(text, ' ');
+  return text;
+}
+
+std::string generic_token(std::string_view name, const Expr& e, Buffers& buffers) {
+  for (const auto& buffer : expr::buffers(e)) {
+    const auto known = [&](const auto& other) { return other->name() == buffer->name(); };
+    if (std::none_of(buffers.begin(), buffers.end(), known)) buffers.push_back(buffer);
+  }
+  return fmt::format("{}({})", name, without_spaces(expr::to_string(e)));
+}
+
+std::string documents_token(const Problem& problem, const Expr& e) {
+  const Buffers ids = expr::buffers(e);
+  if (ids.empty() || ids.size() > 2) return {};
+  std::string token = "documents";
+  for (const auto& buffer : ids) {
+    const Tensor& tensor = buffer->tensor();
+    if (tensor.dtype != DType::i32 || tensor.rank < 1 || tensor.rank > 2) return {};
+    token += (&buffer == &ids[0] ? "" : ",") + shape_text(shape_of(tensor));
+  }
+  if (ids.size() == 2) {
+    return expr::same(e, documents(ids[0]->tensor(), ids[1]->tensor())) ? token : "";
+  }
+  if (!expr::same(e, documents(ids[0]->tensor()))) return {};
+  return same_shape(ids[0]->tensor(), DType::i32, default_ids_shape(problem)) ? "documents" : token;
+}
+
+std::string butterfly_token(const Problem& problem, const Expr& e,
+                            const std::vector<std::int32_t>& blocks) {
+  const Buffers bytes = expr::buffers(e);
+  if (bytes.size() != 1 || problem.seqlen_q == 0 || problem.seqlen_k == 0) return {};
+  const Tensor& tensor = bytes[0]->tensor();
+  if (tensor.dtype != DType::u8 || tensor.data == nullptr || !tensor.contiguous()) return {};
+  for (const std::int32_t block : blocks) {
+    if (block < 1) continue;
+    const Expr candidate = BlockMask::butterfly(problem.seqlen_q, problem.seqlen_k, block).mask();
+    if (!expr::same(e, candidate)) continue;
+    const Tensor& expected = expr::buffers(candidate)[0]->tensor();
+    const auto* got = static_cast<const std::uint8_t*>(tensor.data);
+    if (same_shape(tensor, DType::u8, shape_of(expected)) &&
+        std::equal(got, got + tensor.size(), static_cast<const std::uint8_t*>(expected.data))) {
+      return fmt::format("butterfly{}", block);
+    }
+  }
+  return {};
+}
+
+// The token of the shorthand that gives exactly this tree; empty when none does.
+std::string mask_shorthand(const Problem& problem, const Expr& e) {
+  if (expr::same(e, causal())) return "causal";
+  if (expr::same(e, causal(CausalAlignment::top_left))) return "causaltl";
+  std::vector<std::int32_t> ints{-1, 0};
+  std::vector<float> floats;
+  constants(e, ints, floats);
+  if (ints.size() > 16) return {};  // no shorthand has that many
+  for (const std::int32_t left : ints) {
+    if (left >= 0 && expr::same(e, prefix(left))) return fmt::format("prefix{}", left);
+    for (const std::int32_t right : ints) {
+      if (left < -1 || right < -1 || (left < 0 && right < 0)) continue;
+      if (expr::same(e, window(left, right))) return fmt::format("window{}x{}", left, right);
+    }
+  }
+  const std::string token = documents_token(problem, e);
+  return token.empty() ? butterfly_token(problem, e, ints) : token;
+}
+
+// Conjunctions as parse_problem() builds them: a && b && c is (a && b) && c.
+void collect_mask(const Problem& problem, const Expr& e, Buffers& buffers,
+                  std::vector<std::string>& tokens, bool& shorthand_found) {
+  const std::string token = mask_shorthand(problem, e);
+  if (!token.empty()) {
+    shorthand_found = true;
+    tokens.push_back(token);
+  } else if (e.node().op == Op::logical_and) {
+    collect_mask(problem, e.node().args[0], buffers, tokens, shorthand_found);
+    const Expr& right = e.node().args[1];
+    const std::string last = mask_shorthand(problem, right);
+    shorthand_found = shorthand_found || !last.empty();
+    tokens.push_back(last.empty() ? generic_token("mask", right, buffers) : last);
+  } else {
+    tokens.push_back(generic_token("mask", e, buffers));
+  }
+}
+
+// Whether `e` is `pattern` with something in the place of score, which goes to `inner`.
+bool matches(const Expr& pattern, const Expr& e, Expr& inner) {
+  const Node& a = pattern.node();
+  const Node& b = e.node();
+  if (a.op == Op::score) {
+    inner = e;
+    return true;
+  }
+  if (a.args.empty() || a.op == Op::load) return expr::same(pattern, e);
+  if (a.op != b.op || a.args.size() != b.args.size()) return false;
+  for (std::size_t i = 0; i < a.args.size(); ++i) {
+    if (!matches(a.args[i], b.args[i], inner)) return false;
+  }
+  return true;
+}
+
+// The token of the outermost shorthand of a score; `inner` is what it is applied to.
+std::string score_shorthand(const Problem& problem, const Expr& e, Expr& inner) {
+  std::vector<std::int32_t> ints;
+  std::vector<float> floats;
+  constants(e, ints, floats);
+  for (const float cap : floats) {
+    if (matches(softcap(cap), e, inner)) return fmt::format("softcap{}", cap);
+  }
+  for (const auto& buffer : expr::buffers(e)) {
+    const Tensor& tensor = buffer->tensor();
+    if (same_shape(tensor, DType::f32, default_slopes_shape(problem)) && problem.heads_q != 0 &&
+        matches(alibi(tensor), e, inner)) {
+      return "alibi";
+    }
+    const bool floating =
+        tensor.dtype == DType::f32 || tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
+    if (floating && (tensor.rank == 2 || tensor.rank == 4) && matches(bias(tensor), e, inner)) {
+      const bool is_default = shape_of(tensor) == default_bias_shape(problem);
+      return fmt::format("bias{}{}", is_default ? "" : shape_text(shape_of(tensor)),
+                         tensor.dtype == DType::f32 ? "" : name(tensor.dtype));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> mask_tokens(const Problem& problem, Buffers& buffers) {
+  std::vector<std::string> tokens;
+  if (problem.mask.empty()) return tokens;
+  Buffers generic_buffers = buffers;
+  bool shorthand_found = false;
+  collect_mask(problem, problem.mask, generic_buffers, tokens, shorthand_found);
+  if (shorthand_found) {
+    buffers = generic_buffers;
+    return tokens;
+  }
+  return {generic_token("mask", problem.mask, buffers)};
+}
+
+std::vector<std::string> score_tokens(const Problem& problem, Buffers& buffers) {
+  std::vector<std::string> tokens;
+  Expr rest = problem.score;
+  while (!rest.empty() && rest.node().op != Op::score) {
+    Expr inner;
+    std::string token = score_shorthand(problem, rest, inner);
+    if (token.empty()) {
+      token = generic_token("score", rest, buffers);
+      inner = Expr();
+    }
+    tokens.push_back(std::move(token));
+    rest = inner;
+  }
+  std::reverse(tokens.begin(), tokens.end());  // written in the order of application
+  return tokens;
+}
+
+}  // namespace core
+
+std::string to_string(const Problem& problem) {
+  std::vector<std::string> tokens;
+  const auto put = [&tokens](std::string_view token, const auto&... value) {
+    tokens.emplace_back(token);
+    (tokens.back().append(fmt::format("{}", value)), ...);
+  };
+  const auto put_pair = [&](std::string_view both, std::string_view first, std::int64_t a,
+                            std::string_view second, std::int64_t b) {
+    if (a == b && a != 0) put(both, a);
+    if (a != b) {
+      put(first, a);
+      put(second, b);
+    }
+  };
+  if (problem.batch != 0) put("b", problem.batch);
+  put_pair("n", "sq", problem.seqlen_q, "sk", problem.seqlen_k);
+  put_pair("h", "hq", problem.heads_q, "hk", problem.heads_k);
+  put_pair("d", "d", problem.head_dim, "dv", problem.head_dim_v);
+
+  std::vector<std::shared_ptr<const expr::Buffer>> buffers;
+  std::ranges::move(core::mask_tokens(problem, buffers), std::back_inserter(tokens));
+  std::ranges::move(core::score_tokens(problem, buffers), std::back_inserter(tokens));
+  for (const auto& buffer : buffers) {
+    put(fmt::format("buffer({}:{}:{})", buffer->name(), name(buffer->tensor().dtype),
+                    core::shape_text(core::shape_of(buffer->tensor()))));
+  }
+
+  const bool packed_q = problem.layout_q == Layout::packed;
+  const bool packed_k = problem.layout_k == Layout::packed;
+  if (packed_q || packed_k) put(packed_q && packed_k ? "packed" : packed_q ? "packedq" : "packedk");
+  if (problem.layout_k == Layout::paged) put("paged", problem.page_size);
+  if (problem.sink) put("sink");
+  if (problem.dropout.probability != 0) put("dropout", problem.dropout.probability);
+  if (problem.dropout.seed != 0) put("seed", problem.dropout.seed);
+  if (problem.dropout.offset != 0) put("offset", problem.dropout.offset);
+  if (problem.softmax_scale) put("scale", *problem.softmax_scale);
+  put(name(problem.dtype));
+  return fmt::format("{}", fmt::join(tokens, "_"));
+}
+
+}  // namespace attn

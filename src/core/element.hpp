@@ -1,0 +1,43 @@
+// One element of a floating dtype, through double. For code where clarity matters more than speed.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "attn/tensor.hpp"
+
+namespace attn::core {
+
+inline double load_element(const std::byte* from, DType dtype) {
+  const auto as = [from](auto value) {
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+  };
+  switch (dtype) {
+    case DType::f64:
+      return as(double{});
+    case DType::bf16:
+      return static_cast<float>(as(bfloat16{}));
+    case DType::f16:
+      return static_cast<float>(as(float16{}));
+    default:
+      return as(float{});
+  }
+}
+
+// Rounds to the dtype; 16-bit formats by way of float.
+inline void store_element(std::byte* to, DType dtype, double value) {
+  const auto put = [to](auto rounded) { std::memcpy(to, &rounded, sizeof(rounded)); };
+  switch (dtype) {
+    case DType::f64:
+      return put(value);
+    case DType::bf16:
+      return put(bfloat16(static_cast<float>(value)));
+    case DType::f16:
+      return put(float16(static_cast<float>(value)));
+    default:
+      return put(static_cast<float>(value));
+  }
+}
+
+}  // namespace attn::core

@@ -1,0 +1,50 @@
+// How expression trees are made: the properties of each operation and the one constructor that
+// checks types, folds constants and simplifies.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "attn/expr.hpp"
+
+namespace attn::core::expr {
+
+using namespace attn::expr;
+
+// Readers recurse over trees: 256 levels of a few hundred bytes of stack fit the smallest threads.
+inline constexpr std::int32_t kMaxDepth = 256;
+// Readers visit shared nodes each time; 65536 visits are well below a millisecond.
+inline constexpr std::int32_t kMaxSize = 65536;
+
+// How an operation reads in text: "query", "tanh", "+". Empty for constants and loads.
+std::string_view spelling(Op op) noexcept;
+std::string_view name(Type type) noexcept;
+
+constexpr bool is_symbol(Op op) noexcept { return op >= Op::score && op <= Op::seqlen_k; }
+constexpr bool is_unary(Op op) noexcept { return op >= Op::neg && op <= Op::to_float; }
+constexpr bool is_binary(Op op) noexcept { return op >= Op::add && op <= Op::logical_or; }
+// Unary operations that take float32 only (an int32 operand is converted).
+constexpr bool is_transcendental(Op op) noexcept { return op >= Op::exp && op <= Op::sqrt; }
+
+Expr constant(Type type, std::int32_t int_value, float float_value);
+inline Expr boolean(bool value) { return constant(Type::boolean, value ? 1 : 0, 0); }
+inline Expr int32(std::int32_t value) { return constant(Type::int32, value, 0); }
+inline Expr float32(float value) { return constant(Type::float32, 0, value); }
+
+inline bool is_constant(const Expr& e) noexcept { return e.node().op == Op::constant; }
+// e is the constant of numeric type that equals value.
+bool is_number(const Expr& e, int value) noexcept;
+// e is this boolean constant.
+bool is_boolean(const Expr& e, bool value) noexcept;
+
+// The operation (unary, binary or select) on args, converted, folded and simplified. Throws
+// Error(invalid_argument) that prints the operands when their types do not fit.
+Expr apply(Op op, std::span<const Expr> args);
+// buffer[indices]; throws as apply.
+Expr load(const std::shared_ptr<const Buffer>& buffer, const std::vector<Expr>& indices);
+// e's own operation on other operands; e itself where args are its own.
+Expr rebuild(const Expr& e, const std::vector<Expr>& args);
+
+}  // namespace attn::core::expr

@@ -1,0 +1,140 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attn/run.hpp"
+#include "core/argument_check.hpp"
+#include "core/element.hpp"
+
+namespace attn {
+namespace {
+
+using core::ArgumentCheck;
+
+// O [batch, seqlen_q, heads_q, head_dim_v] with LSE [batch, heads_q, seqlen_q], or packed O
+// [total_q, heads_q, head_dim_v] with LSE [heads_q, total_q]. Packed is read as a batch of one.
+struct Shape {
+  bool packed = false;
+  std::int64_t batch = 0, seqlen_q = 0, heads_q = 0, head_dim_v = 0;
+
+  std::vector<std::int64_t> o() const {
+    if (packed) return {seqlen_q, heads_q, head_dim_v};
+    return {batch, seqlen_q, heads_q, head_dim_v};
+  }
+  std::vector<std::int64_t> lse() const {
+    if (packed) return {heads_q, seqlen_q};
+    return {batch, heads_q, seqlen_q};
+  }
+};
+
+Shape shape_of(const Tensor& o) {
+  if (o.rank == 3) return {true, 1, o.shape[0], o.shape[1], o.shape[2]};
+  return {false, o.shape[0], o.shape[1], o.shape[2], o.shape[3]};
+}
+
+std::byte* element(const Tensor& t, std::int64_t offset) {
+  return static_cast<std::byte*>(t.data) + offset * static_cast<std::int64_t>(size_of(t.dtype));
+}
+
+std::byte* o_element(const Tensor& o, std::int64_t b, std::int64_t i, std::int64_t h,
+                     std::int64_t c) {
+  return element(o, o.rank == 3 ? o.offset({i, h, c}) : o.offset({b, i, h, c}));
+}
+
+std::byte* lse_element(const Tensor& lse, std::int64_t b, std::int64_t i, std::int64_t h) {
+  return element(lse, lse.rank == 2 ? lse.offset({h, i}) : lse.offset({b, h, i}));
+}
+
+void check_outputs(const ArgumentCheck& check, const std::string& name, const Outputs& outputs,
+                   const Shape& shape, bool lse_needed) {
+  if (!is_floating(outputs.o.dtype)) {
+    check.refuse(
+        fmt::format("{}.o is {}; accepted are f32, bf16, f16 and f64", name, to_string(outputs.o)));
+  }
+  check.tensor(name + ".o", outputs.o, outputs.o.dtype, shape.o());
+  if (lse_needed || outputs.lse.given()) {
+    const DType dtype = outputs.o.dtype == DType::f64 ? DType::f64 : DType::f32;
+    check.tensor(name + ".lse", outputs.lse, dtype, shape.lse());
+  }
+}
+
+// Each element is read from all parts before it is written, so the result may be a part.
+bool same_tensor(const Tensor& a, const Tensor& b) {
+  if (a.data != b.data || a.dtype != b.dtype) return false;
+  for (std::int32_t k = 0; k < a.rank; ++k) {
+    if (a.shape[k] > 1 && a.strides[k] != b.strides[k]) return false;
+  }
+  return true;
+}
+
+Shape check_arguments(const std::vector<Outputs>& parts, const Outputs& result) {
+  const ArgumentCheck check;
+  if (parts.empty()) check.refuse("parts is empty; accepted is at least one part");
+  const Tensor& first = parts[0].o;
+  if (first.rank != 3 && first.rank != 4) {
+    check.refuse(fmt::format("parts[0].o is {}; accepted are rank 4 (dense) and 3 (packed)",
+                             to_string(first)));
+  }
+  const Shape shape = shape_of(first);
+  std::vector<core::NamedTensor> inputs;
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const std::string name = fmt::format("parts[{}]", p);
+    check_outputs(check, name, parts[p], shape, true);
+    if (!same_tensor(parts[p].o, result.o)) inputs.push_back({name + ".o", parts[p].o});
+    if (!same_tensor(parts[p].lse, result.lse)) inputs.push_back({name + ".lse", parts[p].lse});
+  }
+  check_outputs(check, "result", result, shape, false);
+  check.disjoint({{"result.o", result.o}, {"result.lse", result.lse}}, inputs);
+  return shape;
+}
+
+// weights[p] <- exp(LSE_p - LSE) of one row; returns LSE. Parts that attend to nothing get 0.
+double weigh(std::vector<double>& weights) {
+  double maximum = -std::numeric_limits<double>::infinity();
+  for (const double lse : weights) {
+    if (lse > maximum) maximum = lse;
+  }
+  if (std::isinf(maximum) && maximum < 0) maximum = 0;  // exp(-inf - 0) is 0, and NaN stays NaN
+  double sum = 0;
+  for (const double lse : weights) sum += std::exp(lse - maximum);
+  const double merged = maximum + std::log(sum);
+  for (double& lse : weights) lse = sum == 0 ? 0 : std::exp(lse - merged);
+  return merged;
+}
+
+}  // namespace
+
+void merge(const std::vector<Outputs>& parts, const Outputs& result) {
+  const Shape shape = check_arguments(parts, result);
+  std::vector<double> weights(parts.size());
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    for (std::int64_t h = 0; h < shape.heads_q; ++h) {
+      for (std::int64_t i = 0; i < shape.seqlen_q; ++i) {
+        for (std::size_t p = 0; p < parts.size(); ++p) {
+          const Tensor& lse = parts[p].lse;
+          weights[p] = core::load_element(lse_element(lse, b, i, h), lse.dtype);
+        }
+        const double lse = weigh(weights);
+        for (std::int64_t c = 0; c < shape.head_dim_v; ++c) {
+          double sum = 0;
+          for (std::size_t p = 0; p < parts.size(); ++p) {
+            if (weights[p] == 0) continue;  // its O was never defined
+            const Tensor& o = parts[p].o;
+            sum += weights[p] * core::load_element(o_element(o, b, i, h, c), o.dtype);
+          }
+          core::store_element(o_element(result.o, b, i, h, c), result.o.dtype, sum);
+        }
+        if (result.lse.given()) {
+          core::store_element(lse_element(result.lse, b, i, h), result.lse.dtype, lse);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace attn

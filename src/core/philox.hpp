@@ -1,0 +1,74 @@
+// Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3")
+// and the dropout bit of one element of P. This is the definition that every backend reproduces bit
+// for bit.
+//
+//   key      = { lo32(seed), hi32(seed) ^ hi32(offset) }
+//   counter  = { (j / 32) * 4 + (j % 8) / 2, i, batch * heads_q + head, lo32(offset) }   query i,
+//   key j word[4]  = Philox4x32-10(counter, key): eight 16-bit numbers u[e] = (word[e / 2] >> 16 *
+//   (e % 2)) & 0xffff key j uses e = ((j / 8) % 4) * 2 + j % 2 and is kept if u[e] >= threshold
+//   threshold = min(65535, round(65536 * probability)), kept elements are multiplied by 1 / (1 -
+//   threshold / 65536)
+//
+// One call serves the keys 32 a + 8 t + 2 c + {0, 1}, t = 0..3, of one query: the eight elements of
+// a row that one thread of a tensor-core accumulator holds over 32 keys (thread c of four holds
+// columns 2 c and 2 c + 1 of every 8), so a GPU thread uses all 128 bits that it draws. The bit
+// depends on seed, offset, batch, head, query and key alone.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace attn::core {
+
+struct PhiloxBlock {
+  std::uint32_t word[4];
+  friend constexpr bool operator==(const PhiloxBlock&, const PhiloxBlock&) = default;
+};
+
+constexpr PhiloxBlock philox4x32_10(PhiloxBlock counter, std::uint32_t key0, std::uint32_t key1) {
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t product0 = 0xd2511f53ULL * counter.word[0];
+    const std::uint64_t product1 = 0xcd9e8d57ULL * counter.word[2];
+    counter = {{static_cast<std::uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0,
+                static_cast<std::uint32_t>(product1),
+                static_cast<std::uint32_t>(product0 >> 32) ^ counter.word[3] ^ key1,
+                static_cast<std::uint32_t>(product0)}};
+    key0 += 0x9e3779b9u;  // golden ratio
+    key1 += 0xbb67ae85u;  // sqrt(3) - 1
+  }
+  return counter;
+}
+
+// probability in [0, 1), to a multiple of 2^-16. 0: nothing is dropped.
+inline std::uint32_t dropout_threshold(double probability) {
+  return static_cast<std::uint32_t>(std::min(65535.0, std::round(65536.0 * probability)));
+}
+
+// What kept elements are multiplied by; exact quotient rounded to double.
+constexpr double dropout_scale(std::uint32_t threshold) {
+  return 65536.0 / (65536.0 - static_cast<double>(threshold));
+}
+
+// The call that serves (batch_head, query, key); batch_head = batch * heads_q + head < 2^32.
+constexpr PhiloxBlock dropout_block(std::uint64_t seed, std::uint64_t offset,
+                                    std::uint32_t batch_head, std::uint32_t query,
+                                    std::uint32_t key) {
+  return philox4x32_10(
+      {{key / 32 * 4 + key % 8 / 2, query, batch_head, static_cast<std::uint32_t>(offset)}},
+      static_cast<std::uint32_t>(seed),
+      static_cast<std::uint32_t>(seed >> 32) ^ static_cast<std::uint32_t>(offset >> 32));
+}
+
+// The 16-bit number of `key` within its block.
+constexpr std::uint32_t dropout_number(const PhiloxBlock& block, std::uint32_t key) {
+  return (block.word[key / 8 % 4] >> (16 * (key % 2))) & 0xffffu;
+}
+
+// Whether the element of P takes part in O.
+constexpr bool dropout_keep(std::uint64_t seed, std::uint64_t offset, std::uint32_t threshold,
+                            std::uint32_t batch_head, std::uint32_t query, std::uint32_t key) {
+  return dropout_number(dropout_block(seed, offset, batch_head, query, key), key) >= threshold;
+}
+
+}  // namespace attn::core

@@ -1,0 +1,56 @@
+// Where the rows of Q, K, V, O lie, for every layout. Inputs are checked before (validate.hpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attn/problem.hpp"
+#include "attn/run.hpp"
+
+namespace attn::core {
+
+// Rows of one sequence of a [.., seqlen, heads, head_dim] tensor. Strides are bytes.
+struct Rows {
+  std::byte* base = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+  const std::int32_t* pages = nullptr;  // of this sequence; null unless paged
+  std::int64_t page_size = 0;
+  std::int64_t page_stride = 0;
+
+  std::byte* row(std::int64_t i, std::int64_t head) const {
+    if (pages != nullptr) {
+      return base + pages[i / page_size] * page_stride + (i % page_size) * row_stride +
+             head * head_stride;
+    }
+    return base + i * row_stride + head * head_stride;
+  }
+};
+
+// One sequence of the batch. Rows at or past length_q and length_k take no part in attention.
+struct Sequence {
+  std::int32_t batch = 0;
+  std::int32_t length_q = 0, length_k = 0;  // in use: what expressions call seqlen_q and seqlen_k
+  std::int64_t capacity_q = 0,
+               capacity_k = 0;  // rows present; output rows from length_q on are zeroed
+  Rows q, k, v;
+};
+
+Sequence sequence(const Problem& problem, const Inputs& inputs, std::int64_t batch);
+
+// Rows of sequence `batch` of a tensor laid out as Q (O, dQ, dO) or as dense or packed K (V, dK,
+// dV).
+Rows rows_like_q(const Problem& problem, const Inputs& inputs, const Tensor& tensor,
+                 std::int64_t batch);
+Rows rows_like_k(const Problem& problem, const Inputs& inputs, const Tensor& tensor,
+                 std::int64_t batch);
+
+// The LSE of (batch, head), element i of it at pointer + i * stride (bytes).
+struct LseRow {
+  std::byte* base = nullptr;
+  std::int64_t stride = 0;
+};
+LseRow lse_row(const Problem& problem, const Inputs& inputs, const Tensor& lse, std::int64_t batch,
+               std::int64_t head);
+
+}  // namespace attn::core

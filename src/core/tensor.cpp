@@ -1,0 +1,79 @@
+#include "attn/tensor.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <span>
+
+#include "attn/error.hpp"
+
+namespace attn {
+
+std::int64_t Tensor::size() const noexcept {
+  std::int64_t n = 1;
+  for (std::int32_t k = 0; k < rank; ++k) n *= shape[k];
+  return n;
+}
+
+bool Tensor::contiguous() const noexcept {
+  if (size() == 0) return true;
+  std::int64_t expected = 1;
+  for (std::int32_t k = rank - 1; k >= 0; --k) {
+    if (shape[k] != 1 && strides[k] != expected) return false;
+    expected *= shape[k];
+  }
+  return true;
+}
+
+std::int64_t Tensor::offset(std::initializer_list<std::int64_t> index) const noexcept {
+  std::int64_t sum = 0;
+  std::size_t k = 0;
+  for (const std::int64_t i : index) sum += i * strides[k++];
+  return sum;
+}
+
+Tensor tensor(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
+  const auto sizes = fmt::format("[{}]", fmt::join(shape, ", "));
+  if (shape.size() == 0 || shape.size() > kMaxRank) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("shape {} has rank {}; accepted are ranks 1 to {}", sizes, shape.size(),
+                            kMaxRank));
+  }
+  Tensor t{.data = data, .dtype = dtype, .device = device};
+  t.rank = static_cast<std::int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), t.shape.begin());
+  std::int64_t stride = 1;
+  for (std::int32_t k = t.rank - 1; k >= 0; --k) {
+    t.strides[k] = stride;
+    // An empty dimension counts as one, so that strides never become 0.
+    if (t.shape[k] < 0 ||
+        __builtin_mul_overflow(stride, std::max<std::int64_t>(1, t.shape[k]), &stride)) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("shape {} is negative or too large; accepted are sizes of at least 0 "
+                              "whose product is below 2^63",
+                              sizes));
+    }
+  }
+  return t;
+}
+
+Tensor tensor(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+              Device device) {
+  // Inputs are never written, so one Tensor type serves both.
+  return tensor(const_cast<void*>(data), dtype, shape, device);
+}
+
+std::string to_string(const Tensor& tensor) {
+  if (!tensor.given()) return "no tensor";
+  // A malformed rank must still print.
+  const auto rank = static_cast<std::size_t>(std::clamp(tensor.rank, 0, kMaxRank));
+  const std::span shape(tensor.shape.data(), rank);
+  const std::span strides(tensor.strides.data(), rank);
+  std::string device = "cpu";
+  if (tensor.device.type == DeviceType::cuda) device = fmt::format("cuda:{}", tensor.device.index);
+  return fmt::format("{}[{}] strides ({}) on {}", name(tensor.dtype), fmt::join(shape, ", "),
+                     fmt::join(strides, ", "), device);
+}
+
+}  // namespace attn

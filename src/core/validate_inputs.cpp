@@ -1,0 +1,129 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "core/validate_parts.hpp"
+
+namespace attn::core {
+namespace {
+
+using attn::expr::Buffer;
+
+const Tensor* bound(const attn::expr::Bindings& bindings, const std::string& name) {
+  for (const auto& [bound_name, tensor] : bindings) {
+    if (bound_name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+// Mask first; each name once. One name must mean one declaration.
+std::vector<std::shared_ptr<const Buffer>> declared_buffers(const ArgumentCheck& check,
+                                                            const Problem& problem) {
+  std::vector<std::shared_ptr<const Buffer>> declared;
+  for (const attn::expr::Expr* e : {&problem.mask, &problem.score}) {
+    if (e->empty()) continue;
+    for (const std::shared_ptr<const Buffer>& buffer : attn::expr::buffers(*e)) {
+      const auto same_name = std::find_if(declared.begin(), declared.end(), [&](const auto& other) {
+        return other->name() == buffer->name();
+      });
+      if (same_name == declared.end()) {
+        declared.push_back(buffer);
+        continue;
+      }
+      const Tensor& a = (*same_name)->tensor();
+      const Tensor& b = buffer->tensor();
+      if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank || a.shape != b.shape) {
+        check.refuse(
+            fmt::format("buffer '{}' is {} in mask and {} in score; accepted is one tensor "
+                        "a name",
+                        buffer->name(), to_string(a), to_string(b)));
+      }
+    }
+  }
+  return declared;
+}
+
+void check_binding_names(const ArgumentCheck& check,
+                         const std::vector<std::shared_ptr<const Buffer>>& declared,
+                         const attn::expr::Bindings& bindings) {
+  std::string accepted;
+  for (const auto& buffer : declared) {
+    accepted += fmt::format("{}'{}'", accepted.empty() ? "" : ", ", buffer->name());
+  }
+  if (accepted.empty()) accepted = "none, as mask and score read no buffer";
+  for (auto binding = bindings.begin(); binding != bindings.end(); ++binding) {
+    const std::string& name = binding->first;
+    if (std::none_of(declared.begin(), declared.end(),
+                     [&](const auto& buffer) { return buffer->name() == name; })) {
+      check.refuse(fmt::format("buffers names '{}'; accepted are {}", name, accepted));
+    }
+    if (std::any_of(bindings.begin(), binding,
+                    [&](const auto& earlier) { return earlier.first == name; })) {
+      check.refuse(fmt::format("buffers names '{}' twice; accepted is each name once", name));
+    }
+  }
+}
+
+std::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Problem& problem,
+                                       const Inputs& inputs) {
+  const auto declared = declared_buffers(check, problem);
+  check_binding_names(check, declared, inputs.buffers);
+  std::vector<BoundBuffer> buffers;
+  for (const auto& buffer : declared) {
+    const std::string label = fmt::format("buffer '{}'", buffer->name());
+    const Tensor& declaration = buffer->tensor();
+    const Tensor* binding = bound(inputs.buffers, buffer->name());
+    const Tensor& t = binding != nullptr ? *binding : declaration;
+    check.view(label, t);
+    if (t.dtype != declaration.dtype || t.rank != declaration.rank) {
+      check.refuse(fmt::format("{} is {}; accepted are {} tensors of rank {}", label, to_string(t),
+                               name(declaration.dtype), declaration.rank));
+    }
+    // An expression may use a dimension of size 1 with any index, and its tile bounds rely on it.
+    for (std::int32_t k = 0; k < t.rank; ++k) {
+      if (declaration.shape[k] == 1 && t.shape[k] != 1) {
+        check.refuse(fmt::format("{} is {}; accepted is size 1 in dimension {}, as declared", label,
+                                 to_string(t), k));
+      }
+    }
+    buffers.push_back({buffer->name(), t});
+  }
+  return buffers;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> shape_like_q(const Problem& problem, std::int64_t rows,
+                                       std::int64_t dim) {
+  if (problem.layout_q == Layout::packed) return {rows, problem.heads_q, dim};
+  return {problem.batch, problem.seqlen_q, problem.heads_q, dim};
+}
+
+std::vector<std::int64_t> shape_like_k(const Problem& problem, std::int64_t rows,
+                                       std::int64_t dim) {
+  if (problem.layout_k == Layout::packed) return {rows, problem.heads_k, dim};
+  if (problem.layout_k == Layout::paged) return {rows, problem.page_size, problem.heads_k, dim};
+  return {problem.batch, problem.seqlen_k, problem.heads_k, dim};
+}
+
+std::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem& p,
+                                      const Inputs& inputs) {
+  check.tensor("q", inputs.q, p.dtype, shape_like_q(p, kAnySize, p.head_dim));
+  check.contiguous_rows("q", inputs.q);
+  check.tensor("k", inputs.k, p.dtype, shape_like_k(p, kAnySize, p.head_dim));
+  check.contiguous_rows("k", inputs.k);
+  check.tensor("v", inputs.v, p.dtype, shape_like_k(p, inputs.k.shape[0], p.head_dim_v));
+  check.contiguous_rows("v", inputs.v);
+  check_sequences(check, p, inputs);
+  if (p.sink) {
+    check.tensor("sink", inputs.sink, DType::f32, {p.heads_q});
+    check.contiguous("sink", inputs.sink);
+  } else {
+    check.not_given("sink", inputs.sink, "problem.sink is false");
+  }
+  return check_buffers(check, p, inputs);
+}
+
+}  // namespace attn::core

@@ -1,0 +1,39 @@
+// The parts of validate.hpp, by what they look at. Each throws Error(invalid_argument).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/run.hpp"
+#include "core/argument_check.hpp"
+
+namespace attn::core {
+
+// cu_seqlens of packed sequences: i32 [batch + 1], contiguous, from 0, non-decreasing, at most
+// `rows`. Returns the length of the longest sequence.
+std::int64_t check_cu_seqlens(const ArgumentCheck& check, std::string_view name, const Tensor& t,
+                              std::int64_t batch, std::int64_t rows);
+
+// cu_seqlens, seqused and page_table, present where the layouts want them and within bounds. q and
+// k were checked.
+void check_sequences(const ArgumentCheck& check, const Problem& problem, const Inputs& inputs);
+
+// [batch, seqlen_q, heads_q, dim] or packed [rows, heads_q, dim].
+std::vector<std::int64_t> shape_like_q(const Problem& problem, std::int64_t rows, std::int64_t dim);
+// Likewise of K; paged: [rows, page_size, heads_k, dim], rows being the number of pages.
+std::vector<std::int64_t> shape_like_k(const Problem& problem, std::int64_t rows, std::int64_t dim);
+
+// A buffer of the mask or the score with the tensor that it reads in this call.
+struct BoundBuffer {
+  std::string name;
+  Tensor tensor;
+};
+
+// Q, K, V, the sequences, the sink and the buffers of mask and score; returns the latter, each name
+// once, none of them without data.
+std::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem& problem,
+                                      const Inputs& inputs);
+
+}  // namespace attn::core

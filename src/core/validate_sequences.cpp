@@ -1,0 +1,116 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+
+#include "core/validate_parts.hpp"
+
+namespace attn::core {
+namespace {
+
+const std::int32_t* i32(const Tensor& t) { return static_cast<const std::int32_t*>(t.data); }
+
+// seqused: i32 [batch], contiguous, each from 0 to the rows of its sequence.
+void check_seqused(const ArgumentCheck& check, std::string_view name, const Tensor& t,
+                   std::int64_t batch, const std::int32_t* cu_seqlens, std::int64_t seqlen) {
+  if (!t.given()) return;
+  check.tensor(name, t, DType::i32, {batch});
+  check.contiguous(name, t);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t capacity =
+        cu_seqlens == nullptr ? seqlen : std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
+    if (i32(t)[b] < 0 || i32(t)[b] > capacity) {
+      check.refuse(fmt::format("{}[{}] is {}; accepted are 0 to {}, the rows of the sequence", name,
+                               b, i32(t)[b], capacity));
+    }
+  }
+}
+
+// The sequences of Q, or of K and V when these are not paged. `rows`: of a packed tensor.
+void check_side(const ArgumentCheck& check, std::string_view side, Layout layout,
+                std::int64_t batch, std::int64_t seqlen, std::int64_t rows,
+                const Tensor& cu_seqlens, const Tensor& seqused) {
+  const std::string cu_seqlens_name = fmt::format("cu_seqlens_{}", side);
+  const std::int32_t* starts = nullptr;
+  if (layout == Layout::packed) {
+    const std::int64_t longest = check_cu_seqlens(check, cu_seqlens_name, cu_seqlens, batch, rows);
+    if (seqlen < longest) {
+      check.refuse(
+          fmt::format("seqlen_{} is {}; accepted are at least {}, the longest sequence of {}", side,
+                      seqlen, longest, cu_seqlens_name));
+    }
+    starts = i32(cu_seqlens);
+  } else {
+    check.not_given(cu_seqlens_name, cu_seqlens, fmt::format("layout_{} is not packed", side));
+  }
+  check_seqused(check, fmt::format("seqused_{}", side), seqused, batch, starts, seqlen);
+}
+
+void check_page_table(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
+  const Tensor& table = inputs.page_table;
+  if (p.layout_k != Layout::paged) {
+    check.not_given("page_table", table, "layout_k is not paged");
+    return;
+  }
+  check.tensor("page_table", table, DType::i32, {p.batch, kAnySize});
+  check.contiguous_rows("page_table", table);
+  // Divided, not multiplied: the product may exceed 64 bits.
+  const std::int64_t pages_needed = (p.seqlen_k + p.page_size - 1) / p.page_size;
+  if (pages_needed > table.shape[1]) {
+    check.refuse(
+        fmt::format("seqlen_k is {}; accepted are up to {} pages of {} keys, the second "
+                    "size of page_table",
+                    p.seqlen_k, table.shape[1], p.page_size));
+  }
+  const std::int64_t pages = inputs.k.shape[0];
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t length = inputs.seqused_k.given() ? i32(inputs.seqused_k)[b] : p.seqlen_k;
+    for (std::int64_t n = 0; n * p.page_size < length; ++n) {
+      const std::int32_t page = i32(table)[table.offset({b, n})];
+      if (page < 0 || page >= pages) {
+        check.refuse(fmt::format("page_table[{}, {}] is {}; accepted are 0 to {}, the pages of k",
+                                 b, n, page, pages - 1));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t check_cu_seqlens(const ArgumentCheck& check, std::string_view name, const Tensor& t,
+                              std::int64_t batch, std::int64_t rows) {
+  check.tensor(name, t, DType::i32, {kAnySize});
+  if (t.shape[0] < 1 || t.shape[0] - 1 != batch) {
+    check.refuse(fmt::format("{} is {}; accepted is i32[batch + 1] with batch {}", name,
+                             to_string(t), batch));
+  }
+  check.contiguous(name, t);
+  const std::int32_t* starts = i32(t);
+  if (starts[0] != 0) {
+    check.refuse(fmt::format("{}[0] is {}; accepted is 0", name, starts[0]));
+  }
+  std::int64_t longest = 0;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    if (starts[b + 1] < starts[b]) {
+      check.refuse(fmt::format("{}[{}] is {} after {}; accepted are numbers that do not decrease",
+                               name, b + 1, starts[b + 1], starts[b]));
+    }
+    longest = std::max(longest, std::int64_t{starts[b + 1]} - starts[b]);
+  }
+  if (starts[batch] > rows) {
+    check.refuse(fmt::format("{}[{}] is {}; accepted are up to {}, the rows of the tensor", name,
+                             batch, starts[batch], rows));
+  }
+  return longest;
+}
+
+void check_sequences(const ArgumentCheck& check, const Problem& problem, const Inputs& inputs) {
+  check_side(check, "q", problem.layout_q, problem.batch, problem.seqlen_q, inputs.q.shape[0],
+             inputs.cu_seqlens_q, inputs.seqused_q);
+  check_side(check, "k", problem.layout_k, problem.batch, problem.seqlen_k, inputs.k.shape[0],
+             inputs.cu_seqlens_k, inputs.seqused_k);
+  check_page_table(check, problem, inputs);
+}
+
+}  // namespace attn::core

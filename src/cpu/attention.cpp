@@ -1,0 +1,256 @@
+#include "cpu/attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numbers>
+
+#include "core/philox.hpp"
+#include "cpu/workspace.hpp"
+
+namespace attn::cpu {
+
+Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table)
+    : problem(p),
+      inputs(in),
+      ops(table),
+      group(static_cast<int>(p.heads_q / p.heads_k)),
+      dim(static_cast<int>(p.head_dim)),
+      dim_v(static_cast<int>(p.head_dim_v)),
+      scale(static_cast<float>(p.scale())) {
+  for (std::int64_t b = 0; b < p.batch; ++b) sequences.push_back(core::sequence(p, in, b));
+
+  has_mask_ = !p.mask.empty();
+  has_score_ = !p.score.empty();
+  // f32 operands: the scale is folded into Q^T once a block, with log2(e) when nothing stands
+  // between score and softmax. bf16 operands cannot be scaled without rounding, so the softmax or
+  // the expression multiplies.
+  const bool fold = ops.operand == DType::f32;
+  q_scale_ = !fold ? 1.0f : has_score_ ? scale : scale * kLog2e;
+  c_ = has_score_ ? kLog2e : fold ? 1.0f : scale * kLog2e;
+  if (has_mask_) mask_ = expr::bind(expr::compile(p.mask), in.buffers);
+  if (has_score_) {
+    const expr::Expr score =
+        fold ? p.score : expr::substitute(p.score, expr::Op::score, scale * expr::symbols().score);
+    score_ = expr::bind(expr::compile(score), in.buffers);
+  }
+  if (p.dropout.probability > 0) {
+    dropout_threshold_ = core::dropout_threshold(p.dropout.probability);
+    dropout_scale_ = static_cast<float>(core::dropout_scale(dropout_threshold_));
+  }
+}
+
+expr::Tile Attention::tile(const core::Sequence& sequence, int head_k, std::int64_t row0,
+                           std::int64_t count) const {
+  const std::int64_t last = row0 + count - 1;
+  expr::Tile t;
+  t.query_min = static_cast<std::int32_t>(row0 / group);
+  t.query_max = static_cast<std::int32_t>(last / group);
+  const bool one_query = t.query_min == t.query_max;
+  t.head_min = head_k * group + (one_query ? static_cast<std::int32_t>(row0 % group) : 0);
+  t.head_max = head_k * group + (one_query ? static_cast<std::int32_t>(last % group) : group - 1);
+  t.batch = sequence.batch;
+  t.seqlen_q = sequence.length_q;
+  t.seqlen_k = sequence.length_k;
+  return t;
+}
+
+expr::Coverage Attention::coverage(expr::Tile rows, int key0, int keys) const {
+  if (!has_mask_) return expr::Coverage::full;
+  rows.key_min = key0;
+  rows.key_max = key0 + keys - 1;
+  return expr::classify(problem.mask, rows, inputs.buffers);
+}
+
+void Attention::describe_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0,
+                                     int count, QueryBlock& block) const {
+  block.count = count;
+  block.tile = tile(sequence, head_k, row0, count);
+  for (int r = 0; r < ops.rows; ++r) {
+    const std::int64_t index = row0 + std::min(r, count - 1);
+    const auto query = static_cast<std::int32_t>(index / group);
+    const int head = head_k * group + static_cast<int>(index % group);
+    block.query[r] = query;
+    block.head[r] = head;
+    block.batch_head[r] = static_cast<std::uint32_t>(sequence.batch * problem.heads_q + head);
+    block.m[r] = kMaximumStart;
+    block.l[r] = 0;
+  }
+}
+
+void Attention::load_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0,
+                                 int count, QueryBlock& block) const {
+  describe_query_block(sequence, head_k, row0, count, block);
+  pack_query_block(sequence, block);
+}
+
+void Attention::pack_query_block(const core::Sequence& sequence, QueryBlock& block) const {
+  const std::byte* row[kMaxRows];
+  for (int r = 0; r < block.count; ++r) row[r] = sequence.q.row(block.query[r], block.head[r]);
+  ops.pack_q(row, block.count, dim, problem.dtype, q_scale_, block.q_t);
+}
+
+void Attention::load_key_block(const core::Sequence& sequence, int head_k, int key0, int keys,
+                               KeyBlock& block) const {
+  block.key0 = key0;
+  block.keys = keys;
+  const std::byte* row[kBlockK];
+  if (block.k != nullptr) {
+    for (int j = 0; j < keys; ++j) row[j] = sequence.k.row(key0 + j, head_k);
+    ops.pack_k(row, keys, dim, problem.dtype, block.k);
+  }
+  if (block.v != nullptr) {
+    for (int j = 0; j < keys; ++j) row[j] = sequence.v.row(key0 + j, head_k);
+    ops.pack_v(row, keys, dim_v, problem.dtype, block.v);
+  }
+}
+
+void Attention::scores(const QueryBlock& q, const void* k, int key0, int keys,
+                       expr::Coverage coverage, TileScratch& t) const {
+  ops.scores(q.q_t, k, keys, dim, t.s, t.row_max);
+  if (modify(q, key0, keys, coverage, t)) ops.row_max(t.s, keys, t.row_max);
+}
+
+bool Attention::modify(const QueryBlock& q, int key0, int keys, expr::Coverage coverage,
+                       TileScratch& t) const {
+  const bool masked = coverage == expr::Coverage::mixed;
+  if (!has_score_ && !masked) return false;
+  const expr::TileContext context = expression_context(q, key0, keys, t);
+  if (has_score_) ops.evaluate_score(score_, context, t.s);
+  if (masked) ops.apply_mask(mask_, context, t.s);
+  return true;
+}
+
+TileScratch Attention::tile_scratch() const {
+  TileScratch t;
+  t.operand = ops.operand;
+  t.expression_floats = std::max(mask_.scratch_floats(), score_.scratch_floats());
+  return t;
+}
+
+expr::TileContext Attention::expression_context(const QueryBlock& q, int key0, int keys,
+                                                const TileScratch& t) const {
+  expr::TileContext context;
+  context.query = q.query;
+  context.head = q.head;
+  context.rows = ops.rows;
+  context.key0 = key0;
+  context.keys = keys;
+  context.batch = q.tile.batch;
+  context.seqlen_q = q.tile.seqlen_q;
+  context.seqlen_k = q.tile.seqlen_k;
+  context.scratch = t.expression;
+  return context;
+}
+
+const std::uint32_t* Attention::keep(const QueryBlock& q, int key0, int keys,
+                                     TileScratch& t) const {
+  if (dropout_threshold_ == 0) return nullptr;
+  const DropoutTile tile{problem.dropout.seed, problem.dropout.offset, dropout_threshold_, q.query,
+                         q.batch_head};
+  ops.dropout_keep(tile, key0, keys, t.keep);
+  return t.keep;
+}
+
+void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
+                            const Outputs& outputs, bool normalized) const {
+  alignas(kAlignment) float factor[kMaxRows] = {};
+  std::byte* row[kMaxRows] = {};
+  const core::Rows o = core::rows_like_q(problem, inputs, outputs.o, sequence.batch);
+  const bool has_lse = outputs.lse.given();
+  for (int r = 0; r < block.count; ++r) {
+    float m = block.m[r];
+    float l = block.l[r];
+    float rescale = 1;
+    if (problem.sink) {
+      const float sink = static_cast<const float*>(inputs.sink.data)[block.head[r]] * kLog2e;
+      const float maximum = std::max(m, sink);
+      rescale = std::exp2(m - maximum);
+      l = l * rescale + std::exp2(sink - maximum);
+      m = maximum;
+    }
+    // No visible key: P is all zero, but 0 * NaN in V would still reach O.
+    if (block.l[r] == 0) {
+      for (int d = 0; d < dim_v; ++d) block.o_t[d * ops.rows + r] = 0;
+    }
+    factor[r] = l == 0 ? 0.0f : rescale * dropout_scale_ / l;
+    if (normalized) factor[r] *= block.l[r];
+    row[r] = o.row(block.query[r], block.head[r]);
+    if (has_lse) {
+      const core::LseRow lse =
+          core::lse_row(problem, inputs, outputs.lse, sequence.batch, block.head[r]);
+      const double value =
+          static_cast<double>(m) / std::numbers::log2e + std::log(static_cast<double>(l));
+      *reinterpret_cast<float*>(lse.base + block.query[r] * lse.stride) = static_cast<float>(value);
+    }
+  }
+  ops.unpack_o(block.o_t, dim_v, factor, problem.dtype, row, block.count);
+}
+
+void Attention::store_query_rows(const core::Rows& rows, const QueryBlock& block, const float* x_t,
+                                 int width, float factor) const {
+  alignas(kAlignment) float factors[kMaxRows];
+  std::byte* row[kMaxRows];
+  std::fill_n(factors, kMaxRows, factor);
+  for (int r = 0; r < block.count; ++r) row[r] = rows.row(block.query[r], block.head[r]);
+  ops.unpack_o(x_t, width, factors, problem.dtype, row, block.count);
+}
+
+void Attention::store_key_rows(const Tensor& tensor, const core::Sequence& sequence, int head_k,
+                               int key0, int keys, const float* x, int width, float factor) const {
+  if (!tensor.given()) return;
+  const core::Rows rows = core::rows_like_k(problem, inputs, tensor, sequence.batch);
+  for (int j = 0; j < keys; ++j) {
+    ops.store_row(x + std::ptrdiff_t{j} * leading_dim(width), width, factor, problem.dtype,
+                  rows.row(key0 + j, head_k));
+  }
+}
+
+namespace {
+
+void zero_rows(const core::Rows& rows, std::int64_t begin, std::int64_t end, std::int64_t heads,
+               std::size_t bytes) {
+  for (std::int64_t i = begin; i < end; ++i) {
+    for (std::int64_t h = 0; h < heads; ++h) std::memset(rows.row(i, h), 0, bytes);
+  }
+}
+
+}  // namespace
+
+void Attention::clear_unused_rows(const Outputs& outputs) const {
+  const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(problem.dtype);
+  for (const core::Sequence& q : sequences) {
+    zero_rows(core::rows_like_q(problem, inputs, outputs.o, q.batch), q.length_q, q.capacity_q,
+              problem.heads_q, row_bytes);
+    if (!outputs.lse.given()) continue;
+    for (std::int64_t h = 0; h < problem.heads_q; ++h) {
+      const core::LseRow lse = core::lse_row(problem, inputs, outputs.lse, q.batch, h);
+      for (std::int64_t i = q.length_q; i < q.capacity_q; ++i) {
+        *reinterpret_cast<float*>(lse.base + i * lse.stride) =
+            -std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+}
+
+void Attention::clear_unused_gradients(const Gradients& gradients) const {
+  const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(problem.dtype);
+  const std::size_t bytes_v = static_cast<std::size_t>(dim_v) * size_of(problem.dtype);
+  for (const core::Sequence& s : sequences) {
+    if (gradients.dq.given()) {
+      zero_rows(core::rows_like_q(problem, inputs, gradients.dq, s.batch), s.length_q, s.capacity_q,
+                problem.heads_q, bytes);
+    }
+    if (gradients.dk.given()) {
+      zero_rows(core::rows_like_k(problem, inputs, gradients.dk, s.batch), s.length_k, s.capacity_k,
+                problem.heads_k, bytes);
+    }
+    if (gradients.dv.given()) {
+      zero_rows(core::rows_like_k(problem, inputs, gradients.dv, s.batch), s.length_k, s.capacity_k,
+                problem.heads_k, bytes_v);
+    }
+  }
+}
+
+}  // namespace attn::cpu

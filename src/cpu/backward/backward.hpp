@@ -1,0 +1,20 @@
+// The backward algorithms, each in a file of its own that follows its pseudo-code.
+#pragma once
+
+#include "attn/run.hpp"
+#include "cpu/attention.hpp"
+#include "cpu/backward/gradient_context.hpp"
+
+namespace attn::cpu {
+
+// Each writes the gradients of Q, K, V that are given.
+void backward_standard(const Attention& a, const GradientContext& g, const Gradients& gradients,
+                       Executor& executor);
+void backward_flash(const Attention& a, const GradientContext& g, const Plan& plan,
+                    const Gradients& gradients, Executor& executor);
+// Gradients of sink and of named buffers, common to both.
+void backward_sink(const Attention& a, const GradientContext& g, const Gradients& gradients);
+void backward_buffers(const Attention& a, const GradientContext& g, const Gradients& gradients,
+                      Executor& executor);
+
+}  // namespace attn::cpu

@@ -1,0 +1,147 @@
+#include "cpu/backward/gradient_context.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace attn::cpu {
+namespace {
+
+// LSE of a row without visible keys, and of lanes without a row: 2^(s - this) is 0 for every score.
+constexpr float kNoKeys = std::numeric_limits<float>::max();
+
+struct RowScratch {
+  int dim_v = 0;
+  float* o = nullptr;
+  float* d_o = nullptr;
+  void carve(Carver& c) {
+    const auto n = static_cast<std::size_t>(kMaxRows * leading_dim(dim_v));
+    c.take(o, n);
+    c.take(d_o, n);
+  }
+};
+
+}  // namespace
+
+void GradientBlock::carve(Carver& c, int dim, int dim_v) {
+  float* q_t = nullptr;
+  c.take(q_t, static_cast<std::size_t>(dim * kMaxRows));
+  q.q_t = q_t;
+  c.take(do_t, static_cast<std::size_t>(dim_v * kMaxRows));
+  c.take(q_rows, static_cast<std::size_t>(kMaxRows * leading_dim(dim)));
+  c.take(do_rows, static_cast<std::size_t>(kMaxRows * leading_dim(dim_v)));
+}
+
+void GradientTiles::carve(Carver& c) {
+  const auto n = static_cast<std::size_t>(kBlockK * kMaxRows);
+  tile.carve(c);
+  c.take(ds, n);
+  c.take(raw, n);
+  c.take(factor, n);
+}
+
+GradientContext::GradientContext(const Attention& a, const Outputs& outputs, const Tensor& d_o,
+                                 Executor& executor)
+    : a_(a), d_o_(d_o) {
+  for (std::int64_t b = 0; b < a.problem.batch; ++b) {
+    first_block_.push_back(blocks_);
+    blocks_ += a.problem.heads_k * blocks_per_head(b);
+  }
+  if (a.has_score()) {
+    const expr::Expr derivative = expr::derivative(a.problem.score);
+    has_factor_ = !expr::same(derivative, expr::Expr(1.0f));
+    if (has_factor_) derivative_ = expr::bind(expr::compile(derivative), a.inputs.buffers);
+  }
+  const int rows = a.ops.rows;
+  const auto floats = static_cast<std::size_t>(blocks_ * rows);
+  memory_ = allocate(2 * floats * sizeof(float));
+  lse2_ = reinterpret_cast<float*>(memory_.get());
+  delta_ = lse2_ + floats;
+
+  RowScratch sizes;
+  sizes.dim_v = a.dim_v;
+  const WorkerScratch<RowScratch> scratch(executor.concurrency(), sizes);
+  const int ld = leading_dim(a.dim_v);
+  executor.parallel_for(a.problem.batch * a.problem.heads_k, [&](std::int64_t index, int worker) {
+    const core::Sequence& sequence =
+        a.sequences[static_cast<std::size_t>(index / a.problem.heads_k)];
+    const int head_k = static_cast<int>(index % a.problem.heads_k);
+    const core::Rows o = core::rows_like_q(a.problem, a.inputs, outputs.o, sequence.batch);
+    const core::Rows grad = core::rows_like_q(a.problem, a.inputs, d_o, sequence.batch);
+    RowScratch s = scratch.of(worker);
+    const std::int64_t total = a.rows(sequence);
+    float* lse2 = lse2_ + first_block(sequence.batch, head_k) * rows;
+    float* delta = delta_ + first_block(sequence.batch, head_k) * rows;
+    std::fill_n(lse2, blocks_per_head(sequence.batch) * rows, kNoKeys);
+    std::fill_n(delta, blocks_per_head(sequence.batch) * rows, 0.0f);
+    for (std::int64_t row = 0; row < total; ++row) {
+      const std::int64_t query = row / a.group;
+      const std::int64_t head = head_k * a.group + row % a.group;
+      const core::LseRow lse =
+          core::lse_row(a.problem, a.inputs, outputs.lse, sequence.batch, head);
+      const float value = *reinterpret_cast<const float*>(lse.base + query * lse.stride);
+      if (value != -std::numeric_limits<float>::infinity()) lse2[row] = value * kLog2e;
+      const std::byte* o_row = o.row(query, head);
+      const std::byte* d_o_row = grad.row(query, head);
+      a.ops.pack_k(&o_row, 1, a.dim_v, a.problem.dtype, s.o);
+      a.ops.pack_k(&d_o_row, 1, a.dim_v, a.problem.dtype, s.d_o);
+      float sum[16] = {};
+      for (int d = 0; d < ld; d += 16) {
+        for (int i = 0; i < 16; ++i) sum[i] += s.o[d + i] * s.d_o[d + i];
+      }
+      for (int i = 1; i < 16; ++i) sum[0] += sum[i];
+      delta[row] = sum[0];
+    }
+  });
+}
+
+void GradientContext::load(const core::Sequence& sequence, int head_k, std::int64_t i,
+                           GradientBlock& block) const {
+  const int rows = a_.ops.rows;
+  const std::int64_t row0 = i * rows;
+  const auto count = static_cast<int>(std::min<std::int64_t>(a_.rows(sequence) - row0, rows));
+  a_.load_query_block(sequence, head_k, row0, count, block.q);
+  const core::Rows grad = core::rows_like_q(a_.problem, a_.inputs, d_o_, sequence.batch);
+  const std::byte* q[kMaxRows];
+  const std::byte* d_o[kMaxRows];
+  for (int r = 0; r < count; ++r) {
+    q[r] = sequence.q.row(block.q.query[r], block.q.head[r]);
+    d_o[r] = grad.row(block.q.query[r], block.q.head[r]);
+  }
+  a_.ops.pack_k(q, count, a_.dim, a_.problem.dtype, block.q_rows);
+  a_.ops.pack_k(d_o, count, a_.dim_v, a_.problem.dtype, block.do_rows);
+  a_.ops.pack_q(d_o, count, a_.dim_v, a_.problem.dtype, 1.0f, block.do_t);
+  block.lse2 = lse2(first_block(sequence.batch, head_k) + i);
+  block.delta = delta(first_block(sequence.batch, head_k) + i);
+}
+
+GradientTiles GradientContext::tiles() const {
+  GradientTiles t;
+  t.tile = a_.tile_scratch();
+  t.tile.expression_floats = std::max(t.tile.expression_floats, derivative_.scratch_floats());
+  return t;
+}
+
+void GradientContext::tile_value_gradient(const GradientBlock& block, const KeyBlock& keys,
+                                          expr::Coverage coverage, GradientTiles& t) const {
+  const int n = keys.keys;
+  float* p = t.tile.s;
+  a_.ops.scores(block.q.q_t, keys.k, n, a_.dim, p, nullptr);
+  if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
+  a_.modify(block.q, keys.key0, n, coverage, t.tile);
+  a_.ops.probabilities(p, n, a_.c(), block.lse2, p);
+  a_.ops.scores(block.do_t, keys.v, n, a_.dim_v, t.ds, nullptr);
+  const std::uint32_t* keep = a_.keep(block.q, keys.key0, n, t.tile);
+  a_.ops.score_gradient(p, t.ds, n, keep, a_.dropout_scale(), block.delta, t.ds);
+}
+
+void GradientContext::tile_gradient(const GradientBlock& block, const KeyBlock& keys,
+                                    expr::Coverage coverage, GradientTiles& t) const {
+  tile_value_gradient(block, keys, coverage, t);
+  if (!has_factor_) return;
+  a_.ops.evaluate(derivative_, a_.expression_context(block.q, keys.key0, keys.keys, t.tile), t.raw,
+                  t.factor);
+  a_.ops.multiply_gradient(t.factor, keys.keys, t.ds);
+}
+
+}  // namespace attn::cpu

@@ -1,0 +1,79 @@
+// What the backward algorithms share: D and LSE of every row, the transposed and natural rows of a
+// Q block, and the tile step from S to P and dS.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attn/run.hpp"
+#include "cpu/attention.hpp"
+#include "cpu/workspace.hpp"
+
+namespace attn::cpu {
+
+// A Q block with what its gradients need. Lanes past count have P = 0.
+struct GradientBlock {
+  QueryBlock q;                  // q_t [dim][rows]
+  float* do_t = nullptr;         // [dim_v][rows]
+  float* q_rows = nullptr;       // [rows][leading_dim(dim)], unscaled
+  float* do_rows = nullptr;      // [rows][leading_dim(dim_v)]
+  const float* lse2 = nullptr;   // [rows], log2 units
+  const float* delta = nullptr;  // [rows], D = rowsum(dO * O)
+
+  void carve(Carver& c, int dim, int dim_v);
+};
+
+// Tiles of one step; all [kBlockK][rows].
+struct GradientTiles {
+  TileScratch tile;         // tile.s: scores, then P (dropped P for dV)
+  float* ds = nullptr;      // dP, then dS
+  float* raw = nullptr;     // scores before the expression, when there is one
+  float* factor = nullptr;  // d expression / d score
+
+  void carve(Carver& c);
+};
+
+class GradientContext {
+ public:
+  // Computes lse2 and D in parallel. d_o and outputs as in backward().
+  GradientContext(const Attention& a, const Outputs& outputs, const Tensor& d_o,
+                  Executor& executor);
+
+  // Index of a Q block over all sequences and K, V heads; blocks of a (sequence, head) are
+  // consecutive.
+  std::int64_t first_block(std::int64_t batch, int head_k) const {
+    return first_block_[static_cast<std::size_t>(batch)] + head_k * blocks_per_head(batch);
+  }
+  std::int64_t blocks_per_head(std::int64_t batch) const {
+    return (a_.rows(a_.sequences[static_cast<std::size_t>(batch)]) + a_.ops.rows - 1) / a_.ops.rows;
+  }
+  std::int64_t blocks() const { return blocks_; }
+  const float* lse2(std::int64_t block) const { return lse2_ + block * a_.ops.rows; }
+  const float* delta(std::int64_t block) const { return delta_ + block * a_.ops.rows; }
+
+  // Describes and packs Q block i of (sequence, head_k).
+  void load(const core::Sequence& sequence, int head_k, std::int64_t i, GradientBlock& block) const;
+
+  // FlashAttention, algorithm 4, lines 11 to 20: t.tile.s <- P (times the dropout factor), t.ds <-
+  // dS, the gradient with respect to the scaled score before the expression.
+  void tile_gradient(const GradientBlock& block, const KeyBlock& keys, expr::Coverage coverage,
+                     GradientTiles& t) const;
+  // The same without the expression's derivative: t.ds <- gradient with respect to the expression's
+  // value; t.raw: its scores.
+  void tile_value_gradient(const GradientBlock& block, const KeyBlock& keys,
+                           expr::Coverage coverage, GradientTiles& t) const;
+  GradientTiles tiles() const;  // sizes only, to be carved
+
+ private:
+  const Attention& a_;
+  const Tensor& d_o_;
+  std::vector<std::int64_t> first_block_;
+  std::int64_t blocks_ = 0;
+  AlignedBytes memory_;
+  float* lse2_ = nullptr;
+  float* delta_ = nullptr;
+  bool has_factor_ = false;  // the expression's derivative is not 1
+  expr::BoundProgram derivative_;
+};
+
+}  // namespace attn::cpu

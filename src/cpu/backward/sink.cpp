@@ -1,0 +1,28 @@
+// The sink is one more key with v = 0: dS_sink = P_sink (0 - D), so d sink_h = -sum over batch and
+// queries of exp(sink_h - LSE) D.
+#include <cmath>
+
+#include "cpu/backward/backward.hpp"
+
+namespace attn::cpu {
+
+void backward_sink(const Attention& a, const GradientContext& g, const Gradients& gradients) {
+  const auto* sink = static_cast<const float*>(a.inputs.sink.data);
+  auto* d_sink = static_cast<float*>(gradients.dsink.data);
+  for (std::int64_t head = 0; head < a.problem.heads_q; ++head) {
+    const auto head_k = static_cast<int>(head / a.group);
+    const double sink2 = double{sink[head]} * double{kLog2e};
+    double sum = 0;
+    for (const core::Sequence& sequence : a.sequences) {
+      const std::int64_t first = g.first_block(sequence.batch, head_k);
+      const float* lse2 = g.lse2(first);
+      const float* delta = g.delta(first);
+      for (std::int64_t row = head % a.group; row < a.rows(sequence); row += a.group) {
+        sum -= std::exp2(sink2 - double{lse2[row]}) * double{delta[row]};
+      }
+    }
+    d_sink[head] = static_cast<float>(sum);
+  }
+}
+
+}  // namespace attn::cpu

@@ -1,0 +1,16 @@
+// The CPU backend, as src/run.cpp sees it.
+#pragma once
+
+#include "attn/run.hpp"
+
+namespace attn::cpu {
+
+// Choices only; flops and bytes are left at 0. problem is complete and valid.
+Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Context& context);
+// Arguments are validated.
+void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+             const Context& context);
+void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
+              const Gradients& gradients, const Context& context);
+
+}  // namespace attn::cpu

@@ -1,0 +1,68 @@
+// Which table of tile verbs serves an instruction set, and what its multiply-adds can do at most.
+#include <algorithm>
+#include <mutex>
+
+#include "attn/error.hpp"
+#include "attn/machine.hpp"
+#include "cpu/tile_ops.hpp"
+
+namespace attn::cpu {
+
+extern const TileOps kPortableOps;
+#if defined(__x86_64__)
+extern const TileOps kAvx2Ops;
+extern const TileOps kAvx512Ops;
+extern const TileOps kAvx512Bf16Ops;
+#endif
+
+const TileOps& tile_ops(InstructionSet isa, DType operand) {
+#if defined(__x86_64__)
+  switch (isa) {
+    case InstructionSet::avx512_bf16:
+      return operand == DType::bf16 ? kAvx512Bf16Ops : kAvx512Ops;
+    case InstructionSet::avx512:
+      return kAvx512Ops;
+    case InstructionSet::avx2:
+      return kAvx2Ops;
+    default:
+      break;
+  }
+#endif
+  (void)isa;
+  (void)operand;
+  return kPortableOps;
+}
+
+InstructionSet best_instruction_set(InstructionSet wanted) {
+  InstructionSet best = InstructionSet::portable;
+  for (const InstructionSetInfo& info : instruction_sets()) {
+    if (info.isa == wanted && !info.available) {
+      throw Error(ErrorCode::unavailable, "instruction set " + std::string(name(wanted)) +
+                                              " is not available: " + info.reason);
+    }
+    if (info.available) best = info.isa;
+  }
+  return wanted == InstructionSet::automatic ? best : wanted;
+}
+
+}  // namespace attn::cpu
+
+namespace attn {
+
+double measure_peak_gflops(DType dtype, const Context& context, double seconds) {
+  const InstructionSet isa = cpu::best_instruction_set(context.isa);
+  const bool pairs = dtype == DType::bf16 && isa == InstructionSet::avx512_bf16;
+  const cpu::TileOps& ops = cpu::tile_ops(isa, pairs ? DType::bf16 : DType::f32);
+  const std::shared_ptr<Executor> executor =
+      context.executor != nullptr ? context.executor : default_executor();
+  std::mutex mutex;
+  double flops = 0;
+  executor->parallel_for(executor->concurrency(), [&](std::int64_t, int) {
+    const double done = ops.peak_flops(seconds);
+    const std::lock_guard<std::mutex> lock(mutex);
+    flops += done;
+  });
+  return flops / seconds * 1e-9;
+}
+
+}  // namespace attn

@@ -1,0 +1,99 @@
+// FlashAttention, algorithm 1 (Dao et al. 2022), and algorithm 5, its block-sparse form: outer loop
+// over K, V blocks; for each, every Q block's O, l and m are read, brought up to date, normalised
+// and written back.
+#include "cpu/forward/forward.hpp"
+#include "cpu/forward/query_group.hpp"
+
+namespace attn::cpu {
+namespace {
+
+struct Scratch {
+  int dim = 0, dim_v = 0;
+  std::int64_t blocks = 0;  // Q blocks of the longest sequence
+  TileScratch tile;
+  KeyBlock keys;
+  QueryBlock* query_blocks = nullptr;
+  float* q_t = nullptr;
+  float* o_t = nullptr;  // [blocks][dim_v][rows], normalised
+
+  void carve(Carver& c) {
+    float* k = nullptr;
+    float* v = nullptr;
+    tile.carve(c);
+    c.take(k, static_cast<std::size_t>(kBlockK * leading_dim(dim)));
+    c.take(v, static_cast<std::size_t>(kBlockK * leading_dim(dim_v)));
+    c.take(query_blocks, static_cast<std::size_t>(blocks));
+    c.take(q_t, static_cast<std::size_t>((dim + 1) * kMaxRows));
+    c.take(o_t, static_cast<std::size_t>(blocks * dim_v * kMaxRows));
+    keys.k = k;
+    keys.v = v;
+  }
+};
+
+// Lines 9 to 13 for one pair of blocks: O_i <- diag(l')^-1 (diag(l) e^(m - m') O_i + e^(m~ - m') P~
+// V_j).
+void update(const Attention& a, QueryBlock& q, const KeyBlock& keys, expr::Coverage coverage,
+            TileScratch& t) {
+  a.scores(q, keys.k, keys.key0, keys.keys, coverage, t);
+  float before[kMaxRows];
+  std::copy_n(q.l, a.ops.rows, before);
+  a.ops.softmax(t.s, keys.keys, a.c(), t.row_max, a.keep(q, keys.key0, keys.keys, t), q.m, q.l,
+                t.alpha, t.p);
+  for (int r = 0; r < a.ops.rows; ++r) t.alpha[r] *= before[r];
+  a.ops.accumulate(t.p, keys.v, keys.keys, a.dim_v, t.alpha, q.o_t);
+  float normalizer[kMaxRows];
+  for (int r = 0; r < a.ops.rows; ++r) normalizer[r] = q.l[r] == 0 ? 0.0f : 1.0f / q.l[r];
+  for (int d = 0; d < a.dim_v; ++d) {
+    for (int r = 0; r < a.ops.rows; ++r) q.o_t[d * a.ops.rows + r] *= normalizer[r];
+  }
+}
+
+}  // namespace
+
+void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs& outputs,
+                             Executor& executor) {
+  const bool skip_empty = plan.algorithm == Algorithm::block_sparse;
+  Scratch sizes;
+  sizes.dim = a.dim;
+  sizes.dim_v = a.dim_v;
+  sizes.tile = a.tile_scratch();
+  for (const core::Sequence& sequence : a.sequences) {
+    sizes.blocks = std::max(sizes.blocks, (a.rows(sequence) + a.ops.rows - 1) / a.ops.rows);
+  }
+  const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
+  const std::int64_t heads = a.problem.heads_k;
+  executor.parallel_for(a.problem.batch * heads, [&](std::int64_t index, int worker) {
+    const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(index / heads)];
+    const int head_k = static_cast<int>(index % heads);
+    const std::int64_t rows = a.rows(sequence);
+    const std::int64_t blocks = (rows + a.ops.rows - 1) / a.ops.rows;
+    Scratch s = scratch.of(worker);
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      QueryBlock& q = s.query_blocks[i];
+      const std::int64_t row0 = i * a.ops.rows;
+      a.describe_query_block(sequence, head_k, row0,
+                             static_cast<int>(std::min<std::int64_t>(rows - row0, a.ops.rows)), q);
+      q.q_t = s.q_t;
+      q.o_t = s.o_t + i * a.dim_v * a.ops.rows;
+      std::fill_n(q.o_t, a.dim_v * a.ops.rows, 0.0f);
+    }
+    for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
+      a.load_key_block(sequence, head_k, key0, std::min(kBlockK, sequence.length_k - key0), s.keys);
+      for (std::int64_t i = 0; i < blocks; ++i) {
+        QueryBlock& q = s.query_blocks[i];
+        expr::Coverage coverage = a.coverage(q.tile, key0, s.keys.keys);
+        if (coverage == expr::Coverage::empty) {
+          if (skip_empty) continue;
+          coverage = expr::Coverage::mixed;  // algorithm 1 computes and masks every tile
+        }
+        a.pack_query_block(sequence, q);
+        update(a, q, s.keys, coverage, s.tile);
+      }
+    }
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      a.store_block(sequence, s.query_blocks[i], outputs, /*normalized=*/true);
+    }
+  });
+}
+
+}  // namespace attn::cpu

@@ -1,0 +1,22 @@
+// The forward algorithms, each in a file of its own that follows its pseudo-code.
+#pragma once
+
+#include "attn/run.hpp"
+#include "cpu/attention.hpp"
+
+namespace attn::cpu {
+
+// Each writes O and, where given, LSE of every row in use. plan says blocks, splits and rows a
+// task.
+void forward_standard(const Attention& a, const Plan& plan, const Outputs& outputs,
+                      Executor& executor);
+void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs& outputs,
+                             Executor& executor);
+void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outputs& outputs,
+                               Executor& executor);
+void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs& outputs,
+                            Executor& executor);
+void forward_memory_efficient(const Attention& a, const Plan& plan, const Outputs& outputs,
+                              Executor& executor);
+
+}  // namespace attn::cpu

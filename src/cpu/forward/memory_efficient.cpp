@@ -1,0 +1,44 @@
+// Rabe and Staats 2021, "Self-attention does not need O(n^2) memory": for a chunk of queries each
+// chunk of keys is summarised (maximum, sum of exponentials, weighted values); the summaries are
+// then rescaled to the common maximum and added.
+#include <cmath>
+
+#include "cpu/forward/forward.hpp"
+#include "cpu/forward/partial.hpp"
+#include "cpu/forward/query_group.hpp"
+#include "cpu/tasks.hpp"
+
+namespace attn::cpu {
+
+void forward_memory_efficient(const Attention& a, const Plan& plan, const Outputs& outputs,
+                              Executor& executor) {
+  const std::vector<RowTask> tasks = row_tasks(a, plan.rows_per_task);
+  const int chunks = plan.num_splits;
+  const WorkerScratch<GroupScratch> scratch(executor.concurrency(), group_scratch(a));
+  const Partials summaries(std::int64_t{executor.concurrency()} * kMaxBlocksPerTask * chunks,
+                           a.dim_v, a.ops.rows);
+  executor.parallel_for(
+      static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index, int worker) {
+        const RowTask& task = tasks[static_cast<std::size_t>(index)];
+        const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(task.batch)];
+        GroupScratch s = scratch.of(worker);
+        const expr::Tile rows = a.tile(sequence, task.head_k, task.row0, task.rows);
+        const std::int64_t first = std::int64_t{worker} * kMaxBlocksPerTask * chunks;
+        int blocks = 0;
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          const KeyRange keys = split_range(sequence.length_k, chunks, chunk);
+          blocks = load_query_group(a, sequence, task.head_k, task.row0, task.rows, s);
+          attend(a, sequence, task.head_k, rows, blocks, keys.begin, keys.end, s);
+          for (int i = 0; i < blocks; ++i) {
+            save_partial(a, s.blocks[i],
+                         summaries[first + std::int64_t{chunk} * kMaxBlocksPerTask + i]);
+          }
+        }
+        for (int i = 0; i < blocks; ++i) {
+          merge_partials(a, summaries, first + i, kMaxBlocksPerTask, chunks, s.blocks[i]);
+          a.store_block(sequence, s.blocks[i], outputs);
+        }
+      });
+}
+
+}  // namespace attn::cpu

@@ -1,0 +1,69 @@
+// Partial results over disjoint ranges of keys, and their merge: with M = max_p m_p,
+//   l = sum_p 2^(m_p - M) l_p,   O = sum_p 2^(m_p - M) O_p   (unnormalised).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/attention.hpp"
+#include "cpu/workspace.hpp"
+
+namespace attn::cpu {
+
+struct Partial {
+  float* m = nullptr;    // [rows]
+  float* l = nullptr;    // [rows]
+  float* o_t = nullptr;  // [dim_v][rows]
+};
+
+// [count] partials in one block of memory.
+class Partials {
+ public:
+  Partials(std::int64_t count, int dim_v, int rows)
+      : stride_(aligned(static_cast<std::size_t>(dim_v + 2) * static_cast<std::size_t>(rows) *
+                        sizeof(float))),
+        rows_(rows),
+        memory_(allocate(stride_ * static_cast<std::size_t>(count))) {}
+
+  Partial operator[](std::int64_t i) const {
+    auto* base = reinterpret_cast<float*>(memory_.get() + stride_ * static_cast<std::size_t>(i));
+    return {base, base + rows_, base + 2 * rows_};
+  }
+
+ private:
+  std::size_t stride_;
+  int rows_;
+  AlignedBytes memory_;
+};
+
+inline void save_partial(const Attention& a, const QueryBlock& q, const Partial& p) {
+  std::copy_n(q.m, a.ops.rows, p.m);
+  std::copy_n(q.l, a.ops.rows, p.l);
+  std::copy_n(q.o_t, a.dim_v * a.ops.rows, p.o_t);
+}
+
+// q.m, q.l, q.o_t <- the merge of partials first, first + step, ... (count of them), in that order.
+inline void merge_partials(const Attention& a, const Partials& partials, std::int64_t first,
+                           std::int64_t step, int count, QueryBlock& q) {
+  const int rows = a.ops.rows;
+  std::fill_n(q.m, rows, kMaximumStart);
+  std::fill_n(q.l, rows, 0.0f);
+  std::fill_n(q.o_t, a.dim_v * rows, 0.0f);
+  for (int i = 0; i < count; ++i) {
+    const Partial p = partials[first + i * step];
+    for (int r = 0; r < rows; ++r) q.m[r] = std::max(q.m[r], p.m[r]);
+  }
+  for (int i = 0; i < count; ++i) {
+    const Partial p = partials[first + i * step];
+    float weight[kMaxRows];
+    for (int r = 0; r < rows; ++r) {
+      weight[r] = std::exp2(p.m[r] - q.m[r]);
+      q.l[r] += weight[r] * p.l[r];
+    }
+    for (int d = 0; d < a.dim_v; ++d) {
+      for (int r = 0; r < rows; ++r) q.o_t[d * rows + r] += weight[r] * p.o_t[d * rows + r];
+    }
+  }
+}
+
+}  // namespace attn::cpu

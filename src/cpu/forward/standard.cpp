@@ -1,0 +1,126 @@
+// Standard attention (FlashAttention paper, algorithm 0): S = Q K^T, P = softmax(S) and O = P V,
+// each a pass over memory, with S and P of one K, V head materialised. The baseline that the others
+// are measured against.
+#include "cpu/forward/forward.hpp"
+#include "cpu/forward/query_group.hpp"
+
+namespace attn::cpu {
+namespace {
+
+struct Scratch {
+  int dim = 0, dim_v = 0;
+  TileScratch tile;
+  QueryBlock* block = nullptr;
+  KeyBlock keys;
+  float* q_t = nullptr;
+  float* o_t = nullptr;
+
+  void carve(Carver& c) {
+    float* k = nullptr;
+    float* v = nullptr;
+    tile.carve(c);
+    c.take(block, 1);
+    c.take(k, static_cast<std::size_t>(kBlockK * leading_dim(dim)));
+    c.take(v, static_cast<std::size_t>(kBlockK * leading_dim(dim_v)));
+    c.take(q_t, static_cast<std::size_t>(dim * kMaxRows));
+    c.take(o_t, static_cast<std::size_t>(dim_v * kMaxRows));
+    keys.k = k;
+    keys.v = v;
+    if (block != nullptr) {
+      block->q_t = q_t;
+      block->o_t = o_t;
+    }
+  }
+};
+
+// One head's S, later P: [Q block][key][row].
+struct ScoreMatrix {
+  float* data = nullptr;
+  std::int64_t keys = 0;
+  int rows = 0;
+  float* tile(std::int64_t block, std::int64_t key) const {
+    return data + (block * keys + key) * rows;
+  }
+};
+
+// Zeroes the elements of P that dropout drops.
+void drop(const Attention& a, const QueryBlock& q, int length_k, float* p, TileScratch& t) {
+  for (int key0 = 0; key0 < length_k; key0 += kBlockK) {
+    const int keys = std::min(kBlockK, length_k - key0);
+    const std::uint32_t* keep = a.keep(q, key0, keys, t);
+    for (int j = 0; j < keys; ++j) {
+      for (int r = 0; r < a.ops.rows; ++r) {
+        if ((keep[j] >> r & 1u) == 0) p[std::int64_t{key0 + j} * a.ops.rows + r] = 0;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void forward_standard(const Attention& a, const Plan&, const Outputs& outputs, Executor& executor) {
+  Scratch sizes;
+  sizes.dim = a.dim;
+  sizes.dim_v = a.dim_v;
+  sizes.tile = a.tile_scratch();
+  const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
+  const int rows = a.ops.rows;
+  std::int64_t elements = 0;
+  for (const core::Sequence& sequence : a.sequences) {
+    const std::int64_t blocks = (a.rows(sequence) + rows - 1) / rows;
+    elements = std::max(elements, blocks * rows * sequence.length_k);
+  }
+  const AlignedBytes memory = allocate(static_cast<std::size_t>(elements) * sizeof(float));
+
+  for (const core::Sequence& sequence : a.sequences) {
+    const std::int64_t total = a.rows(sequence);
+    const std::int64_t blocks = (total + rows - 1) / rows;
+    const ScoreMatrix matrix{reinterpret_cast<float*>(memory.get()), sequence.length_k, rows};
+    const auto describe = [&](int head_k, std::int64_t i, QueryBlock& q) {
+      a.describe_query_block(sequence, head_k, i * rows,
+                             static_cast<int>(std::min<std::int64_t>(total - i * rows, rows)), q);
+    };
+    for (int head_k = 0; head_k < a.problem.heads_k; ++head_k) {
+      executor.parallel_for(blocks, [&](std::int64_t i, int worker) {  // S = Q K^T
+        Scratch s = scratch.of(worker);
+        describe(head_k, i, *s.block);
+        a.pack_query_block(sequence, *s.block);
+        s.keys.v = nullptr;
+        for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
+          const int keys = std::min(kBlockK, sequence.length_k - key0);
+          a.load_key_block(sequence, head_k, key0, keys, s.keys);
+          s.tile.s = matrix.tile(i, key0);
+          a.scores(*s.block, s.keys.k, key0, keys,
+                   a.has_mask() ? expr::Coverage::mixed : expr::Coverage::full, s.tile);
+        }
+      });
+      executor.parallel_for(
+          blocks, [&](std::int64_t i, int worker) {  // P = softmax(S), then O = P V
+            Scratch s = scratch.of(worker);
+            QueryBlock& q = *s.block;
+            describe(head_k, i, q);
+            TileScratch& t = s.tile;
+            a.ops.row_max(matrix.tile(i, 0), sequence.length_k, t.row_max);
+            a.ops.softmax(matrix.tile(i, 0), sequence.length_k, a.c(), t.row_max, nullptr, q.m, q.l,
+                          t.alpha, matrix.tile(i, 0));
+            float normalizer[kMaxRows];
+            for (int r = 0; r < rows; ++r) normalizer[r] = q.l[r] == 0 ? 0.0f : 1.0f / q.l[r];
+            for (int key = 0; key < sequence.length_k; ++key) {
+              float* p = matrix.tile(i, key);
+              for (int r = 0; r < rows; ++r) p[r] *= normalizer[r];
+            }
+            if (a.has_dropout()) drop(a, q, sequence.length_k, matrix.tile(i, 0), t);
+            std::fill_n(q.o_t, a.dim_v * rows, 0.0f);
+            s.keys.k = nullptr;
+            for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
+              const int keys = std::min(kBlockK, sequence.length_k - key0);
+              a.load_key_block(sequence, head_k, key0, keys, s.keys);
+              a.ops.accumulate(matrix.tile(i, key0), s.keys.v, keys, a.dim_v, nullptr, q.o_t);
+            }
+            a.store_block(sequence, q, outputs, /*normalized=*/true);
+          });
+    }
+  }
+}
+
+}  // namespace attn::cpu

@@ -1,0 +1,27 @@
+// AVX-512 with VDPBF16PS: bf16 operands. f32 problems run on the avx512 table.
+#define ATTN_ISA avx512_bf16
+#define ATTN_VECTOR_BYTES 64
+#include "cpu/kernels/bf16.hpp"
+#include "cpu/kernels/table.hpp"
+
+namespace attn::cpu {
+namespace avx512_bf16 {
+
+static constexpr TileOps bf16_ops() {
+  TileOps ops = f32_ops(InstructionSet::avx512_bf16);
+  ops.operand = DType::bf16;
+  ops.pack_q = pack_q_bf16;
+  ops.pack_k = pack_k_bf16;
+  ops.pack_v = pack_v_bf16;
+  ops.scores = scores_bf16;
+  ops.softmax = softmax_bf16;
+  ops.accumulate = accumulate_bf16;
+  ops.peak_flops = peak_flops_bf16;
+  return ops;
+}
+
+}  // namespace avx512_bf16
+
+extern const TileOps kAvx512Bf16Ops;
+const TileOps kAvx512Bf16Ops = avx512_bf16::bf16_ops();
+}  // namespace attn::cpu

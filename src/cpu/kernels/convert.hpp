@@ -1,0 +1,102 @@
+// Rows of any floating dtype as f32 vectors, and back.
+#pragma once
+
+#include "attn/tensor.hpp"
+#include "cpu/kernels/vec.hpp"
+
+namespace attn::cpu::ATTN_ISA {
+
+typedef std::uint16_t H __attribute__((vector_size(ATTN_VECTOR_BYTES / 2)));
+
+ATTN_INLINE F from_bf16(H h) { return bit_cast<F>(__builtin_convertvector(h, U) << 16); }
+
+// Round to nearest, ties to even; NaN stays NaN (quieted).
+ATTN_INLINE H to_bf16(F v) {
+  const U u = bit_cast<U>(v);
+  const U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const U quiet = (u >> 16) | 0x40u;
+  return __builtin_convertvector(v == v ? rounded : quiet, H);
+}
+
+ATTN_INLINE F from_f16(H h) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_cvtph_ps(bit_cast<__m256i>(h));
+#elif ATTN_VECTOR_BYTES == 32
+  return _mm256_cvtph_ps(bit_cast<__m128i>(h));
+#else
+  // Shifted into f32's fields, an f16 value is 2^112 times too small (bias 127 - 15), subnormals
+  // included.
+  const U u = __builtin_convertvector(h, U);
+  const U sign = (u & 0x8000u) << 16;
+  const U magnitude = (u & 0x7fffu) << 13;
+  const U finite = bit_cast<U>(bit_cast<F>(magnitude) * set1(0x1p112f));
+  const U special = magnitude | 0x7f800000u;
+  return bit_cast<F>((magnitude >= 0x0f800000u ? special : finite) | sign);
+#endif
+}
+
+ATTN_INLINE H to_f16(F v) {
+#if ATTN_VECTOR_BYTES == 64
+  return bit_cast<H>(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#elif ATTN_VECTOR_BYTES == 32
+  return bit_cast<H>(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  const U u = bit_cast<U>(v);
+  const U sign = (u >> 16) & 0x8000u;
+  const U magnitude = u & 0x7fffffffu;
+  // Normal results: rebias the exponent by -112 and round the 13 dropped bits to even; a carry runs
+  // into the exponent.
+  const U normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Subnormal results (below 2^-14): adding 1/2 puts the value's units of 2^-24 in the low mantissa
+  // bits.
+  const U subnormal = bit_cast<U>(bit_cast<F>(magnitude) + set1(0.5f)) - 0x3f000000u;
+  U half = magnitude < 0x38800000u ? subnormal : normal;
+  half = magnitude >= 0x477ff000u ? U{} + 0x7c00u : half;  // 65520 and above round to infinity
+  half = magnitude > 0x7f800000u ? U{} + 0x7e00u : half;
+  return __builtin_convertvector(half | sign, H);
+#endif
+}
+
+ATTN_INLINE F load_row(const std::byte* row, int i, DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return from_bf16(load_as<H>(row + 2 * static_cast<std::ptrdiff_t>(i)));
+    case DType::f16:
+      return from_f16(load_as<H>(row + 2 * static_cast<std::ptrdiff_t>(i)));
+    default:
+      return load_as<F>(row + 4 * static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+// The first `count` < kLanes elements from i on; the other lanes are zero and their memory is not
+// touched.
+ATTN_INLINE F load_row_part(const std::byte* row, int i, int count, DType dtype) {
+  if (dtype == DType::f32) {
+    F v{};
+    __builtin_memcpy(&v, row + 4 * static_cast<std::ptrdiff_t>(i),
+                     static_cast<std::size_t>(count) * 4);
+    return v;
+  }
+  H h{};
+  __builtin_memcpy(&h, row + 2 * static_cast<std::ptrdiff_t>(i),
+                   static_cast<std::size_t>(count) * 2);
+  return dtype == DType::bf16 ? from_bf16(h) : from_f16(h);
+}
+
+// row[i, i + count) <- the first `count` <= kLanes lanes of v.
+ATTN_INLINE void store_row(std::byte* row, int i, int count, DType dtype, F v) {
+  if (dtype == DType::f32) {
+    std::byte* p = row + 4 * static_cast<std::ptrdiff_t>(i);
+    if (count == kLanes) {
+      __builtin_memcpy(p, &v, sizeof(v));
+    } else {
+      __builtin_memcpy(p, &v, static_cast<std::size_t>(count) * 4);
+    }
+    return;
+  }
+  const H h = dtype == DType::bf16 ? to_bf16(v) : to_f16(v);
+  __builtin_memcpy(row + 2 * static_cast<std::ptrdiff_t>(i), &h,
+                   static_cast<std::size_t>(count) * 2);
+}
+
+}  // namespace attn::cpu::ATTN_ISA

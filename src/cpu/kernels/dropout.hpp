@@ -1,0 +1,79 @@
+// The dropout bits of a tile, sixteen (eight, four) Philox generators at a time. Bit for bit
+// core/philox.hpp.
+#pragma once
+
+#include "cpu/kernels/vec.hpp"
+#include "cpu/tile_ops.hpp"
+
+namespace attn::cpu::ATTN_ISA {
+
+// High and low halves of the 64-bit products a * b.
+ATTN_INLINE void multiply_wide(U a, std::uint32_t b, U& high, U& low) {
+  low = a * b;
+#if ATTN_VECTOR_BYTES == 64
+  const __m512i x = bit_cast<__m512i>(a);
+  const __m512i y = _mm512_set1_epi64(b);
+  const U even = bit_cast<U>(_mm512_mul_epu32(x, y));
+  const U odd = bit_cast<U>(_mm512_mul_epu32(_mm512_srli_epi64(x, 32), y));
+  high = bit_cast<U>(_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(bit_cast<__m512i>(even), 32),
+                                             bit_cast<__m512i>(odd)));
+#else
+  for (int i = 0; i < kLanes; ++i) {
+    high[i] = static_cast<std::uint32_t>((std::uint64_t{a[i]} * b) >> 32);
+  }
+#endif
+}
+
+// Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": ten rounds, constants of the
+// paper.
+ATTN_INLINE void philox4x32(U (&x)[4], std::uint32_t key0, std::uint32_t key1) {
+  for (int round = 0; round < 10; ++round) {
+    U high0, low0, high1, low1;
+    multiply_wide(x[0], 0xD2511F53u, high0, low0);
+    multiply_wide(x[2], 0xCD9E8D57u, high1, low1);
+    x[0] = high1 ^ x[1] ^ key0;
+    x[1] = low1;
+    x[2] = high0 ^ x[3] ^ key1;
+    x[3] = low0;
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+}
+
+ATTN_INLINE std::uint32_t lane_bits(I condition) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_movepi32_mask(bit_cast<__m512i>(condition));
+#elif ATTN_VECTOR_BYTES == 32
+  return static_cast<std::uint32_t>(_mm256_movemask_ps(bit_cast<__m256>(condition)));
+#else
+  std::uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= condition[i] != 0 ? 1u << i : 0u;
+  return bits;
+#endif
+}
+
+static void dropout_keep(const DropoutTile& tile, int key0, int keys, std::uint32_t* keep) {
+  const auto seed_low = static_cast<std::uint32_t>(tile.seed);
+  const auto seed_high =
+      static_cast<std::uint32_t>(tile.seed >> 32) ^ static_cast<std::uint32_t>(tile.offset >> 32);
+  for (int j = 0; j < keys; ++j) keep[j] = 0;
+  for (int v = 0; v < kVectors; ++v) {
+    const int lane = v * kLanes;
+    for (int group = 0; group < keys; group += 32) {
+      for (int quad = 0; quad < 4; ++quad) {
+        const auto call = static_cast<std::uint32_t>((key0 + group) / 32 * 4 + quad);
+        U x[4] = {call + U{}, bit_cast<U>(load(tile.query + lane)), load(tile.batch_head + lane),
+                  static_cast<std::uint32_t>(tile.offset) + U{}};
+        philox4x32(x, seed_low, seed_high);
+        for (int e = 0; e < 8; ++e) {
+          const int j = group + e / 2 * 8 + quad * 2 + e % 2;
+          if (j >= keys) break;
+          const U number = (x[e / 2] >> (16 * (e % 2))) & 0xffffu;
+          keep[j] |= lane_bits(number >= tile.threshold) << lane;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace attn::cpu::ATTN_ISA

@@ -1,0 +1,101 @@
+// Online softmax over one tile (Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1, lines 9
+// and 10), and the elementwise steps of the backward pass. All exponentials are powers of two.
+#pragma once
+
+#include "cpu/kernels/vec.hpp"
+#include "cpu/tile_ops.hpp"
+
+namespace attn::cpu::ATTN_ISA {
+
+static void row_max(const float* s, int keys, float* out) {
+  for (int v = 0; v < kVectors; ++v) {
+    F m = set1(-__builtin_inff());
+    for (int j = 0; j < keys; ++j) m = max(m, load(s + j * kRows + v * kLanes));
+    store(out + v * kLanes, m);
+  }
+}
+
+// x where bit `lane` of bits is set, else 0.
+ATTN_INLINE F keep_lanes(std::uint32_t bits, F x) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), x);
+#else
+  I lane_bit;
+  for (int i = 0; i < kLanes; ++i) lane_bit[i] = 1 << i;
+  return select((set1(static_cast<std::int32_t>(bits)) & lane_bit) != 0, x, F{});
+#endif
+}
+
+// m' = max(m, c row_max), alpha = 2^(m - m').
+ATTN_INLINE F new_maximum(const float* row_max, float c, float* m, float* alpha) {
+  const F before = load(m);
+  // A row without visible keys so far stays at -FLT_MAX, where 2^(-inf - m) is 0 and never NaN.
+  const F after = max(load(row_max) * set1(c), before);
+  store(alpha, exp2(before - after));
+  store(m, after);
+  return after;
+}
+
+static void softmax_f32(float* s, int keys, float c, const float* row_max,
+                        const std::uint32_t* keep, float* m, float* l, float* alpha, void* p) {
+  float* out = static_cast<float*>(p);
+  const F scale = set1(c);
+  for (int v = 0; v < kVectors; ++v) {
+    const int lane = v * kLanes;
+    const F maximum = new_maximum(row_max + lane, c, m + lane, alpha + lane);
+    constexpr int kUnroll = 4;  // independent exponentials in flight, and partial sums
+    F sum[kUnroll] = {};
+    const auto step = [&](int j, int u) __attribute__((always_inline)) {
+      const F y = exp2(fma(load(s + j * kRows + lane), scale, -maximum));
+      sum[u] += y;
+      store(out + j * kRows + lane, keep == nullptr ? y : keep_lanes(keep[j] >> lane, y));
+    };
+    int j = 0;
+    for (; j + kUnroll <= keys; j += kUnroll) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kUnroll; ++u) step(j + u, u);
+    }
+    for (; j < keys; ++j) step(j, 0);
+    const F total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    store(l + lane, fma(load(l + lane), load(alpha + lane), total));
+  }
+}
+
+static void probabilities(const float* s, int keys, float c, const float* lse2, float* p) {
+  const F scale = set1(c);
+  for (int v = 0; v < kVectors; ++v) {
+    const int lane = v * kLanes;
+    const F lse = load(lse2 + lane);
+    for (int j = 0; j < keys; ++j) {
+      store(p + j * kRows + lane, exp2(fma(load(s + j * kRows + lane), scale, -lse)));
+    }
+  }
+}
+
+static void score_gradient(float* p, const float* dp, int keys, const std::uint32_t* keep,
+                           float keep_scale, const float* delta, float* ds) {
+  const F scale = set1(keep_scale);
+  for (int v = 0; v < kVectors; ++v) {
+    const int lane = v * kLanes;
+    const F d = load(delta + lane);
+    for (int j = 0; j < keys; ++j) {
+      const int at = j * kRows + lane;
+      const F probability = load(p + at);
+      F gradient = load(dp + at);
+      if (keep != nullptr) {
+        gradient = keep_lanes(keep[j] >> lane, gradient * scale);
+        store(p + at, keep_lanes(keep[j] >> lane, probability * scale));
+      }
+      store(ds + at, probability * (gradient - d));
+    }
+  }
+}
+
+static void multiply_gradient(const float* factor, int keys, float* ds) {
+  for (int i = 0; i < keys * kRows; i += kLanes) {
+    const F gradient = load(ds + i);
+    store(ds + i, select(gradient == 0.0f, F{}, gradient * load(factor + i)));
+  }
+}
+
+}  // namespace attn::cpu::ATTN_ISA

@@ -1,0 +1,38 @@
+// Fills the table of verbs for the instruction set that this translation unit is built for.
+#pragma once
+
+#include "cpu/kernels/decode.hpp"
+#include "cpu/kernels/dropout.hpp"
+#include "cpu/kernels/pack_f32.hpp"
+#include "cpu/kernels/peak.hpp"
+#include "cpu/kernels/product_f32.hpp"
+#include "cpu/kernels/softmax.hpp"
+
+namespace attn::cpu::ATTN_ISA {
+
+static constexpr TileOps f32_ops(InstructionSet isa) {
+  TileOps ops{};
+  ops.isa = isa;
+  ops.operand = DType::f32;
+  ops.rows = kRows;
+  ops.pack_q = pack_q_f32;
+  ops.pack_k = pack_rows_f32;
+  ops.pack_v = pack_rows_f32;
+  ops.unpack_o = unpack_o;
+  ops.store_row = store_row_f32;
+  ops.scores = scores_f32;
+  ops.row_max = row_max;
+  ops.softmax = softmax_f32;
+  ops.accumulate = accumulate_f32;
+  ops.dropout_keep = dropout_keep;
+  ops.probabilities = probabilities;
+  ops.score_gradient = score_gradient;
+  ops.multiply_gradient = multiply_gradient;
+  ops.accumulate_rows = accumulate_rows_f32;
+  ops.decode_scores = decode_scores;
+  ops.decode_accumulate = decode_accumulate;
+  ops.peak_flops = peak_flops_f32;
+  return ops;
+}
+
+}  // namespace attn::cpu::ATTN_ISA

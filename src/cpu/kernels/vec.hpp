@@ -1,0 +1,146 @@
+// The vector types that every CPU kernel is written in: GCC vector extensions, so that + - * / <
+// and ?: work on them, plus the few operations where an instruction set has something better than
+// the generic form.
+//
+// Each file in isa/ defines ATTN_ISA (a namespace) and ATTN_VECTOR_BYTES, then includes the
+// kernels. All that a kernel header defines lives in attn::cpu::ATTN_ISA: code built with AVX-512
+// flags must never be the copy of an inline function that the linker picks for the rest of the
+// program. For the same reason kernels use no std:: templates.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define ATTN_INLINE static inline __attribute__((always_inline))
+
+namespace attn::cpu::ATTN_ISA {
+
+inline constexpr int kLanes = ATTN_VECTOR_BYTES / 4;
+// Vectors in a Q block: with 8 keys at a time a score tile holds 16 accumulators, enough to hide an
+// FMA latency of 4 on two pipes (8) and few enough for GCC to keep all of them, the loads and the
+// broadcast in 32 registers. AVX2 has 16 registers: 6 x 2 accumulators, 2 loads and 1 broadcast.
+inline constexpr int kVectors = 2;
+inline constexpr int kRows = kVectors * kLanes;  // rows of a Q block
+inline constexpr int kRegisterKeys = ATTN_VECTOR_BYTES == 64 ? 8 : ATTN_VECTOR_BYTES == 32 ? 6 : 4;
+
+typedef float F __attribute__((vector_size(ATTN_VECTOR_BYTES)));
+typedef std::int32_t I __attribute__((vector_size(ATTN_VECTOR_BYTES)));
+typedef std::uint32_t U __attribute__((vector_size(ATTN_VECTOR_BYTES)));
+
+ATTN_INLINE F set1(float x) { return x - F{}; }
+ATTN_INLINE I set1(std::int32_t x) { return x - I{}; }
+ATTN_INLINE U set1(std::uint32_t x) { return x - U{}; }
+
+// Unaligned.
+template <class V, class T>
+ATTN_INLINE V load_as(const T* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof(V));
+  return v;
+}
+ATTN_INLINE F load(const float* p) { return load_as<F>(p); }
+ATTN_INLINE I load(const std::int32_t* p) { return load_as<I>(p); }
+ATTN_INLINE U load(const std::uint32_t* p) { return load_as<U>(p); }
+ATTN_INLINE void store(float* p, F v) { __builtin_memcpy(p, &v, sizeof(v)); }
+ATTN_INLINE void store(std::int32_t* p, I v) { __builtin_memcpy(p, &v, sizeof(v)); }
+ATTN_INLINE void store(std::uint32_t* p, U v) { __builtin_memcpy(p, &v, sizeof(v)); }
+
+template <class To, class From>
+ATTN_INLINE To bit_cast(From v) {
+  static_assert(sizeof(To) == sizeof(From));
+  To out;
+  __builtin_memcpy(&out, &v, sizeof(out));
+  return out;
+}
+
+// condition lanes are 0 or -1, as comparisons give.
+ATTN_INLINE F select(I condition, F a, F b) { return condition ? a : b; }
+ATTN_INLINE I select(I condition, I a, I b) { return condition ? a : b; }
+
+ATTN_INLINE F to_float(I v) { return __builtin_convertvector(v, F); }
+ATTN_INLINE I to_int(F v) { return __builtin_convertvector(v, I); }  // truncates
+
+// The larger; b where either is NaN.
+ATTN_INLINE F max(F a, F b) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_max_ps(a, b);
+#elif ATTN_VECTOR_BYTES == 32
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// a * b + c, rounded once where the instruction set has it.
+ATTN_INLINE F fma(F a, F b, F c) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_fmadd_ps(a, b, c);
+#elif ATTN_VECTOR_BYTES == 32
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+ATTN_INLINE F round_to_nearest(F x) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif ATTN_VECTOR_BYTES == 32
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  const F magic =
+      set1(0x1.8p23f);  // |x| < 2^22: adding it leaves the integer in the low mantissa bits
+  return (x + magic) - magic;
+#endif
+}
+
+// 2^f for f in [-1/2, 1/2], constant term exactly 1 so that exp2(0) = 1. Minimax polynomials;
+// relative error 2.6e-9 (degree 6: the float result is within 1.01 ulp) and 4.3e-4 (degree 3: an
+// eighth of a bf16 rounding, 2^-9).
+template <int kDegree>
+ATTN_INLINE F exp2_fraction(F f) {
+  if constexpr (kDegree == 3) {
+    F p = fma(set1(4.1698887944e-2f), f, set1(2.4203051627e-1f));
+    p = fma(p, f, set1(6.9576680660e-1f));
+    return fma(p, f, set1(1.0f));
+  } else {
+    static_assert(kDegree == 6);
+    F p = fma(set1(1.5594674915e-4f), f, set1(1.3406643411e-3f));
+    p = fma(p, f, set1(9.6176927909e-3f));
+    p = fma(p, f, set1(5.5503103882e-2f));
+    p = fma(p, f, set1(2.4022652209e-1f));
+    p = fma(p, f, set1(6.9314724207e-1f));
+    return fma(p, f, set1(1.0f));
+  }
+}
+
+// 2^y for y <= 127; -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0.
+template <int kDegree = 6>
+ATTN_INLINE F exp2(F y) {
+#if ATTN_VECTOR_BYTES == 64
+  const F n = round_to_nearest(y);
+  return _mm512_scalef_ps(exp2_fraction<kDegree>(y - n), n);  // scalef(NaN, -inf) = 0
+#else
+  const F floor = set1(-126.0f);
+  const F clamped = select(y < floor, floor, y);
+  const F n = round_to_nearest(clamped);
+  const F p = exp2_fraction<kDegree>(clamped - n);
+  // |n| <= 127 and p in [0.7, 1.42], so adding n to the exponent field cannot overflow it.
+  const F scaled = bit_cast<F>(bit_cast<U>(p) + (bit_cast<U>(to_int(n)) << 23));
+  return select(y < floor, F{}, select(y == y, scaled, y));
+#endif
+}
+
+// Sum of the lanes, in a fixed order.
+ATTN_INLINE float reduce_add(F v) {
+  float sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += v[i];
+  return sum;
+}
+
+}  // namespace attn::cpu::ATTN_ISA

@@ -1,0 +1,195 @@
+// Choices of the CPU backend. Everything that changes the order of sums (blocks, splits) depends on
+// the problem and the instruction set alone; the number of threads only decides how rows are handed
+// out.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "attn/error.hpp"
+#include "cpu/cpu.hpp"
+#include "cpu/forward/query_group.hpp"
+
+namespace attn::cpu {
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Tasks that keep any ordinary machine busy without depending on its size.
+constexpr std::int64_t kEnoughTasks = 32;
+// A part of the keys is worth a task of its own from here on: merging it costs about as much as one
+// K block of 64 keys.
+constexpr std::int64_t kMinSplitKeys = 512;
+// dQ workspace of the backward splits, at most: n = 65536, d = 64, one head, f32 is 16 MiB a split.
+constexpr std::int64_t kMaxSplitBytes = std::int64_t{128} << 20;
+
+bool few_rows(const Problem& p) { return p.seqlen_q * (p.heads_q / p.heads_k) <= kMaxDecodeRows; }
+
+void choose_forward(Plan& plan) {
+  const Problem& p = plan.problem;
+  const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
+  const std::int64_t tasks =
+      std::max<std::int64_t>(1, p.batch * p.heads_k * ceil_div(rows, plan.block_q));
+  const std::int64_t wanted = ceil_div(kEnoughTasks, tasks);
+  const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
+  if (plan.algorithm == Algorithm::automatic) {
+    if (few_rows(p)) {
+      plan.algorithm = Algorithm::flash_decoding;
+      plan.reasons.push_back("flash_decoding: at most " + std::to_string(kMaxDecodeRows) +
+                             " rows share a K, V head, so time is reading K and V once");
+    } else if (tasks < kEnoughTasks / 2 && useful > 1) {
+      plan.algorithm = Algorithm::flash_decoding;
+      plan.reasons.push_back(
+          "flash_decoding: " + std::to_string(tasks) +
+          " Q blocks alone would leave threads idle, so the keys are split as well");
+    } else {
+      plan.algorithm = Algorithm::flash_attention_2;
+      plan.reasons.push_back("flash_attention_2: " + std::to_string(tasks) +
+                             " Q blocks to run in parallel");
+    }
+  }
+  switch (plan.algorithm) {
+    case Algorithm::flash_decoding:
+      plan.num_splits =
+          static_cast<std::int32_t>(std::clamp(wanted, std::min<std::int64_t>(2, useful), useful));
+      break;
+    case Algorithm::memory_efficient: {
+      // sqrt(n) keys a chunk, as in the paper, in whole K blocks.
+      const auto root = static_cast<std::int64_t>(std::sqrt(static_cast<double>(p.seqlen_k)));
+      const std::int64_t chunk = ceil_div(std::max<std::int64_t>(root, 1), kBlockK) * kBlockK;
+      plan.num_splits =
+          static_cast<std::int32_t>(std::max<std::int64_t>(1, ceil_div(p.seqlen_k, chunk)));
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+void choose_backward(Plan& plan) {
+  const Problem& p = plan.problem;
+  if (plan.algorithm == Algorithm::automatic) {
+    plan.algorithm = Algorithm::flash_attention_2;
+    plan.reasons.emplace_back("flash_attention_2: P is recomputed from LSE, tile by tile");
+  }
+  if (plan.algorithm == Algorithm::standard) return;
+  const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.heads_k);
+  const std::int64_t split_bytes =
+      std::max<std::int64_t>(1, p.batch * p.heads_q * p.seqlen_q * p.head_dim * 4);
+  const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
+  plan.num_splits = static_cast<std::int32_t>(std::clamp<std::int64_t>(
+      std::min(ceil_div(kEnoughTasks, heads), kMaxSplitBytes / split_bytes), 1, useful));
+  if (plan.num_splits > 1) {
+    plan.reasons.push_back(std::to_string(plan.num_splits) + " ranges of keys, because " +
+                           std::to_string(heads) +
+                           " K, V heads are few; each keeps a dQ of its own");
+  }
+}
+
+// Upper bounds of what the algorithms allocate; see their Scratch structs.
+std::int64_t workspace_bytes(const Plan& plan) {
+  const Problem& p = plan.problem;
+  const std::int64_t d =
+      leading_dim(static_cast<int>(p.head_dim)) + leading_dim(static_cast<int>(p.head_dim_v));
+  const std::int64_t tile = std::int64_t{kBlockK} * kMaxRows * 4;
+  const std::int64_t rows =
+      ceil_div(p.seqlen_q * (p.heads_q / p.heads_k), kMaxRows) * kMaxRows + kMaxRows;
+  const std::int64_t heads = p.batch * p.heads_k;
+  const std::int64_t group = kMaxBlocksPerTask * kMaxRows;
+  const std::int64_t expression = 16 * tile;  // of the expression evaluator
+  const std::int64_t base = 8 * tile + expression + 4 * d * kBlockK + 4 * d * group + 16384;
+  const std::int64_t partial = std::max<std::int64_t>(plan.num_splits, 1) * (p.head_dim_v + 2) * 4;
+  if (plan.phase == Phase::backward) {
+    const std::int64_t statistics = 2 * heads * rows * 4;
+    if (plan.algorithm == Algorithm::standard)
+      return plan.threads * (base + 16 * d * kBlockK) + statistics + 2 * rows * p.seqlen_k * 4;
+    return plan.threads * (base + 8 * d * 512) + statistics +
+           plan.num_splits * heads * rows * p.head_dim * 4;
+  }
+  switch (plan.algorithm) {
+    case Algorithm::standard:
+      return plan.threads * base + rows * p.seqlen_k * 4;
+    case Algorithm::flash_attention:
+    case Algorithm::block_sparse:
+      return plan.threads * (base + rows * p.head_dim_v * 4 + rows * 32);
+    case Algorithm::memory_efficient:
+      return plan.threads * (base + group * partial);
+    case Algorithm::flash_decoding:
+      return plan.threads * base + heads * rows * partial;
+    default:
+      return plan.threads * base;
+  }
+}
+
+}  // namespace
+
+Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Context& context) {
+  if (problem.dtype == DType::f64) {
+    throw Error(
+        ErrorCode::unsupported,
+        "dtype f64 runs on the reference backend only; the cpu backend takes f32, bf16 and f16");
+  }
+  Plan plan;
+  plan.problem = problem;
+  plan.phase = phase;
+  plan.backend = Backend::cpu;
+  plan.algorithm = algorithm;
+  const std::vector<Algorithm> known = algorithms(phase);
+  if (algorithm != Algorithm::automatic &&
+      std::find(known.begin(), known.end(), algorithm) == known.end()) {
+    throw Error(ErrorCode::unsupported, "algorithm " + std::string(name(algorithm)) + " has no " +
+                                            std::string(name(phase)) + " pass on the cpu backend");
+  }
+  plan.isa = best_instruction_set(context.isa);
+  const std::shared_ptr<Executor> executor =
+      context.executor != nullptr ? context.executor : default_executor();
+  plan.threads = executor->concurrency();
+  plan.block_q = tile_ops(plan.isa, DType::f32).rows;
+  plan.block_k = kBlockK;
+  phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
+
+  const bool decode = plan.algorithm == Algorithm::flash_decoding && few_rows(problem);
+  if (problem.dtype == DType::bf16 && plan.isa == InstructionSet::avx512_bf16) {
+    // A scale that is not positive cannot be applied after the row maximum is taken.
+    if (phase == Phase::forward && !decode && plan.algorithm != Algorithm::standard &&
+        problem.scale() > 0) {
+      plan.compute = DType::bf16;
+      plan.reasons.emplace_back("bf16 operands: VDPBF16PS does twice the work of an f32 FMA");
+    }
+  }
+  if (plan.compute == DType::f32 && problem.dtype != DType::f32) {
+    plan.reasons.push_back(std::string(name(problem.dtype)) +
+                           " rows are widened to f32 when they are packed");
+  }
+
+  const std::int64_t rows = problem.seqlen_q * (problem.heads_q / problem.heads_k);
+  if (decode) {
+    plan.rows_per_task = kMaxDecodeRows;
+  } else {
+    // Rows that share a pass over K and V share its packing; fewer where that would leave threads
+    // without a task.
+    int blocks = kMaxBlocksPerTask;
+    while (blocks > 1 &&
+           problem.batch * problem.heads_k * ceil_div(rows, std::int64_t{blocks} * plan.block_q) <
+               4 * plan.threads) {
+      blocks /= 2;
+    }
+    plan.rows_per_task = blocks * plan.block_q;
+  }
+  plan.tasks = phase == Phase::backward ? problem.batch * problem.heads_k * plan.num_splits
+                                        : problem.batch * problem.heads_k *
+                                              ceil_div(rows, plan.rows_per_task) * plan.num_splits;
+  plan.workspace_bytes = workspace_bytes(plan);
+  return plan;
+}
+
+}  // namespace attn::cpu
+
+namespace attn {
+
+std::vector<Algorithm> algorithms(Phase phase) {
+  if (phase == Phase::backward) return {Algorithm::standard, Algorithm::flash_attention_2};
+  return {Algorithm::standard,       Algorithm::flash_attention,  Algorithm::flash_attention_2,
+          Algorithm::flash_decoding, Algorithm::memory_efficient, Algorithm::block_sparse};
+}
+
+}  // namespace attn

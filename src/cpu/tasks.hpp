@@ -1,0 +1,53 @@
+// How the rows of Q are divided into tasks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/attention.hpp"
+
+namespace attn::cpu {
+
+struct RowTask {
+  std::int32_t batch = 0;
+  std::int32_t head_k = 0;
+  std::int64_t row0 = 0;
+  std::int64_t rows = 0;
+  std::int64_t cost = 0;  // visible K blocks times rows
+};
+
+struct KeyRange {
+  std::int64_t begin = 0, end = 0;
+};
+
+// Part `index` of `parts` of the keys [0, length): whole K blocks, as even as they come.
+inline KeyRange split_range(std::int64_t length, std::int64_t parts, std::int64_t index) {
+  const std::int64_t blocks = (length + kBlockK - 1) / kBlockK;
+  return {std::min(length, blocks * index / parts * kBlockK),
+          std::min(length, blocks * (index + 1) / parts * kBlockK)};
+}
+
+// Every row in use once. Costliest first, so that under a causal mask the last tasks to finish are
+// short ones.
+inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_task) {
+  std::vector<RowTask> tasks;
+  for (const core::Sequence& sequence : a.sequences) {
+    for (std::int32_t h = 0; h < a.problem.heads_k; ++h) {
+      const std::int64_t rows = a.rows(sequence);
+      for (std::int64_t r = 0; r < rows; r += rows_per_task) {
+        RowTask task{sequence.batch, h, r, std::min(rows_per_task, rows - r), 0};
+        std::int64_t blocks = 1;
+        for_visible_blocks(a, a.tile(sequence, h, r, task.rows), 0, sequence.length_k,
+                           [&](int, int, expr::Coverage) { ++blocks; });
+        task.cost = blocks * task.rows;
+        tasks.push_back(task);
+      }
+    }
+  }
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [](const RowTask& x, const RowTask& y) { return x.cost > y.cost; });
+  return tasks;
+}
+
+}  // namespace attn::cpu

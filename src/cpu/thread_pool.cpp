@@ -1,0 +1,179 @@
+// A fork-join pool. Every worker but the caller owns a slot: the caller offers work there, takes
+// offers back that nobody took up in time, and waits for the rest. So a loop never waits for a
+// worker that has nothing left to do, and a worker that is slow to wake costs nothing.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "attn/context.hpp"
+#include "attn/error.hpp"
+#include "cpu/available_cpus.hpp"
+
+namespace attn {
+namespace {
+
+using Body = std::function<void(std::int64_t index, int worker)>;
+
+constexpr int kMaxThreads = 4096;
+// Waking a parked thread takes 5 to 50 us; spinning as long bridges the gaps between the loops of
+// one call at no more than twice the cost of the better choice.
+constexpr std::chrono::microseconds kSpin(30);
+constexpr std::size_t kCacheLine = 64;
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+enum State : std::uint32_t { kIdle, kOffered, kRunning, kStop };
+
+struct alignas(kCacheLine) Slot {
+  std::atomic<std::uint32_t> state{kIdle};
+
+  // Returns once the state is not `old`: spins for kSpin, then parks.
+  void wait_while(State old) {
+    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    do {
+      for (int n = 0; n < 32; ++n) {
+        if (state.load(std::memory_order_acquire) != old) return;
+        pause();
+      }
+    } while (std::chrono::steady_clock::now() < deadline);
+    state.wait(old, std::memory_order_acquire);
+  }
+
+  void set(State value) {
+    state.store(value, std::memory_order_release);
+    state.notify_one();
+  }
+
+  bool exchange(State old, State value) {
+    std::uint32_t expected = old;
+    return state.compare_exchange_strong(expected, value, std::memory_order_acq_rel);
+  }
+};
+
+// One parallel_for. Lives on the caller's stack until every worker that entered has left.
+class Loop {
+ public:
+  Loop(std::int64_t count, const Body& body) : count_(count), body_(body) {}
+
+  void work(int worker) noexcept {
+    try {
+      while (!failed_.load(std::memory_order_relaxed)) {
+        const std::int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
+        if (index >= count_) return;
+        body_(index, worker);
+      }
+    } catch (...) {
+      if (!failed_.exchange(true)) error_ = std::current_exception();
+    }
+  }
+
+  // After all workers have left.
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const std::int64_t count_;
+  const Body& body_;
+  alignas(kCacheLine) std::atomic<std::int64_t> next_{0};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;
+};
+
+class ThreadPool final : public Executor {
+ public:
+  explicit ThreadPool(int threads) : slots_(static_cast<std::size_t>(threads - 1)) {
+    threads_.reserve(slots_.size());
+    try {
+      for (std::size_t i = 0; i < slots_.size(); ++i) {
+        threads_.emplace_back([this, i] { serve(i); });
+      }
+    } catch (const std::exception& error) {
+      stop();
+      throw Error(ErrorCode::unavailable,
+                  fmt::format("threads is {}; only {} could be started ({})", threads,
+                              threads_.size() + 1, error.what()));
+    }
+  }
+  ~ThreadPool() override { stop(); }
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int concurrency() const noexcept override { return static_cast<int>(slots_.size()) + 1; }
+
+  void parallel_for(std::int64_t count, const Body& body) override {
+    if (count <= 0) return;
+    const std::size_t helpers =
+        static_cast<std::size_t>(std::min(count - 1, static_cast<std::int64_t>(slots_.size())));
+    Loop loop(count, body);
+    // A loop inside a body, or beside another one, runs on its caller alone.
+    if (helpers == 0 || busy_.exchange(true, std::memory_order_acquire)) {
+      loop.work(0);
+    } else {
+      loop_ = &loop;
+      for (std::size_t i = 0; i < helpers; ++i) slots_[i].set(kOffered);
+      loop.work(0);
+      for (std::size_t i = 0; i < helpers; ++i) {
+        if (!slots_[i].exchange(kOffered, kIdle)) slots_[i].wait_while(kRunning);
+      }
+      busy_.store(false, std::memory_order_release);
+    }
+    loop.rethrow();
+  }
+
+ private:
+  void serve(std::size_t i) {
+    Slot& slot = slots_[i];
+    for (;;) {
+      slot.wait_while(kIdle);
+      if (slot.exchange(kOffered, kRunning)) {
+        loop_->work(static_cast<int>(i) + 1);
+        slot.set(kIdle);
+      } else if (slot.state.load(std::memory_order_acquire) == kStop) {
+        return;
+      }
+    }
+  }
+
+  void stop() {
+    for (std::size_t i = 0; i < threads_.size(); ++i) slots_[i].set(kStop);
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  std::vector<Slot> slots_;
+  std::vector<std::thread> threads_;
+  std::atomic<bool> busy_{false};
+  Loop* loop_ = nullptr;  // of the caller that holds busy_; read by workers that took an offer
+};
+
+}  // namespace
+
+std::shared_ptr<Executor> make_thread_pool(int threads) {
+  if (threads < 0 || threads > kMaxThreads) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("threads is {}; accepted are 0 (one for each CPU) to {}", threads,
+                            kMaxThreads));
+  }
+  return std::make_shared<ThreadPool>(threads == 0 ? cpu::available_cpus() : threads);
+}
+
+std::shared_ptr<Executor> default_executor() {
+  static const std::shared_ptr<Executor> pool = make_thread_pool(0);
+  return pool;
+}
+
+}  // namespace attn

@@ -1,0 +1,120 @@
+// The verbs that every CPU algorithm is written with, one table of them for each instruction set
+// and operand type.
+//
+// A tile is a Q block (kRows rows, one a (query, head) pair) against a K, V block (up to kBlockK
+// keys). Queries lie in SIMD lanes: S^T, P^T are [key][row], Q^T and O^T are [dim][row]. So the
+// softmax is vertical (row maxima and sums are lanes, no shuffles), and K and V are read in their
+// natural row order as broadcasts.
+//
+// "operand" is what the matrix products multiply: f32, or bf16 pairs along the summed dimension,
+// accumulated in f32. The caller owns all memory; buffers are 64-byte aligned; rows = TileOps::rows
+// everywhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attn/context.hpp"
+#include "attn/tensor.hpp"
+
+namespace attn::expr {
+struct BoundProgram;
+struct TileContext;
+}  // namespace attn::expr
+
+namespace attn::cpu {
+
+inline constexpr int kMaxRows = 32;  // of a Q block, over all instruction sets
+inline constexpr int kBlockK = 64;   // keys of a K, V block: S^T is 8 KB, a quarter of a 32 KB L1
+inline constexpr int kMaxDecodeRows = 8;  // rows that the decoding verbs take at once
+
+// Leading dimension of packed rows in elements: a multiple of 16 floats keeps rows on cache lines.
+constexpr int leading_dim(int dim) { return (dim + 15) / 16 * 16; }
+
+// One call of Philox a (row, 8 keys); see core/philox.hpp.
+struct DropoutTile {
+  std::uint64_t seed = 0, offset = 0;
+  std::uint32_t threshold = 0;
+  const std::int32_t* query = nullptr;        // [rows]
+  const std::uint32_t* batch_head = nullptr;  // [rows] batch * heads_q + head
+};
+
+struct TileOps {
+  InstructionSet isa;
+  DType operand;  // f32 or bf16
+  int rows;       // of a Q block
+
+  // --- Packing. A null row pointer packs zeros. source: dtype of the rows. dim: elements of a row.
+  // --- q_t [dim][rows] (bf16: [ceil(dim / 2)][rows] pairs) <- scale * row; bf16 operands take
+  // scale = 1 only.
+  void (*pack_q)(const std::byte* const* row, int count, int dim, DType source, float scale,
+                 void* q_t);
+  // k [keys][leading_dim(dim)] (bf16: the same bytes halved) <- rows.
+  void (*pack_k)(const std::byte* const* row, int keys, int dim, DType source, void* k);
+  // v as k for f32; bf16: [ceil(keys / 2)][leading_dim(dim)] pairs of consecutive keys.
+  void (*pack_v)(const std::byte* const* row, int keys, int dim, DType source, void* v);
+  // row[r][0, dim) <- o_t[dim][r] * factor[r], rounded to `target`; null rows are skipped.
+  void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
+                   std::byte* const* row, int count);
+
+  // row[0, dim) <- factor * x[0, dim), rounded to `target`.
+  void (*store_row)(const float* x, int dim, float factor, DType target, std::byte* row);
+
+  // --- Forward ---
+  // s[key][row] <- sum_d k[key][d] q_t[d][row]; row_max[row] <- max over keys (may be null).
+  void (*scores)(const void* q_t, const void* k, int keys, int dim, float* s, float* row_max);
+  // row_max[row] <- max over keys of s.
+  void (*row_max)(const float* s, int keys, float* row_max);
+  // Online softmax in units of log2: with y = c s,  m' = max(m, c row_max), alpha = 2^(m - m'), p =
+  // 2^(y - m'), l <- alpha l + sum p, m <- m'. c > 0. p takes the operand type ([keys][rows], bf16:
+  // [ceil(keys / 2)][rows] pairs); f32 p may be s. keep: one bit a row for each key, or null;
+  // dropped elements of p are zero, l keeps them. m starts at -FLT_MAX.
+  void (*softmax)(float* s, int keys, float c, const float* row_max, const std::uint32_t* keep,
+                  float* m, float* l, float* alpha, void* p);
+  // o_t[d][row] <- alpha[row] o_t[d][row] + sum_key v[key][d] p[key][row]. alpha null: 1.
+  void (*accumulate)(const void* p, const void* v, int keys, int dim, const float* alpha,
+                     float* o_t);
+  // keep[key - key0] bit row <- dropout keeps (row, key). key0 is a multiple of 32.
+  void (*dropout_keep)(const DropoutTile& tile, int key0, int keys, std::uint32_t* keep);
+
+  // --- Expressions over a tile; kernels/expression.hpp ---
+  // s <- the expression of s; out <- the expression of s; s <- -inf where the boolean is false.
+  void (*evaluate_score)(const expr::BoundProgram& program, const expr::TileContext& tile, float* s);
+  void (*evaluate)(const expr::BoundProgram& program, const expr::TileContext& tile, const float* s,
+                   float* out);
+  void (*apply_mask)(const expr::BoundProgram& program, const expr::TileContext& tile, float* s);
+
+  // --- Backward (f32 operands) ---
+  // p[key][row] <- 2^(c s - lse2[row]); s may be p.
+  void (*probabilities)(const float* s, int keys, float c, const float* lse2, float* p);
+  // ds <- p (keep_scale keep dp - delta[row]); p <- keep_scale keep p. keep null: all kept and
+  // keep_scale 1.
+  void (*score_gradient)(float* p, const float* dp, int keys, const std::uint32_t* keep,
+                         float keep_scale, const float* delta, float* ds);
+  // ds <- ds * factor, and 0 where ds is 0 (a masked element's factor may be infinite or NaN).
+  void (*multiply_gradient)(const float* factor, int keys, float* ds);
+  // g[key][ld] += sum_row t[key][row] x[row][ld], for the first `count` rows; ld =
+  // leading_dim(dim).
+  void (*accumulate_rows)(const float* t, const float* x, int keys, int count, int dim, float* g);
+
+  // --- Decoding: few rows, dims in lanes, K and V read where they lie ---
+  // s[key * rows + r] <- sum_d q[r][d] k[key][d] for r < count; q: f32 [count][leading_dim(dim)],
+  // zero past dim.
+  void (*decode_scores)(const float* q, int count, const std::byte* const* k, int keys, int dim,
+                        DType source, float* s);
+  // o[r][d] <- alpha[r] o[r][d] + sum_key p[key * rows + r] v[key][d]; o: f32
+  // [count][leading_dim(dim)].
+  void (*decode_accumulate)(const float* p, int count, const std::byte* const* v, int keys, int dim,
+                            DType source, const float* alpha, float* o);
+
+  // Multiply-adds in registers for about `seconds`; returns flops done. For measure_peak_gflops.
+  double (*peak_flops)(double seconds);
+};
+
+// The table for an instruction set that is available; operand bf16 only for avx512_bf16.
+const TileOps& tile_ops(InstructionSet isa, DType operand);
+
+// `wanted`, or the best there is for automatic. Throws Error(unavailable).
+InstructionSet best_instruction_set(InstructionSet wanted);
+
+}  // namespace attn::cpu

@@ -1,0 +1,81 @@
+// Scratch memory of a run: one aligned block for each worker, carved into typed pieces.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "attn/error.hpp"
+
+namespace attn::cpu {
+
+inline constexpr std::size_t kAlignment = 64;  // a cache line and a 512-bit vector
+
+constexpr std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+struct FreeDeleter {
+  void operator()(void* p) const noexcept { std::free(p); }
+};
+using AlignedBytes = std::unique_ptr<std::byte, FreeDeleter>;
+
+// Throws Error(out_of_memory). The memory is not initialised.
+inline AlignedBytes allocate(std::size_t bytes) {
+  auto* p =
+      static_cast<std::byte*>(std::aligned_alloc(kAlignment, aligned(bytes == 0 ? 1 : bytes)));
+  if (p == nullptr) {
+    throw Error(ErrorCode::out_of_memory,
+                "workspace of " + std::to_string(bytes) + " bytes could not be allocated");
+  }
+  return AlignedBytes(p);
+}
+
+// Hands out consecutive aligned pieces of a block. Over a null base it only counts: the same
+// carve() function of a scratch struct computes its size and places it.
+class Carver {
+ public:
+  explicit Carver(std::byte* base = nullptr) : base_(base) {}
+
+  template <class T>
+  void take(T*& pointer, std::size_t count) {
+    pointer = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += aligned(count * sizeof(T));
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_ = 0;
+};
+
+// One scratch struct a worker. Scratch has carve(Carver&).
+template <class Scratch>
+class WorkerScratch {
+ public:
+  WorkerScratch(int workers, const Scratch& prototype) : prototype_(prototype) {
+    bytes_each_ = bytes(prototype);
+    memory_ = allocate(bytes_each_ * static_cast<std::size_t>(workers));
+  }
+  static std::size_t bytes(Scratch prototype) {
+    Carver counter;
+    prototype.carve(counter);
+    return counter.used();
+  }
+  Scratch of(int worker) const {
+    Scratch scratch = prototype_;
+    Carver carver(memory_.get() + bytes_each_ * static_cast<std::size_t>(worker));
+    scratch.carve(carver);
+    return scratch;
+  }
+
+ private:
+  Scratch prototype_;
+  std::size_t bytes_each_ = 0;
+  AlignedBytes memory_;
+};
+
+}  // namespace attn::cpu

@@ -1,0 +1,181 @@
+#include <string>
+#include <vector>
+
+#include "core/rows.hpp"
+#include "reference/matrix.hpp"
+#include "reference/probabilities.hpp"
+#include "reference/reference.hpp"
+
+namespace attn::reference {
+namespace {
+
+// Gradient of one named buffer of the score, summed in Real, row-major in the shape of the buffer.
+template <class Real>
+struct BufferGradient {
+  Tensor to;
+  std::vector<expr::LoadDerivative> loads;
+  std::vector<Real> sum;
+
+  BufferGradient(const Problem& problem, const std::string& name, const Tensor& tensor)
+      : to(tensor),
+        loads(expr::load_derivatives(problem.score, name)),
+        sum(static_cast<std::size_t>(tensor.size())) {}
+
+  // d_t: gradient of the changed score at this point.
+  void add(Real d_t, const expr::Point& at, const expr::Bindings& buffers) {
+    for (const auto& [load, derivative] : loads) {
+      std::int64_t element = 0;
+      bool inside = true;
+      for (std::int32_t axis = 0; axis < to.rank; ++axis) {
+        const std::int64_t size = to.shape[static_cast<std::size_t>(axis)];
+        const expr::Expr& argument = load.node().args[static_cast<std::size_t>(axis)];
+        // double holds every int32
+        auto index = static_cast<std::int64_t>(expr::evaluate<double>(argument, at, buffers));
+        if (size == 1) index = 0;
+        inside = inside && index >= 0 && index < size;
+        element = element * size + index;
+      }
+      if (!inside) continue;
+      sum[static_cast<std::size_t>(element)] += d_t * expr::evaluate<Real>(derivative, at, buffers);
+    }
+  }
+
+  void store_sum() const {
+    for (std::int64_t element = 0; element < to.size(); ++element) {
+      std::int64_t offset = 0;
+      std::int64_t rest = element;
+      for (auto axis = static_cast<std::size_t>(to.rank); axis-- > 0;) {
+        offset += rest % to.shape[axis] * to.strides[axis];
+        rest /= to.shape[axis];
+      }
+      store(
+          static_cast<std::byte*>(to.data) + offset * static_cast<std::int64_t>(size_of(to.dtype)),
+          to.dtype, static_cast<double>(sum[static_cast<std::size_t>(element)]));
+    }
+  }
+};
+
+template <class Real>
+class Backward {
+ public:
+  Backward(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
+           const Gradients& gradients, DType rounding)
+      : problem_(problem),
+        inputs_(inputs),
+        d_o_(d_o),
+        gradients_(gradients),
+        rounding_(rounding),
+        d_sink_(static_cast<std::size_t>(problem.heads_q)) {
+    if (!problem.score.empty()) d_score_ = expr::derivative(problem.score);
+    for (const auto& [name, tensor] : gradients.buffers) {
+      d_buffers_.emplace_back(problem, name, tensor);
+    }
+  }
+
+  void run() {
+    const std::int64_t group = problem_.heads_q / problem_.heads_k;
+    for (std::int64_t batch = 0; batch < problem_.batch; ++batch) {
+      const core::Sequence sequence = core::sequence(problem_, inputs_, batch);
+      for (std::int64_t head_k = 0; head_k < problem_.heads_k; ++head_k) {
+        Matrix<Real> dk(sequence.length_k, problem_.head_dim);
+        Matrix<Real> dv(sequence.length_k, problem_.head_dim_v);
+        for (std::int64_t h = head_k * group; h < (head_k + 1) * group; ++h) {
+          query_head(Head<Real>(problem_, inputs_, sequence, rounding_, h), dk, dv);
+        }
+        store_like_k(dk, gradients_.dk, sequence, head_k);
+        store_like_k(dv, gradients_.dv, sequence, head_k);
+      }
+    }
+    const Tensor& dsink = gradients_.dsink;
+    for (std::int64_t h = 0; dsink.given() && h < problem_.heads_q; ++h) {
+      store(static_cast<std::byte*>(dsink.data) +
+                h * dsink.strides[0] * static_cast<std::int64_t>(size_of(dsink.dtype)),
+            dsink.dtype, static_cast<double>(d_sink_[static_cast<std::size_t>(h)]));
+    }
+    for (const BufferGradient<Real>& gradient : d_buffers_) gradient.store_sum();
+  }
+
+ private:
+  // With T = score_expression(S):
+  //   dV_j += Z_ij P_ij dO_i             dP_ij = Z_ij dO_i . v_j      D_i = sum_j P_ij dP_ij
+  //   dT_ij = P_ij (dP_ij - D_i)         dsink -= P_sink D_i          dS_ij = dT_ij dT/dS
+  //   dQ_i = scale sum_j dS_ij k_j       dK_j += scale dS_ij q_i
+  void query_head(const Head<Real>& head, Matrix<Real>& dk, Matrix<Real>& dv) {
+    const core::Sequence& sequence = head.sequence;
+    const std::int64_t n = head.keys();
+    const auto scale = static_cast<Real>(problem_.scale());
+    const Matrix<Real> d_o =
+        load_matrix<Real>(core::rows_like_q(problem_, inputs_, d_o_, sequence.batch), d_o_.dtype,
+                          head.head, sequence.length_q, problem_.head_dim_v);
+    const Matrix<Real> v_transposed = transposed(head.v);
+    Matrix<Real> dq(sequence.length_q, problem_.head_dim);
+    for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+      const Row<Real> row = probabilities(head, i);
+      std::vector<Real> dp(static_cast<std::size_t>(n));
+      for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
+        add_scaled(dp.data(), d_o[i][c], v_transposed[c], n);
+      }
+      Real d = 0;
+      for (std::int64_t j = 0; j < n; ++j) {
+        const Real p = row.p[static_cast<std::size_t>(j)];
+        if (p == 0) continue;  // a key that is not seen gets no gradient, be its value NaN
+        const Real z = head.dropout(i, j);
+        Real& dp_j = dp[static_cast<std::size_t>(j)];
+        dp_j = rounded(z * dp_j, rounding_);
+        d += p * dp_j;
+        add_scaled(dv[j], rounded(z * p, rounding_), d_o[i], dv.columns);
+      }
+      d_sink_[static_cast<std::size_t>(head.head)] -= row.p_sink * d;
+      for (std::int64_t j = 0; j < n; ++j) {
+        const Real p = row.p[static_cast<std::size_t>(j)];
+        if (p == 0) continue;
+        const Real d_t = p * (dp[static_cast<std::size_t>(j)] - d);
+        const Real d_s = scale * rounded(through_score(d_t, head, i, j, row), rounding_);
+        add_scaled(dq[i], d_s, head.k[j], dq.columns);
+        add_scaled(dk[j], d_s, head.q[i], dk.columns);
+      }
+    }
+    if (gradients_.dq.given()) {
+      store_matrix(dq, core::rows_like_q(problem_, inputs_, gradients_.dq, sequence.batch),
+                   gradients_.dq.dtype, head.head, sequence.capacity_q);
+    }
+  }
+
+  // dS from dT; on the way, the gradients of the buffers.
+  Real through_score(Real d_t, const Head<Real>& head, std::int64_t i, std::int64_t j,
+                     const Row<Real>& row) {
+    if (problem_.score.empty()) return d_t;
+    const expr::Point at = head.point(i, j, row.s[static_cast<std::size_t>(j)]);
+    for (BufferGradient<Real>& gradient : d_buffers_) gradient.add(d_t, at, inputs_.buffers);
+    return d_t * expr::evaluate<Real>(d_score_, at, inputs_.buffers);
+  }
+
+  void store_like_k(const Matrix<Real>& gradient, const Tensor& to, const core::Sequence& sequence,
+                    std::int64_t head_k) const {
+    if (!to.given()) return;
+    store_matrix(gradient, core::rows_like_k(problem_, inputs_, to, sequence.batch), to.dtype,
+                 head_k, sequence.capacity_k);
+  }
+
+  const Problem& problem_;
+  const Inputs& inputs_;
+  const Tensor& d_o_;
+  const Gradients& gradients_;
+  DType rounding_;
+  expr::Expr d_score_;
+  std::vector<Real> d_sink_;
+  std::vector<BufferGradient<Real>> d_buffers_;
+};
+
+}  // namespace
+
+void backward(const Problem& problem, const Inputs& inputs, const Outputs&, const Tensor& d_o,
+              const Gradients& gradients, Precision precision) {
+  if (precision == Precision::f64 || problem.dtype == DType::f64) {
+    Backward<double>(problem, inputs, d_o, gradients, DType::f64).run();
+  } else {
+    Backward<float>(problem, inputs, d_o, gradients, problem.dtype).run();
+  }
+}
+
+}  // namespace attn::reference

@@ -1,0 +1,60 @@
+#include <limits>
+
+#include "core/rows.hpp"
+#include "reference/matrix.hpp"
+#include "reference/probabilities.hpp"
+#include "reference/reference.hpp"
+
+namespace attn::reference {
+namespace {
+
+template <class Real>
+void forward_head(const Head<Real>& head, const Outputs& outputs) {
+  const Problem& problem = head.problem;
+  const core::Sequence& sequence = head.sequence;
+  Matrix<Real> o(sequence.length_q, problem.head_dim_v);
+  std::vector<double> lse(static_cast<std::size_t>(sequence.capacity_q),
+                          -std::numeric_limits<double>::infinity());
+  for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+    const Row<Real> row = probabilities(head, i);
+    lse[static_cast<std::size_t>(i)] = static_cast<double>(row.lse);
+    for (std::int64_t j = 0; j < head.keys(); ++j) {
+      const Real p = row.p[static_cast<std::size_t>(j)];
+      if (p == 0) continue;  // a key that is not seen adds nothing, be its value NaN
+      add_scaled(o[i], rounded(p * head.dropout(i, j), head.rounding), head.v[j], o.columns);
+    }
+    for (std::int64_t c = 0; c < o.columns; ++c) o[i][c] = rounded(o[i][c], head.rounding);
+  }
+  store_matrix(o, core::rows_like_q(problem, head.inputs, outputs.o, sequence.batch),
+               outputs.o.dtype, head.head, sequence.capacity_q);
+  if (!outputs.lse.given()) return;
+  const core::LseRow to =
+      core::lse_row(problem, head.inputs, outputs.lse, sequence.batch, head.head);
+  for (std::int64_t i = 0; i < sequence.capacity_q; ++i) {
+    store(to.base + i * to.stride, outputs.lse.dtype, lse[static_cast<std::size_t>(i)]);
+  }
+}
+
+template <class Real>
+void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                DType rounding) {
+  for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
+    const core::Sequence sequence = core::sequence(problem, inputs, batch);
+    for (std::int64_t h = 0; h < problem.heads_q; ++h) {
+      forward_head(Head<Real>(problem, inputs, sequence, rounding, h), outputs);
+    }
+  }
+}
+
+}  // namespace
+
+void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+             Precision precision) {
+  if (precision == Precision::f64 || problem.dtype == DType::f64) {
+    forward_as<double>(problem, inputs, outputs, DType::f64);
+  } else {
+    forward_as<float>(problem, inputs, outputs, problem.dtype);
+  }
+}
+
+}  // namespace attn::reference

@@ -1,0 +1,119 @@
+// Row-major matrices in the arithmetic of the reference, read from and written to rows of any dtype
+// and layout.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "attn/tensor.hpp"
+#include "core/rows.hpp"
+
+namespace attn::reference {
+
+template <class T>
+T load_as(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+// One element of a floating dtype.
+inline double load(const std::byte* from, DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return load_as<double>(from);
+    case DType::bf16:
+      return static_cast<float>(load_as<bfloat16>(from));
+    case DType::f16:
+      return static_cast<float>(load_as<float16>(from));
+    default:
+      return load_as<float>(from);
+  }
+}
+
+inline void store(std::byte* to, DType dtype, double value) {
+  const auto put = [to](auto stored) { std::memcpy(to, &stored, sizeof(stored)); };
+  switch (dtype) {
+    case DType::f64:
+      return put(value);
+    case DType::bf16:
+      return put(bfloat16(static_cast<float>(value)));
+    case DType::f16:
+      return put(float16(static_cast<float>(value)));
+    default:
+      return put(static_cast<float>(value));
+  }
+}
+
+// `value` as a matrix of this dtype would hold it.
+template <class Real>
+Real rounded(Real value, DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return static_cast<float>(bfloat16(static_cast<float>(value)));
+    case DType::f16:
+      return static_cast<float>(float16(static_cast<float>(value)));
+    case DType::f32:
+      return static_cast<float>(value);
+    default:
+      return value;
+  }
+}
+
+template <class Real>
+struct Matrix {
+  std::int64_t rows = 0, columns = 0;
+  std::vector<Real> data;
+
+  Matrix(std::int64_t m, std::int64_t n)
+      : rows(m), columns(n), data(static_cast<std::size_t>(m * n)) {}
+  Real* operator[](std::int64_t i) { return data.data() + i * columns; }
+  const Real* operator[](std::int64_t i) const { return data.data() + i * columns; }
+};
+
+// Rows [0, rows) of one head.
+template <class Real>
+Matrix<Real> load_matrix(const core::Rows& from, DType dtype, std::int64_t head, std::int64_t rows,
+                         std::int64_t columns) {
+  Matrix<Real> out(rows, columns);
+  const auto bytes = static_cast<std::int64_t>(size_of(dtype));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const std::byte* row = from.row(i, head);
+    for (std::int64_t c = 0; c < columns; ++c) {
+      out[i][c] = static_cast<Real>(load(row + c * bytes, dtype));
+    }
+  }
+  return out;
+}
+
+// Writes the matrix, then zeros up to row `capacity`.
+template <class Real>
+void store_matrix(const Matrix<Real>& matrix, const core::Rows& to, DType dtype, std::int64_t head,
+                  std::int64_t capacity) {
+  const auto bytes = static_cast<std::int64_t>(size_of(dtype));
+  for (std::int64_t i = 0; i < capacity; ++i) {
+    std::byte* row = to.row(i, head);
+    for (std::int64_t c = 0; c < matrix.columns; ++c) {
+      store(row + c * bytes, dtype, i < matrix.rows ? static_cast<double>(matrix[i][c]) : 0.0);
+    }
+  }
+}
+
+template <class Real>
+Matrix<Real> transposed(const Matrix<Real>& m) {
+  Matrix<Real> out(m.columns, m.rows);
+  for (std::int64_t i = 0; i < m.rows; ++i) {
+    for (std::int64_t j = 0; j < m.columns; ++j) out[j][i] = m[i][j];
+  }
+  return out;
+}
+
+// y += a x, n elements.
+template <class Real>
+void add_scaled(Real* y, Real a, const Real* x, std::int64_t n) {
+  for (std::int64_t c = 0; c < n; ++c) y[c] += a * x[c];
+}
+
+}  // namespace attn::reference

@@ -1,0 +1,32 @@
+// Standard attention as it is defined (problem.hpp), for every feature: slow, obvious, on one
+// thread. Everything else in the library is compared with it. O(seqlen_k) extra memory forward,
+// O(seqlen_k head_dim) backward.
+#pragma once
+
+#include <cstdint>
+
+#include "attn/problem.hpp"
+#include "attn/run.hpp"
+
+namespace attn::reference {
+
+enum class Precision : std::uint8_t {
+  f64,      // every step in double: the definition
+  problem,  // the yardstick of the error rule (docs/numerics.md): float arithmetic (double when the
+            // problem is f64), and S, P, O, dP, dS rounded to problem.dtype, as standard attention
+            // built from matrix products would hold them
+};
+
+// `problem` is complete and the arguments are valid (core/validate.hpp), but outputs and gradients
+// may have any floating dtype: f64 shows the result unrounded. Masks are evaluated in float, as on
+// every backend, so that all of them mask alike; scores in the arithmetic of `precision`. Rows past
+// a length: O, dQ, dK, dV = 0, LSE = -inf.
+void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+             Precision precision = Precision::f64);
+
+// Recomputes P and O from the inputs; O and LSE in `outputs` are not read, only their absence is
+// allowed.
+void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+              const Tensor& d_o, const Gradients& gradients, Precision precision = Precision::f64);
+
+}  // namespace attn::reference

@@ -1,0 +1,33 @@
+# cmake -DBUILD_DIR=... -DWORK_DIR=... -P run.cmake: install, find_package, build, run; then the same
+# through pkg-config where it is installed.
+function(run)
+  execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+set(prefix ${WORK_DIR}/prefix)
+if(SANITIZE)
+  string(APPEND CXX_FLAGS " -fsanitize=${SANITIZE}")
+endif()
+file(REMOVE_RECURSE ${WORK_DIR})
+
+run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
+run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK_DIR}/build -G ${GENERATOR}
+    -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}" -DCMAKE_PREFIX_PATH=${prefix}
+    -DEXPECTED_VERSION=${VERSION})
+run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
+run(${WORK_DIR}/build/consumer)
+
+find_program(PKG_CONFIG pkg-config)
+if(NOT PKG_CONFIG)
+  message(STATUS "pkg-config is not installed: attn.pc is not tested")
+  return()
+endif()
+file(GLOB_RECURSE pc_file ${prefix}/*/attn.pc)
+cmake_path(GET pc_file PARENT_PATH pc_dir)
+cmake_path(GET pc_dir PARENT_PATH lib_dir)
+set(ENV{PKG_CONFIG_PATH} ${pc_dir})
+execute_process(COMMAND ${PKG_CONFIG} --cflags --libs attn OUTPUT_VARIABLE flags
+                OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+separate_arguments(flags UNIX_COMMAND "${CXX_FLAGS} ${flags} -Wl,-rpath,${lib_dir}")
+run(${CXX} -std=c++20 ${CMAKE_CURRENT_LIST_DIR}/consumer/main.cpp -o ${WORK_DIR}/by_pkg_config ${flags})
+run(${WORK_DIR}/by_pkg_config)

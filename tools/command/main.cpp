@@ -1,0 +1,88 @@
+// attn: exact attention from the command line.
+#include <fmt/format.h>
+
+#include <fstream>
+#include <new>
+#include <sstream>
+
+#include "attn/error.hpp"
+#include "attn/version.hpp"
+#include "command/command.hpp"
+
+namespace attn::command {
+namespace {
+
+int exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument:
+    case ErrorCode::io:
+      return kBadInput;
+    case ErrorCode::unsupported:
+    case ErrorCode::unavailable:
+    case ErrorCode::out_of_memory:
+      return kNotAvailable;
+    case ErrorCode::internal:
+      break;
+  }
+  return kWrong;
+}
+
+// Replaces each argument "@file" by the words of the file; '#' begins a comment.
+std::vector<std::string> expand(int argc, char** argv) {
+  std::vector<std::string> arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument.size() < 2 || argument.front() != '@') {
+      arguments.push_back(argument);
+      continue;
+    }
+    std::ifstream file(argument.substr(1));
+    if (!file) {
+      throw Error(ErrorCode::io, fmt::format("argument {}: the file cannot be read; a text file of "
+                                             "arguments is expected",
+                                             argument));
+    }
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream words(line.substr(0, line.find('#')));
+      for (std::string word; words >> word;) arguments.push_back(word);
+    }
+  }
+  return arguments;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Exact attention: computes it, checks it against its definition, times it.", "attn");
+  app.set_version_flag("--version", "attn " ATTN_VERSION_STRING);
+  app.require_subcommand(1);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return fmt::format("attn: {} (see attn --help)\n", error.what());
+  });
+  app.footer(
+      "An argument @file stands for the words of that file, '#' begins a comment in it.\n"
+      "Exit codes: 0 ok, 1 a check failed or a result is wrong, 2 bad usage or input, 3 not "
+      "available here.");
+  int status = kOk;
+  add_info(app, status);
+  add_run(app, status);
+  add_check(app, status);
+  add_bench(app, status);
+  try {
+    std::vector<std::string> arguments = expand(argc, argv);
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+    app.parse(arguments);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kOk : kBadInput;
+  } catch (const Error& error) {
+    fmt::print(stderr, "attn: {}\n", error.what());
+    return exit_code(error.code());
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "attn: memory could not be allocated\n");
+    return kNotAvailable;
+  }
+  return status;
+}
+
+}  // namespace
+}  // namespace attn::command
+
+int main(int argc, char** argv) { return attn::command::run(argc, argv); }

@@ -1,0 +1,79 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <cmath>
+
+#include "command/command.hpp"
+
+namespace attn::command {
+namespace {
+
+std::string algorithm_names() {
+  std::vector<std::string> names{std::string(name(Algorithm::automatic))};
+  for (const Algorithm algorithm : algorithms(Phase::forward)) names.emplace_back(name(algorithm));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+// `value` in the largest unit that leaves at least 1 before the point.
+template <std::size_t N>
+std::string format_unit(double value, const std::array<std::pair<double, const char*>, N>& units) {
+  for (const auto& [size, unit] : units) {
+    if (value >= size || size == units.back().first) {
+      const double number = value / size;
+      const int decimals = number >= 99.95 ? 0 : number >= 9.995 ? 1 : 2;
+      return fmt::format("{:.{}f} {}", number, decimals, unit);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_algorithm_option(CLI::App& app, std::string& algorithm) {
+  app.add_option("--algorithm", algorithm, algorithm_names())->take_last();
+}
+void add_backend_option(CLI::App& app, std::string& backend) {
+  app.add_option("--backend", backend, "automatic, cpu, or reference (fp64, one thread, slow)")
+      ->take_last();
+}
+void add_isa_option(CLI::App& app, std::string& isa) {
+  app.add_option("--isa", isa, "Instruction set; 'attn info' lists them; default: the best here")
+      ->take_last();
+}
+void add_threads_option(CLI::App& app, int& threads) {
+  app.add_option("--threads", threads, "Default: one for each CPU this process may run on")
+      ->check(CLI::Range(1, 4096))
+      ->take_last();
+}
+
+PlanOptions plan_options(const RunOptions& options) {
+  PlanOptions result;
+  if (!options.algorithm.empty()) result.algorithm = parse_algorithm(options.algorithm);
+  if (!options.backend.empty()) result.backend = parse_backend(options.backend);
+  return result;
+}
+
+Context make_context(const RunOptions& options) {
+  Context context;
+  context.executor = make_thread_pool(options.threads);
+  if (!options.isa.empty()) context.isa = parse_instruction_set(options.isa);
+  context.log = [](std::string_view message) { fmt::print(stderr, "attn: {}\n", message); };
+  return context;
+}
+
+std::string format_seconds(double seconds) {
+  return format_unit(seconds, std::array<std::pair<double, const char*>, 4>{
+                                  {{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}}});
+}
+
+std::string format_bytes(double bytes) {
+  return bytes < 1024
+             ? fmt::format("{:.0f} B", bytes)
+             : format_unit(
+                   bytes,
+                   std::array<std::pair<double, const char*>, 4>{
+                       {{0x1p40, "TiB"}, {0x1p30, "GiB"}, {0x1p20, "MiB"}, {0x1p10, "KiB"}}});
+}
+
+}  // namespace attn::command

@@ -1,0 +1,39 @@
+#include "command/progress.hpp"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace attn::command {
+
+Progress::Progress(std::int64_t total)
+    : total_(std::max<std::int64_t>(total, 1)), terminal_(::isatty(STDERR_FILENO) == 1) {}
+
+Progress::~Progress() { clear(); }
+
+void Progress::show(std::int64_t done, std::string_view text) {
+  if (!terminal_) return;
+  winsize size{};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  const std::size_t columns = known ? size.ws_col : 80;
+  constexpr std::int64_t kWidth = 24;
+  const std::int64_t filled = std::clamp<std::int64_t>(kWidth * done / total_, 0, kWidth);
+  std::string line =
+      fmt::format("[{:#<{}}{:.<{}}] {}/{} {}", "", filled, "", kWidth - filled, done, total_, text);
+  line.resize(std::min(line.size(), columns - 1));  // a longer line would wrap and stay
+  fmt::print(stderr, "\r{}\x1b[K", line);
+  std::fflush(stderr);
+  drawn_ = true;
+}
+
+void Progress::clear() {
+  if (!drawn_) return;
+  fmt::print(stderr, "\r\x1b[K");
+  std::fflush(stderr);
+  drawn_ = false;
+}
+
+}  // namespace attn::command

@@ -1,0 +1,138 @@
+#include "harness/case.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "attn/error.hpp"
+
+namespace attn::harness {
+namespace {
+
+struct Flag {
+  std::string_view name;
+  bool Hints::*field;
+};
+constexpr Flag kFlags[] = {
+    {"strided", &Hints::strided},
+    {"headmajor", &Hints::headmajor},
+    {"dotransposed", &Hints::dotransposed},
+    {"bcastq", &Hints::broadcast_q},
+    {"bcastk", &Hints::broadcast_k},
+    {"bcastv", &Hints::broadcast_v},
+    {"bcastdo", &Hints::broadcast_do},
+    {"padded", &Hints::padded},
+    {"far", &Hints::far},
+    {"negative", &Hints::negative},
+    {"nolse", &Hints::nolse},
+    {"nodq", &Hints::nodq},
+    {"nodk", &Hints::nodk},
+    {"nodv", &Hints::nodv},
+};
+struct Lengths {
+  std::string_view name;
+  std::vector<std::int32_t> Hints::*field;
+};
+constexpr Lengths kLengths[] = {{"cuq", &Hints::cu_q},
+                                {"cuk", &Hints::cu_k},
+                                {"usedq", &Hints::used_q},
+                                {"usedk", &Hints::used_k}};
+struct Factor {
+  std::string_view name;
+  double Hints::*field;
+};
+constexpr Factor kFactors[] = {{"q", &Hints::q_factor}, {"k", &Hints::k_factor}};
+
+[[noreturn]] void refuse(std::string_view token) {
+  std::string flags;
+  for (const Flag& flag : kFlags) flags += fmt::format("{} ", flag.name);
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("hint '{}' of a case is not known; accepted are {}q<x> k<x> and "
+                          "cuq|cuk|usedq|usedk<n,n,...>",
+                          token, flags));
+}
+
+template <class T>
+T number(std::string_view text, std::string_view token) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) refuse(token);
+  return value;
+}
+
+void read_hint(std::string_view token, Hints& hints) {
+  for (const Flag& flag : kFlags) {
+    if (token == flag.name) {
+      hints.*flag.field = true;
+      return;
+    }
+  }
+  for (const Lengths& lengths : kLengths) {
+    if (!token.starts_with(lengths.name)) continue;
+    std::string_view rest = token.substr(lengths.name.size());
+    std::vector<std::int32_t>& to = hints.*lengths.field;
+    while (true) {
+      const std::size_t comma = rest.find(',');
+      to.push_back(number<std::int32_t>(rest.substr(0, comma), token));
+      if (comma == std::string_view::npos) return;
+      rest.remove_prefix(comma + 1);
+    }
+  }
+  for (const Factor& factor : kFactors) {
+    if (!token.starts_with(factor.name)) continue;
+    hints.*factor.field = number<double>(token.substr(1), token);
+    return;
+  }
+  refuse(token);
+}
+
+// The first '/' outside parentheses, where it would divide.
+std::size_t find_separator(std::string_view text) {
+  int depth = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '(') ++depth;
+    if (text[i] == ')') --depth;
+    if (text[i] == '/' && depth == 0) return i;
+  }
+  return std::string_view::npos;
+}
+
+}  // namespace
+
+Case parse_case(std::string_view text) {
+  const std::size_t separator = find_separator(text);
+  Case c{.problem = parse_problem(text.substr(0, separator)), .hints = {}};
+  std::string_view rest =
+      separator == std::string_view::npos ? std::string_view{} : text.substr(separator + 1);
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find('_'), rest.size());
+    read_hint(rest.substr(0, end), c.hints);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  for (std::int64_t* size : {&c.problem.batch, &c.problem.heads_q, &c.problem.heads_k}) {
+    if (*size == 0) *size = 1;
+  }
+  return c;
+}
+
+std::string to_string(const Case& c) {
+  std::vector<std::string> tokens;
+  for (const Flag& flag : kFlags) {
+    if (c.hints.*flag.field) tokens.emplace_back(flag.name);
+  }
+  for (const Factor& factor : kFactors) {
+    const double value = c.hints.*factor.field;
+    if (value != 1) tokens.push_back(fmt::format("{}{}", factor.name, value));
+  }
+  for (const Lengths& lengths : kLengths) {
+    const std::vector<std::int32_t>& values = c.hints.*lengths.field;
+    if (!values.empty())
+      tokens.push_back(fmt::format("{}{}", lengths.name, fmt::join(values, ",")));
+  }
+  const std::string problem = attn::to_string(c.problem);
+  return tokens.empty() ? problem : fmt::format("{}/{}", problem, fmt::join(tokens, "_"));
+}
+
+}  // namespace attn::harness

@@ -1,0 +1,129 @@
+#include "harness/cases.hpp"
+
+namespace attn::harness {
+namespace {
+
+constexpr ListedCase kCases[] = {
+    // Lengths
+    {"b2_n1_h3_d64", "one query, one key: P = 1"},
+    {"b1_sq239_sk1_h2_d64", "many queries, one key"},
+    {"b1_sq799_sk3_h2_d64", "fewer keys than any block"},
+    {"b1_sq511_sk1_h2_d64_causal", "rows above the diagonal see nothing"},
+    {"b2_sq2_sk1_h3_d64_causal", "the first of two queries sees nothing"},
+    {"b1_sq1_sk239_h2_d64", "decoding, odd cache"},
+    {"b2_sq3_sk799_h2_d64_causal", "short queries against a cache, bottom-right aligned"},
+    {"b1_sq1023_sk1024_h1_d64_causal", "one key more than queries, both near a block edge"},
+    {"b1_sq1024_sk1023_h1_d64_causal", "one key fewer"},
+    {"b1_sq2048_sk3577_h1_d32", "partial last blocks after many"},
+    {"b1_sq2048_sk3577_h1_d32_causal", "the same, the diagonal far from a block edge"},
+    {"b2_sq5_sk0_h2_d16", "no keys: O = 0, LSE = -inf, gradients 0"},
+    {"b2_sq5_sk0_h2_d16_sink", "no keys but a sink: LSE = sink"},
+    {"b3_n64_h2_d64", "exactly one block"},
+    {"b1_n65_h2_d64_causal", "one row and one key past a block"},
+    {"b1_n63_h2_d64_causal", "one short of a block"},
+    {"b1_sq130_sk128_h2_d64_causaltl", "top-left alignment with more queries than keys"},
+    {"b1_sq100_sk300_h2_d64_causaltl", "top-left alignment: the last keys are seen by nobody"},
+    {"b1_sq17_sk4096_h1_d64", "few queries, long cache: split over keys"},
+    // Head sizes
+    {"b1_n70_h2_d1", "head_dim 1"},
+    {"b1_n70_h2_d40", "head_dim no multiple of 16"},
+    {"b1_n70_h2_d59_causal", "odd prime head_dim"},
+    {"b1_n70_h2_d111", "odd head_dim above 64"},
+    {"b1_n70_h2_d128_causal", "the usual head_dim"},
+    {"b1_n70_h2_d256", "wide heads"},
+    {"b1_n70_h1_d512_causal", "the widest heads"},
+    {"b1_n70_h2_d192_dv128_causal", "V narrower than Q and K"},
+    {"b1_n70_h2_d16_dv200", "V wider than Q and K"},
+    {"b1_n70_h2_d7_dv1", "V of one element"},
+    // Heads
+    {"b2_n80_hq8_hk2_d64_causal", "GQA"},
+    {"b2_n50_hq6_hk1_d64", "MQA, a group that is no power of two"},
+    {"b2_sq1_sk300_hq16_hk2_d64", "decoding with the group in the rows of a block"},
+    {"b1_sq3_sk200_hq12_hk4_d64_causal", "rows of a group with different diagonals"},
+    // Layouts
+    {"b3_sq180_sk1_h2_d64_packed/cuq0,76,110,256_cuk0,1,2,3", "packed with one key a sequence"},
+    {"b4_sq120_sk150_hq4_hk2_d64_causal_packed", "packed, lengths random, some short or empty"},
+    {"b3_sq120_sk150_h2_d64_causal_packed/padded", "packed and only partly used"},
+    {"b3_sq40_sk90_h2_d64_packedq", "packed queries, dense keys"},
+    {"b3_sq40_sk90_h2_d64_packedk_causal", "dense queries, packed keys"},
+    {"b3_n90_h2_d64_causal/padded", "padding holds NaN"},
+    {"b2_n90_h2_d64/padded_usedq0,90_usedk90,0", "an empty sequence on each side"},
+    {"b3_sq1_sk300_hq8_hk2_d64_paged16", "decoding from pages"},
+    {"b2_sq33_sk300_h2_d64_paged1_causal", "pages of one row"},
+    {"b2_sq33_sk300_h2_d64_paged7_causal", "pages that divide no block"},
+    {"b2_sq64_sk300_h2_d64_paged256", "pages larger than a block"},
+    {"b3_sq20_sk300_hq4_hk2_d64_paged16_packedq_causal", "packed queries, paged keys"},
+    {"b2_n80_h4_d64/strided", "strides in any order, gaps, unaligned bases"},
+    {"b2_n80_h4_d59_causal/strided_padded", "the same with NaN in the gaps"},
+    {"b3_sq40_sk64_h4_d64_packed/strided", "strided packed rows"},
+    {"b2_sq9_sk100_h4_d64_paged16/strided", "strided pages and page table"},
+    {"b2_n80_hq4_hk2_d64/headmajor", "[batch, heads, seqlen, head_dim] in memory"},
+    {"b2_n80_h4_d64_causal/bcastk_bcastv", "K and V with stride 0 over batch and heads"},
+    {"b2_n80_h4_d64/bcastq_bcastdo", "Q and dO with stride 0"},
+    {"b2_n80_h4_d64_causal/dotransposed", "dO in another order than O"},
+    {"b1_n70_h2_d64_causal/far", "offsets past 2^31 elements"},
+    {"b2_sq40_sk70_h2_d64_packed/far", "the same, packed"},
+    {"b1_sq8_sk100_h2_d64_paged16/far", "the same, paged"},
+    // Masks
+    {"b1_n200_h2_d64_window32x0", "sliding window"},
+    {"b1_sq100_sk200_h2_d64_window16x16", "window on both sides, bottom-right aligned"},
+    {"b1_n200_h2_d64_window-1x5", "no bound on the left"},
+    {"b1_n200_h2_d64_window0x0", "each query sees one key"},
+    {"b1_sq200_sk100_h2_d64_window8x0", "most rows see nothing"},
+    {"b1_n150_h2_d64_prefix60", "prefix language model"},
+    {"b2_n150_h2_d64_documents", "documents"},
+    {"b2_n150_h2_d64_causal_documents", "documents and causal"},
+    {"b1_n256_h2_d64_butterfly32", "block-sparse, butterfly"},
+    {"b1_sq200_sk300_h2_d64_butterfly16_causal", "block-sparse with partial blocks"},
+    {"b1_n100_h2_d64_mask((query+key)%3!=0)", "a mask no interval decides"},
+    {"b1_n100_h3_d64_mask(head==1||key<=query)", "a mask that depends on the head"},
+    {"b2_n100_h2_d64_mask(query<0)", "nothing is seen at all"},
+    {"b2_n100_h2_d64_mask(query<0)_sink", "nothing is seen, the sink remains"},
+    {"b2_n100_hq4_hk2_d64_mask(seen[batch,key]!=0)_buffer(seen:u8:2x100)",
+     "a mask read from a tensor"},
+    // Scores
+    {"b1_n120_h2_d64_softcap30_causal", "softcap"},
+    {"b1_n120_h2_d64_softcap2/q5_k3", "softcap, saturated"},
+    {"b2_n120_h4_d64_alibi_causal", "ALiBi"},
+    {"b2_n70_h4_d64_bias", "bias of every head, query and key"},
+    {"b2_n70_h4_d64_bias2x1x1x70_causal", "bias by batch and key: its gradient sums over the rest"},
+    {"b1_n70_h2_d64_bias70x70bf16", "bias of rank 2, bf16"},
+    {"b2_n70_h2_d64_softcap5_alibi_bias1x1x70x70", "three changes composed"},
+    {"b1_n90_h2_d64_score(select(query>key,score*0.5,score-1.0))", "a score without shorthand"},
+    {"b1_n90_h2_d64_score(score+0.3*tanh(w[key%4]*score))_buffer(w:f32:4)",
+     "a learned weight inside a function"},
+    // Sink, dropout, scale
+    {"b2_n80_hq4_hk2_d64_sink_causal", "sink"},
+    {"b2_sq1_sk500_hq4_hk1_d64_sink", "sink with split keys: counted once"},
+    {"b2_n100_hq4_hk2_d64_dropout0.1_seed7_causal", "dropout"},
+    {"b1_n100_h2_d64_dropout0.9_seed18446744073709551615_offset4294967297",
+     "strong dropout, large seed"},
+    {"b1_n90_h2_d64_scale-0.3", "negative scale"},
+    {"b1_n90_h2_d64_scale0", "scale 0: all keys alike"},
+    {"b1_n90_h2_d64_scale1_causal", "scale 1: peaked rows"},
+    // Numbers
+    {"b1_n150_h2_d64/q5_k3", "large scores"},
+    {"b1_n150_h2_d128_causal/q5_k3", "large scores, causal"},
+    {"b1_n100_h2_d64_causal/negative_q20_k20",
+     "scores near -2000: exp underflows without the maximum"},
+    {"b1_n100_h2_d64_sink/negative_q20_k20", "the sink outweighs every key"},
+    // What is not asked for
+    {"b1_n70_h2_d64_causal/nolse", "no LSE"},
+    {"b1_n70_hq4_hk2_d64_causal/nodq", "no dQ"},
+    {"b1_n70_hq4_hk2_d64/nodk_nodv", "dQ alone"},
+};
+
+}  // namespace
+
+std::span<const ListedCase> listed_cases() { return kCases; }
+
+Case with_dtype(Case c, DType dtype) {
+  c.problem.dtype = dtype;
+  return c;
+}
+
+std::int64_t scores(const Case& c) {
+  return c.problem.batch * c.problem.heads_q * c.problem.seqlen_q * c.problem.seqlen_k;
+}
+
+}  // namespace attn::harness

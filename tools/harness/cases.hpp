@@ -1,0 +1,29 @@
+// The lists of cases that every backend must pass, and random ones.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "harness/case.hpp"
+
+namespace attn::harness {
+
+struct ListedCase {
+  std::string_view descriptor;  // without a dtype: run in every dtype
+  std::string_view reason;      // what goes wrong here in implementations that do not think of it
+};
+
+std::span<const ListedCase> listed_cases();
+
+// The same case in another dtype.
+Case with_dtype(Case c, DType dtype);
+
+// Any combination of features, small enough for about 10 ms in the reference. The same seed gives
+// the same case.
+Case random_case(std::uint64_t seed);
+
+// Scores that the case computes: batch * heads_q * seqlen_q * seqlen_k.
+std::int64_t scores(const Case& c);
+
+}  // namespace attn::harness

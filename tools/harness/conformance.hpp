@@ -1,0 +1,65 @@
+// The one driver that compares the library with the reference.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attn/context.hpp"
+#include "attn/plan.hpp"
+#include "harness/case.hpp"
+#include "harness/compare.hpp"
+#include "harness/data.hpp"
+
+namespace attn::harness {
+
+// What is compared with the reference.
+struct Subject {
+  Phase phase = Phase::forward;
+  Backend backend = Backend::automatic;
+  Algorithm algorithm = Algorithm::automatic;
+  InstructionSet isa = InstructionSet::automatic;
+  std::shared_ptr<Executor> executor;  // null: the default one
+};
+std::string to_string(const Subject& subject);
+
+enum class Status : std::uint8_t { passed, failed, unsupported };
+
+struct Report {
+  std::string descriptor;
+  std::uint64_t seed = 0;
+  Subject subject;
+  Status status = Status::passed;
+  std::string message;                  // why not passed
+  std::vector<Comparison> comparisons;  // one a tensor
+  std::string command() const;          // repeats the check
+};
+std::string to_string(const Report& report);
+
+// A case with its reference results: made once, compared with many subjects. A case with few
+// elements is drawn several times, seed, seed + 1, ...: the error rule compares maxima, which mean
+// little over a handful of numbers.
+class Conformance {
+ public:
+  // Backward results are only computed when asked for.
+  Conformance(const Case& c, std::uint64_t seed, bool backward);
+  // Runs the public API and compares. An attn::Error with code `unsupported` gives
+  // Status::unsupported; any other exception is a failure. Not thread-safe.
+  Report check(const Subject& subject);
+  int draws() const { return static_cast<int>(draws_.size()); }
+
+ private:
+  struct Draw;
+  static void run(Draw& draw, const Subject& subject);
+  static std::vector<Comparison> compare_all(const Draw& draw, Phase phase);
+
+  Case case_;
+  std::uint64_t seed_;
+  std::vector<std::shared_ptr<Draw>> draws_;
+};
+
+// One check on its own.
+Report check(const Case& c, const Subject& subject, std::uint64_t seed);
+
+}  // namespace attn::harness

@@ -1,0 +1,297 @@
+#include "harness/data.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "attn/error.hpp"
+
+namespace attn::harness {
+namespace {
+
+std::int32_t& i32(const Tensor& t, std::int64_t i) { return static_cast<std::int32_t*>(t.data)[i]; }
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+std::vector<std::int64_t> shape_of(const Tensor& t) {
+  return {t.shape.begin(), t.shape.begin() + t.rank};
+}
+
+}  // namespace
+
+CaseData::CaseData(const Case& c, std::uint64_t seed)
+    : problem(c.problem), hints_(c.hints), random_(seed) {
+  Placement place{.strided = hints_.strided, .headmajor = hints_.headmajor, .far = hints_.far};
+  const auto with_broadcast = [&](bool broadcast) {
+    Placement p = place;
+    p.broadcast = broadcast;
+    return p;
+  };
+  make_lengths();
+
+  const auto shape_q = shape_like(true, problem.head_dim);
+  const auto shape_k = shape_like(false, problem.head_dim);
+  const auto shape_v = shape_like(false, problem.head_dim_v);
+  const auto shape_o = shape_like(true, problem.head_dim_v);
+  inputs.q = input("q", problem.dtype, shape_q, with_broadcast(hints_.broadcast_q));
+  inputs.k = input("k", problem.dtype, shape_k, with_broadcast(hints_.broadcast_k));
+  inputs.v = input("v", problem.dtype, shape_v, with_broadcast(hints_.broadcast_v));
+  Placement place_do = with_broadcast(hints_.broadcast_do);
+  place_do.headmajor = place_do.headmajor || hints_.dotransposed;
+  d_o = input("d_o", problem.dtype, shape_o, place_do);
+  fill_rows(inputs.q, true, hints_.q_factor, hints_.negative ? 1 : 0);
+  fill_rows(inputs.k, false, hints_.k_factor, hints_.negative ? -1 : 0);
+  fill_rows(inputs.v, false);
+  fill_rows(d_o, true);
+  if (problem.sink) {
+    inputs.sink = input("sink", DType::f32, {problem.heads_q});
+    for (std::int64_t h = 0; h < problem.heads_q; ++h) store_element(inputs.sink, h, normal());
+    gradients.dsink = output("dsink", DType::f32, {problem.heads_q});
+  }
+  make_buffers();
+
+  outputs.o = output("o", problem.dtype, shape_o, place);
+  const DType lse_dtype = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
+  if (!hints_.nolse) {
+    outputs.lse = output("lse", lse_dtype,
+                         problem.layout_q == Layout::packed
+                             ? std::vector{problem.heads_q, shape_q[0]}
+                             : std::vector{problem.batch, problem.heads_q, problem.seqlen_q});
+  }
+  if (!hints_.nodq) gradients.dq = output("dq", problem.dtype, shape_q, place);
+  if (problem.layout_k != Layout::paged) {
+    if (!hints_.nodk) gradients.dk = output("dk", problem.dtype, shape_k, place);
+    if (!hints_.nodv) gradients.dv = output("dv", problem.dtype, shape_v, place);
+  }
+  for (Named& named : inputs_) named.checksum = named.storage.checksum();
+}
+
+void CaseData::poison() {
+  for (Named& named : outputs_) named.storage.poison();
+}
+
+std::string CaseData::damage() const {
+  for (const Named& named : outputs_) {
+    if (named.storage.overwritten()) return fmt::format("memory around output {}", named.name);
+  }
+  for (const Named& named : inputs_) {
+    if (named.storage.checksum() != named.checksum) return fmt::format("input {}", named.name);
+  }
+  return {};
+}
+
+Outputs CaseData::f64_outputs() { return {.o = f64_like(outputs.o), .lse = f64_like(outputs.lse)}; }
+
+Gradients CaseData::f64_gradients() {
+  Gradients out{.dq = f64_like(gradients.dq),
+                .dk = f64_like(gradients.dk),
+                .dv = f64_like(gradients.dv),
+                .dsink = f64_like(gradients.dsink),
+                .buffers = {}};
+  for (const auto& [name, tensor] : gradients.buffers) {
+    out.buffers.emplace_back(name, f64_like(tensor));
+  }
+  return out;
+}
+
+Tensor CaseData::input(std::string name, DType dtype, const std::vector<std::int64_t>& shape,
+                       const Placement& placement) {
+  inputs_.push_back({std::move(name), Storage(dtype, shape, placement, random_)});
+  return inputs_.back().storage.tensor();
+}
+
+Tensor CaseData::output(std::string name, DType dtype, const std::vector<std::int64_t>& shape,
+                        const Placement& placement) {
+  outputs_.push_back({std::move(name), Storage(dtype, shape, placement, random_)});
+  outputs_.back().storage.poison();
+  return outputs_.back().storage.tensor();
+}
+
+Tensor CaseData::f64_like(const Tensor& tensor) {
+  if (!tensor.given()) return {};
+  extra_.push_back({"", Storage(DType::f64, shape_of(tensor), {}, random_)});
+  return extra_.back().storage.tensor();
+}
+
+double CaseData::uniform() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
+
+// Box and Muller, one of the two numbers.
+double CaseData::normal() {
+  const double radius = std::sqrt(-2 * std::log(1 - uniform()));
+  return radius * std::cos(6.283185307179586 * uniform());
+}
+
+std::int64_t CaseData::below(std::int64_t limit) {
+  return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(limit));
+}
+
+void CaseData::make_lengths() {
+  if (problem.layout_q == Layout::packed) {
+    inputs.cu_seqlens_q = make_cu_seqlens("cu_seqlens_q", hints_.cu_q, problem.seqlen_q);
+  }
+  if (problem.layout_k == Layout::packed) {
+    inputs.cu_seqlens_k = make_cu_seqlens("cu_seqlens_k", hints_.cu_k, problem.seqlen_k);
+  }
+  if (hints_.padded || !hints_.used_q.empty()) {
+    inputs.seqused_q =
+        make_seqused("seqused_q", hints_.used_q, inputs.cu_seqlens_q, problem.seqlen_q);
+  }
+  if (hints_.padded || !hints_.used_k.empty() || problem.layout_k == Layout::paged) {
+    inputs.seqused_k =
+        make_seqused("seqused_k", hints_.used_k, inputs.cu_seqlens_k, problem.seqlen_k);
+  }
+  if (problem.layout_k == Layout::paged) make_page_table();
+}
+
+// Random lengths up to seqlen, one of which is seqlen.
+Tensor CaseData::make_cu_seqlens(const std::string& name, const std::vector<std::int32_t>& given,
+                                 std::int64_t seqlen) {
+  const Tensor cu = input(name, DType::i32, {problem.batch + 1});
+  if (!given.empty() && static_cast<std::int64_t>(given.size()) != problem.batch + 1) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("hint for {} has {} numbers; {} are accepted for a batch of {}", name,
+                            given.size(), problem.batch + 1, problem.batch));
+  }
+  const std::int64_t longest = below(problem.batch);
+  i32(cu, 0) = 0;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const std::int64_t length = b == longest ? seqlen : below(seqlen + 1);
+    i32(cu, b + 1) = given.empty() ? i32(cu, b) + static_cast<std::int32_t>(length)
+                                   : given[static_cast<std::size_t>(b + 1)];
+  }
+  return cu;
+}
+
+Tensor CaseData::make_seqused(const std::string& name, const std::vector<std::int32_t>& given,
+                              const Tensor& cu_seqlens, std::int64_t seqlen) {
+  const Tensor used = input(name, DType::i32, {problem.batch});
+  if (!given.empty() && static_cast<std::int64_t>(given.size()) != problem.batch) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("hint for {} has {} numbers; {} are accepted", name, given.size(),
+                            problem.batch));
+  }
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const std::int64_t capacity =
+        cu_seqlens.given() ? i32(cu_seqlens, b + 1) - i32(cu_seqlens, b) : seqlen;
+    i32(used, b) = given.empty() ? static_cast<std::int32_t>(below(capacity + 1))
+                                 : given[static_cast<std::size_t>(b)];
+  }
+  return used;
+}
+
+// Pages in use in random order, so that the pool has unused pages between them.
+void CaseData::make_page_table() {
+  const std::int64_t width = divide_up(problem.seqlen_k, problem.page_size);
+  inputs.page_table =
+      input("page_table", DType::i32, {problem.batch, width}, {.strided = hints_.strided});
+  std::int64_t in_use = 0;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    in_use += divide_up(i32(inputs.seqused_k, b), problem.page_size);
+  }
+  std::vector<std::int32_t> pages(static_cast<std::size_t>(in_use + 1 + below(4)));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::shuffle(pages.begin(), pages.end(), random_);
+  pages_ = static_cast<std::int64_t>(pages.size());
+  constexpr std::int32_t kNonsense[] = {-1, std::numeric_limits<std::int32_t>::max(),
+                                        std::numeric_limits<std::int32_t>::min()};
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const std::int64_t used = divide_up(i32(inputs.seqused_k, b), problem.page_size);
+    for (std::int64_t i = 0; i < width; ++i) {
+      std::int32_t& entry = i32(inputs.page_table, inputs.page_table.offset({b, i}));
+      entry = kNonsense[below(3)];
+      if (i >= used) continue;
+      entry = pages.back();
+      pages.pop_back();
+    }
+  }
+}
+
+std::vector<std::int64_t> CaseData::shape_like(bool like_q, std::int64_t head_dim) const {
+  const std::int64_t heads = like_q ? problem.heads_q : problem.heads_k;
+  const Layout layout = like_q ? problem.layout_q : problem.layout_k;
+  const Tensor& cu = like_q ? inputs.cu_seqlens_q : inputs.cu_seqlens_k;
+  switch (layout) {
+    case Layout::packed:
+      return {i32(cu, problem.batch), heads, head_dim};
+    case Layout::paged:
+      return {pages_, problem.page_size, heads, head_dim};
+    default:
+      return {problem.batch, like_q ? problem.seqlen_q : problem.seqlen_k, heads, head_dim};
+  }
+}
+
+void CaseData::fill_rows(const Tensor& tensor, bool like_q, double factor, int sign) {
+  const Layout layout = like_q ? problem.layout_q : problem.layout_k;
+  const Tensor& cu = like_q ? inputs.cu_seqlens_q : inputs.cu_seqlens_k;
+  const Tensor& used = like_q ? inputs.seqused_q : inputs.seqused_k;
+  const std::int64_t seqlen = like_q ? problem.seqlen_q : problem.seqlen_k;
+  const std::int64_t heads = like_q ? problem.heads_q : problem.heads_k;
+  const auto first_element = [&](std::int64_t b, std::int64_t i, std::int64_t h) {
+    if (layout == Layout::packed) return tensor.offset({i32(cu, b) + i, h, 0});
+    if (layout == Layout::dense) return tensor.offset({b, i, h, 0});
+    const std::int64_t entry = inputs.page_table.offset({b, i / problem.page_size});
+    return tensor.offset({i32(inputs.page_table, entry), i % problem.page_size, h, 0});
+  };
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const std::int64_t capacity = cu.given() ? i32(cu, b + 1) - i32(cu, b) : seqlen;
+    const std::int64_t length = used.given() ? i32(used, b) : capacity;
+    for (std::int64_t i = 0; i < length; ++i) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const std::int64_t row = first_element(b, i, h);
+        for (std::int64_t c = 0; c < tensor.shape[static_cast<std::size_t>(tensor.rank) - 1]; ++c) {
+          const double x = factor * normal();
+          store_element(tensor, row + c, sign == 0 ? x : sign * std::abs(x));
+        }
+      }
+    }
+  }
+}
+
+// Tensors for the buffers that the description names without data, and gradients for those of the
+// score.
+void CaseData::make_buffers() {
+  const auto add = [&](const expr::Expr& e, bool with_gradient) {
+    if (e.empty()) return;
+    for (const auto& buffer : expr::buffers(e)) {
+      const Tensor& described = buffer->tensor();
+      const auto has_name = [&](const auto& bound) { return bound.first == buffer->name(); };
+      const bool bound = std::any_of(inputs.buffers.begin(), inputs.buffers.end(), has_name);
+      if (described.data == nullptr && !bound) {
+        const Tensor made = input(buffer->name(), described.dtype, shape_of(described));
+        fill_buffer(made);
+        inputs.buffers.emplace_back(buffer->name(), made);
+      }
+      if (with_gradient && is_floating(described.dtype)) {
+        gradients.buffers.emplace_back(
+            buffer->name(), output("d" + buffer->name(), DType::f32, shape_of(described)));
+      }
+    }
+  };
+  add(problem.mask, false);
+  add(problem.score, true);
+}
+
+// i32: ids that grow along the last axis, as documents want them. u8: 0 or 1. Floating of rank 1:
+// slopes as ALiBi has them, times 0.5 to 1.5. Other floating: normal random numbers.
+void CaseData::fill_buffer(const Tensor& tensor) {
+  const std::int64_t last = tensor.shape[static_cast<std::size_t>(tensor.rank) - 1];
+  double id = 0;
+  for (std::int64_t i = 0; i < tensor.size(); ++i) {
+    if (tensor.dtype == DType::u8) {
+      store_element(tensor, i, static_cast<double>(below(2)));
+    } else if (!is_floating(tensor.dtype)) {
+      id = i % last == 0 ? 0 : id + (below(last) < 4 ? 1 : 0);
+      store_element(tensor, i, id);
+    } else if (tensor.rank == 1) {
+      const double slope = std::exp2(-8.0 * static_cast<double>(i + 1) / static_cast<double>(last));
+      store_element(tensor, i, slope * (0.5 + uniform()));
+    } else {
+      store_element(tensor, i, normal());
+    }
+  }
+}
+
+}  // namespace attn::harness

@@ -1,0 +1,59 @@
+// Reading whole regular files piece by piece, and writing files that appear complete or not at all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace attn::io {
+
+// Text of a file or of the command line, made safe to print: control characters and bytes outside
+// ASCII as \xNN, cut after 120 characters.
+std::string printable(std::string_view text);
+
+// Throws Error(io) "<path>: <message>".
+[[noreturn]] void fail(const std::filesystem::path& path, std::string_view message);
+
+class InputFile {
+ public:
+  // Throws Error(io) when path is not a regular file that can be read.
+  explicit InputFile(std::filesystem::path path);
+  InputFile(InputFile&& other) noexcept;
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+  InputFile& operator=(InputFile&&) = delete;
+  ~InputFile();
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+  std::uint64_t size() const noexcept { return size_; }
+  // Fills `bytes` from `offset` on; thread-safe. Throws Error(io) when the file ends before.
+  void read(std::uint64_t offset, std::span<std::byte> bytes) const;
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  std::uint64_t size_ = 0;
+};
+
+// Writes to a temporary file beside `path`; commit() flushes it to the disk and renames it to
+// `path`. Without commit() the temporary file is removed and what was at `path` stays.
+class OutputFile {
+ public:
+  explicit OutputFile(std::filesystem::path path);
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  ~OutputFile();
+
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text);
+  void commit();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  int descriptor_ = -1;
+};
+
+}  // namespace attn::io
