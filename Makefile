@@ -3,7 +3,7 @@
 .PHONY: build demo test format tidy clean help
 
 jobs := $(shell nproc)
-sample := examples/data/minilm.safetensors
+sample := examples/data/minilm_layer3.safetensors
 # On CI a warning fails the build.
 configure := cmake --preset release $(if $(CI),-DATTN_WERROR=ON)
 

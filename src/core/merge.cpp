@@ -123,7 +123,7 @@ void merge(const std::vector<Outputs>& parts, const Outputs& result) {
         for (std::int64_t c = 0; c < shape.head_dim_v; ++c) {
           double sum = 0;
           for (std::size_t p = 0; p < parts.size(); ++p) {
-            if (weights[p] == 0) continue;  // its O was never defined
+            if (weights[p] == 0) continue;  // a part without keys may leave O undefined
             const Tensor& o = parts[p].o;
             sum += weights[p] * core::load_element(o_element(o, b, i, h, c), o.dtype);
           }

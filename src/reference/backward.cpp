@@ -97,9 +97,11 @@ class Backward {
 
  private:
   // With T = score_expression(S):
-  //   dV_j += Z_ij P_ij dO_i             dP_ij = Z_ij dO_i . v_j      D_i = sum_j P_ij dP_ij
+  //   dV_j += Z_ij P_ij dO_i             dP_ij = Z_ij dO_i . v_j      D_i = dO_i . O_i
   //   dT_ij = P_ij (dP_ij - D_i)         dsink -= P_sink D_i          dS_ij = dT_ij dT/dS
   //   dQ_i = scale sum_j dS_ij k_j       dK_j += scale dS_ij q_i
+  // D adds from the last element on: with few keys dP and D cancel, and as a yardstick for
+  // implementations that add in orders of their own the two must not share their rounding errors.
   void query_head(const Head<Real>& head, Matrix<Real>& dk, Matrix<Real>& dv) {
     const core::Sequence& sequence = head.sequence;
     const std::int64_t n = head.keys();
@@ -115,15 +117,20 @@ class Backward {
       for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
         add_scaled(dp.data(), d_o[i][c], v_transposed[c], n);
       }
-      Real d = 0;
+      std::vector<Real> o(static_cast<std::size_t>(problem_.head_dim_v));
       for (std::int64_t j = 0; j < n; ++j) {
         const Real p = row.p[static_cast<std::size_t>(j)];
         if (p == 0) continue;  // a key that is not seen gets no gradient, be its value NaN
         const Real z = head.dropout(i, j);
         Real& dp_j = dp[static_cast<std::size_t>(j)];
         dp_j = rounded(z * dp_j, rounding_);
-        d += p * dp_j;
-        add_scaled(dv[j], rounded(z * p, rounding_), d_o[i], dv.columns);
+        const Real zp = rounded(z * p, rounding_);
+        add_scaled(o.data(), zp, head.v[j], dv.columns);
+        add_scaled(dv[j], zp, d_o[i], dv.columns);
+      }
+      Real d = 0;
+      for (auto c = o.size(); c-- > 0;) {
+        d += d_o[i][static_cast<std::int64_t>(c)] * rounded(o[c], rounding_);
       }
       d_sink_[static_cast<std::size_t>(head.head)] -= row.p_sink * d;
       for (std::int64_t j = 0; j < n; ++j) {

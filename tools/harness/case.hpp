@@ -22,7 +22,7 @@ struct Hints {
   bool padded = false;    // random seqused_q and seqused_k (paged: seqused_k is always there)
   bool far = false;       // strides so large that offsets pass 2^31 elements; few pages touched
   bool negative = false;  // every score far below zero
-  bool nolse = false;     // LSE not asked for (forward only)
+  bool nolse = false;     // LSE not asked for; backward needs it and ignores this
   bool nodq = false, nodk = false, nodv = false;  // gradient not asked for
   double q_factor = 1;                            // Q and K are normal random numbers times this
   double k_factor = 1;

@@ -38,8 +38,9 @@ struct Conformance::Draw {
   CaseData data;
   Outputs expected, standard;
   Gradients expected_gradients, standard_gradients;
+  bool nolse;
 
-  Draw(const Case& c, std::uint64_t seed, bool backward) : data(c, seed) {
+  Draw(const Case& c, std::uint64_t seed, bool backward) : data(c, seed), nolse(c.hints.nolse) {
     const auto run = [&](Outputs& outputs, Gradients& gradients, Precision precision) {
       outputs = data.f64_outputs();
       reference::forward(data.problem, data.inputs, outputs, precision);
@@ -65,7 +66,9 @@ void Conformance::run(Draw& draw, const Subject& subject) {
   const Context context{.executor = subject.executor, .isa = subject.isa, .log = nullptr};
   PlanOptions options{.backend = subject.backend, .algorithm = subject.algorithm};
   if (subject.phase == Phase::forward) {
-    forward(data.problem, data.inputs, data.outputs, options, context);
+    Outputs outputs = data.outputs;
+    if (draw.nolse) outputs.lse = {};
+    forward(data.problem, data.inputs, outputs, options, context);
     return;
   }
   options.algorithm = Algorithm::automatic;
@@ -83,7 +86,7 @@ std::vector<Comparison> Conformance::compare_all(const Draw& draw, Phase phase) 
   const CaseData& data = draw.data;
   if (phase == Phase::forward) {
     add("o", data.outputs.o, draw.expected.o, draw.standard.o);
-    add("lse", data.outputs.lse, draw.expected.lse, draw.standard.lse);
+    if (!draw.nolse) add("lse", data.outputs.lse, draw.expected.lse, draw.standard.lse);
     return out;
   }
   const Gradients& got = data.gradients;

@@ -20,7 +20,7 @@ struct Subject {
   Backend backend = Backend::automatic;
   Algorithm algorithm = Algorithm::automatic;
   InstructionSet isa = InstructionSet::automatic;
-  std::shared_ptr<Executor> executor;  // null: the default one
+  std::shared_ptr<Executor> executor{};  // null: the default one
 };
 std::string to_string(const Subject& subject);
 

@@ -55,12 +55,10 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
 
   outputs.o = output("o", problem.dtype, shape_o, place);
   const DType lse_dtype = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
-  if (!hints_.nolse) {
-    outputs.lse = output("lse", lse_dtype,
-                         problem.layout_q == Layout::packed
-                             ? std::vector{problem.heads_q, shape_q[0]}
-                             : std::vector{problem.batch, problem.heads_q, problem.seqlen_q});
-  }
+  outputs.lse = output("lse", lse_dtype,
+                       problem.layout_q == Layout::packed
+                           ? std::vector{problem.heads_q, shape_q[0]}
+                           : std::vector{problem.batch, problem.heads_q, problem.seqlen_q});
   if (!hints_.nodq) gradients.dq = output("dq", problem.dtype, shape_q, place);
   if (problem.layout_k != Layout::paged) {
     if (!hints_.nodk) gradients.dk = output("dk", problem.dtype, shape_k, place);

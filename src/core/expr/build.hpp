@@ -41,8 +41,8 @@ bool is_boolean(const Expr& e, bool value) noexcept;
 
 // The operation (unary, binary or select) on args, converted, folded and simplified. Throws
 // Error(invalid_argument) that prints the operands when their types do not fit.
-Expr apply(Op op, std::span<const Expr> args);
-// buffer[indices]; throws as apply.
+Expr make(Op op, std::span<const Expr> args);
+// buffer[indices]; throws as make.
 Expr load(const std::shared_ptr<const Buffer>& buffer, const std::vector<Expr>& indices);
 // e's own operation on other operands; e itself where args are its own.
 Expr rebuild(const Expr& e, const std::vector<Expr>& args);

@@ -11,7 +11,7 @@ namespace attn::cpu {
 
 // Packing a K, V block costs as much as 4 to 8 % of one tile's products (measured); shared by four
 // Q blocks it is 1 to 2 %.
-inline constexpr int kMaxBlocksPerTask = 4;
+inline constexpr int kMaxBlocksPerTask = 8;
 
 struct GroupScratch {
   int dim = 0, dim_v = 0;

@@ -1,0 +1,33 @@
+// Which memory a load reads, and how its elements are converted.
+#pragma once
+
+#include <cstdint>
+
+#include "attn/expr.hpp"
+
+namespace attn::core::expr {
+
+using namespace attn::expr;
+
+// The tensor bound to the buffer's name, else the buffer's own. Throws Error(invalid_argument) when
+// neither has data, or when it is not on the CPU, of another rank, or of a dtype that loads as
+// another type.
+const Tensor& resolve(const Buffer& buffer, const Bindings& bindings);
+
+// Element `offset` (in elements) as float32 or int32.
+inline float read_float(const Tensor& tensor, std::int64_t offset) noexcept {
+  switch (tensor.dtype) {
+    case DType::bf16:
+      return static_cast<float>(static_cast<const bfloat16*>(tensor.data)[offset]);
+    case DType::f16:
+      return static_cast<float>(static_cast<const float16*>(tensor.data)[offset]);
+    default:
+      return static_cast<const float*>(tensor.data)[offset];
+  }
+}
+inline std::int32_t read_int(const Tensor& tensor, std::int64_t offset) noexcept {
+  return tensor.dtype == DType::u8 ? static_cast<const std::uint8_t*>(tensor.data)[offset]
+                                   : static_cast<const std::int32_t*>(tensor.data)[offset];
+}
+
+}  // namespace attn::core::expr

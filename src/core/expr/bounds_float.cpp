@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <cmath>
+
+#include "core/expr/bounds.hpp"
+
+namespace attn::core::expr {
+namespace {
+
+// +, -, *, /, sqrt and conversions round to nearest, which is monotone: the rounded bounds bound
+// the rounded values. exp, log and tanh are only accurate to a few units in the last place (2 in
+// the tile evaluator, 1 in the C library), so their bounds move outward by more than both.
+constexpr int kUlps = 6;
+
+float down(float x) noexcept {
+  for (int i = 0; i < kUlps; ++i) x = std::nextafter(x, -kInfinity);
+  return x;
+}
+float up(float x) noexcept {
+  for (int i = 0; i < kUlps; ++i) x = std::nextafter(x, kInfinity);
+  return x;
+}
+
+bool has(const Bounds& a, float x) noexcept { return a.flo <= x && x <= a.fhi; }
+bool has_infinity(const Bounds& a) noexcept { return a.flo == -kInfinity || a.fhi == kInfinity; }
+
+Bounds sum(float lo, float hi, bool nan) noexcept {
+  return float_bounds(lo == lo ? lo : -kInfinity, hi == hi ? hi : kInfinity,
+                      nan || lo != lo || hi != hi);
+}
+
+Bounds add(const Bounds& a, const Bounds& b) noexcept {
+  const bool cancels =
+      (a.flo == -kInfinity && b.fhi == kInfinity) || (a.fhi == kInfinity && b.flo == -kInfinity);
+  return sum(a.flo + b.flo, a.fhi + b.fhi, a.nan || b.nan || cancels);
+}
+
+Bounds negate(const Bounds& a) noexcept { return float_bounds(-a.fhi, -a.flo, a.nan); }
+
+// Bilinear operations take their extremes at corners. A corner that is NaN (0 * inf, inf / inf)
+// borders values that reach down to 0.
+template <class Function>
+Bounds over_corners(const Bounds& a, const Bounds& b, bool nan, Function f) noexcept {
+  const auto corner = [&](float x, float y) {
+    const float value = f(x, y);
+    return value == value ? value : 0.0f;
+  };
+  const auto [lo, hi] = std::minmax(
+      {corner(a.flo, b.flo), corner(a.flo, b.fhi), corner(a.fhi, b.flo), corner(a.fhi, b.fhi)});
+  return float_bounds(lo, hi, nan);
+}
+
+Bounds multiply(const Bounds& a, const Bounds& b) noexcept {
+  const bool nan =
+      a.nan || b.nan || (has(a, 0) && has_infinity(b)) || (has(b, 0) && has_infinity(a));
+  return over_corners(a, b, nan, [](float x, float y) { return x * y; });
+}
+
+Bounds divide(const Bounds& a, const Bounds& b) noexcept {
+  const bool nan =
+      a.nan || b.nan || (has(a, 0) && has(b, 0)) || (has_infinity(a) && has_infinity(b));
+  if (has(b, 0)) return float_bounds(-kInfinity, kInfinity, nan);
+  return over_corners(a, b, nan, [](float x, float y) { return x / y; });
+}
+
+// min and max give their second operand when either is NaN.
+Bounds choose(Op op, const Bounds& a, const Bounds& b) noexcept {
+  Bounds result = op == Op::min
+                      ? float_bounds(std::min(a.flo, b.flo), std::min(a.fhi, b.fhi), b.nan)
+                      : float_bounds(std::max(a.flo, b.flo), std::max(a.fhi, b.fhi), b.nan);
+  return a.nan ? hull(result, b) : result;
+}
+
+Bounds absolute(const Bounds& a) noexcept {
+  if (a.flo >= 0) return a;
+  if (a.fhi <= 0) return negate(a);
+  return float_bounds(0, std::max(-a.flo, a.fhi), a.nan);
+}
+
+Bounds exponential(const Bounds& a) noexcept {
+  // Results below the smallest normal number may be flushed to zero.
+  constexpr float kTiny = std::numeric_limits<float>::min();
+  const float lo = down(std::exp(a.flo));
+  return float_bounds(lo < 2 * kTiny ? 0 : lo, std::max(up(std::exp(a.fhi)), kTiny), a.nan);
+}
+
+Bounds logarithm(const Bounds& a) noexcept {
+  const bool nan = a.nan || a.flo < 0;
+  if (a.fhi < 0) return float_bounds(-kInfinity, kInfinity, true);
+  const float lo = a.flo <= 0 ? -kInfinity : down(std::log(a.flo));
+  return float_bounds(lo, up(std::log(std::max(a.fhi, 0.0f))), nan);
+}
+
+Bounds root(const Bounds& a) noexcept {
+  const bool nan = a.nan || a.flo < 0;
+  if (a.fhi < 0) return float_bounds(-kInfinity, kInfinity, true);
+  return float_bounds(std::sqrt(std::max(a.flo, 0.0f)), std::sqrt(std::max(a.fhi, 0.0f)), nan);
+}
+
+Bounds truth(bool always, bool never) noexcept { return int_bounds(always ? 1 : 0, never ? 0 : 1); }
+
+}  // namespace
+
+Bounds hull(const Bounds& a, const Bounds& b) noexcept {
+  return {std::min(a.lo, b.lo), std::max(a.hi, b.hi), std::min(a.flo, b.flo),
+          std::max(a.fhi, b.fhi), a.nan || b.nan};
+}
+
+Bounds to_float(const Bounds& a) noexcept {
+  return float_bounds(static_cast<float>(a.lo), static_cast<float>(a.hi), false);
+}
+
+Bounds apply_float(Op op, const Bounds& a, const Bounds& b) noexcept {
+  const bool nan = a.nan || b.nan;
+  const bool apart = a.fhi < b.flo || b.fhi < a.flo;
+  const bool equal = a.flo == a.fhi && b.flo == b.fhi && a.flo == b.flo;
+  switch (op) {
+    case Op::neg:
+      return negate(a);
+    case Op::abs:
+      return absolute(a);
+    case Op::exp:
+      return exponential(a);
+    case Op::log:
+      return logarithm(a);
+    case Op::tanh:
+      return float_bounds(std::max(down(std::tanh(a.flo)), -1.0f),
+                          std::min(up(std::tanh(a.fhi)), 1.0f), a.nan);
+    case Op::sqrt:
+      return root(a);
+    case Op::add:
+      return add(a, b);
+    case Op::sub:
+      return add(a, negate(b));
+    case Op::mul:
+      return multiply(a, b);
+    case Op::div:
+      return divide(a, b);
+    case Op::min:
+    case Op::max:
+      return choose(op, a, b);
+    case Op::lt:  // false on NaN, as <= and ==
+      return truth(a.fhi < b.flo && !nan, a.flo >= b.fhi);
+    case Op::le:
+      return truth(a.fhi <= b.flo && !nan, a.flo > b.fhi);
+    case Op::eq:
+      return truth(equal && !nan, apart);
+    case Op::ne:
+      return truth(apart, equal && !nan);
+    default:
+      return any_float();
+  }
+}
+
+}  // namespace attn::core::expr

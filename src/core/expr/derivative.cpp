@@ -1,0 +1,140 @@
+// Symbolic derivatives. An empty Expr stands for a derivative that is zero everywhere, so that no
+// 0 * x is ever built.
+#include <fmt/format.h>
+
+#include <functional>
+#include <unordered_map>
+
+#include "attn/error.hpp"
+#include "core/expr/build.hpp"
+
+namespace attn::expr {
+namespace {
+
+Expr sum(const Expr& a, const Expr& b) {
+  if (a.empty()) return b;
+  return b.empty() ? a : a + b;
+}
+Expr negated(const Expr& a) { return a.empty() ? a : -a; }
+Expr difference(const Expr& a, const Expr& b) {
+  if (a.empty()) return negated(b);
+  return b.empty() ? a : a - b;
+}
+Expr product(const Expr& factor, const Expr& a) { return a.empty() ? a : factor * a; }
+Expr quotient(const Expr& a, const Expr& divisor) { return a.empty() ? a : a / divisor; }
+Expr or_zero(const Expr& a) { return a.empty() ? Expr(0.0f) : a; }
+Expr choice(const Expr& condition, const Expr& a, const Expr& b) {
+  if (a.empty() && b.empty()) return {};
+  return select(condition, or_zero(a), or_zero(b));
+}
+
+class Differentiation {
+ public:
+  // is_variable: the nodes with derivative 1.
+  explicit Differentiation(std::function<bool(const Expr&)> is_variable)
+      : is_variable_(std::move(is_variable)) {}
+
+  Expr operator()(const Expr& e) {
+    // int32 and boolean values never depend on a float32 variable.
+    if (e.type() != Type::float32) return {};
+    if (is_variable_(e)) return 1.0f;
+    if (const auto done = done_.find(e.get()); done != done_.end()) return done->second;
+    const Expr result = of_operation(e);
+    done_.emplace(e.get(), result);
+    return result;
+  }
+
+ private:
+  Expr of_operation(const Expr& e) {
+    const Node& node = e.node();
+    if (node.op == Op::select) {
+      return choice(node.args[0], (*this)(node.args[1]), (*this)(node.args[2]));
+    }
+    if (core::expr::is_binary(node.op)) return of_binary(e, node.args[0], node.args[1]);
+    if (core::expr::is_unary(node.op)) return of_unary(e, node.args[0]);
+    return {};
+  }
+
+  Expr of_unary(const Expr& e, const Expr& a) {
+    const Expr da = (*this)(a);
+    switch (e.node().op) {
+      case Op::neg:
+        return negated(da);
+      case Op::abs:
+        return choice(a < 0, negated(da), da);
+      case Op::exp:
+        return product(e, da);
+      case Op::log:
+        return quotient(da, a);
+      case Op::tanh:
+        return product(1 - e * e, da);
+      case Op::sqrt:
+        return quotient(da, 2 * e);
+      default:
+        return {};
+    }
+  }
+
+  Expr of_binary(const Expr& e, const Expr& a, const Expr& b) {
+    const Expr da = (*this)(a);
+    const Expr db = (*this)(b);
+    switch (e.node().op) {
+      case Op::add:
+        return sum(da, db);
+      case Op::sub:
+        return difference(da, db);
+      case Op::mul:
+        return sum(product(b, da), product(a, db));
+      case Op::div:  // with e = a / b
+        return quotient(difference(da, product(e, db)), b);
+      case Op::min:
+        return choice(a < b, da, db);
+      case Op::max:
+        return choice(a > b, da, db);
+      default:
+        return {};
+    }
+  }
+
+  std::function<bool(const Expr&)> is_variable_;
+  std::unordered_map<const Node*, Expr> done_;
+};
+
+void require_float(const Expr& e, std::string_view function) {
+  if (e.type() != Type::float32) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: '{}' is {}; a float32 expression is accepted", function,
+                            to_string(e), core::expr::name(e.type())));
+  }
+}
+
+void collect_loads(const Expr& e, std::string_view buffer, std::vector<Expr>& loads) {
+  const Node& node = e.node();
+  for (const Expr& arg : node.args) collect_loads(arg, buffer, loads);
+  if (node.op != Op::load || node.type != Type::float32 || node.buffer->name() != buffer) return;
+  for (const Expr& found : loads) {
+    if (same(found, e)) return;
+  }
+  loads.push_back(e);
+}
+
+}  // namespace
+
+Expr derivative(const Expr& e) {
+  require_float(e, "derivative");
+  return or_zero(Differentiation([](const Expr& x) { return x.node().op == Op::score; })(e));
+}
+
+std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buffer) {
+  require_float(e, "load_derivatives");
+  std::vector<Expr> loads;
+  collect_loads(e, buffer, loads);
+  std::vector<LoadDerivative> derivatives;
+  for (const Expr& load : loads) {
+    Differentiation differentiate([&](const Expr& x) { return same(x, load); });
+    if (const Expr d = differentiate(e); !d.empty()) derivatives.push_back({load, d});
+  }
+  return derivatives;
+}
+
+}  // namespace attn::expr

@@ -1,0 +1,253 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <optional>
+
+#include "attn/error.hpp"
+#include "core/expr/build.hpp"
+#include "core/expr/grammar.hpp"
+
+namespace attn::core::expr {
+namespace {
+
+// Each level of a tree needs at most two of text: a prefix or call, and parentheses.
+constexpr int kMaxNesting = 2 * kMaxDepth;
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_letter(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+struct BinaryOperator {
+  std::string_view text;
+  Op op;
+  bool swapped;  // a > b is b < a
+};
+// Longer texts first: "<=" is not "<" and "=".
+constexpr std::array kBinaryOperators = {
+    BinaryOperator{"||", Op::logical_or, false}, BinaryOperator{"&&", Op::logical_and, false},
+    BinaryOperator{"==", Op::eq, false},         BinaryOperator{"!=", Op::ne, false},
+    BinaryOperator{"<=", Op::le, false},         BinaryOperator{">=", Op::le, true},
+    BinaryOperator{"<", Op::lt, false},          BinaryOperator{">", Op::lt, true},
+    BinaryOperator{"+", Op::add, false},         BinaryOperator{"-", Op::sub, false},
+    BinaryOperator{"*", Op::mul, false},         BinaryOperator{"/", Op::div, false},
+    BinaryOperator{"%", Op::mod, false}};
+
+constexpr std::array kFunctions = {Op::abs,      Op::exp, Op::log, Op::tanh,  Op::sqrt,
+                                   Op::to_float, Op::min, Op::max, Op::select};
+
+class Parser {
+ public:
+  Parser(std::string_view text, const std::vector<Buffer>& buffers) : text_(text) {
+    for (const Buffer& buffer : buffers) buffers_.push_back(std::make_shared<const Buffer>(buffer));
+  }
+
+  Expr run() {
+    if (text_.size() > kMaxText) {
+      fail(0, fmt::format("{} bytes of text, at most {} are accepted", text_.size(), kMaxText));
+    }
+    const Expr e = expression(1);
+    skip_space();
+    if (at_ != text_.size())
+      fail(at_, fmt::format("expected an operator or the end, found {}", found()));
+    return e;
+  }
+
+ private:
+  // Operators that bind at least as `least`; equal ones group to the left.
+  Expr expression(int least) {
+    Expr left = unary();
+    while (true) {
+      skip_space();
+      const std::size_t column = at_;
+      const auto op = next_operator();
+      if (!op || precedence(op->op) < least) return left;
+      at_ += op->text.size();
+      const Expr right = expression(precedence(op->op) + 1);
+      left = checked(column, [&] {
+        return op->swapped ? make(op->op, std::array{right, left})
+                           : make(op->op, std::array{left, right});
+      });
+    }
+  }
+
+  Expr unary() {
+    skip_space();
+    const std::size_t column = at_;
+    if (++nesting_ > kMaxNesting) {
+      fail(column, fmt::format("nested more than {} levels deep", kMaxNesting));
+    }
+    Expr e;
+    if (peek() == '-' && at_ + 1 < text_.size() && starts_number(at_ + 1)) {
+      e = number();  // with its sign: -2147483648 is an int32
+    } else if (peek() == '-' || peek() == '!') {
+      const Op op = peek() == '-' ? Op::neg : Op::logical_not;
+      ++at_;
+      const Expr operand = unary();
+      e = checked(column, [&] { return make(op, std::array{operand}); });
+    } else {
+      e = primary();
+    }
+    --nesting_;
+    return e;
+  }
+
+  Expr primary() {
+    if (at_ < text_.size() && starts_number(at_)) return number();
+    if (peek() == '(') {
+      ++at_;
+      const Expr e = expression(1);
+      expect(')');
+      return e;
+    }
+    if (is_letter(peek())) return word();
+    fail(at_, fmt::format("expected a value, found {}", found()));
+  }
+
+  Expr word() {
+    const std::size_t column = at_;
+    while (at_ < text_.size() && (is_letter(text_[at_]) || is_digit(text_[at_]))) ++at_;
+    const std::string_view name = text_.substr(column, at_ - column);
+    if (name == "true" || name == "false") return boolean(name == "true");
+    if (name == "inf") return float32(std::numeric_limits<float>::infinity());
+    if (name == "nan") return float32(std::numeric_limits<float>::quiet_NaN());
+    const Symbols& s = symbols();
+    for (const Expr* symbol :
+         {&s.score, &s.query, &s.key, &s.batch, &s.head, &s.seqlen_q, &s.seqlen_k}) {
+      if (name == spelling(symbol->node().op)) return *symbol;
+    }
+    for (const Op op : kFunctions) {
+      if (name == spelling(op)) return call(column, op);
+    }
+    for (const auto& buffer : buffers_) {
+      if (name == buffer->name()) {
+        const std::vector<Expr> indices = list('[', ']');
+        return checked(column, [&] { return load(buffer, indices); });
+      }
+    }
+    fail(column, fmt::format("expected a symbol, function or buffer, found '{}'", shortened(name)));
+  }
+
+  Expr call(std::size_t column, Op op) {
+    const std::vector<Expr> args = list('(', ')');
+    const std::size_t arity = is_unary(op) ? 1 : is_binary(op) ? 2 : 3;
+    if (args.size() != arity) {
+      fail(column,
+           fmt::format("expected {} operands of {}, found {}", arity, spelling(op), args.size()));
+    }
+    return checked(column, [&] { return make(op, args); });
+  }
+
+  std::vector<Expr> list(char open, char close) {
+    expect(open);
+    std::vector<Expr> items;
+    while (true) {
+      items.push_back(expression(1));
+      skip_space();
+      if (peek() != ',') break;
+      ++at_;
+    }
+    expect(close);
+    return items;
+  }
+
+  Expr number() {
+    const std::size_t column = at_;
+    std::size_t end = at_ + (text_[at_] == '-' ? 1 : 0);
+    bool is_float = false;
+    for (; end < text_.size(); ++end) {
+      const char c = text_[end];
+      const bool exponent = c == 'e' || c == 'E';
+      const bool sign = (c == '+' || c == '-') && (text_[end - 1] == 'e' || text_[end - 1] == 'E');
+      if (!is_digit(c) && c != '.' && !exponent && !sign) break;
+      is_float = is_float || !is_digit(c);
+    }
+    const std::string_view literal = text_.substr(column, end - column);
+    at_ = end;
+    return is_float ? literal_as<float>(column, literal, "float32")
+                    : literal_as<std::int32_t>(column, literal, "int32");
+  }
+
+  template <class T>
+  Expr literal_as(std::size_t column, std::string_view literal, std::string_view type) {
+    T value{};
+    const auto [end, error] =
+        std::from_chars(literal.data(), literal.data() + literal.size(), value);
+    if (error != std::errc() || end != literal.data() + literal.size()) {
+      fail(column,
+           fmt::format("expected a number that fits {}, found '{}'", type, shortened(literal)));
+    }
+    return Expr(value);
+  }
+
+  bool starts_number(std::size_t at) const {
+    return is_digit(text_[at]) ||
+           (text_[at] == '.' && at + 1 < text_.size() && is_digit(text_[at + 1]));
+  }
+
+  std::optional<BinaryOperator> next_operator() const {
+    const auto* found =
+        std::find_if(kBinaryOperators.begin(), kBinaryOperators.end(), [&](const auto& candidate) {
+          return text_.substr(at_, candidate.text.size()) == candidate.text;
+        });
+    if (found == kBinaryOperators.end()) return std::nullopt;
+    return *found;
+  }
+
+  void expect(char c) {
+    skip_space();
+    if (peek() != c) fail(at_, fmt::format("expected '{}', found {}", c, found()));
+    ++at_;
+  }
+
+  char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
+
+  void skip_space() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n')) {
+      ++at_;
+    }
+  }
+
+  std::string found() const {
+    if (at_ >= text_.size()) return "the end";
+    const char c = text_[at_];
+    return c > ' ' && c <= '~' ? fmt::format("'{}'", c)
+                               : fmt::format("byte {}", static_cast<unsigned char>(c));
+  }
+
+  static std::string shortened(std::string_view text) {
+    constexpr std::size_t kShown = 40;
+    return std::string(text.substr(0, kShown)) + (text.size() > kShown ? "..." : "");
+  }
+
+  // Builds, and adds the column to what a type error says.
+  template <class Build>
+  static Expr checked(std::size_t at, Build build) {
+    try {
+      return build();
+    } catch (const Error& error) {
+      fail(at, error.what());
+    }
+  }
+
+  [[noreturn]] static void fail(std::size_t at, const std::string& message) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("expression text, column {}: {}", at + 1, message));
+  }
+
+  std::string_view text_;
+  std::vector<std::shared_ptr<const Buffer>> buffers_;
+  std::size_t at_ = 0;
+  int nesting_ = 0;
+};
+
+}  // namespace
+}  // namespace attn::core::expr
+
+namespace attn::expr {
+
+Expr parse(std::string_view text, const std::vector<Buffer>& buffers) {
+  return core::expr::Parser(text, buffers).run();
+}
+
+}  // namespace attn::expr

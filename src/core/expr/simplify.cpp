@@ -1,0 +1,98 @@
+#include "core/expr/simplify.hpp"
+
+#include <array>
+
+namespace attn::core::expr {
+namespace {
+
+Op operation(const Expr& e) { return e.node().op; }
+const Expr& operand(const Expr& e) { return e.node().args[0]; }
+
+Expr simplify_not(const Expr& a) {
+  const std::vector<Expr>& args = a.node().args;
+  switch (operation(a)) {
+    case Op::logical_not:
+      return args[0];
+    case Op::eq:
+      return make(Op::ne, args);
+    case Op::ne:
+      return make(Op::eq, args);
+    case Op::lt:  // not of floats: a NaN makes both a < b and b <= a false
+      if (args[0].type() == Type::int32) return make(Op::le, std::array{args[1], args[0]});
+      return {};
+    case Op::le:
+      if (args[0].type() == Type::int32) return make(Op::lt, std::array{args[1], args[0]});
+      return {};
+    default:
+      return {};
+  }
+}
+
+Expr simplify_unary(Op op, const Expr& a) {
+  switch (op) {
+    case Op::neg:
+      return operation(a) == Op::neg ? operand(a) : Expr();
+    case Op::abs:
+      if (operation(a) == Op::abs) return a;
+      return operation(a) == Op::neg ? make(Op::abs, std::array{operand(a)}) : Expr();
+    case Op::logical_not:
+      return simplify_not(a);
+    default:
+      return {};
+  }
+}
+
+Expr simplify_mul(Type type, const Expr& a, const Expr& b) {
+  if (is_number(a, 1)) return b;
+  if (is_number(b, 1)) return a;
+  if (type == Type::int32 && (is_number(a, 0) || is_number(b, 0))) return int32(0);
+  return {};
+}
+
+Expr simplify_binary(Op op, Type type, const Expr& a, const Expr& b) {
+  const bool same_operands = a.get() == b.get();
+  switch (op) {
+    case Op::add:
+      if (is_number(a, 0)) return b;
+      return is_number(b, 0) ? a : Expr();
+    case Op::sub:
+      if (is_number(b, 0)) return a;
+      return is_number(a, 0) ? make(Op::neg, std::array{b}) : Expr();
+    case Op::mul:
+      return simplify_mul(type, a, b);
+    case Op::div:
+      return is_number(b, 1) ? a : Expr();
+    case Op::mod:
+      return is_number(b, 1) ? int32(0) : Expr();
+    case Op::min:
+    case Op::max:
+      return same_operands ? a : Expr();
+    case Op::logical_and:
+      if (is_boolean(a, false) || is_boolean(b, true) || same_operands) return a;
+      return is_boolean(a, true) || is_boolean(b, false) ? b : Expr();
+    case Op::logical_or:
+      if (is_boolean(a, true) || is_boolean(b, false) || same_operands) return a;
+      return is_boolean(a, false) || is_boolean(b, true) ? b : Expr();
+    default:
+      return {};
+  }
+}
+
+Expr simplify_select(const Expr& condition, const Expr& if_true, const Expr& if_false) {
+  if (is_constant(condition)) return is_boolean(condition, true) ? if_true : if_false;
+  if (if_true.get() == if_false.get()) return if_true;
+  if (operation(condition) == Op::logical_not) {
+    return make(Op::select, std::array{operand(condition), if_false, if_true});
+  }
+  return {};
+}
+
+}  // namespace
+
+Expr simplify(Op op, Type type, const std::vector<Expr>& args) {
+  if (is_unary(op)) return simplify_unary(op, args[0]);
+  if (is_binary(op)) return simplify_binary(op, type, args[0], args[1]);
+  return simplify_select(args[0], args[1], args[2]);
+}
+
+}  // namespace attn::core::expr

@@ -1,0 +1,107 @@
+// Questions about whole trees, and substitution.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "attn/error.hpp"
+#include "core/expr/build.hpp"
+
+namespace attn::expr {
+namespace {
+
+bool same_float(float a, float b) {
+  if (a != a || b != b) return a != a && b != b;
+  return a == b && __builtin_signbit(a) == __builtin_signbit(b);
+}
+
+void collect(const Expr& e, std::vector<std::shared_ptr<const Buffer>>& found) {
+  const Node& node = e.node();
+  for (const Expr& arg : node.args) collect(arg, found);
+  if (node.op != Op::load) return;
+  const auto named = std::find_if(found.begin(), found.end(), [&](const auto& buffer) {
+    return buffer->name() == node.buffer->name();
+  });
+  if (named == found.end()) {
+    found.push_back(node.buffer);
+    return;
+  }
+  const Tensor& a = (*named)->tensor();
+  const Tensor& b = node.buffer->tensor();
+  const auto extent = [](const auto& sizes, int rank) {
+    return std::vector<std::int64_t>(sizes.begin(), sizes.begin() + rank);
+  };
+  if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank ||
+      extent(a.shape, a.rank) != extent(b.shape, b.rank) ||
+      extent(a.strides, a.rank) != extent(b.strides, b.rank)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("buffer name '{}' stands for two tensors in one expression, {} and {}; "
+                            "each needs a name of its own",
+                            node.buffer->name(), to_string(a), to_string(b)));
+  }
+}
+
+class Substitution {
+ public:
+  Substitution(Op symbol, const Expr& replacement) : symbol_(symbol), replacement_(replacement) {}
+
+  Expr operator()(const Expr& e) {
+    const Node& node = e.node();
+    if (node.op == symbol_) return replacement_;
+    if (node.args.empty()) return e;
+    if (const auto done = done_.find(&node); done != done_.end()) return done->second;
+    std::vector<Expr> args;
+    for (const Expr& arg : node.args) args.push_back((*this)(arg));
+    const Expr result = core::expr::rebuild(e, args);
+    done_.emplace(&node, result);
+    return result;
+  }
+
+ private:
+  Op symbol_;
+  Expr replacement_;
+  std::unordered_map<const Node*, Expr> done_;
+};
+
+}  // namespace
+
+bool same(const Expr& a, const Expr& b) {
+  if (a.get() == b.get()) return true;
+  if (a.empty() || b.empty()) return false;
+  const Node& m = a.node();
+  const Node& n = b.node();
+  if (m.op != n.op || m.type != n.type || m.size != n.size || m.int_value != n.int_value ||
+      !same_float(m.float_value, n.float_value) || m.args.size() != n.args.size()) {
+    return false;
+  }
+  if (m.op == Op::load && m.buffer->name() != n.buffer->name()) return false;
+  return std::equal(m.args.begin(), m.args.end(), n.args.begin(), same);
+}
+
+bool depends_on(const Expr& e, Op symbol) {
+  if (e.empty()) return false;
+  const Node& node = e.node();
+  return node.op == symbol || std::any_of(node.args.begin(), node.args.end(),
+                                          [&](const Expr& arg) { return depends_on(arg, symbol); });
+}
+
+std::vector<std::shared_ptr<const Buffer>> buffers(const Expr& e) {
+  std::vector<std::shared_ptr<const Buffer>> found;
+  if (!e.empty()) collect(e, found);
+  return found;
+}
+
+Expr substitute(const Expr& e, Op symbol, const Expr& replacement) {
+  if (e.empty()) return e;
+  const Type expected = symbol == Op::score ? Type::float32 : Type::int32;
+  if (!core::expr::is_symbol(symbol) || replacement.type() != expected) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("substitute: '{}' ({}) for '{}'; a symbol is replaced by an expression "
+                            "of its type",
+                            to_string(replacement), core::expr::name(replacement.type()),
+                            core::expr::spelling(symbol)));
+  }
+  return Substitution(symbol, replacement)(e);
+}
+
+}  // namespace attn::expr

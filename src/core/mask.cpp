@@ -1,0 +1,183 @@
+#include "attn/mask.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "attn/error.hpp"
+
+namespace attn {
+namespace {
+
+using expr::Buffer;
+using expr::Expr;
+using expr::symbols;
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::invalid_argument, message);
+}
+
+// The key that query sees at zero distance when the last query meets the last key.
+Expr diagonal() {
+  const auto& s = symbols();
+  return s.query + (s.seqlen_k - s.seqlen_q);
+}
+
+void require(const char* argument, const Tensor& tensor, bool fits, const char* accepted) {
+  if (!fits) refuse(fmt::format("{}: {}; accepted is {}", argument, to_string(tensor), accepted));
+}
+
+// ids[position] or ids[batch, position].
+Expr document_of(const char* name, const Tensor& ids, const Expr& position) {
+  require(name, ids, ids.dtype == DType::i32 && (ids.rank == 1 || ids.rank == 2),
+          "i32 [seqlen] or [batch, seqlen]");
+  const Buffer buffer(name, ids);
+  return ids.rank == 1 ? buffer[position] : buffer({symbols().batch, position});
+}
+
+std::int64_t blocks(std::int64_t seqlen, std::int64_t block) {
+  return (seqlen + block - 1) / block;
+}
+
+}  // namespace
+
+Expr causal(CausalAlignment alignment) {
+  const auto& s = symbols();
+  return s.key <= (alignment == CausalAlignment::top_left ? s.query : diagonal());
+}
+
+Expr window(std::int32_t left, std::int32_t right) {
+  // Differences are compared with the bounds, not sums with bounds, so that large bounds mean
+  // "far" and cannot wrap.
+  const auto& s = symbols();
+  Expr mask = true;
+  if (left >= 0) mask = mask && diagonal() - s.key <= left;
+  if (right >= 0) mask = mask && s.key - diagonal() <= right;
+  return mask;
+}
+
+Expr prefix(std::int32_t n) {
+  if (n < 0) refuse(fmt::format("prefix: n = {}; accepted is n >= 0", n));
+  return symbols().key < n || causal();
+}
+
+Expr documents(const Tensor& ids) {
+  const auto& s = symbols();
+  return document_of("ids", ids, s.query) == document_of("ids", ids, s.key);
+}
+
+Expr documents(const Tensor& ids_q, const Tensor& ids_k) {
+  const auto& s = symbols();
+  return document_of("ids_q", ids_q, s.query) == document_of("ids_k", ids_k, s.key);
+}
+
+BlockMask::BlockMask(std::int64_t blocks_q, std::int64_t blocks_k, std::int32_t block_q,
+                     std::int32_t block_k)
+    : blocks_q_(blocks_q), blocks_k_(blocks_k), block_q_(block_q), block_k_(block_k) {
+  if (blocks_q < 0 || blocks_k < 0 || block_q < 1 || block_k < 1) {
+    refuse(
+        fmt::format("BlockMask: {} x {} blocks of {} x {}; counts must not be negative, sizes "
+                    "must be positive",
+                    blocks_q, blocks_k, block_q, block_k));
+  }
+  // Query and key are int32, so more blocks than that can never be asked for.
+  constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
+  if (blocks_q > kMaxBlocks || blocks_k > kMaxBlocks) {
+    refuse(fmt::format("BlockMask: {} x {} blocks; accepted are at most {} each way", blocks_q,
+                       blocks_k, kMaxBlocks));
+  }
+  try {
+    bytes_ =
+        std::make_shared<std::vector<std::uint8_t>>(static_cast<std::size_t>(blocks_q * blocks_k));
+  } catch (const std::exception&) {
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("BlockMask: {} x {} blocks need {} bytes, which could not be allocated",
+                            blocks_q, blocks_k, blocks_q * blocks_k));
+  }
+}
+
+BlockMask BlockMask::butterfly(std::int64_t seqlen_q, std::int64_t seqlen_k, std::int32_t block) {
+  if (seqlen_q < 0 || seqlen_k < 0 || block < 1) {
+    refuse(
+        fmt::format("butterfly: seqlen_q = {}, seqlen_k = {}, block = {}; lengths must not be "
+                    "negative, block must be positive",
+                    seqlen_q, seqlen_k, block));
+  }
+  BlockMask mask(blocks(seqlen_q, block), blocks(seqlen_k, block), block, block);
+  for (std::int64_t i = 0; i < mask.blocks_q_; ++i) {
+    if (i < mask.blocks_k_) mask.at(i, i) = 1;
+    for (std::int64_t bit = 1; bit < std::max(mask.blocks_q_, mask.blocks_k_); bit *= 2) {
+      if ((i ^ bit) < mask.blocks_k_) mask.at(i, i ^ bit) = 1;
+    }
+  }
+  return mask;
+}
+
+std::uint8_t& BlockMask::at(std::int64_t i, std::int64_t j) {
+  if (i < 0 || i >= blocks_q_ || j < 0 || j >= blocks_k_) {
+    refuse(fmt::format("BlockMask::at: block ({}, {}); accepted are blocks below ({}, {})", i, j,
+                       blocks_q_, blocks_k_));
+  }
+  return (*bytes_)[static_cast<std::size_t>(i * blocks_k_ + j)];
+}
+
+std::uint8_t BlockMask::at(std::int64_t i, std::int64_t j) const {
+  return const_cast<BlockMask&>(*this).at(i, j);
+}
+
+double BlockMask::density() const noexcept {
+  if (bytes_->empty()) return 0;
+  const auto zeros = std::count(bytes_->begin(), bytes_->end(), std::uint8_t{0});
+  return 1.0 - static_cast<double>(zeros) / static_cast<double>(bytes_->size());
+}
+
+Expr BlockMask::mask() const {
+  const auto& s = symbols();
+  const Buffer buffer("block_mask", tensor(bytes_->data(), DType::u8, {blocks_q_, blocks_k_}),
+                      bytes_);
+  return buffer({s.query / block_q_, s.key / block_k_}) != 0;
+}
+
+Expr softcap(float cap) {
+  if (!(cap > 0) || !std::isfinite(cap)) {
+    refuse(fmt::format("softcap: cap = {}; accepted are finite values above 0", cap));
+  }
+  return cap * tanh(symbols().score / cap);
+}
+
+Expr alibi(const Tensor& slopes) {
+  require("slopes", slopes, slopes.dtype == DType::f32 && slopes.rank == 1, "f32 [heads_q]");
+  const auto& s = symbols();
+  return s.score - Buffer("slopes", slopes)[s.head] * abs(diagonal() - s.key);
+}
+
+std::vector<float> alibi_slopes(std::int64_t heads) {
+  if (heads < 1) refuse(fmt::format("alibi_slopes: heads = {}; accepted is heads >= 1", heads));
+  std::vector<float> slopes;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    slopes.push_back(static_cast<float>(
+        std::exp2(-8.0 * static_cast<double>(h + 1) / static_cast<double>(heads))));
+  }
+  return slopes;
+}
+
+Expr bias(const Tensor& bias) {
+  const bool loads =
+      bias.dtype == DType::f32 || bias.dtype == DType::bf16 || bias.dtype == DType::f16;
+  require("bias", bias, loads && (bias.rank == 2 || bias.rank == 4),
+          "f32, bf16 or f16 [query, key] or [batch, head, query, key]");
+  const auto& s = symbols();
+  const Buffer buffer("bias", bias);
+  return s.score +
+         (bias.rank == 2 ? buffer({s.query, s.key}) : buffer({s.batch, s.head, s.query, s.key}));
+}
+
+Expr compose(const Expr& outer, const Expr& inner) {
+  if (outer.empty()) return inner;
+  if (inner.empty()) return outer;
+  return substitute(outer, expr::Op::score, inner);
+}
+
+}  // namespace attn

@@ -1,0 +1,96 @@
+// Which instruction sets this CPU and its operating system have.
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attn/context.hpp"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace attn {
+namespace {
+
+#if defined(__x86_64__)
+
+struct Registers {
+  std::uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+Registers cpuid(std::uint32_t leaf, std::uint32_t subleaf) {
+  Registers r;  // zeros where the leaf does not exist
+  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
+  return r;
+}
+
+// Register state that the operating system saves: bit 1 xmm, 2 ymm, 5 to 7 opmask and zmm.
+std::uint64_t saved_state() {
+  constexpr std::uint32_t kOsxsave = 1u << 27;
+  if ((cpuid(1, 0).ecx & kOsxsave) == 0) return 0;
+  std::uint32_t low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return std::uint64_t{high} << 32 | low;
+}
+
+struct Feature {
+  const char* name;
+  std::uint32_t leaf, subleaf;
+  std::uint32_t Registers::*word;
+  int bit;
+  InstructionSet since;  // the first set whose kernels are compiled with it; later ones keep it
+};
+constexpr Feature kFeatures[] = {
+    {"avx2", 7, 0, &Registers::ebx, 5, InstructionSet::avx2},
+    {"fma", 1, 0, &Registers::ecx, 12, InstructionSet::avx2},
+    {"f16c", 1, 0, &Registers::ecx, 29, InstructionSet::avx2},
+    {"avx512f", 7, 0, &Registers::ebx, 16, InstructionSet::avx512},
+    {"avx512dq", 7, 0, &Registers::ebx, 17, InstructionSet::avx512},
+    {"avx512bw", 7, 0, &Registers::ebx, 30, InstructionSet::avx512},
+    {"avx512vl", 7, 0, &Registers::ebx, 31, InstructionSet::avx512},
+    {"avx512_bf16", 7, 1, &Registers::eax, 5, InstructionSet::avx512_bf16},
+};
+
+// Empty when the set is available.
+std::string missing(InstructionSet isa) {
+  if (isa == InstructionSet::portable) return {};
+  std::string features;
+  for (const Feature& feature : kFeatures) {
+    if (feature.since > isa) continue;
+    const Registers registers = cpuid(feature.leaf, feature.subleaf);
+    if ((registers.*feature.word >> feature.bit & 1u) == 0) {
+      features += fmt::format("{}{}", features.empty() ? "" : ", ", feature.name);
+    }
+  }
+  if (!features.empty()) return fmt::format("the CPU lacks {}", features);
+  const std::uint64_t needed = isa == InstructionSet::avx2 ? 0x6 : 0xe6;
+  if ((saved_state() & needed) != needed) {
+    return fmt::format("the operating system does not save its {} registers",
+                       isa == InstructionSet::avx2 ? "ymm" : "zmm");
+  }
+  return {};
+}
+
+#else
+
+std::string missing(InstructionSet isa) {
+  return isa == InstructionSet::portable ? "" : "the library was built for another architecture";
+}
+
+#endif
+
+}  // namespace
+
+std::vector<InstructionSetInfo> instruction_sets() {
+  std::vector<InstructionSetInfo> sets;
+  for (const InstructionSet isa : {InstructionSet::portable, InstructionSet::avx2,
+                                   InstructionSet::avx512, InstructionSet::avx512_bf16}) {
+    const std::string reason = missing(isa);
+    sets.push_back({isa, reason.empty(), reason});
+  }
+  return sets;
+}
+
+}  // namespace attn

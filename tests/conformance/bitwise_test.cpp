@@ -1,0 +1,79 @@
+// The same inputs give the same bits, whatever the number of threads.
+#include <gtest/gtest.h>
+
+#include "attn/context.hpp"
+#include "attn/run.hpp"
+#include "conformance/support.hpp"
+#include "harness/cases.hpp"
+#include "harness/compare.hpp"
+#include "harness/data.hpp"
+
+namespace attn::harness {
+namespace {
+
+constexpr std::uint64_t kSeed = 7;
+
+void run(CaseData& data, Algorithm forward_algorithm, Algorithm backward_algorithm,
+         InstructionSet isa, int threads) {
+  const Context context{.executor = make_thread_pool(threads), .isa = isa, .log = nullptr};
+  data.poison();
+  forward(data.problem, data.inputs, data.outputs,
+          {.backend = Backend::cpu, .algorithm = forward_algorithm}, context);
+  if (data.problem.layout_k == Layout::paged) return;
+  backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients,
+           {.backend = Backend::cpu, .algorithm = backward_algorithm}, context);
+}
+
+void expect_same_bits(const CaseData& a, const CaseData& b, const std::string& what) {
+  const auto expect_same = [&](const char* name, const Tensor& x, const Tensor& y) {
+    if (!x.given()) return;
+    const std::vector<std::int64_t> where = first_difference(x, y);
+    EXPECT_TRUE(where.empty()) << what << ": " << name << " differs at "
+                               << ::testing::PrintToString(where);
+  };
+  expect_same("o", a.outputs.o, b.outputs.o);
+  expect_same("lse", a.outputs.lse, b.outputs.lse);
+  expect_same("dq", a.gradients.dq, b.gradients.dq);
+  expect_same("dk", a.gradients.dk, b.gradients.dk);
+  expect_same("dv", a.gradients.dv, b.gradients.dv);
+  expect_same("dsink", a.gradients.dsink, b.gradients.dsink);
+  for (std::size_t i = 0; i < a.gradients.buffers.size(); ++i) {
+    expect_same(a.gradients.buffers[i].first.c_str(), a.gradients.buffers[i].second,
+                b.gradients.buffers[i].second);
+  }
+}
+
+class Bitwise : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Bitwise, DoesNotDependOnTheNumberOfThreads) {
+  const Case c = parse_case(GetParam());
+  CaseData one(c, kSeed);
+  CaseData many(c, kSeed);
+  const std::vector<Algorithm> backward = algorithms(Phase::backward);
+  std::size_t turn = 0;
+  for (const InstructionSet isa : available_instruction_sets()) {
+    for (const Algorithm algorithm : algorithms(Phase::forward)) {
+      const Algorithm backward_algorithm = backward[turn++ % backward.size()];
+      run(one, algorithm, backward_algorithm, isa, 1);
+      for (const int threads : {2, 3, 5}) {
+        run(many, algorithm, backward_algorithm, isa, threads);
+        expect_same_bits(one, many,
+                         std::string(name(algorithm)) + ", " +
+                             std::string(name(backward_algorithm)) + ", " + std::string(name(isa)) +
+                             ", " + std::to_string(threads) + " threads");
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Conformance, Bitwise,
+    ::testing::Values("b1_sq333_sk700_h1_d64_causal_f32", "b2_sq200_sk300_hq6_hk2_d40_bf16",
+                      "b1_sq1_sk2000_hq8_hk2_d64_bf16", "b1_sq3_sk1500_h2_d64_paged16_f16",
+                      "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
+                      "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f32/padded",
+                      "b1_n512_h1_d32_window64x0_bf16"),
+    [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
+
+}  // namespace
+}  // namespace attn::harness

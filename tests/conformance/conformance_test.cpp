@@ -1,0 +1,70 @@
+// Every listed case in every dtype: each backend, algorithm and instruction set, forward and
+// backward, against fp64.
+#include "harness/conformance.hpp"
+
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "attn/plan.hpp"
+#include "conformance/support.hpp"
+#include "harness/cases.hpp"
+
+namespace attn::harness {
+namespace {
+
+constexpr std::uint64_t kSeed = 20240501;
+constexpr std::int64_t kQuickScores = 100'000;
+
+using Parameter = std::tuple<std::size_t, DType>;  // index into listed_cases()
+
+class Listed : public ::testing::TestWithParam<Parameter> {
+ protected:
+  static void expect_passed(Conformance& conformance, const Subject& subject) {
+    const Report report = conformance.check(subject);
+    EXPECT_EQ(report.status, Status::passed) << to_string(report);
+  }
+};
+
+TEST_P(Listed, AgreesWithTheReference) {
+  const auto [index, dtype] = GetParam();
+  const ListedCase& listed = listed_cases()[index];
+  SCOPED_TRACE(listed.reason);
+  const Case c = with_dtype(parse_case(listed.descriptor), dtype);
+  if (quick() && (scores(c) > kQuickScores || c.hints.far)) {
+    GTEST_SKIP() << "ATTN_TEST_QUICK is set";
+  }
+  const bool paged = c.problem.layout_k == Layout::paged;
+  Conformance conformance(c, kSeed + index, !paged);
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    if (paged && phase == Phase::backward) continue;
+    expect_passed(conformance, {.phase = phase, .backend = Backend::reference});
+    for (const InstructionSet isa : available_instruction_sets()) {
+      expect_passed(conformance, {.phase = phase, .backend = Backend::cpu, .isa = isa});
+      for (const Algorithm algorithm : algorithms(phase)) {
+        expect_passed(
+            conformance,
+            {.phase = phase, .backend = Backend::cpu, .algorithm = algorithm, .isa = isa});
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, Listed,
+                         ::testing::Combine(::testing::Range<std::size_t>(0, listed_cases().size()),
+                                            ::testing::Values(DType::f32, DType::bf16, DType::f16)),
+                         [](const ::testing::TestParamInfo<Parameter>& info) {
+                           const ListedCase& listed = listed_cases()[std::get<0>(info.param)];
+                           return test_name(std::string(listed.descriptor) + "_" +
+                                            std::string(name(std::get<1>(info.param))));
+                         });
+
+// Paged K and V have no gradient: refused, not wrong.
+TEST(Paged, BackwardIsUnsupported) {
+  const Report report =
+      check(parse_case("b2_sq4_sk40_h2_d16_paged8_f32"), {.phase = Phase::backward}, kSeed);
+  EXPECT_EQ(report.status, Status::unsupported) << to_string(report);
+}
+
+}  // namespace
+}  // namespace attn::harness

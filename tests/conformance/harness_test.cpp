@@ -1,0 +1,164 @@
+// The harness must notice what it is there to notice.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "attn/error.hpp"
+#include "harness/case.hpp"
+#include "harness/cases.hpp"
+#include "harness/compare.hpp"
+#include "harness/conformance.hpp"
+#include "harness/data.hpp"
+
+namespace attn::harness {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+TEST(HalfUlp, IsTheLargestRoundingError) {
+  EXPECT_EQ(half_ulp(DType::f32, 1), 0x1p-24);
+  EXPECT_EQ(half_ulp(DType::f32, 1.9), 0x1p-24);
+  EXPECT_EQ(half_ulp(DType::f32, 2), 0x1p-23);
+  EXPECT_EQ(half_ulp(DType::bf16, 1), 0x1p-8);
+  EXPECT_EQ(half_ulp(DType::f16, 1), 0x1p-11);
+  EXPECT_EQ(half_ulp(DType::f16, 0), 0x1p-25);
+  EXPECT_EQ(half_ulp(DType::f64, 1), 0x1p-53);
+}
+
+class Compare : public ::testing::Test {
+ protected:
+  Comparison run() const {
+    return compare("o", tensor(got_, {2, 2}), tensor(expected_, {2, 2}), tensor(standard_, {2, 2}));
+  }
+  float got_[4] = {1, 2, 3, 4};
+  double expected_[4] = {1, 2, 3, 4};
+  double standard_[4] = {1, 2, 3, 4.5};
+};
+
+TEST_F(Compare, FindsTheWorstElement) {
+  got_[1] = 2.25F;
+  got_[2] = 3.75F;
+  const Comparison c = run();
+  EXPECT_TRUE(c.passed());
+  EXPECT_EQ(c.error, 0.75);
+  EXPECT_EQ(c.where, (std::vector<std::int64_t>{1, 0}));
+  EXPECT_EQ(c.allowed, 2 * 0.5 + 0x1p-22);
+  got_[2] = 4.125F;
+  EXPECT_FALSE(run().passed());
+}
+
+TEST_F(Compare, RefusesNan) {
+  got_[3] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_FALSE(run().passed());
+  EXPECT_EQ(run().where, (std::vector<std::int64_t>{1, 1}));
+}
+
+TEST_F(Compare, InfinitiesMustBeTheSame) {
+  expected_[0] = -kInfinity;
+  standard_[0] = -kInfinity;
+  EXPECT_FALSE(run().passed());
+  got_[0] = std::numeric_limits<float>::infinity();
+  EXPECT_FALSE(run().passed());
+  got_[0] = -std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(run().passed());
+  got_[1] = got_[0];
+  EXPECT_FALSE(run().passed());
+}
+
+TEST_F(Compare, ABrokenYardstickAllowsNothing) {
+  standard_[3] = kInfinity;
+  standard_[2] = kNan;
+  EXPECT_EQ(run().allowed, 0x1p-22);
+}
+
+TEST_F(Compare, MergeTakesTheMaxima) {
+  Comparison a = run();
+  got_[0] = 1.5F;
+  standard_[3] = 4;
+  merge(a, run());
+  EXPECT_EQ(a.error, 0.5);
+  EXPECT_EQ(a.standard_error, 0.5);
+  EXPECT_EQ(a.where, (std::vector<std::int64_t>{0, 0}));
+}
+
+TEST(CaseData, UnusedRowsAreNan) {
+  const CaseData data(parse_case("b2_n8_h2_d4_bf16/strided_usedq5,8_usedk2,8"), 3);
+  const Tensor& k = data.inputs.k;
+  EXPECT_FALSE(std::isnan(load_element(k, k.offset({0, 1, 1, 3}))));
+  EXPECT_TRUE(std::isnan(load_element(k, k.offset({0, 2, 1, 3}))));
+  EXPECT_TRUE(std::isnan(load_element(k, k.offset({0, 1, 1, 3}) + 1)));  // the gap after a row
+  EXPECT_TRUE(std::isnan(load_element(data.outputs.o, 0)));
+}
+
+TEST(CaseData, TheSameSeedGivesTheSameData) {
+  const Case c = parse_case("b1_n16_h2_d8_f32");
+  const CaseData a(c, 3);
+  const CaseData b(c, 3);
+  const CaseData other(c, 4);
+  EXPECT_TRUE(first_difference(a.inputs.q, b.inputs.q).empty());
+  EXPECT_FALSE(first_difference(a.inputs.q, other.inputs.q).empty());
+}
+
+TEST(CaseData, NoticesDamage) {
+  CaseData data(parse_case("b2_n8_h2_d4_f16/strided"), 3);
+  EXPECT_EQ(data.damage(), "");
+  const Tensor& o = data.outputs.o;
+  store_element(o, o.offset({0, 0, 0, 3}) + 1, 0);
+  EXPECT_EQ(data.damage(), "memory around output o");
+  data.poison();
+  EXPECT_EQ(data.damage(), "");
+  store_element(data.inputs.v, 0, 77);
+  EXPECT_EQ(data.damage(), "input v");
+}
+
+TEST(CaseData, FarElementsLiePast31Bits) {
+  const CaseData data(parse_case("b1_n70_h2_d4_f16/far"), 3);
+  EXPECT_GT(data.inputs.k.offset({0, 69, 0, 0}), std::int64_t{1} << 31);
+}
+
+TEST(Case, TextGoesRoundTrip) {
+  for (const std::string text :
+       {"b1_n16_h1_d8_f32", "b2_n16_h2_d8_causal_bf16/strided_padded_bcastk_q5_k3",
+        "b1_n8_h1_d8_mask(query/2==key/2)_f32/far",
+        "b3_n8_h1_d8_packed_f32/cuq0,2,4,8_cuk0,0,8,8"}) {
+    EXPECT_EQ(to_string(parse_case(text)), text);
+  }
+}
+
+TEST(Case, UnknownHintIsNamed) {
+  try {
+    parse_case("n16_d8/stridde");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("'stridde'"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("strided"), std::string::npos) << error.what();
+  }
+}
+
+TEST(ListedCases, AreWrittenAsTheyPrint) {
+  for (const ListedCase& listed : listed_cases()) {
+    const std::string text = to_string(parse_case(listed.descriptor));
+    EXPECT_EQ(to_string(parse_case(text)), text);
+  }
+}
+
+TEST(Report, SaysHowToRepeat) {
+  Report report{.descriptor = "b1_n8_h1_d8_f32",
+                .seed = 7,
+                .subject = {.phase = Phase::backward,
+                            .backend = Backend::cpu,
+                            .algorithm = Algorithm::standard,
+                            .isa = InstructionSet::avx2,
+                            .executor = nullptr},
+                .status = Status::failed,
+                .message = "dq is wrong",
+                .comparisons = {}};
+  EXPECT_EQ(report.command(),
+            "attn check 'b1_n8_h1_d8_f32' --seed 7 --phase backward --backend cpu --algorithm "
+            "standard --isa avx2");
+}
+
+}  // namespace
+}  // namespace attn::harness

@@ -1,0 +1,176 @@
+// The reference against what is known without it: tiny cases by hand, finite differences, Philox by
+// its formula.
+#include "reference/reference.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "conformance/support.hpp"
+#include "core/philox.hpp"
+#include "harness/data.hpp"
+
+namespace attn::harness {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double at(const Tensor& t, std::initializer_list<std::int64_t> index) {
+  return load_element(t, t.offset(index));
+}
+
+TEST(Reference, TwoKeysByHand) {
+  const double q[] = {1, 2};
+  const double k[] = {1, 0, 0, 1};  // q.k = 1, 2
+  const double v[] = {10, 20};
+  double o = 0;
+  double lse = 0;
+  const Problem problem{.batch = 1,
+                        .seqlen_q = 1,
+                        .seqlen_k = 2,
+                        .heads_q = 1,
+                        .heads_k = 1,
+                        .head_dim = 2,
+                        .head_dim_v = 1,
+                        .dtype = DType::f64,
+                        .softmax_scale = 0.5};
+  const Inputs inputs{
+      .q = tensor(q, {1, 1, 1, 2}), .k = tensor(k, {1, 2, 1, 2}), .v = tensor(v, {1, 2, 1, 1})};
+  const Outputs outputs{.o = tensor(&o, {1, 1, 1, 1}), .lse = tensor(&lse, {1, 1, 1})};
+  reference::forward(problem, inputs, outputs);
+  const double sum = std::exp(0.5) + std::exp(1.0);
+  EXPECT_NEAR(o, (10 * std::exp(0.5) + 20 * std::exp(1.0)) / sum, 1e-14);
+  EXPECT_NEAR(lse, std::log(sum), 1e-15);
+}
+
+TEST(Reference, RowsThatSeeNothing) {
+  for (const bool sink : {false, true}) {
+    CaseData data(parse_case(sink ? "b2_n3_h2_d4_mask(query>key+99)_sink_f64"
+                                  : "b2_n3_h2_d4_mask(query>key+99)_f64"),
+                  1);
+    reference::forward(data.problem, data.inputs, data.outputs);
+    reference::backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients);
+    for (std::int64_t h = 0; h < 2; ++h) {
+      const double lse = sink ? at(data.inputs.sink, {h}) : -kInfinity;
+      EXPECT_EQ(at(data.outputs.lse, {1, h, 2}), lse);
+      EXPECT_EQ(at(data.outputs.o, {1, 2, h, 3}), 0);
+      EXPECT_EQ(at(data.gradients.dq, {1, 2, h, 3}), 0);
+      EXPECT_EQ(at(data.gradients.dk, {1, 2, h, 3}), 0);
+      EXPECT_EQ(at(data.gradients.dv, {1, 2, h, 3}), 0);
+      if (sink) {
+        EXPECT_EQ(at(data.gradients.dsink, {h}), 0);
+      }
+    }
+  }
+}
+
+TEST(Reference, RowsPastALengthAreCleared) {
+  CaseData data(parse_case("b1_n4_h1_d2_f64/usedq3_usedk2"), 1);
+  reference::forward(data.problem, data.inputs, data.outputs);
+  reference::backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients);
+  EXPECT_EQ(at(data.outputs.o, {0, 3, 0, 1}), 0);
+  EXPECT_EQ(at(data.outputs.lse, {0, 0, 3}), -kInfinity);
+  EXPECT_TRUE(std::isfinite(at(data.outputs.lse, {0, 0, 2})));
+  EXPECT_EQ(at(data.gradients.dq, {0, 3, 0, 1}), 0);
+  EXPECT_EQ(at(data.gradients.dk, {0, 2, 0, 1}), 0);
+  EXPECT_EQ(at(data.gradients.dv, {0, 2, 0, 1}), 0);
+  EXPECT_NE(at(data.gradients.dv, {0, 1, 0, 1}), 0);
+}
+
+// O of dropped attention with V = 1 is the sum of kept probabilities, each 1 / 64 here, times the
+// scale.
+TEST(Reference, DropoutKeepsWhatPhiloxSays) {
+  CaseData data(parse_case("b2_sq3_sk64_h2_d2_dv1_scale0_dropout0.3_seed99_offset4294967301_f64"),
+                1);
+  for (std::int64_t j = 0; j < 64; ++j) {
+    for (std::int64_t b = 0; b < 2; ++b) {
+      for (std::int64_t h = 0; h < 2; ++h) {
+        store_element(data.inputs.v, data.inputs.v.offset({b, j, h, 0}), 1);
+      }
+    }
+  }
+  reference::forward(data.problem, data.inputs, data.outputs);
+  const std::uint32_t threshold = 19661;  // round(0.3 * 65536)
+  for (std::uint32_t b = 0; b < 2; ++b) {
+    for (std::uint32_t h = 0; h < 2; ++h) {
+      for (std::uint32_t i = 0; i < 3; ++i) {
+        int kept = 0;
+        for (std::uint32_t j = 0; j < 64; ++j) {
+          const core::PhiloxBlock block =
+              core::philox4x32_10({{(j / 32) * 4 + (j % 8) / 2, i, b * 2 + h, 5}}, 99, 1);
+          const std::uint32_t e = ((j / 8) % 4) * 2 + j % 2;
+          kept += ((block.word[e / 2] >> (16 * (e % 2))) & 0xffff) >= threshold ? 1 : 0;
+        }
+        EXPECT_NEAR(at(data.outputs.o, {b, i, h, 0}), kept / 64.0 / (1 - threshold / 65536.0),
+                    1e-14);
+      }
+    }
+  }
+}
+
+class FiniteDifferences : public ::testing::TestWithParam<const char*> {
+ protected:
+  FiniteDifferences() : data_(parse_case(GetParam()), 5), o_(data_.f64_outputs()) {}
+
+  // sum dO * O over the rows in use.
+  double loss() {
+    reference::forward(data_.problem, data_.inputs, o_);
+    double sum = 0;
+    for (std::int64_t i = 0; i < o_.o.size(); ++i) {
+      const double grad = load_element(data_.d_o, i);
+      const double value = load_element(o_.o, i);
+      if (!std::isnan(grad) && !std::isnan(value)) sum += grad * value;
+    }
+    return sum;
+  }
+
+  void expect_gradient(const char* name, const Tensor& input, const Tensor& gradient) {
+    for (std::int64_t i = 0; i < input.size(); ++i) {
+      const double x = load_element(input, i);
+      if (std::isnan(x)) continue;
+      const double step = input.dtype == DType::f64 ? 0x1p-17 : 0x1p-12;
+      store_element(input, i, x + step);
+      const double high = load_element(input, i);
+      const double loss_high = loss();
+      store_element(input, i, x - step);
+      const double low = load_element(input, i);
+      const double loss_low = loss();
+      store_element(input, i, x);
+      // Central differences: the error is step^2 / 6 times a third derivative of order 10.
+      EXPECT_NEAR(load_element(gradient, i), (loss_high - loss_low) / (high - low),
+                  100 * step * step + 1e-9)
+          << name << "[" << i << "]";
+    }
+  }
+
+  CaseData data_;
+  Outputs o_;
+};
+
+TEST_P(FiniteDifferences, AgreeWithBackward) {
+  const Gradients gradients = data_.f64_gradients();
+  reference::backward(data_.problem, data_.inputs, o_, data_.d_o, gradients);
+  expect_gradient("q", data_.inputs.q, gradients.dq);
+  expect_gradient("k", data_.inputs.k, gradients.dk);
+  expect_gradient("v", data_.inputs.v, gradients.dv);
+  if (data_.problem.sink) expect_gradient("sink", data_.inputs.sink, gradients.dsink);
+  for (const auto& [name, gradient] : gradients.buffers) {
+    for (const auto& [input_name, input] : data_.inputs.buffers) {
+      if (input_name == name) expect_gradient(name.c_str(), input, gradient);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Reference, FiniteDifferences,
+    ::testing::Values("b2_sq4_sk6_hq4_hk2_d3_dv2_causal_sink_f64",
+                      "b2_sq4_sk6_hq2_hk1_d3_dropout0.3_seed9_f64/padded",
+                      "b2_sq5_sk7_h2_d3_packed_causal_f64", "b1_sq4_sk6_h2_d3_softcap2_alibi_f64",
+                      "b2_sq4_sk5_h2_d3_bias_softcap3_sink_f64",
+                      "b2_sq4_sk5_h2_d3_bias2x1x1x5_bias_window2x1_f64",
+                      "b1_sq4_sk5_h2_d3_score(score+0.3*tanh(w[key%4]*score))_buffer(w:f32:4)_f64"),
+    [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
+
+}  // namespace
+}  // namespace attn::harness

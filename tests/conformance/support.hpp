@@ -1,0 +1,36 @@
+// What the conformance tests share.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "attn/context.hpp"
+#include "harness/case.hpp"
+#include "harness/cases.hpp"
+
+namespace attn::harness {
+
+// ATTN_TEST_QUICK=1 leaves out what takes long under a sanitizer.
+inline bool quick() { return std::getenv("ATTN_TEST_QUICK") != nullptr; }
+
+inline std::vector<InstructionSet> available_instruction_sets() {
+  std::vector<InstructionSet> sets;
+  for (const InstructionSetInfo& info : instruction_sets()) {
+    if (info.available) sets.push_back(info.isa);
+  }
+  return sets;
+}
+
+// A descriptor as a GoogleTest name: letters, digits and '_'.
+inline std::string test_name(std::string text) {
+  for (char& c : text) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return text;
+}
+
+}  // namespace attn::harness

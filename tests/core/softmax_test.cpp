@@ -1,0 +1,134 @@
+#include "attn/softmax.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attn/error.hpp"
+
+namespace attn {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr SoftmaxAlgorithm kAlgorithms[] = {SoftmaxAlgorithm::three_pass, SoftmaxAlgorithm::online};
+
+struct Result {
+  std::vector<float> y, lse;
+};
+
+Result run(const std::vector<float>& x, std::int64_t rows, std::int64_t columns,
+           SoftmaxAlgorithm algorithm) {
+  Result r{std::vector<float>(x.size(), kNaN),
+           std::vector<float>(static_cast<std::size_t>(rows), kNaN)};
+  softmax(tensor(x.data(), {rows, columns}), tensor(r.y.data(), {rows, columns}),
+          tensor(r.lse.data(), {rows}), algorithm);
+  return r;
+}
+
+// Against the definition in double: 4 float roundings of y (x - m, exp, sum, quotient), where x - m
+// of up to 200 adds an absolute error of 200 * 2^-24 to the exponent; below 2^-126 two roundings to
+// the grid of subnormals.
+TEST(Softmax, AgreesWithTheDefinition) {
+  const std::uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  for (const SoftmaxAlgorithm algorithm : kAlgorithms) {
+    for (const std::int64_t columns : {1, 2, 3, 17, 1000}) {
+      const std::int64_t rows = 7;
+      std::vector<float> x(static_cast<std::size_t>(rows * columns));
+      std::uniform_real_distribution<float> uniform(-100, 100);
+      for (float& v : x) v = random() % 10 == 0 ? -kInfinity : uniform(random);
+      for (std::int64_t i = 0; i < rows; ++i)
+        x[static_cast<std::size_t>(i * columns)] = uniform(random);
+      const Result r = run(x, rows, columns, algorithm);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        double maximum = -kInfinity, sum = 0;
+        const float* row = x.data() + i * columns;
+        for (std::int64_t j = 0; j < columns; ++j) maximum = std::max(maximum, double{row[j]});
+        for (std::int64_t j = 0; j < columns; ++j) sum += std::exp(row[j] - maximum);
+        for (std::int64_t j = 0; j < columns; ++j) {
+          const double expected = std::exp(row[j] - maximum) / sum;
+          ASSERT_NEAR(r.y[static_cast<std::size_t>(i * columns + j)], expected,
+                      expected * (4 + 200) * 0x1p-24 + 0x1p-148);
+        }
+        const double lse = maximum + std::log(sum);
+        ASSERT_NEAR(r.lse[static_cast<std::size_t>(i)], lse, 4 * 0x1p-24 * (1 + std::abs(lse)));
+      }
+    }
+  }
+}
+
+TEST(Softmax, LargeMagnitudesDoNotOverflow) {
+  for (const SoftmaxAlgorithm algorithm : kAlgorithms) {
+    const Result r = run({3e38f, 3e38f, -3e38f, -3e38f, -3e38f, -3e38f}, 2, 3, algorithm);
+    EXPECT_EQ(r.y[0], 0.5f);
+    EXPECT_EQ(r.y[2], 0.0f);
+    EXPECT_NEAR(r.y[3], 1.0f / 3, 1e-7f);
+  }
+}
+
+TEST(Softmax, RowOfMinusInfinityGivesZeros) {
+  for (const SoftmaxAlgorithm algorithm : kAlgorithms) {
+    const Result r = run({-kInfinity, -kInfinity, 0, -kInfinity}, 2, 2, algorithm);
+    EXPECT_EQ(r.y, (std::vector<float>{0, 0, 1, 0}));
+    EXPECT_EQ(r.lse, (std::vector<float>{-kInfinity, 0}));
+  }
+}
+
+TEST(Softmax, NaNPropagatesWithinItsRow) {
+  for (const SoftmaxAlgorithm algorithm : kAlgorithms) {
+    for (const std::vector<float>& bad : {std::vector<float>{kNaN, 1, 2},
+                                          {1, kNaN, 2},
+                                          {1, 2, kNaN},
+                                          {kNaN, -kInfinity, -kInfinity},
+                                          {-kInfinity, kNaN, -kInfinity}}) {
+      std::vector<float> x = bad;
+      x.insert(x.end(), {0, 0, -kInfinity});
+      const Result r = run(x, 2, 3, algorithm);
+      for (std::size_t j = 0; j < 3; ++j) {
+        EXPECT_TRUE(std::isnan(r.y[j])) << j;
+      }
+      EXPECT_TRUE(std::isnan(r.lse[0]));
+      EXPECT_EQ(r.y[3], 0.5f);
+    }
+  }
+}
+
+TEST(Softmax, InPlaceStridedAndEmpty) {
+  std::vector<float> x = {1, 2, 99, 3, 4, 99};
+  Tensor t = tensor(x.data(), {2, 2});
+  t.strides = {3, 1};
+  softmax(t, t);
+  EXPECT_NEAR(x[0] + x[1], 1, 1e-6);
+  EXPECT_NEAR(x[3], 1 / (1 + std::exp(1.0)), 1e-6);
+  EXPECT_EQ(x[2], 99);
+  EXPECT_EQ(x[5], 99);
+  std::vector<float> lse = {0, 0};
+  softmax(tensor(x.data(), {2, 0}), tensor(x.data(), {2, 0}), tensor(lse.data(), {2}));
+  EXPECT_EQ(lse, (std::vector<float>{-kInfinity, -kInfinity}));
+}
+
+TEST(Softmax, Refusals) {
+  std::vector<float> x(12), y(12, kNaN), lse(4, kNaN);
+  const Tensor good_x = tensor(x.data(), {3, 4}), good_y = tensor(y.data(), {3, 4});
+  Tensor transposed = good_y;
+  transposed.strides = {1, 3};
+  Tensor wrong_dtype = good_x;
+  wrong_dtype.dtype = DType::bf16;
+  EXPECT_THROW(softmax(wrong_dtype, good_y), Error);
+  EXPECT_THROW(softmax(good_x, Tensor{}), Error);
+  EXPECT_THROW(softmax(good_x, tensor(y.data(), {4, 3})), Error);
+  EXPECT_THROW(softmax(good_x, transposed), Error);
+  EXPECT_THROW(softmax(good_x, good_y, tensor(lse.data(), {4})), Error);
+  EXPECT_THROW(softmax(good_x, good_y, tensor(y.data(), {3})), Error);
+  EXPECT_THROW(softmax(good_x, tensor(x.data() + 1, {2, 4})), Error);
+  for (const float v : y) EXPECT_TRUE(std::isnan(v));
+}
+
+}  // namespace
+}  // namespace attn

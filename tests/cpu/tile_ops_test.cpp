@@ -1,0 +1,276 @@
+// Every verb of every table against its definition, computed in double from the operands as the
+// table holds them.
+#include "tile_ops.hpp"
+
+#include <cmath>
+
+#include "core/philox.hpp"
+#include "cpu/attention.hpp"
+
+namespace attn::cpu::testing {
+namespace {
+
+class Products : public TileTest {};
+INSTANTIATE_TEST_SUITE_P(Tables, Products, ::testing::ValuesIn(tables()), table_name);
+
+// Odd dims and key counts reach every register tail; 1 is the smallest, 64 keys a whole block.
+constexpr int kDims[] = {1, 3, 16, 40, 59, 64, 111, 128};
+constexpr int kKeyCounts[] = {1, 2, 5, 7, 13, 33, 63, 64};
+
+TEST_P(Products, ForwardTileMatchesItsDefinition) {
+  const int rows = ops().rows;
+  for (const int dim : kDims) {
+    for (const int keys : kKeyCounts) {
+      SCOPED_TRACE("dim " + std::to_string(dim) + " keys " + std::to_string(keys));
+      std::vector<float> q, k, v;
+      for (int i = 0; i < rows * dim; ++i) q.push_back(rounded(normal()));
+      for (int i = 0; i < keys * dim; ++i) k.push_back(rounded(normal()));
+      for (int i = 0; i < keys * dim; ++i) v.push_back(rounded(normal()));
+      const SourceRows q_rows(rows, dim, bf16(), q), k_rows(keys, dim, bf16(), k),
+          v_rows(keys, dim, bf16(), v);
+      const auto packed = static_cast<std::size_t>(kBlockK * leading_dim(dim));
+      Floats q_t(static_cast<std::size_t>((dim + 1) * kMaxRows)), k_tile(packed), v_tile(packed);
+      Floats s(kBlockK * kMaxRows), p(kBlockK * kMaxRows), row_max(kMaxRows), m(kMaxRows),
+          l(kMaxRows), alpha(kMaxRows);
+      Floats o_t(static_cast<std::size_t>(dim * kMaxRows));
+      ops().pack_q(q_rows.rows.data(), rows, dim, q_rows.dtype, 1.0f, q_t.data());
+      ops().pack_k(k_rows.rows.data(), keys, dim, k_rows.dtype, k_tile.data());
+      ops().pack_v(v_rows.rows.data(), keys, dim, v_rows.dtype, v_tile.data());
+      ops().scores(q_t.data(), k_tile.data(), keys, dim, s.data(), row_max.data());
+
+      std::vector<double> scores(static_cast<std::size_t>(keys * rows));
+      for (int j = 0; j < keys; ++j) {
+        for (int r = 0; r < rows; ++r) {
+          double sum = 0;
+          double magnitude = 0;
+          for (int d = 0; d < dim; ++d) {
+            const double product = double{q[static_cast<std::size_t>(r * dim + d)]} *
+                                   double{k[static_cast<std::size_t>(j * dim + d)]};
+            sum += product;
+            magnitude += std::fabs(product);
+          }
+          // A sum of dim products in f32: at most dim roundings of 2^-24 of the partial sums.
+          ASSERT_NEAR(s[static_cast<std::size_t>(j * rows + r)], sum,
+                      (dim + 1) * 0x1p-24 * magnitude);
+          // The softmax is checked from the scores as they are.
+          scores[static_cast<std::size_t>(j * rows + r)] =
+              s[static_cast<std::size_t>(j * rows + r)];
+        }
+      }
+      const float c = 0.7f;
+      fill(o_t);
+      std::vector<double> o_before(o_t.data(), o_t.data() + o_t.size());
+      for (int r = 0; r < rows; ++r) {
+        float expected = -std::numeric_limits<float>::infinity();
+        for (int j = 0; j < keys; ++j)
+          expected = std::max(expected, s[static_cast<std::size_t>(j * rows + r)]);
+        ASSERT_EQ(row_max[static_cast<std::size_t>(r)], expected);
+        m[static_cast<std::size_t>(r)] = normal();
+        l[static_cast<std::size_t>(r)] = 1.5f;
+      }
+      std::vector<float> m_before(m.data(), m.data() + rows);
+      void* weights = bf16() ? p.data() : s.data();
+      ops().softmax(s.data(), keys, c, row_max.data(), nullptr, m.data(), l.data(), alpha.data(),
+                    weights);
+      ops().accumulate(weights, v_tile.data(), keys, dim, alpha.data(), o_t.data());
+      // P is within 2^-22 of its value (exp2: 1.01 ulp, argument: 2^-24 |y| 2^y < 2^-24), bf16 P
+      // within 2^-8.
+      const double p_error = bf16() ? 0x1p-8 : 0x1p-21;
+      for (int r = 0; r < rows; ++r) {
+        const auto lane = static_cast<std::size_t>(r);
+        double maximum = m_before[lane];
+        for (int j = 0; j < keys; ++j)
+          maximum = std::max(maximum, c * scores[static_cast<std::size_t>(j * rows + r)]);
+        ASSERT_NEAR(m[lane], maximum, 0x1p-23 * std::fabs(maximum));
+        const double rescale = std::exp2(m_before[lane] - maximum);
+        ASSERT_NEAR(alpha[lane], rescale, 1e-5);
+        double sum = 1.5 * rescale;
+        for (int j = 0; j < keys; ++j)
+          sum += std::exp2(c * scores[static_cast<std::size_t>(j * rows + r)] - maximum);
+        ASSERT_NEAR(l[lane], sum, (bf16() ? 5e-4 : 1e-5) * sum);
+        for (int d = 0; d < dim; ++d) {
+          double o = rescale * o_before[static_cast<std::size_t>(d * rows + r)];
+          double magnitude = std::fabs(o);
+          for (int j = 0; j < keys; ++j) {
+            const double term =
+                std::exp2(c * scores[static_cast<std::size_t>(j * rows + r)] - maximum) *
+                double{v[static_cast<std::size_t>(j * dim + d)]};
+            o += term;
+            magnitude += std::fabs(term);
+          }
+          ASSERT_NEAR(o_t[static_cast<std::size_t>(d * rows + r)], o,
+                      (p_error + keys * 0x1p-22 + 1e-5) * magnitude + 1e-30);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Products, MaskedScoresGiveZeroAndNeverNaN) {
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  Floats s(kBlockK * kMaxRows), p(kBlockK * kMaxRows), row_max(kMaxRows), m(kMaxRows), l(kMaxRows),
+      alpha(kMaxRows);
+  constexpr int kKeys = 8;
+  for (std::size_t i = 0; i < kKeys * rows; ++i) s[i] = -std::numeric_limits<float>::infinity();
+  s[0] = -1e30f;  // row 0 has one key, extremely low
+  for (std::size_t r = 0; r < rows; ++r) {
+    m[r] = kMaximumStart;
+    l[r] = 0;
+  }
+  ops().row_max(s.data(), kKeys, row_max.data());
+  void* weights = bf16() ? p.data() : s.data();
+  ops().softmax(s.data(), kKeys, 1.0f, row_max.data(), nullptr, m.data(), l.data(), alpha.data(),
+                weights);
+  EXPECT_EQ(l[0], 1.0f);
+  EXPECT_EQ(m[0], -1e30f);
+  for (std::size_t r = 1; r < rows; ++r) {
+    EXPECT_EQ(l[r], 0.0f);
+    EXPECT_EQ(alpha[r], 1.0f);
+    EXPECT_EQ(m[r], kMaximumStart);
+  }
+}
+
+TEST_P(Products, DropoutBitsAreThoseOfTheDefinition) {
+  const int rows = ops().rows;
+  std::vector<std::int32_t> query(kMaxRows);
+  std::vector<std::uint32_t> batch_head(kMaxRows);
+  for (int r = 0; r < kMaxRows; ++r) {
+    query[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(random_() >> 1);
+    batch_head[static_cast<std::size_t>(r)] = static_cast<std::uint32_t>(random_());
+  }
+  const std::uint64_t seed = (std::uint64_t{random_()} << 32) | random_();
+  const std::uint64_t offset = (std::uint64_t{random_()} << 32) | random_();
+  const std::uint32_t threshold = core::dropout_threshold(0.3);
+  for (const int key0 : {0, 32, 1 << 20}) {
+    for (const int keys : {1, 31, 40, 64}) {
+      std::vector<std::uint32_t> keep(kBlockK, 0xdeadbeefu);
+      ops().dropout_keep({seed, offset, threshold, query.data(), batch_head.data()}, key0, keys,
+                         keep.data());
+      for (int j = 0; j < keys; ++j) {
+        for (int r = 0; r < rows; ++r) {
+          const auto lane = static_cast<std::size_t>(r);
+          const bool expected = core::dropout_keep(seed, offset, threshold, batch_head[lane],
+                                                   static_cast<std::uint32_t>(query[lane]),
+                                                   static_cast<std::uint32_t>(key0 + j));
+          ASSERT_EQ((keep[static_cast<std::size_t>(j)] >> r & 1u) != 0, expected)
+              << "key " << key0 + j << " row " << r;
+        }
+      }
+    }
+  }
+}
+
+class Backward : public TileTest {};
+INSTANTIATE_TEST_SUITE_P(Tables, Backward, ::testing::ValuesIn(tables()), table_name);
+
+TEST_P(Backward, RowsAccumulateAndScoreGradientMatchTheirDefinitions) {
+  if (bf16()) GTEST_SKIP() << "the backward verbs have f32 operands only";
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  for (const int dim : {1, 16, 40, 64, 111}) {
+    for (const int keys : {1, 7, 64}) {
+      const auto ld = static_cast<std::size_t>(leading_dim(dim));
+      const auto n = static_cast<std::size_t>(keys);
+      const int count = ops().rows - 1;
+      Floats t(kBlockK * kMaxRows), x(kMaxRows * ld), g(kBlockK * ld);
+      fill(t);
+      fill(x);
+      fill(g);
+      const std::vector<float> before(g.data(), g.data() + g.size());
+      ops().accumulate_rows(t.data(), x.data(), keys, count, dim, g.data());
+      for (std::size_t j = 0; j < n; ++j) {
+        for (std::size_t d = 0; d < static_cast<std::size_t>(dim); ++d) {
+          double sum = before[j * ld + d];
+          for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r)
+            sum += double{t[j * rows + r]} * double{x[r * ld + d]};
+          ASSERT_NEAR(g[j * ld + d], sum, 1e-4);
+        }
+      }
+    }
+  }
+  constexpr int kKeys = 9;
+  Floats s(kBlockK * kMaxRows), dp(kBlockK * kMaxRows), ds(kBlockK * kMaxRows), lse(kMaxRows),
+      delta(kMaxRows);
+  fill(s);
+  fill(dp);
+  fill(lse);
+  fill(delta);
+  std::vector<std::uint32_t> keep(kBlockK);
+  for (auto& bits : keep) bits = static_cast<std::uint32_t>(random_());
+  const std::vector<float> scores(s.data(), s.data() + s.size());
+  ops().probabilities(s.data(), kKeys, 1.25f, lse.data(), s.data());
+  const float scale = 1.5f;
+  ops().score_gradient(s.data(), dp.data(), kKeys, keep.data(), scale, delta.data(), ds.data());
+  for (std::size_t j = 0; j < kKeys; ++j) {
+    for (std::size_t r = 0; r < rows; ++r) {
+      const double p = std::exp2(1.25 * double{scores[j * rows + r]} - double{lse[r]});
+      const double z = (keep[j] >> r & 1u) != 0 ? scale : 0.0;
+      ASSERT_NEAR(s[j * rows + r], z * p, 1e-5 * (1 + p));
+      ASSERT_NEAR(ds[j * rows + r], p * (z * double{dp[j * rows + r]} - double{delta[r]}),
+                  1e-4 * (1 + p));
+    }
+  }
+}
+
+class Decode : public TileTest {};
+INSTANTIATE_TEST_SUITE_P(Tables, Decode, ::testing::ValuesIn(tables()), table_name);
+
+TEST_P(Decode, ScoresAndSumsMatchTheirDefinitions) {
+  if (bf16()) GTEST_SKIP() << "decoding widens to f32";
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const int dim : {1, 16, 40, 111, 128}) {
+      for (int count = 1; count <= std::min(kMaxDecodeRows, ops().rows); ++count) {
+        constexpr std::size_t kKeys = 21;
+        const auto d_count = static_cast<std::size_t>(dim);
+        const auto ld = static_cast<std::size_t>(leading_dim(dim));
+        const auto n = static_cast<std::size_t>(count);
+        Floats q(n * ld), s(kBlockK * kMaxRows), o(n * ld), alpha(kMaxRows);
+        fill(q);
+        fill(o);
+        fill(alpha);
+        for (std::size_t r = 0; r < n; ++r) {
+          for (std::size_t d = d_count; d < ld; ++d) q[r * ld + d] = 0;
+        }
+        std::vector<float> values;
+        std::vector<std::byte> bytes(kKeys * d_count * size_of(dtype));
+        for (std::size_t i = 0; i < kKeys * d_count; ++i) {
+          const float x = normal();
+          if (dtype == DType::f32) {
+            reinterpret_cast<float*>(bytes.data())[i] = x;
+            values.push_back(x);
+          } else if (dtype == DType::bf16) {
+            reinterpret_cast<bfloat16*>(bytes.data())[i] = bfloat16(x);
+            values.push_back(static_cast<float>(bfloat16(x)));
+          } else {
+            reinterpret_cast<float16*>(bytes.data())[i] = float16(x);
+            values.push_back(static_cast<float>(float16(x)));
+          }
+        }
+        std::vector<const std::byte*> row;
+        for (std::size_t j = 0; j < kKeys; ++j)
+          row.push_back(bytes.data() + j * d_count * size_of(dtype));
+        const std::vector<float> before(o.data(), o.data() + o.size());
+        ops().decode_scores(q.data(), count, row.data(), kKeys, dim, dtype, s.data());
+        ops().decode_accumulate(s.data(), count, row.data(), kKeys, dim, dtype, alpha.data(),
+                                o.data());
+        for (std::size_t r = 0; r < n; ++r) {
+          for (std::size_t j = 0; j < kKeys; ++j) {
+            double sum = 0;
+            for (std::size_t d = 0; d < d_count; ++d)
+              sum += double{q[r * ld + d]} * double{values[j * d_count + d]};
+            ASSERT_NEAR(s[j * rows + r], sum, 1e-4);
+          }
+          for (std::size_t d = 0; d < d_count; ++d) {
+            double sum = double{alpha[r]} * double{before[r * ld + d]};
+            for (std::size_t j = 0; j < kKeys; ++j)
+              sum += double{s[j * rows + r]} * double{values[j * d_count + d]};
+            ASSERT_NEAR(o[r * ld + d], sum, 2e-3);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attn::cpu::testing

@@ -1,0 +1,152 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "attn/mask.hpp"
+#include "random_expr.hpp"
+
+namespace attn {
+namespace {
+
+using expr::classify;
+using expr::Coverage;
+using expr::Expr;
+using expr::Tile;
+
+// What holds at the points of the tile, one by one.
+Coverage brute_force(const Expr& mask, const Tile& tile) {
+  bool any = false;
+  bool all = true;
+  // 64-bit counters: a tile may end at the largest int32.
+  for (std::int64_t q = tile.query_min; q <= tile.query_max; ++q) {
+    for (std::int64_t k = tile.key_min; k <= tile.key_max; ++k) {
+      for (std::int32_t h = tile.head_min; h <= tile.head_max; ++h) {
+        expr::Point at;
+        at.query = static_cast<std::int32_t>(q);
+        at.key = static_cast<std::int32_t>(k);
+        at.batch = tile.batch;
+        at.head = h;
+        at.seqlen_q = tile.seqlen_q;
+        at.seqlen_k = tile.seqlen_k;
+        const bool seen = evaluate<float>(mask, at) != 0;
+        any = any || seen;
+        all = all && seen;
+      }
+    }
+  }
+  return all ? Coverage::full : any ? Coverage::mixed : Coverage::empty;
+}
+
+Tile random_tile(test::RandomExpr& random) {
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  Tile tile;
+  const bool huge = random.uniform(0, 7) == 0;
+  tile.query_min = huge ? kMost - random.uniform(6, 20) : random.uniform(0, 12);
+  tile.query_max = tile.query_min + random.uniform(0, 5);
+  tile.key_min = random.uniform(0, 12);
+  tile.key_max = tile.key_min + random.uniform(0, 5);
+  tile.batch = random.uniform(0, 3);
+  tile.head_min = random.uniform(0, 3);
+  tile.head_max = tile.head_min + random.uniform(0, 2);
+  tile.seqlen_q = random.uniform(0, 20);
+  tile.seqlen_k = random.uniform(0, 20);
+  return tile;
+}
+
+TEST(Classify, NeverContradictsEvaluation) {
+  constexpr std::uint32_t kSeed = 20240611;
+  int proven = 0;
+  int total = 0;
+  for (std::uint32_t seed = kSeed; seed < kSeed + 6000; ++seed) {
+    test::RandomExpr random(seed);
+    const Expr mask = random.boolean(random.uniform(1, 5), false);
+    for (int i = 0; i < 3; ++i) {
+      const Tile tile = random_tile(random);
+      const Coverage truth = brute_force(mask, tile);
+      const Coverage claimed = classify(mask, tile);
+      ++total;
+      proven += claimed != Coverage::mixed ? 1 : 0;
+      if (claimed != Coverage::mixed) {
+        ASSERT_EQ(static_cast<int>(claimed), static_cast<int>(truth))
+            << "seed " << seed << ": " << to_string(mask) << " queries " << tile.query_min << ".."
+            << tile.query_max << " keys " << tile.key_min << ".." << tile.key_max << " heads "
+            << tile.head_min << ".." << tile.head_max << " batch " << tile.batch << " seqlens "
+            << tile.seqlen_q << " " << tile.seqlen_k;
+      }
+    }
+  }
+  EXPECT_GT(proven, total / 4);  // the property is not met by answering "mixed"
+}
+
+// For shapes of masks with one comparison a diagonal the answer is exact, not only safe.
+TEST(Classify, ShorthandsAreExact) {
+  BlockMask blocks = BlockMask::butterfly(40, 40, 8);
+  const std::vector<Expr> masks = {causal(),
+                                   causal(CausalAlignment::top_left),
+                                   window(5, 0),
+                                   window(3, 4),
+                                   window(-1, 2),
+                                   window(0, -1),
+                                   prefix(7),
+                                   blocks.mask(),
+                                   causal() && blocks.mask()};
+  std::mt19937 seeds(7);
+  for (const Expr& mask : masks) {
+    for (int i = 0; i < 2000; ++i) {
+      test::RandomExpr random(static_cast<std::uint32_t>(seeds()));
+      Tile tile;
+      tile.seqlen_q = random.uniform(1, 40);
+      tile.seqlen_k = random.uniform(1, 40);
+      tile.query_min = random.uniform(0, tile.seqlen_q - 1);
+      tile.query_max = random.uniform(tile.query_min, tile.seqlen_q - 1);
+      tile.key_min = random.uniform(0, tile.seqlen_k - 1);
+      tile.key_max = random.uniform(tile.key_min, tile.seqlen_k - 1);
+      const Coverage truth = brute_force(mask, tile);
+      const Coverage claimed = classify(mask, tile);
+      // A conjunction of different things may be empty by their interplay only.
+      if (depends_on(mask, expr::Op::seqlen_k) && !buffers(mask).empty() &&
+          claimed == Coverage::mixed) {
+        continue;
+      }
+      ASSERT_EQ(static_cast<int>(claimed), static_cast<int>(truth))
+          << to_string(mask) << " queries " << tile.query_min << ".." << tile.query_max << " keys "
+          << tile.key_min << ".." << tile.key_max << " seqlens " << tile.seqlen_q << " "
+          << tile.seqlen_k;
+    }
+  }
+}
+
+TEST(Classify, LoadsLookAtElements) {
+  const auto& s = expr::symbols();
+  std::vector<std::int32_t> ids(100000);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i / 64);
+  const Expr mask = documents(tensor(ids.data(), {100000}));
+  Tile tile{.query_min = 0, .query_max = 63, .key_min = 64, .key_max = 127};
+  EXPECT_EQ(classify(mask, tile), Coverage::empty);
+  tile.query_min = tile.query_max = 64;
+  EXPECT_EQ(classify(mask, tile), Coverage::full);
+  tile.query_max = 128;
+  EXPECT_EQ(classify(mask, tile), Coverage::mixed);
+  // Past 4096 elements it does not look.
+  const Expr positive = expr::Buffer("ids", tensor(ids.data(), {100000}))[s.key] >= 0;
+  EXPECT_EQ(classify(positive, {.key_min = 0, .key_max = 4095}), Coverage::full);
+  EXPECT_EQ(classify(positive, {.key_min = 0, .key_max = 4096}), Coverage::mixed);
+  // An index outside reads zero.
+  EXPECT_EQ(classify(positive, {.key_min = -5, .key_max = -1}), Coverage::full);
+}
+
+TEST(Classify, BindingsWin) {
+  const auto& s = expr::symbols();
+  const std::vector<std::int32_t> zeros(8, 0);
+  const std::vector<std::int32_t> ones(8, 1);
+  const expr::Buffer flags("flags", tensor(zeros.data(), {8}));
+  const Expr mask = flags[s.key] == 1;
+  const Tile tile{.key_min = 0, .key_max = 7};
+  EXPECT_EQ(classify(mask, tile), Coverage::empty);
+  EXPECT_EQ(classify(mask, tile, {{"flags", tensor(ones.data(), {8})}}), Coverage::full);
+}
+
+}  // namespace
+}  // namespace attn

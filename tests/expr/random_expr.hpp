@@ -1,0 +1,47 @@
+// Random expressions over all operations and a set of random buffers.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "attn/expr.hpp"
+#include "attn/tensor.hpp"
+
+namespace attn::test {
+
+class RandomExpr {
+ public:
+  // smooth: float expressions are differentiable and stay of moderate size, for finite differences.
+  explicit RandomExpr(std::uint32_t seed, bool smooth = false);
+  RandomExpr(const RandomExpr&) = delete;
+  RandomExpr& operator=(const RandomExpr&) = delete;
+
+  expr::Expr boolean(int depth, bool with_score);
+  expr::Expr int32(int depth);
+  expr::Expr float32(int depth, bool with_score);
+
+  int uniform(int lo, int hi) { return std::uniform_int_distribution<int>(lo, hi)(random_); }
+  double real(double lo, double hi) {
+    return std::uniform_real_distribution<double>(lo, hi)(random_);
+  }
+  // Small, or anywhere in int32 so that arithmetic wraps.
+  std::int32_t any_int();
+
+  const std::vector<expr::Buffer>& buffers() const { return buffers_; }
+
+ private:
+  expr::Expr load(bool is_float, int depth);
+  expr::Expr smooth_float(int depth, bool with_score);
+
+  std::mt19937 random_;
+  bool smooth_;
+  std::vector<float> floats_;
+  std::vector<bfloat16> bfloats_;
+  std::vector<float16> halves_;
+  std::vector<std::int32_t> ints_;
+  std::vector<std::uint8_t> bytes_;
+  std::vector<expr::Buffer> buffers_;
+};
+
+}  // namespace attn::test

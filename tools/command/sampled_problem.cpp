@@ -1,0 +1,134 @@
+#include "command/sampled_problem.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <span>
+
+namespace attn::command {
+namespace {
+
+using expr::Expr;
+using expr::Op;
+
+std::int64_t last_dimension(const Tensor& tensor) {
+  return tensor.shape[static_cast<std::size_t>(tensor.rank) - 1];
+}
+
+io::Array i32_array(std::int64_t size) { return io::Array(DType::i32, std::array{size}); }
+
+std::span<std::int32_t> values(const io::Array& array) {
+  return {static_cast<std::int32_t*>(array.tensor().data),
+          static_cast<std::size_t>(array.tensor().size())};
+}
+
+}  // namespace
+
+SampledProblem::SampledProblem(const Problem& whole, const Inputs& inputs, const RowSample& sample,
+                               std::uint64_t key_order)
+    : whole_(whole),
+      whole_inputs_(inputs),
+      sample_(sample),
+      sequence_(core::sequence(whole, inputs, sample.batch)),
+      problem_(whole),
+      query_positions_(i32_array(static_cast<std::int64_t>(sample.rows.size()))),
+      key_positions_(i32_array(sequence_.length_k)) {
+  const std::int64_t group = whole.heads_q / whole.heads_k;
+  problem_.batch = 1;
+  problem_.seqlen_q = static_cast<std::int64_t>(sample.rows.size());
+  problem_.seqlen_k = sequence_.length_k;
+  problem_.heads_q = group;
+  problem_.heads_k = 1;
+  problem_.layout_q = problem_.layout_k = Layout::dense;
+
+  std::copy(sample.rows.begin(), sample.rows.end(), values(query_positions_).begin());
+  const std::span<std::int32_t> keys = values(key_positions_);
+  std::iota(keys.begin(), keys.end(), 0);
+  if (key_order != 0) std::shuffle(keys.begin(), keys.end(), std::mt19937_64(key_order));
+
+  const auto head = static_cast<std::int32_t>(sample.head_k * group);
+  const expr::Buffer query_position("sampled_query", query_positions_.tensor());
+  const expr::Buffer key_position("sampled_key", key_positions_.tensor());
+  for (Expr* e : {&problem_.mask, &problem_.score}) {
+    if (e->empty()) continue;
+    *e = substitute(*e, Op::query, query_position[expr::symbols().query]);
+    *e = substitute(*e, Op::key, key_position[expr::symbols().key]);
+    *e = substitute(*e, Op::head, expr::symbols().head + head);
+    *e = substitute(*e, Op::batch, Expr(static_cast<std::int32_t>(sample.batch)));
+    *e = substitute(*e, Op::seqlen_q, Expr(sequence_.length_q));
+  }
+
+  inputs_.q = (q_ = queries(inputs.q)).tensor();
+  inputs_.k = (k_ = gather_keys(sequence_.k, inputs.k)).tensor();
+  inputs_.v = (v_ = gather_keys(sequence_.v, inputs.v)).tensor();
+  inputs_.buffers = inputs.buffers;
+  if (whole.sink) {
+    inputs_.sink = tensor(static_cast<const float*>(inputs.sink.data) + head, {group});
+  }
+}
+
+template <class Copy>
+void SampledProblem::for_each_query(const core::Rows& rows, const io::Array& array,
+                                    const Copy& copy) const {
+  std::byte* at = array.data();
+  const std::size_t bytes =
+      size_of(array.tensor().dtype) * static_cast<std::size_t>(last_dimension(array.tensor()));
+  for (const std::int32_t row : sample_.rows) {
+    for (std::int64_t h = 0; h < group(); ++h, at += bytes) {
+      copy(rows.row(row, sample_.head_k * group() + h), at, bytes);
+    }
+  }
+}
+
+io::Array SampledProblem::queries(const Tensor& like_q) const {
+  io::Array result(like_q.dtype,
+                   std::array{std::int64_t{1}, static_cast<std::int64_t>(sample_.rows.size()),
+                              group(), last_dimension(like_q)});
+  for_each_query(
+      core::rows_like_q(whole_, whole_inputs_, like_q, sample_.batch), result,
+      [](const std::byte* row, std::byte* at, std::size_t bytes) { std::memcpy(at, row, bytes); });
+  return result;
+}
+
+void SampledProblem::store_queries(const io::Array& from, const Tensor& like_q) const {
+  for_each_query(
+      core::rows_like_q(whole_, whole_inputs_, like_q, sample_.batch), from,
+      [](std::byte* row, const std::byte* at, std::size_t bytes) { std::memcpy(row, at, bytes); });
+}
+
+io::Array SampledProblem::gather_keys(const core::Rows& rows, const Tensor& tensor) const {
+  io::Array result(tensor.dtype, std::array{std::int64_t{1}, problem_.seqlen_k, std::int64_t{1},
+                                            last_dimension(tensor)});
+  const std::size_t bytes =
+      size_of(tensor.dtype) * static_cast<std::size_t>(last_dimension(tensor));
+  std::byte* at = result.data();
+  for (const std::int32_t key : values(key_positions_)) {
+    std::memcpy(at, rows.row(key, sample_.head_k), bytes);
+    at += bytes;
+  }
+  return result;
+}
+
+io::Array SampledProblem::keys(const Tensor& like_k) const {
+  return gather_keys(core::rows_like_k(whole_, whole_inputs_, like_k, sample_.batch), like_k);
+}
+
+io::Array SampledProblem::lse(const Tensor& lse) const {
+  io::Array result(lse.dtype, std::array{std::int64_t{1}, group(),
+                                         static_cast<std::int64_t>(sample_.rows.size())});
+  const std::size_t bytes = size_of(lse.dtype);
+  std::byte* at = result.data();
+  for (std::int64_t h = 0; h < group(); ++h) {
+    const core::LseRow from =
+        core::lse_row(whole_, whole_inputs_, lse, sample_.batch, sample_.head_k * group() + h);
+    for (const std::int32_t row : sample_.rows) {
+      std::memcpy(at, from.base + row * from.stride, bytes);
+      at += bytes;
+    }
+  }
+  return result;
+}
+
+}  // namespace attn::command

@@ -1,0 +1,38 @@
+// Comparing results with the fp64 reference under the error rule, whatever the size of the problem.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "attn/run.hpp"
+#include "harness/compare.hpp"
+
+namespace attn::command {
+
+struct Verification {
+  std::string extent;                            // "all rows" or "256 rows of 16 heads"
+  std::vector<harness::Comparison> comparisons;  // positions are those of the whole problem
+  bool passed() const;
+  // The comparison that comes closest to, or passes furthest beyond, what is allowed.
+  const harness::Comparison& worst() const;
+};
+
+// Whether all rows are compared: up to 2^22 scores, about a second of the reference.
+bool is_small(const Problem& problem);
+
+// `outputs` hold the result of a complete problem. Small problems, and those with dropout, are
+// compared whole. Of others rows are drawn, spread over sequences and heads, and compared with the
+// reference of exactly these rows (SampledProblem); everywhere else O and LSE are looked through
+// for NaN, which the caller put there before. Where so few rows are compared that the largest error
+// of standard attention over them is a matter of luck, it is taken over several orders of the keys.
+Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
+
+// For large problems without dropout. Calls `run(d_o)`, which computes `gradients` for a gradient
+// d_o of O that equals `d_o` at the drawn rows and is zero elsewhere: dK and dV then depend on
+// these rows only and are compared at every key, dQ at the rows.
+Verification verify_backward_sampled(const Problem& problem, const Inputs& inputs,
+                                     const Tensor& d_o, const Gradients& gradients,
+                                     const std::function<void(const Tensor& d_o)>& run);
+
+}  // namespace attn::command
