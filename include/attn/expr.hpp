@@ -92,9 +92,10 @@ class Buffer {
   std::shared_ptr<const void> owner_;
 };
 
-// Value handle; cheap to copy; an empty Expr means "not given". Thread-safe: nodes never change.
-// A tree has at most 256 levels and 65536 nodes (shared ones counted each time), so that every
-// reader may recurse; building a larger one throws Error(invalid_argument).
+// Value handle; not a bool (`if (a < b)` on symbols is a mistake); cheap to copy; an empty Expr
+// means "not given". Thread-safe: nodes never change. A tree has at most 256 levels and 65536 nodes
+// (shared ones counted each time), so that every reader may recurse; building a larger one throws
+// Error(invalid_argument).
 class Expr {
  public:
   Expr() = default;
@@ -107,7 +108,6 @@ class Expr {
   explicit Expr(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
 
   bool empty() const noexcept { return node_ == nullptr; }
-  explicit operator bool() const = delete;  // `if (a < b)` on symbols is a mistake
   const Node& node() const noexcept { return *node_; }
   const Node* get() const noexcept { return node_.get(); }
   Type type() const;

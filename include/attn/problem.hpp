@@ -39,7 +39,7 @@ struct Dropout {
 // match the tensors.
 struct Problem {
   std::int64_t batch = 0;
-  std::int64_t seqlen_q = 0;  // of the longest sequence when packed
+  std::int64_t seqlen_q = 0;  // of the longest sequence when packed, or more
   std::int64_t seqlen_k = 0;  // likewise; paged: page_size * pages of a sequence when left at 0
   std::int64_t heads_q = 0;
   std::int64_t heads_k = 0;     // divides heads_q: MHA, GQA or MQA

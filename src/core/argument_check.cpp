@@ -19,13 +19,13 @@ constexpr std::int64_t kMaxExtent = std::int64_t{1} << 60;  // bytes
 
 bool addressable(const Tensor& t) {
   std::int64_t elements = 1;
-  std::int64_t extent = static_cast<std::int64_t>(size_of(t.dtype));
+  const auto size = static_cast<std::int64_t>(size_of(t.dtype));
+  std::int64_t extent = size;
   for (std::int32_t k = 0; k < t.rank; ++k) {
     if (__builtin_mul_overflow(elements, t.shape[k], &elements)) return false;
     std::int64_t reach = 0;  // bytes between the first and the last element of this dimension
     if (__builtin_mul_overflow(std::max<std::int64_t>(0, t.shape[k] - 1), t.strides[k], &reach) ||
-        __builtin_mul_overflow(reach, static_cast<std::int64_t>(size_of(t.dtype)), &reach) ||
-        reach > kMaxExtent || reach < -kMaxExtent) {
+        __builtin_mul_overflow(reach, size, &reach) || reach > kMaxExtent || reach < -kMaxExtent) {
       return false;
     }
     extent += std::abs(reach);
@@ -129,7 +129,8 @@ void ArgumentCheck::not_given(std::string_view name, const Tensor& t,
 void ArgumentCheck::disjoint(const std::vector<NamedTensor>& outputs,
                              const std::vector<NamedTensor>& inputs) const {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const auto& [name, t] = outputs[i];
+    const std::string& name = outputs[i].name;
+    const Tensor& t = outputs[i].tensor;
     if (self_overlap(t)) {
       refuse(fmt::format("{} is {}; accepted are outputs whose elements do not share memory", name,
                          to_string(t)));

@@ -83,7 +83,8 @@ class Parser {
     const auto letters = static_cast<std::size_t>(
         std::find_if_not(token_.begin(), token_.end(), is_letter) - token_.begin());
     name_ = token_.substr(0, letters);
-    value_ = token_.substr(letters);
+    if (name_.starts_with("bias")) name_ = "bias";  // a dtype may follow at once, as in biasbf16
+    value_ = token_.substr(name_.size());
     if (name_ == "bf" || name_ == "f") {
       name_ = token_;
       value_ = {};

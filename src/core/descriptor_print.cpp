@@ -117,7 +117,7 @@ std::string butterfly_token(const Problem& problem, const Expr& e,
 std::string mask_shorthand(const Problem& problem, const Expr& e) {
   if (expr::same(e, causal())) return "causal";
   if (expr::same(e, causal(CausalAlignment::top_left))) return "causaltl";
-  std::vector<std::int32_t> ints{-1, 0};
+  std::vector<std::int32_t> ints{-1, 0, 1};  // what a tree may have folded away, too
   std::vector<float> floats;
   constants(e, ints, floats);
   if (ints.size() > 16) return {};  // no shorthand has that many
@@ -172,7 +172,7 @@ std::string score_shorthand(const Problem& problem, const Expr& e, Expr& inner) 
   std::vector<float> floats;
   constants(e, ints, floats);
   for (const float cap : floats) {
-    if (matches(softcap(cap), e, inner)) return fmt::format("softcap{}", cap);
+    if (cap > 0 && matches(softcap(cap), e, inner)) return fmt::format("softcap{}", cap);
   }
   for (const auto& buffer : expr::buffers(e)) {
     const Tensor& tensor = buffer->tensor();

@@ -36,11 +36,12 @@ class Search {
     std::sort(terms_.begin(), terms_.end(),
               [](const Term& a, const Term& b) { return a.stride > b.stride; });
     std::int64_t least = 0, most = 0;
-    for (auto term = terms_.rbegin(); term != terms_.rend(); ++term) {
-      term->rest_least = least;
-      term->rest_most = most;
-      least += term->stride * term->min;
-      most += term->stride * term->max;
+    for (std::size_t k = terms_.size(); k-- > 0;) {
+      Term& term = terms_[k];
+      term.rest_least = least;
+      term.rest_most = most;
+      least += term.stride * term.min;
+      most += term.stride * term.max;
     }
     return reaches(0, low, high);
   }

@@ -2,12 +2,14 @@
 // and the dropout bit of one element of P. This is the definition that every backend reproduces bit
 // for bit.
 //
-//   key      = { lo32(seed), hi32(seed) ^ hi32(offset) }
-//   counter  = { (j / 32) * 4 + (j % 8) / 2, i, batch * heads_q + head, lo32(offset) }   query i,
-//   key j word[4]  = Philox4x32-10(counter, key): eight 16-bit numbers u[e] = (word[e / 2] >> 16 *
-//   (e % 2)) & 0xffff key j uses e = ((j / 8) % 4) * 2 + j % 2 and is kept if u[e] >= threshold
-//   threshold = min(65535, round(65536 * probability)), kept elements are multiplied by 1 / (1 -
-//   threshold / 65536)
+//   i, j       query and key of (batch, head)
+//   key        { lo32(seed), hi32(seed) ^ hi32(offset) }
+//   counter    { (j / 32) * 4 + (j % 8) / 2, i, batch * heads_q + head, lo32(offset) }
+//   word[0..3] Philox4x32-10(counter, key)
+//   u[0..7]    (word[e / 2] >> (16 * (e % 2))) & 0xffff, eight 16-bit numbers
+//   kept       if u[((j / 8) % 4) * 2 + j % 2] >= threshold
+//   threshold  min(65535, round(65536 * probability))
+//   scale      1 / (1 - threshold / 65536), by which kept elements are multiplied
 //
 // One call serves the keys 32 a + 8 t + 2 c + {0, 1}, t = 0..3, of one query: the eight elements of
 // a row that one thread of a tensor-core accumulator holds over 32 keys (thread c of four holds

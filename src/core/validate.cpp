@@ -68,7 +68,9 @@ std::vector<NamedTensor> check_gradients(const ArgumentCheck& check, const Probl
   if (!p.score.empty()) {
     for (const auto& buffer : attn::expr::buffers(p.score)) score_buffers.push_back(buffer->name());
   }
-  for (const auto& [name, t] : gradients.buffers) {
+  for (const auto& gradient : gradients.buffers) {
+    const std::string& name = gradient.first;
+    const Tensor& t = gradient.second;
     const std::string label = fmt::format("gradient of buffer '{}'", name);
     const auto same_name = [&](const auto& other) { return other.name == name; };
     const auto buffer = std::find_if(buffers.begin(), buffers.end(), same_name);

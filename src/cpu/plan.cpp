@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attn/error.hpp"
+#include "cpu/budgets.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/forward/query_group.hpp"
 
@@ -19,8 +20,6 @@ constexpr std::int64_t kEnoughTasks = 32;
 // A part of the keys is worth a task of its own from here on: merging it costs about as much as one
 // K block of 64 keys.
 constexpr std::int64_t kMinSplitKeys = 512;
-// dQ workspace of the backward splits, at most: n = 65536, d = 64, one head, f32 is 16 MiB a split.
-constexpr std::int64_t kMaxSplitBytes = std::int64_t{128} << 20;
 
 bool few_rows(const Problem& p) { return p.seqlen_q * (p.heads_q / p.heads_k) <= kMaxDecodeRows; }
 
@@ -77,7 +76,7 @@ void choose_backward(Plan& plan) {
       std::max<std::int64_t>(1, p.batch * p.heads_q * p.seqlen_q * p.head_dim * 4);
   const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
   plan.num_splits = static_cast<std::int32_t>(std::clamp<std::int64_t>(
-      std::min(ceil_div(kEnoughTasks, heads), kMaxSplitBytes / split_bytes), 1, useful));
+      std::min(ceil_div(kEnoughTasks, heads), kSplitBudget / split_bytes), 1, useful));
   if (plan.num_splits > 1) {
     plan.reasons.push_back(std::to_string(plan.num_splits) + " ranges of keys, because " +
                            std::to_string(heads) +
@@ -85,38 +84,44 @@ void choose_backward(Plan& plan) {
   }
 }
 
-// Upper bounds of what the algorithms allocate; see their Scratch structs.
+// Upper bounds of what the algorithms allocate; see their Scratch structs and pack budgets.
 std::int64_t workspace_bytes(const Plan& plan) {
   const Problem& p = plan.problem;
-  const std::int64_t d =
-      leading_dim(static_cast<int>(p.head_dim)) + leading_dim(static_cast<int>(p.head_dim_v));
+  const std::int64_t d = leading_dim(static_cast<int>(p.head_dim));
+  const std::int64_t d_v = leading_dim(static_cast<int>(p.head_dim_v));
   const std::int64_t tile = std::int64_t{kBlockK} * kMaxRows * 4;
-  const std::int64_t rows =
-      ceil_div(p.seqlen_q * (p.heads_q / p.heads_k), kMaxRows) * kMaxRows + kMaxRows;
-  const std::int64_t heads = p.batch * p.heads_k;
-  const std::int64_t group = kMaxBlocksPerTask * kMaxRows;
-  const std::int64_t expression = 16 * tile;  // of the expression evaluator
-  const std::int64_t base = 8 * tile + expression + 4 * d * kBlockK + 4 * d * group + 16384;
-  const std::int64_t partial = std::max<std::int64_t>(plan.num_splits, 1) * (p.head_dim_v + 2) * 4;
+  const std::int64_t rows = ceil_div(p.seqlen_q * (p.heads_q / p.heads_k), kMaxRows) * kMaxRows;
+  const std::int64_t keys = ceil_div(p.seqlen_k, kBlockK) * kBlockK;
+  const std::int64_t pairs = p.batch * p.heads_k;
+  const std::int64_t key_block = 4 * kBlockK * (d + d_v);
+  const std::int64_t expressions = 12 * tile;
+  const std::int64_t worker = 4 * tile + expressions + key_block + 4096;
   if (plan.phase == Phase::backward) {
-    const std::int64_t statistics = 2 * heads * rows * 4;
-    if (plan.algorithm == Algorithm::standard)
-      return plan.threads * (base + 16 * d * kBlockK) + statistics + 2 * rows * p.seqlen_k * 4;
-    return plan.threads * (base + 8 * d * 512) + statistics +
-           plan.num_splits * heads * rows * p.head_dim * 4;
+    const std::int64_t block = kMaxRows * 8 * (d + d_v) + 2048;
+    const std::int64_t statistics = 2 * pairs * rows * 4;
+    const std::int64_t threads = plan.threads * (worker + 3 * tile + block + key_block);
+    if (plan.algorithm == Algorithm::standard) return threads + statistics + 2 * rows * keys * 4;
+    const std::int64_t chunk = 2 * 4 * kChunkKeys * (d + d_v);
+    const std::int64_t packed =
+        std::min<std::int64_t>(kQueryPackBudget, pairs * rows / kMaxRows * block);
+    return threads + plan.threads * chunk + statistics + packed +
+           plan.num_splits * pairs * rows * d * 4;
   }
+  const std::int64_t group = kMaxBlocksPerTask * (kMaxRows * 4 * (d + d_v) + 1024);
+  const std::int64_t partial = plan.num_splits * (d_v + 2) * 4;
   switch (plan.algorithm) {
     case Algorithm::standard:
-      return plan.threads * base + rows * p.seqlen_k * 4;
+      return plan.threads * (worker + group) + rows * keys * 4;
     case Algorithm::flash_attention:
     case Algorithm::block_sparse:
-      return plan.threads * (base + rows * p.head_dim_v * 4 + rows * 32);
+      return plan.threads * (worker + group + rows * (d_v * 4 + 32));
     case Algorithm::memory_efficient:
-      return plan.threads * (base + group * partial);
+      return plan.threads * (worker + group + kMaxBlocksPerTask * kMaxRows * partial);
     case Algorithm::flash_decoding:
-      return plan.threads * base + heads * rows * partial;
+      return plan.threads * (worker + group) + pairs * (rows + kMaxRows) * partial;
     default:
-      return plan.threads * base;
+      return plan.threads * (worker + group) +
+             std::min<std::int64_t>(kKeyPackBudget, pairs * keys * 4 * (d + d_v));
   }
 }
 

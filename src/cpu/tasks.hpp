@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "cpu/attention.hpp"
+#include "cpu/pairs.hpp"
 
 namespace attn::cpu {
 
 struct RowTask {
-  std::int32_t batch = 0;
-  std::int32_t head_k = 0;
+  std::int64_t pair = 0;
   std::int64_t row0 = 0;
   std::int64_t rows = 0;
   std::int64_t cost = 0;  // visible K blocks times rows
@@ -28,26 +28,29 @@ inline KeyRange split_range(std::int64_t length, std::int64_t parts, std::int64_
           std::min(length, blocks * (index + 1) / parts * kBlockK)};
 }
 
-// Every row in use once. Costliest first, so that under a causal mask the last tasks to finish are
-// short ones.
-inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_task) {
+// Every row in use of pairs [first, last), once. Costliest first, so that under a causal mask the
+// last tasks to finish are short ones.
+inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_task,
+                                      std::int64_t first, std::int64_t last) {
   std::vector<RowTask> tasks;
-  for (const core::Sequence& sequence : a.sequences) {
-    for (std::int32_t h = 0; h < a.problem.heads_k; ++h) {
-      const std::int64_t rows = a.rows(sequence);
-      for (std::int64_t r = 0; r < rows; r += rows_per_task) {
-        RowTask task{sequence.batch, h, r, std::min(rows_per_task, rows - r), 0};
-        std::int64_t blocks = 1;
-        for_visible_blocks(a, a.tile(sequence, h, r, task.rows), 0, sequence.length_k,
-                           [&](int, int, expr::Coverage) { ++blocks; });
-        task.cost = blocks * task.rows;
-        tasks.push_back(task);
-      }
+  for (std::int64_t index = first; index < last; ++index) {
+    const auto [sequence, head_k] = pair_at(a, index);
+    const std::int64_t rows = a.rows(sequence);
+    for (std::int64_t r = 0; r < rows; r += rows_per_task) {
+      RowTask task{index, r, std::min(rows_per_task, rows - r), 0};
+      std::int64_t blocks = 1;
+      for_visible_blocks(a, a.tile(sequence, head_k, r, task.rows), 0, sequence.length_k,
+                         [&](int, int, expr::Coverage) { ++blocks; });
+      task.cost = blocks * task.rows;
+      tasks.push_back(task);
     }
   }
   std::stable_sort(tasks.begin(), tasks.end(),
                    [](const RowTask& x, const RowTask& y) { return x.cost > y.cost; });
   return tasks;
+}
+inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_task) {
+  return row_tasks(a, rows_per_task, 0, pair_count(a));
 }
 
 }  // namespace attn::cpu

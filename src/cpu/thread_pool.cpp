@@ -102,10 +102,11 @@ class ThreadPool final : public Executor {
         threads_.emplace_back([this, i] { serve(i); });
       }
     } catch (const std::exception& error) {
+      const std::size_t started = threads_.size() + 1;
       stop();
       throw Error(ErrorCode::unavailable,
-                  fmt::format("threads is {}; only {} could be started ({})", threads,
-                              threads_.size() + 1, error.what()));
+                  fmt::format("threads is {}; only {} could be started ({})", threads, started,
+                              error.what()));
     }
   }
   ~ThreadPool() override { stop(); }

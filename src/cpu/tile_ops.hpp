@@ -16,11 +16,7 @@
 
 #include "attn/context.hpp"
 #include "attn/tensor.hpp"
-
-namespace attn::expr {
-struct BoundProgram;
-struct TileContext;
-}  // namespace attn::expr
+#include "core/expr/program.hpp"
 
 namespace attn::cpu {
 
@@ -79,7 +75,8 @@ struct TileOps {
 
   // --- Expressions over a tile; kernels/expression.hpp ---
   // s <- the expression of s; out <- the expression of s; s <- -inf where the boolean is false.
-  void (*evaluate_score)(const expr::BoundProgram& program, const expr::TileContext& tile, float* s);
+  void (*evaluate_score)(const expr::BoundProgram& program, const expr::TileContext& tile,
+                         float* s);
   void (*evaluate)(const expr::BoundProgram& program, const expr::TileContext& tile, const float* s,
                    float* out);
   void (*apply_mask)(const expr::BoundProgram& program, const expr::TileContext& tile, float* s);

@@ -1,11 +1,15 @@
 // Scratch memory of a run: one aligned block for each worker, carved into typed pieces.
 #pragma once
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
 #include <string>
 
 #include "attn/error.hpp"

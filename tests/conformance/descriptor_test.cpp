@@ -30,11 +30,12 @@ INSTANTIATE_TEST_SUITE_P(
         "b1_n64_h1_d64_window3x5_f32", "b1_n64_h1_d64_window3x-1_f32",
         "b1_n64_h1_d64_window-1x0_f32", "b1_n64_h1_d64_prefix7_f32", "b2_n64_h1_d64_documents_f32",
         "b2_n64_h1_d64_documents64_f32", "b2_sq64_sk32_h1_d64_documents2x64,2x32_f32",
-        "b1_sq64_sk100_h1_d64_butterfly16_f32", "b2_n64_h1_d64_causal_documents_butterfly8_f32",
+        "b1_sq64_sk100_h1_d64_butterfly16_f32", "b1_n8_h1_d64_butterfly1_f32",
+        "b2_n64_h1_d64_causal_documents_butterfly8_f32",
         "b2_n64_h1_d64_causal_mask(key%2==0)_prefix3_f32", "b1_n64_h1_d64_softcap30_f32",
         "b1_n64_h1_d64_softcap0.1_f32", "b1_n64_h4_d64_alibi_f32",
         "b1_n64_h4_d64_softcap30_alibi_f32", "b1_n64_h4_d64_alibi_softcap30_f32",
-        "b1_n64_h4_d64_bias_f32", "b1_n64_h4_d64_bias64x64bf16_f32",
+        "b1_n64_h4_d64_bias_f32", "b1_n64_h4_d64_biasbf16_f32", "b1_n64_h4_d64_bias64x64bf16_f32",
         "b2_n64_h4_d64_bias2x1x1x64f16_softcap5_f32", "b1_n64_h1_d64_packed_f32",
         "b1_n64_h1_d64_packedq_paged16_f32", "b1_n64_h1_d64_packedk_f32",
         "b1_n64_h1_d64_sink_dropout0.1_seed18446744073709551615_offset3_scale-0.125_bf16",
@@ -92,6 +93,8 @@ TEST(Descriptor, AlmostShorthands) {
   p.score = 30 * tanh(s.score / 29);
   EXPECT_EQ(to_string(p).find("softcap"), std::string::npos);
   EXPECT_TRUE(equal(parse_problem(to_string(p)).score, p.score));
+  p.score = max(s.score, -3.0);
+  EXPECT_EQ(to_string(p).find("softcap"), std::string::npos);
   p.score = {};
   BlockMask blocks = BlockMask::butterfly(64, 64, 8);
   blocks.at(0, 7) = 1;

@@ -120,7 +120,7 @@ TEST(CaseData, FarElementsLiePast31Bits) {
 
 TEST(Case, TextGoesRoundTrip) {
   for (const std::string text :
-       {"b1_n16_h1_d8_f32", "b2_n16_h2_d8_causal_bf16/strided_padded_bcastk_q5_k3",
+       {"b1_n16_h1_d8_f32", "b2_n16_h2_d8_causal_bf16/strided_bcastk_padded_q5_k3",
         "b1_n8_h1_d8_mask(query/2==key/2)_f32/far",
         "b3_n8_h1_d8_packed_f32/cuq0,2,4,8_cuk0,0,8,8"}) {
     EXPECT_EQ(to_string(parse_case(text)), text);

@@ -176,7 +176,8 @@ TEST(Merge, NaNPropagates) {
 TEST(Merge, Refusals) {
   Part<float> a, b, result;
   result.o.assign(result.o.size(), 7.0f);
-  const auto refused = [&](std::vector<Outputs> parts, const Outputs& out, const char* phrase) {
+  const auto refused = [&](const std::vector<Outputs>& parts, const Outputs& out,
+                           const char* phrase) {
     try {
       merge(parts, out);
       ADD_FAILURE() << "accepted; expected " << phrase;

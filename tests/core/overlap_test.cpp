@@ -81,9 +81,9 @@ TEST(Overlap, InterleavedTensorsAreDisjoint) {
   std::byte base{};  // addresses only; never read
   Tensor q{.data = &base, .rank = 4, .shape = {16, 65536, 32, 128}, .strides = {}};
   q.strides = {65536LL * 3 * 32 * 128, 3 * 32 * 128, 128, 1};
-  const auto shifted = [&](std::uintptr_t elements) {
+  const auto shifted = [&](std::ptrdiff_t elements) {
     Tensor t = q;
-    t.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(q.data) + 4 * elements);
+    t.data = static_cast<float*>(q.data) + elements;
     return t;
   };
   EXPECT_FALSE(self_overlap(q));

@@ -31,6 +31,13 @@ inline std::vector<Table> tables() {
   return list;
 }
 
+// The backward, decoding and conversion verbs have f32 operands only.
+inline std::vector<Table> f32_tables() {
+  std::vector<Table> list = tables();
+  std::erase_if(list, [](const Table& t) { return t.operand != DType::f32; });
+  return list;
+}
+
 inline std::string table_name(const ::testing::TestParamInfo<Table>& info) {
   return std::string(name(info.param.isa)) + "_" + std::string(name(info.param.operand));
 }

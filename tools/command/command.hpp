@@ -22,7 +22,7 @@ enum ExitCode : int {
 void add_info(CLI::App& app, int& status);
 void add_run(CLI::App& app, int& status);
 void add_check(CLI::App& app, int& status);
-void add_bench(CLI::App& app, int& status);
+void add_bench(CLI::App& app, int& status, const std::string& command_line);
 
 // Options that several subcommands have. Empty text means "not given".
 struct RunOptions {

@@ -1,6 +1,7 @@
 // attn: exact attention from the command line.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 #include <new>
 #include <sstream>
@@ -50,6 +51,13 @@ std::vector<std::string> expand(int argc, char** argv) {
   return arguments;
 }
 
+// As it was typed, but for the shell's quotes.
+std::string command_line(int argc, char** argv) {
+  std::string text = "attn";
+  for (int i = 1; i < argc; ++i) text += std::string(" ") + argv[i];
+  return text;
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Exact attention: computes it, checks it against its definition, times it.", "attn");
   app.set_version_flag("--version", "attn " ATTN_VERSION_STRING);
@@ -65,7 +73,7 @@ int run(int argc, char** argv) {
   add_info(app, status);
   add_run(app, status);
   add_check(app, status);
-  add_bench(app, status);
+  add_bench(app, status, command_line(argc, argv));
   try {
     std::vector<std::string> arguments = expand(argc, argv);
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them

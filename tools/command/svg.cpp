@@ -106,7 +106,7 @@ void draw_panel(Writer& out, const Panel& panel, double left,
   const double right = left + kWidth;
   const double bottom = kTop + kHeight;
   Axis x(2, left, right);
-  Axis y(10, bottom, kTop);
+  Axis y(panel.y_base, bottom, kTop);
   for (const Series& series : panel.series) {
     for (const auto& [px, py] : series.points) {
       x.cover(px);

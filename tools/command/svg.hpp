@@ -15,12 +15,13 @@ struct Series {
 
 struct Panel {
   std::string title, x_label;
+  double y_base = 10;  // y ticks stand at powers of it
   std::vector<Series> series;
   std::function<std::string(double)> format_y;  // of a tick
 };
 
-// Panels side by side, x ticks at powers of two, y ticks at powers of ten; one legend: series of
-// the same name look the same in every panel.
+// Panels side by side, x ticks at powers of two; one legend: series of the same name look the same
+// in every panel.
 std::string render_svg(const std::string& title, const std::vector<Panel>& panels);
 
 }  // namespace attn::command

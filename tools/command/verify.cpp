@@ -21,7 +21,6 @@ using io::Array;
 using reference::Precision;
 
 constexpr std::int64_t kMaxScores = 1 << 22;  // evaluated by the reference in each precision, about
-constexpr std::int64_t kMaxRows = 16;         // drawn of each query head of a large problem
 constexpr std::int64_t kMinPairs = 4;         // of sequence and KV head, of a large problem
 constexpr std::int64_t kMinResults = 256;     // rows of query heads that make a maximum meaningful
 constexpr std::int64_t kMaxOrders = 32;       // of the keys
@@ -93,13 +92,15 @@ std::vector<RowSample> draw_rows(const Problem& problem, const Inputs& inputs) {
   };
   const std::int64_t group = problem.heads_q / problem.heads_k;
   const std::int64_t scores_of_row = std::max<std::int64_t>(1, problem.seqlen_k) * group;
-  const std::int64_t rows_of_pair =
-      std::min(std::clamp<std::int64_t>(kMaxScores / kMinPairs / scores_of_row, 1, kMaxRows),
-               problem.seqlen_q);
-  const std::int64_t wanted_pairs = std::max(kMinPairs, kMinResults / (rows_of_pair * group));
+  const std::int64_t all_pairs = problem.batch * problem.heads_k;
+  const std::int64_t few_pairs = std::min(kMinPairs, all_pairs);
+  const std::int64_t affordable =
+      std::max<std::int64_t>(1, kMaxScores / (few_pairs * scores_of_row));
+  const std::int64_t rows_of_pair = std::min(
+      {std::max<std::int64_t>(1, kMinResults / (few_pairs * group)), affordable, problem.seqlen_q});
   const std::int64_t pairs =
-      std::min({wanted_pairs, problem.batch * problem.heads_k,
-                std::max<std::int64_t>(1, kMaxScores / (rows_of_pair * scores_of_row))});
+      std::min({std::max(few_pairs, kMinResults / (rows_of_pair * group)), all_pairs,
+                std::max<std::int64_t>(few_pairs, kMaxScores / (rows_of_pair * scores_of_row))});
   std::set<std::pair<std::int64_t, std::int64_t>> drawn;
   while (static_cast<std::int64_t>(drawn.size()) < pairs) {
     drawn.emplace(below(problem.batch), below(problem.heads_k));

@@ -110,6 +110,11 @@ Report Conformance::check(const Subject& subject) {
                 .status = Status::passed,
                 .message = {},
                 .comparisons = {}};
+  if (subject.phase == Phase::backward && case_.problem.layout_k == Layout::paged) {
+    report.status = Status::unsupported;
+    report.message = "backward takes no paged K, V";
+    return report;
+  }
   try {
     for (const auto& draw : draws_) {
       run(*draw, subject);

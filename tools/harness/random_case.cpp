@@ -109,6 +109,7 @@ class Generator {
         "mask(min(query,key)>=max(query,key)-20)",
         "mask(select(query%2==0,key%2,1)==1)",
     };
+    bool butterfly_used = false;
     for (int left = chance(30) ? 0 : chance(75) ? 1 : 2; left > 0; --left) {
       const std::int64_t kind = below(10);
       if (kind < 3) {
@@ -122,7 +123,8 @@ class Generator {
         put("prefix", below(seqlen_k_ + 2));
       } else if (kind == 6) {
         put("documents");
-      } else if (kind == 7 && seqlen_k_ > 0) {
+      } else if (kind == 7 && seqlen_k_ > 0 && !butterfly_used) {
+        butterfly_used = true;
         put("butterfly", pick(std::initializer_list<int>{1, 5, 8, 16, 32}));
       } else {
         put(pick(kMasks));

@@ -4,7 +4,7 @@
 
 #include "attn/error.hpp"
 
-namespace attn::core::expr {
+namespace attn::expr {
 namespace {
 
 [[noreturn]] void refuse(const Buffer& buffer, const std::string& reason) {
@@ -40,4 +40,4 @@ const Tensor& resolve(const Buffer& buffer, const Bindings& bindings) {
   return *tensor;
 }
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

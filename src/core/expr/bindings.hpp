@@ -5,9 +5,7 @@
 
 #include "attn/expr.hpp"
 
-namespace attn::core::expr {
-
-using namespace attn::expr;
+namespace attn::expr {
 
 // The tensor bound to the buffer's name, else the buffer's own. Throws Error(invalid_argument) when
 // neither has data, or when it is not on the CPU, of another rank, or of a dtype that loads as
@@ -30,4 +28,4 @@ inline std::int32_t read_int(const Tensor& tensor, std::int64_t offset) noexcept
                                    : static_cast<const std::int32_t*>(tensor.data)[offset];
 }
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

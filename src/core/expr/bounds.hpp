@@ -7,9 +7,7 @@
 
 #include "attn/expr.hpp"
 
-namespace attn::core::expr {
-
-using namespace attn::expr;
+namespace attn::expr {
 
 inline constexpr std::int64_t kIntMin = std::numeric_limits<std::int32_t>::min();
 inline constexpr std::int64_t kIntMax = std::numeric_limits<std::int32_t>::max();
@@ -43,4 +41,4 @@ Bounds to_float(const Bounds& a) noexcept;
 // Looks at the elements when the box has at most 4096.
 Bounds load_bounds(const Tensor& tensor, Type type, const Bounds* index) noexcept;
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

@@ -3,7 +3,7 @@
 
 #include "core/expr/bounds.hpp"
 
-namespace attn::core::expr {
+namespace attn::expr {
 namespace {
 
 // +, -, *, /, sqrt and conversions round to nearest, which is monotone: the rounded bounds bound
@@ -151,4 +151,4 @@ Bounds apply_float(Op op, const Bounds& a, const Bounds& b) noexcept {
   }
 }
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

@@ -3,7 +3,7 @@
 #include "core/expr/bounds.hpp"
 #include "core/expr/scalar.hpp"
 
-namespace attn::core::expr {
+namespace attn::expr {
 namespace {
 
 // A result that leaves int32 wraps, so it can be any value.
@@ -93,4 +93,4 @@ Bounds apply_int(Op op, const Bounds& a, const Bounds& b) noexcept {
   }
 }
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

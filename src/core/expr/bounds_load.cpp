@@ -5,7 +5,7 @@
 #include "core/expr/bindings.hpp"
 #include "core/expr/bounds.hpp"
 
-namespace attn::core::expr {
+namespace attn::expr {
 namespace {
 
 constexpr std::int64_t kMaxElements = 4096;  // that one load may look at
@@ -78,4 +78,4 @@ Bounds load_bounds(const Tensor& tensor, Type type, const Bounds* index) noexcep
   return bounds.nan && bounds.flo > bounds.fhi ? any_float() : bounds;
 }
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

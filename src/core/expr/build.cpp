@@ -11,7 +11,7 @@
 #include "core/expr/scalar.hpp"
 #include "core/expr/simplify.hpp"
 
-namespace attn::core::expr {
+namespace attn::expr {
 namespace {
 
 // Indexed by Op.
@@ -207,4 +207,4 @@ Expr rebuild(const Expr& e, const std::vector<Expr>& args) {
   return node.op == Op::load ? load(node.buffer, args) : make(node.op, args);
 }
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

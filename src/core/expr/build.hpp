@@ -9,9 +9,7 @@
 
 #include "attn/expr.hpp"
 
-namespace attn::core::expr {
-
-using namespace attn::expr;
+namespace attn::expr {
 
 // Readers recurse over trees: 256 levels of a few hundred bytes of stack fit the smallest threads.
 inline constexpr std::int32_t kMaxDepth = 256;
@@ -47,4 +45,4 @@ Expr load(const std::shared_ptr<const Buffer>& buffer, const std::vector<Expr>& 
 // e's own operation on other operands; e itself where args are its own.
 Expr rebuild(const Expr& e, const std::vector<Expr>& args);
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

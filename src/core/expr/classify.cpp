@@ -8,9 +8,6 @@
 namespace attn::expr {
 namespace {
 
-using core::expr::Bounds;
-using core::expr::int_bounds;
-
 class Classification {
  public:
   Classification(const Tile& tile, const Bindings& bindings) : tile_(tile), bindings_(bindings) {}
@@ -19,10 +16,10 @@ class Classification {
     const Node& node = e.node();
     switch (node.op) {
       case Op::constant:
-        if (node.float_value != node.float_value) return core::expr::any_float();
+        if (node.float_value != node.float_value) return any_float();
         return {node.int_value, node.int_value, node.float_value, node.float_value, false};
       case Op::score:
-        return core::expr::any_float();
+        return any_float();
       case Op::query:
         return int_bounds(tile_.query_min, tile_.query_max);
       case Op::key:
@@ -38,30 +35,29 @@ class Classification {
       case Op::load: {
         std::array<Bounds, kMaxRank> index;
         for (std::size_t d = 0; d < node.args.size(); ++d) index[d] = (*this)(node.args[d]);
-        return core::expr::load_bounds(core::expr::resolve(*node.buffer, bindings_), node.type,
-                                       index.data());
+        return load_bounds(resolve(*node.buffer, bindings_), node.type, index.data());
       }
       case Op::to_float:
-        return core::expr::to_float((*this)(node.args[0]));
+        return to_float((*this)(node.args[0]));
       case Op::select: {
         const Bounds condition = (*this)(node.args[0]);
         if (condition.lo == 1) return (*this)(node.args[1]);
         if (condition.hi == 0) return (*this)(node.args[2]);
-        return core::expr::hull((*this)(node.args[1]), (*this)(node.args[2]));
+        return hull((*this)(node.args[1]), (*this)(node.args[2]));
       }
       case Op::logical_and: {
         const Bounds left = (*this)(node.args[0]);
-        return left.hi == 0 ? left : core::expr::apply_int(node.op, left, (*this)(node.args[1]));
+        return left.hi == 0 ? left : apply_int(node.op, left, (*this)(node.args[1]));
       }
       case Op::logical_or: {
         const Bounds left = (*this)(node.args[0]);
-        return left.lo == 1 ? left : core::expr::apply_int(node.op, left, (*this)(node.args[1]));
+        return left.lo == 1 ? left : apply_int(node.op, left, (*this)(node.args[1]));
       }
       default: {
         const Bounds a = (*this)(node.args[0]);
         const Bounds b = node.args.size() == 2 ? (*this)(node.args[1]) : Bounds{};
-        return node.args[0].node().type == Type::float32 ? core::expr::apply_float(node.op, a, b)
-                                                         : core::expr::apply_int(node.op, a, b);
+        return node.args[0].node().type == Type::float32 ? apply_float(node.op, a, b)
+                                                         : apply_int(node.op, a, b);
       }
     }
   }

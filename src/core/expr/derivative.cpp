@@ -20,7 +20,15 @@ Expr difference(const Expr& a, const Expr& b) {
   if (a.empty()) return negated(b);
   return b.empty() ? a : a - b;
 }
-Expr product(const Expr& factor, const Expr& a) { return a.empty() ? a : factor * a; }
+// Constant factors are gathered at the right: c * tanh(score / c) then has no multiplication left.
+Expr product(const Expr& factor, const Expr& a) {
+  if (a.empty()) return a;
+  if (!is_constant(factor)) return factor * a;
+  const Node& node = a.node();
+  if (node.op == Op::mul && is_constant(node.args[1]))
+    return node.args[0] * (factor * node.args[1]);
+  return a * factor;
+}
 Expr quotient(const Expr& a, const Expr& divisor) { return a.empty() ? a : a / divisor; }
 Expr or_zero(const Expr& a) { return a.empty() ? Expr(0.0f) : a; }
 Expr choice(const Expr& condition, const Expr& a, const Expr& b) {
@@ -50,8 +58,8 @@ class Differentiation {
     if (node.op == Op::select) {
       return choice(node.args[0], (*this)(node.args[1]), (*this)(node.args[2]));
     }
-    if (core::expr::is_binary(node.op)) return of_binary(e, node.args[0], node.args[1]);
-    if (core::expr::is_unary(node.op)) return of_unary(e, node.args[0]);
+    if (is_binary(node.op)) return of_binary(e, node.args[0], node.args[1]);
+    if (is_unary(node.op)) return of_unary(e, node.args[0]);
     return {};
   }
 
@@ -104,7 +112,7 @@ void require_float(const Expr& e, std::string_view function) {
   if (e.type() != Type::float32) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{}: '{}' is {}; a float32 expression is accepted", function,
-                            to_string(e), core::expr::name(e.type())));
+                            to_string(e), name(e.type())));
   }
 }
 

@@ -6,8 +6,6 @@
 namespace attn::expr {
 namespace {
 
-using core::expr::Value;
-
 template <class Real>
 class Evaluation {
  public:
@@ -36,19 +34,18 @@ class Evaluation {
         return load(node);
       case Op::select: {
         const bool condition = (*this)(node.args[0]).i != 0;
-        return core::expr::apply_scalar<Real>(node.op, node.type, (*this)(node.args[1]),
-                                              (*this)(node.args[2]), condition);
+        return apply_scalar<Real>(node.op, node.type, (*this)(node.args[1]), (*this)(node.args[2]),
+                                  condition);
       }
       default:
-        return core::expr::apply_scalar<Real>(node.op, node.args[0].node().type,
-                                              (*this)(node.args.front()), (*this)(node.args.back()),
-                                              false);
+        return apply_scalar<Real>(node.op, node.args[0].node().type, (*this)(node.args.front()),
+                                  (*this)(node.args.back()), false);
     }
   }
 
  private:
   Value<Real> load(const Node& node) const {
-    const Tensor& tensor = core::expr::resolve(*node.buffer, bindings_);
+    const Tensor& tensor = resolve(*node.buffer, bindings_);
     std::int64_t offset = 0;
     bool inside = true;
     for (std::size_t d = 0; d < node.args.size(); ++d) {
@@ -58,8 +55,8 @@ class Evaluation {
       offset += inside ? index * tensor.strides[d] : 0;
     }
     if (!inside) return {};
-    if (node.type == Type::int32) return {core::expr::read_int(tensor, offset), 0};
-    return {0, static_cast<Real>(core::expr::read_float(tensor, offset))};
+    if (node.type == Type::int32) return {read_int(tensor, offset), 0};
+    return {0, static_cast<Real>(read_float(tensor, offset))};
   }
 
   const Point& at_;

@@ -14,12 +14,10 @@
 namespace attn::expr {
 namespace {
 
-using core::expr::make;
-
 // Words that the text form gives a meaning.
 bool is_reserved(std::string_view word) {
   for (int op = 0; op <= static_cast<int>(Op::select); ++op) {
-    if (word == core::expr::spelling(static_cast<Op>(op))) return true;
+    if (word == spelling(static_cast<Op>(op))) return true;
   }
   return word == "true" || word == "false" || word == "inf" || word == "nan";
 }
@@ -77,13 +75,13 @@ Buffer::Buffer(std::string name, Tensor tensor, std::shared_ptr<const void> owne
 
 Expr Buffer::operator[](const Expr& index) const { return (*this)({index}); }
 Expr Buffer::operator()(const std::vector<Expr>& indices) const {
-  return core::expr::load(std::make_shared<const Buffer>(*this), indices);
+  return load(std::make_shared<const Buffer>(*this), indices);
 }
 
-Expr Expr::boolean(bool value) { return core::expr::boolean(value); }
-Expr::Expr(int value) : Expr(core::expr::int32(value)) {}
-Expr::Expr(float value) : Expr(core::expr::float32(value)) {}
-Expr::Expr(double value) : Expr(core::expr::float32(static_cast<float>(value))) {}
+Expr Expr::boolean(bool value) { return expr::boolean(value); }
+Expr::Expr(int value) : Expr(expr::int32(value)) {}
+Expr::Expr(float value) : Expr(expr::float32(value)) {}
+Expr::Expr(double value) : Expr(expr::float32(static_cast<float>(value))) {}
 
 Type Expr::type() const {
   if (empty()) {

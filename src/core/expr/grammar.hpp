@@ -11,9 +11,7 @@
 
 #include "attn/expr.hpp"
 
-namespace attn::core::expr {
-
-using namespace attn::expr;
+namespace attn::expr {
 
 inline constexpr int kUnaryPrecedence = 7;
 inline constexpr int kPrimaryPrecedence = 8;
@@ -22,4 +20,4 @@ inline constexpr std::size_t kMaxText = 1 << 20;  // bytes that parse() reads
 // Binary operators from 1 (||) to 6 (* / %).
 int precedence(Op op) noexcept;
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

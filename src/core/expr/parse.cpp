@@ -9,7 +9,7 @@
 #include "core/expr/build.hpp"
 #include "core/expr/grammar.hpp"
 
-namespace attn::core::expr {
+namespace attn::expr {
 namespace {
 
 // Each level of a tree needs at most two of text: a prefix or call, and parentheses.
@@ -242,12 +242,8 @@ class Parser {
 };
 
 }  // namespace
-}  // namespace attn::core::expr
-
-namespace attn::expr {
-
 Expr parse(std::string_view text, const std::vector<Buffer>& buffers) {
-  return core::expr::Parser(text, buffers).run();
+  return Parser(text, buffers).run();
 }
 
 }  // namespace attn::expr

@@ -7,7 +7,7 @@
 #include "core/expr/build.hpp"
 #include "core/expr/grammar.hpp"
 
-namespace attn::core::expr {
+namespace attn::expr {
 
 int precedence(Op op) noexcept {
   switch (op) {
@@ -214,13 +214,9 @@ void print_cuda(const Expr& e, std::string& text) {
 }
 
 }  // namespace
-}  // namespace attn::core::expr
-
-namespace attn::expr {
-
 std::string to_string(const Expr& e) {
   std::string text;
-  if (!e.empty()) core::expr::print(e, text);
+  if (!e.empty()) print(e, text);
   return text;
 }
 
@@ -229,7 +225,7 @@ std::string to_cuda(const Expr& e) {
     throw Error(ErrorCode::invalid_argument, "to_cuda: the expression is empty; one must be given");
   }
   std::string text;
-  core::expr::print_cuda(e, text);
+  print_cuda(e, text);
   return text;
 }
 

@@ -6,9 +6,7 @@
 
 #include "attn/expr.hpp"
 
-namespace attn::core::expr {
-
-using namespace attn::expr;
+namespace attn::expr {
 
 // Reduces modulo 2^32 into int32. Sums, differences and products of int32 values fit int64.
 constexpr std::int32_t wrap(std::int64_t value) noexcept {
@@ -98,4 +96,4 @@ Value<Real> apply_scalar(Op op, Type operands, Value<Real> a, Value<Real> b, boo
   }
 }
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

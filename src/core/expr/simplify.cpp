@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace attn::core::expr {
+namespace attn::expr {
 namespace {
 
 Op operation(const Expr& e) { return e.node().op; }
@@ -95,4 +95,4 @@ Expr simplify(Op op, Type type, const std::vector<Expr>& args) {
   return simplify_select(args[0], args[1], args[2]);
 }
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

@@ -5,11 +5,11 @@
 
 #include "core/expr/build.hpp"
 
-namespace attn::core::expr {
+namespace attn::expr {
 
 // A simpler expression of equal value than op on args (checked, converted, not all constant), or
 // an empty Expr. Float results stay exact for every finite and infinite value and for NaN, but for
 // the sign of a zero: x + 0 is x, while 0 * x and x - x remain.
 Expr simplify(Op op, Type type, const std::vector<Expr>& args);
 
-}  // namespace attn::core::expr
+}  // namespace attn::expr

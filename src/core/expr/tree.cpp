@@ -52,7 +52,7 @@ class Substitution {
     if (const auto done = done_.find(&node); done != done_.end()) return done->second;
     std::vector<Expr> args;
     for (const Expr& arg : node.args) args.push_back((*this)(arg));
-    const Expr result = core::expr::rebuild(e, args);
+    const Expr result = rebuild(e, args);
     done_.emplace(&node, result);
     return result;
   }
@@ -94,12 +94,11 @@ std::vector<std::shared_ptr<const Buffer>> buffers(const Expr& e) {
 Expr substitute(const Expr& e, Op symbol, const Expr& replacement) {
   if (e.empty()) return e;
   const Type expected = symbol == Op::score ? Type::float32 : Type::int32;
-  if (!core::expr::is_symbol(symbol) || replacement.type() != expected) {
+  if (!is_symbol(symbol) || replacement.type() != expected) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("substitute: '{}' ({}) for '{}'; a symbol is replaced by an expression "
                             "of its type",
-                            to_string(replacement), core::expr::name(replacement.type()),
-                            core::expr::spelling(symbol)));
+                            to_string(replacement), name(replacement.type()), spelling(symbol)));
   }
   return Substitution(symbol, replacement)(e);
 }

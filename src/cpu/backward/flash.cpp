@@ -6,27 +6,17 @@
 #include <algorithm>
 
 #include "cpu/backward/backward.hpp"
+#include "cpu/budgets.hpp"
+#include "cpu/pairs.hpp"
 #include "cpu/tasks.hpp"
 
 namespace attn::cpu {
 namespace {
 
-// Keys of a chunk: K, V, dK and dV of 512 keys at d = 64 are 512 KB, half of a 1 MB L2; a Q block
-// is packed once a chunk, which costs about half of one product and is shared by 8 tiles of 5
-// products.
-constexpr int kChunkKeys = 512;
-
-struct Task {
-  std::int32_t batch = 0;
-  std::int32_t head_k = 0;
-  std::int32_t split = 0;
-  std::int64_t cost = 0;
-};
-
 struct Scratch {
   int dim = 0, dim_v = 0;
   GradientTiles tiles;
-  GradientBlock* block = nullptr;
+  GradientBlock* block = nullptr;  // for Q blocks that are not packed ahead
   float *k = nullptr, *v = nullptr, *dk = nullptr,
         *dv = nullptr;  // [kChunkKeys][leading dimension]
 
@@ -45,37 +35,48 @@ struct Scratch {
   }
 };
 
-// dQ^T of all Q blocks, [split][block][dim][rows].
-struct QueryGradient {
-  float* data;
-  std::int64_t blocks;
-  std::int64_t block_floats;
-  float* block(std::int64_t split, std::int64_t i) const {
-    return data + (split * blocks + i) * block_floats;
+// What one wave of pairs needs between its steps.
+struct WaveMemory {
+  AlignedBytes packed;        // GradientBlocks and their arrays
+  std::size_t block_bytes;    // of one of them
+  AlignedBytes dq_t;          // [split][block of the wave][dim][rows]
+  std::int64_t block_floats;  // dim * rows
+  std::int64_t blocks;        // of the largest wave
+
+  float* dq(std::int64_t split, std::int64_t block) const {
+    return reinterpret_cast<float*>(dq_t.get()) + (split * blocks + block) * block_floats;
+  }
+  GradientBlock& block(std::size_t offset, std::int64_t i) const {
+    return *reinterpret_cast<GradientBlock*>(packed.get() + offset +
+                                             static_cast<std::size_t>(i) * block_bytes);
   }
 };
 
-std::vector<Task> range_tasks(const Attention& a, int splits) {
-  std::vector<Task> tasks;
-  for (const core::Sequence& sequence : a.sequences) {
-    for (std::int32_t h = 0; h < a.problem.heads_k; ++h) {
-      for (std::int32_t split = 0; split < splits; ++split) {
-        const KeyRange keys = split_range(sequence.length_k, splits, split);
-        tasks.push_back({sequence.batch, h, split, (keys.end - keys.begin) * a.rows(sequence)});
-      }
-    }
-  }
-  // Causal: the first keys are seen by most queries, so equal ranges are ordered costliest first as
-  // they stand.
-  std::stable_sort(tasks.begin(), tasks.end(),
-                   [](const Task& x, const Task& y) { return x.cost > y.cost; });
-  return tasks;
+// Packs every Q block of the wave that has room.
+void pack_queries(const Attention& a, const GradientContext& g, const Wave& wave,
+                  const WaveMemory& memory, Executor& executor) {
+  const std::int64_t first = g.first_block(wave.first);
+  executor.parallel_for(g.first_block(wave.last) - first, [&](std::int64_t index, int) {
+    const std::int64_t pair = g.pair_of_block(first + index);
+    const std::size_t offset = wave.offset[static_cast<std::size_t>(pair - wave.first)];
+    if (offset == kNotPacked) return;
+    const std::int64_t i = first + index - g.first_block(pair);
+    GradientBlock& block = memory.block(offset, i);
+    Carver carver(reinterpret_cast<std::byte*>(&block));
+    GradientBlock* self = nullptr;
+    carver.take(self, 1);
+    GradientBlock placed;
+    placed.carve(carver, a.dim, a.dim_v);
+    *self = placed;
+    g.load(pair, i, *self);
+  });
 }
 
-// One chunk of keys against every Q block of the head.
-void chunk_gradient(const Attention& a, const GradientContext& g, const core::Sequence& sequence,
-                    int head_k, KeyRange keys, const QueryGradient& dq, std::int64_t split,
+// One chunk of keys against every Q block of the pair; dK and dV of the chunk are left in s.
+void chunk_gradient(const Attention& a, const GradientContext& g, const Wave& wave,
+                    std::int64_t pair, KeyRange keys, std::int64_t split, const WaveMemory& memory,
                     Scratch& s) {
+  const auto [sequence, head_k] = pair_at(a, pair);
   const int ld = leading_dim(a.dim);
   const int ld_v = leading_dim(a.dim_v);
   const auto count = static_cast<int>(keys.end - keys.begin);
@@ -86,26 +87,50 @@ void chunk_gradient(const Attention& a, const GradientContext& g, const core::Se
   }
   std::fill_n(s.dk, count * ld, 0.0f);
   std::fill_n(s.dv, count * ld_v, 0.0f);
-  const std::int64_t blocks = g.blocks_per_head(sequence.batch);
-  const std::int64_t first = g.first_block(sequence.batch, head_k);
-  for (std::int64_t i = 0; i < blocks; ++i) {
-    GradientBlock& q = *s.block;
-    bool loaded = false;
+  const std::size_t offset = wave.offset[static_cast<std::size_t>(pair - wave.first)];
+  const std::int64_t first = g.first_block(pair);
+  for (std::int64_t i = 0; i < g.blocks(pair); ++i) {
+    GradientBlock* q = offset == kNotPacked ? nullptr : &memory.block(offset, i);
+    float* dq = memory.dq(split, first + i - g.first_block(wave.first));
     const std::int64_t row0 = i * a.ops.rows;
     const expr::Tile rows =
         a.tile(sequence, head_k, row0, std::min<std::int64_t>(a.ops.rows, a.rows(sequence) - row0));
     for_visible_blocks(
         a, rows, keys.begin, keys.end, [&](int key0, int n, expr::Coverage coverage) {
-          if (!loaded) g.load(sequence, head_k, i, q);
-          loaded = true;
+          if (q == nullptr) {
+            q = s.block;
+            g.load(pair, i, *q);
+          }
           const std::int64_t j = key0 - keys.begin;
           const KeyBlock block{key0, n, s.k + j * ld, s.v + j * ld_v};
-          g.tile_gradient(q, block, coverage, s.tiles);
-          a.ops.accumulate_rows(s.tiles.tile.s, q.do_rows, n, q.q.count, a.dim_v, s.dv + j * ld_v);
-          a.ops.accumulate_rows(s.tiles.ds, q.q_rows, n, q.q.count, a.dim, s.dk + j * ld);
-          a.ops.accumulate(s.tiles.ds, block.k, n, a.dim, nullptr, dq.block(split, first + i));
+          g.tile_gradient(*q, block, coverage, s.tiles);
+          a.ops.accumulate_rows(s.tiles.tile.s, q->do_rows, n, q->q.count, a.dim_v,
+                                s.dv + j * ld_v);
+          a.ops.accumulate_rows(s.tiles.ds, q->q_rows, n, q->q.count, a.dim, s.dk + j * ld);
+          a.ops.accumulate(s.tiles.ds, block.k, n, a.dim, nullptr, dq);
         });
   }
+}
+
+// dQ of one Q block: the ranges' sums, in order.
+void store_query_gradient(const Attention& a, const GradientContext& g, const Wave& wave,
+                          std::int64_t block, int splits, const Tensor& tensor,
+                          const WaveMemory& memory) {
+  const std::int64_t pair = g.pair_of_block(block);
+  const auto [sequence, head_k] = pair_at(a, pair);
+  const std::int64_t in_wave = block - g.first_block(wave.first);
+  float* sum = memory.dq(0, in_wave);
+  for (int split = 1; split < splits; ++split) {
+    const float* part = memory.dq(split, in_wave);
+    for (std::int64_t e = 0; e < memory.block_floats; ++e) sum[e] += part[e];
+  }
+  const std::int64_t row0 = (block - g.first_block(pair)) * a.ops.rows;
+  QueryBlock q;
+  a.describe_query_block(
+      sequence, head_k, row0,
+      static_cast<int>(std::min<std::int64_t>(a.ops.rows, a.rows(sequence) - row0)), q);
+  a.store_query_rows(core::rows_like_q(a.problem, a.inputs, tensor, sequence.batch), q, sum, a.dim,
+                     a.scale);
 }
 
 }  // namespace
@@ -113,56 +138,61 @@ void chunk_gradient(const Attention& a, const GradientContext& g, const core::Se
 void backward_flash(const Attention& a, const GradientContext& g, const Plan& plan,
                     const Gradients& gradients, Executor& executor) {
   const int splits = plan.num_splits;
-  const std::vector<Task> tasks = range_tasks(a, splits);
   Scratch sizes;
   sizes.dim = a.dim;
   sizes.dim_v = a.dim_v;
   sizes.tiles = g.tiles();
   const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
-  const std::int64_t block_floats = std::int64_t{a.dim} * a.ops.rows;
-  const AlignedBytes memory =
-      allocate(static_cast<std::size_t>(splits * g.blocks() * block_floats) * sizeof(float));
-  const QueryGradient dq{reinterpret_cast<float*>(memory.get()), g.blocks(), block_floats};
 
-  executor.parallel_for(
-      static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index, int worker) {
-        const Task& task = tasks[static_cast<std::size_t>(index)];
-        const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(task.batch)];
-        Scratch s = scratch.of(worker);
-        std::fill_n(dq.block(task.split, g.first_block(task.batch, task.head_k)),
-                    g.blocks_per_head(task.batch) * block_floats, 0.0f);
-        const KeyRange range = split_range(sequence.length_k, splits, task.split);
-        for (std::int64_t key = range.begin; key < range.end; key += kChunkKeys) {
-          const KeyRange chunk{key, std::min<std::int64_t>(key + kChunkKeys, range.end)};
-          chunk_gradient(a, g, sequence, task.head_k, chunk, dq, task.split, s);
-          const auto key0 = static_cast<int>(key);
-          const auto keys = static_cast<int>(chunk.end - chunk.begin);
-          a.store_key_rows(gradients.dk, sequence, task.head_k, key0, keys, s.dk, a.dim, a.scale);
-          a.store_key_rows(gradients.dv, sequence, task.head_k, key0, keys, s.dv, a.dim_v, 1.0f);
-        }
+  WaveMemory memory{};
+  Carver block_size;
+  GradientBlock* self = nullptr;
+  block_size.take(self, 1);
+  GradientBlock().carve(block_size, a.dim, a.dim_v);
+  memory.block_bytes = block_size.used();
+  const std::vector<Wave> list =
+      waves(a, static_cast<std::size_t>(kQueryPackBudget), [&](const Pair& pair) {
+        // A single chunk of keys reads each Q block once and packs it as it goes.
+        if (pair.sequence.length_k <= kChunkKeys) return kNotPacked;
+        return memory.block_bytes *
+               static_cast<std::size_t>((a.rows(pair.sequence) + a.ops.rows - 1) / a.ops.rows);
       });
-  if (!gradients.dq.given()) return;
+  memory.packed = allocate(largest_wave(list));
+  memory.block_floats = std::int64_t{a.dim} * a.ops.rows;
+  for (const Wave& wave : list) {
+    memory.blocks = std::max(memory.blocks, g.first_block(wave.last) - g.first_block(wave.first));
+  }
+  memory.dq_t = allocate(static_cast<std::size_t>(splits * memory.blocks * memory.block_floats) *
+                         sizeof(float));
 
-  executor.parallel_for(a.problem.batch * a.problem.heads_k, [&](std::int64_t index, int worker) {
-    const core::Sequence& sequence =
-        a.sequences[static_cast<std::size_t>(index / a.problem.heads_k)];
-    const int head_k = static_cast<int>(index % a.problem.heads_k);
-    const core::Rows rows = core::rows_like_q(a.problem, a.inputs, gradients.dq, sequence.batch);
-    QueryBlock& q = scratch.of(worker).block->q;
-    for (std::int64_t i = 0; i < g.blocks_per_head(sequence.batch); ++i) {
-      const std::int64_t block = g.first_block(sequence.batch, head_k) + i;
-      float* sum = dq.block(0, block);
-      for (int split = 1; split < splits; ++split) {
-        const float* part = dq.block(split, block);
-        for (std::int64_t e = 0; e < block_floats; ++e) sum[e] += part[e];
+  for (const Wave& wave : list) {
+    pack_queries(a, g, wave, memory, executor);
+    const std::int64_t pairs = wave.last - wave.first;
+    const std::int64_t first = g.first_block(wave.first);
+    // Ranges of the first keys come first: under a causal mask they are the costly ones.
+    executor.parallel_for(pairs * splits, [&](std::int64_t index, int worker) {
+      const std::int64_t pair = wave.first + index % pairs;
+      const std::int64_t split = index / pairs;
+      const auto [sequence, head_k] = pair_at(a, pair);
+      Scratch s = scratch.of(worker);
+      std::fill_n(memory.dq(split, g.first_block(pair) - first),
+                  g.blocks(pair) * memory.block_floats, 0.0f);
+      const KeyRange range = split_range(sequence.length_k, splits, split);
+      for (std::int64_t key = range.begin; key < range.end; key += kChunkKeys) {
+        const KeyRange chunk{key, std::min<std::int64_t>(key + kChunkKeys, range.end)};
+        chunk_gradient(a, g, wave, pair, chunk, split, memory, s);
+        const auto keys = static_cast<int>(chunk.end - chunk.begin);
+        a.store_key_rows(gradients.dk, sequence, head_k, static_cast<int>(key), keys, s.dk, a.dim,
+                         a.scale);
+        a.store_key_rows(gradients.dv, sequence, head_k, static_cast<int>(key), keys, s.dv, a.dim_v,
+                         1.0f);
       }
-      const std::int64_t row0 = i * a.ops.rows;
-      const auto count =
-          static_cast<int>(std::min<std::int64_t>(a.ops.rows, a.rows(sequence) - row0));
-      a.describe_query_block(sequence, head_k, row0, count, q);
-      a.store_query_rows(rows, q, sum, a.dim, a.scale);
-    }
-  });
+    });
+    if (!gradients.dq.given()) continue;
+    executor.parallel_for(g.first_block(wave.last) - first, [&](std::int64_t index, int) {
+      store_query_gradient(a, g, wave, first + index, splits, gradients.dq, memory);
+    });
+  }
 }
 
 }  // namespace attn::cpu

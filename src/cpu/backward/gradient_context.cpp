@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/pairs.hpp"
+
 namespace attn::cpu {
 namespace {
 
@@ -43,9 +45,10 @@ void GradientTiles::carve(Carver& c) {
 GradientContext::GradientContext(const Attention& a, const Outputs& outputs, const Tensor& d_o,
                                  Executor& executor)
     : a_(a), d_o_(d_o) {
-  for (std::int64_t b = 0; b < a.problem.batch; ++b) {
-    first_block_.push_back(blocks_);
-    blocks_ += a.problem.heads_k * blocks_per_head(b);
+  first_block_.push_back(0);
+  for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
+    const std::int64_t rows = a.rows(pair_at(a, pair).sequence);
+    first_block_.push_back(first_block_.back() + (rows + a.ops.rows - 1) / a.ops.rows);
   }
   if (a.has_score()) {
     const expr::Expr derivative = expr::derivative(a.problem.score);
@@ -53,7 +56,7 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
     if (has_factor_) derivative_ = expr::bind(expr::compile(derivative), a.inputs.buffers);
   }
   const int rows = a.ops.rows;
-  const auto floats = static_cast<std::size_t>(blocks_ * rows);
+  const auto floats = static_cast<std::size_t>(first_block_.back() * rows);
   memory_ = allocate(2 * floats * sizeof(float));
   lse2_ = reinterpret_cast<float*>(memory_.get());
   delta_ = lse2_ + floats;
@@ -62,18 +65,16 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
   sizes.dim_v = a.dim_v;
   const WorkerScratch<RowScratch> scratch(executor.concurrency(), sizes);
   const int ld = leading_dim(a.dim_v);
-  executor.parallel_for(a.problem.batch * a.problem.heads_k, [&](std::int64_t index, int worker) {
-    const core::Sequence& sequence =
-        a.sequences[static_cast<std::size_t>(index / a.problem.heads_k)];
-    const int head_k = static_cast<int>(index % a.problem.heads_k);
+  executor.parallel_for(pair_count(a), [&](std::int64_t pair, int worker) {
+    const auto [sequence, head_k] = pair_at(a, pair);
     const core::Rows o = core::rows_like_q(a.problem, a.inputs, outputs.o, sequence.batch);
     const core::Rows grad = core::rows_like_q(a.problem, a.inputs, d_o, sequence.batch);
     RowScratch s = scratch.of(worker);
     const std::int64_t total = a.rows(sequence);
-    float* lse2 = lse2_ + first_block(sequence.batch, head_k) * rows;
-    float* delta = delta_ + first_block(sequence.batch, head_k) * rows;
-    std::fill_n(lse2, blocks_per_head(sequence.batch) * rows, kNoKeys);
-    std::fill_n(delta, blocks_per_head(sequence.batch) * rows, 0.0f);
+    float* lse2 = lse2_ + first_block(pair) * rows;
+    float* delta = delta_ + first_block(pair) * rows;
+    std::fill_n(lse2, blocks(pair) * rows, kNoKeys);
+    std::fill_n(delta, blocks(pair) * rows, 0.0f);
     for (std::int64_t row = 0; row < total; ++row) {
       const std::int64_t query = row / a.group;
       const std::int64_t head = head_k * a.group + row % a.group;
@@ -95,8 +96,13 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
   });
 }
 
-void GradientContext::load(const core::Sequence& sequence, int head_k, std::int64_t i,
-                           GradientBlock& block) const {
+std::int64_t GradientContext::pair_of_block(std::int64_t block) const {
+  const auto after = std::upper_bound(first_block_.begin(), first_block_.end(), block);
+  return after - first_block_.begin() - 1;
+}
+
+void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& block) const {
+  const auto [sequence, head_k] = pair_at(a_, pair);
   const int rows = a_.ops.rows;
   const std::int64_t row0 = i * rows;
   const auto count = static_cast<int>(std::min<std::int64_t>(a_.rows(sequence) - row0, rows));
@@ -111,8 +117,8 @@ void GradientContext::load(const core::Sequence& sequence, int head_k, std::int6
   a_.ops.pack_k(q, count, a_.dim, a_.problem.dtype, block.q_rows);
   a_.ops.pack_k(d_o, count, a_.dim_v, a_.problem.dtype, block.do_rows);
   a_.ops.pack_q(d_o, count, a_.dim_v, a_.problem.dtype, 1.0f, block.do_t);
-  block.lse2 = lse2(first_block(sequence.batch, head_k) + i);
-  block.delta = delta(first_block(sequence.batch, head_k) + i);
+  block.lse2 = lse2(first_block(pair) + i);
+  block.delta = delta(first_block(pair) + i);
 }
 
 GradientTiles GradientContext::tiles() const {

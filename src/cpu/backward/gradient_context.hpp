@@ -39,20 +39,18 @@ class GradientContext {
   GradientContext(const Attention& a, const Outputs& outputs, const Tensor& d_o,
                   Executor& executor);
 
-  // Index of a Q block over all sequences and K, V heads; blocks of a (sequence, head) are
-  // consecutive.
-  std::int64_t first_block(std::int64_t batch, int head_k) const {
-    return first_block_[static_cast<std::size_t>(batch)] + head_k * blocks_per_head(batch);
+  // Q blocks are numbered over all (sequence, K, V head) pairs (pairs.hpp); first_block(number of
+  // pairs) is their number.
+  std::int64_t first_block(std::int64_t pair) const {
+    return first_block_[static_cast<std::size_t>(pair)];
   }
-  std::int64_t blocks_per_head(std::int64_t batch) const {
-    return (a_.rows(a_.sequences[static_cast<std::size_t>(batch)]) + a_.ops.rows - 1) / a_.ops.rows;
-  }
-  std::int64_t blocks() const { return blocks_; }
+  std::int64_t blocks(std::int64_t pair) const { return first_block(pair + 1) - first_block(pair); }
+  std::int64_t pair_of_block(std::int64_t block) const;
   const float* lse2(std::int64_t block) const { return lse2_ + block * a_.ops.rows; }
   const float* delta(std::int64_t block) const { return delta_ + block * a_.ops.rows; }
 
-  // Describes and packs Q block i of (sequence, head_k).
-  void load(const core::Sequence& sequence, int head_k, std::int64_t i, GradientBlock& block) const;
+  // Describes and packs Q block i of the pair.
+  void load(std::int64_t pair, std::int64_t i, GradientBlock& block) const;
 
   // FlashAttention, algorithm 4, lines 11 to 20: t.tile.s <- P (times the dropout factor), t.ds <-
   // dS, the gradient with respect to the scaled score before the expression.
@@ -67,8 +65,7 @@ class GradientContext {
  private:
   const Attention& a_;
   const Tensor& d_o_;
-  std::vector<std::int64_t> first_block_;
-  std::int64_t blocks_ = 0;
+  std::vector<std::int64_t> first_block_;  // [pairs + 1]
   AlignedBytes memory_;
   float* lse2_ = nullptr;
   float* delta_ = nullptr;

@@ -14,7 +14,7 @@ void backward_sink(const Attention& a, const GradientContext& g, const Gradients
     const double sink2 = double{sink[head]} * double{kLog2e};
     double sum = 0;
     for (const core::Sequence& sequence : a.sequences) {
-      const std::int64_t first = g.first_block(sequence.batch, head_k);
+      const std::int64_t first = g.first_block(sequence.batch * a.problem.heads_k + head_k);
       const float* lse2 = g.lse2(first);
       const float* delta = g.delta(first);
       for (std::int64_t row = head % a.group; row < a.rows(sequence); row += a.group) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/backward/backward.hpp"
+#include "cpu/pairs.hpp"
 
 namespace attn::cpu {
 namespace {
@@ -39,8 +40,8 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
   const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
   const int rows = a.ops.rows;
   std::int64_t elements = 0;
-  for (const core::Sequence& sequence : a.sequences) {
-    elements = std::max(elements, g.blocks_per_head(sequence.batch) * rows * sequence.length_k);
+  for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
+    elements = std::max(elements, g.blocks(pair) * rows * pair_at(a, pair).sequence.length_k);
   }
   const AlignedBytes p_memory = allocate(static_cast<std::size_t>(elements) * sizeof(float));
   const AlignedBytes ds_memory = allocate(static_cast<std::size_t>(elements) * sizeof(float));
@@ -48,47 +49,47 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
   auto* ds = reinterpret_cast<float*>(ds_memory.get());
   const expr::Coverage coverage = a.has_mask() ? expr::Coverage::mixed : expr::Coverage::full;
 
-  for (const core::Sequence& sequence : a.sequences) {
-    const std::int64_t blocks = g.blocks_per_head(sequence.batch);
+  for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
+    const core::Sequence& sequence = pair_at(a, pair).sequence;
+    const int head_k = pair_at(a, pair).head_k;
+    const std::int64_t blocks = g.blocks(pair);
     const int length_k = sequence.length_k;
     const auto at = [&](std::int64_t block, int key) { return (block * length_k + key) * rows; };
-    for (int head_k = 0; head_k < a.problem.heads_k; ++head_k) {
-      executor.parallel_for(blocks, [&](std::int64_t i, int worker) {  // P, dS, and dQ = dS K
-        Scratch s = scratch.of(worker);
-        GradientBlock& q = *s.block;
-        g.load(sequence, head_k, i, q);
-        std::fill_n(s.dq_t, a.dim * rows, 0.0f);
-        for (int key0 = 0; key0 < length_k; key0 += kBlockK) {
-          KeyBlock keys{0, 0, s.k, s.v};
-          a.load_key_block(sequence, head_k, key0, std::min(kBlockK, length_k - key0), keys);
-          s.tiles.tile.s = p + at(i, key0);
-          s.tiles.ds = ds + at(i, key0);
-          g.tile_gradient(q, keys, coverage, s.tiles);
-          a.ops.accumulate(s.tiles.ds, s.k, keys.keys, a.dim, nullptr, s.dq_t);
-        }
-        if (gradients.dq.given()) {
-          a.store_query_rows(core::rows_like_q(a.problem, a.inputs, gradients.dq, sequence.batch),
-                             q.q, s.dq_t, a.dim, a.scale);
-        }
-      });
-      executor.parallel_for(
-          (length_k + kBlockK - 1) / kBlockK,
-          [&](std::int64_t j, int worker) {  // dV = P^T dO, dK = dS^T Q
-            Scratch s = scratch.of(worker);
-            const int key0 = static_cast<int>(j) * kBlockK;
-            const int keys = std::min(kBlockK, length_k - key0);
-            std::fill_n(s.dk, keys * leading_dim(a.dim), 0.0f);
-            std::fill_n(s.dv, keys * leading_dim(a.dim_v), 0.0f);
-            for (std::int64_t i = 0; i < blocks; ++i) {
-              GradientBlock& q = *s.block;
-              g.load(sequence, head_k, i, q);
-              a.ops.accumulate_rows(p + at(i, key0), q.do_rows, keys, q.q.count, a.dim_v, s.dv);
-              a.ops.accumulate_rows(ds + at(i, key0), q.q_rows, keys, q.q.count, a.dim, s.dk);
-            }
-            a.store_key_rows(gradients.dk, sequence, head_k, key0, keys, s.dk, a.dim, a.scale);
-            a.store_key_rows(gradients.dv, sequence, head_k, key0, keys, s.dv, a.dim_v, 1.0f);
-          });
-    }
+    executor.parallel_for(blocks, [&](std::int64_t i, int worker) {  // P, dS, and dQ = dS K
+      Scratch s = scratch.of(worker);
+      GradientBlock& q = *s.block;
+      g.load(pair, i, q);
+      std::fill_n(s.dq_t, a.dim * rows, 0.0f);
+      for (int key0 = 0; key0 < length_k; key0 += kBlockK) {
+        KeyBlock keys{0, 0, s.k, s.v};
+        a.load_key_block(sequence, head_k, key0, std::min(kBlockK, length_k - key0), keys);
+        s.tiles.tile.s = p + at(i, key0);
+        s.tiles.ds = ds + at(i, key0);
+        g.tile_gradient(q, keys, coverage, s.tiles);
+        a.ops.accumulate(s.tiles.ds, s.k, keys.keys, a.dim, nullptr, s.dq_t);
+      }
+      if (gradients.dq.given()) {
+        a.store_query_rows(core::rows_like_q(a.problem, a.inputs, gradients.dq, sequence.batch),
+                           q.q, s.dq_t, a.dim, a.scale);
+      }
+    });
+    executor.parallel_for(
+        (length_k + kBlockK - 1) / kBlockK,
+        [&](std::int64_t j, int worker) {  // dV = P^T dO, dK = dS^T Q
+          Scratch s = scratch.of(worker);
+          const int key0 = static_cast<int>(j) * kBlockK;
+          const int keys = std::min(kBlockK, length_k - key0);
+          std::fill_n(s.dk, keys * leading_dim(a.dim), 0.0f);
+          std::fill_n(s.dv, keys * leading_dim(a.dim_v), 0.0f);
+          for (std::int64_t i = 0; i < blocks; ++i) {
+            GradientBlock& q = *s.block;
+            g.load(pair, i, q);
+            a.ops.accumulate_rows(p + at(i, key0), q.do_rows, keys, q.q.count, a.dim_v, s.dv);
+            a.ops.accumulate_rows(ds + at(i, key0), q.q_rows, keys, q.q.count, a.dim, s.dk);
+          }
+          a.store_key_rows(gradients.dk, sequence, head_k, key0, keys, s.dk, a.dim, a.scale);
+          a.store_key_rows(gradients.dv, sequence, head_k, key0, keys, s.dv, a.dim_v, 1.0f);
+        });
   }
 }
 

@@ -1,25 +1,64 @@
 // FlashAttention-2, algorithm 1 (Dao 2023): outer loop over Q blocks, in parallel; inner loop over
 // K, V blocks; O is normalised once at the end.
+#include "cpu/budgets.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/query_group.hpp"
+#include "cpu/pairs.hpp"
 #include "cpu/tasks.hpp"
 
 namespace attn::cpu {
+namespace {
+
+// K, V blocks of a packing task.
+constexpr std::int64_t kPackBlocks = 8;
+
+// Packs K and V of every pair of the wave that has room.
+void pack_keys(const Attention& a, const Wave& wave, std::byte* memory, Executor& executor) {
+  const std::int64_t chunk = kPackBlocks * kBlockK;
+  const std::int64_t chunks = (a.problem.seqlen_k + chunk - 1) / chunk;
+  executor.parallel_for((wave.last - wave.first) * chunks, [&](std::int64_t index, int) {
+    const std::size_t offset = wave.offset[static_cast<std::size_t>(index / chunks)];
+    if (offset == kNotPacked) return;
+    const Pair pair = pair_at(a, wave.first + index / chunks);
+    const PackedKeys packed(a, pair.sequence, memory + offset);
+    const std::int64_t begin = index % chunks * chunk;
+    const std::int64_t end = std::min<std::int64_t>(begin + chunk, pair.sequence.length_k);
+    for (std::int64_t key = begin; key < end; key += kBlockK) {
+      const auto keys = static_cast<int>(std::min<std::int64_t>(kBlockK, end - key));
+      KeyBlock block = packed.block(static_cast<int>(key), keys);
+      a.load_key_block(pair.sequence, pair.head_k, static_cast<int>(key), keys, block);
+    }
+  });
+}
+
+}  // namespace
 
 void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outputs& outputs,
                                Executor& executor) {
-  const std::vector<RowTask> tasks = row_tasks(a, plan.rows_per_task);
+  // A pair whose rows are one task reads its K and V once and packs them as it goes.
+  const auto bytes_of = [&](const Pair& pair) {
+    return a.rows(pair.sequence) <= plan.rows_per_task ? kNotPacked
+                                                       : PackedKeys::packed_bytes(a, pair.sequence);
+  };
+  const std::vector<Wave> list = waves(a, static_cast<std::size_t>(kKeyPackBudget), bytes_of);
   const WorkerScratch<GroupScratch> scratch(executor.concurrency(), group_scratch(a));
-  executor.parallel_for(
-      static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index, int worker) {
-        const RowTask& task = tasks[static_cast<std::size_t>(index)];
-        const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(task.batch)];
-        GroupScratch s = scratch.of(worker);
-        const int blocks = load_query_group(a, sequence, task.head_k, task.row0, task.rows, s);
-        const expr::Tile rows = a.tile(sequence, task.head_k, task.row0, task.rows);
-        attend(a, sequence, task.head_k, rows, blocks, 0, sequence.length_k, s);
-        for (int i = 0; i < blocks; ++i) a.store_block(sequence, s.blocks[i], outputs);
-      });
+  const AlignedBytes memory = allocate(largest_wave(list));
+  for (const Wave& wave : list) {
+    if (wave.bytes != 0) pack_keys(a, wave, memory.get(), executor);
+    const std::vector<RowTask> tasks = row_tasks(a, plan.rows_per_task, wave.first, wave.last);
+    executor.parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index,
+                                                                       int worker) {
+      const RowTask& task = tasks[static_cast<std::size_t>(index)];
+      const auto [sequence, head_k] = pair_at(a, task.pair);
+      const std::size_t offset = wave.offset[static_cast<std::size_t>(task.pair - wave.first)];
+      const PackedKeys packed(a, sequence, offset == kNotPacked ? nullptr : memory.get() + offset);
+      GroupScratch s = scratch.of(worker);
+      const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s);
+      const expr::Tile rows = a.tile(sequence, head_k, task.row0, task.rows);
+      attend(a, sequence, head_k, rows, blocks, 0, sequence.length_k, packed, s);
+      for (int i = 0; i < blocks; ++i) a.store_block(sequence, s.blocks[i], outputs);
+    });
+  }
 }
 
 }  // namespace attn::cpu

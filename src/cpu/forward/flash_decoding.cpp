@@ -21,10 +21,18 @@ struct DecodeScratch {
   }
 };
 
+// Asks for rows that are read soon. The strides of a cache ([seqlen, heads, head_dim]) defeat the
+// hardware prefetcher.
+void prefetch(const std::byte* const* row, int count, std::size_t bytes) {
+  for (int j = 0; j < count; ++j) {
+    for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row[j] + i);
+  }
+}
+
 // One part of the keys for at most kMaxDecodeRows rows: the loop of attend() with dims in lanes.
 // Leaves the result in s.group.blocks[0].
-void attend_few_rows(const Attention& a, const core::Sequence& sequence, const RowTask& task,
-                     const KeyRange& range, DecodeScratch& s) {
+void attend_few_rows(const Attention& a, const core::Sequence& sequence, int head_k,
+                     const RowTask& task, const KeyRange& range, DecodeScratch& s) {
   QueryBlock& block = s.group.blocks[0];
   TileScratch& t = s.group.tile;
   const int count = static_cast<int>(task.rows);
@@ -32,7 +40,7 @@ void attend_few_rows(const Attention& a, const core::Sequence& sequence, const R
   const int ld = leading_dim(a.dim);
   const int ld_v = leading_dim(a.dim_v);
   const DType dtype = a.problem.dtype;
-  a.describe_query_block(sequence, task.head_k, task.row0, count, block);
+  a.describe_query_block(sequence, head_k, task.row0, count, block);
   const std::byte* row[kMaxRows];
   for (int r = 0; r < count; ++r) row[r] = sequence.q.row(block.query[r], block.head[r]);
   a.ops.pack_k(row, count, a.dim, dtype, s.q);
@@ -45,9 +53,10 @@ void attend_few_rows(const Attention& a, const core::Sequence& sequence, const R
                        const std::byte* k[kBlockK];
                        const std::byte* v[kBlockK];
                        for (int j = 0; j < keys; ++j) {
-                         k[j] = sequence.k.row(key0 + j, task.head_k);
-                         v[j] = sequence.v.row(key0 + j, task.head_k);
+                         k[j] = sequence.k.row(key0 + j, head_k);
+                         v[j] = sequence.v.row(key0 + j, head_k);
                        }
+                       prefetch(v, keys, static_cast<std::size_t>(a.dim_v) * size_of(dtype));
                        a.ops.decode_scores(s.q, count, k, keys, a.dim, dtype, t.s);
                        a.modify(block, key0, keys, coverage, t);
                        a.ops.row_max(t.s, keys, t.row_max);
@@ -76,16 +85,16 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
 
   executor.parallel_for(count * splits, [&](std::int64_t index, int worker) {
     const RowTask& task = tasks[static_cast<std::size_t>(index / splits)];
-    const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(task.batch)];
+    const auto [sequence, head_k] = pair_at(a, task.pair);
     const KeyRange range = split_range(sequence.length_k, splits, index % splits);
     DecodeScratch s = scratch.of(worker);
     int blocks = 1;
     if (few_rows) {
-      attend_few_rows(a, sequence, task, range, s);
+      attend_few_rows(a, sequence, head_k, task, range, s);
     } else {
-      blocks = load_query_group(a, sequence, task.head_k, task.row0, task.rows, s.group);
-      attend(a, sequence, task.head_k, a.tile(sequence, task.head_k, task.row0, task.rows), blocks,
-             range.begin, range.end, s.group);
+      blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s.group);
+      attend(a, sequence, head_k, a.tile(sequence, head_k, task.row0, task.rows), blocks,
+             range.begin, range.end, PackedKeys(a, sequence, nullptr), s.group);
     }
     for (int i = 0; i < blocks; ++i) {
       save_partial(a, s.group.blocks[i], partials[index * blocks_per_task + i]);
@@ -94,12 +103,12 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
 
   executor.parallel_for(count, [&](std::int64_t index, int worker) {
     const RowTask& task = tasks[static_cast<std::size_t>(index)];
-    const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(task.batch)];
+    const auto [sequence, head_k] = pair_at(a, task.pair);
     DecodeScratch s = scratch.of(worker);
     QueryBlock& q = s.group.blocks[0];
     for (std::int64_t i = 0; i * a.ops.rows < task.rows; ++i) {
       const std::int64_t row0 = i * a.ops.rows;
-      a.describe_query_block(sequence, task.head_k, task.row0 + row0,
+      a.describe_query_block(sequence, head_k, task.row0 + row0,
                              static_cast<int>(std::min<std::int64_t>(task.rows - row0, a.ops.rows)),
                              q);
       merge_partials(a, partials, index * splits * blocks_per_task + i, blocks_per_task,

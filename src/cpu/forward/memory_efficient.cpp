@@ -20,15 +20,16 @@ void forward_memory_efficient(const Attention& a, const Plan& plan, const Output
   executor.parallel_for(
       static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index, int worker) {
         const RowTask& task = tasks[static_cast<std::size_t>(index)];
-        const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(task.batch)];
+        const auto [sequence, head_k] = pair_at(a, task.pair);
         GroupScratch s = scratch.of(worker);
-        const expr::Tile rows = a.tile(sequence, task.head_k, task.row0, task.rows);
+        const expr::Tile rows = a.tile(sequence, head_k, task.row0, task.rows);
         const std::int64_t first = std::int64_t{worker} * kMaxBlocksPerTask * chunks;
         int blocks = 0;
         for (int chunk = 0; chunk < chunks; ++chunk) {
           const KeyRange keys = split_range(sequence.length_k, chunks, chunk);
-          blocks = load_query_group(a, sequence, task.head_k, task.row0, task.rows, s);
-          attend(a, sequence, task.head_k, rows, blocks, keys.begin, keys.end, s);
+          blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s);
+          attend(a, sequence, head_k, rows, blocks, keys.begin, keys.end,
+                 PackedKeys(a, sequence, nullptr), s);
           for (int i = 0; i < blocks; ++i) {
             save_partial(a, s.blocks[i],
                          summaries[first + std::int64_t{chunk} * kMaxBlocksPerTask + i]);

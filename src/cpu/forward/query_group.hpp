@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cpu/attention.hpp"
+#include "cpu/forward/packed_keys.hpp"
 #include "cpu/workspace.hpp"
 
 namespace attn::cpu {
@@ -66,9 +67,10 @@ inline int load_query_group(const Attention& a, const core::Sequence& sequence, 
 // unnormalised O of each Q block take in every visible K, V block.
 inline void attend(const Attention& a, const core::Sequence& sequence, int head_k,
                    const expr::Tile& rows, int blocks, std::int64_t key_begin, std::int64_t key_end,
-                   GroupScratch& s) {
+                   const PackedKeys& packed, GroupScratch& s) {
   for_visible_blocks(a, rows, key_begin, key_end, [&](int key0, int keys, expr::Coverage coverage) {
-    a.load_key_block(sequence, head_k, key0, keys, s.keys);
+    if (!packed.packed()) a.load_key_block(sequence, head_k, key0, keys, s.keys);
+    const KeyBlock& block = packed.packed() ? packed.block(key0, keys) : s.keys;
     for (int i = 0; i < blocks; ++i) {
       QueryBlock& q = s.blocks[i];
       const expr::Coverage own = coverage == expr::Coverage::full || blocks == 1
@@ -76,9 +78,9 @@ inline void attend(const Attention& a, const core::Sequence& sequence, int head_
                                      : a.coverage(q.tile, key0, keys);
       if (own == expr::Coverage::empty) continue;
       TileScratch& t = s.tile;
-      a.scores(q, s.keys.k, key0, keys, own, t);
+      a.scores(q, block.k, key0, keys, own, t);
       a.ops.softmax(t.s, keys, a.c(), t.row_max, a.keep(q, key0, keys, t), q.m, q.l, t.alpha, t.p);
-      a.ops.accumulate(t.p, s.keys.v, keys, a.dim_v, t.alpha, q.o_t);
+      a.ops.accumulate(t.p, block.v, keys, a.dim_v, t.alpha, q.o_t);
     }
   });
 }

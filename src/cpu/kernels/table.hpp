@@ -3,6 +3,7 @@
 
 #include "cpu/kernels/decode.hpp"
 #include "cpu/kernels/dropout.hpp"
+#include "cpu/kernels/expression.hpp"
 #include "cpu/kernels/pack_f32.hpp"
 #include "cpu/kernels/peak.hpp"
 #include "cpu/kernels/product_f32.hpp"
@@ -25,6 +26,9 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.softmax = softmax_f32;
   ops.accumulate = accumulate_f32;
   ops.dropout_keep = dropout_keep;
+  ops.evaluate_score = evaluate_score;
+  ops.evaluate = evaluate;
+  ops.apply_mask = apply_mask;
   ops.probabilities = probabilities;
   ops.score_gradient = score_gradient;
   ops.multiply_gradient = multiply_gradient;

@@ -136,11 +136,4 @@ ATTN_INLINE F exp2(F y) {
 #endif
 }
 
-// Sum of the lanes, in a fixed order.
-ATTN_INLINE float reduce_add(F v) {
-  float sum = 0;
-  for (int i = 0; i < kLanes; ++i) sum += v[i];
-  return sum;
-}
-
 }  // namespace attn::cpu::ATTN_ISA

@@ -1,0 +1,179 @@
+// Gradients of the buffers that a score expression reads (bias, slopes, ...): each element of dS,
+// times the expression's derivative with respect to a load, is added to the element that was
+// loaded. Sums are kept in f64. A buffer that is indexed by head (or batch) has tasks for each head
+// (or batch), which cannot meet; other buffers are summed in one task. So the order of additions
+// never depends on the threads.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/backward/backward.hpp"
+#include "cpu/pairs.hpp"
+
+namespace attn::cpu {
+namespace {
+
+struct Load {
+  bool has_factor = false;    // the derivative is not 1
+  expr::BoundProgram factor;  // derivative with respect to the load
+  std::vector<expr::BoundProgram> index;
+};
+
+struct Scratch {
+  int dim = 0, dim_v = 0;
+  GradientTiles tiles;
+  GradientBlock* block = nullptr;
+  KeyBlock keys;
+  float* index[kMaxRank] = {};  // int32 bits, [kBlockK][rows]
+
+  void carve(Carver& c) {
+    float* k = nullptr;
+    float* v = nullptr;
+    tiles.carve(c);
+    c.take(block, 1);
+    GradientBlock placed;
+    placed.carve(c, dim, dim_v);
+    if (block != nullptr) *block = placed;
+    c.take(k, static_cast<std::size_t>(kBlockK * leading_dim(dim)));
+    c.take(v, static_cast<std::size_t>(kBlockK * leading_dim(dim_v)));
+    keys.k = k;
+    keys.v = v;
+    for (float*& values : index) c.take(values, static_cast<std::size_t>(kBlockK * kMaxRows));
+  }
+};
+
+// Whether every load uses `symbol` itself as an index over a dimension where all its values differ.
+bool indexed_by(const std::vector<expr::LoadDerivative>& loads, const Tensor& tensor,
+                expr::Op symbol) {
+  return std::all_of(loads.begin(), loads.end(), [&](const expr::LoadDerivative& load) {
+    const std::vector<expr::Expr>& args = load.load.node().args;
+    for (std::size_t d = 0; d < args.size(); ++d) {
+      if (args[d].node().op == symbol && tensor.shape[d] > 1) return true;
+    }
+    return false;
+  });
+}
+
+class BufferGradient {
+ public:
+  BufferGradient(const Attention& a, const GradientContext& g, const std::string& name,
+                 const Tensor& tensor)
+      : a_(a), g_(g), tensor_(tensor), sums_(static_cast<std::size_t>(tensor.size()), 0.0) {
+    const std::vector<expr::LoadDerivative> loads = expr::load_derivatives(a.problem.score, name);
+    by_head_ = indexed_by(loads, tensor, expr::Op::head);
+    by_batch_ = indexed_by(loads, tensor, expr::Op::batch);
+    for (const expr::LoadDerivative& load : loads) {
+      Load l;
+      l.has_factor = !expr::same(load.derivative, expr::Expr(1.0f));
+      if (l.has_factor) l.factor = bind(load.derivative);
+      for (const expr::Expr& index : load.load.node().args) {
+        l.index.push_back(bind(index));
+      }
+      loads_.push_back(std::move(l));
+    }
+  }
+
+  void run(Executor& executor) {
+    Scratch sizes;
+    sizes.dim = a_.dim;
+    sizes.dim_v = a_.dim_v;
+    sizes.tiles = g_.tiles();
+    sizes.tiles.tile.expression_floats =
+        std::max(sizes.tiles.tile.expression_floats, expression_floats_);
+    const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
+    const std::int64_t heads = by_head_ ? a_.problem.heads_k : 1;
+    const std::int64_t batches = by_batch_ ? a_.problem.batch : 1;
+    executor.parallel_for(heads * batches, [&](std::int64_t task, int worker) {
+      Scratch s = scratch.of(worker);
+      for (std::int64_t pair = 0; pair < pair_count(a_); ++pair) {
+        const bool own_head = !by_head_ || pair % a_.problem.heads_k == task % heads;
+        const bool own_batch = !by_batch_ || pair / a_.problem.heads_k == task / heads;
+        if (own_head && own_batch) add_pair(pair, s);
+      }
+    });
+    store();
+  }
+
+ private:
+  expr::BoundProgram bind(const expr::Expr& e) {
+    expr::BoundProgram program = expr::bind(expr::compile(e), a_.inputs.buffers);
+    expression_floats_ = std::max(expression_floats_, program.scratch_floats());
+    return program;
+  }
+
+  void add_pair(std::int64_t pair, Scratch& s) {
+    const Pair p = pair_at(a_, pair);
+    for (std::int64_t i = 0; i < g_.blocks(pair); ++i) {
+      g_.load(pair, i, *s.block);
+      for_visible_blocks(a_, s.block->q.tile, 0, p.sequence.length_k,
+                         [&](int key0, int keys, expr::Coverage coverage) {
+                           a_.load_key_block(p.sequence, p.head_k, key0, keys, s.keys);
+                           g_.tile_value_gradient(*s.block, s.keys, coverage, s.tiles);
+                           for (const Load& load : loads_) add_tile(load, key0, keys, s);
+                         });
+    }
+  }
+
+  void add_tile(const Load& load, int key0, int keys, Scratch& s) {
+    GradientTiles& t = s.tiles;
+    const QueryBlock& q = s.block->q;
+    const expr::TileContext context = a_.expression_context(q, key0, keys, t.tile);
+    if (load.has_factor) a_.ops.evaluate(load.factor, context, t.raw, t.factor);
+    for (std::size_t d = 0; d < load.index.size(); ++d)
+      a_.ops.evaluate(load.index[d], context, t.raw, s.index[d]);
+    for (int j = 0; j < keys; ++j) {
+      for (int r = 0; r < q.count; ++r) {
+        const std::ptrdiff_t at = std::ptrdiff_t{j} * a_.ops.rows + r;
+        if (t.ds[at] == 0) continue;
+        const std::int64_t element = element_of(load, s, at);
+        if (element < 0) continue;
+        const double factor = load.has_factor ? double{t.factor[at]} : 1.0;
+        sums_[static_cast<std::size_t>(element)] += double{t.ds[at]} * factor;
+      }
+    }
+  }
+
+  // Row-major position of the loaded element, or -1 outside the buffer.
+  std::int64_t element_of(const Load& load, const Scratch& s, std::ptrdiff_t at) const {
+    std::int64_t position = 0;
+    for (std::size_t d = 0; d < load.index.size(); ++d) {
+      std::int32_t index;
+      std::memcpy(&index, s.index[d] + at, sizeof(index));
+      if (tensor_.shape[d] == 1) index = 0;
+      if (index < 0 || index >= tensor_.shape[d]) return -1;
+      position = position * tensor_.shape[d] + index;
+    }
+    return position;
+  }
+
+  void store() const {
+    for (std::int64_t i = 0; i < tensor_.size(); ++i) {
+      std::int64_t rest = i;
+      std::int64_t offset = 0;
+      for (int d = tensor_.rank - 1; d >= 0; --d) {
+        const auto dim = static_cast<std::size_t>(d);
+        offset += rest % tensor_.shape[dim] * tensor_.strides[dim];
+        rest /= tensor_.shape[dim];
+      }
+      static_cast<float*>(tensor_.data)[offset] =
+          static_cast<float>(sums_[static_cast<std::size_t>(i)]);
+    }
+  }
+
+  const Attention& a_;
+  const GradientContext& g_;
+  const Tensor& tensor_;
+  std::vector<Load> loads_;
+  std::vector<double> sums_;
+  std::size_t expression_floats_ = 0;
+  bool by_head_ = false, by_batch_ = false;
+};
+
+}  // namespace
+
+void backward_buffers(const Attention& a, const GradientContext& g, const Gradients& gradients,
+                      Executor& executor) {
+  for (const auto& [name, tensor] : gradients.buffers)
+    BufferGradient(a, g, name, tensor).run(executor);
+}
+
+}  // namespace attn::cpu

@@ -1,0 +1,18 @@
+// Sizes that decide how much memory a run takes.
+#pragma once
+
+#include <cstdint>
+
+namespace attn::cpu {
+
+// Packed K and V of the forward pass. One head of 65,536 keys at d = 64 in f32 is exactly this
+// much.
+inline constexpr std::int64_t kKeyPackBudget = std::int64_t{32} << 20;
+// Packed Q blocks of the backward pass. One head of 65,536 queries at d = 64 is 68 MiB.
+inline constexpr std::int64_t kQueryPackBudget = std::int64_t{80} << 20;
+// dQ of the backward pass's ranges of keys: n = 65,536, d = 64, one head is 16 MiB a range.
+inline constexpr std::int64_t kSplitBudget = std::int64_t{128} << 20;
+// Keys of a backward chunk: K, V, dK and dV of 512 keys at d = 64 are 512 KB, half of a 1 MB L2.
+inline constexpr int kChunkKeys = 512;
+
+}  // namespace attn::cpu

@@ -1,0 +1,112 @@
+// Loads of expressions over a tile. Elements are gathered as bits and converted as vectors; 0 bits
+// are 0 in every dtype, which is what an index outside the shape reads.
+#pragma once
+
+#include "core/expr/program.hpp"
+#include "cpu/kernels/convert.hpp"
+#include "cpu/kernels/expression_ops.hpp"
+
+namespace attn::cpu::ATTN_ISA {
+
+inline constexpr std::int64_t kOutside = INT64_MIN;
+
+// The contribution of one index to the offset of the element, or kOutside.
+ATTN_INLINE std::int64_t offset_of(const expr::BufferView& view, int d, std::int32_t index) {
+  if (view.shape[d] == 1) return 0;
+  return index >= 0 && index < view.shape[d] ? index * view.strides[d] : kOutside;
+}
+
+ATTN_INLINE std::int64_t sum_of(std::int64_t a, std::int64_t b) {
+  return a == kOutside || b == kOutside ? kOutside : a + b;
+}
+
+template <class Bits>
+ATTN_INLINE std::uint32_t element(const void* data, std::int64_t offset) {
+  return offset == kOutside ? 0u : static_cast<const Bits*>(data)[offset];
+}
+
+ATTN_INLINE std::int32_t int_at(const float* p) {
+  std::int32_t value;
+  __builtin_memcpy(&value, p, sizeof(value));
+  return value;
+}
+ATTN_INLINE void put_bits(float* p, std::uint32_t bits) {
+  __builtin_memcpy(p, &bits, sizeof(bits));
+}
+
+// Bits of an element, as gathered -> its float32 or int32 value.
+static void convert_elements(DType dtype, const Grid& grid, float* out) {
+  if (dtype != DType::bf16 && dtype != DType::f16) return;
+  for (int j = 0; j < grid.keys; ++j) {
+    for (int v = 0; v < grid.vectors; ++v) {
+      float* p = out + j * grid.key_stride + v * kLanes;
+      const U bits = bit_cast<U>(load(p));
+      store(p, dtype == DType::bf16 ? bit_cast<F>(bits << 16)
+                                    : from_f16(__builtin_convertvector(bits, H)));
+    }
+  }
+}
+
+// Any indices, element by element.
+template <class Bits>
+static void gather(const expr::BufferView& view, const Operand* index, const Grid& grid,
+                   float* out) {
+  for (int j = 0; j < grid.keys; ++j) {
+    for (int lane = 0; lane < grid.vectors * kLanes; ++lane) {
+      std::int64_t offset = 0;
+      for (int d = 0; d < view.rank; ++d) {
+        const Operand& o = index[d];
+        const float* p = o.data + j * o.key_stride + (lane / kLanes) * o.vector_stride;
+        offset = sum_of(offset, offset_of(view, d, int_at(p + lane % kLanes)));
+      }
+      put_bits(out + j * grid.key_stride + lane, element<Bits>(view.data, offset));
+    }
+  }
+}
+
+static void load_elements(const expr::BufferView& view, const Operand* index, const Grid& grid,
+                          float* out) {
+  switch (view.dtype) {
+    case DType::u8:
+      gather<std::uint8_t>(view, index, grid, out);
+      break;
+    case DType::bf16:
+    case DType::f16:
+      gather<std::uint16_t>(view, index, grid, out);
+      break;
+    default:
+      gather<std::uint32_t>(view, index, grid, out);
+  }
+  convert_elements(view.dtype, grid, out);
+}
+
+// Element offsets that split into a part of the row and a part of the key: a row's elements are
+// read together, so that the usual layout (keys contiguous) is read along cache lines.
+template <class Bits>
+static void gather_separable(const expr::BufferView& view, const std::int64_t* of_row,
+                             const std::int64_t* of_key, const Grid& grid, float* out) {
+  for (int row = 0; row < grid.vectors * kLanes; ++row) {
+    for (int j = 0; j < grid.keys; ++j) {
+      put_bits(out + j * grid.key_stride + row,
+               element<Bits>(view.data, sum_of(of_row[row], of_key[j])));
+    }
+  }
+}
+
+static void load_separable(const expr::BufferView& view, const std::int64_t* of_row,
+                           const std::int64_t* of_key, const Grid& grid, float* out) {
+  switch (view.dtype) {
+    case DType::u8:
+      gather_separable<std::uint8_t>(view, of_row, of_key, grid, out);
+      break;
+    case DType::bf16:
+    case DType::f16:
+      gather_separable<std::uint16_t>(view, of_row, of_key, grid, out);
+      break;
+    default:
+      gather_separable<std::uint32_t>(view, of_row, of_key, grid, out);
+  }
+  convert_elements(view.dtype, grid, out);
+}
+
+}  // namespace attn::cpu::ATTN_ISA

@@ -1,0 +1,175 @@
+// One operation of an expression over a grid of vectors.
+#pragma once
+
+#include "core/expr/program.hpp"
+#include "cpu/kernels/math.hpp"
+
+namespace attn::cpu::ATTN_ISA {
+
+// keys x vectors of results, vector v of key j at j * key_stride + v * kLanes. Instructions that do
+// not vary with the key use one key; those that do not vary with the row lay keys in lanes.
+struct Grid {
+  int keys = 1;
+  int vectors = 1;
+  std::ptrdiff_t key_stride = 0;
+};
+
+// 4-byte values of any type: a stride of 0 repeats a vector.
+struct Operand {
+  const float* data = nullptr;
+  std::ptrdiff_t key_stride = 0;
+  std::ptrdiff_t vector_stride = 0;
+};
+
+template <class V>
+ATTN_INLINE V value_at(const Operand& o, int j, int v) {
+  return load_as<V>(o.data + j * o.key_stride + v * o.vector_stride);
+}
+
+// out may be the memory of an operand with the same strides.
+template <class V, class Function>
+ATTN_INLINE void map1(const Operand* args, const Grid& grid, float* out, const Function& f) {
+  for (int j = 0; j < grid.keys; ++j) {
+    for (int v = 0; v < grid.vectors; ++v) {
+      store(out + j * grid.key_stride + v * kLanes, bit_cast<F>(f(value_at<V>(args[0], j, v))));
+    }
+  }
+}
+
+template <class V, class Function>
+ATTN_INLINE void map2(const Operand* args, const Grid& grid, float* out, const Function& f) {
+  for (int j = 0; j < grid.keys; ++j) {
+    for (int v = 0; v < grid.vectors; ++v) {
+      store(out + j * grid.key_stride + v * kLanes,
+            bit_cast<F>(f(value_at<V>(args[0], j, v), value_at<V>(args[1], j, v))));
+    }
+  }
+}
+
+static void map_select(const Operand* args, const Grid& grid, float* out) {
+  for (int j = 0; j < grid.keys; ++j) {
+    for (int v = 0; v < grid.vectors; ++v) {
+      const I chosen = select(value_at<I>(args[0], j, v), value_at<I>(args[1], j, v),
+                              value_at<I>(args[2], j, v));
+      store(out + j * grid.key_stride + v * kLanes, bit_cast<F>(chosen));
+    }
+  }
+}
+
+// Toward minus infinity; division by zero gives 0 and remainder 0. Lane by lane: divisions by
+// anything but a key or a row are rare, and those run once a vector.
+ATTN_INLINE std::int64_t floor_quotient(std::int64_t a, std::int64_t b) {
+  if (b == 0) return 0;
+  const std::int64_t quotient = a / b;
+  return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+}
+static U floor_div(U a, U b) {
+  U out = {};
+  for (int i = 0; i < kLanes; ++i) {
+    out[i] = static_cast<std::uint32_t>(
+        floor_quotient(static_cast<std::int32_t>(a[i]), static_cast<std::int32_t>(b[i])));
+  }
+  return out;
+}
+// a - floor(a / b) b modulo 2^32 is the remainder itself, which fits.
+ATTN_INLINE U floor_mod(U a, U b) { return b == 0 ? U{} : a - floor_div(a, b) * b; }
+
+static void execute_int(expr::Op op, const Operand* args, const Grid& grid, float* out) {
+  using expr::Op;
+  // Unsigned where the result may wrap: signed overflow is undefined.
+  switch (op) {
+    case Op::neg:
+      return map1<U>(args, grid, out, [](U a) { return -a; });
+    case Op::abs:
+      return map1<U>(args, grid, out, [](U a) {
+        const U sign = bit_cast<U>(bit_cast<I>(a) >> 31);
+        return (a ^ sign) - sign;
+      });
+    case Op::logical_not:
+      return map1<U>(args, grid, out, [](U a) { return ~a; });
+    case Op::to_float:
+      return map1<I>(args, grid, out, [](I a) { return to_float(a); });
+    case Op::add:
+      return map2<U>(args, grid, out, [](U a, U b) { return a + b; });
+    case Op::sub:
+      return map2<U>(args, grid, out, [](U a, U b) { return a - b; });
+    case Op::mul:
+      return map2<U>(args, grid, out, [](U a, U b) { return a * b; });
+    case Op::div:
+      return map2<U>(args, grid, out, [](U a, U b) { return floor_div(a, b); });
+    case Op::mod:
+      return map2<U>(args, grid, out, [](U a, U b) { return floor_mod(a, b); });
+    case Op::min:
+      return map2<I>(args, grid, out, [](I a, I b) { return select(a < b, a, b); });
+    case Op::max:
+      return map2<I>(args, grid, out, [](I a, I b) { return select(a > b, a, b); });
+    case Op::lt:
+      return map2<I>(args, grid, out, [](I a, I b) { return a < b; });
+    case Op::le:
+      return map2<I>(args, grid, out, [](I a, I b) { return a <= b; });
+    case Op::eq:
+      return map2<I>(args, grid, out, [](I a, I b) { return a == b; });
+    case Op::ne:
+      return map2<I>(args, grid, out, [](I a, I b) { return a != b; });
+    case Op::logical_and:
+      return map2<I>(args, grid, out, [](I a, I b) { return a & b; });
+    case Op::logical_or:
+      return map2<I>(args, grid, out, [](I a, I b) { return a | b; });
+    default:
+      return;
+  }
+}
+
+static void execute_float(expr::Op op, const Operand* args, const Grid& grid, float* out) {
+  using expr::Op;
+  switch (op) {
+    case Op::neg:
+      return map1<U>(args, grid, out, [](U a) { return a ^ 0x80000000u; });
+    case Op::abs:
+      return map1<U>(args, grid, out, [](U a) { return a & 0x7fffffffu; });
+    case Op::exp:
+      return map1<F>(args, grid, out, [](F a) { return exp(a); });
+    case Op::log:
+      return map1<F>(args, grid, out, [](F a) { return log(a); });
+    case Op::tanh:
+      return map1<F>(args, grid, out, [](F a) { return tanh(a); });
+    case Op::sqrt:
+      return map1<F>(args, grid, out, [](F a) { return sqrt(a); });
+    case Op::add:
+      return map2<F>(args, grid, out, [](F a, F b) { return a + b; });
+    case Op::sub:
+      return map2<F>(args, grid, out, [](F a, F b) { return a - b; });
+    case Op::mul:
+      return map2<F>(args, grid, out, [](F a, F b) { return a * b; });
+    case Op::div:
+      return map2<F>(args, grid, out, [](F a, F b) { return a / b; });
+    case Op::min:
+      return map2<F>(args, grid, out, [](F a, F b) { return select(a < b, a, b); });
+    case Op::max:
+      return map2<F>(args, grid, out, [](F a, F b) { return select(a > b, a, b); });
+    case Op::lt:
+      return map2<F>(args, grid, out, [](F a, F b) { return a < b; });
+    case Op::le:
+      return map2<F>(args, grid, out, [](F a, F b) { return a <= b; });
+    case Op::eq:
+      return map2<F>(args, grid, out, [](F a, F b) { return a == b; });
+    case Op::ne:
+      return map2<F>(args, grid, out, [](F a, F b) { return a != b; });
+    default:
+      return;
+  }
+}
+
+// Unary, binary and select operations; out <- in.op of args.
+ATTN_INLINE void execute(const expr::Instruction& in, const Operand* args, const Grid& grid,
+                         float* out) {
+  if (in.op == expr::Op::select) {
+    map_select(args, grid, out);
+  } else if (in.operands == expr::Type::float32) {
+    execute_float(in.op, args, grid, out);
+  } else {
+    execute_int(in.op, args, grid, out);
+  }
+}
+
+}  // namespace attn::cpu::ATTN_ISA

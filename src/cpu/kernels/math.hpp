@@ -1,0 +1,80 @@
+// Vector functions that expressions need. Accurate to 2 ulp over the whole range, subnormal results
+// of exp included; NaN in, NaN out. Polynomials are own minimax fits (Remez exchange).
+#pragma once
+
+#include "cpu/kernels/vec.hpp"
+
+namespace attn::cpu::ATTN_ISA {
+
+// 2^n as a float for integer n in [-126, 127].
+ATTN_INLINE F power_of_two(I n) { return bit_cast<F>((n + 127) << 23); }
+
+ATTN_INLINE F exp(F x) {
+  // Past these bounds the result is inf or 0 whatever x is; in between the integers below fit.
+  x = select(x > 89.0f, set1(89.0f), x);
+  x = select(x < -104.0f, set1(-104.0f), x);
+  const F n = round_to_nearest(x * 1.44269504089f);
+  // ln 2 = 355/512 - 2.12e-4. n has at most 8 bits and 355 has 9, so n * 355/512 is exact and so is
+  // the difference, whether or not the products are fused.
+  const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  const F p = exp2_fraction<6>(r * 1.44269504089f);
+  // In two steps, because 2^n alone leaves the range of normal floats for n > 127 and n < -126.
+  const I k = to_int(n);
+  const I half = k >> 1;
+  const I bounded = select(x == x, half, I{});
+  return p * power_of_two(bounded) * power_of_two(select(x == x, k - half, I{}));
+}
+
+ATTN_INLINE F log(F x) {
+  const I subnormal = x < 0x1p-126f;
+  const F scaled = select(subnormal, x * 0x1p23f, x);
+  // x = 2^e m with m in [sqrt(1/2), sqrt(2)): 0x3f3504f3 is sqrt(1/2).
+  const I bits = bit_cast<I>(scaled) - 0x3f3504f3;
+  const I e = (bits >> 23) - select(subnormal, set1(23), I{});
+  const F f = bit_cast<F>((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+  // log(1 + f) = f - f^2 / 2 + f^3 p(f); relative error of the fit 6e-9.
+  F p = fma(set1(-7.6344948905e-02f), f, set1(1.2761575187e-01f));
+  p = fma(p, f, set1(-1.3160182112e-01f));
+  p = fma(p, f, set1(1.4201758278e-01f));
+  p = fma(p, f, set1(-1.6623357412e-01f));
+  p = fma(p, f, set1(2.0001226864e-01f));
+  p = fma(p, f, set1(-2.5000821032e-01f));
+  p = fma(p, f, set1(3.3333331708e-01f));
+  const F n = to_float(e);
+  const F square = f * f;
+  const F y = (square * (f * p) - n * 2.12194440e-4f) - 0.5f * square;
+  const F result = n * 0.693359375f + (f + y);
+  const F infinity = set1(__builtin_inff());
+  const F outside = select(x == 0.0f, -infinity, select(x < 0.0f, set1(__builtin_nanf("")), x));
+  return select(x > 0.0f, select(x < infinity, result, x), outside);
+}
+
+ATTN_INLINE F tanh(F x) {
+  const F size = bit_cast<F>(bit_cast<U>(x) & 0x7fffffffu);
+  // Near 0: x + x^3 p(x^2), relative error of the fit 4e-9, no cancellation.
+  const F z = x * x;
+  F p = fma(set1(-5.7170451920e-03f), z, set1(2.0650587462e-02f));
+  p = fma(p, z, set1(-5.3743498152e-02f));
+  p = fma(p, z, set1(1.3331491288e-01f));
+  p = fma(p, z, set1(-3.3333283925e-01f));
+  const F small = fma(p * z, x, x);
+  // From 0.625 on at most 0.45 is subtracted from 1. tanh(10) rounds to 1.
+  const F bounded = select(size > 10.0f, set1(10.0f), size);
+  const F large = 1.0f - 2.0f / (exp(bounded + bounded) + 1.0f);
+  const F signed_large = bit_cast<F>(bit_cast<U>(large) | (bit_cast<U>(x) & 0x80000000u));
+  return select(size < 0.625f, small, signed_large);
+}
+
+// Correctly rounded.
+ATTN_INLINE F sqrt(F x) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_sqrt_ps(x);
+#elif ATTN_VECTOR_BYTES == 32
+  return _mm256_sqrt_ps(x);
+#else
+  for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+
+}  // namespace attn::cpu::ATTN_ISA

@@ -1,0 +1,184 @@
+#include <cmath>
+#include <limits>
+
+#include "core/refusals.hpp"
+
+namespace attn::testing {
+namespace {
+
+constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+const Refusal kProblems[] = {
+    // Sizes
+    {"BatchMismatch",
+     dense_call,
+     [](Call& c) { c.problem.batch = 3; },
+     {"q is f32[2, 5, 4, 8]", "accepted is f32[3, 5, 4, 8]"}},
+    {"SeqlenMismatch",
+     dense_call,
+     [](Call& c) { c.problem.seqlen_k = 8; },
+     {"k is f32[2, 7, 2, 8]"}},
+    {"HeadDimMismatch",
+     dense_call,
+     [](Call& c) { c.problem.head_dim_v = 7; },
+     {"v is f32[2, 7, 2, 6]"}},
+    {"NegativeBatch", dense_call, [](Call& c) { c.problem.batch = -1; }, {"batch is -1", "0 to"}},
+    {"NegativeHeads", dense_call, [](Call& c) { c.problem.heads_q = -4; }, {"heads_q is -4"}},
+    {"HeadsDoNotDivide",
+     dense_call,
+     [](Call& c) { c.in.q.shape[2] = 3; },
+     {"heads_q is 3 and heads_k is 2", "multiples"}},
+    {"NoHeads",
+     dense_call,
+     [](Call& c) { c.in.k.shape[2] = c.in.v.shape[2] = 0; },
+     {"heads_k is 0"}},
+    {"HeadDimTooLarge",
+     dense_call,
+     [](Call& c) { c.problem.head_dim = 513; },
+     {"head_dim is 513", "1 to 512"}},
+    {"HeadDimZero",
+     dense_call,
+     [](Call& c) { c.in.q.shape[3] = c.in.k.shape[3] = 0; },
+     {"head_dim is 0"}},
+    {"SeqlenTooLarge",
+     dense_call,
+     [](Call& c) { c.problem.seqlen_q = std::int64_t{1} << 31; },
+     {"seqlen_q is 2147483648", "0 to 2147483647"}},
+    {"BatchTimesHeads",
+     dense_call,
+     [](Call& c) {
+       c.problem.batch = 1 << 30;
+       c.problem.heads_q = 8;
+     },
+     {"batch * heads_q is 1073741824 * 8", "4294967295"}},
+    {"ProductOverflows",
+     dense_call,
+     [](Call& c) {
+       c.problem.batch = 1 << 29;
+       c.problem.seqlen_k = 1 << 30;
+     },
+     {"batch * seqlen_k * heads_k", "products below 2^51"}},
+    {"ShapeOverflows",
+     dense_call,
+     [](Call& c) {
+       c.in.q.shape = {std::int64_t{1} << 32, std::int64_t{1} << 32, 4, 8};
+     },
+     {"q is f32[4294967296, 4294967296, 4, 8]", "2^60 bytes"}},
+    {"StrideOverflows",
+     dense_call,
+     [](Call& c) { c.in.k.strides[0] = kHuge; },
+     {"k is", "2^60 bytes"}},
+    {"StrideUnderflows",
+     dense_call,
+     [](Call& c) { c.in.v.strides[0] = std::numeric_limits<std::int64_t>::min(); },
+     {"v is", "2^60 bytes"}},
+    // Numbers
+    {"NaNScale",
+     dense_call,
+     [](Call& c) { c.problem.softmax_scale = kNaN; },
+     {"softmax_scale is nan", "finite"}},
+    {"InfiniteScale",
+     dense_call,
+     [](Call& c) { c.problem.softmax_scale = INFINITY; },
+     {"softmax_scale is inf"}},
+    {"DropoutOne",
+     dense_call,
+     [](Call& c) { c.problem.dropout.probability = 1; },
+     {"dropout probability is 1", "0 up to"}},
+    {"DropoutNegative",
+     dense_call,
+     [](Call& c) { c.problem.dropout.probability = -0.5; },
+     {"is -0.5"}},
+    {"DropoutNaN", dense_call, [](Call& c) { c.problem.dropout.probability = kNaN; }, {"is nan"}},
+    // Sink, expressions and their buffers
+    {"NoSink", dense_call, [](Call& c) { c.in.sink = {}; }, {"sink is not given", "f32[4]"}},
+    {"SinkNotAskedFor",
+     dense_call,
+     [](Call& c) { c.problem.sink = false; },
+     {"sink is given but problem.sink is false"}},
+    {"DSinkNotAskedFor",
+     packed_call,
+     [](Call& c) { c.grad.dsink = c.zeros(DType::f32, {4}); },
+     {"dsink is given but problem.sink is false"},
+     kBackward},
+    {"ShapeOfSink", dense_call, [](Call& c) { c.in.sink.shape[0] = 3; }, {"sink is f32[3]"}},
+    {"MaskOfScore",
+     dense_call,
+     [](Call& c) { c.problem.mask = expr::symbols().score > 0.0f; },
+     {"mask is", "depends on score"}},
+    {"MaskNotBoolean",
+     dense_call,
+     [](Call& c) { c.problem.mask = expr::symbols().query; },
+     {"mask is", "not boolean"}},
+    {"ScoreNotFloat",
+     dense_call,
+     [](Call& c) { c.problem.score = expr::symbols().query + 1; },
+     {"score is", "not float32"}},
+    {"BufferWithoutData",
+     dense_call,
+     [](Call& c) {
+       c.problem.score =
+           bias(tensor(static_cast<float*>(nullptr), {1, kHeadsQ, kSeqlenQ, kSeqlenK}));
+     },
+     {"buffer 'bias' is", "data null"}},
+    {"BufferDType",
+     dense_call,
+     [](Call& c) {
+       c.in.buffers = {{"bias", c.zeros(DType::bf16, {1, 4, 5, 7})}};
+     },
+     {"buffer 'bias' is bf16", "f32 tensors of rank 4"}},
+    {"BufferRank",
+     dense_call,
+     [](Call& c) {
+       c.in.buffers = {{"bias", c.zeros(DType::f32, {5, 7})}};
+     },
+     {"buffer 'bias' is f32[5, 7]", "rank 4"}},
+    {"BufferBroadcast",
+     dense_call,
+     [](Call& c) {
+       c.in.buffers = {{"bias", c.zeros(DType::f32, {2, 4, 5, 7})}};
+     },
+     {"buffer 'bias' is f32[2, 4, 5, 7]", "size 1 in dimension 0"}},
+    {"UnknownBuffer",
+     dense_call,
+     [](Call& c) {
+       c.in.buffers = {{"slopes", c.in.sink}};
+     },
+     {"buffers names 'slopes'", "'bias'"}},
+    {"BufferTwice",
+     dense_call,
+     [](Call& c) {
+       const Tensor b = c.zeros(DType::f32, {1, 4, 5, 7});
+       c.in.buffers = {{"bias", b}, {"bias", b}};
+     },
+     {"'bias' twice"}},
+    {"BufferOnDevice",
+     dense_call,
+     [](Call& c) {
+       Tensor b = c.zeros(DType::f32, {1, 4, 5, 7});
+       b.device.type = DeviceType::cuda;
+       c.in.buffers = {{"bias", b}};
+     },
+     {"buffer 'bias' is", "cuda:0"}},
+    {"GradientOfUnknownBuffer",
+     dense_call,
+     [](Call& c) { c.grad.buffers[0].first = "slopes"; },
+     {"gradient of buffer 'slopes'"},
+     kBackward},
+    {"GradientOfBufferShape",
+     dense_call,
+     [](Call& c) { c.grad.buffers[0].second.shape[0] = 2; },
+     {"gradient of buffer 'bias' is f32[2, 4, 5, 7]", "f32[1, 4, 5, 7]"},
+     kBackward},
+    {"GradientOfBufferTwice",
+     dense_call,
+     [](Call& c) { c.grad.buffers.push_back(c.grad.buffers[0]); },
+     {"'bias' is asked for twice"},
+     kBackward},
+};
+
+INSTANTIATE_TEST_SUITE_P(Problems, Refusals, ::testing::ValuesIn(kProblems), title);
+
+}  // namespace
+}  // namespace attn::testing

@@ -1,0 +1,165 @@
+// What is legal is accepted, and complete() fills in the sizes.
+#include "core/validate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "attn/error.hpp"
+#include "core/call.hpp"
+
+namespace attn::testing {
+namespace {
+
+void validate_both(const Call& c) {
+  const Problem p = complete(c.problem, c.in);
+  core::validate_problem(p);
+  core::validate_forward(p, c.in, c.out);
+  if (p.layout_k != Layout::paged) core::validate_backward(p, c.in, c.out, c.d_o, c.grad);
+}
+
+TEST(Complete, Dense) {
+  const Call c = dense_call();
+  const Problem p = complete(c.problem, c.in);
+  EXPECT_EQ(p.batch, kBatch);
+  EXPECT_EQ(p.seqlen_q, kSeqlenQ);
+  EXPECT_EQ(p.seqlen_k, kSeqlenK);
+  EXPECT_EQ(p.heads_q, kHeadsQ);
+  EXPECT_EQ(p.heads_k, kHeadsK);
+  EXPECT_EQ(p.head_dim, kHeadDim);
+  EXPECT_EQ(p.head_dim_v, kHeadDimV);
+  EXPECT_EQ(p.dtype, DType::f32);
+  EXPECT_TRUE(p.sink);
+  EXPECT_NO_THROW(validate_both(c));
+}
+
+TEST(Complete, Packed) {
+  Call c = packed_call();
+  const Problem p = complete(c.problem, c.in);
+  EXPECT_EQ(p.batch, 3);
+  EXPECT_EQ(p.seqlen_q, 5);
+  EXPECT_EQ(p.seqlen_k, 7);
+  EXPECT_NO_THROW(validate_both(c));
+  c.problem.seqlen_q = 100;  // an upper bound
+  EXPECT_EQ(complete(c.problem, c.in).seqlen_q, 100);
+  EXPECT_NO_THROW(validate_both(c));
+}
+
+TEST(Complete, Paged) {
+  Call c = paged_call();
+  const Problem p = complete(c.problem, c.in);
+  EXPECT_EQ(p.page_size, 4);
+  EXPECT_EQ(p.seqlen_k, 12);
+  EXPECT_NO_THROW(validate_both(c));
+}
+
+TEST(Complete, TakesTheDTypeOfTheTensors) {
+  Call c = dense_call();
+  c.problem.dtype = DType::f64;
+  for (Tensor* t :
+       {&c.in.q, &c.in.k, &c.in.v, &c.out.o, &c.d_o, &c.grad.dq, &c.grad.dk, &c.grad.dv}) {
+    t->dtype = DType::bf16;
+  }
+  EXPECT_EQ(complete(c.problem, c.in).dtype, DType::bf16);
+  EXPECT_NO_THROW(validate_both(c));
+}
+
+TEST(Complete, IsIdempotent) {
+  for (const Call& c : {dense_call(), packed_call(), paged_call()}) {
+    const Problem once = complete(c.problem, c.in);
+    EXPECT_EQ(to_string(complete(once, c.in)), to_string(once));
+  }
+}
+
+// Q, K, V are parts of one [batch, seqlen, 3, heads, head_dim] tensor, and their gradients too.
+TEST(Validate, AcceptsInterleavedTensors) {
+  Call c;
+  const std::int64_t b = 2, s = 5, h = 3, d = 8;
+  const auto parts = [&](bool poison, Tensor(&part)[3]) {
+    const Tensor all =
+        poison ? c.poisoned(DType::f32, {b, s, 3 * h, d}) : c.zeros(DType::f32, {b, s, 3 * h, d});
+    for (int n = 0; n < 3; ++n) {
+      part[n] = all;
+      part[n].shape[2] = h;
+      part[n].data = static_cast<float*>(all.data) + n * h * d;
+    }
+  };
+  Tensor qkv[3], gradients[3];
+  parts(false, qkv);
+  parts(true, gradients);
+  c.in = {.q = qkv[0], .k = qkv[1], .v = qkv[2]};
+  c.out = {c.poisoned(DType::f32, {b, s, h, d}), c.poisoned(DType::f32, {b, h, s})};
+  c.d_o = c.zeros(DType::f32, {b, s, h, d});
+  c.grad = {.dq = gradients[0], .dk = gradients[1], .dv = gradients[2]};
+  EXPECT_NO_THROW(validate_both(c));
+  c.grad.dv.data = static_cast<float*>(c.grad.dv.data) - 1;
+  EXPECT_THROW(validate_both(c), Error);
+}
+
+TEST(Validate, AcceptsInputsThatShareMemory) {
+  Call c = dense_call();
+  c.in.k.data = c.in.q.data;
+  c.in.v.strides = {0, 0, 0, 1};
+  c.in.q.strides[1] = 0;
+  c.d_o.strides = {0, 0, 0, 1};
+  EXPECT_NO_THROW(validate_both(c));
+}
+
+TEST(Validate, AcceptsAnyOrderOfOutputDimensions) {
+  Call c = dense_call();
+  c.out.o.strides = {kHeadsQ * kSeqlenQ * kHeadDimV, kHeadDimV, kSeqlenQ * kHeadDimV, 1};
+  c.out.lse.strides = {1, kBatch, kBatch * kHeadsQ};
+  EXPECT_NO_THROW(validate_both(c));
+}
+
+TEST(Validate, OptionalArgumentsMayBeMissing) {
+  Call c = dense_call();
+  c.grad = {};
+  EXPECT_NO_THROW(validate_both(c));
+  c.out.lse = {};
+  EXPECT_NO_THROW(core::validate_forward(complete(c.problem, c.in), c.in, c.out));
+}
+
+// Without elements there need not be memory.
+TEST(Validate, AcceptsEmptyTensors) {
+  for (const int dimension : {0, 1}) {
+    for (const bool of_q : {false, true}) {
+      Call c = dense_call();
+      c.in.seqused_q = c.in.seqused_k = {};
+      const auto empty = [&](Tensor& t, int k) {
+        t.shape[static_cast<std::size_t>(k)] = 0;
+        t.data = nullptr;
+      };
+      if (dimension == 0 || of_q) {
+        for (Tensor* t : {&c.in.q, &c.out.o, &c.d_o, &c.grad.dq}) empty(*t, dimension);
+        empty(c.out.lse, dimension == 0 ? 0 : 2);
+      }
+      if (dimension == 0 || !of_q) {
+        for (Tensor* t : {&c.in.k, &c.in.v, &c.grad.dk, &c.grad.dv}) empty(*t, dimension);
+      }
+      EXPECT_NO_THROW(validate_both(c)) << dimension << of_q;
+    }
+  }
+}
+
+TEST(Validate, BoundBuffersReplaceDeclaredOnes) {
+  Call c = dense_call();
+  c.problem.score = bias(tensor(static_cast<float*>(nullptr), {1, kHeadsQ, kSeqlenQ, kSeqlenK}));
+  c.in.buffers = {{"bias", c.zeros(DType::f32, {1, kHeadsQ, 9, 9})}};
+  c.grad.buffers = {{"bias", c.poisoned(DType::f32, {1, kHeadsQ, 9, 9})}};
+  EXPECT_NO_THROW(validate_both(c));
+}
+
+TEST(Validate, DoublesHaveADoubleLse) {
+  Call c = packed_call();
+  for (Tensor* t :
+       {&c.in.q, &c.in.k, &c.in.v, &c.out.o, &c.d_o, &c.grad.dq, &c.grad.dk, &c.grad.dv}) {
+    *t = c.poisoned(DType::f64, {t->shape.begin(), t->shape.begin() + t->rank});
+  }
+  EXPECT_THROW(validate_both(c), Error);
+  c.out.lse = c.poisoned(DType::f64, {kHeadsQ, 10});
+  EXPECT_NO_THROW(validate_both(c));
+}
+
+}  // namespace
+}  // namespace attn::testing

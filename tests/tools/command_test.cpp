@@ -1,0 +1,187 @@
+// The built command, as a shell sees it: exit codes, texts, files.
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "io/npy.hpp"
+#include "io/safetensors.hpp"
+#include "io_test_util.hpp"
+#include "xml_check.hpp"
+
+namespace attn::io {
+namespace {
+
+constexpr const char* kSample = ATTN_SOURCE_DIR "/examples/data/minilm_layer3.safetensors";
+
+struct Result {
+  int code = -1;
+  std::string out, err;
+  std::string text() const {
+    return fmt::format("exit {}\nstdout: {}\nstderr: {}", code, out, err);
+  }
+  bool out_has(std::string_view part) const { return out.find(part) != std::string::npos; }
+  bool err_has(std::string_view part) const { return err.find(part) != std::string::npos; }
+};
+
+class Command : public IoTest {
+ protected:
+  Result attn(const std::string& arguments) const {
+    const std::string line = fmt::format("'{}' {} >'{}' 2>'{}'", ATTN_COMMAND, arguments,
+                                         path("out").native(), path("err").native());
+    const int status = std::system(line.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, load(path("out")), load(path("err"))};
+  }
+  // Refused with this code and one line on stderr that has every part.
+  void expect_refused(const std::string& arguments, int code,
+                      std::initializer_list<std::string_view> parts) const {
+    SCOPED_TRACE(arguments);
+    const Result result = attn(arguments);
+    EXPECT_EQ(result.code, code) << result.text();
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.text();
+    EXPECT_TRUE(result.err.starts_with("attn: ")) << result.text();
+    for (const std::string_view part : parts) EXPECT_TRUE(result.err_has(part)) << result.text();
+  }
+  std::string quoted(const std::string& name) const { return "'" + path(name).native() + "'"; }
+};
+
+TEST_F(Command, HelpHasExamples) {
+  for (const std::string sub : {"info", "run", "check", "bench"}) {
+    const Result result = attn(sub + " --help");
+    EXPECT_EQ(result.code, 0);
+    EXPECT_TRUE(result.out_has("Examples:\n  attn " + sub)) << result.text();
+  }
+  EXPECT_EQ(attn("--help").code, 0);
+  EXPECT_TRUE(attn("--version").out_has("attn "));
+}
+
+TEST_F(Command, Info) {
+  const Result result = attn("info --threads 1");
+  EXPECT_EQ(result.code, 0) << result.text();
+  for (const std::string_view part :
+       {"portable", "available", "cuda         not available", "flash_attention_2", "threads"}) {
+    EXPECT_TRUE(result.out_has(part)) << part << "\n" << result.text();
+  }
+}
+
+TEST_F(Command, BadUsage) {
+  expect_refused("", 2, {"subcommand"});
+  expect_refused("fly", 2, {"fly"});
+  expect_refused("run --threads 0", 2, {"--threads"});
+  expect_refused("run --no-such-option", 2, {"--no-such-option"});
+  expect_refused("run", 2, {"--q", "--input"});
+  expect_refused("run --input /nonexistent", 2, {"/nonexistent", "No such file"});
+  expect_refused(fmt::format("run --input {} --v x", kSample), 2, {"\"x\"", "k, q, v"});
+  expect_refused(fmt::format("run --input {} --dtype f8", kSample), 2, {"f8"});
+  expect_refused(fmt::format("run --input {} --mask 'query >='", kSample), 2, {"mask"});
+  expect_refused(fmt::format("run --input {} --mask nonsense", kSample), 2, {"nonsense"});
+  expect_refused(fmt::format("run --input {} --algorithm fast", kSample), 2, {"fast", "standard"});
+  expect_refused(fmt::format("run --input {} --buffer slopes", kSample), 2, {"slopes"});
+  expect_refused(fmt::format("run --input {} --lse --output o.npy", kSample), 2, {"--lse"});
+  expect_refused(fmt::format("run --input {} --window 3", kSample), 2, {"window3"});
+  expect_refused("check b1_n16_x7", 2, {"x7"});
+  expect_refused("bench", 2, {"descriptors"});
+  expect_refused("bench @/nonexistent", 2, {"/nonexistent"});
+  expect_refused(fmt::format("run --input {}", quoted("err")), 2, {"safetensors"});
+}
+
+TEST_F(Command, RunsTheSampleVerified) {
+  const Result result = attn(
+      fmt::format("run --input {} --output {} --lse --verify", kSample, quoted("o.safetensors")));
+  EXPECT_EQ(result.code, 0) << result.text();
+  EXPECT_TRUE(result.out_has("b1_n505_h12_d32_f32")) << result.text();
+  EXPECT_TRUE(result.out_has("verified  all rows against fp64: ok")) << result.text();
+  const SafetensorsFile file(path("o.safetensors"));
+  const Array o = file.read("o");
+  EXPECT_EQ(o.tensor().rank, 4);
+  EXPECT_EQ(o.tensor().shape, (std::array<std::int64_t, 4>{1, 505, 12, 32}));
+  EXPECT_EQ(file.read("lse").tensor().size(), 12 * 505);
+}
+
+TEST_F(Command, EveryOptionOfAProblem) {
+  std::mt19937_64 random(1);
+  std::normal_distribution<float> normal;
+  const auto store_f32 = [&](const char* name, std::initializer_list<std::int64_t> shape) {
+    const Array array(DType::f32, {shape.begin(), shape.size()});
+    auto* values = static_cast<float*>(array.tensor().data);
+    for (std::int64_t i = 0; i < array.tensor().size(); ++i) values[i] = normal(random);
+    write_npy(path(name), array.tensor());
+  };
+  store_f32("q.npy", {50, 4, 16});
+  store_f32("k.npy", {70, 2, 16});
+  store_f32("v.npy", {70, 2, 24});
+  store_f32("w.npy", {4});
+  store_f32("bias.npy", {1, 4, 50, 70});
+  const std::int32_t ids[70] = {};
+  write_npy(path("ids.npy"), tensor(ids, {70}));
+  const std::string base =
+      fmt::format("run --q {} --k {} --v {} --verify --output {}", quoted("q.npy"), quoted("k.npy"),
+                  quoted("v.npy"), quoted("o.npy"));
+  for (const std::string& options : std::initializer_list<std::string>{
+           "", "--causal", "--window 20,5", "--window=-1,0", "--softcap 5 --alibi", "--scale 0.5",
+           "--mask 'query >= key && query - key < 9'", "--mask causal_window9x0",
+           "--score 'score - w[head] * 0.5' --buffer w=" + quoted("w.npy"),
+           "--bias " + quoted("bias.npy"), "--sink " + quoted("w.npy"),
+           "--documents " + quoted("ids.npy"), "--problem dropout0.25_seed3", "--dtype f16",
+           "--backend reference", "--algorithm standard", "--isa portable --threads 1"}) {
+    const Result result = attn(base + " " + options);
+    EXPECT_EQ(result.code, 0) << options << "\n" << result.text();
+    EXPECT_TRUE(result.out_has("against fp64: ok")) << options << "\n" << result.text();
+    const Array o = read_npy(path("o.npy"));
+    EXPECT_EQ(o.tensor().rank, 3) << options;
+    EXPECT_EQ(o.tensor().shape, (std::array<std::int64_t, 4>{50, 4, 24, 0})) << options;
+  }
+  expect_refused(base + " --dtype bf16", 2, {"bf16", ".npy"});
+  expect_refused(base + " --sink " + quoted("q.npy"), 2, {"sink"});
+  expect_refused(base + " --score 'score + w[head]'", 2, {"w"});
+}
+
+TEST_F(Command, Check) {
+  const Result listed = attn("check b1_n33_h2_d16_causal b1_sq1_sk40_hq4_hk2_d16_f16/strided");
+  EXPECT_EQ(listed.code, 0) << listed.text();
+  EXPECT_TRUE(listed.out_has("ok      b1_n33_h2_d16_causal_f32")) << listed.text();
+  EXPECT_TRUE(listed.out_has("2 cases")) << listed.text();
+  EXPECT_TRUE(listed.out_has("0 failed")) << listed.text();
+  EXPECT_TRUE(listed.out_has("of the allowed error")) << listed.text();
+  const Result random = attn("check --random 3 --seed 7 --phase forward --isa portable");
+  EXPECT_EQ(random.code, 0) << random.text();
+  EXPECT_TRUE(random.out_has("3 cases")) << random.text();
+}
+
+TEST_F(Command, Bench) {
+  store("suite.txt",
+        "# comment\n--algorithm standard,automatic --repeat 2\nb1_n64_h2_d16\n\n"
+        "b1_n128_h2_d16 # and another\n");
+  for (const std::string phase : {"forward", "backward"}) {
+    const Result result =
+        attn(fmt::format("bench @{} --phase {} --json {} --plot {}", path("suite.txt").native(),
+                         phase, quoted("r.json"), quoted("p.svg")));
+    ASSERT_EQ(result.code, 0) << result.text();
+    EXPECT_EQ(result.err, "");  // no progress bar in a pipe
+    const auto json = nlohmann::json::parse(load(path("r.json")));
+    for (const char* key : {"command", "date", "version", "commit", "machine"}) {
+      EXPECT_TRUE(json.contains(key)) << key;
+    }
+    ASSERT_EQ(json["results"].size(), 4U);
+    for (const auto& row : json["results"]) {
+      EXPECT_TRUE(row["correct"].get<bool>());
+      EXPECT_EQ(row["phase"], phase);
+      EXPECT_GT(row["seconds_median"].get<double>(), 0);
+      EXPECT_GT(row["peak_gflops"].get<double>(), 0);
+      EXPECT_EQ(row["calls"], 2);
+    }
+    const std::string svg = load(path("p.svg"));
+    EXPECT_EQ(xml_error(svg), "");
+    EXPECT_NE(svg.find(">standard</text>"), std::string::npos);
+  }
+}
+
+TEST_F(Command, WhatIsNotThere) {
+  expect_refused("check b1_n8_d8 --isa avx1024", 2, {"avx1024"});
+  const Result paged = attn("bench b1_sq2_sk40_d16_paged8 --phase backward --repeat 1");
+  EXPECT_EQ(paged.code, 3) << paged.text();
+}
+
+}  // namespace
+}  // namespace attn::io

@@ -1,0 +1,130 @@
+// Rows of a problem taken apart give the same rows as the whole, whatever the features, and the
+// verification built on this notices what is wrong.
+#include "command/sampled_problem.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "command/verify.hpp"
+#include "harness/data.hpp"
+#include "reference/reference.hpp"
+
+namespace attn::command {
+namespace {
+
+using harness::CaseData;
+using io::Array;
+
+Array f64_like(const Tensor& t) {
+  Array array(DType::f64, {t.shape.data(), static_cast<std::size_t>(t.rank)});
+  std::memset(array.data(), 0xff, array.bytes());
+  return array;
+}
+
+void expect_equal(const Array& got, const Array& expected, double tolerance, const char* what) {
+  ASSERT_EQ(got.bytes(), expected.bytes()) << what;
+  const auto* x = static_cast<const double*>(got.tensor().data);
+  const auto* y = static_cast<const double*>(expected.tensor().data);
+  for (std::int64_t i = 0; i < got.tensor().size(); ++i) {
+    const bool same = x[i] == y[i] || std::abs(x[i] - y[i]) <= tolerance;
+    ASSERT_TRUE(same) << what << " element " << i << ": " << x[i] << " against " << y[i];
+  }
+}
+
+class Sampled : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Sampled, RowsEqualThoseOfTheWhole) {
+  CaseData data(harness::parse_case(GetParam()), 5);
+  const Problem problem = complete(data.problem, data.inputs);
+  const Outputs whole = data.f64_outputs();
+  reference::forward(problem, data.inputs, whole);
+  for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
+    const std::int32_t length = core::sequence(problem, data.inputs, batch).length_q;
+    if (length == 0) continue;
+    for (std::int64_t head_k = 0; head_k < problem.heads_k; ++head_k) {
+      const RowSample sample{batch, head_k, {length / 3, length - 1}};
+      for (const std::uint64_t key_order : {0, 1}) {
+        const SampledProblem part(problem, data.inputs, sample, key_order);
+        const Array expected_o = part.queries(whole.o);
+        const Array expected_lse = part.lse(whole.lse);
+        const Array o = f64_like(expected_o.tensor());
+        const Array lse = f64_like(expected_lse.tensor());
+        reference::forward(part.problem(), part.inputs(), {.o = o.tensor(), .lse = lse.tensor()});
+        // The order of the keys changes the rounding of sums of a few hundred terms.
+        const double tolerance = key_order == 0 ? 0 : 1e-12;
+        expect_equal(o, expected_o, tolerance, "o");
+        expect_equal(lse, expected_lse, tolerance, "lse");
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Features, Sampled,
+    ::testing::Values("b2_sq40_sk70_hq6_hk2_d16_causal", "b2_sq40_sk70_h3_d16_window9x3_softcap5",
+                      "b3_n60_hq4_hk2_d16_dv8_alibi_bf16", "b2_n33_h3_d16_bias",
+                      "b2_n90_h2_d16_documents", "b2_n64_h4_d16_butterfly8_sink",
+                      "b3_sq50_sk80_hq4_hk2_d16_causal_packed", "b3_n50_h2_d16_causal/padded",
+                      "b3_sq4_sk90_hq4_hk2_d16_paged7_causal", "b2_n40_h4_d16/strided_padded",
+                      "b2_n48_h2_d16_mask((query*7+key*3+head*5+batch)%4!=0)"));
+
+class Verify : public ::testing::Test {
+ protected:
+  // 2^23 scores: more than are compared whole.
+  Verify() : data_(harness::parse_case("b2_n1024_hq4_hk2_d8_causal_f32"), 6) {
+    data_.problem = complete(data_.problem, data_.inputs);
+  }
+  float& element(const Tensor& t, std::int64_t b, std::int64_t i, std::int64_t h) {
+    return static_cast<float*>(t.data)[t.offset({b, i, h, 3})];
+  }
+  CaseData data_;
+};
+
+TEST_F(Verify, Forward) {
+  ASSERT_FALSE(is_small(data_.problem));
+  reference::forward(data_.problem, data_.inputs, data_.outputs);
+  Verification result = verify_forward(data_.problem, data_.inputs, data_.outputs);
+  EXPECT_TRUE(result.passed()) << to_string(result.worst());
+  EXPECT_NE(result.extent, "all rows");
+
+  // The last row of every sequence is compared.
+  float& value = element(data_.outputs.o, 1, 1023, 2);
+  value += 1e-3F;
+  result = verify_forward(data_.problem, data_.inputs, data_.outputs);
+  EXPECT_FALSE(result.passed());
+  EXPECT_EQ(result.worst().where, (std::vector<std::int64_t>{1, 1023, 2, 3}));
+  value -= 1e-3F;
+
+  // NaN is found in every row.
+  element(data_.outputs.o, 0, 500, 0) = std::nanf("");
+  EXPECT_FALSE(verify_forward(data_.problem, data_.inputs, data_.outputs).passed());
+}
+
+TEST_F(Verify, Backward) {
+  reference::forward(data_.problem, data_.inputs, data_.outputs);
+  const auto run = [&](const Tensor& d_o) {
+    reference::backward(data_.problem, data_.inputs, data_.outputs, d_o, data_.gradients);
+  };
+  const auto verify = [&](const auto& compute) {
+    return verify_backward_sampled(data_.problem, data_.inputs, data_.d_o, data_.gradients,
+                                   compute);
+  };
+  const Verification result = verify(run);
+  EXPECT_TRUE(result.passed()) << to_string(result.worst());
+  EXPECT_EQ(result.comparisons.size(), 3U);
+
+  // dK and dV are compared at every key.
+  for (const Tensor* gradient : {&data_.gradients.dk, &data_.gradients.dv}) {
+    const Verification wrong = verify([&](const Tensor& d_o) {
+      run(d_o);
+      element(*gradient, 1, 37, 1) += 0.1F;
+    });
+    EXPECT_FALSE(wrong.passed());
+    EXPECT_EQ(wrong.worst().where, (std::vector<std::int64_t>{1, 37, 1, 3}));
+  }
+}
+
+}  // namespace
+}  // namespace attn::command

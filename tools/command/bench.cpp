@@ -1,0 +1,136 @@
+// attn bench: verify, then time.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "attn/error.hpp"
+#include "command/bench_report.hpp"
+#include "command/command.hpp"
+#include "command/progress.hpp"
+#include "io/file.hpp"
+
+namespace attn::command {
+namespace {
+
+struct Options {
+  std::vector<std::string> descriptors, algorithms;
+  std::vector<int> threads;
+  std::string backend, isa, phase = "forward", json, plot;
+  TimingRule rule;
+  int repeat = 0;
+  bool plan = false;
+};
+
+void write_text(const std::string& path, const std::string& text) {
+  io::OutputFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+int bench(const Options& options, const std::string& command_line) {
+  TimingRule rule = options.rule;
+  if (options.repeat > 0) {
+    rule = {.min_calls = options.repeat, .seconds = 0, .max_calls = options.repeat};
+  }
+  const Phase phase = options.phase == "forward" ? Phase::forward : Phase::backward;
+  std::vector<harness::Case> cases;
+  std::size_t width = 7;
+  for (const std::string& text : options.descriptors) {
+    cases.push_back(harness::parse_case(text));
+    width = std::max(width, harness::to_string(cases.back()).size());
+  }
+  std::vector<std::string> algorithms = options.algorithms;
+  if (algorithms.empty()) algorithms.emplace_back(name(Algorithm::automatic));
+  std::vector<Context> contexts;
+  for (const int threads : options.threads.empty() ? std::vector{0} : options.threads) {
+    contexts.push_back(
+        make_context({.algorithm = {}, .backend = {}, .isa = options.isa, .threads = threads}));
+  }
+
+  Peaks peaks;
+  std::vector<BenchRow> rows;
+  const std::size_t total = cases.size() * algorithms.size() * contexts.size();
+  Progress progress(static_cast<std::int64_t>(total));
+  fmt::print("{}\n", table_header(width));
+  for (const harness::Case& c : cases) {
+    progress.show(static_cast<std::int64_t>(rows.size()), harness::to_string(c) + ": making data");
+    harness::CaseData data(c, 1);
+    for (const std::string& algorithm : algorithms) {
+      for (const Context& context : contexts) {
+        const PlanOptions plan_options_of_row =
+            plan_options({.algorithm = algorithm, .backend = options.backend, .isa = {}});
+        progress.show(static_cast<std::int64_t>(rows.size()),
+                      fmt::format("{} {}", harness::to_string(c), algorithm));
+        rows.push_back(measure_row(c, data, phase, plan_options_of_row, context, rule, peaks));
+        progress.clear();
+        fmt::print("{}\n", table_line(rows.back(), width));
+        if (options.plan && rows.back().refused.empty()) {
+          fmt::print("  {}\n", to_string(rows.back().plan));
+        }
+        std::fflush(stdout);
+      }
+    }
+  }
+  if (!options.json.empty()) {
+    write_text(options.json, to_json(rows, command_line));
+    fmt::print("results written to {}\n", options.json);
+  }
+  if (!options.plot.empty()) {
+    write_text(options.plot, plot(rows));
+    fmt::print("plot written to {}\n", options.plot);
+  }
+  const auto refused = [](const BenchRow& row) { return !row.refused.empty(); };
+  if (std::all_of(rows.begin(), rows.end(), refused)) return kNotAvailable;
+  const auto wrong = [&](const BenchRow& row) { return !refused(row) && !row.correct; };
+  return std::any_of(rows.begin(), rows.end(), wrong) ? kWrong : kOk;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& status, const std::string& command_line) {
+  auto options = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("bench", "Verify, then time");
+  sub->add_option("descriptors", options->descriptors,
+                  "Problems in text form (docs/descriptors.md), or @file with a list of them")
+      ->required();
+  sub->add_option("--phase", options->phase, "forward or backward")
+      ->check(CLI::IsMember({"forward", "backward"}))
+      ->capture_default_str()
+      ->take_last();
+  sub->add_option("--algorithm", options->algorithms, "Separated by commas; default: automatic")
+      ->delimiter(',');
+  sub->add_option("--threads", options->threads,
+                  "Numbers of threads, separated by commas; default: one for each CPU")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
+  add_backend_option(*sub, options->backend);
+  add_isa_option(*sub, options->isa);
+  sub->add_option("--seconds", options->rule.seconds,
+                  "Time calls for so long, at least 3; the median counts")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->take_last();
+  sub->add_option("--repeat", options->repeat, "Time exactly so many calls instead")
+      ->check(CLI::PositiveNumber)
+      ->take_last();
+  sub->add_option("--json", options->json, "Write machine, date, command and results here")
+      ->take_last();
+  sub->add_option("--plot", options->plot, "Write an SVG of time and memory over seqlen here")
+      ->take_last();
+  sub->add_flag("--plan", options->plan, "Print the plan of each line");
+  sub->footer(
+      "Columns: 'peak' is the share of the GFLOP/s of independent multiply-adds, 'read' the share "
+      "of "
+      "the read\nbandwidth (where the problem is bound by it), both measured in the same run; "
+      "'workspace' is what the plan\nannounces, 'memory' by how much the process grew during a "
+      "call.\n"
+      "Examples:\n"
+      "  attn bench b1_n4096_h8_d64_f32 b1_n4096_h8_d64_causal_f32 --threads 1,2\n"
+      "  attn bench @bench/suites/demo.txt --plot build/demo.svg\n"
+      "  attn bench @bench/suites/cpu-backward-f32.txt --json out.json");
+  sub->callback([options, &status, command_line] { status = bench(*options, command_line); });
+}
+
+}  // namespace attn::command

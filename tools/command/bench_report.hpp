@@ -1,0 +1,22 @@
+// What `attn bench` shows: lines of a table, a JSON file, a plot.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "command/bench_row.hpp"
+
+namespace attn::command {
+
+// Problems are padded to this width.
+std::string table_header(std::size_t descriptor_width);
+std::string table_line(const BenchRow& row, std::size_t descriptor_width);
+
+// Machine, date (UTC), commit, command line and every row.
+std::string to_json(const std::vector<BenchRow>& rows, const std::string& command_line);
+
+// Time and memory over seqlen_k, one line for each algorithm (number of threads, and problem apart
+// from its lengths, where these differ).
+std::string plot(const std::vector<BenchRow>& rows);
+
+}  // namespace attn::command

@@ -1,0 +1,105 @@
+#include "command/bench_row.hpp"
+
+#include <fmt/format.h>
+
+#include "attn/error.hpp"
+#include "attn/machine.hpp"
+#include "command/memory.hpp"
+#include "command/verify.hpp"
+#include "harness/conformance.hpp"
+
+namespace attn::command {
+namespace {
+
+void check_forward(BenchRow& row, const harness::CaseData& data) {
+  const Verification verification = verify_forward(row.plan.problem, data.inputs, data.outputs);
+  row.correct = verification.passed();
+  row.checked = verification.extent;
+  row.worst = to_string(verification.worst());
+}
+
+// By the driver of the conformance tests, on data of its own.
+void check_backward_whole(BenchRow& row, const harness::Case& c, const PlanOptions& options,
+                          const Context& context) {
+  const harness::Report report = harness::check(c,
+                                                {.phase = Phase::backward,
+                                                 .backend = options.backend,
+                                                 .algorithm = options.algorithm,
+                                                 .isa = context.isa,
+                                                 .executor = context.executor},
+                                                1);
+  row.correct = report.status == harness::Status::passed;
+  row.checked = "all rows";
+  row.worst = report.message;
+  const Verification verification{.extent = {}, .comparisons = report.comparisons};
+  if (!report.comparisons.empty()) row.worst += to_string(verification.worst());
+}
+
+void check_backward_sampled(BenchRow& row, harness::CaseData& data, const Context& context) {
+  const Verification verification = verify_backward_sampled(
+      row.plan.problem, data.inputs, data.d_o, data.gradients, [&](const Tensor& d_o) {
+        backward(row.plan, data.inputs, data.outputs, d_o, data.gradients, context);
+      });
+  row.correct = verification.passed();
+  row.checked = verification.extent;
+  row.worst = to_string(verification.worst());
+}
+
+}  // namespace
+
+double Peaks::gflops(DType dtype, const Context& context) {
+  const auto [at, added] =
+      gflops_.try_emplace({dtype, context.isa, context.executor->concurrency()});
+  if (added) at->second = measure_peak_gflops(dtype, context, 0.4);
+  return at->second;
+}
+
+double Peaks::read_gbps(const Context& context) {
+  const auto [at, added] = read_gbps_.try_emplace({context.isa, context.executor->concurrency()});
+  if (added) at->second = measure_read_gbps(context);
+  return at->second;
+}
+
+BenchRow measure_row(const harness::Case& c, harness::CaseData& data, Phase phase,
+                     const PlanOptions& options, const Context& context, const TimingRule& rule,
+                     Peaks& peaks) {
+  BenchRow row;
+  row.descriptor = harness::to_string(c);
+  try {
+    row.plan = make_plan(complete(data.problem, data.inputs), phase, options, context);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    row.plan.phase = phase;
+    row.plan.algorithm = options.algorithm;
+    row.plan.threads = context.executor->concurrency();
+    row.refused = error.what();
+    return row;
+  }
+  data.poison();
+  const auto call = [&] {
+    if (phase == Phase::forward) {
+      forward(row.plan, data.inputs, data.outputs, context);
+    } else {
+      backward(row.plan, data.inputs, data.outputs, data.d_o, data.gradients, context);
+    }
+  };
+  if (phase == Phase::forward) {
+    call();
+    check_forward(row, data);
+  } else {
+    forward(data.problem, data.inputs, data.outputs, {.backend = options.backend}, context);
+    if (is_small(row.plan.problem) || row.plan.problem.dropout.probability > 0) {
+      check_backward_whole(row, c, options, context);
+    } else {
+      check_backward_sampled(row, data, context);
+    }
+  }
+  if (!row.correct) return row;
+  row.peak_memory = peak_memory(call);
+  row.peak_gflops = peaks.gflops(row.plan.problem.dtype, context);
+  row.read_gbps = peaks.read_gbps(context);
+  row.timing = time_calls(call, rule);
+  return row;
+}
+
+}  // namespace attn::command

@@ -1,0 +1,48 @@
+// One measured line of `attn bench`.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "attn/plan.hpp"
+#include "command/timing.hpp"
+#include "harness/data.hpp"
+
+namespace attn::command {
+
+// The ceilings of this machine, measured when first asked for and kept.
+class Peaks {
+ public:
+  double gflops(DType dtype, const Context& context);
+  double read_gbps(const Context& context);
+
+ private:
+  std::map<std::tuple<DType, InstructionSet, int>, double> gflops_;
+  std::map<std::tuple<InstructionSet, int>, double> read_gbps_;
+};
+
+struct BenchRow {
+  std::string descriptor;
+  Plan plan;
+  std::string refused;  // why there is no result; the rest is empty then
+  bool correct = false;
+  std::string checked, worst;  // what was compared, and the worst comparison
+  Timing timing;               // empty if not correct
+  double peak_gflops = 0, read_gbps = 0;
+  std::optional<std::int64_t> peak_memory;  // growth of resident memory during a call, bytes
+
+  double gflops() const { return plan.flops / timing.median() * 1e-9; }
+  double gbps() const { return plan.bytes / timing.median() * 1e-9; }
+  // Reading and writing takes longer than computing when both run at their peak: decoding does.
+  bool memory_bound() const { return plan.bytes * peak_gflops > plan.flops * read_gbps; }
+};
+
+// Verifies, measures memory, then times. `data` is of the case and is used again for other rows.
+BenchRow measure_row(const harness::Case& c, harness::CaseData& data, Phase phase,
+                     const PlanOptions& options, const Context& context, const TimingRule& rule,
+                     Peaks& peaks);
+
+}  // namespace attn::command

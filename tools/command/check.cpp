@@ -1,0 +1,217 @@
+// attn check: every algorithm, backend and instruction set against the fp64 reference.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "attn/error.hpp"
+#include "command/command.hpp"
+#include "command/progress.hpp"
+#include "harness/cases.hpp"
+#include "harness/conformance.hpp"
+
+namespace attn::command {
+namespace {
+
+using harness::Case;
+using harness::Comparison;
+using harness::Report;
+using harness::Subject;
+
+struct Options {
+  std::vector<std::string> descriptors, algorithms;
+  std::string backend, isa, phase = "both";
+  int threads = 0;
+  std::uint64_t seed = 1;
+  std::int64_t random = 0;
+  bool verbose = false;
+};
+
+std::vector<InstructionSet> chosen_instruction_sets(const std::string& text) {
+  std::vector<InstructionSet> result;
+  const std::optional<InstructionSet> wanted =
+      text.empty() ? std::nullopt : std::optional(parse_instruction_set(text));
+  if (wanted == InstructionSet::automatic) return {InstructionSet::automatic};
+  for (const InstructionSetInfo& info : instruction_sets()) {
+    if (wanted && info.isa != *wanted) continue;
+    if (info.available) {
+      result.push_back(info.isa);
+    } else if (wanted) {
+      throw Error(ErrorCode::unavailable,
+                  fmt::format("--isa {} is not available here: {}", text, info.reason));
+    }
+  }
+  return result;
+}
+
+std::vector<Phase> chosen_phases(const std::string& text) {
+  if (text == "both") return {Phase::forward, Phase::backward};
+  return {text == "forward" ? Phase::forward : Phase::backward};
+}
+
+// Everything that computes a phase, as far as the options leave it in.
+std::vector<Subject> chosen_subjects(const Options& options) {
+  const auto executor = make_thread_pool(options.threads);
+  const Backend backend =
+      options.backend.empty() ? Backend::automatic : parse_backend(options.backend);
+  const std::vector<InstructionSet> sets = chosen_instruction_sets(options.isa);
+  std::vector<Subject> subjects;
+  for (const Phase phase : chosen_phases(options.phase)) {
+    std::vector<Algorithm> algorithms{Algorithm::automatic};
+    if (options.algorithms.empty()) {
+      for (const Algorithm algorithm : attn::algorithms(phase)) algorithms.push_back(algorithm);
+    } else {
+      algorithms.clear();
+      for (const std::string& text : options.algorithms) {
+        algorithms.push_back(parse_algorithm(text));
+      }
+    }
+    if (backend != Backend::cpu && options.algorithms.empty() && options.isa.empty()) {
+      subjects.push_back({.phase = phase, .backend = Backend::reference, .executor = executor});
+    }
+    if (backend == Backend::reference) continue;
+    for (const InstructionSet isa : sets) {
+      for (const Algorithm algorithm : algorithms) {
+        subjects.push_back({.phase = phase,
+                            .backend = Backend::cpu,
+                            .algorithm = algorithm,
+                            .isa = isa,
+                            .executor = executor});
+      }
+    }
+  }
+  return subjects;
+}
+
+std::vector<Case> chosen_cases(const Options& options) {
+  std::vector<Case> cases;
+  for (const std::string& text : options.descriptors) cases.push_back(harness::parse_case(text));
+  if (!cases.empty() || options.random > 0) return cases;
+  for (const harness::ListedCase& listed : harness::listed_cases()) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      cases.push_back(harness::with_dtype(harness::parse_case(listed.descriptor), dtype));
+    }
+  }
+  return cases;
+}
+
+double ratio(const Comparison& c) { return c.allowed > 0 ? c.error / c.allowed : c.error; }
+
+class Checker {
+ public:
+  explicit Checker(const Options& options)
+      : options_(options), subjects_(chosen_subjects(options)), cases_(chosen_cases(options)) {}
+
+  int run() {
+    const std::int64_t total = static_cast<std::int64_t>(cases_.size()) + options_.random;
+    Progress progress(total);
+    for (std::int64_t i = 0; i < total; ++i) {
+      const bool listed = i < static_cast<std::int64_t>(cases_.size());
+      const std::uint64_t seed = listed ? options_.seed : options_.seed + random_done_++;
+      const Case c = listed ? cases_[static_cast<std::size_t>(i)] : harness::random_case(seed);
+      progress.show(i, harness::to_string(c));
+      check(c, seed, listed || options_.verbose, progress);
+    }
+    progress.clear();
+    print_summary(total);
+    if (failed_ > 0) return kWrong;
+    return passed_ == 0 ? kNotAvailable : kOk;
+  }
+
+ private:
+  void check(const Case& c, std::uint64_t seed, bool print_line, Progress& progress) {
+    const bool paged = c.problem.layout_k == Layout::paged;  // which has no backward
+    const auto wanted = [&](const Subject& s) { return !(paged && s.phase == Phase::backward); };
+    const bool backward = std::any_of(subjects_.begin(), subjects_.end(), [&](const Subject& s) {
+      return wanted(s) && s.phase == Phase::backward;
+    });
+    harness::Conformance conformance(c, seed, backward);
+    std::int64_t passed = 0, failed = 0;
+    std::optional<Worst> worst;
+    for (const Subject& subject : subjects_) {
+      if (!wanted(subject)) continue;
+      const Report report = conformance.check(subject);
+      passed += report.status == harness::Status::passed;
+      unsupported_ += report.status == harness::Status::unsupported;
+      if (report.status == harness::Status::unsupported) reason_ = report.message;
+      if (report.status == harness::Status::failed) {
+        ++failed;
+        progress.clear();
+        fmt::print("{}\n", harness::to_string(report));
+      }
+      for (const Comparison& comparison : report.comparisons) {
+        if (!worst || ratio(comparison) > ratio(worst->comparison)) {
+          worst = Worst{report.descriptor, harness::to_string(subject), comparison};
+        }
+      }
+    }
+    passed_ += passed;
+    failed_ += failed;
+    if (worst && (!worst_ || ratio(worst->comparison) > ratio(worst_->comparison))) worst_ = worst;
+    if (!print_line) return;
+    progress.clear();
+    fmt::print("{}  {}  {}/{} agree{}\n", failed == 0 ? "ok    " : "FAILED", harness::to_string(c),
+               passed, passed + failed, worst ? "; worst " + describe(*worst) : std::string());
+  }
+
+  struct Worst {
+    std::string descriptor, subject;
+    Comparison comparison;
+  };
+
+  static std::string describe(const Worst& worst) {
+    return fmt::format("{} by {}", harness::to_string(worst.comparison), worst.subject);
+  }
+
+  void print_summary(std::int64_t total) const {
+    fmt::print("{} cases, {} checks: {} passed, {} failed", total, passed_ + failed_ + unsupported_,
+               passed_, failed_);
+    if (unsupported_ > 0) fmt::print(", {} not supported ({})", unsupported_, reason_);
+    fmt::print("\n");
+    if (!worst_) return;
+    fmt::print("worst {:.0f} % of the allowed error: {} in {}\n", 100 * ratio(worst_->comparison),
+               describe(*worst_), worst_->descriptor);
+  }
+
+  const Options& options_;
+  std::vector<Subject> subjects_;
+  std::vector<Case> cases_;
+  std::uint64_t random_done_ = 0;
+  std::int64_t passed_ = 0, failed_ = 0, unsupported_ = 0;
+  std::string reason_;  // of the last one not supported
+  std::optional<Worst> worst_;
+};
+
+}  // namespace
+
+void add_check(CLI::App& app, int& status) {
+  auto options = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand(
+      "check", "Compare every algorithm, backend and instruction set with the fp64 reference");
+  sub->add_option("descriptors", options->descriptors,
+                  "Problems in text form (docs/descriptors.md); none: the built-in list, in f32, "
+                  "bf16 and f16");
+  sub->add_option("--random", options->random, "So many random problems (instead of the list)")
+      ->check(CLI::NonNegativeNumber);
+  sub->add_option("--seed", options->seed,
+                  "Of the data; random problems take seed, seed + 1, ...; default 1");
+  sub->add_option("--phase", options->phase, "forward, backward or both")
+      ->check(CLI::IsMember({"forward", "backward", "both"}))
+      ->capture_default_str();
+  sub->add_option("--algorithm", options->algorithms, "Only these, separated by commas")
+      ->delimiter(',');
+  add_backend_option(*sub, options->backend);
+  add_isa_option(*sub, options->isa);
+  add_threads_option(*sub, options->threads);
+  sub->add_flag("--verbose", options->verbose, "A line for each random problem too");
+  sub->footer(
+      "Examples:\n"
+      "  attn check\n"
+      "  attn check b2_n256_hq8_hk2_d64_causal_bf16 --isa avx2 --algorithm flash_attention_2\n"
+      "  attn check --random 10000 --seed 1");
+  sub->callback([options, &status] { status = Checker(*options).run(); });
+}
+
+}  // namespace attn::command
