@@ -1,4 +1,4 @@
-# Installs the library, its headers, the CMake package `attn` and attn.pc.
+# Installs the library, its headers, the CMake package `attn`, attn.pc, and the command where it is built.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -6,6 +6,9 @@ get_target_property(attn_type attn TYPE)  # STATIC_LIBRARY or SHARED_LIBRARY
 set(attn_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
 
 install(TARGETS attn EXPORT attnTargets INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(TARGET attn_command)
+  install(TARGETS attn_command)
+endif()
 install(DIRECTORY include/attn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
 install(EXPORT attnTargets NAMESPACE attn:: DESTINATION ${attn_package_dir})
 

@@ -54,7 +54,9 @@ double visible_elements(const Problem& p) {
       sum += visible(p.mask, t);
     }
   }
-  return sum * static_cast<double>(p.batch / batches) * static_cast<double>(p.heads_q / heads);
+  // batches and heads are 1 or all.
+  return sum * (static_cast<double>(p.batch) / static_cast<double>(batches)) *
+         (static_cast<double>(p.heads_q) / static_cast<double>(heads));
 }
 
 void count_costs(Plan& plan) {

@@ -33,6 +33,14 @@ const TileOps& tile_ops(InstructionSet isa, DType operand) {
   return kPortableOps;
 }
 
+bool fast_bf16_products() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("amd") != 0;
+#else
+  return false;
+#endif
+}
+
 InstructionSet best_instruction_set(InstructionSet wanted) {
   InstructionSet best = InstructionSet::portable;
   for (const InstructionSetInfo& info : instruction_sets()) {
@@ -51,7 +59,8 @@ namespace attn {
 
 double measure_peak_gflops(DType dtype, const Context& context, double seconds) {
   const InstructionSet isa = cpu::best_instruction_set(context.isa);
-  const bool pairs = dtype == DType::bf16 && isa == InstructionSet::avx512_bf16;
+  const bool pairs = dtype == DType::bf16 && isa == InstructionSet::avx512_bf16 &&
+                     (context.isa != InstructionSet::automatic || cpu::fast_bf16_products());
   const cpu::TileOps& ops = cpu::tile_ops(isa, pairs ? DType::bf16 : DType::f32);
   const std::shared_ptr<Executor> executor =
       context.executor != nullptr ? context.executor : default_executor();

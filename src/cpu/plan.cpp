@@ -26,8 +26,10 @@ bool few_rows(const Problem& p) { return p.seqlen_q * (p.heads_q / p.heads_k) <=
 void choose_forward(Plan& plan) {
   const Problem& p = plan.problem;
   const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
-  const std::int64_t tasks =
-      std::max<std::int64_t>(1, p.batch * p.heads_k * ceil_div(rows, plan.block_q));
+  // Few rows: heads that lie side by side in memory share a task, so only sequences and splits are
+  // sure to run in parallel.
+  const std::int64_t tasks = std::max<std::int64_t>(
+      1, few_rows(p) ? p.batch : p.batch * p.heads_k * ceil_div(rows, plan.block_q));
   const std::int64_t wanted = ceil_div(kEnoughTasks, tasks);
   const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
   if (plan.algorithm == Algorithm::automatic) {
@@ -153,10 +155,15 @@ Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Contex
   phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
 
   const bool decode = plan.algorithm == Algorithm::flash_decoding && few_rows(problem);
-  if (problem.dtype == DType::bf16 && plan.isa == InstructionSet::avx512_bf16) {
+  if (problem.dtype == DType::bf16 && plan.isa == InstructionSet::avx512_bf16 &&
+      phase == Phase::forward && !decode && plan.algorithm != Algorithm::standard) {
     // A scale that is not positive cannot be applied after the row maximum is taken.
-    if (phase == Phase::forward && !decode && plan.algorithm != Algorithm::standard &&
-        problem.scale() > 0) {
+    if (problem.scale() <= 0) {
+      plan.reasons.emplace_back("f32 operands: bf16 operands need a softmax_scale above 0");
+    } else if (context.isa == InstructionSet::automatic && !fast_bf16_products()) {
+      plan.reasons.emplace_back(
+          "f32 operands: this CPU's VDPBF16PS does less work in a cycle than its f32 FMA");
+    } else {
       plan.compute = DType::bf16;
       plan.reasons.emplace_back("bf16 operands: VDPBF16PS does twice the work of an f32 FMA");
     }

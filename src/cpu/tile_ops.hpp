@@ -111,6 +111,10 @@ struct TileOps {
 // The table for an instruction set that is available; operand bf16 only for avx512_bf16.
 const TileOps& tile_ops(InstructionSet isa, DType operand);
 
+// Whether VDPBF16PS outruns the f32 FMA on this CPU. AMD Zen 4 and 5 issue as many of either in a
+// cycle, twice the flops; Intel Sapphire Rapids and later issue one VDPBF16PS every four FMA slots
+// (measured: 125 against 250 GFLOP/s a core; AMX is its unit for bf16).
+bool fast_bf16_products();
 // `wanted`, or the best there is for automatic. Throws Error(unavailable).
 InstructionSet best_instruction_set(InstructionSet wanted);
 

@@ -1,4 +1,7 @@
+#include <cmath>
+#include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/rows.hpp"
@@ -112,14 +115,15 @@ class Backward {
     const Matrix<Real> v_transposed = transposed(head.v);
     Matrix<Real> dq(sequence.length_q, problem_.head_dim);
     for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-      const Row<Real> row = probabilities(head, i);
+      const Row<Real> row = recomputed_row(head, i);
+      const std::vector<Real> probabilities = softmax_from_lse(head, row);
       std::vector<Real> dp(static_cast<std::size_t>(n));
       for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
         add_scaled(dp.data(), d_o[i][c], v_transposed[c], n);
       }
       std::vector<Real> o(static_cast<std::size_t>(problem_.head_dim_v));
       for (std::int64_t j = 0; j < n; ++j) {
-        const Real p = row.p[static_cast<std::size_t>(j)];
+        const Real p = probabilities[static_cast<std::size_t>(j)];
         if (p == 0) continue;  // a key that is not seen gets no gradient, be its value NaN
         const Real z = head.dropout(i, j);
         Real& dp_j = dp[static_cast<std::size_t>(j)];
@@ -132,9 +136,11 @@ class Backward {
       for (auto c = o.size(); c-- > 0;) {
         d += d_o[i][static_cast<std::int64_t>(c)] * rounded(o[c], rounding_);
       }
-      d_sink_[static_cast<std::size_t>(head.head)] -= row.p_sink * d;
+      if (problem_.sink) {
+        d_sink_[static_cast<std::size_t>(head.head)] -= std::exp(head.sink() - row.lse) * d;
+      }
       for (std::int64_t j = 0; j < n; ++j) {
-        const Real p = row.p[static_cast<std::size_t>(j)];
+        const Real p = probabilities[static_cast<std::size_t>(j)];
         if (p == 0) continue;
         const Real d_t = p * (dp[static_cast<std::size_t>(j)] - d);
         const Real d_s = scale * rounded(through_score(d_t, head, i, j, row), rounding_);
@@ -146,6 +152,18 @@ class Backward {
       store_matrix(dq, core::rows_like_q(problem_, inputs_, gradients_.dq, sequence.batch),
                    gradients_.dq.dtype, head.head, sequence.capacity_q);
     }
+  }
+
+  // Scores and LSE of a row. As a yardstick: LSE comes from a forward pass that added in another
+  // order and rounded it, so it may be one unit in the last place off.
+  static Row<Real> recomputed_row(const Head<Real>& head, std::int64_t i) {
+    Row<Real> row = score_row(head, i);
+    if constexpr (std::is_same_v<Real, float>) {
+      const float lse = std::nextafter(row.lse, std::numeric_limits<float>::max());
+      row = score_row(head, i, Order::descending);
+      if (std::isfinite(row.lse)) row.lse = lse;
+    }
+    return row;
   }
 
   // dS from dT; on the way, the gradients of the buffers.

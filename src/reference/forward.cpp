@@ -1,4 +1,5 @@
 #include <limits>
+#include <vector>
 
 #include "core/rows.hpp"
 #include "reference/matrix.hpp"
@@ -16,10 +17,11 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
   std::vector<double> lse(static_cast<std::size_t>(sequence.capacity_q),
                           -std::numeric_limits<double>::infinity());
   for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-    const Row<Real> row = probabilities(head, i);
+    const Row<Real> row = score_row(head, i);
+    const std::vector<Real> probabilities = softmax_of_row(head, row);
     lse[static_cast<std::size_t>(i)] = static_cast<double>(row.lse);
     for (std::int64_t j = 0; j < head.keys(); ++j) {
-      const Real p = row.p[static_cast<std::size_t>(j)];
+      const Real p = probabilities[static_cast<std::size_t>(j)];
       if (p == 0) continue;  // a key that is not seen adds nothing, be its value NaN
       add_scaled(o[i], rounded(p * head.dropout(i, j), head.rounding), head.v[j], o.columns);
     }

@@ -1,4 +1,4 @@
-// One row of S, P and LSE of one query head: the part that forward and backward share.
+// One row of S, LSE and P of one query head: the part that forward and backward share.
 #pragma once
 
 #include <algorithm>
@@ -71,47 +71,69 @@ struct Head {
 template <class Real>
 struct Row {
   std::vector<Real> s;  // softmax_scale * q.k
-  std::vector<Real> p;  // 0 where not visible
+  std::vector<Real> t;  // after the score expression; -inf where not visible
+  Real max = 0;         // of t and the sink
+  Real sum = 0;         // of exp(t - max), the sink's included
   Real lse = 0;
-  Real p_sink = 0;  // share of the sink in the denominator
 };
 
+// In which order q.k adds up. It matters only to rounding.
+enum class Order : std::uint8_t { ascending, descending };
+
 template <class Real>
-Row<Real> probabilities(const Head<Real>& head, std::int64_t i) {
+Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order = Order::ascending) {
   constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   const Problem& problem = head.problem;
   const std::int64_t n = head.keys();
-  Row<Real> row{.s = std::vector<Real>(static_cast<std::size_t>(n)), .p = {}};
-  for (std::int64_t c = 0; c < problem.head_dim; ++c) {
+  Row<Real> row;
+  row.s.resize(static_cast<std::size_t>(n));
+  for (std::int64_t step = 0; step < problem.head_dim; ++step) {
+    const std::int64_t c = order == Order::ascending ? step : problem.head_dim - 1 - step;
     add_scaled(row.s.data(), head.q[i][c], head.k_transposed[c], n);
   }
   for (Real& s : row.s) s = rounded(static_cast<Real>(problem.scale()) * s, head.rounding);
 
-  row.p = row.s;  // holds the changed scores until they are exponentiated
-  Real max = head.sink();
+  row.t = row.s;
+  row.max = head.sink();
   for (std::int64_t j = 0; j < n; ++j) {
-    Real& score = row.p[static_cast<std::size_t>(j)];
+    Real& t = row.t[static_cast<std::size_t>(j)];
     if (!head.visible(i, j)) {
-      score = -kInfinity;
+      t = -kInfinity;
     } else if (!problem.score.empty()) {
-      score =
-          rounded(expr::evaluate<Real>(problem.score, head.point(i, j, score), head.inputs.buffers),
+      t = rounded(expr::evaluate<Real>(problem.score, head.point(i, j, t), head.inputs.buffers),
                   head.rounding);
     }
-    if (score > max || std::isnan(score)) max = score;
+    if (t > row.max || std::isnan(t)) row.max = t;
   }
-  if (max == -kInfinity) {
-    std::fill(row.p.begin(), row.p.end(), Real{0});
+  if (row.max == -kInfinity) {
     row.lse = -kInfinity;
     return row;
   }
-  row.p_sink = std::exp(head.sink() - max);
-  Real sum = row.p_sink;
-  for (Real& p : row.p) sum += p = std::exp(p - max);
-  for (Real& p : row.p) p = rounded(p / sum, head.rounding);
-  row.p_sink /= sum;
-  row.lse = max + std::log(sum);
+  row.sum = std::exp(head.sink() - row.max);
+  for (const Real t : row.t) row.sum += std::exp(t - row.max);
+  row.lse = row.max + std::log(row.sum);
   return row;
+}
+
+// P of a row two ways that differ in rounding alone: from maximum and sum, as softmax is computed
+// forward, and from LSE, which is all that backward has of it.
+template <class Real>
+std::vector<Real> softmax_of_row(const Head<Real>& head, const Row<Real>& row) {
+  std::vector<Real> p(row.t.size());
+  for (std::size_t j = 0; j < p.size(); ++j) {
+    if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
+    p[j] = rounded(std::exp(row.t[j] - row.max) / row.sum, head.rounding);
+  }
+  return p;
+}
+template <class Real>
+std::vector<Real> softmax_from_lse(const Head<Real>& head, const Row<Real>& row) {
+  std::vector<Real> p(row.t.size());
+  for (std::size_t j = 0; j < p.size(); ++j) {
+    if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
+    p[j] = rounded(std::exp(row.t[j] - row.lse), head.rounding);
+  }
+  return p;
 }
 
 }  // namespace attn::reference

@@ -79,7 +79,7 @@ TEST(Derivative, OfLoadsMatchesFiniteDifferences) {
     // d e / d element summed over the loads that read it.
     std::vector<double> gradient(10, 0.0);
     for (const auto& [load, d] : load_derivatives(e, "w")) {
-      const double index = evaluate<double>(load.node().args[0], at);
+      const auto index = evaluate<double>(load.node().args[0], at);
       gradient[static_cast<std::size_t>(index)] += evaluate<double>(d, at);
     }
     for (std::size_t i = 0; i < elements.size(); ++i) {
@@ -88,7 +88,7 @@ TEST(Derivative, OfLoadsMatchesFiniteDifferences) {
       const float kept = elements[i];
       const auto moved = [&](float by) {
         elements[i] = kept + by;
-        const double value = evaluate<double>(e, at);
+        const auto value = evaluate<double>(e, at);
         const double by_exact = static_cast<double>(elements[i]) - static_cast<double>(kept);
         elements[i] = kept;
         return std::pair{value, by_exact};

@@ -48,8 +48,8 @@ struct Tile {
     context.head = head.data();
     auto address = reinterpret_cast<std::uintptr_t>(scratch.data());
     context.scratch = scratch.data() + (64 - address % 64) % 64 / sizeof(float);
-    s.assign(static_cast<std::size_t>(cpu::kBlockK * context.rows), kPoison);
-    for (std::size_t i = 0; i < static_cast<std::size_t>(context.keys * context.rows); ++i) {
+    s.assign(elements(cpu::kBlockK), kPoison);
+    for (std::size_t i = 0; i < elements(context.keys); ++i) {
       s[i] = static_cast<float>(random.real(-6, 6));
     }
   }
@@ -66,8 +66,11 @@ struct Tile {
     point.seqlen_k = context.seqlen_k;
     return point;
   }
+  std::size_t elements(int keys) const {
+    return static_cast<std::size_t>(keys) * static_cast<std::size_t>(context.rows);
+  }
   std::size_t index(int key, int row) const {
-    return static_cast<std::size_t>(key * context.rows + row);
+    return elements(key) + static_cast<std::size_t>(row);
   }
 
   std::vector<float> scratch, s;
@@ -99,7 +102,7 @@ TEST(TileEvaluation, BooleansAndIntegersAreExact) {
             ASSERT_TRUE(std::isnan(out[i]) && std::isnan(masked[i])) << "written past the keys";
             continue;
           }
-          const double expected = evaluate<double>(e, tile.at(key, row));
+          const auto expected = evaluate<double>(e, tile.at(key, row));
           const auto value = std::bit_cast<std::int32_t>(out[i]);
           ASSERT_EQ(value, static_cast<std::int32_t>(boolean ? -expected : expected))
               << name(ops->isa) << " seed " << seed << " key " << key << " row " << row << ": "
@@ -251,7 +254,7 @@ TEST(TileEvaluation, Shorthands) {
         ops->evaluate(program, tile.context, tile.s.data(), out.data());
         for (int key = 0; key < tile.context.keys; ++key) {
           for (int row = 0; row < tile.context.rows; ++row) {
-            const double exact = evaluate<double>(e, tile.at(key, row));
+            const auto exact = evaluate<double>(e, tile.at(key, row));
             // A handful of roundings of values up to a few times the result and the score.
             const double size = std::abs(exact) + std::abs(tile.s[tile.index(key, row)]) + 1;
             ASSERT_NEAR(out[tile.index(key, row)], exact, 8 * 0x1p-24 * size)

@@ -74,7 +74,7 @@ TEST_F(Command, BadUsage) {
   expect_refused("run --input /nonexistent", 2, {"/nonexistent", "No such file"});
   expect_refused(fmt::format("run --input {} --v x", kSample), 2, {"\"x\"", "k, q, v"});
   expect_refused(fmt::format("run --input {} --dtype f8", kSample), 2, {"f8"});
-  expect_refused(fmt::format("run --input {} --mask 'query >='", kSample), 2, {"mask"});
+  expect_refused(fmt::format("run --input {} --mask 'query >='", kSample), 2, {"column 9"});
   expect_refused(fmt::format("run --input {} --mask nonsense", kSample), 2, {"nonsense"});
   expect_refused(fmt::format("run --input {} --algorithm fast", kSample), 2, {"fast", "standard"});
   expect_refused(fmt::format("run --input {} --buffer slopes", kSample), 2, {"slopes"});

@@ -122,9 +122,14 @@ std::string plot(const std::vector<BenchRow>& rows) {
     families.insert(family(row));
     threads.insert(row.plan.threads);
   }
-  std::vector<Panel> panels{
-      {"Time of a call", "seqlen", {}, [](double s) { return format_seconds(s); }},
-      {"Memory beyond inputs and outputs", "seqlen", {}, [](double b) { return format_bytes(b); }}};
+  std::vector<Panel> panels{{"Time of a call",
+                             "seqlen",
+                             10,
+                             {},
+                             [](double s) { return round_number(format_seconds(s)); }},
+                            {"Memory beyond inputs and outputs", "seqlen", 2, {}, [](double b) {
+                               return round_number(format_bytes(b));
+                             }}};
   const auto series = [](Panel& panel, const std::string& label) -> Series& {
     for (Series& s : panel.series) {
       if (s.name == label) return s;

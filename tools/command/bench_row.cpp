@@ -28,6 +28,9 @@ void check_backward_whole(BenchRow& row, const harness::Case& c, const PlanOptio
                                                  .isa = context.isa,
                                                  .executor = context.executor},
                                                 1);
+  if (report.status == harness::Status::unsupported) {
+    throw Error(ErrorCode::unsupported, report.message);
+  }
   row.correct = report.status == harness::Status::passed;
   row.checked = "all rows";
   row.worst = report.message;
@@ -43,6 +46,36 @@ void check_backward_sampled(BenchRow& row, harness::CaseData& data, const Contex
   row.correct = verification.passed();
   row.checked = verification.extent;
   row.worst = to_string(verification.worst());
+}
+
+void measure(BenchRow& row, const harness::Case& c, harness::CaseData& data,
+             const PlanOptions& options, const Context& context, const TimingRule& rule,
+             Peaks& peaks) {
+  const bool is_forward = row.plan.phase == Phase::forward;
+  const auto call = [&] {
+    if (is_forward) {
+      forward(row.plan, data.inputs, data.outputs, context);
+    } else {
+      backward(row.plan, data.inputs, data.outputs, data.d_o, data.gradients, context);
+    }
+  };
+  data.poison();
+  if (is_forward) {
+    call();
+    check_forward(row, data);
+  } else {
+    forward(data.problem, data.inputs, data.outputs, {.backend = options.backend}, context);
+    if (is_small(row.plan.problem) || row.plan.problem.dropout.probability > 0) {
+      check_backward_whole(row, c, options, context);
+    } else {
+      check_backward_sampled(row, data, context);
+    }
+  }
+  if (!row.correct) return;
+  row.peak_memory = peak_memory(call);
+  row.peak_gflops = peaks.gflops(row.plan.problem.dtype, context);
+  row.read_gbps = peaks.read_gbps(context);
+  row.timing = time_calls(call, rule);
 }
 
 }  // namespace
@@ -65,40 +98,16 @@ BenchRow measure_row(const harness::Case& c, harness::CaseData& data, Phase phas
                      Peaks& peaks) {
   BenchRow row;
   row.descriptor = harness::to_string(c);
+  row.plan.phase = phase;
+  row.plan.algorithm = options.algorithm;
+  row.plan.threads = context.executor->concurrency();
   try {
     row.plan = make_plan(complete(data.problem, data.inputs), phase, options, context);
+    measure(row, c, data, options, context, rule, peaks);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported) throw;
-    row.plan.phase = phase;
-    row.plan.algorithm = options.algorithm;
-    row.plan.threads = context.executor->concurrency();
     row.refused = error.what();
-    return row;
   }
-  data.poison();
-  const auto call = [&] {
-    if (phase == Phase::forward) {
-      forward(row.plan, data.inputs, data.outputs, context);
-    } else {
-      backward(row.plan, data.inputs, data.outputs, data.d_o, data.gradients, context);
-    }
-  };
-  if (phase == Phase::forward) {
-    call();
-    check_forward(row, data);
-  } else {
-    forward(data.problem, data.inputs, data.outputs, {.backend = options.backend}, context);
-    if (is_small(row.plan.problem) || row.plan.problem.dropout.probability > 0) {
-      check_backward_whole(row, c, options, context);
-    } else {
-      check_backward_sampled(row, data, context);
-    }
-  }
-  if (!row.correct) return row;
-  row.peak_memory = peak_memory(call);
-  row.peak_gflops = peaks.gflops(row.plan.problem.dtype, context);
-  row.read_gbps = peaks.read_gbps(context);
-  row.timing = time_calls(call, rule);
   return row;
 }
 

@@ -52,11 +52,11 @@ std::vector<Phase> chosen_phases(const std::string& text) {
 }
 
 // Everything that computes a phase, as far as the options leave it in.
-std::vector<Subject> chosen_subjects(const Options& options) {
+std::vector<Subject> chosen_subjects(const Options& options,
+                                     const std::vector<InstructionSet>& sets) {
   const auto executor = make_thread_pool(options.threads);
   const Backend backend =
       options.backend.empty() ? Backend::automatic : parse_backend(options.backend);
-  const std::vector<InstructionSet> sets = chosen_instruction_sets(options.isa);
   std::vector<Subject> subjects;
   for (const Phase phase : chosen_phases(options.phase)) {
     std::vector<Algorithm> algorithms{Algorithm::automatic};
@@ -102,7 +102,10 @@ double ratio(const Comparison& c) { return c.allowed > 0 ? c.error / c.allowed :
 class Checker {
  public:
   explicit Checker(const Options& options)
-      : options_(options), subjects_(chosen_subjects(options)), cases_(chosen_cases(options)) {}
+      : options_(options),
+        sets_(chosen_instruction_sets(options.isa)),
+        subjects_(chosen_subjects(options, sets_)),
+        cases_(chosen_cases(options)) {}
 
   int run() {
     const std::int64_t total = static_cast<std::int64_t>(cases_.size()) + options_.random;
@@ -112,7 +115,7 @@ class Checker {
       const std::uint64_t seed = listed ? options_.seed : options_.seed + random_done_++;
       const Case c = listed ? cases_[static_cast<std::size_t>(i)] : harness::random_case(seed);
       progress.show(i, harness::to_string(c));
-      check(c, seed, listed || options_.verbose, progress);
+      check(c, seed, !listed, listed || options_.verbose, progress);
     }
     progress.clear();
     print_summary(total);
@@ -121,9 +124,15 @@ class Checker {
   }
 
  private:
-  void check(const Case& c, std::uint64_t seed, bool print_line, Progress& progress) {
+  // Random problems: each algorithm with one of the instruction sets, in turn.
+  void check(const Case& c, std::uint64_t seed, bool in_turn, bool print_line, Progress& progress) {
     const bool paged = c.problem.layout_k == Layout::paged;  // which has no backward
-    const auto wanted = [&](const Subject& s) { return !(paged && s.phase == Phase::backward); };
+    const auto wanted = [&](const Subject& s) {
+      if (paged && s.phase == Phase::backward) return false;
+      if (!in_turn || s.backend != Backend::cpu) return true;
+      const auto turn = seed + static_cast<std::uint64_t>(s.algorithm);
+      return s.isa == sets_[turn % sets_.size()];
+    };
     const bool backward = std::any_of(subjects_.begin(), subjects_.end(), [&](const Subject& s) {
       return wanted(s) && s.phase == Phase::backward;
     });
@@ -176,6 +185,7 @@ class Checker {
   }
 
   const Options& options_;
+  std::vector<InstructionSet> sets_;  // those chosen
   std::vector<Subject> subjects_;
   std::vector<Case> cases_;
   std::uint64_t random_done_ = 0;
@@ -193,7 +203,10 @@ void add_check(CLI::App& app, int& status) {
   sub->add_option("descriptors", options->descriptors,
                   "Problems in text form (docs/descriptors.md); none: the built-in list, in f32, "
                   "bf16 and f16");
-  sub->add_option("--random", options->random, "So many random problems (instead of the list)")
+  sub->add_option(
+         "--random", options->random,
+         "So many random problems (instead of the list), each algorithm with the instruction sets "
+         "in turn")
       ->check(CLI::NonNegativeNumber);
   sub->add_option("--seed", options->seed,
                   "Of the data; random problems take seed, seed + 1, ...; default 1");

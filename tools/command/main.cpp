@@ -76,6 +76,14 @@ int run(int argc, char** argv) {
   add_bench(app, status, command_line(argc, argv));
   try {
     std::vector<std::string> arguments = expand(argc, argv);
+    const auto is_first = [&](const CLI::App* sub) { return sub->check_name(arguments.front()); };
+    if (!arguments.empty() && !arguments.front().starts_with('-') &&
+        app.get_subcommands(is_first).empty()) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("the subcommand is \"{}\", but info, run, check and bench are accepted",
+                      arguments.front()));
+    }
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
     app.parse(arguments);
   } catch (const CLI::ParseError& error) {

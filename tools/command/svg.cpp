@@ -12,7 +12,7 @@ namespace attn::command {
 namespace {
 
 constexpr double kWidth = 400, kHeight = 300;  // of the area inside a panel's axes
-constexpr double kLeft = 80, kTop = 64, kBottom = 52, kRight = 24;
+constexpr double kLeft = 80, kTop = 64, kBottom = 52, kRight = 36;
 constexpr double kLegendRow = 20;
 
 // The colours of Okabe and Ito, which people of every colour vision tell apart; marks differ too.

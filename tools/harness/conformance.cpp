@@ -14,22 +14,24 @@ namespace {
 
 using reference::Precision;
 
-// Numbers that each compared tensor should have, over all draws, and the most draws made for it.
-// LSE and dsink are the small ones.
-constexpr std::int64_t kElements = 256;
+// Rows that the smallest compared tensor should have over all draws, and the most draws made for
+// it.
+constexpr std::int64_t kRows = 256;
 constexpr std::int64_t kMaxDraws = 32;
-// Draws stop when together they score this many (query, key) pairs: the reference would take too
+// Draws stop when together they have this many (query, key) pairs: the reference would take too
 // long.
 constexpr std::int64_t kMaxPairs = 1 << 16;
 
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
 std::int64_t draws_for(const Problem& p, const Hints& hints) {
   if (hints.far) return 1;
-  const std::int64_t smallest =
-      p.batch * p.heads_q * (p.sink ? 1 : std::max<std::int64_t>(1, p.seqlen_q));
-  const std::int64_t pairs =
-      std::max<std::int64_t>(1, p.batch * p.heads_q * p.seqlen_q * p.seqlen_k);
-  return std::clamp<std::int64_t>((kElements + smallest - 1) / std::max<std::int64_t>(1, smallest),
-                                  1, std::clamp<std::int64_t>(kMaxPairs / pairs, 1, kMaxDraws));
+  const std::int64_t pairs = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k;
+  std::int64_t rows = p.batch * std::min(p.heads_q * p.seqlen_q, p.heads_k * p.seqlen_k);
+  if (p.sink) rows = std::min(rows, p.heads_q);
+  const std::int64_t wanted = divide_up(kRows, std::max<std::int64_t>(1, rows));
+  const std::int64_t affordable = kMaxPairs / std::max<std::int64_t>(1, pairs);
+  return std::clamp<std::int64_t>(std::min(wanted, affordable), 1, kMaxDraws);
 }
 
 }  // namespace

@@ -168,7 +168,7 @@ Expr make(Op op, std::span<const Expr> operands) {
   const Type type = fit(op, args);
   if (op == Op::to_float && args[0].type() == Type::float32) return args[0];
   if (std::all_of(args.begin(), args.end(), is_constant)) return fold(op, type, args);
-  if (const Expr simpler = simplify(op, type, args); !simpler.empty()) return simpler;
+  if (Expr simpler = simplify(op, type, args); !simpler.empty()) return simpler;
   Node node;
   node.op = op;
   node.type = type;

@@ -37,9 +37,9 @@ bool is_number(const Expr& e, int value) noexcept;
 // e is this boolean constant.
 bool is_boolean(const Expr& e, bool value) noexcept;
 
-// The operation (unary, binary or select) on args, converted, folded and simplified. Throws
+// The operation (unary, binary or select) on operands, converted, folded and simplified. Throws
 // Error(invalid_argument) that prints the operands when their types do not fit.
-Expr make(Op op, std::span<const Expr> args);
+Expr make(Op op, std::span<const Expr> operands);
 // buffer[indices]; throws as make.
 Expr load(const std::shared_ptr<const Buffer>& buffer, const std::vector<Expr>& indices);
 // e's own operation on other operands; e itself where args are its own.

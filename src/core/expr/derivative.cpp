@@ -47,7 +47,7 @@ class Differentiation {
     if (e.type() != Type::float32) return {};
     if (is_variable_(e)) return 1.0f;
     if (const auto done = done_.find(e.get()); done != done_.end()) return done->second;
-    const Expr result = of_operation(e);
+    Expr result = of_operation(e);
     done_.emplace(e.get(), result);
     return result;
   }

@@ -46,7 +46,7 @@ class Parser {
     if (text_.size() > kMaxText) {
       fail(0, fmt::format("{} bytes of text, at most {} are accepted", text_.size(), kMaxText));
     }
-    const Expr e = expression(1);
+    Expr e = expression(1);
     skip_space();
     if (at_ != text_.size())
       fail(at_, fmt::format("expected an operator or the end, found {}", found()));
@@ -96,7 +96,7 @@ class Parser {
     if (at_ < text_.size() && starts_number(at_)) return number();
     if (peek() == '(') {
       ++at_;
-      const Expr e = expression(1);
+      Expr e = expression(1);
       expect(')');
       return e;
     }

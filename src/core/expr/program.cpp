@@ -142,7 +142,7 @@ class Compiler {
           break;
         case Dependence::full:
           place_full(i, last_use, free);
-          if (in.separable) in.extra_offset = reserve(2 * (kMaxTileRows + kMaxTileKeys));
+          if (in.separable) in.extra_offset = reserve(2 * (kMaxTileRows + kMaxTileKeys + 1));
           break;
       }
     }

@@ -42,8 +42,8 @@ struct Instruction {
   // [kMaxTileKeys] or [kStripKeys][rows] by dependence. Full results share memory when their lives
   // do not overlap. query, head and score lie with the caller.
   std::size_t offset = 0;
-  // spread: of [kStripKeys][kMaxLanes] copies; separable: of the element offsets of rows and keys,
-  // int64 [kMaxTileRows + kMaxTileKeys].
+  // spread: of [kStripKeys][kMaxLanes] copies; separable: of int64 [kMaxTileRows + kMaxTileKeys +
+  // 1], the parts of the element offset that rows and keys add, and whether keys are contiguous.
   std::size_t extra_offset = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
@@ -43,7 +44,8 @@ void collect(const Expr& e, std::vector<std::shared_ptr<const Buffer>>& found) {
 
 class Substitution {
  public:
-  Substitution(Op symbol, const Expr& replacement) : symbol_(symbol), replacement_(replacement) {}
+  Substitution(Op symbol, Expr replacement)
+      : symbol_(symbol), replacement_(std::move(replacement)) {}
 
   Expr operator()(const Expr& e) {
     const Node& node = e.node();
@@ -52,7 +54,7 @@ class Substitution {
     if (const auto done = done_.find(&node); done != done_.end()) return done->second;
     std::vector<Expr> args;
     for (const Expr& arg : node.args) args.push_back((*this)(arg));
-    const Expr result = rebuild(e, args);
+    Expr result = rebuild(e, args);
     done_.emplace(&node, result);
     return result;
   }

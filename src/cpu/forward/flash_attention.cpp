@@ -1,6 +1,8 @@
 // FlashAttention, algorithm 1 (Dao et al. 2022), and algorithm 5, its block-sparse form: outer loop
 // over K, V blocks; for each, every Q block's O, l and m are read, brought up to date, normalised
 // and written back.
+#include <limits>
+
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/query_group.hpp"
 
@@ -39,10 +41,15 @@ void update(const Attention& a, QueryBlock& q, const KeyBlock& keys, expr::Cover
   std::copy_n(q.l, a.ops.rows, before);
   a.ops.softmax(t.s, keys.keys, a.c(), t.row_max, a.keep(q, keys.key0, keys.keys, t), q.m, q.l,
                 t.alpha, t.p);
-  for (int r = 0; r < a.ops.rows; ++r) t.alpha[r] *= before[r];
-  a.ops.accumulate(t.p, keys.v, keys.keys, a.dim_v, t.alpha, q.o_t);
   float normalizer[kMaxRows];
-  for (int r = 0; r < a.ops.rows; ++r) normalizer[r] = q.l[r] == 0 ? 0.0f : 1.0f / q.l[r];
+  for (int r = 0; r < a.ops.rows; ++r) {
+    // A row that sees no key of the block keeps its O as it is: l * (1 / l) would wear it down by
+    // an ulp a block.
+    const bool sees = t.row_max[r] != -std::numeric_limits<float>::infinity();
+    t.alpha[r] = sees ? t.alpha[r] * before[r] : 1.0f;
+    normalizer[r] = sees ? 1.0f / q.l[r] : 1.0f;
+  }
+  a.ops.accumulate(t.p, keys.v, keys.keys, a.dim_v, t.alpha, q.o_t);
   for (int d = 0; d < a.dim_v; ++d) {
     for (int r = 0; r < a.ops.rows; ++r) q.o_t[d * a.ops.rows + r] *= normalizer[r];
   }

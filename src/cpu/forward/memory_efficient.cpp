@@ -31,7 +31,7 @@ void forward_memory_efficient(const Attention& a, const Plan& plan, const Output
           attend(a, sequence, head_k, rows, blocks, keys.begin, keys.end,
                  PackedKeys(a, sequence, nullptr), s);
           for (int i = 0; i < blocks; ++i) {
-            save_partial(a, s.blocks[i],
+            save_partial(a, s.blocks[i], s.blocks[i].o_t,
                          summaries[first + std::int64_t{chunk} * kMaxBlocksPerTask + i]);
           }
         }

@@ -36,10 +36,12 @@ class Partials {
   AlignedBytes memory_;
 };
 
-inline void save_partial(const Attention& a, const QueryBlock& q, const Partial& p) {
+// o_t may be the partial's own.
+inline void save_partial(const Attention& a, const QueryBlock& q, const float* o_t,
+                         const Partial& p) {
   std::copy_n(q.m, a.ops.rows, p.m);
   std::copy_n(q.l, a.ops.rows, p.l);
-  std::copy_n(q.o_t, a.dim_v * a.ops.rows, p.o_t);
+  if (o_t != p.o_t) std::copy_n(o_t, a.dim_v * a.ops.rows, p.o_t);
 }
 
 // q.m, q.l, q.o_t <- the merge of partials first, first + step, ... (count of them), in that order.

@@ -65,8 +65,7 @@ static void pack_v_bf16(const std::byte* const* row, int keys, int dim, DType, v
         if (odd != nullptr)
           __builtin_memcpy(&high, odd + 2 * static_cast<std::ptrdiff_t>(d), bytes);
       }
-      store(out + j / 2 * ld + d,
-            __builtin_convertvector(low, U) | (__builtin_convertvector(high, U) << 16));
+      store(out + j / 2 * ld + d, widen(low) | (widen(high) << 16));
     }
   }
 }
@@ -150,8 +149,8 @@ static void accumulate_bf16(const void* p, const void* v, int keys, int dim, con
 
 // Pairs (low: even key, high: odd key) of two rows of probabilities.
 ATTN_INLINE U interleave_bf16(F even, F odd) {
-  const auto low = bit_cast<U>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(_mm512_cvtneps_pbh(even))));
-  const auto high = bit_cast<U>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(_mm512_cvtneps_pbh(odd))));
+  const auto low = widen(bit_cast<H>(_mm512_cvtneps_pbh(even)));
+  const auto high = widen(bit_cast<H>(_mm512_cvtneps_pbh(odd)));
   return low | (high << 16);
 }
 

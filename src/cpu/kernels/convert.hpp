@@ -8,14 +8,33 @@ namespace attn::cpu::ATTN_ISA {
 
 typedef std::uint16_t H __attribute__((vector_size(ATTN_VECTOR_BYTES / 2)));
 
-ATTN_INLINE F from_bf16(H h) { return bit_cast<F>(__builtin_convertvector(h, U) << 16); }
+// Zero extension, and the low halves. GCC 12 splits __builtin_convertvector of these into many
+// pieces.
+ATTN_INLINE U widen(H h) {
+#if ATTN_VECTOR_BYTES == 64
+  return bit_cast<U>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(h)));
+#elif ATTN_VECTOR_BYTES == 32
+  return bit_cast<U>(_mm256_cvtepu16_epi32(bit_cast<__m128i>(h)));
+#else
+  return __builtin_convertvector(h, U);
+#endif
+}
+ATTN_INLINE H narrow(U u) {
+#if ATTN_VECTOR_BYTES == 64
+  return bit_cast<H>(_mm512_cvtepi32_epi16(bit_cast<__m512i>(u)));
+#else
+  return __builtin_convertvector(u, H);
+#endif
+}
+
+ATTN_INLINE F from_bf16(H h) { return bit_cast<F>(widen(h) << 16); }
 
 // Round to nearest, ties to even; NaN stays NaN (quieted).
 ATTN_INLINE H to_bf16(F v) {
   const U u = bit_cast<U>(v);
   const U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const U quiet = (u >> 16) | 0x40u;
-  return __builtin_convertvector(v == v ? rounded : quiet, H);
+  return narrow(v == v ? rounded : quiet);
 }
 
 ATTN_INLINE F from_f16(H h) {
@@ -26,7 +45,7 @@ ATTN_INLINE F from_f16(H h) {
 #else
   // Shifted into f32's fields, an f16 value is 2^112 times too small (bias 127 - 15), subnormals
   // included.
-  const U u = __builtin_convertvector(h, U);
+  const U u = widen(h);
   const U sign = (u & 0x8000u) << 16;
   const U magnitude = (u & 0x7fffu) << 13;
   const U finite = bit_cast<U>(bit_cast<F>(magnitude) * set1(0x1p112f));
@@ -53,7 +72,7 @@ ATTN_INLINE H to_f16(F v) {
   U half = magnitude < 0x38800000u ? subnormal : normal;
   half = magnitude >= 0x477ff000u ? U{} + 0x7c00u : half;  // 65520 and above round to infinity
   half = magnitude > 0x7f800000u ? U{} + 0x7e00u : half;
-  return __builtin_convertvector(half | sign, H);
+  return narrow(half | sign);
 #endif
 }
 

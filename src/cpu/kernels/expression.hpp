@@ -107,25 +107,37 @@ static void run_flat(const Evaluation& e) {
   }
 }
 
-// The row and key parts of the element offsets of a separable load.
-static std::int64_t* separable_offsets(const Evaluation& e, const expr::Instruction& in) {
-  return reinterpret_cast<std::int64_t*>(e.tile.scratch + in.extra_offset);
+// The element offsets of a separable load: a part for each row, one for each key, and whether the
+// keys are contiguous.
+struct SplitOffsets {
+  std::int64_t* of_row;
+  std::int64_t* of_key;
+  std::int64_t* keys_contiguous;
+};
+ATTN_INLINE SplitOffsets split_offsets_of(const Evaluation& e, const expr::Instruction& in) {
+  auto* memory = reinterpret_cast<std::int64_t*>(e.tile.scratch + in.extra_offset);
+  return {memory, memory + expr::kMaxTileRows, memory + expr::kMaxTileRows + expr::kMaxTileKeys};
 }
 
 static void split_offsets(const Evaluation& e, const expr::Instruction& in) {
-  std::int64_t* of_row = separable_offsets(e, in);
-  std::int64_t* of_key = of_row + expr::kMaxTileRows;
-  for (int r = 0; r < e.tile.rows; ++r) of_row[r] = 0;
-  for (int j = 0; j < e.tile.keys; ++j) of_key[j] = 0;
+  const SplitOffsets split = split_offsets_of(e, in);
+  for (int r = 0; r < e.tile.rows; ++r) split.of_row[r] = 0;
+  for (int j = 0; j < e.tile.keys; ++j) split.of_key[j] = 0;
   const expr::BufferView& view = e.program.buffers[in.buffer];
   for (int d = 0; d < in.num_args; ++d) {
     const expr::Instruction& index = e.program.instructions[in.args[d]];
     const bool by_key = index.dependence == expr::Dependence::key;
     const int step = index.dependence == expr::Dependence::uniform ? 0 : 1;
-    std::int64_t* of = by_key ? of_key : of_row;
+    std::int64_t* of = by_key ? split.of_key : split.of_row;
     const int count = by_key ? e.tile.keys : e.tile.rows;
     for (int i = 0; i < count; ++i) {
       of[i] = sum_of(of[i], offset_of(view, d, int_at(e.result(index) + i * step)));
+    }
+  }
+  *split.keys_contiguous = 1;
+  for (int j = 0; j < e.tile.keys; ++j) {
+    if (split.of_key[j] == kOutside || split.of_key[j] != split.of_key[0] + j) {
+      *split.keys_contiguous = 0;
     }
   }
 }
@@ -151,9 +163,9 @@ static void run_strip(const Evaluation& e, int keys, float* last) {
     if (in.op == expr::Op::score) continue;
     float* out = i + 1 == e.program.count && last != nullptr ? last : e.result(in);
     if (in.separable) {
-      const std::int64_t* of_row = separable_offsets(e, in);
-      load_separable(e.program.buffers[in.buffer], of_row, of_row + expr::kMaxTileRows + e.strip,
-                     grid, out);
+      const SplitOffsets split = split_offsets_of(e, in);
+      load_separable(e.program.buffers[in.buffer], split.of_row, split.of_key + e.strip,
+                     *split.keys_contiguous != 0, grid, out);
       continue;
     }
     Operand args[kMaxRank];

@@ -5,6 +5,7 @@
 #include "core/expr/program.hpp"
 #include "cpu/kernels/convert.hpp"
 #include "cpu/kernels/expression_ops.hpp"
+#include "cpu/kernels/pack_f32.hpp"
 
 namespace attn::cpu::ATTN_ISA {
 
@@ -93,8 +94,44 @@ static void gather_separable(const expr::BufferView& view, const std::int64_t* o
   }
 }
 
+// `count` elements from `offset` on, converted; other lanes are zero.
+ATTN_INLINE F load_contiguous(const expr::BufferView& view, std::int64_t offset, int count) {
+  typedef std::uint8_t Bytes __attribute__((vector_size(kLanes)));
+  if (view.dtype == DType::u8) {
+    Bytes bytes{};
+    __builtin_memcpy(&bytes, static_cast<const std::uint8_t*>(view.data) + offset,
+                     static_cast<std::size_t>(count));
+    return bit_cast<F>(__builtin_convertvector(bytes, U));
+  }
+  // int32 travels as the bits of a float.
+  const DType dtype = view.dtype == DType::i32 ? DType::f32 : view.dtype;
+  const std::int64_t size = dtype == DType::f32 ? 4 : 2;
+  const std::byte* row = static_cast<const std::byte*>(view.data) + offset * size;
+  return count == kLanes ? load_row(row, 0, dtype) : load_row_part(row, 0, count, dtype);
+}
+
+// The same where the keys are contiguous, from element first_key of each row on.
+static void load_transposed(const expr::BufferView& view, const std::int64_t* of_row,
+                            std::int64_t first_key, const Grid& grid, float* out) {
+  for (int v = 0; v < grid.vectors; ++v) {
+    for (int j0 = 0; j0 < grid.keys; j0 += kLanes) {
+      const int count = grid.keys - j0 < kLanes ? grid.keys - j0 : kLanes;
+      F x[kLanes];
+      for (int r = 0; r < kLanes; ++r) {
+        const std::int64_t offset = sum_of(of_row[v * kLanes + r], first_key + j0);
+        x[r] = offset == kOutside ? F{} : load_contiguous(view, offset, count);
+      }
+      transpose(x);
+      for (int j = 0; j < count; ++j) store(out + (j0 + j) * grid.key_stride + v * kLanes, x[j]);
+    }
+  }
+}
+
+// keys_contiguous: of_key counts up by one, none is outside.
 static void load_separable(const expr::BufferView& view, const std::int64_t* of_row,
-                           const std::int64_t* of_key, const Grid& grid, float* out) {
+                           const std::int64_t* of_key, bool keys_contiguous, const Grid& grid,
+                           float* out) {
+  if (keys_contiguous) return load_transposed(view, of_row, of_key[0], grid, out);
   switch (view.dtype) {
     case DType::u8:
       gather_separable<std::uint8_t>(view, of_row, of_key, grid, out);

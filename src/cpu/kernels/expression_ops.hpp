@@ -21,47 +21,74 @@ struct Operand {
   std::ptrdiff_t vector_stride = 0;
 };
 
+// One vector of an operand for each key, in turn.
+struct Cursor {
+  const float* at;
+  std::ptrdiff_t step;
+};
 template <class V>
-ATTN_INLINE V value_at(const Operand& o, int j, int v) {
-  return load_as<V>(o.data + j * o.key_stride + v * o.vector_stride);
+ATTN_INLINE V next(Cursor& cursor) {
+  const V value = load_as<V>(cursor.at);
+  cursor.at += cursor.step;
+  return value;
+}
+ATTN_INLINE Cursor cursor(const Operand& o, int v) {
+  return {o.data + v * o.vector_stride, o.key_stride};
 }
 
-// out may be the memory of an operand with the same strides.
+// out <- f of the values. out may be the memory of an operand with the same strides. Operands are
+// copied first: as far as the compiler knows, a store to out could change them.
 template <class V, class Function>
 ATTN_INLINE void map1(const Operand* args, const Grid& grid, float* out, const Function& f) {
-  for (int j = 0; j < grid.keys; ++j) {
-    for (int v = 0; v < grid.vectors; ++v) {
-      store(out + j * grid.key_stride + v * kLanes, bit_cast<F>(f(value_at<V>(args[0], j, v))));
-    }
+  const int keys = grid.keys;
+  const std::ptrdiff_t step = grid.key_stride;
+  for (int v = 0; v < grid.vectors; ++v) {
+    Cursor a = cursor(args[0], v);
+    float* to = out + v * kLanes;
+#pragma GCC unroll 4
+    for (int j = 0; j < keys; ++j, to += step) store(to, bit_cast<F>(f(next<V>(a))));
   }
 }
 
 template <class V, class Function>
 ATTN_INLINE void map2(const Operand* args, const Grid& grid, float* out, const Function& f) {
-  for (int j = 0; j < grid.keys; ++j) {
-    for (int v = 0; v < grid.vectors; ++v) {
-      store(out + j * grid.key_stride + v * kLanes,
-            bit_cast<F>(f(value_at<V>(args[0], j, v), value_at<V>(args[1], j, v))));
+  const int keys = grid.keys;
+  const std::ptrdiff_t step = grid.key_stride;
+  for (int v = 0; v < grid.vectors; ++v) {
+    Cursor a = cursor(args[0], v);
+    Cursor b = cursor(args[1], v);
+    float* to = out + v * kLanes;
+#pragma GCC unroll 4
+    for (int j = 0; j < keys; ++j, to += step) {
+      const V x = next<V>(a);
+      store(to, bit_cast<F>(f(x, next<V>(b))));
     }
   }
 }
 
 static void map_select(const Operand* args, const Grid& grid, float* out) {
-  for (int j = 0; j < grid.keys; ++j) {
-    for (int v = 0; v < grid.vectors; ++v) {
-      const I chosen = select(value_at<I>(args[0], j, v), value_at<I>(args[1], j, v),
-                              value_at<I>(args[2], j, v));
-      store(out + j * grid.key_stride + v * kLanes, bit_cast<F>(chosen));
+  const int keys = grid.keys;
+  const std::ptrdiff_t step = grid.key_stride;
+  for (int v = 0; v < grid.vectors; ++v) {
+    Cursor condition = cursor(args[0], v);
+    Cursor a = cursor(args[1], v);
+    Cursor b = cursor(args[2], v);
+    float* to = out + v * kLanes;
+    for (int j = 0; j < keys; ++j, to += step) {
+      const I chosen = next<I>(condition);
+      const I x = next<I>(a);
+      store(to, bit_cast<F>(select(chosen, x, next<I>(b))));
     }
   }
 }
 
-// Toward minus infinity; division by zero gives 0 and remainder 0. Lane by lane: divisions by
-// anything but a key or a row are rare, and those run once a vector.
-ATTN_INLINE std::int64_t floor_quotient(std::int64_t a, std::int64_t b) {
+// Toward minus infinity; division by zero gives 0 and remainder 0; -2^31 / -1 wraps. Lane by lane:
+// divisions by anything but a key or a row are rare, and those run once a vector.
+ATTN_INLINE std::int32_t floor_quotient(std::int32_t a, std::int32_t b) {
   if (b == 0) return 0;
-  const std::int64_t quotient = a / b;
-  return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+  if (b == -1) return static_cast<std::int32_t>(-static_cast<std::uint32_t>(a));
+  const std::int32_t quotient = a / b;
+  return a - quotient * b != 0 && (a ^ b) < 0 ? quotient - 1 : quotient;
 }
 static U floor_div(U a, U b) {
   U out = {};

@@ -6,23 +6,27 @@
 
 namespace attn::cpu::ATTN_ISA {
 
-// 2^n as a float for integer n in [-126, 127].
+#if ATTN_VECTOR_BYTES != 64
+// 2^n for integer n in [-126, 127].
 ATTN_INLINE F power_of_two(I n) { return bit_cast<F>((n + 127) << 23); }
+#endif
 
 ATTN_INLINE F exp(F x) {
   // Past these bounds the result is inf or 0 whatever x is; in between the integers below fit.
-  x = select(x > 89.0f, set1(89.0f), x);
-  x = select(x < -104.0f, set1(-104.0f), x);
+  x = select(x > 89.0f, set1(89.0f), max(set1(-104.0f), x));
   const F n = round_to_nearest(x * 1.44269504089f);
   // ln 2 = 355/512 - 2.12e-4. n has at most 8 bits and 355 has 9, so n * 355/512 is exact and so is
   // the difference, whether or not the products are fused.
-  const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  const F r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), x));
   const F p = exp2_fraction<6>(r * 1.44269504089f);
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_scalef_ps(p, n);
+#else
   // In two steps, because 2^n alone leaves the range of normal floats for n > 127 and n < -126.
-  const I k = to_int(n);
+  const I k = select(x == x, to_int(n), I{});
   const I half = k >> 1;
-  const I bounded = select(x == x, half, I{});
-  return p * power_of_two(bounded) * power_of_two(select(x == x, k - half, I{}));
+  return p * power_of_two(half) * power_of_two(k - half);
+#endif
 }
 
 ATTN_INLINE F log(F x) {

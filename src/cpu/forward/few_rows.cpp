@@ -1,0 +1,114 @@
+#include "cpu/forward/few_rows.hpp"
+
+#include <algorithm>
+
+namespace attn::cpu {
+namespace {
+
+// Asks for the rows of keys [begin, end) of all heads, which are read one block later. The strides
+// of a cache
+// ([seqlen, heads, head_dim]) defeat the hardware prefetcher.
+void prefetch(const core::Rows& rows, std::int64_t begin, std::int64_t end, int head_first,
+              int heads, std::size_t row_bytes) {
+  for (std::int64_t j = begin; j < end; ++j) {
+    for (int h = 0; h < heads; ++h) {
+      const std::byte* row = rows.row(j, head_first + h);
+      for (std::size_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(row + i);
+    }
+  }
+}
+
+void start(const Attention& a, const core::Sequence& sequence, int head_k, HeadState& state) {
+  const auto count = static_cast<int>(a.rows(sequence));
+  a.describe_query_block(sequence, head_k, 0, count, state.block);
+  const std::byte* row[kMaxRows];
+  for (int r = 0; r < count; ++r)
+    row[r] = sequence.q.row(state.block.query[r], state.block.head[r]);
+  a.ops.pack_k(row, count, a.dim, a.problem.dtype, state.q);
+  for (int i = 0; i < count * leading_dim(a.dim); ++i) state.q[i] *= a.q_scale();
+  std::fill_n(state.o, count * leading_dim(a.dim_v), 0.0f);
+}
+
+}  // namespace
+
+void FewRowsScratch::carve(Carver& c) {
+  tile.carve(c);
+  c.take(head, static_cast<std::size_t>(heads));
+  for (std::int64_t h = 0; h < heads; ++h) {
+    float* q = nullptr;
+    float* o = nullptr;
+    c.take(q, static_cast<std::size_t>(kMaxDecodeRows * leading_dim(dim)));
+    c.take(o, static_cast<std::size_t>(kMaxDecodeRows * leading_dim(dim_v)));
+    if (head != nullptr) {
+      head[h].q = q;
+      head[h].o = o;
+    }
+  }
+}
+
+std::int64_t heads_per_group(const Attention& a) {
+  const core::Rows& k = a.sequences.front().k;
+  if (k.head_stride >= k.row_stride) return 1;
+  const std::int64_t block_bytes = std::int64_t{kBlockK} * (a.dim + a.dim_v) *
+                                   static_cast<std::int64_t>(size_of(a.problem.dtype));
+  return std::clamp<std::int64_t>(kHeadGroupBytes / block_bytes, 1, a.problem.heads_k);
+}
+
+FewRowsScratch few_rows_scratch(const Attention& a) {
+  FewRowsScratch s;
+  s.dim = a.dim;
+  s.dim_v = a.dim_v;
+  s.heads = heads_per_group(a);
+  s.tile = a.tile_scratch();
+  return s;
+}
+
+void attend_few_rows(const Attention& a, const core::Sequence& sequence, int head_first, int heads,
+                     const KeyRange& range, FewRowsScratch& s) {
+  TileScratch& t = s.tile;
+  const DType dtype = a.problem.dtype;
+  const std::size_t row_bytes = static_cast<std::size_t>(a.dim) * size_of(dtype);
+  const std::size_t row_bytes_v = static_cast<std::size_t>(a.dim_v) * size_of(dtype);
+  for (int h = 0; h < heads; ++h) start(a, sequence, head_first + h, s.head[h]);
+  std::fill_n(t.s, kBlockK * a.ops.rows, 0.0f);  // lanes without a row
+  expr::Tile rows = s.head[0].block.tile;
+  rows.head_max = s.head[heads - 1].block.tile.head_max;
+
+  for_visible_blocks(
+      a, rows, range.begin, range.end, [&](int key0, int keys, expr::Coverage coverage) {
+        const std::int64_t next = key0 + keys;
+        const std::int64_t ahead = std::min<std::int64_t>(kBlockK, range.end - next);
+        for (int h = 0; h < heads; ++h) {
+          // The next block is asked for in its own order, a share while each head computes.
+          prefetch(sequence.k, next + ahead * h / heads, next + ahead * (h + 1) / heads, head_first,
+                   heads, row_bytes);
+          prefetch(sequence.v, next + ahead * h / heads, next + ahead * (h + 1) / heads, head_first,
+                   heads, row_bytes_v);
+          HeadState& state = s.head[h];
+          QueryBlock& block = state.block;
+          const std::byte* k[kBlockK];
+          const std::byte* v[kBlockK];
+          for (int j = 0; j < keys; ++j) {
+            k[j] = sequence.k.row(key0 + j, head_first + h);
+            v[j] = sequence.v.row(key0 + j, head_first + h);
+          }
+          a.ops.decode_scores(state.q, block.count, k, keys, a.dim, dtype, t.s);
+          a.modify(block, key0, keys, coverage, t);
+          a.ops.row_max(t.s, keys, t.row_max);
+          a.ops.softmax(t.s, keys, a.c(), t.row_max, a.keep(block, key0, keys, t), block.m, block.l,
+                        t.alpha, t.s);
+          a.ops.decode_accumulate(t.s, block.count, v, keys, a.dim_v, dtype, t.alpha, state.o);
+        }
+      });
+}
+
+void transpose_few_rows(const Attention& a, const HeadState& head, float* o_t) {
+  const int rows = a.ops.rows;
+  const int ld = leading_dim(a.dim_v);
+  for (int d = 0; d < a.dim_v; ++d) {
+    for (int r = 0; r < rows; ++r)
+      o_t[d * rows + r] = r < head.block.count ? head.o[r * ld + d] : 0.0f;
+  }
+}
+
+}  // namespace attn::cpu

@@ -1,0 +1,220 @@
+// Building trees: types, errors, folding, simplification, substitution.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "attn/error.hpp"
+#include "attn/mask.hpp"
+#include "random_expr.hpp"
+
+namespace attn {
+namespace {
+
+using expr::Buffer;
+using expr::Expr;
+using expr::Type;
+
+constexpr const void* kNothing = nullptr;
+
+template <class Build>
+std::string message_of(Build build) {
+  try {
+    build();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "(no error)";
+}
+
+TEST(Build, LiteralsKeepTheirType) {
+  EXPECT_EQ(Expr(true).type(), Type::boolean);
+  EXPECT_EQ(Expr(1).type(), Type::int32);
+  EXPECT_EQ(Expr(1.0F).type(), Type::float32);
+  EXPECT_EQ(Expr(1.0).type(), Type::float32);
+  EXPECT_FALSE((std::is_convertible_v<const char*, Expr>));
+  EXPECT_FALSE((std::is_convertible_v<int*, Expr>));
+  EXPECT_FALSE((std::is_convertible_v<Expr, bool>));
+  EXPECT_FALSE((std::is_constructible_v<bool, Expr>));
+}
+
+TEST(Build, Types) {
+  const auto& s = expr::symbols();
+  EXPECT_EQ(s.score.type(), Type::float32);
+  EXPECT_EQ(s.query.type(), Type::int32);
+  EXPECT_EQ((s.query + s.key).type(), Type::int32);
+  EXPECT_EQ((s.query + s.score).type(), Type::float32);
+  EXPECT_EQ((s.query < s.score).type(), Type::boolean);
+  EXPECT_EQ((s.query == s.key).type(), Type::boolean);
+  EXPECT_EQ(((s.query < 1) == (s.key < 1)).type(), Type::boolean);
+  EXPECT_EQ(tanh(s.query).type(), Type::float32);
+  EXPECT_EQ(abs(s.query).type(), Type::int32);
+  EXPECT_EQ(to_float(s.query).type(), Type::float32);
+  EXPECT_EQ(select(s.key < 1, 1, 2.5).type(), Type::float32);
+  EXPECT_EQ(select(s.key < 1, s.query < 2, true).type(), Type::boolean);
+}
+
+TEST(Build, ErrorsPrintTheOperands) {
+  const auto& s = expr::symbols();
+  const Expr flag = s.query < s.key;
+  EXPECT_EQ(message_of([&] { flag + 3; }),
+            "expression '+' of 'query < key' (boolean) and '3' (int32): accepts int32 and float32");
+  EXPECT_EQ(message_of([&] { s.score % 3; }),
+            "expression '%' of 'score' (float32) and '3' (int32): accepts int32");
+  EXPECT_EQ(message_of([&] { s.query&& flag; }),
+            "expression '&&' of 'query' (int32) and 'query < key' (boolean): accepts boolean");
+  EXPECT_EQ(message_of([&] { !s.score; }), "expression '!' of 'score' (float32): accepts boolean");
+  EXPECT_EQ(message_of([&] { tanh(flag); }),
+            "expression 'tanh' of 'query < key' (boolean): accepts int32 and float32");
+  EXPECT_EQ(message_of([&] { to_float(flag); }),
+            "expression 'to_float' of 'query < key' (boolean): accepts int32 and float32");
+  EXPECT_EQ(
+      message_of([&] { flag == 1; }),
+      "expression '==' of 'query < key' (boolean) and '1' (int32): accepts two numbers or two "
+      "booleans");
+  EXPECT_EQ(
+      message_of([&] { select(s.query, 1, 2); }),
+      "expression 'select' of 'query' (int32), '1' (int32) and '2' (int32): accepts a boolean "
+      "condition, then two numbers or two booleans");
+  EXPECT_EQ(message_of([&] { select(flag, 1, flag); }),
+            "expression 'select' of 'query < key' (boolean), '1' (int32) and 'query < key' "
+            "(boolean): accepts a boolean condition, then two numbers or two booleans");
+  EXPECT_EQ(message_of([&] { flag < flag; }),
+            "expression '<' of 'query < key' (boolean) and 'query < key' (boolean): accepts int32 "
+            "and float32");
+  EXPECT_EQ(message_of([&] { s.query + Expr(); }),
+            "expression '+': an operand is an empty Expr; every operand must be given");
+  EXPECT_EQ(message_of([] { Expr().type(); }), "expression: an empty Expr has no type; give one");
+}
+
+TEST(Build, BuffersAreChecked) {
+  const auto& s = expr::symbols();
+  const float data[4] = {};
+  const Tensor vector = tensor(data, {4});
+  for (const char* name : {"", "1x", "a b", "score", "tanh", "true", "nan", "a-b", "\xc3\xa9"}) {
+    EXPECT_NE(message_of([&] { Buffer(name, vector); }), "(no error)") << name;
+  }
+  EXPECT_NE(message_of([&] { Buffer(std::string(65, 'a'), vector); }), "(no error)");
+  EXPECT_EQ(message_of([&] { Buffer(std::string(64, 'a'), vector); }), "(no error)");
+  EXPECT_EQ(message_of([&] { Buffer("x", Tensor{}); }), "buffer 'x': rank 0; accepted are 1 to 4");
+  EXPECT_EQ(message_of([&] { Buffer("x", tensor(kNothing, DType::f64, {4})); }),
+            "buffer 'x': dtype f64; accepted are f32, bf16, f16, i32 and u8");
+  const Buffer x("x", vector);
+  EXPECT_EQ(message_of([&] {
+              x({s.query, s.key});
+            }),
+            "expression buffer 'x': 2 indices given, its rank is 1");
+  EXPECT_EQ(message_of([&] { x[s.score]; }),
+            "expression buffer 'x': index 'score' (float32) given, indices must be int32");
+  EXPECT_NE(message_of([&] { x[Expr()]; }), "(no error)");
+  EXPECT_EQ(x[s.key].type(), Type::float32);
+  EXPECT_EQ(Buffer("u", tensor(kNothing, DType::u8, {4}))[s.key].type(), Type::int32);
+  // Neither described nor bound: an error when it is read, not a crash.
+  const Expr unbound = Buffer("x", tensor(kNothing, DType::f32, {4}))[s.key];
+  EXPECT_EQ(message_of([&] { evaluate<float>(unbound, {}); }),
+            "buffer 'x': no data; bind a tensor to this name when the problem runs");
+  EXPECT_EQ(evaluate<float>(unbound, {}, {{"x", vector}}), 0.0F);
+  EXPECT_NE(message_of([&] {
+              evaluate<float>(unbound, {}, {{"x", tensor(data, {2, 2})}});
+            }),
+            "(no error)");
+  const std::int32_t numbers[4] = {};
+  EXPECT_NE(message_of([&] {
+              evaluate<float>(unbound, {}, {{"x", tensor(numbers, {4})}});
+            }),
+            "(no error)");
+  // One name, two tensors.
+  const float other[4] = {};
+  EXPECT_NE(message_of([&] { buffers(x[s.key] + Buffer("x", tensor(other, {4}))[s.key]); }),
+            "(no error)");
+  EXPECT_EQ(buffers(x[s.key] + x[s.query]).size(), 1U);
+}
+
+TEST(Build, ConstantsFold) {
+  const std::int32_t least = std::numeric_limits<std::int32_t>::min();
+  EXPECT_TRUE(same(Expr(2) * 3 + 1, 7));
+  EXPECT_TRUE(same(Expr(2) * 3.5, 7.0));
+  EXPECT_TRUE(same(Expr(-7) / 2, -4));
+  EXPECT_TRUE(same(Expr(-7) % 2, 1));
+  EXPECT_TRUE(same(Expr(least) / -1, least));
+  EXPECT_TRUE(same(abs(Expr(least)), least));
+  EXPECT_TRUE(same(Expr(1) < 2, true));
+  EXPECT_TRUE(same(select(Expr(1) < 2, 5, 6), 5));
+  EXPECT_TRUE(same(exp(Expr(0)), 1.0));
+}
+
+TEST(Build, Simplifies) {
+  const auto& s = expr::symbols();
+  const Expr flag = s.query < s.key;
+  EXPECT_TRUE(same(s.score + 0, s.score));
+  EXPECT_TRUE(same(0 + s.query, s.query));
+  EXPECT_TRUE(same(s.query - 0, s.query));
+  EXPECT_TRUE(same(0 - s.query, -s.query));
+  EXPECT_TRUE(same(1 * s.score, s.score));
+  EXPECT_TRUE(same(s.query / 1, s.query));
+  EXPECT_TRUE(same(s.query % 1, 0));
+  EXPECT_TRUE(same(s.query * 0, 0));
+  EXPECT_EQ(to_string(s.score * 0), "score * 0.0");  // not 0 for inf and NaN
+  EXPECT_EQ(to_string(s.score - s.score), "score - score");
+  EXPECT_TRUE(same(-(-s.score), s.score));
+  EXPECT_TRUE(same(abs(-s.score), abs(s.score)));
+  EXPECT_TRUE(same(!!flag, flag));
+  EXPECT_TRUE(same(!flag, s.key <= s.query));
+  EXPECT_EQ(to_string(!(s.score < 1)), "!(score < 1.0)");  // NaN
+  EXPECT_TRUE(same(!(s.score == 1), s.score != 1));
+  EXPECT_TRUE(same(flag && Expr(true), flag));
+  EXPECT_TRUE(same(flag && Expr(false), false));
+  EXPECT_TRUE(same(Expr(true) || flag, true));
+  EXPECT_TRUE(same(Expr(false) || flag, flag));
+  EXPECT_TRUE(same(flag && flag, flag));
+  EXPECT_TRUE(same(select(s.score != s.score, flag, flag), flag));
+  EXPECT_TRUE(same(select(!(s.score < 1), 1, 2), select(s.score < 1, 2, 1)));
+}
+
+TEST(Build, RefusesTreesTooLargeToRecurseOver) {
+  Expr deep = expr::symbols().score;
+  EXPECT_NE(message_of([&] {
+              for (int i = 0; i < 1000; ++i) deep = tanh(deep);
+            }),
+            "(no error)");
+  EXPECT_EQ(deep.node().depth, 256);
+  Expr wide = expr::symbols().score;
+  EXPECT_NE(message_of([&] {
+              for (int i = 0; i < 1000; ++i) wide = wide * wide;
+            }),
+            "(no error)");
+  EXPECT_LE(wide.node().size, 65536);
+}
+
+TEST(Build, SubstituteReplacesEverySymbol) {
+  const auto& s = expr::symbols();
+  const Expr e = s.score * s.score + select(s.key < 3, s.score, 1);
+  EXPECT_TRUE(same(substitute(e, expr::Op::score, s.score), e));
+  EXPECT_EQ(to_string(substitute(e, expr::Op::score, s.score + 2)),
+            "(score + 2.0) * (score + 2.0) + select(key < 3, score + 2.0, 1.0)");
+  EXPECT_TRUE(same(substitute(s.key <= s.query, expr::Op::key, 3), s.query >= 3));
+  EXPECT_FALSE(depends_on(substitute(e, expr::Op::key, 5), expr::Op::key));
+  EXPECT_NE(message_of([&] { substitute(e, expr::Op::score, s.key); }), "(no error)");
+  EXPECT_NE(message_of([&] { substitute(e, expr::Op::tanh, s.score); }), "(no error)");
+  // Semantics: evaluating the result is evaluating with the replaced value.
+  for (std::uint32_t seed = 1; seed <= 300; ++seed) {
+    test::RandomExpr random(seed, true);
+    const Expr outer = random.float32(4, true);
+    const Expr inner = s.score * 0.5 + random.float32(3, true);  // a constant would fold in float32
+    expr::Point at;
+    at.score = random.real(-2, 2);
+    at.query = random.uniform(0, 9);
+    expr::Point replaced = at;
+    replaced.score = evaluate<double>(inner, at);
+    const auto expected = evaluate<double>(outer, replaced);
+    ASSERT_NEAR(evaluate<double>(compose(outer, inner), at), expected,
+                1e-12 * (1 + std::abs(expected)))
+        << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace attn

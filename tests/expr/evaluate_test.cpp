@@ -1,0 +1,167 @@
+// What each operation means, against values worked out by hand.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "attn/error.hpp"
+#include "attn/expr.hpp"
+
+namespace attn {
+namespace {
+
+using expr::Expr;
+using expr::Point;
+
+constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min();
+constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// Operands come in as symbols, so that nothing folds.
+double on_ints(const Expr& e, std::int32_t a, std::int32_t b) {
+  Point at;
+  at.query = a;
+  at.key = b;
+  return evaluate<double>(e, at);
+}
+
+TEST(Evaluate, Integers) {
+  const auto& s = expr::symbols();
+  const Expr a = s.query;
+  const Expr b = s.key;
+  EXPECT_EQ(on_ints(a + b, kMost, 1), kLeast);
+  EXPECT_EQ(on_ints(a - b, kLeast, 1), kMost);
+  EXPECT_EQ(on_ints(a * b, 65536, 65536), 0);
+  EXPECT_EQ(on_ints(a * b, kMost, kMost), 1);
+  EXPECT_EQ(on_ints(-a, kLeast, 0), kLeast);
+  EXPECT_EQ(on_ints(abs(a), kLeast, 0), kLeast);
+  EXPECT_EQ(on_ints(abs(a), -3, 0), 3);
+  EXPECT_EQ(on_ints(min(a, b), -3, 4), -3);
+  EXPECT_EQ(on_ints(max(a, b), -3, 4), 4);
+  const struct {
+    std::int32_t a, b, quotient, remainder;
+  } divisions[] = {{7, 2, 3, 1},           {-7, 2, -4, 1},
+                   {7, -2, -4, -1},        {-7, -2, 3, -1},
+                   {6, 3, 2, 0},           {-6, 3, -2, 0},
+                   {0, 5, 0, 0},           {5, 0, 0, 0},
+                   {-5, 0, 0, 0},          {1, 3, 0, 1},
+                   {-1, 3, -1, 2},         {kLeast, -1, kLeast, 0},
+                   {kMost, 1, kMost, 0},   {kLeast, kMost, -2, kMost - 1},
+                   {kMost, kLeast, -1, -1}};
+  for (const auto& d : divisions) {
+    EXPECT_EQ(on_ints(a / b, d.a, d.b), d.quotient) << d.a << " / " << d.b;
+    EXPECT_EQ(on_ints(a % b, d.a, d.b), d.remainder) << d.a << " % " << d.b;
+  }
+}
+
+TEST(Evaluate, ComparisonsAndLogic) {
+  const auto& s = expr::symbols();
+  const Expr a = s.query;
+  const Expr b = s.key;
+  for (const auto& [x, y] : {std::pair{1, 2}, {2, 2}, {3, 2}, {kLeast, kMost}}) {
+    EXPECT_EQ(on_ints(a < b, x, y), x < y);
+    EXPECT_EQ(on_ints(a <= b, x, y), x <= y);
+    EXPECT_EQ(on_ints(a > b, x, y), x > y);
+    EXPECT_EQ(on_ints(a >= b, x, y), x >= y);
+    EXPECT_EQ(on_ints(a == b, x, y), x == y);
+    EXPECT_EQ(on_ints(a != b, x, y), x != y);
+    EXPECT_EQ(on_ints(a < b && a < 3, x, y), x < y && x < 3);
+    EXPECT_EQ(on_ints(a < b || a < 3, x, y), x < y || x < 3);
+    EXPECT_EQ(on_ints((a < b) == (a < 3), x, y), (x < y) == (x < 3));
+    EXPECT_EQ(on_ints((a < b) != (a < 3), x, y), (x < y) != (x < 3));
+    EXPECT_EQ(on_ints(!(a < b || a == 3), x, y), !(x < y || x == 3));
+    EXPECT_EQ(on_ints(select(a < b, a, b), x, y), x < y ? x : y);
+  }
+}
+
+TEST(Evaluate, Floats) {
+  const auto& s = expr::symbols();
+  const auto at = [](const Expr& e, float score) {
+    Point point;
+    point.score = static_cast<double>(score);
+    point.query = 3;
+    return evaluate<float>(e, point);
+  };
+  const Expr x = s.score;
+  EXPECT_EQ(at(x + 0.1F, 0.2F), 0.2F + 0.1F);
+  EXPECT_EQ(at(x * 0.1F, 0.2F), 0.2F * 0.1F);
+  EXPECT_EQ(at(x / 3, 0.2F), 0.2F / 3.0F);
+  EXPECT_EQ(at(x - s.query, 0.2F), 0.2F - 3.0F);
+  EXPECT_EQ(at(exp(x), 1.5F), std::exp(1.5F));
+  EXPECT_EQ(at(log(x), 1.5F), std::log(1.5F));
+  EXPECT_EQ(at(tanh(x), 1.5F), std::tanh(1.5F));
+  EXPECT_EQ(at(sqrt(x), 1.5F), std::sqrt(1.5F));
+  EXPECT_EQ(at(abs(x), -1.5F), 1.5F);
+  EXPECT_EQ(at(-x, 1.5F), -1.5F);
+  EXPECT_EQ(at(sqrt(s.query), 0), std::sqrt(3.0F));
+  EXPECT_EQ(at(1 / x, 0), kInf);
+  // min and max give the second operand when either is NaN; comparisons with NaN are false.
+  EXPECT_EQ(at(min(x, 2), kNan), 2.0F);
+  EXPECT_TRUE(std::isnan(at(min(2, x), kNan)));
+  EXPECT_EQ(at(max(x, 2), kNan), 2.0F);
+  EXPECT_TRUE(std::isnan(at(max(2, x), kNan)));
+  EXPECT_EQ(at(x < 1, kNan), 0.0F);
+  EXPECT_EQ(at(x >= 1, kNan), 0.0F);
+  EXPECT_EQ(at(x == x, kNan), 0.0F);
+  EXPECT_EQ(at(x != x, kNan), 1.0F);
+  EXPECT_EQ(at(select(x < 1, 5, 6), kNan), 6.0F);
+}
+
+TEST(Evaluate, DoubleKeepsDoublePrecision) {
+  const auto& s = expr::symbols();
+  Point at;
+  at.score = 0.1;
+  at.query = kMost;
+  EXPECT_EQ(evaluate<double>(s.score / 3, at), 0.1 / 3);
+  EXPECT_EQ(evaluate<double>(tanh(s.score), at), std::tanh(0.1));
+  EXPECT_EQ(evaluate<double>(s.score + s.query, at), 0.1 + kMost);
+  EXPECT_EQ(evaluate<double>(s.score * 0.1, at),
+            0.1 * static_cast<double>(0.1F));  // the literal is float32
+  EXPECT_EQ(evaluate<float>(to_float(s.query), at), 2147483648.0F);
+}
+
+TEST(Evaluate, Symbols) {
+  const auto& s = expr::symbols();
+  Point at{.score = 1, .query = 2, .key = 3, .batch = 4, .head = 5, .seqlen_q = 6, .seqlen_k = 7};
+  const Expr all[] = {s.score, s.query, s.key, s.batch, s.head, s.seqlen_q, s.seqlen_k};
+  for (int i = 0; i < 7; ++i) EXPECT_EQ(evaluate<double>(all[i], at), i + 1);
+}
+
+TEST(Evaluate, LoadsReadZeroOutside) {
+  const auto& s = expr::symbols();
+  const float data[6] = {1, 2, 3, 4, 5, 6};
+  const auto load = [&](const expr::Buffer& buffer, std::int32_t i, std::int32_t j) {
+    return on_ints(buffer({s.query, s.key}), i, j);
+  };
+  const expr::Buffer x("x", tensor(data, {2, 3}));
+  EXPECT_EQ(load(x, 1, 2), 6);
+  for (const auto& [i, j] :
+       {std::pair{-1, 0}, {2, 0}, {0, -1}, {0, 3}, {kLeast, kMost}, {kMost, 0}}) {
+    EXPECT_EQ(load(x, i, j), 0) << i << " " << j;
+  }
+  Tensor transposed = tensor(data, {3, 2});
+  transposed.strides = {1, 3};
+  EXPECT_EQ(load({"x", transposed}, 2, 1), 6);
+  // A dimension of size 1 accepts any index.
+  const expr::Buffer row("x", tensor(data, {1, 6}));
+  EXPECT_EQ(load(row, -77, 5), 6);
+  EXPECT_EQ(load(row, kMost, 6), 0);
+  const expr::Buffer nothing("x", tensor(data, {0, 6}));
+  EXPECT_EQ(load(nothing, 0, 0), 0);
+}
+
+TEST(Evaluate, LoadsConvert) {
+  const auto& s = expr::symbols();
+  const bfloat16 narrow[1] = {bfloat16(1.5F)};
+  const float16 half[1] = {float16(-0.25F)};
+  const std::uint8_t byte[1] = {200};
+  const std::int32_t number[1] = {-5};
+  EXPECT_EQ(on_ints(expr::Buffer("x", tensor(narrow, {1}))[s.key], 0, 0), 1.5);
+  EXPECT_EQ(on_ints(expr::Buffer("x", tensor(half, {1}))[s.key], 0, 0), -0.25);
+  EXPECT_EQ(on_ints(expr::Buffer("x", tensor(byte, {1}))[s.key], 0, 0), 200);
+  EXPECT_EQ(on_ints(expr::Buffer("x", tensor(number, {1}))[s.key], 0, 0), -5);
+}
+
+}  // namespace
+}  // namespace attn

@@ -1,0 +1,186 @@
+// Each shorthand against its definition, point by point.
+#include "attn/mask.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "attn/error.hpp"
+
+namespace attn {
+namespace {
+
+using expr::Expr;
+using expr::Point;
+
+// Compares at every query and key of several lengths, two batches and three heads.
+void expect_everywhere(const Expr& e, const std::function<double(const Point&)>& definition) {
+  for (const auto& [seqlen_q, seqlen_k] : {std::pair{1, 1}, {1, 13}, {9, 9}, {7, 16}, {16, 7}}) {
+    Point at;
+    at.seqlen_q = seqlen_q;
+    at.seqlen_k = seqlen_k;
+    at.score = 1.75;
+    for (at.batch = 0; at.batch < 2; ++at.batch) {
+      for (at.head = 0; at.head < 3; ++at.head) {
+        for (at.query = 0; at.query < seqlen_q; ++at.query) {
+          for (at.key = 0; at.key < seqlen_k; ++at.key) {
+            ASSERT_EQ(evaluate<double>(e, at), definition(at))
+                << to_string(e) << " at query " << at.query << " of " << seqlen_q << ", key "
+                << at.key << " of " << seqlen_k << ", batch " << at.batch << ", head " << at.head;
+          }
+        }
+      }
+    }
+  }
+}
+
+// How far the key lies after the query's diagonal, the last query meeting the last key.
+int beyond(const Point& at) { return (at.key - at.seqlen_k) - (at.query - at.seqlen_q); }
+
+TEST(Mask, Causal) {
+  expect_everywhere(causal(), [](const Point& at) { return beyond(at) <= 0; });
+  expect_everywhere(causal(CausalAlignment::top_left),
+                    [](const Point& at) { return at.key <= at.query; });
+}
+
+TEST(Mask, Window) {
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  for (const auto& [left, right] : {std::pair{0, 0},
+                                    {3, 0},
+                                    {0, 2},
+                                    {2, 5},
+                                    {-1, 1},
+                                    {4, -1},
+                                    {-1, -1},
+                                    {kMost, 0},
+                                    {2, kMost},
+                                    {kMost, kMost}}) {
+    expect_everywhere(window(left, right), [left = left, right = right](const Point& at) {
+      return (left < 0 || -beyond(at) <= left) && (right < 0 || beyond(at) <= right);
+    });
+  }
+  EXPECT_EQ(to_string(window(-1, -1)), "true");
+}
+
+TEST(Mask, Prefix) {
+  for (const int n : {0, 1, 5, 100}) {
+    expect_everywhere(prefix(n), [n](const Point& at) { return at.key < n || beyond(at) <= 0; });
+  }
+  EXPECT_THROW(prefix(-1), Error);
+}
+
+TEST(Mask, Documents) {
+  const std::int32_t ids[2][16] = {{0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 4, 5, 5, 5, 6},
+                                   {9, 9, 9, 9, 9, 9, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2}};
+  expect_everywhere(documents(tensor(ids[0], {16})),
+                    [&](const Point& at) { return ids[0][at.query] == ids[0][at.key]; });
+  expect_everywhere(documents(tensor(ids[0], {2, 16})), [&](const Point& at) {
+    return ids[at.batch][at.query] == ids[at.batch][at.key];
+  });
+  const Expr both = documents(tensor(ids[0], {16}), tensor(ids[0], {2, 16}));
+  expect_everywhere(both,
+                    [&](const Point& at) { return ids[0][at.query] == ids[at.batch][at.key]; });
+  EXPECT_EQ(to_string(both), "ids_q[query] == ids_k[batch, key]");
+  const float wrong[4] = {};
+  EXPECT_THROW(documents(tensor(wrong, {4})), Error);
+  EXPECT_THROW(documents(tensor(ids[0], {2, 2, 2})), Error);
+}
+
+TEST(Mask, Blocks) {
+  BlockMask blocks(4, 3, 4, 6);
+  EXPECT_EQ(blocks.density(), 0);
+  blocks.at(0, 0) = 1;
+  blocks.at(2, 1) = 7;
+  blocks.at(3, 2) = 255;
+  EXPECT_DOUBLE_EQ(blocks.density(), 0.25);
+  const Expr mask = blocks.mask();
+  expect_everywhere(mask,
+                    [&](const Point& at) { return blocks.at(at.query / 4, at.key / 6) != 0; });
+  blocks.at(0, 1) = 1;  // shared, not copied
+  expect_everywhere(mask,
+                    [&](const Point& at) { return blocks.at(at.query / 4, at.key / 6) != 0; });
+  EXPECT_THROW(blocks.at(4, 0), Error);
+  EXPECT_THROW(blocks.at(0, -1), Error);
+  EXPECT_THROW(BlockMask(-1, 1, 1, 1), Error);
+  EXPECT_THROW(BlockMask(1, 1, 0, 1), Error);
+  EXPECT_THROW(BlockMask(std::int64_t{1} << 40, 1, 1, 1), Error);
+}
+
+TEST(Mask, BlocksOutliveTheirObject) {
+  const Expr mask = BlockMask::butterfly(64, 64, 8).mask();
+  EXPECT_EQ(evaluate<float>(mask, {.query = 9, .key = 12}), 1.0F);
+  EXPECT_EQ(evaluate<float>(mask, {.query = 9, .key = 25}), 1.0F);  // blocks 1 and 3: one bit
+  EXPECT_EQ(evaluate<float>(mask, {.query = 9, .key = 17}), 0.0F);  // blocks 1 and 2: two bits
+}
+
+TEST(Mask, Butterfly) {
+  for (const auto& [seqlen_q, seqlen_k] :
+       {std::pair{64, 64}, {60, 33}, {8, 129}, {100, 8}, {0, 5}}) {
+    const BlockMask blocks = BlockMask::butterfly(seqlen_q, seqlen_k, 8);
+    EXPECT_EQ(blocks.blocks_q(), (seqlen_q + 7) / 8);
+    EXPECT_EQ(blocks.blocks_k(), (seqlen_k + 7) / 8);
+    for (std::int64_t i = 0; i < blocks.blocks_q(); ++i) {
+      for (std::int64_t j = 0; j < blocks.blocks_k(); ++j) {
+        EXPECT_EQ(blocks.at(i, j) != 0,
+                  __builtin_popcountll(static_cast<unsigned long long>(i ^ j)) <= 1)
+            << i << " " << j;
+      }
+    }
+  }
+  EXPECT_THROW(BlockMask::butterfly(8, 8, 0), Error);
+  EXPECT_THROW(BlockMask::butterfly(-8, 8, 4), Error);
+}
+
+TEST(Score, Softcap) {
+  expect_everywhere(softcap(5), [](const Point& at) { return 5 * std::tanh(at.score / 5); });
+  EXPECT_THROW(softcap(0), Error);
+  EXPECT_THROW(softcap(-1), Error);
+  EXPECT_THROW(softcap(std::numeric_limits<float>::quiet_NaN()), Error);
+  EXPECT_THROW(softcap(std::numeric_limits<float>::infinity()), Error);
+}
+
+TEST(Score, Alibi) {
+  const std::vector<float> slopes = alibi_slopes(8);
+  ASSERT_EQ(slopes.size(), 8U);
+  for (int h = 0; h < 8; ++h)
+    EXPECT_EQ(slopes[static_cast<std::size_t>(h)], std::ldexp(1.0F, -h - 1));
+  EXPECT_FLOAT_EQ(alibi_slopes(12)[2], 0.25F);  // 2^(-8 * 3 / 12)
+  expect_everywhere(alibi(tensor(slopes.data(), {8})), [&](const Point& at) {
+    return at.score -
+           static_cast<double>(slopes[static_cast<std::size_t>(at.head)]) * std::abs(beyond(at));
+  });
+  EXPECT_THROW(alibi_slopes(0), Error);
+  EXPECT_THROW(alibi(tensor(slopes.data(), {2, 4})), Error);
+}
+
+TEST(Score, Bias) {
+  std::vector<float> values(2 * 3 * 16 * 16);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  const auto value = [&](int b, int h, int q, int k) {
+    const int element = ((b * 3 + h) * 16 + q) * 16 + k;
+    return static_cast<double>(values[static_cast<std::size_t>(element)]);
+  };
+  expect_everywhere(bias(tensor(values.data(), {2, 3, 16, 16})), [&](const Point& at) {
+    return at.score + value(at.batch, at.head, at.query, at.key);
+  });
+  expect_everywhere(bias(tensor(values.data(), {16, 16})),
+                    [&](const Point& at) { return at.score + value(0, 0, at.query, at.key); });
+  expect_everywhere(bias(tensor(values.data(), {1, 1, 1, 16})),
+                    [&](const Point& at) { return at.score + value(0, 0, 0, at.key); });
+  EXPECT_THROW(bias(tensor(values.data(), {16})), Error);
+  const std::int32_t wrong[4] = {};
+  EXPECT_THROW(bias(tensor(wrong, {2, 2})), Error);
+}
+
+TEST(Score, Compose) {
+  const auto& s = expr::symbols();
+  const Expr composed = compose(softcap(5), s.score * 2);
+  expect_everywhere(composed, [](const Point& at) { return 5 * std::tanh(at.score * 2 / 5); });
+  EXPECT_TRUE(same(compose(Expr(), softcap(5)), softcap(5)));
+  EXPECT_TRUE(same(compose(softcap(5), Expr()), softcap(5)));
+}
+
+}  // namespace
+}  // namespace attn
