@@ -8,7 +8,7 @@
 #include "attn/error.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/cpu.hpp"
-#include "cpu/forward/query_group.hpp"
+#include "cpu/forward/few_rows.hpp"
 
 namespace attn::cpu {
 namespace {
@@ -21,19 +21,17 @@ constexpr std::int64_t kEnoughTasks = 32;
 // K block of 64 keys.
 constexpr std::int64_t kMinSplitKeys = 512;
 
-bool few_rows(const Problem& p) { return p.seqlen_q * (p.heads_q / p.heads_k) <= kMaxDecodeRows; }
-
 void choose_forward(Plan& plan) {
   const Problem& p = plan.problem;
   const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
   // Few rows: heads that lie side by side in memory share a task, so only sequences and splits are
   // sure to run in parallel.
   const std::int64_t tasks = std::max<std::int64_t>(
-      1, few_rows(p) ? p.batch : p.batch * p.heads_k * ceil_div(rows, plan.block_q));
+      1, has_few_rows(p) ? p.batch : p.batch * p.heads_k * ceil_div(rows, plan.block_q));
   const std::int64_t wanted = ceil_div(kEnoughTasks, tasks);
   const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
   if (plan.algorithm == Algorithm::automatic) {
-    if (few_rows(p)) {
+    if (has_few_rows(p)) {
       plan.algorithm = Algorithm::flash_decoding;
       plan.reasons.push_back("flash_decoding: at most " + std::to_string(kMaxDecodeRows) +
                              " rows share a K, V head, so time is reading K and V once");
@@ -154,7 +152,7 @@ Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Contex
   plan.block_k = kBlockK;
   phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
 
-  const bool decode = plan.algorithm == Algorithm::flash_decoding && few_rows(problem);
+  const bool decode = plan.algorithm == Algorithm::flash_decoding && has_few_rows(problem);
   if (problem.dtype == DType::bf16 && plan.isa == InstructionSet::avx512_bf16 &&
       phase == Phase::forward && !decode && plan.algorithm != Algorithm::standard) {
     // A scale that is not positive cannot be applied after the row maximum is taken.

@@ -62,12 +62,13 @@ template <class Real>
 class Backward {
  public:
   Backward(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
-           const Gradients& gradients, DType rounding)
+           const Gradients& gradients, DType rounding, Order order)
       : problem_(problem),
         inputs_(inputs),
         d_o_(d_o),
         gradients_(gradients),
         rounding_(rounding),
+        order_(order),
         d_sink_(static_cast<std::size_t>(problem.heads_q)) {
     if (!problem.score.empty()) d_score_ = expr::derivative(problem.score);
     for (const auto& [name, tensor] : gradients.buffers) {
@@ -83,7 +84,7 @@ class Backward {
         Matrix<Real> dk(sequence.length_k, problem_.head_dim);
         Matrix<Real> dv(sequence.length_k, problem_.head_dim_v);
         for (std::int64_t h = head_k * group; h < (head_k + 1) * group; ++h) {
-          query_head(Head<Real>(problem_, inputs_, sequence, rounding_, h), dk, dv);
+          query_head(Head<Real>(problem_, inputs_, sequence, rounding_, order_, h), dk, dv);
         }
         store_like_k(dk, gradients_.dk, sequence, head_k);
         store_like_k(dv, gradients_.dv, sequence, head_k);
@@ -114,15 +115,18 @@ class Backward {
                           head.head, sequence.length_q, problem_.head_dim_v);
     const Matrix<Real> v_transposed = transposed(head.v);
     Matrix<Real> dq(sequence.length_q, problem_.head_dim);
-    for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+    for (std::int64_t turn = 0; turn < sequence.length_q; ++turn) {
+      const std::int64_t i = order_.at(turn, sequence.length_q);
       const Row<Real> row = recomputed_row(head, i);
       const std::vector<Real> probabilities = softmax_from_lse(head, row);
       std::vector<Real> dp(static_cast<std::size_t>(n));
-      for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
+      for (std::int64_t step = 0; step < problem_.head_dim_v; ++step) {
+        const std::int64_t c = order_.at(step, problem_.head_dim_v);
         add_scaled(dp.data(), d_o[i][c], v_transposed[c], n);
       }
       std::vector<Real> o(static_cast<std::size_t>(problem_.head_dim_v));
-      for (std::int64_t j = 0; j < n; ++j) {
+      for (std::int64_t step = 0; step < n; ++step) {
+        const std::int64_t j = order_.at(step, n);
         const Real p = probabilities[static_cast<std::size_t>(j)];
         if (p == 0) continue;  // a key that is not seen gets no gradient, be its value NaN
         const Real z = head.dropout(i, j);
@@ -139,7 +143,8 @@ class Backward {
       if (problem_.sink) {
         d_sink_[static_cast<std::size_t>(head.head)] -= std::exp(head.sink() - row.lse) * d;
       }
-      for (std::int64_t j = 0; j < n; ++j) {
+      for (std::int64_t step = 0; step < n; ++step) {
+        const std::int64_t j = order_.at(step, n);
         const Real p = probabilities[static_cast<std::size_t>(j)];
         if (p == 0) continue;
         const Real d_t = p * (dp[static_cast<std::size_t>(j)] - d);
@@ -157,10 +162,10 @@ class Backward {
   // Scores and LSE of a row. As a yardstick: LSE comes from a forward pass that added in another
   // order and rounded it, so it may be one unit in the last place off.
   static Row<Real> recomputed_row(const Head<Real>& head, std::int64_t i) {
-    Row<Real> row = score_row(head, i);
+    Row<Real> row = score_row(head, i, head.order);
     if constexpr (std::is_same_v<Real, float>) {
       const float lse = std::nextafter(row.lse, std::numeric_limits<float>::max());
-      row = score_row(head, i, Order::descending);
+      row = score_row(head, i, Order{(head.order.turn + 4) % 8});
       if (std::isfinite(row.lse)) row.lse = lse;
     }
     return row;
@@ -187,6 +192,7 @@ class Backward {
   const Tensor& d_o_;
   const Gradients& gradients_;
   DType rounding_;
+  Order order_;
   expr::Expr d_score_;
   std::vector<Real> d_sink_;
   std::vector<BufferGradient<Real>> d_buffers_;
@@ -195,11 +201,11 @@ class Backward {
 }  // namespace
 
 void backward(const Problem& problem, const Inputs& inputs, const Outputs&, const Tensor& d_o,
-              const Gradients& gradients, Precision precision) {
+              const Gradients& gradients, Precision precision, Order order) {
   if (precision == Precision::f64 || problem.dtype == DType::f64) {
-    Backward<double>(problem, inputs, d_o, gradients, DType::f64).run();
+    Backward<double>(problem, inputs, d_o, gradients, DType::f64, order).run();
   } else {
-    Backward<float>(problem, inputs, d_o, gradients, problem.dtype).run();
+    Backward<float>(problem, inputs, d_o, gradients, problem.dtype, order).run();
   }
 }
 

@@ -17,10 +17,11 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
   std::vector<double> lse(static_cast<std::size_t>(sequence.capacity_q),
                           -std::numeric_limits<double>::infinity());
   for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-    const Row<Real> row = score_row(head, i);
+    const Row<Real> row = score_row(head, i, head.order);
     const std::vector<Real> probabilities = softmax_of_row(head, row);
     lse[static_cast<std::size_t>(i)] = static_cast<double>(row.lse);
-    for (std::int64_t j = 0; j < head.keys(); ++j) {
+    for (std::int64_t step = 0; step < head.keys(); ++step) {
+      const std::int64_t j = head.order.at(step, head.keys());
       const Real p = probabilities[static_cast<std::size_t>(j)];
       if (p == 0) continue;  // a key that is not seen adds nothing, be its value NaN
       add_scaled(o[i], rounded(p * head.dropout(i, j), head.rounding), head.v[j], o.columns);
@@ -39,11 +40,11 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
 
 template <class Real>
 void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                DType rounding) {
+                DType rounding, Order order) {
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-      forward_head(Head<Real>(problem, inputs, sequence, rounding, h), outputs);
+      forward_head(Head<Real>(problem, inputs, sequence, rounding, order, h), outputs);
     }
   }
 }
@@ -51,11 +52,11 @@ void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& out
 }  // namespace
 
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-             Precision precision) {
+             Precision precision, Order order) {
   if (precision == Precision::f64 || problem.dtype == DType::f64) {
-    forward_as<double>(problem, inputs, outputs, DType::f64);
+    forward_as<double>(problem, inputs, outputs, DType::f64, order);
   } else {
-    forward_as<float>(problem, inputs, outputs, problem.dtype);
+    forward_as<float>(problem, inputs, outputs, problem.dtype, order);
   }
 }
 

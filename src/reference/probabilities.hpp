@@ -12,6 +12,7 @@
 #include "core/philox.hpp"
 #include "core/rows.hpp"
 #include "reference/matrix.hpp"
+#include "reference/reference.hpp"
 
 namespace attn::reference {
 
@@ -21,15 +22,18 @@ struct Head {
   const Inputs& inputs;
   const core::Sequence& sequence;
   DType rounding;  // of S and P; f64 rounds nothing
+  Order order;
   std::int64_t head;
   Matrix<Real> q, k, v;
   Matrix<Real> k_transposed;  // [head_dim, keys]: scores of a row add up key beside key
 
-  Head(const Problem& p, const Inputs& in, const core::Sequence& s, DType round_to, std::int64_t h)
+  Head(const Problem& p, const Inputs& in, const core::Sequence& s, DType round_to, Order o,
+       std::int64_t h)
       : problem(p),
         inputs(in),
         sequence(s),
         rounding(round_to),
+        order(o),
         head(h),
         q(load_matrix<Real>(s.q, p.dtype, h, s.length_q, p.head_dim)),
         k(load_matrix<Real>(s.k, p.dtype, head_k(), s.length_k, p.head_dim)),
@@ -77,18 +81,15 @@ struct Row {
   Real lse = 0;
 };
 
-// In which order q.k adds up. It matters only to rounding.
-enum class Order : std::uint8_t { ascending, descending };
-
 template <class Real>
-Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order = Order::ascending) {
+Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order) {
   constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   const Problem& problem = head.problem;
   const std::int64_t n = head.keys();
   Row<Real> row;
   row.s.resize(static_cast<std::size_t>(n));
   for (std::int64_t step = 0; step < problem.head_dim; ++step) {
-    const std::int64_t c = order == Order::ascending ? step : problem.head_dim - 1 - step;
+    const std::int64_t c = order.at(step, problem.head_dim);
     add_scaled(row.s.data(), head.q[i][c], head.k_transposed[c], n);
   }
   for (Real& s : row.s) s = rounded(static_cast<Real>(problem.scale()) * s, head.rounding);
@@ -110,7 +111,9 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order = Order:
     return row;
   }
   row.sum = std::exp(head.sink() - row.max);
-  for (const Real t : row.t) row.sum += std::exp(t - row.max);
+  for (std::int64_t step = 0; step < n; ++step) {
+    row.sum += std::exp(row.t[static_cast<std::size_t>(order.at(step, n))] - row.max);
+  }
   row.lse = row.max + std::log(row.sum);
   return row;
 }

@@ -17,16 +17,27 @@ enum class Precision : std::uint8_t {
             // built from matrix products would hold them
 };
 
+// Sums start after `turn` eighths of their terms and go round. In double it matters to nobody; the
+// error of the yardstick depends on it as that of any attention does on the order its matrix
+// products add in.
+struct Order {
+  int turn = 0;  // 0 to 7
+  std::int64_t at(std::int64_t step, std::int64_t terms) const {
+    return (step + terms * turn / 8) % terms;
+  }
+};
+
 // `problem` is complete and the arguments are valid (core/validate.hpp), but outputs and gradients
 // may have any floating dtype: f64 shows the result unrounded. Masks are evaluated in float, as on
 // every backend, so that all of them mask alike; scores in the arithmetic of `precision`. Rows past
 // a length: O, dQ, dK, dV = 0, LSE = -inf.
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-             Precision precision = Precision::f64);
+             Precision precision = Precision::f64, Order order = {});
 
 // Recomputes P and O from the inputs; O and LSE in `outputs` are not read, only their absence is
 // allowed.
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-              const Tensor& d_o, const Gradients& gradients, Precision precision = Precision::f64);
+              const Tensor& d_o, const Gradients& gradients, Precision precision = Precision::f64,
+              Order order = {});
 
 }  // namespace attn::reference

@@ -100,10 +100,12 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line) {
       ->capture_default_str()
       ->take_last();
   sub->add_option("--algorithm", options->algorithms, "Separated by commas; default: automatic")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   sub->add_option("--threads", options->threads,
                   "Numbers of threads, separated by commas; default: one for each CPU")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::Range(1, 4096));
   add_backend_option(*sub, options->backend);
   add_isa_option(*sub, options->isa);

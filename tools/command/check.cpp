@@ -214,7 +214,8 @@ void add_check(CLI::App& app, int& status) {
       ->check(CLI::IsMember({"forward", "backward", "both"}))
       ->capture_default_str();
   sub->add_option("--algorithm", options->algorithms, "Only these, separated by commas")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   add_backend_option(*sub, options->backend);
   add_isa_option(*sub, options->isa);
   add_threads_option(*sub, options->threads);

@@ -105,7 +105,8 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
                  "Expression of score and the same, or tokens such as "
                  "softcap30");
   app.add_option("--buffer", options.buffers,
-                 "name=tensor or name=file.npy, read by --mask and --score as name[i, j]");
+                 "name=tensor or name=file.npy, read by --mask and --score as name[i, j]")
+      ->allow_extra_args(false);
   app.add_flag("--causal", options.causal,
                "Each query sees the keys up to its own, the last "
                "query all");

@@ -58,10 +58,27 @@ double half_ulp(DType dtype, double value) {
   return std::ldexp(1.0, exponent - format.digits);
 }
 
+double standard_error(const Tensor& standard, const Tensor& expected) {
+  double worst = 0;
+  for_each_index(standard, [&](const Index& index) {
+    const double error = std::abs(load_element(standard, offset(standard, index)) -
+                                  load_element(expected, offset(expected, index)));
+    if (std::isfinite(error)) worst = std::max(worst, error);
+    return true;
+  });
+  return worst;
+}
+
 Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
                    const Tensor& standard) {
+  return compare(std::move(name), got, expected, standard_error(standard, expected));
+}
+
+Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
+                   double standard_error) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  Comparison result{.tensor = std::move(name), .dtype = got.dtype};
+  Comparison result{
+      .tensor = std::move(name), .dtype = got.dtype, .standard_error = standard_error};
   result.error = -1;  // so that the first element sets the coordinates
   for_each_index(got, [&](const Index& index) {
     const double want = load_element(expected, offset(expected, index));
@@ -73,10 +90,6 @@ Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
     } else {
       if (!std::isfinite(have)) error = kInfinity;
       result.largest = std::max(result.largest, std::abs(want));
-      const double low = load_element(standard, offset(standard, index));
-      if (std::isfinite(low)) {
-        result.standard_error = std::max(result.standard_error, std::abs(low - want));
-      }
     }
     if (error > result.error) {
       result.error = error;

@@ -27,10 +27,15 @@ struct Comparison {
   bool passed() const { return error <= allowed; }
 };
 
-// expected, standard: f64 of the shape of got. An element that is NaN in `expected` belongs to no
-// sequence: not compared.
+// expected: f64 of the shape of got. An element that is NaN in `expected` belongs to no sequence:
+// not compared.
+Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
+                   double standard_error);
+// The same with the yardstick's result, f64.
 Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
                    const Tensor& standard);
+// max |standard - expected| over the elements that are finite in both.
+double standard_error(const Tensor& standard, const Tensor& expected);
 // Adds another draw: maxima over both.
 void merge(Comparison& into, const Comparison& other);
 

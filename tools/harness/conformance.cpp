@@ -7,11 +7,13 @@
 
 #include "attn/error.hpp"
 #include "attn/run.hpp"
+#include "harness/cases.hpp"
 #include "reference/reference.hpp"
 
 namespace attn::harness {
 namespace {
 
+using reference::Order;
 using reference::Precision;
 
 // Rows that the smallest compared tensor should have over all draws, and the most draws made for
@@ -34,24 +36,85 @@ std::int64_t draws_for(const Problem& p, const Hints& hints) {
   return std::clamp<std::int64_t>(std::min(wanted, affordable), 1, kMaxDraws);
 }
 
+// Orders of summation that the yardstick takes the largest error of, as many as cost little. The
+// rounding of S and P to 16 bits does not depend on them.
+int orders_for(const Case& c) {
+  constexpr std::int64_t kScores = 1 << 18;
+  if (c.problem.dtype != DType::f32) return 1;
+  return static_cast<int>(
+      std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(1, scores(c)), 1, 8));
+}
+
 }  // namespace
+
+// The results of one phase: expected, and the error of the yardstick.
+struct Conformance::Expected {
+  std::vector<std::string> names;
+  std::vector<Tensor> tensors;
+  std::vector<double> standard_errors;
+};
 
 struct Conformance::Draw {
   CaseData data;
-  Outputs expected, standard;
-  Gradients expected_gradients, standard_gradients;
   bool nolse;
+  Expected forward, backward;
 
-  Draw(const Case& c, std::uint64_t seed, bool backward) : data(c, seed), nolse(c.hints.nolse) {
-    const auto run = [&](Outputs& outputs, Gradients& gradients, Precision precision) {
-      outputs = data.f64_outputs();
-      reference::forward(data.problem, data.inputs, outputs, precision);
-      if (!backward) return;
-      gradients = data.f64_gradients();
-      reference::backward(data.problem, data.inputs, outputs, data.d_o, gradients, precision);
-    };
-    run(expected, expected_gradients, Precision::f64);
-    run(standard, standard_gradients, Precision::problem);
+  Draw(const Case& c, std::uint64_t seed, bool with_backward)
+      : data(c, seed), nolse(c.hints.nolse) {
+    const Outputs outputs = data.f64_outputs();
+    reference::forward(data.problem, data.inputs, outputs);
+    forward = list(outputs);
+    const Gradients gradients = data.f64_gradients();
+    if (with_backward) {
+      reference::backward(data.problem, data.inputs, outputs, data.d_o, gradients);
+      backward = list(gradients);
+    }
+    const Outputs standard = data.f64_outputs();
+    const Gradients standard_gradients = data.f64_gradients();
+    const int orders = orders_for(c);
+    for (int i = 0; i < orders; ++i) {
+      const Order order{.turn = i * 8 / orders};
+      reference::forward(data.problem, data.inputs, standard, Precision::problem, order);
+      measure(list(standard), forward);
+      if (!with_backward) continue;
+      reference::backward(data.problem, data.inputs, standard, data.d_o, standard_gradients,
+                          Precision::problem, order);
+      measure(list(standard_gradients), backward);
+    }
+  }
+
+  static Expected list(const Outputs& outputs) {
+    return {.names = {"o", "lse"}, .tensors = {outputs.o, outputs.lse}, .standard_errors = {0, 0}};
+  }
+  static Expected list(const Gradients& gradients) {
+    Expected out{.names = {"dq", "dk", "dv", "dsink"},
+                 .tensors = {gradients.dq, gradients.dk, gradients.dv, gradients.dsink},
+                 .standard_errors = {}};
+    for (const auto& [name, tensor] : gradients.buffers) {
+      out.names.push_back("d" + name);
+      out.tensors.push_back(tensor);
+    }
+    out.standard_errors.resize(out.tensors.size());
+    return out;
+  }
+  static void measure(const Expected& standard, Expected& expected) {
+    for (std::size_t i = 0; i < expected.tensors.size(); ++i) {
+      if (!expected.tensors[i].given()) continue;
+      expected.standard_errors[i] = std::max(
+          expected.standard_errors[i], standard_error(standard.tensors[i], expected.tensors[i]));
+    }
+  }
+
+  std::vector<Comparison> compare_all(Phase phase) const {
+    const Expected& expected = phase == Phase::forward ? forward : backward;
+    const Expected got = phase == Phase::forward ? list(data.outputs) : list(data.gradients);
+    std::vector<Comparison> out;
+    for (std::size_t i = 0; i < got.tensors.size(); ++i) {
+      if (!got.tensors[i].given() || (nolse && got.names[i] == "lse")) continue;
+      out.push_back(
+          compare(got.names[i], got.tensors[i], expected.tensors[i], expected.standard_errors[i]));
+    }
+    return out;
   }
 };
 
@@ -79,32 +142,6 @@ void Conformance::run(Draw& draw, const Subject& subject) {
   backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients, options, context);
 }
 
-std::vector<Comparison> Conformance::compare_all(const Draw& draw, Phase phase) {
-  std::vector<Comparison> out;
-  const auto add = [&](const std::string& name, const Tensor& got, const Tensor& expected,
-                       const Tensor& standard) {
-    if (got.given()) out.push_back(compare(name, got, expected, standard));
-  };
-  const CaseData& data = draw.data;
-  if (phase == Phase::forward) {
-    add("o", data.outputs.o, draw.expected.o, draw.standard.o);
-    if (!draw.nolse) add("lse", data.outputs.lse, draw.expected.lse, draw.standard.lse);
-    return out;
-  }
-  const Gradients& got = data.gradients;
-  const Gradients& expected = draw.expected_gradients;
-  const Gradients& standard = draw.standard_gradients;
-  add("dq", got.dq, expected.dq, standard.dq);
-  add("dk", got.dk, expected.dk, standard.dk);
-  add("dv", got.dv, expected.dv, standard.dv);
-  add("dsink", got.dsink, expected.dsink, standard.dsink);
-  for (std::size_t i = 0; i < got.buffers.size(); ++i) {
-    add("d" + got.buffers[i].first, got.buffers[i].second, expected.buffers[i].second,
-        standard.buffers[i].second);
-  }
-  return out;
-}
-
 Report Conformance::check(const Subject& subject) {
   Report report{.descriptor = harness::to_string(case_),
                 .seed = seed_,
@@ -125,7 +162,7 @@ Report Conformance::check(const Subject& subject) {
         report.status = Status::failed;
         report.message = damage + " was written";
       }
-      const std::vector<Comparison> comparisons = compare_all(*draw, subject.phase);
+      const std::vector<Comparison> comparisons = draw->compare_all(subject.phase);
       for (std::size_t i = 0; i < comparisons.size(); ++i) {
         if (i >= report.comparisons.size()) {
           report.comparisons.push_back(comparisons[i]);

@@ -50,9 +50,9 @@ class Conformance {
   int draws() const { return static_cast<int>(draws_.size()); }
 
  private:
+  struct Expected;
   struct Draw;
   static void run(Draw& draw, const Subject& subject);
-  static std::vector<Comparison> compare_all(const Draw& draw, Phase phase);
 
   Case case_;
   std::uint64_t seed_;

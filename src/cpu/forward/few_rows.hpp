@@ -7,6 +7,11 @@
 
 namespace attn::cpu {
 
+// Whether all rows that share a K, V head fit the decoding verbs.
+inline bool has_few_rows(const Problem& p) {
+  return p.seqlen_q * (p.heads_q / p.heads_k) <= kMaxDecodeRows;
+}
+
 // K, V heads whose rows lie side by side are read together: a task that took every eighth 128-byte
 // row would fetch each memory page eight times. Their blocks of K and V, this many bytes at most,
 // stay in L2 until all heads have used them.

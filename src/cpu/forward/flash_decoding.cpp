@@ -66,7 +66,7 @@ void few_row_parts(const Attention& a, const PartialIndex& at, const Partials& p
 void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs& outputs,
                             Executor& executor) {
   if (a.sequences.empty()) return;
-  const bool few_rows = plan.rows_per_task <= kMaxDecodeRows;
+  const bool few_rows = has_few_rows(a.problem);
   std::vector<RowTask> tasks;
   if (few_rows) {
     for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {

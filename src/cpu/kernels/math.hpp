@@ -23,7 +23,7 @@ ATTN_INLINE F exp(F x) {
   return _mm512_scalef_ps(p, n);
 #else
   // In two steps, because 2^n alone leaves the range of normal floats for n > 127 and n < -126.
-  const I k = select(x == x, to_int(n), I{});
+  const I k = to_int(select(x == x, n, F{}));
   const I half = k >> 1;
   return p * power_of_two(half) * power_of_two(k - half);
 #endif
@@ -33,9 +33,9 @@ ATTN_INLINE F log(F x) {
   const I subnormal = x < 0x1p-126f;
   const F scaled = select(subnormal, x * 0x1p23f, x);
   // x = 2^e m with m in [sqrt(1/2), sqrt(2)): 0x3f3504f3 is sqrt(1/2).
-  const I bits = bit_cast<I>(scaled) - 0x3f3504f3;
-  const I e = (bits >> 23) - select(subnormal, set1(23), I{});
-  const F f = bit_cast<F>((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+  const U bits = bit_cast<U>(scaled) - 0x3f3504f3u;
+  const I e = (bit_cast<I>(bits) >> 23) - select(subnormal, set1(23), I{});
+  const F f = bit_cast<F>((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
   // log(1 + f) = f - f^2 / 2 + f^3 p(f); relative error of the fit 6e-9.
   F p = fma(set1(-7.6344948905e-02f), f, set1(1.2761575187e-01f));
   p = fma(p, f, set1(-1.3160182112e-01f));
