@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numbers>
 
 #include "core/philox.hpp"
 #include "cpu/workspace.hpp"
@@ -23,12 +22,15 @@ Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table)
 
   has_mask_ = !p.mask.empty();
   has_score_ = !p.score.empty();
-  // f32 operands: the scale is folded into Q^T once a block, with log2(e) when nothing stands
-  // between score and softmax. bf16 operands cannot be scaled without rounding, so the softmax or
-  // the expression multiplies.
+  // f32 operands: softmax_scale is folded into Q^T once a block, so scores are in natural units.
+  // bf16 operands cannot be scaled without rounding, so the expression or, without one, the softmax
+  // multiplies.
   const bool fold = ops.operand == DType::f32;
-  q_scale_ = !fold ? 1.0f : has_score_ ? scale : scale * kLog2e;
-  c_ = has_score_ ? kLog2e : fold ? 1.0f : scale * kLog2e;
+  if (fold) q_scale_ = scale;
+  if (!fold && !has_score_) {
+    c_ = scale * kLog2e;
+    natural_ = p.scale();
+  }
   if (has_mask_) mask_ = expr::bind(expr::compile(p.mask), in.buffers);
   if (has_score_) {
     const expr::Expr score =
@@ -160,29 +162,28 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
   const core::Rows o = core::rows_like_q(problem, inputs, outputs.o, sequence.batch);
   const bool has_lse = outputs.lse.given();
   for (int r = 0; r < block.count; ++r) {
-    float m = block.m[r];
-    float l = block.l[r];
-    float rescale = 1;
+    double m = double{block.m[r]} * natural_;
+    double l = block.l[r];
+    double rescale = 1;
     if (problem.sink) {
-      const float sink = static_cast<const float*>(inputs.sink.data)[block.head[r]] * kLog2e;
-      const float maximum = std::max(m, sink);
-      rescale = std::exp2(m - maximum);
-      l = l * rescale + std::exp2(sink - maximum);
+      const double sink = static_cast<const float*>(inputs.sink.data)[block.head[r]];
+      const double maximum = std::max(m, sink);
+      rescale = std::exp(m - maximum);
+      l = l * rescale + std::exp(sink - maximum);
       m = maximum;
     }
     // No visible key: P is all zero, but 0 * NaN in V would still reach O.
     if (block.l[r] == 0) {
       for (int d = 0; d < dim_v; ++d) block.o_t[d * ops.rows + r] = 0;
     }
-    factor[r] = l == 0 ? 0.0f : rescale * dropout_scale_ / l;
-    if (normalized) factor[r] *= block.l[r];
+    const double normalizer = normalized ? rescale * double{block.l[r]} : rescale;
+    factor[r] = l == 0 ? 0.0f : static_cast<float>(normalizer / l * double{dropout_scale_});
     row[r] = o.row(block.query[r], block.head[r]);
     if (has_lse) {
       const core::LseRow lse =
           core::lse_row(problem, inputs, outputs.lse, sequence.batch, block.head[r]);
-      const double value =
-          static_cast<double>(m) / std::numbers::log2e + std::log(static_cast<double>(l));
-      *reinterpret_cast<float*>(lse.base + block.query[r] * lse.stride) = static_cast<float>(value);
+      *reinterpret_cast<float*>(lse.base + block.query[r] * lse.stride) =
+          static_cast<float>(m + std::log(l));
     }
   }
   ops.unpack_o(block.o_t, dim_v, factor, problem.dtype, row, block.count);

@@ -26,7 +26,7 @@ struct QueryBlock {
   alignas(64) std::int32_t query[kMaxRows];  // lanes past count repeat the last row
   alignas(64) std::int32_t head[kMaxRows];
   alignas(64) std::uint32_t batch_head[kMaxRows];
-  alignas(64) float m[kMaxRows];  // log2 units
+  alignas(64) float m[kMaxRows];  // in the units of t.s
   alignas(64) float l[kMaxRows];
   void* q_t = nullptr;   // [head_dim][rows]
   float* o_t = nullptr;  // [head_dim_v][rows]
@@ -115,7 +115,9 @@ class Attention {
   // The dropout bits of the tile, or null without dropout.
   const std::uint32_t* keep(const QueryBlock& q, int key0, int keys, TileScratch& t) const;
 
-  float c() const { return c_; }
+  float c() const { return c_; }  // scores to units of log2
+  // Scores to natural units: 1, but for bf16 operands, which softmax_scale is not folded into.
+  double natural() const { return natural_; }
   float dropout_scale() const { return dropout_scale_; }  // 1 / (1 - probability)
   bool has_mask() const { return has_mask_; }
   bool has_score() const { return has_score_; }
@@ -143,7 +145,8 @@ class Attention {
 
  private:
   float q_scale_ = 1;
-  float c_ = 1;  // scores -> log2 units
+  float c_ = kLog2e;
+  double natural_ = 1;
   float dropout_scale_ = 1;
   std::uint32_t dropout_threshold_ = 0;
   bool has_mask_ = false, has_score_ = false;

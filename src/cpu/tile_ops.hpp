@@ -61,10 +61,10 @@ struct TileOps {
   void (*scores)(const void* q_t, const void* k, int keys, int dim, float* s, float* row_max);
   // row_max[row] <- max over keys of s.
   void (*row_max)(const float* s, int keys, float* row_max);
-  // Online softmax in units of log2: with y = c s,  m' = max(m, c row_max), alpha = 2^(m - m'), p =
-  // 2^(y - m'), l <- alpha l + sum p, m <- m'. c > 0. p takes the operand type ([keys][rows], bf16:
-  // [ceil(keys / 2)][rows] pairs); f32 p may be s. keep: one bit a row for each key, or null;
-  // dropped elements of p are zero, l keeps them. m starts at -FLT_MAX.
+  // Online softmax: m' = max(m, row_max), alpha = 2^(c (m - m')), p = 2^(c (s - m')), l <- alpha l
+  // + sum p, m <- m'. c > 0. p takes the operand type ([keys][rows], bf16: [ceil(keys / 2)][rows]
+  // pairs); f32 p may be s. keep: one bit a row for each key, or null; dropped elements of p are
+  // zero, l keeps them. m starts at -FLT_MAX.
   void (*softmax)(float* s, int keys, float c, const float* row_max, const std::uint32_t* keep,
                   float* m, float* l, float* alpha, void* p);
   // o_t[d][row] <- alpha[row] o_t[d][row] + sum_key v[key][d] p[key][row]. alpha null: 1.
@@ -82,8 +82,8 @@ struct TileOps {
   void (*apply_mask)(const expr::BoundProgram& program, const expr::TileContext& tile, float* s);
 
   // --- Backward (f32 operands) ---
-  // p[key][row] <- 2^(c s - lse2[row]); s may be p.
-  void (*probabilities)(const float* s, int keys, float c, const float* lse2, float* p);
+  // p[key][row] <- 2^(c (s - lse[row])); s may be p.
+  void (*probabilities)(const float* s, int keys, float c, const float* lse, float* p);
   // ds <- p (keep_scale keep dp - delta[row]); p <- keep_scale keep p. keep null: all kept and
   // keep_scale 1.
   void (*score_gradient)(float* p, const float* dp, int keys, const std::uint32_t* keep,

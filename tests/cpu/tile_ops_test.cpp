@@ -80,20 +80,20 @@ TEST_P(Products, ForwardTileMatchesItsDefinition) {
         const auto lane = static_cast<std::size_t>(r);
         double maximum = m_before[lane];
         for (int j = 0; j < keys; ++j)
-          maximum = std::max(maximum, c * scores[static_cast<std::size_t>(j * rows + r)]);
-        ASSERT_NEAR(m[lane], maximum, 0x1p-23 * std::fabs(maximum));
-        const double rescale = std::exp2(m_before[lane] - maximum);
+          maximum = std::max(maximum, scores[static_cast<std::size_t>(j * rows + r)]);
+        ASSERT_EQ(m[lane], maximum);
+        const double rescale = std::exp2(c * (m_before[lane] - maximum));
         ASSERT_NEAR(alpha[lane], rescale, 1e-5);
         double sum = 1.5 * rescale;
         for (int j = 0; j < keys; ++j)
-          sum += std::exp2(c * scores[static_cast<std::size_t>(j * rows + r)] - maximum);
+          sum += std::exp2(c * (scores[static_cast<std::size_t>(j * rows + r)] - maximum));
         ASSERT_NEAR(l[lane], sum, (bf16() ? 5e-4 : 1e-5) * sum);
         for (int d = 0; d < dim; ++d) {
           double o = rescale * o_before[static_cast<std::size_t>(d * rows + r)];
           double magnitude = std::fabs(o);
           for (int j = 0; j < keys; ++j) {
             const double term =
-                std::exp2(c * scores[static_cast<std::size_t>(j * rows + r)] - maximum) *
+                std::exp2(c * (scores[static_cast<std::size_t>(j * rows + r)] - maximum)) *
                 double{v[static_cast<std::size_t>(j * dim + d)]};
             o += term;
             magnitude += std::fabs(term);
@@ -201,7 +201,7 @@ TEST_P(Backward, RowsAccumulateAndScoreGradientMatchTheirDefinitions) {
   ops().score_gradient(s.data(), dp.data(), kKeys, keep.data(), scale, delta.data(), ds.data());
   for (std::size_t j = 0; j < kKeys; ++j) {
     for (std::size_t r = 0; r < rows; ++r) {
-      const double p = std::exp2(1.25 * double{scores[j * rows + r]} - double{lse[r]});
+      const double p = std::exp2(1.25 * (double{scores[j * rows + r]} - double{lse[r]}));
       const double z = (keep[j] >> r & 1u) != 0 ? scale : 0.0;
       ASSERT_NEAR(s[j * rows + r], z * p, 1e-5 * (1 + p));
       ASSERT_NEAR(ds[j * rows + r], p * (z * double{dp[j * rows + r]} - double{delta[r]}),

@@ -151,7 +151,7 @@ TEST_F(Command, Check) {
 
 TEST_F(Command, Bench) {
   store("suite.txt",
-        "# comment\n--algorithm standard,automatic --repeat 2\nb1_n64_h2_d16\n\n"
+        "# comment\n--repeat 2 --threads 1 --algorithm standard,automatic\nb1_n64_h2_d16\n\n"
         "b1_n128_h2_d16 # and another\n");
   for (const std::string phase : {"forward", "backward"}) {
     const Result result =

@@ -11,11 +11,16 @@
 namespace attn::command {
 namespace {
 
+// A problem without queries has nothing to compare.
+std::string worst_of(const Verification& verification) {
+  return verification.comparisons.empty() ? std::string() : to_string(verification.worst());
+}
+
 void check_forward(BenchRow& row, const harness::CaseData& data) {
   const Verification verification = verify_forward(row.plan.problem, data.inputs, data.outputs);
   row.correct = verification.passed();
   row.checked = verification.extent;
-  row.worst = to_string(verification.worst());
+  row.worst = worst_of(verification);
 }
 
 // By the driver of the conformance tests, on data of its own.
@@ -35,7 +40,7 @@ void check_backward_whole(BenchRow& row, const harness::Case& c, const PlanOptio
   row.checked = "all rows";
   row.worst = report.message;
   const Verification verification{.extent = {}, .comparisons = report.comparisons};
-  if (!report.comparisons.empty()) row.worst += to_string(verification.worst());
+  row.worst += worst_of(verification);
 }
 
 void check_backward_sampled(BenchRow& row, harness::CaseData& data, const Context& context) {
@@ -45,7 +50,7 @@ void check_backward_sampled(BenchRow& row, harness::CaseData& data, const Contex
       });
   row.correct = verification.passed();
   row.checked = verification.extent;
-  row.worst = to_string(verification.worst());
+  row.worst = worst_of(verification);
 }
 
 void measure(BenchRow& row, const harness::Case& c, harness::CaseData& data,

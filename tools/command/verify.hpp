@@ -14,7 +14,8 @@ struct Verification {
   std::string extent;                            // "all rows" or "256 rows of 16 heads"
   std::vector<harness::Comparison> comparisons;  // positions are those of the whole problem
   bool passed() const;
-  // The comparison that comes closest to, or passes furthest beyond, what is allowed.
+  // Not for an empty list: the comparison that comes closest to, or passes furthest beyond, what is
+  // allowed.
   const harness::Comparison& worst() const;
 };
 

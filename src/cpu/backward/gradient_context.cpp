@@ -58,8 +58,8 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
   const int rows = a.ops.rows;
   const auto floats = static_cast<std::size_t>(first_block_.back() * rows);
   memory_ = allocate(2 * floats * sizeof(float));
-  lse2_ = reinterpret_cast<float*>(memory_.get());
-  delta_ = lse2_ + floats;
+  lse_ = reinterpret_cast<float*>(memory_.get());
+  delta_ = lse_ + floats;
 
   RowScratch sizes;
   sizes.dim_v = a.dim_v;
@@ -71,17 +71,17 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
     const core::Rows grad = core::rows_like_q(a.problem, a.inputs, d_o, sequence.batch);
     RowScratch s = scratch.of(worker);
     const std::int64_t total = a.rows(sequence);
-    float* lse2 = lse2_ + first_block(pair) * rows;
+    float* lse = lse_ + first_block(pair) * rows;
     float* delta = delta_ + first_block(pair) * rows;
-    std::fill_n(lse2, blocks(pair) * rows, kNoKeys);
+    std::fill_n(lse, blocks(pair) * rows, kNoKeys);
     std::fill_n(delta, blocks(pair) * rows, 0.0f);
     for (std::int64_t row = 0; row < total; ++row) {
       const std::int64_t query = row / a.group;
       const std::int64_t head = head_k * a.group + row % a.group;
-      const core::LseRow lse =
+      const core::LseRow lse_row =
           core::lse_row(a.problem, a.inputs, outputs.lse, sequence.batch, head);
-      const float value = *reinterpret_cast<const float*>(lse.base + query * lse.stride);
-      if (value != -std::numeric_limits<float>::infinity()) lse2[row] = value * kLog2e;
+      const float value = *reinterpret_cast<const float*>(lse_row.base + query * lse_row.stride);
+      if (value != -std::numeric_limits<float>::infinity()) lse[row] = value;
       const std::byte* o_row = o.row(query, head);
       const std::byte* d_o_row = grad.row(query, head);
       a.ops.pack_k(&o_row, 1, a.dim_v, a.problem.dtype, s.o);
@@ -117,7 +117,7 @@ void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& blo
   a_.ops.pack_k(q, count, a_.dim, a_.problem.dtype, block.q_rows);
   a_.ops.pack_k(d_o, count, a_.dim_v, a_.problem.dtype, block.do_rows);
   a_.ops.pack_q(d_o, count, a_.dim_v, a_.problem.dtype, 1.0f, block.do_t);
-  block.lse2 = lse2(first_block(pair) + i);
+  block.lse = lse(first_block(pair) + i);
   block.delta = delta(first_block(pair) + i);
 }
 
@@ -135,7 +135,7 @@ void GradientContext::tile_value_gradient(const GradientBlock& block, const KeyB
   a_.ops.scores(block.q.q_t, keys.k, n, a_.dim, p, nullptr);
   if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
   a_.modify(block.q, keys.key0, n, coverage, t.tile);
-  a_.ops.probabilities(p, n, a_.c(), block.lse2, p);
+  a_.ops.probabilities(p, n, a_.c(), block.lse, p);
   a_.ops.scores(block.do_t, keys.v, n, a_.dim_v, t.ds, nullptr);
   const std::uint32_t* keep = a_.keep(block.q, keys.key0, n, t.tile);
   a_.ops.score_gradient(p, t.ds, n, keep, a_.dropout_scale(), block.delta, t.ds);

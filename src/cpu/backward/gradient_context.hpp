@@ -17,7 +17,7 @@ struct GradientBlock {
   float* do_t = nullptr;         // [dim_v][rows]
   float* q_rows = nullptr;       // [rows][leading_dim(dim)], unscaled
   float* do_rows = nullptr;      // [rows][leading_dim(dim_v)]
-  const float* lse2 = nullptr;   // [rows], log2 units
+  const float* lse = nullptr;    // [rows], natural
   const float* delta = nullptr;  // [rows], D = rowsum(dO * O)
 
   void carve(Carver& c, int dim, int dim_v);
@@ -35,7 +35,7 @@ struct GradientTiles {
 
 class GradientContext {
  public:
-  // Computes lse2 and D in parallel. d_o and outputs as in backward().
+  // Computes lse and D in parallel. d_o and outputs as in backward().
   GradientContext(const Attention& a, const Outputs& outputs, const Tensor& d_o,
                   Executor& executor);
 
@@ -46,7 +46,7 @@ class GradientContext {
   }
   std::int64_t blocks(std::int64_t pair) const { return first_block(pair + 1) - first_block(pair); }
   std::int64_t pair_of_block(std::int64_t block) const;
-  const float* lse2(std::int64_t block) const { return lse2_ + block * a_.ops.rows; }
+  const float* lse(std::int64_t block) const { return lse_ + block * a_.ops.rows; }
   const float* delta(std::int64_t block) const { return delta_ + block * a_.ops.rows; }
 
   // Describes and packs Q block i of the pair.
@@ -67,7 +67,7 @@ class GradientContext {
   const Tensor& d_o_;
   std::vector<std::int64_t> first_block_;  // [pairs + 1]
   AlignedBytes memory_;
-  float* lse2_ = nullptr;
+  float* lse_ = nullptr;
   float* delta_ = nullptr;
   bool has_factor_ = false;  // the expression's derivative is not 1
   expr::BoundProgram derivative_;

@@ -11,14 +11,14 @@ void backward_sink(const Attention& a, const GradientContext& g, const Gradients
   auto* d_sink = static_cast<float*>(gradients.dsink.data);
   for (std::int64_t head = 0; head < a.problem.heads_q; ++head) {
     const auto head_k = static_cast<int>(head / a.group);
-    const double sink2 = double{sink[head]} * double{kLog2e};
+    const double logit = sink[head];
     double sum = 0;
     for (const core::Sequence& sequence : a.sequences) {
       const std::int64_t first = g.first_block(sequence.batch * a.problem.heads_k + head_k);
-      const float* lse2 = g.lse2(first);
+      const float* lse = g.lse(first);
       const float* delta = g.delta(first);
       for (std::int64_t row = head % a.group; row < a.rows(sequence); row += a.group) {
-        sum -= std::exp2(sink2 - double{lse2[row]}) * double{delta[row]};
+        sum -= std::exp(logit - double{lse[row]}) * double{delta[row]};
       }
     }
     d_sink[head] = static_cast<float>(sum);

@@ -1,5 +1,5 @@
 // Partial results over disjoint ranges of keys, and their merge: with M = max_p m_p,
-//   l = sum_p 2^(m_p - M) l_p,   O = sum_p 2^(m_p - M) O_p   (unnormalised).
+//   l = sum_p 2^(c (m_p - M)) l_p,   O = sum_p 2^(c (m_p - M)) O_p   (unnormalised).
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ inline void merge_partials(const Attention& a, const Partials& partials, std::in
     const Partial p = partials[first + i * step];
     float weight[kMaxRows];
     for (int r = 0; r < rows; ++r) {
-      weight[r] = std::exp2(p.m[r] - q.m[r]);
+      weight[r] = std::exp2((p.m[r] - q.m[r]) * a.c());
       q.l[r] += weight[r] * p.l[r];
     }
     for (int d = 0; d < a.dim_v; ++d) {

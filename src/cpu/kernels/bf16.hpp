@@ -166,7 +166,7 @@ static void softmax_bf16(float* s, int keys, float c, const float* row_max,
     F sum[4] = {};
     const auto probability = [&](int j, int u) __attribute__((always_inline)) {
       if (j >= keys) return F{};
-      const F y = exp2<3>(fma(load(s + j * kRows + lane), scale, -maximum));
+      const F y = exp2((load(s + j * kRows + lane) - maximum) * scale);
       sum[u] += y;
       return keep == nullptr ? y : keep_lanes(keep[j] >> lane, y);
     };

@@ -20,8 +20,7 @@ ATTN_INLINE F reduce_all(F (&x)[kLanes]) {
   for (int n = kLanes; n > 1; n /= 2) {
 #pragma GCC unroll 8
     for (int i = 0; i < n / 2; ++i) {
-      x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], even) +
-             __builtin_shuffle(x[2 * i], x[2 * i + 1], odd);
+      x[i] = shuffle(x[2 * i], x[2 * i + 1], even) + shuffle(x[2 * i], x[2 * i + 1], odd);
     }
   }
   return x[0];

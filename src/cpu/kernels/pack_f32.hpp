@@ -36,8 +36,8 @@ ATTN_INLINE void transpose(F (&x)[kLanes]) {
     F y[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes / 2; ++i) {
-      y[2 * i] = __builtin_shuffle(x[i], x[i + kLanes / 2], low);
-      y[2 * i + 1] = __builtin_shuffle(x[i], x[i + kLanes / 2], high);
+      y[2 * i] = shuffle(x[i], x[i + kLanes / 2], low);
+      y[2 * i + 1] = shuffle(x[i], x[i + kLanes / 2], high);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) x[i] = y[i];

@@ -1,5 +1,7 @@
 // Online softmax over one tile (Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1, lines 9
-// and 10), and the elementwise steps of the backward pass. All exponentials are powers of two.
+// and 10), and the elementwise steps of the backward pass. All exponentials are powers of two. The
+// difference to the maximum (to LSE) is taken before it is scaled: it is exact where it is small,
+// so that a row with one key has P = 1.
 #pragma once
 
 #include "cpu/kernels/vec.hpp"
@@ -26,12 +28,12 @@ ATTN_INLINE F keep_lanes(std::uint32_t bits, F x) {
 #endif
 }
 
-// m' = max(m, c row_max), alpha = 2^(m - m').
+// m' = max(m, row_max), alpha = 2^(c (m - m')).
 ATTN_INLINE F new_maximum(const float* row_max, float c, float* m, float* alpha) {
   const F before = load(m);
   // A row without visible keys so far stays at -FLT_MAX, where 2^(-inf - m) is 0 and never NaN.
-  const F after = max(load(row_max) * set1(c), before);
-  store(alpha, exp2(before - after));
+  const F after = max(load(row_max), before);
+  store(alpha, exp2((before - after) * set1(c)));
   store(m, after);
   return after;
 }
@@ -46,7 +48,7 @@ static void softmax_f32(float* s, int keys, float c, const float* row_max,
     constexpr int kUnroll = 4;  // independent exponentials in flight, and partial sums
     F sum[kUnroll] = {};
     const auto step = [&](int j, int u) __attribute__((always_inline)) {
-      const F y = exp2(fma(load(s + j * kRows + lane), scale, -maximum));
+      const F y = exp2((load(s + j * kRows + lane) - maximum) * scale);
       sum[u] += y;
       store(out + j * kRows + lane, keep == nullptr ? y : keep_lanes(keep[j] >> lane, y));
     };
@@ -61,13 +63,13 @@ static void softmax_f32(float* s, int keys, float c, const float* row_max,
   }
 }
 
-static void probabilities(const float* s, int keys, float c, const float* lse2, float* p) {
+static void probabilities(const float* s, int keys, float c, const float* lse, float* p) {
   const F scale = set1(c);
   for (int v = 0; v < kVectors; ++v) {
     const int lane = v * kLanes;
-    const F lse = load(lse2 + lane);
+    const F row_lse = load(lse + lane);
     for (int j = 0; j < keys; ++j) {
-      store(p + j * kRows + lane, exp2(fma(load(s + j * kRows + lane), scale, -lse)));
+      store(p + j * kRows + lane, exp2((load(s + j * kRows + lane) - row_lse) * scale));
     }
   }
 }

@@ -65,6 +65,17 @@ ATTN_INLINE I select(I condition, I a, I b) { return condition ? a : b; }
 ATTN_INLINE F to_float(I v) { return __builtin_convertvector(v, F); }
 ATTN_INLINE I to_int(F v) { return __builtin_convertvector(v, I); }  // truncates
 
+// Lane i is lane index[i] of a followed by b.
+ATTN_INLINE F shuffle(F a, F b, I index) {
+#if defined(__clang__)  // has no __builtin_shuffle
+  F out;
+  for (int i = 0; i < kLanes; ++i) out[i] = index[i] < kLanes ? a[index[i]] : b[index[i] - kLanes];
+  return out;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+
 // The larger; b where either is NaN.
 ATTN_INLINE F max(F a, F b) {
 #if ATTN_VECTOR_BYTES == 64
@@ -99,37 +110,27 @@ ATTN_INLINE F round_to_nearest(F x) {
 #endif
 }
 
-// 2^f for f in [-1/2, 1/2], constant term exactly 1 so that exp2(0) = 1. Minimax polynomials;
-// relative error 2.6e-9 (degree 6: the float result is within 1.01 ulp) and 4.3e-4 (degree 3: an
-// eighth of a bf16 rounding, 2^-9).
-template <int kDegree>
+// 2^f for f in [-1/2, 1/2]: minimax polynomial of degree 6, constant term exactly 1 so that exp2(0)
+// = 1. Relative error 2.6e-9, so the float result is within 1.01 ulp.
 ATTN_INLINE F exp2_fraction(F f) {
-  if constexpr (kDegree == 3) {
-    F p = fma(set1(4.1698887944e-2f), f, set1(2.4203051627e-1f));
-    p = fma(p, f, set1(6.9576680660e-1f));
-    return fma(p, f, set1(1.0f));
-  } else {
-    static_assert(kDegree == 6);
-    F p = fma(set1(1.5594674915e-4f), f, set1(1.3406643411e-3f));
-    p = fma(p, f, set1(9.6176927909e-3f));
-    p = fma(p, f, set1(5.5503103882e-2f));
-    p = fma(p, f, set1(2.4022652209e-1f));
-    p = fma(p, f, set1(6.9314724207e-1f));
-    return fma(p, f, set1(1.0f));
-  }
+  F p = fma(set1(1.5594674915e-4f), f, set1(1.3406643411e-3f));
+  p = fma(p, f, set1(9.6176927909e-3f));
+  p = fma(p, f, set1(5.5503103882e-2f));
+  p = fma(p, f, set1(2.4022652209e-1f));
+  p = fma(p, f, set1(6.9314724207e-1f));
+  return fma(p, f, set1(1.0f));
 }
 
 // 2^y for y <= 127; -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0.
-template <int kDegree = 6>
 ATTN_INLINE F exp2(F y) {
 #if ATTN_VECTOR_BYTES == 64
   const F n = round_to_nearest(y);
-  return _mm512_scalef_ps(exp2_fraction<kDegree>(y - n), n);  // scalef(NaN, -inf) = 0
+  return _mm512_scalef_ps(exp2_fraction(y - n), n);  // scalef(NaN, -inf) = 0
 #else
   const F floor = set1(-126.0f);
   const F clamped = select(y < floor, floor, y);
   const F n = round_to_nearest(clamped);
-  const F p = exp2_fraction<kDegree>(clamped - n);
+  const F p = exp2_fraction(clamped - n);
   // |n| <= 127 and p in [0.7, 1.42], so adding n to the exponent field cannot overflow it.
   const F scaled = bit_cast<F>(bit_cast<U>(p) + (bit_cast<U>(to_int(n)) << 23));
   return select(y < floor, F{}, select(y == y, scaled, y));
