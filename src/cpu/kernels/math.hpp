@@ -18,7 +18,7 @@ ATTN_INLINE F exp(F x) {
   // ln 2 = 355/512 - 2.12e-4. n has at most 8 bits and 355 has 9, so n * 355/512 is exact and so is
   // the difference, whether or not the products are fused.
   const F r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), x));
-  const F p = exp2_fraction<6>(r * 1.44269504089f);
+  const F p = exp2_fraction(r * 1.44269504089f);
 #if ATTN_VECTOR_BYTES == 64
   return _mm512_scalef_ps(p, n);
 #else
