@@ -14,7 +14,6 @@ demo: build/build.ninja ## run the sample, verify it against fp64, time standard
 	@cmake --build build --target attn_command
 	build/attn run --input $(sample) --verify
 	build/attn bench @bench/suites/demo.txt --plot build/demo.svg
-	@echo "Time and memory over length: $(CURDIR)/build/demo.svg"
 
 test: ## build everything and run every test
 	@bash scripts/setup.sh build test

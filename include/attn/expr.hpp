@@ -187,8 +187,9 @@ std::string to_string(const Expr& e);
 // expected. Depth and length bounded.
 Expr parse(std::string_view text, const std::vector<Buffer>& buffers = {});
 
-// One CUDA C++ expression. Symbols print as the identifiers of the same name, loads as
-// attn_load_<name>(i, j), floor division as attn_floor_div(a, b); literals are exact (hex floats).
+// One CUDA C++ expression. Symbols print as the identifiers of the same name, literals exactly (hex
+// floats), loads as attn_load_<name>(i, j), and what C++ defines otherwise as functions of the
+// kernel: attn_add(a, b) for int32 that wraps, attn_floor_div(a, b), ... (docs/expressions.md).
 std::string to_cuda(const Expr& e);
 
 // Where an expression is evaluated.

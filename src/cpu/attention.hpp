@@ -72,7 +72,7 @@ class Attention {
  public:
   // problem is complete and validated; the references must outlive this. Immutable after
   // construction.
-  Attention(const Problem& problem, const Inputs& inputs, const TileOps& ops);
+  Attention(const Problem& problem, const Inputs& inputs, const TileOps& table);
 
   const Problem& problem;
   const Inputs& inputs;

@@ -80,6 +80,49 @@ TEST(Classify, NeverContradictsEvaluation) {
   EXPECT_GT(proven, total / 4);  // the property is not met by answering "mixed"
 }
 
+// One operation on ranges of the values that break interval arithmetic.
+TEST(Classify, SpecialFloatsAreSafe) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const float special[] = {0.0F,   -0.0F,     1.0F,      -2.0F,
+                           3.5F,   kInf,      -kInf,     kMost,
+                           -kMost, 0x1p-149F, 0x1p-126F, std::numeric_limits<float>::quiet_NaN()};
+  const auto& s = expr::symbols();
+  int full = 0;
+  for (std::uint32_t seed = 1; seed <= 20000; ++seed) {
+    test::RandomExpr random(seed);
+    std::vector<float> x(4);
+    std::vector<float> y(4);
+    const auto draw = [&] { return special[random.uniform(0, 11)]; };
+    for (float& value : x) value = draw();
+    for (float& value : y) value = draw();
+    const Expr a = expr::Buffer("x", tensor(x.data(), {4}))[s.query];
+    const Expr b = expr::Buffer("y", tensor(y.data(), {4}))[s.key];
+    const Expr values[] = {a + b,     a - b,     a * b,   a / b,
+                           min(a, b), max(a, b), sqrt(a), log(a),
+                           exp(a),    tanh(a),   abs(a),  select(s.query < s.key, a, b)};
+    const Expr value = values[random.uniform(0, 11)];
+    const Expr limit = draw();
+    const Expr masks[] = {value < limit,  value <= limit, limit < value,
+                          limit <= value, value == limit, value != limit};
+    const Expr mask = masks[random.uniform(0, 5)];
+    Tile tile;
+    tile.query_min = random.uniform(0, 3);
+    tile.query_max = random.uniform(tile.query_min, 3);
+    tile.key_min = random.uniform(0, 3);
+    tile.key_max = random.uniform(tile.key_min, 3);
+    const Coverage claimed = classify(mask, tile);
+    full += claimed == Coverage::full ? 1 : 0;
+    if (claimed != Coverage::mixed) {
+      ASSERT_EQ(static_cast<int>(claimed), static_cast<int>(brute_force(mask, tile)))
+          << "seed " << seed << ": " << to_string(mask) << " x " << testing::PrintToString(x)
+          << " y " << testing::PrintToString(y) << " queries " << tile.query_min << ".."
+          << tile.query_max << " keys " << tile.key_min << ".." << tile.key_max;
+    }
+  }
+  EXPECT_GT(full, 1000);
+}
+
 // For shapes of masks with one comparison a diagonal the answer is exact, not only safe.
 TEST(Classify, ShorthandsAreExact) {
   BlockMask blocks = BlockMask::butterfly(40, 40, 8);

@@ -125,7 +125,7 @@ TEST_F(Command, EveryOptionOfAProblem) {
            "--bias " + quoted("bias.npy"), "--sink " + quoted("w.npy"),
            "--documents " + quoted("ids.npy"), "--problem dropout0.25_seed3", "--dtype f16",
            "--backend reference", "--algorithm standard", "--isa portable --threads 1"}) {
-    const Result result = attn(base + " " + options);
+    const Result result = attn(fmt::format("{} {}", base, options));
     EXPECT_EQ(result.code, 0) << options << "\n" << result.text();
     EXPECT_TRUE(result.out_has("against fp64: ok")) << options << "\n" << result.text();
     const Array o = read_npy(path("o.npy"));

@@ -23,15 +23,13 @@ float up(float x) noexcept {
 bool has(const Bounds& a, float x) noexcept { return a.flo <= x && x <= a.fhi; }
 bool has_infinity(const Bounds& a) noexcept { return a.flo == -kInfinity || a.fhi == kInfinity; }
 
-Bounds sum(float lo, float hi, bool nan) noexcept {
-  return float_bounds(lo == lo ? lo : -kInfinity, hi == hi ? hi : kInfinity,
-                      nan || lo != lo || hi != hi);
-}
-
 Bounds add(const Bounds& a, const Bounds& b) noexcept {
   const bool cancels =
       (a.flo == -kInfinity && b.fhi == kInfinity) || (a.fhi == kInfinity && b.flo == -kInfinity);
-  return sum(a.flo + b.flo, a.fhi + b.fhi, a.nan || b.nan || cancels);
+  const float lo = a.flo + b.flo;
+  const float hi = a.fhi + b.fhi;
+  return float_bounds(lo == lo ? lo : -kInfinity, hi == hi ? hi : kInfinity,
+                      a.nan || b.nan || cancels);
 }
 
 Bounds negate(const Bounds& a) noexcept { return float_bounds(-a.fhi, -a.flo, a.nan); }

@@ -10,72 +10,95 @@ namespace {
 
 constexpr std::int64_t kMaxElements = 4096;  // that one load may look at
 
-// Calls visit(offset) for each element of the box given by first[d], count[d].
+using Sizes = std::array<std::int64_t, kMaxRank>;
+
+// The elements of a box: from `offset` on, count[d] steps of strides[d].
+struct Box {
+  std::int64_t offset = 0;
+  Sizes count{1, 1, 1, 1};
+  Sizes strides{};
+};
+
+// Calls visit(offset) for the first element of each run along the last dimension.
 template <class Visit>
-void for_each_element(const Tensor& tensor, const std::array<std::int64_t, kMaxRank>& first,
-                      const std::array<std::int64_t, kMaxRank>& count, Visit visit) noexcept {
-  const auto [n0, n1, n2, n3] = count;
-  const auto& s = tensor.strides;
-  std::int64_t base = 0;
-  for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d) base += first[d] * s[d];
-  for (std::int64_t i = 0; i < n0; ++i) {
-    for (std::int64_t j = 0; j < n1; ++j) {
-      for (std::int64_t k = 0; k < n2; ++k) {
-        for (std::int64_t l = 0; l < n3; ++l) {
-          visit(base + i * s[0] + j * s[1] + k * s[2] + l * s[3]);
-        }
+void for_each_run(const Box& box, const Visit& visit) noexcept {
+  const auto& s = box.strides;
+  for (std::int64_t i = 0; i < box.count[0]; ++i) {
+    for (std::int64_t j = 0; j < box.count[1]; ++j) {
+      for (std::int64_t k = 0; k < box.count[2]; ++k) {
+        visit(box.offset + i * s[0] + j * s[1] + k * s[2]);
       }
     }
   }
 }
 
-void include(Bounds& bounds, float value) noexcept {
-  if (value != value) {
-    bounds.nan = true;
-    return;
-  }
-  bounds.flo = std::min(bounds.flo, value);
-  bounds.fhi = std::max(bounds.fhi, value);
+template <class T>
+Bounds int_elements(const Tensor& tensor, const Box& box) noexcept {
+  const T* data = static_cast<const T*>(tensor.data);
+  T lo = std::numeric_limits<T>::max();
+  T hi = std::numeric_limits<T>::min();
+  const std::int64_t count = box.count[3];
+  const std::int64_t step = box.strides[3];
+  for_each_run(box, [&](std::int64_t offset) {
+    const T* run = data + offset;
+    if (step == 1) {  // apart, so that it is vectorised
+      for (std::int64_t l = 0; l < count; ++l) {
+        lo = std::min(lo, run[l]);
+        hi = std::max(hi, run[l]);
+      }
+    } else {
+      for (std::int64_t l = 0; l < count; ++l) {
+        lo = std::min(lo, run[l * step]);
+        hi = std::max(hi, run[l * step]);
+      }
+    }
+  });
+  return int_bounds(lo, hi);
 }
-void include(Bounds& bounds, std::int32_t value) noexcept {
-  bounds.lo = std::min<std::int64_t>(bounds.lo, value);
-  bounds.hi = std::max<std::int64_t>(bounds.hi, value);
+
+Bounds float_elements(const Tensor& tensor, const Box& box) noexcept {
+  Bounds bounds = float_bounds(kInfinity, -kInfinity, false);
+  for_each_run(box, [&](std::int64_t offset) {
+    for (std::int64_t l = 0; l < box.count[3]; ++l) {
+      const float value = read_float(tensor, offset + l * box.strides[3]);
+      bounds.nan = bounds.nan || value != value;
+      bounds.flo = std::min(bounds.flo, value);  // a NaN value changes neither
+      bounds.fhi = std::max(bounds.fhi, value);
+    }
+  });
+  // Nothing but NaN: an empty range would make comparisons of bounds meaningless.
+  return bounds.flo > bounds.fhi ? any_float() : bounds;
 }
 
 }  // namespace
 
 Bounds load_bounds(const Tensor& tensor, Type type, const Bounds* index) noexcept {
-  std::array<std::int64_t, kMaxRank> first{};
-  std::array<std::int64_t, kMaxRank> count{1, 1, 1, 1};
+  Box box;
   bool leaves = false;  // some index lies outside and reads zero
   std::int64_t elements = 1;
-  for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d) {
+  const auto rank = static_cast<std::size_t>(tensor.rank);
+  for (std::size_t d = 0; d < rank; ++d) {
     if (tensor.shape[d] == 1) continue;
-    first[d] = std::max<std::int64_t>(index[d].lo, 0);
+    const std::size_t at = kMaxRank - rank + d;  // aligned with the last dimension
+    const std::int64_t first = std::max<std::int64_t>(index[d].lo, 0);
     const std::int64_t last = std::min(index[d].hi, tensor.shape[d] - 1);
+    if (last < first) return Bounds{};
     leaves = leaves || index[d].lo < 0 || index[d].hi >= tensor.shape[d];
-    count[d] = std::max<std::int64_t>(last - first[d] + 1, 0);
-    elements = std::min(elements * count[d], kMaxElements + 1);  // each factor is below 2^32
-    if (count[d] == 0) return Bounds{};
+    box.offset += first * tensor.strides[d];
+    box.count[at] = last - first + 1;
+    box.strides[at] = tensor.strides[d];
+    elements = std::min(elements * box.count[at], kMaxElements + 1);  // each factor is below 2^32
   }
   const bool is_float = type == Type::float32;
+  const bool is_byte = tensor.dtype == DType::u8;
   if (elements > kMaxElements) {
     if (is_float) return any_float();
-    return tensor.dtype == DType::u8 ? int_bounds(0, 255) : any_int();
+    return is_byte ? int_bounds(0, 255) : any_int();
   }
-  Bounds bounds{kIntMax, kIntMin, kInfinity, -kInfinity, false};
-  for_each_element(tensor, first, count, [&](std::int64_t offset) {
-    if (is_float) {
-      include(bounds, read_float(tensor, offset));
-    } else {
-      include(bounds, read_int(tensor, offset));
-    }
-  });
-  if (leaves) {
-    is_float ? include(bounds, 0.0f) : include(bounds, std::int32_t{0});
-  }
-  // Nothing but NaN: an empty range would make comparisons of bounds meaningless.
-  return bounds.nan && bounds.flo > bounds.fhi ? any_float() : bounds;
+  const Bounds bounds = is_float  ? float_elements(tensor, box)
+                        : is_byte ? int_elements<std::uint8_t>(tensor, box)
+                                  : int_elements<std::int32_t>(tensor, box);
+  return leaves ? hull(bounds, Bounds{}) : bounds;
 }
 
 }  // namespace attn::expr

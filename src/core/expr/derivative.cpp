@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <unordered_map>
+#include <utility>
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"

@@ -1,7 +1,7 @@
 // The ceiling: independent multiply-adds in registers.
 #pragma once
 
-#include <time.h>
+#include <ctime>
 
 #include "cpu/kernels/vec.hpp"
 
@@ -36,9 +36,9 @@ ATTN_INLINE double run_peak(double seconds, double flops_per_step, const Step& s
     const double start = seconds_now();
     for (int i = 0; i < kSteps; ++i) {
 #pragma GCC unroll 16
-      for (int c = 0; c < kChains; ++c) {
-        acc[c] = step(acc[c]);
-        ATTN_OPAQUE(acc[c]);
+      for (F& chain : acc) {
+        chain = step(chain);
+        ATTN_OPAQUE(chain);
       }
     }
     const double elapsed = seconds_now() - start;
