@@ -24,6 +24,12 @@ constexpr std::int64_t kMaxDraws = 32;
 // long.
 constexpr std::int64_t kMaxPairs = 1 << 16;
 
+// A comparison of maxima over few numbers fails by chance now and then (d sink of one head is one
+// number a draw). A failure is therefore looked at again over this many draws, if they are cheap: a
+// wrong result is wrong there too.
+constexpr std::size_t kSecondLookDraws = 128;
+constexpr std::int64_t kSecondLookPairs = 1 << 22;
+
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 std::int64_t draws_for(const Problem& p, const Hints& hints) {
@@ -118,10 +124,14 @@ struct Conformance::Draw {
   }
 };
 
-Conformance::Conformance(const Case& c, std::uint64_t seed, bool backward) : case_(c), seed_(seed) {
-  const std::int64_t draws = draws_for(c.problem, c.hints);
-  for (std::int64_t i = 0; i < draws; ++i) {
-    draws_.push_back(std::make_shared<Draw>(c, seed + static_cast<std::uint64_t>(i), backward));
+Conformance::Conformance(const Case& c, std::uint64_t seed, bool backward)
+    : case_(c), seed_(seed), backward_(backward) {
+  add_draws(static_cast<std::size_t>(draws_for(c.problem, c.hints)));
+}
+
+void Conformance::add_draws(std::size_t count) {
+  while (draws_.size() < count) {
+    draws_.push_back(std::make_shared<Draw>(case_, seed_ + draws_.size(), backward_));
   }
 }
 
@@ -142,6 +152,27 @@ void Conformance::run(Draw& draw, const Subject& subject) {
   backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients, options, context);
 }
 
+// Adds the comparisons of draws first, first + 1, ... to the report.
+void Conformance::compare_draws(std::size_t first, const Subject& subject, Report& report) {
+  for (std::size_t d = first; d < draws_.size(); ++d) {
+    Draw& draw = *draws_[d];
+    run(draw, subject);
+    const std::string damage = draw.data.damage();
+    if (!damage.empty()) {
+      report.status = Status::failed;
+      report.message = damage + " was written";
+    }
+    const std::vector<Comparison> comparisons = draw.compare_all(subject.phase);
+    for (std::size_t i = 0; i < comparisons.size(); ++i) {
+      if (i >= report.comparisons.size()) {
+        report.comparisons.push_back(comparisons[i]);
+      } else {
+        merge(report.comparisons[i], comparisons[i]);
+      }
+    }
+  }
+}
+
 Report Conformance::check(const Subject& subject) {
   Report report{.descriptor = harness::to_string(case_),
                 .seed = seed_,
@@ -154,22 +185,19 @@ Report Conformance::check(const Subject& subject) {
     report.message = "backward takes no paged K, V";
     return report;
   }
+  const auto all_passed = [&] {
+    return std::all_of(report.comparisons.begin(), report.comparisons.end(),
+                       [](const Comparison& c) { return c.passed(); });
+  };
   try {
-    for (const auto& draw : draws_) {
-      run(*draw, subject);
-      const std::string damage = draw->data.damage();
-      if (!damage.empty()) {
-        report.status = Status::failed;
-        report.message = damage + " was written";
-      }
-      const std::vector<Comparison> comparisons = draw->compare_all(subject.phase);
-      for (std::size_t i = 0; i < comparisons.size(); ++i) {
-        if (i >= report.comparisons.size()) {
-          report.comparisons.push_back(comparisons[i]);
-        } else {
-          merge(report.comparisons[i], comparisons[i]);
-        }
-      }
+    compare_draws(0, subject, report);
+    const Problem& p = case_.problem;
+    const std::int64_t pairs = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k;
+    if (report.status == Status::passed && !all_passed() && !case_.hints.far &&
+        pairs * static_cast<std::int64_t>(kSecondLookDraws) <= kSecondLookPairs) {
+      const std::size_t first = draws_.size();
+      add_draws(kSecondLookDraws);
+      compare_draws(first, subject, report);
     }
   } catch (const Error& error) {
     report.status = error.code() == ErrorCode::unsupported ? Status::unsupported : Status::failed;

@@ -53,9 +53,12 @@ class Conformance {
   struct Expected;
   struct Draw;
   static void run(Draw& draw, const Subject& subject);
+  void add_draws(std::size_t count);  // up to `count` in all
+  void compare_draws(std::size_t first, const Subject& subject, Report& report);
 
   Case case_;
   std::uint64_t seed_;
+  bool backward_;
   std::vector<std::shared_ptr<Draw>> draws_;
 };
 
