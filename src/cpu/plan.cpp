@@ -17,6 +17,8 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 // Tasks that keep any ordinary machine busy without depending on its size.
 constexpr std::int64_t kEnoughTasks = 32;
+// Ranges of keys of the backward pass cost a dQ each, so there are fewer.
+constexpr std::int64_t kEnoughRangeTasks = 16;
 // A part of the keys is worth a task of its own from here on: merging it costs about as much as one
 // K block of 64 keys.
 constexpr std::int64_t kMinSplitKeys = 512;
@@ -76,7 +78,7 @@ void choose_backward(Plan& plan) {
       std::max<std::int64_t>(1, p.batch * p.heads_q * p.seqlen_q * p.head_dim * 4);
   const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
   plan.num_splits = static_cast<std::int32_t>(std::clamp<std::int64_t>(
-      std::min(ceil_div(kEnoughTasks, heads), kSplitBudget / split_bytes), 1, useful));
+      std::min(ceil_div(kEnoughRangeTasks, heads), kSplitBudget / split_bytes), 1, useful));
   if (plan.num_splits > 1) {
     plan.reasons.push_back(std::to_string(plan.num_splits) + " ranges of keys, because " +
                            std::to_string(heads) +

@@ -53,6 +53,12 @@ inline GroupScratch group_scratch(const Attention& a) {
 // Loads the Q blocks of rows [row0, row0 + rows) and clears their O; returns how many.
 inline int load_query_group(const Attention& a, const core::Sequence& sequence, int head_k,
                             std::int64_t row0, std::int64_t rows, GroupScratch& s) {
+  // Rows of Q lie heads * head_dim apart: asked for together, their cache misses overlap.
+  const std::size_t row_bytes = static_cast<std::size_t>(a.dim) * size_of(a.problem.dtype);
+  for (std::int64_t r = row0; r < row0 + rows; ++r) {
+    const std::byte* row = sequence.q.row(r / a.group, head_k * a.group + r % a.group);
+    for (std::size_t i = 0; i < row_bytes; i += kAlignment) __builtin_prefetch(row + i);
+  }
   int blocks = 0;
   for (std::int64_t r = 0; r < rows; r += a.ops.rows, ++blocks) {
     QueryBlock& q = s.blocks[blocks];
