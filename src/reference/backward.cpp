@@ -205,7 +205,9 @@ void backward(const Problem& problem, const Inputs& inputs, const Outputs&, cons
   if (precision == Precision::f64 || problem.dtype == DType::f64) {
     Backward<double>(problem, inputs, d_o, gradients, DType::f64, order).run();
   } else {
-    Backward<float>(problem, inputs, d_o, gradients, problem.dtype, order).run();
+    Backward<float>(problem, inputs, d_o, gradients,
+                    precision == Precision::f32 ? DType::f32 : problem.dtype, order)
+        .run();
   }
 }
 

@@ -56,7 +56,8 @@ void forward(const Problem& problem, const Inputs& inputs, const Outputs& output
   if (precision == Precision::f64 || problem.dtype == DType::f64) {
     forward_as<double>(problem, inputs, outputs, DType::f64, order);
   } else {
-    forward_as<float>(problem, inputs, outputs, problem.dtype, order);
+    forward_as<float>(problem, inputs, outputs,
+                      precision == Precision::f32 ? DType::f32 : problem.dtype, order);
   }
 }
 

@@ -12,9 +12,10 @@ namespace attn::reference {
 
 enum class Precision : std::uint8_t {
   f64,      // every step in double: the definition
-  problem,  // the yardstick of the error rule (docs/numerics.md): float arithmetic (double when the
-            // problem is f64), and S, P, O, dP, dS rounded to problem.dtype, as standard attention
-            // built from matrix products would hold them
+  f32,      // every step in float (double when the problem is f64)
+  problem,  // as f32, and S, P, O, dP, dS rounded to problem.dtype, as standard attention built
+            // from matrix products would hold them. This and f32 are the yardsticks of the error
+            // rule (docs/numerics.md).
 };
 
 // Sums start after `turn` eighths of their terms and go round. In double it matters to nobody; the

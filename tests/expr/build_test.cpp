@@ -72,7 +72,7 @@ TEST(Build, ErrorsPrintTheOperands) {
   EXPECT_EQ(message_of([&] { to_float(flag); }),
             "expression 'to_float' of 'query < key' (boolean): accepts int32 and float32");
   EXPECT_EQ(
-      message_of([&] { flag == 1; }),
+      message_of([&] { static_cast<void>(flag == 1); }),
       "expression '==' of 'query < key' (boolean) and '1' (int32): accepts two numbers or two "
       "booleans");
   EXPECT_EQ(
@@ -82,7 +82,7 @@ TEST(Build, ErrorsPrintTheOperands) {
   EXPECT_EQ(message_of([&] { select(flag, 1, flag); }),
             "expression 'select' of 'query < key' (boolean), '1' (int32) and 'query < key' "
             "(boolean): accepts a boolean condition, then two numbers or two booleans");
-  EXPECT_EQ(message_of([&] { flag < flag; }),
+  EXPECT_EQ(message_of([&] { static_cast<void>(flag < flag); }),
             "expression '<' of 'query < key' (boolean) and 'query < key' (boolean): accepts int32 "
             "and float32");
   EXPECT_EQ(message_of([&] { s.query + Expr(); }),

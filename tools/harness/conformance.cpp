@@ -42,13 +42,25 @@ std::int64_t draws_for(const Problem& p, const Hints& hints) {
   return std::clamp<std::int64_t>(std::min(wanted, affordable), 1, kMaxDraws);
 }
 
-// Orders of summation that the yardstick takes the largest error of, as many as cost little. The
-// rounding of S and P to 16 bits does not depend on them.
-int orders_for(const Case& c) {
-  constexpr std::int64_t kScores = 1 << 18;
-  if (c.problem.dtype != DType::f32) return 1;
-  return static_cast<int>(
-      std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(1, scores(c)), 1, 8));
+// The yardsticks that a result is measured by; the largest error of them counts. 16-bit problems: S
+// and P rounded or held in float, as either is common. f32: several orders of summation, as many as
+// cost little.
+struct Yardstick {
+  Precision precision;
+  Order order;
+};
+std::vector<Yardstick> yardsticks(const Case& c) {
+  if (c.problem.dtype != DType::f32) {
+    return {{Precision::problem, {.turn = 0}}, {Precision::f32, {.turn = 4}}};
+  }
+  constexpr std::int64_t kScores = 1 << 22;
+  const std::int64_t count =
+      std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(1, scores(c)), 1, 8);
+  std::vector<Yardstick> out;
+  for (std::int64_t i = 0; i < count; ++i) {
+    out.push_back({Precision::f32, {.turn = static_cast<int>(i * 8 / count)}});
+  }
+  return out;
 }
 
 }  // namespace
@@ -77,14 +89,12 @@ struct Conformance::Draw {
     }
     const Outputs standard = data.f64_outputs();
     const Gradients standard_gradients = data.f64_gradients();
-    const int orders = orders_for(c);
-    for (int i = 0; i < orders; ++i) {
-      const Order order{.turn = i * 8 / orders};
-      reference::forward(data.problem, data.inputs, standard, Precision::problem, order);
+    for (const auto& [precision, order] : yardsticks(c)) {
+      reference::forward(data.problem, data.inputs, standard, precision, order);
       measure(list(standard), forward);
       if (!with_backward) continue;
       reference::backward(data.problem, data.inputs, standard, data.d_o, standard_gradients,
-                          Precision::problem, order);
+                          precision, order);
       measure(list(standard_gradients), backward);
     }
   }
