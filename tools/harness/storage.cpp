@@ -108,27 +108,40 @@ void Storage::poison() {
 
 bool Storage::overwritten() const {
   if (far_) return false;
+  if (gaps_.empty()) find_gaps();
+  return std::any_of(gaps_.begin(), gaps_.end(), [&](const auto& gap) {
+    return std::any_of(bytes_.get() + gap.first, bytes_.get() + gap.second,
+                       [](std::byte b) { return b != std::byte{0xff}; });
+  });
+}
+
+void Storage::find_gaps() const {
   std::vector<bool> owned(size_);
   for_each_element([&](std::size_t at) {
     std::fill_n(owned.begin() + static_cast<std::ptrdiff_t>(at), size_of(tensor_.dtype), true);
   });
-  for (std::size_t i = 0; i < size_; ++i) {
-    if (!owned[i] && bytes_.get()[i] != std::byte{0xff}) return true;
+  for (auto begin = owned.begin(); begin != owned.end();) {
+    begin = std::find(begin, owned.end(), false);
+    const auto end = std::find(begin, owned.end(), true);
+    if (begin != end) gaps_.emplace_back(begin - owned.begin(), end - owned.begin());
+    begin = end;
   }
-  return false;
 }
 
 std::uint64_t Storage::checksum() const {
-  std::uint64_t hash = 14695981039346656037u;  // FNV-1a
-  const auto add = [&](std::size_t at) {
-    hash = (hash ^ static_cast<std::uint64_t>(bytes_.get()[at])) * 1099511628211u;
+  std::uint64_t hash = 0;
+  const auto add = [&](const std::byte* from, std::size_t count) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, from, count);
+    hash = ((hash ^ word) * 0x9e3779b97f4a7c15u);  // odd, so that no change of a word is lost
+    hash ^= hash >> 32;
   };
   if (far_) {
-    for_each_element([&](std::size_t at) {
-      for (std::size_t i = 0; i < size_of(tensor_.dtype); ++i) add(at + i);
-    });
+    for_each_element([&](std::size_t at) { add(bytes_.get() + at, size_of(tensor_.dtype)); });
   } else {
-    for (std::size_t i = 0; i < size_; ++i) add(i);
+    for (std::size_t i = 0; i < size_; i += sizeof(std::uint64_t)) {
+      add(bytes_.get() + i, std::min(sizeof(std::uint64_t), size_ - i));
+    }
   }
   return hash;
 }

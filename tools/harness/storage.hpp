@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "attn/tensor.hpp"
@@ -38,6 +39,7 @@ class Storage {
   std::uint64_t checksum() const;
 
  private:
+  void find_gaps() const;
   template <class F>
   void for_each_element(F&& f) const;  // f(byte offset)
 
@@ -46,6 +48,9 @@ class Storage {
   std::int64_t first_ = 0;  // offset of element 0, bytes
   bool far_ = false;
   Tensor tensor_;
+  // Ranges of bytes that belong to no element; found when first asked for. Never empty then: there
+  // are guards.
+  mutable std::vector<std::pair<std::size_t, std::size_t>> gaps_;
 };
 
 // Writes a floating value (or a whole number) to an element; offset in elements.
