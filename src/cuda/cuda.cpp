@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "attn/error.hpp"
+#include "cuda/driver/device.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -14,7 +15,8 @@ namespace {
 
 }  // namespace
 
-Plan plan(const Problem& problem, Phase phase, const PlanOptions&, const Context&) {
+Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context&) {
+  device_info(options.device.index);
   refuse(problem, phase);
 }
 

@@ -8,10 +8,11 @@
 
 namespace attn::cuda {
 
-// Choices only; flops and bytes are left at 0. problem is complete and valid. Throws
-// Error(unsupported) naming what no kernel takes, Error(unavailable) without a GPU.
+// Choices only, for options.device; flops and bytes are left at 0. problem is complete and valid.
+// Throws Error(unsupported) naming what no kernel takes, Error(unavailable) without a GPU.
 Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context);
-// Arguments are validated.
+// Arguments are validated, their memory is of plan.device, context.workspace is large enough.
+// Errors of the driver get the problem's descriptor from the caller.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context);
 
