@@ -34,7 +34,8 @@ void add_algorithm_option(CLI::App& app, std::string& algorithm) {
   app.add_option("--algorithm", algorithm, algorithm_names())->take_last();
 }
 void add_backend_option(CLI::App& app, std::string& backend) {
-  app.add_option("--backend", backend, "automatic, cpu, or reference (fp64, one thread, slow)")
+  app.add_option("--backend", backend,
+                 "automatic, cpu, cuda, or reference (fp64, one thread, slow)")
       ->take_last();
 }
 void add_isa_option(CLI::App& app, std::string& isa) {
