@@ -1,20 +1,35 @@
 // The public calls: complete the problem, plan, check the arguments, hand over to a backend.
 #include "attn/run.hpp"
 
+#include "attn/error.hpp"
 #include "core/costs.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
+#include "cuda/cuda.hpp"
+#include "cuda/driver/pointer.hpp"
 #include "reference/reference.hpp"
 
 namespace attn {
 namespace {
 
-Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
-            const Context& context) {
-  core::validate_problem(problem);
-  const bool reference = options.backend == Backend::reference ||
-                         (options.backend == Backend::automatic && problem.dtype == DType::f64);
-  if (!reference) return cpu::plan(problem, phase, options.algorithm, context);
+Backend choose_backend(const Problem& problem, Backend asked, Device device) {
+  const bool gpu = device.type == DeviceType::cuda;
+  if (asked == Backend::automatic) {
+    if (gpu) return Backend::cuda;
+    return problem.dtype == DType::f64 ? Backend::reference : Backend::cpu;
+  }
+  if (gpu != (asked == Backend::cuda)) {
+    throw Error(ErrorCode::invalid_argument,
+                "backend is " + std::string(name(asked)) + ", the device of the tensors is " +
+                    to_string(device) +
+                    "; accepted on a GPU is cuda, elsewhere are cpu and "
+                    "reference (problem " +
+                    to_string(problem) + ")");
+  }
+  return asked;
+}
+
+Plan reference_plan(const Problem& problem, Phase phase, bool asked) {
   Plan plan;
   plan.problem = problem;
   plan.phase = phase;
@@ -23,10 +38,44 @@ Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
   plan.compute = DType::f64;
   plan.tasks = problem.batch * problem.heads_q;
   plan.workspace_bytes = 8 * (problem.seqlen_k + problem.head_dim_v) * 8;
-  plan.reasons.emplace_back(options.backend == Backend::reference
-                                ? "the reference backend was asked for"
-                                : "f64 runs on the reference backend");
+  plan.reasons.emplace_back(asked ? "the reference backend was asked for"
+                                  : "f64 runs on the reference backend");
   return plan;
+}
+
+// Errors of a driver name what it was doing, not for which problem.
+template <class Call>
+auto with_problem(const Problem& problem, Call&& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::unsupported) {
+      throw;
+    }
+    throw Error(error.code(), error.what() + (" (problem " + to_string(problem) + ")"));
+  }
+}
+
+Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
+            const Context& context) {
+  core::validate_problem(problem);
+  switch (choose_backend(problem, options.backend, options.device)) {
+    case Backend::reference:
+      return reference_plan(problem, phase, options.backend == Backend::reference);
+    case Backend::cuda: {
+      Plan plan =
+          with_problem(problem, [&] { return cuda::plan(problem, phase, options, context); });
+      plan.device = options.device;
+      return plan;
+    }
+    default:
+      return cpu::plan(problem, phase, options.algorithm, context);
+  }
+}
+
+PlanOptions on_device_of(const Inputs& inputs, PlanOptions options) {
+  options.device = core::device_of(inputs);
+  return options;
 }
 
 }  // namespace
@@ -40,35 +89,50 @@ Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options,
 
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
-  core::validate_forward(plan.problem, inputs, outputs);
-  if (plan.backend == Backend::reference) {
-    reference::forward(plan.problem, inputs, outputs);
-  } else {
-    cpu::forward(plan, inputs, outputs, context);
+  std::vector<core::NamedTensor> tensors =
+      core::validate_forward(plan.problem, inputs, outputs, plan.device);
+  switch (plan.backend) {
+    case Backend::reference:
+      return reference::forward(plan.problem, inputs, outputs);
+    case Backend::cuda:
+      core::validate_workspace(plan.problem, context.workspace, plan.workspace_bytes, tensors,
+                               plan.device);
+      if (plan.workspace_bytes > 0) tensors.push_back({"workspace", context.workspace});
+      return with_problem(plan.problem, [&] {
+        cuda::check_memory(plan.problem, tensors, plan.device.index);
+        cuda::forward(plan, inputs, outputs, context);
+      });
+    default:
+      return cpu::forward(plan, inputs, outputs, context);
   }
 }
 
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              const PlanOptions& options, const Context& context) {
-  forward(choose(complete(problem, inputs), Phase::forward, options, context), inputs, outputs,
-          context);
+  forward(choose(complete(problem, inputs), Phase::forward, on_device_of(inputs, options), context),
+          inputs, outputs, context);
 }
 
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
               const Gradients& gradients, const Context& context) {
-  core::validate_backward(plan.problem, inputs, outputs, d_o, gradients);
-  if (plan.backend == Backend::reference) {
-    reference::backward(plan.problem, inputs, outputs, d_o, gradients);
-  } else {
-    cpu::backward(plan, inputs, outputs, d_o, gradients, context);
+  core::validate_backward(plan.problem, inputs, outputs, d_o, gradients, plan.device);
+  switch (plan.backend) {
+    case Backend::reference:
+      return reference::backward(plan.problem, inputs, outputs, d_o, gradients);
+    case Backend::cuda:
+      throw Error(ErrorCode::unsupported,
+                  "backward of " + to_string(plan.problem) + " has no kernel on the cuda backend");
+    default:
+      return cpu::backward(plan, inputs, outputs, d_o, gradients, context);
   }
 }
 
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const Tensor& d_o, const Gradients& gradients, const PlanOptions& options,
               const Context& context) {
-  backward(choose(complete(problem, inputs), Phase::backward, options, context), inputs, outputs,
-           d_o, gradients, context);
+  backward(
+      choose(complete(problem, inputs), Phase::backward, on_device_of(inputs, options), context),
+      inputs, outputs, d_o, gradients, context);
 }
 
 }  // namespace attn

@@ -1,4 +1,4 @@
-// Where work runs: threads and instruction set.
+// Where work runs: threads and instruction set of the CPU; stream and workspace of a GPU.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +50,15 @@ struct Context {
   InstructionSet isa = InstructionSet::automatic;  // automatic: the best available
   // Receives warnings, one sentence each; null: dropped.
   std::function<void(std::string_view message)> log{};
+
+  // The cuda backend puts its work into this stream and returns: a CUstream or cudaStream_t of the
+  // tensors' device; null is the legacy default stream. It never waits and allocates nothing, so a
+  // run can be captured in a graph.
+  void* stream = nullptr;
+  // Device memory that the work of the cuda backend may write: u8, contiguous, aligned to 128
+  // bytes, on the tensors' device, of at least Plan::workspace_bytes; needed where that is not 0.
+  // In use until the work is done: calls in different streams need different workspaces.
+  Tensor workspace{};
 };
 
 }  // namespace attn

@@ -2,6 +2,7 @@
 // many times.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@ enum class Backend : std::uint8_t {
   automatic,  // by the device of the tensors
   reference,  // fp64 standard attention on one thread: the definition; slow
   cpu,
+  cuda,  // kernels compiled at run time; docs/cuda.md
 };
 
 // Every algorithm computes the same result within the error rule; automatic picks the fast one.
@@ -43,6 +45,18 @@ std::vector<Algorithm> algorithms(
 struct PlanOptions {
   Backend backend = Backend::automatic;
   Algorithm algorithm = Algorithm::automatic;
+  Device device{};  // make_plan: where the tensors will be. A call with tensors takes theirs.
+};
+
+// The first kernel that the cuda backend launches.
+struct Launch {
+  std::string kernel{};                // its name; empty on other backends
+  std::string arch{};                  // what it is compiled for: "sm_90a"
+  std::array<std::int64_t, 3> grid{};  // blocks
+  std::int32_t threads = 0;            // of a block
+  std::int32_t cluster = 1;            // blocks of a cluster
+  std::int64_t shared_bytes = 0;       // dynamic shared memory of a block
+  std::int32_t stages = 0;             // K, V blocks in flight
 };
 
 // A complete description of how a problem will run. Reading it costs nothing; the fields are for
@@ -51,6 +65,7 @@ struct Plan {
   Problem problem{};  // complete: every size set
   Phase phase = Phase::forward;
   Backend backend = Backend::cpu;
+  Device device{};
   Algorithm algorithm = Algorithm::flash_attention_2;
   InstructionSet isa = InstructionSet::portable;
   DType compute = DType::f32;  // operands of the matrix products: f32, bf16, or f64 (reference);
@@ -62,7 +77,9 @@ struct Plan {
       1;  // parts of the keys that run apart and are merged; never depends on the threads
   std::int32_t threads = 1;
   std::int64_t tasks = 1;
-  std::int64_t workspace_bytes = 0;  // upper bound of memory allocated while running
+  std::int64_t workspace_bytes = 0;  // upper bound of memory allocated while running; cuda: what
+                                     // Context::workspace must have, nothing is allocated
+  Launch launch{};
   double flops = 0;  // useful: 4 d per visible (query, key) forward, 10 d backward (for d == d_v);
                      // upper bound by tiles where the mask reads buffers
   double bytes = 0;  // inputs and outputs, each moved once

@@ -12,6 +12,8 @@
 
 namespace attn {
 
+// All tensors of a call are on one device. On a GPU the values of cu_seqlens, seqused and
+// page_table cannot be looked at before the call returns: they are not checked, and must be right.
 // Shapes by Layout (problem.hpp). The last dimension of Q, K, V, O and their gradients is
 // contiguous (stride 1); other strides are free, and may be 0 for inputs. What lies in unused
 // pages, padding or past a length is never read into a result.
@@ -48,13 +50,14 @@ struct Gradients {
 
 // Fills the sizes that `problem` leaves at 0 and its dtype from the tensors, and checks everything
 // that can be checked; throws Error(invalid_argument) naming the argument, its value and what is
-// accepted.
+// accepted. On a GPU the problem must set seqlen_q (seqlen_k) of packed tensors itself.
 Problem complete(const Problem& problem, const Inputs& inputs);
 
 // O, LSE <- attention. Plans, checks, then writes; on an exception other than one thrown by the
 // executor nothing was written. Same inputs give the same bits for every number of threads.
-// Thread-safe: no state is shared between calls but the pool. Outputs must not overlap inputs or
-// each other.
+// Thread-safe: no state is shared between calls but the pool and the kernels compiled for GPUs.
+// Outputs must not overlap inputs or each other. On a GPU the work is put into context.stream, and
+// what fails while it runs is told by the next call that waits for it.
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              const PlanOptions& options = {}, const Context& context = {});
 // The same with a plan made before.

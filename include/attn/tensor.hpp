@@ -40,6 +40,7 @@ struct Device {
   std::int32_t index = 0;
   bool operator==(const Device&) const = default;
 };
+std::string to_string(Device device);  // "cpu", "cuda:0"
 
 inline constexpr int kMaxRank = 4;
 

@@ -68,8 +68,9 @@ void ArgumentCheck::view(std::string_view name, const Tensor& t) const {
     refuse(fmt::format("{} has dtype {}; accepted are the enumerators of DType", name,
                        static_cast<int>(t.dtype)));
   }
-  if (t.device != Device{}) {
-    refuse(fmt::format("{} is {}; accepted are tensors on cpu", name, to_string(t)));
+  if (t.device != device_) {
+    refuse(fmt::format("{} is {}; accepted are tensors on {}", name, to_string(t),
+                       to_string(device_)));
   }
   if (std::any_of(t.shape.begin(), t.shape.begin() + t.rank,
                   [](std::int64_t size) { return size < 0; })) {

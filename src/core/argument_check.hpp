@@ -22,13 +22,18 @@ struct NamedTensor {
 // accepted, and the descriptor of the problem once the sizes that it needs are known.
 class ArgumentCheck {
  public:
-  // `problem` may be null and must outlive this.
-  explicit ArgumentCheck(const Problem* problem = nullptr) : problem_(problem) {}
+  // `problem` may be null and must outlive this. `device`: where all tensors must be.
+  explicit ArgumentCheck(const Problem* problem = nullptr, Device device = {})
+      : problem_(problem), device_(device) {}
+
+  // Whether the values of tensors can be looked at.
+  bool readable() const noexcept { return device_.type == DeviceType::cpu; }
 
   [[noreturn]] void refuse(const std::string& message) const;
 
   // Memory that can be addressed: rank, sizes that are not negative, number of elements and
-  // distance between elements far below 2^63, data present and aligned to the element, on the CPU.
+  // distance between elements far below 2^63, data present and aligned to the element, on the
+  // device.
   void view(std::string_view name, const Tensor& t) const;
   // view() and exactly this dtype and shape.
   void tensor(std::string_view name, const Tensor& t, DType dtype,
@@ -43,6 +48,7 @@ class ArgumentCheck {
 
  private:
   const Problem* problem_;
+  Device device_;
 };
 
 }  // namespace attn::core

@@ -36,13 +36,26 @@ std::int64_t packed_batch(const ArgumentCheck& check, std::string_view name, con
   return t.shape[0] - 1;
 }
 
+// seqlen of a packed side.
+void fill_longest(const ArgumentCheck& check, std::string_view side, std::int64_t& seqlen,
+                  std::int64_t batch, std::int64_t rows, const Tensor& cu_seqlens) {
+  const std::string name = fmt::format("cu_seqlens_{}", side);
+  const std::int64_t longest = core::check_cu_seqlens(check, name, cu_seqlens, batch, rows);
+  if (seqlen == 0 && rows > 0 && !check.readable()) {
+    check.refuse(
+        fmt::format("seqlen_{} is 0; accepted is the length of the longest sequence or "
+                    "more, because {} is {}",
+                    side, name, to_string(cu_seqlens)));
+  }
+  fill(seqlen, longest);
+}
+
 void fill_q(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   const Tensor& q = inputs.q;
   fill(p.heads_q, q.shape[q.rank - 2]);
   if (p.layout_q == Layout::packed) {
     fill(p.batch, packed_batch(check, "cu_seqlens_q", inputs.cu_seqlens_q));
-    fill(p.seqlen_q,
-         core::check_cu_seqlens(check, "cu_seqlens_q", inputs.cu_seqlens_q, p.batch, q.shape[0]));
+    fill_longest(check, "q", p.seqlen_q, p.batch, q.shape[0], inputs.cu_seqlens_q);
   } else {
     fill(p.batch, q.shape[0]);
     fill(p.seqlen_q, q.shape[1]);
@@ -53,8 +66,7 @@ void fill_k(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   const Tensor& k = inputs.k;
   fill(p.heads_k, k.shape[k.rank - 2]);
   if (p.layout_k == Layout::packed) {
-    fill(p.seqlen_k,
-         core::check_cu_seqlens(check, "cu_seqlens_k", inputs.cu_seqlens_k, p.batch, k.shape[0]));
+    fill_longest(check, "k", p.seqlen_k, p.batch, k.shape[0], inputs.cu_seqlens_k);
   } else if (p.layout_k == Layout::paged) {
     fill(p.page_size, k.shape[1]);
     const Tensor& table = inputs.page_table;
@@ -76,7 +88,7 @@ void fill_k(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
 
 Problem complete(const Problem& problem, const Inputs& inputs) {
   Problem p = problem;
-  const ArgumentCheck check(&p);
+  const ArgumentCheck check(&p, core::device_of(inputs));
   check_rank(check, "q", inputs.q, p.layout_q);
   check_rank(check, "k", inputs.k, p.layout_k);
   check_rank(check, "v", inputs.v, p.layout_k);

@@ -27,10 +27,13 @@ double visible(const expr::Expr& mask, const expr::Tile& t) {
   return visible(mask, low) + visible(mask, high);
 }
 
+// Data that is not there, or not on the CPU.
 bool reads_missing_data(const expr::Expr& e) {
   const auto buffers = expr::buffers(e);
-  return std::any_of(buffers.begin(), buffers.end(),
-                     [](const auto& buffer) { return buffer->tensor().data == nullptr; });
+  return std::any_of(buffers.begin(), buffers.end(), [](const auto& buffer) {
+    const Tensor& t = buffer->tensor();
+    return t.data == nullptr || t.device.type != DeviceType::cpu;
+  });
 }
 
 }  // namespace

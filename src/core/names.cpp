@@ -13,6 +13,7 @@ constexpr core::EnumName<Backend> kBackends[] = {
     {Backend::automatic, "automatic"},
     {Backend::reference, "reference"},
     {Backend::cpu, "cpu"},
+    {Backend::cuda, "cuda"},
 };
 constexpr core::EnumName<Algorithm> kAlgorithms[] = {
     {Algorithm::automatic, "automatic"},

@@ -64,16 +64,18 @@ Tensor tensor(const void* data, DType dtype, std::initializer_list<std::int64_t>
   return tensor(const_cast<void*>(data), dtype, shape, device);
 }
 
+std::string to_string(Device device) {
+  return device.type == DeviceType::cuda ? fmt::format("cuda:{}", device.index) : "cpu";
+}
+
 std::string to_string(const Tensor& tensor) {
   if (!tensor.given()) return "no tensor";
   // A malformed rank must still print.
   const auto rank = static_cast<std::size_t>(std::clamp(tensor.rank, 0, kMaxRank));
   const std::span shape(tensor.shape.data(), rank);
   const std::span strides(tensor.strides.data(), rank);
-  std::string device = "cpu";
-  if (tensor.device.type == DeviceType::cuda) device = fmt::format("cuda:{}", tensor.device.index);
   return fmt::format("{}[{}] strides ({}) on {}", name(tensor.dtype), fmt::join(shape, ", "),
-                     fmt::join(strides, ", "), device);
+                     fmt::join(strides, ", "), to_string(tensor.device));
 }
 
 }  // namespace attn

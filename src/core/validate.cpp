@@ -27,6 +27,21 @@ std::vector<NamedTensor> input_tensors(const Inputs& inputs,
   return tensors;
 }
 
+// Of both lists.
+std::vector<NamedTensor> given(const std::vector<NamedTensor>& written,
+                               const std::vector<NamedTensor>& read) {
+  std::vector<NamedTensor> tensors;
+  for (const std::vector<NamedTensor>* list : {&written, &read}) {
+    for (const NamedTensor& named : *list) {
+      if (named.tensor.given()) tensors.push_back(named);
+    }
+  }
+  return tensors;
+}
+
+// A line of the GPU's cache, so that parts of a workspace do not share one.
+constexpr std::uintptr_t kWorkspaceAlignment = 128;
+
 // O, dO: as Q with head_dim_v.
 void check_like_o(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
                   std::string_view name, const Tensor& t) {
@@ -92,19 +107,29 @@ std::vector<NamedTensor> check_gradients(const ArgumentCheck& check, const Probl
 
 }  // namespace
 
-void validate_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
+Device device_of(const Inputs& inputs) {
+  // A CPU has no ordinals.
+  return inputs.q.device.type == DeviceType::cuda ? inputs.q.device : Device{};
+}
+
+std::vector<NamedTensor> validate_forward(const Problem& problem, const Inputs& inputs,
+                                          const Outputs& outputs, Device device) {
   validate_problem(problem);
-  const ArgumentCheck check(&problem);
+  const ArgumentCheck check(&problem, device);
   const std::vector<BoundBuffer> buffers = check_inputs(check, problem, inputs);
   check_like_o(check, problem, inputs, "o", outputs.o);
   if (outputs.lse.given()) check_lse(check, problem, inputs, outputs.lse);
-  check.disjoint({{"o", outputs.o}, {"lse", outputs.lse}}, input_tensors(inputs, buffers));
+  const std::vector<NamedTensor> written{{"o", outputs.o}, {"lse", outputs.lse}};
+  const std::vector<NamedTensor> read = input_tensors(inputs, buffers);
+  check.disjoint(written, read);
+  return given(written, read);
 }
 
-void validate_backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                       const Tensor& d_o, const Gradients& gradients) {
+std::vector<NamedTensor> validate_backward(const Problem& problem, const Inputs& inputs,
+                                           const Outputs& outputs, const Tensor& d_o,
+                                           const Gradients& gradients, Device device) {
   validate_problem(problem);
-  const ArgumentCheck check(&problem);
+  const ArgumentCheck check(&problem, device);
   if (problem.layout_k == Layout::paged) {
     check.refuse("layout_k is paged; accepted by backward are dense and packed");
   }
@@ -116,7 +141,33 @@ void validate_backward(const Problem& problem, const Inputs& inputs, const Outpu
   read.push_back({"o", outputs.o});
   read.push_back({"lse", outputs.lse});
   read.push_back({"d_o", d_o});
-  check.disjoint(check_gradients(check, problem, inputs, gradients, buffers), read);
+  const std::vector<NamedTensor> written =
+      check_gradients(check, problem, inputs, gradients, buffers);
+  check.disjoint(written, read);
+  return given(written, read);
+}
+
+void validate_workspace(const Problem& problem, const Tensor& workspace, std::int64_t bytes,
+                        const std::vector<NamedTensor>& tensors, Device device) {
+  if (bytes == 0) return;
+  const ArgumentCheck check(&problem, device);
+  if (!workspace.given()) {
+    check.refuse(
+        fmt::format("workspace of the context is not given; accepted is u8 of at least {} "
+                    "bytes, as the plan says, on {}",
+                    bytes, to_string(device)));
+  }
+  check.tensor("workspace", workspace, DType::u8, {kAnySize});
+  check.contiguous("workspace", workspace);
+  if (workspace.size() < bytes) {
+    check.refuse(fmt::format("workspace has {} bytes; accepted are at least {}, as the plan says",
+                             workspace.size(), bytes));
+  }
+  if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
+    check.refuse(fmt::format("workspace is at address {}; accepted are multiples of {} bytes",
+                             fmt::ptr(workspace.data), kWorkspaceAlignment));
+  }
+  check.disjoint({{"workspace", workspace}}, tensors);
 }
 
 }  // namespace attn::core

@@ -17,6 +17,7 @@ void check_seqused(const ArgumentCheck& check, std::string_view name, const Tens
   if (!t.given()) return;
   check.tensor(name, t, DType::i32, {batch});
   check.contiguous(name, t);
+  if (!check.readable()) return;
   for (std::int64_t b = 0; b < batch; ++b) {
     const std::int64_t capacity =
         cu_seqlens == nullptr ? seqlen : std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
@@ -63,6 +64,7 @@ void check_page_table(const ArgumentCheck& check, const Problem& p, const Inputs
                     "size of page_table",
                     p.seqlen_k, table.shape[1], p.page_size));
   }
+  if (!check.readable()) return;
   const std::int64_t pages = inputs.k.shape[0];
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const std::int64_t length = inputs.seqused_k.given() ? i32(inputs.seqused_k)[b] : p.seqlen_k;
@@ -86,6 +88,7 @@ std::int64_t check_cu_seqlens(const ArgumentCheck& check, std::string_view name,
                              to_string(t), batch));
   }
   check.contiguous(name, t);
+  if (!check.readable()) return 0;
   const std::int32_t* starts = i32(t);
   if (starts[0] != 0) {
     check.refuse(fmt::format("{}[0] is {}; accepted is 0", name, starts[0]));

@@ -54,7 +54,17 @@ const Refusal kTensors[] = {
      [](Call& c) {
        c.in.q.device = {DeviceType::cuda, 1};
      },
-     {"q is", "cuda:1", "accepted are tensors on cpu"}},
+     {"k is", "on cpu", "accepted are tensors on cuda:1"}},
+    {"DeviceOfK",
+     dense_call,
+     [](Call& c) {
+       c.in.k.device = {DeviceType::cuda, 1};
+     },
+     {"k is", "on cuda:1", "accepted are tensors on cpu"}},
+    {"OrdinalOfTheCpu",
+     dense_call,
+     [](Call& c) { c.in.q.device.index = 1; },
+     {"q is", "accepted are tensors on cpu"}},
     {"DeviceOfO",
      dense_call,
      [](Call& c) { c.out.o.device.type = DeviceType::cuda; },

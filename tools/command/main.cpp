@@ -22,6 +22,7 @@ int exit_code(ErrorCode code) {
     case ErrorCode::unavailable:
     case ErrorCode::out_of_memory:
       return kNotAvailable;
+    case ErrorCode::device:
     case ErrorCode::internal:
       break;
   }

@@ -84,11 +84,14 @@ __device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(cons
   if (elements > kMaxScannedElements) return Of::any();
   typename Of::Scan scan;
   const auto* data = static_cast<const typename Element::Storage*>(view.data) + offset;
-  for (long long i = 0; i < count[0]; ++i) {
-    for (long long j = 0; j < count[1]; ++j) {
-      for (long long k = 0; k < count[2]; ++k) {
-        const auto* run = data + i * stride[0] + j * stride[1] + k * stride[2];
 #pragma unroll 1
+  for (int i = 0; i < static_cast<int>(count[0]); ++i) {
+#pragma unroll 1
+    for (int j = 0; j < static_cast<int>(count[1]); ++j) {
+#pragma unroll 1
+      for (int k = 0; k < static_cast<int>(count[2]); ++k) {
+        const auto* run = data + i * stride[0] + j * stride[1] + k * stride[2];
+#pragma unroll 4
         for (int l = 0; l < static_cast<int>(count[3]); ++l) {
           scan.add(Element::value(read_only(run + l * stride[3])));
         }

@@ -1,0 +1,174 @@
+#include "cuda/jit/kernel.hpp"
+
+#include <fmt/format.h>
+
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "cuda/driver/device.hpp"
+
+namespace attn::cuda {
+namespace {
+
+// Loading may allocate, which a capturing thread may not do unless it says that it is no part of
+// the capture.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { api().cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { api().cuThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// The driver takes a kernel of a library wherever it takes a function; it then runs in the context
+// that is current.
+CUfunction function_of(CUkernel kernel) { return reinterpret_cast<CUfunction>(kernel); }
+
+// Attributes point into this object.
+struct DriverConfig {
+  explicit DriverConfig(const LaunchConfig& config, void* stream) {
+    driver = {.gridDimX = config.grid[0],
+              .gridDimY = config.grid[1],
+              .gridDimZ = config.grid[2],
+              .blockDimX = config.block,
+              .blockDimY = 1,
+              .blockDimZ = 1,
+              .sharedMemBytes = config.shared_bytes,
+              .hStream = static_cast<CUstream>(stream),
+              .attrs = attributes.data(),
+              .numAttrs = 0};
+    if (config.cluster > 1) {
+      CUlaunchAttribute& attribute = add(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+      attribute.value.clusterDim = {config.cluster, 1, 1};
+    }
+    if (config.programmatic_dependent_launch) {
+      CUlaunchAttribute& attribute = add(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+      attribute.value.programmaticStreamSerializationAllowed = 1;
+    }
+  }
+  DriverConfig(const DriverConfig&) = delete;
+  DriverConfig& operator=(const DriverConfig&) = delete;
+
+  CUlaunchAttribute& add(CUlaunchAttributeID id) {
+    CUlaunchAttribute& attribute = attributes[driver.numAttrs++];
+    attribute.id = id;
+    return attribute;
+  }
+
+  std::array<CUlaunchAttribute, 2> attributes{};
+  CUlaunchConfig driver{};
+};
+
+std::string launch_text(const std::string& name, int device, const LaunchConfig& config) {
+  return fmt::format(
+      "the launch of {} on cuda:{} (grid {} x {} x {}, {} threads, {} bytes of shared "
+      "memory, clusters of {})",
+      name, device, config.grid[0], config.grid[1], config.grid[2], config.block,
+      config.shared_bytes, config.cluster);
+}
+
+}  // namespace
+
+Kernel::Kernel(int device, std::string name, const std::string& entry, const Compiled& compiled)
+    : device_(device), name_(std::move(name)), report_(compiled.report) {
+  const DeviceInfo& info = device_info(device);
+  const ContextGuard guard(device);
+  const RelaxedCapture relaxed;
+  check(api().cuLibraryLoadData(&library_, compiled.cubin.data(), nullptr, nullptr, 0, nullptr,
+                                nullptr, 0),
+        fmt::format("loading {} onto cuda:{} ({})", name_, device, info.name));
+  try {
+    check(api().cuLibraryGetKernel(&kernel_, library_, entry.c_str()),
+          fmt::format("looking up {} in {}", entry, name_));
+    // Drivers load a function at its first use; that may wait for the device, so it is done here.
+    CUfunction function = nullptr;
+    check(api().cuKernelGetFunction(&function, kernel_), fmt::format("loading {}", entry));
+    int shared = 0;
+    check(api().cuKernelGetAttribute(&shared, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel_, device),
+          "cuKernelGetAttribute");
+    check(api().cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                     static_cast<int>(info.shared_bytes_per_block) - shared,
+                                     kernel_, device),
+          fmt::format("allowing {} all shared memory", name_));
+  } catch (...) {
+    api().cuLibraryUnload(library_);
+    throw;
+  }
+}
+
+Kernel::~Kernel() { api().cuLibraryUnload(library_); }
+
+void Kernel::launch(const LaunchConfig& config, void* stream, void** args) const {
+  const ContextGuard guard(device_);
+  const DriverConfig driver(config, stream);
+  const CUresult result =
+      api().cuLaunchKernelEx(&driver.driver, function_of(kernel_), args, nullptr);
+  if (result != CUDA_SUCCESS) check(result, launch_text(name_, device_, config));
+}
+
+int Kernel::max_blocks_per_sm(unsigned block, unsigned shared_bytes) const {
+  const ContextGuard guard(device_);
+  int blocks = 0;
+  check(api().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_of(kernel_),
+                                                          static_cast<int>(block), shared_bytes),
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor of " + name_);
+  return blocks;
+}
+
+int Kernel::max_active_clusters(const LaunchConfig& config) const {
+  const ContextGuard guard(device_);
+  const DriverConfig driver(config, nullptr);
+  int clusters = 0;
+  check(api().cuOccupancyMaxActiveClusters(&clusters, function_of(kernel_), &driver.driver),
+        "cuOccupancyMaxActiveClusters of " + name_);
+  return clusters;
+}
+
+namespace {
+
+struct Slot {
+  std::mutex busy;
+  std::shared_ptr<const Kernel> kernel;
+};
+
+struct Kernels {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::shared_ptr<Slot>> slots;
+};
+
+// Never destroyed: at exit the driver may be gone before this.
+Kernels& kernels() {
+  static auto* const all = new Kernels;
+  return *all;
+}
+
+std::string memory_key(int device, const Source& source) {
+  std::string key = fmt::format("{}\n{}\n", device, source.entry);
+  for (const std::string& option : source.options) key += option + "\n";
+  return key + source.text;
+}
+
+}  // namespace
+
+std::shared_ptr<const Kernel> get_kernel(int device, const Source& source, const Context& context) {
+  std::shared_ptr<Slot> slot;
+  {
+    const std::lock_guard lock(kernels().mutex);
+    std::shared_ptr<Slot>& found = kernels().slots[memory_key(device, source)];
+    if (found == nullptr) found = std::make_shared<Slot>();
+    slot = found;
+  }
+  const std::lock_guard lock(slot->busy);
+  if (slot->kernel == nullptr) {
+    const Arch arch = arch_of_capability(device_info(device).arch);
+    slot->kernel = std::make_shared<const Kernel>(device, source.name, source.entry,
+                                                  compile(source, arch, context));
+  }
+  return slot->kernel;
+}
+
+}  // namespace attn::cuda
