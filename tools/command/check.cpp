@@ -180,8 +180,9 @@ class Checker {
     if (worst && (!worst_ || ratio(worst->comparison) > ratio(worst_->comparison))) worst_ = worst;
     if (!print_line) return;
     progress.clear();
-    fmt::print("{}  {}  {}/{} agree{}\n", failed == 0 ? "ok    " : "FAILED", harness::to_string(c),
-               passed, passed + failed, worst ? "; worst " + describe(*worst) : std::string());
+    const char* verdict = failed > 0 ? "FAILED" : passed > 0 ? "ok    " : "none  ";
+    fmt::print("{}  {}  {}/{} agree{}\n", verdict, harness::to_string(c), passed, passed + failed,
+               worst ? "; worst " + describe(*worst) : std::string());
   }
 
   struct Worst {

@@ -54,6 +54,8 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
       }
     }
   }
+  upload_inputs();
+  upload_outputs();
   const Inputs& host = data.inputs;
   inputs = {.q = here(host.q),
             .k = here(host.k),
@@ -71,7 +73,8 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
     for (const auto& buffer : expr::buffers(*e)) {
       const auto is_bound = [&](const auto& bound) { return bound.first == buffer->name(); };
       if (std::none_of(inputs.buffers.begin(), inputs.buffers.end(), is_bound)) {
-        inputs.buffers.emplace_back(buffer->name(), upload(buffer->tensor(), device, others_));
+        inputs.buffers.emplace_back(buffer->name(),
+                                    harness::upload(buffer->tensor(), device, others_));
       }
     }
   }
@@ -92,8 +95,8 @@ Tensor DeviceData::here(const Tensor& host) const {
   throw Error(ErrorCode::internal, "a tensor of the case lies in none of its storages");
 }
 
-void DeviceData::upload_outputs() {
-  for (Copy& copy : outputs_) {
+void DeviceData::upload(std::list<Copy>& copies) {
+  for (Copy& copy : copies) {
     for (const auto& [begin, end] : copy.storage->contents()) {
       copy.memory.upload(copy.storage->bytes() + begin, end - begin, begin);
     }

@@ -24,8 +24,9 @@ class DeviceData {
   Inputs inputs;  // buffers: also those that the expressions hold themselves
   Outputs outputs;
 
-  // Outputs become what they are on the host.
-  void upload_outputs();
+  // Inputs, or outputs, become what they are on the host.
+  void upload_inputs() { upload(inputs_); }
+  void upload_outputs() { upload(outputs_); }
   // Inputs and outputs of the host become what they are here: CaseData::damage() then tells what
   // was written that must not be.
   void download() const;
@@ -36,6 +37,7 @@ class DeviceData {
     cuda::DeviceBuffer memory;
   };
   Tensor here(const Tensor& host) const;
+  static void upload(std::list<Copy>& copies);
 
   Device device_;
   std::list<Copy> inputs_, outputs_;
