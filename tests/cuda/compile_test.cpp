@@ -3,9 +3,13 @@
 
 #include "attn/error.hpp"
 #include "cuda/support.hpp"
+#include "cuda/temporary_folder.hpp"
 
 namespace attn::cuda {
 namespace {
+
+// Each compilation is one.
+const Environment kNoCache("ATTN_CACHE_DIR", "");
 
 TEST(Arch, TextAndBack) {
   EXPECT_EQ(to_string(Arch{80, false}), "sm_80");

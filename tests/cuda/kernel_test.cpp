@@ -8,9 +8,13 @@
 #include "attn/error.hpp"
 #include "cuda/driver/memory.hpp"
 #include "cuda/support.hpp"
+#include "cuda/temporary_folder.hpp"
 
 namespace attn::cuda {
 namespace {
+
+// Each compilation is one.
+const Environment kNoCache("ATTN_CACHE_DIR", "");
 
 constexpr int kSize = 1000;
 

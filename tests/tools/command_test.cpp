@@ -47,7 +47,7 @@ class Command : public IoTest {
 };
 
 TEST_F(Command, HelpHasExamples) {
-  for (const std::string sub : {"info", "run", "check", "bench"}) {
+  for (const std::string sub : {"info", "run", "check", "bench", "compile"}) {
     const Result result = attn(sub + " --help");
     EXPECT_EQ(result.code, 0);
     EXPECT_TRUE(result.out_has("Examples:\n  attn " + sub)) << result.text();
@@ -60,9 +60,24 @@ TEST_F(Command, Info) {
   const Result result = attn("info --threads 1");
   EXPECT_EQ(result.code, 0) << result.text();
   for (const std::string_view part :
-       {"portable", "available", "cuda         not available", "flash_attention_2", "threads"}) {
+       {"portable", "available", "cuda         ", "flash_attention_2", "threads"}) {
     EXPECT_TRUE(result.out_has(part)) << part << "\n" << result.text();
   }
+}
+
+TEST_F(Command, InfoTellsWhatIsMissingForAGpu) {
+  const Result result = attn("info");
+  const bool gpu = result.out_has("cuda         available");
+  EXPECT_NE(gpu, result.out_has("cuda         not available: the ")) << result.text();
+  EXPECT_EQ(gpu, result.out_has("cuda:0")) << result.text();
+}
+
+TEST_F(Command, CompileRefusals) {
+  const std::string problem = "b1_n64_h2_d64_bf16";
+  expect_refused("compile", 2, {"descriptors"});
+  expect_refused("compile nonsense --arch sm_90a", 2, {"nonsense"});
+  expect_refused("compile " + problem + " --arch h100", 2, {"\"h100\"", "sm_90a"});
+  expect_refused("compile " + problem + " --arch sm_90a --phase sideways", 2, {"sideways"});
 }
 
 TEST_F(Command, BadUsage) {

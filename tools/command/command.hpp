@@ -20,6 +20,7 @@ enum ExitCode : int {
 
 // Each adds one subcommand; its callback writes the exit code to `status` and throws attn::Error.
 void add_info(CLI::App& app, int& status);
+void add_compile(CLI::App& app, int& status);
 void add_run(CLI::App& app, int& status);
 void add_check(CLI::App& app, int& status);
 void add_bench(CLI::App& app, int& status, const std::string& command_line);

@@ -6,6 +6,9 @@
 #include "attn/machine.hpp"
 #include "attn/version.hpp"
 #include "command/command.hpp"
+#include "cuda/driver/device.hpp"
+#include "cuda/driver/nvrtc.hpp"
+#include "cuda/jit/disk_cache.hpp"
 
 namespace attn::command {
 namespace {
@@ -44,7 +47,9 @@ void print_backends() {
              fmt::format("{:<12} available: kernels for the instruction sets above", "cpu"));
   print_line(
       "", fmt::format("{:<12} available: the definition in fp64, one thread, slow", "reference"));
-  print_line("", fmt::format("{:<12} not available: not built in this version", "cuda"));
+  const std::optional<std::string> missing = cuda::why_unavailable();
+  print_line("", missing ? fmt::format("{:<12} not available: {}", "cuda", *missing)
+                         : fmt::format("{:<12} available: kernels compiled at run time", "cuda"));
   const auto print_algorithms = [](Phase phase) {
     std::string names;
     for (const Algorithm algorithm : algorithms(phase)) {
@@ -54,6 +59,30 @@ void print_backends() {
   };
   print_algorithms(Phase::forward);
   print_algorithms(Phase::backward);
+}
+
+void print_gpus() {
+  for (int device = 0; device < cuda::device_count(); ++device) {
+    const cuda::DeviceInfo& info = cuda::device_info(device);
+    print_line(
+        fmt::format("cuda:{}", device),
+        fmt::format("{}, compute capability {}.{}, {} SMs, {} of memory, L2 {}, {} of shared "
+                    "memory a block",
+                    info.name, info.arch / 10, info.arch % 10, info.sm_count,
+                    format_bytes(static_cast<double>(info.memory_bytes)),
+                    format_bytes(static_cast<double>(info.l2_bytes)),
+                    format_bytes(static_cast<double>(info.shared_bytes_per_block))));
+  }
+  if (const cuda::Api* api = cuda::try_api()) {
+    print_line("NVIDIA driver", "CUDA " + cuda::version_text(api->driver_version));
+  }
+  if (const std::optional<std::string> missing = cuda::why_no_nvrtc()) {
+    print_line("NVRTC", "not available: " + *missing);
+    return;
+  }
+  print_line("NVRTC", fmt::format("{} at {}", cuda::version_text(cuda::nvrtc().version),
+                                  cuda::nvrtc().path));
+  print_line("kernel cache", cuda::default_cache_folder().value_or("off"));
 }
 
 void print_peaks(const Context& context) {
@@ -77,6 +106,7 @@ void info(const Options& options) {
   print_line("threads", fmt::format("{}", context.executor->concurrency()));
   print_instruction_sets();
   print_backends();
+  print_gpus();
   if (options.measure) print_peaks(context);
 }
 

@@ -75,6 +75,7 @@ int run(int argc, char** argv) {
   add_run(app, status);
   add_check(app, status);
   add_bench(app, status, command_line(argc, argv));
+  add_compile(app, status);
   try {
     std::vector<std::string> arguments = expand(argc, argv);
     const auto is_first = [&](const CLI::App* sub) { return sub->check_name(arguments.front()); };
@@ -82,8 +83,9 @@ int run(int argc, char** argv) {
         app.get_subcommands(is_first).empty()) {
       throw Error(
           ErrorCode::invalid_argument,
-          fmt::format("the subcommand is \"{}\", but info, run, check and bench are accepted",
-                      arguments.front()));
+          fmt::format(
+              "the subcommand is \"{}\", but info, run, check, bench and compile are accepted",
+              arguments.front()));
     }
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
     app.parse(arguments);

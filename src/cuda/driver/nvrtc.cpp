@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <vector>
 
 #include "attn/error.hpp"
@@ -63,7 +64,10 @@ std::string bind(const SharedLibrary& library, Nvrtc& nvrtc) {
   }
   nvrtc.version = major * 1000 + minor * 10;
   nvrtc.path = library.path;
-  // std::format-like C++20 and direct cubins of sm_90a.
+  std::error_code unknown;
+  const std::uintmax_t bytes = std::filesystem::file_size(library.path, unknown);
+  nvrtc.library_bytes = unknown ? 0 : bytes;
+  // CUDA 12 is the first with C++20 and sm_90a.
   if (major < 12) return fmt::format("{} is version {}.{}, too old", library.path, major, minor);
   return {};
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -22,8 +23,9 @@ struct Nvrtc {
   ATTN_NVRTC_FUNCTIONS(ATTN_DECLARE)
 #undef ATTN_DECLARE
   const char* (*nvrtcGetErrorString)(nvrtcResult) = nullptr;
-  int version = 0;   // 13000 is 13.0
-  std::string path;  // of the library
+  int version = 0;                   // 13000 is 13.0
+  std::string path;                  // of the library
+  std::uintmax_t library_bytes = 0;  // its size; 0 when unknown
 };
 
 // Opens the library at the first call: the file that ATTN_NVRTC names, or else libnvrtc of CUDA 13

@@ -92,9 +92,10 @@ enum CUlaunchAttributeID : int {
   CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
   CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
 };
-// The driver's union has more members; the padding gives its size.
+// The driver's union has more members; the padding gives its size, the pointer its alignment.
 union CUlaunchAttributeValue {
   char pad[64];
+  void* pointer;
   struct {
     unsigned x, y, z;
   } clusterDim;

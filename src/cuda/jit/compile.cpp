@@ -2,10 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
 
 #include "attn/error.hpp"
 #include "cuda/driver/nvrtc.hpp"
+#include "cuda/jit/cache_entry.hpp"
+#include "cuda/jit/disk_cache.hpp"
+#include "cuda/jit/dump.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -95,30 +103,133 @@ std::string first_errors(const std::string& log) {
   return errors.empty() ? "\n" + log.substr(0, 1000) : errors;
 }
 
-}  // namespace
+std::string version_of(const Nvrtc& compiler) {
+  return fmt::format("{}.{}", compiler.version / 1000, compiler.version % 1000 / 10);
+}
 
-Compiled compile(const Source& source, Arch arch, const Context&) {
-  const auto start = std::chrono::steady_clock::now();
-  const Nvrtc& compiler = nvrtc();
+// Everything that the cubin depends on. The library's size tells builds of one version apart.
+Sha256::Digest key_of(const Nvrtc& compiler, const Source& source,
+                      const std::vector<std::string>& options) {
+  Sha256 hash;
+  hash.field(version_of(compiler));
+  hash.field(std::to_string(compiler.library_bytes));
+  hash.field(embedded_headers().hash);
+  hash.field(std::to_string(options.size()));
+  for (const std::string& option : options) hash.field(option);  // the architecture among them
+  hash.field(source.name);
+  hash.field(source.entry);
+  hash.field(source.text);
+  return hash.finish();
+}
+
+// Of files: what people look for, then enough of the key.
+std::string stem_of(const Source& source, Arch arch, const Sha256::Digest& key) {
+  std::string stem = source.name;
+  const auto plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+  };
+  std::replace_if(
+      stem.begin(), stem.end(), [&](char c) { return !plain(c); }, '_');
+  return fmt::format("{}-{}-{}", stem.substr(0, 100), to_string(arch), to_hex(key).substr(0, 32));
+}
+
+Compiled run_compiler(const Nvrtc& compiler, const Source& source, Arch arch,
+                      const std::vector<std::string>& options, bool with_ptx) {
   Program program(compiler, source);
-  const nvrtcResult result = program.compile(options_of(source, arch));
+  const nvrtcResult result = program.compile(options);
   const std::string log = program.log();
-  const std::string version =
-      fmt::format("NVRTC {}.{}", compiler.version / 1000, compiler.version % 1000 / 10);
   if (result != NVRTC_SUCCESS) {
     const bool unknown_arch =
         result == NVRTC_ERROR_INVALID_OPTION && log.find("gpu-architecture") != std::string::npos;
-    throw Error(
-        unknown_arch ? ErrorCode::unsupported : ErrorCode::internal,
-        fmt::format("{} does not compile {} for {} ({}):{}", version, source.name, to_string(arch),
-                    compiler.nvrtcGetErrorString(result), first_errors(log)));
+    throw Error(unknown_arch ? ErrorCode::unsupported : ErrorCode::internal,
+                fmt::format("NVRTC {} does not compile {} for {} ({}):{}", version_of(compiler),
+                            source.name, to_string(arch), compiler.nvrtcGetErrorString(result),
+                            first_errors(log)));
   }
   Compiled compiled;
   compiled.cubin = program.cubin();
   compiled.report = parse_log(log, source.entry);
-  compiled.report.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (with_ptx) compiled.ptx = program.ptx();
   return compiled;
+}
+
+// A folder that is full or not ours would otherwise be told of at every kernel. `about`: one
+// warning each.
+void warn_once(const Context& context, const std::string& about, const std::string& message) {
+  if (!context.log) return;
+  static std::mutex mutex;
+  static std::set<std::string> told;
+  {
+    const std::lock_guard lock(mutex);
+    if (!told.insert(about).second) return;
+  }
+  context.log(message);
+}
+
+// `folder` null: no disk cache. `strict`: what is wrong with the cache is thrown, not told.
+Compiled compile_with(const Source& source, Arch arch, const Context& context,
+                      const std::string* folder, bool strict) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto or_warn = [&](auto&& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      if (strict || error.code() != ErrorCode::io) throw;
+      warn_once(context, *folder,
+                fmt::format("{}; kernels are compiled anew in each process", error.what()));
+    }
+  };
+  const Nvrtc& compiler = nvrtc();
+  const std::vector<std::string> options = options_of(source, arch);
+  const Sha256::Digest key = key_of(compiler, source, options);
+  const std::string stem = stem_of(source, arch, key);
+  const Dump dump = dump_from_environment();
+  std::unique_ptr<DiskCache> cache;
+  if (folder != nullptr) or_warn([&] { cache = std::make_unique<DiskCache>(*folder); });
+
+  std::optional<Compiled> compiled;
+  // PTX is not kept.
+  if (cache != nullptr && !dump.ptx) {
+    if (const std::optional<std::string> bytes = cache->load(stem + ".kernel")) {
+      compiled = from_cache_entry(key, *bytes);
+    }
+  }
+  if (compiled) {
+    compiled->report.from_cache = true;
+  } else {
+    compiled = run_compiler(compiler, source, arch, options, dump.ptx);
+    if (cache != nullptr) {
+      or_warn([&] { cache->store(stem + ".kernel", to_cache_entry(key, *compiled)); });
+    }
+  }
+  compiled->report.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!dump.unknown.empty()) {
+    warn_once(context, "ATTN_DUMP",
+              fmt::format("ATTN_DUMP names \"{}\"; accepted are source, ptx, cubin and "
+                          "report, separated by commas",
+                          dump.unknown));
+  }
+  if (dump.any()) {
+    try {
+      write_dump(dump, stem, source, *compiled);
+    } catch (const Error& error) {
+      warn_once(context, dump.folder, error.what());
+    }
+  }
+  return *std::move(compiled);
+}
+
+}  // namespace
+
+Compiled compile(const Source& source, Arch arch, const Context& context) {
+  const std::optional<std::string> folder = default_cache_folder();
+  return compile_with(source, arch, context, folder ? &*folder : nullptr, false);
+}
+
+Compiled compile_into(const Source& source, Arch arch, const Context& context,
+                      const std::string& folder) {
+  return compile_with(source, arch, context, &folder, true);
 }
 
 }  // namespace attn::cuda

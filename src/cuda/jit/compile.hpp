@@ -47,9 +47,15 @@ struct Compiled {
   std::string ptx{};  // only when it is dumped
 };
 
+// Looks into the disk cache (default_cache_folder() in disk_cache.hpp) and fills it; a cache that
+// cannot be used is told once to context.log, and kernels are then compiled by each process.
 // Throws Error(unavailable) without NVRTC, Error(unsupported) when this NVRTC does not know the
 // architecture, Error(internal) with the first errors of the log when the text is not accepted.
-// Thread-safe. context.log receives warnings about the cache.
+// Thread-safe.
 Compiled compile(const Source& source, Arch arch, const Context& context);
+
+// The same with the cache in `folder`; throws Error(io) when that cannot be used or written.
+Compiled compile_into(const Source& source, Arch arch, const Context& context,
+                      const std::string& folder);
 
 }  // namespace attn::cuda

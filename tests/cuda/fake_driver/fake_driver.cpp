@@ -1,0 +1,212 @@
+#include "fake_driver.hpp"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace attn::cuda {
+namespace {
+
+int number(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+FakeDriver& state() {
+  static FakeDriver driver{.version = number("FAKE_DRIVER_VERSION", 12040),
+                           .devices = number("FAKE_DRIVER_DEVICES", 2),
+                           .init = static_cast<CUresult>(number("FAKE_DRIVER_INIT", 0)),
+                           .nvrtc_major = number("FAKE_NVRTC_MAJOR", 13)};
+  return driver;
+}
+
+std::vector<CUcontext>& contexts() {
+  static thread_local std::vector<CUcontext> own;
+  return own;
+}
+
+CUresult result_of(const char* function) {
+  const auto failure = state().failures.find(function);
+  return failure == state().failures.end() ? CUDA_SUCCESS : failure->second;
+}
+
+int current_device() {
+  return contexts().empty()
+             ? -1
+             : static_cast<int>(reinterpret_cast<std::size_t>(contexts().back()) & 0xff);
+}
+
+CUresult allocate(CUdeviceptr* pointer, std::size_t bytes, bool managed) {
+  if (bytes > std::size_t{1} << 40) return CUDA_ERROR_OUT_OF_MEMORY;
+  *pointer = reinterpret_cast<CUdeviceptr>(std::malloc(bytes));
+  state().memory[*pointer] = {.bytes = bytes, .device = current_device(), .managed = managed};
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+
+FakeDriver* attn_fake_driver() { return &state(); }
+std::vector<CUcontext>* attn_fake_contexts() { return &contexts(); }
+
+CUresult cuInit(unsigned) { return state().init; }
+CUresult cuDriverGetVersion(int* version) {
+  *version = state().version;
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorName(CUresult error, const char** name) {
+  switch (error) {
+    case CUDA_ERROR_INVALID_VALUE:
+      *name = "CUDA_ERROR_INVALID_VALUE";
+      break;
+    case CUDA_ERROR_OUT_OF_MEMORY:
+      *name = "CUDA_ERROR_OUT_OF_MEMORY";
+      break;
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+      *name = "CUDA_ERROR_ILLEGAL_ADDRESS";
+      break;
+    default:
+      *name = nullptr;
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult, const char** text) {
+  *text = "a sentence of the driver";
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetCount(int* count) {
+  *count = state().devices;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
+  std::strncpy(name, device == 0 ? "Fake 0" : "Fake 1", static_cast<std::size_t>(size));
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice) {
+  *bytes = std::size_t{80} << 30;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      *value = device == 0 ? 9 : 8;
+      break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      *value = device == 0 ? 0 : 6;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      *value = 132;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+      *value = 232448;
+      break;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  *context = fake_context(device);
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = contexts().empty() ? nullptr : contexts().back();
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetDevice(CUdevice* device) {
+  *device = current_device();
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  contexts().push_back(context);
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPopCurrent_v2(CUcontext* context) {
+  *context = contexts().back();
+  contexts().pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryLoadData(CUlibrary* library, const void*, int*, void**, unsigned, int*, void**,
+                           unsigned) {
+  *library = reinterpret_cast<CUlibrary>(&state());
+  ++state().libraries;
+  return CUDA_SUCCESS;
+}
+CUresult cuLibraryUnload(CUlibrary) {
+  --state().libraries;
+  return CUDA_SUCCESS;
+}
+CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary, const char*) {
+  *kernel = reinterpret_cast<CUkernel>(&state());
+  return result_of("cuLibraryGetKernel");
+}
+CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+  *function = reinterpret_cast<CUfunction>(kernel);
+  return CUDA_SUCCESS;
+}
+CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel, CUdevice) {
+  *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? 1024 : 0;
+  return CUDA_SUCCESS;
+}
+CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel, CUdevice) {
+  if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+    state().dynamic_shared_bytes = value;
+  }
+  return CUDA_SUCCESS;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction, void**, void**) {
+  state().launch = *config;
+  state().attributes.assign(config->attrs, config->attrs + config->numAttrs);
+  return result_of("cuLaunchKernelEx");
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
+  return allocate(pointer, bytes, false);
+}
+CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned) {
+  return allocate(pointer, bytes, true);
+}
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  state().memory.erase(pointer);
+  std::free(reinterpret_cast<void*>(pointer));
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream) {
+  std::memset(reinterpret_cast<void*>(to), value, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
+// As the driver: memory that it does not know has attributes of 0.
+CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** values,
+                                CUdeviceptr pointer) {
+  const FakeDriver::Memory* found = nullptr;
+  for (const auto& [start, memory] : state().memory) {
+    if (start <= pointer && pointer < start + memory.bytes) found = &memory;
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    int value = 0;
+    if (found != nullptr) {
+      value = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE  ? static_cast<int>(found->type)
+              : attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ? (found->managed ? 1 : 0)
+                                                                 : found->device;
+    }
+    std::memcpy(values[i], &value, sizeof(value));
+  }
+  return result_of("cuPointerGetAttributes");
+}
+
+}  // extern "C"
+
+}  // namespace attn::cuda

@@ -1,0 +1,64 @@
+// A compiler that accepts everything, and counts.
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "cuda/driver/nvrtc.hpp"
+#include "fake_driver.hpp"
+
+namespace attn::cuda {
+namespace {
+
+constexpr char kLog[] = "ptxas info    : Used 42 registers\n";
+constexpr char kCubin[] = "cubin";
+
+}  // namespace
+
+extern "C" {
+
+nvrtcResult nvrtcVersion(int* major, int* minor) {
+  *major = attn_fake_driver()->nvrtc_major;
+  *minor = 0;
+  return NVRTC_SUCCESS;
+}
+const char* nvrtcGetErrorString(nvrtcResult) { return "NVRTC_ERROR_OF_TESTS"; }
+nvrtcResult nvrtcCreateProgram(nvrtcProgram* program, const char*, const char*, int,
+                               const char* const*, const char* const*) {
+  *program = reinterpret_cast<nvrtcProgram>(attn_fake_driver());
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcDestroyProgram(nvrtcProgram*) { return NVRTC_SUCCESS; }
+nvrtcResult nvrtcCompileProgram(nvrtcProgram, int, const char* const*) {
+  ++attn_fake_driver()->compilations;
+  // Long enough for other threads to come by.
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram, std::size_t* size) {
+  *size = sizeof(kLog);
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetProgramLog(nvrtcProgram, char* log) {
+  std::memcpy(log, kLog, sizeof(kLog));
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetPTXSize(nvrtcProgram, std::size_t* size) {
+  *size = 1;
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetPTX(nvrtcProgram, char* ptx) {
+  *ptx = '\0';
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetCUBINSize(nvrtcProgram, std::size_t* size) {
+  *size = sizeof(kCubin);
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetCUBIN(nvrtcProgram, char* cubin) {
+  std::memcpy(cubin, kCubin, sizeof(kCubin));
+  return NVRTC_SUCCESS;
+}
+
+}  // extern "C"
+
+}  // namespace attn::cuda

@@ -1,0 +1,111 @@
+// attn compile: fills the cache of GPU kernels ahead of time, on a machine that needs no GPU.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "attn/error.hpp"
+#include "attn/problem.hpp"
+#include "command/command.hpp"
+#include "core/validate.hpp"
+#include "cuda/cuda.hpp"
+#include "cuda/driver/device.hpp"
+#include "cuda/jit/disk_cache.hpp"
+
+namespace attn::command {
+namespace {
+
+struct Options {
+  std::vector<std::string> descriptors, archs;
+  std::string cache_dir, phase = "forward";
+  bool strict = false;
+};
+
+// Those of the devices here, where none is named.
+std::vector<cuda::Arch> architectures(const std::vector<std::string>& names) {
+  std::vector<cuda::Arch> archs;
+  for (const std::string& name : names) archs.push_back(cuda::parse_arch(name));
+  if (!archs.empty()) return archs;
+  for (int device = 0; device < cuda::device_count(); ++device) {
+    const cuda::Arch arch = cuda::arch_of_capability(cuda::device_info(device).arch);
+    if (std::find(archs.begin(), archs.end(), arch) == archs.end()) archs.push_back(arch);
+  }
+  if (archs.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--arch is not given and {}; accepted are names as sm_80 and sm_90a",
+                            cuda::why_no_driver().value_or("no GPU is here")));
+  }
+  return archs;
+}
+
+// Spills, local memory, serialised wgmma: kernels of this library are meant to have none.
+bool clean(const cuda::Report& report) {
+  return report.spill_store_bytes == 0 && report.spill_load_bytes == 0 && report.local_bytes == 0 &&
+         report.warnings.empty();
+}
+
+int compile(const Options& options) {
+  Context context;
+  context.log = [](std::string_view message) { fmt::print(stderr, "attn: {}\n", message); };
+  const Phase phase = options.phase == "forward" ? Phase::forward : Phase::backward;
+  const std::vector<cuda::Arch> archs = architectures(options.archs);
+  std::string folder = options.cache_dir;
+  if (folder.empty()) {
+    const std::optional<std::string> standard = cuda::default_cache_folder();
+    if (!standard) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          "--cache-dir is not given and ATTN_CACHE_DIR and HOME name no folder; accepted is "
+          "a folder");
+    }
+    folder = *standard;
+  }
+  int unclean = 0;
+  for (const std::string& descriptor : options.descriptors) {
+    const Problem problem = parse_problem(descriptor);
+    core::validate_problem(problem);
+    for (const cuda::Arch arch : archs) {
+      for (const cuda::Source& source : cuda::sources(problem, phase, arch)) {
+        const cuda::Report report = cuda::compile_into(source, arch, context, folder).report;
+        fmt::print("{} {} {}: {}\n", descriptor, to_string(arch), source.name, to_string(report));
+        if (!clean(report)) ++unclean;
+      }
+    }
+  }
+  if (options.strict && unclean > 0) {
+    fmt::print(stderr, "attn: {} of the kernels spill, use local memory or have warnings\n",
+               unclean);
+    return kWrong;
+  }
+  return kOk;
+}
+
+}  // namespace
+
+void add_compile(CLI::App& app, int& status) {
+  auto options = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand(
+      "compile", "Compile the GPU kernels of problems into the cache; needs NVRTC, no GPU");
+  sub->add_option("descriptors", options->descriptors,
+                  "Problems in text form (docs/descriptors.md), or @file with a list of them")
+      ->required();
+  sub->add_option("--arch", options->archs,
+                  "sm_80, sm_90a, ..., separated by commas; default: those of the GPUs here")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  sub->add_option("--phase", options->phase, "forward or backward")
+      ->check(CLI::IsMember({"forward", "backward"}))
+      ->capture_default_str();
+  sub->add_option("--cache-dir", options->cache_dir,
+                  "Default: ATTN_CACHE_DIR, or attn in the user's cache folder");
+  sub->add_flag("--strict", options->strict,
+                "Exit code 1 where a kernel spills registers, uses local memory or has a warning");
+  sub->footer(
+      "Examples:\n"
+      "  attn compile b1_n4096_h16_d128_causal_bf16 --arch sm_90a\n"
+      "  attn compile @problems.txt --arch sm_80,sm_90a --cache-dir /opt/app/kernels --strict");
+  sub->callback([options, &status] { status = compile(*options); });
+}
+
+}  // namespace attn::command
