@@ -5,5 +5,5 @@ cd "$(dirname "$0")/.."
 
 mode=(-i)
 if [[ ${1:-} == --check ]]; then mode=(--dry-run --Werror); fi
-git ls-files -z --cached --others --exclude-standard '*.cpp' '*.hpp' |
+git ls-files -z --cached --others --exclude-standard '*.cpp' '*.hpp' '*.cuh' |
   xargs -0 --no-run-if-empty clang-format "${mode[@]}"
