@@ -188,8 +188,8 @@ std::string to_string(const Expr& e);
 Expr parse(std::string_view text, const std::vector<Buffer>& buffers = {});
 
 // One CUDA C++ expression. Symbols print as the identifiers of the same name, literals exactly (hex
-// floats), loads as attn_load_<name>(i, j), and what C++ defines otherwise as functions of the
-// kernel: attn_add(a, b) for int32 that wraps, attn_floor_div(a, b), ... (docs/expressions.md).
+// floats), loads as attn_load_<name>(i, j), arithmetic as functions: attn_add(a, b), attn_exp(a),
+// ... (docs/expressions.md).
 std::string to_cuda(const Expr& e);
 
 // Where an expression is evaluated.

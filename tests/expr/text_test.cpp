@@ -160,23 +160,25 @@ TEST(Text, Cuda) {
   const float data[4] = {};
   const Buffer bias("bias", tensor(data, {2, 2}));
   EXPECT_EQ(to_cuda(causal()), "(key <= attn_add(query, attn_sub(seqlen_k, seqlen_q)))");
-  EXPECT_EQ(to_cuda(softcap(30)), "(0x1.ep+4f * tanhf((score / 0x1.ep+4f)))");
-  EXPECT_EQ(to_cuda(s.score + bias({s.query, s.key})), "(score + attn_load_bias(query, key))");
-  EXPECT_EQ(to_cuda(s.query / 64 == s.key % 7),
-            "(attn_floor_div(query, 64) == attn_floor_mod(key, 7))");
+  EXPECT_EQ(to_cuda(softcap(30)), "attn_mul(0x1.ep+4f, attn_tanh(attn_div(score, 0x1.ep+4f)))");
+  EXPECT_EQ(to_cuda(s.score + bias({s.query, s.key})),
+            "attn_add(score, attn_load_bias(query, key))");
+  EXPECT_EQ(to_cuda(s.query / 64 == s.key % 8), "((query >> 6) == (key & 7))");
+  EXPECT_EQ(to_cuda(s.query / s.head == s.key % -8),
+            "(attn_floor_div(query, head) == attn_floor_mod(key, -8))");
   EXPECT_EQ(to_cuda(select(s.head < 2 || !(s.score <= 0.1), -s.score, -s.query)),
-            "(((head < 2) || (!(score <= 0x1.99999ap-4f))) ? (-score) : "
-            "static_cast<float>(attn_neg(query)))");
+            "(((head < 2) | (!(score <= 0x1.99999ap-4f))) ? attn_neg(score) : "
+            "attn_to_float(attn_neg(query)))");
   EXPECT_EQ(to_cuda(min(abs(s.query) * 3, max(s.key, s.batch)) != -5),
             "(attn_min(attn_mul(attn_abs(query), 3), attn_max(key, batch)) != -5)");
   EXPECT_EQ(to_cuda(log(exp(s.score) / sqrt(abs(s.score)))),
-            "logf((expf(score) / sqrtf(fabsf(score))))");
+            "attn_log(attn_div(attn_exp(score), attn_sqrt(attn_abs(score))))");
   EXPECT_EQ(to_cuda(s.key == std::numeric_limits<std::int32_t>::min() && true),
             "(key == (-2147483647 - 1))");
   const float inf = std::numeric_limits<float>::infinity();
   EXPECT_EQ(to_cuda(select(s.key < 1, inf, select(s.key < 2, -inf, std::nanf("")))),
-            "((key < 1) ? __int_as_float(0x7f800000) : ((key < 2) ? __int_as_float(0xff800000) : "
-            "__int_as_float(0x7fc00000)))");
+            "((key < 1) ? attn_bits(0x7f800000) : ((key < 2) ? attn_bits(0xff800000) : "
+            "attn_bits(0x7fc00000)))");
 }
 
 }  // namespace

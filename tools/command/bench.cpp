@@ -17,7 +17,7 @@ namespace {
 struct Options {
   std::vector<std::string> descriptors, algorithms;
   std::vector<int> threads;
-  std::string backend, isa, phase = "forward", json, plot;
+  std::string backend, device, isa, phase = "forward", json, plot;
   TimingRule rule;
   int repeat = 0;
   bool plan = false;
@@ -45,22 +45,24 @@ int bench(const Options& options, const std::string& command_line) {
   if (algorithms.empty()) algorithms.emplace_back(name(Algorithm::automatic));
   std::vector<Context> contexts;
   for (const int threads : options.threads.empty() ? std::vector{0} : options.threads) {
-    contexts.push_back(
-        make_context({.algorithm = {}, .backend = {}, .isa = options.isa, .threads = threads}));
+    contexts.push_back(make_context({.isa = options.isa, .threads = threads}));
   }
 
   Peaks peaks;
   std::vector<BenchRow> rows;
   const std::size_t total = cases.size() * algorithms.size() * contexts.size();
   Progress progress(static_cast<std::int64_t>(total));
-  fmt::print("{}\n", table_header(width));
+  const bool on_gpu = parse_device(options.device).type == DeviceType::cuda;
+  fmt::print("{}\n", table_header(width, on_gpu));
   for (const harness::Case& c : cases) {
     progress.show(static_cast<std::int64_t>(rows.size()), harness::to_string(c) + ": making data");
     harness::CaseData data(c, 1);
     for (const std::string& algorithm : algorithms) {
       for (const Context& context : contexts) {
-        const PlanOptions plan_options_of_row =
-            plan_options({.algorithm = algorithm, .backend = options.backend, .isa = {}});
+        const PlanOptions plan_options_of_row = plan_options({.algorithm = algorithm,
+                                                              .backend = options.backend,
+                                                              .isa = {},
+                                                              .device = options.device});
         progress.show(static_cast<std::int64_t>(rows.size()),
                       fmt::format("{} {}", harness::to_string(c), algorithm));
         rows.push_back(measure_row(c, data, phase, plan_options_of_row, context, rule, peaks));
@@ -108,6 +110,7 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line) {
       ->allow_extra_args(false)
       ->check(CLI::Range(1, 4096));
   add_backend_option(*sub, options->backend);
+  add_device_option(*sub, options->device);
   add_isa_option(*sub, options->isa);
   sub->add_option("--seconds", options->rule.seconds,
                   "Time calls for so long, at least 3; the median counts")
@@ -124,12 +127,13 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line) {
   sub->add_flag("--plan", options->plan, "Print the plan of each line");
   sub->footer(
       "Columns: 'peak' is the share of the GFLOP/s of independent multiply-adds, 'read' the share "
-      "of "
-      "the read\nbandwidth (where the problem is bound by it), both measured in the same run; "
-      "'workspace' is what the plan\nannounces, 'memory' by how much the process grew during a "
-      "call.\n"
+      "of the\nread bandwidth (where the problem is bound by it); 'workspace' is what the plan "
+      "announces, 'memory' by\nhow much the process grew during a call. On a GPU 'matrix' is the "
+      "share of the rate of matrix products\nfrom shared memory, 'copy' the share of the bandwidth "
+      "of a copy. All ceilings are measured in the same run.\n"
       "Examples:\n"
       "  attn bench b1_n4096_h8_d64_f32 b1_n4096_h8_d64_causal_f32 --threads 1,2\n"
+      "  attn bench b4_n4096_h16_d128_causal_bf16 --device cuda\n"
       "  attn bench @bench/suites/demo.txt --plot build/demo.svg\n"
       "  attn bench @bench/suites/cpu-backward-f32.txt --json out.json");
   sub->callback([options, &status, command_line] { status = bench(*options, command_line); });

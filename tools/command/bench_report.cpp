@@ -14,6 +14,7 @@
 #include "command/command.hpp"
 #include "command/commit.hpp"
 #include "command/svg.hpp"
+#include "cuda/driver/device.hpp"
 
 namespace attn::command {
 namespace {
@@ -29,6 +30,7 @@ Json row_json(const BenchRow& row) {
             {"phase", name(row.plan.phase)},
             {"algorithm", name(row.plan.algorithm)},
             {"threads", row.plan.threads}};
+  if (row.on_gpu()) json["device"] = to_string(row.plan.device);
   if (!row.refused.empty()) {
     json["refused"] = row.refused;
     return json;
@@ -75,23 +77,35 @@ std::string family(const BenchRow& row) {
 
 }  // namespace
 
-std::string table_header(std::size_t descriptor_width) {
+std::string table_header(std::size_t descriptor_width, bool on_gpu) {
+  if (on_gpu) {
+    return fmt::format("{:<{}}  {:<17} {:>10} {:>8} {:>6} {:>8} {:>6} {:>10}  {}", "problem",
+                       descriptor_width, "algorithm", "time", "TFLOP/s", "matrix", "GB/s", "copy",
+                       "workspace", "compared with fp64");
+  }
   return fmt::format("{:<{}}  {:<17} {:>7} {:>10} {:>8} {:>6} {:>7} {:>6} {:>10} {:>10}  {}",
                      "problem", descriptor_width, "algorithm", "threads", "time", "GFLOP/s", "peak",
                      "GB/s", "read", "workspace", "memory", "compared with fp64");
 }
 
 std::string table_line(const BenchRow& row, std::size_t descriptor_width) {
-  std::string line = fmt::format("{:<{}}  {:<17} {:>7} ", row.descriptor, descriptor_width,
-                                 name(row.plan.algorithm), row.plan.threads);
+  std::string line =
+      fmt::format("{:<{}}  {:<17} ", row.descriptor, descriptor_width, name(row.plan.algorithm));
+  if (!row.on_gpu()) line += fmt::format("{:>7} ", row.plan.threads);
   if (!row.refused.empty()) return line + row.refused;
   if (!row.correct) return line + fmt::format("WRONG ({}): {}", row.checked, row.worst);
+  const std::string workspace = format_bytes(static_cast<double>(row.plan.workspace_bytes));
+  if (row.on_gpu()) {
+    return line + fmt::format("{:>10} {:>8.1f} {:>6} {:>8.0f} {:>6} {:>10}  {}",
+                              format_seconds(row.timing.median()), row.gflops() * 1e-3,
+                              percent(row.gflops(), row.peak_gflops), row.gbps(),
+                              percent(row.gbps(), row.read_gbps), workspace, row.checked);
+  }
   return line +
          fmt::format("{:>10} {:>8.1f} {:>6} {:>7.2f} {:>6} {:>10} {:>10}  {}",
                      format_seconds(row.timing.median()), row.gflops(),
                      percent(row.gflops(), row.peak_gflops), row.gbps(),
-                     row.memory_bound() ? percent(row.gbps(), row.read_gbps) : "-",
-                     format_bytes(static_cast<double>(row.plan.workspace_bytes)),
+                     row.memory_bound() ? percent(row.gbps(), row.read_gbps) : "-", workspace,
                      row.peak_memory ? format_bytes(static_cast<double>(*row.peak_memory)) : "-",
                      row.checked);
 }
@@ -110,7 +124,18 @@ std::string to_json(const std::vector<BenchRow>& rows, const std::string& comman
               {"l3_bytes", machine.l3_bytes},
               {"memory_bytes", machine.memory_bytes}}},
             {"results", Json::array()}};
-  for (const BenchRow& row : rows) json["results"].push_back(row_json(row));
+  for (const BenchRow& row : rows) {
+    if (row.on_gpu() && !json["machine"].contains("gpu")) {
+      const cuda::DeviceInfo& gpu = cuda::device_info(row.plan.device.index);
+      json["machine"]["gpu"] = {{"name", gpu.name},
+                                {"arch", gpu.arch},
+                                {"sm_count", gpu.sm_count},
+                                {"l2_bytes", gpu.l2_bytes},
+                                {"memory_bytes", gpu.memory_bytes},
+                                {"driver", cuda::version_text(cuda::api().driver_version)}};
+    }
+    json["results"].push_back(row_json(row));
+  }
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -9,7 +9,7 @@
 namespace attn::command {
 
 // Problems are padded to this width.
-std::string table_header(std::size_t descriptor_width);
+std::string table_header(std::size_t descriptor_width, bool on_gpu);
 std::string table_line(const BenchRow& row, std::size_t descriptor_width);
 
 // Machine, date (UTC), commit, command line and every row.

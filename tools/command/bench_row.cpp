@@ -4,6 +4,7 @@
 
 #include "attn/error.hpp"
 #include "attn/machine.hpp"
+#include "command/cuda_timing.hpp"
 #include "command/memory.hpp"
 #include "command/verify.hpp"
 #include "harness/conformance.hpp"
@@ -105,10 +106,15 @@ BenchRow measure_row(const harness::Case& c, harness::CaseData& data, Phase phas
   row.descriptor = harness::to_string(c);
   row.plan.phase = phase;
   row.plan.algorithm = options.algorithm;
+  row.plan.device = options.device;
   row.plan.threads = context.executor->concurrency();
   try {
     row.plan = make_plan(complete(data.problem, data.inputs), phase, options, context);
-    measure(row, c, data, options, context, rule, peaks);
+    if (row.on_gpu()) {
+      measure_on_gpu(row, data, context, rule, peaks);
+    } else {
+      measure(row, c, data, options, context, rule, peaks);
+    }
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported) throw;
     row.refused = error.what();

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "attn/plan.hpp"
+#include "command/cuda_ceilings.hpp"
 #include "command/timing.hpp"
 #include "harness/data.hpp"
 
@@ -18,6 +19,7 @@ class Peaks {
  public:
   double gflops(DType dtype, const Context& context);
   double read_gbps(const Context& context);
+  CudaCeilings cuda;
 
  private:
   std::map<std::tuple<DType, InstructionSet, int>, double> gflops_;
@@ -29,13 +31,14 @@ struct BenchRow {
   Plan plan;
   std::string refused;  // why there is no result; the rest is empty then
   bool correct = false;
-  std::string checked, worst;  // what was compared, and the worst comparison
-  Timing timing;               // empty if not correct
-  double peak_gflops = 0, read_gbps = 0;
+  std::string checked, worst;               // what was compared, and the worst comparison
+  Timing timing;                            // empty if not correct
+  double peak_gflops = 0, read_gbps = 0;    // GPU: of matrix products; of a copy
   std::optional<std::int64_t> peak_memory;  // growth of resident memory during a call, bytes
 
   double gflops() const { return plan.flops / timing.median() * 1e-9; }
   double gbps() const { return plan.bytes / timing.median() * 1e-9; }
+  bool on_gpu() const { return plan.device.type == DeviceType::cuda; }
   // Reading and writing takes longer than computing when both run at their peak: decoding does.
   bool memory_bound() const { return plan.bytes * peak_gflops > plan.flops * read_gbps; }
 };

@@ -22,7 +22,7 @@ using harness::Subject;
 
 struct Options {
   std::vector<std::string> descriptors, algorithms;
-  std::string backend, isa, phase = "both";
+  std::string backend, isa, device, phase = "both";
   int threads = 0;
   std::uint64_t seed = 1;
   std::int64_t random = 0;
@@ -51,9 +51,28 @@ std::vector<Phase> chosen_phases(const std::string& text) {
   return {text == "forward" ? Phase::forward : Phase::backward};
 }
 
+// The GPU, forward unless backward alone is asked for.
+std::vector<Subject> chosen_on_gpu(const Options& options, Device device) {
+  const Backend backend =
+      options.backend.empty() ? Backend::automatic : parse_backend(options.backend);
+  std::vector<Algorithm> algorithms;
+  for (const std::string& text : options.algorithms) algorithms.push_back(parse_algorithm(text));
+  if (algorithms.empty()) algorithms.push_back(Algorithm::automatic);
+  std::vector<Subject> subjects;
+  for (const Algorithm algorithm : algorithms) {
+    subjects.push_back({.phase = options.phase == "backward" ? Phase::backward : Phase::forward,
+                        .backend = backend,
+                        .algorithm = algorithm,
+                        .device = device});
+  }
+  return subjects;
+}
+
 // Everything that computes a phase, as far as the options leave it in.
 std::vector<Subject> chosen_subjects(const Options& options,
                                      const std::vector<InstructionSet>& sets) {
+  const Device device = parse_device(options.device);
+  if (device.type == DeviceType::cuda) return chosen_on_gpu(options, device);
   const auto executor = make_thread_pool(options.threads);
   const Backend backend =
       options.backend.empty() ? Backend::automatic : parse_backend(options.backend);
@@ -161,8 +180,9 @@ class Checker {
     if (worst && (!worst_ || ratio(worst->comparison) > ratio(worst_->comparison))) worst_ = worst;
     if (!print_line) return;
     progress.clear();
-    fmt::print("{}  {}  {}/{} agree{}\n", failed == 0 ? "ok    " : "FAILED", harness::to_string(c),
-               passed, passed + failed, worst ? "; worst " + describe(*worst) : std::string());
+    const char* verdict = failed > 0 ? "FAILED" : passed > 0 ? "ok    " : "none  ";
+    fmt::print("{}  {}  {}/{} agree{}\n", verdict, harness::to_string(c), passed, passed + failed,
+               worst ? "; worst " + describe(*worst) : std::string());
   }
 
   struct Worst {
@@ -217,6 +237,7 @@ void add_check(CLI::App& app, int& status) {
       ->delimiter(',')
       ->allow_extra_args(false);
   add_backend_option(*sub, options->backend);
+  add_device_option(*sub, options->device);
   add_isa_option(*sub, options->isa);
   add_threads_option(*sub, options->threads);
   sub->add_flag("--verbose", options->verbose, "A line for each random problem too");
@@ -224,7 +245,8 @@ void add_check(CLI::App& app, int& status) {
       "Examples:\n"
       "  attn check\n"
       "  attn check b2_n256_hq8_hk2_d64_causal_bf16 --isa avx2 --algorithm flash_attention_2\n"
-      "  attn check --random 10000 --seed 1");
+      "  attn check --random 10000 --seed 1\n"
+      "  attn check --random 2000 --device cuda");
   sub->callback([options, &status] { status = Checker(*options).run(); });
 }
 

@@ -27,13 +27,18 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line);
 
 // Options that several subcommands have. Empty text means "not given".
 struct RunOptions {
-  std::string algorithm, backend, isa;
+  std::string algorithm{}, backend{}, isa{}, device{};
   int threads = 0;  // 0: one for each CPU
 };
 void add_algorithm_option(CLI::App& app, std::string& algorithm);
 void add_backend_option(CLI::App& app, std::string& backend);
 void add_isa_option(CLI::App& app, std::string& isa);
 void add_threads_option(CLI::App& app, int& threads);
+void add_device_option(CLI::App& app, std::string& device);
+
+// "cpu" (also where the text is empty), "cuda" or "cuda:1". Throws Error(invalid_argument);
+// Error(unavailable) for a GPU that is not there.
+Device parse_device(const std::string& text);
 
 PlanOptions plan_options(const RunOptions& options);
 // Warnings of the library go to stderr.

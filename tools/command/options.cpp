@@ -2,9 +2,13 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <charconv>
 #include <cmath>
+#include <string_view>
 
+#include "attn/error.hpp"
 #include "command/command.hpp"
+#include "cuda/driver/device.hpp"
 
 namespace attn::command {
 namespace {
@@ -48,10 +52,34 @@ void add_threads_option(CLI::App& app, int& threads) {
       ->take_last();
 }
 
+void add_device_option(CLI::App& app, std::string& device) {
+  app.add_option("--device", device,
+                 "cpu (default), cuda, or cuda:N for another than the first GPU")
+      ->take_last();
+}
+
+Device parse_device(const std::string& text) {
+  if (text.empty() || text == "cpu") return {};
+  Device device{DeviceType::cuda, 0};
+  const std::string_view rest = std::string_view(text).substr(0, 5) == "cuda:"
+                                    ? std::string_view(text).substr(5)
+                                    : std::string_view();
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), device.index);
+  const bool has_number =
+      error == std::errc{} && end == rest.data() + rest.size() && device.index >= 0;
+  if (text != "cuda" && !has_number) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--device {}; accepted are cpu, cuda and cuda:N", text));
+  }
+  cuda::device_info(device.index);
+  return device;
+}
+
 PlanOptions plan_options(const RunOptions& options) {
   PlanOptions result;
   if (!options.algorithm.empty()) result.algorithm = parse_algorithm(options.algorithm);
   if (!options.backend.empty()) result.backend = parse_backend(options.backend);
+  result.device = parse_device(options.device);
   return result;
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstring>
+#include <list>
 #include <memory>
 
 #include "attn/error.hpp"
@@ -10,6 +11,8 @@
 #include "command/run_problem.hpp"
 #include "command/timing.hpp"
 #include "command/verify.hpp"
+#include "cuda/driver/memory.hpp"
+#include "harness/device_data.hpp"
 #include "io/npy.hpp"
 
 namespace attn::command {
@@ -52,6 +55,76 @@ void write(const Options& options, const Tensor& o, const Tensor& lse) {
              lse.given() ? ", lse " + to_string(lse) : std::string(), options.output);
 }
 
+// The tensors of a call in the memory of a GPU.
+class OnDevice {
+ public:
+  OnDevice(const RunProblem& read, const Outputs& outputs, const Plan& plan, Context& context)
+      : host_(outputs),
+        plan_(plan),
+        stream_(plan.device.index),
+        workspace_(plan),
+        inputs_(read.inputs) {
+    context.stream = stream_.handle();
+    context.workspace = workspace_.tensor();
+    for (Tensor* tensor : {&inputs_.q, &inputs_.k, &inputs_.v, &inputs_.sink}) {
+      if (tensor->given()) *tensor = harness::upload(*tensor, plan.device, memory_);
+    }
+    for (auto& [name, tensor] : inputs_.buffers) {
+      tensor = harness::upload(tensor, plan.device, memory_);
+    }
+    for (const expr::Expr* e : {&read.problem.mask, &read.problem.score}) {
+      for (const auto& buffer : expr::buffers(*e)) bind(*buffer);
+    }
+    outputs_.o = harness::upload(outputs.o, plan.device, memory_);
+    outputs_.lse = harness::upload(outputs.lse, plan.device, memory_);
+  }
+
+  // Returns when the work is done and its results are on the host.
+  void run(const Context& context) const {
+    forward(plan_, inputs_, outputs_, context);
+    stream_.synchronize();
+  }
+  void download() const {
+    for (const auto& [from, to] :
+         {std::pair{outputs_.o, host_.o}, std::pair{outputs_.lse, host_.lse}}) {
+      for (const cuda::DeviceBuffer& memory : memory_) {
+        if (memory.data() == from.data) memory.download(to.data, memory.bytes());
+      }
+    }
+  }
+
+ private:
+  // A tensor that the expression itself holds.
+  void bind(const expr::Buffer& buffer) {
+    for (const auto& [name, tensor] : inputs_.buffers) {
+      if (name == buffer.name()) return;
+    }
+    inputs_.buffers.emplace_back(buffer.name(),
+                                 harness::upload(buffer.tensor(), plan_.device, memory_));
+  }
+
+  Outputs host_;
+  const Plan& plan_;
+  cuda::Stream stream_;
+  harness::DeviceWorkspace workspace_;
+  std::list<cuda::DeviceBuffer> memory_;
+  Inputs inputs_;
+  Outputs outputs_;
+};
+
+// Median over calls; on a GPU a call is waited for.
+Timing run_timed(const RunProblem& read, const Outputs& outputs, const Plan& plan,
+                 Context context) {
+  const TimingRule rule{.min_calls = 1, .seconds = 0.2};
+  if (plan.device.type == DeviceType::cpu) {
+    return time_calls([&] { forward(plan, read.inputs, outputs, context); }, rule);
+  }
+  const OnDevice on(read, outputs, plan, context);
+  const Timing timing = time_calls([&] { on.run(context); }, rule);
+  on.download();
+  return timing;
+}
+
 int run(const Options& options) {
   if (options.lse && options.output.ends_with(".npy")) {
     throw Error(ErrorCode::invalid_argument,
@@ -71,8 +144,7 @@ int run(const Options& options) {
 
   fmt::print("problem   {}\n", to_string(problem));
   fmt::print("plan      {}\n", to_string(plan));
-  const Timing timing = time_calls([&] { forward(plan, read.inputs, outputs, context); },
-                                   {.min_calls = 1, .seconds = 0.2});
+  const Timing timing = run_timed(read, outputs, plan, context);
   fmt::print("time      {}, median of {}; {:.1f} GFLOP/s\n", format_seconds(timing.median()),
              timing.seconds.size(), plan.flops / timing.median() * 1e-9);
   if (options.verify) {
@@ -141,6 +213,7 @@ void add_run(CLI::App& app, int& status) {
                 "wrong");
   add_algorithm_option(*sub, options->run.algorithm);
   add_backend_option(*sub, options->run.backend);
+  add_device_option(*sub, options->run.device);
   add_isa_option(*sub, options->run.isa);
   add_threads_option(*sub, options->run.threads);
   sub->footer(

@@ -8,6 +8,7 @@
 #include "attn/error.hpp"
 #include "attn/run.hpp"
 #include "harness/cases.hpp"
+#include "harness/device_data.hpp"
 #include "reference/reference.hpp"
 
 namespace attn::harness {
@@ -147,9 +148,16 @@ void Conformance::add_draws(std::size_t count) {
 
 void Conformance::run(Draw& draw, const Subject& subject) {
   CaseData& data = draw.data;
-  data.poison();
   const Context context{.executor = subject.executor, .isa = subject.isa, .log = nullptr};
-  PlanOptions options{.backend = subject.backend, .algorithm = subject.algorithm};
+  PlanOptions options{
+      .backend = subject.backend, .algorithm = subject.algorithm, .device = subject.device};
+  if (subject.device.type == DeviceType::cuda) {
+    if (subject.phase == Phase::backward) {
+      throw Error(ErrorCode::unsupported, "backward has no kernel on the cuda backend");
+    }
+    return forward_on_device(data, options, context, !draw.nolse);
+  }
+  data.poison();
   if (subject.phase == Phase::forward) {
     Outputs outputs = data.outputs;
     if (draw.nolse) outputs.lse = {};
@@ -231,6 +239,10 @@ Report check(const Case& c, const Subject& subject, std::uint64_t seed) {
 }
 
 std::string to_string(const Subject& subject) {
+  if (subject.device.type == DeviceType::cuda) {
+    return fmt::format("{} {} {}", name(subject.phase), attn::to_string(subject.device),
+                       name(subject.algorithm));
+  }
   return fmt::format("{} {} {} {}", name(subject.phase), name(subject.backend),
                      name(subject.algorithm), name(subject.isa));
 }
@@ -238,6 +250,9 @@ std::string to_string(const Subject& subject) {
 std::string Report::command() const {
   std::string text =
       fmt::format("attn check '{}' --seed {} --phase {}", descriptor, seed, name(subject.phase));
+  if (subject.device.type == DeviceType::cuda) {
+    text += " --device " + attn::to_string(subject.device);
+  }
   if (subject.backend != Backend::automatic) {
     text += fmt::format(" --backend {}", name(subject.backend));
   }

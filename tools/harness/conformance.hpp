@@ -21,6 +21,7 @@ struct Subject {
   Algorithm algorithm = Algorithm::automatic;
   InstructionSet isa = InstructionSet::automatic;
   std::shared_ptr<Executor> executor{};  // null: the default one
+  Device device{};                       // cuda: the data is copied there and back
 };
 std::string to_string(const Subject& subject);
 

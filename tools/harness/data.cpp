@@ -81,6 +81,16 @@ std::string CaseData::damage() const {
   return {};
 }
 
+std::vector<const Storage*> CaseData::storages(Phase phase, bool read) const {
+  std::vector<const Storage*> found;
+  for (const Named& named : read ? inputs_ : outputs_) {
+    const bool forward_only = named.name == "o" || named.name == "lse";
+    if (phase == Phase::forward && (read ? named.name == "d_o" : !forward_only)) continue;
+    found.push_back(&named.storage);
+  }
+  return found;
+}
+
 Outputs CaseData::f64_outputs() { return {.o = f64_like(outputs.o), .lse = f64_like(outputs.lse)}; }
 
 Gradients CaseData::f64_gradients() {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <list>
 #include <string>
+#include <vector>
 
 #include "attn/run.hpp"
 #include "harness/case.hpp"
@@ -30,6 +31,9 @@ class CaseData {
   // The name of an output whose surroundings were written, or of an input that changed; empty when
   // all is well.
   std::string damage() const;
+
+  // What a phase reads (true) or writes, as `storage` of each tensor; for copies to a device.
+  std::vector<const Storage*> storages(Phase phase, bool read) const;
 
   // Row-major f64 tensors of the shapes of outputs and gradients, owned by this object; NaN.
   Outputs f64_outputs();

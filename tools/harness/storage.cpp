@@ -128,6 +128,20 @@ void Storage::find_gaps() const {
   }
 }
 
+std::vector<std::pair<std::size_t, std::size_t>> Storage::contents() const {
+  if (!far_) return {{0, size_}};
+  std::vector<std::pair<std::size_t, std::size_t>> rows;
+  const std::size_t element = size_of(tensor_.dtype);
+  for_each_element([&](std::size_t at) {
+    if (!rows.empty() && rows.back().second == at) {
+      rows.back().second += element;
+    } else {
+      rows.emplace_back(at, at + element);
+    }
+  });
+  return rows;
+}
+
 std::uint64_t Storage::checksum() const {
   std::uint64_t hash = 0;
   const auto add = [&](const std::byte* from, std::size_t count) {

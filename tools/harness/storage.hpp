@@ -38,6 +38,12 @@ class Storage {
   // A checksum of all bytes (far storage: of the elements).
   std::uint64_t checksum() const;
 
+  // The whole memory, and the ranges of it (begin, end) that a copy must hold: all of it; of far
+  // storage the rows.
+  std::byte* bytes() const noexcept { return bytes_.get(); }
+  std::size_t size() const noexcept { return size_; }
+  std::vector<std::pair<std::size_t, std::size_t>> contents() const;
+
  private:
   void find_gaps() const;
   template <class F>

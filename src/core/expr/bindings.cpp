@@ -13,14 +13,15 @@ namespace {
 
 }  // namespace
 
-const Tensor& resolve(const Buffer& buffer, const Bindings& bindings) {
+const Tensor& resolve(const Buffer& buffer, const Bindings& bindings, DeviceType device) {
   const Tensor* tensor = &buffer.tensor();
   for (const auto& [name, bound] : bindings) {
     if (name == buffer.name()) tensor = &bound;
   }
-  if (tensor->device.type != DeviceType::cpu) {
-    refuse(buffer, fmt::format("tensor {} bound; a tensor on the CPU is accepted",
-                               attn::to_string(*tensor)));
+  if (tensor->device.type != device) {
+    refuse(buffer,
+           fmt::format("tensor {} bound; a tensor on {} is accepted", attn::to_string(*tensor),
+                       device == DeviceType::cpu ? "the CPU" : "a CUDA device"));
   }
   if (tensor != &buffer.tensor()) {
     const bool loads_alike = is_floating(buffer.tensor().dtype)

@@ -8,9 +8,10 @@
 namespace attn::expr {
 
 // The tensor bound to the buffer's name, else the buffer's own. Throws Error(invalid_argument) when
-// neither has data, or when it is not on the CPU, of another rank, or of a dtype that loads as
-// another type.
-const Tensor& resolve(const Buffer& buffer, const Bindings& bindings);
+// neither has data, or when it is on another kind of device, of another rank, or of a dtype that
+// loads as another type.
+const Tensor& resolve(const Buffer& buffer, const Bindings& bindings,
+                      DeviceType device = DeviceType::cpu);
 
 // Element `offset` (in elements) as float32 or int32.
 inline float read_float(const Tensor& tensor, std::int64_t offset) noexcept {

@@ -1,10 +1,8 @@
-// Expressions as readable text (parse.cpp reads it back) and as CUDA C++.
+// Expressions as readable text; parse.cpp reads it back.
 #include <fmt/format.h>
 
 #include <cmath>
-#include <limits>
 
-#include "attn/error.hpp"
 #include "core/expr/build.hpp"
 #include "core/expr/grammar.hpp"
 
@@ -124,109 +122,11 @@ void print(const Expr& e, std::string& text) {
   }
 }
 
-// CUDA C++. Functions named attn_ are the kernel's: integer arithmetic that wraps, division toward
-// minus infinity, min and max that treat NaN as evaluate() does, loads that give 0 outside.
-std::string cuda_constant(const Node& node) {
-  switch (node.type) {
-    case Type::boolean:
-      return node.int_value != 0 ? "true" : "false";
-    case Type::int32:
-      // The literal 2147483648 is no int.
-      return node.int_value == std::numeric_limits<std::int32_t>::min()
-                 ? "(-2147483647 - 1)"
-                 : fmt::format("{}", node.int_value);
-    default:
-      if (std::isnan(node.float_value)) return "__int_as_float(0x7fc00000)";
-      if (std::isinf(node.float_value)) {
-        return node.float_value > 0 ? "__int_as_float(0x7f800000)" : "__int_as_float(0xff800000)";
-      }
-      return fmt::format("{:a}f", node.float_value);
-  }
-}
-
-std::string_view cuda_function(Op op, bool is_float) {
-  switch (op) {
-    case Op::neg:
-      return is_float ? "" : "attn_neg";
-    case Op::abs:
-      return is_float ? "fabsf" : "attn_abs";
-    case Op::exp:
-      return "expf";
-    case Op::log:
-      return "logf";
-    case Op::tanh:
-      return "tanhf";
-    case Op::sqrt:
-      return "sqrtf";
-    case Op::to_float:
-      return "static_cast<float>";
-    case Op::add:
-      return is_float ? "" : "attn_add";
-    case Op::sub:
-      return is_float ? "" : "attn_sub";
-    case Op::mul:
-      return is_float ? "" : "attn_mul";
-    case Op::div:
-      return is_float ? "" : "attn_floor_div";
-    case Op::mod:
-      return "attn_floor_mod";
-    case Op::min:
-      return "attn_min";
-    case Op::max:
-      return "attn_max";
-    default:
-      return "";
-  }
-}
-
-void print_cuda(const Expr& e, std::string& text) {
-  const Node& node = e.node();
-  if (node.op == Op::constant) {
-    text += cuda_constant(node);
-    return;
-  }
-  if (is_symbol(node.op)) {
-    text += spelling(node.op);
-    return;
-  }
-  const bool is_float = node.args[0].type() == Type::float32;
-  const std::string function = node.op == Op::load ? "attn_load_" + node.buffer->name()
-                                                   : std::string(cuda_function(node.op, is_float));
-  text += function;
-  text += '(';
-  if (!function.empty()) {
-    for (std::size_t i = 0; i < node.args.size(); ++i) {
-      if (i > 0) text += ", ";
-      print_cuda(node.args[i], text);
-    }
-  } else if (is_unary(node.op)) {
-    text += spelling(node.op);
-    print_cuda(node.args[0], text);
-  } else {
-    print_cuda(node.args[0], text);
-    text += node.op == Op::select ? " ? " : fmt::format(" {} ", spelling(node.op));
-    print_cuda(node.args[1], text);
-    if (node.op == Op::select) {
-      text += " : ";
-      print_cuda(node.args[2], text);
-    }
-  }
-  text += ')';
-}
-
 }  // namespace
+
 std::string to_string(const Expr& e) {
   std::string text;
   if (!e.empty()) print(e, text);
-  return text;
-}
-
-std::string to_cuda(const Expr& e) {
-  if (e.empty()) {
-    throw Error(ErrorCode::invalid_argument, "to_cuda: the expression is empty; one must be given");
-  }
-  std::string text;
-  print_cuda(e, text);
   return text;
 }
 

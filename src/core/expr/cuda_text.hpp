@@ -1,0 +1,26 @@
+// Operations of expressions as CUDA C++.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/expr/program.hpp"
+
+namespace attn::expr {
+
+// Where floats are computed: one rounding an operation (masks), or as is fastest (scores).
+enum class CudaMath : std::uint8_t { exact, fast };
+
+// "bool", "int" or "float".
+std::string_view cuda_type(Type type) noexcept;
+// What the functions for op are named after: attn_<word>, range_<word>. Not for leaves.
+std::string_view cuda_word(Op op) noexcept;
+std::string cuda_constant(const Instruction& constant);
+// The value of `in`, an instruction of `program`, given the text of its operands. Each is one
+// primary expression.
+std::string cuda_value(const Program& program, const Instruction& in,
+                       std::span<const std::string> operands, CudaMath math);
+
+}  // namespace attn::expr

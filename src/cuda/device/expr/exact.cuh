@@ -1,0 +1,50 @@
+// float32 arithmetic of masks: each operation is rounded by itself and never contracted, so that
+// every backend masks alike. exp, log and tanh err by at most 2 ulp. Not for use with the
+// compiler's fast-math switches.
+#pragma once
+
+#ifdef __CUDACC__
+#define ATTN_EXACT(device, portable) device
+#else
+#define ATTN_EXACT(device, portable) portable
+#endif
+
+namespace attn::device {
+
+__device__ __forceinline__ float attn_bits(unsigned bits) {
+  return __builtin_bit_cast(float, bits);
+}
+__device__ __forceinline__ float attn_neg(float a) { return -a; }
+__device__ __forceinline__ float attn_abs(float a) { return ATTN_EXACT(fabsf, __builtin_fabsf)(a); }
+// A NaN operand gives b. Two instructions: fminf and fmaxf treat NaN otherwise.
+__device__ __forceinline__ float attn_min(float a, float b) { return a < b ? a : b; }
+__device__ __forceinline__ float attn_max(float a, float b) { return a > b ? a : b; }
+__device__ __forceinline__ float attn_to_float(int a) { return static_cast<float>(a); }
+
+namespace exact {
+
+__device__ __forceinline__ float attn_add(float a, float b) {
+  return ATTN_EXACT(__fadd_rn(a, b), a + b);
+}
+__device__ __forceinline__ float attn_sub(float a, float b) {
+  return ATTN_EXACT(__fsub_rn(a, b), a - b);
+}
+__device__ __forceinline__ float attn_mul(float a, float b) {
+  return ATTN_EXACT(__fmul_rn(a, b), a * b);
+}
+__device__ __forceinline__ float attn_div(float a, float b) {
+  return ATTN_EXACT(__fdiv_rn(a, b), a / b);
+}
+__device__ __forceinline__ float attn_sqrt(float a) {
+  return ATTN_EXACT(__fsqrt_rn, __builtin_sqrtf)(a);
+}
+__device__ __forceinline__ float attn_exp(float a) { return ATTN_EXACT(expf, __builtin_expf)(a); }
+__device__ __forceinline__ float attn_log(float a) { return ATTN_EXACT(logf, __builtin_logf)(a); }
+__device__ __forceinline__ float attn_tanh(float a) {
+  return ATTN_EXACT(tanhf, __builtin_tanhf)(a);
+}
+
+}  // namespace exact
+}  // namespace attn::device
+
+#undef ATTN_EXACT

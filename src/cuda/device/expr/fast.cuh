@@ -1,0 +1,106 @@
+// float32 arithmetic of scores: contraction into FMA is welcome, and exp, log, tanh, sqrt and
+// division take the short forms. ATTN_PRECISE_MATH=0 takes still shorter ones, whose errors are
+// below what 16-bit scores lose but not below what float32 scores lose.
+//
+//            ATTN_PRECISE_MATH=1 (default)              0
+//   exp      1 MUFU, 2 ulp                              1 MUFU, relative error 2^-22 + |x| 2^-24
+//   log      1 MUFU, 1 ulp                              1 MUFU, absolute error 2^-22 near 1
+//   tanh     2 MUFU, relative error 6e-7                1 MUFU, relative error 5e-4: 0.015 at
+//   softcap 30 sqrt     1 MUFU, correctly rounded                  1 MUFU, 1 ulp a / b    1 MUFU, 2
+//   ulp; by a constant a multiplication, 1 ulp
+//
+// The MUFU pipe gives 16 results a cycle, an eighth of the FMA pipe, and softmax already needs it
+// once for each score.
+#pragma once
+
+#ifndef ATTN_PRECISE_MATH
+#define ATTN_PRECISE_MATH 1
+#endif
+
+#include "expr/exact.cuh"
+
+namespace attn::device {
+namespace mufu {
+
+#ifdef __CUDACC__
+__device__ __forceinline__ float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float square_root(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float tanh(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Scales operands, so that it holds over the full range, unlike a * reciprocal(b).
+__device__ __forceinline__ float divide(float a, float b) {
+  float y;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+__device__ __forceinline__ float copy_sign(float magnitude, float sign) {
+  return copysignf(magnitude, sign);
+}
+#else
+inline float exp2(float x) { return __builtin_exp2f(x); }
+inline float log2(float x) { return __builtin_log2f(x); }
+inline float reciprocal(float x) { return 1 / x; }
+inline float square_root(float x) { return __builtin_sqrtf(x); }
+inline float tanh(float x) { return __builtin_tanhf(x); }
+inline float divide(float a, float b) { return a / b; }
+inline float copy_sign(float magnitude, float sign) { return __builtin_copysignf(magnitude, sign); }
+#endif
+
+}  // namespace mufu
+
+namespace fast {
+
+inline constexpr float kLog2e = 0x1.715476p+0f;
+inline constexpr float kLn2 = 0x1.62e430p-1f;
+
+__device__ __forceinline__ float attn_add(float a, float b) { return a + b; }
+__device__ __forceinline__ float attn_sub(float a, float b) { return a - b; }
+__device__ __forceinline__ float attn_mul(float a, float b) { return a * b; }
+__device__ __forceinline__ float attn_div(float a, float b) { return mufu::divide(a, b); }
+
+#if ATTN_PRECISE_MATH
+__device__ __forceinline__ float attn_exp(float a) { return exact::attn_exp(a); }
+__device__ __forceinline__ float attn_log(float a) { return exact::attn_log(a); }
+__device__ __forceinline__ float attn_sqrt(float a) { return exact::attn_sqrt(a); }
+// 1 - 2 / (e^2|x| + 1) errs by 2e-7; where the result is small that is too much, and an odd minimax
+// polynomial (7e-8 relative) takes over.
+__device__ __forceinline__ float attn_tanh(float a) {
+  constexpr float kSmall = 0.3f;
+  const float square = a * a;
+  const float p = (-0x1.9cb158p-5f * square + 0x1.10b0b0p-3f) * square - 0x1.5554a0p-2f;
+  const float small = a * square * p + a;
+  const float magnitude = attn_abs(a);
+  const float power = mufu::exp2(2 * kLog2e * magnitude);
+  const float large = 1 - 2 * mufu::reciprocal(power + 1);
+  return magnitude < kSmall ? small : mufu::copy_sign(large, a);
+}
+#else
+__device__ __forceinline__ float attn_exp(float a) { return mufu::exp2(a * kLog2e); }
+__device__ __forceinline__ float attn_log(float a) { return mufu::log2(a) * kLn2; }
+__device__ __forceinline__ float attn_sqrt(float a) { return mufu::square_root(a); }
+__device__ __forceinline__ float attn_tanh(float a) { return mufu::tanh(a); }
+#endif
+
+}  // namespace fast
+}  // namespace attn::device

@@ -1,0 +1,34 @@
+// int32 arithmetic of expressions: it wraps, divides toward minus infinity, and a division by zero
+// gives zero. Unsigned arithmetic wraps by definition and costs the same.
+#pragma once
+
+namespace attn::device {
+
+__device__ __forceinline__ constexpr int attn_add(int a, int b) {
+  return static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b));
+}
+__device__ __forceinline__ constexpr int attn_sub(int a, int b) {
+  return static_cast<int>(static_cast<unsigned>(a) - static_cast<unsigned>(b));
+}
+__device__ __forceinline__ constexpr int attn_mul(int a, int b) {
+  return static_cast<int>(static_cast<unsigned>(a) * static_cast<unsigned>(b));
+}
+__device__ __forceinline__ constexpr int attn_neg(int a) { return attn_sub(0, a); }
+__device__ __forceinline__ constexpr int attn_abs(int a) { return a < 0 ? attn_neg(a) : a; }
+__device__ __forceinline__ constexpr int attn_min(int a, int b) { return a < b ? a : b; }
+__device__ __forceinline__ constexpr int attn_max(int a, int b) { return a > b ? a : b; }
+
+// By a constant the compiler leaves a multiplication, a shift and the correction of negative
+// dividends; powers of two are printed as shifts.
+__device__ __forceinline__ constexpr int attn_floor_div(int a, int b) {
+  if (b == 0) return 0;
+  if (b == -1) return attn_neg(a);  // -2^31 / -1 leaves int32
+  const int quotient = a / b;
+  const int remainder = a - quotient * b;
+  return quotient - (remainder != 0 && (remainder < 0) != (b < 0) ? 1 : 0);
+}
+__device__ __forceinline__ constexpr int attn_floor_mod(int a, int b) {
+  return b == 0 ? 0 : attn_sub(a, attn_mul(attn_floor_div(a, b), b));
+}
+
+}  // namespace attn::device

@@ -1,0 +1,130 @@
+// Interval arithmetic on int32 and boolean values: a range that holds every value an operation can
+// take on operands in given ranges. The same rules as src/core/expr/bounds_int.cpp.
+#pragma once
+
+#include "expr/integer.cuh"
+#include "tile/coverage.cuh"
+
+namespace attn::device {
+
+struct IntRange {
+  int lo, hi;
+};
+// lo: true at every point; hi: true at some.
+struct BoolRange {
+  bool lo, hi;
+};
+
+inline constexpr int kIntMin = -2147483647 - 1;
+inline constexpr int kIntMax = 2147483647;
+
+__device__ __forceinline__ IntRange range_of(int lo, int hi) { return {lo, hi}; }
+__device__ __forceinline__ IntRange range_of(int value) { return {value, value}; }
+__device__ __forceinline__ BoolRange range_of(bool value) { return {value, value}; }
+__device__ __forceinline__ Coverage coverage_of(BoolRange a) {
+  return a.lo ? Coverage::full : a.hi ? Coverage::mixed : Coverage::empty;
+}
+
+// A result that leaves int32 wraps, so it can be any value.
+__device__ __forceinline__ IntRange range_wrapped(long long lo, long long hi) {
+  if (lo < kIntMin || hi > kIntMax) return {kIntMin, kIntMax};
+  return {static_cast<int>(lo), static_cast<int>(hi)};
+}
+__device__ __forceinline__ IntRange range_hull(IntRange a, IntRange b) {
+  return {attn_min(a.lo, b.lo), attn_max(a.hi, b.hi)};
+}
+__device__ __forceinline__ BoolRange range_hull(BoolRange a, BoolRange b) {
+  return {a.lo && b.lo, a.hi || b.hi};
+}
+
+__device__ __forceinline__ IntRange range_add(IntRange a, IntRange b) {
+  return range_wrapped(static_cast<long long>(a.lo) + b.lo, static_cast<long long>(a.hi) + b.hi);
+}
+__device__ __forceinline__ IntRange range_neg(IntRange a) {
+  return range_wrapped(-static_cast<long long>(a.hi), -static_cast<long long>(a.lo));
+}
+__device__ __forceinline__ IntRange range_sub(IntRange a, IntRange b) {
+  return range_wrapped(static_cast<long long>(a.lo) - b.hi, static_cast<long long>(a.hi) - b.lo);
+}
+__device__ __forceinline__ IntRange range_abs(IntRange a) {
+  if (a.lo >= 0) return a;
+  if (a.hi <= 0) return range_neg(a);
+  const long long below = -static_cast<long long>(a.lo);
+  return range_wrapped(0, below > a.hi ? below : a.hi);
+}
+__device__ __forceinline__ IntRange range_min(IntRange a, IntRange b) {
+  return {attn_min(a.lo, b.lo), attn_min(a.hi, b.hi)};
+}
+__device__ __forceinline__ IntRange range_max(IntRange a, IntRange b) {
+  return {attn_max(a.lo, b.lo), attn_max(a.hi, b.hi)};
+}
+
+// Bilinear operations take their extremes at corners.
+__device__ __forceinline__ IntRange range_corners(long long a, long long b, long long c,
+                                                  long long d) {
+  const long long low = a < b ? a : b;
+  const long long high = a < b ? b : a;
+  const long long other_low = c < d ? c : d;
+  const long long other_high = c < d ? d : c;
+  return range_wrapped(low < other_low ? low : other_low, high > other_high ? high : other_high);
+}
+__device__ __forceinline__ IntRange range_mul(IntRange a, IntRange b) {
+  return range_corners(static_cast<long long>(a.lo) * b.lo, static_cast<long long>(a.lo) * b.hi,
+                       static_cast<long long>(a.hi) * b.lo, static_cast<long long>(a.hi) * b.hi);
+}
+
+// Not wrapped: -2^31 / -1 is 2^31.
+__device__ __forceinline__ long long range_quotient(int a, int b) {
+  return b == -1 ? -static_cast<long long>(a) : attn_floor_div(a, b);
+}
+__device__ __forceinline__ IntRange range_half(IntRange a, int lo, int hi) {
+  return range_corners(range_quotient(a.lo, lo), range_quotient(a.lo, hi), range_quotient(a.hi, lo),
+                       range_quotient(a.hi, hi));
+}
+// Floor division is monotone in each operand while the divisor keeps its sign: the extremes lie at
+// the corners of the two halves. Division by zero gives zero.
+__device__ __forceinline__ IntRange range_div(IntRange a, IntRange b) {
+  const bool zero = b.lo <= 0 && b.hi >= 0;
+  if (zero && b.lo == b.hi) return {0, 0};
+  IntRange result = zero ? IntRange{0, 0} : IntRange{kIntMax, kIntMin};
+  if (b.lo < 0) result = range_hull(result, range_half(a, b.lo, attn_min(b.hi, -1)));
+  if (b.hi > 0) result = range_hull(result, range_half(a, attn_max(b.lo, 1), b.hi));
+  return result;
+}
+// The remainder has the divisor's sign and is smaller than it.
+__device__ __forceinline__ IntRange range_mod(IntRange a, IntRange b) {
+  if (b.lo == b.hi && b.lo != 0 && range_quotient(a.lo, b.lo) == range_quotient(a.hi, b.lo)) {
+    return {attn_floor_mod(a.lo, b.lo), attn_floor_mod(a.hi, b.lo)};
+  }
+  return {b.lo < 0 ? b.lo + 1 : 0, b.hi > 0 ? b.hi - 1 : 0};
+}
+
+__device__ __forceinline__ BoolRange range_lt(IntRange a, IntRange b) {
+  return {a.hi < b.lo, a.lo < b.hi};
+}
+__device__ __forceinline__ BoolRange range_le(IntRange a, IntRange b) {
+  return {a.hi <= b.lo, a.lo <= b.hi};
+}
+__device__ __forceinline__ BoolRange range_not(BoolRange a) { return {!a.hi, !a.lo}; }
+__device__ __forceinline__ BoolRange range_and(BoolRange a, BoolRange b) {
+  return {a.lo && b.lo, a.hi && b.hi};
+}
+__device__ __forceinline__ BoolRange range_or(BoolRange a, BoolRange b) {
+  return {a.lo || b.lo, a.hi || b.hi};
+}
+__device__ __forceinline__ BoolRange range_eq(IntRange a, IntRange b) {
+  return {a.lo == a.hi && b.lo == b.hi && a.lo == b.lo, a.hi >= b.lo && b.hi >= a.lo};
+}
+__device__ __forceinline__ BoolRange range_eq(BoolRange a, BoolRange b) {
+  return range_eq(IntRange{a.lo, a.hi}, IntRange{b.lo, b.hi});
+}
+template <class Range>
+__device__ __forceinline__ BoolRange range_ne(Range a, Range b) {
+  return range_not(range_eq(a, b));
+}
+template <class Range>
+__device__ __forceinline__ Range range_select(BoolRange condition, Range a, Range b) {
+  return condition.lo ? a : condition.hi ? range_hull(a, b) : b;
+}
+
+}  // namespace attn::device

@@ -1,0 +1,105 @@
+// Ranges of what a load reads.
+#pragma once
+
+#include "expr/buffer.cuh"
+#include "expr/range_float.cuh"
+
+namespace attn::device {
+
+// Elements that one load may look at. The longest side of a tile is 256 keys or queries, and a
+// thread reads as many in a few microseconds; the CPU looks at 4096.
+inline constexpr long long kMaxScannedElements = 256;
+
+// The hull of what it was given.
+struct IntScan {
+  using Range = IntRange;
+  IntRange range{kIntMax, kIntMin};
+  __device__ __forceinline__ void add(int value) { range = range_hull(range, range_of(value)); }
+  __device__ __forceinline__ IntRange result() const { return range; }
+};
+struct FloatScan {
+  using Range = FloatRange;
+  FloatRange range{kInfinity, -kInfinity, false};
+  __device__ __forceinline__ void add(float value) {
+    range.nan = range.nan || value != value;
+    range.lo = value < range.lo ? value : range.lo;  // a NaN value changes neither
+    range.hi = value > range.hi ? value : range.hi;
+  }
+  // Nothing but NaN: an empty range would make comparisons of bounds meaningless.
+  __device__ __forceinline__ FloatRange result() const {
+    return range.lo > range.hi ? range_any_float() : range;
+  }
+};
+template <class Element>
+struct ScanOf {
+  using Scan = FloatScan;
+  static __device__ __forceinline__ FloatRange any() { return range_any_float(); }
+  static __device__ __forceinline__ FloatRange zero() { return {0, 0, false}; }
+};
+template <>
+struct ScanOf<ElementI32> {
+  using Scan = IntScan;
+  static __device__ __forceinline__ IntRange any() { return {kIntMin, kIntMax}; }
+  static __device__ __forceinline__ IntRange zero() { return {0, 0}; }
+};
+template <>
+struct ScanOf<ElementU8> {
+  using Scan = IntScan;
+  static __device__ __forceinline__ IntRange any() { return {0, 255}; }
+  static __device__ __forceinline__ IntRange zero() { return {0, 0}; }
+};
+
+// The element at any index of the box with one range a dimension: the same rules as
+// src/core/expr/bounds_load.cpp.
+template <class Element, class... Ranges>
+__device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(const BufferView& view,
+                                                                            Ranges... ranges) {
+  using Of = ScanOf<Element>;
+  constexpr int kRank = sizeof...(Ranges);
+  constexpr int kFirst = 4 - kRank;  // dimensions before it have one element
+  const IntRange index[kRank] = {ranges...};
+  long long offset = 0;
+  long long count[4] = {1, 1, 1, 1};
+  long long stride[4] = {};
+  long long elements = 1;
+  bool leaves = false;  // some index lies outside and reads zero
+  bool inside = view.data != nullptr;
+#pragma unroll
+  for (int d = 0; d < kRank; ++d) {
+    if (view.last[d] == ~0u) continue;
+    const long long first = attn_max(index[d].lo, 0);
+    const long long last = index[d].hi < static_cast<long long>(view.last[d])
+                               ? index[d].hi
+                               : static_cast<long long>(view.last[d]);
+    inside = inside && first <= last;
+    leaves = leaves || index[d].lo < 0 || index[d].hi > static_cast<long long>(view.last[d]);
+    offset += first * view.strides[d];
+    count[kFirst + d] = last - first + 1;
+    stride[kFirst + d] = view.strides[d];
+    // Saturates: each factor is at most 2^32.
+    elements = elements * count[kFirst + d];
+    if (elements > kMaxScannedElements) elements = kMaxScannedElements + 1;
+  }
+  if (!inside) return Of::zero();
+  if (elements > kMaxScannedElements) return Of::any();
+  typename Of::Scan scan;
+  const auto* data = static_cast<const typename Element::Storage*>(view.data) + offset;
+#pragma unroll 1
+  for (int i = 0; i < static_cast<int>(count[0]); ++i) {
+#pragma unroll 1
+    for (int j = 0; j < static_cast<int>(count[1]); ++j) {
+#pragma unroll 1
+      for (int k = 0; k < static_cast<int>(count[2]); ++k) {
+        const auto* run = data + i * stride[0] + j * stride[1] + k * stride[2];
+#pragma unroll 4
+        for (int l = 0; l < static_cast<int>(count[3]); ++l) {
+          scan.add(Element::value(read_only(run + l * stride[3])));
+        }
+      }
+    }
+  }
+  const auto range = scan.result();
+  return leaves ? range_hull(range, Of::zero()) : range;
+}
+
+}  // namespace attn::device

@@ -1,0 +1,23 @@
+// The buffers of a mask and a score, as the printed struct orders them.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "attn/expr.hpp"
+
+namespace attn::cuda {
+
+// Each name once, the mask's first. Throws Error(invalid_argument) if one name means two tensors,
+// Error(unsupported) for more than 32: kernel parameters hold 4 KB, a view takes 56 bytes.
+std::vector<std::shared_ptr<const expr::Buffer>> expression_buffers(const expr::Expr& mask,
+                                                                    const expr::Expr& score);
+
+// The tensor bound to the buffer's name, else its own, wherever it lies and even without data.
+const Tensor& described(const expr::Buffer& buffer, const expr::Bindings& bindings);
+
+// Whether the text may take the last stride of a tensor for 1. A single element accepts any index,
+// so its stride is 0.
+bool last_is_contiguous(const Tensor& tensor);
+
+}  // namespace attn::cuda

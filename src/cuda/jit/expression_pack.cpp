@@ -1,0 +1,109 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "attn/error.hpp"
+#include "core/expr/bindings.hpp"
+#include "cuda/jit/expression_buffers.hpp"
+#include "cuda/jit/expression_text.hpp"
+
+namespace attn::cuda {
+namespace {
+
+constexpr std::size_t kMaxBuffers = 32;
+
+// As attn::device::BufferView in src/cuda/device/expr/buffer.cuh.
+struct BufferView {
+  const void* data = nullptr;
+  std::uint32_t last[kMaxRank] = {};
+  std::int64_t strides[kMaxRank] = {};
+};
+static_assert(sizeof(BufferView) == 56 && alignof(BufferView) == 8);
+
+constexpr std::uint32_t kAnyIndex = ~0U;
+
+BufferView view_of(const Tensor& tensor) {
+  BufferView view;
+  view.data = tensor.size() == 0 ? nullptr : tensor.data;
+  for (std::int32_t d = 0; d < tensor.rank; ++d) {
+    const auto at = static_cast<std::size_t>(d);
+    const bool single = tensor.shape[at] == 1;
+    // Indices are below 2^31, so a longer dimension needs no larger bound.
+    view.last[at] = single ? kAnyIndex
+                           : static_cast<std::uint32_t>(std::clamp<std::int64_t>(
+                                 tensor.shape[at] - 1, 0, std::int64_t{kAnyIndex} - 1));
+    view.strides[at] = single ? 0 : tensor.strides[at];
+  }
+  return view;
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<const expr::Buffer>> expression_buffers(const expr::Expr& mask,
+                                                                    const expr::Expr& score) {
+  auto found = expr::buffers(mask);
+  for (const auto& buffer : expr::buffers(score)) {
+    const auto same = std::find_if(found.begin(), found.end(), [&](const auto& other) {
+      return other->name() == buffer->name();
+    });
+    if (same == found.end()) {
+      found.push_back(buffer);
+      continue;
+    }
+    const Tensor& a = (*same)->tensor();
+    const Tensor& b = buffer->tensor();
+    if (a.data != b.data || to_string(a) != to_string(b)) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("buffer '{}' is {} in mask and {} in score; accepted is one tensor "
+                              "for each name",
+                              buffer->name(), to_string(a), to_string(b)));
+    }
+  }
+  if (found.size() > kMaxBuffers) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("mask and score read {} buffers; at most {} are accepted on CUDA",
+                            found.size(), kMaxBuffers));
+  }
+  return found;
+}
+
+const Tensor& described(const expr::Buffer& buffer, const expr::Bindings& bindings) {
+  const Tensor* tensor = &buffer.tensor();
+  for (const auto& [name, bound] : bindings) {
+    if (name == buffer.name()) tensor = &bound;
+  }
+  return *tensor;
+}
+
+bool last_is_contiguous(const Tensor& tensor) {
+  const auto last = static_cast<std::size_t>(tensor.rank) - 1;
+  return tensor.strides[last] == 1 && tensor.shape[last] != 1;
+}
+
+std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
+                                        const expr::Bindings& bindings) {
+  const auto buffers = expression_buffers(mask, score);
+  std::vector<BufferView> views;
+  for (const auto& buffer : buffers) {
+    views.push_back(view_of(expr::resolve(*buffer, bindings, DeviceType::cuda)));
+  }
+  // An empty struct of alignment 8 has 8 bytes.
+  std::vector<std::byte> bytes(std::max(views.size() * sizeof(BufferView), sizeof(std::int64_t)));
+  if (!views.empty()) std::memcpy(bytes.data(), views.data(), views.size() * sizeof(BufferView));
+  return bytes;
+}
+
+bool prints_alike(const expr::Expr& mask, const expr::Expr& score, const expr::Bindings& bindings) {
+  const auto buffers = expression_buffers(mask, score);
+  return std::all_of(buffers.begin(), buffers.end(), [&](const auto& buffer) {
+    const Tensor& bound = described(*buffer, bindings);
+    return bound.dtype == buffer->tensor().dtype &&
+           last_is_contiguous(bound) == last_is_contiguous(buffer->tensor());
+  });
+}
+
+bool mask_reads_buffers(const expr::Expr& mask) { return !expr::buffers(mask).empty(); }
+
+}  // namespace attn::cuda

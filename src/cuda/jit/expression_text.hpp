@@ -1,0 +1,51 @@
+// Mask and score expressions as device code.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "attn/expr.hpp"
+
+namespace attn::cuda {
+
+// The text of one struct, to stand in a translation unit of device code:
+//
+//   namespace attn::device {
+//   struct alignas(8) Expressions {                // trivially copyable: a member of kernel
+//   parameters
+//     static constexpr bool kHasMask, kHasScore;   // false: mask() is true, score() its argument
+//     static constexpr bool kMaskReadsBuffers;
+//     bool mask(int query, int key, int batch, int head, int seqlen_q, int seqlen_k) const;
+//     float score(float score, int query, int key, int batch, int head, int seqlen_q,
+//                 int seqlen_k) const;
+//     Coverage classify(int query_min, int query_max, int key_min, int key_max, int batch,
+//                       int head_min, int head_max, int seqlen_q, int seqlen_k) const;
+//   };
+//   }
+//
+// mask agrees with expr::evaluate<float> bit by bit (exp, log and tanh within 2 ulp); score follows
+// src/cuda/device/expr/fast.cuh, macro ATTN_PRECISE_MATH. classify follows expr::classify, but
+// looks at no more than 256 elements a load. Every call reads buffers again: where
+// kMaskReadsBuffers, classify is worth doing once for all kernels.
+//
+// mask must be boolean and without score, score float32; either may be empty. The text depends on
+// their trees, on the dtype of each buffer and on whether its last dimension is contiguous, as
+// bound. Throws Error(invalid_argument) for other types and where one buffer name means two
+// tensors, Error(unsupported) for more than 32 buffers.
+std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
+                              const expr::Bindings& bindings = {});
+
+// The bytes of that struct for tensors on a CUDA device (bound, or the buffers' own). Its size does
+// not depend on the bindings. Throws Error(invalid_argument) for tensors that cannot be read there.
+std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
+                                        const expr::Bindings& bindings);
+
+// What print_expressions gives with `bindings` is what it gives without: a kernel compiled for the
+// declared tensors can read those bound.
+bool prints_alike(const expr::Expr& mask, const expr::Expr& score, const expr::Bindings& bindings);
+
+// expr::classify of the mask depends on more than its arguments.
+bool mask_reads_buffers(const expr::Expr& mask);
+
+}  // namespace attn::cuda

@@ -1,0 +1,72 @@
+// Every listed case in every dtype, and random ones, on a GPU against fp64.
+#include <tuple>
+
+#include "cuda/gpu.hpp"
+#include "harness/cases.hpp"
+
+namespace attn::cuda {
+namespace {
+
+using harness::Case;
+using harness::Conformance;
+using harness::ListedCase;
+using harness::Report;
+using harness::Status;
+
+constexpr std::uint64_t kSeed = 20261121;
+constexpr std::int64_t kQuickScores = 100'000;
+constexpr Algorithm kAlgorithms[] = {Algorithm::automatic, Algorithm::flash_attention_2,
+                                     Algorithm::flash_decoding};
+
+// The number of algorithms that took the case; all of them agree.
+int check_all(const Case& c, std::uint64_t seed) {
+  Conformance conformance(c, seed, false);
+  int took = 0;
+  for (const Algorithm algorithm : kAlgorithms) {
+    const Report report =
+        conformance.check({.phase = Phase::forward, .algorithm = algorithm, .device = kGpu});
+    EXPECT_NE(report.status, Status::failed) << to_string(report);
+    took += report.status == Status::unsupported ? 0 : 1;
+  }
+  return took;
+}
+
+using Parameter = std::tuple<std::size_t, DType>;  // index into listed_cases()
+
+class CudaListed : public ::testing::TestWithParam<Parameter> {};
+
+TEST_P(CudaListed, AgreesWithTheReference) {
+  ATTN_NEEDS_GPU();
+  const auto [index, dtype] = GetParam();
+  const ListedCase& listed = harness::listed_cases()[index];
+  SCOPED_TRACE(listed.reason);
+  const Case c = harness::with_dtype(harness::parse_case(listed.descriptor), dtype);
+  if (harness::quick() && (harness::scores(c) > kQuickScores || c.hints.far)) {
+    GTEST_SKIP() << "skipped: ATTN_TEST_QUICK is set";
+  }
+  ATTN_NEEDS_KERNEL(c.problem);
+  EXPECT_GT(check_all(c, kSeed + index), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Conformance, CudaListed,
+    ::testing::Combine(::testing::Range<std::size_t>(0, harness::listed_cases().size()),
+                       ::testing::Values(DType::bf16, DType::f16, DType::f32)),
+    [](const ::testing::TestParamInfo<Parameter>& info) {
+      const ListedCase& listed = harness::listed_cases()[std::get<0>(info.param)];
+      return harness::test_name(std::string(listed.descriptor) + "_" +
+                                std::string(name(std::get<1>(info.param))));
+    });
+
+TEST(CudaFuzz, AgreesWithTheReference) {
+  ATTN_NEEDS_GPU();
+  const std::uint64_t count = harness::quick() ? 10 : 100;
+  int supported = 0;
+  for (std::uint64_t seed = 1; seed <= count; ++seed) {
+    supported += check_all(harness::random_case(seed), seed) > 0 ? 1 : 0;
+  }
+  if (supported == 0) GTEST_SKIP() << "skipped: no kernel takes any of the problems";
+}
+
+}  // namespace
+}  // namespace attn::cuda

@@ -1,0 +1,76 @@
+#include "cases.hpp"
+
+#include <utility>
+
+#include "attn/mask.hpp"
+
+namespace attn::test {
+namespace {
+
+constexpr std::uint32_t kMasks = 300;
+constexpr std::uint32_t kScores = 150;
+
+struct Tensors {
+  std::vector<std::int32_t> ids = std::vector<std::int32_t>(600);
+  std::vector<float> slopes{0.5F, 0.25F, 0.125F, 0.0625F};
+  std::vector<bfloat16> bias = std::vector<bfloat16>(4 * 24 * 24);
+  BlockMask blocks = BlockMask::butterfly(24, 24, 4);
+
+  Tensors() {
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i / 5);
+    for (std::size_t i = 0; i < bias.size(); ++i) {
+      bias[i] = bfloat16(static_cast<float>(i % 37) * 0.1F - 2);
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<DeviceExpressions> device_expressions() {
+  const auto& s = expr::symbols();
+  auto t = std::make_shared<Tensors>();
+  const expr::Buffer slope("slope", tensor(t->slopes.data(), {4}));
+  const expr::Buffer bias("bias", tensor(t->bias.data(), {4, 24, 24}));
+  // One more than classify scans in one dimension.
+  const expr::Buffer ids("ids", tensor(t->ids.data(), {600}));
+  const expr::Expr distance = s.query + s.seqlen_k - s.seqlen_q - s.key;
+  std::vector<DeviceExpressions> all = {
+      {"none", {}, {}, t},
+      {"causal", causal(), {}, t},
+      {"top_left", causal(CausalAlignment::top_left), {}, t},
+      {"window", window(5, 2), {}, t},
+      {"prefix", prefix(7), {}, t},
+      {"documents", causal() && documents(tensor(t->ids.data(), {600})), {}, t},
+      {"blocks", causal() && t->blocks.mask(), {}, t},
+      {"ids", ids[s.query * 25] == ids[s.key * 25], {}, t},
+      {"softcap", causal(), 30 * tanh(s.score / 30), t},
+      {"alibi", causal(), s.score - slope[s.head] * to_float(abs(distance)), t},
+      {"bias", distance >= 0, s.score + bias({s.head, s.query, s.key}), t},
+      {"sinks", s.key < 4 || (distance >= 0 && distance < 9), softcap(3), t},
+      {"divided", s.query / 4 == s.key / 4 && s.key % 3 != s.head % 2, s.score * 0.5, t}};
+  for (std::uint32_t i = 0; i < kMasks; ++i) {
+    auto random = std::make_shared<RandomExpr>(i + 1);
+    const expr::Expr mask = random->boolean(random->uniform(1, 5), false);
+    all.push_back({"mask " + std::to_string(i), mask, {}, random});
+  }
+  for (std::uint32_t i = 0; i < kScores; ++i) {
+    auto random = std::make_shared<RandomExpr>(i + 1, true);
+    const expr::Expr score = random->float32(random->uniform(1, 5), true);
+    all.push_back({"score " + std::to_string(i), {}, score, random});
+  }
+  return all;
+}
+
+expr::Bindings as_device_tensors(const DeviceExpressions& expressions) {
+  expr::Bindings bindings;
+  for (const expr::Expr* e : {&expressions.mask, &expressions.score}) {
+    for (const auto& buffer : buffers(*e)) {
+      Tensor tensor = buffer->tensor();
+      tensor.device = {DeviceType::cuda, 0};
+      bindings.emplace_back(buffer->name(), tensor);
+    }
+  }
+  return bindings;
+}
+
+}  // namespace attn::test

@@ -1,0 +1,254 @@
+// Expressions as device code: the text, compiled for the host, agrees with evaluate and never
+// contradicts it in classify.
+#include "cuda/jit/expression_text.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "attn/error.hpp"
+#include "attn/mask.hpp"
+#include "cases.hpp"
+#include "compiled.hpp"
+
+namespace attn {
+namespace {
+
+using expr::Coverage;
+using expr::Expr;
+using expr::Point;
+using expr::Tile;
+
+// Of one expression: everything a test needs.
+struct Case {
+  test::DeviceExpressions expressions;
+  test::Compiled compiled;
+  std::vector<std::byte> bytes;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = [] {
+    std::vector<Case> made;
+    auto list = test::device_expressions();
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      auto bytes =
+          cuda::pack_expressions(list[i].mask, list[i].score, test::as_device_tensors(list[i]));
+      made.push_back({std::move(list[i]), test::compiled_expressions[i], std::move(bytes)});
+    }
+    return made;
+  }();
+  return all;
+}
+
+Tile random_tile(test::RandomExpr& random) {
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  Tile tile;
+  const bool huge = random.uniform(0, 7) == 0;
+  tile.query_min = huge ? kMost - random.uniform(6, 20) : random.uniform(0, 20);
+  tile.query_max = tile.query_min + random.uniform(0, 5);
+  tile.key_min = random.uniform(0, 20);
+  tile.key_max = tile.key_min + random.uniform(0, 5);
+  tile.batch = random.uniform(0, 3);
+  tile.head_min = random.uniform(0, 3);
+  tile.head_max = tile.head_min + random.uniform(0, 2);
+  tile.seqlen_q = random.uniform(0, 24);
+  tile.seqlen_k = random.uniform(0, 24);
+  return tile;
+}
+
+Point random_point(test::RandomExpr& random) {
+  const Tile tile = random_tile(random);
+  return {random.real(-9, 9), tile.query_max, tile.key_max, tile.batch,
+          tile.head_max,      tile.seqlen_q,  tile.seqlen_k};
+}
+
+std::string describe(const Case& c, const Point& at) {
+  return c.expressions.name + ": mask " + to_string(c.expressions.mask) + ", score " +
+         to_string(c.expressions.score) + " at score " + std::to_string(at.score) + " query " +
+         std::to_string(at.query) + " key " + std::to_string(at.key) + " batch " +
+         std::to_string(at.batch) + " head " + std::to_string(at.head) + " seqlens " +
+         std::to_string(at.seqlen_q) + " " + std::to_string(at.seqlen_k);
+}
+
+TEST(ExpressionText, SizesAreThoseOfTheStruct) {
+  ASSERT_EQ(cases().size(), test::num_compiled_expressions);
+  for (const Case& c : cases()) EXPECT_EQ(c.bytes.size(), c.compiled.size) << c.expressions.name;
+}
+
+TEST(ExpressionText, MasksAgreeWithEvaluation) {
+  test::RandomExpr random(20261121);
+  int visible = 0;
+  int total = 0;
+  for (const Case& c : cases()) {
+    if (c.expressions.mask.empty()) continue;
+    for (int i = 0; i < 200; ++i) {
+      const Point at = random_point(random);
+      const bool expected = evaluate<float>(c.expressions.mask, at) != 0;
+      ++total;
+      visible += expected ? 1 : 0;
+      ASSERT_EQ(c.compiled.mask(c.bytes.data(), at), expected) << describe(c, at);
+    }
+  }
+  EXPECT_GT(visible, total / 5);
+  EXPECT_LT(visible, total * 4 / 5);
+}
+
+TEST(ExpressionText, ScoresAgreeWithEvaluation) {
+  test::RandomExpr random(7);
+  for (const Case& c : cases()) {
+    if (c.expressions.score.empty()) continue;
+    for (int i = 0; i < 200; ++i) {
+      const Point at = random_point(random);
+      const double expected = evaluate<double>(c.expressions.score, at);
+      const double standard = evaluate<float>(c.expressions.score, at);
+      const double got = c.compiled.score(c.bytes.data(), at);
+      if (!std::isfinite(expected)) continue;
+      // What float32 loses anyway, and a few units in the last place.
+      const double allowed =
+          4 * std::abs(standard - expected) + 4e-6 * std::max(1.0, std::abs(expected));
+      ASSERT_NEAR(got, expected, allowed) << describe(c, at);
+    }
+  }
+}
+
+TEST(ExpressionText, NoExpressionChangesNothing) {
+  const Case& none = cases().front();
+  const Point at{.score = 1.5, .query = 3, .key = 9};
+  EXPECT_TRUE(none.compiled.mask(none.bytes.data(), at));
+  EXPECT_EQ(none.compiled.score(none.bytes.data(), at), 1.5F);
+  EXPECT_EQ(none.compiled.classify(none.bytes.data(), {}), static_cast<int>(Coverage::full));
+  EXPECT_EQ(none.bytes.size(), 8U);
+}
+
+Coverage brute_force(const Case& c, const Tile& tile) {
+  bool any = false;
+  bool all = true;
+  for (std::int64_t q = tile.query_min; q <= tile.query_max; ++q) {
+    for (std::int64_t k = tile.key_min; k <= tile.key_max; ++k) {
+      for (std::int32_t h = tile.head_min; h <= tile.head_max; ++h) {
+        const Point at{0,
+                       static_cast<std::int32_t>(q),
+                       static_cast<std::int32_t>(k),
+                       tile.batch,
+                       h,
+                       tile.seqlen_q,
+                       tile.seqlen_k};
+        const bool seen = evaluate<float>(c.expressions.mask, at) != 0;
+        any = any || seen;
+        all = all && seen;
+      }
+    }
+  }
+  return all ? Coverage::full : any ? Coverage::mixed : Coverage::empty;
+}
+
+TEST(ExpressionText, ClassifyNeverContradictsEvaluation) {
+  test::RandomExpr random(11);
+  int proven = 0;
+  int as_the_cpu = 0;
+  int total = 0;
+  for (const Case& c : cases()) {
+    if (c.expressions.mask.empty()) continue;
+    for (int i = 0; i < 40; ++i) {
+      const Tile tile = random_tile(random);
+      const auto claimed = static_cast<Coverage>(c.compiled.classify(c.bytes.data(), tile));
+      ++total;
+      as_the_cpu += claimed == classify(c.expressions.mask, tile) ? 1 : 0;
+      if (claimed == Coverage::mixed) continue;
+      ++proven;
+      const Point corner{
+          0, tile.query_min, tile.key_min, tile.batch, tile.head_min, tile.seqlen_q, tile.seqlen_k};
+      ASSERT_EQ(static_cast<int>(claimed), static_cast<int>(brute_force(c, tile)))
+          << describe(c, corner) << " to query " << tile.query_max << " key " << tile.key_max
+          << " head " << tile.head_max;
+    }
+  }
+  EXPECT_GT(proven, total / 4);
+  EXPECT_EQ(as_the_cpu, total);  // the boxes of these tiles have at most 256 elements
+}
+
+TEST(ExpressionText, ClassifyLooksAt256Elements) {
+  for (const Case& c : cases()) {
+    if (c.expressions.name != "documents") continue;
+    const auto classify = [&](const Tile& tile) {
+      return static_cast<Coverage>(c.compiled.classify(c.bytes.data(), tile));
+    };
+    Tile tile{.query_min = 300, .query_max = 304, .key_min = 44, .key_max = 299};
+    tile.seqlen_q = tile.seqlen_k = 600;
+    EXPECT_EQ(classify(tile), Coverage::empty);  // ids of 256 keys
+    tile.key_min = 43;
+    EXPECT_EQ(classify(tile), Coverage::mixed);
+    tile = {.query_min = 302, .query_max = 304, .key_min = 300, .key_max = 302};
+    EXPECT_EQ(classify(tile), Coverage::full);
+    return;
+  }
+  FAIL() << "no documents case";
+}
+
+TEST(ExpressionText, PlainOperationsStayPlain) {
+  const auto& s = expr::symbols();
+  const auto has = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
+  const std::string text = cuda::print_expressions(s.query >= s.key, s.score / 30);
+  EXPECT_TRUE(has(text,
+                  "bool mask(int query, int key, int, int, int, int) const {\n"
+                  "    using namespace exact;\n"
+                  "    return (key <= query);\n"))
+      << text;
+  EXPECT_TRUE(has(text, "return attn_mul(score, 0x1.111112p-5f);")) << text;
+  EXPECT_TRUE(has(text, "kHasMask = true") && has(text, "kHasScore = true") &&
+              has(text, "kMaskReadsBuffers = false"));
+  // A value that is used twice is computed once.
+  const Expr slow = tanh(s.score);
+  EXPECT_TRUE(has(cuda::print_expressions({}, slow * slow + slow), " = attn_tanh(score);"));
+  // A contiguous last dimension is known to be one.
+  const std::vector<std::int32_t> ids(8);
+  const Expr mask = documents(tensor(ids.data(), {8}));
+  EXPECT_TRUE(has(cuda::print_expressions(mask, {}), "load_element<ElementI32, true>"));
+  Tensor every_other = tensor(ids.data(), {4});
+  every_other.strides[0] = 2;
+  const expr::Bindings bindings{{buffers(mask)[0]->name(), every_other}};
+  EXPECT_TRUE(has(cuda::print_expressions(mask, {}, bindings), "load_element<ElementI32, false>"));
+  EXPECT_FALSE(cuda::prints_alike(mask, {}, bindings));
+  EXPECT_TRUE(cuda::prints_alike(mask, {}, {}));
+  EXPECT_TRUE(cuda::mask_reads_buffers(mask));
+  EXPECT_FALSE(cuda::mask_reads_buffers(causal()));
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+TEST(ExpressionText, Refusals) {
+  const auto& s = expr::symbols();
+  const float data[4] = {};
+  const Expr on_cpu = expr::Buffer("x", tensor(data, {4}))[s.key];
+  EXPECT_NE(refusal([&] { cuda::print_expressions(s.query, {}); }).find("accepted is a boolean"),
+            std::string::npos);
+  EXPECT_NE(refusal([&] { cuda::print_expressions({}, s.query); }).find("accepted is a float32"),
+            std::string::npos);
+  EXPECT_NE(refusal([&] { cuda::print_expressions(s.score < 1, {}); }).find("depends on score"),
+            std::string::npos);
+  EXPECT_NE(refusal([&] { cuda::pack_expressions({}, on_cpu, {}); }).find("a CUDA device"),
+            std::string::npos);
+  const Expr other = expr::Buffer("x", tensor(data, {2}))[s.key];
+  EXPECT_NE(refusal([&] { cuda::print_expressions(on_cpu < 1, other); }).find("'x'"),
+            std::string::npos);
+  Expr many = s.score;
+  for (int i = 0; i < 33; ++i) {
+    many = many + expr::Buffer("x" + std::to_string(i), tensor(data, {4}))[s.key];
+  }
+  EXPECT_NE(refusal([&] { cuda::print_expressions({}, many); }).find("33 buffers"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace attn

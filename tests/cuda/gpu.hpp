@@ -1,0 +1,59 @@
+// What the tests that run kernels share.
+#pragma once
+
+#include "attn/error.hpp"
+#include "conformance/support.hpp"
+#include "cuda/support.hpp"
+#include "harness/conformance.hpp"
+#include "harness/device_data.hpp"
+
+namespace attn::cuda {
+
+inline constexpr Device kGpu{DeviceType::cuda, 0};
+
+// Why no kernel takes the problem; empty when one does.
+inline std::string unsupported(const Problem& problem) {
+  try {
+    make_plan(problem, Phase::forward, {.device = kGpu});
+    return {};
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    return error.what();
+  }
+}
+
+// A case on the GPU, ready to run in a stream of its own.
+struct GpuCase {
+  explicit GpuCase(harness::CaseData& host)
+      : data(host, Phase::forward, kGpu),
+        plan(make_plan(host.problem, Phase::forward, {.device = kGpu})),
+        workspace(plan),
+        stream(kGpu.index) {}
+
+  void forward() const {
+    Context context;
+    context.stream = stream.handle();
+    context.workspace = workspace.tensor();
+    attn::forward(plan, data.inputs, data.outputs, context);
+  }
+
+  harness::DeviceData data;
+  Plan plan;
+  harness::DeviceWorkspace workspace;
+  Stream stream;
+};
+
+// Of the bytes of O and LSE on the host.
+inline std::vector<std::uint64_t> output_bits(const harness::CaseData& data) {
+  std::vector<std::uint64_t> sums;
+  for (const harness::Storage* storage : data.storages(Phase::forward, false)) {
+    sums.push_back(storage->checksum());
+  }
+  return sums;
+}
+
+}  // namespace attn::cuda
+
+#define ATTN_NEEDS_KERNEL(problem)                                                    \
+  if (const std::string reason = ::attn::cuda::unsupported(problem); !reason.empty()) \
+  GTEST_SKIP() << "skipped: " << reason
