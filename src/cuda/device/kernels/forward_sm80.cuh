@@ -56,7 +56,7 @@ struct ForwardSm80 {
   static constexpr int kSteps = TileK::kChunks / 2;
   static constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
   static_assert(kRows == 16 || kRows == 32);
-  static_assert(C::kBlockN % 32 == 0 && (C::kStages == 1 || C::kStages == 2));
+  static_assert(C::kBlockN % (C::kDropout ? 32 : 16) == 0 && (C::kStages == 1 || C::kStages == 2));
 
   const ForwardParams& p;
   const Expressions& e;
@@ -72,6 +72,12 @@ struct ForwardSm80 {
     unsigned q_lane, k_lane, v_lane;
   };
 
+  // Volatile, so that nothing that follows from it is shared between two calls.
+  static __device__ __forceinline__ int block_index() {
+    int index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+  }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
   // First row of the warp.
   __device__ __forceinline__ int warp_row() const {
@@ -94,11 +100,16 @@ struct ForwardSm80 {
   template <class Tile>
   __device__ __forceinline__ void load_keys(unsigned to, const char* from, const Strides& strides,
                                             int block) const {
-    load_tile<Tile, C::kBlockN, kThreads>(to, [&](int row) {
-      const int key = block * C::kBlockN + row;
-      const bool exists = key < tile.sequence.length_k;
-      return SourceRow{from + 2 * tile.key_row(p, strides, exists ? key : 0), exists};
-    });
+    const int key0 = block * C::kBlockN;
+    if constexpr (C::kPageSize > 0) {
+      load_tile<Tile, C::kBlockN, kThreads>(to, [&](int row) {
+        const bool exists = key0 + row < tile.sequence.length_k;
+        return SourceRow{from + 2 * tile.key_row(p, strides, exists ? key0 + row : 0), exists};
+      });
+    } else {
+      load_tile<Tile, C::kBlockN, kThreads>(to, from + key0 * (2 * strides.row), 2 * strides.row,
+                                            tile.sequence.length_k - key0);
+    }
   }
   __device__ __forceinline__ void load_k(int stage, const char* from, int block) const {
     load_keys<TileK>(shared + Layout::kKAt + stage * Layout::kK, from, p.k_strides, block);
@@ -181,8 +192,9 @@ struct ForwardSm80 {
     }
   }
 
-  // S <- P of a block, O multiplied where the references moved.
-  __device__ __forceinline__ void softmax(Warp& w, int block, bool mixed) const {
+  // P of a block as operands, O multiplied where the references moved.
+  __device__ __forceinline__ void softmax(Warp& w, unsigned (&p16)[kTiles][C::kBlockN / 4],
+                                          int block, bool mixed) const {
     const Sequence& q = tile.sequence;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
@@ -206,11 +218,12 @@ struct ForwardSm80 {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
       }
-      if constexpr (C::kDropout) drop(w.s[m], m, block);
+      to_operand<Element>(w.s[m], p16[m]);
+      if constexpr (C::kDropout) drop(p16[m], m, block);
     }
   }
 
-  __device__ __forceinline__ void drop(float (&s)[C::kBlockN / 2], int m, int block) const {
+  __device__ __forceinline__ void drop(unsigned (&p16)[C::kBlockN / 4], int m, int block) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = warp_row() + 16 * m + lane() / 4 + 8 * i;
@@ -219,7 +232,7 @@ struct ForwardSm80 {
           static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
               static_cast<unsigned>(tile.head_of(row)),
           static_cast<unsigned>(tile.query_of(row))};
-      dropout.apply(s, i, block * C::kBlockN, lane() % 4);
+      dropout.apply(p16, i, block * C::kBlockN, lane() % 4);
     }
   }
 
@@ -267,10 +280,8 @@ struct ForwardSm80 {
         copy_async_commit();
       }
       if (!empty) {
-        softmax(w, block, mixed);
         unsigned p16[kTiles][C::kBlockN / 4];
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) to_operand<Element>(w.s[m], p16[m]);
+        softmax(w, p16, block, mixed);
         multiply_pv(w, p16, stage);
       }
       if (ends) break;
@@ -333,10 +344,12 @@ struct ForwardSm80 {
     Blocks list(*this, 0);
     if (list.more()) attend(w, list);
     if constexpr (C::kSplits) launch_dependents();
+    // The tile is worked out again rather than kept in registers all along.
+    const ForwardSm80 same{p, e, QueryTile<C>::at(p, block_index()), shared};
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      finish(w, m, 0);
-      finish(w, m, 1);
+      same.finish(w, m, 0);
+      same.finish(w, m, 1);
     }
   }
 };
@@ -345,8 +358,8 @@ template <class C, class Expressions>
 __device__ __forceinline__ void forward_sm80(const ForwardParams& p, const Expressions& e) {
   extern __shared__ __align__(128) char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
-  const int index = static_cast<int>(blockIdx.x);
-  ForwardSm80<C, Expressions>{p, e, QueryTile<C>::at(p, index), shared}.run();
+  using Kernel = ForwardSm80<C, Expressions>;
+  Kernel{p, e, QueryTile<C>::at(p, Kernel::block_index()), shared}.run();
 }
 
 }  // namespace attn::device

@@ -30,21 +30,19 @@ struct QueryTile {
     return t;
   }
 
-  __device__ __forceinline__ int query_of(int row) const { return row / C::kGroup; }
+  // Rows are not negative: as unsigned numbers they divide in fewer instructions.
+  __device__ __forceinline__ int query_of(int row) const {
+    return static_cast<int>(static_cast<unsigned>(row) / C::kGroup);
+  }
   __device__ __forceinline__ int head_of(int row) const {
-    return C::kGroup > 1 ? head * C::kGroup + row % C::kGroup : head;
+    return head * C::kGroup + static_cast<int>(static_cast<unsigned>(row) % C::kGroup);
   }
   __device__ __forceinline__ int key_head(const ForwardParams& p) const {
     return C::kGroup > 1 ? head : head / (p.heads_q / p.heads_k);
   }
   __device__ __forceinline__ QueryRange queries(int row, int rows) const {
-    QueryRange range{row / C::kGroup, min((row + rows - 1) / C::kGroup, sequence.length_q - 1),
-                     head, head};
-    if constexpr (C::kGroup > 1) {
-      range.head_first = head * C::kGroup;
-      range.head_last = range.head_first + C::kGroup - 1;
-    }
-    return range;
+    return {query_of(row), min(query_of(row + rows - 1), sequence.length_q - 1), head * C::kGroup,
+            head * C::kGroup + C::kGroup - 1};
   }
   // For KeyBlocks; `row` and `rows`: of the caller.
   __device__ __forceinline__ KeyRange keys(int row, int rows) const {

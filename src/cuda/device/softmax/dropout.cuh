@@ -46,6 +46,12 @@ struct DropoutRow {
     odd = word >= limit ? odd : 0.f;
   }
 
+  // The same in 16 bits, packed.
+  __device__ __forceinline__ unsigned applied(unsigned pair, unsigned word) const {
+    const unsigned limit = threshold << 16;
+    return (word << 16 >= limit ? pair & 0xffffu : 0) | (word >= limit ? pair & 0xffff0000u : 0);
+  }
+
   // Row i of the two rows of P in a thread's accumulator (tile/accumulator.cuh): dropped elements
   // become 0. kCount / 2 keys from first_key on, both multiples of 32; pair: lane % 4. Kept
   // elements are multiplied at the end, with O; the sum of P is taken before.
@@ -59,6 +65,21 @@ struct DropoutRow {
       for (int t = 0; t < 4; ++t) {
         const int at = 16 * group + 4 * t + 2 * i;
         apply(s[at], s[at + 1], bits.word[t]);
+      }
+    }
+  }
+  // The same for P as the operand of a product, which takes half the registers.
+  template <int kCount>
+  __device__ __forceinline__ void apply(unsigned (&p)[kCount], int i, int first_key,
+                                        int pair) const {
+    static_assert(kCount % 8 == 0, "whole groups of 32 keys");
+#pragma unroll
+    for (int group = 0; group < kCount / 8; ++group) {
+      const PhiloxWords bits = words(first_key / 32 + group, pair);
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        unsigned& both = p[8 * group + 2 * t + i];
+        both = applied(both, bits.word[t]);
       }
     }
   }

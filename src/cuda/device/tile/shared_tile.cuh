@@ -18,7 +18,7 @@ struct SharedTile {
   static constexpr int kSwizzle = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
 
   static constexpr __device__ __forceinline__ int permutation(int row) {
-    return row / (8 / kSwizzle) % kSwizzle;
+    return static_cast<int>(static_cast<unsigned>(row) / (8 / kSwizzle) % kSwizzle);
   }
   // Bytes from the start of the tile.
   static constexpr __device__ __forceinline__ int offset(int row, int chunk) {
@@ -37,32 +37,59 @@ struct SharedTile {
   }
 };
 
+// How kThreads threads share the chunks of a tile: neighbours take neighbouring chunks, and a
+// thread keeps to one row in kDown.
+template <class Tile, int kThreads>
+struct TileShare {
+  static constexpr int kAcross = Tile::kSwizzle;
+  static constexpr int kDown = kThreads / kAcross;
+  static_assert(kDown % 8 == 0, "rows of a thread are permuted alike");
+
+  static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x % kAcross); }
+  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x / kAcross); }
+  // Asks for this thread's chunks of row `rows` + row(); `from`: the row's chunk column().
+  static __device__ __forceinline__ void copy(unsigned tile, int rows, const char* from,
+                                              bool exists) {
+    const unsigned to = tile + static_cast<unsigned>(Tile::offset(row(), column())) +
+                        static_cast<unsigned>(rows * Tile::kRowBytes);
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; chunk += kAcross) {
+      const bool inside =
+          Tile::kUsedChunks == Tile::kChunks || chunk + column() < Tile::kUsedChunks;
+      copy_async(to + static_cast<unsigned>(16 * chunk), from + 16 * chunk, exists && inside);
+    }
+  }
+};
+
 struct SourceRow {
-  const void* data;  // 16-byte aligned
+  const char* data;  // 16-byte aligned
   bool exists;       // false: zeros
 };
 
-// Asks for kRows rows of a tile; source(row) gives the SourceRow. Called by kThreads threads.
+// Asks for the kRows rows of a tile; source(row) gives the SourceRow.
 template <class Tile, int kRows, int kThreads, class Source>
 __device__ __forceinline__ void load_tile(unsigned tile, Source source) {
-  // Neighbouring threads read neighbouring chunks; a thread keeps to few rows.
-  constexpr int kAcross = Tile::kSwizzle;
-  constexpr int kDown = kThreads / kAcross;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int column = thread % kAcross, first = thread / kAcross;
+  using Share = TileShare<Tile, kThreads>;
 #pragma unroll
-  for (int rows = 0; rows < kRows; rows += kDown) {
-    const int row = rows + first;
-    if (kRows % kDown != 0 && row >= kRows) break;
-    const SourceRow from = source(row);
-    const unsigned to = tile + static_cast<unsigned>(Tile::offset(row, column));
+  for (int rows = 0; rows < kRows; rows += Share::kDown) {
+    if (kRows % Share::kDown != 0 && rows + Share::row() >= kRows) break;
+    const SourceRow from = source(rows + Share::row());
+    Share::copy(tile, rows, from.data + 16 * Share::column(), from.exists);
+  }
+}
+
+// The same for rows that are `stride` bytes apart, of which the first `count` exist.
+template <class Tile, int kRows, int kThreads>
+__device__ __forceinline__ void load_tile(unsigned tile, const char* first, long long stride,
+                                          int count) {
+  using Share = TileShare<Tile, kThreads>;
+  const char* from = first + Share::row() * stride + 16 * Share::column();
+  count -= Share::row();
 #pragma unroll
-    for (int chunk = 0; chunk < Tile::kChunks; chunk += kAcross) {
-      const bool inside = Tile::kUsedChunks == Tile::kChunks || chunk + column < Tile::kUsedChunks;
-      copy_async(to + static_cast<unsigned>(16 * chunk),
-                 static_cast<const char*>(from.data) + 16 * (chunk + column),
-                 from.exists && inside);
-    }
+  for (int rows = 0; rows < kRows; rows += Share::kDown) {
+    if (kRows % Share::kDown != 0 && rows + Share::row() >= kRows) break;
+    Share::copy(tile, rows, from, rows < count);
+    from += Share::kDown * stride;
   }
 }
 
