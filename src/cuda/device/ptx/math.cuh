@@ -45,4 +45,7 @@ struct Float16 {
   }
 };
 
+// Elements of tensors that no tensor core reads.
+struct Float32 {};
+
 }  // namespace attn::device
