@@ -40,16 +40,6 @@ std::string obstacle(ForwardKernel kernel, const Problem& p, Arch arch,
   return {};
 }
 
-// Query heads that share a tile: all of a group where that leaves fewer rows of tiles empty, and
-// where a box of the copy engine can hold them (they divide the 64 rows of a warpgroup).
-int packed_group(const Problem& p, int block_m) {
-  const std::int64_t group = p.heads_q / p.heads_k;
-  if (group == 1 || 64 % group != 0) return 1;
-  const std::int64_t apart = group * divide_up(p.seqlen_q, block_m);
-  const std::int64_t together = divide_up(p.seqlen_q * group, block_m);
-  return 10 * together <= 9 * apart ? static_cast<int>(group) : 1;
-}
-
 void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors& tensors) {
   config.dtype = p.dtype;
   config.head_dim = static_cast<int>(p.head_dim);
@@ -57,6 +47,8 @@ void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors&
   config.packed_q = p.layout_q == Layout::packed;
   config.packed_k = p.layout_k == Layout::packed;
   config.paged = p.layout_k == Layout::paged;
+  config.page_size = config.paged ? static_cast<int>(p.page_size) : 0;
+  config.vector_o = tensors.aligned;
   config.used_q = tensors.seqused_q;
   config.used_k = tensors.seqused_k || config.paged;
   config.sink = p.sink;
@@ -76,8 +68,10 @@ bool shape_sm90(ForwardConfig& config, const Problem& p) {
     config.take_turns = shape.take_turns;
     config.producer_registers = shape.warpgroups == 3 ? 32 : 40;
     config.consumer_registers = shape.warpgroups == 3 ? 160 : 232;
-    config.group = packed_group(p, config.block_m);
+    config.group = packed_group(p, config.block_m, 64);
     config.reason = shape.reason;
+    // Random bits come for 32 keys at a time.
+    if (config.dropout) config.block_n = config.block_n / 32 * 32;
     if (!config.paged) return true;
     // Pages and tiles must fit into each other; the copy engine writes 8 rows of a swizzle at least.
     // A tile of a power of two suits common page sizes.
@@ -95,6 +89,14 @@ bool shape_sm90(ForwardConfig& config, const Problem& p) {
 }
 
 }  // namespace
+
+int packed_group(const Problem& p, int block_m, int rows) {
+  const std::int64_t group = p.heads_q / p.heads_k;
+  if (group == 1 || rows % group != 0) return 1;
+  const std::int64_t apart = group * divide_up(p.seqlen_q, block_m);
+  const std::int64_t together = divide_up(p.seqlen_q * group, block_m);
+  return 10 * together <= 9 * apart ? static_cast<int>(group) : 1;
+}
 
 std::string_view name(ForwardKernel kernel) noexcept {
   switch (kernel) {

@@ -49,7 +49,7 @@ void launch_combine(const Plan& plan, const ForwardConfig& config,
                     device::ForwardParams& parameters, const Context& context) {
   const std::shared_ptr<const Kernel> kernel =
       get_kernel(plan.device.index, combine_source(config), context);
-  constexpr int kRowsPerBlock = 4;  // one warp each
+  constexpr int kRowsPerBlock = 4;  // one warp each, 128 threads
   const std::int64_t rows =
       plan.problem.batch * plan.problem.heads_q * plan.problem.seqlen_q;
   LaunchConfig launch;

@@ -37,6 +37,7 @@ std::string print_config(const ForwardConfig& c) {
   number("kStages", c.stages);
   number("kStagesQ", c.stages_q);
   number("kGroup", c.group);
+  number("kPageSize", c.page_size);
   number("kPageRows", c.page_rows);
   number("kPolynomial", 0);
   number("kProducerRegisters", c.producer_registers);
@@ -46,7 +47,8 @@ std::string print_config(const ForwardConfig& c) {
   flag("kPackedK", c.packed_k);
   flag("kUsedQ", c.used_q);
   flag("kUsedK", c.used_k);
-  flag("kPaged", c.paged);
+  flag("kQInRegisters", c.q_in_registers);
+  flag("kVectorO", c.vector_o);
   flag("kClearTail", c.packed_k || c.used_k);
   flag("kSplits", c.splits);
   flag("kSink", c.sink);

@@ -16,6 +16,8 @@
 #include "schedule/key_blocks.cuh"
 #include "schedule/sequence.cuh"
 #include "schedule/tiles.cuh"
+#include "softmax/denominator.cuh"
+#include "softmax/dropout.cuh"
 #include "softmax/online.cuh"
 #include "tile/accumulator.cuh"
 #include "tile/warp_scores.cuh"
@@ -399,6 +401,21 @@ struct ForwardSm90 {
     c.softmax.template exponentiate<true, 0>(c.s, exponent_scale());
   }
 
+  // Sets the dropped elements of P to zero; l was summed before.
+  __device__ __forceinline__ void drop(Consumer& c, const Own& t, int block) const {
+    if constexpr (C::kDropout) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = t.row + 8 * i;
+        const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
+        const DropoutRow dropout{p.dropout_seed, p.dropout_offset, p.dropout_threshold,
+                                 static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
+                                 static_cast<unsigned>(row / kGroup)};
+        dropout.apply(c.probability, i, block * C::kBlockN, static_cast<int>(threadIdx.x % 4));
+      }
+    }
+  }
+
   // Rows of V from the used-th on are past the length and someone else's: they must not meet P = 0 as
   // NaN.
   __device__ __forceinline__ void clear_tail(const Consumer& c, int used) const {
@@ -572,6 +589,7 @@ struct ForwardSm90 {
       add = !begins;
       pending = true;
       to_operand<Element>(c.s, c.probability);
+      drop(c, t, block);
       list.advance(*this, slot_now(c));
     }
   }
@@ -616,18 +634,13 @@ struct ForwardSm90 {
     for (int i = 0; i < 2; ++i) {
       const Row r = row_of(t, i);
       const float l = quad_sum(softmax.l[i]);
-      float lse = l > 0 ? softmax.r[i] + log2_approximate(l) : minus_infinity();  // base 2
-      factor[i] = l > 0 ? 1.f / l : 0.f;
+      float sink = minus_infinity();
       if constexpr (C::kSink) {
-        const float sink = p.sink[r.head] * kLog2E;
-        const float top = fmaxf(sink, lse);
-        if ((!C::kSplits || t.w.split == 0) && top > minus_infinity()) {
-          const float total =
-              top + log2_approximate(exp2_approximate(sink - top) + exp2_approximate(lse - top));
-          factor[i] *= exp2_approximate(lse - total);
-          lse = total;
-        }
+        if (!C::kSplits || t.w.split == 0) sink = p.sink[r.head];
       }
+      const Denominator end = denominator<C::kSink>(softmax.r[i] * kLn2, l, sink);
+      float lse = end.lse;
+      factor[i] = end.inverse;
       if (!r.used) {
         factor[i] = 0;
         lse = minus_infinity();
@@ -635,10 +648,10 @@ struct ForwardSm90 {
       if constexpr (C::kDropout) factor[i] *= p.dropout_scale;
       if (!r.exists || threadIdx.x % 4 != 0) continue;
       if constexpr (C::kSplits) {
-        p.partial_lse[partial_row(t.w, r)] = lse * kLn2;
+        p.partial_lse[partial_row(t.w, r)] = lse;
       } else if (p.lse != nullptr) {
         p.lse[(C::kPackedQ ? 0 : q.batch * p.lse_strides.batch) + r.head * p.lse_strides.head +
-              (q.row_q + r.query) * p.lse_strides.row] = lse * kLn2;
+              (q.row_q + r.query) * p.lse_strides.row] = lse;
       }
     }
   }

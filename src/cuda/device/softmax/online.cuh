@@ -17,8 +17,6 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-__device__ __forceinline__ float minus_infinity() { return __int_as_float(static_cast<int>(0xff800000)); }
-
 // Two rows of a thread (tile/accumulator.cuh).
 struct OnlineSoftmax {
   static constexpr float kLimit = 256;
