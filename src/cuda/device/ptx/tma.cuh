@@ -1,0 +1,46 @@
+// The bulk tensor copy engine (PTX ISA, "cp.async.bulk.tensor"): one thread asks for a box of a
+// tensor that a map describes; the bytes arrive on an mbarrier. Elements outside the tensor read 0.
+#pragma once
+
+namespace attn::device {
+
+// Opaque to device code; the host encodes it.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
+__device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Cache policies of createpolicy.fractional for whole lines.
+inline constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull;
+inline constexpr unsigned long long kEvictLast = 0x14F0000000000000ull;
+
+__device__ __forceinline__ void tma_load_4d(unsigned destination, const TensorMap& map,
+                                            unsigned barrier, int c0, int c1, int c2, int c3,
+                                            unsigned long long policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_load_5d(unsigned destination, const TensorMap& map,
+                                            unsigned barrier, int c0, int c1, int c2, int c3,
+                                            int c4, unsigned long long policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(destination),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(policy)
+      : "memory");
+}
+
+// Orders ordinary shared-memory writes of this thread before reads by the tensor cores and the copy
+// engine.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace attn::device

@@ -1,0 +1,99 @@
+// The blocks of keys that a tile of queries sees, from the last to the first.
+#pragma once
+
+#include "tile/coverage.cuh"
+
+namespace attn::device {
+
+// Queries [first, last] of heads [head_first, head_last]; first > last: none.
+struct QueryRange {
+  int first, last, head_first, head_last;
+};
+
+// What a list is made from.
+struct KeyRange {
+  // Rows of the whole block of threads: every warp goes through the same list, because K and V are
+  // loaded once for all. And the rows of the caller: what a mask leaves of a block for them.
+  QueryRange shared, own;
+  int batch, seqlen_q, seqlen_k;
+  int begin, end;  // blocks of keys
+};
+
+// All threads of a warp hold the same list. With a mask, blocks are classified 32 at a time, one a
+// lane. Tiles::keys(slot) gives the KeyRange of a tile; it is asked again for every 32 blocks, which
+// is cheaper than keeping its numbers in registers.
+template <class C, class Expressions, class Tiles>
+class KeyBlocks {
+ public:
+  // None.
+  KeyBlocks() = default;
+  __device__ __forceinline__ KeyBlocks(const Tiles& tiles, int slot) : slot_(slot) {
+    const KeyRange r = tiles.keys(slot);
+    begin_ = r.begin;
+    if constexpr (Expressions::kHasMask) {
+      window_ = (r.end + 31) / 32;
+    } else {
+      next_ = r.shared.first > r.shared.last ? r.begin : r.end;
+      whole_ = r.seqlen_k / C::kBlockN;
+      empty_ = r.own.first > r.own.last;
+    }
+    advance(tiles);
+  }
+
+  __device__ __forceinline__ bool more() const { return next_ >= begin_; }
+  // Of the block that comes next: its number; whether the caller's rows see only a part of it, or
+  // nothing.
+  __device__ __forceinline__ int block() const { return next_; }
+  __device__ __forceinline__ bool mixed() const {
+    if constexpr (Expressions::kHasMask) return mixed_ >> (next_ & 31) & 1;
+    return next_ >= whole_;
+  }
+  __device__ __forceinline__ bool empty_for_own() const {
+    if constexpr (Expressions::kHasMask) return empty_ >> (next_ & 31) & 1;
+    return empty_;
+  }
+  __device__ __forceinline__ void advance(const Tiles& tiles) {
+    if constexpr (Expressions::kHasMask) {
+      while (present_ == 0) {
+        if (window_ * 32 <= begin_) {
+          next_ = begin_ - 1;
+          return;
+        }
+        --window_;
+        classify(tiles);
+      }
+      const int bit = 31 - __clz(static_cast<int>(present_));
+      present_ ^= 1u << bit;
+      next_ = window_ * 32 + bit;
+    } else {
+      --next_;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Coverage coverage(const Tiles& tiles, const KeyRange& r,
+                                               const QueryRange& rows, int key) const {
+    if (rows.first > rows.last) return Coverage::empty;
+    const int last = min(key + C::kBlockN, r.seqlen_k) - 1;
+    const Coverage c = tiles.e.classify(rows.first, rows.last, key, last, r.batch,
+                                          rows.head_first, rows.head_last, r.seqlen_q, r.seqlen_k);
+    return c == Coverage::full && key + C::kBlockN > r.seqlen_k ? Coverage::mixed : c;
+  }
+  __device__ __forceinline__ void classify(const Tiles& tiles) {
+    const KeyRange r = tiles.keys(slot_);
+    const int block = window_ * 32 + static_cast<int>(threadIdx.x % 32);
+    const bool inside = block >= r.begin && block < r.end;
+    const Coverage all = inside ? coverage(tiles, r, r.shared, block * C::kBlockN) : Coverage::empty;
+    const Coverage own = inside ? coverage(tiles, r, r.own, block * C::kBlockN) : Coverage::empty;
+    present_ = __ballot_sync(~0u, all != Coverage::empty);
+    mixed_ = __ballot_sync(~0u, own != Coverage::full);
+    empty_ = __ballot_sync(~0u, own == Coverage::empty);
+  }
+
+  int slot_ = 0, begin_ = 0, next_ = -1;
+  int whole_ = 0;               // without a mask: blocks that are inside the sequence
+  int window_ = 0;              // with a mask: of 32 blocks
+  unsigned present_ = 0, mixed_ = 0, empty_ = 0;
+};
+
+}  // namespace attn::device

@@ -1,0 +1,58 @@
+// Which tile of the output a block works on next.
+#pragma once
+
+#include "params.cuh"
+
+namespace attn::device {
+
+struct OutputTile {
+  int m_block, head_k, batch, split;
+};
+
+// Tiles in the order of work: `heads_at_once` pairs of batch and K, V head at a time, so that their
+// K and V stay in L2; of those the last block of queries first, which under a causal mask is the
+// longest.
+// With kGroup == 1 a "head" here is a query head, else a K, V head whose group of query heads shares
+// the tile.
+template <class C>
+__device__ __forceinline__ OutputTile tile_at(const ForwardParams& p, int index) {
+  const int split = index % p.num_splits;
+  index /= p.num_splits;
+  const int heads = C::kGroup == 1 ? p.heads_q : p.heads_k;
+  const int all = heads * p.batch;
+  const int together = index / (p.heads_at_once * p.m_blocks);
+  const int first = together * p.heads_at_once;
+  const int width = min(p.heads_at_once, all - first);
+  const int rest = index - first * p.m_blocks;
+  const int pair = first + rest % width;
+  return {p.m_blocks - 1 - rest / width, pair % heads, pair / heads, split};
+}
+
+// Deals tiles to blocks of threads: the first by number, others to whoever asks first, so that tiles
+// of any cost share the machine evenly. For one thread.
+class TileDealer {
+ public:
+  __device__ __forceinline__ explicit TileDealer(const ForwardParams& p)
+      : counter_(p.counter), next_(static_cast<int>(blockIdx.x)) {}
+  __device__ __forceinline__ int next() {
+    const int tile = next_;
+    next_ = static_cast<int>(gridDim.x) +
+            (counter_ != nullptr ? static_cast<int>(atomicAdd(counter_, 1u)) : next_);
+    return tile;
+  }
+  // The last block of threads leaves the counter as it was.
+  __device__ __forceinline__ void finish() {
+    if (counter_ == nullptr) return;
+    __threadfence();
+    if (atomicAdd(counter_ + 1, 1u) == gridDim.x - 1) {
+      counter_[0] = 0;
+      counter_[1] = 0;
+    }
+  }
+
+ private:
+  unsigned* counter_;
+  int next_;
+};
+
+}  // namespace attn::device

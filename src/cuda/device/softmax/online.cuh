@@ -1,0 +1,81 @@
+// Online softmax over blocks of keys (FlashAttention-2, algorithm 1) in base 2: P = 2^(c s - r), r the
+// reference of a row. It is the row's maximum when it is set, and stays while scores exceed it by
+// less than log2(kLimit): P then goes up to kLimit, which costs nothing in floating point, while O is
+// multiplied only when the reference moves, and no maximum need be known before the exponentials.
+#pragma once
+
+#include "ptx/math.cuh"
+
+namespace attn::device {
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+inline constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+// Two rows of a thread (tile/accumulator.cuh).
+struct OnlineSoftmax {
+  static constexpr float kLimit = 256;
+
+  float r[2] = {kMinusInfinity, kMinusInfinity};  // -inf: nothing seen yet
+  float l[2] = {0, 0};                            // sum of P over this thread's columns
+
+  // Moves the references to the largest of the scores s. `alpha`: what O must be multiplied by.
+  template <int kCount>
+  __device__ __forceinline__ void raise(const float (&s)[kCount], float c, float (&alpha)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float top = s[2 * i];
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+        top = fmaxf(top, fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
+      }
+      const float next = fmaxf(r[i], quad_max(top) * c);
+      alpha[i] = next == r[i] ? 1.f : exp2_approximate(r[i] - next);
+      r[i] = next;
+      l[i] *= alpha[i];
+    }
+  }
+
+  // S <- P. Returns whether the references are still good, the same answer in the whole warp; if not, P
+  // and l are of no use. kMasked: scores may be -inf, also all of a row. kPolynomial: of so many
+  // exponentials one runs on the FMA pipe; 0: none.
+  template <bool kMasked, int kPolynomial, int kCount>
+  __device__ __forceinline__ bool exponentiate(float (&s)[kCount], float c) {
+    int top = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float offset = kMasked && r[i] == kMinusInfinity ? 0.f : -r[i];
+      float sum[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          float& x = s[4 * j + 2 * i + column];
+          const float e = fmaf(x, c, offset);
+          const int index = 2 * j + column;
+          if (!kMasked && kPolynomial > 0 && index % (kPolynomial > 0 ? kPolynomial : 1) == 0) {
+            x = exp2_polynomial(e);
+          } else {
+            x = exp2_approximate(e);
+          }
+          sum[column] += x;
+        }
+        // Bits of non-negative floats are ordered as integers are, NaN above all; three of those are
+        // compared in one instruction.
+        top = __vimax3_s32(top, __float_as_int(s[4 * j + 2 * i]),
+                           __float_as_int(s[4 * j + 2 * i + 1]));
+      }
+      l[i] += sum[0] + sum[1];
+    }
+    return !__any_sync(~0u, top > __float_as_int(kLimit));
+  }
+};
+
+}  // namespace attn::device

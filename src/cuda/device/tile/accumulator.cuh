@@ -1,0 +1,62 @@
+// Accumulators of m64nNk16 products. A warp holds 16 rows; a thread the rows lane / 4 and that + 8;
+// of every 8 columns the pair 2 (lane % 4). Register 4 j + 2 i + c is row i of the two, column
+// 8 j + 2 (lane % 4) + c.
+#pragma once
+
+#include "ptx/math.cuh"
+
+namespace attn::device {
+
+// Scores as the A operand of the second product: 16 keys are four registers.
+template <class Element, int kCount>
+__device__ __forceinline__ void to_operand(const float (&s)[kCount], unsigned (&p)[kCount / 2]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) p[i] = Element::pack(s[2 * i], s[2 * i + 1]);
+}
+
+// In lane t of each quad: word i of lanes 0..3 in, word t of lane i out at i.
+__device__ __forceinline__ void transpose_quad(unsigned (&w)[4]) {
+  const bool high = threadIdx.x & 2, odd = threadIdx.x & 1;
+  // Exchange pairs of words with the lane two away, then words with the neighbour.
+  const unsigned give0 = high ? w[0] : w[2], give1 = high ? w[1] : w[3];
+  const unsigned got0 = __shfl_xor_sync(~0u, give0, 2), got1 = __shfl_xor_sync(~0u, give1, 2);
+  const unsigned a0 = high ? got0 : w[0], a1 = high ? got1 : w[1];
+  const unsigned b0 = high ? w[2] : got0, b1 = high ? w[3] : got1;
+  const unsigned give2 = odd ? a0 : a1, give3 = odd ? b0 : b1;
+  const unsigned got2 = __shfl_xor_sync(~0u, give2, 1), got3 = __shfl_xor_sync(~0u, give3, 1);
+  w[0] = odd ? got2 : a0;
+  w[1] = odd ? a1 : got2;
+  w[2] = odd ? got3 : b0;
+  w[3] = odd ? b1 : got3;
+}
+
+struct alignas(16) Words4 {
+  unsigned x, y, z, w;
+};
+
+// Row i of an accumulator, rounded, to `row` (16-byte aligned, kColumns elements). All threads of the
+// warp must call; `write` says whether the row exists.
+template <class Element, int kColumns>
+__device__ __forceinline__ void store_row(const float (&o)[kColumns / 2], int i, float factor,
+                                          void* row, bool write) {
+  const int t = static_cast<int>(threadIdx.x % 4);
+  constexpr int kWhole = kColumns / 32;
+#pragma unroll
+  for (int g = 0; g < kWhole; ++g) {
+    unsigned w[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int r = 4 * (4 * g + j) + 2 * i;
+      w[j] = Element::pack(o[r] * factor, o[r + 1] * factor);
+    }
+    transpose_quad(w);
+    if (write) static_cast<Words4*>(row)[4 * g + t] = {w[0], w[1], w[2], w[3]};
+  }
+#pragma unroll
+  for (int j = 4 * kWhole; j < kColumns / 8; ++j) {
+    const unsigned w = Element::pack(o[4 * j + 2 * i] * factor, o[4 * j + 2 * i + 1] * factor);
+    if (write) static_cast<unsigned*>(row)[4 * j + t] = w;
+  }
+}
+
+}  // namespace attn::device
