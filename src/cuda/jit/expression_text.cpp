@@ -10,6 +10,7 @@
 #include "core/expr/build.hpp"
 #include "core/expr/cuda_text.hpp"
 #include "cuda/jit/expression_buffers.hpp"
+#include "cuda/jit/expression_range.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -46,12 +47,16 @@ std::string value_body(const Program& program, CudaMath math) {
   for (const Instruction& in : program.instructions) {
     for (int a = 0; a < in.num_args; ++a) ++users[static_cast<std::size_t>(in.args[a])];
   }
+  const std::vector<bool> small = small_in_short_sequences(program);
   std::string text =
       fmt::format("    using namespace {};\n", math == CudaMath::exact ? "exact" : "fast");
   std::vector<std::string> values;
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& in = program.instructions[i];
     std::string value = expr::cuda_value(program, in, operands_of(in, values), math);
+    if (in.op == Op::to_float && small[static_cast<std::size_t>(in.args[0])]) {
+      value = fmt::format("attn_position_to_float({})", operands_of(in, values)[0]);
+    }
     if (!is_leaf(in) && (users[i] > 1 || value.size() > kLongestValue)) {
       text += fmt::format("    const {} v{} = {};\n", expr::cuda_type(in.type), i, value);
       value = fmt::format("v{}", i);

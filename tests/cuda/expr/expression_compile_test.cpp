@@ -47,7 +47,8 @@ TEST(ExpressionCompile, NeedsNoLocalMemory) {
       const Source source{.name = "scores",
                           .text = print_expressions(all[i].mask, all[i].score) + kKernel,
                           .entry = "scores",
-                          .options = {"-DATTN_PRECISE_MATH=" + std::to_string(precise)}};
+                          .options = {"-DATTN_PRECISE_MATH=" + std::to_string(precise),
+                                      "-DATTN_SHORT_SEQUENCES=" + std::to_string(1 - precise)}};
       for (const Arch arch : {Arch{80, false}, Arch{90, true}}) {
         if (precise == 0 && arch.number == 90) continue;
         SCOPED_TRACE(all[i].name + " " + to_string(arch) + "\n" + source.text);

@@ -201,6 +201,15 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
   EXPECT_TRUE(has(text, "return attn_mul(score, 0x1.111112p-5f);")) << text;
   EXPECT_TRUE(has(text, "kHasMask = true") && has(text, "kHasScore = true") &&
               has(text, "kMaskReadsBuffers = false"));
+  // Positions become floats without a conversion, other integers do not.
+  const auto converts_positions = [&](const Expr& e) {
+    return has(cuda::print_expressions({}, to_float(e)), "attn_position_to_float");
+  };
+  EXPECT_TRUE(converts_positions(abs(s.query + s.seqlen_k - s.seqlen_q - s.key)));
+  EXPECT_TRUE(converts_positions(select(s.query < 3, -s.key, s.key % 7)));
+  EXPECT_FALSE(converts_positions(s.query * s.key));
+  EXPECT_FALSE(converts_positions(s.query - s.head));
+  EXPECT_FALSE(converts_positions(5 * (s.query - s.key)));
   // A value that is used twice is computed once.
   const Expr slow = tanh(s.score);
   EXPECT_TRUE(has(cuda::print_expressions({}, slow * slow + slow), " = attn_tanh(score);"));
