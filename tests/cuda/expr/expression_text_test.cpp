@@ -216,11 +216,12 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
   // A contiguous last dimension is known to be one.
   const std::vector<std::int32_t> ids(8);
   const Expr mask = documents(tensor(ids.data(), {8}));
-  EXPECT_TRUE(has(cuda::print_expressions(mask, {}), "load_element<ElementI32, true>"));
+  EXPECT_TRUE(has(cuda::print_expressions(mask, {}), "load_shared_element<ElementI32, true>"));
   Tensor every_other = tensor(ids.data(), {4});
   every_other.strides[0] = 2;
   const expr::Bindings bindings{{buffers(mask)[0]->name(), every_other}};
-  EXPECT_TRUE(has(cuda::print_expressions(mask, {}, bindings), "load_element<ElementI32, false>"));
+  EXPECT_TRUE(
+      has(cuda::print_expressions(mask, {}, bindings), "load_shared_element<ElementI32, false>"));
   EXPECT_FALSE(cuda::prints_alike(mask, {}, bindings));
   EXPECT_TRUE(cuda::prints_alike(mask, {}, {}));
   EXPECT_TRUE(cuda::mask_reads_buffers(mask));
