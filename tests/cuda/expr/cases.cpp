@@ -1,5 +1,6 @@
 #include "cases.hpp"
 
+#include <limits>
 #include <utility>
 
 #include "attn/mask.hpp"
@@ -9,6 +10,7 @@ namespace {
 
 constexpr std::uint32_t kMasks = 300;
 constexpr std::uint32_t kScores = 150;
+constexpr std::uint32_t kSpecial = 200;
 
 struct Tensors {
   std::vector<std::int32_t> ids = std::vector<std::int32_t>(600);
@@ -23,6 +25,34 @@ struct Tensors {
     }
   }
 };
+
+// One operation on ranges of the values that break interval arithmetic.
+DeviceExpressions special_floats(std::uint32_t seed) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const float special[] = {0.0F,   -0.0F,     1.0F,      -2.0F,
+                           3.5F,   kInf,      -kInf,     kMost,
+                           -kMost, 0x1p-149F, 0x1p-126F, std::numeric_limits<float>::quiet_NaN()};
+  RandomExpr random(seed);
+  struct Values {
+    std::vector<float> x = std::vector<float>(26);
+    std::vector<float> y = std::vector<float>(26);
+  };
+  auto values = std::make_shared<Values>();
+  for (float& x : values->x) x = special[random.uniform(0, 11)];
+  for (float& y : values->y) y = special[random.uniform(0, 11)];
+  const auto& s = expr::symbols();
+  const expr::Expr a = expr::Buffer("x", tensor(values->x.data(), {26}))[s.query];
+  const expr::Expr b = expr::Buffer("y", tensor(values->y.data(), {26}))[s.key];
+  const expr::Expr results[] = {a + b,     a - b,     a * b,   a / b,
+                                min(a, b), max(a, b), sqrt(a), log(a),
+                                exp(a),    tanh(a),   abs(a),  select(s.query < s.key, a, b)};
+  const expr::Expr result = results[random.uniform(0, 11)];
+  const expr::Expr limit = special[random.uniform(0, 11)];
+  const expr::Expr masks[] = {result < limit,  result <= limit, limit < result,
+                              limit <= result, result == limit, result != limit};
+  return {"special " + std::to_string(seed), masks[random.uniform(0, 5)], {}, values};
+}
 
 }  // namespace
 
@@ -58,6 +88,7 @@ std::vector<DeviceExpressions> device_expressions() {
     const expr::Expr score = random->float32(random->uniform(1, 5), true);
     all.push_back({"score " + std::to_string(i), {}, score, random});
   }
+  for (std::uint32_t i = 0; i < kSpecial; ++i) all.push_back(special_floats(i + 1));
   return all;
 }
 

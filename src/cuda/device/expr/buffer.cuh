@@ -68,7 +68,8 @@ struct ElementU8 {
 };
 
 // The element at an index, 0 outside: one unsigned comparison a dimension. kUnit: the last
-// dimension is contiguous, so that indices a constant apart share an address.
+// dimension is contiguous, so that indices a constant apart share an address. For loads that differ
+// for every score.
 template <class Element, bool kUnit, class... Index>
 __device__ __forceinline__ typename Element::Value load_element(const BufferView& view,
                                                                 Index... index) {
@@ -84,6 +85,33 @@ __device__ __forceinline__ typename Element::Value load_element(const BufferView
   if (!inside) return 0;
   return Element::value(
       read_only(static_cast<const typename Element::Storage*>(view.data) + offset));
+}
+
+// What a load from a tensor without elements reads instead.
+static __device__ const float kNoElement = 0;
+
+// The same for loads that many scores share (of a row, a key, a head): it always reads, if need be
+// the nearest element, and by an ordinary load, which the compiler does once and early. (__ldg it
+// repeats, and a load behind a condition too.)
+template <class Element, bool kUnit, class... Index>
+__device__ __forceinline__ typename Element::Value load_shared_element(const BufferView& view,
+                                                                       Index... index) {
+  constexpr int kRank = sizeof...(Index);
+  const int indices[kRank] = {index...};
+  bool inside = view.data != nullptr;
+  long long offset = 0;
+#pragma unroll
+  for (int d = 0; d < kRank; ++d) {
+    const auto i = static_cast<unsigned>(indices[d]);
+    const unsigned last = view.last[d];
+    inside = inside & (i <= last);
+    const long long nearest = i < last ? i : last;
+    // Where any index is good the stride is 0.
+    offset += kUnit && d == kRank - 1 ? nearest : nearest * view.strides[d];
+  }
+  const void* data = view.data != nullptr ? view.data : &kNoElement;
+  const auto value = Element::value(static_cast<const typename Element::Storage*>(data)[offset]);
+  return inside ? value : 0;
 }
 
 }  // namespace attn::device
