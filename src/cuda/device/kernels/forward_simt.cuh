@@ -1,0 +1,354 @@
+// Forward pass without tensor cores, for float32 and for what the other kernels do not take: any
+// head_dim up to 512, any strides, any alignment. FlashAttention-2, algorithm 1, all in float32.
+//
+// 128 threads are 8 groups of 16. A group has kBlockM / 8 rows of the tile of Q; a thread of it has
+// 4 of the 64 keys of a block for S and 4 of each 64 columns for O. Q stays in shared memory; K and
+// V pass through one buffer, 64 columns at a time.
+//
+// Reads of C:
+//   Element                Float32, BFloat16 or Float16
+//   kHeadDim, kHeadDimV    1 to 512
+//   kBlockM                64, or 32 (when a head_dim is above 128)
+//   kBlockN                64
+//   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
+//   kPageSize              of paged K and V; 0: not paged
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout
+// Grid: p.num_tiles blocks of 128 threads with ForwardSimtLayout<C>::kBytes of dynamic shared
+// memory.
+#pragma once
+
+#include "params.cuh"
+#include "ptx/dependent.cuh"
+#include "schedule/query_tile.cuh"
+#include "softmax/denominator.cuh"
+#include "softmax/dropout.cuh"
+#include "softmax/online.cuh"
+#include "tile/scalar.cuh"
+
+namespace attn::device {
+
+// Shared memory, in floats: Q [column][row], one piece of K [column][slot] or V [slot][column], and
+// P [slot][row].
+template <class C>
+struct ForwardSimtLayout {
+  static constexpr int kPiece = 64;  // columns of K or V at a time
+  static constexpr int kRows =
+      C::kBlockM + 4;  // distance of columns of Q: 16 bytes more than needed,
+  static constexpr int kSlots = C::kBlockN + 4;  // so that they are written to different banks
+  static constexpr int kPAt = C::kHeadDim * kRows;
+  static constexpr int kKeysAt = kPAt + C::kBlockN * kRows;
+  static constexpr int kBytes = 4 * (kKeysAt + kPiece * kSlots);
+};
+
+struct alignas(16) Float4 {
+  float x[4];
+};
+
+template <class C, class Expressions>
+struct ForwardSimt {
+  using Layout = ForwardSimtLayout<C>;
+  using Element = typename C::Element;
+  using Blocks = KeyBlocks<C, Expressions, ForwardSimt>;
+  static constexpr int kThreads = 128;
+  static constexpr int kRows = C::kBlockM / 8;  // of a thread
+  static constexpr int kPiece = Layout::kPiece;
+  static constexpr int kPieces = (C::kHeadDimV + kPiece - 1) / kPiece;
+  static constexpr float kLog2E = 1.4426950408889634f;
+  static_assert(C::kBlockN == 64 && (C::kBlockM == 64 || C::kBlockM == 32));
+
+  const ForwardParams& p;
+  const Expressions& e;
+  const QueryTile<C> tile;
+  float* const shared;  // 16-byte aligned
+
+  struct Thread {
+    float o[kPieces][kRows][4];
+    float s[kRows][4];
+    float m[kRows];  // largest score seen; -inf: none
+    float l[kRows];  // sum of P over this thread's keys
+  };
+
+  static __device__ __forceinline__ int group() { return static_cast<int>(threadIdx.x / 16); }
+  static __device__ __forceinline__ int member() { return static_cast<int>(threadIdx.x % 16); }
+  __device__ __forceinline__ int first_row() const { return tile.row0 + group() * kRows; }
+  __device__ __forceinline__ KeyRange keys(int) const {
+    return tile.keys(tile.row0 + static_cast<int>(threadIdx.x / 32) * 2 * kRows, 2 * kRows);
+  }
+
+  // Keys of a block in the order in which threads take them, 4 slots each: those whose dropout bits
+  // one call of Philox gives are neighbours.
+  static __device__ __forceinline__ int key_of(int slot) {
+    return slot / 32 * 32 + slot / 2 % 4 * 8 + slot / 8 % 4 * 2 + slot % 2;
+  }
+
+  // ---- copies. Elements outside a tensor are zeros.
+
+  __device__ __forceinline__ void load_q() const {
+    const int column0 = static_cast<int>(threadIdx.x % 8);
+    for (int row = static_cast<int>(threadIdx.x / 8); row < C::kBlockM; row += kThreads / 8) {
+      const int query = tile.query_of(tile.row0 + row), head = tile.head_of(tile.row0 + row);
+      const bool exists = query < tile.sequence.length_q;
+      const auto* from =
+          element<Element>(p.q, tile.query_row(p.q_strides, exists ? query : 0, head));
+#pragma unroll 8
+      for (int column = column0; column < C::kHeadDim; column += 8) {
+        shared[column * Layout::kRows + row] = exists ? Scalar<Element>::from(from[column]) : 0;
+      }
+    }
+  }
+
+  // Columns [column0, column0 + kPiece) of a block of keys. 16 or 8 neighbouring threads read
+  // neighbouring columns. kAcross: threads along a row of the source.
+  template <int kColumns, int kAcross, class Put>
+  __device__ __forceinline__ void load_keys(const void* data, const Strides& strides, int block,
+                                            int column0, Put put) const {
+    const long long start = tile.first_key(strides, tile.key_head(p));
+    const int column = column0 + static_cast<int>(threadIdx.x % kAcross);
+#pragma unroll 4
+    for (int slot = static_cast<int>(threadIdx.x / kAcross); slot < C::kBlockN;
+         slot += kThreads / kAcross) {
+      const int key = block * C::kBlockN + key_of(slot);
+      const bool exists = key < tile.sequence.length_k;
+      const auto* from = element<Element>(data, start + tile.key_row(p, strides, exists ? key : 0));
+#pragma unroll
+      for (int i = 0; i < kPiece; i += kAcross) {
+        const bool inside = exists && column + i < kColumns;
+        put(slot, column - column0 + i, inside ? Scalar<Element>::from(from[column + i]) : 0);
+      }
+    }
+  }
+  __device__ __forceinline__ void load_k(int block, int column0) const {
+    float* to = shared + Layout::kKeysAt;
+    load_keys<C::kHeadDim, 8>(p.k, p.k_strides, block, column0, [&](int slot, int column, float x) {
+      to[column * Layout::kSlots + slot] = x;
+    });
+  }
+  __device__ __forceinline__ void load_v(int block, int column0) const {
+    float* to = shared + Layout::kKeysAt;
+    load_keys<C::kHeadDimV, 16>(
+        p.v, p.v_strides, block, column0,
+        [&](int slot, int column, float x) { to[slot * kPiece + column] = x; });
+  }
+
+  // ---- products
+
+  // d[r][i] += a[r] b[i] over `count` steps; steps of a and b are kA and kB floats apart.
+  template <int kA, int kB>
+  static __device__ __forceinline__ void multiply(float (&d)[kRows][4], const float* a,
+                                                  const float* b, int count) {
+#pragma unroll 8
+    for (int step = 0; step < count; ++step) {
+      float x[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; r += 4) {
+        const Float4 four = *reinterpret_cast<const Float4*>(a + step * kA + r);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[r + i] = four.x[i];
+      }
+      const Float4 y = *reinterpret_cast<const Float4*>(b + step * kB);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) d[r][i] = fmaf(x[r], y.x[i], d[r][i]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_qk(Thread& t, int block, bool empty) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) t.s[r][i] = 0;
+    }
+#pragma unroll 1
+    for (int column = 0; column < C::kHeadDim; column += kPiece) {
+      __syncthreads();  // nobody reads the buffer any more
+      load_k(block, column);
+      __syncthreads();
+      if (empty) continue;
+      multiply<Layout::kRows, Layout::kSlots>(
+          t.s, shared + column * Layout::kRows + group() * kRows,
+          shared + Layout::kKeysAt + 4 * member(), min(kPiece, C::kHeadDim - column));
+    }
+  }
+
+  __device__ __forceinline__ void multiply_pv(Thread& t, int block, bool empty) const {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      __syncthreads();  // nobody reads the buffer any more; P is there
+      load_v(block, piece * kPiece);
+      __syncthreads();
+      if (empty) continue;
+      multiply<Layout::kRows, kPiece>(t.o[piece], shared + Layout::kPAt + group() * kRows,
+                                      shared + Layout::kKeysAt + 4 * member(), C::kBlockN);
+    }
+  }
+
+  // ---- softmax
+
+  // Of the 16 threads that share rows.
+  static __device__ __forceinline__ float group_max(float x) {
+    x = quad_max(x);
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 4));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 8));
+  }
+  static __device__ __forceinline__ float group_sum(float x) {
+    x = quad_sum(x);
+    x += __shfl_xor_sync(~0u, x, 4);
+    return x + __shfl_xor_sync(~0u, x, 8);
+  }
+
+  // S <- P = 2^(c (s - m)): the difference is taken first, which is exact where P is near 1.
+  __device__ __forceinline__ void softmax(Thread& t, int block, bool mixed) const {
+    const Sequence& q = tile.sequence;
+    const float c = Expressions::kHasScore ? kLog2E : p.scale_log2;
+    const int slot = 4 * member();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = first_row() + r;
+      const int query = tile.query_of(row), head = tile.head_of(row);
+      float top = minus_infinity();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = block * C::kBlockN + key_of(slot + i);
+        float& x = t.s[r][i];
+        if constexpr (Expressions::kHasScore) {
+          x = e.score(x * p.scale, query, key, q.batch, head, q.length_q, q.length_k);
+        }
+        if (mixed) {
+          bool visible = key < q.length_k;
+          if constexpr (Expressions::kHasMask) {
+            visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+          }
+          x = visible ? x : minus_infinity();
+        }
+        top = fmaxf(top, x);
+      }
+      const float m = fmaxf(t.m[r], group_max(top));
+      const float from = m == minus_infinity() ? 0 : m;
+      if (m != t.m[r]) {
+        const float alpha = exp2f((t.m[r] - from) * c);
+        t.l[r] *= alpha;
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) t.o[piece][r][i] *= alpha;
+        }
+        t.m[r] = m;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        t.s[r][i] = exp2f((t.s[r][i] - from) * c);
+        t.l[r] += t.s[r][i];
+      }
+      if constexpr (C::kDropout) drop(t.s[r], query, head, block);
+    }
+  }
+
+  __device__ __forceinline__ void drop(float (&s)[4], int query, int head, int block) const {
+    const DropoutRow dropout{
+        p.dropout_seed, p.dropout_offset, p.dropout_threshold,
+        static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
+            static_cast<unsigned>(head),
+        static_cast<unsigned>(query)};
+    // Slots 4 x to 4 x + 3 have words 0 and 1, or 2 and 3, of one call.
+    const int x = member();
+    const PhiloxWords bits = dropout.words(2 * block + x / 8, x / 2 % 4);
+    dropout.apply(s[0], s[1], x % 2 == 0 ? bits.word[0] : bits.word[2]);
+    dropout.apply(s[2], s[3], x % 2 == 0 ? bits.word[1] : bits.word[3]);
+  }
+
+  // P, from where multiply_pv takes it.
+  __device__ __forceinline__ void store_p(const Thread& t) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float* to = shared + Layout::kPAt + (4 * member() + i) * Layout::kRows + group() * kRows;
+#pragma unroll
+      for (int r = 0; r < kRows; r += 4) {
+        *reinterpret_cast<Float4*>(to +
+                                   r) = {{t.s[r][i], t.s[r + 1][i], t.s[r + 2][i], t.s[r + 3][i]}};
+      }
+    }
+  }
+
+  // ---- the tile
+
+  // O / l and LSE of row r of the thread.
+  __device__ __forceinline__ void finish(Thread& t, int r) const {
+    const int row = first_row() + r;
+    const int query = tile.query_of(row), head = tile.head_of(row);
+    const bool used = query < tile.sequence.length_q;
+    const float l = group_sum(t.l[r]);
+    if (query >= tile.sequence.rows_q) return;
+    float sink = minus_infinity();
+    if constexpr (C::kSink) {
+      if (!C::kSplits || tile.split == 0) sink = p.sink[head];
+    }
+    const float m = Expressions::kHasScore ? t.m[r] : t.m[r] * p.scale;
+    const Denominator d = denominator<C::kSink>(m, l, sink);
+    const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
+    const float lse = used ? d.lse : minus_infinity();
+    const bool zero = !used || l == 0;  // whatever V holds
+    const long long part = C::kSplits ? tile.partial_row(p, query, head) : 0;
+    const long long at = C::kSplits ? 0 : tile.query_row(p.o_strides, query, head);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = piece * kPiece + 4 * member() + i;
+        const float x = zero ? 0 : t.o[piece][r][i] * factor;
+        if (C::kHeadDimV % kPiece != 0 && column >= C::kHeadDimV) continue;
+        if constexpr (C::kSplits) {
+          p.partial_o[part * C::kHeadDimV + column] = x;
+        } else {
+          *element<Element>(p.o, at + column) = Scalar<Element>::to(x);
+        }
+      }
+    }
+    if (member() != 0) return;
+    if constexpr (C::kSplits) {
+      p.partial_lse[part] = lse;
+    } else if (p.lse != nullptr) {
+      p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    Thread t;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      t.m[r] = minus_infinity();
+      t.l[r] = 0;
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) t.o[piece][r][i] = 0;
+      }
+    }
+    Blocks list(*this, 0);
+    if (list.more()) load_q();
+#pragma unroll 1
+    for (; list.more(); list.advance(*this, 0)) {
+      const bool empty = list.empty_for_own();
+      multiply_qk(t, list.block(), empty);
+      if (!empty) {
+        softmax(t, list.block(), list.mixed());
+        store_p(t);
+      }
+      multiply_pv(t, list.block(), empty);
+    }
+    if constexpr (C::kSplits) launch_dependents();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) finish(t, r);
+  }
+};
+
+template <class C, class Expressions>
+__device__ __forceinline__ void forward_simt(const ForwardParams& p, const Expressions& e) {
+  extern __shared__ __align__(16) float shared_floats[];
+  ForwardSimt<C, Expressions>{p, e, QueryTile<C>::at(p, static_cast<int>(blockIdx.x)),
+                              shared_floats}
+      .run();
+}
+
+}  // namespace attn::device

@@ -1,0 +1,365 @@
+// Forward pass on any architecture from sm_80 on: FlashAttention-2, algorithm 1, with asynchronous
+// copies and products of single warps.
+//
+// A block of threads takes one tile of Q; each of its warps has 16 or 32 rows. K and V tiles come
+// by cp.async: with one stage V arrives during S = Q K^T and the next K during softmax and O += P
+// V; with two, K and V of the next block arrive during all of this one.
+//
+// Reads of C:
+//   Element                BFloat16 or Float16
+//   kHeadDim, kHeadDimV    multiples of 8, up to 256
+//   kBlockM, kWarps        16 or 32 rows a warp; 4 or 8 warps
+//   kBlockN                keys of a tile, a multiple of 32
+//   kStages                K, V tiles: 1 or 2
+//   kQInRegisters          Q stays in registers: for small kHeadDim
+//   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
+//   kPageSize              of paged K and V; 0: not paged
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout
+// Q, K, V and O are 16-byte aligned, and so are their strides. Grid: p.num_tiles blocks of 32
+// kWarps threads with ForwardSm80Layout<C>::kBytes of dynamic shared memory.
+#pragma once
+
+#include "params.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/dependent.cuh"
+#include "ptx/mma.cuh"
+#include "schedule/query_tile.cuh"
+#include "softmax/denominator.cuh"
+#include "softmax/dropout.cuh"
+#include "softmax/lazy.cuh"
+#include "tile/accumulator.cuh"
+#include "tile/shared_tile.cuh"
+
+namespace attn::device {
+
+// Places in shared memory, in bytes: Q, then for each stage K and V.
+template <class C>
+struct ForwardSm80Layout {
+  using TileK = SharedTile<C::kHeadDim>;  // and Q
+  using TileV = SharedTile<C::kHeadDimV>;
+  static constexpr int kQ = C::kBlockM * TileK::kRowBytes;
+  static constexpr int kK = C::kBlockN * TileK::kRowBytes, kV = C::kBlockN * TileV::kRowBytes;
+  static constexpr int kKAt = kQ, kVAt = kKAt + C::kStages * kK;
+  static constexpr int kBytes = kVAt + C::kStages * kV;
+};
+
+template <class C, class Expressions>
+struct ForwardSm80 {
+  using Layout = ForwardSm80Layout<C>;
+  using TileK = typename Layout::TileK;
+  using TileV = typename Layout::TileV;
+  using Element = typename C::Element;
+  using Blocks = KeyBlocks<C, Expressions, ForwardSm80>;
+  static constexpr int kThreads = 32 * C::kWarps;
+  static constexpr int kRows = C::kBlockM / C::kWarps;  // of a warp
+  static constexpr int kTiles = kRows / 16;
+  static constexpr int kSteps = TileK::kChunks / 2;
+  static constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+  static_assert(kRows == 16 || kRows == 32);
+  static_assert(C::kBlockN % (C::kDropout ? 32 : 16) == 0 && (C::kStages == 1 || C::kStages == 2));
+
+  const ForwardParams& p;
+  const Expressions& e;
+  const QueryTile<C> tile;
+  const unsigned shared;  // 128-byte aligned
+
+  struct Warp {
+    float o[kTiles][C::kHeadDimV / 2];
+    float s[kTiles][C::kBlockN / 2];
+    LazySoftmax softmax[kTiles];
+    unsigned q[C::kQInRegisters ? kSteps : 1][kTiles][4];
+    // Where this lane reads its operands (SharedTile::lane).
+    unsigned q_lane, k_lane, v_lane;
+  };
+
+  // Volatile, so that nothing that follows from it is shared between two calls.
+  static __device__ __forceinline__ int block_index() {
+    int index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+  }
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+  // First row of the warp.
+  __device__ __forceinline__ int warp_row() const {
+    return tile.row0 + static_cast<int>(threadIdx.x / 32) * kRows;
+  }
+  __device__ __forceinline__ KeyRange keys(int) const { return tile.keys(warp_row(), kRows); }
+
+  // ---- copies
+
+  __device__ __forceinline__ void load_q() const {
+    load_tile<TileK, C::kBlockM, kThreads>(shared, [&](int row) {
+      const int query = tile.query_of(tile.row0 + row), head = tile.head_of(tile.row0 + row);
+      const bool exists = query < tile.sequence.length_q;
+      return SourceRow{
+          static_cast<const char*>(p.q) + 2 * tile.query_row(p.q_strides, exists ? query : 0, head),
+          exists};
+    });
+  }
+  // Rows past the length are zeros: P = 0 would not undo a NaN in V.
+  template <class Tile>
+  __device__ __forceinline__ void load_keys(unsigned to, const char* from, const Strides& strides,
+                                            int block) const {
+    const int key0 = block * C::kBlockN;
+    if constexpr (C::kPageSize > 0) {
+      load_tile<Tile, C::kBlockN, kThreads>(to, [&](int row) {
+        const bool exists = key0 + row < tile.sequence.length_k;
+        return SourceRow{from + 2 * tile.key_row(p, strides, exists ? key0 + row : 0), exists};
+      });
+    } else {
+      load_tile<Tile, C::kBlockN, kThreads>(to, from + key0 * (2 * strides.row), 2 * strides.row,
+                                            tile.sequence.length_k - key0);
+    }
+  }
+  __device__ __forceinline__ void load_k(int stage, const char* from, int block) const {
+    load_keys<TileK>(shared + Layout::kKAt + stage * Layout::kK, from, p.k_strides, block);
+  }
+  __device__ __forceinline__ void load_v(int stage, const char* from, int block) const {
+    load_keys<TileV>(shared + Layout::kVAt + stage * Layout::kV, from, p.v_strides, block);
+  }
+
+  // ---- products
+
+  __device__ __forceinline__ void read_q(unsigned (&q)[kTiles][4], unsigned q_lane,
+                                         int step) const {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) load_matrices(q[m], TileK::further(q_lane, 16 * m, 2 * step));
+  }
+
+  __device__ __forceinline__ void multiply_qk(Warp& w, int stage) const {
+    const unsigned k_lane = w.k_lane + static_cast<unsigned>(stage * Layout::kK);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < C::kBlockN / 2; ++i) w.s[m][i] = 0;
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      unsigned(&q)[kTiles][4] = w.q[C::kQInRegisters ? step : 0];
+      if constexpr (!C::kQInRegisters) read_q(q, w.q_lane, step);
+#pragma unroll
+      for (int j = 0; j < C::kBlockN / 16; ++j) {
+        unsigned k[4];
+        load_matrices(k, TileK::further(k_lane, 16 * j, 2 * step));
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          multiply(Element{}, w.s[m] + 8 * j, q[m], k[0], k[1]);
+          multiply(Element{}, w.s[m] + 8 * j + 4, q[m], k[2], k[3]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_pv(Warp& w,
+                                              const unsigned (&p16)[kTiles][C::kBlockN / 4],
+                                              int stage) const {
+    const unsigned v_lane = w.v_lane + static_cast<unsigned>(stage * Layout::kV);
+#pragma unroll
+    for (int step = 0; step < C::kBlockN / 16; ++step) {
+#pragma unroll
+      for (int j = 0; j < TileV::kChunks / 2; ++j) {
+        unsigned v[4];
+        load_matrices_transposed(v, TileV::further(v_lane, 16 * step, 2 * j));
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          multiply(Element{}, w.o[m] + 8 * j, &p16[m][4 * step], v[0], v[1]);
+          if (2 * j + 1 < TileV::kUsedChunks) {
+            multiply(Element{}, w.o[m] + 8 * j + 4, &p16[m][4 * step], v[2], v[3]);
+          }
+        }
+      }
+    }
+  }
+
+  // ---- softmax
+
+  // Calls f(score, query, head, key) for each score of 16 rows.
+  template <class F>
+  __device__ __forceinline__ void for_each_score(float (&s)[C::kBlockN / 2], int m, int block,
+                                                 F f) const {
+    const int key0 = block * C::kBlockN + 2 * (lane() % 4);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = warp_row() + 16 * m + lane() / 4 + 8 * i;
+      const int query = tile.query_of(row), head = tile.head_of(row);
+#pragma unroll
+      for (int j = 0; j < C::kBlockN / 8; ++j) {
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          f(s[4 * j + 2 * i + column], query, head, key0 + 8 * j + column);
+        }
+      }
+    }
+  }
+
+  // P of a block as operands, O multiplied where the references moved.
+  __device__ __forceinline__ void softmax(Warp& w, unsigned (&p16)[kTiles][C::kBlockN / 4],
+                                          int block, bool mixed) const {
+    const Sequence& q = tile.sequence;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      if constexpr (Expressions::kHasScore) {
+        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key) {
+          x = e.score(x * p.scale, query, key, q.batch, head, q.length_q, q.length_k);
+        });
+      }
+      if (mixed) {
+        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key) {
+          bool visible = key < q.length_k;
+          if constexpr (Expressions::kHasMask) {
+            visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+          }
+          x = visible ? x : minus_infinity();
+        });
+      }
+      float alpha[2];
+      const float c = Expressions::kHasScore ? kLog2E : p.scale_log2;
+      if (w.softmax[m].exponentiate(w.s[m], c, alpha)) {
+#pragma unroll
+        for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
+      }
+      to_operand<Element>(w.s[m], p16[m]);
+      if constexpr (C::kDropout) drop(p16[m], m, block);
+    }
+  }
+
+  __device__ __forceinline__ void drop(unsigned (&p16)[C::kBlockN / 4], int m, int block) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = warp_row() + 16 * m + lane() / 4 + 8 * i;
+      const DropoutRow dropout{
+          p.dropout_seed, p.dropout_offset, p.dropout_threshold,
+          static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
+              static_cast<unsigned>(tile.head_of(row)),
+          static_cast<unsigned>(tile.query_of(row))};
+      dropout.apply(p16, i, block * C::kBlockN, lane() % 4);
+    }
+  }
+
+  // ---- the tile
+
+  // Goes through the blocks of keys of a list that is not empty.
+  __device__ __forceinline__ void attend(Warp& w, Blocks& list) const {
+    const int head = tile.key_head(p);
+    const char* k = static_cast<const char*>(p.k) + 2 * tile.first_key(p.k_strides, head);
+    const char* v = static_cast<const char*>(p.v) + 2 * tile.first_key(p.v_strides, head);
+    load_q();
+    load_k(0, k, list.block());
+    if constexpr (C::kStages == 2) load_v(0, v, list.block());
+    copy_async_commit();
+    int stage = 0;
+    bool first = true;
+    while (true) {
+      const int block = list.block();
+      const bool mixed = list.mixed(), empty = list.empty_for_own();
+      list.advance(*this, 0);
+      const bool ends = !list.more();
+      copy_async_wait<0>();
+      __syncthreads();  // K is here; nobody reads the block before any more
+      if constexpr (C::kStages == 2) {
+        if (!ends) {
+          load_k(stage ^ 1, k, list.block());
+          load_v(stage ^ 1, v, list.block());
+        }
+      } else {
+        load_v(0, v, block);
+      }
+      copy_async_commit();
+      if (C::kQInRegisters && first) {
+#pragma unroll
+        for (int step = 0; step < (C::kQInRegisters ? kSteps : 0); ++step) {
+          read_q(w.q[step], w.q_lane, step);
+        }
+        first = false;
+      }
+      if (!empty) multiply_qk(w, stage);
+      if constexpr (C::kStages == 1) {
+        copy_async_wait<0>();
+        __syncthreads();  // V is here; nobody reads K any more
+        if (!ends) load_k(0, k, list.block());
+        copy_async_commit();
+      }
+      if (!empty) {
+        unsigned p16[kTiles][C::kBlockN / 4];
+        softmax(w, p16, block, mixed);
+        multiply_pv(w, p16, stage);
+      }
+      if (ends) break;
+      stage ^= C::kStages - 1;
+    }
+  }
+
+  // O / l and LSE of a thread's row i of two.
+  __device__ __forceinline__ void finish(Warp& w, int m, int i) const {
+    const int row = warp_row() + 16 * m + lane() / 4 + 8 * i;
+    const int query = tile.query_of(row), head = tile.head_of(row);
+    const bool exists = query < tile.sequence.rows_q;
+    const bool used = query < tile.sequence.length_q;
+    const float l = quad_sum(w.softmax[m].l[i]);
+    // Without splits the sink is a constant of the row; of splits the first has it.
+    float sink = minus_infinity();
+    if constexpr (C::kSink) {
+      if (exists && (!C::kSplits || tile.split == 0)) sink = p.sink[head];
+    }
+    const Denominator d = denominator<C::kSink>(w.softmax[m].r[i] * kLn2, l, sink);
+    const float lse = used ? d.lse : minus_infinity();
+    const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
+    // Rows that see nothing are 0 whatever V holds.
+    if (!used || l == 0) {
+#pragma unroll
+      for (int j = 0; j < C::kHeadDimV / 8; ++j) {
+        w.o[m][4 * j + 2 * i] = 0;
+        w.o[m][4 * j + 2 * i + 1] = 0;
+      }
+    }
+    if constexpr (C::kSplits) {
+      if (!exists) return;
+      const long long part = tile.partial_row(p, query, head);
+      float2* o = reinterpret_cast<float2*>(p.partial_o + part * C::kHeadDimV) + lane() % 4;
+#pragma unroll
+      for (int j = 0; j < C::kHeadDimV / 8; ++j) {
+        o[4 * j] = {w.o[m][4 * j + 2 * i] * factor, w.o[m][4 * j + 2 * i + 1] * factor};
+      }
+      if (lane() % 4 == 0) p.partial_lse[part] = lse;
+    } else {
+      char* o = static_cast<char*>(p.o) + 2 * tile.query_row(p.o_strides, query, head);
+      store_row<Element, C::kHeadDimV>(w.o[m], i, factor, o, exists);
+      if (p.lse != nullptr && exists && lane() % 4 == 0) {
+        p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    Warp w;
+    const int l = lane(), row = static_cast<int>(threadIdx.x / 32) * kRows;
+    w.q_lane = TileK::lane(shared, row + l % 16, l / 16);
+    w.k_lane = TileK::lane(shared + Layout::kKAt, l / 16 * 8 + l % 8, l / 8 % 2);
+    w.v_lane = TileV::lane(shared + Layout::kVAt, l % 16, l / 16);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] = 0;
+    }
+    Blocks list(*this, 0);
+    if (list.more()) attend(w, list);
+    if constexpr (C::kSplits) launch_dependents();
+    // The tile is worked out again rather than kept in registers all along.
+    const ForwardSm80 same{p, e, QueryTile<C>::at(p, block_index()), shared};
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      same.finish(w, m, 0);
+      same.finish(w, m, 1);
+    }
+  }
+};
+
+template <class C, class Expressions>
+__device__ __forceinline__ void forward_sm80(const ForwardParams& p, const Expressions& e) {
+  extern __shared__ __align__(128) char memory[];
+  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
+  using Kernel = ForwardSm80<C, Expressions>;
+  Kernel{p, e, QueryTile<C>::at(p, Kernel::block_index()), shared}.run();
+}
+
+}  // namespace attn::device

@@ -1,0 +1,90 @@
+// The work of a block of threads that takes one tile of queries: its sequence, rows and blocks of
+// keys, and where its results go.
+#pragma once
+
+#include "params.cuh"
+#include "schedule/key_blocks.cuh"
+#include "schedule/sequence.cuh"
+#include "schedule/tiles.cuh"
+
+namespace attn::device {
+
+// Row r is query r / kGroup of query head r % kGroup of a K, V head's group.
+template <class C>
+struct QueryTile {
+  Sequence sequence;
+  int head;  // query head, or K, V head when heads are packed
+  int split;
+  int row0;        // first row
+  int begin, end;  // blocks of keys
+
+  static __device__ __forceinline__ QueryTile at(const ForwardParams& p, int index) {
+    const OutputTile tile = tile_at<C>(p, index);
+    QueryTile t{sequence_of<C>(p, tile.batch), tile.head_k, tile.split,
+                tile.m_block * C::kBlockM,     0,           0};
+    t.end = (t.sequence.length_k + C::kBlockN - 1) / C::kBlockN;
+    if constexpr (C::kSplits) {
+      t.begin = min(t.end, t.split * p.blocks_per_split);
+      t.end = min(t.end, t.begin + p.blocks_per_split);
+    }
+    return t;
+  }
+
+  // Rows are not negative: as unsigned numbers they divide in fewer instructions.
+  __device__ __forceinline__ int query_of(int row) const {
+    return static_cast<int>(static_cast<unsigned>(row) / C::kGroup);
+  }
+  __device__ __forceinline__ int head_of(int row) const {
+    return head * C::kGroup + static_cast<int>(static_cast<unsigned>(row) % C::kGroup);
+  }
+  __device__ __forceinline__ int key_head(const ForwardParams& p) const {
+    return C::kGroup > 1 ? head : head / (p.heads_q / p.heads_k);
+  }
+  __device__ __forceinline__ QueryRange queries(int row, int rows) const {
+    return {query_of(row), min(query_of(row + rows - 1), sequence.length_q - 1), head * C::kGroup,
+            head * C::kGroup + C::kGroup - 1};
+  }
+  // For KeyBlocks; `row` and `rows`: of the caller.
+  __device__ __forceinline__ KeyRange keys(int row, int rows) const {
+    return {queries(row0, C::kBlockM),
+            queries(row, rows),
+            sequence.batch,
+            sequence.length_q,
+            sequence.length_k,
+            begin,
+            end};
+  }
+
+  // Elements from the start of a tensor to a row of it.
+  __device__ __forceinline__ long long query_row(const Strides& s, int query, int of_head) const {
+    return (C::kPackedQ ? 0 : sequence.batch * s.batch) +
+           (static_cast<long long>(sequence.row_q) + query) * s.row + of_head * s.head;
+  }
+  // To the first key, or to the first row of the first page.
+  __device__ __forceinline__ long long first_key(const Strides& s, int of_head) const {
+    const long long start = of_head * s.head;
+    if constexpr (C::kPageSize > 0) return start;
+    return start + (C::kPackedK ? sequence.row_k * s.row : sequence.batch * s.batch);
+  }
+  // From there to a key below the length.
+  __device__ __forceinline__ long long key_row(const ForwardParams& p, const Strides& s,
+                                               int key) const {
+    if constexpr (C::kPageSize > 0) {
+      constexpr int kSize = C::kPageSize > 0 ? C::kPageSize : 1;
+      const long long page =
+          __ldg(p.page_table + sequence.batch * p.page_table_stride + key / kSize);
+      return page * s.batch + key % kSize * s.row;
+    }
+    return key * s.row;
+  }
+
+  // Rows of partial results.
+  __device__ __forceinline__ long long partial_row(const ForwardParams& p, int query,
+                                                   int of_head) const {
+    return ((static_cast<long long>(split) * p.batch + sequence.batch) * p.heads_q + of_head) *
+               p.seqlen_q +
+           query;
+  }
+};
+
+}  // namespace attn::device

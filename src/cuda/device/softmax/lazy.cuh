@@ -1,0 +1,62 @@
+// Online softmax over blocks of keys (FlashAttention-2, algorithm 1) in base 2, where the scores of
+// a block are at hand before their exponentials: P = 2^(c s - r). The reference r of a row follows
+// its maximum only when that is more than kSlack above: P then goes up to 2^kSlack, which costs
+// nothing in floating point, and O is hardly ever multiplied.
+#pragma once
+
+#include "softmax/online.cuh"
+
+namespace attn::device {
+
+// Two rows of a thread (tile/accumulator.cuh).
+struct LazySoftmax {
+  static constexpr float kSlack = 8;
+
+  float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
+  float l[2] = {0, 0};                            // sum of P over this thread's columns
+
+  // S <- P; scores may be -inf, also all of a row. True, in the whole warp alike, when O must be
+  // multiplied by alpha.
+  template <int kCount>
+  __device__ __forceinline__ bool exponentiate(float (&s)[kCount], float c, float (&alpha)[2]) {
+    float top[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float best[2] = {s[2 * i], s[2 * i + 1]};
+#pragma unroll
+      for (int j = 1; j < kCount / 4; ++j) {
+        best[0] = fmaxf(best[0], s[4 * j + 2 * i]);
+        best[1] = fmaxf(best[1], s[4 * j + 2 * i + 1]);
+      }
+      top[i] = quad_max(fmaxf(best[0], best[1])) * c;
+    }
+    const bool raise = __any_sync(~0u, top[0] > r[0] + kSlack || top[1] > r[1] + kSlack);
+    if (raise) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float next = fmaxf(r[i], top[i]);
+        alpha[i] = next == r[i] ? 1.f : exp2_approximate(r[i] - next);
+        r[i] = next;
+        l[i] *= alpha[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float offset = r[i] == minus_infinity() ? 0.f : -r[i];
+      float sum[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          float& x = s[4 * j + 2 * i + column];
+          x = exp2_approximate(fmaf(x, c, offset));
+          sum[column] += x;
+        }
+      }
+      l[i] += sum[0] + sum[1];
+    }
+    return raise;
+  }
+};
+
+}  // namespace attn::device

@@ -1,0 +1,96 @@
+// Tiles of 16-bit elements in shared memory, row after row, without padding between rows. Chunks of
+// 16 bytes are permuted within a row so that a column of chunks of 8 neighbouring rows lies in
+// different banks: ldmatrix reads it in one go.
+#pragma once
+
+#include "ptx/cp_async.cuh"
+
+namespace attn::device {
+
+// kColumns: a multiple of 8. Rows are rounded up to 16 columns, the k of one product.
+template <int kColumns>
+struct SharedTile {
+  static constexpr int kChunks = (kColumns + 15) / 16 * 2;
+  static constexpr int kUsedChunks = kColumns / 8;
+  static constexpr int kRowBytes = 16 * kChunks;
+  // Chunks are exchanged within aligned groups of this many. Rows begin kChunks chunks apart, so
+  // that 8 / kSwizzle neighbouring rows lie in different banks already.
+  static constexpr int kSwizzle = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+
+  static constexpr __device__ __forceinline__ int permutation(int row) {
+    return static_cast<int>(static_cast<unsigned>(row) / (8 / kSwizzle) % kSwizzle);
+  }
+  // Bytes from the start of the tile.
+  static constexpr __device__ __forceinline__ int offset(int row, int chunk) {
+    return row * kRowBytes + 16 * (chunk ^ permutation(row));
+  }
+
+  // Where a lane of ldmatrix reads: its row of the first matrices and which of two chunks.
+  static __device__ __forceinline__ unsigned lane(unsigned tile, int row, int chunk) {
+    return tile + static_cast<unsigned>(offset(row, chunk));
+  }
+  // The same `rows` (a multiple of 8) and `chunks` (even) further. The tile begins at a multiple of
+  // 128 bytes.
+  static __device__ __forceinline__ unsigned further(unsigned lane, int rows, int chunks) {
+    return (lane ^ static_cast<unsigned>(16 * (chunks % kSwizzle))) +
+           static_cast<unsigned>(rows * kRowBytes + 16 * (chunks / kSwizzle * kSwizzle));
+  }
+};
+
+// How kThreads threads share the chunks of a tile: neighbours take neighbouring chunks, and a
+// thread keeps to one row in kDown.
+template <class Tile, int kThreads>
+struct TileShare {
+  static constexpr int kAcross = Tile::kSwizzle;
+  static constexpr int kDown = kThreads / kAcross;
+  static_assert(kDown % 8 == 0, "rows of a thread are permuted alike");
+
+  static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x % kAcross); }
+  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x / kAcross); }
+  // Asks for this thread's chunks of row `rows` + row(); `from`: the row's chunk column().
+  static __device__ __forceinline__ void copy(unsigned tile, int rows, const char* from,
+                                              bool exists) {
+    const unsigned to = tile + static_cast<unsigned>(Tile::offset(row(), column())) +
+                        static_cast<unsigned>(rows * Tile::kRowBytes);
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; chunk += kAcross) {
+      const bool inside =
+          Tile::kUsedChunks == Tile::kChunks || chunk + column() < Tile::kUsedChunks;
+      copy_async(to + static_cast<unsigned>(16 * chunk), from + 16 * chunk, exists && inside);
+    }
+  }
+};
+
+struct SourceRow {
+  const char* data;  // 16-byte aligned
+  bool exists;       // false: zeros
+};
+
+// Asks for the kRows rows of a tile; source(row) gives the SourceRow.
+template <class Tile, int kRows, int kThreads, class Source>
+__device__ __forceinline__ void load_tile(unsigned tile, Source source) {
+  using Share = TileShare<Tile, kThreads>;
+#pragma unroll
+  for (int rows = 0; rows < kRows; rows += Share::kDown) {
+    if (kRows % Share::kDown != 0 && rows + Share::row() >= kRows) break;
+    const SourceRow from = source(rows + Share::row());
+    Share::copy(tile, rows, from.data + 16 * Share::column(), from.exists);
+  }
+}
+
+// The same for rows that are `stride` bytes apart, of which the first `count` exist.
+template <class Tile, int kRows, int kThreads>
+__device__ __forceinline__ void load_tile(unsigned tile, const char* first, long long stride,
+                                          int count) {
+  using Share = TileShare<Tile, kThreads>;
+  const char* from = first + Share::row() * stride + 16 * Share::column();
+  count -= Share::row();
+#pragma unroll
+  for (int rows = 0; rows < kRows; rows += Share::kDown) {
+    if (kRows % Share::kDown != 0 && rows + Share::row() >= kRows) break;
+    Share::copy(tile, rows, from, rows < count);
+    from += Share::kDown * stride;
+  }
+}
+
+}  // namespace attn::device
