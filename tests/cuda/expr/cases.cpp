@@ -63,6 +63,8 @@ std::vector<DeviceExpressions> device_expressions() {
   const expr::Buffer bias("bias", tensor(t->bias.data(), {4, 24, 24}));
   // One more than classify scans in one dimension.
   const expr::Buffer ids("ids", tensor(t->ids.data(), {600}));
+  const expr::Buffer none("none", tensor(static_cast<const std::int32_t*>(nullptr), {0}));
+  const expr::Buffer nothing("nothing", tensor(static_cast<const float*>(nullptr), {1, 0}));
   const expr::Expr distance = s.query + s.seqlen_k - s.seqlen_q - s.key;
   std::vector<DeviceExpressions> all = {
       {"none", {}, {}, t},
@@ -73,6 +75,8 @@ std::vector<DeviceExpressions> device_expressions() {
       {"documents", causal() && documents(tensor(t->ids.data(), {600})), {}, t},
       {"blocks", causal() && t->blocks.mask(), {}, t},
       {"ids", ids[s.query * 25] == ids[s.key * 25], {}, t},
+      {"empty", none[s.query] == 0 && nothing({s.key, s.query}) <= 0.0F && s.key < 9,
+       s.score + nothing({s.query, s.key}), t},
       {"softcap", causal(), 30 * tanh(s.score / 30), t},
       {"alibi", causal(), s.score - slope[s.head] * to_float(abs(distance)), t},
       {"bias", distance >= 0, s.score + bias({s.head, s.query, s.key}), t},
