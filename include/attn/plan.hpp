@@ -46,6 +46,8 @@ struct PlanOptions {
   Backend backend = Backend::automatic;
   Algorithm algorithm = Algorithm::automatic;
   Device device{};  // make_plan: where the tensors will be. A call with tensors takes theirs.
+  std::string kernel{};  // cuda: "forward_sm90", "forward_sm80" or "forward_simt"; empty: the fast
+                         // one that takes the problem
 };
 
 // The first kernel that the cuda backend launches.
@@ -80,6 +82,7 @@ struct Plan {
   std::int64_t workspace_bytes = 0;  // upper bound of memory allocated while running; cuda: what
                                      // Context::workspace must have, nothing is allocated
   Launch launch{};
+  std::string kernel{};  // PlanOptions::kernel
   double flops = 0;  // useful: 4 d per visible (query, key) forward, 10 d backward (for d == d_v);
                      // upper bound by tiles where the mask reads buffers
   double bytes = 0;  // inputs and outputs, each moved once

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include "core/validate_parts.hpp"
 
@@ -28,14 +30,10 @@ std::vector<NamedTensor> input_tensors(const Inputs& inputs,
 }
 
 // Of both lists.
-std::vector<NamedTensor> given(const std::vector<NamedTensor>& written,
-                               const std::vector<NamedTensor>& read) {
-  std::vector<NamedTensor> tensors;
-  for (const std::vector<NamedTensor>* list : {&written, &read}) {
-    for (const NamedTensor& named : *list) {
-      if (named.tensor.given()) tensors.push_back(named);
-    }
-  }
+std::vector<NamedTensor> given(std::vector<NamedTensor> written, std::vector<NamedTensor> read) {
+  std::vector<NamedTensor> tensors = std::move(written);
+  std::move(read.begin(), read.end(), std::back_inserter(tensors));
+  std::erase_if(tensors, [](const NamedTensor& named) { return !named.tensor.given(); });
   return tensors;
 }
 
@@ -119,10 +117,10 @@ std::vector<NamedTensor> validate_forward(const Problem& problem, const Inputs& 
   const std::vector<BoundBuffer> buffers = check_inputs(check, problem, inputs);
   check_like_o(check, problem, inputs, "o", outputs.o);
   if (outputs.lse.given()) check_lse(check, problem, inputs, outputs.lse);
-  const std::vector<NamedTensor> written{{"o", outputs.o}, {"lse", outputs.lse}};
-  const std::vector<NamedTensor> read = input_tensors(inputs, buffers);
+  std::vector<NamedTensor> written{{"o", outputs.o}, {"lse", outputs.lse}};
+  std::vector<NamedTensor> read = input_tensors(inputs, buffers);
   check.disjoint(written, read);
-  return given(written, read);
+  return given(std::move(written), std::move(read));
 }
 
 std::vector<NamedTensor> validate_backward(const Problem& problem, const Inputs& inputs,
@@ -141,10 +139,9 @@ std::vector<NamedTensor> validate_backward(const Problem& problem, const Inputs&
   read.push_back({"o", outputs.o});
   read.push_back({"lse", outputs.lse});
   read.push_back({"d_o", d_o});
-  const std::vector<NamedTensor> written =
-      check_gradients(check, problem, inputs, gradients, buffers);
+  std::vector<NamedTensor> written = check_gradients(check, problem, inputs, gradients, buffers);
   check.disjoint(written, read);
-  return given(written, read);
+  return given(std::move(written), std::move(read));
 }
 
 void validate_workspace(const Problem& problem, const Tensor& workspace, std::int64_t bytes,

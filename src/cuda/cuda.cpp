@@ -1,29 +1,32 @@
 #include "cuda/cuda.hpp"
 
-#include <fmt/format.h>
-
 #include "attn/error.hpp"
-#include "cuda/driver/device.hpp"
+#include "cuda/forward/forward.hpp"
 
 namespace attn::cuda {
 namespace {
 
-[[noreturn]] void refuse(const Problem& problem, Phase phase) {
-  throw Error(ErrorCode::unsupported, fmt::format("no kernel of the cuda backend takes {} of {}",
-                                                  name(phase), to_string(problem)));
+void refuse_backward(const Problem& problem, Phase phase) {
+  if (phase == Phase::forward) return;
+  throw Error(ErrorCode::unsupported,
+              "backward of " + to_string(problem) + " has no kernel on the cuda backend");
 }
 
 }  // namespace
 
 Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context&) {
-  device_info(options.device.index);
-  refuse(problem, phase);
+  refuse_backward(problem, phase);
+  return plan_forward(problem, options);
 }
 
-void forward(const Plan& plan, const Inputs&, const Outputs&, const Context&) {
-  refuse(plan.problem, plan.phase);
+void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+             const Context& context) {
+  run_forward(plan, inputs, outputs, context);
 }
 
-std::vector<Source> sources(const Problem& problem, Phase phase, Arch) { refuse(problem, phase); }
+std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch) {
+  refuse_backward(problem, phase);
+  return forward_sources(problem, arch);
+}
 
 }  // namespace attn::cuda

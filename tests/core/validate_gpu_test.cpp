@@ -103,5 +103,30 @@ TEST(ValidateGpu, BackendAndDeviceMustAgree) {
       << on_cpu;
 }
 
+TEST(PlanText, TellsTheLaunch) {
+  Plan plan;
+  plan.problem = parse_problem("b1_n4096_h16_d128_causal_bf16");
+  plan.backend = Backend::cuda;
+  plan.device = {DeviceType::cuda, 1};
+  plan.compute = DType::bf16;
+  plan.block_q = 128;
+  plan.block_k = 176;
+  plan.tasks = 512;
+  plan.launch = {.kernel = "forward_sm90",
+                 .arch = "sm_90a",
+                 .grid = {132, 2, 1},
+                 .threads = 384,
+                 .cluster = 2,
+                 .shared_bytes = 200 * 1024,
+                 .stages = 3};
+  const std::string text = to_string(plan);
+  for (const char* part :
+       {"on the cuda backend of cuda:1, bf16 operands", "kernel forward_sm90 for sm_90a",
+        "132 x 2 x 1 blocks of 384 threads, clusters of 2, 200 KiB",
+        "tiles of 128 rows x 176 keys, 3 in flight; 512 tasks, 1 part of the keys"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  }
+}
+
 }  // namespace
 }  // namespace attn::testing

@@ -129,6 +129,34 @@ extern "C" __global__ void spills(float* p, int n) {
   expect_contains(tight.warnings.front(), "spill");
 }
 
+// An accumulator that is touched while wgmma may still write it makes the assembler wait after
+// each.
+TEST(Compile, ReportsSerialisedWgmma) {
+  ATTN_NEEDS_NVRTC();
+  const Source source{.name = "serialised",
+                      .text = R"(
+extern "C" __global__ void serialised(float* p, unsigned long long a, unsigned long long b, int n) {
+  float d[4] = {0, 0, 0, 0};
+  for (int i = 0; i < n; ++i) {
+    asm volatile("wgmma.fence.sync.aligned;");
+    asm volatile(
+        "{.reg .pred q; setp.ne.b32 q, 1, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3}, %4, %5, q, 1, 1, 0, 0;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "l"(a), "l"(b));
+    asm volatile("wgmma.commit_group.sync.aligned;");
+    d[0] += p[i];
+    asm volatile("wgmma.wait_group.sync.aligned 0;");
+  }
+  for (int i = 0; i < 4; ++i) p[threadIdx.x * 4 + i] = d[i];
+})",
+                      .entry = "serialised",
+                      .options = {}};
+  const Report report = compile(source, {90, true}, {}).report;
+  ASSERT_EQ(report.warnings.size(), 1U);
+  expect_contains(report.warnings[0], "wgmma.mma_async instructions are serialized");
+}
+
 TEST(Compile, ErrorsOfTheTextAreTold) {
   ATTN_NEEDS_NVRTC();
   Source source = scale_source();

@@ -13,6 +13,7 @@
 #include "cuda/driver/types.hpp"
 
 namespace attn::cuda {
+// NOLINTBEGIN(bugprone-macro-parentheses): names and lists of types
 // The types of our functions, before cuda.h gives some of their names another meaning.
 #define ATTN_TYPE(name, symbol, parameters) using Type_##name = CUresult(*) parameters;
 ATTN_CUDA_DRIVER_FUNCTIONS(ATTN_TYPE)
@@ -20,6 +21,7 @@ ATTN_CUDA_DRIVER_FUNCTIONS(ATTN_TYPE)
 #define ATTN_TYPE(name, symbol, parameters) using Type_##name = nvrtcResult(*) parameters;
 ATTN_NVRTC_FUNCTIONS(ATTN_TYPE)
 #undef ATTN_TYPE
+// NOLINTEND(bugprone-macro-parentheses)
 }  // namespace attn::cuda
 
 #include <cuda.h>

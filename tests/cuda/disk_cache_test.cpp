@@ -188,9 +188,9 @@ TEST(DiskCache, DefaultFolder) {
     EXPECT_EQ(default_cache_folder(), std::nullopt);
   }
   unsetenv("ATTN_CACHE_DIR");
-  const Environment home("HOME", "/home/someone");
+  const Environment home("HOME", "/somewhere");
   const Environment none("XDG_CACHE_HOME", "");
-  EXPECT_EQ(default_cache_folder(), "/home/someone/.cache/attn");
+  EXPECT_EQ(default_cache_folder(), "/somewhere/.cache/attn");
   const Environment cache("XDG_CACHE_HOME", "/cache");
   EXPECT_EQ(default_cache_folder(), "/cache/attn");
 }

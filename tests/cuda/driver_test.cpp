@@ -243,6 +243,15 @@ TEST_F(Driver, LaunchesAsConfigured) {
   EXPECT_EQ(fake->libraries, 0);
 }
 
+// Where the compiler says nothing, the driver does.
+TEST_F(Driver, ReportsOfTheDriver) {
+  Compiled compiled = nothing();
+  EXPECT_EQ(Kernel(0, "name", "entry", compiled).report().registers, 24);
+  EXPECT_EQ(Kernel(0, "name", "entry", compiled).report().shared_bytes, 1024);
+  compiled.report.registers = 168;
+  EXPECT_EQ(Kernel(0, "name", "entry", compiled).report().registers, 168);
+}
+
 TEST_F(Driver, LaunchErrorsNameTheKernel) {
   const Kernel kernel(1, "name", "entry", nothing());
   fake->failures["cuLaunchKernelEx"] = CUDA_ERROR_ILLEGAL_ADDRESS;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <list>
+#include <utility>
 #include <vector>
 
 #include "attn/error.hpp"
@@ -42,8 +43,8 @@ std::vector<std::uint64_t> checksums(const CaseData& data) {
 
 class GpuRun {
  public:
-  GpuRun(const Plan& plan, const CaseData& data, const Context& context)
-      : plan_(plan), workspace_(plan), stream_(plan.device.index), context_(context) {
+  GpuRun(const Plan& plan, const CaseData& data, Context context)
+      : plan_(plan), workspace_(plan), stream_(plan.device.index), context_(std::move(context)) {
     context_.stream = stream_.handle();
     context_.workspace = workspace_.tensor();
     copies_.emplace_back(data, Phase::forward, plan.device);

@@ -15,6 +15,7 @@ inline constexpr int kOldestDriver = 12000;
 // The functions, under their names without version: api().cuMemAlloc(...). Constant once made;
 // every call of the driver is thread-safe. They return CUresult: see check().
 struct Api {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): these are a name and a list of types
 #define ATTN_DECLARE(name, symbol, parameters) CUresult(*name) parameters = nullptr;
   ATTN_CUDA_DRIVER_FUNCTIONS(ATTN_DECLARE)
 #undef ATTN_DECLARE

@@ -48,6 +48,8 @@
   X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream))                                             \
   X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream))                                        \
   X(cuStreamWaitEvent, "cuStreamWaitEvent", (CUstream, CUevent, unsigned))                         \
+  X(cuStreamIsCapturing, "cuStreamIsCapturing", (CUstream, CUstreamCaptureStatus*))                \
+  X(cuStreamGetId, "cuStreamGetId", (CUstream, unsigned long long*))                               \
   X(cuStreamBeginCapture, "cuStreamBeginCapture_v2", (CUstream, CUstreamCaptureMode))              \
   X(cuStreamEndCapture, "cuStreamEndCapture", (CUstream, CUgraph*))                                \
   X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode",                        \

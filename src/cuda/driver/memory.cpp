@@ -39,6 +39,7 @@ DeviceBuffer::~DeviceBuffer() {
   if (pointer_ != 0) api().cuMemFree(pointer_);
 }
 
+// NOLINTNEXTLINE(readability-make-member-function-const): it changes what the buffer holds
 void DeviceBuffer::upload(const void* host, std::size_t bytes, std::size_t offset) {
   check_range(offset, bytes, bytes_);
   const ContextGuard guard(device_);

@@ -28,7 +28,8 @@ class DeviceBuffer {
   std::size_t bytes() const noexcept { return bytes_; }
   int device() const noexcept { return device_; }
 
-  // Copies of `bytes` from or to `offset`; done when they return.
+  // Copies of `bytes` from or to `offset`; done when they return. They wait for the default stream
+  // alone: work in a Stream that writes the buffer must be waited for before.
   void upload(const void* host, std::size_t bytes, std::size_t offset = 0);
   void download(void* host, std::size_t bytes, std::size_t offset = 0) const;
   void fill(unsigned char value, void* stream = nullptr);  // in stream order

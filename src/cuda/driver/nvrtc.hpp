@@ -19,6 +19,7 @@ enum nvrtcResult : int {
 };
 
 struct Nvrtc {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): these are a name and a list of types
 #define ATTN_DECLARE(name, symbol, parameters) nvrtcResult(*name) parameters = nullptr;
   ATTN_NVRTC_FUNCTIONS(ATTN_DECLARE)
 #undef ATTN_DECLARE

@@ -86,6 +86,11 @@ enum CUstreamCaptureMode : int {
   CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
   CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 };
+enum CUstreamCaptureStatus : int {
+  CU_STREAM_CAPTURE_STATUS_NONE = 0,
+  CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
+  CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
+};
 enum CUmemAttach_flags : unsigned { CU_MEM_ATTACH_GLOBAL = 1 };
 
 enum CUlaunchAttributeID : int {

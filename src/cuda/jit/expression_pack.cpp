@@ -18,7 +18,7 @@ constexpr std::size_t kMaxBuffers = 32;
 struct BufferView {
   const void* data = nullptr;
   std::uint32_t last[kMaxRank] = {};
-  std::int64_t strides[kMaxRank] = {};
+  std::int64_t strides[kMaxRank] = {};  // bytes
 };
 static_assert(sizeof(BufferView) == 56 && alignof(BufferView) == 8);
 
@@ -26,7 +26,8 @@ constexpr std::uint32_t kAnyIndex = ~0U;
 
 BufferView view_of(const Tensor& tensor) {
   BufferView view;
-  view.data = tensor.size() == 0 ? nullptr : tensor.data;
+  if (tensor.size() == 0) return view;
+  view.data = tensor.data;
   for (std::int32_t d = 0; d < tensor.rank; ++d) {
     const auto at = static_cast<std::size_t>(d);
     const bool single = tensor.shape[at] == 1;
@@ -34,7 +35,8 @@ BufferView view_of(const Tensor& tensor) {
     view.last[at] = single ? kAnyIndex
                            : static_cast<std::uint32_t>(std::clamp<std::int64_t>(
                                  tensor.shape[at] - 1, 0, std::int64_t{kAnyIndex} - 1));
-    view.strides[at] = single ? 0 : tensor.strides[at];
+    view.strides[at] =
+        single ? 0 : tensor.strides[at] * static_cast<std::int64_t>(size_of(tensor.dtype));
   }
   return view;
 }

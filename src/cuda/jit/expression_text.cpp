@@ -10,6 +10,7 @@
 #include "core/expr/build.hpp"
 #include "core/expr/cuda_text.hpp"
 #include "cuda/jit/expression_buffers.hpp"
+#include "cuda/jit/expression_range.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -40,18 +41,39 @@ std::vector<std::string> operands_of(const Instruction& in,
   return operands;
 }
 
+// A load that many scores share.
+bool is_shared(const Instruction& in) {
+  return in.op == Op::load && in.dependence != expr::Dependence::full;
+}
+
+// As cuda_value, in the words of the struct.
+std::string value_text(const Program& program, const Instruction& in,
+                       const std::vector<std::string>& operands, const std::vector<bool>& small,
+                       CudaMath math) {
+  if (in.op == Op::to_float && small[static_cast<std::size_t>(in.args[0])]) {
+    return fmt::format("attn_position_to_float({})", operands[0]);
+  }
+  if (is_shared(in)) {
+    return fmt::format("attn_share_{}({})",
+                       program.buffers[static_cast<std::size_t>(in.buffer)]->name(),
+                       fmt::join(operands, ", "));
+  }
+  return expr::cuda_value(program, in, operands, math);
+}
+
 // Statements that compute the program and return it.
 std::string value_body(const Program& program, CudaMath math) {
   std::vector<int> users(program.instructions.size());
   for (const Instruction& in : program.instructions) {
     for (int a = 0; a < in.num_args; ++a) ++users[static_cast<std::size_t>(in.args[a])];
   }
+  const std::vector<bool> small = small_in_short_sequences(program);
   std::string text =
       fmt::format("    using namespace {};\n", math == CudaMath::exact ? "exact" : "fast");
   std::vector<std::string> values;
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& in = program.instructions[i];
-    std::string value = expr::cuda_value(program, in, operands_of(in, values), math);
+    std::string value = value_text(program, in, operands_of(in, values), small, math);
     if (!is_leaf(in) && (users[i] > 1 || value.size() > kLongestValue)) {
       text += fmt::format("    const {} v{} = {};\n", expr::cuda_type(in.type), i, value);
       value = fmt::format("v{}", i);
@@ -156,8 +178,27 @@ std::string_view element(DType dtype) {
   }
 }
 
+// How a buffer is read.
+struct Readers {
+  bool element = false, shared = false, range = false;
+};
+Readers readers_of(const expr::Buffer& buffer, const Program& mask, const Program& score) {
+  Readers readers;
+  for (const Program* program : {&mask, &score}) {
+    for (const Instruction& in : program->instructions) {
+      if (in.op != Op::load ||
+          program->buffers[static_cast<std::size_t>(in.buffer)]->name() != buffer.name()) {
+        continue;
+      }
+      (is_shared(in) ? readers.shared : readers.element) = true;
+      readers.range = readers.range || program == &mask;
+    }
+  }
+  return readers;
+}
+
 // The view of a buffer and what reads it.
-std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, bool in_mask) {
+std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const Readers& readers) {
   const std::string& name = buffer.name();
   const bool is_float = is_floating(tensor.dtype);
   std::string values;
@@ -168,11 +209,16 @@ std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, bool i
     ranges += fmt::format("{}IntRange i{}", d > 0 ? ", " : "", d);
     arguments += fmt::format(", i{}", d);
   }
+  const auto reader = [&](std::string_view prefix, std::string_view called) {
+    return function(
+        is_float ? "float" : "int", fmt::format("{}{}", prefix, name), values,
+        fmt::format("    return {}<{}, {}>(buffer_{}{});\n", called, element(tensor.dtype),
+                    last_is_contiguous(tensor), name, arguments));
+  };
   std::string text = fmt::format("\n  BufferView buffer_{};\n", name);
-  text += function(is_float ? "float" : "int", "attn_load_" + name, values,
-                   fmt::format("    return load_element<{}, {}>(buffer_{}{});\n",
-                               element(tensor.dtype), last_is_contiguous(tensor), name, arguments));
-  if (!in_mask) return text;
+  if (readers.element) text += reader("attn_load_", "load_element");
+  if (readers.shared) text += reader("attn_share_", "load_shared_element");
+  if (!readers.range) return text;
   return text + function(is_float ? "FloatRange" : "IntRange", "range_load_" + name, ranges,
                          fmt::format("    return range_load<{}>(buffer_{}{});\n",
                                      element(tensor.dtype), name, arguments));
@@ -197,7 +243,6 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
                             to_string(mask)));
   }
   const auto buffers = expression_buffers(mask, score);
-  const std::size_t mask_buffers = expr::buffers(mask).size();
   // Without an expression every point is visible and every score stays.
   const Program masked = compile(mask.empty() ? expr::boolean(true) : mask);
   const Program scored = compile(score.empty() ? expr::symbols().score : score);
@@ -207,9 +252,10 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
       "struct alignas(8) Expressions {\n";
   text += fmt::format("  static constexpr bool kHasMask = {};\n", !mask.empty());
   text += fmt::format("  static constexpr bool kHasScore = {};\n", !score.empty());
-  text += fmt::format("  static constexpr bool kMaskReadsBuffers = {};\n", mask_buffers > 0);
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    text += buffer_text(*buffers[i], described(*buffers[i], bindings), i < mask_buffers);
+  text +=
+      fmt::format("  static constexpr bool kMaskReadsBuffers = {};\n", mask_reads_buffers(mask));
+  for (const auto& buffer : buffers) {
+    text += buffer_text(*buffer, described(*buffer, bindings), readers_of(*buffer, masked, scored));
   }
   text += '\n';
   text += function("bool", "mask", parameters(kPoint, masked), value_body(masked, CudaMath::exact));

@@ -87,9 +87,17 @@ Kernel::Kernel(int device, std::string name, const std::string& entry, const Com
     // Drivers load a function at its first use; that may wait for the device, so it is done here.
     CUfunction function = nullptr;
     check(api().cuKernelGetFunction(&function, kernel_), fmt::format("loading {}", entry));
-    int shared = 0;
-    check(api().cuKernelGetAttribute(&shared, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel_, device),
-          "cuKernelGetAttribute");
+    const auto attribute = [&](CUfunction_attribute id) {
+      int value = 0;
+      check(api().cuKernelGetAttribute(&value, id, kernel_, device), "cuKernelGetAttribute");
+      return value;
+    };
+    const int shared = attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+    if (report_.registers == 0) {  // a compiler whose log has no report
+      report_.registers = attribute(CU_FUNC_ATTRIBUTE_NUM_REGS);
+      report_.local_bytes = attribute(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
+      report_.shared_bytes = shared;
+    }
     check(api().cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                      static_cast<int>(info.shared_bytes_per_block) - shared,
                                      kernel_, device),

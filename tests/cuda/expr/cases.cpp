@@ -1,5 +1,6 @@
 #include "cases.hpp"
 
+#include <limits>
 #include <utility>
 
 #include "attn/mask.hpp"
@@ -9,6 +10,7 @@ namespace {
 
 constexpr std::uint32_t kMasks = 300;
 constexpr std::uint32_t kScores = 150;
+constexpr std::uint32_t kSpecial = 200;
 
 struct Tensors {
   std::vector<std::int32_t> ids = std::vector<std::int32_t>(600);
@@ -24,6 +26,34 @@ struct Tensors {
   }
 };
 
+// One operation on ranges of the values that break interval arithmetic.
+DeviceExpressions special_floats(std::uint32_t seed) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const float special[] = {0.0F,   -0.0F,     1.0F,      -2.0F,
+                           3.5F,   kInf,      -kInf,     kMost,
+                           -kMost, 0x1p-149F, 0x1p-126F, std::numeric_limits<float>::quiet_NaN()};
+  RandomExpr random(seed);
+  struct Values {
+    std::vector<float> x = std::vector<float>(26);
+    std::vector<float> y = std::vector<float>(26);
+  };
+  auto values = std::make_shared<Values>();
+  for (float& x : values->x) x = special[random.uniform(0, 11)];
+  for (float& y : values->y) y = special[random.uniform(0, 11)];
+  const auto& s = expr::symbols();
+  const expr::Expr a = expr::Buffer("x", tensor(values->x.data(), {26}))[s.query];
+  const expr::Expr b = expr::Buffer("y", tensor(values->y.data(), {26}))[s.key];
+  const expr::Expr results[] = {a + b,     a - b,     a * b,   a / b,
+                                min(a, b), max(a, b), sqrt(a), log(a),
+                                exp(a),    tanh(a),   abs(a),  select(s.query < s.key, a, b)};
+  const expr::Expr result = results[random.uniform(0, 11)];
+  const expr::Expr limit = special[random.uniform(0, 11)];
+  const expr::Expr masks[] = {result < limit,  result <= limit, limit < result,
+                              limit <= result, result == limit, result != limit};
+  return {"special " + std::to_string(seed), masks[random.uniform(0, 5)], {}, values};
+}
+
 }  // namespace
 
 std::vector<DeviceExpressions> device_expressions() {
@@ -33,6 +63,8 @@ std::vector<DeviceExpressions> device_expressions() {
   const expr::Buffer bias("bias", tensor(t->bias.data(), {4, 24, 24}));
   // One more than classify scans in one dimension.
   const expr::Buffer ids("ids", tensor(t->ids.data(), {600}));
+  const expr::Buffer none("none", tensor(static_cast<const std::int32_t*>(nullptr), {0}));
+  const expr::Buffer nothing("nothing", tensor(static_cast<const float*>(nullptr), {1, 0}));
   const expr::Expr distance = s.query + s.seqlen_k - s.seqlen_q - s.key;
   std::vector<DeviceExpressions> all = {
       {"none", {}, {}, t},
@@ -43,6 +75,8 @@ std::vector<DeviceExpressions> device_expressions() {
       {"documents", causal() && documents(tensor(t->ids.data(), {600})), {}, t},
       {"blocks", causal() && t->blocks.mask(), {}, t},
       {"ids", ids[s.query * 25] == ids[s.key * 25], {}, t},
+      {"empty", none[s.query] == 0 && nothing({s.key, s.query}) <= 0.0F && s.key < 9,
+       s.score + nothing({s.query, s.key}), t},
       {"softcap", causal(), 30 * tanh(s.score / 30), t},
       {"alibi", causal(), s.score - slope[s.head] * to_float(abs(distance)), t},
       {"bias", distance >= 0, s.score + bias({s.head, s.query, s.key}), t},
@@ -58,6 +92,7 @@ std::vector<DeviceExpressions> device_expressions() {
     const expr::Expr score = random->float32(random->uniform(1, 5), true);
     all.push_back({"score " + std::to_string(i), {}, score, random});
   }
+  for (std::uint32_t i = 0; i < kSpecial; ++i) all.push_back(special_floats(i + 1));
   return all;
 }
 

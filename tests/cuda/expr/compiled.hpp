@@ -14,7 +14,7 @@ struct Compiled {
   int (*classify)(const std::byte* expressions, const expr::Tile& tile);  // a device::Coverage
   std::size_t size;
 };
-extern const Compiled compiled_expressions[];
-extern const std::size_t num_compiled_expressions;
+extern const Compiled kCompiledExpressions[];
+extern const std::size_t kNumCompiledExpressions;
 
 }  // namespace attn::test

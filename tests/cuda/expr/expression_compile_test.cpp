@@ -41,15 +41,17 @@ TEST(ExpressionCompile, NeedsNoLocalMemory) {
   ATTN_NEEDS_NVRTC();
   const auto all = test::device_expressions();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    constexpr std::size_t kNamed = 13;  // masks and scores that people write come first
+    constexpr std::size_t kNamed = 14;  // masks and scores that people write come first
     if (i >= kNamed && i % 25 != 0) continue;
-    for (const int precise : {1, 0}) {
-      const Source source{.name = "scores",
-                          .text = print_expressions(all[i].mask, all[i].score) + kKernel,
-                          .entry = "scores",
-                          .options = {"-DATTN_PRECISE_MATH=" + std::to_string(precise)}};
+    for (const int precise : {2, 1, 0}) {
+      const Source source{
+          .name = "scores",
+          .text = print_expressions(all[i].mask, all[i].score) + kKernel,
+          .entry = "scores",
+          .options = {"-DATTN_PRECISE_MATH=" + std::to_string(precise),
+                      "-DATTN_SHORT_SEQUENCES=" + std::to_string(precise < 2 ? 1 : 0)}};
       for (const Arch arch : {Arch{80, false}, Arch{90, true}}) {
-        if (precise == 0 && arch.number == 90) continue;
+        if ((precise == 1) != (arch.number == 90)) continue;
         SCOPED_TRACE(all[i].name + " " + to_string(arch) + "\n" + source.text);
         const Report report = compile(source, arch, {}).report;
         EXPECT_GT(report.registers, 0);

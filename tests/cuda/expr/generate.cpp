@@ -1,4 +1,4 @@
-// Writes the C++ source that defines compiled_expressions (compiled.hpp). Argument: its path.
+// Writes the C++ source that defines kCompiledExpressions (compiled.hpp). Argument: its path.
 #include <cstdio>
 #include <fstream>
 
@@ -37,7 +37,7 @@ constexpr Compiled kCalls{
                                                   t.seqlen_k));
     },
     sizeof(E)};
-extern const Compiled compiled_expressions[] = {
+extern const Compiled kCompiledExpressions[] = {
 )";
 
 }  // namespace
@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     out << "    kCalls<device::Expressions" << i << ">,\n";
   }
-  out << "};\nextern const std::size_t num_compiled_expressions = " << all.size()
+  out << "};\nextern const std::size_t kNumCompiledExpressions = " << all.size()
       << ";\n}  // namespace attn::test\n";
   return out.flush() ? 0 : 1;
 }

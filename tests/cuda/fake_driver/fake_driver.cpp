@@ -152,7 +152,9 @@ CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
   return CUDA_SUCCESS;
 }
 CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel, CUdevice) {
-  *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? 1024 : 0;
+  *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? 1024
+           : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS        ? 24
+                                                            : 0;
   return CUDA_SUCCESS;
 }
 CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel, CUdevice) {
@@ -188,6 +190,7 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t bytes,
   return CUDA_SUCCESS;
 }
 CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
+CUresult cuCtxSynchronize() { return CUDA_SUCCESS; }
 // As the driver: memory that it does not know has attributes of 0.
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** values,
                                 CUdeviceptr pointer) {

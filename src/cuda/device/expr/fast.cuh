@@ -1,20 +1,22 @@
 // float32 arithmetic of scores: contraction into FMA is welcome, and exp, log, tanh, sqrt and
-// division take the short forms. ATTN_PRECISE_MATH=0 takes still shorter ones, whose errors are
-// below what 16-bit scores lose but not below what float32 scores lose.
+// division take short forms. How short, ATTN_PRECISE_MATH says:
 //
-//            ATTN_PRECISE_MATH=1 (default)              0
-//   exp      1 MUFU, 2 ulp                              1 MUFU, relative error 2^-22 + |x| 2^-24
-//   log      1 MUFU, 1 ulp                              1 MUFU, absolute error 2^-22 near 1
-//   tanh     2 MUFU, relative error 6e-7                1 MUFU, relative error 5e-4: 0.015 at
-//   softcap 30 sqrt     1 MUFU, correctly rounded                  1 MUFU, 1 ulp a / b    1 MUFU, 2
-//   ulp; by a constant a multiplication, 1 ulp
+//           2 (default)              1                           0
+//   tanh    2 MUFU, 12 others,       2 MUFU, 3 others,           1 MUFU,
+//           relative error 6e-7      absolute error 2e-7         relative error 5e-4
+//   exp     1 MUFU, 2 ulp            1 MUFU, relative error 2^-22 + |x| 2^-24
+//   log     1 MUFU, 1 ulp            1 MUFU, absolute error 2^-22 near 1
+//   sqrt    1 MUFU, rounded          1 MUFU, 1 ulp
+//   a / b   1 MUFU, 2 ulp; by a constant a multiplication, 1 ulp
 //
-// The MUFU pipe gives 16 results a cycle, an eighth of the FMA pipe, and softmax already needs it
-// once for each score.
+// 2 suits float32 problems, 1 all 16-bit ones: at softcap(30) its scores err by 6e-6. 0 errs by a
+// quarter of what rounding the scores to bf16 does, but by more than rounding them to fp16. The
+// MUFU pipe gives 16 results a cycle, an eighth of the FMA pipe, and softmax already needs it once
+// for each score.
 #pragma once
 
 #ifndef ATTN_PRECISE_MATH
-#define ATTN_PRECISE_MATH 1
+#define ATTN_PRECISE_MATH 2
 #endif
 
 #include "expr/exact.cuh"
@@ -54,9 +56,6 @@ __device__ __forceinline__ float divide(float a, float b) {
   asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
-__device__ __forceinline__ float copy_sign(float magnitude, float sign) {
-  return copysignf(magnitude, sign);
-}
 #else
 inline float exp2(float x) { return __builtin_exp2f(x); }
 inline float log2(float x) { return __builtin_log2f(x); }
@@ -64,7 +63,6 @@ inline float reciprocal(float x) { return 1 / x; }
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 inline float tanh(float x) { return __builtin_tanhf(x); }
 inline float divide(float a, float b) { return a / b; }
-inline float copy_sign(float magnitude, float sign) { return __builtin_copysignf(magnitude, sign); }
 #endif
 
 }  // namespace mufu
@@ -79,28 +77,34 @@ __device__ __forceinline__ float attn_sub(float a, float b) { return a - b; }
 __device__ __forceinline__ float attn_mul(float a, float b) { return a * b; }
 __device__ __forceinline__ float attn_div(float a, float b) { return mufu::divide(a, b); }
 
-#if ATTN_PRECISE_MATH
+#if ATTN_PRECISE_MATH >= 2
 __device__ __forceinline__ float attn_exp(float a) { return exact::attn_exp(a); }
 __device__ __forceinline__ float attn_log(float a) { return exact::attn_log(a); }
 __device__ __forceinline__ float attn_sqrt(float a) { return exact::attn_sqrt(a); }
-// 1 - 2 / (e^2|x| + 1) errs by 2e-7; where the result is small that is too much, and an odd minimax
-// polynomial (7e-8 relative) takes over.
-__device__ __forceinline__ float attn_tanh(float a) {
-  constexpr float kSmall = 0.3f;
-  const float square = a * a;
-  const float p = (-0x1.9cb158p-5f * square + 0x1.10b0b0p-3f) * square - 0x1.5554a0p-2f;
-  const float small = a * square * p + a;
-  const float magnitude = attn_abs(a);
-  const float power = mufu::exp2(2 * kLog2e * magnitude);
-  const float large = 1 - 2 * mufu::reciprocal(power + 1);
-  return magnitude < kSmall ? small : mufu::copy_sign(large, a);
-}
 #else
 __device__ __forceinline__ float attn_exp(float a) { return mufu::exp2(a * kLog2e); }
 __device__ __forceinline__ float attn_log(float a) { return mufu::log2(a) * kLn2; }
 __device__ __forceinline__ float attn_sqrt(float a) { return mufu::square_root(a); }
-__device__ __forceinline__ float attn_tanh(float a) { return mufu::tanh(a); }
 #endif
+
+// Where the result is small its absolute error is too large a part of it, and an odd minimax
+// polynomial (7e-8 relative) takes over.
+__device__ __forceinline__ float attn_tanh(float a) {
+#if ATTN_PRECISE_MATH == 0
+  return mufu::tanh(a);
+#else
+  const float large = 1 - 2 * mufu::reciprocal(mufu::exp2(2 * kLog2e * a) + 1);
+#if ATTN_PRECISE_MATH == 1
+  return large;
+#else
+  constexpr float kSmall = 0.3f;
+  const float square = a * a;
+  const float p = (-0x1.9cb158p-5f * square + 0x1.10b0b0p-3f) * square - 0x1.5554a0p-2f;
+  const float small = a * square * p + a;
+  return attn_abs(a) < kSmall ? small : large;
+#endif
+#endif
+}
 
 }  // namespace fast
 }  // namespace attn::device

@@ -58,7 +58,7 @@ __device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(cons
   constexpr int kRank = sizeof...(Ranges);
   constexpr int kFirst = 4 - kRank;  // dimensions before it have one element
   const IntRange index[kRank] = {ranges...};
-  long long offset = 0;
+  long long bytes = 0;
   long long count[4] = {1, 1, 1, 1};
   long long stride[4] = {};
   long long elements = 1;
@@ -73,7 +73,7 @@ __device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(cons
                                : static_cast<long long>(view.last[d]);
     inside = inside && first <= last;
     leaves = leaves || index[d].lo < 0 || index[d].hi > static_cast<long long>(view.last[d]);
-    offset += first * view.strides[d];
+    bytes += first * view.strides[d];
     count[kFirst + d] = last - first + 1;
     stride[kFirst + d] = view.strides[d];
     // Saturates: each factor is at most 2^32.
@@ -83,17 +83,17 @@ __device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(cons
   if (!inside) return Of::zero();
   if (elements > kMaxScannedElements) return Of::any();
   typename Of::Scan scan;
-  const auto* data = static_cast<const typename Element::Storage*>(view.data) + offset;
 #pragma unroll 1
   for (int i = 0; i < static_cast<int>(count[0]); ++i) {
 #pragma unroll 1
     for (int j = 0; j < static_cast<int>(count[1]); ++j) {
 #pragma unroll 1
       for (int k = 0; k < static_cast<int>(count[2]); ++k) {
-        const auto* run = data + i * stride[0] + j * stride[1] + k * stride[2];
+        const long long run = bytes + i * stride[0] + j * stride[1] + k * stride[2];
 #pragma unroll 4
         for (int l = 0; l < static_cast<int>(count[3]); ++l) {
-          scan.add(Element::value(read_only(run + l * stride[3])));
+          scan.add(Element::value(
+              *at_offset<typename Element::Storage>(view.data, run + l * stride[3])));
         }
       }
     }

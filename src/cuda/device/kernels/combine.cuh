@@ -50,7 +50,7 @@ struct Combine {
     return x;
   }
   __device__ __forceinline__ float partial_lse(int split) const {
-    return split < p.num_splits ? p.partial_lse[split * rows + row] : kMinusInfinity;
+    return split < p.num_splits ? p.partial_lse[split * rows + row] : minus_infinity();
   }
   static __device__ __forceinline__ int column(int set) { return kWide * (32 * set + lane()); }
   static __device__ __forceinline__ bool inside(int set) {
@@ -73,14 +73,14 @@ struct Combine {
     if constexpr (C::kUsedQ) length = p.seqused_q[batch];
     const bool used = query < length;
 
-    float top = kMinusInfinity;
+    float top = minus_infinity();
     if (used) {
       for (int split = lane(); split < p.num_splits; split += 32) {
         top = fmaxf(top, partial_lse(split));
       }
     }
     top = warp_max(top);
-    const float from = top == kMinusInfinity ? 0 : top;
+    const float from = top == minus_infinity() ? 0 : top;
     float sum = 0;
     float o[kSets][kWide];
 #pragma unroll
@@ -101,7 +101,7 @@ struct Combine {
                                     at * p.o_strides.row + head * p.o_strides.head));
     if (p.lse != nullptr && lane() == 0) {
       p.lse[(C::kPackedQ ? 0 : batch * p.lse_strides.batch) + at * p.lse_strides.row +
-            head * p.lse_strides.head] = sum == 0 ? kMinusInfinity : top + logf(sum);
+            head * p.lse_strides.head] = sum == 0 ? minus_infinity() : top + logf(sum);
     }
   }
 

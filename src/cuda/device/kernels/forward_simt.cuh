@@ -207,7 +207,7 @@ struct ForwardSimt {
     for (int r = 0; r < kRows; ++r) {
       const int row = first_row() + r;
       const int query = tile.query_of(row), head = tile.head_of(row);
-      float top = kMinusInfinity;
+      float top = minus_infinity();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int key = block * C::kBlockN + key_of(slot + i);
@@ -220,12 +220,12 @@ struct ForwardSimt {
           if constexpr (Expressions::kHasMask) {
             visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
           }
-          x = visible ? x : kMinusInfinity;
+          x = visible ? x : minus_infinity();
         }
         top = fmaxf(top, x);
       }
       const float m = fmaxf(t.m[r], group_max(top));
-      const float from = m == kMinusInfinity ? 0 : m;
+      const float from = m == minus_infinity() ? 0 : m;
       if (m != t.m[r]) {
         const float alpha = exp2f((t.m[r] - from) * c);
         t.l[r] *= alpha;
@@ -280,14 +280,14 @@ struct ForwardSimt {
     const bool used = query < tile.sequence.length_q;
     const float l = group_sum(t.l[r]);
     if (query >= tile.sequence.rows_q) return;
-    float sink = kMinusInfinity;
+    float sink = minus_infinity();
     if constexpr (C::kSink) {
       if (!C::kSplits || tile.split == 0) sink = p.sink[head];
     }
     const float m = Expressions::kHasScore ? t.m[r] : t.m[r] * p.scale;
     const Denominator d = denominator<C::kSink>(m, l, sink);
     const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
-    const float lse = used ? d.lse : kMinusInfinity;
+    const float lse = used ? d.lse : minus_infinity();
     const bool zero = !used || l == 0;  // whatever V holds
     const long long part = C::kSplits ? tile.partial_row(p, query, head) : 0;
     const long long at = C::kSplits ? 0 : tile.query_row(p.o_strides, query, head);
@@ -317,7 +317,7 @@ struct ForwardSimt {
     Thread t;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      t.m[r] = kMinusInfinity;
+      t.m[r] = minus_infinity();
       t.l[r] = 0;
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
@@ -328,7 +328,7 @@ struct ForwardSimt {
     Blocks list(*this, 0);
     if (list.more()) load_q();
 #pragma unroll 1
-    for (; list.more(); list.advance(*this)) {
+    for (; list.more(); list.advance(*this, 0)) {
       const bool empty = list.empty_for_own();
       multiply_qk(t, list.block(), empty);
       if (!empty) {

@@ -204,7 +204,7 @@ struct ForwardSm80 {
           if constexpr (Expressions::kHasMask) {
             visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
           }
-          x = visible ? x : kMinusInfinity;
+          x = visible ? x : minus_infinity();
         });
       }
       float alpha[2];
@@ -246,7 +246,7 @@ struct ForwardSm80 {
     while (true) {
       const int block = list.block();
       const bool mixed = list.mixed(), empty = list.empty_for_own();
-      list.advance(*this);
+      list.advance(*this, 0);
       const bool ends = !list.more();
       copy_async_wait<0>();
       __syncthreads();  // K is here; nobody reads the block before any more
@@ -286,12 +286,12 @@ struct ForwardSm80 {
     const bool used = query < tile.sequence.length_q;
     const float l = quad_sum(w.softmax[m].l[i]);
     // Without splits the sink is a constant of the row; of splits the first has it.
-    float sink = kMinusInfinity;
+    float sink = minus_infinity();
     if constexpr (C::kSink) {
       if (exists && (!C::kSplits || tile.split == 0)) sink = p.sink[head];
     }
     const Denominator d = denominator<C::kSink>(w.softmax[m].r[i] * kLn2, l, sink);
-    const float lse = used ? d.lse : kMinusInfinity;
+    const float lse = used ? d.lse : minus_infinity();
     const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
     // Rows that see nothing are 0 whatever V holds.
     if (!used || l == 0) {

@@ -16,6 +16,8 @@
 #include "schedule/key_blocks.cuh"
 #include "schedule/sequence.cuh"
 #include "schedule/tiles.cuh"
+#include "softmax/denominator.cuh"
+#include "softmax/dropout.cuh"
 #include "softmax/online.cuh"
 #include "tile/accumulator.cuh"
 #include "tile/warp_scores.cuh"
@@ -48,17 +50,15 @@ struct ForwardSm90Layout {
   static constexpr int kBytes = kTileAt + kTileBytes * kTileStages;
 };
 
-// A place in a ring and the parity of its barriers' phase.
+// Use number n of a ring of barriers: which one, and the parity of its phase. kStages is a power of
+// two, so that a counter is all there is to keep.
 template <int kStages>
 struct Ring {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
+  static_assert((kStages & (kStages - 1)) == 0);
+  static __device__ __forceinline__ int stage(unsigned n) {
+    return static_cast<int>(n % kStages);
   }
+  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / kStages & 1; }
 };
 
 template <class C, class Expressions>
@@ -146,6 +146,19 @@ struct ForwardSm90 {
   __device__ __forceinline__ unsigned barrier(int first, int index) const {
     return shared + static_cast<unsigned>(first + 8 * index);
   }
+  using KeyRing = Ring<C::kStages>;
+  using QueryRing = Ring<C::kStagesQ>;
+  using TileRing = Ring<Layout::kTileStages>;
+  // Waits until use n of a ring of K or V tiles has arrived (full) or may be overwritten (empty).
+  __device__ __forceinline__ void wait_full(int first, unsigned n) const {
+    mbarrier_wait(barrier(first, KeyRing::stage(n)), KeyRing::parity(n));
+  }
+  __device__ __forceinline__ bool is_full(int first, unsigned n) const {
+    return mbarrier_try(barrier(first, KeyRing::stage(n)), KeyRing::parity(n));
+  }
+  __device__ __forceinline__ void wait_empty(int first, unsigned n) const {
+    mbarrier_wait(barrier(first, KeyRing::stage(n)), KeyRing::parity(n) ^ 1);
+  }
 
   __device__ __forceinline__ int key_head(const Work& w) const {
     return kGroup > 1 ? w.head : w.head / (p.heads_q / p.heads_k);
@@ -153,11 +166,10 @@ struct ForwardSm90 {
 
   // ---- producer
 
-  __device__ __forceinline__ void load_q(const Work& w, int consumer,
-                                         const Ring<C::kStagesQ>& ring) const {
-    const int slot = consumer * C::kStagesQ + ring.stage;
+  __device__ __forceinline__ void load_q(const Work& w, int consumer, unsigned n) const {
+    const int slot = consumer * C::kStagesQ + QueryRing::stage(n);
     const unsigned full = barrier(Layout::kFullQ, slot);
-    mbarrier_wait(barrier(Layout::kEmptyQ, slot), ring.parity ^ 1);
+    mbarrier_wait(barrier(Layout::kEmptyQ, slot), QueryRing::parity(n) ^ 1);
     mbarrier_arrive_expect(full, Layout::kQ);
     const int query = (w.row0 + 64 * consumer) / kGroup;
     const int head_k = key_head(w);
@@ -202,22 +214,20 @@ struct ForwardSm90 {
     prefetch_tensor_map(maps.v);
     const bool leader = threadIdx.x % 32 == 0;
     TileDealer dealer(p);
-    Ring<Layout::kTileStages> tiles;
-    Ring<C::kStagesQ> q;
-    Ring<C::kStages> k, v;
+    unsigned tiles = 0, queries = 0, keys = 0, values = 0;  // loaded so far
     while (true) {
-      const int slot = tiles.stage;
+      const int slot = TileRing::stage(tiles);
       Work w{};
       w.row0 = -1;
       if (leader) {
         const int index = dealer.next();
         if (index < p.num_tiles) w = work_at(index);
-        mbarrier_wait(barrier(Layout::kEmptyTile, slot), tiles.parity ^ 1);
+        mbarrier_wait(barrier(Layout::kEmptyTile, slot), TileRing::parity(tiles) ^ 1);
         put(slot, w);
         mbarrier_arrive(barrier(Layout::kFullTile, slot));
       }
       __syncwarp();
-      tiles.advance();
+      ++tiles;
       const int row_k = __shfl_sync(~0u, w.sequence.row_k, 0);
       w = get(slot);
       w.sequence.row_k = row_k;
@@ -230,25 +240,27 @@ struct ForwardSm90 {
         const int block = list.block();
         if (leader) {
           if (has_next) {
-            mbarrier_wait(barrier(Layout::kEmptyK, k.stage), k.parity ^ 1);
+            wait_empty(Layout::kEmptyK, keys);
+            const int stage = KeyRing::stage(keys);
             load_keys<Layout::kPanelsK, Layout::kKAt, Layout::kK>(
-                maps.k, w, block, k.stage, barrier(Layout::kFullK, k.stage));
+                maps.k, w, block, stage, barrier(Layout::kFullK, stage));
           }
           if (previous < 0) {
-            for (int c = 0; c < C::kConsumers; ++c) load_q(w, c, q);
+            for (int c = 0; c < C::kConsumers; ++c) load_q(w, c, queries);
           } else {
-            mbarrier_wait(barrier(Layout::kEmptyV, v.stage), v.parity ^ 1);
+            wait_empty(Layout::kEmptyV, values);
+            const int stage = KeyRing::stage(values);
             load_keys<Layout::kPanelsV, Layout::kVAt, Layout::kV>(
-                maps.v, w, previous, v.stage, barrier(Layout::kFullV, v.stage));
+                maps.v, w, previous, stage, barrier(Layout::kFullV, stage));
           }
         }
-        if (previous >= 0) v.advance();
+        if (previous >= 0) ++values;
         if (!has_next) break;
-        k.advance();
+        ++keys;
         previous = block;
-        list.advance(*this);
+        list.advance(*this, slot);
       }
-      q.advance();
+      ++queries;
     }
     if (leader) dealer.finish();
   }
@@ -260,21 +272,19 @@ struct ForwardSm90 {
     float s[C::kBlockN / 2];
     unsigned probability[C::kBlockN / 4];
     OnlineSoftmax softmax;
-    Ring<C::kStages> k, v;
-    Ring<C::kStagesQ> q;
-    Ring<Layout::kTileStages> tiles;
+    // So far: blocks whose S was computed, tiles of Q that were released, tiles begun.
+    unsigned blocks = 0, queries = 0, tiles = 0;
   };
 
   // One tile as a consumer sees it.
   struct Own {
-    int slot;
     Work w;
     int row;  // of the thread
     bool exists;
   };
   __device__ __forceinline__ Own own_at(int slot) const {
     const Work w = get(slot);
-    return {slot, w,
+    return {w,
             w.row0 + 64 * consumer() + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
                 static_cast<int>(threadIdx.x % 32 / 4),
             w.row0 >= 0};
@@ -305,14 +315,19 @@ struct ForwardSm90 {
     pin(c.probability);
   }
 
+  __device__ __forceinline__ unsigned v_tile(const Consumer& c) const {
+    return shared + static_cast<unsigned>(Layout::kVAt +
+                                          KeyRing::stage(c.blocks - 1) * Layout::kV);
+  }
   __device__ __forceinline__ unsigned q_descriptor(const Consumer& c) const {
     return descriptor_low(shared + Layout::kQAt + q_slot(c) * Layout::kQ, 0);
   }
   __device__ __forceinline__ unsigned k_descriptor(const Consumer& c) const {
-    return descriptor_low(shared + Layout::kKAt + c.k.stage * Layout::kK, 0);
+    return descriptor_low(shared + Layout::kKAt + KeyRing::stage(c.blocks) * Layout::kK, 0);
   }
+  // V of the block before: its P is ready.
   __device__ __forceinline__ unsigned v_descriptor(const Consumer& c) const {
-    return descriptor_low(shared + Layout::kVAt + c.v.stage * Layout::kV, Layout::kPanelBytes);
+    return descriptor_low(v_tile(c), Layout::kPanelBytes);
   }
 
   __device__ __forceinline__ void issue_qk(Consumer& c, unsigned q, unsigned k) const {
@@ -373,7 +388,7 @@ struct ForwardSm90 {
       if constexpr (Expressions::kHasMask) {
         visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
       }
-      x = visible ? x : kMinusInfinity;
+      x = visible ? x : minus_infinity();
     });
   }
 
@@ -386,12 +401,27 @@ struct ForwardSm90 {
     c.softmax.template exponentiate<true, 0>(c.s, exponent_scale());
   }
 
+  // Sets the dropped elements of P to zero; l was summed before.
+  __device__ __forceinline__ void drop(Consumer& c, const Own& t, int block) const {
+    if constexpr (C::kDropout) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = t.row + 8 * i;
+        const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
+        const DropoutRow dropout{p.dropout_seed, p.dropout_offset, p.dropout_threshold,
+                                 static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
+                                 static_cast<unsigned>(row / kGroup)};
+        dropout.apply(c.probability, i, block * C::kBlockN, static_cast<int>(threadIdx.x % 4));
+      }
+    }
+  }
+
   // Rows of V from the used-th on are past the length and someone else's: they must not meet P = 0 as
   // NaN.
   __device__ __forceinline__ void clear_tail(const Consumer& c, int used) const {
     if constexpr (C::kClearTail) {
       if (used >= C::kBlockN) return;
-      const unsigned v = shared + Layout::kVAt + c.v.stage * Layout::kV;
+      const unsigned v = v_tile(c);
       const int words = (C::kBlockN - used) * 8;  // of 16 bytes, of a panel
       for (int panel = 0; panel < Layout::kPanelsV; ++panel) {
         for (int i = static_cast<int>(threadIdx.x % 128); i < words; i += 128) {
@@ -407,38 +437,47 @@ struct ForwardSm90 {
   }
 
   __device__ __forceinline__ int q_slot(const Consumer& c) const {
-    return consumer() * C::kStagesQ + c.q.stage;
+    return consumer() * C::kStagesQ + QueryRing::stage(c.queries);
   }
 
   __device__ __forceinline__ Own next_tile(Consumer& c) const {
-    mbarrier_wait(barrier(Layout::kFullTile, c.tiles.stage), c.tiles.parity);
-    const Own t = own_at(c.tiles.stage);
-    c.tiles.advance();
-    return t;
+    const int slot = TileRing::stage(c.tiles);
+    mbarrier_wait(barrier(Layout::kFullTile, slot), TileRing::parity(c.tiles));
+    ++c.tiles;
+    return own_at(slot);
   }
-  __device__ __forceinline__ Blocks blocks(const Own& t) const {
+  // Slots of the tile begun last and of the one before.
+  static __device__ __forceinline__ int slot_now(const Consumer& c) {
+    return TileRing::stage(c.tiles - 1);
+  }
+  static __device__ __forceinline__ int slot_before(const Consumer& c) {
+    return TileRing::stage(c.tiles - 2);
+  }
+  __device__ __forceinline__ Blocks blocks(const Consumer& c, const Own& t) const {
     if (!t.exists) return {};
-    return Blocks(*this, t.slot);
+    return Blocks(*this, slot_now(c));
   }
 
   // Lets the blocks pass that this warpgroup sees nothing of.
   __device__ __forceinline__ void pass_empty(Consumer& c, Blocks& list) const {
     while (list.more() && list.empty_for_own()) {
-      mbarrier_wait(barrier(Layout::kFullK, c.k.stage), c.k.parity);
-      arrive(Layout::kEmptyK, c.k.stage);
-      c.k.advance();
+      wait_full(Layout::kFullK, c.blocks);
+      arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
       wait_turn();
       give_turn();
-      mbarrier_wait(barrier(Layout::kFullV, c.v.stage), c.v.parity);
-      arrive(Layout::kEmptyV, c.v.stage);
-      c.v.advance();
-      list.advance(*this);
+      wait_full(Layout::kFullV, c.blocks);
+      arrive(Layout::kEmptyV, KeyRing::stage(c.blocks));
+      ++c.blocks;
+      list.advance(*this, slot_now(c));
     }
   }
 
+  __device__ __forceinline__ void wait_q(const Consumer& c) const {
+    mbarrier_wait(barrier(Layout::kFullQ, q_slot(c)), QueryRing::parity(c.queries));
+  }
   __device__ __forceinline__ void release_q(Consumer& c) const {
     arrive(Layout::kEmptyQ, q_slot(c));
-    c.q.advance();
+    ++c.queries;
   }
 
   // Tiles follow each other without a gap: S of the first block of the next tile is computed beside
@@ -448,18 +487,22 @@ struct ForwardSm90 {
     if (C::kTakeTurns && consumer() == C::kConsumers - 1) give_turn();
     Own t = next_tile(c);
     while (t.exists) {
-      auto list = blocks(t);
+      auto list = blocks(c, t);
       const bool loaded = list.more();
       pass_empty(c, list);
       if (list.more()) {
         attend(c, t, list);  // goes on to other tiles; the last one is done when it returns
       } else {
         if (loaded) {
-          mbarrier_wait(barrier(Layout::kFullQ, q_slot(c)), c.q.parity);
+          wait_q(c);
           release_q(c);
         }
         c.softmax = OnlineSoftmax{};
-        finish(c, t.slot, c.softmax, false);
+        float factor[2];
+        close(c.softmax, slot_now(c), factor);
+#pragma unroll
+        for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] = 0;
+        finish(c, slot_now(c), factor);
         t = next_tile(c);
       }
     }
@@ -469,65 +512,49 @@ struct ForwardSm90 {
   // that this warpgroup works on. Leaves in `t` the tile after the last one done.
   __device__ __forceinline__ void attend(Consumer& c, Own& t,
                                          Blocks& list) const {
-    float alpha[2];
-    c.softmax = OnlineSoftmax{};
-    mbarrier_wait(barrier(Layout::kFullQ, q_slot(c)), c.q.parity);
-    mbarrier_wait(barrier(Layout::kFullK, c.k.stage), c.k.parity);
-    wait_turn();
-    pin(c.s);
-    wgmma_fence();
-    issue_qk(c, q_descriptor(c), k_descriptor(c));
-    give_turn();
-    wgmma_wait<0>();
-    pin(c.s);
-    arrive(Layout::kEmptyK, c.k.stage);
-    c.k.advance();
-    int block = list.block();
-    int used = t.w.sequence.length_k - block * C::kBlockN;
-    softmax_raised(c, t, block, list.mixed(), alpha);
-    to_operand<Element>(c.s, c.probability);
-    list.advance(*this);
-    bool add = false, k_ready = false, v_ready = false;
+    float alpha[2], factor[2];
+    int used = 0;          // keys in use of the block whose P waits for its V
+    bool pending = false;  // there is such a block
+    bool add = false;      // O holds earlier blocks of the tile
+    bool k_ready = false, v_ready = false;
     while (true) {
-      const int done = t.slot;
-      const OnlineSoftmax done_softmax = c.softmax;
-      const bool ends = !list.more();
-      if (ends) {
+      const bool begins = !pending || !list.more();
+      if (pending && begins) {
         release_q(c);
         t = next_tile(c);
-        list = blocks(t);
+        list = blocks(c, t);
         if (!list.more() || list.empty_for_own()) {
-          mbarrier_wait(barrier(Layout::kFullV, c.v.stage), c.v.parity);
-          clear_tail(c, used);
-          pin_all(c);
-          wgmma_fence();
-          issue_pv(c, v_descriptor(c), add);
-          wgmma_wait<0>();
-          pin(c.o);
-          arrive(Layout::kEmptyV, c.v.stage);
-          c.v.advance();
-          finish(c, done, done_softmax, true);
+          multiply_v(c, used, add);
+          close(c.softmax, slot_before(c), factor);
+          finish(c, slot_before(c), factor);
           return;
         }
-        mbarrier_wait(barrier(Layout::kFullQ, q_slot(c)), c.q.parity);
-        c.softmax = OnlineSoftmax{};
       }
+      if (begins) wait_q(c);
       const unsigned q = q_descriptor(c), k = k_descriptor(c), v = v_descriptor(c);
-      if (!k_ready) mbarrier_wait(barrier(Layout::kFullK, c.k.stage), c.k.parity);
+      if (!k_ready) wait_full(Layout::kFullK, c.blocks);
       wait_turn();
       pin_all(c);
       wgmma_fence();
       issue_qk(c, q, k);
-      if (!v_ready) mbarrier_wait(barrier(Layout::kFullV, c.v.stage), c.v.parity);
-      clear_tail(c, used);
+      // In the first round there is no P yet: what is multiplied then is overwritten by the next product,
+      // which does not add. A branch around the product would make the assembler wait for each.
+      if (pending) {
+        if (!v_ready) wait_full(Layout::kFullV, c.blocks - 1);
+        clear_tail(c, used);
+      }
       wgmma_fence();
       issue_pv(c, v, add);
       give_turn();
+      if (begins) {
+        if (pending) close(c.softmax, slot_before(c), factor);
+        c.softmax = OnlineSoftmax{};
+      }
       wgmma_wait<1>();
       pin(c.s);
-      block = list.block();
+      const int block = list.block();
       used = t.w.sequence.length_k - block * C::kBlockN;
-      const bool mixed = list.mixed(), careful = ends || mixed;
+      const bool mixed = list.mixed(), careful = begins || mixed;
       bool good = true;
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
       if (careful) {
@@ -545,83 +572,106 @@ struct ForwardSm90 {
         warp_scores<Element, kStepsK>(
             c.s, shared + Layout::kQAt + q_slot(c) * Layout::kQ,
             static_cast<int>(threadIdx.x % 128 / 32) * 16, 8192,
-            shared + Layout::kKAt + c.k.stage * Layout::kK, Layout::kPanelBytes);
+            shared + Layout::kKAt + KeyRing::stage(c.blocks) * Layout::kK, Layout::kPanelBytes);
         softmax_raised(c, t, block, false, alpha);
       }
-      arrive(Layout::kEmptyK, c.k.stage);
-      arrive(Layout::kEmptyV, c.v.stage);
-      c.k.advance();
-      c.v.advance();
-      k_ready = mbarrier_try(barrier(Layout::kFullK, c.k.stage), c.k.parity);
-      v_ready = mbarrier_try(barrier(Layout::kFullV, c.v.stage), c.v.parity);
-      add = !ends;
-      if (ends) {
-        finish(c, done, done_softmax, true);
+      arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
+      if (pending) arrive(Layout::kEmptyV, KeyRing::stage(c.blocks - 1));
+      ++c.blocks;
+      k_ready = is_full(Layout::kFullK, c.blocks);
+      v_ready = is_full(Layout::kFullV, c.blocks - 1);
+      if (pending && begins) {
+        finish(c, slot_before(c), factor);
       } else if (careful || !good) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= alpha[i / 2 % 2];
       }
+      add = !begins;
+      pending = true;
       to_operand<Element>(c.s, c.probability);
-      list.advance(*this);
+      drop(c, t, block);
+      list.advance(*this, slot_now(c));
     }
   }
 
-  // O / l and LSE of the two rows.
-  __device__ __forceinline__ void finish(Consumer& c, int slot, const OnlineSoftmax& softmax,
-                                         bool any) const {
-    const Own t = own_at(slot);
-    const Work& w = t.w;
+  // O += P V and nothing else.
+  __device__ __forceinline__ void multiply_v(Consumer& c, int used, bool add) const {
+    wait_full(Layout::kFullV, c.blocks - 1);
+    clear_tail(c, used);
+    pin_all(c);
+    wgmma_fence();
+    issue_pv(c, v_descriptor(c), add);
+    wgmma_wait<0>();
+    pin(c.o);
+    arrive(Layout::kEmptyV, KeyRing::stage(c.blocks - 1));
+  }
+
+  // The two rows of a thread at the end of a tile.
+  struct Row {
+    int query, head;
+    bool exists, used;
+  };
+  __device__ __forceinline__ Row row_of(const Own& t, int i) const {
+    const int row = t.row + 8 * i;
+    const int query = row / kGroup;
+    return {query, kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head,
+            query < t.w.sequence.rows_q, query < t.w.sequence.length_q};
+  }
+  // Of a row among the partial results.
+  __device__ __forceinline__ long long partial_row(const Work& w, const Row& r) const {
+    return ((static_cast<long long>(w.split) * p.batch + w.sequence.batch) * p.heads_q + r.head) *
+               p.seqlen_q +
+           r.query;
+  }
+
+  // Writes LSE; returns in `factor` what O must be multiplied by.
+  __device__ __forceinline__ void close(const OnlineSoftmax& softmax, int slot,
+                                        float (&factor)[2]) const {
     constexpr float kLn2 = 0.6931471805599453f;
-    if (!any) {
-#pragma unroll
-      for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] = 0;
-    }
+    const Own t = own_at(slot);
+    const Sequence& q = t.w.sequence;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int r = t.row + 8 * i;
-      const int query = r / kGroup;
-      const int head = kGroup > 1 ? w.head * kGroup + r % kGroup : w.head;
-      float l = quad_sum(softmax.l[i]);
-      float lse = l > 0 ? softmax.r[i] + log2_approximate(l) : kMinusInfinity;
-      float inverse = l > 0 ? 1.f / l : 0.f;
+      const Row r = row_of(t, i);
+      const float l = quad_sum(softmax.l[i]);
+      float sink = minus_infinity();
       if constexpr (C::kSink) {
-        if (!C::kSplits || w.split == 0) {
-          const float sink = p.sink[head] * kLog2E;
-          const float top = fmaxf(sink, lse);
-          const float total = top + log2_approximate(exp2_approximate(sink - top) +
-                                                     exp2_approximate(lse - top));
-          inverse *= exp2_approximate(lse - total);
-          lse = total;
-        }
+        if (!C::kSplits || t.w.split == 0) sink = p.sink[r.head];
       }
-      const bool exists = query < w.sequence.rows_q;
-      const bool used = query < w.sequence.length_q;
-      if (!used) {
-        inverse = 0;
-        lse = kMinusInfinity;
+      const Denominator end = denominator<C::kSink>(softmax.r[i] * kLn2, l, sink);
+      float lse = end.lse;
+      factor[i] = end.inverse;
+      if (!r.used) {
+        factor[i] = 0;
+        lse = minus_infinity();
       }
-      const long long at = w.sequence.row_q + query;
+      if constexpr (C::kDropout) factor[i] *= p.dropout_scale;
+      if (!r.exists || threadIdx.x % 4 != 0) continue;
       if constexpr (C::kSplits) {
-        const long long part =
-            ((static_cast<long long>(w.split) * p.batch + w.sequence.batch) * p.heads_q + head) *
-                p.seqlen_q + query;
-        float* o = p.partial_o + part * C::kHeadDimV + 2 * (threadIdx.x % 4);
-        if (exists) {
+        p.partial_lse[partial_row(t.w, r)] = lse;
+      } else if (p.lse != nullptr) {
+        p.lse[(C::kPackedQ ? 0 : q.batch * p.lse_strides.batch) + r.head * p.lse_strides.head +
+              (q.row_q + r.query) * p.lse_strides.row] = lse;
+      }
+    }
+  }
+
+  // Writes O and gives the tile's slot back.
+  __device__ __forceinline__ void finish(const Consumer& c, int slot,
+                                         const float (&factor)[2]) const {
+    const Own t = own_at(slot);
+    const Sequence& q = t.w.sequence;
 #pragma unroll
-          for (int j = 0; j < C::kHeadDimV / 8; ++j) {
-            o[8 * j] = c.o[4 * j + 2 * i] * inverse;
-            o[8 * j + 1] = c.o[4 * j + 2 * i + 1] * inverse;
-          }
-          if (threadIdx.x % 4 == 0) p.partial_lse[part] = lse * kLn2;
-        }
+    for (int i = 0; i < 2; ++i) {
+      const Row r = row_of(t, i);
+      if constexpr (C::kSplits) {
+        float* o = p.partial_o + partial_row(t.w, r) * C::kHeadDimV;
+        store_row_f32<C::kHeadDimV>(c.o, i, factor[i], o, r.exists);
       } else {
-        char* o = static_cast<char*>(p.o) + 2 * ((C::kPackedQ ? 0 : w.sequence.batch * p.o_strides.batch) +
-                                                 at * p.o_strides.row + head * p.o_strides.head);
-        store_row<Element, C::kHeadDimV>(c.o, i, inverse, o, exists);
-        if (p.lse != nullptr && exists && threadIdx.x % 4 == 0) {
-          p.lse[(C::kPackedQ ? 0 : w.sequence.batch * p.lse_strides.batch) +
-                head * p.lse_strides.head + at * p.lse_strides.row] = lse * kLn2;
-        }
+        char* o = static_cast<char*>(p.o) +
+                  2 * ((C::kPackedQ ? 0 : q.batch * p.o_strides.batch) +
+                       (q.row_q + r.query) * p.o_strides.row + r.head * p.o_strides.head);
+        store_row<Element, C::kHeadDimV>(c.o, i, factor[i], o, r.exists);
       }
     }
     __syncwarp();

@@ -3,6 +3,10 @@
 
 namespace attn::device {
 
+__device__ __forceinline__ float minus_infinity() {
+  return __int_as_float(static_cast<int>(0xff800000));
+}
+
 __device__ __forceinline__ float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

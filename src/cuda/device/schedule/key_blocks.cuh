@@ -27,17 +27,17 @@ class KeyBlocks {
  public:
   // None.
   KeyBlocks() = default;
-  __device__ __forceinline__ KeyBlocks(const Tiles& tiles, int slot) : slot_(slot) {
+  __device__ __forceinline__ KeyBlocks(const Tiles& tiles, int slot) {
     const KeyRange r = tiles.keys(slot);
-    begin_ = r.begin;
+    if constexpr (C::kSplits) begin_ = r.begin;
     if constexpr (Expressions::kHasMask) {
-      window_ = (r.end + 31) / 32;
+      next_ = (r.end + 31) / 32 * 32;
     } else {
       next_ = r.shared.first > r.shared.last ? r.begin : r.end;
       whole_ = r.seqlen_k / C::kBlockN;
       empty_ = r.own.first > r.own.last;
     }
-    advance(tiles);
+    advance(tiles, slot);
   }
 
   __device__ __forceinline__ bool more() const { return next_ >= begin_; }
@@ -52,19 +52,20 @@ class KeyBlocks {
     if constexpr (Expressions::kHasMask) return empty_ >> (next_ & 31) & 1;
     return empty_;
   }
-  __device__ __forceinline__ void advance(const Tiles& tiles) {
+  __device__ __forceinline__ void advance(const Tiles& tiles, int slot) {
     if constexpr (Expressions::kHasMask) {
+      int window = next_ & ~31;
       while (present_ == 0) {
-        if (window_ * 32 <= begin_) {
+        if (window <= begin_) {
           next_ = begin_ - 1;
           return;
         }
-        --window_;
-        classify(tiles);
+        window -= 32;
+        classify(tiles, slot, window);
       }
       const int bit = 31 - __clz(static_cast<int>(present_));
       present_ ^= 1u << bit;
-      next_ = window_ * 32 + bit;
+      next_ = window + bit;
     } else {
       --next_;
     }
@@ -75,24 +76,26 @@ class KeyBlocks {
                                                const QueryRange& rows, int key) const {
     if (rows.first > rows.last) return Coverage::empty;
     const int last = min(key + C::kBlockN, r.seqlen_k) - 1;
-    const Coverage c = tiles.e.classify(rows.first, rows.last, key, last, r.batch,
-                                          rows.head_first, rows.head_last, r.seqlen_q, r.seqlen_k);
+    const Coverage c = tiles.e.classify(rows.first, rows.last, key, last, r.batch, rows.head_first,
+                                        rows.head_last, r.seqlen_q, r.seqlen_k);
     return c == Coverage::full && key + C::kBlockN > r.seqlen_k ? Coverage::mixed : c;
   }
-  __device__ __forceinline__ void classify(const Tiles& tiles) {
-    const KeyRange r = tiles.keys(slot_);
-    const int block = window_ * 32 + static_cast<int>(threadIdx.x % 32);
+  __device__ __forceinline__ void classify(const Tiles& tiles, int slot, int window) {
+    const KeyRange r = tiles.keys(slot);
+    const int block = window + static_cast<int>(threadIdx.x % 32);
     const bool inside = block >= r.begin && block < r.end;
-    const Coverage all = inside ? coverage(tiles, r, r.shared, block * C::kBlockN) : Coverage::empty;
+    const Coverage all =
+        inside ? coverage(tiles, r, r.shared, block * C::kBlockN) : Coverage::empty;
     const Coverage own = inside ? coverage(tiles, r, r.own, block * C::kBlockN) : Coverage::empty;
     present_ = __ballot_sync(~0u, all != Coverage::empty);
     mixed_ = __ballot_sync(~0u, own != Coverage::full);
     empty_ = __ballot_sync(~0u, own == Coverage::empty);
   }
 
-  int slot_ = 0, begin_ = 0, next_ = -1;
-  int whole_ = 0;               // without a mask: blocks that are inside the sequence
-  int window_ = 0;              // with a mask: of 32 blocks
+  int begin_ = 0, next_ = -1;
+  int whole_ = 0;  // without a mask: blocks that are inside the sequence
+  // With a mask, of the 32 blocks around next_: those still to come, those not wholly seen, those
+  // not seen. Without: only whether the caller has no rows.
   unsigned present_ = 0, mixed_ = 0, empty_ = 0;
 };
 

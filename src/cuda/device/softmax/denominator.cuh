@@ -14,16 +14,16 @@ struct Denominator {
 // seen; NaN goes through.
 template <bool kSink>
 __device__ __forceinline__ Denominator denominator(float m, float l, float sink) {
-  constexpr float kNothing = -__builtin_huge_valf();
+  const float nothing = minus_infinity();
   const bool seen = !(l == 0);
   if constexpr (kSink) {
     const float top = seen ? fmaxf(m, sink) : sink;
-    if (top == kNothing) return {0, kNothing};
+    if (top == nothing) return {0, nothing};
     const float share = seen ? expf(m - top) : 0;
     const float sum = (seen ? l * share : 0) + expf(sink - top);
     return {share / sum, top + logf(sum)};
   }
-  return {seen ? 1 / l : 0, seen ? m + logf(l) : kNothing};
+  return {seen ? 1 / l : 0, seen ? m + logf(l) : nothing};
 }
 
 }  // namespace attn::device

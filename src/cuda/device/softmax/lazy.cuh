@@ -12,7 +12,7 @@ namespace attn::device {
 struct LazySoftmax {
   static constexpr float kSlack = 8;
 
-  float r[2] = {kMinusInfinity, kMinusInfinity};  // -inf: nothing seen yet
+  float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
   float l[2] = {0, 0};                            // sum of P over this thread's columns
 
   // S <- P; scores may be -inf, also all of a row. True, in the whole warp alike, when O must be
@@ -42,7 +42,7 @@ struct LazySoftmax {
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float offset = r[i] == kMinusInfinity ? 0.f : -r[i];
+      const float offset = r[i] == minus_infinity() ? 0.f : -r[i];
       float sum[2] = {0, 0};
 #pragma unroll
       for (int j = 0; j < kCount / 4; ++j) {

@@ -17,13 +17,11 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-inline constexpr float kMinusInfinity = -__builtin_huge_valf();
-
 // Two rows of a thread (tile/accumulator.cuh).
 struct OnlineSoftmax {
   static constexpr float kLimit = 256;
 
-  float r[2] = {kMinusInfinity, kMinusInfinity};  // -inf: nothing seen yet
+  float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
   float l[2] = {0, 0};                            // sum of P over this thread's columns
 
   // Moves the references to the largest of the scores s. `alpha`: what O must be multiplied by.
@@ -51,7 +49,7 @@ struct OnlineSoftmax {
     int top = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float offset = kMasked && r[i] == kMinusInfinity ? 0.f : -r[i];
+      const float offset = kMasked && r[i] == minus_infinity() ? 0.f : -r[i];
       float sum[2] = {0, 0};
 #pragma unroll
       for (int j = 0; j < kCount / 4; ++j) {

@@ -59,4 +59,16 @@ __device__ __forceinline__ void store_row(const float (&o)[kColumns / 2], int i,
   }
 }
 
+// The same in float32.
+template <int kColumns>
+__device__ __forceinline__ void store_row_f32(const float (&o)[kColumns / 2], int i, float factor,
+                                              float* row, bool write) {
+  float2* at = reinterpret_cast<float2*>(row) + threadIdx.x % 4;
+  if (!write) return;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    at[4 * j] = make_float2(o[4 * j + 2 * i] * factor, o[4 * j + 2 * i + 1] * factor);
+  }
+}
+
 }  // namespace attn::device

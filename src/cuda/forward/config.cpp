@@ -1,0 +1,181 @@
+#include "cuda/forward/config.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "attn/error.hpp"
+#include "cuda/heuristics/forward_portable.hpp"
+#include "cuda/heuristics/forward_sm90.hpp"
+
+namespace attn::cuda {
+namespace {
+
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr int round_up(int a, int b) { return (a + b - 1) / b * b; }
+
+// Why a kernel does not take the problem; empty when it does.
+std::string obstacle_16_bit(const Problem& p, const ForwardTensors& tensors) {
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
+    return fmt::format("dtype is {}; accepted are bf16 and f16", name(p.dtype));
+  }
+  for (const std::int64_t d : {p.head_dim, p.head_dim_v}) {
+    if (d % 8 != 0 || d > 256) {
+      return fmt::format("a head_dim is {}; accepted are multiples of 8 up to 256", d);
+    }
+  }
+  if (!tensors.aligned) return "an address or stride is not a multiple of 16 bytes";
+  return {};
+}
+
+std::string obstacle(ForwardKernel kernel, const Problem& p, Arch arch,
+                     const ForwardTensors& tensors) {
+  if (p.dtype == DType::f64) return "dtype is f64; accepted are f32, bf16 and f16";
+  if (kernel == ForwardKernel::simt) return {};
+  if (std::string why = obstacle_16_bit(p, tensors); !why.empty()) return why;
+  if (kernel == ForwardKernel::sm90 && arch.number != 90) {
+    return fmt::format("the architecture is {}; accepted is sm_90a", to_string(arch));
+  }
+  return {};
+}
+
+void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors& tensors) {
+  config.dtype = p.dtype;
+  config.head_dim = static_cast<int>(p.head_dim);
+  config.head_dim_v = static_cast<int>(p.head_dim_v);
+  config.packed_q = p.layout_q == Layout::packed;
+  config.packed_k = p.layout_k == Layout::packed;
+  config.paged = p.layout_k == Layout::paged;
+  config.page_size = config.paged ? static_cast<int>(p.page_size) : 0;
+  config.vector_o = tensors.aligned;
+  config.used_q = tensors.seqused_q;
+  config.used_k = tensors.seqused_k || config.paged;
+  config.sink = p.sink;
+  config.dropout = p.dropout.probability > 0;
+}
+
+// False where no shape suits the problem.
+bool shape_sm90(ForwardConfig& config, const Problem& p) {
+  const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
+  for (const ForwardSm90Shape& shape : forward_sm90_shapes()) {
+    if (widest > shape.head_dim) continue;
+    config.block_m = 64 * shape.warpgroups;
+    config.block_n = shape.block_n;
+    config.warps = 4 * shape.warpgroups;
+    config.stages = shape.stages;
+    config.stages_q = shape.stages_q;
+    config.take_turns = shape.take_turns;
+    config.producer_registers = shape.warpgroups == 3 ? 32 : 40;
+    config.consumer_registers = shape.warpgroups == 3 ? 160 : 232;
+    config.group = packed_group(p, config.block_m, 64);
+    config.reason = shape.reason;
+    // Random bits come for 32 keys at a time.
+    if (config.dropout) config.block_n = config.block_n / 32 * 32;
+    if (!config.paged) return true;
+    // Pages and tiles must fit into each other; the copy engine writes 8 rows of a swizzle at least.
+    // A tile of a power of two suits common page sizes.
+    config.block_n = config.block_n >= 128 ? 128 : 64;
+    if (p.page_size % config.block_n == 0) {
+      config.page_rows = config.block_n;
+    } else if (config.block_n % p.page_size == 0 && p.page_size % 8 == 0) {
+      config.page_rows = static_cast<int>(p.page_size);
+    } else {
+      return false;
+    }
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+int packed_group(const Problem& p, int block_m, int rows) {
+  const std::int64_t group = p.heads_q / p.heads_k;
+  if (group == 1 || rows % group != 0) return 1;
+  const std::int64_t apart = group * divide_up(p.seqlen_q, block_m);
+  const std::int64_t together = divide_up(p.seqlen_q * group, block_m);
+  return 10 * together <= 9 * apart ? static_cast<int>(group) : 1;
+}
+
+std::string_view name(ForwardKernel kernel) noexcept {
+  switch (kernel) {
+    case ForwardKernel::sm90:
+      return "forward_sm90";
+    case ForwardKernel::sm80:
+      return "forward_sm80";
+    default:
+      return "forward_simt";
+  }
+}
+
+int ForwardConfig::threads() const noexcept {
+  return 32 * warps + (kernel == ForwardKernel::sm90 ? 128 : 0);
+}
+
+std::int64_t ForwardConfig::shared_bytes() const noexcept {
+  if (kernel != ForwardKernel::sm90) return forward_portable_shared_bytes(*this);
+  // As ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles of 32 bytes; and up to
+  // 1008 bytes before, so that panels start at multiples of 1024.
+  const std::int64_t panels_k = divide_up(head_dim, 64), panels_v = divide_up(head_dim_v, 64);
+  const std::int64_t qs = std::int64_t{stages_q} * warps / 4;
+  const std::int64_t barriers = 16 * qs + 32 * stages + 64;
+  return qs * 64 * 128 * panels_k + std::int64_t{stages} * block_n * 128 * (panels_k + panels_v) +
+         round_up(static_cast<int>(barriers), 16) + 128;
+}
+
+ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
+                             std::int32_t num_splits, std::string_view forced) {
+  std::string why;
+  for (const ForwardKernel kernel :
+       {ForwardKernel::sm90, ForwardKernel::sm80, ForwardKernel::simt}) {
+    if (!forced.empty() && forced != name(kernel)) continue;
+    why = obstacle(kernel, problem, arch, tensors);
+    if (!why.empty()) continue;
+    ForwardConfig config;
+    config.kernel = kernel;
+    config.splits = num_splits > 1;
+    set_features(config, problem, tensors);
+    const bool fits = kernel == ForwardKernel::sm90 ? shape_sm90(config, problem)
+                                                    : shape_portable(config, problem, arch);
+    if (fits) return config;
+    why = "no tile shape suits page_size " + std::to_string(problem.page_size);
+  }
+  if (!forced.empty() && why.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("kernel is '{}'; accepted are forward_sm90, forward_sm80 and "
+                            "forward_simt",
+                            forced));
+  }
+  throw Error(ErrorCode::unsupported, fmt::format("no kernel of the cuda backend takes {}: {}",
+                                                  to_string(problem), why));
+}
+
+std::int64_t num_tiles(const Problem& p, const ForwardConfig& config, std::int32_t num_splits) {
+  const std::int64_t rows = p.seqlen_q * config.group;
+  return divide_up(rows, config.block_m) * (p.heads_q / config.group) * p.batch * num_splits;
+}
+
+std::int32_t choose_splits(const Problem& p, const ForwardConfig& config, int sm_count) {
+  const std::int64_t tiles = num_tiles(p, config, 1);
+  const std::int64_t blocks = divide_up(p.seqlen_k, config.block_n);
+  // A split reads at least two blocks; partial results cost memory traffic too, so the machine is
+  // split for only where it would stay a fifth empty.
+  if (tiles == 0 || 10 * tiles >= 8 * sm_count || blocks < 4) return 1;
+  const std::int64_t most = std::min<std::int64_t>({128, blocks / 2, divide_up(2 * sm_count, tiles)});
+  std::int64_t best = 1;
+  double best_share = 0;
+  for (std::int64_t splits = 1; splits <= most; ++splits) {
+    // Rounds of the machine times blocks of each, against the work there is.
+    const std::int64_t rounds = divide_up(tiles * splits, sm_count);
+    const double share = static_cast<double>(tiles * blocks) /
+                         static_cast<double>(rounds * divide_up(blocks, splits) * sm_count);
+    if (share > best_share * 1.05) {
+      best = splits;
+      best_share = share;
+    }
+  }
+  return static_cast<std::int32_t>(best);
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,70 @@
+// What a forward kernel is compiled for: its tile shape and the features of the problem.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "attn/plan.hpp"
+#include "cuda/jit/compile.hpp"
+
+namespace attn::cuda {
+
+enum class ForwardKernel : std::uint8_t {
+  sm90,  // src/cuda/device/kernels/forward_sm90.cuh: Hopper
+  sm80,  // forward_sm80.cuh: mma.sync, any architecture from 8.0 on
+  simt,  // forward_simt.cuh: float32 and whatever the others do not take
+};
+std::string_view name(ForwardKernel kernel) noexcept;  // "forward_sm90", ...
+
+// What the tensors of a call add to the problem.
+struct ForwardTensors {
+  bool seqused_q = false, seqused_k = false;
+  // Addresses and strides of Q, K, V and O are multiples of 16 bytes.
+  bool aligned = true;
+};
+
+struct ForwardConfig {
+  ForwardKernel kernel = ForwardKernel::simt;
+  DType dtype = DType::bf16;
+  int head_dim = 0, head_dim_v = 0;
+
+  int block_m = 0;  // rows of Q of a block of threads
+  int block_n = 0;  // keys of a K, V tile
+  int warps = 0;    // that compute
+  int stages = 0;   // K, V tiles in flight
+  int stages_q = 1;
+  int group = 1;  // query heads of one K, V head that share a tile; 1: each has its own
+  bool take_turns = false;      // sm90
+  bool q_in_registers = false;  // sm80
+  bool vector_o = true;         // O may be written 16 bytes at a time
+  int producer_registers = 0, consumer_registers = 0;  // of a thread; sm90
+
+  bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
+  int page_size = 0;  // when paged
+  int page_rows = 0;  // sm90: keys of one box of the copy engine when paged
+  bool splits = false, sink = false, dropout = false;
+
+  std::string reason;  // of the tile shape
+
+  int threads() const noexcept;
+  std::int64_t shared_bytes() const noexcept;  // dynamic
+};
+
+// The kernel and the shape for a problem; `forced` is a kernel's name or empty. Throws
+// Error(unsupported) naming the problem and what the forced kernel, or every kernel, takes.
+ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
+                             std::int32_t num_splits, std::string_view forced);
+
+// Query heads of one K, V head that share a tile of block_m rows: all of a group where that leaves a
+// tenth fewer tiles, and where they divide `rows`; else 1.
+int packed_group(const Problem& problem, int block_m, int rows);
+
+// Parts of the keys so that a device with sm_count multiprocessors is busy; 1 where tiles suffice.
+std::int32_t choose_splits(const Problem& problem, const ForwardConfig& config, int sm_count);
+
+// Tiles of O that the kernel works on, splits counted.
+std::int64_t num_tiles(const Problem& problem, const ForwardConfig& config,
+                       std::int32_t num_splits);
+
+}  // namespace attn::cuda

@@ -1,0 +1,168 @@
+#include "cuda/forward/forward.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "attn/error.hpp"
+#include "cuda/driver/counters.hpp"
+#include "cuda/driver/device.hpp"
+#include "cuda/driver/pointer.hpp"
+#include "cuda/forward/config.hpp"
+#include "cuda/forward/parameters.hpp"
+#include "cuda/forward/source.hpp"
+#include "cuda/jit/expression_text.hpp"
+#include "cuda/jit/kernel.hpp"
+
+namespace attn::cuda {
+namespace {
+
+std::int64_t blocks_of(const ForwardConfig& config, std::int64_t tiles, int sm_count) {
+  // The Hopper kernel stays and takes tile after tile.
+  return config.kernel == ForwardKernel::sm90 ? std::min<std::int64_t>(tiles, sm_count) : tiles;
+}
+
+Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
+  Launch launch;
+  launch.kernel = name(config.kernel);
+  launch.arch = to_string(arch);
+  launch.grid = {blocks, 1, 1};
+  launch.threads = config.threads();
+  launch.shared_bytes = config.shared_bytes();
+  launch.stages = config.stages;
+  return launch;
+}
+
+ForwardTensors facts_of(const Inputs& inputs, const Outputs& outputs) {
+  ForwardTensors facts;
+  facts.seqused_q = inputs.seqused_q.given();
+  facts.seqused_k = inputs.seqused_k.given();
+  for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &outputs.o}) {
+    facts.aligned = facts.aligned && alignment_of(*t) % 16 == 0;
+  }
+  return facts;
+}
+
+void launch_combine(const Plan& plan, const ForwardConfig& config,
+                    device::ForwardParams& parameters, const Context& context) {
+  const std::shared_ptr<const Kernel> kernel =
+      get_kernel(plan.device.index, combine_source(config), context);
+  constexpr int kRowsPerBlock = 4;  // one warp each, 128 threads
+  const std::int64_t rows =
+      plan.problem.batch * plan.problem.heads_q * plan.problem.seqlen_q;
+  LaunchConfig launch;
+  launch.grid[0] = static_cast<unsigned>((rows + kRowsPerBlock - 1) / kRowsPerBlock);
+  launch.block = 32 * kRowsPerBlock;
+  launch.programmatic_dependent_launch = device_info(plan.device.index).arch >= 90;
+  std::array<void*, 1> arguments{&parameters};
+  kernel->launch(launch, context.stream, arguments.data());
+}
+
+}  // namespace
+
+Plan plan_forward(const Problem& problem, const PlanOptions& options) {
+  const DeviceInfo& device = device_info(options.device.index);
+  const Arch arch = arch_of_capability(device.arch);
+  if (arch.number < 80) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
+                            device.name, to_string(arch)));
+  }
+  ForwardConfig config = choose_forward(problem, arch, {}, 1, options.kernel);
+  Plan plan;
+  plan.problem = problem;
+  plan.phase = Phase::forward;
+  plan.backend = Backend::cuda;
+  plan.kernel = options.kernel;
+  const bool split = options.algorithm == Algorithm::automatic ||
+                     options.algorithm == Algorithm::flash_decoding;
+  if (split) plan.num_splits = choose_splits(problem, config, device.sm_count);
+  config.splits = plan.num_splits > 1;
+  switch (options.algorithm) {
+    case Algorithm::automatic:
+      plan.algorithm =
+          config.splits ? Algorithm::flash_decoding : Algorithm::flash_attention_2;
+      break;
+    case Algorithm::flash_decoding:
+    case Algorithm::flash_attention_2:
+      plan.algorithm = options.algorithm;
+      break;
+    default:
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("algorithm is {}; accepted on the cuda backend are "
+                              "flash_attention_2 and flash_decoding (problem {})",
+                              name(options.algorithm), to_string(problem)));
+  }
+  plan.compute = problem.dtype;
+  plan.block_q = plan.rows_per_task = config.block_m;
+  plan.block_k = config.block_n;
+  plan.tasks = num_tiles(problem, config, plan.num_splits);
+  plan.workspace_bytes = workspace_bytes(problem, plan.num_splits);
+  plan.launch = describe(config, arch, blocks_of(config, plan.tasks, device.sm_count));
+  plan.reasons.push_back(config.reason);
+  if (config.group > 1) {
+    plan.reasons.push_back(fmt::format(
+        "the {} query heads of a group share tiles: {} rows a tile would stay empty otherwise",
+        config.group, config.block_m - static_cast<int>(problem.seqlen_q) % config.block_m));
+  }
+  if (config.splits) {
+    plan.reasons.push_back(
+        fmt::format("{} parts of the keys: {} tiles alone leave {} multiprocessors idle",
+                    plan.num_splits, plan.tasks / plan.num_splits, device.sm_count));
+  }
+  prepare_work_counters(options.device.index);
+  return plan;
+}
+
+void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                 const Context& context) {
+  const Problem& problem = plan.problem;
+  if (problem.batch == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) return;
+  const int ordinal = plan.device.index;
+  const ContextGuard guard(ordinal);
+  const DeviceInfo& device = device_info(ordinal);
+  const Arch arch = arch_of_capability(device.arch);
+  const ForwardTensors facts = facts_of(inputs, outputs);
+  ForwardConfig config = choose_forward(problem, arch, facts, plan.num_splits, plan.kernel);
+  std::optional<ForwardMaps> maps;
+  if (config.kernel == ForwardKernel::sm90) {
+    maps = forward_maps(problem, config, inputs);
+    if (!maps) {
+      config = choose_forward(problem, arch, facts, plan.num_splits, name(ForwardKernel::sm80));
+    }
+  }
+  device::ForwardParams parameters =
+      forward_parameters(problem, config, plan.num_splits, inputs, outputs, context.workspace);
+  const std::int64_t tiles = num_tiles(problem, config, plan.num_splits);
+  if (config.kernel == ForwardKernel::sm90 && tiles > device.sm_count) {
+    parameters.counter = work_counter(ordinal, context.stream);
+  }
+  std::vector<std::byte> expressions =
+      pack_expressions(problem.mask, score_expression(problem), inputs.buffers);
+  const std::shared_ptr<const Kernel> kernel =
+      get_kernel(ordinal, forward_source(problem, config, inputs.buffers), context);
+  LaunchConfig launch;
+  launch.grid[0] = static_cast<unsigned>(blocks_of(config, tiles, device.sm_count));
+  launch.block = static_cast<unsigned>(config.threads());
+  launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
+  std::array<void*, 3> arguments{&parameters, expressions.data(), maps ? &*maps : nullptr};
+  kernel->launch(launch, context.stream, arguments.data());
+  if (config.splits) launch_combine(plan, config, parameters, context);
+}
+
+std::vector<Source> forward_sources(const Problem& problem, Arch arch) {
+  const ForwardConfig config = choose_forward(problem, arch, {}, 1, {});
+  std::vector<Source> sources{forward_source(problem, config)};
+  // A machine of a common size decides whether keys are split.
+  constexpr int kMultiprocessors = 132;
+  const std::int32_t splits = choose_splits(problem, config, kMultiprocessors);
+  if (splits > 1) {
+    ForwardConfig split = choose_forward(problem, arch, {}, splits, {});
+    sources = {forward_source(problem, split), combine_source(split)};
+  }
+  return sources;
+}
+
+}  // namespace attn::cuda

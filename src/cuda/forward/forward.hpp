@@ -1,0 +1,17 @@
+// The forward pass on a GPU.
+#pragma once
+
+#include <vector>
+
+#include "attn/run.hpp"
+#include "cuda/jit/compile.hpp"
+
+namespace attn::cuda {
+
+Plan plan_forward(const Problem& problem, const PlanOptions& options);
+// As cuda::forward (cuda.hpp).
+void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                 const Context& context);
+std::vector<Source> forward_sources(const Problem& problem, Arch arch);
+
+}  // namespace attn::cuda

@@ -1,0 +1,173 @@
+#include "cuda/forward/parameters.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "core/philox.hpp"
+#include "cuda/driver/api.hpp"
+
+namespace attn::cuda {
+namespace {
+
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Strides of Q, K, V or O. Packed: [rows, heads, columns].
+device::Strides strides_of(const Tensor& t, Layout layout) {
+  if (layout == Layout::packed) return {0, t.strides[0], t.strides[1]};
+  return {t.strides[0], t.strides[1], t.strides[2]};
+}
+
+const int* integers(const Tensor& t) {
+  return t.given() ? static_cast<const int*>(t.data) : nullptr;
+}
+
+// Pairs of batch and head whose K and V are to stay in L2 together, of which every multiprocessor
+// works on some rows at a time. With a mask, rows see different numbers of keys, and the longest are
+// begun first.
+int heads_at_once(const Problem& p, const ForwardConfig& config) {
+  if (p.mask.empty()) return 1;
+  // Half of the 50 to 60 MB of L2 of the GPUs this runs on; a smaller one only costs traffic.
+  constexpr std::int64_t kBytes = 32 << 20;
+  const std::int64_t pair = std::max<std::int64_t>(
+      1, p.seqlen_k * (p.head_dim + p.head_dim_v) *
+             static_cast<std::int64_t>(size_of(p.dtype)));
+  const std::int64_t pairs = p.batch * p.heads_q / config.group;
+  return static_cast<int>(std::clamp<std::int64_t>(kBytes / pair, 1, std::max<std::int64_t>(1, pairs)));
+}
+
+using Dims = std::array<std::uint64_t, 5>;
+
+// A tensor map of `rank` dimensions, columns first; strides in elements of the dimensions after the
+// first; box in elements.
+bool encode(CUtensorMap& map, const Tensor& tensor, int rank, const Dims& dims,
+            const Dims& strides, const std::array<std::uint32_t, 5>& box) {
+  std::array<std::uint64_t, 4> bytes{};
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(rank); ++i) {
+    bytes[i] = strides[i] * size_of(tensor.dtype);
+  }
+  const std::array<std::uint32_t, 5> step{1, 1, 1, 1, 1};
+  const CUtensorMapDataType type = tensor.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return api().cuTensorMapEncodeTiled(&map, type, static_cast<unsigned>(rank), tensor.data,
+                                      dims.data(), bytes.data(), box.data(), step.data(),
+                                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+std::uint64_t unsigned_of(std::int64_t value) { return static_cast<std::uint64_t>(value); }
+
+// Columns of a panel of shared memory: 128 bytes.
+constexpr std::uint32_t kPanel = 64;
+
+bool encode_q(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& q) {
+  const device::Strides s = strides_of(q, p.layout_q);
+  const std::int64_t group = p.heads_q / p.heads_k;
+  const std::int64_t rows = config.packed_q ? q.shape[0] : p.seqlen_q;
+  return encode(map, q, 5,
+                {unsigned_of(p.head_dim), unsigned_of(group), unsigned_of(rows),
+                 unsigned_of(p.heads_k), unsigned_of(config.packed_q ? 1 : p.batch)},
+                {unsigned_of(s.head), unsigned_of(s.row), unsigned_of(s.head * group),
+                 unsigned_of(config.packed_q ? s.row : s.batch), 0},
+                {kPanel, static_cast<std::uint32_t>(config.group),
+                 static_cast<std::uint32_t>(64 / config.group), 1, 1});
+}
+
+// Of K or V: columns, keys (of a page), heads, batch (pages).
+bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& k,
+              std::int64_t columns) {
+  const device::Strides s = strides_of(k, p.layout_k);
+  std::int64_t rows = p.seqlen_k, last = p.batch;
+  if (config.packed_k) {
+    rows = k.shape[0];
+    last = 1;
+  } else if (config.paged) {
+    rows = p.page_size;
+    last = k.shape[0];
+  }
+  const int box = config.paged ? config.page_rows : config.block_n;
+  return encode(map, k, 4,
+                {unsigned_of(columns), unsigned_of(rows), unsigned_of(p.heads_k),
+                 unsigned_of(last), 1},
+                {unsigned_of(s.row), unsigned_of(s.head),
+                 unsigned_of(config.packed_k ? s.row : s.batch), 0, 0},
+                {kPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
+}
+
+}  // namespace
+
+std::int64_t workspace_bytes(const Problem& p, std::int32_t num_splits) {
+  if (num_splits == 1) return 0;
+  const std::int64_t rows = num_splits * p.batch * p.heads_q * p.seqlen_q;
+  return rows * (p.head_dim_v + 1) * static_cast<std::int64_t>(sizeof(float));
+}
+
+device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& config,
+                                         std::int32_t num_splits, const Inputs& inputs,
+                                         const Outputs& outputs, const Tensor& workspace) {
+  constexpr double kLog2E = 1.4426950408889634;
+  device::ForwardParams out{};
+  out.q = inputs.q.data;
+  out.k = inputs.k.data;
+  out.v = inputs.v.data;
+  out.o = outputs.o.data;
+  out.q_strides = strides_of(inputs.q, p.layout_q);
+  out.k_strides = strides_of(inputs.k, p.layout_k);
+  out.v_strides = strides_of(inputs.v, p.layout_k);
+  out.o_strides = strides_of(outputs.o, p.layout_q);
+  if (outputs.lse.given()) {
+    const Tensor& lse = outputs.lse;
+    out.lse = static_cast<float*>(lse.data);
+    if (config.packed_q) {
+      out.lse_strides = {0, lse.strides[1], lse.strides[0]};
+    } else {
+      out.lse_strides = {lse.strides[0], lse.strides[2], lse.strides[1]};
+    }
+  }
+  out.cu_seqlens_q = integers(inputs.cu_seqlens_q);
+  out.cu_seqlens_k = integers(inputs.cu_seqlens_k);
+  out.seqused_q = integers(inputs.seqused_q);
+  out.seqused_k = integers(inputs.seqused_k);
+  out.page_table = integers(inputs.page_table);
+  if (inputs.page_table.given()) out.page_table_stride = inputs.page_table.strides[0];
+  if (p.sink) out.sink = static_cast<const float*>(inputs.sink.data);
+  if (num_splits > 1) {
+    out.partial_o = static_cast<float*>(workspace.data);
+    out.partial_lse = out.partial_o + num_splits * p.batch * p.heads_q * p.seqlen_q * p.head_dim_v;
+  }
+  out.batch = static_cast<int>(p.batch);
+  out.seqlen_q = static_cast<int>(p.seqlen_q);
+  out.seqlen_k = static_cast<int>(p.seqlen_k);
+  out.heads_q = static_cast<int>(p.heads_q);
+  out.heads_k = static_cast<int>(p.heads_k);
+  out.head_dim = static_cast<int>(p.head_dim);
+  out.head_dim_v = static_cast<int>(p.head_dim_v);
+  out.page_size = static_cast<int>(p.page_size);
+  out.num_splits = num_splits;
+  out.blocks_per_split =
+      static_cast<int>(divide_up(divide_up(p.seqlen_k, config.block_n), num_splits));
+  out.m_blocks = static_cast<int>(divide_up(p.seqlen_q * config.group, config.block_m));
+  out.heads_at_once = heads_at_once(p, config);
+  out.num_tiles = static_cast<int>(num_tiles(p, config, num_splits));
+  out.scale = static_cast<float>(p.scale());
+  out.scale_log2 = static_cast<float>(p.scale() * kLog2E);
+  const std::uint32_t threshold = core::dropout_threshold(p.dropout.probability);
+  out.dropout_threshold = threshold;
+  out.dropout_scale = static_cast<float>(core::dropout_scale(threshold));
+  out.dropout_seed = p.dropout.seed;
+  out.dropout_offset = p.dropout.offset;
+  return out;
+}
+
+std::optional<ForwardMaps> forward_maps(const Problem& p, const ForwardConfig& config,
+                                        const Inputs& inputs) {
+  ForwardMaps maps;
+  if (encode_q(maps.q, p, config, inputs.q) && encode_k(maps.k, p, config, inputs.k, p.head_dim) &&
+      encode_k(maps.v, p, config, inputs.v, p.head_dim_v)) {
+    return maps;
+  }
+  return std::nullopt;
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,119 @@
+#include "cuda/forward/source.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cuda/jit/expression_text.hpp"
+#include "cuda/jit/wgmma_text.hpp"
+
+namespace attn::cuda {
+namespace {
+
+std::string_view element(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return "BFloat16";
+    case DType::f16:
+      return "Float16";
+    default:
+      return "Float32";
+  }
+}
+
+// All constants that any of the kernels reads.
+std::string print_config(const ForwardConfig& c) {
+  std::string text = fmt::format("struct Config {{\n  using Element = {};\n", element(c.dtype));
+  const auto number = [&text](std::string_view name, int value) {
+    text += fmt::format("  static constexpr int {} = {};\n", name, value);
+  };
+  const auto flag = [&text](std::string_view name, bool value) {
+    text += fmt::format("  static constexpr bool {} = {};\n", name, value);
+  };
+  number("kHeadDim", c.head_dim);
+  number("kHeadDimV", c.head_dim_v);
+  number("kBlockM", c.block_m);
+  number("kBlockN", c.block_n);
+  number("kWarps", c.warps);
+  number("kConsumers", c.warps / 4);
+  number("kStages", c.stages);
+  number("kStagesQ", c.stages_q);
+  number("kGroup", c.group);
+  number("kPageSize", c.page_size);
+  number("kPageRows", c.page_rows);
+  number("kPolynomial", 0);
+  number("kProducerRegisters", c.producer_registers);
+  number("kConsumerRegisters", c.consumer_registers);
+  flag("kTakeTurns", c.take_turns);
+  flag("kPackedQ", c.packed_q);
+  flag("kPackedK", c.packed_k);
+  flag("kUsedQ", c.used_q);
+  flag("kUsedK", c.used_k);
+  flag("kQInRegisters", c.q_in_registers);
+  flag("kVectorO", c.vector_o);
+  flag("kClearTail", c.packed_k || c.used_k);
+  flag("kSplits", c.splits);
+  flag("kSink", c.sink);
+  flag("kDropout", c.dropout);
+  return text + "};\n";
+}
+
+}  // namespace
+
+expr::Expr score_expression(const Problem& problem) {
+  if (problem.score.empty() && problem.scale() <= 0) return expr::symbols().score;
+  return problem.score;
+}
+
+Source forward_source(const Problem& problem, const ForwardConfig& config,
+                      const expr::Bindings& bindings) {
+  Source source;
+  source.name = name(config.kernel);
+  source.entry = "attn_forward";
+  std::string& text = source.text;
+  // src/cuda/device/expr/fast.cuh: how short exp, tanh, ... of scores may be.
+  const int precise = config.dtype == DType::f32 ? 2 : config.dtype == DType::f16 ? 1 : 0;
+  text += fmt::format("#define ATTN_PRECISE_MATH {}\n", precise);
+  constexpr std::int64_t kShort = 1 << 20;
+  if (std::max(problem.seqlen_q, problem.seqlen_k) <= kShort) {
+    text += "#define ATTN_SHORT_SEQUENCES 1\n";
+  }
+  text += "#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
+  text += print_expressions(problem.mask, score_expression(problem), bindings);
+  const bool hopper = config.kernel == ForwardKernel::sm90;
+  text += "namespace attn::device {\n" + print_config(config);
+  if (hopper) {
+    text += "template <class Element, int kColumns>\nstruct ProductSS;\n";
+    text += "template <class Element, int kColumns>\nstruct ProductRS;\n";
+    text += print_product_ss(config.dtype, config.block_n);
+    text += print_product_rs(config.dtype, config.head_dim_v);
+  }
+  text += "}\n";
+  text += fmt::format("#include \"kernels/{}.cuh\"\n", source.name);
+  text += fmt::format(
+      "extern \"C\" __global__ void __launch_bounds__({0}, {1})\n"
+      "attn_forward(const __grid_constant__ attn::device::ForwardParams p,\n"
+      "             const __grid_constant__ attn::device::Expressions e{2}) {{\n"
+      "  attn::device::{3}<attn::device::Config>(p, e{4});\n"
+      "}}\n",
+      config.threads(), 1,
+      hopper ? ",\n             const __grid_constant__ attn::device::ForwardMaps maps" : "",
+      source.name, hopper ? ", maps" : "");
+  return source;
+}
+
+Source combine_source(const ForwardConfig& config) {
+  Source source;
+  source.name = "combine";
+  source.entry = "attn_combine";
+  source.text = "#include \"ptx/math.cuh\"\nnamespace attn::device {\n" + print_config(config) + "}\n";
+  source.text +=
+      "#include \"kernels/combine.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__(128)\n"
+      "attn_combine(const __grid_constant__ attn::device::ForwardParams p) {\n"
+      "  attn::device::combine<attn::device::Config>(p);\n"
+      "}\n";
+  return source;
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,20 @@
+// The translation unit of a forward kernel.
+#pragma once
+
+#include "attn/expr.hpp"
+#include "cuda/forward/config.hpp"
+#include "cuda/jit/source.hpp"
+
+namespace attn::cuda {
+
+// The score expression that kernels evaluate: the problem's; where scores are multiplied by a number
+// that is not positive, the score itself, since kernels without an expression take the largest Q K^T
+// for the largest score; else empty.
+expr::Expr score_expression(const Problem& problem);
+
+Source forward_source(const Problem& problem, const ForwardConfig& config,
+                      const expr::Bindings& bindings = {});
+// Merges the partial results of splits.
+Source combine_source(const ForwardConfig& config);
+
+}  // namespace attn::cuda

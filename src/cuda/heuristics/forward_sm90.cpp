@@ -1,0 +1,23 @@
+#include "cuda/heuristics/forward_sm90.hpp"
+
+#include <array>
+
+namespace attn::cuda {
+
+// Bounds: 227 KB of shared memory = Q stages_q * warpgroups * 64 rows + stages * block_n rows of K and
+// V, in panels of 64 columns; 65536 registers = 4 * 32 * (producer + consumers), of which a consumer
+// thread holds O (head_dim_v / 2), S (block_n / 2) and P (block_n / 4).
+std::span<const ForwardSm90Shape> forward_sm90_shapes() {
+  static constexpr std::array<ForwardSm90Shape, 5> kShapes{{
+      {64, 3, 112, 4, 2, true,
+       "three warpgroups hide the exponentials, which take as long as the products; 112 keys are "
+       "what 160 registers hold"},
+      {96, 2, 128, 2, 2, true, "two warpgroups of 232 registers; 64 rows x 128 keys each"},
+      {128, 2, 128, 2, 2, true, "as 96; a second stage of Q fits beside two of K and V"},
+      {192, 2, 96, 2, 1, true, "96 keys: Q and two stages of K and V fill 192 KB"},
+      {256, 2, 80, 2, 1, true, "80 keys: Q and two stages of K and V fill 224 KB"},
+  }};
+  return kShapes;
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,21 @@
+// Tile shapes of the Hopper forward kernel: data with a reason beside each row.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace attn::cuda {
+
+struct ForwardSm90Shape {
+  int head_dim;    // up to this, of the larger of Q K's and V's
+  int warpgroups;  // that compute, 64 rows each
+  int block_n;
+  int stages, stages_q;
+  bool take_turns;
+  std::string_view reason;
+};
+
+// In order: the first row that fits a problem is taken.
+std::span<const ForwardSm90Shape> forward_sm90_shapes();
+
+}  // namespace attn::cuda

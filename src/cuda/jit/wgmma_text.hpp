@@ -1,0 +1,21 @@
+// Warpgroup matrix products as text: one function for each shape a kernel uses.
+#pragma once
+
+#include <string>
+
+#include "attn/tensor.hpp"
+
+namespace attn::cuda {
+
+// A struct with a function run() that issues wgmma.mma_async m64 x `columns` x k16 (PTX ISA) with
+// float accumulators. columns: a multiple of 8, up to 256; dtype: bf16 or f16.
+//
+//   ProductSS<Element, columns>::run(d, a, b, add)   A and B in shared memory, rows along k
+//   ProductRS<Element, columns>::run(d, a, b, add)   A in four registers, B with rows along columns
+//
+// d: columns / 2 accumulators; a, b: low words of descriptors (src/cuda/device/ptx/wgmma.cuh);
+// add == 0: d is overwritten.
+std::string print_product_ss(DType dtype, int columns);
+std::string print_product_rs(DType dtype, int columns);
+
+}  // namespace attn::cuda

@@ -1,0 +1,16 @@
+// The conversion of positions for short sequences, of device code compiled for the host.
+#include <gtest/gtest.h>
+
+#define __device__
+#define __forceinline__ inline
+#define ATTN_SHORT_SEQUENCES 1
+// Another name: the program has the general form under this one.
+#define attn_position_to_float attn_position_to_float_if_short
+#include "expr/exact.cuh"
+
+TEST(ShortSequences, PositionsConvertExactly) {
+  constexpr int kLimit = 1 << 22;
+  for (int i = -kLimit; i < kLimit; ++i) {
+    ASSERT_EQ(attn::device::attn_position_to_float_if_short(i), static_cast<float>(i)) << i;
+  }
+}
