@@ -115,13 +115,12 @@ int ForwardConfig::threads() const noexcept {
 
 std::int64_t ForwardConfig::shared_bytes() const noexcept {
   if (kernel != ForwardKernel::sm90) return forward_portable_shared_bytes(*this);
-  // As ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles of 32 bytes; and up to
-  // 1008 bytes before, so that panels start at multiples of 1024.
+  // As ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand.
   const std::int64_t panels_k = divide_up(head_dim, 64), panels_v = divide_up(head_dim_v, 64);
   const std::int64_t qs = std::int64_t{stages_q} * warps / 4;
   const std::int64_t barriers = 16 * qs + 32 * stages + 64;
   return qs * 64 * 128 * panels_k + std::int64_t{stages} * block_n * 128 * (panels_k + panels_v) +
-         round_up(static_cast<int>(barriers), 16) + 128;
+         round_up(static_cast<int>(barriers), 16) + std::int64_t{4} * (32 + 16 * warps / 4);
 }
 
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,

@@ -43,7 +43,7 @@ struct ForwardSm90Layout {
   static constexpr int kFullV = kEmptyK + 8 * C::kStages, kEmptyV = kFullV + 8 * C::kStages;
   // The tiles at hand, from the producer to the consumers, which hold two: the one that ends and the
   // one that begins.
-  static constexpr int kTileStages = 4, kTileBytes = 32;
+  static constexpr int kTileStages = 4, kTileBytes = 32 + 16 * C::kConsumers;
   static constexpr int kFullTile = kEmptyV + 8 * C::kStages;
   static constexpr int kEmptyTile = kFullTile + 8 * kTileStages;
   static constexpr int kTileAt = (kEmptyTile + 8 * kTileStages + 15) / 16 * 16;
@@ -164,6 +164,26 @@ struct ForwardSm90 {
     return kGroup > 1 ? w.head : w.head / (p.heads_q / p.heads_k);
   }
 
+  // The first blocks of keys as each consumer sees them, so that consumers begin at once.
+  __device__ __forceinline__ unsigned window_address(int slot, int of_consumer) const {
+    return slot_address(slot) + 32 + static_cast<unsigned>(16 * of_consumer);
+  }
+  __device__ __forceinline__ void put_windows(int slot, const Work& w, const Blocks& list) const {
+    if constexpr (Expressions::kHasMask) {
+      const KeyRange range = keys(slot);
+#pragma unroll
+      for (int i = 0; i < C::kConsumers; ++i) {
+        const KeyWindow window = list.window(*this, range, queries(w, w.row0 + 64 * i, 64));
+        if (threadIdx.x % 32 == 0) {
+          store_shared(window_address(slot, i),
+                       {window.next, static_cast<int>(window.present),
+                        static_cast<int>(window.mixed), static_cast<int>(window.empty)});
+        }
+      }
+      __syncwarp();
+    }
+  }
+
   // ---- producer
 
   __device__ __forceinline__ void load_q(const Work& w, int consumer, unsigned n) const {
@@ -224,37 +244,49 @@ struct ForwardSm90 {
         if (index < p.num_tiles) w = work_at(index);
         mbarrier_wait(barrier(Layout::kEmptyTile, slot), TileRing::parity(tiles) ^ 1);
         put(slot, w);
-        mbarrier_arrive(barrier(Layout::kFullTile, slot));
       }
       __syncwarp();
       ++tiles;
       const int row_k = __shfl_sync(~0u, w.sequence.row_k, 0);
       w = get(slot);
       w.sequence.row_k = row_k;
+      Blocks list;
+      if (w.row0 >= 0) {
+        list = Blocks(*this, slot);
+        put_windows(slot, w, list);
+      }
+      if (leader) mbarrier_arrive(barrier(Layout::kFullTile, slot));
       if (w.row0 < 0) break;
-      Blocks list(*this, slot);
       if (!list.more()) continue;
+      // A second place for Q is free already, so it comes first and arrives while the tile before
+      // ends; a single one is given back last.
+      const auto load_all_q = [&] {
+        if (leader) {
+          for (int c = 0; c < C::kConsumers; ++c) load_q(w, c, queries);
+        }
+      };
+      if constexpr (C::kStagesQ > 1) load_all_q();
       int previous = -1;
       while (true) {
         const bool has_next = list.more();
         const int block = list.block();
-        if (leader) {
-          if (has_next) {
-            wait_empty(Layout::kEmptyK, keys);
-            const int stage = KeyRing::stage(keys);
-            load_keys<Layout::kPanelsK, Layout::kKAt, Layout::kK>(
-                maps.k, w, block, stage, barrier(Layout::kFullK, stage));
-          }
-          if (previous < 0) {
-            for (int c = 0; c < C::kConsumers; ++c) load_q(w, c, queries);
-          } else {
+        if (leader && has_next) {
+          wait_empty(Layout::kEmptyK, keys);
+          const int stage = KeyRing::stage(keys);
+          load_keys<Layout::kPanelsK, Layout::kKAt, Layout::kK>(maps.k, w, block, stage,
+                                                                barrier(Layout::kFullK, stage));
+        }
+        if (previous < 0) {
+          if constexpr (C::kStagesQ == 1) load_all_q();
+        } else {
+          if (leader) {
             wait_empty(Layout::kEmptyV, values);
             const int stage = KeyRing::stage(values);
             load_keys<Layout::kPanelsV, Layout::kVAt, Layout::kV>(
                 maps.v, w, previous, stage, barrier(Layout::kFullV, stage));
           }
+          ++values;
         }
-        if (previous >= 0) ++values;
         if (!has_next) break;
         ++keys;
         previous = block;
@@ -361,13 +393,13 @@ struct ForwardSm90 {
   __device__ __forceinline__ void for_each_score(Consumer& c, const Own& t, int block, F f) const {
     const int key0 = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = t.row + 8 * i;
-      const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
+    for (int j = 0; j < C::kBlockN / 8; ++j) {
 #pragma unroll
-      for (int j = 0; j < C::kBlockN / 8; ++j) {
+      for (int column = 0; column < 2; ++column) {
 #pragma unroll
-        for (int column = 0; column < 2; ++column) {
+        for (int i = 0; i < 2; ++i) {
+          const int row = t.row + 8 * i;
+          const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
           f(c.s[4 * j + 2 * i + column], row / kGroup, head, key0 + 8 * j + column);
         }
       }
@@ -455,7 +487,11 @@ struct ForwardSm90 {
   }
   __device__ __forceinline__ Blocks blocks(const Consumer& c, const Own& t) const {
     if (!t.exists) return {};
-    return Blocks(*this, slot_now(c));
+    if constexpr (!Expressions::kHasMask) return Blocks(*this, slot_now(c));
+    const Int4 w = load_shared(window_address(slot_now(c), consumer()));
+    return Blocks({w.x, static_cast<unsigned>(w.y), static_cast<unsigned>(w.z),
+                   static_cast<unsigned>(w.w)},
+                  t.w.begin);
   }
 
   // Lets the blocks pass that this warpgroup sees nothing of.

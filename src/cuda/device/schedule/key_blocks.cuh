@@ -19,6 +19,13 @@ struct KeyRange {
   int begin, end;  // blocks of keys
 };
 
+// Where a list is, of 32 blocks: the one that comes next, those still to come, those that the caller's
+// rows do not see wholly, or not at all.
+struct KeyWindow {
+  int next;
+  unsigned present, mixed, empty;
+};
+
 // All threads of a warp hold the same list. With a mask, blocks are classified 32 at a time, one a
 // lane. Tiles::keys(slot) gives the KeyRange of a tile; it is asked again for every 32 blocks, which
 // is cheaper than keeping its numbers in registers.
@@ -38,6 +45,19 @@ class KeyBlocks {
       empty_ = r.own.first > r.own.last;
     }
     advance(tiles, slot);
+  }
+
+  // Goes on from a window.
+  __device__ __forceinline__ KeyBlocks(const KeyWindow& w, int begin)
+      : begin_(begin), next_(w.next), present_(w.present), mixed_(w.mixed), empty_(w.empty) {}
+  // The window as rows `own` of the tile see it; with a mask.
+  __device__ __forceinline__ KeyWindow window(const Tiles& tiles, const KeyRange& r,
+                                              const QueryRange& own) const {
+    const int block = (next_ & ~31) + static_cast<int>(threadIdx.x % 32);
+    const bool inside = block >= r.begin && block < r.end;
+    const Coverage c = inside ? coverage(tiles, r, own, block * C::kBlockN) : Coverage::empty;
+    return {next_, present_, __ballot_sync(~0u, c != Coverage::full),
+            __ballot_sync(~0u, c == Coverage::empty)};
   }
 
   __device__ __forceinline__ bool more() const { return next_ >= begin_; }
