@@ -47,10 +47,15 @@ bool is_shared(const Instruction& in) {
   return in.op == Op::load && in.dependence != expr::Dependence::full;
 }
 
-// As cuda_value, in the words of the struct.
-std::string value_text(const Program& program, const Instruction& in,
+// As cuda_value, in the words of the struct. small: the result is so in short sequences.
+std::string value_text(const Program& program, std::size_t i,
                        const std::vector<std::string>& operands, const std::vector<bool>& small,
                        CudaMath math) {
+  const Instruction& in = program.instructions[i];
+  if ((in.op == Op::add || in.op == Op::sub) && small[i]) {
+    return fmt::format("attn_position_{}({}, {})", expr::cuda_word(in.op), operands[0],
+                       operands[1]);
+  }
   if (in.op == Op::to_float && small[static_cast<std::size_t>(in.args[0])]) {
     return fmt::format("attn_position_to_float({})", operands[0]);
   }
@@ -74,7 +79,7 @@ std::string value_body(const Program& program, CudaMath math) {
   std::vector<std::string> values;
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& in = program.instructions[i];
-    std::string value = value_text(program, in, operands_of(in, values), small, math);
+    std::string value = value_text(program, i, operands_of(in, values), small, math);
     if (!is_leaf(in) && (users[i] > 1 || value.size() > kLongestValue)) {
       text += fmt::format("    const {} v{} = {};\n", expr::cuda_type(in.type), i, value);
       value = fmt::format("v{}", i);
