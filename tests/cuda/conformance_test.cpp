@@ -1,4 +1,5 @@
 // Every listed case in every dtype, and random ones, on a GPU against fp64.
+#include <string_view>
 #include <tuple>
 
 #include "cuda/gpu.hpp"
@@ -15,18 +16,23 @@ using harness::Status;
 
 constexpr std::uint64_t kSeed = 20261121;
 constexpr std::int64_t kQuickScores = 100'000;
-constexpr Algorithm kAlgorithms[] = {Algorithm::automatic, Algorithm::flash_attention_2,
-                                     Algorithm::flash_decoding};
+constexpr Algorithm kAlgorithms[] = {Algorithm::flash_attention_2, Algorithm::flash_decoding};
 
-// The number of algorithms that took the case; all of them agree.
+constexpr std::string_view kKernels[] = {"forward_sm90", "forward_sm80", "forward_simt"};
+
+// The number of kernels and algorithms that took the case; all of them agree.
 int check_all(const Case& c, std::uint64_t seed) {
   Conformance conformance(c, seed, false);
   int took = 0;
-  for (const Algorithm algorithm : kAlgorithms) {
-    const Report report =
-        conformance.check({.phase = Phase::forward, .algorithm = algorithm, .device = kGpu});
-    EXPECT_NE(report.status, Status::failed) << to_string(report);
-    took += report.status == Status::unsupported ? 0 : 1;
+  for (const std::string_view kernel : kKernels) {
+    for (const Algorithm algorithm : kAlgorithms) {
+      const Report report = conformance.check({.phase = Phase::forward,
+                                               .algorithm = algorithm,
+                                               .device = kGpu,
+                                               .kernel = std::string(kernel)});
+      EXPECT_NE(report.status, Status::failed) << to_string(report);
+      took += report.status == Status::unsupported ? 0 : 1;
+    }
   }
   return took;
 }

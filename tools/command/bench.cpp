@@ -17,7 +17,7 @@ namespace {
 struct Options {
   std::vector<std::string> descriptors, algorithms;
   std::vector<int> threads;
-  std::string backend, device, isa, phase = "forward", json, plot;
+  std::string backend, device, isa, kernel, phase = "forward", json, plot;
   TimingRule rule;
   int repeat = 0;
   bool plan = false;
@@ -62,7 +62,8 @@ int bench(const Options& options, const std::string& command_line) {
         const PlanOptions plan_options_of_row = plan_options({.algorithm = algorithm,
                                                               .backend = options.backend,
                                                               .isa = {},
-                                                              .device = options.device});
+                                                              .device = options.device,
+                                                              .kernel = options.kernel});
         progress.show(static_cast<std::int64_t>(rows.size()),
                       fmt::format("{} {}", harness::to_string(c), algorithm));
         rows.push_back(measure_row(c, data, phase, plan_options_of_row, context, rule, peaks));
@@ -111,6 +112,7 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line) {
       ->check(CLI::Range(1, 4096));
   add_backend_option(*sub, options->backend);
   add_device_option(*sub, options->device);
+  add_kernel_option(*sub, options->kernel);
   add_isa_option(*sub, options->isa);
   sub->add_option("--seconds", options->rule.seconds,
                   "Time calls for so long, at least 3; the median counts")

@@ -22,7 +22,7 @@ using harness::Subject;
 
 struct Options {
   std::vector<std::string> descriptors, algorithms;
-  std::string backend, isa, device, phase = "both";
+  std::string backend, isa, device, kernel, phase = "both";
   int threads = 0;
   std::uint64_t seed = 1;
   std::int64_t random = 0;
@@ -63,7 +63,8 @@ std::vector<Subject> chosen_on_gpu(const Options& options, Device device) {
     subjects.push_back({.phase = options.phase == "backward" ? Phase::backward : Phase::forward,
                         .backend = backend,
                         .algorithm = algorithm,
-                        .device = device});
+                        .device = device,
+                        .kernel = options.kernel});
   }
   return subjects;
 }
@@ -238,6 +239,7 @@ void add_check(CLI::App& app, int& status) {
       ->allow_extra_args(false);
   add_backend_option(*sub, options->backend);
   add_device_option(*sub, options->device);
+  add_kernel_option(*sub, options->kernel);
   add_isa_option(*sub, options->isa);
   add_threads_option(*sub, options->threads);
   sub->add_flag("--verbose", options->verbose, "A line for each random problem too");

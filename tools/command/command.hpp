@@ -27,7 +27,7 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line);
 
 // Options that several subcommands have. Empty text means "not given".
 struct RunOptions {
-  std::string algorithm{}, backend{}, isa{}, device{};
+  std::string algorithm{}, backend{}, isa{}, device{}, kernel{};
   int threads = 0;  // 0: one for each CPU
 };
 void add_algorithm_option(CLI::App& app, std::string& algorithm);
@@ -35,6 +35,7 @@ void add_backend_option(CLI::App& app, std::string& backend);
 void add_isa_option(CLI::App& app, std::string& isa);
 void add_threads_option(CLI::App& app, int& threads);
 void add_device_option(CLI::App& app, std::string& device);
+void add_kernel_option(CLI::App& app, std::string& kernel);
 
 // "cpu" (also where the text is empty), "cuda" or "cuda:1". Throws Error(invalid_argument);
 // Error(unavailable) for a GPU that is not there.

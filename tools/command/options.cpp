@@ -58,6 +58,12 @@ void add_device_option(CLI::App& app, std::string& device) {
       ->take_last();
 }
 
+void add_kernel_option(CLI::App& app, std::string& kernel) {
+  app.add_option("--kernel", kernel,
+                 "On a GPU: forward_sm90, forward_sm80 or forward_simt; default: the fast one")
+      ->take_last();
+}
+
 Device parse_device(const std::string& text) {
   if (text.empty() || text == "cpu") return {};
   Device device{DeviceType::cuda, 0};
@@ -80,6 +86,7 @@ PlanOptions plan_options(const RunOptions& options) {
   if (!options.algorithm.empty()) result.algorithm = parse_algorithm(options.algorithm);
   if (!options.backend.empty()) result.backend = parse_backend(options.backend);
   result.device = parse_device(options.device);
+  result.kernel = options.kernel;
   return result;
 }
 

@@ -214,6 +214,7 @@ void add_run(CLI::App& app, int& status) {
   add_algorithm_option(*sub, options->run.algorithm);
   add_backend_option(*sub, options->run.backend);
   add_device_option(*sub, options->run.device);
+  add_kernel_option(*sub, options->run.kernel);
   add_isa_option(*sub, options->run.isa);
   add_threads_option(*sub, options->run.threads);
   sub->footer(

@@ -149,8 +149,10 @@ void Conformance::add_draws(std::size_t count) {
 void Conformance::run(Draw& draw, const Subject& subject) {
   CaseData& data = draw.data;
   const Context context{.executor = subject.executor, .isa = subject.isa, .log = nullptr};
-  PlanOptions options{
-      .backend = subject.backend, .algorithm = subject.algorithm, .device = subject.device};
+  PlanOptions options{.backend = subject.backend,
+                      .algorithm = subject.algorithm,
+                      .device = subject.device,
+                      .kernel = subject.kernel};
   if (subject.device.type == DeviceType::cuda) {
     if (subject.phase == Phase::backward) {
       throw Error(ErrorCode::unsupported, "backward has no kernel on the cuda backend");
@@ -240,8 +242,8 @@ Report check(const Case& c, const Subject& subject, std::uint64_t seed) {
 
 std::string to_string(const Subject& subject) {
   if (subject.device.type == DeviceType::cuda) {
-    return fmt::format("{} {} {}", name(subject.phase), attn::to_string(subject.device),
-                       name(subject.algorithm));
+    return fmt::format("{} {} {}{}{}", name(subject.phase), attn::to_string(subject.device),
+                       name(subject.algorithm), subject.kernel.empty() ? "" : " ", subject.kernel);
   }
   return fmt::format("{} {} {} {}", name(subject.phase), name(subject.backend),
                      name(subject.algorithm), name(subject.isa));
@@ -252,6 +254,7 @@ std::string Report::command() const {
       fmt::format("attn check '{}' --seed {} --phase {}", descriptor, seed, name(subject.phase));
   if (subject.device.type == DeviceType::cuda) {
     text += " --device " + attn::to_string(subject.device);
+    if (!subject.kernel.empty()) text += " --kernel " + subject.kernel;
   }
   if (subject.backend != Backend::automatic) {
     text += fmt::format(" --backend {}", name(subject.backend));

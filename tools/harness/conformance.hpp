@@ -22,6 +22,7 @@ struct Subject {
   InstructionSet isa = InstructionSet::automatic;
   std::shared_ptr<Executor> executor{};  // null: the default one
   Device device{};                       // cuda: the data is copied there and back
+  std::string kernel{};                  // cuda: PlanOptions::kernel
 };
 std::string to_string(const Subject& subject);
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cuda/jit/expression_text.hpp"
 #include "cuda/jit/wgmma_text.hpp"
 
@@ -69,7 +71,13 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
   source.name = name(config.kernel);
   source.entry = "attn_forward";
   std::string& text = source.text;
-  if (config.dtype != DType::f32) text += "#define ATTN_PRECISE_MATH 1\n";
+  // src/cuda/device/expr/fast.cuh: how short exp, tanh, ... of scores may be.
+  const int precise = config.dtype == DType::f32 ? 2 : config.dtype == DType::f16 ? 1 : 0;
+  text += fmt::format("#define ATTN_PRECISE_MATH {}\n", precise);
+  constexpr std::int64_t kShort = 1 << 20;
+  if (std::max(problem.seqlen_q, problem.seqlen_k) <= kShort) {
+    text += "#define ATTN_SHORT_SEQUENCES 1\n";
+  }
   text += "#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
   text += print_expressions(problem.mask, score_expression(problem), bindings);
   const bool hopper = config.kernel == ForwardKernel::sm90;

@@ -11,7 +11,6 @@
 //   kBlockM, kWarps        16 or 32 rows a warp; 4 or 8 warps
 //   kBlockN                keys of a tile, a multiple of 32
 //   kStages                K, V tiles: 1 or 2
-//   kQInRegisters          Q stays in registers: for small kHeadDim
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
 //   kPageSize              of paged K and V; 0: not paged
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout
@@ -67,7 +66,6 @@ struct ForwardSm80 {
     float o[kTiles][C::kHeadDimV / 2];
     float s[kTiles][C::kBlockN / 2];
     LazySoftmax softmax[kTiles];
-    unsigned q[C::kQInRegisters ? kSteps : 1][kTiles][4];
     // Where this lane reads its operands (SharedTile::lane).
     unsigned q_lane, k_lane, v_lane;
   };
@@ -120,12 +118,6 @@ struct ForwardSm80 {
 
   // ---- products
 
-  __device__ __forceinline__ void read_q(unsigned (&q)[kTiles][4], unsigned q_lane,
-                                         int step) const {
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) load_matrices(q[m], TileK::further(q_lane, 16 * m, 2 * step));
-  }
-
   __device__ __forceinline__ void multiply_qk(Warp& w, int stage) const {
     const unsigned k_lane = w.k_lane + static_cast<unsigned>(stage * Layout::kK);
 #pragma unroll
@@ -135,8 +127,11 @@ struct ForwardSm80 {
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      unsigned(&q)[kTiles][4] = w.q[C::kQInRegisters ? step : 0];
-      if constexpr (!C::kQInRegisters) read_q(q, w.q_lane, step);
+      unsigned q[kTiles][4];
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        load_matrices(q[m], TileK::further(w.q_lane, 16 * m, 2 * step));
+      }
 #pragma unroll
       for (int j = 0; j < C::kBlockN / 16; ++j) {
         unsigned k[4];
@@ -248,7 +243,6 @@ struct ForwardSm80 {
     if constexpr (C::kStages == 2) load_v(0, v, list.block());
     copy_async_commit();
     int stage = 0;
-    bool first = true;
     while (true) {
       const int block = list.block();
       const bool mixed = list.mixed(), empty = list.empty_for_own();
@@ -265,13 +259,6 @@ struct ForwardSm80 {
         load_v(0, v, block);
       }
       copy_async_commit();
-      if (C::kQInRegisters && first) {
-#pragma unroll
-        for (int step = 0; step < (C::kQInRegisters ? kSteps : 0); ++step) {
-          read_q(w.q[step], w.q_lane, step);
-        }
-        first = false;
-      }
       if (!empty) multiply_qk(w, stage);
       if constexpr (C::kStages == 1) {
         copy_async_wait<0>();
@@ -282,6 +269,8 @@ struct ForwardSm80 {
       if (!empty) {
         unsigned p16[kTiles][C::kBlockN / 4];
         softmax(w, p16, block, mixed);
+        // V is not read ahead into the softmax, which has no registers to spare.
+        __syncwarp();
         multiply_pv(w, p16, stage);
       }
       if (ends) break;

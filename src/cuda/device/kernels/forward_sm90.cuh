@@ -657,13 +657,19 @@ struct ForwardSm90 {
   }
 
   // Writes O and gives the tile's slot back.
-  __device__ __forceinline__ void finish(const Consumer& c, int slot,
-                                         const float (&factor)[2]) const {
+  __device__ __forceinline__ void finish(Consumer& c, int slot, const float (&factor)[2]) const {
     const Own t = own_at(slot);
     const Sequence& q = t.w.sequence;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Row r = row_of(t, i);
+      if constexpr (C::kUsedQ) {  // such a row of Q may hold anything
+#pragma unroll
+        for (int j = 0; j < C::kHeadDimV / 4; ++j) {
+          float& x = c.o[4 * (j / 2) + 2 * i + j % 2];
+          x = r.used ? x : 0.f;
+        }
+      }
       if constexpr (C::kSplits) {
         float* o = p.partial_o + partial_row(t.w, r) * C::kHeadDimV;
         store_row_f32<C::kHeadDimV>(c.o, i, factor[i], o, r.exists);

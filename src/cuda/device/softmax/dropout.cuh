@@ -10,7 +10,8 @@ struct PhiloxWords {
 
 __device__ __forceinline__ PhiloxWords philox4x32_10(PhiloxWords counter, unsigned key0,
                                                      unsigned key1) {
-#pragma unroll
+  // A loop, lest the compiler hold the words of many calls in registers at a time.
+#pragma unroll 5
   for (int round = 0; round < 10; ++round) {
     const unsigned long long product0 = 0xd2511f53ull * counter.word[0];
     const unsigned long long product1 = 0xcd9e8d57ull * counter.word[2];
