@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <string_view>
 
 #include "attn/error.hpp"
@@ -46,10 +47,15 @@ bool is_shared(const Instruction& in) {
   return in.op == Op::load && in.dependence != expr::Dependence::full;
 }
 
-// As cuda_value, in the words of the struct.
-std::string value_text(const Program& program, const Instruction& in,
+// As cuda_value, in the words of the struct. small: the result is so in short sequences.
+std::string value_text(const Program& program, std::size_t i,
                        const std::vector<std::string>& operands, const std::vector<bool>& small,
                        CudaMath math) {
+  const Instruction& in = program.instructions[i];
+  if ((in.op == Op::add || in.op == Op::sub) && small[i]) {
+    return fmt::format("attn_position_{}({}, {})", expr::cuda_word(in.op), operands[0],
+                       operands[1]);
+  }
   if (in.op == Op::to_float && small[static_cast<std::size_t>(in.args[0])]) {
     return fmt::format("attn_position_to_float({})", operands[0]);
   }
@@ -73,7 +79,7 @@ std::string value_body(const Program& program, CudaMath math) {
   std::vector<std::string> values;
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& in = program.instructions[i];
-    std::string value = value_text(program, in, operands_of(in, values), small, math);
+    std::string value = value_text(program, i, operands_of(in, values), small, math);
     if (!is_leaf(in) && (users[i] > 1 || value.size() > kLongestValue)) {
       text += fmt::format("    const {} v{} = {};\n", expr::cuda_type(in.type), i, value);
       value = fmt::format("v{}", i);
@@ -94,6 +100,30 @@ std::string_view range_type(Type type) {
   }
 }
 
+// The bits by which a division by a power of two shifts; 0 for all else.
+int shift_of(const Program& program, const Instruction& in) {
+  if (in.op != Op::div || in.operands != Type::int32) return 0;
+  const Instruction& divisor = program.instructions[static_cast<std::size_t>(in.args[1])];
+  const auto value = static_cast<std::uint32_t>(divisor.int_value);
+  const bool power =
+      divisor.op == Op::constant && divisor.int_value > 0 && std::has_single_bit(value);
+  return power ? std::countr_zero(value) : 0;
+}
+
+// Indices of a load: numbers where the tile has but one.
+std::vector<std::string> load_ranges(const Program& program, const Instruction& in,
+                                     const std::vector<std::string>& values) {
+  std::vector<std::string> ranges = operands_of(in, values);
+  for (std::size_t d = 0; d < ranges.size(); ++d) {
+    const Instruction& index = program.instructions[static_cast<std::size_t>(in.args[d])];
+    if (index.op == Op::constant) ranges[d] = expr::cuda_constant(index);
+    if (index.op == Op::batch || index.op == Op::seqlen_q || index.op == Op::seqlen_k) {
+      ranges[d] = expr::spelling(index.op);
+    }
+  }
+  return ranges;
+}
+
 std::string range_value(const Program& program, const Instruction& in,
                         const std::vector<std::string>& values) {
   switch (in.op) {
@@ -107,12 +137,16 @@ std::string range_value(const Program& program, const Instruction& in,
     case Op::seqlen_q:
     case Op::seqlen_k:
       return fmt::format("range_of({})", expr::spelling(in.op));
-    default: {
-      const std::string word =
-          in.op == Op::load ? "load_" + program.buffers[static_cast<std::size_t>(in.buffer)]->name()
-                            : std::string(expr::cuda_word(in.op));
-      return fmt::format("range_{}({})", word, fmt::join(operands_of(in, values), ", "));
-    }
+    case Op::load:
+      return fmt::format("range_load_{}({})",
+                         program.buffers[static_cast<std::size_t>(in.buffer)]->name(),
+                         fmt::join(load_ranges(program, in, values), ", "));
+    default:
+      if (const int bits = shift_of(program, in); bits > 0) {
+        return fmt::format("range_shift<{}>({})", bits, operands_of(in, values)[0]);
+      }
+      return fmt::format("range_{}({})", expr::cuda_word(in.op),
+                         fmt::join(operands_of(in, values), ", "));
   }
 }
 
@@ -202,11 +236,9 @@ std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const 
   const std::string& name = buffer.name();
   const bool is_float = is_floating(tensor.dtype);
   std::string values;
-  std::string ranges;
   std::string arguments;
   for (std::int32_t d = 0; d < tensor.rank; ++d) {
     values += fmt::format("{}int i{}", d > 0 ? ", " : "", d);
-    ranges += fmt::format("{}IntRange i{}", d > 0 ? ", " : "", d);
     arguments += fmt::format(", i{}", d);
   }
   const auto reader = [&](std::string_view prefix, std::string_view called) {
@@ -219,9 +251,10 @@ std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const 
   if (readers.element) text += reader("attn_load_", "load_element");
   if (readers.shared) text += reader("attn_share_", "load_shared_element");
   if (!readers.range) return text;
-  return text + function(is_float ? "FloatRange" : "IntRange", "range_load_" + name, ranges,
-                         fmt::format("    return range_load<{}>(buffer_{}{});\n",
-                                     element(tensor.dtype), name, arguments));
+  return text + "  template <class... Ranges>\n" +
+         function(is_float ? "FloatRange" : "IntRange", "range_load_" + name, "Ranges... ranges",
+                  fmt::format("    return range_load<{}>(buffer_{}, ranges...);\n",
+                              element(tensor.dtype), name));
 }
 
 void check_type(std::string_view argument, const Expr& e, Type type, std::string_view accepted) {

@@ -210,6 +210,12 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
   EXPECT_FALSE(converts_positions(s.query * s.key));
   EXPECT_FALSE(converts_positions(s.query - s.head));
   EXPECT_FALSE(converts_positions(5 * (s.query - s.key)));
+  // Sums of positions cannot wrap in short sequences, others can.
+  const std::string sums = cuda::print_expressions(
+      s.query - s.key < 7 && s.query - s.head < 7 && s.query * s.key + 1 < 9, {});
+  EXPECT_TRUE(has(sums, "attn_position_sub(query, key)")) << sums;
+  EXPECT_TRUE(has(sums, "attn_sub(query, head)")) << sums;
+  EXPECT_TRUE(has(sums, "attn_add(attn_mul(query, key), 1)")) << sums;
   // A value that is used twice is computed once.
   const Expr slow = tanh(s.score);
   EXPECT_TRUE(has(cuda::print_expressions({}, slow * slow + slow), " = attn_tanh(score);"));

@@ -4,7 +4,9 @@
 #define __device__
 #define __forceinline__ inline
 #define ATTN_SHORT_SEQUENCES 1
-// Another name: the program has the general form under this one.
+// Other names: the program has the general forms under these.
+#define attn_position_add attn_position_add_if_short
+#define attn_position_sub attn_position_sub_if_short
 #define attn_position_to_float attn_position_to_float_if_short
 #include "expr/exact.cuh"
 

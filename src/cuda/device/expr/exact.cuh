@@ -3,6 +3,8 @@
 // compiler's fast-math switches.
 #pragma once
 
+#include "expr/integer.cuh"
+
 #ifdef __CUDACC__
 #define ATTN_EXACT(device, portable) device
 #else
@@ -21,11 +23,8 @@ __device__ __forceinline__ float attn_min(float a, float b) { return a < b ? a :
 __device__ __forceinline__ float attn_max(float a, float b) { return a > b ? a : b; }
 __device__ __forceinline__ float attn_to_float(int a) { return static_cast<float>(a); }
 // Of sums and differences of positions and lengths. Conversions share the pipe of exp (16 results a
-// cycle); where the host knows sequences to be of 2^20 rows at most (ATTN_SHORT_SEQUENCES=1), the
-// operand lies in [-2^22, 2^22) and becomes the low bits of 1.5 * 2^23, exactly.
-#ifndef ATTN_SHORT_SEQUENCES
-#define ATTN_SHORT_SEQUENCES 0
-#endif
+// cycle); in short sequences (expr/integer.cuh) the operand lies in [-2^22, 2^22) and becomes the
+// low bits of 1.5 * 2^23, exactly.
 __device__ __forceinline__ float attn_position_to_float(int a) {
 #if ATTN_SHORT_SEQUENCES
   return __builtin_bit_cast(float, 0x4b400000 + a) - 0x1.8p+23f;

@@ -18,6 +18,20 @@ __device__ __forceinline__ constexpr int attn_abs(int a) { return a < 0 ? attn_n
 __device__ __forceinline__ constexpr int attn_min(int a, int b) { return a < b ? a : b; }
 __device__ __forceinline__ constexpr int attn_max(int a, int b) { return a > b ? a : b; }
 
+// Sums of positions and lengths. Where the host knows sequences to be of 2^20 rows at most
+// (ATTN_SHORT_SEQUENCES=1) they cannot wrap, and saying so to the compiler, by signed arithmetic,
+// lets it compare without keeping a difference for every score: a window takes a sixth of the
+// spills.
+#ifndef ATTN_SHORT_SEQUENCES
+#define ATTN_SHORT_SEQUENCES 0
+#endif
+__device__ __forceinline__ constexpr int attn_position_add(int a, int b) {
+  return ATTN_SHORT_SEQUENCES ? a + b : attn_add(a, b);
+}
+__device__ __forceinline__ constexpr int attn_position_sub(int a, int b) {
+  return ATTN_SHORT_SEQUENCES ? a - b : attn_sub(a, b);
+}
+
 // By a constant the compiler leaves a multiplication, a shift and the correction of negative
 // dividends; powers of two are printed as shifts.
 __device__ __forceinline__ constexpr int attn_floor_div(int a, int b) {

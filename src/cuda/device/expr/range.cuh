@@ -20,6 +20,7 @@ inline constexpr int kIntMax = 2147483647;
 
 __device__ __forceinline__ IntRange range_of(int lo, int hi) { return {lo, hi}; }
 __device__ __forceinline__ IntRange range_of(int value) { return {value, value}; }
+__device__ __forceinline__ IntRange range_of(IntRange range) { return range; }
 __device__ __forceinline__ BoolRange range_of(bool value) { return {value, value}; }
 __device__ __forceinline__ Coverage coverage_of(BoolRange a) {
   return a.lo ? Coverage::full : a.hi ? Coverage::mixed : Coverage::empty;
@@ -37,20 +38,28 @@ __device__ __forceinline__ BoolRange range_hull(BoolRange a, BoolRange b) {
   return {a.lo && b.lo, a.hi || b.hi};
 }
 
-__device__ __forceinline__ IntRange range_add(IntRange a, IntRange b) {
-  return range_wrapped(static_cast<long long>(a.lo) + b.lo, static_cast<long long>(a.hi) + b.hi);
+// Sums in 32 bits: classify runs where registers are few. A sum overflows when it differs in sign
+// from both operands, a difference when the operands differ in sign and the result from the first.
+__device__ __forceinline__ IntRange range_unless(bool overflow, int lo, int hi) {
+  return {overflow ? kIntMin : lo, overflow ? kIntMax : hi};
 }
-__device__ __forceinline__ IntRange range_neg(IntRange a) {
-  return range_wrapped(-static_cast<long long>(a.hi), -static_cast<long long>(a.lo));
+__device__ __forceinline__ IntRange range_add(IntRange a, IntRange b) {
+  const int lo = attn_add(a.lo, b.lo);
+  const int hi = attn_add(a.hi, b.hi);
+  return range_unless((((a.lo ^ lo) & (b.lo ^ lo)) | ((a.hi ^ hi) & (b.hi ^ hi))) < 0, lo, hi);
 }
 __device__ __forceinline__ IntRange range_sub(IntRange a, IntRange b) {
-  return range_wrapped(static_cast<long long>(a.lo) - b.hi, static_cast<long long>(a.hi) - b.lo);
+  const int lo = attn_sub(a.lo, b.hi);
+  const int hi = attn_sub(a.hi, b.lo);
+  return range_unless((((a.lo ^ b.hi) & (a.lo ^ lo)) | ((a.hi ^ b.lo) & (a.hi ^ hi))) < 0, lo, hi);
+}
+__device__ __forceinline__ IntRange range_neg(IntRange a) {
+  return range_unless(a.lo == kIntMin, attn_neg(a.hi), attn_neg(a.lo));
 }
 __device__ __forceinline__ IntRange range_abs(IntRange a) {
   if (a.lo >= 0) return a;
   if (a.hi <= 0) return range_neg(a);
-  const long long below = -static_cast<long long>(a.lo);
-  return range_wrapped(0, below > a.hi ? below : a.hi);
+  return range_unless(a.lo == kIntMin, 0, attn_max(attn_neg(a.lo), a.hi));
 }
 __device__ __forceinline__ IntRange range_min(IntRange a, IntRange b) {
   return {attn_min(a.lo, b.lo), attn_min(a.hi, b.hi)};
@@ -90,6 +99,11 @@ __device__ __forceinline__ IntRange range_div(IntRange a, IntRange b) {
   if (b.lo < 0) result = range_hull(result, range_half(a, b.lo, attn_min(b.hi, -1)));
   if (b.hi > 0) result = range_hull(result, range_half(a, attn_max(b.lo, 1), b.hi));
   return result;
+}
+// By 2^kBits.
+template <int kBits>
+__device__ __forceinline__ IntRange range_shift(IntRange a) {
+  return {a.lo >> kBits, a.hi >> kBits};
 }
 // The remainder has the divisor's sign and is smaller than it.
 __device__ __forceinline__ IntRange range_mod(IntRange a, IntRange b) {

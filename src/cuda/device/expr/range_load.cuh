@@ -49,7 +49,13 @@ struct ScanOf<ElementU8> {
   static __device__ __forceinline__ IntRange zero() { return {0, 0}; }
 };
 
-// The element at any index of the box with one range a dimension: the same rules as
+// An index that is one number needs no loop.
+template <class Index>
+inline constexpr bool kIsRange = false;
+template <>
+inline constexpr bool kIsRange<IntRange> = true;
+
+// The element at any index of the box with one range, or one number, a dimension: the same rules as
 // src/core/expr/bounds_load.cpp.
 template <class Element, class... Ranges>
 __device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(const BufferView& view,
@@ -57,7 +63,8 @@ __device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(cons
   using Of = ScanOf<Element>;
   constexpr int kRank = sizeof...(Ranges);
   constexpr int kFirst = 4 - kRank;  // dimensions before it have one element
-  const IntRange index[kRank] = {ranges...};
+  const IntRange index[kRank] = {range_of(ranges)...};
+  constexpr bool kLoops[kRank] = {kIsRange<Ranges>...};
   long long bytes = 0;
   long long count[4] = {1, 1, 1, 1};
   long long stride[4] = {};
@@ -74,6 +81,7 @@ __device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(cons
     inside = inside && first <= last;
     leaves = leaves || index[d].lo < 0 || index[d].hi > static_cast<long long>(view.last[d]);
     bytes += first * view.strides[d];
+    if (!kLoops[d]) continue;
     count[kFirst + d] = last - first + 1;
     stride[kFirst + d] = view.strides[d];
     // Saturates: each factor is at most 2^32.
