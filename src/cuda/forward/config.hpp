@@ -36,7 +36,6 @@ struct ForwardConfig {
   int stages_q = 1;
   int group = 1;  // query heads of one K, V head that share a tile; 1: each has its own
   bool take_turns = false;      // sm90
-  bool q_in_registers = false;  // sm80
   bool vector_o = true;         // O may be written 16 bytes at a time
   int producer_registers = 0, consumer_registers = 0;  // of a thread; sm90
 

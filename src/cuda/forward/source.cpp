@@ -49,7 +49,6 @@ std::string print_config(const ForwardConfig& c) {
   flag("kPackedK", c.packed_k);
   flag("kUsedQ", c.used_q);
   flag("kUsedK", c.used_k);
-  flag("kQInRegisters", c.q_in_registers);
   flag("kVectorO", c.vector_o);
   flag("kClearTail", c.packed_k || c.used_k);
   flag("kSplits", c.splits);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string_view>
 
 namespace attn::cuda {
@@ -10,20 +11,34 @@ namespace {
 struct Sm80Shape {
   int head_dim;  // up to this, of the larger of Q K's and V's
   int block_m, block_n, warps, stages;
-  bool q_in_registers;
   std::string_view reason;
 };
 
 // Registers of a thread hold O (block_m / warps * head_dim_v / 32), S likewise over block_n, and
-// operands; shared memory is at most 99 KB, what the smallest of these GPUs gives to a block.
-constexpr std::array<Sm80Shape, 5> kSm80Shapes{{
-    {64, 128, 64, 4, 2, false, "two blocks of threads a multiprocessor, 32 rows a warp"},
-    {96, 128, 64, 4, 1, false, "one stage: 32 rows a warp leave no room for two in 99 KB twice"},
-    {128, 128, 64, 4, 1, false, "32 rows a warp halve the traffic of K and V; 64 KB, two blocks of "
-                                "threads a multiprocessor"},
-    {192, 128, 32, 8, 1, false, "16 rows a warp: O takes 96 registers"},
-    {256, 128, 32, 8, 1, false, "16 rows a warp: O takes 128 registers; 96 KB"},
-}};
+// operands: 160 of both leave enough for any mask and score and dropout. Shared memory is at most
+// 99 KB, what the smallest of these GPUs gives to a block.
+constexpr std::array kSm80Shapes{
+    Sm80Shape{64, 128, 64, 4, 2,
+              "32 rows a warp halve the traffic of K and V; 48 KB, two blocks of "
+              "threads a multiprocessor"},
+    Sm80Shape{96, 128, 32, 4, 2,
+              "32 rows a warp; 64 keys would take 160 registers and dropout does "
+              "not fit beside them; 48 KB"},
+    Sm80Shape{128, 128, 32, 4, 2, "32 rows a warp, so 32 keys: O takes 128 registers; 64 KB"},
+    Sm80Shape{192, 128, 64, 8, 1, "16 rows a warp: O takes 96 registers; 96 KB"},
+    Sm80Shape{256, 128, 32, 8, 1, "16 rows a warp: O takes 128 registers; 96 KB"},
+};
+// For up to 64 rows of Q, as in decoding, which wait for K and V: more bytes in flight.
+constexpr int kFewRows = 64;
+constexpr std::array kSm80FewRowsShapes{
+    Sm80Shape{128, kFewRows, 64, 4, 2, "few rows; 80 KB, two tiles of K and V in flight"},
+    Sm80Shape{256, kFewRows, 64, 4, 1, "few rows; 96 KB"},
+};
+
+std::span<const Sm80Shape> sm80_shapes(const Problem& p) {
+  if (p.seqlen_q * (p.heads_q / p.heads_k) <= kFewRows) return kSm80FewRowsShapes;
+  return kSm80Shapes;
+}
 
 constexpr int kSimtThreads = 128, kSimtBlockN = 64, kSimtPiece = 64, kSimtPad = 4;
 
@@ -38,14 +53,14 @@ bool shape_portable(ForwardConfig& config, const Problem& p, Arch) {
     config.stages = 1;
     config.reason = "float32 arithmetic without tensor cores";
   } else {
-    const auto* shape = std::find_if(kSm80Shapes.begin(), kSm80Shapes.end(),
-                                     [&](const Sm80Shape& s) { return widest <= s.head_dim; });
-    if (shape == kSm80Shapes.end()) return false;
+    const auto shapes = sm80_shapes(p);
+    const auto shape = std::find_if(shapes.begin(), shapes.end(),
+                                    [&](const Sm80Shape& s) { return widest <= s.head_dim; });
+    if (shape == shapes.end()) return false;
     config.block_m = shape->block_m;
     config.block_n = shape->block_n;
     config.warps = shape->warps;
     config.stages = shape->stages;
-    config.q_in_registers = shape->q_in_registers;
     config.reason = shape->reason;
   }
   config.group = packed_group(p, config.block_m, config.block_m);

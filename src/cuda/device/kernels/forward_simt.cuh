@@ -136,7 +136,7 @@ struct ForwardSimt {
   template <int kA, int kB>
   static __device__ __forceinline__ void multiply(float (&d)[kRows][4], const float* a,
                                                   const float* b, int count) {
-#pragma unroll 8
+#pragma unroll(kPieces > 4 ? 4 : 8)  // compile time
     for (int step = 0; step < count; ++step) {
       float x[kRows];
 #pragma unroll
