@@ -120,7 +120,7 @@ std::int64_t ForwardConfig::shared_bytes() const noexcept {
   const std::int64_t qs = std::int64_t{stages_q} * warps / 4;
   const std::int64_t barriers = 16 * qs + 32 * stages + 64;
   return qs * 64 * 128 * panels_k + std::int64_t{stages} * block_n * 128 * (panels_k + panels_v) +
-         round_up(static_cast<int>(barriers), 16) + std::int64_t{4} * (32 + 16 * warps / 4);
+         round_up(static_cast<int>(barriers), 16) + std::int64_t{4} * (48 + 16 * warps / 4);
 }
 
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,

@@ -9,13 +9,13 @@ namespace attn::cuda {
 // thread holds O (head_dim_v / 2), S (block_n / 2) and P (block_n / 4).
 std::span<const ForwardSm90Shape> forward_sm90_shapes() {
   static constexpr std::array<ForwardSm90Shape, 5> kShapes{{
-      {64, 3, 112, 4, 2, true,
-       "three warpgroups hide the exponentials, which take as long as the products; 112 keys are "
-       "what 160 registers hold"},
-      {96, 2, 128, 2, 2, true, "two warpgroups of 232 registers; 64 rows x 128 keys each"},
-      {128, 2, 128, 2, 2, true, "as 96; a second stage of Q fits beside two of K and V"},
-      {192, 2, 96, 2, 1, true, "96 keys: Q and two stages of K and V fill 192 KB"},
-      {256, 2, 80, 2, 1, true, "80 keys: Q and two stages of K and V fill 224 KB"},
+      {64, 3, 128, 4, 2, true,
+       "three warpgroups of 160 registers hide the exponentials, which take as long as the products; "
+       "112 keys would leave no spill, but cut lengths that are powers of two badly"},
+      {96, 2, 128, 2, 2, false, "two warpgroups of 232 registers; 64 rows x 128 keys each"},
+      {128, 2, 128, 2, 2, false, "as 96; a second stage of Q fits beside two of K and V"},
+      {192, 2, 96, 2, 1, false, "96 keys: Q and two stages of K and V fill 192 KB"},
+      {256, 2, 80, 2, 1, false, "80 keys: Q and two stages of K and V fill 224 KB"},
   }};
   return kShapes;
 }

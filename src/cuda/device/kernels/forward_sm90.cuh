@@ -43,7 +43,7 @@ struct ForwardSm90Layout {
   static constexpr int kFullV = kEmptyK + 8 * C::kStages, kEmptyV = kFullV + 8 * C::kStages;
   // The tiles at hand, from the producer to the consumers, which hold two: the one that ends and the
   // one that begins.
-  static constexpr int kTileStages = 4, kTileBytes = 32 + 16 * C::kConsumers;
+  static constexpr int kTileStages = 4, kTileBytes = 48 + 16 * C::kConsumers;
   static constexpr int kFullTile = kEmptyV + 8 * C::kStages;
   static constexpr int kEmptyTile = kFullTile + 8 * kTileStages;
   static constexpr int kTileAt = (kEmptyTile + 8 * kTileStages + 15) / 16 * 16;
@@ -107,6 +107,7 @@ struct ForwardSm90 {
     store_shared(at, {w.row0, w.head, w.sequence.batch, w.split});
     store_shared(at + 16, {w.sequence.row_q, w.sequence.rows_q, w.sequence.length_q,
                            w.sequence.length_k});
+    if constexpr (C::kPackedK) store_shared(at + 32, {w.sequence.row_k, 0, 0, 0});
   }
   __device__ __forceinline__ Work get(int slot) const {
     const Int4 a = load_shared(slot_address(slot));
@@ -120,6 +121,7 @@ struct ForwardSm90 {
       w.sequence.length_q = b.z;
       w.sequence.length_k = b.w;
     }
+    if constexpr (C::kPackedK) w.sequence.row_k = load_shared(slot_address(slot) + 32).x;
     w.sequence.batch = a.z;
     set_range(w);
     return w;
@@ -166,7 +168,7 @@ struct ForwardSm90 {
 
   // The first blocks of keys as each consumer sees them, so that consumers begin at once.
   __device__ __forceinline__ unsigned window_address(int slot, int of_consumer) const {
-    return slot_address(slot) + 32 + static_cast<unsigned>(16 * of_consumer);
+    return slot_address(slot) + 48 + static_cast<unsigned>(16 * of_consumer);
   }
   __device__ __forceinline__ void put_windows(int slot, const Work& w, const Blocks& list) const {
     if constexpr (Expressions::kHasMask) {
@@ -234,51 +236,33 @@ struct ForwardSm90 {
     prefetch_tensor_map(maps.v);
     const bool leader = threadIdx.x % 32 == 0;
     TileDealer dealer(p);
-    unsigned tiles = 0, queries = 0, keys = 0, values = 0;  // loaded so far
-    while (true) {
-      const int slot = TileRing::stage(tiles);
-      Work w{};
-      w.row0 = -1;
+    unsigned tiles = 0, queries = 0, keys = 0, values = 0;  // given out, loaded so far
+    const auto load_all_q = [&](int slot) {
       if (leader) {
-        const int index = dealer.next();
-        if (index < p.num_tiles) w = work_at(index);
-        mbarrier_wait(barrier(Layout::kEmptyTile, slot), TileRing::parity(tiles) ^ 1);
-        put(slot, w);
+        const Work w = get(slot);
+        for (int c = 0; c < C::kConsumers; ++c) load_q(w, c, queries);
       }
-      __syncwarp();
-      ++tiles;
-      const int row_k = __shfl_sync(~0u, w.sequence.row_k, 0);
-      w = get(slot);
-      w.sequence.row_k = row_k;
-      Blocks list;
-      if (w.row0 >= 0) {
-        list = Blocks(*this, slot);
-        put_windows(slot, w, list);
-      }
-      if (leader) mbarrier_arrive(barrier(Layout::kFullTile, slot));
-      if (w.row0 < 0) break;
-      if (!list.more()) continue;
-      // A second place for Q is free already, so it comes first and arrives while the tile before
-      // ends; a single one is given back last.
-      const auto load_all_q = [&] {
-        if (leader) {
-          for (int c = 0; c < C::kConsumers; ++c) load_q(w, c, queries);
-        }
-      };
-      if constexpr (C::kStagesQ > 1) load_all_q();
+      ++queries;
+    };
+    Work w{};
+    Blocks list;  // of the tile at hand; empty before the first
+    while (true) {
+      Blocks next;
       int previous = -1;
+      bool fetched = false;
       while (true) {
         const bool has_next = list.more();
         const int block = list.block();
-        if (leader && has_next) {
-          wait_empty(Layout::kEmptyK, keys);
-          const int stage = KeyRing::stage(keys);
-          load_keys<Layout::kPanelsK, Layout::kKAt, Layout::kK>(maps.k, w, block, stage,
-                                                                barrier(Layout::kFullK, stage));
+        if (has_next) {
+          if (leader) {
+            wait_empty(Layout::kEmptyK, keys);
+            const int stage = KeyRing::stage(keys);
+            load_keys<Layout::kPanelsK, Layout::kKAt, Layout::kK>(
+                maps.k, w, block, stage, barrier(Layout::kFullK, stage));
+          }
+          if (C::kStagesQ == 1 && previous < 0) load_all_q(TileRing::stage(tiles - 1));
         }
-        if (previous < 0) {
-          if constexpr (C::kStagesQ == 1) load_all_q();
-        } else {
+        if (previous >= 0) {
           if (leader) {
             wait_empty(Layout::kEmptyV, values);
             const int stage = KeyRing::stage(values);
@@ -287,12 +271,37 @@ struct ForwardSm90 {
           }
           ++values;
         }
+        if (!fetched && (previous >= 0 || !has_next)) {
+          // The next tile goes to the consumers. A second place for Q is given back as this tile begins,
+          // so that Q of the next has all of this one to arrive.
+          fetched = true;
+          const int slot = TileRing::stage(tiles);
+          if (leader) {
+            const int index = dealer.next();
+            mbarrier_wait(barrier(Layout::kEmptyTile, slot), TileRing::parity(tiles) ^ 1);
+            Work later{};
+            later.row0 = -1;
+            if (index < p.num_tiles) later = work_at(index);
+            put(slot, later);
+          }
+          __syncwarp();
+          ++tiles;
+          const Work later = get(slot);
+          if (later.row0 >= 0) {
+            next = Blocks(*this, slot);
+            put_windows(slot, later, next);
+          }
+          if (leader) mbarrier_arrive(barrier(Layout::kFullTile, slot));
+          if (C::kStagesQ > 1 && next.more()) load_all_q(slot);
+        }
         if (!has_next) break;
         ++keys;
         previous = block;
-        list.advance(*this, slot);
+        list.advance(*this, TileRing::stage(fetched ? tiles - 2 : tiles - 1));
       }
-      ++queries;
+      w = get(TileRing::stage(tiles - 1));
+      if (w.row0 < 0) break;
+      list = next;
     }
     if (leader) dealer.finish();
   }
@@ -304,8 +313,16 @@ struct ForwardSm90 {
     float s[C::kBlockN / 2];
     unsigned probability[C::kBlockN / 4];
     OnlineSoftmax softmax;
-    // So far: blocks whose S was computed, tiles of Q that were released, tiles begun.
-    unsigned blocks = 0, queries = 0, tiles = 0;
+    unsigned blocks = 0;  // whose S was computed so far
+    // Tiles of Q that were released (high half) and tiles begun (low half) so far; each wraps in its
+    // half, a multiple of the rings' lengths.
+    unsigned counts = 0;
+    __device__ __forceinline__ unsigned queries() const { return counts >> 16; }
+    __device__ __forceinline__ unsigned tiles() const { return counts & 0xffff; }
+    __device__ __forceinline__ void next_query() { counts += 0x10000; }
+    __device__ __forceinline__ void next_tile() {
+      counts = (counts & 0xffff0000) | ((counts + 1) & 0xffff);
+    }
   };
 
   // One tile as a consumer sees it.
@@ -469,21 +486,21 @@ struct ForwardSm90 {
   }
 
   __device__ __forceinline__ int q_slot(const Consumer& c) const {
-    return consumer() * C::kStagesQ + QueryRing::stage(c.queries);
+    return consumer() * C::kStagesQ + QueryRing::stage(c.queries());
   }
 
   __device__ __forceinline__ Own next_tile(Consumer& c) const {
-    const int slot = TileRing::stage(c.tiles);
-    mbarrier_wait(barrier(Layout::kFullTile, slot), TileRing::parity(c.tiles));
-    ++c.tiles;
+    const int slot = TileRing::stage(c.tiles());
+    mbarrier_wait(barrier(Layout::kFullTile, slot), TileRing::parity(c.tiles()));
+    c.next_tile();
     return own_at(slot);
   }
   // Slots of the tile begun last and of the one before.
   static __device__ __forceinline__ int slot_now(const Consumer& c) {
-    return TileRing::stage(c.tiles - 1);
+    return TileRing::stage(c.tiles() - 1);
   }
   static __device__ __forceinline__ int slot_before(const Consumer& c) {
-    return TileRing::stage(c.tiles - 2);
+    return TileRing::stage(c.tiles() - 2);
   }
   __device__ __forceinline__ Blocks blocks(const Consumer& c, const Own& t) const {
     if (!t.exists) return {};
@@ -509,11 +526,11 @@ struct ForwardSm90 {
   }
 
   __device__ __forceinline__ void wait_q(const Consumer& c) const {
-    mbarrier_wait(barrier(Layout::kFullQ, q_slot(c)), QueryRing::parity(c.queries));
+    mbarrier_wait(barrier(Layout::kFullQ, q_slot(c)), QueryRing::parity(c.queries()));
   }
   __device__ __forceinline__ void release_q(Consumer& c) const {
     arrive(Layout::kEmptyQ, q_slot(c));
-    ++c.queries;
+    c.next_query();
   }
 
   // Tiles follow each other without a gap: S of the first block of the next tile is computed beside
@@ -548,11 +565,11 @@ struct ForwardSm90 {
   // that this warpgroup works on. Leaves in `t` the tile after the last one done.
   __device__ __forceinline__ void attend(Consumer& c, Own& t,
                                          Blocks& list) const {
-    float alpha[2], factor[2];
+    float factor[2];       // of O: of the tile that ends, or of a step of the online softmax
     int used = 0;          // keys in use of the block whose P waits for its V
     bool pending = false;  // there is such a block
     bool add = false;      // O holds earlier blocks of the tile
-    bool k_ready = false, v_ready = false;
+    bool k_ready = false;
     while (true) {
       const bool begins = !pending || !list.more();
       if (pending && begins) {
@@ -576,7 +593,7 @@ struct ForwardSm90 {
       // In the first round there is no P yet: what is multiplied then is overwritten by the next product,
       // which does not add. A branch around the product would make the assembler wait for each.
       if (pending) {
-        if (!v_ready) wait_full(Layout::kFullV, c.blocks - 1);
+        wait_full(Layout::kFullV, c.blocks - 1);
         clear_tail(c, used);
       }
       wgmma_fence();
@@ -594,7 +611,12 @@ struct ForwardSm90 {
       bool good = true;
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
       if (careful) {
+        float alpha[2];
         softmax_raised(c, t, block, mixed, alpha);
+        if (!begins) {
+          factor[0] = alpha[0];
+          factor[1] = alpha[1];
+        }
       } else {
         apply_score(c, t, block);
         good = c.softmax.template exponentiate<false, C::kPolynomial>(c.s, exponent_scale());
@@ -609,18 +631,18 @@ struct ForwardSm90 {
             c.s, shared + Layout::kQAt + q_slot(c) * Layout::kQ,
             static_cast<int>(threadIdx.x % 128 / 32) * 16, 8192,
             shared + Layout::kKAt + KeyRing::stage(c.blocks) * Layout::kK, Layout::kPanelBytes);
-        softmax_raised(c, t, block, false, alpha);
+        softmax_raised(c, t, block, false, factor);
       }
       arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
       if (pending) arrive(Layout::kEmptyV, KeyRing::stage(c.blocks - 1));
       ++c.blocks;
       k_ready = is_full(Layout::kFullK, c.blocks);
-      v_ready = is_full(Layout::kFullV, c.blocks - 1);
+
       if (pending && begins) {
         finish(c, slot_before(c), factor);
-      } else if (careful || !good) {
+      } else if (!begins && (careful || !good)) {
 #pragma unroll
-        for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= alpha[i / 2 % 2];
+        for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
       }
       add = !begins;
       pending = true;
