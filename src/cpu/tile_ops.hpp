@@ -37,8 +37,14 @@ struct DropoutTile {
 
 struct TileOps {
   InstructionSet isa;
-  DType operand;  // f32 or bf16
-  int rows;       // of a Q block
+  DType operand;     // f32 or bf16
+  int rows;          // of a Q block
+  int dim_multiple;  // head sizes (of Q, K and of V) that the operands may have
+
+  // A thread calls enter before and leave after the forward verbs of a task, where they are not
+  // null (TileState does): AMX keeps a tile configuration a thread.
+  void (*enter)();
+  void (*leave)();
 
   // --- Packing. A null row pointer packs zeros. source: dtype of the rows. dim: elements of a row.
   // --- q_t [dim][rows] (bf16: [ceil(dim / 2)][rows] pairs) <- scale * row; bf16 operands take
@@ -47,7 +53,8 @@ struct TileOps {
                  void* q_t);
   // k [keys][leading_dim(dim)] (bf16: the same bytes halved) <- rows.
   void (*pack_k)(const std::byte* const* row, int keys, int dim, DType source, void* k);
-  // v as k for f32; bf16: [ceil(keys / 2)][leading_dim(dim)] pairs of consecutive keys.
+  // v as k for f32; bf16: [ceil(keys / 2)][leading_dim(dim)] pairs of consecutive keys; AMX: V^T,
+  // and both up to the end of a block of 32 keys.
   void (*pack_v)(const std::byte* const* row, int keys, int dim, DType source, void* v);
   // row[r][0, dim) <- o_t[dim][r] * factor[r], rounded to `target`; null rows are skipped.
   void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
@@ -108,13 +115,31 @@ struct TileOps {
   double (*peak_flops)(double seconds);
 };
 
-// The table for an instruction set that is available; operand bf16 only for avx512_bf16.
+// enter() and leave() of a task.
+class TileState {
+ public:
+  explicit TileState(const TileOps& ops) : leave_(ops.leave) {
+    if (ops.enter != nullptr) ops.enter();
+  }
+  ~TileState() {
+    if (leave_ != nullptr) leave_();
+  }
+  TileState(const TileState&) = delete;
+  TileState& operator=(const TileState&) = delete;
+
+ private:
+  void (*leave_)();
+};
+
+// The table for an instruction set that is available; operand bf16 only for avx512_bf16 and
+// amx_bf16.
 const TileOps& tile_ops(InstructionSet isa, DType operand);
 
-// Whether VDPBF16PS outruns the f32 FMA on this CPU. AMD Zen 4 and 5 issue as many of either in a
-// cycle, twice the flops; Intel Sapphire Rapids and later issue one VDPBF16PS every four FMA slots
-// (measured: 125 against 250 GFLOP/s a core; AMX is its unit for bf16).
-bool fast_bf16_products();
+// Whether the instruction set multiplies bf16 operands; only_fast: and outruns its f32 FMA. AMD Zen
+// 4 and 5 issue as many VDPBF16PS as FMA in a cycle, twice the flops; Intel Sapphire Rapids and
+// later issue one VDPBF16PS every four FMA slots (measured: 125 against 250 GFLOP/s a core; AMX is
+// its unit for bf16).
+bool has_bf16_products(InstructionSet isa, bool only_fast);
 // `wanted`, or the best there is for automatic. Throws Error(unavailable).
 InstructionSet best_instruction_set(InstructionSet wanted);
 
