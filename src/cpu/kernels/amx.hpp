@@ -7,6 +7,7 @@
 
 #include "cpu/kernels/bf16_pairs.hpp"
 #include "cpu/kernels/peak.hpp"
+#include "cpu/kernels/softmax.hpp"
 
 namespace attn::cpu::ATTN_ISA {
 
@@ -129,15 +130,60 @@ static void scores_amx(const void* q_t, const void* k, int keys, int dim, float*
   if (row_max_out != nullptr) row_max(s, keys, row_max_out);
 }
 
+// 2^y for y <= 0, within 1.1e-7: 2^(y - floor y) by a minimax polynomial of degree 5 on [0, 1) with
+// constant term 1, then scalef, which takes the floor itself. Nine operations, where exp2() takes
+// eleven and a half: rounding occupies both of Intel's ports, the reduction one. -inf gives 0.
+ATTN_INLINE F exp2_negative(F y) {
+  const F f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  F p = fma(set1(1.8671300724e-3f), f, set1(9.0170303159e-3f));
+  p = fma(p, f, set1(5.5799913110e-2f));
+  p = fma(p, f, set1(2.4016445015e-1f));
+  p = fma(p, f, set1(6.9315131180e-1f));
+  return _mm512_scalef_ps(fma(p, f, set1(1.0f)), y);
+}
+
+// Pairs (low: even key, high: odd key) of probabilities, halves rounded up: four operations, where
+// the conversion takes two cycles. A NaN may come out as anything; l holds it.
+ATTN_INLINE U round_pairs(F even, F odd) {
+  const U low = (bit_cast<U>(even) + 0x8000u) >> 16;
+  const U high = bit_cast<U>(odd) + 0x8000u;
+  return bit_cast<U>(
+      _mm512_mask_blend_epi16(0xaaaaaaaau, bit_cast<__m512i>(low), bit_cast<__m512i>(high)));
+}
+
 static void softmax_amx(float* s, int keys, float c, const float* row_max,
                         const std::uint32_t* keep, float* m, float* l, float* alpha, void* p) {
-  softmax_bf16(s, keys, c, row_max, keep, m, l, alpha, p);
   std::uint32_t* out = static_cast<std::uint32_t*>(p);
-  for (int pair = (keys + 1) / 2; pair % (kTileDepth / 2) != 0; ++pair) {
-    for (int v = 0; v < kVectors; ++v) store(out + pair * kRows + v * kLanes, U{});
+  const F scale = set1(c);
+  for (int v = 0; v < kVectors; ++v) {
+    const int lane = v * kLanes;
+    const F maximum = new_maximum(row_max + lane, c, m + lane, alpha + lane);
+    F sum[4] = {};
+    const auto probability = [&](int j, int u) __attribute__((always_inline)) {
+      const F y = exp2_negative((load(s + j * kRows + lane) - maximum) * scale);
+      sum[u] += y;
+      return keep == nullptr ? y : keep_lanes(keep[j] >> lane, y);
+    };
+    int j = 0;
+    for (; j + 4 <= keys; j += 4) {
+#pragma GCC unroll 2
+      for (int u = 0; u < 4; u += 2) {
+        const F even = probability(j + u, u);
+        store(out + (j + u) / 2 * kRows + lane, round_pairs(even, probability(j + u + 1, u + 1)));
+      }
+    }
+    for (; j < keys; j += 2) {
+      const F even = probability(j, 0);
+      const F odd = j + 1 < keys ? probability(j + 1, 1) : F{};
+      store(out + j / 2 * kRows + lane, round_pairs(even, odd));
+    }
+    for (; j % kTileDepth != 0; j += 2) store(out + j / 2 * kRows + lane, U{});
+    const F total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    store(l + lane, fma(load(l + lane), load(alpha + lane), total));
   }
 }
 
+// P^T stays in tiles 4 to 7 while 16 dims after the other pass by.
 static void accumulate_amx(const void* p, const void* v, int keys, int dim, const float* alpha,
                            float* o_t) {
   if (alpha != nullptr) {
@@ -153,14 +199,30 @@ static void accumulate_amx(const void* p, const void* v, int keys, int dim, cons
       }
     }
   }
-  for (int d = 0; d < dim; d += kTileDepth) {
-    load_sums(o_t + d * kRows);
-    for (int key = 0; key < keys; key += kTileDepth) {
-      const std::byte* rows =
-          static_cast<const std::byte*>(v) + (std::ptrdiff_t{key} * dim + d * kTileDepth) * 2;
-      add_products(rows, 2 * kTileDepth, static_cast<const std::uint32_t*>(p) + key / 2 * kRows);
+  const std::uint32_t* pairs = static_cast<const std::uint32_t*>(p);
+  const std::byte* columns = static_cast<const std::byte*>(v);
+  const std::ptrdiff_t half = std::ptrdiff_t{dim} * kTileDepth * 2;  // bytes of 32 keys of V^T
+  load_tile<4>(pairs, kSumStride);
+  load_tile<5>(pairs + kTileRows, kSumStride);
+  const bool both = keys > kTileDepth;
+  if (both) {
+    load_tile<6>(pairs + kTileDepth / 2 * kRows, kSumStride);
+    load_tile<7>(pairs + kTileDepth / 2 * kRows + kTileRows, kSumStride);
+  }
+  for (int d = 0; d < dim; d += kTileRows, columns += 2 * kTileRows * kTileDepth) {
+    float* o = o_t + d * kRows;
+    load_tile<0>(o, kSumStride);
+    load_tile<1>(o + kTileRows, kSumStride);
+    load_tile<2>(columns, 2 * kTileDepth);
+    add_product<0, 2, 4>();
+    add_product<1, 2, 5>();
+    if (both) {
+      load_tile<3>(columns + half, 2 * kTileDepth);
+      add_product<0, 3, 6>();
+      add_product<1, 3, 7>();
     }
-    store_sums(o_t + d * kRows);
+    store_tile<0>(o, kSumStride);
+    store_tile<1>(o + kTileRows, kSumStride);
   }
 }
 

@@ -6,6 +6,7 @@
 #include "cpu/kernels/bf16_pairs.hpp"
 #include "cpu/kernels/peak.hpp"
 #include "cpu/kernels/product_f32.hpp"
+#include "cpu/kernels/softmax.hpp"
 
 namespace attn::cpu::ATTN_ISA {
 
@@ -113,6 +114,45 @@ static void accumulate_bf16(const void* p, const void* v, int keys, int dim, con
           for (int i = 0; i < kVectors; ++i) store(o_t + (d + r) * kRows + i * kLanes, acc[r][i]);
         }
       });
+}
+
+// Pairs (low: even key, high: odd key) of two rows of probabilities.
+ATTN_INLINE U interleave_bf16(F even, F odd) {
+  const auto low = widen(bit_cast<H>(_mm512_cvtneps_pbh(even)));
+  const auto high = widen(bit_cast<H>(_mm512_cvtneps_pbh(odd)));
+  return low | (high << 16);
+}
+
+// p is rounded to bf16, where a degree 3 polynomial is enough; l sums the same values before
+// rounding.
+static void softmax_bf16(float* s, int keys, float c, const float* row_max,
+                         const std::uint32_t* keep, float* m, float* l, float* alpha, void* p) {
+  std::uint32_t* out = static_cast<std::uint32_t*>(p);
+  const F scale = set1(c);
+  for (int v = 0; v < kVectors; ++v) {
+    const int lane = v * kLanes;
+    const F maximum = new_maximum(row_max + lane, c, m + lane, alpha + lane);
+    F sum[4] = {};
+    const auto probability = [&](int j, int u) __attribute__((always_inline)) {
+      if (j >= keys) return F{};
+      const F y = exp2((load(s + j * kRows + lane) - maximum) * scale);
+      sum[u] += y;
+      return keep == nullptr ? y : keep_lanes(keep[j] >> lane, y);
+    };
+    const auto step = [&](int j, int u) __attribute__((always_inline)) {
+      const F even = probability(j, u);
+      const F odd = probability(j + 1, u + 1);
+      store(out + j / 2 * kRows + lane, interleave_bf16(even, odd));
+    };
+    int j = 0;
+    for (; j + 4 <= keys; j += 4) {
+      step(j, 0);
+      step(j + 2, 2);
+    }
+    for (; j < keys; j += 2) step(j, 0);
+    const F total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    store(l + lane, fma(load(l + lane), load(alpha + lane), total));
+  }
 }
 
 static double peak_flops_bf16(double seconds) {
