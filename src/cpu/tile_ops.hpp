@@ -103,13 +103,15 @@ struct TileOps {
 
   // --- Decoding: few rows, dims in lanes, K and V read where they lie ---
   // s[key * rows + r] <- sum_d q[r][d] k[key][d] for r < count; q: f32 [count][leading_dim(dim)],
-  // zero past dim.
-  void (*decode_scores)(const float* q, int count, const std::byte* const* k, int keys, int dim,
-                        DType source, float* s);
+  // zero past dim. ahead[key]: a row of the same size to prefetch meanwhile, one a key so that
+  // loads and arithmetic overlap. Lanes up to the next power of two of count are written as well.
+  void (*decode_scores)(const float* q, int count, const std::byte* const* k,
+                        const std::byte* const* ahead, int keys, int dim, DType source, float* s);
   // o[r][d] <- alpha[r] o[r][d] + sum_key p[key * rows + r] v[key][d]; o: f32
   // [count][leading_dim(dim)].
-  void (*decode_accumulate)(const float* p, int count, const std::byte* const* v, int keys, int dim,
-                            DType source, const float* alpha, float* o);
+  void (*decode_accumulate)(const float* p, int count, const std::byte* const* v,
+                            const std::byte* const* ahead, int keys, int dim, DType source,
+                            const float* alpha, float* o);
 
   // Multiply-adds in registers for about `seconds`; returns flops done. For measure_peak_gflops.
   double (*peak_flops)(double seconds);

@@ -249,9 +249,9 @@ TEST_P(Decode, ScoresAndSumsMatchTheirDefinitions) {
         for (std::size_t j = 0; j < kKeys; ++j)
           row.push_back(bytes.data() + j * d_count * size_of(dtype));
         const std::vector<float> before(o.data(), o.data() + o.size());
-        ops().decode_scores(q.data(), count, row.data(), kKeys, dim, dtype, s.data());
-        ops().decode_accumulate(s.data(), count, row.data(), kKeys, dim, dtype, alpha.data(),
-                                o.data());
+        ops().decode_scores(q.data(), count, row.data(), row.data(), kKeys, dim, dtype, s.data());
+        ops().decode_accumulate(s.data(), count, row.data(), row.data(), kKeys, dim, dtype,
+                                alpha.data(), o.data());
         for (std::size_t r = 0; r < n; ++r) {
           for (std::size_t j = 0; j < kKeys; ++j) {
             double sum = 0;
