@@ -78,6 +78,7 @@ inline void attend(const Attention& a, const core::Sequence& sequence, int head_
     if (!packed.packed()) a.load_key_block(sequence, head_k, key0, keys, s.keys);
     const KeyBlock& block = packed.packed() ? packed.block(key0, keys) : s.keys;
     for (int i = 0; i < blocks; ++i) {
+      if (packed.packed() && key0 + kBlockK < key_end) packed.prefetch(key0 + kBlockK, i, blocks);
       QueryBlock& q = s.blocks[i];
       const expr::Coverage own = coverage == expr::Coverage::full || blocks == 1
                                      ? coverage
