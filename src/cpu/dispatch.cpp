@@ -13,14 +13,14 @@ extern const TileOps kPortableOps;
 extern const TileOps kAvx2Ops;
 extern const TileOps kAvx512Ops;
 extern const TileOps kAvx512Bf16Ops;
-extern const TileOps kAmxBf16Ops;
+extern const TileOps kAmxBf16Ops[2];
 #endif
 
 const TileOps& tile_ops(InstructionSet isa, DType operand) {
 #if defined(__x86_64__)
   switch (isa) {
     case InstructionSet::amx_bf16:
-      return operand == DType::bf16 ? kAmxBf16Ops : kAvx512Ops;
+      return kAmxBf16Ops[operand == DType::bf16 ? 1 : 0];
     case InstructionSet::avx512_bf16:
       return operand == DType::bf16 ? kAvx512Bf16Ops : kAvx512Ops;
     case InstructionSet::avx512:

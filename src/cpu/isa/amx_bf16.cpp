@@ -1,6 +1,7 @@
-// AMX tiles for bf16 operands. f32 problems run on the avx512 table.
+// AMX tiles for bf16 operands; for f32, AVX-512 as the CPUs that have AMX, all of Intel, like it.
 #define ATTN_ISA amx_bf16
 #define ATTN_VECTOR_BYTES 64
+#define ATTN_EXP2_BY_REDUCTION
 #include "cpu/kernels/amx.hpp"
 #include "cpu/kernels/table.hpp"
 
@@ -25,6 +26,6 @@ static constexpr TileOps amx_ops() {
 
 }  // namespace amx_bf16
 
-extern const TileOps kAmxBf16Ops;
-const TileOps kAmxBf16Ops = amx_bf16::amx_ops();
+extern const TileOps kAmxBf16Ops[2];  // f32 and bf16 operands
+const TileOps kAmxBf16Ops[2] = {amx_bf16::f32_ops(InstructionSet::amx_bf16), amx_bf16::amx_ops()};
 }  // namespace attn::cpu
