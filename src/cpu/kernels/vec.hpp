@@ -136,8 +136,8 @@ ATTN_INLINE F exp2_unit(F f) {
 // 2^y for y <= 127; -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0.
 ATTN_INLINE F exp2(F y) {
 #if defined(ATTN_EXP2_BY_REDUCTION)
-  // Ten operations and not thirteen on Intel's two 512-bit ports: rounding is two and a half, the
-  // reduction y - floor(y) one, and scalef takes the floor of y itself.
+  // Eight slots of Intel's two 512-bit ports, not ten and a half: rounding takes two and a half and
+  // the difference one, the reduction y - floor(y) one, and scalef takes the floor of y itself.
   return _mm512_scalef_ps(exp2_unit(_mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)),
                           y);
 #elif ATTN_VECTOR_BYTES == 64
