@@ -237,6 +237,28 @@ struct ForwardSm90 {
     const bool leader = threadIdx.x % 32 == 0;
     TileDealer dealer(p);
     unsigned tiles = 0, queries = 0, keys = 0, values = 0;  // given out, loaded so far
+    // The next tile goes to the consumers; its blocks of keys are returned.
+    const auto fetch = [&] {
+      const int slot = TileRing::stage(tiles);
+      if (leader) {
+        const int index = dealer.next();
+        mbarrier_wait(barrier(Layout::kEmptyTile, slot), TileRing::parity(tiles) ^ 1);
+        Work w{};
+        w.row0 = -1;
+        if (index < p.num_tiles) w = work_at(index);
+        put(slot, w);
+      }
+      __syncwarp();
+      ++tiles;
+      Blocks list;
+      const Work w = get(slot);
+      if (w.row0 >= 0) {
+        list = Blocks(*this, slot);
+        put_windows(slot, w, list);
+      }
+      if (leader) mbarrier_arrive(barrier(Layout::kFullTile, slot));
+      return list;
+    };
     const auto load_all_q = [&](int slot) {
       if (leader) {
         const Work w = get(slot);
@@ -244,25 +266,27 @@ struct ForwardSm90 {
       }
       ++queries;
     };
-    Work w{};
-    Blocks list;  // of the tile at hand; empty before the first
+    Blocks list = fetch();
+    if (C::kStagesQ > 1 && list.more()) load_all_q(TileRing::stage(tiles - 1));
     while (true) {
+      const int slot = TileRing::stage(tiles - 1);
+      const Work w = get(slot);
+      if (w.row0 < 0) break;
       Blocks next;
-      int previous = -1;
       bool fetched = false;
-      while (true) {
+      int previous = -1;
+      while (previous >= 0 || list.more()) {
         const bool has_next = list.more();
         const int block = list.block();
-        if (has_next) {
-          if (leader) {
-            wait_empty(Layout::kEmptyK, keys);
-            const int stage = KeyRing::stage(keys);
-            load_keys<Layout::kPanelsK, Layout::kKAt, Layout::kK>(
-                maps.k, w, block, stage, barrier(Layout::kFullK, stage));
-          }
-          if (C::kStagesQ == 1 && previous < 0) load_all_q(TileRing::stage(tiles - 1));
+        if (leader && has_next) {
+          wait_empty(Layout::kEmptyK, keys);
+          const int stage = KeyRing::stage(keys);
+          load_keys<Layout::kPanelsK, Layout::kKAt, Layout::kK>(maps.k, w, block, stage,
+                                                                barrier(Layout::kFullK, stage));
         }
-        if (previous >= 0) {
+        if (previous < 0) {
+          if constexpr (C::kStagesQ == 1) load_all_q(slot);
+        } else {
           if (leader) {
             wait_empty(Layout::kEmptyV, values);
             const int stage = KeyRing::stage(values);
@@ -270,37 +294,23 @@ struct ForwardSm90 {
                 maps.v, w, previous, stage, barrier(Layout::kFullV, stage));
           }
           ++values;
-        }
-        if (!fetched && (previous >= 0 || !has_next)) {
-          // The next tile goes to the consumers. A second place for Q is given back as this tile begins,
-          // so that Q of the next has all of this one to arrive.
-          fetched = true;
-          const int slot = TileRing::stage(tiles);
-          if (leader) {
-            const int index = dealer.next();
-            mbarrier_wait(barrier(Layout::kEmptyTile, slot), TileRing::parity(tiles) ^ 1);
-            Work later{};
-            later.row0 = -1;
-            if (index < p.num_tiles) later = work_at(index);
-            put(slot, later);
+          if (C::kStagesQ > 1 && !fetched) {
+            // The second place for Q is given back as this tile begins: Q of the next has all of this
+            // one to arrive.
+            next = fetch();
+            fetched = true;
+            if (next.more()) load_all_q(TileRing::stage(tiles - 1));
           }
-          __syncwarp();
-          ++tiles;
-          const Work later = get(slot);
-          if (later.row0 >= 0) {
-            next = Blocks(*this, slot);
-            put_windows(slot, later, next);
-          }
-          if (leader) mbarrier_arrive(barrier(Layout::kFullTile, slot));
-          if (C::kStagesQ > 1 && next.more()) load_all_q(slot);
         }
         if (!has_next) break;
         ++keys;
         previous = block;
-        list.advance(*this, TileRing::stage(fetched ? tiles - 2 : tiles - 1));
+        list.advance(*this, slot);
       }
-      w = get(TileRing::stage(tiles - 1));
-      if (w.row0 < 0) break;
+      if (!fetched) {
+        next = fetch();
+        if (C::kStagesQ > 1 && next.more()) load_all_q(TileRing::stage(tiles - 1));
+      }
       list = next;
     }
     if (leader) dealer.finish();
