@@ -1,6 +1,6 @@
-// Causal attention of 16 heads over 4096 positions on a GPU. No CUDA header is needed: device memory
-// and stream come from the caller. The program itself, which has neither, says how the problem
-// would run here, or why it cannot.
+// Causal attention of 16 heads over 4096 positions on a GPU, without a CUDA header: device memory
+// and stream come from the caller of attend(). main() has neither; it says how the problem would
+// run here, or why it cannot.
 #include <attn/attn.hpp>
 #include <cstdio>
 
