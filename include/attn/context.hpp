@@ -34,7 +34,14 @@ std::shared_ptr<Executor> make_thread_pool(int threads = 0);
 // The pool used when a Context has none: made at first use with make_thread_pool(0).
 std::shared_ptr<Executor> default_executor();
 
-enum class InstructionSet : std::uint8_t { automatic, portable, avx2, avx512, avx512_bf16 };
+enum class InstructionSet : std::uint8_t {
+  automatic,
+  portable,
+  avx2,
+  avx512,
+  avx512_bf16,
+  amx_bf16
+};
 std::string_view name(InstructionSet isa) noexcept;
 InstructionSet parse_instruction_set(std::string_view text);
 

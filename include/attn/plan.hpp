@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -83,6 +84,8 @@ struct Plan {
                                      // Context::workspace must have, nothing is allocated
   Launch launch{};
   std::string kernel{};  // PlanOptions::kernel
+  // What the backend keeps between runs (compiled kernels); copies of a plan share it. Thread-safe.
+  std::shared_ptr<void> state{};
   double flops = 0;  // useful: 4 d per visible (query, key) forward, 10 d backward (for d == d_v);
                      // upper bound by tiles where the mask reads buffers
   double bytes = 0;  // inputs and outputs, each moved once

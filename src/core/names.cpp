@@ -30,6 +30,7 @@ constexpr core::EnumName<InstructionSet> kInstructionSets[] = {
     {InstructionSet::avx2, "avx2"},
     {InstructionSet::avx512, "avx512"},
     {InstructionSet::avx512_bf16, "avx512_bf16"},
+    {InstructionSet::amx_bf16, "amx_bf16"},
 };
 
 }  // namespace

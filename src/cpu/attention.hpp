@@ -103,6 +103,14 @@ class Attention {
   expr::Tile tile(const core::Sequence& sequence, int head_k, std::int64_t row0,
                   std::int64_t count) const;
   expr::Coverage coverage(expr::Tile rows, int key0, int keys) const;
+  // Keys of a mixed tile without its second half where no row sees that: on the diagonal of a
+  // causal mask every other Q block needs half a K block.
+  int visible_keys(const expr::Tile& rows, int key0, int keys) const {
+    constexpr int kHalf = kBlockK / 2;
+    const bool half =
+        keys > kHalf && coverage(rows, key0 + kHalf, keys - kHalf) == expr::Coverage::empty;
+    return half ? kHalf : keys;
+  }
 
   // t.s <- masked, modified scores in the units that softmax() takes with factor c(); t.row_max
   // with them.

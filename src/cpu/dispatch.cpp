@@ -13,11 +13,14 @@ extern const TileOps kPortableOps;
 extern const TileOps kAvx2Ops;
 extern const TileOps kAvx512Ops;
 extern const TileOps kAvx512Bf16Ops;
+extern const TileOps kAmxBf16Ops[2];
 #endif
 
 const TileOps& tile_ops(InstructionSet isa, DType operand) {
 #if defined(__x86_64__)
   switch (isa) {
+    case InstructionSet::amx_bf16:
+      return kAmxBf16Ops[operand == DType::bf16 ? 1 : 0];
     case InstructionSet::avx512_bf16:
       return operand == DType::bf16 ? kAvx512Bf16Ops : kAvx512Ops;
     case InstructionSet::avx512:
@@ -33,10 +36,13 @@ const TileOps& tile_ops(InstructionSet isa, DType operand) {
   return kPortableOps;
 }
 
-bool fast_bf16_products() {
+bool has_bf16_products(InstructionSet isa, bool only_fast) {
 #if defined(__x86_64__)
-  return __builtin_cpu_is("amd") != 0;
+  if (isa == InstructionSet::amx_bf16) return true;
+  return isa == InstructionSet::avx512_bf16 && (!only_fast || __builtin_cpu_is("amd") != 0);
 #else
+  (void)isa;
+  (void)only_fast;
   return false;
 #endif
 }
@@ -59,9 +65,9 @@ namespace attn {
 
 double measure_peak_gflops(DType dtype, const Context& context, double seconds) {
   const InstructionSet isa = cpu::best_instruction_set(context.isa);
-  const bool pairs = dtype == DType::bf16 && isa == InstructionSet::avx512_bf16 &&
-                     (context.isa != InstructionSet::automatic || cpu::fast_bf16_products());
-  const cpu::TileOps& ops = cpu::tile_ops(isa, pairs ? DType::bf16 : DType::f32);
+  const bool bf16 =
+      dtype == DType::bf16 && cpu::has_bf16_products(isa, context.isa == InstructionSet::automatic);
+  const cpu::TileOps& ops = cpu::tile_ops(isa, bf16 ? DType::bf16 : DType::f32);
   const std::shared_ptr<Executor> executor =
       context.executor != nullptr ? context.executor : default_executor();
   std::mutex mutex;

@@ -9,6 +9,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace attn {
@@ -26,13 +30,27 @@ Registers cpuid(std::uint32_t leaf, std::uint32_t subleaf) {
   return r;
 }
 
-// Register state that the operating system saves: bit 1 xmm, 2 ymm, 5 to 7 opmask and zmm.
+// Register state that the operating system saves: bit 1 xmm, 2 ymm, 5 to 7 opmask and zmm, 17 and
+// 18 AMX tiles.
 std::uint64_t saved_state() {
   constexpr std::uint32_t kOsxsave = 1u << 27;
   if ((cpuid(1, 0).ecx & kOsxsave) == 0) return 0;
   std::uint32_t low = 0, high = 0;
   asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return std::uint64_t{high} << 32 | low;
+}
+
+// Linux gives a process the 8 KB of AMX tiles on request, once, for all its threads. Refused when
+// an alternate signal stack is too small for them.
+bool tiles_permitted() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // its bit in the saved state
+  static const bool permitted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return permitted;
+#else
+  return false;
+#endif
 }
 
 struct Feature {
@@ -51,6 +69,8 @@ constexpr Feature kFeatures[] = {
     {"avx512bw", 7, 0, &Registers::ebx, 30, InstructionSet::avx512},
     {"avx512vl", 7, 0, &Registers::ebx, 31, InstructionSet::avx512},
     {"avx512_bf16", 7, 1, &Registers::eax, 5, InstructionSet::avx512_bf16},
+    {"amx_tile", 7, 0, &Registers::edx, 24, InstructionSet::amx_bf16},
+    {"amx_bf16", 7, 0, &Registers::edx, 22, InstructionSet::amx_bf16},
 };
 
 // Empty when the set is available.
@@ -65,11 +85,15 @@ std::string missing(InstructionSet isa) {
     }
   }
   if (!features.empty()) return fmt::format("the CPU lacks {}", features);
-  const std::uint64_t needed = isa == InstructionSet::avx2 ? 0x6 : 0xe6;
+  const bool tiles = isa == InstructionSet::amx_bf16;
+  const std::uint64_t needed = isa == InstructionSet::avx2 ? 0x6 : tiles ? 0x600e6 : 0xe6;
   if ((saved_state() & needed) != needed) {
     return fmt::format("the operating system does not save its {} registers",
-                       isa == InstructionSet::avx2 ? "ymm" : "zmm");
+                       isa == InstructionSet::avx2 ? "ymm"
+                       : tiles                     ? "tile"
+                                                   : "zmm");
   }
+  if (tiles && !tiles_permitted()) return "the operating system does not permit AMX tiles";
   return {};
 }
 
@@ -85,8 +109,9 @@ std::string missing(InstructionSet isa) {
 
 std::vector<InstructionSetInfo> instruction_sets() {
   std::vector<InstructionSetInfo> sets;
-  for (const InstructionSet isa : {InstructionSet::portable, InstructionSet::avx2,
-                                   InstructionSet::avx512, InstructionSet::avx512_bf16}) {
+  for (const InstructionSet isa :
+       {InstructionSet::portable, InstructionSet::avx2, InstructionSet::avx512,
+        InstructionSet::avx512_bf16, InstructionSet::amx_bf16}) {
     const std::string reason = missing(isa);
     sets.push_back({isa, reason.empty(), reason});
   }

@@ -155,17 +155,24 @@ Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Contex
   phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
 
   const bool decode = plan.algorithm == Algorithm::flash_decoding && has_few_rows(problem);
-  if (problem.dtype == DType::bf16 && plan.isa == InstructionSet::avx512_bf16 &&
+  if (problem.dtype == DType::bf16 && has_bf16_products(plan.isa, false) &&
       phase == Phase::forward && !decode && plan.algorithm != Algorithm::standard) {
+    const int multiple = tile_ops(plan.isa, DType::bf16).dim_multiple;
     // A scale that is not positive cannot be applied after the row maximum is taken.
     if (problem.scale() <= 0) {
       plan.reasons.emplace_back("f32 operands: bf16 operands need a softmax_scale above 0");
-    } else if (context.isa == InstructionSet::automatic && !fast_bf16_products()) {
+    } else if (problem.head_dim % multiple != 0 || problem.head_dim_v % multiple != 0) {
+      plan.reasons.push_back("f32 operands: bf16 tiles need head sizes that are multiples of " +
+                             std::to_string(multiple));
+    } else if (!has_bf16_products(plan.isa, context.isa == InstructionSet::automatic)) {
       plan.reasons.emplace_back(
           "f32 operands: this CPU's VDPBF16PS does less work in a cycle than its f32 FMA");
     } else {
       plan.compute = DType::bf16;
-      plan.reasons.emplace_back("bf16 operands: VDPBF16PS does twice the work of an f32 FMA");
+      plan.reasons.emplace_back(
+          plan.isa == InstructionSet::amx_bf16
+              ? "bf16 operands: TDPBF16PS does sixteen times the work of an f32 FMA in a cycle"
+              : "bf16 operands: VDPBF16PS does twice the work of an f32 FMA");
     }
   }
   if (plan.compute == DType::f32 && problem.dtype != DType::f32) {

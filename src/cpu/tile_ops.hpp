@@ -37,8 +37,14 @@ struct DropoutTile {
 
 struct TileOps {
   InstructionSet isa;
-  DType operand;  // f32 or bf16
-  int rows;       // of a Q block
+  DType operand;     // f32 or bf16
+  int rows;          // of a Q block
+  int dim_multiple;  // head sizes (of Q, K and of V) that the operands may have
+
+  // A thread calls enter before and leave after the forward verbs of a task, where they are not
+  // null (TileState does): AMX keeps a tile configuration a thread.
+  void (*enter)();
+  void (*leave)();
 
   // --- Packing. A null row pointer packs zeros. source: dtype of the rows. dim: elements of a row.
   // --- q_t [dim][rows] (bf16: [ceil(dim / 2)][rows] pairs) <- scale * row; bf16 operands take
@@ -47,7 +53,8 @@ struct TileOps {
                  void* q_t);
   // k [keys][leading_dim(dim)] (bf16: the same bytes halved) <- rows.
   void (*pack_k)(const std::byte* const* row, int keys, int dim, DType source, void* k);
-  // v as k for f32; bf16: [ceil(keys / 2)][leading_dim(dim)] pairs of consecutive keys.
+  // v as k for f32; bf16: [ceil(keys / 2)][leading_dim(dim)] pairs of consecutive keys; AMX: V^T,
+  // and both up to the end of a block of 32 keys.
   void (*pack_v)(const std::byte* const* row, int keys, int dim, DType source, void* v);
   // row[r][0, dim) <- o_t[dim][r] * factor[r], rounded to `target`; null rows are skipped.
   void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
@@ -96,25 +103,45 @@ struct TileOps {
 
   // --- Decoding: few rows, dims in lanes, K and V read where they lie ---
   // s[key * rows + r] <- sum_d q[r][d] k[key][d] for r < count; q: f32 [count][leading_dim(dim)],
-  // zero past dim.
-  void (*decode_scores)(const float* q, int count, const std::byte* const* k, int keys, int dim,
-                        DType source, float* s);
+  // zero past dim. ahead[key]: a row of the same size to prefetch meanwhile, one a key so that
+  // loads and arithmetic overlap. Lanes up to the next power of two of count are written as well.
+  void (*decode_scores)(const float* q, int count, const std::byte* const* k,
+                        const std::byte* const* ahead, int keys, int dim, DType source, float* s);
   // o[r][d] <- alpha[r] o[r][d] + sum_key p[key * rows + r] v[key][d]; o: f32
   // [count][leading_dim(dim)].
-  void (*decode_accumulate)(const float* p, int count, const std::byte* const* v, int keys, int dim,
-                            DType source, const float* alpha, float* o);
+  void (*decode_accumulate)(const float* p, int count, const std::byte* const* v,
+                            const std::byte* const* ahead, int keys, int dim, DType source,
+                            const float* alpha, float* o);
 
   // Multiply-adds in registers for about `seconds`; returns flops done. For measure_peak_gflops.
   double (*peak_flops)(double seconds);
 };
 
-// The table for an instruction set that is available; operand bf16 only for avx512_bf16.
+// enter() and leave() of a task.
+class TileState {
+ public:
+  explicit TileState(const TileOps& ops) : leave_(ops.leave) {
+    if (ops.enter != nullptr) ops.enter();
+  }
+  ~TileState() {
+    if (leave_ != nullptr) leave_();
+  }
+  TileState(const TileState&) = delete;
+  TileState& operator=(const TileState&) = delete;
+
+ private:
+  void (*leave_)();
+};
+
+// The table for an instruction set that is available; operand bf16 only for avx512_bf16 and
+// amx_bf16.
 const TileOps& tile_ops(InstructionSet isa, DType operand);
 
-// Whether VDPBF16PS outruns the f32 FMA on this CPU. AMD Zen 4 and 5 issue as many of either in a
-// cycle, twice the flops; Intel Sapphire Rapids and later issue one VDPBF16PS every four FMA slots
-// (measured: 125 against 250 GFLOP/s a core; AMX is its unit for bf16).
-bool fast_bf16_products();
+// Whether the instruction set multiplies bf16 operands; only_fast: and outruns its f32 FMA. AMD Zen
+// 4 and 5 issue as many VDPBF16PS as FMA in a cycle, twice the flops; Intel Sapphire Rapids and
+// later issue one VDPBF16PS every four FMA slots (measured: 125 against 250 GFLOP/s a core; AMX is
+// its unit for bf16).
+bool has_bf16_products(InstructionSet isa, bool only_fast);
 // `wanted`, or the best there is for automatic. Throws Error(unavailable).
 InstructionSet best_instruction_set(InstructionSet wanted);
 

@@ -27,6 +27,20 @@ struct FreeDeleter {
 };
 using AlignedBytes = std::unique_ptr<std::byte, FreeDeleter>;
 
+// Asks for huge pages where they fit whole, so that no more memory is touched than without: packed
+// K and V of 16 MB are 4,096 page faults a call otherwise, and a TLB miss every few rows.
+inline void use_huge_pages([[maybe_unused]] std::byte* p, [[maybe_unused]] std::size_t bytes) {
+#if defined(__linux__)
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  const std::size_t before =
+      (kHugePage - reinterpret_cast<std::uintptr_t>(p) % kHugePage) % kHugePage;
+  if (bytes < before + kHugePage) return;
+  const std::size_t whole = (bytes - before) / kHugePage * kHugePage;
+  // Only advice: a kernel without huge pages refuses, and nothing is lost.
+  static_cast<void>(madvise(p + before, whole, MADV_HUGEPAGE));
+#endif
+}
+
 // Throws Error(out_of_memory). The memory is not initialised.
 inline AlignedBytes allocate(std::size_t bytes) {
   auto* p =
@@ -35,6 +49,7 @@ inline AlignedBytes allocate(std::size_t bytes) {
     throw Error(ErrorCode::out_of_memory,
                 "workspace of " + std::to_string(bytes) + " bytes could not be allocated");
   }
+  use_huge_pages(p, bytes);
   return AlignedBytes(p);
 }
 

@@ -18,9 +18,9 @@ TEST(Machine, IsDescribed) {
 
 TEST(Machine, InstructionSetsGiveReasons) {
   const std::vector<InstructionSetInfo> sets = instruction_sets();
-  ASSERT_EQ(sets.size(), 4u);
+  ASSERT_EQ(sets.size(), 5u);
   EXPECT_EQ(sets.front().isa, InstructionSet::portable);
-  EXPECT_EQ(sets.back().isa, InstructionSet::avx512_bf16);
+  EXPECT_EQ(sets.back().isa, InstructionSet::amx_bf16);
   EXPECT_TRUE(sets.front().available);
   for (const InstructionSetInfo& set : sets) EXPECT_EQ(set.available, set.reason.empty());
 }

@@ -26,7 +26,7 @@ inline std::vector<Table> tables() {
   for (const InstructionSetInfo& info : instruction_sets()) {
     if (!info.available) continue;
     list.push_back({info.isa, DType::f32});
-    if (info.isa == InstructionSet::avx512_bf16) list.push_back({info.isa, DType::bf16});
+    if (has_bf16_products(info.isa, false)) list.push_back({info.isa, DType::bf16});
   }
   return list;
 }
@@ -60,6 +60,7 @@ class Floats {
 class TileTest : public ::testing::TestWithParam<Table> {
  protected:
   const TileOps& ops() const { return tile_ops(GetParam().isa, GetParam().operand); }
+  const TileState state_{ops()};
   bool bf16() const { return GetParam().operand == DType::bf16; }
 
   float normal() { return normal_(random_); }

@@ -96,7 +96,10 @@ void chunk_gradient(const Attention& a, const GradientContext& g, const Wave& wa
     const expr::Tile rows =
         a.tile(sequence, head_k, row0, std::min<std::int64_t>(a.ops.rows, a.rows(sequence) - row0));
     for_visible_blocks(
-        a, rows, keys.begin, keys.end, [&](int key0, int n, expr::Coverage coverage) {
+        a, rows, keys.begin, keys.end, [&](int key0, int keys_in_block, expr::Coverage coverage) {
+          const int n = coverage == expr::Coverage::mixed
+                            ? a.visible_keys(rows, key0, keys_in_block)
+                            : keys_in_block;
           if (q == nullptr) {
             q = s.block;
             g.load(pair, i, *q);

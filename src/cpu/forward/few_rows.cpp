@@ -5,15 +5,13 @@
 namespace attn::cpu {
 namespace {
 
-// Asks for the rows of keys [begin, end) of all heads, which are read one block later. The strides
-// of a cache
-// ([seqlen, heads, head_dim]) defeat the hardware prefetcher.
+// Asks for the rows of keys [begin, end) of all heads.
 void prefetch(const core::Rows& rows, std::int64_t begin, std::int64_t end, int head_first,
               int heads, std::size_t row_bytes) {
   for (std::int64_t j = begin; j < end; ++j) {
     for (int h = 0; h < heads; ++h) {
       const std::byte* row = rows.row(j, head_first + h);
-      for (std::size_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(row + i);
+      for (std::size_t i = 0; i < row_bytes; i += kAlignment) __builtin_prefetch(row + i, 0, 2);
     }
   }
 }
@@ -67,8 +65,12 @@ void attend_few_rows(const Attention& a, const core::Sequence& sequence, int hea
                      const KeyRange& range, FewRowsScratch& s) {
   TileScratch& t = s.tile;
   const DType dtype = a.problem.dtype;
-  const std::size_t row_bytes = static_cast<std::size_t>(a.dim) * size_of(dtype);
-  const std::size_t row_bytes_v = static_cast<std::size_t>(a.dim_v) * size_of(dtype);
+  // The first block; later ones are asked for while the one before computes.
+  const std::int64_t first_end = std::min<std::int64_t>(range.begin + kBlockK, range.end);
+  prefetch(sequence.k, range.begin, first_end, head_first, heads,
+           static_cast<std::size_t>(a.dim) * size_of(dtype));
+  prefetch(sequence.v, range.begin, first_end, head_first, heads,
+           static_cast<std::size_t>(a.dim_v) * size_of(dtype));
   for (int h = 0; h < heads; ++h) start(a, sequence, head_first + h, s.head[h]);
   std::fill_n(t.s, kBlockK * a.ops.rows, 0.0f);  // lanes without a row
   expr::Tile rows = s.head[0].block.tile;
@@ -77,27 +79,31 @@ void attend_few_rows(const Attention& a, const core::Sequence& sequence, int hea
   for_visible_blocks(
       a, rows, range.begin, range.end, [&](int key0, int keys, expr::Coverage coverage) {
         const std::int64_t next = key0 + keys;
-        const std::int64_t ahead = std::min<std::int64_t>(kBlockK, range.end - next);
         for (int h = 0; h < heads; ++h) {
-          // The next block is asked for in its own order, a share while each head computes.
-          prefetch(sequence.k, next + ahead * h / heads, next + ahead * (h + 1) / heads, head_first,
-                   heads, row_bytes);
-          prefetch(sequence.v, next + ahead * h / heads, next + ahead * (h + 1) / heads, head_first,
-                   heads, row_bytes_v);
           HeadState& state = s.head[h];
           QueryBlock& block = state.block;
           const std::byte* k[kBlockK];
           const std::byte* v[kBlockK];
+          const std::byte* next_k[kBlockK];
+          const std::byte* next_v[kBlockK];
           for (int j = 0; j < keys; ++j) {
             k[j] = sequence.k.row(key0 + j, head_first + h);
             v[j] = sequence.v.row(key0 + j, head_first + h);
+            // The rows of the next block, all heads of a key after each other as they lie in
+            // memory: each head asks for a share. The strides defeat the hardware prefetcher.
+            const int row = h * keys + j;
+            const std::int64_t key = next + row / heads;
+            const int head = head_first + row % heads;
+            next_k[j] = key < range.end ? sequence.k.row(key, head) : k[j];
+            next_v[j] = key < range.end ? sequence.v.row(key, head) : v[j];
           }
-          a.ops.decode_scores(state.q, block.count, k, keys, a.dim, dtype, t.s);
+          a.ops.decode_scores(state.q, block.count, k, next_k, keys, a.dim, dtype, t.s);
           a.modify(block, key0, keys, coverage, t);
           a.ops.row_max(t.s, keys, t.row_max);
           a.ops.softmax(t.s, keys, a.c(), t.row_max, a.keep(block, key0, keys, t), block.m, block.l,
                         t.alpha, t.s);
-          a.ops.decode_accumulate(t.s, block.count, v, keys, a.dim_v, dtype, t.alpha, state.o);
+          a.ops.decode_accumulate(t.s, block.count, v, next_v, keys, a.dim_v, dtype, t.alpha,
+                                  state.o);
         }
       });
 }

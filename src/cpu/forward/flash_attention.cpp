@@ -75,6 +75,7 @@ void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs
     const std::int64_t rows = a.rows(sequence);
     const std::int64_t blocks = (rows + a.ops.rows - 1) / a.ops.rows;
     Scratch s = scratch.of(worker);
+    const TileState tile_state(a.ops);
     for (std::int64_t i = 0; i < blocks; ++i) {
       QueryBlock& q = s.query_blocks[i];
       const std::int64_t row0 = i * a.ops.rows;

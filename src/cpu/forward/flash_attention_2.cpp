@@ -53,6 +53,7 @@ void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outpu
       const std::size_t offset = wave.offset[static_cast<std::size_t>(task.pair - wave.first)];
       const PackedKeys packed(a, sequence, offset == kNotPacked ? nullptr : memory.get() + offset);
       GroupScratch s = scratch.of(worker);
+      const TileState tile_state(a.ops);
       const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s);
       const expr::Tile rows = a.tile(sequence, head_k, task.row0, task.rows);
       attend(a, sequence, head_k, rows, blocks, 0, sequence.length_k, packed, s);

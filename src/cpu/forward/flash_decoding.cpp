@@ -26,6 +26,7 @@ void tile_parts(const Attention& a, const std::vector<RowTask>& tasks, const Par
     const auto [sequence, head_k] = pair_at(a, task.pair);
     const KeyRange range = split_range(sequence.length_k, at.splits, index % at.splits);
     GroupScratch s = scratch.of(worker);
+    const TileState tile_state(a.ops);
     const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s);
     attend(a, sequence, head_k, a.tile(sequence, head_k, task.row0, task.rows), blocks, range.begin,
            range.end, PackedKeys(a, sequence, nullptr), s);

@@ -22,6 +22,7 @@ void forward_memory_efficient(const Attention& a, const Plan& plan, const Output
         const RowTask& task = tasks[static_cast<std::size_t>(index)];
         const auto [sequence, head_k] = pair_at(a, task.pair);
         GroupScratch s = scratch.of(worker);
+        const TileState tile_state(a.ops);
         const expr::Tile rows = a.tile(sequence, head_k, task.row0, task.rows);
         const std::int64_t first = std::int64_t{worker} * kMaxBlocksPerTask * chunks;
         int blocks = 0;

@@ -24,6 +24,13 @@ class PackedKeys {
     return {key0, keys, k_ + index * block_bytes_k_, v_ + index * block_bytes_v_};
   }
 
+  // Asks for part `part` of `parts` of the block at key0, into L2.
+  void prefetch(int key0, int part, int parts) const {
+    const auto index = static_cast<std::size_t>(key0 / kBlockK);
+    prefetch_part(k_ + index * block_bytes_k_, block_bytes_k_, part, parts);
+    prefetch_part(v_ + index * block_bytes_v_, block_bytes_v_, part, parts);
+  }
+
   static std::size_t blocks(const core::Sequence& sequence) {
     return static_cast<std::size_t>((sequence.length_k + kBlockK - 1) / kBlockK);
   }
@@ -32,6 +39,15 @@ class PackedKeys {
   }
 
  private:
+  static void prefetch_part(const std::byte* block, std::size_t bytes, int part, int parts) {
+    const std::size_t lines = bytes / kAlignment;
+    const std::size_t end =
+        lines * static_cast<std::size_t>(part + 1) / static_cast<std::size_t>(parts);
+    for (std::size_t i = lines * static_cast<std::size_t>(part) / static_cast<std::size_t>(parts);
+         i < end; ++i)
+      __builtin_prefetch(block + i * kAlignment, 0, 2);
+  }
+
   static std::size_t block_bytes(const Attention& a, int dim) {
     return static_cast<std::size_t>(kBlockK * leading_dim(dim)) * size_of(a.ops.operand);
   }

@@ -74,15 +74,16 @@ inline int load_query_group(const Attention& a, const core::Sequence& sequence, 
 inline void attend(const Attention& a, const core::Sequence& sequence, int head_k,
                    const expr::Tile& rows, int blocks, std::int64_t key_begin, std::int64_t key_end,
                    const PackedKeys& packed, GroupScratch& s) {
-  for_visible_blocks(a, rows, key_begin, key_end, [&](int key0, int keys, expr::Coverage coverage) {
-    if (!packed.packed()) a.load_key_block(sequence, head_k, key0, keys, s.keys);
-    const KeyBlock& block = packed.packed() ? packed.block(key0, keys) : s.keys;
+  for_visible_blocks(a, rows, key_begin, key_end, [&](int key0, int n, expr::Coverage coverage) {
+    if (!packed.packed()) a.load_key_block(sequence, head_k, key0, n, s.keys);
+    const KeyBlock& block = packed.packed() ? packed.block(key0, n) : s.keys;
     for (int i = 0; i < blocks; ++i) {
+      if (packed.packed() && key0 + kBlockK < key_end) packed.prefetch(key0 + kBlockK, i, blocks);
       QueryBlock& q = s.blocks[i];
-      const expr::Coverage own = coverage == expr::Coverage::full || blocks == 1
-                                     ? coverage
-                                     : a.coverage(q.tile, key0, keys);
+      const expr::Coverage own =
+          coverage == expr::Coverage::full || blocks == 1 ? coverage : a.coverage(q.tile, key0, n);
       if (own == expr::Coverage::empty) continue;
+      const int keys = own == expr::Coverage::mixed ? a.visible_keys(q.tile, key0, n) : n;
       TileScratch& t = s.tile;
       a.scores(q, block.k, key0, keys, own, t);
       a.ops.softmax(t.s, keys, a.c(), t.row_max, a.keep(q, key0, keys, t), q.m, q.l, t.alpha, t.p);

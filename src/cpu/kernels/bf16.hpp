@@ -3,7 +3,7 @@
 // whatever MXCSR says.
 #pragma once
 
-#include "cpu/kernels/pack_f32.hpp"
+#include "cpu/kernels/bf16_pairs.hpp"
 #include "cpu/kernels/peak.hpp"
 #include "cpu/kernels/product_f32.hpp"
 #include "cpu/kernels/softmax.hpp"
@@ -12,27 +12,6 @@ namespace attn::cpu::ATTN_ISA {
 
 ATTN_INLINE F dot_pairs(U a, U b, F acc) {
   return _mm512_dpbf16_ps(acc, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
-}
-
-// The source is bf16 (scale 1). Rows of an odd dim end in a pair with zero.
-static void pack_q_bf16(const std::byte* const* row, int count, int dim, DType, float, void* q_t) {
-  std::uint32_t* out = static_cast<std::uint32_t*>(q_t);
-  const int pairs = (dim + 1) / 2;
-  for (int r0 = 0; r0 < kRows; r0 += kLanes) {
-    for (int d0 = 0; d0 < pairs; d0 += kLanes) {
-      const int bytes = 2 * dim - 4 * d0;
-      F x[kLanes] = {};
-      for (int r = 0; r < kLanes && r0 + r < count; ++r) {
-        const std::byte* p = row[r0 + r];
-        if (p == nullptr) continue;
-        __builtin_memcpy(&x[r], p + 4 * d0, static_cast<std::size_t>(bytes < 64 ? bytes : 64));
-      }
-      transpose(x);
-      for (int d = 0; d < kLanes && d0 + d < pairs; ++d) {
-        store(out + (d0 + d) * kRows + r0, bit_cast<U>(x[d]));
-      }
-    }
-  }
 }
 
 static void pack_k_bf16(const std::byte* const* row, int keys, int dim, DType, void* k) {
@@ -53,19 +32,9 @@ static void pack_v_bf16(const std::byte* const* row, int keys, int dim, DType, v
   const int ld = leading_dim(dim);
   std::uint32_t* out = static_cast<std::uint32_t*>(v);
   for (int j = 0; j < keys; j += 2) {
-    const std::byte* even = row[j];
     const std::byte* odd = j + 1 < keys ? row[j + 1] : nullptr;
     for (int d = 0; d < ld; d += kLanes) {
-      const int rest = dim - d < kLanes ? dim - d : kLanes;
-      H low{}, high{};
-      if (rest > 0) {
-        const auto bytes = 2 * static_cast<std::size_t>(rest);
-        if (even != nullptr)
-          __builtin_memcpy(&low, even + 2 * static_cast<std::ptrdiff_t>(d), bytes);
-        if (odd != nullptr)
-          __builtin_memcpy(&high, odd + 2 * static_cast<std::ptrdiff_t>(d), bytes);
-      }
-      store(out + j / 2 * ld + d, widen(low) | (widen(high) << 16));
+      store(out + j / 2 * ld + d, load_pairs(row[j], odd, d, dim));
     }
   }
 }

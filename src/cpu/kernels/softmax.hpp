@@ -10,10 +10,18 @@
 namespace attn::cpu::ATTN_ISA {
 
 static void row_max(const float* s, int keys, float* out) {
+  constexpr int kUnroll = 4;  // a maximum takes 4 cycles and two start in each
   for (int v = 0; v < kVectors; ++v) {
-    F m = set1(-__builtin_inff());
-    for (int j = 0; j < keys; ++j) m = max(m, load(s + j * kRows + v * kLanes));
-    store(out + v * kLanes, m);
+    F m[kUnroll];
+#pragma GCC unroll 4
+    for (F& x : m) x = set1(-__builtin_inff());
+    int j = 0;
+    for (; j + kUnroll <= keys; j += kUnroll) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kUnroll; ++u) m[u] = max(m[u], load(s + (j + u) * kRows + v * kLanes));
+    }
+    for (; j < keys; ++j) m[0] = max(m[0], load(s + j * kRows + v * kLanes));
+    store(out + v * kLanes, max(max(m[0], m[1]), max(m[2], m[3])));
   }
 }
 

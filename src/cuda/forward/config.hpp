@@ -22,6 +22,7 @@ struct ForwardTensors {
   bool seqused_q = false, seqused_k = false;
   // Addresses and strides of Q, K, V and O are multiples of 16 bytes.
   bool aligned = true;
+  bool operator==(const ForwardTensors&) const = default;
 };
 
 struct ForwardConfig {

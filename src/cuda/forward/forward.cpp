@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <memory>
+#include <mutex>
 
 #include "attn/error.hpp"
 #include "cuda/driver/counters.hpp"
@@ -45,10 +47,49 @@ ForwardTensors facts_of(const Inputs& inputs, const Outputs& outputs) {
   return facts;
 }
 
-void launch_combine(const Plan& plan, const ForwardConfig& config,
-                    device::ForwardParams& parameters, const Context& context) {
-  const std::shared_ptr<const Kernel> kernel =
-      get_kernel(plan.device.index, combine_source(config), context);
+// The kernels of a plan, once asked for: printing the source and hashing it takes longer than a launch.
+struct Kernels {
+  ForwardKernel kernel{};
+  ForwardTensors tensors{};
+  std::shared_ptr<const Kernel> forward{}, combine{};
+};
+struct ForwardState {
+  std::mutex mutex{};
+  std::vector<Kernels> ready{};
+};
+
+Kernels make_kernels(const Plan& plan, const ForwardConfig& config, const ForwardTensors& tensors,
+                     const Inputs& inputs, const Context& context) {
+  const int device = plan.device.index;
+  Kernels kernels{config.kernel, tensors, nullptr, nullptr};
+  kernels.forward =
+      get_kernel(device, forward_source(plan.problem, config, inputs.buffers), context);
+  if (config.splits) kernels.combine = get_kernel(device, combine_source(config), context);
+  return kernels;
+}
+
+Kernels kernels_of(const Plan& plan, const ForwardConfig& config, const ForwardTensors& tensors,
+                   const Inputs& inputs, const Context& context) {
+  const Problem& p = plan.problem;
+  auto* state = static_cast<ForwardState*>(plan.state.get());
+  // The text depends on the buffers that are bound.
+  if (state == nullptr || !prints_alike(p.mask, score_expression(p), inputs.buffers)) {
+    return make_kernels(plan, config, tensors, inputs, context);
+  }
+  {
+    const std::lock_guard lock(state->mutex);
+    for (const Kernels& k : state->ready) {
+      if (k.kernel == config.kernel && k.tensors == tensors) return k;
+    }
+  }
+  Kernels made = make_kernels(plan, config, tensors, inputs, context);
+  const std::lock_guard lock(state->mutex);
+  state->ready.push_back(made);
+  return made;
+}
+
+void launch_combine(const Plan& plan, const Kernel& kernel, device::ForwardParams& parameters,
+                    const Context& context) {
   constexpr int kRowsPerBlock = 4;  // one warp each, 128 threads
   const std::int64_t rows =
       plan.problem.batch * plan.problem.heads_q * plan.problem.seqlen_q;
@@ -57,7 +98,7 @@ void launch_combine(const Plan& plan, const ForwardConfig& config,
   launch.block = 32 * kRowsPerBlock;
   launch.programmatic_dependent_launch = device_info(plan.device.index).arch >= 90;
   std::array<void*, 1> arguments{&parameters};
-  kernel->launch(launch, context.stream, arguments.data());
+  kernel.launch(launch, context.stream, arguments.data());
 }
 
 }  // namespace
@@ -113,6 +154,7 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
                     plan.num_splits, plan.tasks / plan.num_splits, device.sm_count));
   }
   prepare_work_counters(options.device.index);
+  plan.state = std::make_shared<ForwardState>();
   return plan;
 }
 
@@ -141,15 +183,14 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   }
   std::vector<std::byte> expressions =
       pack_expressions(problem.mask, score_expression(problem), inputs.buffers);
-  const std::shared_ptr<const Kernel> kernel =
-      get_kernel(ordinal, forward_source(problem, config, inputs.buffers), context);
+  const Kernels kernels = kernels_of(plan, config, facts, inputs, context);
   LaunchConfig launch;
   launch.grid[0] = static_cast<unsigned>(blocks_of(config, tiles, device.sm_count));
   launch.block = static_cast<unsigned>(config.threads());
   launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
   std::array<void*, 3> arguments{&parameters, expressions.data(), maps ? &*maps : nullptr};
-  kernel->launch(launch, context.stream, arguments.data());
-  if (config.splits) launch_combine(plan, config, parameters, context);
+  kernels.forward->launch(launch, context.stream, arguments.data());
+  if (config.splits) launch_combine(plan, *kernels.combine, parameters, context);
 }
 
 std::vector<Source> forward_sources(const Problem& problem, Arch arch) {

@@ -1,0 +1,145 @@
+"""Forward pass beside its peers on one GPU, cell by cell in one process: cuDNN and FlashAttention-2 as PyTorch
+has them. Answers are checked against fp64 before they are timed. Needs PyTorch and Triton; builds attn_c.cpp.
+
+  python3 bench/gpu/forward_peers.py --library build/libattn.a --out bench/results/h200-forward.json
+
+--library: libattn.a built with -DCMAKE_POSITION_INDEPENDENT_CODE=ON, or attn_c as a shared object (.so)."""
+import argparse, ctypes, datetime, json, math, os, statistics, subprocess, sys, tempfile
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.testing import do_bench
+
+arguments = argparse.ArgumentParser()
+arguments.add_argument("--library", required=True)
+arguments.add_argument("--out", default="")
+arguments.add_argument("--commit", default="")
+arguments.add_argument("--lengths", default="512,1024,2048,4096,8192,16384")
+arguments.add_argument("--dims", default="64,128,256")
+arguments.add_argument("--rep", type=int, default=60)
+arguments.add_argument("--parts", default="cells,expressions,portable")
+options = arguments.parse_args()
+root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+kTokens, kHidden = 16384, 2048
+
+
+def load():
+    if options.library.endswith(".so"):
+        return ctypes.CDLL(options.library)
+    out = os.path.join(tempfile.mkdtemp(), "attn_c.so")
+    subprocess.check_call(["c++", "-O2", "-std=c++20", "-shared", "-fPIC", f"-I{root}/include",
+                           f"{root}/bench/gpu/attn_c.cpp", options.library, "-lfmt", "-ldl", "-lpthread", "-o", out])
+    return ctypes.CDLL(out)
+
+
+torch.zeros(1, device="cuda")
+library = load()
+library.attn_plan.restype = ctypes.c_void_p
+pointer = ctypes.c_void_p
+
+
+class Attention:
+    def __init__(self, descriptor, kernel=""):
+        size = ctypes.c_longlong()
+        self.handle = library.attn_plan(descriptor.encode(), kernel.encode(), ctypes.byref(size))
+        if not self.handle:
+            sys.exit(1)
+        self.workspace = torch.empty(max(1, size.value), dtype=torch.uint8, device="cuda")
+        self.size = size
+
+    def __call__(self, q, k, v, o, lse, slopes=None):
+        at = lambda t: pointer(t.data_ptr() if t is not None else None)
+        if library.attn_forward(pointer(self.handle), at(q), at(k), at(v), at(o), at(lse), at(slopes), at(self.workspace),
+                                self.size, pointer(torch.cuda.current_stream().cuda_stream)):
+            sys.exit(1)
+
+
+def make(b, n, h, d):
+    q, k, v = (torch.randn(b, n, h, d, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    o = torch.full((b, n, h, d), math.nan, device="cuda", dtype=torch.bfloat16)
+    return q, k, v, o, torch.full((b, h, n), math.nan, device="cuda")
+
+
+def error_ratio(q, k, v, o, causal):
+    """Largest error against fp64 over that of standard attention in bf16, on the first heads."""
+    q, k, v, o = (t[:1, :, :2].transpose(1, 2) for t in (q, k, v, o))
+    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device="cuda").triu(1) if causal else None
+    def standard(q, k, v, low):
+        s = (q @ k.transpose(2, 3)) / math.sqrt(q.shape[-1])
+        if hidden is not None:
+            s = s.masked_fill(hidden, -math.inf)
+        p = s.softmax(-1)
+        return (p.to(low) if low else p) @ v
+    exact = standard(q.double(), k.double(), v.double(), None)
+    base = standard(q, k, v, torch.bfloat16).double()
+    return ((o.double() - exact).abs().max() / (base - exact).abs().max()).item()
+
+
+def median_ms(f):
+    return do_bench(f, warmup=25, rep=options.rep, return_mode="median")
+
+
+def flops(b, n, h, d, causal):
+    return 4 * b * h * n * n * d * (0.5 if causal else 1)
+
+
+def cells(kernel, peer, name, dims, lengths):
+    rows = []
+    for d in dims:
+        for causal in (False, True):
+            for n in lengths:
+                b, h = kTokens // n, kHidden // d
+                attention = Attention(f"b{b}_n{n}_h{h}_d{d}{'_causal' if causal else ''}_bf16", kernel)
+                q, k, v, o, lse = make(b, n, h, d)
+                attention(q, k, v, o, lse)
+                ratio = error_ratio(q, k, v, o, causal) if n <= 8192 else float("nan")
+                assert not o.isnan().any() and not ratio > 2, (d, causal, n, ratio)
+                qt, kt, vt = (t.transpose(1, 2) for t in (q, k, v))
+                count = flops(b, n, h, d, causal) * 1e-9
+                with sdpa_kernel(peer):
+                    theirs = count / median_ms(lambda: F.scaled_dot_product_attention(qt, kt, vt, is_causal=causal))
+                ours = count / median_ms(lambda: attention(q, k, v, o, lse))
+                rows.append(dict(d=d, causal=causal, n=n, attn=round(ours), peer=round(theirs), ratio=round(ours / theirs, 3),
+                                 error_ratio=round(ratio, 2)))
+                print(f"d {d:3d} {'causal' if causal else 'full  '} n {n:5d}  attn {ours:4.0f}  {name} {theirs:4.0f}  "
+                      f"{ours / theirs:.2f}  error {ratio:.2f}", flush=True)
+    mean = statistics.geometric_mean(r["ratio"] for r in rows)
+    print(f"geometric mean over {name}: {mean:.3f}; cells at 1.00 or more: {sum(r['ratio'] >= 1 for r in rows)} of {len(rows)}")
+    return dict(peer=name, kernel=kernel or "automatic", geometric_mean=round(mean, 3), rows=rows)
+
+
+def expressions():
+    """The cost of masks and scores beside plain attention, b 4, n 4096, hidden 2048."""
+    rows = []
+    b, n = 4, 4096
+    for d in (64, 128):
+        h = kHidden // d
+        slopes = torch.tensor([2.0 ** (-8 * (i + 1) / h) for i in range(h)], device="cuda")
+        q, k, v, o, lse = make(b, n, h, d)
+        times = {}
+        for word in ("", "_causal", "_causal_softcap30", "_causal_alibi", "_causal_dropout0.1", "_window1024x0", "_dropout0.1", "_softcap30"):
+            attention = Attention(f"b{b}_n{n}_h{h}_d{d}{word}_bf16")
+            s = slopes if "alibi" in word else None
+            times[word] = median_ms(lambda: attention(q, k, v, o, lse, s))
+            plain = times["_causal"] if word.startswith("_causal") else times[""]
+            rows.append(dict(d=d, problem=word[1:] or "full", ms=round(times[word], 4), share_of_plain=round(plain / times[word], 3)))
+            print(f"d {d:3d} {word[1:] or 'full':20s} {times[word] * 1000:7.0f} us  {plain / times[word]:.2f} of plain speed", flush=True)
+    return rows
+
+
+lengths = [int(x) for x in options.lengths.split(",")]
+dims = [int(x) for x in options.dims.split(",")]
+result = dict(date=str(datetime.date.today()), gpu=torch.cuda.get_device_name(), torch=torch.__version__, commit=options.commit,
+              cudnn=torch.backends.cudnn.version(), command="python3 bench/gpu/forward_peers.py " + " ".join(
+                  f"--{k} {getattr(options, k)}" for k in ("lengths", "dims", "rep", "parts")), unit="TFLOP/s")
+parts = options.parts.split(",")
+if "cells" in parts:
+    result["cudnn_cells"] = cells("", SDPBackend.CUDNN_ATTENTION, "cuDNN", dims, lengths)
+if "portable" in parts:
+    result["portable_cells"] = cells("forward_sm80", SDPBackend.FLASH_ATTENTION, "FA2", dims, [n for n in lengths if n in (512, 2048, 8192)])
+if "expressions" in parts:
+    result["expressions"] = expressions()
+if options.out:
+    with open(options.out, "w") as file:
+        json.dump(result, file, indent=1)
