@@ -46,7 +46,7 @@ std::vector<Algorithm> algorithms(
 struct PlanOptions {
   Backend backend = Backend::automatic;
   Algorithm algorithm = Algorithm::automatic;
-  Device device{};  // make_plan: where the tensors will be. A call with tensors takes theirs.
+  Device device{};       // make_plan: where the tensors will be. A call with tensors takes theirs.
   std::string kernel{};  // cuda: "forward_sm90", "forward_sm80" or "forward_simt"; empty: the fast
                          // one that takes the problem
 };

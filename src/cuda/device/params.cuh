@@ -4,8 +4,8 @@
 
 namespace attn::device {
 
-// Elements. Of a packed tensor: batch is 0, rows count from the start of the tensor. Of a paged one:
-// batch is the distance between pages.
+// Elements. Of a packed tensor: batch is 0, rows count from the start of the tensor. Of a paged
+// one: batch is the distance between pages.
 struct Strides {
   long long batch, row, head;
 };
@@ -42,8 +42,8 @@ struct ForwardParams {
   // tiles are dealt in turn.
   unsigned* counter;
 
-  float scale;       // softmax_scale
-  float scale_log2;  // softmax_scale * log2(e); positive
+  float scale;                 // softmax_scale
+  float scale_log2;            // softmax_scale * log2(e); positive
   unsigned dropout_threshold;  // an element is kept when its 16 random bits are at least this
   float dropout_scale;
   unsigned long long dropout_seed, dropout_offset;

@@ -73,8 +73,8 @@ bool shape_sm90(ForwardConfig& config, const Problem& p) {
     // Random bits come for 32 keys at a time.
     if (config.dropout) config.block_n = config.block_n / 32 * 32;
     if (!config.paged) return true;
-    // Pages and tiles must fit into each other; the copy engine writes 8 rows of a swizzle at least.
-    // A tile of a power of two suits common page sizes.
+    // Pages and tiles must fit into each other; the copy engine writes 8 rows of a swizzle at
+    // least. A tile of a power of two suits common page sizes.
     config.block_n = config.block_n >= 128 ? 128 : 64;
     if (p.page_size % config.block_n == 0) {
       config.page_rows = config.block_n;
@@ -146,8 +146,8 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
                             "forward_simt",
                             forced));
   }
-  throw Error(ErrorCode::unsupported, fmt::format("no kernel of the cuda backend takes {}: {}",
-                                                  to_string(problem), why));
+  throw Error(ErrorCode::unsupported,
+              fmt::format("no kernel of the cuda backend takes {}: {}", to_string(problem), why));
 }
 
 std::int64_t num_tiles(const Problem& p, const ForwardConfig& config, std::int32_t num_splits) {
@@ -161,7 +161,8 @@ std::int32_t choose_splits(const Problem& p, const ForwardConfig& config, int sm
   // A split reads at least two blocks; partial results cost memory traffic too, so the machine is
   // split for only where it would stay a fifth empty.
   if (tiles == 0 || 10 * tiles >= 8 * sm_count || blocks < 4) return 1;
-  const std::int64_t most = std::min<std::int64_t>({128, blocks / 2, divide_up(2 * sm_count, tiles)});
+  const std::int64_t most =
+      std::min<std::int64_t>({128, blocks / 2, divide_up(2 * sm_count, tiles)});
   std::int64_t best = 1;
   double best_share = 0;
   for (std::int64_t splits = 1; splits <= most; ++splits) {

@@ -35,9 +35,9 @@ struct ForwardConfig {
   int warps = 0;    // that compute
   int stages = 0;   // K, V tiles in flight
   int stages_q = 1;
-  int group = 1;  // query heads of one K, V head that share a tile; 1: each has its own
-  bool take_turns = false;      // sm90
-  bool vector_o = true;         // O may be written 16 bytes at a time
+  int group = 1;            // query heads of one K, V head that share a tile; 1: each has its own
+  bool take_turns = false;  // sm90
+  bool vector_o = true;     // O may be written 16 bytes at a time
   int producer_registers = 0, consumer_registers = 0;  // of a thread; sm90
 
   bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
@@ -56,8 +56,8 @@ struct ForwardConfig {
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
                              std::int32_t num_splits, std::string_view forced);
 
-// Query heads of one K, V head that share a tile of block_m rows: all of a group where that leaves a
-// tenth fewer tiles, and where they divide `rows`; else 1.
+// Query heads of one K, V head that share a tile of block_m rows: all of a group where that leaves
+// a tenth fewer tiles, and where they divide `rows`; else 1.
 int packed_group(const Problem& problem, int block_m, int rows);
 
 // Parts of the keys so that a device with sm_count multiprocessors is busy; 1 where tiles suffice.

@@ -47,7 +47,8 @@ ForwardTensors facts_of(const Inputs& inputs, const Outputs& outputs) {
   return facts;
 }
 
-// The kernels of a plan, once asked for: printing the source and hashing it takes longer than a launch.
+// The kernels of a plan, once asked for: printing the source and hashing it takes longer than a
+// launch.
 struct Kernels {
   ForwardKernel kernel{};
   ForwardTensors tensors{};
@@ -91,8 +92,7 @@ Kernels kernels_of(const Plan& plan, const ForwardConfig& config, const ForwardT
 void launch_combine(const Plan& plan, const Kernel& kernel, device::ForwardParams& parameters,
                     const Context& context) {
   constexpr int kRowsPerBlock = 4;  // one warp each, 128 threads
-  const std::int64_t rows =
-      plan.problem.batch * plan.problem.heads_q * plan.problem.seqlen_q;
+  const std::int64_t rows = plan.problem.batch * plan.problem.heads_q * plan.problem.seqlen_q;
   LaunchConfig launch;
   launch.grid[0] = static_cast<unsigned>((rows + kRowsPerBlock - 1) / kRowsPerBlock);
   launch.block = 32 * kRowsPerBlock;
@@ -117,14 +117,13 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   plan.phase = Phase::forward;
   plan.backend = Backend::cuda;
   plan.kernel = options.kernel;
-  const bool split = options.algorithm == Algorithm::automatic ||
-                     options.algorithm == Algorithm::flash_decoding;
+  const bool split =
+      options.algorithm == Algorithm::automatic || options.algorithm == Algorithm::flash_decoding;
   if (split) plan.num_splits = choose_splits(problem, config, device.sm_count);
   config.splits = plan.num_splits > 1;
   switch (options.algorithm) {
     case Algorithm::automatic:
-      plan.algorithm =
-          config.splits ? Algorithm::flash_decoding : Algorithm::flash_attention_2;
+      plan.algorithm = config.splits ? Algorithm::flash_decoding : Algorithm::flash_attention_2;
       break;
     case Algorithm::flash_decoding:
     case Algorithm::flash_attention_2:

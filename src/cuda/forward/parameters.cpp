@@ -23,25 +23,25 @@ const int* integers(const Tensor& t) {
 }
 
 // Pairs of batch and head whose K and V are to stay in L2 together, of which every multiprocessor
-// works on some rows at a time. With a mask, rows see different numbers of keys, and the longest are
-// begun first.
+// works on some rows at a time. With a mask, rows see different numbers of keys, and the longest
+// are begun first.
 int heads_at_once(const Problem& p, const ForwardConfig& config) {
   if (p.mask.empty()) return 1;
   // Half of the 50 to 60 MB of L2 of the GPUs this runs on; a smaller one only costs traffic.
   constexpr std::int64_t kBytes = 32 << 20;
   const std::int64_t pair = std::max<std::int64_t>(
-      1, p.seqlen_k * (p.head_dim + p.head_dim_v) *
-             static_cast<std::int64_t>(size_of(p.dtype)));
+      1, p.seqlen_k * (p.head_dim + p.head_dim_v) * static_cast<std::int64_t>(size_of(p.dtype)));
   const std::int64_t pairs = p.batch * p.heads_q / config.group;
-  return static_cast<int>(std::clamp<std::int64_t>(kBytes / pair, 1, std::max<std::int64_t>(1, pairs)));
+  return static_cast<int>(
+      std::clamp<std::int64_t>(kBytes / pair, 1, std::max<std::int64_t>(1, pairs)));
 }
 
 using Dims = std::array<std::uint64_t, 5>;
 
 // A tensor map of `rank` dimensions, columns first; strides in elements of the dimensions after the
 // first; box in elements.
-bool encode(CUtensorMap& map, const Tensor& tensor, int rank, const Dims& dims,
-            const Dims& strides, const std::array<std::uint32_t, 5>& box) {
+bool encode(CUtensorMap& map, const Tensor& tensor, int rank, const Dims& dims, const Dims& strides,
+            const std::array<std::uint32_t, 5>& box) {
   std::array<std::uint64_t, 4> bytes{};
   for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(rank); ++i) {
     bytes[i] = strides[i] * size_of(tensor.dtype);
@@ -49,11 +49,10 @@ bool encode(CUtensorMap& map, const Tensor& tensor, int rank, const Dims& dims,
   const std::array<std::uint32_t, 5> step{1, 1, 1, 1, 1};
   const CUtensorMapDataType type = tensor.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return api().cuTensorMapEncodeTiled(&map, type, static_cast<unsigned>(rank), tensor.data,
-                                      dims.data(), bytes.data(), box.data(), step.data(),
-                                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return api().cuTensorMapEncodeTiled(
+             &map, type, static_cast<unsigned>(rank), tensor.data, dims.data(), bytes.data(),
+             box.data(), step.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 std::uint64_t unsigned_of(std::int64_t value) { return static_cast<std::uint64_t>(value); }
@@ -87,12 +86,12 @@ bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
     last = k.shape[0];
   }
   const int box = config.paged ? config.page_rows : config.block_n;
-  return encode(map, k, 4,
-                {unsigned_of(columns), unsigned_of(rows), unsigned_of(p.heads_k),
-                 unsigned_of(last), 1},
-                {unsigned_of(s.row), unsigned_of(s.head),
-                 unsigned_of(config.packed_k ? s.row : s.batch), 0, 0},
-                {kPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
+  return encode(
+      map, k, 4,
+      {unsigned_of(columns), unsigned_of(rows), unsigned_of(p.heads_k), unsigned_of(last), 1},
+      {unsigned_of(s.row), unsigned_of(s.head), unsigned_of(config.packed_k ? s.row : s.batch), 0,
+       0},
+      {kPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
 }
 
 }  // namespace

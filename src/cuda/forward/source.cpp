@@ -105,7 +105,8 @@ Source combine_source(const ForwardConfig& config) {
   Source source;
   source.name = "combine";
   source.entry = "attn_combine";
-  source.text = "#include \"ptx/math.cuh\"\nnamespace attn::device {\n" + print_config(config) + "}\n";
+  source.text =
+      "#include \"ptx/math.cuh\"\nnamespace attn::device {\n" + print_config(config) + "}\n";
   source.text +=
       "#include \"kernels/combine.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(128)\n"

@@ -7,9 +7,9 @@
 
 namespace attn::cuda {
 
-// The score expression that kernels evaluate: the problem's; where scores are multiplied by a number
-// that is not positive, the score itself, since kernels without an expression take the largest Q K^T
-// for the largest score; else empty.
+// The score expression that kernels evaluate: the problem's; where scores are multiplied by a
+// number that is not positive, the score itself, since kernels without an expression take the
+// largest Q K^T for the largest score; else empty.
 expr::Expr score_expression(const Problem& problem);
 
 Source forward_source(const Problem& problem, const ForwardConfig& config,

@@ -4,13 +4,14 @@
 
 namespace attn::cuda {
 
-// Bounds: 227 KB of shared memory = Q stages_q * warpgroups * 64 rows + stages * block_n rows of K and
-// V, in panels of 64 columns; 65536 registers = 4 * 32 * (producer + consumers), of which a consumer
-// thread holds O (head_dim_v / 2), S (block_n / 2) and P (block_n / 4).
+// Bounds: 227 KB of shared memory = Q stages_q * warpgroups * 64 rows + stages * block_n rows of K
+// and V, in panels of 64 columns; 65536 registers = 4 * 32 * (producer + consumers), of which a
+// consumer thread holds O (head_dim_v / 2), S (block_n / 2) and P (block_n / 4).
 std::span<const ForwardSm90Shape> forward_sm90_shapes() {
   static constexpr std::array<ForwardSm90Shape, 5> kShapes{{
       {64, 3, 128, 4, 2, true,
-       "three warpgroups of 160 registers hide the exponentials, which take as long as the products; "
+       "three warpgroups of 160 registers hide the exponentials, which take as long as the "
+       "products; "
        "112 keys would leave no spill, but cut lengths that are powers of two badly"},
       {96, 2, 128, 2, 2, false, "two warpgroups of 232 registers; 64 rows x 128 keys each"},
       {128, 2, 128, 2, 2, false, "as 96; a second stage of Q fits beside two of K and V"},

@@ -24,8 +24,8 @@ std::string print_product(DType dtype, int columns, bool a_in_registers) {
     accumulators += fmt::format("{}\"+f\"(d[{}])", i > 0 ? ", " : "", i);
   }
   const std::string descriptor_a =
-      a_in_registers ? "" : fmt::format("\"mov.b64 da, {{%{}, {}}};\\n\"\n        ", a,
-                                        kDescriptorHigh);
+      a_in_registers ? ""
+                     : fmt::format("\"mov.b64 da, {{%{}, {}}};\\n\"\n        ", a, kDescriptorHigh);
   return fmt::format(
       "template <>\n"
       "struct {0}<{1}, {2}> {{\n"

@@ -18,9 +18,9 @@ __device__ __forceinline__ float log2_approximate(float x) {
   return y;
 }
 
-// 2^x for x <= 0 on the FMA pipe. x = n + f, n = floor(x): adding 1.5 * 2^23 rounded down leaves n in
-// the low bits; 2^f by a minimax polynomial (relative error 9e-5, a twentieth of a bf16 rounding);
-// n goes into the exponent. Below -127 the result is a number smaller than 2^-126.
+// 2^x for x <= 0 on the FMA pipe. x = n + f, n = floor(x): adding 1.5 * 2^23 rounded down leaves n
+// in the low bits; 2^f by a minimax polynomial (relative error 9e-5, a twentieth of a bf16
+// rounding); n goes into the exponent. Below -127 the result is a number smaller than 2^-126.
 __device__ __forceinline__ float exp2_polynomial(float x) {
   constexpr float kMagic = 12582912.f;  // 1.5 * 2^23
   x = fmaxf(x, -127.f);

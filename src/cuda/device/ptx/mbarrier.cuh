@@ -1,5 +1,5 @@
-// Shared memory by address, and barriers in it (PTX ISA, "mbarrier"): a phase completes when all expected arrivals and
-// bytes came. Addresses are 32-bit shared-memory addresses of 8-byte words.
+// Shared memory by address, and barriers in it (PTX ISA, "mbarrier"): a phase completes when all
+// expected arrivals and bytes came. Addresses are 32-bit shared-memory addresses of 8-byte words.
 #pragma once
 
 namespace attn::device {

@@ -1,4 +1,5 @@
-// Products of one warp (PTX ISA, "mma.sync", m16n8k16) and the loads of their operands ("ldmatrix").
+// Products of one warp (PTX ISA, "mma.sync", m16n8k16) and the loads of their operands
+// ("ldmatrix").
 #pragma once
 
 #include "ptx/math.cuh"

@@ -31,11 +31,12 @@ __device__ __forceinline__ void pin(unsigned (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// Low word of the matrix descriptor of a tile in shared memory with the 128-byte swizzle. `leading` is
-// the distance in bytes between panels of 64 columns where the product runs along the columns (V),
-// unused otherwise. The high word is always kDescriptorHigh: swizzle, and rows of 128 bytes of which
-// eight (1024 bytes) repeat. Descriptors of other places in the tile are this plus bytes / 16. The
-// value is the same in all threads of a warp; saying so keeps the arithmetic on it scalar.
+// Low word of the matrix descriptor of a tile in shared memory with the 128-byte swizzle. `leading`
+// is the distance in bytes between panels of 64 columns where the product runs along the columns
+// (V), unused otherwise. The high word is always kDescriptorHigh: swizzle, and rows of 128 bytes of
+// which eight (1024 bytes) repeat. Descriptors of other places in the tile are this plus bytes
+// / 16. The value is the same in all threads of a warp; saying so keeps the arithmetic on it
+// scalar.
 __device__ __forceinline__ unsigned descriptor_low(unsigned address, unsigned leading) {
   const unsigned low = (leading >> 4 << 16) | (address & 0x3FFFF) >> 4;
   return __shfl_sync(~0u, low, 0);

@@ -19,16 +19,16 @@ struct KeyRange {
   int begin, end;  // blocks of keys
 };
 
-// Where a list is, of 32 blocks: the one that comes next, those still to come, those that the caller's
-// rows do not see wholly, or not at all.
+// Where a list is, of 32 blocks: the one that comes next, those still to come, those that the
+// caller's rows do not see wholly, or not at all.
 struct KeyWindow {
   int next;
   unsigned present, mixed, empty;
 };
 
 // All threads of a warp hold the same list. With a mask, blocks are classified 32 at a time, one a
-// lane. Tiles::keys(slot) gives the KeyRange of a tile; it is asked again for every 32 blocks, which
-// is cheaper than keeping its numbers in registers.
+// lane. Tiles::keys(slot) gives the KeyRange of a tile; it is asked again for every 32 blocks,
+// which is cheaper than keeping its numbers in registers.
 template <class C, class Expressions, class Tiles>
 class KeyBlocks {
  public:

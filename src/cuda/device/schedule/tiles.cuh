@@ -12,8 +12,8 @@ struct OutputTile {
 // Tiles in the order of work: `heads_at_once` pairs of batch and K, V head at a time, so that their
 // K and V stay in L2; of those the last block of queries first, which under a causal mask is the
 // longest.
-// With kGroup == 1 a "head" here is a query head, else a K, V head whose group of query heads shares
-// the tile.
+// With kGroup == 1 a "head" here is a query head, else a K, V head whose group of query heads
+// shares the tile.
 template <class C>
 __device__ __forceinline__ OutputTile tile_at(const ForwardParams& p, int index) {
   const int split = index % p.num_splits;
@@ -28,8 +28,8 @@ __device__ __forceinline__ OutputTile tile_at(const ForwardParams& p, int index)
   return {p.m_blocks - 1 - rest / width, pair % heads, pair / heads, split};
 }
 
-// Deals tiles to blocks of threads: the first by number, others to whoever asks first, so that tiles
-// of any cost share the machine evenly. For one thread.
+// Deals tiles to blocks of threads: the first by number, others to whoever asks first, so that
+// tiles of any cost share the machine evenly. For one thread.
 class TileDealer {
  public:
   __device__ __forceinline__ explicit TileDealer(const ForwardParams& p)

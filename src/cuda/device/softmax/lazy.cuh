@@ -13,7 +13,7 @@ struct LazySoftmax {
   static constexpr float kSlack = 8;
 
   float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
-  float l[2] = {0, 0};                            // sum of P over this thread's columns
+  float l[2] = {0, 0};                                // sum of P over this thread's columns
 
   // S <- P; scores may be -inf, also all of a row. True, in the whole warp alike, when O must be
   // multiplied by alpha.

@@ -1,7 +1,8 @@
-// Online softmax over blocks of keys (FlashAttention-2, algorithm 1) in base 2: P = 2^(c s - r), r the
-// reference of a row. It is the row's maximum when it is set, and stays while scores exceed it by
-// less than log2(kLimit): P then goes up to kLimit, which costs nothing in floating point, while O is
-// multiplied only when the reference moves, and no maximum need be known before the exponentials.
+// Online softmax over blocks of keys (FlashAttention-2, algorithm 1) in base 2: P = 2^(c s - r), r
+// the reference of a row. It is the row's maximum when it is set, and stays while scores exceed it
+// by less than log2(kLimit): P then goes up to kLimit, which costs nothing in floating point, while
+// O is multiplied only when the reference moves, and no maximum need be known before the
+// exponentials.
 #pragma once
 
 #include "ptx/math.cuh"
@@ -22,7 +23,7 @@ struct OnlineSoftmax {
   static constexpr float kLimit = 256;
 
   float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
-  float l[2] = {0, 0};                            // sum of P over this thread's columns
+  float l[2] = {0, 0};                                // sum of P over this thread's columns
 
   // Moves the references to the largest of the scores s. `alpha`: what O must be multiplied by.
   template <int kCount>
@@ -41,9 +42,9 @@ struct OnlineSoftmax {
     }
   }
 
-  // S <- P. Returns whether the references are still good, the same answer in the whole warp; if not, P
-  // and l are of no use. kMasked: scores may be -inf, also all of a row. kPolynomial: of so many
-  // exponentials one runs on the FMA pipe; 0: none.
+  // S <- P. Returns whether the references are still good, the same answer in the whole warp; if
+  // not, P and l are of no use. kMasked: scores may be -inf, also all of a row. kPolynomial: of so
+  // many exponentials one runs on the FMA pipe; 0: none.
   template <bool kMasked, int kPolynomial, int kCount>
   __device__ __forceinline__ bool exponentiate(float (&s)[kCount], float c) {
     int top = 0;
@@ -65,8 +66,8 @@ struct OnlineSoftmax {
           }
           sum[column] += x;
         }
-        // Bits of non-negative floats are ordered as integers are, NaN above all; three of those are
-        // compared in one instruction.
+        // Bits of non-negative floats are ordered as integers are, NaN above all; three of those
+        // are compared in one instruction.
         top = __vimax3_s32(top, __float_as_int(s[4 * j + 2 * i]),
                            __float_as_int(s[4 * j + 2 * i + 1]));
       }

@@ -34,8 +34,8 @@ struct alignas(16) Words4 {
   unsigned x, y, z, w;
 };
 
-// Row i of an accumulator, rounded, to `row` (16-byte aligned, kColumns elements). All threads of the
-// warp must call; `write` says whether the row exists.
+// Row i of an accumulator, rounded, to `row` (16-byte aligned, kColumns elements). All threads of
+// the warp must call; `write` says whether the row exists.
 template <class Element, int kColumns>
 __device__ __forceinline__ void store_row(const float (&o)[kColumns / 2], int i, float factor,
                                           void* row, bool write) {

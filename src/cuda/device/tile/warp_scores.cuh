@@ -1,5 +1,5 @@
-// Scores of one warp from the tiles that warpgroup products read, in the same registers: for the rare
-// block that one warp must see again when the others need not.
+// Scores of one warp from the tiles that warpgroup products read, in the same registers: for the
+// rare block that one warp must see again when the others need not.
 #pragma once
 
 #include "ptx/mma.cuh"

@@ -1,0 +1,198 @@
+// The main loop of a consumer of the Hopper forward kernel: a warpgroup that goes through the
+// blocks of one tile after the other.
+#pragma once
+
+#include "kernels/forward_sm90/epilogue.cuh"
+
+namespace attn::device {
+
+template <class C, class Expressions>
+struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
+  using Base = ForwardSm90Epilogue<C, Expressions>;
+  using Base::apply_score, Base::arrive, Base::barrier, Base::clear_tail, Base::close;
+  using Base::consumer, Base::drop, Base::exponent_scale, Base::finish, Base::give_turn;
+  using Base::is_full, Base::issue_pv, Base::issue_qk, Base::k_descriptor, Base::own_at;
+  using Base::kStepsK;
+  using Base::pin_all, Base::q_descriptor, Base::q_slot, Base::shared, Base::softmax_raised;
+  using Base::v_descriptor, Base::wait_full, Base::wait_turn, Base::window_address;
+  using typename Base::Blocks, typename Base::Consumer, typename Base::Element;
+  using typename Base::KeyRing, typename Base::Layout, typename Base::Own;
+  using typename Base::QueryRing, typename Base::TileRing;
+
+  __device__ __forceinline__ Own next_tile(Consumer& c) const {
+    const int slot = TileRing::stage(c.tiles());
+    mbarrier_wait(barrier(Layout::kFullTile, slot), TileRing::parity(c.tiles()));
+    c.next_tile();
+    return own_at(slot);
+  }
+  // Slots of the tile begun last and of the one before.
+  static __device__ __forceinline__ int slot_now(const Consumer& c) {
+    return TileRing::stage(c.tiles() - 1);
+  }
+  static __device__ __forceinline__ int slot_before(const Consumer& c) {
+    return TileRing::stage(c.tiles() - 2);
+  }
+  __device__ __forceinline__ Blocks blocks(const Consumer& c, const Own& t) const {
+    if (!t.exists) return {};
+    if constexpr (!Expressions::kHasMask) return Blocks(*this, slot_now(c));
+    const Int4 w = load_shared(window_address(slot_now(c), consumer()));
+    return Blocks(
+        {w.x, static_cast<unsigned>(w.y), static_cast<unsigned>(w.z), static_cast<unsigned>(w.w)},
+        t.w.begin);
+  }
+
+  // Lets the blocks pass that this warpgroup sees nothing of.
+  __device__ __forceinline__ void pass_empty(Consumer& c, Blocks& list) const {
+    while (list.more() && list.empty_for_own()) {
+      wait_full(Layout::kFullK, c.blocks);
+      arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
+      wait_turn();
+      give_turn();
+      wait_full(Layout::kFullV, c.blocks);
+      arrive(Layout::kEmptyV, KeyRing::stage(c.blocks));
+      ++c.blocks;
+      list.advance(*this, slot_now(c));
+    }
+  }
+
+  __device__ __forceinline__ void wait_q(const Consumer& c) const {
+    mbarrier_wait(barrier(Layout::kFullQ, q_slot(c)), QueryRing::parity(c.queries()));
+  }
+  __device__ __forceinline__ void release_q(Consumer& c) const {
+    arrive(Layout::kEmptyQ, q_slot(c));
+    c.next_query();
+  }
+
+  // Tiles follow each other without a gap: S of the first block of the next tile is computed beside
+  // the last O += P V of this one.
+  __device__ __forceinline__ void consume() const {
+    Consumer c;
+    if (C::kTakeTurns && consumer() == C::kConsumers - 1) give_turn();
+    Own t = next_tile(c);
+    while (t.exists) {
+      auto list = blocks(c, t);
+      const bool loaded = list.more();
+      pass_empty(c, list);
+      if (list.more()) {
+        attend(c, t, list);  // goes on to other tiles; the last one is done when it returns
+      } else {
+        if (loaded) {
+          wait_q(c);
+          release_q(c);
+        }
+        c.softmax = OnlineSoftmax{};
+        float factor[2];
+        close(c.softmax, slot_now(c), factor);
+#pragma unroll
+        for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] = 0;
+        finish(c, slot_now(c), factor);
+        t = next_tile(c);
+      }
+    }
+  }
+
+  // From the first block of `list`, of tile `t`, for as long as the next tile begins with a block
+  // that this warpgroup works on. Leaves in `t` the tile after the last one done.
+  __device__ __forceinline__ void attend(Consumer& c, Own& t, Blocks& list) const {
+    float factor[2];       // of O: of the tile that ends, or of a step of the online softmax
+    int used = 0;          // keys in use of the block whose P waits for its V
+    bool pending = false;  // there is such a block
+    bool add = false;      // O holds earlier blocks of the tile
+    bool k_ready = false;
+    while (true) {
+      const bool begins = !pending || !list.more();
+      if (pending && begins) {
+        release_q(c);
+        t = next_tile(c);
+        list = blocks(c, t);
+        if (!list.more() || list.empty_for_own()) {
+          multiply_v(c, used, add);
+          close(c.softmax, slot_before(c), factor);
+          finish(c, slot_before(c), factor);
+          return;
+        }
+      }
+      if (begins) wait_q(c);
+      const unsigned q = q_descriptor(c), k = k_descriptor(c), v = v_descriptor(c);
+      if (!k_ready) wait_full(Layout::kFullK, c.blocks);
+      wait_turn();
+      pin_all(c);
+      wgmma_fence();
+      issue_qk(c, q, k);
+      // In the first round there is no P yet: what is multiplied then is overwritten by the next
+      // product, which does not add. A branch around the product would make the assembler wait for
+      // each.
+      if (pending) {
+        wait_full(Layout::kFullV, c.blocks - 1);
+        clear_tail(c, used);
+      }
+      wgmma_fence();
+      issue_pv(c, v, add);
+      give_turn();
+      if (begins) {
+        if (pending) close(c.softmax, slot_before(c), factor);
+        c.softmax = OnlineSoftmax{};
+      }
+      wgmma_wait<1>();
+      pin(c.s);
+      const int block = list.block();
+      used = t.w.sequence.length_k - block * C::kBlockN;
+      const bool mixed = list.mixed(), careful = begins || mixed;
+      bool good = true;
+      const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
+      if (careful) {
+        float alpha[2];
+        softmax_raised(c, t, block, mixed, alpha);
+        if (!begins) {
+          factor[0] = alpha[0];
+          factor[1] = alpha[1];
+        }
+      } else {
+        apply_score(c, t, block);
+        good = c.softmax.template exponentiate<false, C::kPolynomial>(c.s, exponent_scale());
+      }
+      wgmma_wait<0>();
+      pin(c.o);
+      if (!good) {
+        // A score far above all before it: once more from the product on, for this warp.
+        c.softmax.l[0] = l[0];
+        c.softmax.l[1] = l[1];
+        warp_scores<Element, kStepsK>(c.s, shared + Layout::kQAt + q_slot(c) * Layout::kQ,
+                                      static_cast<int>(threadIdx.x % 128 / 32) * 16, 8192,
+                                      shared + Layout::kKAt + KeyRing::stage(c.blocks) * Layout::kK,
+                                      Layout::kPanelBytes);
+        softmax_raised(c, t, block, false, factor);
+      }
+      arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
+      if (pending) arrive(Layout::kEmptyV, KeyRing::stage(c.blocks - 1));
+      ++c.blocks;
+      k_ready = is_full(Layout::kFullK, c.blocks);
+
+      if (pending && begins) {
+        finish(c, slot_before(c), factor);
+      } else if (!begins && (careful || !good)) {
+#pragma unroll
+        for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
+      }
+      add = !begins;
+      pending = true;
+      to_operand<Element>(c.s, c.probability);
+      drop(c, t, block);
+      list.advance(*this, slot_now(c));
+    }
+  }
+
+  // O += P V and nothing else.
+  __device__ __forceinline__ void multiply_v(Consumer& c, int used, bool add) const {
+    wait_full(Layout::kFullV, c.blocks - 1);
+    clear_tail(c, used);
+    pin_all(c);
+    wgmma_fence();
+    issue_pv(c, v_descriptor(c), add);
+    wgmma_wait<0>();
+    pin(c.o);
+    arrive(Layout::kEmptyV, KeyRing::stage(c.blocks - 1));
+  }
+};
+
+}  // namespace attn::device

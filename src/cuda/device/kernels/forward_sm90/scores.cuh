@@ -1,0 +1,182 @@
+// Products and softmax of a consumer of the Hopper forward kernel: 64 rows of Q.
+#pragma once
+
+#include "kernels/forward_sm90/tiles.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+#include "softmax/dropout.cuh"
+#include "softmax/online.cuh"
+#include "tile/accumulator.cuh"
+#include "tile/warp_scores.cuh"
+
+namespace attn::device {
+
+template <class C, class Expressions>
+struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
+  using Base = ForwardSm90Tiles<C, Expressions>;
+  using Base::consumer, Base::e, Base::p, Base::shared;
+  using Base::kGroup, Base::kStepsK;
+  using typename Base::Element, typename Base::KeyRing, typename Base::Layout;
+  using typename Base::Own, typename Base::QueryRing;
+
+  struct Consumer {
+    float o[C::kHeadDimV / 2];
+    float s[C::kBlockN / 2];
+    unsigned probability[C::kBlockN / 4];
+    OnlineSoftmax softmax;
+    unsigned blocks = 0;  // whose S was computed so far
+    // Tiles of Q that were released (high half) and tiles begun (low half) so far; each wraps in
+    // its half, a multiple of the rings' lengths.
+    unsigned counts = 0;
+    __device__ __forceinline__ unsigned queries() const { return counts >> 16; }
+    __device__ __forceinline__ unsigned tiles() const { return counts & 0xffff; }
+    __device__ __forceinline__ void next_query() { counts += 0x10000; }
+    __device__ __forceinline__ void next_tile() {
+      counts = (counts & 0xffff0000) | ((counts + 1) & 0xffff);
+    }
+  };
+
+  // Consumers take turns issuing products, so that one has its softmax while another multiplies.
+  static constexpr int kTurnBarrier = 1;
+  __device__ __forceinline__ void wait_turn() const {
+    if constexpr (C::kTakeTurns) barrier_sync(kTurnBarrier + consumer(), 256);
+  }
+  __device__ __forceinline__ void give_turn() const {
+    if constexpr (C::kTakeTurns) {
+      const int next = consumer() + 1 == C::kConsumers ? 0 : consumer() + 1;
+      barrier_arrive(kTurnBarrier + next, 256);
+    }
+  }
+
+  static __device__ __forceinline__ void pin_all(Consumer& c) {
+    pin(c.o);
+    pin(c.s);
+    pin(c.probability);
+  }
+
+  __device__ __forceinline__ unsigned v_tile(const Consumer& c) const {
+    return shared + static_cast<unsigned>(Layout::kVAt + KeyRing::stage(c.blocks - 1) * Layout::kV);
+  }
+  __device__ __forceinline__ unsigned q_descriptor(const Consumer& c) const {
+    return descriptor_low(shared + Layout::kQAt + q_slot(c) * Layout::kQ, 0);
+  }
+  __device__ __forceinline__ unsigned k_descriptor(const Consumer& c) const {
+    return descriptor_low(shared + Layout::kKAt + KeyRing::stage(c.blocks) * Layout::kK, 0);
+  }
+  // V of the block before: its P is ready.
+  __device__ __forceinline__ unsigned v_descriptor(const Consumer& c) const {
+    return descriptor_low(v_tile(c), Layout::kPanelBytes);
+  }
+
+  __device__ __forceinline__ void issue_qk(Consumer& c, unsigned q, unsigned k) const {
+#pragma unroll
+    for (int step = 0; step < kStepsK; ++step) {
+      const int panel = step / 4, inside = step % 4 * 32;
+      ProductSS<Element, C::kBlockN>::run(c.s, q + ((panel * 8192 + inside) >> 4),
+                                          k + ((panel * Layout::kPanelBytes + inside) >> 4),
+                                          step > 0);
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void issue_pv(Consumer& c, unsigned v, bool add) const {
+#pragma unroll
+    for (int step = 0; step < C::kBlockN / 16; ++step) {
+      ProductRS<Element, C::kHeadDimV>::run(c.o, &c.probability[4 * step], v + ((step * 2048) >> 4),
+                                            step > 0 || add);
+    }
+    wgmma_commit();
+  }
+
+  static constexpr float kLog2E = 1.4426950408889634f;
+  // What scores are multiplied by to be exponents of 2.
+  __device__ __forceinline__ float exponent_scale() const {
+    return Expressions::kHasScore ? kLog2E : p.scale_log2;
+  }
+
+  // Calls f(score, query, head, key) for each score of a block.
+  template <class F>
+  __device__ __forceinline__ void for_each_score(Consumer& c, const Own& t, int block, F f) const {
+    const int key0 = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int j = 0; j < C::kBlockN / 8; ++j) {
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = t.row + 8 * i;
+          const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
+          f(c.s[4 * j + 2 * i + column], row / kGroup, head, key0 + 8 * j + column);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void apply_score(Consumer& c, const Own& t, int block) const {
+    if constexpr (Expressions::kHasScore) {
+      const Sequence& q = t.w.sequence;
+      for_each_score(c, t, block, [&](float& x, int query, int head, int key) {
+        x = e.score(x * p.scale, query, key, q.batch, head, q.length_q, q.length_k);
+      });
+    }
+  }
+  __device__ __forceinline__ void apply_mask(Consumer& c, const Own& t, int block) const {
+    const Sequence& q = t.w.sequence;
+    for_each_score(c, t, block, [&](float& x, int query, int head, int key) {
+      bool visible = key < q.length_k;
+      if constexpr (Expressions::kHasMask) {
+        visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+      }
+      x = visible ? x : minus_infinity();
+    });
+  }
+
+  // S <- P with new references.
+  __device__ __forceinline__ void softmax_raised(Consumer& c, const Own& t, int block, bool mixed,
+                                                 float (&alpha)[2]) const {
+    apply_score(c, t, block);
+    if (mixed) apply_mask(c, t, block);
+    c.softmax.raise(c.s, exponent_scale(), alpha);
+    c.softmax.template exponentiate<true, 0>(c.s, exponent_scale());
+  }
+
+  // Sets the dropped elements of P to zero; l was summed before.
+  __device__ __forceinline__ void drop(Consumer& c, const Own& t, int block) const {
+    if constexpr (C::kDropout) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = t.row + 8 * i;
+        const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
+        const DropoutRow dropout{p.dropout_seed, p.dropout_offset, p.dropout_threshold,
+                                 static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
+                                 static_cast<unsigned>(row / kGroup)};
+        dropout.apply(c.probability, i, block * C::kBlockN, static_cast<int>(threadIdx.x % 4));
+      }
+    }
+  }
+
+  // Rows of V from the used-th on are past the length and someone else's: they must not meet P = 0
+  // as NaN.
+  __device__ __forceinline__ void clear_tail(const Consumer& c, int used) const {
+    if constexpr (C::kClearTail) {
+      if (used >= C::kBlockN) return;
+      const unsigned v = v_tile(c);
+      const int words = (C::kBlockN - used) * 8;  // of 16 bytes, of a panel
+      for (int panel = 0; panel < Layout::kPanelsV; ++panel) {
+        for (int i = static_cast<int>(threadIdx.x % 128); i < words; i += 128) {
+          asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                           v + panel * Layout::kPanelBytes + used * 128 + i * 16),
+                       "r"(0)
+                       : "memory");
+        }
+      }
+      fence_proxy_async();
+      barrier_sync(kTurnBarrier + C::kConsumers + consumer(), 128);
+    }
+  }
+
+  __device__ __forceinline__ int q_slot(const Consumer& c) const {
+    return consumer() * C::kStagesQ + QueryRing::stage(c.queries());
+  }
+};
+
+}  // namespace attn::device

@@ -1,0 +1,166 @@
+// What producer and consumers of the Hopper forward kernel share: its arguments, the tiles at hand
+// in shared memory, their blocks of keys, and the barriers.
+#pragma once
+
+#include "kernels/forward_sm90/layout.cuh"
+#include "params.cuh"
+#include "ptx/mbarrier.cuh"
+#include "schedule/key_blocks.cuh"
+#include "schedule/sequence.cuh"
+#include "schedule/tiles.cuh"
+
+namespace attn::device {
+
+template <class C, class Expressions>
+struct ForwardSm90Tiles {
+  using Layout = ForwardSm90Layout<C>;
+  using Element = typename C::Element;
+  static constexpr int kBlockM = 64 * C::kConsumers;
+  static constexpr int kGroup = C::kGroup;
+  static constexpr int kStepsK = (C::kHeadDim + 15) / 16;
+
+  const ForwardParams& p;
+  const Expressions& e;
+  const ForwardMaps& maps;
+  unsigned shared;  // 1024-byte aligned
+
+  // The work of one tile: sequence, rows, blocks of keys.
+  struct Work {
+    Sequence sequence;
+    int head;  // query head, or K, V head when heads are packed
+    int split;
+    int row0;  // first row of the block; row r is query r / kGroup of head r % kGroup of the group
+    int begin, end;  // blocks of keys
+  };
+
+  __device__ __forceinline__ Work work_at(int index) const {
+    const OutputTile tile = tile_at<C>(p, index);
+    Work w{sequence_of<C>(p, tile.batch), tile.head_k, tile.split, tile.m_block * kBlockM, 0, 0};
+    set_range(w);
+    return w;
+  }
+  __device__ __forceinline__ void set_range(Work& w) const {
+    w.begin = 0;
+    w.end = (w.sequence.length_k + C::kBlockN - 1) / C::kBlockN;
+    if constexpr (C::kSplits) {
+      w.begin = min(w.end, w.split * p.blocks_per_split);
+      w.end = min(w.end, w.begin + p.blocks_per_split);
+    }
+  }
+
+  // A tile in shared memory; row0 < 0: there are no more.
+  __device__ __forceinline__ unsigned slot_address(int slot) const {
+    return shared + static_cast<unsigned>(Layout::kTileAt + Layout::kTileBytes * slot);
+  }
+  __device__ __forceinline__ void put(int slot, const Work& w) const {
+    const unsigned at = slot_address(slot);
+    store_shared(at, {w.row0, w.head, w.sequence.batch, w.split});
+    store_shared(at + 16,
+                 {w.sequence.row_q, w.sequence.rows_q, w.sequence.length_q, w.sequence.length_k});
+    if constexpr (C::kPackedK) store_shared(at + 32, {w.sequence.row_k, 0, 0, 0});
+  }
+  __device__ __forceinline__ Work get(int slot) const {
+    const Int4 a = load_shared(slot_address(slot));
+    Work w{{}, a.y, a.w, a.x, 0, 0};
+    w.sequence.rows_q = w.sequence.length_q = p.seqlen_q;
+    w.sequence.length_k = p.seqlen_k;
+    if constexpr (C::kPackedQ || C::kPackedK || C::kUsedQ || C::kUsedK) {
+      const Int4 b = load_shared(slot_address(slot) + 16);
+      w.sequence.row_q = b.x;
+      w.sequence.rows_q = b.y;
+      w.sequence.length_q = b.z;
+      w.sequence.length_k = b.w;
+    }
+    if constexpr (C::kPackedK) w.sequence.row_k = load_shared(slot_address(slot) + 32).x;
+    w.sequence.batch = a.z;
+    set_range(w);
+    return w;
+  }
+
+  __device__ __forceinline__ QueryRange queries(const Work& w, int row, int rows) const {
+    QueryRange range{row / kGroup, min((row + rows - 1) / kGroup, w.sequence.length_q - 1), w.head,
+                     w.head};
+    if constexpr (kGroup > 1) {
+      range.head_first = w.head * kGroup;
+      range.head_last = range.head_first + kGroup - 1;
+    }
+    return range;
+  }
+
+  using Blocks = KeyBlocks<C, Expressions, ForwardSm90Tiles>;
+  __device__ __forceinline__ KeyRange keys(int slot) const {
+    const Work w = get(slot);
+    const QueryRange all = queries(w, w.row0, kBlockM);
+    return {all,
+            threadIdx.x < 128 ? all : queries(w, w.row0 + 64 * consumer(), 64),
+            w.sequence.batch,
+            w.sequence.length_q,
+            w.sequence.length_k,
+            w.begin,
+            w.end};
+  }
+
+  __device__ __forceinline__ unsigned barrier(int first, int index) const {
+    return shared + static_cast<unsigned>(first + 8 * index);
+  }
+  using KeyRing = Ring<C::kStages>;
+  using QueryRing = Ring<C::kStagesQ>;
+  using TileRing = Ring<Layout::kTileStages>;
+  // Waits until use n of a ring of K or V tiles has arrived (full) or may be overwritten (empty).
+  __device__ __forceinline__ void wait_full(int first, unsigned n) const {
+    mbarrier_wait(barrier(first, KeyRing::stage(n)), KeyRing::parity(n));
+  }
+  __device__ __forceinline__ bool is_full(int first, unsigned n) const {
+    return mbarrier_try(barrier(first, KeyRing::stage(n)), KeyRing::parity(n));
+  }
+  __device__ __forceinline__ void wait_empty(int first, unsigned n) const {
+    mbarrier_wait(barrier(first, KeyRing::stage(n)), KeyRing::parity(n) ^ 1);
+  }
+
+  __device__ __forceinline__ int key_head(const Work& w) const {
+    return kGroup > 1 ? w.head : w.head / (p.heads_q / p.heads_k);
+  }
+
+  // The first blocks of keys as each consumer sees them, so that consumers begin at once.
+  __device__ __forceinline__ unsigned window_address(int slot, int of_consumer) const {
+    return slot_address(slot) + 48 + static_cast<unsigned>(16 * of_consumer);
+  }
+  __device__ __forceinline__ void put_windows(int slot, const Work& w, const Blocks& list) const {
+    if constexpr (Expressions::kHasMask) {
+      const KeyRange range = keys(slot);
+#pragma unroll
+      for (int i = 0; i < C::kConsumers; ++i) {
+        const KeyWindow window = list.window(*this, range, queries(w, w.row0 + 64 * i, 64));
+        if (threadIdx.x % 32 == 0) {
+          store_shared(window_address(slot, i),
+                       {window.next, static_cast<int>(window.present),
+                        static_cast<int>(window.mixed), static_cast<int>(window.empty)});
+        }
+      }
+      __syncwarp();
+    }
+  }
+
+  // One tile as a consumer sees it.
+  struct Own {
+    Work w;
+    int row;  // of the thread
+    bool exists;
+  };
+  __device__ __forceinline__ Own own_at(int slot) const {
+    const Work w = get(slot);
+    return {w,
+            w.row0 + 64 * consumer() + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
+                static_cast<int>(threadIdx.x % 32 / 4),
+            w.row0 >= 0};
+  }
+
+  __device__ __forceinline__ int consumer() const {
+    return static_cast<int>(threadIdx.x / 128) - 1;
+  }
+  __device__ __forceinline__ void arrive(int first, int index) const {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier(first, index));
+  }
+};
+
+}  // namespace attn::device
