@@ -39,10 +39,14 @@ std::vector<cuda::Arch> architectures(const std::vector<std::string>& names) {
   return archs;
 }
 
-// Spills, local memory, serialised wgmma: kernels of this library are meant to have none.
-bool clean(const cuda::Report& report) {
-  return report.spill_store_bytes == 0 && report.spill_load_bytes == 0 && report.local_bytes == 0 &&
-         report.warnings.empty();
+// Serialised wgmma never; spills, and the local memory they lie in, up to what the source allows.
+bool clean(const cuda::Report& report, int allowed) {
+  const bool spills_only =
+      std::all_of(report.warnings.begin(), report.warnings.end(), [&](const std::string& warning) {
+        return allowed > 0 && warning.find("spilled") != std::string::npos;
+      });
+  return spills_only && report.spill_store_bytes <= allowed && report.spill_load_bytes <= allowed &&
+         report.local_bytes <= allowed;
 }
 
 int compile(const Options& options) {
@@ -69,7 +73,7 @@ int compile(const Options& options) {
       for (const cuda::Source& source : cuda::sources(problem, phase, arch)) {
         const cuda::Report report = cuda::compile_into(source, arch, context, folder).report;
         fmt::print("{} {} {}: {}\n", descriptor, to_string(arch), source.name, to_string(report));
-        if (!clean(report)) ++unclean;
+        if (!clean(report, source.allowed_spill_bytes)) ++unclean;
       }
     }
   }

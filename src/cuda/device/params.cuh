@@ -43,7 +43,7 @@ struct ForwardParams {
   unsigned* counter;
 
   float scale;                 // softmax_scale
-  float scale_log2;            // softmax_scale * log2(e); positive
+  float scale_log2;            // softmax_scale * log2(e); positive where kernels use it
   unsigned dropout_threshold;  // an element is kept when its 16 random bits are at least this
   float dropout_scale;
   unsigned long long dropout_seed, dropout_offset;

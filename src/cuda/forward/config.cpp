@@ -66,10 +66,11 @@ bool shape_sm90(ForwardConfig& config, const Problem& p) {
     config.stages = shape.stages;
     config.stages_q = shape.stages_q;
     config.take_turns = shape.take_turns;
-    config.producer_registers = shape.warpgroups == 3 ? 32 : 40;
-    config.consumer_registers = shape.warpgroups == 3 ? 160 : 232;
+    config.producer_registers = shape.warpgroups == 3 ? 32 : 56;
+    config.consumer_registers = shape.warpgroups == 3 ? 160 : 224;
     config.group = packed_group(p, config.block_m, 64);
     config.reason = shape.reason;
+    config.allowed_spill_bytes = shape.spill_bytes;
     // Random bits come for 32 keys at a time.
     if (config.dropout) config.block_n = config.block_n / 32 * 32;
     if (!config.paged) return true;

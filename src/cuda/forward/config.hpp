@@ -45,7 +45,8 @@ struct ForwardConfig {
   int page_rows = 0;  // sm90: keys of one box of the copy engine when paged
   bool splits = false, sink = false, dropout = false;
 
-  std::string reason;  // of the tile shape
+  std::string reason;           // of the tile shape
+  int allowed_spill_bytes = 0;  // Source::allowed_spill_bytes
 
   int threads() const noexcept;
   std::int64_t shared_bytes() const noexcept;  // dynamic

@@ -41,7 +41,6 @@ std::string print_config(const ForwardConfig& c) {
   number("kGroup", c.group);
   number("kPageSize", c.page_size);
   number("kPageRows", c.page_rows);
-  number("kPolynomial", 0);
   number("kProducerRegisters", c.producer_registers);
   number("kConsumerRegisters", c.consumer_registers);
   flag("kTakeTurns", c.take_turns);
@@ -69,6 +68,7 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
   Source source;
   source.name = name(config.kernel);
   source.entry = "attn_forward";
+  source.allowed_spill_bytes = config.allowed_spill_bytes;
   std::string& text = source.text;
   // src/cuda/device/expr/fast.cuh: how short exp, tanh, ... of scores may be.
   const int precise = config.dtype == DType::f32 ? 2 : config.dtype == DType::f16 ? 1 : 0;

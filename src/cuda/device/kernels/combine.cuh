@@ -6,7 +6,7 @@
 //   kHeadDimV    1 to 512
 //   kVectorO     the address and strides of O are multiples of 4 elements
 //   kPackedQ, kUsedQ
-// Grid: combine_blocks of the number of rows, batch * heads_q * seqlen_q; 128 threads. May be
+// Grid: a quarter of the number of rows, batch * heads_q * seqlen_q; 128 threads. May be
 // launched as a dependent of the forward kernel.
 #pragma once
 

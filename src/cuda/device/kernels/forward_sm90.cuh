@@ -15,11 +15,10 @@
 //   kStages, kStagesQ      tiles of K and V, and of Q: powers of two
 //   kTakeTurns             consumers issue products one after the other
 //   kProducerRegisters, kConsumerRegisters   of a thread, multiples of 8
-//   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: each has
-//   its own kPageRows              keys of a box when paged: divides kBlockN, a multiple of 8; 0:
-//   not paged kClearTail             rows of V past a length may hold anything kPolynomial of so
-//   many exponentials one runs on the FMA pipe; 0: none kPackedQ, kPackedK, kUsedQ, kUsedK,
-//   kSplits, kSink, kDropout
+//   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: none share
+//   kPageRows              keys of a box: divides kBlockN, a multiple of 8; 0: not paged
+//   kClearTail             rows of V past a length may hold anything
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout
 // and of ProductSS<Element, kBlockN>, ProductRS<Element, kHeadDimV> (src/cuda/jit/wgmma_text.hpp).
 // Grid: up to one block of 128 (1 + kConsumers) threads for each multiprocessor, with
 // ForwardSm90Layout<C>::kBytes of dynamic shared memory.

@@ -43,9 +43,8 @@ struct OnlineSoftmax {
   }
 
   // S <- P. Returns whether the references are still good, the same answer in the whole warp; if
-  // not, P and l are of no use. kMasked: scores may be -inf, also all of a row. kPolynomial: of so
-  // many exponentials one runs on the FMA pipe; 0: none.
-  template <bool kMasked, int kPolynomial, int kCount>
+  // not, P and l are of no use. kMasked: scores may be -inf, also all of a row.
+  template <bool kMasked, int kCount>
   __device__ __forceinline__ bool exponentiate(float (&s)[kCount], float c) {
     int top = 0;
 #pragma unroll
@@ -58,12 +57,7 @@ struct OnlineSoftmax {
         for (int column = 0; column < 2; ++column) {
           float& x = s[4 * j + 2 * i + column];
           const float e = fmaf(x, c, offset);
-          const int index = 2 * j + column;
-          if (!kMasked && kPolynomial > 0 && index % (kPolynomial > 0 ? kPolynomial : 1) == 0) {
-            x = exp2_polynomial(e);
-          } else {
-            x = exp2_approximate(e);
-          }
+          x = exp2_approximate(e);
           sum[column] += x;
         }
         // Bits of non-negative floats are ordered as integers are, NaN above all; three of those

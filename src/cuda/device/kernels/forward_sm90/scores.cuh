@@ -136,7 +136,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     apply_score(c, t, block);
     if (mixed) apply_mask(c, t, block);
     c.softmax.raise(c.s, exponent_scale(), alpha);
-    c.softmax.template exponentiate<true, 0>(c.s, exponent_scale());
+    c.softmax.template exponentiate<true>(c.s, exponent_scale());
   }
 
   // Sets the dropped elements of P to zero; l was summed before.
