@@ -24,7 +24,7 @@ struct Pool {
     memory.fill(0);
     synchronize(device);
   }
-  unsigned* take(std::size_t index) {
+  unsigned* take(std::size_t index) const {
     return reinterpret_cast<unsigned*>(static_cast<char*>(memory.data()) + kStep * index);
   }
 };
