@@ -103,24 +103,31 @@ static void accumulate_f32(const void* p, const void* v, int keys, int dim, cons
       });
 }
 
-// Dims in lanes here: dK and dV are kept in natural row order, and t^T is read as broadcasts.
+// Dims in lanes here: dK and dV are kept in natural row order, and t^T is read as broadcasts. The
+// sums stay in registers for all Q blocks: 32 rows are few for what loading and storing them costs.
 template <int kCount, int kColumns>
-ATTN_INLINE void accumulate_rows_tile(const float* t, const float* x, int count, int ld, float* g) {
+ATTN_INLINE void accumulate_rows_tile(const WeightedRows* block, int blocks, int key, int column,
+                                      int ld, float* g) {
   F acc[kCount][kColumns];
 #pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < kColumns; ++c) acc[r][c] = load(g + r * ld + c * kLanes);
   }
-  for (int i = 0; i < count; ++i) {
-    F b[kColumns];
+  for (const WeightedRows* end = block + blocks; block != end; ++block) {
+    const float* t = block->t + key * kRows;
+    const float* x = block->x + column;
+    const int count = block->count;
+    for (int i = 0; i < count; ++i) {
+      F b[kColumns];
 #pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) b[c] = load(x + i * ld + c * kLanes);
+      for (int c = 0; c < kColumns; ++c) b[c] = load(x + i * ld + c * kLanes);
 #pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-      const F w = set1(t[r * kRows + i]);
+      for (int r = 0; r < kCount; ++r) {
+        const F w = set1(t[r * kRows + i]);
 #pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) acc[r][c] = fma(w, b[c], acc[r][c]);
+        for (int c = 0; c < kColumns; ++c) acc[r][c] = fma(w, b[c], acc[r][c]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -130,19 +137,18 @@ ATTN_INLINE void accumulate_rows_tile(const float* t, const float* x, int count,
   }
 }
 
-static void accumulate_rows_f32(const float* t, const float* x, int keys, int count, int dim,
+static void accumulate_rows_f32(const WeightedRows* block, int blocks, int keys, int dim,
                                 float* g) {
   const int ld = leading_dim(dim);
   for_register_tiles(
       keys, [&]<int kCount>(int key) __attribute__((always_inline)) {
-        const float* weights = t + key * kRows;
         float* rows = g + key * ld;
         int c = 0;
         for (; c + kVectors * kLanes <= ld; c += kVectors * kLanes) {
-          accumulate_rows_tile<kCount, kVectors>(weights, x + c, count, ld, rows + c);
+          accumulate_rows_tile<kCount, kVectors>(block, blocks, key, c, ld, rows + c);
         }
         for (; c < ld; c += kLanes) {
-          accumulate_rows_tile<kCount, 1>(weights, x + c, count, ld, rows + c);
+          accumulate_rows_tile<kCount, 1>(block, blocks, key, c, ld, rows + c);
         }
       });
 }
