@@ -43,14 +43,14 @@ struct Scratch {
 
 // What one wave of pairs needs between its steps.
 struct WaveMemory {
-  AlignedBytes packed;        // GradientBlocks and their arrays
+  AlignedBytes packed;        // GradientBlocks and their arrays, then dq_t
   std::size_t block_bytes;    // of one of them
-  AlignedBytes dq_t;          // [split][block of the wave][dim][rows]
+  float* dq_t;                // [split][block of the wave][dim][rows]
   std::int64_t block_floats;  // dim * rows
   std::int64_t blocks;        // of the largest wave
 
   float* dq(std::int64_t split, std::int64_t block) const {
-    return reinterpret_cast<float*>(dq_t.get()) + (split * blocks + block) * block_floats;
+    return dq_t + (split * blocks + block) * block_floats;
   }
   GradientBlock& block(std::size_t offset, std::int64_t i) const {
     return *reinterpret_cast<GradientBlock*>(packed.get() + offset +
@@ -206,9 +206,12 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   for (const Wave& wave : list) {
     memory.blocks = std::max(memory.blocks, g.first_block(wave.last) - g.first_block(wave.first));
   }
-  memory.packed = allocate(largest_wave(list));
-  memory.dq_t = allocate(static_cast<std::size_t>(splits * memory.blocks * memory.block_floats) *
-                         sizeof(float));
+  // One block of memory, which glibc keeps for the next run up to 32 MiB; of several it gives the
+  // pages back.
+  const std::size_t packed_bytes = largest_wave(list);
+  const auto dq_floats = static_cast<std::size_t>(splits * memory.blocks * memory.block_floats);
+  memory.packed = allocate(packed_bytes + dq_floats * sizeof(float));
+  memory.dq_t = reinterpret_cast<float*>(memory.packed.get() + packed_bytes);
 
   for (const Wave& wave : list) {
     pack_queries(a, g, wave, memory, executor);
