@@ -20,13 +20,11 @@ ATTN_INLINE void register_tail(int first, int rest, const Body& body) {
     }
   }
 }
-template <class Body>
+template <int kStep = kRegisterKeys, class Body>
 ATTN_INLINE void for_register_tiles(int n, const Body& body) {
   int first = 0;
-  for (; first + kRegisterKeys <= n; first += kRegisterKeys) {
-    body.template operator()<kRegisterKeys>(first);
-  }
-  register_tail<kRegisterKeys - 1>(first, n - first, body);
+  for (; first + kStep <= n; first += kStep) body.template operator()<kStep>(first);
+  register_tail<kStep - 1>(first, n - first, body);
 }
 
 static void scores_f32(const void* q_t, const void* k, int keys, int dim, float* s,
@@ -137,13 +135,20 @@ ATTN_INLINE void accumulate_rows_tile(const WeightedRows* block, int blocks, int
   }
 }
 
+// Wider than the other products where 32 registers hold it: 6 x 4 sums, 4 loads and 1 broadcast.
+inline constexpr int kRowsColumns = ATTN_VECTOR_BYTES == 64 ? 4 : kVectors;
+inline constexpr int kRowsKeys = ATTN_VECTOR_BYTES == 64 ? 6 : kRegisterKeys;
+
 static void accumulate_rows_f32(const WeightedRows* block, int blocks, int keys, int dim,
                                 float* g) {
   const int ld = leading_dim(dim);
-  for_register_tiles(
+  for_register_tiles<kRowsKeys>(
       keys, [&]<int kCount>(int key) __attribute__((always_inline)) {
         float* rows = g + key * ld;
         int c = 0;
+        for (; c + kRowsColumns * kLanes <= ld; c += kRowsColumns * kLanes) {
+          accumulate_rows_tile<kCount, kRowsColumns>(block, blocks, key, c, ld, rows + c);
+        }
         for (; c + kVectors * kLanes <= ld; c += kVectors * kLanes) {
           accumulate_rows_tile<kCount, kVectors>(block, blocks, key, c, ld, rows + c);
         }
