@@ -83,7 +83,8 @@ void pack_queries(const Attention& a, const GradientContext& g, const Wave& wave
 void group_gradient(const Attention& a, const GradientContext& g, const Wave& wave,
                     std::int64_t pair, std::int64_t first, int count, KeyRange chunk,
                     std::int64_t split, const WaveMemory& memory, Scratch& s) {
-  const auto [sequence, head_k] = pair_at(a, pair);
+  const core::Sequence& sequence = pair_at(a, pair).sequence;
+  const int head_k = pair_at(a, pair).head_k;
   const int ld = leading_dim(a.dim);
   const int ld_v = leading_dim(a.dim_v);
   const std::size_t offset = wave.offset[static_cast<std::size_t>(pair - wave.first)];
@@ -100,7 +101,7 @@ void group_gradient(const Attention& a, const GradientContext& g, const Wave& wa
     float* dk = s.dk + j * ld;
     float* dv = s.dv + j * ld_v;
     WeightedRows queries[kGradientGroup], d_o[kGradientGroup];
-    int waiting = 0, waiting_keys = 0;
+    int waiting = 0, waiting_keys = 0;  // Q blocks to be added, all with the same number of keys
     const auto add_waiting = [&] {
       a.ops.accumulate_rows(d_o, waiting, waiting_keys, a.dim_v, dv);
       a.ops.accumulate_rows(queries, waiting, waiting_keys, a.dim, dk);
