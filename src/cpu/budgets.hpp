@@ -14,5 +14,8 @@ inline constexpr std::int64_t kQueryPackBudget = std::int64_t{80} << 20;
 inline constexpr std::int64_t kSplitBudget = std::int64_t{128} << 20;
 // Keys of a backward chunk: K, V, dK and dV of 512 keys at d = 64 are 512 KB, half of a 1 MB L2.
 inline constexpr int kChunkKeys = 512;
+// Q blocks of the backward pass that are added to dK and dV together: each block of those is read
+// and written once for all.
+inline constexpr int kGradientGroup = 4;
 
 }  // namespace attn::cpu

@@ -35,6 +35,13 @@ struct DropoutTile {
   const std::uint32_t* batch_head = nullptr;  // [rows] batch * heads_q + head
 };
 
+// The first `count` rows of a Q block and their weights.
+struct WeightedRows {
+  const float* t = nullptr;  // [key][rows]
+  const float* x = nullptr;  // [row][leading dimension]
+  int count = 0;
+};
+
 struct TileOps {
   InstructionSet isa;
   DType operand;     // f32 or bf16
@@ -97,9 +104,9 @@ struct TileOps {
                          float keep_scale, const float* delta, float* ds);
   // ds <- ds * factor, and 0 where ds is 0 (a masked element's factor may be infinite or NaN).
   void (*multiply_gradient)(const float* factor, int keys, float* ds);
-  // g[key][ld] += sum_row t[key][row] x[row][ld], for the first `count` rows; ld =
-  // leading_dim(dim).
-  void (*accumulate_rows)(const float* t, const float* x, int keys, int count, int dim, float* g);
+  // g[key][ld] += sum_row t[key][row] x[row][ld] over the rows of `blocks` Q blocks, one after the
+  // other; ld = leading_dim(dim).
+  void (*accumulate_rows)(const WeightedRows* block, int blocks, int keys, int dim, float* g);
 
   // --- Decoding: few rows, dims in lanes, K and V read where they lie ---
   // s[key * rows + r] <- sum_d q[r][d] k[key][d] for r < count; q: f32 [count][leading_dim(dim)],

@@ -22,8 +22,10 @@ constexpr std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+// Frees the block that an aligned pointer lies in.
 struct FreeDeleter {
-  void operator()(void* p) const noexcept { std::free(p); }
+  void* block = nullptr;
+  void operator()(void*) const noexcept { std::free(block); }
 };
 using AlignedBytes = std::unique_ptr<std::byte, FreeDeleter>;
 
@@ -41,16 +43,19 @@ inline void use_huge_pages([[maybe_unused]] std::byte* p, [[maybe_unused]] std::
 #endif
 }
 
-// Throws Error(out_of_memory). The memory is not initialised.
+// Throws Error(out_of_memory). The memory is not initialised. Not by aligned_alloc: the block that
+// glibc's frees is smaller than what it looks for when asked for as much again, so that each run
+// would take fresh pages, and the kernel clear them.
 inline AlignedBytes allocate(std::size_t bytes) {
-  auto* p =
-      static_cast<std::byte*>(std::aligned_alloc(kAlignment, aligned(bytes == 0 ? 1 : bytes)));
-  if (p == nullptr) {
+  void* block = std::malloc(bytes + kAlignment);
+  if (block == nullptr) {
     throw Error(ErrorCode::out_of_memory,
                 "workspace of " + std::to_string(bytes) + " bytes could not be allocated");
   }
+  const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(block) % kAlignment;
+  auto* p = static_cast<std::byte*>(block) + (kAlignment - past);
   use_huge_pages(p, bytes);
-  return AlignedBytes(p);
+  return AlignedBytes(p, {block});
 }
 
 // Hands out consecutive aligned pieces of a block. Over a null base it only counts: the same

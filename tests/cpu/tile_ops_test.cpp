@@ -172,16 +172,22 @@ TEST_P(Backward, RowsAccumulateAndScoreGradientMatchTheirDefinitions) {
       const auto n = static_cast<std::size_t>(keys);
       const int count = ops().rows - 1;
       Floats t(kBlockK * kMaxRows), x(kMaxRows * ld), g(kBlockK * ld);
+      Floats last_t(kBlockK * kMaxRows), last_x(kMaxRows * ld);
       fill(t);
       fill(x);
+      fill(last_t);
+      fill(last_x);
       fill(g);
       const std::vector<float> before(g.data(), g.data() + g.size());
-      ops().accumulate_rows(t.data(), x.data(), keys, count, dim, g.data());
+      const WeightedRows blocks[] = {{t.data(), x.data(), count},
+                                     {last_t.data(), last_x.data(), 1}};
+      ops().accumulate_rows(blocks, 2, keys, dim, g.data());
       for (std::size_t j = 0; j < n; ++j) {
         for (std::size_t d = 0; d < static_cast<std::size_t>(dim); ++d) {
           double sum = before[j * ld + d];
           for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r)
             sum += double{t[j * rows + r]} * double{x[r * ld + d]};
+          sum += double{last_t[j * rows]} * double{last_x[d]};
           ASSERT_NEAR(g[j * ld + d], sum, 1e-4);
         }
       }

@@ -16,16 +16,22 @@ namespace {
 struct Scratch {
   int dim = 0, dim_v = 0;
   GradientTiles tiles;
-  GradientBlock* block = nullptr;  // for Q blocks that are not packed ahead
+  float* p[kGradientGroup] = {};  // tile.s and ds of each Q block of a group
+  float* ds[kGradientGroup] = {};
+  GradientBlock* block = nullptr;  // [kGradientGroup], for Q blocks that are not packed ahead
   float *k = nullptr, *v = nullptr, *dk = nullptr,
         *dv = nullptr;  // [kChunkKeys][leading dimension]
 
   void carve(Carver& c) {
     tiles.carve(c);
-    c.take(block, 1);
-    GradientBlock placed;
-    placed.carve(c, dim, dim_v);
-    if (block != nullptr) *block = placed;
+    c.take(block, kGradientGroup);
+    for (int i = 0; i < kGradientGroup; ++i) {
+      c.take(p[i], static_cast<std::size_t>(kBlockK * kMaxRows));
+      c.take(ds[i], static_cast<std::size_t>(kBlockK * kMaxRows));
+      GradientBlock placed;
+      placed.carve(c, dim, dim_v);
+      if (block != nullptr) block[i] = placed;
+    }
     const auto k_floats = static_cast<std::size_t>(kChunkKeys * leading_dim(dim));
     const auto v_floats = static_cast<std::size_t>(kChunkKeys * leading_dim(dim_v));
     c.take(k, k_floats);
@@ -37,14 +43,14 @@ struct Scratch {
 
 // What one wave of pairs needs between its steps.
 struct WaveMemory {
-  AlignedBytes packed;        // GradientBlocks and their arrays
+  AlignedBytes packed;        // GradientBlocks and their arrays, then dq_t
   std::size_t block_bytes;    // of one of them
-  AlignedBytes dq_t;          // [split][block of the wave][dim][rows]
+  float* dq_t;                // [split][block of the wave][dim][rows]
   std::int64_t block_floats;  // dim * rows
   std::int64_t blocks;        // of the largest wave
 
   float* dq(std::int64_t split, std::int64_t block) const {
-    return reinterpret_cast<float*>(dq_t.get()) + (split * blocks + block) * block_floats;
+    return dq_t + (split * blocks + block) * block_floats;
   }
   GradientBlock& block(std::size_t offset, std::int64_t i) const {
     return *reinterpret_cast<GradientBlock*>(packed.get() + offset +
@@ -72,6 +78,64 @@ void pack_queries(const Attention& a, const GradientContext& g, const Wave& wave
   });
 }
 
+// Q blocks [first, first + count) of the pair against one chunk of keys: dQ is added to theirs, dK
+// and dV to those of the chunk in s.
+void group_gradient(const Attention& a, const GradientContext& g, const Wave& wave,
+                    std::int64_t pair, std::int64_t first, int count, KeyRange chunk,
+                    std::int64_t split, const WaveMemory& memory, Scratch& s) {
+  const core::Sequence& sequence = pair_at(a, pair).sequence;
+  const int head_k = pair_at(a, pair).head_k;
+  const int ld = leading_dim(a.dim);
+  const int ld_v = leading_dim(a.dim_v);
+  const std::size_t offset = wave.offset[static_cast<std::size_t>(pair - wave.first)];
+  const std::int64_t in_wave = g.first_block(pair) - g.first_block(wave.first);
+  const auto tile_of = [&](std::int64_t block, int blocks) {
+    const std::int64_t row0 = block * a.ops.rows;
+    return a.tile(
+        sequence, head_k, row0,
+        std::min<std::int64_t>(std::int64_t{blocks} * a.ops.rows, a.rows(sequence) - row0));
+  };
+  GradientBlock* q[kGradientGroup] = {};
+  const auto visit = [&](int key0, int keys_in_block, expr::Coverage coverage) {
+    const std::int64_t j = key0 - chunk.begin;
+    float* dk = s.dk + j * ld;
+    float* dv = s.dv + j * ld_v;
+    WeightedRows queries[kGradientGroup], d_o[kGradientGroup];
+    int waiting = 0, waiting_keys = 0;  // Q blocks to be added, all with the same number of keys
+    const auto add_waiting = [&] {
+      a.ops.accumulate_rows(d_o, waiting, waiting_keys, a.dim_v, dv);
+      a.ops.accumulate_rows(queries, waiting, waiting_keys, a.dim, dk);
+      waiting = 0;
+    };
+    for (int i = 0; i < count; ++i) {
+      const expr::Tile rows = tile_of(first + i, 1);
+      const expr::Coverage own = coverage == expr::Coverage::full || count == 1
+                                     ? coverage
+                                     : a.coverage(rows, key0, keys_in_block);
+      if (own == expr::Coverage::empty) continue;
+      const int n =
+          own == expr::Coverage::mixed ? a.visible_keys(rows, key0, keys_in_block) : keys_in_block;
+      if (q[i] == nullptr) {
+        q[i] = offset == kNotPacked ? s.block + i : &memory.block(offset, first + i);
+        if (offset == kNotPacked) g.load(pair, first + i, *q[i]);
+      }
+      if (waiting > 0 && n != waiting_keys) add_waiting();
+      const KeyBlock block{key0, n, s.k + j * ld, s.v + j * ld_v};
+      GradientTiles tiles = s.tiles;
+      tiles.tile.s = s.p[i];
+      tiles.ds = s.ds[i];
+      g.tile_gradient(*q[i], block, own, tiles);
+      a.ops.accumulate(tiles.ds, block.k, n, a.dim, nullptr, memory.dq(split, in_wave + first + i));
+      d_o[waiting] = {tiles.tile.s, q[i]->do_rows, q[i]->q.count};
+      queries[waiting] = {tiles.ds, q[i]->q_rows, q[i]->q.count};
+      waiting_keys = n;
+      ++waiting;
+    }
+    if (waiting > 0) add_waiting();
+  };
+  for_visible_blocks(a, tile_of(first, count), chunk.begin, chunk.end, visit);
+}
+
 // One chunk of keys against every Q block of the pair; dK and dV of the chunk are left in s.
 void chunk_gradient(const Attention& a, const GradientContext& g, const Wave& wave,
                     std::int64_t pair, KeyRange keys, std::int64_t split, const WaveMemory& memory,
@@ -87,31 +151,10 @@ void chunk_gradient(const Attention& a, const GradientContext& g, const Wave& wa
   }
   std::fill_n(s.dk, count * ld, 0.0f);
   std::fill_n(s.dv, count * ld_v, 0.0f);
-  const std::size_t offset = wave.offset[static_cast<std::size_t>(pair - wave.first)];
-  const std::int64_t first = g.first_block(pair);
-  for (std::int64_t i = 0; i < g.blocks(pair); ++i) {
-    GradientBlock* q = offset == kNotPacked ? nullptr : &memory.block(offset, i);
-    float* dq = memory.dq(split, first + i - g.first_block(wave.first));
-    const std::int64_t row0 = i * a.ops.rows;
-    const expr::Tile rows =
-        a.tile(sequence, head_k, row0, std::min<std::int64_t>(a.ops.rows, a.rows(sequence) - row0));
-    for_visible_blocks(
-        a, rows, keys.begin, keys.end, [&](int key0, int keys_in_block, expr::Coverage coverage) {
-          const int n = coverage == expr::Coverage::mixed
-                            ? a.visible_keys(rows, key0, keys_in_block)
-                            : keys_in_block;
-          if (q == nullptr) {
-            q = s.block;
-            g.load(pair, i, *q);
-          }
-          const std::int64_t j = key0 - keys.begin;
-          const KeyBlock block{key0, n, s.k + j * ld, s.v + j * ld_v};
-          g.tile_gradient(*q, block, coverage, s.tiles);
-          a.ops.accumulate_rows(s.tiles.tile.s, q->do_rows, n, q->q.count, a.dim_v,
-                                s.dv + j * ld_v);
-          a.ops.accumulate_rows(s.tiles.ds, q->q_rows, n, q->q.count, a.dim, s.dk + j * ld);
-          a.ops.accumulate(s.tiles.ds, block.k, n, a.dim, nullptr, dq);
-        });
+  for (std::int64_t i = 0; i < g.blocks(pair); i += kGradientGroup) {
+    const auto blocks =
+        static_cast<int>(std::min<std::int64_t>(kGradientGroup, g.blocks(pair) - i));
+    group_gradient(a, g, wave, pair, i, blocks, keys, split, memory, s);
   }
 }
 
@@ -160,13 +203,16 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
         return memory.block_bytes *
                static_cast<std::size_t>((a.rows(pair.sequence) + a.ops.rows - 1) / a.ops.rows);
       });
-  memory.packed = allocate(largest_wave(list));
   memory.block_floats = std::int64_t{a.dim} * a.ops.rows;
   for (const Wave& wave : list) {
     memory.blocks = std::max(memory.blocks, g.first_block(wave.last) - g.first_block(wave.first));
   }
-  memory.dq_t = allocate(static_cast<std::size_t>(splits * memory.blocks * memory.block_floats) *
-                         sizeof(float));
+  // One block of memory, which glibc keeps for the next run up to 32 MiB; of several it gives the
+  // pages back.
+  const std::size_t packed_bytes = largest_wave(list);
+  const auto dq_floats = static_cast<std::size_t>(splits * memory.blocks * memory.block_floats);
+  memory.packed = allocate(packed_bytes + dq_floats * sizeof(float));
+  memory.dq_t = reinterpret_cast<float*>(memory.packed.get() + packed_bytes);
 
   for (const Wave& wave : list) {
     pack_queries(a, g, wave, memory, executor);

@@ -84,8 +84,10 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
           for (std::int64_t i = 0; i < blocks; ++i) {
             GradientBlock& q = *s.block;
             g.load(pair, i, q);
-            a.ops.accumulate_rows(p + at(i, key0), q.do_rows, keys, q.q.count, a.dim_v, s.dv);
-            a.ops.accumulate_rows(ds + at(i, key0), q.q_rows, keys, q.q.count, a.dim, s.dk);
+            const WeightedRows d_o{p + at(i, key0), q.do_rows, q.q.count};
+            const WeightedRows queries{ds + at(i, key0), q.q_rows, q.q.count};
+            a.ops.accumulate_rows(&d_o, 1, keys, a.dim_v, s.dv);
+            a.ops.accumulate_rows(&queries, 1, keys, a.dim, s.dk);
           }
           a.store_key_rows(gradients.dk, sequence, head_k, key0, keys, s.dk, a.dim, a.scale);
           a.store_key_rows(gradients.dv, sequence, head_k, key0, keys, s.dv, a.dim_v, 1.0f);

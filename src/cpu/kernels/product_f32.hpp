@@ -20,13 +20,11 @@ ATTN_INLINE void register_tail(int first, int rest, const Body& body) {
     }
   }
 }
-template <class Body>
+template <int kStep = kRegisterKeys, class Body>
 ATTN_INLINE void for_register_tiles(int n, const Body& body) {
   int first = 0;
-  for (; first + kRegisterKeys <= n; first += kRegisterKeys) {
-    body.template operator()<kRegisterKeys>(first);
-  }
-  register_tail<kRegisterKeys - 1>(first, n - first, body);
+  for (; first + kStep <= n; first += kStep) body.template operator()<kStep>(first);
+  register_tail<kStep - 1>(first, n - first, body);
 }
 
 static void scores_f32(const void* q_t, const void* k, int keys, int dim, float* s,
@@ -103,24 +101,31 @@ static void accumulate_f32(const void* p, const void* v, int keys, int dim, cons
       });
 }
 
-// Dims in lanes here: dK and dV are kept in natural row order, and t^T is read as broadcasts.
+// Dims in lanes here: dK and dV are kept in natural row order, and t^T is read as broadcasts. The
+// sums stay in registers for all Q blocks: 32 rows are few for what loading and storing them costs.
 template <int kCount, int kColumns>
-ATTN_INLINE void accumulate_rows_tile(const float* t, const float* x, int count, int ld, float* g) {
+ATTN_INLINE void accumulate_rows_tile(const WeightedRows* block, int blocks, int key, int column,
+                                      int ld, float* g) {
   F acc[kCount][kColumns];
 #pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < kColumns; ++c) acc[r][c] = load(g + r * ld + c * kLanes);
   }
-  for (int i = 0; i < count; ++i) {
-    F b[kColumns];
+  for (const WeightedRows* end = block + blocks; block != end; ++block) {
+    const float* t = block->t + key * kRows;
+    const float* x = block->x + column;
+    const int count = block->count;
+    for (int i = 0; i < count; ++i) {
+      F b[kColumns];
 #pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) b[c] = load(x + i * ld + c * kLanes);
+      for (int c = 0; c < kColumns; ++c) b[c] = load(x + i * ld + c * kLanes);
 #pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-      const F w = set1(t[r * kRows + i]);
+      for (int r = 0; r < kCount; ++r) {
+        const F w = set1(t[r * kRows + i]);
 #pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) acc[r][c] = fma(w, b[c], acc[r][c]);
+        for (int c = 0; c < kColumns; ++c) acc[r][c] = fma(w, b[c], acc[r][c]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -130,19 +135,25 @@ ATTN_INLINE void accumulate_rows_tile(const float* t, const float* x, int count,
   }
 }
 
-static void accumulate_rows_f32(const float* t, const float* x, int keys, int count, int dim,
+// Wider than the other products where 32 registers hold it: 6 x 4 sums, 4 loads and 1 broadcast.
+inline constexpr int kRowsColumns = ATTN_VECTOR_BYTES == 64 ? 4 : kVectors;
+inline constexpr int kRowsKeys = ATTN_VECTOR_BYTES == 64 ? 6 : kRegisterKeys;
+
+static void accumulate_rows_f32(const WeightedRows* block, int blocks, int keys, int dim,
                                 float* g) {
   const int ld = leading_dim(dim);
-  for_register_tiles(
+  for_register_tiles<kRowsKeys>(
       keys, [&]<int kCount>(int key) __attribute__((always_inline)) {
-        const float* weights = t + key * kRows;
         float* rows = g + key * ld;
         int c = 0;
+        for (; c + kRowsColumns * kLanes <= ld; c += kRowsColumns * kLanes) {
+          accumulate_rows_tile<kCount, kRowsColumns>(block, blocks, key, c, ld, rows + c);
+        }
         for (; c + kVectors * kLanes <= ld; c += kVectors * kLanes) {
-          accumulate_rows_tile<kCount, kVectors>(weights, x + c, count, ld, rows + c);
+          accumulate_rows_tile<kCount, kVectors>(block, blocks, key, c, ld, rows + c);
         }
         for (; c < ld; c += kLanes) {
-          accumulate_rows_tile<kCount, 1>(weights, x + c, count, ld, rows + c);
+          accumulate_rows_tile<kCount, 1>(block, blocks, key, c, ld, rows + c);
         }
       });
 }
