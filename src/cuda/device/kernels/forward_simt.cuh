@@ -246,16 +246,17 @@ struct ForwardSimt {
   }
 
   __device__ __forceinline__ void drop(float (&s)[4], int query, int head, int block) const {
-    const DropoutRow dropout{
-        p.dropout_seed, p.dropout_offset, p.dropout_threshold,
+    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const DropoutRow row(
+        dropout,
         static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
             static_cast<unsigned>(head),
-        static_cast<unsigned>(query)};
+        static_cast<unsigned>(query));
     // Slots 4 x to 4 x + 3 have words 0 and 1, or 2 and 3, of one call.
     const int x = member();
-    const PhiloxWords bits = dropout.words(2 * block + x / 8, x / 2 % 4);
-    dropout.apply(s[0], s[1], x % 2 == 0 ? bits.word[0] : bits.word[2]);
-    dropout.apply(s[2], s[3], x % 2 == 0 ? bits.word[1] : bits.word[3]);
+    const PhiloxWords bits = row.words(DropoutColumns(dropout, 2 * block + x / 8, x / 2 % 4));
+    row.apply(s[0], s[1], x % 2 == 0 ? bits.word[0] : bits.word[2]);
+    row.apply(s[2], s[3], x % 2 == 0 ? bits.word[1] : bits.word[3]);
   }
 
   // P, from where multiply_pv takes it.

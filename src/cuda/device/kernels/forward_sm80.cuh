@@ -214,21 +214,23 @@ struct ForwardSm80 {
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
       }
       to_operand<Element>(w.s[m], p16[m]);
-      if constexpr (C::kDropout) drop(p16[m], m, block);
+      if constexpr (C::kDropout) drop_elements(p16[m], m, block);
     }
   }
 
-  __device__ __forceinline__ void drop(unsigned (&p16)[C::kBlockN / 4], int m, int block) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = warp_row() + 16 * m + lane() / 4 + 8 * i;
-      const DropoutRow dropout{
-          p.dropout_seed, p.dropout_offset, p.dropout_threshold,
+  __device__ __forceinline__ void drop_elements(unsigned (&p16)[C::kBlockN / 4], int m,
+                                                int block) const {
+    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const auto row = [&](int i) {
+      const int r = warp_row() + 16 * m + lane() / 4 + 8 * i;
+      return DropoutRow(
+          dropout,
           static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
-              static_cast<unsigned>(tile.head_of(row)),
-          static_cast<unsigned>(tile.query_of(row))};
-      dropout.apply(p16, i, block * C::kBlockN, lane() % 4);
-    }
+              static_cast<unsigned>(tile.head_of(r)),
+          static_cast<unsigned>(tile.query_of(r)));
+    };
+    const DropoutRow rows[2] = {row(0), row(1)};
+    drop(p16, rows, block * C::kBlockN, lane() % 4);
   }
 
   // ---- the tile

@@ -10,7 +10,7 @@ template <class C, class Expressions>
 struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   using Base = ForwardSm90Epilogue<C, Expressions>;
   using Base::apply_score, Base::arrive, Base::barrier, Base::clear_tail, Base::close;
-  using Base::consumer, Base::drop, Base::exponent_scale, Base::finish, Base::give_turn;
+  using Base::consumer, Base::drop_elements, Base::exponent_scale, Base::finish, Base::give_turn;
   using Base::is_full, Base::issue_pv, Base::issue_qk, Base::k_descriptor, Base::own_at;
   using Base::kStepsK;
   using Base::pin_all, Base::q_descriptor, Base::q_slot, Base::shared, Base::softmax_raised;
@@ -177,7 +177,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       add = !begins;
       pending = true;
       to_operand<Element>(c.s, c.probability);
-      drop(c, t, block);
+      drop_elements(c, t, block);
       list.advance(*this, slot_now(c));
     }
   }

@@ -140,17 +140,17 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   }
 
   // Sets the dropped elements of P to zero; l was summed before.
-  __device__ __forceinline__ void drop(Consumer& c, const Own& t, int block) const {
+  __device__ __forceinline__ void drop_elements(Consumer& c, const Own& t, int block) const {
     if constexpr (C::kDropout) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = t.row + 8 * i;
-        const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
-        const DropoutRow dropout{p.dropout_seed, p.dropout_offset, p.dropout_threshold,
-                                 static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
-                                 static_cast<unsigned>(row / kGroup)};
-        dropout.apply(c.probability, i, block * C::kBlockN, static_cast<int>(threadIdx.x % 4));
-      }
+      const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+      const auto row = [&](int i) {
+        const int r = t.row + 8 * i;
+        const int head = kGroup > 1 ? t.w.head * kGroup + r % kGroup : t.w.head;
+        return DropoutRow(dropout, static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
+                          static_cast<unsigned>(r / kGroup));
+      };
+      const DropoutRow rows[2] = {row(0), row(1)};
+      drop(c.probability, rows, block * C::kBlockN, static_cast<int>(threadIdx.x % 4));
     }
   }
 
