@@ -286,7 +286,7 @@ struct ForwardSimt {
       if (!C::kSplits || tile.split == 0) sink = p.sink[head];
     }
     const float m = Expressions::kHasScore ? t.m[r] : t.m[r] * p.scale;
-    const Denominator d = denominator<C::kSink>(m, l, sink);
+    const Denominator d = denominator<C::kSink, false>(m, l, sink);
     const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
     const float lse = used ? d.lse : minus_infinity();
     const bool zero = !used || l == 0;  // whatever V holds

@@ -292,7 +292,7 @@ struct ForwardSm80 {
     if constexpr (C::kSink) {
       if (exists && (!C::kSplits || tile.split == 0)) sink = p.sink[head];
     }
-    const Denominator d = denominator<C::kSink>(w.softmax[m].r[i] * kLn2, l, sink);
+    const Denominator d = denominator<C::kSink, true>(w.softmax[m].r[i] * kLn2, l, sink);
     const float lse = used ? d.lse : minus_infinity();
     const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
     // Rows that see nothing are 0 whatever V holds.

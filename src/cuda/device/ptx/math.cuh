@@ -12,12 +12,12 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float log2_approximate(float x) {
+// An ulp.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
   float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
 // Two floats rounded to the 16-bit type, the first in the low half.
 struct BFloat16 {
   static __device__ __forceinline__ unsigned pack(float low, float high) {

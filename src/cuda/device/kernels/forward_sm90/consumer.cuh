@@ -62,6 +62,17 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
     arrive(Layout::kEmptyQ, q_slot(c));
     c.next_query();
   }
+  // The end of a tile whose Q is the one before the next. O goes to memory through the place of
+  // that Q where there is another for the next.
+  __device__ __forceinline__ void finish_attended(Consumer& c, const float (&factor)[2]) const {
+    if constexpr (Base::kCanStage) {
+      const int place = consumer() * C::kStagesQ + QueryRing::stage(c.queries() - 1);
+      finish<true>(c, slot_before(c), factor, shared + Layout::kQAt + place * Layout::kQ);
+      arrive(Layout::kEmptyQ, place);
+    } else {
+      finish<false>(c, slot_before(c), factor, 0);
+    }
+  }
 
   // Tiles follow each other without a gap: S of the first block of the next tile is computed beside
   // the last O += P V of this one.
@@ -85,7 +96,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
         close(c.softmax, slot_now(c), factor);
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] = 0;
-        finish(c, slot_now(c), factor);
+        finish<false>(c, slot_now(c), factor, 0);
         t = next_tile(c);
       }
     }
@@ -102,13 +113,17 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
     while (true) {
       const bool begins = !pending || !list.more();
       if (pending && begins) {
-        release_q(c);
+        if constexpr (Base::kCanStage) {
+          c.next_query();  // given back by finish_attended
+        } else {
+          release_q(c);
+        }
         t = next_tile(c);
         list = blocks(c, t);
         if (!list.more() || list.empty_for_own()) {
           multiply_v(c, used, add);
           close(c.softmax, slot_before(c), factor);
-          finish(c, slot_before(c), factor);
+          finish_attended(c, factor);
           return;
         }
       }
@@ -169,7 +184,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       k_ready = is_full(Layout::kFullK, c.blocks);
 
       if (pending && begins) {
-        finish(c, slot_before(c), factor);
+        finish_attended(c, factor);
       } else if (!begins && (careful || !good)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
