@@ -32,6 +32,14 @@ __device__ __forceinline__ float attn_position_to_float(int a) {
   return static_cast<float>(a);
 #endif
 }
+// Of a + step, both small.
+__device__ __forceinline__ float attn_position_to_float(int a, int step) {
+#if ATTN_SHORT_SEQUENCES
+  return attn_position_to_float(a) + static_cast<float>(step);
+#else
+  return static_cast<float>(attn_add(a, step));
+#endif
+}
 
 namespace exact {
 

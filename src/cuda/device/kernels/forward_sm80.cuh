@@ -195,7 +195,7 @@ struct ForwardSm80 {
     for (int m = 0; m < kTiles; ++m) {
       if constexpr (Expressions::kHasScore) {
         for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key) {
-          x = e.score(x * p.scale, query, key, q.batch, head, q.length_q, q.length_k);
+          x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k);
         });
       }
       if (mixed) {
@@ -208,7 +208,7 @@ struct ForwardSm80 {
         });
       }
       float alpha[2];
-      const float c = Expressions::kHasScore ? kLog2E : p.scale_log2;
+      const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
       if (w.softmax[m].exponentiate(w.s[m], c, alpha)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
