@@ -281,6 +281,17 @@ TEST(ExpressionText, ConstantsLeaveTheScore) {
   expect(to_float(s.query), "attn_position_to_float(query)", {}, "0x1p+0f");
 }
 
+TEST(ExpressionText, SaysWhatScoresLoad) {
+  const auto& s = expr::symbols();
+  const float data[4] = {};
+  const expr::Buffer x("x", tensor(data, {4}));
+  const auto loads = [](const Expr& score) {
+    return cuda::print_expressions({}, score).find("kScoreLoads = true") != std::string::npos;
+  };
+  EXPECT_TRUE(loads(s.score + x[s.query - s.key]));
+  EXPECT_FALSE(loads(s.score + x[s.query] * x[s.key]));
+}
+
 TEST(ExpressionText, KeysAreSteps) {
   const auto& s = expr::symbols();
   const auto expect = [](const Expr& score, const std::string& result) {
