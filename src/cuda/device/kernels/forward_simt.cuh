@@ -48,7 +48,7 @@ template <class C, class Expressions>
 struct ForwardSimt {
   using Layout = ForwardSimtLayout<C>;
   using Element = typename C::Element;
-  using Blocks = KeyBlocks<C, Expressions, ForwardSimt>;
+  using Blocks = KeyBlocks<C, Expressions, ForwardSimt, true>;
   static constexpr int kThreads = 128;
   static constexpr int kRows = C::kBlockM / 8;  // of a thread
   static constexpr int kPiece = Layout::kPiece;
@@ -218,7 +218,7 @@ struct ForwardSimt {
         if (mixed) {
           bool visible = key < q.length_k;
           if constexpr (Expressions::kHasMask) {
-            visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+            visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
           }
           x = visible ? x : minus_infinity();
         }

@@ -48,7 +48,7 @@ struct ForwardSm80 {
   using TileK = typename Layout::TileK;
   using TileV = typename Layout::TileV;
   using Element = typename C::Element;
-  using Blocks = KeyBlocks<C, Expressions, ForwardSm80>;
+  using Blocks = KeyBlocks<C, Expressions, ForwardSm80, true>;
   static constexpr int kThreads = 32 * C::kWarps;
   static constexpr int kRows = C::kBlockM / C::kWarps;  // of a warp
   static constexpr int kTiles = kRows / 16;
@@ -202,7 +202,7 @@ struct ForwardSm80 {
         for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key) {
           bool visible = key < q.length_k;
           if constexpr (Expressions::kHasMask) {
-            visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+            visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
           }
           x = visible ? x : minus_infinity();
         });

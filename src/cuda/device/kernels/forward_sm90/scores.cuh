@@ -126,7 +126,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       const int key = first + step;
       bool visible = key < q.length_k;
       if constexpr (Expressions::kHasMask) {
-        visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+        visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
       }
       x = visible ? x : minus_infinity();
     });
