@@ -127,7 +127,8 @@ struct ForwardSm90Tiles {
   __device__ __forceinline__ unsigned window_address(int slot, int of_consumer) const {
     return slot_address(slot) + 48 + static_cast<unsigned>(16 * of_consumer);
   }
-  __device__ __forceinline__ void put_windows(int slot, const Work& w, const AllBlocks& list) const {
+  __device__ __forceinline__ void put_windows(int slot, const Work& w,
+                                              const AllBlocks& list) const {
     if constexpr (Expressions::kHasMask) {
       const KeyRange range = keys(slot);
 #pragma unroll(Expressions::kMaskReadsBuffers ? 1 : C::kConsumers)
