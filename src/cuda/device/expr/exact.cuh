@@ -35,7 +35,8 @@ __device__ __forceinline__ float attn_position_to_float(int a) {
 // Of a + step, both small.
 __device__ __forceinline__ float attn_position_to_float(int a, int step) {
 #if ATTN_SHORT_SEQUENCES
-  return attn_position_to_float(a) + static_cast<float>(step);
+  const float first = attn_position_to_float(a);
+  return step == 0 ? first : first + static_cast<float>(step);  // x + 0 would be an instruction
 #else
   return static_cast<float>(attn_add(a, step));
 #endif
