@@ -48,7 +48,7 @@ struct ForwardSm80 {
   using TileK = typename Layout::TileK;
   using TileV = typename Layout::TileV;
   using Element = typename C::Element;
-  using Blocks = KeyBlocks<C, Expressions, ForwardSm80>;
+  using Blocks = KeyBlocks<C, Expressions, ForwardSm80, true>;
   static constexpr int kThreads = 32 * C::kWarps;
   static constexpr int kRows = C::kBlockM / C::kWarps;  // of a warp
   static constexpr int kTiles = kRows / 16;
@@ -168,11 +168,12 @@ struct ForwardSm80 {
 
   // ---- softmax
 
-  // Calls f(score, query, head, key) for each score of 16 rows.
+  // Calls f(score, query, head, key, step) for each score of 16 rows, whose key is key + step; step
+  // is a constant.
   template <class F>
   __device__ __forceinline__ void for_each_score(float (&s)[C::kBlockN / 2], int m, int block,
                                                  F f) const {
-    const int key0 = block * C::kBlockN + 2 * (lane() % 4);
+    const int key = block * C::kBlockN + 2 * (lane() % 4);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = warp_row() + 16 * m + lane() / 4 + 8 * i;
@@ -181,7 +182,7 @@ struct ForwardSm80 {
       for (int j = 0; j < C::kBlockN / 8; ++j) {
 #pragma unroll
         for (int column = 0; column < 2; ++column) {
-          f(s[4 * j + 2 * i + column], query, head, key0 + 8 * j + column);
+          f(s[4 * j + 2 * i + column], query, head, key, 8 * j + column);
         }
       }
     }
@@ -194,21 +195,22 @@ struct ForwardSm80 {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       if constexpr (Expressions::kHasScore) {
-        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key) {
-          x = e.score(x * p.scale, query, key, q.batch, head, q.length_q, q.length_k);
+        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key, int step) {
+          x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
         });
       }
       if (mixed) {
-        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key) {
+        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int first, int step) {
+          const int key = first + step;
           bool visible = key < q.length_k;
           if constexpr (Expressions::kHasMask) {
-            visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+            visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
           }
           x = visible ? x : minus_infinity();
         });
       }
       float alpha[2];
-      const float c = Expressions::kHasScore ? kLog2E : p.scale_log2;
+      const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
       if (w.softmax[m].exponentiate(w.s[m], c, alpha)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
