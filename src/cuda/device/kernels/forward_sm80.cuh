@@ -22,6 +22,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/special.cuh"
 #include "schedule/query_tile.cuh"
 #include "softmax/denominator.cuh"
 #include "softmax/dropout.cuh"
@@ -70,12 +71,6 @@ struct ForwardSm80 {
     unsigned q_lane, k_lane, v_lane;
   };
 
-  // Volatile, so that nothing that follows from it is shared between two calls.
-  static __device__ __forceinline__ int block_index() {
-    int index;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
-    return index;
-  }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
   // First row of the warp.
   __device__ __forceinline__ int warp_row() const {
@@ -338,7 +333,7 @@ struct ForwardSm80 {
     if (list.more()) attend(w, list);
     if constexpr (C::kSplits) launch_dependents();
     // The tile is worked out again rather than kept in registers all along.
-    const ForwardSm80 same{p, e, QueryTile<C>::at(p, block_index()), shared};
+    const ForwardSm80 same{p, e, QueryTile<C>::at(p, block_index_anew()), shared};
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       same.finish(w, m, 0);
@@ -352,7 +347,7 @@ __device__ __forceinline__ void forward_sm80(const ForwardParams& p, const Expre
   extern __shared__ __align__(128) char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
   using Kernel = ForwardSm80<C, Expressions>;
-  Kernel{p, e, QueryTile<C>::at(p, Kernel::block_index()), shared}.run();
+  Kernel{p, e, QueryTile<C>::at(p, block_index_anew()), shared}.run();
 }
 
 }  // namespace attn::device

@@ -18,6 +18,12 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+__device__ __forceinline__ float float_of_half(unsigned short half) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
+  return x;
+}
+
 // Two floats rounded to the 16-bit type, the first in the low half.
 struct BFloat16 {
   static __device__ __forceinline__ unsigned pack(float low, float high) {

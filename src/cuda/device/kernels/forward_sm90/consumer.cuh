@@ -10,7 +10,7 @@ template <class C, class Expressions>
 struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   using Base = ForwardSm90Epilogue<C, Expressions>;
   using Base::apply_score, Base::arrive, Base::barrier, Base::clear_tail, Base::close;
-  using Base::consumer, Base::drop_elements, Base::exponent_scale, Base::finish, Base::give_turn;
+  using Base::consumer, Base::drop_elements, Base::exponent_scale, Base::give_turn;
   using Base::is_full, Base::issue_pv, Base::issue_qk, Base::k_descriptor, Base::own_at;
   using Base::kStepsK;
   using Base::pin_all, Base::q_descriptor, Base::q_slot, Base::shared, Base::softmax_raised;
@@ -67,10 +67,11 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   __device__ __forceinline__ void finish_attended(Consumer& c, const float (&factor)[2]) const {
     if constexpr (Base::kCanStage) {
       const int place = consumer() * C::kStagesQ + QueryRing::stage(c.queries() - 1);
-      finish<true>(c, slot_before(c), factor, shared + Layout::kQAt + place * Layout::kQ);
+      this->template finish<true>(c, slot_before(c), factor,
+                                  shared + Layout::kQAt + place * Layout::kQ);
       arrive(Layout::kEmptyQ, place);
     } else {
-      finish<false>(c, slot_before(c), factor, 0);
+      this->template finish<false>(c, slot_before(c), factor, 0);
     }
   }
 
@@ -96,7 +97,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
         close(c.softmax, slot_now(c), factor);
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] = 0;
-        finish<false>(c, slot_now(c), factor, 0);
+        this->template finish<false>(c, slot_now(c), factor, 0);
         t = next_tile(c);
       }
     }

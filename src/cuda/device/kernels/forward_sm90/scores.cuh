@@ -168,10 +168,8 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       const int words = (C::kBlockN - used) * 8;  // of 16 bytes, of a panel
       for (int panel = 0; panel < Layout::kPanelsV; ++panel) {
         for (int i = static_cast<int>(threadIdx.x % 128); i < words; i += 128) {
-          asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                           v + panel * Layout::kPanelBytes + used * 128 + i * 16),
-                       "r"(0)
-                       : "memory");
+          store_shared(v + static_cast<unsigned>(panel * Layout::kPanelBytes + used * 128 + i * 16),
+                       {0, 0, 0, 0});
         }
       }
       fence_proxy_async();
