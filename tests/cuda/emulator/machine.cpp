@@ -147,6 +147,66 @@ void multiply(const Product& p, std::size_t group, std::size_t position) {
   }
 }
 
+void start(Block& b) {
+  for (unsigned i = 0; i < b.size.x; ++i) {
+    Fiber& f = b.fibers[i];
+    f.index = {i};
+    f.stack = std::make_unique_for_overwrite<char[]>(kStack);
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_size = kStack;
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, begin, 0);
+  }
+}
+
+// Lets every thread of a warp run until it waits. Whether any did.
+bool run_warp(Block& b, unsigned warp) {
+  bool ran = false;
+  for (unsigned i = 32 * warp; i < std::min(b.size.x, 32 * warp + 32); ++i) {
+    Fiber& f = b.fibers[i];
+    if (f.finished || (f.ready && !f.ready())) continue;
+    f.ready = nullptr;
+    b.now = &f;
+    ran = true;
+    swapcontext(&b.scheduler, &f.context);
+  }
+  return ran;
+}
+
+// One of the boxes under way arrives.
+void deliver(Block& b, std::size_t which) {
+  const std::function<void()> box = std::move(b.later[which]);
+  b.later.erase(b.later.begin() + static_cast<std::ptrdiff_t>(which));
+  b.now = b.fibers.data();
+  box();
+}
+
+std::size_t unfinished(const Block& b) {
+  return static_cast<std::size_t>(
+      std::count_if(b.fibers.begin(), b.fibers.end(), [](const Fiber& f) { return !f.finished; }));
+}
+
+// False on a deadlock.
+bool run(Block& b, std::mt19937& random) {
+  std::vector<unsigned> order(b.warps.size());
+  std::iota(order.begin(), order.end(), 0u);
+  while (unfinished(b) > 0) {
+    bool ran = false;
+    std::shuffle(order.begin(), order.end(), random);
+    for (const unsigned warp : order) ran = run_warp(b, warp) || ran;
+    // Boxes arrive in any order, at the latest when nobody can go on without.
+    if (!b.later.empty() && (!ran || random() % 4 == 0)) {
+      deliver(b, random() % b.later.size());
+    } else if (!ran && unfinished(b) > 0) {
+      std::fprintf(stderr, "emulated GPU: deadlock: %zu of %u threads of block %u wait\n",
+                   unfinished(b), b.size.x, b.index.x);
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 const Index& thread_index() { return now().index; }
@@ -279,7 +339,8 @@ float widen(std::uint16_t bits, bool half) {
 bool launch(unsigned grid, unsigned size, char* shared, std::size_t shared_bytes,
             void (*call)(void**), void** arguments, unsigned seed) {
   std::mt19937 random(seed);
-  for (unsigned index = 0; index < grid; ++index) {
+  bool done = true;
+  for (unsigned index = 0; done && index < grid; ++index) {
     Block b;
     b.index = {index};
     b.size = {size};
@@ -293,54 +354,11 @@ bool launch(unsigned grid, unsigned size, char* shared, std::size_t shared_bytes
     b.warps.resize((size + 31) / 32);
     b.groups.resize((size + 127) / 128);
     block = &b;
-    for (unsigned i = 0; i < size; ++i) {
-      Fiber& f = b.fibers[i];
-      f.index = {i};
-      f.stack = std::make_unique_for_overwrite<char[]>(kStack);
-      getcontext(&f.context);
-      f.context.uc_stack.ss_sp = f.stack.get();
-      f.context.uc_stack.ss_size = kStack;
-      f.context.uc_link = nullptr;
-      makecontext(&f.context, begin, 0);
-    }
-    std::vector<unsigned> order(b.warps.size());
-    std::iota(order.begin(), order.end(), 0u);
-    while (true) {
-      bool ran = false, left = false;
-      std::shuffle(order.begin(), order.end(), random);
-      for (const unsigned warp : order) {
-        for (unsigned i = 32 * warp; i < std::min(size, 32 * warp + 32); ++i) {
-          Fiber& f = b.fibers[i];
-          if (f.finished) continue;
-          left = true;
-          if (f.ready && !f.ready()) continue;
-          f.ready = nullptr;
-          b.now = &f;
-          ran = true;
-          swapcontext(&b.scheduler, &f.context);
-        }
-      }
-      if (!left) break;
-      // Boxes arrive in any order, at the latest when nobody can go on without.
-      if (!b.later.empty() && (!ran || random() % 4 == 0)) {
-        const std::size_t which = random() % b.later.size();
-        const std::function<void()> box = std::move(b.later[which]);
-        b.later.erase(b.later.begin() + static_cast<std::ptrdiff_t>(which));
-        b.now = b.fibers.data();
-        box();
-      } else if (!ran) {
-        unsigned waiting = 0;
-        for (const Fiber& f : b.fibers) waiting += f.finished ? 0 : 1;
-        std::fprintf(stderr,
-                     "emulated GPU: deadlock: %u of %u threads of block %u wait for each other\n",
-                     waiting, size, index);
-        block = nullptr;
-        return false;
-      }
-    }
+    start(b);
+    done = run(b, random);
     block = nullptr;
   }
-  return true;
+  return done;
 }
 
 }  // namespace attn::emulator
