@@ -1,6 +1,8 @@
 // The forward pass for Python benchmarks: plans by descriptor, runs on device pointers. Tensors are
 // contiguous, [batch, seqlen, heads, head_dim].
 #include <cstdio>
+#include <memory>
+#include <vector>
 
 #include "attn/attn.hpp"
 
@@ -9,7 +11,8 @@ namespace {
 struct Handle {
   attn::Problem problem;
   attn::Plan plan;
-  attn::Tensor slopes;  // of alibi, when the problem has it
+  // What mask and score read, in the order of their first use, mask first.
+  std::vector<std::shared_ptr<const attn::expr::Buffer>> buffers;
 };
 
 }  // namespace
@@ -24,6 +27,11 @@ void* attn_plan(const char* descriptor, const char* kernel, long long* workspace
     options.device = {attn::DeviceType::cuda, 0};
     options.kernel = kernel;
     auto* handle = new Handle{problem, attn::make_plan(problem, attn::Phase::forward, options), {}};
+    for (const attn::expr::Expr& e : {problem.mask, problem.score}) {
+      if (e.empty()) continue;
+      const auto found = attn::expr::buffers(e);
+      handle->buffers.insert(handle->buffers.end(), found.begin(), found.end());
+    }
     *workspace_bytes = handle->plan.workspace_bytes;
     return handle;
   } catch (const std::exception& error) {
@@ -32,19 +40,23 @@ void* attn_plan(const char* descriptor, const char* kernel, long long* workspace
   }
 }
 
-// 0 when the work is in the stream. slopes: f32 [heads_q] of alibi, or null.
-int attn_forward(void* plan, void* q, void* k, void* v, void* o, void* lse, void* slopes,
+// 0 when the work is in the stream. buffers: device pointers, in the order of Handle::buffers, each
+// contiguous and of the shape that its declaration gives.
+int attn_forward(void* plan, void* q, void* k, void* v, void* o, void* lse, void** buffers,
                  void* workspace, long long workspace_bytes, void* stream) {
   try {
-    const auto& [problem, made, unused] = *static_cast<Handle*>(plan);
+    const auto& [problem, made, declared] = *static_cast<Handle*>(plan);
     const attn::Device device{attn::DeviceType::cuda, 0};
     const attn::Problem& p = problem;
     attn::Inputs inputs;
     inputs.q = attn::tensor(q, p.dtype, {p.batch, p.seqlen_q, p.heads_q, p.head_dim}, device);
     inputs.k = attn::tensor(k, p.dtype, {p.batch, p.seqlen_k, p.heads_k, p.head_dim}, device);
     inputs.v = attn::tensor(v, p.dtype, {p.batch, p.seqlen_k, p.heads_k, p.head_dim_v}, device);
-    if (slopes != nullptr) {
-      inputs.buffers = {{"slopes", attn::tensor(slopes, attn::DType::f32, {p.heads_q}, device)}};
+    for (std::size_t i = 0; i < declared.size(); ++i) {
+      attn::Tensor tensor = declared[i]->tensor();
+      tensor.data = buffers[i];
+      tensor.device = device;
+      inputs.buffers.emplace_back(declared[i]->name(), tensor);
     }
     attn::Outputs outputs;
     outputs.o = attn::tensor(o, p.dtype, {p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, device);

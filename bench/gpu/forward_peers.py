@@ -18,7 +18,7 @@ arguments.add_argument("--commit", default="")
 arguments.add_argument("--lengths", default="512,1024,2048,4096,8192,16384")
 arguments.add_argument("--dims", default="64,128,256")
 arguments.add_argument("--rep", type=int, default=60)
-arguments.add_argument("--parts", default="cells,expressions,portable")
+arguments.add_argument("--parts", default="cells,expressions,sparse,portable")
 options = arguments.parse_args()
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 kTokens, kHidden = 16384, 2048
@@ -48,9 +48,10 @@ class Attention:
         self.workspace = torch.empty(max(1, size.value), dtype=torch.uint8, device="cuda")
         self.size = size
 
-    def __call__(self, q, k, v, o, lse, slopes=None):
-        at = lambda t: pointer(t.data_ptr() if t is not None else None)
-        if library.attn_forward(pointer(self.handle), at(q), at(k), at(v), at(o), at(lse), at(slopes), at(self.workspace),
+    def __call__(self, q, k, v, o, lse, *buffers):
+        at = lambda t: pointer(t.data_ptr())
+        read = (pointer * max(1, len(buffers)))(*map(at, buffers))
+        if library.attn_forward(pointer(self.handle), at(q), at(k), at(v), at(o), at(lse), read, at(self.workspace),
                                 self.size, pointer(torch.cuda.current_stream().cuda_stream)):
             sys.exit(1)
 
@@ -61,10 +62,9 @@ def make(b, n, h, d):
     return q, k, v, o, torch.full((b, h, n), math.nan, device="cuda")
 
 
-def error_ratio(q, k, v, o, causal):
+def error_ratio(q, k, v, o, hidden):
     """Largest error against fp64 over that of standard attention in bf16, on the first heads."""
     q, k, v, o = (t[:1, :, :2].transpose(1, 2) for t in (q, k, v, o))
-    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device="cuda").triu(1) if causal else None
     def standard(q, k, v, low):
         s = (q @ k.transpose(2, 3)) / math.sqrt(q.shape[-1])
         if hidden is not None:
@@ -93,7 +93,8 @@ def cells(kernel, peer, name, dims, lengths):
                 attention = Attention(f"b{b}_n{n}_h{h}_d{d}{'_causal' if causal else ''}_bf16", kernel)
                 q, k, v, o, lse = make(b, n, h, d)
                 attention(q, k, v, o, lse)
-                ratio = error_ratio(q, k, v, o, causal) if n <= 8192 else float("nan")
+                hidden = torch.ones(n, n, dtype=torch.bool, device="cuda").triu(1) if causal and n <= 8192 else None
+                ratio = error_ratio(q, k, v, o, hidden) if n <= 8192 else float("nan")
                 assert not o.isnan().any() and not ratio > 2, (d, causal, n, ratio)
                 qt, kt, vt = (t.transpose(1, 2) for t in (q, k, v))
                 count = flops(b, n, h, d, causal) * 1e-9
@@ -120,11 +121,37 @@ def expressions():
         times = {}
         for word in ("", "_causal", "_causal_softcap30", "_causal_alibi", "_causal_dropout0.1", "_window1024x0", "_dropout0.1", "_softcap30"):
             attention = Attention(f"b{b}_n{n}_h{h}_d{d}{word}_bf16")
-            s = slopes if "alibi" in word else None
-            times[word] = median_ms(lambda: attention(q, k, v, o, lse, s))
+            s = [slopes] if "alibi" in word else []
+            times[word] = median_ms(lambda: attention(q, k, v, o, lse, *s))
             plain = times["_causal"] if word.startswith("_causal") else times[""]
             rows.append(dict(d=d, problem=word[1:] or "full", ms=round(times[word], 4), share_of_plain=round(plain / times[word], 3)))
             print(f"d {d:3d} {word[1:] or 'full':20s} {times[word] * 1000:7.0f} us  {plain / times[word]:.2f} of plain speed", flush=True)
+    return rows
+
+
+def sparse():
+    """Block-sparse attention at n 16384: random 128 x 128 blocks, the same number in each row of blocks."""
+    rows = []
+    b, n, block = 1, 16384, 128
+    count = n // block
+    for d in (64, 128):
+        h = kHidden // d
+        q, k, v, o, lse = make(b, n, h, d)
+        dense = Attention(f"b{b}_n{n}_h{h}_d{d}_bf16")
+        words = f"mask(blocks[query/{block},key/{block}]!=0)_buffer(blocks:u8:{count}x{count})"
+        attention = Attention(f"b{b}_n{n}_h{h}_d{d}_{words}_bf16")
+        for share in (0.5, 0.25, 0.125):
+            blocks = (torch.rand(count, count, device="cuda").argsort(1) < int(share * count)).to(torch.uint8)
+            attention(q, k, v, o, lse, blocks)
+            rows_of_block = slice(7 * block, 8 * block)  # of head 0
+            hidden = ~blocks.bool()[7].repeat_interleave(block)
+            ratio = error_ratio(q[:, rows_of_block], k, v, o[:, rows_of_block], hidden)
+            assert not o.isnan().any() and not ratio > 2, (d, share, ratio)
+            whole = median_ms(lambda: dense(q, k, v, o, lse))
+            part = median_ms(lambda: attention(q, k, v, o, lse, blocks))
+            rows.append(dict(d=d, share=share, ms=round(part, 4), dense_ms=round(whole, 4), of_share=round(part / whole / share, 3),
+                             error_ratio=round(ratio, 2)))
+            print(f"d {d:3d} {share:5.1%} of blocks {part * 1000:7.0f} us  {part / whole / share:.2f} of that share of dense", flush=True)
     return rows
 
 
@@ -140,6 +167,8 @@ if "portable" in parts:
     result["portable_cells"] = cells("forward_sm80", SDPBackend.FLASH_ATTENTION, "FA2", dims, [n for n in lengths if n in (512, 2048, 8192)])
 if "expressions" in parts:
     result["expressions"] = expressions()
+if "sparse" in parts:
+    result["block_sparse"] = sparse()
 if options.out:
     with open(options.out, "w") as file:
         json.dump(result, file, indent=1)

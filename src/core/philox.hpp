@@ -28,16 +28,25 @@ struct PhiloxBlock {
   friend constexpr bool operator==(const PhiloxBlock&, const PhiloxBlock&) = default;
 };
 
+struct PhiloxKey {
+  std::uint32_t word[2];
+};
+
+// The key of a round, 0 to 9.
+constexpr PhiloxKey philox_round_key(PhiloxKey key, std::uint32_t round) {
+  return {{key.word[0] + round * 0x9e3779b9u,    // golden ratio
+           key.word[1] + round * 0xbb67ae85u}};  // sqrt(3) - 1
+}
+
 constexpr PhiloxBlock philox4x32_10(PhiloxBlock counter, std::uint32_t key0, std::uint32_t key1) {
-  for (int round = 0; round < 10; ++round) {
+  for (std::uint32_t round = 0; round < 10; ++round) {
+    const PhiloxKey key = philox_round_key({{key0, key1}}, round);
     const std::uint64_t product0 = 0xd2511f53ULL * counter.word[0];
     const std::uint64_t product1 = 0xcd9e8d57ULL * counter.word[2];
-    counter = {{static_cast<std::uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0,
+    counter = {{static_cast<std::uint32_t>(product1 >> 32) ^ counter.word[1] ^ key.word[0],
                 static_cast<std::uint32_t>(product1),
-                static_cast<std::uint32_t>(product0 >> 32) ^ counter.word[3] ^ key1,
+                static_cast<std::uint32_t>(product0 >> 32) ^ counter.word[3] ^ key.word[1],
                 static_cast<std::uint32_t>(product0)}};
-    key0 += 0x9e3779b9u;  // golden ratio
-    key1 += 0xbb67ae85u;  // sqrt(3) - 1
   }
   return counter;
 }
@@ -52,14 +61,19 @@ constexpr double dropout_scale(std::uint32_t threshold) {
   return 65536.0 / (65536.0 - static_cast<double>(threshold));
 }
 
+constexpr PhiloxKey dropout_key(std::uint64_t seed, std::uint64_t offset) {
+  return {{static_cast<std::uint32_t>(seed),
+           static_cast<std::uint32_t>(seed >> 32) ^ static_cast<std::uint32_t>(offset >> 32)}};
+}
+
 // The call that serves (batch_head, query, key); batch_head = batch * heads_q + head < 2^32.
 constexpr PhiloxBlock dropout_block(std::uint64_t seed, std::uint64_t offset,
                                     std::uint32_t batch_head, std::uint32_t query,
                                     std::uint32_t key) {
+  const PhiloxKey philox = dropout_key(seed, offset);
   return philox4x32_10(
       {{key / 32 * 4 + key % 8 / 2, query, batch_head, static_cast<std::uint32_t>(offset)}},
-      static_cast<std::uint32_t>(seed),
-      static_cast<std::uint32_t>(seed >> 32) ^ static_cast<std::uint32_t>(offset >> 32));
+      philox.word[0], philox.word[1]);
 }
 
 // The 16-bit number of `key` within its block.

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -32,8 +33,19 @@ constexpr std::array kCases{
     Case{1, 2, 0.99999, 3, 5, 1 << 30},
 };
 
-device::DropoutRow row_of(const Case& c) {
-  return {c.seed, c.offset, core::dropout_threshold(c.probability), c.batch_head, c.query};
+// What device code is given of a case.
+struct Mask {
+  explicit Mask(const Case& c) {
+    const core::PhiloxKey key = core::dropout_key(c.seed, c.offset);
+    for (std::uint32_t round = 0; round < 10; ++round) {
+      std::ranges::copy(core::philox_round_key(key, round).word, round_keys[round]);
+    }
+  }
+  unsigned round_keys[10][2];
+};
+device::Dropout dropout_of(const Case& c, const Mask& mask) {
+  return {mask.round_keys, static_cast<std::uint32_t>(c.offset),
+          core::dropout_threshold(c.probability)};
 }
 
 bool keep(const Case& c, int key) {
@@ -41,39 +53,44 @@ bool keep(const Case& c, int key) {
                             c.query, static_cast<std::uint32_t>(c.first_key + key));
 }
 
-// Register 4 j + 2 i + column of lane `pair` of a quad is key 8 j + 2 pair + column.
-TEST(DropoutMask, AccumulatorOfFloats) {
+// Two floats of a word, as the kernel without tensor cores has them.
+TEST(DropoutMask, Floats) {
   for (const Case& c : kCases) {
-    for (int i = 0; i < 2; ++i) {
-      for (int pair = 0; pair < 4; ++pair) {
-        float s[kKeys / 2];
-        for (float& x : s) x = 1;
-        row_of(c).apply(s, i, c.first_key, pair);
-        for (int r = 0; r < kKeys / 2; ++r) {
-          const int key = r / 4 * 8 + 2 * pair + r % 2;
-          const float expected = r / 2 % 2 != i || keep(c, key) ? 1.f : 0.f;
-          EXPECT_EQ(s[r], expected) << "query " << c.query << " key " << c.first_key + key;
-        }
-      }
+    const Mask mask(c);
+    const device::Dropout dropout = dropout_of(c, mask);
+    const device::DropoutRow row(dropout, c.batch_head, c.query);
+    for (int key = 0; key < kKeys; key += 2) {
+      const device::DropoutColumns columns(dropout, (c.first_key + key) / 32, key % 8 / 2);
+      float even = 1, odd = 2;
+      row.apply(even, odd, row.words(columns).word[key / 8 % 4]);
+      EXPECT_EQ(even, keep(c, key) ? 1.f : 0.f) << "query " << c.query << " key " << key;
+      EXPECT_EQ(odd, keep(c, key + 1) ? 2.f : 0.f) << "query " << c.query << " key " << key + 1;
     }
   }
 }
 
-// Register 2 j + i holds two neighbouring keys, the even one in the low half.
+// Register 2 j + i holds two neighbouring keys of row i, the even one in the low half.
 TEST(DropoutMask, OperandOfHalves) {
+  constexpr unsigned kBoth = 0x3c013c02u;
   for (const Case& c : kCases) {
-    for (int i = 0; i < 2; ++i) {
-      for (int pair = 0; pair < 4; ++pair) {
-        unsigned p[kKeys / 4];
-        for (unsigned& x : p) x = 0x3c013c02u;
-        row_of(c).apply(p, i, c.first_key, pair);
-        for (int r = 0; r < kKeys / 4; ++r) {
-          const int key = r / 2 * 8 + 2 * pair;
-          unsigned expected = 0x3c013c02u;
-          if (r % 2 == i && !keep(c, key)) expected &= 0xffff0000u;
-          if (r % 2 == i && !keep(c, key + 1)) expected &= 0xffffu;
-          EXPECT_EQ(p[r], expected) << "query " << c.query << " key " << c.first_key + key;
-        }
+    const Mask mask(c);
+    const device::Dropout dropout = dropout_of(c, mask);
+    Case below = c;  // the other row of the thread, of another head
+    below.query += 8;
+    below.batch_head ^= 1;
+    const device::DropoutRow rows[2] = {{dropout, c.batch_head, c.query},
+                                        {dropout, below.batch_head, below.query}};
+    for (int pair = 0; pair < 4; ++pair) {
+      unsigned p[kKeys / 4];
+      for (unsigned& x : p) x = kBoth;
+      device::drop(p, rows, c.first_key, pair);
+      for (int r = 0; r < kKeys / 4; ++r) {
+        const Case& row = r % 2 == 0 ? c : below;
+        const int key = r / 2 * 8 + 2 * pair;
+        unsigned expected = kBoth;
+        if (!keep(row, key)) expected &= 0xffff0000u;
+        if (!keep(row, key + 1)) expected &= 0xffffu;
+        EXPECT_EQ(p[r], expected) << "query " << row.query << " key " << row.first_key + key;
       }
     }
   }

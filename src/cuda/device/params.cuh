@@ -46,7 +46,8 @@ struct ForwardParams {
   float scale_log2;            // softmax_scale * log2(e); positive where kernels use it
   unsigned dropout_threshold;  // an element is kept when its 16 random bits are at least this
   float dropout_scale;
-  unsigned long long dropout_seed, dropout_offset;
+  unsigned dropout_round_keys[10][2];  // of Philox4x32-10
+  unsigned dropout_counter3;           // last word of its counter
 };
 
 }  // namespace attn::device

@@ -60,14 +60,15 @@ bool shape_sm90(ForwardConfig& config, const Problem& p) {
   const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
   for (const ForwardSm90Shape& shape : forward_sm90_shapes()) {
     if (widest > shape.head_dim) continue;
+    if (p.seqlen_k > (p.mask.empty() ? shape.seqlen_k : shape.masked)) continue;
     config.block_m = 64 * shape.warpgroups;
     config.block_n = shape.block_n;
     config.warps = 4 * shape.warpgroups;
     config.stages = shape.stages;
     config.stages_q = shape.stages_q;
     config.take_turns = shape.take_turns;
-    config.producer_registers = shape.warpgroups == 3 ? 32 : 56;
-    config.consumer_registers = shape.warpgroups == 3 ? 160 : 224;
+    config.producer_registers = shape.producer_registers;
+    config.consumer_registers = shape.consumer_registers;
     config.group = packed_group(p, config.block_m, 64);
     config.reason = shape.reason;
     config.allowed_spill_bytes = shape.spill_bytes;

@@ -154,8 +154,11 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   const std::uint32_t threshold = core::dropout_threshold(p.dropout.probability);
   out.dropout_threshold = threshold;
   out.dropout_scale = static_cast<float>(core::dropout_scale(threshold));
-  out.dropout_seed = p.dropout.seed;
-  out.dropout_offset = p.dropout.offset;
+  const core::PhiloxKey philox = core::dropout_key(p.dropout.seed, p.dropout.offset);
+  for (std::uint32_t round = 0; round < 10; ++round) {
+    std::ranges::copy(core::philox_round_key(philox, round).word, out.dropout_round_keys[round]);
+  }
+  out.dropout_counter3 = static_cast<std::uint32_t>(p.dropout.offset);
   return out;
 }
 

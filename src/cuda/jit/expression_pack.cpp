@@ -7,6 +7,7 @@
 #include "attn/error.hpp"
 #include "core/expr/bindings.hpp"
 #include "cuda/jit/expression_buffers.hpp"
+#include "cuda/jit/expression_factors.hpp"
 #include "cuda/jit/expression_text.hpp"
 
 namespace attn::cuda {
@@ -85,15 +86,22 @@ bool last_is_contiguous(const Tensor& tensor) {
 }
 
 std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
-                                        const expr::Bindings& bindings) {
+                                        const expr::Bindings& bindings, double softmax_scale) {
   const auto buffers = expression_buffers(mask, score);
   std::vector<BufferView> views;
   for (const auto& buffer : buffers) {
     views.push_back(view_of(expr::resolve(*buffer, bindings, DeviceType::cuda)));
   }
-  // An empty struct of alignment 8 has 8 bytes.
-  std::vector<std::byte> bytes(std::max(views.size() * sizeof(BufferView), sizeof(std::int64_t)));
-  if (!views.empty()) std::memcpy(bytes.data(), views.data(), views.size() * sizeof(BufferView));
+  std::vector<float> multiples;
+  for (const double c : score_factors(score).multiples) {
+    multiples.push_back(static_cast<float>(softmax_scale * c));
+  }
+  // Views, then multiples. The struct is aligned to 8 bytes, and never empty.
+  const std::size_t of_views = views.size() * sizeof(BufferView);
+  const std::size_t of_multiples = multiples.size() * sizeof(float);
+  std::vector<std::byte> bytes((std::max<std::size_t>(of_views + of_multiples, 1) + 7) / 8 * 8);
+  if (of_views > 0) std::memcpy(bytes.data(), views.data(), of_views);
+  if (of_multiples > 0) std::memcpy(bytes.data() + of_views, multiples.data(), of_multiples);
   return bytes;
 }
 

@@ -11,6 +11,7 @@
 #include "core/expr/build.hpp"
 #include "core/expr/cuda_text.hpp"
 #include "cuda/jit/expression_buffers.hpp"
+#include "cuda/jit/expression_factors.hpp"
 #include "cuda/jit/expression_range.hpp"
 
 namespace attn::cuda {
@@ -47,47 +48,130 @@ bool is_shared(const Instruction& in) {
   return in.op == Op::load && in.dependence != expr::Dependence::full;
 }
 
-// As cuda_value, in the words of the struct. small: the result is so in short sequences.
-std::string value_text(const Program& program, std::size_t i,
-                       const std::vector<std::string>& operands, const std::vector<bool>& small,
-                       CudaMath math) {
-  const Instruction& in = program.instructions[i];
-  if ((in.op == Op::add || in.op == Op::sub) && small[i]) {
-    return fmt::format("attn_position_{}({}, {})", expr::cuda_word(in.op), operands[0],
-                       operands[1]);
-  }
-  if (in.op == Op::to_float && small[static_cast<std::size_t>(in.args[0])]) {
-    return fmt::format("attn_position_to_float({})", operands[0]);
-  }
-  if (is_shared(in)) {
-    return fmt::format("attn_share_{}({})",
-                       program.buffers[static_cast<std::size_t>(in.buffer)]->name(),
-                       fmt::join(operands, ", "));
-  }
-  return expr::cuda_value(program, in, operands, math);
+// Something is loaded for each score.
+bool loads_elements(const Program& program) {
+  return std::any_of(program.instructions.begin(), program.instructions.end(),
+                     [](const Instruction& in) { return in.op == Op::load && !is_shared(in); });
 }
 
-// Statements that compute the program and return it.
-std::string value_body(const Program& program, CudaMath math) {
-  std::vector<int> users(program.instructions.size());
-  for (const Instruction& in : program.instructions) {
-    for (int a = 0; a < in.num_args; ++a) ++users[static_cast<std::size_t>(in.args[a])];
-  }
-  const std::vector<bool> small = small_in_short_sequences(program);
-  std::string text =
-      fmt::format("    using namespace {};\n", math == CudaMath::exact ? "exact" : "fast");
-  std::vector<std::string> values;
-  for (std::size_t i = 0; i < program.instructions.size(); ++i) {
-    const Instruction& in = program.instructions[i];
-    std::string value = value_text(program, i, operands_of(in, values), small, math);
-    if (!is_leaf(in) && (users[i] > 1 || value.size() > kLongestValue)) {
-      text += fmt::format("    const {} v{} = {};\n", expr::cuda_type(in.type), i, value);
-      value = fmt::format("v{}", i);
+// The int32 `text` + coefficient * step, where a score's key is key_first + step.
+struct Linear {
+  std::string text;  // empty: not of this form
+  int coefficient = 0;
+};
+
+// Prints what a program computes; `factors` of a score's, null for a mask's.
+class Values {
+ public:
+  Values(const Program& program, const ScoreFactors* factors)
+      : program_(program),
+        factors_(factors),
+        math_(factors == nullptr ? CudaMath::exact : CudaMath::fast),
+        small_(small_in_short_sequences(program)),
+        users_(program.instructions.size()) {
+    for (std::size_t i = 0; i < users_.size(); ++i) linear_.push_back(linear(i));
+    users_[result()] = 1;
+    for (std::size_t i = users_.size(); i-- > 0;) {
+      if (users_[i] == 0) continue;
+      for (const std::size_t a : read_by(i)) ++users_[a];
     }
-    values.push_back(std::move(value));
   }
-  return text + fmt::format("    return {};\n", values.back());
-}
+
+  // Statements that compute the program and return it.
+  std::string body() {
+    std::string text =
+        fmt::format("    using namespace {};\n", math_ == CudaMath::exact ? "exact" : "fast");
+    for (std::size_t i = 0; i < users_.size(); ++i) {
+      const Instruction& in = program_.instructions[i];
+      std::string value = users_[i] > 0 ? value_text(i) : std::string();
+      const bool steps = factors_ != nullptr && in.op == Op::key && users_[i] > 0;
+      if (steps || (!is_leaf(in) && (users_[i] > 1 || value.size() > kLongestValue))) {
+        const std::string name = steps ? "key" : fmt::format("v{}", i);
+        text += fmt::format("    const {} {} = {};\n", expr::cuda_type(in.type), name, value);
+        value = name;
+      }
+      values_.push_back(std::move(value));
+    }
+    return text + fmt::format("    return {};\n", values_[result()]);
+  }
+
+ private:
+  std::size_t result() const { return factors_ != nullptr ? factors_->result : users_.size() - 1; }
+  int multiple(std::size_t i) const { return factors_ != nullptr ? factors_->multiple[i] : -1; }
+  const Instruction& operand(std::size_t i) const {
+    return program_.instructions[static_cast<std::size_t>(program_.instructions[i].args[0])];
+  }
+
+  // Instructions whose values the text of this one contains.
+  std::vector<std::size_t> read_by(std::size_t i) const {
+    const Instruction& in = program_.instructions[i];
+    if (multiple(i) >= 0 || !stepped(i).empty()) return {};
+    return {in.args, in.args + in.num_args};
+  }
+
+  // Sums and differences of positions and lengths that are small. The range of the key holds
+  // key_first too, so `text` is as small.
+  Linear linear(std::size_t i) const {
+    const Instruction& in = program_.instructions[i];
+    if (factors_ == nullptr || !small_[i]) return {};
+    if (in.op == Op::key) return {"key_first", 1};
+    if (is_leaf(in)) return {expr::cuda_value(program_, in, {}, math_), 0};
+    if (in.op != Op::add && in.op != Op::sub) return {};
+    const Linear& a = linear_[static_cast<std::size_t>(in.args[0])];
+    const Linear& b = linear_[static_cast<std::size_t>(in.args[1])];
+    if (a.text.empty() || b.text.empty()) return {};
+    Linear sum{position_text(in.op, a.text, b.text),
+               in.op == Op::add ? a.coefficient + b.coefficient : a.coefficient - b.coefficient};
+    return sum.text.size() > kLongestValue ? Linear{} : sum;
+  }
+  static std::string position_text(Op op, std::string_view a, std::string_view b) {
+    return fmt::format("attn_position_{}({}, {})", expr::cuda_word(op), a, b);
+  }
+
+  // The conversion of a linear int32, or of its absolute value, that the step is in: integers of
+  // 22 bits are exact as float32, so the step is added there. For the scores of a row that are
+  // steps apart that is one addition of a constant each. Empty: i is no such conversion.
+  std::string stepped(std::size_t i) const {
+    if (program_.instructions[i].op != Op::to_float) return {};
+    const auto converted = static_cast<std::size_t>(program_.instructions[i].args[0]);
+    const bool is_abs = operand(i).op == Op::abs && small_[converted];
+    const Linear& x = linear_[is_abs ? static_cast<std::size_t>(operand(i).args[0]) : converted];
+    if (x.coefficient == 0) return {};
+    const std::string value =
+        fmt::format("attn_position_to_float({}, {} * step)", x.text, x.coefficient);
+    return is_abs ? fmt::format("attn_abs({})", value) : value;
+  }
+
+  // As cuda_value, in the words of the struct.
+  std::string value_text(std::size_t i) const {
+    const Instruction& in = program_.instructions[i];
+    if (multiple(i) >= 0) return fmt::format("attn_mul(dot, multiple_{})", multiple(i));
+    if (in.op == Op::score) return "dot";
+    if (factors_ != nullptr && in.op == Op::key) return "key_first + step";
+    if (std::string value = stepped(i); !value.empty()) return value;
+    const std::vector<std::string> operands = operands_of(in, values_);
+    if ((in.op == Op::add || in.op == Op::sub) && small_[i]) {
+      return position_text(in.op, operands[0], operands[1]);
+    }
+    if (in.op == Op::to_float && small_[static_cast<std::size_t>(in.args[0])]) {
+      return fmt::format("attn_position_to_float({})", operands[0]);
+    }
+    if (is_shared(in)) {
+      return fmt::format("attn_share_{}({})",
+                         program_.buffers[static_cast<std::size_t>(in.buffer)]->name(),
+                         fmt::join(operands, ", "));
+    }
+    return expr::cuda_value(program_, in, operands, math_);
+  }
+
+  const Program& program_;
+  const ScoreFactors* factors_;
+  CudaMath math_;
+  std::vector<bool> small_;
+  std::vector<int> users_;  // 0: its value is not needed
+  std::vector<Linear> linear_;
+  std::vector<std::string> values_;
+};
 
 std::string_view range_type(Type type) {
   switch (type) {
@@ -190,6 +274,14 @@ std::string parameters(const std::array<Parameter, kCount>& all, const Program& 
   }
   return text;
 }
+std::string score_parameters(const Program& program) {
+  std::array all = kPoint;
+  for (Parameter& p : all) {
+    if (p.symbol == Op::key) p.name = "key_first";
+  }
+  return fmt::format("float{}, {}, int{} = 0", uses(program, Op::score) ? " dot" : "",
+                     parameters(all, program), uses(program, Op::key) ? " step" : "");
+}
 
 std::string function(std::string_view result, std::string_view name, std::string_view parameters,
                      std::string_view body) {
@@ -279,23 +371,26 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   // Without an expression every point is visible and every score stays.
   const Program masked = compile(mask.empty() ? expr::boolean(true) : mask);
   const Program scored = compile(score.empty() ? expr::symbols().score : score);
+  const ScoreFactors factors = score_factors(score);
 
   std::string text =
       "#include \"expr/expressions.cuh\"\n\nnamespace attn::device {\n\n"
       "struct alignas(8) Expressions {\n";
   text += fmt::format("  static constexpr bool kHasMask = {};\n", !mask.empty());
   text += fmt::format("  static constexpr bool kHasScore = {};\n", !score.empty());
+  text += fmt::format("  static constexpr bool kScoreLoads = {};\n", loads_elements(scored));
+  text += fmt::format("  static constexpr float kScoreFactor = {:a}f;\n", factors.after);
   text +=
       fmt::format("  static constexpr bool kMaskReadsBuffers = {};\n", mask_reads_buffers(mask));
   for (const auto& buffer : buffers) {
     text += buffer_text(*buffer, described(*buffer, bindings), readers_of(*buffer, masked, scored));
   }
+  for (std::size_t i = 0; i < factors.multiples.size(); ++i) {
+    text += fmt::format("  float multiple_{};  // softmax_scale * {:a}\n", i, factors.multiples[i]);
+  }
   text += '\n';
-  text += function("bool", "mask", parameters(kPoint, masked), value_body(masked, CudaMath::exact));
-  text += function("float", "score",
-                   fmt::format("float{}, {}", uses(scored, Op::score) ? " score" : "",
-                               parameters(kPoint, scored)),
-                   value_body(scored, CudaMath::fast));
+  text += function("bool", "mask", parameters(kPoint, masked), Values(masked, nullptr).body());
+  text += function("float", "score", score_parameters(scored), Values(scored, &factors).body());
   text += function("Coverage", "classify", parameters(kTile, masked), range_body(masked));
   return text + "};\n\n}  // namespace attn::device\n";
 }

@@ -12,13 +12,16 @@ namespace attn::cuda {
 // The text of one struct, to stand in a translation unit of device code:
 //
 //   namespace attn::device {
-//   struct alignas(8) Expressions {                // trivially copyable: a member of kernel
-//   parameters
-//     static constexpr bool kHasMask, kHasScore;   // false: mask() is true, score() its argument
+//   struct alignas(8) Expressions {  // trivially copyable: a kernel parameter
+//     static constexpr bool kHasMask, kHasScore;   // false: mask() is true, score() dot scaled
 //     static constexpr bool kMaskReadsBuffers;
+//     static constexpr bool kScoreLoads;    // an element of a buffer for each score
+//     static constexpr float kScoreFactor;  // > 0; the score is score() * kScoreFactor
 //     bool mask(int query, int key, int batch, int head, int seqlen_q, int seqlen_k) const;
-//     float score(float score, int query, int key, int batch, int head, int seqlen_q,
-//                 int seqlen_k) const;
+//     // dot: q.k, not scaled. The key is key_first + step; scores of a row with one key_first and
+//     // constant steps share more of the work.
+//     float score(float dot, int query, int key_first, int batch, int head, int seqlen_q,
+//                 int seqlen_k, int step = 0) const;
 //     Coverage classify(int query_min, int query_max, int key_min, int key_max, int batch,
 //                       int head_min, int head_max, int seqlen_q, int seqlen_k) const;
 //   };
@@ -38,10 +41,11 @@ namespace attn::cuda {
 std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
                               const expr::Bindings& bindings = {});
 
-// The bytes of that struct for tensors on a CUDA device (bound, or the buffers' own). Its size does
-// not depend on the bindings. Throws Error(invalid_argument) for tensors that cannot be read there.
+// The bytes of that struct for tensors on a CUDA device (bound, or the buffers' own) and a
+// softmax_scale. Its size depends on neither. Throws Error(invalid_argument) for tensors that
+// cannot be read there.
 std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
-                                        const expr::Bindings& bindings);
+                                        const expr::Bindings& bindings, double softmax_scale);
 
 // What print_expressions gives with `bindings` is what it gives without: a kernel compiled for the
 // declared tensors can read those bound.

@@ -24,7 +24,8 @@ extern "C" __global__ void evaluate(const __grid_constant__ attn::device::Expres
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;
   const Point p = points[i];
-  results[i].score = e.score(p.score, p.query, p.key, p.batch, p.head, p.seqlen_q, p.seqlen_k);
+  results[i].score = e.kScoreFactor *
+      e.score(p.score, p.query, p.key - 3, p.batch, p.head, p.seqlen_q, p.seqlen_k, 3);
   results[i].visible = e.mask(p.query, p.key, p.batch, p.head, p.seqlen_q, p.seqlen_k);
   results[i].coverage = static_cast<int>(e.classify(p.query, p.query + 3, p.key, p.key + 5, p.batch,
                                                     p.head, p.head, p.seqlen_q, p.seqlen_k));
@@ -92,7 +93,7 @@ std::vector<Result> run(const test::DeviceExpressions& e, const std::vector<Devi
                       .options = {}};
   const auto kernel = get_kernel(0, source, {});
   std::vector<DeviceBuffer> memory;
-  std::vector<std::byte> packed = pack_expressions(e.mask, e.score, upload_buffers(e, memory));
+  std::vector<std::byte> packed = pack_expressions(e.mask, e.score, upload_buffers(e, memory), 1);
   DeviceBuffer in(0, points.size() * sizeof(DevicePoint));
   DeviceBuffer out(0, points.size() * sizeof(Result));
   in.upload(points.data(), in.bytes());

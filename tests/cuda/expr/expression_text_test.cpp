@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 
@@ -34,7 +35,7 @@ const std::vector<Case>& cases() {
     auto list = test::device_expressions();
     for (std::size_t i = 0; i < list.size(); ++i) {
       auto bytes =
-          cuda::pack_expressions(list[i].mask, list[i].score, test::as_device_tensors(list[i]));
+          cuda::pack_expressions(list[i].mask, list[i].score, test::as_device_tensors(list[i]), 1);
       made.push_back({std::move(list[i]), test::kCompiledExpressions[i], std::move(bytes)});
     }
     return made;
@@ -198,7 +199,6 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
                   "    using namespace exact;\n"
                   "    return (key <= query);\n"))
       << text;
-  EXPECT_TRUE(has(text, "return attn_mul(score, 0x1.111112p-5f);")) << text;
   EXPECT_TRUE(has(text, "kHasMask = true") && has(text, "kHasScore = true") &&
               has(text, "kMaskReadsBuffers = false"));
   // Positions become floats without a conversion, other integers do not.
@@ -218,7 +218,7 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
   EXPECT_TRUE(has(sums, "attn_add(attn_mul(query, key), 1)")) << sums;
   // A value that is used twice is computed once.
   const Expr slow = tanh(s.score);
-  EXPECT_TRUE(has(cuda::print_expressions({}, slow * slow + slow), " = attn_tanh(score);"));
+  EXPECT_TRUE(has(cuda::print_expressions({}, slow * slow + slow), " = attn_tanh(attn_mul(dot, "));
   // A contiguous last dimension is known to be one.
   const std::vector<std::int32_t> ids(8);
   const Expr mask = documents(tensor(ids.data(), {8}));
@@ -232,6 +232,82 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
   EXPECT_TRUE(cuda::prints_alike(mask, {}, {}));
   EXPECT_TRUE(cuda::mask_reads_buffers(mask));
   EXPECT_FALSE(cuda::mask_reads_buffers(causal()));
+}
+
+// What score() returns of a score, and the constants taken out of it.
+struct Printed {
+  std::string result;
+  std::vector<float> multiples;  // with a softmax_scale of 1
+  bool has_factor;
+};
+Printed printed(const Expr& score, const std::string& factor) {
+  const std::string text = cuda::print_expressions({}, score);
+  const auto at = text.find("return ", text.find(" float score("));
+  const auto bytes = cuda::pack_expressions({}, score, {}, 1);
+  Printed p{text.substr(at + 7, text.find(";\n", at) - at - 7), {}, false};
+  for (std::size_t i = 0; text.find("multiple_" + std::to_string(i) + ";") != text.npos; ++i) {
+    p.multiples.push_back(0);
+    std::memcpy(&p.multiples.back(), bytes.data() + i * sizeof(float), sizeof(float));
+  }
+  p.has_factor = text.find("kScoreFactor = " + factor + ";") != text.npos;
+  return p;
+}
+
+TEST(ExpressionText, ConstantsLeaveTheScore) {
+  const auto& s = expr::symbols();
+  const auto expect = [](const Expr& score, const std::string& result,
+                         const std::vector<float>& multiples, const std::string& factor) {
+    const Printed p = printed(score, factor);
+    EXPECT_EQ(p.result, result) << to_string(score);
+    EXPECT_EQ(p.multiples, multiples) << to_string(score);
+    EXPECT_TRUE(p.has_factor) << to_string(score);
+  };
+  expect(softcap(30), "attn_tanh(attn_mul(dot, multiple_0))", {1 / 30.0F}, "0x1.ep+4f");
+  expect(s.score / 2, "attn_mul(dot, multiple_0)", {1}, "0x1p-1f");
+  expect(-(3 * s.score), "attn_mul(dot, multiple_0)", {-3}, "0x1p+0f");
+  expect(tanh(-s.score / 4) * 8 / 2, "attn_tanh(attn_mul(dot, multiple_0))", {-0.25F}, "0x1p+2f");
+  // A negative factor stays: the largest score is looked for before the factor.
+  expect(-2 * exp(s.score), "attn_mul(-0x1p+1f, attn_exp(attn_mul(dot, multiple_0)))", {1},
+         "0x1p+0f");
+  // Two multiples, each one product.
+  expect(exp(2 * s.score) + s.score / 2,
+         "attn_add(attn_exp(attn_mul(dot, multiple_1)), attn_mul(dot, multiple_0))", {0.5F, 2},
+         "0x1p+0f");
+  // 0 and infinity are no factors, and a product of many constants may leave float32.
+  expect(tanh(0.0F * s.score), "attn_tanh(attn_mul(0x0p+0f, attn_mul(dot, multiple_0)))", {1},
+         "0x1p+0f");
+  expect(exp(0x1p50F * (0x1p50F * s.score)),
+         "attn_exp(attn_mul(0x1p+50f, attn_mul(dot, multiple_0)))", {0x1p50F}, "0x1p+0f");
+  expect(to_float(s.query), "attn_position_to_float(query)", {}, "0x1p+0f");
+}
+
+TEST(ExpressionText, SaysWhatScoresLoad) {
+  const auto& s = expr::symbols();
+  const float data[4] = {};
+  const expr::Buffer x("x", tensor(data, {4}));
+  const auto loads = [](const Expr& score) {
+    return cuda::print_expressions({}, score).find("kScoreLoads = true") != std::string::npos;
+  };
+  EXPECT_TRUE(loads(s.score + x[s.query - s.key]));
+  EXPECT_FALSE(loads(s.score + x[s.query] * x[s.key]));
+}
+
+TEST(ExpressionText, KeysAreSteps) {
+  const auto& s = expr::symbols();
+  const auto expect = [](const Expr& score, const std::string& result) {
+    EXPECT_EQ(printed(score, "0x1p+0f").result, result) << to_string(score);
+  };
+  expect(to_float(s.key), "attn_position_to_float(key_first, 1 * step)");
+  expect(to_float(abs(s.query - s.key)),
+         "attn_abs(attn_position_to_float(attn_position_sub(query, key_first), -1 * step))");
+  expect(
+      to_float(s.query - s.key - s.key),
+      "attn_position_to_float(attn_position_sub(attn_position_sub(query, key_first), key_first), "
+      "-2 * step)");
+  // Without the key there is nothing to add, and other operations take the whole key.
+  expect(to_float(s.query - 3), "attn_position_to_float(attn_position_sub(query, 3))");
+  expect(to_float(s.key % 4), "attn_position_to_float((key & 3))");
+  expect(to_float(s.key - s.head), "attn_to_float(attn_sub(key, head))");
 }
 
 std::string refusal(const std::function<void()>& call) {
@@ -253,7 +329,7 @@ TEST(ExpressionText, Refusals) {
             std::string::npos);
   EXPECT_NE(refusal([&] { cuda::print_expressions(s.score < 1, {}); }).find("depends on score"),
             std::string::npos);
-  EXPECT_NE(refusal([&] { cuda::pack_expressions({}, on_cpu, {}); }).find("a CUDA device"),
+  EXPECT_NE(refusal([&] { cuda::pack_expressions({}, on_cpu, {}, 1); }).find("a CUDA device"),
             std::string::npos);
   const Expr other = expr::Buffer("x", tensor(data, {2}))[s.key];
   EXPECT_NE(refusal([&] { cuda::print_expressions(on_cpu < 1, other); }).find("'x'"),

@@ -28,8 +28,9 @@ constexpr Compiled kCalls{
       return from<E>(e).mask(at.query, at.key, at.batch, at.head, at.seqlen_q, at.seqlen_k);
     },
     [](const std::byte* e, const expr::Point& at) {
-      return from<E>(e).score(static_cast<float>(at.score), at.query, at.key, at.batch, at.head,
-                              at.seqlen_q, at.seqlen_k);
+      // A key is some steps after another.
+      return E::kScoreFactor * from<E>(e).score(static_cast<float>(at.score), at.query, at.key - 3,
+                                                at.batch, at.head, at.seqlen_q, at.seqlen_k, 3);
     },
     [](const std::byte* e, const expr::Tile& t) {
       return static_cast<int>(from<E>(e).classify(t.query_min, t.query_max, t.key_min, t.key_max,

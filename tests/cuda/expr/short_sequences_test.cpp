@@ -16,3 +16,14 @@ TEST(ShortSequences, PositionsConvertExactly) {
     ASSERT_EQ(attn::device::attn_position_to_float_if_short(i), static_cast<float>(i)) << i;
   }
 }
+
+TEST(ShortSequences, StepsAddExactly) {
+  constexpr int kLimit = 1 << 22;
+  for (int step : {-255, -1, 0, 1, 127, 255}) {
+    for (int i = -kLimit; i < kLimit; i += 61) {
+      ASSERT_EQ(attn::device::attn_position_to_float_if_short(i, step),
+                static_cast<float>(i + step))
+          << i << " + " << step;
+    }
+  }
+}

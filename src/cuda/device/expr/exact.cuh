@@ -32,6 +32,15 @@ __device__ __forceinline__ float attn_position_to_float(int a) {
   return static_cast<float>(a);
 #endif
 }
+// Of a + step, both small.
+__device__ __forceinline__ float attn_position_to_float(int a, int step) {
+#if ATTN_SHORT_SEQUENCES
+  const float first = attn_position_to_float(a);
+  return step == 0 ? first : first + static_cast<float>(step);  // x + 0 would be an instruction
+#else
+  return static_cast<float>(attn_add(a, step));
+#endif
+}
 
 namespace exact {
 

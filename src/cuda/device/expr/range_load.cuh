@@ -8,7 +8,7 @@ namespace attn::device {
 
 // Elements that one load may look at. The longest side of a tile is 256 keys or queries, and a
 // thread reads as many in a few microseconds; the CPU looks at 4096.
-inline constexpr long long kMaxScannedElements = 256;
+inline constexpr unsigned kMaxScannedElements = 256;
 
 // The hull of what it was given.
 struct IntScan {
@@ -66,26 +66,27 @@ __device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(cons
   const IntRange index[kRank] = {range_of(ranges)...};
   constexpr bool kLoops[kRank] = {kIsRange<Ranges>...};
   long long bytes = 0;
-  long long count[4] = {1, 1, 1, 1};
+  unsigned count[4] = {1, 1, 1, 1};
   long long stride[4] = {};
-  long long elements = 1;
-  bool leaves = false;  // some index lies outside and reads zero
+  unsigned elements = 1;  // no more than kMaxScannedElements + 1
+  bool leaves = false;    // some index lies outside and reads zero
   bool inside = view.data != nullptr;
 #pragma unroll
   for (int d = 0; d < kRank; ++d) {
-    if (view.last[d] == ~0u) continue;
-    const long long first = attn_max(index[d].lo, 0);
-    const long long last = index[d].hi < static_cast<long long>(view.last[d])
-                               ? index[d].hi
-                               : static_cast<long long>(view.last[d]);
-    inside = inside && first <= last;
-    leaves = leaves || index[d].lo < 0 || index[d].hi > static_cast<long long>(view.last[d]);
+    const unsigned end = view.last[d];
+    if (end == ~0u) continue;
+    const int first = attn_max(index[d].lo, 0);
+    // Below 0 is not inside, whatever it is as unsigned.
+    const auto hi = static_cast<unsigned>(index[d].hi), lo = static_cast<unsigned>(first);
+    inside = inside & (first <= index[d].hi) & (lo <= end);
+    leaves = leaves | (index[d].lo < 0) | (hi > end);
     bytes += first * view.strides[d];
     if (!kLoops[d]) continue;
-    count[kFirst + d] = last - first + 1;
+    const unsigned size = (hi < end ? hi : end) - lo + 1;
+    count[kFirst + d] = size;
     stride[kFirst + d] = view.strides[d];
-    // Saturates: each factor is at most 2^32.
-    elements = elements * count[kFirst + d];
+    // Both factors are at most 257.
+    elements *= size < kMaxScannedElements + 1 ? size : kMaxScannedElements + 1;
     if (elements > kMaxScannedElements) elements = kMaxScannedElements + 1;
   }
   if (!inside) return Of::zero();

@@ -48,7 +48,7 @@ template <class C, class Expressions>
 struct ForwardSimt {
   using Layout = ForwardSimtLayout<C>;
   using Element = typename C::Element;
-  using Blocks = KeyBlocks<C, Expressions, ForwardSimt>;
+  using Blocks = KeyBlocks<C, Expressions, ForwardSimt, true>;
   static constexpr int kThreads = 128;
   static constexpr int kRows = C::kBlockM / 8;  // of a thread
   static constexpr int kPiece = Layout::kPiece;
@@ -201,7 +201,7 @@ struct ForwardSimt {
   // S <- P = 2^(c (s - m)): the difference is taken first, which is exact where P is near 1.
   __device__ __forceinline__ void softmax(Thread& t, int block, bool mixed) const {
     const Sequence& q = tile.sequence;
-    const float c = Expressions::kHasScore ? kLog2E : p.scale_log2;
+    const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
     const int slot = 4 * member();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -213,12 +213,12 @@ struct ForwardSimt {
         const int key = block * C::kBlockN + key_of(slot + i);
         float& x = t.s[r][i];
         if constexpr (Expressions::kHasScore) {
-          x = e.score(x * p.scale, query, key, q.batch, head, q.length_q, q.length_k);
+          x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k);
         }
         if (mixed) {
           bool visible = key < q.length_k;
           if constexpr (Expressions::kHasMask) {
-            visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+            visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
           }
           x = visible ? x : minus_infinity();
         }
@@ -246,16 +246,17 @@ struct ForwardSimt {
   }
 
   __device__ __forceinline__ void drop(float (&s)[4], int query, int head, int block) const {
-    const DropoutRow dropout{
-        p.dropout_seed, p.dropout_offset, p.dropout_threshold,
+    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const DropoutRow row(
+        dropout,
         static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
             static_cast<unsigned>(head),
-        static_cast<unsigned>(query)};
+        static_cast<unsigned>(query));
     // Slots 4 x to 4 x + 3 have words 0 and 1, or 2 and 3, of one call.
     const int x = member();
-    const PhiloxWords bits = dropout.words(2 * block + x / 8, x / 2 % 4);
-    dropout.apply(s[0], s[1], x % 2 == 0 ? bits.word[0] : bits.word[2]);
-    dropout.apply(s[2], s[3], x % 2 == 0 ? bits.word[1] : bits.word[3]);
+    const PhiloxWords bits = row.words(DropoutColumns(dropout, 2 * block + x / 8, x / 2 % 4));
+    row.apply(s[0], s[1], x % 2 == 0 ? bits.word[0] : bits.word[2]);
+    row.apply(s[2], s[3], x % 2 == 0 ? bits.word[1] : bits.word[3]);
   }
 
   // P, from where multiply_pv takes it.
@@ -284,8 +285,8 @@ struct ForwardSimt {
     if constexpr (C::kSink) {
       if (!C::kSplits || tile.split == 0) sink = p.sink[head];
     }
-    const float m = Expressions::kHasScore ? t.m[r] : t.m[r] * p.scale;
-    const Denominator d = denominator<C::kSink>(m, l, sink);
+    const float m = t.m[r] * (Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
+    const Denominator d = denominator<C::kSink, false>(m, l, sink);
     const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
     const float lse = used ? d.lse : minus_infinity();
     const bool zero = !used || l == 0;  // whatever V holds

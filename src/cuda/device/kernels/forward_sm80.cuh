@@ -22,6 +22,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/special.cuh"
 #include "schedule/query_tile.cuh"
 #include "softmax/denominator.cuh"
 #include "softmax/dropout.cuh"
@@ -48,7 +49,7 @@ struct ForwardSm80 {
   using TileK = typename Layout::TileK;
   using TileV = typename Layout::TileV;
   using Element = typename C::Element;
-  using Blocks = KeyBlocks<C, Expressions, ForwardSm80>;
+  using Blocks = KeyBlocks<C, Expressions, ForwardSm80, true>;
   static constexpr int kThreads = 32 * C::kWarps;
   static constexpr int kRows = C::kBlockM / C::kWarps;  // of a warp
   static constexpr int kTiles = kRows / 16;
@@ -70,12 +71,6 @@ struct ForwardSm80 {
     unsigned q_lane, k_lane, v_lane;
   };
 
-  // Volatile, so that nothing that follows from it is shared between two calls.
-  static __device__ __forceinline__ int block_index() {
-    int index;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
-    return index;
-  }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
   // First row of the warp.
   __device__ __forceinline__ int warp_row() const {
@@ -168,11 +163,12 @@ struct ForwardSm80 {
 
   // ---- softmax
 
-  // Calls f(score, query, head, key) for each score of 16 rows.
+  // Calls f(score, query, head, key, step) for each score of 16 rows, whose key is key + step; step
+  // is a constant.
   template <class F>
   __device__ __forceinline__ void for_each_score(float (&s)[C::kBlockN / 2], int m, int block,
                                                  F f) const {
-    const int key0 = block * C::kBlockN + 2 * (lane() % 4);
+    const int key = block * C::kBlockN + 2 * (lane() % 4);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = warp_row() + 16 * m + lane() / 4 + 8 * i;
@@ -181,7 +177,7 @@ struct ForwardSm80 {
       for (int j = 0; j < C::kBlockN / 8; ++j) {
 #pragma unroll
         for (int column = 0; column < 2; ++column) {
-          f(s[4 * j + 2 * i + column], query, head, key0 + 8 * j + column);
+          f(s[4 * j + 2 * i + column], query, head, key, 8 * j + column);
         }
       }
     }
@@ -194,41 +190,44 @@ struct ForwardSm80 {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       if constexpr (Expressions::kHasScore) {
-        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key) {
-          x = e.score(x * p.scale, query, key, q.batch, head, q.length_q, q.length_k);
+        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key, int step) {
+          x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
         });
       }
       if (mixed) {
-        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key) {
+        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int first, int step) {
+          const int key = first + step;
           bool visible = key < q.length_k;
           if constexpr (Expressions::kHasMask) {
-            visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+            visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
           }
           x = visible ? x : minus_infinity();
         });
       }
       float alpha[2];
-      const float c = Expressions::kHasScore ? kLog2E : p.scale_log2;
+      const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
       if (w.softmax[m].exponentiate(w.s[m], c, alpha)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
       }
       to_operand<Element>(w.s[m], p16[m]);
-      if constexpr (C::kDropout) drop(p16[m], m, block);
+      if constexpr (C::kDropout) drop_elements(p16[m], m, block);
     }
   }
 
-  __device__ __forceinline__ void drop(unsigned (&p16)[C::kBlockN / 4], int m, int block) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = warp_row() + 16 * m + lane() / 4 + 8 * i;
-      const DropoutRow dropout{
-          p.dropout_seed, p.dropout_offset, p.dropout_threshold,
+  __device__ __forceinline__ void drop_elements(unsigned (&p16)[C::kBlockN / 4], int m,
+                                                int block) const {
+    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const auto row = [&](int i) {
+      const int r = warp_row() + 16 * m + lane() / 4 + 8 * i;
+      return DropoutRow(
+          dropout,
           static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
-              static_cast<unsigned>(tile.head_of(row)),
-          static_cast<unsigned>(tile.query_of(row))};
-      dropout.apply(p16, i, block * C::kBlockN, lane() % 4);
-    }
+              static_cast<unsigned>(tile.head_of(r)),
+          static_cast<unsigned>(tile.query_of(r)));
+    };
+    const DropoutRow rows[2] = {row(0), row(1)};
+    drop(p16, rows, block * C::kBlockN, lane() % 4);
   }
 
   // ---- the tile
@@ -290,7 +289,7 @@ struct ForwardSm80 {
     if constexpr (C::kSink) {
       if (exists && (!C::kSplits || tile.split == 0)) sink = p.sink[head];
     }
-    const Denominator d = denominator<C::kSink>(w.softmax[m].r[i] * kLn2, l, sink);
+    const Denominator d = denominator<C::kSink, true>(w.softmax[m].r[i] * kLn2, l, sink);
     const float lse = used ? d.lse : minus_infinity();
     const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
     // Rows that see nothing are 0 whatever V holds.
@@ -334,7 +333,7 @@ struct ForwardSm80 {
     if (list.more()) attend(w, list);
     if constexpr (C::kSplits) launch_dependents();
     // The tile is worked out again rather than kept in registers all along.
-    const ForwardSm80 same{p, e, QueryTile<C>::at(p, block_index()), shared};
+    const ForwardSm80 same{p, e, QueryTile<C>::at(p, block_index_anew()), shared};
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       same.finish(w, m, 0);
@@ -348,7 +347,7 @@ __device__ __forceinline__ void forward_sm80(const ForwardParams& p, const Expre
   extern __shared__ __align__(128) char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
   using Kernel = ForwardSm80<C, Expressions>;
-  Kernel{p, e, QueryTile<C>::at(p, Kernel::block_index()), shared}.run();
+  Kernel{p, e, QueryTile<C>::at(p, block_index_anew()), shared}.run();
 }
 
 }  // namespace attn::device

@@ -12,10 +12,16 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float log2_approximate(float x) {
+// An ulp.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
   float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+__device__ __forceinline__ float float_of_half(unsigned short half) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
+  return x;
 }
 
 // Two floats rounded to the 16-bit type, the first in the low half.

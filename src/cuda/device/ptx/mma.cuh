@@ -1,5 +1,5 @@
-// Products of one warp (PTX ISA, "mma.sync", m16n8k16) and the loads of their operands
-// ("ldmatrix").
+// Products of one warp (PTX ISA, "mma.sync", m16n8k16), the loads of their operands ("ldmatrix")
+// and stores of what is held alike ("stmatrix", 9.0 and up).
 #pragma once
 
 #include "ptx/math.cuh"
@@ -17,6 +17,18 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&r)[4], unsig
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
+               : "memory");
+}
+
+// As load_matrices, the other way; of two matrices the first 16 lanes give addresses.
+__device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]),
+               "r"(r[1])
                : "memory");
 }
 

@@ -28,8 +28,8 @@ struct KeyWindow {
 
 // All threads of a warp hold the same list. With a mask, blocks are classified 32 at a time, one a
 // lane. Tiles::keys(slot) gives the KeyRange of a tile; it is asked again for every 32 blocks,
-// which is cheaper than keeping its numbers in registers.
-template <class C, class Expressions, class Tiles>
+// which is cheaper than keeping its numbers in registers. kOwn: the caller's rows are not all.
+template <class C, class Expressions, class Tiles, bool kOwn>
 class KeyBlocks {
  public:
   // None.
@@ -106,7 +106,10 @@ class KeyBlocks {
     const bool inside = block >= r.begin && block < r.end;
     const Coverage all =
         inside ? coverage(tiles, r, r.shared, block * C::kBlockN) : Coverage::empty;
-    const Coverage own = inside ? coverage(tiles, r, r.own, block * C::kBlockN) : Coverage::empty;
+    Coverage own = all;
+    if constexpr (kOwn) {
+      own = inside ? coverage(tiles, r, r.own, block * C::kBlockN) : Coverage::empty;
+    }
     present_ = __ballot_sync(~0u, all != Coverage::empty);
     mixed_ = __ballot_sync(~0u, own != Coverage::full);
     empty_ = __ballot_sync(~0u, own == Coverage::empty);

@@ -28,9 +28,7 @@ template <>
 struct Scalar<Float16> {
   using Storage = unsigned short;
   static __device__ __forceinline__ float from(unsigned short stored) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(stored));
-    return value;
+    return float_of_half(stored);
   }
   static __device__ __forceinline__ unsigned short to(float value) {
     return static_cast<unsigned short>(Float16::pack(value, 0));

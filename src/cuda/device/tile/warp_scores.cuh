@@ -3,13 +3,9 @@
 #pragma once
 
 #include "ptx/mma.cuh"
+#include "tile/swizzle.cuh"
 
 namespace attn::device {
-
-// Address of the 16 bytes number `chunk` of a row in a panel of 128-byte rows, swizzled.
-__device__ __forceinline__ unsigned swizzled(unsigned panel, int row, int chunk) {
-  return panel + static_cast<unsigned>(row * 128 + ((chunk ^ (row & 7)) << 4));
-}
 
 // s <- Q K^T for rows row0 .. row0 + 15 of q and all kCount * 2 keys. Panels are 64 columns wide.
 template <class Element, int kSteps, int kCount>

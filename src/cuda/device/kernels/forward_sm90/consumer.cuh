@@ -10,7 +10,7 @@ template <class C, class Expressions>
 struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   using Base = ForwardSm90Epilogue<C, Expressions>;
   using Base::apply_score, Base::arrive, Base::barrier, Base::clear_tail, Base::close;
-  using Base::consumer, Base::drop, Base::exponent_scale, Base::finish, Base::give_turn;
+  using Base::consumer, Base::drop_elements, Base::exponent_scale, Base::give_turn;
   using Base::is_full, Base::issue_pv, Base::issue_qk, Base::k_descriptor, Base::own_at;
   using Base::kStepsK;
   using Base::pin_all, Base::q_descriptor, Base::q_slot, Base::shared, Base::softmax_raised;
@@ -62,6 +62,18 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
     arrive(Layout::kEmptyQ, q_slot(c));
     c.next_query();
   }
+  // The end of a tile whose Q is the one before the next. O goes to memory through the place of
+  // that Q where there is another for the next.
+  __device__ __forceinline__ void finish_attended(Consumer& c, const float (&factor)[2]) const {
+    if constexpr (Base::kCanStage) {
+      const int place = consumer() * C::kStagesQ + QueryRing::stage(c.queries() - 1);
+      this->template finish<true>(c, slot_before(c), factor,
+                                  shared + Layout::kQAt + place * Layout::kQ);
+      arrive(Layout::kEmptyQ, place);
+    } else {
+      this->template finish<false>(c, slot_before(c), factor, 0);
+    }
+  }
 
   // Tiles follow each other without a gap: S of the first block of the next tile is computed beside
   // the last O += P V of this one.
@@ -85,7 +97,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
         close(c.softmax, slot_now(c), factor);
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] = 0;
-        finish(c, slot_now(c), factor);
+        this->template finish<false>(c, slot_now(c), factor, 0);
         t = next_tile(c);
       }
     }
@@ -102,13 +114,17 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
     while (true) {
       const bool begins = !pending || !list.more();
       if (pending && begins) {
-        release_q(c);
+        if constexpr (Base::kCanStage) {
+          c.next_query();  // given back by finish_attended
+        } else {
+          release_q(c);
+        }
         t = next_tile(c);
         list = blocks(c, t);
         if (!list.more() || list.empty_for_own()) {
           multiply_v(c, used, add);
           close(c.softmax, slot_before(c), factor);
-          finish(c, slot_before(c), factor);
+          finish_attended(c, factor);
           return;
         }
       }
@@ -169,7 +185,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       k_ready = is_full(Layout::kFullK, c.blocks);
 
       if (pending && begins) {
-        finish(c, slot_before(c), factor);
+        finish_attended(c, factor);
       } else if (!begins && (careful || !good)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
@@ -177,7 +193,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       add = !begins;
       pending = true;
       to_operand<Element>(c.s, c.probability);
-      drop(c, t, block);
+      drop_elements(c, t, block);
       list.advance(*this, slot_now(c));
     }
   }

@@ -3,6 +3,7 @@
 
 #include "kernels/forward_sm90/scores.cuh"
 #include "softmax/denominator.cuh"
+#include "tile/staged_rows.cuh"
 
 namespace attn::device {
 
@@ -38,6 +39,7 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
     constexpr float kLn2 = 0.6931471805599453f;
     const Own t = own_at(slot);
     const Sequence& q = t.w.sequence;
+    float lse[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Row r = row_of(t, i);
@@ -46,46 +48,68 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
       if constexpr (C::kSink) {
         if (!C::kSplits || t.w.split == 0) sink = p.sink[r.head];
       }
-      const Denominator end = denominator<C::kSink>(softmax.r[i] * kLn2, l, sink);
-      float lse = end.lse;
-      factor[i] = end.inverse;
-      if (!r.used) {
-        factor[i] = 0;
-        lse = minus_infinity();
-      }
+      const Denominator end = denominator<C::kSink, true>(softmax.r[i] * kLn2, l, sink);
+      lse[i] = r.used ? end.lse : minus_infinity();
+      factor[i] = r.used ? end.inverse : 0.f;
       if constexpr (C::kDropout) factor[i] *= p.dropout_scale;
-      if (!r.exists || threadIdx.x % 4 != 0) continue;
+    }
+    if (threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Row r = row_of(t, i);
+      if (!r.exists) continue;
       if constexpr (C::kSplits) {
-        p.partial_lse[partial_row(t.w, r)] = lse;
+        p.partial_lse[partial_row(t.w, r)] = lse[i];
       } else if (p.lse != nullptr) {
         p.lse[(C::kPackedQ ? 0 : q.batch * p.lse_strides.batch) + r.head * p.lse_strides.head +
-              (q.row_q + r.query) * p.lse_strides.row] = lse;
+              (q.row_q + r.query) * p.lse_strides.row] = lse[i];
       }
     }
   }
 
-  // Writes O and gives the tile's slot back.
-  __device__ __forceinline__ void finish(Consumer& c, int slot, const float (&factor)[2]) const {
-    const Own t = own_at(slot);
+  // Of a row of O.
+  __device__ __forceinline__ char* row_address(const Own& t, const Row& r) const {
     const Sequence& q = t.w.sequence;
+    return static_cast<char*>(p.o) +
+           2 * ((C::kPackedQ ? 0 : q.batch * p.o_strides.batch) +
+                (q.row_q + r.query) * p.o_strides.row + r.head * p.o_strides.head);
+  }
+
+  // Writes O and gives the tile's slot back. kStaged: through `staging`, the place of the tile's Q,
+  // where each warp uses the rows that were its own.
+  static constexpr bool kCanStage =
+      C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
+  template <bool kStaged>
+  __device__ __forceinline__ void finish(Consumer& c, int slot, const float (&factor)[2],
+                                         unsigned staging) const {
+    const Own t = own_at(slot);
+    if constexpr (C::kUsedQ) {  // such a row of Q may hold anything
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const Row r = row_of(t, i);
-      if constexpr (C::kUsedQ) {  // such a row of Q may hold anything
-#pragma unroll
-        for (int j = 0; j < C::kHeadDimV / 4; ++j) {
-          float& x = c.o[4 * (j / 2) + 2 * i + j % 2];
-          x = r.used ? x : 0.f;
-        }
+      for (int j = 0; j < C::kHeadDimV / 2; ++j) {
+        c.o[j] = row_of(t, j / 2 % 2).used ? c.o[j] : 0.f;
       }
-      if constexpr (C::kSplits) {
-        float* o = p.partial_o + partial_row(t.w, r) * C::kHeadDimV;
-        store_row_f32<C::kHeadDimV>(c.o, i, factor[i], o, r.exists);
-      } else {
-        char* o = static_cast<char*>(p.o) +
-                  2 * ((C::kPackedQ ? 0 : q.batch * p.o_strides.batch) +
-                       (q.row_q + r.query) * p.o_strides.row + r.head * p.o_strides.head);
-        store_row<Element, C::kHeadDimV>(c.o, i, factor[i], o, r.exists);
+    }
+    if constexpr (kStaged) {
+      constexpr int kPanel = 64 * 128;
+      const int warp_row = static_cast<int>(threadIdx.x % 128 / 32) * 16;
+      stage_rows<Element, C::kHeadDimV>(c.o, factor, staging, kPanel, warp_row);
+      const Own first{t.w, t.row - static_cast<int>(threadIdx.x % 32 / 4), true};
+      char* const o = row_address(first, row_of(first, 0));
+      copy_staged_rows<C::kHeadDimV>(staging, kPanel, warp_row, [&](int row) {
+        const Row r = row_of({first.w, first.row + row, true}, 0);
+        return RowPlace{kGroup > 1 ? row_address(first, r) : o + 2 * row * p.o_strides.row,
+                        r.exists};
+      });
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const Row r = row_of(t, i);
+        if constexpr (C::kSplits) {
+          float* o = p.partial_o + partial_row(t.w, r) * C::kHeadDimV;
+          store_row_f32<C::kHeadDimV>(c.o, i, factor[i], o, r.exists);
+        } else {
+          store_row<Element, C::kHeadDimV>(c.o, i, factor[i], row_address(t, r), r.exists);
+        }
       }
     }
     __syncwarp();

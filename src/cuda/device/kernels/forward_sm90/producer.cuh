@@ -13,7 +13,7 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
   using Base::barrier, Base::get, Base::key_head, Base::maps, Base::p, Base::put;
   using Base::kGroup;
   using Base::put_windows, Base::shared, Base::wait_empty, Base::work_at;
-  using typename Base::Blocks, typename Base::KeyRing, typename Base::Layout;
+  using typename Base::AllBlocks, typename Base::KeyRing, typename Base::Layout;
   using typename Base::QueryRing, typename Base::TileRing, typename Base::Work;
 
   __device__ __forceinline__ void load_q(const Work& w, int consumer, unsigned n) const {
@@ -78,10 +78,10 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
       }
       __syncwarp();
       ++tiles;
-      Blocks list;
+      AllBlocks list;
       const Work w = get(slot);
       if (w.row0 >= 0) {
-        list = Blocks(*this, slot);
+        list = AllBlocks(*this, slot);
         put_windows(slot, w, list);
       }
       if (leader) mbarrier_arrive(barrier(Layout::kFullTile, slot));
@@ -94,13 +94,13 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
       }
       ++queries;
     };
-    Blocks list = fetch();
+    AllBlocks list = fetch();
     if (C::kStagesQ > 1 && list.more()) load_all_q(TileRing::stage(tiles - 1));
     while (true) {
       const int slot = TileRing::stage(tiles - 1);
       const Work w = get(slot);
       if (w.row0 < 0) break;
-      Blocks next;
+      AllBlocks next;
       bool fetched = false;
       int previous = -1;
       while (previous >= 0 || list.more()) {

@@ -91,40 +91,42 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   static constexpr float kLog2E = 1.4426950408889634f;
   // What scores are multiplied by to be exponents of 2.
   __device__ __forceinline__ float exponent_scale() const {
-    return Expressions::kHasScore ? kLog2E : p.scale_log2;
+    return Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
   }
 
-  // Calls f(score, query, head, key) for each score of a block.
-  template <class F>
+  // Calls f(score, query, head, key, step) for each score of a block, whose key is key + step; step
+  // is a constant where it is inlined. kByRows: all scores of a row, then those of the other, as
+  // the exponentials go, so that few values are in between; else by keys, which suits what both
+  // rows share of a key.
+  template <bool kByRows, class F>
   __device__ __forceinline__ void for_each_score(Consumer& c, const Own& t, int block, F f) const {
-    const int key0 = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
+    const int key = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
-    for (int j = 0; j < C::kBlockN / 8; ++j) {
-#pragma unroll
-      for (int column = 0; column < 2; ++column) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = t.row + 8 * i;
-          const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
-          f(c.s[4 * j + 2 * i + column], row / kGroup, head, key0 + 8 * j + column);
-        }
-      }
+    for (int n = 0; n < C::kBlockN / 2; ++n) {
+      const int i = kByRows ? n / (C::kBlockN / 4) : n % 2;
+      const int column = kByRows ? n % (C::kBlockN / 4) : n / 2;  // of the thread's in a row
+      const int row = t.row + 8 * i;
+      const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
+      f(c.s[column / 2 * 4 + 2 * i + column % 2], row / kGroup, head, key,
+        column / 2 * 8 + column % 2);
     }
   }
   __device__ __forceinline__ void apply_score(Consumer& c, const Own& t, int block) const {
     if constexpr (Expressions::kHasScore) {
       const Sequence& q = t.w.sequence;
-      for_each_score(c, t, block, [&](float& x, int query, int head, int key) {
-        x = e.score(x * p.scale, query, key, q.batch, head, q.length_q, q.length_k);
-      });
+      for_each_score<!Expressions::kScoreLoads>(
+          c, t, block, [&](float& x, int query, int head, int key, int step) {
+            x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
+          });
     }
   }
   __device__ __forceinline__ void apply_mask(Consumer& c, const Own& t, int block) const {
     const Sequence& q = t.w.sequence;
-    for_each_score(c, t, block, [&](float& x, int query, int head, int key) {
+    for_each_score<false>(c, t, block, [&](float& x, int query, int head, int first, int step) {
+      const int key = first + step;
       bool visible = key < q.length_k;
       if constexpr (Expressions::kHasMask) {
-        visible = visible && e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+        visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
       }
       x = visible ? x : minus_infinity();
     });
@@ -133,6 +135,9 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   // S <- P with new references.
   __device__ __forceinline__ void softmax_raised(Consumer& c, const Own& t, int block, bool mixed,
                                                  float (&alpha)[2]) const {
+    // The other way to compute P begins with the same scores. The compiler would take them out of
+    // both; left apart, scores and exponentials overlap there.
+    if constexpr (Expressions::kHasScore && !Expressions::kScoreLoads) pin(c.s);
     apply_score(c, t, block);
     if (mixed) apply_mask(c, t, block);
     c.softmax.raise(c.s, exponent_scale(), alpha);
@@ -140,17 +145,17 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   }
 
   // Sets the dropped elements of P to zero; l was summed before.
-  __device__ __forceinline__ void drop(Consumer& c, const Own& t, int block) const {
+  __device__ __forceinline__ void drop_elements(Consumer& c, const Own& t, int block) const {
     if constexpr (C::kDropout) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = t.row + 8 * i;
-        const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
-        const DropoutRow dropout{p.dropout_seed, p.dropout_offset, p.dropout_threshold,
-                                 static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
-                                 static_cast<unsigned>(row / kGroup)};
-        dropout.apply(c.probability, i, block * C::kBlockN, static_cast<int>(threadIdx.x % 4));
-      }
+      const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+      const auto row = [&](int i) {
+        const int r = t.row + 8 * i;
+        const int head = kGroup > 1 ? t.w.head * kGroup + r % kGroup : t.w.head;
+        return DropoutRow(dropout, static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
+                          static_cast<unsigned>(r / kGroup));
+      };
+      const DropoutRow rows[2] = {row(0), row(1)};
+      drop(c.probability, rows, block * C::kBlockN, static_cast<int>(threadIdx.x % 4));
     }
   }
 
@@ -163,10 +168,8 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       const int words = (C::kBlockN - used) * 8;  // of 16 bytes, of a panel
       for (int panel = 0; panel < Layout::kPanelsV; ++panel) {
         for (int i = static_cast<int>(threadIdx.x % 128); i < words; i += 128) {
-          asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                           v + panel * Layout::kPanelBytes + used * 128 + i * 16),
-                       "r"(0)
-                       : "memory");
+          store_shared(v + static_cast<unsigned>(panel * Layout::kPanelBytes + used * 128 + i * 16),
+                       {0, 0, 0, 0});
         }
       }
       fence_proxy_async();

@@ -87,7 +87,9 @@ struct ForwardSm90Tiles {
     return range;
   }
 
-  using Blocks = KeyBlocks<C, Expressions, ForwardSm90Tiles>;
+  // Of a consumer, and of the producer.
+  using Blocks = KeyBlocks<C, Expressions, ForwardSm90Tiles, true>;
+  using AllBlocks = KeyBlocks<C, Expressions, ForwardSm90Tiles, false>;
   __device__ __forceinline__ KeyRange keys(int slot) const {
     const Work w = get(slot);
     const QueryRange all = queries(w, w.row0, kBlockM);
@@ -125,10 +127,11 @@ struct ForwardSm90Tiles {
   __device__ __forceinline__ unsigned window_address(int slot, int of_consumer) const {
     return slot_address(slot) + 48 + static_cast<unsigned>(16 * of_consumer);
   }
-  __device__ __forceinline__ void put_windows(int slot, const Work& w, const Blocks& list) const {
+  __device__ __forceinline__ void put_windows(int slot, const Work& w,
+                                              const AllBlocks& list) const {
     if constexpr (Expressions::kHasMask) {
       const KeyRange range = keys(slot);
-#pragma unroll
+#pragma unroll(Expressions::kMaskReadsBuffers ? 1 : C::kConsumers)
       for (int i = 0; i < C::kConsumers; ++i) {
         const KeyWindow window = list.window(*this, range, queries(w, w.row0 + 64 * i, 64));
         if (threadIdx.x % 32 == 0) {

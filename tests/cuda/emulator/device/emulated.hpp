@@ -1,0 +1,88 @@
+// What a CUDA compiler brings along, for a host compiler.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "machine.hpp"
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define threadIdx (attn::emulator::thread_index())
+#define blockIdx (attn::emulator::block_index())
+#define blockDim (attn::emulator::block_size())
+#define gridDim (attn::emulator::grid_size())
+
+using std::max;
+using std::min;
+
+struct float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+
+template <class To, class From>
+To attn_bits(From x) {
+  To y;
+  static_assert(sizeof(x) == sizeof(y));
+  std::memcpy(&y, &x, sizeof(y));
+  return y;
+}
+inline int __float_as_int(float x) { return attn_bits<int>(x); }
+inline unsigned __float_as_uint(float x) { return attn_bits<unsigned>(x); }
+inline float __int_as_float(int x) { return attn_bits<float>(x); }
+inline float __uint_as_float(unsigned x) { return attn_bits<float>(x); }
+inline int __vimax3_s32(int a, int b, int c) { return std::max(a, std::max(b, c)); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
+inline unsigned atomicAdd(unsigned* p, unsigned x) {
+  const unsigned before = *p;
+  *p += x;
+  return before;
+}
+inline void __threadfence() {}
+inline std::size_t __cvta_generic_to_shared(const void* p) {
+  return static_cast<std::size_t>(static_cast<const char*>(p) - attn::emulator::shared_memory());
+}
+
+template <class T>
+T attn_lane(T mine, unsigned lane) {
+  const char* all = attn::emulator::exchange(&mine, sizeof(mine));
+  T value;
+  std::memcpy(&value, all + lane % 32 * attn::emulator::kExchange, sizeof(value));
+  return value;
+}
+template <class T>
+T __shfl_sync(unsigned, T x, int lane) {
+  return attn_lane(x, static_cast<unsigned>(lane));
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
+  return attn_lane(x, threadIdx.x % 32 ^ static_cast<unsigned>(mask));
+}
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  const char* all = attn::emulator::exchange(&vote, 1);
+  unsigned bits = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    bits |= (all[lane * attn::emulator::kExchange] != 0 ? 1u : 0u) << lane;
+  }
+  return bits;
+}
+inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+inline void __syncwarp() { __ballot_sync(~0u, false); }
+inline void __syncthreads() { attn::emulator::barrier(0, blockDim.x, true); }

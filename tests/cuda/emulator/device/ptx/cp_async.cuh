@@ -1,0 +1,14 @@
+#pragma once
+
+namespace attn::device {
+
+inline void copy_async(unsigned destination, const void* source, bool exists) {
+  emulator::copy_later(destination, source, exists);
+}
+inline void copy_async_commit() { emulator::commit_copies(); }
+template <int kGroups>
+void copy_async_wait() {
+  emulator::wait_copies(kGroups);
+}
+
+}  // namespace attn::device

@@ -1,0 +1,25 @@
+#pragma once
+
+namespace attn::device {
+
+inline float minus_infinity() { return -INFINITY; }
+inline float exp2_approximate(float x) { return std::exp2(x); }
+inline float reciprocal_approximate(float x) { return 1 / x; }
+
+struct BFloat16 {
+  static unsigned round(float x) {
+    const unsigned bits = __float_as_uint(x);
+    if (x != x) return 0x7fff;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  }
+  static unsigned pack(float low, float high) { return round(low) | round(high) << 16; }
+};
+struct Float16 {
+  static unsigned round(float x) { return attn_bits<unsigned short>(static_cast<_Float16>(x)); }
+  static unsigned pack(float low, float high) { return round(low) | round(high) << 16; }
+};
+struct Float32 {};
+
+inline float float_of_half(unsigned short bits) { return emulator::widen(bits, true); }
+
+}  // namespace attn::device

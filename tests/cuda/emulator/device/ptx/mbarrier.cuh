@@ -1,0 +1,34 @@
+#pragma once
+
+namespace attn::device {
+
+inline unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+struct alignas(16) Int4 {
+  int x, y, z, w;
+};
+inline void store_shared(unsigned address, const Int4& v) {
+  std::memcpy(emulator::shared_memory() + address, &v, sizeof(v));
+}
+inline Int4 load_shared(unsigned address) {
+  Int4 v;
+  std::memcpy(&v, emulator::shared_memory() + address, sizeof(v));
+  return v;
+}
+inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
+  emulator::mbarrier_init(barrier, arrivals);
+}
+inline void mbarrier_init_fence() {}
+inline void mbarrier_arrive(unsigned barrier) { emulator::mbarrier_arrive(barrier, 0); }
+inline void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) {
+  emulator::mbarrier_arrive(barrier, bytes);
+}
+inline bool mbarrier_try(unsigned barrier, unsigned parity) {
+  return emulator::mbarrier_done(barrier, parity);
+}
+inline void mbarrier_wait(unsigned barrier, unsigned parity) {
+  emulator::mbarrier_wait(barrier, parity);
+}
+
+}  // namespace attn::device

@@ -1,0 +1,29 @@
+#pragma once
+
+namespace attn::device {
+
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+inline void prefetch_tensor_map(const TensorMap&) {}
+inline constexpr unsigned long long kEvictFirst = 0, kEvictLast = 1;
+
+inline void tma_load(unsigned destination, const TensorMap& map, unsigned barrier,
+                     const int* coordinates) {
+  emulator::Box box;
+  std::memcpy(&box, map.words, sizeof(box));
+  emulator::copy_box(box, destination, barrier, coordinates);
+}
+inline void tma_load_4d(unsigned destination, const TensorMap& map, unsigned barrier, int c0,
+                        int c1, int c2, int c3, unsigned long long) {
+  const int at[4] = {c0, c1, c2, c3};
+  tma_load(destination, map, barrier, at);
+}
+inline void tma_load_5d(unsigned destination, const TensorMap& map, unsigned barrier, int c0,
+                        int c1, int c2, int c3, int c4, unsigned long long) {
+  const int at[5] = {c0, c1, c2, c3, c4};
+  tma_load(destination, map, barrier, at);
+}
+inline void fence_proxy_async() {}
+
+}  // namespace attn::device

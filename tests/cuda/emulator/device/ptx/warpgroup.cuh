@@ -1,0 +1,16 @@
+#pragma once
+
+namespace attn::device {
+
+template <int kRegisters>
+void release_registers() {}
+template <int kRegisters>
+void take_registers() {}
+inline void barrier_sync(int id, int threads) {
+  emulator::barrier(static_cast<unsigned>(id), static_cast<unsigned>(threads), true);
+}
+inline void barrier_arrive(int id, int threads) {
+  emulator::barrier(static_cast<unsigned>(id), static_cast<unsigned>(threads), false);
+}
+
+}  // namespace attn::device

@@ -1,0 +1,33 @@
+#pragma once
+
+namespace attn::device {
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() { emulator::commit_products(); }
+template <int kPending>
+void wgmma_wait() {
+  emulator::wait_products(kPending);
+}
+template <int kCount>
+void pin(float (&)[kCount]) {}
+template <int kCount>
+void pin(unsigned (&)[kCount]) {}
+inline unsigned descriptor_low(unsigned address, unsigned leading) {
+  return __shfl_sync(~0u, (leading >> 4 << 16) | (address & 0x3FFFF) >> 4, 0);
+}
+
+// The library prints these for NVRTC.
+template <class Element, int kColumns>
+struct ProductSS {
+  static void run(float (&d)[kColumns / 2], unsigned a, unsigned b, int add) {
+    emulator::product({d, nullptr, a, b, kColumns, add != 0, std::is_same_v<Element, Float16>});
+  }
+};
+template <class Element, int kColumns>
+struct ProductRS {
+  static void run(float (&d)[kColumns / 2], const unsigned* a, unsigned b, int add) {
+    emulator::product({d, a, 0, b, kColumns, add != 0, std::is_same_v<Element, Float16>});
+  }
+};
+
+}  // namespace attn::device

@@ -1,0 +1,253 @@
+// libcuda.so.1 of a GPU that machine.cpp emulates: sm_90, memory of the host, work that is done
+// when it is asked for.
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda/driver/functions.hpp"
+#include "cuda/driver/types.hpp"
+#include "machine.hpp"
+
+namespace attn::cuda {
+namespace {
+
+int number(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+struct Library {
+  void* handle = nullptr;
+  void (*call)(void**) = nullptr;
+  char* shared = nullptr;
+};
+
+std::mutex mutex;
+std::map<CUdeviceptr, std::size_t> memory;
+thread_local std::vector<CUcontext> contexts;
+bool failed = false;  // as after an illegal address: nothing runs any more
+constexpr std::size_t kSharedBytes = 232448;
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorName(CUresult error, const char** name) {
+  *name = error == CUDA_ERROR_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : "CUDA_ERROR_UNKNOWN";
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult, const char** text) {
+  *text = "of an emulated GPU";
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetCount(int* count) {
+  *count = 1;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetName(char* name, int size, CUdevice) {
+  std::strncpy(name, "emulated sm_90", static_cast<std::size_t>(size));
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice) {
+  *bytes = std::size_t{8} << 30;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
+  *free = *total = std::size_t{8} << 30;
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      *value = 9;
+      break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      *value = 0;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      *value = number("ATTN_EMULATED_MULTIPROCESSORS", 2);
+      break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+      *value = kSharedBytes;
+      break;
+    default:
+      *value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
+  *context = reinterpret_cast<CUcontext>(&memory);
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = contexts.empty() ? nullptr : contexts.back();
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetDevice(CUdevice* device) {
+  *device = 0;
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  contexts.push_back(context);
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxPopCurrent_v2(CUcontext* context) {
+  *context = contexts.back();
+  contexts.pop_back();
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxSynchronize() { return failed ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS; }
+CUresult cuStreamSynchronize(CUstream) { return cuCtxSynchronize(); }
+CUresult cuStreamCreate(CUstream* stream, unsigned) {
+  *stream = reinterpret_cast<CUstream>(&contexts);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamDestroy_v2(CUstream) { return CUDA_SUCCESS; }
+CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  *id = reinterpret_cast<unsigned long long>(stream);
+  return CUDA_SUCCESS;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
+
+// A "cubin" is a shared object, and "\n" and the entry's name before it.
+CUresult cuLibraryLoadData(CUlibrary* library, const void* data, int*, void**, unsigned, int*,
+                           void**, unsigned) {
+  std::size_t bytes = 0;
+  std::memcpy(&bytes, data, sizeof(bytes));
+  std::string path = "/tmp/attn_emulated_XXXXXX";
+  const int file = mkstemp(path.data());
+  if (file < 0) return CUDA_ERROR_INVALID_VALUE;
+  const char* from = static_cast<const char*>(data) + sizeof(bytes);
+  while (bytes > 0) {
+    const ssize_t written = write(file, from, bytes);
+    if (written <= 0) return CUDA_ERROR_INVALID_VALUE;
+    from += written;
+    bytes -= static_cast<std::size_t>(written);
+  }
+  close(file);
+  auto* loaded = new Library;
+  loaded->handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (loaded->handle == nullptr) std::fprintf(stderr, "%s\n", dlerror());
+  unlink(path.c_str());
+  if (loaded->handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  loaded->call = reinterpret_cast<void (*)(void**)>(dlsym(loaded->handle, "attn_emulated_call"));
+  loaded->shared = static_cast<char*>(dlsym(loaded->handle, "attn_emulated_shared"));
+  *library = reinterpret_cast<CUlibrary>(loaded);
+  return CUDA_SUCCESS;
+}
+CUresult cuLibraryUnload(CUlibrary) { return CUDA_SUCCESS; }
+CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char*) {
+  *kernel = reinterpret_cast<CUkernel>(library);
+  return CUDA_SUCCESS;
+}
+CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+  *function = reinterpret_cast<CUfunction>(kernel);
+  return CUDA_SUCCESS;
+}
+CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel, CUdevice) {
+  *value = attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+CUresult cuKernelSetAttribute(CUfunction_attribute, int, CUkernel, CUdevice) {
+  return CUDA_SUCCESS;
+}
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int, std::size_t) {
+  *blocks = 1;
+  return CUDA_SUCCESS;
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,
+                          void**) {
+  const std::lock_guard lock(mutex);
+  if (failed) return CUDA_ERROR_LAUNCH_FAILED;
+  if (config->sharedMemBytes > kSharedBytes) return CUDA_ERROR_INVALID_VALUE;
+  const auto* library = reinterpret_cast<const Library*>(function);
+  failed = !emulator::launch(config->gridDimX, config->blockDimX, library->shared,
+                             config->sharedMemBytes, library->call, arguments,
+                             static_cast<unsigned>(number("ATTN_EMULATED_SEED", 1)));
+  return failed ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
+}
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, std::uint32_t rank,
+                                void* base, const std::uint64_t* dims, const std::uint64_t* strides,
+                                const std::uint32_t* box, const std::uint32_t*,
+                                CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                CUtensorMapFloatOOBfill) {
+  emulator::Box b{};
+  static_assert(sizeof(b) <= sizeof(*map));
+  b.base = static_cast<const char*>(base);
+  b.rank = rank;
+  for (std::uint32_t d = 0; d < rank; ++d) {
+    b.dims[d] = static_cast<std::uint32_t>(dims[d]);
+    b.box[d] = box[d];
+    if (d + 1 < rank) b.strides[d] = strides[d];
+  }
+  std::memcpy(static_cast<void*>(map), &b, sizeof(b));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
+  const std::lock_guard lock(mutex);
+  void* p = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
+  if (p == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  *pointer = reinterpret_cast<CUdeviceptr>(p);
+  memory[*pointer] = bytes;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  const std::lock_guard lock(mutex);
+  memory.erase(pointer);
+  std::free(reinterpret_cast<void*>(pointer));
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream) {
+  std::memset(reinterpret_cast<void*>(to), value, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, std::size_t count, CUstream) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::memcpy(reinterpret_cast<char*>(to) + 4 * i, &value, sizeof(value));
+  }
+  return CUDA_SUCCESS;
+}
+CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** values,
+                                CUdeviceptr pointer) {
+  const std::lock_guard lock(mutex);
+  const auto above = memory.upper_bound(pointer);
+  const bool known =
+      above != memory.begin() && pointer < std::prev(above)->first + std::prev(above)->second;
+  for (unsigned i = 0; i < count; ++i) {
+    const int value =
+        known && attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? CU_MEMORYTYPE_DEVICE : 0;
+    std::memcpy(values[i], &value, sizeof(value));
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"
+
+}  // namespace attn::cuda

@@ -1,0 +1,364 @@
+#include "machine.hpp"
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+namespace attn::emulator {
+namespace {
+
+constexpr std::size_t kStack = std::size_t{256} << 10;
+
+struct Copy {
+  unsigned destination;
+  const void* source;
+  bool exists;
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  Index index{};
+  bool finished = false;
+  std::function<bool()> ready;                    // empty: may run
+  std::vector<std::vector<Copy>> copies{1};       // groups, the last one open
+  std::vector<std::vector<Product>> products{1};  // likewise
+};
+
+struct Warp {
+  char values[2][32 * kExchange];
+  unsigned arrived = 0, generation = 0;
+};
+struct Barrier {
+  unsigned arrived = 0, generation = 0;
+};
+struct MBarrier {
+  unsigned arrivals = 0, pending = 0, phase = 0;
+  std::int64_t bytes = 0;  // that are still to come
+  void check() {
+    if (pending != 0 || bytes != 0) return;
+    ++phase;
+    pending = arrivals;
+  }
+};
+
+struct Block {
+  Index index{}, size{}, grid{};
+  char* shared = nullptr;
+  std::size_t shared_bytes = 0;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::vector<Barrier> groups;  // of 128 threads, for products
+  std::unordered_map<unsigned, Barrier> barriers;
+  std::unordered_map<unsigned, MBarrier> mbarriers;
+  std::deque<std::function<void()>> later;  // boxes under way
+  Fiber* now = nullptr;
+  ucontext_t scheduler{};
+  void (*call)(void**) = nullptr;
+  void** arguments = nullptr;
+};
+
+Block* block = nullptr;  // the one that runs
+
+Fiber& now() { return *block->now; }
+
+void wait_until(std::function<bool()> ready) {
+  if (ready()) return;
+  now().ready = std::move(ready);
+  swapcontext(&now().context, &block->scheduler);
+}
+
+// Of all threads in a group of `count`, which have the same barrier.
+void meet(Barrier& b, unsigned count) {
+  const unsigned generation = b.generation;
+  if (++b.arrived == count) {
+    b.arrived = 0;
+    ++b.generation;
+    return;
+  }
+  wait_until([&b, generation] { return b.generation != generation; });
+}
+
+void begin() {
+  block->call(block->arguments);
+  now().finished = true;
+  swapcontext(&now().context, &block->scheduler);
+}
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "emulated GPU: %s (thread %u)\n", what, now().index.x);
+  std::abort();
+}
+
+void check_address(unsigned address, std::size_t bytes) {
+  if (address + bytes > block->shared_bytes) fail("shared memory is left");
+}
+
+std::uint16_t element(unsigned address) {
+  const unsigned at = address ^ ((address >> 7 & 7) << 4);
+  check_address(at, 2);
+  std::uint16_t bits;
+  std::memcpy(&bits, block->shared + at, 2);
+  return bits;
+}
+
+// This thread's part of a product: rows lane / 4 and that + 8 of its warp.
+void multiply(const Product& p, std::size_t group, std::size_t position) {
+  const unsigned thread = now().index.x, lane = thread % 32;
+  const unsigned first = thread / 32 * 32 + lane / 4 * 4;  // lane 0 of the quad
+  const unsigned start_b = (p.descriptor_b & 0x3fff) << 4, leading = p.descriptor_b >> 16 << 4;
+  float a[2][16];
+  for (unsigned i = 0; i < 2; ++i) {
+    for (unsigned k = 0; k < 16; ++k) {
+      std::uint16_t bits = 0;
+      if (p.a != nullptr) {
+        const Fiber& owner = block->fibers[first + k % 8 / 2];
+        const unsigned word = owner.products[group][position].a[k / 8 * 2 + i];
+        bits = static_cast<std::uint16_t>(word >> (16 * (k % 2)));
+      } else {
+        const unsigned row = thread % 128 / 32 * 16 + lane / 4 + 8 * i;
+        bits = element(((p.descriptor_a & 0x3fff) << 4) + row * 128 + k * 2);
+      }
+      a[i][k] = widen(bits, p.half);
+    }
+  }
+  for (int r = 0; r < p.columns / 2; ++r) {
+    const unsigned i = static_cast<unsigned>(r) / 2 % 2;
+    const unsigned column =
+        static_cast<unsigned>(r) / 4 * 8 + lane % 4 * 2 + static_cast<unsigned>(r) % 2;
+    float sum = p.add ? p.d[r] : 0.f;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned at = p.a != nullptr
+                              ? start_b + column / 64 * leading + k * 128 + column % 64 * 2
+                              : start_b + column * 128 + k * 2;
+      sum += a[i][k] * widen(element(at), p.half);
+    }
+    p.d[r] = sum;
+  }
+}
+
+void start(Block& b) {
+  for (unsigned i = 0; i < b.size.x; ++i) {
+    Fiber& f = b.fibers[i];
+    f.index = {i};
+    f.stack = std::make_unique_for_overwrite<char[]>(kStack);
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_size = kStack;
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, begin, 0);
+  }
+}
+
+// Lets every thread of a warp run until it waits. Whether any did.
+bool run_warp(Block& b, unsigned warp) {
+  bool ran = false;
+  for (unsigned i = 32 * warp; i < std::min(b.size.x, 32 * warp + 32); ++i) {
+    Fiber& f = b.fibers[i];
+    if (f.finished || (f.ready && !f.ready())) continue;
+    f.ready = nullptr;
+    b.now = &f;
+    ran = true;
+    swapcontext(&b.scheduler, &f.context);
+  }
+  return ran;
+}
+
+// One of the boxes under way arrives.
+void deliver(Block& b, std::size_t which) {
+  const std::function<void()> box = std::move(b.later[which]);
+  b.later.erase(b.later.begin() + static_cast<std::ptrdiff_t>(which));
+  b.now = b.fibers.data();
+  box();
+}
+
+std::size_t unfinished(const Block& b) {
+  return static_cast<std::size_t>(
+      std::count_if(b.fibers.begin(), b.fibers.end(), [](const Fiber& f) { return !f.finished; }));
+}
+
+// False on a deadlock.
+bool run(Block& b, std::mt19937& random) {
+  std::vector<unsigned> order(b.warps.size());
+  std::iota(order.begin(), order.end(), 0u);
+  while (unfinished(b) > 0) {
+    bool ran = false;
+    std::shuffle(order.begin(), order.end(), random);
+    for (const unsigned warp : order) ran = run_warp(b, warp) || ran;
+    // Boxes arrive in any order, at the latest when nobody can go on without.
+    if (!b.later.empty() && (!ran || random() % 4 == 0)) {
+      deliver(b, random() % b.later.size());
+    } else if (!ran && unfinished(b) > 0) {
+      std::fprintf(stderr, "emulated GPU: deadlock: %zu of %u threads of block %u wait\n",
+                   unfinished(b), b.size.x, b.index.x);
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+const Index& thread_index() { return now().index; }
+const Index& block_index() { return block->index; }
+const Index& block_size() { return block->size; }
+const Index& grid_size() { return block->grid; }
+char* shared_memory() { return block->shared; }
+
+const char* exchange(const void* mine, std::size_t bytes) {
+  Warp& warp = block->warps[now().index.x / 32];
+  const unsigned generation = warp.generation;
+  char* values = warp.values[generation % 2];
+  std::memcpy(values + now().index.x % 32 * kExchange, mine, bytes);
+  if (++warp.arrived == 32) {
+    warp.arrived = 0;
+    ++warp.generation;
+  } else {
+    wait_until([&warp, generation] { return warp.generation != generation; });
+  }
+  return values;
+}
+
+void barrier(unsigned id, unsigned threads, bool wait) {
+  Barrier& b = block->barriers[id];
+  if (wait) {
+    meet(b, threads);
+  } else if (++b.arrived == threads) {
+    b.arrived = 0;
+    ++b.generation;
+  }
+}
+
+void mbarrier_init(unsigned address, unsigned arrivals) {
+  block->mbarriers[address] = {.arrivals = arrivals, .pending = arrivals};
+}
+void mbarrier_arrive(unsigned address, unsigned expected_bytes) {
+  const auto found = block->mbarriers.find(address);
+  if (found == block->mbarriers.end()) fail("an mbarrier was not initialised");
+  MBarrier& b = found->second;
+  if (b.pending == 0) fail("more arrivals at an mbarrier than its phase has");
+  b.bytes += expected_bytes;
+  --b.pending;
+  b.check();
+}
+bool mbarrier_done(unsigned address, unsigned parity) {
+  const auto found = block->mbarriers.find(address);
+  if (found == block->mbarriers.end()) fail("an mbarrier was not initialised");
+  return (found->second.phase & 1) != parity;
+}
+void mbarrier_wait(unsigned address, unsigned parity) {
+  wait_until([address, parity] { return mbarrier_done(address, parity); });
+}
+
+void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates) {
+  std::vector<int> at(coordinates, coordinates + box.rank);
+  block->later.emplace_back([box, destination, barrier, at] {
+    std::uint32_t rows = 1;
+    for (std::uint32_t d = 1; d < box.rank; ++d) rows *= box.box[d];
+    for (std::uint32_t row = 0; row < rows; ++row) {
+      std::uint32_t rest = row;
+      const char* source = box.base;
+      bool inside = true;
+      for (std::uint32_t d = 1; d < box.rank; ++d) {
+        const std::int64_t c = at[d] + static_cast<std::int64_t>(rest % box.box[d]);
+        rest /= box.box[d];
+        inside = inside && c >= 0 && c < box.dims[d];
+        source += c * static_cast<std::int64_t>(box.strides[d - 1]);
+      }
+      for (std::uint32_t c = 0; c < box.box[0]; ++c) {
+        const std::int64_t column = at[0] + static_cast<std::int64_t>(c);
+        std::uint16_t bits = 0;
+        if (inside && column < box.dims[0]) std::memcpy(&bits, source + 2 * column, 2);
+        const unsigned flat = destination + row * box.box[0] * 2 + c * 2;
+        const unsigned to = flat ^ ((flat >> 7 & 7) << 4);
+        check_address(to, 2);
+        std::memcpy(block->shared + to, &bits, 2);
+      }
+    }
+    MBarrier& b = block->mbarriers.at(barrier);
+    b.bytes -= rows * box.box[0] * 2;
+    b.check();
+  });
+}
+
+void copy_later(unsigned destination, const void* source, bool exists) {
+  check_address(destination, 16);
+  now().copies.back().push_back({destination, source, exists});
+}
+void commit_copies() { now().copies.emplace_back(); }
+void wait_copies(unsigned groups) {
+  auto& all = now().copies;
+  while (all.size() > groups + 1) {
+    for (const Copy& c : all.front()) {
+      if (c.exists) {
+        std::memcpy(block->shared + c.destination, c.source, 16);
+      } else {
+        std::memset(block->shared + c.destination, 0, 16);
+      }
+    }
+    all.erase(all.begin());
+  }
+}
+
+void product(const Product& product) { now().products.back().push_back(product); }
+void commit_products() { now().products.emplace_back(); }
+void wait_products(unsigned groups) {
+  auto& all = now().products;
+  Barrier& warpgroup = block->groups[now().index.x / 128];
+  const std::size_t finished = all.size() > groups + 1 ? all.size() - 1 - groups : 0;
+  meet(warpgroup, 128);
+  for (std::size_t group = 0; group < finished; ++group) {
+    for (std::size_t i = 0; i < all[group].size(); ++i) multiply(all[group][i], group, i);
+  }
+  meet(warpgroup, 128);
+  all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(finished));
+}
+
+float widen(std::uint16_t bits, bool half) {
+  if (half) {
+    _Float16 value;
+    std::memcpy(&value, &bits, 2);
+    return static_cast<float>(value);
+  }
+  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+bool launch(unsigned grid, unsigned size, char* shared, std::size_t shared_bytes,
+            void (*call)(void**), void** arguments, unsigned seed) {
+  std::mt19937 random(seed);
+  bool done = true;
+  for (unsigned index = 0; done && index < grid; ++index) {
+    Block b;
+    b.index = {index};
+    b.size = {size};
+    b.grid = {grid};
+    b.shared = shared;
+    b.shared_bytes = shared_bytes;
+    b.call = call;
+    b.arguments = arguments;
+    std::memset(shared, 0xff, shared_bytes);  // NaN
+    b.fibers = std::vector<Fiber>(size);
+    b.warps.resize((size + 31) / 32);
+    b.groups.resize((size + 127) / 128);
+    block = &b;
+    start(b);
+    done = run(b, random);
+    block = nullptr;
+  }
+  return done;
+}
+
+}  // namespace attn::emulator

@@ -1,0 +1,75 @@
+// One multiprocessor on the CPU: threads are fibers, instructions that threads wait in are
+// functions. Kernels call these through the headers of device/ptx, which take the place of
+// src/cuda/device/ptx.
+//
+// Asynchronous work happens as late as it may: products when they are waited for, copies by
+// cp.async likewise, boxes of the copy engine some time after all threads have come to wait. So
+// what is overwritten or read too early shows as a wrong result, and what is never given back as a
+// deadlock, which ends the launch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace attn::emulator {
+
+struct Index {
+  unsigned x;
+};
+
+// Of the running thread.
+const Index& thread_index();
+const Index& block_index();
+const Index& block_size();
+const Index& grid_size();
+
+char* shared_memory();  // of the block
+
+// What all 32 lanes of the warp bring, in order of lane, until the call after the next. Of at most
+// 32 bytes, in steps of 32. All lanes must call.
+const char* exchange(const void* mine, std::size_t bytes);
+constexpr std::size_t kExchange = 32;
+
+// bar.sync and bar.arrive.
+void barrier(unsigned id, unsigned threads, bool wait);
+
+void mbarrier_init(unsigned address, unsigned arrivals);
+void mbarrier_arrive(unsigned address, unsigned expected_bytes);
+bool mbarrier_done(unsigned address, unsigned parity);
+void mbarrier_wait(unsigned address, unsigned parity);
+
+// As cuTensorMapEncodeTiled was told; what a CUtensorMap holds.
+struct Box {
+  const char* base;
+  std::uint64_t strides[4];  // bytes, of the dimensions after the first
+  std::uint32_t dims[5], box[5];
+  std::uint32_t rank;
+};
+void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates);
+
+// cp.async.
+void copy_later(unsigned destination, const void* source, bool exists);
+void commit_copies();
+void wait_copies(unsigned groups);
+
+// wgmma. d: accumulators of this thread, columns / 2 of them. a: four registers, or null and a
+// descriptor.
+struct Product {
+  float* d;
+  const unsigned* a;
+  unsigned descriptor_a, descriptor_b;
+  int columns;
+  bool add, half;
+};
+void product(const Product& product);
+void commit_products();
+void wait_products(unsigned groups);
+
+float widen(std::uint16_t bits, bool half);
+
+// Runs a kernel: call(arguments) in every thread. False, and a sentence on stderr, on a deadlock.
+// `seed` chooses among the orders in which warps may run.
+bool launch(unsigned grid, unsigned block, char* shared, std::size_t shared_bytes,
+            void (*call)(void**), void** arguments, unsigned seed);
+
+}  // namespace attn::emulator

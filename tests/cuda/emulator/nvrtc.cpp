@@ -1,0 +1,143 @@
+// NVRTC for the emulated GPU: kernels become shared objects, compiled by the host's compiler with
+// the headers of device/ in front of those that the library brings.
+#include "cuda/driver/nvrtc.hpp"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <string>
+
+namespace attn::cuda {
+namespace {
+
+struct Program {
+  std::filesystem::path folder;
+  std::string log, object;
+};
+
+std::string read(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::filesystem::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+Program& of(nvrtcProgram program) { return *reinterpret_cast<Program*>(program); }
+
+// The products, in assembly, give way to those of device/ptx/wgmma.cuh.
+std::string without_products(const std::string& text) {
+  std::string out;
+  std::size_t at = 0;
+  while (true) {
+    const std::size_t begin = text.find("template <>\nstruct Product", at);
+    if (begin == std::string::npos) return out + text.substr(at);
+    out += text.substr(at, begin - at);
+    at = text.find("\n};\n", begin) + 4;
+  }
+}
+
+// What machine.cpp calls, and the name under which kernels know shared memory.
+std::string around(const std::string& text, std::string& tail) {
+  std::smatch entry;
+  const std::regex pattern(R"(__launch_bounds__\([^)]*\)\s*(\w+)\()");
+  const std::string name = std::regex_search(text, entry, pattern) ? entry[1].str() : "none";
+  tail = fmt::format(
+      "\ntemplate <class... P, std::size_t... I>\n"
+      "void attn_call(void (*f)(P...), void** a, std::index_sequence<I...>) {{\n"
+      "  f(*static_cast<std::remove_const_t<P>*>(a[I])...);\n}}\n"
+      "template <class... P>\nvoid attn_call(void (*f)(P...), void** a) {{\n"
+      "  attn_call(f, a, std::index_sequence_for<P...>());\n}}\n"
+      "extern \"C\" void attn_emulated_call(void** a) {{ attn_call({}, a); }}\n",
+      name);
+  const bool floats = text.find("kernels/forward_simt.cuh") != std::string::npos;
+  return fmt::format(
+      "#include \"emulated.hpp\"\n"
+      "namespace attn::device {{\nextern \"C\" {{\n"
+      "alignas(1024) {} attn_emulated_shared[232448 / {}];\n}}\n}}\n"
+      "#define memory attn_emulated_shared\n#define shared_floats attn_emulated_shared\n",
+      floats ? "float" : "char", floats ? 4 : 1);
+}
+
+}  // namespace
+
+extern "C" {
+
+nvrtcResult nvrtcVersion(int* major, int* minor) {
+  *major = 13;
+  *minor = 0;
+  return NVRTC_SUCCESS;
+}
+const char* nvrtcGetErrorString(nvrtcResult) { return "the host's compiler failed"; }
+nvrtcResult nvrtcCreateProgram(nvrtcProgram* program, const char* source, const char*, int count,
+                               const char* const* texts, const char* const* names) {
+  std::string folder = (std::filesystem::temp_directory_path() / "attn_nvrtc_XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) return static_cast<nvrtcResult>(1);
+  auto* made = new Program{folder, {}, {}};
+  for (int i = 0; i < count; ++i) write(made->folder / "library" / names[i], texts[i]);
+  std::string tail;
+  const std::string head = around(source, tail);
+  write(made->folder / "kernel.cpp", head + without_products(source) + tail);
+  *program = reinterpret_cast<nvrtcProgram>(made);
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcDestroyProgram(nvrtcProgram* program) {
+  std::error_code ignored;
+  if (std::getenv("ATTN_EMULATED_KEEP") == nullptr) {
+    std::filesystem::remove_all(of(*program).folder, ignored);
+  }
+  delete &of(*program);
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int, const char* const*) {
+  Program& p = of(program);
+  const std::string at = p.folder.string();
+  const std::string command = fmt::format(
+      "{} -std=c++20 -O1 -w -shared -fPIC -I{}/device -I{} -I{}/library -o {}/kernel.so "
+      "{}/kernel.cpp {} >{}/log 2>&1",
+      ATTN_HOST_COMPILER, ATTN_EMULATOR_SOURCE, ATTN_EMULATOR_SOURCE, at, at, at,
+      ATTN_EMULATOR_LIBRARY, at);
+  const int status = std::system(command.c_str());
+  p.log = read(p.folder / "log") + "ptxas info    : Used 1 registers\n";
+  if (status != 0) return static_cast<nvrtcResult>(6);
+  const std::string object = read(p.folder / "kernel.so");
+  const std::size_t bytes = object.size();
+  p.object.assign(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
+  p.object += object;
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram program, std::size_t* size) {
+  *size = of(program).log.size() + 1;
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetProgramLog(nvrtcProgram program, char* log) {
+  std::strcpy(log, of(program).log.c_str());
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetPTXSize(nvrtcProgram, std::size_t* size) {
+  *size = 1;
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetPTX(nvrtcProgram, char* ptx) {
+  *ptx = '\0';
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetCUBINSize(nvrtcProgram program, std::size_t* size) {
+  *size = of(program).object.size();
+  return NVRTC_SUCCESS;
+}
+nvrtcResult nvrtcGetCUBIN(nvrtcProgram program, char* cubin) {
+  std::memcpy(cubin, of(program).object.data(), of(program).object.size());
+  return NVRTC_SUCCESS;
+}
+
+}  // extern "C"
+
+}  // namespace attn::cuda
