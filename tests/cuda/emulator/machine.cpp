@@ -3,6 +3,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -326,9 +327,12 @@ void wait_products(unsigned groups) {
 
 float widen(std::uint16_t bits, bool half) {
   if (half) {
-    _Float16 value;
-    std::memcpy(&value, &bits, 2);
-    return static_cast<float>(value);
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float size = exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
+                       : exponent == 0
+                           ? std::ldexp(static_cast<float>(fraction), -24)
+                           : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+    return bits >> 15 != 0 ? -size : size;
   }
   const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
   float value;

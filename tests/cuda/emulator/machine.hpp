@@ -67,9 +67,9 @@ void wait_products(unsigned groups);
 
 float widen(std::uint16_t bits, bool half);
 
-// Runs a kernel: call(arguments) in every thread. False, and a sentence on stderr, on a deadlock.
-// `seed` chooses among the orders in which warps may run.
-bool launch(unsigned grid, unsigned block, char* shared, std::size_t shared_bytes,
+// Runs a kernel: call(arguments) in every one of grid blocks of `size` threads. False, and a
+// sentence on stderr, on a deadlock. `seed` chooses among the orders in which warps may run.
+bool launch(unsigned grid, unsigned size, char* shared, std::size_t shared_bytes,
             void (*call)(void**), void** arguments, unsigned seed);
 
 }  // namespace attn::emulator

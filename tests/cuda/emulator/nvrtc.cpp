@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -134,7 +134,8 @@ nvrtcResult nvrtcGetCUBINSize(nvrtcProgram program, std::size_t* size) {
   return NVRTC_SUCCESS;
 }
 nvrtcResult nvrtcGetCUBIN(nvrtcProgram program, char* cubin) {
-  std::memcpy(cubin, of(program).object.data(), of(program).object.size());
+  const std::string& object = of(program).object;
+  std::copy(object.begin(), object.end(), cubin);
   return NVRTC_SUCCESS;
 }
 
