@@ -77,9 +77,13 @@ class Program {
   nvrtcProgram program_ = nullptr;
 };
 
-std::vector<std::string> options_of(const Source& source, Arch arch) {
+std::vector<std::string> options_of(const Nvrtc& compiler, const Source& source, Arch arch) {
   std::vector<std::string> options{"--gpu-architecture=" + to_string(arch), "-std=c++20",
                                    "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"};
+  // Since 12.9 NVRTC keeps results of its own where there is a driver, and returns them without the
+  // assembler's report.
+  constexpr int kCaches = 12090;
+  if (compiler.version >= kCaches) options.emplace_back("--no-cache");
   options.insert(options.end(), source.options.begin(), source.options.end());
   return options;
 }
@@ -180,7 +184,7 @@ Compiled compile_with(const Source& source, Arch arch, const Context& context,
     }
   };
   const Nvrtc& compiler = nvrtc();
-  const std::vector<std::string> options = options_of(source, arch);
+  const std::vector<std::string> options = options_of(compiler, source, arch);
   const Sha256::Digest key = key_of(compiler, source, options);
   const std::string stem = stem_of(source, arch, key);
   const Dump dump = dump_from_environment();
