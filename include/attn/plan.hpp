@@ -46,9 +46,11 @@ std::vector<Algorithm> algorithms(
 struct PlanOptions {
   Backend backend = Backend::automatic;
   Algorithm algorithm = Algorithm::automatic;
-  Device device{};       // make_plan: where the tensors will be. A call with tensors takes theirs.
-  std::string kernel{};  // cuda: "forward_sm90", "forward_sm80" or "forward_simt"; empty: the fast
-                         // one that takes the problem
+  Device device{};  // make_plan: where the tensors will be. A call with tensors takes theirs.
+  // cuda: "forward_sm90", "forward_sm80" or "forward_simt"; empty: the fast one that takes the
+  // problem. For trials, forward_sm90 takes parts of a tile shape: "forward_sm90/wg2_n160"
+  // (docs/cuda.md).
+  std::string kernel{};
 };
 
 // The first kernel that the cuda backend launches.

@@ -24,9 +24,10 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   run_forward(plan, inputs, outputs, context);
 }
 
-std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch) {
+std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,
+                            std::string_view kernel) {
   refuse_backward(problem, phase);
-  return forward_sources(problem, arch);
+  return forward_sources(problem, arch, kernel);
 }
 
 }  // namespace attn::cuda

@@ -1,6 +1,7 @@
 // The CUDA backend, as src/run.cpp and the command see it.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "attn/run.hpp"
@@ -16,7 +17,9 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context);
 
-// All that the problem needs compiled on devices of this architecture; needs no GPU.
-std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch);
+// All that the problem needs compiled on devices of this architecture; needs no GPU. kernel: as
+// PlanOptions::kernel.
+std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,
+                            std::string_view kernel = {});
 
 }  // namespace attn::cuda

@@ -18,7 +18,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> descriptors, archs;
-  std::string cache_dir, phase = "forward";
+  std::string cache_dir, kernel, phase = "forward";
   bool strict = false;
 };
 
@@ -70,7 +70,7 @@ int compile(const Options& options) {
     const Problem problem = parse_problem(descriptor);
     core::validate_problem(problem);
     for (const cuda::Arch arch : archs) {
-      for (const cuda::Source& source : cuda::sources(problem, phase, arch)) {
+      for (const cuda::Source& source : cuda::sources(problem, phase, arch, options.kernel)) {
         const cuda::Report report = cuda::compile_into(source, arch, context, folder).report;
         fmt::print("{} {} {}: {}\n", descriptor, to_string(arch), source.name, to_string(report));
         if (!clean(report, source.allowed_spill_bytes)) ++unclean;
@@ -101,6 +101,7 @@ void add_compile(CLI::App& app, int& status) {
   sub->add_option("--phase", options->phase, "forward or backward")
       ->check(CLI::IsMember({"forward", "backward"}))
       ->capture_default_str();
+  add_kernel_option(*sub, options->kernel);
   sub->add_option("--cache-dir", options->cache_dir,
                   "Default: ATTN_CACHE_DIR, or attn in the user's cache folder");
   sub->add_flag("--strict", options->strict,

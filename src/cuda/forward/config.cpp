@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "attn/error.hpp"
+#include "cuda/forward/kernel_name.hpp"
 #include "cuda/heuristics/forward_portable.hpp"
 #include "cuda/heuristics/forward_sm90.hpp"
 
@@ -14,6 +15,8 @@ namespace {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr int round_up(int a, int b) { return (a + b - 1) / b * b; }
+
+constexpr std::int64_t kSharedBytes = 227 << 10;  // of a block, on 9.0: the most of all
 
 // Why a kernel does not take the problem; empty when it does.
 std::string obstacle_16_bit(const Problem& p, const ForwardTensors& tensors) {
@@ -55,12 +58,13 @@ void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors&
   config.dropout = p.dropout.probability > 0;
 }
 
-// False where no shape suits the problem.
-bool shape_sm90(ForwardConfig& config, const Problem& p) {
+// False where no shape suits the problem. parts: of a shape, that the caller names.
+bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts) {
   const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
-  for (const ForwardSm90Shape& shape : forward_sm90_shapes()) {
-    if (widest > shape.head_dim) continue;
-    if (p.seqlen_k > (p.mask.empty() ? shape.seqlen_k : shape.masked)) continue;
+  for (const ForwardSm90Shape& row : forward_sm90_shapes()) {
+    if (widest > row.head_dim) continue;
+    if (p.seqlen_k > (p.mask.empty() ? row.seqlen_k : row.masked)) continue;
+    const ForwardSm90Shape shape = with_parts(row, parts);
     config.block_m = 64 * shape.warpgroups;
     config.block_n = shape.block_n;
     config.warps = 4 * shape.warpgroups;
@@ -127,18 +131,30 @@ std::int64_t ForwardConfig::shared_bytes() const noexcept {
 
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
                              std::int32_t num_splits, std::string_view forced) {
+  const KernelName named = split_kernel_name(forced);
+  if (!named.shape.empty() && named.kernel != name(ForwardKernel::sm90)) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("kernel is '{}'; only forward_sm90 takes parts of a tile shape", forced));
+  }
   std::string why;
   for (const ForwardKernel kernel :
        {ForwardKernel::sm90, ForwardKernel::sm80, ForwardKernel::simt}) {
-    if (!forced.empty() && forced != name(kernel)) continue;
+    if (!forced.empty() && named.kernel != name(kernel)) continue;
     why = obstacle(kernel, problem, arch, tensors);
     if (!why.empty()) continue;
     ForwardConfig config;
     config.kernel = kernel;
     config.splits = num_splits > 1;
     set_features(config, problem, tensors);
-    const bool fits = kernel == ForwardKernel::sm90 ? shape_sm90(config, problem)
+    const bool fits = kernel == ForwardKernel::sm90 ? shape_sm90(config, problem, named.shape)
                                                     : shape_portable(config, problem, arch);
+    if (fits && config.shared_bytes() > kSharedBytes) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("kernel is '{}': its tiles take {} bytes of shared memory; accepted "
+                              "are at most {}",
+                              forced, config.shared_bytes(), kSharedBytes));
+    }
     if (fits) return config;
     why = "no tile shape suits page_size " + std::to_string(problem.page_size);
   }

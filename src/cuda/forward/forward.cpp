@@ -192,14 +192,14 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   if (config.splits) launch_combine(plan, *kernels.combine, parameters, context);
 }
 
-std::vector<Source> forward_sources(const Problem& problem, Arch arch) {
-  const ForwardConfig config = choose_forward(problem, arch, {}, 1, {});
+std::vector<Source> forward_sources(const Problem& problem, Arch arch, std::string_view kernel) {
+  const ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
   std::vector<Source> sources{forward_source(problem, config)};
   // A machine of a common size decides whether keys are split.
   constexpr int kMultiprocessors = 132;
   const std::int32_t splits = choose_splits(problem, config, kMultiprocessors);
   if (splits > 1) {
-    ForwardConfig split = choose_forward(problem, arch, {}, splits, {});
+    ForwardConfig split = choose_forward(problem, arch, {}, splits, kernel);
     sources = {forward_source(problem, split), combine_source(split)};
   }
   return sources;

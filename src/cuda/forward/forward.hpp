@@ -12,6 +12,6 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options);
 // As cuda::forward (cuda.hpp).
 void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                  const Context& context);
-std::vector<Source> forward_sources(const Problem& problem, Arch arch);
+std::vector<Source> forward_sources(const Problem& problem, Arch arch, std::string_view kernel);
 
 }  // namespace attn::cuda

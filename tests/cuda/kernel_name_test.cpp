@@ -1,0 +1,56 @@
+// Names of kernels with parts of a tile shape.
+#include "cuda/forward/kernel_name.hpp"
+
+#include <gtest/gtest.h>
+
+#include "attn/error.hpp"
+#include "attn/problem.hpp"
+#include "cuda/forward/config.hpp"
+#include "cuda/support.hpp"
+
+namespace attn::cuda {
+namespace {
+
+constexpr Arch kHopper{90, true};
+
+ForwardConfig chosen(const std::string& descriptor, std::string_view kernel) {
+  return choose_forward(parse_problem(descriptor), kHopper, {}, 1, kernel);
+}
+
+TEST(KernelName, PartsReplaceThoseOfTheTable) {
+  const ForwardConfig table = chosen("b1_n4096_h16_d128_bf16", "");
+  const ForwardConfig same = chosen("b1_n4096_h16_d128_bf16", "forward_sm90");
+  EXPECT_EQ(table.block_n, same.block_n);
+  const ForwardConfig wide = chosen("b1_n4096_h16_d128_bf16", "forward_sm90/n160_p40");
+  EXPECT_EQ(wide.block_n, 160);
+  EXPECT_EQ(wide.producer_registers, 40);
+  EXPECT_EQ(wide.consumer_registers, 232);  // (512 - 40) / 2, a multiple of 8
+  EXPECT_EQ(wide.stages, table.stages);
+  EXPECT_EQ(wide.block_m, table.block_m);
+  const ForwardConfig other = chosen("b1_n4096_h32_d64_bf16", "forward_sm90/wg2_s2_q1_p56_noturns");
+  EXPECT_EQ(other.block_m, 128);
+  EXPECT_EQ(other.stages, 2);
+  EXPECT_EQ(other.stages_q, 1);
+  EXPECT_EQ(other.consumer_registers, 224);
+  EXPECT_FALSE(other.take_turns);
+  EXPECT_TRUE(chosen("b1_n4096_h32_d64_bf16", "forward_sm90/turns").take_turns);
+}
+
+TEST(KernelName, Refusals) {
+  const auto refused = [](std::string_view kernel) {
+    return refusal(ErrorCode::invalid_argument, [&] { chosen("b1_n512_h2_d128_bf16", kernel); });
+  };
+  for (const char* part :
+       {"wg4", "wg", "n24", "n272", "n0", "s3", "q4", "p20", "p72", "fast", "n16x", "n-16"}) {
+    const std::string text = refused(std::string("forward_sm90/wg2_") + part);
+    expect_contains(text, std::string("'") + part + "'");
+    expect_contains(text, "wg2 and wg3");
+  }
+  expect_contains(refused("forward_sm90/n128_"), "''");
+  expect_contains(refused("forward_sm80/n128"), "only forward_sm90");
+  expect_contains(refused("forward_sm90/n256_s8"), "shared memory");
+  expect_contains(refused("fast"), "accepted are forward_sm90");
+}
+
+}  // namespace
+}  // namespace attn::cuda
