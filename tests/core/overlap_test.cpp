@@ -54,7 +54,7 @@ Tensor random_tensor(std::mt19937& random, std::byte* arena) {
 }
 
 TEST(Overlap, AgreesWithEnumeration) {
-  const std::uint32_t seed = std::random_device{}();
+  const std::uint32_t seed = 1;
   std::mt19937 random(seed);
   std::vector<std::byte> arena(kArena);
   int shared = 0, disjoint = 0;

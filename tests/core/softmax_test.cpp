@@ -33,8 +33,7 @@ Result run(const std::vector<float>& x, std::int64_t rows, std::int64_t columns,
 // Against the definition in double: 4 float roundings of y (x - m, exp, sum, quotient), where x - m
 // of up to 200 adds an absolute error of 200 * 2^-24 to the exponent; below 2^-126 two roundings to
 // the grid of subnormals.
-TEST(Softmax, AgreesWithTheDefinition) {
-  const std::uint32_t seed = std::random_device{}();
+void check_definition(std::uint32_t seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   for (const SoftmaxAlgorithm algorithm : kAlgorithms) {
@@ -61,6 +60,10 @@ TEST(Softmax, AgreesWithTheDefinition) {
       }
     }
   }
+}
+
+TEST(Softmax, AgreesWithTheDefinition) {
+  for (std::uint32_t seed = 1; seed <= 20; ++seed) check_definition(seed);
 }
 
 TEST(Softmax, LargeMagnitudesDoNotOverflow) {

@@ -92,7 +92,7 @@ void check_format(const Format& format) {
 
 template <class T>
 void check_random(const Format& format) {
-  const std::uint32_t seed = std::random_device{}();
+  const std::uint32_t seed = 2;
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   for (int n = 0; n < 300000; ++n) {
