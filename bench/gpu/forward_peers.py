@@ -4,7 +4,7 @@ has them. Answers are checked against fp64 before they are timed. Needs PyTorch 
   python3 bench/gpu/forward_peers.py --library build/libattn.a --out bench/results/h200-forward.json
 
 --library: libattn.a built with -DCMAKE_POSITION_INDEPENDENT_CODE=ON, or attn_c as a shared object (.so)."""
-import argparse, ctypes, datetime, json, math, os, statistics, subprocess, sys, tempfile
+import argparse, ctypes, datetime, json, math, os, re, statistics, subprocess, sys, tempfile
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ arguments.add_argument("--lengths", default="512,1024,2048,4096,8192,16384")
 arguments.add_argument("--dims", default="64,128,256")
 arguments.add_argument("--rep", type=int, default=60)
 arguments.add_argument("--parts", default="cells,expressions,sparse,portable")
+arguments.add_argument("--shapes", default="bench/gpu/shapes.txt", help="of the part 'shapes'")
 options = arguments.parse_args()
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 kTokens, kHidden = 16384, 2048
@@ -155,6 +156,38 @@ def sparse():
     return rows
 
 
+def shapes():
+    """Tile shapes beside that of the table (empty) and cuDNN: lines "descriptor shape shape ...", causal or full."""
+    rows = []
+    for line in open(options.shapes):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        descriptor, named = words[0], ["", *words[1:]]
+        b, n, h, d = (int(re.search(rf"(?:^|_){x}(\d+)(?:_|$)", descriptor).group(1)) for x in "bnhd")
+        causal = "causal" in descriptor
+        q, k, v, o, lse = make(b, n, h, d)
+        hidden = torch.ones(n, n, dtype=torch.bool, device="cuda").triu(1) if causal and n <= 8192 else None
+        kernels = {}
+        for shape in named:
+            kernels[shape] = Attention(descriptor, f"forward_sm90/{shape}" if shape else "")
+            o.fill_(math.nan)
+            kernels[shape](q, k, v, o, lse)
+            ratio = error_ratio(q, k, v, o, hidden) if n <= 8192 else float("nan")
+            assert not o.isnan().any() and not ratio > 2, (descriptor, shape, ratio)
+        qt, kt, vt = (t.transpose(1, 2) for t in (q, k, v))
+        theirs, ours = [], {shape: [] for shape in named}
+        for _ in range(2):
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                theirs.append(median_ms(lambda: F.scaled_dot_product_attention(qt, kt, vt, is_causal=causal)))
+            for shape in named:
+                ours[shape].append(median_ms(lambda: kernels[shape](q, k, v, o, lse)))
+        ratios = {shape or "table": round(min(theirs) / min(times), 3) for shape, times in ours.items()}
+        rows.append(dict(problem=descriptor, cudnn_ms=round(min(theirs), 4), ratios=ratios))
+        print(f"{descriptor:32s} " + "  ".join(f"{shape} {ratio:.2f}" for shape, ratio in ratios.items()), flush=True)
+    return rows
+
+
 lengths = [int(x) for x in options.lengths.split(",")]
 dims = [int(x) for x in options.dims.split(",")]
 result = dict(date=str(datetime.date.today()), gpu=torch.cuda.get_device_name(), torch=torch.__version__, commit=options.commit,
@@ -167,6 +200,8 @@ if "portable" in parts:
     result["portable_cells"] = cells("forward_sm80", SDPBackend.FLASH_ATTENTION, "FA2", dims, [n for n in lengths if n in (512, 2048, 8192)])
 if "expressions" in parts:
     result["expressions"] = expressions()
+if "shapes" in parts:
+    result["shapes"] = shapes()
 if "sparse" in parts:
     result["block_sparse"] = sparse()
 if options.out:
