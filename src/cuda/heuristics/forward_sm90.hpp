@@ -1,17 +1,14 @@
 // Tile shapes of the Hopper forward kernel: data with a reason beside each row.
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <string_view>
 
 namespace attn::cuda {
 
 struct ForwardSm90Shape {
-  int head_dim;           // up to this, of the larger of Q K's and V's
-  std::int64_t seqlen_k;  // up to this
-  std::int64_t masked;    // the same where there is a mask; 0: not for those
-  int warpgroups;         // that compute, 64 rows each
+  int head_dim;    // up to this, of the larger of Q K's and V's
+  int warpgroups;  // that compute, 64 rows each
   int block_n;
   int stages, stages_q;
   bool take_turns;

@@ -13,15 +13,11 @@
 
 #include "cuda/driver/functions.hpp"
 #include "cuda/driver/types.hpp"
+#include "fake_driver/host.hpp"
 #include "machine.hpp"
 
 namespace attn::cuda {
 namespace {
-
-int number(const char* variable, int otherwise) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? std::atoi(text) : otherwise;
-}
 
 struct Library {
   void* handle = nullptr;
@@ -31,7 +27,6 @@ struct Library {
 
 std::mutex mutex;
 std::map<CUdeviceptr, std::size_t> memory;
-thread_local std::vector<CUcontext> contexts;
 bool failed = false;  // as after an illegal address: nothing runs any more
 constexpr std::size_t kSharedBytes = 232448;
 
@@ -50,10 +45,6 @@ CUresult cuGetErrorName(CUresult error, const char** name) {
 }
 CUresult cuGetErrorString(CUresult, const char** text) {
   *text = "of an emulated GPU";
-  return CUDA_SUCCESS;
-}
-CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  *device = ordinal;
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetCount(int* count) {
@@ -96,27 +87,14 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
   *context = reinterpret_cast<CUcontext>(&memory);
   return CUDA_SUCCESS;
 }
-CUresult cuCtxGetCurrent(CUcontext* context) {
-  *context = contexts.empty() ? nullptr : contexts.back();
-  return CUDA_SUCCESS;
-}
 CUresult cuCtxGetDevice(CUdevice* device) {
   *device = 0;
-  return CUDA_SUCCESS;
-}
-CUresult cuCtxPushCurrent_v2(CUcontext context) {
-  contexts.push_back(context);
-  return CUDA_SUCCESS;
-}
-CUresult cuCtxPopCurrent_v2(CUcontext* context) {
-  *context = contexts.back();
-  contexts.pop_back();
   return CUDA_SUCCESS;
 }
 CUresult cuCtxSynchronize() { return failed ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS; }
 CUresult cuStreamSynchronize(CUstream) { return cuCtxSynchronize(); }
 CUresult cuStreamCreate(CUstream* stream, unsigned) {
-  *stream = reinterpret_cast<CUstream>(&contexts);
+  *stream = reinterpret_cast<CUstream>(&memory);
   return CUDA_SUCCESS;
 }
 CUresult cuStreamDestroy_v2(CUstream) { return CUDA_SUCCESS; }
@@ -128,9 +106,8 @@ CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
   *id = reinterpret_cast<unsigned long long>(stream);
   return CUDA_SUCCESS;
 }
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
 
-// A "cubin" is a shared object, and "\n" and the entry's name before it.
+// A "cubin" is the number of its bytes and then a shared object (nvrtc.cpp).
 CUresult cuLibraryLoadData(CUlibrary* library, const void* data, int*, void**, unsigned, int*,
                            void**, unsigned) {
   std::size_t bytes = 0;
@@ -159,10 +136,6 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* data, int*, void**, u
 CUresult cuLibraryUnload(CUlibrary) { return CUDA_SUCCESS; }
 CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char*) {
   *kernel = reinterpret_cast<CUkernel>(library);
-  return CUDA_SUCCESS;
-}
-CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
-  *function = reinterpret_cast<CUfunction>(kernel);
   return CUDA_SUCCESS;
 }
 CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel, CUdevice) {
@@ -218,20 +191,6 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   const std::lock_guard lock(mutex);
   memory.erase(pointer);
   std::free(reinterpret_cast<void*>(pointer));
-  return CUDA_SUCCESS;
-}
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
-  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-  return CUDA_SUCCESS;
-}
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream) {
-  std::memset(reinterpret_cast<void*>(to), value, bytes);
-  return CUDA_SUCCESS;
-}
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, std::size_t count, CUstream) {
-  for (std::size_t i = 0; i < count; ++i) {
-    std::memcpy(reinterpret_cast<char*>(to) + 4 * i, &value, sizeof(value));
-  }
   return CUDA_SUCCESS;
 }
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** values,

@@ -3,13 +3,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "host.hpp"
+
 namespace attn::cuda {
 namespace {
-
-int number(const char* variable, int otherwise) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? std::atoi(text) : otherwise;
-}
 
 FakeDriver& state() {
   static FakeDriver driver{.version = number("FAKE_DRIVER_VERSION", 12040),
@@ -17,11 +14,6 @@ FakeDriver& state() {
                            .init = static_cast<CUresult>(number("FAKE_DRIVER_INIT", 0)),
                            .nvrtc_major = number("FAKE_NVRTC_MAJOR", 13)};
   return driver;
-}
-
-std::vector<CUcontext>& contexts() {
-  static thread_local std::vector<CUcontext> own;
-  return own;
 }
 
 CUresult result_of(const char* function) {
@@ -75,10 +67,6 @@ CUresult cuGetErrorString(CUresult, const char** text) {
   *text = "a sentence of the driver";
   return CUDA_SUCCESS;
 }
-CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  *device = ordinal;
-  return CUDA_SUCCESS;
-}
 CUresult cuDeviceGetCount(int* count) {
   *count = state().devices;
   return CUDA_SUCCESS;
@@ -115,21 +103,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   *context = fake_context(device);
   return CUDA_SUCCESS;
 }
-CUresult cuCtxGetCurrent(CUcontext* context) {
-  *context = contexts().empty() ? nullptr : contexts().back();
-  return CUDA_SUCCESS;
-}
 CUresult cuCtxGetDevice(CUdevice* device) {
   *device = current_device();
-  return CUDA_SUCCESS;
-}
-CUresult cuCtxPushCurrent_v2(CUcontext context) {
-  contexts().push_back(context);
-  return CUDA_SUCCESS;
-}
-CUresult cuCtxPopCurrent_v2(CUcontext* context) {
-  *context = contexts().back();
-  contexts().pop_back();
   return CUDA_SUCCESS;
 }
 
@@ -147,10 +122,6 @@ CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary, const char*) {
   *kernel = reinterpret_cast<CUkernel>(&state());
   return result_of("cuLibraryGetKernel");
 }
-CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
-  *function = reinterpret_cast<CUfunction>(kernel);
-  return CUDA_SUCCESS;
-}
 CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel, CUdevice) {
   *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? 1024
            : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS        ? 24
@@ -163,7 +134,6 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
   }
   return CUDA_SUCCESS;
 }
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) { return CUDA_SUCCESS; }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction, void**, void**) {
   state().launch = *config;
   state().attributes.assign(config->attrs, config->attrs + config->numAttrs);
@@ -179,14 +149,6 @@ CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned) {
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   state().memory.erase(pointer);
   std::free(reinterpret_cast<void*>(pointer));
-  return CUDA_SUCCESS;
-}
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream) {
-  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-  return CUDA_SUCCESS;
-}
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t bytes, CUstream) {
-  std::memset(reinterpret_cast<void*>(to), value, bytes);
   return CUDA_SUCCESS;
 }
 CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
