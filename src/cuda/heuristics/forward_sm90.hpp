@@ -10,7 +10,7 @@ struct ForwardSm90Shape {
   int head_dim;    // up to this, of the larger of Q K's and V's
   int warpgroups;  // that compute, 64 rows each
   int block_n;
-  int stages, stages_q;
+  int stages_k, stages_v, stages_q;
   bool take_turns;
   int producer_registers, consumer_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels.txt
