@@ -4,7 +4,7 @@ has them. Answers are checked against fp64 before they are timed. Needs PyTorch 
   python3 bench/gpu/forward_peers.py --library build/libattn.a --out bench/results/h200-forward.json
 
 --library: libattn.a built with -DCMAKE_POSITION_INDEPENDENT_CODE=ON, or attn_c as a shared object (.so)."""
-import argparse, ctypes, datetime, json, math, os, re, statistics, subprocess, sys, tempfile
+import argparse, ctypes, datetime, functools, json, math, os, random, re, statistics, subprocess, sys, tempfile, time
 
 import torch
 import torch.nn.functional as F
@@ -77,12 +77,25 @@ def error_ratio(q, k, v, o, hidden):
     return ((o.double() - exact).abs().max() / (base - exact).abs().max()).item()
 
 
-def median_ms(f):
-    return do_bench(f, warmup=25, rep=options.rep, return_mode="median")
+def median_ms(*functions):
+    """Of each function, the median of three rounds. A card under load soon slows down to keep its power limit, so each is
+    timed after a rest, and in another order in each round."""
+    times = {f: [] for f in functions}
+    for _ in range(3):
+        for f in random.sample(functions, len(functions)):
+            torch.cuda.synchronize()
+            time.sleep(0.12)
+            times[f].append(do_bench(f, warmup=25, rep=options.rep, return_mode="median"))
+    return [statistics.median(times[f]) for f in functions]
 
 
 def flops(b, n, h, d, causal):
     return 4 * b * h * n * n * d * (0.5 if causal else 1)
+
+
+def of_peer(peer, q, k, v, causal):
+    with sdpa_kernel(peer):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def cells(kernel, peer, name, dims, lengths):
@@ -99,9 +112,8 @@ def cells(kernel, peer, name, dims, lengths):
                 assert not o.isnan().any() and not ratio > 2, (d, causal, n, ratio)
                 qt, kt, vt = (t.transpose(1, 2) for t in (q, k, v))
                 count = flops(b, n, h, d, causal) * 1e-9
-                with sdpa_kernel(peer):
-                    theirs = count / median_ms(lambda: F.scaled_dot_product_attention(qt, kt, vt, is_causal=causal))
-                ours = count / median_ms(lambda: attention(q, k, v, o, lse))
+                ours, theirs = (count / ms for ms in median_ms(lambda: attention(q, k, v, o, lse),
+                                                               lambda: of_peer(peer, qt, kt, vt, causal)))
                 rows.append(dict(d=d, causal=causal, n=n, attn=round(ours), peer=round(theirs), ratio=round(ours / theirs, 3),
                                  error_ratio=round(ratio, 2)))
                 print(f"d {d:3d} {'causal' if causal else 'full  '} n {n:5d}  attn {ours:4.0f}  {name} {theirs:4.0f}  "
@@ -115,18 +127,19 @@ def expressions():
     """The cost of masks and scores beside plain attention, b 4, n 4096, hidden 2048."""
     rows = []
     b, n = 4, 4096
+    words = ("", "_causal", "_softcap30", "_causal_softcap30", "_causal_alibi", "_window1024x0", "_dropout0.1", "_causal_dropout0.1")
     for d in (64, 128):
         h = kHidden // d
         slopes = torch.tensor([2.0 ** (-8 * (i + 1) / h) for i in range(h)], device="cuda")
         q, k, v, o, lse = make(b, n, h, d)
-        times = {}
-        for word in ("", "_causal", "_causal_softcap30", "_causal_alibi", "_causal_dropout0.1", "_window1024x0", "_dropout0.1", "_softcap30"):
-            attention = Attention(f"b{b}_n{n}_h{h}_d{d}{word}_bf16")
-            s = [slopes] if "alibi" in word else []
-            times[word] = median_ms(lambda: attention(q, k, v, o, lse, *s))
-            plain = times["_causal"] if word.startswith("_causal") else times[""]
-            rows.append(dict(d=d, problem=word[1:] or "full", ms=round(times[word], 4), share_of_plain=round(plain / times[word], 3)))
-            print(f"d {d:3d} {word[1:] or 'full':20s} {times[word] * 1000:7.0f} us  {plain / times[word]:.2f} of plain speed", flush=True)
+        kernels = [Attention(f"b{b}_n{n}_h{h}_d{d}{word}_bf16") for word in words]
+        calls = [functools.partial(kernel, q, k, v, o, lse, *([slopes] if "alibi" in word else []))
+                 for word, kernel in zip(words, kernels)]
+        times = dict(zip(words, median_ms(*calls)))
+        for word, ms in times.items():
+            share = times["_causal" if word.startswith("_causal") else ""] / ms
+            rows.append(dict(d=d, problem=word[1:] or "full", ms=round(ms, 4), share_of_plain=round(share, 3)))
+            print(f"d {d:3d} {word[1:] or 'full':20s} {ms * 1000:7.0f} us  {share:.2f} of plain speed", flush=True)
     return rows
 
 
@@ -148,8 +161,7 @@ def sparse():
             hidden = ~blocks.bool()[7].repeat_interleave(block)
             ratio = error_ratio(q[:, rows_of_block], k, v, o[:, rows_of_block], hidden)
             assert not o.isnan().any() and not ratio > 2, (d, share, ratio)
-            whole = median_ms(lambda: dense(q, k, v, o, lse))
-            part = median_ms(lambda: attention(q, k, v, o, lse, blocks))
+            whole, part = median_ms(lambda: dense(q, k, v, o, lse), lambda: attention(q, k, v, o, lse, blocks))
             rows.append(dict(d=d, share=share, ms=round(part, 4), dense_ms=round(whole, 4), of_share=round(part / whole / share, 3),
                              error_ratio=round(ratio, 2)))
             print(f"d {d:3d} {share:5.1%} of blocks {part * 1000:7.0f} us  {part / whole / share:.2f} of that share of dense", flush=True)
@@ -176,14 +188,10 @@ def shapes():
             ratio = error_ratio(q, k, v, o, hidden) if n <= 8192 else float("nan")
             assert not o.isnan().any() and not ratio > 2, (descriptor, shape, ratio)
         qt, kt, vt = (t.transpose(1, 2) for t in (q, k, v))
-        theirs, ours = [], {shape: [] for shape in named}
-        for _ in range(2):
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                theirs.append(median_ms(lambda: F.scaled_dot_product_attention(qt, kt, vt, is_causal=causal)))
-            for shape in named:
-                ours[shape].append(median_ms(lambda: kernels[shape](q, k, v, o, lse)))
-        ratios = {shape or "table": round(min(theirs) / min(times), 3) for shape, times in ours.items()}
-        rows.append(dict(problem=descriptor, cudnn_ms=round(min(theirs), 4), ratios=ratios))
+        calls = [functools.partial(kernels[shape], q, k, v, o, lse) for shape in named]
+        theirs, *ours = median_ms(lambda: of_peer(SDPBackend.CUDNN_ATTENTION, qt, kt, vt, causal), *calls)
+        ratios = {shape or "table": round(theirs / ms, 3) for shape, ms in zip(named, ours)}
+        rows.append(dict(problem=descriptor, cudnn_ms=round(theirs, 4), ratios=ratios))
         print(f"{descriptor:32s} " + "  ".join(f"{shape} {ratio:.2f}" for shape, ratio in ratios.items()), flush=True)
     return rows
 

@@ -77,6 +77,10 @@ std::vector<DeviceExpressions> device_expressions() {
       {"ids", ids[s.query * 25] == ids[s.key * 25], {}, t},
       {"empty", none[s.query] == 0 && nothing({s.key, s.query}) <= 0.0F && s.key < 9,
        s.score + nothing({s.query, s.key}), t},
+      {"between", s.key > s.query - 3 && s.key < s.query + 2, {}, t},
+      {"beside", s.key == s.query + 1 && s.head < 3, {}, t},
+      // Products that wrap, to both ends of int32.
+      {"wrapped", s.key < s.query * 715827883 && s.query * -715827883 < s.key, {}, t},
       {"softcap", causal(), 30 * tanh(s.score / 30), t},
       {"alibi", causal(), s.score - slope[s.head] * to_float(abs(distance)), t},
       {"bias", distance >= 0, s.score + bias({s.head, s.query, s.key}), t},

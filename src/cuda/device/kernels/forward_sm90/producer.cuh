@@ -73,14 +73,14 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
         const int index = dealer.next();
         mbarrier_wait(barrier(Layout::kEmptyTile, slot), TileRing::parity(tiles) ^ 1);
         Work w{};
-        w.row0 = -1;
+        w.row0 = Base::kNoTile;
         if (index < p.num_tiles) w = work_at(index);
         put(slot, w);
       }
       __syncwarp();
       const Work w = get(slot);
       AllBlocks list;
-      if (w.row0 >= 0) {
+      if (w.row0 != Base::kNoTile) {
         list = AllBlocks(*this, slot);
         put_windows(slot, w, list);
       }
@@ -91,7 +91,7 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
         }
       }
       if (list.more()) ++queries;
-      if (w.row0 < 0) break;
+      if (w.row0 == Base::kNoTile) break;
     }
     if (leader) dealer.finish();
   }
@@ -106,7 +106,7 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
       const int slot = TileRing::stage(tiles);
       mbarrier_wait(barrier(Layout::kFullTile, slot), TileRing::parity(tiles));
       const Work w = get(slot);
-      if (w.row0 < 0) break;
+      if (w.row0 == Base::kNoTile) break;
       auto list = this->template first_blocks<AllBlocks>(slot, 0, w);
       int previous = -1;
       while (previous >= 0 || list.more()) {

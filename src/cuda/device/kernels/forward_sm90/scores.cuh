@@ -108,7 +108,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       const int i = kByRows ? n / (C::kBlockN / 4) : n % 2;
       const int column = kByRows ? n % (C::kBlockN / 4) : n / 2;  // of the thread's in a row
       const int row = t.row + 8 * i;
-      const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
+      const int head = kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head;
       f(c.s[column / 2 * 4 + 2 * i + column % 2], i, row / kGroup, head, key,
         column / 2 * 8 + column % 2);
     }
@@ -126,7 +126,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     const Sequence& q = t.w.sequence;
     const auto keys_of = [&](int i) {
       const int row = t.row + 8 * i;
-      const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
+      const int head = kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head;
       return visible_keys(e, block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4),
                           row / kGroup, q.batch, head, q.length_q, q.length_k);
     };
@@ -161,7 +161,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
       const auto row = [&](int i) {
         const int r = t.row + 8 * i;
-        const int head = kGroup > 1 ? t.w.head * kGroup + r % kGroup : t.w.head;
+        const int head = kGroup > 1 ? t.w.head * kGroup + (r & (kGroup - 1)) : t.w.head;
         return DropoutRow(dropout, static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
                           static_cast<unsigned>(r / kGroup));
       };

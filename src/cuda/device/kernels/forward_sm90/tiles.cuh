@@ -17,7 +17,7 @@ struct ForwardSm90Tiles {
   using Layout = ForwardSm90Layout<C>;
   using Element = typename C::Element;
   static constexpr int kBlockM = 64 * C::kConsumers;
-  static constexpr int kGroup = C::kGroup;
+  static constexpr int kGroup = C::kGroup;  // a power of two, as it divides 64
   static constexpr int kStepsK = (C::kHeadDim + 15) / 16;
 
   const ForwardParams& p;
@@ -35,9 +35,17 @@ struct ForwardSm90Tiles {
     int begin, end;  // blocks of keys
   };
 
+  // Under a mask blocks of rows end where the rows end, so that the one that is not full is the
+  // first, which under a causal mask sees the fewest keys. It begins before row 0.
+  static constexpr bool kEndAligned = Expressions::kHasMask;
+  static constexpr int kNoTile = static_cast<int>(0x80000000);  // as row0: there are no more
   __device__ __forceinline__ Work work_at(int index) const {
     const OutputTile tile = tile_at<C>(p, index);
     Work w{sequence_of<C>(p, tile.batch), tile.head_k, tile.split, tile.m_block * kBlockM, 0, 0};
+    if constexpr (kEndAligned) {
+      const int rows = w.sequence.rows_q * kGroup;
+      w.row0 += rows - (rows + kBlockM - 1) / kBlockM * kBlockM;
+    }
     set_range(w);
     return w;
   }
@@ -50,7 +58,7 @@ struct ForwardSm90Tiles {
     }
   }
 
-  // A tile in shared memory; row0 < 0: there are no more.
+  // A tile in shared memory.
   __device__ __forceinline__ unsigned slot_address(int slot) const {
     return shared + static_cast<unsigned>(Layout::kTileAt + Layout::kTileBytes * slot);
   }
@@ -82,6 +90,10 @@ struct ForwardSm90Tiles {
   __device__ __forceinline__ QueryRange queries(const Work& w, int row, int rows) const {
     QueryRange range{row / kGroup, min((row + rows - 1) / kGroup, w.sequence.length_q - 1), w.head,
                      w.head};
+    if constexpr (kEndAligned) {
+      range.first = max(range.first, 0);
+      if (row + rows <= 0) range.last = -1;
+    }
     if constexpr (kGroup > 1) {
       range.head_first = w.head * kGroup;
       range.head_last = range.head_first + kGroup - 1;
@@ -172,7 +184,7 @@ struct ForwardSm90Tiles {
     return {w,
             w.row0 + 64 * consumer + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
                 static_cast<int>(threadIdx.x % 32 / 4),
-            w.row0 >= 0};
+            w.row0 != kNoTile};
   }
 
   __device__ __forceinline__ void arrive(int first, int index) const {
