@@ -10,6 +10,11 @@ struct Strides {
   long long batch, row, head;
 };
 
+// What some rows of a tile see of 32 blocks of keys, a bit each: less than all of it, nothing.
+struct alignas(8) KeyWord {
+  unsigned mixed, empty;
+};
+
 struct ForwardParams {
   const void* q;
   const void* k;
@@ -30,6 +35,10 @@ struct ForwardParams {
   // [num_splits][batch][heads_q][seqlen_q]; null when num_splits is 1.
   float* partial_o;
   float* partial_lse;
+
+  // Of a mask that is classified ahead (schedule/key_words.cuh), else null.
+  KeyWord* key_words;
+  int key_windows;  // of 32 blocks of keys
 
   int batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
   int page_size;

@@ -14,7 +14,6 @@ namespace attn::cuda {
 //   namespace attn::device {
 //   struct alignas(8) Expressions {  // trivially copyable: a kernel parameter
 //     static constexpr bool kHasMask, kHasScore;   // false: mask() is true, score() dot scaled
-//     static constexpr bool kMaskReadsBuffers;
 //     static constexpr bool kScoreLoads;    // an element of a buffer for each score
 //     static constexpr float kScoreFactor;  // > 0; the score is score() * kScoreFactor
 //     bool mask(int query, int key, int batch, int head, int seqlen_q, int seqlen_k) const;
@@ -31,8 +30,8 @@ namespace attn::cuda {
 // src/cuda/device/expr/fast.cuh, macro ATTN_PRECISE_MATH. With the macro ATTN_SHORT_SEQUENCES=1,
 // for problems whose seqlen_q and seqlen_k are at most 2^20, sums of positions and their conversion
 // to float are cheaper. classify follows expr::classify, but looks at no more than 256 elements a
-// load. Every call reads buffers again: where kMaskReadsBuffers, classify is worth doing once for
-// all kernels.
+// load. Every call reads buffers again: where mask_reads_buffers, classify is worth doing once
+// for all warps.
 //
 // mask must be boolean and without score, score float32; either may be empty. The text depends on
 // their trees, on the dtype of each buffer and on whether its last dimension is contiguous, as

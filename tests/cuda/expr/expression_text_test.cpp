@@ -199,8 +199,7 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
                   "    using namespace exact;\n"
                   "    return (key <= query);\n"))
       << text;
-  EXPECT_TRUE(has(text, "kHasMask = true") && has(text, "kHasScore = true") &&
-              has(text, "kMaskReadsBuffers = false"));
+  EXPECT_TRUE(has(text, "kHasMask = true") && has(text, "kHasScore = true"));
   // Positions become floats without a conversion, other integers do not.
   const auto converts_positions = [&](const Expr& e) {
     return has(cuda::print_expressions({}, to_float(e)), "attn_position_to_float");
