@@ -69,7 +69,7 @@ void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors&
 bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts) {
   const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
   for (const ForwardSm90Shape& row : forward_sm90_shapes()) {
-    if (widest > row.head_dim) continue;
+    if (widest > row.head_dim || !holds(row.when, p)) continue;
     const ForwardSm90Shape shape = with_parts(row, parts);
     config.block_m = 64 * shape.warpgroups;
     config.block_n = shape.block_n;
