@@ -36,10 +36,6 @@ struct ForwardParams {
   float* partial_o;
   float* partial_lse;
 
-  // Of a mask that is classified ahead (schedule/key_words.cuh), else null.
-  KeyWord* key_words;
-  int key_windows;  // of 32 blocks of keys
-
   int batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
   int page_size;
   int num_splits, blocks_per_split;
@@ -57,6 +53,10 @@ struct ForwardParams {
   float dropout_scale;
   unsigned dropout_round_keys[10][2];  // of Philox4x32-10
   unsigned dropout_counter3;           // last word of its counter
+
+  // Of a mask that is classified ahead (schedule/key_words.cuh), else null.
+  KeyWord* key_words;
+  int key_windows;  // of 32 blocks of keys
 };
 
 }  // namespace attn::device

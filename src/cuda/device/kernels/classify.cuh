@@ -35,8 +35,8 @@ __device__ __forceinline__ void classify_key_blocks(const ForwardParams& p, cons
   const auto tile = QueryTile<C>::of(p, {m_block, head, batch, 0});
   const KeyRange range = tile.keys(tile.row0 + part * kRows, kRows);
   const int block = window * 32 + static_cast<int>(threadIdx.x % 32);
-  const Coverage c =
-      block < range.end ? block_coverage<C>(e, range, range.own, block) : Coverage::empty;
+  const Coverage c = block < range.end ? block_coverage<C>(e, range, range.own, block * C::kBlockN)
+                                       : Coverage::empty;
   const KeyWord word = {__ballot_sync(~0u, c != Coverage::full),
                         __ballot_sync(~0u, c == Coverage::empty)};
   if (threadIdx.x % 32 == 0) key_words_at<C>(p, batch, head, m_block, window)[part] = word;

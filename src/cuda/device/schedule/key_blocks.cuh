@@ -27,15 +27,15 @@ struct KeyWindow {
   unsigned present, mixed, empty;
 };
 
-// What `rows` see of a block, whose number is below r.end.
+// What `rows` see of the block that begins with `key`, which is below r.seqlen_k.
 template <class C, class Expressions>
 __device__ __forceinline__ Coverage block_coverage(const Expressions& e, const KeyRange& r,
-                                                   const QueryRange& rows, int block) {
+                                                   const QueryRange& rows, int key) {
   if (rows.first > rows.last) return Coverage::empty;
-  const int key = block * C::kBlockN, end = key + C::kBlockN;
-  const Coverage c = e.classify(rows.first, rows.last, key, min(end, r.seqlen_k) - 1, r.batch,
-                                rows.head_first, rows.head_last, r.seqlen_q, r.seqlen_k);
-  return c == Coverage::full && end > r.seqlen_k ? Coverage::mixed : c;
+  const int last = min(key + C::kBlockN, r.seqlen_k) - 1;
+  const Coverage c = e.classify(rows.first, rows.last, key, last, r.batch, rows.head_first,
+                                rows.head_last, r.seqlen_q, r.seqlen_k);
+  return c == Coverage::full && key + C::kBlockN > r.seqlen_k ? Coverage::mixed : c;
 }
 
 // All threads of a warp hold the same list. With a mask, blocks are classified 32 at a time, one a
@@ -67,7 +67,10 @@ class KeyBlocks {
   // The window as rows `own` of the tile see it; with a mask.
   __device__ __forceinline__ KeyWindow window(const Tiles& tiles, const KeyRange& r,
                                               const QueryRange& own) const {
-    const Coverage c = coverage(tiles, r, own, next_ & ~31);
+    const int block = (next_ & ~31) + static_cast<int>(threadIdx.x % 32);
+    const bool inside = block >= r.begin && block < r.end;
+    const Coverage c =
+        inside ? block_coverage<C>(tiles.e, r, own, block * C::kBlockN) : Coverage::empty;
     return {next_, present_, __ballot_sync(~0u, c != Coverage::full),
             __ballot_sync(~0u, c == Coverage::empty)};
   }
@@ -114,18 +117,16 @@ class KeyBlocks {
   }
 
  private:
-  // Of the lane's block of a window.
-  __device__ __forceinline__ Coverage coverage(const Tiles& tiles, const KeyRange& r,
-                                               const QueryRange& rows, int window) const {
-    const int block = window + static_cast<int>(threadIdx.x % 32);
-    const bool inside = block >= r.begin && block < r.end;
-    return inside ? block_coverage<C>(tiles.e, r, rows, block) : Coverage::empty;
-  }
   __device__ __forceinline__ void classify(const Tiles& tiles, int slot, int window) {
     const KeyRange r = tiles.keys(slot);
-    const Coverage all = coverage(tiles, r, r.shared, window);
+    const int block = window + static_cast<int>(threadIdx.x % 32);
+    const bool inside = block >= r.begin && block < r.end;
+    const Coverage all =
+        inside ? block_coverage<C>(tiles.e, r, r.shared, block * C::kBlockN) : Coverage::empty;
     Coverage own = all;
-    if constexpr (kOwn) own = coverage(tiles, r, r.own, window);
+    if constexpr (kOwn) {
+      own = inside ? block_coverage<C>(tiles.e, r, r.own, block * C::kBlockN) : Coverage::empty;
+    }
     present_ = __ballot_sync(~0u, all != Coverage::empty);
     mixed_ = __ballot_sync(~0u, own != Coverage::full);
     empty_ = __ballot_sync(~0u, own == Coverage::empty);
