@@ -93,27 +93,24 @@ Kernels kernels_of(const Plan& plan, const ForwardConfig& config, const ForwardT
   return made;
 }
 
-constexpr int kWarpsPerBlock = 4;  // of the kernels before and after: 128 threads
-unsigned blocks_of_warps(std::int64_t warps) {
-  return static_cast<unsigned>((warps + kWarpsPerBlock - 1) / kWarpsPerBlock);
-}
-
-// One warp a word. More words than a grid takes would be 64 GB of workspace.
-void launch_classify(const Kernel& kernel, std::int64_t words, device::ForwardParams& parameters,
-                     std::vector<std::byte>& expressions, const Context& context) {
+// One warp a word. More than a grid takes would be 32 GB of workspace.
+void launch_classify(const Kernel& kernel, std::int64_t words, int parts,
+                     device::ForwardParams& parameters, std::vector<std::byte>& expressions,
+                     const Context& context) {
   LaunchConfig launch;
-  launch.grid[0] = blocks_of_warps(words);
-  launch.block = 32 * kWarpsPerBlock;
+  launch.grid[0] = static_cast<unsigned>(words / parts);
+  launch.block = static_cast<unsigned>(32 * parts);
   std::array<void*, 2> arguments{&parameters, expressions.data()};
   kernel.launch(launch, context.stream, arguments.data());
 }
 
 void launch_combine(const Plan& plan, const Kernel& kernel, device::ForwardParams& parameters,
                     const Context& context) {
-  LaunchConfig launch;  // one warp a row
-  launch.grid[0] =
-      blocks_of_warps(plan.problem.batch * plan.problem.heads_q * plan.problem.seqlen_q);
-  launch.block = 32 * kWarpsPerBlock;
+  constexpr int kRowsPerBlock = 4;  // one warp each, 128 threads
+  const std::int64_t rows = plan.problem.batch * plan.problem.heads_q * plan.problem.seqlen_q;
+  LaunchConfig launch;
+  launch.grid[0] = static_cast<unsigned>((rows + kRowsPerBlock - 1) / kRowsPerBlock);
+  launch.block = 32 * kRowsPerBlock;
   launch.programmatic_dependent_launch = device_info(plan.device.index).arch >= 90;
   std::array<void*, 1> arguments{&parameters};
   kernel.launch(launch, context.stream, arguments.data());
@@ -210,7 +207,7 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   launch.block = static_cast<unsigned>(config.threads());
   launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
   if (const std::int64_t words = num_key_words(problem, config); words > 0) {
-    launch_classify(*kernels.classify, words, parameters, expressions, context);
+    launch_classify(*kernels.classify, words, config.parts(), parameters, expressions, context);
     launch.programmatic_dependent_launch = device.arch >= 90;
   }
   std::array<void*, 3> arguments{&parameters, expressions.data(), maps ? &*maps : nullptr};

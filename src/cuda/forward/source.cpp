@@ -117,7 +117,7 @@ Source classify_source(const Problem& problem, const ForwardConfig& config,
   source.text += "namespace attn::device {\n" + print_config(whole) + "}\n";
   source.text +=
       "#include \"kernels/classify.cuh\"\n"
-      "extern \"C\" __global__ void __launch_bounds__(128)\n"
+      "extern \"C\" __global__ void __launch_bounds__(32 * attn::device::Config::kParts)\n"
       "attn_classify(const __grid_constant__ attn::device::ForwardParams p,\n"
       "              const __grid_constant__ attn::device::Expressions e) {\n"
       "  attn::device::classify_key_blocks<attn::device::Config>(p, e);\n"

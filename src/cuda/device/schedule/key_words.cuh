@@ -10,11 +10,7 @@
 
 namespace attn::device {
 
-// Batch entries and heads that have words. A "head" is a K, V head when heads are packed.
-template <class C>
-__device__ __forceinline__ int key_word_batches(const ForwardParams& p) {
-  return C::kMaskBatches ? p.batch : 1;
-}
+// Heads that have words; K, V heads when heads are packed.
 template <class C>
 __device__ __forceinline__ int key_word_heads(const ForwardParams& p) {
   if constexpr (!C::kMaskHeads) return 1;
