@@ -21,16 +21,20 @@ TEST(KernelName, PartsReplaceThoseOfTheTable) {
   const ForwardConfig table = chosen("b1_n4096_h16_d128_bf16", "");
   const ForwardConfig same = chosen("b1_n4096_h16_d128_bf16", "forward_sm90");
   EXPECT_EQ(table.block_n, same.block_n);
-  const ForwardConfig wide = chosen("b1_n4096_h16_d128_bf16", "forward_sm90/n160_p40");
+  const ForwardConfig wide = chosen("b1_n4096_h16_d128_bf16", "forward_sm90/n160_p40_s2");
   EXPECT_EQ(wide.block_n, 160);
   EXPECT_EQ(wide.producer_registers, 40);
   EXPECT_EQ(wide.consumer_registers, 232);  // (512 - 40) / 2, a multiple of 8
-  EXPECT_EQ(wide.stages, table.stages);
+  EXPECT_EQ(wide.stages_q, table.stages_q);
   EXPECT_EQ(wide.block_m, table.block_m);
   const ForwardConfig other = chosen("b1_n4096_h32_d64_bf16", "forward_sm90/wg2_s2_q1_p56_noturns");
   EXPECT_EQ(other.block_m, 128);
   EXPECT_EQ(other.stages, 2);
+  EXPECT_EQ(other.stages_k, 2);
   EXPECT_EQ(other.stages_q, 1);
+  const ForwardConfig deep = chosen("b1_n4096_h16_d128_bf16", "forward_sm90/s2_k3");
+  EXPECT_EQ(deep.stages, 2);
+  EXPECT_EQ(deep.stages_k, 3);
   EXPECT_EQ(other.consumer_registers, 224);
   EXPECT_FALSE(other.take_turns);
   EXPECT_TRUE(chosen("b1_n4096_h32_d64_bf16", "forward_sm90/turns").take_turns);
@@ -41,7 +45,7 @@ TEST(KernelName, Refusals) {
     return refusal(ErrorCode::invalid_argument, [&] { chosen("b1_n512_h2_d128_bf16", kernel); });
   };
   for (const char* part :
-       {"wg4", "wg", "n24", "n272", "n0", "s3", "q4", "p20", "p72", "fast", "n16x", "n-16"}) {
+       {"wg4", "wg", "n24", "n272", "n0", "s9", "k0", "q4", "p20", "p72", "fast", "n16x", "n-16"}) {
     const std::string text = refused(std::string("forward_sm90/wg2_") + part);
     expect_contains(text, std::string("'") + part + "'");
     expect_contains(text, "wg2 and wg3");

@@ -74,7 +74,8 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
     config.block_m = 64 * shape.warpgroups;
     config.block_n = shape.block_n;
     config.warps = 4 * shape.warpgroups;
-    config.stages = shape.stages;
+    config.stages = shape.stages_v;
+    config.stages_k = shape.stages_k;
     config.stages_q = shape.stages_q;
     config.take_turns = shape.take_turns;
     config.producer_registers = shape.producer_registers;
@@ -149,8 +150,8 @@ std::int64_t ForwardConfig::shared_bytes() const noexcept {
   // As ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand.
   const std::int64_t panels_k = divide_up(head_dim, 64), panels_v = divide_up(head_dim_v, 64);
   const std::int64_t qs = std::int64_t{stages_q} * warps / 4;
-  const std::int64_t barriers = 16 * qs + 32 * stages + 64;
-  return qs * 64 * 128 * panels_k + std::int64_t{stages} * block_n * 128 * (panels_k + panels_v) +
+  const std::int64_t barriers = 16 * qs + 16 * (stages_k + stages) + 64;
+  return qs * 64 * 128 * panels_k + block_n * 128 * (stages_k * panels_k + stages * panels_v) +
          round_up(static_cast<int>(barriers), 16) + std::int64_t{4} * (48 + 16 * warps / 4);
 }
 

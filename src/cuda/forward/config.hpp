@@ -31,11 +31,11 @@ struct ForwardConfig {
   DType dtype = DType::bf16;
   int head_dim = 0, head_dim_v = 0;
 
-  int block_m = 0;  // rows of Q of a block of threads
-  int block_n = 0;  // keys of a K, V tile
-  int warps = 0;    // that compute
-  int stages = 0;   // K, V tiles in flight
-  int stages_q = 1;
+  int block_m = 0;                 // rows of Q of a block of threads
+  int block_n = 0;                 // keys of a K, V tile
+  int warps = 0;                   // that compute
+  int stages = 0;                  // tiles in flight of K and V; sm90: of V
+  int stages_k = 0, stages_q = 1;  // sm90: of K and of Q
   int group = 1;            // query heads of one K, V head that share a tile; 1: each has its own
   bool take_turns = false;  // sm90
   bool vector_o = true;     // O may be written 16 bytes at a time

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 
 #include "attn/error.hpp"
@@ -15,9 +14,9 @@ namespace {
   throw Error(
       ErrorCode::invalid_argument,
       fmt::format("kernel is 'forward_sm90/{}': '{}' is no part of a tile shape; accepted "
-                  "are wg2 and wg3 (warpgroups), n16 to n256 (keys, a multiple of 16), s1, "
-                  "s2, s4 and s8 (stages of K and V), q1 and q2 (of Q), p24 to p64 (registers "
-                  "of the producer, a multiple of 8), turns and noturns",
+                  "are wg2 and wg3 (warpgroups), n16 to n256 (keys, a multiple of 16), s1 to "
+                  "s8 (stages of K and V), k1 to k8 (of K), q1 and q2 (of Q), p24 to p64 "
+                  "(registers of the producer, a multiple of 8), turns and noturns",
                   text, part));
 }
 
@@ -37,9 +36,10 @@ bool set_part(ForwardSm90Shape& shape, std::string_view part) {
     shape.warpgroups = wg;
   } else if (const int n = number_after(part, "n"); n >= 16 && n <= 256 && n % 16 == 0) {
     shape.block_n = n;
-  } else if (const int s = number_after(part, "s");
-             s >= 1 && s <= 8 && std::has_single_bit(static_cast<unsigned>(s))) {
-    shape.stages = s;
+  } else if (const int s = number_after(part, "s"); s >= 1 && s <= 8) {
+    shape.stages_k = shape.stages_v = s;
+  } else if (const int k = number_after(part, "k"); k >= 1 && k <= 8) {
+    shape.stages_k = k;
   } else if (const int q = number_after(part, "q"); q == 1 || q == 2) {
     shape.stages_q = q;
   } else if (const int p = number_after(part, "p"); p >= 24 && p <= 64 && p % 8 == 0) {

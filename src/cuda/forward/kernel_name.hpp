@@ -14,9 +14,9 @@ struct KernelName {
 };
 KernelName split_kernel_name(std::string_view name);
 
-// `shape` with the parts that `text` names: wg<warpgroups> n<keys> s<stages> q<stages of Q>
-// p<registers of the producer> turns noturns. Consumers get the registers that are left. Throws
-// Error(invalid_argument) naming the part and what is accepted.
+// `shape` with the parts that `text` names: wg<warpgroups> n<keys> s<stages of K and V>
+// k<stages of K> q<stages of Q> p<registers of the producer> turns noturns. Consumers get the
+// registers that are left. Throws Error(invalid_argument) naming the part and what is accepted.
 ForwardSm90Shape with_parts(ForwardSm90Shape shape, std::string_view text);
 
 }  // namespace attn::cuda

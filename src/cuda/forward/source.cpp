@@ -37,6 +37,8 @@ std::string print_config(const ForwardConfig& c) {
   number("kWarps", c.warps);
   number("kConsumers", c.warps / 4);
   number("kStages", c.stages);
+  number("kStagesK", c.stages_k);
+  number("kStagesV", c.stages);
   number("kStagesQ", c.stages_q);
   number("kGroup", c.group);
   number("kParts", c.parts());

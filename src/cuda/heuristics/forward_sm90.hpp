@@ -13,7 +13,7 @@ struct ForwardSm90Shape {
   Condition when;
   int warpgroups;  // that compute, 64 rows each
   int block_n;
-  int stages, stages_q;
+  int stages_k, stages_v, stages_q;
   bool take_turns;
   int producer_registers, consumer_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels.txt

@@ -13,6 +13,7 @@
 #include "cuda/jit/expression_buffers.hpp"
 #include "cuda/jit/expression_factors.hpp"
 #include "cuda/jit/expression_range.hpp"
+#include "cuda/jit/mask_bounds.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -274,6 +275,40 @@ std::string parameters(const std::array<Parameter, kCount>& all, const Program& 
   }
   return text;
 }
+std::string function(std::string_view result, std::string_view name, std::string_view parameters,
+                     std::string_view body) {
+  return fmt::format("  __device__ __forceinline__ {} {}({}) const {{\n{}  }}\n", result, name,
+                     parameters, body);
+}
+
+constexpr std::array kRow = {Parameter{"query", Op::query}, Parameter{"batch", Op::batch},
+                             Parameter{"head", Op::head}, Parameter{"seqlen_q", Op::seqlen_q},
+                             Parameter{"seqlen_k", Op::seqlen_k}};
+
+// Functions of the parts of a mask, and mask itself, made of them.
+std::string mask_text(const Expr& mask) {
+  const MaskBounds bounds = mask_bounds(mask);
+  std::string text, value;
+  const auto part = [&](const Expr& e, std::string_view type, std::string_view name,
+                        const auto& all, std::string_view called) {
+    if (e.empty()) return;
+    const Program program = compile(e);
+    text += function(type, name, parameters(all, program), Values(program, nullptr).body());
+    value += (value.empty() ? "" : " & ") + std::string(called);
+  };
+  part(bounds.first, "int", "mask_first", kRow,
+       "(key >= mask_first(query, batch, head, seqlen_q, seqlen_k))");
+  part(bounds.last, "int", "mask_last", kRow,
+       "(key <= mask_last(query, batch, head, seqlen_q, seqlen_k))");
+  part(bounds.rest, "bool", "mask_rest", kPoint,
+       "mask_rest(query, key, batch, head, seqlen_q, seqlen_k)");
+  if (value.empty())
+    return function("bool", "mask", "int, int, int, int, int, int", "    return true;\n");
+  return text + function("bool", "mask",
+                         "int query, int key, int batch, int head, int seqlen_q, int seqlen_k",
+                         fmt::format("    return {};\n", value));
+}
+
 std::string score_parameters(const Program& program) {
   std::array all = kPoint;
   for (Parameter& p : all) {
@@ -281,12 +316,6 @@ std::string score_parameters(const Program& program) {
   }
   return fmt::format("float{}, {}, int{} = 0", uses(program, Op::score) ? " dot" : "",
                      parameters(all, program), uses(program, Op::key) ? " step" : "");
-}
-
-std::string function(std::string_view result, std::string_view name, std::string_view parameters,
-                     std::string_view body) {
-  return fmt::format("  __device__ __forceinline__ {} {}({}) const {{\n{}  }}\n", result, name,
-                     parameters, body);
 }
 
 std::string_view element(DType dtype) {
@@ -377,6 +406,10 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
       "#include \"expr/expressions.cuh\"\n\nnamespace attn::device {\n\n"
       "struct alignas(8) Expressions {\n";
   text += fmt::format("  static constexpr bool kHasMask = {};\n", !mask.empty());
+  const MaskBounds bounds = mask_bounds(mask);
+  text += fmt::format("  static constexpr bool kMaskFirst = {};\n", !bounds.first.empty());
+  text += fmt::format("  static constexpr bool kMaskLast = {};\n", !bounds.last.empty());
+  text += fmt::format("  static constexpr bool kMaskRest = {};\n", !bounds.rest.empty());
   text += fmt::format("  static constexpr bool kHasScore = {};\n", !score.empty());
   text += fmt::format("  static constexpr bool kScoreLoads = {};\n", loads_elements(scored));
   text += fmt::format("  static constexpr float kScoreFactor = {:a}f;\n", factors.after);
@@ -387,7 +420,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
     text += fmt::format("  float multiple_{};  // softmax_scale * {:a}\n", i, factors.multiples[i]);
   }
   text += '\n';
-  text += function("bool", "mask", parameters(kPoint, masked), Values(masked, nullptr).body());
+  text += mask_text(mask);
   text += function("float", "score", score_parameters(scored), Values(scored, &factors).body());
   text += function("Coverage", "classify", parameters(kTile, masked), range_body(masked));
   return text + "};\n\n}  // namespace attn::device\n";

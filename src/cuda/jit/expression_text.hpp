@@ -14,9 +14,14 @@ namespace attn::cuda {
 //   namespace attn::device {
 //   struct alignas(8) Expressions {  // trivially copyable: a kernel parameter
 //     static constexpr bool kHasMask, kHasScore;   // false: mask() is true, score() dot scaled
+//     // mask() is key >= mask_first() && key <= mask_last() && mask_rest(), of which there are
+//     static constexpr bool kMaskFirst, kMaskLast, kMaskRest;
 //     static constexpr bool kScoreLoads;    // an element of a buffer for each score
 //     static constexpr float kScoreFactor;  // > 0; the score is score() * kScoreFactor
 //     bool mask(int query, int key, int batch, int head, int seqlen_q, int seqlen_k) const;
+//     int mask_first(int query, int batch, int head, int seqlen_q, int seqlen_k) const;
+//     int mask_last(int query, int batch, int head, int seqlen_q, int seqlen_k) const;
+//     bool mask_rest(int query, int key, int batch, int head, int seqlen_q, int seqlen_k) const;
 //     // dot: q.k, not scaled. The key is key_first + step; scores of a row with one key_first and
 //     // constant steps share more of the work.
 //     float score(float dot, int query, int key_first, int batch, int head, int seqlen_q,

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -195,11 +196,23 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
   };
   const std::string text = cuda::print_expressions(s.query >= s.key, s.score / 30);
   EXPECT_TRUE(has(text,
-                  "bool mask(int query, int key, int, int, int, int) const {\n"
+                  "int mask_last(int query, int, int, int, int) const {\n"
                   "    using namespace exact;\n"
-                  "    return (key <= query);\n"))
+                  "    return query;\n"))
       << text;
   EXPECT_TRUE(has(text, "kHasMask = true") && has(text, "kHasScore = true"));
+  // Bounds of keys, and what is left.
+  const auto bounds = [&](const Expr& mask) {
+    const std::string t = cuda::print_expressions(mask, {});
+    return std::array{has(t, "kMaskFirst = true"), has(t, "kMaskLast = true"),
+                      has(t, "kMaskRest = true")};
+  };
+  EXPECT_EQ(bounds(s.query >= s.key), (std::array{false, true, false}));
+  EXPECT_EQ(bounds(s.key > s.query - 7 && s.key < s.seqlen_k), (std::array{true, true, false}));
+  EXPECT_EQ(bounds(s.key == s.query && s.head < 3), (std::array{true, true, true}));
+  EXPECT_EQ(bounds(s.key <= s.query || s.key < 8), (std::array{false, false, true}));
+  EXPECT_EQ(bounds(s.key <= s.key % 8), (std::array{false, false, true}));
+  EXPECT_EQ(bounds({}), (std::array{false, false, false}));
   // Positions become floats without a conversion, other integers do not.
   const auto converts_positions = [&](const Expr& e) {
     return has(cuda::print_expressions({}, to_float(e)), "attn_position_to_float");

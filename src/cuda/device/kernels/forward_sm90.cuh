@@ -1,18 +1,19 @@
 // Forward pass on Hopper (sm_90a): FlashAttention-2, algorithm 1, as warp-specialised stages
 // (FlashAttention-3, algorithms 1 and 2).
 //
-// A block of threads is one producer warpgroup, whose first thread asks the copy engine for Q, K
-// and V, and C::kConsumers warpgroups with 64 rows of Q each. K and V go through rings of
-// C::kStages tiles. A consumer issues S = Q K^T of the next block, O += P V of this one, and does
-// the softmax of the next while the second runs. Blocks of threads stay and take one tile of O
-// after the other; Q of the next tile arrives while this one ends.
+// A block of threads is one producer warpgroup, of which two warps work: one asks the copy engine
+// for K and V, one for Q, and deals tiles; and C::kConsumers warpgroups with 64 rows of Q each. K
+// and V go through rings of C::kStages tiles. A consumer issues S = Q K^T of the next block, O += P
+// V of this one, and does the softmax of the next while the second runs. Blocks of threads stay and
+// take one tile of O after the other; Q of the next tile arrives while this one ends.
 //
 // Reads of C:
 //   Element                BFloat16 or Float16
 //   kHeadDim, kHeadDimV    multiples of 8, up to 256
 //   kConsumers             warpgroups that compute: 2 or 3
 //   kBlockN                keys of a tile, a multiple of 16 (of 32 with kDropout)
-//   kStages, kStagesQ      tiles of K and V, and of Q: powers of two
+//   kStagesK, kStagesV     tiles of K and of V
+//   kStagesQ               tiles of Q: a power of two
 //   kTakeTurns             consumers issue products one after the other
 //   kProducerRegisters, kConsumerRegisters   of a thread, multiples of 8
 //   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: none share
@@ -37,7 +38,7 @@ struct ForwardSm90 : ForwardSm90Tiles<C, Expressions> {
   using Base = ForwardSm90Tiles<C, Expressions>;
   using Producer = ForwardSm90Producer<C, Expressions>;
   using Consumer = ForwardSm90Consumer<C, Expressions>;
-  using Base::barrier, Base::e, Base::maps, Base::p, Base::shared;
+  using Base::barrier, Base::consumer, Base::e, Base::maps, Base::p, Base::shared;
   using typename Base::Layout;
 
   __device__ __forceinline__ void run() const {
@@ -48,24 +49,31 @@ struct ForwardSm90 : ForwardSm90Tiles<C, Expressions> {
       }
       for (int i = 0; i < Layout::kTileStages; ++i) {
         mbarrier_init(barrier(Layout::kFullTile, i), 1);
-        mbarrier_init(barrier(Layout::kEmptyTile, i), 4 * C::kConsumers);
+        mbarrier_init(barrier(Layout::kEmptyTile, i), 4 * C::kConsumers + 1);
       }
-      for (int i = 0; i < C::kStages; ++i) {
+      for (int i = 0; i < C::kStagesK; ++i) {
         mbarrier_init(barrier(Layout::kFullK, i), 1);
-        mbarrier_init(barrier(Layout::kFullV, i), 1);
         mbarrier_init(barrier(Layout::kEmptyK, i), 4 * C::kConsumers);
+      }
+      for (int i = 0; i < C::kStagesV; ++i) {
+        mbarrier_init(barrier(Layout::kFullV, i), 1);
         mbarrier_init(barrier(Layout::kEmptyV, i), 4 * C::kConsumers);
       }
       mbarrier_init_fence();
     }
     if constexpr (C::kClassified) wait_for_dependencies();
     __syncthreads();
-    if (threadIdx.x < 128) {
+    if (consumer < 0) {
       release_registers<C::kProducerRegisters>();
-      if (threadIdx.x < 32) Producer{{p, e, maps, shared}}.produce();
+      const Producer producer{{p, e, maps, shared, consumer}};
+      if (threadIdx.x < 32) {
+        producer.produce_keys();
+      } else if (threadIdx.x < 64) {
+        producer.produce_tiles();
+      }
     } else {
       take_registers<C::kConsumerRegisters>();
-      Consumer{{{{p, e, maps, shared}}}}.consume();
+      Consumer{{{{p, e, maps, shared, consumer}}}}.consume();
     }
   }
 };
@@ -74,7 +82,8 @@ template <class C, class Expressions>
 __device__ __forceinline__ void forward_sm90(const ForwardParams& p, const Expressions& e,
                                              const ForwardMaps& maps) {
   extern __shared__ __align__(1024) char memory[];
-  ForwardSm90<C, Expressions>{{p, e, maps, shared_address(memory)}}.run();
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x / 128));
+  ForwardSm90<C, Expressions>{{p, e, maps, shared_address(memory), warpgroup - 1}}.run();
 }
 
 }  // namespace attn::device

@@ -1,4 +1,5 @@
-// Registers and named barriers of warpgroups (PTX ISA, "setmaxnreg", "bar").
+// Registers, elections and named barriers of warps and warpgroups (PTX ISA, "setmaxnreg",
+// "elect.sync", "bar").
 #pragma once
 
 namespace attn::device {
@@ -10,6 +11,22 @@ __device__ __forceinline__ void release_registers() {
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// A value that is the same in all threads of a warp, said so: arithmetic on it is scalar, and it
+// takes no register of every thread.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+// True in one thread of a warp that is together.
+__device__ __forceinline__ bool elect_one() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, elected;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
 }
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {

@@ -9,15 +9,15 @@ namespace attn::device {
 template <class C, class Expressions>
 struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   using Base = ForwardSm90Epilogue<C, Expressions>;
-  using Base::apply_score, Base::arrive, Base::barrier, Base::clear_tail, Base::close;
+  using Base::apply_score, Base::arrive, Base::barrier, Base::clear_tail, Base::ends_of;
   using Base::consumer, Base::drop_elements, Base::exponent_scale, Base::give_turn;
-  using Base::is_full, Base::issue_pv, Base::issue_qk, Base::k_descriptor, Base::own_at;
+  using Base::issue_pv, Base::issue_qk, Base::k_descriptor, Base::own_at;
   using Base::kStepsK;
   using Base::pin_all, Base::q_descriptor, Base::q_slot, Base::shared, Base::softmax_raised;
-  using Base::v_descriptor, Base::wait_full, Base::wait_turn, Base::window_address;
+  using Base::v_descriptor, Base::wait_turn;
   using typename Base::Blocks, typename Base::Consumer, typename Base::Element;
-  using typename Base::KeyRing, typename Base::Layout, typename Base::Own;
-  using typename Base::QueryRing, typename Base::TileRing;
+  using typename Base::KeyRing, typename Base::Layout, typename Base::Own, typename Base::RowEnds;
+  using typename Base::QueryRing, typename Base::TileRing, typename Base::ValueRing;
 
   __device__ __forceinline__ Own next_tile(Consumer& c) const {
     const int slot = TileRing::stage(c.tiles());
@@ -34,22 +34,18 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   }
   __device__ __forceinline__ Blocks blocks(const Consumer& c, const Own& t) const {
     if (!t.exists) return {};
-    if constexpr (!Expressions::kHasMask) return Blocks(*this, slot_now(c));
-    const Int4 w = load_shared(window_address(slot_now(c), consumer()));
-    return Blocks(
-        {w.x, static_cast<unsigned>(w.y), static_cast<unsigned>(w.z), static_cast<unsigned>(w.w)},
-        t.w.begin);
+    return this->template first_blocks<Blocks>(slot_now(c), consumer, t.w);
   }
 
   // Lets the blocks pass that this warpgroup sees nothing of.
   __device__ __forceinline__ void pass_empty(Consumer& c, Blocks& list) const {
     while (list.more() && list.empty_for_own()) {
-      wait_full(Layout::kFullK, c.blocks);
+      this->template wait_full<KeyRing>(Layout::kFullK, c.blocks);
       arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
       wait_turn();
       give_turn();
-      wait_full(Layout::kFullV, c.blocks);
-      arrive(Layout::kEmptyV, KeyRing::stage(c.blocks));
+      this->template wait_full<ValueRing>(Layout::kFullV, c.blocks);
+      arrive(Layout::kEmptyV, ValueRing::stage(c.blocks));
       ++c.blocks;
       list.advance(*this, slot_now(c));
     }
@@ -62,16 +58,24 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
     arrive(Layout::kEmptyQ, q_slot(c));
     c.next_query();
   }
-  // The end of a tile whose Q is the one before the next. O goes to memory through the place of
-  // that Q where there is another for the next.
-  __device__ __forceinline__ void finish_attended(Consumer& c, const float (&factor)[2]) const {
+  // The end of the tile before the one begun last, where O is staged, in two steps: the first when
+  // O is there, the other beside the products of the next block.
+  __device__ __forceinline__ int place_before(const Consumer& c) const {
+    return consumer * C::kStagesQ + QueryRing::stage(c.queries() - 1);
+  }
+  __device__ __forceinline__ unsigned staging(const Consumer& c) const {
+    return shared + static_cast<unsigned>(Layout::kQAt + place_before(c) * Layout::kQ);
+  }
+  __device__ __forceinline__ void finish_staged(Consumer& c, const RowEnds& ends) const {
+    this->write_staged(slot_before(c), ends.lse, staging(c));
+    arrive(Layout::kEmptyQ, place_before(c));
+  }
+  __device__ __forceinline__ void finish(Consumer& c, const RowEnds& ends) const {
     if constexpr (Base::kCanStage) {
-      const int place = consumer() * C::kStagesQ + QueryRing::stage(c.queries() - 1);
-      this->template finish<true>(c, slot_before(c), factor,
-                                  shared + Layout::kQAt + place * Layout::kQ);
-      arrive(Layout::kEmptyQ, place);
+      this->stage(c, slot_before(c), ends.factor, staging(c));
+      finish_staged(c, ends);
     } else {
-      this->template finish<false>(c, slot_before(c), factor, 0);
+      this->write(c, slot_before(c), ends);
     }
   }
 
@@ -79,7 +83,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   // the last O += P V of this one.
   __device__ __forceinline__ void consume() const {
     Consumer c;
-    if (C::kTakeTurns && consumer() == C::kConsumers - 1) give_turn();
+    if (C::kTakeTurns && consumer == C::kConsumers - 1) give_turn();
     Own t = next_tile(c);
     while (t.exists) {
       auto list = blocks(c, t);
@@ -93,11 +97,9 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
           release_q(c);
         }
         c.softmax = OnlineSoftmax{};
-        float factor[2];
-        close(c.softmax, slot_now(c), factor);
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] = 0;
-        this->template finish<false>(c, slot_now(c), factor, 0);
+        this->write(c, slot_now(c), ends_of(c.softmax, slot_now(c)));
         t = next_tile(c);
       }
     }
@@ -106,7 +108,8 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   // From the first block of `list`, of tile `t`, for as long as the next tile begins with a block
   // that this warpgroup works on. Leaves in `t` the tile after the last one done.
   __device__ __forceinline__ void attend(Consumer& c, Own& t, Blocks& list) const {
-    float factor[2];       // of O: of the tile that ends, or of a step of the online softmax
+    float factor[2];       // of O, of a step of the online softmax
+    RowEnds ended;         // of the tile before
     int used = 0;          // keys in use of the block whose P waits for its V
     bool pending = false;  // there is such a block
     bool add = false;      // O holds earlier blocks of the tile
@@ -123,14 +126,13 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
         list = blocks(c, t);
         if (!list.more() || list.empty_for_own()) {
           multiply_v(c, used, add);
-          close(c.softmax, slot_before(c), factor);
-          finish_attended(c, factor);
+          finish(c, ends_of(c.softmax, slot_before(c)));
           return;
         }
       }
       if (begins) wait_q(c);
       const unsigned q = q_descriptor(c), k = k_descriptor(c), v = v_descriptor(c);
-      if (!k_ready) wait_full(Layout::kFullK, c.blocks);
+      if (!k_ready) this->template wait_full<KeyRing>(Layout::kFullK, c.blocks);
       wait_turn();
       pin_all(c);
       wgmma_fence();
@@ -139,14 +141,14 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       // product, which does not add. A branch around the product would make the assembler wait for
       // each.
       if (pending) {
-        wait_full(Layout::kFullV, c.blocks - 1);
+        this->template wait_full<ValueRing>(Layout::kFullV, c.blocks - 1);
         clear_tail(c, used);
       }
       wgmma_fence();
       issue_pv(c, v, add);
       give_turn();
       if (begins) {
-        if (pending) close(c.softmax, slot_before(c), factor);
+        if (pending) ended = ends_of(c.softmax, slot_before(c));
         c.softmax = OnlineSoftmax{};
       }
       wgmma_wait<1>();
@@ -180,34 +182,35 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
         softmax_raised(c, t, block, false, factor);
       }
       arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
-      if (pending) arrive(Layout::kEmptyV, KeyRing::stage(c.blocks - 1));
+      if (pending) arrive(Layout::kEmptyV, ValueRing::stage(c.blocks - 1));
       ++c.blocks;
-      k_ready = is_full(Layout::kFullK, c.blocks);
+      k_ready = this->template is_full<KeyRing>(Layout::kFullK, c.blocks);
 
-      if (pending && begins) {
-        finish_attended(c, factor);
-      } else if (!begins && (careful || !good)) {
+      if (!begins && (careful || !good)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
       }
-      add = !begins;
-      pending = true;
       to_operand<Element>(c.s, c.probability);
       drop_elements(c, t, block);
       list.advance(*this, slot_now(c));
+      if (pending && begins) {
+        finish(c, ended);
+      }
+      add = !begins;
+      pending = true;
     }
   }
 
   // O += P V and nothing else.
   __device__ __forceinline__ void multiply_v(Consumer& c, int used, bool add) const {
-    wait_full(Layout::kFullV, c.blocks - 1);
+    this->template wait_full<ValueRing>(Layout::kFullV, c.blocks - 1);
     clear_tail(c, used);
     pin_all(c);
     wgmma_fence();
     issue_pv(c, v_descriptor(c), add);
     wgmma_wait<0>();
     pin(c.o);
-    arrive(Layout::kEmptyV, KeyRing::stage(c.blocks - 1));
+    arrive(Layout::kEmptyV, ValueRing::stage(c.blocks - 1));
   }
 };
 

@@ -33,13 +33,14 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
            r.query;
   }
 
-  // Writes LSE; returns in `factor` what O must be multiplied by.
-  __device__ __forceinline__ void close(const OnlineSoftmax& softmax, int slot,
-                                        float (&factor)[2]) const {
+  // Of the two rows of a thread: LSE, and what O must be multiplied by.
+  struct RowEnds {
+    float lse[2], factor[2];
+  };
+  __device__ __forceinline__ RowEnds ends_of(const OnlineSoftmax& softmax, int slot) const {
     constexpr float kLn2 = 0.6931471805599453f;
     const Own t = own_at(slot);
-    const Sequence& q = t.w.sequence;
-    float lse[2];
+    RowEnds ends;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Row r = row_of(t, i);
@@ -49,11 +50,15 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
         if (!C::kSplits || t.w.split == 0) sink = p.sink[r.head];
       }
       const Denominator end = denominator<C::kSink, true>(softmax.r[i] * kLn2, l, sink);
-      lse[i] = r.used ? end.lse : minus_infinity();
-      factor[i] = r.used ? end.inverse : 0.f;
-      if constexpr (C::kDropout) factor[i] *= p.dropout_scale;
+      ends.lse[i] = r.used ? end.lse : minus_infinity();
+      ends.factor[i] = r.used ? end.inverse : 0.f;
+      if constexpr (C::kDropout) ends.factor[i] *= p.dropout_scale;
     }
+    return ends;
+  }
+  __device__ __forceinline__ void write_lse(const Own& t, const float (&lse)[2]) const {
     if (threadIdx.x % 4 != 0) return;
+    const Sequence& q = t.w.sequence;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Row r = row_of(t, i);
@@ -75,45 +80,62 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
                 (q.row_q + r.query) * p.o_strides.row + r.head * p.o_strides.head);
   }
 
-  // Writes O and gives the tile's slot back. kStaged: through `staging`, the place of the tile's Q,
-  // where each warp uses the rows that were its own.
-  static constexpr bool kCanStage =
-      C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
-  template <bool kStaged>
-  __device__ __forceinline__ void finish(Consumer& c, int slot, const float (&factor)[2],
-                                         unsigned staging) const {
-    const Own t = own_at(slot);
-    if constexpr (C::kUsedQ) {  // such a row of Q may hold anything
+  // Such a row of Q may hold anything, and so does its O.
+  __device__ __forceinline__ void clear_unused_rows(Consumer& c, const Own& t) const {
+    if constexpr (C::kUsedQ) {
 #pragma unroll
       for (int j = 0; j < C::kHeadDimV / 2; ++j) {
         c.o[j] = row_of(t, j / 2 % 2).used ? c.o[j] : 0.f;
       }
     }
-    if constexpr (kStaged) {
-      constexpr int kPanel = 64 * 128;
-      const int warp_row = static_cast<int>(threadIdx.x % 128 / 32) * 16;
-      stage_rows<Element, C::kHeadDimV>(c.o, factor, staging, kPanel, warp_row);
-      const Own first{t.w, t.row - static_cast<int>(threadIdx.x % 32 / 4), true};
-      char* const o = row_address(first, row_of(first, 0));
-      copy_staged_rows<C::kHeadDimV>(staging, kPanel, warp_row, [&](int row) {
-        const Row r = row_of({first.w, first.row + row, true}, 0);
-        return RowPlace{kGroup > 1 ? row_address(first, r) : o + 2 * row * p.o_strides.row,
-                        r.exists};
-      });
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const Row r = row_of(t, i);
-        if constexpr (C::kSplits) {
-          float* o = p.partial_o + partial_row(t.w, r) * C::kHeadDimV;
-          store_row_f32<C::kHeadDimV>(c.o, i, factor[i], o, r.exists);
-        } else {
-          store_row<Element, C::kHeadDimV>(c.o, i, factor[i], row_address(t, r), r.exists);
-        }
-      }
-    }
+  }
+  __device__ __forceinline__ void give_back(int slot) const {
     __syncwarp();
     arrive(Layout::kEmptyTile, slot);
+  }
+
+  // The end of a tile, from the accumulators.
+  __device__ __forceinline__ void write(Consumer& c, int slot, const RowEnds& ends) const {
+    const Own t = own_at(slot);
+    write_lse(t, ends.lse);
+    clear_unused_rows(c, t);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Row r = row_of(t, i);
+      if constexpr (C::kSplits) {
+        float* o = p.partial_o + partial_row(t.w, r) * C::kHeadDimV;
+        store_row_f32<C::kHeadDimV>(c.o, i, ends.factor[i], o, r.exists);
+      } else {
+        store_row<Element, C::kHeadDimV>(c.o, i, ends.factor[i], row_address(t, r), r.exists);
+      }
+    }
+    give_back(slot);
+  }
+
+  // The same in two steps, through `staging`, the place of the tile's Q, where each warp uses the
+  // rows that were its own. Only the first reads the accumulators.
+  static constexpr bool kCanStage =
+      C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
+  static constexpr int kStagedPanel = 64 * 128;
+  static __device__ __forceinline__ int warp_row() {
+    return static_cast<int>(threadIdx.x % 128 / 32) * 16;
+  }
+  __device__ __forceinline__ void stage(Consumer& c, int slot, const float (&factor)[2],
+                                        unsigned staging) const {
+    if constexpr (C::kUsedQ) clear_unused_rows(c, own_at(slot));
+    stage_rows<Element, C::kHeadDimV>(c.o, factor, staging, kStagedPanel, warp_row());
+  }
+  __device__ __forceinline__ void write_staged(int slot, const float (&lse)[2],
+                                               unsigned staging) const {
+    const Own t = own_at(slot);
+    write_lse(t, lse);
+    const Own first{t.w, t.row - static_cast<int>(threadIdx.x % 32 / 4), true};
+    char* const o = row_address(first, row_of(first, 0));
+    copy_staged_rows<C::kHeadDimV>(staging, kStagedPanel, warp_row(), [&](int row) {
+      const Row r = row_of({first.w, first.row + row, true}, 0);
+      return RowPlace{kGroup > 1 ? row_address(first, r) : o + 2 * row * p.o_strides.row, r.exists};
+    });
+    give_back(slot);
   }
 };
 

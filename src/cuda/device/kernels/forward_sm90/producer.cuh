@@ -1,5 +1,6 @@
-// The producer of the Hopper forward kernel: one warp, whose first thread asks the copy engine for
-// Q, K and V, tile after tile.
+// The producers of the Hopper forward kernel: two warps, whose first threads ask the copy engine
+// for K and V, and for Q, tile after tile. Each waits for places of its own, so that neither holds
+// up the other.
 #pragma once
 
 #include "kernels/forward_sm90/tiles.cuh"
@@ -12,16 +13,18 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
   using Base = ForwardSm90Tiles<C, Expressions>;
   using Base::barrier, Base::get, Base::key_head, Base::maps, Base::p, Base::put;
   using Base::kGroup;
-  using Base::put_windows, Base::shared, Base::wait_empty, Base::work_at;
+  using Base::put_windows, Base::shared, Base::work_at;
   using typename Base::AllBlocks, typename Base::KeyRing, typename Base::Layout;
-  using typename Base::QueryRing, typename Base::TileRing, typename Base::Work;
+  using typename Base::QueryRing, typename Base::TileRing, typename Base::ValueRing;
+  using typename Base::Work;
 
-  __device__ __forceinline__ void load_q(const Work& w, int consumer, unsigned n) const {
-    const int slot = consumer * C::kStagesQ + QueryRing::stage(n);
+  // Tile n of Q, of consumer `number`.
+  __device__ __forceinline__ void load_q(const Work& w, int number, unsigned n) const {
+    const int slot = number * C::kStagesQ + QueryRing::stage(n);
     const unsigned full = barrier(Layout::kFullQ, slot);
     mbarrier_wait(barrier(Layout::kEmptyQ, slot), QueryRing::parity(n) ^ 1);
     mbarrier_arrive_expect(full, Layout::kQ);
-    const int query = (w.row0 + 64 * consumer) / kGroup;
+    const int query = (w.row0 + 64 * number) / kGroup;
     const int head_k = key_head(w);
     const int in_group = kGroup > 1 ? 0 : w.head - head_k * (p.heads_q / p.heads_k);
 #pragma unroll
@@ -58,15 +61,13 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
     }
   }
 
-  __device__ __forceinline__ void produce() const {
-    prefetch_tensor_map(maps.q);
-    prefetch_tensor_map(maps.k);
-    prefetch_tensor_map(maps.v);
+  // Deals tiles out, classifies their first blocks of keys, and loads Q of them: one warp.
+  __device__ __forceinline__ void produce_tiles() const {
     const bool leader = threadIdx.x % 32 == 0;
     TileDealer dealer(p);
-    unsigned tiles = 0, queries = 0, keys = 0, values = 0;  // given out, loaded so far
-    // The next tile goes to the consumers; its blocks of keys are returned.
-    const auto fetch = [&] {
+    prefetch_tensor_map(maps.q);
+    unsigned queries = 0;  // loaded so far
+    for (unsigned tiles = 0;; ++tiles) {
       const int slot = TileRing::stage(tiles);
       if (leader) {
         const int index = dealer.next();
@@ -77,71 +78,63 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
         put(slot, w);
       }
       __syncwarp();
-      ++tiles;
-      AllBlocks list;
       const Work w = get(slot);
+      AllBlocks list;
       if (w.row0 >= 0) {
         list = AllBlocks(*this, slot);
         put_windows(slot, w, list);
       }
-      if (leader) mbarrier_arrive(barrier(Layout::kFullTile, slot));
-      return list;
-    };
-    const auto load_all_q = [&](int slot) {
       if (leader) {
-        const Work w = get(slot);
-        for (int c = 0; c < C::kConsumers; ++c) load_q(w, c, queries);
+        mbarrier_arrive(barrier(Layout::kFullTile, slot));
+        if (list.more()) {
+          for (int c = 0; c < C::kConsumers; ++c) load_q(w, c, queries);
+        }
       }
-      ++queries;
-    };
-    AllBlocks list = fetch();
-    if (C::kStagesQ > 1 && list.more()) load_all_q(TileRing::stage(tiles - 1));
-    while (true) {
-      const int slot = TileRing::stage(tiles - 1);
+      if (list.more()) ++queries;
+      if (w.row0 < 0) break;
+    }
+    if (leader) dealer.finish();
+  }
+
+  // K and V of them: another.
+  __device__ __forceinline__ void produce_keys() const {
+    const bool leader = threadIdx.x % 32 == 0;
+    prefetch_tensor_map(maps.k);
+    prefetch_tensor_map(maps.v);
+    unsigned keys = 0, values = 0;  // loaded so far
+    for (unsigned tiles = 0;; ++tiles) {
+      const int slot = TileRing::stage(tiles);
+      mbarrier_wait(barrier(Layout::kFullTile, slot), TileRing::parity(tiles));
       const Work w = get(slot);
       if (w.row0 < 0) break;
-      AllBlocks next;
-      bool fetched = false;
+      auto list = this->template first_blocks<AllBlocks>(slot, 0, w);
       int previous = -1;
       while (previous >= 0 || list.more()) {
         const bool has_next = list.more();
         const int block = list.block();
         if (leader && has_next) {
-          wait_empty(Layout::kEmptyK, keys);
+          this->template wait_empty<KeyRing>(Layout::kEmptyK, keys);
           const int stage = KeyRing::stage(keys);
           load_keys<Layout::kPanelsK, Layout::kKAt, Layout::kK>(maps.k, w, block, stage,
                                                                 barrier(Layout::kFullK, stage));
         }
-        if (previous < 0) {
-          if constexpr (C::kStagesQ == 1) load_all_q(slot);
-        } else {
+        if (previous >= 0) {
           if (leader) {
-            wait_empty(Layout::kEmptyV, values);
-            const int stage = KeyRing::stage(values);
+            this->template wait_empty<ValueRing>(Layout::kEmptyV, values);
+            const int stage = ValueRing::stage(values);
             load_keys<Layout::kPanelsV, Layout::kVAt, Layout::kV>(maps.v, w, previous, stage,
                                                                   barrier(Layout::kFullV, stage));
           }
           ++values;
-          if (C::kStagesQ > 1 && !fetched) {
-            // The second place for Q is given back as this tile begins: Q of the next has all of
-            // this one to arrive.
-            next = fetch();
-            fetched = true;
-            if (next.more()) load_all_q(TileRing::stage(tiles - 1));
-          }
         }
         if (!has_next) break;
         ++keys;
         previous = block;
         list.advance(*this, slot);
       }
-      if (!fetched) {
-        next = fetch();
-        if (C::kStagesQ > 1 && next.more()) load_all_q(TileRing::stage(tiles - 1));
-      }
-      list = next;
+      __syncwarp();
+      this->arrive(Layout::kEmptyTile, slot);
     }
-    if (leader) dealer.finish();
     if constexpr (C::kSplits) launch_dependents();
   }
 };

@@ -1,6 +1,7 @@
 // Products and softmax of a consumer of the Hopper forward kernel: 64 rows of Q.
 #pragma once
 
+#include "expr/visible_keys.cuh"
 #include "kernels/forward_sm90/tiles.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
@@ -17,7 +18,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   using Base::consumer, Base::e, Base::p, Base::shared;
   using Base::kGroup, Base::kStepsK;
   using typename Base::Element, typename Base::KeyRing, typename Base::Layout;
-  using typename Base::Own, typename Base::QueryRing;
+  using typename Base::Own, typename Base::QueryRing, typename Base::ValueRing;
 
   struct Consumer {
     float o[C::kHeadDimV / 2];
@@ -39,11 +40,11 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   // Consumers take turns issuing products, so that one has its softmax while another multiplies.
   static constexpr int kTurnBarrier = 1;
   __device__ __forceinline__ void wait_turn() const {
-    if constexpr (C::kTakeTurns) barrier_sync(kTurnBarrier + consumer(), 256);
+    if constexpr (C::kTakeTurns) barrier_sync(kTurnBarrier + consumer, 256);
   }
   __device__ __forceinline__ void give_turn() const {
     if constexpr (C::kTakeTurns) {
-      const int next = consumer() + 1 == C::kConsumers ? 0 : consumer() + 1;
+      const int next = consumer + 1 == C::kConsumers ? 0 : consumer + 1;
       barrier_arrive(kTurnBarrier + next, 256);
     }
   }
@@ -55,7 +56,8 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   }
 
   __device__ __forceinline__ unsigned v_tile(const Consumer& c) const {
-    return shared + static_cast<unsigned>(Layout::kVAt + KeyRing::stage(c.blocks - 1) * Layout::kV);
+    return shared +
+           static_cast<unsigned>(Layout::kVAt + ValueRing::stage(c.blocks - 1) * Layout::kV);
   }
   __device__ __forceinline__ unsigned q_descriptor(const Consumer& c) const {
     return descriptor_low(shared + Layout::kQAt + q_slot(c) * Layout::kQ, 0);
@@ -94,10 +96,10 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     return Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
   }
 
-  // Calls f(score, query, head, key, step) for each score of a block, whose key is key + step; step
-  // is a constant where it is inlined. kByRows: all scores of a row, then those of the other, as
-  // the exponentials go, so that few values are in between; else by keys, which suits what both
-  // rows share of a key.
+  // Calls f(score, i, query, head, key, step) for each score of row i of the two of a block, whose
+  // key is key + step; step is a constant where it is inlined. kByRows: all scores of a row, then
+  // those of the other, as the exponentials go, so that few values are in between; else by keys,
+  // which suits what both rows share of a key.
   template <bool kByRows, class F>
   __device__ __forceinline__ void for_each_score(Consumer& c, const Own& t, int block, F f) const {
     const int key = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
@@ -107,7 +109,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       const int column = kByRows ? n % (C::kBlockN / 4) : n / 2;  // of the thread's in a row
       const int row = t.row + 8 * i;
       const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
-      f(c.s[column / 2 * 4 + 2 * i + column % 2], row / kGroup, head, key,
+      f(c.s[column / 2 * 4 + 2 * i + column % 2], i, row / kGroup, head, key,
         column / 2 * 8 + column % 2);
     }
   }
@@ -115,21 +117,30 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     if constexpr (Expressions::kHasScore) {
       const Sequence& q = t.w.sequence;
       for_each_score<!Expressions::kScoreLoads>(
-          c, t, block, [&](float& x, int query, int head, int key, int step) {
+          c, t, block, [&](float& x, int, int query, int head, int key, int step) {
             x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
           });
     }
   }
   __device__ __forceinline__ void apply_mask(Consumer& c, const Own& t, int block) const {
     const Sequence& q = t.w.sequence;
-    for_each_score<false>(c, t, block, [&](float& x, int query, int head, int first, int step) {
-      const int key = first + step;
-      bool visible = key < q.length_k;
-      if constexpr (Expressions::kHasMask) {
-        visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
-      }
-      x = visible ? x : minus_infinity();
-    });
+    const auto keys_of = [&](int i) {
+      const int row = t.row + 8 * i;
+      const int head = kGroup > 1 ? t.w.head * kGroup + row % kGroup : t.w.head;
+      return visible_keys(e, block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4),
+                          row / kGroup, q.batch, head, q.length_q, q.length_k);
+    };
+    const VisibleKeys keys[2] = {keys_of(0), keys_of(1)};
+    for_each_score<false>(
+        c, t, block, [&](float& x, int i, int query, int head, int first, int step) {
+          bool visible = step <= keys[i].last;
+          if constexpr (Expressions::kMaskFirst) visible = visible & (step >= keys[i].first);
+          if constexpr (Expressions::kMaskRest) {
+            visible =
+                visible & e.mask_rest(query, first + step, q.batch, head, q.length_q, q.length_k);
+          }
+          x = visible ? x : minus_infinity();
+        });
   }
 
   // S <- P with new references.
@@ -173,12 +184,12 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
         }
       }
       fence_proxy_async();
-      barrier_sync(kTurnBarrier + C::kConsumers + consumer(), 128);
+      barrier_sync(kTurnBarrier + C::kConsumers + consumer, 128);
     }
   }
 
   __device__ __forceinline__ int q_slot(const Consumer& c) const {
-    return consumer() * C::kStagesQ + QueryRing::stage(c.queries());
+    return consumer * C::kStagesQ + QueryRing::stage(c.queries());
   }
 };
 

@@ -5,6 +5,7 @@
 #include "kernels/forward_sm90/layout.cuh"
 #include "params.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/warpgroup.cuh"
 #include "schedule/key_blocks.cuh"
 #include "schedule/key_words.cuh"
 #include "schedule/sequence.cuh"
@@ -24,6 +25,7 @@ struct ForwardSm90Tiles {
   const Expressions& e;
   const ForwardMaps& maps;
   unsigned shared;  // 1024-byte aligned
+  int consumer;     // number of this warpgroup among them, from uniform(); -1: a producer
 
   // The work of one tile: sequence, rows, blocks of keys.
   struct Work {
@@ -95,7 +97,7 @@ struct ForwardSm90Tiles {
     const Work w = get(slot);
     const QueryRange all = queries(w, w.row0, kBlockM);
     return {all,
-            threadIdx.x < 128 ? all : queries(w, w.row0 + 64 * consumer(), 64),
+            consumer < 0 ? all : queries(w, w.row0 + 64 * consumer, 64),
             w.sequence.batch,
             w.sequence.length_q,
             w.sequence.length_k,
@@ -108,30 +110,35 @@ struct ForwardSm90Tiles {
     const Int4 tile = load_shared(slot_address(slot));
     return key_words_at<C>(p, tile.z, tile.y, tile.x / kBlockM, window);
   }
-  __device__ __forceinline__ int part() const { return consumer(); }
+  __device__ __forceinline__ int part() const { return consumer; }
 
   __device__ __forceinline__ unsigned barrier(int first, int index) const {
     return shared + static_cast<unsigned>(first + 8 * index);
   }
-  using KeyRing = Ring<C::kStages>;
+  using KeyRing = Ring<C::kStagesK>;
+  using ValueRing = Ring<C::kStagesV>;
   using QueryRing = Ring<C::kStagesQ>;
   using TileRing = Ring<Layout::kTileStages>;
-  // Waits until use n of a ring of K or V tiles has arrived (full) or may be overwritten (empty).
+  // Waits until use n of a ring has arrived (full).
+  template <class Uses>
   __device__ __forceinline__ void wait_full(int first, unsigned n) const {
-    mbarrier_wait(barrier(first, KeyRing::stage(n)), KeyRing::parity(n));
+    mbarrier_wait(barrier(first, Uses::stage(n)), Uses::parity(n));
   }
+  template <class Uses>
   __device__ __forceinline__ bool is_full(int first, unsigned n) const {
-    return mbarrier_try(barrier(first, KeyRing::stage(n)), KeyRing::parity(n));
+    return mbarrier_try(barrier(first, Uses::stage(n)), Uses::parity(n));
   }
+  // Waits until it may be overwritten (empty).
+  template <class Uses>
   __device__ __forceinline__ void wait_empty(int first, unsigned n) const {
-    mbarrier_wait(barrier(first, KeyRing::stage(n)), KeyRing::parity(n) ^ 1);
+    mbarrier_wait(barrier(first, Uses::stage(n)), Uses::parity(n) ^ 1);
   }
 
   __device__ __forceinline__ int key_head(const Work& w) const {
     return kGroup > 1 ? w.head : w.head / (p.heads_q / p.heads_k);
   }
 
-  // The first blocks of keys as each consumer sees them, so that consumers begin at once.
+  // The first blocks of keys as each consumer sees them, so that others begin at once.
   __device__ __forceinline__ unsigned window_address(int slot, int of_consumer) const {
     return slot_address(slot) + 48 + static_cast<unsigned>(16 * of_consumer);
   }
@@ -158,6 +165,16 @@ struct ForwardSm90Tiles {
     }
   }
 
+  // All blocks of a tile, from there on.
+  template <class List>
+  __device__ __forceinline__ List first_blocks(int slot, int of_consumer, const Work& w) const {
+    if constexpr (!Expressions::kHasMask) return List(*this, slot);
+    const Int4 v = load_shared(window_address(slot, of_consumer));
+    return List(
+        {v.x, static_cast<unsigned>(v.y), static_cast<unsigned>(v.z), static_cast<unsigned>(v.w)},
+        w.begin);
+  }
+
   // One tile as a consumer sees it.
   struct Own {
     Work w;
@@ -167,16 +184,13 @@ struct ForwardSm90Tiles {
   __device__ __forceinline__ Own own_at(int slot) const {
     const Work w = get(slot);
     return {w,
-            w.row0 + 64 * consumer() + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
+            w.row0 + 64 * consumer + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
                 static_cast<int>(threadIdx.x % 32 / 4),
             w.row0 >= 0};
   }
 
-  __device__ __forceinline__ int consumer() const {
-    return static_cast<int>(threadIdx.x / 128) - 1;
-  }
   __device__ __forceinline__ void arrive(int first, int index) const {
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier(first, index));
+    if (elect_one()) mbarrier_arrive(barrier(first, index));
   }
 };
 

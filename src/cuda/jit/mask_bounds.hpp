@@ -1,0 +1,17 @@
+// The part of a mask that bounds keys, taken out of its expression.
+#pragma once
+
+#include "attn/expr.hpp"
+
+namespace attn::cuda {
+
+// mask == (key >= first && key <= last && rest), for keys from 0 on. first and last are int32 and
+// do not depend on the key, so that a kernel evaluates them once a row and then compares; each is
+// empty where the mask has no such part. From the mask's conjunction: comparisons of the key itself
+// with something else.
+struct MaskBounds {
+  expr::Expr first, last, rest;
+};
+MaskBounds mask_bounds(const expr::Expr& mask);  // all empty where it is
+
+}  // namespace attn::cuda
