@@ -8,7 +8,7 @@ constexpr attn::Device kGpu{attn::DeviceType::cuda, 0};
 
 // o <- attention of q, k, v: bf16 [1, 4096, 16, 128] in device memory, 16-byte aligned. stream: a
 // CUstream or cudaStream_t, null for the default one; the work is put there and the call returns.
-// Throws attn::Error. The algorithm is named because this one never needs a workspace.
+// Throws attn::Error. The algorithm is named because this one needs no workspace for such a mask.
 void attend(void* q, void* k, void* v, void* o, void* stream) {
   const auto view = [](void* data) {
     return attn::tensor(data, attn::DType::bf16, {1, 4096, 16, 128}, kGpu);

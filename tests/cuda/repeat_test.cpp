@@ -46,7 +46,8 @@ INSTANTIATE_TEST_SUITE_P(Cuda, CudaRepeat,
                          ::testing::Values("b60_n256_hq8_hk2_d64_causal_bf16",
                                            "b60_sq130_sk300_h2_d128_dropout0.1_seed5_f16/padded",
                                            "b2_sq1_sk4000_hq8_hk2_d128_bf16",
-                                           "b3_n200_h4_d64_causal_packed_bf16"),
+                                           "b3_n200_h4_d64_causal_packed_bf16",
+                                           "b3_n200_h4_d64_documents_packed_bf16"),
                          [](const ::testing::TestParamInfo<const char*>& info) {
                            return harness::test_name(info.param);
                          });
@@ -54,7 +55,8 @@ INSTANTIATE_TEST_SUITE_P(Cuda, CudaRepeat,
 TEST(CudaGraph, ReplaysWithNewContents) {
   ATTN_NEEDS_GPU();
   for (const char* descriptor :
-       {"b2_n300_hq4_hk2_d64_causal_bf16", "b1_sq1_sk4000_hq8_hk2_d64_f16"}) {
+       {"b2_n300_hq4_hk2_d64_causal_bf16", "b1_sq1_sk4000_hq8_hk2_d64_f16",
+        "b1_n300_h2_d64_mask(key<9||blocks[query/32,key/32]!=0)_buffer(blocks:u8:10x10)_bf16"}) {
     SCOPED_TRACE(descriptor);
     CaseData data(harness::parse_case(descriptor), 3);
     ATTN_NEEDS_KERNEL(data.problem);
@@ -82,6 +84,11 @@ TEST(CudaGraph, ReplaysWithNewContents) {
     const Tensor& v = data.inputs.v;
     for (std::int64_t i = 0; i < v.size(); ++i) {
       harness::store_element(v, i, -2 * harness::load_element(v, i));
+    }
+    for (const auto& [name, buffer] : data.inputs.buffers) {
+      for (std::int64_t i = 0; i < buffer.size(); ++i) {
+        harness::store_element(buffer, i, 1 - harness::load_element(buffer, i));
+      }
     }
     on.data.upload_inputs();
     const std::vector<std::uint64_t> after = replay();

@@ -10,6 +10,11 @@ struct Strides {
   long long batch, row, head;
 };
 
+// What some rows of a tile see of 32 blocks of keys, a bit each: less than all of it, nothing.
+struct alignas(8) KeyWord {
+  unsigned mixed, empty;
+};
+
 struct ForwardParams {
   const void* q;
   const void* k;
@@ -48,6 +53,10 @@ struct ForwardParams {
   float dropout_scale;
   unsigned dropout_round_keys[10][2];  // of Philox4x32-10
   unsigned dropout_counter3;           // last word of its counter
+
+  // Of a mask that is classified ahead (schedule/key_words.cuh), else null.
+  KeyWord* key_words;
+  int key_windows;  // of 32 blocks of keys
 };
 
 }  // namespace attn::device

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <array>
+#include <optional>
+#include <utility>
 
 #include "attn/error.hpp"
 #include "cuda/forward/kernel_name.hpp"
 #include "cuda/heuristics/forward_portable.hpp"
 #include "cuda/heuristics/forward_sm90.hpp"
+#include "cuda/jit/expression_text.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -56,13 +59,17 @@ void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors&
   config.used_k = tensors.seqused_k || config.paged;
   config.sink = p.sink;
   config.dropout = p.dropout.probability > 0;
+  config.classified = mask_reads_buffers(p.mask);
+  config.mask_heads = depends_on(p.mask, expr::Op::head);
+  config.mask_batches = depends_on(p.mask, expr::Op::batch) || config.packed_q || config.packed_k ||
+                        config.used_q || config.used_k;
 }
 
 // False where no shape suits the problem. parts: of a shape, that the caller names.
 bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts) {
   const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
   for (const ForwardSm90Shape& row : forward_sm90_shapes()) {
-    if (widest > row.head_dim) continue;
+    if (widest > row.head_dim || !holds(row.when, p)) continue;
     const ForwardSm90Shape shape = with_parts(row, parts);
     config.block_m = 64 * shape.warpgroups;
     config.block_n = shape.block_n;
@@ -94,6 +101,21 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
   return false;
 }
 
+constexpr std::array kKernels{ForwardKernel::sm90, ForwardKernel::sm80, ForwardKernel::simt};
+
+// Nothing where no tile shape suits. parts: of a shape of forward_sm90.
+std::optional<ForwardConfig> configured(ForwardKernel kernel, const Problem& p, Arch arch,
+                                        const ForwardTensors& tensors, std::int32_t num_splits,
+                                        std::string_view parts) {
+  ForwardConfig config;
+  config.kernel = kernel;
+  config.splits = num_splits > 1;
+  set_features(config, p, tensors);
+  const bool fits = kernel == ForwardKernel::sm90 ? shape_sm90(config, p, parts)
+                                                  : shape_portable(config, p, arch);
+  return fits ? std::optional(config) : std::nullopt;
+}
+
 }  // namespace
 
 int packed_group(const Problem& p, int block_m, int rows) {
@@ -119,6 +141,10 @@ int ForwardConfig::threads() const noexcept {
   return 32 * warps + (kernel == ForwardKernel::sm90 ? 128 : 0);
 }
 
+int ForwardConfig::parts() const noexcept {
+  return kernel == ForwardKernel::sm90 ? warps / 4 : warps;
+}
+
 std::int64_t ForwardConfig::shared_bytes() const noexcept {
   if (kernel != ForwardKernel::sm90) return forward_portable_shared_bytes(*this);
   // As ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand.
@@ -138,24 +164,18 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
         fmt::format("kernel is '{}'; only forward_sm90 takes parts of a tile shape", forced));
   }
   std::string why;
-  for (const ForwardKernel kernel :
-       {ForwardKernel::sm90, ForwardKernel::sm80, ForwardKernel::simt}) {
+  for (const ForwardKernel kernel : kKernels) {
     if (!forced.empty() && named.kernel != name(kernel)) continue;
     why = obstacle(kernel, problem, arch, tensors);
     if (!why.empty()) continue;
-    ForwardConfig config;
-    config.kernel = kernel;
-    config.splits = num_splits > 1;
-    set_features(config, problem, tensors);
-    const bool fits = kernel == ForwardKernel::sm90 ? shape_sm90(config, problem, named.shape)
-                                                    : shape_portable(config, problem, arch);
-    if (fits && config.shared_bytes() > kSharedBytes) {
+    const auto config = configured(kernel, problem, arch, tensors, num_splits, named.shape);
+    if (config && config->shared_bytes() > kSharedBytes) {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("kernel is '{}': its tiles take {} bytes of shared memory; accepted "
                               "are at most {}",
-                              forced, config.shared_bytes(), kSharedBytes));
+                              forced, config->shared_bytes(), kSharedBytes));
     }
-    if (fits) return config;
+    if (config) return *config;
     why = "no tile shape suits page_size " + std::to_string(problem.page_size);
   }
   if (!forced.empty() && why.empty()) {
@@ -166,6 +186,20 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
   }
   throw Error(ErrorCode::unsupported,
               fmt::format("no kernel of the cuda backend takes {}: {}", to_string(problem), why));
+}
+
+std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, std::int32_t num_splits,
+                                             std::string_view forced) {
+  const ForwardTensors most{.seqused_q = true, .seqused_k = true};
+  const std::string_view parts = split_kernel_name(forced).shape;
+  std::vector<ForwardConfig> all;
+  for (const ForwardKernel kernel : kKernels) {
+    if (!obstacle(kernel, p, arch, most).empty()) continue;
+    if (auto config = configured(kernel, p, arch, most, num_splits, parts)) {
+      all.push_back(std::move(*config));
+    }
+  }
+  return all;
 }
 
 std::int64_t num_tiles(const Problem& p, const ForwardConfig& config, std::int32_t num_splits) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "attn/plan.hpp"
 #include "cuda/jit/compile.hpp"
@@ -44,11 +45,15 @@ struct ForwardConfig {
   int page_size = 0;  // when paged
   int page_rows = 0;  // sm90: keys of one box of the copy engine when paged
   bool splits = false, sink = false, dropout = false;
+  // The mask reads buffers: a kernel of its own classifies blocks of keys before (device/kernels/
+  // classify.cuh). Its words differ between heads, and between batch entries.
+  bool classified = false, mask_heads = false, mask_batches = false;
 
   std::string reason;           // of the tile shape
   int allowed_spill_bytes = 0;  // Source::allowed_spill_bytes
 
   int threads() const noexcept;
+  int parts() const noexcept;  // of a tile's rows, that go through blocks of keys by themselves
   std::int64_t shared_bytes() const noexcept;  // dynamic
 };
 
@@ -56,6 +61,11 @@ struct ForwardConfig {
 // Error(unsupported) naming the problem and what the forced kernel, or every kernel, takes.
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
                              std::int32_t num_splits, std::string_view forced);
+
+// The choice for each kernel that may come to run the problem: which one does depends on the
+// tensors of a call. Features are those that ask for most.
+std::vector<ForwardConfig> possible_forwards(const Problem& problem, Arch arch,
+                                             std::int32_t num_splits, std::string_view forced);
 
 // Query heads of one K, V head that share a tile of block_m rows: all of a group where that leaves
 // a tenth fewer tiles, and where they divide `rows`; else 1.

@@ -52,7 +52,7 @@ ForwardTensors facts_of(const Inputs& inputs, const Outputs& outputs) {
 struct Kernels {
   ForwardKernel kernel{};
   ForwardTensors tensors{};
-  std::shared_ptr<const Kernel> forward{}, combine{};
+  std::shared_ptr<const Kernel> classify{}, forward{}, combine{};
 };
 struct ForwardState {
   std::mutex mutex{};
@@ -62,7 +62,11 @@ struct ForwardState {
 Kernels make_kernels(const Plan& plan, const ForwardConfig& config, const ForwardTensors& tensors,
                      const Inputs& inputs, const Context& context) {
   const int device = plan.device.index;
-  Kernels kernels{config.kernel, tensors, nullptr, nullptr};
+  Kernels kernels{config.kernel, tensors};
+  if (config.classified) {
+    kernels.classify =
+        get_kernel(device, classify_source(plan.problem, config, inputs.buffers), context);
+  }
   kernels.forward =
       get_kernel(device, forward_source(plan.problem, config, inputs.buffers), context);
   if (config.splits) kernels.combine = get_kernel(device, combine_source(config), context);
@@ -87,6 +91,17 @@ Kernels kernels_of(const Plan& plan, const ForwardConfig& config, const ForwardT
   const std::lock_guard lock(state->mutex);
   state->ready.push_back(made);
   return made;
+}
+
+// One warp a word. More than a grid takes would be 32 GB of workspace.
+void launch_classify(const Kernel& kernel, std::int64_t words, int parts,
+                     device::ForwardParams& parameters, std::vector<std::byte>& expressions,
+                     const Context& context) {
+  LaunchConfig launch;
+  launch.grid[0] = static_cast<unsigned>(words / parts);
+  launch.block = static_cast<unsigned>(32 * parts);
+  std::array<void*, 2> arguments{&parameters, expressions.data()};
+  kernel.launch(launch, context.stream, arguments.data());
 }
 
 void launch_combine(const Plan& plan, const Kernel& kernel, device::ForwardParams& parameters,
@@ -139,7 +154,7 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   plan.block_q = plan.rows_per_task = config.block_m;
   plan.block_k = config.block_n;
   plan.tasks = num_tiles(problem, config, plan.num_splits);
-  plan.workspace_bytes = workspace_bytes(problem, plan.num_splits);
+  plan.workspace_bytes = workspace_bytes(problem, arch, plan.num_splits, options.kernel);
   plan.launch = describe(config, arch, blocks_of(config, plan.tasks, device.sm_count));
   plan.reasons.push_back(config.reason);
   if (config.group > 1) {
@@ -151,6 +166,10 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
     plan.reasons.push_back(
         fmt::format("{} parts of the keys: {} tiles alone leave {} multiprocessors idle",
                     plan.num_splits, plan.tasks / plan.num_splits, device.sm_count));
+  }
+  if (config.classified) {
+    plan.reasons.emplace_back(
+        "the mask reads buffers: a kernel ahead says once which blocks of keys each tile sees");
   }
   prepare_work_counters(options.device.index);
   plan.state = std::make_shared<ForwardState>();
@@ -187,21 +206,25 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   launch.grid[0] = static_cast<unsigned>(blocks_of(config, tiles, device.sm_count));
   launch.block = static_cast<unsigned>(config.threads());
   launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
+  if (const std::int64_t words = num_key_words(problem, config); words > 0) {
+    launch_classify(*kernels.classify, words, config.parts(), parameters, expressions, context);
+    launch.programmatic_dependent_launch = device.arch >= 90;
+  }
   std::array<void*, 3> arguments{&parameters, expressions.data(), maps ? &*maps : nullptr};
   kernels.forward->launch(launch, context.stream, arguments.data());
   if (config.splits) launch_combine(plan, *kernels.combine, parameters, context);
 }
 
 std::vector<Source> forward_sources(const Problem& problem, Arch arch, std::string_view kernel) {
-  const ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
-  std::vector<Source> sources{forward_source(problem, config)};
+  ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
   // A machine of a common size decides whether keys are split.
   constexpr int kMultiprocessors = 132;
   const std::int32_t splits = choose_splits(problem, config, kMultiprocessors);
-  if (splits > 1) {
-    ForwardConfig split = choose_forward(problem, arch, {}, splits, kernel);
-    sources = {forward_source(problem, split), combine_source(split)};
-  }
+  if (splits > 1) config = choose_forward(problem, arch, {}, splits, kernel);
+  std::vector<Source> sources;
+  if (config.classified) sources.push_back(classify_source(problem, config));
+  sources.push_back(forward_source(problem, config));
+  if (config.splits) sources.push_back(combine_source(config));
   return sources;
 }
 

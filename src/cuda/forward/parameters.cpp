@@ -36,6 +36,24 @@ int heads_at_once(const Problem& p, const ForwardConfig& config) {
       std::clamp<std::int64_t>(kBytes / pair, 1, std::max<std::int64_t>(1, pairs)));
 }
 
+std::int64_t partial_bytes(const Problem& p, std::int32_t num_splits) {
+  if (num_splits == 1) return 0;
+  const std::int64_t rows = num_splits * p.batch * p.heads_q * p.seqlen_q;
+  return rows * (p.head_dim_v + 1) * static_cast<std::int64_t>(sizeof(float));
+}
+// Where words of blocks of keys may begin.
+std::int64_t aligned(std::int64_t bytes) {
+  constexpr auto kAlignment = static_cast<std::int64_t>(alignof(device::KeyWord));
+  return divide_up(bytes, kAlignment) * kAlignment;
+}
+std::int64_t m_blocks(const Problem& p, const ForwardConfig& config) {
+  return divide_up(p.seqlen_q * config.group, config.block_m);
+}
+std::int64_t key_windows(const Problem& p, const ForwardConfig& config) {
+  constexpr int kBlocks = 32;  // of a word
+  return divide_up(divide_up(p.seqlen_k, config.block_n), kBlocks);
+}
+
 using Dims = std::array<std::uint64_t, 5>;
 
 // A tensor map of `rank` dimensions, columns first; strides in elements of the dimensions after the
@@ -96,10 +114,22 @@ bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
 
 }  // namespace
 
-std::int64_t workspace_bytes(const Problem& p, std::int32_t num_splits) {
-  if (num_splits == 1) return 0;
-  const std::int64_t rows = num_splits * p.batch * p.heads_q * p.seqlen_q;
-  return rows * (p.head_dim_v + 1) * static_cast<std::int64_t>(sizeof(float));
+std::int64_t num_key_words(const Problem& p, const ForwardConfig& config) {
+  if (!config.classified) return 0;
+  const std::int64_t batches = config.mask_batches ? p.batch : 1;
+  const std::int64_t heads = config.mask_heads ? p.heads_q / config.group : 1;
+  return batches * heads * m_blocks(p, config) * key_windows(p, config) * config.parts();
+}
+
+std::int64_t workspace_bytes(const Problem& p, Arch arch, std::int32_t num_splits,
+                             std::string_view kernel) {
+  std::int64_t words = 0;
+  for (const ForwardConfig& config : possible_forwards(p, arch, num_splits, kernel)) {
+    words = std::max(words, num_key_words(p, config));
+  }
+  const std::int64_t partial = partial_bytes(p, num_splits);
+  if (words == 0) return partial;
+  return aligned(partial) + words * static_cast<std::int64_t>(sizeof(device::KeyWord));
 }
 
 device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& config,
@@ -135,6 +165,11 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
     out.partial_o = static_cast<float*>(workspace.data);
     out.partial_lse = out.partial_o + num_splits * p.batch * p.heads_q * p.seqlen_q * p.head_dim_v;
   }
+  if (num_key_words(p, config) > 0) {
+    out.key_words = reinterpret_cast<device::KeyWord*>(static_cast<std::byte*>(workspace.data) +
+                                                       aligned(partial_bytes(p, num_splits)));
+    out.key_windows = static_cast<int>(key_windows(p, config));
+  }
   out.batch = static_cast<int>(p.batch);
   out.seqlen_q = static_cast<int>(p.seqlen_q);
   out.seqlen_k = static_cast<int>(p.seqlen_k);
@@ -146,7 +181,7 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   out.num_splits = num_splits;
   out.blocks_per_split =
       static_cast<int>(divide_up(divide_up(p.seqlen_k, config.block_n), num_splits));
-  out.m_blocks = static_cast<int>(divide_up(p.seqlen_q * config.group, config.block_m));
+  out.m_blocks = static_cast<int>(m_blocks(p, config));
   out.heads_at_once = heads_at_once(p, config);
   out.num_tiles = static_cast<int>(num_tiles(p, config, num_splits));
   out.scale = static_cast<float>(p.scale());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include "attn/run.hpp"
 #include "cuda/device/params.cuh"
@@ -15,13 +16,20 @@ struct ForwardMaps {
   CUtensorMap q, k, v;
 };
 
-// workspace: partial results, when num_splits is more than 1.
+// workspace: partial results, when num_splits is more than 1, then the words of key blocks, when
+// config.classified.
 device::ForwardParams forward_parameters(const Problem& problem, const ForwardConfig& config,
                                          std::int32_t num_splits, const Inputs& inputs,
                                          const Outputs& outputs, const Tensor& workspace);
 
-// Bytes of partial results: O and LSE in float32.
-std::int64_t workspace_bytes(const Problem& problem, std::int32_t num_splits);
+// Words of blocks of keys (src/cuda/device/schedule/key_words.cuh), 8 bytes each; 0 unless
+// config.classified.
+std::int64_t num_key_words(const Problem& problem, const ForwardConfig& config);
+
+// Bytes that suffice whichever kernel runs: partial results, O and LSE in float32, and words of
+// blocks of keys. kernel: PlanOptions::kernel.
+std::int64_t workspace_bytes(const Problem& problem, Arch arch, std::int32_t num_splits,
+                             std::string_view kernel);
 
 // Maps of Q, K and V for the copy engine; nothing where the driver does not take their strides.
 std::optional<ForwardMaps> forward_maps(const Problem& problem, const ForwardConfig& config,

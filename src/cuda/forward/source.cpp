@@ -41,6 +41,7 @@ std::string print_config(const ForwardConfig& c) {
   number("kStagesV", c.stages);
   number("kStagesQ", c.stages_q);
   number("kGroup", c.group);
+  number("kParts", c.parts());
   number("kPageSize", c.page_size);
   number("kPageRows", c.page_rows);
   number("kProducerRegisters", c.producer_registers);
@@ -55,6 +56,9 @@ std::string print_config(const ForwardConfig& c) {
   flag("kSplits", c.splits);
   flag("kSink", c.sink);
   flag("kDropout", c.dropout);
+  flag("kClassified", c.classified);
+  flag("kMaskHeads", c.mask_heads);
+  flag("kMaskBatches", c.mask_batches);
   return text + "};\n";
 }
 
@@ -100,6 +104,26 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
       config.threads(), 1,
       hopper ? ",\n             const __grid_constant__ attn::device::ForwardMaps maps" : "",
       source.name, hopper ? ", maps" : "");
+  return source;
+}
+
+Source classify_source(const Problem& problem, const ForwardConfig& config,
+                       const expr::Bindings& bindings) {
+  ForwardConfig whole = config;  // words are of all splits
+  whole.splits = false;
+  Source source;
+  source.name = "classify";
+  source.entry = "attn_classify";
+  source.text = "#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
+  source.text += print_expressions(problem.mask, score_expression(problem), bindings);
+  source.text += "namespace attn::device {\n" + print_config(whole) + "}\n";
+  source.text +=
+      "#include \"kernels/classify.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__(32 * attn::device::Config::kParts)\n"
+      "attn_classify(const __grid_constant__ attn::device::ForwardParams p,\n"
+      "              const __grid_constant__ attn::device::Expressions e) {\n"
+      "  attn::device::classify_key_blocks<attn::device::Config>(p, e);\n"
+      "}\n";
   return source;
 }
 

@@ -14,6 +14,9 @@ expr::Expr score_expression(const Problem& problem);
 
 Source forward_source(const Problem& problem, const ForwardConfig& config,
                       const expr::Bindings& bindings = {});
+// Classifies blocks of keys before a forward kernel with config.classified.
+Source classify_source(const Problem& problem, const ForwardConfig& config,
+                       const expr::Bindings& bindings = {});
 // Merges the partial results of splits.
 Source combine_source(const ForwardConfig& config);
 

@@ -10,17 +10,23 @@ namespace attn::cuda {
 // 4). Spills are of a few counters outside of the softmax: at d 64 a tile of 112 keys has fewer,
 // and is 5 to 9 % slower.
 std::span<const ForwardSm90Shape> forward_sm90_shapes() {
-  static constexpr std::array<ForwardSm90Shape, 5> kShapes{{
-      {64, 3, 128, 4, 4, 2, true, 32, 160, 128,
+  using enum Condition;
+  static constexpr std::array<ForwardSm90Shape, 6> kShapes{{
+      {64, block_rows_of_128, 2, 128, 4, 4, 2, true, 56, 224, 0,
+       "128 rows: a tile of 192 straddles rows of blocks, visits what either sees and masks the "
+       "rest"},
+      {64, always, 3, 128, 4, 4, 2, true, 32, 160, 128,
        "three warpgroups of 160 registers hide the exponentials, which take as long as the "
        "products; "
        "112 keys would leave no spill, but cut lengths that are powers of two badly"},
-      {96, 2, 128, 3, 2, 2, false, 56, 224, 0,
+      {96, always, 2, 128, 3, 2, 2, false, 56, 224, 0,
        "two warpgroups of 224 registers; 64 rows x 128 keys each"},
-      {128, 2, 128, 3, 2, 2, true, 56, 224, 48,
+      {128, always, 2, 128, 3, 2, 2, true, 56, 224, 48,
        "as 96; 3 stages of K, 2 of V and 2 of Q fill 224 KB"},
-      {192, 2, 96, 2, 2, 1, false, 56, 224, 0, "96 keys: Q and two stages of K and V fill 192 KB"},
-      {256, 2, 80, 2, 2, 1, false, 56, 224, 16, "80 keys: Q and two stages of K and V fill 224 KB"},
+      {192, always, 2, 96, 2, 2, 1, false, 56, 224, 0,
+       "96 keys: Q and two stages of K and V fill 192 KB"},
+      {256, always, 2, 80, 2, 2, 1, false, 56, 224, 16,
+       "80 keys: Q and two stages of K and V fill 224 KB"},
   }};
   return kShapes;
 }

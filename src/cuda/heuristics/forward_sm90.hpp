@@ -4,10 +4,13 @@
 #include <span>
 #include <string_view>
 
+#include "cuda/heuristics/condition.hpp"
+
 namespace attn::cuda {
 
 struct ForwardSm90Shape {
-  int head_dim;    // up to this, of the larger of Q K's and V's
+  int head_dim;  // up to this, of the larger of Q K's and V's
+  Condition when;
   int warpgroups;  // that compute, 64 rows each
   int block_n;
   int stages_k, stages_v, stages_q;
@@ -17,7 +20,7 @@ struct ForwardSm90Shape {
   std::string_view reason;
 };
 
-// In order: the first row that fits a problem is taken.
+// In order: the first row that a problem fits, by its head size and `when`, is taken.
 std::span<const ForwardSm90Shape> forward_sm90_shapes();
 
 }  // namespace attn::cuda

@@ -413,8 +413,6 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   text += fmt::format("  static constexpr bool kHasScore = {};\n", !score.empty());
   text += fmt::format("  static constexpr bool kScoreLoads = {};\n", loads_elements(scored));
   text += fmt::format("  static constexpr float kScoreFactor = {:a}f;\n", factors.after);
-  text +=
-      fmt::format("  static constexpr bool kMaskReadsBuffers = {};\n", mask_reads_buffers(mask));
   for (const auto& buffer : buffers) {
     text += buffer_text(*buffer, described(*buffer, bindings), readers_of(*buffer, masked, scored));
   }

@@ -14,7 +14,6 @@ namespace attn::cuda {
 //   namespace attn::device {
 //   struct alignas(8) Expressions {  // trivially copyable: a kernel parameter
 //     static constexpr bool kHasMask, kHasScore;   // false: mask() is true, score() dot scaled
-//     static constexpr bool kMaskReadsBuffers;
 //     // mask() is key >= mask_first() && key <= mask_last() && mask_rest(), of which there are
 //     static constexpr bool kMaskFirst, kMaskLast, kMaskRest;
 //     static constexpr bool kScoreLoads;    // an element of a buffer for each score
@@ -36,8 +35,8 @@ namespace attn::cuda {
 // src/cuda/device/expr/fast.cuh, macro ATTN_PRECISE_MATH. With the macro ATTN_SHORT_SEQUENCES=1,
 // for problems whose seqlen_q and seqlen_k are at most 2^20, sums of positions and their conversion
 // to float are cheaper. classify follows expr::classify, but looks at no more than 256 elements a
-// load. Every call reads buffers again: where kMaskReadsBuffers, classify is worth doing once for
-// all kernels.
+// load. Every call reads buffers again: where mask_reads_buffers, classify is worth doing once
+// for all warps.
 //
 // mask must be boolean and without score, score float32; either may be empty. The text depends on
 // their trees, on the dtype of each buffer and on whether its last dimension is contiguous, as

@@ -200,8 +200,7 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
                   "    using namespace exact;\n"
                   "    return query;\n"))
       << text;
-  EXPECT_TRUE(has(text, "kHasMask = true") && has(text, "kHasScore = true") &&
-              has(text, "kMaskReadsBuffers = false"));
+  EXPECT_TRUE(has(text, "kHasMask = true") && has(text, "kHasScore = true"));
   // Bounds of keys, and what is left.
   const auto bounds = [&](const Expr& mask) {
     const std::string t = cuda::print_expressions(mask, {});

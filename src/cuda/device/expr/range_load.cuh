@@ -99,7 +99,7 @@ __device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(cons
 #pragma unroll 1
       for (int k = 0; k < static_cast<int>(count[2]); ++k) {
         const long long run = bytes + i * stride[0] + j * stride[1] + k * stride[2];
-#pragma unroll 4
+#pragma unroll 8
         for (int l = 0; l < static_cast<int>(count[3]); ++l) {
           scan.add(Element::value(
               *at_offset<typename Element::Storage>(view.data, run + l * stride[3])));

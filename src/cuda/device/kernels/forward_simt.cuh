@@ -12,7 +12,8 @@
 //   kBlockN                64
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
 //   kPageSize              of paged K and V; 0: not paged
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout
+//   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 4
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches, kMaskHeads
 // Grid: p.num_tiles blocks of 128 threads with ForwardSimtLayout<C>::kBytes of dynamic shared
 // memory.
 #pragma once
@@ -72,8 +73,12 @@ struct ForwardSimt {
   static __device__ __forceinline__ int member() { return static_cast<int>(threadIdx.x % 16); }
   __device__ __forceinline__ int first_row() const { return tile.row0 + group() * kRows; }
   __device__ __forceinline__ KeyRange keys(int) const {
-    return tile.keys(tile.row0 + static_cast<int>(threadIdx.x / 32) * 2 * kRows, 2 * kRows);
+    return tile.keys(tile.row0 + part() * 2 * kRows, 2 * kRows);
   }
+  __device__ __forceinline__ const KeyWord* key_words(int, int window) const {
+    return tile.key_words(p, window);
+  }
+  static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x / 32); }
 
   // Keys of a block in the order in which threads take them, 4 slots each: those whose dropout bits
   // one call of Philox gives are neighbours.
@@ -315,6 +320,7 @@ struct ForwardSimt {
   }
 
   __device__ __forceinline__ void run() const {
+    if constexpr (C::kClassified) wait_for_dependencies();
     Thread t;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {

@@ -13,7 +13,8 @@
 //   kStages                K, V tiles: 1 or 2
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
 //   kPageSize              of paged K and V; 0: not paged
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout
+//   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: kWarps
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches, kMaskHeads
 // Q, K, V and O are 16-byte aligned, and so are their strides. Grid: p.num_tiles blocks of 32
 // kWarps threads with ForwardSm80Layout<C>::kBytes of dynamic shared memory.
 #pragma once
@@ -77,6 +78,10 @@ struct ForwardSm80 {
     return tile.row0 + static_cast<int>(threadIdx.x / 32) * kRows;
   }
   __device__ __forceinline__ KeyRange keys(int) const { return tile.keys(warp_row(), kRows); }
+  __device__ __forceinline__ const KeyWord* key_words(int, int window) const {
+    return tile.key_words(p, window);
+  }
+  static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x / 32); }
 
   // ---- copies
 
@@ -319,6 +324,7 @@ struct ForwardSm80 {
   }
 
   __device__ __forceinline__ void run() const {
+    if constexpr (C::kClassified) wait_for_dependencies();
     Warp w;
     const int l = lane(), row = static_cast<int>(threadIdx.x / 32) * kRows;
     w.q_lane = TileK::lane(shared, row + l % 16, l / 16);

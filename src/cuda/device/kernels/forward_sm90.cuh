@@ -19,7 +19,9 @@
 //   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: none share
 //   kPageRows              keys of a box: divides kBlockN, a multiple of 8; 0: not paged
 //   kClearTail             rows of V past a length may hold anything
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout
+//   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts:
+//   kConsumers kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches,
+//   kMaskHeads
 // and of ProductSS<Element, kBlockN>, ProductRS<Element, kHeadDimV> (src/cuda/jit/wgmma_text.hpp).
 // Grid: up to one block of 128 (1 + kConsumers) threads for each multiprocessor, with
 // ForwardSm90Layout<C>::kBytes of dynamic shared memory.
@@ -27,6 +29,7 @@
 
 #include "kernels/forward_sm90/consumer.cuh"
 #include "kernels/forward_sm90/producer.cuh"
+#include "ptx/dependent.cuh"
 
 namespace attn::device {
 
@@ -58,6 +61,7 @@ struct ForwardSm90 : ForwardSm90Tiles<C, Expressions> {
       }
       mbarrier_init_fence();
     }
+    if constexpr (C::kClassified) wait_for_dependencies();
     __syncthreads();
     if (consumer < 0) {
       release_registers<C::kProducerRegisters>();

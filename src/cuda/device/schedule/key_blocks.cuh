@@ -1,6 +1,7 @@
 // The blocks of keys that a tile of queries sees, from the last to the first.
 #pragma once
 
+#include "params.cuh"
 #include "tile/coverage.cuh"
 
 namespace attn::device {
@@ -26,9 +27,22 @@ struct KeyWindow {
   unsigned present, mixed, empty;
 };
 
+// What `rows` see of the block that begins with `key`, which is below r.seqlen_k.
+template <class C, class Expressions>
+__device__ __forceinline__ Coverage block_coverage(const Expressions& e, const KeyRange& r,
+                                                   const QueryRange& rows, int key) {
+  if (rows.first > rows.last) return Coverage::empty;
+  const int last = min(key + C::kBlockN, r.seqlen_k) - 1;
+  const Coverage c = e.classify(rows.first, rows.last, key, last, r.batch, rows.head_first,
+                                rows.head_last, r.seqlen_q, r.seqlen_k);
+  return c == Coverage::full && key + C::kBlockN > r.seqlen_k ? Coverage::mixed : c;
+}
+
 // All threads of a warp hold the same list. With a mask, blocks are classified 32 at a time, one a
-// lane. Tiles::keys(slot) gives the KeyRange of a tile; it is asked again for every 32 blocks,
-// which is cheaper than keeping its numbers in registers. kOwn: the caller's rows are not all.
+// lane, or come classified (C::kClassified). Tiles::keys(slot) gives the KeyRange of a tile; it is
+// asked again for every 32 blocks, which is cheaper than keeping its numbers in registers.
+// Tiles::key_words(slot, window) gives their words, and Tiles::part() says which is the caller's.
+// kOwn: the caller's rows are not all.
 template <class C, class Expressions, class Tiles, bool kOwn>
 class KeyBlocks {
  public:
@@ -55,9 +69,16 @@ class KeyBlocks {
                                               const QueryRange& own) const {
     const int block = (next_ & ~31) + static_cast<int>(threadIdx.x % 32);
     const bool inside = block >= r.begin && block < r.end;
-    const Coverage c = inside ? coverage(tiles, r, own, block * C::kBlockN) : Coverage::empty;
+    const Coverage c =
+        inside ? block_coverage<C>(tiles.e, r, own, block * C::kBlockN) : Coverage::empty;
     return {next_, present_, __ballot_sync(~0u, c != Coverage::full),
             __ballot_sync(~0u, c == Coverage::empty)};
+  }
+  // As a part of the tile sees it, where the mask is classified ahead.
+  __device__ __forceinline__ KeyWindow window(const Tiles& tiles, int slot, int part) const {
+    if (!more()) return {next_, 0, 0, 0};
+    const KeyWord word = tiles.key_words(slot, next_ / 32)[part];
+    return {next_, present_, word.mixed, word.empty};
   }
 
   __device__ __forceinline__ bool more() const { return next_ >= begin_; }
@@ -81,7 +102,11 @@ class KeyBlocks {
           return;
         }
         window -= 32;
-        classify(tiles, slot, window);
+        if constexpr (C::kClassified) {
+          load(tiles, slot, window);
+        } else {
+          classify(tiles, slot, window);
+        }
       }
       const int bit = 31 - __clz(static_cast<int>(present_));
       present_ ^= 1u << bit;
@@ -92,27 +117,36 @@ class KeyBlocks {
   }
 
  private:
-  __device__ __forceinline__ Coverage coverage(const Tiles& tiles, const KeyRange& r,
-                                               const QueryRange& rows, int key) const {
-    if (rows.first > rows.last) return Coverage::empty;
-    const int last = min(key + C::kBlockN, r.seqlen_k) - 1;
-    const Coverage c = tiles.e.classify(rows.first, rows.last, key, last, r.batch, rows.head_first,
-                                        rows.head_last, r.seqlen_q, r.seqlen_k);
-    return c == Coverage::full && key + C::kBlockN > r.seqlen_k ? Coverage::mixed : c;
-  }
   __device__ __forceinline__ void classify(const Tiles& tiles, int slot, int window) {
     const KeyRange r = tiles.keys(slot);
     const int block = window + static_cast<int>(threadIdx.x % 32);
     const bool inside = block >= r.begin && block < r.end;
     const Coverage all =
-        inside ? coverage(tiles, r, r.shared, block * C::kBlockN) : Coverage::empty;
+        inside ? block_coverage<C>(tiles.e, r, r.shared, block * C::kBlockN) : Coverage::empty;
     Coverage own = all;
     if constexpr (kOwn) {
-      own = inside ? coverage(tiles, r, r.own, block * C::kBlockN) : Coverage::empty;
+      own = inside ? block_coverage<C>(tiles.e, r, r.own, block * C::kBlockN) : Coverage::empty;
     }
     present_ = __ballot_sync(~0u, all != Coverage::empty);
     mixed_ = __ballot_sync(~0u, own != Coverage::full);
     empty_ = __ballot_sync(~0u, own == Coverage::empty);
+  }
+  // A block that some part sees is present.
+  __device__ __forceinline__ void load(const Tiles& tiles, int slot, int window) {
+    const KeyWord* words = tiles.key_words(slot, window / 32);
+    unsigned hidden = ~0u;
+#pragma unroll
+    for (int i = 0; i < C::kParts; ++i) hidden &= words[i].empty;
+    present_ = ~hidden;
+    if constexpr (C::kSplits) {  // words are of all blocks; one before begin_ ends the list
+      const int end = tiles.keys(slot).end - window;
+      if (end < 32) present_ &= (1u << end) - 1;
+    }
+    if constexpr (kOwn) {
+      const KeyWord own = words[tiles.part()];
+      mixed_ = own.mixed;
+      empty_ = own.empty;
+    }
   }
 
   int begin_ = 0, next_ = -1;

@@ -4,6 +4,7 @@
 
 #include "params.cuh"
 #include "schedule/key_blocks.cuh"
+#include "schedule/key_words.cuh"
 #include "schedule/sequence.cuh"
 #include "schedule/tiles.cuh"
 
@@ -19,7 +20,9 @@ struct QueryTile {
   int begin, end;  // blocks of keys
 
   static __device__ __forceinline__ QueryTile at(const ForwardParams& p, int index) {
-    const OutputTile tile = tile_at<C>(p, index);
+    return of(p, tile_at<C>(p, index));
+  }
+  static __device__ __forceinline__ QueryTile of(const ForwardParams& p, const OutputTile& tile) {
     QueryTile t{sequence_of<C>(p, tile.batch), tile.head_k, tile.split,
                 tile.m_block * C::kBlockM,     0,           0};
     t.end = (t.sequence.length_k + C::kBlockN - 1) / C::kBlockN;
@@ -53,6 +56,11 @@ struct QueryTile {
             sequence.length_k,
             begin,
             end};
+  }
+
+  // Of a window, where the mask is classified ahead.
+  __device__ __forceinline__ const KeyWord* key_words(const ForwardParams& p, int window) const {
+    return key_words_at<C>(p, sequence.batch, head, row0 / C::kBlockM, window);
   }
 
   // Elements from the start of a tensor to a row of it.

@@ -7,6 +7,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
 #include "schedule/key_blocks.cuh"
+#include "schedule/key_words.cuh"
 #include "schedule/sequence.cuh"
 #include "schedule/tiles.cuh"
 
@@ -116,6 +117,13 @@ struct ForwardSm90Tiles {
             w.end};
   }
 
+  // Of a tile's window, where the mask is classified ahead.
+  __device__ __forceinline__ const KeyWord* key_words(int slot, int window) const {
+    const Int4 tile = load_shared(slot_address(slot));
+    return key_words_at<C>(p, tile.z, tile.y, tile.x / kBlockM, window);
+  }
+  __device__ __forceinline__ int part() const { return consumer; }
+
   __device__ __forceinline__ unsigned barrier(int first, int index) const {
     return shared + static_cast<unsigned>(first + 8 * index);
   }
@@ -149,14 +157,20 @@ struct ForwardSm90Tiles {
   __device__ __forceinline__ void put_windows(int slot, const Work& w,
                                               const AllBlocks& list) const {
     if constexpr (Expressions::kHasMask) {
-      const KeyRange range = keys(slot);
-#pragma unroll(Expressions::kMaskReadsBuffers ? 1 : C::kConsumers)
-      for (int i = 0; i < C::kConsumers; ++i) {
-        const KeyWindow window = list.window(*this, range, queries(w, w.row0 + 64 * i, 64));
-        if (threadIdx.x % 32 == 0) {
-          store_shared(window_address(slot, i),
-                       {window.next, static_cast<int>(window.present),
-                        static_cast<int>(window.mixed), static_cast<int>(window.empty)});
+      const int lane = static_cast<int>(threadIdx.x % 32);
+      const auto store = [&](int i, const KeyWindow& window) {
+        store_shared(window_address(slot, i),
+                     {window.next, static_cast<int>(window.present), static_cast<int>(window.mixed),
+                      static_cast<int>(window.empty)});
+      };
+      if constexpr (C::kClassified) {
+        if (lane < C::kConsumers) store(lane, list.window(*this, slot, lane));
+      } else {
+        const KeyRange range = keys(slot);
+#pragma unroll
+        for (int i = 0; i < C::kConsumers; ++i) {
+          const KeyWindow window = list.window(*this, range, queries(w, w.row0 + 64 * i, 64));
+          if (lane == 0) store(i, window);
         }
       }
       __syncwarp();

@@ -1,0 +1,38 @@
+#include "cuda/heuristics/condition.hpp"
+
+#include <algorithm>
+
+namespace attn::cuda {
+namespace {
+
+using expr::Expr;
+using expr::Node;
+using expr::Op;
+
+// query / B with such a B.
+bool counts_rows_of_128(const Expr& index) {
+  const Node& n = index.node();
+  if (n.op != Op::div || n.args[0].node().op != Op::query) return false;
+  const Node& divisor = n.args[1].node();
+  return divisor.op == Op::constant && divisor.int_value > 0 && divisor.int_value % 128 == 0 &&
+         divisor.int_value % 3 != 0;
+}
+
+bool reads_rows_of_128(const Expr& e) {
+  const Node& n = e.node();
+  return (n.op == Op::load && std::ranges::any_of(n.args, counts_rows_of_128)) ||
+         std::ranges::any_of(n.args, reads_rows_of_128);
+}
+
+}  // namespace
+
+bool holds(Condition condition, const Problem& problem) {
+  switch (condition) {
+    case Condition::block_rows_of_128:
+      return !problem.mask.empty() && reads_rows_of_128(problem.mask);
+    default:
+      return true;
+  }
+}
+
+}  // namespace attn::cuda

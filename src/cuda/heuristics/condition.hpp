@@ -1,0 +1,20 @@
+// Conditions of rows in tables of tile shapes: what a shape was chosen for, beside the head size.
+#pragma once
+
+#include <cstdint>
+
+#include "attn/problem.hpp"
+
+namespace attn::cuda {
+
+enum class Condition : std::uint8_t {
+  always,
+  // The mask reads a buffer at query / B, as a block-sparse mask does, and tiles of 128 rows divide
+  // these rows of blocks where tiles of 192 do not: B is a multiple of 128 and not of 3.
+  block_rows_of_128,
+};
+
+// problem is complete and valid.
+bool holds(Condition condition, const Problem& problem);
+
+}  // namespace attn::cuda

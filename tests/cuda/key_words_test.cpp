@@ -1,0 +1,92 @@
+// What the kernel ahead of the forward kernel says of blocks of keys, bit by bit: too careful an
+// answer would give right results and take longer.
+#include "cuda/device/params.cuh"
+#include "cuda/forward/config.hpp"
+#include "cuda/forward/parameters.hpp"
+#include "cuda/gpu.hpp"
+#include "harness/data.hpp"
+
+namespace attn::cuda {
+namespace {
+
+using harness::CaseData;
+
+constexpr const char* kCase =
+    "b2_sq300_sk700_h2_d64_mask(blocks[head,query/32,key/32]!=0)_buffer(blocks:u8:2x10x22)_bf16";
+
+class CudaKeyWords : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(CudaKeyWords, SayWhatTheMaskSays) {
+  ATTN_NEEDS_GPU();
+  CaseData data(harness::parse_case(kCase), 3);
+  const Problem& p = data.problem;
+  const PlanOptions options{.device = kGpu, .kernel = GetParam()};
+  const Arch arch = arch_of_capability(device_info(kGpu.index).arch);
+  if (arch.number != 90 && options.kernel.starts_with("forward_sm90")) {
+    GTEST_SKIP() << "skipped: the GPU is " << to_string(arch);
+  }
+  const harness::DeviceData on(data, Phase::forward, kGpu);
+  const Plan plan = make_plan(p, Phase::forward, options);
+  ASSERT_EQ(plan.num_splits, 1);
+  const ForwardConfig config = choose_forward(p, arch, {}, 1, options.kernel);
+  const auto count = static_cast<std::size_t>(num_key_words(p, config));
+  const int rows = config.block_m / config.parts();
+  const std::int64_t parts = (p.seqlen_q + config.block_m - 1) / config.block_m * config.parts();
+  const std::int64_t windows = (p.seqlen_k + 32 * config.block_n - 1) / (32 * config.block_n);
+  ASSERT_EQ(count, static_cast<std::size_t>(p.heads_q * parts * windows));  // of both batch entries
+
+  DeviceBuffer workspace(kGpu.index, static_cast<std::size_t>(plan.workspace_bytes));
+  workspace.fill(0x5a);
+  synchronize(kGpu.index);
+  const Stream stream(kGpu.index);
+  Context context;
+  context.stream = stream.handle();
+  context.workspace = tensor(workspace.data(), DType::u8, {plan.workspace_bytes}, kGpu);
+  forward(plan, on.inputs, on.outputs, context);
+  stream.synchronize();
+  std::vector<device::KeyWord> words(count);
+  workspace.download(words.data(), count * sizeof(words[0]));
+
+  const auto* blocks = static_cast<const std::uint8_t*>(data.inputs.buffers.at(0).second.data);
+  int full = 0, empty = 0;
+  std::size_t at = 0;
+  for (std::int64_t head = 0; head < p.heads_q; ++head) {
+    for (std::int64_t m_block = 0; m_block * config.block_m < p.seqlen_q; ++m_block) {
+      for (std::int64_t window = 0; window < windows; ++window) {
+        for (std::int64_t part = 0; part < config.parts(); ++part) {
+          const std::int64_t first = m_block * config.block_m + part * rows;
+          const device::KeyWord word = words[at++];
+          for (std::int64_t bit = 0; bit < 32; ++bit) {
+            const std::int64_t key0 = (window * 32 + bit) * config.block_n;
+            bool some = false;
+            // Rows past the length are nobody's; keys past it must be masked.
+            bool all = key0 + config.block_n <= p.seqlen_k && first < p.seqlen_q;
+            for (std::int64_t q = first; q < std::min(first + rows, p.seqlen_q); ++q) {
+              for (std::int64_t k = key0; k < std::min(key0 + config.block_n, p.seqlen_k); ++k) {
+                const bool visible = blocks[(head * 10 + q / 32) * 22 + k / 32] != 0;
+                some = some || visible;
+                all = all && visible;
+              }
+            }
+            ASSERT_EQ(word.mixed >> bit & 1, all ? 0U : 1U) << head << ' ' << first << ' ' << key0;
+            ASSERT_EQ(word.empty >> bit & 1, some ? 0U : 1U) << head << ' ' << first << ' ' << key0;
+            full += all ? 1 : 0;
+            empty += !some && key0 < p.seqlen_k && first < p.seqlen_q ? 1 : 0;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(full, 0);
+  EXPECT_GT(empty, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaKeyWords,
+                         ::testing::Values("forward_sm90/n32_s2", "forward_sm90/n16_s2",
+                                           "forward_sm80", "forward_simt"),
+                         [](const ::testing::TestParamInfo<const char*>& info) {
+                           return harness::test_name(info.param);
+                         });
+
+}  // namespace
+}  // namespace attn::cuda

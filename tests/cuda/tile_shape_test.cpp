@@ -1,0 +1,39 @@
+// Rows of the tables of tile shapes that depend on more than the head size.
+#include <gtest/gtest.h>
+
+#include "attn/mask.hpp"
+#include "attn/problem.hpp"
+#include "cuda/forward/config.hpp"
+
+namespace attn::cuda {
+namespace {
+
+int rows_of_tile(const Problem& problem) {
+  return choose_forward(problem, Arch{90, true}, {}, 1, "forward_sm90").block_m;
+}
+int rows_of_tile(const std::string& mask) {
+  return rows_of_tile(parse_problem("b1_n4096_h32_d64_bf16_buffer(blocks:u8:8x64x64)" + mask));
+}
+
+TEST(TileShape, FollowsRowsOfBlocksAtHeadSize64) {
+  for (const char* mask :
+       {"_mask(blocks[0,query/128,key/64]!=0)", "_mask(blocks[head,query/256,key/128]==1)",
+        "_causal_mask(blocks[0,query/128,key/128]!=0)",
+        "_mask(blocks[0,1,key/128]!=blocks[head,query/128,2])"}) {
+    EXPECT_EQ(rows_of_tile(mask), 128) << mask;
+  }
+  for (const char* mask :
+       {"", "_causal", "_documents", "_mask(blocks[0,query/64,key/64]!=0)",
+        "_mask(blocks[0,query/384,key/128]!=0)", "_mask(blocks[0,key/128,key/128]!=0)",
+        "_mask(query/128==key/128)", "_mask(blocks[0,query%128,key/128]!=0)",
+        "_mask(blocks[0,(query+5)/128,key/128]!=0)"}) {
+    EXPECT_EQ(rows_of_tile(mask), 192) << mask;
+  }
+  // As the library's own block masks say it.
+  Problem problem = parse_problem("b1_n4096_h32_d64_bf16");
+  problem.mask = BlockMask::butterfly(4096, 4096, 128).mask();
+  EXPECT_EQ(rows_of_tile(problem), 128);
+}
+
+}  // namespace
+}  // namespace attn::cuda

@@ -1,0 +1,78 @@
+// The workspace that plans ask for: partial results of splits, and the words of blocks of keys
+// where the mask reads buffers.
+#include <gtest/gtest.h>
+
+#include "attn/problem.hpp"
+#include "cuda/forward/config.hpp"
+#include "cuda/forward/parameters.hpp"
+
+namespace attn::cuda {
+namespace {
+
+constexpr Arch kHopper{90, true};
+constexpr const char* kForwardSm90 = "forward_sm90";
+
+std::int64_t bytes(const std::string& descriptor, std::int32_t splits = 1) {
+  return workspace_bytes(parse_problem(descriptor), kHopper, splits, {});
+}
+std::int64_t words(const std::string& descriptor, const ForwardTensors& tensors = {}) {
+  const Problem problem = parse_problem(descriptor);
+  return num_key_words(problem, choose_forward(problem, kHopper, tensors, 1, kForwardSm90));
+}
+
+const std::string kBlocks = "_mask(blocks[query/128,key/128]!=0)_buffer(blocks:u8:128x128)";
+
+// forward_sm90 at d 128 has tiles of 128 rows in two parts and blocks of 128 keys.
+TEST(KeyWords, OneForEachPartAndWindow) {
+  EXPECT_EQ(words("b1_n16384_h16_d128_causal_bf16"), 0);
+  EXPECT_EQ(words("b1_n16384_h16_d128_bf16" + kBlocks), 128 * 4 * 2);
+  // A tile that is begun, a window that is begun.
+  EXPECT_EQ(words("b1_sq129_sk4097_h16_d128_bf16" + kBlocks), 2 * 2 * 2);
+}
+
+TEST(KeyWords, OfHeadsAndBatchesWhereTheyDiffer) {
+  const std::string sizes = "b3_n4096_hq8_hk4_d128_bf16_buffer(seen:u8:8x4096)";
+  constexpr std::int64_t kOnce = 32 * 1 * 2;
+  EXPECT_EQ(words(sizes + "_mask(seen[0,key]!=0)"), kOnce);
+  EXPECT_EQ(words(sizes + "_mask(seen[head,key]!=0)"), 8 * kOnce);
+  EXPECT_EQ(words(sizes + "_mask(seen[batch,key]!=0)"), 3 * kOnce);
+  EXPECT_EQ(words(sizes + "_mask(seen[batch,key]!=0&&head!=2)"), 3 * 8 * kOnce);
+  // Lengths that differ.
+  EXPECT_EQ(words(sizes + "_mask(seen[0,key]!=0)_packed"), 3 * kOnce);
+  EXPECT_EQ(words(sizes + "_mask(seen[0,key]!=0)_paged128"), 3 * kOnce);
+  EXPECT_EQ(words(sizes + "_mask(seen[0,key]!=0)", {.seqused_q = true}), 3 * kOnce);
+  EXPECT_EQ(words(sizes + "_mask(seen[0,key]!=0)", {.seqused_k = true}), 3 * kOnce);
+  // Two heads of a group share a tile: 32 queries of each.
+  EXPECT_EQ(
+      words("b3_sq32_sk4096_hq8_hk4_d128_bf16_buffer(seen:u8:8x4096)_mask(seen[head,key]!=0)"),
+      4 * 1 * 2);
+}
+
+TEST(Workspace, HoldsPartialResultsAndWords) {
+  const std::string sizes = "b2_sq100_sk5000_h4_d128_bf16";
+  EXPECT_EQ(bytes(sizes), 0);
+  constexpr std::int64_t kPartial = 3 * 2 * 4 * 100 * (128 + 1) * 4;
+  EXPECT_EQ(bytes(sizes, 3), kPartial);
+  // Whichever kernel the tensors lead to: forward_simt has the most words here, of 4 parts of 32
+  // rows, for each batch entry, since tensors may come with lengths.
+  const std::int64_t most = bytes(sizes + kBlocks);
+  EXPECT_EQ(bytes(sizes + kBlocks, 3), kPartial + most);
+  const Problem problem = parse_problem(sizes + kBlocks);
+  std::int64_t largest = 0;
+  for (const char* kernel : {"forward_sm90", "forward_sm80", "forward_simt"}) {
+    const ForwardConfig config = choose_forward(problem, kHopper, {.seqused_q = true}, 1, kernel);
+    const std::int64_t tiles = (100 + config.block_m - 1) / config.block_m;
+    const std::int64_t windows = (5000 + 32 * config.block_n - 1) / (32 * config.block_n);
+    const std::int64_t of_kernel = 8 * 2 * tiles * windows * config.parts();
+    EXPECT_EQ(8 * num_key_words(problem, config), of_kernel) << kernel;
+    largest = std::max(largest, of_kernel);
+  }
+  EXPECT_EQ(most, largest);
+  // An odd number of floats before them.
+  constexpr std::int64_t kOdd = 3 * 1 * 1 * 1 * (2 + 1) * 4;
+  EXPECT_EQ(bytes("b1_sq1_sk900_h1_d2_f32" + kBlocks, 3) % 8, 0);
+  EXPECT_GT(bytes("b1_sq1_sk900_h1_d2_f32" + kBlocks, 3), kOdd);
+}
+
+}  // namespace
+}  // namespace attn::cuda
