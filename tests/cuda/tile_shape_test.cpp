@@ -35,5 +35,18 @@ TEST(TileShape, FollowsRowsOfBlocksAtHeadSize64) {
   EXPECT_EQ(rows_of_tile(problem), 128);
 }
 
+int keys_of_tile(const std::string& problem) {
+  return choose_forward(parse_problem(problem), Arch{90, true}, {}, 1, "forward_sm90").block_n;
+}
+
+TEST(TileShape, FollowsTheNumberOfKeys) {
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_bf16"), 160);
+  EXPECT_EQ(keys_of_tile("b1_n4095_h1_d128_bf16"), 128);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_causal_bf16"), 128);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_softcap30_bf16"), 128);
+  EXPECT_EQ(keys_of_tile("b1_sq4096_sk576_h1_d256_bf16"), 64);
+  EXPECT_EQ(keys_of_tile("b1_sq16_sk577_h1_d256_bf16"), 80);
+}
+
 }  // namespace
 }  // namespace attn::cuda

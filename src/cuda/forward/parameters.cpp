@@ -41,11 +41,6 @@ std::int64_t partial_bytes(const Problem& p, std::int32_t num_splits) {
   const std::int64_t rows = num_splits * p.batch * p.heads_q * p.seqlen_q;
   return rows * (p.head_dim_v + 1) * static_cast<std::int64_t>(sizeof(float));
 }
-// Where words of blocks of keys may begin.
-std::int64_t aligned(std::int64_t bytes) {
-  constexpr auto kAlignment = static_cast<std::int64_t>(alignof(device::KeyWord));
-  return divide_up(bytes, kAlignment) * kAlignment;
-}
 std::int64_t m_blocks(const Problem& p, const ForwardConfig& config) {
   return divide_up(p.seqlen_q * config.group, config.block_m);
 }
@@ -114,6 +109,11 @@ bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
 
 }  // namespace
 
+std::int64_t key_words_offset(const Problem& p, std::int32_t num_splits) {
+  constexpr auto kAlignment = static_cast<std::int64_t>(alignof(device::KeyWord));
+  return divide_up(partial_bytes(p, num_splits), kAlignment) * kAlignment;
+}
+
 std::int64_t num_key_words(const Problem& p, const ForwardConfig& config) {
   if (!config.classified) return 0;
   const std::int64_t batches = config.mask_batches ? p.batch : 1;
@@ -127,9 +127,9 @@ std::int64_t workspace_bytes(const Problem& p, Arch arch, std::int32_t num_split
   for (const ForwardConfig& config : possible_forwards(p, arch, num_splits, kernel)) {
     words = std::max(words, num_key_words(p, config));
   }
-  const std::int64_t partial = partial_bytes(p, num_splits);
-  if (words == 0) return partial;
-  return aligned(partial) + words * static_cast<std::int64_t>(sizeof(device::KeyWord));
+  if (words == 0) return partial_bytes(p, num_splits);
+  return key_words_offset(p, num_splits) +
+         words * static_cast<std::int64_t>(sizeof(device::KeyWord));
 }
 
 device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& config,
@@ -167,7 +167,7 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   }
   if (num_key_words(p, config) > 0) {
     out.key_words = reinterpret_cast<device::KeyWord*>(static_cast<std::byte*>(workspace.data) +
-                                                       aligned(partial_bytes(p, num_splits)));
+                                                       key_words_offset(p, num_splits));
     out.key_windows = static_cast<int>(key_windows(p, config));
   }
   out.batch = static_cast<int>(p.batch);

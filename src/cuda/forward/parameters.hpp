@@ -25,6 +25,8 @@ device::ForwardParams forward_parameters(const Problem& problem, const ForwardCo
 // Words of blocks of keys (src/cuda/device/schedule/key_words.cuh), 8 bytes each; 0 unless
 // config.classified.
 std::int64_t num_key_words(const Problem& problem, const ForwardConfig& config);
+// Where they begin in the workspace, in bytes.
+std::int64_t key_words_offset(const Problem& problem, std::int32_t num_splits);
 
 // Bytes that suffice whichever kernel runs: partial results, O and LSE in float32, and words of
 // blocks of keys. kernel: PlanOptions::kernel.

@@ -80,7 +80,7 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
       __syncwarp();
       const Work w = get(slot);
       AllBlocks list;
-      if (w.row0 != Base::kNoTile) {
+      if (Base::is_tile(w)) {
         list = AllBlocks(*this, slot);
         put_windows(slot, w, list);
       }
@@ -91,7 +91,7 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
         }
       }
       if (list.more()) ++queries;
-      if (w.row0 == Base::kNoTile) break;
+      if (!Base::is_tile(w)) break;
     }
     if (leader) dealer.finish();
   }
@@ -106,7 +106,7 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
       const int slot = TileRing::stage(tiles);
       mbarrier_wait(barrier(Layout::kFullTile, slot), TileRing::parity(tiles));
       const Work w = get(slot);
-      if (w.row0 == Base::kNoTile) break;
+      if (!Base::is_tile(w)) break;
       auto list = this->template first_blocks<AllBlocks>(slot, 0, w);
       int previous = -1;
       while (previous >= 0 || list.more()) {

@@ -37,9 +37,13 @@ struct ForwardSm90Tiles {
   };
 
   // Under a mask blocks of rows end where the rows end, so that the one that is not full is the
-  // first, which under a causal mask sees the fewest keys. It begins before row 0.
-  static constexpr bool kEndAligned = Expressions::kHasMask;
+  // first, which under a causal mask sees the fewest keys. It begins before row 0. Not where the
+  // mask was classified ahead, which may follow blocks of a buffer from row 0 on.
+  static constexpr bool kEndAligned = Expressions::kHasMask && !C::kClassified;
   static constexpr int kNoTile = static_cast<int>(0x80000000);  // as row0: there are no more
+  static __device__ __forceinline__ bool is_tile(const Work& w) {
+    return kEndAligned ? w.row0 != kNoTile : w.row0 >= 0;
+  }
   __device__ __forceinline__ Work work_at(int index) const {
     const OutputTile tile = tile_at<C>(p, index);
     Work w{sequence_of<C>(p, tile.batch), tile.head_k, tile.split, tile.m_block * kBlockM, 0, 0};
@@ -164,7 +168,15 @@ struct ForwardSm90Tiles {
                       static_cast<int>(window.empty)});
       };
       if constexpr (C::kClassified) {
-        if (lane < C::kConsumers) store(lane, list.window(*this, slot, lane));
+        // Each by a lane of its own, since words come from memory; stored by the one that announces
+        // the tile.
+        const KeyWindow own = list.window(*this, slot, min(lane, C::kConsumers - 1));
+#pragma unroll
+        for (int i = 0; i < C::kConsumers; ++i) {
+          const KeyWindow window{own.next, own.present, __shfl_sync(~0u, own.mixed, i),
+                                 __shfl_sync(~0u, own.empty, i)};
+          if (lane == 0) store(i, window);
+        }
       } else {
         const KeyRange range = keys(slot);
 #pragma unroll
@@ -198,7 +210,7 @@ struct ForwardSm90Tiles {
     return {w,
             w.row0 + 64 * consumer + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
                 static_cast<int>(threadIdx.x % 32 / 4),
-            w.row0 != kNoTile};
+            is_tile(w)};
   }
 
   __device__ __forceinline__ void arrive(int first, int index) const {
