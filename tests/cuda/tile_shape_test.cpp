@@ -42,6 +42,7 @@ int keys_of_tile(const std::string& problem) {
 TEST(TileShape, FollowsTheNumberOfKeys) {
   EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_bf16"), 160);
   EXPECT_EQ(keys_of_tile("b1_n4095_h1_d128_bf16"), 128);
+  EXPECT_EQ(keys_of_tile("b1_sq1_sk8192_h1_d128_bf16"), 128);
   EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_causal_bf16"), 128);
   EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_softcap30_bf16"), 128);
   EXPECT_EQ(keys_of_tile("b1_sq4096_sk576_h1_d256_bf16"), 64);

@@ -31,7 +31,8 @@ bool holds(Condition condition, const Problem& problem) {
     case Condition::block_rows_of_128:
       return !problem.mask.empty() && reads_rows_of_128(problem.mask);
     case Condition::long_and_plain:
-      return problem.mask.empty() && problem.score.empty() && problem.seqlen_k >= 4096;
+      return problem.mask.empty() && problem.score.empty() && problem.layout_k != Layout::paged &&
+             std::min(problem.seqlen_q, problem.seqlen_k) >= 4096;
     case Condition::few_keys:
       return problem.seqlen_k <= 576;
     default:

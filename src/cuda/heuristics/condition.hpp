@@ -12,7 +12,7 @@ enum class Condition : std::uint8_t {
   // The mask reads a buffer at query / B, as a block-sparse mask does, and tiles of 128 rows divide
   // these rows of blocks where tiles of 192 do not: B is a multiple of 128 and not of 3.
   block_rows_of_128,
-  // Neither mask nor score, and 4096 keys or more.
+  // Neither mask, score nor pages, and 4096 queries and keys or more.
   long_and_plain,
   // So few keys that the last block counts: up to 576, nine blocks of 64.
   few_keys,

@@ -7,15 +7,15 @@ namespace attn::cuda {
 // Bounds: 227 KB of shared memory = Q stages_q * warpgroups * 64 rows, K stages_k and V stages_v
 // times block_n rows, in panels of 64 columns; 65536 registers = 128 * (producer + warpgroups *
 // consumer), of which a consumer thread holds O (head_dim_v / 2), S (block_n / 2) and P (block_n /
-// 4). Spills are of a few counters outside of the softmax: at d 64 a tile of 112 keys has fewer,
-// and is 5 to 9 % slower.
+// 4). Spills are of a few counters outside of the softmax; most are of documents at d 64 and
+// of pages at d 128.
 std::span<const ForwardSm90Shape> forward_sm90_shapes() {
   using enum Condition;
   static constexpr std::array<ForwardSm90Shape, 8> kShapes{{
       {64, block_rows_of_128, 2, 128, 4, 4, 2, true, 56, 224, 0,
        "128 rows: a tile of 192 straddles rows of blocks, visits what either sees and masks the "
        "rest"},
-      {64, always, 3, 128, 4, 4, 2, true, 32, 160, 128,
+      {64, always, 3, 128, 4, 4, 2, true, 32, 160, 72,
        "three warpgroups of 160 registers hide the exponentials, which take as long as the "
        "products; "
        "112 keys would leave no spill, but cut lengths that are powers of two badly"},
@@ -24,13 +24,13 @@ std::span<const ForwardSm90Shape> forward_sm90_shapes() {
       {128, long_and_plain, 2, 160, 2, 2, 2, true, 40, 232, 0,
        "160 keys: Q is read from shared memory a fifth less often; +7 % at 4096 keys, +2 % at "
        "16384"},
-      {128, always, 2, 128, 3, 2, 2, true, 56, 224, 48,
+      {128, always, 2, 128, 3, 2, 2, true, 56, 224, 36,
        "as 96; 3 stages of K, 2 of V and 2 of Q fill 224 KB"},
       {192, always, 2, 96, 2, 2, 1, false, 56, 224, 0,
        "96 keys: Q and two stages of K and V fill 192 KB"},
-      {256, few_keys, 2, 64, 3, 2, 1, true, 56, 224, 16,
+      {256, few_keys, 2, 64, 3, 2, 1, true, 56, 224, 0,
        "64 keys divide 512, where 80 leave a sixth of the last block; +4 % there, none at 1024"},
-      {256, always, 2, 80, 2, 2, 1, true, 56, 224, 16,
+      {256, always, 2, 80, 2, 2, 1, true, 56, 224, 0,
        "80 keys: Q and two stages of K and V fill 224 KB"},
   }};
   return kShapes;
