@@ -215,3 +215,4 @@ if "sparse" in parts:
 if options.out:
     with open(options.out, "w") as file:
         json.dump(result, file, indent=1)
+        file.write("\n")
