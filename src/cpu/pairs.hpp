@@ -31,15 +31,16 @@ struct Wave {
 };
 
 // bytes_of(pair): size of the pair's packed data, a multiple of the alignment, or kNotPacked. A
-// pair over the budget is not packed.
+// pair over the budget is not packed. A wave of several pairs has at most wave_bytes.
 template <class BytesOf>
-std::vector<Wave> waves(const Attention& a, std::size_t budget, const BytesOf& bytes_of) {
+std::vector<Wave> waves(const Attention& a, std::size_t budget, std::size_t wave_bytes,
+                        const BytesOf& bytes_of) {
   std::vector<Wave> list;
   for (std::int64_t i = 0; i < pair_count(a); ++i) {
     const std::size_t wanted = bytes_of(pair_at(a, i));
     const bool packed = wanted <= budget;
     const std::size_t bytes = packed ? wanted : 0;
-    if (list.empty() || list.back().bytes + bytes > budget) list.push_back({i, i, {}, 0});
+    if (list.empty() || list.back().bytes + bytes > wave_bytes) list.push_back({i, i, {}, 0});
     Wave& wave = list.back();
     wave.offset.push_back(packed ? wave.bytes : kNotPacked);
     wave.bytes += bytes;

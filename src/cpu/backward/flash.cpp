@@ -179,6 +179,23 @@ void store_query_gradient(const Attention& a, const GradientContext& g, const Wa
                      a.scale);
 }
 
+// Of packed Q blocks: little, but four tasks a thread, so that none waits long at the end of a
+// wave.
+template <class BytesOf>
+std::size_t wave_bytes(const Attention& a, const Executor& executor, int splits,
+                       const BytesOf& bytes_of) {
+  std::size_t largest = 0;
+  for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
+    const std::size_t bytes = bytes_of(pair_at(a, pair));
+    if (bytes != kNotPacked) largest = std::max(largest, bytes);
+  }
+  const std::size_t pairs = (4 * static_cast<std::size_t>(executor.concurrency()) +
+                             static_cast<std::size_t>(splits) - 1) /
+                            static_cast<std::size_t>(splits);
+  return std::clamp(pairs * largest, static_cast<std::size_t>(kQueryWaveBytes),
+                    static_cast<std::size_t>(kQueryPackBudget));
+}
+
 }  // namespace
 
 void backward_flash(const Attention& a, const GradientContext& g, const Plan& plan,
@@ -196,13 +213,15 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   block_size.take(self, 1);
   GradientBlock().carve(block_size, a.dim, a.dim_v);
   memory.block_bytes = block_size.used();
+  const auto packed_bytes_of = [&](const Pair& pair) {
+    // A single chunk of keys reads each Q block once and packs it as it goes.
+    if (pair.sequence.length_k <= kChunkKeys) return kNotPacked;
+    return memory.block_bytes *
+           static_cast<std::size_t>((a.rows(pair.sequence) + a.ops.rows - 1) / a.ops.rows);
+  };
   const std::vector<Wave> list =
-      waves(a, static_cast<std::size_t>(kQueryPackBudget), [&](const Pair& pair) {
-        // A single chunk of keys reads each Q block once and packs it as it goes.
-        if (pair.sequence.length_k <= kChunkKeys) return kNotPacked;
-        return memory.block_bytes *
-               static_cast<std::size_t>((a.rows(pair.sequence) + a.ops.rows - 1) / a.ops.rows);
-      });
+      waves(a, static_cast<std::size_t>(kQueryPackBudget),
+            wave_bytes(a, executor, splits, packed_bytes_of), packed_bytes_of);
   memory.block_floats = std::int64_t{a.dim} * a.ops.rows;
   for (const Wave& wave : list) {
     memory.blocks = std::max(memory.blocks, g.first_block(wave.last) - g.first_block(wave.first));

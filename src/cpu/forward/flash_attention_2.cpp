@@ -40,7 +40,8 @@ void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outpu
     return a.rows(pair.sequence) <= plan.rows_per_task ? kNotPacked
                                                        : PackedKeys::packed_bytes(a, pair.sequence);
   };
-  const std::vector<Wave> list = waves(a, static_cast<std::size_t>(kKeyPackBudget), bytes_of);
+  const std::vector<Wave> list = waves(a, static_cast<std::size_t>(kKeyPackBudget),
+                                       static_cast<std::size_t>(kKeyPackBudget), bytes_of);
   const WorkerScratch<GroupScratch> scratch(executor.concurrency(), group_scratch(a));
   const AlignedBytes memory = allocate(largest_wave(list));
   for (const Wave& wave : list) {

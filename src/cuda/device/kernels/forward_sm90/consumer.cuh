@@ -58,8 +58,8 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
     arrive(Layout::kEmptyQ, q_slot(c));
     c.next_query();
   }
-  // The end of the tile before the one begun last, where O is staged, in two steps: the first when
-  // O is there, the other beside the products of the next block.
+  // The end of the tile before the one begun last. O goes to memory through the place of its Q
+  // where the next tile's has another; the place is given back then.
   __device__ __forceinline__ int place_before(const Consumer& c) const {
     return consumer * C::kStagesQ + QueryRing::stage(c.queries() - 1);
   }
@@ -118,7 +118,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       const bool begins = !pending || !list.more();
       if (pending && begins) {
         if constexpr (Base::kCanStage) {
-          c.next_query();  // given back by finish_attended
+          c.next_query();  // its place is given back by finish
         } else {
           release_q(c);
         }

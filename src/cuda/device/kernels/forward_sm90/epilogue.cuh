@@ -113,8 +113,8 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
     give_back(slot);
   }
 
-  // The same in two steps, through `staging`, the place of the tile's Q, where each warp uses the
-  // rows that were its own. Only the first reads the accumulators.
+  // The same through `staging`, the place of the tile's Q, where each warp uses the rows that were
+  // its own: stage, then write_staged, which reads no accumulator.
   static constexpr bool kCanStage =
       C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
   static constexpr int kStagedPanel = 64 * 128;
