@@ -48,7 +48,7 @@ struct PlanOptions {
   Algorithm algorithm = Algorithm::automatic;
   Device device{};  // make_plan: where the tensors will be. A call with tensors takes theirs.
   // cuda: "forward_sm90", "forward_sm80" or "forward_simt"; empty: the fast one that takes the
-  // problem. For trials, forward_sm90 takes parts of a tile shape: "forward_sm90/wg2_n160"
+  // problem. For trials, forward_sm90 takes parts of a tile shape: "forward_sm90/wg2_n160_s2"
   // (docs/cuda.md).
   std::string kernel{};
 };
@@ -61,7 +61,7 @@ struct Launch {
   std::int32_t threads = 0;            // of a block
   std::int32_t cluster = 1;            // blocks of a cluster
   std::int64_t shared_bytes = 0;       // dynamic shared memory of a block
-  std::int32_t stages = 0;             // K, V blocks in flight
+  std::int32_t stages = 0;             // K, V blocks in flight (V, where K has more)
 };
 
 // A complete description of how a problem will run. Reading it costs nothing; the fields are for

@@ -18,13 +18,17 @@ ForwardConfig chosen(const std::string& descriptor, std::string_view kernel) {
 }
 
 TEST(KernelName, PartsReplaceThoseOfTheTable) {
-  const ForwardConfig table = chosen("b1_n4096_h16_d128_bf16", "");
-  const ForwardConfig same = chosen("b1_n4096_h16_d128_bf16", "forward_sm90");
+  const ForwardConfig table = chosen("b1_n2048_h16_d128_bf16", "");
+  const ForwardConfig same = chosen("b1_n2048_h16_d128_bf16", "forward_sm90");
   EXPECT_EQ(table.block_n, same.block_n);
-  const ForwardConfig wide = chosen("b1_n4096_h16_d128_bf16", "forward_sm90/n160_p40_s2");
+  ASSERT_EQ(table.block_n, 128);
+  ASSERT_EQ(table.stages_k, 3);
+  const ForwardConfig wide = chosen("b1_n2048_h16_d128_bf16", "forward_sm90/n160_p40_s2");
   EXPECT_EQ(wide.block_n, 160);
   EXPECT_EQ(wide.producer_registers, 40);
   EXPECT_EQ(wide.consumer_registers, 232);  // (512 - 40) / 2, a multiple of 8
+  EXPECT_EQ(wide.stages, 2);
+  EXPECT_EQ(wide.stages_k, 2);
   EXPECT_EQ(wide.stages_q, table.stages_q);
   EXPECT_EQ(wide.block_m, table.block_m);
   const ForwardConfig other = chosen("b1_n4096_h32_d64_bf16", "forward_sm90/wg2_s2_q1_p56_noturns");
@@ -32,9 +36,9 @@ TEST(KernelName, PartsReplaceThoseOfTheTable) {
   EXPECT_EQ(other.stages, 2);
   EXPECT_EQ(other.stages_k, 2);
   EXPECT_EQ(other.stages_q, 1);
-  const ForwardConfig deep = chosen("b1_n4096_h16_d128_bf16", "forward_sm90/s2_k3");
-  EXPECT_EQ(deep.stages, 2);
-  EXPECT_EQ(deep.stages_k, 3);
+  const ForwardConfig deep = chosen("b1_n2048_h16_d128_bf16", "forward_sm90/s3_k2");
+  EXPECT_EQ(deep.stages, 3);
+  EXPECT_EQ(deep.stages_k, 2);
   EXPECT_EQ(other.consumer_registers, 224);
   EXPECT_FALSE(other.take_turns);
   EXPECT_TRUE(chosen("b1_n4096_h32_d64_bf16", "forward_sm90/turns").take_turns);

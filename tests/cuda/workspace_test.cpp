@@ -53,7 +53,7 @@ TEST(Workspace, HoldsPartialResultsAndWords) {
   EXPECT_EQ(bytes(sizes), 0);
   constexpr std::int64_t kPartial = 3 * 2 * 4 * 100 * (128 + 1) * 4;
   EXPECT_EQ(bytes(sizes, 3), kPartial);
-  // Whichever kernel the tensors lead to: forward_simt has the most words here, of 4 parts of 32
+  // Whichever kernel the tensors lead to: forward_simt has the most words here, of 4 parts of 16
   // rows, for each batch entry, since tensors may come with lengths.
   const std::int64_t most = bytes(sizes + kBlocks);
   EXPECT_EQ(bytes(sizes + kBlocks, 3), kPartial + most);

@@ -30,7 +30,8 @@ std::span<const ForwardSm90Shape> forward_sm90_shapes() {
       {192, always, 2, 112, 2, 2, 1, true, 56, 224, 0,
        "112 keys: Q and two stages of K and V fill 216 KB; 80 and 64 keys are 5 to 15 % slower"},
       {256, few_keys, 2, 64, 3, 2, 1, true, 56, 224, 0,
-       "64 keys divide 512, where 80 leave a sixth of the last block; +4 % there, none at 1024"},
+       "64 keys divide 512, where 80 leave three fifths of the last block empty; +4 % there, none "
+       "at 1024"},
       {256, always, 2, 80, 2, 2, 1, true, 56, 224, 0,
        "80 keys: Q and two stages of K and V fill 224 KB"},
   }};

@@ -3,9 +3,10 @@
 //
 // A block of threads is one producer warpgroup, of which two warps work: one asks the copy engine
 // for K and V, one for Q, and deals tiles; and C::kConsumers warpgroups with 64 rows of Q each. K
-// and V go through rings of C::kStages tiles. A consumer issues S = Q K^T of the next block, O += P
-// V of this one, and does the softmax of the next while the second runs. Blocks of threads stay and
-// take one tile of O after the other; Q of the next tile arrives while this one ends.
+// and V go through rings of C::kStagesK and C::kStagesV tiles. A consumer issues S = Q K^T of the
+// next block, O += P V of this one, and does the softmax of the next while the second runs. Blocks
+// of threads stay and take one tile of O after the other; Q of the next tile arrives while this one
+// ends.
 //
 // Reads of C:
 //   Element                BFloat16 or Float16
@@ -19,9 +20,9 @@
 //   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: none share
 //   kPageRows              keys of a box: divides kBlockN, a multiple of 8; 0: not paged
 //   kClearTail             rows of V past a length may hold anything
-//   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts:
-//   kConsumers kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches,
-//   kMaskHeads
+//   kClassified            the mask's words are in memory (kernels/classify.cuh)
+//   kParts                 of them: kConsumers
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches, kMaskHeads
 // and of ProductSS<Element, kBlockN>, ProductRS<Element, kHeadDimV> (src/cuda/jit/wgmma_text.hpp).
 // Grid: up to one block of 128 (1 + kConsumers) threads for each multiprocessor, with
 // ForwardSm90Layout<C>::kBytes of dynamic shared memory.
