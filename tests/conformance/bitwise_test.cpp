@@ -75,5 +75,18 @@ INSTANTIATE_TEST_SUITE_P(
                       "b1_n512_h1_d32_window64x0_bf16"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
+// The backward pass takes heads in waves of four tasks a thread at least, and no more where they
+// are over 12 MiB (src/cpu/budgets.hpp): of these ten, of 4 MiB and a task each, four, four and two
+// with one thread, all together with five.
+TEST(BitwiseWaves, DoNotDependOnTheNumberOfThreads) {
+  const Case c = parse_case("b1_sq2048_sk520_h10_d128_causal_f32");
+  CaseData one(c, kSeed);
+  CaseData many(c, kSeed);
+  const InstructionSet isa = available_instruction_sets().front();
+  run(one, Algorithm::automatic, Algorithm::flash_attention_2, isa, 1);
+  run(many, Algorithm::automatic, Algorithm::flash_attention_2, isa, 5);
+  expect_same_bits(one, many, std::string(name(isa)));
+}
+
 }  // namespace
 }  // namespace attn::harness

@@ -7,8 +7,7 @@ namespace attn::cuda {
 // Bounds: 227 KB of shared memory = Q stages_q * warpgroups * 64 rows, K stages_k and V stages_v
 // times block_n rows, in panels of 64 columns; 65536 registers = 128 * (producer + warpgroups *
 // consumer), of which a consumer thread holds O (head_dim_v / 2), S (block_n / 2) and P (block_n /
-// 4). Spills are of a few counters outside of the softmax; most are of documents at d 64 and
-// of pages at d 128.
+// 4). Spills are of a few counters; both numbers are those of documents.
 std::span<const ForwardSm90Shape> forward_sm90_shapes() {
   using enum Condition;
   static constexpr std::array<ForwardSm90Shape, 8> kShapes{{
@@ -17,15 +16,14 @@ std::span<const ForwardSm90Shape> forward_sm90_shapes() {
        "rest"},
       {64, always, 3, 128, 4, 4, 2, true, 32, 160, 72,
        "three warpgroups of 160 registers hide the exponentials, which take as long as the "
-       "products; "
-       "112 keys would leave no spill, but cut lengths that are powers of two badly"},
+       "products; 112 keys are 2 to 8 % slower"},
       {96, always, 2, 128, 2, 2, 2, true, 56, 224, 0,
        "two warpgroups of 224 registers; 64 rows x 128 keys each; a third stage of K gains "
        "nothing"},
       {128, long_and_plain, 2, 160, 2, 2, 2, true, 40, 232, 0,
        "160 keys: Q is read from shared memory a fifth less often; +7 % at 4096 keys, +2 % at "
        "16384"},
-      {128, always, 2, 128, 3, 2, 2, true, 56, 224, 36,
+      {128, always, 2, 128, 3, 2, 2, true, 56, 224, 8,
        "as 96; 3 stages of K, 2 of V and 2 of Q fill 224 KB"},
       {192, always, 2, 112, 2, 2, 1, true, 56, 224, 0,
        "112 keys: Q and two stages of K and V fill 216 KB; 80 and 64 keys are 5 to 15 % slower"},

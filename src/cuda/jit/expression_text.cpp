@@ -286,8 +286,7 @@ constexpr std::array kRow = {Parameter{"query", Op::query}, Parameter{"batch", O
                              Parameter{"seqlen_k", Op::seqlen_k}};
 
 // Functions of the parts of a mask, and mask itself, made of them.
-std::string mask_text(const Expr& mask) {
-  const MaskBounds bounds = mask_bounds(mask);
+std::string mask_text(const MaskBounds& bounds) {
   std::string text, value;
   const auto part = [&](const Expr& e, std::string_view type, std::string_view name,
                         const auto& all, std::string_view called) {
@@ -302,8 +301,9 @@ std::string mask_text(const Expr& mask) {
        "(key <= mask_last(query, batch, head, seqlen_q, seqlen_k))");
   part(bounds.rest, "bool", "mask_rest", kPoint,
        "mask_rest(query, key, batch, head, seqlen_q, seqlen_k)");
-  if (value.empty())
+  if (value.empty()) {
     return function("bool", "mask", "int, int, int, int, int, int", "    return true;\n");
+  }
   return text + function("bool", "mask",
                          "int query, int key, int batch, int head, int seqlen_q, int seqlen_k",
                          fmt::format("    return {};\n", value));
@@ -420,7 +420,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
     text += fmt::format("  float multiple_{};  // softmax_scale * {:a}\n", i, factors.multiples[i]);
   }
   text += '\n';
-  text += mask_text(mask);
+  text += mask_text(bounds);
   text += function("float", "score", score_parameters(scored), Values(scored, &factors).body());
   text += function("Coverage", "classify", parameters(kTile, masked), range_body(masked));
   return text + "};\n\n}  // namespace attn::device\n";

@@ -193,9 +193,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       to_operand<Element>(c.s, c.probability);
       drop_elements(c, t, block);
       list.advance(*this, slot_now(c));
-      if (pending && begins) {
-        finish(c, ended);
-      }
+      if (pending && begins) finish(c, ended);
       add = !begins;
       pending = true;
     }
