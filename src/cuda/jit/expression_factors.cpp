@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <optional>
 
 namespace attn::cuda {
@@ -60,6 +61,73 @@ std::vector<double> multiples_of_score(const Program& program) {
   return factors;
 }
 
+std::int32_t index_of(std::vector<double>& multiples, double c) {
+  const auto known = std::find(multiples.begin(), multiples.end(), c);
+  const auto index = static_cast<std::int32_t>(known - multiples.begin());
+  if (known == multiples.end()) multiples.push_back(c);
+  return index;
+}
+
+// Collects the terms of a score's exponent.
+class Terms {
+ public:
+  Terms(const Program& score, const std::vector<double>& of_score, ScoreFactors& factors)
+      : score_(score), of_score_(of_score), factors_(factors) {
+    for (const Instruction& in : score.instructions) {
+      bool has = in.op == Op::score;
+      for (int a = 0; a < in.num_args; ++a) has = has || has_score_[at(in, a)];
+      has_score_.push_back(has);
+    }
+  }
+
+  // Of factor times instruction i.
+  void append(std::size_t i, double factor) {
+    const Instruction& in = score_.instructions[i];
+    if (of_score_[i] != 0) {
+      if (is_moderate(of_score_[i] * factor)) {
+        add({.multiple = index_of(factors_.multiples, of_score_[i] * factor)});
+      } else {
+        add({.factor = factor, .value = static_cast<std::int32_t>(i)});
+      }
+    } else if (is_of_row(i)) {
+      add({.factor = factor, .row = static_cast<std::int32_t>(i)});
+    } else if (const auto multiple = as_multiple(score_, in);
+               multiple && is_moderate(factor * multiple->factor)) {
+      append(multiple->operand, factor * multiple->factor);
+    } else if ((in.op == Op::add || in.op == Op::sub) && has_score_[i]) {
+      // Where the score is not in it, a difference may be exact and its terms are not.
+      append(at(in, 0), factor);
+      append(at(in, 1), in.op == Op::add ? factor : -factor);
+    } else if (in.op == Op::mul && (is_of_row(at(in, 0)) || is_of_row(at(in, 1)))) {
+      const int row = is_of_row(at(in, 0)) ? 0 : 1;
+      add({.factor = factor, .row = in.args[row], .value = in.args[1 - row]});
+    } else {
+      add({.factor = factor, .value = static_cast<std::int32_t>(i)});
+    }
+  }
+
+ private:
+  static std::size_t at(const Instruction& in, int a) {
+    return static_cast<std::size_t>(in.args[a]);
+  }
+  bool is_of_row(std::size_t i) const {
+    const expr::Dependence on = score_.instructions[i].dependence;
+    return on == expr::Dependence::uniform || on == expr::Dependence::row;
+  }
+  void add(const ExponentTerm& term) { factors_.exponent.push_back(term); }
+
+  const Program& score_;
+  const std::vector<double>& of_score_;
+  ScoreFactors& factors_;
+  std::vector<bool> has_score_;
+};
+
+bool loads_elements(const Program& program) {
+  return std::ranges::any_of(program.instructions, [](const Instruction& in) {
+    return in.op == Op::load && in.dependence == expr::Dependence::full;
+  });
+}
+
 }  // namespace
 
 ScoreFactors score_factors(const expr::Expr& e) {
@@ -87,15 +155,20 @@ ScoreFactors score_factors(const expr::Expr& e) {
   for (std::size_t i = factors.result + 1; i-- > 0;) {
     if (!needed[i]) continue;
     if (of_score[i] != 0) {
-      const auto known = std::find(factors.multiples.begin(), factors.multiples.end(), of_score[i]);
-      factors.multiple[i] = static_cast<std::int32_t>(known - factors.multiples.begin());
-      if (known == factors.multiples.end()) factors.multiples.push_back(of_score[i]);
+      factors.multiple[i] = index_of(factors.multiples, of_score[i]);
       continue;
     }
     const Instruction& in = score.instructions[i];
     for (int a = 0; a < in.num_args; ++a) {
       needed[static_cast<std::size_t>(in.args[a])] = true;
     }
+  }
+
+  if (!loads_elements(score)) {
+    Terms(score, of_score, factors).append(count - 1, std::numbers::log2e);
+    // What waits for the product comes last.
+    std::ranges::stable_partition(factors.exponent,
+                                  [](const ExponentTerm& term) { return term.multiple < 0; });
   }
   return factors;
 }

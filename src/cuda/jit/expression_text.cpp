@@ -61,25 +61,26 @@ struct Linear {
   int coefficient = 0;
 };
 
-// Prints what a program computes; `factors` of a score's, null for a mask's.
+// Prints what `results`, instructions of a program, are made of; `factors` of a score's, null for a
+// mask's.
 class Values {
  public:
-  Values(const Program& program, const ScoreFactors* factors)
+  Values(const Program& program, const ScoreFactors* factors, std::vector<std::size_t> results)
       : program_(program),
         factors_(factors),
         math_(factors == nullptr ? CudaMath::exact : CudaMath::fast),
         small_(small_in_short_sequences(program)),
         users_(program.instructions.size()) {
     for (std::size_t i = 0; i < users_.size(); ++i) linear_.push_back(linear(i));
-    users_[result()] = 1;
+    for (const std::size_t i : results) users_[i] = 1;
     for (std::size_t i = users_.size(); i-- > 0;) {
       if (users_[i] == 0) continue;
       for (const std::size_t a : read_by(i)) ++users_[a];
     }
   }
 
-  // Statements that compute the program and return it.
-  std::string body() {
+  // Statements that name what value() refers to.
+  std::string statements() {
     std::string text =
         fmt::format("    using namespace {};\n", math_ == CudaMath::exact ? "exact" : "fast");
     for (std::size_t i = 0; i < users_.size(); ++i) {
@@ -93,11 +94,12 @@ class Values {
       }
       values_.push_back(std::move(value));
     }
-    return text + fmt::format("    return {};\n", values_[result()]);
+    return text;
   }
+  // After statements().
+  const std::string& value(std::size_t i) const { return values_[i]; }
 
  private:
-  std::size_t result() const { return factors_ != nullptr ? factors_->result : users_.size() - 1; }
   int multiple(std::size_t i) const { return factors_ != nullptr ? factors_->multiple[i] : -1; }
   const Instruction& operand(std::size_t i) const {
     return program_.instructions[static_cast<std::size_t>(program_.instructions[i].args[0])];
@@ -173,6 +175,13 @@ class Values {
   std::vector<Linear> linear_;
   std::vector<std::string> values_;
 };
+
+// Statements that compute instruction `result` and return it.
+std::string value_body(const Program& program, const ScoreFactors* factors, std::size_t result) {
+  Values values(program, factors, {result});
+  std::string text = values.statements();
+  return text + fmt::format("    return {};\n", values.value(result));
+}
 
 std::string_view range_type(Type type) {
   switch (type) {
@@ -292,7 +301,7 @@ std::string mask_text(const MaskBounds& bounds) {
                         const auto& all, std::string_view called) {
     if (e.empty()) return;
     const Program program = compile(e);
-    text += function(type, name, parameters(all, program), Values(program, nullptr).body());
+    text += function(type, name, parameters(all, program), value_body(program, nullptr, program.instructions.size() - 1));
     value += (value.empty() ? "" : " & ") + std::string(called);
   };
   part(bounds.first, "int", "mask_first", kRow,
@@ -316,6 +325,54 @@ std::string score_parameters(const Program& program) {
   }
   return fmt::format("float{}, {}, int{} = 0", uses(program, Op::score) ? " dot" : "",
                      parameters(all, program), uses(program, Op::key) ? " step" : "");
+}
+
+bool depends_on_query(const Program& program, std::size_t i) {
+  const Instruction& in = program.instructions[i];
+  return in.op == Op::query || std::any_of(in.args, in.args + in.num_args, [&](std::int32_t a) {
+           return depends_on_query(program, static_cast<std::size_t>(a));
+         });
+}
+
+// What the scores of a row share of their exponents, and an exponent: the sum of its terms.
+std::string exponent_text(const Program& score, const ScoreFactors& factors) {
+  std::vector<std::size_t> of_row, of_element;
+  for (const ExponentTerm& term : factors.exponent) {
+    if (term.row >= 0) of_row.push_back(static_cast<std::size_t>(term.row));
+    if (term.value >= 0) of_element.push_back(static_cast<std::size_t>(term.value));
+  }
+  Values row(score, &factors, of_row), element(score, &factors, of_element);
+  std::string row_body = row.statements(), body = element.statements();
+  int count = 0;
+  for (const ExponentTerm& term : factors.exponent) {
+    const std::string factor = fmt::format("{:a}f", static_cast<float>(term.factor));
+    std::string a = factor, b;
+    if (term.row >= 0) {
+      a = fmt::format("shared.value[{}]", count);
+      row_body += fmt::format("    shared.value[{}] = attn_mul({}, {});\n", count++,
+                              row.value(static_cast<std::size_t>(term.row)), factor);
+    }
+    if (term.value >= 0) b = element.value(static_cast<std::size_t>(term.value));
+    if (term.multiple >= 0) {
+      a = "dot";
+      b = fmt::format("multiple_{}", term.multiple);
+    }
+    body += b.empty() ? fmt::format("    sum = attn_add({}, sum);\n", a)
+                      : fmt::format("    sum = attn_fma({}, {}, sum);\n", a, b);
+  }
+  const bool shares_query = std::ranges::any_of(of_row, [&](std::size_t i) {
+    return depends_on_query(score, i);
+  });
+  std::string text = fmt::format("  static constexpr bool kRowSharesQuery = {};\n", shares_query);
+  text += fmt::format("  struct RowShared {{\n    static constexpr int kCount = {};\n{}  }};\n", count,
+                      count > 0 ? fmt::format("    float value[{}];\n", count) : "");
+  const auto uses_of_row = parameters(kRow, score);
+  if (count > 0) {
+    text += function("void", "share_row", "RowShared& shared, " + uses_of_row, row_body);
+  }
+  return text + function("float", "exponent",
+                         "const RowShared& shared, float sum, " + score_parameters(score),
+                         body + "    return sum;\n");
 }
 
 std::string_view element(DType dtype) {
@@ -412,6 +469,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   text += fmt::format("  static constexpr bool kMaskRest = {};\n", !bounds.rest.empty());
   text += fmt::format("  static constexpr bool kHasScore = {};\n", !score.empty());
   text += fmt::format("  static constexpr bool kScoreLoads = {};\n", loads_elements(scored));
+  text += fmt::format("  static constexpr bool kHasExponent = {};\n", !factors.exponent.empty());
   text += fmt::format("  static constexpr float kScoreFactor = {:a}f;\n", factors.after);
   for (const auto& buffer : buffers) {
     text += buffer_text(*buffer, described(*buffer, bindings), readers_of(*buffer, masked, scored));
@@ -421,7 +479,8 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   }
   text += '\n';
   text += mask_text(bounds);
-  text += function("float", "score", score_parameters(scored), Values(scored, &factors).body());
+  text += function("float", "score", score_parameters(scored), value_body(scored, &factors, factors.result));
+  text += exponent_text(scored, factors);
   text += function("Coverage", "classify", parameters(kTile, masked), range_body(masked));
   return text + "};\n\n}  // namespace attn::device\n";
 }

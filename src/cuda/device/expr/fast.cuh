@@ -76,6 +76,13 @@ __device__ __forceinline__ float attn_add(float a, float b) { return a + b; }
 __device__ __forceinline__ float attn_sub(float a, float b) { return a - b; }
 __device__ __forceinline__ float attn_mul(float a, float b) { return a * b; }
 __device__ __forceinline__ float attn_div(float a, float b) { return mufu::divide(a, b); }
+__device__ __forceinline__ float attn_fma(float a, float b, float c) {
+#ifdef __CUDACC__
+  return fmaf(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
 
 #if ATTN_PRECISE_MATH >= 2
 __device__ __forceinline__ float attn_exp(float a) { return exact::attn_exp(a); }

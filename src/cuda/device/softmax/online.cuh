@@ -42,10 +42,11 @@ struct OnlineSoftmax {
     }
   }
 
-  // S <- P. Returns whether the references are still good, the same answer in the whole warp; if
-  // not, P and l are of no use. kMasked: scores may be -inf, also all of a row.
-  template <bool kMasked, int kCount>
-  __device__ __forceinline__ bool exponentiate(float (&s)[kCount], float c) {
+  // S <- P, from exponent(s, -r, i, j) = c s - r for score j of row i of the thread. Returns whether
+  // the references are still good, the same answer in the whole warp; if not, P and l are of no
+  // use. kMasked: scores may be -inf, also all of a row.
+  template <bool kMasked, int kCount, class Exponent>
+  __device__ __forceinline__ bool exponentiate(float (&s)[kCount], Exponent exponent) {
     int top = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -56,7 +57,7 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int column = 0; column < 2; ++column) {
           float& x = s[4 * j + 2 * i + column];
-          const float e = fmaf(x, c, offset);
+          const float e = exponent(x, offset, i, 2 * j + column);
           x = exp2_approximate(e);
           sum[column] += x;
         }

@@ -9,11 +9,12 @@ namespace attn::device {
 template <class C, class Expressions>
 struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   using Base = ForwardSm90Epilogue<C, Expressions>;
-  using Base::apply_score, Base::arrive, Base::barrier, Base::clear_tail, Base::ends_of;
-  using Base::consumer, Base::drop_elements, Base::exponent_scale, Base::give_turn;
+  using Base::arrive, Base::barrier, Base::clear_tail, Base::ends_of;
+  using Base::consumer, Base::drop_elements, Base::give_turn;
   using Base::issue_pv, Base::issue_qk, Base::k_descriptor, Base::own_at;
   using Base::kStepsK;
-  using Base::pin_all, Base::q_descriptor, Base::q_slot, Base::shared, Base::softmax_raised;
+  using Base::pin_all, Base::q_descriptor, Base::q_slot, Base::share_rows, Base::shared;
+  using Base::softmax_kept, Base::softmax_raised;
   using Base::v_descriptor, Base::wait_turn;
   using typename Base::Blocks, typename Base::Consumer, typename Base::Element;
   using typename Base::KeyRing, typename Base::Layout, typename Base::Own, typename Base::RowEnds;
@@ -151,6 +152,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
         if (pending) ended = ends_of(c.softmax, slot_before(c));
         c.softmax = OnlineSoftmax{};
       }
+      const auto shared_by = share_rows(t);
       wgmma_wait<1>();
       pin(c.s);
       const int block = list.block();
@@ -166,8 +168,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
           factor[1] = alpha[1];
         }
       } else {
-        apply_score(c, t, block);
-        good = c.softmax.template exponentiate<false>(c.s, exponent_scale());
+        good = softmax_kept(c, t, shared_by, block);
       }
       wgmma_wait<0>();
       pin(c.o);

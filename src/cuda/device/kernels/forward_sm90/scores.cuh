@@ -143,6 +143,48 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
         });
   }
 
+  // What the scores of each of a thread's two rows share of their exponents. Loaded before S is
+  // there, so that no exponential waits for it.
+  struct RowsShared {
+    static constexpr int kRows = kGroup > 1 || Expressions::kRowSharesQuery ? 2 : 1;
+    typename Expressions::RowShared row[kRows];
+  };
+  __device__ __forceinline__ RowsShared share_rows(const Own& t) const {
+    if constexpr (Expressions::RowShared::kCount == 0) {
+      return {};
+    } else {
+      const Sequence& q = t.w.sequence;
+      RowsShared shared_by;
+#pragma unroll
+      for (int i = 0; i < RowsShared::kRows; ++i) {
+        const int row = t.row + 8 * i;
+        const int head = kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head;
+        e.share_row(shared_by.row[i], row / kGroup, q.batch, head, q.length_q, q.length_k);
+        pin(shared_by.row[i].value);
+      }
+      return shared_by;
+    }
+  }
+  // S <- P with the references there are. Whether they are still good.
+  __device__ __forceinline__ bool softmax_kept(Consumer& c, const Own& t, const RowsShared& shared_by,
+                                               int block) const {
+    const float scale = exponent_scale();
+    const auto scaled = [&](float x, float offset, int, int) { return fmaf(x, scale, offset); };
+    if constexpr (Expressions::kHasExponent) {
+      const Sequence& q = t.w.sequence;
+      const int key = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
+      return c.softmax.template exponentiate<false>(c.s, [&](float x, float offset, int i, int j) {
+        const int row = t.row + 8 * i;
+        const int head = kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head;
+        return e.exponent(shared_by.row[RowsShared::kRows == 2 ? i : 0], offset, x, row / kGroup, key,
+                          q.batch, head, q.length_q, q.length_k, j / 2 * 8 + j % 2);
+      });
+    } else {
+      apply_score(c, t, block);
+      return c.softmax.template exponentiate<false>(c.s, scaled);
+    }
+  }
+
   // S <- P with new references.
   __device__ __forceinline__ void softmax_raised(Consumer& c, const Own& t, int block, bool mixed,
                                                  float (&alpha)[2]) const {
@@ -151,8 +193,10 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     if constexpr (Expressions::kHasScore && !Expressions::kScoreLoads) pin(c.s);
     apply_score(c, t, block);
     if (mixed) apply_mask(c, t, block);
-    c.softmax.raise(c.s, exponent_scale(), alpha);
-    c.softmax.template exponentiate<true>(c.s, exponent_scale());
+    const float scale = exponent_scale();
+    c.softmax.raise(c.s, scale, alpha);
+    c.softmax.template exponentiate<true>(
+        c.s, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
   }
 
   // Sets the dropped elements of P to zero; l was summed before.
