@@ -188,7 +188,7 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   ForwardConfig config = choose_forward(problem, arch, facts, plan.num_splits, plan.kernel);
   std::optional<ForwardMaps> maps;
   if (config.kernel == ForwardKernel::sm90) {
-    maps = forward_maps(problem, config, inputs);
+    maps = forward_maps(problem, config, inputs, outputs);
     if (!maps) {
       config = choose_forward(problem, arch, facts, plan.num_splits, name(ForwardKernel::sm80));
     }

@@ -107,6 +107,17 @@ bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
       {kPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
 }
 
+// O, of which a warp writes 16 rows at once.
+bool encode_o(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& o) {
+  const device::Strides s = strides_of(o, p.layout_q);
+  if (config.packed_q) return true;  // not used
+  return encode(map, o, 4,
+                {unsigned_of(p.head_dim_v), unsigned_of(p.seqlen_q), unsigned_of(p.heads_q),
+                 unsigned_of(p.batch), 1},
+                {unsigned_of(s.row), unsigned_of(s.head), unsigned_of(s.batch), 0, 0},
+                {kPanel, 16, 1, 1, 1});
+}
+
 }  // namespace
 
 std::int64_t key_words_offset(const Problem& p, std::int32_t num_splits) {
@@ -198,10 +209,11 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
 }
 
 std::optional<ForwardMaps> forward_maps(const Problem& p, const ForwardConfig& config,
-                                        const Inputs& inputs) {
-  ForwardMaps maps;
+                                        const Inputs& inputs, const Outputs& outputs) {
+  ForwardMaps maps{};
   if (encode_q(maps.q, p, config, inputs.q) && encode_k(maps.k, p, config, inputs.k, p.head_dim) &&
-      encode_k(maps.v, p, config, inputs.v, p.head_dim_v)) {
+      encode_k(maps.v, p, config, inputs.v, p.head_dim_v) &&
+      encode_o(maps.o, p, config, outputs.o)) {
     return maps;
   }
   return std::nullopt;

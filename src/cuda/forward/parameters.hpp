@@ -13,7 +13,7 @@ namespace attn::cuda {
 
 // As attn::device::ForwardMaps.
 struct ForwardMaps {
-  CUtensorMap q, k, v;
+  CUtensorMap q, k, v, o;
 };
 
 // workspace: partial results, when num_splits is more than 1, then the words of key blocks, when
@@ -33,8 +33,8 @@ std::int64_t key_words_offset(const Problem& problem, std::int32_t num_splits);
 std::int64_t workspace_bytes(const Problem& problem, Arch arch, std::int32_t num_splits,
                              std::string_view kernel);
 
-// Maps of Q, K and V for the copy engine; nothing where the driver does not take their strides.
+// Maps of Q, K, V and O for the copy engine; nothing where the driver does not take their strides.
 std::optional<ForwardMaps> forward_maps(const Problem& problem, const ForwardConfig& config,
-                                        const Inputs& inputs);
+                                        const Inputs& inputs, const Outputs& outputs);
 
 }  // namespace attn::cuda

@@ -168,7 +168,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, std::uint
                                 CUtensorMapFloatOOBfill) {
   emulator::Box b{};
   static_assert(sizeof(b) <= sizeof(*map));
-  b.base = static_cast<const char*>(base);
+  b.base = static_cast<char*>(base);
   b.rank = rank;
   for (std::uint32_t d = 0; d < rank; ++d) {
     b.dims[d] = static_cast<std::uint32_t>(dims[d]);

@@ -34,6 +34,7 @@ struct Fiber {
   std::function<bool()> ready;                    // empty: may run
   std::vector<std::vector<Copy>> copies{1};       // groups, the last one open
   std::vector<std::vector<Product>> products{1};  // likewise
+  std::vector<std::function<void()>> stores;      // of boxes
 };
 
 struct Warp {
@@ -90,15 +91,16 @@ void meet(Barrier& b, unsigned count) {
   wait_until([&b, generation] { return b.generation != generation; });
 }
 
-void begin() {
-  block->call(block->arguments);
-  now().finished = true;
-  swapcontext(&now().context, &block->scheduler);
-}
-
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "emulated GPU: %s (thread %u)\n", what, now().index.x);
   std::abort();
+}
+
+void begin() {
+  block->call(block->arguments);
+  if (!now().stores.empty()) fail("a thread ends before its boxes were read");
+  now().finished = true;
+  swapcontext(&now().context, &block->scheduler);
 }
 
 void check_address(unsigned address, std::size_t bytes) {
@@ -111,6 +113,33 @@ std::uint16_t element(unsigned address) {
   std::uint16_t bits;
   std::memcpy(&bits, block->shared + at, 2);
   return bits;
+}
+
+// Calls f(place in shared memory, element) for all elements of a box, null for those outside of the
+// tensor. Returns the bytes of the box.
+template <class F>
+unsigned for_each_element(const Box& box, unsigned shared, const std::vector<int>& at, F f) {
+  std::uint32_t rows = 1;
+  for (std::uint32_t d = 1; d < box.rank; ++d) rows *= box.box[d];
+  for (std::uint32_t row = 0; row < rows; ++row) {
+    std::uint32_t rest = row;
+    char* elements = box.base;
+    bool inside = true;
+    for (std::uint32_t d = 1; d < box.rank; ++d) {
+      const std::int64_t c = at[d] + static_cast<std::int64_t>(rest % box.box[d]);
+      rest /= box.box[d];
+      inside = inside && c >= 0 && c < box.dims[d];
+      elements += c * static_cast<std::int64_t>(box.strides[d - 1]);
+    }
+    for (std::uint32_t c = 0; c < box.box[0]; ++c) {
+      const std::int64_t column = at[0] + static_cast<std::int64_t>(c);
+      const unsigned flat = shared + row * box.box[0] * 2 + c * 2;
+      const unsigned place = flat ^ ((flat >> 7 & 7) << 4);
+      check_address(place, 2);
+      f(block->shared + place, inside && column < box.dims[0] ? elements + 2 * column : nullptr);
+    }
+  }
+  return rows * box.box[0] * 2;
 }
 
 // This thread's part of a product: rows lane / 4 and that + 8 of its warp.
@@ -264,32 +293,29 @@ void mbarrier_wait(unsigned address, unsigned parity) {
 void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates) {
   std::vector<int> at(coordinates, coordinates + box.rank);
   block->later.emplace_back([box, destination, barrier, at] {
-    std::uint32_t rows = 1;
-    for (std::uint32_t d = 1; d < box.rank; ++d) rows *= box.box[d];
-    for (std::uint32_t row = 0; row < rows; ++row) {
-      std::uint32_t rest = row;
-      const char* source = box.base;
-      bool inside = true;
-      for (std::uint32_t d = 1; d < box.rank; ++d) {
-        const std::int64_t c = at[d] + static_cast<std::int64_t>(rest % box.box[d]);
-        rest /= box.box[d];
-        inside = inside && c >= 0 && c < box.dims[d];
-        source += c * static_cast<std::int64_t>(box.strides[d - 1]);
+    const unsigned bytes = for_each_element(box, destination, at, [](char* shared, char* element) {
+      if (element == nullptr) {
+        std::memset(shared, 0, 2);
+      } else {
+        std::memcpy(shared, element, 2);
       }
-      for (std::uint32_t c = 0; c < box.box[0]; ++c) {
-        const std::int64_t column = at[0] + static_cast<std::int64_t>(c);
-        std::uint16_t bits = 0;
-        if (inside && column < box.dims[0]) std::memcpy(&bits, source + 2 * column, 2);
-        const unsigned flat = destination + row * box.box[0] * 2 + c * 2;
-        const unsigned to = flat ^ ((flat >> 7 & 7) << 4);
-        check_address(to, 2);
-        std::memcpy(block->shared + to, &bits, 2);
-      }
-    }
+    });
     MBarrier& b = block->mbarriers.at(barrier);
-    b.bytes -= rows * box.box[0] * 2;
+    b.bytes -= bytes;
     b.check();
   });
+}
+void store_box(const Box& box, unsigned source, const int* coordinates) {
+  std::vector<int> at(coordinates, coordinates + box.rank);
+  now().stores.emplace_back([box, source, at] {
+    for_each_element(box, source, at, [](char* shared, char* element) {
+      if (element != nullptr) std::memcpy(element, shared, 2);
+    });
+  });
+}
+void finish_stores() {
+  for (const auto& store : now().stores) store();
+  now().stores.clear();
 }
 
 void copy_later(unsigned destination, const void* source, bool exists) {

@@ -40,12 +40,15 @@ void mbarrier_wait(unsigned address, unsigned parity);
 
 // As cuTensorMapEncodeTiled was told; what a CUtensorMap holds.
 struct Box {
-  const char* base;
+  char* base;
   std::uint64_t strides[4];  // bytes, of the dimensions after the first
   std::uint32_t dims[5], box[5];
   std::uint32_t rank;
 };
 void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates);
+// The way back: reads shared memory when this thread waits for it.
+void store_box(const Box& box, unsigned source, const int* coordinates);
+void finish_stores();
 
 // cp.async.
 void copy_later(unsigned destination, const void* source, bool exists);

@@ -37,6 +37,24 @@ __device__ __forceinline__ void tma_load_5d(unsigned destination, const TensorMa
       : "memory");
 }
 
+// Asks for a box of shared memory to be written to the tensor, but for elements outside of it;
+// bulk_commit() ends a group of such requests.
+__device__ __forceinline__ void tma_store_4d(const TensorMap& map, unsigned source, int c0, int c1,
+                                             int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          &map),
+      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until the shared memory of this thread's groups was read.
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 // Orders ordinary shared-memory writes of this thread before reads by the tensor cores and the copy
 // engine.
 __device__ __forceinline__ void fence_proxy_async() {

@@ -10,7 +10,7 @@ namespace attn::device {
 template <class C, class Expressions>
 struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
   using Base = ForwardSm90Scores<C, Expressions>;
-  using Base::arrive, Base::own_at, Base::p;
+  using Base::arrive, Base::consumer, Base::maps, Base::own_at, Base::p;
   using Base::kGroup;
   using typename Base::Consumer, typename Base::Element, typename Base::Layout;
   using typename Base::Own, typename Base::Work;
@@ -117,6 +117,9 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
   // its own: stage, then write_staged, which reads no accumulator.
   static constexpr bool kCanStage =
       C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
+  // Whole boxes of rows then go to memory, unless rows of a box may belong to another sequence or
+  // head.
+  static constexpr bool kStoresBoxes = kCanStage && kGroup == 1 && !C::kPackedQ;
   static constexpr int kStagedPanel = 64 * 128;
   static __device__ __forceinline__ int warp_row() {
     return static_cast<int>(threadIdx.x % 128 / 32) * 16;
@@ -129,6 +132,24 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
   __device__ __forceinline__ void write_staged(int slot, const float (&lse)[2],
                                                unsigned staging) const {
     const Own t = own_at(slot);
+    if constexpr (kStoresBoxes) {
+      fence_proxy_async();
+      __syncwarp();
+      if (elect_one()) {
+#pragma unroll
+        for (int panel = 0; panel < Layout::kPanelsV; ++panel) {
+          tma_store_4d(maps.o,
+                       staging + static_cast<unsigned>(panel * kStagedPanel + warp_row() * 128),
+                       64 * panel, t.w.row0 + 64 * consumer + warp_row(), t.w.head,
+                       t.w.sequence.batch);
+        }
+        bulk_commit();
+      }
+      write_lse(t, lse);
+      if (elect_one()) bulk_wait_read();
+      give_back(slot);
+      return;
+    }
     write_lse(t, lse);
     const Own first{t.w, t.row - static_cast<int>(threadIdx.x % 32 / 4), true};
     char* const o = row_address(first, row_of(first, 0));

@@ -6,8 +6,9 @@
 namespace attn::device {
 
 struct ForwardMaps {
-  // q: (column, head of the group, query, group, batch); k, v: (column, key, head, batch or page).
-  TensorMap q, k, v;
+  // q: (column, head of the group, query, group, batch); k, v: (column, key, head, batch or page);
+  // o: (column, query, head, batch), where kStoresBoxes.
+  TensorMap q, k, v, o;
 };
 
 // Sizes in bytes and places in shared memory. Panels are 64 columns wide, 128 bytes a row,

@@ -24,6 +24,14 @@ inline void tma_load_5d(unsigned destination, const TensorMap& map, unsigned bar
   const int at[5] = {c0, c1, c2, c3, c4};
   tma_load(destination, map, barrier, at);
 }
+inline void tma_store_4d(const TensorMap& map, unsigned source, int c0, int c1, int c2, int c3) {
+  emulator::Box box;
+  std::memcpy(&box, map.words, sizeof(box));
+  const int at[4] = {c0, c1, c2, c3};
+  emulator::store_box(box, source, at);
+}
+inline void bulk_commit() {}
+inline void bulk_wait_read() { emulator::finish_stores(); }
 inline void fence_proxy_async() {}
 
 }  // namespace attn::device
