@@ -40,13 +40,22 @@ int keys_of_tile(const std::string& problem) {
 }
 
 TEST(TileShape, FollowsTheNumberOfKeys) {
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_bf16"), 160);
-  EXPECT_EQ(keys_of_tile("b1_n4095_h1_d128_bf16"), 128);
-  EXPECT_EQ(keys_of_tile("b1_sq1_sk8192_h1_d128_bf16"), 128);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_causal_bf16"), 128);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_softcap30_bf16"), 128);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_bf16"), 176);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_causal_bf16"), 176);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_softcap30_bf16"), 160);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_causal_alibi_bf16"), 160);
+  for (const char* word : {"n4095", "sq1_sk8192", "n4096_window1024x0", "n4096_prefix8",
+                           "n4096_dropout0.1", "n4096_bias", "n4096_paged256", "n4096_documents"}) {
+    EXPECT_EQ(keys_of_tile(std::string("b1_h1_d128_bf16_") + word), 128) << word;
+  }
   EXPECT_EQ(keys_of_tile("b1_sq4096_sk576_h1_d256_bf16"), 64);
   EXPECT_EQ(keys_of_tile("b1_sq16_sk577_h1_d256_bf16"), 80);
+}
+
+TEST(TileShape, FollowsTheValuesHeadSize) {
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d192_dv128_bf16"), 128);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d192_bf16"), 112);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_dv192_bf16"), 112);
 }
 
 }  // namespace

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "cuda/jit/expression_factors.hpp"
+#include "cuda/jit/mask_bounds.hpp"
+
 namespace attn::cuda {
 namespace {
 
@@ -24,6 +27,12 @@ bool reads_rows_of_128(const Expr& e) {
          std::ranges::any_of(n.args, reads_rows_of_128);
 }
 
+bool is_long(const Problem& p) {
+  const MaskBounds bounds = mask_bounds(p.mask);
+  return bounds.first.empty() && bounds.rest.empty() && p.layout_k != Layout::paged &&
+         p.dropout.probability == 0 && std::min(p.seqlen_q, p.seqlen_k) >= 4096;
+}
+
 }  // namespace
 
 bool holds(Condition condition, const Problem& problem) {
@@ -31,8 +40,11 @@ bool holds(Condition condition, const Problem& problem) {
     case Condition::block_rows_of_128:
       return !problem.mask.empty() && reads_rows_of_128(problem.mask);
     case Condition::long_and_plain:
-      return problem.mask.empty() && problem.score.empty() && problem.layout_k != Layout::paged &&
-             std::min(problem.seqlen_q, problem.seqlen_k) >= 4096;
+      return problem.score.empty() && is_long(problem);
+    case Condition::long_with_score:
+      return !problem.score.empty() && !loads_elements(problem.score) && is_long(problem);
+    case Condition::narrow_values:
+      return problem.head_dim_v <= 128;
     case Condition::few_keys:
       return problem.seqlen_k <= 576;
     default:

@@ -12,8 +12,13 @@ enum class Condition : std::uint8_t {
   // The mask reads a buffer at query / B, as a block-sparse mask does, and tiles of 128 rows divide
   // these rows of blocks where tiles of 192 do not: B is a multiple of 128 and not of 3.
   block_rows_of_128,
-  // Neither mask, score nor pages, and 4096 queries and keys or more.
+  // 4096 queries and keys or more, not paged, no dropout; no mask but a last key for each row, as a
+  // causal one says; no score.
   long_and_plain,
+  // The same with a score that loads nothing for each element.
+  long_with_score,
+  // head_dim_v is at most 128.
+  narrow_values,
   // So few keys that the last block counts: up to 576, nine blocks of 64.
   few_keys,
 };

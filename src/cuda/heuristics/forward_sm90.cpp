@@ -10,7 +10,7 @@ namespace attn::cuda {
 // 4). Spills are of a few counters; both numbers are those of documents.
 std::span<const ForwardSm90Shape> forward_sm90_shapes() {
   using enum Condition;
-  static constexpr std::array<ForwardSm90Shape, 8> kShapes{{
+  static constexpr std::array<ForwardSm90Shape, 10> kShapes{{
       {64, block_rows_of_128, 2, 128, 4, 4, 2, true, 56, 224, 0,
        "128 rows: a tile of 192 straddles rows of blocks, visits what either sees and masks the "
        "rest"},
@@ -20,11 +20,15 @@ std::span<const ForwardSm90Shape> forward_sm90_shapes() {
       {96, always, 2, 128, 2, 2, 2, true, 56, 224, 0,
        "two warpgroups of 224 registers; 64 rows x 128 keys each; a third stage of K gains "
        "nothing"},
-      {128, long_and_plain, 2, 160, 2, 2, 2, true, 40, 232, 0,
-       "160 keys: Q is read from shared memory a fifth less often; +7 % at 4096 keys, +2 % at "
-       "16384"},
+      {128, long_and_plain, 2, 176, 2, 2, 1, true, 40, 232, 0,
+       "176 keys: Q is read from shared memory a quarter less often; +2 to +3 % from 4096 keys on, "
+       "+3 to +8 % under a causal mask"},
+      {128, long_with_score, 2, 160, 2, 2, 2, true, 40, 232, 0,
+       "160 keys: as without a score, and two places for Q; +4 % at 4096 keys, 176 have +2 %"},
       {128, always, 2, 128, 3, 2, 2, true, 56, 224, 8,
        "as 96; 3 stages of K, 2 of V and 2 of Q fill 224 KB"},
+      {192, narrow_values, 2, 128, 2, 2, 1, true, 40, 232, 0,
+       "128 keys: Q and two stages of K and V fill 208 KB; +2 to +4 % over 112 at (192, 128)"},
       {192, always, 2, 112, 2, 2, 1, true, 56, 224, 0,
        "112 keys: Q and two stages of K and V fill 216 KB; 80 and 64 keys are 5 to 15 % slower"},
       {256, few_keys, 2, 64, 3, 2, 1, true, 56, 224, 0,

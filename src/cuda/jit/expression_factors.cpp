@@ -122,13 +122,14 @@ class Terms {
   std::vector<bool> has_score_;
 };
 
-bool loads_elements(const Program& program) {
-  return std::ranges::any_of(program.instructions, [](const Instruction& in) {
+}  // namespace
+
+bool loads_elements(const Program& score) {
+  return std::ranges::any_of(score.instructions, [](const Instruction& in) {
     return in.op == Op::load && in.dependence == expr::Dependence::full;
   });
 }
-
-}  // namespace
+bool loads_elements(const expr::Expr& score) { return loads_elements(compile(score)); }
 
 ScoreFactors score_factors(const expr::Expr& e) {
   ScoreFactors factors;

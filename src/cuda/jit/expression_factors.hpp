@@ -14,23 +14,27 @@ namespace attn::cuda {
 // After: a result that is a value times a constant above 0 leaves the constant to the exponential,
 // which multiplies by log2(e) anyway. (Above 0, because the largest score is looked for before.)
 //
-// Exponent: log2(e) times the score, as a sum of terms in which no constant is left: each is one FMA.
-// Its `multiples` are c log2(e), and log2(e) is multiplied into what a row's scores share. Of scores
-// that load an element each, of which the loads decide the order, there is none.
+// Exponent: log2(e) times the score, as a sum of terms in which no constant is left: each is one
+// FMA. Its `multiples` are c log2(e), and log2(e) is multiplied into what a row's scores share. Of
+// scores that load an element each, of which the loads decide the order, there is none.
 struct ExponentTerm {
-  double factor = 1;          // of row, or of value without row
-  std::int32_t multiple = -1; // q.k times that of `multiples`; else a product of what there is of
-  std::int32_t row = -1;      // an instruction whose value a row's scores share
-  std::int32_t value = -1;    // any instruction
+  double factor = 1;           // of row, or of value without row
+  std::int32_t multiple = -1;  // q.k times that of `multiples`; else a product of what there is of
+  std::int32_t row = -1;       // an instruction whose value a row's scores share
+  std::int32_t value = -1;     // any instruction
 };
 struct ScoreFactors {
   std::vector<double> multiples;  // the c, each once
   // For each instruction: which of `multiples` it is; -1: none, or only others are made of it.
   std::vector<std::int32_t> multiple;
-  std::size_t result = 0;  // the instruction that device code returns
-  float after = 1;         // what that must be multiplied by
+  std::size_t result = 0;              // the instruction that device code returns
+  float after = 1;                     // what that must be multiplied by
   std::vector<ExponentTerm> exponent;  // the one with `multiple`, if any, is the last
 };
+
+// Something is loaded for each score.
+bool loads_elements(const expr::Program& score);
+bool loads_elements(const expr::Expr& score);  // not empty
 
 // Of compile(score); of the score itself, with nothing taken out, where `score` is empty.
 ScoreFactors score_factors(const expr::Expr& score);

@@ -49,12 +49,6 @@ bool is_shared(const Instruction& in) {
   return in.op == Op::load && in.dependence != expr::Dependence::full;
 }
 
-// Something is loaded for each score.
-bool loads_elements(const Program& program) {
-  return std::any_of(program.instructions.begin(), program.instructions.end(),
-                     [](const Instruction& in) { return in.op == Op::load && !is_shared(in); });
-}
-
 // The int32 `text` + coefficient * step, where a score's key is key_first + step.
 struct Linear {
   std::string text;  // empty: not of this form
@@ -301,7 +295,8 @@ std::string mask_text(const MaskBounds& bounds) {
                         const auto& all, std::string_view called) {
     if (e.empty()) return;
     const Program program = compile(e);
-    text += function(type, name, parameters(all, program), value_body(program, nullptr, program.instructions.size() - 1));
+    text += function(type, name, parameters(all, program),
+                     value_body(program, nullptr, program.instructions.size() - 1));
     value += (value.empty() ? "" : " & ") + std::string(called);
   };
   part(bounds.first, "int", "mask_first", kRow,
@@ -343,14 +338,13 @@ std::string exponent_text(const Program& score, const ScoreFactors& factors) {
   }
   Values row(score, &factors, of_row), element(score, &factors, of_element);
   std::string row_body = row.statements(), body = element.statements();
-  int count = 0;
+  std::size_t count = 0;
   for (const ExponentTerm& term : factors.exponent) {
-    const std::string factor = fmt::format("{:a}f", static_cast<float>(term.factor));
-    std::string a = factor, b;
+    std::string a = fmt::format("{:a}f", static_cast<float>(term.factor)), b;
     if (term.row >= 0) {
-      a = fmt::format("shared.value[{}]", count);
-      row_body += fmt::format("    shared.value[{}] = attn_mul({}, {});\n", count++,
-                              row.value(static_cast<std::size_t>(term.row)), factor);
+      const std::string& value = row.value(static_cast<std::size_t>(term.row));
+      row_body += fmt::format("    shared.value[{}] = attn_mul({}, {});\n", count, value, a);
+      a = fmt::format("shared.value[{}]", count++);
     }
     if (term.value >= 0) b = element.value(static_cast<std::size_t>(term.value));
     if (term.multiple >= 0) {
@@ -360,16 +354,16 @@ std::string exponent_text(const Program& score, const ScoreFactors& factors) {
     body += b.empty() ? fmt::format("    sum = attn_add({}, sum);\n", a)
                       : fmt::format("    sum = attn_fma({}, {}, sum);\n", a, b);
   }
-  const bool shares_query = std::ranges::any_of(of_row, [&](std::size_t i) {
-    return depends_on_query(score, i);
-  });
+  const bool shares_query =
+      std::ranges::any_of(of_row, [&](std::size_t i) { return depends_on_query(score, i); });
   std::string text = fmt::format("  static constexpr bool kRowSharesQuery = {};\n", shares_query);
-  text += fmt::format("  struct RowShared {{\n    static constexpr int kCount = {};\n{}  }};\n", count,
-                      count > 0 ? fmt::format("    float value[{}];\n", count) : "");
-  const auto uses_of_row = parameters(kRow, score);
+  text += fmt::format("  struct RowShared {{\n    static constexpr int kCount = {};\n{}  }};\n",
+                      count, count > 0 ? fmt::format("    float value[{}];\n", count) : "");
   if (count > 0) {
-    text += function("void", "share_row", "RowShared& shared, " + uses_of_row, row_body);
+    text +=
+        function("void", "share_row", "RowShared& shared, " + parameters(kRow, score), row_body);
   }
+  if (factors.exponent.empty()) return text;
   return text + function("float", "exponent",
                          "const RowShared& shared, float sum, " + score_parameters(score),
                          body + "    return sum;\n");
@@ -479,7 +473,8 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   }
   text += '\n';
   text += mask_text(bounds);
-  text += function("float", "score", score_parameters(scored), value_body(scored, &factors, factors.result));
+  text += function("float", "score", score_parameters(scored),
+                   value_body(scored, &factors, factors.result));
   text += exponent_text(scored, factors);
   text += function("Coverage", "classify", parameters(kTile, masked), range_body(masked));
   return text + "};\n\n}  // namespace attn::device\n";

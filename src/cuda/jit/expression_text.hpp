@@ -26,6 +26,16 @@ namespace attn::cuda {
 //     // constant steps share more of the work.
 //     float score(float dot, int query, int key_first, int batch, int head, int seqlen_q,
 //                 int seqlen_k, int step = 0) const;
+//     // Where kHasExponent: log2(e) times the score, plus addend, a few instructions shorter than
+//     from
+//     // score(). share_row, where kCount > 0, gives what scores of a row have in common, whatever
+//     // the query unless kRowSharesQuery.
+//     static constexpr bool kHasExponent, kRowSharesQuery;
+//     struct RowShared { static constexpr int kCount; float value[kCount]; };
+//     void share_row(RowShared& shared, int query, int batch, int head, int seqlen_q,
+//                    int seqlen_k) const;
+//     float exponent(const RowShared& shared, float addend, float dot, int query, int key_first,
+//                    int batch, int head, int seqlen_q, int seqlen_k, int step = 0) const;
 //     Coverage classify(int query_min, int query_max, int key_min, int key_max, int batch,
 //                       int head_min, int head_max, int seqlen_q, int seqlen_k) const;
 //   };

@@ -11,6 +11,8 @@ namespace attn::test {
 struct Compiled {
   bool (*mask)(const std::byte* expressions, const expr::Point& at);
   float (*score)(const std::byte* expressions, const expr::Point& at);
+  // NaN where there is none.
+  float (*exponent)(const std::byte* expressions, const expr::Point& at, float addend);
   int (*classify)(const std::byte* expressions, const expr::Tile& tile);  // a device::Coverage
   std::size_t size;
 };

@@ -32,6 +32,19 @@ constexpr Compiled kCalls{
       return E::kScoreFactor * from<E>(e).score(static_cast<float>(at.score), at.query, at.key - 3,
                                                 at.batch, at.head, at.seqlen_q, at.seqlen_k, 3);
     },
+    [](const std::byte* e, const expr::Point& at, float addend) {
+      if constexpr (!E::kHasExponent) {
+        return __builtin_nanf("");
+      } else {
+        const E expressions = from<E>(e);
+        typename E::RowShared shared;
+        if constexpr (E::RowShared::kCount > 0) {
+          expressions.share_row(shared, at.query, at.batch, at.head, at.seqlen_q, at.seqlen_k);
+        }
+        return expressions.exponent(shared, addend, static_cast<float>(at.score), at.query,
+                                    at.key - 3, at.batch, at.head, at.seqlen_q, at.seqlen_k, 3);
+      }
+    },
     [](const std::byte* e, const expr::Tile& t) {
       return static_cast<int>(from<E>(e).classify(t.query_min, t.query_max, t.key_min, t.key_max,
                                                   t.batch, t.head_min, t.head_max, t.seqlen_q,

@@ -42,9 +42,9 @@ struct OnlineSoftmax {
     }
   }
 
-  // S <- P, from exponent(s, -r, i, j) = c s - r for score j of row i of the thread. Returns whether
-  // the references are still good, the same answer in the whole warp; if not, P and l are of no
-  // use. kMasked: scores may be -inf, also all of a row.
+  // S <- P, from exponent(s, -r, i, j) = c s - r for score j of row i of the thread. Returns
+  // whether the references are still good, the same answer in the whole warp; if not, P and l are
+  // of no use. kMasked: scores may be -inf, also all of a row.
   template <bool kMasked, int kCount, class Exponent>
   __device__ __forceinline__ bool exponentiate(float (&s)[kCount], Exponent exponent) {
     int top = 0;

@@ -138,10 +138,9 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
       if (elect_one()) {
 #pragma unroll
         for (int panel = 0; panel < Layout::kPanelsV; ++panel) {
-          tma_store_4d(maps.o,
-                       staging + static_cast<unsigned>(panel * kStagedPanel + warp_row() * 128),
-                       64 * panel, t.w.row0 + 64 * consumer + warp_row(), t.w.head,
-                       t.w.sequence.batch);
+          tma_store_4d(
+              maps.o, staging + static_cast<unsigned>(panel * kStagedPanel + warp_row() * 128),
+              64 * panel, t.w.row0 + 64 * consumer + warp_row(), t.w.head, t.w.sequence.batch);
         }
         bulk_commit();
       }

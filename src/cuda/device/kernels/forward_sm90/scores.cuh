@@ -166,8 +166,8 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     }
   }
   // S <- P with the references there are. Whether they are still good.
-  __device__ __forceinline__ bool softmax_kept(Consumer& c, const Own& t, const RowsShared& shared_by,
-                                               int block) const {
+  __device__ __forceinline__ bool softmax_kept(Consumer& c, const Own& t,
+                                               const RowsShared& shared_by, int block) const {
     const float scale = exponent_scale();
     const auto scaled = [&](float x, float offset, int, int) { return fmaf(x, scale, offset); };
     if constexpr (Expressions::kHasExponent) {
@@ -176,8 +176,8 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       return c.softmax.template exponentiate<false>(c.s, [&](float x, float offset, int i, int j) {
         const int row = t.row + 8 * i;
         const int head = kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head;
-        return e.exponent(shared_by.row[RowsShared::kRows == 2 ? i : 0], offset, x, row / kGroup, key,
-                          q.batch, head, q.length_q, q.length_k, j / 2 * 8 + j % 2);
+        return e.exponent(shared_by.row[RowsShared::kRows == 2 ? i : 0], offset, x, row / kGroup,
+                          key, q.batch, head, q.length_q, q.length_k, j / 2 * 8 + j % 2);
       });
     } else {
       apply_score(c, t, block);
