@@ -42,6 +42,8 @@ int keys_of_tile(const std::string& problem) {
 TEST(TileShape, FollowsTheNumberOfKeys) {
   EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_bf16"), 176);
   EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_causal_bf16"), 176);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d72_bf16"), 176);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d64_bf16"), 128);
   EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_softcap30_bf16"), 160);
   EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_causal_alibi_bf16"), 160);
   for (const char* word : {"n4095", "sq1_sk8192", "n4096_window1024x0", "n4096_prefix8",

@@ -15,7 +15,7 @@ namespace {
       ErrorCode::invalid_argument,
       fmt::format("kernel is 'forward_sm90/{}': '{}' is no part of a tile shape; accepted "
                   "are wg2 and wg3 (warpgroups), n16 to n256 (keys, a multiple of 16), s1 to "
-                  "s8 (stages of K and V), k1 to k8 (of K), q1 and q2 (of Q), p24 to p64 "
+                  "s8 (stages of K and V), k1 to k8 (of K), q1, q2 and q4 (of Q), p24 to p64 "
                   "(registers of the producer, a multiple of 8), turns and noturns",
                   text, part));
 }
@@ -40,7 +40,7 @@ bool set_part(ForwardSm90Shape& shape, std::string_view part) {
     shape.stages_k = shape.stages_v = s;
   } else if (const int k = number_after(part, "k"); k >= 1 && k <= 8) {
     shape.stages_k = k;
-  } else if (const int q = number_after(part, "q"); q == 1 || q == 2) {
+  } else if (const int q = number_after(part, "q"); q == 1 || q == 2 || q == 4) {
     shape.stages_q = q;
   } else if (const int p = number_after(part, "p"); p >= 24 && p <= 64 && p % 8 == 0) {
     shape.producer_registers = p;
