@@ -19,6 +19,11 @@ struct ScoreFactors {
   std::vector<std::int32_t> multiple;
   std::size_t result = 0;  // the instruction that device code returns
   float after = 1;         // what that must be multiplied by
+  // For each instruction: it is the tanh of c * score, |c| at most 1 / 16, in use.
+  std::vector<bool> small_tanh;
+  bool has_small_tanh = false;
+  // Which of `multiples` the result is such a tanh of; -1: it is none, or c is below 0.
+  std::int32_t small_result = -1;
 };
 
 // Of compile(score); of the score itself, with nothing taken out, where `score` is empty.

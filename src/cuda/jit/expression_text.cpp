@@ -61,12 +61,14 @@ struct Linear {
   int coefficient = 0;
 };
 
-// Prints what a program computes; `factors` of a score's, null for a mask's.
+// Prints what a program computes; `factors` of a score's, null for a mask's. is_small: with
+// polynomials for tanh.
 class Values {
  public:
-  Values(const Program& program, const ScoreFactors* factors)
+  Values(const Program& program, const ScoreFactors* factors, bool is_small = false)
       : program_(program),
         factors_(factors),
+        is_small_(is_small),
         math_(factors == nullptr ? CudaMath::exact : CudaMath::fast),
         small_(small_in_short_sequences(program)),
         users_(program.instructions.size()) {
@@ -80,8 +82,17 @@ class Values {
 
   // Statements that compute the program and return it.
   std::string body() {
+    std::string text = statements();
+    if (!is_small_) return text + fmt::format("    return {};\n", values_[result()]);
+    return text +
+           fmt::format("    return {{{}, kScoreFactor * kLog2e, room}};\n", values_[result()]);
+  }
+
+ private:
+  std::string statements() {
     std::string text =
         fmt::format("    using namespace {};\n", math_ == CudaMath::exact ? "exact" : "fast");
+    if (is_small_) text += "    int room = 0x7fffffff;\n";
     for (std::size_t i = 0; i < users_.size(); ++i) {
       const Instruction& in = program_.instructions[i];
       std::string value = users_[i] > 0 ? value_text(i) : std::string();
@@ -93,10 +104,9 @@ class Values {
       }
       values_.push_back(std::move(value));
     }
-    return text + fmt::format("    return {};\n", values_[result()]);
+    return text;
   }
 
- private:
   std::size_t result() const { return factors_ != nullptr ? factors_->result : users_.size() - 1; }
   int multiple(std::size_t i) const { return factors_ != nullptr ? factors_->multiple[i] : -1; }
   const Instruction& operand(std::size_t i) const {
@@ -162,11 +172,15 @@ class Values {
                          program_.buffers[static_cast<std::size_t>(in.buffer)]->name(),
                          fmt::join(operands, ", "));
     }
+    if (is_small_ && factors_->small_tanh[i]) {
+      return fmt::format("attn_small_tanh({}, room)", operands[0]);
+    }
     return expr::cuda_value(program_, in, operands, math_);
   }
 
   const Program& program_;
   const ScoreFactors* factors_;
+  bool is_small_;
   CudaMath math_;
   std::vector<bool> small_;
   std::vector<int> users_;  // 0: its value is not needed
@@ -318,6 +332,24 @@ std::string score_parameters(const Program& program) {
                      parameters(all, program), uses(program, Op::key) ? " step" : "");
 }
 
+// small_score, and the polynomial that it takes. A score that is a constant times a tanh is the dot
+// product times a polynomial of it, whose coefficients hold all constants.
+std::string small_score_text(const Program& scored, const ScoreFactors& factors) {
+  const bool is_tanh = factors.small_result >= 0;
+  const std::string polynomial =
+      is_tanh
+          ? fmt::format("  SmallTanh small_tanh;  // of multiple_{} * dot, times {:a} * log2(e)\n",
+                        factors.small_result, factors.after)
+          : "  static constexpr SmallTanh small_tanh = SmallTanhOf<ATTN_PRECISE_MATH>::kValue;\n";
+  return polynomial +
+         function("SmallScore", "small_score", score_parameters(scored),
+                  is_tanh
+                      ? "    int room = 0x7fffffff;\n"
+                        "    const float scale = fast::small_tanh_ratio(dot, small_tanh, room);\n"
+                        "    return {dot, scale, room};\n"
+                      : Values(scored, &factors, true).body());
+}
+
 std::string_view element(DType dtype) {
   switch (dtype) {
     case DType::bf16:
@@ -419,6 +451,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   for (std::size_t i = 0; i < factors.multiples.size(); ++i) {
     text += fmt::format("  float multiple_{};  // softmax_scale * {:a}\n", i, factors.multiples[i]);
   }
+  if (factors.has_small_tanh) text += small_score_text(scored, factors);
   text += '\n';
   text += mask_text(bounds);
   text += function("float", "score", score_parameters(scored), Values(scored, &factors).body());

@@ -26,6 +26,10 @@ namespace attn::cuda {
 //     // constant steps share more of the work.
 //     float score(float dot, int query, int key_first, int batch, int head, int seqlen_q,
 //                 int seqlen_k, int step = 0) const;
+//     // Only where score() takes tanh of a small multiple of the score: the score times log2(e)
+//     // with a polynomial instead, and how far that reaches (expr/fast.cuh).
+//     SmallTanh small_tanh;
+//     SmallScore small_score(/* as score */) const;
 //     Coverage classify(int query_min, int query_max, int key_min, int key_max, int batch,
 //                       int head_min, int head_max, int seqlen_q, int seqlen_k) const;
 //   };
@@ -45,11 +49,12 @@ namespace attn::cuda {
 std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
                               const expr::Bindings& bindings = {});
 
-// The bytes of that struct for tensors on a CUDA device (bound, or the buffers' own) and a
-// softmax_scale. Its size depends on neither. Throws Error(invalid_argument) for tensors that
-// cannot be read there.
+// The bytes of that struct for tensors on a CUDA device (bound, or the buffers' own), a
+// softmax_scale and the ATTN_PRECISE_MATH it is compiled with. Its size depends on none. Throws
+// Error(invalid_argument) for tensors that cannot be read there.
 std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
-                                        const expr::Bindings& bindings, double softmax_scale);
+                                        const expr::Bindings& bindings, double softmax_scale,
+                                        int precise_math = 2);
 
 // What print_expressions gives with `bindings` is what it gives without: a kernel compiled for the
 // declared tensors can read those bound.

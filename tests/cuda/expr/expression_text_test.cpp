@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numbers>
 
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
@@ -111,6 +112,33 @@ TEST(ExpressionText, ScoresAgreeWithEvaluation) {
       const double allowed =
           4 * std::abs(standard - expected) + 4e-6 * std::max(1.0, std::abs(expected));
       ASSERT_NEAR(got, expected, allowed) << describe(c, at);
+    }
+  }
+}
+
+// Polynomials of tanh: of a relative error of 2.3e-5 where all their arguments are at most 0.5.
+TEST(ExpressionText, SmallScoresAgreeWithEvaluation) {
+  test::RandomExpr random(13);
+  for (const Case& c : cases()) {
+    int good = 0;
+    for (int i = 0; i < 200; ++i) {
+      Point at = random_point(random);
+      at.score *= 4;
+      const test::SmallScore small = c.compiled.small_score(c.bytes.data(), at);
+      good += small.good ? 1 : 0;
+      if (!small.good) continue;
+      const double expected = evaluate<double>(c.expressions.score, at);
+      const double got = static_cast<double>(small.score) / std::numbers::log2e;
+      ASSERT_NEAR(got, expected, 2.4e-5 * std::abs(at.score) + 4e-6) << describe(c, at);
+    }
+    const std::string& name = c.expressions.name;
+    // Scores are spread over -36 to 36; up to 15 are small, up to 8 with a tanh(score / 16).
+    if (name == "softcap" || name == "softcap_bias") {
+      EXPECT_NEAR(good, 83, 20) << name;
+    } else if (name == "downward") {
+      EXPECT_NEAR(good, 44, 20);
+    } else if (name == "none" || name == "alibi") {
+      EXPECT_EQ(good, 0) << name;
     }
   }
 }
@@ -291,6 +319,40 @@ TEST(ExpressionText, ConstantsLeaveTheScore) {
   expect(exp(0x1p50F * (0x1p50F * s.score)),
          "attn_exp(attn_mul(0x1p+50f, attn_mul(dot, multiple_0)))", {0x1p50F}, "0x1p+0f");
   expect(to_float(s.query), "attn_position_to_float(query)", {}, "0x1p+0f");
+}
+
+TEST(ExpressionText, SmallArgumentsOfTanh) {
+  const auto& s = expr::symbols();
+  const auto text = [](const Expr& score) { return cuda::print_expressions({}, score); };
+  const auto has = [&](const Expr& score, const std::string& part) {
+    return text(score).find(part) != std::string::npos;
+  };
+  const auto is_small = [&](const Expr& score) { return has(score, " small_score("); };
+  EXPECT_TRUE(is_small(softcap(16)));
+  EXPECT_FALSE(is_small(softcap(15)));
+  EXPECT_TRUE(is_small(s.score * tanh(s.score / -20)));
+  EXPECT_FALSE(is_small(s.score));
+  EXPECT_FALSE(is_small({}));
+  EXPECT_FALSE(is_small(tanh((s.score + to_float(s.key)) / 30)));
+  EXPECT_FALSE(is_small(tanh(to_float(s.key))));
+  // A result that is a tanh needs two instructions, and all constants in the struct.
+  EXPECT_TRUE(has(softcap(30), "  SmallTanh small_tanh;")) << text(softcap(30));
+  EXPECT_TRUE(has(softcap(30),
+                  "    const float scale = fast::small_tanh_ratio(dot, small_tanh, room);\n"
+                  "    return {dot, scale, room};\n"))
+      << text(softcap(30));
+  EXPECT_EQ(cuda::pack_expressions({}, softcap(30), {}, 1).size(), 24U);
+  // All others put it into the expression.
+  const Expr biased = 2 * (tanh(s.score / 30) + tanh(s.score));
+  EXPECT_TRUE(has(biased,
+                  "    return {attn_add(attn_small_tanh(attn_mul(dot, multiple_0), room), "
+                  "attn_tanh(attn_mul(dot, multiple_1))), kScoreFactor * kLog2e, room};\n"))
+      << text(biased);
+  EXPECT_TRUE(
+      has(biased,
+          "  static constexpr SmallTanh small_tanh = SmallTanhOf<ATTN_PRECISE_MATH>::kValue;\n"));
+  EXPECT_EQ(cuda::pack_expressions({}, biased, {}, 1).size(), 8U);
+  EXPECT_TRUE(has(tanh(s.score / -30), "attn_small_tanh(attn_mul(dot, multiple_0), room)"));
 }
 
 TEST(ExpressionText, SaysWhatScoresLoad) {

@@ -32,6 +32,17 @@ constexpr Compiled kCalls{
       return E::kScoreFactor * from<E>(e).score(static_cast<float>(at.score), at.query, at.key - 3,
                                                 at.batch, at.head, at.seqlen_q, at.seqlen_k, 3);
     },
+    [](const std::byte* e, const expr::Point& at) -> SmallScore {
+      if constexpr (device::HasSmallScore<E>) {
+        const E expressions = from<E>(e);
+        const device::SmallScore s = expressions.small_score(
+            static_cast<float>(at.score), at.query, at.key - 3, at.batch, at.head, at.seqlen_q,
+            at.seqlen_k, 3);
+        const float least = expressions.small_tanh.least;
+        return {s.value * s.scale, s.room >= __builtin_bit_cast(int, least)};
+      }
+      return {};
+    },
     [](const std::byte* e, const expr::Tile& t) {
       return static_cast<int>(from<E>(e).classify(t.query_min, t.query_max, t.key_min, t.key_max,
                                                   t.batch, t.head_min, t.head_max, t.seqlen_q,

@@ -69,6 +69,21 @@ struct OnlineSoftmax {
     }
     return !__any_sync(~0u, top > __float_as_int(kLimit));
   }
+
+  // Adds the sums of P of a block, two of a row, to l, where P was computed from the references as
+  // they are. Returns what exponentiate does, from the sums: no P is larger, and NaN is found too.
+  __device__ __forceinline__ bool add(const float (&sum)[2][2]) {
+    // 32 P of 128 keys. One P as large is as good, in f16 too.
+    constexpr float kSumLimit = 32 * kLimit;
+    bool good = true;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float both = sum[i][0] + sum[i][1];
+      good = good && both <= kSumLimit;
+      l[i] += both;
+    }
+    return __all_sync(~0u, good);
+  }
 };
 
 }  // namespace attn::device

@@ -9,11 +9,12 @@ namespace attn::device {
 template <class C, class Expressions>
 struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   using Base = ForwardSm90Epilogue<C, Expressions>;
-  using Base::apply_score, Base::arrive, Base::barrier, Base::clear_tail, Base::ends_of;
+  using Base::arrive, Base::barrier, Base::clear_tail, Base::ends_of;
   using Base::consumer, Base::drop_elements, Base::exponent_scale, Base::give_turn;
   using Base::issue_pv, Base::issue_qk, Base::k_descriptor, Base::own_at;
   using Base::kStepsK;
-  using Base::pin_all, Base::q_descriptor, Base::q_slot, Base::shared, Base::softmax_raised;
+  using Base::pin_all, Base::q_descriptor, Base::q_slot, Base::shared;
+  using Base::softmax_kept, Base::softmax_raised;
   using Base::v_descriptor, Base::wait_turn;
   using typename Base::Blocks, typename Base::Consumer, typename Base::Element;
   using typename Base::KeyRing, typename Base::Layout, typename Base::Own, typename Base::RowEnds;
@@ -114,6 +115,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
     bool pending = false;  // there is such a block
     bool add = false;      // O holds earlier blocks of the tile
     bool k_ready = false;
+    bool large = false;  // a score of the tile was: further blocks are careful
     while (true) {
       const bool begins = !pending || !list.more();
       if (pending && begins) {
@@ -155,7 +157,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       pin(c.s);
       const int block = list.block();
       used = t.w.sequence.length_k - block * C::kBlockN;
-      const bool mixed = list.mixed(), careful = begins || mixed;
+      const bool mixed = list.mixed(), careful = begins || mixed || large;
       bool good = true;
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
       if (careful) {
@@ -166,8 +168,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
           factor[1] = alpha[1];
         }
       } else {
-        apply_score(c, t, block);
-        good = c.softmax.template exponentiate<false>(c.s, exponent_scale());
+        good = softmax_kept(c, t, block, large);
       }
       wgmma_wait<0>();
       pin(c.o);
@@ -194,6 +195,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       drop_elements(c, t, block);
       list.advance(*this, slot_now(c));
       if (pending && begins) finish(c, ended);
+      if constexpr (HasSmallScore<Expressions>) large = large && !begins;
       add = !begins;
       pending = true;
     }

@@ -155,6 +155,36 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     c.softmax.template exponentiate<true>(c.s, exponent_scale());
   }
 
+  // S <- P of a block that needs no mask, with the references as they are. Returns whether P is
+  // good, the same answer in the whole warp; `large` becomes whether it is not because some score
+  // is too large for Expressions::small_score.
+  __device__ __forceinline__ bool softmax_kept(Consumer& c, const Own& t, int block,
+                                               bool& large) const {
+    if constexpr (HasSmallScore<Expressions>) {
+      const Sequence& q = t.w.sequence;
+      float sum[2][2] = {};
+      int least = 0x7fffffff, even[2] = {};
+      for_each_score<!Expressions::kScoreLoads>(
+          c, t, block, [&](float& x, int i, int query, int head, int key, int step) {
+            const SmallScore y =
+                e.small_score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
+            x = exp2_approximate(fmaf(y.value, y.scale, -c.softmax.r[i]));
+            sum[i][step % 2] += x;
+            // Three are compared in one instruction.
+            if (step % 2 == 0) {
+              even[i] = y.room;
+            } else {
+              least = __vimin3_s32(least, even[i], y.room);
+            }
+          });
+      large = __any_sync(~0u, least < __float_as_int(e.small_tanh.least));
+      return c.softmax.add(sum) && !large;
+    } else {
+      apply_score(c, t, block);
+      return c.softmax.template exponentiate<false>(c.s, exponent_scale());
+    }
+  }
+
   // Sets the dropped elements of P to zero; l was summed before.
   __device__ __forceinline__ void drop_elements(Consumer& c, const Own& t, int block) const {
     if constexpr (C::kDropout) {
