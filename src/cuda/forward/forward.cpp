@@ -200,7 +200,8 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
     parameters.counter = work_counter(ordinal, context.stream);
   }
   std::vector<std::byte> expressions =
-      pack_expressions(problem.mask, score_expression(problem), inputs.buffers, problem.scale());
+      pack_expressions(problem.mask, score_expression(problem), inputs.buffers, problem.scale(),
+                       precise_math(config.dtype));
   const Kernels kernels = kernels_of(plan, config, facts, inputs, context);
   LaunchConfig launch;
   launch.grid[0] = static_cast<unsigned>(blocks_of(config, tiles, device.sm_count));

@@ -69,6 +69,10 @@ expr::Expr score_expression(const Problem& problem) {
   return problem.score;
 }
 
+int precise_math(DType dtype) noexcept {
+  return dtype == DType::f32 ? 2 : dtype == DType::f16 ? 1 : 0;
+}
+
 Source forward_source(const Problem& problem, const ForwardConfig& config,
                       const expr::Bindings& bindings) {
   Source source;
@@ -76,9 +80,7 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
   source.entry = "attn_forward";
   source.allowed_spill_bytes = config.allowed_spill_bytes;
   std::string& text = source.text;
-  // src/cuda/device/expr/fast.cuh: how short exp, tanh, ... of scores may be.
-  const int precise = config.dtype == DType::f32 ? 2 : config.dtype == DType::f16 ? 1 : 0;
-  text += fmt::format("#define ATTN_PRECISE_MATH {}\n", precise);
+  text += fmt::format("#define ATTN_PRECISE_MATH {}\n", precise_math(config.dtype));
   constexpr std::int64_t kShort = 1 << 20;
   if (std::max(problem.seqlen_q, problem.seqlen_k) <= kShort) {
     text += "#define ATTN_SHORT_SEQUENCES 1\n";

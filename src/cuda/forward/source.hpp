@@ -12,6 +12,9 @@ namespace attn::cuda {
 // largest Q K^T for the largest score; else empty.
 expr::Expr score_expression(const Problem& problem);
 
+// ATTN_PRECISE_MATH of its kernels (src/cuda/device/expr/fast.cuh).
+int precise_math(DType dtype) noexcept;
+
 Source forward_source(const Problem& problem, const ForwardConfig& config,
                       const expr::Bindings& bindings = {});
 // Classifies blocks of keys before a forward kernel with config.classified.

@@ -22,6 +22,9 @@ struct ExponentTerm {
   std::int32_t multiple = -1;  // q.k times that of `multiples`; else a product of what there is of
   std::int32_t row = -1;       // an instruction whose value a row's scores share
   std::int32_t value = -1;     // any instruction
+  // Above 0: value is tanh(c * score) with this c, factor is above 0, and no other tanh is of a
+  // small argument: a polynomial of q.k whose coefficients hold all constants.
+  double polynomial = 0;
 };
 struct ScoreFactors {
   std::vector<double> multiples;  // the c, each once
@@ -29,7 +32,11 @@ struct ScoreFactors {
   std::vector<std::int32_t> multiple;
   std::size_t result = 0;              // the instruction that device code returns
   float after = 1;                     // what that must be multiplied by
-  std::vector<ExponentTerm> exponent;  // the one with `multiple`, if any, is the last
+  std::vector<ExponentTerm> exponent;  // those with `multiple`, if any, come last
+  // For each instruction: it is the tanh of c * score, |c| at most 1 / 16, in the exponent, which
+  // may take a polynomial for it.
+  std::vector<bool> small_tanh;
+  bool has_small_tanh = false;
 };
 
 // Something is loaded for each score.

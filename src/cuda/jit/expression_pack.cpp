@@ -1,11 +1,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "attn/error.hpp"
 #include "core/expr/bindings.hpp"
+#include "cuda/device/expr/small_tanh.cuh"
 #include "cuda/jit/expression_buffers.hpp"
 #include "cuda/jit/expression_factors.hpp"
 #include "cuda/jit/expression_text.hpp"
@@ -40,6 +43,21 @@ BufferView view_of(const Tensor& tensor) {
         single ? 0 : tensor.strides[at] * static_cast<std::int64_t>(size_of(tensor.dtype));
   }
   return view;
+}
+
+// factor * tanh(multiple * dot) is dot times this polynomial of dot.
+device::SmallTanh small_tanh(double multiple, double factor, int precise_math) {
+  const device::SmallTanh tanh =
+      precise_math == 0 ? device::SmallTanhOf<0>::kValue : device::SmallTanhOf<1>::kValue;
+  const double scale = multiple * factor;
+  const double of_p = tanh.rest == 0 ? scale : std::sqrt(scale);  // p, or p^2
+  const device::SmallTanh scaled{static_cast<float>(tanh.first * of_p),
+                                 static_cast<float>(tanh.second * multiple * multiple * of_p),
+                                 static_cast<float>(tanh.rest * scale),
+                                 static_cast<float>(tanh.least * of_p)};
+  // softmax_scale may be negative, 0, or far from 1. Then no score is small.
+  if (scale > 0 && std::isnormal(scaled.first) && std::isnormal(scaled.second)) return scaled;
+  return {0, 0, 0, std::numeric_limits<float>::infinity()};
 }
 
 }  // namespace
@@ -86,22 +104,29 @@ bool last_is_contiguous(const Tensor& tensor) {
 }
 
 std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
-                                        const expr::Bindings& bindings, double softmax_scale) {
+                                        const expr::Bindings& bindings, double softmax_scale,
+                                        int precise_math) {
   const auto buffers = expression_buffers(mask, score);
   std::vector<BufferView> views;
   for (const auto& buffer : buffers) {
     views.push_back(view_of(expr::resolve(*buffer, bindings, DeviceType::cuda)));
   }
-  std::vector<float> multiples;
-  for (const double c : score_factors(score).multiples) {
-    multiples.push_back(static_cast<float>(softmax_scale * c));
+  const ScoreFactors factors = score_factors(score);
+  std::vector<float> numbers;
+  for (const double c : factors.multiples) {
+    numbers.push_back(static_cast<float>(softmax_scale * c));
   }
-  // Views, then multiples. The struct is aligned to 8 bytes, and never empty.
+  for (const ExponentTerm& term : factors.exponent) {
+    if (term.polynomial == 0) continue;
+    const auto tanh = small_tanh(softmax_scale * term.polynomial, term.factor, precise_math);
+    numbers.insert(numbers.end(), {tanh.first, tanh.second, tanh.rest, tanh.least});
+  }
+  // Views, then numbers. The struct is aligned to 8 bytes, and never empty.
   const std::size_t of_views = views.size() * sizeof(BufferView);
-  const std::size_t of_multiples = multiples.size() * sizeof(float);
-  std::vector<std::byte> bytes((std::max<std::size_t>(of_views + of_multiples, 1) + 7) / 8 * 8);
+  const std::size_t of_numbers = numbers.size() * sizeof(float);
+  std::vector<std::byte> bytes((std::max<std::size_t>(of_views + of_numbers, 1) + 7) / 8 * 8);
   if (of_views > 0) std::memcpy(bytes.data(), views.data(), of_views);
-  if (of_multiples > 0) std::memcpy(bytes.data() + of_views, multiples.data(), of_multiples);
+  if (of_numbers > 0) std::memcpy(bytes.data() + of_views, numbers.data(), of_numbers);
   return bytes;
 }
 

@@ -56,11 +56,13 @@ struct Linear {
 };
 
 // Prints what `results`, instructions of a program, are made of; `factors` of a score's, null for a
-// mask's.
+// mask's. is_small: with polynomials for the tanh of small arguments.
 class Values {
  public:
-  Values(const Program& program, const ScoreFactors* factors, std::vector<std::size_t> results)
+  Values(const Program& program, const ScoreFactors* factors,
+         const std::vector<std::size_t>& results, bool is_small = false)
       : program_(program),
+        is_small_(is_small),
         factors_(factors),
         math_(factors == nullptr ? CudaMath::exact : CudaMath::fast),
         small_(small_in_short_sequences(program)),
@@ -158,10 +160,14 @@ class Values {
                          program_.buffers[static_cast<std::size_t>(in.buffer)]->name(),
                          fmt::join(operands, ", "));
     }
+    if (is_small_ && factors_->small_tanh[i]) {
+      return fmt::format("attn_small_tanh({}, room)", operands[0]);
+    }
     return expr::cuda_value(program_, in, operands, math_);
   }
 
   const Program& program_;
+  bool is_small_;
   const ScoreFactors* factors_;
   CudaMath math_;
   std::vector<bool> small_;
@@ -322,6 +328,17 @@ std::string score_parameters(const Program& program) {
                      parameters(all, program), uses(program, Op::key) ? " step" : "");
 }
 
+// The polynomial of exponent(), where it has one.
+std::string small_tanh_text(const ScoreFactors& factors) {
+  if (!factors.has_small_tanh) return {};
+  for (const ExponentTerm& term : factors.exponent) {
+    if (term.polynomial == 0) continue;
+    return fmt::format("  SmallTanh small_tanh;  // of softmax_scale * {:a} * dot, times {:a}\n",
+                       term.polynomial, term.factor);
+  }
+  return "  static constexpr SmallTanh small_tanh = SmallTanhOf<ATTN_PRECISE_MATH>::kValue;\n";
+}
+
 bool depends_on_query(const Program& program, std::size_t i) {
   const Instruction& in = program.instructions[i];
   return in.op == Op::query || std::any_of(in.args, in.args + in.num_args, [&](std::int32_t a) {
@@ -334,9 +351,11 @@ std::string exponent_text(const Program& score, const ScoreFactors& factors) {
   std::vector<std::size_t> of_row, of_element;
   for (const ExponentTerm& term : factors.exponent) {
     if (term.row >= 0) of_row.push_back(static_cast<std::size_t>(term.row));
-    if (term.value >= 0) of_element.push_back(static_cast<std::size_t>(term.value));
+    if (term.value >= 0 && term.polynomial == 0) {
+      of_element.push_back(static_cast<std::size_t>(term.value));
+    }
   }
-  Values row(score, &factors, of_row), element(score, &factors, of_element);
+  Values row(score, &factors, of_row), element(score, &factors, of_element, true);
   std::string row_body = row.statements(), body = element.statements();
   std::size_t count = 0;
   for (const ExponentTerm& term : factors.exponent) {
@@ -346,10 +365,14 @@ std::string exponent_text(const Program& score, const ScoreFactors& factors) {
       row_body += fmt::format("    shared.value[{}] = attn_mul({}, {});\n", count, value, a);
       a = fmt::format("shared.value[{}]", count++);
     }
-    if (term.value >= 0) b = element.value(static_cast<std::size_t>(term.value));
-    if (term.multiple >= 0) {
+    if (term.polynomial > 0) {
+      a = "dot";
+      b = "small_tanh_ratio(dot, small_tanh, room)";
+    } else if (term.multiple >= 0) {
       a = "dot";
       b = fmt::format("multiple_{}", term.multiple);
+    } else if (term.value >= 0) {
+      b = element.value(static_cast<std::size_t>(term.value));
     }
     body += b.empty() ? fmt::format("    sum = attn_add({}, sum);\n", a)
                       : fmt::format("    sum = attn_fma({}, {}, sum);\n", a, b);
@@ -364,9 +387,10 @@ std::string exponent_text(const Program& score, const ScoreFactors& factors) {
         function("void", "share_row", "RowShared& shared, " + parameters(kRow, score), row_body);
   }
   if (factors.exponent.empty()) return text;
-  return text + function("float", "exponent",
-                         "const RowShared& shared, float sum, " + score_parameters(score),
-                         body + "    return sum;\n");
+  return text +
+         function("float", "exponent",
+                  "const RowShared& shared, float sum, int& room, " + score_parameters(score),
+                  body + "    return sum;\n");
 }
 
 std::string_view element(DType dtype) {
@@ -464,6 +488,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   text += fmt::format("  static constexpr bool kHasScore = {};\n", !score.empty());
   text += fmt::format("  static constexpr bool kScoreLoads = {};\n", loads_elements(scored));
   text += fmt::format("  static constexpr bool kHasExponent = {};\n", !factors.exponent.empty());
+  text += fmt::format("  static constexpr bool kHasSmallTanh = {};\n", factors.has_small_tanh);
   text += fmt::format("  static constexpr float kScoreFactor = {:a}f;\n", factors.after);
   for (const auto& buffer : buffers) {
     text += buffer_text(*buffer, described(*buffer, bindings), readers_of(*buffer, masked, scored));
@@ -471,7 +496,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   for (std::size_t i = 0; i < factors.multiples.size(); ++i) {
     text += fmt::format("  float multiple_{};  // softmax_scale * {:a}\n", i, factors.multiples[i]);
   }
-  text += '\n';
+  text += small_tanh_text(factors) + '\n';
   text += mask_text(bounds);
   text += function("float", "score", score_parameters(scored),
                    value_body(scored, &factors, factors.result));

@@ -26,16 +26,20 @@ namespace attn::cuda {
 //     // constant steps share more of the work.
 //     float score(float dot, int query, int key_first, int batch, int head, int seqlen_q,
 //                 int seqlen_k, int step = 0) const;
-//     // Where kHasExponent: log2(e) times the score, plus addend, a few instructions shorter than
-//     from
+//     // Where kHasExponent: log2(e) times the score, plus addend, in fewer instructions than from
 //     // score(). share_row, where kCount > 0, gives what scores of a row have in common, whatever
-//     // the query unless kRowSharesQuery.
-//     static constexpr bool kHasExponent, kRowSharesQuery;
+//     // the query unless kRowSharesQuery. Where kHasSmallTanh the result is right, or NaN, if
+//     `room`,
+//     // which becomes the lesser of itself and what arguments of tanh leave, is at least the bits
+//     // of small_tanh.least (expr/fast.cuh); other expressions leave it alone.
+//     static constexpr bool kHasExponent, kRowSharesQuery, kHasSmallTanh;
+//     SmallTanh small_tanh;
 //     struct RowShared { static constexpr int kCount; float value[kCount]; };
 //     void share_row(RowShared& shared, int query, int batch, int head, int seqlen_q,
 //                    int seqlen_k) const;
-//     float exponent(const RowShared& shared, float addend, float dot, int query, int key_first,
-//                    int batch, int head, int seqlen_q, int seqlen_k, int step = 0) const;
+//     float exponent(const RowShared& shared, float addend, int& room, float dot, int query,
+//                    int key_first, int batch, int head, int seqlen_q, int seqlen_k,
+//                    int step = 0) const;
 //     Coverage classify(int query_min, int query_max, int key_min, int key_max, int batch,
 //                       int head_min, int head_max, int seqlen_q, int seqlen_k) const;
 //   };
@@ -55,11 +59,12 @@ namespace attn::cuda {
 std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
                               const expr::Bindings& bindings = {});
 
-// The bytes of that struct for tensors on a CUDA device (bound, or the buffers' own) and a
-// softmax_scale. Its size depends on neither. Throws Error(invalid_argument) for tensors that
-// cannot be read there.
+// The bytes of that struct for tensors on a CUDA device (bound, or the buffers' own), a
+// softmax_scale and the ATTN_PRECISE_MATH it is compiled with. Its size depends on none. Throws
+// Error(invalid_argument) for tensors that cannot be read there.
 std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
-                                        const expr::Bindings& bindings, double softmax_scale);
+                                        const expr::Bindings& bindings, double softmax_scale,
+                                        int precise_math = 2);
 
 // What print_expressions gives with `bindings` is what it gives without: a kernel compiled for the
 // declared tensors can read those bound.

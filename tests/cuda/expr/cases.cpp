@@ -82,9 +82,11 @@ std::vector<DeviceExpressions> device_expressions() {
       // Products that wrap, to both ends of int32.
       {"wrapped", s.key < s.query * 715827883 && s.query * -715827883 < s.key, {}, t},
       {"softcap", causal(), 30 * tanh(s.score / 30), t},
+      {"softcap_bias", {}, 30 * tanh(s.score / 30) + bias({s.head, s.query, s.key}), t},
       {"alibi", causal(), s.score - slope[s.head] * to_float(abs(distance)), t},
       {"bias", distance >= 0, s.score + bias({s.head, s.query, s.key}), t},
       {"sinks", s.key < 4 || (distance >= 0 && distance < 9), softcap(3), t},
+      {"downward", {}, 20 * tanh(-s.score / 20) * tanh(s.score / 16) - tanh(s.score), t},
       {"divided", s.query / 4 == s.key / 4 && s.key % 3 != s.head % 2, s.score * 0.5, t}};
   for (std::uint32_t i = 0; i < kMasks; ++i) {
     auto random = std::make_shared<RandomExpr>(i + 1);

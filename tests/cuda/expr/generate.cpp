@@ -32,18 +32,24 @@ constexpr Compiled kCalls{
       return E::kScoreFactor * from<E>(e).score(static_cast<float>(at.score), at.query, at.key - 3,
                                                 at.batch, at.head, at.seqlen_q, at.seqlen_k, 3);
     },
-    [](const std::byte* e, const expr::Point& at, float addend) {
-      if constexpr (!E::kHasExponent) {
-        return __builtin_nanf("");
-      } else {
+    [](const std::byte* e, const expr::Point& at, float addend) -> Exponent {
+      if constexpr (E::kHasExponent) {
         const E expressions = from<E>(e);
         typename E::RowShared shared;
         if constexpr (E::RowShared::kCount > 0) {
           expressions.share_row(shared, at.query, at.batch, at.head, at.seqlen_q, at.seqlen_k);
         }
-        return expressions.exponent(shared, addend, static_cast<float>(at.score), at.query,
-                                    at.key - 3, at.batch, at.head, at.seqlen_q, at.seqlen_k, 3);
+        int room = 0x7fffffff, least = 0;
+        const float y = expressions.exponent(shared, addend, room, static_cast<float>(at.score),
+                                             at.query, at.key - 3, at.batch, at.head, at.seqlen_q,
+                                             at.seqlen_k, 3);
+        if constexpr (E::kHasSmallTanh) {
+          const float end = expressions.small_tanh.least;
+          least = __builtin_bit_cast(int, end);
+        }
+        return {y, true, room >= least};
       }
+      return {};
     },
     [](const std::byte* e, const expr::Tile& t) {
       return static_cast<int>(from<E>(e).classify(t.query_min, t.query_max, t.key_min, t.key_max,

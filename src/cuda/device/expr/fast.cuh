@@ -12,7 +12,8 @@
 // 2 suits float32 problems, 1 all 16-bit ones: at softcap(30) its scores err by 6e-6. 0 errs by a
 // quarter of what rounding the scores to bf16 does, but by more than rounding them to fp16. The
 // MUFU pipe gives 16 results a cycle, an eighth of the FMA pipe, and softmax already needs it once
-// for each score.
+// for each score. So where an argument of tanh is mostly small, a score's exponent has a polynomial
+// instead (small_tanh.cuh), for kernels that can go back to the score.
 #pragma once
 
 #ifndef ATTN_PRECISE_MATH
@@ -20,6 +21,7 @@
 #endif
 
 #include "expr/exact.cuh"
+#include "expr/small_tanh.cuh"
 
 namespace attn::device {
 namespace mufu {
@@ -111,6 +113,25 @@ __device__ __forceinline__ float attn_tanh(float a) {
   return attn_abs(a) < kSmall ? small : large;
 #endif
 #endif
+}
+
+// tanh(x) / x where |x| is small, times what `tanh` was multiplied by. `room` becomes the lesser of
+// itself and the bits of p as an integer: below those of tanh.least where |x| is too large. Of NaN
+// they are above all, and the result is NaN.
+template <int kPreciseMath = ATTN_PRECISE_MATH>
+__device__ __forceinline__ float small_tanh_ratio(float x, SmallTanh tanh, int& room) {
+  const float p = x * tanh.second * x + tanh.first;
+  room = attn_min(room, __builtin_bit_cast(int, p));
+  if constexpr (kPreciseMath == 0) {
+    return p;
+  } else {
+    return p * p + tanh.rest;
+  }
+}
+template <int kPreciseMath = ATTN_PRECISE_MATH>
+__device__ __forceinline__ float attn_small_tanh(float x, int& room) {
+  constexpr SmallTanh kTanh = SmallTanhOf<kPreciseMath>::kValue;
+  return x * small_tanh_ratio<kPreciseMath>(x, kTanh, room);
 }
 
 }  // namespace fast

@@ -1,7 +1,7 @@
 // Online softmax over blocks of keys (FlashAttention-2, algorithm 1) in base 2: P = 2^(c s - r), r
-// the reference of a row. It is the row's maximum when it is set, and stays while scores exceed it
-// by less than log2(kLimit): P then goes up to kLimit, which costs nothing in floating point, while
-// O is multiplied only when the reference moves, and no maximum need be known before the
+// the reference of a row. It is the row's maximum when it is set, and stays while the P of a block
+// that a thread has in a row add up to no more than kLimit: that costs nothing in floating point,
+// while O is multiplied only when the reference moves, and no maximum need be known before the
 // exponentials.
 #pragma once
 
@@ -20,7 +20,9 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // Two rows of a thread (tile/accumulator.cuh).
 struct OnlineSoftmax {
-  static constexpr float kLimit = 256;
+  // 256 for each of the 32 keys of 128 that a thread has in a row. A single P of this size is good
+  // too: f16 ends at 65504.
+  static constexpr float kLimit = 8192;
 
   float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
   float l[2] = {0, 0};                                // sum of P over this thread's columns
@@ -47,7 +49,7 @@ struct OnlineSoftmax {
   // of no use. kMasked: scores may be -inf, also all of a row.
   template <bool kMasked, int kCount, class Exponent>
   __device__ __forceinline__ bool exponentiate(float (&s)[kCount], Exponent exponent) {
-    int top = 0;
+    bool good = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float offset = kMasked && r[i] == minus_infinity() ? 0.f : -r[i];
@@ -57,18 +59,15 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int column = 0; column < 2; ++column) {
           float& x = s[4 * j + 2 * i + column];
-          const float e = exponent(x, offset, i, 2 * j + column);
-          x = exp2_approximate(e);
+          x = exp2_approximate(exponent(x, offset, i, 2 * j + column));
           sum[column] += x;
         }
-        // Bits of non-negative floats are ordered as integers are, NaN above all; three of those
-        // are compared in one instruction.
-        top = __vimax3_s32(top, __float_as_int(s[4 * j + 2 * i]),
-                           __float_as_int(s[4 * j + 2 * i + 1]));
       }
-      l[i] += sum[0] + sum[1];
+      const float both = sum[0] + sum[1];
+      good = good && both <= kLimit;  // not so of NaN
+      l[i] += both;
     }
-    return !__any_sync(~0u, top > __float_as_int(kLimit));
+    return __all_sync(~0u, good);
   }
 };
 

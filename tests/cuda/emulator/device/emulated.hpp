@@ -40,6 +40,7 @@ inline unsigned __float_as_uint(float x) { return attn_bits<unsigned>(x); }
 inline float __int_as_float(int x) { return attn_bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return attn_bits<float>(x); }
 inline int __vimax3_s32(int a, int b, int c) { return std::max(a, std::max(b, c)); }
+inline int __vimin3_s32(int a, int b, int c) { return std::min(a, std::min(b, c)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
@@ -84,5 +85,6 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   return bits;
 }
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+inline bool __all_sync(unsigned mask, bool vote) { return !__any_sync(mask, !vote); }
 inline void __syncwarp() { __ballot_sync(~0u, false); }
 inline void __syncthreads() { attn::emulator::barrier(0, blockDim.x, true); }

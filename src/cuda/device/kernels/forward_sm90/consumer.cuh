@@ -115,6 +115,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
     bool pending = false;  // there is such a block
     bool add = false;      // O holds earlier blocks of the tile
     bool k_ready = false;
+    bool large = false;  // a score of the tile was: further blocks are careful
     while (true) {
       const bool begins = !pending || !list.more();
       if (pending && begins) {
@@ -157,7 +158,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       pin(c.s);
       const int block = list.block();
       used = t.w.sequence.length_k - block * C::kBlockN;
-      const bool mixed = list.mixed(), careful = begins || mixed;
+      const bool mixed = list.mixed(), careful = begins || mixed || large;
       bool good = true;
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
       if (careful) {
@@ -168,7 +169,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
           factor[1] = alpha[1];
         }
       } else {
-        good = softmax_kept(c, t, shared_by, block);
+        good = softmax_kept(c, t, shared_by, block, large);
       }
       wgmma_wait<0>();
       pin(c.o);
@@ -195,6 +196,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       drop_elements(c, t, block);
       list.advance(*this, slot_now(c));
       if (pending && begins) finish(c, ended);
+      if constexpr (Expressions::kHasSmallTanh) large = large && !begins;
       add = !begins;
       pending = true;
     }

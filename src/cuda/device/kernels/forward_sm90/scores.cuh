@@ -165,23 +165,43 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       return shared_by;
     }
   }
-  // S <- P with the references there are. Whether they are still good.
+  // S <- P of a block that needs no mask, with the references as they are. Returns whether P is
+  // good, the same answer in the whole warp; `large` becomes whether it is not because some score
+  // is too large for the polynomial of a tanh.
   __device__ __forceinline__ bool softmax_kept(Consumer& c, const Own& t,
-                                               const RowsShared& shared_by, int block) const {
-    const float scale = exponent_scale();
-    const auto scaled = [&](float x, float offset, int, int) { return fmaf(x, scale, offset); };
+                                               const RowsShared& shared_by, int block,
+                                               bool& large) const {
     if constexpr (Expressions::kHasExponent) {
       const Sequence& q = t.w.sequence;
       const int key = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
-      return c.softmax.template exponentiate<false>(c.s, [&](float x, float offset, int i, int j) {
+      int least = 0x7fffffff, even = 0;
+      const auto exponent = [&](float x, float offset, int i, int j) {
         const int row = t.row + 8 * i;
         const int head = kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head;
-        return e.exponent(shared_by.row[RowsShared::kRows == 2 ? i : 0], offset, x, row / kGroup,
-                          key, q.batch, head, q.length_q, q.length_k, j / 2 * 8 + j % 2);
-      });
+        int room = 0x7fffffff;
+        const float y =
+            e.exponent(shared_by.row[RowsShared::kRows == 2 ? i : 0], offset, room, x, row / kGroup,
+                       key, q.batch, head, q.length_q, q.length_k, j / 2 * 8 + j % 2);
+        if constexpr (Expressions::kHasSmallTanh) {
+          // Three are compared in one instruction.
+          if (j % 2 == 0) {
+            even = room;
+          } else {
+            least = __vimin3_s32(least, even, room);
+          }
+        }
+        return y;
+      };
+      const bool good = c.softmax.template exponentiate<false>(c.s, exponent);
+      if constexpr (Expressions::kHasSmallTanh) {
+        large = __any_sync(~0u, least < __float_as_int(e.small_tanh.least));
+      }
+      return good && !large;
     } else {
       apply_score(c, t, block);
-      return c.softmax.template exponentiate<false>(c.s, scaled);
+      const float scale = exponent_scale();
+      return c.softmax.template exponentiate<false>(
+          c.s, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
     }
   }
 
