@@ -47,6 +47,8 @@ bool holds(Condition condition, const Problem& problem) {
       return problem.head_dim_v <= 128;
     case Condition::few_keys:
       return problem.seqlen_k <= 576;
+    case Condition::few_masked_keys:
+      return problem.seqlen_k <= 576 && !problem.mask.empty();
     default:
       return true;
   }

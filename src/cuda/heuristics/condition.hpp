@@ -21,6 +21,8 @@ enum class Condition : std::uint8_t {
   narrow_values,
   // So few keys that the last block counts: up to 576, nine blocks of 64.
   few_keys,
+  // As few, under a mask: tiles of a few blocks.
+  few_masked_keys,
 };
 
 // problem is complete and valid.

@@ -61,20 +61,12 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   }
   // The end of the tile before the one begun last. O goes to memory through the place of its Q
   // where the next tile's has another; the place is given back then.
-  __device__ __forceinline__ int place_before(const Consumer& c) const {
-    return consumer * C::kStagesQ + QueryRing::stage(c.queries() - 1);
-  }
-  __device__ __forceinline__ unsigned staging(const Consumer& c) const {
-    return shared + static_cast<unsigned>(Layout::kQAt + place_before(c) * Layout::kQ);
-  }
-  __device__ __forceinline__ void finish_staged(Consumer& c, const RowEnds& ends) const {
-    this->write_staged(slot_before(c), ends.lse, staging(c));
-    arrive(Layout::kEmptyQ, place_before(c));
-  }
   __device__ __forceinline__ void finish(Consumer& c, const RowEnds& ends) const {
     if constexpr (Base::kCanStage) {
-      this->stage(c, slot_before(c), ends.factor, staging(c));
-      finish_staged(c, ends);
+      const int place = consumer * C::kStagesQ + QueryRing::stage(c.queries() - 1);
+      this->write_staged(c, slot_before(c), ends,
+                         shared + static_cast<unsigned>(Layout::kQAt + place * Layout::kQ));
+      arrive(Layout::kEmptyQ, place);
     } else {
       this->write(c, slot_before(c), ends);
     }
@@ -162,12 +154,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       bool good = true;
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
       if (careful) {
-        float alpha[2];
-        softmax_raised(c, t, block, mixed, alpha);
-        if (!begins) {
-          factor[0] = alpha[0];
-          factor[1] = alpha[1];
-        }
+        softmax_raised(c, t, block, mixed, factor);
       } else {
         good = softmax_kept(c, t, shared_by, block, large);
       }

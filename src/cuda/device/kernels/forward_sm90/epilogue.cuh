@@ -114,7 +114,7 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
   }
 
   // The same through `staging`, the place of the tile's Q, where each warp uses the rows that were
-  // its own: stage, then write_staged, which reads no accumulator.
+  // its own. When it returns the place may be overwritten.
   static constexpr bool kCanStage =
       C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
   // Whole boxes of rows then go to memory, unless rows of a box may belong to another sequence or
@@ -124,13 +124,10 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
   static __device__ __forceinline__ int warp_row() {
     return static_cast<int>(threadIdx.x % 128 / 32) * 16;
   }
-  __device__ __forceinline__ void stage(Consumer& c, int slot, const float (&factor)[2],
-                                        unsigned staging) const {
-    if constexpr (C::kUsedQ) clear_unused_rows(c, own_at(slot));
-    stage_rows<Element, C::kHeadDimV>(c.o, factor, staging, kStagedPanel, warp_row());
-  }
-  __device__ __forceinline__ void write_staged(int slot, const float (&lse)[2],
+  __device__ __forceinline__ void write_staged(Consumer& c, int slot, const RowEnds& ends,
                                                unsigned staging) const {
+    if constexpr (C::kUsedQ) clear_unused_rows(c, own_at(slot));
+    stage_rows<Element, C::kHeadDimV>(c.o, ends.factor, staging, kStagedPanel, warp_row());
     const Own t = own_at(slot);
     if constexpr (kStoresBoxes) {
       fence_proxy_async();
@@ -144,18 +141,18 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
         }
         bulk_commit();
       }
-      write_lse(t, lse);
+      write_lse(t, ends.lse);
       if (elect_one()) bulk_wait_read();
-      give_back(slot);
-      return;
+    } else {
+      write_lse(t, ends.lse);
+      const Own first{t.w, t.row - static_cast<int>(threadIdx.x % 32 / 4), true};
+      char* const o = row_address(first, row_of(first, 0));
+      copy_staged_rows<C::kHeadDimV>(staging, kStagedPanel, warp_row(), [&](int row) {
+        const Row r = row_of({first.w, first.row + row, true}, 0);
+        return RowPlace{kGroup > 1 ? row_address(first, r) : o + 2 * row * p.o_strides.row,
+                        r.exists};
+      });
     }
-    write_lse(t, lse);
-    const Own first{t.w, t.row - static_cast<int>(threadIdx.x % 32 / 4), true};
-    char* const o = row_address(first, row_of(first, 0));
-    copy_staged_rows<C::kHeadDimV>(staging, kStagedPanel, warp_row(), [&](int row) {
-      const Row r = row_of({first.w, first.row + row, true}, 0);
-      return RowPlace{kGroup > 1 ? row_address(first, r) : o + 2 * row * p.o_strides.row, r.exists};
-    });
     give_back(slot);
   }
 };
