@@ -196,8 +196,8 @@ ScoreFactors score_factors(const expr::Expr& e) {
   if (!loads_elements(score)) {
     Terms(score, of_score, factors).append(count - 1, std::numbers::log2e);
     // What waits for the product comes last.
-    std::ranges::stable_partition(factors.exponent,
-                                  [](const ExponentTerm& term) { return term.multiple < 0; });
+    std::stable_partition(factors.exponent.begin(), factors.exponent.end(),
+                          [](const ExponentTerm& term) { return term.multiple < 0; });
     find_small_tanh(score, of_score, needed, factors);
   }
   return factors;

@@ -13,172 +13,26 @@
 #include "cuda/jit/expression_buffers.hpp"
 #include "cuda/jit/expression_factors.hpp"
 #include "cuda/jit/expression_range.hpp"
+#include "cuda/jit/expression_values.hpp"
 #include "cuda/jit/mask_bounds.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using expr::CudaMath;
 using expr::Expr;
 using expr::Instruction;
 using expr::Op;
 using expr::Program;
 using expr::Type;
 
-// A value longer than this gets a name, as one that is used twice: the text stays readable, and
-// its nesting far from what a compiler takes.
-constexpr std::size_t kLongestValue = 120;
-
-bool is_leaf(const Instruction& in) { return in.num_args == 0; }
 bool uses(const Program& program, Op symbol) {
   return std::any_of(program.instructions.begin(), program.instructions.end(),
                      [&](const Instruction& in) { return in.op == symbol; });
 }
 
-std::vector<std::string> operands_of(const Instruction& in,
-                                     const std::vector<std::string>& values) {
-  std::vector<std::string> operands;
-  for (int a = 0; a < in.num_args; ++a) {
-    operands.push_back(values[static_cast<std::size_t>(in.args[a])]);
-  }
-  return operands;
-}
-
-// A load that many scores share.
-bool is_shared(const Instruction& in) {
-  return in.op == Op::load && in.dependence != expr::Dependence::full;
-}
-
-// The int32 `text` + coefficient * step, where a score's key is key_first + step.
-struct Linear {
-  std::string text;  // empty: not of this form
-  int coefficient = 0;
-};
-
-// Prints what `results`, instructions of a program, are made of; `factors` of a score's, null for a
-// mask's. is_small: with polynomials for the tanh of small arguments.
-class Values {
- public:
-  Values(const Program& program, const ScoreFactors* factors,
-         const std::vector<std::size_t>& results, bool is_small = false)
-      : program_(program),
-        is_small_(is_small),
-        factors_(factors),
-        math_(factors == nullptr ? CudaMath::exact : CudaMath::fast),
-        small_(small_in_short_sequences(program)),
-        users_(program.instructions.size()) {
-    for (std::size_t i = 0; i < users_.size(); ++i) linear_.push_back(linear(i));
-    for (const std::size_t i : results) users_[i] = 1;
-    for (std::size_t i = users_.size(); i-- > 0;) {
-      if (users_[i] == 0) continue;
-      for (const std::size_t a : read_by(i)) ++users_[a];
-    }
-  }
-
-  // Statements that name what value() refers to.
-  std::string statements() {
-    std::string text =
-        fmt::format("    using namespace {};\n", math_ == CudaMath::exact ? "exact" : "fast");
-    for (std::size_t i = 0; i < users_.size(); ++i) {
-      const Instruction& in = program_.instructions[i];
-      std::string value = users_[i] > 0 ? value_text(i) : std::string();
-      const bool steps = factors_ != nullptr && in.op == Op::key && users_[i] > 0;
-      if (steps || (!is_leaf(in) && (users_[i] > 1 || value.size() > kLongestValue))) {
-        const std::string name = steps ? "key" : fmt::format("v{}", i);
-        text += fmt::format("    const {} {} = {};\n", expr::cuda_type(in.type), name, value);
-        value = name;
-      }
-      values_.push_back(std::move(value));
-    }
-    return text;
-  }
-  // After statements().
-  const std::string& value(std::size_t i) const { return values_[i]; }
-
- private:
-  int multiple(std::size_t i) const { return factors_ != nullptr ? factors_->multiple[i] : -1; }
-  const Instruction& operand(std::size_t i) const {
-    return program_.instructions[static_cast<std::size_t>(program_.instructions[i].args[0])];
-  }
-
-  // Instructions whose values the text of this one contains.
-  std::vector<std::size_t> read_by(std::size_t i) const {
-    const Instruction& in = program_.instructions[i];
-    if (multiple(i) >= 0 || !stepped(i).empty()) return {};
-    return {in.args, in.args + in.num_args};
-  }
-
-  // Sums and differences of positions and lengths that are small. The range of the key holds
-  // key_first too, so `text` is as small.
-  Linear linear(std::size_t i) const {
-    const Instruction& in = program_.instructions[i];
-    if (factors_ == nullptr || !small_[i]) return {};
-    if (in.op == Op::key) return {"key_first", 1};
-    if (is_leaf(in)) return {expr::cuda_value(program_, in, {}, math_), 0};
-    if (in.op != Op::add && in.op != Op::sub) return {};
-    const Linear& a = linear_[static_cast<std::size_t>(in.args[0])];
-    const Linear& b = linear_[static_cast<std::size_t>(in.args[1])];
-    if (a.text.empty() || b.text.empty()) return {};
-    Linear sum{position_text(in.op, a.text, b.text),
-               in.op == Op::add ? a.coefficient + b.coefficient : a.coefficient - b.coefficient};
-    return sum.text.size() > kLongestValue ? Linear{} : sum;
-  }
-  static std::string position_text(Op op, std::string_view a, std::string_view b) {
-    return fmt::format("attn_position_{}({}, {})", expr::cuda_word(op), a, b);
-  }
-
-  // The conversion of a linear int32, or of its absolute value, that the step is in: integers of
-  // 22 bits are exact as float32, so the step is added there. For the scores of a row that are
-  // steps apart that is one addition of a constant each. Empty: i is no such conversion.
-  std::string stepped(std::size_t i) const {
-    if (program_.instructions[i].op != Op::to_float) return {};
-    const auto converted = static_cast<std::size_t>(program_.instructions[i].args[0]);
-    const bool is_abs = operand(i).op == Op::abs && small_[converted];
-    const Linear& x = linear_[is_abs ? static_cast<std::size_t>(operand(i).args[0]) : converted];
-    if (x.coefficient == 0) return {};
-    const std::string value =
-        fmt::format("attn_position_to_float({}, {} * step)", x.text, x.coefficient);
-    return is_abs ? fmt::format("attn_abs({})", value) : value;
-  }
-
-  // As cuda_value, in the words of the struct.
-  std::string value_text(std::size_t i) const {
-    const Instruction& in = program_.instructions[i];
-    if (multiple(i) >= 0) return fmt::format("attn_mul(dot, multiple_{})", multiple(i));
-    if (in.op == Op::score) return "dot";
-    if (factors_ != nullptr && in.op == Op::key) return "key_first + step";
-    if (std::string value = stepped(i); !value.empty()) return value;
-    const std::vector<std::string> operands = operands_of(in, values_);
-    if ((in.op == Op::add || in.op == Op::sub) && small_[i]) {
-      return position_text(in.op, operands[0], operands[1]);
-    }
-    if (in.op == Op::to_float && small_[static_cast<std::size_t>(in.args[0])]) {
-      return fmt::format("attn_position_to_float({})", operands[0]);
-    }
-    if (is_shared(in)) {
-      return fmt::format("attn_share_{}({})",
-                         program_.buffers[static_cast<std::size_t>(in.buffer)]->name(),
-                         fmt::join(operands, ", "));
-    }
-    if (is_small_ && factors_->small_tanh[i]) {
-      return fmt::format("attn_small_tanh({}, room)", operands[0]);
-    }
-    return expr::cuda_value(program_, in, operands, math_);
-  }
-
-  const Program& program_;
-  bool is_small_;
-  const ScoreFactors* factors_;
-  CudaMath math_;
-  std::vector<bool> small_;
-  std::vector<int> users_;  // 0: its value is not needed
-  std::vector<Linear> linear_;
-  std::vector<std::string> values_;
-};
-
 // Statements that compute instruction `result` and return it.
 std::string value_body(const Program& program, const ScoreFactors* factors, std::size_t result) {
-  Values values(program, factors, {result});
+  ExpressionValues values(program, factors, {result});
   std::string text = values.statements();
   return text + fmt::format("    return {};\n", values.value(result));
 }
@@ -355,7 +209,7 @@ std::string exponent_text(const Program& score, const ScoreFactors& factors) {
       of_element.push_back(static_cast<std::size_t>(term.value));
     }
   }
-  Values row(score, &factors, of_row), element(score, &factors, of_element, true);
+  ExpressionValues row(score, &factors, of_row), element(score, &factors, of_element, true);
   std::string row_body = row.statements(), body = element.statements();
   std::size_t count = 0;
   for (const ExponentTerm& term : factors.exponent) {
