@@ -45,6 +45,7 @@ TEST_P(CudaRepeat, GivesTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaRepeat,
                          ::testing::Values("b60_n256_hq8_hk2_d64_causal_bf16",
                                            "b60_sq130_sk300_h2_d128_dropout0.1_seed5_f16/padded",
+                                           "b30_n500_h4_d64_softcap20_bf16/q4_k3",
                                            "b2_sq1_sk4000_hq8_hk2_d128_bf16",
                                            "b3_n200_h4_d64_causal_packed_bf16",
                                            "b3_n200_h4_d64_documents_packed_bf16"),

@@ -60,5 +60,13 @@ TEST(TileShape, FollowsTheValuesHeadSize) {
   EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_dv192_bf16"), 112);
 }
 
+TEST(TileShape, FitsPages) {
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_paged256_bf16"), 128);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_paged16_bf16"), 128);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_paged192_bf16"), 64);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d192_dv128_paged192_bf16"), 64);
+  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d256_paged64_bf16"), 64);
+}
+
 }  // namespace
 }  // namespace attn::cuda

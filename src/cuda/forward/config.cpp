@@ -88,15 +88,20 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
     if (!config.paged) return true;
     // Pages and tiles must fit into each other; the copy engine writes 8 rows of a swizzle at
     // least. A tile of a power of two suits common page sizes.
-    config.block_n = config.block_n >= 128 ? 128 : 64;
-    if (p.page_size % config.block_n == 0) {
-      config.page_rows = config.block_n;
-    } else if (config.block_n % p.page_size == 0 && p.page_size % 8 == 0) {
-      config.page_rows = static_cast<int>(p.page_size);
-    } else {
-      return false;
+    const int most = config.block_n;
+    for (const int keys : {128, 64}) {
+      if (keys > std::max(most, 64)) continue;
+      config.block_n = keys;
+      if (p.page_size % keys == 0) {
+        config.page_rows = keys;
+        return true;
+      }
+      if (keys % p.page_size == 0 && p.page_size % 8 == 0) {
+        config.page_rows = static_cast<int>(p.page_size);
+        return true;
+      }
     }
-    return true;
+    return false;
   }
   return false;
 }
@@ -143,6 +148,11 @@ int ForwardConfig::threads() const noexcept {
 
 int ForwardConfig::parts() const noexcept {
   return kernel == ForwardKernel::sm90 ? warps / 4 : warps;
+}
+
+bool ForwardConfig::stores_boxes() const noexcept {
+  return kernel == ForwardKernel::sm90 && stages_q > 1 && !splits && group == 1 && !packed_q &&
+         divide_up(head_dim_v, 64) <= divide_up(head_dim, 64);
 }
 
 std::int64_t ForwardConfig::shared_bytes() const noexcept {

@@ -54,6 +54,8 @@ struct ForwardConfig {
 
   int threads() const noexcept;
   int parts() const noexcept;  // of a tile's rows, that go through blocks of keys by themselves
+  // sm90: O leaves through places of Q, and rows of a box of it belong to one sequence and head.
+  bool stores_boxes() const noexcept;
   std::int64_t shared_bytes() const noexcept;  // dynamic
 };
 

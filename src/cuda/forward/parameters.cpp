@@ -109,8 +109,8 @@ bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
 
 // O, of which a warp writes 16 rows at once.
 bool encode_o(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& o) {
+  if (!config.stores_boxes()) return true;
   const device::Strides s = strides_of(o, p.layout_q);
-  if (config.packed_q) return true;  // not used
   return encode(map, o, 4,
                 {unsigned_of(p.head_dim_v), unsigned_of(p.seqlen_q), unsigned_of(p.heads_q),
                  unsigned_of(p.batch), 1},

@@ -47,6 +47,7 @@ std::string print_config(const ForwardConfig& c) {
   number("kProducerRegisters", c.producer_registers);
   number("kConsumerRegisters", c.consumer_registers);
   flag("kTakeTurns", c.take_turns);
+  flag("kStoresBoxes", c.stores_boxes());
   flag("kPackedQ", c.packed_q);
   flag("kPackedK", c.packed_k);
   flag("kUsedQ", c.used_q);

@@ -28,9 +28,12 @@ bool reads_rows_of_128(const Expr& e) {
 }
 
 bool is_long(const Problem& p) {
+  if (std::min(p.seqlen_q, p.seqlen_k) < 4096 || p.layout_k == Layout::paged ||
+      p.dropout.probability > 0) {
+    return false;
+  }
   const MaskBounds bounds = mask_bounds(p.mask);
-  return bounds.first.empty() && bounds.rest.empty() && p.layout_k != Layout::paged &&
-         p.dropout.probability == 0 && std::min(p.seqlen_q, p.seqlen_k) >= 4096;
+  return bounds.first.empty() && bounds.rest.empty();
 }
 
 }  // namespace
@@ -42,7 +45,7 @@ bool holds(Condition condition, const Problem& problem) {
     case Condition::long_and_plain:
       return problem.score.empty() && is_long(problem);
     case Condition::long_with_score:
-      return !problem.score.empty() && !loads_elements(problem.score) && is_long(problem);
+      return !problem.score.empty() && is_long(problem) && !loads_elements(problem.score);
     case Condition::narrow_values:
       return problem.head_dim_v <= 128;
     case Condition::few_keys:

@@ -72,7 +72,10 @@ std::int32_t index_of(std::vector<double>& multiples, double c) {
   return index;
 }
 
-// Collects the terms of a score's exponent.
+// Takes a score's exponent apart. A sum of many terms is rounded otherwise than the score is: where
+// they cancel, that is wrong for all keys of a row alike. So there are at most two, one of them
+// without the score, and the other is the score, a tanh, or a product of one with a value of the
+// row, unless it is alone.
 class Terms {
  public:
   Terms(const Program& score, const std::vector<double>& of_score, ScoreFactors& factors)
@@ -84,29 +87,17 @@ class Terms {
     }
   }
 
-  // Of factor times instruction i.
-  void append(std::size_t i, double factor) {
-    const Instruction& in = score_.instructions[i];
-    if (of_score_[i] != 0) {
-      if (is_moderate(of_score_[i] * factor)) {
-        add({.multiple = index_of(factors_.multiples, of_score_[i] * factor)});
-      } else {
-        add({.factor = factor, .value = static_cast<std::int32_t>(i)});
-      }
-    } else if (is_of_row(i)) {
-      add({.factor = factor, .row = static_cast<std::int32_t>(i)});
-    } else if (const auto multiple = as_multiple(score_, in);
-               multiple && is_moderate(factor * multiple->factor)) {
-      append(multiple->operand, factor * multiple->factor);
-    } else if ((in.op == Op::add || in.op == Op::sub) && has_score_[i]) {
-      // Where the score is not in it, a difference may be exact and its terms are not.
-      append(at(in, 0), factor);
-      append(at(in, 1), in.op == Op::add ? factor : -factor);
-    } else if (in.op == Op::mul && (is_of_row(at(in, 0)) || is_of_row(at(in, 1)))) {
-      const int row = is_of_row(at(in, 0)) ? 0 : 1;
-      add({.factor = factor, .row = in.args[row], .value = in.args[1 - row]});
+  // Of factor times the last instruction. None where the score must be computed as it is.
+  void collect(double factor) {
+    const std::size_t multiples = factors_.multiples.size();
+    if (append(score_.instructions.size() - 1, factor)) {
+      // What waits for the product comes last.
+      std::stable_partition(factors_.exponent.begin(), factors_.exponent.end(),
+                            [](const ExponentTerm& term) { return term.multiple < 0; });
+      find_small_tanh();
     } else {
-      add({.factor = factor, .value = static_cast<std::int32_t>(i)});
+      factors_.exponent.clear();
+      factors_.multiples.resize(multiples);
     }
   }
 
@@ -118,35 +109,60 @@ class Terms {
     const expr::Dependence on = score_.instructions[i].dependence;
     return on == expr::Dependence::uniform || on == expr::Dependence::row;
   }
-  void add(const ExponentTerm& term) { factors_.exponent.push_back(term); }
+  bool is_plain(std::size_t i) const {
+    return of_score_[i] != 0 || score_.instructions[i].op == Op::tanh;
+  }
+
+  bool append(std::size_t i, double factor) {
+    const Instruction& in = score_.instructions[i];
+    const auto index = static_cast<std::int32_t>(i);
+    if (of_score_[i] != 0) {
+      if (!is_moderate(of_score_[i] * factor)) return add({.factor = factor, .value = index}, i);
+      return add({.multiple = index_of(factors_.multiples, of_score_[i] * factor)}, i);
+    }
+    if (is_of_row(i)) return add({.factor = factor, .row = index}, i);
+    if (const auto multiple = as_multiple(score_, in);
+        multiple && is_moderate(factor * multiple->factor)) {
+      return append(multiple->operand, factor * multiple->factor);
+    }
+    if ((in.op == Op::add || in.op == Op::sub) && has_score_[i]) {
+      return append(at(in, 0), factor) && append(at(in, 1), in.op == Op::add ? factor : -factor);
+    }
+    if (in.op == Op::mul && (is_of_row(at(in, 0)) || is_of_row(at(in, 1)))) {
+      const int row = is_of_row(at(in, 0)) ? 0 : 1;
+      return add({.factor = factor, .row = in.args[row], .value = in.args[1 - row]},
+                 at(in, 1 - row));
+    }
+    return add({.factor = factor, .value = index}, i);
+  }
+  // main: the instruction that says what kind of term it is.
+  bool add(const ExponentTerm& term, std::size_t main) {
+    int& count = has_score_[main] ? with_score_ : without_score_;
+    all_plain_ = all_plain_ && (is_plain(main) || !has_score_[main]);
+    factors_.exponent.push_back(term);
+    return ++count == 1 && (all_plain_ || factors_.exponent.size() == 1);
+  }
+
+  // The tanh of a small argument that the exponent is made of.
+  void find_small_tanh() {
+    for (ExponentTerm& term : factors_.exponent) {
+      if (term.value < 0) continue;
+      const Instruction& in = score_.instructions[static_cast<std::size_t>(term.value)];
+      if (in.op != Op::tanh) continue;
+      const double c = of_score_[at(in, 0)];
+      if (c == 0 || std::abs(c) > kSmall) continue;
+      factors_.small_tanh = term.value;
+      if (c > 0 && term.factor > 0 && term.row < 0) term.polynomial = c;
+    }
+  }
 
   const Program& score_;
   const std::vector<double>& of_score_;
   ScoreFactors& factors_;
   std::vector<bool> has_score_;
+  int with_score_ = 0, without_score_ = 0;
+  bool all_plain_ = true;
 };
-
-// Finds the tanh of small arguments among what the score needs.
-void find_small_tanh(const Program& score, const std::vector<double>& of_score,
-                     const std::vector<bool>& needed, ScoreFactors& factors) {
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < needed.size(); ++i) {
-    const Instruction& in = score.instructions[i];
-    if (!needed[i] || in.op != Op::tanh) continue;
-    const double c = std::abs(of_score[static_cast<std::size_t>(in.args[0])]);
-    factors.small_tanh[i] = c > 0 && c <= kSmall;
-    count += factors.small_tanh[i] ? 1 : 0;
-  }
-  factors.has_small_tanh = count > 0;
-  if (count != 1) return;
-  for (ExponentTerm& term : factors.exponent) {
-    if (term.value < 0 || term.row >= 0 || term.factor <= 0) continue;
-    const auto value = static_cast<std::size_t>(term.value);
-    if (!factors.small_tanh[value]) continue;
-    const double c = of_score[static_cast<std::size_t>(score.instructions[value].args[0])];
-    term.polynomial = std::max(c, 0.0);
-  }
-}
 
 }  // namespace
 
@@ -161,14 +177,12 @@ ScoreFactors score_factors(const expr::Expr& e) {
   ScoreFactors factors;
   if (e.empty()) {
     factors.multiple = {-1};
-    factors.small_tanh = {false};
     return factors;
   }
   const Program score = compile(e);
   const std::size_t count = score.instructions.size();
   const std::vector<double> of_score = multiples_of_score(score);
   factors.multiple.assign(count, -1);
-  factors.small_tanh.assign(count, false);
   std::vector<bool> needed(count, false);
 
   factors.result = count - 1;
@@ -194,11 +208,7 @@ ScoreFactors score_factors(const expr::Expr& e) {
   }
 
   if (!loads_elements(score)) {
-    Terms(score, of_score, factors).append(count - 1, std::numbers::log2e);
-    // What waits for the product comes last.
-    std::stable_partition(factors.exponent.begin(), factors.exponent.end(),
-                          [](const ExponentTerm& term) { return term.multiple < 0; });
-    find_small_tanh(score, of_score, needed, factors);
+    Terms(score, of_score, factors).collect(std::numbers::log2e);
   }
   return factors;
 }

@@ -22,8 +22,8 @@ struct ExponentTerm {
   std::int32_t multiple = -1;  // q.k times that of `multiples`; else a product of what there is of
   std::int32_t row = -1;       // an instruction whose value a row's scores share
   std::int32_t value = -1;     // any instruction
-  // Above 0: value is tanh(c * score) with this c, factor is above 0, and no other tanh is of a
-  // small argument: a polynomial of q.k whose coefficients hold all constants.
+  // Above 0: value is tanh(c * score) with this c and factor is above 0: a polynomial of q.k whose
+  // coefficients hold all constants.
   double polynomial = 0;
 };
 struct ScoreFactors {
@@ -33,10 +33,9 @@ struct ScoreFactors {
   std::size_t result = 0;              // the instruction that device code returns
   float after = 1;                     // what that must be multiplied by
   std::vector<ExponentTerm> exponent;  // those with `multiple`, if any, come last
-  // For each instruction: it is the tanh of c * score, |c| at most 1 / 16, in the exponent, which
-  // may take a polynomial for it.
-  std::vector<bool> small_tanh;
-  bool has_small_tanh = false;
+  // The instruction in the exponent that is the tanh of c * score, |c| at most 1 / 16, for which it
+  // may take a polynomial; -1: none.
+  std::int32_t small_tanh = -1;
 };
 
 // Something is loaded for each score.

@@ -184,7 +184,7 @@ std::string score_parameters(const Program& program) {
 
 // The polynomial of exponent(), where it has one.
 std::string small_tanh_text(const ScoreFactors& factors) {
-  if (!factors.has_small_tanh) return {};
+  if (factors.small_tanh < 0) return {};
   for (const ExponentTerm& term : factors.exponent) {
     if (term.polynomial == 0) continue;
     return fmt::format("  SmallTanh small_tanh;  // of softmax_scale * {:a} * dot, times {:a}\n",
@@ -194,10 +194,15 @@ std::string small_tanh_text(const ScoreFactors& factors) {
 }
 
 bool depends_on_query(const Program& program, std::size_t i) {
-  const Instruction& in = program.instructions[i];
-  return in.op == Op::query || std::any_of(in.args, in.args + in.num_args, [&](std::int32_t a) {
-           return depends_on_query(program, static_cast<std::size_t>(a));
-         });
+  std::vector<bool> depends;
+  for (const Instruction& in : program.instructions) {
+    bool on_query = in.op == Op::query;
+    for (int a = 0; a < in.num_args; ++a) {
+      on_query = on_query || depends[static_cast<std::size_t>(in.args[a])];
+    }
+    depends.push_back(on_query);
+  }
+  return depends[i];
 }
 
 // What the scores of a row share of their exponents, and an exponent: the sum of its terms.
@@ -342,7 +347,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   text += fmt::format("  static constexpr bool kHasScore = {};\n", !score.empty());
   text += fmt::format("  static constexpr bool kScoreLoads = {};\n", loads_elements(scored));
   text += fmt::format("  static constexpr bool kHasExponent = {};\n", !factors.exponent.empty());
-  text += fmt::format("  static constexpr bool kHasSmallTanh = {};\n", factors.has_small_tanh);
+  text += fmt::format("  static constexpr bool kHasSmallTanh = {};\n", factors.small_tanh >= 0);
   text += fmt::format("  static constexpr float kScoreFactor = {:a}f;\n", factors.after);
   for (const auto& buffer : buffers) {
     text += buffer_text(*buffer, described(*buffer, bindings), readers_of(*buffer, masked, scored));

@@ -64,7 +64,7 @@ std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
 // Error(invalid_argument) for tensors that cannot be read there.
 std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
                                         const expr::Bindings& bindings, double softmax_scale,
-                                        int precise_math = 2);
+                                        int precise_math);
 
 // What print_expressions gives with `bindings` is what it gives without: a kernel compiled for the
 // declared tensors can read those bound.

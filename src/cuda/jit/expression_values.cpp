@@ -125,7 +125,7 @@ std::string ExpressionValues::value_text(std::size_t i) const {
                        program_.buffers[static_cast<std::size_t>(in.buffer)]->name(),
                        fmt::join(operands, ", "));
   }
-  if (is_small_ && factors_->small_tanh[i]) {
+  if (is_small_ && factors_->small_tanh == static_cast<std::int32_t>(i)) {
     return fmt::format("attn_small_tanh({}, room)", operands[0]);
   }
   return expr::cuda_value(program_, in, operands, math_);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,8 +25,8 @@ std::vector<std::string> operands_of(const expr::Instruction& in,
 // Prints what `results`, instructions of a program, are made of. Both references must outlive it.
 class ExpressionValues {
  public:
-  // factors: of a score's program, null for a mask's. is_small: with polynomials for the tanh of
-  // small arguments.
+  // factors: of a score's program, null for a mask's. is_small: with a polynomial for
+  // factors->small_tanh.
   ExpressionValues(const expr::Program& program, const ScoreFactors* factors,
                    const std::vector<std::size_t>& results, bool is_small = false);
 

@@ -35,6 +35,7 @@ struct Fiber {
   std::vector<std::vector<Copy>> copies{1};       // groups, the last one open
   std::vector<std::vector<Product>> products{1};  // likewise
   std::vector<std::function<void()>> stores;      // of boxes
+  std::size_t committed_stores = 0;               // the first of them
 };
 
 struct Warp {
@@ -313,9 +314,13 @@ void store_box(const Box& box, unsigned source, const int* coordinates) {
     });
   });
 }
+void commit_stores() { now().committed_stores = now().stores.size(); }
 void finish_stores() {
-  for (const auto& store : now().stores) store();
-  now().stores.clear();
+  auto& stores = now().stores;
+  const auto end = stores.begin() + static_cast<std::ptrdiff_t>(now().committed_stores);
+  std::for_each(stores.begin(), end, [](const auto& store) { store(); });
+  stores.erase(stores.begin(), end);
+  now().committed_stores = 0;
 }
 
 void copy_later(unsigned destination, const void* source, bool exists) {

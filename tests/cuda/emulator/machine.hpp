@@ -46,8 +46,9 @@ struct Box {
   std::uint32_t rank;
 };
 void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates);
-// The way back: reads shared memory when this thread waits for it.
+// The way back: reads shared memory when this thread, which has committed it, waits for it.
 void store_box(const Box& box, unsigned source, const int* coordinates);
+void commit_stores();
 void finish_stores();
 
 // cp.async.

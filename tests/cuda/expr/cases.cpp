@@ -86,7 +86,7 @@ std::vector<DeviceExpressions> device_expressions() {
       {"alibi", causal(), s.score - slope[s.head] * to_float(abs(distance)), t},
       {"bias", distance >= 0, s.score + bias({s.head, s.query, s.key}), t},
       {"sinks", s.key < 4 || (distance >= 0 && distance < 9), softcap(3), t},
-      {"downward", {}, 20 * tanh(-s.score / 20) * tanh(s.score / 16) - tanh(s.score), t},
+      {"downward", {}, 20 * tanh(-s.score / 20) - 0.5F * to_float(s.key), t},
       {"divided", s.query / 4 == s.key / 4 && s.key % 3 != s.head % 2, s.score * 0.5, t}};
   for (std::uint32_t i = 0; i < kMasks; ++i) {
     auto random = std::make_shared<RandomExpr>(i + 1);

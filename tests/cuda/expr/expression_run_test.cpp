@@ -93,7 +93,8 @@ std::vector<Result> run(const test::DeviceExpressions& e, const std::vector<Devi
                       .options = {}};
   const auto kernel = get_kernel(0, source, {});
   std::vector<DeviceBuffer> memory;
-  std::vector<std::byte> packed = pack_expressions(e.mask, e.score, upload_buffers(e, memory), 1);
+  std::vector<std::byte> packed =
+      pack_expressions(e.mask, e.score, upload_buffers(e, memory), 1, 2);
   DeviceBuffer in(0, points.size() * sizeof(DevicePoint));
   DeviceBuffer out(0, points.size() * sizeof(Result));
   in.upload(points.data(), in.bytes());

@@ -15,6 +15,7 @@
 //   kBlockN                keys of a tile, a multiple of 16 (of 32 with kDropout)
 //   kStagesK, kStagesV     tiles of K and of V
 //   kStagesQ               tiles of Q: a power of two
+//   kStoresBoxes           O goes to memory by the copy engine, through tiles of Q
 //   kTakeTurns             consumers issue products one after the other
 //   kProducerRegisters, kConsumerRegisters   of a thread, multiples of 8
 //   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: none share

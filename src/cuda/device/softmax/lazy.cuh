@@ -28,7 +28,7 @@ struct LazySoftmax {
         best[0] = fmaxf(best[0], s[4 * j + 2 * i]);
         best[1] = fmaxf(best[1], s[4 * j + 2 * i + 1]);
       }
-      top[i] = quad_max(fmaxf(best[0], best[1])) * c;
+      top[i] = reference_for(quad_max(fmaxf(best[0], best[1])), c);
     }
     const bool raise = __any_sync(~0u, top[0] > r[0] + kSlack || top[1] > r[1] + kSlack);
     if (raise) {

@@ -18,10 +18,16 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// The reference for a largest score: at least their product, also where that is rounded by much, as
+// of scores of -1e9, so that no exponent is above 0. NaN for -inf, which fmaxf leaves out.
+__device__ __forceinline__ float reference_for(float top, float c) {
+  const float product = top * c;
+  return fmaf(fabsf(product), 0x1p-22f, product);
+}
+
 // Two rows of a thread (tile/accumulator.cuh).
 struct OnlineSoftmax {
-  // 256 for each of the 32 keys of 128 that a thread has in a row. A single P of this size is good
-  // too: f16 ends at 65504.
+  // Any P of this size is good: f16 ends at 65504. With a smaller limit more blocks would go back.
   static constexpr float kLimit = 8192;
 
   float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
@@ -37,7 +43,7 @@ struct OnlineSoftmax {
       for (int j = 0; j < kCount / 4; ++j) {
         top = fmaxf(top, fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
       }
-      const float next = fmaxf(r[i], quad_max(top) * c);
+      const float next = fmaxf(r[i], reference_for(quad_max(top), c));
       alpha[i] = next == r[i] ? 1.f : exp2_approximate(r[i] - next);
       r[i] = next;
       l[i] *= alpha[i];

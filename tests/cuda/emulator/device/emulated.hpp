@@ -39,7 +39,6 @@ inline int __float_as_int(float x) { return attn_bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return attn_bits<unsigned>(x); }
 inline float __int_as_float(int x) { return attn_bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return attn_bits<float>(x); }
-inline int __vimax3_s32(int a, int b, int c) { return std::max(a, std::max(b, c)); }
 inline int __vimin3_s32(int a, int b, int c) { return std::min(a, std::min(b, c)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline float __fadd_rn(float a, float b) { return a + b; }

@@ -117,9 +117,7 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
   // its own. When it returns the place may be overwritten.
   static constexpr bool kCanStage =
       C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
-  // Whole boxes of rows then go to memory, unless rows of a box may belong to another sequence or
-  // head.
-  static constexpr bool kStoresBoxes = kCanStage && kGroup == 1 && !C::kPackedQ;
+  static_assert(kCanStage || !C::kStoresBoxes);
   static constexpr int kStagedPanel = 64 * 128;
   static __device__ __forceinline__ int warp_row() {
     return static_cast<int>(threadIdx.x % 128 / 32) * 16;
@@ -129,7 +127,7 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
     if constexpr (C::kUsedQ) clear_unused_rows(c, own_at(slot));
     stage_rows<Element, C::kHeadDimV>(c.o, ends.factor, staging, kStagedPanel, warp_row());
     const Own t = own_at(slot);
-    if constexpr (kStoresBoxes) {
+    if constexpr (C::kStoresBoxes) {
       fence_proxy_async();
       __syncwarp();
       if (elect_one()) {

@@ -144,9 +144,9 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   }
 
   // What the scores of each of a thread's two rows share of their exponents. Loaded before S is
-  // there, so that no exponential waits for it.
+  // there, so that no exponential waits for it. Rows 8 apart are of one head in groups of up to 8.
   struct RowsShared {
-    static constexpr int kRows = kGroup > 1 || Expressions::kRowSharesQuery ? 2 : 1;
+    static constexpr int kRows = kGroup > 8 || Expressions::kRowSharesQuery ? 2 : 1;
     typename Expressions::RowShared row[kRows];
   };
   __device__ __forceinline__ RowsShared share_rows(const Own& t) const {

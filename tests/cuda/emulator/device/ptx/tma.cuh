@@ -30,7 +30,7 @@ inline void tma_store_4d(const TensorMap& map, unsigned source, int c0, int c1, 
   const int at[4] = {c0, c1, c2, c3};
   emulator::store_box(box, source, at);
 }
-inline void bulk_commit() {}
+inline void bulk_commit() { emulator::commit_stores(); }
 inline void bulk_wait_read() { emulator::finish_stores(); }
 inline void fence_proxy_async() {}
 
