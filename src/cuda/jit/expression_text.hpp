@@ -27,11 +27,10 @@ namespace attn::cuda {
 //     float score(float dot, int query, int key_first, int batch, int head, int seqlen_q,
 //                 int seqlen_k, int step = 0) const;
 //     // Where kHasExponent: log2(e) times the score, plus addend, in fewer instructions than from
-//     // score(). share_row, where kCount > 0, gives what scores of a row have in common, whatever
-//     // the query unless kRowSharesQuery. Where kHasSmallTanh the result is right, or NaN, if
-//     `room`,
-//     // which becomes the lesser of itself and what arguments of tanh leave, is at least the bits
-//     // of small_tanh.least (expr/fast.cuh); other expressions leave it alone.
+//     // score(). share_row, where kCount > 0, gives what scores of a row have in common,
+//     // whatever the query unless kRowSharesQuery. Where kHasSmallTanh the result is right, or
+//     // NaN, if `room`, which becomes the lesser of itself and what the argument of tanh leaves,
+//     // is at least the bits of small_tanh.least (expr/fast.cuh); others leave it alone.
 //     static constexpr bool kHasExponent, kRowSharesQuery, kHasSmallTanh;
 //     SmallTanh small_tanh;
 //     struct RowShared { static constexpr int kCount; float value[kCount]; };
