@@ -308,6 +308,8 @@ void copy_box(const Box& box, unsigned destination, unsigned barrier, const int*
 }
 void store_box(const Box& box, unsigned source, const int* coordinates) {
   std::vector<int> at(coordinates, coordinates + box.rank);
+  if (std::ranges::any_of(at, [](int c) { return c < 0; }))
+    fail("a box is stored before its tensor");
   now().stores.emplace_back([box, source, at] {
     for_each_element(box, source, at, [](char* shared, char* element) {
       if (element != nullptr) std::memcpy(element, shared, 2);

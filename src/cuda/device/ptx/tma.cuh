@@ -37,8 +37,8 @@ __device__ __forceinline__ void tma_load_5d(unsigned destination, const TensorMa
       : "memory");
 }
 
-// Asks for a box of shared memory to be written to the tensor, but for elements outside of it;
-// bulk_commit() ends a group of such requests.
+// Asks for a box of shared memory to be written to the tensor, but for elements past its end: no
+// coordinate may be below 0 (illegal instruction). bulk_commit() ends a group of such requests.
 __device__ __forceinline__ void tma_store_4d(const TensorMap& map, unsigned source, int c0, int c1,
                                              int c2, int c3) {
   asm volatile(
