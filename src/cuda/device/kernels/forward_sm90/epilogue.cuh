@@ -127,27 +127,24 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
     if constexpr (C::kUsedQ) clear_unused_rows(c, own_at(slot));
     stage_rows<Element, C::kHeadDimV>(c.o, ends.factor, staging, kStagedPanel, warp_row());
     const Own t = own_at(slot);
-    const int first_row = t.w.row0 + 64 * consumer + warp_row();
-    // Boxes that the copy engine writes may end outside of the tensor, but not begin before it.
-    bool boxes = C::kStoresBoxes;
-    if constexpr (C::kStoresBoxes && Base::kEndAligned) boxes = first_row >= 0;
-    if (boxes) {
+    if constexpr (C::kStoresBoxes) {
+      const int row = t.w.row0 + 64 * consumer + warp_row();
       fence_proxy_async();
       __syncwarp();
-      if (elect_one()) {
+      // Boxes that are written may end outside of the tensor, but not begin before it.
+      if (elect_one() && (!Base::kEndAligned || row >= 0)) {
 #pragma unroll
         for (int panel = 0; panel < Layout::kPanelsV; ++panel) {
           tma_store_4d(maps.o,
                        staging + static_cast<unsigned>(panel * kStagedPanel + warp_row() * 128),
-                       64 * panel, first_row, t.w.head, t.w.sequence.batch);
+                       64 * panel, row, t.w.head, t.w.sequence.batch);
         }
         bulk_commit();
       }
-    }
-    write_lse(t, ends.lse);
-    if (boxes) {
+      write_lse(t, ends.lse);
       if (elect_one()) bulk_wait_read();
     } else {
+      write_lse(t, ends.lse);
       const Own first{t.w, t.row - static_cast<int>(threadIdx.x % 32 / 4), true};
       char* const o = row_address(first, row_of(first, 0));
       copy_staged_rows<C::kHeadDimV>(staging, kStagedPanel, warp_row(), [&](int row) {

@@ -36,9 +36,10 @@ struct ForwardSm90Tiles {
     int begin, end;  // blocks of keys
   };
 
-  // Under a mask blocks of rows end where the rows end, so that the one that is not full is the
-  // first, which under a causal mask sees the fewest keys. It begins before row 0. Not where the
-  // mask was classified ahead, which may follow blocks of a buffer from row 0 on.
+  // Under a mask blocks of rows end where the rows end, in steps of 16, so that the one that is not
+  // full is the first, which under a causal mask sees the fewest keys. It begins before row 0,
+  // where all rows of a warp are, or none. Not where the mask was classified ahead, which may
+  // follow blocks of a buffer from row 0 on.
   static constexpr bool kEndAligned = Expressions::kHasMask && !C::kClassified;
   static constexpr int kNoTile = static_cast<int>(0x80000000);  // as row0: there are no more
   static __device__ __forceinline__ bool is_tile(const Work& w) {
@@ -48,7 +49,7 @@ struct ForwardSm90Tiles {
     const OutputTile tile = tile_at<C>(p, index);
     Work w{sequence_of<C>(p, tile.batch), tile.head_k, tile.split, tile.m_block * kBlockM, 0, 0};
     if constexpr (kEndAligned) {
-      const int rows = w.sequence.rows_q * kGroup;
+      const int rows = (w.sequence.rows_q * kGroup + 15) / 16 * 16;
       w.row0 += rows - (rows + kBlockM - 1) / kBlockM * kBlockM;
     }
     set_range(w);
