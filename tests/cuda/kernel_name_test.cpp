@@ -48,8 +48,8 @@ TEST(KernelName, Refusals) {
   const auto refused = [](std::string_view kernel) {
     return refusal(ErrorCode::invalid_argument, [&] { chosen("b1_n512_h2_d128_bf16", kernel); });
   };
-  for (const char* part :
-       {"wg4", "wg", "n24", "n272", "n0", "s9", "k0", "q4", "p20", "p72", "fast", "n16x", "n-16"}) {
+  for (const char* part : {"wg4", "wg", "n24", "n272", "n0", "s9", "k0", "q3", "q8", "p20", "p72",
+                           "fast", "n16x", "n-16"}) {
     const std::string text = refused(std::string("forward_sm90/wg2_") + part);
     expect_contains(text, std::string("'") + part + "'");
     expect_contains(text, "wg2 and wg3");

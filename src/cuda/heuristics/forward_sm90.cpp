@@ -38,9 +38,9 @@ std::span<const ForwardSm90Shape> forward_sm90_shapes() {
        "64 keys divide 512, where 80 leave three fifths of the last block empty; +4 % there, none "
        "at 1024"},
       {256, always, 2, 80, 2, 2, 1, true, 40, 232, 0,
-       "80 keys: Q and two stages of K and V fill 224 KB; with 224 registers for consumers 1 % "
+       "80 keys: Q and two stages of K and V fill 224 KB; consumers of 224 registers are 1 % "
        "slower "
-       "from 4096 keys on without a mask"},
+       "from 4096 keys on"},
   }};
   return kShapes;
 }
