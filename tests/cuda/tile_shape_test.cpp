@@ -1,6 +1,8 @@
 // Rows of the tables of tile shapes that depend on more than the head size.
 #include <gtest/gtest.h>
 
+#include <initializer_list>
+
 #include "attn/mask.hpp"
 #include "attn/problem.hpp"
 #include "cuda/forward/config.hpp"
@@ -35,37 +37,50 @@ TEST(TileShape, FollowsRowsOfBlocksAtHeadSize64) {
   EXPECT_EQ(rows_of_tile(problem), 128);
 }
 
-int keys_of_tile(const std::string& problem) {
-  return choose_forward(parse_problem(problem), Arch{90, true}, {}, 1, "forward_sm90").block_n;
+struct Keys {
+  const char* problem;
+  int keys;  // of a tile
+};
+void expect(std::initializer_list<Keys> all) {
+  for (const auto& [problem, keys] : all) {
+    const Problem p = parse_problem(problem);
+    EXPECT_EQ(choose_forward(p, Arch{90, true}, {}, 1, "forward_sm90").block_n, keys) << problem;
+  }
 }
 
 TEST(TileShape, FollowsTheNumberOfKeys) {
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_bf16"), 176);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_causal_bf16"), 176);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d72_bf16"), 176);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d64_bf16"), 128);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_softcap30_bf16"), 160);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_causal_alibi_bf16"), 160);
-  for (const char* word : {"n4095", "sq1_sk8192", "n4096_window1024x0", "n4096_prefix8",
-                           "n4096_dropout0.1", "n4096_bias", "n4096_paged256", "n4096_documents"}) {
-    EXPECT_EQ(keys_of_tile(std::string("b1_h1_d128_bf16_") + word), 128) << word;
-  }
-  EXPECT_EQ(keys_of_tile("b1_sq4096_sk576_h1_d256_bf16"), 64);
-  EXPECT_EQ(keys_of_tile("b1_sq16_sk577_h1_d256_bf16"), 80);
+  expect({{"b1_n4096_h1_d128_bf16", 176},
+          {"b1_n4096_h1_d128_causal_bf16", 176},
+          {"b1_n4096_h1_d72_bf16", 176},
+          {"b1_n4096_h1_d64_bf16", 128},
+          {"b1_n4095_h1_d128_bf16", 128},
+          {"b1_sq1_sk8192_h1_d128_bf16", 128},
+          {"b1_sq4096_sk576_h1_d256_bf16", 64},
+          {"b1_sq16_sk577_h1_d256_bf16", 80}});
+}
+
+TEST(TileShape, FollowsWhatIsDoneWithScores) {
+  expect({{"b1_n4096_h1_d128_softcap30_bf16", 160},
+          {"b1_n4096_h1_d128_causal_alibi_bf16", 160},
+          {"b1_n4096_h1_d128_bias_bf16", 128},
+          {"b1_n4096_h1_d128_window1024x0_bf16", 128},
+          {"b1_n4096_h1_d128_prefix8_bf16", 128},
+          {"b1_n4096_h1_d128_documents_bf16", 128},
+          {"b1_n4096_h1_d128_dropout0.1_bf16", 128}});
 }
 
 TEST(TileShape, FollowsTheValuesHeadSize) {
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d192_dv128_bf16"), 128);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d192_bf16"), 112);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_dv192_bf16"), 112);
+  expect({{"b1_n4096_h1_d192_dv128_bf16", 128},
+          {"b1_n4096_h1_d192_bf16", 112},
+          {"b1_n4096_h1_d128_dv192_bf16", 112}});
 }
 
 TEST(TileShape, FitsPages) {
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_paged256_bf16"), 128);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_paged16_bf16"), 128);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d128_paged192_bf16"), 64);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d192_dv128_paged192_bf16"), 64);
-  EXPECT_EQ(keys_of_tile("b1_n4096_h1_d256_paged64_bf16"), 64);
+  expect({{"b1_n4096_h1_d128_paged256_bf16", 128},
+          {"b1_n4096_h1_d128_paged16_bf16", 128},
+          {"b1_n4096_h1_d128_paged192_bf16", 64},
+          {"b1_n4096_h1_d192_dv128_paged192_bf16", 64},
+          {"b1_n4096_h1_d256_paged64_bf16", 64}});
 }
 
 }  // namespace

@@ -8,24 +8,25 @@
 
 namespace attn::cuda {
 
-// Before: the score is softmax_scale * q.k, and instructions that only multiply it by constants (a
-// product, a quotient, a negation) yield c * softmax_scale * q.k. Device code is given q.k and one
-// packed number for each c in use, so that each such value is one product.
-// After: a result that is a value times a constant above 0 leaves the constant to the exponential,
-// which multiplies by log2(e) anyway. (Above 0, because the largest score is looked for before.)
-//
-// Exponent: log2(e) times the score, as a sum of terms in which no constant is left: each is one
-// FMA. Its `multiples` are c log2(e), and log2(e) is multiplied into what a row's scores share. Of
-// scores that load an element each, of which the loads decide the order, there is none.
+// A term of a score's exponent, log2(e) times the score: one FMA. It is q.k times a number, or the
+// product of what there is of factor, row and value.
 struct ExponentTerm {
   double factor = 1;           // of row, or of value without row
-  std::int32_t multiple = -1;  // q.k times that of `multiples`; else a product of what there is of
+  std::int32_t multiple = -1;  // of ScoreFactors::multiples: that times q.k
   std::int32_t row = -1;       // an instruction whose value a row's scores share
   std::int32_t value = -1;     // any instruction
   // Above 0: value is tanh(c * score) with this c and factor is above 0: a polynomial of q.k whose
   // coefficients hold all constants.
   double polynomial = 0;
 };
+
+// Before: the score is softmax_scale * q.k, and instructions that only multiply it by constants (a
+// product, a quotient, a negation) yield c * softmax_scale * q.k. Device code is given q.k and one
+// packed number for each c in use, so that each such value is one product.
+// After: a result that is a value times a constant above 0 leaves the constant to the exponential,
+// which multiplies by log2(e) anyway. (Above 0, because the largest score is looked for before.)
+// Exponent: with log2(e) in the numbers of q.k and in what a row's scores share, for scores of at
+// most two terms that load no element each; empty for others.
 struct ScoreFactors {
   std::vector<double> multiples;  // the c, each once
   // For each instruction: which of `multiples` it is; -1: none, or only others are made of it.

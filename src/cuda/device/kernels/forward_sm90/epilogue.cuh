@@ -23,7 +23,7 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
   __device__ __forceinline__ Row row_of(const Own& t, int i) const {
     const int row = t.row + 8 * i;
     const int query = row / kGroup;
-    return {query, kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head,
+    return {query, Base::query_head(t.w, row),
             (!Base::kEndAligned || row >= 0) && query < t.w.sequence.rows_q,
             query < t.w.sequence.length_q};
   }

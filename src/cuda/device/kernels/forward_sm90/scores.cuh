@@ -16,7 +16,7 @@ template <class C, class Expressions>
 struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   using Base = ForwardSm90Tiles<C, Expressions>;
   using Base::consumer, Base::e, Base::p, Base::shared;
-  using Base::kGroup, Base::kStepsK;
+  using Base::kGroup, Base::kStepsK, Base::query_head;
   using typename Base::Element, typename Base::KeyRing, typename Base::Layout;
   using typename Base::Own, typename Base::QueryRing, typename Base::ValueRing;
 
@@ -108,7 +108,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       const int i = kByRows ? n / (C::kBlockN / 4) : n % 2;
       const int column = kByRows ? n % (C::kBlockN / 4) : n / 2;  // of the thread's in a row
       const int row = t.row + 8 * i;
-      const int head = kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head;
+      const int head = query_head(t.w, row);
       f(c.s[column / 2 * 4 + 2 * i + column % 2], i, row / kGroup, head, key,
         column / 2 * 8 + column % 2);
     }
@@ -126,7 +126,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     const Sequence& q = t.w.sequence;
     const auto keys_of = [&](int i) {
       const int row = t.row + 8 * i;
-      const int head = kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head;
+      const int head = query_head(t.w, row);
       return visible_keys(e, block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4),
                           row / kGroup, q.batch, head, q.length_q, q.length_k);
     };
@@ -158,7 +158,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
 #pragma unroll
       for (int i = 0; i < RowsShared::kRows; ++i) {
         const int row = t.row + 8 * i;
-        const int head = kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head;
+        const int head = query_head(t.w, row);
         e.share_row(shared_by.row[i], row / kGroup, q.batch, head, q.length_q, q.length_k);
         pin(shared_by.row[i].value);
       }
@@ -177,7 +177,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       int least = 0x7fffffff, even = 0;
       const auto exponent = [&](float x, float offset, int i, int j) {
         const int row = t.row + 8 * i;
-        const int head = kGroup > 1 ? t.w.head * kGroup + (row & (kGroup - 1)) : t.w.head;
+        const int head = query_head(t.w, row);
         int room = 0x7fffffff;
         const float y =
             e.exponent(shared_by.row[RowsShared::kRows == 2 ? i : 0], offset, room, x, row / kGroup,
@@ -225,7 +225,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
       const auto row = [&](int i) {
         const int r = t.row + 8 * i;
-        const int head = kGroup > 1 ? t.w.head * kGroup + (r & (kGroup - 1)) : t.w.head;
+        const int head = query_head(t.w, r);
         return DropoutRow(dropout, static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
                           static_cast<unsigned>(r / kGroup));
       };

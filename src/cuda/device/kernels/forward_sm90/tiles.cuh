@@ -151,6 +151,10 @@ struct ForwardSm90Tiles {
     mbarrier_wait(barrier(first, Uses::stage(n)), Uses::parity(n) ^ 1);
   }
 
+  // Of a row of a tile.
+  static __device__ __forceinline__ int query_head(const Work& w, int row) {
+    return kGroup > 1 ? w.head * kGroup + (row & (kGroup - 1)) : w.head;
+  }
   __device__ __forceinline__ int key_head(const Work& w) const {
     return kGroup > 1 ? w.head : w.head / (p.heads_q / p.heads_k);
   }
