@@ -108,10 +108,16 @@ void Attention::load_key_block(const core::Sequence& sequence, int head_k, int k
   }
 }
 
-void Attention::scores(const QueryBlock& q, const void* k, int key0, int keys,
-                       expr::Coverage coverage, TileScratch& t) const {
-  ops.scores(q.q_t, k, keys, dim, t.s, t.row_max);
-  if (modify(q, key0, keys, coverage, t)) ops.row_max(t.s, keys, t.row_max);
+void Attention::scores(const QueryTile* tile, int tiles, const void* k, int key0, int keys) const {
+  ScoreTile product[kMaxTogether];
+  for (int i = 0; i < tiles; ++i) {
+    product[i] = {tile[i].q->q_t, tile[i].t->s, tile[i].t->row_max};
+  }
+  ops.scores(product, tiles, k, keys, dim);
+  for (int i = 0; i < tiles; ++i) {
+    TileScratch& t = *tile[i].t;
+    if (modify(*tile[i].q, key0, keys, tile[i].coverage, t)) ops.row_max(t.s, keys, t.row_max);
+  }
 }
 
 bool Attention::modify(const QueryBlock& q, int key0, int keys, expr::Coverage coverage,

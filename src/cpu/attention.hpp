@@ -60,6 +60,13 @@ struct TileScratch {
   }
 };
 
+// A Q block against some K block.
+struct QueryTile {
+  QueryBlock* q = nullptr;
+  expr::Coverage coverage = expr::Coverage::full;
+  TileScratch* t = nullptr;
+};
+
 // A packed K, V block.
 struct KeyBlock {
   int key0 = 0;
@@ -112,10 +119,9 @@ class Attention {
     return half ? kHalf : keys;
   }
 
-  // t.s <- masked, modified scores in the units that softmax() takes with factor c(); t.row_max
-  // with them.
-  void scores(const QueryBlock& q, const void* k, int key0, int keys, expr::Coverage coverage,
-              TileScratch& t) const;
+  // t->s <- masked, modified scores in the units that softmax() takes with factor c(); t->row_max
+  // with them. At most kMaxTogether tiles.
+  void scores(const QueryTile* tile, int tiles, const void* k, int key0, int keys) const;
   // Expression and mask alone, over scores already in t.s. Returns whether anything may have
   // changed.
   bool modify(const QueryBlock& q, int key0, int keys, expr::Coverage coverage,

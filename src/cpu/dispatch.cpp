@@ -11,20 +11,21 @@ namespace attn::cpu {
 extern const TileOps kPortableOps;
 #if defined(__x86_64__)
 extern const TileOps kAvx2Ops;
-extern const TileOps kAvx512Ops;
+extern const TileOps kAvx512Ops[2];
 extern const TileOps kAvx512Bf16Ops;
-extern const TileOps kAmxBf16Ops[2];
+extern const TileOps kAmxBf16Ops;
 #endif
 
 const TileOps& tile_ops(InstructionSet isa, DType operand) {
 #if defined(__x86_64__)
+  static const TileOps& avx512 = kAvx512Ops[__builtin_cpu_is("intel") != 0 ? 1 : 0];
   switch (isa) {
     case InstructionSet::amx_bf16:
-      return kAmxBf16Ops[operand == DType::bf16 ? 1 : 0];
+      return operand == DType::bf16 ? kAmxBf16Ops : avx512;
     case InstructionSet::avx512_bf16:
-      return operand == DType::bf16 ? kAvx512Bf16Ops : kAvx512Ops;
+      return operand == DType::bf16 ? kAvx512Bf16Ops : avx512;
     case InstructionSet::avx512:
-      return kAvx512Ops;
+      return avx512;
     case InstructionSet::avx2:
       return kAvx2Ops;
     default:

@@ -22,6 +22,7 @@ namespace attn::cpu {
 
 inline constexpr int kMaxRows = 32;  // of a Q block, over all instruction sets
 inline constexpr int kBlockK = 64;   // keys of a K, V block: S^T is 8 KB, a quarter of a 32 KB L1
+inline constexpr int kMaxTogether = 2;  // Q blocks that the products take at once
 inline constexpr int kMaxDecodeRows = 8;  // rows that the decoding verbs take at once
 
 // Leading dimension of packed rows in elements: a multiple of 16 floats keeps rows on cache lines.
@@ -42,11 +43,25 @@ struct WeightedRows {
   int count = 0;
 };
 
+// One Q block's share of S^T = K Q^T.
+struct ScoreTile {
+  const void* q_t = nullptr;  // [dim][rows]
+  float* s = nullptr;         // [key][rows], written
+  float* row_max = nullptr;   // [rows], written: the maximum over the keys; may be null
+};
+// One Q block's share of O^T = alpha O^T + V^T P^T.
+struct OutputTile {
+  const void* p = nullptr;       // [key][rows] in the operand type
+  const float* alpha = nullptr;  // [rows]; null: 1
+  float* o_t = nullptr;          // [dim][rows], read and written
+};
+
 struct TileOps {
   InstructionSet isa;
   DType operand;     // f32 or bf16
   int rows;          // of a Q block
   int dim_multiple;  // head sizes (of Q, K and of V) that the operands may have
+  int together;      // Q blocks that scores and accumulate are best given, up to kMaxTogether
 
   // A thread calls enter before and leave after the forward verbs of a task, where they are not
   // null (TileState does): AMX keeps a tile configuration a thread.
@@ -71,8 +86,9 @@ struct TileOps {
   void (*store_row)(const float* x, int dim, float factor, DType target, std::byte* row);
 
   // --- Forward ---
-  // s[key][row] <- sum_d k[key][d] q_t[d][row]; row_max[row] <- max over keys (may be null).
-  void (*scores)(const void* q_t, const void* k, int keys, int dim, float* s, float* row_max);
+  // s[key][row] <- sum_d k[key][d] q_t[d][row] for each of `tiles` Q blocks. An element's sum is the
+  // same whatever is computed beside it.
+  void (*scores)(const ScoreTile* tile, int tiles, const void* k, int keys, int dim);
   // row_max[row] <- max over keys of s.
   void (*row_max)(const float* s, int keys, float* row_max);
   // Online softmax: m' = max(m, row_max), alpha = 2^(c (m - m')), p = 2^(c (s - m')), l <- alpha l
@@ -81,9 +97,8 @@ struct TileOps {
   // zero, l keeps them. m starts at -FLT_MAX.
   void (*softmax)(float* s, int keys, float c, const float* row_max, const std::uint32_t* keep,
                   float* m, float* l, float* alpha, void* p);
-  // o_t[d][row] <- alpha[row] o_t[d][row] + sum_key v[key][d] p[key][row]. alpha null: 1.
-  void (*accumulate)(const void* p, const void* v, int keys, int dim, const float* alpha,
-                     float* o_t);
+  // o_t[d][row] <- alpha[row] o_t[d][row] + sum_key v[key][d] p[key][row], likewise.
+  void (*accumulate)(const OutputTile* tile, int tiles, const void* v, int keys, int dim);
   // keep[key - key0] bit row <- dropout keeps (row, key). key0 is a multiple of 32.
   void (*dropout_keep)(const DropoutTile& tile, int key0, int keys, std::uint32_t* keep);
 

@@ -37,7 +37,8 @@ TEST_P(Products, ForwardTileMatchesItsDefinition) {
       ops().pack_q(q_rows.rows.data(), rows, dim, q_rows.dtype, 1.0f, q_t.data());
       ops().pack_k(k_rows.rows.data(), keys, dim, k_rows.dtype, k_tile.data());
       ops().pack_v(v_rows.rows.data(), keys, dim, v_rows.dtype, v_tile.data());
-      ops().scores(q_t.data(), k_tile.data(), keys, dim, s.data(), row_max.data());
+      const ScoreTile score_tile{q_t.data(), s.data(), row_max.data()};
+      ops().scores(&score_tile, 1, k_tile.data(), keys, dim);
 
       std::vector<double> scores(static_cast<std::size_t>(keys * rows));
       for (int j = 0; j < keys; ++j) {
@@ -73,7 +74,8 @@ TEST_P(Products, ForwardTileMatchesItsDefinition) {
       void* weights = bf16() ? p.data() : s.data();
       ops().softmax(s.data(), keys, c, row_max.data(), nullptr, m.data(), l.data(), alpha.data(),
                     weights);
-      ops().accumulate(weights, v_tile.data(), keys, dim, alpha.data(), o_t.data());
+      const OutputTile output_tile{weights, alpha.data(), o_t.data()};
+      ops().accumulate(&output_tile, 1, v_tile.data(), keys, dim);
       // P is within 2^-22 of its value (exp2: 1.01 ulp, argument: 2^-24 |y| 2^y < 2^-24), bf16 P
       // within 2^-8.
       const double p_error = bf16() ? 0x1p-8 : 0x1p-21;
@@ -101,6 +103,76 @@ TEST_P(Products, ForwardTileMatchesItsDefinition) {
           }
           ASSERT_NEAR(o_t[static_cast<std::size_t>(d * rows + r)], o,
                       (p_error + keys * 0x1p-22 + 1e-5) * magnitude + 1e-30);
+        }
+      }
+    }
+  }
+}
+
+// Whatever is computed beside it, a Q block's numbers are the same to the bit.
+TEST_P(Products, BlocksTogetherAreThoseOfEachAlone) {
+  constexpr int kTiles = 3;
+  for (const int dim : kDims) {
+    if (dim % ops().dim_multiple != 0) continue;
+    const auto rows = static_cast<std::size_t>(ops().rows);
+    for (const int keys : kKeyCounts) {
+      SCOPED_TRACE("dim " + std::to_string(dim) + " keys " + std::to_string(keys));
+      const auto tile = static_cast<std::size_t>(kBlockK * kMaxRows);
+      const auto q_floats = static_cast<std::size_t>((dim + 1) * kMaxRows);
+      const auto packed = static_cast<std::size_t>(kBlockK * leading_dim(dim));
+      std::vector<float> values;
+      for (int i = 0; i < std::max(keys, ops().rows) * dim; ++i) values.push_back(rounded(normal()));
+      const SourceRows key_rows(keys, dim, bf16(), values);
+      Floats k_tile(packed), v_tile(packed);
+      ops().pack_k(key_rows.rows.data(), keys, dim, key_rows.dtype, k_tile.data());
+      ops().pack_v(key_rows.rows.data(), keys, dim, key_rows.dtype, v_tile.data());
+
+      Floats q_t(kTiles * q_floats), s(2 * kTiles * tile), row_max(2 * kTiles * kMaxRows);
+      Floats p(kTiles * tile), alpha(kTiles * kMaxRows), o_t(2 * kTiles * q_floats);
+      fill(alpha);
+      for (std::size_t i = 0; i < kTiles * q_floats; ++i) {
+        o_t[i] = o_t[kTiles * q_floats + i] = normal();
+      }
+      ScoreTile scores[2 * kTiles];
+      OutputTile outputs[2 * kTiles];
+      for (std::size_t i = 0; i < kTiles; ++i) {
+        for (float& x : values) x = rounded(normal());
+        const SourceRows q_rows(ops().rows, dim, bf16(), values);
+        ops().pack_q(q_rows.rows.data(), ops().rows, dim, q_rows.dtype, 1.0f,
+                     q_t.data() + i * q_floats);
+        for (std::size_t copy = 0; copy < 2; ++copy) {
+          const std::size_t at = copy * kTiles + i;
+          scores[at] = {q_t.data() + i * q_floats, s.data() + at * tile,
+                        row_max.data() + at * kMaxRows};
+          // The middle block starts without a factor.
+          outputs[at] = {p.data() + i * tile, i == 1 ? nullptr : alpha.data() + i * kMaxRows,
+                         o_t.data() + at * q_floats};
+        }
+      }
+      ops().scores(scores, kTiles, k_tile.data(), keys, dim);
+      for (std::size_t i = kTiles; i < 2 * kTiles; ++i) {
+        ops().scores(scores + i, 1, k_tile.data(), keys, dim);
+      }
+      for (std::size_t i = 0; i < kTiles; ++i) {
+        for (std::size_t e = 0; e < static_cast<std::size_t>(keys) * rows; ++e) {
+          ASSERT_EQ(scores[i].s[e], scores[kTiles + i].s[e]) << "block " << i << " element " << e;
+        }
+        for (std::size_t r = 0; r < rows; ++r) {
+          ASSERT_EQ(scores[i].row_max[r], scores[kTiles + i].row_max[r]) << "block " << i;
+        }
+        Floats m(kMaxRows), l(kMaxRows), unused(kMaxRows);
+        for (std::size_t r = 0; r < rows; ++r) m[r] = l[r] = 0;
+        ops().softmax(scores[i].s, keys, 0.7f, scores[i].row_max, nullptr, m.data(), l.data(),
+                      unused.data(), p.data() + i * tile);
+      }
+      ops().accumulate(outputs, kTiles, v_tile.data(), keys, dim);
+      for (std::size_t i = kTiles; i < 2 * kTiles; ++i) {
+        ops().accumulate(outputs + i, 1, v_tile.data(), keys, dim);
+      }
+      for (std::size_t i = 0; i < kTiles; ++i) {
+        for (std::size_t e = 0; e < static_cast<std::size_t>(dim) * rows; ++e) {
+          ASSERT_EQ(outputs[i].o_t[e], outputs[kTiles + i].o_t[e])
+              << "block " << i << " element " << e;
         }
       }
     }

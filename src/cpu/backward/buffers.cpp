@@ -107,7 +107,8 @@ class BufferGradient {
       for_visible_blocks(a_, s.block->q.tile, 0, p.sequence.length_k,
                          [&](int key0, int keys, expr::Coverage coverage) {
                            a_.load_key_block(p.sequence, p.head_k, key0, keys, s.keys);
-                           g_.tile_value_gradient(*s.block, s.keys, coverage, s.tiles);
+                           const GradientTile tile{s.block, coverage, &s.tiles};
+                           g_.tile_value_gradients(&tile, 1, s.keys);
                            for (const Load& load : loads_) add_tile(load, key0, keys, s);
                          });
     }

@@ -15,19 +15,15 @@ namespace {
 
 struct Scratch {
   int dim = 0, dim_v = 0;
-  GradientTiles tiles;
-  float* p[kGradientGroup] = {};  // tile.s and ds of each Q block of a group
-  float* ds[kGradientGroup] = {};
+  GradientTiles tiles[kGradientGroup];  // of each Q block of a group
   GradientBlock* block = nullptr;  // [kGradientGroup], for Q blocks that are not packed ahead
   float *k = nullptr, *v = nullptr, *dk = nullptr,
         *dv = nullptr;  // [kChunkKeys][leading dimension]
 
   void carve(Carver& c) {
-    tiles.carve(c);
+    for (GradientTiles& t : tiles) t.carve(c);
     c.take(block, kGradientGroup);
     for (int i = 0; i < kGradientGroup; ++i) {
-      c.take(p[i], static_cast<std::size_t>(kBlockK * kMaxRows));
-      c.take(ds[i], static_cast<std::size_t>(kBlockK * kMaxRows));
       GradientBlock placed;
       placed.carve(c, dim, dim_v);
       if (block != nullptr) block[i] = placed;
@@ -100,12 +96,27 @@ void group_gradient(const Attention& a, const GradientContext& g, const Wave& wa
     const std::int64_t j = key0 - chunk.begin;
     float* dk = s.dk + j * ld;
     float* dv = s.dv + j * ld_v;
-    WeightedRows queries[kGradientGroup], d_o[kGradientGroup];
-    int waiting = 0, waiting_keys = 0;  // Q blocks to be added, all with the same number of keys
-    const auto add_waiting = [&] {
-      a.ops.accumulate_rows(d_o, waiting, waiting_keys, a.dim_v, dv);
-      a.ops.accumulate_rows(queries, waiting, waiting_keys, a.dim, dk);
-      waiting = 0;
+    GradientTile tile[kGradientGroup];
+    float* dq[kGradientGroup] = {};
+    int tiles = 0, tile_keys = 0;  // visible ones so far, all with the same number of keys
+    const auto add_tiles = [&] {
+      const KeyBlock block{key0, tile_keys, s.k + j * ld, s.v + j * ld_v};
+      WeightedRows queries[kGradientGroup], d_o[kGradientGroup];
+      for (int i = 0; i < tiles; i += a.ops.together) {
+        const int n = std::min(a.ops.together, tiles - i);
+        g.tile_gradients(tile + i, n, block);
+        OutputTile output[kMaxTogether];
+        for (int t = 0; t < n; ++t) output[t] = {tile[i + t].t->ds, nullptr, dq[i + t]};
+        a.ops.accumulate(output, n, block.k, tile_keys, a.dim);
+      }
+      for (int i = 0; i < tiles; ++i) {
+        const GradientBlock& rows = *tile[i].block;
+        d_o[i] = {tile[i].t->tile.s, rows.do_rows, rows.q.count};
+        queries[i] = {tile[i].t->ds, rows.q_rows, rows.q.count};
+      }
+      a.ops.accumulate_rows(d_o, tiles, tile_keys, a.dim_v, dv);
+      a.ops.accumulate_rows(queries, tiles, tile_keys, a.dim, dk);
+      tiles = 0;
     };
     for (int i = 0; i < count; ++i) {
       const expr::Tile rows = tile_of(first + i, 1);
@@ -119,19 +130,13 @@ void group_gradient(const Attention& a, const GradientContext& g, const Wave& wa
         q[i] = offset == kNotPacked ? s.block + i : &memory.block(offset, first + i);
         if (offset == kNotPacked) g.load(pair, first + i, *q[i]);
       }
-      if (waiting > 0 && n != waiting_keys) add_waiting();
-      const KeyBlock block{key0, n, s.k + j * ld, s.v + j * ld_v};
-      GradientTiles tiles = s.tiles;
-      tiles.tile.s = s.p[i];
-      tiles.ds = s.ds[i];
-      g.tile_gradient(*q[i], block, own, tiles);
-      a.ops.accumulate(tiles.ds, block.k, n, a.dim, nullptr, memory.dq(split, in_wave + first + i));
-      d_o[waiting] = {tiles.tile.s, q[i]->do_rows, q[i]->q.count};
-      queries[waiting] = {tiles.ds, q[i]->q_rows, q[i]->q.count};
-      waiting_keys = n;
-      ++waiting;
+      if (tiles > 0 && n != tile_keys) add_tiles();
+      tile[tiles] = {q[i], own, &s.tiles[tiles]};
+      dq[tiles] = memory.dq(split, in_wave + first + i);
+      tile_keys = n;
+      ++tiles;
     }
-    if (waiting > 0) add_waiting();
+    if (tiles > 0) add_tiles();
   };
   for_visible_blocks(a, tile_of(first, count), chunk.begin, chunk.end, visit);
 }
@@ -204,7 +209,7 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   Scratch sizes;
   sizes.dim = a.dim;
   sizes.dim_v = a.dim_v;
-  sizes.tiles = g.tiles();
+  for (GradientTiles& t : sizes.tiles) t = g.tiles();
   const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
 
   WaveMemory memory{};

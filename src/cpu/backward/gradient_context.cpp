@@ -128,26 +128,42 @@ GradientTiles GradientContext::tiles() const {
   return t;
 }
 
-void GradientContext::tile_value_gradient(const GradientBlock& block, const KeyBlock& keys,
-                                          expr::Coverage coverage, GradientTiles& t) const {
+void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
+                                           const KeyBlock& keys) const {
   const int n = keys.keys;
-  float* p = t.tile.s;
-  a_.ops.scores(block.q.q_t, keys.k, n, a_.dim, p, nullptr);
-  if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
-  a_.modify(block.q, keys.key0, n, coverage, t.tile);
-  a_.ops.probabilities(p, n, a_.c(), block.lse, p);
-  a_.ops.scores(block.do_t, keys.v, n, a_.dim_v, t.ds, nullptr);
-  const std::uint32_t* keep = a_.keep(block.q, keys.key0, n, t.tile);
-  a_.ops.score_gradient(p, t.ds, n, keep, a_.dropout_scale(), block.delta, t.ds);
+  ScoreTile scores[kMaxTogether], dp[kMaxTogether];
+  for (int i = 0; i < tiles; ++i) {
+    scores[i] = {tile[i].block->q.q_t, tile[i].t->tile.s, nullptr};
+    dp[i] = {tile[i].block->do_t, tile[i].t->ds, nullptr};
+  }
+  a_.ops.scores(scores, tiles, keys.k, n, a_.dim);
+  for (int i = 0; i < tiles; ++i) {
+    GradientTiles& t = *tile[i].t;
+    float* p = t.tile.s;
+    if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
+    a_.modify(tile[i].block->q, keys.key0, n, tile[i].coverage, t.tile);
+    a_.ops.probabilities(p, n, a_.c(), tile[i].block->lse, p);
+  }
+  a_.ops.scores(dp, tiles, keys.v, n, a_.dim_v);
+  for (int i = 0; i < tiles; ++i) {
+    const GradientBlock& block = *tile[i].block;
+    GradientTiles& t = *tile[i].t;
+    const std::uint32_t* keep = a_.keep(block.q, keys.key0, n, t.tile);
+    a_.ops.score_gradient(t.tile.s, t.ds, n, keep, a_.dropout_scale(), block.delta, t.ds);
+  }
 }
 
-void GradientContext::tile_gradient(const GradientBlock& block, const KeyBlock& keys,
-                                    expr::Coverage coverage, GradientTiles& t) const {
-  tile_value_gradient(block, keys, coverage, t);
+void GradientContext::tile_gradients(const GradientTile* tile, int tiles,
+                                     const KeyBlock& keys) const {
+  tile_value_gradients(tile, tiles, keys);
   if (!has_factor_) return;
-  a_.ops.evaluate(derivative_, a_.expression_context(block.q, keys.key0, keys.keys, t.tile), t.raw,
-                  t.factor);
-  a_.ops.multiply_gradient(t.factor, keys.keys, t.ds);
+  for (int i = 0; i < tiles; ++i) {
+    GradientTiles& t = *tile[i].t;
+    a_.ops.evaluate(derivative_,
+                    a_.expression_context(tile[i].block->q, keys.key0, keys.keys, t.tile), t.raw,
+                    t.factor);
+    a_.ops.multiply_gradient(t.factor, keys.keys, t.ds);
+  }
 }
 
 }  // namespace attn::cpu

@@ -33,6 +33,13 @@ struct GradientTiles {
   void carve(Carver& c);
 };
 
+// A Q block against some K, V block.
+struct GradientTile {
+  const GradientBlock* block = nullptr;
+  expr::Coverage coverage = expr::Coverage::full;
+  GradientTiles* t = nullptr;
+};
+
 class GradientContext {
  public:
   // Computes lse and D in parallel. d_o and outputs as in backward().
@@ -52,14 +59,13 @@ class GradientContext {
   // Describes and packs Q block i of the pair.
   void load(std::int64_t pair, std::int64_t i, GradientBlock& block) const;
 
-  // FlashAttention, algorithm 4, lines 11 to 20: t.tile.s <- P (times the dropout factor), t.ds <-
-  // dS, the gradient with respect to the scaled score before the expression.
-  void tile_gradient(const GradientBlock& block, const KeyBlock& keys, expr::Coverage coverage,
-                     GradientTiles& t) const;
-  // The same without the expression's derivative: t.ds <- gradient with respect to the expression's
-  // value; t.raw: its scores.
-  void tile_value_gradient(const GradientBlock& block, const KeyBlock& keys,
-                           expr::Coverage coverage, GradientTiles& t) const;
+  // FlashAttention, algorithm 4, lines 11 to 20, for up to kMaxTogether tiles: t->tile.s <- P (times
+  // the dropout factor), t->ds <- dS, the gradient with respect to the scaled score before the
+  // expression.
+  void tile_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
+  // The same without the expression's derivative: t->ds <- gradient with respect to the
+  // expression's value; t->raw: its scores.
+  void tile_value_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
   GradientTiles tiles() const;  // sizes only, to be carved
 
  private:

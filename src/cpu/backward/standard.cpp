@@ -65,8 +65,10 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
         a.load_key_block(sequence, head_k, key0, std::min(kBlockK, length_k - key0), keys);
         s.tiles.tile.s = p + at(i, key0);
         s.tiles.ds = ds + at(i, key0);
-        g.tile_gradient(q, keys, coverage, s.tiles);
-        a.ops.accumulate(s.tiles.ds, s.k, keys.keys, a.dim, nullptr, s.dq_t);
+        const GradientTile tile{&q, coverage, &s.tiles};
+        g.tile_gradients(&tile, 1, keys);
+        const OutputTile dq{s.tiles.ds, nullptr, s.dq_t};
+        a.ops.accumulate(&dq, 1, s.k, keys.keys, a.dim);
       }
       if (gradients.dq.given()) {
         a.store_query_rows(core::rows_like_q(a.problem, a.inputs, gradients.dq, sequence.batch),

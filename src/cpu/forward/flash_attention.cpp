@@ -36,7 +36,8 @@ struct Scratch {
 // V_j).
 void update(const Attention& a, QueryBlock& q, const KeyBlock& keys, expr::Coverage coverage,
             TileScratch& t) {
-  a.scores(q, keys.k, keys.key0, keys.keys, coverage, t);
+  const QueryTile tile{&q, coverage, &t};
+  a.scores(&tile, 1, keys.k, keys.key0, keys.keys);
   float before[kMaxRows];
   std::copy_n(q.l, a.ops.rows, before);
   a.ops.softmax(t.s, keys.keys, a.c(), t.row_max, a.keep(q, keys.key0, keys.keys, t), q.m, q.l,
@@ -49,7 +50,8 @@ void update(const Attention& a, QueryBlock& q, const KeyBlock& keys, expr::Cover
     t.alpha[r] = sees ? t.alpha[r] * before[r] : 1.0f;
     normalizer[r] = sees ? 1.0f / q.l[r] : 1.0f;
   }
-  a.ops.accumulate(t.p, keys.v, keys.keys, a.dim_v, t.alpha, q.o_t);
+  const OutputTile output{t.p, t.alpha, q.o_t};
+  a.ops.accumulate(&output, 1, keys.v, keys.keys, a.dim_v);
   for (int d = 0; d < a.dim_v; ++d) {
     for (int r = 0; r < a.ops.rows; ++r) q.o_t[d * a.ops.rows + r] *= normalizer[r];
   }

@@ -16,12 +16,17 @@ inline constexpr int kMaxBlocksPerTask = 8;
 
 struct GroupScratch {
   int dim = 0, dim_v = 0;
-  TileScratch tile;
+  TileScratch tile[kMaxTogether];
   QueryBlock* blocks = nullptr;
   KeyBlock keys;
 
   void carve(Carver& c) {
-    tile.carve(c);
+    // One after the other they evaluate expressions: one scratch serves all.
+    for (int i = 0; i < kMaxTogether; ++i) {
+      if (i > 0) tile[i].expression_floats = 0;
+      tile[i].carve(c);
+      tile[i].expression = tile[0].expression;
+    }
     float* k = nullptr;
     float* v = nullptr;
     c.take(blocks, kMaxBlocksPerTask);
@@ -46,7 +51,7 @@ inline GroupScratch group_scratch(const Attention& a) {
   GroupScratch scratch;
   scratch.dim = a.dim;
   scratch.dim_v = a.dim_v;
-  scratch.tile = a.tile_scratch();
+  for (TileScratch& tile : scratch.tile) tile = a.tile_scratch();
   return scratch;
 }
 
@@ -77,6 +82,22 @@ inline void attend(const Attention& a, const core::Sequence& sequence, int head_
   for_visible_blocks(a, rows, key_begin, key_end, [&](int key0, int n, expr::Coverage coverage) {
     if (!packed.packed()) a.load_key_block(sequence, head_k, key0, n, s.keys);
     const KeyBlock& block = packed.packed() ? packed.block(key0, n) : s.keys;
+    QueryTile tile[kMaxTogether];
+    int tiles = 0;
+    int tile_keys = 0;  // of each
+    const auto add_tiles = [&] {
+      a.scores(tile, tiles, block.k, key0, tile_keys);
+      OutputTile output[kMaxTogether];
+      for (int i = 0; i < tiles; ++i) {
+        QueryBlock& q = *tile[i].q;
+        TileScratch& t = *tile[i].t;
+        a.ops.softmax(t.s, tile_keys, a.c(), t.row_max, a.keep(q, key0, tile_keys, t), q.m, q.l,
+                      t.alpha, t.p);
+        output[i] = {t.p, t.alpha, q.o_t};
+      }
+      a.ops.accumulate(output, tiles, block.v, tile_keys, a.dim_v);
+      tiles = 0;
+    };
     for (int i = 0; i < blocks; ++i) {
       if (packed.packed() && key0 + kBlockK < key_end) packed.prefetch(key0 + kBlockK, i, blocks);
       QueryBlock& q = s.blocks[i];
@@ -84,11 +105,12 @@ inline void attend(const Attention& a, const core::Sequence& sequence, int head_
           coverage == expr::Coverage::full || blocks == 1 ? coverage : a.coverage(q.tile, key0, n);
       if (own == expr::Coverage::empty) continue;
       const int keys = own == expr::Coverage::mixed ? a.visible_keys(q.tile, key0, n) : n;
-      TileScratch& t = s.tile;
-      a.scores(q, block.k, key0, keys, own, t);
-      a.ops.softmax(t.s, keys, a.c(), t.row_max, a.keep(q, key0, keys, t), q.m, q.l, t.alpha, t.p);
-      a.ops.accumulate(t.p, block.v, keys, a.dim_v, t.alpha, q.o_t);
+      if (tiles > 0 && keys != tile_keys) add_tiles();
+      tile[tiles] = {&q, own, &s.tile[tiles]};
+      tile_keys = keys;
+      if (++tiles == a.ops.together) add_tiles();
     }
+    if (tiles > 0) add_tiles();
   });
 }
 

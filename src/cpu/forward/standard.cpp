@@ -65,6 +65,7 @@ void forward_standard(const Attention& a, const Plan&, const Outputs& outputs, E
   sizes.tile = a.tile_scratch();
   const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
   const int rows = a.ops.rows;
+  const expr::Coverage coverage = a.has_mask() ? expr::Coverage::mixed : expr::Coverage::full;
   std::int64_t elements = 0;
   for (const core::Sequence& sequence : a.sequences) {
     const std::int64_t blocks = (a.rows(sequence) + rows - 1) / rows;
@@ -90,8 +91,8 @@ void forward_standard(const Attention& a, const Plan&, const Outputs& outputs, E
           const int keys = std::min(kBlockK, sequence.length_k - key0);
           a.load_key_block(sequence, head_k, key0, keys, s.keys);
           s.tile.s = matrix.tile(i, key0);
-          a.scores(*s.block, s.keys.k, key0, keys,
-                   a.has_mask() ? expr::Coverage::mixed : expr::Coverage::full, s.tile);
+          const QueryTile tile{s.block, coverage, &s.tile};
+          a.scores(&tile, 1, s.keys.k, key0, keys);
         }
       });
       executor.parallel_for(
@@ -115,7 +116,8 @@ void forward_standard(const Attention& a, const Plan&, const Outputs& outputs, E
             for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
               const int keys = std::min(kBlockK, sequence.length_k - key0);
               a.load_key_block(sequence, head_k, key0, keys, s.keys);
-              a.ops.accumulate(matrix.tile(i, key0), s.keys.v, keys, a.dim_v, nullptr, q.o_t);
+              const OutputTile output{matrix.tile(i, key0), nullptr, q.o_t};
+              a.ops.accumulate(&output, 1, s.keys.v, keys, a.dim_v);
             }
             a.store_block(sequence, q, outputs, /*normalized=*/true);
           });

@@ -1,7 +1,6 @@
-// AMX tiles for bf16 operands; for f32, AVX-512 as the CPUs that have AMX, all of Intel, like it.
+// AMX tiles for bf16 operands. f32 problems run on the avx512 table.
 #define ATTN_ISA amx_bf16
 #define ATTN_VECTOR_BYTES 64
-#define ATTN_EXP2_BY_REDUCTION
 #include "cpu/kernels/amx.hpp"
 #include "cpu/kernels/table.hpp"
 
@@ -12,20 +11,21 @@ static constexpr TileOps amx_ops() {
   TileOps ops = f32_ops(InstructionSet::amx_bf16);
   ops.operand = DType::bf16;
   ops.dim_multiple = kTileDepth;
+  ops.together = 1;
   ops.enter = configure_tiles;
   ops.leave = release_tiles;
   ops.pack_q = pack_q_bf16;
   ops.pack_k = pack_k_amx;
   ops.pack_v = pack_v_amx;
-  ops.scores = scores_amx;
+  ops.scores = scores_each<scores_amx>;
   ops.softmax = softmax_amx;
-  ops.accumulate = accumulate_amx;
+  ops.accumulate = accumulate_each<accumulate_amx>;
   ops.peak_flops = peak_flops_amx;
   return ops;
 }
 
 }  // namespace amx_bf16
 
-extern const TileOps kAmxBf16Ops[2];  // f32 and bf16 operands
-const TileOps kAmxBf16Ops[2] = {amx_bf16::f32_ops(InstructionSet::amx_bf16), amx_bf16::amx_ops()};
+extern const TileOps kAmxBf16Ops;
+const TileOps kAmxBf16Ops = amx_bf16::amx_ops();
 }  // namespace attn::cpu

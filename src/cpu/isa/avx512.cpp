@@ -4,6 +4,7 @@
 #include "cpu/kernels/table.hpp"
 
 namespace attn::cpu {
-extern const TileOps kAvx512Ops;
-const TileOps kAvx512Ops = avx512::f32_ops(InstructionSet::avx512);
+extern const TileOps kAvx512Ops[2];  // for any CPU, for Intel's
+const TileOps kAvx512Ops[2] = {avx512::f32_ops(InstructionSet::avx512),
+                               avx512::f32_ops<avx512::exp2_by_reduction>(InstructionSet::avx512)};
 }  // namespace attn::cpu

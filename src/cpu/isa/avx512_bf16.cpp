@@ -10,12 +10,13 @@ namespace avx512_bf16 {
 static constexpr TileOps bf16_ops() {
   TileOps ops = f32_ops(InstructionSet::avx512_bf16);
   ops.operand = DType::bf16;
+  ops.together = 1;
   ops.pack_q = pack_q_bf16;
   ops.pack_k = pack_k_bf16;
   ops.pack_v = pack_v_bf16;
-  ops.scores = scores_bf16;
+  ops.scores = scores_each<scores_bf16>;
   ops.softmax = softmax_bf16;
-  ops.accumulate = accumulate_bf16;
+  ops.accumulate = accumulate_each<accumulate_bf16>;
   ops.peak_flops = peak_flops_bf16;
   return ops;
 }

@@ -116,18 +116,17 @@ static void pack_v_amx(const std::byte* const* row, int keys, int dim, DType, vo
   }
 }
 
-static void scores_amx(const void* q_t, const void* k, int keys, int dim, float* s,
-                       float* row_max_out) {
-  const std::uint32_t* q = static_cast<const std::uint32_t*>(q_t);
+static void scores_amx(const ScoreTile& tile, const void* k, int keys, int dim) {
+  const std::uint32_t* q = static_cast<const std::uint32_t*>(tile.q_t);
   for (int key = 0; key < keys; key += kTileDepth) {
     const std::byte* rows = static_cast<const std::byte*>(k) + std::ptrdiff_t{key} * dim * 2;
     zero_sums();
     for (int d = 0; d < dim; d += kTileDepth) {
       add_products(rows + std::ptrdiff_t{d} * 2, dim * 2, q + d / 2 * kRows);
     }
-    store_sums(s + key * kRows);
+    store_sums(tile.s + key * kRows);
   }
-  if (row_max_out != nullptr) row_max(s, keys, row_max_out);
+  if (tile.row_max != nullptr) row_max(tile.s, keys, tile.row_max);
 }
 
 // exp2() with a polynomial of degree 5, within 1.5e-7: the second product rounds P to 2^-9, and LSE
@@ -183,8 +182,9 @@ static void softmax_amx(float* s, int keys, float c, const float* row_max,
 }
 
 // P^T stays in tiles 4 to 7 while 16 dims after the other pass by.
-static void accumulate_amx(const void* p, const void* v, int keys, int dim, const float* alpha,
-                           float* o_t) {
+static void accumulate_amx(const OutputTile& tile, const void* v, int keys, int dim) {
+  const float* alpha = tile.alpha;
+  float* o_t = tile.o_t;
   if (alpha != nullptr) {
     F scale[kVectors];
     bool changes = false;  // after a few blocks the maxima hardly change
@@ -198,7 +198,7 @@ static void accumulate_amx(const void* p, const void* v, int keys, int dim, cons
       }
     }
   }
-  const std::uint32_t* pairs = static_cast<const std::uint32_t*>(p);
+  const std::uint32_t* pairs = static_cast<const std::uint32_t*>(tile.p);
   const std::byte* columns = static_cast<const std::byte*>(v);
   const std::ptrdiff_t half = std::ptrdiff_t{dim} * kTileDepth * 2;  // bytes of 32 keys of V^T
   load_tile<4>(pairs, kSumStride);

@@ -39,10 +39,9 @@ static void pack_v_bf16(const std::byte* const* row, int keys, int dim, DType, v
   }
 }
 
-// As scores_f32, two dims a step.
-static void scores_bf16(const void* q_t, const void* k, int keys, int dim, float* s,
-                        float* row_max_out) {
-  const std::uint32_t* q = static_cast<const std::uint32_t*>(q_t);
+// As scores_tiles, two dims a step.
+static void scores_bf16(const ScoreTile& tile, const void* k, int keys, int dim) {
+  const std::uint32_t* q = static_cast<const std::uint32_t*>(tile.q_t);
   const int ld = leading_dim(dim) / 2;
   const int pairs = (dim + 1) / 2;
   F row_max[kVectors];
@@ -67,24 +66,24 @@ static void scores_bf16(const void* q_t, const void* k, int keys, int dim, float
 #pragma GCC unroll 4
           for (int v = 0; v < kVectors; ++v) {
             row_max[v] = max(row_max[v], acc[r][v]);
-            store(s + (key + r) * kRows + v * kLanes, acc[r][v]);
+            store(tile.s + (key + r) * kRows + v * kLanes, acc[r][v]);
           }
         }
       });
-  if (row_max_out != nullptr) {
-    for (int v = 0; v < kVectors; ++v) store(row_max_out + v * kLanes, row_max[v]);
+  if (tile.row_max != nullptr) {
+    for (int v = 0; v < kVectors; ++v) store(tile.row_max + v * kLanes, row_max[v]);
   }
 }
 
-// As accumulate_f32, two keys a step.
-static void accumulate_bf16(const void* p, const void* v, int keys, int dim, const float* alpha,
-                            float* o_t) {
-  const std::uint32_t* weights = static_cast<const std::uint32_t*>(p);
+// As accumulate_tiles, two keys a step.
+static void accumulate_bf16(const OutputTile& tile, const void* v, int keys, int dim) {
+  const std::uint32_t* weights = static_cast<const std::uint32_t*>(tile.p);
+  float* o_t = tile.o_t;
   const int ld = leading_dim(dim);
   const int pairs = (keys + 1) / 2;
   F scale[kVectors];
   for (int i = 0; i < kVectors; ++i) {
-    scale[i] = alpha == nullptr ? set1(1.0f) : load(alpha + i * kLanes);
+    scale[i] = tile.alpha == nullptr ? set1(1.0f) : load(tile.alpha + i * kLanes);
   }
   for_register_tiles(
       dim, [&]<int kCount>(int d) __attribute__((always_inline)) {

@@ -46,6 +46,7 @@ ATTN_INLINE F new_maximum(const float* row_max, float c, float* m, float* alpha)
   return after;
 }
 
+template <F (*kExp2)(F)>
 static void softmax_f32(float* s, int keys, float c, const float* row_max,
                         const std::uint32_t* keep, float* m, float* l, float* alpha, void* p) {
   float* out = static_cast<float*>(p);
@@ -56,7 +57,7 @@ static void softmax_f32(float* s, int keys, float c, const float* row_max,
     constexpr int kUnroll = 4;  // independent exponentials in flight, and partial sums
     F sum[kUnroll] = {};
     const auto step = [&](int j, int u) __attribute__((always_inline)) {
-      const F y = exp2((load(s + j * kRows + lane) - maximum) * scale);
+      const F y = kExp2((load(s + j * kRows + lane) - maximum) * scale);
       sum[u] += y;
       store(out + j * kRows + lane, keep == nullptr ? y : keep_lanes(keep[j] >> lane, y));
     };
@@ -71,13 +72,14 @@ static void softmax_f32(float* s, int keys, float c, const float* row_max,
   }
 }
 
+template <F (*kExp2)(F)>
 static void probabilities(const float* s, int keys, float c, const float* lse, float* p) {
   const F scale = set1(c);
   for (int v = 0; v < kVectors; ++v) {
     const int lane = v * kLanes;
     const F row_lse = load(lse + lane);
     for (int j = 0; j < keys; ++j) {
-      store(p + j * kRows + lane, exp2((load(s + j * kRows + lane) - row_lse) * scale));
+      store(p + j * kRows + lane, kExp2((load(s + j * kRows + lane) - row_lse) * scale));
     }
   }
 }

@@ -11,12 +11,14 @@
 
 namespace attn::cpu::ATTN_ISA {
 
+template <F (*kExp2)(F) = exp2>
 static constexpr TileOps f32_ops(InstructionSet isa) {
   TileOps ops{};
   ops.isa = isa;
   ops.operand = DType::f32;
   ops.rows = kRows;
   ops.dim_multiple = 1;
+  ops.together = kTogether;
   ops.pack_q = pack_q_f32;
   ops.pack_k = pack_rows_f32;
   ops.pack_v = pack_rows_f32;
@@ -24,13 +26,13 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.store_row = store_row_f32;
   ops.scores = scores_f32;
   ops.row_max = row_max;
-  ops.softmax = softmax_f32;
+  ops.softmax = softmax_f32<kExp2>;
   ops.accumulate = accumulate_f32;
   ops.dropout_keep = dropout_keep;
   ops.evaluate_score = evaluate_score;
   ops.evaluate = evaluate;
   ops.apply_mask = apply_mask;
-  ops.probabilities = probabilities;
+  ops.probabilities = probabilities<kExp2>;
   ops.score_gradient = score_gradient;
   ops.multiply_gradient = multiply_gradient;
   ops.accumulate_rows = accumulate_rows_f32;

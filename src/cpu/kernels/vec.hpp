@@ -121,7 +121,7 @@ ATTN_INLINE F exp2_fraction(F f) {
   return fma(p, f, set1(1.0f));
 }
 
-#if defined(ATTN_EXP2_BY_REDUCTION)
+#if ATTN_VECTOR_BYTES == 64
 // exp2_fraction() for f in [0, 1): relative error 2.1e-9.
 ATTN_INLINE F exp2_unit(F f) {
   F p = fma(set1(2.1612914943e-4f), f, set1(1.2467846449e-3f));
@@ -135,12 +135,7 @@ ATTN_INLINE F exp2_unit(F f) {
 
 // 2^y for y <= 127; -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0.
 ATTN_INLINE F exp2(F y) {
-#if defined(ATTN_EXP2_BY_REDUCTION)
-  // Eight slots of Intel's two 512-bit ports, not ten and a half: rounding takes two and a half and
-  // the difference one, the reduction y - floor(y) one, and scalef takes the floor of y itself.
-  return _mm512_scalef_ps(exp2_unit(_mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)),
-                          y);
-#elif ATTN_VECTOR_BYTES == 64
+#if ATTN_VECTOR_BYTES == 64
   const F n = round_to_nearest(y);
   return _mm512_scalef_ps(exp2_fraction(y - n), n);  // scalef(NaN, -inf) = 0
 #else
@@ -153,5 +148,15 @@ ATTN_INLINE F exp2(F y) {
   return select(y < floor, F{}, select(y == y, scaled, y));
 #endif
 }
+
+#if ATTN_VECTOR_BYTES == 64
+// exp2() in eight slots of Intel's two 512-bit ports, not ten and a half: rounding takes two and a
+// half and the difference one, the reduction y - floor(y) one, and scalef takes the floor of y
+// itself.
+ATTN_INLINE F exp2_by_reduction(F y) {
+  return _mm512_scalef_ps(exp2_unit(_mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)),
+                          y);
+}
+#endif
 
 }  // namespace attn::cpu::ATTN_ISA
