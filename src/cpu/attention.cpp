@@ -167,6 +167,12 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
   std::byte* row[kMaxRows] = {};
   const core::Rows o = core::rows_like_q(problem, inputs, outputs.o, sequence.batch);
   const bool has_lse = outputs.lse.given();
+  const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(problem.dtype);
+  for (int r = 0; r < block.count; ++r) {
+    row[r] = o.row(block.query[r], block.head[r]);
+    // Fetched to be written while the logarithms are taken.
+    for (std::size_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(row[r] + i, 1);
+  }
   for (int r = 0; r < block.count; ++r) {
     double m = double{block.m[r]} * natural_;
     double l = block.l[r];
@@ -184,7 +190,6 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
     }
     const double normalizer = normalized ? rescale * double{block.l[r]} : rescale;
     factor[r] = l == 0 ? 0.0f : static_cast<float>(normalizer / l * double{dropout_scale_});
-    row[r] = o.row(block.query[r], block.head[r]);
     if (has_lse) {
       const core::LseRow lse =
           core::lse_row(problem, inputs, outputs.lse, sequence.batch, block.head[r]);

@@ -196,23 +196,28 @@ ATTN_INLINE void accumulate_rows_tile(const WeightedRows* block, int blocks, int
 inline constexpr int kRowsColumns = ATTN_VECTOR_BYTES == 64 ? 4 : kVectors;
 inline constexpr int kRowsKeys = ATTN_VECTOR_BYTES == 64 ? 6 : kRegisterKeys;
 
+// kColumns vectors of every row: the x of four Q blocks are 32 KB a pass, in L1 for all keys.
+template <int kColumns>
+ATTN_INLINE void accumulate_columns(const WeightedRows* block, int blocks, int keys, int column,
+                                    int ld, float* g) {
+  for_register_tiles<kRowsKeys>(
+      keys, [&]<int kCount>(int key) __attribute__((always_inline)) {
+        accumulate_rows_tile<kCount, kColumns>(block, blocks, key, column, ld,
+                                               g + key * ld + column);
+      });
+}
+
 static void accumulate_rows_f32(const WeightedRows* block, int blocks, int keys, int dim,
                                 float* g) {
   const int ld = leading_dim(dim);
-  for_register_tiles<kRowsKeys>(
-      keys, [&]<int kCount>(int key) __attribute__((always_inline)) {
-        float* rows = g + key * ld;
-        int c = 0;
-        for (; c + kRowsColumns * kLanes <= ld; c += kRowsColumns * kLanes) {
-          accumulate_rows_tile<kCount, kRowsColumns>(block, blocks, key, c, ld, rows + c);
-        }
-        for (; c + kVectors * kLanes <= ld; c += kVectors * kLanes) {
-          accumulate_rows_tile<kCount, kVectors>(block, blocks, key, c, ld, rows + c);
-        }
-        for (; c < ld; c += kLanes) {
-          accumulate_rows_tile<kCount, 1>(block, blocks, key, c, ld, rows + c);
-        }
-      });
+  int c = 0;
+  for (; c + kRowsColumns * kLanes <= ld; c += kRowsColumns * kLanes) {
+    accumulate_columns<kRowsColumns>(block, blocks, keys, c, ld, g);
+  }
+  for (; c + kVectors * kLanes <= ld; c += kVectors * kLanes) {
+    accumulate_columns<kVectors>(block, blocks, keys, c, ld, g);
+  }
+  for (; c < ld; c += kLanes) accumulate_columns<1>(block, blocks, keys, c, ld, g);
 }
 
 }  // namespace attn::cpu::ATTN_ISA
