@@ -17,11 +17,12 @@ void pack_keys(const Attention& a, const Wave& wave, std::byte* memory, Executor
   const std::int64_t chunk = kPackBlocks * kBlockK;
   const std::int64_t chunks = (a.problem.seqlen_k + chunk - 1) / chunk;
   executor.parallel_for((wave.last - wave.first) * chunks, [&](std::int64_t index, int) {
-    const std::size_t offset = wave.offset[static_cast<std::size_t>(index / chunks)];
+    const std::int64_t pairs = wave.last - wave.first;
+    const std::size_t offset = wave.offset[static_cast<std::size_t>(index % pairs)];
     if (offset == kNotPacked) return;
-    const Pair pair = pair_at(a, wave.first + index / chunks);
+    const Pair pair = pair_at(a, wave.first + index % pairs);
     const PackedKeys packed(a, pair.sequence, memory + offset);
-    const std::int64_t begin = index % chunks * chunk;
+    const std::int64_t begin = index / pairs * chunk;
     const std::int64_t end = std::min<std::int64_t>(begin + chunk, pair.sequence.length_k);
     for (std::int64_t key = begin; key < end; key += kBlockK) {
       const auto keys = static_cast<int>(std::min<std::int64_t>(kBlockK, end - key));
