@@ -49,6 +49,22 @@ inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_
                    [](const RowTask& x, const RowTask& y) { return x.cost > y.cost; });
   return tasks;
 }
+// Divides the last `count` tasks into pieces of at most `rows` rows, so that the threads that work on
+// them end at about the same time. Tasks for which whole(task) is true stay whole.
+template <class Whole>
+std::vector<RowTask> divide_last(std::vector<RowTask> tasks, std::size_t count, std::int64_t rows,
+                                 const Whole& whole) {
+  const std::size_t first = tasks.size() - std::min(count, tasks.size());
+  const std::vector<RowTask> last(tasks.begin() + static_cast<std::ptrdiff_t>(first), tasks.end());
+  tasks.resize(first);
+  for (const RowTask& task : last) {
+    const std::int64_t step = whole(task) ? task.rows : rows;
+    for (std::int64_t r = 0; r < task.rows; r += step) {
+      tasks.push_back({task.pair, task.row0 + r, std::min(step, task.rows - r), 0});
+    }
+  }
+  return tasks;
+}
 inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_task) {
   return row_tasks(a, rows_per_task, 0, pair_count(a));
 }
