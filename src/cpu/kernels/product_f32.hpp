@@ -115,16 +115,7 @@ ATTN_INLINE void accumulate_tiles(const OutputTile* tile, const float* v, int ke
   }
   for_register_tiles<kProductKeys<kTiles>>(
       dim, [&]<int kCount>(int d) __attribute__((always_inline)) {
-        F acc[kCount][kWidth];
-    // Rescaling O is how its accumulators start, never a pass of its own.
-#pragma GCC unroll 8
-        for (int r = 0; r < kCount; ++r) {
-#pragma GCC unroll 4
-          for (int i = 0; i < kWidth; ++i) {
-            acc[r][i] =
-                load(o_t[i / kVectors] + (d + r) * kRows + i % kVectors * kLanes) * scale[i];
-          }
-        }
+        F acc[kCount][kWidth] = {};
         const float* column = v + d;
 #pragma GCC unroll 2
         for (int j = 0; j < keys; ++j) {
@@ -140,11 +131,14 @@ ATTN_INLINE void accumulate_tiles(const OutputTile* tile, const float* v, int ke
             for (int i = 0; i < kWidth; ++i) acc[r][i] = fma(x, b[i], acc[r][i]);
           }
         }
+        // O is rescaled where it is added to, never in a pass of its own, and not where the sums
+        // start: they need not wait for it.
 #pragma GCC unroll 8
         for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 4
           for (int i = 0; i < kWidth; ++i) {
-            store(o_t[i / kVectors] + (d + r) * kRows + i % kVectors * kLanes, acc[r][i]);
+            float* o = o_t[i / kVectors] + (d + r) * kRows + i % kVectors * kLanes;
+            store(o, fma(load(o), scale[i], acc[r][i]));
           }
         }
       });
@@ -163,12 +157,7 @@ static void accumulate_f32(const OutputTile* tile, int tiles, const void* v, int
 template <int kCount, int kColumns>
 ATTN_INLINE void accumulate_rows_tile(const WeightedRows* block, int blocks, int key, int column,
                                       int ld, float* g) {
-  F acc[kCount][kColumns];
-#pragma GCC unroll 8
-  for (int r = 0; r < kCount; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) acc[r][c] = load(g + r * ld + c * kLanes);
-  }
+  F acc[kCount][kColumns] = {};
   for (const WeightedRows* end = block + blocks; block != end; ++block) {
     const float* t = block->t + key * kRows;
     const float* x = block->x + column;
@@ -188,7 +177,10 @@ ATTN_INLINE void accumulate_rows_tile(const WeightedRows* block, int blocks, int
 #pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) store(g + r * ld + c * kLanes, acc[r][c]);
+    for (int c = 0; c < kColumns; ++c) {
+      float* sum = g + r * ld + c * kLanes;
+      store(sum, load(sum) + acc[r][c]);
+    }
   }
 }
 
