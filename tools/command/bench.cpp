@@ -56,7 +56,7 @@ int bench(const Options& options, const std::string& command_line) {
   fmt::print("{}\n", table_header(width, on_gpu));
   for (const harness::Case& c : cases) {
     progress.show(static_cast<std::int64_t>(rows.size()), harness::to_string(c) + ": making data");
-    harness::CaseData data(c, 1);
+    harness::CaseData data(harness::at_full_length(c), 1);
     for (const std::string& algorithm : algorithms) {
       for (const Context& context : contexts) {
         const PlanOptions plan_options_of_row = plan_options({.algorithm = algorithm,

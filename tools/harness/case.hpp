@@ -38,5 +38,8 @@ struct Case {
 // Throws Error(invalid_argument) that names the token and what is accepted.
 Case parse_case(std::string_view text);
 std::string to_string(const Case& c);
+// The case with every length that is random otherwise at its largest: what a benchmark counts flops
+// and bytes of.
+Case at_full_length(Case c);
 
 }  // namespace attn::harness
