@@ -9,6 +9,13 @@
 #include "cpu/workspace.hpp"
 
 namespace attn::cpu {
+namespace {
+
+void prefetch_to_write(const std::byte* row, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += kAlignment) __builtin_prefetch(row + i, 1);
+}
+
+}  // namespace
 
 Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table)
     : problem(p),
@@ -170,8 +177,7 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
   const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(problem.dtype);
   for (int r = 0; r < block.count; ++r) {
     row[r] = o.row(block.query[r], block.head[r]);
-    // Fetched to be written while the logarithms are taken.
-    for (std::size_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(row[r] + i, 1);
+    prefetch_to_write(row[r], row_bytes);  // while the logarithms are taken
   }
   for (int r = 0; r < block.count; ++r) {
     double m = double{block.m[r]} * natural_;
@@ -213,7 +219,10 @@ void Attention::store_key_rows(const Tensor& tensor, const core::Sequence& seque
                                int key0, int keys, const float* x, int width, float factor) const {
   if (!tensor.given()) return;
   const core::Rows rows = core::rows_like_k(problem, inputs, tensor, sequence.batch);
+  const std::size_t row_bytes = static_cast<std::size_t>(width) * size_of(problem.dtype);
+  constexpr int kAhead = 8;  // rows are heads * head_dim apart: the hardware foresees few
   for (int j = 0; j < keys; ++j) {
+    if (j + kAhead < keys) prefetch_to_write(rows.row(key0 + j + kAhead, head_k), row_bytes);
     ops.store_row(x + std::ptrdiff_t{j} * leading_dim(width), width, factor, problem.dtype,
                   rows.row(key0 + j, head_k));
   }

@@ -12,11 +12,14 @@ namespace {
 // LSE of a row without visible keys, and of lanes without a row: 2^(s - this) is 0 for every score.
 constexpr float kNoKeys = std::numeric_limits<float>::max();
 
+// Of a Q block.
 struct RowScratch {
   int dim_v = 0;
-  float* o = nullptr;
+  QueryBlock* q = nullptr;
+  float* o = nullptr;  // [rows][leading_dim(dim_v)], as dO
   float* d_o = nullptr;
   void carve(Carver& c) {
+    c.take(q, 1);
     const auto n = static_cast<std::size_t>(kMaxRows * leading_dim(dim_v));
     c.take(o, n);
     c.take(d_o, n);
@@ -65,33 +68,41 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
   sizes.dim_v = a.dim_v;
   const WorkerScratch<RowScratch> scratch(executor.concurrency(), sizes);
   const int ld = leading_dim(a.dim_v);
-  executor.parallel_for(pair_count(a), [&](std::int64_t pair, int worker) {
+  executor.parallel_for(first_block_.back(), [&](std::int64_t block, int worker) {
+    const std::int64_t pair = pair_of_block(block);
     const auto [sequence, head_k] = pair_at(a, pair);
     const core::Rows o = core::rows_like_q(a.problem, a.inputs, outputs.o, sequence.batch);
     const core::Rows grad = core::rows_like_q(a.problem, a.inputs, d_o, sequence.batch);
     RowScratch s = scratch.of(worker);
-    const std::int64_t total = a.rows(sequence);
-    float* lse = lse_ + first_block(pair) * rows;
-    float* delta = delta_ + first_block(pair) * rows;
-    std::fill_n(lse, blocks(pair) * rows, kNoKeys);
-    std::fill_n(delta, blocks(pair) * rows, 0.0f);
-    for (std::int64_t row = 0; row < total; ++row) {
-      const std::int64_t query = row / a.group;
-      const std::int64_t head = head_k * a.group + row % a.group;
+    QueryBlock& q = *s.q;
+    const std::int64_t row0 = (block - first_block(pair)) * rows;
+    a.describe_query_block(
+        sequence, head_k, row0,
+        static_cast<int>(std::min<std::int64_t>(a.rows(sequence) - row0, rows)), q);
+    const std::byte* o_row[kMaxRows];
+    const std::byte* d_o_row[kMaxRows];
+    float* lse = lse_ + block * rows;
+    float* delta = delta_ + block * rows;
+    std::fill_n(lse, rows, kNoKeys);
+    std::fill_n(delta, rows, 0.0f);
+    for (int r = 0; r < q.count; ++r) {
+      o_row[r] = o.row(q.query[r], q.head[r]);
+      d_o_row[r] = grad.row(q.query[r], q.head[r]);
       const core::LseRow lse_row =
-          core::lse_row(a.problem, a.inputs, outputs.lse, sequence.batch, head);
-      const float value = *reinterpret_cast<const float*>(lse_row.base + query * lse_row.stride);
-      if (value != -std::numeric_limits<float>::infinity()) lse[row] = value;
-      const std::byte* o_row = o.row(query, head);
-      const std::byte* d_o_row = grad.row(query, head);
-      a.ops.pack_k(&o_row, 1, a.dim_v, a.problem.dtype, s.o);
-      a.ops.pack_k(&d_o_row, 1, a.dim_v, a.problem.dtype, s.d_o);
+          core::lse_row(a.problem, a.inputs, outputs.lse, sequence.batch, q.head[r]);
+      const float value =
+          *reinterpret_cast<const float*>(lse_row.base + q.query[r] * lse_row.stride);
+      if (value != -std::numeric_limits<float>::infinity()) lse[r] = value;
+    }
+    a.ops.pack_k(o_row, q.count, a.dim_v, a.problem.dtype, s.o);
+    a.ops.pack_k(d_o_row, q.count, a.dim_v, a.problem.dtype, s.d_o);
+    for (int r = 0; r < q.count; ++r) {
       float sum[16] = {};
-      for (int d = 0; d < ld; d += 16) {
+      for (int d = r * ld; d < (r + 1) * ld; d += 16) {
         for (int i = 0; i < 16; ++i) sum[i] += s.o[d + i] * s.d_o[d + i];
       }
       for (int i = 1; i < 16; ++i) sum[0] += sum[i];
-      delta[row] = sum[0];
+      delta[r] = sum[0];
     }
   });
 }
