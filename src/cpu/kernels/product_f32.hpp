@@ -45,6 +45,9 @@ inline constexpr int kTogether = ATTN_VECTOR_BYTES == 64 ? 2 : 1;
 template <int kTiles>
 inline constexpr int kProductKeys = kTiles == 1 ? kRegisterKeys : 6;
 
+// Steps of the summed dimension in an iteration: with fewer than 32 registers GCC spills from 2 on.
+inline constexpr int kStepsAtOnce = ATTN_VECTOR_BYTES == 64 ? 2 : 1;
+
 template <int kTiles>
 ATTN_INLINE void scores_tiles(const ScoreTile* tile, const float* k, int keys, int dim) {
   constexpr int kWidth = kTiles * kVectors;
@@ -61,7 +64,7 @@ ATTN_INLINE void scores_tiles(const ScoreTile* tile, const float* k, int keys, i
       keys, [&]<int kCount>(int key) __attribute__((always_inline)) {
         const float* rows = k + key * ld;
         F acc[kCount][kWidth] = {};
-#pragma GCC unroll 2
+#pragma GCC unroll kStepsAtOnce
         for (int d = 0; d < dim; ++d) {
           F b[kWidth];
 #pragma GCC unroll 4
@@ -117,7 +120,7 @@ ATTN_INLINE void accumulate_tiles(const OutputTile* tile, const float* v, int ke
       dim, [&]<int kCount>(int d) __attribute__((always_inline)) {
         F acc[kCount][kWidth] = {};
         const float* column = v + d;
-#pragma GCC unroll 2
+#pragma GCC unroll kStepsAtOnce
         for (int j = 0; j < keys; ++j) {
           F b[kWidth];
 #pragma GCC unroll 4
