@@ -49,8 +49,8 @@ inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_
                    [](const RowTask& x, const RowTask& y) { return x.cost > y.cost; });
   return tasks;
 }
-// Divides the last `count` tasks into pieces of at most `rows` rows, so that the threads that work on
-// them end at about the same time. Tasks for which whole(task) is true stay whole.
+// Divides the last `count` tasks into pieces of at most `rows` rows, so that the threads that work
+// on them end at about the same time. Tasks for which whole(task) is true stay whole.
 template <class Whole>
 std::vector<RowTask> divide_last(std::vector<RowTask> tasks, std::size_t count, std::int64_t rows,
                                  const Whole& whole) {

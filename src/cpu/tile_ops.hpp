@@ -22,7 +22,7 @@ namespace attn::cpu {
 
 inline constexpr int kMaxRows = 32;  // of a Q block, over all instruction sets
 inline constexpr int kBlockK = 64;   // keys of a K, V block: S^T is 8 KB, a quarter of a 32 KB L1
-inline constexpr int kMaxTogether = 2;  // Q blocks that the products take at once
+inline constexpr int kMaxTogether = 2;    // Q blocks that the products take at once
 inline constexpr int kMaxDecodeRows = 8;  // rows that the decoding verbs take at once
 
 // Leading dimension of packed rows in elements: a multiple of 16 floats keeps rows on cache lines.
@@ -86,8 +86,8 @@ struct TileOps {
   void (*store_row)(const float* x, int dim, float factor, DType target, std::byte* row);
 
   // --- Forward ---
-  // s[key][row] <- sum_d k[key][d] q_t[d][row] for each of `tiles` Q blocks. An element's sum is the
-  // same whatever is computed beside it.
+  // s[key][row] <- sum_d k[key][d] q_t[d][row] for each of `tiles` Q blocks. An element's sum is
+  // the same whatever is computed beside it.
   void (*scores)(const ScoreTile* tile, int tiles, const void* k, int keys, int dim);
   // row_max[row] <- max over keys of s.
   void (*row_max)(const float* s, int keys, float* row_max);

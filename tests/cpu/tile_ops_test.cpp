@@ -121,7 +121,8 @@ TEST_P(Products, BlocksTogetherAreThoseOfEachAlone) {
       const auto q_floats = static_cast<std::size_t>((dim + 1) * kMaxRows);
       const auto packed = static_cast<std::size_t>(kBlockK * leading_dim(dim));
       std::vector<float> values;
-      for (int i = 0; i < std::max(keys, ops().rows) * dim; ++i) values.push_back(rounded(normal()));
+      for (int i = 0; i < std::max(keys, ops().rows) * dim; ++i)
+        values.push_back(rounded(normal()));
       const SourceRows key_rows(keys, dim, bf16(), values);
       Floats k_tile(packed), v_tile(packed);
       ops().pack_k(key_rows.rows.data(), keys, dim, key_rows.dtype, k_tile.data());

@@ -16,7 +16,7 @@ namespace {
 struct Scratch {
   int dim = 0, dim_v = 0;
   GradientTiles tiles[kGradientGroup];  // of each Q block of a group
-  GradientBlock* block = nullptr;  // [kGradientGroup], for Q blocks that are not packed ahead
+  GradientBlock* block = nullptr;       // [kGradientGroup], for Q blocks that are not packed ahead
   float *k = nullptr, *v = nullptr, *dk = nullptr,
         *dv = nullptr;  // [kChunkKeys][leading dimension]
 

@@ -76,9 +76,9 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
     RowScratch s = scratch.of(worker);
     QueryBlock& q = *s.q;
     const std::int64_t row0 = (block - first_block(pair)) * rows;
-    a.describe_query_block(
-        sequence, head_k, row0,
-        static_cast<int>(std::min<std::int64_t>(a.rows(sequence) - row0, rows)), q);
+    a.describe_query_block(sequence, head_k, row0,
+                           static_cast<int>(std::min<std::int64_t>(a.rows(sequence) - row0, rows)),
+                           q);
     const std::byte* o_row[kMaxRows];
     const std::byte* d_o_row[kMaxRows];
     float* lse = lse_ + block * rows;

@@ -59,9 +59,9 @@ class GradientContext {
   // Describes and packs Q block i of the pair.
   void load(std::int64_t pair, std::int64_t i, GradientBlock& block) const;
 
-  // FlashAttention, algorithm 4, lines 11 to 20, for up to kMaxTogether tiles: t->tile.s <- P (times
-  // the dropout factor), t->ds <- dS, the gradient with respect to the scaled score before the
-  // expression.
+  // FlashAttention, algorithm 4, lines 11 to 20, for up to kMaxTogether tiles: t->tile.s <- P
+  // (times the dropout factor), t->ds <- dS, the gradient with respect to the scaled score before
+  // the expression.
   void tile_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
   // The same without the expression's derivative: t->ds <- gradient with respect to the
   // expression's value; t->raw: its scores.

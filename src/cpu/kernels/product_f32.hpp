@@ -134,8 +134,8 @@ ATTN_INLINE void accumulate_tiles(const OutputTile* tile, const float* v, int ke
             for (int i = 0; i < kWidth; ++i) acc[r][i] = fma(x, b[i], acc[r][i]);
           }
         }
-        // O is rescaled where it is added to, never in a pass of its own, and not where the sums
-        // start: they need not wait for it.
+    // O is rescaled where it is added to, never in a pass of its own, and not where the sums
+    // start: they need not wait for it.
 #pragma GCC unroll 8
         for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 4
