@@ -81,7 +81,7 @@ struct Plan {
   std::int32_t num_splits =
       1;  // parts of the keys that run apart and are merged; never depends on the threads
   std::int32_t threads = 1;
-  std::int64_t tasks = 1;
+  std::int64_t tasks = 1;  // of the largest size; the last ones of a forward pass may be divided
   std::int64_t workspace_bytes = 0;  // upper bound of memory allocated while running; cuda: what
                                      // Context::workspace must have, nothing is allocated
   Launch launch{};

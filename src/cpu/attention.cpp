@@ -9,13 +9,6 @@
 #include "cpu/workspace.hpp"
 
 namespace attn::cpu {
-namespace {
-
-void prefetch_to_write(const std::byte* row, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; i += kAlignment) __builtin_prefetch(row + i, 1);
-}
-
-}  // namespace
 
 Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table)
     : problem(p),
@@ -116,7 +109,7 @@ void Attention::load_key_block(const core::Sequence& sequence, int head_k, int k
 }
 
 void Attention::scores(const QueryTile* tile, int tiles, const void* k, int key0, int keys) const {
-  ScoreTile product[kMaxTogether];
+  ScoreTile product[kMaxRegisterBlocks];
   for (int i = 0; i < tiles; ++i) {
     product[i] = {tile[i].q->q_t, tile[i].t->s, tile[i].t->row_max};
   }
@@ -177,7 +170,7 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
   const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(problem.dtype);
   for (int r = 0; r < block.count; ++r) {
     row[r] = o.row(block.query[r], block.head[r]);
-    prefetch_to_write(row[r], row_bytes);  // while the logarithms are taken
+    prefetch_row(row[r], row_bytes);  // while the logarithms are taken
   }
   for (int r = 0; r < block.count; ++r) {
     double m = double{block.m[r]} * natural_;
@@ -220,9 +213,8 @@ void Attention::store_key_rows(const Tensor& tensor, const core::Sequence& seque
   if (!tensor.given()) return;
   const core::Rows rows = core::rows_like_k(problem, inputs, tensor, sequence.batch);
   const std::size_t row_bytes = static_cast<std::size_t>(width) * size_of(problem.dtype);
-  constexpr int kAhead = 8;  // rows are heads * head_dim apart: the hardware foresees few
   for (int j = 0; j < keys; ++j) {
-    if (j + kAhead < keys) prefetch_to_write(rows.row(key0 + j + kAhead, head_k), row_bytes);
+    if (j + kRowsAhead < keys) prefetch_row(rows.row(key0 + j + kRowsAhead, head_k), row_bytes);
     ops.store_row(x + std::ptrdiff_t{j} * leading_dim(width), width, factor, problem.dtype,
                   rows.row(key0 + j, head_k));
   }

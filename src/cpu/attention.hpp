@@ -120,7 +120,7 @@ class Attention {
   }
 
   // t->s <- masked, modified scores in the units that softmax() takes with factor c(); t->row_max
-  // with them. At most kMaxTogether tiles.
+  // with them. At most kMaxRegisterBlocks tiles.
   void scores(const QueryTile* tile, int tiles, const void* k, int key0, int keys) const;
   // Expression and mask alone, over scores already in t.s. Returns whether anything may have
   // changed.

@@ -103,7 +103,7 @@ std::int64_t workspace_bytes(const Plan& plan) {
     const std::int64_t statistics = 2 * pairs * rows * 4;
     const std::int64_t threads = plan.threads * (worker + 3 * tile + block + key_block);
     if (plan.algorithm == Algorithm::standard) return threads + statistics + 2 * rows * keys * 4;
-    const std::int64_t chunk = 2 * 4 * kChunkKeys * (d + d_v) + kGradientGroup * (block + 2 * tile);
+    const std::int64_t chunk = 2 * 4 * kChunkKeys * (d + d_v) + kGradientGroup * (block + 4 * tile);
     const std::int64_t packed =
         std::min<std::int64_t>(kQueryPackBudget, pairs * rows / kMaxRows * block);
     return threads + plan.threads * chunk + statistics + packed +

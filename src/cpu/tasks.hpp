@@ -49,6 +49,10 @@ inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_
                    [](const RowTask& x, const RowTask& y) { return x.cost > y.cost; });
   return tasks;
 }
+inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_task) {
+  return row_tasks(a, rows_per_task, 0, pair_count(a));
+}
+
 // Divides the last `count` tasks into pieces of at most `rows` rows, so that the threads that work
 // on them end at about the same time. Tasks for which whole(task) is true stay whole.
 template <class Whole>
@@ -64,9 +68,6 @@ std::vector<RowTask> divide_last(std::vector<RowTask> tasks, std::size_t count, 
     }
   }
   return tasks;
-}
-inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_task) {
-  return row_tasks(a, rows_per_task, 0, pair_count(a));
 }
 
 }  // namespace attn::cpu

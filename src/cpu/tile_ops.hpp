@@ -21,12 +21,22 @@
 namespace attn::cpu {
 
 inline constexpr int kMaxRows = 32;  // of a Q block, over all instruction sets
-inline constexpr int kBlockK = 64;   // keys of a K, V block: S^T is 8 KB, a quarter of a 32 KB L1
-inline constexpr int kMaxTogether = 2;    // Q blocks that the products take at once
-inline constexpr int kMaxDecodeRows = 8;  // rows that the decoding verbs take at once
+inline constexpr int kBlockK =
+    64;  // keys of a K, V block: S^T is 8 KB, of two Q blocks half of a 32 KB L1
+inline constexpr int kMaxRegisterBlocks = 2;  // Q blocks that the products take at once
+inline constexpr int kMaxDecodeRows = 8;      // rows that the decoding verbs take at once
 
 // Leading dimension of packed rows in elements: a multiple of 16 floats keeps rows on cache lines.
 constexpr int leading_dim(int dim) { return (dim + 15) / 16 * 16; }
+
+// Rows of tensors lie heads * head_dim apart, so that the hardware foresees few of them. Loops over
+// rows ask for the one this far on: 8 rows of 256 bytes are 32 lines, what a core keeps in flight
+// (some 100 ns at 20 GB/s).
+inline constexpr int kRowsAhead = 8;
+static inline __attribute__((always_inline)) void prefetch_row(const std::byte* row,
+                                                               std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+}
 
 // One call of Philox a (row, 8 keys); see core/philox.hpp.
 struct DropoutTile {
@@ -61,7 +71,7 @@ struct TileOps {
   DType operand;     // f32 or bf16
   int rows;          // of a Q block
   int dim_multiple;  // head sizes (of Q, K and of V) that the operands may have
-  int together;      // Q blocks that scores and accumulate are best given, up to kMaxTogether
+  int q_blocks;      // Q blocks that scores and accumulate are best given, up to kMaxRegisterBlocks
 
   // A thread calls enter before and leave after the forward verbs of a task, where they are not
   // null (TileState does): AMX keeps a tile configuration a thread.
@@ -97,7 +107,8 @@ struct TileOps {
   // zero, l keeps them. m starts at -FLT_MAX.
   void (*softmax)(float* s, int keys, float c, const float* row_max, const std::uint32_t* keep,
                   float* m, float* l, float* alpha, void* p);
-  // o_t[d][row] <- alpha[row] o_t[d][row] + sum_key v[key][d] p[key][row], likewise.
+  // o_t[d][row] <- alpha[row] o_t[d][row] + sum_key v[key][d] p[key][row] for each of `tiles` Q
+  // blocks, with the same promise.
   void (*accumulate)(const OutputTile* tile, int tiles, const void* v, int keys, int dim);
   // keep[key - key0] bit row <- dropout keeps (row, key). key0 is a multiple of 32.
   void (*dropout_keep)(const DropoutTile& tile, int key0, int keys, std::uint32_t* keep);

@@ -14,19 +14,37 @@
 #include "cpu/tile_ops.hpp"
 #include "cpu/workspace.hpp"
 
+#if defined(__x86_64__)
+namespace attn::cpu {
+extern const TileOps kAvx512Ops[2];
+}
+#endif
+
 namespace attn::cpu::testing {
 
 struct Table {
   InstructionSet isa;
   DType operand;
+  const TileOps* ops;
+  const char* variant = "";
 };
 
 inline std::vector<Table> tables() {
   std::vector<Table> list;
   for (const InstructionSetInfo& info : instruction_sets()) {
     if (!info.available) continue;
-    list.push_back({info.isa, DType::f32});
-    if (has_bf16_products(info.isa, false)) list.push_back({info.isa, DType::bf16});
+#if defined(__x86_64__)
+    // Whichever of the two this CPU would take.
+    if (info.isa == InstructionSet::avx512) {
+      list.push_back({info.isa, DType::f32, &kAvx512Ops[0], "_exp2_by_rounding"});
+      list.push_back({info.isa, DType::f32, &kAvx512Ops[1], "_exp2_by_reduction"});
+      continue;
+    }
+#endif
+    list.push_back({info.isa, DType::f32, &tile_ops(info.isa, DType::f32)});
+    if (has_bf16_products(info.isa, false)) {
+      list.push_back({info.isa, DType::bf16, &tile_ops(info.isa, DType::bf16)});
+    }
   }
   return list;
 }
@@ -39,7 +57,8 @@ inline std::vector<Table> f32_tables() {
 }
 
 inline std::string table_name(const ::testing::TestParamInfo<Table>& info) {
-  return std::string(name(info.param.isa)) + "_" + std::string(name(info.param.operand));
+  return std::string(name(info.param.isa)) + "_" + std::string(name(info.param.operand)) +
+         info.param.variant;
 }
 
 // An aligned array, poisoned with NaN.
@@ -59,7 +78,7 @@ class Floats {
 
 class TileTest : public ::testing::TestWithParam<Table> {
  protected:
-  const TileOps& ops() const { return tile_ops(GetParam().isa, GetParam().operand); }
+  const TileOps& ops() const { return *GetParam().ops; }
   const TileState state_{ops()};
   bool bf16() const { return GetParam().operand == DType::bf16; }
 

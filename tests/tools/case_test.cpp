@@ -24,6 +24,9 @@ TEST(AtFullLength, LengthsThatWouldBeRandomAreTheLargest) {
   const CaseData padded(at_full_length(parse_case("b2_sq5_sk9_h1_d16/padded")), 1);
   EXPECT_EQ(values(padded.inputs.seqused_q), (Lengths{5, 5}));
   EXPECT_EQ(values(padded.inputs.seqused_k), (Lengths{9, 9}));
+  const CaseData both(at_full_length(parse_case("b2_n9_h1_d16_packed/cuq0,3,5_padded")), 1);
+  EXPECT_EQ(values(both.inputs.seqused_q), (Lengths{3, 2}));
+  EXPECT_EQ(values(both.inputs.seqused_k), (Lengths{9, 9}));
 }
 
 TEST(AtFullLength, GivenLengthsAndDenseCasesStay) {

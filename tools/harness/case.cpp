@@ -120,14 +120,14 @@ Case parse_case(std::string_view text) {
 Case at_full_length(Case c) {
   const auto whole = [&](Layout layout, std::int64_t seqlen, std::vector<std::int32_t>& cu,
                          std::vector<std::int32_t>& used) {
+    const std::int64_t batch = c.problem.batch;
     if (layout == Layout::packed && cu.empty()) {
-      for (std::int64_t b = 0; b <= c.problem.batch; ++b) {
-        cu.push_back(static_cast<std::int32_t>(b * seqlen));
-      }
+      for (std::int64_t b = 0; b <= batch; ++b) cu.push_back(static_cast<std::int32_t>(b * seqlen));
     }
-    if ((layout == Layout::paged || c.hints.padded) && used.empty()) {
-      used.assign(static_cast<std::size_t>(c.problem.batch), static_cast<std::int32_t>(seqlen));
-    }
+    if (!used.empty() || (layout != Layout::paged && !c.hints.padded)) return;
+    used.assign(static_cast<std::size_t>(batch), static_cast<std::int32_t>(seqlen));
+    if (cu.size() != used.size() + 1) return;
+    for (std::size_t b = 0; b < used.size(); ++b) used[b] = cu[b + 1] - cu[b];
   };
   whole(c.problem.layout_q, c.problem.seqlen_q, c.hints.cu_q, c.hints.used_q);
   whole(c.problem.layout_k, c.problem.seqlen_k, c.hints.cu_k, c.hints.used_k);

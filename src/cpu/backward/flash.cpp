@@ -21,7 +21,10 @@ struct Scratch {
         *dv = nullptr;  // [kChunkKeys][leading dimension]
 
   void carve(Carver& c) {
-    for (GradientTiles& t : tiles) t.carve(c);
+    for (GradientTiles& t : tiles) {
+      t.carve(c);
+      t.tile.expression = tiles[0].tile.expression;
+    }
     c.take(block, kGradientGroup);
     for (int i = 0; i < kGradientGroup; ++i) {
       GradientBlock placed;
@@ -97,22 +100,15 @@ void group_gradient(const Attention& a, const GradientContext& g, const Wave& wa
     float* dk = s.dk + j * ld;
     float* dv = s.dv + j * ld_v;
     GradientTile tile[kGradientGroup];
-    float* dq[kGradientGroup] = {};
+    OutputTile dq[kGradientGroup];
+    WeightedRows queries[kGradientGroup], d_o[kGradientGroup];
     int tiles = 0, tile_keys = 0;  // visible ones so far, all with the same number of keys
     const auto add_tiles = [&] {
       const KeyBlock block{key0, tile_keys, s.k + j * ld, s.v + j * ld_v};
-      WeightedRows queries[kGradientGroup], d_o[kGradientGroup];
-      for (int i = 0; i < tiles; i += a.ops.together) {
-        const int n = std::min(a.ops.together, tiles - i);
+      for (int i = 0; i < tiles; i += a.ops.q_blocks) {
+        const int n = std::min(a.ops.q_blocks, tiles - i);
         g.tile_gradients(tile + i, n, block);
-        OutputTile output[kMaxTogether];
-        for (int t = 0; t < n; ++t) output[t] = {tile[i + t].t->ds, nullptr, dq[i + t]};
-        a.ops.accumulate(output, n, block.k, tile_keys, a.dim);
-      }
-      for (int i = 0; i < tiles; ++i) {
-        const GradientBlock& rows = *tile[i].block;
-        d_o[i] = {tile[i].t->tile.s, rows.do_rows, rows.q.count};
-        queries[i] = {tile[i].t->ds, rows.q_rows, rows.q.count};
+        a.ops.accumulate(dq + i, n, block.k, tile_keys, a.dim);
       }
       a.ops.accumulate_rows(d_o, tiles, tile_keys, a.dim_v, dv);
       a.ops.accumulate_rows(queries, tiles, tile_keys, a.dim, dk);
@@ -131,8 +127,11 @@ void group_gradient(const Attention& a, const GradientContext& g, const Wave& wa
         if (offset == kNotPacked) g.load(pair, first + i, *q[i]);
       }
       if (tiles > 0 && n != tile_keys) add_tiles();
-      tile[tiles] = {q[i], own, &s.tiles[tiles]};
-      dq[tiles] = memory.dq(split, in_wave + first + i);
+      GradientTiles& t = s.tiles[tiles];
+      tile[tiles] = {q[i], own, &t};
+      dq[tiles] = {t.ds, nullptr, memory.dq(split, in_wave + first + i)};
+      d_o[tiles] = {t.tile.s, q[i]->do_rows, q[i]->q.count};
+      queries[tiles] = {t.ds, q[i]->q_rows, q[i]->q.count};
       tile_keys = n;
       ++tiles;
     }
@@ -209,7 +208,11 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   Scratch sizes;
   sizes.dim = a.dim;
   sizes.dim_v = a.dim_v;
-  for (GradientTiles& t : sizes.tiles) t = g.tiles();
+  // One after the other the tiles evaluate expressions: the scratch of the first serves all.
+  for (GradientTiles& t : sizes.tiles) {
+    t = g.tiles();
+    if (&t != sizes.tiles) t.tile.expression_floats = 0;
+  }
   const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
 
   WaveMemory memory{};

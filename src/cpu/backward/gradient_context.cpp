@@ -15,11 +15,9 @@ constexpr float kNoKeys = std::numeric_limits<float>::max();
 // Of a Q block.
 struct RowScratch {
   int dim_v = 0;
-  QueryBlock* q = nullptr;
   float* o = nullptr;  // [rows][leading_dim(dim_v)], as dO
   float* d_o = nullptr;
   void carve(Carver& c) {
-    c.take(q, 1);
     const auto n = static_cast<std::size_t>(kMaxRows * leading_dim(dim_v));
     c.take(o, n);
     c.take(d_o, n);
@@ -74,7 +72,7 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
     const core::Rows o = core::rows_like_q(a.problem, a.inputs, outputs.o, sequence.batch);
     const core::Rows grad = core::rows_like_q(a.problem, a.inputs, d_o, sequence.batch);
     RowScratch s = scratch.of(worker);
-    QueryBlock& q = *s.q;
+    QueryBlock q;
     const std::int64_t row0 = (block - first_block(pair)) * rows;
     a.describe_query_block(sequence, head_k, row0,
                            static_cast<int>(std::min<std::int64_t>(a.rows(sequence) - row0, rows)),
@@ -142,7 +140,7 @@ GradientTiles GradientContext::tiles() const {
 void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
                                            const KeyBlock& keys) const {
   const int n = keys.keys;
-  ScoreTile scores[kMaxTogether], dp[kMaxTogether];
+  ScoreTile scores[kMaxRegisterBlocks], dp[kMaxRegisterBlocks];
   for (int i = 0; i < tiles; ++i) {
     scores[i] = {tile[i].block->q.q_t, tile[i].t->tile.s, nullptr};
     dp[i] = {tile[i].block->do_t, tile[i].t->ds, nullptr};

@@ -59,7 +59,7 @@ class GradientContext {
   // Describes and packs Q block i of the pair.
   void load(std::int64_t pair, std::int64_t i, GradientBlock& block) const;
 
-  // FlashAttention, algorithm 4, lines 11 to 20, for up to kMaxTogether tiles: t->tile.s <- P
+  // FlashAttention, algorithm 4, lines 11 to 20, for up to kMaxRegisterBlocks tiles: t->tile.s <- P
   // (times the dropout factor), t->ds <- dS, the gradient with respect to the scaled score before
   // the expression.
   void tile_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;

@@ -16,8 +16,9 @@ constexpr std::int64_t kPackBlocks = 8;
 void pack_keys(const Attention& a, const Wave& wave, std::byte* memory, Executor& executor) {
   const std::int64_t chunk = kPackBlocks * kBlockK;
   const std::int64_t chunks = (a.problem.seqlen_k + chunk - 1) / chunk;
-  executor.parallel_for((wave.last - wave.first) * chunks, [&](std::int64_t index, int) {
-    const std::int64_t pairs = wave.last - wave.first;
+  const std::int64_t pairs = wave.last - wave.first;
+  // Neighbouring heads one after the other: their rows lie side by side.
+  executor.parallel_for(pairs * chunks, [&](std::int64_t index, int) {
     const std::size_t offset = wave.offset[static_cast<std::size_t>(index % pairs)];
     if (offset == kNotPacked) return;
     const Pair pair = pair_at(a, wave.first + index % pairs);
@@ -55,8 +56,8 @@ void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outpu
     // of its rows share that.
     const std::vector<RowTask> tasks = divide_last(
         row_tasks(a, plan.rows_per_task, wave.first, wave.last),
-        2 * static_cast<std::size_t>(executor.concurrency()),
-        std::max<std::int64_t>(plan.rows_per_task / 4, std::int64_t{a.ops.together} * a.ops.rows),
+        plan.threads > 1 ? 2 * static_cast<std::size_t>(plan.threads) : 0,
+        std::max<std::int64_t>(plan.rows_per_task / 4, std::int64_t{a.ops.q_blocks} * a.ops.rows),
         [&](const RowTask& task) { return packed_at(task) == kNotPacked; });
     executor.parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index,
                                                                        int worker) {

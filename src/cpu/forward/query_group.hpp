@@ -16,16 +16,14 @@ inline constexpr int kMaxBlocksPerTask = 8;
 
 struct GroupScratch {
   int dim = 0, dim_v = 0;
-  TileScratch tile[kMaxTogether];
+  TileScratch tile[kMaxRegisterBlocks];
   QueryBlock* blocks = nullptr;
   KeyBlock keys;
 
   void carve(Carver& c) {
-    // One after the other they evaluate expressions: one scratch serves all.
-    for (int i = 0; i < kMaxTogether; ++i) {
-      if (i > 0) tile[i].expression_floats = 0;
-      tile[i].carve(c);
-      tile[i].expression = tile[0].expression;
+    for (TileScratch& t : tile) {
+      t.carve(c);
+      t.expression = tile[0].expression;
     }
     float* k = nullptr;
     float* v = nullptr;
@@ -51,7 +49,11 @@ inline GroupScratch group_scratch(const Attention& a) {
   GroupScratch scratch;
   scratch.dim = a.dim;
   scratch.dim_v = a.dim_v;
-  for (TileScratch& tile : scratch.tile) tile = a.tile_scratch();
+  // One after the other the tiles evaluate expressions: the scratch of the first serves all.
+  for (TileScratch& tile : scratch.tile) {
+    tile = a.tile_scratch();
+    if (&tile != scratch.tile) tile.expression_floats = 0;
+  }
   return scratch;
 }
 
@@ -82,12 +84,12 @@ inline void attend(const Attention& a, const core::Sequence& sequence, int head_
   for_visible_blocks(a, rows, key_begin, key_end, [&](int key0, int n, expr::Coverage coverage) {
     if (!packed.packed()) a.load_key_block(sequence, head_k, key0, n, s.keys);
     const KeyBlock& block = packed.packed() ? packed.block(key0, n) : s.keys;
-    QueryTile tile[kMaxTogether];
+    QueryTile tile[kMaxRegisterBlocks];
     int tiles = 0;
     int tile_keys = 0;  // of each
     const auto add_tiles = [&] {
       a.scores(tile, tiles, block.k, key0, tile_keys);
-      OutputTile output[kMaxTogether];
+      OutputTile output[kMaxRegisterBlocks];
       for (int i = 0; i < tiles; ++i) {
         QueryBlock& q = *tile[i].q;
         TileScratch& t = *tile[i].t;
@@ -108,7 +110,7 @@ inline void attend(const Attention& a, const core::Sequence& sequence, int head_
       if (tiles > 0 && keys != tile_keys) add_tiles();
       tile[tiles] = {&q, own, &s.tile[tiles]};
       tile_keys = keys;
-      if (++tiles == a.ops.together) add_tiles();
+      if (++tiles == a.ops.q_blocks) add_tiles();
     }
     if (tiles > 0) add_tiles();
   });

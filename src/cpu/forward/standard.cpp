@@ -95,34 +95,32 @@ void forward_standard(const Attention& a, const Plan&, const Outputs& outputs, E
           a.scores(&tile, 1, s.keys.k, key0, keys);
         }
       });
-      executor.parallel_for(blocks,
-                            [&](std::int64_t i, int worker) {  // P = softmax(S), then O = P V
-                              Scratch s = scratch.of(worker);
-                              QueryBlock& q = *s.block;
-                              describe(head_k, i, q);
-                              TileScratch& t = s.tile;
-                              a.ops.row_max(matrix.tile(i, 0), sequence.length_k, t.row_max);
-                              a.ops.softmax(matrix.tile(i, 0), sequence.length_k, a.c(), t.row_max,
-                                            nullptr, q.m, q.l, t.alpha, matrix.tile(i, 0));
-                              float normalizer[kMaxRows];
-                              for (int r = 0; r < rows; ++r)
-                                normalizer[r] = q.l[r] == 0 ? 0.0f : 1.0f / q.l[r];
-                              for (int key = 0; key < sequence.length_k; ++key) {
-                                float* p = matrix.tile(i, key);
-                                for (int r = 0; r < rows; ++r) p[r] *= normalizer[r];
-                              }
-                              if (a.has_dropout())
-                                drop(a, q, sequence.length_k, matrix.tile(i, 0), t);
-                              std::fill_n(q.o_t, a.dim_v * rows, 0.0f);
-                              s.keys.k = nullptr;
-                              for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
-                                const int keys = std::min(kBlockK, sequence.length_k - key0);
-                                a.load_key_block(sequence, head_k, key0, keys, s.keys);
-                                const OutputTile output{matrix.tile(i, key0), nullptr, q.o_t};
-                                a.ops.accumulate(&output, 1, s.keys.v, keys, a.dim_v);
-                              }
-                              a.store_block(sequence, q, outputs, /*normalized=*/true);
-                            });
+      // P = softmax(S), then O = P V.
+      executor.parallel_for(blocks, [&](std::int64_t i, int worker) {
+        Scratch s = scratch.of(worker);
+        QueryBlock& q = *s.block;
+        describe(head_k, i, q);
+        TileScratch& t = s.tile;
+        a.ops.row_max(matrix.tile(i, 0), sequence.length_k, t.row_max);
+        a.ops.softmax(matrix.tile(i, 0), sequence.length_k, a.c(), t.row_max, nullptr, q.m, q.l,
+                      t.alpha, matrix.tile(i, 0));
+        float normalizer[kMaxRows];
+        for (int r = 0; r < rows; ++r) normalizer[r] = q.l[r] == 0 ? 0.0f : 1.0f / q.l[r];
+        for (int key = 0; key < sequence.length_k; ++key) {
+          float* p = matrix.tile(i, key);
+          for (int r = 0; r < rows; ++r) p[r] *= normalizer[r];
+        }
+        if (a.has_dropout()) drop(a, q, sequence.length_k, matrix.tile(i, 0), t);
+        std::fill_n(q.o_t, a.dim_v * rows, 0.0f);
+        s.keys.k = nullptr;
+        for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
+          const int keys = std::min(kBlockK, sequence.length_k - key0);
+          a.load_key_block(sequence, head_k, key0, keys, s.keys);
+          const OutputTile output{matrix.tile(i, key0), nullptr, q.o_t};
+          a.ops.accumulate(&output, 1, s.keys.v, keys, a.dim_v);
+        }
+        a.store_block(sequence, q, outputs, /*normalized=*/true);
+      });
     }
   }
 }

@@ -11,7 +11,7 @@ static constexpr TileOps amx_ops() {
   TileOps ops = f32_ops(InstructionSet::amx_bf16);
   ops.operand = DType::bf16;
   ops.dim_multiple = kTileDepth;
-  ops.together = 1;
+  ops.q_blocks = 1;
   ops.enter = configure_tiles;
   ops.leave = release_tiles;
   ops.pack_q = pack_q_bf16;

@@ -10,7 +10,7 @@ namespace avx512_bf16 {
 static constexpr TileOps bf16_ops() {
   TileOps ops = f32_ops(InstructionSet::avx512_bf16);
   ops.operand = DType::bf16;
-  ops.together = 1;
+  ops.q_blocks = 1;
   ops.pack_q = pack_q_bf16;
   ops.pack_k = pack_k_bf16;
   ops.pack_v = pack_v_bf16;

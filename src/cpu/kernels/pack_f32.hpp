@@ -23,13 +23,6 @@ ATTN_INLINE void pack_row_f32(const std::byte* row, int dim, DType source, float
   for (; i < ld; i += kLanes) store(out + i, F{});
 }
 
-// Rows lie heads * head_dim apart, so that the hardware foresees few of them: each asks for the row
-// this far on, 2 KB of f32 at d = 64.
-inline constexpr int kRowsAhead = 8;
-ATTN_INLINE void prefetch_row(const std::byte* row, int bytes) {
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
-}
-
 // In-place transpose of kLanes vectors. Built from interleaves of halves: log2(kLanes) rounds of
 // kLanes shuffles.
 ATTN_INLINE void transpose(F (&x)[kLanes]) {

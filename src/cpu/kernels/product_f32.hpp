@@ -8,7 +8,7 @@
 
 namespace attn::cpu::ATTN_ISA {
 
-// body.template operator()<kCount>(first) over [0, n) in steps of kRegisterKeys; the rest in one
+// body.template operator()<kCount>(first) over [0, n) in steps of kStep; the rest in one
 // smaller tile.
 template <int kCount, class Body>
 ATTN_INLINE void register_tail(int first, int rest, const Body& body) {
@@ -37,11 +37,12 @@ static void accumulate_each(const OutputTile* tile, int tiles, const void* v, in
   for (int i = 0; i < tiles; ++i) kAccumulate(tile[i], v, keys, dim);
 }
 
-// Two Q blocks share a register tile where 32 registers hold it: 6 x 4 sums, 4 loads and 1
-// broadcast are 10 loads for 24 FMAs, 8 x 2 are 10 for 16. From L1 both run at 98 % of the FMA peak
-// of a core that is left alone, but 6 x 4 keeps 88 % and 8 x 2 75 % of it while another thread runs
-// on the same core (Intel), and K and V are read from L2 half as often.
-inline constexpr int kTogether = ATTN_VECTOR_BYTES == 64 ? 2 : 1;
+// Two Q blocks share a register tile where 32 registers hold it: 6 x 4 sums, 4 vectors and 1
+// broadcast. Its 4 + 6 loads feed 24 FMAs, the 2 + 8 of 8 x 2 feed 16. From L1 both run at 98 % of
+// the FMA peak of a core that is left alone, but 6 x 4 keeps 88 % and 8 x 2 75 % of it beside what
+// looks like another thread of the core (docs/cpu.md), and K and V are read from L2 half as often.
+inline constexpr int kRegisterBlocks = ATTN_VECTOR_BYTES == 64 ? 2 : 1;
+static_assert(kRegisterBlocks <= kMaxRegisterBlocks);
 template <int kTiles>
 inline constexpr int kProductKeys = kTiles == 1 ? kRegisterKeys : 6;
 
@@ -95,8 +96,8 @@ ATTN_INLINE void scores_tiles(const ScoreTile* tile, const float* k, int keys, i
 
 static void scores_f32(const ScoreTile* tile, int tiles, const void* k, int keys, int dim) {
   int i = 0;
-  for (; i + kTogether <= tiles; i += kTogether) {
-    scores_tiles<kTogether>(tile + i, static_cast<const float*>(k), keys, dim);
+  for (; i + kRegisterBlocks <= tiles; i += kRegisterBlocks) {
+    scores_tiles<kRegisterBlocks>(tile + i, static_cast<const float*>(k), keys, dim);
   }
   for (; i < tiles; ++i) scores_tiles<1>(tile + i, static_cast<const float*>(k), keys, dim);
 }
@@ -149,8 +150,8 @@ ATTN_INLINE void accumulate_tiles(const OutputTile* tile, const float* v, int ke
 
 static void accumulate_f32(const OutputTile* tile, int tiles, const void* v, int keys, int dim) {
   int i = 0;
-  for (; i + kTogether <= tiles; i += kTogether) {
-    accumulate_tiles<kTogether>(tile + i, static_cast<const float*>(v), keys, dim);
+  for (; i + kRegisterBlocks <= tiles; i += kRegisterBlocks) {
+    accumulate_tiles<kRegisterBlocks>(tile + i, static_cast<const float*>(v), keys, dim);
   }
   for (; i < tiles; ++i) accumulate_tiles<1>(tile + i, static_cast<const float*>(v), keys, dim);
 }
@@ -187,11 +188,11 @@ ATTN_INLINE void accumulate_rows_tile(const WeightedRows* block, int blocks, int
   }
 }
 
-// Wider than the other products where 32 registers hold it: 6 x 4 sums, 4 loads and 1 broadcast.
+// 6 x 4 sums where 32 registers hold them, as for two Q blocks above.
 inline constexpr int kRowsColumns = ATTN_VECTOR_BYTES == 64 ? 4 : kVectors;
 inline constexpr int kRowsKeys = ATTN_VECTOR_BYTES == 64 ? 6 : kRegisterKeys;
 
-// kColumns vectors of every row: the x of four Q blocks are 32 KB a pass, in L1 for all keys.
+// kColumns vectors of every row: x of four Q blocks is 32 KB of a 48 KB L1 for all keys.
 template <int kColumns>
 ATTN_INLINE void accumulate_columns(const WeightedRows* block, int blocks, int keys, int column,
                                     int ld, float* g) {

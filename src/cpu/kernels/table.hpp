@@ -18,7 +18,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.operand = DType::f32;
   ops.rows = kRows;
   ops.dim_multiple = 1;
-  ops.together = kTogether;
+  ops.q_blocks = kRegisterBlocks;
   ops.pack_q = pack_q_f32;
   ops.pack_k = pack_rows_f32;
   ops.pack_v = pack_rows_f32;

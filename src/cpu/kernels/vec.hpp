@@ -21,9 +21,10 @@
 namespace attn::cpu::ATTN_ISA {
 
 inline constexpr int kLanes = ATTN_VECTOR_BYTES / 4;
-// Vectors in a Q block: with 8 keys at a time a score tile holds 16 accumulators, enough to hide an
-// FMA latency of 4 on two pipes (8) and few enough for GCC to keep all of them, the loads and the
-// broadcast in 32 registers. AVX2 has 16 registers: 6 x 2 accumulators, 2 loads and 1 broadcast.
+// Vectors in a Q block: with 8 keys at a time a score tile of one block holds 16 accumulators,
+// enough to hide an FMA latency of 4 on two pipes (8) and few enough for GCC to keep all of them,
+// the loads and the broadcast in 32 registers. AVX2 has 16 registers: 6 x 2 accumulators, 2 loads
+// and 1 broadcast.
 inline constexpr int kVectors = 2;
 inline constexpr int kRows = kVectors * kLanes;  // rows of a Q block
 inline constexpr int kRegisterKeys = ATTN_VECTOR_BYTES == 64 ? 8 : ATTN_VECTOR_BYTES == 32 ? 6 : 4;
@@ -121,18 +122,6 @@ ATTN_INLINE F exp2_fraction(F f) {
   return fma(p, f, set1(1.0f));
 }
 
-#if ATTN_VECTOR_BYTES == 64
-// exp2_fraction() for f in [0, 1): relative error 2.1e-9.
-ATTN_INLINE F exp2_unit(F f) {
-  F p = fma(set1(2.1612914943e-4f), f, set1(1.2467846449e-3f));
-  p = fma(p, f, set1(9.6754515666e-3f));
-  p = fma(p, f, set1(5.5485280619e-2f));
-  p = fma(p, f, set1(2.4022930555e-1f));
-  p = fma(p, f, set1(6.9314704444e-1f));
-  return fma(p, f, set1(1.0f));
-}
-#endif
-
 // 2^y for y <= 127; -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0.
 ATTN_INLINE F exp2(F y) {
 #if ATTN_VECTOR_BYTES == 64
@@ -150,9 +139,19 @@ ATTN_INLINE F exp2(F y) {
 }
 
 #if ATTN_VECTOR_BYTES == 64
+// exp2_fraction() for f in [0, 1): relative error 2.1e-9.
+ATTN_INLINE F exp2_unit(F f) {
+  F p = fma(set1(2.1612914943e-4f), f, set1(1.2467846449e-3f));
+  p = fma(p, f, set1(9.6754515666e-3f));
+  p = fma(p, f, set1(5.5485280619e-2f));
+  p = fma(p, f, set1(2.4022930555e-1f));
+  p = fma(p, f, set1(6.9314704444e-1f));
+  return fma(p, f, set1(1.0f));
+}
+
 // exp2() in eight slots of Intel's two 512-bit ports, not ten and a half: rounding takes two and a
 // half and the difference one, the reduction y - floor(y) one, and scalef takes the floor of y
-// itself.
+// itself. Zen 4 rounds and subtracts on pipes that no FMA wants; the reduction was not timed there.
 ATTN_INLINE F exp2_by_reduction(F y) {
   return _mm512_scalef_ps(exp2_unit(_mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)),
                           y);
