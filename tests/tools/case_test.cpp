@@ -11,7 +11,7 @@ using Lengths = std::vector<std::int32_t>;
 
 Lengths values(const Tensor& t) {
   const auto* x = static_cast<const std::int32_t*>(t.data);
-  return Lengths(x, x + t.size());
+  return {x, x + t.size()};
 }
 
 TEST(AtFullLength, LengthsThatWouldBeRandomAreTheLargest) {
