@@ -21,8 +21,8 @@
 namespace attn::cpu {
 
 inline constexpr int kMaxRows = 32;  // of a Q block, over all instruction sets
-inline constexpr int kBlockK =
-    64;  // keys of a K, V block: S^T is 8 KB, of two Q blocks half of a 32 KB L1
+// Keys of a K, V block: S^T is 8 KB, of two Q blocks half of a 32 KB L1.
+inline constexpr int kBlockK = 64;
 inline constexpr int kMaxRegisterBlocks = 2;  // Q blocks that the products take at once
 inline constexpr int kMaxDecodeRows = 8;      // rows that the decoding verbs take at once
 

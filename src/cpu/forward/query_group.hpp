@@ -64,7 +64,7 @@ inline int load_query_group(const Attention& a, const core::Sequence& sequence, 
   const std::size_t row_bytes = static_cast<std::size_t>(a.dim) * size_of(a.problem.dtype);
   for (std::int64_t r = row0; r < row0 + rows; ++r) {
     const std::byte* row = sequence.q.row(r / a.group, head_k * a.group + r % a.group);
-    for (std::size_t i = 0; i < row_bytes; i += kAlignment) __builtin_prefetch(row + i);
+    prefetch_row(row, row_bytes);
   }
   int blocks = 0;
   for (std::int64_t r = 0; r < rows; r += a.ops.rows, ++blocks) {
