@@ -9,7 +9,9 @@
 #include "command/bench_report.hpp"
 #include "command/command.hpp"
 #include "command/progress.hpp"
+#include "core/validate.hpp"
 #include "io/file.hpp"
+#include "io/output_file.hpp"
 
 namespace attn::command {
 namespace {
@@ -23,13 +25,20 @@ struct Options {
   bool plan = false;
 };
 
-void write_text(const std::string& path, const std::string& text) {
-  io::OutputFile file(path);
-  file.write(text);
-  file.commit();
+// Refused before the work rather than after it.
+void check_plot(const Options& options) {
+  if (options.plot.empty()) return;
+  io::OutputFile::check(options.plot);
+  if (options.json == options.plot) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--plot and --json are both {}; accepted are two files",
+                            io::printable(options.plot)));
+  }
 }
 
 int bench(const Options& options, const std::string& command_line) {
+  check_plot(options);
+  JsonReport report(options.json, command_line);
   TimingRule rule = options.rule;
   if (options.repeat > 0) {
     rule = {.min_calls = options.repeat, .seconds = 0, .max_calls = options.repeat};
@@ -39,6 +48,7 @@ int bench(const Options& options, const std::string& command_line) {
   std::size_t width = 7;
   for (const std::string& text : options.descriptors) {
     cases.push_back(harness::parse_case(text));
+    core::validate_problem(cases.back().problem);
     width = std::max(width, harness::to_string(cases.back()).size());
   }
   std::vector<std::string> algorithms = options.algorithms;
@@ -53,7 +63,7 @@ int bench(const Options& options, const std::string& command_line) {
   const std::size_t total = cases.size() * algorithms.size() * contexts.size();
   Progress progress(static_cast<std::int64_t>(total));
   const bool on_gpu = parse_device(options.device).type == DeviceType::cuda;
-  fmt::print("{}\n", table_header(width, on_gpu));
+  fmt::print(report.text(), "{}\n", table_header(width, on_gpu));
   for (const harness::Case& c : cases) {
     progress.show(static_cast<std::int64_t>(rows.size()), harness::to_string(c) + ": making data");
     harness::CaseData data(harness::at_full_length(c), 1);
@@ -67,22 +77,22 @@ int bench(const Options& options, const std::string& command_line) {
         progress.show(static_cast<std::int64_t>(rows.size()),
                       fmt::format("{} {}", harness::to_string(c), algorithm));
         rows.push_back(measure_row(c, data, phase, plan_options_of_row, context, rule, peaks));
+        add_row(report, rows.back());
         progress.clear();
-        fmt::print("{}\n", table_line(rows.back(), width));
+        fmt::print(report.text(), "{}\n", table_line(rows.back(), width));
         if (options.plan && rows.back().refused.empty()) {
-          fmt::print("  {}\n", to_string(rows.back().plan));
+          fmt::print(report.text(), "  {}\n", to_string(rows.back().plan));
         }
-        std::fflush(stdout);
+        std::fflush(report.text());
       }
     }
   }
-  if (!options.json.empty()) {
-    write_text(options.json, to_json(rows, command_line));
-    fmt::print("results written to {}\n", options.json);
-  }
+  report.save();
   if (!options.plot.empty()) {
-    write_text(options.plot, plot(rows));
-    fmt::print("plot written to {}\n", options.plot);
+    io::OutputFile file(options.plot);
+    file.write(plot(rows));
+    file.commit();
+    fmt::print(report.text(), "plot written to {}\n", options.plot);
   }
   const auto refused = [](const BenchRow& row) { return !row.refused.empty(); };
   if (std::all_of(rows.begin(), rows.end(), refused)) return kNotAvailable;
@@ -122,7 +132,8 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line) {
   sub->add_option("--repeat", options->repeat, "Time exactly so many calls instead")
       ->check(CLI::PositiveNumber)
       ->take_last();
-  sub->add_option("--json", options->json, "Write machine, date, command and results here")
+  sub->add_option("--json", options->json,
+                  "Write machine, date, command and results here; -: to standard output")
       ->take_last();
   sub->add_option("--plot", options->plot, "Write an SVG of time and memory over seqlen here")
       ->take_last();

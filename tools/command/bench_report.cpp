@@ -1,25 +1,17 @@
 #include "command/bench_report.hpp"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ctime>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "attn/machine.hpp"
-#include "attn/version.hpp"
 #include "command/command.hpp"
-#include "command/commit.hpp"
 #include "command/svg.hpp"
 #include "cuda/driver/device.hpp"
 
 namespace attn::command {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 std::string percent(double part, double whole) {
   return whole > 0 ? fmt::format("{:.0f}%", 100 * part / whole) : "-";
@@ -110,33 +102,16 @@ std::string table_line(const BenchRow& row, std::size_t descriptor_width) {
                      row.checked);
 }
 
-std::string to_json(const std::vector<BenchRow>& rows, const std::string& command_line) {
-  const Machine machine = describe_machine();
-  Json json{{"command", command_line},
-            {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
-            {"version", ATTN_VERSION_STRING},
-            {"commit", kCommit},
-            {"machine",
-             {{"cpu", machine.cpu},
-              {"cpus", machine.cpus},
-              {"l1d_bytes", machine.l1d_bytes},
-              {"l2_bytes", machine.l2_bytes},
-              {"l3_bytes", machine.l3_bytes},
-              {"memory_bytes", machine.memory_bytes}}},
-            {"results", Json::array()}};
-  for (const BenchRow& row : rows) {
-    if (row.on_gpu() && !json["machine"].contains("gpu")) {
-      const cuda::DeviceInfo& gpu = cuda::device_info(row.plan.device.index);
-      json["machine"]["gpu"] = {{"name", gpu.name},
-                                {"arch", gpu.arch},
-                                {"sm_count", gpu.sm_count},
-                                {"l2_bytes", gpu.l2_bytes},
-                                {"memory_bytes", gpu.memory_bytes},
-                                {"driver", cuda::version_text(cuda::api().driver_version)}};
-    }
-    json["results"].push_back(row_json(row));
-  }
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+void add_row(JsonReport& report, const BenchRow& row) {
+  report.add(row_json(row));
+  if (!row.on_gpu()) return;
+  const cuda::DeviceInfo& gpu = cuda::device_info(row.plan.device.index);
+  report.set_machine("gpu", {{"name", gpu.name},
+                             {"arch", gpu.arch},
+                             {"sm_count", gpu.sm_count},
+                             {"l2_bytes", gpu.l2_bytes},
+                             {"memory_bytes", gpu.memory_bytes},
+                             {"driver", cuda::version_text(cuda::api().driver_version)}});
 }
 
 std::string plot(const std::vector<BenchRow>& rows) {

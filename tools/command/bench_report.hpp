@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "command/bench_row.hpp"
+#include "command/json_report.hpp"
 
 namespace attn::command {
 
@@ -12,8 +13,7 @@ namespace attn::command {
 std::string table_header(std::size_t descriptor_width, bool on_gpu);
 std::string table_line(const BenchRow& row, std::size_t descriptor_width);
 
-// Machine, date (UTC), commit, command line and every row.
-std::string to_json(const std::vector<BenchRow>& rows, const std::string& command_line);
+void add_row(JsonReport& report, const BenchRow& row);
 
 // Time and memory over seqlen_k, one line for each algorithm (number of threads, and problem apart
 // from its lengths, where these differ).

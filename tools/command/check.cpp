@@ -9,6 +9,7 @@
 #include "attn/error.hpp"
 #include "command/command.hpp"
 #include "command/progress.hpp"
+#include "core/validate.hpp"
 #include "harness/cases.hpp"
 #include "harness/conformance.hpp"
 
@@ -107,7 +108,10 @@ std::vector<Subject> chosen_subjects(const Options& options,
 
 std::vector<Case> chosen_cases(const Options& options) {
   std::vector<Case> cases;
-  for (const std::string& text : options.descriptors) cases.push_back(harness::parse_case(text));
+  for (const std::string& text : options.descriptors) {
+    cases.push_back(harness::parse_case(text));
+    core::validate_problem(cases.back().problem);
+  }
   if (!cases.empty() || options.random > 0) return cases;
   for (const harness::ListedCase& listed : harness::listed_cases()) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 #include <fstream>
 #include <new>
 #include <sstream>
@@ -9,6 +11,7 @@
 #include "attn/error.hpp"
 #include "attn/version.hpp"
 #include "command/command.hpp"
+#include "command/interrupt.hpp"
 
 namespace attn::command {
 namespace {
@@ -97,11 +100,26 @@ int run(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "attn: memory could not be allocated\n");
     return kNotAvailable;
+  } catch (const std::exception& error) {
+    // Text that cannot be printed is told by finish().
+    if (std::ferror(stdout) == 0) fmt::print(stderr, "attn: {}\n", error.what());
+    return kWrong;
   }
   return status;
+}
+
+// The exit code of a command whose text must have reached standard output: a full disk shows at
+// the last flush, or before.
+int finish(int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  fmt::print(stderr, "attn: standard output cannot be written\n");
+  return kBadInput;
 }
 
 }  // namespace
 }  // namespace attn::command
 
-int main(int argc, char** argv) { return attn::command::run(argc, argv); }
+int main(int argc, char** argv) {
+  attn::command::watch_interrupts();
+  return attn::command::finish(attn::command::run(argc, argv));
+}

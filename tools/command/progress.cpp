@@ -10,12 +10,19 @@
 namespace attn::command {
 
 Progress::Progress(std::int64_t total)
-    : total_(std::max<std::int64_t>(total, 1)), terminal_(::isatty(STDERR_FILENO) == 1) {}
+    : total_(std::max<std::int64_t>(total, 1)),
+      terminal_(::isatty(STDERR_FILENO) == 1),
+      on_interrupt_([this] {
+        const std::scoped_lock lock(mutex_);
+        ended_ = true;
+        clear_locked();
+      }) {}
 
 Progress::~Progress() { clear(); }
 
 void Progress::show(std::int64_t done, std::string_view text) {
-  if (!terminal_) return;
+  const std::scoped_lock lock(mutex_);
+  if (!terminal_ || ended_) return;
   winsize size{};
   const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   const std::size_t columns = known ? size.ws_col : 80;
@@ -30,6 +37,11 @@ void Progress::show(std::int64_t done, std::string_view text) {
 }
 
 void Progress::clear() {
+  const std::scoped_lock lock(mutex_);
+  clear_locked();
+}
+
+void Progress::clear_locked() {
   if (!drawn_) return;
   fmt::print(stderr, "\r\x1b[K");
   std::fflush(stderr);

@@ -1,8 +1,12 @@
-// A progress bar for people: drawn on stderr when that is a terminal, silent otherwise.
+// A progress bar for people: drawn on stderr when that is a terminal, silent otherwise. Cleared
+// when the process is interrupted.
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string_view>
+
+#include "command/interrupt.hpp"
 
 namespace attn::command {
 
@@ -17,9 +21,14 @@ class Progress {
   void clear();  // before other lines are printed
 
  private:
+  void clear_locked();
+
   std::int64_t total_;
   bool terminal_;
+  std::mutex mutex_;
   bool drawn_ = false;
+  bool ended_ = false;  // by an interrupt: nothing is drawn any more
+  OnInterrupt on_interrupt_;
 };
 
 }  // namespace attn::command

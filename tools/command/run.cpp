@@ -14,6 +14,7 @@
 #include "cuda/driver/memory.hpp"
 #include "harness/device_data.hpp"
 #include "io/npy.hpp"
+#include "io/output_file.hpp"
 
 namespace attn::command {
 namespace {
@@ -132,6 +133,7 @@ int run(const Options& options) {
                             "file is accepted",
                             io::printable(options.output)));
   }
+  if (!options.output.empty()) io::OutputFile::check(options.output);
   const RunProblem read = read_problem(options.problem);
   const Problem& problem = read.problem;
   const Context context = make_context(options.run);

@@ -6,18 +6,15 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "attn/error.hpp"
 
 namespace attn::io {
-namespace {
 
 // system_category().message() is thread-safe, strerror is not.
 std::string reason(int error) { return std::system_category().message(error); }
-
-}  // namespace
 
 std::string printable(std::string_view text) {
   constexpr std::size_t kMaxCharacters = 120;
@@ -71,44 +68,6 @@ void InputFile::read(std::uint64_t offset, std::span<std::byte> bytes) const {
     offset += static_cast<std::uint64_t>(count);
     bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
-}
-
-OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)) {
-  if (std::filesystem::is_directory(path_)) fail(path_, "cannot be written: it is a directory");
-  for (int attempt = 0; descriptor_ < 0; ++attempt) {
-    temporary_ = path_;
-    temporary_ += fmt::format(".{}.{}.tmp", ::getpid(), attempt);
-    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (descriptor_ < 0 && errno != EEXIST) {
-      fail(path_, fmt::format("cannot be written: {}", reason(errno)));
-    }
-  }
-}
-
-OutputFile::~OutputFile() {
-  if (descriptor_ >= 0) {
-    ::close(descriptor_);
-    ::unlink(temporary_.c_str());
-  }
-}
-
-void OutputFile::write(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(descriptor_, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(path_, fmt::format("cannot be written: {}", reason(errno)));
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
-}
-
-void OutputFile::write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-
-void OutputFile::commit() {
-  if (::fsync(descriptor_) != 0) fail(path_, fmt::format("cannot be written: {}", reason(errno)));
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    fail(path_, fmt::format("cannot be written: {}", reason(errno)));
-  }
-  ::close(std::exchange(descriptor_, -1));
 }
 
 }  // namespace attn::io

@@ -1,4 +1,4 @@
-// Reading whole regular files piece by piece, and writing files that appear complete or not at all.
+// Reading whole regular files piece by piece, and what messages about files need.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,9 @@ std::string printable(std::string_view text);
 
 // Throws Error(io) "<path>: <message>".
 [[noreturn]] void fail(const std::filesystem::path& path, std::string_view message);
+
+// What an errno value means. Thread-safe.
+std::string reason(int error);
 
 class InputFile {
  public:
@@ -36,24 +39,6 @@ class InputFile {
   std::filesystem::path path_;
   int descriptor_ = -1;
   std::uint64_t size_ = 0;
-};
-
-// Writes to a temporary file beside `path`; commit() flushes it to the disk and renames it to
-// `path`. Without commit() the temporary file is removed and what was at `path` stays.
-class OutputFile {
- public:
-  explicit OutputFile(std::filesystem::path path);
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-  ~OutputFile();
-
-  void write(std::span<const std::byte> bytes);
-  void write(std::string_view text);
-  void commit();
-
- private:
-  std::filesystem::path path_, temporary_;
-  int descriptor_ = -1;
 };
 
 }  // namespace attn::io

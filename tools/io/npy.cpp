@@ -14,6 +14,7 @@
 
 #include "attn/error.hpp"
 #include "io/file.hpp"
+#include "io/output_file.hpp"
 
 namespace attn::io {
 namespace {

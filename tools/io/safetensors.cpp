@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "attn/error.hpp"
+#include "io/output_file.hpp"
 #include "io/safetensors_header.hpp"
 
 namespace attn::io {
