@@ -9,7 +9,7 @@ namespace attn::device {
 template <class C, class Expressions>
 struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   using Base = ForwardSm90Epilogue<C, Expressions>;
-  using Base::arrive, Base::barrier, Base::clear_tail, Base::ends_of;
+  using Base::arrive, Base::barrier, Base::clear_queries, Base::clear_tail, Base::ends_of;
   using Base::consumer, Base::drop_elements, Base::give_turn;
   using Base::issue_pv, Base::issue_qk, Base::k_descriptor, Base::own_at;
   using Base::kStepsK;
@@ -124,7 +124,10 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
           return;
         }
       }
-      if (begins) wait_q(c);
+      if (begins) {
+        wait_q(c);
+        clear_queries(c, t);
+      }
       const unsigned q = q_descriptor(c), k = k_descriptor(c), v = v_descriptor(c);
       if (!k_ready) this->template wait_full<KeyRing>(Layout::kFullK, c.blocks);
       wait_turn();

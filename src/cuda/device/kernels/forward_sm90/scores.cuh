@@ -234,21 +234,35 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     }
   }
 
+  // Rows [first, rows) of a tile in shared memory become zeros before the warpgroup's next product.
+  template <int kPanels>
+  __device__ __forceinline__ void clear_rows(unsigned tile, int panel_bytes, int first,
+                                             int rows) const {
+    const int words = (rows - first) * 8;  // of 16 bytes, of a panel
+    for (int panel = 0; panel < kPanels; ++panel) {
+      for (int i = static_cast<int>(threadIdx.x % 128); i < words; i += 128) {
+        store_shared(tile + static_cast<unsigned>(panel * panel_bytes + first * 128 + i * 16),
+                     {0, 0, 0, 0});
+      }
+    }
+    fence_proxy_async();
+    barrier_sync(kTurnBarrier + C::kConsumers + consumer, 128);
+  }
   // Rows of V from the used-th on are past the length and someone else's: they must not meet P = 0
   // as NaN.
   __device__ __forceinline__ void clear_tail(const Consumer& c, int used) const {
     if constexpr (C::kClearTail) {
       if (used >= C::kBlockN) return;
-      const unsigned v = v_tile(c);
-      const int words = (C::kBlockN - used) * 8;  // of 16 bytes, of a panel
-      for (int panel = 0; panel < Layout::kPanelsV; ++panel) {
-        for (int i = static_cast<int>(threadIdx.x % 128); i < words; i += 128) {
-          store_shared(v + static_cast<unsigned>(panel * Layout::kPanelBytes + used * 128 + i * 16),
-                       {0, 0, 0, 0});
-        }
-      }
-      fence_proxy_async();
-      barrier_sync(kTurnBarrier + C::kConsumers + consumer, 128);
+      clear_rows<Layout::kPanelsV>(v_tile(c), Layout::kPanelBytes, used, C::kBlockN);
+    }
+  }
+  // So are rows of Q past the length. As zeros they do not decide for the rows beside them in a
+  // warp whether the reference of the softmax is good. Rows before row 0 fill warps of their own.
+  __device__ __forceinline__ void clear_queries(const Consumer& c, const Own& t) const {
+    if constexpr (C::kPackedQ || C::kUsedQ) {
+      const int used = t.w.sequence.length_q * kGroup - (t.w.row0 + 64 * consumer);
+      if (used >= 64) return;
+      clear_rows<Layout::kPanelsK>(shared + Layout::kQAt + q_slot(c) * Layout::kQ, 8192, used, 64);
     }
   }
 

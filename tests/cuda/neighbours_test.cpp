@@ -1,0 +1,200 @@
+// What a sequence holds changes no bit of another's results, and what a K, V head and its query
+// heads hold none of another group's: wherever they lie, and whatever lies between them.
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "cuda/gpu.hpp"
+#include "harness/data.hpp"
+
+namespace attn::cuda {
+namespace {
+
+using harness::CaseData;
+using harness::load_element;
+using harness::store_element;
+
+std::int32_t number(const Tensor& t, std::int64_t i) {
+  return static_cast<const std::int32_t*>(t.data)[i];
+}
+
+// Rows of a tensor that belong to sequence b, from its first on.
+struct Rows {
+  const CaseData& data;
+  bool like_q;
+  std::int64_t b;
+
+  const Tensor& cu() const { return like_q ? data.inputs.cu_seqlens_q : data.inputs.cu_seqlens_k; }
+  std::int64_t count() const {
+    if (cu().given()) return number(cu(), b + 1) - number(cu(), b);
+    return like_q ? data.problem.seqlen_q : data.problem.seqlen_k;
+  }
+  std::int64_t in_use() const {
+    const Tensor& used = like_q ? data.inputs.seqused_q : data.inputs.seqused_k;
+    return used.given() ? number(used, b) : count();
+  }
+  // Offset in elements of a row of Q, K, V or O.
+  std::int64_t offset(const Tensor& t, std::int64_t row) const {
+    if (cu().given()) return (number(cu(), b) + row) * t.strides[0];
+    if (!like_q && data.inputs.page_table.given()) {
+      const Tensor& table = data.inputs.page_table;
+      const std::int64_t size = data.problem.page_size;
+      return number(table, b * table.strides[0] + row / size) * t.strides[0] +
+             row % size * t.strides[1];
+    }
+    return b * t.strides[0] + row * t.strides[1];
+  }
+};
+
+// Every element x of rows [first, last) of a head's row becomes f(x).
+void change(const Tensor& t, const Rows& rows, std::int64_t first, std::int64_t last,
+            std::int64_t head, const std::function<double(double)>& f) {
+  const auto rank = static_cast<std::size_t>(t.rank);
+  for (std::int64_t row = first; row < last; ++row) {
+    const std::int64_t at = rows.offset(t, row) + head * t.strides[rank - 2];
+    for (std::int64_t i = 0; i < t.shape[rank - 1]; ++i) {
+      store_element(t, at + i, f(load_element(t, at + i)));
+    }
+  }
+}
+
+// Of sequence b and a K, V head: Q so much larger that references of the softmax move, others
+// another sign.
+void change_inputs(const CaseData& data, std::int64_t b, std::int64_t head_k) {
+  const Rows queries{data, true, b}, keys{data, false, b};
+  const std::int64_t group = data.problem.heads_q / data.problem.heads_k;
+  for (std::int64_t i = 0; i < group; ++i) {
+    change(data.inputs.q, queries, 0, queries.in_use(), head_k * group + i,
+           [](double x) { return 16 * x; });
+  }
+  for (const Tensor* t : {&data.inputs.k, &data.inputs.v}) {
+    change(*t, keys, 0, keys.in_use(), head_k, [](double x) { return -x; });
+  }
+}
+
+// Bits of O and LSE of sequence b and a K, V head's group.
+std::vector<std::uint64_t> results(const CaseData& data, std::int64_t b, std::int64_t head_k) {
+  const Rows rows{data, true, b};
+  const Problem& p = data.problem;
+  const std::int64_t group = p.heads_q / p.heads_k;
+  const Tensor &o = data.outputs.o, &lse = data.outputs.lse;
+  const bool packed = rows.cu().given();
+  std::vector<std::uint64_t> bits;
+  const auto put = [&](double x) {
+    bits.emplace_back();
+    std::memcpy(&bits.back(), &x, sizeof(x));
+  };
+  for (std::int64_t head = head_k * group; head < (head_k + 1) * group; ++head) {
+    for (std::int64_t row = 0; row < rows.count(); ++row) {
+      for (std::int64_t i = 0; i < p.head_dim_v; ++i) {
+        put(load_element(
+            o, rows.offset(o, row) + head * o.strides[static_cast<std::size_t>(o.rank) - 2] + i));
+      }
+      put(load_element(
+          lse, packed ? head * lse.strides[0] + (number(rows.cu(), b) + row) * lse.strides[1]
+                      : b * lse.strides[0] + head * lse.strides[1] + row * lse.strides[2]));
+    }
+  }
+  return bits;
+}
+
+class CudaNeighbours : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
+ protected:
+  void run(CaseData& data) const {
+    harness::forward_on_device(data, {.device = kGpu, .kernel = std::get<1>(GetParam())}, {}, true);
+  }
+  // Whether the kernel takes the case.
+  bool takes(const Problem& problem) const {
+    try {
+      make_plan(problem, Phase::forward, {.device = kGpu, .kernel = std::get<1>(GetParam())});
+      return true;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported) throw;
+      return false;
+    }
+  }
+};
+
+constexpr std::uint64_t kSeed = 5;
+
+TEST_P(CudaNeighbours, DoNotChangeEachOther) {
+  ATTN_NEEDS_GPU();
+  const harness::Case c = harness::parse_case(std::get<0>(GetParam()));
+  CaseData before(c, kSeed);
+  if (!takes(before.problem)) GTEST_SKIP() << "skipped: the kernel does not take the case";
+  run(before);
+  const Problem& p = before.problem;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    for (std::int64_t head_k = 0; head_k < p.heads_k; ++head_k) {
+      CaseData after(c, kSeed);
+      change_inputs(after, b, head_k);
+      run(after);
+      for (std::int64_t other = 0; other < p.batch; ++other) {
+        for (std::int64_t head = 0; head < p.heads_k; ++head) {
+          const bool same = results(before, other, head) == results(after, other, head);
+          if (other == b && head == head_k) {
+            EXPECT_FALSE(same) << "nothing was changed in sequence " << b;
+          } else {
+            EXPECT_TRUE(same) << "sequence " << b << ", K, V head " << head_k
+                              << " changed results of sequence " << other << ", head " << head;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Rows of Q past a length may hold anything.
+class CudaUnusedRows : public CudaNeighbours {};
+
+TEST_P(CudaUnusedRows, DecideNothing) {
+  ATTN_NEEDS_GPU();
+  const harness::Case c = harness::parse_case(std::get<0>(GetParam()));
+  CaseData before(c, kSeed), after(c, kSeed);
+  if (!takes(before.problem)) GTEST_SKIP() << "skipped: the kernel does not take the case";
+  const Problem& p = before.problem;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const Rows rows{after, true, b};
+    for (std::int64_t head = 0; head < p.heads_q; ++head) {
+      std::int64_t i = 0;
+      change(after.inputs.q, rows, rows.in_use(), rows.count(), head,
+             [&](double) { return static_cast<double>(i++ * 37 % 41 - 20); });
+    }
+  }
+  run(before);
+  run(after);
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    for (std::int64_t head = 0; head < p.heads_k; ++head) {
+      EXPECT_TRUE(results(before, b, head) == results(after, b, head)) << "sequence " << b;
+    }
+  }
+}
+
+const auto kKernels = ::testing::Values("forward_sm90", "forward_sm80", "forward_simt");
+constexpr auto kName =
+    [](const ::testing::TestParamInfo<std::tuple<const char*, const char*>>& info) {
+      return harness::test_name(std::string(std::get<1>(info.param)) + "_" +
+                                std::get<0>(info.param));
+    };
+
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, CudaNeighbours,
+    ::testing::Combine(
+        ::testing::Values("b3_sq40_sk900_h1_d64_packed_bf16/cuq0,20,57,97_cuk0,700,1500,2100",
+                          "b2_sq70_sk600_hq4_hk2_d64_packed_softcap30_f16/cuq0,5,71_cuk0,600,1100",
+                          "b2_sq40_sk600_h1_d128_causal_packed_bf16/cuq0,21,40_cuk0,600,1190",
+                          "b2_sq40_sk600_hq2_hk2_d64_bf16/usedq9,33_usedk600,551",
+                          "b2_sq70_sk500_h1_d64_packedq_paged16_bf16/cuq0,50,90_usedk500,499"),
+        kKernels),
+    kName);
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, CudaUnusedRows,
+    ::testing::Combine(
+        ::testing::Values(
+            "b2_sq40_sk600_hq2_hk2_d64_bf16/usedq9,33_usedk600,551",
+            "b2_sq70_sk600_hq4_hk2_d64_packed_f16/cuq0,40,71_usedq5,31_cuk0,600,1100"),
+        kKernels),
+    kName);
+
+}  // namespace
+}  // namespace attn::cuda
