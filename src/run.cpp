@@ -89,8 +89,9 @@ Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options,
 
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
-  std::vector<core::NamedTensor> tensors =
-      core::validate_forward(plan.problem, inputs, outputs, plan.device);
+  core::CheckMemory memory;
+  std::pmr::vector<core::NamedTensor> tensors =
+      core::validate_forward(plan.problem, inputs, outputs, plan.device, memory);
   switch (plan.backend) {
     case Backend::reference:
       return reference::forward(plan.problem, inputs, outputs);
@@ -115,7 +116,8 @@ void forward(const Problem& problem, const Inputs& inputs, const Outputs& output
 
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
               const Gradients& gradients, const Context& context) {
-  core::validate_backward(plan.problem, inputs, outputs, d_o, gradients, plan.device);
+  core::CheckMemory memory;
+  core::validate_backward(plan.problem, inputs, outputs, d_o, gradients, plan.device, memory);
   switch (plan.backend) {
     case Backend::reference:
       return reference::backward(plan.problem, inputs, outputs, d_o, gradients);

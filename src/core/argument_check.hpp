@@ -1,10 +1,13 @@
 // Refusals of tensor arguments, shared by every entry point.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "attn/problem.hpp"
 #include "attn/tensor.hpp"
@@ -13,8 +16,37 @@ namespace attn::core {
 
 inline constexpr std::int64_t kAnySize = -1;  // in an accepted shape
 
+// What a message calls an argument: "q", or "buffer 'bias'" of {"buffer", "bias"}. It only looks at
+// the text, so that a call that is not refused builds none.
+struct Label {
+  std::string_view kind;
+  std::string_view name{};
+
+  Label(std::string_view what, std::string_view of = {})  // NOLINT(google-explicit-constructor)
+      : kind(what), name(of) {}
+  Label(const char* what) : kind(what) {}         // NOLINT(google-explicit-constructor)
+  Label(const std::string& what) : kind(what) {}  // NOLINT(google-explicit-constructor)
+};
+std::string to_string(const Label& label);
+
+// Sizes that a tensor must have, kAnySize where any will do.
+class Shape {
+ public:
+  Shape(std::initializer_list<std::int64_t> sizes) : rank_(sizes.size()) {
+    std::copy(sizes.begin(), sizes.end(), sizes_.begin());
+  }
+  explicit Shape(const Tensor& t) : sizes_(t.shape), rank_(static_cast<std::size_t>(t.rank)) {}
+  const std::int64_t* begin() const { return sizes_.data(); }
+  const std::int64_t* end() const { return sizes_.data() + rank_; }
+  std::size_t rank() const { return rank_; }
+
+ private:
+  std::array<std::int64_t, kMaxRank> sizes_{};
+  std::size_t rank_;
+};
+
 struct NamedTensor {
-  std::string name;
+  Label name;
   Tensor tensor;
 };
 
@@ -34,17 +66,15 @@ class ArgumentCheck {
   // Memory that can be addressed: rank, sizes that are not negative, number of elements and
   // distance between elements far below 2^63, data present and aligned to the element, on the
   // device.
-  void view(std::string_view name, const Tensor& t) const;
+  void view(const Label& name, const Tensor& t) const;
   // view() and exactly this dtype and shape.
-  void tensor(std::string_view name, const Tensor& t, DType dtype,
-              const std::vector<std::int64_t>& shape) const;
+  void tensor(const Label& name, const Tensor& t, DType dtype, const Shape& shape) const;
   // The last dimension has stride 1.
-  void contiguous_rows(std::string_view name, const Tensor& t) const;
-  void contiguous(std::string_view name, const Tensor& t) const;
-  void not_given(std::string_view name, const Tensor& t, std::string_view because) const;
+  void contiguous_rows(const Label& name, const Tensor& t) const;
+  void contiguous(const Label& name, const Tensor& t) const;
+  void not_given(const Label& name, const Tensor& t, std::string_view because) const;
   // No output shares memory with itself, another output or an input. Those not given are skipped.
-  void disjoint(const std::vector<NamedTensor>& outputs,
-                const std::vector<NamedTensor>& inputs) const;
+  void disjoint(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) const;
 
  private:
   const Problem* problem_;

@@ -98,7 +98,8 @@ Problem complete(const Problem& problem, const Inputs& inputs) {
   fill_q(check, p, inputs);
   fill_k(check, p, inputs);
   core::validate_problem(p);
-  core::check_inputs(check, p, inputs);
+  core::CheckMemory memory;
+  core::check_inputs(check, p, inputs, memory);
   return p;
 }
 

@@ -3,8 +3,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attn/run.hpp"
@@ -18,21 +20,21 @@ using core::ArgumentCheck;
 
 // O [batch, seqlen_q, heads_q, head_dim_v] with LSE [batch, heads_q, seqlen_q], or packed O
 // [total_q, heads_q, head_dim_v] with LSE [heads_q, total_q]. Packed is read as a batch of one.
-struct Shape {
+struct Sizes {
   bool packed = false;
   std::int64_t batch = 0, seqlen_q = 0, heads_q = 0, head_dim_v = 0;
 
-  std::vector<std::int64_t> o() const {
+  core::Shape o() const {
     if (packed) return {seqlen_q, heads_q, head_dim_v};
     return {batch, seqlen_q, heads_q, head_dim_v};
   }
-  std::vector<std::int64_t> lse() const {
+  core::Shape lse() const {
     if (packed) return {heads_q, seqlen_q};
     return {batch, heads_q, seqlen_q};
   }
 };
 
-Shape shape_of(const Tensor& o) {
+Sizes sizes_of(const Tensor& o) {
   if (o.rank == 3) return {true, 1, o.shape[0], o.shape[1], o.shape[2]};
   return {false, o.shape[0], o.shape[1], o.shape[2], o.shape[3]};
 }
@@ -51,7 +53,7 @@ std::byte* lse_element(const Tensor& lse, std::int64_t b, std::int64_t i, std::i
 }
 
 void check_outputs(const ArgumentCheck& check, const std::string& name, const Outputs& outputs,
-                   const Shape& shape, bool lse_needed) {
+                   const Sizes& shape, bool lse_needed) {
   if (!is_floating(outputs.o.dtype)) {
     check.refuse(
         fmt::format("{}.o is {}; accepted are f32, bf16, f16 and f64", name, to_string(outputs.o)));
@@ -72,7 +74,7 @@ bool same_tensor(const Tensor& a, const Tensor& b) {
   return true;
 }
 
-Shape check_arguments(const std::vector<Outputs>& parts, const Outputs& result) {
+Sizes check_arguments(const std::vector<Outputs>& parts, const Outputs& result) {
   const ArgumentCheck check;
   if (parts.empty()) check.refuse("parts is empty; accepted is at least one part");
   const Tensor& first = parts[0].o;
@@ -80,16 +82,22 @@ Shape check_arguments(const std::vector<Outputs>& parts, const Outputs& result) 
     check.refuse(fmt::format("parts[0].o is {}; accepted are rank 4 (dense) and 3 (packed)",
                              to_string(first)));
   }
-  const Shape shape = shape_of(first);
+  const Sizes shape = sizes_of(first);
+  std::deque<std::string> names;
   std::vector<core::NamedTensor> inputs;
+  const auto add_input = [&](std::string name, const Tensor& part, const Tensor& of_result) {
+    if (same_tensor(part, of_result)) return;
+    inputs.push_back({names.emplace_back(std::move(name)), part});
+  };
   for (std::size_t p = 0; p < parts.size(); ++p) {
     const std::string name = fmt::format("parts[{}]", p);
     check_outputs(check, name, parts[p], shape, true);
-    if (!same_tensor(parts[p].o, result.o)) inputs.push_back({name + ".o", parts[p].o});
-    if (!same_tensor(parts[p].lse, result.lse)) inputs.push_back({name + ".lse", parts[p].lse});
+    add_input(name + ".o", parts[p].o, result.o);
+    add_input(name + ".lse", parts[p].lse, result.lse);
   }
   check_outputs(check, "result", result, shape, false);
-  check.disjoint({{"result.o", result.o}, {"result.lse", result.lse}}, inputs);
+  const core::NamedTensor outputs[] = {{"result.o", result.o}, {"result.lse", result.lse}};
+  check.disjoint(outputs, inputs);
   return shape;
 }
 
@@ -110,7 +118,7 @@ double weigh(std::vector<double>& weights) {
 }  // namespace
 
 void merge(const std::vector<Outputs>& parts, const Outputs& result) {
-  const Shape shape = check_arguments(parts, result);
+  const Sizes shape = check_arguments(parts, result);
   std::vector<double> weights(parts.size());
   for (std::int64_t b = 0; b < shape.batch; ++b) {
     for (std::int64_t h = 0; h < shape.heads_q; ++h) {

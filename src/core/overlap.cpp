@@ -1,8 +1,9 @@
 #include "core/overlap.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace attn::core {
 namespace {
@@ -21,22 +22,22 @@ class Search {
       min = -min;
       max = -max;
     }
-    for (Term& term : terms_) {
-      if (term.stride == stride) {
-        term.min += min;
-        term.max += max;
+    for (std::size_t k = 0; k < count_; ++k) {
+      if (terms_[k].stride == stride) {
+        terms_[k].min += min;
+        terms_[k].max += max;
         return;
       }
     }
-    terms_.push_back({stride, min, max});
+    terms_[count_++] = {stride, min, max};
   }
 
   // Whether the sum can lie in [low, high].
   bool reaches(std::int64_t low, std::int64_t high) {
-    std::sort(terms_.begin(), terms_.end(),
+    std::sort(terms_.begin(), terms_.begin() + count_,
               [](const Term& a, const Term& b) { return a.stride > b.stride; });
     std::int64_t least = 0, most = 0;
-    for (std::size_t k = terms_.size(); k-- > 0;) {
+    for (std::size_t k = count_; k-- > 0;) {
       Term& term = terms_[k];
       term.rest_least = least;
       term.rest_most = most;
@@ -48,7 +49,7 @@ class Search {
 
  private:
   struct Term {
-    std::int64_t stride, min, max;               // stride * z, min <= z <= max
+    std::int64_t stride = 0, min = 0, max = 0;   // stride * z, min <= z <= max
     std::int64_t rest_least = 0, rest_most = 0;  // sum of all later terms
   };
 
@@ -57,11 +58,11 @@ class Search {
   }
 
   bool reaches(std::size_t k, std::int64_t low, std::int64_t high) {
-    if (k == terms_.size()) return low <= 0 && 0 <= high;
+    if (k == count_) return low <= 0 && 0 <= high;
     const Term& term = terms_[k];
     const std::int64_t first = std::max(term.min, -floor_div(term.rest_most - low, term.stride));
     const std::int64_t last = std::min(term.max, floor_div(high - term.rest_least, term.stride));
-    if (k + 1 == terms_.size()) return first <= last;
+    if (k + 1 == count_) return first <= last;
     for (std::int64_t z = first; z <= last; ++z) {
       if (++steps_ > kMaxSteps) return true;
       if (reaches(k + 1, low - term.stride * z, high - term.stride * z)) return true;
@@ -70,7 +71,8 @@ class Search {
   }
 
   static constexpr int kMaxSteps = 100'000;  // about a millisecond
-  std::vector<Term> terms_;
+  std::array<Term, 2 * kMaxRank> terms_{};
+  std::size_t count_ = 0;
   int steps_ = 0;
 };
 
@@ -110,7 +112,7 @@ bool overlap(const Tensor& a, const Tensor& b) {
 }
 
 bool self_overlap(const Tensor& t) {
-  if (!t.given() || t.size() == 0) return false;
+  if (!t.given() || t.size() == 0 || t.contiguous()) return false;
   const auto size = static_cast<std::int64_t>(size_of(t.dtype));
   // Two elements whose indices first differ in dimension k, there by z > 0.
   for (std::int32_t k = 0; k < t.rank; ++k) {

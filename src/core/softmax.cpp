@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "core/argument_check.hpp"
 
@@ -60,8 +61,11 @@ void softmax(const Tensor& x, const Tensor& y, const Tensor& lse, SoftmaxAlgorit
   check.contiguous_rows("y", y);
   if (lse.given()) check.tensor("lse", lse, DType::f32, {rows});
   const bool in_place = x.data == y.data && (rows <= 1 || x.strides[0] == y.strides[0]);
-  check.disjoint({{"y", y}}, {{"x", in_place ? Tensor{} : x}});
-  check.disjoint({{"lse", lse}}, {{"x", x}, {"y", y}});
+  const core::NamedTensor written[] = {{"y", y}, {"lse", lse}};
+  const core::NamedTensor read[] = {{"x", x}};
+  // In place only LSE has to lie apart from x.
+  check.disjoint(written, std::span(read).first(in_place ? 0 : 1));
+  check.disjoint(std::span(written).last(1), read);
 
   for (std::int64_t i = 0; i < rows; ++i) {
     const float* x_row = static_cast<const float*>(x.data) + i * x.strides[0];

@@ -3,46 +3,51 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <string>
-#include <utility>
 
+#include "core/expr/build.hpp"
 #include "core/validate_parts.hpp"
 
 namespace attn::core {
 namespace {
 
-std::vector<NamedTensor> input_tensors(const Inputs& inputs,
-                                       const std::vector<BoundBuffer>& buffers) {
-  std::vector<NamedTensor> tensors{{"q", inputs.q},
-                                   {"k", inputs.k},
-                                   {"v", inputs.v},
-                                   {"cu_seqlens_q", inputs.cu_seqlens_q},
-                                   {"cu_seqlens_k", inputs.cu_seqlens_k},
-                                   {"seqused_q", inputs.seqused_q},
-                                   {"seqused_k", inputs.seqused_k},
-                                   {"page_table", inputs.page_table},
-                                   {"sink", inputs.sink}};
+using Tensors = std::pmr::vector<NamedTensor>;
+
+// Tensors of a call without buffers; more make the list grow.
+constexpr std::size_t kTensors = 18;
+
+void add_given(Tensors& tensors, const Label& name, const Tensor& tensor) {
+  if (tensor.given()) tensors.push_back({name, tensor});
+}
+
+void add_inputs(Tensors& tensors, const Inputs& inputs,
+                const std::pmr::vector<BoundBuffer>& buffers) {
+  add_given(tensors, "q", inputs.q);
+  add_given(tensors, "k", inputs.k);
+  add_given(tensors, "v", inputs.v);
+  add_given(tensors, "cu_seqlens_q", inputs.cu_seqlens_q);
+  add_given(tensors, "cu_seqlens_k", inputs.cu_seqlens_k);
+  add_given(tensors, "seqused_q", inputs.seqused_q);
+  add_given(tensors, "seqused_k", inputs.seqused_k);
+  add_given(tensors, "page_table", inputs.page_table);
+  add_given(tensors, "sink", inputs.sink);
   for (const BoundBuffer& buffer : buffers) {
-    tensors.push_back({fmt::format("buffer '{}'", buffer.name), buffer.tensor});
+    add_given(tensors, {"buffer", buffer.name}, buffer.tensor);
   }
-  return tensors;
 }
 
-// Of both lists.
-std::vector<NamedTensor> given(std::vector<NamedTensor> written, std::vector<NamedTensor> read) {
-  std::vector<NamedTensor> tensors = std::move(written);
-  std::move(read.begin(), read.end(), std::back_inserter(tensors));
-  std::erase_if(tensors, [](const NamedTensor& named) { return !named.tensor.given(); });
-  return tensors;
+// The first `written` tensors are outputs, the others inputs.
+void check_disjoint(const ArgumentCheck& check, std::span<const NamedTensor> tensors,
+                    std::size_t written) {
+  check.disjoint(tensors.first(written), tensors.subspan(written));
 }
 
-// A line of the GPU's cache, so that parts of a workspace do not share one.
+// A line of the GPU's cache, two of the CPU's, so that parts of a workspace do not share one.
 constexpr std::uintptr_t kWorkspaceAlignment = 128;
 
 // O, dO: as Q with head_dim_v.
 void check_like_o(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
-                  std::string_view name, const Tensor& t) {
+                  const char* name, const Tensor& t) {
   check.tensor(name, t, p.dtype, shape_like_q(p, inputs.q.shape[0], p.head_dim_v));
   check.contiguous_rows(name, t);
 }
@@ -57,17 +62,16 @@ void check_lse(const ArgumentCheck& check, const Problem& p, const Inputs& input
   }
 }
 
-// Returns the gradients as named outputs.
-std::vector<NamedTensor> check_gradients(const ArgumentCheck& check, const Problem& p,
-                                         const Inputs& inputs, const Gradients& gradients,
-                                         const std::vector<BoundBuffer>& buffers) {
-  std::vector<NamedTensor> outputs;
-  const auto add = [&](std::string name, const Tensor& t, DType dtype,
-                       const std::vector<std::int64_t>& shape, bool rows) {
+// Appends the gradients to `outputs`.
+void check_gradients(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
+                     const Gradients& gradients, const std::pmr::vector<BoundBuffer>& buffers,
+                     Tensors& outputs) {
+  const auto add = [&](const Label& name, const Tensor& t, DType dtype, const Shape& shape,
+                       bool rows) {
     if (!t.given()) return;
     check.tensor(name, t, dtype, shape);
     if (rows) check.contiguous_rows(name, t);
-    outputs.push_back({std::move(name), t});
+    outputs.push_back({name, t});
   };
   add("dq", gradients.dq, p.dtype, shape_like_q(p, inputs.q.shape[0], p.head_dim), true);
   add("dk", gradients.dk, p.dtype, shape_like_k(p, inputs.k.shape[0], p.head_dim), true);
@@ -77,30 +81,30 @@ std::vector<NamedTensor> check_gradients(const ArgumentCheck& check, const Probl
   } else {
     check.not_given("dsink", gradients.dsink, "problem.sink is false");
   }
-  std::vector<std::string> score_buffers;
-  if (!p.score.empty()) {
-    for (const auto& buffer : attn::expr::buffers(p.score)) score_buffers.push_back(buffer->name());
+  std::pmr::vector<const attn::expr::Buffer*> score_buffers(outputs.get_allocator());
+  if (!p.score.empty() && !gradients.buffers.empty()) {
+    attn::expr::collect_buffers(p.score, score_buffers);
   }
   for (const auto& gradient : gradients.buffers) {
     const std::string& name = gradient.first;
     const Tensor& t = gradient.second;
-    const std::string label = fmt::format("gradient of buffer '{}'", name);
-    const auto same_name = [&](const auto& other) { return other.name == name; };
-    const auto buffer = std::find_if(buffers.begin(), buffers.end(), same_name);
-    if (std::find(score_buffers.begin(), score_buffers.end(), name) == score_buffers.end() ||
-        buffer == buffers.end() || !is_floating(buffer->tensor.dtype)) {
-      check.refuse(label +
+    const Label label("gradient of buffer", name);
+    const auto buffer = std::find_if(buffers.begin(), buffers.end(),
+                                     [&](const BoundBuffer& other) { return other.name == name; });
+    const bool of_score = std::any_of(score_buffers.begin(), score_buffers.end(),
+                                      [&](const auto* other) { return other->name() == name; });
+    if (!of_score || buffer == buffers.end() || !is_floating(buffer->tensor.dtype)) {
+      check.refuse(to_string(label) +
                    " is asked for; accepted are buffers of the score that hold f32, bf16 or f16");
     }
     if (std::any_of(outputs.begin(), outputs.end(),
-                    [&](const NamedTensor& output) { return output.name == label; })) {
-      check.refuse(label + " is asked for twice; accepted is each name once");
+                    [&](const NamedTensor& output) { return output.name.name == name; })) {
+      check.refuse(to_string(label) + " is asked for twice; accepted is each name once");
     }
     const Tensor& source = buffer->tensor;
     check.view(label, t);
-    add(label, t, DType::f32, {source.shape.begin(), source.shape.begin() + source.rank}, false);
+    add(label, t, DType::f32, Shape(source), false);
   }
-  return outputs;
 }
 
 }  // namespace
@@ -110,42 +114,51 @@ Device device_of(const Inputs& inputs) {
   return inputs.q.device.type == DeviceType::cuda ? inputs.q.device : Device{};
 }
 
-std::vector<NamedTensor> validate_forward(const Problem& problem, const Inputs& inputs,
-                                          const Outputs& outputs, Device device) {
+std::pmr::vector<NamedTensor> validate_forward(const Problem& problem, const Inputs& inputs,
+                                               const Outputs& outputs, Device device,
+                                               std::pmr::memory_resource& memory) {
   validate_problem(problem);
   const ArgumentCheck check(&problem, device);
-  const std::vector<BoundBuffer> buffers = check_inputs(check, problem, inputs);
+  const auto buffers = check_inputs(check, problem, inputs, memory);
   check_like_o(check, problem, inputs, "o", outputs.o);
   if (outputs.lse.given()) check_lse(check, problem, inputs, outputs.lse);
-  std::vector<NamedTensor> written{{"o", outputs.o}, {"lse", outputs.lse}};
-  std::vector<NamedTensor> read = input_tensors(inputs, buffers);
-  check.disjoint(written, read);
-  return given(std::move(written), std::move(read));
+  Tensors tensors(&memory);
+  tensors.reserve(kTensors);
+  add_given(tensors, "o", outputs.o);
+  add_given(tensors, "lse", outputs.lse);
+  const std::size_t written = tensors.size();
+  add_inputs(tensors, inputs, buffers);
+  check_disjoint(check, tensors, written);
+  return tensors;
 }
 
-std::vector<NamedTensor> validate_backward(const Problem& problem, const Inputs& inputs,
-                                           const Outputs& outputs, const Tensor& d_o,
-                                           const Gradients& gradients, Device device) {
+std::pmr::vector<NamedTensor> validate_backward(const Problem& problem, const Inputs& inputs,
+                                                const Outputs& outputs, const Tensor& d_o,
+                                                const Gradients& gradients, Device device,
+                                                std::pmr::memory_resource& memory) {
   validate_problem(problem);
   const ArgumentCheck check(&problem, device);
   if (problem.layout_k == Layout::paged) {
     check.refuse("layout_k is paged; accepted by backward are dense and packed");
   }
-  const std::vector<BoundBuffer> buffers = check_inputs(check, problem, inputs);
+  const auto buffers = check_inputs(check, problem, inputs, memory);
   check_like_o(check, problem, inputs, "o", outputs.o);
   check_lse(check, problem, inputs, outputs.lse);
   check_like_o(check, problem, inputs, "d_o", d_o);
-  std::vector<NamedTensor> read = input_tensors(inputs, buffers);
-  read.push_back({"o", outputs.o});
-  read.push_back({"lse", outputs.lse});
-  read.push_back({"d_o", d_o});
-  std::vector<NamedTensor> written = check_gradients(check, problem, inputs, gradients, buffers);
-  check.disjoint(written, read);
-  return given(std::move(written), std::move(read));
+  Tensors tensors(&memory);
+  tensors.reserve(kTensors);
+  check_gradients(check, problem, inputs, gradients, buffers, tensors);
+  const std::size_t written = tensors.size();
+  add_inputs(tensors, inputs, buffers);
+  add_given(tensors, "o", outputs.o);
+  add_given(tensors, "lse", outputs.lse);
+  add_given(tensors, "d_o", d_o);
+  check_disjoint(check, tensors, written);
+  return tensors;
 }
 
 void validate_workspace(const Problem& problem, const Tensor& workspace, std::int64_t bytes,
-                        const std::vector<NamedTensor>& tensors, Device device) {
+                        std::span<const NamedTensor> tensors, Device device) {
   if (bytes == 0) return;
   const ArgumentCheck check(&problem, device);
   if (!workspace.given()) {
@@ -164,7 +177,8 @@ void validate_workspace(const Problem& problem, const Tensor& workspace, std::in
     check.refuse(fmt::format("workspace is at address {}; accepted are multiples of {} bytes",
                              fmt::ptr(workspace.data), kWorkspaceAlignment));
   }
-  check.disjoint({{"workspace", workspace}}, tensors);
+  const NamedTensor written{"workspace", workspace};
+  check.disjoint({&written, 1}, tensors);
 }
 
 }  // namespace attn::core

@@ -1,6 +1,10 @@
 // Checks of a call's arguments, before anything is written.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <memory_resource>
+#include <span>
 #include <vector>
 
 #include "attn/run.hpp"
@@ -8,20 +12,35 @@
 
 namespace attn::core {
 
+// Memory of the checks of a call: on the stack of the caller, and on the heap for what is more than
+// that, some thirty buffers.
+class CheckMemory {
+ public:
+  operator std::pmr::memory_resource&() {
+    return resource_;
+  }  // NOLINT(google-explicit-constructor)
+
+ private:
+  std::array<std::byte, 8192> bytes_;
+  std::pmr::monotonic_buffer_resource resource_{bytes_.data(), bytes_.size()};
+};
+
 // Where the tensors of a call are: as q.
 Device device_of(const Inputs& inputs);
 
 // problem has every size set. Each throws Error(invalid_argument) with the argument, its value and
 // what is accepted. `device`: where all tensors must be. Those of a call return the tensors that
-// were given.
+// were given, in `memory`, under names that look at those of the problem and the gradients.
 void validate_problem(const Problem& problem);
-std::vector<NamedTensor> validate_forward(const Problem& problem, const Inputs& inputs,
-                                          const Outputs& outputs, Device device = {});
-std::vector<NamedTensor> validate_backward(const Problem& problem, const Inputs& inputs,
-                                           const Outputs& outputs, const Tensor& d_o,
-                                           const Gradients& gradients, Device device = {});
-// The workspace of a call on a GPU: Context::workspace, of at least `bytes`, apart from `tensors`.
+std::pmr::vector<NamedTensor> validate_forward(
+    const Problem& problem, const Inputs& inputs, const Outputs& outputs, Device device = {},
+    std::pmr::memory_resource& memory = *std::pmr::get_default_resource());
+std::pmr::vector<NamedTensor> validate_backward(
+    const Problem& problem, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
+    const Gradients& gradients, Device device = {},
+    std::pmr::memory_resource& memory = *std::pmr::get_default_resource());
+// The workspace of a call: Context::workspace, of at least `bytes`, apart from `tensors`.
 void validate_workspace(const Problem& problem, const Tensor& workspace, std::int64_t bytes,
-                        const std::vector<NamedTensor>& tensors, Device device);
+                        std::span<const NamedTensor> tensors, Device device);
 
 }  // namespace attn::core

@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 
+#include "core/expr/build.hpp"
 #include "core/validate_parts.hpp"
 
 namespace attn::core {
@@ -18,16 +18,21 @@ const Tensor* bound(const attn::expr::Bindings& bindings, const std::string& nam
   return nullptr;
 }
 
+using Buffers = std::pmr::vector<const Buffer*>;
+
 // Mask first; each name once. One name must mean one declaration.
-std::vector<std::shared_ptr<const Buffer>> declared_buffers(const ArgumentCheck& check,
-                                                            const Problem& problem) {
-  std::vector<std::shared_ptr<const Buffer>> declared;
+Buffers declared_buffers(const ArgumentCheck& check, const Problem& problem,
+                         std::pmr::memory_resource& memory) {
+  Buffers declared(&memory);
+  Buffers read(&memory);
   for (const attn::expr::Expr* e : {&problem.mask, &problem.score}) {
     if (e->empty()) continue;
-    for (const std::shared_ptr<const Buffer>& buffer : attn::expr::buffers(*e)) {
-      const auto same_name = std::find_if(declared.begin(), declared.end(), [&](const auto& other) {
-        return other->name() == buffer->name();
-      });
+    read.clear();
+    attn::expr::collect_buffers(*e, read);
+    for (const Buffer* buffer : read) {
+      const auto same_name =
+          std::find_if(declared.begin(), declared.end(),
+                       [&](const Buffer* other) { return other->name() == buffer->name(); });
       if (same_name == declared.end()) {
         declared.push_back(buffer);
         continue;
@@ -45,19 +50,21 @@ std::vector<std::shared_ptr<const Buffer>> declared_buffers(const ArgumentCheck&
   return declared;
 }
 
-void check_binding_names(const ArgumentCheck& check,
-                         const std::vector<std::shared_ptr<const Buffer>>& declared,
-                         const attn::expr::Bindings& bindings) {
-  std::string accepted;
-  for (const auto& buffer : declared) {
-    accepted += fmt::format("{}'{}'", accepted.empty() ? "" : ", ", buffer->name());
+std::string names_of(const Buffers& declared) {
+  std::string names;
+  for (const Buffer* buffer : declared) {
+    names += fmt::format("{}'{}'", names.empty() ? "" : ", ", buffer->name());
   }
-  if (accepted.empty()) accepted = "none, as mask and score read no buffer";
+  return names.empty() ? "none, as mask and score read no buffer" : names;
+}
+
+void check_binding_names(const ArgumentCheck& check, const Buffers& declared,
+                         const attn::expr::Bindings& bindings) {
   for (auto binding = bindings.begin(); binding != bindings.end(); ++binding) {
     const std::string& name = binding->first;
     if (std::none_of(declared.begin(), declared.end(),
-                     [&](const auto& buffer) { return buffer->name() == name; })) {
-      check.refuse(fmt::format("buffers names '{}'; accepted are {}", name, accepted));
+                     [&](const Buffer* buffer) { return buffer->name() == name; })) {
+      check.refuse(fmt::format("buffers names '{}'; accepted are {}", name, names_of(declared)));
     }
     if (std::any_of(bindings.begin(), binding,
                     [&](const auto& earlier) { return earlier.first == name; })) {
@@ -66,26 +73,27 @@ void check_binding_names(const ArgumentCheck& check,
   }
 }
 
-std::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Problem& problem,
-                                       const Inputs& inputs) {
-  const auto declared = declared_buffers(check, problem);
+std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Problem& problem,
+                                            const Inputs& inputs,
+                                            std::pmr::memory_resource& memory) {
+  const Buffers declared = declared_buffers(check, problem, memory);
   check_binding_names(check, declared, inputs.buffers);
-  std::vector<BoundBuffer> buffers;
-  for (const auto& buffer : declared) {
-    const std::string label = fmt::format("buffer '{}'", buffer->name());
+  std::pmr::vector<BoundBuffer> buffers(&memory);
+  for (const Buffer* buffer : declared) {
+    const Label label("buffer", buffer->name());
     const Tensor& declaration = buffer->tensor();
     const Tensor* binding = bound(inputs.buffers, buffer->name());
     const Tensor& t = binding != nullptr ? *binding : declaration;
     check.view(label, t);
     if (t.dtype != declaration.dtype || t.rank != declaration.rank) {
-      check.refuse(fmt::format("{} is {}; accepted are {} tensors of rank {}", label, to_string(t),
-                               name(declaration.dtype), declaration.rank));
+      check.refuse(fmt::format("{} is {}; accepted are {} tensors of rank {}", to_string(label),
+                               to_string(t), name(declaration.dtype), declaration.rank));
     }
     // An expression may use a dimension of size 1 with any index, and its tile bounds rely on it.
     for (std::int32_t k = 0; k < t.rank; ++k) {
       if (declaration.shape[k] == 1 && t.shape[k] != 1) {
-        check.refuse(fmt::format("{} is {}; accepted is size 1 in dimension {}, as declared", label,
-                                 to_string(t), k));
+        check.refuse(fmt::format("{} is {}; accepted is size 1 in dimension {}, as declared",
+                                 to_string(label), to_string(t), k));
       }
     }
     buffers.push_back({buffer->name(), t});
@@ -95,21 +103,20 @@ std::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Problem
 
 }  // namespace
 
-std::vector<std::int64_t> shape_like_q(const Problem& problem, std::int64_t rows,
-                                       std::int64_t dim) {
+Shape shape_like_q(const Problem& problem, std::int64_t rows, std::int64_t dim) {
   if (problem.layout_q == Layout::packed) return {rows, problem.heads_q, dim};
   return {problem.batch, problem.seqlen_q, problem.heads_q, dim};
 }
 
-std::vector<std::int64_t> shape_like_k(const Problem& problem, std::int64_t rows,
-                                       std::int64_t dim) {
+Shape shape_like_k(const Problem& problem, std::int64_t rows, std::int64_t dim) {
   if (problem.layout_k == Layout::packed) return {rows, problem.heads_k, dim};
   if (problem.layout_k == Layout::paged) return {rows, problem.page_size, problem.heads_k, dim};
   return {problem.batch, problem.seqlen_k, problem.heads_k, dim};
 }
 
-std::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem& p,
-                                      const Inputs& inputs) {
+std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem& p,
+                                           const Inputs& inputs,
+                                           std::pmr::memory_resource& memory) {
   check.tensor("q", inputs.q, p.dtype, shape_like_q(p, kAnySize, p.head_dim));
   check.contiguous_rows("q", inputs.q);
   check.tensor("k", inputs.k, p.dtype, shape_like_k(p, kAnySize, p.head_dim));
@@ -123,7 +130,7 @@ std::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem&
   } else {
     check.not_given("sink", inputs.sink, "problem.sink is false");
   }
-  return check_buffers(check, p, inputs);
+  return check_buffers(check, p, inputs, memory);
 }
 
 }  // namespace attn::core

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <memory_resource>
 #include <string_view>
 #include <vector>
 
@@ -22,19 +22,19 @@ std::int64_t check_cu_seqlens(const ArgumentCheck& check, std::string_view name,
 void check_sequences(const ArgumentCheck& check, const Problem& problem, const Inputs& inputs);
 
 // [batch, seqlen_q, heads_q, dim] or packed [rows, heads_q, dim].
-std::vector<std::int64_t> shape_like_q(const Problem& problem, std::int64_t rows, std::int64_t dim);
+Shape shape_like_q(const Problem& problem, std::int64_t rows, std::int64_t dim);
 // Likewise of K; paged: [rows, page_size, heads_k, dim], rows being the number of pages.
-std::vector<std::int64_t> shape_like_k(const Problem& problem, std::int64_t rows, std::int64_t dim);
+Shape shape_like_k(const Problem& problem, std::int64_t rows, std::int64_t dim);
 
 // A buffer of the mask or the score with the tensor that it reads in this call.
 struct BoundBuffer {
-  std::string name;
+  std::string_view name;  // of the expression's Buffer
   Tensor tensor;
 };
 
 // Q, K, V, the sequences, the sink and the buffers of mask and score; returns the latter, each name
-// once, none of them without data.
-std::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem& problem,
-                                      const Inputs& inputs);
+// once, none of them without data, in `memory`.
+std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem& problem,
+                                           const Inputs& inputs, std::pmr::memory_resource& memory);
 
 }  // namespace attn::core

@@ -12,7 +12,7 @@ namespace {
 const std::int32_t* i32(const Tensor& t) { return static_cast<const std::int32_t*>(t.data); }
 
 // seqused: i32 [batch], contiguous, each from 0 to the rows of its sequence.
-void check_seqused(const ArgumentCheck& check, std::string_view name, const Tensor& t,
+void check_seqused(const ArgumentCheck& check, const char* name, const Tensor& t,
                    std::int64_t batch, const std::int32_t* cu_seqlens, std::int64_t seqlen) {
   if (!t.given()) return;
   check.tensor(name, t, DType::i32, {batch});
@@ -28,24 +28,32 @@ void check_seqused(const ArgumentCheck& check, std::string_view name, const Tens
   }
 }
 
+// What messages call the arguments of one side.
+struct SideNames {
+  const char* seqlen;
+  const char* cu_seqlens;
+  const char* seqused;
+  const char* not_packed;
+};
+constexpr SideNames kNamesQ{"seqlen_q", "cu_seqlens_q", "seqused_q", "layout_q is not packed"};
+constexpr SideNames kNamesK{"seqlen_k", "cu_seqlens_k", "seqused_k", "layout_k is not packed"};
+
 // The sequences of Q, or of K and V when these are not paged. `rows`: of a packed tensor.
-void check_side(const ArgumentCheck& check, std::string_view side, Layout layout,
+void check_side(const ArgumentCheck& check, const SideNames& names, Layout layout,
                 std::int64_t batch, std::int64_t seqlen, std::int64_t rows,
                 const Tensor& cu_seqlens, const Tensor& seqused) {
-  const std::string cu_seqlens_name = fmt::format("cu_seqlens_{}", side);
   const std::int32_t* starts = nullptr;
   if (layout == Layout::packed) {
-    const std::int64_t longest = check_cu_seqlens(check, cu_seqlens_name, cu_seqlens, batch, rows);
+    const std::int64_t longest = check_cu_seqlens(check, names.cu_seqlens, cu_seqlens, batch, rows);
     if (seqlen < longest) {
-      check.refuse(
-          fmt::format("seqlen_{} is {}; accepted are at least {}, the longest sequence of {}", side,
-                      seqlen, longest, cu_seqlens_name));
+      check.refuse(fmt::format("{} is {}; accepted are at least {}, the longest sequence of {}",
+                               names.seqlen, seqlen, longest, names.cu_seqlens));
     }
     starts = i32(cu_seqlens);
   } else {
-    check.not_given(cu_seqlens_name, cu_seqlens, fmt::format("layout_{} is not packed", side));
+    check.not_given(names.cu_seqlens, cu_seqlens, names.not_packed);
   }
-  check_seqused(check, fmt::format("seqused_{}", side), seqused, batch, starts, seqlen);
+  check_seqused(check, names.seqused, seqused, batch, starts, seqlen);
 }
 
 void check_page_table(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
@@ -109,9 +117,9 @@ std::int64_t check_cu_seqlens(const ArgumentCheck& check, std::string_view name,
 }
 
 void check_sequences(const ArgumentCheck& check, const Problem& problem, const Inputs& inputs) {
-  check_side(check, "q", problem.layout_q, problem.batch, problem.seqlen_q, inputs.q.shape[0],
+  check_side(check, kNamesQ, problem.layout_q, problem.batch, problem.seqlen_q, inputs.q.shape[0],
              inputs.cu_seqlens_q, inputs.seqused_q);
-  check_side(check, "k", problem.layout_k, problem.batch, problem.seqlen_k, inputs.k.shape[0],
+  check_side(check, kNamesK, problem.layout_k, problem.batch, problem.seqlen_k, inputs.k.shape[0],
              inputs.cu_seqlens_k, inputs.seqused_k);
   check_page_table(check, problem, inputs);
 }

@@ -68,7 +68,7 @@ TEST(ValidateGpu, Workspace) {
   const Device device{DeviceType::cuda, 0};
   const Call c = on_gpu(paged_call(), device);
   const Problem p = complete(c.problem, c.in);
-  const std::vector<core::NamedTensor> tensors = core::validate_forward(p, c.in, c.out, device);
+  const auto tensors = core::validate_forward(p, c.in, c.out, device);
   alignas(128) static std::uint8_t memory[512];
   const auto refused = [&](const Tensor& workspace, const std::string& phrase) {
     const std::string message =

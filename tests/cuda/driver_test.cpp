@@ -167,7 +167,8 @@ TEST_F(Driver, MemoryMustBeOfTheDevice) {
   std::array<float, 16> host{};
   const auto check_one = [&](void* data, std::int64_t size = 16) {
     const Tensor t = tensor(data, DType::f32, {size}, {DeviceType::cuda, 1});
-    check_memory(problem, {{"k", t}}, 1);
+    const core::NamedTensor named{"k", t};
+    check_memory(problem, {&named, 1}, 1);
   };
   EXPECT_NO_THROW(check_one(here.data()));
   EXPECT_NO_THROW(check_one(static_cast<char*>(here.data()) + 32, 8));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <memory_resource>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -42,6 +43,9 @@ bool is_boolean(const Expr& e, bool value) noexcept;
 Expr make(Op op, std::span<const Expr> operands);
 // buffer[indices]; throws as make.
 Expr load(const std::shared_ptr<const Buffer>& buffer, const std::vector<Expr>& indices);
+// Appends the buffers that e reads to `found`, each name once, in order of first use; throws as
+// buffers().
+void collect_buffers(const Expr& e, std::pmr::vector<const Buffer*>& found);
 // e's own operation on other operands; e itself where args are its own.
 Expr rebuild(const Expr& e, const std::vector<Expr>& args);
 

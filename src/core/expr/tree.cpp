@@ -16,30 +16,35 @@ bool same_float(float a, float b) {
   return a == b && __builtin_signbit(a) == __builtin_signbit(b);
 }
 
-void collect(const Expr& e, std::vector<std::shared_ptr<const Buffer>>& found) {
-  const Node& node = e.node();
-  for (const Expr& arg : node.args) collect(arg, found);
-  if (node.op != Op::load) return;
-  const auto named = std::find_if(found.begin(), found.end(), [&](const auto& buffer) {
-    return buffer->name() == node.buffer->name();
+bool same_view(const Tensor& a, const Tensor& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.rank == b.rank &&
+         std::equal(a.shape.begin(), a.shape.begin() + a.rank, b.shape.begin()) &&
+         std::equal(a.strides.begin(), a.strides.begin() + a.rank, b.strides.begin());
+}
+
+// Calls visit(buffer) for the buffer of each load, operands first.
+template <class Visit>
+void for_each_load(const Node& node, const Visit& visit) {
+  for (const Expr& arg : node.args) for_each_load(arg.node(), visit);
+  if (node.op == Op::load) visit(node.buffer);
+}
+
+// Whether a buffer of this one's name was found. A name must stand for one tensor.
+template <class Found>
+bool is_found(const Found& found, const Buffer& buffer) {
+  const auto named = std::find_if(found.begin(), found.end(), [&](const auto& other) {
+    return other->name() == buffer.name();
   });
-  if (named == found.end()) {
-    found.push_back(node.buffer);
-    return;
-  }
+  if (named == found.end()) return false;
   const Tensor& a = (*named)->tensor();
-  const Tensor& b = node.buffer->tensor();
-  const auto extent = [](const auto& sizes, int rank) {
-    return std::vector<std::int64_t>(sizes.begin(), sizes.begin() + rank);
-  };
-  if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank ||
-      extent(a.shape, a.rank) != extent(b.shape, b.rank) ||
-      extent(a.strides, a.rank) != extent(b.strides, b.rank)) {
+  const Tensor& b = buffer.tensor();
+  if (!same_view(a, b)) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("buffer name '{}' stands for two tensors in one expression, {} and {}; "
                             "each needs a name of its own",
-                            node.buffer->name(), to_string(a), to_string(b)));
+                            buffer.name(), to_string(a), to_string(b)));
   }
+  return true;
 }
 
 class Substitution {
@@ -89,8 +94,17 @@ bool depends_on(const Expr& e, Op symbol) {
 
 std::vector<std::shared_ptr<const Buffer>> buffers(const Expr& e) {
   std::vector<std::shared_ptr<const Buffer>> found;
-  if (!e.empty()) collect(e, found);
+  if (e.empty()) return found;
+  for_each_load(e.node(), [&](const std::shared_ptr<const Buffer>& buffer) {
+    if (!is_found(found, *buffer)) found.push_back(buffer);
+  });
   return found;
+}
+
+void collect_buffers(const Expr& e, std::pmr::vector<const Buffer*>& found) {
+  for_each_load(e.node(), [&](const std::shared_ptr<const Buffer>& buffer) {
+    if (!is_found(found, *buffer)) found.push_back(buffer.get());
+  });
 }
 
 Expr substitute(const Expr& e, Op symbol, const Expr& replacement) {

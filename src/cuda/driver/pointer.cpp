@@ -34,8 +34,7 @@ std::string what_is_wrong(const void* data, int device) {
 
 }  // namespace
 
-void check_memory(const Problem& problem, const std::vector<core::NamedTensor>& tensors,
-                  int device) {
+void check_memory(const Problem& problem, std::span<const core::NamedTensor> tensors, int device) {
   device_info(device);  // refuses a device that is not there
   const ContextGuard guard(device);
   const core::ArgumentCheck check(&problem, {DeviceType::cuda, device});
@@ -47,7 +46,7 @@ void check_memory(const Problem& problem, const std::vector<core::NamedTensor>& 
     check.refuse(
         fmt::format("{} is {} with data at address {}, which is {}; accepted is memory of "
                     "cuda:{} or managed memory",
-                    named.name, to_string(t), fmt::ptr(t.data), wrong, device));
+                    to_string(named.name), to_string(t), fmt::ptr(t.data), wrong, device));
   }
 }
 

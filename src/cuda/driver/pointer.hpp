@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "attn/problem.hpp"
 #include "core/argument_check.hpp"
@@ -12,8 +12,7 @@ namespace attn::cuda {
 // Refuses tensors whose memory is not of cuda:`device`: device memory allocated there, or managed
 // memory. Tensors without elements have none. Throws Error(invalid_argument | unavailable |
 // device).
-void check_memory(const Problem& problem, const std::vector<core::NamedTensor>& tensors,
-                  int device);
+void check_memory(const Problem& problem, std::span<const core::NamedTensor> tensors, int device);
 
 // The largest power of two, up to 128, of which the address and every stride of the tensor but a
 // last one of 1 are multiples, in bytes: 16 is what 16-byte loads and tensor maps need.
