@@ -57,7 +57,12 @@ TEST_F(Command, BadUsage) {
   expect_refused(fmt::format("run --input {} --algorithm fast", kSample), 2, {"fast", "standard"});
   expect_refused(fmt::format("run --input {} --buffer slopes", kSample), 2, {"slopes"});
   expect_refused(fmt::format("run --input {} --lse --output o.npy", kSample), 2, {"--lse"});
-  expect_refused(fmt::format("run --input {} --window 3", kSample), 2, {"window3"});
+  expect_refused(fmt::format("run --input {} --window 3", kSample), 2, {"--window is 3"});
+  expect_refused(fmt::format("run --input {} --softcap nan", kSample), 2,
+                 {"--softcap is nan; accepted is a finite number above 0"});
+  expect_refused(fmt::format("run --input {} --scale inf", kSample), 2, {"--scale is inf"});
+  expect_refused(fmt::format("run --input {} --problem causal_x3", kSample), 2,
+                 {"--problem causal_x3", "x3"});
   expect_refused("check b1_n16_x7", 2, {"x7"});
   expect_refused("bench", 2, {"descriptors"});
   expect_refused("bench @/nonexistent", 2, {"/nonexistent"});
@@ -113,6 +118,33 @@ TEST_F(Command, EveryOptionOfAProblem) {
   expect_refused(base + " --dtype bf16", 2, {"bf16", ".npy"});
   expect_refused(base + " --sink " + quoted("q.npy"), 2, {"sink"});
   expect_refused(base + " --score 'score + w[head]'", 2, {"w"});
+}
+
+// Tensors and text must describe the same problem.
+TEST_F(Command, RunRefusesWhatDoesNotFitTogether) {
+  const std::string sample = fmt::format("run --input {} ", kSample);
+  expect_refused(sample + "--problem h3", 2, {"f32[1, 505, 12, 32]", "f32[1, 505, 3, 32]"});
+  expect_refused(sample + "--problem bf16", 2, {"--problem says bf16", "--dtype bf16"});
+  expect_refused(sample + "--problem packed", 2, {"--q", "[total, heads, head_dim]"});
+  expect_refused(sample + "--problem paged16", 2, {"page_table"});
+  expect_refused(sample + "--problem sink", 2, {"sink"});
+  expect_refused(sample + "--problem bias", 2, {"bias"});
+  expect_refused(sample + "--cu-seqlens-q lengths", 2, {"\"lengths\"", "k, q, v"});
+  expect_refused(sample + "--buffer w=q", 2, {"--buffer is w", "reads"});
+  expect_refused(sample + "--buffer w=q --buffer w=k", 2, {"w=k", "once"});
+  expect_refused(sample + "--backward", 2, {"\"d_o\"", "--d-o"});
+  expect_refused(sample + "--d-o q", 2, {"--d-o is q", "--backward"});
+  expect_refused(sample + "--backward --d-o q --output o.npy", 2, {"--backward", ".npy"});
+  expect_refused(sample + "--dtype bf16 --output o.npy", 2, {"bf16", ".npy"});
+  const float w[12] = {};
+  write_npy(path("w.npy"), tensor(w, {12}));
+  expect_refused(sample + "--backward --d-o q --score 'score+q[head]' --buffer q=" +
+                     quoted("w.npy") + " --output " + quoted("o.safetensors"),
+                 2, {"dq"});
+  EXPECT_EQ(attn(sample + "--d-o q --backward --verify --seconds 0 --problem sink --sink " +
+                 quoted("w.npy"))
+                .code,
+            0);
 }
 
 TEST_F(Command, Check) {

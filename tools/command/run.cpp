@@ -1,18 +1,22 @@
 // attn run: attention of tensors in files.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <list>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "attn/error.hpp"
 #include "command/command.hpp"
+#include "command/run_device.hpp"
 #include "command/run_problem.hpp"
 #include "command/timing.hpp"
 #include "command/verify.hpp"
-#include "cuda/driver/memory.hpp"
-#include "harness/device_data.hpp"
+#include "io/file.hpp"
 #include "io/npy.hpp"
 #include "io/output_file.hpp"
 
@@ -24,142 +28,191 @@ struct Options {
   RunOptions run;
   std::string output;
   bool lse = false, verify = false;
+  double seconds = 0.2;
 };
 
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
 // Filled with NaN, which stays where nothing is written.
-io::Array poisoned(DType dtype, std::initializer_list<std::int64_t> shape) {
-  io::Array array(dtype, {shape.begin(), shape.size()});
+io::Array poisoned(DType dtype, const std::vector<std::int64_t>& shape) {
+  io::Array array(dtype, shape);
   std::memset(array.data(), 0xff, array.bytes());
   return array;
 }
 
-// A batch of one without its first dimension, when Q came so.
-Tensor with_rank(const Tensor& tensor, int rank) {
-  if (rank == 4) return tensor;
-  Tensor result = tensor;
-  --result.rank;
-  std::copy(tensor.shape.begin() + 1, tensor.shape.end(), result.shape.begin());
-  std::copy(tensor.strides.begin() + 1, tensor.strides.end(), result.strides.begin());
-  return result;
+std::vector<std::int64_t> shape(const Tensor& t) {
+  return {t.shape.begin(), t.shape.begin() + t.rank};
 }
 
-void write(const Options& options, const Tensor& o, const Tensor& lse) {
-  if (options.output.empty()) return;
-  if (options.output.ends_with(".npy")) {
-    io::write_npy(options.output, o);
-  } else {
-    std::vector<std::pair<std::string, Tensor>> tensors{{"o", o}};
-    if (lse.given()) tensors.emplace_back("lse", lse);
-    io::write_safetensors(options.output, tensors);
-  }
-  fmt::print("written   o {}{} to {}\n", to_string(o),
-             lse.given() ? ", lse " + to_string(lse) : std::string(), options.output);
-}
-
-// The tensors of a call in the memory of a GPU.
-class OnDevice {
+// What a run writes, in memory of its own; gradients where they are asked for.
+class Results {
  public:
-  OnDevice(const RunProblem& read, const Outputs& outputs, const Plan& plan, Context& context)
-      : host_(outputs),
-        plan_(plan),
-        stream_(plan.device.index),
-        workspace_(plan),
-        inputs_(read.inputs) {
-    context.stream = stream_.handle();
-    context.workspace = workspace_.tensor();
-    for (Tensor* tensor : {&inputs_.q, &inputs_.k, &inputs_.v, &inputs_.sink}) {
-      if (tensor->given()) *tensor = harness::upload(*tensor, plan.device, memory_);
-    }
-    for (auto& [name, tensor] : inputs_.buffers) {
-      tensor = harness::upload(tensor, plan.device, memory_);
-    }
-    for (const expr::Expr* e : {&read.problem.mask, &read.problem.score}) {
-      for (const auto& buffer : expr::buffers(*e)) bind(*buffer);
-    }
-    outputs_.o = harness::upload(outputs.o, plan.device, memory_);
-    outputs_.lse = harness::upload(outputs.lse, plan.device, memory_);
-  }
-
-  // Returns when the work is done and its results are on the host.
-  void run(const Context& context) const {
-    forward(plan_, inputs_, outputs_, context);
-    stream_.synchronize();
-  }
-  void download() const {
-    for (const auto& [from, to] :
-         {std::pair{outputs_.o, host_.o}, std::pair{outputs_.lse, host_.lse}}) {
-      for (const cuda::DeviceBuffer& memory : memory_) {
-        if (memory.data() == from.data) memory.download(to.data, memory.bytes());
+  Results(const RunProblem& read, bool backward) {
+    const Problem& problem = read.problem;
+    const Inputs& inputs = read.inputs;
+    std::vector<std::int64_t> shape_o = shape(inputs.q);
+    shape_o.back() = problem.head_dim_v;
+    outputs.o = keep(problem.dtype, shape_o);
+    const DType lse = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
+    outputs.lse = problem.layout_q == Layout::packed
+                      ? keep(lse, {problem.heads_q, inputs.q.shape[0]})
+                      : keep(lse, {problem.batch, problem.heads_q, problem.seqlen_q});
+    if (!backward) return;
+    gradients.dq = keep(problem.dtype, shape(inputs.q));
+    gradients.dk = keep(problem.dtype, shape(inputs.k));
+    gradients.dv = keep(problem.dtype, shape(inputs.v));
+    if (problem.sink) gradients.dsink = keep(DType::f32, shape(inputs.sink));
+    if (problem.score.empty()) return;
+    for (const auto& buffer : expr::buffers(problem.score)) {
+      if (!is_floating(buffer->tensor().dtype)) continue;
+      for (const auto& [name, tensor] : inputs.buffers) {
+        if (name != buffer->name()) continue;
+        gradients.buffers.emplace_back(name, keep(DType::f32, shape(tensor)));
       }
     }
   }
 
- private:
-  // A tensor that the expression itself holds.
-  void bind(const expr::Buffer& buffer) {
-    for (const auto& [name, tensor] : inputs_.buffers) {
-      if (name == buffer.name()) return;
-    }
-    inputs_.buffers.emplace_back(buffer.name(),
-                                 harness::upload(buffer.tensor(), plan_.device, memory_));
+  Outputs outputs;
+  Gradients gradients;
+
+  // By the names that they have in a file, in the shapes in which Q, K and V were given.
+  NamedTensors named(const RunProblem& read, bool with_lse) const {
+    NamedTensors tensors{{"o", given_shape(outputs.o, read.batchless_q)}};
+    if (with_lse) tensors.emplace_back("lse", given_shape(outputs.lse, read.batchless_q));
+    if (!gradients.dq.given()) return tensors;
+    tensors.emplace_back("dq", given_shape(gradients.dq, read.batchless_q));
+    tensors.emplace_back("dk", given_shape(gradients.dk, read.batchless_k));
+    tensors.emplace_back("dv", given_shape(gradients.dv, read.batchless_v));
+    if (gradients.dsink.given()) tensors.emplace_back("dsink", gradients.dsink);
+    for (const auto& [name, tensor] : gradients.buffers) tensors.emplace_back("d" + name, tensor);
+    return tensors;
   }
 
-  Outputs host_;
-  const Plan& plan_;
-  cuda::Stream stream_;
-  harness::DeviceWorkspace workspace_;
-  std::list<cuda::DeviceBuffer> memory_;
-  Inputs inputs_;
-  Outputs outputs_;
+ private:
+  Tensor keep(DType dtype, const std::vector<std::int64_t>& shape) {
+    return arrays_.emplace_back(poisoned(dtype, shape)).tensor();
+  }
+
+  static Tensor given_shape(const Tensor& tensor, bool batchless) {
+    if (!batchless) return tensor;
+    Tensor result = tensor;
+    --result.rank;
+    std::copy(tensor.shape.begin() + 1, tensor.shape.end(), result.shape.begin());
+    std::copy(tensor.strides.begin() + 1, tensor.strides.end(), result.strides.begin());
+    return result;
+  }
+
+  std::list<io::Array> arrays_;
 };
 
-// Median over calls; on a GPU a call is waited for.
-Timing run_timed(const RunProblem& read, const Outputs& outputs, const Plan& plan,
-                 Context context) {
-  const TimingRule rule{.min_calls = 1, .seconds = 0.2};
-  if (plan.device.type == DeviceType::cpu) {
-    return time_calls([&] { forward(plan, read.inputs, outputs, context); }, rule);
+// What cannot be written is refused before it is computed.
+void check_output(const Options& options, const NamedTensors& tensors) {
+  const std::string& path = options.output;
+  if (path.empty()) return;
+  io::OutputFile::check(path);
+  if (path.ends_with(".npy")) {
+    if (tensors.size() > 1) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("{} with --output {}: an .npy file holds one tensor, a safetensors "
+                      "file is accepted",
+                      options.problem.backward ? "--backward" : "--lse", io::printable(path)));
+    }
+    io::check_npy(path, tensors.front().second.dtype);
+    return;
   }
-  const OnDevice on(read, outputs, plan, context);
-  const Timing timing = time_calls([&] { on.run(context); }, rule);
-  on.download();
-  return timing;
+  for (auto named = tensors.begin(); named != tensors.end(); ++named) {
+    if (std::any_of(tensors.begin(), named,
+                    [&](const auto& other) { return other.first == named->first; })) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("--backward writes two tensors named {}; accepted are names of "
+                              "buffers whose gradients have names of their own",
+                              named->first));
+    }
+  }
+}
+
+void write(const std::string& path, const NamedTensors& tensors) {
+  if (path.empty()) return;
+  if (path.ends_with(".npy")) {
+    io::write_npy(path, tensors.front().second);
+  } else {
+    io::write_safetensors(path, tensors);
+  }
+  std::string text;
+  for (const auto& [name, tensor] : tensors) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, to_string(tensor));
+  }
+  fmt::print("written   {} to {}\n", text, path);
+}
+
+void print_time(const Timing& timing, const Plan& plan) {
+  fmt::print("time      {}, median of {}; {:.1f} GFLOP/s\n", format_seconds(timing.median()),
+             timing.seconds.size(), plan.flops / timing.median() * 1e-9);
+}
+
+// Whether it passed.
+bool print_verification(const Verification& verification) {
+  fmt::print("verified  {} against fp64: {}\n", verification.extent,
+             verification.passed() ? "ok" : "WRONG");
+  for (const harness::Comparison& comparison : verification.comparisons) {
+    fmt::print("          {}\n", harness::to_string(comparison));
+  }
+  return verification.passed();
+}
+
+// Computes O and LSE, many times; whether they are right, if that is asked for.
+bool run_forward(const Options& options, const RunProblem& read, const Plan& plan, Context context,
+                 const Outputs& outputs) {
+  const TimingRule rule{.min_calls = 1, .seconds = options.seconds};
+  Timing timing;
+  if (plan.device.type == DeviceType::cpu) {
+    timing = time_calls([&] { forward(plan, read.inputs, outputs, context); }, rule);
+  } else {
+    const OnDevice on(read, outputs, plan, context);
+    timing = time_calls([&] { on.run(context); }, rule);
+    on.download();
+  }
+  print_time(timing, plan);
+  return !options.verify || print_verification(verify_forward(read.problem, read.inputs, outputs));
+}
+
+// The same for the gradients.
+bool run_backward(const Options& options, const RunProblem& read, const Plan& plan,
+                  const Context& context, const Results& results) {
+  const auto run_with = [&](const Tensor& d_o) {
+    backward(plan, read.inputs, results.outputs, d_o, results.gradients, context);
+  };
+  bool passed = true;
+  if (options.verify) {
+    passed = print_verification(
+        verify_backward(read.problem, read.inputs, read.d_o, results.gradients, run_with));
+  }
+  print_time(time_calls([&] { run_with(read.d_o); }, {.min_calls = 1, .seconds = options.seconds}),
+             plan);
+  return passed;
 }
 
 int run(const Options& options) {
-  if (options.lse && options.output.ends_with(".npy")) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("--lse with --output {}: an .npy file holds one tensor, a safetensors "
-                            "file is accepted",
-                            io::printable(options.output)));
-  }
-  if (!options.output.empty()) io::OutputFile::check(options.output);
   const RunProblem read = read_problem(options.problem);
-  const Problem& problem = read.problem;
+  const bool with_gradients = options.problem.backward;
+  Results results(read, with_gradients);
+  const NamedTensors tensors = results.named(read, options.lse);
+  check_output(options, tensors);
   const Context context = make_context(options.run);
-  const Plan plan = make_plan(problem, Phase::forward, plan_options(options.run), context);
-  const io::Array o = poisoned(
-      problem.dtype, {problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v});
-  const io::Array lse = poisoned(problem.dtype == DType::f64 ? DType::f64 : DType::f32,
-                                 {problem.batch, problem.heads_q, problem.seqlen_q});
-  const Outputs outputs{.o = o.tensor(), .lse = lse.tensor()};
-
-  fmt::print("problem   {}\n", to_string(problem));
-  fmt::print("plan      {}\n", to_string(plan));
-  const Timing timing = run_timed(read, outputs, plan, context);
-  fmt::print("time      {}, median of {}; {:.1f} GFLOP/s\n", format_seconds(timing.median()),
-             timing.seconds.size(), plan.flops / timing.median() * 1e-9);
-  if (options.verify) {
-    const Verification verification = verify_forward(problem, read.inputs, outputs);
-    fmt::print("verified  {} against fp64: {}\n", verification.extent,
-               verification.passed() ? "ok" : "WRONG");
-    for (const harness::Comparison& comparison : verification.comparisons) {
-      fmt::print("          {}\n", harness::to_string(comparison));
-    }
-    if (!verification.passed()) return kWrong;
+  const PlanOptions choices = plan_options(options.run);
+  std::vector<Plan> plans;
+  fmt::print("problem   {}\n", to_string(read.problem));
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    if (phase == Phase::backward && !with_gradients) continue;
+    plans.push_back(make_plan(read.problem, phase, choices, context));
+    fmt::print("plan      {}\n", to_string(plans.back()));
   }
-  write(options, with_rank(o.tensor(), read.rank),
-        options.lse ? with_rank(lse.tensor(), read.rank) : Tensor{});
+  bool passed = run_forward(options, read, plans.front(), context, results.outputs);
+  if (with_gradients)
+    passed = run_backward(options, read, plans.back(), context, results) && passed;
+  if (!passed) return kWrong;
+  write(options.output, tensors);
   return kOk;
 }
 
@@ -193,12 +246,33 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
   app.add_option("--bias", options.bias,
                  "Tensor or .npy file [batch, head, query, key] added to the score; sizes of 1 "
                  "broadcast");
-  app.add_option("--sink", options.sink,
-                 "Tensor or .npy file, f32 [heads]: logits in the "
-                 "denominator");
   app.add_option("--scale", options.scale, "Default: 1 / sqrt(head_dim)");
-  app.add_option("--problem", options.tokens,
-                 "More tokens of the text form (docs/descriptors.md), as in dropout0.1_seed7");
+  app.add_option(
+      "--problem", options.tokens,
+      "More tokens of the text form (docs/descriptors.md), as in dropout0.1_seed7; sizes must "
+      "be those of the tensors");
+  struct Input {
+    const char* option;
+    std::string ProblemOptions::*source;
+    const char* what;
+  };
+  constexpr std::array<Input, 7> kInputs{{
+      {"--cu-seqlens-q", &ProblemOptions::cu_seqlens_q,
+       "i32 [batch + 1]: Q is packed, [total, heads, head_dim]"},
+      {"--cu-seqlens-k", &ProblemOptions::cu_seqlens_k, "i32 [batch + 1]: K, V are packed"},
+      {"--seqused-q", &ProblemOptions::seqused_q, "i32 [batch]: rows of Q in use"},
+      {"--seqused-k", &ProblemOptions::seqused_k, "i32 [batch]: keys in use"},
+      {"--page-table", &ProblemOptions::page_table,
+       "i32 [batch, pages of a sequence]: K, V are paged, [pages, page_size, heads, head_dim]"},
+      {"--sink", &ProblemOptions::sink, "f32 [heads]: logits in the denominator"},
+      {"--d-o", &ProblemOptions::d_o, "Gradient of O, of its shape; with --backward"},
+  }};
+  for (const Input& input : kInputs) {
+    std::string name = input.option + 2;
+    std::replace(name.begin(), name.end(), '-', '_');
+    app.add_option(input.option, options.*input.source,
+                   fmt::format("{}. Default: {} of --input where it is there", input.what, name));
+  }
 }
 
 }  // namespace
@@ -207,9 +281,16 @@ void add_run(CLI::App& app, int& status) {
   auto options = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("run", "Compute attention of tensors in files");
   add_problem_options(*sub, options->problem);
-  sub->add_option("--output", options->output,
-                  "safetensors file (tensors o and, with --lse, lse) or .npy file (o)");
+  sub->add_option(
+      "--output", options->output,
+      "safetensors file (tensors o, with --lse lse, with --backward the gradients) or .npy "
+      "file (o alone)");
   sub->add_flag("--lse", options->lse, "Write log(sum(exp(score))) of each row as well");
+  sub->add_flag("--backward", options->problem.backward,
+                "Gradients as well: dq, dk, dv, dsink, and d<name> for each buffer of the score");
+  sub->add_option("--seconds", options->seconds, "Time calls for so long; the median counts")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   sub->add_flag("--verify", options->verify,
                 "Compare with the fp64 reference; exit code 1 if "
                 "wrong");
@@ -226,7 +307,9 @@ void add_run(CLI::App& app, int& status) {
       "  attn run --q q.npy --k k.npy --v v.npy --mask 'query >= key && query - key < 1024' "
       "--verify\n"
       "  attn run --input qkv.safetensors --score 'score - w[head] * (query - key)' --buffer "
-      "w=slopes.npy");
+      "w=slopes.npy\n"
+      "  attn run --input call.safetensors --problem causal_bias_packed --backward --lse --output "
+      "results.safetensors");
   sub->callback([options, &status] { status = run(*options); });
 }
 

@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <charconv>
+#include <cmath>
 #include <optional>
 
 #include "attn/error.hpp"
@@ -15,33 +16,85 @@
 namespace attn::command {
 namespace {
 
+// '_' separates tokens of the text form, except inside parentheses.
+std::vector<std::string> split_tokens(const std::string& text) {
+  std::vector<std::string> tokens(1);
+  int depth = 0;
+  for (const char c : text) {
+    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
+    if (c == '_' && depth == 0) {
+      tokens.emplace_back();
+    } else {
+      tokens.back() += c;
+    }
+  }
+  return tokens;
+}
+
+bool is_dtype(std::string_view token) {
+  return token == "f64" || token == "f32" || token == "bf16" || token == "f16";
+}
+
+// Whether a token says a size, a dtype or a layout: what tensors say as well.
+bool is_shape(std::string_view token) {
+  constexpr std::array<std::string_view, 10> kSizes{"b",  "n",  "sq", "sk", "h",
+                                                    "hq", "hk", "d",  "dv", "paged"};
+  const std::size_t digits = std::min(token.find_first_of("0123456789"), token.size());
+  const bool is_size =
+      std::find(kSizes.begin(), kSizes.end(), token.substr(0, digits)) != kSizes.end() &&
+      token.find_first_not_of("0123456789", digits) == std::string_view::npos;
+  return is_size || is_dtype(token) || token == "packed" || token == "packedq" ||
+         token == "packedk";
+}
+
+// The characters of which tokens of the text form consist; an expression has others.
+bool is_tokens(const std::string& text) {
+  return std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == ',' ||
+           c == '-';
+  });
+}
+
+std::string shape_text(const Tensor& t) {
+  return fmt::format("{}", fmt::join(t.shape.begin(), t.shape.begin() + t.rank, "x"));
+}
+
+template <class T>
+bool reads_as(std::string_view text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && end == text.data() + text.size();
+}
+
+[[noreturn]] void refuse(std::string_view option, std::string_view value,
+                         std::string_view accepted) {
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} is {}; accepted is {}", option, io::printable(value), accepted));
+}
+
 class Reader {
  public:
-  explicit Reader(const ProblemOptions& options) : options_(options) {
+  explicit Reader(const ProblemOptions& options)
+      : options_(options), user_tokens_(split_tokens(options.tokens)) {
     if (!options.input.empty()) file_.emplace(options.input);
+    if (options.tokens.empty()) user_tokens_.clear();
   }
 
   RunProblem read() {
-    result_.inputs.q = heads_tensor("--q", options_.q);
-    result_.inputs.k = heads_tensor("--k", options_.k);
-    result_.inputs.v = heads_tensor("--v", options_.v);
-    const Tensor& q = result_.inputs.q;
-    const Tensor& k = result_.inputs.k;
-    tokens_ = {fmt::format("b{}_sq{}_sk{}_hq{}_hk{}_d{}_dv{}_{}", q.shape[0], q.shape[1],
-                           k.shape[1], q.shape[2], k.shape[2], q.shape[3],
-                           result_.inputs.v.shape[3], name(q.dtype))};
+    Inputs& inputs = result_.inputs;
+    inputs.cu_seqlens_q = optional_input("cu_seqlens_q", options_.cu_seqlens_q);
+    inputs.cu_seqlens_k = optional_input("cu_seqlens_k", options_.cu_seqlens_k);
+    inputs.seqused_q = optional_input("seqused_q", options_.seqused_q);
+    inputs.seqused_k = optional_input("seqused_k", options_.seqused_k);
+    inputs.page_table = optional_input("page_table", options_.page_table);
+    read_heads();
+    tokens_ = {to_string(shapes())};
     read_buffers();
     add_masks();
     add_scores();
-    if (!options_.sink.empty()) {
-      tokens_.emplace_back("sink");
-      result_.inputs.sink = source("--sink", options_.sink);
-    }
-    if (!options_.scale.empty()) tokens_.push_back("scale" + options_.scale);
-    if (!options_.tokens.empty()) tokens_.push_back(options_.tokens);
-    result_.problem = parse_problem(fmt::format("{}", fmt::join(tokens_, "_")));
-    if (options_.alibi) make_slopes();
-    result_.problem = complete(result_.problem, result_.inputs);
+    add_options();
+    result_.problem = parse();
+    bind_by_name();
+    result_.problem = complete(result_.problem, inputs);
     return std::move(result_);
   }
 
@@ -60,26 +113,73 @@ class Reader {
     return keep(file_->read(from));
   }
 
-  // Q, K or V in the dtype asked for, rank 4.
-  Tensor heads_tensor(std::string_view option, const std::string& from) {
-    Tensor t = source(option, from);
-    if (t.rank != 3 && t.rank != 4) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("{} is {}, but [batch, seqlen, heads, head_dim] or [seqlen, heads, "
-                              "head_dim] is accepted",
-                              option, to_string(t)));
+  static std::string option_of(std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    return "--" + name;
+  }
+
+  Tensor optional_input(const std::string& name, const std::string& from) {
+    if (!from.empty()) return source(option_of(name), from);
+    if (file_ && file_->contains(name)) return keep(file_->read(name));
+    return {};
+  }
+
+  bool has_token(std::string_view token) const {
+    return std::find(user_tokens_.begin(), user_tokens_.end(), token) != user_tokens_.end();
+  }
+  bool has_paged_token() const {
+    return std::any_of(user_tokens_.begin(), user_tokens_.end(), [](const std::string& token) {
+      return token.starts_with("paged") && is_shape(token);
+    });
+  }
+
+  void read_heads() {
+    Inputs& inputs = result_.inputs;
+    const bool packed_q =
+        inputs.cu_seqlens_q.given() || has_token("packed") || has_token("packedq");
+    const bool paged = inputs.page_table.given() || has_paged_token();
+    const bool packed_k =
+        inputs.cu_seqlens_k.given() || has_token("packed") || has_token("packedk");
+    layout_q_ = packed_q ? Layout::packed : Layout::dense;
+    layout_k_ = paged ? Layout::paged : packed_k ? Layout::packed : Layout::dense;
+    inputs.q = heads_tensor("--q", options_.q, layout_q_, result_.batchless_q);
+    inputs.k = heads_tensor("--k", options_.k, layout_k_, result_.batchless_k);
+    inputs.v = heads_tensor("--v", options_.v, layout_k_, result_.batchless_v);
+    if (!options_.backward) {
+      if (!options_.d_o.empty()) refuse("--d-o", options_.d_o, "--d-o beside --backward");
+      return;
     }
-    if (!is_floating(t.dtype)) {
+    const bool in_file = file_ && file_->contains("d_o");
+    if (options_.d_o.empty() && !in_file) {
       throw Error(
           ErrorCode::invalid_argument,
-          fmt::format("{} is {}, but f32, bf16, f16 and f64 are accepted", option, to_string(t)));
+          "--backward needs the gradient of O; accepted are a tensor \"d_o\" of --input and "
+          "--d-o with the name of a tensor or an .npy file");
     }
+    bool batchless = false;
+    result_.d_o =
+        heads_tensor("--d-o", options_.d_o.empty() ? "d_o" : options_.d_o, layout_q_, batchless);
+  }
+
+  // A tensor laid out as Q or K, in the dtype asked for; a batch of one where it has none.
+  Tensor heads_tensor(std::string_view option, const std::string& from, Layout layout,
+                      bool& batchless) {
+    Tensor t = source(option, from);
+    const std::string_view accepted = layout == Layout::packed ? "[total, heads, head_dim] (packed)"
+                                      : layout == Layout::paged
+                                          ? "[pages, page_size, heads, head_dim] (paged)"
+                                          : "[batch, seqlen, heads, head_dim] or [seqlen, heads, "
+                                            "head_dim]";
+    const bool rank_fits =
+        (t.rank == 3 && layout != Layout::paged) || (t.rank == 4 && layout != Layout::packed);
+    if (!rank_fits) refuse(option, to_string(t), accepted);
+    if (!is_floating(t.dtype)) refuse(option, to_string(t), "f32, bf16, f16 or f64");
     if (!options_.dtype.empty()) {
       const DType dtype = parse_dtype(options_.dtype);
       if (dtype != t.dtype) t = keep(io::convert(t, dtype));
     }
-    if (option == "--q") result_.rank = t.rank;
-    if (t.rank == 4) return t;
+    batchless = layout == Layout::dense && t.rank == 3;
+    if (!batchless) return t;
     Tensor batched = t;
     batched.rank = 4;
     batched.shape = {1, t.shape[0], t.shape[1], t.shape[2]};
@@ -87,35 +187,60 @@ class Reader {
     return batched;
   }
 
-  static std::string shape_text(const Tensor& t) {
-    return fmt::format("{}", fmt::join(t.shape.begin(), t.shape.begin() + t.rank, "x"));
+  // Sizes, layout and dtype alone: those of --problem, and of the tensors where it is silent.
+  Problem shapes() const {
+    std::vector<std::string> tokens;
+    std::copy_if(user_tokens_.begin(), user_tokens_.end(), std::back_inserter(tokens), is_shape);
+    if (layout_q_ == Layout::packed && !has_token("packed") && !has_token("packedq")) {
+      tokens.emplace_back("packedq");
+    }
+    if (layout_k_ == Layout::packed && !has_token("packed") && !has_token("packedk")) {
+      tokens.emplace_back("packedk");
+    }
+    const Inputs& inputs = result_.inputs;
+    if (layout_k_ == Layout::paged && !has_paged_token()) {
+      tokens.push_back(fmt::format("paged{}", inputs.k.shape[1]));
+    }
+    const auto dtype = std::find_if(tokens.begin(), tokens.end(), is_dtype);
+    if (dtype == tokens.end()) {
+      tokens.emplace_back(name(inputs.q.dtype));
+    } else if (*dtype != name(inputs.q.dtype)) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("--problem says {}, but Q is {}; --dtype {} converts it", *dtype,
+                              to_string(inputs.q), *dtype));
+    }
+    return complete(parse_problem(fmt::format("{}", fmt::join(tokens, "_"))), inputs);
   }
 
   void bind(const std::string& buffer, const Tensor& tensor) {
     result_.inputs.buffers.emplace_back(buffer, tensor);
   }
+  bool is_bound(std::string_view buffer) const {
+    const auto& bound = result_.inputs.buffers;
+    return std::any_of(bound.begin(), bound.end(),
+                       [&](const auto& binding) { return binding.first == buffer; });
+  }
+  // By a token buffer(name:...) of --problem.
+  bool is_declared(const std::string& buffer) const {
+    return std::any_of(user_tokens_.begin(), user_tokens_.end(), [&](const std::string& token) {
+      return token.starts_with("buffer(" + buffer + ":");
+    });
+  }
 
   void read_buffers() {
     for (const std::string& text : options_.buffers) {
       const std::size_t equals = text.find('=');
-      if (equals == 0 || equals == std::string::npos) {
-        throw Error(ErrorCode::invalid_argument,
-                    fmt::format("--buffer is \"{}\", but name=tensor or name=file.npy is accepted",
-                                io::printable(text)));
+      if (equals == 0 || equals == std::string::npos || equals + 1 == text.size()) {
+        refuse("--buffer", text, "name=tensor or name=file.npy");
       }
       const std::string buffer = text.substr(0, equals);
+      if (is_bound(buffer)) refuse("--buffer", text, "each name once");
       const Tensor t = source("--buffer", text.substr(equals + 1));
-      tokens_.push_back(fmt::format("buffer({}:{}:{})", buffer, name(t.dtype), shape_text(t)));
+      if (!is_declared(buffer)) {
+        tokens_.push_back(fmt::format("buffer({}:{}:{})", buffer, name(t.dtype), shape_text(t)));
+      }
       bind(buffer, t);
     }
-  }
-
-  // The characters of which tokens of the text form consist; an expression has others.
-  static bool is_tokens(const std::string& text) {
-    return std::all_of(text.begin(), text.end(), [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == ',' ||
-             c == '-';
-    });
   }
 
   void add_expression(const char* kind, const std::string& text) {
@@ -132,9 +257,13 @@ class Reader {
     add_expression("mask", options_.mask);
     if (options_.causal) tokens_.emplace_back("causal");
     if (!options_.window.empty()) {
-      std::string sizes = options_.window;
-      std::replace(sizes.begin(), sizes.end(), ',', 'x');
-      tokens_.push_back("window" + sizes);
+      const std::size_t comma = options_.window.find(',');
+      std::int32_t left = 0, right = 0;
+      if (comma == std::string::npos || !reads_as(options_.window.substr(0, comma), left) ||
+          !reads_as(options_.window.substr(comma + 1), right)) {
+        refuse("--window", options_.window, "left,right: two whole numbers, as in 128,0");
+      }
+      tokens_.push_back(fmt::format("window{}x{}", left, right));
     }
     if (!options_.documents.empty()) {
       const Tensor ids = source("--documents", options_.documents);
@@ -145,7 +274,13 @@ class Reader {
 
   void add_scores() {
     add_expression("score", options_.score);
-    if (!options_.softcap.empty()) tokens_.push_back("softcap" + options_.softcap);
+    if (!options_.softcap.empty()) {
+      float cap = 0;
+      if (!reads_as(options_.softcap, cap) || !std::isfinite(cap) || cap <= 0) {
+        refuse("--softcap", options_.softcap, "a finite number above 0");
+      }
+      tokens_.push_back("softcap" + options_.softcap);
+    }
     if (options_.alibi) tokens_.emplace_back("alibi");
     if (!options_.bias.empty()) {
       const Tensor t = source("--bias", options_.bias);
@@ -154,16 +289,73 @@ class Reader {
     }
   }
 
-  void make_slopes() {
-    const std::vector<float> slopes = alibi_slopes(result_.problem.heads_q);
+  void add_options() {
+    result_.inputs.sink = optional_input("sink", options_.sink);
+    if (result_.inputs.sink.given() && !has_token("sink")) tokens_.emplace_back("sink");
+    if (!options_.scale.empty()) {
+      double scale = 0;
+      if (!reads_as(options_.scale, scale) || !std::isfinite(scale)) {
+        refuse("--scale", options_.scale, "a finite number");
+      }
+      tokens_.push_back("scale" + options_.scale);
+    }
+    std::copy_if(user_tokens_.begin(), user_tokens_.end(), std::back_inserter(tokens_),
+                 [](const std::string& token) { return !is_shape(token); });
+  }
+
+  // The sizes of the tensors stand in the text form that the parser sees, so a refusal is told with
+  // the options that were written.
+  Problem parse() const {
+    try {
+      return parse_problem(fmt::format("{}", fmt::join(tokens_, "_")));
+    } catch (const Error& error) {
+      std::string written;
+      for (const auto& [option, text] : {std::pair{"--mask", &options_.mask},
+                                         {"--score", &options_.score},
+                                         {"--problem", &options_.tokens}}) {
+        if (!text->empty()) written += fmt::format(" {} {}", option, io::printable(*text));
+      }
+      if (written.empty()) throw;
+      throw Error(error.code(), fmt::format("in{}: {}", written, error.what()));
+    }
+  }
+
+  // Buffers of mask and score that no option named are tensors of the file; the slopes of alibi
+  // have values of their own where the file has none.
+  void bind_by_name() {
+    std::vector<std::string> read;
+    for (const expr::Expr* e : {&result_.problem.mask, &result_.problem.score}) {
+      if (e->empty()) continue;
+      for (const auto& buffer : expr::buffers(*e)) {
+        const std::string& name = buffer->name();
+        read.push_back(name);
+        if (buffer->tensor().data != nullptr || is_bound(name)) continue;
+        if (file_ && file_->contains(name)) {
+          bind(name, keep(file_->read(name)));
+        } else if (name == "slopes" && !is_declared(name)) {
+          bind(name, slopes());
+        }
+      }
+    }
+    for (const auto& binding : result_.inputs.buffers) {
+      if (std::find(read.begin(), read.end(), binding.first) == read.end()) {
+        refuse("--buffer", binding.first, "a name that the mask or the score reads");
+      }
+    }
+  }
+
+  Tensor slopes() {
+    const std::vector<float> values = alibi_slopes(result_.problem.heads_q);
     const Tensor t = keep(io::Array(DType::f32, std::array{result_.problem.heads_q}));
-    std::copy(slopes.begin(), slopes.end(), static_cast<float*>(t.data));
-    bind_shorthand(alibi(t), t);
+    std::copy(values.begin(), values.end(), static_cast<float*>(t.data));
+    return t;
   }
 
   const ProblemOptions& options_;
+  std::vector<std::string> user_tokens_;  // of --problem
   std::optional<io::SafetensorsFile> file_;
-  std::vector<std::string> tokens_;
+  Layout layout_q_ = Layout::dense, layout_k_ = Layout::dense;
+  std::vector<std::string> tokens_;  // of the whole
   RunProblem result_;
 };
 

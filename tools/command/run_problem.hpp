@@ -1,7 +1,7 @@
 // From files and options to a problem and its inputs.
 #pragma once
 
-#include <memory>
+#include <list>
 #include <string>
 #include <vector>
 
@@ -12,24 +12,29 @@
 namespace attn::command {
 
 // Text options are empty when not given. A source is the name of a tensor in `input`, or the path
-// of a file that ends in .npy.
+// of a file that ends in .npy. Where cu_seqlens_q to d_o have none, the tensor of `input` with the
+// name of the member is taken, if there is one.
 struct ProblemOptions {
   std::string input;
-  std::string q = "q", k = "k", v = "v";  // sources
-  std::string sink, bias, documents;      // sources
-  std::vector<std::string> buffers;       // "name=source"
-  std::string mask, score;                // an expression, or tokens of the text form
-  std::string tokens;                     // of the text form
+  std::string q = "q", k = "k", v = "v";                                                // sources
+  std::string cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, sink, d_o;  // sources
+  std::string bias, documents;                                                          // sources
+  std::vector<std::string> buffers;  // "name=source"
+  std::string mask, score;           // an expression, or tokens of the text form
+  std::string tokens;                // of the text form
   std::string window, softcap, scale, dtype;
   bool causal = false, alibi = false;
+  bool backward = false;  // d_o is needed
 };
 
-// Owns what `inputs` points to.
+// Owns what `inputs` and `d_o` point to.
 struct RunProblem {
   Problem problem;  // complete
   Inputs inputs;
-  int rank = 4;  // of Q as it was given; 3 is a batch of one
-  std::vector<io::Array> arrays;
+  Tensor d_o;  // with backward
+  // Given without the batch, as [seqlen, heads, head_dim]: a dense batch of one.
+  bool batchless_q = false, batchless_k = false, batchless_v = false;
+  std::list<io::Array> arrays;
 };
 
 // Throws Error(invalid_argument | io).

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <list>
 #include <numeric>
 #include <random>
 #include <set>
@@ -215,6 +216,45 @@ Verification verify_forward(const Problem& problem, const Inputs& inputs, const 
   }
   look_for_nan(result, "o", outputs.o);
   look_for_nan(result, "lse", outputs.lse);
+  return result;
+}
+
+Verification verify_backward(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
+                             const Gradients& gradients,
+                             const std::function<void(const Tensor& d_o)>& run) {
+  if (!is_small(problem) && problem.dropout.probability == 0) {
+    return verify_backward_sampled(problem, inputs, d_o, gradients, run);
+  }
+  run(d_o);
+  std::list<Array> memory;
+  const auto compute = [&](Precision precision) {
+    const auto like = [&](const Tensor& t) { return memory.emplace_back(f64_like(t)).tensor(); };
+    Gradients to{.dq = like(gradients.dq),
+                 .dk = like(gradients.dk),
+                 .dv = like(gradients.dv),
+                 .dsink = like(gradients.dsink),
+                 .buffers = {}};
+    for (const auto& [name, tensor] : gradients.buffers)
+      to.buffers.emplace_back(name, like(tensor));
+    reference::backward(problem, inputs, {}, d_o, to, precision);
+    return to;
+  };
+  const Gradients expected = compute(Precision::f64);
+  const Gradients standard = compute(Precision::problem);
+  Verification result{.extent = "all rows", .comparisons = {}};
+  const auto add_one = [&](const std::string& name, const Tensor& got, const Tensor& right,
+                           const Tensor& yardstick) {
+    if (!got.given() || got.size() == 0) return;
+    result.comparisons.push_back(harness::compare(name, got, right, yardstick));
+  };
+  add_one("dq", gradients.dq, expected.dq, standard.dq);
+  add_one("dk", gradients.dk, expected.dk, standard.dk);
+  add_one("dv", gradients.dv, expected.dv, standard.dv);
+  add_one("dsink", gradients.dsink, expected.dsink, standard.dsink);
+  for (std::size_t i = 0; i < gradients.buffers.size(); ++i) {
+    const auto& [name, got] = gradients.buffers[i];
+    add_one("d" + name, got, expected.buffers[i].second, standard.buffers[i].second);
+  }
   return result;
 }
 

@@ -29,6 +29,13 @@ bool is_small(const Problem& problem);
 // of standard attention over them is a matter of luck, it is taken over several orders of the keys.
 Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 
+// The gradients of a complete problem. Where is_small holds, and with dropout, all of them are
+// compared after run(d_o), which computes `gradients`; otherwise as verify_backward_sampled says,
+// dQ, dK and dV only.
+Verification verify_backward(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
+                             const Gradients& gradients,
+                             const std::function<void(const Tensor& d_o)>& run);
+
 // For large problems without dropout. Calls `run(d_o)`, which computes `gradients` for a gradient
 // d_o of O that equals `d_o` at the drawn rows and is zero elsewhere: dK and dV then depend on
 // these rows only and are compared at every key, dQ at the rows.

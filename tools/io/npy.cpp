@@ -128,6 +128,19 @@ class HeaderParser {
   Header header_;
 };
 
+// The type that stands for dtype in the file at `path`.
+const NpyType& npy_type(const std::filesystem::path& path, DType dtype) {
+  const auto* type = std::find_if(kTypes.begin(), kTypes.end(),
+                                  [dtype](const NpyType& t) { return t.dtype == dtype; });
+  if (type == kTypes.end()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: dtype is {}, but .npy holds f16, f32, f64, i32, i64 and u8; "
+                            "safetensors holds bf16 as well",
+                            printable(path.native()), name(dtype)));
+  }
+  return *type;
+}
+
 }  // namespace
 
 Array read_npy(const std::filesystem::path& path) {
@@ -184,22 +197,17 @@ Array read_npy(const std::filesystem::path& path) {
   return array;
 }
 
+void check_npy(const std::filesystem::path& path, DType dtype) { npy_type(path, dtype); }
+
 void write_npy(const std::filesystem::path& path, const Tensor& tensor) {
-  const auto* type = std::find_if(kTypes.begin(), kTypes.end(),
-                                  [&](const NpyType& t) { return t.dtype == tensor.dtype; });
-  if (type == kTypes.end()) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{}: dtype is {}, but .npy holds f16, f32, f64, i32, i64 and u8; "
-                            "safetensors holds bf16 as well",
-                            printable(path.native()), name(tensor.dtype)));
-  }
+  const NpyType& type = npy_type(path, tensor.dtype);
   std::string shape;
   for (std::int32_t d = 0; d < tensor.rank; ++d) {
     shape += fmt::format("{}, ", tensor.shape[static_cast<std::size_t>(d)]);
   }
   if (tensor.rank > 1) shape.resize(shape.size() - 2);  // (n,) keeps its comma
   std::string header =
-      fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}", type->descr, shape);
+      fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}", type.descr, shape);
   // Version 1.0: magic, version and length take 10 bytes; data begins at a multiple of 64.
   constexpr std::size_t kPrefix = 10;
   header.resize((kPrefix + header.size() + 1 + 63) / 64 * 64 - kPrefix - 1, ' ');

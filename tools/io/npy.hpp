@@ -12,8 +12,11 @@ namespace attn::io {
 // accepted.
 Array read_npy(const std::filesystem::path& path);
 
-// A host tensor of any strides; bf16, which the format lacks, is refused. Throws
-// Error(invalid_argument | io).
+// Throws Error(invalid_argument) for a dtype that the format lacks: bf16. `path` is for the
+// message.
+void check_npy(const std::filesystem::path& path, DType dtype);
+// A host tensor of any strides and a dtype that check_npy accepts. Throws Error(invalid_argument |
+// io).
 void write_npy(const std::filesystem::path& path, const Tensor& tensor);
 
 }  // namespace attn::io
