@@ -31,7 +31,7 @@ tidy: ## clang-tidy on every source file
 	@bash scripts/tidy.sh build
 
 clean: ## remove what was built
-	rm -rf build build-dev build-asan build-tsan build-consumer
+	rm -rf build build-dev build-asan build-tsan build-consumer build-clang
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile

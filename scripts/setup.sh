@@ -34,6 +34,7 @@ for group in "$@"; do
       need_command clang-format clang-format
       need_command clang-tidy clang-tidy
       need_command pkg-config pkgconf
+      need_command clang++-19 clang-19
       ;;
     *)
       echo "setup: unknown group '$group'; groups are build, test and check" >&2

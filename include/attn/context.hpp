@@ -8,9 +8,10 @@
 #include <string_view>
 #include <vector>
 
+#include "attn/export.hpp"
 #include "attn/tensor.hpp"
 
-namespace attn {
+namespace ATTN_API attn {
 
 // Runs loops. Replace it to put the library's work on your own threads.
 class Executor {

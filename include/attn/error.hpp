@@ -4,7 +4,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace attn {
+#include "attn/export.hpp"
+
+namespace ATTN_API attn {
 
 enum class ErrorCode {
   invalid_argument,  // an argument contradicts its contract; nothing was written

@@ -26,9 +26,11 @@
 #include <utility>
 #include <vector>
 
+#include "attn/export.hpp"
 #include "attn/tensor.hpp"
 
-namespace attn::expr {
+namespace ATTN_API attn {
+namespace expr {
 
 enum class Type : std::uint8_t { boolean, int32, float32 };
 
@@ -204,8 +206,8 @@ using Bindings = std::vector<std::pair<std::string, Tensor>>;
 // Slow and obvious. float32 arithmetic in Real = float or double (the reference uses double for
 // scores and float for masks, so that every backend masks alike).
 template <class Real>
-Real evaluate(const Expr& e, const Point& at,
-              const Bindings& bindings = {});  // booleans give 0 or 1
+ATTN_API Real evaluate(const Expr& e, const Point& at,
+                       const Bindings& bindings = {});  // booleans give 0 or 1
 
 // Closed ranges of a tile: queries [query_min, query_max], keys [key_min, key_max], one batch,
 // heads likewise.
@@ -220,4 +222,5 @@ enum class Coverage : std::uint8_t { empty, full, mixed };
 // at most 4096 buffer elements a load.
 Coverage classify(const Expr& mask, const Tile& tile, const Bindings& bindings = {});
 
-}  // namespace attn::expr
+}  // namespace expr
+}  // namespace attn

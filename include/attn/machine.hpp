@@ -5,8 +5,9 @@
 #include <string>
 
 #include "attn/context.hpp"
+#include "attn/export.hpp"
 
-namespace attn {
+namespace ATTN_API attn {
 
 struct Machine {
   std::string cpu;  // model name

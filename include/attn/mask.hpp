@@ -5,9 +5,10 @@
 #include <memory>
 #include <vector>
 
+#include "attn/export.hpp"
 #include "attn/expr.hpp"
 
-namespace attn {
+namespace ATTN_API attn {
 
 enum class CausalAlignment : std::uint8_t {
   bottom_right,  // the last query sees the last key: key <= query + (seqlen_k - seqlen_q)

@@ -10,9 +10,10 @@
 #include <vector>
 
 #include "attn/context.hpp"
+#include "attn/export.hpp"
 #include "attn/problem.hpp"
 
-namespace attn {
+namespace ATTN_API attn {
 
 enum class Phase : std::uint8_t { forward, backward };
 

@@ -13,10 +13,11 @@
 #include <string>
 #include <string_view>
 
+#include "attn/export.hpp"
 #include "attn/expr.hpp"
 #include "attn/tensor.hpp"
 
-namespace attn {
+namespace ATTN_API attn {
 
 // How the sequences of a tensor lie in memory.
 enum class Layout : std::uint8_t {

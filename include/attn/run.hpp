@@ -6,11 +6,12 @@
 #include <vector>
 
 #include "attn/context.hpp"
+#include "attn/export.hpp"
 #include "attn/plan.hpp"
 #include "attn/problem.hpp"
 #include "attn/tensor.hpp"
 
-namespace attn {
+namespace ATTN_API attn {
 
 // All tensors of a call are on one device. On a GPU the values of cu_seqlens, seqused and
 // page_table cannot be looked at before the call returns: they are not checked, and must be right.

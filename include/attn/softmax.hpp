@@ -3,9 +3,10 @@
 
 #include <cstdint>
 
+#include "attn/export.hpp"
 #include "attn/tensor.hpp"
 
-namespace attn {
+namespace ATTN_API attn {
 
 enum class SoftmaxAlgorithm : std::uint8_t {
   three_pass,  // safe softmax: maximum, sum of exponentials, normalisation; reads x three times

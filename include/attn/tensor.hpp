@@ -9,7 +9,9 @@
 #include <string_view>
 #include <type_traits>
 
-namespace attn {
+#include "attn/export.hpp"
+
+namespace ATTN_API attn {
 
 enum class DType : std::uint8_t { f64, f32, bf16, f16, i64, i32, u8 };
 

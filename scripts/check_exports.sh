@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Checks that a shared attn exports what include/attn declares, all of it and nothing else.
+#
+#   scripts/check_exports.sh LIBRARY    LIBRARY: a libattn.so
+set -euo pipefail
+library=$(realpath "${1:?usage: scripts/check_exports.sh LIBRARY}")
+cd "$(dirname "$0")/.."
+
+failed=0
+report() {  # report WHAT LINES: complains when LINES is not empty
+  if [[ -n $2 ]]; then
+    failed=1
+    printf 'check_exports: %s\n%s\n' "$1" "$2"
+  fi
+}
+
+# Visibility comes from ATTN_API on the namespaces of the public headers, and from nowhere else.
+report 'a namespace of a public header without ATTN_API' \
+  "$(grep -nE '^namespace attn' include/attn/*.hpp || true)"
+report 'visibility is decided in include/attn alone' \
+  "$(grep -rnE 'ATTN_API|visibility *\(' src tools tests || true)"
+
+# Functions are compared by the last part of their name, `forward` for attn::forward(...). What a
+# header declares ends in `;` and has no body; a pure virtual or defaulted function has no symbol.
+declared=$(sed 's|//.*||; /^#/d' include/attn/*.hpp |
+  sed -z 's/{}//g; s/\n/ /g; s/[{};]/&\n/g; s/operator *[^ (]*(/operator(/g' |
+  grep -E '\).*;$' | grep -vE '^ *(return|static_assert)|= (0|default);|std::function<' |
+  grep -oE '[A-Za-z_0-9]+\(' | tr -d '(' | sort -u)
+
+symbols=$(nm --dynamic --defined-only --demangle "$library" | sed -E 's/^[0-9a-f]+ [A-Za-z] //')
+# Without arguments, ABI tags, template arguments and what stands before the last part; then the
+# classes whose type information or table is exported.
+functions=$(grep -v ' for attn::' <<<"$symbols" |
+  sed -E 's/\(.*//; s/\[abi:[^]]*\]//g; s/<[^<>]*>//g; s/(^|.*[ :])operator.*/\1operator/; s/.*:://' |
+  sort -u)
+report 'exported and not declared in include/attn' "$(comm -23 <(echo "$functions") <(echo "$declared"))"
+report 'declared in include/attn and not exported' "$(comm -13 <(echo "$functions") <(echo "$declared"))"
+report 'exported and not of attn' "$(grep -v '\battn::' <<<"$symbols" || true)"
+for class in $(sed -n 's/.* for attn::\(.*::\)\{0,1\}//p' <<<"$symbols" | sort -u); do
+  grep -qE "^(class|struct) $class\b" include/attn/*.hpp ||
+    report 'a class that include/attn does not declare' "$class"
+done
+
+((failed == 0)) && echo "check_exports: $(wc -l <<<"$symbols") symbols, those of include/attn"
+exit $failed
