@@ -133,6 +133,10 @@ struct Node {
 
 struct Symbols {
   Expr score, query, key, batch, head, seqlen_q, seqlen_k;
+  // The query's place among the keys: query + (seqlen_k - seqlen_q), the last query standing at the
+  // last key. With 4 queries of 12 keys query 0 has position 8; with more queries than keys the
+  // first have negative ones. It is that sum, so every reader knows it; text calls it `position`.
+  Expr position;
 };
 const Symbols& symbols();
 
@@ -184,8 +188,8 @@ std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buf
 
 // Readable infix text; parse(to_string(e), buffers) gives an Expr with same(e, result).
 std::string to_string(const Expr& e);
-// Names in the text: score query key batch head seqlen_q seqlen_k, functions as above, and the
-// given buffers written name[i, j]. Throws Error(invalid_argument) with the column and what was
+// Names in the text: score query key batch head seqlen_q seqlen_k position, functions as above, and
+// the given buffers written name[i, j]. Throws Error(invalid_argument) with the column and what was
 // expected. Depth and length bounded.
 Expr parse(std::string_view text, const std::vector<Buffer>& buffers = {});
 

@@ -10,20 +10,26 @@
 
 namespace ATTN_API attn {
 
-enum class CausalAlignment : std::uint8_t {
-  bottom_right,  // the last query sees the last key: key <= query + (seqlen_k - seqlen_q)
-  top_left,      // the first query sees the first key only: key <= query
+// Where a query stands among the keys. It matters where seqlen_q and seqlen_k differ: with a cache,
+// and with sequences of their own lengths, each of which is aligned by itself.
+enum class Alignment : std::uint8_t {
+  bottom_right,  // at symbols().position: the last query at the last key. A query before the first
+                 // key sees none by causal, documents and block masks
+  top_left,      // at symbols().query: the first query at the first key
 };
 
-expr::Expr causal(CausalAlignment alignment = CausalAlignment::bottom_right);
-// Keys from `left` before to `right` after the query's diagonal (bottom-right aligned); a negative
-// bound is no bound.
-expr::Expr window(std::int32_t left, std::int32_t right);
+// Keys up to the query's place.
+expr::Expr causal(Alignment alignment = Alignment::bottom_right);
+// Keys from `left` before to `right` after the query's place; a negative bound is no bound.
+expr::Expr window(std::int32_t left, std::int32_t right,
+                  Alignment alignment = Alignment::bottom_right);
 // Prefix language model: the first n keys are seen by every query, later ones causally.
-expr::Expr prefix(std::int32_t n);
-// A query sees the keys of its own document. ids: i32 [seqlen] or [batch, seqlen]; without ids_k
-// queries and keys share ids.
-expr::Expr documents(const Tensor& ids);
+expr::Expr prefix(std::int32_t n, Alignment alignment = Alignment::bottom_right);
+// A query sees the keys of its own document. ids: one a place, i32 [seqlen_k] or [batch, seqlen_k]
+// (top_left: max(seqlen_q, seqlen_k) in the place of seqlen_k, as a query may stand past the keys).
+expr::Expr documents(const Tensor& ids, Alignment alignment = Alignment::bottom_right);
+// Ids of their own for the rows of Q, i32 [seqlen_q] or [batch, seqlen_q], and for the keys, i32
+// [seqlen_k] or [batch, seqlen_k]: nothing needs to be aligned.
 expr::Expr documents(const Tensor& ids_q, const Tensor& ids_k);
 
 // Block-sparse attention (FlashAttention paper, section 3.3 and algorithm 5): block (i, j) of
@@ -32,16 +38,20 @@ class BlockMask {
  public:
   BlockMask(std::int64_t blocks_q, std::int64_t blocks_k, std::int32_t block_q,
             std::int32_t block_k);
-  // Fixed butterfly pattern of n x n blocks (Pixelated Butterfly): the block diagonal, and i, j
-  // that differ in one bit.
-  static BlockMask butterfly(std::int64_t seqlen_q, std::int64_t seqlen_k, std::int32_t block);
+  // Fixed butterfly pattern (Pixelated Butterfly): the block diagonal, and i, j that differ in one
+  // bit, in as many blocks of block x block as cover rows x seqlen_k scores. rows: seqlen_k, or
+  // seqlen_q for a top_left mask.
+  static BlockMask butterfly(std::int64_t rows, std::int64_t seqlen_k, std::int32_t block);
 
   std::uint8_t& at(std::int64_t i, std::int64_t j);
   std::uint8_t at(std::int64_t i, std::int64_t j) const;
   std::int64_t blocks_q() const noexcept { return blocks_q_; }
   std::int64_t blocks_k() const noexcept { return blocks_k_; }
   double density() const noexcept;  // share of non-zero blocks
-  expr::Expr mask() const;  // block_mask[query / block_q, key / block_k] != 0, sharing the bytes
+  // block_mask[place / block_q, key / block_k] != 0, sharing the bytes. blocks_q is that of
+  // seqlen_k rows, ceil(seqlen_k / block_q); top_left: of seqlen_q rows. A call with a cache thus
+  // reads the last rows of blocks of the same pattern.
+  expr::Expr mask(Alignment alignment = Alignment::bottom_right) const;
 
  private:
   std::int64_t blocks_q_, blocks_k_;
@@ -50,13 +60,16 @@ class BlockMask {
 };
 
 // Score changes, applied to score = softmax_scale * q.k.
-expr::Expr softcap(float cap);           // cap * tanh(score / cap)
-expr::Expr alibi(const Tensor& slopes);  // score - slopes[head] * |query + seqlen_k - seqlen_q -
-                                         // key|; f32 [heads_q]
+expr::Expr softcap(float cap);  // cap * tanh(score / cap)
+// score - slopes[head] * |place of the query - key|; slopes: f32 [heads_q].
+expr::Expr alibi(const Tensor& slopes, Alignment alignment = Alignment::bottom_right);
 std::vector<float> alibi_slopes(std::int64_t heads);  // 2^(-8 (h + 1) / heads), Press et al.
-// score + bias[batch, head, query, key]; dimensions of size 1 broadcast; f32, bf16 or f16 of rank 2
-// or 4.
-expr::Expr bias(const Tensor& bias);
+// score + bias[batch, head, query, key], or + bias[query, key]; f32, bf16 or f16. Unlike the others
+// it is top_left unless told: a bias has a row for each row of Q, [batch, heads_q, seqlen_q,
+// seqlen_k], as S itself and PyTorch's attn_mask, so that decoding over n keys takes n numbers a
+// head and not n^2. bottom_right reads row symbols().position of [batch, heads_q, seqlen_k,
+// seqlen_k]. A dimension of size 1 broadcasts.
+expr::Expr bias(const Tensor& bias, Alignment alignment = Alignment::top_left);
 // `outer` applied to the result of `inner`.
 expr::Expr compose(const expr::Expr& outer, const expr::Expr& inner);
 

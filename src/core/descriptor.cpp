@@ -11,7 +11,6 @@
 #include <set>
 
 #include "attn/error.hpp"
-#include "attn/mask.hpp"
 
 namespace attn {
 namespace {
@@ -76,14 +75,15 @@ class Parser {
     void (Parser::*read)();
     bool needs_shapes = false;
   };
-  static const std::array<Kind, 34>& kinds();
+  static const std::array<Kind, 40>& kinds();
 
   const Kind& find_kind() {
     const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
     const auto letters = static_cast<std::size_t>(
         std::find_if_not(token_.begin(), token_.end(), is_letter) - token_.begin());
     name_ = token_.substr(0, letters);
-    if (name_.starts_with("bias")) name_ = "bias";  // a dtype may follow at once, as in biasbf16
+    // A dtype may follow at once, as in biasbf16.
+    if (name_.starts_with("bias")) name_ = name_.starts_with("biasbr") ? "biasbr" : "bias";
     value_ = token_.substr(name_.size());
     if (name_ == "bf" || name_ == "f") {
       name_ = token_;
@@ -253,13 +253,14 @@ class Parser {
     if (score.type() != expr::Type::float32) refuse("score(<expression>) of type float32");
     add_score(score);
   }
+  // That a name ends in.
+  Alignment alignment() const {
+    return name_.ends_with("tl") || name_ == "bias" ? Alignment::top_left : Alignment::bottom_right;
+  }
+
   void read_causal() {
     no_value();
-    add_mask(causal());
-  }
-  void read_causaltl() {
-    no_value();
-    add_mask(causal(CausalAlignment::top_left));
+    add_mask(causal(alignment()));
   }
   void read_window() {
     constexpr std::string_view kAccepted =
@@ -267,19 +268,21 @@ class Parser {
     const std::vector<std::string_view> parts = split(value_, 'x');
     if (parts.size() != 2) refuse(kAccepted);
     add_mask(window(number<std::int32_t>(parts[0], kAccepted),
-                    number<std::int32_t>(parts[1], kAccepted)));
+                    number<std::int32_t>(parts[1], kAccepted), alignment()));
   }
   void read_prefix() {
-    add_mask(prefix(number<std::int32_t>(value_, "prefix<N>, as in prefix64")));
+    add_mask(prefix(number<std::int32_t>(value_, "prefix<N>, as in prefix64"), alignment()));
   }
   void read_documents() {
     const std::vector<std::string_view> parts = split(value_, ',');
-    if (parts.size() > 2) refuse("documents, documents<shape> or documents<shape of q>,<of k>");
+    if (parts.size() > 2 || (parts.size() == 2 && alignment() == Alignment::top_left)) {
+      refuse("documents, documents<shape>, documents<shape of q>,<of k>, documentstl<shape>");
+    }
     const std::vector<std::int64_t> shape_q =
-        value_.empty() ? core::default_ids_shape(problem_) : shape(parts[0]);
+        value_.empty() ? core::default_ids_shape(problem_, alignment()) : shape(parts[0]);
     if (value_.empty() && problem_.batch == 0) refuse("documents beside b<N>, or with a shape");
     const Tensor ids_q = core::shape_only(DType::i32, shape_q);
-    add_mask(parts.size() == 1 ? documents(ids_q)
+    add_mask(parts.size() == 1 ? documents(ids_q, alignment())
                                : documents(ids_q, core::shape_only(DType::i32, shape(parts[1]))));
   }
   void read_butterfly() {
@@ -287,7 +290,7 @@ class Parser {
         "butterfly<block> with a block of at least 1 and seqlens set, as in butterfly64";
     const auto block = number<std::int32_t>(value_, kAccepted);
     if (block < 1 || problem_.seqlen_q == 0 || problem_.seqlen_k == 0) refuse(kAccepted);
-    add_mask(BlockMask::butterfly(problem_.seqlen_q, problem_.seqlen_k, block).mask());
+    add_mask(core::default_butterfly(problem_, block, alignment()).mask(alignment()));
   }
   void read_softcap() {
     add_score(softcap(number<float>(value_, "softcap<c> with c finite, as in softcap30")));
@@ -295,7 +298,8 @@ class Parser {
   void read_alibi() {
     no_value();
     if (problem_.heads_q == 0) refuse("alibi beside h<N> or hq<N>");
-    add_score(alibi(core::shape_only(DType::f32, core::default_slopes_shape(problem_))));
+    const Tensor slopes = core::shape_only(DType::f32, core::default_slopes_shape(problem_));
+    add_score(alibi(slopes, alignment()));
   }
   void read_bias() {
     const auto sizes_end = value_.find_last_not_of("0123456789x");
@@ -309,11 +313,11 @@ class Parser {
     if (sizes.empty() && problem_.heads_q == 0)
       refuse("bias beside h<N> or hq<N>, or with a shape");
     const std::vector<std::int64_t> bias_shape =
-        sizes.empty() ? core::default_bias_shape(problem_) : shape(sizes);
+        sizes.empty() ? core::default_bias_shape(problem_, alignment()) : shape(sizes);
     if (bias_shape.size() != 2 && bias_shape.size() != 4) {
       refuse("bias, bias<q>x<k> or bias<batch>x<head>x<q>x<k>, then a dtype if it is not f32");
     }
-    add_score(bias(core::shape_only(dtype, bias_shape)));
+    add_score(bias(core::shape_only(dtype, bias_shape), alignment()));
   }
 
   std::string_view text_, token_, name_, value_;
@@ -322,8 +326,8 @@ class Parser {
   std::vector<expr::Buffer> buffers_;
 };
 
-const std::array<Parser::Kind, 34>& Parser::kinds() {
-  static const std::array<Kind, 34> kKinds{{
+const std::array<Parser::Kind, 40>& Parser::kinds() {
+  static const std::array<Kind, 40> kKinds{{
       {"b", "b<N>", &Parser::read_b},
       {"n", "n<N>", &Parser::read_n},
       {"sq", "sq<N>", &Parser::read_sq},
@@ -350,14 +354,20 @@ const std::array<Parser::Kind, 34>& Parser::kinds() {
       {"mask", "mask(<expression>)", &Parser::read_mask, true},
       {"score", "score(<expression>)", &Parser::read_score, true},
       {"causal", "causal", &Parser::read_causal, true},
-      {"causaltl", "causaltl", &Parser::read_causaltl, true},
+      {"causaltl", "causaltl", &Parser::read_causal, true},
       {"window", "window<left>x<right>", &Parser::read_window, true},
+      {"windowtl", "windowtl<left>x<right>", &Parser::read_window, true},
       {"prefix", "prefix<N>", &Parser::read_prefix, true},
+      {"prefixtl", "prefixtl<N>", &Parser::read_prefix, true},
       {"documents", "documents", &Parser::read_documents, true},
+      {"documentstl", "documentstl", &Parser::read_documents, true},
       {"butterfly", "butterfly<N>", &Parser::read_butterfly, true},
+      {"butterflytl", "butterflytl<N>", &Parser::read_butterfly, true},
       {"softcap", "softcap<c>", &Parser::read_softcap, true},
       {"alibi", "alibi", &Parser::read_alibi, true},
+      {"alibitl", "alibitl", &Parser::read_alibi, true},
       {"bias", "bias", &Parser::read_bias, true},
+      {"biasbr", "biasbr", &Parser::read_bias, true},
   }};
   return kKinds;
 }

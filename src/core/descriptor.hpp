@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attn/mask.hpp"
 #include "attn/problem.hpp"
 
 namespace attn::core {
@@ -18,8 +19,10 @@ std::string shape_text(const std::vector<std::int64_t>& shape);
 
 // Shapes that `alibi`, `bias` and `documents` stand for when none is written.
 std::vector<std::int64_t> default_slopes_shape(const Problem& problem);
-std::vector<std::int64_t> default_bias_shape(const Problem& problem);
-std::vector<std::int64_t> default_ids_shape(const Problem& problem);
+std::vector<std::int64_t> default_bias_shape(const Problem& problem, Alignment alignment);
+std::vector<std::int64_t> default_ids_shape(const Problem& problem, Alignment alignment);
+// The block mask that `butterfly<block>` stands for.
+BlockMask default_butterfly(const Problem& problem, std::int32_t block, Alignment alignment);
 
 // Tokens that parse_problem() turns back into an equal tree. Buffers that no shorthand describes
 // are appended to `buffers`, each name once.

@@ -5,11 +5,18 @@
 #include <iterator>
 #include <numeric>
 
-#include "attn/mask.hpp"
 #include "core/descriptor.hpp"
 
 namespace attn {
 namespace core {
+namespace {
+
+// Places at which a query may stand.
+std::int64_t rows(const Problem& problem, Alignment alignment) {
+  return alignment == Alignment::top_left ? problem.seqlen_q : problem.seqlen_k;
+}
+
+}  // namespace
 
 Tensor shape_only(DType dtype, const std::vector<std::int64_t>& shape) {
   Tensor out;
@@ -33,11 +40,14 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 }
 
 std::vector<std::int64_t> default_slopes_shape(const Problem& problem) { return {problem.heads_q}; }
-std::vector<std::int64_t> default_bias_shape(const Problem& problem) {
-  return {1, problem.heads_q, problem.seqlen_q, problem.seqlen_k};
+std::vector<std::int64_t> default_bias_shape(const Problem& problem, Alignment alignment) {
+  return {1, problem.heads_q, rows(problem, alignment), problem.seqlen_k};
 }
-std::vector<std::int64_t> default_ids_shape(const Problem& problem) {
-  return {problem.batch, std::max(problem.seqlen_q, problem.seqlen_k)};
+std::vector<std::int64_t> default_ids_shape(const Problem& problem, Alignment alignment) {
+  return {problem.batch, std::max(rows(problem, alignment), problem.seqlen_k)};
+}
+BlockMask default_butterfly(const Problem& problem, std::int32_t block, Alignment alignment) {
+  return BlockMask::butterfly(rows(problem, alignment), problem.seqlen_k, block);
 }
 
 namespace {
@@ -77,20 +87,32 @@ std::string generic_token(std::string_view name, const Expr& e, Buffers& buffers
   return fmt::format("{}({})", name, without_spaces(expr::to_string(e)));
 }
 
+constexpr Alignment kAlignments[] = {Alignment::bottom_right, Alignment::top_left};
+
+// A shorthand's name says its alignment where it is not the usual one.
+std::string aligned(std::string_view name, Alignment alignment) {
+  return fmt::format("{}{}", name, alignment == Alignment::top_left ? "tl" : "");
+}
+
 std::string documents_token(const Problem& problem, const Expr& e) {
   const Buffers ids = expr::buffers(e);
   if (ids.empty() || ids.size() > 2) return {};
-  std::string token = "documents";
+  std::string shapes;
   for (const auto& buffer : ids) {
     const Tensor& tensor = buffer->tensor();
     if (tensor.dtype != DType::i32 || tensor.rank < 1 || tensor.rank > 2) return {};
-    token += (&buffer == &ids[0] ? "" : ",") + shape_text(shape_of(tensor));
+    shapes += (&buffer == &ids[0] ? "" : ",") + shape_text(shape_of(tensor));
   }
+  const Tensor& first = ids[0]->tensor();
   if (ids.size() == 2) {
-    return expr::same(e, documents(ids[0]->tensor(), ids[1]->tensor())) ? token : "";
+    return expr::same(e, documents(first, ids[1]->tensor())) ? "documents" + shapes : "";
   }
-  if (!expr::same(e, documents(ids[0]->tensor()))) return {};
-  return same_shape(ids[0]->tensor(), DType::i32, default_ids_shape(problem)) ? "documents" : token;
+  for (const Alignment alignment : kAlignments) {
+    if (!expr::same(e, documents(first, alignment))) continue;
+    const bool is_default = shape_of(first) == default_ids_shape(problem, alignment);
+    return aligned("documents", alignment) + (is_default ? "" : shapes);
+  }
+  return {};
 }
 
 std::string butterfly_token(const Problem& problem, const Expr& e,
@@ -101,13 +123,15 @@ std::string butterfly_token(const Problem& problem, const Expr& e,
   if (tensor.dtype != DType::u8 || tensor.data == nullptr || !tensor.contiguous()) return {};
   for (const std::int32_t block : blocks) {
     if (block < 1) continue;
-    const Expr candidate = BlockMask::butterfly(problem.seqlen_q, problem.seqlen_k, block).mask();
-    if (!expr::same(e, candidate)) continue;
-    const Tensor& expected = expr::buffers(candidate)[0]->tensor();
-    const auto* got = static_cast<const std::uint8_t*>(tensor.data);
-    if (same_shape(tensor, DType::u8, shape_of(expected)) &&
-        std::equal(got, got + tensor.size(), static_cast<const std::uint8_t*>(expected.data))) {
-      return fmt::format("butterfly{}", block);
+    for (const Alignment alignment : kAlignments) {
+      const Expr candidate = default_butterfly(problem, block, alignment).mask(alignment);
+      if (!expr::same(e, candidate)) continue;
+      const Tensor& expected = expr::buffers(candidate)[0]->tensor();
+      const auto* got = static_cast<const std::uint8_t*>(tensor.data);
+      if (same_shape(tensor, DType::u8, shape_of(expected)) &&
+          std::equal(got, got + tensor.size(), static_cast<const std::uint8_t*>(expected.data))) {
+        return fmt::format("{}{}", aligned("butterfly", alignment), block);
+      }
     }
   }
   return {};
@@ -115,17 +139,22 @@ std::string butterfly_token(const Problem& problem, const Expr& e,
 
 // The token of the shorthand that gives exactly this tree; empty when none does.
 std::string mask_shorthand(const Problem& problem, const Expr& e) {
-  if (expr::same(e, causal())) return "causal";
-  if (expr::same(e, causal(CausalAlignment::top_left))) return "causaltl";
   std::vector<std::int32_t> ints{-1, 0, 1};  // what a tree may have folded away, too
   std::vector<float> floats;
   constants(e, ints, floats);
   if (ints.size() > 16) return {};  // no shorthand has that many
-  for (const std::int32_t left : ints) {
-    if (left >= 0 && expr::same(e, prefix(left))) return fmt::format("prefix{}", left);
-    for (const std::int32_t right : ints) {
-      if (left < -1 || right < -1 || (left < 0 && right < 0)) continue;
-      if (expr::same(e, window(left, right))) return fmt::format("window{}x{}", left, right);
+  for (const Alignment alignment : kAlignments) {
+    if (expr::same(e, causal(alignment))) return aligned("causal", alignment);
+    for (const std::int32_t left : ints) {
+      if (left >= 0 && expr::same(e, prefix(left, alignment))) {
+        return fmt::format("{}{}", aligned("prefix", alignment), left);
+      }
+      for (const std::int32_t right : ints) {
+        if (left < -1 || right < -1 || (left < 0 && right < 0)) continue;
+        if (expr::same(e, window(left, right, alignment))) {
+          return fmt::format("{}{}x{}", aligned("window", alignment), left, right);
+        }
+      }
     }
   }
   const std::string token = documents_token(problem, e);
@@ -176,16 +205,21 @@ std::string score_shorthand(const Problem& problem, const Expr& e, Expr& inner) 
   }
   for (const auto& buffer : expr::buffers(e)) {
     const Tensor& tensor = buffer->tensor();
-    if (same_shape(tensor, DType::f32, default_slopes_shape(problem)) && problem.heads_q != 0 &&
-        matches(alibi(tensor), e, inner)) {
-      return "alibi";
-    }
+    const bool is_slopes =
+        same_shape(tensor, DType::f32, default_slopes_shape(problem)) && problem.heads_q != 0;
     const bool floating =
         tensor.dtype == DType::f32 || tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
-    if (floating && (tensor.rank == 2 || tensor.rank == 4) && matches(bias(tensor), e, inner)) {
-      const bool is_default = shape_of(tensor) == default_bias_shape(problem);
-      return fmt::format("bias{}{}", is_default ? "" : shape_text(shape_of(tensor)),
-                         tensor.dtype == DType::f32 ? "" : name(tensor.dtype));
+    const bool is_bias = floating && (tensor.rank == 2 || tensor.rank == 4);
+    for (const Alignment alignment : kAlignments) {
+      if (is_slopes && matches(alibi(tensor, alignment), e, inner)) {
+        return aligned("alibi", alignment);
+      }
+      if (is_bias && matches(bias(tensor, alignment), e, inner)) {
+        const bool is_default = shape_of(tensor) == default_bias_shape(problem, alignment);
+        return fmt::format("{}{}{}", alignment == Alignment::top_left ? "bias" : "biasbr",
+                           is_default ? "" : shape_text(shape_of(tensor)),
+                           tensor.dtype == DType::f32 ? "" : name(tensor.dtype));
+      }
     }
   }
   return {};

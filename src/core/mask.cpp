@@ -19,22 +19,33 @@ using expr::symbols;
   throw Error(ErrorCode::invalid_argument, message);
 }
 
-// The key that query sees at zero distance when the last query meets the last key.
-Expr diagonal() {
-  const auto& s = symbols();
-  return s.query + (s.seqlen_k - s.seqlen_q);
+// Where the query stands among the keys.
+const Expr& place(Alignment alignment) {
+  switch (alignment) {
+    case Alignment::bottom_right:
+      return symbols().position;
+    case Alignment::top_left:
+      return symbols().query;
+  }
+  refuse(fmt::format("alignment is {}; accepted are the enumerators of Alignment",
+                     static_cast<int>(alignment)));
+}
+
+// A query before the first key sees nothing: what is read at its position means nothing.
+Expr among_keys(const Expr& mask, Alignment alignment) {
+  return alignment == Alignment::bottom_right ? symbols().position >= 0 && mask : mask;
 }
 
 void require(const char* argument, const Tensor& tensor, bool fits, const char* accepted) {
   if (!fits) refuse(fmt::format("{}: {}; accepted is {}", argument, to_string(tensor), accepted));
 }
 
-// ids[position] or ids[batch, position].
-Expr document_of(const char* name, const Tensor& ids, const Expr& position) {
+// ids[at] or ids[batch, at].
+Expr document_of(const char* name, const Tensor& ids, const Expr& at) {
   require(name, ids, ids.dtype == DType::i32 && (ids.rank == 1 || ids.rank == 2),
           "i32 [seqlen] or [batch, seqlen]");
   const Buffer buffer(name, ids);
-  return ids.rank == 1 ? buffer[position] : buffer({symbols().batch, position});
+  return ids.rank == 1 ? buffer[at] : buffer({symbols().batch, at});
 }
 
 std::int64_t blocks(std::int64_t seqlen, std::int64_t block) {
@@ -43,29 +54,27 @@ std::int64_t blocks(std::int64_t seqlen, std::int64_t block) {
 
 }  // namespace
 
-Expr causal(CausalAlignment alignment) {
-  const auto& s = symbols();
-  return s.key <= (alignment == CausalAlignment::top_left ? s.query : diagonal());
-}
+Expr causal(Alignment alignment) { return symbols().key <= place(alignment); }
 
-Expr window(std::int32_t left, std::int32_t right) {
+Expr window(std::int32_t left, std::int32_t right, Alignment alignment) {
   // Differences are compared with the bounds, not sums with bounds, so that large bounds mean
   // "far" and cannot wrap.
-  const auto& s = symbols();
+  const Expr& key = symbols().key;
   Expr mask = true;
-  if (left >= 0) mask = mask && diagonal() - s.key <= left;
-  if (right >= 0) mask = mask && s.key - diagonal() <= right;
+  if (left >= 0) mask = mask && place(alignment) - key <= left;
+  if (right >= 0) mask = mask && key - place(alignment) <= right;
   return mask;
 }
 
-Expr prefix(std::int32_t n) {
+Expr prefix(std::int32_t n, Alignment alignment) {
   if (n < 0) refuse(fmt::format("prefix: n = {}; accepted is n >= 0", n));
-  return symbols().key < n || causal();
+  return symbols().key < n || causal(alignment);
 }
 
-Expr documents(const Tensor& ids) {
-  const auto& s = symbols();
-  return document_of("ids", ids, s.query) == document_of("ids", ids, s.key);
+Expr documents(const Tensor& ids, Alignment alignment) {
+  const Expr same =
+      document_of("ids", ids, place(alignment)) == document_of("ids", ids, symbols().key);
+  return among_keys(same, alignment);
 }
 
 Expr documents(const Tensor& ids_q, const Tensor& ids_k) {
@@ -98,14 +107,14 @@ BlockMask::BlockMask(std::int64_t blocks_q, std::int64_t blocks_k, std::int32_t 
   }
 }
 
-BlockMask BlockMask::butterfly(std::int64_t seqlen_q, std::int64_t seqlen_k, std::int32_t block) {
-  if (seqlen_q < 0 || seqlen_k < 0 || block < 1) {
+BlockMask BlockMask::butterfly(std::int64_t rows, std::int64_t seqlen_k, std::int32_t block) {
+  if (rows < 0 || seqlen_k < 0 || block < 1) {
     refuse(
-        fmt::format("butterfly: seqlen_q = {}, seqlen_k = {}, block = {}; lengths must not be "
+        fmt::format("butterfly: rows = {}, seqlen_k = {}, block = {}; lengths must not be "
                     "negative, block must be positive",
-                    seqlen_q, seqlen_k, block));
+                    rows, seqlen_k, block));
   }
-  BlockMask mask(blocks(seqlen_q, block), blocks(seqlen_k, block), block, block);
+  BlockMask mask(blocks(rows, block), blocks(seqlen_k, block), block, block);
   for (std::int64_t i = 0; i < mask.blocks_q_; ++i) {
     if (i < mask.blocks_k_) mask.at(i, i) = 1;
     for (std::int64_t bit = 1; bit < std::max(mask.blocks_q_, mask.blocks_k_); bit *= 2) {
@@ -133,11 +142,12 @@ double BlockMask::density() const noexcept {
   return 1.0 - static_cast<double>(zeros) / static_cast<double>(bytes_->size());
 }
 
-Expr BlockMask::mask() const {
-  const auto& s = symbols();
+Expr BlockMask::mask(Alignment alignment) const {
   const Buffer buffer("block_mask", tensor(bytes_->data(), DType::u8, {blocks_q_, blocks_k_}),
                       bytes_);
-  return buffer({s.query / block_q_, s.key / block_k_}) != 0;
+  const Expr mask = buffer({place(alignment) / block_q_, symbols().key / block_k_}) != 0;
+  // A negative position lies in a negative block, which reads 0, but for a dimension of size 1.
+  return blocks_q_ == 1 ? among_keys(mask, alignment) : mask;
 }
 
 Expr softcap(float cap) {
@@ -147,10 +157,10 @@ Expr softcap(float cap) {
   return cap * tanh(symbols().score / cap);
 }
 
-Expr alibi(const Tensor& slopes) {
+Expr alibi(const Tensor& slopes, Alignment alignment) {
   require("slopes", slopes, slopes.dtype == DType::f32 && slopes.rank == 1, "f32 [heads_q]");
   const auto& s = symbols();
-  return s.score - Buffer("slopes", slopes)[s.head] * abs(diagonal() - s.key);
+  return s.score - Buffer("slopes", slopes)[s.head] * abs(place(alignment) - s.key);
 }
 
 std::vector<float> alibi_slopes(std::int64_t heads) {
@@ -163,15 +173,15 @@ std::vector<float> alibi_slopes(std::int64_t heads) {
   return slopes;
 }
 
-Expr bias(const Tensor& bias) {
+Expr bias(const Tensor& bias, Alignment alignment) {
   const bool loads =
       bias.dtype == DType::f32 || bias.dtype == DType::bf16 || bias.dtype == DType::f16;
   require("bias", bias, loads && (bias.rank == 2 || bias.rank == 4),
           "f32, bf16 or f16 [query, key] or [batch, head, query, key]");
   const auto& s = symbols();
   const Buffer buffer("bias", bias);
-  return s.score +
-         (bias.rank == 2 ? buffer({s.query, s.key}) : buffer({s.batch, s.head, s.query, s.key}));
+  const Expr& row = place(alignment);
+  return s.score + (bias.rank == 2 ? buffer({row, s.key}) : buffer({s.batch, s.head, row, s.key}));
 }
 
 Expr compose(const Expr& outer, const Expr& inner) {

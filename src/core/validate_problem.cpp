@@ -88,8 +88,8 @@ void check_expressions(const ArgumentCheck& check, const Problem& p) {
     }
     if (depends_on(p.mask, Op::score)) {
       check.refuse(
-          fmt::format("mask is {}, which depends on score; accepted are query, key, batch, "
-                      "head, seqlen_q, seqlen_k and buffers",
+          fmt::format("mask is {}, which depends on score; accepted are query, key, position, "
+                      "batch, head, seqlen_q, seqlen_k and buffers",
                       to_string(p.mask)));
     }
   }

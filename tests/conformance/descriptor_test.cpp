@@ -39,7 +39,30 @@ INSTANTIATE_TEST_SUITE_P(
         "b2_n64_h4_d64_bias2x1x1x64f16_softcap5_f32", "b1_n64_h1_d64_packed_f32",
         "b1_n64_h1_d64_packedq_paged16_f32", "b1_n64_h1_d64_packedk_f32",
         "b1_n64_h1_d64_sink_dropout0.1_seed18446744073709551615_offset3_scale-0.125_bf16",
-        "b1_n64_h1_d64_scale1e-05_f32"));
+        "b1_n64_h1_d64_scale1e-05_f32", "b1_sq4_sk12_h1_d64_windowtl3x5_prefixtl7_causaltl_f32",
+        "b2_sq4_sk12_h1_d64_documents_documentstl_f32", "b2_sq4_sk12_h1_d64_documentstl12_f32",
+        "b1_sq64_sk100_h1_d64_butterflytl16_f32", "b1_sq64_sk100_h4_d64_alibitl_f32",
+        "b1_sq64_sk100_h4_d64_bias_f32", "b1_sq64_sk100_h4_d64_biasbr_f32",
+        "b1_sq64_sk100_h4_d64_biasbr100x100bf16_f32", "b1_sq64_sk100_h4_d64_biasbrf16_f32",
+        "b1_sq4_sk12_h1_d64_mask(ids[position]<2)_buffer(ids:i32:12)_f32"));
+
+// With a cache the shapes are those of the keys, and of the queries where aligned top left.
+TEST(Descriptor, ShapesFollowTheAlignment) {
+  const std::string sizes = "b2_sq4_sk12_hq6_hk2_d64_";
+  const auto shape = [&](const std::string& token) {
+    const Problem p = parse_problem(sizes + token);
+    const Tensor& t = expr::buffers(p.mask.empty() ? p.score : p.mask).at(0)->tensor();
+    return std::vector<std::int64_t>(t.shape.begin(), t.shape.begin() + t.rank);
+  };
+  using Shape = std::vector<std::int64_t>;
+  EXPECT_EQ(shape("documents"), (Shape{2, 12}));
+  EXPECT_EQ(shape("documentstl"), (Shape{2, 12}));
+  EXPECT_EQ(shape("butterfly4"), (Shape{3, 3}));
+  EXPECT_EQ(shape("butterflytl4"), (Shape{1, 3}));
+  EXPECT_EQ(shape("bias"), (Shape{1, 6, 4, 12}));
+  EXPECT_EQ(shape("biasbr"), (Shape{1, 6, 12, 12}));
+  EXPECT_EQ(shape("alibitl"), (Shape{6}));
+}
 
 TEST(Descriptor, ReadsEveryField) {
   const Problem p = parse_problem(
@@ -128,6 +151,8 @@ TEST(Descriptor, Refusals) {
            {"n64_h2_bias2x3x4", "'bias2x3x4'"},
            {"n64_h2_bias99999999999x99999999999", "'bias99999999999x99999999999'"},
            {"n64_buffer(w:f32)", "'buffer(w:f32)'"},
+           {"n64_documentstl64,64", "'documentstl64,64'"},
+           {"n64_windowbr3x3", "'windowbr3x3'"},
            {"f32_bf16", "'bf16'"}}) {
     try {
       parse_problem(text);

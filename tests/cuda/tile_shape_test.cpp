@@ -35,6 +35,11 @@ TEST(TileShape, FollowsRowsOfBlocksAtHeadSize64) {
   Problem problem = parse_problem("b1_n4096_h32_d64_bf16");
   problem.mask = BlockMask::butterfly(4096, 4096, 128).mask();
   EXPECT_EQ(rows_of_tile(problem), 128);
+  // Positions of a cache begin at a multiple of the block, or do not.
+  problem.seqlen_k = 8192;
+  EXPECT_EQ(rows_of_tile(problem), 128);
+  problem.seqlen_k = 8200;
+  EXPECT_EQ(rows_of_tile(problem), 192);
 }
 
 struct Keys {

@@ -127,13 +127,14 @@ TEST(Classify, SpecialFloatsAreSafe) {
 TEST(Classify, ShorthandsAreExact) {
   BlockMask blocks = BlockMask::butterfly(40, 40, 8);
   const std::vector<Expr> masks = {causal(),
-                                   causal(CausalAlignment::top_left),
+                                   causal(Alignment::top_left),
                                    window(5, 0),
                                    window(3, 4),
                                    window(-1, 2),
                                    window(0, -1),
                                    prefix(7),
                                    blocks.mask(),
+                                   blocks.mask(Alignment::top_left),
                                    causal() && blocks.mask()};
   std::mt19937 seeds(7);
   for (const Expr& mask : masks) {

@@ -41,8 +41,32 @@ int beyond(const Point& at) { return (at.key - at.seqlen_k) - (at.query - at.seq
 
 TEST(Mask, Causal) {
   expect_everywhere(causal(), [](const Point& at) { return beyond(at) <= 0; });
-  expect_everywhere(causal(CausalAlignment::top_left),
+  expect_everywhere(causal(Alignment::top_left),
                     [](const Point& at) { return at.key <= at.query; });
+}
+
+// Where a query stands among the keys, by its definition.
+int place(const Point& at, Alignment alignment) {
+  return alignment == Alignment::top_left ? at.query : at.query + at.seqlen_k - at.seqlen_q;
+}
+constexpr Alignment kAlignments[] = {Alignment::bottom_right, Alignment::top_left};
+
+TEST(Mask, TopLeft) {
+  const std::int32_t ids[16] = {0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 4, 5, 5, 5, 6};
+  const std::vector<float> slopes = alibi_slopes(3);
+  const auto top_left = Alignment::top_left;
+  expect_everywhere(window(2, 1, top_left), [](const Point& at) {
+    return at.query - at.key <= 2 && at.key - at.query <= 1;
+  });
+  expect_everywhere(prefix(2, top_left),
+                    [](const Point& at) { return at.key < 2 || at.key <= at.query; });
+  expect_everywhere(documents(tensor(ids, {16}), top_left),
+                    [&](const Point& at) { return ids[at.query] == ids[at.key]; });
+  expect_everywhere(alibi(tensor(slopes.data(), {3}), top_left), [&](const Point& at) {
+    return at.score - static_cast<double>(slopes[static_cast<std::size_t>(at.head)]) *
+                          std::abs(at.query - at.key);
+  });
+  EXPECT_THROW(causal(static_cast<Alignment>(7)), Error);
 }
 
 TEST(Mask, Window) {
@@ -74,11 +98,14 @@ TEST(Mask, Prefix) {
 TEST(Mask, Documents) {
   const std::int32_t ids[2][16] = {{0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 4, 5, 5, 5, 6},
                                    {9, 9, 9, 9, 9, 9, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2}};
+  const auto of_one_document = [](const std::int32_t* of, const Point& at) {
+    const int position = place(at, Alignment::bottom_right);
+    return position >= 0 && of[position] == of[at.key];
+  };
   expect_everywhere(documents(tensor(ids[0], {16})),
-                    [&](const Point& at) { return ids[0][at.query] == ids[0][at.key]; });
-  expect_everywhere(documents(tensor(ids[0], {2, 16})), [&](const Point& at) {
-    return ids[at.batch][at.query] == ids[at.batch][at.key];
-  });
+                    [&](const Point& at) { return of_one_document(ids[0], at); });
+  expect_everywhere(documents(tensor(ids[0], {2, 16})),
+                    [&](const Point& at) { return of_one_document(ids[at.batch], at); });
   const Expr both = documents(tensor(ids[0], {16}), tensor(ids[0], {2, 16}));
   expect_everywhere(both,
                     [&](const Point& at) { return ids[0][at.query] == ids[at.batch][at.key]; });
@@ -95,12 +122,20 @@ TEST(Mask, Blocks) {
   blocks.at(2, 1) = 7;
   blocks.at(3, 2) = 255;
   EXPECT_DOUBLE_EQ(blocks.density(), 0.25);
-  const Expr mask = blocks.mask();
-  expect_everywhere(mask,
-                    [&](const Point& at) { return blocks.at(at.query / 4, at.key / 6) != 0; });
-  blocks.at(0, 1) = 1;  // shared, not copied
-  expect_everywhere(mask,
-                    [&](const Point& at) { return blocks.at(at.query / 4, at.key / 6) != 0; });
+  for (const Alignment alignment : kAlignments) {
+    const Expr mask = blocks.mask(alignment);
+    const auto definition = [&](const Point& at) {
+      const int row = place(at, alignment);
+      return row >= 0 && blocks.at(row / 4, at.key / 6) != 0;
+    };
+    expect_everywhere(mask, definition);
+    blocks.at(0, 1) ^= 1;  // shared, not copied
+    expect_everywhere(mask, definition);
+  }
+  // One row of blocks, which any index reads: still none for a query before the first key.
+  BlockMask row(1, 1, 16, 16);
+  row.at(0, 0) = 1;
+  expect_everywhere(row.mask(), [](const Point& at) { return place(at, kAlignments[0]) >= 0; });
   EXPECT_THROW(blocks.at(4, 0), Error);
   EXPECT_THROW(blocks.at(0, -1), Error);
   EXPECT_THROW(BlockMask(-1, 1, 1, 1), Error);
@@ -110,9 +145,12 @@ TEST(Mask, Blocks) {
 
 TEST(Mask, BlocksOutliveTheirObject) {
   const Expr mask = BlockMask::butterfly(64, 64, 8).mask();
-  EXPECT_EQ(evaluate<float>(mask, {.query = 9, .key = 12}), 1.0F);
-  EXPECT_EQ(evaluate<float>(mask, {.query = 9, .key = 25}), 1.0F);  // blocks 1 and 3: one bit
-  EXPECT_EQ(evaluate<float>(mask, {.query = 9, .key = 17}), 0.0F);  // blocks 1 and 2: two bits
+  Point at{.query = 9, .key = 12, .seqlen_q = 64, .seqlen_k = 64};
+  EXPECT_EQ(evaluate<float>(mask, at), 1.0F);
+  at.key = 25;  // blocks 1 and 3: one bit
+  EXPECT_EQ(evaluate<float>(mask, at), 1.0F);
+  at.key = 17;  // blocks 1 and 2: two bits
+  EXPECT_EQ(evaluate<float>(mask, at), 0.0F);
 }
 
 TEST(Mask, Butterfly) {
@@ -164,6 +202,11 @@ TEST(Score, Bias) {
   };
   expect_everywhere(bias(tensor(values.data(), {2, 3, 16, 16})), [&](const Point& at) {
     return at.score + value(at.batch, at.head, at.query, at.key);
+  });
+  const Expr by_position = bias(tensor(values.data(), {16, 16}), Alignment::bottom_right);
+  expect_everywhere(by_position, [&](const Point& at) {
+    const int row = place(at, Alignment::bottom_right);
+    return at.score + (row < 0 ? 0 : value(0, 0, row, at.key));
   });
   expect_everywhere(bias(tensor(values.data(), {16, 16})),
                     [&](const Point& at) { return at.score + value(0, 0, at.query, at.key); });

@@ -69,9 +69,9 @@ Expr RandomExpr::load(bool is_float, int depth) {
 Expr RandomExpr::int32(int depth) {
   const auto& s = expr::symbols();
   if (depth <= 0) {
-    const Expr leaves[] = {s.query, s.key,      s.query,    s.key,     s.batch,
-                           s.head,  s.seqlen_q, s.seqlen_k, any_int(), uniform(-9, 9)};
-    return leaves[uniform(0, 9)];
+    const Expr leaves[] = {s.query,    s.key,      s.query,    s.key,     s.batch,       s.head,
+                           s.seqlen_q, s.seqlen_k, s.position, any_int(), uniform(-9, 9)};
+    return leaves[uniform(0, 10)];
   }
   const auto sub = [&] { return int32(depth - 1 - uniform(0, 1)); };
   switch (uniform(0, 11)) {

@@ -71,7 +71,11 @@ TEST(Text, ReadsAsWritten) {
   EXPECT_EQ(to_string(s.score + 0.1f), "score + 0.1");
   EXPECT_EQ(to_string(s.score * 1e30f), "score * 1e+30");
   EXPECT_EQ(to_string(select(s.key < 3, s.score, 0)), "select(key < 3, score, 0.0)");
-  EXPECT_EQ(to_string(causal()), "key <= query + (seqlen_k - seqlen_q)");
+  EXPECT_EQ(to_string(causal()), "key <= position");
+  EXPECT_EQ(to_string(causal(Alignment::top_left)), "key <= query");
+  EXPECT_EQ(to_string((s.position - 1) * 2), "(position - 1) * 2");
+  EXPECT_EQ(to_string(-s.position), "-position");
+  EXPECT_EQ(to_string(s.query + (s.seqlen_q - s.seqlen_k)), "query + (seqlen_q - seqlen_k)");
   EXPECT_EQ(to_string(Expr()), "");
 }
 
@@ -82,6 +86,9 @@ TEST(Text, ParseAcceptsWhatPeopleWrite) {
   EXPECT_TRUE(same(parse("  ( (query) )\n"), s.query));
   EXPECT_TRUE(same(parse("score * .5 + 1e-3 - 2."), s.score * 0.5 + 1e-3 - 2.0));
   EXPECT_TRUE(same(parse("- 3 + query"), -3 + s.query));
+  EXPECT_TRUE(same(parse("key <= position"), causal()));
+  EXPECT_TRUE(same(parse("query + (seqlen_k - seqlen_q)"), s.position));
+  EXPECT_THROW(Buffer("position", tensor(static_cast<float*>(nullptr), {1})), Error);
   EXPECT_TRUE(same(parse("query-1"), s.query - 1));
   EXPECT_TRUE(same(parse("!!(key<3)"), s.key < 3));
   EXPECT_TRUE(same(parse("-2147483648"), std::numeric_limits<std::int32_t>::min()));

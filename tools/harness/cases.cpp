@@ -73,6 +73,8 @@ constexpr ListedCase kCases[] = {
     {"b1_n150_h2_d64_prefix60", "prefix language model"},
     {"b2_n150_h2_d64_documents", "documents"},
     {"b2_n150_h2_d64_causal_documents", "documents and causal"},
+    {"b2_sq40_sk120_h2_d64_causal_documents", "documents with a cache"},
+    {"b1_sq30_sk20_h2_d64_documents_alibi_biasbr", "queries before the first key"},
     {"b1_n256_h2_d64_butterfly32", "block-sparse, butterfly"},
     {"b1_sq200_sk300_h2_d64_butterfly16_causal", "block-sparse with partial blocks"},
     {"b1_n100_h2_d64_mask((query+key)%3!=0)", "a mask no interval decides"},

@@ -143,6 +143,15 @@ Expr constant(Type type, std::int32_t int_value, float float_value) {
   return finish(std::move(node));
 }
 
+bool is_position(const Expr& e) noexcept {
+  const auto is = [](const Expr& part, Op op) { return part.node().op == op; };
+  if (!is(e, Op::add)) return false;
+  const std::vector<Expr>& sum = e.node().args;
+  if (!is(sum[0], Op::query) || !is(sum[1], Op::sub)) return false;
+  const std::vector<Expr>& difference = sum[1].node().args;
+  return is(difference[0], Op::seqlen_k) && is(difference[1], Op::seqlen_q);
+}
+
 bool is_number(const Expr& e, int value) noexcept {
   const Node& node = e.node();
   if (node.op != Op::constant || node.type == Type::boolean) return false;

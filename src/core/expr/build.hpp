@@ -21,6 +21,10 @@ inline constexpr std::int32_t kMaxSize = 65536;
 std::string_view spelling(Op op) noexcept;
 std::string_view name(Type type) noexcept;
 
+// How symbols().position reads; it is a sum, not an operation of its own.
+inline constexpr std::string_view kPosition = "position";
+bool is_position(const Expr& e) noexcept;
+
 constexpr bool is_symbol(Op op) noexcept { return op >= Op::score && op <= Op::seqlen_k; }
 constexpr bool is_unary(Op op) noexcept { return op >= Op::neg && op <= Op::to_float; }
 constexpr bool is_binary(Op op) noexcept { return op >= Op::add && op <= Op::logical_or; }

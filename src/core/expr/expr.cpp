@@ -18,7 +18,7 @@ bool is_reserved(std::string_view word) {
   for (int op = 0; op <= static_cast<int>(Op::select); ++op) {
     if (word == spelling(static_cast<Op>(op))) return true;
   }
-  return word == "true" || word == "false" || word == "inf" || word == "nan";
+  return word == kPosition || word == "true" || word == "false" || word == "inf" || word == "nan";
 }
 
 bool is_identifier(std::string_view text) {
@@ -90,9 +90,12 @@ Type Expr::type() const {
 }
 
 const Symbols& symbols() {
-  static const Symbols symbols{symbol(Op::score),   symbol(Op::query), symbol(Op::key),
-                               symbol(Op::batch),   symbol(Op::head),  symbol(Op::seqlen_q),
-                               symbol(Op::seqlen_k)};
+  static const Symbols symbols = [] {
+    Symbols s{symbol(Op::score), symbol(Op::query),    symbol(Op::key),      symbol(Op::batch),
+              symbol(Op::head),  symbol(Op::seqlen_q), symbol(Op::seqlen_k), {}};
+    s.position = s.query + (s.seqlen_k - s.seqlen_q);
+    return s;
+  }();
   return symbols;
 }
 

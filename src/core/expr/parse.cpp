@@ -113,6 +113,7 @@ class Parser {
     if (name == "inf") return float32(std::numeric_limits<float>::infinity());
     if (name == "nan") return float32(std::numeric_limits<float>::quiet_NaN());
     const Symbols& s = symbols();
+    if (name == kPosition) return s.position;
     for (const Expr* symbol :
          {&s.score, &s.query, &s.key, &s.batch, &s.head, &s.seqlen_q, &s.seqlen_k}) {
       if (name == spelling(symbol->node().op)) return *symbol;

@@ -72,6 +72,7 @@ const Expr& written_operand(const Node& node, std::size_t i) {
 }
 
 int precedence_of(const Expr& e) {
+  if (is_position(e)) return kPrimaryPrecedence;
   const Node& node = e.node();
   const bool negative = node.op == Op::constant && constant_text(node)[0] == '-';
   return negative ? kUnaryPrecedence : precedence(node.op);
@@ -98,6 +99,8 @@ void print(const Expr& e, std::string& text) {
   const Node& node = e.node();
   if (node.op == Op::constant) {
     text += constant_text(node);
+  } else if (is_position(e)) {
+    text += kPosition;
   } else if (is_symbol(node.op)) {
     text += spelling(node.op);
   } else if (node.op == Op::load) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/expr/build.hpp"
 #include "cuda/jit/expression_factors.hpp"
 #include "cuda/jit/mask_bounds.hpp"
 
@@ -12,19 +13,24 @@ using expr::Expr;
 using expr::Node;
 using expr::Op;
 
-// query / B with such a B.
-bool counts_rows_of_128(const Expr& index) {
+// query / B with such a B, or position / B where blocks of positions begin at multiples of 128
+// rows.
+bool counts_rows_of_128(const Problem& p, const Expr& index) {
   const Node& n = index.node();
-  if (n.op != Op::div || n.args[0].node().op != Op::query) return false;
+  if (n.op != Op::div) return false;
+  const bool by_position = expr::is_position(n.args[0]) && (p.seqlen_k - p.seqlen_q) % 128 == 0;
+  if (n.args[0].node().op != Op::query && !by_position) return false;
   const Node& divisor = n.args[1].node();
   return divisor.op == Op::constant && divisor.int_value > 0 && divisor.int_value % 128 == 0 &&
          divisor.int_value % 3 != 0;
 }
 
-bool reads_rows_of_128(const Expr& e) {
+bool reads_rows_of_128(const Problem& p, const Expr& e) {
   const Node& n = e.node();
-  return (n.op == Op::load && std::ranges::any_of(n.args, counts_rows_of_128)) ||
-         std::ranges::any_of(n.args, reads_rows_of_128);
+  const auto counts = [&](const Expr& index) { return counts_rows_of_128(p, index); };
+  const auto reads = [&](const Expr& operand) { return reads_rows_of_128(p, operand); };
+  return (n.op == Op::load && std::ranges::any_of(n.args, counts)) ||
+         std::ranges::any_of(n.args, reads);
 }
 
 bool is_long(const Problem& p) {
@@ -41,7 +47,7 @@ bool is_long(const Problem& p) {
 bool holds(Condition condition, const Problem& problem) {
   switch (condition) {
     case Condition::block_rows_of_128:
-      return !problem.mask.empty() && reads_rows_of_128(problem.mask);
+      return !problem.mask.empty() && reads_rows_of_128(problem, problem.mask);
     case Condition::long_and_plain:
       return problem.score.empty() && is_long(problem);
     case Condition::long_with_score:

@@ -69,7 +69,7 @@ std::vector<DeviceExpressions> device_expressions() {
   std::vector<DeviceExpressions> all = {
       {"none", {}, {}, t},
       {"causal", causal(), {}, t},
-      {"top_left", causal(CausalAlignment::top_left), {}, t},
+      {"top_left", causal(Alignment::top_left), {}, t},
       {"window", window(5, 2), {}, t},
       {"prefix", prefix(7), {}, t},
       {"documents", causal() && documents(tensor(t->ids.data(), {600})), {}, t},
