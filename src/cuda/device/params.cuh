@@ -1,5 +1,5 @@
-// What a forward kernel is given, beside the expressions. Plain data: host and device both include
-// this file, so that there is one layout.
+// What kernels are given, beside the expressions. Plain data: host and device both include this
+// file, so that there is one layout.
 #pragma once
 
 namespace attn::device {
@@ -15,28 +15,41 @@ struct alignas(8) KeyWord {
   unsigned mixed, empty;
 };
 
-struct ForwardParams {
+// What a problem is to the kernels of every phase.
+struct ProblemParams {
   const void* q;
   const void* k;
   const void* v;
-  void* o;
-  float* lse;  // null when not asked for
   Strides q_strides, k_strides, v_strides, o_strides, lse_strides;
 
   const int* cu_seqlens_q;  // null unless packed
   const int* cu_seqlens_k;
   const int* seqused_q;  // null when absent
   const int* seqused_k;
+  const float* sink;  // null when absent
+
+  int batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
+
+  float scale;                 // softmax_scale
+  float scale_log2;            // softmax_scale * log2(e); positive where kernels use it
+  unsigned dropout_threshold;  // an element is kept when its 16 random bits are at least this
+  float dropout_scale;
+  unsigned dropout_round_keys[10][2];  // of Philox4x32-10
+  unsigned dropout_counter3;           // last word of its counter
+};
+
+struct ForwardParams : ProblemParams {
+  void* o;
+  float* lse;  // null when not asked for
+
   const int* page_table;  // null unless paged
   long long page_table_stride;
-  const float* sink;  // null when absent
 
   // Partial results of splits: o [num_splits][batch][heads_q][seqlen_q][head_dim_v], lse
   // [num_splits][batch][heads_q][seqlen_q]; null when num_splits is 1.
   float* partial_o;
   float* partial_lse;
 
-  int batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
   int page_size;
   int num_splits, blocks_per_split;
   // Order of tiles: m blocks of `heads_at_once` (batch, head) pairs are gone through together, the
@@ -47,16 +60,39 @@ struct ForwardParams {
   // tiles are dealt in turn.
   unsigned* counter;
 
-  float scale;                 // softmax_scale
-  float scale_log2;            // softmax_scale * log2(e); positive where kernels use it
-  unsigned dropout_threshold;  // an element is kept when its 16 random bits are at least this
-  float dropout_scale;
-  unsigned dropout_round_keys[10][2];  // of Philox4x32-10
-  unsigned dropout_counter3;           // last word of its counter
-
   // Of a mask that is classified ahead (schedule/key_words.cuh), else null.
   KeyWord* key_words;
   int key_windows;  // of 32 blocks of keys
+};
+
+// What the backward pass needs of a row of Q: P = exp(score - lse), dT = P (Z dP - d). lse is +inf
+// where P is 0: of rows that see no key and of rows past a length.
+struct alignas(8) RowTerms {
+  float lse, d;
+};
+
+// What a kernel of the backward pass computes.
+enum class Gradient { dq, dk, dv, buffers };
+
+struct BackwardParams : ProblemParams {
+  const void* o;
+  const float* lse;
+  const void* d_o;
+  void* dq;  // each null when not asked for
+  void* dk;
+  void* dv;
+  float* dsink;
+  Strides d_o_strides, dq_strides, dk_strides, dv_strides;
+  long long dsink_stride;
+  RowTerms* row_terms;  // [batch][heads_q][seqlen_q]
+};
+
+// The gradient of a buffer that the score reads: its sums become float32, in the strides asked for.
+struct BufferGradientParams {
+  const double* sums;  // row-major
+  float* to;
+  long long size;  // elements
+  long long shape[4], strides[4];
 };
 
 }  // namespace attn::device

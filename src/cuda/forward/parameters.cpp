@@ -4,23 +4,13 @@
 #include <array>
 #include <cstddef>
 
-#include "core/philox.hpp"
 #include "cuda/driver/api.hpp"
+#include "cuda/problem_parameters.hpp"
 
 namespace attn::cuda {
 namespace {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-// Strides of Q, K, V or O. Packed: [rows, heads, columns].
-device::Strides strides_of(const Tensor& t, Layout layout) {
-  if (layout == Layout::packed) return {0, t.strides[0], t.strides[1]};
-  return {t.strides[0], t.strides[1], t.strides[2]};
-}
-
-const int* integers(const Tensor& t) {
-  return t.given() ? static_cast<const int*>(t.data) : nullptr;
-}
 
 // Pairs of batch and head whose K and V are to stay in L2 together, of which every multiprocessor
 // works on some rows at a time. With a mask, rows see different numbers of keys, and the longest
@@ -146,32 +136,14 @@ std::int64_t workspace_bytes(const Problem& p, Arch arch, std::int32_t num_split
 device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& config,
                                          std::int32_t num_splits, const Inputs& inputs,
                                          const Outputs& outputs, const Tensor& workspace) {
-  constexpr double kLog2E = 1.4426950408889634;
   device::ForwardParams out{};
-  out.q = inputs.q.data;
-  out.k = inputs.k.data;
-  out.v = inputs.v.data;
+  fill_problem_parameters(out, p, inputs, outputs);
   out.o = outputs.o.data;
-  out.q_strides = strides_of(inputs.q, p.layout_q);
-  out.k_strides = strides_of(inputs.k, p.layout_k);
-  out.v_strides = strides_of(inputs.v, p.layout_k);
-  out.o_strides = strides_of(outputs.o, p.layout_q);
-  if (outputs.lse.given()) {
-    const Tensor& lse = outputs.lse;
-    out.lse = static_cast<float*>(lse.data);
-    if (config.packed_q) {
-      out.lse_strides = {0, lse.strides[1], lse.strides[0]};
-    } else {
-      out.lse_strides = {lse.strides[0], lse.strides[2], lse.strides[1]};
-    }
+  if (outputs.lse.given()) out.lse = static_cast<float*>(outputs.lse.data);
+  if (inputs.page_table.given()) {
+    out.page_table = static_cast<const int*>(inputs.page_table.data);
+    out.page_table_stride = inputs.page_table.strides[0];
   }
-  out.cu_seqlens_q = integers(inputs.cu_seqlens_q);
-  out.cu_seqlens_k = integers(inputs.cu_seqlens_k);
-  out.seqused_q = integers(inputs.seqused_q);
-  out.seqused_k = integers(inputs.seqused_k);
-  out.page_table = integers(inputs.page_table);
-  if (inputs.page_table.given()) out.page_table_stride = inputs.page_table.strides[0];
-  if (p.sink) out.sink = static_cast<const float*>(inputs.sink.data);
   if (num_splits > 1) {
     out.partial_o = static_cast<float*>(workspace.data);
     out.partial_lse = out.partial_o + num_splits * p.batch * p.heads_q * p.seqlen_q * p.head_dim_v;
@@ -181,13 +153,6 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
                                                        key_words_offset(p, num_splits));
     out.key_windows = static_cast<int>(key_windows(p, config));
   }
-  out.batch = static_cast<int>(p.batch);
-  out.seqlen_q = static_cast<int>(p.seqlen_q);
-  out.seqlen_k = static_cast<int>(p.seqlen_k);
-  out.heads_q = static_cast<int>(p.heads_q);
-  out.heads_k = static_cast<int>(p.heads_k);
-  out.head_dim = static_cast<int>(p.head_dim);
-  out.head_dim_v = static_cast<int>(p.head_dim_v);
   out.page_size = static_cast<int>(p.page_size);
   out.num_splits = num_splits;
   out.blocks_per_split =
@@ -195,16 +160,6 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   out.m_blocks = static_cast<int>(m_blocks(p, config));
   out.heads_at_once = heads_at_once(p, config);
   out.num_tiles = static_cast<int>(num_tiles(p, config, num_splits));
-  out.scale = static_cast<float>(p.scale());
-  out.scale_log2 = static_cast<float>(p.scale() * kLog2E);
-  const std::uint32_t threshold = core::dropout_threshold(p.dropout.probability);
-  out.dropout_threshold = threshold;
-  out.dropout_scale = static_cast<float>(core::dropout_scale(threshold));
-  const core::PhiloxKey philox = core::dropout_key(p.dropout.seed, p.dropout.offset);
-  for (std::uint32_t round = 0; round < 10; ++round) {
-    std::ranges::copy(core::philox_round_key(philox, round).word, out.dropout_round_keys[round]);
-  }
-  out.dropout_counter3 = static_cast<std::uint32_t>(p.dropout.offset);
   return out;
 }
 

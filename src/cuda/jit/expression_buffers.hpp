@@ -1,6 +1,7 @@
 // The buffers of a mask and a score, as the printed struct orders them.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -12,6 +13,12 @@ namespace attn::cuda {
 // Error(unsupported) for more than 32: kernel parameters hold 4 KB, a view takes 56 bytes.
 std::vector<std::shared_ptr<const expr::Buffer>> expression_buffers(const expr::Expr& mask,
                                                                     const expr::Expr& score);
+
+// Their views, as the printed struct begins with; on a CUDA device. Throws Error(invalid_argument)
+// for tensors that cannot be read there.
+std::vector<std::byte> pack_buffer_views(
+    const std::vector<std::shared_ptr<const expr::Buffer>>& buffers,
+    const expr::Bindings& bindings);
 
 // The tensor bound to the buffer's name, else its own, wherever it lies and even without data.
 const Tensor& described(const expr::Buffer& buffer, const expr::Bindings& bindings);

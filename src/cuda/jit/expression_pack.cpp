@@ -103,14 +103,20 @@ bool last_is_contiguous(const Tensor& tensor) {
   return tensor.strides[last] == 1 && tensor.shape[last] != 1;
 }
 
+std::vector<std::byte> pack_buffer_views(
+    const std::vector<std::shared_ptr<const expr::Buffer>>& buffers,
+    const expr::Bindings& bindings) {
+  std::vector<std::byte> bytes(buffers.size() * sizeof(BufferView));
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const BufferView view = view_of(expr::resolve(*buffers[i], bindings, DeviceType::cuda));
+    std::memcpy(bytes.data() + i * sizeof(view), &view, sizeof(view));
+  }
+  return bytes;
+}
+
 std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
                                         const expr::Bindings& bindings, double softmax_scale,
                                         int precise_math) {
-  const auto buffers = expression_buffers(mask, score);
-  std::vector<BufferView> views;
-  for (const auto& buffer : buffers) {
-    views.push_back(view_of(expr::resolve(*buffer, bindings, DeviceType::cuda)));
-  }
   const ScoreFactors factors = score_factors(score);
   std::vector<float> numbers;
   for (const double c : factors.multiples) {
@@ -122,10 +128,9 @@ std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr
     numbers.insert(numbers.end(), {tanh.first, tanh.second, tanh.rest, tanh.least});
   }
   // Views, then numbers. The struct is aligned to 8 bytes, and never empty.
-  const std::size_t of_views = views.size() * sizeof(BufferView);
-  const std::size_t of_numbers = numbers.size() * sizeof(float);
-  std::vector<std::byte> bytes((std::max<std::size_t>(of_views + of_numbers, 1) + 7) / 8 * 8);
-  if (of_views > 0) std::memcpy(bytes.data(), views.data(), of_views);
+  std::vector<std::byte> bytes = pack_buffer_views(expression_buffers(mask, score), bindings);
+  const std::size_t of_views = bytes.size(), of_numbers = numbers.size() * sizeof(float);
+  bytes.resize((std::max<std::size_t>(of_views + of_numbers, 1) + 7) / 8 * 8);
   if (of_numbers > 0) std::memcpy(bytes.data() + of_views, numbers.data(), of_numbers);
   return bytes;
 }

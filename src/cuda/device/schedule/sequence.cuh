@@ -8,25 +8,26 @@ namespace attn::device {
 struct Sequence {
   int batch = 0;
   int length_q = 0, length_k = 0;  // in use
-  int rows_q = 0;                  // that belong to it, in use or not
+  int rows_q = 0, rows_k = 0;      // that belong to it, in use or not
   int row_q = 0, row_k = 0;        // of a packed tensor: where it starts
 };
 
 template <class C>
-__device__ __forceinline__ Sequence sequence_of(const ForwardParams& p, int batch) {
+__device__ __forceinline__ Sequence sequence_of(const ProblemParams& p, int batch) {
   Sequence s;
   s.batch = batch;
   s.rows_q = p.seqlen_q;
-  s.length_k = p.seqlen_k;
+  s.rows_k = p.seqlen_k;
   if constexpr (C::kPackedQ) {
     s.row_q = p.cu_seqlens_q[batch];
     s.rows_q = p.cu_seqlens_q[batch + 1] - s.row_q;
   }
   if constexpr (C::kPackedK) {
     s.row_k = p.cu_seqlens_k[batch];
-    s.length_k = p.cu_seqlens_k[batch + 1] - s.row_k;
+    s.rows_k = p.cu_seqlens_k[batch + 1] - s.row_k;
   }
   s.length_q = s.rows_q;
+  s.length_k = s.rows_k;
   if constexpr (C::kUsedQ) s.length_q = p.seqused_q[batch];
   if constexpr (C::kUsedK) s.length_k = p.seqused_k[batch];
   return s;

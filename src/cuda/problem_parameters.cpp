@@ -1,0 +1,65 @@
+#include "cuda/problem_parameters.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/philox.hpp"
+
+namespace attn::cuda {
+namespace {
+
+const int* integers(const Tensor& t) {
+  return t.given() ? static_cast<const int*>(t.data) : nullptr;
+}
+
+void fill_dropout(device::ProblemParams& to, const Dropout& dropout) {
+  const std::uint32_t threshold = core::dropout_threshold(dropout.probability);
+  to.dropout_threshold = threshold;
+  to.dropout_scale = static_cast<float>(core::dropout_scale(threshold));
+  const core::PhiloxKey philox = core::dropout_key(dropout.seed, dropout.offset);
+  for (std::uint32_t round = 0; round < 10; ++round) {
+    std::ranges::copy(core::philox_round_key(philox, round).word, to.dropout_round_keys[round]);
+  }
+  to.dropout_counter3 = static_cast<std::uint32_t>(dropout.offset);
+}
+
+}  // namespace
+
+device::Strides strides_of(const Tensor& t, Layout layout) {
+  if (layout == Layout::packed) return {0, t.strides[0], t.strides[1]};
+  return {t.strides[0], t.strides[1], t.strides[2]};
+}
+
+void fill_problem_parameters(device::ProblemParams& to, const Problem& p, const Inputs& inputs,
+                             const Outputs& outputs) {
+  constexpr double kLog2E = 1.4426950408889634;
+  to.q = inputs.q.data;
+  to.k = inputs.k.data;
+  to.v = inputs.v.data;
+  to.q_strides = strides_of(inputs.q, p.layout_q);
+  to.k_strides = strides_of(inputs.k, p.layout_k);
+  to.v_strides = strides_of(inputs.v, p.layout_k);
+  to.o_strides = strides_of(outputs.o, p.layout_q);
+  if (const Tensor& lse = outputs.lse; lse.given()) {
+    to.lse_strides = p.layout_q == Layout::packed
+                         ? device::Strides{0, lse.strides[1], lse.strides[0]}
+                         : device::Strides{lse.strides[0], lse.strides[2], lse.strides[1]};
+  }
+  to.cu_seqlens_q = integers(inputs.cu_seqlens_q);
+  to.cu_seqlens_k = integers(inputs.cu_seqlens_k);
+  to.seqused_q = integers(inputs.seqused_q);
+  to.seqused_k = integers(inputs.seqused_k);
+  if (p.sink) to.sink = static_cast<const float*>(inputs.sink.data);
+  to.batch = static_cast<int>(p.batch);
+  to.seqlen_q = static_cast<int>(p.seqlen_q);
+  to.seqlen_k = static_cast<int>(p.seqlen_k);
+  to.heads_q = static_cast<int>(p.heads_q);
+  to.heads_k = static_cast<int>(p.heads_k);
+  to.head_dim = static_cast<int>(p.head_dim);
+  to.head_dim_v = static_cast<int>(p.head_dim_v);
+  to.scale = static_cast<float>(p.scale());
+  to.scale_log2 = static_cast<float>(p.scale() * kLog2E);
+  fill_dropout(to, p.dropout);
+}
+
+}  // namespace attn::cuda

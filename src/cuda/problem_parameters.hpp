@@ -1,0 +1,16 @@
+// The part of the kernels' parameters that every phase shares.
+#pragma once
+
+#include "attn/run.hpp"
+#include "cuda/device/params.cuh"
+
+namespace attn::cuda {
+
+// Strides of a tensor laid out as Q or K; packed: [rows, heads, columns].
+device::Strides strides_of(const Tensor& tensor, Layout layout);
+
+// Everything of ProblemParams, with the strides of O and LSE as far as they are given.
+void fill_problem_parameters(device::ProblemParams& to, const Problem& problem,
+                             const Inputs& inputs, const Outputs& outputs);
+
+}  // namespace attn::cuda
