@@ -19,6 +19,7 @@ compile() { "$attn" compile --cache-dir "$cache" "$@"; }
 hopper() {
   local code=0
   compile @tests/cuda/kernels.txt --arch sm_90a --strict || code=1
+  compile @tests/cuda/kernels_backward.txt --phase backward --arch sm_90a --strict || code=1
   # Spills are known; all else is not allowed here either.
   compile @tests/cuda/kernels_that_spill.txt --arch sm_90a >"$cache/known.log" || code=1
   cat "$cache/known.log"
@@ -30,6 +31,7 @@ hopper() {
 others() {
   compile @tests/cuda/kernels.txt @tests/cuda/kernels_that_spill.txt --strict \
     --arch sm_80,sm_100,sm_120
+  compile @tests/cuda/kernels_backward.txt --phase backward --strict --arch sm_80,sm_120
 }
 
 failed=0

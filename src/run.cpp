@@ -1,6 +1,9 @@
 // The public calls: complete the problem, plan, check the arguments, hand over to a backend.
 #include "attn/run.hpp"
 
+#include <utility>
+#include <vector>
+
 #include "attn/error.hpp"
 #include "core/costs.hpp"
 #include "core/validate.hpp"
@@ -78,6 +81,19 @@ PlanOptions on_device_of(const Inputs& inputs, PlanOptions options) {
   return options;
 }
 
+// Checks what a call on a GPU needs beside the problem, then calls.
+template <class Call>
+void on_gpu(const Plan& plan, std::pmr::vector<core::NamedTensor> tensors, const Context& context,
+            Call&& call) {
+  core::validate_workspace(plan.problem, context.workspace, plan.workspace_bytes, tensors,
+                           plan.device);
+  if (plan.workspace_bytes > 0) tensors.push_back({"workspace", context.workspace});
+  with_problem(plan.problem, [&] {
+    cuda::check_memory(plan.problem, tensors, plan.device.index);
+    call();
+  });
+}
+
 }  // namespace
 
 Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options,
@@ -96,13 +112,8 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
     case Backend::reference:
       return reference::forward(plan.problem, inputs, outputs);
     case Backend::cuda:
-      core::validate_workspace(plan.problem, context.workspace, plan.workspace_bytes, tensors,
-                               plan.device);
-      if (plan.workspace_bytes > 0) tensors.push_back({"workspace", context.workspace});
-      return with_problem(plan.problem, [&] {
-        cuda::check_memory(plan.problem, tensors, plan.device.index);
-        cuda::forward(plan, inputs, outputs, context);
-      });
+      return on_gpu(plan, std::move(tensors), context,
+                    [&] { cuda::forward(plan, inputs, outputs, context); });
     default:
       return cpu::forward(plan, inputs, outputs, context);
   }
@@ -117,13 +128,14 @@ void forward(const Problem& problem, const Inputs& inputs, const Outputs& output
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
               const Gradients& gradients, const Context& context) {
   core::CheckMemory memory;
-  core::validate_backward(plan.problem, inputs, outputs, d_o, gradients, plan.device, memory);
+  std::pmr::vector<core::NamedTensor> tensors =
+      core::validate_backward(plan.problem, inputs, outputs, d_o, gradients, plan.device, memory);
   switch (plan.backend) {
     case Backend::reference:
       return reference::backward(plan.problem, inputs, outputs, d_o, gradients);
     case Backend::cuda:
-      throw Error(ErrorCode::unsupported,
-                  "backward of " + to_string(plan.problem) + " has no kernel on the cuda backend");
+      return on_gpu(plan, std::move(tensors), context,
+                    [&] { cuda::backward(plan, inputs, outputs, d_o, gradients, context); });
     default:
       return cpu::backward(plan, inputs, outputs, d_o, gradients, context);
   }

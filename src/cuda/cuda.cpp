@@ -1,22 +1,12 @@
 #include "cuda/cuda.hpp"
 
-#include "attn/error.hpp"
+#include "cuda/backward/backward.hpp"
 #include "cuda/forward/forward.hpp"
 
 namespace attn::cuda {
-namespace {
-
-void refuse_backward(const Problem& problem, Phase phase) {
-  if (phase == Phase::forward) return;
-  throw Error(ErrorCode::unsupported,
-              "backward of " + to_string(problem) + " has no kernel on the cuda backend");
-}
-
-}  // namespace
 
 Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context&) {
-  refuse_backward(problem, phase);
-  return plan_forward(problem, options);
+  return phase == Phase::forward ? plan_forward(problem, options) : plan_backward(problem, options);
 }
 
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
@@ -24,10 +14,15 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   run_forward(plan, inputs, outputs, context);
 }
 
+void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
+              const Gradients& gradients, const Context& context) {
+  run_backward(plan, inputs, outputs, d_o, gradients, context);
+}
+
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,
                             std::string_view kernel) {
-  refuse_backward(problem, phase);
-  return forward_sources(problem, arch, kernel);
+  return phase == Phase::forward ? forward_sources(problem, arch, kernel)
+                                 : backward_sources(problem, kernel);
 }
 
 }  // namespace attn::cuda

@@ -17,6 +17,10 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context);
 
+// Likewise; what is not given of the gradients is not computed.
+void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
+              const Gradients& gradients, const Context& context);
+
 // All that the problem needs compiled on devices of this architecture; needs no GPU. kernel: as
 // PlanOptions::kernel.
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,

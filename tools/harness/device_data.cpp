@@ -68,6 +68,18 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
             .sink = here(host.sink),
             .buffers = {}};
   outputs = {.o = here(data.outputs.o), .lse = here(data.outputs.lse)};
+  if (phase == Phase::backward) {
+    d_o = here(data.d_o);
+    const Gradients& all = data.gradients;
+    gradients = {.dq = here(all.dq),
+                 .dk = here(all.dk),
+                 .dv = here(all.dv),
+                 .dsink = here(all.dsink),
+                 .buffers = {}};
+    for (const auto& [name, tensor] : all.buffers) {
+      gradients.buffers.emplace_back(name, here(tensor));
+    }
+  }
   for (const auto& [name, tensor] : host.buffers) inputs.buffers.emplace_back(name, here(tensor));
   for (const expr::Expr* e : {&data.problem.mask, &data.problem.score}) {
     for (const auto& buffer : expr::buffers(*e)) {
@@ -131,23 +143,46 @@ bool DeviceWorkspace::overrun() const {
   return std::any_of(guards.begin(), guards.end(), [](std::byte b) { return b != kPoison; });
 }
 
-void forward_on_device(CaseData& data, const PlanOptions& options, const Context& context,
-                       bool with_lse) {
-  data.poison();
-  DeviceData on(data, Phase::forward, options.device);
-  if (!with_lse) on.outputs.lse = {};
-  const Plan plan = make_plan(complete(data.problem, on.inputs), Phase::forward, options, context);
+namespace {
+
+// Plans a phase of `on`, calls run(plan, context) in a stream of its own, and copies everything
+// back.
+template <class Run>
+void run_on_device(CaseData& data, DeviceData& on, Phase phase, const PlanOptions& options,
+                   const Context& context, Run run) {
+  const Plan plan = make_plan(complete(data.problem, on.inputs), phase, options, context);
   const DeviceWorkspace workspace(plan);
   const cuda::Stream stream(options.device.index);
   Context in_stream = context;
   in_stream.stream = stream.handle();
   in_stream.workspace = workspace.tensor();
-  forward(plan, on.inputs, on.outputs, in_stream);
+  run(plan, in_stream);
   stream.synchronize();
   on.download();
   if (workspace.overrun()) {
     throw Error(ErrorCode::internal, "memory around the workspace was written");
   }
+}
+
+}  // namespace
+
+void forward_on_device(CaseData& data, const PlanOptions& options, const Context& context,
+                       bool with_lse) {
+  data.poison();
+  DeviceData on(data, Phase::forward, options.device);
+  if (!with_lse) on.outputs.lse = {};
+  run_on_device(data, on, Phase::forward, options, context,
+                [&](const Plan& plan, const Context& in_stream) {
+                  forward(plan, on.inputs, on.outputs, in_stream);
+                });
+}
+
+void backward_on_device(CaseData& data, const PlanOptions& options, const Context& context) {
+  DeviceData on(data, Phase::backward, options.device);
+  run_on_device(data, on, Phase::backward, options, context,
+                [&](const Plan& plan, const Context& in_stream) {
+                  backward(plan, on.inputs, on.outputs, on.d_o, on.gradients, in_stream);
+                });
 }
 
 }  // namespace attn::harness

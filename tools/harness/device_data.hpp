@@ -23,6 +23,8 @@ class DeviceData {
 
   Inputs inputs;  // buffers: also those that the expressions hold themselves
   Outputs outputs;
+  Tensor d_o;           // of the backward phase
+  Gradients gradients;  // likewise
 
   // Inputs, or outputs, become what they are on the host.
   void upload_inputs() { upload(inputs_); }
@@ -62,6 +64,9 @@ class DeviceWorkspace {
 // Error(internal) where memory around the workspace was written.
 void forward_on_device(CaseData& data, const PlanOptions& options, const Context& context,
                        bool with_lse);
+
+// The same of the backward pass. O and LSE of the host are what it is given.
+void backward_on_device(CaseData& data, const PlanOptions& options, const Context& context);
 
 // Copies a tensor of the host, row-major, into `memory` and gives the view of it there.
 Tensor upload(const Tensor& host, Device device, std::list<cuda::DeviceBuffer>& memory);

@@ -57,7 +57,8 @@ std::string around(const std::string& text, std::string& tail) {
       "  attn_call(f, a, std::index_sequence_for<P...>());\n}}\n"
       "extern \"C\" void attn_emulated_call(void** a) {{ attn_call({}, a); }}\n",
       name);
-  const bool floats = text.find("kernels/forward_simt.cuh") != std::string::npos;
+  const bool floats = text.find("_simt.cuh") != std::string::npos ||
+                      text.find("kernels/backward_sink.cuh") != std::string::npos;
   return fmt::format(
       "#include \"emulated.hpp\"\n"
       "namespace attn::device {{\nextern \"C\" {{\n"

@@ -50,8 +50,9 @@ template <class T>
 T __ldg(const T* p) {
   return *p;
 }
-inline unsigned atomicAdd(unsigned* p, unsigned x) {
-  const unsigned before = *p;
+template <class T>
+T atomicAdd(T* p, T x) {
+  const T before = *p;
   *p += x;
   return before;
 }

@@ -1,0 +1,143 @@
+#include "cuda/backward/source.hpp"
+
+#include <fmt/format.h>
+
+#include "cuda/forward/source.hpp"
+#include "cuda/jit/expression_gradients.hpp"
+#include "cuda/jit/expression_text.hpp"
+
+namespace attn::cuda {
+namespace {
+
+using device::Gradient;
+
+std::string_view element(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return "BFloat16";
+    case DType::f16:
+      return "Float16";
+    default:
+      return "Float32";
+  }
+}
+
+std::string_view word(Gradient gradient) {
+  switch (gradient) {
+    case Gradient::dq:
+      return "dq";
+    case Gradient::dk:
+      return "dk";
+    case Gradient::dv:
+      return "dv";
+    case Gradient::buffers:
+      return "buffers";
+  }
+  return {};
+}
+
+std::string print_config(const BackwardConfig& c) {
+  std::string text = fmt::format(
+      "struct Config {{\n"
+      "  using Element = {};\n"
+      "  static constexpr Gradient kGradient = Gradient::{};\n",
+      element(c.dtype), word(c.gradient));
+  const auto number = [&text](std::string_view name, int value) {
+    text += fmt::format("  static constexpr int {} = {};\n", name, value);
+  };
+  const auto flag = [&text](std::string_view name, bool value) {
+    text += fmt::format("  static constexpr bool {} = {};\n", name, value);
+  };
+  number("kHeadDim", c.head_dim);
+  number("kHeadDimV", c.head_dim_v);
+  number("kBlockM", c.block_m);
+  flag("kPackedQ", c.packed_q);
+  flag("kPackedK", c.packed_k);
+  flag("kUsedQ", c.used_q);
+  flag("kUsedK", c.used_k);
+  flag("kDropout", c.dropout);
+  return text + "};\n";
+}
+
+constexpr std::string_view kIncludes =
+    "#include \"params.cuh\"\n#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
+
+}  // namespace
+
+Source backward_source(const Problem& problem, const BackwardConfig& config,
+                       const std::vector<std::string>& names, const expr::Bindings& bindings) {
+  const bool buffers = config.gradient == Gradient::buffers;
+  Source source;
+  source.name = fmt::format("{}_{}", kBackwardKernel, word(config.gradient));
+  source.entry = "attn_backward";
+  source.text = fmt::format("#define ATTN_PRECISE_MATH {}\n{}", kBackwardPreciseMath, kIncludes);
+  source.text += print_expressions(problem.mask, score_expression(problem), bindings);
+  source.text += buffers ? print_buffer_gradients(problem.score, names, bindings)
+                         : print_slope(problem.score, bindings);
+  source.text += "namespace attn::device {\n" + print_config(config) + "}\n";
+  source.text += fmt::format(
+      "#include \"kernels/backward_simt.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
+      "attn_backward(const __grid_constant__ attn::device::BackwardParams p,\n"
+      "              const __grid_constant__ attn::device::Expressions e,\n"
+      "              const __grid_constant__ attn::device::{} derivatives) {{\n"
+      "  attn::device::backward_simt<attn::device::Config>(p, e, derivatives);\n"
+      "}}\n",
+      kBackwardThreads, buffers ? "BufferGradients" : "Slope");
+  return source;
+}
+
+Source backward_rows_source(const BackwardConfig& config) {
+  Source source;
+  source.name = "backward_rows";
+  source.entry = "attn_backward_rows";
+  source.text = fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config(config));
+  source.text +=
+      "#include \"kernels/backward_rows.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__(128)\n"
+      "attn_backward_rows(const __grid_constant__ attn::device::BackwardParams p) {\n"
+      "  attn::device::backward_rows<attn::device::Config>(p);\n"
+      "}\n";
+  return source;
+}
+
+Source backward_sink_source() {
+  Source source;
+  source.name = "backward_sink";
+  source.entry = "attn_backward_sink";
+  source.text =
+      "#include \"kernels/backward_sink.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__(1024)\n"
+      "attn_backward_sink(const __grid_constant__ attn::device::BackwardParams p) {\n"
+      "  attn::device::backward_sink(p);\n"
+      "}\n";
+  return source;
+}
+
+Source backward_clear_source() {
+  Source source;
+  source.name = "backward_clear";
+  source.entry = "attn_backward_clear";
+  source.text =
+      "#include \"kernels/backward_buffers.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__(256)\n"
+      "attn_backward_clear(double* sums, long long size) {\n"
+      "  attn::device::clear_sums(sums, size);\n"
+      "}\n";
+  return source;
+}
+
+Source backward_store_source() {
+  Source source;
+  source.name = "backward_store";
+  source.entry = "attn_backward_store";
+  source.text =
+      "#include \"kernels/backward_buffers.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__(256)\n"
+      "attn_backward_store(const __grid_constant__ attn::device::BufferGradientParams p) {\n"
+      "  attn::device::store_buffer_gradient(p);\n"
+      "}\n";
+  return source;
+}
+
+}  // namespace attn::cuda

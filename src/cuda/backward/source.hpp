@@ -1,0 +1,26 @@
+// The translation units of the kernels of the backward pass.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "attn/expr.hpp"
+#include "cuda/backward/config.hpp"
+#include "cuda/jit/source.hpp"
+
+namespace attn::cuda {
+
+// ATTN_PRECISE_MATH of these kernels (src/cuda/device/expr/fast.cuh): all arithmetic is float32.
+inline constexpr int kBackwardPreciseMath = 2;
+
+// names: of the buffers whose gradients are asked for, with Gradient::buffers.
+Source backward_source(const Problem& problem, const BackwardConfig& config,
+                       const std::vector<std::string>& names, const expr::Bindings& bindings = {});
+// LSE and D of the rows of Q; before the others.
+Source backward_rows_source(const BackwardConfig& config);
+Source backward_sink_source();
+// Sums of the gradients of buffers: 0 before, float32 after.
+Source backward_clear_source();
+Source backward_store_source();
+
+}  // namespace attn::cuda

@@ -1,0 +1,32 @@
+// Sums of the gradients of buffers, before and after: one thread an element.
+//
+// Grid: as many blocks of 256 threads as there are elements.
+#pragma once
+
+#include "params.cuh"
+
+namespace attn::device {
+
+inline constexpr int kBackwardBuffersThreads = 256;
+
+__device__ __forceinline__ long long element_of_thread() {
+  return static_cast<long long>(blockIdx.x) * kBackwardBuffersThreads + threadIdx.x;
+}
+
+__device__ __forceinline__ void clear_sums(double* sums, long long size) {
+  if (element_of_thread() < size) sums[element_of_thread()] = 0;
+}
+
+__device__ __forceinline__ void store_buffer_gradient(const BufferGradientParams& p) {
+  const long long element = element_of_thread();
+  if (element >= p.size) return;
+  long long rest = element, at = 0;
+#pragma unroll
+  for (int d = 3; d >= 0; --d) {
+    at += rest % p.shape[d] * p.strides[d];
+    rest /= p.shape[d];
+  }
+  p.to[at] = static_cast<float>(p.sums[element]);
+}
+
+}  // namespace attn::device

@@ -1,0 +1,438 @@
+// One gradient of the backward pass, dQ, dK, dV or those of the buffers that the score reads,
+// without tensor cores: for float32 and for any head_dim up to 512, any strides, any alignment.
+// FlashAttention-2, algorithm 2, all in float32, but each gradient has a pass of its own over S: a
+// tile of its rows stays in registers, so nothing is added in memory and equal inputs give equal
+// bits.
+//
+// With T = score expression (S), of a row's LSE and D (kernels/backward_rows.cuh):
+//   dV_j = sum_i Z_ij P_ij dO_i            P_ij = exp(T_ij - LSE_i)
+//   dQ_i = scale sum_j dS_ij k_j           dS_ij = P_ij (Z_ij dO_i.v_j - D_i) dT/dS
+//   dK_j = scale sum_i dS_ij q_i
+// A tile has kBlockM rows of the gradient: keys for dK and dV, queries for dQ. What they meet, the
+// columns, comes in blocks of 64: of dK and dV the queries of every head of the group. Gradients of
+// buffers have tiles of queries too, and are summed in memory (expr/buffer_gradient.cuh).
+//
+// 128 threads are 8 groups of 16. A group has kBlockM / 8 rows; a thread of it has 4 of the 64
+// columns of S and 4 of each 64 columns of the gradient. Operands pass through shared memory, 64 of
+// their columns at a time.
+//
+// Reads of C:
+//   Element                Float32, BFloat16 or Float16
+//   kHeadDim, kHeadDimV    1 to 512
+//   kGradient              Gradient::dq, dk, dv or buffers
+//   kBlockM                64, or 32 (when the gradient has more than 128 columns)
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout
+// Slope, BufferGradients: src/cuda/jit/expression_gradients.hpp; the latter with Gradient::buffers.
+// Grid: a block of 128 threads for each tile, batch entry and head (of Q for dQ, else of K), with
+// BackwardSimtLayout<C>::kBytes of dynamic shared memory.
+#pragma once
+
+#include "expr/buffer_gradient.cuh"
+#include "params.cuh"
+#include "ptx/math.cuh"
+#include "schedule/block_list.cuh"
+#include "schedule/sequence.cuh"
+#include "softmax/dropout.cuh"
+#include "tile/scalar.cuh"
+
+namespace attn::device {
+
+// Shared memory, in floats: a piece of the rows [column][row], one of the columns [column][slot] or
+// [slot][column], and the weights of the rows [slot][row]. A piece is 64 columns of a tensor.
+template <class C>
+struct BackwardSimtLayout {
+  static constexpr int kPiece = 64, kColumns = 64;
+  // 16 bytes more than needed, so that neighbours lie in different banks.
+  static constexpr int kRows = C::kBlockM + 4, kSlots = kColumns + 4;
+  static constexpr int kColumnsAt = kPiece * kRows;
+  static constexpr int kWeightsAt = kColumnsAt + kPiece * kSlots;
+  static constexpr int kBytes = 4 * (kWeightsAt + kColumns * kRows);
+};
+
+template <class C>
+inline constexpr bool kTilesOfKeys = C::kGradient == Gradient::dk || C::kGradient == Gradient::dv;
+
+// Derivatives: Slope, or BufferGradients.
+template <class C, class Expressions, class Derivatives>
+struct BackwardSimt {
+  using Element = typename C::Element;
+  using Layout = BackwardSimtLayout<C>;
+  static constexpr bool kOfKeys = kTilesOfKeys<C>, kBuffers = C::kGradient == Gradient::buffers;
+  static constexpr int kThreads = 128;
+  static constexpr int kRows = C::kBlockM / 8;  // of a thread
+  static constexpr int kPiece = Layout::kPiece, kColumns = Layout::kColumns;
+  static constexpr int kWidth = kBuffers                       ? 0
+                                : C::kGradient == Gradient::dv ? C::kHeadDimV
+                                                               : C::kHeadDim;
+  static constexpr int kPieces = (kWidth + kPiece - 1) / kPiece;  // of the gradient
+  static constexpr float kLog2E = 1.4426950408889634f;
+  static_assert(C::kBlockM == 64 || C::kBlockM == 32);
+
+  struct alignas(16) Four {
+    float x[4];
+  };
+  struct Thread {
+    float gradient[kBuffers ? 1 : kPieces][kRows][4];
+    float s[kRows][4], dp[kRows][4];
+    unsigned kept;  // by dropout: bit 4 r + i of s[r][i]
+    PendingSum pending[Derivatives::kLoads];
+  };
+  // A tensor of the call, and where the sequence and head begin in it.
+  struct Rows {
+    const void* data;
+    long long start, stride;
+    int count;  // that are in use
+  };
+
+  const BackwardParams& p;
+  const Expressions& e;
+  const Derivatives& derivatives;
+  const Sequence sequence;
+  const int head;   // of Q for dQ, else of K
+  const int first;  // row of the tile
+  float* const shared;
+
+  static __device__ __forceinline__ int group() { return static_cast<int>(threadIdx.x / 16); }
+  static __device__ __forceinline__ int member() { return static_cast<int>(threadIdx.x % 16); }
+  __device__ __forceinline__ int heads_of_group() const { return p.heads_q / p.heads_k; }
+
+  // Slots of keys are in an order in which one call of Philox serves 8 neighbours.
+  static __device__ __forceinline__ int key_of(int slot) {
+    return slot / 32 * 32 + slot / 2 % 4 * 8 + slot / 8 % 4 * 2 + slot % 2;
+  }
+  static __device__ __forceinline__ int row_of(int slot) { return kOfKeys ? key_of(slot) : slot; }
+  static __device__ __forceinline__ int column_of(int slot) {
+    return kOfKeys ? slot : key_of(slot);
+  }
+
+  // ---- copies. Elements outside a tensor or past a length are zeros.
+
+  __device__ __forceinline__ Rows of_queries(const void* data, const Strides& s, int head_q) const {
+    return {data,
+            (C::kPackedQ ? sequence.row_q * s.row : sequence.batch * s.batch) + head_q * s.head,
+            s.row, sequence.length_q};
+  }
+  __device__ __forceinline__ Rows of_keys(const void* data, const Strides& s, int head_k) const {
+    return {data,
+            (C::kPackedK ? sequence.row_k * s.row : sequence.batch * s.batch) + head_k * s.head,
+            s.row, sequence.length_k};
+  }
+
+  // put(slot, column, x) for kPiece columns from column0 on of rows index_of(slot), kSlots of them.
+  template <int kSlots, int kWidthOf, class IndexOf, class Put>
+  static __device__ __forceinline__ void load(const Rows& rows, int column0, IndexOf index_of,
+                                              Put put) {
+    const int column = static_cast<int>(threadIdx.x % 16);
+#pragma unroll(kPieces > 4 ? 1 : 2)  // registers
+    for (int slot = static_cast<int>(threadIdx.x / 16); slot < kSlots; slot += kThreads / 16) {
+      const int index = index_of(slot);
+      const bool exists = index < rows.count;
+      const auto* from =
+          element<Element>(rows.data, rows.start + (exists ? index : 0) * rows.stride);
+#pragma unroll
+      for (int c = column; c < kPiece; c += 16) {
+        const bool inside = exists && column0 + c < kWidthOf;
+        put(slot, c, inside ? Scalar<Element>::from(from[column0 + c]) : 0);
+      }
+    }
+  }
+
+  // ---- products
+
+  // d[r][i] += a[r] b[i] over `count` steps; steps of a and b are kA and kB floats apart. kCareful:
+  // where a is 0, b may be anything, since what a row does not see must not reach it.
+  template <int kA, int kB, bool kCareful = false>
+  static __device__ __forceinline__ void multiply(float (&d)[kRows][4], const float* a,
+                                                  const float* b, int count) {
+#pragma unroll 4
+    for (int step = 0; step < count; ++step) {
+      float x[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; r += 4) {
+        const Four four = *reinterpret_cast<const Four*>(a + step * kA + r);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[r + i] = four.x[i];
+      }
+      const Four y = *reinterpret_cast<const Four*>(b + step * kB);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (!kCareful || x[r] != 0) d[r][i] = fmaf(x[r], y.x[i], d[r][i]);
+        }
+      }
+    }
+  }
+
+  // d <- rows columns^T, of tensors with kWidthOf columns.
+  template <int kWidthOf>
+  __device__ __forceinline__ void multiply_rows(float (&d)[kRows][4], const Rows& rows,
+                                                const Rows& columns, int block) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[r][i] = 0;
+    }
+#pragma unroll 1
+    for (int column = 0; column < kWidthOf; column += kPiece) {
+      __syncthreads();  // nobody reads the pieces any more
+      load<C::kBlockM, kWidthOf>(
+          rows, column, [&](int slot) { return first + row_of(slot); },
+          [&](int slot, int c, float x) { shared[c * Layout::kRows + slot] = x; });
+      load<kColumns, kWidthOf>(
+          columns, column, [&](int slot) { return block * kColumns + column_of(slot); },
+          [&](int slot, int c, float x) {
+            shared[Layout::kColumnsAt + c * Layout::kSlots + slot] = x;
+          });
+      __syncthreads();
+      multiply<Layout::kRows, Layout::kSlots>(d, shared + group() * kRows,
+                                              shared + Layout::kColumnsAt + 4 * member(),
+                                              min(kPiece, kWidthOf - column));
+    }
+  }
+
+  // gradient += weights columns.
+  __device__ __forceinline__ void add(Thread& t, const Rows& columns, int block, bool mixed) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float* to =
+          shared + Layout::kWeightsAt + (4 * member() + i) * Layout::kRows + group() * kRows;
+#pragma unroll
+      for (int r = 0; r < kRows; r += 4) {
+        *reinterpret_cast<Four*>(to +
+                                 r) = {{t.s[r][i], t.s[r + 1][i], t.s[r + 2][i], t.s[r + 3][i]}};
+      }
+    }
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      __syncthreads();  // nobody reads the piece any more; the weights are there
+      load<kColumns, kWidth>(
+          columns, piece * kPiece, [&](int slot) { return block * kColumns + column_of(slot); },
+          [&](int slot, int c, float x) { shared[Layout::kColumnsAt + slot * kPiece + c] = x; });
+      __syncthreads();
+      const float* weights = shared + Layout::kWeightsAt + group() * kRows;
+      const float* values = shared + Layout::kColumnsAt + 4 * member();
+      if (mixed) {
+        multiply<Layout::kRows, kPiece, true>(t.gradient[piece], weights, values, kColumns);
+      } else {
+        multiply<Layout::kRows, kPiece>(t.gradient[piece], weights, values, kColumns);
+      }
+    }
+  }
+
+  // ---- weights
+
+  // P, which is 0 where LSE is +inf.
+  __device__ __forceinline__ float probability(float dot, float lse, int query, int key,
+                                               int head_q) const {
+    float x;
+    if constexpr (Expressions::kHasScore) {
+      x = e.score(dot, query, key, sequence.batch, head_q, sequence.length_q, sequence.length_k) *
+              Expressions::kScoreFactor -
+          lse;
+    } else {
+      x = fmaf(dot, p.scale, -lse);
+    }
+    return exp2f(x * kLog2E);
+  }
+
+  // dS, or Z P for dV, or dT for buffers. z: 0, or what kept elements are multiplied by.
+  __device__ __forceinline__ float weight(float dot, float dp, float z, const RowTerms& row,
+                                          int query, int key, int head_q) const {
+    const float probable = probability(dot, row.lse, query, key, head_q);
+    if constexpr (C::kGradient == Gradient::dv) return z * probable;
+    float ds = probable * fmaf(z, dp, -row.d);
+    if constexpr (!kBuffers) {
+      if constexpr (Derivatives::kHasSlope) {
+        ds *= derivatives.slope(dot * p.scale, query, key, sequence.batch, head_q,
+                                sequence.length_q, sequence.length_k);
+      }
+    }
+    return probable == 0 ? 0 : ds;
+  }
+
+  // S <- weights; 0 where a query does not see a key.
+  __device__ __forceinline__ void weigh(Thread& t, int block, int head_q, bool mixed) const {
+    if constexpr (C::kDropout) draw(t, block, head_q);
+    const RowTerms* terms =
+        p.row_terms + (static_cast<long long>(sequence.batch) * p.heads_q + head_q) * p.seqlen_q;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = first + row_of(group() * kRows + r);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = block * kColumns + column_of(4 * member() + i);
+        const int query = kOfKeys ? column : row, key = kOfKeys ? row : column;
+        bool visible = query < sequence.length_q && key < sequence.length_k;
+        if constexpr (Expressions::kHasMask) {
+          if (mixed && visible) {
+            visible =
+                e.mask(query, key, sequence.batch, head_q, sequence.length_q, sequence.length_k);
+          }
+        }
+        float z = 1;
+        if constexpr (C::kDropout) z = t.kept >> (4 * r + i) & 1 ? p.dropout_scale : 0;
+        const float dot = t.s[r][i];
+        t.s[r][i] = visible ? weight(dot, t.dp[r][i], z, terms[query], query, key, head_q) : 0;
+        if constexpr (kBuffers) {
+          if (t.s[r][i] != 0) {
+            derivatives.add(t.pending, t.s[r][i], dot * p.scale, query, key, sequence.batch, head_q,
+                            sequence.length_q, sequence.length_k);
+          }
+        }
+      }
+    }
+  }
+
+  // ---- dropout (docs/numerics.md)
+
+  // The bits of slots 8 y to 8 y + 7 of keys, y = slot / 8, that begin with key_of(8 y).
+  __device__ __forceinline__ PhiloxWords words(int query, int key, int head_q) const {
+    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const DropoutRow row(dropout,
+                         static_cast<unsigned>(sequence.batch) * static_cast<unsigned>(p.heads_q) +
+                             static_cast<unsigned>(head_q),
+                         static_cast<unsigned>(query));
+    return row.words(DropoutColumns(dropout, key / 32, key % 8 / 2));
+  }
+  // Whether element j, below 8, of such slots is kept; upper: j counts from the fifth one on.
+  __device__ __forceinline__ unsigned kept(const PhiloxWords& w, bool upper, int j) const {
+    const unsigned word = upper ? w.word[(j / 2 + 2) % 4] : w.word[j / 2];
+    return (j % 2 == 0 ? word & 0xffffu : word >> 16) >= p.dropout_threshold ? 1u : 0u;
+  }
+  __device__ __forceinline__ void draw(Thread& t, int block, int head_q) const {
+    t.kept = 0;
+    if constexpr (kOfKeys) {
+      const int slot = group() * kRows;
+      const int key = first + key_of(slot / 8 * 8);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const PhiloxWords w = words(block * kColumns + 4 * member() + i, key, head_q);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) t.kept |= kept(w, slot % 8 != 0, r) << (4 * r + i);
+      }
+    } else {
+      const int slot = 4 * member();
+      const int key = block * kColumns + key_of(slot / 8 * 8);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const PhiloxWords w = words(first + group() * kRows + r, key, head_q);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) t.kept |= kept(w, slot % 8 != 0, i) << (4 * r + i);
+      }
+    }
+  }
+
+  // ---- the tile
+
+  // What the tile and a block of columns have in common.
+  __device__ __forceinline__ Coverage coverage(int block, int head_q) const {
+    const int row_last = first + C::kBlockM - 1, column = block * kColumns;
+    const int query = kOfKeys ? column : first, key = kOfKeys ? first : column;
+    const int query_end = kOfKeys ? column + kColumns - 1 : row_last;
+    const int key_end = kOfKeys ? row_last : column + kColumns - 1;
+    const int query_last = min(query_end, sequence.length_q - 1);
+    const int key_last = min(key_end, sequence.length_k - 1);
+    if (query > query_last || key > key_last) return Coverage::empty;
+    Coverage c = Coverage::full;
+    if constexpr (Expressions::kHasMask) {
+      c = e.classify(query, query_last, key, key_last, sequence.batch, head_q, head_q,
+                     sequence.length_q, sequence.length_k);
+    }
+    const bool inside = query_last == query_end && key_last == key_end;
+    return c == Coverage::full && !inside ? Coverage::mixed : c;
+  }
+
+  // What the queries of one head add to the tile.
+  __device__ __forceinline__ void add_head(Thread& t, int head_q) const {
+    const int head_k = kOfKeys ? head : head / heads_of_group();
+    const Rows q = of_queries(p.q, p.q_strides, head_q);
+    const Rows d_o = of_queries(p.d_o, p.d_o_strides, head_q);
+    const Rows k = of_keys(p.k, p.k_strides, head_k), v = of_keys(p.v, p.v_strides, head_k);
+    const auto coverage_of = [&](int block) { return coverage(block, head_q); };
+    const int columns = kOfKeys ? sequence.length_q : sequence.length_k;
+#pragma unroll 1
+    for (BlockList list(coverage_of, (columns + kColumns - 1) / kColumns); list.more();
+         list.advance()) {
+      const int block = list.block();
+      multiply_rows<C::kHeadDim>(t.s, kOfKeys ? k : q, kOfKeys ? q : k, block);
+      if constexpr (C::kGradient != Gradient::dv) {
+        multiply_rows<C::kHeadDimV>(t.dp, kOfKeys ? v : d_o, kOfKeys ? d_o : v, block);
+      }
+      weigh(t, block, head_q, list.mixed());
+      if constexpr (kBuffers) continue;
+      add(t,
+          C::kGradient == Gradient::dq   ? k
+          : C::kGradient == Gradient::dk ? q
+                                         : d_o,
+          block, list.mixed());
+    }
+  }
+
+  __device__ __forceinline__ void store(const Thread& t) const {
+    void* const to = C::kGradient == Gradient::dq   ? p.dq
+                     : C::kGradient == Gradient::dk ? p.dk
+                                                    : p.dv;
+    const Strides& strides = C::kGradient == Gradient::dq   ? p.dq_strides
+                             : C::kGradient == Gradient::dk ? p.dk_strides
+                                                            : p.dv_strides;
+    const Rows rows = kOfKeys ? of_keys(to, strides, head) : of_queries(to, strides, head);
+    const int present = kOfKeys ? sequence.rows_k : sequence.rows_q;
+    const float factor = C::kGradient == Gradient::dv ? 1 : p.scale;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = first + row_of(group() * kRows + r);
+      if (row >= present) continue;
+      auto* const to_row = element<Element>(to, rows.start + row * rows.stride);
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int column = piece * kPiece + 4 * member() + i;
+          if (column >= kWidth) continue;
+          const float x = t.gradient[piece][r][i] * factor;
+          to_row[column] = Scalar<Element>::to(row < rows.count ? x : 0);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    Thread t;
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) t.gradient[piece][r][i] = 0;
+      }
+    }
+    const int heads = kOfKeys ? heads_of_group() : 1;
+#pragma unroll 1
+    for (int i = 0; i < heads; ++i) add_head(t, head * heads + i);
+    if constexpr (kBuffers) {
+      derivatives.flush(t.pending);
+    } else {
+      store(t);
+    }
+  }
+};
+
+template <class C, class Expressions, class Derivatives>
+__device__ __forceinline__ void backward_simt(const BackwardParams& p, const Expressions& e,
+                                              const Derivatives& derivatives) {
+  extern __shared__ __align__(16) float shared_floats[];
+  constexpr bool kOfKeys = kTilesOfKeys<C>;
+  const int tiles = ((kOfKeys ? p.seqlen_k : p.seqlen_q) + C::kBlockM - 1) / C::kBlockM;
+  const int heads = kOfKeys ? p.heads_k : p.heads_q;
+  const int tile = static_cast<int>(blockIdx.x) % tiles;
+  const int pair = static_cast<int>(blockIdx.x) / tiles;
+  const Sequence sequence = sequence_of<C>(p, pair / heads);
+  const int first = tile * C::kBlockM;
+  if (first >= (kOfKeys ? sequence.rows_k : sequence.rows_q)) return;
+  BackwardSimt<C, Expressions, Derivatives>{
+      p, e, derivatives, sequence, pair % heads, first, shared_floats}
+      .run();
+}
+
+}  // namespace attn::device

@@ -1,0 +1,48 @@
+// The blocks of queries or keys that meet a tile of the other, from the first to the last.
+#pragma once
+
+#include "tile/coverage.cuh"
+
+namespace attn::device {
+
+// All threads of a block of threads hold the same list. coverage(i) says what the tile and block i
+// have in common; it is asked once for each of `count` blocks, 32 at a time, one a lane.
+template <class CoverageOf>
+class BlockList {
+ public:
+  __device__ __forceinline__ BlockList(const CoverageOf& coverage, int count)
+      : coverage_(coverage), count_(count) {
+    load();
+  }
+  __device__ __forceinline__ bool more() const { return present_ != 0; }
+  // Of the block that comes next: its number, and whether the tile sees only a part of it.
+  __device__ __forceinline__ int block() const { return window_ + first(); }
+  __device__ __forceinline__ bool mixed() const { return mixed_ >> first() & 1; }
+  __device__ __forceinline__ void advance() {
+    present_ &= present_ - 1;
+    if (present_ != 0) return;
+    window_ += 32;
+    load();
+  }
+
+ private:
+  __device__ __forceinline__ int first() const {
+    return 31 - __clz(static_cast<int>(present_ & -present_));
+  }
+  // The next window that has a block.
+  __device__ __forceinline__ void load() {
+    for (; window_ < count_; window_ += 32) {
+      const int block = window_ + static_cast<int>(threadIdx.x % 32);
+      const Coverage c = block < count_ ? coverage_(block) : Coverage::empty;
+      present_ = __ballot_sync(~0u, c != Coverage::empty);
+      mixed_ = __ballot_sync(~0u, c == Coverage::mixed);
+      if (present_ != 0) return;
+    }
+  }
+
+  const CoverageOf& coverage_;
+  int count_, window_ = 0;
+  unsigned present_ = 0, mixed_ = 0;
+};
+
+}  // namespace attn::device

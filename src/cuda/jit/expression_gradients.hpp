@@ -1,0 +1,47 @@
+// Derivatives of a score expression as device code, for the backward pass.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "attn/expr.hpp"
+#include "cuda/device/params.cuh"
+
+namespace attn::cuda {
+
+// The text of
+//
+//   struct alignas(8) Slope {  // trivially copyable: a kernel parameter
+//     static constexpr bool kHasSlope;  // false: dT/dS is 1
+//     // dT/dS of the score T at S, which is softmax_scale * q.k.
+//     float slope(float dot, int query, int key, int batch, int head, int seqlen_q,
+//                 int seqlen_k) const;
+//   };
+//
+// in namespace attn::device. Values agree with expr::evaluate<float> (exp, log and tanh within 2
+// ulp). The text depends on what that of print_expressions depends on.
+std::string print_slope(const expr::Expr& score, const expr::Bindings& bindings = {});
+std::vector<std::byte> pack_slope(const expr::Expr& score, const expr::Bindings& bindings);
+
+// The text of
+//
+//   struct alignas(8) BufferGradients {
+//     static constexpr int kLoads;  // places where the score reads a buffer that has a gradient
+//     // Adds dT times the derivative of T with respect to the element that is read, to its sum.
+//     // dot, ..., seqlen_k: as of Slope::slope.
+//     void add(PendingSum (&sums)[kLoads], float d_t, float dot, ...) const;
+//     // What is still pending.
+//     void flush(PendingSum (&sums)[kLoads]) const;
+//   };
+//
+// (src/cuda/device/expr/buffer_gradient.cuh) for the gradients of buffers `names`.
+std::string print_buffer_gradients(const expr::Expr& score, const std::vector<std::string>& names,
+                                   const expr::Bindings& bindings = {});
+// sums: of each name, in their order.
+std::vector<std::byte> pack_buffer_gradients(const expr::Expr& score,
+                                             const std::vector<std::string>& names,
+                                             const std::vector<double*>& sums,
+                                             const expr::Bindings& bindings);
+
+}  // namespace attn::cuda

@@ -1,0 +1,153 @@
+// The backward pass on a GPU: listed and random cases against fp64, equal bits, sequences that know
+// nothing of each other.
+#include <cstring>
+#include <tuple>
+
+#include "cuda/gpu.hpp"
+#include "harness/cases.hpp"
+#include "harness/data.hpp"
+
+namespace attn::cuda {
+namespace {
+
+using harness::Case;
+using harness::CaseData;
+using harness::Report;
+using harness::Status;
+
+constexpr std::uint64_t kSeed = 20261122;
+constexpr std::int64_t kQuickScores = 100'000;
+
+Report check_backward(const Case& c, std::uint64_t seed) {
+  return harness::check(c, {.phase = Phase::backward, .device = kGpu}, seed);
+}
+
+using Parameter = std::tuple<std::size_t, DType>;  // index into listed_cases()
+
+class CudaBackwardListed : public ::testing::TestWithParam<Parameter> {};
+
+TEST_P(CudaBackwardListed, AgreesWithTheReference) {
+  ATTN_NEEDS_GPU();
+  const auto [index, dtype] = GetParam();
+  const harness::ListedCase& listed = harness::listed_cases()[index];
+  SCOPED_TRACE(listed.reason);
+  const Case c = harness::with_dtype(harness::parse_case(listed.descriptor), dtype);
+  if (harness::quick() && (harness::scores(c) > kQuickScores || c.hints.far)) {
+    GTEST_SKIP() << "skipped: ATTN_TEST_QUICK is set";
+  }
+  const Report report = check_backward(c, kSeed + index);
+  // Paged K and V have no backward pass, and nothing else is refused.
+  const bool paged = c.problem.layout_k == Layout::paged;
+  EXPECT_EQ(report.status, paged ? Status::unsupported : Status::passed) << to_string(report);
+}
+
+// None without a GPU, so that one line says what is skipped instead of hundreds.
+std::size_t cases_here() { return why_no_driver() ? 0 : harness::listed_cases().size(); }
+
+TEST(CudaBackward, ListedCasesAreRun) {
+  ATTN_NEEDS_GPU();
+  EXPECT_EQ(cases_here(), harness::listed_cases().size());
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaBackwardListed);
+INSTANTIATE_TEST_SUITE_P(Backward, CudaBackwardListed,
+                         ::testing::Combine(::testing::Range<std::size_t>(0, cases_here()),
+                                            ::testing::Values(DType::bf16, DType::f16, DType::f32)),
+                         [](const ::testing::TestParamInfo<Parameter>& info) {
+                           const harness::ListedCase& listed =
+                               harness::listed_cases()[std::get<0>(info.param)];
+                           return harness::test_name(std::string(listed.descriptor) + "_" +
+                                                     std::string(name(std::get<1>(info.param))));
+                         });
+
+TEST(CudaBackward, RandomProblemsAgreeWithTheReference) {
+  ATTN_NEEDS_GPU();
+  const std::uint64_t count = harness::quick() ? 10 : 100;
+  std::uint64_t paged = 0;
+  for (std::uint64_t seed = 1; seed <= count; ++seed) {
+    const Case c = harness::random_case(seed);
+    if (c.problem.layout_k == Layout::paged) ++paged;
+    const Report report = check_backward(c, seed);
+    EXPECT_NE(report.status, Status::failed) << to_string(report);
+    EXPECT_EQ(report.status == Status::unsupported, c.problem.layout_k == Layout::paged)
+        << to_string(report);
+  }
+  EXPECT_LT(paged, count);
+}
+
+// O and LSE on the host, then the gradients by the GPU.
+void run_backward(CaseData& data) {
+  data.poison();
+  forward(data.problem, data.inputs, data.outputs);
+  harness::backward_on_device(data, {.device = kGpu}, {});
+}
+
+std::vector<std::uint64_t> gradient_bits(CaseData& data) {
+  run_backward(data);
+  EXPECT_EQ(data.damage(), "");
+  std::vector<std::uint64_t> sums;
+  for (const harness::Storage* storage : data.storages(Phase::backward, false)) {
+    sums.push_back(storage->checksum());
+  }
+  return sums;
+}
+
+TEST(CudaBackward, EqualInputsGiveEqualBits) {
+  ATTN_NEEDS_GPU();
+  constexpr int kRepeats = 20;
+  for (const char* descriptor : {"b20_n256_hq8_hk2_d64_causal_sink_bf16",
+                                 "b20_sq130_sk300_h2_d128_dropout0.1_seed5_f16/padded",
+                                 "b3_n200_h4_d64_causal_packed_f32"}) {
+    SCOPED_TRACE(descriptor);
+    CaseData data(harness::parse_case(descriptor), 3);
+    const std::vector<std::uint64_t> expected = gradient_bits(data);
+    for (int i = 0; i < kRepeats; ++i) ASSERT_EQ(gradient_bits(data), expected) << "repeat " << i;
+  }
+}
+
+// The bytes of the rows of sequence 0 of a packed tensor, [rows, heads, columns] and dense.
+std::vector<std::byte> first_rows(const Tensor& t, std::int64_t rows) {
+  std::vector<std::byte> bytes;
+  const auto row = static_cast<std::size_t>(t.shape[2]) * size_of(t.dtype);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t h = 0; h < t.shape[1]; ++h) {
+      const auto* from =
+          static_cast<const std::byte*>(t.data) +
+          (i * t.strides[0] + h * t.strides[1]) * static_cast<std::int64_t>(size_of(t.dtype));
+      bytes.insert(bytes.end(), from, from + row);
+    }
+  }
+  return bytes;
+}
+
+TEST(CudaBackward, PackedSequencesDoNotInfluenceEachOther) {
+  ATTN_NEEDS_GPU();
+  CaseData data(harness::parse_case("b3_n90_hq4_hk2_d64_causal_packed_bf16"), 5);
+  const auto* starts = static_cast<const std::int32_t*>(data.inputs.cu_seqlens_q.data);
+  const auto* starts_k = static_cast<const std::int32_t*>(data.inputs.cu_seqlens_k.data);
+  ASSERT_GT(starts[1], 0);
+  ASSERT_GT(starts[2], starts[1]);
+  const auto bytes_of_first = [&] {
+    run_backward(data);
+    std::vector<std::byte> all = first_rows(data.gradients.dq, starts[1]);
+    for (const Tensor& t : {data.gradients.dk, data.gradients.dv}) {
+      const std::vector<std::byte> more = first_rows(t, starts_k[1]);
+      all.insert(all.end(), more.begin(), more.end());
+    }
+    return all;
+  };
+  const std::vector<std::byte> before = bytes_of_first();
+  // The Q of sequence 1 becomes infinite.
+  const Tensor& q = data.inputs.q;
+  constexpr std::uint16_t kInfinity = 0x7f80;
+  for (std::int64_t i = starts[1]; i < starts[2]; ++i) {
+    for (std::int64_t h = 0; h < q.shape[1]; ++h) {
+      std::memcpy(static_cast<std::uint16_t*>(q.data) + i * q.strides[0] + h * q.strides[1],
+                  &kInfinity, sizeof(kInfinity));
+    }
+  }
+  EXPECT_EQ(bytes_of_first(), before);
+}
+
+}  // namespace
+}  // namespace attn::cuda
