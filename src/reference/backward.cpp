@@ -62,7 +62,7 @@ template <class Real>
 class Backward {
  public:
   Backward(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
-           const Gradients& gradients, DType rounding, Order order)
+           const Gradients& gradients, Rounding rounding, Order order)
       : problem_(problem),
         inputs_(inputs),
         d_o_(d_o),
@@ -131,14 +131,14 @@ class Backward {
         if (p == 0) continue;  // a key that is not seen gets no gradient, be its value NaN
         const Real z = head.dropout(i, j);
         Real& dp_j = dp[static_cast<std::size_t>(j)];
-        dp_j = rounded(z * dp_j, rounding_);
-        const Real zp = rounded(z * p, rounding_);
+        dp_j = rounded(z * dp_j, rounding_.scores);
+        const Real zp = rounded(z * p, rounding_.operands);
         add_scaled(o.data(), zp, head.v[j], dv.columns);
         add_scaled(dv[j], zp, d_o[i], dv.columns);
       }
       Real d = 0;
       for (auto c = o.size(); c-- > 0;) {
-        d += d_o[i][static_cast<std::int64_t>(c)] * rounded(o[c], rounding_);
+        d += d_o[i][static_cast<std::int64_t>(c)] * rounded(o[c], rounding_.operands);
       }
       if (problem_.sink) {
         d_sink_[static_cast<std::size_t>(head.head)] -= std::exp(head.sink() - row.lse) * d;
@@ -148,7 +148,7 @@ class Backward {
         const Real p = probabilities[static_cast<std::size_t>(j)];
         if (p == 0) continue;
         const Real d_t = p * (dp[static_cast<std::size_t>(j)] - d);
-        const Real d_s = scale * rounded(through_score(d_t, head, i, j, row), rounding_);
+        const Real d_s = scale * rounded(through_score(d_t, head, i, j, row), rounding_.operands);
         add_scaled(dq[i], d_s, head.k[j], dq.columns);
         add_scaled(dk[j], d_s, head.q[i], dk.columns);
       }
@@ -165,7 +165,7 @@ class Backward {
     Row<Real> row = score_row(head, i, head.order);
     if constexpr (std::is_same_v<Real, float>) {
       const float lse = std::nextafter(row.lse, std::numeric_limits<float>::max());
-      row = score_row(head, i, Order{(head.order.turn + 4) % 8});
+      row = score_row(head, i, Order{(head.order.turn + 4) % 8, head.order.scale_q});
       if (std::isfinite(row.lse)) row.lse = lse;
     }
     return row;
@@ -191,7 +191,7 @@ class Backward {
   const Inputs& inputs_;
   const Tensor& d_o_;
   const Gradients& gradients_;
-  DType rounding_;
+  Rounding rounding_;
   Order order_;
   expr::Expr d_score_;
   std::vector<Real> d_sink_;
@@ -203,10 +203,11 @@ class Backward {
 void backward(const Problem& problem, const Inputs& inputs, const Outputs&, const Tensor& d_o,
               const Gradients& gradients, Precision precision, Order order) {
   if (precision == Precision::f64 || problem.dtype == DType::f64) {
-    Backward<double>(problem, inputs, d_o, gradients, DType::f64, order).run();
+    Backward<double>(problem, inputs, d_o, gradients, rounding(Precision::f64, problem.dtype),
+                     order)
+        .run();
   } else {
-    Backward<float>(problem, inputs, d_o, gradients,
-                    precision == Precision::f32 ? DType::f32 : problem.dtype, order)
+    Backward<float>(problem, inputs, d_o, gradients, rounding(precision, problem.dtype), order)
         .run();
   }
 }

@@ -24,9 +24,10 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
       const std::int64_t j = head.order.at(step, head.keys());
       const Real p = probabilities[static_cast<std::size_t>(j)];
       if (p == 0) continue;  // a key that is not seen adds nothing, be its value NaN
-      add_scaled(o[i], rounded(p * head.dropout(i, j), head.rounding), head.v[j], o.columns);
+      add_scaled(o[i], rounded(p * head.dropout(i, j), head.rounding.operands), head.v[j],
+                 o.columns);
     }
-    for (std::int64_t c = 0; c < o.columns; ++c) o[i][c] = rounded(o[i][c], head.rounding);
+    for (std::int64_t c = 0; c < o.columns; ++c) o[i][c] = rounded(o[i][c], head.rounding.output);
   }
   store_matrix(o, core::rows_like_q(problem, head.inputs, outputs.o, sequence.batch),
                outputs.o.dtype, head.head, sequence.capacity_q);
@@ -40,7 +41,7 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
 
 template <class Real>
 void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                DType rounding, Order order) {
+                Rounding rounding, Order order) {
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
@@ -54,10 +55,9 @@ void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& out
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              Precision precision, Order order) {
   if (precision == Precision::f64 || problem.dtype == DType::f64) {
-    forward_as<double>(problem, inputs, outputs, DType::f64, order);
+    forward_as<double>(problem, inputs, outputs, rounding(Precision::f64, problem.dtype), order);
   } else {
-    forward_as<float>(problem, inputs, outputs,
-                      precision == Precision::f32 ? DType::f32 : problem.dtype, order);
+    forward_as<float>(problem, inputs, outputs, rounding(precision, problem.dtype), order);
   }
 }
 

@@ -16,18 +16,38 @@
 
 namespace attn::reference {
 
+// What is rounded to which type; f64 rounds nothing.
+struct Rounding {
+  DType scores;    // S, and dP
+  DType operands;  // P, dS, and O where backward has it from forward
+  DType output;    // O
+};
+inline Rounding rounding(Precision precision, DType dtype) {
+  switch (precision) {
+    case Precision::f64:
+      return {DType::f64, DType::f64, DType::f64};
+    case Precision::f32:
+      return {DType::f32, DType::f32, DType::f32};
+    case Precision::problem:
+      return {dtype, dtype, dtype};
+    case Precision::fused:
+      return {DType::f32, dtype, DType::f32};
+  }
+  return {DType::f64, DType::f64, DType::f64};
+}
+
 template <class Real>
 struct Head {
   const Problem& problem;
   const Inputs& inputs;
   const core::Sequence& sequence;
-  DType rounding;  // of S and P; f64 rounds nothing
+  Rounding rounding;
   Order order;
   std::int64_t head;
   Matrix<Real> q, k, v;
   Matrix<Real> k_transposed;  // [head_dim, keys]: scores of a row add up key beside key
 
-  Head(const Problem& p, const Inputs& in, const core::Sequence& s, DType round_to, Order o,
+  Head(const Problem& p, const Inputs& in, const core::Sequence& s, Rounding round_to, Order o,
        std::int64_t h)
       : problem(p),
         inputs(in),
@@ -88,11 +108,14 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order) {
   const std::int64_t n = head.keys();
   Row<Real> row;
   row.s.resize(static_cast<std::size_t>(n));
+  const auto scale = static_cast<Real>(problem.scale());
+  const Real scale_q = order.scale_q ? scale : Real{1};
+  const Real scale_s = order.scale_q ? Real{1} : scale;
   for (std::int64_t step = 0; step < problem.head_dim; ++step) {
     const std::int64_t c = order.at(step, problem.head_dim);
-    add_scaled(row.s.data(), head.q[i][c], head.k_transposed[c], n);
+    add_scaled(row.s.data(), scale_q * head.q[i][c], head.k_transposed[c], n);
   }
-  for (Real& s : row.s) s = rounded(static_cast<Real>(problem.scale()) * s, head.rounding);
+  for (Real& s : row.s) s = rounded(scale_s * s, head.rounding.scores);
 
   row.t = row.s;
   row.max = head.sink();
@@ -102,7 +125,7 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order) {
       t = -kInfinity;
     } else if (!problem.score.empty()) {
       t = rounded(expr::evaluate<Real>(problem.score, head.point(i, j, t), head.inputs.buffers),
-                  head.rounding);
+                  head.rounding.scores);
     }
     if (t > row.max || std::isnan(t)) row.max = t;
   }
@@ -125,7 +148,7 @@ std::vector<Real> softmax_of_row(const Head<Real>& head, const Row<Real>& row) {
   std::vector<Real> p(row.t.size());
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
-    p[j] = rounded(std::exp(row.t[j] - row.max) / row.sum, head.rounding);
+    p[j] = rounded(std::exp(row.t[j] - row.max) / row.sum, head.rounding.operands);
   }
   return p;
 }
@@ -134,7 +157,7 @@ std::vector<Real> softmax_from_lse(const Head<Real>& head, const Row<Real>& row)
   std::vector<Real> p(row.t.size());
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
-    p[j] = rounded(std::exp(row.t[j] - row.lse), head.rounding);
+    p[j] = rounded(std::exp(row.t[j] - row.lse), head.rounding.operands);
   }
   return p;
 }

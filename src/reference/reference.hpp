@@ -16,13 +16,17 @@ enum class Precision : std::uint8_t {
   problem,  // as f32, and S, P, O, dP, dS rounded to problem.dtype, as standard attention built
             // from matrix products would hold them. This and f32 are the yardsticks of the error
             // rule (docs/numerics.md).
+  fused,    // as f32, and P and dS rounded to problem.dtype, as operands of the products of fused
+            // attention are; backward O too, which it has from forward
 };
 
-// Sums start after `turn` eighths of their terms and go round. In double it matters to nobody; the
-// error of the yardstick depends on it as that of any attention does on the order its matrix
-// products add in.
+// Sums start after `turn` eighths of their terms and go round; the scale multiplies Q or S. In
+// double it matters to nobody; the error of the yardstick depends on it as that of any attention
+// does on the order its matrix products add in. Products of 16-bit numbers are exact in float,
+// those of a scaled Q are not.
 struct Order {
   int turn = 0;  // 0 to 7
+  bool scale_q = false;
   std::int64_t at(std::int64_t step, std::int64_t terms) const {
     return (step + terms * turn / 8) % terms;
   }

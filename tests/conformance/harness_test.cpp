@@ -49,10 +49,14 @@ TEST_F(Compare, FindsTheWorstElement) {
   EXPECT_FALSE(run().passed());
 }
 
-TEST_F(Compare, RefusesNan) {
+TEST_F(Compare, NanMustBeWhereItBelongs) {
   got_[3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_FALSE(run().passed());
   EXPECT_EQ(run().where, (std::vector<std::int64_t>{1, 1}));
+  expected_[3] = kNan;
+  EXPECT_TRUE(run().passed());
+  got_[3] = 4;
+  EXPECT_FALSE(run().passed());
 }
 
 TEST_F(Compare, InfinitiesMustBeTheSame) {

@@ -121,8 +121,6 @@ std::vector<Case> chosen_cases(const Options& options) {
   return cases;
 }
 
-double ratio(const Comparison& c) { return c.allowed > 0 ? c.error / c.allowed : c.error; }
-
 class Checker {
  public:
   explicit Checker(const Options& options)
@@ -175,14 +173,15 @@ class Checker {
         fmt::print("{}\n", harness::to_string(report));
       }
       for (const Comparison& comparison : report.comparisons) {
-        if (!worst || ratio(comparison) > ratio(worst->comparison)) {
+        if (!worst || comparison.share() > worst->comparison.share()) {
           worst = Worst{report.descriptor, harness::to_string(subject), comparison};
         }
       }
     }
     passed_ += passed;
     failed_ += failed;
-    if (worst && (!worst_ || ratio(worst->comparison) > ratio(worst_->comparison))) worst_ = worst;
+    if (worst && (!worst_ || worst->comparison.share() > worst_->comparison.share()))
+      worst_ = worst;
     if (!print_line) return;
     progress.clear();
     const char* verdict = failed > 0 ? "FAILED" : passed > 0 ? "ok    " : "none  ";
@@ -205,7 +204,7 @@ class Checker {
     if (unsupported_ > 0) fmt::print(", {} not supported ({})", unsupported_, reason_);
     fmt::print("\n");
     if (!worst_) return;
-    fmt::print("worst {:.0f} % of the allowed error: {} in {}\n", 100 * ratio(worst_->comparison),
+    fmt::print("worst {:.0f} % of the allowed error: {} in {}\n", 100 * worst_->comparison.share(),
                describe(*worst_), worst_->descriptor);
   }
 

@@ -7,15 +7,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-
-#include "harness/storage.hpp"
+#include <type_traits>
+#include <utility>
 
 namespace attn::harness {
 namespace {
 
-using Index = std::array<std::int64_t, kMaxRank>;
-
 // f(index) for all elements in row-major order until it returns false.
+using Index = std::array<std::int64_t, kMaxRank>;
 template <class F>
 void for_each_index(const Tensor& tensor, F&& f) {
   Index index{};
@@ -34,15 +33,49 @@ std::int64_t offset(const Tensor& tensor, const Index& index) {
   return sum;
 }
 
-std::vector<std::int64_t> coordinates(const Tensor& tensor, const Index& index) {
-  return {index.begin(), index.begin() + tensor.rank};
+template <class T>
+void read_as(const Tensor& tensor, std::vector<double>& to) {
+  const auto last = static_cast<std::size_t>(tensor.rank) - 1;
+  for_each_index(tensor, [&](const Index& index) {
+    if (index[last] != 0) return true;
+    const T* row = static_cast<const T*>(tensor.data) + offset(tensor, index);
+    for (std::int64_t c = 0; c < tensor.shape[last]; ++c) {
+      T value;
+      std::memcpy(&value, row + c * tensor.strides[last], sizeof(T));
+      if constexpr (std::is_same_v<T, double>) {
+        to.push_back(value);
+      } else {
+        to.push_back(static_cast<float>(value));
+      }
+    }
+    return true;
+  });
 }
 
 double allowed_error(const Comparison& c) {
   return 2 * c.standard_error + half_ulp(c.dtype, c.largest);
 }
 
+double share_of(double error, double allowed) {
+  if (error == 0) return 0;
+  return error / std::max(allowed, std::numeric_limits<double>::min());
+}
+
 }  // namespace
+
+double Comparison::share() const {
+  return std::max({share_of(error, allowed), share_of(element.error, element.allowed),
+                   share_of(std::abs(gain), gain_allowed)});
+}
+
+double element_error(double got, double expected) {
+  const bool same = std::isnan(expected) ? std::isnan(got) : got == expected;
+  if (same) return 0;
+  if (!std::isfinite(expected) || !std::isfinite(got)) {
+    return std::numeric_limits<double>::infinity();
+  }
+  return std::abs(got - expected);
+}
 
 double half_ulp(DType dtype, double value) {
   struct Format {
@@ -58,59 +91,95 @@ double half_ulp(DType dtype, double value) {
   return std::ldexp(1.0, exponent - format.digits);
 }
 
-double standard_error(const Tensor& standard, const Tensor& expected) {
+std::vector<std::int64_t> Elements::coordinates(std::size_t element) const {
+  std::vector<std::int64_t> where(shape.size());
+  auto rest = static_cast<std::int64_t>(element);
+  for (std::size_t axis = shape.size(); axis-- > 0; rest /= shape[axis]) {
+    where[axis] = rest % shape[axis];
+  }
+  return where;
+}
+
+Elements read_elements(const Tensor& tensor) {
+  Elements out{.dtype = tensor.dtype,
+               .shape = {tensor.shape.begin(), tensor.shape.begin() + tensor.rank}};
+  out.values.reserve(static_cast<std::size_t>(tensor.size()));
+  switch (tensor.dtype) {
+    case DType::f64:
+      read_as<double>(tensor, out.values);
+      break;
+    case DType::bf16:
+      read_as<bfloat16>(tensor, out.values);
+      break;
+    case DType::f16:
+      read_as<float16>(tensor, out.values);
+      break;
+    case DType::f32:
+    case DType::i32:
+    case DType::i64:
+    case DType::u8:
+      read_as<float>(tensor, out.values);
+      break;
+  }
+  return out;
+}
+
+double standard_error(const Elements& standard, const Elements& expected) {
   double worst = 0;
-  for_each_index(standard, [&](const Index& index) {
-    const double error = std::abs(load_element(standard, offset(standard, index)) -
-                                  load_element(expected, offset(expected, index)));
+  for (std::size_t i = 0; i < standard.values.size(); ++i) {
+    const double error = std::abs(standard.values[i] - expected.values[i]);
     if (std::isfinite(error)) worst = std::max(worst, error);
-    return true;
-  });
+  }
   return worst;
 }
 
 Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
                    const Tensor& standard) {
-  return compare(std::move(name), got, expected, standard_error(standard, expected));
+  const Elements want = read_elements(expected);
+  return compare(std::move(name), read_elements(got), want,
+                 standard_error(read_elements(standard), want));
 }
 
 Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
                    double standard_error) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  return compare(std::move(name), read_elements(got), read_elements(expected), standard_error);
+}
+
+Comparison compare(std::string name, const Elements& got, const Elements& expected,
+                   double standard_error) {
   Comparison result{
       .tensor = std::move(name), .dtype = got.dtype, .standard_error = standard_error};
-  result.error = -1;  // so that the first element sets the coordinates
-  for_each_index(got, [&](const Index& index) {
-    const double want = load_element(expected, offset(expected, index));
-    if (std::isnan(want)) return true;
-    const double have = load_element(got, offset(got, index));
-    double error = std::abs(have - want);
-    if (std::isinf(want)) {
-      error = have == want ? 0 : kInfinity;
-    } else {
-      if (!std::isfinite(have)) error = kInfinity;
-      result.largest = std::max(result.largest, std::abs(want));
-    }
+  std::size_t worst = 0;
+  for (std::size_t i = 0; i < got.values.size(); ++i) {
+    const double want = expected.values[i];
+    const double error = element_error(got.values[i], want);
+    if (std::isfinite(want)) result.largest = std::max(result.largest, std::abs(want));
     if (error > result.error) {
       result.error = error;
-      result.where = coordinates(got, index);
-      result.expected = want;
-      result.got = have;
+      worst = i;
     }
-    return true;
-  });
-  result.error = std::max(result.error, 0.0);
+  }
+  if (!got.values.empty()) {
+    result.where = got.coordinates(worst);
+    result.expected = expected.values[worst];
+    result.got = got.values[worst];
+  }
   result.allowed = allowed_error(result);
   return result;
 }
 
 void merge(Comparison& into, const Comparison& other) {
+  const Comparison::Element element = into.element;
+  const double gain = into.gain, gain_allowed = into.gain_allowed;
   const double standard_error = std::max(into.standard_error, other.standard_error);
   const double largest = std::max(into.largest, other.largest);
   if (other.error > into.error) into = other;
   into.standard_error = standard_error;
   into.largest = largest;
   into.allowed = allowed_error(into);
+  into.element = element;
+  into.gain = gain;
+  into.gain_allowed = gain_allowed;
 }
 
 std::vector<std::int64_t> first_difference(const Tensor& a, const Tensor& b) {
@@ -120,15 +189,24 @@ std::vector<std::int64_t> first_difference(const Tensor& a, const Tensor& b) {
     const auto* x = static_cast<const std::byte*>(a.data) + offset(a, index) * bytes;
     const auto* y = static_cast<const std::byte*>(b.data) + offset(b, index) * bytes;
     if (std::memcmp(x, y, static_cast<std::size_t>(bytes)) == 0) return true;
-    where = coordinates(a, index);
+    where.assign(index.begin(), index.begin() + a.rank);
     return false;
   });
   return where;
 }
 
 std::string to_string(const Comparison& c) {
-  return fmt::format("{:<6} error {:.3g} at [{}] (expected {:.9g}, got {:.9g}), allowed {:.3g}",
-                     c.tensor, c.error, fmt::join(c.where, ", "), c.expected, c.got, c.allowed);
+  const double share = c.share();
+  if (share > 0 && share == share_of(std::abs(c.gain), c.gain_allowed)) {
+    return fmt::format("{:<6} times {:.9g}, allowed is a factor off by {:.3g}", c.tensor,
+                       1 + c.gain, c.gain_allowed);
+  }
+  const bool of_element = share > share_of(c.error, c.allowed);
+  const Comparison::Element worst =
+      of_element ? c.element : Comparison::Element{c.error, c.allowed, c.where, c.expected, c.got};
+  return fmt::format("{:<6} error {:.3g} at [{}] (expected {:.9g}, got {:.9g}), allowed {:.3g}{}",
+                     c.tensor, worst.error, fmt::join(worst.where, ", "), worst.expected, worst.got,
+                     worst.allowed, of_element ? " there" : "");
 }
 
 }  // namespace attn::harness

@@ -1,6 +1,7 @@
 // Comparing a tensor with the reference under the error rule (docs/numerics.md), and bit by bit.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,12 +10,25 @@
 
 namespace attn::harness {
 
-// The error rule for one tensor, over one or several draws of its inputs:
-//   max |got - expected| <= 2 max |standard - expected| + half a unit in the last place of max
-//   |expected|
-// `standard` is standard attention in the precision of the problem. Elements that are infinite in
-// `expected` must be the same infinity in `got` and are left out of the maxima; NaN is never
-// accepted.
+// The elements of a floating tensor in row-major order.
+struct Elements {
+  DType dtype = DType::f64;
+  std::vector<std::int64_t> shape{};
+  std::vector<double> values{};
+  std::vector<std::int64_t> coordinates(std::size_t element) const;
+};
+Elements read_elements(const Tensor& tensor);
+
+// The error rule for one tensor, over one or several draws of its inputs. `standard` is standard
+// attention in the precision of the problem.
+//   largest: max |got - expected| <= 2 max |standard - expected| + half a unit in the last place of
+//            max |expected|
+//   element: |got - expected| <= 2 u scale + half a unit in the last place of expected
+//   gain:    |sum (got - expected) expected| / sum expected^2 <= what yardstick and rounding
+//   explain
+// The last two need the scale of each element (error_scale.hpp) and are not judged without. Where
+// `expected` is infinite or NaN, `got` must be the same; such elements are left out of maxima and
+// sums.
 struct Comparison {
   std::string tensor;  // "o", "lse", "dq", ...
   DType dtype = DType::f32;
@@ -24,20 +38,35 @@ struct Comparison {
   double allowed = 0;
   std::vector<std::int64_t> where{};  // of `error`
   double expected = 0, got = 0;       // there
-  bool passed() const { return error <= allowed; }
+
+  struct Element {  // with the largest share of what it is allowed
+    double error = 0, allowed = 0;
+    std::vector<std::int64_t> where{};
+    double expected = 0, got = 0;
+  } element{};
+  double gain = 0, gain_allowed = 0;
+
+  // The largest share that one of the three takes of what it is allowed; 1 or less passes.
+  double share() const;
+  bool passed() const { return share() <= 1; }
 };
 
-// expected: f64 of the shape of got. An element that is NaN in `expected` belongs to no sequence:
-// not compared.
+// expected: f64 of the shape of got.
 Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
                    double standard_error);
 // The same with the yardstick's result, f64.
 Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
                    const Tensor& standard);
+// The same of tensors already read.
+Comparison compare(std::string name, const Elements& got, const Elements& expected,
+                   double standard_error);
 // max |standard - expected| over the elements that are finite in both.
-double standard_error(const Tensor& standard, const Tensor& expected);
-// Adds another draw: maxima over both.
+double standard_error(const Elements& standard, const Elements& expected);
+// Adds another draw: maxima over both. `element` and `gain` stay.
 void merge(Comparison& into, const Comparison& other);
+
+// |got - expected|; 0 where both are the same infinity or both NaN, infinite where one alone is.
+double element_error(double got, double expected);
 
 // Half a unit in the last place of `value` in dtype: the largest error of rounding to it.
 double half_ulp(DType dtype, double value);

@@ -9,6 +9,8 @@
 #include "attn/run.hpp"
 #include "harness/cases.hpp"
 #include "harness/device_data.hpp"
+#include "harness/element_rule.hpp"
+#include "harness/error_scale.hpp"
 #include "reference/reference.hpp"
 
 namespace attn::harness {
@@ -44,95 +46,136 @@ std::int64_t draws_for(const Problem& p, const Hints& hints) {
 }
 
 // The yardsticks that a result is measured by; the largest error of them counts. 16-bit problems: S
-// and P rounded or held in float, as either is common. f32: several orders of summation, as many as
-// cost little.
+// and P rounded, P alone, or both held in float, as all are common. In float several orders of
+// operations, as many as cost little.
 struct Yardstick {
   Precision precision;
   Order order;
+  bool forward_only = false;
 };
 std::vector<Yardstick> yardsticks(const Case& c) {
-  if (c.problem.dtype != DType::f32) {
-    return {{Precision::problem, {.turn = 0}}, {Precision::f32, {.turn = 4}}};
-  }
   constexpr std::int64_t kScores = 1 << 22;
   const std::int64_t count =
       std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(1, scores(c)), 1, 8);
   std::vector<Yardstick> out;
+  const bool f32 = c.problem.dtype == DType::f32;
+  if (!f32) {
+    out = {{Precision::problem, {.turn = 0}},
+           {Precision::f32, {.turn = 4}},
+           {Precision::fused, {.turn = 2}}};
+  }
   for (std::int64_t i = 0; i < count; ++i) {
-    out.push_back({Precision::f32, {.turn = static_cast<int>(i * 8 / count)}});
+    const Order order{.turn = static_cast<int>(i * 8 / count), .scale_q = !f32};
+    out.push_back({Precision::f32, order, !f32});
   }
   return out;
 }
 
-}  // namespace
+// Whether a yardstick says how large the maximum of a tensor's errors may be, or those of its
+// elements. LSE is float in every problem: rounded scores are no excuse.
+bool measures_maximum(const Yardstick& yardstick, const std::string& tensor) {
+  if (tensor == "lse") return yardstick.precision != Precision::problem;
+  return yardstick.precision != Precision::fused && !yardstick.forward_only;
+}
+bool measures_elements(const Yardstick& yardstick, const std::string& tensor) {
+  if (tensor == "lse") return yardstick.precision != Precision::problem;
+  return yardstick.precision != Precision::problem && !yardstick.forward_only;
+}
 
-// The results of one phase: expected, and the error of the yardstick.
-struct Conformance::Expected {
-  std::vector<std::string> names;
-  std::vector<Tensor> tensors;
-  std::vector<double> standard_errors;
+struct Named {
+  std::string name;
+  Tensor tensor;
 };
+std::vector<Named> list(const Outputs& outputs) { return {{"o", outputs.o}, {"lse", outputs.lse}}; }
+std::vector<Named> list(const Gradients& gradients) {
+  std::vector<Named> out{
+      {"dq", gradients.dq}, {"dk", gradients.dk}, {"dv", gradients.dv}, {"dsink", gradients.dsink}};
+  for (const auto& [name, tensor] : gradients.buffers) out.push_back({"d" + name, tensor});
+  return out;
+}
+
+// One tensor of the results of a phase, in one draw.
+struct Result {
+  std::string name;
+  Tensor got;
+  Elements expected, scale;  // no scale: the elements are not judged
+  double standard_error = 0;
+  ElementYardstick yardstick{};
+};
+
+// Tensors without a scale: sums over a whole head or more, too few numbers to judge each.
+bool has_scale(const std::string& name) {
+  return name == "o" || name == "lse" || name == "dq" || name == "dk" || name == "dv";
+}
+
+std::vector<Result> results(const std::vector<Named>& got, const std::vector<Named>& expected,
+                            const std::vector<Named>& scales, bool nolse) {
+  std::vector<Result> out;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const auto& [name, tensor] = got[i];
+    if (!tensor.given() || (nolse && name == "lse")) continue;
+    Result& result = out.emplace_back(Result{name, tensor, read_elements(expected[i].tensor), {}});
+    if (!has_scale(name)) continue;
+    result.scale = read_elements(scales[i].tensor);
+    result.yardstick = ElementYardstick(tensor.dtype, result.expected, result.scale, name != "lse");
+  }
+  return out;
+}
+
+void measure(const std::vector<Named>& standard, const Yardstick& yardstick, std::size_t which,
+             std::vector<Result>& results) {
+  for (Result& result : results) {
+    const auto named = std::find_if(standard.begin(), standard.end(),
+                                    [&](const Named& n) { return n.name == result.name; });
+    const Elements elements = read_elements(named->tensor);
+    if (measures_maximum(yardstick, result.name)) {
+      result.standard_error =
+          std::max(result.standard_error, standard_error(elements, result.expected));
+    }
+    if (has_scale(result.name) && measures_elements(yardstick, result.name)) {
+      result.yardstick.measure(which, elements, result.expected, result.scale);
+    }
+  }
+}
+
+}  // namespace
 
 struct Conformance::Draw {
   CaseData data;
   bool nolse;
-  Expected forward, backward;
+  std::vector<Result> forward, backward;
 
   Draw(const Case& c, std::uint64_t seed, bool with_backward)
       : data(c, seed), nolse(c.hints.nolse) {
     const Outputs outputs = data.f64_outputs();
+    const Outputs scales = data.f64_outputs();
     reference::forward(data.problem, data.inputs, outputs);
-    forward = list(outputs);
+    forward_error_scales(data.problem, data.inputs, scales);
+    forward = results(list(data.outputs), list(outputs), list(scales), nolse);
     const Gradients gradients = data.f64_gradients();
     if (with_backward) {
+      const Gradients gradient_scales = data.f64_gradients();
       reference::backward(data.problem, data.inputs, outputs, data.d_o, gradients);
-      backward = list(gradients);
+      backward_error_scales(data.problem, data.inputs, data.d_o, gradient_scales);
+      backward = results(list(data.gradients), list(gradients), list(gradient_scales), false);
     }
     const Outputs standard = data.f64_outputs();
-    const Gradients standard_gradients = data.f64_gradients();
-    for (const auto& [precision, order] : yardsticks(c)) {
+    std::size_t which = 0;
+    for (const Yardstick& yardstick : yardsticks(c)) {
+      const auto& [precision, order, forward_only] = yardstick;
       reference::forward(data.problem, data.inputs, standard, precision, order);
-      measure(list(standard), forward);
-      if (!with_backward) continue;
-      reference::backward(data.problem, data.inputs, standard, data.d_o, standard_gradients,
-                          precision, order);
-      measure(list(standard_gradients), backward);
+      measure(list(standard), yardstick, which, forward);
+      if (with_backward && !forward_only) {
+        reference::backward(data.problem, data.inputs, standard, data.d_o, gradients, precision,
+                            order);
+        measure(list(gradients), yardstick, which, backward);
+      }
+      ++which;
     }
+    data.free_f64();
   }
 
-  static Expected list(const Outputs& outputs) {
-    return {.names = {"o", "lse"}, .tensors = {outputs.o, outputs.lse}, .standard_errors = {0, 0}};
-  }
-  static Expected list(const Gradients& gradients) {
-    Expected out{.names = {"dq", "dk", "dv", "dsink"},
-                 .tensors = {gradients.dq, gradients.dk, gradients.dv, gradients.dsink},
-                 .standard_errors = {}};
-    for (const auto& [name, tensor] : gradients.buffers) {
-      out.names.push_back("d" + name);
-      out.tensors.push_back(tensor);
-    }
-    out.standard_errors.resize(out.tensors.size());
-    return out;
-  }
-  static void measure(const Expected& standard, Expected& expected) {
-    for (std::size_t i = 0; i < expected.tensors.size(); ++i) {
-      if (!expected.tensors[i].given()) continue;
-      expected.standard_errors[i] = std::max(
-          expected.standard_errors[i], standard_error(standard.tensors[i], expected.tensors[i]));
-    }
-  }
-
-  std::vector<Comparison> compare_all(Phase phase) const {
-    const Expected& expected = phase == Phase::forward ? forward : backward;
-    const Expected got = phase == Phase::forward ? list(data.outputs) : list(data.gradients);
-    std::vector<Comparison> out;
-    for (std::size_t i = 0; i < got.tensors.size(); ++i) {
-      if (!got.tensors[i].given() || (nolse && got.names[i] == "lse")) continue;
-      out.push_back(
-          compare(got.names[i], got.tensors[i], expected.tensors[i], expected.standard_errors[i]));
-    }
-    return out;
-  }
+  std::vector<Result>& of(Phase phase) { return phase == Phase::forward ? forward : backward; }
 };
 
 Conformance::Conformance(const Case& c, std::uint64_t seed, bool backward)
@@ -175,24 +218,39 @@ void Conformance::run(Draw& draw, const Subject& subject) {
   backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients, options, context);
 }
 
-// Adds the comparisons of draws first, first + 1, ... to the report.
-void Conformance::compare_draws(std::size_t first, const Subject& subject, Report& report) {
-  for (std::size_t d = first; d < draws_.size(); ++d) {
-    Draw& draw = *draws_[d];
-    run(draw, subject);
-    const std::string damage = draw.data.damage();
+// One comparison a tensor, over all draws.
+void Conformance::compare_draws(const Subject& subject, Report& report) {
+  std::vector<ElementYardstick> yardsticks(draws_.front()->of(subject.phase).size());
+  for (const auto& draw : draws_) {
+    for (std::size_t i = 0; i < yardsticks.size(); ++i) {
+      yardsticks[i].add(draw->of(subject.phase)[i].yardstick);
+    }
+  }
+  std::vector<ElementRule> rules(yardsticks.begin(), yardsticks.end());
+  report.comparisons.clear();
+  for (const auto& draw : draws_) {
+    run(*draw, subject);
+    if (subject.tamper) subject.tamper(draw->data);
+    const std::string damage = draw->data.damage();
     if (!damage.empty()) {
       report.status = Status::failed;
       report.message = damage + " was written";
     }
-    const std::vector<Comparison> comparisons = draw.compare_all(subject.phase);
-    for (std::size_t i = 0; i < comparisons.size(); ++i) {
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+      const Result& result = draw->of(subject.phase)[i];
+      const Elements got = read_elements(result.got);
+      const Comparison comparison =
+          compare(result.name, got, result.expected, result.standard_error);
       if (i >= report.comparisons.size()) {
-        report.comparisons.push_back(comparisons[i]);
+        report.comparisons.push_back(comparison);
       } else {
-        merge(report.comparisons[i], comparisons[i]);
+        merge(report.comparisons[i], comparison);
       }
+      if (has_scale(result.name)) rules[i].add(got, result.expected, result.scale);
     }
+  }
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    if (has_scale(report.comparisons[i].tensor)) rules[i].judge(report.comparisons[i]);
   }
 }
 
@@ -213,14 +271,13 @@ Report Conformance::check(const Subject& subject) {
                        [](const Comparison& c) { return c.passed(); });
   };
   try {
-    compare_draws(0, subject, report);
+    compare_draws(subject, report);
     const Problem& p = case_.problem;
     const std::int64_t pairs = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k;
     if (report.status == Status::passed && !all_passed() && !case_.hints.far &&
         pairs * static_cast<std::int64_t>(kSecondLookDraws) <= kSecondLookPairs) {
-      const std::size_t first = draws_.size();
       add_draws(kSecondLookDraws);
-      compare_draws(first, subject, report);
+      compare_draws(subject, report);
     }
   } catch (const Error& error) {
     report.status = error.code() == ErrorCode::unsupported ? Status::unsupported : Status::failed;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +24,8 @@ struct Subject {
   std::shared_ptr<Executor> executor{};  // null: the default one
   Device device{};                       // cuda: the data is copied there and back
   std::string kernel{};                  // cuda: PlanOptions::kernel
+  // Changes the results before they are compared: tests of the comparison itself.
+  std::function<void(CaseData&)> tamper{};
 };
 std::string to_string(const Subject& subject);
 
@@ -40,8 +43,8 @@ struct Report {
 std::string to_string(const Report& report);
 
 // A case with its reference results: made once, compared with many subjects. A case with few
-// elements is drawn several times, seed, seed + 1, ...: the error rule compares maxima, which mean
-// little over a handful of numbers.
+// elements is drawn several times, seed, seed + 1, ...: the error rule is about errors of random
+// numbers, which mean little over a handful.
 class Conformance {
  public:
   // Backward results are only computed when asked for.
@@ -52,11 +55,10 @@ class Conformance {
   int draws() const { return static_cast<int>(draws_.size()); }
 
  private:
-  struct Expected;
   struct Draw;
   static void run(Draw& draw, const Subject& subject);
   void add_draws(std::size_t count);  // up to `count` in all
-  void compare_draws(std::size_t first, const Subject& subject, Report& report);
+  void compare_draws(const Subject& subject, Report& report);
 
   Case case_;
   std::uint64_t seed_;

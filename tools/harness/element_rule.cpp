@@ -1,0 +1,118 @@
+#include "harness/element_rule.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace attn::harness {
+namespace {
+
+// Two yardsticks are allowed, as in the rule of maxima.
+constexpr double kYardsticks = 2;
+// A sum of many independent errors that is more than six standard deviations off is no accident:
+// one of 5e8 would be.
+constexpr double kDeviations = 6;
+// Float operations that every element may share, each a rounding or an approximation of two: a
+// division by sums that are all alike errs alike in all rows.
+constexpr double kSharedRoundings = 4;
+
+double square(double x) { return x * x; }
+
+}  // namespace
+
+ElementYardstick::ElementYardstick(DType dtype, const Elements& expected, const Elements& scale,
+                                   bool rows)
+    : dtype_(dtype) {
+  const auto columns = static_cast<std::size_t>(rows ? expected.shape.back() : 1);
+  double row = 0;  // errors of a row that all have the same sign
+  for (std::size_t i = 0; i < expected.values.size(); ++i) {
+    const double want = expected.values[i];
+    const double size = scale.values[i];
+    if (std::isfinite(want) && std::isfinite(size)) {
+      norm_ += square(want);
+      if (size != 0) count_ += 1;
+      row += size * std::abs(want);
+      rounding_ += square(half_ulp(dtype, want) * want) / 3;  // uniform between two numbers
+    }
+    if ((i + 1) % columns != 0) continue;
+    shared_ += square(row);
+    row = 0;
+  }
+}
+
+void ElementYardstick::measure(std::size_t which, const Elements& standard,
+                               const Elements& expected, const Elements& scale) {
+  yardsticks_.resize(std::max(yardsticks_.size(), which + 1));
+  One& one = yardsticks_[which];
+  for (std::size_t i = 0; i < standard.values.size(); ++i) {
+    const double size = scale.values[i];
+    const double error = standard.values[i] - expected.values[i];
+    if (!std::isfinite(error) || !std::isfinite(size) || size == 0) continue;
+    unit_ = std::max(unit_, std::abs(error) / size);
+    one.squares += square(error / size);
+    one.projection += error * expected.values[i];
+  }
+}
+
+void ElementYardstick::add(const ElementYardstick& other) {
+  dtype_ = other.dtype_;
+  unit_ = std::max(unit_, other.unit_);
+  norm_ += other.norm_;
+  count_ += other.count_;
+  rounding_ += other.rounding_;
+  shared_ += other.shared_;
+  yardsticks_.resize(std::max(yardsticks_.size(), other.yardsticks_.size()));
+  for (std::size_t i = 0; i < other.yardsticks_.size(); ++i) {
+    yardsticks_[i].squares += other.yardsticks_[i].squares;
+    yardsticks_[i].projection += other.yardsticks_[i].projection;
+  }
+}
+
+// Arithmetic in float, or double: one rounding, whatever the yardstick's luck.
+double ElementYardstick::smallest_unit() const {
+  return half_ulp(dtype_ == DType::f64 ? dtype_ : DType::f32, 1);
+}
+
+double ElementYardstick::unit() const { return std::max(unit_, smallest_unit()); }
+
+double ElementYardstick::projection_allowed() const {
+  double mean_unit = smallest_unit();
+  double projection = 0;
+  for (const One& one : yardsticks_) {
+    if (count_ > 0) mean_unit = std::max(mean_unit, std::sqrt(one.squares / count_));
+    projection = std::max(projection, std::abs(one.projection));
+  }
+  const double variance = rounding_ + square(mean_unit) * shared_;
+  return kYardsticks * projection + kDeviations * std::sqrt(variance) +
+         kSharedRoundings * smallest_unit() * norm_;
+}
+
+void ElementRule::add(const Elements& got, const Elements& expected, const Elements& scale) {
+  constexpr double kTiny = std::numeric_limits<double>::min();
+  const double unit = yardstick_.unit();
+  for (std::size_t i = 0; i < got.values.size(); ++i) {
+    const double size = scale.values[i];
+    const double want = expected.values[i];
+    const double error = element_error(got.values[i], want);
+    if (error == 0) continue;
+    const double computed = std::isfinite(size) ? kYardsticks * unit * size : 0;
+    if (std::isfinite(error)) projection_ += (got.values[i] - want) * want;
+    if (error <= worst_share_ * computed) continue;  // the allowed error is larger still
+    const bool rounds = std::isfinite(want) && (size != 0 || want != 0);
+    const double allowed = computed + (rounds ? half_ulp(got.dtype, std::abs(want) + computed) : 0);
+    const double share = error / std::max(allowed, kTiny);
+    if (share <= worst_share_) continue;
+    worst_share_ = share;
+    worst_ = {error, allowed, got.coordinates(i), want, got.values[i]};
+  }
+}
+
+void ElementRule::judge(Comparison& comparison) const {
+  comparison.element = worst_;
+  const double norm = yardstick_.norm();
+  if (norm == 0) return;
+  comparison.gain = projection_ / norm;
+  comparison.gain_allowed = yardstick_.projection_allowed() / norm;
+}
+
+}  // namespace attn::harness

@@ -1,0 +1,59 @@
+// The error rule element by element and for a common factor, for one tensor over all its draws.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "attn/tensor.hpp"
+#include "harness/compare.hpp"
+
+namespace attn::harness {
+
+// What is known of a tensor before a result is judged: what it should be, the scales of its errors
+// (error_scale.hpp) and what the yardsticks are off by.
+class ElementYardstick {
+ public:
+  ElementYardstick() = default;
+  // dtype: of the results. rows: whether elements of the last axis share errors, as those of a row
+  // of O do.
+  ElementYardstick(DType dtype, const Elements& expected, const Elements& scale, bool rows);
+  // Adds the errors of yardstick `which`.
+  void measure(std::size_t which, const Elements& standard, const Elements& expected,
+               const Elements& scale);
+  // Adds another draw.
+  void add(const ElementYardstick& other);
+
+  double unit() const;                   // the largest |error| / scale
+  double projection_allowed() const;     // of |sum (got - expected) expected|
+  double norm() const { return norm_; }  // sum expected^2
+
+ private:
+  struct One {
+    double squares = 0, projection = 0;
+  };
+  double smallest_unit() const;
+
+  DType dtype_ = DType::f32;
+  double unit_ = 0;
+  std::vector<One> yardsticks_{};
+  double norm_ = 0, count_ = 0;
+  double rounding_ = 0;  // the variance of the projection that rounding the results explains
+  double shared_ = 0;    // that of errors of mean size 1 relative to scale
+};
+
+// Judges a result, draw after draw, when all draws are measured.
+class ElementRule {
+ public:
+  explicit ElementRule(const ElementYardstick& yardstick) : yardstick_(yardstick) {}
+  void add(const Elements& got, const Elements& expected, const Elements& scale);
+  // Writes `element` and `gain`.
+  void judge(Comparison& comparison) const;
+
+ private:
+  ElementYardstick yardstick_;
+  Comparison::Element worst_{};
+  double worst_share_ = 0;
+  double projection_ = 0;
+};
+
+}  // namespace attn::harness

@@ -1,0 +1,224 @@
+#include "harness/error_scale.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "core/rows.hpp"
+#include "reference/matrix.hpp"
+#include "reference/probabilities.hpp"
+#include "reference/reference.hpp"
+
+namespace attn::harness {
+namespace {
+
+using reference::Head;
+using reference::Matrix;
+using reference::Row;
+
+double square(double x) { return x * x; }
+
+// Below it the errors of a term are no longer relative to it. f16: where its precision begins to
+// fall. Otherwise 2^24 times that of float, so that one unit in the last place of float of it is
+// what float loses.
+double smallest_term(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return 0x1p-14;
+    case DType::f64:
+      return 0x1p-1022 * 0x1p53;
+    default:
+      return 0x1p-126 * 0x1p24;
+  }
+}
+
+bool hidden(double t) { return std::isinf(t) && t < 0; }
+
+Head<double> head_of(const Problem& problem, const Inputs& inputs, const core::Sequence& sequence,
+                     std::int64_t h) {
+  return {problem, inputs, sequence, reference::rounding(reference::Precision::f64, problem.dtype),
+          {},      h};
+}
+
+void root_all(Matrix<double>& squares) {
+  for (double& x : squares.data) x = std::sqrt(x);
+}
+
+// LSE moves by sum_j P_j dT_j; a T_j by its own rounding and by that of the products of q.k_j.
+double lse_scale(const Head<double>& head, std::int64_t i, const Row<double>& row,
+                 const std::vector<double>& p) {
+  if (!std::isfinite(row.lse)) return 0;
+  double sum = 1 + square(row.lse);
+  for (std::size_t j = 0; j < p.size(); ++j) {
+    if (p[j] == 0) continue;
+    double products = 0;
+    for (std::int64_t c = 0; c < head.problem.head_dim; ++c) {
+      products += square(head.q[i][c] * head.k[static_cast<std::int64_t>(j)][c]);
+    }
+    sum += p[j] * (square(head.problem.scale()) * products + square(row.s[j]) + square(row.t[j]));
+  }
+  return std::sqrt(sum);
+}
+
+class Backward {
+ public:
+  Backward(const Problem& problem, const Inputs& inputs, const Tensor& d_o, const Gradients& scales)
+      : problem_(problem), inputs_(inputs), d_o_(d_o), scales_(scales) {
+    if (!problem.score.empty()) d_score_ = expr::derivative(problem.score);
+  }
+
+  void run() {
+    const std::int64_t group = problem_.heads_q / problem_.heads_k;
+    for (std::int64_t batch = 0; batch < problem_.batch; ++batch) {
+      const core::Sequence sequence = core::sequence(problem_, inputs_, batch);
+      for (std::int64_t head_k = 0; head_k < problem_.heads_k; ++head_k) {
+        Sums dk(sequence.length_k, problem_.head_dim);
+        Sums dv(sequence.length_k, problem_.head_dim_v);
+        for (std::int64_t h = head_k * group; h < (head_k + 1) * group; ++h) {
+          query_head(head_of(problem_, inputs_, sequence, h), dk, dv);
+        }
+        store_like_k(dk.roots(), scales_.dk, sequence, head_k);
+        store_like_k(dv.roots(), scales_.dv, sequence, head_k);
+      }
+    }
+  }
+
+ private:
+  // A sum of terms, and of the squares of their largest errors.
+  struct Sums {
+    Matrix<double> values, squares;
+    Sums(std::int64_t rows, std::int64_t columns) : values(rows, columns), squares(rows, columns) {}
+    void add(std::int64_t row, double value, double error, const double* x) {
+      for (std::int64_t c = 0; c < values.columns; ++c) {
+        values[row][c] += value * x[c];
+        squares[row][c] += square(error * x[c]);
+      }
+    }
+    Matrix<double> roots() const {
+      Matrix<double> out(values.rows, values.columns);
+      for (std::size_t e = 0; e < out.data.size(); ++e) {
+        out.data[e] = std::sqrt(squares.data[e] + square(values.data[e]));
+      }
+      return out;
+    }
+  };
+
+  // dS_ij = P_ij (dP_ij - D_i) f'_ij is off by P_ij f'_ij times the errors of dP_ij and D_i, which
+  // are sums themselves, and by its own relative error. That of D_i is shared by all keys.
+  void query_head(const Head<double>& head, Sums& dk, Sums& dv) {
+    const core::Sequence& sequence = head.sequence;
+    const double smallest = smallest_term(problem_.dtype);
+    const Matrix<double> d_o = reference::load_matrix<double>(
+        core::rows_like_q(problem_, inputs_, d_o_, sequence.batch), d_o_.dtype, head.head,
+        sequence.length_q, problem_.head_dim_v);
+    Sums dq(sequence.length_q, problem_.head_dim);
+    for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+      const Row<double> row = score_row(head, i, {});
+      const std::vector<double> p = softmax_of_row(head, row);
+      std::vector<double> dp(p.size()), dp_error(p.size()),
+          o(static_cast<std::size_t>(problem_.head_dim_v));
+      for (std::size_t j = 0; j < p.size(); ++j) {
+        if (hidden(row.t[j])) continue;
+        const double* v = head.v[static_cast<std::int64_t>(j)];
+        const double z = head.dropout(i, static_cast<std::int64_t>(j));
+        double squares = 0;
+        for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
+          dp[j] += z * d_o[i][c] * v[c];
+          squares += square(z * d_o[i][c] * v[c]);
+          o[static_cast<std::size_t>(c)] += z * p[j] * v[c];
+        }
+        dv.add(static_cast<std::int64_t>(j), z * p[j], z * std::max(p[j], smallest), d_o[i]);
+        dp_error[j] = std::sqrt(squares) + std::abs(dp[j]);
+      }
+      double d = 0, d_squares = 0;
+      for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
+        d += d_o[i][c] * o[static_cast<std::size_t>(c)];
+        d_squares += square(d_o[i][c] * o[static_cast<std::size_t>(c)]);
+      }
+      const double d_error = std::sqrt(d_squares) + std::abs(d);
+      std::vector<double> shared(static_cast<std::size_t>(problem_.head_dim));
+      for (std::size_t j = 0; j < p.size(); ++j) {
+        if (hidden(row.t[j])) continue;
+        const auto key = static_cast<std::int64_t>(j);
+        double slope = problem_.scale();
+        if (!problem_.score.empty()) {
+          slope *= expr::evaluate<double>(d_score_, head.point(i, key, row.s[j]), inputs_.buffers);
+        }
+        const double value = slope * p[j] * (dp[j] - d);
+        const double error = std::max(std::abs(slope) * p[j] * (dp_error[j] + d_error),
+                                      std::abs(problem_.scale()) * smallest);
+        dq.add(i, value, error, head.k[key]);
+        dk.add(key, value, error, head.q[i]);
+        for (std::size_t c = 0; c < shared.size(); ++c) {
+          shared[c] += slope * p[j] * d_error * head.k[key][c];
+        }
+      }
+      for (std::size_t c = 0; c < shared.size(); ++c) {
+        dq.squares[i][static_cast<std::int64_t>(c)] += square(shared[c]);
+      }
+    }
+    if (!scales_.dq.given()) return;
+    store_matrix(dq.roots(), core::rows_like_q(problem_, inputs_, scales_.dq, sequence.batch),
+                 DType::f64, head.head, sequence.capacity_q);
+  }
+
+  void store_like_k(const Matrix<double>& from, const Tensor& to, const core::Sequence& sequence,
+                    std::int64_t head_k) const {
+    if (!to.given()) return;
+    store_matrix(from, core::rows_like_k(problem_, inputs_, to, sequence.batch), DType::f64, head_k,
+                 sequence.capacity_k);
+  }
+
+  const Problem& problem_;
+  const Inputs& inputs_;
+  const Tensor& d_o_;
+  const Gradients& scales_;
+  expr::Expr d_score_;
+};
+
+}  // namespace
+
+void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales) {
+  const double smallest = smallest_term(problem.dtype);
+  for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
+    const core::Sequence sequence = core::sequence(problem, inputs, batch);
+    for (std::int64_t h = 0; h < problem.heads_q; ++h) {
+      const Head<double> head = head_of(problem, inputs, sequence, h);
+      const core::LseRow lse = core::lse_row(problem, inputs, scales.lse, batch, h);
+      Matrix<double> squares(sequence.length_q, problem.head_dim_v);
+      for (std::int64_t i = 0; i < sequence.capacity_q; ++i) {
+        reference::store(lse.base + i * lse.stride, DType::f64, 0);
+      }
+      for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+        const Row<double> row = score_row(head, i, {});
+        const std::vector<double> p = softmax_of_row(head, row);
+        reference::store(lse.base + i * lse.stride, DType::f64, lse_scale(head, i, row, p));
+        std::vector<double> o(static_cast<std::size_t>(problem.head_dim_v));
+        for (std::size_t j = 0; j < p.size(); ++j) {
+          if (hidden(row.t[j])) continue;
+          const auto key = static_cast<std::int64_t>(j);
+          const double z = head.dropout(i, key);
+          for (std::size_t c = 0; c < o.size(); ++c) {
+            const double v = head.v[key][static_cast<std::int64_t>(c)];
+            o[c] += z * p[j] * v;
+            squares[i][static_cast<std::int64_t>(c)] += square(z * std::max(p[j], smallest) * v);
+          }
+        }
+        for (std::size_t c = 0; c < o.size(); ++c) {
+          squares[i][static_cast<std::int64_t>(c)] += square(o[c]);
+        }
+      }
+      root_all(squares);
+      store_matrix(squares, core::rows_like_q(problem, inputs, scales.o, batch), DType::f64, h,
+                   sequence.capacity_q);
+    }
+  }
+}
+
+void backward_error_scales(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
+                           const Gradients& scales) {
+  Backward(problem, inputs, d_o, scales).run();
+}
+
+}  // namespace attn::harness
