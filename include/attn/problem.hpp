@@ -6,6 +6,11 @@
 //
 // A row that attends to nothing gives O = 0, LSE = -inf (the sink, if there is one) and zero
 // gradients.
+//
+// A row sees the keys where the mask is true. O(i), LSE(i) and dQ(i) depend on the keys that row i
+// sees and on nothing else, dK(j) and dV(j) on the rows that see key j: whatever else K, V, Q and
+// dO hold, infinities and NaN included, changes nothing. A visible key with a score of -inf has P =
+// 0 and adds nothing to O, be its v infinite or NaN.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,8 @@ struct Inputs {
   Tensor seqused_q{};   // i32 [batch], contiguous: length in use, at most the sequence's; optional
   Tensor seqused_k{};   // likewise; paged: the length of each sequence
   Tensor page_table{};  // i32 [batch, pages per sequence], last dimension contiguous; entries past
-                        // the length are not read
+                        // the length are not read, and those of pages of which no row sees a key
+                        // may hold any number, -1 as well
   Tensor sink{};        // f32 [heads_q], contiguous, when problem.sink
   expr::Bindings buffers{};  // tensors for named buffers of mask and score; needed where the Buffer
                              // has no data

@@ -39,7 +39,8 @@ Rows paged_rows(const Problem& problem, const Inputs& inputs, const Tensor& t, s
           .head_stride = t.strides[2] * bytes,
           .pages = table.data == nullptr ? nullptr : i32(table) + batch * table.strides[0],
           .page_size = problem.page_size,
-          .page_stride = t.strides[0] * bytes};
+          .page_stride = t.strides[0] * bytes,
+          .page_count = t.shape[0]};
 }
 
 std::int64_t capacity(const std::int32_t* starts, std::int64_t seqlen, std::int64_t batch) {

@@ -17,11 +17,14 @@ struct Rows {
   const std::int32_t* pages = nullptr;  // of this sequence; null unless paged
   std::int64_t page_size = 0;
   std::int64_t page_stride = 0;
+  std::int64_t page_count = 0;  // of the tensor
 
   std::byte* row(std::int64_t i, std::int64_t head) const {
     if (pages != nullptr) {
-      return base + pages[i / page_size] * page_stride + (i % page_size) * row_stride +
-             head * head_stride;
+      // An entry that is no page has no visible key (validate.hpp): page 0 stands in for it.
+      const std::int64_t page = pages[i / page_size];
+      return base + (page >= 0 && page < page_count ? page : 0) * page_stride +
+             (i % page_size) * row_stride + head * head_stride;
     }
     return base + i * row_stride + head * head_stride;
   }

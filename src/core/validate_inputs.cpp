@@ -130,7 +130,9 @@ std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Pro
   } else {
     check.not_given("sink", inputs.sink, "problem.sink is false");
   }
-  return check_buffers(check, p, inputs, memory);
+  std::pmr::vector<BoundBuffer> buffers = check_buffers(check, p, inputs, memory);
+  check_pages(check, p, inputs);
+  return buffers;
 }
 
 }  // namespace attn::core

@@ -21,6 +21,10 @@ std::int64_t check_cu_seqlens(const ArgumentCheck& check, std::string_view name,
 // k were checked.
 void check_sequences(const ArgumentCheck& check, const Problem& problem, const Inputs& inputs);
 
+// Entries of page_table for pages of which some row sees a key are pages of k. All else was
+// checked.
+void check_pages(const ArgumentCheck& check, const Problem& problem, const Inputs& inputs);
+
 // [batch, seqlen_q, heads_q, dim] or packed [rows, heads_q, dim].
 Shape shape_like_q(const Problem& problem, std::int64_t rows, std::int64_t dim);
 // Likewise of K; paged: [rows, page_size, heads_k, dim], rows being the number of pages.

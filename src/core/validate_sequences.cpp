@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/rows.hpp"
 #include "core/validate_parts.hpp"
+#include "core/visible.hpp"
 
 namespace attn::core {
 namespace {
@@ -72,18 +74,6 @@ void check_page_table(const ArgumentCheck& check, const Problem& p, const Inputs
                     "size of page_table",
                     p.seqlen_k, table.shape[1], p.page_size));
   }
-  if (!check.readable()) return;
-  const std::int64_t pages = inputs.k.shape[0];
-  for (std::int64_t b = 0; b < p.batch; ++b) {
-    const std::int64_t length = inputs.seqused_k.given() ? i32(inputs.seqused_k)[b] : p.seqlen_k;
-    for (std::int64_t n = 0; n * p.page_size < length; ++n) {
-      const std::int32_t page = i32(table)[table.offset({b, n})];
-      if (page < 0 || page >= pages) {
-        check.refuse(fmt::format("page_table[{}, {}] is {}; accepted are 0 to {}, the pages of k",
-                                 b, n, page, pages - 1));
-      }
-    }
-  }
 }
 
 }  // namespace
@@ -122,6 +112,32 @@ void check_sequences(const ArgumentCheck& check, const Problem& problem, const I
   check_side(check, kNamesK, problem.layout_k, problem.batch, problem.seqlen_k, inputs.k.shape[0],
              inputs.cu_seqlens_k, inputs.seqused_k);
   check_page_table(check, problem, inputs);
+}
+
+void check_pages(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
+  if (p.layout_k != Layout::paged || !check.readable()) return;
+  const Tensor& table = inputs.page_table;
+  const std::int64_t pages = inputs.k.shape[0];
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence(p, inputs, b);
+    for (std::int64_t n = 0; n * p.page_size < s.length_k; ++n) {
+      if (pages == 0) {
+        check.refuse(
+            fmt::format("k has no pages; accepted is one or more, because sequence {} has "
+                        "{} keys",
+                        b, s.length_k));
+      }
+      const std::int32_t page = i32(table)[table.offset({b, n})];
+      if (page >= 0 && page < pages) continue;
+      const std::int64_t end = std::min<std::int64_t>((n + 1) * p.page_size, s.length_k);
+      if (sees_any(p, inputs, s, n * p.page_size, end)) {
+        check.refuse(
+            fmt::format("page_table[{}, {}] is {}; accepted are 0 to {}, the pages of k, "
+                        "where some row sees a key of the page",
+                        b, n, page, pages - 1));
+      }
+    }
+  }
 }
 
 }  // namespace attn::core

@@ -183,10 +183,6 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
       l = l * rescale + std::exp(sink - maximum);
       m = maximum;
     }
-    // No visible key: P is all zero, but 0 * NaN in V would still reach O.
-    if (block.l[r] == 0) {
-      for (int d = 0; d < dim_v; ++d) block.o_t[d * ops.rows + r] = 0;
-    }
     const double normalizer = normalized ? rescale * double{block.l[r]} : rescale;
     factor[r] = l == 0 ? 0.0f : static_cast<float>(normalizer / l * double{dropout_scale_});
     if (has_lse) {

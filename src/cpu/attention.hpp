@@ -73,6 +73,7 @@ struct KeyBlock {
   int keys = 0;
   void* k = nullptr;
   void* v = nullptr;
+  std::uint64_t k_apart = 0;  // bit j: k holds zeros in row j, see nonfinite.hpp
 };
 
 class Attention {

@@ -92,6 +92,9 @@ struct TileOps {
   void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
                    std::byte* const* row, int count);
 
+  // Bit j: row[j][0, dim) holds an infinity or a NaN; count <= kBlockK, no row is null.
+  std::uint64_t (*nonfinite_rows)(const std::byte* const* row, int count, int dim, DType source);
+
   // row[0, dim) <- factor * x[0, dim), rounded to `target`.
   void (*store_row)(const float* x, int dim, float factor, DType target, std::byte* row);
 
@@ -122,10 +125,10 @@ struct TileOps {
   void (*apply_mask)(const expr::BoundProgram& program, const expr::TileContext& tile, float* s);
 
   // --- Backward (f32 operands) ---
-  // p[key][row] <- 2^(c (s - lse[row])); s may be p.
+  // p[key][row] <- 2^(c (s - lse[row])), 0 where s is -inf whatever lse; s may be p.
   void (*probabilities)(const float* s, int keys, float c, const float* lse, float* p);
-  // ds <- p (keep_scale keep dp - delta[row]); p <- keep_scale keep p. keep null: all kept and
-  // keep_scale 1.
+  // ds <- p (keep_scale keep dp - delta[row]), 0 where p is 0 whatever dp and delta; p <-
+  // keep_scale keep p. keep null: all kept and keep_scale 1.
   void (*score_gradient)(float* p, const float* dp, int keys, const std::uint32_t* keep,
                          float keep_scale, const float* delta, float* ds);
   // ds <- ds * factor, and 0 where ds is 0 (a masked element's factor may be infinite or NaN).

@@ -111,6 +111,15 @@ const Refusal kSequences[] = {
      [](Call& c) { c.integer(c.in.page_table, 5) = -1; },
      {"page_table[1, 2] is -1", "0 to 5"},
      kForward},
+    {"PageOfAVisibleKey",
+     paged_call,
+     [](Call& c) {
+       c.problem.mask = expr::symbols().key == 11;
+       c.integer(c.in.page_table, 0) = -1;  // no key of it is seen
+       c.integer(c.in.page_table, 5) = -1;
+     },
+     {"page_table[1, 2] is -1", "some row sees a key"},
+     kForward},
     {"PagesTooFew",
      paged_call,
      [](Call& c) { c.problem.seqlen_k = 13; },

@@ -18,7 +18,8 @@ struct Scratch {
   GradientTiles tiles[kGradientGroup];  // of each Q block of a group
   GradientBlock* block = nullptr;       // [kGradientGroup], for Q blocks that are not packed ahead
   float *k = nullptr, *v = nullptr, *dk = nullptr,
-        *dv = nullptr;  // [kChunkKeys][leading dimension]
+        *dv = nullptr;                               // [kChunkKeys][leading dimension]
+  std::uint64_t k_apart[kChunkKeys / kBlockK] = {};  // of each K block, as in KeyBlock
 
   void carve(Carver& c) {
     for (GradientTiles& t : tiles) {
@@ -104,7 +105,7 @@ void group_gradient(const Attention& a, const GradientContext& g, const Wave& wa
     WeightedRows queries[kGradientGroup], d_o[kGradientGroup];
     int tiles = 0, tile_keys = 0;  // visible ones so far, all with the same number of keys
     const auto add_tiles = [&] {
-      const KeyBlock block{key0, tile_keys, s.k + j * ld, s.v + j * ld_v};
+      const KeyBlock block{key0, tile_keys, s.k + j * ld, s.v + j * ld_v, s.k_apart[j / kBlockK]};
       for (int i = 0; i < tiles; i += a.ops.q_blocks) {
         const int n = std::min(a.ops.q_blocks, tiles - i);
         g.tile_gradients(tile + i, n, block);
@@ -112,6 +113,10 @@ void group_gradient(const Attention& a, const GradientContext& g, const Wave& wa
       }
       a.ops.accumulate_rows(d_o, tiles, tile_keys, a.dim_v, dv);
       a.ops.accumulate_rows(queries, tiles, tile_keys, a.dim, dk);
+      for (int i = 0; i < tiles; ++i) {
+        g.add_keys_apart(block, tile[i], dq[i].o_t);
+        g.add_rows_apart(tile[i], tile_keys, dk, dv);
+      }
       tiles = 0;
     };
     for (int i = 0; i < count; ++i) {
@@ -150,8 +155,9 @@ void chunk_gradient(const Attention& a, const GradientContext& g, const Wave& wa
   const auto count = static_cast<int>(keys.end - keys.begin);
   for (int j = 0; j < count; j += kBlockK) {
     KeyBlock block{0, 0, s.k + j * ld, s.v + j * ld_v};
-    a.load_key_block(sequence, head_k, static_cast<int>(keys.begin) + j,
-                     std::min(kBlockK, count - j), block);
+    g.load_keys(sequence, head_k, static_cast<int>(keys.begin) + j, std::min(kBlockK, count - j),
+                block);
+    s.k_apart[j / kBlockK] = block.k_apart;
   }
   std::fill_n(s.dk, count * ld, 0.0f);
   std::fill_n(s.dv, count * ld_v, 0.0f);

@@ -4,13 +4,15 @@
 #include <cmath>
 #include <limits>
 
+#include "core/element.hpp"
+#include "cpu/nonfinite.hpp"
 #include "cpu/pairs.hpp"
 
 namespace attn::cpu {
 namespace {
 
 // LSE of a row without visible keys, and of lanes without a row: 2^(s - this) is 0 for every score.
-constexpr float kNoKeys = std::numeric_limits<float>::max();
+constexpr float kNoKeys = std::numeric_limits<float>::infinity();
 
 // Of a Q block.
 struct RowScratch {
@@ -23,6 +25,21 @@ struct RowScratch {
     c.take(d_o, n);
   }
 };
+
+float element(const Attention& a, const std::byte* row, int d) {
+  const auto size = static_cast<std::ptrdiff_t>(size_of(a.problem.dtype));
+  return static_cast<float>(core::load_element(row + d * size, a.problem.dtype));
+}
+
+// s[row] <- the scores of one key with the Q block.
+void score_apart(const Attention& a, const QueryBlock& q, const std::byte* key, float* s) {
+  const auto* q_t = static_cast<const float*>(q.q_t);
+  std::fill_n(s, a.ops.rows, 0.0f);
+  for (int d = 0; d < a.dim; ++d) {
+    const float k = element(a, key, d);
+    for (int r = 0; r < a.ops.rows; ++r) s[r] += q_t[d * a.ops.rows + r] * k;
+  }
+}
 
 }  // namespace
 
@@ -123,9 +140,16 @@ void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& blo
     q[r] = sequence.q.row(block.q.query[r], block.q.head[r]);
     d_o[r] = grad.row(block.q.query[r], block.q.head[r]);
   }
+  a_.ops.pack_q(d_o, count, a_.dim_v, a_.problem.dtype, 1.0f, block.do_t);
+  block.q_apart = block.do_apart = 0;
+  if (may_hide()) {
+    block.q_apart = a_.ops.nonfinite_rows(q, count, a_.dim, a_.problem.dtype);
+    block.do_apart = a_.ops.nonfinite_rows(d_o, count, a_.dim_v, a_.problem.dtype);
+    for_each_bit(block.q_apart, count, [&](int r) { q[r] = nullptr; });
+    for_each_bit(block.do_apart, count, [&](int r) { d_o[r] = nullptr; });
+  }
   a_.ops.pack_k(q, count, a_.dim, a_.problem.dtype, block.q_rows);
   a_.ops.pack_k(d_o, count, a_.dim_v, a_.problem.dtype, block.do_rows);
-  a_.ops.pack_q(d_o, count, a_.dim_v, a_.problem.dtype, 1.0f, block.do_t);
   block.lse = lse(first_block(pair) + i);
   block.delta = delta(first_block(pair) + i);
 }
@@ -148,6 +172,10 @@ void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
   a_.ops.scores(scores, tiles, keys.k, n, a_.dim);
   for (int i = 0; i < tiles; ++i) {
     GradientTiles& t = *tile[i].t;
+    for_each_bit(keys.k_apart, n, [&](int j) {
+      const std::byte* row = key_row(tile[i], keys.key0 + j);
+      score_apart(a_, tile[i].block->q, row, t.tile.s + j * a_.ops.rows);
+    });
     float* p = t.tile.s;
     if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
     a_.modify(tile[i].block->q, keys.key0, n, tile[i].coverage, t.tile);
@@ -173,6 +201,48 @@ void GradientContext::tile_gradients(const GradientTile* tile, int tiles,
                     t.factor);
     a_.ops.multiply_gradient(t.factor, keys.keys, t.ds);
   }
+}
+
+void GradientContext::load_keys(const core::Sequence& sequence, int head_k, int key0, int keys,
+                                KeyBlock& block) const {
+  a_.load_key_block(sequence, head_k, key0, keys, block);
+  block.k_apart = may_hide() ? nonfinite_rows(a_, sequence.k, head_k, key0, keys, a_.dim) : 0;
+  for_each_bit(block.k_apart, keys, [&](int j) {
+    const std::ptrdiff_t ld = leading_dim(a_.dim);
+    std::fill_n(static_cast<float*>(block.k) + j * ld, ld, 0.0f);
+  });
+}
+
+const std::byte* GradientContext::key_row(const GradientTile& tile, int key) const {
+  const expr::Tile& rows = tile.block->q.tile;
+  return a_.sequences[static_cast<std::size_t>(rows.batch)].k.row(key, rows.head_min / a_.group);
+}
+
+void GradientContext::add_keys_apart(const KeyBlock& keys, const GradientTile& tile,
+                                     float* dq_t) const {
+  for_each_bit(keys.k_apart, keys.keys, [&](int j) {
+    add_outer(a_, tile.t->ds + j * a_.ops.rows, key_row(tile, keys.key0 + j), a_.dim, dq_t);
+  });
+}
+
+void GradientContext::add_rows_apart(const GradientTile& tile, int keys, float* dk,
+                                     float* dv) const {
+  const GradientBlock& block = *tile.block;
+  const core::Sequence& sequence = a_.sequences[static_cast<std::size_t>(block.q.tile.batch)];
+  const auto add = [&](std::uint64_t apart, const core::Rows& rows, const float* weight, int dim,
+                       float* sum) {
+    for_each_bit(apart, block.q.count, [&](int r) {
+      const std::byte* row = rows.row(block.q.query[r], block.q.head[r]);
+      for (int j = 0; j < keys; ++j) {
+        const float w = weight[j * a_.ops.rows + r];
+        float* out = sum + std::ptrdiff_t{j} * leading_dim(dim);
+        for (int d = 0; w != 0 && d < dim; ++d) out[d] += w * element(a_, row, d);
+      }
+    });
+  };
+  add(block.do_apart, core::rows_like_q(a_.problem, a_.inputs, d_o_, sequence.batch),
+      tile.t->tile.s, a_.dim_v, dv);
+  add(block.q_apart, sequence.q, tile.t->ds, a_.dim, dk);
 }
 
 }  // namespace attn::cpu

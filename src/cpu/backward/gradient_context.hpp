@@ -13,12 +13,13 @@ namespace attn::cpu {
 
 // A Q block with what its gradients need. Lanes past count have P = 0.
 struct GradientBlock {
-  QueryBlock q;                  // q_t [dim][rows]
-  float* do_t = nullptr;         // [dim_v][rows]
-  float* q_rows = nullptr;       // [rows][leading_dim(dim)], unscaled
-  float* do_rows = nullptr;      // [rows][leading_dim(dim_v)]
-  const float* lse = nullptr;    // [rows], natural
-  const float* delta = nullptr;  // [rows], D = rowsum(dO * O)
+  QueryBlock q;              // q_t [dim][rows]
+  float* do_t = nullptr;     // [dim_v][rows]
+  float* q_rows = nullptr;   // [rows][leading_dim(dim)], unscaled; zeros where q_apart
+  float* do_rows = nullptr;  // [rows][leading_dim(dim_v)]; zeros where do_apart
+  std::uint64_t q_apart = 0, do_apart = 0;  // bit r: row r is not finite, see nonfinite.hpp
+  const float* lse = nullptr;               // [rows], natural
+  const float* delta = nullptr;             // [rows], D = rowsum(dO * O)
 
   void carve(Carver& c, int dim, int dim_v);
 };
@@ -66,9 +67,22 @@ class GradientContext {
   // The same without the expression's derivative: t->ds <- gradient with respect to the
   // expression's value; t->raw: its scores.
   void tile_value_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
+
+  // Packs rows of K with those that are not finite as zeros; k_apart says which.
+  void load_keys(const core::Sequence& sequence, int head_k, int key0, int keys,
+                 KeyBlock& block) const;
+  // dq_t[d][row] += dS[key][row] k[key][d] of the keys set apart, where dS is not 0.
+  void add_keys_apart(const KeyBlock& keys, const GradientTile& tile, float* dq_t) const;
+  // dv[key] += P[key][row] dO[row] and dk[key] += dS[key][row] q[row] of the rows set apart, where
+  // P and dS are not 0.
+  void add_rows_apart(const GradientTile& tile, int keys, float* dk, float* dv) const;
   GradientTiles tiles() const;  // sizes only, to be carved
 
  private:
+  // Whether P may be 0 where K, Q or dO is used.
+  bool may_hide() const { return a_.has_mask() || a_.has_score(); }
+  const std::byte* key_row(const GradientTile& tile, int key) const;
+
   const Attention& a_;
   const Tensor& d_o_;
   std::vector<std::int64_t> first_block_;  // [pairs + 1]

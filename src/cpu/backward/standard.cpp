@@ -62,13 +62,14 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
       std::fill_n(s.dq_t, a.dim * rows, 0.0f);
       for (int key0 = 0; key0 < length_k; key0 += kBlockK) {
         KeyBlock keys{0, 0, s.k, s.v};
-        a.load_key_block(sequence, head_k, key0, std::min(kBlockK, length_k - key0), keys);
+        g.load_keys(sequence, head_k, key0, std::min(kBlockK, length_k - key0), keys);
         s.tiles.tile.s = p + at(i, key0);
         s.tiles.ds = ds + at(i, key0);
         const GradientTile tile{&q, coverage, &s.tiles};
         g.tile_gradients(&tile, 1, keys);
         const OutputTile dq{s.tiles.ds, nullptr, s.dq_t};
         a.ops.accumulate(&dq, 1, s.k, keys.keys, a.dim);
+        g.add_keys_apart(keys, tile, s.dq_t);
       }
       if (gradients.dq.given()) {
         a.store_query_rows(core::rows_like_q(a.problem, a.inputs, gradients.dq, sequence.batch),
@@ -90,6 +91,9 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
             const WeightedRows queries{ds + at(i, key0), q.q_rows, q.q.count};
             a.ops.accumulate_rows(&d_o, 1, keys, a.dim_v, s.dv);
             a.ops.accumulate_rows(&queries, 1, keys, a.dim, s.dk);
+            s.tiles.tile.s = p + at(i, key0);
+            s.tiles.ds = ds + at(i, key0);
+            g.add_rows_apart({&q, coverage, &s.tiles}, keys, s.dk, s.dv);
           }
           a.store_key_rows(gradients.dk, sequence, head_k, key0, keys, s.dk, a.dim, a.scale);
           a.store_key_rows(gradients.dv, sequence, head_k, key0, keys, s.dv, a.dim_v, 1.0f);

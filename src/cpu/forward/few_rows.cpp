@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "core/element.hpp"
+#include "cpu/nonfinite.hpp"
+
 namespace attn::cpu {
 namespace {
 
@@ -25,6 +28,21 @@ void start(const Attention& a, const core::Sequence& sequence, int head_k, HeadS
   a.ops.pack_k(row, count, a.dim, a.problem.dtype, state.q);
   for (int i = 0; i < count * leading_dim(a.dim); ++i) state.q[i] *= a.q_scale();
   std::fill_n(state.o, count * leading_dim(a.dim_v), 0.0f);
+}
+
+// What stands in for a value that is set apart (nonfinite.hpp).
+alignas(kAlignment) constexpr std::byte kZeroRow[512 * sizeof(float)] = {};
+
+// o[r] += weight[r] v where the weight is not 0.
+void add_value(const Attention& a, const float* weight, int count, const std::byte* v, float* o) {
+  const auto size = static_cast<std::ptrdiff_t>(size_of(a.problem.dtype));
+  for (int r = 0; r < count; ++r) {
+    if (weight[r] == 0) continue;
+    for (int d = 0; d < a.dim_v; ++d) {
+      o[r * leading_dim(a.dim_v) + d] +=
+          weight[r] * static_cast<float>(core::load_element(v + d * size, a.problem.dtype));
+    }
+  }
 }
 
 }  // namespace
@@ -102,8 +120,15 @@ void attend_few_rows(const Attention& a, const core::Sequence& sequence, int hea
           a.ops.row_max(t.s, keys, t.row_max);
           a.ops.softmax(t.s, keys, a.c(), t.row_max, a.keep(block, key0, keys, t), block.m, block.l,
                         t.alpha, t.s);
+          const std::uint64_t apart =
+              may_hide(a, coverage) ? a.ops.nonfinite_rows(v, keys, a.dim_v, dtype) : 0;
+          for_each_bit(apart, keys, [&](int j) { v[j] = kZeroRow; });
           a.ops.decode_accumulate(t.s, block.count, v, next_v, keys, a.dim_v, dtype, t.alpha,
                                   state.o);
+          for_each_bit(apart, keys, [&](int j) {
+            add_value(a, t.s + j * a.ops.rows, block.count,
+                      sequence.v.row(key0 + j, head_first + h), state.o);
+          });
         }
       });
 }

@@ -5,6 +5,7 @@
 
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/query_group.hpp"
+#include "cpu/nonfinite.hpp"
 
 namespace attn::cpu {
 namespace {
@@ -34,8 +35,8 @@ struct Scratch {
 
 // Lines 9 to 13 for one pair of blocks: O_i <- diag(l')^-1 (diag(l) e^(m - m') O_i + e^(m~ - m') P~
 // V_j).
-void update(const Attention& a, QueryBlock& q, const KeyBlock& keys, expr::Coverage coverage,
-            TileScratch& t) {
+void update(const Attention& a, const core::Sequence& sequence, int head_k, QueryBlock& q,
+            const KeyBlock& keys, std::uint64_t apart, expr::Coverage coverage, TileScratch& t) {
   const QueryTile tile{&q, coverage, &t};
   a.scores(&tile, 1, keys.k, keys.key0, keys.keys);
   float before[kMaxRows];
@@ -52,6 +53,7 @@ void update(const Attention& a, QueryBlock& q, const KeyBlock& keys, expr::Cover
   }
   const OutputTile output{t.p, t.alpha, q.o_t};
   a.ops.accumulate(&output, 1, keys.v, keys.keys, a.dim_v);
+  if (apart != 0) add_values_apart(a, sequence, head_k, keys.key0, keys.keys, apart, output);
   for (int d = 0; d < a.dim_v; ++d) {
     for (int r = 0; r < a.ops.rows; ++r) q.o_t[d * a.ops.rows + r] *= normalizer[r];
   }
@@ -87,8 +89,13 @@ void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs
       q.o_t = s.o_t + i * a.dim_v * a.ops.rows;
       std::fill_n(q.o_t, a.dim_v * a.ops.rows, 0.0f);
     }
+    const expr::Tile head_rows = a.tile(sequence, head_k, 0, rows);
     for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
       a.load_key_block(sequence, head_k, key0, std::min(kBlockK, sequence.length_k - key0), s.keys);
+      const expr::Coverage of_head = a.coverage(head_rows, key0, s.keys.keys);
+      const std::uint64_t apart = set_apart_values(
+          a, sequence, head_k, of_head == expr::Coverage::full ? of_head : expr::Coverage::mixed,
+          s.keys.v, s.keys);
       for (std::int64_t i = 0; i < blocks; ++i) {
         QueryBlock& q = s.query_blocks[i];
         expr::Coverage coverage = a.coverage(q.tile, key0, s.keys.keys);
@@ -97,7 +104,7 @@ void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs
           coverage = expr::Coverage::mixed;  // algorithm 1 computes and masks every tile
         }
         a.pack_query_block(sequence, q);
-        update(a, q, s.keys, coverage, s.tile);
+        update(a, sequence, head_k, q, s.keys, apart, coverage, s.tile);
       }
     }
     for (std::int64_t i = 0; i < blocks; ++i) {

@@ -6,6 +6,7 @@
 
 #include "cpu/attention.hpp"
 #include "cpu/forward/packed_keys.hpp"
+#include "cpu/nonfinite.hpp"
 #include "cpu/workspace.hpp"
 
 namespace attn::cpu {
@@ -83,7 +84,8 @@ inline void attend(const Attention& a, const core::Sequence& sequence, int head_
                    const PackedKeys& packed, GroupScratch& s) {
   for_visible_blocks(a, rows, key_begin, key_end, [&](int key0, int n, expr::Coverage coverage) {
     if (!packed.packed()) a.load_key_block(sequence, head_k, key0, n, s.keys);
-    const KeyBlock& block = packed.packed() ? packed.block(key0, n) : s.keys;
+    KeyBlock block = packed.packed() ? packed.block(key0, n) : s.keys;
+    const std::uint64_t apart = set_apart_values(a, sequence, head_k, coverage, s.keys.v, block);
     QueryTile tile[kMaxRegisterBlocks];
     int tiles = 0;
     int tile_keys = 0;  // of each
@@ -98,6 +100,9 @@ inline void attend(const Attention& a, const core::Sequence& sequence, int head_
         output[i] = {t.p, t.alpha, q.o_t};
       }
       a.ops.accumulate(output, tiles, block.v, tile_keys, a.dim_v);
+      for (int i = 0; apart != 0 && i < tiles; ++i) {
+        add_values_apart(a, sequence, head_k, key0, tile_keys, apart, output[i]);
+      }
       tiles = 0;
     };
     for (int i = 0; i < blocks; ++i) {

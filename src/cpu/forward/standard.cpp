@@ -3,6 +3,7 @@
 // are measured against.
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/query_group.hpp"
+#include "cpu/nonfinite.hpp"
 
 namespace attn::cpu {
 namespace {
@@ -116,8 +117,12 @@ void forward_standard(const Attention& a, const Plan&, const Outputs& outputs, E
         for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
           const int keys = std::min(kBlockK, sequence.length_k - key0);
           a.load_key_block(sequence, head_k, key0, keys, s.keys);
+          KeyBlock block = s.keys;
+          const std::uint64_t apart =
+              set_apart_values(a, sequence, head_k, coverage, s.keys.v, block);
           const OutputTile output{matrix.tile(i, key0), nullptr, q.o_t};
-          a.ops.accumulate(&output, 1, s.keys.v, keys, a.dim_v);
+          a.ops.accumulate(&output, 1, block.v, keys, a.dim_v);
+          if (apart != 0) add_values_apart(a, sequence, head_k, key0, keys, apart, output);
         }
         a.store_block(sequence, q, outputs, /*normalized=*/true);
       });

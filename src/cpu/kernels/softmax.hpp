@@ -72,16 +72,43 @@ static void softmax_f32(float* s, int keys, float c, const float* row_max,
   }
 }
 
+ATTN_INLINE bool any_nan(F x) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0;
+#else
+  bool nan = false;
+  for (int i = 0; i < kLanes; ++i) nan |= x[i] != x[i];
+  return nan;
+#endif
+}
+
 template <F (*kExp2)(F)>
 static void probabilities(const float* s, int keys, float c, const float* lse, float* p) {
   const F scale = set1(c);
   for (int v = 0; v < kVectors; ++v) {
     const int lane = v * kLanes;
     const F row_lse = load(lse + lane);
+    if (!any_nan(row_lse)) {
+      for (int j = 0; j < keys; ++j) {
+        store(p + j * kRows + lane, kExp2((load(s + j * kRows + lane) - row_lse) * scale));
+      }
+      continue;
+    }
     for (int j = 0; j < keys; ++j) {
-      store(p + j * kRows + lane, kExp2((load(s + j * kRows + lane) - row_lse) * scale));
+      const F score = load(s + j * kRows + lane);
+      const F y = kExp2((score - row_lse) * scale);
+      store(p + j * kRows + lane, select(score == -__builtin_inff(), F{}, y));
     }
   }
+}
+
+// x where `weight` is not 0, else 0.
+ATTN_INLINE F where_not_zero(F weight, F x) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(weight, F{}, _CMP_NEQ_UQ), x);
+#else
+  return select(weight == 0.0f, F{}, x);
+#endif
 }
 
 static void score_gradient(float* p, const float* dp, int keys, const std::uint32_t* keep,
@@ -98,7 +125,7 @@ static void score_gradient(float* p, const float* dp, int keys, const std::uint3
         gradient = keep_lanes(keep[j] >> lane, gradient * scale);
         store(p + at, keep_lanes(keep[j] >> lane, probability * scale));
       }
-      store(ds + at, probability * (gradient - d));
+      store(ds + at, where_not_zero(probability, probability * (gradient - d)));
     }
   }
 }

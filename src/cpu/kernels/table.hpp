@@ -4,6 +4,7 @@
 #include "cpu/kernels/decode.hpp"
 #include "cpu/kernels/dropout.hpp"
 #include "cpu/kernels/expression.hpp"
+#include "cpu/kernels/finite.hpp"
 #include "cpu/kernels/pack_f32.hpp"
 #include "cpu/kernels/peak.hpp"
 #include "cpu/kernels/product_f32.hpp"
@@ -22,6 +23,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.pack_q = pack_q_f32;
   ops.pack_k = pack_rows_f32;
   ops.pack_v = pack_rows_f32;
+  ops.nonfinite_rows = nonfinite_rows;
   ops.unpack_o = unpack_o;
   ops.store_row = store_row_f32;
   ops.scores = scores_f32;

@@ -1,0 +1,61 @@
+// Which rows of a block hold an infinity or a NaN. Integers alone: a signalling NaN raises nothing.
+#pragma once
+
+#include "cpu/kernels/convert.hpp"
+#include "cpu/tile_ops.hpp"
+
+namespace attn::cpu::ATTN_ISA {
+
+// The larger of `largest` and the magnitudes of row[0, dim), as the bits of the dtype in 32.
+ATTN_INLINE I largest_magnitude(const std::byte* row, int dim, DType source, I largest) {
+  const I magnitude = set1(source == DType::f32 ? 0x7fffffff : 0x7fff);
+  const int size = source == DType::f32 ? 4 : 2;
+  for (int d = 0; d < dim; d += kLanes) {
+    const std::byte* from = row + static_cast<std::ptrdiff_t>(d) * size;
+    U bits{};
+    if (source == DType::f32) {
+      if (dim - d >= kLanes) {
+        bits = load_as<U>(from);
+      } else {
+        __builtin_memcpy(&bits, from, static_cast<std::size_t>(dim - d) * 4);
+      }
+    } else {
+      H half{};
+      if (dim - d >= kLanes) {
+        half = load_as<H>(from);
+      } else {
+        __builtin_memcpy(&half, from, static_cast<std::size_t>(dim - d) * 2);
+      }
+      bits = widen(half);
+    }
+    const I x = bit_cast<I>(bits) & magnitude;
+    largest = select(x > largest, x, largest);
+  }
+  return largest;
+}
+
+ATTN_INLINE bool reaches(I largest, std::int32_t limit) {
+  std::int32_t lanes[kLanes];
+  store(lanes, largest);
+  bool found = false;
+  for (int i = 0; i < kLanes; ++i) found |= lanes[i] >= limit;
+  return found;
+}
+
+static std::uint64_t nonfinite_rows(const std::byte* const* row, int count, int dim, DType source) {
+  // An exponent of ones.
+  const std::int32_t limit = source == DType::f32    ? 0x7f800000
+                             : source == DType::bf16 ? 0x7f80
+                                                     : 0x7c00;
+  I largest{};
+  for (int j = 0; j < count; ++j) largest = largest_magnitude(row[j], dim, source, largest);
+  if (!reaches(largest, limit)) return 0;
+  std::uint64_t rows = 0;
+  for (int j = 0; j < count; ++j) {
+    const bool found = reaches(largest_magnitude(row[j], dim, source, I{}), limit);
+    rows |= std::uint64_t{found} << j;
+  }
+  return rows;
+}
+
+}  // namespace attn::cpu::ATTN_ISA

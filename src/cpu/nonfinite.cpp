@@ -1,0 +1,64 @@
+#include "cpu/nonfinite.hpp"
+
+#include <cstring>
+
+#include "core/element.hpp"
+
+namespace attn::cpu {
+namespace {
+
+// One element of a [key / 2][row] array of bf16 pairs, low half first.
+float paired(const void* p, int rows, int key, int row) {
+  const std::uint32_t pair = static_cast<const std::uint32_t*>(p)[key / 2 * rows + row];
+  const std::uint32_t bits = key % 2 == 0 ? pair << 16 : pair & 0xffff0000u;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+std::uint64_t nonfinite_rows(const Attention& a, const core::Rows& rows, int head, int first,
+                             int count, int dim) {
+  const std::byte* row[kBlockK];
+  for (int j = 0; j < count; ++j) row[j] = rows.row(first + j, head);
+  return a.ops.nonfinite_rows(row, count, dim, a.problem.dtype);
+}
+
+std::uint64_t set_apart_values(const Attention& a, const core::Sequence& sequence, int head_k,
+                               expr::Coverage coverage, void* memory, KeyBlock& block) {
+  if (!may_hide(a, coverage)) return 0;
+  const std::byte* row[kBlockK];
+  for (int j = 0; j < block.keys; ++j) row[j] = sequence.v.row(block.key0 + j, head_k);
+  const std::uint64_t apart = a.ops.nonfinite_rows(row, block.keys, a.dim_v, a.problem.dtype);
+  if (apart == 0) return 0;
+  for_each_bit(apart, block.keys, [&](int j) { row[j] = nullptr; });
+  a.ops.pack_v(row, block.keys, a.dim_v, a.problem.dtype, memory);
+  block.v = memory;
+  return apart;
+}
+
+void add_values_apart(const Attention& a, const core::Sequence& sequence, int head_k, int key0,
+                      int keys, std::uint64_t apart, const OutputTile& tile) {
+  const int rows = a.ops.rows;
+  for_each_bit(apart, keys, [&](int j) {
+    float weight[kMaxRows];
+    for (int r = 0; r < rows; ++r) {
+      weight[r] = a.ops.operand == DType::bf16 ? paired(tile.p, rows, j, r)
+                                               : static_cast<const float*>(tile.p)[j * rows + r];
+    }
+    add_outer(a, weight, sequence.v.row(key0 + j, head_k), a.dim_v, tile.o_t);
+  });
+}
+
+void add_outer(const Attention& a, const float* weight, const std::byte* y, int dim, float* x_t) {
+  const auto size = static_cast<std::ptrdiff_t>(size_of(a.problem.dtype));
+  for (int d = 0; d < dim; ++d) {
+    const auto value = static_cast<float>(core::load_element(y + d * size, a.problem.dtype));
+    for (int r = 0; r < a.ops.rows; ++r) {
+      if (weight[r] != 0) x_t[d * a.ops.rows + r] += weight[r] * value;
+    }
+  }
+}
+
+}  // namespace attn::cpu

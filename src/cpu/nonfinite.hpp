@@ -1,0 +1,47 @@
+// Infinities and NaN where P (or dS) is 0. A row must take nothing from a key that it does not see,
+// whatever that key's V holds, but in a product 0 * NaN is NaN. So a product whose weights may hold
+// such zeros runs over a block in which the rows of V (K, Q, dO) that are not finite are zeros, and
+// what those rows add is added apart, where their weight is not 0. Example: keys 4 and 5 of a block
+// hold NaN and a causal mask hides them from row 3. The block is packed with both as zeros, and
+// then rows 5, 6, ... get P * NaN added, row 3 nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/attention.hpp"
+
+namespace attn::cpu {
+
+// Whether P of the tile may be 0 where V is used: the mask hides keys, or a score may be -inf.
+inline bool may_hide(const Attention& a, expr::Coverage coverage) {
+  return coverage == expr::Coverage::mixed || a.has_score();
+}
+
+// Bit j: row first + j of the head holds an infinity or a NaN. count <= kBlockK.
+std::uint64_t nonfinite_rows(const Attention& a, const core::Rows& rows, int head, int first,
+                             int count, int dim);
+
+// Calls visit(j) for each bit j below `count`, in increasing order.
+template <class Visit>
+void for_each_bit(std::uint64_t bits, int count, const Visit& visit) {
+  for (; bits != 0; bits &= bits - 1) {
+    const int j = __builtin_ctzll(bits);
+    if (j >= count) return;
+    visit(j);
+  }
+}
+
+// Where `coverage` may hide keys of the block and rows of its V are not finite: packs V into
+// `memory` without these, which becomes block.v, and returns their bits. Otherwise 0.
+std::uint64_t set_apart_values(const Attention& a, const core::Sequence& sequence, int head_k,
+                               expr::Coverage coverage, void* memory, KeyBlock& block);
+// What the values set apart add to the O^T of a tile: o_t[d][row] += p[key][row] v[key][d] where p
+// is not 0. p of the first `keys` keys, in the operand type of a.ops.
+void add_values_apart(const Attention& a, const core::Sequence& sequence, int head_k, int key0,
+                      int keys, std::uint64_t apart, const OutputTile& tile);
+
+// x_t[d][row] += weight[row] y[d] where the weight is not 0: one key of O^T = V^T P^T or of dQ^T =
+// K^T dS^T. y: a row of the problem's dtype.
+void add_outer(const Attention& a, const float* weight, const std::byte* y, int dim, float* x_t);
+
+}  // namespace attn::cpu
