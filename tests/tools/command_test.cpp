@@ -120,6 +120,59 @@ TEST_F(Command, EveryOptionOfAProblem) {
   expect_refused(base + " --score 'score + w[head]'", 2, {"w"});
 }
 
+TEST_F(Command, OptionsWithoutEffectAreRefused) {
+  const std::string sample = fmt::format("run --input {} ", kSample);
+  for (const std::string& command :
+       {std::string("check b1_n8_d8"), std::string("bench b1_n8_d8"), sample}) {
+    expect_refused(command + " --kernel forward_sm90", 2, {"--kernel is forward_sm90", "cuda"});
+    expect_refused(command + " --backend reference --isa portable", 2, {"--isa is portable"});
+    expect_refused(command + " --backend reference --algorithm standard", 2,
+                   {"--algorithm is standard"});
+  }
+  for (const std::string option :
+       {"--output", "--softcap", "--mask", "--scale", "--problem", "--sink", "--bias", "--device",
+        "--kernel", "--isa", "--dtype", "--algorithm", "--backend", "--window", "--q"}) {
+    expect_refused(sample + option + " ''", 2, {option, "empty"});
+  }
+  for (const std::string option : {"--json", "--plot", "--algorithm", "--device"}) {
+    expect_refused("bench b1_n8_d8 " + option + " ''", 2, {option, "empty"});
+  }
+  expect_refused("check ''", 2, {"descriptors", "empty"});
+  expect_refused("check b1_n8_d8 --random 2", 2, {"b1_n8_d8", "--random 2"});
+  expect_refused("info --isa portable", 2, {"--isa", "--measure"});
+}
+
+TEST_F(Command, NumbersOutOfRange) {
+  for (const std::string value : {"-1", "nan", "inf", "1s"}) {
+    expect_refused("bench b1_n8_d8 --seconds " + value, 2,
+                   {"--seconds: " + value + " is given", "a finite number of seconds, 0 or more"});
+  }
+  expect_refused("bench b1_n8_d8 --repeat 0", 2, {"--repeat: 0 is given", "from 1 to"});
+  expect_refused("check --random -1", 2, {"--random: -1 is given"});
+  expect_refused("check b1_n8_d8 --seed -1", 2, {"--seed: -1 is given"});
+  expect_refused("check b1_n8_d8 --threads 4097", 2, {"--threads: 4097 is given", "1 to 4096"});
+  // Before the first row.
+  const Result late = attn("bench b1_n8_d8 --repeat 1 --algorithm standard,fast");
+  EXPECT_EQ(late.code, 2);
+  EXPECT_EQ(late.out, "");
+}
+
+TEST_F(Command, BytesOfArgumentsAreNotEchoed) {
+  store("binary", std::string("b1_n8_d8 \x1b[31m\n\x07", 17));
+  expect_refused("check @" + path("binary").native(), 2, {"binary", "line 1", "0x1b"});
+  expect_refused("check @" + path("").native(), 2, {"directory"});
+  store("word", "--red\xff\xfe");
+  for (const std::string& command :
+       {"check @" + path("word").native(), std::string("check \"$(printf '\\033[31m')\""),
+        std::string("\"$(printf '\\033[31m')\"")}) {
+    const Result result = attn(command);
+    EXPECT_EQ(result.code, 2) << result.text();
+    EXPECT_TRUE(std::all_of(result.err.begin(), result.err.end(), [](char c) {
+      return c == '\n' || (c >= 0x20 && c < 0x7f);
+    })) << result.text();
+  }
+}
+
 // Tensors and text must describe the same problem.
 TEST_F(Command, RunRefusesWhatDoesNotFitTogether) {
   const std::string sample = fmt::format("run --input {} ", kSample);

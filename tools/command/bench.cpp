@@ -38,6 +38,11 @@ void check_plot(const Options& options) {
 
 int bench(const Options& options, const std::string& command_line) {
   check_plot(options);
+  check_run_options({.algorithm = options.algorithms.empty() ? "" : options.algorithms.front(),
+                     .backend = options.backend,
+                     .isa = options.isa,
+                     .device = options.device,
+                     .kernel = options.kernel});
   JsonReport report(options.json, command_line);
   TimingRule rule = options.rule;
   if (options.repeat > 0) {
@@ -51,8 +56,15 @@ int bench(const Options& options, const std::string& command_line) {
     core::validate_problem(cases.back().problem);
     width = std::max(width, harness::to_string(cases.back()).size());
   }
-  std::vector<std::string> algorithms = options.algorithms;
-  if (algorithms.empty()) algorithms.emplace_back(name(Algorithm::automatic));
+  std::vector<PlanOptions> choices;
+  for (const std::string& algorithm :
+       options.algorithms.empty() ? std::vector<std::string>(1) : options.algorithms) {
+    choices.push_back(plan_options({.algorithm = algorithm,
+                                    .backend = options.backend,
+                                    .isa = {},
+                                    .device = options.device,
+                                    .kernel = options.kernel}));
+  }
   std::vector<Context> contexts;
   for (const int threads : options.threads.empty() ? std::vector{0} : options.threads) {
     contexts.push_back(make_context({.isa = options.isa, .threads = threads}));
@@ -60,23 +72,18 @@ int bench(const Options& options, const std::string& command_line) {
 
   Peaks peaks;
   std::vector<BenchRow> rows;
-  const std::size_t total = cases.size() * algorithms.size() * contexts.size();
+  const std::size_t total = cases.size() * choices.size() * contexts.size();
   Progress progress(static_cast<std::int64_t>(total));
   const bool on_gpu = parse_device(options.device).type == DeviceType::cuda;
   fmt::print(report.text(), "{}\n", table_header(width, on_gpu));
   for (const harness::Case& c : cases) {
     progress.show(static_cast<std::int64_t>(rows.size()), harness::to_string(c) + ": making data");
     harness::CaseData data(harness::at_full_length(c), 1);
-    for (const std::string& algorithm : algorithms) {
+    for (const PlanOptions& choice : choices) {
       for (const Context& context : contexts) {
-        const PlanOptions plan_options_of_row = plan_options({.algorithm = algorithm,
-                                                              .backend = options.backend,
-                                                              .isa = {},
-                                                              .device = options.device,
-                                                              .kernel = options.kernel});
         progress.show(static_cast<std::int64_t>(rows.size()),
-                      fmt::format("{} {}", harness::to_string(c), algorithm));
-        rows.push_back(measure_row(c, data, phase, plan_options_of_row, context, rule, peaks));
+                      fmt::format("{} {}", harness::to_string(c), name(choice.algorithm)));
+        rows.push_back(measure_row(c, data, phase, choice, context, rule, peaks));
         add_row(report, rows.back());
         progress.clear();
         fmt::print(report.text(), "{}\n", table_line(rows.back(), width));
@@ -119,18 +126,18 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line) {
                   "Numbers of threads, separated by commas; default: one for each CPU")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::Range(1, 4096));
+      ->check(whole_number(1, 4096));
   add_backend_option(*sub, options->backend);
   add_device_option(*sub, options->device);
   add_kernel_option(*sub, options->kernel);
   add_isa_option(*sub, options->isa);
   sub->add_option("--seconds", options->rule.seconds,
                   "Time calls for so long, at least 3; the median counts")
-      ->check(CLI::NonNegativeNumber)
+      ->check(seconds())
       ->capture_default_str()
       ->take_last();
   sub->add_option("--repeat", options->repeat, "Time exactly so many calls instead")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1, 1'000'000'000))
       ->take_last();
   sub->add_option("--json", options->json,
                   "Write machine, date, command and results here; -: to standard output")

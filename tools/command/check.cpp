@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -12,6 +13,7 @@
 #include "core/validate.hpp"
 #include "harness/cases.hpp"
 #include "harness/conformance.hpp"
+#include "io/file.hpp"
 
 namespace attn::command {
 namespace {
@@ -108,6 +110,12 @@ std::vector<Subject> chosen_subjects(const Options& options,
 
 std::vector<Case> chosen_cases(const Options& options) {
   std::vector<Case> cases;
+  if (options.random > 0 && !options.descriptors.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("descriptors are given ({}) together with --random {}; accepted is one "
+                            "of the two",
+                            io::printable(options.descriptors.front()), options.random));
+  }
   for (const std::string& text : options.descriptors) {
     cases.push_back(harness::parse_case(text));
     core::validate_problem(cases.back().problem);
@@ -231,9 +239,10 @@ void add_check(CLI::App& app, int& status) {
          "--random", options->random,
          "So many random problems (instead of the list), each algorithm with the instruction sets "
          "in turn")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(1, 1'000'000'000));
   sub->add_option("--seed", options->seed,
-                  "Of the data; random problems take seed, seed + 1, ...; default 1");
+                  "Of the data; random problems take seed, seed + 1, ...; default 1")
+      ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
   sub->add_option("--phase", options->phase, "forward, backward or both")
       ->check(CLI::IsMember({"forward", "backward", "both"}))
       ->capture_default_str();
@@ -252,7 +261,14 @@ void add_check(CLI::App& app, int& status) {
       "  attn check b2_n256_hq8_hk2_d64_causal_bf16 --isa avx2 --algorithm flash_attention_2\n"
       "  attn check --random 10000 --seed 1\n"
       "  attn check --random 2000 --device cuda");
-  sub->callback([options, &status] { status = Checker(*options).run(); });
+  sub->callback([options, &status] {
+    check_run_options({.algorithm = options->algorithms.empty() ? "" : options->algorithms.front(),
+                       .backend = options->backend,
+                       .isa = options->isa,
+                       .device = options->device,
+                       .kernel = options->kernel});
+    status = Checker(*options).run();
+  });
 }
 
 }  // namespace attn::command

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -32,15 +33,25 @@ struct RunOptions {
 };
 void add_algorithm_option(CLI::App& app, std::string& algorithm);
 void add_backend_option(CLI::App& app, std::string& backend);
-void add_isa_option(CLI::App& app, std::string& isa);
+CLI::Option* add_isa_option(CLI::App& app, std::string& isa);
 void add_threads_option(CLI::App& app, int& threads);
 void add_device_option(CLI::App& app, std::string& device);
 void add_kernel_option(CLI::App& app, std::string& kernel);
+
+// Validators whose refusal says the value and what is accepted.
+CLI::Validator whole_number(std::uint64_t min, std::uint64_t max);
+CLI::Validator seconds();  // finite, 0 or more
+// Every option of a subcommand that takes a value refuses an empty one.
+void refuse_empty_values(CLI::App& app);
 
 // "cpu" (also where the text is empty), "cuda" or "cuda:1". Throws Error(invalid_argument);
 // Error(unavailable) for a GPU that is not there.
 Device parse_device(const std::string& text);
 
+// Throws Error(invalid_argument) for options that the others leave without effect: a kernel of the
+// GPU on the CPU, an instruction set on a GPU or of the reference, an algorithm of the reference.
+void check_run_options(const RunOptions& options);
+// Those of options that check_run_options accepts.
 PlanOptions plan_options(const RunOptions& options);
 // Warnings of the library go to stderr.
 Context make_context(const RunOptions& options);

@@ -117,9 +117,10 @@ void add_info(CLI::App& app, int&) {
   CLI::App* sub = app.add_subcommand(
       "info",
       "Describe the machine, its instruction sets and the backends, and why one is missing");
-  sub->add_flag("--measure", options->measure, "Measure the peaks (about a second)");
+  CLI::Option* measure =
+      sub->add_flag("--measure", options->measure, "Measure the peaks (about a second)");
   add_threads_option(*sub, options->run.threads);
-  add_isa_option(*sub, options->run.isa);
+  add_isa_option(*sub, options->run.isa)->needs(measure);
   sub->footer("Examples:\n  attn info\n  attn info --measure --threads 1");
   sub->callback([options] { info(*options); });
 }

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <new>
 #include <sstream>
@@ -12,6 +14,7 @@
 #include "attn/version.hpp"
 #include "command/command.hpp"
 #include "command/interrupt.hpp"
+#include "io/file.hpp"
 
 namespace attn::command {
 namespace {
@@ -32,27 +35,49 @@ int exit_code(ErrorCode code) {
   return kWrong;
 }
 
-// Replaces each argument "@file" by the words of the file; '#' begins a comment.
+// The words of a text file; '#' begins a comment.
+void add_words(const std::string& argument, std::vector<std::string>& words) {
+  const std::string path = argument.substr(1);
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorCode::io, fmt::format("argument {}: {}; a text file of arguments is expected",
+                                           io::printable(argument), why));
+  };
+  if (std::filesystem::is_directory(path)) refuse("it is a directory");
+  std::ifstream file(path);
+  if (!file) refuse("the file cannot be read");
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    const auto is_control = [](unsigned char c) { return std::iscntrl(c) && !std::isspace(c); };
+    const auto control = std::find_if(line.begin(), line.end(), is_control);
+    if (control != line.end()) {
+      refuse(fmt::format("line {} has the byte 0x{:02x}", number,
+                         static_cast<unsigned char>(*control)));
+    }
+    std::istringstream stream(line.substr(0, line.find('#')));
+    for (std::string word; stream >> word;) words.push_back(word);
+  }
+  if (file.bad()) refuse("the file cannot be read");
+}
+
+// Replaces each argument "@file" by the words of the file.
 std::vector<std::string> expand(int argc, char** argv) {
   std::vector<std::string> arguments;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument.size() < 2 || argument.front() != '@') {
       arguments.push_back(argument);
-      continue;
-    }
-    std::ifstream file(argument.substr(1));
-    if (!file) {
-      throw Error(ErrorCode::io, fmt::format("argument {}: the file cannot be read; a text file of "
-                                             "arguments is expected",
-                                             argument));
-    }
-    for (std::string line; std::getline(file, line);) {
-      std::istringstream words(line.substr(0, line.find('#')));
-      for (std::string word; words >> word;) arguments.push_back(word);
+    } else {
+      add_words(argument, arguments);
     }
   }
   return arguments;
+}
+
+// One line that a terminal shows as it is, whatever bytes an argument or a file holds.
+std::string message_line(std::string_view text) {
+  constexpr std::size_t kMaxCharacters = 4000;
+  return fmt::format("attn: {}\n", io::printable(text, kMaxCharacters));
 }
 
 // As it was typed, but for the shell's quotes.
@@ -67,7 +92,7 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", "attn " ATTN_VERSION_STRING);
   app.require_subcommand(1);
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return fmt::format("attn: {} (see attn --help)\n", error.what());
+    return message_line(fmt::format("{} (see attn --help)", error.what()));
   });
   app.footer(
       "An argument @file stands for the words of that file, '#' begins a comment in it.\n"
@@ -79,6 +104,9 @@ int run(int argc, char** argv) {
   add_check(app, status);
   add_bench(app, status, command_line(argc, argv));
   add_compile(app, status);
+  for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    refuse_empty_values(*sub);
+  }
   try {
     std::vector<std::string> arguments = expand(argc, argv);
     const auto is_first = [&](const CLI::App* sub) { return sub->check_name(arguments.front()); };
@@ -88,21 +116,21 @@ int run(int argc, char** argv) {
           ErrorCode::invalid_argument,
           fmt::format(
               "the subcommand is \"{}\", but info, run, check, bench and compile are accepted",
-              arguments.front()));
+              io::printable(arguments.front())));
     }
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
     app.parse(arguments);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kOk : kBadInput;
   } catch (const Error& error) {
-    fmt::print(stderr, "attn: {}\n", error.what());
+    fmt::print(stderr, "{}", message_line(error.what()));
     return exit_code(error.code());
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "attn: memory could not be allocated\n");
     return kNotAvailable;
   } catch (const std::exception& error) {
     // Text that cannot be printed is told by finish().
-    if (std::ferror(stdout) == 0) fmt::print(stderr, "attn: {}\n", error.what());
+    if (std::ferror(stdout) == 0) fmt::print(stderr, "{}", message_line(error.what()));
     return kWrong;
   }
   return status;

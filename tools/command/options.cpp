@@ -2,16 +2,19 @@
 #include <fmt/ranges.h>
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <string_view>
 
 #include "attn/error.hpp"
 #include "command/command.hpp"
+#include "command/number.hpp"
 #include "cuda/driver/device.hpp"
+#include "io/file.hpp"
 
 namespace attn::command {
 namespace {
+
+constexpr std::uint64_t kMaxThreads = 4096;
 
 std::string algorithm_names() {
   std::vector<std::string> names{std::string(name(Algorithm::automatic))};
@@ -42,13 +45,14 @@ void add_backend_option(CLI::App& app, std::string& backend) {
                  "automatic, cpu, cuda, or reference (fp64, one thread, slow)")
       ->take_last();
 }
-void add_isa_option(CLI::App& app, std::string& isa) {
-  app.add_option("--isa", isa, "Instruction set; 'attn info' lists them; default: the best here")
+CLI::Option* add_isa_option(CLI::App& app, std::string& isa) {
+  return app
+      .add_option("--isa", isa, "Instruction set; 'attn info' lists them; default: the best here")
       ->take_last();
 }
 void add_threads_option(CLI::App& app, int& threads) {
   app.add_option("--threads", threads, "Default: one for each CPU this process may run on")
-      ->check(CLI::Range(1, 4096))
+      ->check(whole_number(1, kMaxThreads))
       ->take_last();
 }
 
@@ -68,18 +72,72 @@ void add_kernel_option(CLI::App& app, std::string& kernel) {
 Device parse_device(const std::string& text) {
   if (text.empty() || text == "cpu") return {};
   Device device{DeviceType::cuda, 0};
-  const std::string_view rest = std::string_view(text).substr(0, 5) == "cuda:"
-                                    ? std::string_view(text).substr(5)
-                                    : std::string_view();
-  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), device.index);
-  const bool has_number =
-      error == std::errc{} && end == rest.data() + rest.size() && device.index >= 0;
+  constexpr std::string_view kNumbered = "cuda:";
+  const bool has_number = text.starts_with(kNumbered) &&
+                          reads_as(std::string_view(text).substr(kNumbered.size()), device.index) &&
+                          device.index >= 0;
   if (text != "cuda" && !has_number) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("--device {}; accepted are cpu, cuda and cuda:N", text));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("--device is {}; accepted are cpu, cuda and cuda:N", io::printable(text)));
   }
   cuda::device_info(device.index);
   return device;
+}
+
+CLI::Validator whole_number(std::uint64_t min, std::uint64_t max) {
+  const std::string accepted = fmt::format("a whole number from {} to {}", min, max);
+  return {[=](const std::string& text) {
+            std::uint64_t value = 0;
+            const bool fits = reads_as(text, value) && value >= min && value <= max;
+            return fits ? std::string()
+                        : fmt::format("{} is given; accepted is {}", io::printable(text), accepted);
+          },
+          ""};
+}
+
+CLI::Validator seconds() {
+  return {[](const std::string& text) {
+            double value = 0;
+            const bool fits = reads_as(text, value) && std::isfinite(value) && value >= 0;
+            return fits ? std::string()
+                        : fmt::format(
+                              "{} is given; accepted is a finite number of seconds, 0 or "
+                              "more",
+                              io::printable(text));
+          },
+          ""};
+}
+
+void refuse_empty_values(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_items_expected_max() == 0) continue;  // a flag
+    option->check(CLI::Validator(
+        [](const std::string& text) {
+          return text.empty() ? std::string("an empty value is given; accepted is what --help says")
+                              : std::string();
+        },
+        ""));
+  }
+}
+
+void check_run_options(const RunOptions& options) {
+  const auto refuse = [](std::string_view option, std::string_view value, std::string_view why) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} is {}, which {}; accepted is to leave it out", option,
+                            io::printable(value), why));
+  };
+  const bool on_gpu = parse_device(options.device).type == DeviceType::cuda;
+  const bool by_reference =
+      !options.backend.empty() && parse_backend(options.backend) == Backend::reference;
+  if (!on_gpu && !options.kernel.empty()) {
+    refuse("--kernel", options.kernel, "names a kernel of --device cuda");
+  }
+  if (by_reference && !options.algorithm.empty()) {
+    refuse("--algorithm", options.algorithm, "the reference backend does not have");
+  }
+  const std::string_view why = on_gpu ? "means nothing on a GPU" : "the reference does not use";
+  if ((on_gpu || by_reference) && !options.isa.empty()) refuse("--isa", options.isa, why);
 }
 
 PlanOptions plan_options(const RunOptions& options) {

@@ -194,6 +194,7 @@ bool run_backward(const Options& options, const RunProblem& read, const Plan& pl
 }
 
 int run(const Options& options) {
+  check_run_options(options.run);
   const RunProblem read = read_problem(options.problem);
   const bool with_gradients = options.problem.backward;
   Results results(read, with_gradients);
@@ -289,7 +290,7 @@ void add_run(CLI::App& app, int& status) {
   sub->add_flag("--backward", options->problem.backward,
                 "Gradients as well: dq, dk, dv, dsink, and d<name> for each buffer of the score");
   sub->add_option("--seconds", options->seconds, "Time calls for so long; the median counts")
-      ->check(CLI::NonNegativeNumber)
+      ->check(seconds())
       ->capture_default_str();
   sub->add_flag("--verify", options->verify,
                 "Compare with the fp64 reference; exit code 1 if "

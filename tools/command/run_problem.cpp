@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <optional>
 
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
+#include "command/number.hpp"
 #include "io/npy.hpp"
 
 namespace attn::command {
@@ -57,12 +57,6 @@ bool is_tokens(const std::string& text) {
 
 std::string shape_text(const Tensor& t) {
   return fmt::format("{}", fmt::join(t.shape.begin(), t.shape.begin() + t.rank, "x"));
-}
-
-template <class T>
-bool reads_as(std::string_view text, T& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc{} && end == text.data() + text.size();
 }
 
 [[noreturn]] void refuse(std::string_view option, std::string_view value,

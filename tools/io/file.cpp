@@ -16,11 +16,10 @@ namespace attn::io {
 // system_category().message() is thread-safe, strerror is not.
 std::string reason(int error) { return std::system_category().message(error); }
 
-std::string printable(std::string_view text) {
-  constexpr std::size_t kMaxCharacters = 120;
+std::string printable(std::string_view text, std::size_t max_characters) {
   std::string result;
   for (const char c : text) {
-    if (result.size() >= kMaxCharacters) return result + "...";
+    if (result.size() >= max_characters) return result + "...";
     if (c >= 0x20 && c < 0x7f) {
       result += c;
     } else {

@@ -11,8 +11,8 @@
 namespace attn::io {
 
 // Text of a file or of the command line, made safe to print: control characters and bytes outside
-// ASCII as \xNN, cut after 120 characters.
-std::string printable(std::string_view text);
+// ASCII as \xNN, cut after so many characters.
+std::string printable(std::string_view text, std::size_t max_characters = 120);
 
 // Throws Error(io) "<path>: <message>".
 [[noreturn]] void fail(const std::filesystem::path& path, std::string_view message);
