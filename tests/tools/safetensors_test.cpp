@@ -127,9 +127,9 @@ TEST_F(Safetensors, MalformedHeaders) {
   expect_refused("{" + entry("a", "U8", "[1]", "[0,1,2]") + "}", 1, {"\"a\"", "more than two"});
   expect_refused(R"({"a":{"type":"U8"}})", 1, {"\"a\"", "\"type\""});
   expect_refused(R"({"a":[1]})", 1, {"\"a\"", "an array", "an object is expected"});
-  expect_refused(R"([])", 0, {"an array", "object of tensors"});
-  expect_refused(R"(null)", 0, {"null"});
-  expect_refused("", 0, {"not JSON"});
+  expect_refused(R"([])", 0, {"begins with the byte 0x5b", "{"});
+  expect_refused(R"(null)", 0, {"begins with the byte 0x6e"});
+  expect_refused("", 0, {"empty"});
   expect_refused(R"({"a":{"dtype":["U8"],"shape":[1],"data_offsets":[0,1]}})", 1, {"an array"});
   expect_refused(R"({"a":{"dtype":"U8","shape":[[1]],"data_offsets":[0,1]}})", 1, {"an array"});
   expect_refused(R"({"__metadata__":{"x":NaN}})", 0, {"not JSON"});
@@ -138,10 +138,31 @@ TEST_F(Safetensors, MalformedHeaders) {
   expect_refused(R"({"__metadata__":{},"__metadata__":{}})", 0, {"__metadata__", "twice"});
   expect_refused("{\"\xff\":{}}", 0, {"not JSON"});
   expect_refused("{} {}", 0, {"not JSON"});
-  expect_refused(std::string(1 << 20, '['), 0, {"an array"});
+  expect_refused(std::string(1 << 20, '['), 0, {"begins with the byte 0x5b"});
   std::string nested;
   for (int i = 0; i < 100'000; ++i) nested += R"({"a":)";
-  expect_refused(nested, 0, {"the key \"a\""});
+  expect_refused(nested + "}", 0, {"the key \"a\""});
+}
+
+// A JSON object from the first byte on, then spaces: nothing may hide around it.
+TEST_F(Safetensors, NothingButSpacesAfterTheObject) {
+  const std::string object = "{" + entry("a", "U8", "[1]", "[0,1]") + "}";
+  EXPECT_NO_THROW(SafetensorsFile(file(object + std::string(70, ' '), 1)).read("a"));
+  EXPECT_NO_THROW(SafetensorsFile(file("{ \t\r\n" + object.substr(1), 1)).read("a"));
+  EXPECT_NO_THROW(SafetensorsFile(file("{}", 0)));
+  for (const char* before : {" ", "\n", "\xef\xbb\xbf", "\t{}", "x"}) {
+    expect_refused(before + object, 1, {"begins with the byte 0x"});
+  }
+  for (const std::string& after :
+       {std::string("\n"), std::string("\t"), std::string("\0", 1), std::string("\0\0\0", 3),
+        std::string("  \n  "), std::string("x"), std::string("/**/"), std::string("\xa0")}) {
+    expect_refused(object + after, 1, {"ends with the byte 0x", "spaces"});
+  }
+  // The parser takes a zero byte for the end of its text.
+  expect_refused(object + std::string("\0hidden}", 8), 1, {"not JSON at its byte"});
+  expect_refused(object + std::string("\0", 1) + object, 1, {"not JSON at its byte"});
+  expect_refused(object + "," + object, 1, {"not JSON"});
+  expect_refused(R"({"__metadata__":{"x":"1","x":"2"}})", 0, {"__metadata__", "\"x\"", "twice"});
 }
 
 TEST_F(Safetensors, NamesInErrorsArePrintable) {

@@ -1,5 +1,7 @@
-// The safetensors format: u64 little-endian length N, N bytes of JSON that describe the tensors,
-// then their bytes, row-major and little-endian, without gaps.
+// The safetensors format: u64 little-endian length N, N bytes that describe the tensors, then their
+// bytes, row-major and little-endian, without gaps. The N bytes are a JSON object, which begins
+// with the first of them, and spaces (0x20) after it; nothing else.
+// https://huggingface.co/docs/safetensors
 #pragma once
 
 #include <cstdint>

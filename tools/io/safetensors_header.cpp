@@ -97,7 +97,11 @@ class HeaderEvents {
       if (!is_metadata_) entries.emplace_back().name = text;
       return true;
     }
-    if (state_ == State::metadata) return true;
+    if (state_ == State::metadata) {
+      if (metadata_names_.insert(text).second) return true;
+      error = fmt::format("__metadata__ has the key \"{}\" twice", printable(text));
+      return false;
+    }
     for (const auto& [name, field] : kFields) {
       if (text != name) continue;
       if ((seen_ & static_cast<unsigned>(field)) != 0) {
@@ -178,7 +182,7 @@ class HeaderEvents {
   unsigned seen_ = 0;
   int offsets_ = 0;
   bool is_metadata_ = false;
-  std::unordered_set<std::string> names_;
+  std::unordered_set<std::string> names_, metadata_names_;
 };
 
 // Empty when the entry's dtype, shape and offsets agree.
@@ -207,6 +211,31 @@ std::string check(const SafetensorsEntry& entry, std::uint64_t data_bytes) {
   return {};
 }
 
+// What stands around the JSON object, which the parser is more generous with than the format: it
+// skips a byte order mark and white space, and takes a zero byte for the end. Empty when all is
+// well; `json` then has no padding any more.
+std::string check_surroundings(std::string_view& json) {
+  const auto shown = [&](std::size_t at) {
+    return fmt::format("the byte 0x{:02x}", static_cast<unsigned char>(json[at]));
+  };
+  if (json.empty()) return "the header is empty, but a JSON object is expected";
+  if (json.front() != '{') {
+    return fmt::format("the header begins with {}, but a JSON object begins with {{", shown(0));
+  }
+  const std::size_t padding = json.find_last_not_of(' ') + 1;
+  if (json[padding - 1] != '}') {
+    return fmt::format(
+        "the header ends with {} before its padding, but a JSON object and then spaces alone are "
+        "accepted",
+        shown(padding - 1));
+  }
+  json = json.substr(0, padding);
+  const std::size_t zero = json.find('\0');
+  return zero == std::string_view::npos
+             ? std::string()
+             : fmt::format("the header is not JSON at its byte {}", zero + 1);
+}
+
 }  // namespace
 
 const SafetensorsType* find_safetensors_type(std::string_view name) noexcept {
@@ -222,6 +251,8 @@ std::string_view safetensors_name(DType dtype) noexcept {
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes) {
+  const std::string around = check_surroundings(json);
+  if (!around.empty()) return {{}, around};
   HeaderEvents events;
   if (!nlohmann::json::sax_parse(json, &events)) return {{}, std::move(events.error)};
   std::vector<SafetensorsEntry>& entries = events.entries;
