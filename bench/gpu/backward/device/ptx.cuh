@@ -1,0 +1,113 @@
+// Instructions that the forward kernels do not use: reductions in memory, plain bulk copies, and
+// waits that end.
+#pragma once
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+
+namespace attn::device {
+
+// Adds four floats to memory, each by itself (PTX ISA, "red"). `at` is 16-byte aligned.
+__device__ __forceinline__ void red_add(float* at, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(a),
+               "f"(b), "f"(c), "f"(d)
+               : "memory");
+}
+
+// Asks the copy engine to add `bytes` of floats in shared memory to memory. bulk_commit() ends a
+// group.
+__device__ __forceinline__ void bulk_red_add(float* at, unsigned source, unsigned bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(at),
+      "r"(source), "r"(bytes)
+      : "memory");
+}
+
+// Asks the copy engine for `bytes` of memory, a multiple of 16, which arrive on an mbarrier.
+__device__ __forceinline__ void bulk_load(unsigned destination, const void* source, unsigned bytes,
+                                          unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// mbarrier_wait that ends the kernel with an error after about a second, and leaves in `stuck`,
+// memory of the host, which barrier it was, its parity and the thread.
+__device__ __forceinline__ void wait_or_trap(unsigned barrier, unsigned parity, unsigned* stuck) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done, more;\n"
+      ".reg .b32 tries, thread;\n"
+      "mov.b32 tries, 0;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra over;\n"
+      "add.u32 tries, tries, 1;\n"
+      "setp.lt.u32 more, tries, 4194304;\n"
+      "@more bra again;\n"
+      "mov.u32 thread, %%tid.x;\n"
+      "st.global.v4.b32 [%2], {%0, %1, thread, tries};\n"
+      "fence.sc.sys;\n"
+      "trap;\n"
+      "over:\n"
+      "}" ::"r"(barrier),
+      "r"(parity), "l"(stuck)
+      : "memory");
+}
+
+// The same for what other blocks of the cluster wrote.
+__device__ __forceinline__ void wait_for_cluster_or_trap(unsigned barrier, unsigned parity,
+                                                         unsigned* stuck) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done, more;\n"
+      ".reg .b32 tries, thread;\n"
+      "mov.b32 tries, 0;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra over;\n"
+      "add.u32 tries, tries, 1;\n"
+      "setp.lt.u32 more, tries, 4194304;\n"
+      "@more bra again;\n"
+      "mov.u32 thread, %%tid.x;\n"
+      "st.global.v4.b32 [%2], {%0, %1, thread, tries};\n"
+      "fence.sc.sys;\n"
+      "trap;\n"
+      "over:\n"
+      "}" ::"r"(barrier),
+      "r"(parity), "l"(stuck)
+      : "memory");
+}
+
+// Of a block of threads in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// The same place in shared memory of block `rank` of the cluster.
+__device__ __forceinline__ unsigned address_in(unsigned address, unsigned rank) {
+  unsigned there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+// Writes 16 bytes to another block's shared memory; they count on a barrier there.
+__device__ __forceinline__ void send(unsigned there, float a, float b, float c, float d,
+                                     unsigned barrier_there) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(there),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier_there)
+      : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_there(unsigned barrier_there) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier_there)
+               : "memory");
+}
+
+}  // namespace attn::device
