@@ -29,7 +29,7 @@
 #include "attn/export.hpp"
 #include "attn/tensor.hpp"
 
-namespace ATTN_API attn {
+namespace ATTN_API attn {  // NOLINT(modernize-concat-nested-namespaces): not with an attribute
 namespace expr {
 
 enum class Type : std::uint8_t { boolean, int32, float32 };
