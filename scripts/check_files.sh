@@ -24,8 +24,9 @@ report 'a path of one machine' "$(
 report 'blanks at the end of a line, or a tab outside Makefile' "$(
   tracked ':!Makefile' ':!LICENSE' | xargs -0 grep -InE "[[:blank:]]\$|"$'\t' || true)"
 
+# The seeds of the fuzzers are inputs, byte for byte.
 report 'no newline at the end' "$(
-  tracked | while IFS= read -r -d '' file; do
+  tracked ':!tests/fuzz/seeds' | while IFS= read -r -d '' file; do
     if [[ -s $file ]] && grep -Iq . "$file" && [[ -n $(tail -c 1 "$file") ]]; then echo "$file"; fi
   done)"
 

@@ -6,7 +6,10 @@
 
 namespace {
 
-using namespace attn;
+namespace expr = attn::expr;
+namespace fuzz = attn::fuzz;
+using attn::ErrorCode;
+using attn::tensor;
 
 const std::vector<expr::Buffer>& buffers() {
   static const std::array<float, 12> slopes{};
