@@ -62,6 +62,7 @@ auto with_problem(const Problem& problem, Call&& call) {
 Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
             const Context& context) {
   core::validate_problem(problem);
+  core::validate_declarations(problem);
   switch (choose_backend(problem, options.backend, options.device)) {
     case Backend::reference:
       return reference_plan(problem, phase, options.backend == Backend::reference);

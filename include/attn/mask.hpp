@@ -1,4 +1,7 @@
-// Shorthands for common masks and score changes. Each is an ordinary expression tree.
+// Shorthands for common masks and score changes. Each is an ordinary expression tree. The tensors
+// that they read must have the shapes said here, with the sizes of the problem (seqlen_q and
+// seqlen_k those of Problem, also where sequences are shorter); a size of 1 serves every index.
+// make_plan() and calls refuse all others.
 #pragma once
 
 #include <cstdint>

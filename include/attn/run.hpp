@@ -33,8 +33,9 @@ struct Inputs {
                         // the length are not read, and those of pages of which no row sees a key
                         // may hold any number, -1 as well
   Tensor sink{};        // f32 [heads_q], contiguous, when problem.sink
-  expr::Bindings buffers{};  // tensors for named buffers of mask and score; needed where the Buffer
-                             // has no data
+  expr::Bindings buffers{};  // tensors for named buffers of mask and score, of the declared dtype
+                             // and shape (a size declared as 0 is taken from the tensor); needed
+                             // where the Buffer has no data
 };
 
 struct Outputs {

@@ -32,6 +32,9 @@ Device device_of(const Inputs& inputs);
 // what is accepted. `device`: where all tensors must be. Those of a call return the tensors that
 // were given, in `memory`, under names that look at those of the problem and the gradients.
 void validate_problem(const Problem& problem);
+// The shapes that mask and score declare for the buffers of shorthands; a call checks those that it
+// reads.
+void validate_declarations(const Problem& problem);
 std::pmr::vector<NamedTensor> validate_forward(
     const Problem& problem, const Inputs& inputs, const Outputs& outputs, Device device = {},
     std::pmr::memory_resource& memory = *std::pmr::get_default_resource());

@@ -89,13 +89,14 @@ std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Pr
       check.refuse(fmt::format("{} is {}; accepted are {} tensors of rank {}", to_string(label),
                                to_string(t), name(declaration.dtype), declaration.rank));
     }
-    // An expression may use a dimension of size 1 with any index, and its tile bounds rely on it.
     for (std::int32_t k = 0; k < t.rank; ++k) {
-      if (declaration.shape[k] == 1 && t.shape[k] != 1) {
-        check.refuse(fmt::format("{} is {}; accepted is size 1 in dimension {}, as declared",
-                                 to_string(label), to_string(t), k));
+      const bool open = declaration.shape[k] == 0 && declaration.data == nullptr;
+      if (!open && declaration.shape[k] != t.shape[k]) {
+        check.refuse(fmt::format("{} is {}; accepted is size {} in dimension {}, as declared",
+                                 to_string(label), to_string(t), declaration.shape[k], k));
       }
     }
+    check_shorthand_shape(check, problem, *buffer, t);
     buffers.push_back({buffer->name(), t});
   }
   return buffers;

@@ -36,6 +36,14 @@ struct BoundBuffer {
   Tensor tensor;
 };
 
+// A buffer of a shorthand of mask.hpp (told by its name and its indices) has the sizes that the
+// shorthand counts: slopes[head] one a head, bias[query, key] one a score. A size of 1 serves every
+// index; in a declaration, 0 is taken from the tensor that is bound. Hand-written loads may be of
+// any shape.
+void check_shorthand_shape(const ArgumentCheck& check, const Problem& problem,
+                           const attn::expr::Buffer& buffer, const Tensor& t,
+                           bool declaration = false);
+
 // Q, K, V, the sequences, the sink and the buffers of mask and score; returns the latter, each name
 // once, none of them without data, in `memory`.
 std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem& problem,

@@ -140,6 +140,65 @@ const Refusal kProblems[] = {
        c.in.buffers = {{"bias", c.zeros(DType::f32, {2, 4, 5, 7})}};
      },
      {"buffer 'bias' is f32[2, 4, 5, 7]", "size 1 in dimension 0"}},
+    {"BufferOfAnotherShape",
+     dense_call,
+     [](Call& c) {
+       c.in.buffers = {{"bias", c.zeros(DType::f32, {1, 4, 5, 8})}};
+     },
+     {"buffer 'bias' is f32[1, 4, 5, 8]", "size 7 in dimension 3, as declared"}},
+    {"HandWrittenBufferOfAnotherShape",
+     dense_call,
+     [](Call& c) {
+       const Tensor w = tensor(static_cast<float*>(nullptr), {4});
+       c.problem.score = expr::symbols().score + expr::Buffer("w", w)[expr::symbols().head];
+       c.in.buffers = {{"w", c.zeros(DType::f32, {2})}};
+     },
+     {"buffer 'w' is f32[2]", "size 4 in dimension 0"}},
+    {"TransposedBias",
+     dense_call,
+     [](Call& c) {
+       c.problem.score = bias(c.zeros(DType::f32, {1, 4, 7, 5}));
+     },
+     {"buffer 'bias' of bias is f32[1, 4, 7, 5]", "accepted is [2, 4, 5, 7]"}},
+    {"BiasOfThreeHeads",
+     dense_call,
+     [](Call& c) {
+       c.problem.score = bias(c.zeros(DType::f32, {1, 3, 5, 7}));
+     },
+     {"f32[1, 3, 5, 7]", "accepted is [2, 4, 5, 7]"}},
+    {"BiasByPosition",
+     dense_call,
+     [](Call& c) {
+       c.problem.score = bias(c.zeros(DType::f32, {5, 7}), Alignment::bottom_right);
+     },
+     {"f32[5, 7]", "accepted is [7, 7]"}},
+    {"BiasOfOpenShape",
+     dense_call,
+     [](Call& c) {
+       c.problem.score = bias(tensor(static_cast<float*>(nullptr), {1, 0, 5, 7}));
+       c.in.buffers = {{"bias", c.zeros(DType::f32, {1, 3, 5, 7})}};
+     },
+     {"f32[1, 3, 5, 7]", "accepted is [2, 4, 5, 7]"}},
+    {"TwoSlopesForFourHeads",
+     dense_call,
+     [](Call& c) { c.problem.score = alibi(c.zeros(DType::f32, {2})); },
+     {"buffer 'slopes' of alibi is f32[2]", "accepted is [4]"}},
+    {"DocumentsTooShort",
+     dense_call,
+     [](Call& c) {
+       c.problem.mask = causal() && documents(c.zeros(DType::i32, {2, 5}));
+     },
+     {"buffer 'ids' of documents is i32[2, 5]", "accepted is [2, 7]"}},
+    {"DocumentsOfRowsTooShort",
+     dense_call,
+     [](Call& c) {
+       c.problem.mask = documents(c.zeros(DType::i32, {4}), c.zeros(DType::i32, {7}));
+     },
+     {"buffer 'ids_q' of documents is i32[4]", "accepted is [5]"}},
+    {"BlocksOfRows",
+     dense_call,
+     [](Call& c) { c.problem.mask = BlockMask::butterfly(kSeqlenQ, kSeqlenK, 2).mask(); },
+     {"buffer 'block_mask' of a block mask is u8[3, 4]", "accepted is [4, 4]"}},
     {"UnknownBuffer",
      dense_call,
      [](Call& c) {

@@ -117,7 +117,7 @@ const Refusal kTensors[] = {
     {"OOverlapsBuffer",
      dense_call,
      [](Call& c) {
-       c.in.buffers = {{"bias", c.zeros(DType::f32, {1, 4, 50, 7})}};
+       c.in.buffers = {{"bias", c.zeros(DType::f32, {1, 4, 5, 7})}};
        c.out.o.data = c.in.buffers[0].second.data;
      },
      {"o at address", "overlaps buffer 'bias'"},

@@ -137,6 +137,9 @@ TEST(Validate, AcceptsEmptyTensors) {
       if (dimension == 0 || !of_q) {
         for (Tensor* t : {&c.in.k, &c.in.v, &c.grad.dk, &c.grad.dv}) empty(*t, dimension);
       }
+      const Tensor one = c.zeros(DType::f32, {1, kHeadsQ, 1, 1});
+      c.problem.score = bias(one);
+      c.grad.buffers = {{"bias", c.poisoned(DType::f32, {1, kHeadsQ, 1, 1})}};
       EXPECT_NO_THROW(validate_both(c)) << dimension << of_q;
     }
   }
@@ -144,9 +147,52 @@ TEST(Validate, AcceptsEmptyTensors) {
 
 TEST(Validate, BoundBuffersReplaceDeclaredOnes) {
   Call c = dense_call();
-  c.problem.score = bias(tensor(static_cast<float*>(nullptr), {1, kHeadsQ, kSeqlenQ, kSeqlenK}));
-  c.in.buffers = {{"bias", c.zeros(DType::f32, {1, kHeadsQ, 9, 9})}};
-  c.grad.buffers = {{"bias", c.poisoned(DType::f32, {1, kHeadsQ, 9, 9})}};
+  c.in.buffers = {{"bias", c.zeros(DType::f32, {1, kHeadsQ, kSeqlenQ, kSeqlenK})}};
+  for (const std::int64_t heads : {kHeadsQ, std::int64_t{0}}) {  // 0: taken from the tensor
+    c.problem.score = bias(tensor(static_cast<float*>(nullptr), {1, heads, kSeqlenQ, kSeqlenK}));
+    EXPECT_NO_THROW(validate_both(c));
+  }
+}
+
+// A hand-written load reads 0 outside, whatever its index; a shorthand's name alone changes
+// nothing.
+TEST(Validate, HandWrittenLoadsMayBeOfAnyShape) {
+  const auto& s = expr::symbols();
+  Call c = dense_call();
+  c.grad.buffers = {};
+  const Tensor three = c.zeros(DType::f32, {3});
+  for (const expr::Expr& score : {s.score + expr::Buffer("w", three)[s.head],
+                                  s.score + expr::Buffer("bias", three)[s.key % 4],
+                                  s.score + expr::Buffer("biased", three)[s.head]}) {
+    c.problem.score = score;
+    EXPECT_NO_THROW(validate_both(c)) << to_string(score);
+  }
+}
+
+// Each shape that a shorthand's declaration says, and broadcast ones.
+TEST(Validate, ShorthandsOfTheirShapes) {
+  Call c = dense_call();
+  c.grad.buffers = {};
+  c.problem.score = {};
+  for (const Alignment alignment : {Alignment::bottom_right, Alignment::top_left}) {
+    const std::int64_t rows = alignment == Alignment::top_left ? kSeqlenQ : kSeqlenK;
+    for (const expr::Expr& score :
+         {alibi(c.zeros(DType::f32, {kHeadsQ}), alignment),
+          bias(c.zeros(DType::f32, {kBatch, kHeadsQ, rows, kSeqlenK}), alignment),
+          bias(c.zeros(DType::bf16, {kBatch, 1, 1, kSeqlenK}), alignment),
+          bias(c.zeros(DType::f32, {rows, kSeqlenK}), alignment)}) {
+      c.problem.score = score;
+      EXPECT_NO_THROW(validate_both(c)) << to_string(score);
+    }
+    c.problem.score = {};
+    for (const expr::Expr& mask : {documents(c.zeros(DType::i32, {kSeqlenK}), alignment),
+                                   documents(c.zeros(DType::i32, {kBatch, kSeqlenK}), alignment),
+                                   BlockMask::butterfly(rows, kSeqlenK, 2).mask(alignment)}) {
+      c.problem.mask = mask;
+      EXPECT_NO_THROW(validate_both(c)) << to_string(mask);
+    }
+  }
+  c.problem.mask = documents(c.zeros(DType::i32, {kSeqlenQ}), c.zeros(DType::i32, {1, kSeqlenK}));
   EXPECT_NO_THROW(validate_both(c));
 }
 
