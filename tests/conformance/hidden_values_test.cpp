@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/isolation.hpp"
 #include "conformance/support.hpp"
 #include "core/rows.hpp"
 #include "harness/compare.hpp"
@@ -21,26 +22,6 @@ namespace attn::harness {
 namespace {
 
 constexpr std::uint64_t kSeed = 11;
-
-struct Algorithms {
-  Algorithm forward, backward;
-  InstructionSet isa;
-};
-
-std::string describe(const Algorithms& a) {
-  return std::string(name(a.forward)) + ", " + std::string(name(a.backward)) + ", " +
-         std::string(name(a.isa));
-}
-
-void run(CaseData& data, const Algorithms& a) {
-  const Context context{.executor = make_thread_pool(2), .isa = a.isa, .log = nullptr};
-  data.poison();
-  forward(data.problem, data.inputs, data.outputs,
-          {.backend = Backend::cpu, .algorithm = a.forward}, context);
-  if (data.problem.layout_k == Layout::paged) return;
-  backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients,
-           {.backend = Backend::cpu, .algorithm = a.backward}, context);
-}
 
 // Which rows see which keys of one sequence and query head.
 class Visible {
@@ -145,12 +126,6 @@ Spoilt spoil(CaseData& data, const std::vector<Visible>& visible, bool keys, boo
   return spoilt;
 }
 
-bool same_row(const core::Rows& a, const core::Rows& b, std::int64_t i, std::int64_t h,
-              const Tensor& tensor, std::int64_t dim) {
-  return std::memcmp(a.row(i, h), b.row(i, h),
-                     static_cast<std::size_t>(dim) * size_of(tensor.dtype)) == 0;
-}
-
 bool is_finite_row(const core::Rows& rows, std::int64_t i, std::int64_t h, const Tensor& tensor,
                    std::int64_t dim) {
   Tensor view = tensor;
@@ -233,9 +208,7 @@ class Comparer {
     const core::Rows clean_o = core::rows_like_q(p, clean_.inputs, clean_.outputs.o, b);
     EXPECT_TRUE(same_row(clean_o, o, i, h, got_.outputs.o, p.head_dim_v))
         << what_ << ": o of batch " << b << ", head " << h << ", query " << i;
-    const core::LseRow x = core::lse_row(p, clean_.inputs, clean_.outputs.lse, b, h);
-    const core::LseRow y = core::lse_row(p, got_.inputs, got_.outputs.lse, b, h);
-    EXPECT_EQ(std::memcmp(x.base + i * x.stride, y.base + i * y.stride, sizeof(float)), 0)
+    EXPECT_TRUE(same_lse(clean_, got_, b, h, i))
         << what_ << ": lse of batch " << b << ", head " << h << ", query " << i;
     if (p.layout_k == Layout::paged) return;
     EXPECT_TRUE(same_row(core::rows_like_q(p, clean_.inputs, clean_.gradients.dq, b),
