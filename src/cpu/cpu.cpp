@@ -5,18 +5,12 @@
 #include "attn/error.hpp"
 #include "cpu/backward/backward.hpp"
 #include "cpu/forward/forward.hpp"
+#include "cpu/plan_check.hpp"
 
 namespace attn::cpu {
-namespace {
-
-std::shared_ptr<Executor> executor_of(const Context& context) {
-  return context.executor != nullptr ? context.executor : default_executor();
-}
-
-}  // namespace
-
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
+  check_plan(plan, Phase::forward);
   const Attention a(plan.problem, inputs, tile_ops(plan.isa, plan.compute));
   const std::shared_ptr<Executor> executor = executor_of(context);
   switch (plan.algorithm) {
@@ -41,6 +35,7 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
               const Gradients& gradients, const Context& context) {
+  check_plan(plan, Phase::backward);
   const Attention a(plan.problem, inputs, tile_ops(plan.isa, DType::f32));
   const std::shared_ptr<Executor> executor = executor_of(context);
   const GradientContext g(a, outputs, d_o, *executor);

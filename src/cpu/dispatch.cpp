@@ -4,6 +4,7 @@
 
 #include "attn/error.hpp"
 #include "attn/machine.hpp"
+#include "cpu/plan_check.hpp"
 #include "cpu/tile_ops.hpp"
 
 namespace attn::cpu {
@@ -69,8 +70,7 @@ double measure_peak_gflops(DType dtype, const Context& context, double seconds) 
   const bool bf16 =
       dtype == DType::bf16 && cpu::has_bf16_products(isa, context.isa == InstructionSet::automatic);
   const cpu::TileOps& ops = cpu::tile_ops(isa, bf16 ? DType::bf16 : DType::f32);
-  const std::shared_ptr<Executor> executor =
-      context.executor != nullptr ? context.executor : default_executor();
+  const std::shared_ptr<Executor> executor = cpu::executor_of(context);
   std::mutex mutex;
   double flops = 0;
   executor->parallel_for(executor->concurrency(), [&](std::int64_t, int) {

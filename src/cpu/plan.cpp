@@ -6,12 +6,16 @@
 #include <string>
 
 #include "attn/error.hpp"
+#include "core/size.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/forward/few_rows.hpp"
+#include "cpu/plan_check.hpp"
 
 namespace attn::cpu {
 namespace {
+
+using core::Size;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -29,7 +33,8 @@ void choose_forward(Plan& plan) {
   // Few rows: heads that lie side by side in memory share a task, so only sequences and splits are
   // sure to run in parallel.
   const std::int64_t tasks = std::max<std::int64_t>(
-      1, has_few_rows(p) ? p.batch : p.batch * p.heads_k * ceil_div(rows, plan.block_q));
+      1, has_few_rows(p) ? p.batch
+                         : (Size(p.batch) * p.heads_k * ceil_div(rows, plan.block_q)).value());
   const std::int64_t wanted = ceil_div(kEnoughTasks, tasks);
   const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
   if (plan.algorithm == Algorithm::automatic) {
@@ -75,7 +80,7 @@ void choose_backward(Plan& plan) {
   if (plan.algorithm == Algorithm::standard) return;
   const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.heads_k);
   const std::int64_t split_bytes =
-      std::max<std::int64_t>(1, p.batch * p.heads_q * p.seqlen_q * p.head_dim * 4);
+      std::max<std::int64_t>(1, (Size(p.batch) * p.heads_q * p.seqlen_q * p.head_dim * 4).value());
   const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
   plan.num_splits = static_cast<std::int32_t>(std::clamp<std::int64_t>(
       std::min(ceil_div(kEnoughRangeTasks, heads), kSplitBudget / split_bytes), 1, useful));
@@ -87,30 +92,29 @@ void choose_backward(Plan& plan) {
 }
 
 // Upper bounds of what the algorithms allocate; see their Scratch structs and pack budgets.
-std::int64_t workspace_bytes(const Plan& plan) {
+Size workspace_bytes(const Plan& plan) {
   const Problem& p = plan.problem;
-  const std::int64_t d = leading_dim(static_cast<int>(p.head_dim));
-  const std::int64_t d_v = leading_dim(static_cast<int>(p.head_dim_v));
-  const std::int64_t tile = std::int64_t{kBlockK} * kMaxRows * 4;
-  const std::int64_t rows = ceil_div(p.seqlen_q * (p.heads_q / p.heads_k), kMaxRows) * kMaxRows;
-  const std::int64_t keys = ceil_div(p.seqlen_k, kBlockK) * kBlockK;
-  const std::int64_t pairs = p.batch * p.heads_k;
-  const std::int64_t key_block = 4 * kBlockK * (d + d_v);
-  const std::int64_t expressions = 12 * tile;
-  const std::int64_t worker = 4 * tile + expressions + key_block + 4096;
+  const Size d = leading_dim(static_cast<int>(p.head_dim));
+  const Size d_v = leading_dim(static_cast<int>(p.head_dim_v));
+  const Size tile = Size(kBlockK) * kMaxRows * 4;
+  const Size rows = round_up(Size(p.seqlen_q) * (p.heads_q / p.heads_k), kMaxRows);
+  const Size keys = round_up(Size(p.seqlen_k), kBlockK);
+  const Size pairs = Size(p.batch) * p.heads_k;
+  const Size key_block = 4 * kBlockK * (d + d_v);
+  const Size expressions = 12 * tile;
+  const Size worker = 4 * tile + expressions + key_block + 4096;
   if (plan.phase == Phase::backward) {
-    const std::int64_t block = kMaxRows * 8 * (d + d_v) + 2048;
-    const std::int64_t statistics = 2 * pairs * rows * 4;
-    const std::int64_t threads = plan.threads * (worker + 3 * tile + block + key_block);
+    const Size block = kMaxRows * 8 * (d + d_v) + 2048;
+    const Size statistics = 2 * pairs * rows * 4;
+    const Size threads = plan.threads * (worker + 3 * tile + block + key_block);
     if (plan.algorithm == Algorithm::standard) return threads + statistics + 2 * rows * keys * 4;
-    const std::int64_t chunk = 2 * 4 * kChunkKeys * (d + d_v) + kGradientGroup * (block + 4 * tile);
-    const std::int64_t packed =
-        std::min<std::int64_t>(kQueryPackBudget, pairs * rows / kMaxRows * block);
+    const Size chunk = 2 * 4 * kChunkKeys * (d + d_v) + kGradientGroup * (block + 4 * tile);
+    const Size packed = std::min(Size(kQueryPackBudget), pairs * divide_up(rows, kMaxRows) * block);
     return threads + plan.threads * chunk + statistics + packed +
            plan.num_splits * pairs * rows * d * 4;
   }
-  const std::int64_t group = kMaxBlocksPerTask * (kMaxRows * 4 * (d + d_v) + 1024);
-  const std::int64_t partial = plan.num_splits * (d_v + 2) * 4;
+  const Size group = kMaxBlocksPerTask * (kMaxRows * 4 * (d + d_v) + 1024);
+  const Size partial = plan.num_splits * (d_v + 2) * 4;
   switch (plan.algorithm) {
     case Algorithm::standard:
       return plan.threads * (worker + group) + rows * keys * 4;
@@ -123,7 +127,7 @@ std::int64_t workspace_bytes(const Plan& plan) {
       return plan.threads * (worker + group) + pairs * (rows + kMaxRows) * partial;
     default:
       return plan.threads * (worker + group) +
-             std::min<std::int64_t>(kKeyPackBudget, pairs * keys * 4 * (d + d_v));
+             std::min(Size(kKeyPackBudget), pairs * keys * 4 * (d + d_v));
   }
 }
 
@@ -147,9 +151,7 @@ Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Contex
                                             std::string(name(phase)) + " pass on the cpu backend");
   }
   plan.isa = best_instruction_set(context.isa);
-  const std::shared_ptr<Executor> executor =
-      context.executor != nullptr ? context.executor : default_executor();
-  plan.threads = executor->concurrency();
+  plan.threads = executor_of(context)->concurrency();
   plan.block_q = tile_ops(plan.isa, DType::f32).rows;
   plan.block_k = kBlockK;
   phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
@@ -187,17 +189,24 @@ Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Contex
     // Rows that share a pass over K and V share its packing; fewer where that would leave threads
     // without a task.
     int blocks = kMaxBlocksPerTask;
-    while (blocks > 1 &&
-           problem.batch * problem.heads_k * ceil_div(rows, std::int64_t{blocks} * plan.block_q) <
-               4 * plan.threads) {
+    while (blocks > 1 && Size(problem.batch) * problem.heads_k *
+                                 ceil_div(rows, std::int64_t{blocks} * plan.block_q) <
+                             4 * plan.threads) {
       blocks /= 2;
     }
     plan.rows_per_task = blocks * plan.block_q;
   }
-  plan.tasks = phase == Phase::backward ? problem.batch * problem.heads_k * plan.num_splits
-                                        : problem.batch * problem.heads_k *
-                                              ceil_div(rows, plan.rows_per_task) * plan.num_splits;
-  plan.workspace_bytes = workspace_bytes(plan);
+  const Size pairs = Size(problem.batch) * problem.heads_k;
+  const Size tasks_of_pair = phase == Phase::backward ? 1 : ceil_div(rows, plan.rows_per_task);
+  plan.tasks = (pairs * tasks_of_pair * plan.num_splits).value();
+  const Size workspace = workspace_bytes(plan);
+  if (!workspace.fits()) {
+    throw Error(ErrorCode::out_of_memory, "workspace of " + std::string(name(plan.algorithm)) +
+                                              " is " + to_string(workspace) +
+                                              " bytes, which no memory has (problem " +
+                                              to_string(problem) + ")");
+  }
+  plan.workspace_bytes = workspace.value();
   return plan;
 }
 

@@ -8,6 +8,7 @@
 
 #include "attn/error.hpp"
 #include "attn/machine.hpp"
+#include "cpu/plan_check.hpp"
 
 namespace attn {
 namespace {
@@ -45,8 +46,7 @@ std::int64_t buffer_pieces() {
 
 double measure_read_gbps(const Context& context, double seconds) {
   using Clock = std::chrono::steady_clock;
-  const std::shared_ptr<Executor> executor =
-      context.executor ? context.executor : default_executor();
+  const std::shared_ptr<Executor> executor = cpu::executor_of(context);
   const std::int64_t pieces = buffer_pieces();
   const std::unique_ptr<Vector[]> buffer(new (std::nothrow)
                                              Vector[static_cast<std::size_t>(pieces * kPiece)]);

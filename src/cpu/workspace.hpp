@@ -11,16 +11,16 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "attn/error.hpp"
+#include "core/size.hpp"
 
 namespace attn::cpu {
 
 inline constexpr std::size_t kAlignment = 64;  // a cache line and a 512-bit vector
 
-constexpr std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
+constexpr core::Size aligned(core::Size bytes) { return core::round_up(bytes, kAlignment); }
 
 // Frees the block that an aligned pointer lies in.
 struct FreeDeleter {
@@ -43,18 +43,19 @@ inline void use_huge_pages([[maybe_unused]] std::byte* p, [[maybe_unused]] std::
 #endif
 }
 
-// Throws Error(out_of_memory). The memory is not initialised. Not by aligned_alloc: the block that
-// glibc's frees is smaller than what it looks for when asked for as much again, so that each run
-// would take fresh pages, and the kernel clear them.
-inline AlignedBytes allocate(std::size_t bytes) {
-  void* block = std::malloc(bytes + kAlignment);
+// Throws Error(out_of_memory), which names the purpose and the size. The memory is not initialised.
+// Not by aligned_alloc: the block that glibc's frees is smaller than what it looks for when asked
+// for as much again, so that each run would take fresh pages, and the kernel clear them.
+inline AlignedBytes allocate(core::Size bytes, std::string_view purpose = "workspace") {
+  const core::Size wanted = bytes + kAlignment;
+  void* block = wanted.fits() ? std::malloc(wanted.bytes()) : nullptr;
   if (block == nullptr) {
-    throw Error(ErrorCode::out_of_memory,
-                "workspace of " + std::to_string(bytes) + " bytes could not be allocated");
+    throw Error(ErrorCode::out_of_memory, std::string(purpose) + " of " + core::to_string(bytes) +
+                                              " bytes could not be allocated");
   }
   const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(block) % kAlignment;
   auto* p = static_cast<std::byte*>(block) + (kAlignment - past);
-  use_huge_pages(p, bytes);
+  use_huge_pages(p, bytes.bytes());
   return AlignedBytes(p, {block});
 }
 
@@ -65,15 +66,15 @@ class Carver {
   explicit Carver(std::byte* base = nullptr) : base_(base) {}
 
   template <class T>
-  void take(T*& pointer, std::size_t count) {
-    pointer = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += aligned(count * sizeof(T));
+  void take(T*& pointer, core::Size count) {
+    pointer = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_.bytes());
+    used_ = used_ + aligned(count * sizeof(T));
   }
-  std::size_t used() const { return used_; }
+  core::Size used() const { return used_; }
 
  private:
   std::byte* base_;
-  std::size_t used_ = 0;
+  core::Size used_;
 };
 
 // One scratch struct a worker. Scratch has carve(Carver&).
@@ -81,10 +82,11 @@ template <class Scratch>
 class WorkerScratch {
  public:
   WorkerScratch(int workers, const Scratch& prototype) : prototype_(prototype) {
-    bytes_each_ = bytes(prototype);
-    memory_ = allocate(bytes_each_ * static_cast<std::size_t>(workers));
+    const core::Size each = bytes(prototype);
+    memory_ = allocate(each * workers, "scratch memory of the workers");
+    bytes_each_ = each.bytes();
   }
-  static std::size_t bytes(Scratch prototype) {
+  static core::Size bytes(Scratch prototype) {
     Carver counter;
     prototype.carve(counter);
     return counter.used();

@@ -226,12 +226,12 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   GradientBlock* self = nullptr;
   block_size.take(self, 1);
   GradientBlock().carve(block_size, a.dim, a.dim_v);
-  memory.block_bytes = block_size.used();
+  memory.block_bytes = block_size.used().bytes();
   const auto packed_bytes_of = [&](const Pair& pair) {
     // A single chunk of keys reads each Q block once and packs it as it goes.
     if (pair.sequence.length_k <= kChunkKeys) return kNotPacked;
-    return memory.block_bytes *
-           static_cast<std::size_t>((a.rows(pair.sequence) + a.ops.rows - 1) / a.ops.rows);
+    return (core::Size((a.rows(pair.sequence) + a.ops.rows - 1) / a.ops.rows) * memory.block_bytes)
+        .bytes();
   };
   const std::vector<Wave> list =
       waves(a, static_cast<std::size_t>(kQueryPackBudget),
@@ -243,8 +243,9 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   // One block of memory, which glibc keeps for the next run up to 32 MiB; of several it gives the
   // pages back.
   const std::size_t packed_bytes = largest_wave(list);
-  const auto dq_floats = static_cast<std::size_t>(splits * memory.blocks * memory.block_floats);
-  memory.packed = allocate(packed_bytes + dq_floats * sizeof(float));
+  const core::Size dq_floats = core::Size(splits) * memory.blocks * memory.block_floats;
+  memory.packed =
+      allocate(packed_bytes + dq_floats * sizeof(float), "packed Q blocks and dQ of the splits");
   memory.dq_t = reinterpret_cast<float*>(memory.packed.get() + packed_bytes);
 
   for (const Wave& wave : list) {

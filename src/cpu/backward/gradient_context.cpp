@@ -74,10 +74,10 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
     if (has_factor_) derivative_ = expr::bind(expr::compile(derivative), a.inputs.buffers);
   }
   const int rows = a.ops.rows;
-  const auto floats = static_cast<std::size_t>(first_block_.back() * rows);
-  memory_ = allocate(2 * floats * sizeof(float));
+  const core::Size floats = core::Size(first_block_.back()) * rows;
+  memory_ = allocate(floats * (2 * sizeof(float)), "LSE and D of every row");
   lse_ = reinterpret_cast<float*>(memory_.get());
-  delta_ = lse_ + floats;
+  delta_ = lse_ + floats.value();
 
   RowScratch sizes;
   sizes.dim_v = a.dim_v;

@@ -39,12 +39,13 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
   sizes.tiles = g.tiles();
   const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
   const int rows = a.ops.rows;
-  std::int64_t elements = 0;
+  core::Size elements;
   for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
-    elements = std::max(elements, g.blocks(pair) * rows * pair_at(a, pair).sequence.length_k);
+    elements =
+        std::max(elements, core::Size(g.blocks(pair)) * rows * pair_at(a, pair).sequence.length_k);
   }
-  const AlignedBytes p_memory = allocate(static_cast<std::size_t>(elements) * sizeof(float));
-  const AlignedBytes ds_memory = allocate(static_cast<std::size_t>(elements) * sizeof(float));
+  const AlignedBytes p_memory = allocate(elements * sizeof(float), "P of a K, V head");
+  const AlignedBytes ds_memory = allocate(elements * sizeof(float), "dS of a K, V head");
   auto* p = reinterpret_cast<float*>(p_memory.get());
   auto* ds = reinterpret_cast<float*>(ds_memory.get());
   const expr::Coverage coverage = a.has_mask() ? expr::Coverage::mixed : expr::Coverage::full;

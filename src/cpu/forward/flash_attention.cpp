@@ -25,9 +25,9 @@ struct Scratch {
     tile.carve(c);
     c.take(k, static_cast<std::size_t>(kBlockK * leading_dim(dim)));
     c.take(v, static_cast<std::size_t>(kBlockK * leading_dim(dim_v)));
-    c.take(query_blocks, static_cast<std::size_t>(blocks));
+    c.take(query_blocks, blocks);
     c.take(q_t, static_cast<std::size_t>((dim + 1) * kMaxRows));
-    c.take(o_t, static_cast<std::size_t>(blocks * dim_v * kMaxRows));
+    c.take(o_t, core::Size(blocks) * dim_v * kMaxRows);
     keys.k = k;
     keys.v = v;
   }

@@ -45,7 +45,7 @@ void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outpu
   const std::vector<Wave> list = waves(a, static_cast<std::size_t>(kKeyPackBudget),
                                        static_cast<std::size_t>(kKeyPackBudget), bytes_of);
   const WorkerScratch<GroupScratch> scratch(executor.concurrency(), group_scratch(a));
-  const AlignedBytes memory = allocate(largest_wave(list));
+  const AlignedBytes memory = allocate(largest_wave(list), "packed K and V");
   for (const Wave& wave : list) {
     if (wave.bytes != 0) pack_keys(a, wave, memory.get(), executor);
     const auto packed_at = [&](const RowTask& task) {

@@ -78,7 +78,7 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
   }
   const PartialIndex at{plan.num_splits, (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
   const auto count = static_cast<std::int64_t>(tasks.size());
-  const Partials partials(count * at.splits * at.blocks_per_task, a.dim_v, a.ops.rows);
+  const Partials partials(core::Size(count) * at.splits * at.blocks_per_task, a.dim_v, a.ops.rows);
   if (few_rows) {
     few_row_parts(a, at, partials, executor);
   } else {

@@ -15,8 +15,8 @@ void forward_memory_efficient(const Attention& a, const Plan& plan, const Output
   const std::vector<RowTask> tasks = row_tasks(a, plan.rows_per_task);
   const int chunks = plan.num_splits;
   const WorkerScratch<GroupScratch> scratch(executor.concurrency(), group_scratch(a));
-  const Partials summaries(std::int64_t{executor.concurrency()} * kMaxBlocksPerTask * chunks,
-                           a.dim_v, a.ops.rows);
+  const Partials summaries(core::Size(executor.concurrency()) * kMaxBlocksPerTask * chunks, a.dim_v,
+                           a.ops.rows);
   executor.parallel_for(
       static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index, int worker) {
         const RowTask& task = tasks[static_cast<std::size_t>(index)];

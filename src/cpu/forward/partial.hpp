@@ -19,11 +19,10 @@ struct Partial {
 // [count] partials in one block of memory.
 class Partials {
  public:
-  Partials(std::int64_t count, int dim_v, int rows)
-      : stride_(aligned(static_cast<std::size_t>(dim_v + 2) * static_cast<std::size_t>(rows) *
-                        sizeof(float))),
+  Partials(core::Size count, int dim_v, int rows)
+      : stride_(aligned(core::Size(dim_v + 2) * rows * sizeof(float)).bytes()),
         rows_(rows),
-        memory_(allocate(stride_ * static_cast<std::size_t>(count))) {}
+        memory_(allocate(count * stride_, "partial results of the splits")) {}
 
   Partial operator[](std::int64_t i) const {
     auto* base = reinterpret_cast<float*>(memory_.get() + stride_ * static_cast<std::size_t>(i));
@@ -59,7 +58,8 @@ inline void merge_partials(const Attention& a, const Partials& partials, std::in
     const Partial p = partials[first + i * step];
     float weight[kMaxRows];
     for (int r = 0; r < rows; ++r) {
-      weight[r] = std::exp2((p.m[r] - q.m[r]) * a.c());
+      // The floor keeps -FLT_MAX, of a part without visible keys, times c from overflowing.
+      weight[r] = std::exp2(std::max(p.m[r] - q.m[r], -1e30f) * a.c());
       q.l[r] += weight[r] * p.l[r];
     }
     for (int d = 0; d < a.dim_v; ++d) {

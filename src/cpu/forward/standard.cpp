@@ -67,12 +67,12 @@ void forward_standard(const Attention& a, const Plan&, const Outputs& outputs, E
   const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
   const int rows = a.ops.rows;
   const expr::Coverage coverage = a.has_mask() ? expr::Coverage::mixed : expr::Coverage::full;
-  std::int64_t elements = 0;
+  core::Size elements;
   for (const core::Sequence& sequence : a.sequences) {
     const std::int64_t blocks = (a.rows(sequence) + rows - 1) / rows;
-    elements = std::max(elements, blocks * rows * sequence.length_k);
+    elements = std::max(elements, core::Size(blocks) * rows * sequence.length_k);
   }
-  const AlignedBytes memory = allocate(static_cast<std::size_t>(elements) * sizeof(float));
+  const AlignedBytes memory = allocate(elements * sizeof(float), "the scores of a K, V head");
 
   for (const core::Sequence& sequence : a.sequences) {
     const std::int64_t total = a.rows(sequence);

@@ -1,0 +1,92 @@
+#include "cpu/plan_check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/error.hpp"
+#include "cpu/forward/query_group.hpp"
+#include "cpu/tile_ops.hpp"
+
+namespace attn::cpu {
+namespace {
+
+[[noreturn]] void refuse(const Plan& plan, std::string_view field, std::string_view value,
+                         std::string_view accepted) {
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} of the plan is {}; accepted is {}, as make_plan sets it (problem {})",
+                          field, value, accepted, to_string(plan.problem)));
+}
+
+void check_range(const Plan& plan, std::string_view field, std::int64_t value, std::int64_t min,
+                 std::int64_t max) {
+  if (value < min || value > max) {
+    refuse(plan, field, std::to_string(value), fmt::format("{} to {}", min, max));
+  }
+}
+
+// Looked up once: a run allocates nothing.
+bool has_pass(Algorithm algorithm, Phase phase) {
+  static const std::vector<Algorithm> known[] = {algorithms(Phase::forward),
+                                                 algorithms(Phase::backward)};
+  const std::vector<Algorithm>& list = known[phase == Phase::backward ? 1 : 0];
+  return std::find(list.begin(), list.end(), algorithm) != list.end();
+}
+
+bool is_available(InstructionSet isa) {
+  static const std::vector<InstructionSetInfo> known = instruction_sets();
+  return std::any_of(known.begin(), known.end(), [isa](const InstructionSetInfo& info) {
+    return info.isa == isa && info.available;
+  });
+}
+
+// Whether the instruction set multiplies bf16 operands of this problem.
+bool takes_bf16(const Plan& plan, Phase phase) {
+  const Problem& p = plan.problem;
+  if (p.dtype != DType::bf16 || phase != Phase::forward || !has_bf16_products(plan.isa, false)) {
+    return false;
+  }
+  const int multiple = tile_ops(plan.isa, DType::bf16).dim_multiple;
+  return plan.algorithm != Algorithm::standard && p.scale() > 0 && p.head_dim % multiple == 0 &&
+         p.head_dim_v % multiple == 0;
+}
+
+}  // namespace
+
+std::shared_ptr<Executor> executor_of(const Context& context) {
+  std::shared_ptr<Executor> executor =
+      context.executor != nullptr ? context.executor : default_executor();
+  if (executor->concurrency() < 1) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("executor of the context has concurrency {}; accepted are 1 and more",
+                            executor->concurrency()));
+  }
+  return executor;
+}
+
+void check_plan(const Plan& plan, Phase phase) {
+  if (!has_pass(plan.algorithm, phase)) {
+    refuse(plan, "algorithm", name(plan.algorithm),
+           fmt::format("one that has a {} pass on the cpu backend", name(phase)));
+  }
+  if (!is_available(plan.isa)) {
+    refuse(plan, "isa", name(plan.isa), "an instruction set that this machine has");
+  }
+  if (plan.compute != DType::f32 && !(plan.compute == DType::bf16 && takes_bf16(plan, phase))) {
+    refuse(plan, "compute", name(plan.compute),
+           "f32, or bf16 where the instruction set and the problem take it");
+  }
+  const int rows = tile_ops(plan.isa, DType::f32).rows;
+  check_range(plan, "block_q", plan.block_q, rows, rows);
+  check_range(plan, "block_k", plan.block_k, kBlockK, kBlockK);
+  check_range(plan, "rows_per_task", plan.rows_per_task, 1, std::int64_t{kMaxBlocksPerTask} * rows);
+  const std::int64_t blocks = (plan.problem.seqlen_k + kBlockK - 1) / kBlockK;
+  check_range(plan, "num_splits", plan.num_splits, 1, std::max<std::int64_t>(1, blocks));
+  check_range(plan, "threads", plan.threads, 1, std::int64_t{1} << 20);
+}
+
+}  // namespace attn::cpu

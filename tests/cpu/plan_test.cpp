@@ -1,0 +1,205 @@
+// Plans that were edited, executors without workers, and problems too large for any memory are
+// refused by name.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attn/attn.hpp"
+
+namespace attn {
+namespace {
+
+// Two heads of 100 queries and keys.
+struct Call {
+  Problem problem{.batch = 1,
+                  .seqlen_q = 100,
+                  .seqlen_k = 100,
+                  .heads_q = 2,
+                  .heads_k = 2,
+                  .head_dim = 16,
+                  .head_dim_v = 16};
+  std::vector<float> values = std::vector<float>(100 * 2 * 16, 0.5f);
+  std::vector<float> o = std::vector<float>(values.size(), NAN);
+  std::vector<float> lse = std::vector<float>(200, NAN);
+  std::vector<float> dq = o;
+  Tensor view(std::vector<float>& x) const { return tensor(x.data(), {1, 100, 2, 16}); }
+
+  void run(const Plan& plan, const Context& context = {}) {
+    const Inputs inputs{.q = view(values), .k = view(values), .v = view(values)};
+    const Outputs outputs{.o = view(o), .lse = tensor(lse.data(), {1, 2, 100})};
+    if (plan.phase == Phase::forward) return forward(plan, inputs, outputs, context);
+    backward(plan, inputs, outputs, view(values), {.dq = view(dq)}, context);
+  }
+};
+
+// The message; empty where nothing is thrown.
+std::string refusal(ErrorCode code, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return {};
+}
+
+struct Edit {
+  const char* expected;
+  std::function<void(Plan&)> edit;
+};
+
+TEST(Plan, EditedToNonsenseIsRefusedByField) {
+  const Edit edits[] = {
+      {"rows_per_task of the plan is 0", [](Plan& p) { p.rows_per_task = 0; }},
+      {"rows_per_task of the plan is -1", [](Plan& p) { p.rows_per_task = -1; }},
+      {"rows_per_task of the plan is 1000000", [](Plan& p) { p.rows_per_task = 1000000; }},
+      {"num_splits of the plan is 0", [](Plan& p) { p.num_splits = 0; }},
+      {"num_splits of the plan is 3", [](Plan& p) { p.num_splits = 3; }},
+      {"threads of the plan is 0", [](Plan& p) { p.threads = 0; }},
+      {"threads of the plan is -7", [](Plan& p) { p.threads = -7; }},
+      {"block_q of the plan is 0", [](Plan& p) { p.block_q = 0; }},
+      {"block_k of the plan is 128", [](Plan& p) { p.block_k = 128; }},
+      {"algorithm of the plan is automatic", [](Plan& p) { p.algorithm = Algorithm::automatic; }},
+      {"algorithm of the plan is unknown",
+       [](Plan& p) { p.algorithm = static_cast<Algorithm>(99); }},
+      {"isa of the plan is automatic", [](Plan& p) { p.isa = InstructionSet::automatic; }},
+      {"isa of the plan is unknown", [](Plan& p) { p.isa = static_cast<InstructionSet>(99); }},
+      {"compute of the plan is bf16", [](Plan& p) { p.compute = DType::bf16; }},
+      {"compute of the plan is f64", [](Plan& p) { p.compute = DType::f64; }},
+  };
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    for (const Edit& edit : edits) {
+      Call call;
+      Plan plan = make_plan(call.problem, phase);
+      call.run(plan);  // as it is, it runs
+      edit.edit(plan);
+      call.o.assign(call.o.size(), NAN);
+      const std::string message = refusal(ErrorCode::invalid_argument, [&] { call.run(plan); });
+      EXPECT_NE(message.find(edit.expected), std::string::npos) << edit.expected << ": " << message;
+      EXPECT_NE(message.find("accepted"), std::string::npos) << message;
+      for (const float x : call.o) ASSERT_TRUE(std::isnan(x)) << "written before the refusal";
+    }
+  }
+}
+
+TEST(Plan, EveryFieldThatMakePlanSetsIsTaken) {
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    for (const Algorithm algorithm : algorithms(phase)) {
+      for (const std::int64_t queries : {1, 100}) {
+        Problem problem = Call().problem;
+        problem.seqlen_q = queries;
+        const Plan plan = make_plan(problem, phase, {.algorithm = algorithm});
+        std::vector<float> x(100 * 2 * 16, 0.5f), o(x), lse(200), dq(x);
+        const auto view = [](std::vector<float>& v, std::int64_t n) {
+          return tensor(v.data(), {1, n, 2, 16});
+        };
+        const Inputs inputs{.q = view(x, queries), .k = view(x, 100), .v = view(x, 100)};
+        const Outputs outputs{.o = view(o, queries), .lse = tensor(lse.data(), {1, 2, queries})};
+        if (phase == Phase::forward) {
+          EXPECT_NO_THROW(forward(plan, inputs, outputs)) << to_string(plan);
+        } else {
+          EXPECT_NO_THROW(
+              backward(plan, inputs, outputs, view(x, queries), {.dq = view(dq, queries)}))
+              << to_string(plan);
+        }
+      }
+    }
+  }
+}
+
+class NoWorkers final : public Executor {
+ public:
+  explicit NoWorkers(int workers) : workers_(workers) {}
+  int concurrency() const noexcept override { return workers_; }
+  void parallel_for(std::int64_t, const std::function<void(std::int64_t, int)>&) override {
+    ADD_FAILURE() << "asked to run";
+  }
+
+ private:
+  int workers_;
+};
+
+TEST(Plan, ExecutorsWithoutWorkersAreRefused) {
+  for (const int workers : {0, -1, std::numeric_limits<int>::min()}) {
+    Context context;
+    context.executor = std::make_shared<NoWorkers>(workers);
+    const std::string expected =
+        "executor of the context has concurrency " + std::to_string(workers);
+    Call call;
+    for (const Phase phase : {Phase::forward, Phase::backward}) {
+      const Plan plan = make_plan(call.problem, phase);
+      for (const std::function<void()>& use :
+           {std::function<void()>([&] { make_plan(call.problem, phase, {}, context); }),
+            std::function<void()>([&] { call.run(plan, context); })}) {
+        const std::string message = refusal(ErrorCode::invalid_argument, use);
+        EXPECT_NE(message.find(expected), std::string::npos) << message;
+      }
+    }
+    EXPECT_THROW(measure_peak_gflops(DType::f32, context, 0.001), Error);
+    EXPECT_THROW(measure_read_gbps(context, 0.001), Error);
+  }
+}
+
+// Four query heads of 2^30 queries and keys: 2^62 scores, whose bytes are 0 in 64 bits.
+TEST(Plan, SizesPast64BitsAreRefused) {
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    const Problem problem{.batch = 1,
+                          .seqlen_q = 1 << 30,
+                          .seqlen_k = 1 << 30,
+                          .heads_q = 4,
+                          .heads_k = 1,
+                          .head_dim = 1,
+                          .head_dim_v = 1,
+                          .dtype = dtype};
+    for (const Phase phase : {Phase::forward, Phase::backward}) {
+      const std::string message = refusal(ErrorCode::out_of_memory, [&] {
+        make_plan(problem, phase, {.backend = Backend::cpu, .algorithm = Algorithm::standard});
+      });
+      EXPECT_NE(message.find("workspace of standard is 2^63 - 1 or more bytes"), std::string::npos)
+          << message;
+      EXPECT_NE(message.find("n1073741824"), std::string::npos) << message;
+    }
+  }
+}
+
+// The same, a run: inputs repeat one element. O is never touched, so its address need not exist.
+TEST(Plan, RunsPast64BitsAreRefusedBeforeAnythingIsWritten) {
+  constexpr std::int64_t kLength = std::int64_t{1} << 30;
+  bfloat16 one(1.0f);
+  Tensor q = tensor(&one, {1, 1, 1, 1});
+  q.shape = {1, kLength, 4, 1};
+  q.strides = {0, 0, 0, 1};
+  Tensor k = q;
+  k.shape[2] = 1;
+  const Tensor o = tensor(reinterpret_cast<bfloat16*>(std::uintptr_t{1} << 44), {1, kLength, 4, 1});
+  const std::string message = refusal(ErrorCode::out_of_memory, [&] {
+    forward({}, Inputs{.q = q, .k = k, .v = k}, Outputs{.o = o},
+            PlanOptions{.backend = Backend::cpu, .algorithm = Algorithm::standard});
+  });
+  EXPECT_NE(message.find("2^63 - 1 or more bytes"), std::string::npos) << message;
+}
+
+// 2^60 bytes can be counted, but no machine has them.
+TEST(Plan, MemoryThatCannotBeHadIsToldWithItsSizeAndPurpose) {
+  constexpr std::int64_t kLength = std::int64_t{1} << 29;
+  bfloat16 one(1.0f);
+  Tensor q = tensor(&one, {1, 1, 1, 1});
+  q.shape = {1, kLength, 1, 1};
+  q.strides = {0, 0, 0, 1};
+  const Tensor o = tensor(reinterpret_cast<bfloat16*>(std::uintptr_t{1} << 44), {1, kLength, 1, 1});
+  const std::string message = refusal(ErrorCode::out_of_memory, [&] {
+    forward({}, Inputs{.q = q, .k = q, .v = q}, Outputs{.o = o},
+            PlanOptions{.backend = Backend::cpu, .algorithm = Algorithm::standard});
+  });
+  EXPECT_NE(message.find("scores"), std::string::npos) << message;
+  EXPECT_NE(message.find("1152921504606846976 bytes"), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace attn
