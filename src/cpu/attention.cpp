@@ -189,7 +189,7 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
       const core::LseRow lse =
           core::lse_row(problem, inputs, outputs.lse, sequence.batch, block.head[r]);
       *reinterpret_cast<float*>(lse.base + block.query[r] * lse.stride) =
-          static_cast<float>(m + std::log(l));
+          l == 0 ? -std::numeric_limits<float>::infinity() : static_cast<float>(m + std::log(l));
     }
   }
   ops.unpack_o(block.o_t, dim_v, factor, problem.dtype, row, block.count);

@@ -125,8 +125,8 @@ struct TileOps {
   void (*apply_mask)(const expr::BoundProgram& program, const expr::TileContext& tile, float* s);
 
   // --- Backward (f32 operands) ---
-  // p[key][row] <- 2^(c (s - lse[row])), 0 where s is -inf whatever lse; s may be p.
-  void (*probabilities)(const float* s, int keys, float c, const float* lse, float* p);
+  // p[key][row] <- e^(s - lse[row]), 0 where s is -inf whatever lse; s may be p.
+  void (*probabilities)(const float* s, int keys, const float* lse, float* p);
   // ds <- p (keep_scale keep dp - delta[row]), 0 where p is 0 whatever dp and delta; p <-
   // keep_scale keep p. keep null: all kept and keep_scale 1.
   void (*score_gradient)(float* p, const float* dp, int keys, const std::uint32_t* keep,

@@ -3,6 +3,10 @@
 #include "tile_ops.hpp"
 
 #include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <vector>
 
 #include "core/philox.hpp"
 #include "cpu/attention.hpp"
@@ -276,16 +280,88 @@ TEST_P(Backward, RowsAccumulateAndScoreGradientMatchTheirDefinitions) {
   std::vector<std::uint32_t> keep(kBlockK);
   for (auto& bits : keep) bits = static_cast<std::uint32_t>(random_());
   const std::vector<float> scores(s.data(), s.data() + s.size());
-  ops().probabilities(s.data(), kKeys, 1.25f, lse.data(), s.data());
+  ops().probabilities(s.data(), kKeys, lse.data(), s.data());
   const float scale = 1.5f;
   ops().score_gradient(s.data(), dp.data(), kKeys, keep.data(), scale, delta.data(), ds.data());
   for (std::size_t j = 0; j < kKeys; ++j) {
     for (std::size_t r = 0; r < rows; ++r) {
-      const double p = std::exp2(1.25 * (double{scores[j * rows + r]} - double{lse[r]}));
+      const double p = std::exp(double{scores[j * rows + r]} - double{lse[r]});
       const double z = (keep[j] >> r & 1u) != 0 ? scale : 0.0;
       ASSERT_NEAR(s[j * rows + r], z * p, 1e-5 * (1 + p));
       ASSERT_NEAR(ds[j * rows + r], p * (z * double{dp[j * rows + r]} - double{delta[r]}),
                   1e-4 * (1 + p));
+    }
+  }
+}
+
+// Of small P as well: 2^(c (s - lse)) with the product rounded is off by 4e-7 at s - lse = -10.
+TEST_P(Backward, ProbabilitiesAreAsExactWhereTheyAreSmall) {
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  Floats s(kBlockK * kMaxRows), p(kBlockK * kMaxRows), lse(kMaxRows);
+  for (std::size_t r = 0; r < rows; ++r) lse[r] = 0;
+  for (std::size_t i = 0; i < kBlockK * rows; ++i) {
+    s[i] = -80.0f * static_cast<float>(random_() % 1000003) / 1000003.0f;
+  }
+  ops().probabilities(s.data(), kBlockK, lse.data(), p.data());
+  for (std::size_t i = 0; i < kBlockK * rows; ++i) {
+    const double expected = std::exp(double{s[i]});
+    // 1.5 units in the last place; without fused products the reduction rounds twice more.
+    ASSERT_NEAR(p[i], expected,
+                (ops().isa == InstructionSet::portable ? 2.5e-7 : 1.8e-7) * expected)
+        << s[i];
+  }
+}
+
+// -inf is a key that is not seen: nothing that is not finite reaches it.
+TEST_P(Backward, HiddenKeysHaveNoProbabilityAndNoGradient) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  for (const float lse_value : {0.5f, kInfinity, kNaN}) {
+    for (const float gradient : {1.0f, kInfinity, kNaN}) {
+      Floats s(kMaxRows), dp(kMaxRows), ds(kMaxRows), lse(kMaxRows), delta(kMaxRows);
+      for (std::size_t r = 0; r < rows; ++r) {
+        s[r] = -kInfinity;
+        lse[r] = lse_value;
+        dp[r] = delta[r] = gradient;
+      }
+      ops().probabilities(s.data(), 1, lse.data(), s.data());
+      ops().score_gradient(s.data(), dp.data(), 1, nullptr, 1.0f, delta.data(), ds.data());
+      for (std::size_t r = 0; r < rows; ++r) {
+        EXPECT_EQ(s[r], 0) << lse_value;
+        EXPECT_EQ(ds[r], 0) << lse_value << ", " << gradient;
+      }
+    }
+  }
+}
+
+TEST_P(Backward, FindsTheRowsThatAreNotFinite) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const std::size_t size = size_of(dtype);
+    for (const int dim : {1, 7, 16, 33, 128}) {
+      std::vector<std::byte> memory(kBlockK * static_cast<std::size_t>(dim) * size);
+      const std::byte* row[kBlockK];
+      for (std::size_t j = 0; j < kBlockK; ++j) {
+        row[j] = memory.data() + j * static_cast<std::size_t>(dim) * size;
+      }
+      const auto put = [&](std::size_t j, int d, float value) {
+        std::byte* at = memory.data() +
+                        (j * static_cast<std::size_t>(dim) + static_cast<std::size_t>(d)) * size;
+        if (dtype == DType::f32) std::memcpy(at, &value, size);
+        const bfloat16 b(value);
+        const float16 h(value);
+        if (dtype == DType::bf16) std::memcpy(at, &b, size);
+        if (dtype == DType::f16) std::memcpy(at, &h, size);
+      };
+      for (std::size_t j = 0; j < kBlockK; ++j) {
+        for (int d = 0; d < dim; ++d) put(j, d, dtype == DType::f16 ? -65504.0f : -3e38f);
+      }
+      EXPECT_EQ(ops().nonfinite_rows(row, kBlockK, dim, dtype), 0u);
+      put(3, dim - 1, std::numeric_limits<float>::quiet_NaN());
+      put(63, 0, -std::numeric_limits<float>::infinity());
+      EXPECT_EQ(ops().nonfinite_rows(row, kBlockK, dim, dtype), (std::uint64_t{1} << 63) | 8u);
+      EXPECT_EQ(ops().nonfinite_rows(row, 4, dim, dtype), 8u);
+      EXPECT_EQ(ops().nonfinite_rows(row, 3, dim, dtype), 0u);
     }
   }
 }

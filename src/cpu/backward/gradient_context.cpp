@@ -179,7 +179,7 @@ void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
     float* p = t.tile.s;
     if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
     a_.modify(tile[i].block->q, keys.key0, n, tile[i].coverage, t.tile);
-    a_.ops.probabilities(p, n, a_.c(), tile[i].block->lse, p);
+    a_.ops.probabilities(p, n, tile[i].block->lse, p);
   }
   a_.ops.scores(dp, tiles, keys.v, n, a_.dim_v);
   for (int i = 0; i < tiles; ++i) {

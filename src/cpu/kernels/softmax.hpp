@@ -1,7 +1,7 @@
 // Online softmax over one tile (Milakov and Gimelshein 2018; FlashAttention-2, algorithm 1, lines 9
-// and 10), and the elementwise steps of the backward pass. All exponentials are powers of two. The
-// difference to the maximum (to LSE) is taken before it is scaled: it is exact where it is small,
-// so that a row with one key has P = 1.
+// and 10), and the elementwise steps of the backward pass. The difference to the maximum (to LSE)
+// is taken before it is scaled: it is exact where it is small, so that a row with one key has P
+// = 1.
 #pragma once
 
 #include "cpu/kernels/vec.hpp"
@@ -41,7 +41,8 @@ ATTN_INLINE F new_maximum(const float* row_max, float c, float* m, float* alpha)
   const F before = load(m);
   // A row without visible keys so far stays at -FLT_MAX, where 2^(-inf - m) is 0 and never NaN.
   const F after = max(load(row_max), before);
-  store(alpha, exp2((before - after) * set1(c)));
+  // The floor keeps -FLT_MAX times c from overflowing.
+  store(alpha, exp2(max(set1(-1e30f), before - after) * set1(c)));
   store(m, after);
   return after;
 }
@@ -82,21 +83,19 @@ ATTN_INLINE bool any_nan(F x) {
 #endif
 }
 
-template <F (*kExp2)(F)>
-static void probabilities(const float* s, int keys, float c, const float* lse, float* p) {
-  const F scale = set1(c);
+static void probabilities(const float* s, int keys, const float* lse, float* p) {
   for (int v = 0; v < kVectors; ++v) {
     const int lane = v * kLanes;
     const F row_lse = load(lse + lane);
     if (!any_nan(row_lse)) {
       for (int j = 0; j < keys; ++j) {
-        store(p + j * kRows + lane, kExp2((load(s + j * kRows + lane) - row_lse) * scale));
+        store(p + j * kRows + lane, exp_of_difference(load(s + j * kRows + lane) - row_lse));
       }
       continue;
     }
     for (int j = 0; j < keys; ++j) {
       const F score = load(s + j * kRows + lane);
-      const F y = kExp2((score - row_lse) * scale);
+      const F y = exp_of_difference(score - row_lse);
       store(p + j * kRows + lane, select(score == -__builtin_inff(), F{}, y));
     }
   }

@@ -34,7 +34,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.evaluate_score = evaluate_score;
   ops.evaluate = evaluate;
   ops.apply_mask = apply_mask;
-  ops.probabilities = probabilities<kExp2>;
+  ops.probabilities = probabilities;
   ops.score_gradient = score_gradient;
   ops.multiply_gradient = multiply_gradient;
   ops.accumulate_rows = accumulate_rows_f32;

@@ -125,8 +125,9 @@ ATTN_INLINE F exp2_fraction(F f) {
 // 2^y for y <= 127; -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0.
 ATTN_INLINE F exp2(F y) {
 #if ATTN_VECTOR_BYTES == 64
+  y = max(set1(-1000.0f), y);  // -inf less -inf would be an invalid operation
   const F n = round_to_nearest(y);
-  return _mm512_scalef_ps(exp2_fraction(y - n), n);  // scalef(NaN, -inf) = 0
+  return _mm512_scalef_ps(exp2_fraction(y - n), n);
 #else
   const F floor = set1(-126.0f);
   const F clamped = select(y < floor, floor, y);
@@ -135,6 +136,31 @@ ATTN_INLINE F exp2(F y) {
   // |n| <= 127 and p in [0.7, 1.42], so adding n to the exponent field cannot overflow it.
   const F scaled = bit_cast<F>(bit_cast<U>(p) + (bit_cast<U>(to_int(n)) << 23));
   return select(y < floor, F{}, select(y == y, scaled, y));
+#endif
+}
+
+// e^d for d <= 88; -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0. The
+// fraction of d log2(e) is taken before the product is rounded, so the relative error is 1e-7
+// whatever d: at d = -15 half a unit in the last place of the product alone would be 7e-7 of the
+// result.
+ATTN_INLINE F exp_of_difference(F d) {
+  d = max(set1(-700.0f), d);
+#if ATTN_VECTOR_BYTES == 16  // no FMA: n ln 2 is subtracted in two parts, as exp() does
+  const F n = round_to_nearest(max(set1(-126.0f), d * 1.44269504f));
+  const F f = ((d - n * 0.693359375f) + n * 2.12194440e-4f) * 1.44269504f;
+#else  // log2(e) = 1.44269502 + 1.925963e-8
+#if ATTN_VECTOR_BYTES == 64
+  const F n = round_to_nearest(d * 1.44269504f);
+#else
+  const F n = round_to_nearest(max(set1(-126.0f), d * 1.44269504f));
+#endif
+  const F f = fma(d, set1(1.925963033e-8f), fma(d, set1(1.44269504f), -n));
+#endif
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_scalef_ps(exp2_fraction(f), n);
+#else
+  const F scaled = bit_cast<F>(bit_cast<U>(exp2_fraction(f)) + (bit_cast<U>(to_int(n)) << 23));
+  return select(d < -87.3f, F{}, select(d == d, scaled, d));
 #endif
 }
 
