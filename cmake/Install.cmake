@@ -8,6 +8,16 @@ set(attn_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
 install(TARGETS attn EXPORT attnTargets INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET attn_command)
   install(TARGETS attn_command)
+  get_property(attn_texts GLOBAL PROPERTY ATTN_COMMAND_TEXTS)
+  if(attn_texts)
+    install(FILES ${attn_texts}/attn.man DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 RENAME attn.1)
+    install(FILES ${attn_texts}/attn.bash
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME attn)
+    install(FILES ${attn_texts}/attn.zsh
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions RENAME _attn)
+    install(FILES ${attn_texts}/attn.fish
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+  endif()
 endif()
 install(DIRECTORY include/attn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
 install(EXPORT attnTargets NAMESPACE attn:: DESTINATION ${attn_package_dir})

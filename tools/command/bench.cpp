@@ -120,6 +120,7 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line) {
       ->capture_default_str()
       ->take_last();
   sub->add_option("--algorithm", options->algorithms, "Separated by commas; default: automatic")
+      ->type_name(algorithm_type())
       ->delimiter(',')
       ->allow_extra_args(false);
   sub->add_option("--threads", options->threads,
@@ -139,10 +140,9 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line) {
   sub->add_option("--repeat", options->repeat, "Time exactly so many calls instead")
       ->check(whole_number(1, 1'000'000'000))
       ->take_last();
-  sub->add_option("--json", options->json,
-                  "Write machine, date, command and results here; -: to standard output")
-      ->take_last();
+  add_json_option(*sub, options->json);
   sub->add_option("--plot", options->plot, "Write an SVG of time and memory over seqlen here")
+      ->type_name("FILE")
       ->take_last();
   sub->add_flag("--plan", options->plan, "Print the plan of each line");
   sub->footer(

@@ -7,8 +7,8 @@
 #include <set>
 
 #include "command/command.hpp"
+#include "command/gpu_json.hpp"
 #include "command/svg.hpp"
-#include "cuda/driver/device.hpp"
 
 namespace attn::command {
 namespace {
@@ -105,13 +105,7 @@ std::string table_line(const BenchRow& row, std::size_t descriptor_width) {
 void add_row(JsonReport& report, const BenchRow& row) {
   report.add(row_json(row));
   if (!row.on_gpu()) return;
-  const cuda::DeviceInfo& gpu = cuda::device_info(row.plan.device.index);
-  report.set_machine("gpu", {{"name", gpu.name},
-                             {"arch", gpu.arch},
-                             {"sm_count", gpu.sm_count},
-                             {"l2_bytes", gpu.l2_bytes},
-                             {"memory_bytes", gpu.memory_bytes},
-                             {"driver", cuda::version_text(cuda::api().driver_version)}});
+  report.set_machine("gpu", gpu_json(cuda::device_info(row.plan.device.index)));
 }
 
 std::string plot(const std::vector<BenchRow>& rows) {

@@ -9,6 +9,7 @@
 
 #include "attn/error.hpp"
 #include "command/command.hpp"
+#include "command/json_report.hpp"
 #include "command/progress.hpp"
 #include "core/validate.hpp"
 #include "harness/cases.hpp"
@@ -25,7 +26,7 @@ using harness::Subject;
 
 struct Options {
   std::vector<std::string> descriptors, algorithms;
-  std::string backend, isa, device, kernel, phase = "both";
+  std::string backend, isa, device, kernel, phase = "both", json;
   int threads = 0;
   std::uint64_t seed = 1;
   std::int64_t random = 0;
@@ -131,8 +132,9 @@ std::vector<Case> chosen_cases(const Options& options) {
 
 class Checker {
  public:
-  explicit Checker(const Options& options)
+  Checker(const Options& options, const std::string& command_line)
       : options_(options),
+        report_(options.json, command_line),
         sets_(chosen_instruction_sets(options.isa)),
         subjects_(chosen_subjects(options, sets_)),
         cases_(chosen_cases(options)) {}
@@ -149,6 +151,7 @@ class Checker {
     }
     progress.clear();
     print_summary(total);
+    report_.save();
     if (failed_ > 0) return kWrong;
     return passed_ == 0 ? kNotAvailable : kOk;
   }
@@ -167,18 +170,22 @@ class Checker {
       return wanted(s) && s.phase == Phase::backward;
     });
     harness::Conformance conformance(c, seed, backward);
-    std::int64_t passed = 0, failed = 0;
+    std::int64_t passed = 0, failed = 0, unsupported = 0;
+    Json failures = Json::array();
     std::optional<Worst> worst;
     for (const Subject& subject : subjects_) {
       if (!wanted(subject)) continue;
       const Report report = conformance.check(subject);
       passed += report.status == harness::Status::passed;
-      unsupported_ += report.status == harness::Status::unsupported;
+      unsupported += report.status == harness::Status::unsupported;
       if (report.status == harness::Status::unsupported) reason_ = report.message;
       if (report.status == harness::Status::failed) {
         ++failed;
         progress.clear();
-        fmt::print("{}\n", harness::to_string(report));
+        fmt::print(report_.text(), "{}\n", harness::to_string(report));
+        failures.push_back({{"subject", harness::to_string(subject)},
+                            {"message", report.message},
+                            {"repeat", report.command()}});
       }
       for (const Comparison& comparison : report.comparisons) {
         if (!worst || comparison.share() > worst->comparison.share()) {
@@ -188,13 +195,25 @@ class Checker {
     }
     passed_ += passed;
     failed_ += failed;
+    unsupported_ += unsupported;
+    report_.add({{"problem", harness::to_string(c)},
+                 {"seed", seed},
+                 {"status", failed > 0   ? "failed"
+                            : passed > 0 ? "ok"
+                                         : "none"},
+                 {"passed", passed},
+                 {"failed", failed},
+                 {"unsupported", unsupported},
+                 {"worst", worst ? comparison_json(worst->comparison) : Json(nullptr)},
+                 {"worst_subject", worst ? Json(worst->subject) : Json(nullptr)},
+                 {"failures", std::move(failures)}});
     if (worst && (!worst_ || worst->comparison.share() > worst_->comparison.share()))
       worst_ = worst;
     if (!print_line) return;
     progress.clear();
     const char* verdict = failed > 0 ? "FAILED" : passed > 0 ? "ok    " : "none  ";
-    fmt::print("{}  {}  {}/{} agree{}\n", verdict, harness::to_string(c), passed, passed + failed,
-               worst ? "; worst " + describe(*worst) : std::string());
+    fmt::print(report_.text(), "{}  {}  {}/{} agree{}\n", verdict, harness::to_string(c), passed,
+               passed + failed, worst ? "; worst " + describe(*worst) : std::string());
   }
 
   struct Worst {
@@ -207,16 +226,18 @@ class Checker {
   }
 
   void print_summary(std::int64_t total) const {
-    fmt::print("{} cases, {} checks: {} passed, {} failed", total, passed_ + failed_ + unsupported_,
-               passed_, failed_);
-    if (unsupported_ > 0) fmt::print(", {} not supported ({})", unsupported_, reason_);
-    fmt::print("\n");
+    std::FILE* text = report_.text();
+    fmt::print(text, "{} cases, {} checks: {} passed, {} failed", total,
+               passed_ + failed_ + unsupported_, passed_, failed_);
+    if (unsupported_ > 0) fmt::print(text, ", {} not supported ({})", unsupported_, reason_);
+    fmt::print(text, "\n");
     if (!worst_) return;
-    fmt::print("worst {:.0f} % of the allowed error: {} in {}\n", 100 * worst_->comparison.share(),
-               describe(*worst_), worst_->descriptor);
+    fmt::print(text, "worst {:.0f} % of the allowed error: {} in {}\n",
+               100 * worst_->comparison.share(), describe(*worst_), worst_->descriptor);
   }
 
   const Options& options_;
+  JsonReport report_;
   std::vector<InstructionSet> sets_;  // those chosen
   std::vector<Subject> subjects_;
   std::vector<Case> cases_;
@@ -228,7 +249,7 @@ class Checker {
 
 }  // namespace
 
-void add_check(CLI::App& app, int& status) {
+void add_check(CLI::App& app, int& status, const std::string& command_line) {
   auto options = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand(
       "check", "Compare every algorithm, backend and instruction set with the fp64 reference");
@@ -247,6 +268,7 @@ void add_check(CLI::App& app, int& status) {
       ->check(CLI::IsMember({"forward", "backward", "both"}))
       ->capture_default_str();
   sub->add_option("--algorithm", options->algorithms, "Only these, separated by commas")
+      ->type_name(algorithm_type())
       ->delimiter(',')
       ->allow_extra_args(false);
   add_backend_option(*sub, options->backend);
@@ -254,6 +276,7 @@ void add_check(CLI::App& app, int& status) {
   add_kernel_option(*sub, options->kernel);
   add_isa_option(*sub, options->isa);
   add_threads_option(*sub, options->threads);
+  add_json_option(*sub, options->json);
   sub->add_flag("--verbose", options->verbose, "A line for each random problem too");
   sub->footer(
       "Examples:\n"
@@ -261,13 +284,13 @@ void add_check(CLI::App& app, int& status) {
       "  attn check b2_n256_hq8_hk2_d64_causal_bf16 --isa avx2 --algorithm flash_attention_2\n"
       "  attn check --random 10000 --seed 1\n"
       "  attn check --random 2000 --device cuda");
-  sub->callback([options, &status] {
+  sub->callback([options, &status, command_line] {
     check_run_options({.algorithm = options->algorithms.empty() ? "" : options->algorithms.front(),
                        .backend = options->backend,
                        .isa = options->isa,
                        .device = options->device,
                        .kernel = options->kernel});
-    status = Checker(*options).run();
+    status = Checker(*options, command_line).run();
   });
 }
 

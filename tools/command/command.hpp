@@ -20,11 +20,14 @@ enum ExitCode : int {
 };
 
 // Each adds one subcommand; its callback writes the exit code to `status` and throws attn::Error.
-void add_info(CLI::App& app, int& status);
-void add_compile(CLI::App& app, int& status);
-void add_run(CLI::App& app, int& status);
-void add_check(CLI::App& app, int& status);
+// `command_line` is what --json says was called.
+void add_info(CLI::App& app, int& status, const std::string& command_line);
+void add_compile(CLI::App& app, int& status, const std::string& command_line);
+void add_run(CLI::App& app, int& status, const std::string& command_line);
+void add_check(CLI::App& app, int& status, const std::string& command_line);
 void add_bench(CLI::App& app, int& status, const std::string& command_line);
+
+void add_generate(CLI::App& app, int& status);
 
 // Options that several subcommands have. Empty text means "not given".
 struct RunOptions {
@@ -32,10 +35,12 @@ struct RunOptions {
   int threads = 0;  // 0: one for each CPU
 };
 void add_algorithm_option(CLI::App& app, std::string& algorithm);
+std::string algorithm_type();  // what the help shows for the value of --algorithm
 void add_backend_option(CLI::App& app, std::string& backend);
 CLI::Option* add_isa_option(CLI::App& app, std::string& isa);
 void add_threads_option(CLI::App& app, int& threads);
 void add_device_option(CLI::App& app, std::string& device);
+void add_json_option(CLI::App& app, std::string& json);
 void add_kernel_option(CLI::App& app, std::string& kernel);
 
 // Validators whose refusal says the value and what is accepted.

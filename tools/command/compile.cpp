@@ -8,6 +8,7 @@
 #include "attn/error.hpp"
 #include "attn/problem.hpp"
 #include "command/command.hpp"
+#include "command/json_report.hpp"
 #include "core/validate.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/driver/device.hpp"
@@ -18,7 +19,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> descriptors, archs;
-  std::string cache_dir, kernel, phase = "forward";
+  std::string cache_dir, kernel, phase = "forward", json;
   bool strict = false;
 };
 
@@ -49,7 +50,24 @@ bool clean(const cuda::Report& report, int allowed) {
          report.local_bytes <= allowed;
 }
 
-int compile(const Options& options) {
+Json row(const std::string& descriptor, cuda::Arch arch, const cuda::Source& source,
+         const cuda::Report& report) {
+  return {{"problem", descriptor},
+          {"arch", to_string(arch)},
+          {"kernel", source.name},
+          {"registers", report.registers},
+          {"spill_store_bytes", report.spill_store_bytes},
+          {"spill_load_bytes", report.spill_load_bytes},
+          {"local_bytes", report.local_bytes},
+          {"shared_bytes", report.shared_bytes},
+          {"warnings", report.warnings},
+          {"seconds", report.seconds},
+          {"from_cache", report.from_cache},
+          {"clean", clean(report, source.allowed_spill_bytes)}};
+}
+
+int compile(const Options& options, const std::string& command_line) {
+  JsonReport json(options.json, command_line);
   Context context;
   context.log = [](std::string_view message) { fmt::print(stderr, "attn: {}\n", message); };
   const Phase phase = options.phase == "forward" ? Phase::forward : Phase::backward;
@@ -72,11 +90,14 @@ int compile(const Options& options) {
     for (const cuda::Arch arch : archs) {
       for (const cuda::Source& source : cuda::sources(problem, phase, arch, options.kernel)) {
         const cuda::Report report = cuda::compile_into(source, arch, context, folder).report;
-        fmt::print("{} {} {}: {}\n", descriptor, to_string(arch), source.name, to_string(report));
+        json.add(row(descriptor, arch, source, report));
+        fmt::print(json.text(), "{} {} {}: {}\n", descriptor, to_string(arch), source.name,
+                   to_string(report));
         if (!clean(report, source.allowed_spill_bytes)) ++unclean;
       }
     }
   }
+  json.save();
   if (options.strict && unclean > 0) {
     fmt::print(stderr, "attn: {} of the kernels spill, use local memory or have warnings\n",
                unclean);
@@ -87,7 +108,7 @@ int compile(const Options& options) {
 
 }  // namespace
 
-void add_compile(CLI::App& app, int& status) {
+void add_compile(CLI::App& app, int& status, const std::string& command_line) {
   auto options = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand(
       "compile", "Compile the GPU kernels of problems into the cache; needs NVRTC, no GPU");
@@ -103,14 +124,16 @@ void add_compile(CLI::App& app, int& status) {
       ->capture_default_str();
   add_kernel_option(*sub, options->kernel);
   sub->add_option("--cache-dir", options->cache_dir,
-                  "Default: ATTN_CACHE_DIR, or attn in the user's cache folder");
+                  "Default: ATTN_CACHE_DIR, or attn in the user's cache folder")
+      ->type_name("FOLDER");
   sub->add_flag("--strict", options->strict,
                 "Exit code 1 where a kernel spills registers, uses local memory or has a warning");
+  add_json_option(*sub, options->json);
   sub->footer(
       "Examples:\n"
       "  attn compile b1_n4096_h16_d128_causal_bf16 --arch sm_90a\n"
       "  attn compile @problems.txt --arch sm_80,sm_90a --cache-dir /opt/app/kernels --strict");
-  sub->callback([options, &status] { status = compile(*options); });
+  sub->callback([options, &status, command_line] { status = compile(*options, command_line); });
 }
 
 }  // namespace attn::command

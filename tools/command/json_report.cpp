@@ -70,6 +70,13 @@ void JsonReport::save_unfinished() noexcept {
   }
 }
 
+Json comparison_json(const harness::Comparison& comparison) {
+  return {{"tensor", comparison.tensor}, {"share", comparison.share()},
+          {"error", comparison.error},   {"allowed", comparison.allowed},
+          {"where", comparison.where},   {"expected", comparison.expected},
+          {"got", comparison.got}};
+}
+
 void JsonReport::write_locked(bool complete) {
   const Json json{{"command", command_line_},
                   {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "command/interrupt.hpp"
+#include "harness/compare.hpp"
 
 namespace attn::command {
 
@@ -45,5 +46,9 @@ class JsonReport {
   bool saved_ = false;
   OnInterrupt on_interrupt_;
 };
+
+// {"tensor", "share" of what is allowed (1 or less passes), "error", "allowed", "where",
+// "expected", "got"}; numbers that JSON lacks (NaN, infinities) are null.
+Json comparison_json(const harness::Comparison& comparison);
 
 }  // namespace attn::command

@@ -99,11 +99,13 @@ int run(int argc, char** argv) {
       "Exit codes: 0 ok, 1 a check failed or a result is wrong, 2 bad usage or input, 3 not "
       "available here.");
   int status = kOk;
-  add_info(app, status);
-  add_run(app, status);
-  add_check(app, status);
-  add_bench(app, status, command_line(argc, argv));
-  add_compile(app, status);
+  const std::string line = command_line(argc, argv);
+  add_info(app, status, line);
+  add_run(app, status, line);
+  add_check(app, status, line);
+  add_bench(app, status, line);
+  add_compile(app, status, line);
+  add_generate(app, status);
   for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
     refuse_empty_values(*sub);
   }
@@ -112,11 +114,10 @@ int run(int argc, char** argv) {
     const auto is_first = [&](const CLI::App* sub) { return sub->check_name(arguments.front()); };
     if (!arguments.empty() && !arguments.front().starts_with('-') &&
         app.get_subcommands(is_first).empty()) {
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format(
-              "the subcommand is \"{}\", but info, run, check, bench and compile are accepted",
-              io::printable(arguments.front())));
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("the subcommand is \"{}\", but info, run, check, bench, compile and "
+                              "generate are accepted",
+                              io::printable(arguments.front())));
     }
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
     app.parse(arguments);

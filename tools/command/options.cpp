@@ -16,10 +16,9 @@ namespace {
 
 constexpr std::uint64_t kMaxThreads = 4096;
 
-std::string algorithm_names() {
-  std::vector<std::string> names{std::string(name(Algorithm::automatic))};
-  for (const Algorithm algorithm : algorithms(Phase::forward)) names.emplace_back(name(algorithm));
-  return fmt::format("{}", fmt::join(names, ", "));
+// As the help shows a value that is one of these.
+std::string one_of(const std::vector<std::string_view>& names) {
+  return fmt::format("{{{}}}", fmt::join(names, ","));
 }
 
 // `value` in the largest unit that leaves at least 1 before the point.
@@ -37,17 +36,29 @@ std::string format_unit(double value, const std::array<std::pair<double, const c
 
 }  // namespace
 
+std::string algorithm_type() {
+  std::vector<std::string_view> names{name(Algorithm::automatic)};
+  for (const Algorithm algorithm : algorithms(Phase::forward)) names.push_back(name(algorithm));
+  return one_of(names);
+}
+
 void add_algorithm_option(CLI::App& app, std::string& algorithm) {
-  app.add_option("--algorithm", algorithm, algorithm_names())->take_last();
+  app.add_option("--algorithm", algorithm, "Default: the fast one")
+      ->type_name(algorithm_type())
+      ->take_last();
 }
 void add_backend_option(CLI::App& app, std::string& backend) {
-  app.add_option("--backend", backend,
-                 "automatic, cpu, cuda, or reference (fp64, one thread, slow)")
+  app.add_option("--backend", backend, "Default: by the device; reference: fp64, one thread, slow")
+      ->type_name(one_of({name(Backend::automatic), name(Backend::cpu), name(Backend::cuda),
+                          name(Backend::reference)}))
       ->take_last();
 }
 CLI::Option* add_isa_option(CLI::App& app, std::string& isa) {
+  std::vector<std::string_view> names{name(InstructionSet::automatic)};
+  for (const InstructionSetInfo& info : instruction_sets()) names.push_back(name(info.isa));
   return app
       .add_option("--isa", isa, "Instruction set; 'attn info' lists them; default: the best here")
+      ->type_name(one_of(names))
       ->take_last();
 }
 void add_threads_option(CLI::App& app, int& threads) {
@@ -59,6 +70,7 @@ void add_threads_option(CLI::App& app, int& threads) {
 void add_device_option(CLI::App& app, std::string& device) {
   app.add_option("--device", device,
                  "cpu (default), cuda, or cuda:N for another than the first GPU")
+      ->type_name("DEVICE")
       ->take_last();
 }
 
@@ -66,6 +78,14 @@ void add_kernel_option(CLI::App& app, std::string& kernel) {
   app.add_option("--kernel", kernel,
                  "On a GPU: forward_sm90, forward_sm80 or forward_simt; default: the fast one. "
                  "forward_sm90/wg2_n160_s2_q2 names parts of a tile shape (docs/cuda.md)")
+      ->take_last();
+}
+
+void add_json_option(CLI::App& app, std::string& json) {
+  app.add_option("--json", json,
+                 "Write machine, date, command and results here (docs/command.md); -: to standard "
+                 "output")
+      ->type_name("FILE")
       ->take_last();
 }
 

@@ -3,22 +3,19 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "attn/error.hpp"
 #include "command/command.hpp"
+#include "command/json_report.hpp"
 #include "command/run_device.hpp"
 #include "command/run_problem.hpp"
+#include "command/run_results.hpp"
 #include "command/timing.hpp"
 #include "command/verify.hpp"
-#include "io/file.hpp"
-#include "io/npy.hpp"
-#include "io/output_file.hpp"
 
 namespace attn::command {
 namespace {
@@ -26,209 +23,152 @@ namespace {
 struct Options {
   ProblemOptions problem;
   RunOptions run;
-  std::string output;
+  std::string output, json;
   bool lse = false, verify = false;
   double seconds = 0.2;
 };
 
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
-
-// Filled with NaN, which stays where nothing is written.
-io::Array poisoned(DType dtype, const std::vector<std::int64_t>& shape) {
-  io::Array array(dtype, shape);
-  std::memset(array.data(), 0xff, array.bytes());
-  return array;
-}
-
-std::vector<std::int64_t> shape(const Tensor& t) {
-  return {t.shape.begin(), t.shape.begin() + t.rank};
-}
-
-// What a run writes, in memory of its own; gradients where they are asked for.
-class Results {
+class Runner {
  public:
-  Results(const RunProblem& read, bool backward) {
-    const Problem& problem = read.problem;
-    const Inputs& inputs = read.inputs;
-    std::vector<std::int64_t> shape_o = shape(inputs.q);
-    shape_o.back() = problem.head_dim_v;
-    outputs.o = keep(problem.dtype, shape_o);
-    const DType lse = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
-    outputs.lse = problem.layout_q == Layout::packed
-                      ? keep(lse, {problem.heads_q, inputs.q.shape[0]})
-                      : keep(lse, {problem.batch, problem.heads_q, problem.seqlen_q});
-    if (!backward) return;
-    gradients.dq = keep(problem.dtype, shape(inputs.q));
-    gradients.dk = keep(problem.dtype, shape(inputs.k));
-    gradients.dv = keep(problem.dtype, shape(inputs.v));
-    if (problem.sink) gradients.dsink = keep(DType::f32, shape(inputs.sink));
-    if (problem.score.empty()) return;
-    for (const auto& buffer : expr::buffers(problem.score)) {
-      if (!is_floating(buffer->tensor().dtype)) continue;
-      for (const auto& [name, tensor] : inputs.buffers) {
-        if (name != buffer->name()) continue;
-        gradients.buffers.emplace_back(name, keep(DType::f32, shape(tensor)));
-      }
+  Runner(const Options& options, const std::string& command_line)
+      : options_(options),
+        report_(options.json, command_line),
+        read_(read_problem(options.problem)),
+        results_(read_, options.problem.backward),
+        context_(make_context(options.run)) {}
+
+  int run() {
+    const NamedTensors tensors = results_.named(read_, options_.lse);
+    check_results(options_.output, tensors);
+    const PlanOptions choices = plan_options(options_.run);
+    std::vector<Plan> plans;
+    fmt::print(report_.text(), "problem   {}\n", to_string(read_.problem));
+    for (const Phase phase : {Phase::forward, Phase::backward}) {
+      if (phase == Phase::backward && !options_.problem.backward) continue;
+      plans.push_back(make_plan(read_.problem, phase, choices, context_));
+      fmt::print(report_.text(), "plan      {}\n", to_string(plans.back()));
     }
-  }
-
-  Outputs outputs;
-  Gradients gradients;
-
-  // By the names that they have in a file, in the shapes in which Q, K and V were given.
-  NamedTensors named(const RunProblem& read, bool with_lse) const {
-    NamedTensors tensors{{"o", given_shape(outputs.o, read.batchless_q)}};
-    if (with_lse) tensors.emplace_back("lse", given_shape(outputs.lse, read.batchless_q));
-    if (!gradients.dq.given()) return tensors;
-    tensors.emplace_back("dq", given_shape(gradients.dq, read.batchless_q));
-    tensors.emplace_back("dk", given_shape(gradients.dk, read.batchless_k));
-    tensors.emplace_back("dv", given_shape(gradients.dv, read.batchless_v));
-    if (gradients.dsink.given()) tensors.emplace_back("dsink", gradients.dsink);
-    for (const auto& [name, tensor] : gradients.buffers) tensors.emplace_back("d" + name, tensor);
-    return tensors;
+    Json row{{"problem", to_string(read_.problem)}, {"phases", Json::array()}};
+    bool passed = true;
+    for (const Plan& plan : plans) {
+      passed = (plan.phase == Phase::forward ? run_forward(plan) : run_backward(plan)) && passed;
+      row["phases"].push_back(std::move(phase_));
+    }
+    row["output"] = nullptr;
+    if (passed && !options_.output.empty()) {
+      write_results(options_.output, tensors);
+      row["output"] = options_.output;
+      tell_written(tensors, row);
+    }
+    report_.add(std::move(row));
+    report_.save();
+    return passed ? kOk : kWrong;
   }
 
  private:
-  Tensor keep(DType dtype, const std::vector<std::int64_t>& shape) {
-    return arrays_.emplace_back(poisoned(dtype, shape)).tensor();
+  // Whether the phase is right, where that is asked for.
+  bool run_forward(const Plan& plan) {
+    begin(plan, call(plan, {}, options_.seconds));
+    return !options_.verify || tell(verify_forward(read_.problem, read_.inputs, results_.outputs));
+  }
+  bool run_backward(const Plan& plan) {
+    std::optional<Verification> verification;
+    if (options_.verify) {
+      const auto once = [&](const Tensor& d_o) { call(plan, d_o, 0); };
+      verification =
+          verify_backward(read_.problem, read_.inputs, read_.d_o, results_.gradients, once);
+    }
+    begin(plan, call(plan, read_.d_o, options_.seconds));
+    return !verification || tell(*verification);
   }
 
-  static Tensor given_shape(const Tensor& tensor, bool batchless) {
-    if (!batchless) return tensor;
-    Tensor result = tensor;
-    --result.rank;
-    std::copy(tensor.shape.begin() + 1, tensor.shape.end(), result.shape.begin());
-    std::copy(tensor.strides.begin() + 1, tensor.strides.end(), result.strides.begin());
-    return result;
+  // Calls until so many seconds have passed; the results are on the host then.
+  Timing call(const Plan& plan, const Tensor& d_o, double seconds) {
+    const TimingRule rule{.min_calls = 1, .seconds = seconds};
+    if (plan.device.type == DeviceType::cuda) {
+      Context context = context_;
+      const OnDevice on(read_, results_.outputs, d_o, results_.gradients, plan, context);
+      Timing timing = time_calls([&] { on.run(context); }, rule);
+      on.download();
+      return timing;
+    }
+    return time_calls(
+        [&] {
+          if (plan.phase == Phase::forward) {
+            forward(plan, read_.inputs, results_.outputs, context_);
+          } else {
+            backward(plan, read_.inputs, results_.outputs, d_o, results_.gradients, context_);
+          }
+        },
+        rule);
   }
 
-  std::list<io::Array> arrays_;
+  void begin(const Plan& plan, const Timing& timing) {
+    const double gflops = plan.flops / timing.median() * 1e-9;
+    fmt::print(report_.text(), "time      {} {}, median of {}; {:.1f} GFLOP/s\n", name(plan.phase),
+               format_seconds(timing.median()), timing.seconds.size(), gflops);
+    phase_ = {{"phase", name(plan.phase)},
+              {"backend", name(plan.backend)},
+              {"device", to_string(plan.device)},
+              {"algorithm", name(plan.algorithm)},
+              {"isa", name(plan.isa)},
+              {"threads", plan.threads},
+              {"plan", to_string(plan)},
+              {"calls", timing.seconds.size()},
+              {"seconds_median", timing.median()},
+              {"seconds_minimum", timing.minimum()},
+              {"gflops", gflops},
+              {"verified", nullptr}};
+  }
+
+  bool tell(const Verification& verification) {
+    const bool passed = verification.passed();
+    fmt::print(report_.text(), "verified  {} against fp64: {}\n", verification.extent,
+               passed ? "ok" : "WRONG");
+    Json comparisons = Json::array();
+    for (const harness::Comparison& comparison : verification.comparisons) {
+      fmt::print(report_.text(), "          {}\n", harness::to_string(comparison));
+      comparisons.push_back(comparison_json(comparison));
+    }
+    phase_["verified"] = {{"correct", passed},
+                          {"checked", verification.extent},
+                          {"comparisons", std::move(comparisons)}};
+    return passed;
+  }
+
+  void tell_written(const NamedTensors& tensors, Json& row) const {
+    std::string text;
+    for (const auto& [name, tensor] : tensors) {
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, to_string(tensor));
+      row["tensors"][name] = {
+          {"dtype", attn::name(tensor.dtype)},
+          {"shape", std::vector(tensor.shape.begin(), tensor.shape.begin() + tensor.rank)}};
+    }
+    fmt::print(report_.text(), "written   {} to {}\n", text, options_.output);
+  }
+
+  const Options& options_;
+  JsonReport report_;
+  RunProblem read_;
+  RunResults results_;
+  Context context_;
+  Json phase_;  // of the call made last
 };
 
-// What cannot be written is refused before it is computed.
-void check_output(const Options& options, const NamedTensors& tensors) {
-  const std::string& path = options.output;
-  if (path.empty()) return;
-  io::OutputFile::check(path);
-  if (path.ends_with(".npy")) {
-    if (tensors.size() > 1) {
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("{} with --output {}: an .npy file holds one tensor, a safetensors "
-                      "file is accepted",
-                      options.problem.backward ? "--backward" : "--lse", io::printable(path)));
-    }
-    io::check_npy(path, tensors.front().second.dtype);
-    return;
-  }
-  for (auto named = tensors.begin(); named != tensors.end(); ++named) {
-    if (std::any_of(tensors.begin(), named,
-                    [&](const auto& other) { return other.first == named->first; })) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("--backward writes two tensors named {}; accepted are names of "
-                              "buffers whose gradients have names of their own",
-                              named->first));
-    }
-  }
-}
-
-void write(const std::string& path, const NamedTensors& tensors) {
-  if (path.empty()) return;
-  if (path.ends_with(".npy")) {
-    io::write_npy(path, tensors.front().second);
-  } else {
-    io::write_safetensors(path, tensors);
-  }
-  std::string text;
-  for (const auto& [name, tensor] : tensors) {
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, to_string(tensor));
-  }
-  fmt::print("written   {} to {}\n", text, path);
-}
-
-void print_time(const Timing& timing, const Plan& plan) {
-  fmt::print("time      {}, median of {}; {:.1f} GFLOP/s\n", format_seconds(timing.median()),
-             timing.seconds.size(), plan.flops / timing.median() * 1e-9);
-}
-
-// Whether it passed.
-bool print_verification(const Verification& verification) {
-  fmt::print("verified  {} against fp64: {}\n", verification.extent,
-             verification.passed() ? "ok" : "WRONG");
-  for (const harness::Comparison& comparison : verification.comparisons) {
-    fmt::print("          {}\n", harness::to_string(comparison));
-  }
-  return verification.passed();
-}
-
-// Computes O and LSE, many times; whether they are right, if that is asked for.
-bool run_forward(const Options& options, const RunProblem& read, const Plan& plan, Context context,
-                 const Outputs& outputs) {
-  const TimingRule rule{.min_calls = 1, .seconds = options.seconds};
-  Timing timing;
-  if (plan.device.type == DeviceType::cpu) {
-    timing = time_calls([&] { forward(plan, read.inputs, outputs, context); }, rule);
-  } else {
-    const OnDevice on(read, outputs, plan, context);
-    timing = time_calls([&] { on.run(context); }, rule);
-    on.download();
-  }
-  print_time(timing, plan);
-  return !options.verify || print_verification(verify_forward(read.problem, read.inputs, outputs));
-}
-
-// The same for the gradients.
-bool run_backward(const Options& options, const RunProblem& read, const Plan& plan,
-                  const Context& context, const Results& results) {
-  const auto run_with = [&](const Tensor& d_o) {
-    backward(plan, read.inputs, results.outputs, d_o, results.gradients, context);
-  };
-  bool passed = true;
-  if (options.verify) {
-    passed = print_verification(
-        verify_backward(read.problem, read.inputs, read.d_o, results.gradients, run_with));
-  }
-  print_time(time_calls([&] { run_with(read.d_o); }, {.min_calls = 1, .seconds = options.seconds}),
-             plan);
-  return passed;
-}
-
-int run(const Options& options) {
-  check_run_options(options.run);
-  const RunProblem read = read_problem(options.problem);
-  const bool with_gradients = options.problem.backward;
-  Results results(read, with_gradients);
-  const NamedTensors tensors = results.named(read, options.lse);
-  check_output(options, tensors);
-  const Context context = make_context(options.run);
-  const PlanOptions choices = plan_options(options.run);
-  std::vector<Plan> plans;
-  fmt::print("problem   {}\n", to_string(read.problem));
-  for (const Phase phase : {Phase::forward, Phase::backward}) {
-    if (phase == Phase::backward && !with_gradients) continue;
-    plans.push_back(make_plan(read.problem, phase, choices, context));
-    fmt::print("plan      {}\n", to_string(plans.back()));
-  }
-  bool passed = run_forward(options, read, plans.front(), context, results.outputs);
-  if (with_gradients)
-    passed = run_backward(options, read, plans.back(), context, results) && passed;
-  if (!passed) return kWrong;
-  write(options.output, tensors);
-  return kOk;
-}
-
 void add_problem_options(CLI::App& app, ProblemOptions& options) {
-  app.add_option("--input", options.input, "safetensors file");
+  app.add_option("--input", options.input, "safetensors file")->type_name("FILE");
   app.add_option("--q", options.q,
                  "Tensor of --input or .npy file; [batch, seqlen, heads, "
                  "head_dim] or without batch")
+      ->type_name("SOURCE")
       ->capture_default_str();
-  app.add_option("--k", options.k, "Likewise")->capture_default_str();
-  app.add_option("--v", options.v, "Likewise")->capture_default_str();
-  app.add_option("--dtype", options.dtype, "Convert Q, K, V first: f32, bf16, f16, f64");
+  app.add_option("--k", options.k, "Likewise")->capture_default_str()->type_name("SOURCE");
+  app.add_option("--v", options.v, "Likewise")->capture_default_str()->type_name("SOURCE");
+  app.add_option("--dtype", options.dtype, "Convert Q, K, V first: f32, bf16, f16, f64")
+      ->type_name("{f32,bf16,f16,f64}");
   app.add_option("--mask", options.mask,
-                 "Boolean expression of query, key, batch, head, seqlen_q, seqlen_k and buffers, "
-                 "or tokens such as causal_window128x0");
+                 "Boolean expression of position, query, key, batch, head, seqlen_q, seqlen_k and "
+                 "buffers, or tokens such as causal_window128x0");
   app.add_option("--score", options.score,
                  "Expression of score and the same, or tokens such as "
                  "softcap30");
@@ -241,12 +181,14 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
   app.add_option("--window", options.window,
                  "left,right: keys from left before to right after the query's own; -1: no bound");
   app.add_option("--documents", options.documents,
-                 "Tensor or .npy file of i32 ids: a query sees the keys of its document");
+                 "Tensor or .npy file of i32 ids: a query sees the keys of its document")
+      ->type_name("SOURCE");
   app.add_option("--softcap", options.softcap, "c: the score becomes c tanh(score / c)");
   app.add_flag("--alibi", options.alibi, "Subtract slope[head] times the distance");
   app.add_option("--bias", options.bias,
                  "Tensor or .npy file [batch, head, query, key] added to the score; sizes of 1 "
-                 "broadcast");
+                 "broadcast")
+      ->type_name("SOURCE");
   app.add_option("--scale", options.scale, "Default: 1 / sqrt(head_dim)");
   app.add_option(
       "--problem", options.tokens,
@@ -272,20 +214,22 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
     std::string name = input.option + 2;
     std::replace(name.begin(), name.end(), '-', '_');
     app.add_option(input.option, options.*input.source,
-                   fmt::format("{}. Default: {} of --input where it is there", input.what, name));
+                   fmt::format("{}. Default: {} of --input where it is there", input.what, name))
+        ->type_name("SOURCE");
   }
 }
 
 }  // namespace
 
-void add_run(CLI::App& app, int& status) {
+void add_run(CLI::App& app, int& status, const std::string& command_line) {
   auto options = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("run", "Compute attention of tensors in files");
   add_problem_options(*sub, options->problem);
   sub->add_option(
-      "--output", options->output,
-      "safetensors file (tensors o, with --lse lse, with --backward the gradients) or .npy "
-      "file (o alone)");
+         "--output", options->output,
+         "safetensors file (tensors o, with --lse lse, with --backward the gradients) or .npy "
+         "file (o alone)")
+      ->type_name("FILE");
   sub->add_flag("--lse", options->lse, "Write log(sum(exp(score))) of each row as well");
   sub->add_flag("--backward", options->problem.backward,
                 "Gradients as well: dq, dk, dv, dsink, and d<name> for each buffer of the score");
@@ -295,6 +239,7 @@ void add_run(CLI::App& app, int& status) {
   sub->add_flag("--verify", options->verify,
                 "Compare with the fp64 reference; exit code 1 if "
                 "wrong");
+  add_json_option(*sub, options->json);
   add_algorithm_option(*sub, options->run.algorithm);
   add_backend_option(*sub, options->run.backend);
   add_device_option(*sub, options->run.device);
@@ -311,7 +256,10 @@ void add_run(CLI::App& app, int& status) {
       "w=slopes.npy\n"
       "  attn run --input call.safetensors --problem causal_bias_packed --backward --lse --output "
       "results.safetensors");
-  sub->callback([options, &status] { status = run(*options); });
+  sub->callback([options, &status, command_line] {
+    check_run_options(options->run);
+    status = Runner(*options, command_line).run();
+  });
 }
 
 }  // namespace attn::command

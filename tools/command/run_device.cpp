@@ -1,31 +1,45 @@
 #include "command/run_device.hpp"
 
-#include <utility>
-
 namespace attn::command {
 
-OnDevice::OnDevice(const RunProblem& read, const Outputs& outputs, const Plan& plan,
-                   Context& context)
-    : host_(outputs),
-      plan_(plan),
-      stream_(plan.device.index),
-      workspace_(plan),
-      inputs_(read.inputs) {
+OnDevice::OnDevice(const RunProblem& read, const Outputs& outputs, const Tensor& d_o,
+                   const Gradients& gradients, const Plan& plan, Context& context)
+    : plan_(plan), stream_(plan.device.index), workspace_(plan), inputs_(read.inputs) {
   context.stream = stream_.handle();
   context.workspace = workspace_.tensor();
   for (Tensor* tensor :
        {&inputs_.q, &inputs_.k, &inputs_.v, &inputs_.cu_seqlens_q, &inputs_.cu_seqlens_k,
         &inputs_.seqused_q, &inputs_.seqused_k, &inputs_.page_table, &inputs_.sink}) {
-    if (tensor->given()) *tensor = harness::upload(*tensor, plan.device, memory_);
+    *tensor = here(*tensor);
   }
-  for (auto& [name, tensor] : inputs_.buffers) {
-    tensor = harness::upload(tensor, plan.device, memory_);
-  }
+  for (auto& [name, tensor] : inputs_.buffers) tensor = here(tensor);
   for (const expr::Expr* e : {&read.problem.mask, &read.problem.score}) {
     for (const auto& buffer : expr::buffers(*e)) bind(*buffer);
   }
-  outputs_.o = harness::upload(outputs.o, plan.device, memory_);
-  outputs_.lse = harness::upload(outputs.lse, plan.device, memory_);
+  if (plan.phase == Phase::forward) {
+    outputs_ = {.o = written(outputs.o), .lse = written(outputs.lse)};
+    return;
+  }
+  outputs_ = {.o = here(outputs.o), .lse = here(outputs.lse)};
+  d_o_ = here(d_o);
+  gradients_ = {.dq = written(gradients.dq),
+                .dk = written(gradients.dk),
+                .dv = written(gradients.dv),
+                .dsink = written(gradients.dsink),
+                .buffers = {}};
+  for (const auto& [name, tensor] : gradients.buffers) {
+    gradients_.buffers.emplace_back(name, written(tensor));
+  }
+}
+
+Tensor OnDevice::here(const Tensor& host) {
+  return host.given() ? harness::upload(host, plan_.device, memory_) : Tensor{};
+}
+
+Tensor OnDevice::written(const Tensor& host) {
+  const Tensor tensor = here(host);
+  if (tensor.data != nullptr) written_.emplace_back(&memory_.back(), host);
+  return tensor;
 }
 
 // A tensor that the expression itself holds.
@@ -33,22 +47,20 @@ void OnDevice::bind(const expr::Buffer& buffer) {
   for (const auto& [name, tensor] : inputs_.buffers) {
     if (name == buffer.name()) return;
   }
-  inputs_.buffers.emplace_back(buffer.name(),
-                               harness::upload(buffer.tensor(), plan_.device, memory_));
+  inputs_.buffers.emplace_back(buffer.name(), here(buffer.tensor()));
 }
 
 void OnDevice::run(const Context& context) const {
-  forward(plan_, inputs_, outputs_, context);
+  if (plan_.phase == Phase::forward) {
+    forward(plan_, inputs_, outputs_, context);
+  } else {
+    backward(plan_, inputs_, outputs_, d_o_, gradients_, context);
+  }
   stream_.synchronize();
 }
 
 void OnDevice::download() const {
-  for (const auto& [from, to] :
-       {std::pair{outputs_.o, host_.o}, std::pair{outputs_.lse, host_.lse}}) {
-    for (const cuda::DeviceBuffer& memory : memory_) {
-      if (memory.data() == from.data) memory.download(to.data, memory.bytes());
-    }
-  }
+  for (const auto& [memory, host] : written_) memory->download(host.data, memory->bytes());
 }
 
 }  // namespace attn::command

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <list>
+#include <utility>
+#include <vector>
 
 #include "attn/run.hpp"
 #include "command/run_problem.hpp"
@@ -13,24 +15,30 @@ namespace attn::command {
 // Copies inputs and outputs there. `read` and `plan` outlive it.
 class OnDevice {
  public:
-  // Sets stream and workspace of the context, which live as long as this object.
-  OnDevice(const RunProblem& read, const Outputs& outputs, const Plan& plan, Context& context);
+  // Of the plan's phase: backward reads `outputs` and `d_o` and writes `gradients`, forward writes
+  // `outputs`. Sets stream and workspace of the context, which live as long as this object.
+  OnDevice(const RunProblem& read, const Outputs& outputs, const Tensor& d_o,
+           const Gradients& gradients, const Plan& plan, Context& context);
 
-  // The forward pass; returns when the work is done.
+  // The phase; returns when the work is done.
   void run(const Context& context) const;
-  // Copies the results to where `outputs` said.
+  // Copies what was written to the host.
   void download() const;
 
  private:
+  Tensor here(const Tensor& host);
+  Tensor written(const Tensor& host);
   void bind(const expr::Buffer& buffer);
 
-  Outputs host_;
   const Plan& plan_;
   cuda::Stream stream_;
   harness::DeviceWorkspace workspace_;
   std::list<cuda::DeviceBuffer> memory_;
+  std::vector<std::pair<const cuda::DeviceBuffer*, Tensor>> written_;  // and where on the host
   Inputs inputs_;
   Outputs outputs_;
+  Tensor d_o_;
+  Gradients gradients_;
 };
 
 }  // namespace attn::command
