@@ -26,6 +26,8 @@ constexpr Flag kFlags[] = {
     {"padded", &Hints::padded},
     {"far", &Hints::far},
     {"negative", &Hints::negative},
+    {"identity", &Hints::identity},
+    {"select", &Hints::select},
     {"nolse", &Hints::nolse},
     {"nodq", &Hints::nodq},
     {"nodk", &Hints::nodk},

@@ -24,7 +24,13 @@ struct Hints {
   bool negative = false;  // every score far below zero
   bool nolse = false;     // LSE not asked for; backward needs it and ignores this
   bool nodq = false, nodk = false, nodv = false;  // gradient not asked for
-  double q_factor = 1;                            // Q and K are normal random numbers times this
+  // Q = 0, so that all visible keys weigh the same; row j of V and dO is the unit vector of
+  // element j % head_dim_v in K, V head j / head_dim_v, 0 in other heads: O is P, dV its transpose.
+  bool identity = false;
+  // Row j of K is a code of +-c, and each query the code of a visible key, which takes all the
+  // weight; V and dO are small whole numbers: results are exact in every type.
+  bool select = false;
+  double q_factor = 1;  // Q and K are normal random numbers times this
   double k_factor = 1;
   std::vector<std::int32_t> cu_q, cu_k;      // cu_seqlens; random when not given
   std::vector<std::int32_t> used_q, used_k;  // seqused; random or absent when not given

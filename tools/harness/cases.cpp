@@ -109,6 +109,17 @@ constexpr ListedCase kCases[] = {
     {"b1_n100_h2_d64_causal/negative_q20_k20",
      "scores near -2000: exp underflows without the maximum"},
     {"b1_n100_h2_d64_sink/negative_q20_k20", "the sink outweighs every key"},
+    // Exact in every type, and every key by itself
+    {"b2_n150_hq4_hk2_d64_causal/select", "each query finds its key: O is a row of V"},
+    {"b2_sq90_sk200_h2_d128_window40x7_scale0.125/select", "the same, window"},
+    {"b1_n130_h2_d64_dropout0.5_seed5/select", "the same, times 0 or 2"},
+    {"b3_sq100_sk130_h2_d64_packed_causal/select", "the same, packed"},
+    {"b2_sq33_sk300_hq4_hk2_d64_paged16_causal/select", "the same, paged"},
+    {"b1_sq3_sk700_hq8_hk2_d64_sink/select", "the same, split keys and a sink that weighs nothing"},
+    {"b1_sq100_sk128_h2_d64_causal/identity", "V is the identity: O is P"},
+    {"b1_n128_hq4_hk2_d64_window20x9_sink/identity", "the same, window and sink"},
+    {"b2_sq40_sk120_h2_d64_dropout0.2_seed3_documents/identity", "the same, dropout"},
+    {"b2_sq5_sk190_hq6_hk3_d64_paged16_causal/identity", "the same, paged"},
     // What is not asked for
     {"b1_n70_h2_d64_causal/nolse", "no LSE"},
     {"b1_n70_hq4_hk2_d64_causal/nodq", "no dQ"},

@@ -36,7 +36,7 @@ constexpr std::int64_t kSecondLookPairs = 1 << 22;
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 std::int64_t draws_for(const Problem& p, const Hints& hints) {
-  if (hints.far) return 1;
+  if (hints.far || hints.identity) return 1;
   const std::int64_t pairs = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k;
   std::int64_t rows = p.batch * std::min(p.heads_q * p.seqlen_q, p.heads_k * p.seqlen_k);
   if (p.sink) rows = std::min(rows, p.heads_q);

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "attn/error.hpp"
+#include "core/rows.hpp"
 
 namespace attn::harness {
 namespace {
@@ -42,16 +43,18 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
   Placement place_do = with_broadcast(hints_.broadcast_do);
   place_do.headmajor = place_do.headmajor || hints_.dotransposed;
   d_o = input("d_o", problem.dtype, shape_o, place_do);
-  fill_rows(inputs.q, true, hints_.q_factor, hints_.negative ? 1 : 0);
-  fill_rows(inputs.k, false, hints_.k_factor, hints_.negative ? -1 : 0);
-  fill_rows(inputs.v, false);
-  fill_rows(d_o, true);
+  fill_rows(inputs.q, true, random_rows(hints_.q_factor, hints_.negative ? 1 : 0));
+  fill_rows(inputs.k, false, random_rows(hints_.k_factor, hints_.negative ? -1 : 0));
+  fill_rows(inputs.v, false, random_rows());
+  fill_rows(d_o, true, random_rows());
   if (problem.sink) {
     inputs.sink = input("sink", DType::f32, {problem.heads_q});
     for (std::int64_t h = 0; h < problem.heads_q; ++h) store_element(inputs.sink, h, normal());
     gradients.dsink = output("dsink", DType::f32, {problem.heads_q});
   }
   make_buffers();
+  if (hints_.identity) fill_identity();
+  if (hints_.select) fill_select();
 
   outputs.o = output("o", problem.dtype, shape_o, place);
   const DType lse_dtype = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
@@ -231,7 +234,7 @@ std::vector<std::int64_t> CaseData::shape_like(bool like_q, std::int64_t head_di
   }
 }
 
-void CaseData::fill_rows(const Tensor& tensor, bool like_q, double factor, int sign) {
+void CaseData::fill_rows(const Tensor& tensor, bool like_q, const Value& value) {
   const Layout layout = like_q ? problem.layout_q : problem.layout_k;
   const Tensor& cu = like_q ? inputs.cu_seqlens_q : inputs.cu_seqlens_k;
   const Tensor& used = like_q ? inputs.seqused_q : inputs.seqused_k;
@@ -250,12 +253,75 @@ void CaseData::fill_rows(const Tensor& tensor, bool like_q, double factor, int s
       for (std::int64_t h = 0; h < heads; ++h) {
         const std::int64_t row = first_element(b, i, h);
         for (std::int64_t c = 0; c < tensor.shape[static_cast<std::size_t>(tensor.rank) - 1]; ++c) {
-          const double x = factor * normal();
-          store_element(tensor, row + c, sign == 0 ? x : sign * std::abs(x));
+          store_element(tensor, row + c, value(b, i, h, c));
         }
       }
     }
   }
+}
+
+CaseData::Value CaseData::random_rows(double factor, int sign) {
+  return [this, factor, sign](auto...) {
+    const double x = factor * normal();
+    return sign == 0 ? x : sign * std::abs(x);
+  };
+}
+
+void CaseData::fill_identity() {
+  fill_rows(inputs.q, true, [](auto...) { return 0; });
+  const std::int64_t columns = problem.head_dim_v;
+  const std::int64_t group = problem.heads_q / problem.heads_k;
+  fill_rows(inputs.v, false, [&](auto, std::int64_t j, std::int64_t h, std::int64_t c) {
+    return j == h * columns + c ? 1 : 0;
+  });
+  fill_rows(d_o, true, [&](auto, std::int64_t i, std::int64_t h, std::int64_t c) {
+    return i == h / group * columns + c ? 1 : 0;
+  });
+}
+
+// With head_dim of 64 and more two codes agree in so few places that the weight of the second best
+// key, exp(-c^2 scale (difference of products)), is 0 in float.
+void CaseData::fill_select() {
+  constexpr double kCode = 8;
+  std::uint64_t salt = random_();
+  const auto code = [salt](std::int64_t b, std::int64_t j, std::int64_t h, std::int64_t c) {
+    // A bit of a hash of the place (the finalizer of MurmurHash3).
+    std::uint64_t x = salt ^ static_cast<std::uint64_t>(((b * 64 + h) * 65536 + j) * 1024 + c);
+    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdu;
+    x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53u;
+    return (x >> 33) % 2 == 0 ? kCode : -kCode;
+  };
+  const auto small = [this](auto...) { return static_cast<double>(below(7) - 3); };
+  fill_rows(inputs.k, false, code);
+  fill_rows(inputs.v, false, small);
+  fill_rows(d_o, true, small);
+  const std::int64_t group = problem.heads_q / problem.heads_k;
+  std::int64_t target = 0;
+  fill_rows(inputs.q, true, [&](std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t c) {
+    if (c == 0) target = visible_key(b, i, h);
+    return code(b, target, h / group, c);
+  });
+}
+
+// One of the keys that a query sees; 0 when it sees none.
+std::int64_t CaseData::visible_key(std::int64_t b, std::int64_t i, std::int64_t h) {
+  const core::Sequence sequence = core::sequence(problem, inputs, b);
+  std::vector<std::int64_t> visible;
+  for (std::int64_t j = 0; j < sequence.length_k; ++j) {
+    const expr::Point at{.score = 0,
+                         .query = static_cast<std::int32_t>(i),
+                         .key = static_cast<std::int32_t>(j),
+                         .batch = static_cast<std::int32_t>(b),
+                         .head = static_cast<std::int32_t>(h),
+                         .seqlen_q = sequence.length_q,
+                         .seqlen_k = sequence.length_k};
+    if (problem.mask.empty() || expr::evaluate<float>(problem.mask, at, inputs.buffers) != 0) {
+      visible.push_back(j);
+    }
+  }
+  return visible.empty()
+             ? 0
+             : visible[static_cast<std::size_t>(below(static_cast<std::int64_t>(visible.size())))];
 }
 
 // Tensors for the buffers that the description names without data, and gradients for those of the

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <string>
 #include <vector>
@@ -64,8 +65,15 @@ class CaseData {
   void make_buffers();
   void fill_buffer(const Tensor& tensor);
   std::vector<std::int64_t> shape_like(bool like_q, std::int64_t head_dim) const;
-  // Rows in use <- factor * normal random numbers, made positive or negative if sign is not 0.
-  void fill_rows(const Tensor& tensor, bool like_q, double factor = 1, int sign = 0);
+  // Elements of the rows in use <- value(batch, row, head, column).
+  using Value =
+      std::function<double(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t c)>;
+  void fill_rows(const Tensor& tensor, bool like_q, const Value& value);
+  // factor * normal random numbers, made positive or negative if sign is not 0.
+  Value random_rows(double factor = 1, int sign = 0);
+  void fill_identity();
+  void fill_select();
+  std::int64_t visible_key(std::int64_t b, std::int64_t i, std::int64_t h);
 
   Hints hints_;
   Random random_;
