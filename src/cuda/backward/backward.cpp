@@ -14,6 +14,7 @@
 #include "cuda/backward/config.hpp"
 #include "cuda/backward/source.hpp"
 #include "cuda/driver/device.hpp"
+#include "cuda/driver/pointer.hpp"
 #include "cuda/forward/source.hpp"
 #include "cuda/jit/expression_gradients.hpp"
 #include "cuda/jit/expression_text.hpp"
@@ -24,7 +25,6 @@ namespace attn::cuda {
 namespace {
 
 using device::Gradient;
-constexpr std::array kGradients{Gradient::dq, Gradient::dk, Gradient::dv};
 
 // Of batch, query head and query.
 std::int64_t num_rows(const Problem& p) { return p.batch * p.heads_q * p.seqlen_q; }
@@ -42,65 +42,91 @@ std::int64_t row_terms_bytes(const Problem& p) {
   return num_rows(p) * static_cast<std::int64_t>(sizeof(device::RowTerms));
 }
 
-std::vector<std::string> names_of(const expr::Bindings& buffers) {
-  std::vector<std::string> names;
-  for (const auto& [name, tensor] : buffers) names.push_back(name);
-  return names;
-}
-
-// The kernels of a plan, once asked for: printing a source and hashing it takes longer than a
-// launch.
-struct Kernels {
+// What kernels of a call are compiled for, beside the problem.
+struct Asked {
   BackwardTensors tensors{};
+  AskedGradients gradients{};
+  bool sink = false;
   std::vector<std::string> names{};  // of the buffers with a gradient
-  std::shared_ptr<const Kernel> rows{}, sink{}, clear{}, buffers{}, store{};
-  std::array<std::shared_ptr<const Kernel>, kGradients.size()> gradients{};
+  bool operator==(const Asked&) const = default;
+};
+
+struct GradientKernel {
+  BackwardConfig config{};
+  std::shared_ptr<const Kernel> kernel{};
+};
+// Of a plan, once asked for: printing a source and hashing it takes longer than a launch.
+struct Kernels {
+  Asked asked{};
+  std::shared_ptr<const Kernel> rows{}, sink{}, clear{}, store{};
+  std::vector<GradientKernel> gradients{};
+  GradientKernel buffers{};
 };
 struct BackwardState {
   std::mutex mutex{};
   std::vector<Kernels> ready{};
 };
 
-Kernels make_kernels(const Plan& plan, const BackwardTensors& tensors,
-                     std::vector<std::string> names, const Inputs& inputs, const Context& context) {
+// Gradients of buffers have no kernel on tensor cores.
+BackwardConfig buffers_config(const Problem& p, const BackwardTensors& tensors) {
+  return backward_config(BackwardKernel::simt, p, tensors, Gradient::buffers);
+}
+
+Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
+                     const Context& context) {
   const Problem& p = plan.problem;
   const auto get = [&](const Source& source) {
     return get_kernel(plan.device.index, source, context);
   };
-  const auto get_gradient = [&](Gradient gradient) {
-    return get(backward_source(p, choose_backward(p, tensors, gradient), names, inputs.buffers));
+  const auto with_kernel = [&](BackwardConfig config) {
+    const Source source = backward_source(p, config, asked.names, inputs.buffers);
+    return GradientKernel{std::move(config), get(source)};
   };
-  Kernels kernels{.tensors = tensors, .names = names};
-  kernels.rows = get(backward_rows_source(choose_backward(p, tensors, Gradient::dq)));
-  for (std::size_t i = 0; i < kGradients.size(); ++i) {
-    kernels.gradients[i] = get_gradient(kGradients[i]);
+  const BackwardKernel kernel = choose_backward_kernel(p, asked.tensors, plan.kernel);
+  Kernels kernels{.asked = asked};
+  kernels.rows = get(backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq)));
+  for (BackwardConfig& config : backward_launches(kernel, p, asked.tensors, asked.gradients)) {
+    kernels.gradients.push_back(with_kernel(std::move(config)));
   }
-  if (p.sink) kernels.sink = get(backward_sink_source());
-  if (names.empty()) return kernels;
+  if (asked.sink) kernels.sink = get(backward_sink_source());
+  if (asked.names.empty()) return kernels;
   kernels.clear = get(backward_clear_source());
-  kernels.buffers = get_gradient(Gradient::buffers);
+  kernels.buffers = with_kernel(buffers_config(p, asked.tensors));
   kernels.store = get(backward_store_source());
   return kernels;
 }
 
-Kernels kernels_of(const Plan& plan, const BackwardTensors& tensors, std::vector<std::string> names,
-                   const Inputs& inputs, const Context& context) {
+Kernels kernels_of(const Plan& plan, const Asked& asked, const Inputs& inputs,
+                   const Context& context) {
   const Problem& p = plan.problem;
   auto* state = static_cast<BackwardState*>(plan.state.get());
   // The text depends on the buffers that are bound.
   if (state == nullptr || !prints_alike(p.mask, p.score, inputs.buffers)) {
-    return make_kernels(plan, tensors, std::move(names), inputs, context);
+    return make_kernels(plan, asked, inputs, context);
   }
   {
     const std::lock_guard lock(state->mutex);
     for (const Kernels& k : state->ready) {
-      if (k.tensors == tensors && k.names == names) return k;
+      if (k.asked == asked) return k;
     }
   }
-  Kernels made = make_kernels(plan, tensors, std::move(names), inputs, context);
+  Kernels made = make_kernels(plan, asked, inputs, context);
   const std::lock_guard lock(state->mutex);
   state->ready.push_back(made);
   return made;
+}
+
+Asked asked_of(const Inputs& inputs, const Tensor& d_o, const Gradients& gradients) {
+  Asked asked;
+  asked.tensors = {inputs.seqused_q.given(), inputs.seqused_k.given(), true};
+  for (const Tensor* t :
+       {&inputs.q, &inputs.k, &inputs.v, &d_o, &gradients.dq, &gradients.dk, &gradients.dv}) {
+    if (t->given() && alignment_of(*t) % 16 != 0) asked.tensors.aligned = false;
+  }
+  asked.gradients = {gradients.dq.given(), gradients.dk.given(), gradients.dv.given()};
+  asked.sink = gradients.dsink.given();
+  for (const auto& [name, tensor] : gradients.buffers) asked.names.push_back(name);
+  return asked;
 }
 
 device::BackwardParams parameters_of(const Problem& p, const Inputs& inputs, const Outputs& outputs,
@@ -128,13 +154,19 @@ device::BackwardParams parameters_of(const Problem& p, const Inputs& inputs, con
   return out;
 }
 
-void launch_gradient(const Kernel& kernel, const Problem& p, const BackwardConfig& config,
-                     std::array<void*, 3>& arguments, const Context& context) {
+// derivatives: Slope or BufferGradients.
+void launch_gradient(const GradientKernel& gradient, const Problem& p,
+                     device::BackwardParams& parameters, std::vector<std::byte>& derivatives,
+                     const Inputs& inputs, const Context& context) {
+  const BackwardConfig& config = gradient.config;
+  std::vector<std::byte> expressions = pack_expressions(p.mask, score_expression(p), inputs.buffers,
+                                                        p.scale(), backward_precise_math(config));
+  std::array<void*, 3> arguments{&parameters, expressions.data(), derivatives.data()};
   LaunchConfig launch;
   launch.grid[0] = static_cast<unsigned>(num_tiles(p, config));
-  launch.block = kBackwardThreads;
+  launch.block = static_cast<unsigned>(config.threads());
   launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
-  if (launch.grid[0] > 0) kernel.launch(launch, context.stream, arguments.data());
+  if (launch.grid[0] > 0) gradient.kernel->launch(launch, context.stream, arguments.data());
 }
 
 void launch_rows(const Kernel& kernel, const Problem& p, device::BackwardParams& parameters,
@@ -168,8 +200,7 @@ void launch_elements(const Kernel& kernel, std::int64_t count, void** arguments,
 }
 
 // The gradients of the buffers: sums in float64 behind the terms of the rows, then float32.
-void launch_buffers(const Kernels& kernels, const Problem& p, const BackwardConfig& config,
-                    device::BackwardParams& parameters, std::vector<std::byte>& expressions,
+void launch_buffers(const Kernels& kernels, const Problem& p, device::BackwardParams& parameters,
                     const Inputs& inputs, const Gradients& gradients, const Context& context) {
   auto* const first = reinterpret_cast<double*>(static_cast<std::byte*>(context.workspace.data) +
                                                 row_terms_bytes(p));
@@ -190,9 +221,8 @@ void launch_buffers(const Kernels& kernels, const Problem& p, const BackwardConf
   std::array<void*, 2> cleared{&from, &count};
   launch_elements(*kernels.clear, count, cleared.data(), context);
   std::vector<std::byte> derivatives =
-      pack_buffer_gradients(p.score, kernels.names, sums, inputs.buffers);
-  std::array<void*, 3> arguments{&parameters, expressions.data(), derivatives.data()};
-  launch_gradient(*kernels.buffers, p, config, arguments, context);
+      pack_buffer_gradients(p.score, kernels.asked.names, sums, inputs.buffers);
+  launch_gradient(kernels.buffers, p, parameters, derivatives, inputs, context);
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const Tensor& to = gradients.buffers[i].second;
     device::BufferGradientParams stored{
@@ -218,7 +248,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
                 fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
                             device.name, to_string(arch)));
   }
-  check_backward(problem, options.kernel);
+  const BackwardKernel kernel = choose_backward_kernel(problem, {}, options.kernel);
   if (options.algorithm != Algorithm::automatic &&
       options.algorithm != Algorithm::flash_attention_2) {
     throw Error(ErrorCode::unsupported,
@@ -226,28 +256,29 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
                             "flash_attention_2 (problem {})",
                             name(options.algorithm), to_string(problem)));
   }
-  const BackwardConfig config = choose_backward(problem, {}, Gradient::dk);
+  const std::vector<BackwardConfig> launches = backward_launches(kernel, problem, {}, {});
+  const BackwardConfig& config = launches.back();
   Plan plan;
   plan.problem = problem;
   plan.phase = Phase::backward;
   plan.backend = Backend::cuda;
   plan.kernel = options.kernel;
   plan.algorithm = Algorithm::flash_attention_2;
-  plan.compute = DType::f32;
+  plan.compute = kernel == BackwardKernel::simt ? DType::f32 : problem.dtype;
   plan.block_q = config.block_n;
   plan.block_k = plan.rows_per_task = config.block_m;
   plan.tasks = num_tiles(problem, config);
   plan.workspace_bytes = row_terms_bytes(problem) +
                          num_buffer_elements(problem) * static_cast<std::int64_t>(sizeof(double));
-  plan.launch.kernel = kBackwardKernel;
+  plan.launch.kernel = name(kernel);
   plan.launch.arch = to_string(arch);
   plan.launch.grid = {plan.tasks, 1, 1};
-  plan.launch.threads = kBackwardThreads;
+  plan.launch.threads = config.threads();
   plan.launch.shared_bytes = config.shared_bytes();
-  plan.launch.stages = 1;
-  plan.reasons.emplace_back(
-      "float32 arithmetic without tensor cores; dQ, dK and dV have a pass each, so that nothing is "
-      "added in memory");
+  plan.launch.stages = config.stages;
+  plan.reasons.push_back(config.reason);
+  plan.reasons.push_back(fmt::format(
+      "{} passes over S: each gradient is summed in registers, in a fixed order", launches.size()));
   plan.state = std::make_shared<BackwardState>();
   return plan;
 }
@@ -256,48 +287,38 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
                   const Gradients& gradients, const Context& context) {
   const Problem& p = plan.problem;
   const ContextGuard guard(plan.device.index);
-  const BackwardTensors tensors{inputs.seqused_q.given(), inputs.seqused_k.given()};
   device::BackwardParams parameters =
       parameters_of(p, inputs, outputs, d_o, gradients, context.workspace);
-  std::vector<std::byte> expressions = pack_expressions(p.mask, score_expression(p), inputs.buffers,
-                                                        p.scale(), kBackwardPreciseMath);
-  std::vector<std::byte> slope = pack_slope(p.score, inputs.buffers);
-  const Kernels kernels = kernels_of(plan, tensors, names_of(gradients.buffers), inputs, context);
+  const Kernels kernels = kernels_of(plan, asked_of(inputs, d_o, gradients), inputs, context);
   launch_rows(*kernels.rows, p, parameters, context);
-  std::array<void*, 3> arguments{&parameters, expressions.data(), slope.data()};
-  const std::array<const void*, kGradients.size()> asked{parameters.dq, parameters.dk,
-                                                         parameters.dv};
-  for (std::size_t i = 0; i < kGradients.size(); ++i) {
-    if (asked[i] == nullptr) continue;
-    launch_gradient(*kernels.gradients[i], p, choose_backward(p, tensors, kGradients[i]), arguments,
-                    context);
+  std::vector<std::byte> slope = pack_slope(p.score, inputs.buffers);
+  for (const GradientKernel& gradient : kernels.gradients) {
+    launch_gradient(gradient, p, parameters, slope, inputs, context);
   }
   if (parameters.dsink != nullptr) launch_sink(*kernels.sink, p, parameters, context);
   if (!gradients.buffers.empty()) {
-    launch_buffers(kernels, p, choose_backward(p, tensors, Gradient::buffers), parameters,
-                   expressions, inputs, gradients, context);
+    launch_buffers(kernels, p, parameters, inputs, gradients, context);
   }
 }
 
 std::vector<Source> backward_sources(const Problem& problem, std::string_view kernel) {
-  check_backward(problem, kernel);
-  std::vector<Source> sources{backward_rows_source(choose_backward(problem, {}, Gradient::dq))};
-  for (const Gradient gradient : kGradients) {
-    sources.push_back(backward_source(problem, choose_backward(problem, {}, gradient), {}));
+  const BackwardKernel chosen = choose_backward_kernel(problem, {}, kernel);
+  const std::vector<BackwardConfig> launches = backward_launches(chosen, problem, {}, {});
+  std::vector<Source> sources{backward_rows_source(launches.front())};
+  for (const BackwardConfig& config : launches) {
+    sources.push_back(backward_source(problem, config, {}));
   }
+  if (problem.sink) sources.push_back(backward_sink_source());
   std::vector<std::string> names;
   if (!problem.score.empty()) {
     for (const auto& buffer : expr::buffers(problem.score)) {
       if (is_floating(buffer->tensor().dtype)) names.push_back(buffer->name());
     }
   }
-  if (!names.empty()) {
-    sources.push_back(backward_clear_source());
-    sources.push_back(
-        backward_source(problem, choose_backward(problem, {}, Gradient::buffers), names));
-    sources.push_back(backward_store_source());
-  }
-  if (problem.sink) sources.push_back(backward_sink_source());
+  if (names.empty()) return sources;
+  sources.push_back(backward_clear_source());
+  sources.push_back(backward_source(problem, buffers_config(problem, {}), names));
+  sources.push_back(backward_store_source());
   return sources;
 }
 

@@ -2,46 +2,76 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+
 #include "attn/error.hpp"
+#include "cuda/heuristics/backward_portable.hpp"
 
 namespace attn::cuda {
 namespace {
 
 using device::Gradient;
 
-constexpr int kColumns = 64, kPiece = 64, kPad = 4;  // BackwardSimtLayout
+constexpr std::array kKernels{BackwardKernel::sm80, BackwardKernel::simt};
 
-// A thread holds block_m / 8 rows of 4 columns of each 64 of the gradient: at most 128 registers.
-constexpr int kRows = 64, kRowsOfWide = 32, kWide = 128;
+// Why a kernel does not take the problem; empty when it does.
+std::string obstacle(BackwardKernel kernel, const Problem& p, const BackwardTensors& tensors) {
+  if (p.layout_k == Layout::paged) return "layout_k is paged; accepted are dense and packed";
+  if (p.dtype == DType::f64) return "dtype is f64; accepted are f32, bf16 and f16";
+  if (kernel == BackwardKernel::simt) return {};
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
+    return fmt::format("dtype is {}; accepted are bf16 and f16", name(p.dtype));
+  }
+  for (const std::int64_t d : {p.head_dim, p.head_dim_v}) {
+    if (d % 8 != 0 || d > 256) {
+      return fmt::format("a head_dim is {}; accepted are multiples of 8 up to 256", d);
+    }
+  }
+  if (!tensors.aligned) return "an address or stride is not a multiple of 16 bytes";
+  return {};
+}
 
 }  // namespace
 
+std::string_view name(BackwardKernel kernel) noexcept {
+  switch (kernel) {
+    case BackwardKernel::sm80:
+      return "backward_sm80";
+    case BackwardKernel::simt:
+      return "backward_simt";
+  }
+  return {};
+}
+
 std::int64_t BackwardConfig::shared_bytes() const noexcept {
-  const std::int64_t rows = block_m + kPad;
-  return 4 * (kPiece * rows + kPiece * (kColumns + kPad) + kColumns * rows);
+  return backward_portable_shared_bytes(*this);
 }
 
-void check_backward(const Problem& p, std::string_view kernel) {
-  if (!kernel.empty() && kernel != kBackwardKernel) {
+BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& tensors,
+                                      std::string_view forced) {
+  std::string why;
+  for (const BackwardKernel kernel : kKernels) {
+    if (!forced.empty() && forced != name(kernel)) continue;
+    why = obstacle(kernel, p, tensors);
+    if (why.empty()) return kernel;
+  }
+  if (why.empty()) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("kernel is '{}'; accepted by backward is {}", kernel, kBackwardKernel));
+                fmt::format("kernel is '{}'; accepted by backward are backward_sm80 and "
+                            "backward_simt",
+                            forced));
   }
-  if (p.dtype == DType::f64) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("no kernel of the cuda backend takes {}: dtype is f64; accepted are "
-                            "f32, bf16 and f16",
-                            to_string(p)));
-  }
-  if (p.layout_k == Layout::paged) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("backward takes no paged K and V ({}); accepted are dense and packed",
-                            to_string(p)));
-  }
+  throw Error(ErrorCode::unsupported,
+              fmt::format("no kernel of the cuda backend takes the backward pass of {}: {}",
+                          to_string(p), why));
 }
 
-BackwardConfig choose_backward(const Problem& p, const BackwardTensors& tensors,
-                               Gradient gradient) {
+BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
+                               const BackwardTensors& tensors, Gradient gradient) {
   BackwardConfig config;
+  config.kernel = kernel;
+  config.gradient = gradient;
   config.dtype = p.dtype;
   config.head_dim = static_cast<int>(p.head_dim);
   config.head_dim_v = static_cast<int>(p.head_dim_v);
@@ -50,17 +80,30 @@ BackwardConfig choose_backward(const Problem& p, const BackwardTensors& tensors,
   config.used_q = tensors.seqused_q;
   config.used_k = tensors.seqused_k;
   config.dropout = p.dropout.probability > 0;
-  config.gradient = gradient;
-  const int width = gradient == Gradient::dv ? config.head_dim_v : config.head_dim;
-  config.block_m = width > kWide && gradient != Gradient::buffers ? kRowsOfWide : kRows;
-  config.block_n = kColumns;
+  set_backward_shape(config);
   return config;
 }
 
+std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Problem& p,
+                                              const BackwardTensors& tensors,
+                                              const AskedGradients& asked) {
+  std::vector<BackwardConfig> launches;
+  const auto add = [&](Gradient gradient) {
+    launches.push_back(backward_config(kernel, p, tensors, gradient));
+  };
+  const bool together = asked.dk && asked.dv && holds_dk_and_dv(kernel, p);
+  if (asked.dq) add(Gradient::dq);
+  if (together) add(Gradient::dk_dv);
+  if (asked.dk && !together) add(Gradient::dk);
+  if (asked.dv && !together) add(Gradient::dv);
+  return launches;
+}
+
 std::int64_t num_tiles(const Problem& p, const BackwardConfig& config) {
-  const bool of_keys = (config.gradient == Gradient::dk || config.gradient == Gradient::dv);
-  const std::int64_t rows = of_keys ? p.seqlen_k : p.seqlen_q;
-  return (rows + config.block_m - 1) / config.block_m * p.batch * (of_keys ? p.heads_k : p.heads_q);
+  const bool of_queries = config.gradient == Gradient::dq || config.gradient == Gradient::buffers;
+  const std::int64_t rows = of_queries ? p.seqlen_q : p.seqlen_k;
+  return (rows + config.block_m - 1) / config.block_m * p.batch *
+         (of_queries ? p.heads_q : p.heads_k);
 }
 
 }  // namespace attn::cuda

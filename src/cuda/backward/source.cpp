@@ -30,6 +30,8 @@ std::string_view word(Gradient gradient) {
       return "dk";
     case Gradient::dv:
       return "dv";
+    case Gradient::dk_dv:
+      return "dk_dv";
     case Gradient::buffers:
       return "buffers";
   }
@@ -51,6 +53,9 @@ std::string print_config(const BackwardConfig& c) {
   number("kHeadDim", c.head_dim);
   number("kHeadDimV", c.head_dim_v);
   number("kBlockM", c.block_m);
+  number("kBlockN", c.block_n);
+  number("kWarps", c.warps);
+  number("kStages", c.stages);
   flag("kPackedQ", c.packed_q);
   flag("kPackedK", c.packed_k);
   flag("kUsedQ", c.used_q);
@@ -64,26 +69,32 @@ constexpr std::string_view kIncludes =
 
 }  // namespace
 
+int backward_precise_math(const BackwardConfig& config) noexcept {
+  constexpr int kPrecise = 2;
+  return config.kernel == BackwardKernel::simt ? kPrecise : precise_math(config.dtype);
+}
+
 Source backward_source(const Problem& problem, const BackwardConfig& config,
                        const std::vector<std::string>& names, const expr::Bindings& bindings) {
   const bool buffers = config.gradient == Gradient::buffers;
   Source source;
-  source.name = fmt::format("{}_{}", kBackwardKernel, word(config.gradient));
+  source.name = fmt::format("{}_{}", name(config.kernel), word(config.gradient));
   source.entry = "attn_backward";
-  source.text = fmt::format("#define ATTN_PRECISE_MATH {}\n{}", kBackwardPreciseMath, kIncludes);
+  source.text =
+      fmt::format("#define ATTN_PRECISE_MATH {}\n{}", backward_precise_math(config), kIncludes);
   source.text += print_expressions(problem.mask, score_expression(problem), bindings);
   source.text += buffers ? print_buffer_gradients(problem.score, names, bindings)
                          : print_slope(problem.score, bindings);
   source.text += "namespace attn::device {\n" + print_config(config) + "}\n";
   source.text += fmt::format(
-      "#include \"kernels/backward_simt.cuh\"\n"
-      "extern \"C\" __global__ void __launch_bounds__({}, 1)\n"
+      "#include \"kernels/{0}.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__({1}, 1)\n"
       "attn_backward(const __grid_constant__ attn::device::BackwardParams p,\n"
       "              const __grid_constant__ attn::device::Expressions e,\n"
-      "              const __grid_constant__ attn::device::{} derivatives) {{\n"
-      "  attn::device::backward_simt<attn::device::Config>(p, e, derivatives);\n"
+      "              const __grid_constant__ attn::device::{2} derivatives) {{\n"
+      "  attn::device::{0}<attn::device::Config>(p, e, derivatives);\n"
       "}}\n",
-      kBackwardThreads, buffers ? "BufferGradients" : "Slope");
+      name(config.kernel), config.threads(), buffers ? "BufferGradients" : "Slope");
   return source;
 }
 

@@ -10,8 +10,8 @@
 
 namespace attn::cuda {
 
-// ATTN_PRECISE_MATH of these kernels (src/cuda/device/expr/fast.cuh): all arithmetic is float32.
-inline constexpr int kBackwardPreciseMath = 2;
+// ATTN_PRECISE_MATH of a kernel (src/cuda/device/expr/fast.cuh).
+int backward_precise_math(const BackwardConfig& config) noexcept;
 
 // names: of the buffers whose gradients are asked for, with Gradient::buffers.
 Source backward_source(const Problem& problem, const BackwardConfig& config,

@@ -72,7 +72,7 @@ struct alignas(8) RowTerms {
 };
 
 // What a kernel of the backward pass computes.
-enum class Gradient { dq, dk, dv, buffers };
+enum class Gradient { dq, dk, dv, dk_dv, buffers };
 
 struct BackwardParams : ProblemParams {
   const void* o;

@@ -21,6 +21,7 @@
 //   kHeadDim, kHeadDimV    1 to 512
 //   kGradient              Gradient::dq, dk, dv or buffers
 //   kBlockM                64, or 32 (when the gradient has more than 128 columns)
+//   kBlockN                64
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout
 // Slope, BufferGradients: src/cuda/jit/expression_gradients.hpp; the latter with Gradient::buffers.
 // Grid: a block of 128 threads for each tile, batch entry and head (of Q for dQ, else of K), with
@@ -31,7 +32,7 @@
 #include "params.cuh"
 #include "ptx/math.cuh"
 #include "schedule/block_list.cuh"
-#include "schedule/sequence.cuh"
+#include "schedule/gradient_tile.cuh"
 #include "softmax/dropout.cuh"
 #include "tile/scalar.cuh"
 
@@ -41,7 +42,7 @@ namespace attn::device {
 // [slot][column], and the weights of the rows [slot][row]. A piece is 64 columns of a tensor.
 template <class C>
 struct BackwardSimtLayout {
-  static constexpr int kPiece = 64, kColumns = 64;
+  static constexpr int kPiece = 64, kColumns = C::kBlockN;
   // 16 bytes more than needed, so that neighbours lie in different banks.
   static constexpr int kRows = C::kBlockM + 4, kSlots = kColumns + 4;
   static constexpr int kColumnsAt = kPiece * kRows;
@@ -49,15 +50,13 @@ struct BackwardSimtLayout {
   static constexpr int kBytes = 4 * (kWeightsAt + kColumns * kRows);
 };
 
-template <class C>
-inline constexpr bool kTilesOfKeys = C::kGradient == Gradient::dk || C::kGradient == Gradient::dv;
-
 // Derivatives: Slope, or BufferGradients.
 template <class C, class Expressions, class Derivatives>
 struct BackwardSimt {
   using Element = typename C::Element;
   using Layout = BackwardSimtLayout<C>;
-  static constexpr bool kOfKeys = kTilesOfKeys<C>, kBuffers = C::kGradient == Gradient::buffers;
+  static constexpr bool kOfKeys = GradientTile<C>::kOfKeys;
+  static constexpr bool kBuffers = C::kGradient == Gradient::buffers;
   static constexpr int kThreads = 128;
   static constexpr int kRows = C::kBlockM / 8;  // of a thread
   static constexpr int kPiece = Layout::kPiece, kColumns = Layout::kColumns;
@@ -66,7 +65,7 @@ struct BackwardSimt {
                                                                : C::kHeadDim;
   static constexpr int kPieces = (kWidth + kPiece - 1) / kPiece;  // of the gradient
   static constexpr float kLog2E = 1.4426950408889634f;
-  static_assert(C::kBlockM == 64 || C::kBlockM == 32);
+  static_assert((C::kBlockM == 64 || C::kBlockM == 32) && C::kBlockN == 64);
 
   struct alignas(16) Four {
     float x[4];
@@ -77,24 +76,15 @@ struct BackwardSimt {
     unsigned kept;  // by dropout: bit 4 r + i of s[r][i]
     PendingSum pending[Derivatives::kLoads];
   };
-  // A tensor of the call, and where the sequence and head begin in it.
-  struct Rows {
-    const void* data;
-    long long start, stride;
-    int count;  // that are in use
-  };
 
   const BackwardParams& p;
   const Expressions& e;
   const Derivatives& derivatives;
-  const Sequence sequence;
-  const int head;   // of Q for dQ, else of K
-  const int first;  // row of the tile
+  const GradientTile<C> tile;
   float* const shared;
 
   static __device__ __forceinline__ int group() { return static_cast<int>(threadIdx.x / 16); }
   static __device__ __forceinline__ int member() { return static_cast<int>(threadIdx.x % 16); }
-  __device__ __forceinline__ int heads_of_group() const { return p.heads_q / p.heads_k; }
 
   // Slots of keys are in an order in which one call of Philox serves 8 neighbours.
   static __device__ __forceinline__ int key_of(int slot) {
@@ -107,20 +97,9 @@ struct BackwardSimt {
 
   // ---- copies. Elements outside a tensor or past a length are zeros.
 
-  __device__ __forceinline__ Rows of_queries(const void* data, const Strides& s, int head_q) const {
-    return {data,
-            (C::kPackedQ ? sequence.row_q * s.row : sequence.batch * s.batch) + head_q * s.head,
-            s.row, sequence.length_q};
-  }
-  __device__ __forceinline__ Rows of_keys(const void* data, const Strides& s, int head_k) const {
-    return {data,
-            (C::kPackedK ? sequence.row_k * s.row : sequence.batch * s.batch) + head_k * s.head,
-            s.row, sequence.length_k};
-  }
-
   // put(slot, column, x) for kPiece columns from column0 on of rows index_of(slot), kSlots of them.
   template <int kSlots, int kWidthOf, class IndexOf, class Put>
-  static __device__ __forceinline__ void load(const Rows& rows, int column0, IndexOf index_of,
+  static __device__ __forceinline__ void load(const TensorRows& rows, int column0, IndexOf index_of,
                                               Put put) {
     const int column = static_cast<int>(threadIdx.x % 16);
 #pragma unroll(kPieces > 4 ? 1 : 2)  // registers
@@ -166,8 +145,8 @@ struct BackwardSimt {
 
   // d <- rows columns^T, of tensors with kWidthOf columns.
   template <int kWidthOf>
-  __device__ __forceinline__ void multiply_rows(float (&d)[kRows][4], const Rows& rows,
-                                                const Rows& columns, int block) const {
+  __device__ __forceinline__ void multiply_rows(float (&d)[kRows][4], const TensorRows& rows,
+                                                const TensorRows& columns, int block) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -177,7 +156,7 @@ struct BackwardSimt {
     for (int column = 0; column < kWidthOf; column += kPiece) {
       __syncthreads();  // nobody reads the pieces any more
       load<C::kBlockM, kWidthOf>(
-          rows, column, [&](int slot) { return first + row_of(slot); },
+          rows, column, [&](int slot) { return tile.first + row_of(slot); },
           [&](int slot, int c, float x) { shared[c * Layout::kRows + slot] = x; });
       load<kColumns, kWidthOf>(
           columns, column, [&](int slot) { return block * kColumns + column_of(slot); },
@@ -192,7 +171,8 @@ struct BackwardSimt {
   }
 
   // gradient += weights columns.
-  __device__ __forceinline__ void add(Thread& t, const Rows& columns, int block, bool mixed) const {
+  __device__ __forceinline__ void add(Thread& t, const TensorRows& columns, int block,
+                                      bool mixed) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float* to =
@@ -227,7 +207,8 @@ struct BackwardSimt {
                                                int head_q) const {
     float x;
     if constexpr (Expressions::kHasScore) {
-      x = e.score(dot, query, key, sequence.batch, head_q, sequence.length_q, sequence.length_k) *
+      x = e.score(dot, query, key, tile.sequence.batch, head_q, tile.sequence.length_q,
+                  tile.sequence.length_k) *
               Expressions::kScoreFactor -
           lse;
     } else {
@@ -244,8 +225,8 @@ struct BackwardSimt {
     float ds = probable * fmaf(z, dp, -row.d);
     if constexpr (!kBuffers) {
       if constexpr (Derivatives::kHasSlope) {
-        ds *= derivatives.slope(dot * p.scale, query, key, sequence.batch, head_q,
-                                sequence.length_q, sequence.length_k);
+        ds *= derivatives.slope(dot * p.scale, query, key, tile.sequence.batch, head_q,
+                                tile.sequence.length_q, tile.sequence.length_k);
       }
     }
     return probable == 0 ? 0 : ds;
@@ -254,20 +235,19 @@ struct BackwardSimt {
   // S <- weights; 0 where a query does not see a key.
   __device__ __forceinline__ void weigh(Thread& t, int block, int head_q, bool mixed) const {
     if constexpr (C::kDropout) draw(t, block, head_q);
-    const RowTerms* terms =
-        p.row_terms + (static_cast<long long>(sequence.batch) * p.heads_q + head_q) * p.seqlen_q;
+    const RowTerms* terms = tile.terms(p, head_q);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int row = first + row_of(group() * kRows + r);
+      const int row = tile.first + row_of(group() * kRows + r);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int column = block * kColumns + column_of(4 * member() + i);
         const int query = kOfKeys ? column : row, key = kOfKeys ? row : column;
-        bool visible = query < sequence.length_q && key < sequence.length_k;
+        bool visible = query < tile.sequence.length_q && key < tile.sequence.length_k;
         if constexpr (Expressions::kHasMask) {
           if (mixed && visible) {
-            visible =
-                e.mask(query, key, sequence.batch, head_q, sequence.length_q, sequence.length_k);
+            visible = e.mask(query, key, tile.sequence.batch, head_q, tile.sequence.length_q,
+                             tile.sequence.length_k);
           }
         }
         float z = 1;
@@ -276,8 +256,8 @@ struct BackwardSimt {
         t.s[r][i] = visible ? weight(dot, t.dp[r][i], z, terms[query], query, key, head_q) : 0;
         if constexpr (kBuffers) {
           if (t.s[r][i] != 0) {
-            derivatives.add(t.pending, t.s[r][i], dot * p.scale, query, key, sequence.batch, head_q,
-                            sequence.length_q, sequence.length_k);
+            derivatives.add(t.pending, t.s[r][i], dot * p.scale, query, key, tile.sequence.batch,
+                            head_q, tile.sequence.length_q, tile.sequence.length_k);
           }
         }
       }
@@ -289,10 +269,11 @@ struct BackwardSimt {
   // The bits of slots 8 y to 8 y + 7 of keys, y = slot / 8, that begin with key_of(8 y).
   __device__ __forceinline__ PhiloxWords words(int query, int key, int head_q) const {
     const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
-    const DropoutRow row(dropout,
-                         static_cast<unsigned>(sequence.batch) * static_cast<unsigned>(p.heads_q) +
-                             static_cast<unsigned>(head_q),
-                         static_cast<unsigned>(query));
+    const DropoutRow row(
+        dropout,
+        static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
+            static_cast<unsigned>(head_q),
+        static_cast<unsigned>(query));
     return row.words(DropoutColumns(dropout, key / 32, key % 8 / 2));
   }
   // Whether element j, below 8, of such slots is kept; upper: j counts from the fifth one on.
@@ -304,7 +285,7 @@ struct BackwardSimt {
     t.kept = 0;
     if constexpr (kOfKeys) {
       const int slot = group() * kRows;
-      const int key = first + key_of(slot / 8 * 8);
+      const int key = tile.first + key_of(slot / 8 * 8);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const PhiloxWords w = words(block * kColumns + 4 * member() + i, key, head_q);
@@ -316,7 +297,7 @@ struct BackwardSimt {
       const int key = block * kColumns + key_of(slot / 8 * 8);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const PhiloxWords w = words(first + group() * kRows + r, key, head_q);
+        const PhiloxWords w = words(tile.first + group() * kRows + r, key, head_q);
 #pragma unroll
         for (int i = 0; i < 4; ++i) t.kept |= kept(w, slot % 8 != 0, i) << (4 * r + i);
       }
@@ -325,35 +306,15 @@ struct BackwardSimt {
 
   // ---- the tile
 
-  // What the tile and a block of columns have in common.
-  __device__ __forceinline__ Coverage coverage(int block, int head_q) const {
-    const int row_last = first + C::kBlockM - 1, column = block * kColumns;
-    const int query = kOfKeys ? column : first, key = kOfKeys ? first : column;
-    const int query_end = kOfKeys ? column + kColumns - 1 : row_last;
-    const int key_end = kOfKeys ? row_last : column + kColumns - 1;
-    const int query_last = min(query_end, sequence.length_q - 1);
-    const int key_last = min(key_end, sequence.length_k - 1);
-    if (query > query_last || key > key_last) return Coverage::empty;
-    Coverage c = Coverage::full;
-    if constexpr (Expressions::kHasMask) {
-      c = e.classify(query, query_last, key, key_last, sequence.batch, head_q, head_q,
-                     sequence.length_q, sequence.length_k);
-    }
-    const bool inside = query_last == query_end && key_last == key_end;
-    return c == Coverage::full && !inside ? Coverage::mixed : c;
-  }
-
   // What the queries of one head add to the tile.
   __device__ __forceinline__ void add_head(Thread& t, int head_q) const {
-    const int head_k = kOfKeys ? head : head / heads_of_group();
-    const Rows q = of_queries(p.q, p.q_strides, head_q);
-    const Rows d_o = of_queries(p.d_o, p.d_o_strides, head_q);
-    const Rows k = of_keys(p.k, p.k_strides, head_k), v = of_keys(p.v, p.v_strides, head_k);
-    const auto coverage_of = [&](int block) { return coverage(block, head_q); };
-    const int columns = kOfKeys ? sequence.length_q : sequence.length_k;
+    const TensorRows q = tile.of_queries(p.q, p.q_strides, head_q);
+    const TensorRows d_o = tile.of_queries(p.d_o, p.d_o_strides, head_q);
+    const TensorRows k = tile.of_keys(p.k, p.k_strides, tile.head_k(p));
+    const TensorRows v = tile.of_keys(p.v, p.v_strides, tile.head_k(p));
+    const auto coverage_of = [&](int block) { return tile.coverage(e, block, head_q); };
 #pragma unroll 1
-    for (BlockList list(coverage_of, (columns + kColumns - 1) / kColumns); list.more();
-         list.advance()) {
+    for (BlockList list(coverage_of, tile.blocks()); list.more(); list.advance()) {
       const int block = list.block();
       multiply_rows<C::kHeadDim>(t.s, kOfKeys ? k : q, kOfKeys ? q : k, block);
       if constexpr (C::kGradient != Gradient::dv) {
@@ -376,13 +337,13 @@ struct BackwardSimt {
     const Strides& strides = C::kGradient == Gradient::dq   ? p.dq_strides
                              : C::kGradient == Gradient::dk ? p.dk_strides
                                                             : p.dv_strides;
-    const Rows rows = kOfKeys ? of_keys(to, strides, head) : of_queries(to, strides, head);
-    const int present = kOfKeys ? sequence.rows_k : sequence.rows_q;
+    const TensorRows rows =
+        kOfKeys ? tile.of_keys(to, strides, tile.head) : tile.of_queries(to, strides, tile.head);
     const float factor = C::kGradient == Gradient::dv ? 1 : p.scale;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int row = first + row_of(group() * kRows + r);
-      if (row >= present) continue;
+      const int row = tile.first + row_of(group() * kRows + r);
+      if (row >= tile.rows_present()) continue;
       auto* const to_row = element<Element>(to, rows.start + row * rows.stride);
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
@@ -407,9 +368,8 @@ struct BackwardSimt {
         for (int i = 0; i < 4; ++i) t.gradient[piece][r][i] = 0;
       }
     }
-    const int heads = kOfKeys ? heads_of_group() : 1;
 #pragma unroll 1
-    for (int i = 0; i < heads; ++i) add_head(t, head * heads + i);
+    for (int i = 0; i < tile.heads(p); ++i) add_head(t, tile.head_q(p) + i);
     if constexpr (kBuffers) {
       derivatives.flush(t.pending);
     } else {
@@ -422,17 +382,9 @@ template <class C, class Expressions, class Derivatives>
 __device__ __forceinline__ void backward_simt(const BackwardParams& p, const Expressions& e,
                                               const Derivatives& derivatives) {
   extern __shared__ __align__(16) float shared_floats[];
-  constexpr bool kOfKeys = kTilesOfKeys<C>;
-  const int tiles = ((kOfKeys ? p.seqlen_k : p.seqlen_q) + C::kBlockM - 1) / C::kBlockM;
-  const int heads = kOfKeys ? p.heads_k : p.heads_q;
-  const int tile = static_cast<int>(blockIdx.x) % tiles;
-  const int pair = static_cast<int>(blockIdx.x) / tiles;
-  const Sequence sequence = sequence_of<C>(p, pair / heads);
-  const int first = tile * C::kBlockM;
-  if (first >= (kOfKeys ? sequence.rows_k : sequence.rows_q)) return;
-  BackwardSimt<C, Expressions, Derivatives>{
-      p, e, derivatives, sequence, pair % heads, first, shared_floats}
-      .run();
+  const auto tile = GradientTile<C>::at(p, static_cast<int>(blockIdx.x));
+  if (tile.first >= tile.rows_present()) return;
+  BackwardSimt<C, Expressions, Derivatives>{p, e, derivatives, tile, shared_floats}.run();
 }
 
 }  // namespace attn::device

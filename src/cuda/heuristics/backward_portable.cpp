@@ -1,0 +1,77 @@
+#include "cuda/heuristics/backward_portable.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace attn::cuda {
+namespace {
+
+using device::Gradient;
+
+struct Sm80Shape {
+  int head_dim;                  // up to this, of the larger of Q K's and V's
+  int block_m, block_n, stages;  // 16 rows a warp
+  std::string_view reason;
+};
+
+// A thread holds 16 rows / 32 threads of each gradient: half a head_dim of registers, and as much
+// of S and dP as block_n. Shared memory is at most 99 KB, what the smallest of these GPUs gives to
+// a block.
+constexpr std::array kSm80Shapes{
+    Sm80Shape{64, 128, 64, 2, "16 rows a warp; 64 KB, two blocks of columns in flight"},
+    Sm80Shape{128, 128, 32, 2,
+              "16 rows a warp: dK and dV take 128 registers, so 32 columns; 96 KB"},
+    Sm80Shape{256, 64, 32, 1, "16 rows a warp: one gradient takes 128 registers; 96 KB"},
+};
+constexpr int kMostOfBoth = 256;  // head_dim + head_dim_v: 128 registers
+
+// A thread of backward_simt holds block_m / 8 rows of 4 of each 64 columns: at most 128 registers.
+constexpr int kSimtRows = 64, kSimtRowsOfWide = 32, kSimtWide = 128, kSimtColumns = 64;
+constexpr int kSimtWarps = 4, kSimtPiece = 64, kSimtPad = 4;  // BackwardSimtLayout
+
+constexpr std::int64_t row_bytes(int head_dim) { return (head_dim + 15) / 16 * 32; }
+
+void set_simt_shape(BackwardConfig& config) {
+  const int width = config.gradient == Gradient::dv        ? config.head_dim_v
+                    : config.gradient == Gradient::buffers ? 0
+                                                           : config.head_dim;
+  config.block_m = width > kSimtWide ? kSimtRowsOfWide : kSimtRows;
+  config.block_n = kSimtColumns;
+  config.warps = kSimtWarps;
+  config.stages = 1;
+  config.reason =
+      "float32 arithmetic without tensor cores; each gradient has a pass of its own, so that "
+      "nothing is added in memory";
+}
+
+}  // namespace
+
+void set_backward_shape(BackwardConfig& config) {
+  if (config.kernel == BackwardKernel::simt) return set_simt_shape(config);
+  const int widest = std::max(config.head_dim, config.head_dim_v);
+  const auto* shape = std::ranges::find_if(
+      kSm80Shapes, [&](const Sm80Shape& row) { return widest <= row.head_dim; });
+  config.block_m = shape->block_m;
+  config.block_n = shape->block_n;
+  config.warps = shape->block_m / 16;
+  config.stages = shape->stages;
+  config.reason = shape->reason;
+}
+
+bool holds_dk_and_dv(BackwardKernel kernel, const Problem& p) {
+  return kernel == BackwardKernel::sm80 && p.head_dim + p.head_dim_v <= kMostOfBoth;
+}
+
+std::int64_t backward_portable_shared_bytes(const BackwardConfig& c) noexcept {
+  if (c.kernel == BackwardKernel::simt) {
+    const std::int64_t rows = c.block_m + kSimtPad, slots = c.block_n + kSimtPad;
+    return 4 * (kSimtPiece * rows + kSimtPiece * slots + c.block_n * rows);
+  }
+  // BackwardSm80Layout
+  const std::int64_t row1 = row_bytes(c.head_dim), row2 = row_bytes(c.head_dim_v);
+  const std::int64_t rows = c.block_m * (row1 + (c.gradient == Gradient::dv ? 0 : row2));
+  return rows + std::int64_t{c.stages} * c.block_n * (row1 + row2);
+}
+
+}  // namespace attn::cuda
