@@ -1,4 +1,4 @@
-// The forward pass for Python benchmarks: plans by descriptor, runs on device pointers. Tensors are
+// Both passes for Python benchmarks: plans by descriptor, runs on device pointers. Tensors are
 // contiguous, [batch, seqlen, heads, head_dim].
 #include <cstdio>
 #include <memory>
@@ -8,6 +8,8 @@
 
 namespace {
 
+constexpr attn::Device kDevice{attn::DeviceType::cuda, 0};
+
 struct Handle {
   attn::Problem problem;
   attn::Plan plan;
@@ -15,18 +17,14 @@ struct Handle {
   std::vector<std::shared_ptr<const attn::expr::Buffer>> buffers;
 };
 
-}  // namespace
-
-extern "C" {
-
-// Null on an error, whose text goes to stderr. kernel: a kernel's name or "".
-void* attn_plan(const char* descriptor, const char* kernel, long long* workspace_bytes) {
+void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
+                  long long* workspace_bytes) {
   try {
     const attn::Problem problem = attn::parse_problem(descriptor);
     attn::PlanOptions options;
-    options.device = {attn::DeviceType::cuda, 0};
+    options.device = kDevice;
     options.kernel = kernel;
-    auto* handle = new Handle{problem, attn::make_plan(problem, attn::Phase::forward, options), {}};
+    auto* handle = new Handle{problem, attn::make_plan(problem, phase, options), {}};
     for (const attn::expr::Expr& e : {problem.mask, problem.score}) {
       if (e.empty()) continue;
       const auto found = attn::expr::buffers(e);
@@ -40,37 +38,92 @@ void* attn_plan(const char* descriptor, const char* kernel, long long* workspace
   }
 }
 
-// 0 when the work is in the stream. buffers: device pointers, in the order of Handle::buffers, each
-// contiguous and of the shape that its declaration gives.
-int attn_forward(void* plan, void* q, void* k, void* v, void* o, void* lse, void** buffers,
-                 void* workspace, long long workspace_bytes, void* stream) {
+attn::Tensor like_q(const attn::Problem& p, void* data, std::int64_t head_dim) {
+  return attn::tensor(data, p.dtype, {p.batch, p.seqlen_q, p.heads_q, head_dim}, kDevice);
+}
+attn::Tensor like_k(const attn::Problem& p, void* data, std::int64_t head_dim) {
+  return attn::tensor(data, p.dtype, {p.batch, p.seqlen_k, p.heads_k, head_dim}, kDevice);
+}
+
+attn::Inputs inputs_of(const Handle& handle, void* q, void* k, void* v, void** buffers) {
+  const attn::Problem& p = handle.problem;
+  attn::Inputs inputs;
+  inputs.q = like_q(p, q, p.head_dim);
+  inputs.k = like_k(p, k, p.head_dim);
+  inputs.v = like_k(p, v, p.head_dim_v);
+  for (std::size_t i = 0; i < handle.buffers.size(); ++i) {
+    attn::Tensor tensor = handle.buffers[i]->tensor();
+    tensor.data = buffers[i];
+    tensor.device = kDevice;
+    inputs.buffers.emplace_back(handle.buffers[i]->name(), tensor);
+  }
+  return inputs;
+}
+
+attn::Outputs outputs_of(const attn::Problem& p, void* o, void* lse) {
+  return {.o = like_q(p, o, p.head_dim_v),
+          .lse = attn::tensor(lse, attn::DType::f32, {p.batch, p.heads_q, p.seqlen_q}, kDevice)};
+}
+
+attn::Context context_of(void* workspace, long long workspace_bytes, void* stream) {
+  attn::Context context;
+  context.stream = stream;
+  if (workspace_bytes > 0) {
+    context.workspace = attn::tensor(workspace, attn::DType::u8, {workspace_bytes}, kDevice);
+  }
+  return context;
+}
+
+// 0, or 1 after an error, whose text goes to stderr.
+template <class Call>
+int without_throwing(Call&& call) {
   try {
-    const auto& [problem, made, declared] = *static_cast<Handle*>(plan);
-    const attn::Device device{attn::DeviceType::cuda, 0};
-    const attn::Problem& p = problem;
-    attn::Inputs inputs;
-    inputs.q = attn::tensor(q, p.dtype, {p.batch, p.seqlen_q, p.heads_q, p.head_dim}, device);
-    inputs.k = attn::tensor(k, p.dtype, {p.batch, p.seqlen_k, p.heads_k, p.head_dim}, device);
-    inputs.v = attn::tensor(v, p.dtype, {p.batch, p.seqlen_k, p.heads_k, p.head_dim_v}, device);
-    for (std::size_t i = 0; i < declared.size(); ++i) {
-      attn::Tensor tensor = declared[i]->tensor();
-      tensor.data = buffers[i];
-      tensor.device = device;
-      inputs.buffers.emplace_back(declared[i]->name(), tensor);
-    }
-    attn::Outputs outputs;
-    outputs.o = attn::tensor(o, p.dtype, {p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, device);
-    outputs.lse = attn::tensor(lse, attn::DType::f32, {p.batch, p.heads_q, p.seqlen_q}, device);
-    attn::Context context;
-    context.stream = stream;
-    if (workspace_bytes > 0) {
-      context.workspace = attn::tensor(workspace, attn::DType::u8, {workspace_bytes}, device);
-    }
-    attn::forward(made, inputs, outputs, context);
+    call();
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Null on an error, whose text goes to stderr. kernel: a kernel's name or "".
+void* attn_plan(const char* descriptor, const char* kernel, long long* workspace_bytes) {
+  return make_handle(descriptor, attn::Phase::forward, kernel, workspace_bytes);
+}
+void* attn_plan_backward(const char* descriptor, const char* kernel, long long* workspace_bytes) {
+  return make_handle(descriptor, attn::Phase::backward, kernel, workspace_bytes);
+}
+
+// 0 when the work is in the stream. buffers: device pointers, in the order of Handle::buffers, each
+// contiguous and of the shape that its declaration gives.
+int attn_forward(void* plan, void* q, void* k, void* v, void* o, void* lse, void** buffers,
+                 void* workspace, long long workspace_bytes, void* stream) {
+  return without_throwing([&] {
+    const Handle& handle = *static_cast<Handle*>(plan);
+    attn::forward(handle.plan, inputs_of(handle, q, k, v, buffers),
+                  outputs_of(handle.problem, o, lse),
+                  context_of(workspace, workspace_bytes, stream));
+  });
+}
+
+// Likewise; no gradients of buffers.
+int attn_backward(void* plan, void* q, void* k, void* v, void* o, void* lse, void* d_o, void* dq,
+                  void* dk, void* dv, void** buffers, void* workspace, long long workspace_bytes,
+                  void* stream) {
+  return without_throwing([&] {
+    const Handle& handle = *static_cast<Handle*>(plan);
+    const attn::Problem& p = handle.problem;
+    attn::Gradients gradients;
+    gradients.dq = like_q(p, dq, p.head_dim);
+    gradients.dk = like_k(p, dk, p.head_dim);
+    gradients.dv = like_k(p, dv, p.head_dim_v);
+    attn::backward(handle.plan, inputs_of(handle, q, k, v, buffers), outputs_of(p, o, lse),
+                   like_q(p, d_o, p.head_dim_v), gradients,
+                   context_of(workspace, workspace_bytes, stream));
+  });
 }
 }
