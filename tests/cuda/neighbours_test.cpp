@@ -2,9 +2,9 @@
 // heads hold none of another group's: wherever they lie, and whatever lies between them.
 #include <algorithm>
 #include <cstring>
-#include <functional>
 
 #include "cuda/gpu.hpp"
+#include "cuda/rows.hpp"
 #include "harness/data.hpp"
 
 namespace attn::cuda {
@@ -12,51 +12,6 @@ namespace {
 
 using harness::CaseData;
 using harness::load_element;
-using harness::store_element;
-
-std::int32_t number(const Tensor& t, std::int64_t i) {
-  return static_cast<const std::int32_t*>(t.data)[i];
-}
-
-// Rows of a tensor that belong to sequence b, from its first on.
-struct Rows {
-  const CaseData& data;
-  bool like_q;
-  std::int64_t b;
-
-  const Tensor& cu() const { return like_q ? data.inputs.cu_seqlens_q : data.inputs.cu_seqlens_k; }
-  std::int64_t count() const {
-    if (cu().given()) return number(cu(), b + 1) - number(cu(), b);
-    return like_q ? data.problem.seqlen_q : data.problem.seqlen_k;
-  }
-  std::int64_t in_use() const {
-    const Tensor& used = like_q ? data.inputs.seqused_q : data.inputs.seqused_k;
-    return used.given() ? number(used, b) : count();
-  }
-  // Offset in elements of a row of Q, K, V or O.
-  std::int64_t offset(const Tensor& t, std::int64_t row) const {
-    if (cu().given()) return (number(cu(), b) + row) * t.strides[0];
-    if (!like_q && data.inputs.page_table.given()) {
-      const Tensor& table = data.inputs.page_table;
-      const std::int64_t size = data.problem.page_size;
-      return number(table, b * table.strides[0] + row / size) * t.strides[0] +
-             row % size * t.strides[1];
-    }
-    return b * t.strides[0] + row * t.strides[1];
-  }
-};
-
-// Every element x of rows [first, last) of a head's row becomes f(x).
-void change(const Tensor& t, const Rows& rows, std::int64_t first, std::int64_t last,
-            std::int64_t head, const std::function<double(double)>& f) {
-  const auto rank = static_cast<std::size_t>(t.rank);
-  for (std::int64_t row = first; row < last; ++row) {
-    const std::int64_t at = rows.offset(t, row) + head * t.strides[rank - 2];
-    for (std::int64_t i = 0; i < t.shape[rank - 1]; ++i) {
-      store_element(t, at + i, f(load_element(t, at + i)));
-    }
-  }
-}
 
 // Of sequence b and a K, V head: Q so much larger that references of the softmax move, others
 // another sign.
@@ -77,8 +32,6 @@ std::vector<std::uint64_t> results(const CaseData& data, std::int64_t b, std::in
   const Rows rows{data, true, b};
   const Problem& p = data.problem;
   const std::int64_t group = p.heads_q / p.heads_k;
-  const Tensor &o = data.outputs.o, &lse = data.outputs.lse;
-  const bool packed = rows.cu().given();
   std::vector<std::uint64_t> bits;
   const auto put = [&](double x) {
     bits.emplace_back();
@@ -87,12 +40,9 @@ std::vector<std::uint64_t> results(const CaseData& data, std::int64_t b, std::in
   for (std::int64_t head = head_k * group; head < (head_k + 1) * group; ++head) {
     for (std::int64_t row = 0; row < rows.count(); ++row) {
       for (std::int64_t i = 0; i < p.head_dim_v; ++i) {
-        put(load_element(
-            o, rows.offset(o, row) + head * o.strides[static_cast<std::size_t>(o.rank) - 2] + i));
+        put(load_element(data.outputs.o, rows.element(data.outputs.o, row, head, i)));
       }
-      put(load_element(
-          lse, packed ? head * lse.strides[0] + (number(rows.cu(), b) + row) * lse.strides[1]
-                      : b * lse.strides[0] + head * lse.strides[1] + row * lse.strides[2]));
+      put(load_element(data.outputs.lse, rows.lse(data.outputs.lse, row, head)));
     }
   }
   return bits;

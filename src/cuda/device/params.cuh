@@ -63,6 +63,8 @@ struct ForwardParams : ProblemParams {
   // Of a mask that is classified ahead (schedule/key_words.cuh), else null.
   KeyWord* key_words;
   int key_windows;  // of 32 blocks of keys
+
+  int num_pages;  // of K and V
 };
 
 // What the backward pass needs of a row of Q: P = exp(score - lse), dT = P (Z dP - d). lse is +inf

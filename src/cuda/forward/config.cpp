@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "cuda/forward/kernel_name.hpp"
 #include "cuda/heuristics/forward_portable.hpp"
 #include "cuda/heuristics/forward_sm90.hpp"
+#include "cuda/jit/expression_factors.hpp"
 #include "cuda/jit/expression_text.hpp"
 
 namespace attn::cuda {
@@ -46,6 +48,12 @@ std::string obstacle(ForwardKernel kernel, const Problem& p, Arch arch,
   return {};
 }
 
+bool has_infinity(const expr::Expr& e) {
+  const expr::Node& n = e.node();
+  return (n.op == expr::Op::constant && std::isinf(n.float_value)) ||
+         std::ranges::any_of(n.args, has_infinity);
+}
+
 void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors& tensors) {
   config.dtype = p.dtype;
   config.head_dim = static_cast<int>(p.head_dim);
@@ -59,6 +67,8 @@ void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors&
   config.used_k = tensors.seqused_k || config.paged;
   config.sink = p.sink;
   config.dropout = p.dropout.probability > 0;
+  config.hides_keys =
+      !p.mask.empty() || (!p.score.empty() && (loads_elements(p.score) || has_infinity(p.score)));
   config.classified = mask_reads_buffers(p.mask);
   config.mask_heads = depends_on(p.mask, expr::Op::head);
   config.mask_batches = depends_on(p.mask, expr::Op::batch) || config.packed_q || config.packed_k ||
@@ -82,7 +92,8 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
     config.consumer_registers = shape.consumer_registers;
     config.group = packed_group(p, config.block_m, 64);
     config.reason = shape.reason;
-    config.allowed_spill_bytes = shape.spill_bytes;
+    config.allowed_spill_bytes =
+        shape.spill_bytes + (config.hides_keys ? kForwardSm90FollowerSpills : 0);
     // Random bits come for 32 keys at a time.
     if (config.dropout) config.block_n = config.block_n / 32 * 32;
     if (!config.paged) return true;
@@ -162,7 +173,7 @@ std::int64_t ForwardConfig::shared_bytes() const noexcept {
   const std::int64_t qs = std::int64_t{stages_q} * warps / 4;
   const std::int64_t barriers = 16 * qs + 16 * (stages_k + stages) + 64;
   return qs * 64 * 128 * panels_k + block_n * 128 * (stages_k * panels_k + stages * panels_v) +
-         round_up(static_cast<int>(barriers), 16) + std::int64_t{4} * (48 + 16 * warps / 4);
+         round_up(static_cast<int>(barriers), 16) + std::int64_t{4} * (48 + 16 * warps / 4) + 32;
 }
 
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,

@@ -49,6 +49,10 @@ struct ForwardConfig {
   // classify.cuh). Its words differ between heads, and between batch entries.
   bool classified = false, mask_heads = false, mask_batches = false;
 
+  // The mask is not empty, or a score may be -inf: rows of O that are not finite are looked at
+  // again (device/softmax/visible_row.cuh).
+  bool hides_keys = false;
+
   std::string reason;           // of the tile shape
   int allowed_spill_bytes = 0;  // Source::allowed_spill_bytes
 

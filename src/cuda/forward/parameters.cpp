@@ -154,6 +154,7 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
     out.key_windows = static_cast<int>(key_windows(p, config));
   }
   out.page_size = static_cast<int>(p.page_size);
+  if (config.paged) out.num_pages = static_cast<int>(inputs.k.shape[0]);
   out.num_splits = num_splits;
   out.blocks_per_split =
       static_cast<int>(divide_up(divide_up(p.seqlen_k, config.block_n), num_splits));

@@ -54,6 +54,7 @@ std::string print_config(const ForwardConfig& c) {
   flag("kUsedK", c.used_k);
   flag("kVectorO", c.vector_o);
   flag("kClearTail", c.packed_k || c.used_k);
+  flag("kHidesKeys", c.hides_keys);
   flag("kSplits", c.splits);
   flag("kSink", c.sink);
   flag("kDropout", c.dropout);

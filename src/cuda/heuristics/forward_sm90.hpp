@@ -20,6 +20,11 @@ struct ForwardSm90Shape {
   std::string_view reason;
 };
 
+// Bytes that the warp which looks at stored tiles spills beside, where there is one
+// (device/kernels/forward_sm90/follower.cuh): it has a producer's registers, and seldom does more
+// than to wait.
+inline constexpr int kForwardSm90FollowerSpills = 176;
+
 // In order: the first row that a problem fits, by its head size and `when`, is taken.
 std::span<const ForwardSm90Shape> forward_sm90_shapes();
 

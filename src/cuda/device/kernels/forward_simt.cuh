@@ -12,6 +12,7 @@
 //   kBlockN                64
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
 //   kPageSize              of paged K and V; 0: not paged
+//   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 4
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches, kMaskHeads
 // Grid: p.num_tiles blocks of 128 threads with ForwardSimtLayout<C>::kBytes of dynamic shared
@@ -24,6 +25,7 @@
 #include "softmax/denominator.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/online.cuh"
+#include "softmax/visible_row.cuh"
 #include "tile/scalar.cuh"
 
 namespace attn::device {
@@ -113,7 +115,7 @@ struct ForwardSimt {
     for (int slot = static_cast<int>(threadIdx.x / kAcross); slot < C::kBlockN;
          slot += kThreads / kAcross) {
       const int key = block * C::kBlockN + key_of(slot);
-      const bool exists = key < tile.sequence.length_k;
+      const bool exists = tile.has_key(p, key);
       const auto* from = element<Element>(data, start + tile.key_row(p, strides, exists ? key : 0));
 #pragma unroll
       for (int i = 0; i < kPiece; i += kAcross) {
@@ -347,6 +349,17 @@ struct ForwardSimt {
     if constexpr (C::kSplits) launch_dependents();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) finish(t, r);
+    if constexpr (C::kHidesKeys) {
+      float zero = 0;
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) zero += zero_if_finite(t.o[piece][r]);
+      }
+      if (__any_sync(~0u, zero != 0)) {
+        write_visible_rows<C>(p, e, tile, tile.row0 + part() * 2 * kRows, 2 * kRows);
+      }
+    }
   }
 };
 

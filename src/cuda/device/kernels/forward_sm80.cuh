@@ -13,6 +13,7 @@
 //   kStages                K, V tiles: 1 or 2
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
 //   kPageSize              of paged K and V; 0: not paged
+//   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: kWarps
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches, kMaskHeads
 // Q, K, V and O are 16-byte aligned, and so are their strides. Grid: p.num_tiles blocks of 32
@@ -28,6 +29,7 @@
 #include "softmax/denominator.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/lazy.cuh"
+#include "softmax/visible_row.cuh"
 #include "tile/accumulator.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -101,7 +103,7 @@ struct ForwardSm80 {
     const int key0 = block * C::kBlockN;
     if constexpr (C::kPageSize > 0) {
       load_tile<Tile, C::kBlockN, kThreads>(to, [&](int row) {
-        const bool exists = key0 + row < tile.sequence.length_k;
+        const bool exists = tile.has_key(p, key0 + row);
         return SourceRow{from + 2 * tile.key_row(p, strides, exists ? key0 + row : 0), exists};
       });
     } else {
@@ -296,7 +298,8 @@ struct ForwardSm80 {
     }
     const Denominator d = denominator<C::kSink, true>(w.softmax[m].r[i] * kLn2, l, sink);
     const float lse = used ? d.lse : minus_infinity();
-    const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
+    float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
+    if (C::kUsedQ && !used) factor = 0;  // l may be NaN
     // Rows that see nothing are 0 whatever V holds.
     if (!used || l == 0) {
 #pragma unroll
@@ -344,6 +347,14 @@ struct ForwardSm80 {
     for (int m = 0; m < kTiles; ++m) {
       same.finish(w, m, 0);
       same.finish(w, m, 1);
+    }
+    if constexpr (C::kHidesKeys) {
+      float zero = 0;
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) zero += zero_if_finite(w.o[m]);
+      if (__any_sync(~0u, zero != 0)) {
+        write_visible_rows<C>(p, e, same.tile, same.warp_row(), kRows);
+      }
     }
   }
 };

@@ -2,11 +2,11 @@
 // (FlashAttention-3, algorithms 1 and 2).
 //
 // A block of threads is one producer warpgroup, of which two warps work: one asks the copy engine
-// for K and V, one for Q, and deals tiles; and C::kConsumers warpgroups with 64 rows of Q each. K
-// and V go through rings of C::kStagesK and C::kStagesV tiles. A consumer issues S = Q K^T of the
-// next block, O += P V of this one, and does the softmax of the next while the second runs. Blocks
-// of threads stay and take one tile of O after the other; Q of the next tile arrives while this one
-// ends.
+// for K and V, one for Q, and deals tiles (and under a mask a third, which looks at what is
+// stored); and C::kConsumers warpgroups with 64 rows of Q each. K and V go through rings of
+// C::kStagesK and C::kStagesV tiles. A consumer issues S = Q K^T of the next block, O += P V of
+// this one, and does the softmax of the next while the second runs. Blocks of threads stay and take
+// one tile of O after the other; Q of the next tile arrives while this one ends.
 //
 // Reads of C:
 //   Element                BFloat16 or Float16
@@ -21,6 +21,7 @@
 //   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: none share
 //   kPageRows              keys of a box: divides kBlockN, a multiple of 8; 0: not paged
 //   kClearTail             rows of V past a length may hold anything
+//   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh)
 //   kParts                 of them: kConsumers
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches, kMaskHeads
@@ -30,6 +31,7 @@
 #pragma once
 
 #include "kernels/forward_sm90/consumer.cuh"
+#include "kernels/forward_sm90/follower.cuh"
 #include "kernels/forward_sm90/producer.cuh"
 #include "ptx/dependent.cuh"
 
@@ -51,7 +53,12 @@ struct ForwardSm90 : ForwardSm90Tiles<C, Expressions> {
       }
       for (int i = 0; i < Layout::kTileStages; ++i) {
         mbarrier_init(barrier(Layout::kFullTile, i), 1);
-        mbarrier_init(barrier(Layout::kEmptyTile, i), 4 * C::kConsumers + 1);
+        if constexpr (C::kHidesKeys) {
+          mbarrier_init(barrier(Layout::kStoredTile, i), 4 * C::kConsumers);
+          mbarrier_init(barrier(Layout::kEmptyTile, i), 2);
+        } else {
+          mbarrier_init(barrier(Layout::kEmptyTile, i), 4 * C::kConsumers + 1);
+        }
       }
       for (int i = 0; i < C::kStagesK; ++i) {
         mbarrier_init(barrier(Layout::kFullK, i), 1);
@@ -72,6 +79,8 @@ struct ForwardSm90 : ForwardSm90Tiles<C, Expressions> {
         producer.produce_keys();
       } else if (threadIdx.x < 64) {
         producer.produce_tiles();
+      } else if (C::kHidesKeys && threadIdx.x < 96) {
+        ForwardSm90Follower<C, Expressions>{{p, e, maps, shared, consumer}}.follow_tiles();
       }
     } else {
       take_registers<C::kConsumerRegisters>();

@@ -24,6 +24,14 @@ __device__ __forceinline__ Int4 load_shared(unsigned address) {
                : "memory");
   return v;
 }
+__device__ __forceinline__ void store_shared_byte(unsigned address, unsigned x) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+__device__ __forceinline__ unsigned load_shared_byte(unsigned address) {
+  unsigned x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
 
 __device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));

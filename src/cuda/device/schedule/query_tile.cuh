@@ -33,6 +33,11 @@ struct QueryTile {
     return t;
   }
 
+  static constexpr int kPageSize = C::kPageSize > 0 ? C::kPageSize : 1;
+  __device__ __forceinline__ long long page_of(const ForwardParams& p, int key) const {
+    return __ldg(p.page_table + sequence.batch * p.page_table_stride + key / kPageSize);
+  }
+
   // Rows are not negative: as unsigned numbers they divide in fewer instructions.
   __device__ __forceinline__ int query_of(int row) const {
     return static_cast<int>(static_cast<unsigned>(row) / C::kGroup);
@@ -77,13 +82,14 @@ struct QueryTile {
   // From there to a key below the length.
   __device__ __forceinline__ long long key_row(const ForwardParams& p, const Strides& s,
                                                int key) const {
-    if constexpr (C::kPageSize > 0) {
-      constexpr int kSize = C::kPageSize > 0 ? C::kPageSize : 1;
-      const long long page =
-          __ldg(p.page_table + sequence.batch * p.page_table_stride + key / kSize);
-      return page * s.batch + key % kSize * s.row;
-    }
+    if constexpr (C::kPageSize > 0) return page_of(p, key) * s.batch + key % kPageSize * s.row;
     return key * s.row;
+  }
+  // Whether there is such a row. The page of a key that no row sees may be any number.
+  __device__ __forceinline__ bool has_key(const ForwardParams& p, int key) const {
+    if (key >= sequence.length_k) return false;
+    if constexpr (C::kPageSize == 0) return true;
+    return static_cast<unsigned>(page_of(p, key)) < static_cast<unsigned>(p.num_pages);
   }
 
   // Rows of partial results.

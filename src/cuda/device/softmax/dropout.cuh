@@ -75,6 +75,15 @@ struct DropoutRow {
     return x;
   }
 
+  // Whether the element of one key is kept.
+  __device__ __forceinline__ bool keeps(int key) const {
+    const PhiloxWords bits = words(DropoutColumns(dropout, key / 32, key / 2 % 4));
+    const unsigned low = key & 8 ? bits.word[1] : bits.word[0];
+    const unsigned high = key & 8 ? bits.word[3] : bits.word[2];
+    const unsigned word = key & 16 ? high : low;
+    return (key & 1 ? word : word << 16) >= dropout.threshold << 16;
+  }
+
   // The two elements of a word. Numbers are compared in the high half, where lower bits do not
   // matter.
   __device__ __forceinline__ void apply(float& even, float& odd, unsigned word) const {

@@ -3,6 +3,7 @@
 
 #include "kernels/forward_sm90/scores.cuh"
 #include "softmax/denominator.cuh"
+#include "softmax/visible_row.cuh"
 #include "tile/staged_rows.cuh"
 
 namespace attn::device {
@@ -90,9 +91,26 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
       }
     }
   }
-  __device__ __forceinline__ void give_back(int slot) const {
+  static __device__ __forceinline__ int warp_row() {
+    return static_cast<int>(threadIdx.x % 128 / 32) * 16;
+  }
+  // Under a mask the tile goes to ForwardSm90Follower, and what it needs to know.
+  __device__ __forceinline__ void give_back(int slot, bool finite) const {
+    if constexpr (C::kHidesKeys) {
+      if (!finite) {
+        if constexpr (C::kStoresBoxes) {
+          if (elect_one()) bulk_wait();
+        }
+        store_shared_byte(this->flag_address(slot, 4 * consumer + warp_row() / 16), 1);
+      }
+    }
     __syncwarp();
-    arrive(Layout::kEmptyTile, slot);
+    arrive(C::kHidesKeys ? Layout::kStoredTile : Layout::kEmptyTile, slot);
+  }
+  // Whether the warp's rows of O are. A key that the mask hides may have made one NaN.
+  static __device__ __forceinline__ bool is_finite(const Consumer& c) {
+    if constexpr (!C::kHidesKeys) return true;
+    return __all_sync(~0u, zero_if_finite(c.o) == 0);
   }
 
   // The end of a tile, from the accumulators.
@@ -100,6 +118,7 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
     const Own t = own_at(slot);
     write_lse(t, ends.lse);
     clear_unused_rows(c, t);
+    const bool finite = is_finite(c);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Row r = row_of(t, i);
@@ -110,7 +129,7 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
         store_row<Element, C::kHeadDimV>(c.o, i, ends.factor[i], row_address(t, r), r.exists);
       }
     }
-    give_back(slot);
+    give_back(slot, finite);
   }
 
   // The same through `staging`, the place of the tile's Q, where each warp uses the rows that were
@@ -119,12 +138,10 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
       C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
   static_assert(kCanStage || !C::kStoresBoxes);
   static constexpr int kStagedPanel = 64 * 128;
-  static __device__ __forceinline__ int warp_row() {
-    return static_cast<int>(threadIdx.x % 128 / 32) * 16;
-  }
   __device__ __forceinline__ void write_staged(Consumer& c, int slot, const RowEnds& ends,
                                                unsigned staging) const {
     if constexpr (C::kUsedQ) clear_unused_rows(c, own_at(slot));
+    const bool finite = is_finite(c);
     stage_rows<Element, C::kHeadDimV>(c.o, ends.factor, staging, kStagedPanel, warp_row());
     const Own t = own_at(slot);
     if constexpr (C::kStoresBoxes) {
@@ -153,7 +170,7 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
                         r.exists};
       });
     }
-    give_back(slot);
+    give_back(slot, finite);
   }
 };
 

@@ -30,7 +30,8 @@ struct ForwardSm90Layout {
   static constexpr int kFullTile = kEmptyV + 8 * C::kStagesV;
   static constexpr int kEmptyTile = kFullTile + 8 * kTileStages;
   static constexpr int kTileAt = (kEmptyTile + 8 * kTileStages + 15) / 16 * 16;
-  static constexpr int kBytes = kTileAt + kTileBytes * kTileStages;
+  static constexpr int kStoredTile = kTileAt + kTileBytes * kTileStages;  // under a mask
+  static constexpr int kBytes = kStoredTile + 8 * kTileStages;
 };
 
 // Use number n of a ring of barriers: which one, and the parity of its phase, so that a counter is

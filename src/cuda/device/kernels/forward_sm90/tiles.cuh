@@ -73,7 +73,9 @@ struct ForwardSm90Tiles {
     store_shared(at, {w.row0, w.head, w.sequence.batch, w.split});
     store_shared(at + 16,
                  {w.sequence.row_q, w.sequence.rows_q, w.sequence.length_q, w.sequence.length_k});
-    if constexpr (C::kPackedK) store_shared(at + 32, {w.sequence.row_k, 0, 0, 0});
+    if constexpr (C::kPackedK || C::kHidesKeys) {
+      store_shared(at + 32, {w.sequence.row_k, 0, 0, 0});
+    }
   }
   __device__ __forceinline__ Work get(int slot) const {
     const Int4 a = load_shared(slot_address(slot));
@@ -91,6 +93,17 @@ struct ForwardSm90Tiles {
     w.sequence.batch = a.z;
     set_range(w);
     return w;
+  }
+
+  // Whether a warp of the consumers has stored rows of the tile that are not finite: a byte each,
+  // which put() makes 0.
+  static_assert(4 * C::kConsumers <= 12);
+  __device__ __forceinline__ unsigned flag_address(int slot, int warp) const {
+    return slot_address(slot) + 36 + static_cast<unsigned>(warp);
+  }
+  __device__ __forceinline__ bool has_flags(int slot) const {
+    const Int4 v = load_shared(slot_address(slot) + 32);
+    return (v.y | v.z | v.w) != 0;
   }
 
   __device__ __forceinline__ QueryRange queries(const Work& w, int row, int rows) const {

@@ -16,6 +16,12 @@ inline Int4 load_shared(unsigned address) {
   std::memcpy(&v, emulator::shared_memory() + address, sizeof(v));
   return v;
 }
+inline void store_shared_byte(unsigned address, unsigned x) {
+  emulator::shared_memory()[address] = static_cast<char>(x);
+}
+inline unsigned load_shared_byte(unsigned address) {
+  return static_cast<unsigned char>(emulator::shared_memory()[address]);
+}
 inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
   emulator::mbarrier_init(barrier, arrivals);
 }

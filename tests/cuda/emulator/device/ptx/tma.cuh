@@ -32,6 +32,7 @@ inline void tma_store_4d(const TensorMap& map, unsigned source, int c0, int c1, 
 }
 inline void bulk_commit() { emulator::commit_stores(); }
 inline void bulk_wait_read() { emulator::finish_stores(); }
+inline void bulk_wait() { emulator::finish_stores(); }
 inline void fence_proxy_async() {}
 
 }  // namespace attn::device

@@ -1,0 +1,194 @@
+// O of single rows once more, from the keys alone that they see.
+//
+// A key that the mask hides has P = 0, but where its row of V holds a NaN or an infinity the
+// product is NaN all the same. The main loops multiply whatever they are given. What came of it is
+// looked at once a tile: a row of O that is not finite is computed again, key by key. One that sees
+// such a key comes out as it was; that costs ten times the tile's time, and nothing where O is
+// finite. Example: a causal mask and a NaN in the last row of V, which only the last query sees.
+#pragma once
+
+#include "params.cuh"
+#include "schedule/query_tile.cuh"
+#include "softmax/denominator.cuh"
+#include "softmax/dropout.cuh"
+#include "tile/scalar.cuh"
+
+namespace attn::device {
+
+// 0 where all are finite, else NaN.
+template <int kCount>
+__device__ __forceinline__ float zero_if_finite(const float (&x)[kCount]) {
+  float zero[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) zero[i % 2] = fmaf(x[i], 0.f, zero[i % 2]);
+  return zero[0] + zero[1];
+}
+
+// Parts of split keys are stored in float32.
+template <bool kSplits, class Element>
+struct StoredAs {
+  using Type = Element;
+};
+template <class Element>
+struct StoredAs<true, Element> {
+  using Type = Float32;
+};
+
+// A warp computes a row: a lane has a key of 32 for S, and columns lane, lane + 32, ... for O.
+template <class C, class Expressions>
+struct VisibleRow {
+  using Element = typename C::Element;
+  using Storage = typename Scalar<Element>::Storage;
+  using StoredElement = typename StoredAs<C::kSplits, Element>::Type;
+  using Stored = typename Scalar<StoredElement>::Storage;
+  static constexpr int kColumns = (C::kHeadDimV + 31) / 32;  // of a lane
+  static constexpr float kLog2E = 1.4426950408889634f;
+
+  const ForwardParams& p;
+  const Expressions& e;
+  const QueryTile<C> tile;
+
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+  static __device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
+    return x;
+  }
+  static __device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) x += __shfl_xor_sync(~0u, x, i);
+    return x;
+  }
+
+  // Whether what is stored of the row is.
+  __device__ __forceinline__ bool is_finite(int row) const {
+    const Stored* const from = stored(tile.query_of(row), tile.head_of(row));
+    float o[kColumns];
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      o[i] = inside(i) ? Scalar<StoredElement>::from(from[32 * i + lane()]) : 0.f;
+    }
+    return __all_sync(~0u, zero_if_finite(o) == 0);
+  }
+
+  // Writes the row to where the tile's results go. All threads of a warp must call, with the same
+  // row.
+  __device__ __forceinline__ void write(int row) const {
+    const Sequence& q = tile.sequence;
+    const int query = tile.query_of(row), head = tile.head_of(row);
+    const int end = min(tile.end * C::kBlockN, q.length_k);
+    const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
+    const Storage* const from = element<Element>(p.q, tile.query_row(p.q_strides, query, head));
+    const long long k = tile.first_key(p.k_strides, tile.key_head(p));
+    const long long v = tile.first_key(p.v_strides, tile.key_head(p));
+    float top = minus_infinity(), l = 0;
+    float o[kColumns];
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) o[i] = 0;
+      // First the largest score, then the sums.
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+#pragma unroll 1
+      for (int key0 = tile.begin * C::kBlockN; key0 < end; key0 += 32) {
+        const int key = key0 + lane();
+        bool seen = key < end && is_visible(query, key, head);
+        float s = minus_infinity();
+        if (seen) {
+          s = multiply_qk(from, element<Element>(p.k, k + tile.key_row(p, p.k_strides, key)));
+          if constexpr (Expressions::kHasScore) {
+            s = e.score(s, query, key, q.batch, head, q.length_q, q.length_k);
+          }
+        }
+        seen = seen && s != minus_infinity();  // such a score is as good as hidden
+        if (pass == 0) {
+          top = fmaxf(top, s);
+          continue;
+        }
+        const float weight = seen ? exp2f((s - top) * c) : 0.f;
+        l += weight;
+        const float kept = is_kept(query, head, key) ? weight : 0.f;
+        unsigned left = __ballot_sync(~0u, seen);
+        while (left != 0) {
+          const int other = 31 - __clz(static_cast<int>(left));
+          left ^= 1u << other;
+          add(o, __shfl_sync(~0u, kept, other),
+              element<Element>(p.v, v + tile.key_row(p, p.v_strides, key0 + other)));
+        }
+      }
+      if (pass == 0) {
+        top = warp_max(top);
+        if (top == minus_infinity()) top = 0;  // nothing is seen
+      }
+    }
+    store(o, query, head, top, warp_sum(l));
+  }
+
+ private:
+  __device__ __forceinline__ bool is_visible(int query, int key, int head) const {
+    if constexpr (!Expressions::kHasMask) return true;
+    const Sequence& q = tile.sequence;
+    return e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+  }
+  static __device__ __forceinline__ float multiply_qk(const Storage* q, const Storage* k) {
+    float s = 0;
+#pragma unroll 1
+    for (int i = 0; i < C::kHeadDim; ++i) {
+      s = fmaf(Scalar<Element>::from(q[i]), Scalar<Element>::from(k[i]), s);
+    }
+    return s;
+  }
+  __device__ __forceinline__ bool is_kept(int query, int head, int key) const {
+    if constexpr (!C::kDropout) return true;
+    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const auto pair = static_cast<unsigned>(tile.sequence.batch * p.heads_q + head);
+    return DropoutRow(dropout, pair, static_cast<unsigned>(query)).keeps(key);
+  }
+  static __device__ __forceinline__ bool inside(int i) {
+    return C::kHeadDimV % 32 == 0 || 32 * i + lane() < C::kHeadDimV;
+  }
+  static __device__ __forceinline__ void add(float (&o)[kColumns], float weight, const Storage* v) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      if (inside(i)) o[i] = fmaf(weight, Scalar<Element>::from(v[32 * i + lane()]), o[i]);
+    }
+  }
+  __device__ __forceinline__ void store(const float (&o)[kColumns], int query, int head, float top,
+                                        float l) const {
+    float sink = minus_infinity();
+    if constexpr (C::kSink) {
+      if (!C::kSplits || tile.split == 0) sink = p.sink[head];
+    }
+    const float m = top * (Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
+    float factor = denominator<C::kSink, false>(m, l, sink).inverse;
+    if constexpr (C::kDropout) factor *= p.dropout_scale;
+    Stored* const to = stored(query, head);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      if (inside(i)) to[32 * i + lane()] = Scalar<StoredElement>::to(o[i] * factor);
+    }
+  }
+  // Where the row goes.
+  __device__ __forceinline__ Stored* stored(int query, int head) const {
+    if constexpr (C::kSplits) {
+      return p.partial_o + tile.partial_row(p, query, head) * C::kHeadDimV;
+    } else {
+      return element<Element>(p.o, tile.query_row(p.o_strides, query, head));
+    }
+  }
+};
+
+// Of the rows [row0, row0 + count) that the threads of this warp have stored, writes those that are
+// in use and not finite.
+template <class C, class Expressions>
+__device__ __forceinline__ void write_visible_rows(const ForwardParams& p, const Expressions& e,
+                                                   const QueryTile<C>& tile, int row0, int count) {
+  const VisibleRow<C, Expressions> again{p, e, tile};
+  __syncwarp();  // what others have stored is read
+#pragma unroll 1
+  for (int row = max(row0, 0); row < row0 + count; ++row) {
+    if (tile.query_of(row) >= tile.sequence.length_q) return;
+    if (!again.is_finite(row)) again.write(row);
+  }
+}
+
+}  // namespace attn::device

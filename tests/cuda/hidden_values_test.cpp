@@ -1,0 +1,175 @@
+// Keys that a row does not see change nothing of it, whatever K and V hold there: NaN and infinity,
+// and pages that are not there.
+#include <cmath>
+#include <limits>
+
+#include "cuda/gpu.hpp"
+#include "cuda/rows.hpp"
+#include "reference/reference.hpp"
+
+namespace attn::cuda {
+namespace {
+
+using harness::CaseData;
+using harness::load_element;
+using harness::store_element;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class CudaHidden : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
+ protected:
+  // Runs the case and compares all of it with the reference: what is finite there is near, what is
+  // not is not finite. Says how many rows there are that hold something else than finite numbers.
+  static int compare(CaseData& data) { return compare(data, reference_of(data)); }
+  static Outputs reference_of(CaseData& data) {
+    const Outputs expected = data.f64_outputs();
+    reference::forward(data.problem, data.inputs, expected);
+    return expected;
+  }
+  static int compare(CaseData& data, const Outputs& expected) {
+    harness::forward_on_device(data, {.device = kGpu, .kernel = std::get<1>(GetParam())}, {}, true);
+    const double near = data.problem.dtype == DType::f32 ? 1e-4 : 0.03;
+    int wrong = 0, not_finite = 0;
+    const auto one = [&](const Tensor& got, const Tensor& want, std::int64_t at_got,
+                         std::int64_t at_want) {
+      const double x = load_element(got, at_got), y = load_element(want, at_want);
+      if (std::isinf(y) && y < 0 && x == y) return;  // LSE of a row that sees nothing
+      const bool good = std::isfinite(y) ? std::abs(x - y) <= near : !std::isfinite(x);
+      if (!std::isfinite(y)) ++not_finite;
+      if (!good && wrong++ == 0)
+        ADD_FAILURE() << "element " << at_want << " is " << x << ", not " << y;
+    };
+    for (std::int64_t b = 0; b < data.problem.batch; ++b) {
+      const Rows rows{data, true, b};
+      for (std::int64_t head = 0; head < data.problem.heads_q; ++head) {
+        for (std::int64_t row = 0; row < rows.count(); ++row) {
+          for (std::int64_t i = 0; i < data.problem.head_dim_v; ++i) {
+            one(data.outputs.o, expected.o, rows.element(data.outputs.o, row, head, i),
+                rows.element(expected.o, row, head, i));
+          }
+          one(data.outputs.lse, expected.lse, rows.lse(data.outputs.lse, row, head),
+              rows.lse(expected.lse, row, head));
+        }
+      }
+    }
+    EXPECT_EQ(wrong, 0);
+    return not_finite;
+  }
+  static bool takes(const Problem& problem) {
+    try {
+      make_plan(problem, Phase::forward, {.device = kGpu, .kernel = std::get<1>(GetParam())});
+      return true;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported) throw;
+      return false;
+    }
+  }
+};
+
+constexpr std::uint64_t kSeed = 7;
+
+TEST_P(CudaHidden, NaNReachesOnlyRowsThatSeeIt) {
+  ATTN_NEEDS_GPU();
+  CaseData data(harness::parse_case(std::get<0>(GetParam())), kSeed);
+  if (!takes(data.problem)) GTEST_SKIP() << "skipped: the kernel does not take the case";
+  ASSERT_EQ(compare(data), 0);
+  const Problem& p = data.problem;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const Rows keys{data, false, b};
+    const std::int64_t n = keys.in_use();
+    for (std::int64_t head = 0; head < p.heads_k; ++head) {
+      const auto plant = [&](const Tensor& t, std::int64_t key, std::int64_t column, double x) {
+        if (key >= 0 && key < n) store_element(t, keys.element(t, key, head, column), x);
+      };
+      plant(data.inputs.v, n - 1, 0, kNaN);
+      plant(data.inputs.v, n - 4, p.head_dim_v - 1, kInfinity);
+      plant(data.inputs.v, n / 2, 1, -kInfinity);
+      plant(data.inputs.v, n / 3, p.head_dim_v / 2, kNaN);
+      plant(data.inputs.k, n - 2, 3, kNaN);
+    }
+  }
+  EXPECT_GT(compare(data), 0) << "no row sees what was planted";
+}
+
+// A key with a score of -inf has P = 0 and adds nothing either.
+class CudaHiddenByScore : public CudaHidden {};
+
+TEST_P(CudaHiddenByScore, NaNReachesOnlyRowsThatSeeIt) {
+  ATTN_NEEDS_GPU();
+  CaseData data(harness::parse_case(std::get<0>(GetParam())), kSeed);
+  const std::int64_t n = data.problem.seqlen_k;
+  const Tensor& bias = data.inputs.buffers.at(0).second;
+  const Rows keys{data, false, 0};
+  for (const std::int64_t key : {n - 1, n / 2, n / 3}) {
+    store_element(data.inputs.v, keys.element(data.inputs.v, key, 0, key % 8), kNaN);
+    for (std::int64_t row = 0; row < data.problem.seqlen_q / 2; ++row) {
+      store_element(bias, row * n + key, -kInfinity);
+    }
+  }
+  EXPECT_GT(compare(data), 0);
+}
+
+const auto kKernels = ::testing::Values("forward_sm90", "forward_sm80", "forward_simt");
+constexpr auto kName =
+    [](const ::testing::TestParamInfo<std::tuple<const char*, const char*>>& info) {
+      return harness::test_name(std::string(std::get<1>(info.param)) + "_" +
+                                std::get<0>(info.param));
+    };
+
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, CudaHidden,
+    ::testing::Combine(
+        ::testing::Values(
+            // Boxes of O; O by threads, as heads share a tile; one place for Q; split keys.
+            "b2_n200_h2_d64_causal_bf16", "b1_n150_h1_d128_causal_softcap30_f16",
+            "b3_n90_hq4_hk2_d64_causal_packed_bf16", "b1_n100_h1_d256_window30x9_sink_bf16",
+            "b2_sq3_sk700_hq4_hk2_d64_causal_paged16_bf16",
+            "b2_n140_h2_d40_causal_dropout0.3_seed4_f16/padded",
+            "b1_n150_h2_d64_mask(blocks[query/32,key/32]!=0)_buffer(blocks:u8:5x5)_bf16",
+            "b2_n100_h1_d64_mask(key<query-20||key==query/2)_alibi_bf16"),
+        kKernels),
+    kName);
+INSTANTIATE_TEST_SUITE_P(CudaFloat, CudaHidden,
+                         ::testing::Combine(::testing::Values("b1_n100_h2_d300_dv40_causal_f32"),
+                                            ::testing::Values("forward_simt")),
+                         kName);
+
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaHiddenByScore,
+                         ::testing::Combine(::testing::Values("b1_sq70_sk200_h1_d64_bias_bf16"),
+                                            kKernels),
+                         kName);
+
+// Pages all of whose keys the window hides from every query, as engines free them.
+class CudaFreedPages : public CudaHidden {};
+
+TEST_P(CudaFreedPages, AreNotLookedUp) {
+  ATTN_NEEDS_GPU();
+  CaseData data(harness::parse_case(std::get<0>(GetParam())), kSeed);
+  const Outputs expected = reference_of(data);  // which copies all rows first
+  constexpr std::int64_t kWindow = 100;
+  const Problem& p = data.problem;
+  const Tensor& table = data.inputs.page_table;
+  int freed = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t seen = Rows{data, false, b}.in_use() - p.seqlen_q - kWindow;
+    for (std::int64_t i = 0; (i + 1) * p.page_size <= seen; ++i) {
+      constexpr std::int32_t kNonsense[] = {-1, std::numeric_limits<std::int32_t>::max(),
+                                            std::numeric_limits<std::int32_t>::min(), 123456789};
+      static_cast<std::int32_t*>(table.data)[b * table.strides[0] + i] = kNonsense[freed++ % 4];
+    }
+  }
+  ASSERT_GT(freed, 20);
+  compare(data, expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, CudaFreedPages,
+    ::testing::Combine(
+        ::testing::Values("b2_sq4_sk600_hq2_hk1_d64_window100x0_paged16_bf16/usedk600,491",
+                          "b1_sq70_sk900_h1_d128_window100x0_paged8_f16/usedk900"),
+        kKernels),
+    kName);
+
+}  // namespace
+}  // namespace attn::cuda
