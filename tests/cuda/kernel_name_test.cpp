@@ -26,7 +26,7 @@ TEST(KernelName, PartsReplaceThoseOfTheTable) {
   const ForwardConfig wide = chosen("b1_n2048_h16_d128_bf16", "forward_sm90/n160_p40_s2");
   EXPECT_EQ(wide.block_n, 160);
   EXPECT_EQ(wide.producer_registers, 40);
-  EXPECT_EQ(wide.consumer_registers, 232);  // (512 - 40) / 2, a multiple of 8
+  EXPECT_EQ(wide.consumer_registers, 232);  // (504 - 40) / 2, a multiple of 8
   EXPECT_EQ(wide.stages, 2);
   EXPECT_EQ(wide.stages_k, 2);
   EXPECT_EQ(wide.stages_q, table.stages_q);
@@ -42,6 +42,28 @@ TEST(KernelName, PartsReplaceThoseOfTheTable) {
   EXPECT_EQ(other.consumer_registers, 224);
   EXPECT_FALSE(other.take_turns);
   EXPECT_TRUE(chosen("b1_n4096_h32_d64_bf16", "forward_sm90/turns").take_turns);
+}
+
+// setmaxnreg never returns where there are fewer registers than asked for.
+TEST(KernelName, RegistersAreThoseOfTheLaunch) {
+  for (const char* warpgroups : {"wg2", "wg3"}) {
+    for (int producer = 24; producer <= 64; producer += 8) {
+      const ForwardConfig config =
+          chosen("b1_n512_h2_d64_bf16", std::string("forward_sm90/n64_s2_q1_") + warpgroups + "_p" +
+                                            std::to_string(producer));
+      const int consumers = config.warps / 4;
+      const int at_launch = 65536 / config.threads() / 8 * 8;  // of a thread
+      EXPECT_LE(config.producer_registers + consumers * config.consumer_registers,
+                (1 + consumers) * at_launch)
+          << warpgroups << ' ' << producer;
+      EXPECT_GE(config.consumer_registers, at_launch);
+    }
+  }
+  for (const ForwardSm90Shape& row : forward_sm90_shapes()) {
+    EXPECT_LE(row.producer_registers + row.warpgroups * row.consumer_registers,
+              warpgroup_registers(row.warpgroups))
+        << row.reason;
+  }
 }
 
 TEST(KernelName, Refusals) {

@@ -65,9 +65,9 @@ ForwardSm90Shape with_parts(ForwardSm90Shape shape, std::string_view text) {
     if (!set_part(shape, part)) refuse(text, part);
     begin = end + 1;
   }
-  constexpr int kRegisters = 512;  // 65536 / 128, of one thread of each warpgroup together
   shape.consumer_registers =
-      std::min(240, (kRegisters - shape.producer_registers) / shape.warpgroups / 8 * 8);
+      std::min(240, (warpgroup_registers(shape.warpgroups) - shape.producer_registers) /
+                        shape.warpgroups / 8 * 8);
   shape.reason = "named by the caller";
   return shape;
 }

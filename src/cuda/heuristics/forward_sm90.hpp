@@ -20,6 +20,14 @@ struct ForwardSm90Shape {
   std::string_view reason;
 };
 
+// Registers that a block of threads is launched with, of one thread of each warpgroup together: a
+// thread gets a multiple of 8. Who asks setmaxnreg for more than the others gave back waits for
+// ever. Example: three warpgroups get 168 each, 504; 32 for the producer leave 236 for each of two
+// consumers, so 232.
+constexpr int warpgroup_registers(int consumers) {
+  return 65536 / (128 * (consumers + 1)) / 8 * 8 * (consumers + 1);
+}
+
 // Bytes that the warp which looks at stored tiles spills beside, where there is one
 // (device/kernels/forward_sm90/follower.cuh): it has a producer's registers, and seldom does more
 // than to wait.
