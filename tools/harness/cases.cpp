@@ -23,6 +23,7 @@ constexpr ListedCase kCases[] = {
     {"b1_n63_h2_d64_causal", "one short of a block"},
     {"b1_sq130_sk128_h2_d64_causaltl", "top-left alignment with more queries than keys"},
     {"b1_sq100_sk300_h2_d64_causaltl", "top-left alignment: the last keys are seen by nobody"},
+    {"b1_sq90_sk1100_h1_d64_softcap30", "a thousand keys, each of little weight"},
     {"b1_sq17_sk4096_h1_d64", "few queries, long cache: split over keys"},
     // Head sizes
     {"b1_n70_h2_d1", "head_dim 1"},
