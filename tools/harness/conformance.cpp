@@ -280,6 +280,7 @@ Report Conformance::check(const Subject& subject) {
       compare_draws(subject, report);
     }
   } catch (const Error& error) {
+    report.refusal = error.code();
     report.status = error.code() == ErrorCode::unsupported ? Status::unsupported : Status::failed;
     report.message = error.what();
     return report;

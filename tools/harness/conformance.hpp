@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "attn/context.hpp"
+#include "attn/error.hpp"
 #include "attn/plan.hpp"
 #include "harness/case.hpp"
 #include "harness/compare.hpp"
@@ -37,6 +39,7 @@ struct Report {
   Subject subject;
   Status status = Status::passed;
   std::string message;                  // why not passed
+  std::optional<ErrorCode> refusal{};   // of the Error that the call threw
   std::vector<Comparison> comparisons;  // one a tensor
   std::string command() const;          // repeats the check
 };
