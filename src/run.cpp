@@ -63,6 +63,7 @@ Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
             const Context& context) {
   core::validate_problem(problem);
   core::validate_declarations(problem);
+  core::validate_options(problem, phase, options);
   switch (choose_backend(problem, options.backend, options.device)) {
     case Backend::reference:
       return reference_plan(problem, phase, options.backend == Backend::reference);
@@ -104,8 +105,9 @@ Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options,
   return plan;
 }
 
-void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
-             const Context& context) {
+void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                 const Context& context) {
+  core::validate_phase(plan, Phase::forward);
   core::CheckMemory memory;
   std::pmr::vector<core::NamedTensor> tensors =
       core::validate_forward(plan.problem, inputs, outputs, plan.device, memory);
@@ -126,8 +128,9 @@ void forward(const Problem& problem, const Inputs& inputs, const Outputs& output
           inputs, outputs, context);
 }
 
-void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-              const Gradients& gradients, const Context& context) {
+void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
+                  const Gradients& gradients, const Context& context) {
+  core::validate_phase(plan, Phase::backward);
   core::CheckMemory memory;
   std::pmr::vector<core::NamedTensor> tensors =
       core::validate_backward(plan.problem, inputs, outputs, d_o, gradients, plan.device, memory);

@@ -105,7 +105,14 @@ class Expr {
   template <std::same_as<bool> T>
   Expr(T value) : Expr(boolean(value)) {}  // NOLINT(google-explicit-constructor): literals mix
   Expr(int value);                         // NOLINT(google-explicit-constructor)
-  Expr(float value);                       // NOLINT(google-explicit-constructor)
+  // Other integers, as in s.key < n with a long or a size_t. Throws Error(invalid_argument) unless
+  // the value fits int32.
+  template <std::integral T>
+  requires(!std::same_as<T, bool> && !std::same_as<T, int>)
+      Expr(T value)  // NOLINT(google-explicit-constructor)
+      : Expr(checked(std::in_range<std::int32_t>(+value), std::to_string(+value),
+                     static_cast<std::int32_t>(value))) {}
+  Expr(float value);   // NOLINT(google-explicit-constructor)
   Expr(double value);  // NOLINT(google-explicit-constructor): rounded to float32
   explicit Expr(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
 
@@ -116,6 +123,7 @@ class Expr {
 
  private:
   static Expr boolean(bool value);
+  static int checked(bool fits, const std::string& text, std::int32_t value);
 
   std::shared_ptr<const Node> node_;
 };

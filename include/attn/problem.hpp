@@ -51,14 +51,16 @@ struct Problem {
   std::int64_t heads_k = 0;     // divides heads_q: MHA, GQA or MQA
   std::int64_t head_dim = 0;    // of Q and K, 1 to 512
   std::int64_t head_dim_v = 0;  // of V and O, 1 to 512
-  DType dtype = DType::f32;     // of Q, K, V, O and their gradients: f32, bf16, f16; f64 on the
-                                // reference backend
+  // Of Q, K, V, O and their gradients: f32, bf16, f16; f64 on the reference backend. f32, where
+  // nothing else is said, is taken from the tensors as a size of 0 is; any other must be theirs.
+  DType dtype = DType::f32;
 
   Layout layout_q = Layout::dense;  // of Q, O, dQ, dO
   Layout layout_k = Layout::dense;  // of K, V, dK, dV
   std::int64_t page_size = 0;       // when layout_k is paged
 
-  std::optional<double> softmax_scale{};  // 1 / sqrt(head_dim) when not given; finite
+  // 1 / sqrt(head_dim) when not given; finite and, but for f64, at most 2^127 in magnitude.
+  std::optional<double> softmax_scale{};
   expr::Expr mask{};   // boolean; over everything but score; empty: every key is seen
   expr::Expr score{};  // float32; empty: the score itself
   bool sink = false;   // a learnable logit per head in the denominator

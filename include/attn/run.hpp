@@ -1,6 +1,7 @@
 // Running attention, forward and backward, and merging partial results.
 #pragma once
 
+#include <concepts>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,7 +52,7 @@ struct Gradients {
                              // slopes, ...; optional
 };
 
-// Fills the sizes that `problem` leaves at 0 and its dtype from the tensors, and checks everything
+// Fills the sizes that `problem` leaves at 0 and a dtype of f32 from the tensors, and checks all
 // that can be checked; throws Error(invalid_argument) naming the argument, its value and what is
 // accepted. On a GPU the problem must set seqlen_q (seqlen_k) of packed tensors itself.
 Problem complete(const Problem& problem, const Inputs& inputs);
@@ -63,9 +64,15 @@ Problem complete(const Problem& problem, const Inputs& inputs);
 // what fails while it runs is told by the next call that waits for it.
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              const PlanOptions& options = {}, const Context& context = {});
-// The same with a plan made before.
-void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
-             const Context& context = {});
+// The same with a plan of the forward phase, made before. A template, as that of backward, so that
+// {} is a Problem: forward({}, inputs, outputs) is attention and nothing else.
+void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                 const Context& context = {});
+template <std::same_as<Plan> P>
+void forward(const P& plan, const Inputs& inputs, const Outputs& outputs,
+             const Context& context = {}) {
+  run_forward(plan, inputs, outputs, context);
+}
 
 // Gradients <- d(loss), given d_o = d(loss)/dO and O, LSE as forward wrote them. Recomputes P from
 // LSE (FlashAttention paper, algorithm 4) and regenerates the dropout mask. K and V gradients of a
@@ -73,8 +80,13 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const Tensor& d_o, const Gradients& gradients, const PlanOptions& options = {},
               const Context& context = {});
-void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-              const Gradients& gradients, const Context& context = {});
+void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
+                  const Gradients& gradients, const Context& context = {});
+template <std::same_as<Plan> P>
+void backward(const P& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
+              const Gradients& gradients, const Context& context = {}) {
+  run_backward(plan, inputs, outputs, d_o, gradients, context);
+}
 
 // Merges partial results over disjoint sets of keys: LSE = log(sum_p exp(LSE_p)), O = sum_p
 // exp(LSE_p - LSE) O_p. parts[p].o: any layout of one shape, dtype f32, bf16, f16 or f64; lse f32

@@ -32,6 +32,11 @@ Device device_of(const Inputs& inputs);
 // what is accepted. `device`: where all tensors must be. Those of a call return the tensors that
 // were given, in `memory`, under names that look at those of the problem and the gradients.
 void validate_problem(const Problem& problem);
+// What is asked of a plan: enumerators, no kernel's name without a GPU, no backward pass of paged
+// K, V.
+void validate_options(const Problem& problem, Phase phase, const PlanOptions& options);
+// The plan is one of this phase.
+void validate_phase(const Plan& plan, Phase phase);
 // The shapes that mask and score declare for the buffers of shorthands; a call checks those that it
 // reads.
 void validate_declarations(const Problem& problem);

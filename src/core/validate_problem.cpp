@@ -114,6 +114,12 @@ void validate_problem(const Problem& problem) {
     check.refuse(
         fmt::format("softmax_scale is {}; accepted are finite numbers", *problem.softmax_scale));
   }
+  // In float32, times log2(e), it must be finite.
+  const double largest = problem.dtype == DType::f64 ? std::numeric_limits<double>::max() : 0x1p127;
+  if (problem.softmax_scale && std::abs(*problem.softmax_scale) > largest) {
+    check.refuse(fmt::format("softmax_scale is {}; accepted for {} are magnitudes up to 2^127",
+                             *problem.softmax_scale, name(problem.dtype)));
+  }
   const double probability = problem.dropout.probability;
   if (!(probability >= 0 && probability < 1)) {
     check.refuse(fmt::format("dropout probability is {}; accepted are 0 up to, not including, 1",

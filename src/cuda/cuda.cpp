@@ -11,12 +11,12 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
 
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
-  run_forward(plan, inputs, outputs, context);
+  cuda::run_forward(plan, inputs, outputs, context);
 }
 
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
               const Gradients& gradients, const Context& context) {
-  run_backward(plan, inputs, outputs, d_o, gradients, context);
+  cuda::run_backward(plan, inputs, outputs, d_o, gradients, context);
 }
 
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "attn/error.hpp"
 #include "core/call.hpp"
@@ -55,13 +57,66 @@ TEST(Complete, Paged) {
 
 TEST(Complete, TakesTheDTypeOfTheTensors) {
   Call c = dense_call();
-  c.problem.dtype = DType::f64;
   for (Tensor* t :
        {&c.in.q, &c.in.k, &c.in.v, &c.out.o, &c.d_o, &c.grad.dq, &c.grad.dk, &c.grad.dv}) {
     t->dtype = DType::bf16;
   }
-  EXPECT_EQ(complete(c.problem, c.in).dtype, DType::bf16);
-  EXPECT_NO_THROW(validate_both(c));
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    c.problem.dtype = dtype;
+    EXPECT_EQ(complete(c.problem, c.in).dtype, DType::bf16);
+    EXPECT_NO_THROW(validate_both(c));
+  }
+}
+
+// What `call` is refused with.
+template <class Callable>
+std::string refusal(Callable&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+bool has(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Plan, RefusesWhatItCannotMean) {
+  const Problem p = parse_problem("b1_n8_h2_d8_f32");
+  const auto plan = [&](const PlanOptions& options, Phase phase = Phase::forward) {
+    return refusal([&] { make_plan(p, phase, options); });
+  };
+  EXPECT_EQ(plan({}), "(accepted)");
+  EXPECT_TRUE(has(plan({.backend = static_cast<Backend>(9)}), "backend is 9"));
+  EXPECT_TRUE(has(plan({.algorithm = static_cast<Algorithm>(77)}), "algorithm is 77"));
+  EXPECT_TRUE(has(plan({}, static_cast<Phase>(3)), "phase is 3"));
+  EXPECT_TRUE(has(plan({.device = {static_cast<DeviceType>(5), 0}}), "device type is 5"));
+  EXPECT_TRUE(has(plan({.kernel = "forward_sm90"}), "kernel is 'forward_sm90'"));
+  const Problem paged = parse_problem("b1_n8_h2_d8_paged4_f32");
+  for (const Backend backend : {Backend::automatic, Backend::reference, Backend::cpu}) {
+    const PlanOptions options{.backend = backend};
+    EXPECT_NO_THROW(make_plan(paged, Phase::forward, options));
+    EXPECT_TRUE(
+        has(refusal([&] { make_plan(paged, Phase::backward, options); }), "layout_k is paged"));
+  }
+}
+
+TEST(Plan, RunsInItsOwnPhase) {
+  Call c = dense_call();
+  const Problem p = complete(c.problem, c.in);
+  const Plan to_forward = make_plan(p, Phase::forward), to_backward = make_plan(p, Phase::backward);
+  EXPECT_TRUE(has(refusal([&] { forward(to_backward, c.in, c.out); }), "plan is of the backward"));
+  EXPECT_TRUE(has(refusal([&] { backward(to_forward, c.in, c.out, c.d_o, c.grad); }),
+                  "plan is of the forward"));
+  EXPECT_NO_THROW(forward(to_forward, c.in, c.out));
+  EXPECT_NO_THROW(backward(to_backward, c.in, c.out, c.d_o, c.grad));
+}
+
+TEST(Plan, BracesAreAProblem) {
+  const Call c = packed_call();
+  EXPECT_TRUE(has(refusal([&] { forward({}, c.in, c.out); }), "q is"));  // not packed by default
 }
 
 TEST(Complete, IsIdempotent) {

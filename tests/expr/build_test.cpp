@@ -216,5 +216,16 @@ TEST(Build, SubstituteReplacesEverySymbol) {
   }
 }
 
+TEST(Build, AnyIntegerThatFits) {
+  const auto& key = expr::symbols().key;
+  EXPECT_EQ(to_string(key < 5L), "key < 5");
+  EXPECT_EQ(to_string(key < std::size_t{5}), "key < 5");
+  EXPECT_EQ(to_string(key < 5U), "key < 5");
+  EXPECT_EQ(to_string(key < std::int16_t{-5}), "key < -5");
+  EXPECT_EQ(to_string(key < std::int64_t{-2147483648}), "key < -2147483648");
+  EXPECT_THROW(key < std::int64_t{2147483648}, Error);
+  EXPECT_THROW(key < 4294967295U, Error);
+}
+
 }  // namespace
 }  // namespace attn

@@ -78,6 +78,13 @@ Expr Buffer::operator()(const std::vector<Expr>& indices) const {
 }
 
 Expr Expr::boolean(bool value) { return expr::boolean(value); }
+int Expr::checked(bool fits, const std::string& text, std::int32_t value) {
+  if (!fits) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("expression: the integer {}; accepted are those that fit int32", text));
+  }
+  return value;
+}
 Expr::Expr(int value) : Expr(expr::int32(value)) {}
 Expr::Expr(float value) : Expr(expr::float32(value)) {}
 Expr::Expr(double value) : Expr(expr::float32(static_cast<float>(value))) {}
