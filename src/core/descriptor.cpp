@@ -7,15 +7,17 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <limits>
+#include <map>
 #include <set>
 
 #include "attn/error.hpp"
+#include "core/expr/grammar.hpp"
 
 namespace attn {
 namespace {
 
-constexpr std::size_t kMaxLength = 1 << 16;  // of a descriptor; longer text is refused unread
+// Of a descriptor: a mask and a score as long as they may be. Longer text is refused unread.
+constexpr std::size_t kMaxLength = 2 * expr::kMaxText + (1 << 16);
 
 // '_' separates tokens, except inside parentheses.
 std::vector<std::string_view> split_tokens(std::string_view text) {
@@ -234,6 +236,14 @@ class Parser {
     return value_.substr(1, value_.size() - 2);
   }
 
+  // A shorthand's expression with buffers of its own: the second bias reads bias2.
+  expr::Expr own(expr::Expr e) {
+    for (const auto& buffer : expr::buffers(e)) {
+      const int n = ++shorthand_buffers_[buffer->name()];
+      if (n > 1) e = core::rename_buffer(e, buffer->name(), core::numbered(buffer->name(), n));
+    }
+    return e;
+  }
   void add_mask(const expr::Expr& mask) {
     problem_.mask = problem_.mask.empty() ? mask : problem_.mask && mask;
   }
@@ -282,15 +292,16 @@ class Parser {
         value_.empty() ? core::default_ids_shape(problem_, alignment()) : shape(parts[0]);
     if (value_.empty() && problem_.batch == 0) refuse("documents beside b<N>, or with a shape");
     const Tensor ids_q = core::shape_only(DType::i32, shape_q);
-    add_mask(parts.size() == 1 ? documents(ids_q, alignment())
-                               : documents(ids_q, core::shape_only(DType::i32, shape(parts[1]))));
+    add_mask(own(parts.size() == 1
+                     ? documents(ids_q, alignment())
+                     : documents(ids_q, core::shape_only(DType::i32, shape(parts[1])))));
   }
   void read_butterfly() {
     constexpr std::string_view kAccepted =
         "butterfly<block> with a block of at least 1 and seqlens set, as in butterfly64";
     const auto block = number<std::int32_t>(value_, kAccepted);
     if (block < 1 || problem_.seqlen_q == 0 || problem_.seqlen_k == 0) refuse(kAccepted);
-    add_mask(core::default_butterfly(problem_, block, alignment()).mask(alignment()));
+    add_mask(own(core::default_butterfly(problem_, block, alignment()).mask(alignment())));
   }
   void read_softcap() {
     add_score(softcap(number<float>(value_, "softcap<c> with c finite, as in softcap30")));
@@ -299,7 +310,7 @@ class Parser {
     no_value();
     if (problem_.heads_q == 0) refuse("alibi beside h<N> or hq<N>");
     const Tensor slopes = core::shape_only(DType::f32, core::default_slopes_shape(problem_));
-    add_score(alibi(slopes, alignment()));
+    add_score(own(alibi(slopes, alignment())));
   }
   void read_bias() {
     const auto sizes_end = value_.find_last_not_of("0123456789x");
@@ -317,13 +328,14 @@ class Parser {
     if (bias_shape.size() != 2 && bias_shape.size() != 4) {
       refuse("bias, bias<q>x<k> or bias<batch>x<head>x<q>x<k>, then a dtype if it is not f32");
     }
-    add_score(bias(core::shape_only(dtype, bias_shape), alignment()));
+    add_score(own(bias(core::shape_only(dtype, bias_shape), alignment())));
   }
 
   std::string_view text_, token_, name_, value_;
   Problem problem_;
   std::set<std::string> seen_;
   std::vector<expr::Buffer> buffers_;
+  std::map<std::string, int> shorthand_buffers_;  // how many of each name
 };
 
 const std::array<Parser::Kind, 40>& Parser::kinds() {

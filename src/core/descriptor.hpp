@@ -24,11 +24,9 @@ std::vector<std::int64_t> default_ids_shape(const Problem& problem, Alignment al
 // The block mask that `butterfly<block>` stands for.
 BlockMask default_butterfly(const Problem& problem, std::int32_t block, Alignment alignment);
 
-// Tokens that parse_problem() turns back into an equal tree. Buffers that no shorthand describes
-// are appended to `buffers`, each name once.
-std::vector<std::string> mask_tokens(const Problem& problem,
-                                     std::vector<std::shared_ptr<const expr::Buffer>>& buffers);
-std::vector<std::string> score_tokens(const Problem& problem,
-                                      std::vector<std::shared_ptr<const expr::Buffer>>& buffers);
+// e with the buffers called `from` called `to`.
+expr::Expr rename_buffer(const expr::Expr& e, std::string_view from, const std::string& to);
+// The name of the n-th buffer that shorthands ask for under one name: bias, bias2, bias3.
+std::string numbered(std::string_view name, int n);
 
 }  // namespace attn::core

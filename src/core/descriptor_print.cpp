@@ -2,10 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <exception>
 #include <iterator>
-#include <numeric>
 
 #include "core/descriptor.hpp"
+#include "core/expr/build.hpp"
 
 namespace attn {
 namespace core {
@@ -48,6 +50,21 @@ std::vector<std::int64_t> default_ids_shape(const Problem& problem, Alignment al
 }
 BlockMask default_butterfly(const Problem& problem, std::int32_t block, Alignment alignment) {
   return BlockMask::butterfly(rows(problem, alignment), problem.seqlen_k, block);
+}
+
+std::string numbered(std::string_view name, int n) {
+  return fmt::format("{}{}", name, n > 1 ? fmt::format("{}", n) : "");
+}
+
+expr::Expr rename_buffer(const expr::Expr& e, std::string_view from, const std::string& to) {
+  const expr::Node& node = e.node();
+  if (node.args.empty() || from == to) return e;
+  std::vector<expr::Expr> args;
+  for (const expr::Expr& arg : node.args) args.push_back(rename_buffer(arg, from, to));
+  if (node.op != expr::Op::load || node.buffer->name() != from) return expr::rebuild(e, args);
+  // The buffer before keeps the memory.
+  return expr::load(std::make_shared<const expr::Buffer>(to, node.buffer->tensor(), node.buffer),
+                    args);
 }
 
 namespace {
@@ -105,10 +122,13 @@ std::string documents_token(const Problem& problem, const Expr& e) {
   }
   const Tensor& first = ids[0]->tensor();
   if (ids.size() == 2) {
-    return expr::same(e, documents(first, ids[1]->tensor())) ? "documents" + shapes : "";
+    Expr candidate = documents(first, ids[1]->tensor());
+    candidate = rename_buffer(candidate, "ids_q", ids[0]->name());
+    candidate = rename_buffer(candidate, "ids_k", ids[1]->name());
+    return expr::same(e, candidate) ? "documents" + shapes : "";
   }
   for (const Alignment alignment : kAlignments) {
-    if (!expr::same(e, documents(first, alignment))) continue;
+    if (!expr::same(e, rename_buffer(documents(first, alignment), "ids", ids[0]->name()))) continue;
     const bool is_default = shape_of(first) == default_ids_shape(problem, alignment);
     return aligned("documents", alignment) + (is_default ? "" : shapes);
   }
@@ -120,16 +140,24 @@ std::string butterfly_token(const Problem& problem, const Expr& e,
   const Buffers bytes = expr::buffers(e);
   if (bytes.size() != 1 || problem.seqlen_q == 0 || problem.seqlen_k == 0) return {};
   const Tensor& tensor = bytes[0]->tensor();
-  if (tensor.dtype != DType::u8 || tensor.data == nullptr || !tensor.contiguous()) return {};
+  if (tensor.dtype != DType::u8 || tensor.rank != 2 || tensor.data == nullptr ||
+      !tensor.contiguous()) {
+    return {};
+  }
   for (const std::int32_t block : blocks) {
     if (block < 1) continue;
     for (const Alignment alignment : kAlignments) {
+      const auto blocks = [&](std::int64_t size) { return size / block + (size % block != 0); };
+      if (tensor.shape[0] != blocks(rows(problem, alignment)) ||
+          tensor.shape[1] != blocks(problem.seqlen_k)) {
+        continue;  // told before the candidate's bytes are made
+      }
       const Expr candidate = default_butterfly(problem, block, alignment).mask(alignment);
-      if (!expr::same(e, candidate)) continue;
-      const Tensor& expected = expr::buffers(candidate)[0]->tensor();
+      if (!expr::same(e, rename_buffer(candidate, "block_mask", bytes[0]->name()))) continue;
       const auto* got = static_cast<const std::uint8_t*>(tensor.data);
-      if (same_shape(tensor, DType::u8, shape_of(expected)) &&
-          std::equal(got, got + tensor.size(), static_cast<const std::uint8_t*>(expected.data))) {
+      const auto* expected =
+          static_cast<const std::uint8_t*>(expr::buffers(candidate)[0]->tensor().data);
+      if (std::equal(got, got + tensor.size(), expected)) {
         return fmt::format("{}{}", aligned("butterfly", alignment), block);
       }
     }
@@ -201,7 +229,8 @@ std::string score_shorthand(const Problem& problem, const Expr& e, Expr& inner) 
   std::vector<float> floats;
   constants(e, ints, floats);
   for (const float cap : floats) {
-    if (cap > 0 && matches(softcap(cap), e, inner)) return fmt::format("softcap{}", cap);
+    if (cap > 0 && std::isfinite(cap) && matches(softcap(cap), e, inner))
+      return fmt::format("softcap{}", cap);
   }
   for (const auto& buffer : expr::buffers(e)) {
     const Tensor& tensor = buffer->tensor();
@@ -211,10 +240,12 @@ std::string score_shorthand(const Problem& problem, const Expr& e, Expr& inner) 
         tensor.dtype == DType::f32 || tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
     const bool is_bias = floating && (tensor.rank == 2 || tensor.rank == 4);
     for (const Alignment alignment : kAlignments) {
-      if (is_slopes && matches(alibi(tensor, alignment), e, inner)) {
+      if (is_slopes &&
+          matches(rename_buffer(alibi(tensor, alignment), "slopes", buffer->name()), e, inner)) {
         return aligned("alibi", alignment);
       }
-      if (is_bias && matches(bias(tensor, alignment), e, inner)) {
+      if (is_bias &&
+          matches(rename_buffer(bias(tensor, alignment), "bias", buffer->name()), e, inner)) {
         const bool is_default = shape_of(tensor) == default_bias_shape(problem, alignment);
         return fmt::format("{}{}{}", alignment == Alignment::top_left ? "bias" : "biasbr",
                            is_default ? "" : shape_text(shape_of(tensor)),
@@ -225,25 +256,21 @@ std::string score_shorthand(const Problem& problem, const Expr& e, Expr& inner) 
   return {};
 }
 
-}  // namespace
-
 std::vector<std::string> mask_tokens(const Problem& problem, Buffers& buffers) {
   std::vector<std::string> tokens;
   if (problem.mask.empty()) return tokens;
   Buffers generic_buffers = buffers;
   bool shorthand_found = false;
   collect_mask(problem, problem.mask, generic_buffers, tokens, shorthand_found);
-  if (shorthand_found) {
-    buffers = generic_buffers;
-    return tokens;
-  }
-  return {generic_token("mask", problem.mask, buffers)};
+  if (!shorthand_found) return {generic_token("mask", problem.mask, buffers)};
+  buffers = generic_buffers;
+  return tokens;
 }
 
 std::vector<std::string> score_tokens(const Problem& problem, Buffers& buffers) {
   std::vector<std::string> tokens;
   Expr rest = problem.score;
-  while (!rest.empty() && rest.node().op != Op::score) {
+  while (!rest.empty() && (rest.node().op != Op::score || tokens.empty())) {
     Expr inner;
     std::string token = score_shorthand(problem, rest, inner);
     if (token.empty()) {
@@ -257,6 +284,50 @@ std::vector<std::string> score_tokens(const Problem& problem, Buffers& buffers) 
   return tokens;
 }
 
+void add_declarations(const Buffers& buffers, std::vector<std::string>& tokens) {
+  for (const auto& buffer : buffers) {
+    tokens.push_back(fmt::format("buffer({}:{}:{})", buffer->name(), name(buffer->tensor().dtype),
+                                 shape_text(shape_of(buffer->tensor()))));
+  }
+}
+
+bool alike(const Expr& a, const Expr& b) {
+  return a.empty() || b.empty() ? a.empty() == b.empty() : expr::same(a, b);
+}
+
+// Whether parse_problem() makes the same mask and score of the tokens. A shorthand may not: one of
+// its buffers may be shared, or have a name of its own.
+bool reads_back(const Problem& problem, const std::vector<std::string>& sizes,
+                const std::vector<std::string>& tokens) {
+  try {
+    std::vector<std::string> all{"f32"};
+    all.insert(all.end(), sizes.begin(), sizes.end());
+    all.insert(all.end(), tokens.begin(), tokens.end());
+    const Problem read = parse_problem(fmt::format("{}", fmt::join(all, "_")));
+    return alike(read.mask, problem.mask) && alike(read.score, problem.score);
+  } catch (const std::exception&) {  // sizes that no problem has, or a shorthand out of its bounds
+    return false;
+  }
+}
+
+// With shorthands where these read back, else as plain expressions.
+std::vector<std::string> expression_tokens(const Problem& problem,
+                                           const std::vector<std::string>& sizes) {
+  if (problem.mask.empty() && problem.score.empty()) return {};
+  Buffers buffers;
+  std::vector<std::string> tokens = mask_tokens(problem, buffers);
+  std::ranges::move(score_tokens(problem, buffers), std::back_inserter(tokens));
+  add_declarations(buffers, tokens);
+  if (reads_back(problem, sizes, tokens)) return tokens;
+  buffers.clear();
+  tokens.clear();
+  if (!problem.mask.empty()) tokens.push_back(generic_token("mask", problem.mask, buffers));
+  if (!problem.score.empty()) tokens.push_back(generic_token("score", problem.score, buffers));
+  add_declarations(buffers, tokens);
+  return tokens;
+}
+
+}  // namespace
 }  // namespace core
 
 std::string to_string(const Problem& problem) {
@@ -278,13 +349,7 @@ std::string to_string(const Problem& problem) {
   put_pair("h", "hq", problem.heads_q, "hk", problem.heads_k);
   put_pair("d", "d", problem.head_dim, "dv", problem.head_dim_v);
 
-  std::vector<std::shared_ptr<const expr::Buffer>> buffers;
-  std::ranges::move(core::mask_tokens(problem, buffers), std::back_inserter(tokens));
-  std::ranges::move(core::score_tokens(problem, buffers), std::back_inserter(tokens));
-  for (const auto& buffer : buffers) {
-    put(fmt::format("buffer({}:{}:{})", buffer->name(), name(buffer->tensor().dtype),
-                    core::shape_text(core::shape_of(buffer->tensor()))));
-  }
+  std::ranges::move(core::expression_tokens(problem, tokens), std::back_inserter(tokens));
 
   const bool packed_q = problem.layout_q == Layout::packed;
   const bool packed_k = problem.layout_k == Layout::packed;

@@ -49,7 +49,7 @@ Expr document_of(const char* name, const Tensor& ids, const Expr& at) {
 }
 
 std::int64_t blocks(std::int64_t seqlen, std::int64_t block) {
-  return (seqlen + block - 1) / block;
+  return seqlen / block + (seqlen % block != 0 ? 1 : 0);
 }
 
 }  // namespace
@@ -91,11 +91,11 @@ BlockMask::BlockMask(std::int64_t blocks_q, std::int64_t blocks_k, std::int32_t 
                     "must be positive",
                     blocks_q, blocks_k, block_q, block_k));
   }
-  // Query and key are int32, so more blocks than that can never be asked for.
-  constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
-  if (blocks_q > kMaxBlocks || blocks_k > kMaxBlocks) {
-    refuse(fmt::format("BlockMask: {} x {} blocks; accepted are at most {} each way", blocks_q,
-                       blocks_k, kMaxBlocks));
+  // A byte each: 1 GiB, as for 2^20 keys in blocks of 32.
+  constexpr std::int64_t kMaxBlocks = std::int64_t{1} << 30;
+  if (blocks_k > 0 && blocks_q > kMaxBlocks / blocks_k) {
+    refuse(fmt::format("BlockMask: {} x {} blocks; accepted are at most {} blocks of a byte each",
+                       blocks_q, blocks_k, kMaxBlocks));
   }
   try {
     bytes_ =

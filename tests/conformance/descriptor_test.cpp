@@ -1,9 +1,15 @@
 // parse_problem() and to_string(Problem).
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
 #include "attn/problem.hpp"
+#include "expr/random_expr.hpp"
 
 namespace attn {
 namespace {
@@ -45,6 +51,99 @@ INSTANTIATE_TEST_SUITE_P(
         "b1_sq64_sk100_h4_d64_bias_f32", "b1_sq64_sk100_h4_d64_biasbr_f32",
         "b1_sq64_sk100_h4_d64_biasbr100x100bf16_f32", "b1_sq64_sk100_h4_d64_biasbrf16_f32",
         "b1_sq4_sk12_h1_d64_mask(ids[position]<2)_buffer(ids:i32:12)_f32"));
+
+// Sizes for which every token has a shape.
+const std::string kSizes = "b2_sq6_sk10_hq4_hk2_d8_";
+
+// Reading what was written gives the same problem, and writing that the same text.
+void expect_inverse(const Problem& p, const std::string& why) {
+  const std::string text = to_string(p);
+  Problem again;
+  ASSERT_NO_THROW(again = parse_problem(text)) << why << ": " << text;
+  EXPECT_TRUE(equal(p.mask, again.mask)) << why << ": " << text;
+  EXPECT_TRUE(equal(p.score, again.score)) << why << ": " << text;
+  EXPECT_EQ(to_string(again), text) << why;
+}
+
+TEST(Descriptor, TwoOfAShorthandHaveBuffersOfTheirOwn) {
+  const Problem p = parse_problem(kSizes + "butterfly2_butterfly4_bias_alibi_bias4x1x6x10");
+  std::vector<std::string> names;
+  for (const expr::Expr& e : {p.mask, p.score}) {
+    for (const auto& buffer : expr::buffers(e)) names.push_back(buffer->name());
+  }
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"block_mask", "block_mask2", "bias", "slopes", "bias2"}));
+  for (const char* tokens : {"butterfly2_butterfly4", "butterfly2_butterfly2", "bias_bias",
+                             "bias_softcap5_biasbr_alibi", "documents_documents1x10",
+                             "documents6,10_documentstl_documents2x6,1x10", "alibi_alibitl"}) {
+    const std::string text = kSizes + tokens;
+    EXPECT_EQ(to_string(parse_problem(text)), text + "_f32");
+    expect_inverse(parse_problem(text), text);
+  }
+}
+
+TEST(Descriptor, ExpressionsThatNoShorthandIs) {
+  const auto& s = expr::symbols();
+  const float inf = std::numeric_limits<float>::infinity();
+  Problem p = parse_problem(kSizes + "f32");
+  for (const expr::Expr& score :
+       {min(s.score, inf), max(s.score, -inf), inf * tanh(s.score / inf), s.score,
+        s.score * std::numeric_limits<float>::quiet_NaN(), s.score - 1.0, 2.0 - s.score}) {
+    p.score = score;
+    expect_inverse(p, to_string(score));
+  }
+  // One tensor that two shorthands share, which two tokens would not.
+  const std::vector<std::int32_t> ids(10);
+  p.score = {};
+  p.mask = documents(tensor(ids.data(), {10})) &&
+           documents(tensor(ids.data(), {10}), Alignment::top_left);
+  expect_inverse(p, "shared ids");
+}
+
+// Any conjunction of masks and composition of scores, shorthands and random trees.
+TEST(Descriptor, RandomProblemsComeBack) {
+  const std::string masks[] = {"causal",        "causaltl",   "window3x-1",   "windowtl2x2",
+                               "prefix4",       "prefixtl0",  "documents",    "documentstl10",
+                               "documents6,10", "butterfly2", "butterflytl4", "mask(key%3!=1)"};
+  const std::string scores[] = {"softcap3",       "alibi",        "alibitl",         "bias",
+                                "biasbr4x1x1x10", "bias6x10bf16", "score(score-0.5)"};
+  for (std::uint32_t seed = 1; seed <= 1500; ++seed) {
+    test::RandomExpr random(seed);
+    std::string text = kSizes + (seed % 2 == 0 ? "bf16" : "f16");
+    for (int i = random.uniform(0, 3); i > 0; --i) text += "_" + masks[random.uniform(0, 11)];
+    for (int i = random.uniform(0, 3); i > 0; --i) text += "_" + scores[random.uniform(0, 6)];
+    Problem p = parse_problem(text);
+    if (random.uniform(0, 1) == 0) {
+      const expr::Expr mask = random.boolean(random.uniform(1, 4), false);
+      p.mask = p.mask.empty() ? mask : random.uniform(0, 1) == 0 ? p.mask && mask : mask && p.mask;
+    }
+    if (random.uniform(0, 1) == 0) {
+      const expr::Expr score = random.float32(random.uniform(1, 4), true);
+      p.score = p.score.empty()             ? score
+                : random.uniform(0, 1) == 0 ? compose(score, p.score)
+                                            : compose(p.score, score);
+    }
+    if (random.uniform(0, 3) == 0) p.softmax_scale = random.real(-2, 2);
+    expect_inverse(p, "seed " + std::to_string(seed));
+  }
+}
+
+// Refused by arithmetic, before any memory is asked for.
+TEST(Descriptor, BlockMasksHaveABound) {
+  for (const char* text :
+       {"n859622_butterfly2", "n2147483647_butterfly1", "n9000000000_butterfly2"}) {
+    try {
+      parse_problem(text);
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("1073741824 blocks"), std::string::npos)
+          << error.what();
+    }
+  }
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_THROW(BlockMask::butterfly(kMost, kMost, 2), Error);
+  EXPECT_THROW(BlockMask(kMost, kMost, 1, 1), Error);
+}
 
 // With a cache the shapes are those of the keys, and of the queries where aligned top left.
 TEST(Descriptor, ShapesFollowTheAlignment) {

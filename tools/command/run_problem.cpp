@@ -47,12 +47,17 @@ bool is_shape(std::string_view token) {
          token == "packedk";
 }
 
-// The characters of which tokens of the text form consist; an expression has others.
+// Whether the text is a shorthand of the text form, or some; an expression begins with no such
+// word, as in score-1.0, or has other characters.
 bool is_tokens(const std::string& text) {
-  return std::all_of(text.begin(), text.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == ',' ||
-           c == '-';
-  });
+  constexpr std::string_view kWords[] = {"causal",    "window",  "prefix", "documents",
+                                         "butterfly", "softcap", "alibi",  "bias"};
+  return std::ranges::any_of(kWords,
+                             [&](std::string_view word) { return text.starts_with(word); }) &&
+         std::all_of(text.begin(), text.end(), [](char c) {
+           return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+                  c == ',' || c == '-';
+         });
 }
 
 std::string shape_text(const Tensor& t) {

@@ -172,6 +172,17 @@ Tensor CaseData::make_cu_seqlens(const std::string& name, const std::vector<std:
     const std::int64_t length = b == longest ? seqlen : below(seqlen + 1);
     i32(cu, b + 1) = given.empty() ? i32(cu, b) + static_cast<std::int32_t>(length)
                                    : given[static_cast<std::size_t>(b + 1)];
+    if (i32(cu, b + 1) < i32(cu, b)) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("hint for {} has {} after {}; accepted are numbers from 0 that do not "
+                      "decrease",
+                      name, i32(cu, b + 1), i32(cu, b)));
+    }
+  }
+  if (!given.empty() && given[0] != 0) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("hint for {} begins with {}; accepted is 0", name, given[0]));
   }
   return cu;
 }
@@ -189,6 +200,11 @@ Tensor CaseData::make_seqused(const std::string& name, const std::vector<std::in
         cu_seqlens.given() ? i32(cu_seqlens, b + 1) - i32(cu_seqlens, b) : seqlen;
     i32(used, b) = given.empty() ? static_cast<std::int32_t>(below(capacity + 1))
                                  : given[static_cast<std::size_t>(b)];
+    if (i32(used, b) < 0 || i32(used, b) > capacity) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("hint for {} has {}; accepted are 0 to {}, the rows of the sequence",
+                              name, i32(used, b), capacity));
+    }
   }
   return used;
 }

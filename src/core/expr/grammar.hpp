@@ -15,7 +15,8 @@ namespace attn::expr {
 
 inline constexpr int kUnaryPrecedence = 7;
 inline constexpr int kPrimaryPrecedence = 8;
-inline constexpr std::size_t kMaxText = 1 << 20;  // bytes that parse() reads
+// Bytes that parse() reads: more than any tree prints, 65536 nodes of a name of 64 characters each.
+inline constexpr std::size_t kMaxText = 8 << 20;
 
 // Binary operators from 1 (||) to 6 (* / %).
 int precedence(Op op) noexcept;
