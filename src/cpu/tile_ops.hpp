@@ -92,6 +92,9 @@ struct TileOps {
   void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
                    std::byte* const* row, int count);
 
+  // Whether `floats` words (f32, or bf16 pairs) of what pack_v wrote hold no infinity and no NaN;
+  // a multiple of 16.
+  bool (*all_finite)(const void* packed, int floats);
   // Bit j: row[j][0, dim) holds an infinity or a NaN; count <= kBlockK, no row is null.
   std::uint64_t (*nonfinite_rows)(const std::byte* const* row, int count, int dim, DType source);
 

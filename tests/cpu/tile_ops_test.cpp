@@ -366,6 +366,29 @@ TEST_P(Backward, FindsTheRowsThatAreNotFinite) {
   }
 }
 
+TEST_P(Products, PackedValuesThatAreNotFiniteAreFound) {
+  constexpr int kKeys = 32, kDim = 64;
+
+  const int floats = kKeys * kDim / (bf16() ? 2 : 1);
+  std::vector<bfloat16> values(kKeys * kDim, bfloat16(-3e38f));
+  const std::byte* row[kKeys];
+  for (std::size_t j = 0; j < kKeys; ++j) {
+    row[j] = reinterpret_cast<const std::byte*>(values.data() + j * kDim);
+  }
+  Floats v(static_cast<std::size_t>(kBlockK) * kDim);
+  for (const std::size_t at : {0, 1, 63, 64, 1000, 2047}) {
+    ops().pack_v(row, kKeys, kDim, DType::bf16, v.data());
+    EXPECT_TRUE(ops().all_finite(v.data(), floats));
+    for (const float value :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      values[at] = bfloat16(value);
+      ops().pack_v(row, kKeys, kDim, DType::bf16, v.data());
+      EXPECT_FALSE(ops().all_finite(v.data(), floats)) << at << ", " << value;
+    }
+    values[at] = bfloat16(1.0f);
+  }
+}
+
 class Decode : public TileTest {};
 INSTANTIATE_TEST_SUITE_P(Tables, Decode, ::testing::ValuesIn(f32_tables()), table_name);
 

@@ -1,6 +1,7 @@
 #include "cpu/forward/few_rows.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/element.hpp"
 #include "cpu/nonfinite.hpp"
@@ -32,6 +33,17 @@ void start(const Attention& a, const core::Sequence& sequence, int head_k, HeadS
 
 // What stands in for a value that is set apart (nonfinite.hpp).
 alignas(kAlignment) constexpr std::byte kZeroRow[512 * sizeof(float)] = {};
+
+// Whether some score of the tile is -inf.
+bool hides_keys(const Attention& a, const float* s, int keys, int count) {
+  bool hides = false;
+  for (int j = 0; j < keys; ++j) {
+    for (int r = 0; r < count; ++r) {
+      hides |= s[j * a.ops.rows + r] == -std::numeric_limits<float>::infinity();
+    }
+  }
+  return hides;
+}
 
 // o[r] += weight[r] v where the weight is not 0.
 void add_value(const Attention& a, const float* weight, int count, const std::byte* v, float* o) {
@@ -118,10 +130,11 @@ void attend_few_rows(const Attention& a, const core::Sequence& sequence, int hea
           a.ops.decode_scores(state.q, block.count, k, next_k, keys, a.dim, dtype, t.s);
           a.modify(block, key0, keys, coverage, t);
           a.ops.row_max(t.s, keys, t.row_max);
+          const bool hides = coverage == expr::Coverage::mixed ||
+                             (a.has_score() && hides_keys(a, t.s, keys, block.count));
           a.ops.softmax(t.s, keys, a.c(), t.row_max, a.keep(block, key0, keys, t), block.m, block.l,
                         t.alpha, t.s);
-          const std::uint64_t apart =
-              may_hide(a, coverage) ? a.ops.nonfinite_rows(v, keys, a.dim_v, dtype) : 0;
+          const std::uint64_t apart = hides ? a.ops.nonfinite_rows(v, keys, a.dim_v, dtype) : 0;
           for_each_bit(apart, keys, [&](int j) { v[j] = kZeroRow; });
           a.ops.decode_accumulate(t.s, block.count, v, next_v, keys, a.dim_v, dtype, t.alpha,
                                   state.o);

@@ -17,6 +17,7 @@ static constexpr TileOps amx_ops() {
   ops.pack_q = pack_q_bf16;
   ops.pack_k = pack_k_amx;
   ops.pack_v = pack_v_amx;
+  ops.all_finite = all_finite<DType::bf16>;
   ops.scores = scores_each<scores_amx>;
   ops.softmax = softmax_amx;
   ops.accumulate = accumulate_each<accumulate_amx>;

@@ -14,6 +14,7 @@ static constexpr TileOps bf16_ops() {
   ops.pack_q = pack_q_bf16;
   ops.pack_k = pack_k_bf16;
   ops.pack_v = pack_v_bf16;
+  ops.all_finite = all_finite<DType::bf16>;
   ops.scores = scores_each<scores_bf16>;
   ops.softmax = softmax_bf16;
   ops.accumulate = accumulate_each<accumulate_bf16>;

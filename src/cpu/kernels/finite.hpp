@@ -42,6 +42,28 @@ ATTN_INLINE bool reaches(I largest, std::int32_t limit) {
   return found;
 }
 
+// Whether `floats` words of a packed block hold no infinity and no NaN: each an f32, or a pair of
+// bf16.
+template <DType kOperand>
+static bool all_finite(const void* packed, int floats) {
+  const std::int32_t* at = static_cast<const std::int32_t*>(packed);
+  I largest{}, largest_high{};
+  for (int i = 0; i < floats; i += kLanes) {
+    const I bits = load(at + i);
+    if constexpr (kOperand == DType::f32) {
+      const I x = bits & 0x7fffffff;
+      largest = select(x > largest, x, largest);
+    } else {
+      const I low = bits & 0x7fff;
+      const I high = bits & 0x7fff0000;
+      largest = select(low > largest, low, largest);
+      largest_high = select(high > largest_high, high, largest_high);
+    }
+  }
+  if constexpr (kOperand == DType::f32) return !reaches(largest, 0x7f800000);
+  return !reaches(largest, 0x7f80) && !reaches(largest_high, 0x7f800000);
+}
+
 static std::uint64_t nonfinite_rows(const std::byte* const* row, int count, int dim, DType source) {
   // An exponent of ones.
   const std::int32_t limit = source == DType::f32    ? 0x7f800000

@@ -23,6 +23,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.pack_q = pack_q_f32;
   ops.pack_k = pack_rows_f32;
   ops.pack_v = pack_rows_f32;
+  ops.all_finite = all_finite<DType::f32>;
   ops.nonfinite_rows = nonfinite_rows;
   ops.unpack_o = unpack_o;
   ops.store_row = store_row_f32;
