@@ -12,31 +12,28 @@ struct Config {
   static constexpr int kHeadDim = HEAD_DIM, kBlockM = 64, kBlockN = 128;
   static constexpr bool kCausal = CAUSAL != 0;
   static constexpr int kStagesQ = STAGES_Q, kStagesP = STAGES_P;
-  static constexpr bool kQueryFirst = QUERY_FIRST != 0, kLag = LAG != 0;
   static constexpr attn::device::Add kAdd = attn::device::Add::ADD;
-  static constexpr bool kSharedOperand = SHARED_OPERAND != 0;
   static constexpr int kProducerRegisters = 24, kScoreRegisters = SCORE_REGISTERS;
   static constexpr int kGradientRegisters = (488 - SCORE_REGISTERS) / 16 * 8;
   static constexpr int kLeaveOut = LEAVE_OUT;
+  static constexpr bool kReadersFence = READERS_FENCE != 0;
+  static constexpr int kLateProduct = LATE_PRODUCT, kPolynomial = POLYNOMIAL, kPiece = PIECE;
   static constexpr bool kBounded = BOUNDED != 0;
 };
 }  // namespace
 
 using namespace attn::device;
 
-// Bytes of shared memory, kBlockM, kBlockN, kHeadDim, threads, kCausal, blocks of a cluster.
-extern "C" __device__ const int backward_config[7] = {BackwardSm90Layout<Config>::kBytes,
+// Bytes of shared memory, kBlockM, kBlockN, kHeadDim, threads, kCausal.
+extern "C" __device__ const int backward_config[6] = {BackwardSm90Layout<Config>::kBytes,
                                                       Config::kBlockM,
                                                       Config::kBlockN,
                                                       Config::kHeadDim,
                                                       512,
-                                                      Config::kCausal,
-                                                      Config::kAdd == Add::pair ? 2 : 1};
+                                                      Config::kCausal};
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    __cluster_dims__(Config::kAdd == Add::pair ? 2 : 1, 1, 1)
-        backward(const __grid_constant__ BackwardParams p,
-                 const __grid_constant__ BackwardMaps maps) {
+    backward(const __grid_constant__ BackwardParams p, const __grid_constant__ BackwardMaps maps) {
   backward_sm90<Config>(p, maps);
 }
 extern "C" __global__ void __launch_bounds__(256)

@@ -2,34 +2,31 @@
 
   python3 variants.py OUT_FOLDER [--jobs 16] [--nvcc nvcc] [NAME...]
 
-A name is words joined by "_": full or causal; q2, q3 (places of Q and of dO); p1, p2 (of P and dS); red, bulk or pair
-(how dQ is added); dq or s (which product the score warpgroup issues first); shared (dQ's operand from shared memory); lag; x1,
-x2, x3 (wrong on purpose: without adding dQ, without exponentials, without both). Without names: all that make sense."""
+A name is words joined by "_", most of them constants of Config (device/backward_sm90.cuh): full or causal; q2, q3
+(kStagesQ); p1, p2 (kStagesP); red, bulk or paced (kAdd); k2, k4, k8 (kPiece, KB); late (kReadersFence); h2, h4
+(kLateProduct); poly (kPolynomial); x1, x2, x4, x8 (kLeaveOut); unbounded. Without names: those of the log's last table."""
 import argparse, concurrent.futures, os, re, subprocess, sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DEVICE = os.path.join(HERE, "../../../src/cuda/device")
 
 
-def names():
-    found = []
-    for mask in ("full", "causal"):
-        for rings in ("q2_p2", "q3_p2", "q3_p1"):
-            for add in ("red", "bulk", "pair"):
-                if add != "red" and rings == "q3_p2":
-                    continue  # no room
-                for order in ("dq", "dq_shared", "s_shared"):
-                    for lag in ("", "_lag"):
-                        found.append(f"{mask}_{rings}_{add}_{order}{lag}")
-    return found + ["full_q2_p2_red_dq_x1", "full_q2_p2_red_dq_x2", "full_q2_p2_red_dq_x3"]
+NAMES = [
+    *(f"{mask}_{rest}" for mask in ("full", "causal") for rest in (
+        "q2_p2_red_late", "q2_p2_bulk_late", "q2_p2_paced", "q2_p2_paced_late", "q2_p2_paced_late_h4", "q2_p2_paced_late_h4_poly",
+        "q3_p1_paced_late", "q3_p1_paced_late_h4")),
+    "full_q2_p2_red_late_x1", "full_q2_p2_paced_late_x2"
+]
 
 
 def defines(name):
     words = name.split("_")
     number = lambda letter, other: next((int(w[1:]) for w in words if re.fullmatch(letter + r"\d+", w)), other)
-    return dict(CAUSAL=int("causal" in words), STAGES_Q=number("q", 2), STAGES_P=number("p", 2), ADD=next(w for w in words if w in ("red", "bulk", "pair")),
-                QUERY_FIRST=int("dq" in words), SHARED_OPERAND=int("shared" in words), LAG=int("lag" in words),
-                SCORE_REGISTERS=number("r", 168), LEAVE_OUT=number("x", 0), BOUNDED=int("unbounded" not in words))
+    has = lambda word: int(word in words)
+    return dict(CAUSAL=has("causal"), STAGES_Q=number("q", 2), STAGES_P=number("p", 2),
+                ADD=next(w for w in words if w in ("red", "bulk", "paced")), PIECE=1024 * number("k", 4),
+                READERS_FENCE=has("late"), LATE_PRODUCT=number("h", 0), POLYNOMIAL=has("poly"),
+                LEAVE_OUT=number("x", 0), SCORE_REGISTERS=number("r", 168), BOUNDED=1 - has("unbounded"))
 
 
 def build(name):
@@ -55,5 +52,5 @@ os.makedirs(options.out, exist_ok=True)
 with open(os.path.join(options.out, "products.cuh"), "w") as header:
     header.write(subprocess.run([sys.executable, os.path.join(HERE, "products.py")], capture_output=True, text=True, check=True).stdout)
 with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-    for line in pool.map(build, options.names or names()):
+    for line in pool.map(build, options.names or NAMES):
         print(line, flush=True)

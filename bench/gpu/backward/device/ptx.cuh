@@ -23,6 +23,22 @@ __device__ __forceinline__ void bulk_red_add(float* at, unsigned source, unsigne
       : "memory");
 }
 
+// Waits until the shared memory of all of this thread's groups but the last was read.
+__device__ __forceinline__ void bulk_wait_read_but_one() {
+  asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+}
+// Waits until this thread's groups are done.
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// bulk_red_add without adding.
+__device__ __forceinline__ void bulk_store(float* at, unsigned source, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(at), "r"(source),
+               "r"(bytes)
+               : "memory");
+}
+
 // Asks the copy engine for `bytes` of memory, a multiple of 16, which arrive on an mbarrier.
 __device__ __forceinline__ void bulk_load(unsigned destination, const void* source, unsigned bytes,
                                           unsigned barrier) {
@@ -55,59 +71,6 @@ __device__ __forceinline__ void wait_or_trap(unsigned barrier, unsigned parity, 
       "}" ::"r"(barrier),
       "r"(parity), "l"(stuck)
       : "memory");
-}
-
-// The same for what other blocks of the cluster wrote.
-__device__ __forceinline__ void wait_for_cluster_or_trap(unsigned barrier, unsigned parity,
-                                                         unsigned* stuck) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done, more;\n"
-      ".reg .b32 tries, thread;\n"
-      "mov.b32 tries, 0;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra over;\n"
-      "add.u32 tries, tries, 1;\n"
-      "setp.lt.u32 more, tries, 4194304;\n"
-      "@more bra again;\n"
-      "mov.u32 thread, %%tid.x;\n"
-      "st.global.v4.b32 [%2], {%0, %1, thread, tries};\n"
-      "fence.sc.sys;\n"
-      "trap;\n"
-      "over:\n"
-      "}" ::"r"(barrier),
-      "r"(parity), "l"(stuck)
-      : "memory");
-}
-
-// Of a block of threads in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// The same place in shared memory of block `rank` of the cluster.
-__device__ __forceinline__ unsigned address_in(unsigned address, unsigned rank) {
-  unsigned there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-// Writes 16 bytes to another block's shared memory; they count on a barrier there.
-__device__ __forceinline__ void send(unsigned there, float a, float b, float c, float d,
-                                     unsigned barrier_there) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
-      "[%5];" ::"r"(there),
-      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier_there)
-      : "memory");
-}
-__device__ __forceinline__ void mbarrier_arrive_there(unsigned barrier_there) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier_there)
-               : "memory");
 }
 
 }  // namespace attn::device

@@ -56,8 +56,7 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
   }
 
   // which: 0 for dV, 1 for dK. One code for both, so that there is less of it; the rings of dK lie
-  // a fixed distance after those of dV. kLag: a block's products are waited for only when the next
-  // block's were issued.
+  // a fixed distance after those of dV.
   __device__ __forceinline__ void run(int which) const {
     using ScoreRing = Ring<C::kStagesP>;
     using RowRing = Ring<C::kStagesQ>;
@@ -67,10 +66,6 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     const int full_rows = which == 0 ? Layout::kFullO : Layout::kFullQ;
     const int empty_scores = full_scores + 8 * C::kStagesP;
     const int empty_rows = full_rows + 8 * C::kStagesQ;
-    const auto release = [&](unsigned n) {
-      this->arrive(empty_scores, ScoreRing::stage(n));
-      this->arrive(empty_rows, RowRing::stage(n));
-    };
     unsigned n = 0;  // blocks of queries so far
     this->for_each_tile([&](const Tile& t) {
       Sums sums;  // here, so that no register holds them while the next tile is worked out
@@ -78,27 +73,17 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
       for (; n != end; ++n) {
         this->wait(full_rows, RowRing::stage(n), RowRing::parity(n));
         this->wait(full_scores, ScoreRing::stage(n), ScoreRing::parity(n));
-        const unsigned a = descriptor_low(
-            shared + static_cast<unsigned>(scores_at + ScoreRing::stage(n) * Layout::kP), 0);
+        if constexpr (C::kReadersFence) fence_proxy_async();
+        const unsigned a = this->descriptor(scores_at + ScoreRing::stage(n) * Layout::kP, 0);
         const unsigned b =
-            descriptor_low(shared + static_cast<unsigned>(rows_at + RowRing::stage(n) * Layout::kQ),
-                           Layout::kRowPanel);
+            this->descriptor(rows_at + RowRing::stage(n) * Layout::kQ, Layout::kRowPanel);
         pin_all(sums);
         wgmma_fence();
         issue(sums, a, b, n != begin);
-        if constexpr (C::kLag) {
-          wgmma_wait<1>();
-          if (n != begin) release(n - 1);
-        } else {
-          wgmma_wait<0>();
-          pin_all(sums);
-          release(n);
-        }
-      }
-      if constexpr (C::kLag) {
         wgmma_wait<0>();
         pin_all(sums);
-        release(n - 1);
+        this->arrive(empty_scores, ScoreRing::stage(n));
+        this->arrive(empty_rows, RowRing::stage(n));
       }
       store(sums, t, which == 0 ? p.dv : p.dk, which == 0 ? 1.f : p.scale);
     });

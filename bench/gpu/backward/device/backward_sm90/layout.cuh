@@ -25,17 +25,23 @@ struct BackwardParams {
   void* dk;
   void* dv;
   int batch, heads, seqlen_q, seqlen_k;
-  int query_blocks, key_blocks, num_tiles;
+  int query_blocks, key_blocks;
+  // Tiles of each block of threads, most_tiles numbers of which a negative one
+  // ends the list.
+  const int* tiles;
+  int most_tiles;
   int heads_at_once;  // (batch, head) pairs whose tiles are gone through together
   int skew;  // key block j begins at query block j * skew, and wraps (without a causal mask)
   float scale, scale_log2;
   unsigned* stuck;  // 4 words of the host, for a wait that never ends
 };
 
-// How dQ is added to memory: by red from registers; by the copy engine from shared memory; or by
-// red after a pair of blocks of threads, which have neighbouring keys of a head, added their parts
-// up, each for half of the columns.
-enum class Add { red, bulk, pair };
+// How dQ is added to memory.
+enum class Add {
+  red,   // from registers
+  bulk,  // through shared memory, by the copy engine
+  paced  // likewise, asked for by a producer warp in pieces, of which at most two wait at a time
+};
 
 // Sizes in bytes and places. Panels are 64 columns wide, 128 bytes a row, swizzled. P and dS have a
 // row for a query and a column for a key.
@@ -46,9 +52,8 @@ struct BackwardSm90Layout {
   static constexpr int kQ = kRowPanel * kPanels, kK = kKeyPanel * kPanels;
   static constexpr int kP = kRowPanel * kKeyPanels;
   static constexpr int kRows = C::kBlockM * 4;  // LSE or D of a block of queries
-  static constexpr int kStaged = C::kAdd == Add::red ? 0 : C::kBlockM * C::kHeadDim * 4;
-  static constexpr int kHalf =
-      kStaged / 2;  // of a pair: what this block adds up, and what came for it
+  static constexpr int kDq = C::kBlockM * C::kHeadDim * 4;
+  static constexpr int kStaged = C::kAdd == Add::red ? 0 : kDq;
 
   static constexpr int kKAt = 0, kVAt = kKAt + kK;
   static constexpr int kQAt = kVAt + kK, kOAt = kQAt + C::kStagesQ * kQ;
@@ -63,9 +68,8 @@ struct BackwardSm90Layout {
   static constexpr int kFullO = kEmptyQ + 8 * C::kStagesQ, kEmptyO = kFullO + 8 * C::kStagesQ;
   static constexpr int kFullP = kEmptyO + 8 * C::kStagesQ, kEmptyP = kFullP + 8 * C::kStagesP;
   static constexpr int kFullS = kEmptyP + 8 * C::kStagesP, kEmptyS = kFullS + 8 * C::kStagesP;
-  static constexpr int kFullMine = kEmptyS + 8 * C::kStagesP, kFullTheirs = kFullMine + 8;
-  static constexpr int kEmptyMine = kFullTheirs + 8, kEmptyTheirs = kEmptyMine + 8;
-  static constexpr int kBytes = kEmptyTheirs + 8;
+  static constexpr int kFullStaged = kEmptyS + 8 * C::kStagesP, kEmptyStaged = kFullStaged + 8;
+  static constexpr int kBytes = kEmptyStaged + 8;
   static_assert(kBytes <= 232448);
 };
 

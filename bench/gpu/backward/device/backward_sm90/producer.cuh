@@ -52,48 +52,31 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     });
   }
 
-  // Of a pair: adds what this block and its neighbour have for this block's half of the columns of
-  // dQ to memory. Two warps.
-  __device__ __forceinline__ void add_halves() const {
-    const unsigned rank = cluster_rank();
-    const unsigned thread = threadIdx.x % 64;
-    const unsigned mine = shared + static_cast<unsigned>(Layout::kStagedAt) + thread * 16;
-    const unsigned give_back =
-        address_in(shared + static_cast<unsigned>(Layout::kEmptyTheirs), rank ^ 1);
+  // Add::paced: asks for pieces of a staged dQ, one after the other, so that loads come between
+  // them.
+  __device__ __forceinline__ void add_staged() const {
+    constexpr int kPiece = C::kPiece;
+    const unsigned staged = shared + static_cast<unsigned>(Layout::kStagedAt);
     unsigned n = 0;
     this->for_each_tile([&](const Tile& t) {
       int block = t.first;
       for (int i = 0; i < t.count; ++i, ++n) {
-        if (thread == 0) {
-          mbarrier_arrive_expect(shared + static_cast<unsigned>(Layout::kFullTheirs),
-                                 Layout::kHalf);
-        }
-        float* to =
-            p.dq_sum +
-            (static_cast<long long>(t.pair) * p.query_blocks + block) * (C::kBlockM * C::kHeadDim) +
-            rank * (8 * C::kHeadDim) + thread * 4;
-        this->wait(Layout::kFullMine, 0, n & 1);
-        this->wait_for_pair(Layout::kFullTheirs, n & 1);
-        // A warp's half is 32 * kHeadDim bytes here; there, halves of both blocks take turns.
+        float* const to = p.dq_sum + (static_cast<long long>(t.pair) * p.query_blocks + block) *
+                                         (C::kBlockM * C::kHeadDim);
+        this->wait(Layout::kFullStaged, 0, n & 1);
+        if constexpr (C::kReadersFence) fence_proxy_async();
 #pragma unroll 1
-        for (int warp = 0; warp < 4; ++warp) {
-#pragma unroll 2
-          for (int j = 0; j < C::kHeadDim / 32; ++j) {
-            const unsigned at = mine + static_cast<unsigned>(warp * 32 * C::kHeadDim + j * 1024);
-            const Int4 x = load_shared(at), y = load_shared(at + Layout::kHalf);
-            red_add(to + j * 256, __int_as_float(x.x) + __int_as_float(y.x),
-                    __int_as_float(x.y) + __int_as_float(y.y),
-                    __int_as_float(x.z) + __int_as_float(y.z),
-                    __int_as_float(x.w) + __int_as_float(y.w));
-          }
-          to += 16 * C::kHeadDim;
+        for (int at = 0; at < Layout::kDq; at += kPiece) {
+          bulk_red_add(to + at / 4, staged + static_cast<unsigned>(at), kPiece);
+          bulk_commit();
+          bulk_wait_read_but_one();
         }
-        __syncwarp();
-        this->arrive(Layout::kEmptyMine, 0);
-        if (threadIdx.x % 32 == 0) mbarrier_arrive_there(give_back);
+        bulk_wait_read();
+        mbarrier_arrive(shared + static_cast<unsigned>(Layout::kEmptyStaged));
         block = this->next_block(t, block);
       }
     });
+    bulk_wait();
   }
 
   __device__ __forceinline__ void run() const {
@@ -103,8 +86,8 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     } else if (threadIdx.x == 32) {
       produce<C::kStagesQ>(this->maps.v, Layout::kVAt, Layout::kFullV, this->maps.d_o, Layout::kOAt,
                            p.d, Layout::kDAt, Layout::kFullO, Layout::kEmptyO);
-    } else if (threadIdx.x >= 64) {
-      if constexpr (Base::kPair) add_halves();
+    } else if (C::kAdd == Add::paced && threadIdx.x == 64) {
+      add_staged();
     }
   }
 };

@@ -4,6 +4,7 @@
 
 #include "backward_sm90/layout.cuh"
 #include "ptx.cuh"
+#include "ptx/warpgroup.cuh"
 
 namespace attn::device {
 
@@ -17,7 +18,6 @@ struct Ring {
 template <class C>
 struct BackwardSm90Tiles {
   using Layout = BackwardSm90Layout<C>;
-  static constexpr bool kPair = C::kAdd == Add::pair;
   const BackwardParams& p;
   const BackwardMaps& maps;
   unsigned shared;
@@ -29,9 +29,7 @@ struct BackwardSm90Tiles {
     int least;
   };
   __device__ __forceinline__ Tile tile_at(int index) const {
-    // Of key blocks, or of pairs of them.
-    const int tiles = kPair ? (p.key_blocks + 1) / 2 : p.key_blocks;
-    const int together = p.heads_at_once * tiles;
+    const int together = p.heads_at_once * p.key_blocks;
     const int group = index / together, inside = index % together;
     const int group_first = group * p.heads_at_once;
     const int group_heads = min(p.heads_at_once, p.batch * p.heads - group_first);
@@ -40,15 +38,13 @@ struct BackwardSm90Tiles {
       t.key_block = inside / group_heads;
       t.pair = group_first + inside % group_heads;
     } else {
-      t.pair = group_first + inside / tiles;
-      t.key_block = inside % tiles;
+      t.pair = group_first + inside / p.key_blocks;
+      t.key_block = inside % p.key_blocks;
     }
-    if constexpr (kPair) t.key_block *= 2;
     t.least = C::kCausal ? t.key_block * C::kBlockN / C::kBlockM : 0;
     t.first = C::kCausal ? t.least
                          : static_cast<int>(static_cast<unsigned>(t.key_block * p.skew) %
                                             static_cast<unsigned>(p.query_blocks));
-    if constexpr (kPair) t.key_block += static_cast<int>(cluster_rank());
     t.count = p.query_blocks - t.least;
     return t;
   }
@@ -58,17 +54,11 @@ struct BackwardSm90Tiles {
   // Calls f(tile) for each tile of this block of threads.
   template <class F>
   __device__ __forceinline__ void for_each_tile(F f) const {
-    constexpr int kShare = kPair ? 2 : 1;
-    int mine = static_cast<int>(blockIdx.x) / kShare;
-    const int others = static_cast<int>(gridDim.x) / kShare;
+    int mine = static_cast<int>(blockIdx.x) * p.most_tiles;
     // Said to be unknown, so that the compiler does not work out the first tile before warpgroups
     // part.
     asm volatile("" : "+r"(mine));
-    // There and back, so that nobody always has the longest.
-    for (int round = 0; round * others < p.num_tiles; ++round) {
-      const int index = round * others + (round % 2 == 0 ? mine : others - 1 - mine);
-      if (index < p.num_tiles) f(tile_at(index));
-    }
+    for (const int* at = p.tiles + mine; *at >= 0; ++at) f(tile_at(uniform(*at)));
   }
 
   __device__ __forceinline__ void wait(int at, int stage, unsigned parity) const {
@@ -79,9 +69,11 @@ struct BackwardSm90Tiles {
       mbarrier_wait(barrier, parity);
     }
   }
-  // For what another block of the cluster did.
-  __device__ __forceinline__ void wait_for_pair(int at, unsigned parity) const {
-    wait_for_cluster_or_trap(shared + static_cast<unsigned>(at), parity, p.stuck);
+  // Low word of the descriptor of the tile at a place (ptx/wgmma.cuh), whose panels `leading` bytes
+  // apart matter where the product runs along its columns. Warps agree on the place, so no thread
+  // is asked.
+  __device__ __forceinline__ unsigned descriptor(int at, int leading) const {
+    return (shared + static_cast<unsigned>(at)) >> 4 | static_cast<unsigned>(leading) >> 4 << 16;
   }
   // One arrival a warp.
   __device__ __forceinline__ void arrive(int at, int stage) const {
