@@ -88,6 +88,17 @@ ATTN_INLINE F max(F a, F b) {
 #endif
 }
 
+// The smaller; b where either is NaN.
+ATTN_INLINE F min(F a, F b) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_min_ps(a, b);
+#elif ATTN_VECTOR_BYTES == 32
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
 // a * b + c, rounded once where the instruction set has it.
 ATTN_INLINE F fma(F a, F b, F c) {
 #if ATTN_VECTOR_BYTES == 64
@@ -139,12 +150,13 @@ ATTN_INLINE F exp2(F y) {
 #endif
 }
 
-// e^d for d <= 88; -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0. The
+// e^d for d <= 0, and 1 above: a probability, also where LSE is so large that it is off by whole
+// numbers. -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0. The
 // fraction of d log2(e) is taken before the product is rounded, so the relative error is 1e-7
 // whatever d: at d = -15 half a unit in the last place of the product alone would be 7e-7 of the
 // result.
 ATTN_INLINE F exp_of_difference(F d) {
-  d = max(set1(-700.0f), d);
+  d = min(F{}, max(set1(-700.0f), d));
 #if ATTN_VECTOR_BYTES == 16  // no FMA: n ln 2 is subtracted in two parts, as exp() does
   const F n = round_to_nearest(max(set1(-126.0f), d * 1.44269504f));
   const F f = ((d - n * 0.693359375f) + n * 2.12194440e-4f) * 1.44269504f;

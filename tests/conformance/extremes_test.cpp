@@ -1,0 +1,61 @@
+// What is promised of scores so large that float no longer tells them apart (docs/numerics.md).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "attn/run.hpp"
+#include "conformance/support.hpp"
+#include "harness/data.hpp"
+
+namespace attn::harness {
+namespace {
+
+double largest(const Tensor& tensor) {
+  double found = 0;
+  for (std::int64_t i = 0; i < tensor.size(); ++i) {
+    const double x = std::abs(load_element(tensor, i));
+    if (!(x <= found)) found = x;  // NaN stays
+    if (std::isnan(found)) return found;
+  }
+  return found;
+}
+
+class LargeScores : public ::testing::TestWithParam<const char*> {};
+
+// O is a mean of values, P in the backward pass is at most 1, and nothing is NaN.
+TEST_P(LargeScores, GiveProbabilities) {
+  CaseData data(parse_case(GetParam()), 1);
+  const double largest_v = largest(data.inputs.v);
+  const double sum_d_o = largest(data.d_o) * static_cast<double>(data.problem.seqlen_q);
+  for (const InstructionSet isa : available_instruction_sets()) {
+    const Context context{.isa = isa, .log = nullptr};
+    for (const Algorithm algorithm : algorithms(Phase::forward)) {
+      SCOPED_TRACE(std::string(name(algorithm)) + ", " + std::string(name(isa)));
+      data.poison();
+      forward(data.problem, data.inputs, data.outputs,
+              {.backend = Backend::cpu, .algorithm = algorithm}, context);
+      EXPECT_LE(largest(data.outputs.o), largest_v * 1.01);
+      EXPECT_TRUE(std::isfinite(largest(data.outputs.lse)));
+    }
+    for (const Algorithm algorithm : algorithms(Phase::backward)) {
+      SCOPED_TRACE(std::string(name(algorithm)) + ", " + std::string(name(isa)));
+      backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients,
+               {.backend = Backend::cpu, .algorithm = algorithm}, context);
+      EXPECT_LE(largest(data.gradients.dv), sum_d_o * 1.01);
+      EXPECT_TRUE(std::isfinite(largest(data.gradients.dq)));
+      EXPECT_TRUE(std::isfinite(largest(data.gradients.dk)));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, LargeScores,
+                         ::testing::Values("b1_n64_h1_d64_bf16/q1e8", "b1_n64_h1_d64_bf16/q1e10",
+                                           "b1_n64_h1_d64_f32/q1e10", "b1_n64_h1_d64_f32/q1e20",
+                                           "b1_n90_h2_d64_causal_bf16/q1e12_k1e3"),
+                         [](const ::testing::TestParamInfo<const char*>& info) {
+                           return test_name(info.param);
+                         });
+
+}  // namespace
+}  // namespace attn::harness
