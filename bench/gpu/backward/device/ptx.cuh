@@ -27,10 +27,6 @@ __device__ __forceinline__ void bulk_red_add(float* at, unsigned source, unsigne
 __device__ __forceinline__ void bulk_wait_read_but_one() {
   asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
 }
-// Waits until this thread's groups are done.
-__device__ __forceinline__ void bulk_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
 
 // bulk_red_add without adding.
 __device__ __forceinline__ void bulk_store(float* at, unsigned source, unsigned bytes) {
