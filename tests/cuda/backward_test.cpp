@@ -1,7 +1,10 @@
 // The backward pass on a GPU: listed and random cases against fp64, equal bits, sequences that know
 // nothing of each other.
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <tuple>
+#include <utility>
 
 #include "cuda/gpu.hpp"
 #include "harness/cases.hpp"
@@ -77,10 +80,10 @@ TEST(CudaBackward, RandomProblemsAgreeWithTheReference) {
 }
 
 // O and LSE on the host, then the gradients by the GPU.
-void run_backward(CaseData& data) {
+void run_backward(CaseData& data, const std::string& kernel = {}) {
   data.poison();
   forward(data.problem, data.inputs, data.outputs);
-  harness::backward_on_device(data, {.device = kGpu}, {});
+  harness::backward_on_device(data, {.device = kGpu, .kernel = kernel}, {});
 }
 
 std::vector<std::uint64_t> gradient_bits(CaseData& data) {
@@ -148,6 +151,72 @@ TEST(CudaBackward, PackedSequencesDoNotInfluenceEachOther) {
     }
   }
   EXPECT_EQ(bytes_of_first(), before);
+}
+
+// Elements [from, to) of axis 1 of a dense tensor of the host, [batch, rows, heads, columns].
+std::vector<double> values(const Tensor& t, std::int64_t from, std::int64_t to) {
+  std::vector<double> all;
+  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
+    for (std::int64_t i = from; i < to; ++i) {
+      for (std::int64_t h = 0; h < t.shape[2]; ++h) {
+        for (std::int64_t c = 0; c < t.shape[3]; ++c) {
+          all.push_back(
+              harness::load_element(t, b * t.strides[0] + i * t.strides[1] + h * t.strides[2] + c));
+        }
+      }
+    }
+  }
+  return all;
+}
+void fill_row(const Tensor& t, std::int64_t row, double x) {
+  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < t.shape[2]; ++h) {
+      for (std::int64_t c = 0; c < t.shape[3]; ++c) {
+        harness::store_element(t, b * t.strides[0] + row * t.strides[1] + h * t.strides[2] + c, x);
+      }
+    }
+  }
+}
+
+void expect_near(const std::vector<double>& got, const std::vector<double>& want, double near) {
+  ASSERT_EQ(got.size(), want.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_LE(std::abs(got[i] - want[i]), near) << "element " << i << ", not " << want[i];
+  }
+}
+
+// Under a causal mask only the last row sees the last key, and the first row only the first key.
+TEST(CudaBackward, NaNReachesOnlyThoseWhoSeeIt) {
+  ATTN_NEEDS_GPU();
+  const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
+  for (const auto& [descriptor, kernel] :
+       {std::pair{"b1_n150_hq2_hk1_d64_causal_bf16", "backward_sm80"},
+        std::pair{"b1_n100_h1_d256_causal_dropout0.2_seed3_f16", "backward_sm80"},
+        std::pair{"b1_n90_h1_d70_causal_f32", "backward_simt"}}) {
+    SCOPED_TRACE(descriptor);
+    for (const double x : {nan, infinity}) {
+      CaseData data(harness::parse_case(descriptor), 7);
+      const Gradients& g = data.gradients;
+      const std::int64_t n = data.problem.seqlen_q;
+      // Tiles with such values are summed in another order on tensor cores.
+      const double near = data.problem.dtype == DType::f32 ? 0 : 0.03;
+      run_backward(data, kernel);
+      const auto dq = values(g.dq, 0, n - 1), dk = values(g.dk, 1, n), dv = values(g.dv, 1, n);
+      CaseData keys(harness::parse_case(descriptor), 7);
+      fill_row(keys.inputs.k, n - 1, x);
+      fill_row(keys.inputs.v, n - 1, x);
+      run_backward(keys, kernel);
+      expect_near(values(keys.gradients.dq, 0, n - 1), dq, near);
+      EXPECT_FALSE(std::isfinite(values(keys.gradients.dq, n - 1, n).front()));
+      CaseData queries(harness::parse_case(descriptor), 7);
+      fill_row(queries.inputs.q, 0, x);
+      fill_row(queries.d_o, 0, x);
+      run_backward(queries, kernel);
+      expect_near(values(queries.gradients.dk, 1, n), dk, near);
+      expect_near(values(queries.gradients.dv, 1, n), dv, near);
+      EXPECT_FALSE(std::isfinite(values(queries.gradients.dv, 0, 1).front()));
+    }
+  }
 }
 
 }  // namespace

@@ -41,7 +41,8 @@ struct BackwardConfig {
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
   bool dropout = false;
 
-  std::string reason;  // of the tile shape
+  std::string reason;           // of the tile shape
+  int allowed_spill_bytes = 0;  // Source::allowed_spill_bytes
 
   int threads() const noexcept { return 32 * warps; }
   std::int64_t shared_bytes() const noexcept;  // dynamic

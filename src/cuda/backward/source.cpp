@@ -80,6 +80,7 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   Source source;
   source.name = fmt::format("{}_{}", name(config.kernel), word(config.gradient));
   source.entry = "attn_backward";
+  source.allowed_spill_bytes = config.allowed_spill_bytes;
   source.text =
       fmt::format("#define ATTN_PRECISE_MATH {}\n{}", backward_precise_math(config), kIncludes);
   source.text += print_expressions(problem.mask, score_expression(problem), bindings);

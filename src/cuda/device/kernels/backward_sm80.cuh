@@ -32,6 +32,7 @@
 #include "schedule/gradient_tile.cuh"
 #include "softmax/dropout.cuh"
 #include "tile/accumulator.cuh"
+#include "tile/scalar.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace attn::device {
@@ -152,6 +153,61 @@ struct BackwardSm80 {
         multiply(Element{}, d + 8 * j, a + 4 * step, b[0], b[1]);
         if (2 * j + 1 < Tile::kUsedChunks) {
           multiply(Element{}, d + 8 * j + 4, a + 4 * step, b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // Whether a tile of columns holds an infinity or NaN; the same answer in all threads.
+  template <class Tile>
+  __device__ __forceinline__ bool any_special(int at) const {
+    extern __shared__ __align__(128) char memory[];
+    const auto* words = reinterpret_cast<const unsigned*>(memory + at);
+    // The exponent's bits of either half, all ones.
+    constexpr unsigned kExponent = Element::kExponent;
+    bool special = false;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < C::kBlockN * Tile::kRowBytes / 4;
+         i += kThreads) {
+      const unsigned low = words[i] & kExponent, high = words[i] >> 16 & kExponent;
+      special = special | (low == kExponent) | (high == kExponent);
+    }
+    return __syncthreads_or(special) != 0;
+  }
+  // As add, of rows and columns that see each other alone: a weight of 0 takes nothing, whatever B
+  // holds. For tiles with infinities or NaN.
+  template <class Tile, int kColumns>
+  __device__ __forceinline__ void add_seen(float (&d)[kColumns / 2],
+                                           const float (&weights)[C::kBlockN / 2], int at) const {
+    extern __shared__ __align__(128) char memory[];
+#pragma unroll
+    for (int j = 0; j < C::kBlockN / 8; ++j) {
+#pragma unroll 1
+      for (int k = 0; k < 8; ++k) {
+        const int owner = lane() / 4 * 4 + k / 2, column = 8 * j + k;
+        float weight[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float even = __shfl_sync(~0u, weights[4 * j + 2 * i], owner);
+          const float odd = __shfl_sync(~0u, weights[4 * j + 2 * i + 1], owner);
+          // Rounded, as products take it.
+          const unsigned rounded = Element::pack(k % 2 == 0 ? even : odd, 0);
+          weight[i] = Scalar<Element>::from(static_cast<unsigned short>(rounded));
+        }
+#pragma unroll
+        for (int c = 0; c < kColumns / 8; ++c) {
+          const unsigned pair = *reinterpret_cast<const unsigned*>(
+              memory + at + Tile::offset(column, c) + 4 * (lane() % 4));
+          const float value[2] = {Scalar<Element>::from(static_cast<unsigned short>(pair)),
+                                  Scalar<Element>::from(static_cast<unsigned short>(pair >> 16))};
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              float& x = d[4 * c + 2 * i + half];
+              if (weight[i] != 0) x = fmaf(weight[i], value[half], x);
+            }
+          }
         }
       }
     }
@@ -291,8 +347,22 @@ struct BackwardSm80 {
       multiply_rows<Tile1>(w.s, w.a1, w.b1 + b1);
       if constexpr (kFirst) multiply_rows<Tile2>(w.dp, w.a2, w.b2 + b2);
       weigh(w, block, head, mixed);
-      if constexpr (kSecond) add<Tile2>(w.second, w.s, w.b2_transposed + b2);
-      if constexpr (kFirst) add<Tile1>(w.first, w.dp, w.b1_transposed + b1);
+      if constexpr (kSecond) {
+        const int at = Layout::kB2At + stage * Layout::kB2;
+        if (mixed && any_special<Tile2>(at)) {
+          add_seen<Tile2, C::kHeadDimV>(w.second, w.s, at);
+        } else {
+          add<Tile2>(w.second, w.s, w.b2_transposed + b2);
+        }
+      }
+      if constexpr (kFirst) {
+        const int at = Layout::kB1At + stage * Layout::kB1;
+        if (mixed && any_special<Tile1>(at)) {
+          add_seen<Tile1, C::kHeadDim>(w.first, w.dp, at);
+        } else {
+          add<Tile1>(w.first, w.dp, w.b1_transposed + b1);
+        }
+      }
       if (ends) break;
       if constexpr (C::kStages == 1) {
         __syncthreads();  // nobody reads the columns any more

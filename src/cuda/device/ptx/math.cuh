@@ -26,6 +26,7 @@ __device__ __forceinline__ float float_of_half(unsigned short half) {
 
 // Two floats rounded to the 16-bit type, the first in the low half.
 struct BFloat16 {
+  static constexpr unsigned kExponent = 0x7f80;  // all ones in infinities and NaN
   static __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned r;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -33,6 +34,7 @@ struct BFloat16 {
   }
 };
 struct Float16 {
+  static constexpr unsigned kExponent = 0x7c00;
   static __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));

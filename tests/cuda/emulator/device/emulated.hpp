@@ -88,3 +88,12 @@ inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vo
 inline bool __all_sync(unsigned mask, bool vote) { return !__any_sync(mask, !vote); }
 inline void __syncwarp() { __ballot_sync(~0u, false); }
 inline void __syncthreads() { attn::emulator::barrier(0, blockDim.x, true); }
+inline int __syncthreads_or(int vote) {
+  static int any = 0;  // one block of threads runs at a time
+  __syncthreads();
+  if (threadIdx.x == 0) any = 0;
+  __syncthreads();
+  any |= vote;
+  __syncthreads();
+  return any;
+}

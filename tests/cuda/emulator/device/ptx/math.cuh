@@ -7,6 +7,7 @@ inline float exp2_approximate(float x) { return std::exp2(x); }
 inline float reciprocal_approximate(float x) { return 1 / x; }
 
 struct BFloat16 {
+  static constexpr unsigned kExponent = 0x7f80;
   static unsigned round(float x) {
     const unsigned bits = __float_as_uint(x);
     if (x != x) return 0x7fff;
@@ -15,6 +16,7 @@ struct BFloat16 {
   static unsigned pack(float low, float high) { return round(low) | round(high) << 16; }
 };
 struct Float16 {
+  static constexpr unsigned kExponent = 0x7c00;
   static unsigned round(float x) { return attn_bits<unsigned short>(static_cast<_Float16>(x)); }
   static unsigned pack(float low, float high) { return round(low) | round(high) << 16; }
 };
