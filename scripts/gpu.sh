@@ -3,14 +3,15 @@
 #
 #   scripts/gpu.sh OUT [STEP...]     steps: build test sanitize bench; default: all of them
 #
-# Results go to files in the folder OUT; OUT/summary.txt, printed last, says what failed. ATTN_BUILD
+# Results go to files in the folder OUT; OUT/summary.txt, printed last, says what failed, and
+# OUT/tests.txt the same with the commit, the machine and the GPU, as bench/results keeps it. ATTN_BUILD
 # names the build folder (default build-gpu); with a build there already, leave the step out.
 # ATTN_GPU_DEVICE: cuda (default), cuda:1, ... for check and bench.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 if [[ $# -lt 1 ]]; then
-  sed -n '2,8p' "$0"
+  sed -n '2,9p' "$0"
   exit 2
 fi
 mkdir -p "$1" || exit
@@ -127,6 +128,12 @@ else
   say "no build in $build; add the step build, or set ATTN_BUILD"
   failed=1
 fi
+
+{
+  git log -1 --format='commit %h, %cs' 2>/dev/null
+  if [[ -x $build/attn ]]; then "$build/attn" info | grep -E '^(version|NVRTC| +cuda)'; fi
+  cat "$summary"
+} >"$out/tests.txt"
 
 printf '\n===== summary\n'
 cat "$summary"

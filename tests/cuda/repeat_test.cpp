@@ -103,5 +103,43 @@ TEST(CudaGraph, ReplaysWithNewContents) {
   }
 }
 
+// A captured kernel deals its tiles from a counter. Both executables write the same O, so each must
+// have written all of it when it is done. Captured before the kernel was ever loaded.
+TEST(CudaGraph, TwoExecutablesOfOneGraphRunAtOnce) {
+  ATTN_NEEDS_GPU();
+  CaseData data(harness::parse_case("b9_n700_hq8_hk2_d64_causal_bf16"), 3);
+  ATTN_NEEDS_KERNEL(data.problem);
+  data.poison();
+  GpuCase on(data);
+  const auto stream = static_cast<CUstream>(on.stream.handle());
+  const ContextGuard guard(kGpu.index);
+  CUgraph graph = nullptr;
+  check(api().cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "begin");
+  on.forward();
+  check(api().cuStreamEndCapture(stream, &graph), "end");
+  CUgraphExec first = nullptr, second = nullptr;
+  check(api().cuGraphInstantiateWithFlags(&first, graph, 0), "first");
+  check(api().cuGraphInstantiateWithFlags(&second, graph, 0), "second");
+  on.forward();
+  on.stream.synchronize();
+  on.data.download();
+  ASSERT_EQ(data.damage(), "");
+  const std::vector<std::uint64_t> expected = output_bits(data);
+  const Stream other(kGpu.index);
+  for (int i = 0; i < 50; ++i) {
+    data.poison();
+    on.data.upload_outputs();
+    check(api().cuGraphLaunch(second, static_cast<CUstream>(other.handle())), "second");
+    check(api().cuGraphLaunch(first, stream), "first");
+    on.stream.synchronize();  // not the other
+    on.data.download();
+    ASSERT_EQ(output_bits(data), expected) << "launch " << i;
+    other.synchronize();
+  }
+  api().cuGraphExecDestroy(first);
+  api().cuGraphExecDestroy(second);
+  api().cuGraphDestroy(graph);
+}
+
 }  // namespace
 }  // namespace attn::cuda

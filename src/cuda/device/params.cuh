@@ -38,6 +38,9 @@ struct ProblemParams {
   unsigned dropout_counter3;           // last word of its counter
 };
 
+// Where the blocks of threads of a launch get their tiles from (schedule/dealer.cuh).
+inline constexpr int kNoCounter = -1, kGridCounter = -2, kStreamCounters = 128;
+
 struct ForwardParams : ProblemParams {
   void* o;
   float* lse;  // null when not asked for
@@ -56,9 +59,7 @@ struct ForwardParams : ProblemParams {
   // last block of queries first.
   int m_blocks, heads_at_once;
   int num_tiles;
-  // {next tile, blocks of threads that are done}: both 0 at the start, and again at the end. Null:
-  // tiles are dealt in turn.
-  unsigned* counter;
+  int counter;  // of a stream, kGridCounter, or kNoCounter: tiles are dealt in turn
 
   // Of a mask that is classified ahead (schedule/key_words.cuh), else null.
   KeyWord* key_words;

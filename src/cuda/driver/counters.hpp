@@ -1,16 +1,14 @@
-// Words of device memory that are 0 between kernels: counters from which the blocks of a kernel
-// take their next piece of work.
+// Which of a kernel's counters its blocks of threads take their next piece of work from. The
+// counters themselves are variables of the kernel (device/schedule/dealer.cuh): of each context,
+// zero when it is loaded.
 #pragma once
 
 namespace attn::cuda {
 
-// Two words for a kernel about to be put into `stream`, which must leave them 0. Work of one stream
-// runs in order and shares them; a stream that is being captured gets words of its own for each
-// kernel, since the graph may run anywhere. Null when all are taken, or when the first call comes
-// while a stream is captured: kernels then do without. The memory (64 KB a device) is taken once
-// and kept. Thread-safe. Throws Error(device | out_of_memory).
-unsigned* work_counter(int device, void* stream);
-// Takes the memory now, so that a later call in a captured stream finds it.
-void prepare_work_counters(int device);
+// For a kernel about to be put into `stream`, in the current context: ForwardParams::counter. Work
+// of one stream runs in order and shares a counter. A kernel that is captured finds one when it
+// runs, since its graph may run anywhere, and twice at once. kNoCounter when 128 streams were seen.
+// Nothing is allocated, waited for or put into a stream. Thread-safe. Throws Error(device).
+int work_counter(void* stream);
 
 }  // namespace attn::cuda

@@ -171,7 +171,6 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
     plan.reasons.emplace_back(
         "the mask reads buffers: a kernel ahead says once which blocks of keys each tile sees");
   }
-  prepare_work_counters(options.device.index);
   plan.state = std::make_shared<ForwardState>();
   return plan;
 }
@@ -197,7 +196,7 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
       forward_parameters(problem, config, plan.num_splits, inputs, outputs, context.workspace);
   const std::int64_t tiles = num_tiles(problem, config, plan.num_splits);
   if (config.kernel == ForwardKernel::sm90 && tiles > device.sm_count) {
-    parameters.counter = work_counter(ordinal, context.stream);
+    parameters.counter = work_counter(context.stream);
   }
   std::vector<std::byte> expressions =
       pack_expressions(problem.mask, score_expression(problem), inputs.buffers, problem.scale(),

@@ -156,6 +156,7 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   out.page_size = static_cast<int>(p.page_size);
   if (config.paged) out.num_pages = static_cast<int>(inputs.k.shape[0]);
   out.num_splits = num_splits;
+  out.counter = device::kNoCounter;
   out.blocks_per_split =
       static_cast<int>(divide_up(divide_up(p.seqlen_k, config.block_n), num_splits));
   out.m_blocks = static_cast<int>(m_blocks(p, config));

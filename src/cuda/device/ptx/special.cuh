@@ -10,4 +10,12 @@ __device__ __forceinline__ int block_index_anew() {
   return index;
 }
 
+// The number of this launch in its context ("temporal grid launch number"). No two grids that run
+// at once have the same; one executable graph launches a kernel under the same number each time.
+__device__ __forceinline__ unsigned long long grid_id() {
+  unsigned long long id;
+  asm volatile("mov.u64 %0, %%gridid;" : "=l"(id));
+  return id;
+}
+
 }  // namespace attn::device

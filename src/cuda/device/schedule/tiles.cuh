@@ -28,31 +28,4 @@ __device__ __forceinline__ OutputTile tile_at(const ForwardParams& p, int index)
   return {p.m_blocks - 1 - rest / width, pair % heads, pair / heads, split};
 }
 
-// Deals tiles to blocks of threads: the first by number, others to whoever asks first, so that
-// tiles of any cost share the machine evenly. For one thread.
-class TileDealer {
- public:
-  __device__ __forceinline__ explicit TileDealer(const ForwardParams& p)
-      : counter_(p.counter), next_(static_cast<int>(blockIdx.x)) {}
-  __device__ __forceinline__ int next() {
-    const int tile = next_;
-    next_ = static_cast<int>(gridDim.x) +
-            (counter_ != nullptr ? static_cast<int>(atomicAdd(counter_, 1u)) : next_);
-    return tile;
-  }
-  // The last block of threads leaves the counter as it was.
-  __device__ __forceinline__ void finish() {
-    if (counter_ == nullptr) return;
-    __threadfence();
-    if (atomicAdd(counter_ + 1, 1u) == gridDim.x - 1) {
-      counter_[0] = 0;
-      counter_[1] = 0;
-    }
-  }
-
- private:
-  unsigned* counter_;
-  int next_;
-};
-
 }  // namespace attn::device

@@ -56,6 +56,12 @@ T atomicAdd(T* p, T x) {
   *p += x;
   return before;
 }
+inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long expected,
+                                    unsigned long long x) {
+  const unsigned long long before = *p;
+  if (before == expected) *p = x;
+  return before;
+}
 inline void __threadfence() {}
 inline std::size_t __cvta_generic_to_shared(const void* p) {
   return static_cast<std::size_t>(static_cast<const char*>(p) - attn::emulator::shared_memory());

@@ -5,6 +5,7 @@
 
 #include "kernels/forward_sm90/tiles.cuh"
 #include "ptx/dependent.cuh"
+#include "schedule/dealer.cuh"
 
 namespace attn::device {
 

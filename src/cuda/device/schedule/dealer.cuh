@@ -1,0 +1,80 @@
+// Deals tiles to the blocks of threads of a launch.
+#pragma once
+
+#include "params.cuh"
+#include "ptx/special.cuh"
+
+namespace attn::device {
+
+// The next tile, and how many blocks of threads are done: both 0 between launches.
+struct WorkCounter {
+  unsigned next, done;
+};
+// Of a launch that was captured in a graph. Every executable graph has a number of its own for it,
+// which stays from launch to launch, so a counter once taken is kept. Two executables of one
+// captured graph may run at once: they have two counters.
+struct GridCounter {
+  unsigned long long grid;  // its number + 1; 0: free
+  WorkCounter counter;
+};
+struct alignas(128) StreamCounter {
+  WorkCounter counter;
+};
+// Zero when the kernel is loaded, in each context anew.
+__device__ StreamCounter stream_counters[kStreamCounters];
+constexpr unsigned kGridCounters = 1024, kGridProbes = 32;
+__device__ GridCounter grid_counters[kGridCounters];
+
+// Null where others hold all that it might take: no block of threads of the grid gets one then.
+__device__ __forceinline__ WorkCounter* counter_of_grid() {
+  const unsigned long long grid = grid_id() + 1;
+#pragma unroll 1
+  for (unsigned i = 0; i < kGridProbes; ++i) {
+    GridCounter& c = grid_counters[(grid + i) % kGridCounters];
+    const unsigned long long owner = atomicCAS(&c.grid, 0ull, grid);
+    if (owner == 0 || owner == grid) return &c.counter;
+  }
+  return nullptr;
+}
+
+// The first tile by number, others to whoever asks first, so that tiles of any cost share the
+// machine evenly; without a counter in turn. Asks for a tile ahead. For one thread.
+class TileDealer {
+ public:
+  __device__ __forceinline__ explicit TileDealer(const ForwardParams& p)
+      : of_grid_(p.counter == kGridCounter), next_(static_cast<int>(blockIdx.x)) {
+    if (p.counter >= 0) counter_ = &stream_counters[p.counter].counter;
+  }
+  __device__ __forceinline__ int next() {
+    if (next_ == kUnknown) {  // nobody waits for the second tile yet: time to find the counter
+      of_grid_ = false;
+      counter_ = counter_of_grid();
+      next_ = after(static_cast<int>(blockIdx.x));
+    }
+    const int tile = next_;
+    next_ = of_grid_ ? kUnknown : after(tile);
+    return tile;
+  }
+  // After the last tile. The last block of threads leaves the counter as it was.
+  __device__ __forceinline__ void finish() {
+    if (counter_ == nullptr) return;
+    __threadfence();
+    if (atomicAdd(&counter_->done, 1u) == gridDim.x - 1) {
+      counter_->next = 0;
+      counter_->done = 0;
+    }
+  }
+
+ private:
+  static constexpr int kUnknown = -1;
+  __device__ __forceinline__ int after(int tile) {
+    return static_cast<int>(gridDim.x) +
+           (counter_ != nullptr ? static_cast<int>(atomicAdd(&counter_->next, 1u)) : tile);
+  }
+
+  WorkCounter* counter_ = nullptr;
+  bool of_grid_;
+  int next_;
+};
+
+}  // namespace attn::device
