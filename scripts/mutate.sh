@@ -43,8 +43,8 @@ while IFS='|' read -r name file change test; do
   if [ -z "$name" ] || [[ $name == \#* ]]; then continue; fi
   if [ $# -gt 0 ] && [[ " $* " != *" $name "* ]]; then continue; fi
   read -ra words <<< "$test"
-  # shellcheck disable=SC2046
-  build $(targets_of "${words[@]}") || { cat build/mutate.log; exit 2; }
+  mapfile -t targets < <(targets_of "${words[@]}")
+  build "${targets[@]}" || { cat build/mutate.log; exit 2; }
   if [ -z "${passes_unchanged[$test]:-}" ]; then
     run_test "${words[@]}" || { echo "fails without a mutation: $test"; tail -5 build/mutate.out; exit 2; }
     passes_unchanged[$test]=yes
@@ -54,7 +54,7 @@ while IFS='|' read -r name file change test; do
   verdict=caught
   if cmp -s build/unchanged "$file"; then
     verdict="**changes nothing**"
-  elif ! build $(targets_of "${words[@]}"); then
+  elif ! build "${targets[@]}"; then
     verdict="**does not compile**"
   elif run_test "${words[@]}"; then
     verdict="**survives**"
