@@ -74,7 +74,7 @@ Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
       return plan;
     }
     default:
-      return cpu::plan(problem, phase, options.algorithm, context);
+      return cpu::plan(problem, phase, options, context);
   }
 }
 
@@ -101,7 +101,7 @@ void on_gpu(const Plan& plan, std::pmr::vector<core::NamedTensor> tensors, const
 Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options,
                const Context& context) {
   Plan plan = choose(problem, phase, options, context);
-  core::count_costs(plan);
+  plan.bytes = core::bytes(plan.problem, phase);
   return plan;
 }
 
@@ -118,6 +118,10 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
       return on_gpu(plan, std::move(tensors), context,
                     [&] { cuda::forward(plan, inputs, outputs, context); });
     default:
+      if (context.workspace.given()) {
+        core::validate_workspace(plan.problem, context.workspace, plan.workspace_bytes, tensors,
+                                 plan.device);
+      }
       return cpu::forward(plan, inputs, outputs, context);
   }
 }
@@ -141,6 +145,10 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
       return on_gpu(plan, std::move(tensors), context,
                     [&] { cuda::backward(plan, inputs, outputs, d_o, gradients, context); });
     default:
+      if (context.workspace.given()) {
+        core::validate_workspace(plan.problem, context.workspace, plan.workspace_bytes, tensors,
+                                 plan.device);
+      }
       return cpu::backward(plan, inputs, outputs, d_o, gradients, context);
   }
 }

@@ -11,11 +11,16 @@
 #include "attn/export.hpp"
 #include "attn/tensor.hpp"
 
+namespace attn::cpu {
+class WorkspaceStore;
+}
+
 namespace ATTN_API attn {
 
 // Runs loops. Replace it to put the library's work on your own threads.
 class Executor {
  public:
+  Executor();
   virtual ~Executor() = default;
   // Number of workers that may call a body at the same time; at least 1; does not change.
   virtual int concurrency() const noexcept = 0;
@@ -27,6 +32,11 @@ class Executor {
   // a loop may run on its caller alone.
   virtual void parallel_for(std::int64_t count,
                             const std::function<void(std::int64_t index, int worker)>& body) = 0;
+
+ private:
+  friend class cpu::WorkspaceStore;
+  // Memory that calls keep here for the next ones: at most 64 MiB (docs/cpu.md). Copies share it.
+  std::shared_ptr<cpu::WorkspaceStore> workspaces_;
 };
 
 // A pool of `threads` workers, the caller being one of them; 0 means one for each CPU this process
@@ -63,9 +73,11 @@ struct Context {
   // tensors' device; null is the legacy default stream. It never waits and allocates nothing, so a
   // run can be captured in a graph.
   void* stream = nullptr;
-  // Device memory that the work of the cuda backend may write: u8, contiguous, aligned to 128
-  // bytes, on the tensors' device, of at least Plan::workspace_bytes; needed where that is not 0.
-  // In use until the work is done: calls in different streams need different workspaces.
+  // Memory that the call may write: u8, contiguous, aligned to 128 bytes, on the tensors' device,
+  // of at least Plan::workspace_bytes. In use until the work is done: calls at the same time, or in
+  // different streams, need different workspaces. The cuda backend needs it where workspace_bytes
+  // is not 0; without it the cpu backend takes what the executor keeps. The reference backend does
+  // not look at it.
   Tensor workspace{};
 };
 

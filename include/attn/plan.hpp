@@ -52,6 +52,8 @@ struct PlanOptions {
   // problem. For trials, forward_sm90 takes parts of a tile shape: "forward_sm90/wg2_n160_s2"
   // (docs/cuda.md).
   std::string kernel{};
+  // cpu: workers of the executor that a call may use; 0: as many as there is work for.
+  int threads = 0;
 };
 
 // The first kernel that the cuda backend launches.
@@ -81,18 +83,22 @@ struct Plan {
   std::int32_t rows_per_task = 0;  // rows that share one pass over K, V
   std::int32_t num_splits =
       1;  // parts of the keys that run apart and are merged; never depends on the threads
-  std::int32_t threads = 1;
-  std::int64_t tasks = 1;  // of the largest size; the last ones of a forward pass may be divided
-  std::int64_t workspace_bytes = 0;  // upper bound of memory allocated while running; cuda: what
-                                     // Context::workspace must have, nothing is allocated
+  std::int32_t threads = 1;  // workers of the executor that a call uses at most
+  std::int64_t tasks = 1;    // of the largest size; the last ones of a forward pass may be divided
+  std::int64_t workspace_bytes = 0;  // what Context::workspace must have where it is given (cuda:
+                                     // needed); cpu: an upper bound of what a run uses
   Launch launch{};
   std::string kernel{};  // PlanOptions::kernel
   // What the backend keeps between runs (compiled kernels); copies of a plan share it. Thread-safe.
   std::shared_ptr<void> state{};
-  double flops = 0;  // useful: 4 d per visible (query, key) forward, 10 d backward (for d == d_v);
-                     // upper bound by tiles where the mask reads buffers
-  double bytes = 0;  // inputs and outputs, each moved once
+  double bytes = 0;                    // inputs and outputs, each moved once
   std::vector<std::string> reasons{};  // one sentence a choice
+
+  // Useful ones: 4 d per visible (query, key) forward, 10 d backward (for d == d_v); upper bound
+  // where the mask reads buffers without data. Counted anew at each call, tile by tile of the mask:
+  // up to a microsecond a tile that is neither empty nor full, so 0.3 s for a mask that looks up
+  // each of 2048 x 2048 elements.
+  double flops() const;
 };
 
 // Throws Error(invalid_argument | unsupported | unavailable). problem must have every size set.

@@ -62,21 +62,31 @@ double visible_elements(const Problem& p) {
          (static_cast<double>(p.heads_q) / static_cast<double>(heads));
 }
 
-void count_costs(Plan& plan) {
-  const Problem& p = plan.problem;
-  const double elements = visible_elements(p);
+double bytes(const Problem& p, Phase phase) {
   const auto d = static_cast<double>(p.head_dim);
   const auto d_v = static_cast<double>(p.head_dim_v);
   const double rows_q = static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seqlen_q);
   const double rows_k = static_cast<double>(p.batch * p.heads_k) * static_cast<double>(p.seqlen_k);
   const auto element = static_cast<double>(size_of(p.dtype));
-  if (plan.phase == Phase::forward) {
-    plan.flops = elements * 2 * (d + d_v);                              // Q K^T and P V
-    plan.bytes = element * (rows_q + rows_k) * (d + d_v) + 4 * rows_q;  // Q, K, V, O; LSE
-  } else {
-    plan.flops = elements * 2 * (3 * d + 2 * d_v);  // Q K^T, dO V^T, P^T dO, dS^T Q, dS K
-    plan.bytes = element * (rows_q * (2 * d + 2 * d_v) + rows_k * 2 * (d + d_v)) + 4 * rows_q;
+  if (phase == Phase::forward) {
+    return element * (rows_q + rows_k) * (d + d_v) + 4 * rows_q;  // Q, K, V, O; LSE
   }
+  return element * (rows_q * (2 * d + 2 * d_v) + rows_k * 2 * (d + d_v)) + 4 * rows_q;
+}
+
+double flops_per_element(const Problem& p, Phase phase) {
+  const auto d = static_cast<double>(p.head_dim);
+  const auto d_v = static_cast<double>(p.head_dim_v);
+  if (phase == Phase::forward) return 2 * (d + d_v);  // Q K^T and P V
+  return 2 * (3 * d + 2 * d_v);                       // Q K^T, dO V^T, P^T dO, dS^T Q, dS K
 }
 
 }  // namespace attn::core
+
+namespace attn {
+
+double Plan::flops() const {
+  return core::visible_elements(problem) * core::flops_per_element(problem, phase);
+}
+
+}  // namespace attn

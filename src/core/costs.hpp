@@ -9,7 +9,10 @@ namespace attn::core {
 // lengths. Masks that read buffers without data are counted as full.
 double visible_elements(const Problem& problem);
 
-// Sets plan.flops and plan.bytes.
-void count_costs(Plan& plan);
+// Of each visible element.
+double flops_per_element(const Problem& problem, Phase phase);
+
+// Plan::bytes.
+double bytes(const Problem& problem, Phase phase);
 
 }  // namespace attn::core

@@ -31,7 +31,7 @@ std::string to_string(const Plan& plan) {
     text += ", one thread\n";
   }
   text += fmt::format("  {:.4g} GFLOP, {:.4g} MB in and out, at most {:.4g} MB of workspace",
-                      plan.flops * 1e-9, plan.bytes * 1e-6,
+                      plan.flops() * 1e-9, plan.bytes * 1e-6,
                       static_cast<double>(plan.workspace_bytes) * 1e-6);
   for (const std::string& reason : plan.reasons) text += fmt::format("\n  {}", reason);
   return text;

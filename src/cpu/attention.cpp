@@ -10,14 +10,18 @@
 
 namespace attn::cpu {
 
-Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table)
+Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table,
+                     const Expressions& compiled, Workspace& workspace)
     : problem(p),
       inputs(in),
       ops(table),
       group(static_cast<int>(p.heads_q / p.heads_k)),
       dim(static_cast<int>(p.head_dim)),
       dim_v(static_cast<int>(p.head_dim_v)),
-      scale(static_cast<float>(p.scale())) {
+      scale(static_cast<float>(p.scale())),
+      programs(compiled),
+      sequences(&workspace) {
+  sequences.reserve(static_cast<std::size_t>(p.batch));
   for (std::int64_t b = 0; b < p.batch; ++b) sequences.push_back(core::sequence(p, in, b));
 
   has_mask_ = !p.mask.empty();
@@ -31,16 +35,17 @@ Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table)
     c_ = scale * kLog2e;
     natural_ = p.scale();
   }
-  if (has_mask_) mask_ = expr::bind(expr::compile(p.mask), in.buffers);
-  if (has_score_) {
-    const expr::Expr score =
-        fold ? p.score : expr::substitute(p.score, expr::Op::score, scale * expr::symbols().score);
-    score_ = expr::bind(expr::compile(score), in.buffers);
-  }
+  if (has_mask_) mask_ = bind(programs.mask(), workspace);
+  if (has_score_) score_ = bind(programs.score(), workspace);
   if (p.dropout.probability > 0) {
     dropout_threshold_ = core::dropout_threshold(p.dropout.probability);
     dropout_scale_ = static_cast<float>(core::dropout_scale(dropout_threshold_));
   }
+}
+
+expr::BoundProgram Attention::bind(const expr::Program& program, Workspace& workspace) const {
+  auto* views = workspace.take_array<expr::BufferView>(program.buffers.size());
+  return expr::bind(program, inputs.buffers, views);
 }
 
 expr::Tile Attention::tile(const core::Sequence& sequence, int head_k, std::int64_t row0,
@@ -133,7 +138,7 @@ bool Attention::modify(const QueryBlock& q, int key0, int keys, expr::Coverage c
 TileScratch Attention::tile_scratch() const {
   TileScratch t;
   t.operand = ops.operand;
-  t.expression_floats = std::max(mask_.scratch_floats(), score_.scratch_floats());
+  t.expression_floats = programs.scratch_floats();
   return t;
 }
 

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
 #include "attn/run.hpp"
 #include "core/expr/program.hpp"
 #include "core/rows.hpp"
+#include "cpu/expressions.hpp"
 #include "cpu/tile_ops.hpp"
+#include "cpu/workspace.hpp"
 
 namespace attn::cpu {
 
@@ -80,7 +83,8 @@ class Attention {
  public:
   // problem is complete and validated; the references must outlive this. Immutable after
   // construction.
-  Attention(const Problem& problem, const Inputs& inputs, const TileOps& table);
+  Attention(const Problem& problem, const Inputs& inputs, const TileOps& table,
+            const Expressions& programs, Workspace& workspace);
 
   const Problem& problem;
   const Inputs& inputs;
@@ -88,7 +92,8 @@ class Attention {
   const int group;  // query heads of a K, V head
   const int dim, dim_v;
   const float scale;  // softmax_scale
-  std::vector<core::Sequence> sequences;
+  const Expressions& programs;
+  std::pmr::vector<core::Sequence> sequences;
 
   // Rows of Q of a sequence and K, V head.
   std::int64_t rows(const core::Sequence& sequence) const {
@@ -139,6 +144,8 @@ class Attention {
   float q_scale() const { return q_scale_; }  // folded into Q^T
   bool has_dropout() const { return dropout_threshold_ != 0; }
   TileScratch tile_scratch() const;  // sizes only, to be carved
+  // `program`, whose loads read the tensors of this call.
+  expr::BoundProgram bind(const expr::Program& program, Workspace& workspace) const;
   expr::TileContext expression_context(const QueryBlock& q, int key0, int keys,
                                        const TileScratch& t) const;
 

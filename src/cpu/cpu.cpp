@@ -1,34 +1,58 @@
 #include "cpu/cpu.hpp"
 
-#include <cstring>
+#include <optional>
 
 #include "attn/error.hpp"
 #include "cpu/backward/backward.hpp"
+#include "cpu/expressions.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/plan_check.hpp"
+#include "cpu/workspace_store.hpp"
 
 namespace attn::cpu {
+namespace {
+
+// What one call works with.
+struct Call {
+  Call(const Plan& plan, const Inputs& inputs, DType operand, const Context& context)
+      : executor(executor_of(context)),
+        workspace(*executor, context.workspace),
+        workers(*executor, plan.threads, *workspace),
+        compiled(Expressions::of(plan)),
+        attention(plan.problem, inputs, tile_ops(plan.isa, operand),
+                  compiled != nullptr ? *compiled : anew.emplace(plan), *workspace) {}
+
+  std::shared_ptr<Executor> executor;
+  CallWorkspace workspace;
+  Workers workers;
+  const Expressions* compiled;
+  std::optional<Expressions> anew;  // of a plan that was changed
+  Attention attention;
+};
+
+}  // namespace
+
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
   check_plan(plan, Phase::forward);
-  const Attention a(plan.problem, inputs, tile_ops(plan.isa, plan.compute));
-  const std::shared_ptr<Executor> executor = executor_of(context);
+  Call call(plan, inputs, plan.compute, context);
+  const Attention& a = call.attention;
   switch (plan.algorithm) {
     case Algorithm::standard:
-      forward_standard(a, plan, outputs, *executor);
+      forward_standard(a, plan, outputs, call.workers);
       break;
     case Algorithm::flash_attention:
     case Algorithm::block_sparse:
-      forward_flash_attention(a, plan, outputs, *executor);
+      forward_flash_attention(a, plan, outputs, call.workers);
       break;
     case Algorithm::flash_decoding:
-      forward_flash_decoding(a, plan, outputs, *executor);
+      forward_flash_decoding(a, plan, outputs, call.workers);
       break;
     case Algorithm::memory_efficient:
-      forward_memory_efficient(a, plan, outputs, *executor);
+      forward_memory_efficient(a, plan, outputs, call.workers);
       break;
     default:
-      forward_flash_attention_2(a, plan, outputs, *executor);
+      forward_flash_attention_2(a, plan, outputs, call.workers);
   }
   a.clear_unused_rows(outputs);
 }
@@ -36,18 +60,18 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
               const Gradients& gradients, const Context& context) {
   check_plan(plan, Phase::backward);
-  const Attention a(plan.problem, inputs, tile_ops(plan.isa, DType::f32));
-  const std::shared_ptr<Executor> executor = executor_of(context);
-  const GradientContext g(a, outputs, d_o, *executor);
+  Call call(plan, inputs, DType::f32, context);
+  const Attention& a = call.attention;
+  const GradientContext g(a, outputs, d_o, call.workers);
   if (gradients.dq.given() || gradients.dk.given() || gradients.dv.given()) {
     if (plan.algorithm == Algorithm::standard) {
-      backward_standard(a, g, gradients, *executor);
+      backward_standard(a, g, gradients, call.workers);
     } else {
-      backward_flash(a, g, plan, gradients, *executor);
+      backward_flash(a, g, plan, gradients, call.workers);
     }
   }
   if (gradients.dsink.given()) backward_sink(a, g, gradients);
-  if (!gradients.buffers.empty()) backward_buffers(a, g, gradients, *executor);
+  if (!gradients.buffers.empty()) backward_buffers(a, g, gradients, call.workers);
   a.clear_unused_gradients(gradients);
 }
 

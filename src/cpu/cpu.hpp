@@ -5,8 +5,8 @@
 
 namespace attn::cpu {
 
-// Choices only; flops and bytes are left at 0. problem is complete and valid.
-Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Context& context);
+// Choices only; bytes are left at 0. problem is complete and valid.
+Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context);
 // Arguments are validated.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context);

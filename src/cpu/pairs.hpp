@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory_resource>
+#include <utility>
 #include <vector>
 
 #include "cpu/attention.hpp"
@@ -22,36 +24,46 @@ inline Pair pair_at(const Attention& a, std::int64_t index) {
 
 inline constexpr std::size_t kNotPacked = SIZE_MAX;
 
-// Pairs [first, last), which run together. offset[i]: where the packed data of pair first + i
-// starts, in bytes, or kNotPacked.
+// Pairs [first, last), which run together.
 struct Wave {
   std::int64_t first = 0, last = 0;
-  std::vector<std::size_t> offset;
-  std::size_t bytes = 0;
+  std::size_t bytes = 0;  // of their packed data
+};
+
+struct Waves {
+  std::pmr::vector<Wave> list;
+  // Of each pair: where its packed data starts in that of its wave, in bytes, or kNotPacked.
+  std::pmr::vector<std::size_t> offset;
+
+  std::size_t offset_of(std::int64_t pair) const { return offset[static_cast<std::size_t>(pair)]; }
 };
 
 // bytes_of(pair): size of the pair's packed data, a multiple of the alignment, or kNotPacked. A
 // pair over the budget is not packed. A wave of several pairs has at most wave_bytes.
 template <class BytesOf>
-std::vector<Wave> waves(const Attention& a, std::size_t budget, std::size_t wave_bytes,
-                        const BytesOf& bytes_of) {
-  std::vector<Wave> list;
+Waves waves(const Attention& a, std::size_t budget, std::size_t wave_bytes, const BytesOf& bytes_of,
+            Workspace& workspace) {
+  const auto pairs = static_cast<std::size_t>(pair_count(a));
+  std::pmr::vector<Wave> list(&workspace);
+  std::pmr::vector<std::size_t> offset(&workspace);
+  list.reserve(pairs);
+  offset.reserve(pairs);
   for (std::int64_t i = 0; i < pair_count(a); ++i) {
     const std::size_t wanted = bytes_of(pair_at(a, i));
     const bool packed = wanted <= budget;
     const std::size_t bytes = packed ? wanted : 0;
-    if (list.empty() || list.back().bytes + bytes > wave_bytes) list.push_back({i, i, {}, 0});
+    if (list.empty() || list.back().bytes + bytes > wave_bytes) list.push_back({i, i, 0});
     Wave& wave = list.back();
-    wave.offset.push_back(packed ? wave.bytes : kNotPacked);
+    offset.push_back(packed ? wave.bytes : kNotPacked);
     wave.bytes += bytes;
     wave.last = i + 1;
   }
-  return list;
+  return {std::move(list), std::move(offset)};
 }
 
-inline std::size_t largest_wave(const std::vector<Wave>& list) {
+inline std::size_t largest_wave(const Waves& waves) {
   std::size_t bytes = 0;
-  for (const Wave& wave : list) bytes = bytes < wave.bytes ? wave.bytes : bytes;
+  for (const Wave& wave : waves.list) bytes = bytes < wave.bytes ? wave.bytes : bytes;
   return bytes;
 }
 

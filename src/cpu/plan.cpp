@@ -6,11 +6,14 @@
 #include <string>
 
 #include "attn/error.hpp"
+#include "core/costs.hpp"
 #include "core/size.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/cpu.hpp"
+#include "cpu/expressions.hpp"
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/plan_check.hpp"
+#include "cpu/workspace_bytes.hpp"
 
 namespace attn::cpu {
 namespace {
@@ -91,49 +94,25 @@ void choose_backward(Plan& plan) {
   }
 }
 
-// Upper bounds of what the algorithms allocate; see their Scratch structs and pack budgets.
-Size workspace_bytes(const Plan& plan) {
-  const Problem& p = plan.problem;
-  const Size d = leading_dim(static_cast<int>(p.head_dim));
-  const Size d_v = leading_dim(static_cast<int>(p.head_dim_v));
-  const Size tile = Size(kBlockK) * kMaxRows * 4;
-  const Size rows = round_up(Size(p.seqlen_q) * (p.heads_q / p.heads_k), kMaxRows);
-  const Size keys = round_up(Size(p.seqlen_k), kBlockK);
-  const Size pairs = Size(p.batch) * p.heads_k;
-  const Size key_block = 4 * kBlockK * (d + d_v);
-  const Size expressions = 12 * tile;
-  const Size worker = 4 * tile + expressions + key_block + 4096;
-  if (plan.phase == Phase::backward) {
-    const Size block = kMaxRows * 8 * (d + d_v) + 2048;
-    const Size statistics = 2 * pairs * rows * 4;
-    const Size threads = plan.threads * (worker + 3 * tile + block + key_block);
-    if (plan.algorithm == Algorithm::standard) return threads + statistics + 2 * rows * keys * 4;
-    const Size chunk = 2 * 4 * kChunkKeys * (d + d_v) + kGradientGroup * (block + 4 * tile);
-    const Size packed = std::min(Size(kQueryPackBudget), pairs * divide_up(rows, kMaxRows) * block);
-    return threads + plan.threads * chunk + statistics + packed +
-           plan.num_splits * pairs * rows * d * 4;
-  }
-  const Size group = kMaxBlocksPerTask * (kMaxRows * 4 * (d + d_v) + 1024);
-  const Size partial = plan.num_splits * (d_v + 2) * 4;
-  switch (plan.algorithm) {
-    case Algorithm::standard:
-      return plan.threads * (worker + group) + rows * keys * 4;
-    case Algorithm::flash_attention:
-    case Algorithm::block_sparse:
-      return plan.threads * (worker + group + rows * (d_v * 4 + 32));
-    case Algorithm::memory_efficient:
-      return plan.threads * (worker + group + kMaxBlocksPerTask * kMaxRows * partial);
-    case Algorithm::flash_decoding:
-      return plan.threads * (worker + group) + pairs * (rows + kMaxRows) * partial;
-    default:
-      return plan.threads * (worker + group) +
-             std::min(Size(kKeyPackBudget), pairs * keys * 4 * (d + d_v));
-  }
+// What a worker has to do to be worth waking, which takes 5 to 50 us (thread_pool.cpp): some 20 us
+// at 100 GFLOP/s, or as many bytes to read as take as long (docs/cpu.md, "Roofline").
+constexpr double kFlopsPerWorker = 2e6;
+constexpr double kFlopsPerByte = 6;
+
+// Workers for which the problem has work, of those there are. As if every key were visible:
+// counting visible ones would cost more than waking.
+int choose_threads(const Problem& p, Phase phase, int available) {
+  const double elements = static_cast<double>(p.batch * p.heads_q) *
+                          static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k);
+  const double work =
+      elements * core::flops_per_element(p, phase) + core::bytes(p, phase) * kFlopsPerByte;
+  const double useful = std::min(work / kFlopsPerWorker, static_cast<double>(available));
+  return std::max(1, static_cast<int>(useful));
 }
 
 }  // namespace
 
-Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Context& context) {
+Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context) {
   if (problem.dtype == DType::f64) {
     throw Error(
         ErrorCode::unsupported,
@@ -143,15 +122,29 @@ Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Contex
   plan.problem = problem;
   plan.phase = phase;
   plan.backend = Backend::cpu;
-  plan.algorithm = algorithm;
+  plan.algorithm = options.algorithm;
   const std::vector<Algorithm> known = algorithms(phase);
-  if (algorithm != Algorithm::automatic &&
-      std::find(known.begin(), known.end(), algorithm) == known.end()) {
-    throw Error(ErrorCode::unsupported, "algorithm " + std::string(name(algorithm)) + " has no " +
-                                            std::string(name(phase)) + " pass on the cpu backend");
+  if (plan.algorithm != Algorithm::automatic &&
+      std::find(known.begin(), known.end(), plan.algorithm) == known.end()) {
+    throw Error(ErrorCode::unsupported, "algorithm " + std::string(name(plan.algorithm)) +
+                                            " has no " + std::string(name(phase)) +
+                                            " pass on the cpu backend");
   }
   plan.isa = best_instruction_set(context.isa);
-  plan.threads = executor_of(context)->concurrency();
+  const int workers = executor_of(context)->concurrency();
+  if (options.threads < 0) {
+    throw Error(ErrorCode::invalid_argument,
+                "threads is " + std::to_string(options.threads) +
+                    "; accepted are 0 (as many as there is work for) and more");
+  }
+  plan.threads = options.threads == 0 ? choose_threads(problem, phase, workers)
+                                      : std::min(options.threads, workers);
+  if (plan.threads < workers) {
+    plan.reasons.push_back(std::to_string(plan.threads) + " of " + std::to_string(workers) +
+                           (options.threads == 0
+                                ? " threads: waking more would cost more than they do"
+                                : " threads, as asked for"));
+  }
   plan.block_q = tile_ops(plan.isa, DType::f32).rows;
   plan.block_k = kBlockK;
   phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
@@ -199,7 +192,8 @@ Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Contex
   const Size pairs = Size(problem.batch) * problem.heads_k;
   const Size tasks_of_pair = phase == Phase::backward ? 1 : ceil_div(rows, plan.rows_per_task);
   plan.tasks = (pairs * tasks_of_pair * plan.num_splits).value();
-  const Size workspace = workspace_bytes(plan);
+  const auto expressions = std::make_shared<Expressions>(plan);
+  const Size workspace = workspace_bytes(plan, *expressions);
   if (!workspace.fits()) {
     throw Error(ErrorCode::out_of_memory, "workspace of " + std::string(name(plan.algorithm)) +
                                               " is " + to_string(workspace) +
@@ -207,6 +201,7 @@ Plan plan(const Problem& problem, Phase phase, Algorithm algorithm, const Contex
                                               to_string(problem) + ")");
   }
   plan.workspace_bytes = workspace.value();
+  plan.state = expressions;
   return plan;
 }
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory_resource>
+#include <tuple>
 #include <vector>
 
 #include "cpu/attention.hpp"
@@ -28,11 +30,24 @@ inline KeyRange split_range(std::int64_t length, std::int64_t parts, std::int64_
           std::min(length, blocks * (index + 1) / parts * kBlockK)};
 }
 
+using RowTasks = std::pmr::vector<RowTask>;
+
+// Tasks that row_tasks makes of pairs [first, last).
+inline std::size_t count_row_tasks(const Attention& a, std::int64_t rows_per_task,
+                                   std::int64_t first, std::int64_t last) {
+  std::int64_t count = 0;
+  for (std::int64_t index = first; index < last; ++index) {
+    count += (a.rows(pair_at(a, index).sequence) + rows_per_task - 1) / rows_per_task;
+  }
+  return static_cast<std::size_t>(count);
+}
+
 // Every row in use of pairs [first, last), once. Costliest first, so that under a causal mask the
 // last tasks to finish are short ones.
-inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_task,
-                                      std::int64_t first, std::int64_t last) {
-  std::vector<RowTask> tasks;
+inline RowTasks row_tasks(const Attention& a, std::int64_t rows_per_task, std::int64_t first,
+                          std::int64_t last, Workspace& workspace) {
+  RowTasks tasks(&workspace);
+  tasks.reserve(count_row_tasks(a, rows_per_task, first, last));
   for (std::int64_t index = first; index < last; ++index) {
     const auto [sequence, head_k] = pair_at(a, index);
     const std::int64_t rows = a.rows(sequence);
@@ -45,29 +60,39 @@ inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_
       tasks.push_back(task);
     }
   }
-  std::stable_sort(tasks.begin(), tasks.end(),
-                   [](const RowTask& x, const RowTask& y) { return x.cost > y.cost; });
+  // Not a stable sort, which asks for memory.
+  std::sort(tasks.begin(), tasks.end(), [](const RowTask& x, const RowTask& y) {
+    return std::tie(y.cost, x.pair, x.row0) < std::tie(x.cost, y.pair, y.row0);
+  });
   return tasks;
 }
-inline std::vector<RowTask> row_tasks(const Attention& a, std::int64_t rows_per_task) {
-  return row_tasks(a, rows_per_task, 0, pair_count(a));
+inline RowTasks row_tasks(const Attention& a, std::int64_t rows_per_task, Workspace& workspace) {
+  return row_tasks(a, rows_per_task, 0, pair_count(a), workspace);
 }
 
 // Divides the last `count` tasks into pieces of at most `rows` rows, so that the threads that work
 // on them end at about the same time. Tasks for which whole(task) is true stay whole.
 template <class Whole>
-std::vector<RowTask> divide_last(std::vector<RowTask> tasks, std::size_t count, std::int64_t rows,
-                                 const Whole& whole) {
+RowTasks divide_last(const RowTasks& tasks, std::size_t count, std::int64_t rows,
+                     const Whole& whole, Workspace& workspace) {
   const std::size_t first = tasks.size() - std::min(count, tasks.size());
-  const std::vector<RowTask> last(tasks.begin() + static_cast<std::ptrdiff_t>(first), tasks.end());
-  tasks.resize(first);
-  for (const RowTask& task : last) {
-    const std::int64_t step = whole(task) ? task.rows : rows;
+  const auto step_of = [&](const RowTask& task) { return whole(task) ? task.rows : rows; };
+  std::size_t pieces = first;
+  for (std::size_t i = first; i < tasks.size(); ++i) {
+    const std::int64_t step = step_of(tasks[i]);
+    pieces += static_cast<std::size_t>((tasks[i].rows + step - 1) / step);
+  }
+  RowTasks divided(&workspace);
+  divided.reserve(pieces);
+  divided.assign(tasks.begin(), tasks.begin() + static_cast<std::ptrdiff_t>(first));
+  for (std::size_t i = first; i < tasks.size(); ++i) {
+    const RowTask& task = tasks[i];
+    const std::int64_t step = step_of(task);
     for (std::int64_t r = 0; r < task.rows; r += step) {
-      tasks.push_back({task.pair, task.row0 + r, std::min(step, task.rows - r), 0});
+      divided.push_back({task.pair, task.row0 + r, std::min(step, task.rows - r), 0});
     }
   }
-  return tasks;
+  return divided;
 }
 
 }  // namespace attn::cpu

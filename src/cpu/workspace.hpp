@@ -1,4 +1,5 @@
-// Scratch memory of a run: one aligned block for each worker, carved into typed pieces.
+// Memory of a call: a block that the caller gave or the executor keeps (workspace_store.hpp), from
+// which pieces are taken one after the other.
 #pragma once
 
 #if defined(__linux__)
@@ -10,8 +11,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "attn/error.hpp"
 #include "core/size.hpp"
@@ -77,13 +80,81 @@ class Carver {
   core::Size used_;
 };
 
+// The memory of one call. Pieces follow each other in the block; a piece that does not fit is asked
+// of the system, and given back with the workspace. Also what the vectors of a call live in: they
+// should reserve, as memory that they outgrow stays taken. For the calling thread alone.
+class Workspace final : public std::pmr::memory_resource {
+ public:
+  // Uses block[0, bytes), which must outlive this; aligned to kAlignment.
+  Workspace(std::byte* block, std::size_t bytes) : block_(block), bytes_(bytes) {}
+
+  // Not initialised. Throws Error(out_of_memory), which names the purpose and the size.
+  std::byte* take(core::Size bytes, std::string_view purpose = "workspace") {
+    const core::Size wanted = aligned(bytes);
+    const std::size_t piece = wanted.fits() ? wanted.bytes() : SIZE_MAX;
+    std::byte* p = block_ + used_;
+    if (piece <= bytes_ - used_) {
+      used_ += piece;
+    } else {
+      outside_.push_back(cpu::allocate(wanted, purpose));
+      p = outside_.back().get();
+    }
+    taken_ += piece;
+    most_ = std::max(most_, taken_);
+    return p;
+  }
+  template <class T>
+  T* take_array(core::Size count, std::string_view purpose = "workspace") {
+    return reinterpret_cast<T*>(take(count * sizeof(T), purpose));
+  }
+
+  // Bytes of all pieces held at the same time, at most: a block of this size would have held them.
+  std::size_t most() const { return most_; }
+
+  // Gives back, when it ends, what was taken meanwhile.
+  class Scope {
+   public:
+    explicit Scope(Workspace& workspace)
+        : workspace_(workspace),
+          used_(workspace.used_),
+          taken_(workspace.taken_),
+          outside_(workspace.outside_.size()) {}
+    ~Scope() {
+      workspace_.used_ = used_;
+      workspace_.taken_ = taken_;
+      workspace_.outside_.resize(outside_);
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Workspace& workspace_;
+    std::size_t used_, taken_, outside_;
+  };
+
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t) override { return take(bytes); }
+  void do_deallocate(void*, std::size_t, std::size_t) override {}
+  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+    return this == &other;
+  }
+
+  std::byte* block_;
+  std::size_t bytes_;
+  std::size_t used_ = 0;   // of the block
+  std::size_t taken_ = 0;  // everywhere
+  std::size_t most_ = 0;
+  std::vector<AlignedBytes> outside_;
+};
+
 // One scratch struct a worker. Scratch has carve(Carver&).
 template <class Scratch>
 class WorkerScratch {
  public:
-  WorkerScratch(int workers, const Scratch& prototype) : prototype_(prototype) {
+  WorkerScratch(Workspace& workspace, int workers, const Scratch& prototype)
+      : prototype_(prototype) {
     const core::Size each = bytes(prototype);
-    memory_ = allocate(each * workers, "scratch memory of the workers");
+    memory_ = workspace.take(each * workers, "scratch memory of the workers");
     bytes_each_ = each.bytes();
   }
   static core::Size bytes(Scratch prototype) {
@@ -93,7 +164,7 @@ class WorkerScratch {
   }
   Scratch of(int worker) const {
     Scratch scratch = prototype_;
-    Carver carver(memory_.get() + bytes_each_ * static_cast<std::size_t>(worker));
+    Carver carver(memory_ + bytes_each_ * static_cast<std::size_t>(worker));
     scratch.carve(carver);
     return scratch;
   }
@@ -101,7 +172,7 @@ class WorkerScratch {
  private:
   Scratch prototype_;
   std::size_t bytes_each_ = 0;
-  AlignedBytes memory_;
+  std::byte* memory_ = nullptr;
 };
 
 }  // namespace attn::cpu

@@ -9,7 +9,7 @@
 
 namespace attn::cuda {
 
-// Choices only, for options.device; flops and bytes are left at 0. problem is complete and valid.
+// Choices only, for options.device; bytes are left at 0. problem is complete and valid.
 // Throws Error(unsupported) naming what no kernel takes, Error(unavailable) without a GPU.
 Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context);
 // Arguments are validated, their memory is of plan.device, context.workspace is large enough.

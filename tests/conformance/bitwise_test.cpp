@@ -13,15 +13,16 @@ namespace {
 
 constexpr std::uint64_t kSeed = 7;
 
+// On all threads, however little there is to do.
 void run(CaseData& data, Algorithm forward_algorithm, Algorithm backward_algorithm,
          InstructionSet isa, int threads) {
   const Context context{.executor = make_thread_pool(threads), .isa = isa, .log = nullptr};
   data.poison();
   forward(data.problem, data.inputs, data.outputs,
-          {.backend = Backend::cpu, .algorithm = forward_algorithm}, context);
+          {.backend = Backend::cpu, .algorithm = forward_algorithm, .threads = threads}, context);
   if (data.problem.layout_k == Layout::paged) return;
   backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients,
-           {.backend = Backend::cpu, .algorithm = backward_algorithm}, context);
+           {.backend = Backend::cpu, .algorithm = backward_algorithm, .threads = threads}, context);
 }
 
 void expect_same_bits(const CaseData& a, const CaseData& b, const std::string& what) {

@@ -24,10 +24,11 @@ struct Data {
 
 class Memory : public ::testing::Test {
  protected:
-  // Runs once to start threads and code, then measures. Returns MiB.
-  static std::int64_t measure(const std::function<void()>& call) {
-    call();
-    const auto bytes = command::peak_memory(call);
+  // Runs once to start code, then measures with an executor that keeps no memory yet. Returns MiB.
+  static std::int64_t measure(const std::function<void(const Context& context)>& call) {
+    call({.executor = make_thread_pool(0)});
+    const Context fresh{.executor = make_thread_pool(0)};
+    const auto bytes = command::peak_memory([&] { call(fresh); });
     EXPECT_TRUE(bytes.has_value()) << "this kernel does not tell the peak of resident memory";
     return bytes.value_or(0) / kMiB;
   }
@@ -40,7 +41,8 @@ class Memory : public ::testing::Test {
 };
 
 TEST_F(Memory, ForwardStaysUnder64MiB) {
-  const std::int64_t mib = measure([&] { forward(problem, inputs, outputs); });
+  const std::int64_t mib =
+      measure([&](const Context& context) { forward(problem, inputs, outputs, {}, context); });
   EXPECT_LT(mib, 64);
   // The packed keys alone are 32 MiB: a measurement far below has measured something else.
   EXPECT_GT(mib, 16);
@@ -51,8 +53,9 @@ TEST_F(Memory, ForwardStaysUnder64MiB) {
 TEST_F(Memory, BackwardStaysUnder256MiB) {
   forward(problem, inputs, outputs);
   const Gradients gradients{.dq = dq.tensor(), .dk = dk.tensor(), .dv = dv.tensor()};
-  const std::int64_t mib =
-      measure([&] { backward(problem, inputs, outputs, d_o.tensor(), gradients); });
+  const std::int64_t mib = measure([&](const Context& context) {
+    backward(problem, inputs, outputs, d_o.tensor(), gradients, {}, context);
+  });
   EXPECT_LT(mib, 256);
   EXPECT_GT(mib, 64);
   const Plan plan = make_plan(complete(problem, inputs), Phase::backward);

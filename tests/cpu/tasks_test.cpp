@@ -6,10 +6,10 @@ namespace attn::cpu::testing {
 namespace {
 
 TEST(DivideLast, EveryRowStaysInOneTask) {
-  const std::vector<RowTask> tasks = {
-      {0, 0, 256, 9}, {0, 256, 256, 8}, {1, 0, 100, 7}, {2, 0, 70, 6}};
+  Workspace workspace(nullptr, 0);
+  const RowTasks tasks = {{0, 0, 256, 9}, {0, 256, 256, 8}, {1, 0, 100, 7}, {2, 0, 70, 6}};
   const auto whole = [](const RowTask& task) { return task.pair == 2; };
-  const std::vector<RowTask> divided = divide_last(tasks, 3, 64, whole);
+  const RowTasks divided = divide_last(tasks, 3, 64, whole, workspace);
   struct Rows {
     std::int64_t pair, row0, rows;
   };
@@ -22,8 +22,8 @@ TEST(DivideLast, EveryRowStaysInOneTask) {
     EXPECT_EQ(divided[i].row0, expected[i].row0) << i;
     EXPECT_EQ(divided[i].rows, expected[i].rows) << i;
   }
-  EXPECT_EQ(divide_last(tasks, 0, 64, whole).size(), tasks.size());
-  EXPECT_EQ(divide_last({}, 2, 64, whole).size(), 0u);
+  EXPECT_EQ(divide_last(tasks, 0, 64, whole, workspace).size(), tasks.size());
+  EXPECT_EQ(divide_last(RowTasks(), 2, 64, whole, workspace).size(), 0u);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ Json row_json(const BenchRow& row) {
   json["calls"] = row.timing.seconds.size();
   json["seconds_median"] = row.timing.median();
   json["seconds_minimum"] = row.timing.minimum();
-  json["flops"] = row.plan.flops;
+  json["flops"] = row.flops;
   json["bytes"] = row.plan.bytes;
   json["gflops"] = row.gflops();
   json["peak_gflops"] = row.peak_gflops;

@@ -58,13 +58,14 @@ void measure(BenchRow& row, const harness::Case& c, harness::CaseData& data,
              const PlanOptions& options, const Context& context, const TimingRule& rule,
              Peaks& peaks) {
   const bool is_forward = row.plan.phase == Phase::forward;
-  const auto call = [&] {
+  const auto call_in = [&](const Context& where) {
     if (is_forward) {
-      forward(row.plan, data.inputs, data.outputs, context);
+      forward(row.plan, data.inputs, data.outputs, where);
     } else {
-      backward(row.plan, data.inputs, data.outputs, data.d_o, data.gradients, context);
+      backward(row.plan, data.inputs, data.outputs, data.d_o, data.gradients, where);
     }
   };
+  const auto call = [&] { call_in(context); };
   data.poison();
   if (is_forward) {
     call();
@@ -78,7 +79,10 @@ void measure(BenchRow& row, const harness::Case& c, harness::CaseData& data,
     }
   }
   if (!row.correct) return;
-  row.peak_memory = peak_memory(call);
+  // Of an executor that keeps no memory yet.
+  Context fresh = context;
+  fresh.executor = make_thread_pool(context.executor->concurrency());
+  row.peak_memory = peak_memory([&] { call_in(fresh); });
   row.peak_gflops = peaks.gflops(row.plan.problem.dtype, context);
   row.read_gbps = peaks.read_gbps(context);
   row.timing = time_calls(call, rule);
@@ -110,6 +114,7 @@ BenchRow measure_row(const harness::Case& c, harness::CaseData& data, Phase phas
   row.plan.threads = context.executor->concurrency();
   try {
     row.plan = make_plan(complete(data.problem, data.inputs), phase, options, context);
+    row.flops = row.plan.flops();
     if (row.on_gpu()) {
       measure_on_gpu(row, data, context, rule, peaks);
     } else {

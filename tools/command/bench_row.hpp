@@ -29,6 +29,7 @@ class Peaks {
 struct BenchRow {
   std::string descriptor;
   Plan plan;
+  double flops = 0;     // Plan::flops
   std::string refused;  // why there is no result; the rest is empty then
   bool correct = false;
   std::string checked, worst;               // what was compared, and the worst comparison
@@ -36,11 +37,11 @@ struct BenchRow {
   double peak_gflops = 0, read_gbps = 0;    // GPU: of matrix products; of a copy
   std::optional<std::int64_t> peak_memory;  // growth of resident memory during a call, bytes
 
-  double gflops() const { return plan.flops / timing.median() * 1e-9; }
+  double gflops() const { return flops / timing.median() * 1e-9; }
   double gbps() const { return plan.bytes / timing.median() * 1e-9; }
   bool on_gpu() const { return plan.device.type == DeviceType::cuda; }
   // Reading and writing takes longer than computing when both run at their peak: decoding does.
-  bool memory_bound() const { return plan.bytes * peak_gflops > plan.flops * read_gbps; }
+  bool memory_bound() const { return plan.bytes * peak_gflops > flops * read_gbps; }
 };
 
 // Verifies, measures memory, then times. `data` is of the case and is used again for other rows.

@@ -104,7 +104,7 @@ class Runner {
   }
 
   void begin(const Plan& plan, const Timing& timing) {
-    const double gflops = plan.flops / timing.median() * 1e-9;
+    const double gflops = plan.flops() / timing.median() * 1e-9;
     fmt::print(report_.text(), "time      {} {}, median of {}; {:.1f} GFLOP/s\n", name(plan.phase),
                format_seconds(timing.median()), timing.seconds.size(), gflops);
     phase_ = {{"phase", name(plan.phase)},

@@ -195,7 +195,8 @@ void Conformance::run(Draw& draw, const Subject& subject) {
   PlanOptions options{.backend = subject.backend,
                       .algorithm = subject.algorithm,
                       .device = subject.device,
-                      .kernel = subject.kernel};
+                      .kernel = subject.kernel,
+                      .threads = subject.executor ? subject.executor->concurrency() : 0};
   if (subject.device.type == DeviceType::cuda) {
     if (subject.phase == Phase::backward) {
       // O and LSE are those of the CPU, so that a failure is the backward pass's own.

@@ -188,25 +188,31 @@ Program compile(const Expr& e) {
   return Compiler(e).take();
 }
 
-BoundProgram bind(Program program, const Bindings& bindings) {
-  auto storage = std::make_shared<Storage>();
+BoundProgram bind(const Program& program, const Bindings& bindings, BufferView* views) {
+  BufferView* next = views;
   for (const auto& buffer : program.buffers) {
     const Tensor& tensor = resolve(*buffer, bindings);
-    BufferView view;
+    BufferView& view = *next++;
     view.data = tensor.data;
     view.dtype = tensor.dtype;
     view.rank = tensor.rank;
     std::copy(tensor.shape.begin(), tensor.shape.end(), view.shape);
     std::copy(tensor.strides.begin(), tensor.strides.end(), view.strides);
-    storage->views.push_back(view);
   }
-  storage->program = std::move(program);
   BoundProgram bound;
-  bound.instructions = storage->program.instructions.data();
-  bound.count = static_cast<std::int32_t>(storage->program.instructions.size());
-  bound.first_full = storage->program.first_full;
-  bound.buffers = storage->views.data();
-  bound.scratch = storage->program.scratch_floats;
+  bound.instructions = program.instructions.data();
+  bound.count = static_cast<std::int32_t>(program.instructions.size());
+  bound.first_full = program.first_full;
+  bound.buffers = views;
+  bound.scratch = program.scratch_floats;
+  return bound;
+}
+
+BoundProgram bind(Program program, const Bindings& bindings) {
+  auto storage = std::make_shared<Storage>();
+  storage->program = std::move(program);
+  storage->views.resize(storage->program.buffers.size());
+  BoundProgram bound = bind(storage->program, bindings, storage->views.data());
   bound.storage = std::move(storage);
   return bound;
 }

@@ -9,12 +9,12 @@ namespace attn::cpu {
 
 // Each writes the gradients of Q, K, V that are given.
 void backward_standard(const Attention& a, const GradientContext& g, const Gradients& gradients,
-                       Executor& executor);
+                       const Workers& workers);
 void backward_flash(const Attention& a, const GradientContext& g, const Plan& plan,
-                    const Gradients& gradients, Executor& executor);
+                    const Gradients& gradients, const Workers& workers);
 // Gradients of sink and of named buffers, common to both.
 void backward_sink(const Attention& a, const GradientContext& g, const Gradients& gradients);
 void backward_buffers(const Attention& a, const GradientContext& g, const Gradients& gradients,
-                      Executor& executor);
+                      const Workers& workers);
 
 }  // namespace attn::cpu

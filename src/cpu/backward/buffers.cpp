@@ -12,10 +12,12 @@
 namespace attn::cpu {
 namespace {
 
+// A load of the buffer, bound to the tensors of the call.
 struct Load {
   bool has_factor = false;    // the derivative is not 1
   expr::BoundProgram factor;  // derivative with respect to the load
-  std::vector<expr::BoundProgram> index;
+  int indices = 0;
+  expr::BoundProgram index[kMaxRank];
 };
 
 struct Scratch {
@@ -42,9 +44,8 @@ struct Scratch {
 };
 
 // Whether every load uses `symbol` itself as an index over a dimension where all its values differ.
-bool indexed_by(const std::vector<expr::LoadDerivative>& loads, const Tensor& tensor,
-                expr::Op symbol) {
-  return std::all_of(loads.begin(), loads.end(), [&](const expr::LoadDerivative& load) {
+bool indexed_by(const std::vector<LoadProgram>& loads, const Tensor& tensor, expr::Op symbol) {
+  return std::all_of(loads.begin(), loads.end(), [&](const LoadProgram& load) {
     const std::vector<expr::Expr>& args = load.load.node().args;
     for (std::size_t d = 0; d < args.size(); ++d) {
       if (args[d].node().op == symbol && tensor.shape[d] > 1) return true;
@@ -56,33 +57,35 @@ bool indexed_by(const std::vector<expr::LoadDerivative>& loads, const Tensor& te
 class BufferGradient {
  public:
   BufferGradient(const Attention& a, const GradientContext& g, const std::string& name,
-                 const Tensor& tensor)
-      : a_(a), g_(g), tensor_(tensor), sums_(static_cast<std::size_t>(tensor.size()), 0.0) {
-    const std::vector<expr::LoadDerivative> loads = expr::load_derivatives(a.problem.score, name);
+                 const Tensor& tensor, Workspace& workspace)
+      : a_(a),
+        g_(g),
+        tensor_(tensor),
+        loads_(&workspace),
+        sums_(static_cast<std::size_t>(tensor.size()), 0.0, &workspace) {
+    const std::vector<LoadProgram>& loads = a.programs.loads(name);
+    loads_.reserve(loads.size());
     by_head_ = indexed_by(loads, tensor, expr::Op::head);
     by_batch_ = indexed_by(loads, tensor, expr::Op::batch);
-    for (const expr::LoadDerivative& load : loads) {
-      Load l;
-      l.has_factor = !expr::same(load.derivative, expr::Expr(1.0f));
-      if (l.has_factor) l.factor = bind(load.derivative);
-      for (const expr::Expr& index : load.load.node().args) {
-        l.index.push_back(bind(index));
+    for (const LoadProgram& load : loads) {
+      Load& l = loads_.emplace_back();
+      l.has_factor = load.has_factor;
+      if (l.has_factor) l.factor = a.bind(load.factor, workspace);
+      for (const expr::Program& index : load.index) {
+        l.index[l.indices++] = a.bind(index, workspace);
       }
-      loads_.push_back(std::move(l));
     }
   }
 
-  void run(Executor& executor) {
+  void run(const Workers& workers) {
     Scratch sizes;
     sizes.dim = a_.dim;
     sizes.dim_v = a_.dim_v;
     sizes.tiles = g_.tiles();
-    sizes.tiles.tile.expression_floats =
-        std::max(sizes.tiles.tile.expression_floats, expression_floats_);
-    const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
+    const WorkerScratch<Scratch> scratch(workers.workspace(), workers.count(), sizes);
     const std::int64_t heads = by_head_ ? a_.problem.heads_k : 1;
     const std::int64_t batches = by_batch_ ? a_.problem.batch : 1;
-    executor.parallel_for(heads * batches, [&](std::int64_t task, int worker) {
+    workers.parallel_for(heads * batches, [&](std::int64_t task, int worker) {
       Scratch s = scratch.of(worker);
       for (std::int64_t pair = 0; pair < pair_count(a_); ++pair) {
         const bool own_head = !by_head_ || pair % a_.problem.heads_k == task % heads;
@@ -94,12 +97,6 @@ class BufferGradient {
   }
 
  private:
-  expr::BoundProgram bind(const expr::Expr& e) {
-    expr::BoundProgram program = expr::bind(expr::compile(e), a_.inputs.buffers);
-    expression_floats_ = std::max(expression_floats_, program.scratch_floats());
-    return program;
-  }
-
   void add_pair(std::int64_t pair, Scratch& s) {
     const Pair p = pair_at(a_, pair);
     for (std::int64_t i = 0; i < g_.blocks(pair); ++i) {
@@ -119,7 +116,7 @@ class BufferGradient {
     const QueryBlock& q = s.block->q;
     const expr::TileContext context = a_.expression_context(q, key0, keys, t.tile);
     if (load.has_factor) a_.ops.evaluate(load.factor, context, t.raw, t.factor);
-    for (std::size_t d = 0; d < load.index.size(); ++d)
+    for (int d = 0; d < load.indices; ++d)
       a_.ops.evaluate(load.index[d], context, t.raw, s.index[d]);
     for (int j = 0; j < keys; ++j) {
       for (int r = 0; r < q.count; ++r) {
@@ -136,7 +133,7 @@ class BufferGradient {
   // Row-major position of the loaded element, or -1 outside the buffer.
   std::int64_t element_of(const Load& load, const Scratch& s, std::ptrdiff_t at) const {
     std::int64_t position = 0;
-    for (std::size_t d = 0; d < load.index.size(); ++d) {
+    for (int d = 0; d < load.indices; ++d) {
       std::int32_t index;
       std::memcpy(&index, s.index[d] + at, sizeof(index));
       if (tensor_.shape[d] == 1) index = 0;
@@ -163,18 +160,19 @@ class BufferGradient {
   const Attention& a_;
   const GradientContext& g_;
   const Tensor& tensor_;
-  std::vector<Load> loads_;
-  std::vector<double> sums_;
-  std::size_t expression_floats_ = 0;
+  std::pmr::vector<Load> loads_;
+  std::pmr::vector<double> sums_;
   bool by_head_ = false, by_batch_ = false;
 };
 
 }  // namespace
 
 void backward_buffers(const Attention& a, const GradientContext& g, const Gradients& gradients,
-                      Executor& executor) {
-  for (const auto& [name, tensor] : gradients.buffers)
-    BufferGradient(a, g, name, tensor).run(executor);
+                      const Workers& workers) {
+  for (const auto& [name, tensor] : gradients.buffers) {
+    const Workspace::Scope of_buffer(workers.workspace());
+    BufferGradient(a, g, name, tensor, workers.workspace()).run(workers);
+  }
 }
 
 }  // namespace attn::cpu

@@ -43,7 +43,7 @@ struct Scratch {
 
 // What one wave of pairs needs between its steps.
 struct WaveMemory {
-  AlignedBytes packed;        // GradientBlocks and their arrays, then dq_t
+  std::byte* packed;          // GradientBlocks and their arrays
   std::size_t block_bytes;    // of one of them
   float* dq_t;                // [split][block of the wave][dim][rows]
   std::int64_t block_floats;  // dim * rows
@@ -53,18 +53,18 @@ struct WaveMemory {
     return dq_t + (split * blocks + block) * block_floats;
   }
   GradientBlock& block(std::size_t offset, std::int64_t i) const {
-    return *reinterpret_cast<GradientBlock*>(packed.get() + offset +
+    return *reinterpret_cast<GradientBlock*>(packed + offset +
                                              static_cast<std::size_t>(i) * block_bytes);
   }
 };
 
 // Packs every Q block of the wave that has room.
-void pack_queries(const Attention& a, const GradientContext& g, const Wave& wave,
-                  const WaveMemory& memory, Executor& executor) {
+void pack_queries(const Attention& a, const GradientContext& g, const Waves& waves,
+                  const Wave& wave, const WaveMemory& memory, const Workers& workers) {
   const std::int64_t first = g.first_block(wave.first);
-  executor.parallel_for(g.first_block(wave.last) - first, [&](std::int64_t index, int) {
+  workers.parallel_for(g.first_block(wave.last) - first, [&](std::int64_t index, int) {
     const std::int64_t pair = g.pair_of_block(first + index);
-    const std::size_t offset = wave.offset[static_cast<std::size_t>(pair - wave.first)];
+    const std::size_t offset = waves.offset_of(pair);
     if (offset == kNotPacked) return;
     const std::int64_t i = first + index - g.first_block(pair);
     GradientBlock& block = memory.block(offset, i);
@@ -80,14 +80,14 @@ void pack_queries(const Attention& a, const GradientContext& g, const Wave& wave
 
 // Q blocks [first, first + count) of the pair against one chunk of keys: dQ is added to theirs, dK
 // and dV to those of the chunk in s.
-void group_gradient(const Attention& a, const GradientContext& g, const Wave& wave,
-                    std::int64_t pair, std::int64_t first, int count, KeyRange chunk,
-                    std::int64_t split, const WaveMemory& memory, Scratch& s) {
+void group_gradient(const Attention& a, const GradientContext& g, const Waves& waves,
+                    const Wave& wave, std::int64_t pair, std::int64_t first, int count,
+                    KeyRange chunk, std::int64_t split, const WaveMemory& memory, Scratch& s) {
   const core::Sequence& sequence = pair_at(a, pair).sequence;
   const int head_k = pair_at(a, pair).head_k;
   const int ld = leading_dim(a.dim);
   const int ld_v = leading_dim(a.dim_v);
-  const std::size_t offset = wave.offset[static_cast<std::size_t>(pair - wave.first)];
+  const std::size_t offset = waves.offset_of(pair);
   const std::int64_t in_wave = g.first_block(pair) - g.first_block(wave.first);
   const auto tile_of = [&](std::int64_t block, int blocks) {
     const std::int64_t row0 = block * a.ops.rows;
@@ -146,9 +146,9 @@ void group_gradient(const Attention& a, const GradientContext& g, const Wave& wa
 }
 
 // One chunk of keys against every Q block of the pair; dK and dV of the chunk are left in s.
-void chunk_gradient(const Attention& a, const GradientContext& g, const Wave& wave,
-                    std::int64_t pair, KeyRange keys, std::int64_t split, const WaveMemory& memory,
-                    Scratch& s) {
+void chunk_gradient(const Attention& a, const GradientContext& g, const Waves& waves,
+                    const Wave& wave, std::int64_t pair, KeyRange keys, std::int64_t split,
+                    const WaveMemory& memory, Scratch& s) {
   const auto [sequence, head_k] = pair_at(a, pair);
   const int ld = leading_dim(a.dim);
   const int ld_v = leading_dim(a.dim_v);
@@ -164,7 +164,7 @@ void chunk_gradient(const Attention& a, const GradientContext& g, const Wave& wa
   for (std::int64_t i = 0; i < g.blocks(pair); i += kGradientGroup) {
     const auto blocks =
         static_cast<int>(std::min<std::int64_t>(kGradientGroup, g.blocks(pair) - i));
-    group_gradient(a, g, wave, pair, i, blocks, keys, split, memory, s);
+    group_gradient(a, g, waves, wave, pair, i, blocks, keys, split, memory, s);
   }
 }
 
@@ -192,16 +192,16 @@ void store_query_gradient(const Attention& a, const GradientContext& g, const Wa
 // Of packed Q blocks: little, but four tasks a thread, so that none waits long at the end of a
 // wave.
 template <class BytesOf>
-std::size_t wave_bytes(const Attention& a, const Executor& executor, int splits,
+std::size_t wave_bytes(const Attention& a, const Workers& workers, int splits,
                        const BytesOf& bytes_of) {
   std::size_t largest = 0;
   for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
     const std::size_t bytes = bytes_of(pair_at(a, pair));
     if (bytes != kNotPacked) largest = std::max(largest, bytes);
   }
-  const std::size_t pairs = (4 * static_cast<std::size_t>(executor.concurrency()) +
-                             static_cast<std::size_t>(splits) - 1) /
-                            static_cast<std::size_t>(splits);
+  const std::size_t pairs =
+      (4 * static_cast<std::size_t>(workers.count()) + static_cast<std::size_t>(splits) - 1) /
+      static_cast<std::size_t>(splits);
   return std::clamp(pairs * largest, static_cast<std::size_t>(kQueryWaveBytes),
                     static_cast<std::size_t>(kQueryPackBudget));
 }
@@ -209,7 +209,7 @@ std::size_t wave_bytes(const Attention& a, const Executor& executor, int splits,
 }  // namespace
 
 void backward_flash(const Attention& a, const GradientContext& g, const Plan& plan,
-                    const Gradients& gradients, Executor& executor) {
+                    const Gradients& gradients, const Workers& workers) {
   const int splits = plan.num_splits;
   Scratch sizes;
   sizes.dim = a.dim;
@@ -219,7 +219,8 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
     t = g.tiles();
     if (&t != sizes.tiles) t.tile.expression_floats = 0;
   }
-  const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
+  Workspace& workspace = workers.workspace();
+  const WorkerScratch<Scratch> scratch(workspace, workers.count(), sizes);
 
   WaveMemory memory{};
   Carver block_size;
@@ -233,27 +234,23 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
     return (core::Size((a.rows(pair.sequence) + a.ops.rows - 1) / a.ops.rows) * memory.block_bytes)
         .bytes();
   };
-  const std::vector<Wave> list =
+  const Waves all =
       waves(a, static_cast<std::size_t>(kQueryPackBudget),
-            wave_bytes(a, executor, splits, packed_bytes_of), packed_bytes_of);
+            wave_bytes(a, workers, splits, packed_bytes_of), packed_bytes_of, workspace);
   memory.block_floats = std::int64_t{a.dim} * a.ops.rows;
-  for (const Wave& wave : list) {
+  for (const Wave& wave : all.list) {
     memory.blocks = std::max(memory.blocks, g.first_block(wave.last) - g.first_block(wave.first));
   }
-  // One block of memory, which glibc keeps for the next run up to 32 MiB; of several it gives the
-  // pages back.
-  const std::size_t packed_bytes = largest_wave(list);
-  const core::Size dq_floats = core::Size(splits) * memory.blocks * memory.block_floats;
-  memory.packed =
-      allocate(packed_bytes + dq_floats * sizeof(float), "packed Q blocks and dQ of the splits");
-  memory.dq_t = reinterpret_cast<float*>(memory.packed.get() + packed_bytes);
+  memory.packed = workspace.take(largest_wave(all), "packed Q blocks");
+  memory.dq_t = workspace.take_array<float>(
+      core::Size(splits) * memory.blocks * memory.block_floats, "dQ of the splits");
 
-  for (const Wave& wave : list) {
-    pack_queries(a, g, wave, memory, executor);
+  for (const Wave& wave : all.list) {
+    pack_queries(a, g, all, wave, memory, workers);
     const std::int64_t pairs = wave.last - wave.first;
     const std::int64_t first = g.first_block(wave.first);
     // Ranges of the first keys come first: under a causal mask they are the costly ones.
-    executor.parallel_for(pairs * splits, [&](std::int64_t index, int worker) {
+    workers.parallel_for(pairs * splits, [&](std::int64_t index, int worker) {
       const std::int64_t pair = wave.first + index % pairs;
       const std::int64_t split = index / pairs;
       const auto [sequence, head_k] = pair_at(a, pair);
@@ -263,7 +260,7 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
       const KeyRange range = split_range(sequence.length_k, splits, split);
       for (std::int64_t key = range.begin; key < range.end; key += kChunkKeys) {
         const KeyRange chunk{key, std::min<std::int64_t>(key + kChunkKeys, range.end)};
-        chunk_gradient(a, g, wave, pair, chunk, split, memory, s);
+        chunk_gradient(a, g, all, wave, pair, chunk, split, memory, s);
         const auto keys = static_cast<int>(chunk.end - chunk.begin);
         a.store_key_rows(gradients.dk, sequence, head_k, static_cast<int>(key), keys, s.dk, a.dim,
                          a.scale);
@@ -272,7 +269,7 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
       }
     });
     if (!gradients.dq.given()) continue;
-    executor.parallel_for(g.first_block(wave.last) - first, [&](std::int64_t index, int) {
+    workers.parallel_for(g.first_block(wave.last) - first, [&](std::int64_t index, int) {
       store_query_gradient(a, g, wave, first + index, splits, gradients.dq, memory);
     });
   }

@@ -61,29 +61,28 @@ void GradientTiles::carve(Carver& c) {
 }
 
 GradientContext::GradientContext(const Attention& a, const Outputs& outputs, const Tensor& d_o,
-                                 Executor& executor)
-    : a_(a), d_o_(d_o) {
+                                 const Workers& workers)
+    : a_(a), d_o_(d_o), first_block_(&workers.workspace()) {
+  Workspace& workspace = workers.workspace();
+  first_block_.reserve(static_cast<std::size_t>(pair_count(a)) + 1);
   first_block_.push_back(0);
   for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
     const std::int64_t rows = a.rows(pair_at(a, pair).sequence);
     first_block_.push_back(first_block_.back() + (rows + a.ops.rows - 1) / a.ops.rows);
   }
-  if (a.has_score()) {
-    const expr::Expr derivative = expr::derivative(a.problem.score);
-    has_factor_ = !expr::same(derivative, expr::Expr(1.0f));
-    if (has_factor_) derivative_ = expr::bind(expr::compile(derivative), a.inputs.buffers);
-  }
+  has_factor_ = a.programs.has_derivative();
+  if (has_factor_) derivative_ = a.bind(a.programs.derivative(), workspace);
   const int rows = a.ops.rows;
   const core::Size floats = core::Size(first_block_.back()) * rows;
-  memory_ = allocate(floats * (2 * sizeof(float)), "LSE and D of every row");
-  lse_ = reinterpret_cast<float*>(memory_.get());
-  delta_ = lse_ + floats.value();
+  lse_ = workspace.take_array<float>(floats, "LSE of every row");
+  delta_ = workspace.take_array<float>(floats, "D of every row");
 
   RowScratch sizes;
   sizes.dim_v = a.dim_v;
-  const WorkerScratch<RowScratch> scratch(executor.concurrency(), sizes);
+  const Workspace::Scope of_rows(workspace);
+  const WorkerScratch<RowScratch> scratch(workspace, workers.count(), sizes);
   const int ld = leading_dim(a.dim_v);
-  executor.parallel_for(first_block_.back(), [&](std::int64_t block, int worker) {
+  workers.parallel_for(first_block_.back(), [&](std::int64_t block, int worker) {
     const std::int64_t pair = pair_of_block(block);
     const auto [sequence, head_k] = pair_at(a, pair);
     const core::Rows o = core::rows_like_q(a.problem, a.inputs, outputs.o, sequence.batch);
@@ -157,7 +156,6 @@ void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& blo
 GradientTiles GradientContext::tiles() const {
   GradientTiles t;
   t.tile = a_.tile_scratch();
-  t.tile.expression_floats = std::max(t.tile.expression_floats, derivative_.scratch_floats());
   return t;
 }
 

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
 #include "attn/run.hpp"
 #include "cpu/attention.hpp"
+#include "cpu/workers.hpp"
 #include "cpu/workspace.hpp"
 
 namespace attn::cpu {
@@ -45,7 +47,7 @@ class GradientContext {
  public:
   // Computes lse and D in parallel. d_o and outputs as in backward().
   GradientContext(const Attention& a, const Outputs& outputs, const Tensor& d_o,
-                  Executor& executor);
+                  const Workers& workers);
 
   // Q blocks are numbered over all (sequence, K, V head) pairs (pairs.hpp); first_block(number of
   // pairs) is their number.
@@ -85,8 +87,7 @@ class GradientContext {
 
   const Attention& a_;
   const Tensor& d_o_;
-  std::vector<std::int64_t> first_block_;  // [pairs + 1]
-  AlignedBytes memory_;
+  std::pmr::vector<std::int64_t> first_block_;  // [pairs + 1]
   float* lse_ = nullptr;
   float* delta_ = nullptr;
   bool has_factor_ = false;  // the expression's derivative is not 1

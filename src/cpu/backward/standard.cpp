@@ -32,22 +32,20 @@ struct Scratch {
 }  // namespace
 
 void backward_standard(const Attention& a, const GradientContext& g, const Gradients& gradients,
-                       Executor& executor) {
+                       const Workers& workers) {
   Scratch sizes;
   sizes.dim = a.dim;
   sizes.dim_v = a.dim_v;
   sizes.tiles = g.tiles();
-  const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
+  const WorkerScratch<Scratch> scratch(workers.workspace(), workers.count(), sizes);
   const int rows = a.ops.rows;
   core::Size elements;
   for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
     elements =
         std::max(elements, core::Size(g.blocks(pair)) * rows * pair_at(a, pair).sequence.length_k);
   }
-  const AlignedBytes p_memory = allocate(elements * sizeof(float), "P of a K, V head");
-  const AlignedBytes ds_memory = allocate(elements * sizeof(float), "dS of a K, V head");
-  auto* p = reinterpret_cast<float*>(p_memory.get());
-  auto* ds = reinterpret_cast<float*>(ds_memory.get());
+  auto* const p = workers.workspace().take_array<float>(elements, "P of a K, V head");
+  auto* const ds = workers.workspace().take_array<float>(elements, "dS of a K, V head");
   const expr::Coverage coverage = a.has_mask() ? expr::Coverage::mixed : expr::Coverage::full;
 
   for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
@@ -56,7 +54,7 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
     const std::int64_t blocks = g.blocks(pair);
     const int length_k = sequence.length_k;
     const auto at = [&](std::int64_t block, int key) { return (block * length_k + key) * rows; };
-    executor.parallel_for(blocks, [&](std::int64_t i, int worker) {  // P, dS, and dQ = dS K
+    workers.parallel_for(blocks, [&](std::int64_t i, int worker) {  // P, dS, and dQ = dS K
       Scratch s = scratch.of(worker);
       GradientBlock& q = *s.block;
       g.load(pair, i, q);
@@ -77,7 +75,7 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
                            q.q, s.dq_t, a.dim, a.scale);
       }
     });
-    executor.parallel_for(
+    workers.parallel_for(
         (length_k + kBlockK - 1) / kBlockK,
         [&](std::int64_t j, int worker) {  // dV = P^T dO, dK = dS^T Q
           Scratch s = scratch.of(worker);

@@ -74,12 +74,15 @@ void FewRowsScratch::carve(Carver& c) {
   }
 }
 
+std::int64_t most_heads_per_group(const Problem& p) {
+  const std::int64_t block_bytes = std::int64_t{kBlockK} * (p.head_dim + p.head_dim_v) *
+                                   static_cast<std::int64_t>(size_of(p.dtype));
+  return std::clamp<std::int64_t>(kHeadGroupBytes / block_bytes, 1, p.heads_k);
+}
+
 std::int64_t heads_per_group(const Attention& a) {
   const core::Rows& k = a.sequences.front().k;
-  if (k.head_stride >= k.row_stride) return 1;
-  const std::int64_t block_bytes = std::int64_t{kBlockK} * (a.dim + a.dim_v) *
-                                   static_cast<std::int64_t>(size_of(a.problem.dtype));
-  return std::clamp<std::int64_t>(kHeadGroupBytes / block_bytes, 1, a.problem.heads_k);
+  return k.head_stride >= k.row_stride ? 1 : most_heads_per_group(a.problem);
 }
 
 FewRowsScratch few_rows_scratch(const Attention& a) {

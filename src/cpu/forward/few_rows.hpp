@@ -17,6 +17,8 @@ inline bool has_few_rows(const Problem& p) {
 // stay in L2 until all heads have used them.
 inline constexpr std::int64_t kHeadGroupBytes = std::int64_t{256} << 10;
 
+// The most heads that a group may have.
+std::int64_t most_heads_per_group(const Problem& problem);
 // Heads of a group; 1 where the rows of a head are contiguous.
 std::int64_t heads_per_group(const Attention& a);
 

@@ -62,7 +62,7 @@ void update(const Attention& a, const core::Sequence& sequence, int head_k, Quer
 }  // namespace
 
 void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs& outputs,
-                             Executor& executor) {
+                             const Workers& workers) {
   const bool skip_empty = plan.algorithm == Algorithm::block_sparse;
   Scratch sizes;
   sizes.dim = a.dim;
@@ -71,9 +71,9 @@ void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs
   for (const core::Sequence& sequence : a.sequences) {
     sizes.blocks = std::max(sizes.blocks, (a.rows(sequence) + a.ops.rows - 1) / a.ops.rows);
   }
-  const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
+  const WorkerScratch<Scratch> scratch(workers.workspace(), workers.count(), sizes);
   const std::int64_t heads = a.problem.heads_k;
-  executor.parallel_for(a.problem.batch * heads, [&](std::int64_t index, int worker) {
+  workers.parallel_for(a.problem.batch * heads, [&](std::int64_t index, int worker) {
     const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(index / heads)];
     const int head_k = static_cast<int>(index % heads);
     const std::int64_t rows = a.rows(sequence);

@@ -13,13 +13,14 @@ namespace {
 constexpr std::int64_t kPackBlocks = 8;
 
 // Packs K and V of every pair of the wave that has room.
-void pack_keys(const Attention& a, const Wave& wave, std::byte* memory, Executor& executor) {
+void pack_keys(const Attention& a, const Waves& waves, const Wave& wave, std::byte* memory,
+               const Workers& workers) {
   const std::int64_t chunk = kPackBlocks * kBlockK;
   const std::int64_t chunks = (a.problem.seqlen_k + chunk - 1) / chunk;
   const std::int64_t pairs = wave.last - wave.first;
   // Neighbouring heads one after the other: their rows lie side by side.
-  executor.parallel_for(pairs * chunks, [&](std::int64_t index, int) {
-    const std::size_t offset = wave.offset[static_cast<std::size_t>(index % pairs)];
+  workers.parallel_for(pairs * chunks, [&](std::int64_t index, int) {
+    const std::size_t offset = waves.offset_of(wave.first + index % pairs);
     if (offset == kNotPacked) return;
     const Pair pair = pair_at(a, wave.first + index % pairs);
     const PackedKeys packed(a, pair.sequence, memory + offset);
@@ -36,42 +37,42 @@ void pack_keys(const Attention& a, const Wave& wave, std::byte* memory, Executor
 }  // namespace
 
 void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outputs& outputs,
-                               Executor& executor) {
+                               const Workers& workers) {
   // A pair whose rows are one task reads its K and V once and packs them as it goes.
   const auto bytes_of = [&](const Pair& pair) {
     return a.rows(pair.sequence) <= plan.rows_per_task ? kNotPacked
                                                        : PackedKeys::packed_bytes(a, pair.sequence);
   };
-  const std::vector<Wave> list = waves(a, static_cast<std::size_t>(kKeyPackBudget),
-                                       static_cast<std::size_t>(kKeyPackBudget), bytes_of);
-  const WorkerScratch<GroupScratch> scratch(executor.concurrency(), group_scratch(a));
-  const AlignedBytes memory = allocate(largest_wave(list), "packed K and V");
-  for (const Wave& wave : list) {
-    if (wave.bytes != 0) pack_keys(a, wave, memory.get(), executor);
-    const auto packed_at = [&](const RowTask& task) {
-      return wave.offset[static_cast<std::size_t>(task.pair - wave.first)];
-    };
+  Workspace& workspace = workers.workspace();
+  const Waves all = waves(a, static_cast<std::size_t>(kKeyPackBudget),
+                          static_cast<std::size_t>(kKeyPackBudget), bytes_of, workspace);
+  const WorkerScratch<GroupScratch> scratch(workspace, workers.count(), group_scratch(a));
+  std::byte* const memory = workspace.take(largest_wave(all), "packed K and V");
+  for (const Wave& wave : all.list) {
+    const Workspace::Scope of_wave(workspace);
+    if (wave.bytes != 0) pack_keys(a, all, wave, memory, workers);
+    const auto packed_at = [&](const RowTask& task) { return all.offset_of(task.pair); };
     // Two tasks a thread in quarters: half a task a thread, some 3 % of its time with 16 tasks, is
     // what they would wait for each other otherwise. Where K and V are packed as a task goes, all
     // of its rows share that.
-    const std::vector<RowTask> tasks = divide_last(
-        row_tasks(a, plan.rows_per_task, wave.first, wave.last),
+    const RowTasks tasks = divide_last(
+        row_tasks(a, plan.rows_per_task, wave.first, wave.last, workspace),
         plan.threads > 1 ? 2 * static_cast<std::size_t>(plan.threads) : 0,
         std::max<std::int64_t>(plan.rows_per_task / 4, std::int64_t{a.ops.q_blocks} * a.ops.rows),
-        [&](const RowTask& task) { return packed_at(task) == kNotPacked; });
-    executor.parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index,
-                                                                       int worker) {
-      const RowTask& task = tasks[static_cast<std::size_t>(index)];
-      const auto [sequence, head_k] = pair_at(a, task.pair);
-      const std::size_t offset = packed_at(task);
-      const PackedKeys packed(a, sequence, offset == kNotPacked ? nullptr : memory.get() + offset);
-      GroupScratch s = scratch.of(worker);
-      const TileState tile_state(a.ops);
-      const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s);
-      const expr::Tile rows = a.tile(sequence, head_k, task.row0, task.rows);
-      attend(a, sequence, head_k, rows, blocks, 0, sequence.length_k, packed, s);
-      for (int i = 0; i < blocks; ++i) a.store_block(sequence, s.blocks[i], outputs);
-    });
+        [&](const RowTask& task) { return packed_at(task) == kNotPacked; }, workspace);
+    workers.parallel_for(
+        static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index, int worker) {
+          const RowTask& task = tasks[static_cast<std::size_t>(index)];
+          const auto [sequence, head_k] = pair_at(a, task.pair);
+          const std::size_t offset = packed_at(task);
+          const PackedKeys packed(a, sequence, offset == kNotPacked ? nullptr : memory + offset);
+          GroupScratch s = scratch.of(worker);
+          const TileState tile_state(a.ops);
+          const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s);
+          const expr::Tile rows = a.tile(sequence, head_k, task.row0, task.rows);
+          attend(a, sequence, head_k, rows, blocks, 0, sequence.length_k, packed, s);
+          for (int i = 0; i < blocks; ++i) a.store_block(sequence, s.blocks[i], outputs);
+        });
   }
 }
 

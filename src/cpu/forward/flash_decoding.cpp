@@ -17,11 +17,12 @@ struct PartialIndex {
   }
 };
 
-void tile_parts(const Attention& a, const std::vector<RowTask>& tasks, const PartialIndex& at,
-                const Partials& partials, Executor& executor) {
-  const WorkerScratch<GroupScratch> scratch(executor.concurrency(), group_scratch(a));
+void tile_parts(const Attention& a, const RowTasks& tasks, const PartialIndex& at,
+                const Partials& partials, const Workers& workers) {
+  const Workspace::Scope of_parts(workers.workspace());
+  const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(), group_scratch(a));
   const auto count = static_cast<std::int64_t>(tasks.size());
-  executor.parallel_for(count * at.splits, [&](std::int64_t index, int worker) {
+  workers.parallel_for(count * at.splits, [&](std::int64_t index, int worker) {
     const RowTask& task = tasks[static_cast<std::size_t>(index / at.splits)];
     const auto [sequence, head_k] = pair_at(a, task.pair);
     const KeyRange range = split_range(sequence.length_k, at.splits, index % at.splits);
@@ -39,12 +40,13 @@ void tile_parts(const Attention& a, const std::vector<RowTask>& tasks, const Par
 
 // tasks[pair] is the one task of the pair.
 void few_row_parts(const Attention& a, const PartialIndex& at, const Partials& partials,
-                   Executor& executor) {
+                   const Workers& workers) {
+  const Workspace::Scope of_parts(workers.workspace());
   const FewRowsScratch sizes = few_rows_scratch(a);
-  const WorkerScratch<FewRowsScratch> scratch(executor.concurrency(), sizes);
+  const WorkerScratch<FewRowsScratch> scratch(workers.workspace(), workers.count(), sizes);
   const std::int64_t heads_k = a.problem.heads_k;
   const std::int64_t groups = (heads_k + sizes.heads - 1) / sizes.heads;
-  executor.parallel_for(a.problem.batch * groups * at.splits, [&](std::int64_t index, int worker) {
+  workers.parallel_for(a.problem.batch * groups * at.splits, [&](std::int64_t index, int worker) {
     const std::int64_t split = index % at.splits;
     const std::int64_t head_first = index / at.splits % groups * sizes.heads;
     const std::int64_t batch = index / at.splits / groups;
@@ -65,28 +67,31 @@ void few_row_parts(const Attention& a, const PartialIndex& at, const Partials& p
 }  // namespace
 
 void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs& outputs,
-                            Executor& executor) {
+                            const Workers& workers) {
   if (a.sequences.empty()) return;
   const bool few_rows = has_few_rows(a.problem);
-  std::vector<RowTask> tasks;
+  Workspace& workspace = workers.workspace();
+  RowTasks tasks(&workspace);
   if (few_rows) {
+    tasks.reserve(static_cast<std::size_t>(pair_count(a)));
     for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
       tasks.push_back({pair, 0, a.rows(pair_at(a, pair).sequence), 0});
     }
   } else {
-    tasks = row_tasks(a, plan.rows_per_task);
+    tasks = row_tasks(a, plan.rows_per_task, workspace);
   }
   const PartialIndex at{plan.num_splits, (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
   const auto count = static_cast<std::int64_t>(tasks.size());
-  const Partials partials(core::Size(count) * at.splits * at.blocks_per_task, a.dim_v, a.ops.rows);
+  const Partials partials(workspace, core::Size(count) * at.splits * at.blocks_per_task, a.dim_v,
+                          a.ops.rows);
   if (few_rows) {
-    few_row_parts(a, at, partials, executor);
+    few_row_parts(a, at, partials, workers);
   } else {
-    tile_parts(a, tasks, at, partials, executor);
+    tile_parts(a, tasks, at, partials, workers);
   }
 
-  const WorkerScratch<GroupScratch> scratch(executor.concurrency(), group_scratch(a));
-  executor.parallel_for(count, [&](std::int64_t index, int worker) {
+  const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(), group_scratch(a));
+  workers.parallel_for(count, [&](std::int64_t index, int worker) {
     const RowTask& task = tasks[static_cast<std::size_t>(index)];
     const auto [sequence, head_k] = pair_at(a, task.pair);
     GroupScratch s = scratch.of(worker);

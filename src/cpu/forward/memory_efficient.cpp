@@ -11,13 +11,14 @@
 namespace attn::cpu {
 
 void forward_memory_efficient(const Attention& a, const Plan& plan, const Outputs& outputs,
-                              Executor& executor) {
-  const std::vector<RowTask> tasks = row_tasks(a, plan.rows_per_task);
+                              const Workers& workers) {
+  const RowTasks tasks = row_tasks(a, plan.rows_per_task, workers.workspace());
   const int chunks = plan.num_splits;
-  const WorkerScratch<GroupScratch> scratch(executor.concurrency(), group_scratch(a));
-  const Partials summaries(core::Size(executor.concurrency()) * kMaxBlocksPerTask * chunks, a.dim_v,
+  const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(), group_scratch(a));
+  const Partials summaries(workers.workspace(),
+                           core::Size(workers.count()) * kMaxBlocksPerTask * chunks, a.dim_v,
                            a.ops.rows);
-  executor.parallel_for(
+  workers.parallel_for(
       static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index, int worker) {
         const RowTask& task = tasks[static_cast<std::size_t>(index)];
         const auto [sequence, head_k] = pair_at(a, task.pair);

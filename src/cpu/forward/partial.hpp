@@ -19,20 +19,23 @@ struct Partial {
 // [count] partials in one block of memory.
 class Partials {
  public:
-  Partials(core::Size count, int dim_v, int rows)
-      : stride_(aligned(core::Size(dim_v + 2) * rows * sizeof(float)).bytes()),
+  Partials(Workspace& workspace, core::Size count, int dim_v, int rows)
+      : stride_(bytes_each(dim_v, rows).bytes()),
         rows_(rows),
-        memory_(allocate(count * stride_, "partial results of the splits")) {}
+        memory_(workspace.take(count * stride_, "partial results of the splits")) {}
+  static core::Size bytes_each(int dim_v, int rows) {
+    return aligned(core::Size(dim_v + 2) * rows * sizeof(float));
+  }
 
   Partial operator[](std::int64_t i) const {
-    auto* base = reinterpret_cast<float*>(memory_.get() + stride_ * static_cast<std::size_t>(i));
+    auto* base = reinterpret_cast<float*>(memory_ + stride_ * static_cast<std::size_t>(i));
     return {base, base + rows_, base + 2 * rows_};
   }
 
  private:
   std::size_t stride_;
   int rows_;
-  AlignedBytes memory_;
+  std::byte* memory_;
 };
 
 // o_t may be the partial's own.

@@ -59,12 +59,13 @@ void drop(const Attention& a, const QueryBlock& q, int length_k, float* p, TileS
 
 }  // namespace
 
-void forward_standard(const Attention& a, const Plan&, const Outputs& outputs, Executor& executor) {
+void forward_standard(const Attention& a, const Plan&, const Outputs& outputs,
+                      const Workers& workers) {
   Scratch sizes;
   sizes.dim = a.dim;
   sizes.dim_v = a.dim_v;
   sizes.tile = a.tile_scratch();
-  const WorkerScratch<Scratch> scratch(executor.concurrency(), sizes);
+  const WorkerScratch<Scratch> scratch(workers.workspace(), workers.count(), sizes);
   const int rows = a.ops.rows;
   const expr::Coverage coverage = a.has_mask() ? expr::Coverage::mixed : expr::Coverage::full;
   core::Size elements;
@@ -72,18 +73,18 @@ void forward_standard(const Attention& a, const Plan&, const Outputs& outputs, E
     const std::int64_t blocks = (a.rows(sequence) + rows - 1) / rows;
     elements = std::max(elements, core::Size(blocks) * rows * sequence.length_k);
   }
-  const AlignedBytes memory = allocate(elements * sizeof(float), "the scores of a K, V head");
+  auto* const memory = workers.workspace().take_array<float>(elements, "the scores of a K, V head");
 
   for (const core::Sequence& sequence : a.sequences) {
     const std::int64_t total = a.rows(sequence);
     const std::int64_t blocks = (total + rows - 1) / rows;
-    const ScoreMatrix matrix{reinterpret_cast<float*>(memory.get()), sequence.length_k, rows};
+    const ScoreMatrix matrix{memory, sequence.length_k, rows};
     const auto describe = [&](int head_k, std::int64_t i, QueryBlock& q) {
       a.describe_query_block(sequence, head_k, i * rows,
                              static_cast<int>(std::min<std::int64_t>(total - i * rows, rows)), q);
     };
     for (int head_k = 0; head_k < a.problem.heads_k; ++head_k) {
-      executor.parallel_for(blocks, [&](std::int64_t i, int worker) {  // S = Q K^T
+      workers.parallel_for(blocks, [&](std::int64_t i, int worker) {  // S = Q K^T
         Scratch s = scratch.of(worker);
         describe(head_k, i, *s.block);
         a.pack_query_block(sequence, *s.block);
@@ -97,7 +98,7 @@ void forward_standard(const Attention& a, const Plan&, const Outputs& outputs, E
         }
       });
       // P = softmax(S), then O = P V.
-      executor.parallel_for(blocks, [&](std::int64_t i, int worker) {
+      workers.parallel_for(blocks, [&](std::int64_t i, int worker) {
         Scratch s = scratch.of(worker);
         QueryBlock& q = *s.block;
         describe(head_k, i, q);

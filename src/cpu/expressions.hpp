@@ -1,0 +1,64 @@
+// The expressions of a problem, compiled when it is planned: what plans of the CPU backend keep in
+// Plan::state.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/plan.hpp"
+#include "core/expr/program.hpp"
+
+namespace attn::cpu {
+
+// A load of a score's buffer, for the buffer's gradient.
+struct LoadProgram {
+  expr::Expr load;
+  bool has_factor = false;  // the derivative is not 1
+  expr::Program factor;     // derivative of the score with respect to the load
+  std::vector<expr::Program> index;
+};
+
+// Immutable, so that threads may share it.
+class Expressions {
+ public:
+  // Of problem, phase, isa and compute.
+  explicit Expressions(const Plan& plan);
+  // Those in plan.state, or null where one of these was changed since it was made.
+  static const Expressions* of(const Plan& plan);
+
+  const expr::Program& mask() const { return mask_program_; }
+  const expr::Program& score() const { return score_program_; }
+  // Of the backward pass: d score expression / d score; has_derivative(): it is not 1.
+  bool has_derivative() const { return !derivative_program_.instructions.empty(); }
+  const expr::Program& derivative() const { return derivative_program_; }
+  // Loads of the buffer, which the score reads.
+  const std::vector<LoadProgram>& loads(std::string_view buffer) const;
+
+  // Floats that any of them needs to be evaluated.
+  std::size_t scratch_floats() const;
+  // Bytes that binding all of them takes from a Workspace, loads of buffers included.
+  std::size_t view_bytes() const;
+  // Elements of the score's buffers that may have a gradient.
+  std::int64_t gradient_elements() const { return gradient_elements_; }
+
+ private:
+  struct BufferLoads {
+    std::string name;
+    std::vector<LoadProgram> loads;
+  };
+
+  template <class Visit>
+  void for_each_program(const Visit& visit) const;
+
+  expr::Expr mask_, score_;  // what was compiled
+  double scale_;
+  DType operand_;
+  Phase phase_;
+  expr::Program mask_program_, score_program_, derivative_program_;
+  std::vector<BufferLoads> buffers_;
+  std::int64_t gradient_elements_ = 0;
+};
+
+}  // namespace attn::cpu

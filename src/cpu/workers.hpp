@@ -1,0 +1,48 @@
+// The workers of one call: as many of the executor's as the plan says, however many it has.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+#include "attn/context.hpp"
+#include "cpu/workspace.hpp"
+
+namespace attn::cpu {
+
+class Workers {
+ public:
+  // `count`: workers that a loop uses at most; the executor's concurrency() is a limit too. All
+  // must outlive this.
+  Workers(Executor& executor, int count, Workspace& workspace)
+      : executor_(executor),
+        count_(std::clamp(count, 1, std::max(1, executor.concurrency()))),
+        workspace_(workspace) {}
+
+  int count() const { return count_; }
+  Workspace& workspace() const { return workspace_; }
+
+  // As Executor::parallel_for, with 0 <= worker < count(): the executor runs a loop of one index a
+  // worker, and each of these takes indices until none is left. The body is passed by reference, so
+  // that std::function has nothing to allocate.
+  template <class Body>
+  void parallel_for(std::int64_t count, const Body& body) const {
+    std::atomic<std::int64_t> next{0};
+    const auto work = [&](std::int64_t worker, int) {
+      for (;;) {
+        const std::int64_t index = next.fetch_add(1, std::memory_order_relaxed);
+        if (index >= count) return;
+        body(index, static_cast<int>(worker));
+      }
+    };
+    if (count > 0) executor_.parallel_for(std::min<std::int64_t>(count, count_), std::cref(work));
+  }
+
+ private:
+  Executor& executor_;
+  int count_;
+  Workspace& workspace_;
+};
+
+}  // namespace attn::cpu

@@ -1,0 +1,150 @@
+#include "cpu/workspace_bytes.hpp"
+
+#include <algorithm>
+
+#include "cpu/backward/gradient_context.hpp"
+#include "cpu/budgets.hpp"
+#include "cpu/forward/few_rows.hpp"
+#include "cpu/forward/partial.hpp"
+#include "cpu/pairs.hpp"
+#include "cpu/tasks.hpp"
+
+namespace attn::cpu {
+namespace {
+
+using core::Size;
+
+// Each piece ends on a cache line; no step takes more pieces than this.
+constexpr std::int64_t kRounding = 64 * std::int64_t{kAlignment};
+constexpr Size kFloat = sizeof(float);
+
+template <class Scratch>
+Size scratch_bytes(const Scratch& scratch) {
+  return WorkerScratch<Scratch>::bytes(scratch);
+}
+
+class Count {
+ public:
+  Count(const Plan& plan, const Expressions& expressions)
+      : plan_(plan),
+        p_(plan.problem),
+        expressions_(expressions),
+        d_(leading_dim(static_cast<int>(p_.head_dim))),
+        d_v_(leading_dim(static_cast<int>(p_.head_dim_v))),
+        pairs_(Size(p_.batch) * p_.heads_k),
+        rows_(Size(p_.seqlen_q) * (p_.heads_q / p_.heads_k)),
+        blocks_(core::divide_up(rows_, plan.block_q)),
+        tasks_(pairs_ * std::max(Size(1), core::divide_up(rows_, plan.rows_per_task))) {
+    tile_.operand = plan.phase == Phase::forward ? plan.compute : DType::f32;
+    tile_.expression_floats = expressions.scratch_floats();
+  }
+
+  // Sequences and bound expressions.
+  Size call() const {
+    return Size(p_.batch) * Size(sizeof(core::Sequence)) + Size(expressions_.view_bytes()) +
+           kRounding;
+  }
+
+  Size forward() const {
+    const Size scratch = plan_.threads * (scratch_bytes(group()) + kRounding);
+    const Size partial = Partials::bytes_each(static_cast<int>(p_.head_dim_v), plan_.block_q);
+    switch (plan_.algorithm) {
+      case Algorithm::standard:
+        return plan_.threads * (one_block() + kFloat * kMaxRows * p_.head_dim_v) + matrix();
+      case Algorithm::flash_attention:
+      case Algorithm::block_sparse: {
+        const Size block = Size(sizeof(QueryBlock)) + kFloat * kMaxRows * p_.head_dim_v;
+        return plan_.threads * (one_block() + blocks_ * block);
+      }
+      case Algorithm::memory_efficient:
+        return scratch + task_lists() +
+               plan_.threads * kMaxBlocksPerTask * plan_.num_splits * partial;
+      case Algorithm::flash_decoding:
+        return scratch + few_rows() + task_lists() +
+               tasks_ * plan_.num_splits *
+                   core::divide_up(Size(plan_.rows_per_task), plan_.block_q) * partial;
+      default: {
+        const Size keys = core::round_up(Size(p_.seqlen_k), kBlockK);
+        return scratch + task_lists() + wave_lists() +
+               std::min(Size(kKeyPackBudget), pairs_ * keys * kFloat * (d_ + d_v_));
+      }
+    }
+  }
+
+  Size backward() const {
+    const Size statistics = (pairs_ + 1) * 8 + 2 * pairs_ * blocks_ * plan_.block_q * kFloat;
+    const Size keys = kFloat * kBlockK * (d_ + d_v_);
+    const Size block = gradient_block();
+    const Size common = 2 * kFloat * kMaxRows * d_v_ + gradient_tiles() + block + 2 * keys +
+                        kFloat * kMaxRows * p_.head_dim + kRounding;
+    const Size of_buffers = plan_.threads * (common + kMaxRank * kFloat * kBlockK * kMaxRows) +
+                            8 * expressions_.gradient_elements() + Size(expressions_.view_bytes()) +
+                            kRounding;
+    Size bytes = statistics + plan_.threads * common + of_buffers;
+    if (plan_.algorithm == Algorithm::standard) return bytes + 2 * matrix();
+    const Size chunk = 2 * kFloat * kChunkKeys * (d_ + d_v_);
+    bytes =
+        bytes + plan_.threads * (kGradientGroup * (gradient_tiles() + block) + chunk + kRounding);
+    bytes = bytes + wave_lists();
+    if (p_.seqlen_k > kChunkKeys) {
+      bytes = bytes + std::min(Size(kQueryPackBudget), pairs_ * blocks_ * block);
+    }
+    return bytes + plan_.num_splits * pairs_ * blocks_ * plan_.block_q * p_.head_dim * kFloat;
+  }
+
+ private:
+  GroupScratch group() const {
+    GroupScratch g;
+    g.dim = static_cast<int>(p_.head_dim);
+    g.dim_v = static_cast<int>(p_.head_dim_v);
+    for (TileScratch& tile : g.tile) tile = tile_;
+    return g;
+  }
+  Size few_rows() const {
+    if (!has_few_rows(p_)) return 0;
+    FewRowsScratch s;
+    s.dim = static_cast<int>(p_.head_dim);
+    s.dim_v = static_cast<int>(p_.head_dim_v);
+    s.heads = most_heads_per_group(p_);
+    s.tile = tile_;
+    return plan_.threads * (scratch_bytes(s) + kRounding);
+  }
+  // Of a worker: a tile, a Q block with its Q^T, a K, V block.
+  Size one_block() const {
+    return scratch_bytes(tile_) + Size(sizeof(QueryBlock)) +
+           kFloat * (kBlockK * (d_ + d_v_) + kMaxRows * (p_.head_dim + 1)) + kRounding;
+  }
+  // Scores of one pair.
+  Size matrix() const { return blocks_ * plan_.block_q * p_.seqlen_k * kFloat + kRounding; }
+  Size gradient_tiles() const {
+    GradientTiles t;
+    t.tile = tile_;
+    return scratch_bytes(t);
+  }
+  Size gradient_block() const {
+    return Size(sizeof(GradientBlock)) +
+           kFloat * kMaxRows * (p_.head_dim + p_.head_dim_v + d_ + d_v_) +
+           8 * std::int64_t{kAlignment};
+  }
+  // Tasks, and the same again with the last two a worker in quarters.
+  Size task_lists() const {
+    return (2 * tasks_ + 8 * plan_.threads) * Size(sizeof(RowTask)) + kRounding;
+  }
+  Size wave_lists() const { return pairs_ * Size(sizeof(Wave) + sizeof(std::size_t)) + kRounding; }
+
+  const Plan& plan_;
+  const Problem& p_;
+  const Expressions& expressions_;
+  Size d_, d_v_;  // leading dimensions
+  Size pairs_, rows_, blocks_, tasks_;
+  TileScratch tile_;
+};
+
+}  // namespace
+
+core::Size workspace_bytes(const Plan& plan, const Expressions& expressions) {
+  const Count count(plan, expressions);
+  return count.call() + (plan.phase == Phase::forward ? count.forward() : count.backward());
+}
+
+}  // namespace attn::cpu

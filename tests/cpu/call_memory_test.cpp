@@ -1,0 +1,154 @@
+// A call with a plan asks for no memory after its first run, whatever the problem, the algorithm
+// and the number of workers; and nothing at all in a workspace of the caller's of exactly
+// Plan::workspace_bytes. Sanitizers have a malloc of their own, so they do not build this.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "attn/error.hpp"
+#include "attn/run.hpp"
+#include "conformance/support.hpp"
+#include "harness/compare.hpp"
+#include "harness/data.hpp"
+
+namespace {
+
+std::atomic<long> allocations{0};
+
+}  // namespace
+
+// glibc lets a program replace malloc; operator new calls this one too.
+extern "C" void* __libc_malloc(std::size_t bytes);
+extern "C" void* malloc(std::size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  return __libc_malloc(bytes);
+}
+
+namespace attn::harness {
+namespace {
+
+template <class Call>
+long allocations_of(const Call& call) {
+  const long before = allocations;
+  call();
+  return allocations - before;
+}
+
+struct AlignedMemory {
+  explicit AlignedMemory(std::int64_t size)
+      : bytes(size),
+        data(std::aligned_alloc(128, static_cast<std::size_t>((size + 127) / 128 * 128))) {}
+  ~AlignedMemory() { std::free(data); }
+  AlignedMemory(const AlignedMemory&) = delete;
+  AlignedMemory& operator=(const AlignedMemory&) = delete;
+  Tensor tensor() const { return attn::tensor(data, DType::u8, {bytes}); }
+
+  std::int64_t bytes;
+  void* data;
+};
+
+// One phase of one problem by one algorithm.
+struct PlannedCall {
+  CaseData& data;
+  Plan plan;
+
+  void operator()(const Context& context) const {
+    if (plan.phase == Phase::forward) {
+      forward(plan, data.inputs, data.outputs, context);
+    } else {
+      backward(plan, data.inputs, data.outputs, data.d_o, data.gradients, context);
+    }
+  }
+};
+
+class CallMemory : public ::testing::TestWithParam<const char*> {
+ protected:
+  // Calls visit(run) for every algorithm of both phases; backward runs find O and LSE written.
+  template <class Visit>
+  void for_each_run(CaseData& data, const Context& context, int threads, const Visit& visit) {
+    forward(data.problem, data.inputs, data.outputs, {.backend = Backend::cpu}, context);
+    for (const Phase phase : {Phase::forward, Phase::backward}) {
+      if (phase == Phase::backward && data.problem.layout_k == Layout::paged) continue;
+      for (const Algorithm algorithm : algorithms(phase)) {
+        const PlanOptions options{
+            .backend = Backend::cpu, .algorithm = algorithm, .threads = threads};
+        const PlannedCall run{data, make_plan(data.problem, phase, options, context)};
+        SCOPED_TRACE(to_string(run.plan));
+        visit(run);
+      }
+    }
+  }
+};
+
+TEST_P(CallMemory, NothingIsAllocatedAfterTheFirstRun) {
+  CaseData data(parse_case(GetParam()), 3);
+  for (const int threads : {1, 3}) {
+    Context context{.executor = make_thread_pool(threads)};
+    for_each_run(data, context, threads, [&](const PlannedCall& run) {
+      run(context);
+      EXPECT_EQ(allocations_of([&] { run(context); }), 0);
+    });
+  }
+}
+
+TEST_P(CallMemory, NothingIsAllocatedInAWorkspaceOfTheCaller) {
+  CaseData data(parse_case(GetParam()), 3);
+  for (const int threads : {1, 3}) {
+    const Context context{.executor = make_thread_pool(threads)};
+    for_each_run(data, context, threads, [&](const PlannedCall& run) {
+      const AlignedMemory memory(run.plan.workspace_bytes);
+      // An executor that keeps nothing yet.
+      Context own{.executor = make_thread_pool(threads)};
+      own.workspace = memory.tensor();
+      EXPECT_EQ(allocations_of([&] { run(own); }), 0);
+      own.workspace = attn::tensor(memory.data, DType::u8, {memory.bytes - 1});
+      try {
+        run(own);
+        ADD_FAILURE() << "a workspace that is too small was taken";
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("workspace has"), std::string::npos)
+            << error.what();
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cpu, CallMemory,
+    ::testing::Values("b1_n16_h1_d64_f32", "b2_sq100_sk700_hq6_hk2_d40_causal_bf16",
+                      "b1_sq1_sk2000_hq8_hk2_d64_bf16", "b1_sq3_sk1500_h2_d64_paged16_f16",
+                      "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
+                      "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f32/padded",
+                      "b2_n300_h2_d32_window64x0_documents_bf16", "b1_n1200_h2_d64_dv32_f32",
+                      "b1_n64_h2_d512_f16"),
+    [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
+
+// Calls at the same time on one executor have a block each: results stay what they are alone.
+TEST(CallMemory, CallsAtTheSameTimeDoNotShareMemory) {
+  const Case c = parse_case("b1_n200_h2_d64_causal_f32");
+  const Context context{.executor = make_thread_pool(2)};
+  CaseData alone(c, 5);
+  forward(alone.problem, alone.inputs, alone.outputs, {}, context);
+  std::vector<std::thread> callers;
+  std::atomic<int> different{0};
+  for (int i = 0; i < 4; ++i) {
+    callers.emplace_back([&] {
+      CaseData data(c, 5);
+      for (int repeat = 0; repeat < 50; ++repeat) {
+        data.poison();
+        forward(data.problem, data.inputs, data.outputs, {}, context);
+        if (!first_difference(data.outputs.o, alone.outputs.o).empty()) ++different;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(different, 0);
+}
+
+}  // namespace
+}  // namespace attn::harness
