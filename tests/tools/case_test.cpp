@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "attn/error.hpp"
+#include "attn/error.hpp"
 #include "harness/data.hpp"
 
 namespace attn::harness {
@@ -34,6 +36,23 @@ TEST(AtFullLength, GivenLengthsAndDenseCasesStay) {
   EXPECT_EQ(to_string(at_full_length(given)), to_string(given));
   const Case dense = parse_case("b2_n8_h1_d16");
   EXPECT_EQ(to_string(at_full_length(dense)), to_string(dense));
+}
+
+// Once they went out of bounds.
+TEST(CaseLengths, AreThoseOfSequences) {
+  for (const auto& [text, named] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"b1_n8_h1_d8/usedq-1", "seqused_q has -1"},
+           {"b1_n8_h1_d8/usedk9", "seqused_k has 9"},
+           {"b1_n8_h1_d8_packed/cuk0,-1", "cu_seqlens_k has -1"},
+           {"b1_n8_h1_d8_packed/cuk1,8", "cu_seqlens_k begins with 1"},
+           {"b2_n8_h1_d8_packed/cuq0,4,2", "cu_seqlens_q has 2 after 4"}}) {
+    try {
+      const CaseData data(parse_case(text), 1);
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(named), std::string::npos) << error.what();
+    }
+  }
 }
 
 }  // namespace

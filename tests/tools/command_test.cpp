@@ -102,12 +102,26 @@ TEST_F(Command, EveryOptionOfAProblem) {
       fmt::format("run --q {} --k {} --v {} --verify --output {}", quoted("q.npy"), quoted("k.npy"),
                   quoted("v.npy"), quoted("o.npy"));
   for (const std::string& options : std::initializer_list<std::string>{
-           "", "--causal", "--window 20,5", "--window=-1,0", "--softcap 5 --alibi", "--scale 0.5",
-           "--mask 'query >= key && query - key < 9'", "--mask causal_window9x0",
+           "",
+           "--causal",
+           "--window 20,5",
+           "--window=-1,0",
+           "--softcap 5 --alibi",
+           "--scale 0.5",
+           "--mask 'query >= key && query - key < 9'",
+           "--mask causal_window9x0",
+           "--score score-1.0",
+           "--score 2.0-score",
+           "--score 'min(score, inf)'",
            "--score 'score - w[head] * 0.5' --buffer w=" + quoted("w.npy"),
-           "--bias " + quoted("bias.npy"), "--sink " + quoted("w.npy"),
-           "--documents " + quoted("ids.npy"), "--problem dropout0.25_seed3", "--dtype f16",
-           "--backend reference", "--algorithm standard", "--isa portable --threads 1"}) {
+           "--bias " + quoted("bias.npy"),
+           "--sink " + quoted("w.npy"),
+           "--documents " + quoted("ids.npy"),
+           "--problem dropout0.25_seed3",
+           "--dtype f16",
+           "--backend reference",
+           "--algorithm standard",
+           "--isa portable --threads 1"}) {
     const Result result = attn(fmt::format("{} {}", base, options));
     EXPECT_EQ(result.code, 0) << options << "\n" << result.text();
     EXPECT_TRUE(result.out_has("against fp64: ok")) << options << "\n" << result.text();
