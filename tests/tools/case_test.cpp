@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "attn/error.hpp"
-#include "attn/error.hpp"
 #include "harness/data.hpp"
 
 namespace attn::harness {

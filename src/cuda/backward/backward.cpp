@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/size.hpp"
 #include "cuda/backward/config.hpp"
 #include "cuda/backward/source.hpp"
 #include "cuda/driver/device.hpp"
@@ -30,11 +33,11 @@ using device::Gradient;
 std::int64_t num_rows(const Problem& p) { return p.batch * p.heads_q * p.seqlen_q; }
 
 // Elements of the buffers of the score that may have a gradient, which are those of floats.
-std::int64_t num_buffer_elements(const Problem& p) {
-  std::int64_t sum = 0;
+core::Size num_buffer_elements(const Problem& p) {
+  core::Size sum = 0;
   if (p.score.empty()) return sum;
   for (const auto& buffer : expr::buffers(p.score)) {
-    if (is_floating(buffer->tensor().dtype)) sum += buffer->tensor().size();
+    if (is_floating(buffer->tensor().dtype)) sum = sum + buffer->tensor().size();
   }
   return sum;
 }
@@ -211,12 +214,6 @@ void launch_buffers(const Kernels& kernels, const Problem& p, device::BackwardPa
     next += tensor.size();
   }
   long long count = next - first;
-  if (count > num_buffer_elements(p)) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the gradients of buffers have {} elements; accepted are the shapes of "
-                            "the score's buffers, of {} (problem {})",
-                            count, num_buffer_elements(p), to_string(p)));
-  }
   double* from = first;
   std::array<void*, 2> cleared{&from, &count};
   launch_elements(*kernels.clear, count, cleared.data(), context);
@@ -236,6 +233,40 @@ void launch_buffers(const Kernels& kernels, const Problem& p, device::BackwardPa
     std::array<void*, 1> argument{&stored};
     launch_elements(*kernels.store, to.size(), argument.data(), context);
   }
+}
+
+// Bytes of the workspace. Throws Error(unsupported) for problems whose memory or grids no GPU has.
+std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel) {
+  const core::Size rows = core::Size(p.batch) * p.heads_q * p.seqlen_q;
+  const core::Size bytes =
+      rows * sizeof(device::RowTerms) + num_buffer_elements(p) * sizeof(double);
+  constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
+  std::int64_t blocks = rows.value() / 4;
+  // Tensors that are not aligned get backward_simt, with tiles of its own.
+  for (const BackwardKernel any : {kernel, BackwardKernel::simt}) {
+    for (const BackwardConfig& config : backward_launches(any, p, {}, {})) {
+      blocks = std::max(blocks, num_tiles(p, config));
+    }
+  }
+  if (!bytes.fits() || blocks > kMostBlocks) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("the backward pass of {} takes {} bytes of workspace and {} blocks of "
+                            "threads; accepted on the cuda backend are up to {} blocks",
+                            to_string(p), core::to_string(bytes), blocks, kMostBlocks));
+  }
+  return bytes.value();
+}
+
+void check_buffer_gradients(const Problem& p, const Gradients& gradients) {
+  core::Size asked = 0;
+  for (const auto& [name, tensor] : gradients.buffers) asked = asked + tensor.size();
+  if (asked <= num_buffer_elements(p)) return;
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("the gradients of buffers have {} elements, for which the workspace of "
+                  "the plan has room for {}; accepted by backward on the cuda backend are "
+                  "buffers that are declared with their sizes, not 0 (problem {})",
+                  core::to_string(asked), core::to_string(num_buffer_elements(p)), to_string(p)));
 }
 
 }  // namespace
@@ -268,8 +299,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.block_q = config.block_n;
   plan.block_k = plan.rows_per_task = config.block_m;
   plan.tasks = num_tiles(problem, config);
-  plan.workspace_bytes = row_terms_bytes(problem) +
-                         num_buffer_elements(problem) * static_cast<std::int64_t>(sizeof(double));
+  plan.workspace_bytes = checked_workspace(problem, kernel);
   plan.launch.kernel = name(kernel);
   plan.launch.arch = to_string(arch);
   plan.launch.grid = {plan.tasks, 1, 1};
@@ -286,6 +316,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
 void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
                   const Gradients& gradients, const Context& context) {
   const Problem& p = plan.problem;
+  check_buffer_gradients(p, gradients);
   const ContextGuard guard(plan.device.index);
   device::BackwardParams parameters =
       parameters_of(p, inputs, outputs, d_o, gradients, context.workspace);

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "attn/error.hpp"
+#include "core/size.hpp"
 #include "cuda/heuristics/backward_portable.hpp"
 
 namespace attn::cuda {
@@ -23,12 +25,15 @@ std::string obstacle(BackwardKernel kernel, const Problem& p, const BackwardTens
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
     return fmt::format("dtype is {}; accepted are bf16 and f16", name(p.dtype));
   }
-  for (const std::int64_t d : {p.head_dim, p.head_dim_v}) {
+  for (const auto& [size, d] :
+       {std::pair{"head_dim", p.head_dim}, std::pair{"head_dim_v", p.head_dim_v}}) {
     if (d % 8 != 0 || d > 256) {
-      return fmt::format("a head_dim is {}; accepted are multiples of 8 up to 256", d);
+      return fmt::format("{} is {}; accepted are multiples of 8 up to 256", size, d);
     }
   }
-  if (!tensors.aligned) return "an address or stride is not a multiple of 16 bytes";
+  if (!tensors.aligned) {
+    return "an address or stride of q, k, v, d_o, dq, dk or dv is not a multiple of 16 bytes";
+  }
   return {};
 }
 
@@ -102,8 +107,8 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
 std::int64_t num_tiles(const Problem& p, const BackwardConfig& config) {
   const bool of_queries = config.gradient == Gradient::dq || config.gradient == Gradient::buffers;
   const std::int64_t rows = of_queries ? p.seqlen_q : p.seqlen_k;
-  return (rows + config.block_m - 1) / config.block_m * p.batch *
-         (of_queries ? p.heads_q : p.heads_k);
+  return (core::divide_up(rows, config.block_m) * p.batch * (of_queries ? p.heads_q : p.heads_k))
+      .value();
 }
 
 }  // namespace attn::cuda

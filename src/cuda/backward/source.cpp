@@ -17,9 +17,14 @@ std::string_view element(DType dtype) {
       return "BFloat16";
     case DType::f16:
       return "Float16";
-    default:
+    case DType::f32:
+    case DType::f64:
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
       return "Float32";
   }
+  return {};
 }
 
 std::string_view word(Gradient gradient) {

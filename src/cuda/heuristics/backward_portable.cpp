@@ -20,10 +20,10 @@ struct Sm80Shape {
 // of S and dP as block_n. Shared memory is at most 99 KB, what the smallest of these GPUs gives to
 // a block.
 constexpr std::array kSm80Shapes{
-    Sm80Shape{64, 128, 64, 2, 8, "16 rows a warp; 64 KB, two blocks of columns in flight"},
-    Sm80Shape{128, 128, 32, 2, 36,
+    Sm80Shape{64, 128, 64, 2, 12, "16 rows a warp; 64 KB, two blocks of columns in flight"},
+    Sm80Shape{128, 128, 32, 2, 88,
               "16 rows a warp: dK and dV take 128 registers, so 32 columns; 96 KB"},
-    Sm80Shape{256, 64, 32, 1, 0, "16 rows a warp: one gradient takes 128 registers; 96 KB"},
+    Sm80Shape{256, 64, 32, 1, 8, "16 rows a warp: one gradient takes 128 registers; 96 KB"},
 };
 constexpr int kMostOfBoth = 256;  // head_dim + head_dim_v: 128 registers
 

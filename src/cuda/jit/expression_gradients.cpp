@@ -97,7 +97,9 @@ std::vector<std::byte> pack_slope(const Expr& score, const expr::Bindings& bindi
 std::string print_buffer_gradients(const Expr& score, const std::vector<std::string>& names,
                                    const expr::Bindings& bindings) {
   const std::vector<Load> loads = loads_of(score, names);
-  std::string body = fmt::format("  static constexpr int kLoads = {};\n", loads.size());
+  // Without a load whose value counts, as of a buffer that only a condition reads, all stays 0.
+  std::string body =
+      fmt::format("  static constexpr int kLoads = {};\n", std::max<std::size_t>(loads.size(), 1));
   body += views_text(score, bindings);
   std::string sums, functions, add, flush;
   for (std::size_t i = 0; i < loads.size(); ++i) {
@@ -132,7 +134,7 @@ std::vector<std::byte> pack_buffer_gradients(const Expr& score,
     const Tensor& tensor = described(**buffer, bindings);
     device::GradientSums packed{sums[load.name], {1, 1, 1, 1}};
     for (std::int32_t d = 0; d < tensor.rank; ++d) {
-      packed.sizes[d] = static_cast<int>(tensor.shape[static_cast<std::size_t>(d)]);
+      packed.sizes[d] = tensor.shape[static_cast<std::size_t>(d)];
     }
     append(bytes, &packed, sizeof(packed));
   }

@@ -27,7 +27,8 @@ std::vector<std::byte> pack_slope(const expr::Expr& score, const expr::Bindings&
 // The text of
 //
 //   struct alignas(8) BufferGradients {
-//     static constexpr int kLoads;  // places where the score reads a buffer that has a gradient
+//     // Places where the score reads a buffer that has a gradient; 1 where there are none.
+//     static constexpr int kLoads;
 //     // Adds dT times the derivative of T with respect to the element that is read, to its sum.
 //     // dot, ..., seqlen_k: as of Slope::slope.
 //     void add(PendingSum (&sums)[kLoads], float d_t, float dot, ...) const;

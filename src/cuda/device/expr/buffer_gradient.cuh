@@ -29,8 +29,8 @@ __device__ __forceinline__ void add_to(PendingSum& pending, const GradientSums& 
   bool inside = true;
 #pragma unroll
   for (int d = 0; d < kRank; ++d) {
-    const int size = g.sizes[d], i = size == 1 ? 0 : indices[d];
-    inside = inside & (static_cast<unsigned>(i) < static_cast<unsigned>(size));
+    const long long size = g.sizes[d], i = size == 1 ? 0 : indices[d];
+    inside = inside & (i >= 0) & (i < size);
     element = element * size + i;
   }
   if (!inside) return;

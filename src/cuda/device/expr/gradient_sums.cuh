@@ -4,8 +4,8 @@
 namespace attn::device {
 
 struct GradientSums {
-  double* sums;  // row-major
-  int sizes[4];  // of the dimensions; 1: any index is good
+  double* sums;        // row-major
+  long long sizes[4];  // of the dimensions; 1: any index is good
 };
 
 }  // namespace attn::device

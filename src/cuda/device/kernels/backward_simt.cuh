@@ -202,7 +202,7 @@ struct BackwardSimt {
 
   // ---- weights
 
-  // P, which is 0 where LSE is +inf.
+  // P, which is 0 where LSE is +inf, and never above 1, however large the scores are.
   __device__ __forceinline__ float probability(float dot, float lse, int query, int key,
                                                int head_q) const {
     float x;
@@ -214,7 +214,7 @@ struct BackwardSimt {
     } else {
       x = fmaf(dot, p.scale, -lse);
     }
-    return exp2f(x * kLog2E);
+    return exp2f(x > 0 ? 0 : x * kLog2E);
   }
 
   // dS, or Z P for dV, or dT for buffers. z: 0, or what kept elements are multiplied by.

@@ -228,6 +228,7 @@ struct BackwardSm80 {
     }
   }
 
+  // Never above 1, however large the scores are.
   __device__ __forceinline__ float probability(float dot, float lse, int query, int key,
                                                int head_q) const {
     float x = dot, c = p.scale * kLog2E;
@@ -236,10 +237,12 @@ struct BackwardSm80 {
                   tile.sequence.length_k);
       c = Expressions::kScoreFactor * kLog2E;
     }
-    return exp2_approximate(fmaf(x, c, -lse * kLog2E));
+    const float y = fmaf(x, c, -lse * kLog2E);
+    return exp2_approximate(y > 0 ? 0 : y);
   }
 
-  // S <- Z P and dP <- dS, each as far as a sum needs it; 0 where a query does not see a key.
+  // S <- P of what dropout keeps and dP <- dS, each as far as a sum needs it; 0 where a query does
+  // not see a key.
   __device__ __forceinline__ void weigh(Warp& w, int block, int head_q, bool mixed) const {
     const Sequence& q = tile.sequence;
     const RowTerms* all = tile.terms(p, head_q);
@@ -268,9 +271,9 @@ struct BackwardSm80 {
         if constexpr (Slope::kHasSlope) {
           ds *= slope.slope(s * p.scale, query, key, q.batch, head_q, q.length_q, q.length_k);
         }
-        dp = visible ? ds : 0;
+        dp = visible && probable != 0 ? ds : 0;  // 0 takes nothing of V
       }
-      if constexpr (kSecond) s = visible ? z * probable : 0;
+      if constexpr (kSecond) s = visible && z != 0 ? probable : 0;  // times z with the sum
     });
   }
 
@@ -414,7 +417,9 @@ struct BackwardSm80 {
       store<C::kHeadDim>(w.first, p.scale, kOfKeys ? p.dk : p.dq,
                          kOfKeys ? p.dk_strides : p.dq_strides);
     }
-    if constexpr (kSecond) store<C::kHeadDimV>(w.second, 1, p.dv, p.dv_strides);
+    if constexpr (kSecond) {
+      store<C::kHeadDimV>(w.second, C::kDropout ? p.dropout_scale : 1.f, p.dv, p.dv_strides);
+    }
   }
 };
 

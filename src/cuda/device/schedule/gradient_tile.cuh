@@ -29,10 +29,16 @@ struct GradientTile {
   int head;   // of K where rows are keys, else of Q
   int first;  // row of the tile
 
+  // Of numbers up to 2^31 - 1.
+  static __device__ __forceinline__ int divide_up(int a, int b) {
+    return static_cast<int>((static_cast<unsigned>(a) + static_cast<unsigned>(b) - 1) /
+                            static_cast<unsigned>(b));
+  }
+
   // Tiles that see most under a causal mask come first: the first keys, the last queries.
   static __device__ __forceinline__ GradientTile at(const BackwardParams& p, int index) {
     const int rows = kOfKeys ? p.seqlen_k : p.seqlen_q, heads = kOfKeys ? p.heads_k : p.heads_q;
-    const int tiles = (rows + C::kBlockM - 1) / C::kBlockM, pairs = heads * p.batch;
+    const int tiles = divide_up(rows, C::kBlockM), pairs = heads * p.batch;
     const int pair = index % pairs, tile = index / pairs;
     return {sequence_of<C>(p, pair / heads), pair % heads,
             (kOfKeys ? tile : tiles - 1 - tile) * C::kBlockM};
@@ -47,7 +53,7 @@ struct GradientTile {
   // Blocks of columns, of each head.
   __device__ __forceinline__ int blocks() const {
     const int columns = kOfKeys ? sequence.length_q : sequence.length_k;
-    return (columns + C::kBlockN - 1) / C::kBlockN;
+    return divide_up(columns, C::kBlockN);
   }
   // Heads of Q whose queries or keys the tile meets: the first, and how many.
   __device__ __forceinline__ int heads(const BackwardParams& p) const {
