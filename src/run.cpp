@@ -110,7 +110,7 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   core::validate_phase(plan, Phase::forward);
   core::CheckMemory memory;
   std::pmr::vector<core::NamedTensor> tensors =
-      core::validate_forward(plan.problem, inputs, outputs, plan.device, memory);
+      core::validate_forward(plan.problem, inputs, outputs, plan.device, memory.resource());
   switch (plan.backend) {
     case Backend::reference:
       return reference::forward(plan.problem, inputs, outputs);
@@ -136,8 +136,8 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
                   const Gradients& gradients, const Context& context) {
   core::validate_phase(plan, Phase::backward);
   core::CheckMemory memory;
-  std::pmr::vector<core::NamedTensor> tensors =
-      core::validate_backward(plan.problem, inputs, outputs, d_o, gradients, plan.device, memory);
+  std::pmr::vector<core::NamedTensor> tensors = core::validate_backward(
+      plan.problem, inputs, outputs, d_o, gradients, plan.device, memory.resource());
   switch (plan.backend) {
     case Backend::reference:
       return reference::backward(plan.problem, inputs, outputs, d_o, gradients);

@@ -105,7 +105,7 @@ Problem complete(const Problem& problem, const Inputs& inputs) {
   fill_k(check, p, inputs);
   core::validate_problem(p);
   core::CheckMemory memory;
-  core::check_inputs(check, p, inputs, memory);
+  core::check_inputs(check, p, inputs, memory.resource());
   return p;
 }
 

@@ -138,9 +138,7 @@ std::pmr::vector<NamedTensor> validate_backward(const Problem& problem, const In
                                                 std::pmr::memory_resource& memory) {
   validate_problem(problem);
   const ArgumentCheck check(&problem, device);
-  if (problem.layout_k == Layout::paged) {
-    check.refuse("layout_k is paged; accepted by backward are dense and packed");
-  }
+  refuse_paged_backward(problem);
   const auto buffers = check_inputs(check, problem, inputs, memory);
   check_like_o(check, problem, inputs, "o", outputs.o);
   check_lse(check, problem, inputs, outputs.lse);

@@ -16,9 +16,7 @@ namespace attn::core {
 // that, some thirty buffers.
 class CheckMemory {
  public:
-  operator std::pmr::memory_resource&() {
-    return resource_;
-  }  // NOLINT(google-explicit-constructor)
+  std::pmr::memory_resource& resource() { return resource_; }
 
  private:
   std::array<std::byte, 8192> bytes_;
@@ -37,6 +35,8 @@ void validate_problem(const Problem& problem);
 void validate_options(const Problem& problem, Phase phase, const PlanOptions& options);
 // The plan is one of this phase.
 void validate_phase(const Plan& plan, Phase phase);
+// Throws Error(unsupported).
+void refuse_paged_backward(const Problem& problem);
 // The shapes that mask and score declare for the buffers of shorthands; a call checks those that it
 // reads.
 void validate_declarations(const Problem& problem);

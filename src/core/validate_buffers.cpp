@@ -104,7 +104,7 @@ void check_shorthand_shape(const ArgumentCheck& check, const Problem& problem, c
 void validate_declarations(const Problem& problem) {
   const ArgumentCheck check(&problem);
   CheckMemory memory;
-  std::pmr::vector<const Buffer*> read(&static_cast<std::pmr::memory_resource&>(memory));
+  std::pmr::vector<const Buffer*> read(&memory.resource());
   for (const Expr* e : {&problem.mask, &problem.score}) {
     read.clear();
     if (!e->empty()) attn::expr::collect_buffers(*e, read);

@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "attn/error.hpp"
 #include "core/validate.hpp"
 
 namespace attn::core {
@@ -36,9 +37,15 @@ void validate_options(const Problem& problem, Phase phase, const PlanOptions& op
                     "the cuda backend has kernels by name",
                     options.kernel, to_string(options.device)));
   }
-  if (phase == Phase::backward && problem.layout_k == Layout::paged) {
-    check.refuse("layout_k is paged; accepted by backward are dense and packed");
-  }
+  if (phase == Phase::backward) refuse_paged_backward(problem);
+}
+
+void refuse_paged_backward(const Problem& problem) {
+  if (problem.layout_k != Layout::paged) return;
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("layout_k is paged; accepted by backward are dense and packed (problem {})",
+                  to_string(problem)));
 }
 
 void validate_phase(const Plan& plan, Phase phase) {

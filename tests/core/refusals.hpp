@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "attn/error.hpp"
 #include "core/call.hpp"
 
 namespace attn::testing {
@@ -20,6 +21,7 @@ struct Refusal {
   void (*spoil)(Call&);
   std::vector<std::string> phrases;  // all of them in the message
   Phases phases = kBoth;
+  ErrorCode code = ErrorCode::invalid_argument;
 };
 inline void PrintTo(const Refusal& r, std::ostream* out) { *out << r.title; }
 

@@ -16,7 +16,7 @@ void check_refusal(const Refusal& r, void (Call::*run)() const) {
     FAIL() << "accepted";
   } catch (const Error& error) {
     const std::string message = error.what();
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << message;
+    EXPECT_EQ(error.code(), r.code) << message;
     for (const std::string& phrase : r.phrases) {
       EXPECT_NE(message.find(phrase), std::string::npos) << "'" << phrase << "' in: " << message;
     }

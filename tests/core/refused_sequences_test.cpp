@@ -156,7 +156,8 @@ const Refusal kSequences[] = {
      paged_call,
      [](Call& c) { c.grad.dk = c.grad.dv = {}; },
      {"layout_k is paged", "dense and packed"},
-     kBackward},
+     kBackward,
+     ErrorCode::unsupported},
 };
 
 INSTANTIATE_TEST_SUITE_P(Sequences, Refusals, ::testing::ValuesIn(kSequences), title);
