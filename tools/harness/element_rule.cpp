@@ -18,6 +18,17 @@ constexpr double kSharedRoundings = 4;
 
 double square(double x) { return x * x; }
 
+// Whether x lies half way between two numbers of the type, as far as float arithmetic tells that is
+// given terms of this size: which of the two is nearer is then up to one error that all such
+// elements may share, as where each is three times a number of the type and P is 1 less an ulp.
+bool is_tie(DType dtype, double x, double size) {
+  if (dtype != DType::bf16 && dtype != DType::f16) return false;
+  const double half = half_ulp(dtype, x);
+  const double in_halves = std::abs(x) / half;
+  const double from_odd = std::abs(std::remainder(in_halves - 1, 2)) * half;
+  return from_odd <= 0x1p-20 * size;
+}
+
 }  // namespace
 
 ElementYardstick::ElementYardstick(DType dtype, const Elements& expected, const Elements& scale,
@@ -33,6 +44,7 @@ ElementYardstick::ElementYardstick(DType dtype, const Elements& expected, const 
       if (size != 0) count_ += 1;
       row += size * std::abs(want);
       rounding_ += square(half_ulp(dtype, want) * want) / 3;  // uniform between two numbers
+      if (is_tie(dtype, want, size)) ties_ += half_ulp(dtype, want) * std::abs(want);
     }
     if ((i + 1) % columns != 0) continue;
     shared_ += square(row);
@@ -60,6 +72,7 @@ void ElementYardstick::add(const ElementYardstick& other) {
   norm_ += other.norm_;
   count_ += other.count_;
   rounding_ += other.rounding_;
+  ties_ += other.ties_;
   shared_ += other.shared_;
   yardsticks_.resize(std::max(yardsticks_.size(), other.yardsticks_.size()));
   for (std::size_t i = 0; i < other.yardsticks_.size(); ++i) {
@@ -84,7 +97,7 @@ double ElementYardstick::projection_allowed() const {
   }
   const double variance = rounding_ + square(mean_unit) * shared_;
   return kYardsticks * projection + kDeviations * std::sqrt(variance) +
-         kSharedRoundings * smallest_unit() * norm_;
+         kSharedRoundings * smallest_unit() * norm_ + ties_;
 }
 
 void ElementRule::add(const Elements& got, const Elements& expected, const Elements& scale) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "attn/tensor.hpp"
@@ -38,13 +39,14 @@ class ElementYardstick {
   std::vector<One> yardsticks_{};
   double norm_ = 0, count_ = 0;
   double rounding_ = 0;  // the variance of the projection that rounding the results explains
+  double ties_ = 0;      // what rounding all ties one way explains of the projection itself
   double shared_ = 0;    // that of errors of mean size 1 relative to scale
 };
 
 // Judges a result, draw after draw, when all draws are measured.
 class ElementRule {
  public:
-  explicit ElementRule(const ElementYardstick& yardstick) : yardstick_(yardstick) {}
+  explicit ElementRule(ElementYardstick yardstick) : yardstick_(std::move(yardstick)) {}
   void add(const Elements& got, const Elements& expected, const Elements& scale);
   // Writes `element` and `gain`.
   void judge(Comparison& comparison) const;
