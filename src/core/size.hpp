@@ -19,9 +19,9 @@ class Size {
   static constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
   constexpr Size() = default;
-  // A negative number does not fit.
+  // A negative number does not fit. Implicit: integers take part in sums and products of sizes.
   template <std::integral T>
-  constexpr Size(T value)
+  constexpr Size(T value)  // NOLINT(google-explicit-constructor)
       : value_(value >= 0 && std::in_range<std::int64_t>(value) ? static_cast<std::int64_t>(value)
                                                                 : kMost) {}
 
@@ -38,11 +38,12 @@ class Size {
   friend constexpr Size operator*(Size a, Size b) {
     std::int64_t product = 0;
     if (!a.fits() || !b.fits() || __builtin_mul_overflow(a.value_, b.value_, &product)) {
-      return Size(kMost);
+      return {kMost};
     }
-    return Size(product);
+    return {product};
   }
-  friend constexpr auto operator<=>(Size a, Size b) = default;
+  friend constexpr auto operator<=>(Size a,
+                                    Size b) = default;  // NOLINT(modernize-use-nullptr)
 
  private:
   std::int64_t value_ = 0;

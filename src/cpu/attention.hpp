@@ -83,8 +83,8 @@ class Attention {
  public:
   // problem is complete and validated; the references must outlive this. Immutable after
   // construction.
-  Attention(const Problem& problem, const Inputs& inputs, const TileOps& table,
-            const Expressions& programs, Workspace& workspace);
+  Attention(const Problem& p, const Inputs& in, const TileOps& table, const Expressions& compiled,
+            Workspace& workspace);
 
   const Problem& problem;
   const Inputs& inputs;

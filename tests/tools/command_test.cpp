@@ -172,7 +172,7 @@ TEST_F(Command, NumbersOutOfRange) {
 }
 
 TEST_F(Command, BytesOfArgumentsAreNotEchoed) {
-  store("binary", std::string("b1_n8_d8 \x1b[31m\n\x07", 17));
+  store("binary", std::string("b1_n8_d8 \x1b[31m\n\x07", 16));
   expect_refused("check @" + path("binary").native(), 2, {"binary", "line 1", "0x1b"});
   expect_refused("check @" + path("").native(), 2, {"directory"});
   store("word", "--red\xff\xfe");
