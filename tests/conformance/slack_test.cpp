@@ -60,10 +60,11 @@ struct Limit {
 class Slack : public ::testing::TestWithParam<Limit> {};
 
 TEST_P(Slack, AFactorIsSeen) {
-  const auto [problem, tensor, caught] = GetParam();
-  Conformance conformance(parse_case(problem), kSeed, true);
+  const Limit limit = GetParam();
+  const double caught = limit.caught;
+  Conformance conformance(parse_case(limit.problem), kSeed, true);
   const auto with_factor = [&](double factor) {
-    return passes(conformance, tensor, [&](auto, double exact) { return exact * factor; });
+    return passes(conformance, limit.tensor, [&](auto, double exact) { return exact * factor; });
   };
   EXPECT_TRUE(with_factor(1));
   EXPECT_FALSE(with_factor(1 + caught));

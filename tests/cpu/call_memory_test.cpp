@@ -22,12 +22,14 @@ std::atomic<long> allocations{0};
 
 }  // namespace
 
-// glibc lets a program replace malloc; operator new calls this one too.
+// glibc lets a program replace malloc; operator new calls this one too. The names are glibc's.
+// NOLINTBEGIN(readability-identifier-naming,readability-inconsistent-declaration-parameter-name)
 extern "C" void* __libc_malloc(std::size_t bytes);
 extern "C" void* malloc(std::size_t bytes) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   return __libc_malloc(bytes);
 }
+// NOLINTEND(readability-identifier-naming,readability-inconsistent-declaration-parameter-name)
 
 namespace attn::harness {
 namespace {

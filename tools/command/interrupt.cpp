@@ -5,7 +5,6 @@
 #include <csignal>
 #include <exception>
 #include <mutex>
-#include <ranges>
 #include <thread>
 #include <utility>
 
@@ -40,9 +39,9 @@ void wait_for_signal(const sigset_t& set) {
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);  // a second one ends the process here and now
   Actions& all = actions();
   const std::scoped_lock lock(all.mutex);
-  for (const std::function<void()>& action : all.list | std::views::reverse) {
+  for (auto action = all.list.rbegin(); action != all.list.rend(); ++action) {
     try {
-      action();
+      (*action)();
     } catch (const std::exception& error) {
       fmt::print(stderr, "attn: {}\n", error.what());
     }
