@@ -13,7 +13,7 @@ namespace {
 
 struct Actions {
   std::mutex mutex;  // held while they run: the process does not end their objects' scope meanwhile
-  std::list<std::function<void()>> list;
+  std::list<std::function<void()>> list;  // the newest first
 };
 
 // Never destroyed: the thread may outlive main().
@@ -39,9 +39,9 @@ void wait_for_signal(const sigset_t& set) {
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);  // a second one ends the process here and now
   Actions& all = actions();
   const std::scoped_lock lock(all.mutex);
-  for (auto action = all.list.rbegin(); action != all.list.rend(); ++action) {
+  for (const std::function<void()>& action : all.list) {
     try {
-      (*action)();
+      action();
     } catch (const std::exception& error) {
       fmt::print(stderr, "attn: {}\n", error.what());
     }
@@ -60,7 +60,7 @@ void watch_interrupts() {
 OnInterrupt::OnInterrupt(std::function<void()> action) {
   Actions& all = actions();
   const std::scoped_lock lock(all.mutex);
-  at_ = all.list.insert(all.list.end(), std::move(action));
+  at_ = all.list.insert(all.list.begin(), std::move(action));
 }
 
 OnInterrupt::~OnInterrupt() {

@@ -38,7 +38,7 @@ ATTN_INLINE bool reaches(I largest, std::int32_t limit) {
   std::int32_t lanes[kLanes];
   store(lanes, largest);
   bool found = false;
-  for (int i = 0; i < kLanes; ++i) found |= lanes[i] >= limit;
+  for (const std::int32_t lane : lanes) found |= lane >= limit;
   return found;
 }
 
