@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cuda/forward/source.hpp"
+#include "cuda/jit/config_text.hpp"
 #include "cuda/jit/expression_gradients.hpp"
 #include "cuda/jit/expression_text.hpp"
 
@@ -10,22 +11,6 @@ namespace attn::cuda {
 namespace {
 
 using device::Gradient;
-
-std::string_view element(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return "BFloat16";
-    case DType::f16:
-      return "Float16";
-    case DType::f32:
-    case DType::f64:
-    case DType::i64:
-    case DType::i32:
-    case DType::u8:
-      return "Float32";
-  }
-  return {};
-}
 
 std::string_view word(Gradient gradient) {
   switch (gradient) {
@@ -44,29 +29,20 @@ std::string_view word(Gradient gradient) {
 }
 
 std::string print_config(const BackwardConfig& c) {
-  std::string text = fmt::format(
-      "struct Config {{\n"
-      "  using Element = {};\n"
-      "  static constexpr Gradient kGradient = Gradient::{};\n",
-      element(c.dtype), word(c.gradient));
-  const auto number = [&text](std::string_view name, int value) {
-    text += fmt::format("  static constexpr int {} = {};\n", name, value);
-  };
-  const auto flag = [&text](std::string_view name, bool value) {
-    text += fmt::format("  static constexpr bool {} = {};\n", name, value);
-  };
-  number("kHeadDim", c.head_dim);
-  number("kHeadDimV", c.head_dim_v);
-  number("kBlockM", c.block_m);
-  number("kBlockN", c.block_n);
-  number("kWarps", c.warps);
-  number("kStages", c.stages);
-  flag("kPackedQ", c.packed_q);
-  flag("kPackedK", c.packed_k);
-  flag("kUsedQ", c.used_q);
-  flag("kUsedK", c.used_k);
-  flag("kDropout", c.dropout);
-  return text + "};\n";
+  ConfigText text(c.dtype);
+  text.constant("Gradient", "kGradient", fmt::format("Gradient::{}", word(c.gradient)));
+  text.number("kHeadDim", c.head_dim);
+  text.number("kHeadDimV", c.head_dim_v);
+  text.number("kBlockM", c.block_m);
+  text.number("kBlockN", c.block_n);
+  text.number("kWarps", c.warps);
+  text.number("kStages", c.stages);
+  text.flag("kPackedQ", c.packed_q);
+  text.flag("kPackedK", c.packed_k);
+  text.flag("kUsedQ", c.used_q);
+  text.flag("kUsedK", c.used_k);
+  text.flag("kDropout", c.dropout);
+  return text.text();
 }
 
 constexpr std::string_view kIncludes =

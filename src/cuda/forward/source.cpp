@@ -4,64 +4,48 @@
 
 #include <algorithm>
 
+#include "cuda/jit/config_text.hpp"
 #include "cuda/jit/expression_text.hpp"
 #include "cuda/jit/wgmma_text.hpp"
 
 namespace attn::cuda {
 namespace {
 
-std::string_view element(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return "BFloat16";
-    case DType::f16:
-      return "Float16";
-    default:
-      return "Float32";
-  }
-}
-
 // All constants that any of the kernels reads.
 std::string print_config(const ForwardConfig& c) {
-  std::string text = fmt::format("struct Config {{\n  using Element = {};\n", element(c.dtype));
-  const auto number = [&text](std::string_view name, int value) {
-    text += fmt::format("  static constexpr int {} = {};\n", name, value);
-  };
-  const auto flag = [&text](std::string_view name, bool value) {
-    text += fmt::format("  static constexpr bool {} = {};\n", name, value);
-  };
-  number("kHeadDim", c.head_dim);
-  number("kHeadDimV", c.head_dim_v);
-  number("kBlockM", c.block_m);
-  number("kBlockN", c.block_n);
-  number("kWarps", c.warps);
-  number("kConsumers", c.warps / 4);
-  number("kStages", c.stages);
-  number("kStagesK", c.stages_k);
-  number("kStagesV", c.stages);
-  number("kStagesQ", c.stages_q);
-  number("kGroup", c.group);
-  number("kParts", c.parts());
-  number("kPageSize", c.page_size);
-  number("kPageRows", c.page_rows);
-  number("kProducerRegisters", c.producer_registers);
-  number("kConsumerRegisters", c.consumer_registers);
-  flag("kTakeTurns", c.take_turns);
-  flag("kStoresBoxes", c.stores_boxes());
-  flag("kPackedQ", c.packed_q);
-  flag("kPackedK", c.packed_k);
-  flag("kUsedQ", c.used_q);
-  flag("kUsedK", c.used_k);
-  flag("kVectorO", c.vector_o);
-  flag("kClearTail", c.packed_k || c.used_k);
-  flag("kHidesKeys", c.hides_keys);
-  flag("kSplits", c.splits);
-  flag("kSink", c.sink);
-  flag("kDropout", c.dropout);
-  flag("kClassified", c.classified);
-  flag("kMaskHeads", c.mask_heads);
-  flag("kMaskBatches", c.mask_batches);
-  return text + "};\n";
+  ConfigText text(c.dtype);
+  text.number("kHeadDim", c.head_dim);
+  text.number("kHeadDimV", c.head_dim_v);
+  text.number("kBlockM", c.block_m);
+  text.number("kBlockN", c.block_n);
+  text.number("kWarps", c.warps);
+  text.number("kConsumers", c.warps / 4);
+  text.number("kStages", c.stages);
+  text.number("kStagesK", c.stages_k);
+  text.number("kStagesV", c.stages);
+  text.number("kStagesQ", c.stages_q);
+  text.number("kGroup", c.group);
+  text.number("kParts", c.parts());
+  text.number("kPageSize", c.page_size);
+  text.number("kPageRows", c.page_rows);
+  text.number("kProducerRegisters", c.producer_registers);
+  text.number("kConsumerRegisters", c.consumer_registers);
+  text.flag("kTakeTurns", c.take_turns);
+  text.flag("kStoresBoxes", c.stores_boxes());
+  text.flag("kPackedQ", c.packed_q);
+  text.flag("kPackedK", c.packed_k);
+  text.flag("kUsedQ", c.used_q);
+  text.flag("kUsedK", c.used_k);
+  text.flag("kVectorO", c.vector_o);
+  text.flag("kClearTail", c.packed_k || c.used_k);
+  text.flag("kHidesKeys", c.hides_keys);
+  text.flag("kSplits", c.splits);
+  text.flag("kSink", c.sink);
+  text.flag("kDropout", c.dropout);
+  text.flag("kClassified", c.classified);
+  text.flag("kMaskHeads", c.mask_heads);
+  text.flag("kMaskBatches", c.mask_batches);
+  return text.text();
 }
 
 }  // namespace
