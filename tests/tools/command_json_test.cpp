@@ -155,14 +155,21 @@ TEST_F(CommandJson, CompileWhereNvrtcIs) {
   EXPECT_EQ(result[0]["arch"], "sm_90a");
 }
 
-// What cannot be written is refused first; an error in the middle keeps what is finished.
-TEST_F(CommandJson, ErrorsKeepFinishedRows) {
+// What cannot be written is refused first.
+TEST_F(CommandJson, WhatCannotBeWrittenIsRefusedFirst) {
   for (const std::string command :
        {"info", "check b1_n8_d8", "compile b1_n64_h2_d64_bf16 --arch sm_90a"}) {
     expect_refused(command + " --json " + quoted("no/such/folder"), 2, {"cannot be written"});
   }
+}
+
+// An error in the middle, here 32 TB of memory, which cannot be had, keeps what is finished.
+TEST_F(CommandJson, ErrorsKeepFinishedRows) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the allocator of the sanitizer ends the program";
+#endif
   const Result result =
-      attn("check b1_n33_h2_d16 b1_n1000000000_h1_d8 --isa portable --json " + quoted("r.json"));
+      attn("check b1_n33_h2_d16 b1000_n1000000000_h1_d8 --isa portable --json " + quoted("r.json"));
   EXPECT_EQ(result.code, 3) << result.text();
   EXPECT_TRUE(result.err_has("ended early; the 1 results so far")) << result.text();
   const Json report = Json::parse(load(path("r.json")));
