@@ -24,8 +24,8 @@ Elements read_elements(const Tensor& tensor);
 //   largest: max |got - expected| <= 2 max |standard - expected| + half a unit in the last place of
 //            max |expected|
 //   element: |got - expected| <= 2 u scale + half a unit in the last place of expected
-//   gain:    |sum (got - expected) expected| / sum expected^2 <= what yardstick and rounding
-//   explain
+//   gain:    |sum (got - nearest) expected| / sum expected^2 <= what yardstick and rounding
+//            explain; nearest is `expected` in the type of got
 // The last two need the scale of each element (error_scale.hpp) and are not judged without. Where
 // `expected` is infinite or NaN, `got` must be the same; such elements are left out of maxima and
 // sums.

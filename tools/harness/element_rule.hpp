@@ -24,8 +24,11 @@ class ElementYardstick {
   // Adds another draw.
   void add(const ElementYardstick& other);
 
-  double unit() const;                   // the largest |error| / scale
-  double projection_allowed() const;     // of |sum (got - expected) expected|
+  double unit() const;  // the largest |error| / scale
+  // sum (nearest - expected) expected, nearest being the number of the type that a perfect
+  // computation gives: `expected` rounded; itself where it is a tie.
+  double projection_of_nearest() const { return nearest_; }
+  double projection_allowed() const;     // of |sum (got - nearest) expected|
   double norm() const { return norm_; }  // sum expected^2
 
  private:
@@ -39,8 +42,9 @@ class ElementYardstick {
   std::vector<One> yardsticks_{};
   double norm_ = 0, count_ = 0;
   double rounding_ = 0;  // the variance of the projection that rounding the results explains
-  double ties_ = 0;      // what rounding all ties one way explains of the projection itself
-  double shared_ = 0;    // that of errors of mean size 1 relative to scale
+  double nearest_ = 0;
+  double ties_ = 0;    // what rounding all ties one way explains of the projection itself
+  double shared_ = 0;  // that of errors of mean size 1 relative to scale
 };
 
 // Judges a result, draw after draw, when all draws are measured.
