@@ -244,6 +244,29 @@ TEST_F(Driver, LaunchesAsConfigured) {
   EXPECT_EQ(fake->libraries, 0);
 }
 
+// A grid is 31 bits in x and 16 in y and z. A number of blocks that does not fit is told, not cut.
+TEST_F(Driver, GridsThatNoDeviceTakesAreRefused) {
+  const Kernel kernel(0, "name", "entry", nothing());
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
+  fake->launch = {};
+  const auto refused = [&](std::array<std::int64_t, 3> grid) {
+    return refusal(ErrorCode::unsupported,
+                   [&] { kernel.launch({.grid = grid}, nullptr, nullptr); });
+  };
+  expect_contains(refused({kMost + 1, 1, 1}),
+                  "the launch of name on cuda:0 (grid 2147483648 x 1 x 1, 128 threads, 0 bytes of "
+                  "shared memory, clusters of 1): its grid has 2147483648 blocks in dimension 0; "
+                  "accepted are 1 to 2147483647");
+  expect_contains(refused({(std::int64_t{1} << 32) + 1, 1, 1}), "has 4294967297 blocks");
+  expect_contains(refused({1, 65536, 1}), "65536 blocks in dimension 1; accepted are 1 to 65535");
+  expect_contains(refused({1, 1, 65536}), "dimension 2");
+  expect_contains(refused({0, 1, 1}), "its grid has 0 blocks");
+  EXPECT_EQ(fake->launch.gridDimX, 0U) << "something was launched";
+  kernel.launch({.grid = {kMost, 65535, 65535}}, nullptr, nullptr);
+  EXPECT_EQ(fake->launch.gridDimX, 2147483647U);
+  EXPECT_EQ(fake->launch.gridDimY, 65535U);
+}
+
 // Where the compiler says nothing, the driver does.
 TEST_F(Driver, ReportsOfTheDriver) {
   Compiled compiled = nothing();

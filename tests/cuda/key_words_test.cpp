@@ -30,7 +30,7 @@ TEST_P(CudaKeyWords, SayWhatTheMaskSays) {
   const harness::DeviceData on(data, Phase::forward, kGpu);
   const Plan plan = make_plan(p, Phase::forward, options);
   const ForwardConfig config = choose_forward(p, arch, {}, plan.num_splits, options.kernel);
-  const auto count = static_cast<std::size_t>(num_key_words(p, config));
+  const auto count = num_key_words(p, config).bytes();
   const int rows = config.block_m / config.parts();
   const std::int64_t parts = (p.seqlen_q + config.block_m - 1) / config.block_m * config.parts();
   const std::int64_t windows = (p.seqlen_k + 32 * config.block_n - 1) / (32 * config.block_n);
@@ -49,7 +49,7 @@ TEST_P(CudaKeyWords, SayWhatTheMaskSays) {
   std::vector<std::byte> bytes(static_cast<std::size_t>(plan.workspace_bytes));
   workspace.download(bytes.data(), bytes.size());
   // There are splits where there are many multiprocessors; words do not depend on them.
-  std::memcpy(words.data(), bytes.data() + key_words_offset(p, plan.num_splits),
+  std::memcpy(words.data(), bytes.data() + key_words_offset(p, plan.num_splits).bytes(),
               count * sizeof(words[0]));
 
   const auto* blocks = static_cast<const std::uint8_t*>(data.inputs.buffers.at(0).second.data);

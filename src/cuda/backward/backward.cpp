@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,6 +21,7 @@
 #include "cuda/jit/expression_gradients.hpp"
 #include "cuda/jit/expression_text.hpp"
 #include "cuda/jit/kernel.hpp"
+#include "cuda/limits.hpp"
 #include "cuda/problem_parameters.hpp"
 
 namespace attn::cuda {
@@ -30,7 +30,7 @@ namespace {
 using device::Gradient;
 
 // Of batch, query head and query.
-std::int64_t num_rows(const Problem& p) { return p.batch * p.heads_q * p.seqlen_q; }
+core::Size num_rows(const Problem& p) { return core::Size(p.batch) * p.heads_q * p.seqlen_q; }
 
 // Elements of the buffers of the score that may have a gradient, which are those of floats.
 core::Size num_buffer_elements(const Problem& p) {
@@ -41,9 +41,7 @@ core::Size num_buffer_elements(const Problem& p) {
   }
   return sum;
 }
-std::int64_t row_terms_bytes(const Problem& p) {
-  return num_rows(p) * static_cast<std::int64_t>(sizeof(device::RowTerms));
-}
+core::Size row_terms_bytes(const Problem& p) { return num_rows(p) * sizeof(device::RowTerms); }
 
 // What kernels of a call are compiled for, beside the problem.
 struct Asked {
@@ -166,7 +164,7 @@ void launch_gradient(const GradientKernel& gradient, const Problem& p,
                                                         p.scale(), backward_precise_math(config));
   std::array<void*, 3> arguments{&parameters, expressions.data(), derivatives.data()};
   LaunchConfig launch;
-  launch.grid[0] = static_cast<unsigned>(num_tiles(p, config));
+  launch.grid[0] = num_tiles(p, config).value();
   launch.block = static_cast<unsigned>(config.threads());
   launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
   if (launch.grid[0] > 0) gradient.kernel->launch(launch, context.stream, arguments.data());
@@ -176,7 +174,7 @@ void launch_rows(const Kernel& kernel, const Problem& p, device::BackwardParams&
                  const Context& context) {
   constexpr std::int64_t kRowsOfBlock = 4;  // one warp each, 128 threads
   LaunchConfig launch;
-  launch.grid[0] = static_cast<unsigned>((num_rows(p) + kRowsOfBlock - 1) / kRowsOfBlock);
+  launch.grid[0] = core::divide_up(num_rows(p), kRowsOfBlock).value();
   launch.block = 32 * kRowsOfBlock;
   std::array<void*, 1> arguments{&parameters};
   if (launch.grid[0] > 0) kernel.launch(launch, context.stream, arguments.data());
@@ -186,7 +184,7 @@ void launch_sink(const Kernel& kernel, const Problem& p, device::BackwardParams&
                  const Context& context) {
   constexpr unsigned kThreads = 1024;
   LaunchConfig launch;
-  launch.grid[0] = static_cast<unsigned>(p.heads_q);
+  launch.grid[0] = p.heads_q;
   launch.block = kThreads;
   launch.shared_bytes = kThreads / 32 * sizeof(float);
   std::array<void*, 1> arguments{&parameters};
@@ -197,7 +195,7 @@ void launch_elements(const Kernel& kernel, std::int64_t count, void** arguments,
                      const Context& context) {
   constexpr unsigned kThreads = 256;
   LaunchConfig launch;
-  launch.grid[0] = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  launch.grid[0] = core::divide_up(count, kThreads).value();
   launch.block = kThreads;
   if (count > 0) kernel.launch(launch, context.stream, arguments);
 }
@@ -206,7 +204,7 @@ void launch_elements(const Kernel& kernel, std::int64_t count, void** arguments,
 void launch_buffers(const Kernels& kernels, const Problem& p, device::BackwardParams& parameters,
                     const Inputs& inputs, const Gradients& gradients, const Context& context) {
   auto* const first = reinterpret_cast<double*>(static_cast<std::byte*>(context.workspace.data) +
-                                                row_terms_bytes(p));
+                                                row_terms_bytes(p).value());
   std::vector<double*> sums;
   double* next = first;
   for (const auto& [name, tensor] : gradients.buffers) {
@@ -237,23 +235,16 @@ void launch_buffers(const Kernels& kernels, const Problem& p, device::BackwardPa
 
 // Bytes of the workspace. Throws Error(unsupported) for problems whose memory or grids no GPU has.
 std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel) {
-  const core::Size rows = core::Size(p.batch) * p.heads_q * p.seqlen_q;
-  const core::Size bytes =
-      rows * sizeof(device::RowTerms) + num_buffer_elements(p) * sizeof(double);
-  constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
-  std::int64_t blocks = rows.value() / 4;
+  const core::Size bytes = row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double);
+  core::Size blocks = std::max({core::divide_up(num_rows(p), 4), core::Size(p.heads_q),
+                                core::divide_up(num_buffer_elements(p), 256)});
   // Tensors that are not aligned get backward_simt, with tiles of its own.
   for (const BackwardKernel any : {kernel, BackwardKernel::simt}) {
     for (const BackwardConfig& config : backward_launches(any, p, {}, {})) {
       blocks = std::max(blocks, num_tiles(p, config));
     }
   }
-  if (!bytes.fits() || blocks > kMostBlocks) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("the backward pass of {} takes {} bytes of workspace and {} blocks of "
-                            "threads; accepted on the cuda backend are up to {} blocks",
-                            to_string(p), core::to_string(bytes), blocks, kMostBlocks));
-  }
+  check_sizes(p, Phase::backward, bytes, blocks);
   return bytes.value();
 }
 
@@ -298,8 +289,9 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.compute = kernel == BackwardKernel::simt ? DType::f32 : problem.dtype;
   plan.block_q = config.block_n;
   plan.block_k = plan.rows_per_task = config.block_m;
-  plan.tasks = num_tiles(problem, config);
   plan.workspace_bytes = checked_workspace(problem, kernel);
+  plan.tasks = num_tiles(problem, config).value();
+  check_backward_parameters(problem, config, {});
   plan.launch.kernel = name(kernel);
   plan.launch.arch = to_string(arch);
   plan.launch.grid = {plan.tasks, 1, 1};

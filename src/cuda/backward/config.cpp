@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "attn/error.hpp"
-#include "core/size.hpp"
 #include "cuda/heuristics/backward_portable.hpp"
 
 namespace attn::cuda {
@@ -104,11 +103,10 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
   return launches;
 }
 
-std::int64_t num_tiles(const Problem& p, const BackwardConfig& config) {
+core::Size num_tiles(const Problem& p, const BackwardConfig& config) {
   const bool of_queries = config.gradient == Gradient::dq || config.gradient == Gradient::buffers;
   const std::int64_t rows = of_queries ? p.seqlen_q : p.seqlen_k;
-  return (core::divide_up(rows, config.block_m) * p.batch * (of_queries ? p.heads_q : p.heads_k))
-      .value();
+  return core::divide_up(rows, config.block_m) * p.batch * (of_queries ? p.heads_q : p.heads_k);
 }
 
 }  // namespace attn::cuda

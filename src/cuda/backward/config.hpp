@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attn/plan.hpp"
+#include "core/size.hpp"
 #include "cuda/device/params.cuh"
 #include "cuda/jit/compile.hpp"
 
@@ -65,6 +66,6 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
                                               const AskedGradients& asked);
 
 // Tiles of the gradient, one a block of threads.
-std::int64_t num_tiles(const Problem& problem, const BackwardConfig& config);
+core::Size num_tiles(const Problem& problem, const BackwardConfig& config);
 
 }  // namespace attn::cuda

@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
+#include <cstdint>
+
 #include "cuda/forward/source.hpp"
 #include "cuda/jit/config_text.hpp"
 #include "cuda/jit/expression_gradients.hpp"
 #include "cuda/jit/expression_text.hpp"
+#include "cuda/limits.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -45,6 +49,10 @@ std::string print_config(const BackwardConfig& c) {
   return text.text();
 }
 
+std::string kernel_name(const BackwardConfig& config) {
+  return fmt::format("{}_{}", name(config.kernel), word(config.gradient));
+}
+
 constexpr std::string_view kIncludes =
     "#include \"params.cuh\"\n#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
 
@@ -55,11 +63,21 @@ int backward_precise_math(const BackwardConfig& config) noexcept {
   return config.kernel == BackwardKernel::simt ? kPrecise : precise_math(config.dtype);
 }
 
+void check_backward_parameters(const Problem& problem, const BackwardConfig& config,
+                               const std::vector<std::string>& names) {
+  const std::size_t bytes =
+      sizeof(device::BackwardParams) + expressions_bytes(problem.mask, score_expression(problem)) +
+      (config.gradient == Gradient::buffers ? buffer_gradients_bytes(problem.score, names)
+                                            : slope_bytes(problem.score));
+  check_parameters(problem, kernel_name(config), static_cast<std::int64_t>(bytes));
+}
+
 Source backward_source(const Problem& problem, const BackwardConfig& config,
                        const std::vector<std::string>& names, const expr::Bindings& bindings) {
+  check_backward_parameters(problem, config, names);
   const bool buffers = config.gradient == Gradient::buffers;
   Source source;
-  source.name = fmt::format("{}_{}", name(config.kernel), word(config.gradient));
+  source.name = kernel_name(config);
   source.entry = "attn_backward";
   source.allowed_spill_bytes = config.allowed_spill_bytes;
   source.text =

@@ -13,7 +13,12 @@ namespace attn::cuda {
 // ATTN_PRECISE_MATH of a kernel (src/cuda/device/expr/fast.cuh).
 int backward_precise_math(const BackwardConfig& config) noexcept;
 
-// names: of the buffers whose gradients are asked for, with Gradient::buffers.
+// Throws Error(unsupported) where the parameters of such a kernel are too many.
+void check_backward_parameters(const Problem& problem, const BackwardConfig& config,
+                               const std::vector<std::string>& names);
+
+// names: of the buffers whose gradients are asked for, with Gradient::buffers. Throws as
+// check_backward_parameters.
 Source backward_source(const Problem& problem, const BackwardConfig& config,
                        const std::vector<std::string>& names, const expr::Bindings& bindings = {});
 // LSE and D of the rows of Q; before the others.

@@ -223,17 +223,18 @@ std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, std::i
   return all;
 }
 
-std::int64_t num_tiles(const Problem& p, const ForwardConfig& config, std::int32_t num_splits) {
-  const std::int64_t rows = p.seqlen_q * config.group;
-  return divide_up(rows, config.block_m) * (p.heads_q / config.group) * p.batch * num_splits;
+core::Size num_tiles(const Problem& p, const ForwardConfig& config, std::int32_t num_splits) {
+  return core::divide_up(core::Size(p.seqlen_q) * config.group, config.block_m) *
+         (p.heads_q / config.group) * p.batch * num_splits;
 }
 
 std::int32_t choose_splits(const Problem& p, const ForwardConfig& config, int sm_count) {
-  const std::int64_t tiles = num_tiles(p, config, 1);
+  const core::Size all = num_tiles(p, config, 1);
+  const std::int64_t tiles = all.value();
   const std::int64_t blocks = divide_up(p.seqlen_k, config.block_n);
   // A split reads at least two blocks; partial results cost memory traffic too, so the machine is
   // split for only where it would stay a fifth empty.
-  if (tiles == 0 || 10 * tiles >= 8 * sm_count || blocks < 4) return 1;
+  if (tiles == 0 || all * 10 >= core::Size(8) * sm_count || blocks < 4) return 1;
   const std::int64_t most =
       std::min<std::int64_t>({128, blocks / 2, divide_up(2 * sm_count, tiles)});
   std::int64_t best = 1;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attn/plan.hpp"
+#include "core/size.hpp"
 #include "cuda/jit/compile.hpp"
 
 namespace attn::cuda {
@@ -81,7 +82,6 @@ int packed_group(const Problem& problem, int block_m, int rows);
 std::int32_t choose_splits(const Problem& problem, const ForwardConfig& config, int sm_count);
 
 // Tiles of O that the kernel works on, splits counted.
-std::int64_t num_tiles(const Problem& problem, const ForwardConfig& config,
-                       std::int32_t num_splits);
+core::Size num_tiles(const Problem& problem, const ForwardConfig& config, std::int32_t num_splits);
 
 }  // namespace attn::cuda

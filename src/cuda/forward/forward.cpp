@@ -17,6 +17,7 @@
 #include "cuda/forward/source.hpp"
 #include "cuda/jit/expression_text.hpp"
 #include "cuda/jit/kernel.hpp"
+#include "cuda/limits.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -93,12 +94,12 @@ Kernels kernels_of(const Plan& plan, const ForwardConfig& config, const ForwardT
   return made;
 }
 
-// One warp a word. More than a grid takes would be 32 GB of workspace.
+// One warp a word.
 void launch_classify(const Kernel& kernel, std::int64_t words, int parts,
                      device::ForwardParams& parameters, std::vector<std::byte>& expressions,
                      const Context& context) {
   LaunchConfig launch;
-  launch.grid[0] = static_cast<unsigned>(words / parts);
+  launch.grid[0] = words / parts;
   launch.block = static_cast<unsigned>(32 * parts);
   std::array<void*, 2> arguments{&parameters, expressions.data()};
   kernel.launch(launch, context.stream, arguments.data());
@@ -107,9 +108,10 @@ void launch_classify(const Kernel& kernel, std::int64_t words, int parts,
 void launch_combine(const Plan& plan, const Kernel& kernel, device::ForwardParams& parameters,
                     const Context& context) {
   constexpr int kRowsPerBlock = 4;  // one warp each, 128 threads
-  const std::int64_t rows = plan.problem.batch * plan.problem.heads_q * plan.problem.seqlen_q;
+  const Problem& p = plan.problem;
   LaunchConfig launch;
-  launch.grid[0] = static_cast<unsigned>((rows + kRowsPerBlock - 1) / kRowsPerBlock);
+  launch.grid[0] =
+      core::divide_up(core::Size(p.batch) * p.heads_q * p.seqlen_q, kRowsPerBlock).value();
   launch.block = 32 * kRowsPerBlock;
   launch.programmatic_dependent_launch = device_info(plan.device.index).arch >= 90;
   std::array<void*, 1> arguments{&parameters};
@@ -153,8 +155,12 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   plan.compute = problem.dtype;
   plan.block_q = plan.rows_per_task = config.block_m;
   plan.block_k = config.block_n;
-  plan.tasks = num_tiles(problem, config, plan.num_splits);
-  plan.workspace_bytes = workspace_bytes(problem, arch, plan.num_splits, options.kernel);
+  const core::Size workspace = workspace_bytes(problem, arch, plan.num_splits, options.kernel);
+  check_sizes(problem, Phase::forward, workspace,
+              most_blocks(problem, arch, plan.num_splits, options.kernel));
+  check_forward_parameters(problem, config);
+  plan.tasks = num_tiles(problem, config, plan.num_splits).value();
+  plan.workspace_bytes = workspace.value();
   plan.launch = describe(config, arch, blocks_of(config, plan.tasks, device.sm_count));
   plan.reasons.push_back(config.reason);
   if (config.group > 1) {
@@ -194,7 +200,7 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   }
   device::ForwardParams parameters =
       forward_parameters(problem, config, plan.num_splits, inputs, outputs, context.workspace);
-  const std::int64_t tiles = num_tiles(problem, config, plan.num_splits);
+  const std::int64_t tiles = num_tiles(problem, config, plan.num_splits).value();
   if (config.kernel == ForwardKernel::sm90 && tiles > device.sm_count) {
     parameters.counter = work_counter(context.stream);
   }
@@ -203,10 +209,10 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                        precise_math(config.dtype));
   const Kernels kernels = kernels_of(plan, config, facts, inputs, context);
   LaunchConfig launch;
-  launch.grid[0] = static_cast<unsigned>(blocks_of(config, tiles, device.sm_count));
+  launch.grid[0] = blocks_of(config, tiles, device.sm_count);
   launch.block = static_cast<unsigned>(config.threads());
   launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
-  if (const std::int64_t words = num_key_words(problem, config); words > 0) {
+  if (const std::int64_t words = num_key_words(problem, config).value(); words > 0) {
     launch_classify(*kernels.classify, words, config.parts(), parameters, expressions, context);
     launch.programmatic_dependent_launch = device.arch >= 90;
   }

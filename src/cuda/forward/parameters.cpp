@@ -10,7 +10,8 @@
 namespace attn::cuda {
 namespace {
 
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::divide_up;
+using core::Size;
 
 // Pairs of batch and head whose K and V are to stay in L2 together, of which every multiprocessor
 // works on some rows at a time. With a mask, rows see different numbers of keys, and the longest
@@ -26,15 +27,18 @@ int heads_at_once(const Problem& p, const ForwardConfig& config) {
       std::clamp<std::int64_t>(kBytes / pair, 1, std::max<std::int64_t>(1, pairs)));
 }
 
-std::int64_t partial_bytes(const Problem& p, std::int32_t num_splits) {
+// Of batch, query head and query, in each split.
+Size partial_rows(const Problem& p, std::int32_t num_splits) {
+  return Size(num_splits) * p.batch * p.heads_q * p.seqlen_q;
+}
+Size partial_bytes(const Problem& p, std::int32_t num_splits) {
   if (num_splits == 1) return 0;
-  const std::int64_t rows = num_splits * p.batch * p.heads_q * p.seqlen_q;
-  return rows * (p.head_dim_v + 1) * static_cast<std::int64_t>(sizeof(float));
+  return partial_rows(p, num_splits) * (p.head_dim_v + 1) * sizeof(float);
 }
-std::int64_t m_blocks(const Problem& p, const ForwardConfig& config) {
-  return divide_up(p.seqlen_q * config.group, config.block_m);
+Size m_blocks(const Problem& p, const ForwardConfig& config) {
+  return divide_up(Size(p.seqlen_q) * config.group, config.block_m);
 }
-std::int64_t key_windows(const Problem& p, const ForwardConfig& config) {
+Size key_windows(const Problem& p, const ForwardConfig& config) {
   constexpr int kBlocks = 32;  // of a word
   return divide_up(divide_up(p.seqlen_k, config.block_n), kBlocks);
 }
@@ -110,27 +114,34 @@ bool encode_o(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
 
 }  // namespace
 
-std::int64_t key_words_offset(const Problem& p, std::int32_t num_splits) {
-  constexpr auto kAlignment = static_cast<std::int64_t>(alignof(device::KeyWord));
-  return divide_up(partial_bytes(p, num_splits), kAlignment) * kAlignment;
+Size key_words_offset(const Problem& p, std::int32_t num_splits) {
+  return core::round_up(partial_bytes(p, num_splits), alignof(device::KeyWord));
 }
 
-std::int64_t num_key_words(const Problem& p, const ForwardConfig& config) {
+Size num_key_words(const Problem& p, const ForwardConfig& config) {
   if (!config.classified) return 0;
-  const std::int64_t batches = config.mask_batches ? p.batch : 1;
+  const Size batches = config.mask_batches ? p.batch : 1;
   const std::int64_t heads = config.mask_heads ? p.heads_q / config.group : 1;
   return batches * heads * m_blocks(p, config) * key_windows(p, config) * config.parts();
 }
 
-std::int64_t workspace_bytes(const Problem& p, Arch arch, std::int32_t num_splits,
-                             std::string_view kernel) {
-  std::int64_t words = 0;
+Size workspace_bytes(const Problem& p, Arch arch, std::int32_t num_splits,
+                     std::string_view kernel) {
+  Size words = 0;
   for (const ForwardConfig& config : possible_forwards(p, arch, num_splits, kernel)) {
     words = std::max(words, num_key_words(p, config));
   }
   if (words == 0) return partial_bytes(p, num_splits);
-  return key_words_offset(p, num_splits) +
-         words * static_cast<std::int64_t>(sizeof(device::KeyWord));
+  return key_words_offset(p, num_splits) + words * sizeof(device::KeyWord);
+}
+
+Size most_blocks(const Problem& p, Arch arch, std::int32_t num_splits, std::string_view kernel) {
+  Size most = num_splits > 1 ? partial_rows(p, 1) : 0;  // more than the blocks of combine
+  for (const ForwardConfig& config : possible_forwards(p, arch, num_splits, kernel)) {
+    most = std::max({most, num_tiles(p, config, num_splits),
+                     divide_up(num_key_words(p, config), config.parts())});
+  }
+  return most;
 }
 
 device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& config,
@@ -146,22 +157,22 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   }
   if (num_splits > 1) {
     out.partial_o = static_cast<float*>(workspace.data);
-    out.partial_lse = out.partial_o + num_splits * p.batch * p.heads_q * p.seqlen_q * p.head_dim_v;
+    out.partial_lse = out.partial_o + (partial_rows(p, num_splits) * p.head_dim_v).value();
   }
   if (num_key_words(p, config) > 0) {
     out.key_words = reinterpret_cast<device::KeyWord*>(static_cast<std::byte*>(workspace.data) +
-                                                       key_words_offset(p, num_splits));
-    out.key_windows = static_cast<int>(key_windows(p, config));
+                                                       key_words_offset(p, num_splits).value());
+    out.key_windows = static_cast<int>(key_windows(p, config).value());
   }
   out.page_size = static_cast<int>(p.page_size);
   if (config.paged) out.num_pages = static_cast<int>(inputs.k.shape[0]);
   out.num_splits = num_splits;
   out.counter = device::kNoCounter;
   out.blocks_per_split =
-      static_cast<int>(divide_up(divide_up(p.seqlen_k, config.block_n), num_splits));
-  out.m_blocks = static_cast<int>(m_blocks(p, config));
+      static_cast<int>(divide_up(divide_up(p.seqlen_k, config.block_n), num_splits).value());
+  out.m_blocks = static_cast<int>(m_blocks(p, config).value());
   out.heads_at_once = heads_at_once(p, config);
-  out.num_tiles = static_cast<int>(num_tiles(p, config, num_splits));
+  out.num_tiles = static_cast<int>(num_tiles(p, config, num_splits).value());
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "attn/run.hpp"
+#include "core/size.hpp"
 #include "cuda/device/params.cuh"
 #include "cuda/driver/types.hpp"
 #include "cuda/forward/config.hpp"
@@ -18,20 +19,24 @@ struct ForwardMaps {
 
 // workspace: partial results, when num_splits is more than 1, then the words of key blocks, when
 // config.classified.
+// The plan has checked that its sizes fit (limits.hpp).
 device::ForwardParams forward_parameters(const Problem& problem, const ForwardConfig& config,
                                          std::int32_t num_splits, const Inputs& inputs,
                                          const Outputs& outputs, const Tensor& workspace);
 
 // Words of blocks of keys (src/cuda/device/schedule/key_words.cuh), 8 bytes each; 0 unless
 // config.classified.
-std::int64_t num_key_words(const Problem& problem, const ForwardConfig& config);
+core::Size num_key_words(const Problem& problem, const ForwardConfig& config);
 // Where they begin in the workspace, in bytes.
-std::int64_t key_words_offset(const Problem& problem, std::int32_t num_splits);
+core::Size key_words_offset(const Problem& problem, std::int32_t num_splits);
 
 // Bytes that suffice whichever kernel runs: partial results, O and LSE in float32, and words of
 // blocks of keys. kernel: PlanOptions::kernel.
-std::int64_t workspace_bytes(const Problem& problem, Arch arch, std::int32_t num_splits,
-                             std::string_view kernel);
+core::Size workspace_bytes(const Problem& problem, Arch arch, std::int32_t num_splits,
+                           std::string_view kernel);
+// Of the largest grid and of the tiles, whichever kernel runs.
+core::Size most_blocks(const Problem& problem, Arch arch, std::int32_t num_splits,
+                       std::string_view kernel);
 
 // Maps of Q, K, V and O for the copy engine; nothing where the driver does not take their strides.
 std::optional<ForwardMaps> forward_maps(const Problem& problem, const ForwardConfig& config,

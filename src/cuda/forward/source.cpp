@@ -3,10 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
+#include "cuda/device/params.cuh"
+#include "cuda/forward/parameters.hpp"
 #include "cuda/jit/config_text.hpp"
 #include "cuda/jit/expression_text.hpp"
 #include "cuda/jit/wgmma_text.hpp"
+#include "cuda/limits.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -59,8 +64,19 @@ int precise_math(DType dtype) noexcept {
   return dtype == DType::f32 ? 2 : dtype == DType::f16 ? 1 : 0;
 }
 
+void check_forward_parameters(const Problem& problem, const ForwardConfig& config) {
+  std::size_t bytes =
+      sizeof(device::ForwardParams) + expressions_bytes(problem.mask, score_expression(problem));
+  if (config.kernel == ForwardKernel::sm90) {
+    constexpr std::size_t kAlignment = alignof(ForwardMaps);
+    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment + sizeof(ForwardMaps);
+  }
+  check_parameters(problem, name(config.kernel), static_cast<std::int64_t>(bytes));
+}
+
 Source forward_source(const Problem& problem, const ForwardConfig& config,
                       const expr::Bindings& bindings) {
+  check_forward_parameters(problem, config);
   Source source;
   source.name = name(config.kernel);
   source.entry = "attn_forward";

@@ -15,6 +15,11 @@ expr::Expr score_expression(const Problem& problem);
 // ATTN_PRECISE_MATH of its kernels (src/cuda/device/expr/fast.cuh).
 int precise_math(DType dtype) noexcept;
 
+// Throws Error(unsupported) where the parameters of the kernel are too many: all others of a
+// forward pass have fewer.
+void check_forward_parameters(const Problem& problem, const ForwardConfig& config);
+
+// Throws as check_forward_parameters.
 Source forward_source(const Problem& problem, const ForwardConfig& config,
                       const expr::Bindings& bindings = {});
 // Classifies blocks of keys before a forward kernel with config.classified.

@@ -10,9 +10,12 @@
 namespace attn::cuda {
 
 // Each name once, the mask's first. Throws Error(invalid_argument) if one name means two tensors,
-// Error(unsupported) for more than 32: kernel parameters hold 4 KB, a view takes 56 bytes.
+// Error(unsupported) for more than 32. How many fit into the parameters of a kernel depends on what
+// else it is given: check_parameters (limits.hpp).
 std::vector<std::shared_ptr<const expr::Buffer>> expression_buffers(const expr::Expr& mask,
                                                                     const expr::Expr& score);
+
+inline constexpr std::size_t kBufferViewBytes = 56;
 
 // Their views, as the printed struct begins with; on a CUDA device. Throws Error(invalid_argument)
 // for tensors that cannot be read there.

@@ -70,6 +70,8 @@ std::vector<Load> loads_of(const Expr& score, const std::vector<std::string>& na
   return loads;
 }
 
+constexpr std::size_t kLeastBytes = 8;  // no struct is empty
+
 void append(std::vector<std::byte>& bytes, const void* from, std::size_t count) {
   const std::size_t at = bytes.size();
   bytes.resize(at + count);
@@ -90,8 +92,13 @@ std::string print_slope(const Expr& score, const expr::Bindings& bindings) {
 std::vector<std::byte> pack_slope(const Expr& score, const expr::Bindings& bindings) {
   std::vector<std::byte> bytes;
   if (!slope_of(score).empty()) bytes = pack_buffer_views(expression_buffers({}, score), bindings);
-  if (bytes.empty()) bytes.resize(8);  // no struct is empty
+  if (bytes.empty()) bytes.resize(kLeastBytes);
   return bytes;
+}
+
+std::size_t slope_bytes(const Expr& score) {
+  if (slope_of(score).empty()) return kLeastBytes;
+  return std::max(expression_buffers({}, score).size() * kBufferViewBytes, kLeastBytes);
 }
 
 std::string print_buffer_gradients(const Expr& score, const std::vector<std::string>& names,
@@ -138,8 +145,14 @@ std::vector<std::byte> pack_buffer_gradients(const Expr& score,
     }
     append(bytes, &packed, sizeof(packed));
   }
-  if (bytes.empty()) bytes.resize(8);
+  if (bytes.empty()) bytes.resize(kLeastBytes);
   return bytes;
+}
+
+std::size_t buffer_gradients_bytes(const Expr& score, const std::vector<std::string>& names) {
+  const std::size_t views = expression_buffers({}, score).size() * kBufferViewBytes;
+  return std::max(views + loads_of(score, names).size() * sizeof(device::GradientSums),
+                  kLeastBytes);
 }
 
 }  // namespace attn::cuda

@@ -23,6 +23,7 @@ namespace attn::cuda {
 // ulp). The text depends on what that of print_expressions depends on.
 std::string print_slope(const expr::Expr& score, const expr::Bindings& bindings = {});
 std::vector<std::byte> pack_slope(const expr::Expr& score, const expr::Bindings& bindings);
+std::size_t slope_bytes(const expr::Expr& score);  // how many those are
 
 // The text of
 //
@@ -44,5 +45,6 @@ std::vector<std::byte> pack_buffer_gradients(const expr::Expr& score,
                                              const std::vector<std::string>& names,
                                              const std::vector<double*>& sums,
                                              const expr::Bindings& bindings);
+std::size_t buffer_gradients_bytes(const expr::Expr& score, const std::vector<std::string>& names);
 
 }  // namespace attn::cuda

@@ -24,7 +24,7 @@ struct BufferView {
   std::uint32_t last[kMaxRank] = {};
   std::int64_t strides[kMaxRank] = {};  // bytes
 };
-static_assert(sizeof(BufferView) == 56 && alignof(BufferView) == 8);
+static_assert(sizeof(BufferView) == kBufferViewBytes && alignof(BufferView) == 8);
 
 constexpr std::uint32_t kAnyIndex = ~0U;
 
@@ -43,6 +43,18 @@ BufferView view_of(const Tensor& tensor) {
         single ? 0 : tensor.strides[at] * static_cast<std::int64_t>(size_of(tensor.dtype));
   }
   return view;
+}
+
+// A number for each multiple of q.k, four for each polynomial.
+std::size_t count_numbers(const ScoreFactors& factors) {
+  std::size_t count = factors.multiples.size();
+  for (const ExponentTerm& term : factors.exponent) count += term.polynomial == 0 ? 0 : 4;
+  return count;
+}
+
+// Views, then numbers. The struct is aligned to 8 bytes, and never empty.
+std::size_t struct_bytes(std::size_t of_views, std::size_t numbers) {
+  return (std::max<std::size_t>(of_views + numbers * sizeof(float), 1) + 7) / 8 * 8;
 }
 
 // factor * tanh(multiple * dot) is dot times this polynomial of dot.
@@ -127,12 +139,18 @@ std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr
     const auto tanh = small_tanh(softmax_scale * term.polynomial, term.factor, precise_math);
     numbers.insert(numbers.end(), {tanh.first, tanh.second, tanh.rest, tanh.least});
   }
-  // Views, then numbers. The struct is aligned to 8 bytes, and never empty.
   std::vector<std::byte> bytes = pack_buffer_views(expression_buffers(mask, score), bindings);
-  const std::size_t of_views = bytes.size(), of_numbers = numbers.size() * sizeof(float);
-  bytes.resize((std::max<std::size_t>(of_views + of_numbers, 1) + 7) / 8 * 8);
-  if (of_numbers > 0) std::memcpy(bytes.data() + of_views, numbers.data(), of_numbers);
+  const std::size_t of_views = bytes.size();
+  bytes.resize(struct_bytes(of_views, numbers.size()));
+  if (!numbers.empty()) {
+    std::memcpy(bytes.data() + of_views, numbers.data(), numbers.size() * sizeof(float));
+  }
   return bytes;
+}
+
+std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score) {
+  return struct_bytes(expression_buffers(mask, score).size() * sizeof(BufferView),
+                      count_numbers(score_factors(score)));
 }
 
 bool prints_alike(const expr::Expr& mask, const expr::Expr& score, const expr::Bindings& bindings) {

@@ -64,6 +64,8 @@ std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
 std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
                                         const expr::Bindings& bindings, double softmax_scale,
                                         int precise_math);
+// How many those are; throws as print_expressions for buffers.
+std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score);
 
 // What print_expressions gives with `bindings` is what it gives without: a kernel compiled for the
 // declared tensors can read those bound.

@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
+#include "attn/error.hpp"
 #include "cuda/driver/device.hpp"
 
 namespace attn::cuda {
@@ -31,9 +33,9 @@ CUfunction function_of(CUkernel kernel) { return reinterpret_cast<CUfunction>(ke
 // Attributes point into this object.
 struct DriverConfig {
   explicit DriverConfig(const LaunchConfig& config, void* stream) {
-    driver = {.gridDimX = config.grid[0],
-              .gridDimY = config.grid[1],
-              .gridDimZ = config.grid[2],
+    driver = {.gridDimX = static_cast<unsigned>(config.grid[0]),
+              .gridDimY = static_cast<unsigned>(config.grid[1]),
+              .gridDimZ = static_cast<unsigned>(config.grid[2]),
               .blockDimX = config.block,
               .blockDimY = 1,
               .blockDimZ = 1,
@@ -69,6 +71,16 @@ std::string launch_text(const std::string& name, int device, const LaunchConfig&
       "memory, clusters of {})",
       name, device, config.grid[0], config.grid[1], config.grid[2], config.block,
       config.shared_bytes, config.cluster);
+}
+
+void check_grid(const std::string& name, int device, const LaunchConfig& config) {
+  constexpr std::array<std::int64_t, 3> kMost{(std::int64_t{1} << 31) - 1, 65535, 65535};
+  for (std::size_t i = 0; i < kMost.size(); ++i) {
+    if (config.grid[i] >= 1 && config.grid[i] <= kMost[i]) continue;
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{}: its grid has {} blocks in dimension {}; accepted are 1 to {}",
+                            launch_text(name, device, config), config.grid[i], i, kMost[i]));
+  }
 }
 
 }  // namespace
@@ -111,6 +123,7 @@ Kernel::Kernel(int device, std::string name, const std::string& entry, const Com
 Kernel::~Kernel() { api().cuLibraryUnload(library_); }
 
 void Kernel::launch(const LaunchConfig& config, void* stream, void** args) const {
+  check_grid(name_, device_, config);
   const ContextGuard guard(device_);
   const DriverConfig driver(config, stream);
   const CUresult result =

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -12,10 +13,11 @@
 namespace attn::cuda {
 
 struct LaunchConfig {
-  std::array<unsigned, 3> grid{1, 1, 1};  // blocks in x, y, z
-  unsigned block = 128;                   // threads of a block, in x
-  unsigned shared_bytes = 0;              // dynamic, of one block; up to what the device has
-  unsigned cluster = 1;                   // blocks of a cluster, in x; divides grid[0]
+  // Blocks in x, y, z: up to 2^31 - 1, 65535 and 65535.
+  std::array<std::int64_t, 3> grid{1, 1, 1};
+  unsigned block = 128;       // threads of a block, in x
+  unsigned shared_bytes = 0;  // dynamic, of one block; up to what the device has
+  unsigned cluster = 1;       // blocks of a cluster, in x; divides grid[0]
   // The kernel may start before the one ahead of it in the stream has ended, and waits itself where
   // it must (griddepcontrol.wait). Compute capability 9.0.
   bool programmatic_dependent_launch = false;
@@ -32,7 +34,8 @@ class Kernel {
 
   // Puts the kernel into the stream (CUstream, null: the default stream) and returns; args points
   // to the address of each parameter, which are copied. Never waits; can be captured in a graph.
-  // Throws Error(device) with the driver's name for what is wrong.
+  // Throws Error(unsupported) for a grid that is larger than any GPU takes, Error(device) with the
+  // driver's name for what else is wrong.
   void launch(const LaunchConfig& config, void* stream, void** args) const;
 
   // Blocks of `block` threads with `shared_bytes` of dynamic shared memory that fit on an SM.
