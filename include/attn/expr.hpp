@@ -10,12 +10,14 @@
 //
 // Semantics, the same on every backend:
 //   int32    two's complement, wraps; `/` and `%` round toward minus infinity, division by zero
-//   gives 0 (and 0). float32  IEEE single precision; the fp64 reference evaluates scores in double
-//   instead. boolean  && and || evaluate both sides. Mixed int32/float32 operands convert to
-//   float32; a boolean never converts. A load whose index lies outside the buffer's shape reads as
-//   zero; a dimension of size 1 accepts any index. min(a, b) is a < b ? a : b and max(a, b) is
-//   a > b ? a : b, so a NaN operand gives b. Building folds constants and drops neutral operands;
-//   the sign of a zero is the only thing that may change by it.
+//   gives 0 (and 0); `& | ^` are of its bits; `<<` and `>>` by less than 0 or more than 31 shift
+//   every bit out: 0, and what the sign fills, 0 or -1. float32  IEEE single precision; the fp64
+//   reference evaluates scores in double instead. boolean  && and || evaluate both sides. Mixed
+//   int32/float32 operands convert to float32; a boolean never converts. A load whose index lies
+//   outside the buffer's shape reads as zero; a dimension of size 1 accepts any index. min(a, b) is
+//   a < b ? a : b and max(a, b) is a > b ? a : b, so a NaN operand gives b. Building folds
+//   constants and drops neutral operands; the sign of a zero is the only thing that may change by
+//   it.
 #pragma once
 
 #include <concepts>
@@ -50,8 +52,10 @@ enum class Op : std::uint8_t {
   logical_not,
   abs,
   exp,
+  exp2,
   log,
   tanh,
+  erf,
   sqrt,
   to_float,
   // Binary
@@ -60,6 +64,11 @@ enum class Op : std::uint8_t {
   mul,
   div,
   mod,
+  bit_and,
+  bit_or,
+  bit_xor,
+  shift_left,
+  shift_right,
   min,
   max,
   lt,
@@ -157,6 +166,11 @@ Expr operator-(const Expr& a, const Expr& b);
 Expr operator*(const Expr& a, const Expr& b);
 Expr operator/(const Expr& a, const Expr& b);
 Expr operator%(const Expr& a, const Expr& b);
+Expr operator&(const Expr& a, const Expr& b);  // int32: of the bits; && is for booleans
+Expr operator|(const Expr& a, const Expr& b);
+Expr operator^(const Expr& a, const Expr& b);
+Expr operator<<(const Expr& a, const Expr& b);
+Expr operator>>(const Expr& a, const Expr& b);  // keeps the sign: -5 >> 1 is -3
 Expr operator<(const Expr& a, const Expr& b);
 Expr operator<=(const Expr& a, const Expr& b);
 Expr operator>(const Expr& a, const Expr& b);
@@ -167,8 +181,10 @@ Expr operator&&(const Expr& a, const Expr& b);
 Expr operator||(const Expr& a, const Expr& b);
 Expr abs(const Expr& a);
 Expr exp(const Expr& a);
+Expr exp2(const Expr& a);  // 2^a
 Expr log(const Expr& a);
 Expr tanh(const Expr& a);
+Expr erf(const Expr& a);  // of GELU: 0.5 * x * (1 + erf(x / sqrt(2)))
 Expr sqrt(const Expr& a);
 Expr to_float(const Expr& a);
 Expr min(const Expr& a, const Expr& b);

@@ -64,6 +64,10 @@ TEST(Build, ErrorsPrintTheOperands) {
             "expression '+' of 'query < key' (boolean) and '3' (int32): accepts int32 and float32");
   EXPECT_EQ(message_of([&] { s.score % 3; }),
             "expression '%' of 'score' (float32) and '3' (int32): accepts int32");
+  EXPECT_EQ(message_of([&] { flag& flag; }),
+            "expression '&' of 'query < key' (boolean) and 'query < key' (boolean): accepts int32");
+  EXPECT_EQ(message_of([&] { s.query << s.score; }),
+            "expression '<<' of 'query' (int32) and 'score' (float32): accepts int32");
   EXPECT_EQ(message_of([&] { s.query&& flag; }),
             "expression '&&' of 'query' (int32) and 'query < key' (boolean): accepts boolean");
   EXPECT_EQ(message_of([&] { !s.score; }), "expression '!' of 'score' (float32): accepts boolean");
@@ -144,6 +148,9 @@ TEST(Build, ConstantsFold) {
   EXPECT_TRUE(same(Expr(1) < 2, true));
   EXPECT_TRUE(same(select(Expr(1) < 2, 5, 6), 5));
   EXPECT_TRUE(same(exp(Expr(0)), 1.0));
+  EXPECT_TRUE(same(exp2(Expr(-3)), 0.125));
+  EXPECT_TRUE(same((Expr(12) & 10) + (Expr(12) | 3) + (Expr(12) ^ 10), 8 + 15 + 6));
+  EXPECT_TRUE(same((Expr(1) << 31) >> 31, -1));
 }
 
 TEST(Build, Simplifies) {
@@ -159,6 +166,12 @@ TEST(Build, Simplifies) {
   EXPECT_TRUE(same(s.query * 0, 0));
   EXPECT_EQ(to_string(s.score * 0), "score * 0.0");  // not 0 for inf and NaN
   EXPECT_EQ(to_string(s.score - s.score), "score - score");
+  EXPECT_TRUE(same(s.query & 0, 0));
+  EXPECT_TRUE(same(-1 & s.query, s.query));
+  EXPECT_TRUE(same(s.query | 0, s.query));
+  EXPECT_TRUE(same(0 ^ s.query, s.query));
+  EXPECT_TRUE(same(s.query << 0, s.query));
+  EXPECT_TRUE(same(s.query >> 0, s.query));
   EXPECT_TRUE(same(-(-s.score), s.score));
   EXPECT_TRUE(same(abs(-s.score), abs(s.score)));
   EXPECT_TRUE(same(!!flag, flag));

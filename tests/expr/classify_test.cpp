@@ -100,8 +100,9 @@ TEST(Classify, SpecialFloatsAreSafe) {
     const Expr b = expr::Buffer("y", tensor(y.data(), {4}))[s.key];
     const Expr values[] = {a + b,     a - b,     a * b,   a / b,
                            min(a, b), max(a, b), sqrt(a), log(a),
-                           exp(a),    tanh(a),   abs(a),  select(s.query < s.key, a, b)};
-    const Expr value = values[random.uniform(0, 11)];
+                           exp(a),    tanh(a),   abs(a),  select(s.query < s.key, a, b),
+                           exp2(a),   erf(a)};
+    const Expr value = values[random.uniform(0, 13)];
     const Expr limit = draw();
     const Expr masks[] = {value < limit,  value <= limit, limit < value,
                           limit <= value, value == limit, value != limit};
@@ -160,6 +161,55 @@ TEST(Classify, ShorthandsAreExact) {
           << tile.seqlen_k;
     }
   }
+}
+
+TEST(Classify, BitsAreKnownWhereTheyDoNotChange) {
+  const auto& s = expr::symbols();
+  const auto range = [&](const Expr& e, std::int32_t lo, std::int32_t hi, int key_min,
+                         int key_max) {
+    const Tile tile{.key_min = key_min, .key_max = key_max};
+    return classify(lo <= e && e <= hi, tile) == Coverage::full &&
+           classify(lo < e && e < hi, tile) == Coverage::mixed;
+  };
+  // Of a constant no bit more is set; of aligned tiles the higher bits are one number.
+  EXPECT_TRUE(range(s.key & 12, 0, 12, 3, 1000));
+  EXPECT_TRUE(range(s.key & 12, 0, 12, -1000, 1000));
+  EXPECT_TRUE(range(s.key & 63, 0, 31, 128, 159));
+  EXPECT_TRUE(range(s.key & ~63, 128, 192, 130, 200));
+  EXPECT_TRUE(range(s.key | 3, 67, 127, 64, 127));
+  EXPECT_TRUE(range(s.key ^ 64, 0, 63, 64, 127));
+  EXPECT_TRUE(range(-s.key & -8, -128, -64, 65, 127));
+  EXPECT_TRUE(range(s.key >> 4, 4, 7, 64, 127));
+  EXPECT_TRUE(range(-s.key >> 40, -1, 0, 0, 127));
+  EXPECT_TRUE(range(s.key << 2, 256, 508, 64, 127));
+  EXPECT_EQ(classify(s.key << 32 == 0 && s.key << -1 == 0, {.key_max = 1000}), Coverage::full);
+  // Any value where it may wrap.
+  EXPECT_EQ(classify(s.key << 30 >= 0, {.key_max = 2}), Coverage::mixed);
+}
+
+// A neighbourhood in Morton order: tiles of a quarter of the grid are aligned in both coordinates.
+TEST(Classify, MortonNeighbourhood) {
+  const auto& s = expr::symbols();
+  const auto coordinate = [](const Expr& index) {
+    Expr x = index & 0x55;
+    x = (x | x >> 1) & 0x33;
+    return (x | x >> 2) & 0x0f;
+  };
+  const auto apart = [&](const Expr& a, const Expr& b) {
+    return abs(coordinate(a) - coordinate(b));
+  };
+  const Expr mask = apart(s.query, s.key) <= 2 && apart(s.query >> 1, s.key >> 1) <= 2;
+  int decided = 0;
+  for (int query = 0; query < 256; query += 16) {
+    for (int key = 0; key < 256; key += 16) {
+      const Tile tile{query, query + 15, key, key + 15, 0, 0, 0, 256, 256};
+      const Coverage claimed = classify(mask, tile);
+      if (claimed == Coverage::mixed) continue;
+      ++decided;
+      ASSERT_EQ(static_cast<int>(claimed), static_cast<int>(brute_force(mask, tile)));
+    }
+  }
+  EXPECT_EQ(decided, 256 - 100);  // all but a block of the 4 x 4 and its neighbours
 }
 
 TEST(Classify, LoadsLookAtElements) {

@@ -116,6 +116,8 @@ TEST(Derivative, IsSimple) {
   EXPECT_EQ(to_string(derivative(tanh(s.score))), "1.0 - tanh(score) * tanh(score)");
   EXPECT_EQ(to_string(derivative(softcap(8))), "1.0 - tanh(score / 8.0) * tanh(score / 8.0)");
   EXPECT_EQ(to_string(derivative(s.score * s.score)), "score + score");
+  EXPECT_EQ(to_string(derivative(exp2(s.score))), "0.6931472 * exp2(score)");
+  EXPECT_EQ(to_string(derivative(erf(s.score))), "1.1283792 * exp(-(score * score))");
   EXPECT_EQ(to_string(derivative(select(s.key < 3, s.score, 0))), "select(key < 3, 1.0, 0.0)");
 }
 

@@ -55,6 +55,63 @@ TEST(Evaluate, Integers) {
   }
 }
 
+TEST(Evaluate, Bits) {
+  const auto& s = expr::symbols();
+  const Expr a = s.query;
+  const Expr b = s.key;
+  EXPECT_EQ(on_ints(a & b, 12, 10), 8);
+  EXPECT_EQ(on_ints(a | b, 12, 10), 14);
+  EXPECT_EQ(on_ints(a ^ b, 12, 10), 6);
+  EXPECT_EQ(on_ints(a & b, -1, kMost), kMost);
+  EXPECT_EQ(on_ints(a | b, kLeast, 1), kLeast + 1);
+  EXPECT_EQ(on_ints(a ^ b, -1, 5), -6);
+  const struct {
+    std::int32_t a, by, left, right;
+  } shifts[] = {{5, 0, 5, 5},
+                {5, 1, 10, 2},
+                {-5, 1, -10, -3},
+                {1, 31, kLeast, 0},
+                {-1, 31, kLeast, -1},
+                {3, 31, kLeast, 0},
+                {kMost, 1, -2, kMost / 2},
+                {kLeast, 31, 0, -1},
+                // Every bit leaves.
+                {5, 32, 0, 0},
+                {-5, 32, 0, -1},
+                {5, 64, 0, 0},
+                {-5, kMost, 0, -1},
+                {5, -1, 0, 0},
+                {-5, -1, 0, -1},
+                {5, kLeast, 0, 0},
+                {-5, -32, 0, -1}};
+  for (const auto& shift : shifts) {
+    EXPECT_EQ(on_ints(a << b, shift.a, shift.by), shift.left) << shift.a << " << " << shift.by;
+    EXPECT_EQ(on_ints(a >> b, shift.a, shift.by), shift.right) << shift.a << " >> " << shift.by;
+  }
+}
+
+// The places of a grid of 8 x 8, of which bits 0, 2, 4 of the index are the column and 1, 3, 5 the
+// row, as Morton order has them.
+TEST(Evaluate, MortonOrder) {
+  const auto coordinate = [](const Expr& index) {
+    Expr x = index & 0x15;
+    x = (x | x >> 1) & 0x33;
+    return (x | x >> 2) & 0x0f;
+  };
+  const Expr column = coordinate(expr::symbols().query);
+  const Expr row = coordinate(expr::symbols().query >> 1);
+  for (int y = 0; y < 8; ++y) {
+    for (int x = 0; x < 8; ++x) {
+      int index = 0;
+      for (int bit = 0; bit < 3; ++bit) {
+        index += ((x >> bit) % 2 << 2 * bit) + ((y >> bit) % 2 << (2 * bit + 1));
+      }
+      EXPECT_EQ(on_ints(column, index, 0), x) << index;
+      EXPECT_EQ(on_ints(row, index, 0), y) << index;
+    }
+  }
+}
+
 TEST(Evaluate, ComparisonsAndLogic) {
   const auto& s = expr::symbols();
   const Expr a = s.query;
@@ -89,6 +146,8 @@ TEST(Evaluate, Floats) {
   EXPECT_EQ(at(x / 3, 0.2F), 0.2F / 3.0F);
   EXPECT_EQ(at(x - s.query, 0.2F), 0.2F - 3.0F);
   EXPECT_EQ(at(exp(x), 1.5F), std::exp(1.5F));
+  EXPECT_EQ(at(exp2(x), 1.5F), std::exp2(1.5F));
+  EXPECT_EQ(at(erf(x), 1.5F), std::erf(1.5F));
   EXPECT_EQ(at(log(x), 1.5F), std::log(1.5F));
   EXPECT_EQ(at(tanh(x), 1.5F), std::tanh(1.5F));
   EXPECT_EQ(at(sqrt(x), 1.5F), std::sqrt(1.5F));

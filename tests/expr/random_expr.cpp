@@ -74,7 +74,7 @@ Expr RandomExpr::int32(int depth) {
     return leaves[uniform(0, 10)];
   }
   const auto sub = [&] { return int32(depth - 1 - uniform(0, 1)); };
-  switch (uniform(0, 11)) {
+  switch (uniform(0, 16)) {
     case 0:
       return -sub();
     case 1:
@@ -97,6 +97,16 @@ Expr RandomExpr::int32(int depth) {
       return select(boolean(depth - 1, false), sub(), sub());
     case 10:
       return load(false, depth);
+    case 11:
+      return sub() & sub();
+    case 12:
+      return sub() | sub();
+    case 13:
+      return sub() ^ sub();
+    case 14:
+      return sub() << (uniform(0, 1) == 0 ? sub() : Expr(uniform(-1, 33)));
+    case 15:
+      return sub() >> (uniform(0, 1) == 0 ? sub() : Expr(uniform(-1, 33)));
     default:
       return sub() + uniform(-9, 9);
   }
@@ -122,7 +132,7 @@ Expr RandomExpr::float32(int depth, bool with_score) {
     }
   }
   const auto sub = [&] { return float32(depth - 1 - uniform(0, 1), with_score); };
-  switch (uniform(0, 15)) {
+  switch (uniform(0, 17)) {
     case 0:
       return -sub();
     case 1:
@@ -153,6 +163,10 @@ Expr RandomExpr::float32(int depth, bool with_score) {
       return select(boolean(depth - 1, with_score), sub(), sub());
     case 14:
       return load(true, depth);
+    case 15:
+      return exp2(sub());
+    case 16:
+      return erf(sub());
     default:
       return sub() * int32(depth - 1);
   }
@@ -165,7 +179,7 @@ Expr RandomExpr::smooth_float(int depth, bool with_score) {
     return uniform(0, 2) == 0 ? to_float(min(abs(s.query - s.key), 3)) : Expr(real(-2, 2));
   }
   const auto sub = [&] { return smooth_float(depth - 1 - uniform(0, 1), with_score); };
-  switch (uniform(0, 11)) {
+  switch (uniform(0, 13)) {
     case 0:
       return -sub();
     case 1:
@@ -187,6 +201,10 @@ Expr RandomExpr::smooth_float(int depth, bool with_score) {
     case 9:
       return sub() / (1.5 + abs(sub()));
     case 10:
+      return exp2(3 * tanh(sub()));
+    case 11:
+      return erf(sub());
+    case 12:
       return uniform(0, 1) == 0 ? min(sub(), sub()) : max(sub(), sub());
     default:
       return uniform(0, 1) == 0 ? select(boolean(depth - 1, false), sub(), sub()) : load(true, 1);

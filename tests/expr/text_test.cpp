@@ -76,6 +76,9 @@ TEST(Text, ReadsAsWritten) {
   EXPECT_EQ(to_string((s.position - 1) * 2), "(position - 1) * 2");
   EXPECT_EQ(to_string(-s.position), "-position");
   EXPECT_EQ(to_string(s.query + (s.seqlen_q - s.seqlen_k)), "query + (seqlen_q - seqlen_k)");
+  EXPECT_EQ(to_string((s.query & 7) == (s.key >> 3) - 1), "(query & 7) == (key >> 3) - 1");
+  EXPECT_EQ(to_string((s.query | (s.key ^ s.head)) << 2), "(query | key ^ head) << 2");
+  EXPECT_EQ(to_string(erf(exp2(s.score))), "erf(exp2(score))");
   EXPECT_EQ(to_string(Expr()), "");
 }
 
@@ -90,6 +93,10 @@ TEST(Text, ParseAcceptsWhatPeopleWrite) {
   EXPECT_TRUE(same(parse("query + (seqlen_k - seqlen_q)"), s.position));
   EXPECT_THROW(Buffer("position", tensor(static_cast<float*>(nullptr), {1})), Error);
   EXPECT_TRUE(same(parse("query-1"), s.query - 1));
+  EXPECT_TRUE(same(parse("query|key^head&batch"), s.query | (s.key ^ (s.head & s.batch))));
+  EXPECT_TRUE(same(parse("query<<key+1>>2<3"), ((s.query << (s.key + 1)) >> 2) < 3));
+  EXPECT_TRUE(
+      same(parse("(query&1)==0&&key>>1<=head"), (s.query & 1) == 0 && s.key >> 1 <= s.head));
   EXPECT_TRUE(same(parse("!!(key<3)"), s.key < 3));
   EXPECT_TRUE(same(parse("-2147483648"), std::numeric_limits<std::int32_t>::min()));
   EXPECT_TRUE(same(parse("1 - 2 - 3 * 4 % 5 < 6"), Expr(true)));
@@ -104,7 +111,10 @@ TEST(Text, ParseNamesTheColumnAndWhatWasExpected) {
             at + "9: expected a symbol, function or buffer, found 'foo'");
   EXPECT_EQ(message_of("(query"), at + "7: expected ')', found the end");
   EXPECT_EQ(message_of("query key"), at + "7: expected an operator or the end, found 'k'");
-  EXPECT_EQ(message_of("query & key"), at + "7: expected an operator or the end, found '&'");
+  EXPECT_EQ(message_of("query ~ key"), at + "7: expected an operator or the end, found '~'");
+  // As in C++, == binds more than &.
+  EXPECT_EQ(message_of("query & 1 == 0"),
+            at + "7: expression '&' of 'query' (int32) and 'false' (boolean): accepts int32");
   EXPECT_EQ(message_of("min(query)"), at + "1: expected 2 operands of min, found 1");
   EXPECT_EQ(message_of("tanh score"), at + "6: expected '(', found 's'");
   EXPECT_EQ(message_of("2147483648"),
@@ -145,7 +155,7 @@ TEST(Text, ParseSurvivesHostileText) {
   EXPECT_NE(message_of(calls), "(parsed)");
   // Any bytes: an Error or an expression, nothing else.
   std::mt19937 random(1);
-  const std::string alphabet = "query key score()[],+-*/%<>=!&|0123456789.e tanh min select\t\x80";
+  const std::string alphabet = "query key score()[],+-*/%<>=!&|^0123456789.e tanh min select\t\x80";
   for (int i = 0; i < 20000; ++i) {
     std::string text;
     const int length = static_cast<int>(random() % 24);
@@ -180,6 +190,10 @@ TEST(Text, Cuda) {
             "(attn_min(attn_mul(attn_abs(query), 3), attn_max(key, batch)) != -5)");
   EXPECT_EQ(to_cuda(log(exp(s.score) / sqrt(abs(s.score)))),
             "attn_log(attn_div(attn_exp(score), attn_sqrt(attn_abs(score))))");
+  EXPECT_EQ(to_cuda(((s.query & s.key) ^ (s.head | 1)) == (s.query << 3) + (s.key >> s.head)),
+            "(((query & key) ^ (head | 1)) == attn_add(attn_shift_left(query, 3), "
+            "attn_shift_right(key, head)))");
+  EXPECT_EQ(to_cuda(erf(exp2(s.score))), "attn_erf(attn_exp2(score))");
   EXPECT_EQ(to_cuda(s.key == std::numeric_limits<std::int32_t>::min() && true),
             "(key == (-2147483647 - 1))");
   const float inf = std::numeric_limits<float>::infinity();

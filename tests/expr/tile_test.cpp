@@ -85,7 +85,7 @@ TEST(TileEvaluation, BooleansAndIntegersAreExact) {
     for (std::uint32_t seed = 1; seed <= 1500; ++seed) {
       test::RandomExpr random(seed);
       const bool boolean = seed % 2 == 0;
-      // exp, log and tanh may differ in the last place and flip a comparison: integers only.
+      // exp and the like may differ in the last place and flip a comparison: integers only.
       const Expr e = boolean
                          ? random.int32(4) <= random.int32(4) || random.int32(3) == random.int32(2)
                          : random.int32(5);
@@ -120,8 +120,10 @@ TEST(TileEvaluation, BooleansAndIntegersAreExact) {
 // One rounding differs by at most 2 ulp; an expression that amplifies it is not comparable, so
 // random expressions here use correctly rounded operations only, and every value must be equal.
 bool has_approximate(const Expr& e) {
-  return depends_on(e, expr::Op::exp) || depends_on(e, expr::Op::log) ||
-         depends_on(e, expr::Op::tanh);
+  constexpr expr::Op kApproximate[] = {expr::Op::exp, expr::Op::exp2, expr::Op::log, expr::Op::tanh,
+                                       expr::Op::erf};
+  return std::any_of(std::begin(kApproximate), std::end(kApproximate),
+                     [&](expr::Op op) { return depends_on(e, op); });
 }
 
 TEST(TileEvaluation, CorrectlyRoundedFloatsAreExact) {
@@ -176,6 +178,8 @@ TEST(TileEvaluation, FunctionsAreAccurate) {
     double (*exact)(double);
   };
   const Function functions[] = {{"exp", exp(s.score), [](double x) { return std::exp(x); }},
+                                {"exp2", exp2(s.score), [](double x) { return std::exp2(x); }},
+                                {"erf", erf(s.score), [](double x) { return std::erf(x); }},
                                 {"log", log(s.score), [](double x) { return std::log(x); }},
                                 {"tanh", tanh(s.score), [](double x) { return std::tanh(x); }},
                                 {"sqrt", sqrt(s.score), [](double x) { return std::sqrt(x); }}};
@@ -209,11 +213,33 @@ TEST(TileEvaluation, FunctionsAreAccurate) {
       EXPECT_LE(worst, std::string_view(f.name) == "sqrt" ? 0.5 : 2.0)
           << f.name << " " << name(ops->isa) << " at " << worst_at;
       // Special values and the dense region around them.
-      for (const float x :
-           {0.0f, -0.0f, 1.0f, -1.0f, 0x1p-149f, std::numeric_limits<float>::min(),
-            std::numeric_limits<float>::max(), kPoison, std::numeric_limits<float>::infinity(),
-            -std::numeric_limits<float>::infinity(), 88.72284f, 88.72283f, -103.97f, -103.98f,
-            0.625f, 0.99999994f, 1.0000001f}) {
+      for (const float x : {0.0f,
+                            -0.0f,
+                            1.0f,
+                            -1.0f,
+                            0x1p-149f,
+                            std::numeric_limits<float>::min(),
+                            std::numeric_limits<float>::max(),
+                            kPoison,
+                            std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity(),
+                            88.72284f,
+                            88.72283f,
+                            -103.97f,
+                            -103.98f,
+                            127.99999f,
+                            128.0f,
+                            -126.0f,
+                            -149.5f,
+                            -150.5f,
+                            0.5f,
+                            0.9f,
+                            0.89999998f,
+                            3.9f,
+                            -4.1f,
+                            0.625f,
+                            0.99999994f,
+                            1.0000001f}) {
         std::fill(tile.s.begin(), tile.s.end(), x);
         std::vector<float> out(tile.s.size(), kPoison);
         ops->evaluate(program, tile.context, tile.s.data(), out.data());
@@ -225,6 +251,7 @@ TEST(TileEvaluation, FunctionsAreAccurate) {
 }
 
 TEST(TileEvaluation, Shorthands) {
+  const auto& s = expr::symbols();
   std::mt19937 seeds(3);
   test::RandomExpr values(1);
   std::vector<float> slopes = alibi_slopes(3);
@@ -242,6 +269,8 @@ TEST(TileEvaluation, Shorthands) {
                                     bias(tensor(half.data(), {1, 3, 1, 80})),
                                     bias(transposed),
                                     compose(softcap(3), alibi(tensor(slopes.data(), {3}))),
+                                    0.5 * s.score * (1 + erf(s.score * std::sqrt(0.5))),
+                                    s.score - exp2(-0.5 * (s.head + 1)) * abs(s.position - s.key),
                                     expr::derivative(softcap(5))};
   for (const cpu::TileOps* ops : tables()) {
     for (const Expr& e : scores) {

@@ -3,13 +3,15 @@
 An expression is parsed into nested tuples; `evaluate` computes it at every point of a grid at once.
 Scores are evaluated in float64 or float32, masks in float32.
 """
+import math
 import re
 
 import numpy as np
 
 TOKEN = re.compile(r"\s*(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[A-Za-z_]\w*"
-                   r"|&&|\|\||<=|>=|==|!=|[-+*/%<>!(),\[\]])")
-LEVELS = [("||",), ("&&",), ("==", "!="), ("<", "<=", ">", ">="), ("+", "-"), ("*", "/", "%")]
+                   r"|&&|\|\||<=|>=|==|!=|<<|>>|[-+*/%<>!&|^(),\[\]])")
+LEVELS = [("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"),
+          ("+", "-"), ("*", "/", "%")]
 
 
 def parse(text):
@@ -75,6 +77,9 @@ def wrap(x):
     return (x + 2**31) % 2**32 - 2**31
 
 
+erf = np.vectorize(math.erf, otypes=[float])
+
+
 class Value:
     """An array, its type (bool, int or float) and its derivatives: {what: array}, for floats."""
 
@@ -85,7 +90,7 @@ class Value:
 class Evaluation:
     """symbols: {name: int64 array or number, "score": array of `real`}; buffers: {name: array}.
 
-    exp, log and tanh come out `ulp` units in the last place off: backends differ by up to 2.
+    exp, exp2, log, tanh and erf come out `ulp` units in the last place off: backends differ by up to 2.
     """
 
     def __init__(self, real, symbols, buffers, ulp=0):
@@ -119,7 +124,7 @@ class Evaluation:
             if op == "!x":
                 return Value("bool", ~args[0].x)
             return Value("bool", args[0].x & args[1].x if op == "&&" else args[0].x | args[1].x)
-        if op in ("exp", "log", "tanh", "sqrt", "to_float"):
+        if op in ("exp", "exp2", "log", "tanh", "erf", "sqrt", "to_float"):
             return self.function(op, self.to_float(args[0]))
         if op == "select":
             return self.select(*args)
@@ -159,7 +164,13 @@ class Evaluation:
         if op in ("/", "%"):
             safe = np.where(b == 0, 1, b)
             return np.where(b == 0, 0, wrap(a // safe if op == "/" else a % safe))
-        return {"+": lambda: wrap(a + b), "-": lambda: wrap(a - b), "*": lambda: wrap(a * b),
+        if op in ("<<", ">>"):  # an amount outside of 0 to 31 shifts every bit out
+            inside, amount = (b >= 0) & (b < 32), np.clip(b, 0, 31)
+            if op == "<<":
+                return np.where(inside, wrap(a << amount), 0)
+            return a >> np.where(inside, amount, 31)
+        return {"&": lambda: a & b, "|": lambda: a | b, "^": lambda: a ^ b,
+                "+": lambda: wrap(a + b), "-": lambda: wrap(a - b), "*": lambda: wrap(a * b),
                 "min": lambda: np.where(a < b, a, b), "max": lambda: np.where(a > b, a, b)}[op]()
 
     def chain(self, x, *terms):
@@ -181,6 +192,12 @@ class Evaluation:
         if op == "exp":
             y = self.off(np.exp(x))
             return self.chain(y, (v, y))
+        if op == "exp2":
+            y = self.off(np.exp2(x))
+            return self.chain(y, (v, y * self.real(np.log(2))))
+        if op == "erf":
+            y = self.off(erf(x))
+            return self.chain(y, (v, self.real(2 / np.sqrt(np.pi)) * np.exp(-x * x)))
         if op == "log":
             return self.chain(self.off(np.log(x)), (v, 1 / x))
         if op == "tanh":

@@ -57,7 +57,8 @@ def integer(random, depth, buffers):
     if depth > 0 and random.random() < 0.7:
         a, b = integer(random, depth - 1, buffers), integer(random, depth - 1, buffers)
         return pick(random, f"({a}+{b})", f"({a}-{b})", f"({a}*{b})", f"({a}/{b})", f"({a}%{b})",
-                    f"min({a},{b})", f"max({a},{b})", f"abs({a})", f"-({a})")
+                    f"min({a},{b})", f"max({a},{b})", f"abs({a})", f"-({a})", f"({a}&{b})",
+                    f"({a}|{b})", f"({a}^{b})", f"({a}<<({b})%34-1)", f"({a}>>({b})%34-1)")
     if buffers and random.random() < 0.3:
         name = pick(random, *buffers)
         indices = ",".join(pick(random, "query", "key", "head", "batch", "key/4", "query-key")
@@ -77,7 +78,9 @@ def score(random, floats):
                     f"{c}*tanh(({text})/{c})", f"min({text},{c})", f"max({text},-{c})",
                     f"select((query+key)%3==0,{text},({text})*0.5)", f"abs({text})",
                     f"log(exp({text})+1.0)", f"({text}-{c}*sqrt(to_float(abs(query-key))))",
-                    f"({text})/(1.0+exp(-({text})))", f"-({text})")
+                    f"({text})/(1.0+exp(-({text})))", f"-({text})",
+                    f"0.5*({text})*(1.0+erf(({text})*0.70710678))",
+                    f"({text}-exp2(-0.5*to_float(head+3))*to_float(abs(query-key)))")
         if floats and random.random() < 0.5:
             name = pick(random, *floats)
             indices = ",".join(pick(random, "query", "key", "head", "batch", "key/2", "query-key+3")

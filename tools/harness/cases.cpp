@@ -95,6 +95,11 @@ constexpr ListedCase kCases[] = {
     {"b1_n90_h2_d64_score(select(query>key,score*0.5,score-1.0))", "a score without shorthand"},
     {"b1_n90_h2_d64_score(score+0.3*tanh(w[key%4]*score))_buffer(w:f32:4)",
      "a learned weight inside a function"},
+    {"b1_n90_h2_d64_causal_score(0.5*score*(1.0+erf(score*0.70710678)))", "GELU of the score"},
+    {"b1_n90_h4_d64_score(score-exp2(-0.5*(head+1))*abs(query-key))",
+     "ALiBi with slopes that are powers of 2"},
+    {"b1_n256_h2_d64_mask(abs((query&3|query>>2&12)-(key&3|key>>2&12))<=2&&(query^key)>>5<=1)",
+     "a neighbourhood of places whose coordinates are bits of the index"},
     // Sink, dropout, scale
     {"b2_n80_hq4_hk2_d64_sink_causal", "sink"},
     {"b2_sq1_sk500_hq4_hk1_d64_sink", "sink with split keys: counted once"},

@@ -7,8 +7,9 @@ namespace attn::expr {
 namespace {
 
 // +, -, *, /, sqrt and conversions round to nearest, which is monotone: the rounded bounds bound
-// the rounded values. exp, log and tanh are only accurate to a few units in the last place (2 in
-// the tile evaluator, 1 in the C library), so their bounds move outward by more than both.
+// the rounded values. exp, exp2, log, tanh and erf are only accurate to a few units in the last
+// place (2 in the tile evaluator, 1 in the C library), so their bounds move outward by more than
+// both.
 constexpr int kUlps = 6;
 
 float down(float x) noexcept {
@@ -74,11 +75,17 @@ Bounds absolute(const Bounds& a) noexcept {
   return float_bounds(0, std::max(-a.flo, a.fhi), a.nan);
 }
 
-Bounds exponential(const Bounds& a) noexcept {
+Bounds exponential(const Bounds& a, float (*power)(float)) noexcept {
   // Results below the smallest normal number may be flushed to zero.
   constexpr float kTiny = std::numeric_limits<float>::min();
-  const float lo = down(std::exp(a.flo));
-  return float_bounds(lo < 2 * kTiny ? 0 : lo, std::max(up(std::exp(a.fhi)), kTiny), a.nan);
+  const float lo = down(power(a.flo));
+  return float_bounds(lo < 2 * kTiny ? 0 : lo, std::max(up(power(a.fhi)), kTiny), a.nan);
+}
+
+// Of tanh and erf: odd, monotone, from -1 to 1.
+Bounds sigmoid(const Bounds& a, float (*function)(float)) noexcept {
+  return float_bounds(std::max(down(function(a.flo)), -1.0f), std::min(up(function(a.fhi)), 1.0f),
+                      a.nan);
 }
 
 Bounds logarithm(const Bounds& a) noexcept {
@@ -117,12 +124,15 @@ Bounds apply_float(Op op, const Bounds& a, const Bounds& b) noexcept {
     case Op::abs:
       return absolute(a);
     case Op::exp:
-      return exponential(a);
+      return exponential(a, std::exp);
+    case Op::exp2:
+      return exponential(a, std::exp2);
     case Op::log:
       return logarithm(a);
     case Op::tanh:
-      return float_bounds(std::max(down(std::tanh(a.flo)), -1.0f),
-                          std::min(up(std::tanh(a.fhi)), 1.0f), a.nan);
+      return sigmoid(a, std::tanh);
+    case Op::erf:
+      return sigmoid(a, std::erf);
     case Op::sqrt:
       return root(a);
     case Op::add:

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 
 #include "core/expr/bounds.hpp"
 #include "core/expr/scalar.hpp"
@@ -48,6 +50,47 @@ Bounds absolute(const Bounds& a) noexcept {
   return wrapped(0, std::max(-a.lo, a.hi));
 }
 
+// The bits of a value in a range, from the lowest: those above the highest in which its ends differ
+// are known. Of [64, 95] these are 10xxxxx: ones is 64, and any of maybe, 95, may be set.
+struct Bits {
+  std::uint32_t ones, maybe;
+};
+Bits bits_of(const Bounds& a) noexcept {
+  const auto lo = static_cast<std::uint32_t>(a.lo);
+  const auto hi = static_cast<std::uint32_t>(a.hi);
+  const std::uint32_t differ = lo ^ hi;
+  const std::uint32_t unknown = differ == 0 ? 0 : ~std::uint32_t{0} >> std::countl_zero(differ);
+  return {lo & ~unknown, lo | unknown};
+}
+// As int32 the highest bit counts down.
+Bounds bounds_of(const Bits& bits) noexcept {
+  constexpr std::uint32_t kSign = 0x80000000;
+  const bool may_be_either = ((bits.ones ^ bits.maybe) & kSign) != 0;
+  return int_bounds(wrap(may_be_either ? bits.ones | kSign : bits.ones),
+                    wrap(may_be_either ? bits.maybe & ~kSign : bits.maybe));
+}
+
+Bounds bitwise(Op op, const Bounds& a, const Bounds& b) noexcept {
+  const Bits x = bits_of(a);
+  const Bits y = bits_of(b);
+  if (op == Op::bit_and) return bounds_of({x.ones & y.ones, x.maybe & y.maybe});
+  if (op == Op::bit_or) return bounds_of({x.ones | y.ones, x.maybe | y.maybe});
+  const std::uint32_t unknown = (x.ones ^ x.maybe) | (y.ones ^ y.maybe);
+  const std::uint32_t ones = (x.ones ^ y.ones) & ~unknown;
+  return bounds_of({ones, ones | unknown});
+}
+
+// Both shifts are monotone in the value, and in an amount of 0 to 31; all other amounts do as one
+// that is larger, for which `outside` stands.
+template <class Shift>
+Bounds shifted(const Bounds& a, const Bounds& amount, const Bounds& outside, Shift shift) noexcept {
+  const std::int64_t least = std::max<std::int64_t>(amount.lo, 0);
+  const std::int64_t most = std::min<std::int64_t>(amount.hi, 31);
+  if (least > most) return outside;
+  const Bounds inside = over_corners(a, int_bounds(least, most), shift);
+  return amount.lo < 0 || amount.hi > 31 ? hull(inside, outside) : inside;
+}
+
 Bounds truth(bool always, bool never) noexcept { return int_bounds(always ? 1 : 0, never ? 0 : 1); }
 
 }  // namespace
@@ -72,6 +115,14 @@ Bounds apply_int(Op op, const Bounds& a, const Bounds& b) noexcept {
       return divide(a, b);
     case Op::mod:
       return modulo(a, b);
+    case Op::bit_and:
+    case Op::bit_or:
+    case Op::bit_xor:
+      return bitwise(op, a, b);
+    case Op::shift_left:
+      return shifted(a, b, int_bounds(0, 0), shift_left);
+    case Op::shift_right:
+      return shifted(a, b, int_bounds(a.lo < 0 ? -1 : 0, a.hi < 0 ? -1 : 0), shift_right);
     case Op::min:
       return int_bounds(std::min(a.lo, b.lo), std::min(a.hi, b.hi));
     case Op::max:

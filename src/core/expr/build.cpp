@@ -15,10 +15,11 @@ namespace attn::expr {
 namespace {
 
 // Indexed by Op.
-constexpr std::array<std::string_view, 31> kSpelling = {
-    "",    "score", "query", "key",  "batch", "head",     "seqlen_q", "seqlen_k", "",      "-", "!",
-    "abs", "exp",   "log",   "tanh", "sqrt",  "to_float", "+",        "-",        "*",     "/", "%",
-    "min", "max",   "<",     "<=",   "==",    "!=",       "&&",       "||",       "select"};
+constexpr std::array<std::string_view, 38> kSpelling = {
+    "",    "score", "query", "key",  "batch", "head", "seqlen_q", "seqlen_k", "",         "-",
+    "!",   "abs",   "exp",   "exp2", "log",   "tanh", "erf",      "sqrt",     "to_float", "+",
+    "-",   "*",     "/",     "%",    "&",     "|",    "^",        "<<",       ">>",       "min",
+    "max", "<",     "<=",    "==",   "!=",    "&&",   "||",       "select"};
 static_assert(kSpelling.size() == static_cast<std::size_t>(Op::select) + 1);
 
 Expr finish(Node node) {
@@ -81,6 +82,11 @@ Type fit(Op op, std::vector<Expr>& args) {
       if (!all_are(args, Type::boolean)) refuse(op, args, "boolean");
       return Type::boolean;
     case Op::mod:
+    case Op::bit_and:
+    case Op::bit_or:
+    case Op::bit_xor:
+    case Op::shift_left:
+    case Op::shift_right:
       if (!all_are(args, Type::int32)) refuse(op, args, "int32");
       return Type::int32;
     case Op::eq:

@@ -86,6 +86,16 @@ std::string_view cuda_word(Op op) noexcept {
       return "div";
     case Op::mod:
       return "mod";
+    case Op::bit_and:
+      return "bit_and";
+    case Op::bit_or:
+      return "bit_or";
+    case Op::bit_xor:
+      return "bit_xor";
+    case Op::shift_left:
+      return "shift_left";
+    case Op::shift_right:
+      return "shift_right";
     case Op::lt:
       return "lt";
     case Op::le:
@@ -132,6 +142,9 @@ std::string cuda_value(const Program& program, const Instruction& in,
       return fmt::format("({} & {})", operands[0], operands[1]);
     case Op::logical_or:
       return fmt::format("({} | {})", operands[0], operands[1]);
+    case Op::bit_and:
+    case Op::bit_or:
+    case Op::bit_xor:
     case Op::lt:
     case Op::le:
     case Op::eq:

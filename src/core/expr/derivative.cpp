@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <functional>
+#include <numbers>
 #include <unordered_map>
 #include <utility>
 
@@ -73,10 +74,14 @@ class Differentiation {
         return choice(a < 0, negated(da), da);
       case Op::exp:
         return product(e, da);
+      case Op::exp2:
+        return product(std::numbers::ln2 * e, da);
       case Op::log:
         return quotient(da, a);
       case Op::tanh:
         return product(1 - e * e, da);
+      case Op::erf:
+        return product(2 * std::numbers::inv_sqrtpi * exp(-(a * a)), da);
       case Op::sqrt:
         return quotient(da, 2 * e);
       default:

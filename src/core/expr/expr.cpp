@@ -113,6 +113,11 @@ Expr operator-(const Expr& a, const Expr& b) { return make(Op::sub, std::array{a
 Expr operator*(const Expr& a, const Expr& b) { return make(Op::mul, std::array{a, b}); }
 Expr operator/(const Expr& a, const Expr& b) { return make(Op::div, std::array{a, b}); }
 Expr operator%(const Expr& a, const Expr& b) { return make(Op::mod, std::array{a, b}); }
+Expr operator&(const Expr& a, const Expr& b) { return make(Op::bit_and, std::array{a, b}); }
+Expr operator|(const Expr& a, const Expr& b) { return make(Op::bit_or, std::array{a, b}); }
+Expr operator^(const Expr& a, const Expr& b) { return make(Op::bit_xor, std::array{a, b}); }
+Expr operator<<(const Expr& a, const Expr& b) { return make(Op::shift_left, std::array{a, b}); }
+Expr operator>>(const Expr& a, const Expr& b) { return make(Op::shift_right, std::array{a, b}); }
 Expr operator<(const Expr& a, const Expr& b) { return make(Op::lt, std::array{a, b}); }
 Expr operator<=(const Expr& a, const Expr& b) { return make(Op::le, std::array{a, b}); }
 Expr operator>(const Expr& a, const Expr& b) { return make(Op::lt, std::array{b, a}); }
@@ -123,8 +128,10 @@ Expr operator&&(const Expr& a, const Expr& b) { return make(Op::logical_and, std
 Expr operator||(const Expr& a, const Expr& b) { return make(Op::logical_or, std::array{a, b}); }
 Expr abs(const Expr& a) { return make(Op::abs, std::array{a}); }
 Expr exp(const Expr& a) { return make(Op::exp, std::array{a}); }
+Expr exp2(const Expr& a) { return make(Op::exp2, std::array{a}); }
 Expr log(const Expr& a) { return make(Op::log, std::array{a}); }
 Expr tanh(const Expr& a) { return make(Op::tanh, std::array{a}); }
+Expr erf(const Expr& a) { return make(Op::erf, std::array{a}); }
 Expr sqrt(const Expr& a) { return make(Op::sqrt, std::array{a}); }
 Expr to_float(const Expr& a) { return make(Op::to_float, std::array{a}); }
 Expr min(const Expr& a, const Expr& b) { return make(Op::min, std::array{a, b}); }

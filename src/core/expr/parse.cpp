@@ -29,13 +29,15 @@ constexpr std::array kBinaryOperators = {
     BinaryOperator{"||", Op::logical_or, false}, BinaryOperator{"&&", Op::logical_and, false},
     BinaryOperator{"==", Op::eq, false},         BinaryOperator{"!=", Op::ne, false},
     BinaryOperator{"<=", Op::le, false},         BinaryOperator{">=", Op::le, true},
-    BinaryOperator{"<", Op::lt, false},          BinaryOperator{">", Op::lt, true},
-    BinaryOperator{"+", Op::add, false},         BinaryOperator{"-", Op::sub, false},
-    BinaryOperator{"*", Op::mul, false},         BinaryOperator{"/", Op::div, false},
-    BinaryOperator{"%", Op::mod, false}};
+    BinaryOperator{"<<", Op::shift_left, false}, BinaryOperator{">>", Op::shift_right, false},
+    BinaryOperator{"&", Op::bit_and, false},     BinaryOperator{"|", Op::bit_or, false},
+    BinaryOperator{"^", Op::bit_xor, false},     BinaryOperator{"<", Op::lt, false},
+    BinaryOperator{">", Op::lt, true},           BinaryOperator{"+", Op::add, false},
+    BinaryOperator{"-", Op::sub, false},         BinaryOperator{"*", Op::mul, false},
+    BinaryOperator{"/", Op::div, false},         BinaryOperator{"%", Op::mod, false}};
 
-constexpr std::array kFunctions = {Op::abs,      Op::exp, Op::log, Op::tanh,  Op::sqrt,
-                                   Op::to_float, Op::min, Op::max, Op::select};
+constexpr std::array kFunctions = {Op::abs,  Op::exp,      Op::exp2, Op::log, Op::tanh,  Op::erf,
+                                   Op::sqrt, Op::to_float, Op::min,  Op::max, Op::select};
 
 class Parser {
  public:

@@ -14,19 +14,28 @@ int precedence(Op op) noexcept {
       return 1;
     case Op::logical_and:
       return 2;
+    case Op::bit_or:
+      return 3;
+    case Op::bit_xor:
+      return 4;
+    case Op::bit_and:
+      return 5;
     case Op::eq:
     case Op::ne:
-      return 3;
+      return 6;
     case Op::lt:
     case Op::le:
-      return 4;
+      return 7;
+    case Op::shift_left:
+    case Op::shift_right:
+      return 8;
     case Op::add:
     case Op::sub:
-      return 5;
+      return 9;
     case Op::mul:
     case Op::div:
     case Op::mod:
-      return 6;
+      return 10;
     case Op::neg:
     case Op::logical_not:
       return kUnaryPrecedence;

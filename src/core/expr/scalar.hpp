@@ -23,6 +23,14 @@ constexpr std::int64_t floor_mod(std::int64_t a, std::int64_t b) noexcept {
   return b == 0 ? 0 : a - floor_div(a, b) * b;
 }
 
+// Shifts: an amount outside of 0 to 31 shifts every bit out.
+constexpr std::int64_t shift_left(std::int64_t a, std::int64_t amount) noexcept {
+  return amount >= 0 && amount <= 31 ? a * (std::int64_t{1} << amount) : 0;
+}
+constexpr std::int64_t shift_right(std::int64_t a, std::int64_t amount) noexcept {
+  return a >> (amount >= 0 && amount <= 31 ? amount : 31);
+}
+
 // i holds int32 and boolean (0 or 1) values, f float32 ones.
 template <class Real>
 struct Value {
@@ -55,10 +63,14 @@ Value<Real> apply_scalar(Op op, Type operands, Value<Real> a, Value<Real> b, boo
       return is_float ? of_float<Real>(std::fabs(a.f)) : of_int<Real>(i < 0 ? -i : i);
     case Op::exp:
       return of_float<Real>(std::exp(a.f));
+    case Op::exp2:
+      return of_float<Real>(std::exp2(a.f));
     case Op::log:
       return of_float<Real>(std::log(a.f));
     case Op::tanh:
       return of_float<Real>(std::tanh(a.f));
+    case Op::erf:
+      return of_float<Real>(std::erf(a.f));
     case Op::sqrt:
       return of_float<Real>(std::sqrt(a.f));
     case Op::to_float:
@@ -73,6 +85,18 @@ Value<Real> apply_scalar(Op op, Type operands, Value<Real> a, Value<Real> b, boo
       return is_float ? of_float<Real>(a.f / b.f) : of_int<Real>(floor_div(i, j));
     case Op::mod:
       return of_int<Real>(floor_mod(i, j));
+    case Op::bit_and:
+    case Op::logical_and:
+      return of_int<Real>(i & j);
+    case Op::bit_or:
+    case Op::logical_or:
+      return of_int<Real>(i | j);
+    case Op::bit_xor:
+      return of_int<Real>(i ^ j);
+    case Op::shift_left:
+      return of_int<Real>(shift_left(i, j));
+    case Op::shift_right:
+      return of_int<Real>(shift_right(i, j));
     case Op::min:
       return (is_float ? a.f < b.f : i < j) ? a : b;
     case Op::max:
@@ -85,10 +109,6 @@ Value<Real> apply_scalar(Op op, Type operands, Value<Real> a, Value<Real> b, boo
       return of_int<Real>(is_float ? a.f == b.f : i == j);
     case Op::ne:
       return of_int<Real>(is_float ? a.f != b.f : i != j);
-    case Op::logical_and:
-      return of_int<Real>(i & j);
-    case Op::logical_or:
-      return of_int<Real>(i | j);
     case Op::select:
       return c ? a : b;
     default:

@@ -64,6 +64,19 @@ Expr simplify_binary(Op op, Type type, const Expr& a, const Expr& b) {
       return is_number(b, 1) ? a : Expr();
     case Op::mod:
       return is_number(b, 1) ? int32(0) : Expr();
+    case Op::bit_and:
+      if (is_number(a, 0) || is_number(b, 0)) return int32(0);
+      if (is_number(a, -1)) return b;
+      return is_number(b, -1) || same_operands ? a : Expr();
+    case Op::bit_or:
+      if (is_number(a, 0) || same_operands) return b;
+      return is_number(b, 0) ? a : Expr();
+    case Op::bit_xor:
+      if (is_number(a, 0)) return b;
+      return is_number(b, 0) ? a : Expr();
+    case Op::shift_left:
+    case Op::shift_right:
+      return is_number(b, 0) ? a : Expr();
     case Op::min:
     case Op::max:
       return same_operands ? a : Expr();

@@ -101,6 +101,14 @@ static U floor_div(U a, U b) {
 // a - floor(a / b) b modulo 2^32 is the remainder itself, which fits.
 ATTN_INLINE U floor_mod(U a, U b) { return b == 0 ? U{} : a - floor_div(a, b) * b; }
 
+// An amount outside of 0 to 31 shifts every bit out.
+ATTN_INLINE U shift_left(U a, U amount) {
+  return bit_cast<U>(select(bit_cast<I>(amount < 32u), bit_cast<I>(a << (amount & 31u)), I{}));
+}
+ATTN_INLINE I shift_right(I a, I amount) {
+  return a >> select(bit_cast<I>(bit_cast<U>(amount) < 32u), amount, set1(31));
+}
+
 static void execute_int(expr::Op op, const Operand* args, const Grid& grid, float* out) {
   using expr::Op;
   // Unsigned where the result may wrap: signed overflow is undefined.
@@ -126,6 +134,18 @@ static void execute_int(expr::Op op, const Operand* args, const Grid& grid, floa
       return map2<U>(args, grid, out, [](U a, U b) { return floor_div(a, b); });
     case Op::mod:
       return map2<U>(args, grid, out, [](U a, U b) { return floor_mod(a, b); });
+    case Op::bit_and:
+    case Op::logical_and:
+      return map2<U>(args, grid, out, [](U a, U b) { return a & b; });
+    case Op::bit_or:
+    case Op::logical_or:
+      return map2<U>(args, grid, out, [](U a, U b) { return a | b; });
+    case Op::bit_xor:
+      return map2<U>(args, grid, out, [](U a, U b) { return a ^ b; });
+    case Op::shift_left:
+      return map2<U>(args, grid, out, [](U a, U b) { return shift_left(a, b); });
+    case Op::shift_right:
+      return map2<I>(args, grid, out, [](I a, I b) { return shift_right(a, b); });
     case Op::min:
       return map2<I>(args, grid, out, [](I a, I b) { return select(a < b, a, b); });
     case Op::max:
@@ -138,10 +158,6 @@ static void execute_int(expr::Op op, const Operand* args, const Grid& grid, floa
       return map2<I>(args, grid, out, [](I a, I b) { return a == b; });
     case Op::ne:
       return map2<I>(args, grid, out, [](I a, I b) { return a != b; });
-    case Op::logical_and:
-      return map2<I>(args, grid, out, [](I a, I b) { return a & b; });
-    case Op::logical_or:
-      return map2<I>(args, grid, out, [](I a, I b) { return a | b; });
     default:
       return;
   }
@@ -156,10 +172,14 @@ static void execute_float(expr::Op op, const Operand* args, const Grid& grid, fl
       return map1<U>(args, grid, out, [](U a) { return a & 0x7fffffffu; });
     case Op::exp:
       return map1<F>(args, grid, out, [](F a) { return exp(a); });
+    case Op::exp2:
+      return map1<F>(args, grid, out, [](F a) { return full_exp2(a); });
     case Op::log:
       return map1<F>(args, grid, out, [](F a) { return log(a); });
     case Op::tanh:
       return map1<F>(args, grid, out, [](F a) { return tanh(a); });
+    case Op::erf:
+      return map1<F>(args, grid, out, [](F a) { return erf(a); });
     case Op::sqrt:
       return map1<F>(args, grid, out, [](F a) { return sqrt(a); });
     case Op::add:

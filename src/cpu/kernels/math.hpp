@@ -11,15 +11,10 @@ namespace attn::cpu::ATTN_ISA {
 ATTN_INLINE F power_of_two(I n) { return bit_cast<F>((n + 127) << 23); }
 #endif
 
-ATTN_INLINE F exp(F x) {
-  // Past these bounds the result is inf or 0 whatever x is; in between the integers below fit.
-  x = select(x > 89.0f, set1(89.0f), max(set1(-104.0f), x));
-  const F n = round_to_nearest(x * 1.44269504089f);
-  // ln 2 = 355/512 - 2.12e-4. n has at most 8 bits and 355 has 9, so n * 355/512 is exact and so is
-  // the difference, whether or not the products are fused.
-  const F r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), x));
-  const F p = exp2_fraction(r * 1.44269504089f);
+// p 2^n for a whole n of at most 152 in magnitude, rounded once; NaN where x is.
+ATTN_INLINE F scaled(F p, F n, F x) {
 #if ATTN_VECTOR_BYTES == 64
+  (void)x;
   return _mm512_scalef_ps(p, n);
 #else
   // In two steps, because 2^n alone leaves the range of normal floats for n > 127 and n < -126.
@@ -27,6 +22,23 @@ ATTN_INLINE F exp(F x) {
   const I half = k >> 1;
   return p * power_of_two(half) * power_of_two(k - half);
 #endif
+}
+
+ATTN_INLINE F exp(F x) {
+  // Past these bounds the result is inf or 0 whatever x is; in between the integers below fit.
+  x = select(x > 89.0f, set1(89.0f), max(set1(-104.0f), x));
+  const F n = round_to_nearest(x * 1.44269504089f);
+  // ln 2 = 355/512 - 2.12e-4. n has at most 8 bits and 355 has 9, so n * 355/512 is exact and so is
+  // the difference, whether or not the products are fused.
+  const F r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), x));
+  return scaled(exp2_fraction(r * 1.44269504089f), n, x);
+}
+
+// Over the whole range, unlike exp2() of probabilities.
+ATTN_INLINE F full_exp2(F x) {
+  x = select(x > 129.0f, set1(129.0f), max(set1(-152.0f), x));  // inf and 0 from there on
+  const F n = round_to_nearest(x);
+  return scaled(exp2_fraction(x - n), n, x);
 }
 
 ATTN_INLINE F log(F x) {
@@ -67,6 +79,31 @@ ATTN_INLINE F tanh(F x) {
   const F large = 1.0f - 2.0f / (exp(bounded + bounded) + 1.0f);
   const F signed_large = bit_cast<F>(bit_cast<U>(large) | (bit_cast<U>(x) & 0x80000000u));
   return select(size < 0.625f, small, signed_large);
+}
+
+ATTN_INLINE F erf(F x) {
+  const F size = bit_cast<F>(bit_cast<U>(x) & 0x7fffffffu);
+  // Near 0: x + x p(x^2), relative error of the fit 1.2e-8.
+  const F near = select(size > 1.0f, set1(1.0f), size);
+  const F z = near * near;
+  F p = fma(set1(-6.0903673822e-04f), z, set1(5.0119642856e-03f));
+  p = fma(p, z, set1(-2.6778909945e-02f));
+  p = fma(p, z, set1(1.1282140843e-01f));
+  p = fma(p, z, set1(-3.7612523280e-01f));
+  p = fma(p, z, set1(1.2837915380e-01f));
+  const F small = fma(p, x, x);
+  // From 0.9 on at most 0.21 is subtracted from 1: e^q, where q is a fit of log(1 - erf), whose
+  // error is 2e-9 of erf. erf(4) rounds to 1.
+  const F far = select(size > 4.0f, set1(4.0f), size);
+  F q = fma(set1(1.9821890142e-04f), far, set1(-3.0654834639e-03f));
+  q = fma(q, far, set1(2.2315187621e-02f));
+  q = fma(q, far, set1(-1.0411362895e-01f));
+  q = fma(q, far, set1(-6.3697613730e-01f));
+  q = fma(q, far, set1(-1.1277972117e+00f));
+  q = fma(q, far, set1(-1.6645488206e-04f));
+  const F large = 1.0f - exp(q);
+  const F signed_large = bit_cast<F>(bit_cast<U>(large) | (bit_cast<U>(x) & 0x80000000u));
+  return select(size < 0.9f, small, signed_large);
 }
 
 // Correctly rounded.

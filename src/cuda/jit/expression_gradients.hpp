@@ -19,8 +19,8 @@ namespace attn::cuda {
 //                 int seqlen_k) const;
 //   };
 //
-// in namespace attn::device. Values agree with expr::evaluate<float> (exp, log and tanh within 2
-// ulp). The text depends on what that of print_expressions depends on.
+// in namespace attn::device. Values agree with expr::evaluate<float> (exp, exp2, log, tanh and
+// erf within 2 ulp). The text depends on what that of print_expressions depends on.
 std::string print_slope(const expr::Expr& score, const expr::Bindings& bindings = {});
 std::vector<std::byte> pack_slope(const expr::Expr& score, const expr::Bindings& bindings);
 std::size_t slope_bytes(const expr::Expr& score);  // how many those are

@@ -44,12 +44,12 @@ namespace attn::cuda {
 //   };
 //   }
 //
-// mask agrees with expr::evaluate<float> bit by bit (exp, log and tanh within 2 ulp); score follows
-// src/cuda/device/expr/fast.cuh, macro ATTN_PRECISE_MATH. With the macro ATTN_SHORT_SEQUENCES=1,
-// for problems whose seqlen_q and seqlen_k are at most 2^20, sums of positions and their conversion
-// to float are cheaper. classify follows expr::classify, but looks at no more than 256 elements a
-// load. Every call reads buffers again: where mask_reads_buffers, classify is worth doing once
-// for all warps.
+// mask agrees with expr::evaluate<float> bit by bit (exp, exp2, log, tanh and erf within 2 ulp);
+// score follows src/cuda/device/expr/fast.cuh, macro ATTN_PRECISE_MATH. With the macro
+// ATTN_SHORT_SEQUENCES=1, for problems whose seqlen_q and seqlen_k are at most 2^20, sums of
+// positions and their conversion to float are cheaper. classify follows expr::classify, but looks
+// at no more than 256 elements a load. Every call reads buffers again: where mask_reads_buffers,
+// classify is worth doing once for all warps.
 //
 // mask must be boolean and without score, score float32; either may be empty. The text depends on
 // their trees, on the dtype of each buffer and on whether its last dimension is contiguous, as

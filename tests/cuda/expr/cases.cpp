@@ -26,6 +26,13 @@ struct Tensors {
   }
 };
 
+// The column of a place in Morton order, of bits 0, 2, 4 and 6 of its index.
+expr::Expr morton_column(const expr::Expr& index) {
+  expr::Expr x = index & 0x55;
+  x = (x | x >> 1) & 0x33;
+  return (x | x >> 2) & 0x0f;
+}
+
 // One operation on ranges of the values that break interval arithmetic.
 DeviceExpressions special_floats(std::uint32_t seed) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -46,8 +53,9 @@ DeviceExpressions special_floats(std::uint32_t seed) {
   const expr::Expr b = expr::Buffer("y", tensor(values->y.data(), {26}))[s.key];
   const expr::Expr results[] = {a + b,     a - b,     a * b,   a / b,
                                 min(a, b), max(a, b), sqrt(a), log(a),
-                                exp(a),    tanh(a),   abs(a),  select(s.query < s.key, a, b)};
-  const expr::Expr result = results[random.uniform(0, 11)];
+                                exp(a),    tanh(a),   abs(a),  select(s.query < s.key, a, b),
+                                exp2(a),   erf(a)};
+  const expr::Expr result = results[random.uniform(0, 13)];
   const expr::Expr limit = special[random.uniform(0, 11)];
   const expr::Expr masks[] = {result < limit,  result <= limit, limit < result,
                               limit <= result, result == limit, result != limit};
@@ -83,6 +91,14 @@ std::vector<DeviceExpressions> device_expressions() {
       {"wrapped", s.key < s.query * 715827883 && s.query * -715827883 < s.key, {}, t},
       {"softcap", causal(), 30 * tanh(s.score / 30), t},
       {"softcap_bias", {}, 30 * tanh(s.score / 30) + bias({s.head, s.query, s.key}), t},
+      {"gelu", causal(), 0.5F * s.score * (1 + erf(s.score * 0.70710678F)), t},
+      {"alibi_of_powers", causal(),
+       s.score - exp2(-0.5F * to_float(s.head + 1)) * to_float(distance), t},
+      {"morton",
+       abs(morton_column(s.query) - morton_column(s.key)) <= 2 &&
+           abs(morton_column(s.query >> 1) - morton_column(s.key >> 1)) <= 2,
+       {},
+       t},
       {"alibi", causal(), s.score - slope[s.head] * to_float(abs(distance)), t},
       {"bias", distance >= 0, s.score + bias({s.head, s.query, s.key}), t},
       {"sinks", s.key < 4 || (distance >= 0 && distance < 9), softcap(3), t},

@@ -1,6 +1,6 @@
 // float32 arithmetic of masks: each operation is rounded by itself and never contracted, so that
-// every backend masks alike. exp, log and tanh err by at most 2 ulp. Not for use with the
-// compiler's fast-math switches.
+// every backend masks alike. exp, exp2, log, tanh and erf err by at most 2 ulp. Not for use with
+// the compiler's fast-math switches.
 #pragma once
 
 #include "expr/integer.cuh"
@@ -60,6 +60,10 @@ __device__ __forceinline__ float attn_sqrt(float a) {
   return ATTN_EXACT(__fsqrt_rn, __builtin_sqrtf)(a);
 }
 __device__ __forceinline__ float attn_exp(float a) { return ATTN_EXACT(expf, __builtin_expf)(a); }
+__device__ __forceinline__ float attn_exp2(float a) {
+  return ATTN_EXACT(exp2f, __builtin_exp2f)(a);
+}
+__device__ __forceinline__ float attn_erf(float a) { return ATTN_EXACT(erff, __builtin_erff)(a); }
 __device__ __forceinline__ float attn_log(float a) { return ATTN_EXACT(logf, __builtin_logf)(a); }
 __device__ __forceinline__ float attn_tanh(float a) {
   return ATTN_EXACT(tanhf, __builtin_tanhf)(a);

@@ -1,10 +1,12 @@
-// float32 arithmetic of scores: contraction into FMA is welcome, and exp, log, tanh, sqrt and
+// float32 arithmetic of scores: contraction into FMA is welcome, and exp, exp2, log, tanh, sqrt and
 // division take short forms. How short, ATTN_PRECISE_MATH says:
 //
 //           2 (default)              1                           0
 //   tanh    2 MUFU, 12 others,       2 MUFU, 3 others,           1 MUFU,
 //           relative error 6e-7      absolute error 2e-7         relative error 5e-4
 //   exp     1 MUFU, 2 ulp            1 MUFU, relative error 2^-22 + |x| 2^-24
+//   exp2    1 MUFU, 2 ulp            1 MUFU, relative error 2^-22
+//   erf     2 ulp
 //   log     1 MUFU, 1 ulp            1 MUFU, absolute error 2^-22 near 1
 //   sqrt    1 MUFU, rounded          1 MUFU, 1 ulp
 //   a / b   1 MUFU, 2 ulp; by a constant a multiplication, 1 ulp
@@ -88,13 +90,17 @@ __device__ __forceinline__ float attn_fma(float a, float b, float c) {
 
 #if ATTN_PRECISE_MATH >= 2
 __device__ __forceinline__ float attn_exp(float a) { return exact::attn_exp(a); }
+__device__ __forceinline__ float attn_exp2(float a) { return exact::attn_exp2(a); }
 __device__ __forceinline__ float attn_log(float a) { return exact::attn_log(a); }
 __device__ __forceinline__ float attn_sqrt(float a) { return exact::attn_sqrt(a); }
 #else
 __device__ __forceinline__ float attn_exp(float a) { return mufu::exp2(a * kLog2e); }
+__device__ __forceinline__ float attn_exp2(float a) { return mufu::exp2(a); }
 __device__ __forceinline__ float attn_log(float a) { return mufu::log2(a) * kLn2; }
 __device__ __forceinline__ float attn_sqrt(float a) { return mufu::square_root(a); }
 #endif
+
+__device__ __forceinline__ float attn_erf(float a) { return exact::attn_erf(a); }
 
 // Where the result is small its absolute error is too large a part of it, and an odd minimax
 // polynomial (7e-8 relative) takes over.

@@ -113,6 +113,53 @@ __device__ __forceinline__ IntRange range_mod(IntRange a, IntRange b) {
   return {b.lo < 0 ? b.lo + 1 : 0, b.hi > 0 ? b.hi - 1 : 0};
 }
 
+// The bits of a value in a range: those above the highest in which its ends differ are known.
+struct BitRange {
+  unsigned ones, maybe;
+};
+__device__ __forceinline__ BitRange range_bits(IntRange a) {
+  unsigned unknown = static_cast<unsigned>(a.lo ^ a.hi);
+#pragma unroll
+  for (int shift = 1; shift < 32; shift *= 2) unknown |= unknown >> shift;
+  return {static_cast<unsigned>(a.lo) & ~unknown, static_cast<unsigned>(a.lo) | unknown};
+}
+// As int32 the highest bit counts down.
+__device__ __forceinline__ IntRange range_of_bits(unsigned ones, unsigned maybe) {
+  const unsigned sign = (ones ^ maybe) & 0x80000000u;
+  return {static_cast<int>(ones | sign), static_cast<int>(maybe & ~sign)};
+}
+__device__ __forceinline__ IntRange range_bit_and(IntRange a, IntRange b) {
+  const BitRange x = range_bits(a), y = range_bits(b);
+  return range_of_bits(x.ones & y.ones, x.maybe & y.maybe);
+}
+__device__ __forceinline__ IntRange range_bit_or(IntRange a, IntRange b) {
+  const BitRange x = range_bits(a), y = range_bits(b);
+  return range_of_bits(x.ones | y.ones, x.maybe | y.maybe);
+}
+__device__ __forceinline__ IntRange range_bit_xor(IntRange a, IntRange b) {
+  const BitRange x = range_bits(a), y = range_bits(b);
+  const unsigned unknown = (x.ones ^ x.maybe) | (y.ones ^ y.maybe);
+  const unsigned ones = (x.ones ^ y.ones) & ~unknown;
+  return range_of_bits(ones, ones | unknown);
+}
+// Shifts are monotone in the value, and in an amount of 0 to 31; all others shift every bit out.
+__device__ __forceinline__ IntRange range_shift_left(IntRange a, IntRange b) {
+  const int least = attn_max(b.lo, 0), most = attn_min(b.hi, 31);
+  if (least > most) return {0, 0};
+  const IntRange inside = range_corners(
+      static_cast<long long>(a.lo) * (1ll << least), static_cast<long long>(a.lo) * (1ll << most),
+      static_cast<long long>(a.hi) * (1ll << least), static_cast<long long>(a.hi) * (1ll << most));
+  return b.lo < 0 || b.hi > 31 ? range_hull(inside, {0, 0}) : inside;
+}
+__device__ __forceinline__ IntRange range_shift_right(IntRange a, IntRange b) {
+  const IntRange outside = {a.lo >> 31, a.hi >> 31};
+  const int least = attn_max(b.lo, 0), most = attn_min(b.hi, 31);
+  if (least > most) return outside;
+  const IntRange inside = {attn_min(a.lo >> least, a.lo >> most),
+                           attn_max(a.hi >> least, a.hi >> most)};
+  return b.lo < 0 || b.hi > 31 ? range_hull(inside, outside) : inside;
+}
+
 __device__ __forceinline__ BoolRange range_lt(IntRange a, IntRange b) {
   return {a.hi < b.lo, a.lo < b.hi};
 }

@@ -39,7 +39,7 @@ __device__ __forceinline__ float range_step(float x, int steps) {
   order = attn_max(attn_min(order, kInfinityBits), -kInfinityBits);
   return __builtin_bit_cast(float, order < 0 ? kIntMin - order : order);
 }
-// exp, log and tanh err by up to 2 ulp.
+// exp, exp2, log, tanh and erf err by up to 2 ulp.
 __device__ __forceinline__ float range_down(float x) { return range_step(x, -6); }
 __device__ __forceinline__ float range_up(float x) { return range_step(x, 6); }
 
@@ -93,10 +93,17 @@ __device__ __forceinline__ FloatRange range_abs(FloatRange a) {
   if (a.hi <= 0) return range_neg(a);
   return {0, attn_max(-a.lo, a.hi), a.nan};
 }
-__device__ __forceinline__ FloatRange range_exp(FloatRange a) {
+// Of a power between `first` and `last`.
+__device__ __forceinline__ FloatRange range_power(float first, float last, bool nan) {
   constexpr float kTiny = 0x1p-126f;  // below it results may be flushed to zero
-  const float lo = range_down(exact::attn_exp(a.lo));
-  return {lo < 2 * kTiny ? 0 : lo, attn_max(range_up(exact::attn_exp(a.hi)), kTiny), a.nan};
+  const float lo = range_down(first);
+  return {lo < 2 * kTiny ? 0 : lo, attn_max(range_up(last), kTiny), nan};
+}
+__device__ __forceinline__ FloatRange range_exp(FloatRange a) {
+  return range_power(exact::attn_exp(a.lo), exact::attn_exp(a.hi), a.nan);
+}
+__device__ __forceinline__ FloatRange range_exp2(FloatRange a) {
+  return range_power(exact::attn_exp2(a.lo), exact::attn_exp2(a.hi), a.nan);
 }
 __device__ __forceinline__ FloatRange range_log(FloatRange a) {
   if (a.hi < 0) return range_any_float();
@@ -106,6 +113,10 @@ __device__ __forceinline__ FloatRange range_log(FloatRange a) {
 __device__ __forceinline__ FloatRange range_tanh(FloatRange a) {
   return {attn_max(range_down(exact::attn_tanh(a.lo)), -1.0f),
           attn_min(range_up(exact::attn_tanh(a.hi)), 1.0f), a.nan};
+}
+__device__ __forceinline__ FloatRange range_erf(FloatRange a) {
+  return {attn_max(range_down(exact::attn_erf(a.lo)), -1.0f),
+          attn_min(range_up(exact::attn_erf(a.hi)), 1.0f), a.nan};
 }
 __device__ __forceinline__ FloatRange range_sqrt(FloatRange a) {
   if (a.hi < 0) return range_any_float();
