@@ -12,6 +12,7 @@ set -euo pipefail
 declare -A package=()  # what is needed -> the Debian package that brings it
 commands=()
 libraries=()
+optional=()  # Debian packages that are installed where they can be
 need_command() { commands+=("$1"); package[$1]=$2; }
 need_library() { libraries+=("$1"); package[$1]=$2; }
 
@@ -28,6 +29,7 @@ for group in "$@"; do
       ;;
     test)
       need_library GTest libgtest-dev
+      optional=(python3-dev python3-venv)  # without them the tests in Python are skipped
       ;;
     check)
       need_command git git
@@ -67,10 +69,12 @@ for name in "${commands[@]}"; do
   command -v "$name" >/dev/null || missing+=("$name")
 done
 
+is_installed() {
+  [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null || true) == installed* ]]
+}
 not_packaged=()
 for name in "${libraries[@]}"; do
-  status=$(dpkg-query -W -f '${db:Status-Status}' "${package[$name]}" 2>/dev/null || true)
-  [[ $status == installed* ]] || not_packaged+=("$name")
+  is_installed "${package[$name]}" || not_packaged+=("$name")
 done
 if ((${#not_packaged[@]})); then
   found=$(found_by_cmake "${not_packaged[@]}")
@@ -78,7 +82,11 @@ if ((${#not_packaged[@]})); then
     grep -qxF "$name" <<<"$found" || missing+=("$name")
   done
 fi
-((${#missing[@]})) || exit 0
+wanted=()
+for name in "${optional[@]}"; do
+  is_installed "$name" || wanted+=("$name")
+done
+((${#missing[@]} + ${#wanted[@]})) || exit 0
 
 packages=()
 for name in "${missing[@]}"; do packages+=("${package[$name]}"); done
@@ -86,10 +94,15 @@ for name in "${missing[@]}"; do packages+=("${package[$name]}"); done
 apt=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
 if ((EUID != 0)); then apt=(sudo "${apt[@]}"); fi
 if ! command -v "${apt[0]}" >/dev/null || ! command -v apt-get >/dev/null; then
+  ((${#missing[@]})) || exit 0
   echo "setup: not found: ${missing[*]}; on Debian 12, as root: apt-get install ${packages[*]}" >&2
   exit 1
 fi
 
-echo "setup: installing from Debian's packages: ${packages[*]}"
+echo "setup: installing from Debian's packages: ${packages[*]} ${wanted[*]}"
 "${apt[@]}" update </dev/null || echo "setup: apt-get update failed; using the lists at hand" >&2
-"${apt[@]}" install -y --no-install-recommends "${packages[@]}" </dev/null >/dev/null
+install() { "${apt[@]}" install -y --no-install-recommends "$@" </dev/null >/dev/null; }
+if ((${#packages[@]})); then install "${packages[@]}"; fi
+if ((${#wanted[@]})); then
+  install "${wanted[@]}" || echo "setup: not installed: ${wanted[*]}; tests that need them are skipped" >&2
+fi

@@ -1,0 +1,19 @@
+"""The attn command: `attn ...` or `python -m attn ...`; `attn --help` lists what it does."""
+
+import os
+import sys
+from pathlib import Path
+
+from . import nvrtc
+
+
+def main() -> None:
+    command = Path(__file__).with_name("bin") / "attn"
+    found = nvrtc.installed()
+    if found:
+        os.environ.setdefault("ATTN_NVRTC", str(found[0]))
+    os.execv(command, [str(command), *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What libraries of arrays need beside DLPack. Called by the extension module; nothing is imported
+that the caller has not imported already.
+
+NumPy, and PyTorch from 2.10 on, are read and made in C++ (python/bindings/array.cpp) and come here
+for nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from . import nvrtc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def _library(array: Any) -> str:
+    return type(array).__module__.partition(".")[0]
+
+
+def export(array: Any) -> Any:
+    """The DLPack capsule of an array. Its library has the data ready in the stream of `stream`."""
+    device_type, _ = array.__dlpack_device__()
+    arguments: dict[str, Any] = {}
+    if device_type in (2, 13):  # CUDA, CUDA managed
+        # -1: the work goes into the library's own stream, nothing has to wait.
+        arguments["stream"] = -1 if _library(array) == "cupy" else 1
+    try:
+        return array.__dlpack__(**arguments, max_version=(1, 0))
+    except TypeError:  # before DLPack 1.0
+        return array.__dlpack__(**arguments)
+
+
+def stream(array: Any) -> int:
+    """The address of the CUDA stream that an array's library works in; 0 is the default stream."""
+    nvrtc.load()
+    if _library(array) == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    return 0
+
+
+def records_gradients(tensor: Any) -> bool:
+    """Whether PyTorch would record what happens to a tensor that requires a gradient."""
+    torch = sys.modules.get(_library(tensor))
+    return torch is None or bool(torch.is_grad_enabled())
+
+
+def empty(like: Any, shape: tuple[int, ...], float32: bool) -> Any:
+    """An array that the extension can write, of the device of `like` and of its dtype or float32.
+
+    Libraries whose arrays cannot be written after they are made get NumPy's; see `finish`.
+    """
+    library = _library(like)
+    dtype = "float32" if float32 else like.dtype
+    if library == "cupy":
+        return sys.modules["cupy"].empty(shape, dtype)
+    if library == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=torch.float32 if float32 else dtype, device=like.device)
+    device_type, _ = like.__dlpack_device__()
+    if device_type != 1:
+        raise NotImplementedError(
+            f"no results on the device of a {type(like).__name__}; accepted are PyTorch and CuPy "
+            "on a GPU, and attn.jax"
+        )
+    import numpy
+
+    return numpy.empty(shape, dtype)
+
+
+def finish(like: Any, made: Any) -> Any:
+    """What the caller receives for `made`, which `empty` gave."""
+    if _library(like) in ("jax", "jaxlib"):
+        return sys.modules["jax"].numpy.asarray(made)
+    namespace = getattr(like, "__array_namespace__", None)
+    if namespace is not None and type(made) is not type(like):
+        return namespace().from_dlpack(made)
+    return made

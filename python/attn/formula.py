@@ -1,0 +1,62 @@
+"""Masks and scores as text that reads arrays by name."""
+
+from __future__ import annotations
+
+from .errors import InvalidArgument
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .types import Array
+
+
+class Formula:
+    """A mask or score in the language of docs/expressions.md, and the arrays that it reads.
+
+    >>> import attn, numpy as np
+    >>> ids = np.array([[0, 0, 1, 1]], np.int32)
+    >>> mask = attn.Formula("ids[batch, query] == ids[batch, key]", ids=ids)
+    >>> q = k = v = np.ones((1, 4, 2, 8), np.float32)
+    >>> attn.attention(q, k, v, mask=mask).shape
+    (1, 4, 2, 8)
+
+    Args:
+        text: The formula; names of arrays stand with their indices in brackets. A load outside an
+            array reads 0, a dimension of size 1 accepts any index.
+        **buffers: Arrays of 1 to 4 dimensions, on the device of q: int32, uint8 and bool read as
+            integers, float32, bfloat16 and float16 as float32.
+    """
+
+    __slots__ = ("buffers", "text")
+
+    def __init__(self, text: str, /, **buffers: Array):
+        self.text = text
+        self.buffers = buffers
+
+    def __repr__(self) -> str:
+        return f"Formula({self.text!r}, {', '.join(self.buffers)})"
+
+
+def block_mask(blocks: Array, block_q: int, block_k: int, *, top_left: bool = False) -> Formula:
+    """Block-sparse attention: a mask that is true where the block of the query and key is.
+
+    Args:
+        blocks: bool or uint8 `[blocks_q, blocks_k]`, or `[batch, heads_q, blocks_q, blocks_k]`
+            (sizes of 1 broadcast), of blocks of block_q x block_k scores.
+        block_q: Rows of a block.
+        block_k: Keys of a block.
+        top_left: Rows count from the first query. Otherwise, as with `causal`, the last query
+            stands at the last key, and blocks_q is that of seqlen_k rows.
+    """
+    if len(blocks.shape) not in (2, 4):
+        raise InvalidArgument(
+            f"blocks has shape {tuple(blocks.shape)}; accepted is [blocks_q, blocks_k] or "
+            "[batch, heads, blocks_q, blocks_k]"
+        )
+    for name, size in (("block_q", block_q), ("block_k", block_k)):
+        if size < 1:
+            raise InvalidArgument(f"{name} is {size}; accepted is at least 1")
+    row = "query" if top_left else "position"
+    outer = "batch, head, " if len(blocks.shape) == 4 else ""
+    text = f"blocks[{outer}{row} / {block_q}, key / {block_k}] != 0"
+    # A negative position lies in a negative block, which reads 0, but for a dimension of size 1.
+    return Formula(text if top_left else f"position >= 0 && {text}", blocks=blocks)

@@ -1,0 +1,235 @@
+"""Attention on arrays: forward, backward, plans, merging."""
+
+from __future__ import annotations
+
+from . import _attn
+from .errors import InvalidArgument
+from .options import make_options
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from typing_extensions import Unpack
+
+    from .types import Array, Options
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    out: Array | None = None,
+    lse: Array | None = None,
+    return_lse: bool = False,
+    **options: Unpack[Options],
+) -> Any:
+    """Exact attention: softmax(scale * q k^T, masked and changed as asked) v.
+
+    Arrays are NumPy's (bfloat16 by ml_dtypes), PyTorch's, JAX's, CuPy's or any with `__dlpack__`,
+    all on one device; results are of the library of `q`. Inputs are never copied; the last
+    dimension must be contiguous, other strides are free.
+
+    Args:
+        q: `[batch, seqlen_q, heads_q, head_dim]`, or `[total_q, heads_q, head_dim]` with
+            `cu_seqlens_q`. float32, bfloat16, float16; float64 computes the fp64 reference.
+        k: `[batch, seqlen_k, heads_k, head_dim]`, `[total_k, heads_k, head_dim]` with
+            `cu_seqlens_k`, or `[pages, page_size, heads_k, head_dim]` with `page_table`. `heads_k`
+            divides `heads_q` (MHA, GQA, MQA).
+        v: As `k`, with a head_dim of its own.
+        out: Array to write, shaped as `q` with v's head_dim; else a new one.
+        lse: Array to write the logarithms of the sums of exponentials to (natural, -inf for a row
+            that sees nothing), float32 `[batch, heads_q, seqlen_q]` or `[heads_q, total_q]`.
+        return_lse: Return `(out, lse)`.
+
+    Options, all by keyword and all optional:
+        mask: Which keys a query sees: text such as `"key <= position && key % 2 == 0"`
+            (docs/expressions.md), an attn.Formula, an expression, a Python function of the symbols,
+            or a bool or uint8 array `[seqlen_q, seqlen_k]` or `[batch, heads_q, seqlen_q,
+            seqlen_k]` (sizes of 1 broadcast), true where the key is seen.
+        score: How scores change: text, expression or function, as in `"30.0 * tanh(score / 30.0)"`.
+        scale: Factor of q k^T; 1 / sqrt(head_dim).
+        causal: Keys up to the query's place; the last query stands at the last key.
+        window: `(left, right)`, keys around the query's place; -1 or None for no bound.
+        softcap: c tanh(score / c).
+        alibi: Slopes, float32 `[heads_q]` or `[batch, heads_q]`: score - slope * |place - key|.
+        bias: Added to scores: float32, bfloat16 or float16 `[seqlen_q, seqlen_k]` or
+            `[batch, heads_q, seqlen_q, seqlen_k]`; sizes of 1 broadcast.
+        sink: float32 `[heads_q]`, a logit of each head in the denominator.
+        dropout: Probability in [0, 1); needs `rng`.
+        rng: Seed or (seed, offset) of dropout. The same numbers give the same mask everywhere.
+        cu_seqlens_q, cu_seqlens_k: int32 `[batch + 1]`, first rows of packed sequences.
+        max_seqlen_q, max_seqlen_k: Longest packed sequences; needed on a GPU.
+        seqused_q, seqused_k: int32 `[batch]`, lengths in use.
+        page_table: int32 `[batch, pages of a sequence]`, pages of K and V.
+        layout: "bshd" as above; "bhsd": tensors of rank 4 are `[batch, heads, seqlen, head_dim]`,
+            results too; "thd": packed.
+        backend: "auto", "cpu", "cuda", or "reference" (fp64 arithmetic, slow).
+        algorithm: "auto", or a paper's: "standard", "flash_attention", "flash_attention_2",
+            "flash_decoding", "memory_efficient", "block_sparse".
+        threads: Workers on a CPU; 0: as many as there is work for.
+
+    Masks are joined with "and"; scores change in the order softcap, alibi, bias, score.
+
+    Returns:
+        `out`, or `(out, lse)`.
+
+    Raises:
+        attn.InvalidArgument: (a ValueError) names the argument, its value and what is accepted.
+        attn.Unsupported: (a NotImplementedError) no kernel takes the problem.
+        attn.OutOfMemory: (a MemoryError).
+        TypeError: q, k or v is no array, or a keyword is not known.
+
+    Thread-safe; other Python threads run meanwhile.
+    """
+    made = make_options(**options)
+    result: tuple[Any, Any] = _attn.forward(made, q, k, v, out, return_lse if lse is None else lse)
+    return result if return_lse else result[0]
+
+
+def attention_backward(
+    d_out: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    *,
+    gradients: Sequence[str] = ("q", "k", "v"),
+    **options: Unpack[Options],
+) -> dict[str, Any]:
+    """Gradients of attention, given that of its output.
+
+    Args:
+        d_out: d loss / d out, shaped as `out`.
+        q, k, v: As in the forward call.
+        out, lse: What the forward call gave.
+        gradients: Which to compute: "q", "k", "v", "sink", "bias", "alibi", and names of float32,
+            bfloat16 or float16 buffers of the score.
+        **options: Those of the forward call, `dropout` and `rng` included.
+
+    Returns:
+        A dict from each name to its gradient: like the tensor for q, k and v (summed over the query
+        heads of a group), float32 for the others.
+
+    Raises:
+        As `attention`. attn.Unsupported for paged K and V.
+    """
+    return _backward(d_out, q, k, v, out, lse, gradients, options, None)
+
+
+def _backward(
+    d_out: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    gradients: Sequence[str],
+    options: Options,
+    plan: _attn.Plan | None,
+) -> dict[str, Any]:
+    alibi = options.get("alibi")
+    slopes = "head_slopes" if alibi is not None and len(alibi.shape) == 2 else "slopes"
+    wanted = [slopes if name == "alibi" else name for name in gradients]
+    found = _attn.backward(make_options(**options), d_out, q, k, v, out, lse, wanted, plan)
+    return {name: found[key] for name, key in zip(gradients, wanted, strict=True)}
+
+
+class Plan:
+    """How a problem will run, decided once: `attn.plan` makes it.
+
+    `forward` and `backward` take arrays of the shapes, dtypes and device of those that the plan was
+    made for, with the options given then.
+    """
+
+    def __init__(self, forward: _attn.Plan, backward: _attn.Plan | None, options: Options):
+        self._forward = forward
+        self._backward = backward
+        self._options = options
+
+    def _with(self, options: Options) -> Options:
+        merged: Options = {**self._options, **options}
+        return merged
+
+    @property
+    def problem(self) -> str:
+        """The problem's descriptor."""
+        return self._forward.problem
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that a call uses beside its tensors; an upper bound on a CPU."""
+        plans = (self._forward, self._backward)
+        return max(plan.workspace_bytes for plan in plans if plan is not None)
+
+    def forward(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        out: Array | None = None,
+        lse: Array | None = None,
+        return_lse: bool = False,
+        **options: Unpack[Options],
+    ) -> Any:
+        """As attn.attention; `options` are tensors that differ from those of the plan."""
+        made = make_options(**self._with(options))
+        wanted = return_lse if lse is None else lse
+        result: tuple[Any, Any] = _attn.forward(made, q, k, v, out, wanted, self._forward)
+        return result if return_lse else result[0]
+
+    def backward(
+        self,
+        d_out: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        lse: Array,
+        *,
+        gradients: Sequence[str] = ("q", "k", "v"),
+        **options: Unpack[Options],
+    ) -> dict[str, Any]:
+        """As attn.attention_backward."""
+        if self._backward is None:
+            raise InvalidArgument("the plan is of the forward pass; accepted is backward=True")
+        return _backward(d_out, q, k, v, out, lse, gradients, self._with(options), self._backward)
+
+    def __str__(self) -> str:
+        return "\n".join(str(plan) for plan in (self._forward, self._backward) if plan is not None)
+
+
+def plan(
+    q: Array, k: Array, v: Array, *, backward: bool = False, **options: Unpack[Options]
+) -> Plan:
+    """How `attention` with these arrays and options runs, and why: `print(attn.plan(q, k, v))`.
+
+    Args:
+        q, k, v: Arrays of the shapes, dtypes and device that calls will have.
+        backward: Plan the backward pass as well.
+        **options: Those of `attention`.
+    """
+    made = make_options(**options)
+    return Plan(
+        _attn.plan(made, q, k, v, False),
+        _attn.plan(made, q, k, v, True) if backward else None,
+        options,
+    )
+
+
+def merge(parts: Iterable[tuple[Array, Array]]) -> tuple[Any, Any]:
+    """Attention over all keys from attention over disjoint sets of them.
+
+    Args:
+        parts: `(out, lse)` of each set, as `attention(..., return_lse=True)` gives them. A sink
+            belongs to one of them only.
+
+    Returns:
+        `(out, lse)`.
+    """
+    result: tuple[Any, Any] = _attn.merge(list(parts))
+    return result

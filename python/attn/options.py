@@ -1,0 +1,219 @@
+"""The keywords of attn.attention as a descriptor (docs/descriptors.md) with its tensors."""
+
+from __future__ import annotations
+
+from . import _attn
+from .errors import InvalidArgument
+from .formula import Formula
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .types import Array, Mask, Score
+
+_LAYOUTS = ("bshd", "bhsd", "thd")
+
+
+def _number(name: str, value: Any) -> str:
+    """As the descriptor reads it back, bit for bit."""
+    try:
+        return repr(float(value))
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{name} is {value!r}; accepted is a number") from None
+
+
+def _rank(array: Array) -> int:
+    return len(array.shape)
+
+
+def _window(window: Any) -> str:
+    try:
+        left, right = window
+        left, right = (-1 if side is None else int(side) for side in (left, right))
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"window is {window!r}; accepted is (left, right): keys before and after the query's "
+            "place, -1 or None for no bound"
+        ) from None
+    return f"window{left}x{right}"
+
+
+def _dropout(dropout: float, rng: Any) -> tuple[int, int]:
+    if not dropout:
+        return 0, 0
+    try:
+        seed, offset = (rng, 0) if isinstance(rng, int) else rng
+        seed, offset = int(seed), int(offset)
+    except (TypeError, ValueError):
+        seed = offset = -1
+    if not (0 <= seed < 2**64 and 0 <= offset < 2**64):
+        raise InvalidArgument(
+            f"rng is {rng!r} and dropout {dropout!r}; accepted is a seed or (seed, offset), each "
+            "in [0, 2^64)"
+        )
+    return seed, offset
+
+
+def _heads_first(layout: str, cu_seqlens_q: Array | None) -> bool:
+    if layout not in _LAYOUTS:
+        raise InvalidArgument(
+            f"layout is {layout!r}; accepted are {', '.join(map(repr, _LAYOUTS))}"
+        )
+    if (layout == "thd") != (cu_seqlens_q is not None):
+        raise InvalidArgument(
+            f"layout is {layout!r} {'without' if cu_seqlens_q is None else 'with'} cu_seqlens_q; "
+            "accepted is 'thd' with it, the others without"
+        )
+    return layout == "bhsd"
+
+
+def _checked(text: str) -> str:
+    """A formula that cannot end its token in the descriptor and begin another."""
+    if ")_" in text:
+        raise InvalidArgument(
+            f"formula {text!r} has a name right after a parenthesis; accepted is an operator there"
+        )
+    return text
+
+
+class _Problem:
+    """Collects the tokens of a descriptor and the buffers that they read."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.buffers: dict[str, Array] = {}
+
+    def declare(self, name: str, array: Array) -> None:
+        self.buffers[name] = array
+        self.tokens.append(f"buffer({name}:{_attn.signature(name, array)})")
+
+    def formulas(self, mask: Any, score: Any) -> tuple[str, str]:
+        """Texts of both, "" where there is none; what they read is declared."""
+        mask_text, score_text = self.plain(mask), self.plain(score)
+        if mask_text is not None and score_text is not None:
+            return mask_text, score_text
+        from .trace import resolve  # an expression or a function
+
+        new_mask, new_score, buffers = resolve(
+            mask if mask_text is None else None, score if score_text is None else None
+        )
+        for name, array in buffers.items():
+            self.declare(name, array)
+        return mask_text or new_mask, score_text or new_score
+
+    def plain(self, formula: Any) -> str | None:
+        """The text of what needs no tracing, else None."""
+        if formula is None or isinstance(formula, str):
+            return _checked(formula) if formula else ""
+        if isinstance(formula, Formula):
+            for name, array in formula.buffers.items():
+                self.declare(name, array)
+            return _checked(formula.text)
+        if hasattr(formula, "__dlpack__"):
+            return self.allowed(formula)
+        return None
+
+    def allowed(self, mask: Array) -> str:
+        indices = {2: "query, key", 4: "batch, head, query, key"}.get(_rank(mask))
+        if indices is None or not _attn.signature("mask", mask).startswith("u8"):
+            raise InvalidArgument(
+                f"mask is an array of {mask.dtype} {tuple(mask.shape)}; accepted is bool or uint8 "
+                "[query, key] or [batch, head, query, key]; numbers to add are a bias"
+            )
+        self.declare("allowed", mask)
+        return f"allowed[{indices}] != 0"
+
+    def alibi(self, slopes: Array) -> None:
+        if _rank(slopes) == 2:
+            self.declare("head_slopes", slopes)
+            self.tokens.append(
+                "score(score - head_slopes[batch, head] * abs(to_float(position - key)))"
+            )
+            return
+        self.buffers["slopes"] = slopes
+        self.tokens += [f"hq{slopes.shape[0]}", "alibi"]
+
+    def bias(self, bias: Array) -> None:
+        self.buffers["bias"] = bias
+        dtype, _, shape = _attn.signature("bias", bias).partition(":")
+        self.tokens.append(f"bias{shape}{'' if dtype == 'f32' else dtype}")
+
+
+def make_options(
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi: Array | None = None,
+    bias: Array | None = None,
+    sink: Array | None = None,
+    dropout: float = 0.0,
+    rng: int | tuple[int, int] | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    page_table: Array | None = None,
+    layout: str | None = None,
+    backend: str = "auto",
+    algorithm: str = "auto",
+    threads: int = 0,
+) -> _attn.Options:
+    """The options of one call; attn.attention documents them."""
+    heads_first = layout is not None and _heads_first(layout, cu_seqlens_q)
+    problem = _Problem()
+    tokens = problem.tokens
+    if causal:
+        tokens.append("causal")
+    if window is not None:
+        tokens.append(_window(window))
+    if softcap:
+        tokens.append("softcap" + _number("softcap", softcap))
+    if alibi is not None:
+        problem.alibi(alibi)
+    if bias is not None:
+        problem.bias(bias)
+    if mask is not None or score is not None:
+        mask_text, score_text = problem.formulas(mask, score)
+        if mask_text:
+            tokens.append(f"mask({mask_text})")
+        if score_text:
+            tokens.append(f"score({score_text})")
+    if scale is not None:
+        tokens.append("scale" + _number("scale", scale))
+    seed = offset = 0
+    if dropout:
+        tokens.append("dropout" + _number("dropout", dropout))
+        seed, offset = _dropout(dropout, rng)
+    tensors = {}
+    if sink is not None:
+        tokens.append("sink")
+        tensors["sink"] = sink
+    for name, array in (
+        ("cu_seqlens_q", cu_seqlens_q),
+        ("cu_seqlens_k", cu_seqlens_k),
+        ("seqused_q", seqused_q),
+        ("seqused_k", seqused_k),
+        ("page_table", page_table),
+    ):
+        if array is not None:
+            tensors[name] = array
+    return _attn.Options(
+        "_".join(tokens),
+        tensors,
+        problem.buffers,
+        heads_first,
+        max_seqlen_q or 0,
+        max_seqlen_k or 0,
+        seed,
+        offset,
+        backend,
+        algorithm,
+        threads,
+    )

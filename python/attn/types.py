@@ -1,0 +1,39 @@
+"""Types in the signatures of attn, for type checkers; nothing imports this when a program runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypedDict
+
+from .formula import Formula
+
+Array: TypeAlias = Any  # of NumPy, PyTorch, JAX, CuPy, or with __dlpack__
+Score: TypeAlias = str | Formula | Callable[..., Any]
+Mask: TypeAlias = Score | Array
+
+
+class Options(TypedDict, total=False):
+    """The keywords of attn.attention, which documents them."""
+
+    mask: Mask | None
+    score: Score | None
+    scale: float | None
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    softcap: float | None
+    alibi: Array | None
+    bias: Array | None
+    sink: Array | None
+    dropout: float
+    rng: int | tuple[int, int] | None
+    cu_seqlens_q: Array | None
+    cu_seqlens_k: Array | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    seqused_q: Array | None
+    seqused_k: Array | None
+    page_table: Array | None
+    layout: str | None
+    backend: str
+    algorithm: str
+    threads: int

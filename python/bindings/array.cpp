@@ -1,0 +1,376 @@
+#include "array.hpp"
+
+#include <string>
+#include <unordered_map>
+
+#include "attn/error.hpp"
+
+namespace attn::python {
+namespace {
+
+constexpr std::string_view kAcceptedTypes =
+    "float32, bfloat16, float16, float64, int32, int64, uint8 and bool";
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::invalid_argument, message);
+}
+
+std::string class_of(nb::handle object) {
+  return nb::cast<std::string>(object.type().attr("__name__"));
+}
+
+std::string dtype_name(nb::handle object) {
+  const nb::object dtype = object.attr("dtype");
+  return nb::str(dtype).c_str();
+}
+
+// What each library needs beside DLPack: python/attn/arrays.py.
+nb::module_ arrays() { return nb::module_::import_("attn.arrays"); }
+
+// Attribute names that are looked up at every call; made once, never freed.
+struct Names {
+  nb::handle exchange = intern("__dlpack_c_exchange_api__");
+  nb::handle array_struct = intern("__array_struct__");
+  nb::handle requires_grad = intern("requires_grad");
+  nb::handle dtype = intern("dtype");
+
+ private:
+  static nb::handle intern(const char* text) { return PyUnicode_InternFromString(text); }
+};
+const Names& names() {
+  static const Names names;
+  return names;
+}
+
+// The attribute, or an invalid object where there is none.
+nb::object find(nb::handle object, nb::handle attribute) {
+  PyObject* found = PyObject_GetAttr(object.ptr(), attribute.ptr());
+  if (found == nullptr) PyErr_Clear();
+  return nb::steal(found);
+}
+
+// The table of a type, or null. Types are remembered, and kept alive by that.
+const dlpack::ExchangeApi* exchange_api(nb::handle type) {
+  struct Entry {
+    nb::object type;
+    const dlpack::ExchangeApi* api;
+  };
+  // Never destroyed: Python is gone by then. At most kMaxTypes, for programs that make types.
+  constexpr std::size_t kMaxTypes = 256;
+  static auto& known = *new std::unordered_map<PyObject*, Entry>;
+  if (const auto at = known.find(type.ptr()); at != known.end()) return at->second.api;
+  const dlpack::ExchangeApi* api = nullptr;
+  if (const nb::object capsule = find(type, names().exchange); capsule.is_valid()) {
+    api = static_cast<const dlpack::ExchangeApi*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (api == nullptr) PyErr_Clear();
+    if (api != nullptr && api->header.version.major != 1) api = nullptr;
+  }
+  if (known.size() >= kMaxTypes) known.clear();
+  known.emplace(type.ptr(), Entry{nb::borrow(type), api});
+  return api;
+}
+
+DType dtype_of_dlpack(std::string_view name, const dlpack::DataType& type, nb::handle object) {
+  if (type.lanes == 1) {
+    switch (type.code << 8 | type.bits) {
+      case dlpack::kFloat << 8 | 64:
+        return DType::f64;
+      case dlpack::kFloat << 8 | 32:
+        return DType::f32;
+      case dlpack::kFloat << 8 | 16:
+        return DType::f16;
+      case dlpack::kBfloat << 8 | 16:
+        return DType::bf16;
+      case dlpack::kInt << 8 | 64:
+        return DType::i64;
+      case dlpack::kInt << 8 | 32:
+        return DType::i32;
+      case dlpack::kUInt << 8 | 8:
+      case dlpack::kBool << 8 | 8:
+        return DType::u8;
+      default:
+        break;
+    }
+  }
+  refuse(std::string(name) + " has dtype " + dtype_name(object) + "; accepted are " +
+         std::string(kAcceptedTypes));
+}
+
+Device device_of_dlpack(std::string_view name, const dlpack::Device& device) {
+  switch (device.type) {
+    case dlpack::kCpu:
+    case dlpack::kCudaHost:
+      return {};
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged:
+      return {DeviceType::cuda, device.index};
+    default:
+      refuse(std::string(name) + " is on a device of DLPack type " + std::to_string(device.type) +
+             "; accepted are CPU and CUDA");
+  }
+}
+
+void check_rank(std::string_view name, std::int64_t rank) {
+  if (rank < 1 || rank > kMaxRank) {
+    refuse(std::string(name) + " has " + std::to_string(rank) + " dimensions; accepted are 1 to " +
+           std::to_string(kMaxRank));
+  }
+}
+
+void check_data(std::string_view name, const Tensor& tensor, nb::handle object) {
+  if (tensor.data == nullptr && tensor.size() > 0) {
+    refuse(std::string(name) + " is a " + class_of(object) +
+           " without data (a fake or meta tensor?); accepted are arrays in memory");
+  }
+}
+
+Tensor tensor_of_dlpack(std::string_view name, const dlpack::DLTensor& from, nb::handle object) {
+  check_rank(name, from.rank);
+  Tensor tensor;
+  tensor.dtype = dtype_of_dlpack(name, from.dtype, object);
+  tensor.device = device_of_dlpack(name, from.device);
+  tensor.rank = from.rank;
+  std::int64_t stride = 1;
+  for (int k = from.rank - 1; k >= 0; --k) {
+    const auto i = static_cast<std::size_t>(k);
+    tensor.shape[i] = from.shape[k];
+    tensor.strides[i] = from.strides != nullptr ? from.strides[k] : stride;
+    stride *= from.shape[k];
+  }
+  if (from.data != nullptr) tensor.data = static_cast<std::byte*>(from.data) + from.byte_offset;
+  check_data(name, tensor, object);
+  return tensor;
+}
+
+// With the reason that its library gave: the first line of the Python error that is set.
+[[noreturn]] void refuse_view(std::string_view name, nb::handle object) {
+  const nb::python_error error;
+  const std::string reason = nb::str(error.value()).c_str();
+  refuse(std::string(name) + " is a " + class_of(object) + " that shows no memory (" +
+         reason.substr(0, reason.find('\n')) + "); accepted are strided arrays in memory");
+}
+
+Array exchange_view(std::string_view name, nb::handle object, const dlpack::ExchangeApi& api) {
+  Array array{.source = Source::exchange, .api = &api, .object = nb::borrow(object)};
+  if (api.view_of_object != nullptr) {
+    dlpack::DLTensor view{};
+    if (api.view_of_object(object.ptr(), &view) != 0) refuse_view(name, object);
+    array.tensor = tensor_of_dlpack(name, view, object);
+  } else {
+    dlpack::ManagedTensorVersioned* managed = nullptr;
+    if (api.managed_from_object(object.ptr(), &managed) != 0) refuse_view(name, object);
+    array.imported = nb::capsule(managed, [](void* p) noexcept {
+      auto* owned = static_cast<dlpack::ManagedTensorVersioned*>(p);
+      owned->deleter(owned);
+    });
+    array.read_only = (managed->flags & dlpack::kReadOnly) != 0;
+    array.tensor = tensor_of_dlpack(name, managed->tensor, object);
+  }
+  const nb::object wants = find(object, names().requires_grad);
+  array.requires_grad = wants.ptr() == Py_True;
+  return array;
+}
+
+// What the capsule of __array_struct__ holds (numpy.org, "The array interface protocol").
+struct ArrayInterface {
+  int two;
+  int rank;
+  char kind;
+  int bytes;
+  int flags;
+  Py_ssize_t* shape;
+  Py_ssize_t* strides;  // in bytes
+  void* data;
+  PyObject* description;
+};
+constexpr int kNativeByteOrder = 0x200;
+constexpr int kWriteable = 0x400;
+
+DType dtype_of_numpy(std::string_view name, const ArrayInterface& from, nb::handle object) {
+  if ((from.flags & kNativeByteOrder) != 0) {
+    switch (from.kind << 8 | from.bytes) {
+      case 'f' << 8 | 8:
+        return DType::f64;
+      case 'f' << 8 | 4:
+        return DType::f32;
+      case 'f' << 8 | 2:
+        return DType::f16;
+      case 'i' << 8 | 8:
+        return DType::i64;
+      case 'i' << 8 | 4:
+        return DType::i32;
+      case 'u' << 8 | 1:
+      case 'b' << 8 | 1:
+        return DType::u8;
+      case 'V' << 8 | 2:  // as NumPy sees the bfloat16 of ml_dtypes
+        if (dtype_name(object) == "bfloat16") return DType::bf16;
+        break;
+      default:
+        break;
+    }
+  }
+  refuse(std::string(name) + " has dtype " + dtype_name(object) + "; accepted are " +
+         std::string(kAcceptedTypes) + " in native byte order");
+}
+
+Array numpy_view(std::string_view name, nb::handle object, const nb::object& capsule) {
+  const auto* from =
+      static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
+  if (from == nullptr) throw nb::python_error();
+  check_rank(name, from->rank);
+  Array array{.source = Source::numpy, .object = nb::borrow(object)};
+  array.read_only = (from->flags & kWriteable) == 0;
+  Tensor& tensor = array.tensor;
+  tensor.dtype = dtype_of_numpy(name, *from, object);
+  tensor.rank = from->rank;
+  tensor.data = from->data;
+  for (int k = 0; k < from->rank; ++k) {
+    const auto i = static_cast<std::size_t>(k);
+    tensor.shape[i] = from->shape[k];
+    tensor.strides[i] = from->strides[k] / from->bytes;
+    if (from->strides[k] % from->bytes != 0) {
+      refuse(std::string(name) + " has a stride of " + std::to_string(from->strides[k]) +
+             " bytes; accepted are multiples of its element, " + std::to_string(from->bytes));
+    }
+  }
+  check_data(name, tensor, object);
+  return array;
+}
+
+template <class Managed>
+Array managed_view(std::string_view name, nb::handle object, const nb::object& capsule,
+                   const char* capsule_name, const char* used_name) {
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), capsule_name));
+  if (managed == nullptr || PyCapsule_SetName(capsule.ptr(), used_name) != 0) {
+    throw nb::python_error();
+  }
+  Array array{.source = Source::dlpack, .object = nb::borrow(object)};
+  array.imported = nb::capsule(managed, [](void* p) noexcept {
+    auto* owned = static_cast<Managed*>(p);
+    if (owned->deleter != nullptr) owned->deleter(owned);
+  });
+  if constexpr (requires { managed->flags; }) {
+    if (managed->version.major != 1) {
+      refuse(std::string(name) + " is exported by DLPack " +
+             std::to_string(managed->version.major) + "; accepted is version 1");
+    }
+    array.read_only = (managed->flags & dlpack::kReadOnly) != 0;
+  }
+  array.tensor = tensor_of_dlpack(name, managed->tensor, object);
+  return array;
+}
+
+Array dlpack_view(std::string_view name, nb::handle object) {
+  const nb::object capsule = arrays().attr("export")(object);
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
+    return managed_view<dlpack::ManagedTensorVersioned>(name, object, capsule, "dltensor_versioned",
+                                                        "used_dltensor_versioned");
+  }
+  return managed_view<dlpack::ManagedTensor>(name, object, capsule, "dltensor", "used_dltensor");
+}
+
+dlpack::DataType dlpack_dtype(DType dtype) {
+  const auto bits = static_cast<std::uint8_t>(8 * size_of(dtype));
+  return {dtype == DType::bf16 ? dlpack::kBfloat : dlpack::kFloat, bits, 1};
+}
+
+Array exchange_allocate(const Array& like, ResultType type,
+                        const std::vector<std::int64_t>& shape) {
+  std::vector<std::int64_t> sizes = shape;
+  const Device device = like.tensor.device;
+  dlpack::DLTensor prototype{};
+  prototype.device = {device.type == DeviceType::cuda ? dlpack::kCuda : dlpack::kCpu, device.index};
+  prototype.rank = static_cast<std::int32_t>(sizes.size());
+  prototype.dtype = dlpack_dtype(type == ResultType::float32 ? DType::f32 : like.tensor.dtype);
+  prototype.shape = sizes.data();
+  dlpack::ManagedTensorVersioned* managed = nullptr;
+  std::string message;
+  const auto keep = [](void* context, const char*, const char* text) {
+    *static_cast<std::string*>(context) = text;
+  };
+  if (like.api->allocate(&prototype, &managed, &message, keep) != 0) {
+    PyErr_Clear();
+    throw Error(ErrorCode::out_of_memory, "a result could not be allocated: " + message);
+  }
+  void* object = nullptr;
+  if (like.api->managed_to_object(managed, &object) != 0) throw nb::python_error();
+  return exchange_view("result", nb::steal(static_cast<PyObject*>(object)), *like.api);
+}
+
+nb::tuple as_tuple(const std::vector<std::int64_t>& shape) {
+  nb::list sizes;
+  for (const std::int64_t size : shape) sizes.append(size);
+  return nb::tuple(sizes);
+}
+
+// numpy.empty and the dtype float32; made when the first NumPy array has been seen, never freed.
+struct Numpy {
+  nb::handle empty = nb::object(nb::module_::import_("numpy").attr("empty")).release();
+  nb::handle float32 = nb::module_::import_("numpy").attr("dtype")("float32").release();
+};
+
+Array numpy_allocate(const Array& like, ResultType type, const std::vector<std::int64_t>& shape) {
+  static const Numpy numpy;
+  const nb::object dtype =
+      type == ResultType::float32 ? nb::borrow(numpy.float32) : find(like.object, names().dtype);
+  return view("result", numpy.empty(as_tuple(shape), dtype));
+}
+
+}  // namespace
+
+Array view(std::string_view name, nb::handle object) {
+  if (const dlpack::ExchangeApi* api = exchange_api(object.type())) {
+    return exchange_view(name, object, *api);
+  }
+  if (const nb::object capsule = find(object, names().array_struct); capsule.is_valid()) {
+    return numpy_view(name, object, capsule);
+  }
+  if (nb::hasattr(object, "__dlpack__")) return dlpack_view(name, object);
+  throw nb::type_error((std::string(name) + " is a " + class_of(object) +
+                        "; accepted are arrays of NumPy, PyTorch, JAX, CuPy or others with "
+                        "__dlpack__")
+                           .c_str());
+}
+
+Array writable_view(std::string_view name, nb::handle object) {
+  Array array = view(name, object);
+  if (array.read_only) {
+    refuse(std::string(name) + " is a read-only " + class_of(object) +
+           "; accepted are arrays that can be written");
+  }
+  return array;
+}
+
+Array allocate(const Array& like, ResultType type, const std::vector<std::int64_t>& shape) {
+  switch (like.source) {
+    case Source::exchange:
+      return exchange_allocate(like, type, shape);
+    case Source::numpy:
+      return numpy_allocate(like, type, shape);
+    case Source::dlpack:
+      return view("result", arrays().attr("empty")(like.object, as_tuple(shape),
+                                                   type == ResultType::float32));
+  }
+  throw Error(ErrorCode::internal, "an array of unknown source");
+}
+
+nb::object finished(const Array& like, const Array& made) {
+  if (like.source != Source::dlpack) return made.object;
+  return arrays().attr("finish")(like.object, made.object);
+}
+
+void* current_stream(const Array& array) {
+  const Device device = array.tensor.device;
+  if (device.type == DeviceType::cpu) return nullptr;
+  void* stream = nullptr;
+  if (array.api != nullptr) {
+    if (array.api->current_stream(dlpack::kCuda, device.index, &stream) != 0) {
+      throw nb::python_error();
+    }
+    return stream;
+  }
+  return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(arrays().attr("stream")(array.object)));
+}
+
+}  // namespace attn::python

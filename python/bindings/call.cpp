@@ -1,0 +1,146 @@
+#include "call.hpp"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "attn/error.hpp"
+
+namespace attn::python {
+namespace {
+
+// The problem of a descriptor. A program uses few, each many times: texts are read once.
+const Problem& parsed(const std::string& text) {
+  constexpr std::size_t kMaxTexts = 4096;
+  static std::unordered_map<std::string, Problem> known;  // used with the GIL held
+  if (const auto at = known.find(text); at != known.end()) return at->second;
+  Problem problem = text.empty() ? Problem{} : parse_problem(text);
+  if (known.size() >= kMaxTexts) known.clear();
+  return known.emplace(text, std::move(problem)).first->second;
+}
+
+Tensor* member(Inputs& inputs, std::string_view name) {
+  if (name == "cu_seqlens_q") return &inputs.cu_seqlens_q;
+  if (name == "cu_seqlens_k") return &inputs.cu_seqlens_k;
+  if (name == "seqused_q") return &inputs.seqused_q;
+  if (name == "seqused_k") return &inputs.seqused_k;
+  if (name == "page_table") return &inputs.page_table;
+  if (name == "sink") return &inputs.sink;
+  throw Error(ErrorCode::internal, "no tensor of a call is called " + std::string(name));
+}
+
+}  // namespace
+
+Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v)
+    : heads_first_(options.heads_first),
+      options_(options.plan),
+      problem_(parsed(options.problem)),
+      q_(input("q", q)),
+      k_(input("k", k)),
+      v_(input("v", v)) {
+  problem_.dropout.seed = options.seed;
+  problem_.dropout.offset = options.offset;
+  problem_.seqlen_q = options.seqlen_q;
+  problem_.seqlen_k = options.seqlen_k;
+  inputs_.q = ordered(q_);
+  inputs_.k = ordered(k_);
+  inputs_.v = ordered(v_);
+  options_.device = q_.tensor.device;
+  take_tensors(options.tensors);
+  take_buffers(options.buffers);
+}
+
+Array Call::input(std::string_view name, nb::handle object) const {
+  Array array = view(name, object);
+  if (array.requires_grad &&
+      nb::cast<bool>(nb::module_::import_("attn.arrays").attr("records_gradients")(array.object))) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) +
+                    " requires a gradient, which this call does not record; accepted are tensors "
+                    "without one, any under torch.no_grad(), and attn.torch, which records it");
+  }
+  return array;
+}
+
+void Call::take_tensors(const nb::dict& tensors) {
+  for (const auto [key, value] : tensors) {
+    const auto name = nb::cast<std::string>(key);
+    Array array = input(name, value);
+    *member(inputs_, name) = array.tensor;
+    kept_.push_back(std::move(array));
+  }
+  if (inputs_.cu_seqlens_q.given()) problem_.layout_q = Layout::packed;
+  if (inputs_.cu_seqlens_k.given()) problem_.layout_k = Layout::packed;
+  if (inputs_.page_table.given()) {
+    if (problem_.layout_k == Layout::packed) {
+      throw Error(ErrorCode::invalid_argument,
+                  "cu_seqlens_k and page_table are both given; accepted is one of them");
+    }
+    problem_.layout_k = Layout::paged;
+  }
+}
+
+void Call::take_buffers(const nb::dict& buffers) {
+  for (const auto [key, value] : buffers) {
+    auto name = nb::cast<std::string>(key);
+    Array array = input(name, value);
+    inputs_.buffers.emplace_back(name, array.tensor);
+    buffers_.emplace_back(std::move(name), std::move(array));
+  }
+}
+
+const Array& Call::buffer(std::string_view name) const {
+  for (const auto& [known, array] : buffers_) {
+    if (known == name) return array;
+  }
+  throw Error(ErrorCode::invalid_argument,
+              "gradients names " + std::string(name) +
+                  "; accepted are q, k, v, sink and the buffers of the score that are given");
+}
+
+Tensor Call::ordered(const Array& array) const {
+  Tensor tensor = array.tensor;
+  if (heads_first_ && tensor.rank == 4) {
+    std::swap(tensor.shape[1], tensor.shape[2]);
+    std::swap(tensor.strides[1], tensor.strides[2]);
+  }
+  return tensor;
+}
+
+std::vector<std::int64_t> Call::o_shape() const {
+  const Tensor& q = q_.tensor;
+  const Tensor& v = v_.tensor;
+  std::vector<std::int64_t> shape(q.shape.begin(), q.shape.begin() + q.rank);
+  shape.back() = v.shape[static_cast<std::size_t>(v.rank - 1)];
+  return shape;
+}
+
+std::vector<std::int64_t> Call::lse_shape() const {
+  const Tensor& q = inputs_.q;
+  if (q.rank == 3) return {q.shape[1], q.shape[0]};
+  return {q.shape[0], q.shape[2], q.shape[1]};
+}
+
+Array Call::result(std::string_view name, nb::handle given, ResultType type,
+                   const std::vector<std::int64_t>& shape) const {
+  return given.is_none() ? allocate(q_, type, shape) : writable_view(name, given);
+}
+
+Plan Call::plan(Phase phase) const {
+  return make_plan(complete(problem_, inputs_), phase, options_);
+}
+
+Context Call::context(const Plan& plan) {
+  Context context;
+  if (!on_gpu()) return context;
+  context.stream = current_stream(q_);
+  if (plan.workspace_bytes > 0) {
+    // float32 elements; the allocators of frameworks align to 256 bytes and more.
+    workspace_ = allocate(q_, ResultType::float32, {(plan.workspace_bytes + 3) / 4});
+    context.workspace =
+        tensor(workspace_.tensor.data, DType::u8, {plan.workspace_bytes}, workspace_.tensor.device);
+  }
+  return context;
+}
+
+}  // namespace attn::python

@@ -1,0 +1,67 @@
+// What the library and this machine are.
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "attn/context.hpp"
+#include "attn/error.hpp"
+#include "attn/machine.hpp"
+#include "attn/mask.hpp"
+#include "attn/plan.hpp"
+#include "attn/version.hpp"
+#include "operations.hpp"
+
+namespace attn::python {
+namespace {
+
+namespace nb = nanobind;
+
+// What kernels are compiled for, or why there are none.
+nb::dict gpu() {
+  nb::dict found;
+  try {
+    PlanOptions options;
+    options.backend = Backend::cuda;
+    options.device = {DeviceType::cuda, 0};
+    const Plan plan = make_plan(parse_problem("b1_n128_h1_d64_bf16"), Phase::forward, options);
+    found["available"] = true;
+    found["arch"] = plan.launch.arch;
+  } catch (const Error& error) {
+    found["available"] = false;
+    found["reason"] = std::string(error.what());
+  }
+  return found;
+}
+
+nb::dict information() {
+  const Machine machine = describe_machine();
+  nb::dict sets;
+  for (const InstructionSetInfo& info : instruction_sets()) {
+    sets[std::string(name(info.isa)).c_str()] =
+        info.available ? std::string("available") : info.reason;
+  }
+  nb::dict result;
+  result["version"] = ATTN_VERSION_STRING;
+  result["cpu"] = machine.cpu;
+  result["cpus"] = machine.cpus;
+  result["memory_bytes"] = machine.memory_bytes;
+  result["instruction_sets"] = sets;
+  result["cuda"] = gpu();
+  return result;
+}
+
+nb::list slopes(std::int64_t heads) {
+  nb::list result;
+  for (const float slope : alibi_slopes(heads)) result.append(slope);
+  return result;
+}
+
+}  // namespace
+
+void bind_information(nb::module_& module) {
+  module.attr("__version__") = ATTN_VERSION_STRING;
+  module.def("info", &information);
+  module.def("alibi_slopes", &slopes);
+}
+
+}  // namespace attn::python

@@ -1,0 +1,182 @@
+#include "operations.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attn/error.hpp"
+#include "call.hpp"
+
+namespace attn::python {
+namespace {
+
+// (o, lse), the latter None unless lse is an array or true.
+nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
+                  nb::handle lse, const Plan* plan) {
+  Call call(options, q, k, v);
+  Outputs outputs;
+  Array o_array, lse_array;
+  const bool usable = call.q().tensor.rank >= 3;
+  if (usable) {
+    o_array = call.result("out", out, ResultType::as_like, call.o_shape());
+    outputs.o = call.ordered(o_array);
+    if (!lse.is(Py_False)) {
+      const bool wide = call.q().tensor.dtype == DType::f64;
+      lse_array = call.result("lse", lse.is(Py_True) ? nb::handle(Py_None) : lse,
+                              wide ? ResultType::as_like : ResultType::float32, call.lse_shape());
+      outputs.lse = lse_array.tensor;
+    }
+  }
+  std::optional<Plan> own;
+  if (plan == nullptr) plan = &own.emplace(call.plan(Phase::forward));
+  const Context context = call.context(*plan);
+  {
+    const nb::gil_scoped_release released;
+    run_forward(*plan, call.inputs(), outputs, context);
+  }
+  return nb::make_tuple(finished(call.q(), o_array), outputs.lse.given()
+                                                         ? finished(call.q(), lse_array)
+                                                         : nb::object(nb::none()));
+}
+
+// {name: gradient} for each of `wanted`: q, k, v, sink, or a buffer of the score.
+nb::dict backward(const Options& options, nb::handle d_out, nb::handle q, nb::handle k,
+                  nb::handle v, nb::handle out, nb::handle lse,
+                  const std::vector<std::string>& wanted, const Plan* plan) {
+  Call call(options, q, k, v);
+  const Array d_o = view("d_out", d_out), o = view("out", out), l = view("lse", lse);
+  std::optional<Plan> own;
+  if (plan == nullptr) plan = &own.emplace(call.plan(Phase::backward));
+
+  Gradients gradients;
+  std::vector<Array> arrays;
+  const auto make = [&](nb::handle like, ResultType type) {
+    const Tensor& tensor = arrays.emplace_back(view("gradient", like)).tensor;
+    const std::vector<std::int64_t> shape(tensor.shape.begin(), tensor.shape.begin() + tensor.rank);
+    return arrays.back() = allocate(call.q(), type, shape);
+  };
+  for (const std::string& name : wanted) {
+    if (name == "q") {
+      gradients.dq = call.ordered(make(q, ResultType::as_like));
+    } else if (name == "k") {
+      gradients.dk = call.ordered(make(k, ResultType::as_like));
+    } else if (name == "v") {
+      gradients.dv = call.ordered(make(v, ResultType::as_like));
+    } else if (name == "sink" && options.tensors.contains("sink")) {
+      gradients.dsink = make(options.tensors["sink"], ResultType::float32).tensor;
+    } else {
+      gradients.buffers.emplace_back(name,
+                                     make(call.buffer(name).object, ResultType::float32).tensor);
+    }
+  }
+  const Context context = call.context(*plan);
+  {
+    const nb::gil_scoped_release released;
+    run_backward(*plan, call.inputs(), {.o = call.ordered(o), .lse = l.tensor}, call.ordered(d_o),
+                 gradients, context);
+  }
+  nb::dict results;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    results[wanted[i].c_str()] = finished(call.q(), arrays[i]);
+  }
+  return results;
+}
+
+nb::tuple merge(const std::vector<std::pair<nb::object, nb::object>>& parts) {
+  if (parts.empty()) {
+    throw Error(ErrorCode::invalid_argument, "parts is empty; accepted is at least one (out, lse)");
+  }
+  std::vector<Array> arrays;
+  arrays.reserve(2 * parts.size());
+  std::vector<Outputs> outputs;
+  for (const auto& [o, lse] : parts) {
+    arrays.push_back(view("out", o));
+    arrays.push_back(view("lse", lse));
+    outputs.push_back(
+        {.o = arrays[arrays.size() - 2].tensor, .lse = arrays[arrays.size() - 1].tensor});
+  }
+  const auto like = [&](const Array& array) {
+    const Tensor& t = array.tensor;
+    return allocate(array, ResultType::as_like, {t.shape.begin(), t.shape.begin() + t.rank});
+  };
+  const Array o = like(arrays[0]), lse = like(arrays[1]);
+  {
+    const nb::gil_scoped_release released;
+    attn::merge(outputs, {.o = o.tensor, .lse = lse.tensor});
+  }
+  return nb::make_tuple(finished(arrays[0], o), finished(arrays[1], lse));
+}
+
+Plan plan(const Options& options, nb::handle q, nb::handle k, nb::handle v, bool is_backward) {
+  const Call call(options, q, k, v);
+  return call.plan(is_backward ? Phase::backward : Phase::forward);
+}
+
+// "f32:8x64", as a descriptor declares a buffer.
+std::string signature(std::string_view name, nb::handle object) {
+  const Tensor tensor = view(name, object).tensor;
+  std::string text = std::string(attn::name(tensor.dtype)) + ":";
+  for (std::int32_t k = 0; k < tensor.rank; ++k) {
+    if (k > 0) text += "x";
+    text += std::to_string(tensor.shape[static_cast<std::size_t>(k)]);
+  }
+  return text;
+}
+
+}  // namespace
+
+void bind_operations(nb::module_& module) {
+  using namespace nb::literals;  // NOLINT(google-build-using-namespace): only literals
+  nb::class_<Options>(module, "Options")
+      .def(
+          "__init__",
+          [](Options* self, std::string problem, nb::dict tensors, nb::dict buffers,
+             bool heads_first, std::int64_t seqlen_q, std::int64_t seqlen_k, std::uint64_t seed,
+             std::uint64_t offset, std::string_view backend, std::string_view algorithm,
+             int threads) {
+            PlanOptions plan;
+            if (backend != "auto") plan.backend = parse_backend(backend);
+            if (algorithm != "auto") plan.algorithm = parse_algorithm(algorithm);
+            plan.threads = threads;
+            new (self) Options{std::move(problem),
+                               std::move(tensors),
+                               std::move(buffers),
+                               heads_first,
+                               seqlen_q,
+                               seqlen_k,
+                               seed,
+                               offset,
+                               std::move(plan)};
+          },
+          "problem"_a = "", "tensors"_a = nb::dict(), "buffers"_a = nb::dict(),
+          "heads_first"_a = false, "seqlen_q"_a = 0, "seqlen_k"_a = 0, "seed"_a = 0, "offset"_a = 0,
+          "backend"_a = "auto", "algorithm"_a = "auto", "threads"_a = 0)
+      .def_ro("problem", &Options::problem);
+  nb::class_<Plan>(module, "Plan")
+      .def("__str__", [](const Plan& self) { return to_string(self); })
+      .def_ro("workspace_bytes", &Plan::workspace_bytes)
+      .def_prop_ro("problem", [](const Plan& self) { return to_string(self.problem); })
+      .def_prop_ro("backend", [](const Plan& self) { return std::string(name(self.backend)); })
+      .def_prop_ro("algorithm", [](const Plan& self) { return std::string(name(self.algorithm)); })
+      .def_prop_ro("phase", [](const Plan& self) { return std::string(name(self.phase)); })
+      .def_ro("reasons", &Plan::reasons)
+      .def_ro("num_splits", &Plan::num_splits)
+      .def_ro("threads", &Plan::threads)
+      .def("flops", &Plan::flops);
+  module.def("forward", &forward, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
+             "out"_a.none(), "lse"_a, "plan"_a.none() = nb::none());
+  module.def("backward", &backward, "options"_a, "d_out"_a.none(), "q"_a.none(), "k"_a.none(),
+             "v"_a.none(), "out"_a.none(), "lse"_a.none(), "wanted"_a,
+             "plan"_a.none() = nb::none());
+  module.def("plan", &plan, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "backward"_a);
+  module.def("merge", &merge, "parts"_a);
+  module.def("signature", &signature, "name"_a, "array"_a);
+}
+
+}  // namespace attn::python

@@ -1,0 +1,11 @@
+// The functions of the module _attn on tensors.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace attn::python {
+
+void bind_operations(nanobind::module_& module);
+void bind_information(nanobind::module_& module);
+
+}  // namespace attn::python

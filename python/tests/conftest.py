@@ -1,0 +1,6 @@
+"""Makes tests/numpy importable: attention in fp64 NumPy, written from the documentation."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "numpy"))

@@ -1,0 +1,103 @@
+"""Random problems of tests/numpy through the Python package, judged by its error rule."""
+
+from __future__ import annotations
+
+import re
+
+import attn
+import fuzz
+import numpy as np
+import problems
+
+TENSORS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "sink")
+
+
+def text(tree):
+    """A tree of tests/numpy/expression.py as text."""
+    op, *operands = tree
+    if op == "symbol":
+        return operands[0]
+    if op in ("int", "boolean", "inf"):
+        return {"int": str, "boolean": lambda x: str(x).lower(), "inf": str}[op](
+            *operands or ["inf"]
+        )
+    if op == "float":
+        return f"{float(operands[0])!r}"
+    if op == "load":
+        return f"{operands[0]}[{', '.join(map(text, operands[1:]))}]"
+    if op in ("-x", "!x"):
+        return f"({op[0]}({text(operands[0])}))"
+    if op.isidentifier():
+        return f"{op}({', '.join(map(text, operands))})"
+    return f"({text(operands[0])} {op} {text(operands[1])})"
+
+
+def options(case):
+    """The keywords of attn.attention for a case."""
+    problem = case.problem
+    found = {name: case.tensors[name] for name in TENSORS if name in case.tensors}
+    for name, tree in (("mask", problem.mask), ("score", problem.score)):
+        if tree is not None:
+            # A buffer belongs to one of the two; names that neither reads are refused.
+            formula = text(tree)
+            read = {name: x for name, x in problem.buffers.items() if f"{name}[" in formula}
+            found[name] = attn.Formula(formula, **read)
+    if problem.scale is not None:
+        found["scale"] = problem.scale
+    if problem.dropout is not None:
+        found["dropout"], seed, offset = problem.dropout
+        found["rng"] = (seed, offset)
+    if "--problem" in case.arguments:  # lengths that packed tensors do not show
+        for token in case.arguments[case.arguments.index("--problem") + 1].split("_"):
+            if re.fullmatch(r"s[qk]\d+", token):
+                found[f"max_seqlen_{token[1]}"] = int(token[2:])
+    return found
+
+
+def arrays(case, numpy_dtype):
+    """Q, K, V and, for a backward pass, dO."""
+    names = ("q", "k", "v", "d_o") if case.backward else ("q", "k", "v")
+
+    def plain(x):
+        return np.asarray(x[1] if isinstance(x, tuple) else x).astype(numpy_dtype)
+
+    return [plain(case.tensors[name]) for name in names]
+
+
+def run(case, convert=lambda x: x, back=np.asarray, numpy_dtype=None):
+    """{name: result} of a case, as tests/numpy/fuzz.py judges it."""
+    found = {
+        name: attn.Formula(x.text, **{n: convert(a) for n, a in x.buffers.items()})
+        if isinstance(x, attn.Formula)
+        else convert(x)
+        if isinstance(x, np.ndarray)
+        else x
+        for name, x in options(case).items()
+    }
+    tensors = [convert(x) for x in arrays(case, numpy_dtype)]
+    out, lse = attn.attention(*tensors[:3], return_lse=True, **found)
+    results = {"o": out, "lse": lse}
+    if case.backward:
+        wanted = ["q", "k", "v"] + (["sink"] if "sink" in found else [])
+        wanted += list(found["score"].buffers) if "score" in found else []
+        gradients = attn.attention_backward(
+            tensors[3], *tensors[:3], out, lse, gradients=wanted, **found
+        )
+        results |= {f"d{name}": x for name, x in gradients.items()}
+    return {name: np.asarray(back(x), np.float64) for name, x in results.items()}
+
+
+def failures(seed, dtypes, convert=lambda x: x, back=np.asarray):
+    """What is wrong with problem `seed`; dtypes: {"f32": NumPy's dtype to make, ...}."""
+    case = problems.make(seed)
+    found, wrong = fuzz.measure(case, run(case, convert, back, dtypes[case.dtype]))
+    failed, _ = fuzz.judge(case, found)
+    # As in fuzz.py: the rule compares maxima, which are a matter of luck over few numbers.
+    for draw in range(1, fuzz.REDRAWS):
+        if wrong or not failed:
+            break
+        again = problems.make(seed, draw)
+        more, wrong = fuzz.measure(again, run(again, convert, back, dtypes[case.dtype]))
+        found = {n: tuple(max(pair) for pair in zip(found[n], more[n], strict=True)) for n in found}
+        failed, _ = fuzz.judge(case, found)
+    return wrong + failed

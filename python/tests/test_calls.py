@@ -1,0 +1,115 @@
+"""References, memory, threads."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import attn
+import numpy as np
+import pytest
+
+RANDOM = np.random.default_rng(11)
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_references_are_given_back():
+    q, k, v, bias = normal(1, 8, 2, 16), normal(1, 8, 2, 16), normal(1, 8, 2, 16), normal(8, 8)
+    ids = np.zeros((1, 8), np.int32)
+    mask = attn.Formula("ids[batch, query] == ids[batch, key]", ids=ids)
+    arrays = (q, k, v, bias, ids)
+    before = [sys.getrefcount(x) for x in arrays]
+    for _ in range(100):
+        out, lse = attn.attention(q, k, v, bias=bias, mask=mask, return_lse=True)
+        attn.attention_backward(out, q, k, v, out, lse, bias=bias, mask=mask)
+        with pytest.raises(attn.Error):
+            attn.attention(q, k, v, bias=bias, mask=mask, seqused_k=ids)
+    assert [sys.getrefcount(x) for x in arrays] == before
+    assert sys.getrefcount(out) == 2
+
+
+def test_memory_stays_flat():
+    """10^5 calls with results of 4 KB, and 10^4 refusals; a leak of 100 bytes a call would show."""
+    q, k, v = normal(1, 16, 4, 16), normal(1, 16, 4, 16), normal(1, 16, 4, 16)
+    bias = normal(16, 16)
+
+    def calls(count):
+        for i in range(count):
+            attn.attention(q, k, v, bias=bias, mask="key <= query", return_lse=True)
+            if i % 10 == 0:
+                with pytest.raises(attn.Error):
+                    attn.attention(q, k, v, layout="x")
+
+    calls(5_000)
+    before = resident_bytes()
+    calls(100_000)
+    assert resident_bytes() - before < 8 << 20
+
+
+def test_many_problems_are_forgotten():
+    """Texts of problems are remembered, but not without end."""
+    q = normal(1, 2, 1, 4)
+    for i in range(5_000):
+        attn.attention(q, q, q, mask=f"key <= query + {i}")
+    before = resident_bytes()
+    for i in range(5_000, 20_000):
+        attn.attention(q, q, q, mask=f"key <= query + {i}")
+    assert resident_bytes() - before < 16 << 20
+
+
+def test_many_threads():
+    """Calls of different problems from 8 threads at once give the bits of calls one by one."""
+    problems = [
+        (normal(1, n, 2, 32), normal(1, n, 2, 32), normal(1, n, 2, 32), {"window": (n // 3, 0)})
+        for n in (17, 64, 130, 200)
+    ]
+    alone = [attn.attention(q, k, v, **options) for q, k, v, options in problems]
+
+    def work(i):
+        q, k, v, options = problems[i % 4]
+        return np.array_equal(attn.attention(q, k, v, **options), alone[i % 4])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(800)))
+
+
+def test_other_threads_run_meanwhile():
+    """The interpreter is free while C++ works: a thread counts on during one long call."""
+    q = normal(1, 3000, 8, 64)
+    counted, done = [0], threading.Event()
+
+    def count():
+        while not done.is_set():
+            counted[0] += 1
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    start, time_start = counted[0], time.perf_counter()
+    attn.attention(q, q, q, backend="cpu", algorithm="standard", threads=1)
+    seconds, counts = time.perf_counter() - time_start, counted[0] - start
+    done.set()
+    thread.join()
+    assert seconds > 0.02, "the call is too short to tell"
+    assert counts >= 3
+
+
+def test_import_is_light():
+    """No library of arrays comes with `import attn`."""
+    code = "import sys, attn; print({'numpy', 'torch', 'jax', 'typing'} & set(sys.modules))"
+    run = [sys.executable, "-S", "-c", code]
+    path = os.pathsep.join(sys.path)
+    found = subprocess.run(
+        run, capture_output=True, text=True, env={"PYTHONPATH": path}, check=True
+    )
+    assert found.stdout.strip() == "set()"

@@ -1,0 +1,232 @@
+"""Keywords mean what their formulas say, in every layout."""
+
+import attn
+import numpy as np
+import pytest
+from attention import Exact, forward
+from expression import parse
+from problems import Problem
+
+B, H, HK, N, M, D = 2, 4, 2, 33, 47, 24
+RANDOM = np.random.default_rng(7)
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+Q, K, V = normal(B, N, H, D), normal(B, M, HK, D), normal(B, M, HK, D)
+SLOPES, SLOPES2 = np.abs(normal(H)), np.abs(normal(B, H))
+BIAS2, BIAS4 = normal(N, M), normal(1, H, N, M)
+ALLOWED = RANDOM.random((B, 1, N, M)) < 0.6
+BLOCKS = (RANDOM.random((-(-M // 8), -(-M // 4))) < 0.5).astype(np.uint8)
+SINK = normal(H)
+
+# name: (keywords, mask, score, buffers) with the formulas written out.
+CASES = {
+    "plain": ({}, None, None, {}),
+    "scale": ({"scale": 0.3}, None, None, {}),
+    "causal": ({"causal": True}, "key <= position", None, {}),
+    "window": (
+        {"window": (5, 2)},
+        "position - key <= 5 && key - position <= 2",
+        None,
+        {},
+    ),
+    "window on one side": ({"window": (None, 3)}, "key - position <= 3", None, {}),
+    "causal and window": (
+        {"causal": True, "window": (9, -1)},
+        "key <= position && position - key <= 9",
+        None,
+        {},
+    ),
+    "softcap": ({"softcap": 1.5}, None, "1.5 * tanh(score / 1.5)", {}),
+    "alibi": (
+        {"alibi": SLOPES},
+        None,
+        "score - w[head] * abs(to_float(position - key))",
+        {"w": SLOPES},
+    ),
+    "alibi of each sequence": (
+        {"alibi": SLOPES2},
+        None,
+        "score - w[batch, head] * abs(to_float(position - key))",
+        {"w": SLOPES2},
+    ),
+    "bias": ({"bias": BIAS4}, None, "score + w[batch, head, query, key]", {"w": BIAS4}),
+    "bias of all heads": ({"bias": BIAS2}, None, "score + w[query, key]", {"w": BIAS2}),
+    "bias in half": (
+        {"bias": BIAS4.astype(np.float16)},
+        None,
+        "score + w[batch, head, query, key]",
+        {"w": BIAS4.astype(np.float16).astype(np.float32)},
+    ),
+    "mask as text": ({"mask": "(query + key) % 3 != 0"}, "(query + key) % 3 != 0", None, {}),
+    "mask as an array": (
+        {"mask": ALLOWED},
+        "w[batch, head, query, key] != 0",
+        None,
+        {"w": ALLOWED.astype(np.uint8)},
+    ),
+    "mask of blocks": (
+        {"mask": attn.block_mask(BLOCKS, 8, 4)},
+        "position >= 0 && w[position / 8, key / 4] != 0",
+        None,
+        {"w": BLOCKS},
+    ),
+    "formula": (
+        {"score": attn.Formula("score * scales[head]", scales=SLOPES)},
+        None,
+        "score * w[head]",
+        {"w": SLOPES},
+    ),
+    "order of changes": (
+        {"score": "score * 2.0", "softcap": 2.0, "bias": BIAS2},
+        None,
+        "(2.0 * tanh(score / 2.0) + w[query, key]) * 2.0",
+        {"w": BIAS2},
+    ),
+    "sink": ({"sink": SINK}, None, None, {}),
+    "dropout": ({"dropout": 0.25, "rng": (3, 9)}, None, None, {}),
+}
+
+
+def expected(keywords, mask, score, buffers):
+    problem = Problem(
+        scale=keywords.get("scale"),
+        mask=parse(mask) if mask else None,
+        score=parse(score) if score else None,
+        sink=keywords.get("sink"),
+        dropout=(0.25, 3, 9) if "dropout" in keywords else None,
+        buffers=buffers,
+    )
+    with np.errstate(all="ignore"):
+        found = [
+            forward(Exact, *(x[b].transpose(1, 0, 2) for x in (Q, K, V)), problem, b)
+            for b in range(B)
+        ]
+    return np.stack([f["o"].transpose(1, 0, 2) for f in found]), np.stack([f["lse"] for f in found])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_keyword(name):
+    keywords, *formulas = CASES[name]
+    o, lse = expected(keywords, *formulas)
+    out, sums = np.full(o.shape, np.nan, np.float32), np.full(lse.shape, np.nan, np.float32)
+    assert attn.attention(Q, K, V, out=out, lse=sums, **keywords) is out
+    np.testing.assert_allclose(out, o, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(sums, lse, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "bias", "mask as an array", "dropout"])
+def test_heads_first(name):
+    keywords, *formulas = CASES[name]
+    o, lse = expected(keywords, *formulas)
+    q, k, v = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (Q, K, V))
+    out, sums = attn.attention(q, k, v, layout="bhsd", return_lse=True, **keywords)
+    assert out.shape == (B, H, N, D)
+    np.testing.assert_allclose(out.transpose(0, 2, 1, 3), o, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(sums, lse, rtol=0, atol=2e-6)
+
+
+def test_packed_is_each_sequence():
+    rows = np.array([0, 12, N], np.int32)
+    keys = np.array([0, 30, M], np.int32)
+    q, k, v = Q[0], K[0], V[0]
+    out, lse = attn.attention(
+        q, k, v, causal=True, cu_seqlens_q=rows, cu_seqlens_k=keys, layout="thd", return_lse=True
+    )
+    assert lse.shape == (H, N)
+    for i in range(2):
+        one = (x[None, r[i] : r[i + 1]] for x, r in ((q, rows), (k, keys), (v, keys)))
+        alone, sums = attn.attention(*one, causal=True, return_lse=True)
+        np.testing.assert_array_equal(out[rows[i] : rows[i + 1]], alone[0])
+        np.testing.assert_array_equal(lse[:, rows[i] : rows[i + 1]], sums[0])
+
+
+def test_pages_are_the_keys():
+    table = np.array([[2, 0, 5], [1, 3, 4]], np.int32)
+    used = np.array([M - 7, M], np.int32)
+    size = 16
+    pages = {name: np.full((6, size, HK, D), np.nan, np.float32) for name in "kv"}
+    for name, x in (("k", K), ("v", V)):
+        for b in range(B):
+            for j in range(used[b]):
+                pages[name][table[b, j // size], j % size] = x[b, j]
+    paged = attn.attention(Q, pages["k"], pages["v"], page_table=table, seqused_k=used, causal=True)
+    np.testing.assert_array_equal(paged, attn.attention(Q, K, V, seqused_k=used, causal=True))
+
+
+def test_merge():
+    parts = [
+        attn.attention(Q, K[:, s], V[:, s], return_lse=True) for s in (slice(20), slice(20, M))
+    ]
+    out, lse = attn.merge(parts)
+    o, sums = expected({}, None, None, {})
+    np.testing.assert_allclose(out, o, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(lse, sums, rtol=0, atol=2e-6)
+
+
+def test_gradients_have_the_names_asked_for():
+    keywords = {"alibi": SLOPES, "bias": BIAS4, "sink": SINK}
+    out, lse = attn.attention(Q, K, V, return_lse=True, **keywords)
+    names = ("sink", "k", "alibi", "bias")
+    found = attn.attention_backward(out, Q, K, V, out, lse, gradients=names, **keywords)
+    assert {name: x.shape for name, x in found.items()} == {
+        "sink": SINK.shape,
+        "k": K.shape,
+        "alibi": SLOPES.shape,
+        "bias": BIAS4.shape,
+    }
+
+
+@pytest.mark.parametrize("slopes", [SLOPES, SLOPES2])
+def test_gradient_of_slopes(slopes):
+    """By differences of the loss in fp64."""
+    wide = [x.astype(np.float64) for x in (Q, K, V)]
+    d_out = RANDOM.standard_normal(Q.shape)
+    out, lse = attn.attention(*wide, alibi=slopes, return_lse=True)
+    found = attn.attention_backward(d_out, *wide, out, lse, gradients=["alibi"], alibi=slopes)
+
+    def loss(step):
+        moved = slopes.copy()
+        moved.flat[1] += step
+        return np.sum(d_out * attn.attention(*wide, alibi=moved)), moved.flat[1]
+
+    (above, high), (below, low) = loss(1e-2), loss(-1e-2)
+    slope = (above - below) / (float(high) - float(low))
+    np.testing.assert_allclose(found["alibi"].flat[1], slope, rtol=1e-2, atol=1e-3)
+
+
+def test_plan():
+    plan = attn.plan(Q, K, V, causal=True, backward=True)
+    out, lse = plan.forward(Q, K, V, return_lse=True)
+    np.testing.assert_array_equal(out, attn.attention(Q, K, V, causal=True))
+    found = plan.backward(out, Q, K, V, out, lse)
+    again = attn.attention_backward(out, Q, K, V, out, lse, causal=True)
+    for name in "qkv":
+        np.testing.assert_array_equal(found[name], again[name])
+    assert "causal" in plan.problem
+    assert "flash_attention_2" in str(plan)
+    assert plan.workspace_bytes > 0
+    with pytest.raises(attn.InvalidArgument, match="seqlen_q|q is"):
+        plan.forward(Q[:, :5], K, V)
+
+
+@pytest.mark.parametrize("algorithm", ["standard", "flash_attention", "flash_decoding"])
+def test_algorithms_and_threads_agree(algorithm):
+    expected_out, _ = expected({}, None, None, {})
+    for threads in (1, 2):
+        out = attn.attention(Q, K, V, algorithm=algorithm, threads=threads)
+        np.testing.assert_allclose(out, expected_out, rtol=0, atol=2e-6)
+
+
+def test_info():
+    info = attn.info()
+    assert info["version"] == attn.__version__
+    assert info["instruction_sets"]["portable"] == "available"
+    assert info["cuda"]["available"] or info["cuda"]["reason"]
+
+
+def test_alibi_slopes():
+    np.testing.assert_allclose(attn.alibi_slopes(8), 2.0 ** -np.arange(1, 9))

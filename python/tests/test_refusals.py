@@ -1,0 +1,122 @@
+"""What is refused: the class of the error, its code, and that it names the argument."""
+
+import attn
+import numpy as np
+import pytest
+
+X = np.ones((1, 8, 2, 16), np.float32)
+
+
+def read_only():
+    out = np.empty_like(X)
+    out.flags.writeable = False
+    return out
+
+
+REFUSED = {
+    "dtype": (lambda: attn.attention(X.astype(np.int16), X, X), "q has dtype int16; accepted"),
+    "byte order": (lambda: attn.attention(X.astype(">f4"), X, X), "q has dtype >f4; accepted"),
+    "dtypes that differ": (lambda: attn.attention(X, X.astype(np.float16), X), "k is f16"),
+    "rank": (lambda: attn.attention(X[0], X, X), "q is f32.*dense"),
+    "rank above 4": (lambda: attn.attention(X[None], X, X), "q has 5 dimensions"),
+    "rank 0": (lambda: attn.attention(np.float32(1), X, X), "q has 0 dimensions"),
+    "sizes": (lambda: attn.attention(X, X[..., :8], X), "k is f32.*accepted is"),
+    "last dimension backwards": (lambda: attn.attention(X[..., ::-1], X, X), "stride 1"),
+    "a stride of half an element": (
+        lambda: attn.attention(np.lib.stride_tricks.as_strided(X, X.shape, (2, 2, 2, 4)), X, X),
+        "q has a stride of 2 bytes",
+    ),
+    "read-only out": (lambda: attn.attention(X, X, X, out=read_only()), "out is a read-only"),
+    "out that overlaps": (lambda: attn.attention(X, X, X, out=X), "overlap"),
+    "shape of out": (lambda: attn.attention(X, X, X, out=X[:, :4].copy()), "o is f32"),
+    "dtype of lengths": (
+        lambda: attn.attention(X, X, X, seqused_k=np.array([8])),
+        "seqused_k is i64",
+    ),
+    "packed without lengths": (lambda: attn.attention(X[0], X[0], X[0], layout="thd"), "layout is"),
+    "layout": (lambda: attn.attention(X, X, X, layout="bhs"), "layout is 'bhs'"),
+    "lengths twice": (
+        lambda: attn.attention(
+            X, X, X, cu_seqlens_k=np.array([0, 8], np.int32), page_table=np.ones((1, 1), np.int32)
+        ),
+        "cu_seqlens_k and page_table",
+    ),
+    "window": (lambda: attn.attention(X, X, X, window=3), r"window is 3; accepted is \(left"),
+    "softcap": (lambda: attn.attention(X, X, X, softcap="much"), "softcap is 'much'"),
+    "negative softcap": (lambda: attn.attention(X, X, X, softcap=-1.0), "softcap"),
+    "scale": (lambda: attn.attention(X, X, X, scale=float("inf")), "scale"),
+    "dropout without rng": (lambda: attn.attention(X, X, X, dropout=0.1), "rng is None"),
+    "dropout of 1": (lambda: attn.attention(X, X, X, dropout=1.0, rng=1), "dropout"),
+    "negative seed": (lambda: attn.attention(X, X, X, dropout=0.1, rng=-1), "rng is -1"),
+    "text": (lambda: attn.attention(X, X, X, mask="key <"), "column 6"),
+    "type of a mask": (lambda: attn.attention(X, X, X, mask="key + 1"), "boolean"),
+    "parentheses": (lambda: attn.attention(X, X, X, mask="true)_causal_mask(true"), "parenthes"),
+    "numbers as a mask": (lambda: attn.attention(X, X, X, mask=X[0, :, 0, :8]), "bool or uint8"),
+    "rank of a mask": (
+        lambda: attn.attention(X, X, X, mask=np.ones((1, 8, 8), bool)),
+        r"bool \(1, 8, 8\)",
+    ),
+    "rank of a bias": (lambda: attn.attention(X, X, X, bias=X[0, :, 0]), "bias"),
+    "rank of blocks": (lambda: attn.block_mask(np.ones(4, bool), 2, 2), "blocks has shape"),
+    "size of a block": (lambda: attn.block_mask(np.ones((4, 4), bool), 0, 2), "block_q is 0"),
+    "a buffer that nothing reads": (
+        lambda: attn.attention(X, X, X, mask=attn.Formula("key < 3", w=X[0, 0, 0])),
+        "w",
+    ),
+    "backend": (lambda: attn.attention(X, X, X, backend="tpu"), "tpu"),
+    "algorithm": (lambda: attn.attention(X, X, X, algorithm="magic"), "magic"),
+    "no parts": (lambda: attn.merge([]), "parts is empty"),
+    "a gradient of nothing": (
+        lambda: attn.attention_backward(X, X, X, X, X, X[..., 0], gradients=["w"]),
+        "gradients names w",
+    ),
+    "backward of a forward plan": (
+        lambda: attn.plan(X, X, X).backward(X, X, X, X, X, X),
+        "backward=True",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_invalid(name):
+    call, message = REFUSED[name]
+    with pytest.raises(attn.InvalidArgument, match=message) as caught:
+        call()
+    assert caught.value.code == "invalid_argument"
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, attn.Error)
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_unsupported():
+    pages, table = np.ones((1, 8, 2, 16), np.float32), np.zeros((1, 1), np.int32)
+    out, lse = attn.attention(X, pages, pages, page_table=table, return_lse=True)
+    with pytest.raises(attn.Unsupported, match="paged") as caught:
+        attn.attention_backward(out, X, pages, pages, out, lse, page_table=table)
+    assert caught.value.code == "unsupported"
+    assert isinstance(caught.value, NotImplementedError)
+
+
+def test_bases_of_the_others():
+    assert issubclass(attn.OutOfMemory, MemoryError)
+    assert issubclass(attn.FileError, OSError)
+    for kind in (attn.Unavailable, attn.DeviceError, attn.InternalError):
+        assert issubclass(kind, attn.Error)
+
+
+@pytest.mark.parametrize("q", [None, [1.0], 3, "q"])
+def test_no_array(q):
+    with pytest.raises(TypeError, match="q is a .*; accepted are arrays"):
+        attn.attention(q, X, X)
+
+
+def test_unknown_keyword():
+    with pytest.raises(TypeError, match="windows"):
+        attn.attention(X, X, X, windows=(1, 1))
+
+
+def test_nothing_is_written_on_refusal():
+    out = np.full_like(X, 7)
+    with pytest.raises(attn.Error):
+        attn.attention(X, X, X, out=out, seqused_k=np.array([99], np.int32))
+    assert np.all(out == 7)
