@@ -22,7 +22,13 @@ def _library(array: Any) -> str:
 
 def export(array: Any) -> Any:
     """The DLPack capsule of an array. Its library has the data ready in the stream of `stream`."""
-    device_type, _ = array.__dlpack_device__()
+    try:
+        device_type, _ = array.__dlpack_device__()
+    except AttributeError:
+        raise TypeError(
+            f"a {type(array).__name__} shows no memory; accepted are arrays with data, and tracers "
+            "of JAX in attn.jax"
+        ) from None
     arguments: dict[str, Any] = {}
     if device_type in (2, 13):  # CUDA, CUDA managed
         # -1: the work goes into the library's own stream, nothing has to wait.
@@ -31,6 +37,11 @@ def export(array: Any) -> Any:
         return array.__dlpack__(**arguments, max_version=(1, 0))
     except TypeError:  # before DLPack 1.0
         return array.__dlpack__(**arguments)
+
+
+def is_writable(array: Any) -> bool:
+    """Whether the memory of an array that DLPack does not call read-only may change."""
+    return _library(array) not in ("jax", "jaxlib")
 
 
 def stream(array: Any) -> int:

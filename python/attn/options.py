@@ -10,7 +10,9 @@ TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
-    from .types import Array, Mask, Score
+    from typing_extensions import Unpack
+
+    from .types import Array, Mask, Options, Score
 
 _LAYOUTS = ("bshd", "bhsd", "thd")
 
@@ -140,7 +142,28 @@ class _Problem:
         self.tokens.append(f"bias{shape}{'' if dtype == 'f32' else dtype}")
 
 
-def make_options(
+# Options without tensors, by their keywords. A program uses few, each many times.
+_KNOWN: dict[tuple[Any, ...], _attn.Options] = {}
+_MOST_KNOWN = 4096
+_PLAIN = (bool, int, float, str, tuple, type(None))
+
+
+def make_options(**keywords: Unpack[Options]) -> _attn.Options:
+    """The options of one call; attn.attention documents them."""
+    key = tuple(keywords.items())
+    try:
+        return _KNOWN[key]
+    except (KeyError, TypeError):  # TypeError: an array of NumPy has no hash
+        pass
+    made = _make_options(**keywords)
+    if all(isinstance(value, _PLAIN) for value in keywords.values()) and "rng" not in keywords:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = made
+    return made
+
+
+def _make_options(
     *,
     mask: Mask | None = None,
     score: Score | None = None,
@@ -165,7 +188,6 @@ def make_options(
     algorithm: str = "auto",
     threads: int = 0,
 ) -> _attn.Options:
-    """The options of one call; attn.attention documents them."""
     heads_first = layout is not None and _heads_first(layout, cu_seqlens_q)
     problem = _Problem()
     tokens = problem.tokens

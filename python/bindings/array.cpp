@@ -335,6 +335,9 @@ Array view(std::string_view name, nb::handle object) {
 
 Array writable_view(std::string_view name, nb::handle object) {
   Array array = view(name, object);
+  if (array.source == Source::dlpack && !nb::cast<bool>(arrays().attr("is_writable")(object))) {
+    array.read_only = true;
+  }
   if (array.read_only) {
     refuse(std::string(name) + " is a read-only " + class_of(object) +
            "; accepted are arrays that can be written");

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 import attn
 import fuzz
-import numpy as np
 import problems
 
 TENSORS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "sink")
@@ -54,50 +55,56 @@ def options(case):
     return found
 
 
-def arrays(case, numpy_dtype):
-    """Q, K, V and, for a backward pass, dO."""
-    names = ("q", "k", "v", "d_o") if case.backward else ("q", "k", "v")
+class Library:
+    """How a case's arrays become those of a library, and its results NumPy's."""
 
-    def plain(x):
-        return np.asarray(x[1] if isinstance(x, tuple) else x).astype(numpy_dtype)
+    def buffer(self, x):
+        return x
 
-    return [plain(case.tensors[name]) for name in names]
+    def tensor(self, x, dtype):
+        """Q, K, V or dO: float32 numbers of "f32", "bf16" or "f16"."""
+        if dtype == "bf16":
+            import ml_dtypes
+
+            return x.astype(ml_dtypes.bfloat16)
+        return x.astype({"f32": np.float32, "f16": np.float16}[dtype])
+
+    def numpy(self, x):
+        return np.asarray(x, np.float64)
 
 
-def run(case, convert=lambda x: x, back=np.asarray, numpy_dtype=None):
+def run(case, library):
     """{name: result} of a case, as tests/numpy/fuzz.py judges it."""
-    found = {
-        name: attn.Formula(x.text, **{n: convert(a) for n, a in x.buffers.items()})
-        if isinstance(x, attn.Formula)
-        else convert(x)
-        if isinstance(x, np.ndarray)
-        else x
-        for name, x in options(case).items()
-    }
-    tensors = [convert(x) for x in arrays(case, numpy_dtype)]
-    out, lse = attn.attention(*tensors[:3], return_lse=True, **found)
+    found = {}
+    for name, x in options(case).items():
+        if isinstance(x, attn.Formula):
+            x = attn.Formula(x.text, **{n: library.buffer(a) for n, a in x.buffers.items()})
+        found[name] = library.buffer(x) if isinstance(x, np.ndarray) else x
+    q, k, v, *d_out = (
+        library.tensor(np.asarray(x[1] if isinstance(x, tuple) else x, np.float32), case.dtype)
+        for x in (case.tensors[n] for n in ("q", "k", "v", "d_o") if n in case.tensors)
+    )
+    out, lse = attn.attention(q, k, v, return_lse=True, **found)
     results = {"o": out, "lse": lse}
     if case.backward:
         wanted = ["q", "k", "v"] + (["sink"] if "sink" in found else [])
         wanted += list(found["score"].buffers) if "score" in found else []
-        gradients = attn.attention_backward(
-            tensors[3], *tensors[:3], out, lse, gradients=wanted, **found
-        )
+        gradients = attn.attention_backward(*d_out, q, k, v, out, lse, gradients=wanted, **found)
         results |= {f"d{name}": x for name, x in gradients.items()}
-    return {name: np.asarray(back(x), np.float64) for name, x in results.items()}
+    return {name: library.numpy(x) for name, x in results.items()}
 
 
-def failures(seed, dtypes, convert=lambda x: x, back=np.asarray):
-    """What is wrong with problem `seed`; dtypes: {"f32": NumPy's dtype to make, ...}."""
+def failures(seed, library):
+    """What is wrong with problem `seed`."""
     case = problems.make(seed)
-    found, wrong = fuzz.measure(case, run(case, convert, back, dtypes[case.dtype]))
+    found, wrong = fuzz.measure(case, run(case, library))
     failed, _ = fuzz.judge(case, found)
     # As in fuzz.py: the rule compares maxima, which are a matter of luck over few numbers.
     for draw in range(1, fuzz.REDRAWS):
         if wrong or not failed:
             break
         again = problems.make(seed, draw)
-        more, wrong = fuzz.measure(again, run(again, convert, back, dtypes[case.dtype]))
-        found = {n: tuple(max(pair) for pair in zip(found[n], more[n], strict=True)) for n in found}
+        more, wrong = fuzz.measure(again, run(again, library))
+        found = {n: tuple(map(max, found[n], more[n])) for n in found}
         failed, _ = fuzz.judge(case, found)
     return wrong + failed

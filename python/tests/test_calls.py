@@ -7,9 +7,10 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import attn
 import numpy as np
 import pytest
+
+import attn
 
 RANDOM = np.random.default_rng(11)
 

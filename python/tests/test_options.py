@@ -1,8 +1,9 @@
 """Keywords mean what their formulas say, in every layout."""
 
-import attn
 import numpy as np
 import pytest
+
+import attn
 from attention import Exact, forward
 from expression import parse
 from problems import Problem

@@ -1,8 +1,9 @@
 """What is refused: the class of the error, its code, and that it names the argument."""
 
-import attn
 import numpy as np
 import pytest
+
+import attn
 
 X = np.ones((1, 8, 2, 16), np.float32)
 

@@ -1,0 +1,182 @@
+"""Arrays of each library: which are taken, which are refused, and what comes out."""
+
+import numpy as np
+import pytest
+
+import attn
+
+RANDOM = np.random.default_rng(5)
+X = RANDOM.standard_normal((2, 9, 3, 16)).astype(np.float32)
+EXPECTED = attn.attention(X, X, X, causal=True)
+
+
+class Exported:
+    """An array that shows nothing but DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **arguments):
+        return self.array.__dlpack__(**arguments)
+
+
+class Old(Exported):
+    """Before DLPack 1.0: no max_version, unversioned capsules."""
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize("kind", [Exported, Old])
+def test_dlpack(kind):
+    x = kind(X)
+    out = attn.attention(x, x, x, causal=True)
+    np.testing.assert_array_equal(out, EXPECTED)
+    into = np.full_like(X, np.nan)
+    assert attn.attention(x, x, x, causal=True, out=kind(into)).array is into
+    np.testing.assert_array_equal(into, EXPECTED)
+
+
+def test_dlpack_that_is_read_only():
+    if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        pytest.skip("NumPy exports no read-only arrays before 2.1")
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    np.testing.assert_array_equal(attn.attention(Exported(frozen), X, X, causal=True), EXPECTED)
+    with pytest.raises(attn.InvalidArgument, match="out is a read-only Exported"):
+        attn.attention(X, X, X, out=Exported(frozen))
+
+
+def test_dlpack_on_another_device():
+    class Elsewhere(Exported):
+        def __dlpack_device__(self):
+            return (8, 0)  # Metal
+
+        def __dlpack__(self, **arguments):
+            raise BufferError("not here")
+
+    with pytest.raises(BufferError):
+        attn.attention(Elsewhere(X), X, X)
+
+
+def test_strides():
+    wide = RANDOM.standard_normal((2, 18, 6, 40)).astype(np.float32)
+    view = wide[:, ::-2, ::2, 8:24]
+    np.testing.assert_array_equal(
+        attn.attention(view, view, view, causal=True),
+        attn.attention(*[np.ascontiguousarray(view)] * 3, causal=True),
+    )
+    one = X[:, :, :1]
+    many = np.broadcast_to(one, X.shape)
+    np.testing.assert_array_equal(
+        attn.attention(X, many, many, causal=True), attn.attention(X, one, one, causal=True)
+    )
+
+
+def test_read_only_inputs():
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    np.testing.assert_array_equal(attn.attention(frozen, frozen, frozen, causal=True), EXPECTED)
+
+
+def test_results_follow_q():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    for dtype in (np.float64, np.float32, np.float16, bfloat16):
+        x = X.astype(dtype)
+        out, lse = attn.attention(x, x, x, return_lse=True)
+        assert out.dtype == dtype
+        assert lse.dtype == (np.float64 if dtype == np.float64 else np.float32)
+
+
+def test_no_rows():
+    none = np.zeros((1, 0, 3, 16), np.float32)
+    assert attn.attention(none, X[:1], X[:1]).shape == (1, 0, 3, 16)
+    assert np.all(attn.attention(X[:1], none, none) == 0)
+
+
+class TestTorch:
+    @pytest.fixture
+    def torch(self):
+        return pytest.importorskip("torch")
+
+    @pytest.fixture
+    def x(self, torch):
+        return torch.from_numpy(X)
+
+    def test_results(self, torch, x):
+        out, lse = attn.attention(x, x, x, causal=True, return_lse=True)
+        assert isinstance(out, torch.Tensor)
+        assert lse.dtype == torch.float32
+        np.testing.assert_array_equal(out.numpy(), EXPECTED)
+        half = x.to(torch.bfloat16)
+        assert attn.attention(half, half, half).dtype == torch.bfloat16
+        into = torch.full_like(x, torch.nan)
+        assert attn.attention(x, x, x, causal=True, out=into) is into
+        np.testing.assert_array_equal(into.numpy(), EXPECTED)
+
+    def test_results_outlive_inputs(self, torch):
+        out = attn.attention(*(torch.ones(1, 500, 4, 64) for _ in range(3)))
+        for _ in range(20):
+            torch.empty(1, 500, 4, 64).fill_(torch.nan)
+        assert torch.all(out == 1)
+
+    def test_gradients_are_not_dropped(self, torch, x):
+        leaf = x.clone().requires_grad_()
+        with pytest.raises(attn.InvalidArgument, match="k requires a gradient"):
+            attn.attention(x, leaf, x)
+        bias = torch.zeros(9, 9, requires_grad=True)
+        with pytest.raises(attn.InvalidArgument, match="bias requires a gradient"):
+            attn.attention(x, x, x, bias=bias)
+        with torch.no_grad():
+            out = attn.attention(leaf, leaf, torch.nn.Parameter(leaf), causal=True)
+        np.testing.assert_array_equal(out.numpy(), EXPECTED)
+
+    def test_no_memory(self, torch, x):
+        from torch._subclasses import FakeTensorMode
+
+        with pytest.raises(attn.InvalidArgument, match="q is a Tensor that shows no memory"):
+            attn.attention(x.to("meta"), x, x)
+        with FakeTensorMode():
+            fake = torch.empty(2, 9, 3, 16)
+        with pytest.raises(attn.InvalidArgument, match="q is a FakeTensor without data"):
+            attn.attention(fake, x, x)
+        with pytest.raises(attn.InvalidArgument, match="q is a Tensor that shows no memory"):
+            attn.attention(x.to_sparse(), x, x)
+
+    def test_dtypes(self, torch, x):
+        with pytest.raises(attn.InvalidArgument, match=r"q has dtype torch\.int16"):
+            attn.attention(x.to(torch.int16), x, x)
+        with pytest.raises(attn.InvalidArgument, match=r"q has dtype torch\.float8"):
+            attn.attention(x.to(torch.float8_e4m3fn), x, x)
+        with pytest.raises(attn.InvalidArgument, match="seqused_k is i64"):
+            attn.attention(x, x, x, seqused_k=torch.tensor([3, 4]))
+
+    def test_mask(self, torch, x):
+        allowed = torch.ones(9, 9).tril() > 0
+        np.testing.assert_array_equal(attn.attention(x, x, x, mask=allowed).numpy(), EXPECTED)
+
+
+class TestJax:
+    @pytest.fixture
+    def jax(self):
+        return pytest.importorskip("jax")
+
+    def test_results(self, jax):
+        x = jax.numpy.asarray(X)
+        out, lse = attn.attention(x, x, x, causal=True, return_lse=True)
+        assert isinstance(out, jax.Array)
+        assert lse.shape == (2, 3, 9)
+        np.testing.assert_array_equal(out, EXPECTED)
+
+    def test_arrays_are_not_written(self, jax):
+        x = jax.numpy.asarray(X)
+        with pytest.raises(attn.InvalidArgument, match="out is a read-only"):
+            attn.attention(x, x, x, out=jax.numpy.zeros_like(x))
+
+    def test_tracers(self, jax):
+        with pytest.raises((attn.Error, TypeError)):
+            jax.jit(lambda x: attn.attention(x, x, x))(jax.numpy.asarray(X))
