@@ -5,6 +5,8 @@
 #include "operations.hpp"
 
 NB_MODULE(_attn, module) {
+  // Options and plans in globals of a program live until its end, as they should.
+  nanobind::set_leak_warnings(false);
   attn::python::translate_errors();
   attn::python::bind_operations(module);
   attn::python::bind_information(module);

@@ -157,7 +157,9 @@ void bind_operations(nb::module_& module) {
           "problem"_a = "", "tensors"_a = nb::dict(), "buffers"_a = nb::dict(),
           "heads_first"_a = false, "seqlen_q"_a = 0, "seqlen_k"_a = 0, "seed"_a = 0, "offset"_a = 0,
           "backend"_a = "auto", "algorithm"_a = "auto", "threads"_a = 0)
-      .def_ro("problem", &Options::problem);
+      .def_ro("problem", &Options::problem)
+      .def_ro("tensors", &Options::tensors)
+      .def_ro("buffers", &Options::buffers);
   nb::class_<Plan>(module, "Plan")
       .def("__str__", [](const Plan& self) { return to_string(self); })
       .def_ro("workspace_bytes", &Plan::workspace_bytes)
