@@ -1,0 +1,93 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "attn/error.hpp"
+#include "cuda/forward/config.hpp"
+#include "traffic/plan.hpp"
+#include "traffic/tiles.hpp"
+
+namespace attn::traffic {
+namespace {
+
+// Tiles of block_m rows of one (batch entry, group of query heads): Q once, the K, V blocks that
+// some row may see, O and LSE once. Rows go query by query through the heads of the group.
+struct Tiles {
+  const Problem& p;
+  const cuda::ForwardConfig& config;
+  std::int32_t splits;
+  Traffic traffic{};
+
+  double bytes(std::int64_t rows, std::int64_t columns) const {
+    return static_cast<double>(rows * columns) * static_cast<double>(size_of(p.dtype));
+  }
+
+  bool sees(std::int64_t batch, std::int64_t head, std::int64_t row, std::int64_t rows,
+            std::int64_t key, std::int64_t keys) const {
+    const std::int64_t first = row / config.group;
+    const std::int64_t last = (row + rows - 1) / config.group;
+    for (std::int64_t h = head; h < head + config.group; ++h) {
+      if (visible(p, batch, h, first, last - first + 1, key, keys)) return true;
+    }
+    return false;
+  }
+
+  void count(std::int64_t batch, std::int64_t head, double weight) {
+    const std::int64_t all_rows = p.seqlen_q * config.group;
+    Traffic sum;
+    for (std::int64_t row = 0; row < all_rows; row += config.block_m) {
+      const std::int64_t rows = std::min<std::int64_t>(config.block_m, all_rows - row);
+      sum[Operand::q].read += bytes(rows, p.head_dim) * splits;
+      for (std::int64_t key = 0; key < p.seqlen_k; key += config.block_n) {
+        const std::int64_t keys = std::min<std::int64_t>(config.block_n, p.seqlen_k - key);
+        if (!sees(batch, head, row, rows, key, keys)) continue;
+        sum[Operand::k].read += bytes(keys, p.head_dim);
+        sum[Operand::v].read += bytes(keys, p.head_dim_v);
+      }
+      if (splits > 1) {
+        const double part = 4.0 * static_cast<double>(rows * (p.head_dim_v + 1)) * splits;
+        sum[Operand::partial].read += part;
+        sum[Operand::partial].written += part;
+      }
+      sum[Operand::o].written += bytes(rows, p.head_dim_v);
+      sum[Operand::lse].written += 4.0 * static_cast<double>(rows);
+    }
+    sum *= weight;
+    traffic += sum;
+  }
+};
+
+}  // namespace
+
+PlanTraffic cuda_plan_traffic(const Problem& problem, Phase phase, cuda::Arch arch,
+                              int multiprocessors, const std::string& kernel) {
+  if (phase == Phase::backward) {
+    throw Error(ErrorCode::unsupported,
+                "the backward pass of the cuda backend has no count of bytes yet; accepted are "
+                "its forward pass and both phases of the cpu backend");
+  }
+  cuda::ForwardConfig config = cuda::choose_forward(problem, arch, {}, 1, kernel);
+  const std::int32_t splits = cuda::choose_splits(problem, config, multiprocessors);
+  if (splits > 1) config = cuda::choose_forward(problem, arch, {}, splits, kernel);
+  Tiles tiles{problem, config, splits};
+  const bool by_head = !problem.mask.empty() && expr::depends_on(problem.mask, expr::Op::head);
+  const bool by_batch = !problem.mask.empty() && expr::depends_on(problem.mask, expr::Op::batch);
+  const std::int64_t groups = problem.heads_q / config.group;
+  const std::int64_t batches = by_batch ? problem.batch : 1;
+  const std::int64_t heads = by_head ? groups : 1;
+  const double weight = (by_batch ? 1.0 : static_cast<double>(problem.batch)) *
+                        (by_head ? 1.0 : static_cast<double>(groups));
+  for (std::int64_t b = 0; b < batches; ++b) {
+    for (std::int64_t g = 0; g < heads; ++g) tiles.count(b, g * config.group, weight);
+  }
+  return {.traffic = tiles.traffic,
+          .backend = Backend::cuda,
+          .algorithm = splits > 1 ? Algorithm::flash_decoding : Algorithm::flash_attention_2,
+          .target = fmt::format("{} {}", name(config.kernel), to_string(arch)),
+          .block_q = config.block_m,
+          .block_k = config.block_n,
+          .rows_per_task = config.block_m,
+          .num_splits = splits};
+}
+
+}  // namespace attn::traffic
