@@ -37,7 +37,8 @@ class Generate : public Command {
   bool is_here(const std::string& program) const { return bash("command -v " + program).code == 0; }
 };
 
-constexpr const char* kSubcommands[] = {"info", "run", "check", "bench", "compile", "generate"};
+constexpr const char* kSubcommands[] = {"info", "run",     "check",   "bench",
+                                        "io",   "compile", "generate"};
 
 TEST_F(Generate, EveryOptionIsEverywhere) {
   const std::string man = generated("man");
@@ -73,7 +74,7 @@ TEST_F(Generate, BashCompletes) {
                             path("attn.bash").native(), words, at))
         .out;
   };
-  EXPECT_EQ(complete("attn ''", 1), "info run check bench compile generate --help --version\n");
+  EXPECT_EQ(complete("attn ''", 1), "info run check bench io compile generate --help --version\n");
   EXPECT_EQ(complete("attn ch", 1), "check\n");
   EXPECT_EQ(complete("attn run --see", 2), "\n");
   EXPECT_EQ(complete("attn run --back", 2), "--backward --backend\n");

@@ -140,6 +140,51 @@ TEST_F(CommandJson, Bench) {
             (std::set<std::string>{"problem", "phase", "algorithm", "threads", "refused"}));
 }
 
+TEST_F(CommandJson, Io) {
+  const std::string command = "io b1_n200_h2_d16_causal_f32 --fast-bytes 20000 --block-q 32";
+  const Json result = rows(command);
+  ASSERT_EQ(result.size(), 4U);
+  const std::set<std::string> members{"problem", "phase",      "algorithm", "fast_bytes",
+                                      "block_q", "block_k",    "tiles",     "tiles_visited",
+                                      "flops",   "compulsory", "model",     "plan"};
+  const std::set<std::string> moved{"read_bytes", "written_bytes", "bytes", "operands"};
+  for (const Json& row : result) {
+    EXPECT_EQ(keys(row), members);
+    EXPECT_EQ(keys(row["compulsory"]), moved);
+    EXPECT_EQ(keys(row["model"]), moved);
+    EXPECT_EQ(row["block_q"], 32);
+    EXPECT_EQ(row["model"]["bytes"].get<double>(), row["model"]["read_bytes"].get<double>() +
+                                                       row["model"]["written_bytes"].get<double>());
+    EXPECT_EQ(row["plan"]["backend"], "cpu");
+    EXPECT_EQ(row["plan"]["num_splits"], 1);
+  }
+  // 4 N d + 4 N^2 elements a head.
+  EXPECT_EQ(result[0]["algorithm"], "standard");
+  EXPECT_EQ(result[0]["model"]["bytes"], 2 * 4 * (4 * 200 * 16 + 4 * 200 * 200));
+  EXPECT_EQ(result[0]["model"]["operands"]["s"],
+            Json::parse(R"({"read_bytes":320000.0,"written_bytes":320000.0})"));
+  EXPECT_LT(result[3]["tiles_visited"], result[1]["tiles_visited"]);
+
+  const Json measured = rows(command + " --measure --algorithm flash_attention,flash_decoding");
+  ASSERT_EQ(measured.size(), 2U);
+  EXPECT_EQ(keys(measured[0]["measured"]["simulator"]), moved);
+  EXPECT_GT(measured[0]["measured"]["seconds_median"], 0);
+  EXPECT_TRUE(measured[0]["measured"].contains("counters"));
+  EXPECT_TRUE(measured[1]["model"].is_null());
+  EXPECT_TRUE(measured[1]["measured"]["simulator"].is_null());
+  EXPECT_GT(measured[1]["plan"]["bytes"], 0);
+
+  const Json gpu =
+      rows("io b1_n4096_h16_d128_causal_bf16 --arch sm_90a --algorithm flash_attention_2");
+  EXPECT_EQ(gpu[0]["plan"]["backend"], "cuda");
+  EXPECT_EQ(gpu[0]["plan"]["target"], "forward_sm90 sm_90a");
+  expect_refused("io b1_n64_h1_d8 --algorithm automatic", 2, {"automatic", "accepted"});
+  expect_refused("io b1_n64_h1_d8 --fast-bytes 0", 2, {"0 is given", "64"});
+  expect_refused("io b1_n64_h1_d8 --arch sm_1", 2, {"sm_1"});
+  expect_refused("io b1_n64_h1_d8 --arch sm_90a --phase backward --algorithm flash_attention_2", 3,
+                 {"backward"});
+}
+
 TEST_F(CommandJson, CompileWhereNvrtcIs) {
   const std::string command =
       "compile b1_n64_h2_d64_bf16 --arch sm_90a --cache-dir " + quoted("cache");

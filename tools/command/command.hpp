@@ -26,6 +26,7 @@ void add_compile(CLI::App& app, int& status, const std::string& command_line);
 void add_run(CLI::App& app, int& status, const std::string& command_line);
 void add_check(CLI::App& app, int& status, const std::string& command_line);
 void add_bench(CLI::App& app, int& status, const std::string& command_line);
+void add_io(CLI::App& app, int& status, const std::string& command_line);
 
 void add_generate(CLI::App& app, int& status);
 

@@ -1,0 +1,141 @@
+// attn io: how many bytes each algorithm moves for a problem.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "attn/error.hpp"
+#include "attn/machine.hpp"
+#include "command/command.hpp"
+#include "command/io_row.hpp"
+#include "core/validate.hpp"
+#include "io/file.hpp"
+#include "traffic/model.hpp"
+
+namespace attn::command {
+namespace {
+
+struct Options {
+  std::vector<std::string> descriptors, algorithms;
+  std::string phase = "forward", arch, json;
+  std::int64_t fast_bytes = 0, block_q = 0, block_k = 0;
+  int multiprocessors = 132;
+  bool measure = false;
+};
+
+// What the machine has as L2, or where it does not tell, 1 MiB.
+std::int64_t default_fast_bytes() {
+  const std::int64_t l2 = describe_machine().l2_bytes;
+  return l2 > 0 ? l2 : std::int64_t{1} << 20;
+}
+
+std::vector<Algorithm> chosen(const Options& options) {
+  std::vector<Algorithm> result;
+  for (const std::string& text : options.algorithms) {
+    result.push_back(parse_algorithm(text));
+    if (result.back() == Algorithm::automatic) {
+      throw Error(ErrorCode::invalid_argument,
+                  "--algorithm is automatic, whose bytes depend on what it picks; accepted are the "
+                  "algorithms by name");
+    }
+  }
+  if (!result.empty()) return result;
+  return {Algorithm::standard, Algorithm::flash_attention, Algorithm::flash_attention_2,
+          Algorithm::block_sparse};
+}
+
+int io(const Options& options, const std::string& command_line) {
+  JsonReport report(options.json, command_line);
+  IoChoice choice{.phase = options.phase == "forward" ? Phase::forward : Phase::backward,
+                  .fast_bytes = options.fast_bytes > 0 ? options.fast_bytes : default_fast_bytes(),
+                  .block_q = options.block_q,
+                  .block_k = options.block_k,
+                  .arch = options.arch,
+                  .multiprocessors = options.multiprocessors};
+  if (!options.arch.empty()) cuda::parse_arch(options.arch);
+  std::vector<harness::Case> cases;
+  for (const std::string& text : options.descriptors) {
+    cases.push_back(harness::at_full_length(harness::parse_case(text)));
+    core::validate_problem(cases.back().problem);
+  }
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const Problem& problem = cases[i].problem;
+    fmt::print(report.text(), "{} {}, fast memory {}; inputs and outputs once: {}\n{}\n",
+               options.descriptors[i], name(choice.phase),
+               format_bytes(static_cast<double>(choice.fast_bytes)),
+               format_bytes(traffic::compulsory(problem, choice.phase).bytes()), io_table_header());
+    std::unique_ptr<harness::CaseData> data;
+    std::string notes;
+    for (const Algorithm algorithm : chosen(options)) {
+      choice.algorithm = algorithm;
+      IoRow row = make_io_row(options.descriptors[i], problem, choice);
+      if (options.measure) {
+        if (data == nullptr) data = std::make_unique<harness::CaseData>(cases[i], 1);
+        measure_io(row, *data);
+      }
+      report.add(io_json(row));
+      fmt::print(report.text(), "{}\n", io_table_line(row));
+      const std::string why = row.counted ? row.counted->missing : "";
+      if (!why.empty()) notes = fmt::format("no counters of the processor: {}\n", why);
+    }
+    fmt::print(report.text(), "{}", notes);
+  }
+  report.save();
+  return kOk;
+}
+
+}  // namespace
+
+void add_io(CLI::App& app, int& status, const std::string& command_line) {
+  auto options = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("io", "Bytes that each algorithm moves, modelled and counted");
+  sub->add_option("descriptors", options->descriptors,
+                  "Problems in text form (docs/descriptors.md), or @file with a list of them")
+      ->required();
+  sub->add_option("--phase", options->phase, "forward or backward")
+      ->check(CLI::IsMember({"forward", "backward"}))
+      ->capture_default_str()
+      ->take_last();
+  sub->add_option("--algorithm", options->algorithms,
+                  "Separated by commas; default: those that have a model")
+      ->type_name(algorithm_type())
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  sub->add_option("--fast-bytes", options->fast_bytes,
+                  "M, the size of the fast memory, which decides the blocks; default: the L2 cache "
+                  "of this machine")
+      ->check(whole_number(64, std::uint64_t{1} << 40))
+      ->take_last();
+  sub->add_option("--block-q", options->block_q, "B_r, instead of the paper's rule")
+      ->check(whole_number(1, 1 << 30))
+      ->take_last();
+  sub->add_option("--block-k", options->block_k, "B_c, instead of the paper's rule")
+      ->check(whole_number(1, 1 << 30))
+      ->take_last();
+  sub->add_option("--arch", options->arch,
+                  "Count the plan of the cuda backend on this architecture (sm_80, sm_90a, ...) "
+                  "and not the CPU's; needs no GPU")
+      ->take_last();
+  sub->add_option("--multiprocessors", options->multiprocessors,
+                  "With --arch: of the GPU, which decides splits of the keys")
+      ->check(whole_number(1, 100'000))
+      ->capture_default_str()
+      ->take_last();
+  sub->add_flag(
+      "--measure", options->measure,
+      "Simulate a cache of M bytes; run on one CPU thread under the processor's counters, "
+      "where the system allows them");
+  add_json_option(*sub, options->json);
+  sub->footer(
+      "Columns: 'model' counts the loads and stores of the published algorithm, 'of inputs' how "
+      "often that\nmoves inputs and outputs, 'plan' what the tiles of this library's own kernel "
+      "move, 'simulated' what a\nfully associative LRU cache of M bytes moves, 'L2 misses' what "
+      "the processor counts (docs/io.md).\n"
+      "Examples:\n"
+      "  attn io b1_n4096_h8_d64_f32\n"
+      "  attn io b1_n4096_h8_d64_causal_bf16 --fast-bytes 100000 --phase backward\n"
+      "  attn io b1_n1024_h2_d64_f32 --block-q 64 --block-k 128 --measure --json -\n"
+      "  attn io b4_n4096_h16_d128_causal_bf16 --arch sm_90a --algorithm flash_attention_2");
+  sub->callback([options, &status, command_line] { status = io(*options, command_line); });
+}
+
+}  // namespace attn::command

@@ -1,0 +1,195 @@
+#include "command/io_row.hpp"
+
+#include <fmt/format.h>
+
+#include "attn/error.hpp"
+#include "attn/run.hpp"
+#include "command/command.hpp"
+#include "command/timing.hpp"
+#include "traffic/cache.hpp"
+#include "traffic/model.hpp"
+
+namespace attn::command {
+namespace {
+
+constexpr std::int64_t kLineBytes = 64;
+// Some 30 s of simulation.
+constexpr double kMostLineAccesses = 3e9;
+
+bool has_pass(const IoChoice& choice) {
+  for (const Algorithm algorithm : algorithms(choice.phase)) {
+    if (algorithm == choice.algorithm) return true;
+  }
+  return false;
+}
+
+void add_plan(IoRow& row, const Problem& problem) {
+  const IoChoice& choice = row.choice;
+  if (!choice.arch.empty()) {
+    if (choice.algorithm != Algorithm::flash_attention_2) {
+      row.no_plan = "the kernels of the cuda backend are in the order of flash_attention_2";
+      return;
+    }
+    row.plan = traffic::cuda_plan_traffic(problem, choice.phase, cuda::parse_arch(choice.arch),
+                                          choice.multiprocessors);
+    return;
+  }
+  if (!has_pass(choice)) {
+    row.no_plan = fmt::format("the cpu backend has no {} pass of {}", name(choice.phase),
+                              name(choice.algorithm));
+    return;
+  }
+  // One thread: more divide the last tasks, so that the count would depend on the machine.
+  row.plan = traffic::cpu_plan_traffic(
+      make_plan(problem, choice.phase, {.algorithm = choice.algorithm, .threads = 1}));
+}
+
+void simulate(IoRow& row, const Problem& problem) {
+  const IoChoice& choice = row.choice;
+  double heads = 0;
+  traffic::for_each_head(problem, [&](std::int64_t, std::int64_t, double) { ++heads; });
+  const double lines = heads * traffic::line_accesses(problem, choice.phase, choice.algorithm,
+                                                      row.blocks, kLineBytes);
+  if (lines > kMostLineAccesses) {
+    row.no_simulation =
+        fmt::format("{:.2g} accesses of cache lines would take long; simulated are at most {:.2g}",
+                    lines, kMostLineAccesses);
+    return;
+  }
+  try {
+    row.simulated = traffic::simulate(problem, choice.phase, choice.algorithm, row.blocks,
+                                      {choice.fast_bytes, kLineBytes});
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    row.no_simulation = error.what();
+  }
+}
+
+Json moved_json(const traffic::Traffic& traffic) {
+  Json operands = Json::object();
+  for (std::size_t i = 0; i < traffic::kOperands; ++i) {
+    const auto operand = static_cast<traffic::Operand>(i);
+    const traffic::Moved& moved = traffic[operand];
+    if (moved.bytes() == 0) continue;
+    operands[std::string(name(operand))] = {{"read_bytes", moved.read},
+                                            {"written_bytes", moved.written}};
+  }
+  return {{"read_bytes", traffic.read()},
+          {"written_bytes", traffic.written()},
+          {"bytes", traffic.bytes()},
+          {"operands", operands}};
+}
+
+Json plan_json(const traffic::PlanTraffic& plan) {
+  Json json = moved_json(plan.traffic);
+  json["backend"] = name(plan.backend);
+  json["algorithm"] = name(plan.algorithm);
+  json["target"] = plan.target;
+  json["block_q"] = plan.block_q;
+  json["block_k"] = plan.block_k;
+  json["rows_per_task"] = plan.rows_per_task;
+  json["num_splits"] = plan.num_splits;
+  return json;
+}
+
+Json measured_json(const IoRow& row) {
+  Json json = Json::object();
+  json["simulator"] = row.simulated ? moved_json(*row.simulated) : Json(nullptr);
+  if (!row.simulated) json["no_simulator"] = row.no_simulation;
+  const bool counted = row.counted && row.counted->missing.empty();
+  json["counters"] = nullptr;
+  if (counted) {
+    json["counters"] = {{"l2_miss_bytes", row.counted->references * kLineBytes},
+                        {"l3_miss_bytes", row.counted->misses * kLineBytes}};
+  } else {
+    json["no_counters"] = row.counted ? row.counted->missing : "there is no such pass to run";
+  }
+  json["seconds_median"] = row.seconds > 0 ? Json(row.seconds) : Json(nullptr);
+  return json;
+}
+
+}  // namespace
+
+IoRow make_io_row(const std::string& descriptor, const Problem& problem, const IoChoice& choice) {
+  IoRow row{.descriptor = descriptor, .choice = choice};
+  row.blocks = traffic::paper_blocks(problem, choice.phase, choice.algorithm, choice.fast_bytes);
+  if (choice.block_q > 0) row.blocks.q = choice.block_q;
+  if (choice.block_k > 0) row.blocks.k = choice.block_k;
+  row.compulsory = traffic::compulsory(problem, choice.phase);
+  if (traffic::is_modelled(choice.algorithm)) {
+    row.tiles = traffic::tile_sums(problem, choice.algorithm, row.blocks);
+    row.model = traffic::model(problem, choice.phase, choice.algorithm, row.blocks);
+    row.flops = traffic::model_flops(problem, choice.phase, choice.algorithm, row.blocks);
+  }
+  add_plan(row, problem);
+  return row;
+}
+
+void measure_io(IoRow& row, harness::CaseData& data) {
+  const IoChoice& choice = row.choice;
+  if (row.model) {
+    simulate(row, data.problem);
+  } else {
+    row.no_simulation = "the simulator knows the orders of the models only";
+  }
+  if (!has_pass(choice) || !choice.arch.empty()) return;
+  Context context;
+  context.executor = make_thread_pool(1);
+  const PlanOptions options{.algorithm = choice.algorithm};
+  const auto call = [&] {
+    if (choice.phase == Phase::forward) {
+      forward(data.problem, data.inputs, data.outputs, options, context);
+    } else {
+      backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients, options, context);
+    }
+  };
+  if (choice.phase == Phase::backward) {
+    forward(data.problem, data.inputs, data.outputs, {}, context);
+  }
+  row.seconds = time_calls(call, {.min_calls = 3, .seconds = 0.3}).median();
+  row.counted = traffic::count_caches(call);
+}
+
+std::string io_table_header() {
+  return fmt::format("{:<18} {:>11} {:>13} {:>10} {:>10} {:>11} {:>10} {:>10} {:>10}", "algorithm",
+                     "blocks", "tiles", "FLOP", "model", "of inputs", "plan", "simulated",
+                     "L2 misses");
+}
+
+std::string io_table_line(const IoRow& row) {
+  const auto bytes = [](bool is_there, double value) {
+    return is_there ? format_bytes(value) : std::string("-");
+  };
+  const double compulsory = row.compulsory.bytes();
+  const bool counted = row.counted && row.counted->missing.empty();
+  return fmt::format(
+      "{:<18} {:>11} {:>13} {:>10} {:>10} {:>11} {:>10} {:>10} {:>10}", name(row.choice.algorithm),
+      row.model ? fmt::format("{}x{}", row.blocks.q, row.blocks.k) : "-",
+      row.model ? fmt::format("{:.0f}/{:.0f}", row.tiles.visited, row.tiles.tiles) : "-",
+      row.model ? fmt::format("{:.3g}", row.flops) : "-",
+      bytes(row.model.has_value(), row.model ? row.model->bytes() : 0),
+      row.model && compulsory > 0 ? fmt::format("{:.3g} x", row.model->bytes() / compulsory) : "-",
+      bytes(row.plan.has_value(), row.plan ? row.plan->traffic.bytes() : 0),
+      bytes(row.simulated.has_value(), row.simulated ? row.simulated->bytes() : 0),
+      bytes(counted, counted ? row.counted->references * kLineBytes : 0));
+}
+
+Json io_json(const IoRow& row) {
+  Json json{{"problem", row.descriptor},
+            {"phase", name(row.choice.phase)},
+            {"algorithm", name(row.choice.algorithm)},
+            {"fast_bytes", row.choice.fast_bytes},
+            {"block_q", row.blocks.q},
+            {"block_k", row.blocks.k},
+            {"tiles", row.tiles.tiles},
+            {"tiles_visited", row.tiles.visited},
+            {"flops", row.flops},
+            {"compulsory", moved_json(row.compulsory)},
+            {"model", row.model ? moved_json(*row.model) : Json(nullptr)},
+            {"plan", row.plan ? plan_json(*row.plan) : Json(nullptr)}};
+  if (!row.plan) json["no_plan"] = row.no_plan;
+  if (row.simulated || !row.no_simulation.empty()) json["measured"] = measured_json(row);
+  return json;
+}
+
+}  // namespace attn::command

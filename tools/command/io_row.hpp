@@ -1,0 +1,53 @@
+// One row of `attn io`: what an algorithm moves for a problem, modelled, planned and measured.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "attn/plan.hpp"
+#include "command/json_report.hpp"
+#include "harness/data.hpp"
+#include "traffic/counters.hpp"
+#include "traffic/plan.hpp"
+#include "traffic/tiles.hpp"
+
+namespace attn::command {
+
+struct IoChoice {
+  Phase phase = Phase::forward;
+  Algorithm algorithm = Algorithm::automatic;
+  std::int64_t fast_bytes = 0;
+  std::int64_t block_q = 0, block_k = 0;  // 0: by the paper's rule
+  std::string arch{};                     // empty: the plan of the CPU backend
+  int multiprocessors = 132;
+};
+
+struct IoRow {
+  std::string descriptor{};
+  IoChoice choice{};
+  traffic::Blocks blocks{};
+  traffic::TileSums tiles{};
+  double flops = 0;
+  traffic::Traffic compulsory{};
+  std::optional<traffic::Traffic> model{};
+  std::optional<traffic::PlanTraffic> plan{};
+  std::string no_plan{};  // why there is none
+  // Measured, where asked for.
+  std::optional<traffic::Traffic> simulated{};
+  std::string no_simulation{};
+  std::optional<traffic::CacheCounts> counted{};
+  double seconds = 0;  // of a call, median
+};
+
+// Sequences count with their full lengths. Throws Error as the library does for the problem.
+IoRow make_io_row(const std::string& descriptor, const Problem& problem, const IoChoice& choice);
+// Simulates a cache of fast_bytes, and runs the CPU backend on one thread under the processor's
+// counters.
+void measure_io(IoRow& row, harness::CaseData& data);
+
+std::string io_table_header();
+std::string io_table_line(const IoRow& row);
+// docs/command.md has the shape.
+Json io_json(const IoRow& row);
+
+}  // namespace attn::command
