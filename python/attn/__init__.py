@@ -21,6 +21,17 @@ from .formula import Formula, block_mask
 from .information import alibi_slopes, info
 from .operations import Plan, attention, attention_backward, merge, plan
 
+# Imported when they are first asked for: most programs write no expressions.
+_EXPRESSIONS = {
+    "TraceError": "refusal",
+    "buffer": "expression",
+    "clamp": "functions",
+    "maximum": "functions",
+    "minimum": "functions",
+    "symbols": "symbol",
+    "where": "expression",
+}
+
 __all__ = [
     "DeviceError",
     "Error",
@@ -40,4 +51,14 @@ __all__ = [
     "info",
     "merge",
     "plan",
+    *_EXPRESSIONS,
 ]
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name in _EXPRESSIONS:
+        import_module(".functions", __name__)
+        return getattr(import_module(f".{_EXPRESSIONS[name]}", __name__), name)
+    raise AttributeError(f"module 'attn' has no attribute {name!r}")

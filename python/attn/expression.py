@@ -1,0 +1,495 @@
+"""Masks and scores as Python objects: operators build the text that attn's C++ parser reads.
+
+    s = attn.symbols
+    mask = (s.position >= s.key) & (s.position - s.key < 1024)
+    score = 30 * (s.score / 30).tanh() - attn.buffer(slopes)[s.head] * (s.position - s.key)
+
+An `Expr` is a scalar: the value at one query and key. It has attn's three types, bool, int32 and
+float32 (docs/expressions.md), and PyTorch's rules of mixing them, which differ in two places: `/`
+of two integers is float32, and a boolean in arithmetic counts as 0 or 1. Nothing is computed here.
+An `Expr` never changes, so threads may share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from .refusal import refuse
+
+BOOL, INT, FLOAT = 0, 1, 2
+TYPE_NAMES = ("boolean", "int32", "float32")
+
+# How tightly an operator binds; an operand that binds less tightly gets parentheses. Bitwise
+# operators always have them, as their place in C surprises.
+_BITS, _OR, _AND, _EQUAL, _ORDER, _SUM, _PRODUCT, _UNARY, PRIMARY = range(9)
+
+_MAX_TEXT = 1 << 20  # characters; a tree has at most 65536 nodes
+_MAX_RANK = 4
+_INT32 = range(-(2**31), 2**31)
+_FLOAT32_MAX = 3.4028235677973366e38  # from here on a number rounds to infinity
+
+
+class Expr:
+    """A boolean, int32 or float32 value of each element of S = Q Kᵀ.
+
+    text: what attn's parser reads, with a placeholder for each buffer (`finish` names them).
+    type: BOOL, INT or FLOAT. buffers: {id: array} of the arrays that are read.
+    """
+
+    __slots__ = ("binds", "buffers", "text", "type")
+
+    def __init__(self, text: str, type: int, binds: int, buffers: dict[int, Any]) -> None:
+        self.text = text
+        self.type = type
+        self.binds = binds
+        self.buffers = buffers
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"Expr({finish(self)[0]!r})"
+
+    def __bool__(self) -> bool:
+        refuse(
+            f"the truth of {self!r} is asked for: if, and, or, not and chained comparisons cannot "
+            "depend on a symbol; use &, |, ~ and where"
+        )
+
+    def _number(self, *_: Any) -> NoReturn:
+        refuse(f"{self!r} has no value as a Python number: it differs from element to element")
+
+    __int__ = __float__ = __index__ = __len__ = __iter__ = __array__ = item = tolist = _number
+
+    def __add__(self, other: Any) -> Expr:
+        return arithmetic("+", _SUM, self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return arithmetic("+", _SUM, other, self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return arithmetic("-", _SUM, self, other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return arithmetic("-", _SUM, other, self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return arithmetic("*", _PRODUCT, self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return arithmetic("*", _PRODUCT, other, self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return arithmetic("/", _PRODUCT, to_float(self), other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return arithmetic("/", _PRODUCT, other, to_float(self))
+
+    def __floordiv__(self, other: Any) -> Expr:
+        return integer("/", "//", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Expr:
+        return integer("/", "//", other, self)
+
+    def __mod__(self, other: Any) -> Expr:
+        return integer("%", "%", self, other)
+
+    def __rmod__(self, other: Any) -> Expr:
+        return integer("%", "%", other, self)
+
+    def __lt__(self, other: Any) -> Expr:
+        return compare("<", _ORDER, self, other)
+
+    def __le__(self, other: Any) -> Expr:
+        return compare("<=", _ORDER, self, other)
+
+    def __gt__(self, other: Any) -> Expr:
+        return compare(">", _ORDER, self, other)
+
+    def __ge__(self, other: Any) -> Expr:
+        return compare(">=", _ORDER, self, other)
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return compare("==", _EQUAL, self, other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return compare("!=", _EQUAL, self, other)
+
+    def __and__(self, other: Any) -> Expr:
+        return logical("&&", "&", _AND, self, other)
+
+    def __rand__(self, other: Any) -> Expr:
+        return logical("&&", "&", _AND, other, self)
+
+    def __or__(self, other: Any) -> Expr:
+        return logical("||", "|", _OR, self, other)
+
+    def __ror__(self, other: Any) -> Expr:
+        return logical("||", "|", _OR, other, self)
+
+    def __xor__(self, other: Any) -> Expr:
+        return logical("!=", "^", _EQUAL, self, other)
+
+    def __rxor__(self, other: Any) -> Expr:
+        return logical("!=", "^", _EQUAL, other, self)
+
+    def __lshift__(self, other: Any) -> Expr:
+        return shift("<<", self, other)
+
+    def __rlshift__(self, other: Any) -> Expr:
+        return shift("<<", other, self)
+
+    def __rshift__(self, other: Any) -> Expr:
+        return shift(">>", self, other)
+
+    def __rrshift__(self, other: Any) -> Expr:
+        return shift(">>", other, self)
+
+    def __pow__(self, exponent: Any) -> Expr:
+        result: Expr = FUNCTIONS["pow"](self, exponent)
+        return result
+
+    def __neg__(self) -> Expr:
+        e = number(self)
+        return Expr("-" + wrap(e, _UNARY), e.type, _UNARY, e.buffers)
+
+    def __pos__(self) -> Expr:
+        return self
+
+    def __abs__(self) -> Expr:
+        e = number(self)
+        return Expr(f"abs({e.text})", e.type, PRIMARY, e.buffers)
+
+    def __invert__(self) -> Expr:
+        if self.type == BOOL:
+            return Expr("!" + wrap(self, _UNARY), BOOL, _UNARY, self.buffers)
+        if self.type == FLOAT:
+            refuse(f"~ of {self!r}, which is float32: accepts boolean and int32")
+        return -self - 1  # two's complement
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of a 0-dimensional tensor: x.tanh(), x.clamp(min=0), x.to(dtype), ..."""
+        if name.startswith("__"):  # copy, pickle and NumPy ask for protocols
+            raise AttributeError(name)
+        function = FUNCTIONS.get(name)
+        if function is None:
+            refuse(f"method {name} has no form as an expression")
+        if name in PROPERTIES:
+            return function(self)
+        return lambda *args, **kwargs: function(self, *args, **kwargs)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.__name__
+        function = FUNCTIONS.get(name)
+        if function is None:
+            refuse(f"torch function {name} has no form as an expression")
+        return function(*args, **kwargs) if kwargs else function(*args)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        function = FUNCTIONS.get(ufunc.__name__)
+        if function is None or method != "__call__" or kwargs:
+            refuse(f"NumPy function {ufunc.__name__} has no form as an expression")
+        return function(*args)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        function = FUNCTIONS.get(func.__name__)
+        if function is None:
+            refuse(f"NumPy function {func.__name__} has no form as an expression")
+        return function(*args, **kwargs)
+
+
+# Functions by the names that torch and NumPy give them, filled by attn.functions; those of
+# PROPERTIES are read as attributes.
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+PROPERTIES: set[str] = set()
+
+_NONE: dict[int, Any] = {}
+
+
+def wrap(e: Expr, binds: int) -> str:
+    return e.text if e.binds >= binds else f"({e.text})"
+
+
+def literal(value: bool | int | float) -> Expr:
+    if value is True or value is False:
+        return Expr("true" if value else "false", BOOL, PRIMARY, _NONE)
+    if isinstance(value, int):
+        if value not in _INT32:
+            refuse(f"the number {value} does not fit int32")
+        return Expr(str(value), INT, PRIMARY if value >= 0 else _UNARY, _NONE)
+    if abs(value) >= _FLOAT32_MAX:
+        text = "inf" if value > 0 else "-inf"
+    else:
+        text = float.__repr__(value) if value == 0 or abs(value) > 1e-44 else "0.0"
+    return Expr(text, FLOAT, _UNARY if text[0] == "-" else PRIMARY, _NONE)
+
+
+def lift(x: Any) -> Expr:
+    """What x is as an expression: a number is a literal, an array of rank 0 is a buffer."""
+    kind = type(x)
+    if kind is Expr:
+        return x  # type: ignore[no-any-return]
+    if kind is int:
+        known = _SMALL.get(x)
+        return literal(x) if known is None else known
+    if kind is float or kind is bool:
+        return literal(x)
+    if isinstance(x, float):  # numpy.float64
+        return literal(float(x))
+    if kind is Buffer:
+        x.refuse_value()
+    if not (hasattr(x, "dtype") and hasattr(x, "shape")):
+        refuse(f"an operand of type {kind.__name__} has no form as an expression")
+    if kind.__module__ == "numpy" and kind.__name__ != "ndarray":
+        return literal(x.item())
+    if len(x.shape) != 0:
+        refuse(f"an array of rank {len(x.shape)} is used as a value: index each dimension")
+    element: Expr = load(x, ())
+    return element
+
+
+def number(x: Any) -> Expr:
+    """x, a boolean as 0 or 1."""
+    e = x if type(x) is Expr else lift(x)
+    if e.type == BOOL:
+        return Expr(f"select({e.text}, 1, 0)", INT, PRIMARY, e.buffers)
+    return e
+
+
+def merged(a: Expr, b: Expr) -> dict[int, Any]:
+    if not b.buffers:
+        return a.buffers
+    if not a.buffers:
+        return b.buffers
+    return {**a.buffers, **b.buffers}
+
+
+def arithmetic(operator: str, binds: int, x: Any, y: Any) -> Expr:
+    a, b = number(x), number(y)
+    left = a.text if a.binds >= binds else f"({a.text})"
+    right = b.text if b.binds > binds else f"({b.text})"
+    if len(left) > _MAX_TEXT:
+        refuse("an expression has too many operations; attn takes 65536")
+    type = a.type if a.type >= b.type else b.type
+    return Expr(f"{left} {operator} {right}", type, binds, merged(a, b))
+
+
+def integer(operator: str, name: str, x: Any, y: Any) -> Expr:
+    e = arithmetic(operator, _PRODUCT, x, y)
+    if e.type != INT:
+        refuse(f"{name} of float32 in {e!r} has no form as an expression: accepts int32")
+    return e
+
+
+def shift(operator: str, x: Any, y: Any) -> Expr:
+    a, b = number(x), number(y)
+    if a.type != INT or b.type != INT:
+        refuse(f"{operator} of {a!r} and {b!r}: accepts int32")
+    return Expr(f"{wrap(a, PRIMARY)} {operator} {wrap(b, PRIMARY)}", INT, _BITS, merged(a, b))
+
+
+def compare(operator: str, binds: int, x: Any, y: Any) -> Expr:
+    a = x if type(x) is Expr else lift(x)
+    b = y if type(y) is Expr else lift(y)
+    if a.type != b.type or (a.type == BOOL and binds == _ORDER):
+        a, b = number(a), number(b)
+    left = a.text if a.binds > binds else f"({a.text})"
+    right = b.text if b.binds > binds else f"({b.text})"
+    return Expr(f"{left} {operator} {right}", BOOL, binds, merged(a, b))
+
+
+def logical(operator: str, bits: str, binds: int, x: Any, y: Any) -> Expr:
+    """`operator` of two booleans; `bits` of integers, where a boolean counts as 0 or 1."""
+    a, b = lift(x), lift(y)
+    if a.type == BOOL and b.type == BOOL:
+        tighter = binds + 1 if operator == "!=" else binds
+        return Expr(f"{wrap(a, tighter)} {operator} {wrap(b, tighter)}", BOOL, binds, merged(a, b))
+    if a.type == FLOAT or b.type == FLOAT:
+        refuse(f"{bits} of {a!r} and {b!r}: accepts boolean and int32")
+    a, b = number(a), number(b)
+    return Expr(f"{wrap(a, PRIMARY)} {bits} {wrap(b, PRIMARY)}", INT, _BITS, merged(a, b))
+
+
+def call(name: str, *operands: Any, to: int | None = None) -> Expr:
+    """A function of attn's text; `to` is the result's type where it is not the operands'."""
+    args = [number(x) for x in operands]
+    buffers = args[0].buffers
+    for e in args[1:]:
+        buffers = {**buffers, **e.buffers} if e.buffers else buffers
+    type = max(e.type for e in args) if to is None else to
+    return Expr(f"{name}({', '.join([e.text for e in args])})", type, PRIMARY, buffers)
+
+
+def to_float(x: Any) -> Expr:
+    e = number(x)
+    return e if e.type == FLOAT else call("to_float", e, to=FLOAT)
+
+
+def where(condition: Any, x: Any, y: Any) -> Expr:
+    """The first where the condition is true, else y; both are evaluated."""
+    c, a, b = lift(condition), lift(x), lift(y)
+    if c.type != BOOL:
+        c = c != 0
+    if a.type != b.type:
+        a, b = number(a), number(b)
+    buffers = {**c.buffers, **a.buffers, **b.buffers}
+    text = f"select({c.text}, {a.text}, {b.text})"
+    return Expr(text, max(a.type, b.type), PRIMARY, buffers)
+
+
+_KINDS: dict[Any, int] = {}
+
+
+def kind_of(array: Any) -> int:
+    """The type that an element of the array has in an expression."""
+    kind = _KINDS.get(array.dtype)
+    if kind is None:
+        name = str(array.dtype).rpartition(".")[2]
+        if name == "bool":
+            kind = BOOL
+        elif name in ("uint8", "int8", "int16", "int32", "int64"):
+            kind = INT
+        elif name in ("float16", "bfloat16", "float32", "float64"):
+            kind = FLOAT
+        else:
+            refuse(f"an array of dtype {name} in an expression: accepts bool, int and float types")
+        _KINDS[array.dtype] = kind
+    return kind
+
+
+class Buffer:
+    """An array that expressions read: buffer(slopes)[s.head], buffer(bias)[s.batch, s.key].
+
+    Indices may come one at a time, t[i][j]; an index outside of the array reads 0.
+    """
+
+    __slots__ = ("array", "indices", "key")
+
+    def __init__(
+        self,
+        array: Any,
+        indices: tuple[Expr | None, ...] | None = None,
+        key: int | None = None,
+    ) -> None:
+        if indices is None:
+            rank = len(array.shape)
+            if rank > _MAX_RANK:
+                refuse(f"an array of rank {rank} in an expression: accepts rank 0 to {_MAX_RANK}")
+            indices = (None,) * rank
+        self.array = array
+        self.indices = indices
+        self.key = id(array) if key is None else key
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        pairs = zip(self.array.shape, self.indices, strict=True)
+        return tuple(size for size, index in pairs if index is None)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        given = index if type(index) is tuple else (index,)
+        indices = list(self.indices)
+        places = [i for i, e in enumerate(indices) if e is None]
+        if any(i is Ellipsis for i in given):
+            at = next(n for n, i in enumerate(given) if i is Ellipsis)
+            given = (*given[:at], *[slice(None)] * (len(places) - len(given) + 1), *given[at + 1 :])
+        if len(given) > len(places):
+            refuse(f"{len(given)} indices of an array with {len(places)} dimensions left")
+        left = len(places)
+        for place, i in zip(places, given):  # noqa: B905, fewer indices leave dimensions open
+            if type(i) is not slice or i != slice(None):
+                indices[place] = self._index(i, place)
+                left -= 1
+        if left:
+            return Buffer(self.array, tuple(indices), self.key)
+        return _load(self.array, indices, self.key)
+
+    def _index(self, i: Any, place: int) -> Expr:
+        if i is None or isinstance(i, (slice, list, str)):
+            refuse(f"an index of type {type(i).__name__}: accepts int32 values and a full slice")
+        e = lift(i)
+        if e.type != INT:
+            refuse(f"the index {e!r} is {TYPE_NAMES[e.type]}: accepts int32")
+        if not e.buffers and e.text[0] == "-" and e.text[1:].isdigit():  # from the end
+            return literal(int(e.text) + int(self.array.shape[place]))
+        return e
+
+    def refuse_value(self, *_: Any) -> NoReturn:
+        refuse(f"an array of rank {self.ndim} is used as a value: index each dimension")
+
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = refuse_value
+    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __matmul__ = refuse_value
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse_value
+    __neg__ = __invert__ = __abs__ = __bool__ = __int__ = __float__ = __iter__ = refuse_value
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = refuse_value
+    __hash__ = object.__hash__
+
+
+def buffer(array: Any) -> Any:
+    """The array, to be indexed by expressions; of rank 0, the expression that reads it.
+
+    array: torch, NumPy, JAX or other DLPack array of rank 0 to 4, kept alive.
+    """
+    if isinstance(array, (Buffer, Expr)):  # made of what a traced function captured
+        return array
+    return Buffer(array) if len(array.shape) else lift(array)
+
+
+def _load(array: Any, indices: Any, key: int) -> Expr:
+    buffers = {key: array}
+    for e in indices:
+        if e.buffers:
+            buffers = {**buffers, **e.buffers}
+    text = f"\x01{key}\x02[{', '.join([e.text for e in indices])}]"
+    kind = kind_of(array)
+    if kind == BOOL:
+        return Expr(text + " != 0", BOOL, _EQUAL, buffers)
+    return Expr(text, kind, PRIMARY, buffers)
+
+
+def load(array: Any, index: Any, key: int | None = None) -> Any:
+    """array[index], where an index is an expression, or () for an array of rank 0.
+
+    key: what tells arrays apart, id(array) where it is left out.
+    """
+    if key is None:
+        key = id(array)
+    given = index if type(index) is tuple else (index,)
+    if len(given) == len(array.shape) <= _MAX_RANK:
+        for e in given:
+            if type(e) is not Expr or e.type != INT:
+                break
+        else:  # nothing to convert
+            return _load(array, given or (_ZERO,), key)
+    return Buffer(array, None, key)[given]
+
+
+_SMALL = {i: literal(i) for i in range(-16, 257)}
+_ZERO = _SMALL[0]
+
+
+def finish(*expressions: Expr) -> tuple[Any, ...]:
+    """The text of each expression, then {name: array}: t0, t1, ... in order of first use."""
+    texts = [e.text for e in expressions]
+    arrays: dict[int, Any] = {}
+    for e in expressions:
+        if e.buffers:
+            arrays.update(e.buffers)
+    named: dict[str, Any] = {}
+    if arrays:
+        everything = "".join(texts)
+        for key in sorted(arrays, key=lambda k: everything.find(f"\x01{k}\x02")):
+            name = f"t{len(named)}"
+            named[name] = arrays[key]
+            texts = [text.replace(f"\x01{key}\x02", name) for text in texts]
+    return (*texts, named)

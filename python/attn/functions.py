@@ -1,0 +1,404 @@
+"""What torch's and NumPy's functions mean for an expression, by the names that these give them.
+
+`attn.expression` looks a function up here when it meets an `Expr`: through `__torch_function__`,
+NumPy's protocols or as a method. A function that is not here is refused by its name.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .expression import (
+    BOOL,
+    FLOAT,
+    FUNCTIONS,
+    INT,
+    PROPERTIES,
+    Buffer,
+    Expr,
+    call,
+    lift,
+    literal,
+    load,
+    number,
+    shift,
+    to_float,
+    where,
+)
+from .refusal import refuse
+
+
+def _function(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        FUNCTIONS.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+def _property(function: Callable[..., Any]) -> Callable[..., Any]:
+    FUNCTIONS[function.__name__] = function
+    PROPERTIES.add(function.__name__)
+    return function
+
+
+_FLOAT = {
+    "exp": ("exp",),
+    "exp2": ("exp2", "special_exp2"),
+    "log": ("log",),
+    "tanh": ("tanh",),
+    "sqrt": ("sqrt",),
+    "erf": ("erf", "special_erf"),
+}
+
+
+def _fill() -> None:
+    for name, names in _FLOAT.items():
+        _function(*names)(lambda x, name=name: call(name, to_float(x)))
+    binary: dict[tuple[str, ...], Callable[[Expr, Any], Expr]] = {
+        ("mul", "multiply", "__mul__", "__rmul__"): lambda a, b: a * b,
+        ("remainder", "mod", "__mod__"): lambda a, b: a % b,
+        ("floor_divide", "__floordiv__"): lambda a, b: a // b,
+        ("eq", "equal"): lambda a, b: a == b,
+        ("ne", "not_equal"): lambda a, b: a != b,
+        ("lt", "less"): lambda a, b: a < b,
+        ("le", "less_equal"): lambda a, b: a <= b,
+        ("gt", "greater"): lambda a, b: a > b,
+        ("ge", "greater_equal"): lambda a, b: a >= b,
+        ("bitwise_and", "__and__", "__rand__"): lambda a, b: a & b,
+        ("bitwise_or", "__or__", "__ror__"): lambda a, b: a | b,
+        ("bitwise_xor", "__xor__", "__rxor__"): lambda a, b: a ^ b,
+        ("logical_and",): lambda a, b: _truth(a) & _truth(b),
+        ("logical_or",): lambda a, b: _truth(a) | _truth(b),
+        ("logical_xor",): lambda a, b: _truth(a) ^ _truth(b),
+        ("bitwise_left_shift", "left_shift", "__lshift__"): lambda a, b: shift("<<", a, b),
+        ("bitwise_right_shift", "right_shift", "__rshift__"): lambda a, b: shift(">>", a, b),
+        ("__rsub__", "rsub"): lambda a, b: lift(b) - a,
+        ("__rfloordiv__",): lambda a, b: lift(b) // a,
+        ("__rmod__",): lambda a, b: lift(b) % a,
+    }
+    for several, operator in binary.items():
+        _function(*several)(lambda a, b, operator=operator: operator(lift(a), b))
+
+
+def _truth(x: Any) -> Expr:
+    e = lift(x)
+    return e if e.type == BOOL else e != 0
+
+
+@_function("__getitem__")
+def _getitem(array: Any, index: Any) -> Any:
+    if isinstance(array, Expr):
+        refuse(f"an index of {array!r}, which is a scalar")
+    return load(array, index)
+
+
+@_function("add", "__add__", "__radd__")
+def _add(a: Any, b: Any, alpha: Any = 1) -> Expr:
+    return lift(a) + (b if alpha == 1 else lift(b) * alpha)
+
+
+@_function("sub", "subtract", "__sub__")
+def _sub(a: Any, b: Any, alpha: Any = 1) -> Expr:
+    return lift(a) - (b if alpha == 1 else lift(b) * alpha)
+
+
+@_function("div", "divide", "true_divide", "__truediv__")
+def _div(a: Any, b: Any, rounding_mode: str | None = None) -> Expr:
+    if rounding_mode == "floor":
+        return lift(a) // b
+    if rounding_mode == "trunc":
+        a, b = lift(a), lift(b)
+        quotient = abs(a) // abs(b)
+        return where((a < 0) ^ (b < 0), -quotient, quotient)
+    return lift(a) / b
+
+
+@_function("neg", "negative", "__neg__")
+def _neg(x: Any) -> Expr:
+    return -lift(x)
+
+
+@_function("abs", "absolute", "__abs__")
+def _abs(x: Any) -> Expr:
+    return abs(lift(x))
+
+
+@_function("bitwise_not", "invert", "__invert__")
+def _invert(x: Any) -> Expr:
+    return ~lift(x)
+
+
+@_function("logical_not")
+def _logical_not(x: Any) -> Expr:
+    return ~_truth(x)
+
+
+@_function("minimum")
+def minimum(a: Any, b: Any) -> Expr:
+    """The smaller one; b where a is NaN."""
+    return call("min", a, b)
+
+
+@_function("maximum")
+def maximum(a: Any, b: Any) -> Expr:
+    """The larger one; b where a is NaN."""
+    return call("max", a, b)
+
+
+@_function("min")
+def _min(a: Any, b: Any = None) -> Expr:
+    return lift(a) if b is None else minimum(a, b)
+
+
+@_function("max")
+def _max(a: Any, b: Any = None) -> Expr:
+    return lift(a) if b is None else maximum(a, b)
+
+
+@_function("clamp", "clip")
+def clamp(x: Any, min: Any = None, max: Any = None) -> Expr:
+    """The value within [min, max]; a NaN stays, as it is the second operand."""
+    e = lift(x)
+    if min is not None:
+        e = call("max", min, e)
+    return e if max is None else call("min", max, e)
+
+
+@_function("clamp_min")
+def _clamp_min(x: Any, min: Any) -> Expr:
+    return clamp(x, min)
+
+
+@_function("clamp_max")
+def _clamp_max(x: Any, max: Any) -> Expr:
+    return clamp(x, None, max)
+
+
+FUNCTIONS["where"] = where
+
+
+@_function("masked_fill")
+def _masked_fill(x: Any, condition: Any, value: Any) -> Expr:
+    return where(condition, value, x)
+
+
+@_function("pow", "power", "__pow__", "float_power")
+def _pow(x: Any, exponent: Any) -> Expr:
+    e = lift(x)
+    if exponent == 0.5:
+        return call("sqrt", to_float(e))
+    if not isinstance(exponent, int) or not 1 <= exponent <= 8:
+        refuse(f"the power {exponent!r} of {e!r}: accepts 0.5 and 1 to 8")
+    result = e
+    for _ in range(exponent - 1):
+        result = result * e
+    return result
+
+
+@_function("square")
+def _square(x: Any) -> Expr:
+    return lift(x) * x
+
+
+@_function("rsqrt")
+def _rsqrt(x: Any) -> Expr:
+    return 1 / call("sqrt", to_float(x))
+
+
+@_function("reciprocal")
+def _reciprocal(x: Any) -> Expr:
+    return 1 / lift(x)
+
+
+@_function("log2")
+def _log2(x: Any) -> Expr:
+    return call("log", to_float(x)) * (1 / math.log(2))
+
+
+@_function("sigmoid", "special_expit")
+def _sigmoid(x: Any) -> Expr:
+    return 1 / (1 + call("exp", -to_float(x)))
+
+
+@_function("silu")
+def _silu(x: Any, inplace: bool = False) -> Expr:
+    return lift(x) * _sigmoid(x)
+
+
+@_function("relu")
+def _relu(x: Any, inplace: bool = False) -> Expr:
+    return clamp(x, 0)
+
+
+@_function("gelu")
+def _gelu(x: Any, approximate: str = "none") -> Expr:
+    e = to_float(x)
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (e + 0.044715 * e * e * e)
+        return 0.5 * e * (1 + call("tanh", inner))
+    return 0.5 * e * (1 + call("erf", e * math.sqrt(0.5)))
+
+
+@_function("sign", "sgn")
+def _sign(x: Any) -> Expr:
+    e = number(x)
+    return where(e > 0, 1, where(e < 0, -1, 0 * e))
+
+
+@_function("isnan")
+def _isnan(x: Any) -> Expr:
+    e = lift(x)
+    return e != e  # NaN differs from itself
+
+
+# A symbol is a scalar: what changes the shape of a tensor leaves it as it is.
+@_function(
+    "unsqueeze", "squeeze", "reshape", "view", "expand", "expand_as", "clone", "contiguous",
+    "detach", "any", "all", "broadcast_to", "ravel", "flatten",
+)  # fmt: skip
+def _unchanged(x: Any, *args: Any, **kwargs: Any) -> Any:
+    return x
+
+
+@_function("float")
+def _to_float(x: Any, *_: Any, **__: Any) -> Expr:
+    return to_float(x)
+
+
+@_function("int", "long")
+def _to_int(x: Any, *_: Any, **__: Any) -> Expr:
+    e = number(x)
+    if e.type == FLOAT:
+        refuse(f"{e!r} as an integer has no form as an expression")
+    return e
+
+
+@_function("bool")
+def _to_bool(x: Any, *_: Any, **__: Any) -> Expr:
+    return _truth(x)
+
+
+def _cast(e: Expr, dtype: Any) -> Expr:
+    name = getattr(dtype, "__name__", str(dtype)).rpartition(".")[2]
+    if name.startswith("bool"):
+        return _to_bool(e)
+    if name.startswith(("int", "uint")):
+        return _to_int(e)
+    if name in ("float", "float32", "float64"):
+        return to_float(e)
+    if name not in ("float16", "bfloat16") or e.type != FLOAT:
+        refuse(f"{e!r} as {dtype} has no form as an expression")
+    return e  # kept in float32, which is more exact
+
+
+@_function("to", "astype", "type")
+def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """x.to(dtype), x.to(device), x.to(other): places are of no interest to an expression."""
+    dtype = kwargs.get("dtype")
+    for a in args:
+        if isinstance(a, Expr):
+            dtype = a.dtype
+        elif not isinstance(a, (str, _Device, bool)) and type(a).__name__ != "device":
+            dtype = a
+    if not isinstance(x, Expr):  # a tensor to the device of a symbol
+        return x if dtype is None else x.to(dtype)
+    return x if dtype is None else _cast(x, dtype)
+
+
+@_function("type_as")
+def _type_as(x: Any, other: Any) -> Any:
+    return _to(x, other.dtype)
+
+
+def _constant(value: Any, e: Expr, dtype: Any) -> Expr:
+    result = literal(value)
+    if dtype is None:
+        return to_float(result) if e.type == FLOAT else result
+    return _cast(result, dtype)
+
+
+@_function("new_ones")
+def _new_ones(e: Expr, *_: Any, dtype: Any = None, **__: Any) -> Expr:
+    return _constant(_one(e), e, dtype)
+
+
+@_function("new_zeros")
+def _new_zeros(e: Expr, *_: Any, dtype: Any = None, **__: Any) -> Expr:
+    return _constant(_zero(e), e, dtype)
+
+
+@_function("ones_like")
+def _ones_like(e: Expr, dtype: Any = None, **__: Any) -> Expr:
+    return _constant(_one(e), e, dtype)
+
+
+@_function("zeros_like")
+def _zeros_like(e: Expr, dtype: Any = None, **__: Any) -> Expr:
+    return _constant(_zero(e), e, dtype)
+
+
+@_function("new_full")
+def _new_full(e: Expr, size: Any, fill_value: Any, dtype: Any = None, **__: Any) -> Expr:
+    return _constant(fill_value, e, dtype)
+
+
+@_function("full_like")
+def _full_like(e: Expr, fill_value: Any, dtype: Any = None, **__: Any) -> Expr:
+    return _constant(fill_value, e, dtype)
+
+
+def _one(e: Expr) -> bool | int:
+    return True if e.type == BOOL else 1
+
+
+def _zero(e: Expr) -> bool | int:
+    return False if e.type == BOOL else 0
+
+
+class _Device:
+    """Where a symbol is: nowhere. A tensor that is moved there stays where it is."""
+
+    def __repr__(self) -> str:
+        return "device of an expression"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.__name__ != "to":
+            refuse(f"the device of a symbol in torch function {func.__name__}")
+        return _to(*args, **(kwargs or {}))
+
+
+_DEVICE = _Device()
+
+
+@_property
+def device(e: Expr) -> _Device:
+    return _DEVICE
+
+
+@_property
+def dtype(e: Expr) -> Any:
+    name = {BOOL: "bool", INT: "int32", FLOAT: "float32"}[e.type]
+    library = sys.modules.get("torch") or sys.modules.get("numpy")
+    return getattr(library, name, name)
+
+
+@_property
+def shape(e: Expr) -> tuple[int, ...]:
+    return ()
+
+
+@_property
+def ndim(e: Expr) -> int:
+    return 0
+
+
+_fill()
+
+__all__ = ["Buffer", "clamp", "maximum", "minimum", "where"]

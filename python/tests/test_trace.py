@@ -1,0 +1,241 @@
+"""Python functions traced into expressions, against the same functions called on index grids."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import attn
+from attn.expression import finish
+from attn.refusal import TraceError
+from attn.trace import call, resolve, trace
+from traced_functions import BATCH, CASES, HEADS, LENGTH, Library
+
+NUMPY = Library(np, np.asarray)
+DIM = 16
+# Indices given one at a time mean the same for grids only if these are taken point by point.
+POINTWISE = {"chosen_blocks_of_sizes", "graphormer_edges"}
+
+
+def grids():
+    sizes = (BATCH, HEADS, LENGTH, LENGTH)
+    return np.meshgrid(*map(np.arange, sizes), indexing="ij", sparse=True)
+
+
+def expected(q, k, v, mask, score):
+    """Attention in double precision over all elements of S at once; layout b n h d."""
+    s = np.einsum("bihd,bjhd->bhij", q.astype(np.float64), k) / np.sqrt(q.shape[-1])
+    if score is not None:
+        s = np.asarray(score(s, *grids()), np.float64)
+    if mask is not None:
+        s = np.where(mask(*grids()), s, -np.inf)
+    highest = np.maximum(s.max(-1, keepdims=True), -1e300)
+    p = np.exp(s - highest)
+    sums = p.sum(-1, keepdims=True)
+    return np.einsum("bhij,bjhd->bihd", p / np.where(sums == 0, 1, sums), v)
+
+
+def inputs(seed):
+    random = np.random.default_rng(seed)
+    return [random.normal(size=(BATCH, LENGTH, HEADS, DIM)).astype(np.float32) for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_the_function_itself(name):
+    kind, builder = CASES[name]
+    q, k, v = inputs(len(name))
+    function = builder(NUMPY)
+    o = attn.attention(q, k, v, **{kind: function})
+    if name in POINTWISE:
+        function = np.vectorize(function)
+    mask, score = (function, None) if kind == "mask" else (None, function)
+    np.testing.assert_allclose(o, expected(q, k, v, mask, score), rtol=0, atol=2e-5)
+
+
+def test_mask_and_score_have_buffers_of_their_own_names():
+    q, k, v = inputs(3)
+    mask, score = CASES["documents"][1](NUMPY), CASES["graphormer"][1](NUMPY)
+    o = attn.attention(q, k, v, mask=mask, score=score)
+    np.testing.assert_allclose(o, expected(q, k, v, mask, score), rtol=0, atol=2e-5)
+    assert sorted(resolve(mask, score)[2]) == ["t0", "t1", "t2"]
+
+
+def test_attns_own_form():
+    s = attn.symbols
+    slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
+    mask = (s.position >= s.key) & (s.position - s.key < 9)
+    score = 30 * (s.score / 30).tanh() - attn.buffer(slopes)[s.head] * abs(s.query - s.key)
+    assert finish(mask)[0] == "position >= key && position - key < 9"
+    q, k, v = inputs(4)
+    want = expected(
+        q,
+        k,
+        v,
+        lambda b, h, i, j: (i >= j) & (i - j < 9),
+        lambda x, b, h, i, j: 30 * np.tanh(x / 30) - slopes[h] * abs(i - j),
+    )
+    np.testing.assert_allclose(attn.attention(q, k, v, mask=mask, score=score), want, atol=2e-5)
+
+    def function(s):
+        return 30 * (s.score / 30).tanh() - slopes[s.head] * abs(s.query - s.key)
+
+    np.testing.assert_allclose(attn.attention(q, k, v, mask=mask, score=function), want, atol=2e-5)
+
+
+def text_of(e):
+    return finish(e)[0]
+
+
+def test_types_follow_torch():
+    s = attn.symbols
+    assert text_of(s.query / 2) == "to_float(query) / 2"
+    assert text_of(1 / s.query) == "1 / to_float(query)"
+    assert text_of(s.query // 2 % 3) == "query / 2 % 3"
+    assert text_of((s.query < 3) * 2) == "select(query < 3, 1, 0) * 2"
+    assert text_of(~s.query) == "-query - 1"
+    assert text_of(~(s.query < 3)) == "!(query < 3)"
+    assert text_of((s.query < 3) ^ (s.key < 3)) == "query < 3 != key < 3"
+    assert text_of(s.query - (s.key - 1)) == "query - (key - 1)"
+    assert text_of(s.score * 1e300) == "score * inf"
+    assert text_of(s.score - np.float64(0.5)) == "score - 0.5"
+    assert text_of(np.int64(3) - s.key) == "3 - key"
+    assert text_of(-(s.score**2)) == "-(score * score)"
+
+
+def test_indices_one_at_a_time_and_from_the_end():
+    s = attn.symbols
+    t = attn.buffer(np.zeros((2, 3, 4), np.float32))
+    assert text_of(t[s.batch][1][s.key]) == "t0[batch, 1, key]"
+    assert text_of(t[s.batch, :, s.key][-1]) == "t0[batch, 2, key]"
+    assert text_of(t[..., -1][s.batch, s.head]) == "t0[batch, head, 3]"
+    assert text_of(attn.buffer(np.full((), 3.0))) == "t0[0]"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda b, h, q, k: q if q > k else k, "the truth of Expr('query > key')"),
+        (lambda b, h, q, k: q > k and q > 3, "the truth of"),
+        (lambda b, h, q, k: np.sort(q), "NumPy function sort"),
+        (lambda b, h, q, k: np.floor(q / 2), "NumPy function floor"),
+        (lambda s: s.key.frobnicate(), "method frobnicate"),
+        (lambda s: range(s.key), "has no value as a Python number"),
+        (lambda s: [1, 2, 3][s.key], "has no value as a Python number"),
+        (lambda s: s.key + "x", "an operand of type str"),
+        (lambda s: s.key < 2**31, "2147483648 does not fit int32"),
+        (lambda s: (s.score // 2) > 1, "// of float32"),
+        (lambda s: s.score & 1, "accepts boolean and int32"),
+        (lambda s: attn.buffer(np.zeros((2, 2)))[s.key] + 1, "an array of rank 1 is used as"),
+        (lambda s: attn.buffer(np.zeros(2))[s.score], "is float32: accepts int32"),
+        (lambda s: attn.buffer(np.zeros(2))[s.key, s.key], "2 indices of an array with 1"),
+        (lambda s: attn.buffer(np.zeros(2, np.complex64))[s.key], "dtype complex64"),
+        (lambda s: attn.buffer(np.zeros((1,) * 5)), "rank 5"),
+    ],
+)
+def test_refusals_name_the_operation_and_the_line(function, message):
+    with pytest.raises(TraceError) as refused:
+        trace(function)
+    assert message in str(refused.value)
+    assert f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}" in str(
+        refused.value
+    )
+
+
+def test_refusals_of_whole_functions():
+    with pytest.raises(TraceError, match="has 2 parameters: accepts 1"):
+        resolve(lambda a, b: a, None)
+    with pytest.raises(TraceError, match="returns None: accepts one value"):
+        resolve(lambda s: None, None)
+    with pytest.raises(TraceError, match="is float32: accepts boolean"):
+        resolve(lambda s: s.key / 2, None)
+    with pytest.raises(TraceError, match="is boolean: accepts float32"):
+        resolve(None, lambda s: s.key < 2)
+    far = np.array([2**40])
+    with pytest.raises(TraceError, match="outside of int32"):
+        resolve(lambda s: attn.buffer(far)[s.key] == 0, None)
+
+
+def test_a_trace_is_kept_while_what_was_captured_stays():
+    width = 5
+
+    def function(s):
+        return s.query - s.key < width
+
+    first = trace(function)
+    assert trace(function) is first
+    width = 6
+    assert text_of(trace(function)) == "query - key < 6"
+    width = 6.0
+    assert text_of(trace(function)) == "query - key < 6.0"
+
+
+def test_what_may_change_unseen_is_traced_again():
+    class Settings:
+        width = 5
+
+    settings = Settings()
+
+    def by_attribute(s):
+        return s.query - s.key < settings.width
+
+    lengths = np.array([3, 4])
+
+    def by_value(s):
+        return s.key < int(lengths[0]) if False else s.key < lengths.max()
+
+    assert text_of(trace(by_attribute)) == "query - key < 5"
+    settings.width = 7
+    assert text_of(trace(by_attribute)) == "query - key < 7"
+    with pytest.raises(Exception, match="max"):  # a Buffer has no values
+        trace(by_value)
+
+
+def test_an_array_is_read_when_attention_runs():
+    ids = np.zeros(LENGTH, np.int32)
+
+    def function(b, h, i, j):
+        return ids[i] == ids[j]
+
+    q, k, v = inputs(5)
+    for seed in range(2):
+        ids[:] = np.sort(np.random.default_rng(seed).integers(0, 4, LENGTH))
+        o = attn.attention(q, k, v, mask=function)
+        np.testing.assert_allclose(o, expected(q, k, v, function, None), rtol=0, atol=2e-5)
+
+
+def test_a_trace_goes_with_its_function():
+    from attn import trace as module
+
+    before = len(module._traces)
+    for i in range(100):
+        trace(lambda s, i=i: s.key < 3)
+    gc.collect()
+    assert len(module._traces) <= before + 1
+
+
+def test_threads_trace_the_same_function():
+    texts = []
+
+    def function(b, h, q, k):
+        return (q >= k) & (q - k < 5)
+
+    def work():
+        for _ in range(2000):
+            texts.append(trace(function).text)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert set(texts) == {"query >= key && query - key < 5"}
+    assert len(texts) == 16000
+
+
+def test_text_passes_through():
+    assert resolve("query < 3", None) == ("query < 3", "", {})
+    assert resolve(True, None) == ("true", "", {})
+    assert call(lambda s: True).text == "true"
