@@ -132,33 +132,34 @@ void forward(const Problem& problem, const Inputs& inputs, const Outputs& output
           inputs, outputs, context);
 }
 
-void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-                  const Gradients& gradients, const Context& context) {
+void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                  const OutputGradients& d_outputs, const Gradients& gradients,
+                  const Context& context) {
   core::validate_phase(plan, Phase::backward);
   core::CheckMemory memory;
   std::pmr::vector<core::NamedTensor> tensors = core::validate_backward(
-      plan.problem, inputs, outputs, d_o, gradients, plan.device, memory.resource());
+      plan.problem, inputs, outputs, d_outputs, gradients, plan.device, memory.resource());
   switch (plan.backend) {
     case Backend::reference:
-      return reference::backward(plan.problem, inputs, outputs, d_o, gradients);
+      return reference::backward(plan.problem, inputs, outputs, d_outputs, gradients);
     case Backend::cuda:
       return on_gpu(plan, std::move(tensors), context,
-                    [&] { cuda::backward(plan, inputs, outputs, d_o, gradients, context); });
+                    [&] { cuda::backward(plan, inputs, outputs, d_outputs, gradients, context); });
     default:
       if (context.workspace.given()) {
         core::validate_workspace(plan.problem, context.workspace, plan.workspace_bytes, tensors,
                                  plan.device);
       }
-      return cpu::backward(plan, inputs, outputs, d_o, gradients, context);
+      return cpu::backward(plan, inputs, outputs, d_outputs, gradients, context);
   }
 }
 
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-              const Tensor& d_o, const Gradients& gradients, const PlanOptions& options,
-              const Context& context) {
+              const OutputGradients& d_outputs, const Gradients& gradients,
+              const PlanOptions& options, const Context& context) {
   backward(
       choose(complete(problem, inputs), Phase::backward, on_device_of(inputs, options), context),
-      inputs, outputs, d_o, gradients, context);
+      inputs, outputs, d_outputs, gradients, context);
 }
 
 }  // namespace attn

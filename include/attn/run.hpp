@@ -45,6 +45,15 @@ struct Outputs {
                  // problem is; optional forward
 };
 
+// Gradients of a loss with respect to O and LSE. Where the loss does not use LSE a Tensor says it
+// all: backward(problem, inputs, outputs, d_o, gradients).
+struct OutputGradients {
+  Tensor o{};    // as O
+  Tensor lse{};  // as LSE; optional. Not used at rows whose LSE is -inf
+  OutputGradients() = default;
+  OutputGradients(const Tensor& d_o, const Tensor& d_lse = {}) : o(d_o), lse(d_lse) {}
+};
+
 struct Gradients {
   Tensor dq{}, dk{}, dv{};   // as q, k, v; each optional; rows past a length are set to zero
   Tensor dsink{};            // f32 [heads_q]; optional
@@ -74,18 +83,21 @@ void forward(const P& plan, const Inputs& inputs, const Outputs& outputs,
   run_forward(plan, inputs, outputs, context);
 }
 
-// Gradients <- d(loss), given d_o = d(loss)/dO and O, LSE as forward wrote them. Recomputes P from
-// LSE (FlashAttention paper, algorithm 4) and regenerates the dropout mask. K and V gradients of a
-// GQA group are summed over its query heads. Not for paged K, V.
+// Gradients <- d(loss), given those of O and LSE, and O, LSE as forward wrote them. Recomputes P
+// from LSE (FlashAttention paper, algorithm 4) and regenerates the dropout mask. That of LSE enters
+// as D = rowsum(dO * O) - dLSE, since dLSE_i / dT_ij = P_ij; the sink is a part of LSE. K and V
+// gradients of a GQA group are summed over its query heads. Not for paged K, V.
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-              const Tensor& d_o, const Gradients& gradients, const PlanOptions& options = {},
-              const Context& context = {});
-void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-                  const Gradients& gradients, const Context& context = {});
+              const OutputGradients& d_outputs, const Gradients& gradients,
+              const PlanOptions& options = {}, const Context& context = {});
+void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                  const OutputGradients& d_outputs, const Gradients& gradients,
+                  const Context& context = {});
 template <std::same_as<Plan> P>
-void backward(const P& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-              const Gradients& gradients, const Context& context = {}) {
-  run_backward(plan, inputs, outputs, d_o, gradients, context);
+void backward(const P& plan, const Inputs& inputs, const Outputs& outputs,
+              const OutputGradients& d_outputs, const Gradients& gradients,
+              const Context& context = {}) {
+  run_backward(plan, inputs, outputs, d_outputs, gradients, context);
 }
 
 // Merges partial results over disjoint sets of keys: LSE = log(sum_p exp(LSE_p)), O = sum_p

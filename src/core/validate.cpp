@@ -52,13 +52,13 @@ void check_like_o(const ArgumentCheck& check, const Problem& p, const Inputs& in
   check.contiguous_rows(name, t);
 }
 
-void check_lse(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
-               const Tensor& lse) {
+void check_like_lse(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
+                    const char* name, const Tensor& t) {
   const DType dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   if (p.layout_q == Layout::packed) {
-    check.tensor("lse", lse, dtype, {p.heads_q, inputs.q.shape[0]});
+    check.tensor(name, t, dtype, {p.heads_q, inputs.q.shape[0]});
   } else {
-    check.tensor("lse", lse, dtype, {p.batch, p.heads_q, p.seqlen_q});
+    check.tensor(name, t, dtype, {p.batch, p.heads_q, p.seqlen_q});
   }
 }
 
@@ -121,7 +121,7 @@ std::pmr::vector<NamedTensor> validate_forward(const Problem& problem, const Inp
   const ArgumentCheck check(&problem, device);
   const auto buffers = check_inputs(check, problem, inputs, memory);
   check_like_o(check, problem, inputs, "o", outputs.o);
-  if (outputs.lse.given()) check_lse(check, problem, inputs, outputs.lse);
+  if (outputs.lse.given()) check_like_lse(check, problem, inputs, "lse", outputs.lse);
   Tensors tensors(&memory);
   tensors.reserve(kTensors);
   add_given(tensors, "o", outputs.o);
@@ -133,7 +133,8 @@ std::pmr::vector<NamedTensor> validate_forward(const Problem& problem, const Inp
 }
 
 std::pmr::vector<NamedTensor> validate_backward(const Problem& problem, const Inputs& inputs,
-                                                const Outputs& outputs, const Tensor& d_o,
+                                                const Outputs& outputs,
+                                                const OutputGradients& d_outputs,
                                                 const Gradients& gradients, Device device,
                                                 std::pmr::memory_resource& memory) {
   validate_problem(problem);
@@ -141,8 +142,9 @@ std::pmr::vector<NamedTensor> validate_backward(const Problem& problem, const In
   refuse_paged_backward(problem);
   const auto buffers = check_inputs(check, problem, inputs, memory);
   check_like_o(check, problem, inputs, "o", outputs.o);
-  check_lse(check, problem, inputs, outputs.lse);
-  check_like_o(check, problem, inputs, "d_o", d_o);
+  check_like_lse(check, problem, inputs, "lse", outputs.lse);
+  check_like_o(check, problem, inputs, "d_o", d_outputs.o);
+  if (d_outputs.lse.given()) check_like_lse(check, problem, inputs, "d_lse", d_outputs.lse);
   Tensors tensors(&memory);
   tensors.reserve(kTensors);
   check_gradients(check, problem, inputs, gradients, buffers, tensors);
@@ -150,7 +152,8 @@ std::pmr::vector<NamedTensor> validate_backward(const Problem& problem, const In
   add_inputs(tensors, inputs, buffers);
   add_given(tensors, "o", outputs.o);
   add_given(tensors, "lse", outputs.lse);
-  add_given(tensors, "d_o", d_o);
+  add_given(tensors, "d_o", d_outputs.o);
+  add_given(tensors, "d_lse", d_outputs.lse);
   check_disjoint(check, tensors, written);
   return tensors;
 }

@@ -44,8 +44,8 @@ std::pmr::vector<NamedTensor> validate_forward(
     const Problem& problem, const Inputs& inputs, const Outputs& outputs, Device device = {},
     std::pmr::memory_resource& memory = *std::pmr::get_default_resource());
 std::pmr::vector<NamedTensor> validate_backward(
-    const Problem& problem, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-    const Gradients& gradients, Device device = {},
+    const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+    const OutputGradients& d_outputs, const Gradients& gradients, Device device = {},
     std::pmr::memory_resource& memory = *std::pmr::get_default_resource());
 // The workspace of a call: Context::workspace, of at least `bytes`, apart from `tensors`.
 void validate_workspace(const Problem& problem, const Tensor& workspace, std::int64_t bytes,

@@ -57,12 +57,13 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   a.clear_unused_rows(outputs);
 }
 
-void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-              const Gradients& gradients, const Context& context) {
+void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+              const OutputGradients& d_outputs, const Gradients& gradients,
+              const Context& context) {
   check_plan(plan, Phase::backward);
   Call call(plan, inputs, DType::f32, context);
   const Attention& a = call.attention;
-  const GradientContext g(a, outputs, d_o, call.workers);
+  const GradientContext g(a, outputs, d_outputs, call.workers);
   if (gradients.dq.given() || gradients.dk.given() || gradients.dv.given()) {
     if (plan.algorithm == Algorithm::standard) {
       backward_standard(a, g, gradients, call.workers);

@@ -10,7 +10,7 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
 // Arguments are validated.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context);
-void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-              const Gradients& gradients, const Context& context);
+void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+              const OutputGradients& d_outputs, const Gradients& gradients, const Context& context);
 
 }  // namespace attn::cpu

@@ -14,9 +14,10 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   cuda::run_forward(plan, inputs, outputs, context);
 }
 
-void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-              const Gradients& gradients, const Context& context) {
-  cuda::run_backward(plan, inputs, outputs, d_o, gradients, context);
+void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+              const OutputGradients& d_outputs, const Gradients& gradients,
+              const Context& context) {
+  cuda::run_backward(plan, inputs, outputs, d_outputs, gradients, context);
 }
 
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,

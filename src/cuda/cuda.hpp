@@ -18,8 +18,8 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context);
 
 // Likewise; what is not given of the gradients is not computed.
-void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-              const Gradients& gradients, const Context& context);
+void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+              const OutputGradients& d_outputs, const Gradients& gradients, const Context& context);
 
 // All that the problem needs compiled on devices of this architecture; needs no GPU. kernel: as
 // PlanOptions::kernel.

@@ -30,6 +30,11 @@ device::Strides strides_of(const Tensor& t, Layout layout) {
   return {t.strides[0], t.strides[1], t.strides[2]};
 }
 
+device::Strides lse_strides_of(const Tensor& t, Layout layout) {
+  if (layout == Layout::packed) return {0, t.strides[1], t.strides[0]};
+  return {t.strides[0], t.strides[2], t.strides[1]};
+}
+
 void fill_problem_parameters(device::ProblemParams& to, const Problem& p, const Inputs& inputs,
                              const Outputs& outputs) {
   constexpr double kLog2E = 1.4426950408889634;
@@ -41,9 +46,7 @@ void fill_problem_parameters(device::ProblemParams& to, const Problem& p, const 
   to.v_strides = strides_of(inputs.v, p.layout_k);
   to.o_strides = strides_of(outputs.o, p.layout_q);
   if (const Tensor& lse = outputs.lse; lse.given()) {
-    to.lse_strides = p.layout_q == Layout::packed
-                         ? device::Strides{0, lse.strides[1], lse.strides[0]}
-                         : device::Strides{lse.strides[0], lse.strides[2], lse.strides[1]};
+    to.lse_strides = lse_strides_of(lse, p.layout_q);
   }
   to.cu_seqlens_q = integers(inputs.cu_seqlens_q);
   to.cu_seqlens_k = integers(inputs.cu_seqlens_k);

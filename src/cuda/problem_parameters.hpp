@@ -8,6 +8,8 @@ namespace attn::cuda {
 
 // Strides of a tensor laid out as Q or K; packed: [rows, heads, columns].
 device::Strides strides_of(const Tensor& tensor, Layout layout);
+// Of a tensor laid out as LSE: [batch, heads, rows], packed [heads, rows].
+device::Strides lse_strides_of(const Tensor& tensor, Layout layout);
 
 // Everything of ProblemParams, with the strides of O and LSE as far as they are given.
 void fill_problem_parameters(device::ProblemParams& to, const Problem& problem,

@@ -61,11 +61,11 @@ struct BufferGradient {
 template <class Real>
 class Backward {
  public:
-  Backward(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
+  Backward(const Problem& problem, const Inputs& inputs, const OutputGradients& d_outputs,
            const Gradients& gradients, Rounding rounding, Order order)
       : problem_(problem),
         inputs_(inputs),
-        d_o_(d_o),
+        d_outputs_(d_outputs),
         gradients_(gradients),
         rounding_(rounding),
         order_(order),
@@ -101,7 +101,7 @@ class Backward {
 
  private:
   // With T = score_expression(S):
-  //   dV_j += Z_ij P_ij dO_i             dP_ij = Z_ij dO_i . v_j      D_i = dO_i . O_i
+  //   dV_j += Z_ij P_ij dO_i             dP_ij = Z_ij dO_i . v_j      D_i = dO_i . O_i - dLSE_i
   //   dT_ij = P_ij (dP_ij - D_i)         dsink -= P_sink D_i          dS_ij = dT_ij dT/dS
   //   dQ_i = scale sum_j dS_ij k_j       dK_j += scale dS_ij q_i
   // D adds from the last element on: with few keys dP and D cancel, and as a yardstick for
@@ -111,8 +111,8 @@ class Backward {
     const std::int64_t n = head.keys();
     const auto scale = static_cast<Real>(problem_.scale());
     const Matrix<Real> d_o =
-        load_matrix<Real>(core::rows_like_q(problem_, inputs_, d_o_, sequence.batch), d_o_.dtype,
-                          head.head, sequence.length_q, problem_.head_dim_v);
+        load_matrix<Real>(core::rows_like_q(problem_, inputs_, d_outputs_.o, sequence.batch),
+                          d_outputs_.o.dtype, head.head, sequence.length_q, problem_.head_dim_v);
     const Matrix<Real> v_transposed = transposed(head.v);
     Matrix<Real> dq(sequence.length_q, problem_.head_dim);
     for (std::int64_t turn = 0; turn < sequence.length_q; ++turn) {
@@ -140,6 +140,7 @@ class Backward {
       for (auto c = o.size(); c-- > 0;) {
         d += d_o[i][static_cast<std::int64_t>(c)] * rounded(o[c], rounding_.operands);
       }
+      d -= d_lse(head, i);
       if (problem_.sink) {
         d_sink_[static_cast<std::size_t>(head.head)] -= std::exp(head.sink() - row.lse) * d;
       }
@@ -171,6 +172,13 @@ class Backward {
     return row;
   }
 
+  Real d_lse(const Head<Real>& head, std::int64_t i) const {
+    const Tensor& t = d_outputs_.lse;
+    if (!t.given()) return 0;
+    const core::LseRow row = core::lse_row(problem_, inputs_, t, head.sequence.batch, head.head);
+    return static_cast<Real>(load(row.base + i * row.stride, t.dtype));
+  }
+
   // dS from dT; on the way, the gradients of the buffers.
   Real through_score(Real d_t, const Head<Real>& head, std::int64_t i, std::int64_t j,
                      const Row<Real>& row) {
@@ -189,7 +197,7 @@ class Backward {
 
   const Problem& problem_;
   const Inputs& inputs_;
-  const Tensor& d_o_;
+  const OutputGradients& d_outputs_;
   const Gradients& gradients_;
   Rounding rounding_;
   Order order_;
@@ -200,14 +208,16 @@ class Backward {
 
 }  // namespace
 
-void backward(const Problem& problem, const Inputs& inputs, const Outputs&, const Tensor& d_o,
-              const Gradients& gradients, Precision precision, Order order) {
+void backward(const Problem& problem, const Inputs& inputs, const Outputs&,
+              const OutputGradients& d_outputs, const Gradients& gradients, Precision precision,
+              Order order) {
   if (precision == Precision::f64 || problem.dtype == DType::f64) {
-    Backward<double>(problem, inputs, d_o, gradients, rounding(Precision::f64, problem.dtype),
+    Backward<double>(problem, inputs, d_outputs, gradients, rounding(Precision::f64, problem.dtype),
                      order)
         .run();
   } else {
-    Backward<float>(problem, inputs, d_o, gradients, rounding(precision, problem.dtype), order)
+    Backward<float>(problem, inputs, d_outputs, gradients, rounding(precision, problem.dtype),
+                    order)
         .run();
   }
 }

@@ -42,7 +42,7 @@ void forward(const Problem& problem, const Inputs& inputs, const Outputs& output
 // Recomputes P and O from the inputs; O and LSE in `outputs` are not read, only their absence is
 // allowed.
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-              const Tensor& d_o, const Gradients& gradients, Precision precision = Precision::f64,
-              Order order = {});
+              const OutputGradients& d_outputs, const Gradients& gradients,
+              Precision precision = Precision::f64, Order order = {});
 
 }  // namespace attn::reference

@@ -113,15 +113,19 @@ class FiniteDifferences : public ::testing::TestWithParam<const char*> {
  protected:
   FiniteDifferences() : data_(parse_case(GetParam()), 5), o_(data_.f64_outputs()) {}
 
-  // sum dO * O over the rows in use.
+  // sum dO * O + sum dLSE * LSE over the rows in use.
   double loss() {
     reference::forward(data_.problem, data_.inputs, o_);
     double sum = 0;
-    for (std::int64_t i = 0; i < o_.o.size(); ++i) {
-      const double grad = load_element(data_.d_o, i);
-      const double value = load_element(o_.o, i);
-      if (!std::isnan(grad) && !std::isnan(value)) sum += grad * value;
-    }
+    const auto add = [&](const Tensor& gradient, const Tensor& output) {
+      for (std::int64_t i = 0; gradient.given() && i < output.size(); ++i) {
+        const double grad = load_element(gradient, i);
+        const double value = load_element(output, i);
+        if (!std::isnan(grad) && std::isfinite(value)) sum += grad * value;
+      }
+    };
+    add(data_.d_o, o_.o);
+    add(data_.d_lse, o_.lse);
     return sum;
   }
 
@@ -150,7 +154,7 @@ class FiniteDifferences : public ::testing::TestWithParam<const char*> {
 
 TEST_P(FiniteDifferences, AgreeWithBackward) {
   const Gradients gradients = data_.f64_gradients();
-  reference::backward(data_.problem, data_.inputs, o_, data_.d_o, gradients);
+  reference::backward(data_.problem, data_.inputs, o_, data_.d_outputs(), gradients);
   expect_gradient("q", data_.inputs.q, gradients.dq);
   expect_gradient("k", data_.inputs.k, gradients.dk);
   expect_gradient("v", data_.inputs.v, gradients.dv);
@@ -170,6 +174,8 @@ INSTANTIATE_TEST_SUITE_P(
                       "b2_sq4_sk6_hq2_hk1_d3_dropout0.3_seed9_f64/padded",
                       "b2_sq5_sk7_h2_d3_packed_causal_f64", "b1_sq4_sk6_h2_d3_softcap2_alibi_f64",
                       "b2_sq4_sk5_h2_d3_bias_softcap4_sink_f64",
+                      "b2_sq6_sk4_hq4_hk2_d3_causal_softcap2_sink_dropout0.3_seed9_f64/dlse",
+                      "b2_sq5_sk7_h2_d3_packed_causal_alibi_f64/dlse_padded",
                       "b2_sq4_sk5_h2_d3_bias2x1x1x5_window2x1_f64",
                       "b1_sq4_sk5_h2_d3_score(score+0.3*tanh(w[key%4]*score))_buffer(w:f32:4)_f64"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });

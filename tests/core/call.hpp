@@ -16,7 +16,7 @@ struct Call {
   Problem problem;
   Inputs in;
   Outputs out;
-  Tensor d_o;
+  Tensor d_o, d_lse;
   Gradients grad;
 
   // A row-major tensor with memory of its own: zeros.
@@ -49,7 +49,7 @@ struct Call {
   }
 
   void forward() const { attn::forward(problem, in, out); }
-  void backward() const { attn::backward(problem, in, out, d_o, grad); }
+  void backward() const { attn::backward(problem, in, out, {d_o, d_lse}, grad); }
 
   std::list<std::vector<double>> memory;
 };
@@ -67,6 +67,7 @@ inline void add_outputs(Call& c, const std::vector<std::int64_t>& rows_q,
   c.out.o = c.poisoned(DType::f32, with(rows_q, kHeadsQ, kHeadDimV));
   c.out.lse = c.poisoned(DType::f32, lse);
   c.d_o = c.zeros(DType::f32, with(rows_q, kHeadsQ, kHeadDimV));
+  c.d_lse = c.zeros(DType::f32, lse);
   c.grad.dq = c.poisoned(DType::f32, with(rows_q, kHeadsQ, kHeadDim));
 }
 

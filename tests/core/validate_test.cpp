@@ -17,7 +17,8 @@ void validate_both(const Call& c) {
   const Problem p = complete(c.problem, c.in);
   core::validate_problem(p);
   core::validate_forward(p, c.in, c.out);
-  if (p.layout_k != Layout::paged) core::validate_backward(p, c.in, c.out, c.d_o, c.grad);
+  if (p.layout_k != Layout::paged)
+    core::validate_backward(p, c.in, c.out, {c.d_o, c.d_lse}, c.grad);
 }
 
 TEST(Complete, Dense) {
@@ -108,10 +109,12 @@ TEST(Plan, RunsInItsOwnPhase) {
   const Problem p = complete(c.problem, c.in);
   const Plan to_forward = make_plan(p, Phase::forward), to_backward = make_plan(p, Phase::backward);
   EXPECT_TRUE(has(refusal([&] { forward(to_backward, c.in, c.out); }), "plan is of the backward"));
-  EXPECT_TRUE(has(refusal([&] { backward(to_forward, c.in, c.out, c.d_o, c.grad); }),
+  EXPECT_TRUE(has(refusal([&] {
+                    backward(to_forward, c.in, c.out, {c.d_o, c.d_lse}, c.grad);
+                  }),
                   "plan is of the forward"));
   EXPECT_NO_THROW(forward(to_forward, c.in, c.out));
-  EXPECT_NO_THROW(backward(to_backward, c.in, c.out, c.d_o, c.grad));
+  EXPECT_NO_THROW(backward(to_backward, c.in, c.out, {c.d_o, c.d_lse}, c.grad));
 }
 
 TEST(Plan, BracesAreAProblem) {
@@ -187,7 +190,7 @@ TEST(Validate, AcceptsEmptyTensors) {
       };
       if (dimension == 0 || of_q) {
         for (Tensor* t : {&c.in.q, &c.out.o, &c.d_o, &c.grad.dq}) empty(*t, dimension);
-        empty(c.out.lse, dimension == 0 ? 0 : 2);
+        for (Tensor* t : {&c.out.lse, &c.d_lse}) empty(*t, dimension == 0 ? 0 : 2);
       }
       if (dimension == 0 || !of_q) {
         for (Tensor* t : {&c.in.k, &c.in.v, &c.grad.dk, &c.grad.dv}) empty(*t, dimension);
@@ -259,6 +262,8 @@ TEST(Validate, DoublesHaveADoubleLse) {
   }
   EXPECT_THROW(validate_both(c), Error);
   c.out.lse = c.poisoned(DType::f64, {kHeadsQ, 10});
+  EXPECT_THROW(validate_both(c), Error);
+  c.d_lse = c.poisoned(DType::f64, {kHeadsQ, 10});
   EXPECT_NO_THROW(validate_both(c));
 }
 

@@ -134,8 +134,8 @@ def forward(a, q, k, v, problem, batch):
             "changed": changed, "loads": scores.loads, "scale": scale, "sink": sink}
 
 
-def gradients(a, other, f, again, d_o, problem, heads_k):
-    """Gradients of one sequence. O and LSE come from the forward pass `f`; a backward pass adds in
+def gradients(a, other, f, again, d_o, d_lse, problem, heads_k):
+    """Gradients of one sequence; d_lse [heads, rows] or None. O and LSE come from the forward pass `f`; a backward pass adds in
     another order, so scores come from a second one, `again`, computed with `other`."""
     heads, n, _ = f["q"].shape
     d_o = np.asarray(d_o, a.real)
@@ -143,6 +143,8 @@ def gradients(a, other, f, again, d_o, problem, heads_k):
     p = a.round(np.exp(again["t"] - lse[:, :, None]))
     dp = f["z"] * a.round(a.dot(d_o, f["values"]))
     row = other.sum((d_o * f["o"])[:, :, ::-1], 2)
+    if d_lse is not None:
+        row = row - np.where(np.isfinite(f["lse"]), d_lse, 0).astype(a.real)
     dt = np.where(f["seen"], p * (dp - row[:, :, None]), 0).astype(a.real)
     slope = again["changed"].d.get("score", a.real(0)) if again["changed"] else a.real(1)
     ds = a.round(np.where(f["seen"], dt * slope, 0))

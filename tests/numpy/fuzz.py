@@ -29,6 +29,16 @@ def sequence(case, b):
     return rows("q", case.rows_q), rows("k", case.rows_k), rows("v", case.rows_k), d_o
 
 
+def like_lse(case, x, b):
+    """The rows of sequence b of a tensor laid out as LSE: [heads, rows]."""
+    i = case.rows_q[b]
+    return x[:, i[0]] if case.packed_q else x[i[0], :, :len(i[1])]
+
+
+def d_lse(case, b):
+    return like_lse(case, case.tensors["d_lse"], b) if "d_lse" in case.tensors else None
+
+
 def compute(case, a, other):
     """{name: list over sequences of arrays}; gradients of buffers and sink are summed."""
     results = {}
@@ -38,7 +48,8 @@ def compute(case, a, other):
         found = {"o": f["o"], "lse": f["lse"]}
         if case.backward:
             again = attention.forward(other, q, k, v, case.problem, b)
-            found |= attention.gradients(a, other, f, again, d_o, case.problem, case.heads_k)
+            found |= attention.gradients(a, other, f, again, d_o, d_lse(case, b), case.problem,
+                                         case.heads_k)
         for name, x in found.items():
             results.setdefault(name, []).append(x)
     for name in results:
@@ -58,7 +69,7 @@ def split(case, written):
         of_keys = name in ("dk", "dv")
         index = case.rows_k if of_keys else case.rows_q
         if name == "lse":
-            results[name] = [x[:, i[0]] if case.packed_q else x[i[0], :, :len(i[1])] for i in index]
+            results[name] = [like_lse(case, x, b) for b in range(len(index))]
             continue
         results[name] = [x[i].transpose(1, 0, 2) for i in index]
         rest = np.ones(x.shape[:-2], bool)

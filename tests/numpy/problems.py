@@ -262,6 +262,12 @@ def make(seed, draw=0):
     for name, x in floats.items():
         tensors[name] = ("bf16", x) if dtype == "bf16" else x.astype(
             np.float16 if dtype == "f16" else np.float32)
+    if backward and np.random.default_rng((seed, 1)).random() < 0.3:  # the loss uses LSE
+        x = np.full((heads_q, *outer_q) if packed_q else (batch, heads_q, n), np.nan, np.float32)
+        for i in rows_q:
+            of_rows = (slice(None), i[0]) if packed_q else (i[0], slice(None), i[1])
+            x[of_rows] = values.standard_normal(x[of_rows].shape)
+        tensors["d_lse"] = x
     order = [str(name) for name in random.permutation(list(tensors))]
     arguments += ["--lse"] + ["--backward"] * backward
     how = ["--threads", str(random.integers(1, 4))]

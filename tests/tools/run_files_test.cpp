@@ -52,7 +52,8 @@ class RunFiles : public Command {
     inputs.seqused_k = stored("seqused_k", data.inputs.seqused_k, file);
     inputs.page_table = stored("page_table", data.inputs.page_table, file);
     inputs.sink = stored("sink", data.inputs.sink, file);
-    const Tensor d_o = stored("d_o", data.d_o, file);
+    const OutputGradients d_outputs(stored("d_o", data.d_o, file),
+                                    stored("d_lse", data.d_lse, file));
     for (const auto& [name, tensor] : data.inputs.buffers) {
       inputs.buffers.emplace_back(name, stored(name, tensor, file));
     }
@@ -74,7 +75,7 @@ class RunFiles : public Command {
       for (const auto& [name, tensor] : data.gradients.buffers) {
         gradients.buffers.emplace_back(name, result("d" + name, tensor));
       }
-      backward(data.problem, inputs, outputs, d_o, gradients);
+      backward(data.problem, inputs, outputs, d_outputs, gradients);
     }
 
     write_safetensors(path("call.safetensors"), file);

@@ -104,7 +104,7 @@ TEST_F(Verify, Forward) {
 
 TEST_F(Verify, Backward) {
   reference::forward(data_.problem, data_.inputs, data_.outputs);
-  const auto run = [&](const Tensor& d_o) {
+  const auto run = [&](const OutputGradients& d_o) {
     reference::backward(data_.problem, data_.inputs, data_.outputs, d_o, data_.gradients);
   };
   const auto verify = [&](const auto& compute) {
@@ -117,7 +117,7 @@ TEST_F(Verify, Backward) {
 
   // dK and dV are compared at every key.
   for (const Tensor* gradient : {&data_.gradients.dk, &data_.gradients.dv}) {
-    const Verification wrong = verify([&](const Tensor& d_o) {
+    const Verification wrong = verify([&](const OutputGradients& d_o) {
       run(d_o);
       element(*gradient, 1, 37, 1) += 0.1F;
     });

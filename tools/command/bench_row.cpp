@@ -46,8 +46,9 @@ void check_backward_whole(BenchRow& row, const harness::Case& c, const PlanOptio
 
 void check_backward_sampled(BenchRow& row, harness::CaseData& data, const Context& context) {
   const Verification verification = verify_backward_sampled(
-      row.plan.problem, data.inputs, data.d_o, data.gradients, [&](const Tensor& d_o) {
-        backward(row.plan, data.inputs, data.outputs, d_o, data.gradients, context);
+      row.plan.problem, data.inputs, data.d_o, data.gradients,
+      [&](const OutputGradients& d_outputs) {
+        backward(row.plan, data.inputs, data.outputs, d_outputs, data.gradients, context);
       });
   row.correct = verification.passed();
   row.checked = verification.extent;
@@ -62,7 +63,7 @@ void measure(BenchRow& row, const harness::Case& c, harness::CaseData& data,
     if (is_forward) {
       forward(row.plan, data.inputs, data.outputs, where);
     } else {
-      backward(row.plan, data.inputs, data.outputs, data.d_o, data.gradients, where);
+      backward(row.plan, data.inputs, data.outputs, data.d_outputs(), data.gradients, where);
     }
   };
   const auto call = [&] { call_in(context); };

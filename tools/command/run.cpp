@@ -74,20 +74,20 @@ class Runner {
   bool run_backward(const Plan& plan) {
     std::optional<Verification> verification;
     if (options_.verify) {
-      const auto once = [&](const Tensor& d_o) { call(plan, d_o, 0); };
+      const auto once = [&](const OutputGradients& d_outputs) { call(plan, d_outputs, 0); };
       verification =
-          verify_backward(read_.problem, read_.inputs, read_.d_o, results_.gradients, once);
+          verify_backward(read_.problem, read_.inputs, read_.d_outputs, results_.gradients, once);
     }
-    begin(plan, call(plan, read_.d_o, options_.seconds));
+    begin(plan, call(plan, read_.d_outputs, options_.seconds));
     return !verification || tell(*verification);
   }
 
   // Calls until so many seconds have passed; the results are on the host then.
-  Timing call(const Plan& plan, const Tensor& d_o, double seconds) {
+  Timing call(const Plan& plan, const OutputGradients& d_outputs, double seconds) {
     const TimingRule rule{.min_calls = 1, .seconds = seconds};
     if (plan.device.type == DeviceType::cuda) {
       Context context = context_;
-      const OnDevice on(read_, results_.outputs, d_o, results_.gradients, plan, context);
+      const OnDevice on(read_, results_.outputs, d_outputs, results_.gradients, plan, context);
       Timing timing = time_calls([&] { on.run(context); }, rule);
       on.download();
       return timing;
@@ -97,7 +97,7 @@ class Runner {
           if (plan.phase == Phase::forward) {
             forward(plan, read_.inputs, results_.outputs, context_);
           } else {
-            backward(plan, read_.inputs, results_.outputs, d_o, results_.gradients, context_);
+            backward(plan, read_.inputs, results_.outputs, d_outputs, results_.gradients, context_);
           }
         },
         rule);
@@ -199,7 +199,7 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
     std::string ProblemOptions::*source;
     const char* what;
   };
-  constexpr std::array<Input, 7> kInputs{{
+  constexpr std::array<Input, 8> kInputs{{
       {"--cu-seqlens-q", &ProblemOptions::cu_seqlens_q,
        "i32 [batch + 1]: Q is packed, [total, heads, head_dim]"},
       {"--cu-seqlens-k", &ProblemOptions::cu_seqlens_k, "i32 [batch + 1]: K, V are packed"},
@@ -209,6 +209,8 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
        "i32 [batch, pages of a sequence]: K, V are paged, [pages, page_size, heads, head_dim]"},
       {"--sink", &ProblemOptions::sink, "f32 [heads]: logits in the denominator"},
       {"--d-o", &ProblemOptions::d_o, "Gradient of O, of its shape; with --backward"},
+      {"--d-lse", &ProblemOptions::d_lse,
+       "Gradient of LSE, f32 [batch, heads, seqlen_q] or [heads, total]; with --backward"},
   }};
   for (const Input& input : kInputs) {
     std::string name = input.option + 2;

@@ -2,7 +2,7 @@
 
 namespace attn::command {
 
-OnDevice::OnDevice(const RunProblem& read, const Outputs& outputs, const Tensor& d_o,
+OnDevice::OnDevice(const RunProblem& read, const Outputs& outputs, const OutputGradients& d_outputs,
                    const Gradients& gradients, const Plan& plan, Context& context)
     : plan_(plan), stream_(plan.device.index), workspace_(plan), inputs_(read.inputs) {
   context.stream = stream_.handle();
@@ -21,7 +21,7 @@ OnDevice::OnDevice(const RunProblem& read, const Outputs& outputs, const Tensor&
     return;
   }
   outputs_ = {.o = here(outputs.o), .lse = here(outputs.lse)};
-  d_o_ = here(d_o);
+  d_outputs_ = {here(d_outputs.o), here(d_outputs.lse)};
   gradients_ = {.dq = written(gradients.dq),
                 .dk = written(gradients.dk),
                 .dv = written(gradients.dv),
@@ -54,7 +54,7 @@ void OnDevice::run(const Context& context) const {
   if (plan_.phase == Phase::forward) {
     forward(plan_, inputs_, outputs_, context);
   } else {
-    backward(plan_, inputs_, outputs_, d_o_, gradients_, context);
+    backward(plan_, inputs_, outputs_, d_outputs_, gradients_, context);
   }
   stream_.synchronize();
 }

@@ -15,9 +15,9 @@ namespace attn::command {
 // Copies inputs and outputs there. `read` and `plan` outlive it.
 class OnDevice {
  public:
-  // Of the plan's phase: backward reads `outputs` and `d_o` and writes `gradients`, forward writes
-  // `outputs`. Sets stream and workspace of the context, which live as long as this object.
-  OnDevice(const RunProblem& read, const Outputs& outputs, const Tensor& d_o,
+  // Of the plan's phase: backward reads `outputs` and `d_outputs` and writes `gradients`, forward
+  // writes `outputs`. Sets stream and workspace of the context, which live as long as this object.
+  OnDevice(const RunProblem& read, const Outputs& outputs, const OutputGradients& d_outputs,
            const Gradients& gradients, const Plan& plan, Context& context);
 
   // The phase; returns when the work is done.
@@ -37,7 +37,7 @@ class OnDevice {
   std::vector<std::pair<const cuda::DeviceBuffer*, Tensor>> written_;  // and where on the host
   Inputs inputs_;
   Outputs outputs_;
-  Tensor d_o_;
+  OutputGradients d_outputs_;
   Gradients gradients_;
 };
 

@@ -146,6 +146,7 @@ class Reader {
     inputs.v = heads_tensor("--v", options_.v, layout_k_, result_.batchless_v);
     if (!options_.backward) {
       if (!options_.d_o.empty()) refuse("--d-o", options_.d_o, "--d-o beside --backward");
+      if (!options_.d_lse.empty()) refuse("--d-lse", options_.d_lse, "--d-lse beside --backward");
       return;
     }
     const bool in_file = file_ && file_->contains("d_o");
@@ -156,8 +157,9 @@ class Reader {
           "--d-o with the name of a tensor or an .npy file");
     }
     bool batchless = false;
-    result_.d_o =
+    result_.d_outputs.o =
         heads_tensor("--d-o", options_.d_o.empty() ? "d_o" : options_.d_o, layout_q_, batchless);
+    result_.d_outputs.lse = optional_input("d_lse", options_.d_lse);
   }
 
   // A tensor laid out as Q or K, in the dtype asked for; a batch of one where it has none.

@@ -12,13 +12,14 @@
 namespace attn::command {
 
 // Text options are empty when not given. A source is the name of a tensor in `input`, or the path
-// of a file that ends in .npy. Where cu_seqlens_q to d_o have none, the tensor of `input` with the
-// name of the member is taken, if there is one.
+// of a file that ends in .npy. Where cu_seqlens_q to d_lse have none, the tensor of `input` with
+// the name of the member is taken, if there is one.
 struct ProblemOptions {
   std::string input;
-  std::string q = "q", k = "k", v = "v";                                                // sources
-  std::string cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, sink, d_o;  // sources
-  std::string bias, documents;                                                          // sources
+  std::string q = "q", k = "k", v = "v";  // sources
+  std::string cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, sink, d_o,
+      d_lse;                         // sources
+  std::string bias, documents;       // sources
   std::vector<std::string> buffers;  // "name=source"
   std::string mask, score;           // an expression, or tokens of the text form
   std::string tokens;                // of the text form
@@ -27,11 +28,11 @@ struct ProblemOptions {
   bool backward = false;  // d_o is needed
 };
 
-// Owns what `inputs` and `d_o` point to.
+// Owns what `inputs` and `d_outputs` point to.
 struct RunProblem {
   Problem problem;  // complete
   Inputs inputs;
-  Tensor d_o;  // with backward
+  OutputGradients d_outputs;  // with backward
   // Given without the batch, as [seqlen, heads, head_dim]: a dense batch of one.
   bool batchless_q = false, batchless_k = false, batchless_v = false;
   std::list<io::Array> arrays;

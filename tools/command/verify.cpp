@@ -219,13 +219,13 @@ Verification verify_forward(const Problem& problem, const Inputs& inputs, const 
   return result;
 }
 
-Verification verify_backward(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
-                             const Gradients& gradients,
-                             const std::function<void(const Tensor& d_o)>& run) {
+Verification verify_backward(const Problem& problem, const Inputs& inputs,
+                             const OutputGradients& d_outputs, const Gradients& gradients,
+                             const std::function<void(const OutputGradients& d_outputs)>& run) {
   if (!is_small(problem) && problem.dropout.probability == 0) {
-    return verify_backward_sampled(problem, inputs, d_o, gradients, run);
+    return verify_backward_sampled(problem, inputs, d_outputs.o, gradients, run);
   }
-  run(d_o);
+  run(d_outputs);
   std::list<Array> memory;
   const auto compute = [&](Precision precision) {
     const auto like = [&](const Tensor& t) { return memory.emplace_back(f64_like(t)).tensor(); };
@@ -236,7 +236,7 @@ Verification verify_backward(const Problem& problem, const Inputs& inputs, const
                  .buffers = {}};
     for (const auto& [name, tensor] : gradients.buffers)
       to.buffers.emplace_back(name, like(tensor));
-    reference::backward(problem, inputs, {}, d_o, to, precision);
+    reference::backward(problem, inputs, {}, d_outputs, to, precision);
     return to;
   };
   const Gradients expected = compute(Precision::f64);
@@ -258,9 +258,9 @@ Verification verify_backward(const Problem& problem, const Inputs& inputs, const
   return result;
 }
 
-Verification verify_backward_sampled(const Problem& problem, const Inputs& inputs,
-                                     const Tensor& d_o, const Gradients& gradients,
-                                     const std::function<void(const Tensor& d_o)>& run) {
+Verification verify_backward_sampled(
+    const Problem& problem, const Inputs& inputs, const Tensor& d_o, const Gradients& gradients,
+    const std::function<void(const OutputGradients& d_outputs)>& run) {
   const std::vector<RowSample> samples = draw_rows(problem, inputs);
   Verification result{.extent = describe(samples, problem), .comparisons = {}};
   const Array sparse = io::convert(d_o, d_o.dtype);

@@ -30,17 +30,17 @@ bool is_small(const Problem& problem);
 Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 
 // The gradients of a complete problem. Where is_small holds, and with dropout, all of them are
-// compared after run(d_o), which computes `gradients`; otherwise as verify_backward_sampled says,
-// dQ, dK and dV only.
-Verification verify_backward(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
-                             const Gradients& gradients,
-                             const std::function<void(const Tensor& d_o)>& run);
+// compared after run(d_outputs), which computes `gradients`; otherwise as verify_backward_sampled
+// says, dQ, dK and dV only, for a loss that does not use LSE.
+Verification verify_backward(const Problem& problem, const Inputs& inputs,
+                             const OutputGradients& d_outputs, const Gradients& gradients,
+                             const std::function<void(const OutputGradients& d_outputs)>& run);
 
 // For large problems without dropout. Calls `run(d_o)`, which computes `gradients` for a gradient
 // d_o of O that equals `d_o` at the drawn rows and is zero elsewhere: dK and dV then depend on
 // these rows only and are compared at every key, dQ at the rows.
-Verification verify_backward_sampled(const Problem& problem, const Inputs& inputs,
-                                     const Tensor& d_o, const Gradients& gradients,
-                                     const std::function<void(const Tensor& d_o)>& run);
+Verification verify_backward_sampled(
+    const Problem& problem, const Inputs& inputs, const Tensor& d_o, const Gradients& gradients,
+    const std::function<void(const OutputGradients& d_outputs)>& run);
 
 }  // namespace attn::command

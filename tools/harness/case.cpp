@@ -29,6 +29,7 @@ constexpr Flag kFlags[] = {
     {"identity", &Hints::identity},
     {"select", &Hints::select},
     {"nolse", &Hints::nolse},
+    {"dlse", &Hints::dlse},
     {"nodq", &Hints::nodq},
     {"nodk", &Hints::nodk},
     {"nodv", &Hints::nodv},

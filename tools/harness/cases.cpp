@@ -130,6 +130,9 @@ constexpr ListedCase kCases[] = {
     {"b1_n70_h2_d64_causal/nolse", "no LSE"},
     {"b1_n70_hq4_hk2_d64_causal/nodq", "no dQ"},
     {"b1_n70_hq4_hk2_d64/nodk_nodv", "dQ alone"},
+    {"b2_sq40_sk50_hq4_hk2_d64_causal_sink/dlse", "the loss uses LSE"},
+    {"b3_n90_h2_d64_packed_softcap5/dlse_padded", "likewise, packed"},
+    {"b1_sq90_sk50_h2_d64_causal_dropout0.2_seed3/dlse", "likewise, rows that see no key"},
 };
 
 }  // namespace

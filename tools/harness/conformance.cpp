@@ -164,8 +164,8 @@ struct Conformance::Draw {
     const Gradients gradients = data.f64_gradients();
     if (with_backward) {
       const Gradients gradient_scales = data.f64_gradients();
-      reference::backward(data.problem, data.inputs, outputs, data.d_o, gradients);
-      backward_error_scales(data.problem, data.inputs, data.d_o, gradient_scales);
+      reference::backward(data.problem, data.inputs, outputs, data.d_outputs(), gradients);
+      backward_error_scales(data.problem, data.inputs, data.d_outputs(), gradient_scales);
       backward = results(list(data.gradients), list(gradients), list(gradient_scales), false);
     }
     const Outputs standard = data.f64_outputs();
@@ -176,8 +176,8 @@ struct Conformance::Draw {
       reference::forward(data.problem, data.inputs, standard, precision, order);
       measure(list(standard), yardstick, which, rounds, forward);
       if (with_backward && !forward_only) {
-        reference::backward(data.problem, data.inputs, standard, data.d_o, gradients, precision,
-                            order);
+        reference::backward(data.problem, data.inputs, standard, data.d_outputs(), gradients,
+                            precision, order);
         measure(list(gradients), yardstick, which, rounds, backward);
       }
       ++which;
@@ -226,7 +226,8 @@ void Conformance::run(Draw& draw, const Subject& subject) {
   options.algorithm = Algorithm::automatic;
   forward(data.problem, data.inputs, data.outputs, options, context);
   options.algorithm = subject.algorithm;
-  backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients, options, context);
+  backward(data.problem, data.inputs, data.outputs, data.d_outputs(), data.gradients, options,
+           context);
 }
 
 // One comparison a tensor, over all draws.

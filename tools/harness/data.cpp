@@ -9,6 +9,7 @@
 
 #include "attn/error.hpp"
 #include "core/rows.hpp"
+#include "reference/matrix.hpp"
 
 namespace attn::harness {
 namespace {
@@ -58,10 +59,14 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
 
   outputs.o = output("o", problem.dtype, shape_o, place);
   const DType lse_dtype = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
-  outputs.lse = output("lse", lse_dtype,
-                       problem.layout_q == Layout::packed
-                           ? std::vector{problem.heads_q, shape_q[0]}
-                           : std::vector{problem.batch, problem.heads_q, problem.seqlen_q});
+  const auto shape_lse = problem.layout_q == Layout::packed
+                             ? std::vector{problem.heads_q, shape_q[0]}
+                             : std::vector{problem.batch, problem.heads_q, problem.seqlen_q};
+  outputs.lse = output("lse", lse_dtype, shape_lse);
+  if (hints_.dlse) {
+    d_lse = input("d_lse", lse_dtype, shape_lse);
+    fill_like_lse(d_lse);
+  }
   if (!hints_.nodq) gradients.dq = output("dq", problem.dtype, shape_q, place);
   if (problem.layout_k != Layout::paged) {
     if (!hints_.nodk) gradients.dk = output("dk", problem.dtype, shape_k, place);
@@ -88,7 +93,9 @@ std::vector<const Storage*> CaseData::storages(Phase phase, bool read) const {
   std::vector<const Storage*> found;
   for (const Named& named : read ? inputs_ : outputs_) {
     const bool forward_only = named.name == "o" || named.name == "lse";
-    if (phase == Phase::forward && (read ? named.name == "d_o" : !forward_only)) continue;
+    if (phase == Phase::forward &&
+        (read ? named.name == "d_o" || named.name == "d_lse" : !forward_only))
+      continue;
     found.push_back(&named.storage);
   }
   return found;
@@ -247,6 +254,19 @@ std::vector<std::int64_t> CaseData::shape_like(bool like_q, std::int64_t head_di
       return {pages_, problem.page_size, heads, head_dim};
     default:
       return {problem.batch, like_q ? problem.seqlen_q : problem.seqlen_k, heads, head_dim};
+  }
+}
+
+// Elements of the rows in use <- normal random numbers.
+void CaseData::fill_like_lse(const Tensor& tensor) {
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const core::Sequence sequence = core::sequence(problem, inputs, b);
+    for (std::int64_t h = 0; h < problem.heads_q; ++h) {
+      const core::LseRow row = core::lse_row(problem, inputs, tensor, b, h);
+      for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+        reference::store(row.base + i * row.stride, tensor.dtype, normal());
+      }
+    }
   }
 }
 

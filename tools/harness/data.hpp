@@ -25,8 +25,10 @@ class CaseData {
   Problem problem;
   Inputs inputs;
   Outputs outputs;
-  Tensor d_o;
+  Tensor d_o, d_lse;    // the latter where the hints ask for it
   Gradients gradients;  // no dK and dV when K, V are paged
+
+  OutputGradients d_outputs() const { return {d_o, d_lse}; }
 
   void poison();  // outputs and gradients become NaN again
   // The name of an output whose surroundings were written, or of an input that changed; empty when
@@ -71,6 +73,7 @@ class CaseData {
   void fill_rows(const Tensor& tensor, bool like_q, const Value& value);
   // factor * normal random numbers, made positive or negative if sign is not 0.
   Value random_rows(double factor = 1, int sign = 0);
+  void fill_like_lse(const Tensor& tensor);
   void fill_identity();
   void fill_select();
   std::int64_t visible_key(std::int64_t b, std::int64_t i, std::int64_t h);

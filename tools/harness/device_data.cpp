@@ -69,7 +69,7 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
             .buffers = {}};
   outputs = {.o = here(data.outputs.o), .lse = here(data.outputs.lse)};
   if (phase == Phase::backward) {
-    d_o = here(data.d_o);
+    d_outputs = {here(data.d_o), here(data.d_lse)};
     const Gradients& all = data.gradients;
     gradients = {.dq = here(all.dq),
                  .dk = here(all.dk),
@@ -181,7 +181,7 @@ void backward_on_device(CaseData& data, const PlanOptions& options, const Contex
   DeviceData on(data, Phase::backward, options.device);
   run_on_device(data, on, Phase::backward, options, context,
                 [&](const Plan& plan, const Context& in_stream) {
-                  backward(plan, on.inputs, on.outputs, on.d_o, on.gradients, in_stream);
+                  backward(plan, on.inputs, on.outputs, on.d_outputs, on.gradients, in_stream);
                 });
 }
 

@@ -23,8 +23,8 @@ class DeviceData {
 
   Inputs inputs;  // buffers: also those that the expressions hold themselves
   Outputs outputs;
-  Tensor d_o;           // of the backward phase
-  Gradients gradients;  // likewise
+  OutputGradients d_outputs;  // of the backward phase
+  Gradients gradients;        // likewise
 
   // Inputs, or outputs, become what they are on the host.
   void upload_inputs() { upload(inputs_); }

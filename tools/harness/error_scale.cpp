@@ -63,8 +63,9 @@ double lse_scale(const Head<double>& head, std::int64_t i, const Row<double>& ro
 
 class Backward {
  public:
-  Backward(const Problem& problem, const Inputs& inputs, const Tensor& d_o, const Gradients& scales)
-      : problem_(problem), inputs_(inputs), d_o_(d_o), scales_(scales) {
+  Backward(const Problem& problem, const Inputs& inputs, const OutputGradients& d_outputs,
+           const Gradients& scales)
+      : problem_(problem), inputs_(inputs), d_outputs_(d_outputs), scales_(scales) {
     if (!problem.score.empty()) d_score_ = expr::derivative(problem.score);
   }
 
@@ -110,8 +111,8 @@ class Backward {
     const core::Sequence& sequence = head.sequence;
     const double smallest = smallest_term(problem_.dtype);
     const Matrix<double> d_o = reference::load_matrix<double>(
-        core::rows_like_q(problem_, inputs_, d_o_, sequence.batch), d_o_.dtype, head.head,
-        sequence.length_q, problem_.head_dim_v);
+        core::rows_like_q(problem_, inputs_, d_outputs_.o, sequence.batch), d_outputs_.o.dtype,
+        head.head, sequence.length_q, problem_.head_dim_v);
     Sums dq(sequence.length_q, problem_.head_dim);
     for (std::int64_t i = 0; i < sequence.length_q; ++i) {
       const Row<double> row = score_row(head, i, {});
@@ -131,7 +132,8 @@ class Backward {
         dv.add(static_cast<std::int64_t>(j), z * p[j], z * std::max(p[j], smallest), d_o[i]);
         dp_error[j] = std::sqrt(squares) + std::abs(dp[j]);
       }
-      double d = 0, d_squares = 0;
+      double d = -d_lse(head, i);
+      double d_squares = square(d);
       for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
         d += d_o[i][c] * o[static_cast<std::size_t>(c)];
         d_squares += square(d_o[i][c] * o[static_cast<std::size_t>(c)]);
@@ -163,6 +165,13 @@ class Backward {
                  DType::f64, head.head, sequence.capacity_q);
   }
 
+  double d_lse(const Head<double>& head, std::int64_t i) const {
+    const Tensor& t = d_outputs_.lse;
+    if (!t.given()) return 0;
+    const core::LseRow row = core::lse_row(problem_, inputs_, t, head.sequence.batch, head.head);
+    return reference::load(row.base + i * row.stride, t.dtype);
+  }
+
   void store_like_k(const Matrix<double>& from, const Tensor& to, const core::Sequence& sequence,
                     std::int64_t head_k) const {
     if (!to.given()) return;
@@ -172,7 +181,7 @@ class Backward {
 
   const Problem& problem_;
   const Inputs& inputs_;
-  const Tensor& d_o_;
+  const OutputGradients& d_outputs_;
   const Gradients& scales_;
   expr::Expr d_score_;
 };
@@ -216,9 +225,9 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
   }
 }
 
-void backward_error_scales(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
-                           const Gradients& scales) {
-  Backward(problem, inputs, d_o, scales).run();
+void backward_error_scales(const Problem& problem, const Inputs& inputs,
+                           const OutputGradients& d_outputs, const Gradients& scales) {
+  Backward(problem, inputs, d_outputs, scales).run();
 }
 
 }  // namespace attn::harness

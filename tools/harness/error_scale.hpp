@@ -15,7 +15,7 @@ namespace attn::harness {
 // tenth of those of the latter. scales: f64, of the shapes of outputs and gradients; dsink and
 // buffers are not written.
 void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales);
-void backward_error_scales(const Problem& problem, const Inputs& inputs, const Tensor& d_o,
-                           const Gradients& scales);
+void backward_error_scales(const Problem& problem, const Inputs& inputs,
+                           const OutputGradients& d_outputs, const Gradients& scales);
 
 }  // namespace attn::harness

@@ -185,6 +185,7 @@ class Generator {
     if (chance(5)) hint("nodq");
     if (chance(5)) hint("nodk");
     if (chance(5)) hint("nodv");
+    if (chance(15)) hint("dlse");
   }
 
   Random random_;

@@ -60,9 +60,9 @@ void GradientTiles::carve(Carver& c) {
   c.take(factor, n);
 }
 
-GradientContext::GradientContext(const Attention& a, const Outputs& outputs, const Tensor& d_o,
-                                 const Workers& workers)
-    : a_(a), d_o_(d_o), first_block_(&workers.workspace()) {
+GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
+                                 const OutputGradients& d_outputs, const Workers& workers)
+    : a_(a), d_outputs_(d_outputs), first_block_(&workers.workspace()) {
   Workspace& workspace = workers.workspace();
   first_block_.reserve(static_cast<std::size_t>(pair_count(a)) + 1);
   first_block_.push_back(0);
@@ -86,7 +86,7 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
     const std::int64_t pair = pair_of_block(block);
     const auto [sequence, head_k] = pair_at(a, pair);
     const core::Rows o = core::rows_like_q(a.problem, a.inputs, outputs.o, sequence.batch);
-    const core::Rows grad = core::rows_like_q(a.problem, a.inputs, d_o, sequence.batch);
+    const core::Rows grad = core::rows_like_q(a.problem, a.inputs, d_outputs.o, sequence.batch);
     RowScratch s = scratch.of(worker);
     QueryBlock q;
     const std::int64_t row0 = (block - first_block(pair)) * rows;
@@ -102,11 +102,15 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
     for (int r = 0; r < q.count; ++r) {
       o_row[r] = o.row(q.query[r], q.head[r]);
       d_o_row[r] = grad.row(q.query[r], q.head[r]);
-      const core::LseRow lse_row =
-          core::lse_row(a.problem, a.inputs, outputs.lse, sequence.batch, q.head[r]);
-      const float value =
-          *reinterpret_cast<const float*>(lse_row.base + q.query[r] * lse_row.stride);
-      if (value != -std::numeric_limits<float>::infinity()) lse[r] = value;
+      const auto value = [&](const Tensor& like_lse) {
+        const core::LseRow row =
+            core::lse_row(a.problem, a.inputs, like_lse, sequence.batch, q.head[r]);
+        return *reinterpret_cast<const float*>(row.base + q.query[r] * row.stride);
+      };
+      const float natural = value(outputs.lse);
+      if (natural == -std::numeric_limits<float>::infinity()) continue;
+      lse[r] = natural;
+      if (d_outputs.lse.given()) delta[r] = -value(d_outputs.lse);
     }
     a.ops.pack_k(o_row, q.count, a.dim_v, a.problem.dtype, s.o);
     a.ops.pack_k(d_o_row, q.count, a.dim_v, a.problem.dtype, s.d_o);
@@ -116,7 +120,7 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs, con
         for (int i = 0; i < 16; ++i) sum[i] += s.o[d + i] * s.d_o[d + i];
       }
       for (int i = 1; i < 16; ++i) sum[0] += sum[i];
-      delta[r] = sum[0];
+      delta[r] += sum[0];
     }
   });
 }
@@ -132,7 +136,7 @@ void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& blo
   const std::int64_t row0 = i * rows;
   const auto count = static_cast<int>(std::min<std::int64_t>(a_.rows(sequence) - row0, rows));
   a_.load_query_block(sequence, head_k, row0, count, block.q);
-  const core::Rows grad = core::rows_like_q(a_.problem, a_.inputs, d_o_, sequence.batch);
+  const core::Rows grad = core::rows_like_q(a_.problem, a_.inputs, d_outputs_.o, sequence.batch);
   const std::byte* q[kMaxRows];
   const std::byte* d_o[kMaxRows];
   for (int r = 0; r < count; ++r) {
@@ -238,7 +242,7 @@ void GradientContext::add_rows_apart(const GradientTile& tile, int keys, float* 
       }
     });
   };
-  add(block.do_apart, core::rows_like_q(a_.problem, a_.inputs, d_o_, sequence.batch),
+  add(block.do_apart, core::rows_like_q(a_.problem, a_.inputs, d_outputs_.o, sequence.batch),
       tile.t->tile.s, a_.dim_v, dv);
   add(block.q_apart, sequence.q, tile.t->ds, a_.dim, dk);
 }

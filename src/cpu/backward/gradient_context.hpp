@@ -21,7 +21,7 @@ struct GradientBlock {
   float* do_rows = nullptr;  // [rows][leading_dim(dim_v)]; zeros where do_apart
   std::uint64_t q_apart = 0, do_apart = 0;  // bit r: row r is not finite, see nonfinite.hpp
   const float* lse = nullptr;               // [rows], natural
-  const float* delta = nullptr;             // [rows], D = rowsum(dO * O)
+  const float* delta = nullptr;             // [rows], D = rowsum(dO * O) - dLSE
 
   void carve(Carver& c, int dim, int dim_v);
 };
@@ -45,8 +45,8 @@ struct GradientTile {
 
 class GradientContext {
  public:
-  // Computes lse and D in parallel. d_o and outputs as in backward().
-  GradientContext(const Attention& a, const Outputs& outputs, const Tensor& d_o,
+  // Computes lse and D in parallel. d_outputs and outputs as in backward().
+  GradientContext(const Attention& a, const Outputs& outputs, const OutputGradients& d_outputs,
                   const Workers& workers);
 
   // Q blocks are numbered over all (sequence, K, V head) pairs (pairs.hpp); first_block(number of
@@ -86,7 +86,7 @@ class GradientContext {
   const std::byte* key_row(const GradientTile& tile, int key) const;
 
   const Attention& a_;
-  const Tensor& d_o_;
+  const OutputGradients& d_outputs_;
   std::pmr::vector<std::int64_t> first_block_;  // [pairs + 1]
   float* lse_ = nullptr;
   float* delta_ = nullptr;

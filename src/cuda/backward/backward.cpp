@@ -117,11 +117,11 @@ Kernels kernels_of(const Plan& plan, const Asked& asked, const Inputs& inputs,
   return made;
 }
 
-Asked asked_of(const Inputs& inputs, const Tensor& d_o, const Gradients& gradients) {
+Asked asked_of(const Inputs& inputs, const OutputGradients& d_outputs, const Gradients& gradients) {
   Asked asked;
   asked.tensors = {inputs.seqused_q.given(), inputs.seqused_k.given(), true};
-  for (const Tensor* t :
-       {&inputs.q, &inputs.k, &inputs.v, &d_o, &gradients.dq, &gradients.dk, &gradients.dv}) {
+  for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &d_outputs.o, &gradients.dq,
+                          &gradients.dk, &gradients.dv}) {
     if (t->given() && alignment_of(*t) % 16 != 0) asked.tensors.aligned = false;
   }
   asked.gradients = {gradients.dq.given(), gradients.dk.given(), gradients.dv.given()};
@@ -131,14 +131,18 @@ Asked asked_of(const Inputs& inputs, const Tensor& d_o, const Gradients& gradien
 }
 
 device::BackwardParams parameters_of(const Problem& p, const Inputs& inputs, const Outputs& outputs,
-                                     const Tensor& d_o, const Gradients& gradients,
+                                     const OutputGradients& d_outputs, const Gradients& gradients,
                                      const Tensor& workspace) {
   device::BackwardParams out{};
   fill_problem_parameters(out, p, inputs, outputs);
   out.o = outputs.o.data;
   out.lse = static_cast<const float*>(outputs.lse.data);
-  out.d_o = d_o.data;
-  out.d_o_strides = strides_of(d_o, p.layout_q);
+  out.d_o = d_outputs.o.data;
+  out.d_o_strides = strides_of(d_outputs.o, p.layout_q);
+  if (d_outputs.lse.given()) {
+    out.d_lse = static_cast<const float*>(d_outputs.lse.data);
+    out.d_lse_strides = lse_strides_of(d_outputs.lse, p.layout_q);
+  }
   const auto set = [](const Tensor& t, Layout layout, void*& data, device::Strides& strides) {
     if (!t.given()) return;
     data = t.data;
@@ -305,14 +309,15 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   return plan;
 }
 
-void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-                  const Gradients& gradients, const Context& context) {
+void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                  const OutputGradients& d_outputs, const Gradients& gradients,
+                  const Context& context) {
   const Problem& p = plan.problem;
   check_buffer_gradients(p, gradients);
   const ContextGuard guard(plan.device.index);
   device::BackwardParams parameters =
-      parameters_of(p, inputs, outputs, d_o, gradients, context.workspace);
-  const Kernels kernels = kernels_of(plan, asked_of(inputs, d_o, gradients), inputs, context);
+      parameters_of(p, inputs, outputs, d_outputs, gradients, context.workspace);
+  const Kernels kernels = kernels_of(plan, asked_of(inputs, d_outputs, gradients), inputs, context);
   launch_rows(*kernels.rows, p, parameters, context);
   std::vector<std::byte> slope = pack_slope(p.score, inputs.buffers);
   for (const GradientKernel& gradient : kernels.gradients) {

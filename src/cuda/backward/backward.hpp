@@ -10,8 +10,9 @@ namespace attn::cuda {
 
 Plan plan_backward(const Problem& problem, const PlanOptions& options);
 // As cuda::backward (cuda.hpp).
-void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs, const Tensor& d_o,
-                  const Gradients& gradients, const Context& context);
+void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                  const OutputGradients& d_outputs, const Gradients& gradients,
+                  const Context& context);
 std::vector<Source> backward_sources(const Problem& problem, std::string_view kernel);
 
 }  // namespace attn::cuda

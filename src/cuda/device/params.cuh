@@ -81,11 +81,12 @@ struct BackwardParams : ProblemParams {
   const void* o;
   const float* lse;
   const void* d_o;
-  void* dq;  // each null when not asked for
+  const float* d_lse;  // null when not given
+  void* dq;            // each null when not asked for
   void* dk;
   void* dv;
   float* dsink;
-  Strides d_o_strides, dq_strides, dk_strides, dv_strides;
+  Strides d_o_strides, d_lse_strides, dq_strides, dk_strides, dv_strides;
   long long dsink_stride;
   RowTerms* row_terms;  // [batch][heads_q][seqlen_q]
 };

@@ -1,5 +1,5 @@
 // What the backward pass needs of each row of Q (FlashAttention-2, algorithm 2, line 4):
-// D = rowsum(dO * O), beside LSE. One warp a row.
+// D = rowsum(dO * O) - dLSE, beside LSE. One warp a row.
 //
 // Reads of C: Element, kHeadDimV, kPackedQ, kPackedK, kUsedQ, kUsedK
 // Grid: a quarter of the number of rows, batch * heads_q * seqlen_q; 128 threads.
@@ -38,7 +38,10 @@ __device__ __forceinline__ void backward_rows(const BackwardParams& p) {
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) terms.d += __shfl_xor_sync(~0u, terms.d, i);
     const float lse = p.lse[at(p.lse_strides)];
-    if (lse != minus_infinity()) terms.lse = lse;
+    if (lse != minus_infinity()) {
+      terms.lse = lse;
+      if (p.d_lse != nullptr) terms.d -= p.d_lse[at(p.d_lse_strides)];
+    }
   }
   if (threadIdx.x % 32 == 0) p.row_terms[row] = terms;
 }
