@@ -32,9 +32,10 @@ fi
 include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 [[ -f $include/Python.h ]] || skip "$include/Python.h is missing (Debian: python3-dev)"
 
-# --fresh: the interpreter may be another one than last time.
-cmake --fresh -S . -B "$folder/extension" -G Ninja -DCMAKE_BUILD_TYPE=Release -DATTN_BUILD="$build" \
-  -DPython_EXECUTABLE="$python" -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >"$folder/configure.log" || { cat "$folder/configure.log"; exit 1; }
+# -U: the interpreter may be another one than last time.
+cmake -S . -B "$folder/extension" -G Ninja -U '*Python*' -U 'nanobind*' -DCMAKE_BUILD_TYPE=Release \
+  -DATTN_BUILD="$build" -DPython_EXECUTABLE="$python" -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
+  >"$folder/configure.log" || { cat "$folder/configure.log"; exit 1; }
 cmake --build "$folder/extension"
 # The package as it is installed: links to the sources beside the module.
 rm -rf "$folder/package"

@@ -1,0 +1,36 @@
+"""The code that documentation shows runs."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import attn
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_page(page, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    assert blocks
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    assert "flash_attention_2" in capsys.readouterr().out
+
+
+def test_docstrings():
+    examples = 0
+    for module in pkgutil.iter_modules(attn.__path__):
+        if module.name in ("_attn", "__main__", "torch", "jax", "hf", "flash_attn"):
+            continue
+        result = doctest.testmod(importlib.import_module(f"attn.{module.name}"))
+        assert result.failed == 0
+        examples += result.attempted
+    result = doctest.testmod(attn)
+    assert result.failed == 0
+    assert examples + result.attempted >= 6
