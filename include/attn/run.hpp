@@ -51,7 +51,10 @@ struct OutputGradients {
   Tensor o{};    // as O
   Tensor lse{};  // as LSE; optional. Not used at rows whose LSE is -inf
   OutputGradients() = default;
-  OutputGradients(const Tensor& d_o, const Tensor& d_lse = {}) : o(d_o), lse(d_lse) {}
+  // Implicit, so that a Tensor may stand where this is asked for.
+  OutputGradients(const Tensor& d_o,  // NOLINT(google-explicit-constructor)
+                  const Tensor& d_lse = {})
+      : o(d_o), lse(d_lse) {}
 };
 
 struct Gradients {

@@ -31,6 +31,13 @@ float element(const Attention& a, const std::byte* row, int d) {
   return static_cast<float>(core::load_element(row + d * size, a.problem.dtype));
 }
 
+// What a tensor laid out as LSE says of row r of a Q block.
+float of_row(const Attention& a, const Tensor& like_lse, const core::Sequence& sequence,
+             const QueryBlock& q, int r) {
+  const core::LseRow row = core::lse_row(a.problem, a.inputs, like_lse, sequence.batch, q.head[r]);
+  return *reinterpret_cast<const float*>(row.base + q.query[r] * row.stride);
+}
+
 // s[row] <- the scores of one key with the Q block.
 void score_apart(const Attention& a, const QueryBlock& q, const std::byte* key, float* s) {
   const auto* q_t = static_cast<const float*>(q.q_t);
@@ -102,15 +109,10 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
     for (int r = 0; r < q.count; ++r) {
       o_row[r] = o.row(q.query[r], q.head[r]);
       d_o_row[r] = grad.row(q.query[r], q.head[r]);
-      const auto value = [&](const Tensor& like_lse) {
-        const core::LseRow row =
-            core::lse_row(a.problem, a.inputs, like_lse, sequence.batch, q.head[r]);
-        return *reinterpret_cast<const float*>(row.base + q.query[r] * row.stride);
-      };
-      const float natural = value(outputs.lse);
+      const float natural = of_row(a, outputs.lse, sequence, q, r);
       if (natural == -std::numeric_limits<float>::infinity()) continue;
       lse[r] = natural;
-      if (d_outputs.lse.given()) delta[r] = -value(d_outputs.lse);
+      if (d_outputs.lse.given()) delta[r] = -of_row(a, d_outputs.lse, sequence, q, r);
     }
     a.ops.pack_k(o_row, q.count, a.dim_v, a.problem.dtype, s.o);
     a.ops.pack_k(d_o_row, q.count, a.dim_v, a.problem.dtype, s.d_o);
