@@ -55,6 +55,7 @@ def backward(
     out: Any,
     lse: Any,
     wanted: list[str],
+    d_lse: Any = None,
     plan: Plan | None = None,
 ) -> dict[str, Any]: ...
 def plan(options: Options, q: Any, k: Any, v: Any, backward: bool) -> Plan: ...

@@ -97,6 +97,7 @@ def attention_backward(
     out: Array,
     lse: Array,
     *,
+    d_lse: Array | None = None,
     gradients: Sequence[str] = ("q", "k", "v"),
     **options: Unpack[Options],
 ) -> dict[str, Any]:
@@ -104,6 +105,7 @@ def attention_backward(
 
     Args:
         d_out: d loss / d out, shaped as `out`.
+        d_lse: d loss / d lse, shaped as `lse`, where the loss depends on it.
         q, k, v: As in the forward call.
         out, lse: What the forward call gave.
         gradients: Which to compute: "q", "k", "v", "sink", "bias", "alibi", and names of float32,
@@ -117,7 +119,7 @@ def attention_backward(
     Raises:
         As `attention`. attn.Unsupported for paged K and V.
     """
-    return _backward(d_out, q, k, v, out, lse, gradients, options, None)
+    return _backward(d_out, q, k, v, out, lse, d_lse, gradients, options, None)
 
 
 def _backward(
@@ -127,6 +129,7 @@ def _backward(
     v: Array,
     out: Array,
     lse: Array,
+    d_lse: Array | None,
     gradients: Sequence[str],
     options: Options,
     plan: _attn.Plan | None,
@@ -134,7 +137,7 @@ def _backward(
     alibi = options.get("alibi")
     slopes = "head_slopes" if alibi is not None and len(alibi.shape) == 2 else "slopes"
     wanted = [slopes if name == "alibi" else name for name in gradients]
-    found = _attn.backward(make_options(**options), d_out, q, k, v, out, lse, wanted, plan)
+    found = _attn.backward(make_options(**options), d_out, q, k, v, out, lse, wanted, d_lse, plan)
     return {name: found[key] for name, key in zip(gradients, wanted, strict=True)}
 
 
@@ -191,13 +194,15 @@ class Plan:
         out: Array,
         lse: Array,
         *,
+        d_lse: Array | None = None,
         gradients: Sequence[str] = ("q", "k", "v"),
         **options: Unpack[Options],
     ) -> dict[str, Any]:
         """As attn.attention_backward."""
         if self._backward is None:
             raise InvalidArgument("the plan is of the forward pass; accepted is backward=True")
-        return _backward(d_out, q, k, v, out, lse, gradients, self._with(options), self._backward)
+        options = self._with(options)
+        return _backward(d_out, q, k, v, out, lse, d_lse, gradients, options, self._backward)
 
     def __str__(self) -> str:
         return "\n".join(str(plan) for plan in (self._forward, self._backward) if plan is not None)

@@ -48,9 +48,10 @@ nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle
 // {name: gradient} for each of `wanted`: q, k, v, sink, or a buffer of the score.
 nb::dict backward(const Options& options, nb::handle d_out, nb::handle q, nb::handle k,
                   nb::handle v, nb::handle out, nb::handle lse,
-                  const std::vector<std::string>& wanted, const Plan* plan) {
+                  const std::vector<std::string>& wanted, nb::handle d_lse, const Plan* plan) {
   Call call(options, q, k, v);
   const Array d_o = view("d_out", d_out), o = view("out", out), l = view("lse", lse);
+  const Array d_l = d_lse.is_none() ? Array{} : view("d_lse", d_lse);
   std::optional<Plan> own;
   if (plan == nullptr) plan = &own.emplace(call.plan(Phase::backward));
 
@@ -78,8 +79,8 @@ nb::dict backward(const Options& options, nb::handle d_out, nb::handle q, nb::ha
   const Context context = call.context(*plan);
   {
     const nb::gil_scoped_release released;
-    run_backward(*plan, call.inputs(), {.o = call.ordered(o), .lse = l.tensor}, call.ordered(d_o),
-                 gradients, context);
+    run_backward(*plan, call.inputs(), {.o = call.ordered(o), .lse = l.tensor},
+                 {call.ordered(d_o), d_l.tensor}, gradients, context);
   }
   nb::dict results;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -175,7 +176,7 @@ void bind_operations(nb::module_& module) {
              "out"_a.none(), "lse"_a, "plan"_a.none() = nb::none());
   module.def("backward", &backward, "options"_a, "d_out"_a.none(), "q"_a.none(), "k"_a.none(),
              "v"_a.none(), "out"_a.none(), "lse"_a.none(), "wanted"_a,
-             "plan"_a.none() = nb::none());
+             "d_lse"_a.none() = nb::none(), "plan"_a.none() = nb::none());
   module.def("plan", &plan, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "backward"_a);
   module.def("merge", &merge, "parts"_a);
   module.def("signature", &signature, "name"_a, "array"_a);

@@ -199,6 +199,25 @@ def test_gradient_of_slopes(slopes):
     np.testing.assert_allclose(found["alibi"].flat[1], slope, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_gradient_through_lse(planned):
+    """A loss that is the sum of LSE alone has dV = 0, and dQ by differences of the loss in fp64."""
+    wide = [x.astype(np.float64) for x in (Q, K, V)]
+    out, lse = attn.attention(*wide, return_lse=True)
+    nothing, weights = np.zeros_like(out), RANDOM.standard_normal(lse.shape)
+    call = attn.plan(*wide, backward=True).backward if planned else attn.attention_backward
+    found = call(nothing, *wide, out, lse, d_lse=weights)
+
+    def loss(step):
+        q = wide[0].copy()
+        q[1, 5, 2, 7] += step
+        return np.sum(weights * attn.attention(q, *wide[1:], return_lse=True)[1])
+
+    assert np.all(found["v"] == 0)
+    slope = (loss(1e-4) - loss(-1e-4)) / 2e-4
+    np.testing.assert_allclose(found["q"][1, 5, 2, 7], slope, rtol=1e-6)
+
+
 def test_plan():
     plan = attn.plan(Q, K, V, causal=True, backward=True)
     out, lse = plan.forward(Q, K, V, return_lse=True)
