@@ -22,7 +22,7 @@ namespace {
 class Program {
  public:
   Program(const Nvrtc& nvrtc, const Source& source) : nvrtc_(nvrtc) {
-    const EmbeddedHeaders& headers = embedded_headers();
+    const core::EmbeddedFiles& headers = embedded_headers();
     std::vector<const char*> texts, names;
     for (int i = 0; i < headers.count; ++i) {
       texts.push_back(headers.begin[i].text);

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "core/embedded_files.hpp"
 
 namespace attn::cuda {
 
@@ -19,17 +20,7 @@ struct Source {
   int allowed_spill_bytes = 0;
 };
 
-// A header of src/cuda/device.
-struct EmbeddedHeader {
-  const char* name;  // relative to src/cuda/device
-  const char* text;
-};
-// By name. Made by cmake/EmbedHeaders.cmake at build time.
-struct EmbeddedHeaders {
-  const EmbeddedHeader* begin;
-  int count;
-  std::string_view hash;  // SHA-256 of all names and texts, in hexadecimal digits
-};
-const EmbeddedHeaders& embedded_headers();
+// The headers of src/cuda/device.
+const core::EmbeddedFiles& embedded_headers();
 
 }  // namespace attn::cuda
