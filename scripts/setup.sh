@@ -3,7 +3,7 @@
 #
 #   scripts/setup.sh GROUP...     build: to build the library and the command
 #                                 test:  to build the tests
-#                                 check: formatting, clang-tidy and the rest of .ci/run
+#                                 check: formatting, clang-tidy, a browser and the rest of .ci/run
 #
 # A command counts as present when it is on PATH, a library when its Debian package is installed or
 # CMake finds it (CMAKE_PREFIX_PATH is honoured), so machines without apt or network work too.
@@ -37,6 +37,7 @@ for group in "$@"; do
       need_command clang-tidy clang-tidy
       need_command pkg-config pkgconf
       need_command clang++-19 clang-19
+      need_command chromium chromium
       ;;
     *)
       echo "setup: unknown group '$group'; groups are build, test and check" >&2

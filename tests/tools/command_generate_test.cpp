@@ -18,7 +18,7 @@ class Generate : public Command {
   // Names of options in the help of a subcommand.
   std::vector<std::string> options(const std::string& sub) const {
     const std::string help = attn(sub + " --help").out;
-    const std::regex option("\n  (?:-h,)?(--[a-z-]+)");
+    const std::regex option("\n  (?:-[a-z],)?(--[a-z-]+)");
     std::vector<std::string> names;
     for (std::sregex_iterator it(help.begin(), help.end(), option), end; it != end; ++it) {
       names.push_back((*it)[1]);
@@ -38,7 +38,7 @@ class Generate : public Command {
 };
 
 constexpr const char* kSubcommands[] = {"info", "run",     "check",   "bench",
-                                        "io",   "compile", "generate"};
+                                        "io",   "compile", "explain", "generate"};
 
 TEST_F(Generate, EveryOptionIsEverywhere) {
   const std::string man = generated("man");
@@ -74,7 +74,8 @@ TEST_F(Generate, BashCompletes) {
                             path("attn.bash").native(), words, at))
         .out;
   };
-  EXPECT_EQ(complete("attn ''", 1), "info run check bench io compile generate --help --version\n");
+  EXPECT_EQ(complete("attn ''", 1),
+            "info run check bench io compile explain generate --help --version\n");
   EXPECT_EQ(complete("attn ch", 1), "check\n");
   EXPECT_EQ(complete("attn run --see", 2), "\n");
   EXPECT_EQ(complete("attn run --back", 2), "--backward --backend\n");

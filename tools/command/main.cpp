@@ -106,6 +106,7 @@ int run(int argc, char** argv) {
   add_bench(app, status, line);
   add_io(app, status, line);
   add_compile(app, status, line);
+  add_explain(app, status);
   add_generate(app, status);
   for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
     refuse_empty_values(*sub);
@@ -115,11 +116,10 @@ int run(int argc, char** argv) {
     const auto is_first = [&](const CLI::App* sub) { return sub->check_name(arguments.front()); };
     if (!arguments.empty() && !arguments.front().starts_with('-') &&
         app.get_subcommands(is_first).empty()) {
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("the subcommand is \"{}\", but info, run, check, bench, io, compile and "
-                      "generate are accepted",
-                      io::printable(arguments.front())));
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("the subcommand is \"{}\", but info, run, check, bench, io, compile, "
+                              "explain and generate are accepted",
+                              io::printable(arguments.front())));
     }
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
     app.parse(arguments);

@@ -69,12 +69,16 @@ class Classification {
 
 }  // namespace
 
+Bounds bounds_of(const Expr& e, const Tile& tile, const Bindings& bindings) {
+  return Classification(tile, bindings)(e);
+}
+
 Coverage classify(const Expr& mask, const Tile& tile, const Bindings& bindings) {
   if (mask.type() != Type::boolean) {
     throw Error(ErrorCode::invalid_argument, "classify: the mask '" + to_string(mask) +
                                                  "' is not boolean; a boolean is accepted");
   }
-  const Bounds bounds = Classification(tile, bindings)(mask);
+  const Bounds bounds = bounds_of(mask, tile, bindings);
   if (bounds.lo == 1) return Coverage::full;
   return bounds.hi == 0 ? Coverage::empty : Coverage::mixed;
 }

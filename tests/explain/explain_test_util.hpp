@@ -1,0 +1,63 @@
+// Problems for the tests of attn explain.
+#pragma once
+
+#include "core/validate.hpp"
+#include "explain/problem_json.hpp"
+#include "harness/case.hpp"
+#include "harness/cases.hpp"
+#include "harness/data.hpp"
+
+namespace attn::explain {
+
+inline Request request(std::string_view descriptor) {
+  return {.problem = harness::parse_case(descriptor).problem};
+}
+
+// Any combination of features; one of its heads.
+inline Request random_request(std::uint64_t seed) {
+  Request r{.problem = harness::random_case(seed).problem, .seed = seed};
+  // Another in the place of a problem without a query or a key.
+  for (std::uint64_t other = seed; r.problem.seqlen_q == 0 || r.problem.seqlen_k == 0;) {
+    r.problem = harness::random_case(other += 1'000'000).problem;
+  }
+  r.batch = static_cast<std::int64_t>(seed) % r.problem.batch;
+  r.head = static_cast<std::int64_t>(seed / 7) % r.problem.heads_q;
+  return r;
+}
+
+// The buffers that problem_json() makes up for the mask.
+struct MaskedScores {
+  explicit MaskedScores(const Problem& p, std::uint64_t seed = 1)
+      : data({.problem = {.batch = 1,
+                          .seqlen_q = 1,
+                          .seqlen_k = 1,
+                          .heads_q = 1,
+                          .heads_k = 1,
+                          .head_dim = 1,
+                          .head_dim_v = 1,
+                          .mask = p.mask},
+              .hints = {}},
+             seed),
+        scores{.mask = p.mask,
+               .buffers = data.inputs.buffers,
+               .seqlen_q = static_cast<std::int32_t>(p.seqlen_q),
+               .seqlen_k = static_cast<std::int32_t>(p.seqlen_k)} {}
+
+  bool sees(std::int64_t query, std::int64_t key) const {
+    return scores.mask.empty() ||
+           expr::evaluate<float>(scores.mask, at(query, key), scores.buffers) != 0;
+  }
+  expr::Point at(std::int64_t query, std::int64_t key) const {
+    return {.query = static_cast<std::int32_t>(query),
+            .key = static_cast<std::int32_t>(key),
+            .batch = scores.batch,
+            .head = scores.head,
+            .seqlen_q = scores.seqlen_q,
+            .seqlen_k = scores.seqlen_k};
+  }
+
+  harness::CaseData data;
+  Scores scores;
+};
+
+}  // namespace attn::explain

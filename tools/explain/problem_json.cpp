@@ -1,0 +1,184 @@
+#include "explain/problem_json.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "attn/error.hpp"
+#include "attn/machine.hpp"
+#include "core/validate.hpp"
+#include "explain/sample.hpp"
+#include "harness/data.hpp"
+
+namespace attn::explain {
+namespace {
+
+// Of all buffers that have no data, together.
+constexpr std::int64_t kMaxBufferElements = std::int64_t{1} << 28;
+constexpr std::int64_t kReferenceBlock = 64;  // the reference has no blocks; the map needs some
+
+void require(bool holds, std::string_view argument, std::int64_t value, const std::string& why) {
+  if (holds) return;
+  throw Error(ErrorCode::invalid_argument, fmt::format("{} is {}; {}", argument, value, why));
+}
+
+void check(const Request& r) {
+  const Problem& p = r.problem;
+  core::validate_problem(p);
+  require(p.seqlen_q > 0, "seqlen_q", p.seqlen_q, "a page needs at least one query");
+  require(p.seqlen_k > 0, "seqlen_k", p.seqlen_k, "a page needs at least one key");
+  require(r.batch >= 0 && r.batch < p.batch, "batch", r.batch,
+          fmt::format("accepted are 0 to {}", p.batch - 1));
+  require(r.head >= 0 && r.head < p.heads_q, "head", r.head,
+          fmt::format("accepted are 0 to {}", p.heads_q - 1));
+  std::int64_t elements = 0;
+  for (const expr::Expr* e : {&p.mask, &p.score}) {
+    if (e->empty()) continue;
+    for (const auto& buffer : expr::buffers(*e)) {
+      if (buffer->tensor().data != nullptr) continue;
+      elements += buffer->tensor().size();
+      if (elements > kMaxBufferElements) {
+        throw Error(ErrorCode::out_of_memory,
+                    fmt::format("buffer {} brings the elements to make up to {}; accepted are {}",
+                                buffer->name(), elements, kMaxBufferElements));
+      }
+    }
+  }
+}
+
+// The problem's mask and score over one query and one key: for the buffers, whose shapes stay.
+harness::Case small_case(const Problem& p) {
+  Problem small{.batch = 1,
+                .seqlen_q = 1,
+                .seqlen_k = 1,
+                .heads_q = 1,
+                .heads_k = 1,
+                .head_dim = 1,
+                .head_dim_v = 1,
+                .mask = p.mask,
+                .score = p.score};
+  return {.problem = small, .hints = {}};
+}
+
+Plan plan_of(const Request& r) {
+  PlanOptions options{.algorithm = r.algorithm};
+  if (r.problem.dtype == DType::f64) options = {.backend = Backend::reference};
+  return make_plan(r.problem, r.phase, options);
+}
+
+Json problem_part(const Request& r, const expr::Bindings& made_up) {
+  const Problem& p = r.problem;
+  Json names = Json::array();
+  for (const auto& [name, tensor] : made_up) names.push_back(name);
+  return {{"text", to_string(p)},
+          {"phase", name(r.phase)},
+          {"batch", p.batch},
+          {"seqlen_q", p.seqlen_q},
+          {"seqlen_k", p.seqlen_k},
+          {"heads_q", p.heads_q},
+          {"heads_k", p.heads_k},
+          {"head_dim", p.head_dim},
+          {"head_dim_v", p.head_dim_v},
+          {"dtype", name(p.dtype)},
+          {"dtype_bytes", size_of(p.dtype)},
+          {"mask", p.mask.empty() ? Json(nullptr) : Json(expr::to_string(p.mask))},
+          {"score", p.score.empty() ? Json(nullptr) : Json(expr::to_string(p.score))},
+          {"sink", p.sink},
+          {"dropout", p.dropout.probability},
+          {"shown_batch", r.batch},
+          {"shown_head", r.head},
+          {"made_up_buffers", names}};
+}
+
+// Without Plan::flops(), which looks at every element of a mask that nothing is proven about.
+Json plan_part(const Plan& plan) {
+  return {{"algorithm", name(plan.algorithm)},
+          {"backend", name(plan.backend)},
+          {"isa", name(plan.isa)},
+          {"operands", name(plan.compute)},
+          {"block_q", plan.block_q},
+          {"block_k", plan.block_k},
+          {"rows_per_task", plan.rows_per_task},
+          {"tasks", plan.tasks},
+          {"num_splits", plan.num_splits},
+          {"workspace_bytes", plan.workspace_bytes},
+          {"reasons", plan.reasons}};
+}
+
+// Block sizes of the sliders: powers of two up to the length that give at most 256 tiles each way,
+// so that even a mask about which nothing is proven takes half a second at most.
+std::vector<std::int64_t> sizes(std::int64_t length, std::int64_t chosen) {
+  constexpr std::int64_t kSmallest = 8, kLargest = 4096, kMostTiles = 256;
+  std::set<std::int64_t> result{chosen};
+  for (std::int64_t size = kSmallest; size <= kLargest; size *= 2) {
+    if (length <= size * kMostTiles) result.insert(size);
+    if (size >= length) break;
+  }
+  return {result.begin(), result.end()};
+}
+
+// Over all heads of all sequences: those that the mask does not tell apart are counted once.
+Json all_tilings(const Problem& p, Scores scores, const Tiling& chosen) {
+  const bool by_batch = !p.mask.empty() && expr::depends_on(p.mask, expr::Op::batch);
+  const bool by_head = !p.mask.empty() && expr::depends_on(p.mask, expr::Op::head);
+  const std::int64_t weight = (by_batch ? 1 : p.batch) * (by_head ? 1 : p.heads_q);
+  Json rows = Json::array();
+  for (const std::int64_t block_q : sizes(p.seqlen_q, chosen.block_q)) {
+    for (const std::int64_t block_k : sizes(p.seqlen_k, chosen.block_k)) {
+      TileCounts total;
+      for (std::int64_t b = 0; b < (by_batch ? p.batch : 1); ++b) {
+        for (std::int64_t h = 0; h < (by_head ? p.heads_q : 1); ++h) {
+          scores.batch = static_cast<std::int32_t>(b);
+          scores.head = static_cast<std::int32_t>(h);
+          total += count_tiles(scores, {block_q, block_k});
+        }
+      }
+      total *= weight;
+      rows.push_back({{"block_q", block_q}, {"block_k", block_k}, {"counts", to_json(total)}});
+    }
+  }
+  return rows;
+}
+
+Json memories() {
+  const Machine machine = describe_machine();
+  Json list = Json::array();
+  if (machine.l2_bytes > 0) {
+    list.push_back({{"name", "L2 cache of a core of this machine"}, {"bytes", machine.l2_bytes}});
+  }
+  if (machine.l1d_bytes > 0) {
+    list.push_back({{"name", "L1 cache of a core of this machine"}, {"bytes", machine.l1d_bytes}});
+  }
+  constexpr std::int64_t kKiB = 1024;
+  list.push_back({{"name", "A100: shared memory of a block"}, {"bytes", 163 * kKiB}});
+  list.push_back({{"name", "H100: shared memory of a block"}, {"bytes", 227 * kKiB}});
+  return list;
+}
+
+}  // namespace
+
+Json problem_json(const Request& r, std::int64_t max_cells) {
+  check(r);
+  const Problem& p = r.problem;
+  const harness::CaseData data(small_case(p), r.seed);
+  const Scores scores{.mask = p.mask,
+                      .buffers = data.inputs.buffers,
+                      .batch = static_cast<std::int32_t>(r.batch),
+                      .head = static_cast<std::int32_t>(r.head),
+                      .seqlen_q = static_cast<std::int32_t>(p.seqlen_q),
+                      .seqlen_k = static_cast<std::int32_t>(p.seqlen_k)};
+  const Plan plan = plan_of(r);
+  const auto block = [](std::int64_t asked, std::int64_t planned) {
+    return asked > 0 ? asked : planned > 0 ? planned : kReferenceBlock;
+  };
+  const Tiling tiling{block(r.block_q, plan.block_q), block(r.block_k, plan.block_k)};
+  return {{"problem", problem_part(r, data.inputs.buffers)},
+          {"plan", plan_part(plan)},
+          {"map", tile_map(scores, tiling, max_cells)},
+          {"tilings", all_tilings(p, scores, tiling)},
+          {"sample", sample(p, scores, r.seed)},
+          {"memories", memories()}};
+}
+
+}  // namespace attn::explain
