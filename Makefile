@@ -1,6 +1,6 @@
 # Shorthand for the CMake commands that CONTRIBUTING.md describes.
 .DEFAULT_GOAL := build
-.PHONY: build demo test format tidy clean help
+.PHONY: build demo docs test format tidy clean help
 
 jobs := $(shell nproc)
 sample := examples/data/minilm_layer3.safetensors
@@ -14,6 +14,16 @@ demo: build/build.ninja ## run the sample, verify it against fp64, time standard
 	@cmake --build build --target attn_command
 	build/attn run --input $(sample) --verify
 	build/attn bench @bench/suites/demo.txt --plot build/demo.svg
+
+# Five problems that look different: docs/explain.md.
+docs: build/build.ninja ## pages that explain problems, in build/docs
+	@cmake --build build --target attn_command
+	@mkdir -p build/docs
+	build/attn explain b1_n4096_h16_d128_causal_bf16 -o build/docs/causal.html
+	build/attn explain 'n4096_h8_d64_mask(key<64||key<=position&&position-key<700)' -o build/docs/window-sinks.html
+	build/attn explain b1_n4096_h8_d64_documents_causal_bf16 -o build/docs/documents.html
+	build/attn explain n4096_h8_d64_butterfly64 --algorithm block_sparse -o build/docs/block-sparse.html
+	build/attn explain b8_sq1_sk32768_hq32_hk8_d128_bf16 -o build/docs/decoding.html
 
 test: ## build everything and run every test
 	@bash scripts/setup.sh build test

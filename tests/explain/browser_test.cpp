@@ -1,8 +1,10 @@
 // The page's own scripts in a real browser: what they compute against the library.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +17,18 @@ namespace attn::explain {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr Tiling kBlocks[] = {{16, 64}, {32, 32}, {64, 8}};
+constexpr const char* kAlgorithms[] = {"standard", "flash_attention", "flash_attention_2",
+                                       "block_sparse"};
+
+// Whether the tiles of the mask are known without made-up buffers, which `attn io` does not make.
+bool is_counted(const Problem& p) {
+  if (p.mask.empty()) return true;
+  const auto buffers = expr::buffers(p.mask);
+  return std::all_of(buffers.begin(), buffers.end(),
+                     [](const auto& buffer) { return buffer->tensor().data != nullptr; });
+}
 
 class Browser : public testing::Test {
  protected:
@@ -43,6 +57,41 @@ class Browser : public testing::Test {
         (folder_ / "document").native(), (folder_ / "log").native());
     EXPECT_EQ(std::system(line.c_str()), 0) << load("log");
     return load("document");
+  }
+
+  // The page's models against `attn io --json`, byte for byte: of every third problem, which have
+  // the same blocks.
+  void compare_with_io(const std::vector<Request>& requests, const Json& results, int kind,
+                       const std::string& phase) const {
+    std::vector<std::size_t> asked;
+    std::ofstream problems(folder_ / "problems");
+    for (auto i = static_cast<std::size_t>(kind); i < requests.size(); i += 3) {
+      const Problem& p = requests[i].problem;
+      // Paged K and V have no backward pass.
+      if (!is_counted(p) || (phase == "backward" && p.layout_k == Layout::paged)) continue;
+      asked.push_back(i);
+      problems << to_string(p) << "\n";
+    }
+    problems.close();
+    ASSERT_FALSE(asked.empty());
+    const std::string line = fmt::format(
+        "'{}' io '@{}' --algorithm {} --phase {} --block-q {} --block-k {} --json '{}' >'{}' 2>&1",
+        ATTN_COMMAND, (folder_ / "problems").native(), fmt::join(kAlgorithms, ","), phase,
+        kBlocks[kind].block_q, kBlocks[kind].block_k, (folder_ / "io.json").native(),
+        (folder_ / "log").native());
+    ASSERT_EQ(std::system(line.c_str()), 0) << load("log");
+    const Json rows = Json::parse(load("io.json"))["results"];
+    ASSERT_EQ(rows.size(), asked.size() * std::size(kAlgorithms));
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      const Json& row = rows[r];
+      const Json& models = results[asked[r / std::size(kAlgorithms)]]["models"][phase];
+      for (const std::string direction : {"read_bytes", "written_bytes"}) {
+        EXPECT_EQ(models[row["algorithm"].get<std::string>()][direction], row["model"][direction])
+            << row["problem"] << phase << row["algorithm"] << direction;
+        EXPECT_EQ(models["compulsory"][direction], row["compulsory"][direction])
+            << row["problem"] << phase << direction;
+      }
+    }
   }
 
  private:
@@ -89,8 +138,12 @@ TEST_F(Browser, WalksEndAtTheReferenceAndCountWhatTheModelsSay) {
   const char* wanted = std::getenv("ATTN_EXPLAIN_PROBLEMS");
   const int problems = wanted == nullptr ? 60 : std::atoi(wanted);
   Json list = Json::array();
+  std::vector<Request> requests;
   for (int i = 0; i < problems; ++i) {
-    list.push_back(problem_json(random_request(1000 + static_cast<std::uint64_t>(i)), 4));
+    requests.push_back(random_request(1000 + static_cast<std::uint64_t>(i)));
+    requests.back().block_q = kBlocks[i % 3].block_q;
+    requests.back().block_k = kBlocks[i % 3].block_k;
+    list.push_back(problem_json(requests.back(), 4));
   }
   std::string text = list.dump(-1, ' ', true);
   for (std::size_t at = 0; (at = text.find('<', at)) != std::string::npos;) {
@@ -114,6 +167,11 @@ TEST_F(Browser, WalksEndAtTheReferenceAndCountWhatTheModelsSay) {
     ASSERT_TRUE(result["error"].is_number()) << result.dump();
     EXPECT_LE(result["error"], 1e-9);
     EXPECT_EQ(result["counts"], 0);
+  }
+  for (int kind = 0; kind < 3; ++kind) {
+    for (const char* phase : {"forward", "backward"}) {
+      compare_with_io(requests, results, kind, phase);
+    }
   }
 }
 

@@ -55,7 +55,8 @@ class BytesPanel {
     show(byId("bytes-intro"), `All ${textOfCount(heads)} query heads, counted by the algorithms' own loads and ` +
       `stores: standard attention moves ${textOfBytes(of("standard"))}, FlashAttention-2 ` +
       `${textOfBytes(of("flash_attention_2"))}; at least ${textOfBytes(lower.bytes)} must move. ` +
-      "A larger block of queries means that keys and values are loaded fewer times, until it no longer fits." +
+      "The larger the block that stays on chip, the fewer times the rest is loaded: rows of Q in FlashAttention-2, " +
+      "keys in FlashAttention. Until it no longer fits." +
       (heads === headsK ? "" : " As in the papers every query head loads K and V for itself; the lower bound " +
         "knows that heads share them."));
   }

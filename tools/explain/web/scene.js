@@ -295,6 +295,6 @@ class RowBar {
   }
 }
 
-// Positions of six digits would run into each other.
-const shortPlace = (n) => (n < 10000 ? String(n) : n < 1e6 ? `${(n / 1000).toFixed(n < 1e5 ? 1 : 0)}k` :
+// Longer positions would run into each other.
+const shortPlace = (n) => (n < 10000 ? String(n) : n < 1e6 ? `${Math.round(n / 1000)}k` :
   `${(n / 1e6).toFixed(2)}M`);
