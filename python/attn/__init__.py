@@ -21,7 +21,7 @@ from .formula import Formula, block_mask
 from .information import alibi_slopes, info
 from .operations import Plan, attention, attention_backward, merge, plan
 
-# Imported when they are first asked for: most programs write no expressions.
+# Imported when they are first asked for: most programs write no expressions, few use every library.
 _EXPRESSIONS = {
     "TraceError": "refusal",
     "buffer": "expression",
@@ -31,6 +31,7 @@ _EXPRESSIONS = {
     "symbols": "symbol",
     "where": "expression",
 }
+_MODULES = ("flex", "torch")
 
 __all__ = [
     "DeviceError",
@@ -61,4 +62,6 @@ def __getattr__(name: str) -> object:
     if name in _EXPRESSIONS:
         import_module(".functions", __name__)
         return getattr(import_module(f".{_EXPRESSIONS[name]}", __name__), name)
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module 'attn' has no attribute {name!r}")

@@ -1,0 +1,169 @@
+"""attn in PyTorch: autograd, torch.compile, and functions with the signatures of PyTorch's own.
+
+import attn.torch
+out = attn.torch.attention(q, k, v, mask=lambda s: s.key <= s.position)
+out = attn.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
+out = attn.torch.flex_attention(q, k, v, score_mod, block_mask)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import _attn, torch_ops
+from .errors import InvalidArgument, Unsupported
+from .options import make_options
+
+__all__ = ["attention", "create_block_mask", "flex_attention", "scaled_dot_product_attention"]
+
+
+class _Eager(torch.autograd.Function):
+    """Straight into the library. `names`: of the tensors, as the library calls their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, options: Any, names: list[str], q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
+    ) -> Any:
+        out, lse = _attn.forward(options, q, k, v, None, True)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        ctx.options = options
+        ctx.names = names
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        if d_lse is not None:
+            raise Unsupported("a gradient of lse is asked for; accepted are losses of the output")
+        needed = ctx.needs_input_grad[2:]
+        if d_out is None:
+            return (None,) * (2 + len(needed))
+        names = ["q", "k", "v", *ctx.names]
+        wanted = [name for name, is_needed in zip(names, needed, strict=True) if is_needed]
+        d_out = torch_ops.last_contiguous(d_out)
+        found = _attn.backward(ctx.options, d_out, q, k, v, out, lse, wanted)
+        for name, tensor in zip(ctx.names, tensors, strict=True):
+            if name in found and found[name].dtype != tensor.dtype:
+                found[name] = found[name].to(tensor.dtype)
+        return (None, None, *map(found.get, names))
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool = False,
+    dropout: float = 0.0,
+    rng: Any = None,
+    **options: Any,
+) -> Any:
+    """attn.attention, differentiable by q, k, v, bias, sink, alibi and the buffers of the score.
+
+    Arguments, layouts, results and errors are those of attn.attention, with these differences.
+    The last dimension of q, k and v may have any stride. Under autocast float32 q, k and v become
+    the autocast dtype. rng, where dropout is asked for, may be left out: it is then drawn from
+    PyTorch's generator, so that torch.manual_seed and checkpointing repeat it; or an int64 tensor
+    [2] on the CPU, seed and offset. In torch.compile the call is one operator without a graph
+    break, its mask and score traced with the code around it. There is no second derivative, and
+    none of lse.
+    """
+    if not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        q, k, v = _autocast(q, k, v)
+    if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+        q, k, v = map(torch_ops.last_contiguous, (q, k, v))
+    if dropout and rng is None:
+        rng = torch.randint(0, 2**62, (2,), dtype=torch.int64)
+    if torch.compiler.is_compiling() or not _is_plain(q):
+        out, lse = torch_ops.attention(q, k, v, dropout=dropout, rng=rng, **options)
+        return (out, lse) if return_lse else out
+    if dropout:
+        options["dropout"] = dropout
+        options["rng"] = tuple(rng.tolist()) if isinstance(rng, Tensor) else rng
+    made = make_options(**options)
+    if torch.is_grad_enabled():
+        read = {**made.tensors, **made.buffers}
+        tensors = {name: t for name, t in read.items() if t.requires_grad}
+        if tensors or q.requires_grad or k.requires_grad or v.requires_grad:
+            out, lse = _Eager.apply(made, list(tensors), q, k, v, *tensors.values())
+            return (out, lse) if return_lse else out
+    result = _attn.forward(made, q, k, v, None, return_lse)
+    return result if return_lse else result[0]
+
+
+def _autocast(*several: Tensor) -> list[Tensor]:
+    dtype = torch.get_autocast_dtype(several[0].device.type)
+    return [t.to(dtype) if t.dtype == torch.float32 else t for t in several]
+
+
+def _is_plain(t: Tensor) -> bool:
+    """Whether the tensor's memory may be read now: no fake or meta tensor, no subclass."""
+    return (type(t) is Tensor or type(t) is torch.nn.Parameter) and not t.is_meta
+
+
+def _heads_first(*several: Tensor) -> list[Tensor]:
+    """As [batch, heads, seqlen, head_dim]: leading dimensions are one batch."""
+    return [t.unsqueeze(-3) if t.dim() == 3 else t.flatten(0, -4) for t in several]
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention: same arguments, shapes and meaning.
+
+    query `[N, ..., Hq, L, E]`, key `[N, ..., H, S, E]`, value `[N, ..., H, S, Ev]`. attn_mask,
+    broadcast to `[N, ..., Hq, L, S]`: bool, true where the key is seen, or numbers to add, which
+    may require a gradient. is_causal aligns the first query with the first key. A row without keys
+    gives 0.
+    """
+    if not enable_gqa and query.dim() > 3 and query.shape[-3] != key.shape[-3]:
+        raise InvalidArgument(
+            f"query has {query.shape[-3]} heads and key {key.shape[-3]}; accepted is the same "
+            "number, or enable_gqa=True"
+        )
+    if is_causal and attn_mask is not None:
+        raise InvalidArgument("attn_mask is given and is_causal=True; accepted is one of them")
+    lead = query.shape[:-2]
+    mask: Any = "key <= query" if is_causal else None
+    bias = None
+    if attn_mask is not None:
+        attn_mask = _broadcastable(attn_mask, lead)
+        if attn_mask.dtype == torch.bool:
+            mask = attn_mask
+        else:
+            bias = attn_mask.float() if attn_mask.dtype == torch.float64 else attn_mask
+    q, k, v = (query, key, value) if query.dim() == 4 else _heads_first(query, key, value)
+    out: Tensor = attention(
+        q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p, layout="bhsd"
+    )
+    return out if query.dim() == 4 else out.reshape(*lead, *out.shape[-2:])
+
+
+def _broadcastable(attn_mask: Tensor, lead: torch.Size) -> Tensor:
+    """attn_mask as [batch or 1, heads or 1, seqlen_q, seqlen_k]; lead: of the query."""
+    if attn_mask.dim() <= 2:
+        while attn_mask.dim() < 4:
+            attn_mask = attn_mask.unsqueeze(0)
+        return attn_mask
+    if len(lead) == 2:
+        return attn_mask if attn_mask.dim() == 4 else attn_mask.unsqueeze(0)
+    if len(lead) == 1:
+        return attn_mask.unsqueeze(1)
+    whole = attn_mask.expand(*lead, *attn_mask.shape[-2:])
+    return whole.flatten(0, -4)
+
+
+from .flex import create_block_mask, flex_attention  # noqa: E402, it calls attention

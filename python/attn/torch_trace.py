@@ -1,0 +1,73 @@
+"""Tracing of masks and scores inside of torch.compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from . import refusal
+from .expression import FUNCTIONS, Expr, lift, load
+from .refusal import refuse
+from .trace import as_formula, call, expression
+
+refusal.is_compiling = torch.compiler.is_compiling
+
+
+class _Loads(TorchFunctionMode):
+    """Sees what a function does with tensors and symbols.
+
+    torch.compile asks a tuple of indices nothing, and a tensor that it computed has no identity:
+    its place in `arrays` stands for it.
+    """
+
+    def __init__(self, arrays: list[Tensor]) -> None:
+        super().__init__()
+        self.arrays = arrays
+
+    def load(self, tensor: Tensor, index: Any) -> Any:
+        key = -1
+        for i, known in enumerate(self.arrays):
+            if known is tensor:
+                key = i
+        if key < 0:
+            key = len(self.arrays)
+            self.arrays.append(tensor)
+        return load(tensor, index, key)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.__getitem__:
+            index = args[1]
+            several = index if type(index) is tuple else (index,)
+            for i in several:
+                if isinstance(i, Expr):
+                    return self.load(args[0], index)
+            return func(*args)
+        symbolic = False
+        for a in args:
+            if isinstance(a, Expr):
+                symbolic = True
+        if not symbolic:
+            return func(*args, **(kwargs or {}))
+        name = func.__name__
+        if name not in FUNCTIONS:
+            refuse(f"torch function {name} has no form as an expression")
+        lifted = [self.load(a, ()) if isinstance(a, Tensor) else a for a in args]
+        return FUNCTIONS[name](*lifted, **(kwargs or {}))
+
+
+def traced(given: Any, name: str, arrays: list[Tensor]) -> Expr:
+    """As `expression`; inside of torch.compile, part of what is compiled, and never kept.
+
+    arrays: tensors that have been read so far, by this and other formulas of the call.
+    """
+    if not torch.compiler.is_compiling():
+        return expression(given, name)
+    if callable(given):
+        with _Loads(arrays):
+            given = call(given)
+    return as_formula(lift(given), name)
