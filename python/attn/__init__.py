@@ -31,7 +31,7 @@ _EXPRESSIONS = {
     "symbols": "symbol",
     "where": "expression",
 }
-_MODULES = ("flex", "torch")
+_MODULES = ("flex", "hf", "torch")
 
 __all__ = [
     "DeviceError",

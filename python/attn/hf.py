@@ -1,0 +1,128 @@
+"""attn as an attention implementation of transformers:
+
+attn.hf.register()
+model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="attn")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from . import torch as attn_torch
+from .symbol import symbols
+
+__all__ = ["register"]
+
+
+class _Mask(BlockMask):
+    """An index function in the place where transformers looks for a tensor or a BlockMask."""
+
+    def __init__(self, mask_mod: Callable[..., Any], shape: tuple[int, int, int, int]) -> None:
+        self.mask_mod = mask_mod
+        self.sizes = shape
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.sizes
+
+    def __repr__(self) -> str:
+        return f"attn mask of {self.sizes}"
+
+
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    device: Any = "cpu",
+    **_: Any,
+) -> _Mask:
+    """The index function with its offsets and the padding, transformers' `sdpa_mask` as a formula.
+
+    Offsets that change from step to step are read from memory, so that one kernel serves all steps;
+    the usual ones are none: the last query stands at the last key.
+    """
+    static = isinstance(q_offset, Tensor)
+    # Place of the query: symbols.position + shift, or, where a tensor says it, query + q_offset.
+    shift = q_offset if static else q_offset - (kv_length - q_length)
+    start = _offset(shift, device)
+    key_start = _offset(kv_offset, device)
+    first = symbols.query if static else symbols.position
+
+    def function(b: Any, h: Any, q: Any, k: Any) -> Any:
+        q = first if start is None else first + start
+        k = k if key_start is None else k + key_start
+        seen = True if mask_function is None else mask_function(b, h, q, k)
+        return seen if attention_mask is None else seen & attention_mask[b, k]
+
+    return _Mask(function, (batch_size, 1, q_length, kv_length))
+
+
+def _offset(value: int | Tensor, device: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value.reshape(())
+    return torch.tensor(value, dtype=torch.int32, device=device) if value else None
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | BlockMask | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' `AttentionInterface`: q, k, v `[B, H, S, D]` to `[B, S, H, D]`."""
+    mask: Any = None
+    bias = position_bias
+    if isinstance(attention_mask, _Mask):
+        mask = attention_mask.mask_mod
+    elif isinstance(attention_mask, Tensor):
+        allowed = attention_mask[..., : key.shape[2]]
+        if allowed.dtype == torch.bool:
+            mask = allowed
+        else:
+            bias = allowed if bias is None else bias + allowed
+    elif query.shape[2] > 1:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        mask = "key <= query" if causal else None
+    if bias is not None:
+        bias = bias[..., : key.shape[2]]
+    out = attn_torch.attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        mask=mask,
+        bias=bias,
+        sink=None if s_aux is None else s_aux.float(),
+        softcap=softcap,
+        scale=scaling,
+        dropout=dropout,
+    )
+    return out, None
+
+
+def register(name: str = "attn") -> None:
+    """Makes attn known to transformers (5 or newer) as `attn_implementation=name`.
+
+    Masks stay formulas: of the padding and of packed sequences as well. Sinks, softcap, sliding
+    windows and position biases are those that the model passes. Attention weights are not returned.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(name, _attention)
+    AttentionMaskInterface.register(name, _mask)

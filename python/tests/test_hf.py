@@ -1,0 +1,162 @@
+"""attn.hf against transformers' "eager" attention, in small random models on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import attn.hf  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+DECODERS = {
+    "Llama": {},
+    "Mistral": {"sliding_window": 5},
+    "Gemma2": {
+        "sliding_window": 5,
+        "attn_logit_softcapping": 3.0,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "GptOss": {
+        "sliding_window": 5,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "Qwen3": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    attn.hf.register()
+
+
+def decoder(name):
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{name}Config")(**SIZES, **DECODERS[name])
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def tokens(padding, length=13):
+    torch.manual_seed(2)
+    ids = torch.randint(1, 99, (2, length))
+    mask = torch.ones_like(ids)
+    if padding == "left":
+        mask[1, :4] = 0
+    elif padding == "right":
+        mask[1, -4:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def results(model, implementation, **inputs):
+    model.set_attn_implementation(implementation)
+    model.zero_grad()
+    out = model(**inputs)
+    logits = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    seen = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
+    if seen is not None and seen.shape[1] == logits.shape[1]:
+        logits = logits * seen[..., None]  # rows of padding may hold anything
+    logits.square().mean().backward()
+    return logits.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(model, **inputs):
+    eager, eager_gradients = results(model, "eager", **inputs)
+    ours, gradients = results(model, "attn", **inputs)
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5 * eager.abs().max().item())
+    assert gradients.keys() == eager_gradients.keys()
+    largest = max(g.abs().max().item() for g in eager_gradients.values())
+    for name, gradient in gradients.items():
+        error = (gradient - eager_gradients[name]).abs().max().item()
+        assert error <= 1e-5 * largest, name
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders(name, padding):
+    assert_same(decoder(name), **tokens(padding), use_cache=False)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_generate(name, cache):
+    model = decoder(name)
+    found = {}
+    for implementation in ("eager", "attn"):
+        model.set_attn_implementation(implementation)
+        found[implementation] = model.generate(
+            **tokens("left"),
+            max_new_tokens=12,
+            do_sample=False,
+            cache_implementation=cache,
+            disable_compile=True,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    assert torch.equal(found["attn"].sequences, found["eager"].sequences)
+    for ours, eager in zip(found["attn"].logits, found["eager"].logits, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+
+
+def test_packed_sequences():
+    places = torch.cat([torch.arange(5), torch.arange(8)])[None].repeat(2, 1)
+    inputs = tokens("none")
+    del inputs["attention_mask"]
+    assert_same(decoder("Llama"), **inputs, position_ids=places, use_cache=False)
+
+
+@pytest.mark.parametrize("padding", ["none", "right"])
+def test_bert(padding):
+    torch.manual_seed(1)
+    sizes = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
+    config = transformers.BertConfig(**sizes)
+    assert_same(transformers.BertModel(config, add_pooling_layer=False).eval(), **tokens(padding))
+
+
+@pytest.mark.parametrize("padding", ["none", "right"])
+def test_t5_position_bias(padding):
+    torch.manual_seed(1)
+    config = transformers.T5Config(
+        vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    inputs = tokens(padding)
+    assert_same(model, **inputs, decoder_input_ids=inputs["input_ids"][:, :7], use_cache=False)
+
+
+def test_whisper_cross_attention():
+    torch.manual_seed(1)
+    config = transformers.WhisperConfig(
+        vocab_size=99, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8,
+        max_source_positions=20, max_target_positions=20, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    features = torch.randn(2, 8, 40)
+    ids = torch.randint(1, 99, (2, 7))
+    assert_same(model, input_features=features, decoder_input_ids=ids, use_cache=False)
