@@ -89,7 +89,11 @@ def run(case, library):
     if case.backward:
         wanted = ["q", "k", "v"] + (["sink"] if "sink" in found else [])
         wanted += list(found["score"].buffers) if "score" in found else []
-        gradients = attn.attention_backward(*d_out, q, k, v, out, lse, gradients=wanted, **found)
+        d_lse = case.tensors.get("d_lse")
+        d_lse = None if d_lse is None else library.buffer(d_lse)
+        gradients = attn.attention_backward(
+            *d_out, q, k, v, out, lse, d_lse=d_lse, gradients=wanted, **found
+        )
         results |= {f"d{name}": x for name, x in gradients.items()}
     return {name: library.numpy(x) for name, x in results.items()}
 
