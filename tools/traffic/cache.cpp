@@ -35,6 +35,7 @@ Cache::Cache(const Problem& problem, const Blocks& blocks, const CacheShape& sha
 }
 
 void Cache::access(const Access& a) {
+  if (capacity_ == 0 && a.use == Use::again) return;
   const auto index = static_cast<std::size_t>(a.operand);
   if (lines_.empty()) lines_.resize(static_cast<std::size_t>(first_line_[kOperands]));
   const std::int64_t size = element_bytes(problem_, a.operand);
@@ -48,7 +49,7 @@ void Cache::access(const Access& a) {
     const std::int64_t end = begin + length;
     for (std::int64_t line = begin / line_bytes_; line * line_bytes_ < end; ++line) {
       const bool whole = begin <= line * line_bytes_ && (line + 1) * line_bytes_ <= end;
-      touch(static_cast<std::int32_t>(base + line), a.operand, a.write, whole);
+      touch(static_cast<std::int32_t>(base + line), a.operand, a.use == Use::store, whole);
     }
   }
 }

@@ -105,6 +105,8 @@ class Walk {
         load(Operand::q, i);
         load(Operand::o, i);
         load(Operand::lse, i);
+        again(Operand::k, j);
+        again(Operand::v, j);
         scratch(i.count * j.count);
         store(Operand::o, i);
         store(Operand::lse, i);
@@ -127,6 +129,8 @@ class Walk {
              {Operand::q, Operand::o, Operand::d_o, Operand::dq, Operand::lse}) {
           load(operand, i);
         }
+        again(Operand::k, j);
+        again(Operand::v, j);
         gradient_scratch(i, j);
         store(Operand::dq, i);
       });
@@ -144,6 +148,7 @@ class Walk {
         if (!visits(i, j)) return;
         load(Operand::k, j);
         load(Operand::v, j);
+        again(Operand::q, i);
         scratch(i.count * (j.count + p_.head_dim_v + 2));
       });
       store(Operand::o, i);
@@ -169,6 +174,8 @@ class Walk {
         for (const Operand operand : {Operand::q, Operand::d_o, Operand::dq}) load(operand, i);
         load(Operand::lse, i, {0, 1});
         load(Operand::d, i);
+        again(Operand::k, j);
+        again(Operand::v, j);
         gradient_scratch(i, j);
         store(Operand::dq, i);
       });
@@ -203,10 +210,14 @@ class Walk {
   void load(Operand operand, Range rows) { load(operand, rows, all_columns(operand)); }
   void store(Operand operand, Range rows) { store(operand, rows, all_columns(operand)); }
   void load(Operand operand, Range rows, Range columns) {
-    visitor_.access({operand, rows.first, rows.count, columns.first, columns.count, false});
+    visitor_.access({operand, rows.first, rows.count, columns.first, columns.count, Use::load});
   }
   void store(Operand operand, Range rows, Range columns) {
-    visitor_.access({operand, rows.first, rows.count, columns.first, columns.count, true});
+    visitor_.access({operand, rows.first, rows.count, columns.first, columns.count, Use::store});
+  }
+  void again(Operand operand, Range rows) {
+    const Range columns = all_columns(operand);
+    visitor_.access({operand, rows.first, rows.count, columns.first, columns.count, Use::again});
   }
   // The first `elements` of the scratch, written.
   void scratch(std::int64_t elements) { store(Operand::scratch, {0, 1}, {0, elements}); }

@@ -10,11 +10,17 @@
 
 namespace attn::traffic {
 
+enum class Use : std::uint8_t {
+  load,
+  store,
+  again,  // read where it should still lie in the fast memory: a cache may have lost it
+};
+
 // Rows [row, row + rows) and columns [column, column + columns) of one head's matrix.
 struct Access {
   Operand operand = Operand::q;
   std::int64_t row = 0, rows = 0, column = 0, columns = 0;
-  bool write = false;
+  Use use = Use::load;
 };
 
 // Elements of a row and rows of an operand of one head. Scratch is one row, as long as the
@@ -35,9 +41,10 @@ class Visitor {
   virtual void end_step() {}
 };
 
-// Loads and stores of (batch, head), in order, as model() counts them. The steps of standard
-// attention go tile by tile and load what a product of tiles needs each time, so that it takes a
-// fast memory to move each operand once a step. Throws as model().
+// Loads and stores of (batch, head), in order, as model() counts them, and between them what is
+// used again. The steps of standard attention go tile by tile and load what a product of tiles
+// needs each time, so that it takes a fast memory to move each operand once a step. Throws as
+// model().
 void walk(const Problem& problem, Phase phase, Algorithm algorithm, const Blocks& blocks,
           std::int64_t batch, std::int64_t head, Visitor& visitor);
 
