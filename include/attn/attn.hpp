@@ -9,6 +9,7 @@
 #include "attn/plan.hpp"
 #include "attn/problem.hpp"
 #include "attn/run.hpp"
+#include "attn/scalar.hpp"
 #include "attn/softmax.hpp"
 #include "attn/tensor.hpp"
 #include "attn/version.hpp"

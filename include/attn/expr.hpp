@@ -90,7 +90,7 @@ class Expr;
 class Buffer {
  public:
   // Throws Error(invalid_argument) unless name is an identifier (letters, digits, _; at most 64
-  // characters) that is not a symbol or function, rank is 1 to 4 and the dtype one of those above.
+  // characters) that is no symbol or function, rank 0 (attn/scalar.hpp) to 4, the dtype one above.
   Buffer(std::string name, Tensor tensor, std::shared_ptr<const void> owner = nullptr);
   const std::string& name() const noexcept { return name_; }
   const Tensor& tensor() const noexcept { return tensor_; }

@@ -36,7 +36,7 @@ struct Inputs {
   Tensor sink{};        // f32 [heads_q], contiguous, when problem.sink
   expr::Bindings buffers{};  // tensors for named buffers of mask and score, of the declared dtype
                              // and shape (a size declared as 0 is taken from the tensor); needed
-                             // where the Buffer has no data
+                             // where the Buffer has no data. Scalars: see attn/scalar.hpp
 };
 
 struct Outputs {
@@ -61,7 +61,7 @@ struct Gradients {
   Tensor dq{}, dk{}, dv{};   // as q, k, v; each optional; rows past a length are set to zero
   Tensor dsink{};            // f32 [heads_q]; optional
   expr::Bindings buffers{};  // f32, shaped as the named buffer of the score: gradient of bias,
-                             // slopes, ...; optional
+                             // slopes, ...; not of scalars; optional
 };
 
 // Fills the sizes that `problem` leaves at 0 and a dtype of f32 from the tensors, and checks all

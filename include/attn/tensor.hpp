@@ -48,7 +48,7 @@ inline constexpr int kMaxRank = 4;
 
 // A view of caller-owned memory, shaped as a DLPack DLTensor: element (i0, ..., ir) lies at
 // data + size_of(dtype) * sum(ik * strides[k]). Strides count elements and may be zero (broadcast)
-// for tensors that are only read. A Tensor with data == nullptr and rank == 0 means "not given".
+// for tensors that are only read. Rank 0: "not given", or with data a scalar (attn/scalar.hpp).
 // Tensors named as inputs in this API are never written.
 struct Tensor {
   void* data = nullptr;
@@ -64,7 +64,7 @@ struct Tensor {
   std::int64_t offset(std::initializer_list<std::int64_t> index) const noexcept;  // in elements
 };
 
-// Row-major views. The const overload serves inputs.
+// Row-major views of rank 0 to 4. The const overload serves inputs.
 Tensor tensor(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
               Device device = {});
 Tensor tensor(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,

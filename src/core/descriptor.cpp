@@ -11,6 +11,7 @@
 #include <set>
 
 #include "attn/error.hpp"
+#include "attn/scalar.hpp"
 #include "core/expr/grammar.hpp"
 
 namespace attn {
@@ -77,7 +78,7 @@ class Parser {
     void (Parser::*read)();
     bool needs_shapes = false;
   };
-  static const std::array<Kind, 40>& kinds();
+  static const std::array<Kind, 41>& kinds();
 
   const Kind& find_kind() {
     const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
@@ -231,6 +232,27 @@ class Parser {
                           core::shape_only(parse_dtype(parts[1]), shape(parts[2])));
   }
 
+  // scalar(name=12) or scalar(name:dtype): a number that mask(...) and score(...) may read.
+  void read_scalar() {
+    constexpr std::string_view kAccepted =
+        "scalar(name=number) or scalar(name:dtype) with i32 or f32, as in scalar(w=12), each name "
+        "once";
+    const std::string_view text = parenthesised(kAccepted);
+    const std::size_t end = text.find_first_of("=:");
+    if (end == std::string_view::npos) refuse(kAccepted);
+    const std::string_view name = text.substr(0, end);
+    for (const expr::Buffer& buffer : buffers_) {
+      if (buffer.name() == name) refuse(kAccepted);
+    }
+    if (text[end] == ':') {
+      buffers_.emplace_back(std::string(name),
+                            core::shape_only(parse_dtype(text.substr(end + 1)), {}));
+      return;
+    }
+    const expr::Expr value = expr::parse(text.substr(end + 1));
+    buffers_.push_back(*expr::scalar(std::string(name), value).node().buffer);
+  }
+
   std::string_view parenthesised(std::string_view accepted) const {
     if (value_.size() < 2 || value_.front() != '(' || value_.back() != ')') refuse(accepted);
     return value_.substr(1, value_.size() - 2);
@@ -338,8 +360,8 @@ class Parser {
   std::map<std::string, int> shorthand_buffers_;  // how many of each name
 };
 
-const std::array<Parser::Kind, 40>& Parser::kinds() {
-  static const std::array<Kind, 40> kKinds{{
+const std::array<Parser::Kind, 41>& Parser::kinds() {
+  static const std::array<Kind, 41> kKinds{{
       {"b", "b<N>", &Parser::read_b},
       {"n", "n<N>", &Parser::read_n},
       {"sq", "sq<N>", &Parser::read_sq},
@@ -363,6 +385,7 @@ const std::array<Parser::Kind, 40>& Parser::kinds() {
       {"offset", "offset<N>", &Parser::read_offset},
       {"scale", "scale<x>", &Parser::read_scale},
       {"buffer", "buffer(<name>:<dtype>:<shape>)", &Parser::read_buffer},
+      {"scalar", "scalar(<name>=<number>)", &Parser::read_scalar},
       {"mask", "mask(<expression>)", &Parser::read_mask, true},
       {"score", "score(<expression>)", &Parser::read_score, true},
       {"causal", "causal", &Parser::read_causal, true},

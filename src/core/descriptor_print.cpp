@@ -284,8 +284,22 @@ std::vector<std::string> score_tokens(const Problem& problem, Buffers& buffers) 
   return tokens;
 }
 
+std::string scalar_token(const expr::Buffer& scalar) {
+  const Tensor& number = scalar.tensor();
+  if (number.data == nullptr)
+    return fmt::format("scalar({}:{})", scalar.name(), name(number.dtype));
+  const Expr value = number.dtype == DType::i32
+                         ? expr::int32(*static_cast<const std::int32_t*>(number.data))
+                         : expr::float32(*static_cast<const float*>(number.data));
+  return fmt::format("scalar({}={})", scalar.name(), to_string(value));
+}
+
 void add_declarations(const Buffers& buffers, std::vector<std::string>& tokens) {
   for (const auto& buffer : buffers) {
+    if (expr::is_scalar(*buffer)) {
+      tokens.push_back(scalar_token(*buffer));
+      continue;
+    }
     tokens.push_back(fmt::format("buffer({}:{}:{})", buffer->name(), name(buffer->tensor().dtype),
                                  shape_text(shape_of(buffer->tensor()))));
   }

@@ -35,9 +35,9 @@ std::int64_t Tensor::offset(std::initializer_list<std::int64_t> index) const noe
 
 Tensor tensor(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
   const auto sizes = fmt::format("[{}]", fmt::join(shape, ", "));
-  if (shape.size() == 0 || shape.size() > kMaxRank) {
+  if (shape.size() > kMaxRank) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("shape {} has rank {}; accepted are ranks 1 to {}", sizes, shape.size(),
+                fmt::format("shape {} has rank {}; accepted are ranks 0 to {}", sizes, shape.size(),
                             kMaxRank));
   }
   Tensor t{.data = data, .dtype = dtype, .device = device};

@@ -93,9 +93,12 @@ void check_gradients(const ArgumentCheck& check, const Problem& p, const Inputs&
                                      [&](const BoundBuffer& other) { return other.name == name; });
     const bool of_score = std::any_of(score_buffers.begin(), score_buffers.end(),
                                       [&](const auto* other) { return other->name() == name; });
-    if (!of_score || buffer == buffers.end() || !is_floating(buffer->tensor.dtype)) {
-      check.refuse(to_string(label) +
-                   " is asked for; accepted are buffers of the score that hold f32, bf16 or f16");
+    if (!of_score || buffer == buffers.end() || !is_floating(buffer->tensor.dtype) ||
+        buffer->tensor.rank == 0) {
+      check.refuse(
+          to_string(label) +
+          " is asked for; accepted are buffers of the score that hold f32, bf16 or f16 and "
+          "are no scalars");
     }
     if (std::any_of(outputs.begin(), outputs.end(),
                     [&](const NamedTensor& output) { return output.name.name == name; })) {

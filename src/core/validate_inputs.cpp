@@ -39,7 +39,7 @@ Buffers declared_buffers(const ArgumentCheck& check, const Problem& problem,
       }
       const Tensor& a = (*same_name)->tensor();
       const Tensor& b = buffer->tensor();
-      if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank || a.shape != b.shape) {
+      if (!attn::expr::same_tensor(a, b)) {
         check.refuse(
             fmt::format("buffer '{}' is {} in mask and {} in score; accepted is one tensor "
                         "a name",
@@ -73,6 +73,18 @@ void check_binding_names(const ArgumentCheck& check, const Buffers& declared,
   }
 }
 
+void check_scalar(const ArgumentCheck& check, const Label& label, DType dtype, const Tensor& t) {
+  if (t.rank != 0 || t.dtype != dtype || t.device.type != DeviceType::cpu) {
+    check.refuse(fmt::format("{} is {} of rank {} on {}; accepted is a scalar, {} of rank 0 on cpu",
+                             to_string(label), name(t.dtype), t.rank, to_string(t.device),
+                             name(dtype)));
+  }
+  if (t.data == nullptr) {
+    check.refuse(fmt::format("{} is a scalar without a value; accepted is one bound to its name",
+                             to_string(label)));
+  }
+}
+
 std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Problem& problem,
                                             const Inputs& inputs,
                                             std::pmr::memory_resource& memory) {
@@ -84,6 +96,11 @@ std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Pr
     const Tensor& declaration = buffer->tensor();
     const Tensor* binding = bound(inputs.buffers, buffer->name());
     const Tensor& t = binding != nullptr ? *binding : declaration;
+    if (attn::expr::is_scalar(*buffer)) {
+      check_scalar(check, label, declaration.dtype, t);
+      buffers.push_back({buffer->name(), t});
+      continue;
+    }
     check.view(label, t);
     if (t.dtype != declaration.dtype || t.rank != declaration.rank) {
       check.refuse(fmt::format("{} is {}; accepted are {} tensors of rank {}", to_string(label),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/expr/build.hpp"
 #include "cpu/tile_ops.hpp"
 #include "cpu/workspace.hpp"
 
@@ -46,7 +47,7 @@ Expressions::Expressions(const Plan& plan)
   const expr::Expr derivative = expr::derivative(score_);
   if (!expr::same(derivative, expr::Expr(1.0f))) derivative_program_ = expr::compile(derivative);
   for (const auto& buffer : expr::buffers(score_)) {
-    if (!is_floating(buffer->tensor().dtype)) continue;
+    if (!is_floating(buffer->tensor().dtype) || expr::is_scalar(*buffer)) continue;
     buffers_.push_back({buffer->name(), compile_loads(score_, buffer->name())});
     gradient_elements_ += buffer->tensor().size();
   }

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attn/scalar.hpp"
 #include "core/refusals.hpp"
 
 namespace attn::testing {
@@ -73,6 +74,27 @@ const Refusal kProblems[] = {
      dense_call,
      [](Call& c) { c.in.v.strides[0] = std::numeric_limits<std::int64_t>::min(); },
      {"v is", "2^60 bytes"}},
+    // Scalars
+    {"ScalarOfRankOne",
+     dense_call,
+     [](Call& c) {
+       c.problem.mask = expr::symbols().key < expr::scalar("w", 3);
+       c.in.buffers = {{"w", c.integers({3})}};
+     },
+     {"buffer 'w' is i32 of rank 1 on cpu", "a scalar, i32 of rank 0 on cpu"}},
+    {"ScalarOfOtherType",
+     dense_call,
+     [](Call& c) {
+       c.problem.mask = expr::symbols().key < expr::scalar("w", 3.5);
+       Tensor three = c.integers({3});
+       three.rank = 0;
+       c.in.buffers = {{"w", three}};
+     },
+     {"buffer 'w' is i32 of rank 0 on cpu", "f32 of rank 0"}},
+    {"ScalarWithoutValue",
+     dense_call,
+     [](Call& c) { c.problem.mask = parse_problem("d8_mask(key<w)_scalar(w:i32)").mask; },
+     {"buffer 'w' is a scalar without a value", "bound to its name"}},
     // Numbers
     {"NaNScale",
      dense_call,
@@ -232,6 +254,15 @@ const Refusal kProblems[] = {
      dense_call,
      [](Call& c) { c.grad.buffers[0].first = "slopes"; },
      {"gradient of buffer 'slopes'"},
+     kBackward},
+    {"GradientOfScalar",
+     dense_call,
+     [](Call& c) {
+       c.problem.score = expr::symbols().score * expr::scalar("w", 0.5);
+       c.in.buffers.clear();
+       c.grad.buffers[0].first = "w";
+     },
+     {"gradient of buffer 'w'", "are no scalars"},
      kBackward},
     {"GradientOfBufferShape",
      dense_call,

@@ -150,7 +150,7 @@ const Refusal kTensors[] = {
      kBackward},
     {"DKIsDV",
      dense_call,
-     [](Call& c) { c.grad.dk.data = c.grad.dv.data; },
+     [](Call& c) { c.grad.dv.data = c.grad.dk.data; },  // the smaller, which reaches no neighbour
      {"dk at address", "overlaps dv"},
      kBackward},
     {"DVIsDO",

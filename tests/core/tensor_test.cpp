@@ -200,7 +200,7 @@ TEST(Tensor, EmptyDimensionsKeepTheirStrides) {
 
 TEST(Tensor, RefusesImpossibleShapes) {
   float x = 0;
-  EXPECT_THROW(tensor(&x, {}), Error);
+  EXPECT_EQ(tensor(&x, {}).size(), 1);  // a scalar
   EXPECT_THROW(tensor(&x, {1, 1, 1, 1, 1}), Error);
   EXPECT_THROW(tensor(&x, {2, -1}), Error);
   EXPECT_THROW(tensor(&x, {std::int64_t{1} << 32, std::int64_t{1} << 31}), Error);

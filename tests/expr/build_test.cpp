@@ -8,6 +8,7 @@
 
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
+#include "attn/scalar.hpp"
 #include "random_expr.hpp"
 
 namespace attn {
@@ -103,7 +104,12 @@ TEST(Build, BuffersAreChecked) {
   }
   EXPECT_NE(message_of([&] { Buffer(std::string(65, 'a'), vector); }), "(no error)");
   EXPECT_EQ(message_of([&] { Buffer(std::string(64, 'a'), vector); }), "(no error)");
-  EXPECT_EQ(message_of([&] { Buffer("x", Tensor{}); }), "buffer 'x': rank 0; accepted are 1 to 4");
+  EXPECT_EQ(message_of([&] {
+              Tensor five = vector;
+              five.rank = 5;
+              Buffer("x", five);
+            }),
+            "buffer 'x': rank 5; accepted are 0 to 4");
   EXPECT_EQ(message_of([&] { Buffer("x", tensor(kNothing, DType::f64, {4})); }),
             "buffer 'x': dtype f64; accepted are f32, bf16, f16, i32 and u8");
   const Buffer x("x", vector);
@@ -135,6 +141,46 @@ TEST(Build, BuffersAreChecked) {
   EXPECT_NE(message_of([&] { buffers(x[s.key] + Buffer("x", tensor(other, {4}))[s.key]); }),
             "(no error)");
   EXPECT_EQ(buffers(x[s.key] + x[s.query]).size(), 1U);
+}
+
+TEST(Build, Scalars) {
+  const auto& s = expr::symbols();
+  const Expr window = expr::scalar("w", 5);
+  EXPECT_EQ(window.type(), Type::int32);
+  EXPECT_EQ(expr::scalar("x", 0.5).type(), Type::float32);
+  EXPECT_EQ(expr::scalar("x", 5L).type(), Type::int32);
+  const Expr mask = s.query - s.key < window;
+  const expr::Point at{.query = 6, .key = 1};
+  EXPECT_EQ(evaluate<float>(mask, at), 0);
+  // Another value at a call.
+  std::int32_t six = 6;
+  const expr::Bindings bound = {{"w", tensor(&six, {})}};
+  EXPECT_EQ(evaluate<float>(mask, at, bound), 1);
+  const expr::Tile tile{.query_max = 5, .key_max = 0};
+  EXPECT_EQ(classify(mask, tile), expr::Coverage::mixed);
+  EXPECT_EQ(classify(mask, tile, bound), expr::Coverage::full);
+  six = 0;
+  EXPECT_EQ(classify(mask, tile, bound), expr::Coverage::empty);
+  // One value under a name; trees are the same whatever it is.
+  EXPECT_EQ(buffers(window + expr::scalar("w", 5)).size(), 1U);
+  EXPECT_NE(message_of([&] { buffers(window + expr::scalar("w", 6)); }), "(no error)");
+  EXPECT_TRUE(same(window, expr::scalar("w", 6)));
+  EXPECT_FALSE(same(window, expr::scalar("w", 5.0)));
+  EXPECT_EQ(to_string(mask), "query - key < w");
+  EXPECT_TRUE(same(expr::parse("query-key<w", {*window.node().buffer}), mask));
+  EXPECT_EQ(to_cuda(mask), "(attn_sub(query, key) < scalar_w.value)");
+  EXPECT_EQ(to_string(derivative(s.score * expr::scalar("x", 0.5))), "x");
+
+  EXPECT_EQ(message_of([&] { expr::scalar("w", s.key); }),
+            "scalar 'w' of value 'key'; accepted is a number");
+  EXPECT_EQ(message_of([&] { expr::scalar("w", true); }),
+            "scalar 'w' of value 'true'; accepted is a number");
+  EXPECT_NE(message_of([&] { expr::scalar("key", 1); }), "(no error)");
+  const std::uint8_t byte = 1;
+  EXPECT_EQ(message_of([&] { Buffer("w", tensor(&byte, {})); }),
+            "buffer 'w': a scalar of u8 on cpu; accepted are i32 and f32 on the CPU");
+  EXPECT_EQ(message_of([&] { window.node().buffer->operator[](s.key); }),
+            "expression buffer 'w': 1 indices given, its rank is 0");
 }
 
 TEST(Build, ConstantsFold) {

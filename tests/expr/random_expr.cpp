@@ -38,7 +38,9 @@ RandomExpr::RandomExpr(std::uint32_t seed, bool smooth) : random_(seed), smooth_
               Buffer("c", tensor(halves_.data(), {2, 1, 6})),
               Buffer("i", tensor(ints_.data(), {13})),
               Buffer("j", tensor(ints_.data(), {1, 12})),
-              Buffer("u", tensor(bytes_.data(), {6, 7}))};
+              Buffer("u", tensor(bytes_.data(), {6, 7})),
+              Buffer("v", tensor(&floats_[9], {})),
+              Buffer("n", tensor(&ints_[9], {}))};
 }
 
 std::int32_t RandomExpr::any_int() {

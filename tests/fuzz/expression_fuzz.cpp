@@ -16,7 +16,9 @@ const std::vector<expr::Buffer>& buffers() {
   static const std::array<std::int32_t, 8> ids{};
   static const std::vector<expr::Buffer> all{{"w", tensor(slopes.data(), {3, 4})},
                                              {"a", tensor(slopes.data(), {12})},
-                                             {"ids", tensor(ids.data(), {8})}};
+                                             {"ids", tensor(ids.data(), {8})},
+                                             {"offset", tensor(&ids[3], {})},
+                                             {"x", tensor(&slopes[3], {})}};
   return all;
 }
 

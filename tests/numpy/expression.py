@@ -115,6 +115,10 @@ class Evaluation:
         if op == "symbol":
             if e[1] == "score":
                 return Value("float", self.symbols["score"], {"score": self.real(1)})
+            if e[1] in self.buffers:  # a scalar: an array of rank 0
+                value = self.buffers[e[1]]
+                return (Value("int", value.astype(np.int64)) if value.dtype.kind == "i"
+                        else Value("float", self.real(value)))
             return Value("int", np.asarray(self.symbols[e[1]], np.int64))
         if op == "load":
             return self.load(e)

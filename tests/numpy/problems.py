@@ -237,6 +237,14 @@ def make(seed, draw=0):
         tokens.append(("biasbr" if row == "position" else "bias") + "x".join(map(str, sizes)))
         changes.append(f"score+bias[batch,head,{row},key]")
     if random.random() < 0.2:
+        problem.buffers["reach"] = np.array(random.integers(-3, 20), np.int32)
+        tokens.append(f"mask(key<=position+reach)_scalar(reach={problem.buffers['reach']})")
+        masks.append("key<=position+reach")
+    if random.random() < 0.2:
+        problem.buffers["gain"] = np.array(pick(random, 0.5, 1.25, -0.75), np.float32)
+        tokens.append(f"score(gain*score)_scalar(gain={problem.buffers['gain']})")
+        changes.append("gain*score")
+    if random.random() < 0.2:
         problem.sink = tensors["sink"] = random.standard_normal(heads_q).astype(np.float32)
     if random.random() < 0.2:
         p, key, offset = (pick(random, 0.1, 0.5, 0.9, 1 / 3), int(random.integers(2**63)),

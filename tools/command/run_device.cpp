@@ -12,7 +12,9 @@ OnDevice::OnDevice(const RunProblem& read, const Outputs& outputs, const OutputG
         &inputs_.seqused_q, &inputs_.seqused_k, &inputs_.page_table, &inputs_.sink}) {
     *tensor = here(*tensor);
   }
-  for (auto& [name, tensor] : inputs_.buffers) tensor = here(tensor);
+  for (auto& [name, tensor] : inputs_.buffers) {
+    if (tensor.given()) tensor = here(tensor);  // scalars stay
+  }
   for (const expr::Expr* e : {&read.problem.mask, &read.problem.score}) {
     for (const auto& buffer : expr::buffers(*e)) bind(*buffer);
   }
@@ -44,6 +46,7 @@ Tensor OnDevice::written(const Tensor& host) {
 
 // A tensor that the expression itself holds.
 void OnDevice::bind(const expr::Buffer& buffer) {
+  if (!buffer.tensor().given()) return;  // a scalar stays where it is
   for (const auto& [name, tensor] : inputs_.buffers) {
     if (name == buffer.name()) return;
   }

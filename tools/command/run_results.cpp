@@ -48,7 +48,7 @@ RunResults::RunResults(const RunProblem& read, bool backward) {
   if (problem.sink) gradients.dsink = keep(DType::f32, shape(inputs.sink));
   if (problem.score.empty()) return;
   for (const auto& buffer : expr::buffers(problem.score)) {
-    if (!is_floating(buffer->tensor().dtype)) continue;
+    if (!is_floating(buffer->tensor().dtype) || buffer->tensor().rank == 0) continue;
     for (const auto& [name, tensor] : inputs.buffers) {
       if (name != buffer->name()) continue;
       gradients.buffers.emplace_back(name, keep(DType::f32, shape(tensor)));

@@ -100,6 +100,9 @@ constexpr ListedCase kCases[] = {
      "ALiBi with slopes that are powers of 2"},
     {"b1_n256_h2_d64_mask(abs((query&3|query>>2&12)-(key&3|key>>2&12))<=2&&(query^key)>>5<=1)",
      "a neighbourhood of places whose coordinates are bits of the index"},
+    {"b1_n130_hq4_hk2_d64_mask(key<=query+w&&query-key<20)_score(x*tanh(score/"
+     "x)+w)_scalar(w=3)_scalar(x=5.5)",
+     "scalars that come with the call"},
     // Sink, dropout, scale
     {"b2_n80_hq4_hk2_d64_sink_causal", "sink"},
     {"b2_sq1_sk500_hq4_hk1_d64_sink", "sink with split keys: counted once"},

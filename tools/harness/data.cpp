@@ -374,7 +374,7 @@ void CaseData::make_buffers() {
         fill_buffer(made);
         inputs.buffers.emplace_back(buffer->name(), made);
       }
-      if (with_gradient && is_floating(described.dtype)) {
+      if (with_gradient && described.given() && is_floating(described.dtype)) {
         gradients.buffers.emplace_back(
             buffer->name(), output("d" + buffer->name(), DType::f32, shape_of(described)));
       }
@@ -385,8 +385,10 @@ void CaseData::make_buffers() {
 }
 
 // i32: ids that grow along the last axis, as documents want them. u8: 0 or 1. Floating of rank 1:
-// slopes as ALiBi has them, times 0.5 to 1.5. Other floating: normal random numbers.
+// slopes as ALiBi has them, times 0.5 to 1.5. Other floating: normal random numbers. Scalars: 0
+// to 8.
 void CaseData::fill_buffer(const Tensor& tensor) {
+  if (!tensor.given()) return store_element(tensor, 0, static_cast<double>(below(9)));
   const std::int64_t last = tensor.shape[static_cast<std::size_t>(tensor.rank) - 1];
   double id = 0;
   for (std::int64_t i = 0; i < tensor.size(); ++i) {

@@ -80,10 +80,13 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
       gradients.buffers.emplace_back(name, here(tensor));
     }
   }
-  for (const auto& [name, tensor] : host.buffers) inputs.buffers.emplace_back(name, here(tensor));
+  for (const auto& [name, tensor] : host.buffers) {
+    inputs.buffers.emplace_back(name, tensor.given() ? here(tensor) : tensor);
+  }
   for (const expr::Expr* e : {&data.problem.mask, &data.problem.score}) {
     for (const auto& buffer : expr::buffers(*e)) {
       const auto is_bound = [&](const auto& bound) { return bound.first == buffer->name(); };
+      if (!buffer->tensor().given()) continue;  // a scalar stays where it is
       if (std::none_of(inputs.buffers.begin(), inputs.buffers.end(), is_bound)) {
         inputs.buffers.emplace_back(buffer->name(),
                                     harness::upload(buffer->tensor(), device, others_));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "attn/error.hpp"
+#include "core/expr/build.hpp"
 
 namespace attn::expr {
 namespace {
@@ -18,6 +19,7 @@ const Tensor& resolve(const Buffer& buffer, const Bindings& bindings, DeviceType
   for (const auto& [name, bound] : bindings) {
     if (name == buffer.name()) tensor = &bound;
   }
+  if (is_scalar(buffer)) device = DeviceType::cpu;
   if (tensor->device.type != device) {
     refuse(buffer,
            fmt::format("tensor {} bound; a tensor on {} is accepted", attn::to_string(*tensor),

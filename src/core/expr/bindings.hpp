@@ -8,8 +8,8 @@
 namespace attn::expr {
 
 // The tensor bound to the buffer's name, else the buffer's own. Throws Error(invalid_argument) when
-// neither has data, or when it is on another kind of device, of another rank, or of a dtype that
-// loads as another type.
+// neither has data, or when it is on another kind of device (scalars are on the CPU always), of
+// another rank, or of a dtype that loads as another type.
 const Tensor& resolve(const Buffer& buffer, const Bindings& bindings,
                       DeviceType device = DeviceType::cpu);
 

@@ -36,6 +36,10 @@ inline Expr boolean(bool value) { return constant(Type::boolean, value ? 1 : 0, 
 inline Expr int32(std::int32_t value) { return constant(Type::int32, value, 0); }
 inline Expr float32(float value) { return constant(Type::float32, 0, value); }
 
+inline bool is_scalar(const Buffer& buffer) noexcept { return buffer.tensor().rank == 0; }
+// Whether both may stand under one name: they are one tensor, or scalars of the same bits.
+bool same_tensor(const Tensor& a, const Tensor& b) noexcept;
+
 inline bool is_constant(const Expr& e) noexcept { return e.node().op == Op::constant; }
 // e is the constant of numeric type that equals value.
 bool is_number(const Expr& e, int value) noexcept;

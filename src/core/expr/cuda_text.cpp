@@ -132,9 +132,10 @@ std::string cuda_value(const Program& program, const Instruction& in,
   switch (in.op) {
     case Op::constant:
       return cuda_constant(in);
-    case Op::load:
-      return call("attn_load_" + program.buffers[static_cast<std::size_t>(in.buffer)]->name(),
-                  operands);
+    case Op::load: {
+      const std::string& name = program.buffers[static_cast<std::size_t>(in.buffer)]->name();
+      return in.num_args == 0 ? "scalar_" + name + ".value" : call("attn_load_" + name, operands);
+    }
     case Op::logical_not:
       return fmt::format("(!{})", operands[0]);
     // Both operands are evaluated, so no branch is needed.

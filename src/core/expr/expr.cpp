@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "attn/scalar.hpp"
 #include "core/expr/build.hpp"
 
 namespace attn::expr {
@@ -47,10 +48,17 @@ Buffer::Buffer(std::string name, Tensor tensor, std::shared_ptr<const void> owne
                             "starting with a digit, other than the names of symbols and functions",
                             name_.substr(0, 80)));
   }
-  if (tensor_.rank < 1 || tensor_.rank > kMaxRank) {
+  if (tensor_.rank < 0 || tensor_.rank > kMaxRank) {
     throw Error(
         ErrorCode::invalid_argument,
-        fmt::format("buffer '{}': rank {}; accepted are 1 to {}", name_, tensor_.rank, kMaxRank));
+        fmt::format("buffer '{}': rank {}; accepted are 0 to {}", name_, tensor_.rank, kMaxRank));
+  }
+  if (is_scalar(*this) && ((tensor_.dtype != DType::i32 && tensor_.dtype != DType::f32) ||
+                           tensor_.device.type != DeviceType::cpu)) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("buffer '{}': a scalar of {} on {}; accepted are i32 and f32 on the CPU", name_,
+                    attn::name(tensor_.dtype), attn::to_string(tensor_.device)));
   }
   if (std::any_of(tensor_.shape.begin(), tensor_.shape.begin() + tensor_.rank,
                   [](std::int64_t size) { return size < 0; })) {
@@ -75,6 +83,18 @@ Buffer::Buffer(std::string name, Tensor tensor, std::shared_ptr<const void> owne
 Expr Buffer::operator[](const Expr& index) const { return (*this)({index}); }
 Expr Buffer::operator()(const std::vector<Expr>& indices) const {
   return load(std::make_shared<const Buffer>(*this), indices);
+}
+
+Expr scalar(std::string name, const Expr& value) {
+  if (value.empty() || !is_constant(value) || value.type() == Type::boolean) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("scalar '{}' of value '{}'; accepted is a number", name.substr(0, 80),
+                            to_string(value)));
+  }
+  const Node& node = value.node();
+  const Tensor number =
+      node.type == Type::int32 ? tensor(&node.int_value, {}) : tensor(&node.float_value, {});
+  return Buffer(std::move(name), number, std::make_shared<const Expr>(value))({});
 }
 
 Expr Expr::boolean(bool value) { return expr::boolean(value); }

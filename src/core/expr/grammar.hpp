@@ -4,7 +4,7 @@
 //   unary      = ("-" | "!") unary | primary
 //   primary    = number | true | false | inf | nan | symbol | "(" expression ")"
 //              | function "(" expression { "," expression } ")"
-//              | buffer "[" expression { "," expression } "]"
+//              | buffer "[" expression { "," expression } "]" | scalar
 #pragma once
 
 #include <cstddef>

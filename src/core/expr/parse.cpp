@@ -125,7 +125,7 @@ class Parser {
     }
     for (const auto& buffer : buffers_) {
       if (name == buffer->name()) {
-        const std::vector<Expr> indices = list('[', ']');
+        const std::vector<Expr> indices = is_scalar(*buffer) ? std::vector<Expr>() : list('[', ']');
         return checked(column, [&] { return load(buffer, indices); });
       }
     }

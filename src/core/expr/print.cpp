@@ -114,6 +114,7 @@ void print(const Expr& e, std::string& text) {
     text += spelling(node.op);
   } else if (node.op == Op::load) {
     text += node.buffer->name();
+    if (is_scalar(*node.buffer)) return;
     text += '[';
     print_list(node, text);
     text += ']';

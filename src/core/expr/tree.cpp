@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <unordered_map>
 #include <utility>
 
@@ -14,12 +15,6 @@ namespace {
 bool same_float(float a, float b) {
   if (a != a || b != b) return a != a && b != b;
   return a == b && __builtin_signbit(a) == __builtin_signbit(b);
-}
-
-bool same_view(const Tensor& a, const Tensor& b) {
-  return a.data == b.data && a.dtype == b.dtype && a.rank == b.rank &&
-         std::equal(a.shape.begin(), a.shape.begin() + a.rank, b.shape.begin()) &&
-         std::equal(a.strides.begin(), a.strides.begin() + a.rank, b.strides.begin());
 }
 
 // Calls visit(buffer) for the buffer of each load, operands first.
@@ -38,7 +33,7 @@ bool is_found(const Found& found, const Buffer& buffer) {
   if (named == found.end()) return false;
   const Tensor& a = (*named)->tensor();
   const Tensor& b = buffer.tensor();
-  if (!same_view(a, b)) {
+  if (!same_tensor(a, b)) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("buffer name '{}' stands for two tensors in one expression, {} and {}; "
                             "each needs a name of its own",
@@ -71,6 +66,14 @@ class Substitution {
 };
 
 }  // namespace
+
+bool same_tensor(const Tensor& a, const Tensor& b) noexcept {
+  const bool same_number = a.rank == 0 && a.data != nullptr && b.data != nullptr &&
+                           a.dtype == b.dtype && std::memcmp(a.data, b.data, size_of(a.dtype)) == 0;
+  return (a.data == b.data || same_number) && a.dtype == b.dtype && a.rank == b.rank &&
+         std::equal(a.shape.begin(), a.shape.begin() + a.rank, b.shape.begin()) &&
+         std::equal(a.strides.begin(), a.strides.begin() + a.rank, b.strides.begin());
+}
 
 bool same(const Expr& a, const Expr& b) {
   if (a.get() == b.get()) return true;

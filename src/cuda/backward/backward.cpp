@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/expr/build.hpp"
 #include "core/size.hpp"
 #include "cuda/backward/config.hpp"
 #include "cuda/backward/source.hpp"
@@ -37,7 +38,8 @@ core::Size num_buffer_elements(const Problem& p) {
   core::Size sum = 0;
   if (p.score.empty()) return sum;
   for (const auto& buffer : expr::buffers(p.score)) {
-    if (is_floating(buffer->tensor().dtype)) sum = sum + buffer->tensor().size();
+    if (is_floating(buffer->tensor().dtype) && !expr::is_scalar(*buffer))
+      sum = sum + buffer->tensor().size();
   }
   return sum;
 }
@@ -340,7 +342,8 @@ std::vector<Source> backward_sources(const Problem& problem, std::string_view ke
   std::vector<std::string> names;
   if (!problem.score.empty()) {
     for (const auto& buffer : expr::buffers(problem.score)) {
-      if (is_floating(buffer->tensor().dtype)) names.push_back(buffer->name());
+      if (is_floating(buffer->tensor().dtype) && !expr::is_scalar(*buffer))
+        names.push_back(buffer->name());
     }
   }
   if (names.empty()) return sources;

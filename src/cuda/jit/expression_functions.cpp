@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/expr/build.hpp"
 #include "cuda/jit/expression_buffers.hpp"
 #include "cuda/jit/expression_values.hpp"
 
@@ -41,6 +42,9 @@ std::string value_body(const expr::Program& program, const ScoreFactors* factors
 std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const Readers& readers) {
   const std::string& name = buffer.name();
   const bool is_float = is_floating(tensor.dtype);
+  if (expr::is_scalar(buffer)) {
+    return fmt::format("  Scalar<{}> scalar_{};\n", is_float ? "float" : "int", name);
+  }
   std::string values;
   std::string arguments;
   for (std::int32_t d = 0; d < tensor.rank; ++d) {

@@ -23,7 +23,7 @@ std::string value_body(const expr::Program& program, const ScoreFactors* factors
 struct Readers {
   bool element = false, shared = false, range = false;
 };
-// The view of a buffer, of `tensor`, and what reads it.
+// The view of a buffer, of `tensor`, and what reads it; or a scalar.
 std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const Readers& readers);
 
 }  // namespace attn::cuda

@@ -91,14 +91,14 @@ std::string print_slope(const Expr& score, const expr::Bindings& bindings) {
 
 std::vector<std::byte> pack_slope(const Expr& score, const expr::Bindings& bindings) {
   std::vector<std::byte> bytes;
-  if (!slope_of(score).empty()) bytes = pack_buffer_views(expression_buffers({}, score), bindings);
+  if (!slope_of(score).empty()) bytes = pack_buffers(expression_buffers({}, score), bindings);
   if (bytes.empty()) bytes.resize(kLeastBytes);
   return bytes;
 }
 
 std::size_t slope_bytes(const Expr& score) {
   if (slope_of(score).empty()) return kLeastBytes;
-  return std::max(expression_buffers({}, score).size() * kBufferViewBytes, kLeastBytes);
+  return std::max(buffers_bytes(expression_buffers({}, score)), kLeastBytes);
 }
 
 std::string print_buffer_gradients(const Expr& score, const std::vector<std::string>& names,
@@ -133,7 +133,7 @@ std::vector<std::byte> pack_buffer_gradients(const Expr& score,
                                              const std::vector<std::string>& names,
                                              const std::vector<double*>& sums,
                                              const expr::Bindings& bindings) {
-  std::vector<std::byte> bytes = pack_buffer_views(expression_buffers({}, score), bindings);
+  std::vector<std::byte> bytes = pack_buffers(expression_buffers({}, score), bindings);
   const auto buffers = expression_buffers({}, score);
   for (const Load& load : loads_of(score, names)) {
     const auto buffer =
@@ -150,7 +150,7 @@ std::vector<std::byte> pack_buffer_gradients(const Expr& score,
 }
 
 std::size_t buffer_gradients_bytes(const Expr& score, const std::vector<std::string>& names) {
-  const std::size_t views = expression_buffers({}, score).size() * kBufferViewBytes;
+  const std::size_t views = buffers_bytes(expression_buffers({}, score));
   return std::max(views + loads_of(score, names).size() * sizeof(device::GradientSums),
                   kLeastBytes);
 }

@@ -8,6 +8,7 @@
 
 #include "attn/error.hpp"
 #include "core/expr/bindings.hpp"
+#include "core/expr/build.hpp"
 #include "cuda/device/expr/small_tanh.cuh"
 #include "cuda/jit/expression_buffers.hpp"
 #include "cuda/jit/expression_factors.hpp"
@@ -24,7 +25,14 @@ struct BufferView {
   std::uint32_t last[kMaxRank] = {};
   std::int64_t strides[kMaxRank] = {};  // bytes
 };
-static_assert(sizeof(BufferView) == kBufferViewBytes && alignof(BufferView) == 8);
+static_assert(sizeof(BufferView) == 56 && alignof(BufferView) == 8);
+
+// As attn::device::Scalar there.
+constexpr std::size_t kScalarBytes = 8;
+
+std::size_t bytes_of(const expr::Buffer& buffer) {
+  return expr::is_scalar(buffer) ? kScalarBytes : sizeof(BufferView);
+}
 
 constexpr std::uint32_t kAnyIndex = ~0U;
 
@@ -87,7 +95,7 @@ std::vector<std::shared_ptr<const expr::Buffer>> expression_buffers(const expr::
     }
     const Tensor& a = (*same)->tensor();
     const Tensor& b = buffer->tensor();
-    if (a.data != b.data || to_string(a) != to_string(b)) {
+    if (!expr::same_tensor(a, b)) {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("buffer '{}' is {} in mask and {} in score; accepted is one tensor "
                               "for each name",
@@ -115,13 +123,25 @@ bool last_is_contiguous(const Tensor& tensor) {
   return tensor.strides[last] == 1 && tensor.shape[last] != 1;
 }
 
-std::vector<std::byte> pack_buffer_views(
-    const std::vector<std::shared_ptr<const expr::Buffer>>& buffers,
-    const expr::Bindings& bindings) {
-  std::vector<std::byte> bytes(buffers.size() * sizeof(BufferView));
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    const BufferView view = view_of(expr::resolve(*buffers[i], bindings, DeviceType::cuda));
-    std::memcpy(bytes.data() + i * sizeof(view), &view, sizeof(view));
+std::size_t buffers_bytes(const std::vector<std::shared_ptr<const expr::Buffer>>& buffers) {
+  std::size_t bytes = 0;
+  for (const auto& buffer : buffers) bytes += bytes_of(*buffer);
+  return bytes;
+}
+
+std::vector<std::byte> pack_buffers(const std::vector<std::shared_ptr<const expr::Buffer>>& buffers,
+                                    const expr::Bindings& bindings) {
+  std::vector<std::byte> bytes(buffers_bytes(buffers));
+  std::byte* to = bytes.data();
+  for (const auto& buffer : buffers) {
+    const Tensor& tensor = expr::resolve(*buffer, bindings, DeviceType::cuda);
+    if (expr::is_scalar(*buffer)) {
+      std::memcpy(to, tensor.data, size_of(tensor.dtype));
+    } else {
+      const BufferView view = view_of(tensor);
+      std::memcpy(to, &view, sizeof(view));
+    }
+    to += bytes_of(*buffer);
   }
   return bytes;
 }
@@ -139,7 +159,7 @@ std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr
     const auto tanh = small_tanh(softmax_scale * term.polynomial, term.factor, precise_math);
     numbers.insert(numbers.end(), {tanh.first, tanh.second, tanh.rest, tanh.least});
   }
-  std::vector<std::byte> bytes = pack_buffer_views(expression_buffers(mask, score), bindings);
+  std::vector<std::byte> bytes = pack_buffers(expression_buffers(mask, score), bindings);
   const std::size_t of_views = bytes.size();
   bytes.resize(struct_bytes(of_views, numbers.size()));
   if (!numbers.empty()) {
@@ -149,19 +169,23 @@ std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr
 }
 
 std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score) {
-  return struct_bytes(expression_buffers(mask, score).size() * sizeof(BufferView),
+  return struct_bytes(buffers_bytes(expression_buffers(mask, score)),
                       count_numbers(score_factors(score)));
 }
 
 bool prints_alike(const expr::Expr& mask, const expr::Expr& score, const expr::Bindings& bindings) {
   const auto buffers = expression_buffers(mask, score);
   return std::all_of(buffers.begin(), buffers.end(), [&](const auto& buffer) {
+    if (expr::is_scalar(*buffer)) return true;
     const Tensor& bound = described(*buffer, bindings);
     return bound.dtype == buffer->tensor().dtype &&
            last_is_contiguous(bound) == last_is_contiguous(buffer->tensor());
   });
 }
 
-bool mask_reads_buffers(const expr::Expr& mask) { return !expr::buffers(mask).empty(); }
+bool mask_reads_buffers(const expr::Expr& mask) {
+  const auto buffers = expr::buffers(mask);
+  return !std::ranges::all_of(buffers, [](const auto& buffer) { return expr::is_scalar(*buffer); });
+}
 
 }  // namespace attn::cuda

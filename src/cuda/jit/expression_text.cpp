@@ -59,6 +59,9 @@ std::vector<std::string> load_ranges(const Program& program, const Instruction& 
   for (std::size_t d = 0; d < ranges.size(); ++d) {
     const Instruction& index = program.instructions[static_cast<std::size_t>(in.args[d])];
     if (index.op == Op::constant) ranges[d] = expr::cuda_constant(index);
+    if (index.op == Op::load && is_leaf(index)) {
+      ranges[d] = expr::cuda_value(program, index, {}, expr::CudaMath::exact);
+    }
     if (index.op == Op::batch || index.op == Op::seqlen_q || index.op == Op::seqlen_k) {
       ranges[d] = expr::spelling(index.op);
     }
@@ -80,6 +83,10 @@ std::string range_value(const Program& program, const Instruction& in,
     case Op::seqlen_k:
       return fmt::format("range_of({})", expr::spelling(in.op));
     case Op::load:
+      if (is_leaf(in)) {
+        return fmt::format("range_of({})",
+                           expr::cuda_value(program, in, {}, expr::CudaMath::exact));
+      }
       return fmt::format("range_load_{}({})",
                          program.buffers[static_cast<std::size_t>(in.buffer)]->name(),
                          fmt::join(load_ranges(program, in, values), ", "));

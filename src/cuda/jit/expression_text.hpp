@@ -53,8 +53,8 @@ namespace attn::cuda {
 //
 // mask must be boolean and without score, score float32; either may be empty. The text depends on
 // their trees, on the dtype of each buffer and on whether its last dimension is contiguous, as
-// bound. Throws Error(invalid_argument) for other types and where one buffer name means two
-// tensors, Error(unsupported) for more than 32 buffers.
+// bound, and on no value of a scalar. Throws Error(invalid_argument) for other types and where one
+// buffer name means two tensors, Error(unsupported) for more than 32 buffers.
 std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
                               const expr::Bindings& bindings = {});
 

@@ -16,7 +16,7 @@ namespace attn::cuda {
 inline bool is_leaf(const expr::Instruction& in) { return in.num_args == 0; }
 // A load that many scores share.
 inline bool is_shared(const expr::Instruction& in) {
-  return in.op == expr::Op::load && in.dependence != expr::Dependence::full;
+  return in.op == expr::Op::load && !is_leaf(in) && in.dependence != expr::Dependence::full;
 }
 // Of an instruction, from the texts of all.
 std::vector<std::string> operands_of(const expr::Instruction& in,

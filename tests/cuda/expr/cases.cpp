@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "attn/mask.hpp"
+#include "attn/scalar.hpp"
 
 namespace attn::test {
 namespace {
@@ -73,6 +74,7 @@ std::vector<DeviceExpressions> device_expressions() {
   const expr::Buffer ids("ids", tensor(t->ids.data(), {600}));
   const expr::Buffer none("none", tensor(static_cast<const std::int32_t*>(nullptr), {0}));
   const expr::Buffer nothing("nothing", tensor(static_cast<const float*>(nullptr), {1, 0}));
+  const expr::Expr offset = expr::scalar("offset", 3);
   const expr::Expr distance = s.query + s.seqlen_k - s.seqlen_q - s.key;
   std::vector<DeviceExpressions> all = {
       {"none", {}, {}, t},
@@ -99,6 +101,10 @@ std::vector<DeviceExpressions> device_expressions() {
            abs(morton_column(s.query >> 1) - morton_column(s.key >> 1)) <= 2,
        {},
        t},
+      {"scalars", s.key <= s.query + offset && s.query + offset - s.key < expr::scalar("w", 9),
+       expr::scalar("slope_of_all", 0.25F) * to_float(s.key) +
+           expr::scalar("factor", 2.0F) * s.score,
+       t},
       {"alibi", causal(), s.score - slope[s.head] * to_float(abs(distance)), t},
       {"bias", distance >= 0, s.score + bias({s.head, s.query, s.key}), t},
       {"sinks", s.key < 4 || (distance >= 0 && distance < 9), softcap(3), t},
@@ -123,7 +129,7 @@ expr::Bindings as_device_tensors(const DeviceExpressions& expressions) {
   for (const expr::Expr* e : {&expressions.mask, &expressions.score}) {
     for (const auto& buffer : buffers(*e)) {
       Tensor tensor = buffer->tensor();
-      tensor.device = {DeviceType::cuda, 0};
+      if (tensor.given()) tensor.device = {DeviceType::cuda, 0};  // scalars stay on the host
       bindings.emplace_back(buffer->name(), tensor);
     }
   }

@@ -64,7 +64,7 @@ Point host_point(const DevicePoint& p) {
 expr::Bindings upload_buffers(const test::DeviceExpressions& e, std::vector<DeviceBuffer>& memory) {
   expr::Bindings bindings;
   for (auto& [name, tensor] : test::as_device_tensors(e)) {
-    if (tensor.size() == 0) {
+    if (tensor.size() == 0 || !tensor.given()) {  // nothing, or a scalar
       bindings.emplace_back(name, tensor);
       continue;
     }

@@ -10,6 +10,12 @@ struct BufferView {
   long long strides[4];  // bytes; 0 where the size is 1
 };
 
+// A number that came with the call.
+template <class T>
+struct alignas(8) Scalar {
+  T value;
+};
+
 // Addresses may lie anywhere: what is outside is not read.
 #ifdef __CUDACC__
 template <class T>
