@@ -1,15 +1,22 @@
 // The public calls: complete the problem, plan, check the arguments, hand over to a backend.
 #include "attn/run.hpp"
 
+#include <algorithm>
+#include <memory>
+#include <memory_resource>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "attn/error.hpp"
 #include "core/costs.hpp"
+#include "core/expr/build.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
+#include "cpu/plan_check.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/driver/pointer.hpp"
+#include "plan_cache.hpp"
 #include "reference/reference.hpp"
 
 namespace attn {
@@ -78,10 +85,71 @@ Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
   }
 }
 
-PlanOptions on_device_of(const Inputs& inputs, PlanOptions options) {
-  options.device = core::device_of(inputs);
-  return options;
+// The tensors that the expressions of the problem hold themselves, for names that `bound` has not;
+// false where a name stands for two.
+bool collect_own(const Problem& problem, const expr::Bindings& bound, expr::Bindings& own) {
+  core::CheckMemory memory;
+  std::pmr::vector<const expr::Buffer*> seen(&memory.resource()), read(&memory.resource());
+  for (const expr::Expr* e : {&problem.mask, &problem.score}) {
+    read.clear();
+    if (!e->empty()) expr::collect_buffers(*e, read);
+    for (const expr::Buffer* buffer : read) {
+      const Tensor& tensor = buffer->tensor();
+      const auto earlier = std::ranges::find_if(
+          seen, [&](const expr::Buffer* other) { return other->name() == buffer->name(); });
+      if (earlier != seen.end()) {
+        if (!expr::same_tensor((*earlier)->tensor(), tensor)) return false;
+        continue;
+      }
+      seen.push_back(buffer);
+      const bool is_bound = std::ranges::any_of(
+          bound, [&](const auto& binding) { return binding.first == buffer->name(); });
+      if (tensor.data != nullptr && !is_bound) own.emplace_back(buffer->name(), tensor);
+    }
+  }
+  return true;
 }
+
+// A call that is given a problem: its plan, most often that of an earlier call, and its inputs.
+class PlannedCall {
+ public:
+  PlannedCall(const Problem& problem, const Inputs& inputs, Phase phase, PlanOptions options,
+              const Context& context)
+      : inputs_(&inputs) {
+    const Problem whole = complete(problem, inputs);
+    options.device = core::device_of(inputs);
+    const auto make = [&](const Problem& p) { return choose(p, phase, options, context); };
+    expr::Bindings own;
+    if (!collect_own(whole, inputs.buffers, own)) {
+      plan_ = std::make_shared<const Plan>(make(whole));  // the run refuses it
+      return;
+    }
+    const bool on_cpu = options.device.type == DeviceType::cpu &&
+                        options.backend != Backend::reference && whole.dtype != DType::f64;
+    const int workers = on_cpu ? cpu::executor_of(context)->concurrency() : 0;
+    plan_ = plan_cache().find({whole, phase, options, context.isa, workers}, make);
+    if (whole.dropout.seed != plan_->problem.dropout.seed ||
+        whole.dropout.offset != plan_->problem.dropout.offset) {
+      Plan other = *plan_;
+      other.problem.dropout = whole.dropout;
+      plan_ = std::make_shared<const Plan>(std::move(other));
+    }
+    if (own.empty()) return;
+    bound_ = inputs;
+    bound_->buffers.insert(bound_->buffers.end(), own.begin(), own.end());
+    inputs_ = &*bound_;
+  }
+  PlannedCall(const PlannedCall&) = delete;
+  PlannedCall& operator=(const PlannedCall&) = delete;
+
+  const Plan& plan() const { return *plan_; }
+  const Inputs& inputs() const { return *inputs_; }
+
+ private:
+  std::shared_ptr<const Plan> plan_;
+  const Inputs* inputs_;
+  std::optional<Inputs> bound_;  // with the problem's own tensors
+};
 
 // Checks what a call on a GPU needs beside the problem, then calls.
 template <class Call>
@@ -128,8 +196,8 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              const PlanOptions& options, const Context& context) {
-  forward(choose(complete(problem, inputs), Phase::forward, on_device_of(inputs, options), context),
-          inputs, outputs, context);
+  const PlannedCall call(problem, inputs, Phase::forward, options, context);
+  run_forward(call.plan(), call.inputs(), outputs, context);
 }
 
 void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
@@ -157,9 +225,8 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const PlanOptions& options, const Context& context) {
-  backward(
-      choose(complete(problem, inputs), Phase::backward, on_device_of(inputs, options), context),
-      inputs, outputs, d_outputs, gradients, context);
+  const PlannedCall call(problem, inputs, Phase::backward, options, context);
+  run_backward(call.plan(), call.inputs(), outputs, d_outputs, gradients, context);
 }
 
 }  // namespace attn

@@ -71,7 +71,7 @@ Problem complete(const Problem& problem, const Inputs& inputs);
 
 // O, LSE <- attention. Plans, checks, then writes; on an exception other than one thrown by the
 // executor nothing was written. Same inputs give the same bits for every number of threads.
-// Thread-safe: no state is shared between calls but the pool and the kernels compiled for GPUs.
+// Thread-safe: calls share the pool, kernels compiled for GPUs, and plans (docs/plan-cache.md).
 // Outputs must not overlap inputs or each other. On a GPU the work is put into context.stream, and
 // what fails while it runs is told by the next call that waits for it.
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,

@@ -1,0 +1,113 @@
+#include "plan_cache.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "core/expr/identity.hpp"
+
+namespace attn {
+namespace {
+
+// Names every field of Problem and PlanOptions that a plan depends on, once for all that compare or
+// hash them.
+template <class Visit>
+void for_each_number(const PlanRequest& r, const Visit& visit) {
+  const Problem& p = r.problem;
+  for (const std::int64_t size : {p.batch, p.seqlen_q, p.seqlen_k, p.heads_q, p.heads_k, p.head_dim,
+                                  p.head_dim_v, p.page_size}) {
+    visit(static_cast<std::uint64_t>(size));
+  }
+  visit(static_cast<std::uint64_t>(p.dtype) | static_cast<std::uint64_t>(p.layout_q) << 8 |
+        static_cast<std::uint64_t>(p.layout_k) << 16 | std::uint64_t{p.sink} << 24 |
+        std::uint64_t{p.softmax_scale.has_value()} << 25 |
+        static_cast<std::uint64_t>(r.phase) << 32 |
+        static_cast<std::uint64_t>(r.options.backend) << 40 |
+        static_cast<std::uint64_t>(r.options.algorithm) << 48 |
+        static_cast<std::uint64_t>(r.isa) << 56);
+  visit(std::bit_cast<std::uint64_t>(p.softmax_scale.value_or(0)));
+  visit(std::bit_cast<std::uint64_t>(p.dropout.probability));
+  visit(static_cast<std::uint64_t>(r.options.device.type) << 32 |
+        static_cast<std::uint32_t>(r.options.device.index));
+  visit(static_cast<std::uint64_t>(r.options.threads) << 32 |
+        static_cast<std::uint32_t>(r.workers));
+}
+
+constexpr std::size_t kNumbers = 13;
+using Numbers = std::array<std::uint64_t, kNumbers>;
+
+Numbers numbers_of(const PlanRequest& request) {
+  Numbers numbers{};
+  std::size_t i = 0;
+  for_each_number(request, [&](std::uint64_t number) { numbers[i++] = number; });
+  return numbers;
+}
+
+std::uint64_t hash_of(const Numbers& numbers, const PlanRequest& r) {
+  std::uint64_t hash = std::hash<std::string>()(r.options.kernel);
+  const auto mix = [&](std::uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15;
+    hash ^= hash >> 32;
+  };
+  for (const std::uint64_t number : numbers) mix(number);
+  mix(expr::plan_hash(r.problem.mask));
+  mix(expr::plan_hash(r.problem.score));
+  return hash;
+}
+
+}  // namespace
+
+struct PlanCache::Entry {
+  Numbers numbers;
+  std::string kernel;
+  std::shared_ptr<const Plan> plan;
+};
+
+std::shared_ptr<const Plan> PlanCache::find(const PlanRequest& request,
+                                            const std::function<Plan(const Problem&)>& make) {
+  const Numbers numbers = numbers_of(request);
+  const std::uint64_t hash = hash_of(numbers, request);
+  {
+    const std::shared_lock lock(mutex_);
+    for (std::size_t i = 0; i < kPlans; ++i) {
+      if (hashes_[i] != hash || entries_[i] == nullptr) continue;
+      const Entry& entry = *entries_[i];
+      const Problem& planned = entry.plan->problem;
+      if (entry.numbers == numbers && entry.kernel == request.options.kernel &&
+          expr::plans_alike(planned.mask, request.problem.mask) &&
+          expr::plans_alike(planned.score, request.problem.score)) {
+        last_use_[i].store(++uses_, std::memory_order_relaxed);
+        return entry.plan;
+      }
+    }
+  }
+  Problem problem = request.problem;
+  problem.mask = expr::without_data(problem.mask);
+  problem.score = expr::without_data(problem.score);
+  auto entry = std::make_shared<Entry>();
+  entry->numbers = numbers;
+  entry->kernel = request.options.kernel;
+  entry->plan = std::make_shared<const Plan>(make(problem));
+  std::shared_ptr<const Entry> replaced;  // destroyed after the lock
+  const std::unique_lock lock(mutex_);
+  const auto oldest =
+      static_cast<std::size_t>(std::min_element(last_use_.begin(), last_use_.end(),
+                                                [](const auto& a, const auto& b) {
+                                                  return a.load(std::memory_order_relaxed) <
+                                                         b.load(std::memory_order_relaxed);
+                                                }) -
+                               last_use_.begin());
+  replaced = std::exchange(entries_[oldest], entry);
+  hashes_[oldest] = hash;
+  last_use_[oldest].store(++uses_, std::memory_order_relaxed);
+  return entry->plan;
+}
+
+PlanCache& plan_cache() {
+  static PlanCache& cache = *new PlanCache;
+  return cache;
+}
+
+}  // namespace attn
