@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attn/context.hpp"
+#include "attn/dropout_mask.hpp"
 #include "attn/error.hpp"
 #include "attn/expr.hpp"
 #include "attn/machine.hpp"

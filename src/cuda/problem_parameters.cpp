@@ -12,6 +12,8 @@ const int* integers(const Tensor& t) {
   return t.given() ? static_cast<const int*>(t.data) : nullptr;
 }
 
+}  // namespace
+
 void fill_dropout(device::ProblemParams& to, const Dropout& dropout) {
   const std::uint32_t threshold = core::dropout_threshold(dropout.probability);
   to.dropout_threshold = threshold;
@@ -22,8 +24,6 @@ void fill_dropout(device::ProblemParams& to, const Dropout& dropout) {
   }
   to.dropout_counter3 = static_cast<std::uint32_t>(dropout.offset);
 }
-
-}  // namespace
 
 device::Strides strides_of(const Tensor& t, Layout layout) {
   if (layout == Layout::packed) return {0, t.strides[0], t.strides[1]};

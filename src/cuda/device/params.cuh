@@ -38,6 +38,12 @@ struct ProblemParams {
   unsigned dropout_counter3;           // last word of its counter
 };
 
+struct DropoutMaskParams : ProblemParams {
+  unsigned char* kept;        // [batch][heads_q][seqlen_q][seqlen_k]
+  long long kept_strides[4];  // elements
+};
+inline constexpr int kDropoutMaskThreads = 128;
+
 // Where the blocks of threads of a launch get their tiles from (schedule/dealer.cuh).
 inline constexpr int kNoCounter = -1, kGridCounter = -2, kStreamCounters = 128;
 

@@ -1,0 +1,36 @@
+// Which elements of P dropout keeps, a byte each. A thread draws the bits of eight keys of a row
+// (softmax/dropout.cuh), as one does of an accumulator, and goes on with those a grid further.
+//
+// Grid: any number of blocks of kDropoutMaskThreads.
+#pragma once
+
+#include "params.cuh"
+#include "softmax/dropout.cuh"
+
+namespace attn::device {
+
+inline __device__ void dropout_mask(const DropoutMaskParams& p) {
+  const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+  const long long groups = (p.seqlen_k + 31ll) / 32 * 4;  // of eight keys
+  const long long count = groups * p.seqlen_q * p.heads_q * p.batch;
+  const long long step = static_cast<long long>(gridDim.x) * kDropoutMaskThreads;
+  for (long long i = blockIdx.x * static_cast<long long>(kDropoutMaskThreads) + threadIdx.x;
+       i < count; i += step) {
+    const long long row = i / groups, batch_head = row / p.seqlen_q;
+    const int group = static_cast<int>(i % groups), pair = group % 4;
+    const long long query = row % p.seqlen_q;
+    const DropoutRow bits(dropout, static_cast<unsigned>(batch_head), static_cast<unsigned>(query));
+    const PhiloxWords words = bits.words(DropoutColumns(dropout, group / 4, pair));
+    unsigned char* kept = p.kept + batch_head / p.heads_q * p.kept_strides[0] +
+                          batch_head % p.heads_q * p.kept_strides[1] + query * p.kept_strides[2];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const long long key = group / 4 * 32ll + 8 * t + 2 * pair;
+      const unsigned limit = p.dropout_threshold << 16, word = words.word[t];
+      if (key < p.seqlen_k) kept[key * p.kept_strides[3]] = word << 16 >= limit;
+      if (key + 1 < p.seqlen_k) kept[(key + 1) * p.kept_strides[3]] = word >= limit;
+    }
+  }
+}
+
+}  // namespace attn::device
