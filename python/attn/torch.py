@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import _attn, torch_ops
-from .errors import InvalidArgument, Unsupported
+from .errors import InvalidArgument
 from .options import make_options
 
 __all__ = ["attention", "create_block_mask", "flex_attention", "scaled_dot_product_attention"]
@@ -39,15 +39,14 @@ class _Eager(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
         q, k, v, out, lse, *tensors = ctx.saved_tensors
-        if d_lse is not None:
-            raise Unsupported("a gradient of lse is asked for; accepted are losses of the output")
         needed = ctx.needs_input_grad[2:]
         if d_out is None:
-            return (None,) * (2 + len(needed))
+            d_out = torch.zeros_like(out)
         names = ["q", "k", "v", *ctx.names]
         wanted = [name for name, is_needed in zip(names, needed, strict=True) if is_needed]
         d_out = torch_ops.last_contiguous(d_out)
-        found = _attn.backward(ctx.options, d_out, q, k, v, out, lse, wanted)
+        d_lse = None if d_lse is None else d_lse.contiguous()
+        found = _attn.backward(ctx.options, d_out, q, k, v, out, lse, wanted, d_lse)
         for name, tensor in zip(ctx.names, tensors, strict=True):
             if name in found and found[name].dtype != tensor.dtype:
                 found[name] = found[name].to(tensor.dtype)
@@ -64,15 +63,14 @@ def attention(
     rng: Any = None,
     **options: Any,
 ) -> Any:
-    """attn.attention, differentiable by q, k, v, bias, sink, alibi and the buffers of the score.
+    """attn.attention; out and lse are differentiable by all that the scores are made of.
 
     Arguments, layouts, results and errors are those of attn.attention, with these differences.
     The last dimension of q, k and v may have any stride. Under autocast float32 q, k and v become
     the autocast dtype. rng, where dropout is asked for, may be left out: it is then drawn from
     PyTorch's generator, so that torch.manual_seed and checkpointing repeat it; or an int64 tensor
     [2] on the CPU, seed and offset. In torch.compile the call is one operator without a graph
-    break, its mask and score traced with the code around it. There is no second derivative, and
-    none of lse.
+    break, its mask and score traced with the code around it. There is no second derivative.
     """
     if not q.is_meta and torch.is_autocast_enabled(q.device.type):
         q, k, v = _autocast(q, k, v)

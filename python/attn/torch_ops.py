@@ -1,10 +1,10 @@
 """attn's operators of PyTorch, torch.ops.attn: what torch.compile, meta tensors and the modes of
 PyTorch see in place of a call into the library.
 
-forward(q, k, v, tensors, names, ...) -> (out, lse) and backward(d_out, q, k, v, out, lse, tensors,
-names, ..., wanted) -> gradients. `tensors` are the tensors among the keywords of attn.attention and
-the buffers of its mask and score, called `names` (joined by commas); what follows are its other
-keywords. Neither operator records a gradient: `attn.torch` does.
+forward(q, k, v, tensors, names, ...) -> (out, lse) and backward(d_out, d_lse, q, k, v, out, lse,
+tensors, names, ..., wanted) -> gradients. `tensors` are the tensors among the keywords of
+attn.attention and the buffers of its mask and score, called `names` (joined by commas); what
+follows are its other keywords. Neither operator records a gradient: `attn.torch` does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.define(
-    "backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    "backward(Tensor d_out, Tensor d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"Tensor[] tensors, str names, {_STATIC}, str wanted) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -112,6 +112,7 @@ def _forward(
 
 def _backward(
     d_out: Tensor,
+    d_lse: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -123,7 +124,8 @@ def _backward(
 ) -> list[Tensor]:
     wanted = buffer_names(static[-1].split(","), dict(zip(names.split(","), tensors, strict=False)))
     made = options(tensors, names, *static[:-1])
-    found = _attn.backward(made, last_contiguous(d_out), q, k, v, out, lse, wanted)
+    d_out, d_lse = last_contiguous(d_out), d_lse.contiguous()
+    found = _attn.backward(made, d_out, q, k, v, out, lse, wanted, d_lse)
     return [found[name] for name in wanted]
 
 
@@ -161,6 +163,7 @@ def _forward_fake(
 
 def _backward_fake(
     d_out: Tensor,
+    d_lse: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -202,7 +205,7 @@ class _Attention(torch.autograd.Function):
         names = ["q", "k", "v", *ctx.names.split(",")]
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
         found = torch.ops.attn.backward(
-            d_out, q, k, v, out, lse, tensors, ctx.names, *ctx.static,
+            d_out, d_lse, q, k, v, out, lse, tensors, ctx.names, *ctx.static,
             ",".join([names[i] for i in wanted]),
         )  # fmt: skip
         result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)

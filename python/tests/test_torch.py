@@ -154,11 +154,31 @@ def test_only_what_is_needed_gets_a_gradient():
     out.sum().backward()
     assert k.grad is not None
     assert q.grad is None
-    with pytest.raises(NotImplementedError, match="gradient of lse"):
-        attn.torch.attention(q, k, v, return_lse=True)[1].sum().backward()
     with torch.no_grad():
         assert not attn.torch.attention(q, k, v).requires_grad
     assert lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize("of_out", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradient_of_lse(compiled, of_out):
+    torch._dynamo.reset()
+    tensors = [leaf(2, 30, 2, 8) for _ in range(3)]
+
+    def loss(out, lse):
+        return lse.square().sum() + (out.sin().sum() if of_out else 0)
+
+    def function(q, k, v):
+        return loss(*attn.torch.attention(q, k, v, return_lse=True))
+
+    made = torch.compile(function, backend="aot_eager", fullgraph=True) if compiled else function
+    q, k, v = (t.detach().double().requires_grad_() for t in tensors)
+    s = torch.einsum("bihd,bjhd->bhij", q, k) / 8**0.5
+    want = torch.autograd.grad(loss(dense(q, k, v), s.logsumexp(-1)), [q, k, v], allow_unused=True)
+    found = torch.autograd.grad(made(*tensors), tensors)
+    for a, b in zip(found, want, strict=True):
+        b = torch.zeros_like(a) if b is None else b
+        assert (a - b).abs().max() <= 1e-5 * max(b.abs().max(), 1)
 
 
 def test_a_tensor_changed_before_backward_is_refused():
