@@ -1,6 +1,7 @@
 #include "explain/sample.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -72,6 +73,7 @@ class Sample {
     k_ = numbers(random_, size(columns_, d_), kWide);
     v_ = numbers(random_, size(columns_, d_v_), 1);
     d_o_ = numbers(random_, size(rows_, d_v_), 1);
+    values_ = {scores.head, scores.batch, scores.seqlen_q, scores.seqlen_k};
     if (whole.sink) sink_ = static_cast<float>(numbers(random_, 1, 1)[0]);
   }
 
@@ -131,7 +133,8 @@ class Sample {
     result["dropout"] = threshold == 0 ? Json(nullptr) : Json(factors);
   }
 
-  // The sample as a problem of its own: symbols become the values that they have in the whole.
+  // The sample as a problem of its own: symbols become loads of the values that they have in the
+  // whole. As constants they would be folded in float32, while the reference takes doubles.
   Problem problem() const {
     Problem p{.batch = 1,
               .seqlen_q = rows_,
@@ -148,14 +151,15 @@ class Sample {
               .dropout = whole_.dropout};
     const expr::Buffer query("sampled_query", tensor(queries_.data(), {rows_}));
     const expr::Buffer key("sampled_key", tensor(keys_.data(), {columns_}));
+    const expr::Buffer value("sampled_value", tensor(values_.data(), {4}));
     for (Expr* e : {&p.mask, &p.score}) {
       if (e->empty()) continue;
       *e = substitute(*e, Op::query, query[expr::symbols().query]);
       *e = substitute(*e, Op::key, key[expr::symbols().key]);
-      *e = substitute(*e, Op::head, Expr(scores_.head));
-      *e = substitute(*e, Op::batch, Expr(scores_.batch));
-      *e = substitute(*e, Op::seqlen_q, Expr(scores_.seqlen_q));
-      *e = substitute(*e, Op::seqlen_k, Expr(scores_.seqlen_k));
+      *e = substitute(*e, Op::head, value[0]);
+      *e = substitute(*e, Op::batch, value[1]);
+      *e = substitute(*e, Op::seqlen_q, value[2]);
+      *e = substitute(*e, Op::seqlen_k, value[3]);
     }
     return p;
   }
@@ -200,6 +204,7 @@ class Sample {
   const Scores& scores_;
   std::mt19937_64 random_;
   std::vector<std::int32_t> queries_, keys_;
+  std::array<std::int32_t, 4> values_{};  // of head, batch, seqlen_q, seqlen_k
   std::int64_t rows_ = 0, columns_ = 0, d_ = 0, d_v_ = 0;
   std::vector<double> q_, k_, v_, d_o_;
   float sink_ = 0;
