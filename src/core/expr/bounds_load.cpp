@@ -73,6 +73,10 @@ Bounds float_elements(const Tensor& tensor, const Box& box) noexcept {
 }  // namespace
 
 Bounds load_bounds(const Tensor& tensor, Type type, const Bounds* index) noexcept {
+  if (tensor.rank == 0) {  // a scalar, of which small tiles are many
+    return type == Type::float32 ? float_elements(tensor, Box{})
+                                 : int_bounds(read_int(tensor, 0), read_int(tensor, 0));
+  }
   Box box;
   bool leaves = false;  // some index lies outside and reads zero
   std::int64_t elements = 1;

@@ -81,6 +81,10 @@ static bool fill_leaf(const Evaluation& e, const expr::Instruction& in, float* o
     case expr::Op::seqlen_k:
       fill(out, 1, set1(t.seqlen_k));
       return true;
+    case expr::Op::load:  // a scalar
+      if (in.num_args > 0) return false;
+      fill(out, 1, set1(int_at(static_cast<const float*>(e.program.buffers[in.buffer].data))));
+      return true;
     default:
       return false;
   }
