@@ -1,9 +1,11 @@
 """Backward pass beside its peers on one GPU, cell by cell in one process: cuDNN and FlashAttention-2 as PyTorch has
-them. Gradients are checked against fp64 before they are timed. Needs PyTorch and Triton.
+them, and FlashAttention-3 where a library of it is given. Gradients are checked against fp64 before they are timed.
+Needs PyTorch and Triton.
 
-  python3 bench/gpu/backward_peers.py --library attn_c.so --out bench/results/h200-backward.json
+  python3 bench/gpu/backward_peers.py --library attn_c.so --fa3 libfa3.so --kernel backward_sm90 \\
+    --out bench/results/h200-backward.json
 
---library: bench/gpu/attn_c.cpp as a shared object."""
+--library: bench/gpu/attn_c.cpp as a shared object. --fa3: one with the entry points of bench/gpu/backward/peer.hpp."""
 import argparse, ctypes, datetime, json, math, random, statistics, sys, time
 
 import torch
@@ -13,6 +15,7 @@ from triton.testing import do_bench
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--library", required=True)
+arguments.add_argument("--fa3", default="")
 arguments.add_argument("--out", default="")
 arguments.add_argument("--commit", default="")
 arguments.add_argument("--lengths", default="512,1024,2048,4096,8192,16384")
@@ -26,6 +29,12 @@ pointer = ctypes.c_void_p
 library = ctypes.CDLL(options.library)
 library.attn_plan.restype = library.attn_plan_backward.restype = pointer
 wrong = []
+if options.fa3:
+    fa3 = ctypes.CDLL(options.fa3)
+    integer = ctypes.c_int
+    fa3.fa3_fwd.argtypes = [pointer] * 5 + [integer] * 7 + [ctypes.c_float, pointer, pointer]
+    fa3.fa3_bwd.argtypes = [pointer] * 17 + [integer] * 7 + [ctypes.c_float, integer, pointer]
+    fa3.fa3_bwd_sizes.argtypes = [integer] * 8 + [ctypes.POINTER(ctypes.c_longlong)]
 
 
 def at(tensor):
@@ -67,6 +76,26 @@ def peer(backend, q, k, v, d_o, causal):
     return lambda: torch.autograd.grad(out, leaves, given, retain_graph=True)
 
 
+def flash_attention_3(q, k, v, d_o, causal):
+    """(run, gradients), as ours."""
+    b, n, h, d = q.shape
+    o, dq, dk, dv = (torch.full_like(q, math.nan) for _ in range(4))
+    lse = torch.full((b, h, n), math.nan, device="cuda")
+    stream = pointer(torch.cuda.current_stream().cuda_stream)
+    sizes, semaphore = (b, n, n, h, h, d, int(causal)), torch.zeros(1, dtype=torch.int32, device="cuda")
+    if fa3.fa3_fwd(*map(at, (q, k, v, o, lse)), *sizes, d ** -0.5, at(semaphore), stream):
+        sys.exit("fa3_fwd failed")
+    count = (ctypes.c_longlong * 8)()
+    if fa3.fa3_bwd_sizes(*sizes, 0, count):
+        sys.exit("fa3_bwd_sizes failed")
+    spaces = [torch.empty(max(1, c), dtype=torch.uint8, device="cuda") for c in count[:4]]
+
+    def run(keep=(q, k, v, o, lse, d_o, dq, dk, dv, *spaces)):
+        if fa3.fa3_bwd(*map(at, keep), None, None, None, None, *sizes, d ** -0.5, 0, stream):
+            sys.exit("fa3_bwd failed")
+    return run, (dq, dk, dv)
+
+
 def errors(q, k, v, d_o, causal, gradients, others):
     """Largest error of each gradient against fp64, over that of the peer, on the first head of the first entry."""
     one = lambda t: t[:1, :, :1].transpose(1, 2)
@@ -100,14 +129,22 @@ def cell(d, causal, n):
     run, gradients = ours(f"b{b}_n{n}_h{h}_d{d}{'_causal' if causal else ''}_bf16", q, k, v, d_o)
     run()
     calls = {"ours": run, **{name: peer(backend, q, k, v, d_o, causal) for name, backend in kPeers.items()}}
+    if options.fa3:
+        calls["fa3"], theirs = flash_attention_3(q, k, v, d_o, causal)
+        calls["fa3"]()
     row = dict(d=d, causal=causal, n=n)
     row["error over cudnn's"] = round(errors(q, k, v, d_o, causal, gradients, calls["cudnn"]()), 2)
     if not row["error over cudnn's"] <= 2:
         wrong.append(row)
+    if options.fa3:
+        difference = max((a.float() - b.float()).norm() / b.float().norm() for a, b in zip(gradients, theirs)).item()
+        row["apart from fa3's"] = round(difference, 4)
+        if not difference < 0.02:
+            wrong.append(row)
     count = 10 * b * h * n * n * d * (0.5 if causal else 1) * 1e-9
     speed = {name: count / ms for name, ms in median_ms(calls).items()}
     row.update({name: round(x, 1) for name, x in speed.items()})
-    row.update({f"ours/{name}": round(speed["ours"] / speed[name], 3) for name in kPeers})
+    row.update({f"ours/{name}": round(speed["ours"] / speed[name], 3) for name in speed if name != "ours"})
     print(row, flush=True)
     return row
 
@@ -120,7 +157,7 @@ for d in map(int, options.dims.split(",")):
             result["rows"].append(cell(d, causal, n))
             if options.out:
                 json.dump(result, open(options.out, "w"), indent=1)
-for name in kPeers:
+for name in [*kPeers, *(["fa3"] if options.fa3 else [])]:
     mean = statistics.geometric_mean(row[f"ours/{name}"] for row in result["rows"])
     print(f"geometric mean ours / {name}: {mean:.3f}")
 if wrong:

@@ -21,19 +21,24 @@ using harness::Status;
 constexpr std::uint64_t kSeed = 20261122;
 constexpr std::int64_t kQuickScores = 100'000;
 
-// backward_simt takes everything but paged K and V; backward_sm80 what tensor cores do.
+// backward_simt takes everything but paged K and V; backward_sm80 what tensor cores do, and
+// backward_sm90 the same where the GPU is one and there are queries and keys.
 void check_all(const Case& c, std::uint64_t seed) {
   harness::Conformance conformance(c, seed, true);
   const Problem& p = c.problem;
   const bool paged = p.layout_k == Layout::paged;
   const bool wide = p.head_dim % 8 != 0 || p.head_dim > 256 || p.head_dim_v % 8 != 0 ||
                     p.head_dim_v > 256 || p.dtype == DType::f32;
-  for (const std::string kernel : {"backward_sm80", "backward_simt"}) {
+  const bool none = p.seqlen_q == 0 || p.seqlen_k == 0;
+  for (const std::string kernel : {"backward_sm90", "backward_sm80", "backward_simt"}) {
     const Report report =
         conformance.check({.phase = Phase::backward, .device = kGpu, .kernel = kernel});
-    // Where strides are not multiples of 16 bytes, backward_sm80 refuses too.
-    const bool refuses = paged || (kernel == "backward_sm80" &&
-                                   (wide || report.message.find("16 bytes") != std::string::npos));
+    const auto says = [&](const char* text) {
+      return report.message.find(text) != std::string::npos;
+    };
+    // Where strides are not multiples of 16 bytes, tensor cores refuse too.
+    const bool refuses = paged || (kernel != "backward_simt" && (wide || says("16 bytes"))) ||
+                         (kernel == "backward_sm90" && (none || says("the architecture is")));
     EXPECT_EQ(report.status, refuses ? Status::unsupported : Status::passed) << to_string(report);
   }
 }
@@ -106,6 +111,36 @@ TEST(CudaBackward, EqualInputsGiveEqualBits) {
     CaseData data(harness::parse_case(descriptor), 3);
     const std::vector<std::uint64_t> expected = gradient_bits(data);
     for (int i = 0; i < kRepeats; ++i) ASSERT_EQ(gradient_bits(data), expected) << "repeat " << i;
+  }
+}
+
+// On GPUs of other architectures there is no backward_sm90.
+bool takes(const Problem& problem, const std::string& kernel) {
+  try {
+    make_plan(problem, Phase::backward, {.device = kGpu, .kernel = kernel});
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    return false;
+  }
+}
+
+// Sums of dQ may vary, those of dK and dV may not.
+TEST(CudaBackward, HopperGivesEqualBitsOfDkAndDv) {
+  ATTN_NEEDS_GPU();
+  constexpr int kRepeats = 20;
+  CaseData data(harness::parse_case("b4_n300_hq8_hk2_d128_causal_dropout0.1_seed5_bf16"), 3);
+  if (!takes(data.problem, "backward_sm90")) GTEST_SKIP() << "skipped: not on this GPU";
+  std::vector<std::byte> expected;
+  for (int i = 0; i < kRepeats; ++i) {
+    run_backward(data, "backward_sm90");
+    std::vector<std::byte> all;
+    for (const Tensor& t : {data.gradients.dk, data.gradients.dv}) {
+      const auto* from = static_cast<const std::byte*>(t.data);
+      all.insert(all.end(), from, from + t.size() * static_cast<std::int64_t>(size_of(t.dtype)));
+    }
+    if (i == 0) expected = all;
+    ASSERT_EQ(all, expected) << "repeat " << i;
   }
 }
 
@@ -190,12 +225,16 @@ TEST(CudaBackward, NaNReachesOnlyThoseWhoSeeIt) {
   ATTN_NEEDS_GPU();
   const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
   for (const auto& [descriptor, kernel] :
-       {std::pair{"b1_n150_hq2_hk1_d64_causal_bf16", "backward_sm80"},
+       {std::pair{"b1_n150_hq2_hk1_d64_causal_bf16", "backward_sm90"},
+        std::pair{"b1_n150_h1_d128_causal_softcap30_f16", "backward_sm90"},
+        std::pair{"b1_n100_h1_d256_causal_dropout0.2_seed3_bf16", "backward_sm90"},
+        std::pair{"b1_n150_hq2_hk1_d64_causal_bf16", "backward_sm80"},
         std::pair{"b1_n100_h1_d256_causal_dropout0.2_seed3_f16", "backward_sm80"},
         std::pair{"b1_n90_h1_d70_causal_f32", "backward_simt"}}) {
     SCOPED_TRACE(descriptor);
     for (const double x : {nan, infinity}) {
       CaseData data(harness::parse_case(descriptor), 7);
+      if (!takes(data.problem, kernel)) continue;
       const Gradients& g = data.gradients;
       const std::int64_t n = data.problem.seqlen_q;
       // Tiles with such values are summed in another order on tensor cores.

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "core/expr/build.hpp"
 #include "core/size.hpp"
 #include "cuda/backward/config.hpp"
+#include "cuda/backward/sm90.hpp"
 #include "cuda/backward/source.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
@@ -45,6 +47,12 @@ core::Size num_buffer_elements(const Problem& p) {
 }
 core::Size row_terms_bytes(const Problem& p) { return num_rows(p) * sizeof(device::RowTerms); }
 
+// Where in the workspace that of backward_sm90 begins.
+core::Size sm90_offset(const Problem& p) {
+  constexpr std::int64_t kAlignment = 128;
+  return core::round_up(row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double), kAlignment);
+}
+
 // What kernels of a call are compiled for, beside the problem.
 struct Asked {
   BackwardTensors tensors{};
@@ -63,6 +71,7 @@ struct Kernels {
   Asked asked{};
   std::shared_ptr<const Kernel> rows{}, sink{}, clear{}, store{};
   std::vector<GradientKernel> gradients{};
+  BackwardSm90Kernels sm90{};  // where this kernel is chosen; its config is that of gradients
   GradientKernel buffers{};
 };
 struct BackwardState {
@@ -75,6 +84,10 @@ BackwardConfig buffers_config(const Problem& p, const BackwardTensors& tensors) 
   return backward_config(BackwardKernel::simt, p, tensors, Gradient::buffers);
 }
 
+BackwardWish wish_of(const Plan& plan) {
+  return {arch_of_capability(device_info(plan.device.index).arch), plan.kernel};
+}
+
 Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
                      const Context& context) {
   const Problem& p = plan.problem;
@@ -85,12 +98,22 @@ Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
     const Source source = backward_source(p, config, asked.names, inputs.buffers);
     return GradientKernel{std::move(config), get(source)};
   };
-  const BackwardKernel kernel = choose_backward_kernel(p, asked.tensors, plan.kernel);
+  const BackwardKernel kernel = choose_backward_kernel(p, asked.tensors, wish_of(plan));
   Kernels kernels{.asked = asked};
-  kernels.rows = get(backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq)));
+  if (kernel == BackwardKernel::sm90) {
+    const BackwardConfig config = backward_config(kernel, p, asked.tensors, Gradient::all);
+    kernels.sm90.rows = get(backward_sm90_rows_source(config));
+    kernels.sm90.words = get(backward_sm90_words_source(p, config, inputs.buffers));
+    kernels.sm90.dq = get(backward_sm90_dq_source(config));
+  }
+  if (kernel != BackwardKernel::sm90 || asked.sink || !asked.names.empty()) {
+    kernels.rows =
+        get(backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq)));
+  }
   for (BackwardConfig& config : backward_launches(kernel, p, asked.tensors, asked.gradients)) {
     kernels.gradients.push_back(with_kernel(std::move(config)));
   }
+  if (kernel == BackwardKernel::sm90) kernels.sm90.main = kernels.gradients.front().kernel;
   if (asked.sink) kernels.sink = get(backward_sink_source());
   if (asked.names.empty()) return kernels;
   kernels.clear = get(backward_clear_source());
@@ -119,10 +142,12 @@ Kernels kernels_of(const Plan& plan, const Asked& asked, const Inputs& inputs,
   return made;
 }
 
-Asked asked_of(const Inputs& inputs, const OutputGradients& d_outputs, const Gradients& gradients) {
+Asked asked_of(const Inputs& inputs, const Outputs& outputs, const OutputGradients& d_outputs,
+               const Gradients& gradients) {
   Asked asked;
-  asked.tensors = {inputs.seqused_q.given(), inputs.seqused_k.given(), true};
-  for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &d_outputs.o, &gradients.dq,
+  asked.tensors.seqused_q = inputs.seqused_q.given();
+  asked.tensors.seqused_k = inputs.seqused_k.given();
+  for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &outputs.o, &d_outputs.o, &gradients.dq,
                           &gradients.dk, &gradients.dv}) {
     if (t->given() && alignment_of(*t) % 16 != 0) asked.tensors.aligned = false;
   }
@@ -174,6 +199,20 @@ void launch_gradient(const GradientKernel& gradient, const Problem& p,
   launch.block = static_cast<unsigned>(config.threads());
   launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
   if (launch.grid[0] > 0) gradient.kernel->launch(launch, context.stream, arguments.data());
+}
+
+void launch_hopper(const Plan& plan, const Kernels& kernels, device::BackwardParams& parameters,
+                   BackwardMaps& maps, std::vector<std::byte>& slope, const Inputs& inputs,
+                   const Context& context) {
+  const Problem& p = plan.problem;
+  const BackwardConfig& config = kernels.gradients.front().config;
+  set_backward_sm90_parameters(
+      parameters, p, config,
+      static_cast<std::byte*>(context.workspace.data) + sm90_offset(p).value());
+  std::vector<std::byte> expressions = pack_expressions(p.mask, score_expression(p), inputs.buffers,
+                                                        p.scale(), backward_precise_math(config));
+  launch_backward_sm90(kernels.sm90, config, device_info(plan.device.index).sm_count, parameters,
+                       maps, expressions, slope, context);
 }
 
 void launch_rows(const Kernel& kernel, const Problem& p, device::BackwardParams& parameters,
@@ -241,9 +280,16 @@ void launch_buffers(const Kernels& kernels, const Problem& p, device::BackwardPa
 
 // Bytes of the workspace. Throws Error(unsupported) for problems whose memory or grids no GPU has.
 std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel) {
-  const core::Size bytes = row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double);
+  core::Size bytes = row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double);
   core::Size blocks = std::max({core::divide_up(num_rows(p), 4), core::Size(p.heads_q),
                                 core::divide_up(num_buffer_elements(p), 256)});
+  if (kernel == BackwardKernel::sm90) {
+    // Which tensors a call brings is not known: those that ask for most.
+    const BackwardConfig config =
+        backward_config(kernel, p, {.seqused_q = true, .seqused_k = true}, Gradient::all);
+    blocks = std::max(blocks, backward_sm90_blocks(p, config));
+    bytes = sm90_offset(p) + backward_sm90_workspace(p, config);
+  }
   // Tensors that are not aligned get backward_simt, with tiles of its own.
   for (const BackwardKernel any : {kernel, BackwardKernel::simt}) {
     for (const BackwardConfig& config : backward_launches(any, p, {}, {})) {
@@ -276,7 +322,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
                 fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
                             device.name, to_string(arch)));
   }
-  const BackwardKernel kernel = choose_backward_kernel(problem, {}, options.kernel);
+  const BackwardKernel kernel = choose_backward_kernel(problem, {}, {arch, options.kernel});
   if (options.algorithm != Algorithm::automatic &&
       options.algorithm != Algorithm::flash_attention_2) {
     throw Error(ErrorCode::unsupported,
@@ -300,13 +346,19 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   check_backward_parameters(problem, config, {});
   plan.launch.kernel = name(kernel);
   plan.launch.arch = to_string(arch);
-  plan.launch.grid = {plan.tasks, 1, 1};
+  const bool hopper = kernel == BackwardKernel::sm90;  // its blocks of threads stay
+  plan.launch.grid = {hopper ? std::min<std::int64_t>(plan.tasks, device.sm_count) : plan.tasks, 1,
+                      1};
   plan.launch.threads = config.threads();
   plan.launch.shared_bytes = config.shared_bytes();
   plan.launch.stages = config.stages;
   plan.reasons.push_back(config.reason);
-  plan.reasons.push_back(fmt::format(
-      "{} passes over S: each gradient is summed in registers, in a fixed order", launches.size()));
+  plan.reasons.push_back(
+      hopper
+          ? "one pass over S: dK and dV are summed in registers, dQ in memory in float32, in no "
+            "fixed order"
+          : fmt::format("{} passes over S: each gradient is summed in registers, in a fixed order",
+                        launches.size()));
   plan.state = std::make_shared<BackwardState>();
   return plan;
 }
@@ -319,11 +371,22 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
   const ContextGuard guard(plan.device.index);
   device::BackwardParams parameters =
       parameters_of(p, inputs, outputs, d_outputs, gradients, context.workspace);
-  const Kernels kernels = kernels_of(plan, asked_of(inputs, d_outputs, gradients), inputs, context);
-  launch_rows(*kernels.rows, p, parameters, context);
+  Asked asked = asked_of(inputs, outputs, d_outputs, gradients);
+  std::optional<BackwardMaps> maps;
+  if (choose_backward_kernel(p, asked.tensors, wish_of(plan)) == BackwardKernel::sm90) {
+    maps = backward_maps(p, backward_config(BackwardKernel::sm90, p, asked.tensors, Gradient::all),
+                         inputs, d_outputs.o);
+    asked.tensors.mapped = maps.has_value();
+  }
+  const Kernels kernels = kernels_of(plan, asked, inputs, context);
+  if (kernels.rows != nullptr) launch_rows(*kernels.rows, p, parameters, context);
   std::vector<std::byte> slope = pack_slope(p.score, inputs.buffers);
-  for (const GradientKernel& gradient : kernels.gradients) {
-    launch_gradient(gradient, p, parameters, slope, inputs, context);
+  if (maps) {
+    launch_hopper(plan, kernels, parameters, *maps, slope, inputs, context);
+  } else {
+    for (const GradientKernel& gradient : kernels.gradients) {
+      launch_gradient(gradient, p, parameters, slope, inputs, context);
+    }
   }
   if (parameters.dsink != nullptr) launch_sink(*kernels.sink, p, parameters, context);
   if (!gradients.buffers.empty()) {
@@ -331,14 +394,9 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
   }
 }
 
-std::vector<Source> backward_sources(const Problem& problem, std::string_view kernel) {
-  const BackwardKernel chosen = choose_backward_kernel(problem, {}, kernel);
+std::vector<Source> backward_sources(const Problem& problem, Arch arch, std::string_view kernel) {
+  const BackwardKernel chosen = choose_backward_kernel(problem, {}, {arch, kernel});
   const std::vector<BackwardConfig> launches = backward_launches(chosen, problem, {}, {});
-  std::vector<Source> sources{backward_rows_source(launches.front())};
-  for (const BackwardConfig& config : launches) {
-    sources.push_back(backward_source(problem, config, {}));
-  }
-  if (problem.sink) sources.push_back(backward_sink_source());
   std::vector<std::string> names;
   if (!problem.score.empty()) {
     for (const auto& buffer : expr::buffers(problem.score)) {
@@ -346,6 +404,19 @@ std::vector<Source> backward_sources(const Problem& problem, std::string_view ke
         names.push_back(buffer->name());
     }
   }
+  std::vector<Source> sources;
+  if (chosen != BackwardKernel::sm90 || problem.sink || !names.empty()) {
+    sources.push_back(backward_rows_source(launches.front()));
+  }
+  if (chosen == BackwardKernel::sm90) {
+    sources.push_back(backward_sm90_rows_source(launches.front()));
+    sources.push_back(backward_sm90_words_source(problem, launches.front()));
+    sources.push_back(backward_sm90_dq_source(launches.front()));
+  }
+  for (const BackwardConfig& config : launches) {
+    sources.push_back(backward_source(problem, config, {}));
+  }
+  if (problem.sink) sources.push_back(backward_sink_source());
   if (names.empty()) return sources;
   sources.push_back(backward_clear_source());
   sources.push_back(backward_source(problem, buffers_config(problem, {}), names));

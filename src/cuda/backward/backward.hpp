@@ -13,6 +13,6 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options);
 void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                   const OutputGradients& d_outputs, const Gradients& gradients,
                   const Context& context);
-std::vector<Source> backward_sources(const Problem& problem, std::string_view kernel);
+std::vector<Source> backward_sources(const Problem& problem, Arch arch, std::string_view kernel);
 
 }  // namespace attn::cuda

@@ -4,20 +4,45 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "attn/error.hpp"
 #include "cuda/heuristics/backward_portable.hpp"
+#include "cuda/heuristics/backward_sm90.hpp"
 
 namespace attn::cuda {
 namespace {
 
 using device::Gradient;
 
-constexpr std::array kKernels{BackwardKernel::sm80, BackwardKernel::simt};
+// In order of preference. backward_sm90 is taken where it is named: it was not run on a GPU yet,
+// and equal inputs do not give equal bits of its dQ.
+constexpr std::array kKernels{BackwardKernel::sm80, BackwardKernel::simt, BackwardKernel::sm90};
+
+// Of what all kernels with tensor cores take.
+std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
+                          const BackwardWish& wish) {
+  if (wish.arch.number != 90) {
+    return fmt::format("the architecture is {}; accepted is sm_90a", to_string(wish.arch));
+  }
+  if (!tensors.mapped) {
+    return "the driver makes no tensor map of q, k, v or d_o; accepted are strides that it takes";
+  }
+  for (const auto& [size, n] :
+       {std::pair{"seqlen_q", p.seqlen_q}, std::pair{"seqlen_k", p.seqlen_k}}) {
+    if (n == 0) return fmt::format("{} is 0; accepted is at least 1", size);
+  }
+  if (backward_sm90_shape(p) == nullptr) {
+    return fmt::format("head_dim is {} and head_dim_v {}; accepted are up to {}", p.head_dim,
+                       p.head_dim_v, backward_sm90_shapes().back().head_dim);
+  }
+  return {};
+}
 
 // Why a kernel does not take the problem; empty when it does.
-std::string obstacle(BackwardKernel kernel, const Problem& p, const BackwardTensors& tensors) {
+std::string obstacle(BackwardKernel kernel, const Problem& p, const BackwardTensors& tensors,
+                     const BackwardWish& wish) {
   if (p.layout_k == Layout::paged) return "layout_k is paged; accepted are dense and packed";
   if (p.dtype == DType::f64) return "dtype is f64; accepted are f32, bf16 and f16";
   if (kernel == BackwardKernel::simt) return {};
@@ -31,15 +56,17 @@ std::string obstacle(BackwardKernel kernel, const Problem& p, const BackwardTens
     }
   }
   if (!tensors.aligned) {
-    return "an address or stride of q, k, v, d_o, dq, dk or dv is not a multiple of 16 bytes";
+    return "an address or stride of q, k, v, o, d_o, dq, dk or dv is not a multiple of 16 bytes";
   }
-  return {};
+  return kernel == BackwardKernel::sm90 ? obstacle_sm90(p, tensors, wish) : std::string();
 }
 
 }  // namespace
 
 std::string_view name(BackwardKernel kernel) noexcept {
   switch (kernel) {
+    case BackwardKernel::sm90:
+      return "backward_sm90";
     case BackwardKernel::sm80:
       return "backward_sm80";
     case BackwardKernel::simt:
@@ -49,22 +76,23 @@ std::string_view name(BackwardKernel kernel) noexcept {
 }
 
 std::int64_t BackwardConfig::shared_bytes() const noexcept {
-  return backward_portable_shared_bytes(*this);
+  return kernel == BackwardKernel::sm90 ? backward_sm90_shared_bytes(*this)
+                                        : backward_portable_shared_bytes(*this);
 }
 
 BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& tensors,
-                                      std::string_view forced) {
+                                      const BackwardWish& wish) {
   std::string why;
   for (const BackwardKernel kernel : kKernels) {
-    if (!forced.empty() && forced != name(kernel)) continue;
-    why = obstacle(kernel, p, tensors);
+    if (!wish.kernel.empty() && wish.kernel != name(kernel)) continue;
+    why = obstacle(kernel, p, tensors, wish);
     if (why.empty()) return kernel;
   }
   if (why.empty()) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("kernel is '{}'; accepted by backward are backward_sm80 and "
-                            "backward_simt",
-                            forced));
+                fmt::format("kernel is '{}'; accepted by backward are backward_sm90, "
+                            "backward_sm80 and backward_simt",
+                            wish.kernel));
   }
   throw Error(ErrorCode::unsupported,
               fmt::format("no kernel of the cuda backend takes the backward pass of {}: {}",
@@ -84,7 +112,11 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
   config.used_q = tensors.seqused_q;
   config.used_k = tensors.seqused_k;
   config.dropout = p.dropout.probability > 0;
-  set_backward_shape(config);
+  if (kernel == BackwardKernel::sm90) {
+    set_backward_sm90(config, p);
+  } else {
+    set_backward_shape(config);
+  }
   return config;
 }
 
@@ -95,12 +127,20 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
   const auto add = [&](Gradient gradient) {
     launches.push_back(backward_config(kernel, p, tensors, gradient));
   };
+  if (kernel == BackwardKernel::sm90) {
+    add(Gradient::all);
+    return launches;
+  }
   const bool together = asked.dk && asked.dv && holds_dk_and_dv(kernel, p);
   if (asked.dq) add(Gradient::dq);
   if (together) add(Gradient::dk_dv);
   if (asked.dk && !together) add(Gradient::dk);
   if (asked.dv && !together) add(Gradient::dv);
   return launches;
+}
+
+int backward_row_threads(const BackwardConfig& config) noexcept {
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(config.head_dim_v / 8, 4))));
 }
 
 core::Size num_tiles(const Problem& p, const BackwardConfig& config) {

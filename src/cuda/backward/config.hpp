@@ -14,20 +14,22 @@
 namespace attn::cuda {
 
 enum class BackwardKernel : std::uint8_t {
-  sm80,  // src/cuda/device/kernels/backward_sm80.cuh: mma.sync, any architecture from 8.0 on
-  simt,  // backward_simt.cuh: float32 and whatever the other does not take
+  sm90,  // src/cuda/device/kernels/backward_sm90.cuh: Hopper
+  sm80,  // backward_sm80.cuh: mma.sync, any architecture from 8.0 on
+  simt,  // backward_simt.cuh: float32 and whatever the others do not take
 };
-std::string_view name(BackwardKernel kernel) noexcept;  // "backward_sm80", ...
+std::string_view name(BackwardKernel kernel) noexcept;  // "backward_sm90", ...
 
 // What the tensors of a call add to the problem.
 struct BackwardTensors {
   bool seqused_q = false, seqused_k = false;
-  // Addresses and strides of Q, K, V, dO, dQ, dK and dV are multiples of 16 bytes.
+  // Addresses and strides of Q, K, V, O, dO, dQ, dK and dV are multiples of 16 bytes.
   bool aligned = true;
+  bool mapped = true;  // the driver makes tensor maps of Q, K, V and dO
   bool operator==(const BackwardTensors&) const = default;
 };
 
-// Of a kernel that computes one gradient, or two.
+// Of a kernel that computes one gradient, or two, or all three.
 struct BackwardConfig {
   BackwardKernel kernel = BackwardKernel::simt;
   device::Gradient gradient = device::Gradient::dq;
@@ -37,10 +39,15 @@ struct BackwardConfig {
   int block_m = 0;  // rows of the gradient of a block of threads
   int block_n = 0;  // rows of the other side that they meet at a time
   int warps = 0;
-  int stages = 0;  // blocks of the other side in flight
+  int stages = 0;                  // blocks of the other side in flight; sm90: of Q
+  int stages_o = 0, stages_p = 0;  // sm90: of dO; of P and of dS
+  int producer_registers = 0, score_registers = 0, gradient_registers = 0;  // of a thread; sm90
 
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
   bool dropout = false;
+  // sm90: the mask leaves tiles of different lengths; what blocks of queries see differs between
+  // heads, and between batch entries; a score may be -inf.
+  bool longest_first = false, mask_heads = false, mask_batches = false, score_hides = false;
 
   std::string reason;           // of the tile shape
   int allowed_spill_bytes = 0;  // Source::allowed_spill_bytes
@@ -49,10 +56,16 @@ struct BackwardConfig {
   std::int64_t shared_bytes() const noexcept;  // dynamic
 };
 
-// The kernel for a problem; `forced` is a kernel's name or empty. Throws Error(unsupported) naming
-// what no kernel, or the forced one, takes; Error(invalid_argument) for other names.
+// What the caller of a plan decides.
+struct BackwardWish {
+  Arch arch{};
+  std::string_view kernel{};  // PlanOptions::kernel
+};
+
+// The kernel for a problem. Throws Error(unsupported) naming what no kernel, or the one that is
+// named, takes; Error(invalid_argument) for other names.
 BackwardKernel choose_backward_kernel(const Problem& problem, const BackwardTensors& tensors,
-                                      std::string_view forced);
+                                      const BackwardWish& wish);
 BackwardConfig backward_config(BackwardKernel kernel, const Problem& problem,
                                const BackwardTensors& tensors, device::Gradient gradient);
 
@@ -65,7 +78,10 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
                                               const BackwardTensors& tensors,
                                               const AskedGradients& asked);
 
-// Tiles of the gradient, one a block of threads.
+// Threads of backward_sm90_rows that share a row: as many as it has 16 bytes, a power of two.
+int backward_row_threads(const BackwardConfig& config) noexcept;
+
+// Tiles of the gradient, one a block of threads; sm90: whose blocks of threads stay.
 core::Size num_tiles(const Problem& problem, const BackwardConfig& config);
 
 }  // namespace attn::cuda

@@ -2,13 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 
+#include "cuda/backward/sm90.hpp"
 #include "cuda/forward/source.hpp"
 #include "cuda/jit/config_text.hpp"
 #include "cuda/jit/expression_gradients.hpp"
 #include "cuda/jit/expression_text.hpp"
+#include "cuda/jit/wgmma_text.hpp"
 #include "cuda/limits.hpp"
 
 namespace attn::cuda {
@@ -26,6 +30,8 @@ std::string_view word(Gradient gradient) {
       return "dv";
     case Gradient::dk_dv:
       return "dk_dv";
+    case Gradient::all:
+      return "all";
     case Gradient::buffers:
       return "buffers";
   }
@@ -46,11 +52,48 @@ std::string print_config(const BackwardConfig& c) {
   text.flag("kUsedQ", c.used_q);
   text.flag("kUsedK", c.used_k);
   text.flag("kDropout", c.dropout);
+  if (c.kernel == BackwardKernel::sm90) {
+    text.number("kStagesQ", c.stages);
+    text.number("kStagesO", c.stages_o);
+    text.number("kStagesP", c.stages_p);
+    text.number("kProducerRegisters", c.producer_registers);
+    text.number("kScoreRegisters", c.score_registers);
+    text.number("kGradientRegisters", c.gradient_registers);
+    text.number("kRowThreads", backward_row_threads(c));
+    text.flag("kLongestFirst", c.longest_first);
+    text.flag("kMaskHeads", c.mask_heads);
+    text.flag("kMaskBatches", c.mask_batches);
+    text.flag("kScoreHides", c.score_hides);
+  }
   return text.text();
 }
 
 std::string kernel_name(const BackwardConfig& config) {
+  if (config.kernel == BackwardKernel::sm90) return std::string(name(config.kernel));
   return fmt::format("{}_{}", name(config.kernel), word(config.gradient));
+}
+
+// Warpgroup products of backward_sm90, each shape once.
+std::string print_products(const BackwardConfig& c) {
+  constexpr int kDqColumns = 128, kGradientColumns = 192;
+  std::string text =
+      "template <class Element, int kColumns>\nstruct ProductSS;\n"
+      "template <class Element, int kColumns>\nstruct ProductRS;\n"
+      "template <class Element, int kColumns>\nstruct ProductTT;\n";
+  text += print_product_ss(c.dtype, c.block_m);
+  std::set<int> columns;  // of the gradients' products, as BackwardSm90GradientGroup splits them
+  for (const int d : {c.head_dim, c.head_dim_v}) {
+    if (d > kGradientColumns) {
+      columns.insert({kDqColumns, d - kDqColumns});
+    } else {
+      columns.insert(d);
+    }
+  }
+  for (const int d : columns) text += print_product_tt(c.dtype, d);
+  text += print_product_rs(c.dtype, std::min(c.head_dim, kDqColumns));
+  const int rest = c.head_dim % kDqColumns;
+  if (c.head_dim > kDqColumns && rest != 0) text += print_product_rs(c.dtype, rest);
+  return text;
 }
 
 constexpr std::string_view kIncludes =
@@ -65,8 +108,11 @@ int backward_precise_math(const BackwardConfig& config) noexcept {
 
 void check_backward_parameters(const Problem& problem, const BackwardConfig& config,
                                const std::vector<std::string>& names) {
+  const std::size_t maps =
+      config.kernel == BackwardKernel::sm90 ? sizeof(BackwardMaps) + alignof(BackwardMaps) : 0;
   const std::size_t bytes =
-      sizeof(device::BackwardParams) + expressions_bytes(problem.mask, score_expression(problem)) +
+      sizeof(device::BackwardParams) + maps +
+      expressions_bytes(problem.mask, score_expression(problem)) +
       (config.gradient == Gradient::buffers ? buffer_gradients_bytes(problem.score, names)
                                             : slope_bytes(problem.score));
   check_parameters(problem, kernel_name(config), static_cast<std::int64_t>(bytes));
@@ -77,6 +123,7 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   check_backward_parameters(problem, config, names);
   const bool buffers = config.gradient == Gradient::buffers;
   Source source;
+  const bool hopper = config.kernel == BackwardKernel::sm90;
   source.name = kernel_name(config);
   source.entry = "attn_backward";
   source.allowed_spill_bytes = config.allowed_spill_bytes;
@@ -85,16 +132,66 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   source.text += print_expressions(problem.mask, score_expression(problem), bindings);
   source.text += buffers ? print_buffer_gradients(problem.score, names, bindings)
                          : print_slope(problem.score, bindings);
-  source.text += "namespace attn::device {\n" + print_config(config) + "}\n";
+  source.text += "namespace attn::device {\n" + print_config(config);
+  if (hopper) source.text += print_products(config);
+  source.text += "}\n";
   source.text += fmt::format(
       "#include \"kernels/{0}.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__({1}, 1)\n"
       "attn_backward(const __grid_constant__ attn::device::BackwardParams p,\n"
       "              const __grid_constant__ attn::device::Expressions e,\n"
-      "              const __grid_constant__ attn::device::{2} derivatives) {{\n"
-      "  attn::device::{0}<attn::device::Config>(p, e, derivatives);\n"
+      "              const __grid_constant__ attn::device::{2} derivatives{3}) {{\n"
+      "  attn::device::{0}<attn::device::Config>(p, e, derivatives{4});\n"
       "}}\n",
-      name(config.kernel), config.threads(), buffers ? "BufferGradients" : "Slope");
+      name(config.kernel), config.threads(), buffers ? "BufferGradients" : "Slope",
+      hopper ? ",\n              const __grid_constant__ attn::device::BackwardMaps maps" : "",
+      hopper ? ", maps" : "");
+  return source;
+}
+
+Source backward_sm90_rows_source(const BackwardConfig& config) {
+  Source source;
+  source.name = "backward_sm90_rows";
+  source.entry = "attn_backward_rows";
+  source.text = fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config(config));
+  source.text +=
+      "#include \"kernels/backward_sm90_rows.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__(256)\n"
+      "attn_backward_rows(const __grid_constant__ attn::device::BackwardParams p) {\n"
+      "  attn::device::backward_sm90_rows<attn::device::Config>(p);\n"
+      "}\n";
+  return source;
+}
+
+Source backward_sm90_words_source(const Problem& problem, const BackwardConfig& config,
+                                  const expr::Bindings& bindings) {
+  Source source;
+  source.name = "backward_sm90_words";
+  source.entry = "attn_backward_words";
+  source.text = kIncludes;
+  source.text += print_expressions(problem.mask, score_expression(problem), bindings);
+  source.text += "namespace attn::device {\n" + print_config(config) + "}\n";
+  source.text +=
+      "#include \"kernels/backward_sm90_words.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__(128)\n"
+      "attn_backward_words(const __grid_constant__ attn::device::BackwardParams p,\n"
+      "                    const __grid_constant__ attn::device::Expressions e) {\n"
+      "  attn::device::backward_sm90_words<attn::device::Config>(p, e);\n"
+      "}\n";
+  return source;
+}
+
+Source backward_sm90_dq_source(const BackwardConfig& config) {
+  Source source;
+  source.name = "backward_sm90_dq";
+  source.entry = "attn_backward_dq";
+  source.text = fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config(config));
+  source.text +=
+      "#include \"kernels/backward_sm90_dq.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__(128)\n"
+      "attn_backward_dq(const __grid_constant__ attn::device::BackwardParams p) {\n"
+      "  attn::device::backward_sm90_dq<attn::device::Config>(p);\n"
+      "}\n";
   return source;
 }
 

@@ -81,7 +81,12 @@ struct alignas(8) RowTerms {
 };
 
 // What a kernel of the backward pass computes.
-enum class Gradient { dq, dk, dv, dk_dv, buffers };
+enum class Gradient { dq, dk, dv, dk_dv, all, buffers };
+
+// What 32 blocks of queries see of a tile of keys, a bit each: less than all of it, nothing.
+struct alignas(8) QueryWord {
+  unsigned mixed, empty;
+};
 
 struct BackwardParams : ProblemParams {
   const void* o;
@@ -95,6 +100,18 @@ struct BackwardParams : ProblemParams {
   Strides d_o_strides, d_lse_strides, dq_strides, dk_strides, dv_strides;
   long long dsink_stride;
   RowTerms* row_terms;  // [batch][heads_q][seqlen_q]
+
+  // Of backward_sm90, else null. A place is a block of kQueries queries of a batch entry and head:
+  // (batch * heads_q + head) * query_blocks + block.
+  float* lse2;             // [place][kQueries], in base 2; +inf where P is 0
+  float* d;                // likewise; 0 past a length
+  float* dq_sum;           // [place][kQueries * head_dim], in the order of accumulators
+  QueryWord* query_words;  // schedule/query_words.cuh
+  int query_blocks, query_windows, key_blocks;
+  int group;  // heads_q / heads_k
+  // Order of tiles: those of `heads_at_once` (batch, K, V head) pairs are gone through together.
+  int heads_at_once, num_tiles;
+  int counter;  // as ForwardParams::counter
 };
 
 // The gradient of a buffer that the score reads: its sums become float32, in the strides asked for.

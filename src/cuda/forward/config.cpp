@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -48,12 +47,6 @@ std::string obstacle(ForwardKernel kernel, const Problem& p, Arch arch,
   return {};
 }
 
-bool has_infinity(const expr::Expr& e) {
-  const expr::Node& n = e.node();
-  return (n.op == expr::Op::constant && std::isinf(n.float_value)) ||
-         std::ranges::any_of(n.args, has_infinity);
-}
-
 void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors& tensors) {
   config.dtype = p.dtype;
   config.head_dim = static_cast<int>(p.head_dim);
@@ -67,8 +60,7 @@ void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors&
   config.used_k = tensors.seqused_k || config.paged;
   config.sink = p.sink;
   config.dropout = p.dropout.probability > 0;
-  config.hides_keys =
-      !p.mask.empty() || (!p.score.empty() && (loads_elements(p.score) || has_infinity(p.score)));
+  config.hides_keys = !p.mask.empty() || may_be_infinite(p.score);
   config.classified = mask_reads_buffers(p.mask);
   config.mask_heads = depends_on(p.mask, expr::Op::head);
   config.mask_batches = depends_on(p.mask, expr::Op::batch) || config.packed_q || config.packed_k ||

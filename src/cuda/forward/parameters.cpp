@@ -4,8 +4,8 @@
 #include <array>
 #include <cstddef>
 
-#include "cuda/driver/api.hpp"
 #include "cuda/problem_parameters.hpp"
+#include "cuda/tensor_map.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -43,41 +43,17 @@ Size key_windows(const Problem& p, const ForwardConfig& config) {
   return divide_up(divide_up(p.seqlen_k, config.block_n), kBlocks);
 }
 
-using Dims = std::array<std::uint64_t, 5>;
-
-// A tensor map of `rank` dimensions, columns first; strides in elements of the dimensions after the
-// first; box in elements.
-bool encode(CUtensorMap& map, const Tensor& tensor, int rank, const Dims& dims, const Dims& strides,
-            const std::array<std::uint32_t, 5>& box) {
-  std::array<std::uint64_t, 4> bytes{};
-  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(rank); ++i) {
-    bytes[i] = strides[i] * size_of(tensor.dtype);
-  }
-  const std::array<std::uint32_t, 5> step{1, 1, 1, 1, 1};
-  const CUtensorMapDataType type = tensor.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return api().cuTensorMapEncodeTiled(
-             &map, type, static_cast<unsigned>(rank), tensor.data, dims.data(), bytes.data(),
-             box.data(), step.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-std::uint64_t unsigned_of(std::int64_t value) { return static_cast<std::uint64_t>(value); }
-
-// Columns of a panel of shared memory: 128 bytes.
-constexpr std::uint32_t kPanel = 64;
-
 bool encode_q(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& q) {
   const device::Strides s = strides_of(q, p.layout_q);
   const std::int64_t group = p.heads_q / p.heads_k;
   const std::int64_t rows = config.packed_q ? q.shape[0] : p.seqlen_q;
-  return encode(map, q, 5,
-                {unsigned_of(p.head_dim), unsigned_of(group), unsigned_of(rows),
-                 unsigned_of(p.heads_k), unsigned_of(config.packed_q ? 1 : p.batch)},
-                {unsigned_of(s.head), unsigned_of(s.row), unsigned_of(s.head * group),
-                 unsigned_of(config.packed_q ? s.row : s.batch), 0},
-                {kPanel, static_cast<std::uint32_t>(config.group),
-                 static_cast<std::uint32_t>(64 / config.group), 1, 1});
+  return encode_map(map, q, 5,
+                    {unsigned_of(p.head_dim), unsigned_of(group), unsigned_of(rows),
+                     unsigned_of(p.heads_k), unsigned_of(config.packed_q ? 1 : p.batch)},
+                    {unsigned_of(s.head), unsigned_of(s.row), unsigned_of(s.head * group),
+                     unsigned_of(config.packed_q ? s.row : s.batch), 0},
+                    {kMapPanel, static_cast<std::uint32_t>(config.group),
+                     static_cast<std::uint32_t>(64 / config.group), 1, 1});
 }
 
 // Of K or V: columns, keys (of a page), heads, batch (pages).
@@ -93,23 +69,23 @@ bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
     last = k.shape[0];
   }
   const int box = config.paged ? config.page_rows : config.block_n;
-  return encode(
+  return encode_map(
       map, k, 4,
       {unsigned_of(columns), unsigned_of(rows), unsigned_of(p.heads_k), unsigned_of(last), 1},
       {unsigned_of(s.row), unsigned_of(s.head), unsigned_of(config.packed_k ? s.row : s.batch), 0,
        0},
-      {kPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
+      {kMapPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
 }
 
 // O, of which a warp writes 16 rows at once.
 bool encode_o(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& o) {
   if (!config.stores_boxes()) return true;
   const device::Strides s = strides_of(o, p.layout_q);
-  return encode(map, o, 4,
-                {unsigned_of(p.head_dim_v), unsigned_of(p.seqlen_q), unsigned_of(p.heads_q),
-                 unsigned_of(p.batch), 1},
-                {unsigned_of(s.row), unsigned_of(s.head), unsigned_of(s.batch), 0, 0},
-                {kPanel, 16, 1, 1, 1});
+  return encode_map(map, o, 4,
+                    {unsigned_of(p.head_dim_v), unsigned_of(p.seqlen_q), unsigned_of(p.heads_q),
+                     unsigned_of(p.batch), 1},
+                    {unsigned_of(s.row), unsigned_of(s.head), unsigned_of(s.batch), 0, 0},
+                    {kMapPanel, 16, 1, 1, 1});
 }
 
 }  // namespace

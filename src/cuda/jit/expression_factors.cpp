@@ -164,6 +164,12 @@ class Terms {
   bool all_plain_ = true;
 };
 
+bool has_infinity(const expr::Expr& e) {
+  const expr::Node& n = e.node();
+  return (n.op == expr::Op::constant && std::isinf(n.float_value)) ||
+         std::ranges::any_of(n.args, has_infinity);
+}
+
 }  // namespace
 
 bool loads_elements(const Program& score) {
@@ -172,6 +178,10 @@ bool loads_elements(const Program& score) {
   });
 }
 bool loads_elements(const expr::Expr& score) { return loads_elements(compile(score)); }
+
+bool may_be_infinite(const expr::Expr& score) {
+  return !score.empty() && (loads_elements(score) || has_infinity(score));
+}
 
 ScoreFactors score_factors(const expr::Expr& e) {
   ScoreFactors factors;

@@ -42,6 +42,8 @@ struct ScoreFactors {
 // Something is loaded for each score.
 bool loads_elements(const expr::Program& score);
 bool loads_elements(const expr::Expr& score);  // not empty
+// A score may be infinite where q.k is not: it loads an element, or an infinity is written in it.
+bool may_be_infinite(const expr::Expr& score);
 
 // Of compile(score); of the score itself, with nothing taken out, where `score` is empty.
 ScoreFactors score_factors(const expr::Expr& score);

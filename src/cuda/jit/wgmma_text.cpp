@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+
 namespace attn::cuda {
 namespace {
 
@@ -15,7 +17,17 @@ std::string operands(int first, int count) {
 // High word of every descriptor: 128-byte swizzle, 1024 bytes between groups of eight rows.
 constexpr std::string_view kDescriptorHigh = "0x40000040";
 
-std::string print_product(DType dtype, int columns, bool a_in_registers) {
+// How the operands lie.
+struct Operands {
+  std::string_view name;
+  bool a_in_registers;
+  std::string_view transposed;  // the flags, of A if it is in shared memory, and B
+};
+constexpr Operands kSS{"ProductSS", false, "0, 0"}, kRS{"ProductRS", true, "1"},
+    kTT{"ProductTT", false, "1, 1"};
+
+std::string print_product(DType dtype, int columns, const Operands& kind) {
+  const bool a_in_registers = kind.a_in_registers;
   const int count = columns / 2;
   const int a = count, b = a + (a_in_registers ? 4 : 1), add = b + 1;
   const std::string_view type = dtype == DType::bf16 ? "bf16" : "f16";
@@ -40,21 +52,23 @@ std::string print_product(DType dtype, int columns, bool a_in_registers) {
       "        : {14}, \"r\"(b), \"r\"(add));\n"
       "  }}\n"
       "}};\n",
-      a_in_registers ? "ProductRS" : "ProductSS", dtype == DType::bf16 ? "BFloat16" : "Float16",
-      columns, count, a_in_registers ? "const unsigned*" : "unsigned", add, b, kDescriptorHigh,
-      descriptor_a, type, operands(0, count),
-      a_in_registers ? "{" + operands(a, 4) + "}" : std::string("da"),
-      a_in_registers ? "1" : "0, 0", accumulators,
+      kind.name, dtype == DType::bf16 ? "BFloat16" : "Float16", columns, count,
+      a_in_registers ? "const unsigned*" : "unsigned", add, b, kDescriptorHigh, descriptor_a, type,
+      operands(0, count), a_in_registers ? "{" + operands(a, 4) + "}" : std::string("da"),
+      kind.transposed, accumulators,
       a_in_registers ? R"("r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))" : R"("r"(a))");
 }
 
 }  // namespace
 
 std::string print_product_ss(DType dtype, int columns) {
-  return print_product(dtype, columns, false);
+  return print_product(dtype, columns, kSS);
 }
 std::string print_product_rs(DType dtype, int columns) {
-  return print_product(dtype, columns, true);
+  return print_product(dtype, columns, kRS);
+}
+std::string print_product_tt(DType dtype, int columns) {
+  return print_product(dtype, columns, kTT);
 }
 
 }  // namespace attn::cuda

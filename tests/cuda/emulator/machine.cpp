@@ -31,11 +31,10 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   Index index{};
   bool finished = false;
-  std::function<bool()> ready;                    // empty: may run
-  std::vector<std::vector<Copy>> copies{1};       // groups, the last one open
-  std::vector<std::vector<Product>> products{1};  // likewise
-  std::vector<std::function<void()>> stores;      // of boxes
-  std::size_t committed_stores = 0;               // the first of them
+  std::function<bool()> ready;                                // empty: may run
+  std::vector<std::vector<Copy>> copies{1};                   // groups, the last one open
+  std::vector<std::vector<Product>> products{1};              // likewise
+  std::vector<std::vector<std::function<void()>>> stores{1};  // likewise: of boxes and floats
 };
 
 struct Warp {
@@ -44,6 +43,7 @@ struct Warp {
 };
 struct Barrier {
   unsigned arrived = 0, generation = 0;
+  bool any[2] = {};  // of barrier_or, in this generation and the one before
 };
 struct MBarrier {
   unsigned arrivals = 0, pending = 0, phase = 0;
@@ -99,7 +99,8 @@ void meet(Barrier& b, unsigned count) {
 
 void begin() {
   block->call(block->arguments);
-  if (!now().stores.empty()) fail("a thread ends before its boxes were read");
+  if (now().stores.size() > 1 || !now().stores.front().empty())
+    fail("a thread ends before its boxes were read");
   now().finished = true;
   swapcontext(&now().context, &block->scheduler);
 }
@@ -158,7 +159,8 @@ void multiply(const Product& p, std::size_t group, std::size_t position) {
         bits = static_cast<std::uint16_t>(word >> (16 * (k % 2)));
       } else {
         const unsigned row = thread % 128 / 32 * 16 + lane / 4 + 8 * i;
-        bits = element(((p.descriptor_a & 0x3fff) << 4) + row * 128 + k * 2);
+        const unsigned start_a = (p.descriptor_a & 0x3fff) << 4;
+        bits = element(start_a + (p.transposed ? k * 128 + row * 2 : row * 128 + k * 2));
       }
       a[i][k] = widen(bits, p.half);
     }
@@ -169,7 +171,7 @@ void multiply(const Product& p, std::size_t group, std::size_t position) {
         static_cast<unsigned>(r) / 4 * 8 + lane % 4 * 2 + static_cast<unsigned>(r) % 2;
     float sum = p.add ? p.d[r] : 0.f;
     for (unsigned k = 0; k < 16; ++k) {
-      const unsigned at = p.a != nullptr
+      const unsigned at = p.a != nullptr || p.transposed
                               ? start_b + column / 64 * leading + k * 128 + column % 64 * 2
                               : start_b + column * 128 + k * 2;
       sum += a[i][k] * widen(element(at), p.half);
@@ -270,6 +272,14 @@ void barrier(unsigned id, unsigned threads, bool wait) {
   }
 }
 
+bool barrier_or(unsigned id, unsigned threads, bool x) {
+  Barrier& b = block->barriers[id];
+  bool& any = b.any[b.generation % 2];
+  any = (b.arrived > 0 && any) || x;
+  meet(b, threads);
+  return any;
+}
+
 void mbarrier_init(unsigned address, unsigned arrivals) {
   block->mbarriers[address] = {.arrivals = arrivals, .pending = arrivals};
 }
@@ -310,19 +320,43 @@ void store_box(const Box& box, unsigned source, const int* coordinates) {
   std::vector<int> at(coordinates, coordinates + box.rank);
   if (std::ranges::any_of(at, [](int c) { return c < 0; }))
     fail("a box is stored before its tensor");
-  now().stores.emplace_back([box, source, at] {
+  now().stores.back().emplace_back([box, source, at] {
     for_each_element(box, source, at, [](char* shared, char* element) {
       if (element != nullptr) std::memcpy(element, shared, 2);
     });
   });
 }
-void commit_stores() { now().committed_stores = now().stores.size(); }
-void finish_stores() {
-  auto& stores = now().stores;
-  const auto end = stores.begin() + static_cast<std::ptrdiff_t>(now().committed_stores);
-  std::for_each(stores.begin(), end, [](const auto& store) { store(); });
-  stores.erase(stores.begin(), end);
-  now().committed_stores = 0;
+void copy_bytes(unsigned destination, const void* source, unsigned bytes, unsigned barrier) {
+  if (bytes % 16 != 0 || destination % 16 != 0 ||
+      reinterpret_cast<std::uintptr_t>(source) % 16 != 0)
+    fail("bytes are copied that are not aligned to 16");
+  check_address(destination, bytes);
+  block->later.emplace_back([destination, source, bytes, barrier] {
+    std::memcpy(block->shared + destination, source, bytes);
+    MBarrier& b = block->mbarriers.at(barrier);
+    b.bytes -= bytes;
+    b.check();
+  });
+}
+void add_floats(float* to, unsigned source, unsigned bytes) {
+  if (bytes % 16 != 0 || source % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
+    fail("floats are added that are not aligned to 16 bytes");
+  check_address(source, bytes);
+  now().stores.back().emplace_back([to, source, bytes] {
+    for (unsigned i = 0; i < bytes / 4; ++i) {
+      float x;
+      std::memcpy(&x, block->shared + source + 4 * i, 4);
+      to[i] += x;
+    }
+  });
+}
+void commit_stores() { now().stores.emplace_back(); }
+void finish_stores(std::size_t pending) {
+  auto& all = now().stores;
+  while (all.size() > pending + 1) {
+    for (const auto& store : all.front()) store();
+    all.erase(all.begin());
+  }
 }
 
 void copy_later(unsigned destination, const void* source, bool exists) {

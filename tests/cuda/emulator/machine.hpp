@@ -32,6 +32,8 @@ constexpr std::size_t kExchange = 32;
 
 // bar.sync and bar.arrive.
 void barrier(unsigned id, unsigned threads, bool wait);
+// bar.red.or.
+bool barrier_or(unsigned id, unsigned threads, bool x);
 
 void mbarrier_init(unsigned address, unsigned arrivals);
 void mbarrier_arrive(unsigned address, unsigned expected_bytes);
@@ -48,8 +50,12 @@ struct Box {
 void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates);
 // The way back: reads shared memory when this thread, which has committed it, waits for it.
 void store_box(const Box& box, unsigned source, const int* coordinates);
+// Bytes that arrive on an mbarrier, and floats added to memory, likewise.
+void copy_bytes(unsigned destination, const void* source, unsigned bytes, unsigned barrier);
+void add_floats(float* to, unsigned source, unsigned bytes);
 void commit_stores();
-void finish_stores();
+// All groups that were committed but the last `pending`.
+void finish_stores(std::size_t pending);
 
 // cp.async.
 void copy_later(unsigned destination, const void* source, bool exists);
@@ -57,13 +63,14 @@ void commit_copies();
 void wait_copies(unsigned groups);
 
 // wgmma. d: accumulators of this thread, columns / 2 of them. a: four registers, or null and a
-// descriptor.
+// descriptor. Operands of which `transposed` says so have rows along k; B always where A is in
+// registers.
 struct Product {
   float* d;
   const unsigned* a;
   unsigned descriptor_a, descriptor_b;
   int columns;
-  bool add, half;
+  bool add, half, transposed = false;
 };
 void product(const Product& product);
 void commit_products();

@@ -35,16 +35,6 @@ __device__ __forceinline__ void bulk_store(float* at, unsigned source, unsigned 
                : "memory");
 }
 
-// Asks the copy engine for `bytes` of memory, a multiple of 16, which arrive on an mbarrier.
-__device__ __forceinline__ void bulk_load(unsigned destination, const void* source, unsigned bytes,
-                                          unsigned barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(destination),
-      "l"(source), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
 // mbarrier_wait that ends the kernel with an error after about a second, and leaves in `stuck`,
 // memory of the host, which barrier it was, its parity and the thread.
 __device__ __forceinline__ void wait_or_trap(unsigned barrier, unsigned parity, unsigned* stuck) {

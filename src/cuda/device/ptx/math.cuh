@@ -12,6 +12,12 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// NaN where one of them is.
+__device__ __forceinline__ float max_or_nan(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
 // An ulp.
 __device__ __forceinline__ float reciprocal_approximate(float x) {
   float y;

@@ -24,6 +24,11 @@ __device__ __forceinline__ Int4 load_shared(unsigned address) {
                : "memory");
   return v;
 }
+__device__ __forceinline__ int load_shared_word(unsigned address) {
+  int x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
 __device__ __forceinline__ void store_shared_byte(unsigned address, unsigned x) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }

@@ -50,17 +50,36 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap& map, unsigned sour
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Waits until the shared memory of this thread's groups was read.
+// Waits until the shared memory of this thread's groups, but for the last kPending, was read.
+template <int kPending = 0>
 __device__ __forceinline__ void bulk_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 // Waits until they are written.
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Orders ordinary shared-memory writes of this thread before reads by the tensor cores and the copy
-// engine.
+// Asks for `bytes` of memory, a multiple of 16 at a multiple of 16, which arrive on an mbarrier.
+__device__ __forceinline__ void bulk_load(unsigned destination, const void* source, unsigned bytes,
+                                          unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// Asks for `bytes` of floats in shared memory to be added to memory, each by itself and in no
+// order. bulk_commit() ends a group of such requests.
+__device__ __forceinline__ void bulk_add(float* to, unsigned source, unsigned bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(source), "r"(bytes)
+      : "memory");
+}
+
+// Orders ordinary shared-memory writes before reads by the tensor cores and the copy engine: those
+// of this thread, and those of others that a barrier has told this thread of.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

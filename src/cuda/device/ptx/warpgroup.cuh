@@ -16,6 +16,7 @@ __device__ __forceinline__ void take_registers() {
 // A value that is the same in all threads of a warp, said so: arithmetic on it is scalar, and it
 // takes no register of every thread.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+__device__ __forceinline__ unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }
 // True in one thread of a warp that is together.
 __device__ __forceinline__ bool elect_one() {
   unsigned elected;
@@ -31,6 +32,21 @@ __device__ __forceinline__ bool elect_one() {
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Meets as barrier_sync and says whether x is true in any of the threads.
+__device__ __forceinline__ bool barrier_or(int id, int threads, bool x) {
+  unsigned any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, any;\n"
+      "setp.ne.u32 mine, %1, 0;\n"
+      "barrier.cta.red.or.pred any, %2, %3, mine;\n"
+      "selp.b32 %0, 1, 0, any;\n"
+      "}"
+      : "=r"(any)
+      : "r"(x ? 1u : 0u), "r"(id), "r"(threads)
+      : "memory");
+  return any != 0;
 }
 __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -41,9 +41,10 @@ __device__ __forceinline__ WorkCounter* counter_of_grid() {
 // machine evenly; without a counter in turn. Asks for a tile ahead. For one thread.
 class TileDealer {
  public:
-  __device__ __forceinline__ explicit TileDealer(const ForwardParams& p)
-      : of_grid_(p.counter == kGridCounter), next_(static_cast<int>(blockIdx.x)) {
-    if (p.counter >= 0) counter_ = &stream_counters[p.counter].counter;
+  // counter: ForwardParams::counter or BackwardParams::counter.
+  __device__ __forceinline__ explicit TileDealer(int counter)
+      : of_grid_(counter == kGridCounter), next_(static_cast<int>(blockIdx.x)) {
+    if (counter >= 0) counter_ = &stream_counters[counter].counter;
   }
   __device__ __forceinline__ int next() {
     if (next_ == kUnknown) {  // nobody waits for the second tile yet: time to find the counter

@@ -23,7 +23,7 @@ struct TensorRows {
 template <class C>
 struct GradientTile {
   static constexpr bool kOfKeys = C::kGradient == Gradient::dk || C::kGradient == Gradient::dv ||
-                                  C::kGradient == Gradient::dk_dv;
+                                  C::kGradient == Gradient::dk_dv || C::kGradient == Gradient::all;
 
   Sequence sequence;
   int head;   // of K where rows are keys, else of Q

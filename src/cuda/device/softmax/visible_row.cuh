@@ -11,18 +11,10 @@
 #include "schedule/query_tile.cuh"
 #include "softmax/denominator.cuh"
 #include "softmax/dropout.cuh"
+#include "tile/accumulator.cuh"
 #include "tile/scalar.cuh"
 
 namespace attn::device {
-
-// 0 where all are finite, else NaN.
-template <int kCount>
-__device__ __forceinline__ float zero_if_finite(const float (&x)[kCount]) {
-  float zero[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) zero[i % 2] = fmaf(x[i], 0.f, zero[i % 2]);
-  return zero[0] + zero[1];
-}
 
 // Parts of split keys are stored in float32.
 template <bool kSplits, class Element>

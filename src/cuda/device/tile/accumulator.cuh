@@ -7,6 +7,15 @@
 
 namespace attn::device {
 
+// 0 where all are finite, else NaN.
+template <int kCount>
+__device__ __forceinline__ float zero_if_finite(const float (&x)[kCount]) {
+  float zero[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) zero[i % 2] = fmaf(x[i], 0.f, zero[i % 2]);
+  return zero[0] + zero[1];
+}
+
 // Scores as the A operand of the second product: 16 keys are four registers.
 template <class Element, int kCount>
 __device__ __forceinline__ void to_operand(const float (&s)[kCount], unsigned (&p)[kCount / 2]) {

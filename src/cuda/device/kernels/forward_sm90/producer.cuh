@@ -65,7 +65,7 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
   // Deals tiles out, classifies their first blocks of keys, and loads Q of them: one warp.
   __device__ __forceinline__ void produce_tiles() const {
     const bool leader = threadIdx.x % 32 == 0;
-    TileDealer dealer(p);
+    TileDealer dealer(p.counter);
     prefetch_tensor_map(maps.q);
     unsigned queries = 0;  // loaded so far
     for (unsigned tiles = 0;; ++tiles) {

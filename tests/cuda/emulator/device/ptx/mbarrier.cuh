@@ -16,6 +16,11 @@ inline Int4 load_shared(unsigned address) {
   std::memcpy(&v, emulator::shared_memory() + address, sizeof(v));
   return v;
 }
+inline int load_shared_word(unsigned address) {
+  int x;
+  std::memcpy(&x, emulator::shared_memory() + address, sizeof(x));
+  return x;
+}
 inline void store_shared_byte(unsigned address, unsigned x) {
   emulator::shared_memory()[address] = static_cast<char>(x);
 }

@@ -31,8 +31,17 @@ inline void tma_store_4d(const TensorMap& map, unsigned source, int c0, int c1, 
   emulator::store_box(box, source, at);
 }
 inline void bulk_commit() { emulator::commit_stores(); }
-inline void bulk_wait_read() { emulator::finish_stores(); }
-inline void bulk_wait() { emulator::finish_stores(); }
+template <int kPending = 0>
+void bulk_wait_read() {
+  emulator::finish_stores(kPending);
+}
+inline void bulk_wait() { emulator::finish_stores(0); }
+inline void bulk_load(unsigned destination, const void* source, unsigned bytes, unsigned barrier) {
+  emulator::copy_bytes(destination, source, bytes, barrier);
+}
+inline void bulk_add(float* to, unsigned source, unsigned bytes) {
+  emulator::add_floats(to, source, bytes);
+}
 inline void fence_proxy_async() {}
 
 }  // namespace attn::device

@@ -29,5 +29,12 @@ struct ProductRS {
     emulator::product({d, a, 0, b, kColumns, add != 0, std::is_same_v<Element, Float16>});
   }
 };
+template <class Element, int kColumns>
+struct ProductTT {
+  static void run(float (&d)[kColumns / 2], unsigned a, unsigned b, int add) {
+    emulator::product(
+        {d, nullptr, a, b, kColumns, add != 0, std::is_same_v<Element, Float16>, true});
+  }
+};
 
 }  // namespace attn::device

@@ -1,0 +1,131 @@
+#include "cuda/backward/sm90.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "cuda/device/params.cuh"
+#include "cuda/driver/counters.hpp"
+#include "cuda/problem_parameters.hpp"
+#include "cuda/tensor_map.hpp"
+
+namespace attn::cuda {
+namespace {
+
+constexpr int kWordBlocks = 32;  // of queries, of a word
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
+  return divide_up(p.seqlen_q, c.block_n);
+}
+std::int64_t key_blocks(const Problem& p, const BackwardConfig& c) {
+  return divide_up(p.seqlen_k, c.block_m);
+}
+core::Size num_rows(const Problem& p, const BackwardConfig& c) {
+  return core::divide_up(p.seqlen_q, c.block_n) * c.block_n * p.heads_q * p.batch;
+}
+core::Size num_words(const Problem& p, const BackwardConfig& c) {
+  return core::divide_up(query_blocks(p, c), kWordBlocks) * key_blocks(p, c) *
+         (c.mask_heads ? p.heads_q : 1) * (c.mask_batches ? p.batch : 1);
+}
+
+// Pairs of batch and K, V head whose Q, dO and float32 dQ are to stay in L2 together, of which
+// every multiprocessor works on some keys at a time.
+int heads_at_once(const Problem& p) {
+  constexpr std::int64_t kBytes = 20'000'000;
+  const std::int64_t row = 2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim;
+  const std::int64_t pair = std::max<std::int64_t>(1, p.seqlen_q * (p.heads_q / p.heads_k) * row);
+  return static_cast<int>(
+      std::clamp<std::int64_t>(kBytes / pair, 1, std::max<std::int64_t>(1, p.batch * p.heads_k)));
+}
+
+bool encode_rows(CUtensorMap& map, const Tensor& t, Layout layout, const Problem& p,
+                 std::int64_t rows, std::int64_t heads, std::int64_t columns, int box) {
+  const device::Strides s = strides_of(t, layout);
+  const bool packed = layout == Layout::packed;
+  return encode_map(
+      map, t, 4,
+      {unsigned_of(columns), unsigned_of(packed ? t.shape[0] : rows), unsigned_of(heads),
+       unsigned_of(packed ? 1 : p.batch), 1},
+      {unsigned_of(s.row), unsigned_of(s.head), unsigned_of(packed ? s.row : s.batch), 0, 0},
+      {kMapPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
+}
+
+void launch(const Kernel& kernel, std::int64_t blocks, int threads, void** arguments,
+            const Context& context) {
+  LaunchConfig config;
+  config.grid[0] = blocks;
+  config.block = static_cast<unsigned>(threads);
+  kernel.launch(config, context.stream, arguments);
+}
+
+}  // namespace
+
+std::optional<BackwardMaps> backward_maps(const Problem& p, const BackwardConfig& config,
+                                          const Inputs& inputs, const Tensor& d_o) {
+  BackwardMaps maps{};
+  const auto queries = [&](CUtensorMap& map, const Tensor& t, std::int64_t columns) {
+    return encode_rows(map, t, p.layout_q, p, p.seqlen_q, p.heads_q, columns, config.block_n);
+  };
+  const auto keys = [&](CUtensorMap& map, const Tensor& t, std::int64_t columns) {
+    return encode_rows(map, t, p.layout_k, p, p.seqlen_k, p.heads_k, columns, config.block_m);
+  };
+  if (queries(maps.q, inputs.q, p.head_dim) && queries(maps.d_o, d_o, p.head_dim_v) &&
+      keys(maps.k, inputs.k, p.head_dim) && keys(maps.v, inputs.v, p.head_dim_v)) {
+    return maps;
+  }
+  return std::nullopt;
+}
+
+core::Size backward_sm90_workspace(const Problem& p, const BackwardConfig& config) {
+  // dQ, LSE and D, each of whole blocks of 64 rows: multiples of 128 bytes.
+  return num_rows(p, config) * (4 * p.head_dim + 8) +
+         num_words(p, config) * static_cast<std::int64_t>(sizeof(device::QueryWord));
+}
+
+core::Size backward_sm90_blocks(const Problem& p, const BackwardConfig& config) {
+  return num_rows(p, config) + num_words(p, config);  // more than any has
+}
+
+void set_backward_sm90_parameters(device::BackwardParams& to, const Problem& p,
+                                  const BackwardConfig& config, std::byte* at) {
+  const std::int64_t rows = num_rows(p, config).value();
+  to.dq_sum = reinterpret_cast<float*>(at);
+  to.lse2 = to.dq_sum + rows * p.head_dim;
+  to.d = to.lse2 + rows;
+  to.query_words = reinterpret_cast<device::QueryWord*>(to.d + rows);
+  to.query_blocks = static_cast<int>(query_blocks(p, config));
+  to.query_windows = static_cast<int>(divide_up(to.query_blocks, kWordBlocks));
+  to.key_blocks = static_cast<int>(key_blocks(p, config));
+  to.group = static_cast<int>(p.heads_q / p.heads_k);
+  to.heads_at_once = heads_at_once(p);
+  to.num_tiles = static_cast<int>(num_tiles(p, config).value());
+  to.counter = device::kNoCounter;
+}
+
+void launch_backward_sm90(const BackwardSm90Kernels& kernels, const BackwardConfig& config,
+                          int multiprocessors, device::BackwardParams& parameters,
+                          BackwardMaps& maps, std::vector<std::byte>& expressions,
+                          std::vector<std::byte>& derivatives, const Context& context) {
+  device::BackwardParams& p = parameters;
+  constexpr int kRowsThreads = 256, kWordsThreads = 128, kDqThreads = 128;
+  const std::int64_t places = std::int64_t{p.query_blocks} * p.heads_q * p.batch;
+  if (places == 0 || p.num_tiles == 0) return;
+  std::array<void*, 4> arguments{&p, expressions.data(), derivatives.data(), &maps};
+  launch(*kernels.rows,
+         divide_up(places * config.block_n * backward_row_threads(config), kRowsThreads),
+         kRowsThreads, arguments.data(), context);
+  const std::int64_t words = std::int64_t{p.query_windows} * p.key_blocks *
+                             (config.mask_heads ? p.heads_q : 1) *
+                             (config.mask_batches ? p.batch : 1);
+  launch(*kernels.words, divide_up(words * 32, kWordsThreads), kWordsThreads, arguments.data(),
+         context);
+  LaunchConfig main;
+  main.grid[0] = std::min(p.num_tiles, multiprocessors);
+  main.block = static_cast<unsigned>(config.threads());
+  main.shared_bytes = static_cast<unsigned>(config.shared_bytes());
+  if (p.num_tiles > multiprocessors) p.counter = work_counter(context.stream);
+  kernels.main->launch(main, context.stream, arguments.data());
+  if (p.dq != nullptr) launch(*kernels.dq, places, kDqThreads, arguments.data(), context);
+}
+
+}  // namespace attn::cuda

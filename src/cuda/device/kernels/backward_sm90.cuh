@@ -1,0 +1,80 @@
+// Backward pass on Hopper (sm_90a): FlashAttention-2, algorithm 2, with a warpgroup for each part
+// of it, so that S is computed once and the exponentials of one block run beside the products of
+// others.
+//
+//   producers  a thread makes the steps; three ask the copy engine for K once a tile and a ring of
+//              (Q, LSE), for V and a ring of (dO, D), and for the additions of dQ to memory
+//   scores     S = Q K^T, P = 2^(S - LSE), dP = dO V^T, dS = P dT/dS (Z dP - D), dQ += dS K
+//   dV         dV += P^T dO, with P from a ring in shared memory, read transposed
+//   dK         dK += dS^T Q, with dS likewise
+//
+// A tile is kKeys keys of a K, V head, which stay; blocks of kQueries queries of all heads of its
+// group pass by, those that the mask leaves. dK and dV are summed in registers, in a fixed order.
+// dQ is summed in memory in float32, in the order in which tiles get there: equal inputs give equal
+// bits of dK and dV, not of dQ.
+//
+// Reads of C:
+//   Element              BFloat16 or Float16
+//   kHeadDim, kHeadDimV  multiples of 8, up to 256; of both up to 128 with 128 keys
+//   kBlockM, kBlockN     keys of a tile, 64 or 128; queries of a block, 64
+//   kStagesQ, kStagesO   places of the rings of Q and of dO, up to 3
+//   kStagesP             places of the rings of P and of dS, up to 2
+//   kProducerRegisters, kScoreRegisters, kGradientRegisters   of a thread
+//   kLongestFirst        the order of tiles
+//   kGradient            Gradient::all
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kMaskBatches, kMaskHeads
+// and of ProductSS<Element, kKeys>, ProductTT<Element, kHeadDim> and <Element, kHeadDimV>,
+// ProductRS<Element, columns> of dQ's parts (src/cuda/jit/wgmma_text.hpp).
+// Before: kernels/backward_sm90_rows.cuh and backward_sm90_words.cuh; after: backward_sm90_dq.cuh.
+// Grid: up to one block of 512 threads for each multiprocessor, with BackwardSm90Layout<C>::kBytes
+// of dynamic shared memory.
+#pragma once
+
+#include "kernels/backward_sm90/gradient_group.cuh"
+#include "kernels/backward_sm90/producer.cuh"
+#include "kernels/backward_sm90/score_group.cuh"
+
+namespace attn::device {
+
+template <class C, class Expressions, class Slope>
+__device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Expressions& e,
+                                              const Slope& slope, const BackwardMaps& maps) {
+  using Layout = BackwardSm90Layout<C>;
+  extern __shared__ __align__(1024) char memory[];
+  const unsigned shared = shared_address(memory);
+  const BackwardSm90Tiles<C> tiles{p, maps, shared};
+  const auto ring = [&](int full, int empty, int stages, unsigned filled_by, unsigned read_by) {
+    for (int i = 0; i < stages; ++i) {
+      mbarrier_init(tiles.barrier(full, i), filled_by);
+      mbarrier_init(tiles.barrier(empty, i), read_by);
+    }
+  };
+  if (threadIdx.x == 0) {
+    ring(Layout::kFullStep, Layout::kEmptyStep, Layout::kSteps, 1, 1);
+    ring(Layout::kFullK, Layout::kEmptyK, 1, 1, 4);
+    ring(Layout::kFullV, Layout::kEmptyV, 1, 1, 4);
+    ring(Layout::kFullQ, Layout::kEmptyQ, C::kStagesQ, 1, 8);
+    ring(Layout::kFullO, Layout::kEmptyO, C::kStagesO, 1, 8);
+    ring(Layout::kFullP, Layout::kEmptyP, C::kStagesP, 4, 4);
+    ring(Layout::kFullS, Layout::kEmptyS, C::kStagesP, 4, 4);
+    ring(Layout::kFullStaged, Layout::kEmptyStaged, 1, 4, 1);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x / 128));
+  if (warpgroup == 0) {
+    release_registers<C::kProducerRegisters>();
+    BackwardSm90Producer<C>{tiles}.run();
+  } else if (warpgroup == 1) {
+    take_registers<C::kScoreRegisters>();
+    BackwardSm90ScoreGroup<C, Expressions, Slope>{{tiles, e, slope}}.run();
+  } else if (warpgroup == 2) {
+    take_registers<C::kGradientRegisters>();
+    BackwardSm90GradientGroup<C, true>{tiles}.run();
+  } else {
+    take_registers<C::kGradientRegisters>();
+    BackwardSm90GradientGroup<C, false>{tiles}.run();
+  }
+}
+
+}  // namespace attn::device

@@ -1,0 +1,168 @@
+// The warpgroups of the Hopper backward kernel that keep dV = P^T dO and dK = dS^T Q of a tile of
+// keys in registers.
+#pragma once
+
+#include "kernels/backward_sm90/seen_sums.cuh"
+#include "kernels/backward_sm90/tiles.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/accumulator.cuh"
+
+namespace attn::device {
+
+template <class C, bool kOfV>
+struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
+  using Base = BackwardSm90Tiles<C>;
+  using Base::kKeys, Base::kQueries, Base::p, Base::shared, Base::wait;
+  using typename Base::Element, typename Base::Layout, typename Base::ScoreRing;
+  using G = BackwardSide<C, kOfV>;
+  using RowRing = BackwardRing<G::kStages>;
+  static constexpr int kColumns = G::kColumns;
+  static constexpr int kParts = kKeys / 64;  // of 64 keys
+  static constexpr int kBarrier = kOfV ? 1 : 2;
+  // One product gives up to 192 columns: accumulators of more do not fit into the registers that a
+  // thread is launched with. The rest has a product of its own.
+  static constexpr int kMost = 128;
+  static constexpr int kFirst = kColumns > 192 ? kMost : kColumns, kRest = kColumns - kFirst;
+  struct Sums {
+    float first[kParts][kFirst / 2];
+    float rest[kRest > 0 ? kParts : 1][kRest > 0 ? kRest / 2 : 1];
+  };
+
+  static __device__ __forceinline__ void pin_all(Sums& sums) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      pin(sums.first[part]);
+      if constexpr (kRest > 0) pin(sums.rest[part]);
+    }
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void multiply_step(float (&sums)[kCount], unsigned scores,
+                                                       unsigned rows, int part, int column,
+                                                       int step, bool add) {
+    ProductTT<Element, 2 * kCount>::run(
+        sums, scores + ((part * Layout::kRowPanel + step * 2048) >> 4),
+        rows + ((column / 64 * Layout::kRowPanel + step * 2048) >> 4), step > 0 || add);
+  }
+  // Adds scores^T rows for one block of queries.
+  static __device__ __forceinline__ void issue(Sums& sums, unsigned scores, unsigned rows,
+                                               bool add) {
+#pragma unroll
+    for (int step = 0; step < kQueries / 16; ++step) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        multiply_step(sums.first[part], scores, rows, part, 0, step, add);
+        if constexpr (kRest > 0) {
+          multiply_step(sums.rest[part], scores, rows, part, kMost, step, add);
+        }
+      }
+    }
+    wgmma_commit();
+  }
+  // The same where a product would spread NaN.
+  template <int kCount>
+  __device__ __forceinline__ void add_visible_part(float (&sums)[kCount], int scores, int rows,
+                                                   int part, int column, bool add) const {
+    const unsigned at = shared + static_cast<unsigned>(scores);
+    if (!add) {
+#pragma unroll
+      for (float& x : sums) x = 0;
+    }
+    const int key = static_cast<int>(threadIdx.x % 128 / 32) * 16 +
+                    static_cast<int>(threadIdx.x % 32 / 4) + 64 * part;
+    add_seen<Element, kQueries>(
+        sums,
+        [&](int i, int query) {
+          return panel_element<Element>(at, Layout::kRowPanel, query, key + 8 * i);
+        },
+        shared + static_cast<unsigned>(rows), Layout::kRowPanel, column);
+  }
+  __device__ __forceinline__ void add_visible(Sums& sums, int scores, int rows, bool add) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      add_visible_part(sums.first[part], scores, rows, part, 0, add);
+      if constexpr (kRest > 0) {
+        add_visible_part(sums.rest[part], scores, rows, part, kMost, add);
+      }
+    }
+  }
+
+  // s: of the tile.
+  __device__ __forceinline__ void store(Sums& sums, const BackwardStep& s) const {
+    void* const to = kOfV ? p.dv : p.dk;
+    if (to == nullptr) return;
+    const Strides& strides = kOfV ? p.dv_strides : p.dk_strides;
+    const float factor = kOfV ? (C::kDropout ? p.dropout_scale : 1.f) : p.scale;
+    const Sequence q = sequence_of<C>(p, s.batch);
+    const int head = s.head_q / p.group;
+    char* const first =
+        static_cast<char*>(to) +
+        2 * (head * strides.head + (C::kPackedK ? q.row_k * strides.row : s.batch * strides.batch));
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      store_part(sums.first[part], s, q, part, first, strides.row, factor);
+      if constexpr (kRest > 0) {
+        store_part(sums.rest[part], s, q, part, first + 2 * kMost, strides.row, factor);
+      }
+    }
+  }
+  // at: the first row of the sequence.
+  template <int kCount>
+  __device__ __forceinline__ void store_part(float (&sums)[kCount], const BackwardStep& s,
+                                             const Sequence& q, int part, char* at,
+                                             long long stride, float factor) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = s.key0 + part * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
+                      static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
+      if (C::kUsedK && key >= q.length_k) {  // what is not in use has gradient 0
+#pragma unroll
+        for (int j = 0; j < kCount / 4; ++j) sums[4 * j + 2 * i] = sums[4 * j + 2 * i + 1] = 0;
+      }
+      store_row<Element, 2 * kCount>(sums, i, factor, at + 2 * key * stride, key < q.rows_k);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    unsigned n = 0;  // steps so far
+    while (true) {
+      wait(G::kFullRows, RowRing::stage(n), RowRing::parity(n));
+      if (this->is(this->step_flags(n), BackwardStep::kEnd)) return;
+      Sums sums;
+      bool add = false;
+      while (true) {
+        wait(G::kFullRows, RowRing::stage(n), RowRing::parity(n));
+        const int flags = this->step_flags(n);
+        const int scores = G::kScoresAt + ScoreRing::stage(n) * Layout::kP;
+        const int rows = G::kRowsAt + RowRing::stage(n) * G::kRowsBytes;
+        bool special = false;
+        if (this->is(flags, BackwardStep::kMixed)) {
+          special =
+              barrier_or(kBarrier, 128,
+                         any_special<Element>(shared + static_cast<unsigned>(rows), G::kRowsBytes));
+        }
+        wait(G::kFullScores, ScoreRing::stage(n), ScoreRing::parity(n));
+        if (__any_sync(~0u, special)) {
+          add_visible(sums, scores, rows, add);
+        } else {
+          fence_proxy_async();
+          const unsigned a = uniform(this->descriptor(scores, 0));
+          const unsigned b = uniform(this->descriptor(rows, Layout::kRowPanel));
+          pin_all(sums);
+          wgmma_fence();
+          issue(sums, a, b, add);
+          wgmma_wait<0>();
+          pin_all(sums);
+        }
+        this->arrive(G::kEmptyScores, ScoreRing::stage(n));
+        this->arrive(G::kEmptyRows, RowRing::stage(n));
+        if (this->is(flags, BackwardStep::kLast)) break;
+        ++n;
+        add = true;
+      }
+      store(sums, this->step(n));
+      ++n;
+    }
+  }
+};
+
+}  // namespace attn::device

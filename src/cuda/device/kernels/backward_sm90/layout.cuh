@@ -1,0 +1,83 @@
+// Shared memory of the Hopper backward kernel: places, and rings of barriers.
+#pragma once
+
+#include "kernels/backward_sm90/dq_order.cuh"
+#include "ptx/tma.cuh"
+
+namespace attn::device {
+
+// (column, row, head, batch). Boxes: 64 columns, and kBlockN rows (q, d_o) or kBlockM rows (k, v).
+struct BackwardMaps {
+  TensorMap q, k, v, d_o;
+};
+
+// Sizes in bytes and places. Panels are 64 columns wide, 128 bytes a row, swizzled. P and dS have a
+// row for a query and a column for a key.
+template <class C>
+struct BackwardSm90Layout {
+  static constexpr int kQueries = C::kBlockN, kKeys = C::kBlockM;
+  static constexpr int kPanels = (C::kHeadDim + 63) / 64, kPanelsV = (C::kHeadDimV + 63) / 64;
+  static constexpr int kKeyPanels = kKeys / 64;
+  static constexpr int kRowPanel = kQueries * 128, kKeyPanel = kKeys * 128;
+  static constexpr int kQ = kRowPanel * kPanels, kO = kRowPanel * kPanelsV;  // kO: of dO
+  static constexpr int kK = kKeyPanel * kPanels, kV = kKeyPanel * kPanelsV;
+  static constexpr int kP = kRowPanel * kKeyPanels;
+  static constexpr int kRows = kQueries * 4;  // LSE or D of a block of queries
+  using Order = DqOrder<kQueries, C::kHeadDim>;
+  static constexpr int kStaged = 4 * kQueries * Order::columns(0);
+
+  static constexpr int kKAt = 0, kVAt = kKAt + kK;
+  static constexpr int kQAt = kVAt + kV, kOAt = kQAt + C::kStagesQ * kQ;
+  static constexpr int kPAt = kOAt + C::kStagesO * kO, kSAt = kPAt + C::kStagesP * kP;
+  static constexpr int kStagedAt = kSAt + C::kStagesP * kP;
+  static constexpr int kLseAt = kStagedAt + kStaged, kDAt = kLseAt + C::kStagesQ * kRows;
+  // Steps of the way through blocks of queries. Their readers do not give them back: whoever asks
+  // for Q of step n + kStepLag gives step n back for all, since the places of Q and dO that it
+  // takes were given back by readers who are past step n.
+  static constexpr int kSteps = 16, kStepLag = 8, kStepBytes = 32;
+  static_assert(C::kStagesQ <= 3 && C::kStagesO <= 3 && C::kStagesP <= 2);
+  static constexpr int kStepAt = kDAt + C::kStagesO * kRows;
+  // Each ring has a barrier `full` and a barrier `empty` for each place.
+  static constexpr int kFullStep = kStepAt + kSteps * kStepBytes;
+  static constexpr int kEmptyStep = kFullStep + 8 * kSteps;
+  static constexpr int kFullK = kEmptyStep + 8 * kSteps, kEmptyK = kFullK + 8;
+  static constexpr int kFullV = kEmptyK + 8, kEmptyV = kFullV + 8;
+  static constexpr int kFullQ = kEmptyV + 8, kEmptyQ = kFullQ + 8 * C::kStagesQ;
+  static constexpr int kFullO = kEmptyQ + 8 * C::kStagesQ, kEmptyO = kFullO + 8 * C::kStagesO;
+  static constexpr int kFullP = kEmptyO + 8 * C::kStagesO, kEmptyP = kFullP + 8 * C::kStagesP;
+  static constexpr int kFullS = kEmptyP + 8 * C::kStagesP, kEmptyS = kFullS + 8 * C::kStagesP;
+  static constexpr int kFullStaged = kEmptyS + 8 * C::kStagesP, kEmptyStaged = kFullStaged + 8;
+  static constexpr int kBytes = kEmptyStaged + 8;
+  static_assert(kBytes <= 232448);
+};
+
+// Where keys and rows of a side lie, V and dO or K and Q, and its scores: P, which are multiplied
+// by dO for dV, or dS, by Q for dK.
+template <class C, bool kOfV>
+struct BackwardSide {
+  using Layout = BackwardSm90Layout<C>;
+  static constexpr int kColumns = kOfV ? C::kHeadDimV : C::kHeadDim;
+  static constexpr int kPanels = kOfV ? Layout::kPanelsV : Layout::kPanels;
+  static constexpr int kKeysAt = kOfV ? Layout::kVAt : Layout::kKAt;
+  static constexpr int kFullKeys = kOfV ? Layout::kFullV : Layout::kFullK;
+  static constexpr int kEmptyKeys = kOfV ? Layout::kEmptyV : Layout::kEmptyK;
+  static constexpr int kRowsAt = kOfV ? Layout::kOAt : Layout::kQAt;
+  static constexpr int kRowsBytes = kOfV ? Layout::kO : Layout::kQ;
+  static constexpr int kVectorAt = kOfV ? Layout::kDAt : Layout::kLseAt;
+  static constexpr int kFullRows = kOfV ? Layout::kFullO : Layout::kFullQ;
+  static constexpr int kEmptyRows = kOfV ? Layout::kEmptyO : Layout::kEmptyQ;
+  static constexpr int kStages = kOfV ? C::kStagesO : C::kStagesQ;
+  static constexpr int kScoresAt = kOfV ? Layout::kPAt : Layout::kSAt;
+  static constexpr int kFullScores = kOfV ? Layout::kFullP : Layout::kFullS;
+  static constexpr int kEmptyScores = kOfV ? Layout::kEmptyP : Layout::kEmptyS;
+};
+
+// Which place of a ring use n has, and the parity of its phase, so that a counter is all there is
+// to keep.
+template <int kStages>
+struct BackwardRing {
+  static __device__ __forceinline__ int stage(unsigned n) { return static_cast<int>(n % kStages); }
+  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / kStages & 1; }
+};
+
+}  // namespace attn::device

@@ -1,0 +1,192 @@
+// The producers of the Hopper backward kernel, a thread each: one deals tiles and makes the steps;
+// three ask the copy engine for K, Q and LSE, for V, dO and D, and for the additions of dQ.
+#pragma once
+
+#include "kernels/backward_sm90/tiles.cuh"
+#include "schedule/dealer.cuh"
+
+namespace attn::device {
+
+// The blocks of queries of a tile that see some of it, head after head of its group.
+template <class C>
+class BackwardBlocks {
+ public:
+  struct Block {
+    int head_q, block;
+    bool mixed;
+  };
+  __device__ __forceinline__ BackwardBlocks(const BackwardParams& p, const BackwardTile& t)
+      : p_(p), t_(t), head_(t.head_k * group()), words_(words()) {}
+  // False when there are no more.
+  __device__ __forceinline__ bool next(Block& to) {
+    while (present_ == 0) {
+      if (++window_ == p_.query_windows) {
+        window_ = 0;
+        if (++head_ == (t_.head_k + 1) * group()) return false;
+        words_ = words();
+      }
+      const QueryWord w = words_[window_];
+      mixed_ = w.mixed;
+      present_ = ~w.empty;
+    }
+    const int bit = 31 - __clz(static_cast<int>(present_ & -present_));
+    present_ &= present_ - 1;
+    to = {head_, window_ * 32 + bit, (mixed_ >> bit & 1) != 0};
+    return true;
+  }
+
+ private:
+  __device__ __forceinline__ int group() const { return p_.group; }
+  __device__ __forceinline__ const QueryWord* words() const {
+    return query_words_at<C>(p_, t_.batch, head_, t_.key_block);
+  }
+
+  const BackwardParams& p_;
+  const BackwardTile& t_;
+  int head_, window_ = -1;
+  const QueryWord* words_;
+  unsigned present_ = 0, mixed_ = 0;
+};
+
+template <class C>
+struct BackwardSm90Producer : BackwardSm90Tiles<C> {
+  using Base = BackwardSm90Tiles<C>;
+  using Base::barrier, Base::kKeys, Base::kQueries, Base::maps, Base::p, Base::shared, Base::wait;
+  using typename Base::Layout, typename Base::StepRing;
+
+  __device__ __forceinline__ void publish(unsigned n, const BackwardStep& s) const {
+    wait(Layout::kEmptyStep, StepRing::stage(n), StepRing::parity(n) ^ 1);
+    this->put_step(n, s);
+    mbarrier_arrive(barrier(Layout::kFullStep, StepRing::stage(n)));
+  }
+
+  // Deals tiles and makes their steps.
+  __device__ __forceinline__ void make_steps() const {
+    TileDealer dealer(p.counter);
+    unsigned n = 0;  // steps so far
+    for (int index = dealer.next(); index < p.num_tiles; index = dealer.next()) {
+      const BackwardTile t = this->tile_at(index);
+      const Sequence q = sequence_of<C>(p, t.batch);
+      if (t.key_block * kKeys >= q.rows_k) continue;
+      BackwardBlocks<C> blocks(p, t);
+      typename BackwardBlocks<C>::Block block{t.head_k * p.group, 0, true};
+      // A tile that nobody sees has a step all the same, of which all is masked.
+      bool more = blocks.next(block);
+      int flags = BackwardStep::kFirst;
+      do {
+        BackwardStep s{flags,
+                       block.block * kQueries,
+                       t.key_block * kKeys,
+                       block.head_q,
+                       t.batch,
+                       q.length_q,
+                       q.length_k,
+                       (t.batch * p.heads_q + block.head_q) * p.query_blocks + block.block};
+        if (block.mixed) s.flags |= BackwardStep::kMixed;
+        if (more) more = blocks.next(block);
+        if (!more) s.flags |= BackwardStep::kLast;
+        publish(n++, s);
+        flags = 0;
+      } while (more);
+    }
+    publish(n, {BackwardStep::kEnd, 0, 0, 0, 0, 0, 0, 0});
+    dealer.finish();
+  }
+
+  // Asks for the keys of each tile and the rows of each step, with a float for each row: K, Q and
+  // LSE, or V, dO and D.
+  template <bool kOfV>
+  __device__ __forceinline__ void produce(const TensorMap& keys, const TensorMap& rows,
+                                          const float* vector) const {
+    using Side = BackwardSide<C, kOfV>;
+    using RowRing = BackwardRing<Side::kStages>;
+    prefetch_tensor_map(keys);
+    prefetch_tensor_map(rows);
+    unsigned tiles = 0;
+    int row_q = 0;  // of a packed tensor: where the sequence starts
+    for (unsigned n = 0;; ++n) {
+      wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
+      const BackwardStep s = this->step(n);
+      if ((s.flags & BackwardStep::kFirst) != 0) {
+        const Sequence q = sequence_of<C>(p, s.batch);
+        row_q = q.row_q;
+        const unsigned ready = barrier(Side::kFullKeys, 0);
+        wait(Side::kEmptyKeys, 0, ~tiles++ & 1);
+        mbarrier_arrive_expect(ready, Side::kPanels * Layout::kKeyPanel);
+#pragma unroll
+        for (int panel = 0; panel < Side::kPanels; ++panel) {
+          tma_load_4d(shared + static_cast<unsigned>(Side::kKeysAt + panel * Layout::kKeyPanel),
+                      keys, ready, 64 * panel, q.row_k + s.key0, s.head_q / p.group,
+                      C::kPackedK ? 0 : s.batch, kEvictFirst);
+        }
+      }
+      const int stage = RowRing::stage(n);
+      const unsigned ready = barrier(Side::kFullRows, stage);
+      wait(Side::kEmptyRows, stage, RowRing::parity(n) ^ 1);
+      if (!kOfV && n >= Layout::kStepLag) {
+        mbarrier_arrive(barrier(Layout::kEmptyStep, StepRing::stage(n - Layout::kStepLag)));
+      }
+      if ((s.flags & BackwardStep::kEnd) != 0) {
+        mbarrier_arrive(ready);
+        return;
+      }
+      mbarrier_arrive_expect(ready, Side::kRowsBytes + Layout::kRows);
+      const unsigned to = shared + static_cast<unsigned>(Side::kRowsAt + stage * Side::kRowsBytes);
+#pragma unroll
+      for (int panel = 0; panel < Side::kPanels; ++panel) {
+        tma_load_4d(to + static_cast<unsigned>(panel * Layout::kRowPanel), rows, ready, 64 * panel,
+                    row_q + s.query0, s.head_q, C::kPackedQ ? 0 : s.batch, kEvictLast);
+      }
+      bulk_load(shared + static_cast<unsigned>(Side::kVectorAt + stage * Layout::kRows),
+                vector + static_cast<long long>(s.place) * kQueries, Layout::kRows, ready);
+    }
+  }
+
+  // Asks for staged parts of dQ to be added, in pieces of which at most two wait at a time, so that
+  // loads come between them.
+  __device__ __forceinline__ void add_staged() const {
+    using Order = typename Layout::Order;
+    constexpr int kPiece = 4096;
+    const unsigned staged = shared + static_cast<unsigned>(Layout::kStagedAt);
+    unsigned parts = 0;  // so far
+    for (unsigned n = 0;; ++n) {
+#pragma unroll
+      for (int part = 0; part < Order::kParts; ++part) {
+        wait(Layout::kFullStaged, 0, parts++ & 1);
+        const BackwardStep s = this->step(n);
+        if ((s.flags & BackwardStep::kEnd) != 0) {
+          bulk_wait();
+          return;
+        }
+        float* const to = p.dq_sum + static_cast<long long>(s.place) * (kQueries * C::kHeadDim) +
+                          Order::part_at(part);
+        constexpr int kWhole = 4 * kQueries * Order::kMostColumns;
+        const int bytes = part + 1 < Order::kParts ? kWhole : 4 * kQueries * Order::columns(part);
+        fence_proxy_async();
+#pragma unroll 1
+        for (int at = 0; at < bytes; at += kPiece) {
+          bulk_add(to + at / 4, staged + static_cast<unsigned>(at),
+                   static_cast<unsigned>(min(kPiece, bytes - at)));
+          bulk_commit();
+          bulk_wait_read<1>();
+        }
+        bulk_wait_read();
+        mbarrier_arrive(barrier(Layout::kEmptyStaged, 0));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    if (threadIdx.x == 0) {
+      produce<false>(maps.k, maps.q, p.lse2);
+    } else if (threadIdx.x == 32) {
+      produce<true>(maps.v, maps.d_o, p.d);
+    } else if (threadIdx.x == 64) {
+      add_staged();
+    } else if (threadIdx.x == 96) {
+      make_steps();
+    }
+  }
+};
+
+}  // namespace attn::device

@@ -1,0 +1,199 @@
+// The warpgroup of the Hopper backward kernel that computes P and dS of 64 queries, hands them on
+// in shared memory, and stages dQ = dS K to be added to memory.
+#pragma once
+
+#include "kernels/backward_sm90/scores.cuh"
+#include "kernels/backward_sm90/seen_sums.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/accumulator.cuh"
+
+namespace attn::device {
+
+template <class C, class Expressions, class Slope>
+struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
+  using Base = BackwardSm90Scores<C, Expressions, Slope>;
+  using Base::arrive, Base::descriptor, Base::first_row, Base::kKeys, Base::kQueries, Base::shared;
+  using Base::wait, Base::warp;
+  using typename Base::Element, typename Base::Layout, typename Base::OutputRing;
+  using typename Base::QueryRing, typename Base::ScoreRing, typename Base::State;
+  using Order = typename Layout::Order;
+  // dP is asked for in the middle of the exponentials, when S is done, so that issuing it does not
+  // hold them up.
+  static constexpr int kLateProduct = kKeys / 32;
+
+  // Whatever step n waits for, and its LSE and D: done while dQ of the step before is computed,
+  // when there is time.
+  __device__ __forceinline__ void prepare(State& c, unsigned n) const {
+    wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
+    c.flags = this->step_flags(n);
+    c.q = uniform(descriptor(Layout::kQAt + QueryRing::stage(n) * Layout::kQ, 0));
+    c.d_o = uniform(descriptor(Layout::kOAt + OutputRing::stage(n) * Layout::kO, 0));
+    c.lse = this->load_rows(Layout::kLseAt, QueryRing::stage(n));
+    wait(Layout::kFullO, OutputRing::stage(n), OutputRing::parity(n));
+    c.d = this->load_rows(Layout::kDAt, OutputRing::stage(n));
+    wait(Layout::kEmptyP, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
+    if constexpr (C::kStagesP > 1) wait_for_place(n);
+  }
+  __device__ __forceinline__ void wait_for_place(unsigned n) const {
+    wait(Layout::kEmptyS, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
+  }
+
+  // rows keys^T over kColumns columns: S from Q and K, or dP from dO and V. rows: a descriptor.
+  template <int kColumns>
+  __device__ __forceinline__ void issue_scores(float (&to)[kKeys / 2], unsigned rows,
+                                               int keys_at) const {
+    const unsigned keys = descriptor(keys_at, 0);
+    pin(to);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < (kColumns + 15) / 16; ++step) {
+      const int panel = step / 4, inside = step % 4 * 32;
+      ProductSS<Element, kKeys>::run(to, rows + ((panel * Layout::kRowPanel + inside) >> 4),
+                                     keys + ((panel * Layout::kKeyPanel + inside) >> 4), step > 0);
+    }
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void issue_s(State& c) const {
+    issue_scores<C::kHeadDim>(c.s, c.q, Layout::kKAt);
+  }
+  __device__ __forceinline__ void issue_dp(State& c) const {
+    issue_scores<C::kHeadDimV>(c.dp, c.d_o, Layout::kVAt);
+  }
+  template <int kPart, int kCount>
+  __device__ __forceinline__ void issue_dq(float (&dq)[kCount], State& c) const {
+    const unsigned keys = descriptor(
+        Layout::kKAt + kPart * Order::kMostColumns / 64 * Layout::kKeyPanel, Layout::kKeyPanel);
+    pin(dq);
+    pin(c.ds);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      ProductRS<Element, 2 * kCount>::run(dq, &c.ds[4 * step], keys + ((step * 2048) >> 4),
+                                          step > 0);
+    }
+    wgmma_commit();
+  }
+
+  // What this warp wrote to shared memory is for the tensor cores or the copy engine, whose users
+  // fence, so that the scores need not wait until the writes are done.
+  __device__ __forceinline__ void hand_over(int full, int stage) const {
+    __syncwarp();
+    arrive(full, stage);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void put_dq(const float (&dq)[kCount]) const {
+    const unsigned to =
+        shared + static_cast<unsigned>(Layout::kStagedAt + 4 * Order::thread_at(2 * kCount));
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+      const float* const x = &dq[4 * j];
+      store_shared(
+          to + static_cast<unsigned>(4 * Order::kWord * j),
+          {__float_as_int(x[0]), __float_as_int(x[1]), __float_as_int(x[2]), __float_as_int(x[3])});
+    }
+  }
+  // dQ is complete and goes to its place; where it is not finite and some of it is hidden, it is
+  // computed again, of the keys alone that the queries see.
+  template <int kPart, int kCount>
+  __device__ __forceinline__ void stage_dq(const float (&dq)[kCount], bool mixed,
+                                           unsigned n) const {
+    if (mixed && __any_sync(~0u, zero_if_finite(dq) != 0)) {
+      const unsigned ds =
+          shared + static_cast<unsigned>(Layout::kSAt + ScoreRing::stage(n) * Layout::kP);
+      float again[kCount] = {};
+      add_seen<Element, kKeys>(
+          again,
+          [&](int i, int key) {
+            return panel_element<Element>(ds, Layout::kRowPanel, first_row() + 8 * i, key);
+          },
+          shared + static_cast<unsigned>(Layout::kKAt), Layout::kKeyPanel,
+          kPart * Order::kMostColumns);
+      put_dq(again);
+    } else {
+      put_dq(dq);
+    }
+    hand_over(Layout::kFullStaged, 0);
+  }
+  // Of the parts-th part of dQ.
+  __device__ __forceinline__ void wait_for_staging(unsigned parts) const {
+    wait(Layout::kEmptyStaged, 0, ~parts & 1);
+  }
+  // All parts but the first, which takes the place of the rest of the state.
+  template <int kPart>
+  __device__ __forceinline__ void finish_dq(State& c, bool mixed, unsigned n) const {
+    if constexpr (kPart < Order::kParts) {
+      float dq[Order::columns(kPart) / 2];
+      issue_dq<kPart>(dq, c);
+      wait_for_staging(n * Order::kParts + kPart);
+      wgmma_wait<0>();
+      pin(dq);
+      stage_dq<kPart>(dq, mixed, n);
+      finish_dq<kPart + 1>(c, mixed, n);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    unsigned n = 0, tiles = 0;  // steps, tiles so far
+    while (true) {
+      wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
+      if (this->is(this->step_flags(n), BackwardStep::kEnd)) break;
+      State c;
+      wait(Layout::kFullK, 0, tiles & 1);
+      prepare(c, n);
+      issue_s(c);
+      wait(Layout::kFullV, 0, tiles++ & 1);
+      while (true) {
+        const bool mixed = this->is(c.flags, BackwardStep::kMixed);
+        const bool last = this->is(c.flags, BackwardStep::kLast);
+        wgmma_wait<0>();
+        pin(c.s);
+        arrive(Layout::kEmptyQ, QueryRing::stage(n));
+        if (mixed) this->apply_mask(c, n);
+        this->exponentiate(c, n, Layout::kPAt + ScoreRing::stage(n) * Layout::kP, [&](int k) {
+          if (k == kLateProduct) issue_dp(c);
+        });
+        hand_over(Layout::kFullP, ScoreRing::stage(n));
+        wgmma_wait<0>();
+        pin(c.dp);
+        arrive(Layout::kEmptyO, OutputRing::stage(n));
+        if constexpr (C::kStagesP == 1) wait_for_place(n);
+        this->differentiate(c, mixed, Layout::kSAt + ScoreRing::stage(n) * Layout::kP);
+        hand_over(Layout::kFullS, ScoreRing::stage(n));
+        if (last) {
+          arrive(Layout::kEmptyV, 0);
+          issue_dq<0>(c.dq, c);
+          wait_for_staging(n * Order::kParts);
+          wgmma_wait<0>();
+          pin(c.dq);
+          stage_dq<0>(c.dq, mixed, n);
+          finish_dq<1>(c, mixed, n);
+          arrive(Layout::kEmptyK, 0);
+          ++n;
+          break;
+        }
+        issue_dq<0>(c.dq, c);
+        wait_for_staging(n * Order::kParts);
+        if constexpr (Order::kParts == 1) prepare(c, n + 1);
+        // There is no room for S beside dQ with its operand in registers.
+        wgmma_wait<0>();
+        pin(c.dq);
+        if constexpr (Order::kParts == 1) {
+          issue_s(c);
+          stage_dq<0>(c.dq, mixed, n);
+        } else {
+          stage_dq<0>(c.dq, mixed, n);
+          finish_dq<1>(c, mixed, n);
+          prepare(c, n + 1);
+          issue_s(c);
+        }
+        ++n;
+      }
+    }
+    // Tells whoever adds dQ that this was all.
+    wait_for_staging(n * Order::kParts);
+    hand_over(Layout::kFullStaged, 0);
+  }
+};
+
+}  // namespace attn::device

@@ -1,0 +1,215 @@
+// P and dS of 64 queries and a tile of keys in the Hopper backward kernel: the work of its score
+// warpgroup between products.
+#pragma once
+
+#include "expr/visible_keys.cuh"
+#include "kernels/backward_sm90/tiles.cuh"
+#include "ptx/math.cuh"
+#include "ptx/mma.cuh"
+#include "softmax/dropout.cuh"
+
+namespace attn::device {
+
+// 2^x within 5e-5 of it, without the unit for special functions; 0 of -inf, NaN of NaN.
+__device__ __forceinline__ float exp2_polynomial(float x) {
+  constexpr float kRound = 0x1.8p+23f;  // a sum's low bits are x rounded to an integer
+  const float y = max_or_nan(x, -127.f), whole = y + kRound, f = y - (whole - kRound);
+  const float power =
+      fmaf(fmaf(fmaf(fmaf(0.00961813f, f, 0.05550411f), f, 0.24022651f), f, 0.69314718f), f, 1.f);
+  // 2^whole, 0 where that is -127.
+  return power * __int_as_float((__float_as_int(whole) << 23) + 0x3f800000);
+}
+
+template <class C, class Expressions, class Slope>
+struct BackwardSm90Scores : BackwardSm90Tiles<C> {
+  using Base = BackwardSm90Tiles<C>;
+  using Base::kKeys, Base::kQueries, Base::p, Base::shared;
+  using typename Base::Element, typename Base::Layout;
+  static constexpr float kLog2E = 1.4426950408889634f;
+  static_assert(kQueries == 64);
+
+  const Expressions& e;
+  const Slope& slope;
+
+  // Of a thread's two rows.
+  struct Rows {
+    float value[2];
+  };
+  struct State {
+    float s[kKeys / 2];   // S, then P, or P dT/dS
+    float dp[kKeys / 2];  // dP
+    float dq[Layout::Order::columns(0) / 2];
+    unsigned ds[kKeys / 4];
+    Rows lse, d;
+    int flags;                                    // of the step
+    unsigned q, d_o;                              // descriptors of its Q and dO
+    unsigned kept[C::kDropout ? kKeys / 64 : 1];  // a bit for each score that dropout keeps
+  };
+
+  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x % 128 / 32); }
+  static __device__ __forceinline__ int first_row() {
+    return warp() * 16 + static_cast<int>(threadIdx.x % 32 / 4);
+  }
+  static __device__ __forceinline__ int first_column() {
+    return 2 * static_cast<int>(threadIdx.x % 4);
+  }
+  __device__ __forceinline__ Rows load_rows(int at, int stage) const {
+    const unsigned row =
+        shared + static_cast<unsigned>(at + stage * Layout::kRows + 4 * first_row());
+    return {{__int_as_float(load_shared_word(row)), __int_as_float(load_shared_word(row + 32))}};
+  }
+
+  // Address of this thread's row of the matrices that stmatrix writes first; matrices of 16 keys
+  // further on lie at this address with bits 5 and 6 changed.
+  __device__ __forceinline__ unsigned matrix_address(int at) const {
+    const unsigned lane = threadIdx.x % 32, row = lane % 16;
+    return shared + static_cast<unsigned>(at + warp() * 2048) + row * 128 +
+           ((lane / 16 ^ (row & 7)) << 4);
+  }
+  // Puts words of 16 keys, the k-th, to their place.
+  static __device__ __forceinline__ void put(unsigned matrices, int k, const unsigned (&words)[4]) {
+    store_matrices((matrices ^ static_cast<unsigned>(k % 4 * 32)) +
+                       static_cast<unsigned>(k / 4 * Layout::kRowPanel),
+                   words);
+  }
+
+  // S becomes -inf where a query does not see a key, and NaN elsewhere in a row whose LSE is NaN,
+  // which is 0 then: P of hidden keys is 0 in any case.
+  __device__ __forceinline__ void apply_mask(State& c, unsigned n) const {
+    const BackwardStep t = this->step(n);
+    const int first = t.key0 + first_column();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int query = t.query0 + first_row() + 8 * i;
+      VisibleKeys keys = visible_keys(e, first, query, t.batch, t.head_q, t.length_q, t.length_k);
+      if (query >= t.length_q) keys.last = -1;
+      const float lse = c.lse.value[i];
+      const float spoiled = lse != lse ? lse : 0;
+      if (lse != lse) c.lse.value[i] = 0;
+#pragma unroll
+      for (int j = 0; j < kKeys / 4; ++j) {
+        const int step = j / 2 * 8 + j % 2;
+        bool visible = step <= keys.last;
+        if constexpr (Expressions::kMaskFirst) visible = visible & (step >= keys.first);
+        if constexpr (Expressions::kMaskRest) {
+          visible = visible &&
+                    e.mask_rest(query, first + step, t.batch, t.head_q, t.length_q, t.length_k);
+        }
+        float& x = c.s[j / 2 * 4 + 2 * i + j % 2];
+        x = visible ? x + spoiled : minus_infinity();
+      }
+    }
+  }
+
+  // The bits of 32 keys, the g-th, of both rows: bit 4 t + 2 i + c is row i, key 8 t + 2 (lane % 4)
+  // + c (docs/numerics.md).
+  __device__ __forceinline__ void draw(State& c, int g, const BackwardStep& t) const {
+    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const unsigned limit = p.dropout_threshold << 16;
+    const DropoutColumns columns(dropout, t.key0 / 32 + g, first_column() / 2);
+    unsigned bits = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const DropoutRow row(dropout, static_cast<unsigned>(t.batch * p.heads_q + t.head_q),
+                           static_cast<unsigned>(t.query0 + first_row() + 8 * i));
+      const PhiloxWords words = row.words(columns);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        bits |= (words.word[k] << 16 >= limit ? 1u : 0u) << (4 * k + 2 * i);
+        bits |= (words.word[k] >= limit ? 1u : 0u) << (4 * k + 2 * i + 1);
+      }
+    }
+    if (g % 2 == 0) {
+      c.kept[g / 2] = bits;
+    } else {
+      c.kept[g / 2] |= bits << 16;
+    }
+  }
+  // Of c.s[at] and c.dp[at].
+  static __device__ __forceinline__ bool keeps(const State& c, int at) {
+    return (c.kept[at / 32] >> (at % 32) & 1) != 0;
+  }
+
+  // P of S = x; x becomes P, or P dT/dS, as dS needs it. Never above 1 where there is a score.
+  __device__ __forceinline__ float probability(float& x, float lse2, int at, bool polynomial,
+                                               const BackwardStep& t) const {
+    float y = x, gradient = 1.f;
+    if constexpr (Expressions::kHasScore) {
+      const int query = t.query0 + first_row() + at / 2 % 2 * 8;
+      const int key = t.key0 + first_column(), step = at / 4 * 8 + at % 2;
+      const float score = e.score(x, query, key, t.batch, t.head_q, t.length_q, t.length_k, step);
+      y = fmaf(score, Expressions::kScoreFactor * kLog2E, -lse2);
+      y = x == minus_infinity() ? x : y > 0 ? 0.f : y;
+      if constexpr (Slope::kHasSlope) {
+        gradient =
+            slope.slope(x * p.scale, query, key + step, t.batch, t.head_q, t.length_q, t.length_k);
+      }
+    } else {
+      y = fmaf(x, p.scale_log2, -lse2);
+    }
+    const float probable = polynomial ? exp2_polynomial(y) : exp2_approximate(y);
+    x = probable;
+    if constexpr (Slope::kHasSlope) x = probable == 0 ? 0.f : probable * gradient;
+    return probable;
+  }
+
+  // S <- P, also to shared memory. between(k): called before the k-th 16 keys.
+  template <class Between>
+  __device__ __forceinline__ void exponentiate(State& c, unsigned n, int to,
+                                               Between between) const {
+    BackwardStep t{};
+    if constexpr (Expressions::kHasScore || C::kDropout) t = this->step(n);
+    const unsigned matrices = matrix_address(to);
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+      between(k);
+      if constexpr (C::kDropout) {
+        if (k % 2 == 0) draw(c, k / 2, t);
+      }
+      unsigned words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float probable[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = 8 * k + 2 * j + i;
+          probable[i] = probability(c.s[at], c.lse.value[j % 2], at, j == 3, t);
+          if constexpr (C::kDropout) probable[i] = keeps(c, at) ? probable[i] : 0.f;
+        }
+        words[j] = Element::pack(probable[0], probable[1]);
+      }
+      put(matrices, k, words);
+    }
+  }
+
+  // dS = P dT/dS (Z dP - D), to shared memory and as operand of dQ's product.
+  __device__ __forceinline__ void differentiate(State& c, bool mixed, int to) const {
+    if constexpr (C::kDropout) {
+#pragma unroll
+      for (int at = 0; at < kKeys / 2; ++at) {
+        c.dp[at] = keeps(c, at) ? c.dp[at] * p.dropout_scale : 0.f;
+      }
+    }
+    if (mixed) {  // 0 takes nothing of dO, V and D
+#pragma unroll
+      for (int at = 0; at < kKeys / 2; ++at) {
+        c.dp[at] = c.s[at] == 0 ? 0.f : c.dp[at] - c.d.value[at / 2 % 2];
+      }
+      c.d = {};
+    }
+    const unsigned matrices = matrix_address(to);
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = 8 * k + 2 * j;
+        c.ds[4 * k + j] = Element::pack(c.s[at] * (c.dp[at] - c.d.value[j % 2]),
+                                        c.s[at + 1] * (c.dp[at + 1] - c.d.value[j % 2]));
+      }
+      const unsigned words[4] = {c.ds[4 * k], c.ds[4 * k + 1], c.ds[4 * k + 2], c.ds[4 * k + 3]};
+      put(matrices, k, words);
+    }
+  }
+};
+
+}  // namespace attn::device

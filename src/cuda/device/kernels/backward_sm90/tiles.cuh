@@ -1,0 +1,95 @@
+// What all warps of the Hopper backward kernel share: the order of tiles, the steps through blocks
+// of queries, and the barriers.
+#pragma once
+
+#include "kernels/backward_sm90/layout.cuh"
+#include "params.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/warpgroup.cuh"
+#include "schedule/query_words.cuh"
+#include "schedule/sequence.cuh"
+
+namespace attn::device {
+
+// kKeys keys of a K, V head, which stay; blocks of kQueries queries of all heads of its group pass
+// by.
+struct BackwardTile {
+  int batch, head_k, key_block;
+};
+
+// One block of queries that passes by, as the producer makes it. All steps of a block of threads
+// are counted; step n uses place n of each ring.
+struct BackwardStep {
+  // mixed: a query does not see all keys. first, last: of a tile. end: there is no step.
+  static constexpr int kMixed = 1, kFirst = 2, kLast = 4, kEnd = 8;
+  int flags, query0, key0, head_q;
+  int batch, length_q, length_k;
+  int place;  // BackwardParams
+};
+
+template <class C>
+struct BackwardSm90Tiles {
+  using Layout = BackwardSm90Layout<C>;
+  using Element = typename C::Element;
+  static constexpr int kQueries = Layout::kQueries, kKeys = Layout::kKeys;
+  using QueryRing = BackwardRing<C::kStagesQ>;
+  using OutputRing = BackwardRing<C::kStagesO>;  // of dO
+  using ScoreRing = BackwardRing<C::kStagesP>;   // of P, and of dS
+  using StepRing = BackwardRing<Layout::kSteps>;
+
+  const BackwardParams& p;
+  const BackwardMaps& maps;
+  unsigned shared;  // 1024-byte aligned
+
+  // A mask leaves the first keys the most queries, if it is causal: the longest tiles come first.
+  // Without one, all tiles of a head follow each other.
+  __device__ __forceinline__ BackwardTile tile_at(int index) const {
+    const int together = p.heads_at_once * p.key_blocks;
+    const int group = index / together, inside = index % together;
+    const int first = group * p.heads_at_once;
+    const int width = min(p.heads_at_once, p.batch * p.heads_k - first);
+    const int pair = first + (C::kLongestFirst ? inside % width : inside / p.key_blocks);
+    return {pair / p.heads_k, pair % p.heads_k,
+            C::kLongestFirst ? inside / width : inside % p.key_blocks};
+  }
+
+  __device__ __forceinline__ unsigned step_address(unsigned n) const {
+    return shared +
+           static_cast<unsigned>(Layout::kStepAt + StepRing::stage(n) * Layout::kStepBytes);
+  }
+  __device__ __forceinline__ void put_step(unsigned n, const BackwardStep& s) const {
+    store_shared(step_address(n), {s.flags, s.query0, s.key0, s.head_q});
+    store_shared(step_address(n) + 16, {s.batch, s.length_q, s.length_k, s.place});
+  }
+  __device__ __forceinline__ BackwardStep step(unsigned n) const {
+    const Int4 a = load_shared(step_address(n)), b = load_shared(step_address(n) + 16);
+    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  }
+  __device__ __forceinline__ int step_flags(unsigned n) const {
+    return load_shared_word(step_address(n));
+  }
+  // Asked of the warp, so that the compiler knows that it stays together: counters and descriptors
+  // are then scalar.
+  static __device__ __forceinline__ bool is(int flags, int flag) {
+    return __any_sync(~0u, (flags & flag) != 0);
+  }
+
+  __device__ __forceinline__ unsigned barrier(int first, int stage) const {
+    return shared + static_cast<unsigned>(first + 8 * stage);
+  }
+  __device__ __forceinline__ void wait(int first, int stage, unsigned parity) const {
+    mbarrier_wait(barrier(first, stage), parity);
+  }
+  // One arrival a warp.
+  __device__ __forceinline__ void arrive(int first, int stage) const {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier(first, stage));
+  }
+  // Low word of the descriptor of the tile at a place (ptx/wgmma.cuh), whose panels `leading` bytes
+  // apart matter where the product runs along its columns. Warps agree on the place, so no thread
+  // is asked.
+  __device__ __forceinline__ unsigned descriptor(int at, int leading) const {
+    return (shared + static_cast<unsigned>(at)) >> 4 | static_cast<unsigned>(leading) >> 4 << 16;
+  }
+};
+
+}  // namespace attn::device

@@ -1,0 +1,70 @@
+// After the Hopper backward kernel: dQ from float32 sums in the order of accumulators to its
+// tensor.
+//
+// Reads of C: Element, kHeadDim, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK
+// Grid: a block of 128 threads for each place (BackwardParams).
+#pragma once
+
+#include "kernels/backward_sm90/dq_order.cuh"
+#include "params.cuh"
+#include "schedule/sequence.cuh"
+#include "tile/accumulator.cuh"
+
+namespace attn::device {
+
+// kPart: of dQ's columns.
+template <class C, int kPart>
+__device__ __forceinline__ void store_dq_part(const BackwardParams& p, const float* sums,
+                                              char* (&rows)[2], const bool (&present)[2],
+                                              const bool (&used)[2]) {
+  using Order = DqOrder<C::kBlockN, C::kHeadDim>;
+  if constexpr (kPart < Order::kParts) {
+    constexpr int kColumns = Order::columns(kPart);
+    float x[kColumns / 2];
+    const float* const from = sums + Order::part_at(kPart) + Order::thread_at(kColumns);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const Float4 v = *reinterpret_cast<const Float4*>(from + Order::kWord * j);
+      x[4 * j] = v.x;
+      x[4 * j + 1] = v.y;
+      x[4 * j + 2] = v.z;
+      x[4 * j + 3] = v.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!used[i]) {
+#pragma unroll
+        for (int j = 0; j < kColumns / 8; ++j) x[4 * j + 2 * i] = x[4 * j + 2 * i + 1] = 0;
+      }
+      store_row<typename C::Element, kColumns>(
+          x, i, p.scale, rows[i] + 2 * Order::kMostColumns * kPart, present[i]);
+    }
+    store_dq_part<C, kPart + 1>(p, sums, rows, present, used);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void backward_sm90_dq(const BackwardParams& p) {
+  const int pair = static_cast<int>(blockIdx.x) / p.query_blocks;
+  const int first = static_cast<int>(blockIdx.x) % p.query_blocks * C::kBlockN;
+  const int batch = pair / p.heads_q, head = pair % p.heads_q;
+  const Sequence s = sequence_of<C>(p, batch);
+  if (first >= s.rows_q) return;
+  char* rows[2];
+  bool present[2], used[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = first + static_cast<int>(threadIdx.x / 32) * 16 +
+                    static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
+    present[i] = row < s.rows_q;
+    used[i] = row < s.length_q;
+    const long long at = (C::kPackedQ ? 0 : batch * p.dq_strides.batch) +
+                         (static_cast<long long>(s.row_q) + row) * p.dq_strides.row +
+                         head * p.dq_strides.head;
+    rows[i] = static_cast<char*>(p.dq) + 2 * at;
+  }
+  store_dq_part<C, 0>(p, p.dq_sum + static_cast<long long>(blockIdx.x) * C::kBlockN * C::kHeadDim,
+                      rows, present, used);
+}
+
+}  // namespace attn::device

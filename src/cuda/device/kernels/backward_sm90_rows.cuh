@@ -1,0 +1,74 @@
+// Before the Hopper backward kernel: D = rowsum(dO * O) - dLSE and LSE in base 2 of each row of Q
+// (FlashAttention-2, algorithm 2, line 4), and zeros where dQ will be summed.
+//
+// Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK
+// Grid: kBackwardSm90RowsThreads / row_threads rows a block of threads, of all places
+// (BackwardParams). O and dO are 16-byte aligned.
+#pragma once
+
+#include "kernels/backward_sm90/dq_order.cuh"
+#include "params.cuh"
+#include "schedule/sequence.cuh"
+#include "tile/accumulator.cuh"
+#include "tile/scalar.cuh"
+
+namespace attn::device {
+
+inline constexpr int kBackwardSm90RowsThreads = 256;
+
+template <class C>
+__device__ __forceinline__ void backward_sm90_rows(const BackwardParams& p) {
+  using Element = typename C::Element;
+  constexpr int kThreads = C::kRowThreads;  // of a row
+  const long long row = static_cast<long long>(blockIdx.x) * (kBackwardSm90RowsThreads / kThreads) +
+                        threadIdx.x / kThreads;
+  const int rows = p.query_blocks * C::kBlockN;
+  const long long pair = row / rows;
+  const int query = static_cast<int>(row - pair * rows);
+  const int batch = static_cast<int>(pair / p.heads_q);
+  const int head = static_cast<int>(pair - static_cast<long long>(batch) * p.heads_q);
+  const int chunk = static_cast<int>(threadIdx.x % kThreads);  // of 8 elements
+  float d = 0, d_lse = 0, lse2 = -minus_infinity();
+  if (batch < p.batch) {
+    const Sequence s = sequence_of<C>(p, batch);
+    if (query < s.length_q) {
+      const auto at = [&](const Strides& strides) {
+        return (C::kPackedQ ? 0 : batch * strides.batch) +
+               (static_cast<long long>(s.row_q) + query) * strides.row + head * strides.head;
+      };
+      if (chunk < C::kHeadDimV / 8) {
+        const auto load = [&](const void* data, const Strides& strides) {
+          return *reinterpret_cast<const Words4*>(element<Element>(data, at(strides)) + 8 * chunk);
+        };
+        const Words4 o = load(p.o, p.o_strides), d_o = load(p.d_o, p.d_o_strides);
+        const auto add = [&](unsigned x, unsigned y) {
+          d = fmaf(Scalar<Element>::from(static_cast<unsigned short>(x)),
+                   Scalar<Element>::from(static_cast<unsigned short>(y)), d);
+          d = fmaf(Scalar<Element>::from(static_cast<unsigned short>(x >> 16)),
+                   Scalar<Element>::from(static_cast<unsigned short>(y >> 16)), d);
+        };
+        add(o.x, d_o.x);
+        add(o.y, d_o.y);
+        add(o.z, d_o.z);
+        add(o.w, d_o.w);
+      }
+      const float lse = p.lse[at(p.lse_strides)];
+      if (lse != minus_infinity()) {
+        lse2 = lse * 1.4426950408889634f;
+        if (p.d_lse != nullptr) d_lse = p.d_lse[at(p.d_lse_strides)];
+      }
+    }
+  }
+#pragma unroll
+  for (int i = kThreads / 2; i > 0; i /= 2) d += __shfl_xor_sync(~0u, d, i);
+  if (batch >= p.batch) return;
+  if (chunk == 0) {
+    p.lse2[row] = lse2;
+    p.d[row] = d - d_lse;
+  }
+  auto* const sum = reinterpret_cast<Float4*>(p.dq_sum + row * C::kHeadDim);
+#pragma unroll
+  for (int i = chunk; i < C::kHeadDim / 4; i += kThreads) sum[i] = {0, 0, 0, 0};
+}
+
+}  // namespace attn::device

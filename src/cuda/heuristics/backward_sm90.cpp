@@ -1,0 +1,88 @@
+#include "cuda/heuristics/backward_sm90.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "cuda/jit/expression_factors.hpp"
+
+namespace attn::cuda {
+namespace {
+
+constexpr int kQueries = 64;  // rows of one product of a warpgroup
+constexpr int kWarps = 16;    // producers, scores, dV, dK
+
+// Of the thread that makes steps, which is ahead of all others: no loop of a product has any.
+constexpr int kStepSpills = 288;
+
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+// Bounds: 227 KB of shared memory = K, V (keys x head_dim), Q, dO, P, dS in their rings and one dQ
+// of up to 128 columns in float32; 512 registers = producers + scores + 2 gradients, in multiples
+// of
+// 8. The assembler wants 24 registers beside the accumulators of products in flight, else it
+// serialises them: a gradient thread holds keys * head_dim / 128 sums, a score thread S and dP, and
+// dQ with dS as its operand.
+std::span<const BackwardSm90Shape> backward_sm90_shapes() {
+  static constexpr std::array<BackwardSm90Shape, 4> kShapes{{
+      {64, 128, 3, 3, 2, 40, 216, 128, kStepSpills,
+       "as 128, and three places for Q and dO; dV and dK take 64 registers, so that scores get "
+       "216; "
+       "160 KB; not timed yet"},
+      {96, 128, 2, 2, 2, 40, 184, 144, kStepSpills,
+       "as 128; dV and dK take 96 registers; 217 KB; not timed yet"},
+      {128, 128, 2, 2, 2, 24, 168, 160, kStepSpills,
+       "S once; scores, dV and dK have a warpgroup each; a prototype of this shape is at 1.03 of "
+       "FlashAttention-3 on an H200 (docs/log/cuda-backward.md); 225 KB"},
+      {256, 64, 2, 1, 2, 40, 152, 160, kStepSpills,
+       "64 keys: dV and dK take 128 registers, and dQ comes in parts of 128 columns; 225 KB; not "
+       "timed yet"},
+  }};
+  return kShapes;
+}
+
+const BackwardSm90Shape* backward_sm90_shape(const Problem& p) {
+  const std::int64_t widest = std::max(p.head_dim, p.head_dim_v);
+  for (const BackwardSm90Shape& row : backward_sm90_shapes()) {
+    if (widest <= row.head_dim) return &row;
+  }
+  return nullptr;
+}
+
+void set_backward_sm90(BackwardConfig& config, const Problem& p) {
+  const BackwardSm90Shape& shape = *backward_sm90_shape(p);
+  config.block_m = shape.keys;
+  config.block_n = kQueries;
+  config.warps = kWarps;
+  config.stages = shape.stages_q;
+  config.stages_o = shape.stages_o;
+  config.stages_p = shape.stages_p;
+  config.producer_registers = shape.producer_registers;
+  config.score_registers = shape.score_registers;
+  config.gradient_registers = shape.gradient_registers;
+  config.reason = shape.reason;
+  config.allowed_spill_bytes = shape.spill_bytes;
+  config.score_hides = may_be_infinite(p.score);
+  config.longest_first = !p.mask.empty();
+  config.mask_heads = expr::depends_on(p.mask, expr::Op::head);
+  config.mask_batches = expr::depends_on(p.mask, expr::Op::batch) || config.packed_q ||
+                        config.packed_k || config.used_q || config.used_k;
+}
+
+std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {
+  // BackwardSm90Layout
+  const std::int64_t panels = divide_up(c.head_dim, 64), panels_v = divide_up(c.head_dim_v, 64);
+  const std::int64_t row_panel = 128 * c.block_n, key_panel = 128 * c.block_m;
+  constexpr int kDqColumns = 128, kSteps = 16, kStepBytes = 32 + 16;
+  std::int64_t bytes = key_panel * (panels + panels_v);
+  bytes += row_panel * (c.stages * panels + c.stages_o * panels_v);
+  bytes += 2 * c.stages_p * row_panel * (c.block_m / 64);
+  bytes += std::int64_t{4} * c.block_n * std::min(c.head_dim, kDqColumns);
+  bytes += std::int64_t{4} * c.block_n * (c.stages + c.stages_o);
+  bytes += kSteps * kStepBytes;
+  const int rings = 2 + c.stages + c.stages_o + 2 * c.stages_p + 1;  // K, V, ..., dQ
+  return bytes + 16 * rings;
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,29 @@
+// Tile shapes of the Hopper backward kernel: data with a reason beside each row.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "cuda/backward/config.hpp"
+
+namespace attn::cuda {
+
+struct BackwardSm90Shape {
+  int head_dim;  // up to this, of the larger of Q K's and V's
+  int keys;      // of a tile
+  int stages_q, stages_o, stages_p;
+  int producer_registers, score_registers, gradient_registers;
+  int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels_backward.txt
+  std::string_view reason;
+};
+
+// In order of head_dim: the first row that is wide enough is taken.
+std::span<const BackwardSm90Shape> backward_sm90_shapes();
+// That row; null where none is.
+const BackwardSm90Shape* backward_sm90_shape(const Problem& problem);
+
+// Sets shape and features of backward_sm90 in a configuration whose problem fits a row.
+void set_backward_sm90(BackwardConfig& config, const Problem& problem);
+std::int64_t backward_sm90_shared_bytes(const BackwardConfig& config) noexcept;
+
+}  // namespace attn::cuda
