@@ -17,6 +17,7 @@
 #include "core/rows.hpp"
 #include "harness/compare.hpp"
 #include "harness/data.hpp"
+#include "reference/reference.hpp"
 
 namespace attn::harness {
 namespace {
@@ -281,6 +282,66 @@ INSTANTIATE_TEST_SUITE_P(
         "b2_n130_h2_d64_softcap10_alibi_bias_window40x0_sink_dropout0.2_seed3_f32",
         "b2_n130_h2_d64_window40x0_dropout0.5_seed9_bf16", "b1_n600_h1_d64_window70x0_f32"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
+
+// A key with a score of -inf takes nothing of the row and gives it nothing, as the reference has
+// it: K and V are NaN where no row has another score, Q and dO of one row. The rest is finite.
+TEST(HiddenByScore, IsAnsweredAsByTheReference) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  for (const char* text :
+       {"b1_sq70_sk200_h2_d64_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:70x200)_f32",
+        "b1_sq5_sk300_hq4_hk2_d40_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:5x300)_"
+        "bf16",
+        "b1_sq130_sk100_h1_d64_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:130x100)_"
+        "f16"}) {
+    CaseData data(parse_case(text), kSeed);
+    const Problem& p = data.problem;
+    const Tensor& t = data.inputs.buffers.at(0).second;
+    const core::Sequence s = core::sequence(p, data.inputs, 0);
+    std::mt19937_64 random(kSeed);
+    for (const std::int64_t key : {p.seqlen_k - 1, p.seqlen_k / 2, p.seqlen_k / 3}) {
+      for (std::int64_t i = 0; i < p.seqlen_q; ++i) store_element(t, i * p.seqlen_k + key, -2);
+      for (std::int64_t h = 0; h < p.heads_k; ++h) {
+        spoil_row(data.inputs.k, s.k.row(key, h), p.head_dim, kNaN, random);
+        spoil_row(data.inputs.v, s.v.row(key, h), p.head_dim_v, kNaN, random);
+      }
+    }
+    spoil_row(data.inputs.q, s.q.row(3, 0), p.head_dim, kNaN, random);
+    spoil_row(data.d_o, core::rows_like_q(p, data.inputs, data.d_o, 0).row(3, 0), p.head_dim_v,
+              kNaN, random);
+    const Outputs outputs = data.f64_outputs();
+    const Gradients gradients = data.f64_gradients();
+    reference::forward(p, data.inputs, outputs);
+    reference::backward(p, data.inputs, outputs, data.d_o, gradients);
+    int not_finite = 0;
+    const auto compare = [&](const std::string& what, const Tensor& got, const Tensor& want) {
+      const Elements x = read_elements(got), y = read_elements(want);
+      for (std::size_t i = 0; i < x.values.size(); ++i) {
+        not_finite += std::isfinite(y.values[i]) ? 0 : 1;
+        if (std::isfinite(y.values[i])) {
+          ASSERT_NEAR(x.values[i], y.values[i], 0.05) << what << ", element " << i;
+        } else {
+          ASSERT_FALSE(std::isfinite(x.values[i])) << what << ", element " << i;
+        }
+      }
+    };
+    std::size_t turn = 0;
+    const std::vector<Algorithm> backward = algorithms(Phase::backward);
+    for (const InstructionSet isa : available_instruction_sets()) {
+      for (const Algorithm algorithm : algorithms(Phase::forward)) {
+        const Algorithms a{algorithm, backward[turn++ % backward.size()], isa};
+        run(data, a);
+        const std::string what = std::string(text) + ", " + describe(a) + ": ";
+        compare(what + "o", data.outputs.o, outputs.o);
+        compare(what + "lse", data.outputs.lse, outputs.lse);
+        compare(what + "dq", data.gradients.dq, gradients.dq);
+        compare(what + "dk", data.gradients.dk, gradients.dk);
+        compare(what + "dv", data.gradients.dv, gradients.dv);
+        if (HasFatalFailure()) return;
+      }
+    }
+    EXPECT_GT(not_finite, 0) << text;
+  }
+}
 
 // Entries of the page table whose pages no row sees hold anything.
 TEST(HiddenPages, AreNotLookedUp) {

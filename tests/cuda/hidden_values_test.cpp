@@ -92,22 +92,87 @@ TEST_P(CudaHidden, NaNReachesOnlyRowsThatSeeIt) {
   EXPECT_GT(compare(data), 0) << "no row sees what was planted";
 }
 
-// A key with a score of -inf has P = 0 and adds nothing either.
-class CudaHiddenByScore : public CudaHidden {};
+// A key with a score of -inf has P = 0 and adds nothing either, and takes nothing. A buffer holds
+// -inf for some keys, whose V is NaN: for all rows, or for the first half of them where it has
+// rows. Where a condition of the score reads it, K may be NaN too, and Q and dO of a row.
+class CudaHiddenByScore : public CudaHidden {
+ protected:
+  static void hide(CaseData& data, std::int64_t hidden_rows) {
+    const std::int64_t n = data.problem.seqlen_k;
+    const Tensor& bias = data.inputs.buffers.at(0).second;
+    const std::int64_t rows = bias.size() / n;
+    const Rows keys{data, false, 0};
+    for (const std::int64_t key : {n - 1, n / 2, n / 3}) {
+      store_element(data.inputs.v, keys.element(data.inputs.v, key, 0, key % 8), kNaN);
+      if (selects(data)) {
+        store_element(data.inputs.k, keys.element(data.inputs.k, key, 0, key % 8), kNaN);
+      }
+      for (std::int64_t row = 0; row < std::min(rows, hidden_rows); ++row) {
+        store_element(bias, row * n + key, -kInfinity);
+      }
+    }
+  }
+  static bool selects(const CaseData& data) {
+    return to_string(data.problem.score).find("select") != std::string::npos;
+  }
+  static void spoil_row(CaseData& data) {
+    const Rows queries{data, true, 0};
+    store_element(data.inputs.q, queries.element(data.inputs.q, 3, 0, 5), kNaN);
+    store_element(data.d_o, queries.element(data.d_o, 3, 0, 7), kNaN);
+  }
+  // All of the gradients with what the reference says, as compare().
+  static int compare_gradients(CaseData& data) {
+    const Outputs outputs = data.f64_outputs();
+    const Gradients expected = data.f64_gradients();
+    reference::forward(data.problem, data.inputs, outputs);
+    reference::backward(data.problem, data.inputs, outputs, data.d_o, expected);
+    data.poison();
+    forward(data.problem, data.inputs, data.outputs);
+    harness::backward_on_device(data, {.device = kGpu, .kernel = std::get<1>(GetParam())}, {});
+    int wrong = 0, not_finite = 0;
+    const auto all = [&](const char* name, const Tensor& got, const Tensor& want) {
+      const harness::Elements x = harness::read_elements(got), y = harness::read_elements(want);
+      for (std::size_t i = 0; i < x.values.size(); ++i) {
+        const bool finite = std::isfinite(y.values[i]);
+        not_finite += finite ? 0 : 1;
+        const bool good =
+            finite ? std::abs(x.values[i] - y.values[i]) <= 0.03 : !std::isfinite(x.values[i]);
+        if (!good && wrong++ == 0) {
+          ADD_FAILURE() << name << " of element " << i << " is " << x.values[i] << ", not "
+                        << y.values[i];
+        }
+      }
+    };
+    all("dq", data.gradients.dq, expected.dq);
+    all("dk", data.gradients.dk, expected.dk);
+    all("dv", data.gradients.dv, expected.dv);
+    EXPECT_EQ(wrong, 0);
+    return not_finite;
+  }
+};
 
 TEST_P(CudaHiddenByScore, NaNReachesOnlyRowsThatSeeIt) {
   ATTN_NEEDS_GPU();
   CaseData data(harness::parse_case(std::get<0>(GetParam())), kSeed);
-  const std::int64_t n = data.problem.seqlen_k;
-  const Tensor& bias = data.inputs.buffers.at(0).second;
-  const Rows keys{data, false, 0};
-  for (const std::int64_t key : {n - 1, n / 2, n / 3}) {
-    store_element(data.inputs.v, keys.element(data.inputs.v, key, 0, key % 8), kNaN);
-    for (std::int64_t row = 0; row < data.problem.seqlen_q / 2; ++row) {
-      store_element(bias, row * n + key, -kInfinity);
-    }
-  }
-  EXPECT_GT(compare(data), 0);
+  hide(data, data.problem.seqlen_q / 2);
+  const bool has_rows = data.inputs.buffers.at(0).second.size() > data.problem.seqlen_k;
+  EXPECT_EQ(compare(data) > 0, has_rows);
+}
+
+class CudaHiddenByScoreBackward : public CudaHiddenByScore {};
+
+TEST_P(CudaHiddenByScoreBackward, NaNReachesNoGradientOfAnother) {
+  ATTN_NEEDS_GPU();
+  const harness::Case c = harness::parse_case(std::get<0>(GetParam()));
+  CaseData data(c, kSeed);
+  hide(data, data.problem.seqlen_q);
+  EXPECT_EQ(compare_gradients(data), 0);
+  CaseData half(c, kSeed);
+  hide(half, half.problem.seqlen_q / 2);
+  EXPECT_EQ(compare_gradients(half) > 0, half.inputs.buffers.at(0).second.size() > 200);
+  if (!selects(data)) return;
+  spoil_row(data);
+  EXPECT_GT(compare_gradients(data), 0);
 }
 
 const auto kKernels = ::testing::Values("forward_sm90", "forward_sm80", "forward_simt");
@@ -135,9 +200,15 @@ INSTANTIATE_TEST_SUITE_P(CudaFloat, CudaHidden,
                                             ::testing::Values("forward_simt")),
                          kName);
 
-INSTANTIATE_TEST_SUITE_P(Cuda, CudaHiddenByScore,
-                         ::testing::Combine(::testing::Values("b1_sq70_sk200_h1_d64_bias_bf16"),
-                                            kKernels),
+const auto kHidingScores = ::testing::Values(
+    "b1_sq70_sk200_h1_d64_bias_bf16",
+    "b1_sq70_sk200_h1_d64_score(score+t[key])_buffer(t:f32:200)_bf16",
+    "b1_sq70_sk200_h1_d64_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:70x200)_bf16");
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaHiddenByScore, ::testing::Combine(kHidingScores, kKernels),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaHiddenByScoreBackward,
+                         ::testing::Combine(kHidingScores,
+                                            ::testing::Values("backward_sm80", "backward_simt")),
                          kName);
 
 // Pages all of whose keys the window hides from every query, as engines free them.

@@ -10,6 +10,7 @@
 #include "attn/error.hpp"
 #include "cuda/heuristics/backward_portable.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
+#include "cuda/jit/expression_factors.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -112,6 +113,7 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
   config.used_q = tensors.seqused_q;
   config.used_k = tensors.seqused_k;
   config.dropout = p.dropout.probability > 0;
+  config.score_hides = may_hide_keys(p.score);
   if (kernel == BackwardKernel::sm90) {
     set_backward_sm90(config, p);
   } else {

@@ -52,6 +52,7 @@ std::string print_config(const BackwardConfig& c) {
   text.flag("kUsedQ", c.used_q);
   text.flag("kUsedK", c.used_k);
   text.flag("kDropout", c.dropout);
+  text.flag("kScoreHides", c.score_hides);
   if (c.kernel == BackwardKernel::sm90) {
     text.number("kStagesQ", c.stages);
     text.number("kStagesO", c.stages_o);
@@ -63,7 +64,6 @@ std::string print_config(const BackwardConfig& c) {
     text.flag("kLongestFirst", c.longest_first);
     text.flag("kMaskHeads", c.mask_heads);
     text.flag("kMaskBatches", c.mask_batches);
-    text.flag("kScoreHides", c.score_hides);
   }
   return text.text();
 }

@@ -60,7 +60,7 @@ void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors&
   config.used_k = tensors.seqused_k || config.paged;
   config.sink = p.sink;
   config.dropout = p.dropout.probability > 0;
-  config.hides_keys = !p.mask.empty() || may_be_infinite(p.score);
+  config.hides_keys = !p.mask.empty() || may_hide_keys(p.score);
   config.classified = mask_reads_buffers(p.mask);
   config.mask_heads = depends_on(p.mask, expr::Op::head);
   config.mask_batches = depends_on(p.mask, expr::Op::batch) || config.packed_q || config.packed_k ||

@@ -63,7 +63,6 @@ void set_backward_sm90(BackwardConfig& config, const Problem& p) {
   config.gradient_registers = shape.gradient_registers;
   config.reason = shape.reason;
   config.allowed_spill_bytes = shape.spill_bytes;
-  config.score_hides = may_be_infinite(p.score);
   config.longest_first = !p.mask.empty();
   config.mask_heads = expr::depends_on(p.mask, expr::Op::head);
   config.mask_batches = expr::depends_on(p.mask, expr::Op::batch) || config.packed_q ||

@@ -164,12 +164,6 @@ class Terms {
   bool all_plain_ = true;
 };
 
-bool has_infinity(const expr::Expr& e) {
-  const expr::Node& n = e.node();
-  return (n.op == expr::Op::constant && std::isinf(n.float_value)) ||
-         std::ranges::any_of(n.args, has_infinity);
-}
-
 }  // namespace
 
 bool loads_elements(const Program& score) {
@@ -179,8 +173,13 @@ bool loads_elements(const Program& score) {
 }
 bool loads_elements(const expr::Expr& score) { return loads_elements(compile(score)); }
 
-bool may_be_infinite(const expr::Expr& score) {
-  return !score.empty() && (loads_elements(score) || has_infinity(score));
+bool may_hide_keys(const expr::Expr& score) {
+  if (score.empty()) return false;
+  return std::ranges::any_of(compile(score).instructions, [](const Instruction& in) {
+    const bool by_key =
+        in.dependence == expr::Dependence::key || in.dependence == expr::Dependence::full;
+    return (in.op == Op::load && by_key) || (in.op == Op::constant && std::isinf(in.float_value));
+  });
 }
 
 ScoreFactors score_factors(const expr::Expr& e) {

@@ -42,8 +42,9 @@ struct ScoreFactors {
 // Something is loaded for each score.
 bool loads_elements(const expr::Program& score);
 bool loads_elements(const expr::Expr& score);  // not empty
-// A score may be infinite where q.k is not: it loads an element, or an infinity is written in it.
-bool may_be_infinite(const expr::Expr& score);
+// The score may be -inf for some keys of a row and not for others, by a constant of it or by what a
+// buffer holds for a key. (Any arithmetic can overflow; that is not meant.)
+bool may_hide_keys(const expr::Expr& score);
 
 // Of compile(score); of the score itself, with nothing taken out, where `score` is empty.
 ScoreFactors score_factors(const expr::Expr& score);

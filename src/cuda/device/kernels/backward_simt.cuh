@@ -23,6 +23,7 @@
 //   kBlockM                64, or 32 (when the gradient has more than 128 columns)
 //   kBlockN                64
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout
+//   kScoreHides            a score may be -inf
 // Slope, BufferGradients: src/cuda/jit/expression_gradients.hpp; the latter with Gradient::buffers.
 // Grid: a block of 128 threads for each tile, batch entry and head (of Q for dQ, else of K), with
 // BackwardSimtLayout<C>::kBytes of dynamic shared memory.
@@ -172,7 +173,7 @@ struct BackwardSimt {
 
   // gradient += weights columns.
   __device__ __forceinline__ void add(Thread& t, const TensorRows& columns, int block,
-                                      bool mixed) const {
+                                      bool careful) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float* to =
@@ -192,7 +193,7 @@ struct BackwardSimt {
       __syncthreads();
       const float* weights = shared + Layout::kWeightsAt + group() * kRows;
       const float* values = shared + Layout::kColumnsAt + 4 * member();
-      if (mixed) {
+      if (careful) {
         multiply<Layout::kRows, kPiece, true>(t.gradient[piece], weights, values, kColumns);
       } else {
         multiply<Layout::kRows, kPiece>(t.gradient[piece], weights, values, kColumns);
@@ -208,9 +209,11 @@ struct BackwardSimt {
     float x;
     if constexpr (Expressions::kHasScore) {
       x = e.score(dot, query, key, tile.sequence.batch, head_q, tile.sequence.length_q,
-                  tile.sequence.length_k) *
-              Expressions::kScoreFactor -
-          lse;
+                  tile.sequence.length_k);
+      if constexpr (C::kScoreHides) {
+        if (x == minus_infinity()) return 0;  // also where LSE is NaN
+      }
+      x = x * Expressions::kScoreFactor - lse;
     } else {
       x = fmaf(dot, p.scale, -lse);
     }
@@ -232,8 +235,9 @@ struct BackwardSimt {
     return probable == 0 ? 0 : ds;
   }
 
-  // S <- weights; 0 where a query does not see a key.
-  __device__ __forceinline__ void weigh(Thread& t, int block, int head_q, bool mixed) const {
+  // S <- weights; 0 where a query does not see a key. Whether some weight is 0, with kScoreHides.
+  __device__ __forceinline__ bool weigh(Thread& t, int block, int head_q, bool mixed) const {
+    bool any_zero = false;
     if constexpr (C::kDropout) draw(t, block, head_q);
     const RowTerms* terms = tile.terms(p, head_q);
 #pragma unroll
@@ -254,6 +258,7 @@ struct BackwardSimt {
         if constexpr (C::kDropout) z = t.kept >> (4 * r + i) & 1 ? p.dropout_scale : 0;
         const float dot = t.s[r][i];
         t.s[r][i] = visible ? weight(dot, t.dp[r][i], z, terms[query], query, key, head_q) : 0;
+        if constexpr (C::kScoreHides) any_zero = any_zero | (t.s[r][i] == 0);
         if constexpr (kBuffers) {
           if (t.s[r][i] != 0) {
             derivatives.add(t.pending, t.s[r][i], dot * p.scale, query, key, tile.sequence.batch,
@@ -262,6 +267,7 @@ struct BackwardSimt {
         }
       }
     }
+    return any_zero;
   }
 
   // ---- dropout (docs/numerics.md)
@@ -320,13 +326,15 @@ struct BackwardSimt {
       if constexpr (C::kGradient != Gradient::dv) {
         multiply_rows<C::kHeadDimV>(t.dp, kOfKeys ? v : d_o, kOfKeys ? d_o : v, block);
       }
-      weigh(t, block, head_q, list.mixed());
+      const bool zero = weigh(t, block, head_q, list.mixed());
       if constexpr (kBuffers) continue;
+      bool careful = list.mixed();
+      if constexpr (C::kScoreHides) careful = careful || __syncthreads_or(zero) != 0;
       add(t,
           C::kGradient == Gradient::dq   ? k
           : C::kGradient == Gradient::dk ? q
                                          : d_o,
-          block, list.mixed());
+          block, careful);
     }
   }
 

@@ -19,6 +19,7 @@
 //   kBlockN                a multiple of 16; with dropout of 32
 //   kStages                1 or 2
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout
+//   kScoreHides            a score may be -inf
 // Slope: src/cuda/jit/expression_gradients.hpp.
 // All tensors are 16-byte aligned, and so are their strides. Grid: a block of 32 kWarps threads for
 // each tile, batch entry and head (of Q for dQ, else of K), with BackwardSm80Layout<C>::kBytes of
@@ -235,6 +236,9 @@ struct BackwardSm80 {
     if constexpr (Expressions::kHasScore) {
       x = e.score(dot, query, key, tile.sequence.batch, head_q, tile.sequence.length_q,
                   tile.sequence.length_k);
+      if constexpr (C::kScoreHides) {
+        if (x == minus_infinity()) return 0;  // also where LSE is NaN
+      }
       c = Expressions::kScoreFactor * kLog2E;
     }
     const float y = fmaf(x, c, -lse * kLog2E);
@@ -242,8 +246,9 @@ struct BackwardSm80 {
   }
 
   // S <- P of what dropout keeps and dP <- dS, each as far as a sum needs it; 0 where a query does
-  // not see a key.
-  __device__ __forceinline__ void weigh(Warp& w, int block, int head_q, bool mixed) const {
+  // not see a key. Whether some P is 0, with kScoreHides.
+  __device__ __forceinline__ bool weigh(Warp& w, int block, int head_q, bool mixed) const {
+    bool any_zero = false;
     const Sequence& q = tile.sequence;
     const RowTerms* all = tile.terms(p, head_q);
     unsigned long long kept = ~0ull;
@@ -264,6 +269,7 @@ struct BackwardSm80 {
         }
       }
       const float probable = probability(s, terms.lse, query, key, head_q);
+      if constexpr (C::kScoreHides) any_zero = any_zero | (probable == 0);
       float z = 1;
       if constexpr (C::kDropout) z = kept >> element & 1 ? p.dropout_scale : 0;
       if constexpr (kFirst) {
@@ -275,6 +281,7 @@ struct BackwardSm80 {
       }
       if constexpr (kSecond) s = visible && z != 0 ? probable : 0;  // times z with the sum
     });
+    return any_zero;
   }
 
   // The bits of the thread's elements, in the order of for_each (docs/numerics.md).
@@ -349,10 +356,12 @@ struct BackwardSm80 {
       const auto b2 = static_cast<unsigned>(stage * Layout::kB2);
       multiply_rows<Tile1>(w.s, w.a1, w.b1 + b1);
       if constexpr (kFirst) multiply_rows<Tile2>(w.dp, w.a2, w.b2 + b2);
-      weigh(w, block, head, mixed);
+      const bool zero = weigh(w, block, head, mixed);
+      bool careful = mixed;
+      if constexpr (C::kScoreHides) careful = careful || __syncthreads_or(zero) != 0;
       if constexpr (kSecond) {
         const int at = Layout::kB2At + stage * Layout::kB2;
-        if (mixed && any_special<Tile2>(at)) {
+        if (careful && any_special<Tile2>(at)) {
           add_seen<Tile2, C::kHeadDimV>(w.second, w.s, at);
         } else {
           add<Tile2>(w.second, w.s, w.b2_transposed + b2);
@@ -360,7 +369,7 @@ struct BackwardSm80 {
       }
       if constexpr (kFirst) {
         const int at = Layout::kB1At + stage * Layout::kB1;
-        if (mixed && any_special<Tile1>(at)) {
+        if (careful && any_special<Tile1>(at)) {
           add_seen<Tile1, C::kHeadDim>(w.first, w.dp, at);
         } else {
           add<Tile1>(w.first, w.dp, w.b1_transposed + b1);
