@@ -10,7 +10,10 @@
 // A row sees the keys where the mask is true. O(i), LSE(i) and dQ(i) depend on the keys that row i
 // sees and on nothing else, dK(j) and dV(j) on the rows that see key j: whatever else K, V, Q and
 // dO hold, infinities and NaN included, changes nothing. A visible key with a score of -inf has P =
-// 0 and adds nothing to O, be its v infinite or NaN.
+// 0: it adds nothing to O(i) and dQ(i), and row i nothing to dK(j) and dV(j), whatever k, v, q and
+// dO hold. On a GPU this is so where the -inf is a constant of the score expression or what a
+// buffer holds for the key, as of a bias; where arithmetic gives it, as exp(x) past 3e38 or an
+// infinite k does, NaN and infinities of that key may reach the row.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +44,24 @@ struct Dropout {
   std::uint64_t offset = 0;
 };
 
+// The dtype of a problem, or none, of which it counts as f32. Written and read like a DType:
+// problem.dtype = DType::bf16, problem.dtype == DType::f32.
+class OptionalDType {
+ public:
+  constexpr OptionalDType() noexcept = default;
+  // Implicit both ways.
+  constexpr OptionalDType(DType dtype) noexcept  // NOLINT(google-explicit-constructor)
+      : dtype_(dtype), given_(true) {}
+  constexpr operator DType() const noexcept {
+    return dtype_;
+  }  // NOLINT(google-explicit-constructor)
+  constexpr bool given() const noexcept { return given_; }
+
+ private:
+  DType dtype_ = DType::f32;
+  bool given_ = false;
+};
+
 // Sizes left at 0 are taken from the tensors when a call receives them; sizes that are set must
 // match the tensors.
 struct Problem {
@@ -51,9 +72,10 @@ struct Problem {
   std::int64_t heads_k = 0;     // divides heads_q: MHA, GQA or MQA
   std::int64_t head_dim = 0;    // of Q and K, 1 to 512
   std::int64_t head_dim_v = 0;  // of V and O, 1 to 512
-  // Of Q, K, V, O and their gradients: f32, bf16, f16; f64 on the reference backend. f32, where
-  // nothing else is said, is taken from the tensors as a size of 0 is; any other must be theirs.
-  DType dtype = DType::f32;
+  // Of Q, K, V, O and their gradients: f32, bf16, f16; f64 on the reference backend. Not given, it
+  // is taken from the tensors as a size of 0 is, and f32 where there are none; given, it must be
+  // theirs.
+  OptionalDType dtype{};
 
   Layout layout_q = Layout::dense;  // of Q, O, dQ, dO
   Layout layout_k = Layout::dense;  // of K, V, dK, dV
@@ -71,8 +93,9 @@ struct Problem {
 
 // Text form, e.g. "b2_sq1024_sk4096_hq8_hk2_d128_causal_bf16"; docs/descriptors.md is its grammar.
 // Used by the command, the tests, the benchmarks and in errors. parse_problem(to_string(p))
-// describes the same problem; buffers of shorthands (alibi, bias, documents, block masks) come back
-// by name and shape, without data.
+// describes the same problem (a dtype that is not given is written as f32, which it counts as);
+// buffers of shorthands (alibi, bias, documents, block masks) come back by name and shape, without
+// data.
 std::string to_string(const Problem& problem);
 Problem parse_problem(std::string_view text);
 

@@ -61,17 +61,21 @@ struct Gradients {
   Tensor dq{}, dk{}, dv{};   // as q, k, v; each optional; rows past a length are set to zero
   Tensor dsink{};            // f32 [heads_q]; optional
   expr::Bindings buffers{};  // f32, shaped as the named buffer of the score: gradient of bias,
-                             // slopes, ...; not of scalars; optional
+                             // slopes, ...; not of scalars; optional. On a GPU these may differ in
+                             // the last bit between runs: they are sums by atomics, in float64
 };
 
-// Fills the sizes that `problem` leaves at 0 and a dtype of f32 from the tensors, and checks all
+// Fills the sizes that `problem` leaves at 0 and a dtype not given from the tensors, and checks all
 // that can be checked; throws Error(invalid_argument) naming the argument, its value and what is
 // accepted. On a GPU the problem must set seqlen_q (seqlen_k) of packed tensors itself.
 Problem complete(const Problem& problem, const Inputs& inputs);
 
 // O, LSE <- attention. Plans, checks, then writes; on an exception other than one thrown by the
 // executor nothing was written. Same inputs give the same bits for every number of threads.
-// Thread-safe: calls share the pool, kernels compiled for GPUs, and plans (docs/plan-cache.md).
+// Thread-safe: calls share the executor, with memory that the CPU backend keeps in it for the next
+// ones (64 MiB at most, until the executor is destroyed; context.workspace instead, where given),
+// kernels compiled for GPUs, which stay loaded until the process ends, and plans
+// (docs/plan-cache.md).
 // Outputs must not overlap inputs or each other. On a GPU the work is put into context.stream, and
 // what fails while it runs is told by the next call that waits for it.
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
@@ -89,7 +93,9 @@ void forward(const P& plan, const Inputs& inputs, const Outputs& outputs,
 // Gradients <- d(loss), given those of O and LSE, and O, LSE as forward wrote them. Recomputes P
 // from LSE (FlashAttention paper, algorithm 4) and regenerates the dropout mask. That of LSE enters
 // as D = rowsum(dO * O) - dLSE, since dLSE_i / dT_ij = P_ij; the sink is a part of LSE. K and V
-// gradients of a GQA group are summed over its query heads. Not for paged K, V.
+// gradients of a GQA group are summed over its query heads. Not for paged K, V. Same inputs give
+// the same bits, but on a GPU for the gradients of buffers and for dQ of backward_sm90, which is
+// taken where it is named. Otherwise as forward.
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const PlanOptions& options = {}, const Context& context = {});

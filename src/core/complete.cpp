@@ -92,10 +92,10 @@ Problem complete(const Problem& problem, const Inputs& inputs) {
   check_rank(check, "q", inputs.q, p.layout_q);
   check_rank(check, "k", inputs.k, p.layout_k);
   check_rank(check, "v", inputs.v, p.layout_k);
-  if (p.dtype != DType::f32 && p.dtype != inputs.q.dtype) {
+  if (p.dtype.given() && p.dtype != inputs.q.dtype) {
     check.refuse(
-        fmt::format("q is {}, dtype is {}; accepted are tensors of that dtype, or dtype f32, "
-                    "which takes theirs",
+        fmt::format("q is {}, dtype is {}; accepted are tensors of that dtype, or a dtype that is "
+                    "not given, for theirs",
                     to_string(inputs.q), name(p.dtype)));
   }
   p.dtype = inputs.q.dtype;

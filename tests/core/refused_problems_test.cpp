@@ -112,6 +112,14 @@ const Refusal kProblems[] = {
      dense_call,
      [](Call& c) { c.problem.dtype = DType::bf16; },
      {"q is f32[2, 5, 4, 8]", "dtype is bf16"}},
+    // f32 is the default, but not when it is said.
+    {"DTypeF32OfOtherTensors",
+     dense_call,
+     [](Call& c) {
+       c.problem.dtype = DType::f32;
+       c.in.q.dtype = DType::bf16;
+     },
+     {"q is bf16[2, 5, 4, 8]", "dtype is f32; accepted are tensors of that dtype"}},
     {"DropoutOne",
      dense_call,
      [](Call& c) { c.problem.dropout.probability = 1; },

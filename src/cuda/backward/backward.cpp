@@ -338,7 +338,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.backend = Backend::cuda;
   plan.kernel = options.kernel;
   plan.algorithm = Algorithm::flash_attention_2;
-  plan.compute = kernel == BackwardKernel::simt ? DType::f32 : problem.dtype;
+  plan.compute = kernel == BackwardKernel::simt ? DType::f32 : DType{problem.dtype};
   plan.block_q = config.block_n;
   plan.block_k = plan.rows_per_task = config.block_m;
   plan.workspace_bytes = checked_workspace(problem, kernel);

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "cuda/jit/expression_factors.hpp"
-
 namespace attn::cuda {
 namespace {
 
