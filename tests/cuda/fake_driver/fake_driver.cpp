@@ -1,5 +1,6 @@
 #include "fake_driver.hpp"
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -134,8 +135,13 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
   }
   return CUDA_SUCCESS;
 }
-CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction, void**, void**) {
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction, void** parameters, void**) {
   state().launch = *config;
+  state().launch_context = contexts().empty() ? nullptr : contexts().back();
+  if (state().parameter_bytes > 0) {
+    const auto* first = static_cast<const std::byte*>(parameters[0]);
+    state().parameter.assign(first, first + state().parameter_bytes);
+  }
   state().attributes.assign(config->attrs, config->attrs + config->numAttrs);
   return result_of("cuLaunchKernelEx");
 }
@@ -149,6 +155,21 @@ CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned) {
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   state().memory.erase(pointer);
   std::free(reinterpret_cast<void*>(pointer));
+  return CUDA_SUCCESS;
+}
+CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, std::uint32_t, void*,
+                                const std::uint64_t*, const std::uint64_t*, const std::uint32_t*,
+                                const std::uint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  const auto found = state().captures.find(stream);
+  *status = found == state().captures.end() ? CU_STREAM_CAPTURE_STATUS_NONE : found->second;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  *id = reinterpret_cast<unsigned long long>(stream);
   return CUDA_SUCCESS;
 }
 CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }

@@ -28,8 +28,13 @@ struct FakeDriver {
   std::map<CUdeviceptr, Memory> memory{};
   std::map<std::string, CUresult> failures{};  // of functions, by name, at every call
 
+  std::map<CUstream, CUstreamCaptureStatus> captures{};  // streams not named: none
+
   // What was asked for last.
   CUlaunchConfig launch{};
+  CUcontext launch_context = nullptr;  // current then
+  std::size_t parameter_bytes = 0;     // of the first parameter, that a test wants to see
+  std::vector<std::byte> parameter{};
   std::vector<CUlaunchAttribute> attributes{};
   std::atomic<int> dynamic_shared_bytes{0};  // allowed
   std::atomic<int> libraries{0};             // loaded and not unloaded
