@@ -55,7 +55,7 @@ std::vector<Phase> chosen_phases(const std::string& text) {
   return {text == "forward" ? Phase::forward : Phase::backward};
 }
 
-// The GPU, forward unless backward alone is asked for.
+// The GPU, in the phases asked for; of a kernel in the one that it is of.
 std::vector<Subject> chosen_on_gpu(const Options& options, Device device) {
   const Backend backend =
       options.backend.empty() ? Backend::automatic : parse_backend(options.backend);
@@ -63,12 +63,16 @@ std::vector<Subject> chosen_on_gpu(const Options& options, Device device) {
   for (const std::string& text : options.algorithms) algorithms.push_back(parse_algorithm(text));
   if (algorithms.empty()) algorithms.push_back(Algorithm::automatic);
   std::vector<Subject> subjects;
-  for (const Algorithm algorithm : algorithms) {
-    subjects.push_back({.phase = options.phase == "backward" ? Phase::backward : Phase::forward,
-                        .backend = backend,
-                        .algorithm = algorithm,
-                        .device = device,
-                        .kernel = options.kernel});
+  for (const Phase phase : chosen_phases(options.phase)) {
+    const Phase other = phase == Phase::forward ? Phase::backward : Phase::forward;
+    if (options.phase == "both" && options.kernel.starts_with(name(other))) continue;
+    for (const Algorithm algorithm : algorithms) {
+      subjects.push_back({.phase = phase,
+                          .backend = backend,
+                          .algorithm = algorithm,
+                          .device = device,
+                          .kernel = options.kernel});
+    }
   }
   return subjects;
 }
