@@ -12,64 +12,37 @@
 #include <set>
 
 #include "command/sampled_problem.hpp"
-#include "reference/reference.hpp"
+#include "harness/expectation.hpp"
 
 namespace attn::command {
 namespace {
 
 using harness::Comparison;
 using io::Array;
-using reference::Precision;
 
 constexpr std::int64_t kMaxScores = 1 << 22;  // evaluated by the reference in each precision, about
 constexpr std::int64_t kMinPairs = 4;         // of sequence and KV head, of a large problem
 constexpr std::int64_t kMinResults = 256;     // rows of query heads that make a maximum meaningful
 constexpr std::int64_t kMaxOrders = 32;       // of the keys
 
-// f64 of the same shape, NaN.
-Array f64_like(const Tensor& tensor) {
-  if (!tensor.given()) return {};
-  Array array(DType::f64, {tensor.shape.data(), static_cast<std::size_t>(tensor.rank)});
-  std::memset(array.data(), 0xff, array.bytes());
-  return array;
-}
-
 using Index = std::vector<std::int64_t>;
-using ToWhole = std::function<void(Index&)>;  // from a position in a part to one in the whole
 
-void add(Verification& to, const std::string& name, const Tensor& got, const Array& expected,
-         const Array& standard, const ToWhole& to_whole) {
-  if (!got.given() || got.size() == 0) return;
-  Comparison comparison = harness::compare(name, got, expected.tensor(), standard.tensor());
-  if (to_whole && !comparison.where.empty()) to_whole(comparison.where);
-  const auto found = std::find_if(to.comparisons.begin(), to.comparisons.end(),
-                                  [&](const Comparison& c) { return c.tensor == name; });
-  if (found == to.comparisons.end()) {
-    to.comparisons.push_back(comparison);
-  } else {
-    merge(*found, comparison);
-  }
-}
-
-struct ForwardResult {
-  Array o, lse;
+// Results of a part of a problem, in memory of their own, with what they should be.
+struct PartOfProblem {
+  SampledProblem problem;
+  std::vector<Array> results;
+  std::vector<harness::Expected> expected{};
 };
 
-ForwardResult reference_forward(const Problem& problem, const Inputs& inputs, const Outputs& like,
-                                Precision precision) {
-  ForwardResult result{f64_like(like.o), f64_like(like.lse)};
-  reference::forward(problem, inputs, {.o = result.o.tensor(), .lse = result.lse.tensor()},
-                     precision);
-  return result;
+Verification verify_whole(std::vector<harness::Expected> expected) {
+  const harness::Part whole{expected};
+  return {.extent = "all rows", .comparisons = harness::judge({&whole, 1})};
 }
 
-Verification verify_whole(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
-  Verification result{.extent = "all rows", .comparisons = {}};
-  const ForwardResult expected = reference_forward(problem, inputs, outputs, Precision::f64);
-  const ForwardResult standard = reference_forward(problem, inputs, outputs, Precision::problem);
-  add(result, "o", outputs.o, expected.o, standard.o, nullptr);
-  add(result, "lse", outputs.lse, expected.lse, standard.lse, nullptr);
-  return result;
+std::int64_t scores_of(const Problem& p) {
+  const double scores = static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seqlen_q) *
+                        static_cast<double>(p.seqlen_k);
+  return static_cast<std::int64_t>(std::min(scores, 0x1p62));
 }
 
 std::vector<RowSample> all_rows(const Problem& problem, const Inputs& inputs) {
@@ -130,28 +103,31 @@ std::string describe(const std::vector<RowSample>& samples, const Problem& probl
                      static_cast<std::int64_t>(samples.size()) * problem.heads_q / problem.heads_k);
 }
 
-// [1, row, head, dim], [1, head, row] and [1, key, 1, dim] of a part.
-ToWhole from_queries(const SampledProblem& part) {
-  return [&part](Index& at) {
-    const RowSample& sample = part.sample();
-    at[0] = sample.batch;
-    at[1] = sample.rows[static_cast<std::size_t>(at[1])];
-    at[2] += sample.head_k * part.group();
-  };
-}
-ToWhole from_lse(const SampledProblem& part) {
-  return [&part](Index& at) {
-    const RowSample& sample = part.sample();
-    at[0] = sample.batch;
+// From a position in a result of a part to one in the whole: from [1, row, head, dim] of O and dQ,
+// [1, head, row] of LSE, [1, key, 1, dim] of dK and dV.
+void to_whole(const SampledProblem& part, std::string_view name, Index& at) {
+  const RowSample& sample = part.sample();
+  const auto row = [&](std::int64_t i) { return sample.rows[static_cast<std::size_t>(i)]; };
+  at[0] = sample.batch;
+  if (name == "lse") {
     at[1] += sample.head_k * part.group();
-    at[2] = sample.rows[static_cast<std::size_t>(at[2])];
-  };
+    at[2] = row(at[2]);
+  } else if (name == "dk" || name == "dv") {
+    at[2] = sample.head_k;
+  } else {
+    at[1] = row(at[1]);
+    at[2] += sample.head_k * part.group();
+  }
 }
-ToWhole from_keys(const SampledProblem& part) {
-  return [&part](Index& at) {
-    at[0] = part.sample().batch;
-    at[2] = part.sample().head_k;
-  };
+
+std::vector<Comparison> judge(std::list<PartOfProblem>& parts) {
+  std::vector<harness::Part> all;
+  for (PartOfProblem& part : parts) {
+    all.push_back({part.expected, [&part](std::string_view name, Index& where) {
+                     to_whole(part.problem, name, where);
+                   }});
+  }
+  return harness::judge(all);
 }
 
 // A NaN anywhere fails the comparison of the tensor.
@@ -163,6 +139,8 @@ void look_for_nan(Verification& in, const std::string& name, const Tensor& tenso
   for (Comparison& comparison : in.comparisons) {
     if (comparison.tensor != name) continue;
     comparison.error = std::numeric_limits<double>::infinity();
+    comparison.element = {};
+    comparison.gain = 0;
     comparison.got = std::numeric_limits<double>::quiet_NaN();
   }
 }
@@ -175,45 +153,41 @@ bool Verification::passed() const {
 }
 
 const Comparison& Verification::worst() const {
-  const auto ratio = [](const Comparison& c) {
-    return c.error == 0 ? 0 : c.error / std::max(c.allowed, std::numeric_limits<double>::min());
-  };
   return *std::max_element(
       comparisons.begin(), comparisons.end(),
-      [&](const Comparison& a, const Comparison& b) { return ratio(a) < ratio(b); });
+      [](const Comparison& a, const Comparison& b) { return a.share() < b.share(); });
 }
 
-bool is_small(const Problem& p) {
-  return static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seqlen_q) *
-             static_cast<double>(p.seqlen_k) <=
-         static_cast<double>(kMaxScores);
-}
+bool is_small(const Problem& p) { return scores_of(p) <= kMaxScores; }
 
 Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
-  if (problem.dropout.probability > 0) return verify_whole(problem, inputs, outputs);
+  if (problem.dropout.probability > 0) {
+    return verify_whole(harness::expect_forward(problem, inputs, outputs,
+                                                harness::yardstick_orders(scores_of(problem))));
+  }
   const bool small = is_small(problem);
   const std::vector<RowSample> samples =
       small ? all_rows(problem, inputs) : draw_rows(problem, inputs);
-  Verification result{.extent = small ? "all rows" : describe(samples, problem), .comparisons = {}};
   const std::int64_t results = std::max<std::int64_t>(1, count_results(samples, problem));
   const std::int64_t scores = results * std::max<std::int64_t>(1, problem.seqlen_k);
   const std::int64_t orders = std::min({(kMinResults + results - 1) / results, kMaxOrders,
                                         std::max<std::int64_t>(1, kMaxScores / scores)});
+  std::list<PartOfProblem> parts;
   for (const RowSample& sample : samples) {
-    const SampledProblem part(problem, inputs, sample);
-    const Array o = part.queries(outputs.o);
-    const Array lse = outputs.lse.given() ? part.lse(outputs.lse) : Array();
-    const Outputs got{.o = o.tensor(), .lse = lse.tensor()};
-    const ForwardResult expected =
-        reference_forward(part.problem(), part.inputs(), got, Precision::f64);
-    for (std::int64_t order = 0; order < orders; ++order) {
+    PartOfProblem& part = parts.emplace_back(PartOfProblem{{problem, inputs, sample}, {}});
+    part.results.push_back(part.problem.queries(outputs.o));
+    part.results.push_back(outputs.lse.given() ? part.problem.lse(outputs.lse) : Array());
+    part.expected =
+        harness::expect_forward(part.problem.problem(), part.problem.inputs(),
+                                {.o = part.results[0].tensor(), .lse = part.results[1].tensor()},
+                                harness::yardstick_orders(scores));
+    for (std::int64_t order = 1; order < orders; ++order) {
       const SampledProblem shuffled(problem, inputs, sample, static_cast<std::uint64_t>(order));
-      const ForwardResult standard =
-          reference_forward(shuffled.problem(), shuffled.inputs(), got, Precision::problem);
-      add(result, "o", got.o, expected.o, standard.o, from_queries(part));
-      add(result, "lse", got.lse, expected.lse, standard.lse, from_lse(part));
+      harness::measure_forward(shuffled.problem(), shuffled.inputs(), 1, part.expected);
     }
   }
+  Verification result{.extent = small ? "all rows" : describe(samples, problem),
+                      .comparisons = judge(parts)};
   look_for_nan(result, "o", outputs.o);
   look_for_nan(result, "lse", outputs.lse);
   return result;
@@ -226,69 +200,37 @@ Verification verify_backward(const Problem& problem, const Inputs& inputs,
     return verify_backward_sampled(problem, inputs, d_outputs.o, gradients, run);
   }
   run(d_outputs);
-  std::list<Array> memory;
-  const auto compute = [&](Precision precision) {
-    const auto like = [&](const Tensor& t) { return memory.emplace_back(f64_like(t)).tensor(); };
-    Gradients to{.dq = like(gradients.dq),
-                 .dk = like(gradients.dk),
-                 .dv = like(gradients.dv),
-                 .dsink = like(gradients.dsink),
-                 .buffers = {}};
-    for (const auto& [name, tensor] : gradients.buffers)
-      to.buffers.emplace_back(name, like(tensor));
-    reference::backward(problem, inputs, {}, d_outputs, to, precision);
-    return to;
-  };
-  const Gradients expected = compute(Precision::f64);
-  const Gradients standard = compute(Precision::problem);
-  Verification result{.extent = "all rows", .comparisons = {}};
-  const auto add_one = [&](const std::string& name, const Tensor& got, const Tensor& right,
-                           const Tensor& yardstick) {
-    if (!got.given() || got.size() == 0) return;
-    result.comparisons.push_back(harness::compare(name, got, right, yardstick));
-  };
-  add_one("dq", gradients.dq, expected.dq, standard.dq);
-  add_one("dk", gradients.dk, expected.dk, standard.dk);
-  add_one("dv", gradients.dv, expected.dv, standard.dv);
-  add_one("dsink", gradients.dsink, expected.dsink, standard.dsink);
-  for (std::size_t i = 0; i < gradients.buffers.size(); ++i) {
-    const auto& [name, got] = gradients.buffers[i];
-    add_one("d" + name, got, expected.buffers[i].second, standard.buffers[i].second);
-  }
-  return result;
+  return verify_whole(harness::expect_backward(problem, inputs, d_outputs, gradients,
+                                               harness::yardstick_orders(scores_of(problem))));
 }
 
 Verification verify_backward_sampled(
     const Problem& problem, const Inputs& inputs, const Tensor& d_o, const Gradients& gradients,
     const std::function<void(const OutputGradients& d_outputs)>& run) {
   const std::vector<RowSample> samples = draw_rows(problem, inputs);
-  Verification result{.extent = describe(samples, problem), .comparisons = {}};
   const Array sparse = io::convert(d_o, d_o.dtype);
   std::memset(sparse.data(), 0, sparse.bytes());
-  std::vector<SampledProblem> parts;
+  std::list<PartOfProblem> parts;
   for (const RowSample& sample : samples) {
-    const SampledProblem& part = parts.emplace_back(problem, inputs, sample);
-    part.store_queries(part.queries(d_o), sparse.tensor());
+    const PartOfProblem& part = parts.emplace_back(PartOfProblem{{problem, inputs, sample}, {}});
+    part.problem.store_queries(part.problem.queries(d_o), sparse.tensor());
   }
   run(sparse.tensor());
-  for (const SampledProblem& part : parts) {
-    const Array part_d_o = part.queries(d_o);
-    const Array dq = part.queries(gradients.dq);
-    const Array dk = part.keys(gradients.dk);
-    const Array dv = part.keys(gradients.dv);
-    std::array<std::array<Array, 3>, 2> references;  // dq, dk, dv in fp64 and in low precision
-    for (const Precision precision : {Precision::f64, Precision::problem}) {
-      std::array<Array, 3>& to = references[precision == Precision::f64 ? 0 : 1];
-      to = {f64_like(dq.tensor()), f64_like(dk.tensor()), f64_like(dv.tensor())};
-      reference::backward(part.problem(), part.inputs(), {}, part_d_o.tensor(),
-                          {.dq = to[0].tensor(), .dk = to[1].tensor(), .dv = to[2].tensor()},
-                          precision);
-    }
-    const auto& [expected, standard] = references;
-    add(result, "dq", dq.tensor(), expected[0], standard[0], from_queries(part));
-    add(result, "dk", dk.tensor(), expected[1], standard[1], from_keys(part));
-    add(result, "dv", dv.tensor(), expected[2], standard[2], from_keys(part));
+  const std::int64_t scores =
+      count_results(samples, problem) * std::max<std::int64_t>(1, problem.seqlen_k);
+  for (PartOfProblem& part : parts) {
+    const SampledProblem& p = part.problem;
+    const Array part_d_o = p.queries(d_o);
+    part.results.push_back(p.queries(gradients.dq));
+    part.results.push_back(p.keys(gradients.dk));
+    part.results.push_back(p.keys(gradients.dv));
+    part.expected = harness::expect_backward(p.problem(), p.inputs(), part_d_o.tensor(),
+                                             {.dq = part.results[0].tensor(),
+                                              .dk = part.results[1].tensor(),
+                                              .dv = part.results[2].tensor()},
+                                             harness::yardstick_orders(scores));
   }
+  Verification result{.extent = describe(samples, problem), .comparisons = judge(parts)};
   look_for_nan(result, "dq", gradients.dq);
   look_for_nan(result, "dk", gradients.dk);
   look_for_nan(result, "dv", gradients.dv);

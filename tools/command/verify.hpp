@@ -25,8 +25,9 @@ bool is_small(const Problem& problem);
 // `outputs` hold the result of a complete problem. Small problems, and those with dropout, are
 // compared whole. Of others rows are drawn, spread over sequences and heads, and compared with the
 // reference of exactly these rows (SampledProblem); everywhere else O and LSE are looked through
-// for NaN, which the caller put there before. Where so few rows are compared that the largest error
-// of standard attention over them is a matter of luck, it is taken over several orders of the keys.
+// for NaN, which the caller put there before. The error rule is that of `attn check`, all three
+// parts of it (harness/expectation.hpp). Where so few rows are compared that the largest error of
+// standard attention over them is a matter of luck, it is taken over several orders of the keys.
 Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 
 // The gradients of a complete problem. Where is_small holds, and with dropout, all of them are

@@ -9,15 +9,10 @@
 #include "attn/run.hpp"
 #include "harness/cases.hpp"
 #include "harness/device_data.hpp"
-#include "harness/element_rule.hpp"
-#include "harness/error_scale.hpp"
-#include "reference/reference.hpp"
+#include "harness/expectation.hpp"
 
 namespace attn::harness {
 namespace {
-
-using reference::Order;
-using reference::Precision;
 
 // Rows that the smallest compared tensor should have over all draws, and the most draws made for
 // it.
@@ -45,147 +40,24 @@ std::int64_t draws_for(const Problem& p, const Hints& hints) {
   return std::clamp<std::int64_t>(std::min(wanted, affordable), 1, kMaxDraws);
 }
 
-// The yardsticks that a result is measured by; the largest error of them counts. 16-bit problems: S
-// and P rounded, P alone, or both held in float, as all are common. In float several orders of
-// operations, as many as cost little.
-struct Yardstick {
-  Precision precision;
-  Order order;
-  bool forward_only = false;
-};
-std::vector<Yardstick> yardsticks(const Case& c) {
-  constexpr std::int64_t kScores = 1 << 22;
-  const std::int64_t count =
-      std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(1, scores(c)), 1, 8);
-  std::vector<Yardstick> out;
-  const bool f32 = c.problem.dtype == DType::f32;
-  if (!f32) {
-    out = {{Precision::problem, {.turn = 0}},
-           {Precision::f32, {.turn = 4}},
-           {Precision::fused, {.turn = 2}}};
-  }
-  for (std::int64_t i = 0; i < count; ++i) {
-    const Order order{.turn = static_cast<int>(i * 8 / count), .scale_q = !f32};
-    out.push_back({Precision::f32, order, !f32});
-  }
-  return out;
-}
-
-// Whether scores may be off by as much as rounding them to the type of the problem: GPUs compute
-// functions in the scores of 16-bit problems by short forms (src/cuda/device/expr/fast.cuh).
-bool may_round_scores(const Problem& p) {
-  if (p.dtype == DType::f32 || p.score.empty()) return false;
-  constexpr expr::Op kFunctions[] = {expr::Op::exp, expr::Op::log, expr::Op::tanh, expr::Op::sqrt};
-  return std::ranges::any_of(kFunctions, [&](expr::Op op) { return depends_on(p.score, op); });
-}
-
-// Whether a yardstick says how large the maximum of a tensor's errors may be, or those of its
-// elements. rounds: may_round_scores(). LSE is float in every problem: else rounded scores are no
-// excuse.
-bool measures_maximum(const Yardstick& yardstick, const std::string& tensor, bool rounds) {
-  if (tensor == "lse") return rounds || yardstick.precision != Precision::problem;
-  return yardstick.precision != Precision::fused && !yardstick.forward_only;
-}
-bool measures_elements(const Yardstick& yardstick, const std::string& tensor, bool rounds) {
-  const bool measures = rounds || yardstick.precision != Precision::problem;
-  return tensor == "lse" ? measures : measures && !yardstick.forward_only;
-}
-
-struct Named {
-  std::string name;
-  Tensor tensor;
-};
-std::vector<Named> list(const Outputs& outputs) { return {{"o", outputs.o}, {"lse", outputs.lse}}; }
-std::vector<Named> list(const Gradients& gradients) {
-  std::vector<Named> out{
-      {"dq", gradients.dq}, {"dk", gradients.dk}, {"dv", gradients.dv}, {"dsink", gradients.dsink}};
-  for (const auto& [name, tensor] : gradients.buffers) out.push_back({"d" + name, tensor});
-  return out;
-}
-
-// One tensor of the results of a phase, in one draw.
-struct Result {
-  std::string name;
-  Tensor got;
-  Elements expected, scale;  // no scale: the elements are not judged
-  double standard_error = 0;
-  ElementYardstick yardstick{};
-};
-
-// Tensors without a scale: sums over a whole head or more, too few numbers to judge each.
-bool has_scale(const std::string& name) {
-  return name == "o" || name == "lse" || name == "dq" || name == "dk" || name == "dv";
-}
-
-std::vector<Result> results(const std::vector<Named>& got, const std::vector<Named>& expected,
-                            const std::vector<Named>& scales, bool nolse) {
-  std::vector<Result> out;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const auto& [name, tensor] = got[i];
-    if (!tensor.given() || (nolse && name == "lse")) continue;
-    Result& result = out.emplace_back(Result{name, tensor, read_elements(expected[i].tensor), {}});
-    if (!has_scale(name)) continue;
-    result.scale = read_elements(scales[i].tensor);
-    result.yardstick = ElementYardstick(tensor.dtype, result.expected, result.scale, name != "lse");
-  }
-  return out;
-}
-
-void measure(const std::vector<Named>& standard, const Yardstick& yardstick, std::size_t which,
-             bool rounds, std::vector<Result>& results) {
-  for (Result& result : results) {
-    const auto named = std::find_if(standard.begin(), standard.end(),
-                                    [&](const Named& n) { return n.name == result.name; });
-    const Elements elements = read_elements(named->tensor);
-    if (measures_maximum(yardstick, result.name, rounds)) {
-      result.standard_error =
-          std::max(result.standard_error, standard_error(elements, result.expected));
-    }
-    if (has_scale(result.name) && measures_elements(yardstick, result.name, rounds)) {
-      result.yardstick.measure(which, elements, result.expected, result.scale);
-    }
-  }
-}
-
 }  // namespace
 
 struct Conformance::Draw {
   CaseData data;
   bool nolse;
-  std::vector<Result> forward, backward;
+  std::vector<Expected> forward, backward;
 
   Draw(const Case& c, std::uint64_t seed, bool with_backward)
       : data(c, seed), nolse(c.hints.nolse) {
-    const Outputs outputs = data.f64_outputs();
-    const Outputs scales = data.f64_outputs();
-    reference::forward(data.problem, data.inputs, outputs);
-    forward_error_scales(data.problem, data.inputs, scales);
-    forward = results(list(data.outputs), list(outputs), list(scales), nolse);
-    const Gradients gradients = data.f64_gradients();
-    if (with_backward) {
-      const Gradients gradient_scales = data.f64_gradients();
-      reference::backward(data.problem, data.inputs, outputs, data.d_outputs(), gradients);
-      backward_error_scales(data.problem, data.inputs, data.d_outputs(), gradient_scales);
-      backward = results(list(data.gradients), list(gradients), list(gradient_scales), false);
-    }
-    const Outputs standard = data.f64_outputs();
-    const bool rounds = may_round_scores(c.problem);
-    std::size_t which = 0;
-    for (const Yardstick& yardstick : yardsticks(c)) {
-      const auto& [precision, order, forward_only] = yardstick;
-      reference::forward(data.problem, data.inputs, standard, precision, order);
-      measure(list(standard), yardstick, which, rounds, forward);
-      if (with_backward && !forward_only) {
-        reference::backward(data.problem, data.inputs, standard, data.d_outputs(), gradients,
-                            precision, order);
-        measure(list(gradients), yardstick, which, rounds, backward);
-      }
-      ++which;
-    }
-    data.free_f64();
+    Outputs outputs = data.outputs;
+    if (nolse) outputs.lse = {};
+    const std::int64_t orders = yardstick_orders(scores(c));
+    forward = expect_forward(data.problem, data.inputs, outputs, orders);
+    if (!with_backward) return;
+    backward = expect_backward(data.problem, data.inputs, data.d_outputs(), data.gradients, orders);
   }
 
-  std::vector<Result>& of(Phase phase) { return phase == Phase::forward ? forward : backward; }
+  std::vector<Expected>& of(Phase phase) { return phase == Phase::forward ? forward : backward; }
 };
 
 Conformance::Conformance(const Case& c, std::uint64_t seed, bool backward)
@@ -232,14 +104,7 @@ void Conformance::run(Draw& draw, const Subject& subject) {
 
 // One comparison a tensor, over all draws.
 void Conformance::compare_draws(const Subject& subject, Report& report) {
-  std::vector<ElementYardstick> yardsticks(draws_.front()->of(subject.phase).size());
-  for (const auto& draw : draws_) {
-    for (std::size_t i = 0; i < yardsticks.size(); ++i) {
-      yardsticks[i].add(draw->of(subject.phase)[i].yardstick);
-    }
-  }
-  std::vector<ElementRule> rules(yardsticks.begin(), yardsticks.end());
-  report.comparisons.clear();
+  std::vector<Part> parts;
   for (const auto& draw : draws_) {
     run(*draw, subject);
     if (subject.tamper) subject.tamper(draw->data);
@@ -248,22 +113,9 @@ void Conformance::compare_draws(const Subject& subject, Report& report) {
       report.status = Status::failed;
       report.message = damage + " was written";
     }
-    for (std::size_t i = 0; i < rules.size(); ++i) {
-      const Result& result = draw->of(subject.phase)[i];
-      const Elements got = read_elements(result.got);
-      const Comparison comparison =
-          compare(result.name, got, result.expected, result.standard_error);
-      if (i >= report.comparisons.size()) {
-        report.comparisons.push_back(comparison);
-      } else {
-        merge(report.comparisons[i], comparison);
-      }
-      if (has_scale(result.name)) rules[i].add(got, result.expected, result.scale);
-    }
+    parts.push_back({draw->of(subject.phase)});
   }
-  for (std::size_t i = 0; i < rules.size(); ++i) {
-    if (has_scale(report.comparisons[i].tensor)) rules[i].judge(report.comparisons[i]);
-  }
+  report.comparisons = judge(parts);
 }
 
 Report Conformance::check(const Subject& subject) {

@@ -41,7 +41,6 @@ class CaseData {
   // Row-major f64 tensors of the shapes of outputs and gradients, owned by this object; NaN.
   Outputs f64_outputs();
   Gradients f64_gradients();
-  void free_f64() { extra_.clear(); }  // all of them
 
  private:
   struct Named {

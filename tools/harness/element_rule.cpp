@@ -112,9 +112,10 @@ double ElementYardstick::projection_allowed() const {
          kSharedRoundings * smallest_unit() * norm_ + ties_;
 }
 
-void ElementRule::add(const Elements& got, const Elements& expected, const Elements& scale) {
+bool ElementRule::add(const Elements& got, const Elements& expected, const Elements& scale) {
   constexpr double kTiny = std::numeric_limits<double>::min();
   const double unit = yardstick_.unit();
+  bool found = false;
   for (std::size_t i = 0; i < got.values.size(); ++i) {
     const double size = scale.values[i];
     const double want = expected.values[i];
@@ -129,7 +130,9 @@ void ElementRule::add(const Elements& got, const Elements& expected, const Eleme
     if (share <= worst_share_) continue;
     worst_share_ = share;
     worst_ = {error, allowed, got.coordinates(i), want, got.values[i]};
+    found = true;
   }
+  return found;
 }
 
 void ElementRule::judge(Comparison& comparison) const {

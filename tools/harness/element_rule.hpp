@@ -51,7 +51,9 @@ class ElementYardstick {
 class ElementRule {
  public:
   explicit ElementRule(ElementYardstick yardstick) : yardstick_(std::move(yardstick)) {}
-  void add(const Elements& got, const Elements& expected, const Elements& scale);
+  // Whether the worst element so far is one of these.
+  bool add(const Elements& got, const Elements& expected, const Elements& scale);
+  Comparison::Element& worst() noexcept { return worst_; }
   // Writes `element` and `gain`.
   void judge(Comparison& comparison) const;
 

@@ -1,0 +1,227 @@
+#include "harness/expectation.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <list>
+#include <utility>
+
+#include "harness/error_scale.hpp"
+#include "reference/reference.hpp"
+
+namespace attn::harness {
+namespace {
+
+using reference::Order;
+using reference::Precision;
+
+// The yardsticks that a result is measured by; the largest error of them counts. 16-bit problems: S
+// and P rounded, P alone, or both held in float, as all are common. In float several orders of
+// operations.
+struct Yardstick {
+  Precision precision;
+  Order order;
+  bool forward_only = false;
+};
+std::vector<Yardstick> yardsticks(DType dtype, std::int64_t orders) {
+  std::vector<Yardstick> out;
+  const bool f32 = dtype == DType::f32;
+  if (!f32) {
+    out = {{Precision::problem, {.turn = 0}},
+           {Precision::f32, {.turn = 4}},
+           {Precision::fused, {.turn = 2}}};
+  }
+  for (std::int64_t i = 0; i < orders; ++i) {
+    const Order order{.turn = static_cast<int>(i * 8 / orders), .scale_q = !f32};
+    out.push_back({Precision::f32, order, !f32});
+  }
+  return out;
+}
+
+// Whether scores may be off by as much as rounding them to the type of the problem: GPUs compute
+// functions in the scores of 16-bit problems by short forms (src/cuda/device/expr/fast.cuh).
+bool may_round_scores(const Problem& p) {
+  if (p.dtype == DType::f32 || p.score.empty()) return false;
+  constexpr expr::Op kFunctions[] = {expr::Op::exp, expr::Op::log, expr::Op::tanh, expr::Op::sqrt};
+  return std::ranges::any_of(kFunctions, [&](expr::Op op) { return depends_on(p.score, op); });
+}
+
+// Whether a yardstick says how large the maximum of a tensor's errors may be, or those of its
+// elements. rounds: may_round_scores(). LSE is float in every problem: else rounded scores are no
+// excuse.
+bool measures_maximum(const Yardstick& yardstick, const std::string& tensor, bool rounds) {
+  if (tensor == "lse") return rounds || yardstick.precision != Precision::problem;
+  return yardstick.precision != Precision::fused && !yardstick.forward_only;
+}
+bool measures_elements(const Yardstick& yardstick, const std::string& tensor, bool rounds) {
+  const bool measures = rounds || yardstick.precision != Precision::problem;
+  return tensor == "lse" ? measures : measures && !yardstick.forward_only;
+}
+
+struct Named {
+  std::string name;
+  Tensor tensor;
+};
+std::vector<Named> list(const Outputs& outputs) { return {{"o", outputs.o}, {"lse", outputs.lse}}; }
+std::vector<Named> list(const Gradients& gradients) {
+  std::vector<Named> out{
+      {"dq", gradients.dq}, {"dk", gradients.dk}, {"dv", gradients.dv}, {"dsink", gradients.dsink}};
+  for (const auto& [name, tensor] : gradients.buffers) out.push_back({"d" + name, tensor});
+  return out;
+}
+
+bool has_scale(const std::string& name) {
+  return name == "o" || name == "lse" || name == "dq" || name == "dk" || name == "dv";
+}
+
+// Tensors of f64 for what the reference computes. NaN, so that what it does not write is seen.
+class Memory {
+ public:
+  Tensor like(const Tensor& t) {
+    if (!t.given()) return {};
+    std::vector<double>& values =
+        blocks_.emplace_back(static_cast<std::size_t>(std::max<std::int64_t>(t.size(), 1)),
+                             std::numeric_limits<double>::quiet_NaN());
+    Tensor out = t;
+    out.data = values.data();
+    out.dtype = DType::f64;
+    std::int64_t stride = 1;
+    for (auto axis = static_cast<std::size_t>(t.rank); axis-- > 0;) {
+      out.strides[axis] = stride;
+      stride *= std::max<std::int64_t>(t.shape[axis], 1);
+    }
+    return out;
+  }
+  Outputs like(const Outputs& outputs) { return {.o = like(outputs.o), .lse = like(outputs.lse)}; }
+  Gradients like(const Gradients& gradients) {
+    Gradients out{.dq = like(gradients.dq),
+                  .dk = like(gradients.dk),
+                  .dv = like(gradients.dv),
+                  .dsink = like(gradients.dsink),
+                  .buffers = {}};
+    for (const auto& [name, tensor] : gradients.buffers) {
+      out.buffers.emplace_back(name, like(tensor));
+    }
+    return out;
+  }
+
+ private:
+  std::list<std::vector<double>> blocks_;
+};
+
+std::vector<Expected> expected_of(const std::vector<Named>& got, const std::vector<Named>& exact,
+                                  const std::vector<Named>& scales) {
+  std::vector<Expected> out;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const auto& [name, tensor] = got[i];
+    if (!tensor.given()) continue;
+    Expected& one = out.emplace_back(Expected{name, tensor, read_elements(exact[i].tensor)});
+    if (!has_scale(name) || tensor.size() == 0) continue;
+    one.scale = read_elements(scales[i].tensor);
+    one.yardstick = ElementYardstick(tensor.dtype, one.exact, one.scale, name != "lse");
+  }
+  return out;
+}
+
+void measure(const std::vector<Named>& standard, const Yardstick& yardstick, bool rounds,
+             std::vector<Expected>& expected) {
+  for (Expected& one : expected) {
+    const auto named = std::find_if(standard.begin(), standard.end(),
+                                    [&](const Named& n) { return n.name == one.name; });
+    const Elements elements = read_elements(named->tensor);
+    if (measures_maximum(yardstick, one.name, rounds)) {
+      one.standard_error = std::max(one.standard_error, standard_error(elements, one.exact));
+    }
+    if (!one.scale.values.empty() && measures_elements(yardstick, one.name, rounds)) {
+      one.yardstick.measure(one.measured, elements, one.exact, one.scale);
+    }
+    ++one.measured;
+  }
+}
+
+}  // namespace
+
+std::int64_t yardstick_orders(std::int64_t scores) {
+  constexpr std::int64_t kScores = 1 << 22;
+  return std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(1, scores), 1, 8);
+}
+
+std::vector<Expected> expect_forward(const Problem& problem, const Inputs& inputs,
+                                     const Outputs& got, std::int64_t orders) {
+  Memory memory;
+  // The reference computes LSE with O.
+  const Outputs exact = memory.like(got), scales = memory.like(got);
+  reference::forward(problem, inputs, exact);
+  forward_error_scales(problem, inputs, scales);
+  std::vector<Expected> expected = expected_of(list(got), list(exact), list(scales));
+  measure_forward(problem, inputs, orders, expected);
+  return expected;
+}
+
+void measure_forward(const Problem& problem, const Inputs& inputs, std::int64_t orders,
+                     std::vector<Expected>& expected) {
+  Memory memory;
+  Outputs standard;
+  for (const Expected& one : expected) {
+    (one.name == "o" ? standard.o : standard.lse) = memory.like(one.got);
+  }
+  const bool rounds = may_round_scores(problem);
+  for (const Yardstick& yardstick : yardsticks(problem.dtype, orders)) {
+    reference::forward(problem, inputs, standard, yardstick.precision, yardstick.order);
+    measure(list(standard), yardstick, rounds, expected);
+  }
+}
+
+std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inputs,
+                                      const OutputGradients& d_outputs, const Gradients& got,
+                                      std::int64_t orders) {
+  Memory memory;
+  const Gradients gradients = memory.like(got), scales = memory.like(got);
+  reference::backward(problem, inputs, {}, d_outputs, gradients);
+  backward_error_scales(problem, inputs, d_outputs, scales);
+  std::vector<Expected> expected = expected_of(list(got), list(gradients), list(scales));
+  const bool rounds = may_round_scores(problem);
+  for (const Yardstick& yardstick : yardsticks(problem.dtype, orders)) {
+    if (yardstick.forward_only) continue;
+    reference::backward(problem, inputs, {}, d_outputs, gradients, yardstick.precision,
+                        yardstick.order);
+    measure(list(gradients), yardstick, rounds, expected);
+  }
+  return expected;
+}
+
+std::vector<Comparison> judge(std::span<const Part> parts) {
+  std::vector<Comparison> comparisons;
+  if (parts.empty()) return comparisons;
+  std::vector<ElementYardstick> yardsticks(parts.front().expected.size());
+  for (const Part& part : parts) {
+    for (std::size_t i = 0; i < yardsticks.size(); ++i) {
+      yardsticks[i].add(part.expected[i].yardstick);
+    }
+  }
+  std::vector<ElementRule> rules(yardsticks.begin(), yardsticks.end());
+  for (const Part& part : parts) {
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+      const Expected& one = part.expected[i];
+      const auto to_whole = [&](std::vector<std::int64_t>& where) {
+        if (part.to_whole && !where.empty()) part.to_whole(one.name, where);
+      };
+      const Elements got = read_elements(one.got);
+      Comparison comparison = compare(one.name, got, one.exact, one.standard_error);
+      to_whole(comparison.where);
+      if (i >= comparisons.size()) {
+        comparisons.push_back(std::move(comparison));
+      } else {
+        merge(comparisons[i], comparison);
+      }
+      if (!one.scale.values.empty() && rules[i].add(got, one.exact, one.scale)) {
+        to_whole(rules[i].worst().where);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    if (has_scale(comparisons[i].tensor)) rules[i].judge(comparisons[i]);
+  }
+  return comparisons;
+}
+
+}  // namespace attn::harness

@@ -1,0 +1,57 @@
+// What the results of a phase should be, how far off standard attention is, and the verdict of the
+// error rule (docs/numerics.md) about what was computed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/run.hpp"
+#include "harness/compare.hpp"
+#include "harness/element_rule.hpp"
+
+namespace attn::harness {
+
+// One tensor of the results of a phase.
+struct Expected {
+  std::string name;           // "o", "lse", "dq", ...
+  Tensor got;                 // where the result is, or will be
+  Elements exact{}, scale{};  // of the reference, and of errors; no scale: sums over a whole head
+                              // or more, too few numbers to judge each
+  double standard_error = 0;
+  ElementYardstick yardstick{};
+  std::size_t measured = 0;  // yardsticks
+};
+
+// How many orders of operations standard attention is computed in for a problem with so many
+// scores: as many as cost little, 1 to 8.
+std::int64_t yardstick_orders(std::int64_t scores);
+
+// Of the tensors that `got` names, results of a complete problem of any size with valid inputs on
+// the host: the exact results, and the errors of `orders` orders of operations, in which standard
+// attention in the precision of the problem is computed.
+std::vector<Expected> expect_forward(const Problem& problem, const Inputs& inputs,
+                                     const Outputs& got, std::int64_t orders);
+std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inputs,
+                                      const OutputGradients& d_outputs, const Gradients& got,
+                                      std::int64_t orders);
+// More yardsticks for the same results of forward: of a problem whose results are those of
+// `expected`, as one with its keys in another order.
+void measure_forward(const Problem& problem, const Inputs& inputs, std::int64_t orders,
+                     std::vector<Expected>& expected);
+
+// Results that are judged together with others of the same names: one draw, or one part.
+struct Part {
+  std::vector<Expected>& expected;
+  // From a position in a tensor of the part to one in what it is a part of; empty: the same.
+  std::function<void(std::string_view name, std::vector<std::int64_t>& where)> to_whole{};
+};
+
+// Reads what was computed. One comparison a tensor, over all parts; every part has the same
+// tensors.
+std::vector<Comparison> judge(std::span<const Part> parts);
+
+}  // namespace attn::harness
