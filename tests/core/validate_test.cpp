@@ -62,7 +62,7 @@ TEST(Complete, TakesTheDTypeOfTheTensors) {
        {&c.in.q, &c.in.k, &c.in.v, &c.out.o, &c.d_o, &c.grad.dq, &c.grad.dk, &c.grad.dv}) {
     t->dtype = DType::bf16;
   }
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const OptionalDType dtype : {OptionalDType(), OptionalDType(DType::bf16)}) {
     c.problem.dtype = dtype;
     EXPECT_EQ(complete(c.problem, c.in).dtype, DType::bf16);
     EXPECT_NO_THROW(validate_both(c));

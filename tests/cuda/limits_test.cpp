@@ -83,21 +83,21 @@ TEST(Parameters, AreRefusedByNameWhereTheDriverIsOld) {
   const auto report = [] {
     setenv("FAKE_DRIVER_VERSION", "12000", 1);
     // dQ, dK and dV fit, the gradients of all buffers do not.
-    const Problem problem = parse_problem(many_buffers(32));
+    const Problem problem = parse_problem(many_buffers(24));
     make_plan(problem, Phase::backward, {.device = {DeviceType::cuda, 0}});
     std::vector<std::string> names;
-    for (int i = 0; i < 32; ++i) names.push_back("t" + std::to_string(i));
+    for (int i = 0; i < 24; ++i) names.push_back("t" + std::to_string(i));
     const BackwardConfig config =
         backward_config(BackwardKernel::simt, problem, {}, device::Gradient::buffers);
     const std::string message =
         refusal(ErrorCode::unsupported, [&] { backward_source(problem, config, names); });
-    names.resize(20);
-    backward_source(parse_problem(many_buffers(20)), config, names);
+    names.resize(16);
+    backward_source(parse_problem(many_buffers(16)), config, names);
     std::fprintf(stderr, "%s\n", message.c_str());
     std::exit(0);
   };
   EXPECT_EXIT(report(), ::testing::ExitedWithCode(0),
-              "the parameters of backward_simt_buffers are 5352 bytes.*accepted are up to 4096 "
+              "the parameters of backward_simt_buffers are 4[0-9]* bytes.*accepted are up to 4096 "
               "here, and 32764 where NVRTC and driver are of CUDA 12.1 or newer .problem "
               "b1_n8_h4_d64_score");
 }

@@ -96,6 +96,15 @@ TEST_F(Verify, Forward) {
   EXPECT_FALSE(result.passed());
   EXPECT_EQ(result.worst().where, (std::vector<std::int64_t>{1, 1023, 2, 3}));
   value -= 1e-3F;
+  // Small beside the largest values of O, which are about 3, but not in a row that sees a thousand
+  // keys, whose values are thirty times smaller.
+  const float right = value;
+  value += 3e-7F;
+  result = verify_forward(data_.problem, data_.inputs, data_.outputs);
+  EXPECT_FALSE(result.passed());
+  EXPECT_LE(result.worst().error, result.worst().allowed) << "the rule of maxima sees it";
+  EXPECT_EQ(result.worst().element.where, (std::vector<std::int64_t>{1, 1023, 2, 3}));
+  value = right;
 
   // NaN is found in every row.
   element(data_.outputs.o, 0, 500, 0) = std::nanf("");

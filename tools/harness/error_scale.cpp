@@ -194,15 +194,18 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       const Head<double> head = head_of(problem, inputs, sequence, h);
-      const core::LseRow lse = core::lse_row(problem, inputs, scales.lse, batch, h);
+      core::LseRow lse{};
+      if (scales.lse.given()) lse = core::lse_row(problem, inputs, scales.lse, batch, h);
       Matrix<double> squares(sequence.length_q, problem.head_dim_v);
-      for (std::int64_t i = 0; i < sequence.capacity_q; ++i) {
+      for (std::int64_t i = 0; lse.base != nullptr && i < sequence.capacity_q; ++i) {
         reference::store(lse.base + i * lse.stride, DType::f64, 0);
       }
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
         const Row<double> row = score_row(head, i, {});
         const std::vector<double> p = softmax_of_row(head, row);
-        reference::store(lse.base + i * lse.stride, DType::f64, lse_scale(head, i, row, p));
+        if (lse.base != nullptr) {
+          reference::store(lse.base + i * lse.stride, DType::f64, lse_scale(head, i, row, p));
+        }
         std::vector<double> o(static_cast<std::size_t>(problem.head_dim_v));
         for (std::size_t j = 0; j < p.size(); ++j) {
           if (hidden(row.t[j])) continue;

@@ -12,8 +12,8 @@ namespace attn::harness {
 // visible keys count as no smaller than the smallest normal number of the problem's type, below
 // which relative precision ends. Example: O of a row with 100 equal P = 0.01 and V about 1 has a
 // scale of 0.01 sqrt(100) = 0.1; O of a row with one key has about 1. Errors of the former are a
-// tenth of those of the latter. scales: f64, of the shapes of outputs and gradients; dsink and
-// buffers are not written.
+// tenth of those of the latter. scales: f64, of the shapes of outputs and gradients, LSE optional;
+// dsink and buffers are not written.
 void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales);
 void backward_error_scales(const Problem& problem, const Inputs& inputs,
                            const OutputGradients& d_outputs, const Gradients& scales);

@@ -47,7 +47,7 @@ std::string_view name(Operand operand) noexcept {
 std::int64_t element_bytes(const Problem& problem, Operand operand) {
   const bool f32 = operand == Operand::lse || operand == Operand::d ||
                    operand == Operand::partial || operand == Operand::scratch;
-  return static_cast<std::int64_t>(size_of(f32 ? DType::f32 : problem.dtype));
+  return static_cast<std::int64_t>(size_of(f32 ? DType::f32 : DType{problem.dtype}));
 }
 
 double Traffic::read() const {
