@@ -52,9 +52,8 @@ class OptionalDType {
   // Implicit both ways.
   constexpr OptionalDType(DType dtype) noexcept  // NOLINT(google-explicit-constructor)
       : dtype_(dtype), given_(true) {}
-  constexpr operator DType() const noexcept {
-    return dtype_;
-  }  // NOLINT(google-explicit-constructor)
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  constexpr operator DType() const noexcept { return dtype_; }
   constexpr bool given() const noexcept { return given_; }
 
  private:

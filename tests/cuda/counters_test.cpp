@@ -20,6 +20,10 @@ const Environment kCompiler("ATTN_NVRTC", ATTN_FAKE_DRIVER);
 constexpr Device kHopper{DeviceType::cuda, 0};
 
 class Counters : public ::testing::Test {
+ public:
+  Counters(const Counters&) = delete;
+  Counters& operator=(const Counters&) = delete;
+
  protected:
   Counters() {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -33,9 +37,6 @@ class Counters : public ::testing::Test {
     fake->captures.clear();
     fake->parameter_bytes = 0;
   }
-  Counters(const Counters&) = delete;
-  Counters& operator=(const Counters&) = delete;
-
   // Runs in `context`; what the kernel was told. More tiles than multiprocessors, so that they are
   // dealt out by a counter.
   int counter_in(CUcontext context, void* stream) {
