@@ -20,7 +20,7 @@ void for_each_number(const PlanRequest& r, const Visit& visit) {
                                   p.head_dim_v, p.page_size}) {
     visit(static_cast<std::uint64_t>(size));
   }
-  visit(static_cast<std::uint64_t>(p.dtype) | static_cast<std::uint64_t>(p.layout_q) << 8 |
+  visit(static_cast<std::uint64_t>(DType{p.dtype}) | static_cast<std::uint64_t>(p.layout_q) << 8 |
         static_cast<std::uint64_t>(p.layout_k) << 16 | std::uint64_t{p.sink} << 24 |
         std::uint64_t{p.softmax_scale.has_value()} << 25 |
         static_cast<std::uint64_t>(r.phase) << 32 |
