@@ -23,12 +23,14 @@ class Formula:
         text: The formula; names of arrays stand with their indices in brackets. A load outside an
             array reads 0, a dimension of size 1 accepts any index.
         **buffers: Arrays of 1 to 4 dimensions, on the device of q: int32, uint8 and bool read as
-            integers, float32, bfloat16 and float16 as float32.
+            integers, float32, bfloat16 and float16 as float32. A number, or an array without
+            dimensions, is read by its name alone: an int as int32, a float as float32. Another
+            value compiles nothing anew.
     """
 
     __slots__ = ("buffers", "text")
 
-    def __init__(self, text: str, /, **buffers: Array):
+    def __init__(self, text: str, /, **buffers: Array | float):
         self.text = text
         self.buffers = buffers
 

@@ -29,6 +29,19 @@ def _rank(array: Array) -> int:
     return len(array.shape)
 
 
+def _scalar(name: str, array: Array) -> int | float | None:
+    """The number of an array without dimensions; None for other arrays."""
+    if _rank(array) != 0:
+        return None
+    if getattr(array, "is_cuda", False):
+        raise InvalidArgument(
+            f"{name} is a number in the memory of a GPU; accepted are numbers of Python and of "
+            "CPU memory"
+        )
+    value: int | float = array.item()
+    return value
+
+
 def _window(window: Any) -> str:
     try:
         left, right = window
@@ -86,7 +99,12 @@ class _Problem:
         self.tokens: list[str] = []
         self.buffers: dict[str, Array] = {}
 
-    def declare(self, name: str, array: Array) -> None:
+    def declare(self, name: str, array: Array | float) -> None:
+        value = array if isinstance(array, (int, float)) else _scalar(name, array)
+        if value is not None:
+            self.buffers[name] = value
+            self.tokens.append(f"scalar({name}:{'i32' if isinstance(value, int) else 'f32'})")
+            return
         self.buffers[name] = array
         self.tokens.append(f"buffer({name}:{_attn.signature(name, array)})")
 

@@ -87,7 +87,7 @@ def attention(
     made = make_options(**options)
     if torch.is_grad_enabled():
         read = {**made.tensors, **made.buffers}
-        tensors = {name: t for name, t in read.items() if t.requires_grad}
+        tensors = {name: t for name, t in read.items() if getattr(t, "requires_grad", False)}
         if tensors or q.requires_grad or k.requires_grad or v.requires_grad:
             out, lse = _Eager.apply(made, list(tensors), q, k, v, *tensors.values())
             return (out, lse) if return_lse else out

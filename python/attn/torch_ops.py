@@ -249,7 +249,7 @@ def attention(
             given["allowed"] = formula
         elif isinstance(formula, Formula):
             texts[name] = formula.text
-            given.update(formula.buffers)
+            given.update({n: torch.as_tensor(x) for n, x in formula.buffers.items()})
         elif isinstance(formula, str):
             texts[name] = formula
         elif formula is not None:

@@ -83,10 +83,27 @@ void Call::take_tensors(const nb::dict& tensors) {
 void Call::take_buffers(const nb::dict& buffers) {
   for (const auto [key, value] : buffers) {
     auto name = nb::cast<std::string>(key);
+    if (nb::isinstance<nb::int_>(value) || nb::isinstance<nb::float_>(value)) {
+      inputs_.buffers.emplace_back(name, scalar(name, value));
+      continue;
+    }
     Array array = input(name, value);
     inputs_.buffers.emplace_back(name, array.tensor);
     buffers_.emplace_back(std::move(name), std::move(array));
   }
+}
+
+// A number of the mask or score, in memory that lives as long as the call.
+Tensor Call::scalar(std::string_view name, nb::handle number) {
+  if (nb::isinstance<nb::float_>(number)) {
+    return tensor(&floats_.emplace_back(nb::cast<float>(number)), {});
+  }
+  std::int32_t value = 0;
+  if (!nb::try_cast(number, value)) {
+    throw Error(ErrorCode::invalid_argument, std::string(name) + " is " + nb::str(number).c_str() +
+                                                 "; accepted are integers of 32 bits");
+  }
+  return tensor(&integers_.emplace_back(value), {});
 }
 
 const Array& Call::buffer(std::string_view name) const {

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,6 +59,7 @@ class Call {
   Array input(std::string_view name, nb::handle object) const;
   void take_tensors(const nb::dict& tensors);
   void take_buffers(const nb::dict& buffers);
+  Tensor scalar(std::string_view name, nb::handle number);
 
   bool heads_first_;
   PlanOptions options_;
@@ -66,6 +68,8 @@ class Call {
   Array q_, k_, v_;
   std::vector<Array> kept_;  // the tensors of inputs_ beside q, k, v
   std::vector<std::pair<std::string, Array>> buffers_;
+  std::list<float> floats_;  // what scalars of mask and score point to
+  std::list<std::int32_t> integers_;
   Array workspace_;
 };
 

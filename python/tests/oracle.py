@@ -41,7 +41,11 @@ def options(case):
         if tree is not None:
             # A buffer belongs to one of the two; names that neither reads are refused.
             formula = text(tree)
-            read = {name: x for name, x in problem.buffers.items() if f"{name}[" in formula}
+            read = {
+                name: x.item() if x.ndim == 0 else x
+                for name, x in problem.buffers.items()
+                if re.search(rf"\b{name}\b", formula)
+            }
             found[name] = attn.Formula(formula, **read)
     if problem.scale is not None:
         found["scale"] = problem.scale
@@ -78,7 +82,11 @@ def run(case, library):
     found = {}
     for name, x in options(case).items():
         if isinstance(x, attn.Formula):
-            x = attn.Formula(x.text, **{n: library.buffer(a) for n, a in x.buffers.items()})
+            buffers = {
+                n: library.buffer(a) if isinstance(a, np.ndarray) else a
+                for n, a in x.buffers.items()
+            }
+            x = attn.Formula(x.text, **buffers)
         found[name] = library.buffer(x) if isinstance(x, np.ndarray) else x
     q, k, v, *d_out = (
         library.tensor(np.asarray(x[1] if isinstance(x, tuple) else x, np.float32), case.dtype)
@@ -88,7 +96,10 @@ def run(case, library):
     results = {"o": out, "lse": lse}
     if case.backward:
         wanted = ["q", "k", "v"] + (["sink"] if "sink" in found else [])
-        wanted += list(found["score"].buffers) if "score" in found else []
+        if "score" in found:  # numbers have no gradient
+            wanted += [
+                n for n, x in found["score"].buffers.items() if not isinstance(x, (int, float))
+            ]
         d_lse = case.tensors.get("d_lse")
         d_lse = None if d_lse is None else library.buffer(d_lse)
         gradients = attn.attention_backward(
