@@ -86,7 +86,7 @@ class GradientContext {
   const std::byte* key_row(const GradientTile& tile, int key) const;
 
   const Attention& a_;
-  const OutputGradients& d_outputs_;
+  OutputGradients d_outputs_;
   std::pmr::vector<std::int64_t> first_block_;  // [pairs + 1]
   float* lse_ = nullptr;
   float* delta_ = nullptr;
