@@ -163,7 +163,7 @@ std::int64_t ForwardConfig::shared_bytes() const noexcept {
   // As ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand.
   const std::int64_t panels_k = divide_up(head_dim, 64), panels_v = divide_up(head_dim_v, 64);
   const std::int64_t qs = std::int64_t{stages_q} * warps / 4;
-  const std::int64_t barriers = 16 * qs + 16 * (stages_k + stages) + 64;
+  const std::int64_t barriers = 16 * qs + 16 * (stages_k + stages) + 72;
   return qs * 64 * 128 * panels_k + block_n * 128 * (stages_k * panels_k + stages * panels_v) +
          round_up(static_cast<int>(barriers), 16) + std::int64_t{4} * (48 + 16 * warps / 4) + 32;
 }

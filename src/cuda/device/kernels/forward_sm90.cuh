@@ -51,6 +51,7 @@ struct ForwardSm90 : ForwardSm90Tiles<C, Expressions> {
         mbarrier_init(barrier(Layout::kFullQ, i), 1);
         mbarrier_init(barrier(Layout::kEmptyQ, i), 4);
       }
+      mbarrier_init(barrier(Layout::kNearEnd, 0), 1);
       for (int i = 0; i < Layout::kTileStages; ++i) {
         mbarrier_init(barrier(Layout::kFullTile, i), 1);
         if constexpr (C::kHidesKeys) {

@@ -38,23 +38,23 @@ __device__ __forceinline__ WorkCounter* counter_of_grid() {
 }
 
 // The first tile by number, others to whoever asks first, so that tiles of any cost share the
-// machine evenly; without a counter in turn. Asks for a tile ahead. For one thread.
+// machine evenly; without a counter in turn. Ask late: a tile once taken waits for its taker. For one
+// thread.
 class TileDealer {
  public:
   // counter: ForwardParams::counter or BackwardParams::counter.
-  __device__ __forceinline__ explicit TileDealer(int counter)
-      : of_grid_(counter == kGridCounter), next_(static_cast<int>(blockIdx.x)) {
+  __device__ __forceinline__ explicit TileDealer(int counter) : of_grid_(counter == kGridCounter) {
     if (counter >= 0) counter_ = &stream_counters[counter].counter;
   }
   __device__ __forceinline__ int next() {
-    if (next_ == kUnknown) {  // nobody waits for the second tile yet: time to find the counter
+    if (tile_ < 0) return tile_ = static_cast<int>(blockIdx.x);
+    if (of_grid_) {  // nobody waits for the second tile yet: time to find the counter
       of_grid_ = false;
       counter_ = counter_of_grid();
-      next_ = after(static_cast<int>(blockIdx.x));
     }
-    const int tile = next_;
-    next_ = of_grid_ ? kUnknown : after(tile);
-    return tile;
+    const int drawn =
+        counter_ != nullptr ? static_cast<int>(atomicAdd(&counter_->next, 1u)) : tile_;
+    return tile_ = static_cast<int>(gridDim.x) + drawn;
   }
   // After the last tile. The last block of threads leaves the counter as it was.
   __device__ __forceinline__ void finish() {
@@ -67,15 +67,9 @@ class TileDealer {
   }
 
  private:
-  static constexpr int kUnknown = -1;
-  __device__ __forceinline__ int after(int tile) {
-    return static_cast<int>(gridDim.x) +
-           (counter_ != nullptr ? static_cast<int>(atomicAdd(&counter_->next, 1u)) : tile);
-  }
-
   WorkCounter* counter_ = nullptr;
-  bool of_grid_;
-  int next_;
+  bool of_grid_;  // and not looked for yet
+  int tile_ = -1;
 };
 
 }  // namespace attn::device

@@ -82,6 +82,15 @@ class KeyBlocks {
   }
 
   __device__ __forceinline__ bool more() const { return next_ >= begin_; }
+  // Whether more than `count` blocks are to come, as far as it is known: with a mask, blocks
+  // before the 32 around the next one count as more.
+  __device__ __forceinline__ bool longer_than(int count) const {
+    if constexpr (Expressions::kHasMask) {
+      return (next_ & ~31) > begin_ || (more() && __popc(present_) >= count);
+    } else {
+      return next_ - begin_ >= count;
+    }
+  }
   // Of the block that comes next: its number; whether the caller's rows see only a part of it, or
   // nothing.
   __device__ __forceinline__ int block() const { return next_; }

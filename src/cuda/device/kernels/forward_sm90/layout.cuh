@@ -27,7 +27,8 @@ struct ForwardSm90Layout {
   // The tiles at hand, from the producer to the consumers, which hold two: the one that ends and
   // the one that begins.
   static constexpr int kTileStages = 4, kTileBytes = 48 + 16 * C::kConsumers;
-  static constexpr int kFullTile = kEmptyV + 8 * C::kStagesV;
+  static constexpr int kNearEnd = kEmptyV + 8 * C::kStagesV;
+  static constexpr int kFullTile = kNearEnd + 8;
   static constexpr int kEmptyTile = kFullTile + 8 * kTileStages;
   static constexpr int kTileAt = (kEmptyTile + 8 * kTileStages + 15) / 16 * 16;
   static constexpr int kStoredTile = kTileAt + kTileBytes * kTileStages;  // under a mask

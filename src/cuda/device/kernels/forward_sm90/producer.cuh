@@ -62,12 +62,18 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
     }
   }
 
-  // Deals tiles out, classifies their first blocks of keys, and loads Q of them: one warp.
+  // A tile nears its end, and the next one is dealt, when so many of its blocks are not asked for.
+  static constexpr int kNearBlocks = 2;
+
+  // Deals tiles out, classifies their first blocks of keys, and loads Q of them: one warp. It deals
+  // a tile while the one before nears its end: one dealt earlier might begin late, as the last of
+  // a launch, while other multiprocessors have nothing left to do.
   __device__ __forceinline__ void produce_tiles() const {
     const bool leader = threadIdx.x % 32 == 0;
     TileDealer dealer(p.counter);
     prefetch_tensor_map(maps.q);
-    unsigned queries = 0;  // loaded so far
+    unsigned queries = 0;     // loaded so far
+    unsigned long_tiles = 0;  // whose ends were waited for
     for (unsigned tiles = 0;; ++tiles) {
       const int slot = TileRing::stage(tiles);
       if (leader) {
@@ -93,6 +99,9 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
       }
       if (list.more()) ++queries;
       if (!Base::is_tile(w)) break;
+      if (list.longer_than(kNearBlocks)) {
+        mbarrier_wait(barrier(Layout::kNearEnd, 0), long_tiles++ & 1);
+      }
     }
     if (leader) dealer.finish();
   }
@@ -110,8 +119,13 @@ struct ForwardSm90Producer : ForwardSm90Tiles<C, Expressions> {
       if (!Base::is_tile(w)) break;
       auto list = this->template first_blocks<AllBlocks>(slot, 0, w);
       int previous = -1;
+      bool far = list.longer_than(kNearBlocks);
       while (previous >= 0 || list.more()) {
         const bool has_next = list.more();
+        if (far && !list.longer_than(kNearBlocks)) {
+          far = false;
+          this->arrive(Layout::kNearEnd, 0);
+        }
         const int block = list.block();
         if (leader && has_next) {
           this->template wait_empty<KeyRing>(Layout::kEmptyK, keys);
