@@ -19,7 +19,7 @@ from .errors import (
 )
 from .formula import Formula, block_mask
 from .information import alibi_slopes, info
-from .operations import Plan, attention, attention_backward, merge, plan
+from .operations import Plan, attention, attention_backward, dropout_mask, merge, plan
 
 # Imported when they are first asked for: most programs write no expressions, few use every library.
 _EXPRESSIONS = {
@@ -31,7 +31,7 @@ _EXPRESSIONS = {
     "symbols": "symbol",
     "where": "expression",
 }
-_MODULES = ("flex", "hf", "torch")
+_MODULES = ("flash_attn", "flex", "hf", "torch")
 
 __all__ = [
     "DeviceError",
@@ -49,6 +49,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "block_mask",
+    "dropout_mask",
     "info",
     "merge",
     "plan",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import _attn
 from .errors import InvalidArgument
-from .options import make_options
+from .options import make_options, rng_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -238,3 +238,19 @@ def merge(parts: Iterable[tuple[Array, Array]]) -> tuple[Any, Any]:
     """
     result: tuple[Any, Any] = _attn.merge(list(parts))
     return result
+
+
+def dropout_mask(kept: Array, dropout: float, rng: int | tuple[int, int]) -> Array:
+    """Which elements of P a call with `dropout` and `rng` keeps, bit for bit.
+
+    Args:
+        kept: bool or uint8 `[batch, heads_q, seqlen_q, seqlen_k]`, written: true where P is kept.
+            Queries and keys count from 0 within their sequence, of packed and paged ones too.
+        dropout: Probability in [0, 1).
+        rng: Seed or (seed, offset).
+
+    Returns:
+        `kept`.
+    """
+    _attn.dropout_mask(kept, dropout, *rng_state(dropout, rng))
+    return kept

@@ -54,7 +54,8 @@ def _window(window: Any) -> str:
     return f"window{left}x{right}"
 
 
-def _dropout(dropout: float, rng: Any) -> tuple[int, int]:
+def rng_state(dropout: float, rng: Any) -> tuple[int, int]:
+    """Seed and offset of dropout."""
     if not dropout:
         return 0, 0
     try:
@@ -230,7 +231,7 @@ def _make_options(
     seed = offset = 0
     if dropout:
         tokens.append("dropout" + _number("dropout", dropout))
-        seed, offset = _dropout(dropout, rng)
+        seed, offset = rng_state(dropout, rng)
     tensors = {}
     if sink is not None:
         tokens.append("sink")

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "attn/dropout_mask.hpp"
 #include "attn/error.hpp"
 #include "call.hpp"
 
@@ -119,6 +120,20 @@ Plan plan(const Options& options, nb::handle q, nb::handle k, nb::handle v, bool
   return call.plan(is_backward ? Phase::backward : Phase::forward);
 }
 
+// kept <- 1 where dropout keeps an element of P, else 0.
+void write_dropout_mask(nb::handle kept, double probability, std::uint64_t seed,
+                        std::uint64_t offset) {
+  const Array array = writable_view("kept", kept);
+  Problem problem;
+  problem.dropout.probability = probability;
+  problem.dropout.seed = seed;
+  problem.dropout.offset = offset;
+  Context context;
+  context.stream = current_stream(array);
+  const nb::gil_scoped_release released;
+  dropout_mask(problem, array.tensor, context);
+}
+
 // "f32:8x64", as a descriptor declares a buffer.
 std::string signature(std::string_view name, nb::handle object) {
   const Tensor tensor = view(name, object).tensor;
@@ -179,6 +194,7 @@ void bind_operations(nb::module_& module) {
              "d_lse"_a.none() = nb::none(), "plan"_a.none() = nb::none());
   module.def("plan", &plan, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "backward"_a);
   module.def("merge", &merge, "parts"_a);
+  module.def("dropout_mask", &write_dropout_mask, "kept"_a, "probability"_a, "seed"_a, "offset"_a);
   module.def("signature", &signature, "name"_a, "array"_a);
 }
 

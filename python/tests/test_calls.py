@@ -105,6 +105,20 @@ def test_other_threads_run_meanwhile():
     assert counts >= 3
 
 
+def test_dropout_mask_is_that_of_the_call():
+    q = np.zeros((2, 9, 3, 1), np.float32)
+    k = np.zeros((2, 40, 3, 1), np.float32)
+    v = np.broadcast_to(np.eye(40, dtype=np.float32)[None, :, None], (2, 40, 3, 40))
+    p = attn.attention(q, k, v, dropout=0.4, rng=(7, 11)).transpose(0, 2, 1, 3)
+    kept = np.full((2, 3, 9, 40), True)
+    assert attn.dropout_mask(kept, 0.4, (7, 11)) is kept
+    assert np.array_equal(kept, p > 0)
+    assert 0.5 < kept.mean() < 0.7
+    kept.flags.writeable = False
+    with pytest.raises(attn.InvalidArgument, match="kept is a read-only ndarray"):
+        attn.dropout_mask(kept, 0.4, 7)
+
+
 def test_import_is_light():
     """No library of arrays comes with `import attn`."""
     code = "import sys, attn; print({'numpy', 'torch', 'jax', 'typing'} & set(sys.modules))"

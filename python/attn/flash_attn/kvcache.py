@@ -1,0 +1,167 @@
+"""Attention to a cache of keys and values, with rows appended to it in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidArgument
+from .attend import attend, is_local, lengths_of
+from .layers.rotary import apply_rotary_emb, sequence_of
+
+
+def _lengths(cache_seqlens: int | Tensor | None, batch: int, k_cache: Tensor) -> Tensor | None:
+    if cache_seqlens is None:
+        return None
+    if isinstance(cache_seqlens, int):
+        return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device)
+    return cache_seqlens.contiguous()
+
+
+def _check_room(total: Tensor, room: int, source: str, paged: bool) -> None:
+    """Whether the cache has room.
+
+    On a GPU this waits for the lengths. Pages are worth that, since a row past the table would be
+    written to another sequence; not while a graph is captured, when nothing can be read back.
+    """
+    if total.is_cuda and (not paged or torch.cuda.is_current_stream_capturing()):
+        return
+    longest = int(total.max()) if total.numel() else 0
+    if longest > room:
+        raise InvalidArgument(
+            f"cache_seqlens needs {longest} rows, those appended among them; accepted are at most "
+            f"{room}, for which {source} has room"
+        )
+
+
+def _append(
+    cache: Tensor, new: Tensor, sequence: Tensor, place: Tensor, page_table: Tensor | None
+) -> None:
+    """cache[sequence, place] = new, or the row of the sequence's page."""
+    if page_table is None:
+        cache[sequence, place] = new
+        return
+    page_size = cache.shape[1]
+    page = page_table[sequence, place.div(page_size, rounding_mode="floor")]
+    cache[page.long(), place % page_size] = new
+
+
+def attend_with_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    *,
+    rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None,
+    rotary_interleaved: bool,
+    cache_seqlens: int | Tensor | None,
+    cache_batch_idx: Tensor | None,
+    cache_leftpad: Tensor | None,
+    page_table: Tensor | None,
+    page_table_name: str,
+    causal: bool,
+    window_size: Any,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    qv: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """(out, lse), -inf for a row without keys. Arguments are those of flash_attn_with_kvcache.
+
+    cu_seqlens_q, cu_seqlens_k_new: of q and of k, v packed. rotary_seqlens: places where Q and K
+    are rotated, cache_seqlens if None. qv: the scores are q k^T + qv v^T.
+    """
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    if (k is None) != (v is None):
+        raise InvalidArgument(
+            f"k is {'None' if k is None else 'given'} and v is "
+            f"{'None' if v is None else 'given'}; accepted are both or none"
+        )
+    if (rotary_cos is None) != (rotary_sin is None) or (rotary_cos is not None and k is None):
+        raise InvalidArgument(
+            "rotary_cos, rotary_sin, k and v are not all given; accepted are all of them, or "
+            "neither rotary_cos nor rotary_sin"
+        )
+    lengths = _lengths(cache_seqlens, batch, k_cache)
+    if k is not None and lengths is None:
+        raise InvalidArgument(
+            "cache_seqlens is None and k is given; accepted are an int or int32 "
+            f"({batch},), the rows before those appended"
+        )
+    if page_table is not None and (cache_leftpad is not None):
+        raise InvalidArgument(
+            f"cache_leftpad and {page_table_name} are both given; accepted is one of them"
+        )
+    if cache_batch_idx is not None and page_table is not None:
+        page_table = page_table[cache_batch_idx.long()]
+    with torch.no_grad():
+        room = k_cache.shape[1] if page_table is None else page_table.shape[1] * k_cache.shape[1]
+        source = "k_cache" if page_table is None else page_table_name
+        total: Tensor | None = lengths
+        if k is not None and v is not None and lengths is not None:
+            if cu_seqlens_k_new is None:
+                added: int | Tensor = k.shape[1]
+                sequence = torch.arange(batch, device=k.device)[:, None]
+                place = lengths.long()[:, None] + torch.arange(k.shape[1], device=k.device)
+            else:
+                added = lengths_of(cu_seqlens_k_new)
+                rows = torch.arange(k.shape[0], device=k.device)
+                sequence = sequence_of(rows, cu_seqlens_k_new)
+                place = (lengths - cu_seqlens_k_new[:-1]).long()[sequence] + rows
+            total = lengths + added
+            _check_room(total, room, source, page_table is not None)
+            if rotary_cos is not None and rotary_sin is not None:
+                start = lengths if rotary_seqlens is None else rotary_seqlens
+                k = apply_rotary_emb(
+                    k, rotary_cos, rotary_sin, rotary_interleaved, False, start, cu_seqlens_k_new
+                )
+                q = _rotated_queries(
+                    q, rotary_cos, rotary_sin, rotary_interleaved, start, cu_seqlens_q,
+                    is_local(causal, window_size),
+                )  # fmt: skip
+            if cache_batch_idx is not None and page_table is None:
+                sequence = cache_batch_idx.long()[sequence]
+            _append(k_cache, k.to(k_cache.dtype), sequence, place, page_table)
+            _append(v_cache, v.to(v_cache.dtype), sequence, place, page_table)
+        elif lengths is not None:
+            _check_room(lengths, room, source, page_table is not None)
+        if page_table is None and cache_batch_idx is not None:
+            page_table = cache_batch_idx[:, None]  # a sequence of the cache is a page
+        if page_table is None:
+            k_cache, v_cache = k_cache[:batch], v_cache[:batch]
+        elif total is None:
+            total = torch.full((batch,), room, dtype=torch.int32, device=q.device)
+        if qv is not None:
+            q, k_cache = torch.cat((q, qv), -1), torch.cat((k_cache, v_cache), -1)
+        if cu_seqlens_q is not None:
+            options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
+        return attend(
+            q, k_cache, v_cache, causal=causal, window_size=window_size, leftpad=cache_leftpad,
+            seqused_k=total, page_table=page_table, **options,
+        )  # fmt: skip
+
+
+def _rotated_queries(
+    q: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    start: Tensor,
+    cu_seqlens_q: Tensor | None,
+    is_local: bool,
+) -> Tensor:
+    """Queries that look back from their places turn by these; others all stand at the first."""
+    if is_local:
+        return apply_rotary_emb(q, cos, sin, interleaved, False, start, cu_seqlens_q)
+    if cu_seqlens_q is None:
+        heads = apply_rotary_emb(q.flatten(1, 2)[:, None], cos, sin, interleaved, False, start)
+        return heads.view(q.shape)
+    rows = torch.arange(q.shape[0], device=q.device)
+    start = start[sequence_of(rows, cu_seqlens_q)]
+    return apply_rotary_emb(q[:, None], cos, sin, interleaved, False, start)[:, 0]
