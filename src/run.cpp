@@ -66,8 +66,8 @@ auto with_problem(const Problem& problem, Call&& call) {
   }
 }
 
-Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
-            const Context& context) {
+Plan choose_backend_plan(const Problem& problem, Phase phase, const PlanOptions& options,
+                         const Context& context) {
   core::validate_problem(problem);
   core::validate_declarations(problem);
   core::validate_options(problem, phase, options);
@@ -83,6 +83,13 @@ Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
     default:
       return cpu::plan(problem, phase, options, context);
   }
+}
+
+Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
+            const Context& context) {
+  Plan plan = choose_backend_plan(problem, phase, options, context);
+  plan.deterministic = options.deterministic;
+  return plan;
 }
 
 // The tensors that the expressions of the problem hold themselves, for names that `bound` has not;

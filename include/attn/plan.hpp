@@ -54,6 +54,15 @@ struct PlanOptions {
   std::string kernel{};
   // cpu: workers of the executor that a call may use; 0: as many as there is work for.
   int threads = 0;
+  // True: equal inputs give equal bits of every result, call after call, on devices that are alike
+  // (of as many multiprocessors). What is computed and how accurately is the same either way; a
+  // call that cannot promise it is refused with Error(unsupported). Forward passes, and the cpu and
+  // reference backends, keep the promise unasked, so it costs nothing there. cuda, backward:
+  // without it, the kernel for Hopper adds dQ to memory in the order in which tiles of keys get
+  // there, so that the last bits of dQ (not of dK, dV, dsink) may differ between two calls; with it
+  // another kernel runs, and Plan::reasons says which and what that costs. Gradients of buffers
+  // are sums in no fixed order on cuda: a call that asks for one with this is refused.
+  bool deterministic = false;
 };
 
 // The first kernel that the cuda backend launches.
@@ -88,7 +97,8 @@ struct Plan {
   std::int64_t workspace_bytes = 0;  // what Context::workspace must have where it is given (cuda:
                                      // needed); cpu: an upper bound of what a run uses
   Launch launch{};
-  std::string kernel{};  // PlanOptions::kernel
+  std::string kernel{};        // PlanOptions::kernel
+  bool deterministic = false;  // PlanOptions::deterministic
   // What the backend keeps between runs (compiled kernels); copies of a plan share it. Thread-safe.
   std::shared_ptr<void> state{};
   double bytes = 0;                    // inputs and outputs, each moved once

@@ -21,9 +21,9 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 }
 
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,
-                            std::string_view kernel) {
-  return phase == Phase::forward ? forward_sources(problem, arch, kernel)
-                                 : backward_sources(problem, arch, kernel);
+                            const PlanOptions& options) {
+  return phase == Phase::forward ? forward_sources(problem, arch, options.kernel)
+                                 : backward_sources(problem, arch, options);
 }
 
 }  // namespace attn::cuda

@@ -1,7 +1,6 @@
 // The CUDA backend, as src/run.cpp and the command see it.
 #pragma once
 
-#include <string_view>
 #include <vector>
 
 #include "attn/run.hpp"
@@ -21,9 +20,9 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients, const Context& context);
 
-// All that the problem needs compiled on devices of this architecture; needs no GPU. kernel: as
-// PlanOptions::kernel.
+// All that the problem needs compiled on devices of this architecture; needs no GPU. Of options,
+// kernel and deterministic count.
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,
-                            std::string_view kernel = {});
+                            const PlanOptions& options = {});
 
 }  // namespace attn::cuda

@@ -84,9 +84,10 @@ TEST(PlanCache, FindsLikeProblemsOnly) {
   c.find(p, Phase::forward, {.device = {DeviceType::cuda, 1}});
   c.find(p, Phase::forward, {.kernel = "forward_simt"});
   c.find(p, Phase::forward, {.threads = 1});
+  c.find(p, Phase::forward, {.deterministic = true});
   c.find(p, Phase::forward, {}, InstructionSet::portable);
   c.find(p, Phase::forward, {}, InstructionSet::automatic, 3);
-  EXPECT_EQ(c.made, expected + 9);
+  EXPECT_EQ(c.made, expected + 10);
   EXPECT_EQ(c.find(p), first);
   // Not what a plan depends on.
   Problem seeds = p;

@@ -85,14 +85,15 @@ TEST(CudaBackward, RandomProblemsAgreeWithTheReference) {
 }
 
 // O and LSE on the host, then the gradients by the GPU.
-void run_backward(CaseData& data, const std::string& kernel = {}) {
+void run_backward(CaseData& data, const std::string& kernel = {}, bool deterministic = false) {
   data.poison();
   forward(data.problem, data.inputs, data.outputs);
-  harness::backward_on_device(data, {.device = kGpu, .kernel = kernel}, {});
+  harness::backward_on_device(
+      data, {.device = kGpu, .kernel = kernel, .deterministic = deterministic}, {});
 }
 
 std::vector<std::uint64_t> gradient_bits(CaseData& data) {
-  run_backward(data);
+  run_backward(data, {}, true);
   EXPECT_EQ(data.damage(), "");
   std::vector<std::uint64_t> sums;
   for (const harness::Storage* storage : data.storages(Phase::backward, false)) {
@@ -101,7 +102,7 @@ std::vector<std::uint64_t> gradient_bits(CaseData& data) {
   return sums;
 }
 
-TEST(CudaBackward, EqualInputsGiveEqualBits) {
+TEST(CudaBackward, DeterministicGivesEqualBits) {
   ATTN_NEEDS_GPU();
   constexpr int kRepeats = 20;
   for (const char* descriptor : {"b20_n256_hq8_hk2_d64_causal_sink_bf16",
@@ -112,6 +113,23 @@ TEST(CudaBackward, EqualInputsGiveEqualBits) {
     const std::vector<std::uint64_t> expected = gradient_bits(data);
     for (int i = 0; i < kRepeats; ++i) ASSERT_EQ(gradient_bits(data), expected) << "repeat " << i;
   }
+}
+
+// Their sums have no fixed order, so the promise is refused instead of broken.
+TEST(CudaBackward, DeterministicRefusesGradientsOfBuffers) {
+  ATTN_NEEDS_GPU();
+  CaseData data(harness::parse_case("b1_n40_h1_d16_alibi_f16"), 3);
+  ASSERT_FALSE(data.gradients.buffers.empty());
+  try {
+    run_backward(data, {}, true);
+    FAIL() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_NE(std::string(error.what()).find("deterministic is true"), std::string::npos)
+        << error.what();
+  }
+  data.gradients.buffers.clear();
+  EXPECT_NO_THROW(run_backward(data, {}, true));
 }
 
 // On GPUs of other architectures there is no backward_sm90.

@@ -22,7 +22,7 @@ struct Options {
   std::string backend, device, isa, kernel, phase = "forward", json, plot;
   TimingRule rule;
   int repeat = 0;
-  bool plan = false;
+  bool plan = false, deterministic = false;
 };
 
 // Refused before the work rather than after it.
@@ -63,7 +63,8 @@ int bench(const Options& options, const std::string& command_line) {
                                     .backend = options.backend,
                                     .isa = {},
                                     .device = options.device,
-                                    .kernel = options.kernel}));
+                                    .kernel = options.kernel,
+                                    .deterministic = options.deterministic}));
   }
   std::vector<Context> contexts;
   for (const int threads : options.threads.empty() ? std::vector{0} : options.threads) {
@@ -131,6 +132,7 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line) {
   add_backend_option(*sub, options->backend);
   add_device_option(*sub, options->device);
   add_kernel_option(*sub, options->kernel);
+  add_deterministic_flag(*sub, options->deterministic);
   add_isa_option(*sub, options->isa);
   sub->add_option("--seconds", options->rule.seconds,
                   "Time calls for so long, at least 3; the median counts")

@@ -30,7 +30,7 @@ struct Options {
   int threads = 0;
   std::uint64_t seed = 1;
   std::int64_t random = 0;
-  bool verbose = false;
+  bool verbose = false, deterministic = false;
 };
 
 std::vector<InstructionSet> chosen_instruction_sets(const std::string& text) {
@@ -71,7 +71,8 @@ std::vector<Subject> chosen_on_gpu(const Options& options, Device device) {
                           .backend = backend,
                           .algorithm = algorithm,
                           .device = device,
-                          .kernel = options.kernel});
+                          .kernel = options.kernel,
+                          .deterministic = options.deterministic});
     }
   }
   return subjects;
@@ -278,6 +279,7 @@ void add_check(CLI::App& app, int& status, const std::string& command_line) {
   add_backend_option(*sub, options->backend);
   add_device_option(*sub, options->device);
   add_kernel_option(*sub, options->kernel);
+  add_deterministic_flag(*sub, options->deterministic);
   add_isa_option(*sub, options->isa);
   add_threads_option(*sub, options->threads);
   add_json_option(*sub, options->json);

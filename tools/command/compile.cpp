@@ -20,7 +20,7 @@ namespace {
 struct Options {
   std::vector<std::string> descriptors, archs;
   std::string cache_dir, kernel, phase = "forward", json;
-  bool strict = false;
+  bool strict = false, deterministic = false;
 };
 
 // Those of the devices here, where none is named.
@@ -88,7 +88,8 @@ int compile(const Options& options, const std::string& command_line) {
     const Problem problem = parse_problem(descriptor);
     core::validate_problem(problem);
     for (const cuda::Arch arch : archs) {
-      for (const cuda::Source& source : cuda::sources(problem, phase, arch, options.kernel)) {
+      const PlanOptions plan{.kernel = options.kernel, .deterministic = options.deterministic};
+      for (const cuda::Source& source : cuda::sources(problem, phase, arch, plan)) {
         const cuda::Report report = cuda::compile_into(source, arch, context, folder).report;
         json.add(row(descriptor, arch, source, report));
         fmt::print(json.text(), "{} {} {}: {}\n", descriptor, to_string(arch), source.name,
@@ -123,6 +124,7 @@ void add_compile(CLI::App& app, int& status, const std::string& command_line) {
       ->check(CLI::IsMember({"forward", "backward"}))
       ->capture_default_str();
   add_kernel_option(*sub, options->kernel);
+  add_deterministic_flag(*sub, options->deterministic);
   sub->add_option("--cache-dir", options->cache_dir,
                   "Default: ATTN_CACHE_DIR, or attn in the user's cache folder")
       ->type_name("FOLDER");

@@ -81,6 +81,12 @@ void add_kernel_option(CLI::App& app, std::string& kernel) {
       ->take_last();
 }
 
+void add_deterministic_flag(CLI::App& app, bool& deterministic) {
+  app.add_flag(
+      "--deterministic", deterministic,
+      "Equal inputs give equal bits of every result; on a GPU that may cost time backward");
+}
+
 void add_json_option(CLI::App& app, std::string& json) {
   app.add_option("--json", json,
                  "Write machine, date, command and results here (docs/command.md); -: to standard "
@@ -166,6 +172,7 @@ PlanOptions plan_options(const RunOptions& options) {
   if (!options.backend.empty()) result.backend = parse_backend(options.backend);
   result.device = parse_device(options.device);
   result.kernel = options.kernel;
+  result.deterministic = options.deterministic;
   return result;
 }
 

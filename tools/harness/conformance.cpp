@@ -78,7 +78,8 @@ void Conformance::run(Draw& draw, const Subject& subject) {
                       .algorithm = subject.algorithm,
                       .device = subject.device,
                       .kernel = subject.kernel,
-                      .threads = subject.executor ? subject.executor->concurrency() : 0};
+                      .threads = subject.executor ? subject.executor->concurrency() : 0,
+                      .deterministic = subject.deterministic};
   if (subject.device.type == DeviceType::cuda) {
     if (subject.phase == Phase::backward) {
       // O and LSE are those of the CPU, so that a failure is the backward pass's own.
@@ -167,8 +168,9 @@ Report check(const Case& c, const Subject& subject, std::uint64_t seed) {
 
 std::string to_string(const Subject& subject) {
   if (subject.device.type == DeviceType::cuda) {
-    return fmt::format("{} {} {}{}{}", name(subject.phase), attn::to_string(subject.device),
-                       name(subject.algorithm), subject.kernel.empty() ? "" : " ", subject.kernel);
+    return fmt::format("{} {} {}{}{}{}", name(subject.phase), attn::to_string(subject.device),
+                       name(subject.algorithm), subject.kernel.empty() ? "" : " ", subject.kernel,
+                       subject.deterministic ? " deterministic" : "");
   }
   return fmt::format("{} {} {} {}", name(subject.phase), name(subject.backend),
                      name(subject.algorithm), name(subject.isa));
@@ -180,6 +182,7 @@ std::string Report::command() const {
   if (subject.device.type == DeviceType::cuda) {
     text += " --device " + attn::to_string(subject.device);
     if (!subject.kernel.empty()) text += " --kernel " + subject.kernel;
+    if (subject.deterministic) text += " --deterministic";
   }
   if (subject.backend != Backend::automatic) {
     text += fmt::format(" --backend {}", name(subject.backend));

@@ -26,6 +26,7 @@ struct Subject {
   std::shared_ptr<Executor> executor{};  // null: the default one
   Device device{};                       // cuda: the data is copied there and back
   std::string kernel{};                  // cuda: PlanOptions::kernel
+  bool deterministic = false;            // PlanOptions::deterministic
   // Changes the results before they are compared: tests of the comparison itself.
   std::function<void(CaseData&)> tamper{};
 };

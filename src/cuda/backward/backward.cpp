@@ -85,7 +85,7 @@ BackwardConfig buffers_config(const Problem& p, const BackwardTensors& tensors) 
 }
 
 BackwardWish wish_of(const Plan& plan) {
-  return {arch_of_capability(device_info(plan.device.index).arch), plan.kernel};
+  return {arch_of_capability(device_info(plan.device.index).arch), plan.kernel, plan.deterministic};
 }
 
 Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
@@ -300,7 +300,15 @@ std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel) {
   return bytes.value();
 }
 
-void check_buffer_gradients(const Problem& p, const Gradients& gradients) {
+void check_buffer_gradients(const Plan& plan, const Gradients& gradients) {
+  const Problem& p = plan.problem;
+  if (plan.deterministic && !gradients.buffers.empty()) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("deterministic is true and the gradient of the buffer '{}' is asked "
+                            "for, which the cuda backend sums in no fixed order; accepted there is "
+                            "one of the two (problem {})",
+                            gradients.buffers.front().first, to_string(p)));
+  }
   core::Size asked = 0;
   for (const auto& [name, tensor] : gradients.buffers) asked = asked + tensor.size();
   if (asked <= num_buffer_elements(p)) return;
@@ -322,7 +330,8 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
                 fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
                             device.name, to_string(arch)));
   }
-  const BackwardKernel kernel = choose_backward_kernel(problem, {}, {arch, options.kernel});
+  const BackwardKernel kernel =
+      choose_backward_kernel(problem, {}, {arch, options.kernel, options.deterministic});
   if (options.algorithm != Algorithm::automatic &&
       options.algorithm != Algorithm::flash_attention_2) {
     throw Error(ErrorCode::unsupported,
@@ -356,9 +365,18 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.reasons.push_back(
       hopper
           ? "one pass over S: dK and dV are summed in registers, dQ in memory in float32, in no "
-            "fixed order"
+            "fixed order, so that its last bits may differ between calls; deterministic asks for "
+            "equal ones"
           : fmt::format("{} passes over S: each gradient is summed in registers, in a fixed order",
                         launches.size()));
+  if (const BackwardKernel faster =
+          choose_backward_kernel(problem, {}, {arch, options.kernel, false});
+      faster != kernel) {
+    plan.reasons.push_back(
+        fmt::format("deterministic: instead of {}, which adds dQ in no fixed "
+                    "order and computes S once",
+                    name(faster)));
+  }
   plan.state = std::make_shared<BackwardState>();
   return plan;
 }
@@ -367,7 +385,7 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
                   const OutputGradients& d_outputs, const Gradients& gradients,
                   const Context& context) {
   const Problem& p = plan.problem;
-  check_buffer_gradients(p, gradients);
+  check_buffer_gradients(plan, gradients);
   const ContextGuard guard(plan.device.index);
   device::BackwardParams parameters =
       parameters_of(p, inputs, outputs, d_outputs, gradients, context.workspace);
@@ -394,8 +412,10 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
   }
 }
 
-std::vector<Source> backward_sources(const Problem& problem, Arch arch, std::string_view kernel) {
-  const BackwardKernel chosen = choose_backward_kernel(problem, {}, {arch, kernel});
+std::vector<Source> backward_sources(const Problem& problem, Arch arch,
+                                     const PlanOptions& options) {
+  const BackwardKernel chosen =
+      choose_backward_kernel(problem, {}, {arch, options.kernel, options.deterministic});
   const std::vector<BackwardConfig> launches = backward_launches(chosen, problem, {}, {});
   std::vector<std::string> names;
   if (!problem.score.empty()) {

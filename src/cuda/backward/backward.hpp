@@ -13,6 +13,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options);
 void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                   const OutputGradients& d_outputs, const Gradients& gradients,
                   const Context& context);
-std::vector<Source> backward_sources(const Problem& problem, Arch arch, std::string_view kernel);
+// Of options, kernel and deterministic count.
+std::vector<Source> backward_sources(const Problem& problem, Arch arch, const PlanOptions& options);
 
 }  // namespace attn::cuda

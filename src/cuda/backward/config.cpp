@@ -27,6 +27,9 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
   if (wish.arch.number != 90) {
     return fmt::format("the architecture is {}; accepted is sm_90a", to_string(wish.arch));
   }
+  if (wish.deterministic) {
+    return "deterministic is true; accepted is false, as dQ is added to memory in no fixed order";
+  }
   if (!tensors.mapped) {
     return "the driver makes no tensor map of q, k, v or d_o; accepted are strides that it takes";
   }

@@ -59,7 +59,8 @@ struct BackwardConfig {
 // What the caller of a plan decides.
 struct BackwardWish {
   Arch arch{};
-  std::string_view kernel{};  // PlanOptions::kernel
+  std::string_view kernel{};   // PlanOptions::kernel
+  bool deterministic = false;  // PlanOptions::deterministic
 };
 
 // The kernel for a problem. Throws Error(unsupported) naming what no kernel, or the one that is
