@@ -17,9 +17,8 @@ namespace {
 
 using device::Gradient;
 
-// In order of preference. backward_sm90 is taken where it is named: it was not run on a GPU yet,
-// and equal inputs do not give equal bits of its dQ.
-constexpr std::array kKernels{BackwardKernel::sm80, BackwardKernel::simt, BackwardKernel::sm90};
+// In order of preference.
+constexpr std::array kKernels{BackwardKernel::sm90, BackwardKernel::sm80, BackwardKernel::simt};
 
 // Of what all kernels with tensor cores take.
 std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,

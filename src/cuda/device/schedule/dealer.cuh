@@ -38,8 +38,8 @@ __device__ __forceinline__ WorkCounter* counter_of_grid() {
 }
 
 // The first tile by number, others to whoever asks first, so that tiles of any cost share the
-// machine evenly; without a counter in turn. Ask late: a tile once taken waits for its taker. For one
-// thread.
+// machine evenly; without a counter in turn. Ask late: a tile once taken waits for its taker. For
+// one thread.
 class TileDealer {
  public:
   // counter: ForwardParams::counter or BackwardParams::counter.
