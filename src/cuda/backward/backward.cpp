@@ -287,7 +287,6 @@ std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel) {
     // Which tensors a call brings is not known: those that ask for most.
     const BackwardConfig config =
         backward_config(kernel, p, {.seqused_q = true, .seqused_k = true}, Gradient::all);
-    blocks = std::max(blocks, backward_sm90_blocks(p, config));
     bytes = sm90_offset(p) + backward_sm90_workspace(p, config);
   }
   // Tensors that are not aligned get backward_simt, with tiles of its own.

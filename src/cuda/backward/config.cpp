@@ -8,9 +8,11 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "cuda/backward/sm90.hpp"
 #include "cuda/heuristics/backward_portable.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
 #include "cuda/jit/expression_factors.hpp"
+#include "cuda/limits.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -39,6 +41,12 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
   if (backward_sm90_shape(p) == nullptr) {
     return fmt::format("head_dim is {} and head_dim_v {}; accepted are up to {}", p.head_dim,
                        p.head_dim_v, backward_sm90_shapes().back().head_dim);
+  }
+  // Two bits for each block of 64 queries and tile of keys: the others keep nothing of the kind.
+  const BackwardConfig config = backward_config(BackwardKernel::sm90, p, tensors, Gradient::all);
+  if (const core::Size blocks = backward_sm90_blocks(p, config); blocks > kMostBlocks) {
+    return fmt::format("it has {} blocks of threads or tiles in a launch; accepted are up to {}",
+                       core::to_string(blocks), kMostBlocks);
   }
   return {};
 }

@@ -12,6 +12,8 @@ namespace attn::cuda {
 namespace {
 
 constexpr int kWordBlocks = 32;  // of queries, of a word
+// Of a block of threads of the kernels around the main one, and of a word.
+constexpr std::int64_t kRowsThreads = 256, kWordsThreads = 128, kDqThreads = 128, kWordThreads = 32;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
@@ -50,7 +52,7 @@ bool encode_rows(CUtensorMap& map, const Tensor& t, Layout layout, const Problem
       {kMapPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
 }
 
-void launch(const Kernel& kernel, std::int64_t blocks, int threads, void** arguments,
+void launch(const Kernel& kernel, std::int64_t blocks, std::int64_t threads, void** arguments,
             const Context& context) {
   LaunchConfig config;
   config.grid[0] = blocks;
@@ -83,7 +85,10 @@ core::Size backward_sm90_workspace(const Problem& p, const BackwardConfig& confi
 }
 
 core::Size backward_sm90_blocks(const Problem& p, const BackwardConfig& config) {
-  return num_rows(p, config) + num_words(p, config);  // more than any has
+  const core::Size rows = core::divide_up(
+      num_rows(p, config) * static_cast<std::int64_t>(backward_row_threads(config)), kRowsThreads);
+  return std::max({rows, core::divide_up(num_words(p, config) * kWordThreads, kWordsThreads),
+                   core::divide_up(num_rows(p, config), config.block_n), num_tiles(p, config)});
 }
 
 void set_backward_sm90_parameters(device::BackwardParams& to, const Problem& p,
@@ -107,7 +112,6 @@ void launch_backward_sm90(const BackwardSm90Kernels& kernels, const BackwardConf
                           BackwardMaps& maps, std::vector<std::byte>& expressions,
                           std::vector<std::byte>& derivatives, const Context& context) {
   device::BackwardParams& p = parameters;
-  constexpr int kRowsThreads = 256, kWordsThreads = 128, kDqThreads = 128;
   const std::int64_t places = std::int64_t{p.query_blocks} * p.heads_q * p.batch;
   if (places == 0 || p.num_tiles == 0) return;
   std::array<void*, 4> arguments{&p, expressions.data(), derivatives.data(), &maps};
@@ -117,8 +121,8 @@ void launch_backward_sm90(const BackwardSm90Kernels& kernels, const BackwardConf
   const std::int64_t words = std::int64_t{p.query_windows} * p.key_blocks *
                              (config.mask_heads ? p.heads_q : 1) *
                              (config.mask_batches ? p.batch : 1);
-  launch(*kernels.words, divide_up(words * 32, kWordsThreads), kWordsThreads, arguments.data(),
-         context);
+  launch(*kernels.words, divide_up(words * kWordThreads, kWordsThreads), kWordsThreads,
+         arguments.data(), context);
   LaunchConfig main;
   main.grid[0] = std::min(p.num_tiles, multiprocessors);
   main.block = static_cast<unsigned>(config.threads());

@@ -29,7 +29,7 @@ std::optional<BackwardMaps> backward_maps(const Problem& problem, const Backward
 // whole blocks of queries; 8 bytes for what each 32 of these see of a tile of keys. Linear in the
 // length but for these last, which are 8 bytes for 2048 queries x 128 keys.
 core::Size backward_sm90_workspace(const Problem& problem, const BackwardConfig& config);
-// Of the largest grid.
+// Of the largest grid, or its tiles.
 core::Size backward_sm90_blocks(const Problem& problem, const BackwardConfig& config);
 // Sets in `to` what the kernels of `config` read, with their workspace from `at` on, a multiple of
 // 128 bytes.
