@@ -7,6 +7,7 @@
 #include "attn/expr.hpp"
 #include "attn/machine.hpp"
 #include "attn/mask.hpp"
+#include "attn/matmul.hpp"
 #include "attn/plan.hpp"
 #include "attn/problem.hpp"
 #include "attn/run.hpp"

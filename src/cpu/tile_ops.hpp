@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "attn/context.hpp"
+#include "attn/matmul.hpp"
 #include "attn/tensor.hpp"
 #include "core/expr/program.hpp"
 
@@ -64,6 +65,31 @@ struct OutputTile {
   const void* p = nullptr;       // [key][rows] in the operand type
   const float* alpha = nullptr;  // [rows]; null: 1
   float* o_t = nullptr;          // [dim][rows], read and written
+};
+
+// A part of A (lanes are rows) or B (lanes are columns) of a matrix product. Strides count
+// elements; one of them is 1.
+struct OperandBlock {
+  const std::byte* at = nullptr;
+  std::ptrdiff_t lane_stride = 0, step_stride = 0;  // step: along k
+  int lanes = 0, depth = 0;                         // depth: steps
+  DType dtype = DType::f32;
+};
+
+// The verbs of matrix products (src/cpu/matmul).
+struct ProductVerbs {
+  int rows, columns;   // of a register tile of C
+  int depth_multiple;  // depths of packed panels are rounded up to it, with zeros
+  int element_bytes;   // of packed operands
+  // A: ceil(lanes / rows) panels, B: ceil(lanes / columns), of rows (columns) * depth elements
+  // each, zero where the block ends; up to a whole vector of lanes is written.
+  void (*pack_a)(const OperandBlock& block, void* packed);
+  void (*pack_b)(const OperandBlock& block, void* packed);
+  // c[rows][columns] (rows ld apart) <- (add ? c : 0) + the product of two panels.
+  void (*multiply)(const void* a_panel, const void* b_panel, int depth, bool add, float* c, int ld);
+  // x <- activation(x + bias); bias may be null; count is a multiple of 16, memory past it is not
+  // touched.
+  void (*finish_row)(const float* bias, Activation activation, int count, float* x);
 };
 
 struct TileOps {
@@ -151,6 +177,8 @@ struct TileOps {
   void (*decode_accumulate)(const float* p, int count, const std::byte* const* v,
                             const std::byte* const* ahead, int keys, int dim, DType source,
                             const float* alpha, float* o);
+
+  ProductVerbs product;  // between enter() and leave()
 
   // Multiply-adds in registers for about `seconds`; returns flops done. For measure_peak_gflops.
   double (*peak_flops)(double seconds);

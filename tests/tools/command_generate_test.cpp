@@ -37,8 +37,8 @@ class Generate : public Command {
   bool is_here(const std::string& program) const { return bash("command -v " + program).code == 0; }
 };
 
-constexpr const char* kSubcommands[] = {"info", "run",     "check",   "bench",
-                                        "io",   "compile", "explain", "generate"};
+constexpr const char* kSubcommands[] = {"info",   "run",     "check",   "bench",   "io",
+                                        "matmul", "compile", "explain", "generate"};
 
 TEST_F(Generate, EveryOptionIsEverywhere) {
   const std::string man = generated("man");

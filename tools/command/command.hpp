@@ -27,6 +27,7 @@ void add_run(CLI::App& app, int& status, const std::string& command_line);
 void add_check(CLI::App& app, int& status, const std::string& command_line);
 void add_bench(CLI::App& app, int& status, const std::string& command_line);
 void add_io(CLI::App& app, int& status, const std::string& command_line);
+void add_matmul(CLI::App& app, int& status, const std::string& command_line);
 
 void add_explain(CLI::App& app, int& status);
 void add_generate(CLI::App& app, int& status);

@@ -105,6 +105,7 @@ int run(int argc, char** argv) {
   add_check(app, status, line);
   add_bench(app, status, line);
   add_io(app, status, line);
+  add_matmul(app, status, line);
   add_compile(app, status, line);
   add_explain(app, status);
   add_generate(app, status);
@@ -117,8 +118,8 @@ int run(int argc, char** argv) {
     if (!arguments.empty() && !arguments.front().starts_with('-') &&
         app.get_subcommands(is_first).empty()) {
       throw Error(ErrorCode::invalid_argument,
-                  fmt::format("the subcommand is \"{}\", but info, run, check, bench, io, compile, "
-                              "explain and generate are accepted",
+                  fmt::format("the subcommand is \"{}\", but info, run, check, bench, io, matmul, "
+                              "compile, explain and generate are accepted",
                               io::printable(arguments.front())));
     }
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them

@@ -2,6 +2,7 @@
 #define ATTN_ISA amx_bf16
 #define ATTN_VECTOR_BYTES 64
 #include "cpu/kernels/amx.hpp"
+#include "cpu/kernels/matmul_amx.hpp"
 #include "cpu/kernels/table.hpp"
 
 namespace attn::cpu {
@@ -21,6 +22,7 @@ static constexpr TileOps amx_ops() {
   ops.scores = scores_each<scores_amx>;
   ops.softmax = softmax_amx;
   ops.accumulate = accumulate_each<accumulate_amx>;
+  ops.product = product_amx();
   ops.peak_flops = peak_flops_amx;
   return ops;
 }

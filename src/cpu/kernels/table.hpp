@@ -5,6 +5,7 @@
 #include "cpu/kernels/dropout.hpp"
 #include "cpu/kernels/expression.hpp"
 #include "cpu/kernels/finite.hpp"
+#include "cpu/kernels/matmul.hpp"
 #include "cpu/kernels/pack_f32.hpp"
 #include "cpu/kernels/peak.hpp"
 #include "cpu/kernels/product_f32.hpp"
@@ -41,6 +42,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.accumulate_rows = accumulate_rows_f32;
   ops.decode_scores = decode_scores;
   ops.decode_accumulate = decode_accumulate;
+  ops.product = product_f32();
   ops.peak_flops = peak_flops_f32;
   return ops;
 }

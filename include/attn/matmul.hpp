@@ -1,0 +1,112 @@
+// Matrix products: C = activation(A B + bias), in the order of attention: describe, plan, run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/context.hpp"
+#include "attn/export.hpp"
+#include "attn/plan.hpp"
+#include "attn/tensor.hpp"
+
+namespace ATTN_API attn {
+
+// Applied to each element of A B + bias, before C is rounded.
+enum class Activation : std::uint8_t {
+  none,
+  relu,       // max(x, 0); NaN stays NaN
+  gelu,       // x (1 + erf(x / sqrt 2)) / 2
+  gelu_tanh,  // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+  silu,       // x / (1 + exp(-x))
+};
+std::string_view name(Activation activation) noexcept;
+Activation parse_activation(std::string_view text);  // inverse of name(); throws Error
+
+// Of the last two dimensions of a tensor, the one whose neighbours lie next to each other in
+// memory.
+enum class MatrixOrder : std::uint8_t {
+  row_major,     // the last one has stride 1
+  column_major,  // the one before it has
+};
+std::string_view name(MatrixOrder order) noexcept;
+
+// What is to be computed, for every p below batch:
+//   C[p, i, j] = activation(sum_l A[p, i, l] B[p, l, j] + bias[j])
+// A: m x k, B: k x n, C: m x n. Products and sums are f32 (f64 where dtype is). k = 0 gives
+// activation(bias).
+struct MatmulProblem {
+  std::int64_t batch = 1, m = 0, n = 0, k = 0;
+  DType dtype = DType::f32;   // of A and B: f32, bf16, f16; f64 on the reference backend
+  DType output = DType::f32;  // of C: dtype or f32 (f64 where dtype is)
+  MatrixOrder order_a = MatrixOrder::row_major;
+  MatrixOrder order_b = MatrixOrder::row_major;
+  MatrixOrder order_c = MatrixOrder::row_major;
+  bool bias = false;
+  Activation activation = Activation::none;
+
+  double flops() const;  // 2 batch m n k
+  bool operator==(const MatmulProblem&) const = default;
+};
+std::string to_string(const MatmulProblem& problem);  // "b1_m1024_n1024_k64_bf16_bias_gelu"
+
+// Tensors of rank 2, or 3 with the batch first, all on one device. One of the last two strides is
+// 1 (MatrixOrder); the other strides are free, and that of the batch may be 0.
+struct MatmulInputs {
+  Tensor a{};     // [m, k] or [batch, m, k]
+  Tensor b{};     // [k, n] or [batch, k, n]
+  Tensor bias{};  // f32 [n], any stride; optional
+};
+
+struct MatmulOptions {
+  Backend backend = Backend::automatic;
+  Device device{};     // make_plan: where the tensors will be. A call with tensors takes theirs.
+  std::string rung{};  // one of matmul_rungs(backend); empty: the fastest that takes the problem
+  int threads = 0;     // cpu: workers that a call may use; 0: as many as there is work for
+};
+
+// The implementations of a backend, slowest first: each adds what the one before lacks
+// (docs/matmul.md). Empty for the reference.
+std::vector<std::string> matmul_rungs(Backend backend);
+
+// How a product will run.
+struct MatmulPlan {
+  MatmulProblem problem{};
+  Backend backend = Backend::cpu;
+  Device device{};
+  std::string rung{};  // empty: the reference
+  InstructionSet isa = InstructionSet::portable;
+  DType compute = DType::f32;                          // what is multiplied
+  std::int32_t block_m = 0, block_n = 0, block_k = 0;  // of a tile of C; of its pieces along k
+  std::int32_t splits = 1;   // parts of k that run apart and are summed; never depends on threads
+  std::int32_t threads = 1;  // workers that a call uses at most
+  std::int64_t tasks = 1;
+  std::int64_t workspace_bytes = 0;  // cuda: what Context::workspace must have; cpu: an upper bound
+  Launch launch{};
+  double bytes = 0;  // inputs and output, each moved once
+  std::vector<std::string> reasons{};
+};
+std::string to_string(const MatmulPlan& plan);
+
+// The description of a call with these tensors. Throws Error(invalid_argument) naming the tensor,
+// what it is and what is accepted.
+MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c,
+                       Activation activation = Activation::none);
+
+// Throws Error(invalid_argument | unsupported | unavailable): unsupported names why the rung that
+// was asked for does not take the problem.
+MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options = {},
+                     const Context& context = {});
+
+// C <- the product. Checks, then writes; C must not overlap an input. Same inputs give the same
+// bits for every number of threads. An element of C differs from the exact one by at most
+// about 4 sqrt(k) 2^-24 sum_l |A_il B_lj| and its own rounding (docs/matmul.md); subnormal bf16
+// inputs count as zero on AMX. Thread-safe. On a GPU the work is put into context.stream.
+void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
+            const Context& context = {});
+// The same, planned from the tensors.
+void matmul(const MatmulInputs& inputs, const Tensor& c, Activation activation = Activation::none,
+            const MatmulOptions& options = {}, const Context& context = {});
+
+}  // namespace attn

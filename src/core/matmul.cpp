@@ -1,0 +1,191 @@
+#include "core/matmul.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <tuple>
+#include <utility>
+
+#include "attn/error.hpp"
+#include "core/argument_check.hpp"
+#include "core/enum_names.hpp"
+#include "core/size.hpp"
+
+namespace attn {
+namespace {
+
+using core::ArgumentCheck;
+
+constexpr core::EnumName<Activation> kActivations[] = {{Activation::none, "none"},
+                                                       {Activation::relu, "relu"},
+                                                       {Activation::gelu, "gelu"},
+                                                       {Activation::gelu_tanh, "gelu_tanh"},
+                                                       {Activation::silu, "silu"}};
+
+std::size_t index(std::int32_t rank, std::int32_t from_end) {
+  return static_cast<std::size_t>(rank - from_end);
+}
+
+// Whether the elements lie in this order. A dimension of one element has no neighbours: its stride
+// says nothing.
+bool lies(const Tensor& t, MatrixOrder order) {
+  const std::size_t d = index(t.rank, order == MatrixOrder::row_major ? 1 : 2);
+  return t.strides[d] == 1 || t.shape[d] <= 1;
+}
+
+MatrixOrder order_of(const ArgumentCheck& check, const char* name, const Tensor& t) {
+  for (const MatrixOrder order : {MatrixOrder::row_major, MatrixOrder::column_major}) {
+    if (lies(t, order)) return order;
+  }
+  check.refuse(fmt::format("{} is {}; accepted is stride 1 in one of the last two dimensions", name,
+                           to_string(t)));
+}
+
+void check_matrix(const ArgumentCheck& check, const char* name, const Tensor& t) {
+  if (!t.given()) check.refuse(fmt::format("{} is not given; accepted is a matrix", name));
+  check.view(name, t);
+  if (t.rank != 2 && t.rank != 3) {
+    check.refuse(fmt::format("{} is {}; accepted are tensors of rank 2 and 3", name, to_string(t)));
+  }
+}
+
+std::int64_t batch_of(const Tensor& t) { return t.rank == 3 ? t.shape[0] : 1; }
+
+void check_shape(const ArgumentCheck& check, const char* name, const Tensor& t, DType dtype,
+                 std::int64_t batch, std::int64_t rows, std::int64_t columns) {
+  const bool fits = t.dtype == dtype && batch_of(t) == batch && t.shape[index(t.rank, 2)] == rows &&
+                    t.shape[index(t.rank, 1)] == columns;
+  if (!fits) {
+    check.refuse(fmt::format("{} is {}; accepted is {}[{}{}, {}]", name, to_string(t),
+                             attn::name(dtype), batch == 1 ? "" : fmt::format("{}, ", batch), rows,
+                             columns));
+  }
+}
+
+}  // namespace
+
+std::string_view name(Activation activation) noexcept {
+  return core::name_of(kActivations, activation);
+}
+Activation parse_activation(std::string_view text) {
+  return core::parse_name(kActivations, "activation", text);
+}
+std::string_view name(MatrixOrder order) noexcept {
+  return order == MatrixOrder::row_major ? "row_major" : "column_major";
+}
+
+double MatmulProblem::flops() const {
+  return 2.0 * static_cast<double>(batch) * static_cast<double>(m) * static_cast<double>(n) *
+         static_cast<double>(k);
+}
+
+std::string to_string(const MatmulProblem& p) {
+  std::string text = fmt::format("b{}_m{}_n{}_k{}_{}", p.batch, p.m, p.n, p.k, name(p.dtype));
+  if (p.output != p.dtype) text += fmt::format("_c{}", name(p.output));
+  for (const auto& [letter, order] :
+       {std::pair{'a', p.order_a}, std::pair{'b', p.order_b}, std::pair{'c', p.order_c}}) {
+    if (order == MatrixOrder::column_major) text += fmt::format("_{}col", letter);
+  }
+  if (p.bias) text += "_bias";
+  if (p.activation != Activation::none) text += fmt::format("_{}", name(p.activation));
+  return text;
+}
+
+MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c, Activation activation) {
+  const ArgumentCheck check(nullptr, c.device);
+  for (const auto& [name, t] :
+       {std::pair{"a", &inputs.a}, std::pair{"b", &inputs.b}, std::pair{"c", &c}}) {
+    check_matrix(check, name, *t);
+  }
+  MatmulProblem p;
+  p.batch = batch_of(c);
+  p.m = c.shape[index(c.rank, 2)];
+  p.n = c.shape[index(c.rank, 1)];
+  p.k = inputs.a.shape[index(inputs.a.rank, 1)];
+  p.dtype = inputs.a.dtype;
+  p.output = c.dtype;
+  p.order_a = order_of(check, "a", inputs.a);
+  p.order_b = order_of(check, "b", inputs.b);
+  p.order_c = order_of(check, "c", c);
+  p.bias = inputs.bias.given();
+  p.activation = activation;
+  return p;
+}
+
+namespace core {
+
+MatrixView::MatrixView(const Tensor& t)
+    : data(static_cast<std::byte*>(t.data)),
+      dtype(t.dtype),
+      batch_stride(t.rank == 3 ? t.strides[0] : 0),
+      row_stride(t.strides[index(t.rank, 2)]),
+      column_stride(t.strides[index(t.rank, 1)]) {}
+
+double activate(Activation activation, double x) {
+  switch (activation) {
+    case Activation::none:
+      return x;
+    case Activation::relu:
+      return x < 0 ? 0 : x;
+    case Activation::gelu:
+      return x * 0.5 * (1 + std::erf(x * 0.70710678118654752));
+    case Activation::gelu_tanh:
+      return x * 0.5 * (1 + std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+    case Activation::silu:
+      return x / (1 + std::exp(-x));
+  }
+  return x;
+}
+
+void validate_matmul(const MatmulProblem& p) {
+  const ArgumentCheck check;
+  for (const auto& [name, size] : {std::pair{"batch", p.batch}, std::pair{"m", p.m},
+                                   std::pair{"n", p.n}, std::pair{"k", p.k}}) {
+    constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1024;
+    if (size < 0 || size > kMost) {
+      check.refuse(fmt::format("{} is {}; accepted are 0 to {} (problem {})", name, size, kMost,
+                               to_string(p)));
+    }
+  }
+  if (!is_floating(p.dtype)) {
+    check.refuse(fmt::format("dtype is {}; accepted are f32, bf16, f16 and f64 (problem {})",
+                             name(p.dtype), to_string(p)));
+  }
+  if (p.output != p.dtype && (p.output != DType::f32 || p.dtype == DType::f64)) {
+    check.refuse(fmt::format("output is {}; accepted are {}{} (problem {})", name(p.output),
+                             name(p.dtype), p.dtype == DType::f64 ? "" : " and f32", to_string(p)));
+  }
+}
+
+void validate_matmul(const MatmulProblem& p, const MatmulInputs& inputs, const Tensor& c,
+                     Device device) {
+  const ArgumentCheck check(nullptr, device);
+  for (const auto& [name, t] :
+       {std::pair{"a", &inputs.a}, std::pair{"b", &inputs.b}, std::pair{"c", &c}}) {
+    check_matrix(check, name, *t);
+  }
+  check_shape(check, "a", inputs.a, p.dtype, p.batch, p.m, p.k);
+  check_shape(check, "b", inputs.b, p.dtype, p.batch, p.k, p.n);
+  check_shape(check, "c", c, p.output, p.batch, p.m, p.n);
+  for (const auto& [name, t, order] :
+       {std::tuple{"a", &inputs.a, p.order_a}, std::tuple{"b", &inputs.b, p.order_b},
+        std::tuple{"c", &c, p.order_c}}) {
+    if (!lies(*t, order)) {
+      check.refuse(fmt::format("{} is {}; accepted is {} (problem {})", name, to_string(*t),
+                               attn::name(order), to_string(p)));
+    }
+  }
+  if (p.bias != inputs.bias.given()) {
+    check.refuse(fmt::format("bias is {}given; accepted is {} (problem {})", p.bias ? "not " : "",
+                             p.bias ? "f32 [n]" : "none", to_string(p)));
+  }
+  if (p.bias) {
+    check.tensor("bias", inputs.bias, p.dtype == DType::f64 ? DType::f64 : DType::f32, {p.n});
+  }
+  const NamedTensor written[] = {{"c", c}};
+  const NamedTensor read[] = {{"a", inputs.a}, {"b", inputs.b}, {"bias", inputs.bias}};
+  check.disjoint(written, read);
+}
+
+}  // namespace core
+}  // namespace attn

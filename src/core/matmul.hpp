@@ -1,0 +1,35 @@
+// Matrix products as every backend sees them: views without a batch dimension that may be missing.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "attn/matmul.hpp"
+
+namespace attn::core {
+
+// A tensor of rank 2 or 3 as [batch, rows, columns]; strides in elements.
+struct MatrixView {
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t batch_stride = 0, row_stride = 0, column_stride = 0;
+
+  MatrixView() = default;
+  explicit MatrixView(const Tensor& t);
+  std::byte* at(std::int64_t batch, std::int64_t row, std::int64_t column) const {
+    return data + (batch * batch_stride + row * row_stride + column * column_stride) *
+                      static_cast<std::int64_t>(size_of(dtype));
+  }
+};
+
+// x after the activation, in double: the definition.
+double activate(Activation activation, double x);
+
+// Throws Error(invalid_argument) for sizes, dtypes or orders that describe no product.
+void validate_matmul(const MatmulProblem& problem);
+// And for tensors that are not of the problem, or share memory.
+void validate_matmul(const MatmulProblem& problem, const MatmulInputs& inputs, const Tensor& c,
+                     Device device);
+
+}  // namespace attn::core

@@ -1,0 +1,122 @@
+#include "cpu/matmul/matmul.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "attn/error.hpp"
+#include "core/enum_names.hpp"
+#include "cpu/plan_check.hpp"
+#include "cpu/workspace_store.hpp"
+
+namespace attn::cpu {
+namespace {
+
+enum class Rung : std::uint8_t { naive, blocked, packed, amx };
+constexpr core::EnumName<Rung> kRungs[] = {{Rung::naive, "naive"},
+                                           {Rung::blocked, "blocked"},
+                                           {Rung::packed, "packed"},
+                                           {Rung::amx, "amx"}};
+
+bool takes_amx(const MatmulProblem& p, InstructionSet isa) {
+  return p.dtype == DType::bf16 && isa == InstructionSet::amx_bf16;
+}
+
+const TileOps& ops_of(const MatmulPlan& plan) {
+  return tile_ops(plan.isa, plan.rung == "amx" ? DType::bf16 : DType::f32);
+}
+
+}  // namespace
+
+Product::Product(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c_tensor)
+    : batch(plan.problem.batch),
+      m(plan.problem.m),
+      n(plan.problem.n),
+      k(plan.problem.k),
+      a(inputs.a),
+      b(inputs.b),
+      c(c_tensor),
+      bias(plan.problem.bias ? static_cast<const float*>(inputs.bias.data) : nullptr),
+      bias_stride(inputs.bias.strides[0]),
+      bias_of_rows(plan.problem.order_c == MatrixOrder::column_major),
+      activation(plan.problem.activation) {
+  // The dimension whose neighbours lie together has stride 1, also where it has one element.
+  const auto set = [](core::MatrixView& x, MatrixOrder order) {
+    (order == MatrixOrder::row_major ? x.column_stride : x.row_stride) = 1;
+  };
+  set(a, plan.problem.order_a);
+  set(b, plan.problem.order_b);
+  set(c, plan.problem.order_c);
+  if (!bias_of_rows) return;
+  std::swap(m, n);
+  std::swap(a, b);
+  for (core::MatrixView* x : {&a, &b, &c}) std::swap(x->row_stride, x->column_stride);
+}
+
+MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& options,
+                       const Context& context) {
+  MatmulPlan plan;
+  plan.problem = problem;
+  plan.backend = Backend::cpu;
+  plan.isa = best_instruction_set(context.isa);
+  Rung rung = takes_amx(problem, plan.isa) ? Rung::amx : Rung::packed;
+  if (!options.rung.empty()) {
+    rung = core::parse_name(kRungs, "rung", options.rung);
+  } else {
+    plan.reasons.emplace_back(rung == Rung::amx
+                                  ? "AMX multiplies bf16 sixteen times as fast as FMAs do"
+                                  : "register tiles over packed panels are the fastest for " +
+                                        std::string(name(problem.dtype)));
+  }
+  if (rung == Rung::amx && !takes_amx(problem, plan.isa)) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("rung amx takes bf16 on the instruction set amx_bf16; dtype is {}, the "
+                            "instruction set {} (problem {})",
+                            name(problem.dtype), name(plan.isa), to_string(problem)));
+  }
+  plan.rung = core::name_of(kRungs, rung);
+  plan.compute = rung == Rung::amx ? DType::bf16 : DType::f32;
+  const std::shared_ptr<Executor> executor = executor_of(context);
+  const int available = std::max(1, executor->concurrency());
+  const int wanted = options.threads > 0 ? std::min(options.threads, available) : available;
+  PackedBlocks blocks{.m = 64, .n = 256, .k = 128};
+  if (rung == Rung::naive) blocks = {.m = 1, .n = 1, .k = static_cast<int>(problem.k)};
+  if (rung == Rung::packed || rung == Rung::amx) {
+    blocks = packed_blocks(problem, ops_of(plan).product);
+  }
+  plan.block_m = blocks.m;
+  plan.block_n = blocks.n;
+  plan.block_k = blocks.k;
+  const bool swapped = problem.order_c == MatrixOrder::column_major;
+  const std::int64_t m = swapped ? problem.n : problem.m, n = swapped ? problem.m : problem.n;
+  plan.tasks = problem.batch * ((m + blocks.m - 1) / blocks.m) *
+               (rung == Rung::naive ? 1 : (n + blocks.n - 1) / blocks.n);
+  plan.threads = static_cast<int>(std::clamp<std::int64_t>(plan.tasks, 1, wanted));
+  if (rung == Rung::packed || rung == Rung::amx) {
+    plan.workspace_bytes = plan.threads * packed_bytes(blocks, ops_of(plan).product);
+  }
+  return plan;
+}
+
+void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
+            const Context& context) {
+  const std::shared_ptr<Executor> executor = executor_of(context);
+  CallWorkspace workspace(*executor, {});
+  const Workers workers(*executor, plan.threads, *workspace);
+  const Product product(plan, inputs, c);
+  if (product.batch == 0 || product.m == 0 || product.n == 0) return;
+  switch (core::parse_name(kRungs, "rung", plan.rung)) {
+    case Rung::naive:
+      return matmul_naive(product, workers);
+    case Rung::blocked:
+      return matmul_blocked(product, workers);
+    case Rung::packed:
+    case Rung::amx:
+      const TileOps& ops = ops_of(plan);
+      return matmul_packed(product, ops, packed_blocks(plan.problem, ops.product), workers);
+  }
+}
+
+}  // namespace attn::cpu

@@ -1,0 +1,48 @@
+// Matrix products on the CPU: a ladder of rungs, one file each (docs/matmul.md).
+#pragma once
+
+#include "attn/matmul.hpp"
+#include "core/matmul.hpp"
+#include "cpu/tile_ops.hpp"
+#include "cpu/workers.hpp"
+
+namespace attn::cpu {
+
+// The problem is valid.
+MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& options,
+                       const Context& context);
+// Arguments are validated.
+void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
+            const Context& context);
+
+// A product as rungs see it: C has row-major order, as C^T = B^T A^T stands for C where it has
+// not, and bias belongs to rows then.
+struct Product {
+  Product(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c);
+  std::int64_t batch, m, n, k;
+  core::MatrixView a, b, c;
+  const float* bias;  // null: none
+  std::int64_t bias_stride;
+  bool bias_of_rows;
+  Activation activation;
+
+  float bias_at(std::int64_t row, std::int64_t column) const {
+    return bias == nullptr ? 0 : bias[(bias_of_rows ? row : column) * bias_stride];
+  }
+};
+
+// Rung 1: three loops over the elements where they lie.
+void matmul_naive(const Product& product, const Workers& workers);
+// Rung 2: the same loops over blocks of A and B that stay in the caches, with columns innermost.
+void matmul_blocked(const Product& product, const Workers& workers);
+
+// Rungs 3 and 4: blocks packed in the order in which register tiles read them.
+struct PackedBlocks {
+  int m = 0, n = 0, k = 0;
+};
+PackedBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs);
+std::int64_t packed_bytes(const PackedBlocks& blocks, const ProductVerbs& verbs);  // a worker
+void matmul_packed(const Product& product, const TileOps& ops, const PackedBlocks& blocks,
+                   const Workers& workers);
+
+}  // namespace attn::cpu

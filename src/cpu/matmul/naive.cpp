@@ -1,0 +1,23 @@
+// Rung 1: three loops. Each product loads both its operands, and those of B (row-major) lie a row
+// of B apart: a cache line for one number.
+#include "core/element.hpp"
+#include "cpu/matmul/matmul.hpp"
+
+namespace attn::cpu {
+
+void matmul_naive(const Product& p, const Workers& workers) {
+  workers.parallel_for(p.batch * p.m, [&](std::int64_t index, int) {
+    const std::int64_t batch = index / p.m, i = index % p.m;
+    for (std::int64_t j = 0; j < p.n; ++j) {
+      float sum = 0;
+      for (std::int64_t l = 0; l < p.k; ++l) {
+        sum += static_cast<float>(core::load_element(p.a.at(batch, i, l), p.a.dtype)) *
+               static_cast<float>(core::load_element(p.b.at(batch, l, j), p.b.dtype));
+      }
+      core::store_element(p.c.at(batch, i, j), p.c.dtype,
+                          core::activate(p.activation, sum + p.bias_at(i, j)));
+    }
+  });
+}
+
+}  // namespace attn::cpu

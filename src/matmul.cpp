@@ -1,0 +1,130 @@
+// The public calls of matrix products: describe, plan, check the arguments, hand over to a backend.
+#include "attn/matmul.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "attn/error.hpp"
+#include "core/matmul.hpp"
+#include "cpu/matmul/matmul.hpp"
+#include "reference/matmul.hpp"
+
+namespace attn {
+namespace {
+
+Backend choose_backend(const MatmulProblem& problem, Backend asked, Device device) {
+  const bool gpu = device.type == DeviceType::cuda;
+  if (asked == Backend::automatic) {
+    if (gpu) return Backend::cuda;
+    return problem.dtype == DType::f64 ? Backend::reference : Backend::cpu;
+  }
+  if (gpu != (asked == Backend::cuda)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("backend is {}, the device of the tensors is {}; accepted on a GPU is "
+                            "cuda, elsewhere are cpu and reference (problem {})",
+                            name(asked), to_string(device), to_string(problem)));
+  }
+  if (asked == Backend::cpu && problem.dtype == DType::f64) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("dtype is f64; accepted on the cpu backend are f32, bf16 and f16 "
+                            "(problem {})",
+                            to_string(problem)));
+  }
+  return asked;
+}
+
+void check_rung(Backend backend, const std::string& rung) {
+  if (rung.empty()) return;
+  const std::vector<std::string> rungs = matmul_rungs(backend);
+  for (const std::string& known : rungs) {
+    if (rung == known) return;
+  }
+  throw Error(ErrorCode::invalid_argument,
+              rungs.empty()
+                  ? fmt::format("rung is {}; the {} backend has none", rung, name(backend))
+                  : fmt::format("rung is {}; accepted on the {} backend are {}", rung,
+                                name(backend), fmt::join(rungs, ", ")));
+}
+
+double moved_once(const MatmulProblem& p) {
+  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n),
+               k = static_cast<double>(p.k);
+  const auto in = static_cast<double>(size_of(p.dtype)),
+             out = static_cast<double>(size_of(p.output));
+  return static_cast<double>(p.batch) * ((m * k + k * n) * in + m * n * out) + (p.bias ? 4 * n : 0);
+}
+
+}  // namespace
+
+std::vector<std::string> matmul_rungs(Backend backend) {
+  switch (backend) {
+    case Backend::automatic:
+    case Backend::cpu:
+      return {"naive", "blocked", "packed", "amx"};
+    case Backend::reference:
+    case Backend::cuda:
+      break;
+  }
+  return {};
+}
+
+MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options,
+                     const Context& context) {
+  core::validate_matmul(problem);
+  const Backend backend = choose_backend(problem, options.backend, options.device);
+  check_rung(backend, options.rung);
+  if (options.threads < 0) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("threads is {}; accepted are 0 and up", options.threads));
+  }
+  MatmulPlan plan;
+  switch (backend) {
+    case Backend::cuda:
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("device is {}; accepted is cpu (problem {})",
+                              to_string(options.device), to_string(problem)));
+    case Backend::reference:
+      plan.problem = problem;
+      plan.backend = backend;
+      plan.compute = DType::f64;
+      break;
+    case Backend::automatic:
+    case Backend::cpu:
+      plan = cpu::plan_matmul(problem, options, context);
+  }
+  plan.device = options.device;
+  plan.bytes = moved_once(problem);
+  return plan;
+}
+
+void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
+            const Context& context) {
+  core::validate_matmul(plan.problem);
+  core::validate_matmul(plan.problem, inputs, c, plan.device);
+  check_rung(plan.backend, plan.rung);
+  if (plan.backend == Backend::reference) return reference::matmul(plan.problem, inputs, c);
+  cpu::matmul(plan, inputs, c, context);
+}
+
+void matmul(const MatmulInputs& inputs, const Tensor& c, Activation activation,
+            const MatmulOptions& options, const Context& context) {
+  MatmulOptions with_device = options;
+  with_device.device = c.device;
+  matmul(make_plan(describe(inputs, c, activation), with_device, context), inputs, c, context);
+}
+
+std::string to_string(const MatmulPlan& plan) {
+  std::string text = fmt::format("{} on {}", to_string(plan.problem), name(plan.backend));
+  if (!plan.rung.empty()) {
+    text += fmt::format(" by {}, tiles {} x {} x {}, {} tasks", plan.rung, plan.block_m,
+                        plan.block_n, plan.block_k, plan.tasks);
+  }
+  if (plan.backend == Backend::cpu) {
+    text += fmt::format(", {} threads, {}", plan.threads, name(plan.isa));
+  }
+  if (plan.splits > 1) text += fmt::format(", k in {} parts", plan.splits);
+  for (const std::string& reason : plan.reasons) text += "; " + reason;
+  return text;
+}
+
+}  // namespace attn

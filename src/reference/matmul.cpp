@@ -1,0 +1,45 @@
+#include "reference/matmul.hpp"
+
+#include <cmath>
+
+#include "core/element.hpp"
+#include "core/matmul.hpp"
+
+namespace attn::reference {
+
+Element matmul_element(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t batch,
+                       std::int64_t row, std::int64_t column) {
+  const core::MatrixView a(inputs.a), b(inputs.b);
+  Element e;
+  for (std::int64_t l = 0; l < p.k; ++l) {
+    const double product = core::load_element(a.at(batch, row, l), a.dtype) *
+                           core::load_element(b.at(batch, l, column), b.dtype);
+    e.value += product;
+    e.magnitude += std::abs(product);
+  }
+  if (p.bias) {
+    const auto* bias = static_cast<const std::byte*>(inputs.bias.data);
+    const double x =
+        core::load_element(bias + column * inputs.bias.strides[0] *
+                                      static_cast<std::ptrdiff_t>(size_of(inputs.bias.dtype)),
+                           inputs.bias.dtype);
+    e.value += x;
+    e.magnitude += std::abs(x);
+  }
+  e.value = core::activate(p.activation, e.value);
+  return e;
+}
+
+void matmul(const MatmulProblem& p, const MatmulInputs& inputs, const Tensor& c) {
+  const core::MatrixView out(c);
+  for (std::int64_t batch = 0; batch < p.batch; ++batch) {
+    for (std::int64_t i = 0; i < p.m; ++i) {
+      for (std::int64_t j = 0; j < p.n; ++j) {
+        core::store_element(out.at(batch, i, j), c.dtype,
+                            matmul_element(p, inputs, batch, i, j).value);
+      }
+    }
+  }
+}
+
+}  // namespace attn::reference

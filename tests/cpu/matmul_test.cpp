@@ -1,0 +1,194 @@
+// Matrix products on the CPU: every rung, instruction set, dtype and order against fp64.
+#include "harness/matmul.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "attn/attn.hpp"
+
+namespace attn {
+namespace {
+
+using harness::MatmulData;
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+std::vector<InstructionSet> available() {
+  std::vector<InstructionSet> result;
+  for (const InstructionSetInfo& info : instruction_sets()) {
+    if (info.available) result.push_back(info.isa);
+  }
+  return result;
+}
+
+// Sizes around register tiles, blocks and vectors; k = 0 leaves bias and activation.
+constexpr std::array<std::array<std::int64_t, 4>, 9> kShapes{{{1, 1, 1, 1},
+                                                              {1, 37, 53, 17},
+                                                              {2, 8, 48, 192},
+                                                              {1, 258, 50, 20},
+                                                              {1, 9, 485, 193},
+                                                              {2, 33, 31, 513},
+                                                              {1, 5, 100, 1},
+                                                              {1, 100, 3, 70},
+                                                              {2, 9, 20, 0}}};
+
+void expect_right(const MatmulProblem& problem, const std::string& rung, InstructionSet isa,
+                  std::uint64_t seed) {
+  MatmulData data(problem, seed, 3);
+  MatmulOptions options;
+  options.rung = rung;
+  Context context;
+  context.isa = isa;
+  matmul(make_plan(problem, options, context), data.inputs, data.c, context);
+  const harness::MatmulCheck check = check_matmul(data);
+  EXPECT_TRUE(check.passed()) << to_string(problem) << " " << rung << " " << name(isa) << ": "
+                              << check.worst << " of the allowed error at " << check.where;
+  EXPECT_EQ(data.damage(), "") << to_string(problem) << " " << rung;
+}
+
+MatmulProblem problem_of(const std::array<std::int64_t, 4>& shape, DType dtype, int variant) {
+  const auto order = [&](int bit) {
+    return (variant >> bit & 1) != 0 ? MatrixOrder::column_major : MatrixOrder::row_major;
+  };
+  MatmulProblem p{.batch = shape[0], .m = shape[1], .n = shape[2], .k = shape[3], .dtype = dtype};
+  p.output = variant % 3 == 0 ? DType::f32 : dtype;
+  p.order_a = order(0);
+  p.order_b = order(1);
+  p.order_c = order(2);
+  p.bias = variant % 2 == 1;
+  p.activation = static_cast<Activation>(variant % 5);
+  return p;
+}
+
+TEST(Matmul, EveryRungIsRight) {
+  std::uint64_t seed = 1;
+  for (const std::string& rung : matmul_rungs(Backend::cpu)) {
+    for (const InstructionSet isa : available()) {
+      const bool once = rung == "naive" || rung == "blocked";  // the same on every one
+      if (once && isa != InstructionSet::portable) continue;
+      if (rung == "amx" && isa != InstructionSet::amx_bf16) continue;
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+        if (rung == "amx" && dtype != DType::bf16) continue;
+        for (const auto& shape : kShapes) {
+          for (int variant = static_cast<int>(seed % 2); variant < 8; variant += 2) {
+            expect_right(problem_of(shape, dtype, variant), rung, isa, ++seed);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Matmul, TheFastRungTakesTheProblem) {
+  const InstructionSet best = available().back();
+  const MatmulPlan f32 = make_plan({.m = 64, .n = 64, .k = 64});
+  EXPECT_EQ(f32.rung, "packed");
+  const MatmulPlan bf16 = make_plan({.m = 64, .n = 64, .k = 64, .dtype = DType::bf16});
+  EXPECT_EQ(bf16.rung, best == InstructionSet::amx_bf16 ? "amx" : "packed");
+  EXPECT_EQ(bf16.bytes, 2.0 * 64 * 64 * 2 + 64.0 * 64 * 4);
+  EXPECT_EQ(bf16.problem.flops(), 2.0 * 64 * 64 * 64);
+}
+
+TEST(Matmul, F64IsTheReference) {
+  MatmulProblem p{.m = 7, .n = 5, .k = 3, .dtype = DType::f64, .output = DType::f64, .bias = true};
+  MatmulData data(p, 1);
+  EXPECT_EQ(make_plan(p).backend, Backend::reference);
+  matmul(data.inputs, data.c);
+  const auto* a = static_cast<const double*>(data.inputs.a.data);
+  const auto* b = static_cast<const double*>(data.inputs.b.data);
+  const auto* bias = static_cast<const double*>(data.inputs.bias.data);
+  const auto* c = static_cast<const double*>(data.c.data);
+  for (int i = 0; i < 7; ++i) {
+    for (int j = 0; j < 5; ++j) {
+      double sum = bias[j];
+      for (int l = 0; l < 3; ++l) sum += a[i * 3 + l] * b[l * 5 + j];
+      EXPECT_NEAR(c[i * 5 + j], sum, 1e-13);
+    }
+  }
+}
+
+TEST(Matmul, ABatchStrideOfZeroSharesAMatrix) {
+  const MatmulProblem p{.batch = 3, .m = 20, .n = 30, .k = 40};
+  MatmulData data(p, 5);
+  data.inputs.b.strides[0] = 0;
+  matmul(data.inputs, data.c);
+  EXPECT_TRUE(check_matmul(data).passed()) << check_matmul(data).where;
+}
+
+// The cut into tasks and the order of sums are the same for every number of threads.
+TEST(Matmul, ThreadsDoNotChangeABit) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const MatmulProblem p{.m = 300, .n = 700, .k = 500, .dtype = dtype};
+    MatmulData one(p, 9), four(p, 9);
+    Context context;
+    context.executor = make_thread_pool(1);
+    matmul(one.inputs, one.c, Activation::none, {}, context);
+    context.executor = make_thread_pool(4);
+    matmul(four.inputs, four.c, Activation::none, {}, context);
+    EXPECT_EQ(one.bytes_c, four.bytes_c);
+  }
+}
+
+TEST(Matmul, InfinityAndNanComeThrough) {
+  MatmulData data({.m = 20, .n = 20, .k = 40}, 3);
+  auto* a = static_cast<float*>(data.inputs.a.data);
+  a[3 * 40 + 7] = INFINITY;
+  a[5 * 40 + 9] = NAN;
+  matmul(data.inputs, data.c, Activation::relu);
+  const auto* c = static_cast<const float*>(data.c.data);
+  for (int j = 0; j < 20; ++j) {
+    EXPECT_TRUE(std::isinf(c[3 * 20 + j]) || c[3 * 20 + j] == 0) << j;
+    EXPECT_TRUE(std::isnan(c[5 * 20 + j])) << j;
+    EXPECT_TRUE(std::isfinite(c[4 * 20 + j])) << j;
+  }
+}
+
+TEST(Matmul, ARefusalNamesTheArgumentItsValueAndWhatIsAccepted) {
+  MatmulData data({.m = 4, .n = 6, .k = 8}, 1);
+  const auto contains = [](const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  MatmulInputs inputs = data.inputs;
+  inputs.b.shape[1] = 9;
+  contains(refusal([&] { matmul(inputs, data.c); }), "accepted is f32[8, 6]");
+  inputs = data.inputs;
+  inputs.a.strides[2] = 2;
+  contains(refusal([&] { matmul(inputs, data.c); }), "stride 1 in one of the last two dimensions");
+  inputs = data.inputs;
+  inputs.a.dtype = DType::i32;
+  contains(refusal([&] { matmul(inputs, data.c); }), "dtype is i32");
+  contains(refusal([&] { matmul(data.inputs, data.inputs.a); }), "accepted is f32[8, 8]");
+  contains(refusal([&] { make_plan({.m = -1, .n = 1, .k = 1}); }), "m is -1");
+  contains(refusal([&] {
+             make_plan({.m = 1, .n = 1, .k = 1, .dtype = DType::bf16, .output = DType::f16});
+           }),
+           "output is f16; accepted are bf16 and f32");
+  MatmulOptions options;
+  options.rung = "fast";
+  contains(refusal([&] { make_plan({.m = 1, .n = 1, .k = 1}, options); }),
+           "rung is fast; accepted on the cpu backend are naive, blocked, packed, amx");
+  options.rung = "amx";
+  contains(refusal([&] { make_plan({.m = 1, .n = 1, .k = 1}, options); }), "dtype is f32");
+  MatmulProblem with_bias{.m = 4, .n = 6, .k = 8, .bias = true};
+  contains(refusal([&] { matmul(make_plan(with_bias), data.inputs, data.c); }),
+           "bias is not given");
+  const MatmulProblem square{.m = 8, .n = 8, .k = 8};
+  MatmulData whole(square, 1);
+  contains(refusal([&] { matmul(whole.inputs, whole.inputs.a); }), "overlaps");
+  contains(refusal([&] { parse_activation("swish"); }), "'swish'; accepted are none, relu");
+}
+
+}  // namespace
+}  // namespace attn

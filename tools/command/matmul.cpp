@@ -1,0 +1,177 @@
+// attn matmul: the ladder of matrix products, checked and timed.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "attn/error.hpp"
+#include "command/command.hpp"
+#include "command/matmul_row.hpp"
+#include "command/number.hpp"
+#include "io/file.hpp"
+#include "io/output_file.hpp"
+
+namespace attn::command {
+namespace {
+
+struct Options {
+  std::vector<std::string> shapes;
+  std::string rung, dtype = "f32", output, orders = "rrr", activation = "none", device, isa, json,
+                    plot;
+  int threads = 0;
+  bool bias = false;
+  TimingRule rule{.min_calls = 3, .seconds = 0.3};
+};
+
+// "M,N,K" or "BATCH,M,N,K".
+std::array<std::int64_t, 4> parse_shape(const std::string& text) {
+  std::vector<std::int64_t> sizes;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t comma = std::min(text.find(',', at), text.size());
+    std::int64_t size = -1;
+    if (!reads_as(std::string_view(text).substr(at, comma - at), size) || size < 0) break;
+    sizes.push_back(size);
+    at = comma + 1;
+    if (comma == text.size()) {
+      if (sizes.size() == 3) return {1, sizes[0], sizes[1], sizes[2]};
+      if (sizes.size() == 4) return {sizes[0], sizes[1], sizes[2], sizes[3]};
+    }
+  }
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("the shape is {}; accepted are M,N,K and BATCH,M,N,K", io::printable(text)));
+}
+
+MatmulProblem problem_of(const Options& options, const std::string& shape) {
+  const auto [batch, m, n, k] = parse_shape(shape);
+  MatmulProblem p{.batch = batch, .m = m, .n = n, .k = k, .dtype = parse_dtype(options.dtype)};
+  p.output = options.output.empty() ? p.dtype : parse_dtype(options.output);
+  const auto order = [&](std::size_t i) {
+    const char letter = i < options.orders.size() ? options.orders[i] : ' ';
+    if (options.orders.size() != 3 || (letter != 'r' && letter != 'c')) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("--orders is {}; accepted are three letters r or c, of A, B and C",
+                              io::printable(options.orders)));
+    }
+    return letter == 'r' ? MatrixOrder::row_major : MatrixOrder::column_major;
+  };
+  p.order_a = order(0);
+  p.order_b = order(1);
+  p.order_c = order(2);
+  p.bias = options.bias;
+  p.activation = parse_activation(options.activation);
+  return p;
+}
+
+// A row for each rung that was asked for.
+std::vector<MatmulRow> rows_of(const Options& options, const MatmulProblem& problem, Device device,
+                               const Context& context) {
+  std::vector<std::string> rungs{options.rung};
+  if (options.rung == "all") {
+    rungs = matmul_rungs(device.type == DeviceType::cuda ? Backend::cuda : Backend::cpu);
+  }
+  std::vector<MatmulRow> rows;
+  for (const std::string& rung : rungs) {
+    MatmulRow row{.problem = problem, .implementation = rung, .refused = {}};
+    try {
+      MatmulOptions choice;
+      choice.device = device;
+      choice.rung = rung;
+      row.plan = make_plan(problem, choice, context);
+      row.implementation = row.plan.rung;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported || options.rung != "all") throw;
+      row.refused = error.what();
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+int run_matmul(const Options& options, const std::string& command_line) {
+  if (!options.plot.empty()) io::OutputFile::check(options.plot);
+  JsonReport report(options.json, command_line);
+  const Device device = parse_device(options.device);
+  const Context context = make_context({.algorithm = {},
+                                        .backend = {},
+                                        .isa = options.isa,
+                                        .device = {},
+                                        .kernel = {},
+                                        .threads = options.threads});
+  std::vector<MatmulProblem> problems;
+  for (const std::string& shape : options.shapes) problems.push_back(problem_of(options, shape));
+  std::vector<MatmulRow> all;
+  fmt::print(report.text(), "{}\n", matmul_header());
+  for (const MatmulProblem& problem : problems) {
+    std::vector<MatmulRow> rows = rows_of(options, problem, device, context);
+    harness::MatmulData data(problem, 1);
+    for (MatmulRow& row : rows) {
+      if (row.refused.empty()) measure_matmul(row, data, context, options.rule);
+      report.add(matmul_json(row));
+      fmt::print(report.text(), "{}\n", matmul_line(row, 0));
+      std::fflush(report.text());
+      all.push_back(row);
+    }
+  }
+  report.save();
+  if (!options.plot.empty()) {
+    io::OutputFile file(options.plot);
+    file.write(matmul_plot(all));
+    file.commit();
+    fmt::print(report.text(), "plot written to {}\n", options.plot);
+  }
+  const auto wrong = [](const MatmulRow& row) { return row.refused.empty() && !row.correct(); };
+  return std::ranges::any_of(all, wrong) ? kWrong : kOk;
+}
+
+}  // namespace
+
+void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
+  auto options = std::make_shared<Options>();
+  options->shapes = {"512,512,512", "1024,1024,1024"};
+  CLI::App* sub = app.add_subcommand("matmul", "Check and time matrix products, rung by rung");
+  sub->add_option("shapes", options->shapes,
+                  "M,N,K or BATCH,M,N,K; default: 512,512,512 1024,1024,1024");
+  sub->add_option("--rung", options->rung,
+                  "One of the ladder's (docs/matmul.md), or all; default: the fastest that takes "
+                  "the problem")
+      ->take_last();
+  sub->add_option("--dtype", options->dtype, "Of A and B: f32, bf16 or f16")
+      ->capture_default_str()
+      ->take_last();
+  sub->add_option("--output", options->output, "Of C: f32 or that of A and B, which is the default")
+      ->type_name("DTYPE")
+      ->take_last();
+  sub->add_option("--orders", options->orders,
+                  "Of A, B and C: r for row-major, c for column-major, as in rcr")
+      ->capture_default_str()
+      ->take_last();
+  sub->add_flag("--bias", options->bias, "Add a bias to every row");
+  sub->add_option("--activation", options->activation, "none, relu, gelu, gelu_tanh or silu")
+      ->capture_default_str()
+      ->take_last();
+  add_device_option(*sub, options->device);
+  add_isa_option(*sub, options->isa);
+  add_threads_option(*sub, options->threads);
+  sub->add_option("--seconds", options->rule.seconds,
+                  "Time calls for so long, at least 3; the median counts")
+      ->check(seconds())
+      ->capture_default_str()
+      ->take_last();
+  add_json_option(*sub, options->json);
+  sub->add_option("--plot", options->plot, "Write an SVG of the rate over the size here")
+      ->type_name("FILE")
+      ->take_last();
+  sub->footer(
+      "Columns: 'peak' is the share of the rate of independent multiply-adds that was measured in "
+      "the same run,\n'cublas' the share of cuBLAS' rate, on a GPU where that is present; 'error' "
+      "is the largest error as a\nshare of what docs/matmul.md allows.\n"
+      "Examples:\n"
+      "  attn matmul --rung all 512,512,512\n"
+      "  attn matmul --dtype bf16 1024,4096,1024 --bias --activation gelu --threads 2\n"
+      "  attn matmul --dtype bf16 --orders rcr 4,1000,1000,64 --json - --plot rungs.svg");
+  sub->callback([options, &status, command_line] { status = run_matmul(*options, command_line); });
+}
+
+}  // namespace attn::command

@@ -1,0 +1,95 @@
+#include "command/matmul_row.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "attn/machine.hpp"
+#include "command/command.hpp"
+#include "command/svg.hpp"
+
+namespace attn::command {
+
+void measure_matmul(MatmulRow& row, harness::MatmulData& data, const Context& context,
+                    const TimingRule& rule) {
+  data.poison();
+  const auto call = [&] { matmul(row.plan, data.inputs, data.c, context); };
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  row.check = check_matmul(data);
+  row.damage = data.damage();
+  if (!row.correct()) return;
+  Context of_peak = context;
+  of_peak.isa = row.plan.isa;
+  row.peak_gflops = measure_peak_gflops(row.plan.compute, of_peak);
+  // The lowest rungs may take half a minute a call: the one that was checked says enough.
+  if (taken.count() > 1) {
+    row.timing.seconds = {taken.count()};
+  } else {
+    row.timing = time_calls(call, rule);
+  }
+}
+
+std::string matmul_header() {
+  return fmt::format("{:<40} {:<20} {:>10} {:>9} {:>6} {:>7} {:>11}  {}", "problem", "rung", "time",
+                     "TFLOP/s", "peak", "cublas", "error", "compared with fp64");
+}
+
+std::string matmul_line(const MatmulRow& row, double peer_gflops) {
+  std::string line = fmt::format("{:<40} {:<20} ", to_string(row.problem), row.implementation);
+  if (!row.refused.empty()) return line + row.refused;
+  if (!row.correct()) {
+    return line + fmt::format("WRONG: {:.3g} of the allowed error; {} {}", row.check.worst,
+                              row.check.where, row.damage);
+  }
+  const auto share = [&](double whole) {
+    return whole > 0 ? fmt::format("{:.1f}%", 100 * row.gflops() / whole) : std::string("-");
+  };
+  return line + fmt::format("{:>10} {:>9.3f} {:>6} {:>7} {:>11}  {} elements",
+                            format_seconds(row.timing.median()), row.gflops() * 1e-3,
+                            share(row.peak_gflops), share(peer_gflops),
+                            fmt::format("{:.2f} of it", row.check.worst), row.check.checked);
+}
+
+Json matmul_json(const MatmulRow& row) {
+  Json json{{"problem", to_string(row.problem)}, {"rung", row.implementation}};
+  if (!row.refused.empty()) {
+    json["refused"] = row.refused;
+    return json;
+  }
+  json["correct"] = row.correct();
+  json["checked"] = row.check.checked;
+  json["share_of_allowed_error"] = std::isfinite(row.check.worst) ? Json(row.check.worst) : Json();
+  json["plan"] = to_string(row.plan);
+  if (!row.correct()) return json;
+  json["calls"] = row.timing.seconds.size();
+  json["seconds_median"] = row.timing.median();
+  json["seconds_minimum"] = row.timing.minimum();
+  json["flops"] = row.problem.flops();
+  json["bytes"] = row.plan.bytes;
+  json["gflops"] = row.gflops();
+  json["peak_gflops"] = row.peak_gflops;
+  json["share_of_peak"] = row.peak_gflops > 0 ? Json(row.gflops() / row.peak_gflops) : Json();
+  return json;
+}
+
+std::string matmul_plot(const std::vector<MatmulRow>& rows) {
+  Panel panel{"GFLOP/s, checked against fp64", "cube root of m n k", 10, {}, [](double x) {
+                return fmt::format("{:g}", x);
+              }};
+  for (const MatmulRow& row : rows) {
+    if (!row.correct() || row.problem.flops() <= 0) continue;
+    auto series = std::ranges::find(panel.series, row.implementation, &Series::name);
+    if (series == panel.series.end()) {
+      series = panel.series.insert(series, Series{row.implementation, {}});
+    }
+    series->points.emplace_back(std::cbrt(row.problem.flops() / 2), row.gflops());
+  }
+  for (Series& series : panel.series) std::ranges::sort(series.points);
+  return render_svg("Matrix products, rung by rung", {panel});
+}
+
+}  // namespace attn::command

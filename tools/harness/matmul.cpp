@@ -1,0 +1,144 @@
+#include "harness/matmul.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "core/element.hpp"
+#include "core/matmul.hpp"
+#include "reference/matmul.hpp"
+
+namespace attn::harness {
+namespace {
+
+constexpr std::byte kPoison{0xff};  // NaN in every floating dtype
+
+// A matrix of the order with gaps between its rows (columns), in `bytes`.
+Tensor make(std::vector<std::byte>& bytes, DType dtype, MatrixOrder order, std::int64_t batch,
+            std::int64_t rows, std::int64_t columns, std::int64_t gap) {
+  const bool by_rows = order == MatrixOrder::row_major;
+  const std::int64_t ld = (by_rows ? columns : rows) + gap;
+  const std::int64_t lines = by_rows ? rows : columns;
+  bytes.assign(
+      static_cast<std::size_t>(std::max<std::int64_t>(1, batch * ld * lines)) * size_of(dtype),
+      kPoison);
+  Tensor t = tensor(static_cast<void*>(bytes.data()), dtype, {batch, rows, columns});
+  t.strides = {ld * lines, by_rows ? ld : 1, by_rows ? 1 : ld};
+  return t;
+}
+
+template <class Draw>
+void fill(const Tensor& t, const Draw& draw) {
+  const core::MatrixView view(t);
+  for (std::int64_t p = 0; p < t.shape[0]; ++p) {
+    for (std::int64_t i = 0; i < t.shape[1]; ++i) {
+      for (std::int64_t j = 0; j < t.shape[2]; ++j) {
+        core::store_element(view.at(p, i, j), t.dtype, draw());
+      }
+    }
+  }
+}
+
+// The largest relative error of rounding, and the smallest normal number.
+struct Rounding {
+  double relative, smallest;
+};
+Rounding rounding_of(DType dtype) {
+  if (dtype == DType::bf16) return {0x1p-8, 0x1p-126};
+  if (dtype == DType::f16) return {0x1p-11, 0x1p-14};
+  return {0x1p-24, 0x1p-126};
+}
+
+}  // namespace
+
+MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t gap) : problem(p) {
+  inputs.a = make(bytes_a, p.dtype, p.order_a, p.batch, p.m, p.k, gap);
+  inputs.b = make(bytes_b, p.dtype, p.order_b, p.batch, p.k, p.n, gap);
+  c = make(bytes_c, p.output, p.order_c, p.batch, p.m, p.n, gap);
+  // Sums of twelve 16-bit numbers are close to normal and a hundred times as fast to draw.
+  std::mt19937_64 random(seed);
+  const auto normal = [&] {
+    const std::uint64_t x = random(), y = random(), z = random();
+    double sum = -6;
+    for (int i = 0; i < 64; i += 16) {
+      for (const std::uint64_t word : {x, y, z}) {
+        sum += static_cast<double>(word >> i & 0xffff) / 65536;
+      }
+    }
+    return sum;
+  };
+  fill(inputs.a, [&] { return 0.25 + normal(); });
+  fill(inputs.b, normal);
+  if (p.bias) {
+    const DType dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+    bytes_bias.resize(static_cast<std::size_t>(std::max<std::int64_t>(1, p.n)) * size_of(dtype));
+    inputs.bias = tensor(static_cast<void*>(bytes_bias.data()), dtype, {p.n});
+    for (std::int64_t j = 0; j < p.n; ++j) {
+      core::store_element(bytes_bias.data() + static_cast<std::size_t>(j) * size_of(dtype), dtype,
+                          4 * normal());
+    }
+  }
+}
+
+void MatmulData::poison() { std::fill(bytes_c.begin(), bytes_c.end(), kPoison); }
+
+std::string MatmulData::damage() const {
+  std::vector<bool> written(bytes_c.size(), false);
+  const core::MatrixView view(c);
+  for (std::int64_t p = 0; p < problem.batch; ++p) {
+    for (std::int64_t i = 0; i < problem.m; ++i) {
+      for (std::int64_t j = 0; j < problem.n; ++j) {
+        const auto at = static_cast<std::size_t>(view.at(p, i, j) - bytes_c.data());
+        std::fill_n(written.begin() + static_cast<std::ptrdiff_t>(at), size_of(c.dtype), true);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < bytes_c.size(); ++i) {
+    if (!written[i] && bytes_c[i] != kPoison) {
+      return fmt::format("byte {} of C's memory, between its rows, was written", i);
+    }
+  }
+  return {};
+}
+
+MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples) {
+  const MatmulProblem& p = data.problem;
+  const core::MatrixView view(data.c);
+  const Rounding rounding = rounding_of(p.output);
+  constexpr double kSlope = 1.13, kLambda = 4;
+  const double share = kSlope * kLambda * std::sqrt(static_cast<double>(p.k) + 2) * 0x1p-24;
+  MatmulCheck check;
+  const auto look = [&](std::int64_t b, std::int64_t i, std::int64_t j) {
+    const reference::Element e = reference::matmul_element(p, data.inputs, b, i, j);
+    const double got = core::load_element(view.at(b, i, j), p.output);
+    const double allowed = share * e.magnitude + rounding.relative * std::abs(e.value) +
+                           rounding.relative * rounding.smallest;
+    double error = std::abs(got - e.value) / allowed;
+    if (std::isnan(error)) error = INFINITY;
+    ++check.checked;
+    if (error > check.worst || check.where.empty()) {
+      check.worst = error;
+      check.where = fmt::format("C[{}, {}, {}] is {}, the reference {}", b, i, j, got, e.value);
+    }
+  };
+  const std::int64_t size = p.batch * p.m * p.n;
+  constexpr double kAllFlops = 0x1p26;
+  if (size == 0) return check;
+  if (p.flops() <= kAllFlops || size <= samples) {
+    for (std::int64_t at = 0; at < size; ++at) look(at / (p.m * p.n), at / p.n % p.m, at % p.n);
+    return check;
+  }
+  std::mt19937_64 random(1);
+  for (std::int64_t s = 0; s < samples; ++s) {
+    const auto below = [&](std::int64_t n) {
+      return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+    };
+    // Every fourth one lies in the last row, every fourth in the last column.
+    look(below(p.batch), s % 4 == 1 ? p.m - 1 : below(p.m), s % 4 == 2 ? p.n - 1 : below(p.n));
+  }
+  return check;
+}
+
+}  // namespace attn::harness

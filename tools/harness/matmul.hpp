@@ -1,0 +1,44 @@
+// Matrix products with random data, and how their results are judged.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attn/matmul.hpp"
+
+namespace attn::harness {
+
+// The tensors of a product. Rows (columns, in column_major order) have gaps of `gap` elements
+// between them, and gaps and C are NaN until they are written.
+class MatmulData {
+ public:
+  // A and B are drawn from the normal distribution, A with an offset of 1/4 so that sums grow.
+  MatmulData(const MatmulProblem& problem, std::uint64_t seed, std::int64_t gap = 0);
+  MatmulData(const MatmulData&) = delete;
+  MatmulData& operator=(const MatmulData&) = delete;
+
+  MatmulProblem problem;
+  MatmulInputs inputs;
+  Tensor c;
+  std::vector<std::byte> bytes_a, bytes_b, bytes_c, bytes_bias;
+
+  void poison();
+  // Empty, or what was written between the rows of C.
+  std::string damage() const;
+};
+
+struct MatmulCheck {
+  double worst = 0;  // the largest error as a share of what is allowed: 1 or less passes
+  std::int64_t checked = 0;
+  std::string where;  // of the worst
+  bool passed() const { return worst <= 1; }
+};
+
+// Compares C with the fp64 reference: every element of small products, else `samples` of them with
+// the corners and edges among them. Allowed is 4 sqrt(k + 2) 2^-24 sum_l |A_il B_lj| (Higham and
+// Mary 2019, the probabilistic bound of a sum of k products with lambda = 4), times the largest
+// slope of the activation (1.13), and one rounding of C.
+MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples = 4096);
+
+}  // namespace attn::harness
