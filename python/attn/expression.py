@@ -340,14 +340,15 @@ def where(condition: Any, x: Any, y: Any) -> Expr:
     return Expr(text, max(a.type, b.type), PRIMARY, buffers)
 
 
-_KINDS: dict[Any, int] = {}
+_KINDS: dict[str, int] = {}  # by name: torch.compile knows no dtype of NumPy as a key
 
 
 def kind_of(array: Any) -> int:
     """The type that an element of the array has in an expression."""
-    kind = _KINDS.get(array.dtype)
+    dtype = str(array.dtype)
+    kind = _KINDS.get(dtype)
     if kind is None:
-        name = str(array.dtype).rpartition(".")[2]
+        name = dtype.rpartition(".")[2]
         if name == "bool":
             kind = BOOL
         elif name in ("uint8", "int8", "int16", "int32", "int64"):
@@ -356,7 +357,7 @@ def kind_of(array: Any) -> int:
             kind = FLOAT
         else:
             refuse(f"an array of dtype {name} in an expression: accepts bool, int and float types")
-        _KINDS[array.dtype] = kind
+        _KINDS[dtype] = kind
     return kind
 
 

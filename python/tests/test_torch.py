@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -341,3 +342,17 @@ def test_compile_refuses_with_the_reason(compiled):
     made = compiled(lambda q: attn.torch.attention(q, q, q, mask=lambda b, h, i, j: torch.sort(i)))
     with pytest.raises(Exception, match="torch function sort has no form"):
         made(torch.randn(1, 3, 2, 8))
+
+
+def test_compile_after_a_trace_with_numpy(compiled):
+    """What NumPy's arrays leave behind in attn is nothing that torch.compile cannot read."""
+    ids = np.zeros(5, np.int32)
+    x = np.ones((1, 5, 2, 8), np.float32)
+    attn.attention(x, x, x, mask=lambda s: attn.buffer(ids)[s.key] == 0)
+    table = torch.arange(5, dtype=torch.float32)
+
+    def function(q):
+        return attn.torch.attention(q, q, q, score=lambda s: s.score + table[s.key])
+
+    q = torch.randn(1, 5, 2, 8)
+    torch.testing.assert_close(compiled(function)(q), function(q))
