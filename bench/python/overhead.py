@@ -61,6 +61,29 @@ def small_calls():
 
         j = jax.numpy.asarray(x)
         found["JAX"] = microseconds(lambda: attn.attention(j, j, j), 20)
+        found |= jax_calls(j)
+    return found
+
+
+def jax_calls(x):
+    """attn.jax beside jax.nn and beside a program that only returns its argument."""
+    import jax
+
+    import attn.jax
+
+    functions = {
+        "JAX, identity within jit": lambda q, k, v: (q, q[..., 0]),
+        "JAX, attn.jax within jit": attn.jax.attention,
+        "JAX, jax.nn within jit": jax.nn.dot_product_attention,
+        "JAX, attn.jax, forward and backward within jit": jax.grad(
+            lambda *qkv: attn.jax.attention(*qkv).sum(), (0, 1, 2)),
+    }
+    found = {}
+    for name, function in functions.items():
+        compiled = jax.jit(function)
+        compiled(x, x, x)
+        found[name] = microseconds(lambda: compiled(x, x, x), 50)
+    found["JAX, attn.jax"] = microseconds(lambda: attn.jax.attention(x, x, x), 50)
     return found
 
 

@@ -31,7 +31,7 @@ _EXPRESSIONS = {
     "symbols": "symbol",
     "where": "expression",
 }
-_MODULES = ("flash_attn", "flex", "hf", "torch")
+_MODULES = ("flash_attn", "flex", "hf", "jax", "torch")
 
 __all__ = [
     "DeviceError",

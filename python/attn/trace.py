@@ -307,7 +307,7 @@ def loadable(array: Any) -> Any:
     """The array with a rank of 1 to 4 and a dtype that attn loads; itself where it has these.
 
     int64 becomes int32, bool uint8, float64 float32. Throws TraceError where an int64 on the CPU
-    does not fit; a GPU is not waited for.
+    does not fit; a GPU is not waited for, and what JAX compiles is not known.
     """
     if len(array.shape) == 0:
         array = array.reshape(1)
@@ -317,7 +317,8 @@ def loadable(array: Any) -> Any:
     to = {BOOL: "uint8", INT: "int32", FLOAT: "float32"}[kind_of(array)]
     if hasattr(array, "astype"):  # NumPy, JAX, CuPy
         converted = array.astype(to)
-        unchanged = name != "int64" or bool((converted == array).all())
+        known = name == "int64" and not type(array).__name__.endswith("Tracer")  # of JAX
+        unchanged = not known or bool((converted == array).all())
     else:
         import torch
 

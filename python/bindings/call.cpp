@@ -1,18 +1,20 @@
 #include "call.hpp"
 
 #include <algorithm>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include "attn/error.hpp"
 
 namespace attn::python {
-namespace {
 
-// The problem of a descriptor. A program uses few, each many times: texts are read once.
-const Problem& parsed(const std::string& text) {
+Problem parsed(const std::string& text) {
+  // A program uses few, each many times.
   constexpr std::size_t kMaxTexts = 4096;
-  static std::unordered_map<std::string, Problem> known;  // used with the GIL held
+  static std::mutex mutex;
+  static std::unordered_map<std::string, Problem> known;
+  const std::lock_guard lock(mutex);
   if (const auto at = known.find(text); at != known.end()) return at->second;
   Problem problem = text.empty() ? Problem{} : parse_problem(text);
   if (known.size() >= kMaxTexts) known.clear();
@@ -26,10 +28,20 @@ Tensor* member(Inputs& inputs, std::string_view name) {
   if (name == "seqused_k") return &inputs.seqused_k;
   if (name == "page_table") return &inputs.page_table;
   if (name == "sink") return &inputs.sink;
-  throw Error(ErrorCode::internal, "no tensor of a call is called " + std::string(name));
+  return nullptr;
 }
 
-}  // namespace
+void choose_layouts(Problem& problem, const Inputs& inputs) {
+  if (inputs.cu_seqlens_q.given()) problem.layout_q = Layout::packed;
+  if (inputs.cu_seqlens_k.given()) problem.layout_k = Layout::packed;
+  if (inputs.page_table.given()) {
+    if (problem.layout_k == Layout::packed) {
+      throw Error(ErrorCode::invalid_argument,
+                  "cu_seqlens_k and page_table are both given; accepted is one of them");
+    }
+    problem.layout_k = Layout::paged;
+  }
+}
 
 Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v)
     : heads_first_(options.heads_first),
@@ -66,18 +78,14 @@ void Call::take_tensors(const nb::dict& tensors) {
   for (const auto [key, value] : tensors) {
     const auto name = nb::cast<std::string>(key);
     Array array = input(name, value);
-    *member(inputs_, name) = array.tensor;
+    Tensor* const known = member(inputs_, name);
+    if (known == nullptr) {
+      throw Error(ErrorCode::internal, "no tensor of a call is called " + name);
+    }
+    *known = array.tensor;
     kept_.push_back(std::move(array));
   }
-  if (inputs_.cu_seqlens_q.given()) problem_.layout_q = Layout::packed;
-  if (inputs_.cu_seqlens_k.given()) problem_.layout_k = Layout::packed;
-  if (inputs_.page_table.given()) {
-    if (problem_.layout_k == Layout::packed) {
-      throw Error(ErrorCode::invalid_argument,
-                  "cu_seqlens_k and page_table are both given; accepted is one of them");
-    }
-    problem_.layout_k = Layout::paged;
-  }
+  choose_layouts(problem_, inputs_);
 }
 
 void Call::take_buffers(const nb::dict& buffers) {

@@ -30,6 +30,13 @@ struct Options {
   PlanOptions plan{};
 };
 
+// The problem of a descriptor; texts are read once. Thread-safe.
+Problem parsed(const std::string& text);
+// The tensor of that name, or null: then it is a buffer.
+Tensor* member(Inputs& inputs, std::string_view name);
+// Packed or paged Q, K and V, as the tensors of lengths and pages say.
+void choose_layouts(Problem& problem, const Inputs& inputs);
+
 class Call {
  public:
   Call(const Options& options, nb::handle q, nb::handle k, nb::handle v);

@@ -10,4 +10,5 @@ NB_MODULE(_attn, module) {
   attn::python::translate_errors();
   attn::python::bind_operations(module);
   attn::python::bind_information(module);
+  attn::python::bind_jax(module);
 }

@@ -175,7 +175,12 @@ void bind_operations(nb::module_& module) {
           "backend"_a = "auto", "algorithm"_a = "auto", "threads"_a = 0)
       .def_ro("problem", &Options::problem)
       .def_ro("tensors", &Options::tensors)
-      .def_ro("buffers", &Options::buffers);
+      .def_ro("buffers", &Options::buffers)
+      .def_ro("heads_first", &Options::heads_first)
+      .def_ro("seqlen_q", &Options::seqlen_q)
+      .def_ro("seqlen_k", &Options::seqlen_k)
+      .def_ro("seed", &Options::seed)
+      .def_ro("offset", &Options::offset);
   nb::class_<Plan>(module, "Plan")
       .def("__str__", [](const Plan& self) { return to_string(self); })
       .def_ro("workspace_bytes", &Plan::workspace_bytes)

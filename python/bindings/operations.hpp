@@ -7,5 +7,6 @@ namespace attn::python {
 
 void bind_operations(nanobind::module_& module);
 void bind_information(nanobind::module_& module);
+void bind_jax(nanobind::module_& module);
 
 }  // namespace attn::python

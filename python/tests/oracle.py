@@ -76,6 +76,17 @@ class Library:
     def numpy(self, x):
         return np.asarray(x, np.float64)
 
+    def results(self, q, k, v, d_out, d_lse, wanted, options):
+        """{name: result} of a problem; d_out is None where no gradients are asked for."""
+        out, lse = attn.attention(q, k, v, return_lse=True, **options)
+        results = {"o": out, "lse": lse}
+        if d_out is not None:
+            gradients = attn.attention_backward(
+                d_out, q, k, v, out, lse, d_lse=d_lse, gradients=wanted, **options
+            )
+            results |= {f"d{name}": x for name, x in gradients.items()}
+        return results
+
 
 def run(case, library):
     """{name: result} of a case, as tests/numpy/fuzz.py judges it."""
@@ -92,20 +103,12 @@ def run(case, library):
         library.tensor(np.asarray(x[1] if isinstance(x, tuple) else x, np.float32), case.dtype)
         for x in (case.tensors[n] for n in ("q", "k", "v", "d_o") if n in case.tensors)
     )
-    out, lse = attn.attention(q, k, v, return_lse=True, **found)
-    results = {"o": out, "lse": lse}
-    if case.backward:
-        wanted = ["q", "k", "v"] + (["sink"] if "sink" in found else [])
-        if "score" in found:  # numbers have no gradient
-            wanted += [
-                n for n, x in found["score"].buffers.items() if not isinstance(x, (int, float))
-            ]
-        d_lse = case.tensors.get("d_lse")
-        d_lse = None if d_lse is None else library.buffer(d_lse)
-        gradients = attn.attention_backward(
-            *d_out, q, k, v, out, lse, d_lse=d_lse, gradients=wanted, **found
-        )
-        results |= {f"d{name}": x for name, x in gradients.items()}
+    wanted = ["q", "k", "v"] + (["sink"] if "sink" in found else [])
+    if "score" in found:  # numbers have no gradient
+        wanted += [n for n, x in found["score"].buffers.items() if not isinstance(x, (int, float))]
+    d_lse = case.tensors.get("d_lse") if case.backward else None
+    d_lse = None if d_lse is None else library.buffer(d_lse)
+    results = library.results(q, k, v, d_out[0] if case.backward else None, d_lse, wanted, found)
     return {name: library.numpy(x) for name, x in results.items()}
 
 

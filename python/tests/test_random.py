@@ -63,3 +63,41 @@ class Jax(oracle.Library):
 def test_jax(seed):
     pytest.importorskip("jax")
     assert oracle.failures(seed, Jax()) == []
+
+
+class JaxGradients(Jax):
+    """attn.jax, compiled, where JAX asks for the gradients."""
+
+    def results(self, q, k, v, d_out, d_lse, wanted, options):
+        import jax
+
+        import attn.jax
+
+        score = options.get("score")
+        tensors = {"q": q, "k": k, "v": v}
+        tensors |= {n: options[n] if n == "sink" else score.buffers[n] for n in wanted[3:]}
+
+        def function(tensors):
+            given = dict(options)
+            if "sink" in tensors:
+                given["sink"] = tensors["sink"]
+            if score is not None:
+                given["score"] = attn.Formula(
+                    score.text, **{n: tensors.get(n, x) for n, x in score.buffers.items()}
+                )
+            q, k, v = (tensors[n] for n in "qkv")
+            return attn.jax.attention(q, k, v, return_lse=True, **given)
+
+        if d_out is None:
+            out, lse = jax.jit(function)(tensors)
+            return {"o": out, "lse": lse}
+        (out, lse), transposed = jax.vjp(jax.jit(function), tensors)
+        d_lse = jax.numpy.zeros_like(lse) if d_lse is None else d_lse
+        (gradients,) = transposed((d_out, d_lse))
+        return {"o": out, "lse": lse} | {f"d{n}": gradients[n] for n in wanted}
+
+
+@pytest.mark.parametrize("seed", range(SEED + 3 * COUNT, SEED + 3 * COUNT + COUNT // 3))
+def test_jax_gradients(seed):
+    pytest.importorskip("jax")
+    assert oracle.failures(seed, JaxGradients()) == []

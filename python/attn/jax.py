@@ -1,0 +1,331 @@
+"""attn in JAX: jit, grad, vmap, and dot_product_attention with jax.nn's signature.
+
+import attn.jax
+out = attn.jax.attention(q, k, v, mask=lambda s: s.key <= s.position)
+out = attn.jax.dot_product_attention(q, k, v, is_causal=True)
+
+A call is a foreign function of XLA (python/bindings/jax.cpp), on the CPU and on NVIDIA GPUs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from . import _attn, nvrtc
+from .errors import InvalidArgument
+from .formula import Formula
+from .options import make_options
+from .trace import resolve
+
+__all__ = ["attention", "dot_product_attention"]
+
+for _backward in (False, True):
+    for _platform in ("cpu", "CUDA"):
+        jax.ffi.register_ffi_target(
+            "attn_backward" if _backward else "attn_forward",
+            _attn.xla_handler(_backward, _platform == "CUDA"),
+            platform=_platform,
+        )
+
+
+@lru_cache(maxsize=1)
+def _prepare() -> None:
+    if jax.default_backend() == "gpu":
+        nvrtc.load()
+
+
+# Keywords of attn.attention that are arrays and are not formulas.
+_ARRAYS = (
+    "alibi",
+    "bias",
+    "sink",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_q",
+    "seqused_k",
+    "page_table",
+)
+
+
+class _Call(NamedTuple):
+    """What a compiled call is made for: attributes of the foreign function."""
+
+    problem: str  # descriptor
+    names: tuple[str, ...]  # of the arrays beside q, k, v
+    rank: int  # of q
+    heads_first: bool
+    seqlen_q: int
+    seqlen_k: int
+    seed: int
+    offset: int
+    backend: str
+    algorithm: str
+    threads: int
+
+    def attributes(self, names: tuple[str, ...]) -> dict[str, Any]:
+        found: dict[str, Any] = {**self._asdict(), "names": ",".join(names)}
+        for name, value in found.items():
+            if not isinstance(value, str):  # seeds of 64 bits keep their bits
+                found[name] = np.int64(value if value < 2**63 else value - 2**64)
+        return found
+
+
+@jax.tree_util.register_static
+class _Wanted(tuple[bool, ...]):
+    """Which of q, k, v and the arrays need a gradient."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(call: _Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
+    """(out, lse)."""
+    lse = q.shape[:-1]  # with the heads before the rows
+    if not call.heads_first or call.rank == 3:
+        lse = (*lse[:-2], lse[-1], lse[-2])
+    results = (
+        jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
+        jax.ShapeDtypeStruct(lse, jnp.float64 if q.dtype == jnp.float64 else jnp.float32),
+    )
+    function = jax.ffi.ffi_call("attn_forward", results, vmap_method="expand_dims")
+    return tuple(function(q, k, v, *arrays, **call.attributes(call.names)))
+
+
+def _forward(call: _Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
+    given = (q, k, v, *arrays)
+    q, k, v, *values = (x.value for x in given)
+    out, lse = _attention(call, q, k, v, tuple(values))
+    wanted = _Wanted(x.perturbed and jnp.issubdtype(x.value.dtype, jnp.floating) for x in given)
+    return (out, lse), (wanted, q, k, v, tuple(values), out, lse)
+
+
+def _backward_pass(call: _Call, kept: Any, cotangents: Any) -> Any:
+    wanted, q, k, v, arrays, out, lse = kept
+    d_out, d_lse = cotangents
+    if isinstance(d_out, SymbolicZero):
+        d_out = jnp.zeros_like(out)
+    names, operands = call.names, arrays
+    if not isinstance(d_lse, SymbolicZero):
+        names, operands = (*names, "d_lse"), (*operands, d_lse)
+    every = dict(zip(("q", "k", "v", *call.names), (q, k, v, *arrays), strict=True))
+    asked = [name for name, is_wanted in zip(every, wanted, strict=True) if is_wanted]
+    results = [
+        jax.ShapeDtypeStruct(every[name].shape, q.dtype if name in ("q", "k", "v") else jnp.float32)
+        for name in asked
+    ]
+    found: dict[str, Any] = {}
+    if asked:
+        function = jax.ffi.ffi_call("attn_backward", results, vmap_method="expand_dims")
+        gradients = function(
+            d_out, q, k, v, out, lse, *operands,
+            wanted=",".join(asked), **call.attributes(names),
+        )  # fmt: skip
+        found = {
+            name: gradient.astype(every[name].dtype)
+            for name, gradient in zip(asked, gradients, strict=True)
+        }
+    return (*map(found.get, ("q", "k", "v")), tuple(map(found.get, call.names)))
+
+
+_attention.defvjp(_forward, _backward_pass, symbolic_zeros=True)
+_compiled = jax.jit(_attention, static_argnums=0)
+
+
+@lru_cache(maxsize=4096)
+def _stand_in(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array of zeros, one row of memory, where only shape and dtype count."""
+    return np.broadcast_to(np.zeros(shape[-1:], dtype), shape)
+
+
+def _array(x: Any) -> Any:
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
+def _like(array: Any) -> Any:
+    return _stand_in(array.shape, np.dtype(array.dtype))
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    return_lse: bool = False,
+    mask: Any = None,
+    score: Any = None,
+    rng: Any = None,
+    **options: Any,
+) -> Any:
+    """attn.attention, to be used under jax.jit, jax.grad and jax.vmap, and by itself.
+
+    Arguments, layouts, results and errors are those of attn.attention, with these differences.
+    Arrays may be traced; out and lse are differentiable by q, k, v, sink, bias, alibi and by the
+    arrays that the score reads. rng may be a key's data (jax.random.key_data(key), uint32 [2]),
+    which a compiled program takes as an argument, on the CPU. Numbers are part of what is compiled.
+    Packed sequences need max_seqlen_q and max_seqlen_k on a GPU. vmap adds to the batch where
+    nothing tells the sequences apart, else one element runs after the other. Errors that show when
+    the program runs are JAX's own, with attn's text. There is no second derivative.
+
+    Returns:
+        `out`, or `(out, lse)`; lse is float32 `[batch, heads_q, seqlen_q]`, natural logarithm.
+    """
+    _prepare()
+    q, k, v = map(_array, (q, k, v))
+    arrays: dict[str, Any] = {}
+    for name in _ARRAYS:
+        if options.get(name) is not None:
+            arrays[name] = _array(options[name])
+    if hasattr(mask, "dtype"):
+        mask = arrays["allowed"] = _array(mask)
+        mask = _like(mask)
+    placed = {name: _like(array) for name, array in arrays.items() if name in _ARRAYS}
+    if "alibi" in arrays:  # as the problem calls it
+        name = "head_slopes" if arrays["alibi"].ndim == 2 else "slopes"
+        arrays[name] = arrays.pop("alibi")
+    formulas, read = _formulas(mask, score)
+    arrays.update(read)
+    if rng is not None and hasattr(rng, "dtype"):
+        arrays["rng"] = _words(rng)
+        rng = 0
+    made = make_options(**formulas, rng=rng, **{**options, **placed})
+    backend = options.get("backend", "auto")
+    if backend != "cuda" and not arrays.keys() & _LENGTHS:
+        _attn.plan(made, _like(q), _like(k), _like(v), False)  # what is wrong is said now
+    call = _Call(
+        _with_numbers(made),
+        tuple(arrays),
+        q.ndim,
+        made.heads_first,
+        made.seqlen_q,
+        made.seqlen_k,
+        made.seed,
+        made.offset,
+        backend,
+        options.get("algorithm", "auto"),
+        options.get("threads", 0),
+    )
+    out, lse = _compiled(call, q, k, v, tuple(arrays.values()))
+    return (out, lse) if return_lse else out
+
+
+_LENGTHS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table"}
+
+
+def _formulas(mask: Any, score: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Mask and score with stand-ins for the arrays that they read, and these arrays by name."""
+    found: dict[str, Any] = {"mask": mask, "score": score}
+    arrays: dict[str, Any] = {}
+    traced = {
+        name: f
+        for name, f in found.items()
+        if f is not None and not isinstance(f, (str, Formula)) and not hasattr(f, "dtype")
+    }
+    if traced:
+        mask_text, score_text, read = resolve(traced.get("mask"), traced.get("score"))
+        texts = {"mask": mask_text, "score": score_text}
+        for name in traced:
+            found[name] = Formula(texts[name], **read)
+            read = {}
+    for name in ("mask", "score"):
+        if isinstance(found[name], Formula):
+            buffers = dict(found[name].buffers)
+            for label, value in buffers.items():
+                if getattr(value, "ndim", 0) > 0:
+                    arrays[label] = _array(value)
+                    buffers[label] = _like(arrays[label])
+            found[name] = Formula(found[name].text, **buffers)
+    return found, arrays
+
+
+def _with_numbers(made: _attn.Options) -> str:
+    """The descriptor, where numbers of the mask and score have their values."""
+    problem = made.problem
+    for name, value in made.buffers.items():
+        if isinstance(value, int):
+            problem = problem.replace(f"scalar({name}:i32)", f"scalar({name}={value})")
+        elif isinstance(value, float):
+            problem = problem.replace(f"scalar({name}:f32)", f"scalar({name}={value!r})")
+    return problem
+
+
+def _words(rng: Any) -> Any:
+    if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        rng = jax.random.key_data(rng)
+    if rng.shape != (2,) or rng.dtype != jnp.uint32:
+        raise InvalidArgument(
+            f"rng is an array of {rng.dtype} {tuple(rng.shape)}; accepted are a key of "
+            "jax.random.key, its uint32 [2], or numbers"
+        )
+    return rng
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+) -> Any:
+    """jax.nn.dot_product_attention: same arguments, shapes and meaning.
+
+    query `[B, T, N, H]` or `[T, N, H]`, key and value `[B, S, K, H]` or `[S, K, H]`, K divides N;
+    value may have a last dimension of its own. bias and mask broadcast to `[B, N, T, S]`; bias may
+    be differentiated. is_causal and local_window_size align the first query with the first key.
+    implementation is accepted and changes nothing. A row without keys gives 0, and a residual of
+    -inf, where jax.nn gives the mean of the values. The residual, `[B, T, N]`, is float32, and
+    differentiable.
+    """
+    query, key, value = map(jnp.asarray, (query, key, value))
+    is_single = query.ndim == 3
+    if is_single:
+        query, key, value = query[None], key[None], value[None]
+    terms = ["key <= query"] if is_causal else []
+    if local_window_size is not None:
+        left, right = (
+            (local_window_size, local_window_size)
+            if isinstance(local_window_size, int)
+            else local_window_size
+        )
+        terms += [f"query - key <= {int(left)}", f"key - query <= {int(right)}"]
+    buffers: dict[str, Any] = {}
+    for name, symbol, lengths in (
+        ("lengths_q", "query", query_seq_lengths),
+        ("lengths_k", "key", key_value_seq_lengths),
+    ):
+        if lengths is not None:
+            buffers[name] = jnp.asarray(lengths)
+            terms.append(f"{symbol} < {name}[batch]")
+    if mask is not None:
+        mask = jnp.asarray(mask)
+        if mask.dtype != jnp.bool_:
+            raise InvalidArgument(f"mask is of {mask.dtype}; accepted is bool, or numbers as bias")
+        buffers["allowed"] = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        terms.append("allowed[batch, head, query, key] != 0")
+    if bias is not None:
+        bias = jnp.asarray(bias)
+        bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+    out, lse = attention(
+        query,
+        key,
+        value,
+        bias=bias,
+        mask=Formula(" && ".join(terms), **buffers) if terms else None,
+        scale=scale,
+        return_lse=True,
+    )
+    residual = lse.swapaxes(1, 2)
+    if is_single:
+        out, residual = out[0], residual[0]
+    return (out, residual) if return_residual else out

@@ -1,0 +1,418 @@
+// attn as foreign functions of XLA: what attn/jax.py puts into JAX's programs.
+//
+// Operands: q, k, v, or d_out, q, k, v, out, lse; then those that the attribute `names` lists.
+// Other attributes: problem, a descriptor; rank, of q; heads_first, seqlen_q, seqlen_k, seed,
+// offset, backend, algorithm, threads, as attn._attn.Options has them; wanted, of a backward call.
+// Operands may have more dimensions in front, as many for all, which jax.vmap adds: of size 1 where
+// an operand is the same for all elements.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "attn/error.hpp"
+#include "attn/run.hpp"
+#include "call.hpp"
+#include "operations.hpp"
+#include "xla_ffi.hpp"
+
+namespace attn::python {
+namespace {
+
+xla::Header header(std::size_t size) { return {size, nullptr}; }
+
+class Attributes {
+ public:
+  explicit Attributes(const xla::Attributes& from) : from_(from) {}
+
+  std::string_view text(std::string_view name) const {
+    const auto& span = *static_cast<const xla::Span*>(find(name, xla::AttributeType::string));
+    return {span.data, span.size};
+  }
+  std::int64_t integer(std::string_view name) const {
+    const auto& scalar = *static_cast<const xla::Scalar*>(find(name, xla::AttributeType::scalar));
+    if (scalar.dtype != xla::DType::s64) refuse(name);
+    return *static_cast<const std::int64_t*>(scalar.value);
+  }
+
+ private:
+  [[noreturn]] static void refuse(std::string_view name) {
+    throw Error(ErrorCode::internal, "a call from JAX lacks the attribute " + std::string(name));
+  }
+  const void* find(std::string_view name, xla::AttributeType type) const {
+    for (std::int64_t i = 0; i < from_.count; ++i) {
+      const xla::Span& known = *from_.names[i];
+      if (name == std::string_view(known.data, known.size) && from_.types[i] == type) {
+        return from_.values[i];
+      }
+    }
+    refuse(name);
+  }
+
+  const xla::Attributes& from_;
+};
+
+DType dtype_of(std::string_view name, xla::DType dtype) {
+  switch (dtype) {
+    case xla::DType::pred:
+    case xla::DType::u8:
+      return DType::u8;
+    case xla::DType::s32:
+    case xla::DType::u32:  // of rng alone
+      return DType::i32;
+    case xla::DType::s64:
+      return DType::i64;
+    case xla::DType::f16:
+      return DType::f16;
+    case xla::DType::f32:
+      return DType::f32;
+    case xla::DType::f64:
+      return DType::f64;
+    case xla::DType::bf16:
+      return DType::bf16;
+  }
+  throw Error(ErrorCode::invalid_argument,
+              std::string(name) + " has dtype " + std::to_string(static_cast<int>(dtype)) +
+                  " of XLA; accepted are float32, bfloat16, float16, float64, int32, uint8, bool");
+}
+
+// An operand or result of every element that vmap joined.
+struct Operand {
+  Tensor tensor;  // of the first element
+  std::vector<std::int64_t> sizes;
+
+  // The tensor of the element at `place`, one index for each of `sizes`.
+  Tensor at(const std::vector<std::int64_t>& place) const {
+    std::int64_t offset = tensor.size();
+    std::int64_t elements = 0;
+    for (std::size_t i = sizes.size(); i-- > 0;) {
+      if (sizes[i] > 1) elements += place[i] * offset;
+      offset *= sizes[i];
+    }
+    Tensor result = tensor;
+    result.data = static_cast<char*>(tensor.data) +
+                  elements * static_cast<std::int64_t>(size_of(tensor.dtype));
+    return result;
+  }
+  bool is_shared() const {
+    return std::all_of(sizes.begin(), sizes.end(), [](std::int64_t size) { return size == 1; });
+  }
+};
+
+Operand operand(std::string_view name, const xla::Buffer& buffer, std::size_t added,
+                Device device) {
+  const auto rank = static_cast<std::size_t>(buffer.rank);
+  if (rank <= added || rank - added > static_cast<std::size_t>(kMaxRank)) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + " has " + std::to_string(buffer.rank) +
+                    " dimensions; accepted are 1 to " + std::to_string(kMaxRank));
+  }
+  Operand result;
+  result.sizes.assign(buffer.shape, buffer.shape + added);
+  Tensor& tensor = result.tensor;
+  tensor.data = buffer.data;
+  tensor.dtype = dtype_of(name, buffer.dtype);
+  tensor.device = device;
+  tensor.rank = static_cast<std::int32_t>(rank - added);
+  std::int64_t stride = 1;
+  for (std::size_t i = rank - added; i-- > 0;) {
+    tensor.shape[i] = buffer.shape[added + i];
+    tensor.strides[i] = stride;
+    stride *= tensor.shape[i];
+  }
+  return result;
+}
+
+std::vector<std::string_view> split(std::string_view text) {
+  std::vector<std::string_view> parts;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(','), text.size());
+    parts.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+// A call of the library by XLA.
+class Invocation {
+ public:
+  Invocation(const xla::Frame& frame, Phase phase, DeviceType device_type)
+      : frame_(frame), attributes_(frame.attributes), phase_(phase) {
+    device_.type = device_type;
+    if (device_type == DeviceType::cuda) device_.index = ordinal();
+    heads_first_ = attributes_.integer("heads_first") != 0;
+    names_ = phase == Phase::forward
+                 ? std::vector<std::string_view>{"q", "k", "v"}
+                 : std::vector<std::string_view>{"d_out", "q", "k", "v", "out", "lse"};
+    for (const std::string_view name : split(attributes_.text("names"))) names_.push_back(name);
+    const auto count = static_cast<std::size_t>(frame.arguments.count);
+    if (names_.size() != count) {
+      throw Error(ErrorCode::internal, "a call from JAX has " + std::to_string(count) +
+                                           " operands and names " + std::to_string(names_.size()));
+    }
+    const xla::Buffer& q = *frame.arguments.buffers[phase == Phase::forward ? 0 : 1];
+    added_ =
+        static_cast<std::size_t>(std::max<std::int64_t>(0, q.rank - attributes_.integer("rank")));
+    operands_.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      operands_.push_back(operand(names_[i], *frame.arguments.buffers[i], added_, device_));
+    }
+    results_.reserve(static_cast<std::size_t>(frame.results.count));
+    for (std::int64_t i = 0; i < frame.results.count; ++i) {
+      results_.push_back(operand("result", *frame.results.buffers[i], added_, device_));
+    }
+    options_.device = device_;
+    if (const auto text = attributes_.text("backend"); text != "auto") {
+      options_.backend = parse_backend(text);
+    }
+    if (const auto text = attributes_.text("algorithm"); text != "auto") {
+      options_.algorithm = parse_algorithm(text);
+    }
+    options_.threads = static_cast<int>(attributes_.integer("threads"));
+  }
+
+  // Each element that vmap joined; all at once where they are sequences of one batch.
+  void run() {
+    std::vector<std::int64_t> place(added_, 0);
+    const std::vector<std::int64_t>& sizes = results_.front().sizes;
+    if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
+    problem_ = parsed(std::string(attributes_.text("problem")));
+    problem_.dropout.seed = static_cast<std::uint64_t>(attributes_.integer("seed"));
+    problem_.dropout.offset = static_cast<std::uint64_t>(attributes_.integer("offset"));
+    problem_.seqlen_q = attributes_.integer("seqlen_q");
+    problem_.seqlen_k = attributes_.integer("seqlen_k");
+    if (added_ > 0 && are_one_batch()) {
+      std::int64_t elements = 1;
+      for (const std::int64_t size : sizes) elements *= size;
+      const auto join = [&](std::vector<Operand>& all) {
+        for (Operand& one : all) {
+          if (!one.is_shared()) one.tensor.shape[0] *= elements;
+        }
+      };
+      join(operands_);
+      join(results_);
+      run_element(place);
+      return;
+    }
+    while (true) {
+      run_element(place);
+      std::size_t i = added_;
+      while (i > 0 && ++place[i - 1] == sizes[i - 1]) place[--i] = 0;
+      if (i == 0) return;
+    }
+  }
+
+ private:
+  // Whether the elements may be joined along the batch: nothing tells sequences apart but their
+  // place in q, k, v and what belongs to these, and every element has its own.
+  bool are_one_batch() const {
+    if (problem_.dropout.probability > 0 ||
+        attributes_.text("problem").find("batch") != std::string_view::npos) {
+      return false;
+    }
+    for (std::size_t i = 0; i < operands_.size(); ++i) {
+      const Operand& one = operands_[i];
+      const bool is_rows = i < (phase_ == Phase::forward ? 3U : 6U) || names_[i] == "d_lse";
+      if (is_rows ? one.sizes != results_.front().sizes || one.tensor.rank < 3
+                  : !is_read_alike(names_[i], one)) {
+        return false;
+      }
+    }
+    // A gradient of what is shared is one for each element.
+    return std::all_of(results_.begin(), results_.end(),
+                       [](const Operand& one) { return one.tensor.rank >= 3; });
+  }
+  // Whether every sequence of a batch, in every element, reads the same of a tensor.
+  static bool is_read_alike(std::string_view name, const Operand& one) {
+    Inputs inputs;
+    if (member(inputs, name) != nullptr && name != "sink") return false;
+    return one.is_shared() && (name != "bias" || one.tensor.rank == 2 || one.tensor.shape[0] == 1);
+  }
+
+  Tensor ordered(Tensor tensor) const {
+    if (heads_first_ && tensor.rank == 4) {
+      std::swap(tensor.shape[1], tensor.shape[2]);
+      std::swap(tensor.strides[1], tensor.strides[2]);
+    }
+    return tensor;
+  }
+
+  void run_element(const std::vector<std::int64_t>& place) {
+    Problem problem = problem_;
+    Inputs inputs;
+    OutputGradients given;
+    const std::size_t first = phase_ == Phase::forward ? 0 : 1;
+    inputs.q = ordered(operands_[first].at(place));
+    inputs.k = ordered(operands_[first + 1].at(place));
+    inputs.v = ordered(operands_[first + 2].at(place));
+    for (std::size_t i = phase_ == Phase::forward ? 3 : 6; i < operands_.size(); ++i) {
+      const Tensor tensor = operands_[i].at(place);
+      const std::string_view name = names_[i];
+      if (name == "rng") {
+        read_seed(problem, tensor);
+      } else if (name == "d_lse") {
+        given.lse = tensor;
+      } else if (Tensor* known = member(inputs, name); known != nullptr) {
+        *known = tensor;
+      } else {
+        inputs.buffers.emplace_back(name, tensor);
+      }
+    }
+    choose_layouts(problem, inputs);
+    const Plan plan = make_plan(complete(problem, inputs), phase_, options_);
+    Context context;
+    if (device_.type == DeviceType::cuda) context = on_gpu(plan);
+    if (phase_ == Phase::forward) {
+      const Outputs outputs{ordered(results_[0].at(place)), results_[1].at(place)};
+      run_forward(plan, inputs, outputs, context);
+      return;
+    }
+    given.o = ordered(operands_[0].at(place));
+    Gradients gradients;
+    const std::vector<std::string_view> wanted = split(attributes_.text("wanted"));
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      const Tensor tensor = results_[i].at(place);
+      if (wanted[i] == "q") {
+        gradients.dq = ordered(tensor);
+      } else if (wanted[i] == "k") {
+        gradients.dk = ordered(tensor);
+      } else if (wanted[i] == "v") {
+        gradients.dv = ordered(tensor);
+      } else if (wanted[i] == "sink") {
+        gradients.dsink = tensor;
+      } else {
+        gradients.buffers.emplace_back(wanted[i], tensor);
+      }
+    }
+    run_backward(plan, inputs, {ordered(operands_[4].at(place)), operands_[5].at(place)}, given,
+                 gradients, context);
+  }
+
+  // The two words of a key of JAX.
+  void read_seed(Problem& problem, const Tensor& words) const {
+    if (device_.type != DeviceType::cpu) {
+      throw Error(ErrorCode::unsupported,
+                  "rng is an array in the memory of a GPU; accepted there are numbers of Python");
+    }
+    const auto* word = static_cast<const std::uint32_t*>(words.data);
+    problem.dropout.seed = static_cast<std::uint64_t>(word[0]) << 32 | word[1];
+  }
+
+  void check(xla::Error* error, std::string_view what) const {
+    if (error == nullptr) return;
+    xla::DestroyArguments owned{header(sizeof(owned)), error};
+    frame_.api->destroy_error(&owned);
+    throw Error(ErrorCode::device, "XLA gives no " + std::string(what));
+  }
+
+  std::int32_t ordinal() const {
+    xla::OrdinalArguments asked{header(sizeof(asked)), frame_.context, 0};
+    constexpr std::size_t kNeeded =
+        offsetof(xla::Api, get_device_ordinal) + sizeof(xla::Api::get_device_ordinal);
+    if (frame_.api->header.size < kNeeded) return 0;
+    check(frame_.api->get_device_ordinal(&asked), "number of the GPU");
+    return asked.ordinal;
+  }
+
+  // The stream in which XLA works, and workspace of its allocator.
+  Context on_gpu(const Plan& plan) const {
+    Context context;
+    xla::StreamArguments stream{header(sizeof(stream)), frame_.context, nullptr};
+    check(frame_.api->get_stream(&stream), "stream");
+    context.stream = stream.stream;
+    if (plan.workspace_bytes > 0) {
+      constexpr std::size_t kAlignment = 256;
+      xla::AllocateArguments memory{header(sizeof(memory)), frame_.context,
+                                    static_cast<std::size_t>(plan.workspace_bytes), kAlignment,
+                                    nullptr};
+      check(frame_.api->allocate_device_memory(&memory), "workspace");
+      context.workspace = tensor(memory.data, DType::u8, {plan.workspace_bytes}, device_);
+    }
+    return context;
+  }
+
+  const xla::Frame& frame_;
+  Attributes attributes_;
+  Phase phase_;
+  Device device_{};
+  bool heads_first_ = false;
+  std::size_t added_ = 0;  // dimensions in front, of vmap
+  PlanOptions options_;
+  Problem problem_;
+  std::vector<std::string_view> names_;
+  std::vector<Operand> operands_, results_;
+};
+
+xla::ErrorCode code_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument:
+      return xla::ErrorCode::invalid_argument;
+    case ErrorCode::unsupported:
+      return xla::ErrorCode::unimplemented;
+    case ErrorCode::unavailable:
+      return xla::ErrorCode::unavailable;
+    case ErrorCode::out_of_memory:
+      return xla::ErrorCode::resource_exhausted;
+    case ErrorCode::device:
+    case ErrorCode::io:
+    case ErrorCode::internal:
+      return xla::ErrorCode::internal;
+  }
+  return xla::ErrorCode::internal;
+}
+
+xla::Error* failure(const xla::Frame& frame, xla::ErrorCode code, const char* message) {
+  xla::ErrorArguments arguments{header(sizeof(arguments)), message, code};
+  return frame.api->create_error(&arguments);
+}
+
+template <Phase phase, DeviceType device>
+xla::Error* handle(xla::Frame* frame) {
+  const xla::Extension* extension = frame->header.extensions;
+  if (extension != nullptr && extension->type == xla::ExtensionType::metadata) {
+    // What xla_ffi.hpp describes; version 0.1, whose XLA shows no functions here, has it all too.
+    constexpr std::int32_t kOldest = 1, kNewest = 4;
+    xla::Metadata& asked = *reinterpret_cast<const xla::MetadataExtension*>(extension)->metadata;
+    const std::int32_t known = frame->api != nullptr ? frame->api->version.minor : kOldest;
+    asked.version = {header(sizeof(asked.version)), 0, std::min(known, kNewest)};
+    asked.traits = 0;
+    return nullptr;
+  }
+  try {
+    Invocation(*frame, phase, device).run();
+    return nullptr;
+  } catch (const Error& error) {
+    return failure(*frame, code_of(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    return failure(*frame, xla::ErrorCode::resource_exhausted,
+                   "memory for the call could not be allocated");
+  } catch (const std::exception& error) {
+    return failure(*frame, xla::ErrorCode::internal, error.what());
+  }
+}
+
+template <Phase phase, DeviceType device>
+nb::capsule capsule() {
+  return nb::capsule(reinterpret_cast<void*>(&handle<phase, device>));
+}
+
+}  // namespace
+
+void bind_jax(nb::module_& module) {
+  // The handlers that attn/jax.py registers, by phase and platform.
+  module.def("xla_handler", [](bool backward, bool cuda) {
+    if (backward) {
+      return cuda ? capsule<Phase::backward, DeviceType::cuda>()
+                  : capsule<Phase::backward, DeviceType::cpu>();
+    }
+    return cuda ? capsule<Phase::forward, DeviceType::cuda>()
+                : capsule<Phase::forward, DeviceType::cpu>();
+  });
+}
+
+}  // namespace attn::python
