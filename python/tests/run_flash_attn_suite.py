@@ -1,0 +1,211 @@
+"""Runs FlashAttention 2's own tests on attn.flash_attn: a sample of their cases, by hash.
+
+  python python/tests/run_flash_attn_suite.py PATH/test_flash_attn.py --sample 20000 --seconds 540
+
+The file is not part of this repository: tests/test_flash_attn.py of Dao-AILab/flash-attention. It
+needs pytest and einops. A case is a test function with one choice of each of its parameters. The
+cases with the least hashes run, in that order, in several processes, at least --at-least of each
+function; what a limit of time leaves out is random too. The summary counts what passed, what the
+file skips itself, and what failed, with both sides of the assertion.
+
+--cpu runs cases on CPU tensors, to try the command where there is no GPU: "cuda" is then the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import concurrent.futures
+import contextlib
+import hashlib
+import heapq
+import importlib.util
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import re
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+
+import attn.flash_attn
+
+
+class OnCpu(torch.overrides.TorchFunctionMode):
+    """Makes "cuda" the CPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+def load(path, on_cpu):
+    """The module of tests, which finds attn's flash_attn."""
+    if on_cpu:
+        OnCpu().__enter__()
+        torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    attn.flash_attn.install()
+    spec = importlib.util.spec_from_file_location("suite", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def axes(function):
+    """Names and values of each of a function's parametrisations."""
+    marks = [m for m in getattr(function, "pytestmark", []) if m.name == "parametrize"]
+    return [
+        ([name.strip() for name in mark.args[0].split(",")], list(mark.args[1])) for mark in marks
+    ]
+
+
+def parameters(function, index):
+    """The arguments of case `index`."""
+    found = {}
+    for names, values in axes(function):
+        index, at = divmod(index, len(values))
+        value = values[at]
+        found |= zip(names, value if len(names) > 1 else [value], strict=True)
+    return found
+
+
+def hashed(seed, name, index):
+    return hashlib.sha256(f"{seed}/{name}/{index}".encode()).digest()
+
+
+def choose(module, options):
+    """(cases of each function, those to run)."""
+    tests = {n: f for n, f in vars(module).items() if n.startswith("test_") and callable(f)}
+    totals = {n: math.prod(len(values) for _, values in axes(f)) for n, f in tests.items()}
+    wanted = {n: total for n, total in totals.items() if re.search(options.only, n)}
+    every = ((n, i) for n, total in wanted.items() for i in range(total))
+    picked = set(heapq.nsmallest(options.sample, every, key=lambda c: hashed(options.seed, *c)))
+    for n, total in wanted.items():
+        of_n = ((n, i) for i in range(total))
+        picked |= set(
+            heapq.nsmallest(options.at_least, of_n, key=lambda c: hashed(options.seed, *c))
+        )
+    return totals, sorted(picked, key=lambda c: hashed(options.seed, *c))
+
+
+def sides(error):
+    """The assertion that failed and the values of its two sides."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    path = frame.f_code.co_filename
+    source = Path(path).read_text().splitlines()[line - 1].strip() if Path(path).is_file() else ""
+    text = f"line {line}: {source}"
+    with contextlib.suppress(Exception):
+        compared = ast.parse(source).body[0].test
+        for side in (compared.left, compared.comparators[0]):
+            value = eval(ast.unparse(side), frame.f_globals, frame.f_locals)
+            text += f" [{value:.4g}]"
+    return text
+
+
+_module = None
+
+
+def start(path, on_cpu, threads):
+    global _module
+    torch.set_num_threads(threads)
+    _module = load(path, on_cpu)
+
+
+def run(case):
+    """(case, outcome, what went wrong, seconds)."""
+    name, index = case
+    function = getattr(_module, name)
+    skips = [m for m in getattr(function, "pytestmark", []) if m.name == "skipif" and m.args[0]]
+    if skips:
+        return case, "skipped", "", 0.0
+    began = time.perf_counter()
+    outcome, text = "passed", ""
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        for attempt in itertools.count():
+            try:
+                function(**parameters(function, index))
+            except pytest.skip.Exception:
+                outcome = "skipped"
+            except torch.OutOfMemoryError as error:  # other processes hold the memory
+                torch.cuda.empty_cache()
+                if attempt < 5:
+                    time.sleep(3)
+                    continue
+                outcome, text = "failed", str(error)[:300]
+            except Exception as error:
+                outcome = "failed"
+                text = f"{type(error).__name__}: {str(error)[:300]} {sides(error)}"
+            break
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return case, outcome, text, time.perf_counter() - began
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("path")
+    parser.add_argument("--sample", type=int, default=20000)
+    parser.add_argument("--at-least", type=int, default=4, help="cases of each function")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="a regular expression of function names")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing after that")
+    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--json")
+    parser.add_argument("--cpu", action="store_true")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    suite = load(options.path, options.cpu)
+    totals, cases = choose(suite, options)
+    print(
+        f"{len(cases)} of {sum(totals.values())} cases, {options.processes} processes", flush=True
+    )
+    counts = {name: dict.fromkeys(("passed", "skipped", "failed"), 0) for name in totals}
+    failures, slowest = [], []
+    pool = concurrent.futures.ProcessPoolExecutor(
+        options.processes, multiprocessing.get_context("spawn"), start,
+        (options.path, options.cpu, max(1, (os.cpu_count() or 1) // options.processes)),
+    )  # fmt: skip
+    waiting, left = set(), iter(cases)
+    while True:
+        spare = 3 * options.processes - len(waiting)
+        if time.perf_counter() - began < options.seconds:
+            waiting |= {pool.submit(run, case) for case in itertools.islice(left, spare)}
+        if not waiting:
+            break
+        done, waiting = concurrent.futures.wait(
+            waiting, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        for case, outcome, text, seconds in (future.result() for future in done):
+            name, index = case
+            counts[name][outcome] += 1
+            slowest = heapq.nlargest(5, [*slowest, (seconds, name, index)])
+            if outcome == "failed":
+                arguments = parameters(getattr(suite, name), index)
+                described = ", ".join(f"{n}={v}" for n, v in arguments.items())
+                failures.append(f"{name}({described}): {text}")
+                print(f"FAILED {failures[-1]}", flush=True)
+    pool.shutdown()
+    for name, found in counts.items():
+        print(f"{name:48}", *(f"{found[o]:6d} {o}" for o in found), f"  of {totals[name]}")
+    whole = {o: sum(found[o] for found in counts.values()) for o in ("passed", "skipped", "failed")}
+    ran = sum(whole.values())
+    print(f"{ran} of {len(cases)} chosen cases ran in {time.perf_counter() - began:.0f} s:", whole)
+    print("slowest:", *(f"{n}[{i}] {s:.1f} s" for s, n, i in slowest))
+    if options.json:
+        report = {"totals": totals, "counts": counts, "failures": failures, "chosen": len(cases)}
+        Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    sys.exit(1 if whole["failed"] or not ran else 0)
+
+
+if __name__ == "__main__":
+    main()
