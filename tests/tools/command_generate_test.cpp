@@ -75,7 +75,7 @@ TEST_F(Generate, BashCompletes) {
         .out;
   };
   EXPECT_EQ(complete("attn ''", 1),
-            "info run check bench io compile explain generate --help --version\n");
+            "info run check bench io matmul compile explain generate --help --version\n");
   EXPECT_EQ(complete("attn ch", 1), "check\n");
   EXPECT_EQ(complete("attn run --see", 2), "\n");
   EXPECT_EQ(complete("attn run --back", 2), "--backward --backend\n");
