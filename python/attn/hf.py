@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from . import torch as attn_torch
+from .errors import InvalidArgument
 from .symbol import symbols
 
 __all__ = ["register"]
@@ -116,13 +117,72 @@ def _attention(
     return out, None
 
 
+def _paged_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    cache: Any = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | dict[str, Tensor] | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | dict[str, int] | None = None,
+    read_index: Any = None,
+    write_index: Any = None,
+    sliding_window: int | None = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """As `_attention` in continuous batching: every token of the batch is a row of one sequence.
+
+    The cache stores the new keys, and gives those that each sequence sees, one after the other.
+    """
+    if cache is None or cu_seq_lens_q is None:
+        raise InvalidArgument(
+            "a model with a paged attention was called without the cache of continuous batching; "
+            "accepted are model.generate_batch and its like, or attn_implementation='attn'"
+        )
+    key, value = cache.update(
+        key_states=key,
+        value_states=value,
+        layer_idx=module.layer_idx,
+        read_index=read_index,
+        write_index=write_index,
+    )
+    window = sliding_window or getattr(module, "sliding_window", None)
+    layer = "sliding_attention" if window else "full_attention"
+    lengths = cu_seq_lens_k[layer] if isinstance(cu_seq_lens_k, dict) else cu_seq_lens_k
+    longest = max_seqlen_k[layer] if isinstance(max_seqlen_k, dict) else max_seqlen_k
+    out = attn_torch.attention(
+        query.transpose(1, 2).squeeze(0),
+        key,
+        value,
+        causal=True,
+        window=(window - 1, 0) if window else None,
+        sink=None if s_aux is None else s_aux.float(),
+        softcap=softcap,
+        scale=scaling,
+        cu_seqlens_q=cu_seq_lens_q,
+        cu_seqlens_k=lengths,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=longest,
+    )
+    return out.unsqueeze(0), None
+
+
 def register(name: str = "attn") -> None:
     """Makes attn known to transformers (5 or newer) as `attn_implementation=name`.
 
-    Masks stay formulas: of the padding and of packed sequences as well. Sinks, softcap, sliding
-    windows and position biases are those that the model passes. Attention weights are not returned.
+    "paged|" + name is its form for continuous batching (`model.generate_batch`). Masks stay
+    formulas: of the padding and of packed sequences as well. Sinks, softcap, sliding windows and
+    position biases are those that the model passes. Attention weights are not returned.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, _attention)
     AttentionMaskInterface.register(name, _mask)
+    AttentionInterface.register(f"paged|{name}", _paged_attention)
+    AttentionMaskInterface.register(f"paged|{name}", _mask)
