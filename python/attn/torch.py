@@ -164,4 +164,7 @@ def _broadcastable(attn_mask: Tensor, lead: torch.Size) -> Tensor:
     return whole.flatten(0, -4)
 
 
+from . import sdpa  # noqa: E402
 from .flex import create_block_mask, flex_attention  # noqa: E402, it calls attention
+
+sdpa.register()

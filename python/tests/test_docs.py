@@ -11,7 +11,7 @@ import pytest
 import attn
 
 ROOT = Path(__file__).parents[2]
-NEED_A_FRAMEWORK = ("flash_attn", "flex", "hf", "jax", "torch", "torch_ops", "torch_trace")
+NEED_A_FRAMEWORK = ("flash_attn", "flex", "hf", "jax", "sdpa", "torch", "torch_ops", "torch_trace")
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
