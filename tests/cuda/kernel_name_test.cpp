@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "attn/error.hpp"
 #include "attn/problem.hpp"
+#include "cuda/backward/config.hpp"
 #include "cuda/forward/config.hpp"
 #include "cuda/support.hpp"
 
@@ -80,6 +83,47 @@ TEST(KernelName, Refusals) {
   expect_contains(refused("forward_sm80/n128"), "only forward_sm90");
   expect_contains(refused("forward_sm90/n256_s8"), "shared memory");
   expect_contains(refused("fast"), "accepted are forward_sm90");
+}
+
+BackwardConfig backward_chosen(const std::string& descriptor, std::string_view kernel) {
+  const Problem p = parse_problem(descriptor);
+  const BackwardWish wish{kHopper, kernel};
+  return backward_config(choose_backward_kernel(p, {}, wish), p, {}, device::Gradient::all, wish);
+}
+
+TEST(KernelName, BackwardPartsReplaceThoseOfTheTable) {
+  const BackwardConfig table = backward_chosen("b1_n2048_h16_d64_bf16", "");
+  ASSERT_EQ(table.kernel, BackwardKernel::sm90);
+  ASSERT_EQ(table.score_groups, 2);
+  const BackwardConfig one =
+      backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm90/c1_q3_o2_r40_x216");
+  EXPECT_EQ(one.score_groups, 1);
+  EXPECT_EQ(one.stages, 3);
+  EXPECT_EQ(one.stages_o, 2);
+  EXPECT_EQ(one.stages_p, table.stages_p);
+  EXPECT_EQ(one.block_m, table.block_m);
+  EXPECT_EQ(one.producer_registers, 40);
+  EXPECT_EQ(one.score_registers, 216);
+  EXPECT_EQ(one.gradient_registers, 128);  // (512 - 40 - 216) / 2
+}
+
+TEST(KernelName, BackwardRefusesShapesThatCannotRun) {
+  const std::string d64 = "b1_n512_h4_d64_bf16", d128 = "b1_n512_h4_d128_bf16";
+  for (const auto& [descriptor, kernel, text] :
+       {std::tuple{d64, "backward_sm90/q9", "'q9' is no part"},
+        {d64, "backward_sm80/q2", "kernel is 'backward_sm80/q2'"},
+        {d64, "backward_sm90/q3", "c2_q3"},
+        {d64, "backward_sm90/x240", "registers for dV and dK"},
+        {d128, "backward_sm90/c2_r24_x160", "up to 64 columns"},
+        {d128, "backward_sm90/q4", "bytes of shared memory"},
+        {"b1_n512_h4_d256_bf16", "backward_sm90/n128", "accepted there is n64"}}) {
+    try {
+      backward_chosen(descriptor, kernel);
+      ADD_FAILURE() << kernel << " is not refused";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  }
 }
 
 }  // namespace

@@ -98,10 +98,11 @@ Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
     const Source source = backward_source(p, config, asked.names, inputs.buffers);
     return GradientKernel{std::move(config), get(source)};
   };
-  const BackwardKernel kernel = choose_backward_kernel(p, asked.tensors, wish_of(plan));
+  const BackwardWish wish = wish_of(plan);
+  const BackwardKernel kernel = choose_backward_kernel(p, asked.tensors, wish);
   Kernels kernels{.asked = asked};
   if (kernel == BackwardKernel::sm90) {
-    const BackwardConfig config = backward_config(kernel, p, asked.tensors, Gradient::all);
+    const BackwardConfig config = backward_config(kernel, p, asked.tensors, Gradient::all, wish);
     kernels.sm90.rows = get(backward_sm90_rows_source(config));
     kernels.sm90.words = get(backward_sm90_words_source(p, config, inputs.buffers));
     kernels.sm90.dq = get(backward_sm90_dq_source(config));
@@ -110,7 +111,8 @@ Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
     kernels.rows =
         get(backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq)));
   }
-  for (BackwardConfig& config : backward_launches(kernel, p, asked.tensors, asked.gradients)) {
+  for (BackwardConfig& config :
+       backward_launches(kernel, p, asked.tensors, asked.gradients, wish)) {
     kernels.gradients.push_back(with_kernel(std::move(config)));
   }
   if (kernel == BackwardKernel::sm90) kernels.sm90.main = kernels.gradients.front().kernel;
@@ -279,19 +281,19 @@ void launch_buffers(const Kernels& kernels, const Problem& p, device::BackwardPa
 }
 
 // Bytes of the workspace. Throws Error(unsupported) for problems whose memory or grids no GPU has.
-std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel) {
+std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel, const BackwardWish& wish) {
   core::Size bytes = row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double);
   core::Size blocks = std::max({core::divide_up(num_rows(p), 4), core::Size(p.heads_q),
                                 core::divide_up(num_buffer_elements(p), 256)});
   if (kernel == BackwardKernel::sm90) {
     // Which tensors a call brings is not known: those that ask for most.
     const BackwardConfig config =
-        backward_config(kernel, p, {.seqused_q = true, .seqused_k = true}, Gradient::all);
+        backward_config(kernel, p, {.seqused_q = true, .seqused_k = true}, Gradient::all, wish);
     bytes = sm90_offset(p) + backward_sm90_workspace(p, config);
   }
   // Tensors that are not aligned get backward_simt, with tiles of its own.
   for (const BackwardKernel any : {kernel, BackwardKernel::simt}) {
-    for (const BackwardConfig& config : backward_launches(any, p, {}, {})) {
+    for (const BackwardConfig& config : backward_launches(any, p, {}, {}, wish)) {
       blocks = std::max(blocks, num_tiles(p, config));
     }
   }
@@ -329,8 +331,8 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
                 fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
                             device.name, to_string(arch)));
   }
-  const BackwardKernel kernel =
-      choose_backward_kernel(problem, {}, {arch, options.kernel, options.deterministic});
+  const BackwardWish wish{arch, options.kernel, options.deterministic};
+  const BackwardKernel kernel = choose_backward_kernel(problem, {}, wish);
   if (options.algorithm != Algorithm::automatic &&
       options.algorithm != Algorithm::flash_attention_2) {
     throw Error(ErrorCode::unsupported,
@@ -338,7 +340,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
                             "flash_attention_2 (problem {})",
                             name(options.algorithm), to_string(problem)));
   }
-  const std::vector<BackwardConfig> launches = backward_launches(kernel, problem, {}, {});
+  const std::vector<BackwardConfig> launches = backward_launches(kernel, problem, {}, {}, wish);
   const BackwardConfig& config = launches.back();
   Plan plan;
   plan.problem = problem;
@@ -349,7 +351,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.compute = kernel == BackwardKernel::simt ? DType::f32 : DType{problem.dtype};
   plan.block_q = config.block_n;
   plan.block_k = plan.rows_per_task = config.block_m;
-  plan.workspace_bytes = checked_workspace(problem, kernel);
+  plan.workspace_bytes = checked_workspace(problem, kernel, wish);
   plan.tasks = num_tiles(problem, config).value();
   check_backward_parameters(problem, config, {});
   plan.launch.kernel = name(kernel);
@@ -390,9 +392,11 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
       parameters_of(p, inputs, outputs, d_outputs, gradients, context.workspace);
   Asked asked = asked_of(inputs, outputs, d_outputs, gradients);
   std::optional<BackwardMaps> maps;
-  if (choose_backward_kernel(p, asked.tensors, wish_of(plan)) == BackwardKernel::sm90) {
-    maps = backward_maps(p, backward_config(BackwardKernel::sm90, p, asked.tensors, Gradient::all),
-                         inputs, d_outputs.o);
+  const BackwardWish wish = wish_of(plan);
+  if (choose_backward_kernel(p, asked.tensors, wish) == BackwardKernel::sm90) {
+    maps = backward_maps(
+        p, backward_config(BackwardKernel::sm90, p, asked.tensors, Gradient::all, wish), inputs,
+        d_outputs.o);
     asked.tensors.mapped = maps.has_value();
   }
   const Kernels kernels = kernels_of(plan, asked, inputs, context);
@@ -413,9 +417,9 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
 
 std::vector<Source> backward_sources(const Problem& problem, Arch arch,
                                      const PlanOptions& options) {
-  const BackwardKernel chosen =
-      choose_backward_kernel(problem, {}, {arch, options.kernel, options.deterministic});
-  const std::vector<BackwardConfig> launches = backward_launches(chosen, problem, {}, {});
+  const BackwardWish wish{arch, options.kernel, options.deterministic};
+  const BackwardKernel chosen = choose_backward_kernel(problem, {}, wish);
+  const std::vector<BackwardConfig> launches = backward_launches(chosen, problem, {}, {}, wish);
   std::vector<std::string> names;
   if (!problem.score.empty()) {
     for (const auto& buffer : expr::buffers(problem.score)) {

@@ -8,16 +8,20 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "cuda/backward/kernel_name.hpp"
 #include "cuda/backward/sm90.hpp"
 #include "cuda/heuristics/backward_portable.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
 #include "cuda/jit/expression_factors.hpp"
+#include "cuda/kernel_parts.hpp"
 #include "cuda/limits.hpp"
 
 namespace attn::cuda {
 namespace {
 
 using device::Gradient;
+
+constexpr std::int64_t kSharedBytes = 232448;  // of a block of threads on Hopper
 
 // In order of preference.
 constexpr std::array kKernels{BackwardKernel::sm90, BackwardKernel::sm80, BackwardKernel::simt};
@@ -42,8 +46,18 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
     return fmt::format("head_dim is {} and head_dim_v {}; accepted are up to {}", p.head_dim,
                        p.head_dim_v, backward_sm90_shapes().back().head_dim);
   }
+  const BackwardSm90Shape shape =
+      with_parts(*backward_sm90_shape(p), split_kernel_name(wish.kernel).shape);
+  if (std::string why = obstacle_of(shape, std::max(p.head_dim, p.head_dim_v)); !why.empty()) {
+    return why;
+  }
   // Two bits for each block of 64 queries and tile of keys: the others keep nothing of the kind.
-  const BackwardConfig config = backward_config(BackwardKernel::sm90, p, tensors, Gradient::all);
+  const BackwardConfig config =
+      backward_config(BackwardKernel::sm90, p, tensors, Gradient::all, wish);
+  if (config.shared_bytes() > kSharedBytes) {
+    return fmt::format("the shape takes {} bytes of shared memory; accepted are up to {}",
+                       config.shared_bytes(), kSharedBytes);
+  }
   if (const core::Size blocks = backward_sm90_blocks(p, config); blocks > kMostBlocks) {
     return fmt::format("it has {} blocks of threads or tiles in a launch; accepted are up to {}",
                        core::to_string(blocks), kMostBlocks);
@@ -94,14 +108,17 @@ std::int64_t BackwardConfig::shared_bytes() const noexcept {
 BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& tensors,
                                       const BackwardWish& wish) {
   std::string why;
+  const KernelName named = split_kernel_name(wish.kernel);
   for (const BackwardKernel kernel : kKernels) {
-    if (!wish.kernel.empty() && wish.kernel != name(kernel)) continue;
+    if (!named.kernel.empty() && named.kernel != name(kernel)) continue;
+    if (kernel != BackwardKernel::sm90 && !named.shape.empty()) continue;
     why = obstacle(kernel, p, tensors, wish);
     if (why.empty()) return kernel;
   }
   if (why.empty()) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("kernel is '{}'; accepted by backward are backward_sm90, "
+                            "alone or with parts of a tile shape (backward_sm90/q3_o3), "
                             "backward_sm80 and backward_simt",
                             wish.kernel));
   }
@@ -111,7 +128,8 @@ BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& t
 }
 
 BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
-                               const BackwardTensors& tensors, Gradient gradient) {
+                               const BackwardTensors& tensors, Gradient gradient,
+                               const BackwardWish& wish) {
   BackwardConfig config;
   config.kernel = kernel;
   config.gradient = gradient;
@@ -125,7 +143,8 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
   config.dropout = p.dropout.probability > 0;
   config.score_hides = may_hide_keys(p.score);
   if (kernel == BackwardKernel::sm90) {
-    set_backward_sm90(config, p);
+    set_backward_sm90(config, p,
+                      with_parts(*backward_sm90_shape(p), split_kernel_name(wish.kernel).shape));
   } else {
     set_backward_shape(config);
   }
@@ -134,10 +153,11 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
 
 std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Problem& p,
                                               const BackwardTensors& tensors,
-                                              const AskedGradients& asked) {
+                                              const AskedGradients& asked,
+                                              const BackwardWish& wish) {
   std::vector<BackwardConfig> launches;
   const auto add = [&](Gradient gradient) {
-    launches.push_back(backward_config(kernel, p, tensors, gradient));
+    launches.push_back(backward_config(kernel, p, tensors, gradient, wish));
   };
   if (kernel == BackwardKernel::sm90) {
     add(Gradient::all);

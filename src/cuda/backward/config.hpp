@@ -41,6 +41,7 @@ struct BackwardConfig {
   int warps = 0;
   int stages = 0;                  // blocks of the other side in flight; sm90: of Q
   int stages_o = 0, stages_p = 0;  // sm90: of dO; of P and of dS
+  int score_groups = 1;            // sm90: warpgroups for S, dP and dQ; 2: one for both dV and dK
   int producer_registers = 0, score_registers = 0, gradient_registers = 0;  // of a thread; sm90
 
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
@@ -68,7 +69,8 @@ struct BackwardWish {
 BackwardKernel choose_backward_kernel(const Problem& problem, const BackwardTensors& tensors,
                                       const BackwardWish& wish);
 BackwardConfig backward_config(BackwardKernel kernel, const Problem& problem,
-                               const BackwardTensors& tensors, device::Gradient gradient);
+                               const BackwardTensors& tensors, device::Gradient gradient,
+                               const BackwardWish& wish = {});
 
 // The launches that give dQ, dK and dV, as far as they are asked for.
 struct AskedGradients {
@@ -77,7 +79,8 @@ struct AskedGradients {
 };
 std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Problem& problem,
                                               const BackwardTensors& tensors,
-                                              const AskedGradients& asked);
+                                              const AskedGradients& asked,
+                                              const BackwardWish& wish = {});
 
 // Threads of backward_sm90_rows that share a row: as many as it has 16 bytes, a power of two.
 int backward_row_threads(const BackwardConfig& config) noexcept;

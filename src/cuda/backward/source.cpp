@@ -54,6 +54,7 @@ std::string print_config(const BackwardConfig& c) {
   text.flag("kDropout", c.dropout);
   text.flag("kScoreHides", c.score_hides);
   if (c.kernel == BackwardKernel::sm90) {
+    text.number("kScoreGroups", c.score_groups);
     text.number("kStagesQ", c.stages);
     text.number("kStagesO", c.stages_o);
     text.number("kStagesP", c.stages_p);

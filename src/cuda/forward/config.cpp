@@ -13,6 +13,7 @@
 #include "cuda/heuristics/forward_sm90.hpp"
 #include "cuda/jit/expression_factors.hpp"
 #include "cuda/jit/expression_text.hpp"
+#include "cuda/kernel_parts.hpp"
 
 namespace attn::cuda {
 namespace {

@@ -1,33 +1,16 @@
 #include "cuda/forward/kernel_name.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <charconv>
 
-#include "attn/error.hpp"
+#include "cuda/kernel_parts.hpp"
 
 namespace attn::cuda {
 namespace {
 
-[[noreturn]] void refuse(std::string_view text, std::string_view part) {
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("kernel is 'forward_sm90/{}': '{}' is no part of a tile shape; accepted "
-                  "are wg2 and wg3 (warpgroups), n16 to n256 (keys, a multiple of 16), s1 to "
-                  "s8 (stages of K and V), k1 to k8 (of K), q1, q2 and q4 (of Q), p24 to p64 "
-                  "(registers of the producer, a multiple of 8), turns and noturns",
-                  text, part));
-}
-
-// The number after `letters`; -1 where the part begins otherwise.
-int number_after(std::string_view part, std::string_view letters) {
-  int value = -1;
-  if (!part.starts_with(letters)) return -1;
-  part.remove_prefix(letters.size());
-  const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
-  return error == std::errc{} && end == part.data() + part.size() ? value : -1;
-}
+constexpr std::string_view kAccepted =
+    "wg2 and wg3 (warpgroups), n16 to n256 (keys, a multiple of 16), s1 to s8 (stages of K and V), "
+    "k1 to k8 (of K), q1, q2 and q4 (of Q), p24 to p64 (registers of the producer, a multiple of "
+    "8), turns and noturns";
 
 bool set_part(ForwardSm90Shape& shape, std::string_view part) {
   if (part == "turns" || part == "noturns") {
@@ -52,19 +35,10 @@ bool set_part(ForwardSm90Shape& shape, std::string_view part) {
 
 }  // namespace
 
-KernelName split_kernel_name(std::string_view name) {
-  const std::size_t slash = std::min(name.find('/'), name.size());
-  return {name.substr(0, slash), name.substr(std::min(slash + 1, name.size()))};
-}
-
 ForwardSm90Shape with_parts(ForwardSm90Shape shape, std::string_view text) {
   if (text.empty()) return shape;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find('_', begin), text.size());
-    const std::string_view part = text.substr(begin, end - begin);
-    if (!set_part(shape, part)) refuse(text, part);
-    begin = end + 1;
-  }
+  set_parts("forward_sm90", text, kAccepted,
+            [&](std::string_view part) { return set_part(shape, part); });
   shape.consumer_registers =
       std::min(240, (warpgroup_registers(shape.warpgroups) - shape.producer_registers) /
                         shape.warpgroups / 8 * 8);

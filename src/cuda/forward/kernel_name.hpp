@@ -1,6 +1,4 @@
-// The name of a kernel as PlanOptions::kernel gives it: "forward_sm90", or with parts of a tile
-// shape that replace those of the table, "forward_sm90/wg2_n160_s2_q2_p40". So that shapes can be
-// timed, and tested, without building anew.
+// Tile shapes of forward_sm90 by name (cuda/kernel_parts.hpp).
 #pragma once
 
 #include <string_view>
@@ -8,11 +6,6 @@
 #include "cuda/heuristics/forward_sm90.hpp"
 
 namespace attn::cuda {
-
-struct KernelName {
-  std::string_view kernel, shape;  // shape: empty where none is given
-};
-KernelName split_kernel_name(std::string_view name);
 
 // `shape` with the parts that `text` names: wg<warpgroups> n<keys> s<stages of K and V>
 // k<stages of K> q<stages of Q> p<registers of the producer> turns noturns. Consumers get the

@@ -24,16 +24,15 @@ constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b
 // dQ with dS as its operand.
 std::span<const BackwardSm90Shape> backward_sm90_shapes() {
   static constexpr std::array<BackwardSm90Shape, 4> kShapes{{
-      {64, 128, 3, 3, 2, 40, 216, 128, kStepSpills,
-       "as 128, and three places for Q and dO; dV and dK take 64 registers, so that scores get "
-       "216; "
-       "160 KB; not timed yet"},
-      {96, 128, 2, 2, 2, 40, 184, 144, kStepSpills,
+      {64, 128, 2, 4, 4, 2, 24, 160, 168, kStepSpills,
+       "two warpgroups for scores, which set the time, and one for dV and dK, 64 registers each; "
+       "four places for Q and dO; 196 KB; not timed yet"},
+      {96, 128, 1, 2, 2, 2, 40, 184, 144, kStepSpills,
        "as 128; dV and dK take 96 registers; 217 KB; not timed yet"},
-      {128, 128, 2, 2, 2, 24, 168, 160, kStepSpills,
+      {128, 128, 1, 2, 2, 2, 24, 168, 160, kStepSpills,
        "S once; scores, dV and dK have a warpgroup each; a prototype of this shape is at 1.03 of "
        "FlashAttention-3 on an H200 (docs/log/cuda-backward.md); 225 KB"},
-      {256, 64, 2, 1, 2, 40, 152, 160, kStepSpills,
+      {256, 64, 1, 2, 1, 2, 40, 152, 160, kStepSpills,
        "64 keys: dV and dK take 128 registers, and dQ comes in parts of 128 columns; 225 KB; not "
        "timed yet"},
   }};
@@ -48,11 +47,11 @@ const BackwardSm90Shape* backward_sm90_shape(const Problem& p) {
   return nullptr;
 }
 
-void set_backward_sm90(BackwardConfig& config, const Problem& p) {
-  const BackwardSm90Shape& shape = *backward_sm90_shape(p);
+void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardSm90Shape& shape) {
   config.block_m = shape.keys;
   config.block_n = kQueries;
   config.warps = kWarps;
+  config.score_groups = shape.score_groups;
   config.stages = shape.stages_q;
   config.stages_o = shape.stages_o;
   config.stages_p = shape.stages_p;
@@ -75,10 +74,10 @@ std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {
   std::int64_t bytes = key_panel * (panels + panels_v);
   bytes += row_panel * (c.stages * panels + c.stages_o * panels_v);
   bytes += 2 * c.stages_p * row_panel * (c.block_m / 64);
-  bytes += std::int64_t{4} * c.block_n * std::min(c.head_dim, kDqColumns);
+  bytes += std::int64_t{4} * c.score_groups * c.block_n * std::min(c.head_dim, kDqColumns);
   bytes += std::int64_t{4} * c.block_n * (c.stages + c.stages_o);
   bytes += kSteps * kStepBytes;
-  const int rings = 2 + c.stages + c.stages_o + 2 * c.stages_p + 1;  // K, V, ..., dQ
+  const int rings = 2 + c.stages + c.stages_o + 2 * c.stages_p + c.score_groups;  // K, V, ..., dQ
   return bytes + 16 * rings;
 }
 

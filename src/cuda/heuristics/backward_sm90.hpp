@@ -9,8 +9,9 @@
 namespace attn::cuda {
 
 struct BackwardSm90Shape {
-  int head_dim;  // up to this, of the larger of Q K's and V's
-  int keys;      // of a tile
+  int head_dim;      // up to this, of the larger of Q K's and V's
+  int keys;          // of a tile
+  int score_groups;  // 1 or 2; 2 where dV and dK fit into one warpgroup: up to 64 columns
   int stages_q, stages_o, stages_p;
   int producer_registers, score_registers, gradient_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels_backward.txt
@@ -22,8 +23,9 @@ std::span<const BackwardSm90Shape> backward_sm90_shapes();
 // That row; null where none is.
 const BackwardSm90Shape* backward_sm90_shape(const Problem& problem);
 
-// Sets shape and features of backward_sm90 in a configuration whose problem fits a row.
-void set_backward_sm90(BackwardConfig& config, const Problem& problem);
+// Sets a shape and the features of backward_sm90 in a configuration.
+void set_backward_sm90(BackwardConfig& config, const Problem& problem,
+                       const BackwardSm90Shape& shape);
 std::int64_t backward_sm90_shared_bytes(const BackwardConfig& config) noexcept;
 
 }  // namespace attn::cuda

@@ -7,6 +7,8 @@
 //   scores     S = Q K^T, P = 2^(S - LSE), dP = dO V^T, dS = P dT/dS (Z dP - D), dQ += dS K
 //   dV         dV += P^T dO, with P from a ring in shared memory, read transposed
 //   dK         dK += dS^T Q, with dS likewise
+// Heads of up to 64 columns have two score warpgroups, which take steps in turn, and one for both
+// dV and dK.
 //
 // A tile is kKeys keys of a K, V head, which stay; blocks of kQueries queries of all heads of its
 // group pass by, those that the mask leaves. dK and dV are summed in registers, in a fixed order.
@@ -17,7 +19,8 @@
 //   Element              BFloat16 or Float16
 //   kHeadDim, kHeadDimV  multiples of 8, up to 256; of both up to 128 with 128 keys
 //   kBlockM, kBlockN     keys of a tile, 64 or 128; queries of a block, 64
-//   kStagesQ, kStagesO   places of the rings of Q and of dO, up to 3
+//   kScoreGroups         score warpgroups, 1 or 2
+//   kStagesQ, kStagesO   places of the rings of Q and of dO, up to 4
 //   kStagesP             places of the rings of P and of dS, up to 2
 //   kProducerRegisters, kScoreRegisters, kGradientRegisters   of a thread
 //   kLongestFirst        the order of tiles
@@ -51,13 +54,15 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
   };
   if (threadIdx.x == 0) {
     ring(Layout::kFullStep, Layout::kEmptyStep, Layout::kSteps, 1, 1);
-    ring(Layout::kFullK, Layout::kEmptyK, 1, 1, 4);
-    ring(Layout::kFullV, Layout::kEmptyV, 1, 1, 4);
+    // Of two score warpgroups none knows when both are done: who adds dQ does.
+    constexpr unsigned kKeysReadBy = C::kScoreGroups == 1 ? 4 : 1;
+    ring(Layout::kFullK, Layout::kEmptyK, 1, 1, kKeysReadBy);
+    ring(Layout::kFullV, Layout::kEmptyV, 1, 1, kKeysReadBy);
     ring(Layout::kFullQ, Layout::kEmptyQ, C::kStagesQ, 1, 8);
     ring(Layout::kFullO, Layout::kEmptyO, C::kStagesO, 1, 8);
     ring(Layout::kFullP, Layout::kEmptyP, C::kStagesP, 4, 4);
     ring(Layout::kFullS, Layout::kEmptyS, C::kStagesP, 4, 4);
-    ring(Layout::kFullStaged, Layout::kEmptyStaged, 1, 4, 1);
+    ring(Layout::kFullStaged, Layout::kEmptyStaged, C::kScoreGroups, 4, 1);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -65,15 +70,19 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
   if (warpgroup == 0) {
     release_registers<C::kProducerRegisters>();
     BackwardSm90Producer<C>{tiles}.run();
-  } else if (warpgroup == 1) {
+  } else if (warpgroup <= C::kScoreGroups) {
     take_registers<C::kScoreRegisters>();
-    BackwardSm90ScoreGroup<C, Expressions, Slope>{{tiles, e, slope}}.run();
-  } else if (warpgroup == 2) {
-    take_registers<C::kGradientRegisters>();
-    BackwardSm90GradientGroup<C, true>{tiles}.run();
+    BackwardSm90ScoreGroup<C, Expressions, Slope>{{tiles, e, slope}}.run(
+        static_cast<unsigned>(warpgroup - 1));
   } else {
     take_registers<C::kGradientRegisters>();
-    BackwardSm90GradientGroup<C, false>{tiles}.run();
+    if constexpr (C::kScoreGroups > 1) {
+      BackwardSm90Gradients<C>{{tiles}, {tiles}}.run();
+    } else if (warpgroup == 2) {
+      BackwardSm90GradientGroup<C, true>{tiles}.run();
+    } else {
+      BackwardSm90GradientGroup<C, false>{tiles}.run();
+    }
   }
 }
 

@@ -122,44 +122,114 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     }
   }
 
+  // The flags of step n, when its rows are there.
+  __device__ __forceinline__ int wait_for_rows(unsigned n) const {
+    wait(G::kFullRows, RowRing::stage(n), RowRing::parity(n));
+    return this->step_flags(n);
+  }
+  // Whether a row of step n has what a product would spread to keys that do not see it.
+  __device__ __forceinline__ bool is_special(unsigned n, int flags) const {
+    bool special = false;
+    if (this->is(flags, BackwardStep::kMixed)) {
+      const unsigned rows = shared + static_cast<unsigned>(rows_at(n));
+      special = barrier_or(kBarrier, 128, any_special<Element>(rows, G::kRowsBytes));
+    }
+    return special;
+  }
+  __device__ __forceinline__ void wait_for_scores(unsigned n) const {
+    wait(G::kFullScores, ScoreRing::stage(n), ScoreRing::parity(n));
+  }
+  __device__ __forceinline__ void add_step_visible(Sums& sums, unsigned n, bool add) const {
+    add_visible(sums, scores_at(n), rows_at(n), add);
+  }
+  __device__ __forceinline__ void issue_step(Sums& sums, unsigned n, bool add) const {
+    fence_proxy_async();
+    const unsigned a = uniform(this->descriptor(scores_at(n), 0));
+    const unsigned b = uniform(this->descriptor(rows_at(n), Layout::kRowPanel));
+    pin_all(sums);
+    wgmma_fence();
+    issue(sums, a, b, add);
+  }
+  __device__ __forceinline__ void release(unsigned n) const {
+    this->arrive(G::kEmptyScores, ScoreRing::stage(n));
+    this->arrive(G::kEmptyRows, RowRing::stage(n));
+  }
+
   __device__ __forceinline__ void run() const {
     unsigned n = 0;  // steps so far
-    while (true) {
-      wait(G::kFullRows, RowRing::stage(n), RowRing::parity(n));
-      if (this->is(this->step_flags(n), BackwardStep::kEnd)) return;
+    while (!this->is(wait_for_rows(n), BackwardStep::kEnd)) {
       Sums sums;
       bool add = false;
       while (true) {
-        wait(G::kFullRows, RowRing::stage(n), RowRing::parity(n));
-        const int flags = this->step_flags(n);
-        const int scores = G::kScoresAt + ScoreRing::stage(n) * Layout::kP;
-        const int rows = G::kRowsAt + RowRing::stage(n) * G::kRowsBytes;
-        bool special = false;
-        if (this->is(flags, BackwardStep::kMixed)) {
-          special =
-              barrier_or(kBarrier, 128,
-                         any_special<Element>(shared + static_cast<unsigned>(rows), G::kRowsBytes));
-        }
-        wait(G::kFullScores, ScoreRing::stage(n), ScoreRing::parity(n));
+        const int flags = wait_for_rows(n);
+        const bool special = is_special(n, flags);
+        wait_for_scores(n);
         if (__any_sync(~0u, special)) {
-          add_visible(sums, scores, rows, add);
+          add_step_visible(sums, n, add);
         } else {
-          fence_proxy_async();
-          const unsigned a = uniform(this->descriptor(scores, 0));
-          const unsigned b = uniform(this->descriptor(rows, Layout::kRowPanel));
-          pin_all(sums);
-          wgmma_fence();
-          issue(sums, a, b, add);
+          issue_step(sums, n, add);
           wgmma_wait<0>();
           pin_all(sums);
         }
-        this->arrive(G::kEmptyScores, ScoreRing::stage(n));
-        this->arrive(G::kEmptyRows, RowRing::stage(n));
+        release(n);
         if (this->is(flags, BackwardStep::kLast)) break;
         ++n;
         add = true;
       }
       store(sums, this->step(n));
+      ++n;
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int scores_at(unsigned n) {
+    return G::kScoresAt + ScoreRing::stage(n) * Layout::kP;
+  }
+  static __device__ __forceinline__ int rows_at(unsigned n) {
+    return G::kRowsAt + RowRing::stage(n) * G::kRowsBytes;
+  }
+};
+
+// One warpgroup that keeps both.
+template <class C>
+struct BackwardSm90Gradients {
+  using OfV = BackwardSm90GradientGroup<C, true>;
+  using OfK = BackwardSm90GradientGroup<C, false>;
+  OfV v;
+  OfK k;
+
+  __device__ __forceinline__ void run() const {
+    unsigned n = 0;  // steps so far
+    while (!OfV::is(v.wait_for_rows(n), BackwardStep::kEnd)) {
+      typename OfV::Sums dv;
+      typename OfK::Sums dk;
+      bool add = false;
+      while (true) {
+        const int flags = v.wait_for_rows(n);
+        k.wait_for_rows(n);
+        const bool special = v.is_special(n, flags) | k.is_special(n, flags);
+        v.wait_for_scores(n);
+        if (__any_sync(~0u, special)) {
+          v.add_step_visible(dv, n, add);
+          k.wait_for_scores(n);
+          k.add_step_visible(dk, n, add);
+        } else {
+          v.issue_step(dv, n, add);
+          k.wait_for_scores(n);
+          k.issue_step(dk, n, add);
+          wgmma_wait<0>();
+          OfV::pin_all(dv);
+          OfK::pin_all(dk);
+        }
+        v.release(n);
+        k.release(n);
+        if (OfV::is(flags, BackwardStep::kLast)) break;
+        ++n;
+        add = true;
+      }
+      const BackwardStep s = v.step(n);
+      v.store(dv, s);
+      k.store(dk, s);
       ++n;
     }
   }

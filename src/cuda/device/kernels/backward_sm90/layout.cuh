@@ -24,18 +24,23 @@ struct BackwardSm90Layout {
   static constexpr int kP = kRowPanel * kKeyPanels;
   static constexpr int kRows = kQueries * 4;  // LSE or D of a block of queries
   using Order = DqOrder<kQueries, C::kHeadDim>;
-  static constexpr int kStaged = 4 * kQueries * Order::columns(0);
+  static constexpr int kStaged = 4 * kQueries * Order::columns(0);  // a place for each score group
 
   static constexpr int kKAt = 0, kVAt = kKAt + kK;
   static constexpr int kQAt = kVAt + kV, kOAt = kQAt + C::kStagesQ * kQ;
   static constexpr int kPAt = kOAt + C::kStagesO * kO, kSAt = kPAt + C::kStagesP * kP;
   static constexpr int kStagedAt = kSAt + C::kStagesP * kP;
-  static constexpr int kLseAt = kStagedAt + kStaged, kDAt = kLseAt + C::kStagesQ * kRows;
+  static constexpr int kLseAt = kStagedAt + C::kScoreGroups * kStaged,
+                       kDAt = kLseAt + C::kStagesQ * kRows;
   // Steps of the way through blocks of queries. Their readers do not give them back: whoever asks
   // for Q of step n + kStepLag gives step n back for all, since the places of Q and dO that it
   // takes were given back by readers who are past step n.
   static constexpr int kSteps = 16, kStepLag = 8, kStepBytes = 32;
-  static_assert(C::kStagesQ <= 3 && C::kStagesO <= 3 && C::kStagesP <= 2);
+  static_assert(C::kStagesQ <= 4 && C::kStagesO <= 4 && C::kStagesP <= 2);
+  // With two score warpgroups each has every second place of each ring for itself, so that what it
+  // waits for is never two phases away; dQ is in one part.
+  static_assert(C::kScoreGroups == 1 || (C::kStagesQ % 2 == 0 && C::kStagesO % 2 == 0 &&
+                                         C::kStagesP == 2 && Order::kParts == 1));
   static constexpr int kStepAt = kDAt + C::kStagesO * kRows;
   // Each ring has a barrier `full` and a barrier `empty` for each place.
   static constexpr int kFullStep = kStepAt + kSteps * kStepBytes;
@@ -46,8 +51,9 @@ struct BackwardSm90Layout {
   static constexpr int kFullO = kEmptyQ + 8 * C::kStagesQ, kEmptyO = kFullO + 8 * C::kStagesO;
   static constexpr int kFullP = kEmptyO + 8 * C::kStagesO, kEmptyP = kFullP + 8 * C::kStagesP;
   static constexpr int kFullS = kEmptyP + 8 * C::kStagesP, kEmptyS = kFullS + 8 * C::kStagesP;
-  static constexpr int kFullStaged = kEmptyS + 8 * C::kStagesP, kEmptyStaged = kFullStaged + 8;
-  static constexpr int kBytes = kEmptyStaged + 8;
+  static constexpr int kFullStaged = kEmptyS + 8 * C::kStagesP;
+  static constexpr int kEmptyStaged = kFullStaged + 8 * C::kScoreGroups;
+  static constexpr int kBytes = kEmptyStaged + 8 * C::kScoreGroups;
   static_assert(kBytes <= 232448);
 };
 

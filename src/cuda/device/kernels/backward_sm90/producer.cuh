@@ -52,7 +52,7 @@ template <class C>
 struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   using Base = BackwardSm90Tiles<C>;
   using Base::barrier, Base::kKeys, Base::kQueries, Base::maps, Base::p, Base::shared, Base::wait;
-  using typename Base::Layout, typename Base::StepRing;
+  using typename Base::Layout, typename Base::StagedRing, typename Base::StepRing;
 
   __device__ __forceinline__ void publish(unsigned n, const BackwardStep& s) const {
     wait(Layout::kEmptyStep, StepRing::stage(n), StepRing::parity(n) ^ 1);
@@ -89,7 +89,10 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         flags = 0;
       } while (more);
     }
-    publish(n, {BackwardStep::kEnd, 0, 0, 0, 0, 0, 0, 0});
+#pragma unroll 1
+    for (int i = 0; i < C::kScoreGroups; ++i) {
+      publish(n++, {BackwardStep::kEnd, 0, 0, 0, 0, 0, 0, 0});
+    }
     dealer.finish();
   }
 
@@ -103,6 +106,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     prefetch_tensor_map(keys);
     prefetch_tensor_map(rows);
     unsigned tiles = 0;
+    int ends = 0;
     int row_q = 0;  // of a packed tensor: where the sequence starts
     for (unsigned n = 0;; ++n) {
       wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
@@ -128,7 +132,8 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       }
       if ((s.flags & BackwardStep::kEnd) != 0) {
         mbarrier_arrive(ready);
-        return;
+        if (++ends == C::kScoreGroups) return;
+        continue;
       }
       mbarrier_arrive_expect(ready, Side::kRowsBytes + Layout::kRows);
       const unsigned to = shared + static_cast<unsigned>(Side::kRowsAt + stage * Side::kRowsBytes);
@@ -147,12 +152,14 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   __device__ __forceinline__ void add_staged() const {
     using Order = typename Layout::Order;
     constexpr int kPiece = 4096;
-    const unsigned staged = shared + static_cast<unsigned>(Layout::kStagedAt);
     unsigned parts = 0;  // so far
     for (unsigned n = 0;; ++n) {
 #pragma unroll
       for (int part = 0; part < Order::kParts; ++part) {
-        wait(Layout::kFullStaged, 0, parts++ & 1);
+        const int stage = StagedRing::stage(parts);
+        const unsigned staged =
+            shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged);
+        wait(Layout::kFullStaged, stage, StagedRing::parity(parts++));
         const BackwardStep s = this->step(n);
         if ((s.flags & BackwardStep::kEnd) != 0) {
           bulk_wait();
@@ -161,6 +168,11 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         float* const to = p.dq_sum + static_cast<long long>(s.place) * (kQueries * C::kHeadDim) +
                           Order::part_at(part);
         constexpr int kWhole = 4 * kQueries * Order::kMostColumns;
+        if (C::kScoreGroups > 1 && (s.flags & BackwardStep::kLast) != 0) {
+          // Steps are staged in order: no score warpgroup needs this tile any more.
+          mbarrier_arrive(barrier(Layout::kEmptyV, 0));
+          mbarrier_arrive(barrier(Layout::kEmptyK, 0));
+        }
         const int bytes = part + 1 < Order::kParts ? kWhole : 4 * kQueries * Order::columns(part);
         fence_proxy_async();
 #pragma unroll 1
@@ -171,7 +183,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
           bulk_wait_read<1>();
         }
         bulk_wait_read();
-        mbarrier_arrive(barrier(Layout::kEmptyStaged, 0));
+        mbarrier_arrive(barrier(Layout::kEmptyStaged, stage));
       }
     }
   }

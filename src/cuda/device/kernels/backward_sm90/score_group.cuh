@@ -15,11 +15,13 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
   using Base::arrive, Base::descriptor, Base::first_row, Base::kKeys, Base::kQueries, Base::shared;
   using Base::wait, Base::warp;
   using typename Base::Element, typename Base::Layout, typename Base::OutputRing;
-  using typename Base::QueryRing, typename Base::ScoreRing, typename Base::State;
+  using typename Base::QueryRing, typename Base::ScoreRing, typename Base::StagedRing;
+  using typename Base::State, typename Base::StepRing;
   using Order = typename Layout::Order;
   // dP is asked for in the middle of the exponentials, when S is done, so that issuing it does not
   // hold them up.
   static constexpr int kLateProduct = kKeys / 32;
+  static constexpr unsigned kGroups = C::kScoreGroups;
 
   // Whatever step n waits for, and its LSE and D: done while dQ of the step before is computed,
   // when there is time.
@@ -82,9 +84,9 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
   }
 
   template <int kCount>
-  __device__ __forceinline__ void put_dq(const float (&dq)[kCount]) const {
-    const unsigned to =
-        shared + static_cast<unsigned>(Layout::kStagedAt + 4 * Order::thread_at(2 * kCount));
+  __device__ __forceinline__ void put_dq(const float (&dq)[kCount], int stage) const {
+    const unsigned to = shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged +
+                                                       4 * Order::thread_at(2 * kCount));
 #pragma unroll
     for (int j = 0; j < kCount / 4; ++j) {
       const float* const x = &dq[4 * j];
@@ -98,6 +100,7 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
   template <int kPart, int kCount>
   __device__ __forceinline__ void stage_dq(const float (&dq)[kCount], bool mixed,
                                            unsigned n) const {
+    const int stage = StagedRing::stage(n * Order::kParts + kPart);
     if (mixed && __any_sync(~0u, zero_if_finite(dq) != 0)) {
       const unsigned ds =
           shared + static_cast<unsigned>(Layout::kSAt + ScoreRing::stage(n) * Layout::kP);
@@ -109,15 +112,15 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
           },
           shared + static_cast<unsigned>(Layout::kKAt), Layout::kKeyPanel,
           kPart * Order::kMostColumns);
-      put_dq(again);
+      put_dq(again, stage);
     } else {
-      put_dq(dq);
+      put_dq(dq, stage);
     }
-    hand_over(Layout::kFullStaged, 0);
+    hand_over(Layout::kFullStaged, stage);
   }
   // Of the parts-th part of dQ.
   __device__ __forceinline__ void wait_for_staging(unsigned parts) const {
-    wait(Layout::kEmptyStaged, 0, ~parts & 1);
+    wait(Layout::kEmptyStaged, StagedRing::stage(parts), StagedRing::parity(parts) ^ 1);
   }
   // All parts but the first, which takes the place of the rest of the state.
   template <int kPart>
@@ -133,8 +136,16 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     }
   }
 
-  __device__ __forceinline__ void run() const {
-    unsigned n = 0, tiles = 0;  // steps, tiles so far
+  // Whether step n, of the other score warpgroup, is the last of its tile.
+  __device__ __forceinline__ bool is_last(unsigned n) const {
+    wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
+    return this->is(this->step_flags(n), BackwardStep::kLast);
+  }
+
+  // Steps `group`, `group` + kGroups, ...
+  __device__ __forceinline__ void run(unsigned group) const {
+    unsigned n = group;
+    unsigned tiles = kGroups > 1 && group > 0 && is_last(0) ? 1 : 0;  // before that of step n
     while (true) {
       wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
       if (this->is(this->step_flags(n), BackwardStep::kEnd)) break;
@@ -142,10 +153,18 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
       wait(Layout::kFullK, 0, tiles & 1);
       prepare(c, n);
       issue_s(c);
-      wait(Layout::kFullV, 0, tiles++ & 1);
+      wait(Layout::kFullV, 0, tiles & 1);
       while (true) {
         const bool mixed = this->is(c.flags, BackwardStep::kMixed);
-        const bool last = this->is(c.flags, BackwardStep::kLast);
+        // The next step of this warpgroup is of another tile.
+        bool last = this->is(c.flags, BackwardStep::kLast);
+        if (last) ++tiles;
+        if constexpr (kGroups > 1) {
+          if (is_last(n + 1)) {
+            last = true;
+            ++tiles;
+          }
+        }
         wgmma_wait<0>();
         pin(c.s);
         arrive(Layout::kEmptyQ, QueryRing::stage(n));
@@ -161,20 +180,20 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
         this->differentiate(c, mixed, Layout::kSAt + ScoreRing::stage(n) * Layout::kP);
         hand_over(Layout::kFullS, ScoreRing::stage(n));
         if (last) {
-          arrive(Layout::kEmptyV, 0);
+          if constexpr (kGroups == 1) arrive(Layout::kEmptyV, 0);
           issue_dq<0>(c.dq, c);
           wait_for_staging(n * Order::kParts);
           wgmma_wait<0>();
           pin(c.dq);
           stage_dq<0>(c.dq, mixed, n);
           finish_dq<1>(c, mixed, n);
-          arrive(Layout::kEmptyK, 0);
-          ++n;
+          if constexpr (kGroups == 1) arrive(Layout::kEmptyK, 0);
+          n += kGroups;
           break;
         }
         issue_dq<0>(c.dq, c);
         wait_for_staging(n * Order::kParts);
-        if constexpr (Order::kParts == 1) prepare(c, n + 1);
+        if constexpr (Order::kParts == 1) prepare(c, n + kGroups);
         // There is no room for S beside dQ with its operand in registers.
         wgmma_wait<0>();
         pin(c.dq);
@@ -184,15 +203,16 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
         } else {
           stage_dq<0>(c.dq, mixed, n);
           finish_dq<1>(c, mixed, n);
-          prepare(c, n + 1);
+          prepare(c, n + kGroups);
           issue_s(c);
         }
-        ++n;
+        n += kGroups;
       }
     }
     // Tells whoever adds dQ that this was all.
+    if (kGroups > 1 && n > 0 && this->is(this->step_flags(n - 1), BackwardStep::kEnd)) return;
     wait_for_staging(n * Order::kParts);
-    hand_over(Layout::kFullStaged, 0);
+    hand_over(Layout::kFullStaged, StagedRing::stage(n * Order::kParts));
   }
 };
 

@@ -20,7 +20,8 @@ struct BackwardTile {
 // One block of queries that passes by, as the producer makes it. All steps of a block of threads
 // are counted; step n uses place n of each ring.
 struct BackwardStep {
-  // mixed: a query does not see all keys. first, last: of a tile. end: there is no step.
+  // mixed: a query does not see all keys. first, last: of a tile. end: there is no step; each score
+  // warpgroup gets one.
   static constexpr int kMixed = 1, kFirst = 2, kLast = 4, kEnd = 8;
   int flags, query0, key0, head_q;
   int batch, length_q, length_k;
@@ -36,6 +37,7 @@ struct BackwardSm90Tiles {
   using OutputRing = BackwardRing<C::kStagesO>;  // of dO
   using ScoreRing = BackwardRing<C::kStagesP>;   // of P, and of dS
   using StepRing = BackwardRing<Layout::kSteps>;
+  using StagedRing = BackwardRing<C::kScoreGroups>;  // of parts of dQ
 
   const BackwardParams& p;
   const BackwardMaps& maps;

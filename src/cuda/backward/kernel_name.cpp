@@ -1,0 +1,72 @@
+#include "cuda/backward/kernel_name.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cuda/kernel_parts.hpp"
+
+namespace attn::cuda {
+namespace {
+
+constexpr std::string_view kAccepted =
+    "c1 and c2 (score warpgroups), n64 and n128 (keys), q1 to q4 (places of Q), o1 to o4 (of dO), "
+    "p1 and p2 (of P and of dS), r24 to r56 (registers of a producer) and x64 to x240 (of a score "
+    "thread), multiples of 8";
+
+bool set_part(BackwardSm90Shape& shape, std::string_view part) {
+  if (const int c = number_after(part, "c"); c == 1 || c == 2) {
+    shape.score_groups = c;
+  } else if (const int n = number_after(part, "n"); n == 64 || n == 128) {
+    shape.keys = n;
+  } else if (const int q = number_after(part, "q"); q >= 1 && q <= 4) {
+    shape.stages_q = q;
+  } else if (const int o = number_after(part, "o"); o >= 1 && o <= 4) {
+    shape.stages_o = o;
+  } else if (const int p = number_after(part, "p"); p == 1 || p == 2) {
+    shape.stages_p = p;
+  } else if (const int r = number_after(part, "r"); r >= 24 && r <= 56 && r % 8 == 0) {
+    shape.producer_registers = r;
+  } else if (const int x = number_after(part, "x"); x >= 64 && x <= 240 && x % 8 == 0) {
+    shape.score_registers = x;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+BackwardSm90Shape with_parts(BackwardSm90Shape shape, std::string_view text) {
+  if (text.empty()) return shape;
+  set_parts("backward_sm90", text, kAccepted,
+            [&](std::string_view part) { return set_part(shape, part); });
+  constexpr int kRegisters = 512;  // of a thread of each of the four warpgroups
+  const int gradient_groups = 3 - shape.score_groups;
+  shape.gradient_registers = std::min(
+      240, (kRegisters - shape.producer_registers - shape.score_groups * shape.score_registers) /
+               gradient_groups / 8 * 8);
+  shape.reason = "named by the caller";
+  return shape;
+}
+
+std::string obstacle_of(const BackwardSm90Shape& shape, std::int64_t widest) {
+  constexpr int kLeastRegisters = 24;
+  if (shape.gradient_registers < kLeastRegisters) {
+    return fmt::format("the shape leaves {} registers for dV and dK; accepted are at least {}",
+                       shape.gradient_registers, kLeastRegisters);
+  }
+  if (shape.score_groups == 2 &&
+      (widest > 64 || shape.stages_q % 2 != 0 || shape.stages_o % 2 != 0 || shape.stages_p != 2)) {
+    return fmt::format(
+        "the shape has c2_q{}_o{}_p{} and heads of {} columns; accepted with c2 are "
+        "q2, q4, o2, o4, p2 and up to 64 columns",
+        shape.stages_q, shape.stages_o, shape.stages_p, widest);
+  }
+  if (shape.keys == 128 && widest > 128) {
+    return fmt::format("the shape has n128 and heads of {} columns; accepted there is n64", widest);
+  }
+  return {};
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,20 @@
+// Tile shapes of backward_sm90 by name (cuda/kernel_parts.hpp).
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "cuda/heuristics/backward_sm90.hpp"
+
+namespace attn::cuda {
+
+// `shape` with the parts that `text` names: c<score warpgroups> n<keys> q<places of Q>
+// o<places of dO> p<places of P and of dS> r<registers of a producer> x<of a score thread>.
+// Gradient threads get the registers that are left. Throws Error(invalid_argument) naming the part
+// and what is accepted.
+BackwardSm90Shape with_parts(BackwardSm90Shape shape, std::string_view text);
+
+// Why a shape cannot run with heads whose larger size is `widest`; empty where it can.
+std::string obstacle_of(const BackwardSm90Shape& shape, std::int64_t widest);
+
+}  // namespace attn::cuda
