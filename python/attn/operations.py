@@ -138,7 +138,7 @@ def _backward(
     slopes = "head_slopes" if alibi is not None and len(alibi.shape) == 2 else "slopes"
     wanted = [slopes if name == "alibi" else name for name in gradients]
     found = _attn.backward(make_options(**options), d_out, q, k, v, out, lse, wanted, d_lse, plan)
-    return {name: found[key] for name, key in zip(gradients, wanted, strict=True)}
+    return dict(zip(gradients, found, strict=True))
 
 
 class Plan:
@@ -227,7 +227,9 @@ def plan(
 
 
 def merge(parts: Iterable[tuple[Array, Array]]) -> tuple[Any, Any]:
-    """Attention over all keys from attention over disjoint sets of them.
+    """Attention over all keys from attention over disjoint sets of them, on the CPU.
+
+    attn.torch.merge takes tensors of a GPU, and is differentiable.
 
     Args:
         parts: `(out, lse)` of each set, as `attention(..., return_lse=True)` gives them. A sink

@@ -8,6 +8,7 @@ out = attn.torch.flex_attention(q, k, v, score_mod, block_mask)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,11 +19,66 @@ from . import _attn, torch_ops
 from .errors import InvalidArgument
 from .options import make_options
 
-__all__ = ["attention", "create_block_mask", "flex_attention", "scaled_dot_product_attention"]
+__all__ = [
+    "attention",
+    "create_block_mask",
+    "flex_attention",
+    "merge",
+    "scaled_dot_product_attention",
+]
+
+
+def _gradients(
+    options: Any,
+    wanted: list[str],
+    d_out: Tensor | None,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+) -> tuple[Any, ...]:
+    d_out = torch.zeros_like(out) if d_out is None else torch_ops.last_contiguous(d_out)
+    d_lse = None if d_lse is None else d_lse.contiguous()
+    return _attn.backward(options, d_out, q, k, v, out, lse, wanted, d_lse)
+
+
+class _Plain(torch.autograd.Function):
+    """Straight into the library: gradients of q, k and v alone, and those three."""
+
+    @staticmethod
+    def forward(ctx: Any, options: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        out, lse = _attn.forward(options, q, k, v, None, True)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.options = options
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+        if torch.is_grad_enabled():  # a second derivative may be asked for
+            return _plain_once(ctx, d_out, d_lse)
+        return _plain_backward(ctx, d_out, d_lse)
+
+
+_QKV = ["q", "k", "v"]
+
+
+def _plain_backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+    needed = ctx.needs_input_grad
+    if needed == (False, True, True, True):
+        return (None, *_gradients(ctx.options, _QKV, d_out, d_lse, *ctx.saved_tensors))
+    wanted = [name for name, is_needed in zip(_QKV, needed[1:], strict=True) if is_needed]
+    found = iter(_gradients(ctx.options, wanted, d_out, d_lse, *ctx.saved_tensors))
+    return tuple(next(found) if is_needed else None for is_needed in needed)
+
+
+_plain_once = once_differentiable(_plain_backward)
 
 
 class _Eager(torch.autograd.Function):
-    """Straight into the library. `names`: of the tensors, as the library calls their gradients."""
+    """Likewise with other tensors, `names` as the library calls their gradients."""
 
     @staticmethod
     def forward(
@@ -38,15 +94,13 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        tensors = saved[5:]
+        names = [*_QKV, *ctx.names]
         needed = ctx.needs_input_grad[2:]
-        if d_out is None:
-            d_out = torch.zeros_like(out)
-        names = ["q", "k", "v", *ctx.names]
         wanted = [name for name, is_needed in zip(names, needed, strict=True) if is_needed]
-        d_out = torch_ops.last_contiguous(d_out)
-        d_lse = None if d_lse is None else d_lse.contiguous()
-        found = _attn.backward(ctx.options, d_out, q, k, v, out, lse, wanted, d_lse)
+        gradients = _gradients(ctx.options, wanted, d_out, d_lse, *saved[:5])
+        found = dict(zip(wanted, gradients, strict=True))
         for name, tensor in zip(ctx.names, tensors, strict=True):
             if name in found and found[name].dtype != tensor.dtype:
                 found[name] = found[name].to(tensor.dtype)
@@ -88,11 +142,40 @@ def attention(
     if torch.is_grad_enabled():
         read = {**made.tensors, **made.buffers}
         tensors = {name: t for name, t in read.items() if getattr(t, "requires_grad", False)}
-        if tensors or q.requires_grad or k.requires_grad or v.requires_grad:
+        if tensors:
             out, lse = _Eager.apply(made, list(tensors), q, k, v, *tensors.values())
+            return (out, lse) if return_lse else out
+        if q.requires_grad or k.requires_grad or v.requires_grad:
+            out, lse = _Plain.apply(made, q, k, v)
             return (out, lse) if return_lse else out
     result = _attn.forward(made, q, k, v, None, return_lse)
     return result if return_lse else result[0]
+
+
+def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Attention over all keys from attention over disjoint sets of them; differentiable.
+
+    Args:
+        parts: (out, lse) of each set, out `[batch, seqlen_q, heads, head_dim]` or packed
+            `[total_q, heads, head_dim]`, lse `[batch, heads, seqlen_q]` or `[heads, total_q]`. A
+            sink belongs to one of them only.
+
+    Returns:
+        (out, lse), out of the dtype of the first.
+    """
+    outs, lses = zip(*parts, strict=True)
+    lse = torch.stack(lses)
+    largest = lse.detach().amax(0)
+    largest = largest.masked_fill(largest == -torch.inf, 0)
+    weights = torch.exp(lse - largest)
+    total = weights.sum(0)
+    is_empty = total == 0
+    total = total.masked_fill(is_empty, 1)
+    merged = (largest + total.log()).masked_fill(is_empty, -torch.inf)
+    weights = (weights / total).transpose(-1, -2).unsqueeze(-1)
+    # A set without keys weighs nothing, whatever its out holds.
+    shares = torch.stack(outs).masked_fill(weights == 0, 0)
+    return (weights * shares).sum(0).to(outs[0].dtype), merged
 
 
 def _autocast(*several: Tensor) -> list[Tensor]:

@@ -125,8 +125,7 @@ def _backward(
     wanted = buffer_names(static[-1].split(","), dict(zip(names.split(","), tensors, strict=False)))
     made = options(tensors, names, *static[:-1])
     d_out, d_lse = last_contiguous(d_out), d_lse.contiguous()
-    found = _attn.backward(made, d_out, q, k, v, out, lse, wanted, d_lse)
-    return [found[name] for name in wanted]
+    return list(_attn.backward(made, d_out, q, k, v, out, lse, wanted, d_lse))
 
 
 def buffer_names(wanted: list[str], tensors: dict[str, Tensor]) -> list[str]:

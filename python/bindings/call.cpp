@@ -62,10 +62,15 @@ Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v)
   take_buffers(options.buffers);
 }
 
-Array Call::input(std::string_view name, nb::handle object) const {
+Array Call::input(std::string_view name, nb::handle object) {
+  // Never freed: Python may be gone by then.
+  static const nb::handle records =
+      nb::object(nb::module_::import_("attn.arrays").attr("records_gradients")).release();
   Array array = view(name, object);
-  if (array.requires_grad &&
-      nb::cast<bool>(nb::module_::import_("attn.arrays").attr("records_gradients")(array.object))) {
+  if (array.requires_grad && !records_gradients_) {
+    records_gradients_ = nb::cast<bool>(records(array.object));
+  }
+  if (array.requires_grad && *records_gradients_) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) +
                     " requires a gradient, which this call does not record; accepted are tensors "

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,11 +64,12 @@ class Call {
 
  private:
   // An input: refused where torch would have to record a gradient.
-  Array input(std::string_view name, nb::handle object) const;
+  Array input(std::string_view name, nb::handle object);
   void take_tensors(const nb::dict& tensors);
   void take_buffers(const nb::dict& buffers);
   Tensor scalar(std::string_view name, nb::handle number);
 
+  std::optional<bool> records_gradients_;  // asked once a call
   bool heads_first_;
   PlanOptions options_;
   Problem problem_;

@@ -46,10 +46,10 @@ nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle
                                                          : nb::object(nb::none()));
 }
 
-// {name: gradient} for each of `wanted`: q, k, v, sink, or a buffer of the score.
-nb::dict backward(const Options& options, nb::handle d_out, nb::handle q, nb::handle k,
-                  nb::handle v, nb::handle out, nb::handle lse,
-                  const std::vector<std::string>& wanted, nb::handle d_lse, const Plan* plan) {
+// The gradient of each of `wanted`: q, k, v, sink, or a buffer of the score.
+nb::tuple backward(const Options& options, nb::handle d_out, nb::handle q, nb::handle k,
+                   nb::handle v, nb::handle out, nb::handle lse,
+                   const std::vector<std::string>& wanted, nb::handle d_lse, const Plan* plan) {
   Call call(options, q, k, v);
   const Array d_o = view("d_out", d_out), o = view("out", out), l = view("lse", lse);
   const Array d_l = d_lse.is_none() ? Array{} : view("d_lse", d_lse);
@@ -83,11 +83,9 @@ nb::dict backward(const Options& options, nb::handle d_out, nb::handle q, nb::ha
     run_backward(*plan, call.inputs(), {.o = call.ordered(o), .lse = l.tensor},
                  {call.ordered(d_o), d_l.tensor}, gradients, context);
   }
-  nb::dict results;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    results[wanted[i].c_str()] = finished(call.q(), arrays[i]);
-  }
-  return results;
+  nb::list results;
+  for (const Array& array : arrays) results.append(finished(call.q(), array));
+  return nb::tuple(results);
 }
 
 nb::tuple merge(const std::vector<std::pair<nb::object, nb::object>>& parts) {
