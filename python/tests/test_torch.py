@@ -215,6 +215,25 @@ def test_checkpointing_repeats_dropout(reentrant):
     assert not torch.equal(call(q, k, v), call(q, k, v))
 
 
+def test_merge():
+    q, k, v = (leaf(2, 9, 3, 8) for _ in range(3))
+
+    def part(first, last):
+        mask = f"key >= {first} && key < {last} && key <= position"
+        return attn.torch.attention(q, k, v, mask=mask, return_lse=True)
+
+    whole = attn.torch.attention(q, k, v, mask="key < 7 && key <= position", return_lse=True)
+    found = attn.torch.merge([part(0, 2), part(7, 7), part(2, 7)])
+    weights = [torch.randn(t.shape) for t in whole]
+    expected = torch.autograd.grad(whole, (q, k, v), weights)
+    gradients = torch.autograd.grad(found, (q, k, v), weights)
+    for a, b in zip((*found, *gradients), (*whole, *expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6)
+    empty, lse = attn.torch.merge([part(7, 7), part(8, 8)])
+    assert (empty == 0).all()
+    assert (lse == -torch.inf).all()
+
+
 def test_autocast():
     q, k, v = (leaf(1, 20, 2, 8) for _ in range(3))
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import torch as attn_torch
 from ..errors import InvalidArgument, Unsupported
 from .attend import attend
 from .kvcache import attend_with_cache
@@ -167,11 +168,11 @@ def flash_attn_combine(
     Returns:
         (out, lse), lse of the shape of lse_partial[0].
     """
-    lse = torch.logsumexp(lse_partial, 0)
-    weights = torch.exp(lse_partial - lse.masked_fill(lse == -torch.inf, 0))
-    # A set without keys weighs nothing, whatever its out holds.
-    parts = out_partial.masked_fill((weights == 0).unsqueeze(-1), 0)
-    found = (weights.unsqueeze(-1) * parts).sum(0).to(out_dtype or out_partial.dtype)
+    dtype = out_partial.dtype if out_dtype is None else out_dtype
+    found, lse = attn_torch.merge(
+        [(o, x.transpose(-1, -2)) for o, x in zip(out_partial, lse_partial, strict=True)]
+    )
+    found, lse = found.to(dtype), lse.transpose(-1, -2)
     return (found if out is None else out.copy_(found)), lse
 
 
