@@ -53,8 +53,9 @@ bool encode_rows(CUtensorMap& map, const Tensor& t, Layout layout, const Problem
 }
 
 void launch(const Kernel& kernel, std::int64_t blocks, std::int64_t threads, void** arguments,
-            const Context& context) {
+            const Context& context, bool dependent) {
   LaunchConfig config;
+  config.programmatic_dependent_launch = dependent;
   config.grid[0] = blocks;
   config.block = static_cast<unsigned>(threads);
   kernel.launch(config, context.stream, arguments);
@@ -117,19 +118,20 @@ void launch_backward_sm90(const BackwardSm90Kernels& kernels, const BackwardConf
   std::array<void*, 4> arguments{&p, expressions.data(), derivatives.data(), &maps};
   launch(*kernels.rows,
          divide_up(places * config.block_n * backward_row_threads(config), kRowsThreads),
-         kRowsThreads, arguments.data(), context);
+         kRowsThreads, arguments.data(), context, false);
   const std::int64_t words = std::int64_t{p.query_windows} * p.key_blocks *
                              (config.mask_heads ? p.heads_q : 1) *
                              (config.mask_batches ? p.batch : 1);
   launch(*kernels.words, divide_up(words * kWordThreads, kWordsThreads), kWordsThreads,
-         arguments.data(), context);
+         arguments.data(), context, true);
   LaunchConfig main;
   main.grid[0] = std::min(p.num_tiles, multiprocessors);
   main.block = static_cast<unsigned>(config.threads());
+  main.programmatic_dependent_launch = true;
   main.shared_bytes = static_cast<unsigned>(config.shared_bytes());
   if (p.num_tiles > multiprocessors) p.counter = work_counter(context.stream);
   kernels.main->launch(main, context.stream, arguments.data());
-  if (p.dq != nullptr) launch(*kernels.dq, places, kDqThreads, arguments.data(), context);
+  if (p.dq != nullptr) launch(*kernels.dq, places, kDqThreads, arguments.data(), context, true);
 }
 
 }  // namespace attn::cuda

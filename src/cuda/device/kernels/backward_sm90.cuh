@@ -36,6 +36,7 @@
 #include "kernels/backward_sm90/gradient_group.cuh"
 #include "kernels/backward_sm90/producer.cuh"
 #include "kernels/backward_sm90/score_group.cuh"
+#include "ptx/dependent.cuh"
 
 namespace attn::device {
 
@@ -65,7 +66,9 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
     ring(Layout::kFullStaged, Layout::kEmptyStaged, C::kScoreGroups, 4, 1);
     mbarrier_init_fence();
   }
+  wait_for_dependencies();
   __syncthreads();
+  launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x / 128));
   if (warpgroup == 0) {
     release_registers<C::kProducerRegisters>();

@@ -2,11 +2,13 @@
 // tensor.
 //
 // Reads of C: Element, kHeadDim, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK
-// Grid: a block of 128 threads for each place (BackwardParams).
+// Grid: a block of 128 threads for each place (BackwardParams), launched as a dependent of that
+// kernel.
 #pragma once
 
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "params.cuh"
+#include "ptx/dependent.cuh"
 #include "schedule/sequence.cuh"
 #include "tile/accumulator.cuh"
 
@@ -45,6 +47,7 @@ __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const flo
 
 template <class C>
 __device__ __forceinline__ void backward_sm90_dq(const BackwardParams& p) {
+  wait_for_dependencies();
   const int pair = static_cast<int>(blockIdx.x) / p.query_blocks;
   const int first = static_cast<int>(blockIdx.x) % p.query_blocks * C::kBlockN;
   const int batch = pair / p.heads_q, head = pair % p.heads_q;

@@ -8,6 +8,7 @@
 
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "params.cuh"
+#include "ptx/dependent.cuh"
 #include "schedule/sequence.cuh"
 #include "tile/accumulator.cuh"
 #include "tile/scalar.cuh"
@@ -20,6 +21,7 @@ template <class C>
 __device__ __forceinline__ void backward_sm90_rows(const BackwardParams& p) {
   using Element = typename C::Element;
   constexpr int kThreads = C::kRowThreads;  // of a row
+  launch_dependents();
   const long long row = static_cast<long long>(blockIdx.x) * (kBackwardSm90RowsThreads / kThreads) +
                         threadIdx.x / kThreads;
   const int rows = p.query_blocks * C::kBlockN;

@@ -5,9 +5,11 @@
 // kUsedK
 //   kMaskBatches, kMaskHeads   schedule/query_words.cuh
 //   kScoreHides                a score may be -inf: all that is seen is mixed
-// Grid: a warp for each window of each tile, four a block of threads.
+// Grid: a warp for each window of each tile, four a block of threads; launched as a dependent of
+// kernels/backward_sm90_rows.cuh, of which it reads nothing.
 #pragma once
 
+#include "ptx/dependent.cuh"
 #include "schedule/gradient_tile.cuh"
 #include "schedule/query_words.cuh"
 
@@ -17,6 +19,7 @@ inline constexpr int kBackwardWordsThreads = 128;
 
 template <class C, class Expressions>
 __device__ __forceinline__ void backward_sm90_words(const BackwardParams& p, const Expressions& e) {
+  launch_dependents();
   const long long word =
       static_cast<long long>(blockIdx.x) * (kBackwardWordsThreads / 32) + threadIdx.x / 32;
   const int window = static_cast<int>(word % p.query_windows);
@@ -25,7 +28,7 @@ __device__ __forceinline__ void backward_sm90_words(const BackwardParams& p, con
   const int pair = static_cast<int>(tiles / p.key_blocks);
   const int heads = C::kMaskHeads ? p.heads_q : 1;
   const int head = pair % heads, batch = pair / heads;
-  if (batch >= (C::kMaskBatches ? p.batch : 1)) return;
+  if (batch >= (C::kMaskBatches ? p.batch : 1)) return wait_for_dependencies();
   const GradientTile<C> tile{sequence_of<C>(p, batch), head / (p.heads_q / p.heads_k),
                              key_block * C::kBlockM};
   const int block = window * 32 + static_cast<int>(threadIdx.x % 32);
@@ -33,6 +36,8 @@ __device__ __forceinline__ void backward_sm90_words(const BackwardParams& p, con
   const QueryWord seen = {__ballot_sync(~0u, C::kScoreHides || c != Coverage::full),
                           __ballot_sync(~0u, c == Coverage::empty)};
   if (threadIdx.x % 32 == 0) query_words_at<C>(p, batch, head, key_block)[window] = seen;
+  // The main kernel waits for this one only, and needs those before it too.
+  wait_for_dependencies();
 }
 
 }  // namespace attn::device
