@@ -42,10 +42,10 @@ def _backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     d_out, q, k, v, out = map(last_contiguous, (d_out, q, k, v, out))
-    found = _attn.backward(
+    d_q, d_k, d_v = _attn.backward(
         make_options(**options), d_out, q, k, v, out, lse.contiguous(), ["q", "k", "v"]
     )
-    return found["q"], found["k"], found["v"]
+    return d_q, d_k, d_v
 
 
 def _dropout(probability: float) -> tuple[dict[str, Any], Tensor]:
