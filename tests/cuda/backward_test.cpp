@@ -162,6 +162,51 @@ TEST(CudaBackward, HopperGivesEqualBitsOfDkAndDv) {
   }
 }
 
+// Of all batch entries of a dense tensor of the host, [batch, rows, heads, columns].
+void fill_row(const Tensor& t, std::int64_t row, double x) {
+  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < t.shape[2]; ++h) {
+      for (std::int64_t c = 0; c < t.shape[3]; ++c) {
+        harness::store_element(t, b * t.strides[0] + row * t.strides[1] + h * t.strides[2] + c, x);
+      }
+    }
+  }
+}
+
+std::vector<std::byte> bytes_of(const Tensor& t) {
+  const auto* from = static_cast<const std::byte*>(t.data);
+  return {from, from + t.size() * static_cast<std::int64_t>(size_of(t.dtype))};
+}
+
+// Only the kernel of D reads O, so where it lies is no reason for another kernel.
+TEST(CudaBackward, OMayLieAnywhere) {
+  ATTN_NEEDS_GPU();
+  for (const std::string kernel : {"backward_sm90", "backward_sm80"}) {
+    CaseData data(harness::parse_case("b1_n70_h2_d64_dv40_causal_bf16"), 3);
+    if (!takes(data.problem, kernel)) continue;
+    run_backward(data, kernel);
+    const std::vector<std::byte> dk = bytes_of(data.gradients.dk), dv = bytes_of(data.gradients.dv);
+    fill_row(data.gradients.dk, 0, 0);  // computed anew
+    harness::DeviceData on(data, Phase::backward, kGpu);
+    const std::vector<std::byte> o = bytes_of(data.outputs.o);
+    constexpr std::size_t kOff = 2;  // bytes
+    DeviceBuffer moved(kGpu.index, o.size() + kOff);
+    moved.upload(o.data(), o.size(), kOff);
+    on.outputs.o.data = static_cast<std::byte*>(moved.data()) + kOff;
+    const Plan plan = make_plan(data.problem, Phase::backward, {.device = kGpu, .kernel = kernel});
+    const harness::DeviceWorkspace workspace(plan);
+    Stream stream(kGpu.index);
+    Context context;
+    context.stream = stream.handle();
+    context.workspace = workspace.tensor();
+    backward(plan, on.inputs, on.outputs, on.d_outputs, on.gradients, context);
+    stream.synchronize();
+    on.download();
+    EXPECT_EQ(bytes_of(data.gradients.dk), dk);
+    EXPECT_EQ(bytes_of(data.gradients.dv), dv);
+  }
+}
+
 // The bytes of the rows of sequence 0 of a packed tensor, [rows, heads, columns] and dense.
 std::vector<std::byte> first_rows(const Tensor& t, std::int64_t rows) {
   std::vector<std::byte> bytes;
@@ -221,16 +266,6 @@ std::vector<double> values(const Tensor& t, std::int64_t from, std::int64_t to) 
   }
   return all;
 }
-void fill_row(const Tensor& t, std::int64_t row, double x) {
-  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
-    for (std::int64_t h = 0; h < t.shape[2]; ++h) {
-      for (std::int64_t c = 0; c < t.shape[3]; ++c) {
-        harness::store_element(t, b * t.strides[0] + row * t.strides[1] + h * t.strides[2] + c, x);
-      }
-    }
-  }
-}
-
 void expect_near(const std::vector<double>& got, const std::vector<double>& want, double near) {
   ASSERT_EQ(got.size(), want.size());
   for (std::size_t i = 0; i < got.size(); ++i) {

@@ -103,7 +103,7 @@ Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
   Kernels kernels{.asked = asked};
   if (kernel == BackwardKernel::sm90) {
     const BackwardConfig config = backward_config(kernel, p, asked.tensors, Gradient::all, wish);
-    kernels.sm90.rows = get(backward_sm90_rows_source(config));
+    kernels.sm90.rows = get(backward_sm90_rows_source(config, asked.tensors.aligned_o));
     kernels.sm90.words = get(backward_sm90_words_source(p, config, inputs.buffers));
     kernels.sm90.dq = get(backward_sm90_dq_source(config));
   }
@@ -149,7 +149,8 @@ Asked asked_of(const Inputs& inputs, const Outputs& outputs, const OutputGradien
   Asked asked;
   asked.tensors.seqused_q = inputs.seqused_q.given();
   asked.tensors.seqused_k = inputs.seqused_k.given();
-  for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &outputs.o, &d_outputs.o, &gradients.dq,
+  asked.tensors.aligned_o = alignment_of(outputs.o) % 16 == 0;
+  for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &d_outputs.o, &gradients.dq,
                           &gradients.dk, &gradients.dv}) {
     if (t->given() && alignment_of(*t) % 16 != 0) asked.tensors.aligned = false;
   }
@@ -432,7 +433,7 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
     sources.push_back(backward_rows_source(launches.front()));
   }
   if (chosen == BackwardKernel::sm90) {
-    sources.push_back(backward_sm90_rows_source(launches.front()));
+    sources.push_back(backward_sm90_rows_source(launches.front(), true));
     sources.push_back(backward_sm90_words_source(problem, launches.front()));
     sources.push_back(backward_sm90_dq_source(launches.front()));
   }

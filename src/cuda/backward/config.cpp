@@ -81,7 +81,7 @@ std::string obstacle(BackwardKernel kernel, const Problem& p, const BackwardTens
     }
   }
   if (!tensors.aligned) {
-    return "an address or stride of q, k, v, o, d_o, dq, dk or dv is not a multiple of 16 bytes";
+    return "an address or stride of q, k, v, d_o, dq, dk or dv is not a multiple of 16 bytes";
   }
   return kernel == BackwardKernel::sm90 ? obstacle_sm90(p, tensors, wish) : std::string();
 }

@@ -23,8 +23,9 @@ std::string_view name(BackwardKernel kernel) noexcept;  // "backward_sm90", ...
 // What the tensors of a call add to the problem.
 struct BackwardTensors {
   bool seqused_q = false, seqused_k = false;
-  // Addresses and strides of Q, K, V, O, dO, dQ, dK and dV are multiples of 16 bytes.
-  bool aligned = true;
+  // Addresses and strides of Q, K, V, dO, dQ, dK and dV are multiples of 16 bytes; those of O are,
+  // which only the kernel of D reads.
+  bool aligned = true, aligned_o = true;
   bool mapped = true;  // the driver makes tensor maps of Q, K, V and dO
   bool operator==(const BackwardTensors&) const = default;
 };

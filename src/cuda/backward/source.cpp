@@ -150,17 +150,18 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   return source;
 }
 
-Source backward_sm90_rows_source(const BackwardConfig& config) {
+Source backward_sm90_rows_source(const BackwardConfig& config, bool aligned_o) {
   Source source;
   source.name = "backward_sm90_rows";
   source.entry = "attn_backward_rows";
   source.text = fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config(config));
-  source.text +=
+  source.text += fmt::format(
       "#include \"kernels/backward_sm90_rows.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(256)\n"
-      "attn_backward_rows(const __grid_constant__ attn::device::BackwardParams p) {\n"
-      "  attn::device::backward_sm90_rows<attn::device::Config>(p);\n"
-      "}\n";
+      "attn_backward_rows(const __grid_constant__ attn::device::BackwardParams p) {{\n"
+      "  attn::device::backward_sm90_rows<attn::device::Config, {}>(p);\n"
+      "}}\n",
+      aligned_o);
   return source;
 }
 

@@ -24,7 +24,7 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
 // LSE and D of the rows of Q; before the others.
 Source backward_rows_source(const BackwardConfig& config);
 // Before and after the Hopper kernel (src/cuda/device/kernels/backward_sm90*.cuh).
-Source backward_sm90_rows_source(const BackwardConfig& config);
+Source backward_sm90_rows_source(const BackwardConfig& config, bool aligned_o);
 Source backward_sm90_words_source(const Problem& problem, const BackwardConfig& config,
                                   const expr::Bindings& bindings = {});
 Source backward_sm90_dq_source(const BackwardConfig& config);

@@ -3,7 +3,7 @@
 //
 // Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK
 // Grid: kBackwardSm90RowsThreads / row_threads rows a block of threads, of all places
-// (BackwardParams). O and dO are 16-byte aligned.
+// (BackwardParams). dO is 16-byte aligned; O where kAlignedO is true.
 #pragma once
 
 #include "kernels/backward_sm90/dq_order.cuh"
@@ -17,7 +17,18 @@ namespace attn::device {
 
 inline constexpr int kBackwardSm90RowsThreads = 256;
 
-template <class C>
+// Eight elements; kAligned: at a multiple of 16 bytes.
+template <bool kAligned>
+__device__ __forceinline__ Words4 load_eight(const unsigned short* x) {
+  if constexpr (kAligned) {
+    return *reinterpret_cast<const Words4*>(x);
+  } else {
+    const auto pair = [&](int i) { return x[i] | static_cast<unsigned>(x[i + 1]) << 16; };
+    return {pair(0), pair(2), pair(4), pair(6)};
+  }
+}
+
+template <class C, bool kAlignedO>
 __device__ __forceinline__ void backward_sm90_rows(const BackwardParams& p) {
   using Element = typename C::Element;
   constexpr int kThreads = C::kRowThreads;  // of a row
@@ -39,10 +50,8 @@ __device__ __forceinline__ void backward_sm90_rows(const BackwardParams& p) {
                (static_cast<long long>(s.row_q) + query) * strides.row + head * strides.head;
       };
       if (chunk < C::kHeadDimV / 8) {
-        const auto load = [&](const void* data, const Strides& strides) {
-          return *reinterpret_cast<const Words4*>(element<Element>(data, at(strides)) + 8 * chunk);
-        };
-        const Words4 o = load(p.o, p.o_strides), d_o = load(p.d_o, p.d_o_strides);
+        const Words4 o = load_eight<kAlignedO>(element<Element>(p.o, at(p.o_strides)) + 8 * chunk);
+        const Words4 d_o = load_eight<true>(element<Element>(p.d_o, at(p.d_o_strides)) + 8 * chunk);
         const auto add = [&](unsigned x, unsigned y) {
           d = fmaf(Scalar<Element>::from(static_cast<unsigned short>(x)),
                    Scalar<Element>::from(static_cast<unsigned short>(y)), d);
