@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/rows.hpp"
+#include "reference/loaded_elements.hpp"
 #include "reference/matrix.hpp"
 #include "reference/probabilities.hpp"
 #include "reference/reference.hpp"
@@ -12,49 +13,20 @@
 namespace attn::reference {
 namespace {
 
-// Gradient of one named buffer of the score, summed in Real, row-major in the shape of the buffer.
+// Gradient of one named buffer of the score, summed in Real.
 template <class Real>
 struct BufferGradient {
-  Tensor to;
-  std::vector<expr::LoadDerivative> loads;
+  LoadedElements elements;
   std::vector<Real> sum;
 
   BufferGradient(const Problem& problem, const std::string& name, const Tensor& tensor)
-      : to(tensor),
-        loads(expr::load_derivatives(problem.score, name)),
-        sum(static_cast<std::size_t>(tensor.size())) {}
+      : elements(problem, name, tensor), sum(static_cast<std::size_t>(tensor.size())) {}
 
   // d_t: gradient of the changed score at this point.
   void add(Real d_t, const expr::Point& at, const expr::Bindings& buffers) {
-    for (const auto& [load, derivative] : loads) {
-      std::int64_t element = 0;
-      bool inside = true;
-      for (std::int32_t axis = 0; axis < to.rank; ++axis) {
-        const std::int64_t size = to.shape[static_cast<std::size_t>(axis)];
-        const expr::Expr& argument = load.node().args[static_cast<std::size_t>(axis)];
-        // double holds every int32
-        auto index = static_cast<std::int64_t>(expr::evaluate<double>(argument, at, buffers));
-        if (size == 1) index = 0;
-        inside = inside && index >= 0 && index < size;
-        element = element * size + index;
-      }
-      if (!inside) continue;
-      sum[static_cast<std::size_t>(element)] += d_t * expr::evaluate<Real>(derivative, at, buffers);
-    }
-  }
-
-  void store_sum() const {
-    for (std::int64_t element = 0; element < to.size(); ++element) {
-      std::int64_t offset = 0;
-      std::int64_t rest = element;
-      for (auto axis = static_cast<std::size_t>(to.rank); axis-- > 0;) {
-        offset += rest % to.shape[axis] * to.strides[axis];
-        rest /= to.shape[axis];
-      }
-      store(
-          static_cast<std::byte*>(to.data) + offset * static_cast<std::int64_t>(size_of(to.dtype)),
-          to.dtype, static_cast<double>(sum[static_cast<std::size_t>(element)]));
-    }
+    elements.visit(at, buffers, [&](std::size_t element, const expr::Expr& derivative) {
+      sum[element] += d_t * expr::evaluate<Real>(derivative, at, buffers);
+    });
   }
 };
 
@@ -96,7 +68,7 @@ class Backward {
                 h * dsink.strides[0] * static_cast<std::int64_t>(size_of(dsink.dtype)),
             dsink.dtype, static_cast<double>(d_sink_[static_cast<std::size_t>(h)]));
     }
-    for (const BufferGradient<Real>& gradient : d_buffers_) gradient.store_sum();
+    for (const BufferGradient<Real>& gradient : d_buffers_) gradient.elements.store(gradient.sum);
   }
 
  private:

@@ -69,7 +69,7 @@ TEST(GainRule, RoundingThatElementsShareIsNoFactor) {
     expected.values.push_back(static_cast<double>(128 + i % kColumns) * (65536.0 / 6554));
   }
   const Elements& scale = expected;
-  ElementYardstick yardstick(DType::bf16, expected, scale, true);
+  ElementYardstick yardstick(DType::bf16, {0x1p-24, 0x1p-24}, expected, scale, true);
   yardstick.measure(0, expected, expected, scale);
   const auto passes = [&] {
     ElementRule rule(yardstick);

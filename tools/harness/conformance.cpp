@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 
 #include "attn/error.hpp"
 #include "attn/run.hpp"
@@ -30,11 +31,13 @@ constexpr std::int64_t kSecondLookPairs = 1 << 22;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-std::int64_t draws_for(const Problem& p, const Hints& hints) {
+// smallest_sum: elements of the smallest gradient of a buffer.
+std::int64_t draws_for(const Problem& p, const Hints& hints, std::int64_t smallest_sum) {
   if (hints.far || hints.identity) return 1;
   const std::int64_t pairs = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k;
   std::int64_t rows = p.batch * std::min(p.heads_q * p.seqlen_q, p.heads_k * p.seqlen_k);
   if (p.sink) rows = std::min(rows, p.heads_q);
+  rows = std::min(rows, smallest_sum);
   const std::int64_t wanted = divide_up(kRows, std::max<std::int64_t>(1, rows));
   const std::int64_t affordable = kMaxPairs / std::max<std::int64_t>(1, pairs);
   return std::clamp<std::int64_t>(std::min(wanted, affordable), 1, kMaxDraws);
@@ -62,7 +65,14 @@ struct Conformance::Draw {
 
 Conformance::Conformance(const Case& c, std::uint64_t seed, bool backward)
     : case_(c), seed_(seed), backward_(backward) {
-  add_draws(static_cast<std::size_t>(draws_for(c.problem, c.hints)));
+  add_draws(1);
+  std::int64_t smallest_sum = std::numeric_limits<std::int64_t>::max();
+  if (backward) {
+    for (const auto& [name, tensor] : draws_.front()->data.gradients.buffers) {
+      smallest_sum = std::min(smallest_sum, tensor.size());
+    }
+  }
+  add_draws(static_cast<std::size_t>(draws_for(c.problem, c.hints, smallest_sum)));
 }
 
 void Conformance::add_draws(std::size_t count) {

@@ -38,9 +38,9 @@ double nearest(DType dtype, double x) {
 
 }  // namespace
 
-ElementYardstick::ElementYardstick(DType dtype, const Elements& expected, const Elements& scale,
-                                   bool rows)
-    : dtype_(dtype) {
+ElementYardstick::ElementYardstick(DType dtype, Roundoff roundoff, const Elements& expected,
+                                   const Elements& scale, bool rows)
+    : dtype_(dtype), roundoff_(roundoff) {
   const auto columns = static_cast<std::size_t>(rows ? expected.shape.back() : 1);
   double row = 0;  // errors of a row that all have the same sign
   for (std::size_t i = 0; i < expected.values.size(); ++i) {
@@ -79,6 +79,7 @@ void ElementYardstick::measure(std::size_t which, const Elements& standard,
 
 void ElementYardstick::add(const ElementYardstick& other) {
   dtype_ = other.dtype_;
+  roundoff_ = other.roundoff_;
   unit_ = std::max(unit_, other.unit_);
   norm_ += other.norm_;
   count_ += other.count_;
@@ -93,23 +94,19 @@ void ElementYardstick::add(const ElementYardstick& other) {
   }
 }
 
-// Arithmetic in float, or double: one rounding, whatever the yardstick's luck.
-double ElementYardstick::smallest_unit() const {
-  return half_ulp(dtype_ == DType::f64 ? dtype_ : DType::f32, 1);
-}
-
-double ElementYardstick::unit() const { return std::max(unit_, smallest_unit()); }
+double ElementYardstick::unit() const { return std::max(unit_, roundoff_.largest); }
 
 double ElementYardstick::projection_allowed() const {
-  double mean_unit = smallest_unit();
+  double mean_unit = roundoff_.mean;
   double projection = 0;
   for (const One& one : yardsticks_) {
     if (count_ > 0) mean_unit = std::max(mean_unit, std::sqrt(one.squares / count_));
     projection = std::max(projection, std::abs(one.projection));
   }
+  const double shared_rounding = half_ulp(dtype_ == DType::f64 ? dtype_ : DType::f32, 1);
   const double variance = rounding_ + square(mean_unit) * shared_;
   return kYardsticks * projection + kDeviations * std::sqrt(variance) +
-         kSharedRoundings * smallest_unit() * norm_ + ties_;
+         kSharedRoundings * shared_rounding * norm_ + ties_;
 }
 
 bool ElementRule::add(const Elements& got, const Elements& expected, const Elements& scale) {

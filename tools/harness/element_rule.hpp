@@ -10,14 +10,21 @@
 
 namespace attn::harness {
 
+// Of relative errors that rounding makes: a bound, and the root of the mean of their squares.
+struct Roundoff {
+  double largest = 0, mean = 0;
+};
+
 // What is known of a tensor before a result is judged: what it should be, the scales of its errors
 // (error_scale.hpp) and what the yardsticks are off by.
 class ElementYardstick {
  public:
   ElementYardstick() = default;
-  // dtype: of the results. rows: whether elements of the last axis share errors, as those of a row
-  // of O do.
-  ElementYardstick(DType dtype, const Elements& expected, const Elements& scale, bool rows);
+  // dtype: of the results. roundoff: the least that relative errors are taken for, whatever the
+  // luck of yardsticks. rows: whether elements of the last axis share errors, as those of a row of
+  // O do.
+  ElementYardstick(DType dtype, Roundoff roundoff, const Elements& expected, const Elements& scale,
+                   bool rows);
   // Adds the errors of yardstick `which`.
   void measure(std::size_t which, const Elements& standard, const Elements& expected,
                const Elements& scale);
@@ -35,9 +42,9 @@ class ElementYardstick {
   struct One {
     double squares = 0, projection = 0;
   };
-  double smallest_unit() const;
 
   DType dtype_ = DType::f32;
+  Roundoff roundoff_{};
   double unit_ = 0;
   std::vector<One> yardsticks_{};
   double norm_ = 0, count_ = 0;

@@ -6,6 +6,9 @@
 #include <vector>
 
 #include "core/rows.hpp"
+#include "harness/compare.hpp"
+#include "harness/sum_over_rows.hpp"
+#include "reference/loaded_elements.hpp"
 #include "reference/matrix.hpp"
 #include "reference/probabilities.hpp"
 #include "reference/reference.hpp"
@@ -65,8 +68,18 @@ class Backward {
  public:
   Backward(const Problem& problem, const Inputs& inputs, const OutputGradients& d_outputs,
            const Gradients& scales)
-      : problem_(problem), inputs_(inputs), d_outputs_(d_outputs), scales_(scales) {
+      : problem_(problem),
+        inputs_(inputs),
+        d_outputs_(d_outputs),
+        scales_(scales),
+        float_share_(half_ulp(problem.dtype == DType::f64 ? DType::f64 : DType::f32, 1) /
+                     half_ulp(problem.dtype, 1)),
+        d_sink_(static_cast<std::size_t>(problem.heads_q)) {
     if (!problem.score.empty()) d_score_ = expr::derivative(problem.score);
+    for (const auto& [name, tensor] : scales.buffers) {
+      d_buffers_.push_back(
+          {{problem, name, tensor}, SumOverRows(static_cast<std::size_t>(tensor.size()))});
+    }
   }
 
   void run() {
@@ -82,6 +95,18 @@ class Backward {
         store_like_k(dk.roots(), scales_.dk, sequence, head_k);
         store_like_k(dv.roots(), scales_.dv, sequence, head_k);
       }
+    }
+    if (scales_.dsink.given()) {
+      const std::vector<double> scales = d_sink_.scales(float_share_);
+      for (std::size_t h = 0; h < scales.size(); ++h) {
+        const auto offset = static_cast<std::int64_t>(h) * scales_.dsink.strides[0];
+        reference::store(static_cast<std::byte*>(scales_.dsink.data) +
+                             offset * static_cast<std::int64_t>(sizeof(double)),
+                         DType::f64, scales[h]);
+      }
+    }
+    for (const Buffer& buffer : d_buffers_) {
+      buffer.elements.store(buffer.sums.scales(float_share_));
     }
   }
 
@@ -103,6 +128,11 @@ class Backward {
       }
       return out;
     }
+  };
+
+  struct Buffer {
+    reference::LoadedElements elements;
+    SumOverRows sums;
   };
 
   // dS_ij = P_ij (dP_ij - D_i) f'_ij is off by P_ij f'_ij times the errors of dP_ij and D_i, which
@@ -133,19 +163,31 @@ class Backward {
         dp_error[j] = std::sqrt(squares) + std::abs(dp[j]);
       }
       double d = -d_lse(head, i);
-      double d_squares = square(d);
+      const double d_lse_square = square(d);
+      double d_squares = 0;
       for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
         d += d_o[i][c] * o[static_cast<std::size_t>(c)];
         d_squares += square(d_o[i][c] * o[static_cast<std::size_t>(c)]);
       }
-      const double d_error = std::sqrt(d_squares) + std::abs(d);
+      const double d_error = std::sqrt(d_squares + d_lse_square) + std::abs(d);
+      const double rounded_error = error_of_rounded_d(d_squares, d, row, p, dp);
+      if (problem_.sink) {
+        const double p_sink = std::exp(head.sink() - row.lse);
+        d_sink_.add(static_cast<std::size_t>(head.head), -p_sink * d, -p_sink,
+                    float_share_ * p_sink * d);
+      }
       std::vector<double> shared(static_cast<std::size_t>(problem_.head_dim));
       for (std::size_t j = 0; j < p.size(); ++j) {
         if (hidden(row.t[j])) continue;
         const auto key = static_cast<std::int64_t>(j);
         double slope = problem_.scale();
         if (!problem_.score.empty()) {
-          slope *= expr::evaluate<double>(d_score_, head.point(i, key, row.s[j]), inputs_.buffers);
+          const expr::Point at = head.point(i, key, row.s[j]);
+          slope *= expr::evaluate<double>(d_score_, at, inputs_.buffers);
+          const double term_error =
+              float_share_ *
+              std::max(p[j] * (dp_error[j] + d_error + std::abs((dp[j] - d) * row.t[j])), smallest);
+          add_to_buffers(at, p[j], p[j] * (dp[j] - d), term_error);
         }
         const double value = slope * p[j] * (dp[j] - d);
         const double error = std::max(std::abs(slope) * p[j] * (dp_error[j] + d_error),
@@ -156,6 +198,9 @@ class Backward {
           shared[c] += slope * p[j] * d_error * head.k[key][c];
         }
       }
+      const double lse_error = std::isfinite(row.lse) ? float_share_ * std::abs(row.lse) : 0;
+      d_sink_.end_row(rounded_error, lse_error);
+      for (Buffer& buffer : d_buffers_) buffer.sums.end_row(rounded_error, lse_error);
       for (std::size_t c = 0; c < shared.size(); ++c) {
         dq.squares[i][static_cast<std::int64_t>(c)] += square(shared[c]);
       }
@@ -163,6 +208,30 @@ class Backward {
     if (!scales_.dq.given()) return;
     store_matrix(dq.roots(), core::rows_like_q(problem_, inputs_, scales_.dq, sequence.batch),
                  DType::f64, head.head, sequence.capacity_q);
+  }
+
+  // What D loses when O and P are rounded to the type of the problem, in units of that rounding.
+  // In float P also loses as much as its score is large, and D as much as it is large, dLSE
+  // included. squares: of the terms of dO.O.
+  double error_of_rounded_d(double squares, double d, const Row<double>& row,
+                            const std::vector<double>& p, const std::vector<double>& dp) const {
+    const double smallest = smallest_term(problem_.dtype);
+    squares += square(float_share_ * d);
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      if (hidden(row.t[j])) continue;
+      squares += square(dp[j] * std::max(p[j], smallest)) * (1 + square(float_share_ * row.t[j]));
+    }
+    return std::sqrt(squares);
+  }
+
+  // dt: gradient of the changed score at this point.
+  void add_to_buffers(const expr::Point& at, double p, double dt, double error) {
+    for (Buffer& buffer : d_buffers_) {
+      buffer.elements.visit(at, inputs_.buffers, [&](std::size_t element, const expr::Expr& slope) {
+        const double factor = expr::evaluate<double>(slope, at, inputs_.buffers);
+        buffer.sums.add(element, dt * factor, p * factor, error * factor);
+      });
+    }
   }
 
   double d_lse(const Head<double>& head, std::int64_t i) const {
@@ -183,7 +252,10 @@ class Backward {
   const Inputs& inputs_;
   const OutputGradients& d_outputs_;
   const Gradients& scales_;
+  double float_share_;  // a rounding to float, of one to the type of the problem
   expr::Expr d_score_;
+  SumOverRows d_sink_;
+  std::vector<Buffer> d_buffers_;
 };
 
 }  // namespace

@@ -12,8 +12,10 @@ namespace attn::harness {
 // visible keys count as no smaller than the smallest normal number of the problem's type, below
 // which relative precision ends. Example: O of a row with 100 equal P = 0.01 and V about 1 has a
 // scale of 0.01 sqrt(100) = 0.1; O of a row with one key has about 1. Errors of the former are a
-// tenth of those of the latter. scales: f64, of the shapes of outputs and gradients, LSE optional;
-// dsink and buffers are not written.
+// tenth of those of the latter. Sums over rows, dsink and the gradients of buffers, are off by what
+// rounding O and P to the type of the problem does to the rows (sum_over_rows.hpp); u is then at
+// least the largest relative error of that rounding. scales: f64, of the shapes of outputs and
+// gradients, LSE optional.
 void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales);
 void backward_error_scales(const Problem& problem, const Inputs& inputs,
                            const OutputGradients& d_outputs, const Gradients& scales);

@@ -1,6 +1,7 @@
 #include "harness/expectation.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <list>
 #include <utility>
@@ -69,8 +70,20 @@ std::vector<Named> list(const Gradients& gradients) {
   return out;
 }
 
-bool has_scale(const std::string& name) {
-  return name == "o" || name == "lse" || name == "dq" || name == "dk" || name == "dv";
+// dsink and the gradients of buffers.
+bool is_sum_over_rows(const std::string& name) {
+  return name != "o" && name != "lse" && name != "dq" && name != "dk" && name != "dv";
+}
+// What numbers on the way to a result lose at least. Sums over rows are sums of D, which has lost
+// what O and P lose when they are rounded to 16 bits, any error up to half a unit being as likely;
+// in float its sums (q.k, O, dO.O) lose a few roundings, of which two are taken.
+Roundoff roundoff(const Problem& problem, const std::string& name) {
+  const bool f64 = problem.dtype == DType::f64;
+  const double arithmetic = half_ulp(f64 ? DType::f64 : DType::f32, 1);
+  if (!is_sum_over_rows(name)) return {arithmetic, arithmetic};
+  if (f64 || problem.dtype == DType::f32) return {2 * arithmetic, 2 * arithmetic};
+  const double rounding = half_ulp(problem.dtype, 1);
+  return {rounding, rounding / std::sqrt(3.0)};
 }
 
 // Tensors of f64 for what the reference computes. NaN, so that what it does not write is seen.
@@ -108,16 +121,25 @@ class Memory {
   std::list<std::vector<double>> blocks_;
 };
 
-std::vector<Expected> expected_of(const std::vector<Named>& got, const std::vector<Named>& exact,
+std::vector<Expected> expected_of(const Problem& problem, const std::vector<Named>& got,
+                                  const std::vector<Named>& exact,
                                   const std::vector<Named>& scales) {
   std::vector<Expected> out;
   for (std::size_t i = 0; i < got.size(); ++i) {
     const auto& [name, tensor] = got[i];
     if (!tensor.given()) continue;
     Expected& one = out.emplace_back(Expected{name, tensor, read_elements(exact[i].tensor)});
-    if (!has_scale(name) || tensor.size() == 0) continue;
+    if (tensor.size() == 0) continue;
     one.scale = read_elements(scales[i].tensor);
-    one.yardstick = ElementYardstick(tensor.dtype, one.exact, one.scale, name != "lse");
+    const Roundoff least = roundoff(problem, name);
+    const bool rows = name != "lse" && tensor.rank > 1;
+    one.yardstick = ElementYardstick(tensor.dtype, least, one.exact, one.scale, rows);
+    if (!is_sum_over_rows(name)) continue;
+    // A yardstick of few numbers may be right by luck.
+    for (const double scale : one.scale.values) {
+      if (!std::isfinite(scale)) continue;
+      one.standard_error = std::max(one.standard_error, least.largest * scale);
+    }
   }
   return out;
 }
@@ -152,7 +174,7 @@ std::vector<Expected> expect_forward(const Problem& problem, const Inputs& input
   const Outputs exact = memory.like(got), scales = memory.like(got);
   reference::forward(problem, inputs, exact);
   forward_error_scales(problem, inputs, scales);
-  std::vector<Expected> expected = expected_of(list(got), list(exact), list(scales));
+  std::vector<Expected> expected = expected_of(problem, list(got), list(exact), list(scales));
   measure_forward(problem, inputs, orders, expected);
   return expected;
 }
@@ -178,7 +200,7 @@ std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inpu
   const Gradients gradients = memory.like(got), scales = memory.like(got);
   reference::backward(problem, inputs, {}, d_outputs, gradients);
   backward_error_scales(problem, inputs, d_outputs, scales);
-  std::vector<Expected> expected = expected_of(list(got), list(gradients), list(scales));
+  std::vector<Expected> expected = expected_of(problem, list(got), list(gradients), list(scales));
   const bool rounds = may_round_scores(problem);
   for (const Yardstick& yardstick : yardsticks(problem.dtype, orders)) {
     if (yardstick.forward_only) continue;
@@ -219,7 +241,7 @@ std::vector<Comparison> judge(std::span<const Part> parts) {
     }
   }
   for (std::size_t i = 0; i < rules.size(); ++i) {
-    if (has_scale(comparisons[i].tensor)) rules[i].judge(comparisons[i]);
+    rules[i].judge(comparisons[i]);
   }
   return comparisons;
 }

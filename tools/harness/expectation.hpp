@@ -19,8 +19,7 @@ namespace attn::harness {
 struct Expected {
   std::string name;           // "o", "lse", "dq", ...
   Tensor got;                 // where the result is, or will be
-  Elements exact{}, scale{};  // of the reference, and of errors; no scale: sums over a whole head
-                              // or more, too few numbers to judge each
+  Elements exact{}, scale{};  // of the reference, and of errors
   double standard_error = 0;
   ElementYardstick yardstick{};
   std::size_t measured = 0;  // yardsticks
