@@ -18,8 +18,8 @@ namespace attn::reference {
 
 // What is rounded to which type; f64 rounds nothing.
 struct Rounding {
-  DType scores;    // S, and dP
-  DType operands;  // P, dS, and O where backward has it from forward
+  DType scores;    // S, dP, and the P that dS is made from
+  DType operands;  // P and dS in products, and O where backward has it from forward
   DType output;    // O
 };
 inline Rounding rounding(Precision precision, DType dtype) {
@@ -157,7 +157,7 @@ std::vector<Real> softmax_from_lse(const Head<Real>& head, const Row<Real>& row)
   std::vector<Real> p(row.t.size());
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
-    p[j] = rounded(std::exp(row.t[j] - row.lse), head.rounding.operands);
+    p[j] = rounded(std::exp(row.t[j] - row.lse), head.rounding.scores);
   }
   return p;
 }
