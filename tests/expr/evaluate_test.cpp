@@ -167,6 +167,14 @@ TEST(Evaluate, Floats) {
   EXPECT_EQ(at(select(x < 1, 5, 6), kNan), 6.0F);
 }
 
+// Each operation once: 2^60 of them would not end.
+TEST(Evaluate, ChainsOfFunctions) {
+  Expr e = expr::symbols().score;
+  for (int i = 0; i < 60; ++i) e = tanh(e);
+  EXPECT_EQ(evaluate<double>(e, {.score = 0}), 0);
+  EXPECT_GT(evaluate<double>(e, {.score = 1}), 0.1);
+}
+
 TEST(Evaluate, DoubleKeepsDoublePrecision) {
   const auto& s = expr::symbols();
   Point at;

@@ -37,9 +37,11 @@ class Evaluation {
         return apply_scalar<Real>(node.op, node.type, (*this)(node.args[1]), (*this)(node.args[2]),
                                   condition);
       }
-      default:
-        return apply_scalar<Real>(node.op, node.args[0].node().type, (*this)(node.args.front()),
-                                  (*this)(node.args.back()), false);
+      default: {
+        const Value<Real> a = (*this)(node.args[0]);
+        const Value<Real> b = node.args.size() == 2 ? (*this)(node.args[1]) : Value<Real>{};
+        return apply_scalar<Real>(node.op, node.args[0].node().type, a, b, false);
+      }
     }
   }
 
