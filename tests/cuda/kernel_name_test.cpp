@@ -9,6 +9,7 @@
 #include "attn/problem.hpp"
 #include "cuda/backward/config.hpp"
 #include "cuda/forward/config.hpp"
+#include "cuda/heuristics/backward_sm90.hpp"
 #include "cuda/support.hpp"
 
 namespace attn::cuda {
@@ -105,6 +106,14 @@ TEST(KernelName, BackwardPartsReplaceThoseOfTheTable) {
   EXPECT_EQ(one.producer_registers, 40);
   EXPECT_EQ(one.score_registers, 216);
   EXPECT_EQ(one.gradient_registers, 128);  // (512 - 40 - 216) / 2
+}
+
+TEST(KernelName, BackwardDealsGroupsOfOneSize) {
+  EXPECT_EQ(backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm90/l40").l2_megabytes, 40);
+  for (const auto& [pairs, most, size] :
+       {std::tuple{128, 9, 8}, {256, 19, 16}, {64, 4, 4}, {13, 6, 5}, {7, 100, 7}, {5, 0, 1}}) {
+    EXPECT_EQ(even_group(pairs, most), size) << pairs << " by " << most;
+  }
 }
 
 TEST(KernelName, BackwardRefusesShapesThatCannotRun) {

@@ -12,7 +12,7 @@ namespace {
 constexpr std::string_view kAccepted =
     "c1 and c2 (score warpgroups), n64 and n128 (keys), q1 to q4 (places of Q), o1 to o4 (of dO), "
     "p1 and p2 (of P and of dS), r24 to r56 (registers of a producer) and x64 to x240 (of a score "
-    "thread), multiples of 8";
+    "thread), multiples of 8, l1 to l1000 (megabytes of the heads whose tiles are dealt together)";
 
 bool set_part(BackwardSm90Shape& shape, std::string_view part) {
   if (const int c = number_after(part, "c"); c == 1 || c == 2) {
@@ -29,6 +29,8 @@ bool set_part(BackwardSm90Shape& shape, std::string_view part) {
     shape.producer_registers = r;
   } else if (const int x = number_after(part, "x"); x >= 64 && x <= 240 && x % 8 == 0) {
     shape.score_registers = x;
+  } else if (const int l = number_after(part, "l"); l >= 1 && l <= 1000) {
+    shape.l2_megabytes = l;
   } else {
     return false;
   }

@@ -5,6 +5,7 @@
 
 #include "cuda/device/params.cuh"
 #include "cuda/driver/counters.hpp"
+#include "cuda/heuristics/backward_sm90.hpp"
 #include "cuda/problem_parameters.hpp"
 #include "cuda/tensor_map.hpp"
 
@@ -32,12 +33,11 @@ core::Size num_words(const Problem& p, const BackwardConfig& c) {
 
 // Pairs of batch and K, V head whose Q, dO and float32 dQ are to stay in L2 together, of which
 // every multiprocessor works on some keys at a time.
-int heads_at_once(const Problem& p) {
-  constexpr std::int64_t kBytes = 20'000'000;
+int heads_at_once(const Problem& p, const BackwardConfig& config) {
+  const std::int64_t bytes = std::int64_t{config.l2_megabytes} * 1'000'000;
   const std::int64_t row = 2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim;
   const std::int64_t pair = std::max<std::int64_t>(1, p.seqlen_q * (p.heads_q / p.heads_k) * row);
-  return static_cast<int>(
-      std::clamp<std::int64_t>(kBytes / pair, 1, std::max<std::int64_t>(1, p.batch * p.heads_k)));
+  return static_cast<int>(even_group(std::max<std::int64_t>(1, p.batch * p.heads_k), bytes / pair));
 }
 
 bool encode_rows(CUtensorMap& map, const Tensor& t, Layout layout, const Problem& p,
@@ -103,7 +103,7 @@ void set_backward_sm90_parameters(device::BackwardParams& to, const Problem& p,
   to.query_windows = static_cast<int>(divide_up(to.query_blocks, kWordBlocks));
   to.key_blocks = static_cast<int>(key_blocks(p, config));
   to.group = static_cast<int>(p.heads_q / p.heads_k);
-  to.heads_at_once = heads_at_once(p);
+  to.heads_at_once = heads_at_once(p, config);
   to.num_tiles = static_cast<int>(num_tiles(p, config).value());
   to.counter = device::kNoCounter;
 }

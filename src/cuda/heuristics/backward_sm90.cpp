@@ -52,6 +52,7 @@ void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardS
   config.block_n = kQueries;
   config.warps = kWarps;
   config.score_groups = shape.score_groups;
+  config.l2_megabytes = shape.l2_megabytes;
   config.stages = shape.stages_q;
   config.stages_o = shape.stages_o;
   config.stages_p = shape.stages_p;
@@ -64,6 +65,14 @@ void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardS
   config.mask_heads = expr::depends_on(p.mask, expr::Op::head);
   config.mask_batches = expr::depends_on(p.mask, expr::Op::batch) || config.packed_q ||
                         config.packed_k || config.used_q || config.used_k;
+}
+
+std::int64_t even_group(std::int64_t pairs, std::int64_t most) noexcept {
+  most = std::clamp<std::int64_t>(most, 1, pairs);
+  for (std::int64_t size = most; 2 * size > most; --size) {
+    if (pairs % size == 0) return size;
+  }
+  return divide_up(pairs, divide_up(pairs, most));
 }
 
 std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {

@@ -16,6 +16,7 @@ struct BackwardSm90Shape {
   int producer_registers, score_registers, gradient_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels_backward.txt
   std::string_view reason;
+  int l2_megabytes = 20;  // of Q, dO and dQ of the heads whose tiles are dealt together
 };
 
 // In order of head_dim: the first row that is wide enough is taken.
@@ -26,6 +27,9 @@ const BackwardSm90Shape* backward_sm90_shape(const Problem& problem);
 // Sets a shape and the features of backward_sm90 in a configuration.
 void set_backward_sm90(BackwardConfig& config, const Problem& problem,
                        const BackwardSm90Shape& shape);
+// How many of `pairs` things to take at a time, about `most`: groups of one size, as the tiles of a
+// last, smaller group would leave multiprocessors idle at the end. 128, 9: 8.
+std::int64_t even_group(std::int64_t pairs, std::int64_t most) noexcept;
 std::int64_t backward_sm90_shared_bytes(const BackwardConfig& config) noexcept;
 
 }  // namespace attn::cuda
