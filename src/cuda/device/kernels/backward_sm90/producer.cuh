@@ -64,7 +64,16 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   __device__ __forceinline__ void make_steps() const {
     TileDealer dealer(p.counter);
     unsigned n = 0;  // steps so far
-    for (int index = dealer.next(); index < p.num_tiles; index = dealer.next()) {
+    // A tile once drawn waits for this block of threads, however many steps are before it, so it is
+    // drawn when few are.
+    constexpr unsigned kLate = 6;
+    const auto draw = [&] {
+      if (n > 0) {
+        wait(Layout::kEmptyStep, StepRing::stage(n + kLate), StepRing::parity(n + kLate) ^ 1);
+      }
+      return dealer.next();
+    };
+    for (int index = draw(); index < p.num_tiles; index = draw()) {
       const BackwardTile t = this->tile_at(index);
       const Sequence q = sequence_of<C>(p, t.batch);
       if (t.key_block * kKeys >= q.rows_k) continue;
