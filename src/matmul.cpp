@@ -4,9 +4,16 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstdint>
+#include <span>
+
 #include "attn/error.hpp"
+#include "core/argument_check.hpp"
 #include "core/matmul.hpp"
 #include "cpu/matmul/matmul.hpp"
+#include "cuda/driver/pointer.hpp"
+#include "cuda/matmul/config.hpp"
+#include "cuda/matmul/matmul.hpp"
 #include "reference/matmul.hpp"
 
 namespace attn {
@@ -46,6 +53,31 @@ void check_rung(Backend backend, const std::string& rung) {
                                 name(backend), fmt::join(rungs, ", ")));
 }
 
+// Memory of the device, and a workspace where the plan needs one.
+void check_gpu(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
+               const Tensor& workspace) {
+  const core::NamedTensor tensors[] = {
+      {"a", inputs.a}, {"b", inputs.b}, {"bias", inputs.bias}, {"c", c}, {"workspace", workspace}};
+  const core::ArgumentCheck check(nullptr, plan.device);
+  if (plan.workspace_bytes > 0) {
+    check.tensor("workspace", workspace, DType::u8, {core::kAnySize});
+    check.contiguous("workspace", workspace);
+    constexpr std::uintptr_t kAligned = 128;
+    if (workspace.size() < plan.workspace_bytes ||
+        reinterpret_cast<std::uintptr_t>(workspace.data) % kAligned != 0) {
+      check.refuse(
+          fmt::format("workspace is {} at address {}; accepted are {} bytes and more at "
+                      "a multiple of {} (problem {})",
+                      to_string(workspace), fmt::ptr(workspace.data), plan.workspace_bytes,
+                      kAligned, to_string(plan.problem)));
+    }
+    check.disjoint(std::span(tensors).subspan(4, 1), std::span(tensors).first(4));
+  }
+  for (const core::NamedTensor& named : tensors) {
+    if (named.tensor.given()) cuda::check_memory(check, {&named, 1}, plan.device.index);
+  }
+}
+
 double moved_once(const MatmulProblem& p) {
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n),
                k = static_cast<double>(p.k);
@@ -61,8 +93,9 @@ std::vector<std::string> matmul_rungs(Backend backend) {
     case Backend::automatic:
     case Backend::cpu:
       return {"naive", "blocked", "packed", "amx"};
-    case Backend::reference:
     case Backend::cuda:
+      return cuda::cuda_matmul_rungs();
+    case Backend::reference:
       break;
   }
   return {};
@@ -80,9 +113,8 @@ MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options,
   MatmulPlan plan;
   switch (backend) {
     case Backend::cuda:
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("device is {}; accepted is cpu (problem {})",
-                              to_string(options.device), to_string(problem)));
+      plan = cuda::plan_matmul(problem, options);
+      break;
     case Backend::reference:
       plan.problem = problem;
       plan.backend = backend;
@@ -103,7 +135,9 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
   core::validate_matmul(plan.problem, inputs, c, plan.device);
   check_rung(plan.backend, plan.rung);
   if (plan.backend == Backend::reference) return reference::matmul(plan.problem, inputs, c);
-  cpu::matmul(plan, inputs, c, context);
+  if (plan.backend == Backend::cpu) return cpu::matmul(plan, inputs, c, context);
+  check_gpu(plan, inputs, c, context.workspace);
+  cuda::matmul(plan, inputs, c, context);
 }
 
 void matmul(const MatmulInputs& inputs, const Tensor& c, Activation activation,

@@ -121,6 +121,32 @@ MatrixView::MatrixView(const Tensor& t)
       row_stride(t.strides[index(t.rank, 2)]),
       column_stride(t.strides[index(t.rank, 1)]) {}
 
+MatmulOperands::MatmulOperands(const MatmulProblem& p, const MatmulInputs& inputs,
+                               const Tensor& c_tensor)
+    : batch(p.batch),
+      m(p.m),
+      n(p.n),
+      k(p.k),
+      a(inputs.a),
+      b(inputs.b),
+      c(c_tensor),
+      bias(p.bias ? static_cast<const float*>(inputs.bias.data) : nullptr),
+      bias_stride(p.bias ? inputs.bias.strides[0] : 0),
+      bias_of_rows(p.order_c == MatrixOrder::column_major),
+      activation(p.activation) {
+  // The dimension whose neighbours lie together has stride 1, also where it has one element.
+  const auto set = [](MatrixView& x, MatrixOrder order) {
+    (order == MatrixOrder::row_major ? x.column_stride : x.row_stride) = 1;
+  };
+  set(a, p.order_a);
+  set(b, p.order_b);
+  set(c, p.order_c);
+  if (!bias_of_rows) return;
+  std::swap(m, n);
+  std::swap(a, b);
+  for (MatrixView* x : {&a, &b, &c}) std::swap(x->row_stride, x->column_stride);
+}
+
 double activate(Activation activation, double x) {
   switch (activation) {
     case Activation::none:

@@ -23,6 +23,22 @@ struct MatrixView {
   }
 };
 
+// A product as backends see it: C has row-major order, as C^T = B^T A^T stands for C where it has
+// not, and bias belongs to rows then.
+struct MatmulOperands {
+  MatmulOperands(const MatmulProblem& problem, const MatmulInputs& inputs, const Tensor& c_tensor);
+  std::int64_t batch, m, n, k;
+  MatrixView a, b, c;
+  const float* bias;  // null: none
+  std::int64_t bias_stride;
+  bool bias_of_rows;
+  Activation activation;
+
+  float bias_at(std::int64_t row, std::int64_t column) const {
+    return bias == nullptr ? 0 : bias[(bias_of_rows ? row : column) * bias_stride];
+  }
+};
+
 // x after the activation, in double: the definition.
 double activate(Activation activation, double x);
 

@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 
 #include "attn/error.hpp"
 #include "command/command.hpp"
+#include "command/gpu_json.hpp"
+#include "command/matmul_gpu.hpp"
 #include "command/matmul_row.hpp"
 #include "command/number.hpp"
 #include "io/file.hpp"
@@ -86,7 +89,35 @@ std::vector<MatmulRow> rows_of(const Options& options, const MatmulProblem& prob
     }
     rows.push_back(row);
   }
+  // The peer, where it computes the same.
+  if (device.type == DeviceType::cuda && !problem.bias && problem.activation == Activation::none) {
+    MatmulRow peer{.problem = problem, .implementation = kCublas, .refused = {}};
+    peer.plan.device = device;
+    rows.push_back(peer);
+  }
   return rows;
+}
+
+// GFLOP/s of cuBLAS; 0 where it did not run.
+double peer_gflops(const std::vector<MatmulRow>& rows) {
+  for (const MatmulRow& row : rows) {
+    if (row.implementation == kCublas && row.correct()) return row.gflops();
+  }
+  return 0;
+}
+
+// The geometric mean of the rates of what came before cuBLAS, of problems where both ran.
+void print_mean(std::FILE* to, const std::vector<MatmulRow>& all) {
+  double logs = 0;
+  int count = 0;
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    if (all[i].implementation != kCublas || !all[i].correct() || !all[i - 1].correct()) continue;
+    logs += std::log(all[i - 1].gflops() / all[i].gflops());
+    ++count;
+  }
+  if (count == 0) return;
+  fmt::print(to, "geometric mean of the last rung's rate over cuBLAS': {:.3f} of {} products\n",
+             std::exp(logs / count), count);
 }
 
 int run_matmul(const Options& options, const std::string& command_line) {
@@ -102,18 +133,25 @@ int run_matmul(const Options& options, const std::string& command_line) {
   std::vector<MatmulProblem> problems;
   for (const std::string& shape : options.shapes) problems.push_back(problem_of(options, shape));
   std::vector<MatmulRow> all;
+  CudaCeilings ceilings;
+  if (device.type == DeviceType::cuda) {
+    report.set_machine("gpu", gpu_json(cuda::device_info(device.index)));
+  }
   fmt::print(report.text(), "{}\n", matmul_header());
   for (const MatmulProblem& problem : problems) {
     std::vector<MatmulRow> rows = rows_of(options, problem, device, context);
     harness::MatmulData data(problem, 1);
+    const bool on_gpu = device.type == DeviceType::cuda;
+    if (on_gpu) measure_matmuls_on_gpu(rows, data, device, context, options.rule, ceilings);
     for (MatmulRow& row : rows) {
-      if (row.refused.empty()) measure_matmul(row, data, context, options.rule);
+      if (!on_gpu && row.refused.empty()) measure_matmul(row, data, context, options.rule);
       report.add(matmul_json(row));
-      fmt::print(report.text(), "{}\n", matmul_line(row, 0));
+      fmt::print(report.text(), "{}\n", matmul_line(row, peer_gflops(rows)));
       std::fflush(report.text());
       all.push_back(row);
     }
   }
+  print_mean(report.text(), all);
   report.save();
   if (!options.plot.empty()) {
     io::OutputFile file(options.plot);
@@ -165,7 +203,8 @@ void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
       ->take_last();
   sub->footer(
       "Columns: 'peak' is the share of the rate of independent multiply-adds that was measured in "
-      "the same run,\n'cublas' the share of cuBLAS' rate, on a GPU where that is present; 'error' "
+      "the same run,\n'cublas' the share of cuBLAS' rate, on a GPU where that is installed; "
+      "'error' "
       "is the largest error as a\nshare of what docs/matmul.md allows.\n"
       "Examples:\n"
       "  attn matmul --rung all 512,512,512\n"

@@ -114,8 +114,12 @@ ATTN_INLINE void store_row(std::byte* row, int i, int count, DType dtype, F v) {
     return;
   }
   const H h = dtype == DType::bf16 ? to_bf16(v) : to_f16(v);
-  __builtin_memcpy(row + 2 * static_cast<std::ptrdiff_t>(i), &h,
-                   static_cast<std::size_t>(count) * 2);
+  std::byte* p = row + 2 * static_cast<std::ptrdiff_t>(i);
+  if (count == kLanes) {
+    __builtin_memcpy(p, &h, sizeof(h));
+  } else {
+    __builtin_memcpy(p, &h, static_cast<std::size_t>(count) * 2);
+  }
 }
 
 }  // namespace attn::cpu::ATTN_ISA

@@ -33,29 +33,35 @@ static void pack_panels(const OperandBlock& block, void* packed) {
     }
   };
   const int padded = (block.lanes + kPanel - 1) / kPanel * kPanel;
+  if (block.lane_stride == 1) {
+    // Step by step, as memory lies.
+    for (int step = 0; step < block.depth; ++step) {
+      const std::byte* row = block.at + step * block.step_stride * bytes;
+      int lane = 0;
+      for (; lane + kLanes <= block.lanes; lane += kLanes) {
+        put(lane, step, load_row(row, lane, block.dtype));
+      }
+      if (lane < block.lanes) {
+        put(lane, step, load_row_part(row, lane, block.lanes - lane, block.dtype));
+        lane += kLanes;
+      }
+      for (; lane < padded; lane += kLanes) put(lane, step, F{});
+    }
+    return;
+  }
   for (int lane = 0; lane < padded; lane += kLanes) {
     const int lanes = block.lanes - lane < kLanes ? block.lanes - lane : kLanes;
     const std::byte* at = block.at + lane * block.lane_stride * bytes;
-    if (lanes <= 0) {
-      for (int step = 0; step < block.depth; ++step) put(lane, step, F{});
-    } else if (block.lane_stride == 1) {
-      for (int step = 0; step < block.depth; ++step, at += block.step_stride * bytes) {
-        put(lane, step,
-            lanes == kLanes ? load_row(at, 0, block.dtype)
-                            : load_row_part(at, 0, lanes, block.dtype));
+    for (int step = 0; step < block.depth; step += kLanes) {
+      const int steps = block.depth - step < kLanes ? block.depth - step : kLanes;
+      F x[kLanes] = {};
+      for (int i = 0; i < lanes; ++i) {
+        const std::byte* row = at + i * block.lane_stride * bytes;
+        x[i] = steps == kLanes ? load_row(row, step, block.dtype)
+                               : load_row_part(row, step, steps, block.dtype);
       }
-    } else {
-      for (int step = 0; step < block.depth; step += kLanes) {
-        const int steps = block.depth - step < kLanes ? block.depth - step : kLanes;
-        F x[kLanes] = {};
-        for (int i = 0; i < lanes; ++i) {
-          const std::byte* row = at + i * block.lane_stride * bytes;
-          x[i] = steps == kLanes ? load_row(row, step, block.dtype)
-                                 : load_row_part(row, step, steps, block.dtype);
-        }
-        transpose(x);
-        for (int i = 0; i < steps; ++i) put(lane, step + i, x[i]);
-      }
+      transpose(x);
+      for (int i = 0; i < steps; ++i) put(lane, step + i, x[i]);
     }
   }
 }

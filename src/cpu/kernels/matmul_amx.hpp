@@ -30,12 +30,18 @@ static void pack_tiles(const OperandBlock& block, void* packed) {
         for (int pair = 0; 2 * pair < steps && lanes > 0; ++pair) {
           const std::byte* even = at + 2 * (step + 2 * pair) * block.step_stride;
           const std::byte* odd = 2 * pair + 1 < steps ? even + 2 * block.step_stride : nullptr;
-          x[pair] = bit_cast<F>(load_pairs(even, odd, 0, lanes));
+          x[pair] = bit_cast<F>(lanes == kLanes && odd != nullptr
+                                    ? widen(load_as<H>(even)) | widen(load_as<H>(odd)) << 16
+                                    : load_pairs(even, odd, 0, lanes));
         }
       } else {
         for (int r = 0; r < lanes; ++r) {
-          __builtin_memcpy(&x[r], at + 2 * (r * block.lane_stride + step),
-                           2 * static_cast<std::size_t>(steps));
+          const std::byte* row = at + 2 * (r * block.lane_stride + step);
+          if (steps == kTileDepth) {
+            x[r] = load_as<F>(row);
+          } else {
+            __builtin_memcpy(&x[r], row, 2 * static_cast<std::size_t>(steps));
+          }
         }
       }
       if (natural_pairs_first != kPairsFirst) transpose(x);

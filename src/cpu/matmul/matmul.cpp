@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <utility>
 
 #include "attn/error.hpp"
 #include "core/enum_names.hpp"
@@ -29,31 +27,6 @@ const TileOps& ops_of(const MatmulPlan& plan) {
 }
 
 }  // namespace
-
-Product::Product(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c_tensor)
-    : batch(plan.problem.batch),
-      m(plan.problem.m),
-      n(plan.problem.n),
-      k(plan.problem.k),
-      a(inputs.a),
-      b(inputs.b),
-      c(c_tensor),
-      bias(plan.problem.bias ? static_cast<const float*>(inputs.bias.data) : nullptr),
-      bias_stride(inputs.bias.strides[0]),
-      bias_of_rows(plan.problem.order_c == MatrixOrder::column_major),
-      activation(plan.problem.activation) {
-  // The dimension whose neighbours lie together has stride 1, also where it has one element.
-  const auto set = [](core::MatrixView& x, MatrixOrder order) {
-    (order == MatrixOrder::row_major ? x.column_stride : x.row_stride) = 1;
-  };
-  set(a, plan.problem.order_a);
-  set(b, plan.problem.order_b);
-  set(c, plan.problem.order_c);
-  if (!bias_of_rows) return;
-  std::swap(m, n);
-  std::swap(a, b);
-  for (core::MatrixView* x : {&a, &b, &c}) std::swap(x->row_stride, x->column_stride);
-}
 
 MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& options,
                        const Context& context) {
@@ -105,7 +78,7 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
   const std::shared_ptr<Executor> executor = executor_of(context);
   CallWorkspace workspace(*executor, {});
   const Workers workers(*executor, plan.threads, *workspace);
-  const Product product(plan, inputs, c);
+  const Product product(plan.problem, inputs, c);
   if (product.batch == 0 || product.m == 0 || product.n == 0) return;
   switch (core::parse_name(kRungs, "rung", plan.rung)) {
     case Rung::naive:

@@ -15,21 +15,7 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
 void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
             const Context& context);
 
-// A product as rungs see it: C has row-major order, as C^T = B^T A^T stands for C where it has
-// not, and bias belongs to rows then.
-struct Product {
-  Product(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c);
-  std::int64_t batch, m, n, k;
-  core::MatrixView a, b, c;
-  const float* bias;  // null: none
-  std::int64_t bias_stride;
-  bool bias_of_rows;
-  Activation activation;
-
-  float bias_at(std::int64_t row, std::int64_t column) const {
-    return bias == nullptr ? 0 : bias[(bias_of_rows ? row : column) * bias_stride];
-  }
-};
+using Product = core::MatmulOperands;
 
 // Rung 1: three loops over the elements where they lie.
 void matmul_naive(const Product& product, const Workers& workers);

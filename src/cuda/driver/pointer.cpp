@@ -35,9 +35,13 @@ std::string what_is_wrong(const void* data, int device) {
 }  // namespace
 
 void check_memory(const Problem& problem, std::span<const core::NamedTensor> tensors, int device) {
+  check_memory(core::ArgumentCheck(&problem, {DeviceType::cuda, device}), tensors, device);
+}
+
+void check_memory(const core::ArgumentCheck& check, std::span<const core::NamedTensor> tensors,
+                  int device) {
   device_info(device);  // refuses a device that is not there
   const ContextGuard guard(device);
-  const core::ArgumentCheck check(&problem, {DeviceType::cuda, device});
   for (const core::NamedTensor& named : tensors) {
     const Tensor& t = named.tensor;
     if (t.size() == 0) continue;

@@ -12,6 +12,8 @@ namespace attn::cuda {
 // Refuses tensors whose memory is not of cuda:`device`: device memory allocated there, or managed
 // memory. Tensors without elements have none. Throws Error(invalid_argument | unavailable |
 // device).
+void check_memory(const core::ArgumentCheck& check, std::span<const core::NamedTensor> tensors,
+                  int device);
 void check_memory(const Problem& problem, std::span<const core::NamedTensor> tensors, int device);
 
 // The largest power of two, up to 128, of which the address and every stride of the tensor but a

@@ -24,6 +24,7 @@ struct Operands {
   std::string_view transposed;  // the flags, of A if it is in shared memory, and B
 };
 constexpr Operands kSS{"ProductSS", false, "0, 0"}, kRS{"ProductRS", true, "1"},
+    kST{"ProductST", false, "0, 1"}, kTS{"ProductTS", false, "1, 0"},
     kTT{"ProductTT", false, "1, 1"};
 
 std::string print_product(DType dtype, int columns, const Operands& kind) {
@@ -66,6 +67,12 @@ std::string print_product_ss(DType dtype, int columns) {
 }
 std::string print_product_rs(DType dtype, int columns) {
   return print_product(dtype, columns, kRS);
+}
+std::string print_product_st(DType dtype, int columns) {
+  return print_product(dtype, columns, kST);
+}
+std::string print_product_ts(DType dtype, int columns) {
+  return print_product(dtype, columns, kTS);
 }
 std::string print_product_tt(DType dtype, int columns) {
   return print_product(dtype, columns, kTT);

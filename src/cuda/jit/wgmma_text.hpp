@@ -12,12 +12,17 @@ namespace attn::cuda {
 //
 //   ProductSS<Element, columns>::run(d, a, b, add)   A and B in shared memory, rows along k
 //   ProductRS<Element, columns>::run(d, a, b, add)   A in four registers, B with rows along columns
-//   ProductTT<Element, columns>::run(d, a, b, add)   both in shared memory, with rows along d's
+//   ProductST<Element, columns>::run(d, a, b, add)   both in shared memory, B with rows along
+//   columns ProductTS<Element, columns>::run(d, a, b, add)   both in shared memory, A with rows
+//   along d's ProductTT<Element, columns>::run(d, a, b, add)   both in shared memory, with rows
+//   along d's
 //
 // d: columns / 2 accumulators; a, b: low words of descriptors (src/cuda/device/ptx/wgmma.cuh);
 // add == 0: d is overwritten.
 std::string print_product_ss(DType dtype, int columns);
 std::string print_product_rs(DType dtype, int columns);
+std::string print_product_st(DType dtype, int columns);
+std::string print_product_ts(DType dtype, int columns);
 std::string print_product_tt(DType dtype, int columns);
 
 }  // namespace attn::cuda

@@ -160,7 +160,7 @@ void multiply(const Product& p, std::size_t group, std::size_t position) {
       } else {
         const unsigned row = thread % 128 / 32 * 16 + lane / 4 + 8 * i;
         const unsigned start_a = (p.descriptor_a & 0x3fff) << 4;
-        bits = element(start_a + (p.transposed ? k * 128 + row * 2 : row * 128 + k * 2));
+        bits = element(start_a + (p.transposed_a ? k * 128 + row * 2 : row * 128 + k * 2));
       }
       a[i][k] = widen(bits, p.half);
     }
@@ -171,7 +171,7 @@ void multiply(const Product& p, std::size_t group, std::size_t position) {
         static_cast<unsigned>(r) / 4 * 8 + lane % 4 * 2 + static_cast<unsigned>(r) % 2;
     float sum = p.add ? p.d[r] : 0.f;
     for (unsigned k = 0; k < 16; ++k) {
-      const unsigned at = p.a != nullptr || p.transposed
+      const unsigned at = p.a != nullptr || p.transposed_b
                               ? start_b + column / 64 * leading + k * 128 + column % 64 * 2
                               : start_b + column * 128 + k * 2;
       sum += a[i][k] * widen(element(at), p.half);

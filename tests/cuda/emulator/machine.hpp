@@ -63,14 +63,14 @@ void commit_copies();
 void wait_copies(unsigned groups);
 
 // wgmma. d: accumulators of this thread, columns / 2 of them. a: four registers, or null and a
-// descriptor. Operands of which `transposed` says so have rows along k; B always where A is in
-// registers.
+// descriptor. Operands of which `transposed_a` or `transposed_b` says so have rows along k; B
+// always where A is in registers.
 struct Product {
   float* d;
   const unsigned* a;
   unsigned descriptor_a, descriptor_b;
   int columns;
-  bool add, half, transposed = false;
+  bool add, half, transposed_a = false, transposed_b = false;
 };
 void product(const Product& product);
 void commit_products();

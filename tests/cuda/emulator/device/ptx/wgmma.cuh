@@ -18,23 +18,25 @@ inline unsigned descriptor_low(unsigned address, unsigned leading) {
 
 // The library prints these for NVRTC.
 template <class Element, int kColumns>
-struct ProductSS {
-  static void run(float (&d)[kColumns / 2], unsigned a, unsigned b, int add) {
-    emulator::product({d, nullptr, a, b, kColumns, add != 0, std::is_same_v<Element, Float16>});
-  }
-};
-template <class Element, int kColumns>
 struct ProductRS {
   static void run(float (&d)[kColumns / 2], const unsigned* a, unsigned b, int add) {
     emulator::product({d, a, 0, b, kColumns, add != 0, std::is_same_v<Element, Float16>});
   }
 };
-template <class Element, int kColumns>
-struct ProductTT {
+template <class Element, int kColumns, bool kTransposedA, bool kTransposedB>
+struct ProductOfShared {
   static void run(float (&d)[kColumns / 2], unsigned a, unsigned b, int add) {
-    emulator::product(
-        {d, nullptr, a, b, kColumns, add != 0, std::is_same_v<Element, Float16>, true});
+    emulator::product({d, nullptr, a, b, kColumns, add != 0, std::is_same_v<Element, Float16>,
+                       kTransposedA, kTransposedB});
   }
 };
+template <class Element, int kColumns>
+struct ProductSS : ProductOfShared<Element, kColumns, false, false> {};
+template <class Element, int kColumns>
+struct ProductST : ProductOfShared<Element, kColumns, false, true> {};
+template <class Element, int kColumns>
+struct ProductTS : ProductOfShared<Element, kColumns, true, false> {};
+template <class Element, int kColumns>
+struct ProductTT : ProductOfShared<Element, kColumns, true, true> {};
 
 }  // namespace attn::device

@@ -1,0 +1,85 @@
+// What every rung of the ladder shares: elements of A and B, where a tile of C lies, and its end
+// (bias, activation, rounding).
+//
+// Reads of C: Element (of A, B), kFloatOutput (C is float), kBias (0: none, 1: of columns, 2: of
+// rows), kActivation (the enumerators of attn::Activation), kStepsTogetherA, kStepsTogetherB
+// (neighbours along k lie together in A, in B).
+#pragma once
+
+#include "matmul/params.cuh"
+#include "ptx/math.cuh"
+#include "tile/scalar.cuh"
+
+namespace attn::device {
+
+template <bool kFirst, class First, class Second>
+struct Either {
+  using Type = First;
+};
+template <class First, class Second>
+struct Either<false, First, Second> {
+  using Type = Second;
+};
+template <class C>
+using Output = typename Either<C::kFloatOutput, Float32, typename C::Element>::Type;
+
+// Zero outside of the matrix.
+template <class C>
+__device__ __forceinline__ typename Scalar<typename C::Element>::Storage load_a(
+    const MatmulParams& p, int batch, int row, int step) {
+  if (row >= p.m || step >= p.k) return 0;
+  return *element<typename C::Element>(p.a, batch * p.a_batch + row * p.a_row + step * p.a_step);
+}
+template <class C>
+__device__ __forceinline__ typename Scalar<typename C::Element>::Storage load_b(
+    const MatmulParams& p, int batch, int step, int column) {
+  if (step >= p.k || column >= p.n) return 0;
+  return *element<typename C::Element>(p.b,
+                                       batch * p.b_batch + step * p.b_step + column * p.b_column);
+}
+
+struct MatmulTile {
+  int batch, row, column;  // of its first element
+};
+
+// Tiles in the order of work: p.group rows of tiles at a time, column by column, so that the tiles
+// which run at once share few rows of A and columns of B, and find them in L2.
+__device__ __forceinline__ MatmulTile matmul_tile(const MatmulParams& p, int index, int block_m,
+                                                  int block_n) {
+  const int tiles = p.m_tiles * p.n_tiles;
+  const int batch = index / tiles;
+  index -= batch * tiles;
+  const int together = p.group * p.n_tiles;
+  const int first = index / together * p.group;
+  const int rows = min(p.group, p.m_tiles - first);
+  index %= together;
+  return {batch, (first + index % rows) * block_m, index / rows * block_n};
+}
+
+template <int kActivation>
+__device__ __forceinline__ float activate(float x) {
+  if constexpr (kActivation == 1) return x < 0.f ? 0.f : x;
+  if constexpr (kActivation == 2) return 0.5f * x * (1.f + erff(x * 0.70710678f));
+  if constexpr (kActivation == 3) {
+    return 0.5f * x * (1.f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+  }
+  if constexpr (kActivation == 4) return x / (1.f + expf(-x));
+  return x;
+}
+
+// A sum with bias and activation, not rounded.
+template <class C>
+__device__ __forceinline__ float finished(const MatmulParams& p, int row, int column, float sum) {
+  if constexpr (C::kBias == 1) sum += p.bias[column * p.bias_stride];
+  if constexpr (C::kBias == 2) sum += p.bias[row * p.bias_stride];
+  return activate<C::kActivation>(sum);
+}
+template <class C>
+__device__ __forceinline__ void store_c(const MatmulParams& p, int batch, int row, int column,
+                                        float sum) {
+  if (row >= p.m || column >= p.n) return;
+  *element<Output<C>>(p.c, batch * p.c_batch + row * p.c_row + column) =
+      Scalar<Output<C>>::to(finished<C>(p, row, column, sum));
+}
+
+}  // namespace attn::device

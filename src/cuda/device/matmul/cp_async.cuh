@@ -1,0 +1,124 @@
+// Rung 7, cp_async: in mma_sync numbers pass through registers on their way to shared memory, and
+// nothing is multiplied meanwhile. cp.async copies 16 bytes past the registers, and a ring of four
+// tiles keeps three on their way while one is multiplied. Expected: 2 to 3 times. What is left is
+// how operands come from shared memory: 24 loads a warp for 16 products.
+//
+// Tile: 128 x 128 x 32, 256 threads, four stages. Takes what vector_loads takes.
+#pragma once
+
+#include "matmul/warp_tiles.cuh"
+#include "tile/shared_tile.cuh"
+
+namespace attn::device {
+
+// A tile of an operand in shared memory as it lies in memory: [lane][step] where neighbours along k
+// lie together, else [step][lane]. Lanes are rows of A, columns of B.
+template <bool kStepsTogether>
+struct RingTile {
+  static constexpr int kColumns = kStepsTogether ? WarpTiles::kDepth : WarpTiles::kSide;
+  static constexpr int kRows = kStepsTogether ? WarpTiles::kSide : WarpTiles::kDepth;
+  using Tile = SharedTile<kColumns>;
+  static constexpr int kBytes = kRows * Tile::kRowBytes;
+
+  // first: of the tile; stride: of its rows, in bytes; rows, columns: that the matrix still has,
+  // columns in multiples of 8.
+  static __device__ __forceinline__ void load(unsigned tile, const char* first, long long stride,
+                                              int rows, int columns) {
+#pragma unroll
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * Tile::kChunks;
+         i += WarpTiles::kThreads) {
+      const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
+      const bool exists = row < rows && 8 * chunk < columns;
+      copy_async(tile + static_cast<unsigned>(Tile::offset(row, chunk)),
+                 exists ? first + row * stride + 16 * chunk : first, exists);
+    }
+  }
+  // Address of an element.
+  static __device__ __forceinline__ unsigned address(unsigned tile, int lane, int step) {
+    const int row = kStepsTogether ? lane : step, column = kStepsTogether ? step : lane;
+    return tile + static_cast<unsigned>(Tile::offset(row, column / 8) + column % 8 * 2);
+  }
+  // Neighbours along k.
+  static __device__ __forceinline__ unsigned pair(unsigned tile, int lane, int step) {
+    if constexpr (kStepsTogether) {
+      return static_cast<unsigned>(load_shared_word(address(tile, lane, step)));
+    } else {
+      const unsigned even = address(tile, lane, step), odd = address(tile, lane, step + 1);
+      return load_shared_byte(even) | load_shared_byte(even + 1) << 8 |
+             load_shared_byte(odd) << 16 | load_shared_byte(odd + 1) << 24;
+    }
+  }
+};
+
+// The ring of tiles of A and B, and the loop over k. load_fragments(a, b, step) gives the operands
+// of the 16 steps from `step` on of the tiles at these addresses.
+template <class C>
+struct MmaRing : WarpTiles {
+  static constexpr int kStages = 4;
+  using TileA = RingTile<C::kStepsTogetherA>;
+  using TileB = RingTile<C::kStepsTogetherB>;
+  static constexpr int kStageBytes = TileA::kBytes + TileB::kBytes;
+  static constexpr int kBytes = kStages * kStageBytes;
+
+  static __device__ __forceinline__ void load(const MatmulParams& p, const MatmulTile& t, int step,
+                                              unsigned stage) {
+    if (step < p.k) {
+      const long long a = t.batch * p.a_batch + t.row * p.a_row + step * p.a_step;
+      const long long b = t.batch * p.b_batch + step * p.b_step + t.column * p.b_column;
+      const int steps = p.k - step, rows = p.m - t.row, columns = p.n - t.column;
+      TileA::load(stage, static_cast<const char*>(p.a) + 2 * a,
+                  2 * (C::kStepsTogetherA ? p.a_row : p.a_step), C::kStepsTogetherA ? rows : steps,
+                  C::kStepsTogetherA ? steps : rows);
+      TileB::load(stage + TileA::kBytes, static_cast<const char*>(p.b) + 2 * b,
+                  2 * (C::kStepsTogetherB ? p.b_column : p.b_step),
+                  C::kStepsTogetherB ? columns : steps, C::kStepsTogetherB ? steps : columns);
+    }
+    copy_async_commit();  // an empty group keeps the count
+  }
+
+  template <class Multiply>
+  static __device__ __forceinline__ void for_each_tile(const MatmulParams& p, const MatmulTile& t,
+                                                       unsigned shared, Multiply multiply_tile) {
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) load(p, t, i * kDepth, shared + i * kStageBytes);
+    int stage = 0;
+    for (int step = 0; step < p.k; step += kDepth) {
+      copy_async_wait<kStages - 2>();
+      __syncthreads();
+      const int free = stage == 0 ? kStages - 1 : stage - 1;
+      load(p, t, step + (kStages - 1) * kDepth, shared + free * kStageBytes);
+      const unsigned a = shared + stage * kStageBytes;
+      multiply_tile(a, a + TileA::kBytes);
+      stage = stage == kStages - 1 ? 0 : stage + 1;
+    }
+  }
+};
+
+template <class C>
+__device__ __forceinline__ void matmul_cp_async(const MatmulParams& p) {
+  using Ring = MmaRing<C>;
+  extern __shared__ __align__(1024) char memory[];
+  const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), Ring::kSide, Ring::kSide);
+  const int in_quad = Ring::lane() % 4 * 2, quad = Ring::lane() / 4;
+  float sum[4][4][4] = {};
+  Ring::for_each_tile(p, t, shared_address(memory), [&](unsigned a, unsigned b) {
+#pragma unroll
+    for (int l = 0; l < Ring::kDepth; l += 16) {
+      Fragments f;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          f.a[i][r] = Ring::TileA::pair(a, Ring::row() + 16 * i + quad + r % 2 * 8,
+                                        l + in_quad + r / 2 * 8);
+        }
+        f.b[i][0] = Ring::TileB::pair(b, Ring::column() + 8 * i + quad, l + in_quad);
+        f.b[i][1] = Ring::TileB::pair(b, Ring::column() + 8 * i + quad, l + in_quad + 8);
+      }
+      multiply_fragments<typename C::Element>(f, sum);
+    }
+  });
+  store_warp_tile<C>(p, t, sum);
+}
+
+}  // namespace attn::device

@@ -1,0 +1,109 @@
+// What the rungs with TMA and wgmma share: a ring of tiles of A and B in shared memory, which the
+// copy engine fills and warpgroups multiply, 64 rows of C each.
+//
+// A stage is 64 steps of k: of A the rows of all warpgroups, of B C::kColumns columns. Where
+// neighbours along k lie together it is one panel of 128-byte rows; else panels of 64 rows
+// (columns), [step][64], side by side (tile/swizzle.cuh). Past the ends of a matrix the copy engine
+// writes zeros.
+//
+// Reads of C, beside what common.cuh does: kGroups (warpgroups that multiply), kColumns, kStages.
+#pragma once
+
+#include "matmul/common.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace attn::device {
+
+struct MatmulMaps {
+  TensorMap a, b, c;
+};
+
+template <class C>
+struct HopperRing {
+  static constexpr int kRows = 64 * C::kGroups, kDepth = 64, kPanel = 64 * 128;
+  static constexpr int kA = kRows * 128, kB = C::kColumns * 128;
+  static constexpr int kStageBytes = kA + kB;
+  static constexpr int kBarriers = C::kStages * kStageBytes;  // full, then empty
+  static constexpr int kBytes = kBarriers + 16 * C::kStages;
+
+  unsigned shared;
+  __device__ __forceinline__ unsigned full(int stage) const {
+    return shared + kBarriers + static_cast<unsigned>(8 * stage);
+  }
+  __device__ __forceinline__ unsigned empty(int stage) const {
+    return full(stage) + 8 * C::kStages;
+  }
+  // By one thread, before a barrier of all.
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < C::kStages; ++i) {
+      mbarrier_init(full(i), 1);
+      mbarrier_init(empty(i), 4 * C::kGroups);  // a warp each
+    }
+    mbarrier_init_fence();
+  }
+
+  // Asks for 64 steps from `step` on of the tile; one thread.
+  __device__ __forceinline__ void load(const MatmulParams& p, const MatmulMaps& maps,
+                                       const MatmulTile& t, int step, int stage) const {
+    const unsigned at = shared + static_cast<unsigned>(stage * kStageBytes);
+    mbarrier_arrive_expect(full(stage), kStageBytes);
+    const int batch_a = p.a_batch == 0 ? 0 : t.batch, batch_b = p.b_batch == 0 ? 0 : t.batch;
+    load_operand<C::kStepsTogetherA, kRows>(at, maps.a, full(stage), t.row, step, batch_a);
+    load_operand<C::kStepsTogetherB, C::kColumns>(at + kA, maps.b, full(stage), t.column, step,
+                                                  batch_b);
+  }
+  template <bool kStepsTogether, int kLanes>
+  static __device__ __forceinline__ void load_operand(unsigned at, const TensorMap& map,
+                                                      unsigned barrier, int lane, int step,
+                                                      int batch) {
+    if constexpr (kStepsTogether) {
+      tma_load_4d(at, map, barrier, step, lane, batch, 0, kEvictLast);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kLanes / 64; ++i) {
+        tma_load_4d(at + i * kPanel, map, barrier, lane + 64 * i, step, batch, 0, kEvictLast);
+      }
+    }
+  }
+
+  // Issues the products of a stage, by one warpgroup: sum += A B. add == 0: the sum starts here.
+  __device__ __forceinline__ void multiply(int stage, int group, int add,
+                                           float (&sum)[C::kColumns / 2]) const {
+    using Element = typename C::Element;
+    const unsigned at = shared + static_cast<unsigned>(stage * kStageBytes);
+    const unsigned a = descriptor_low(at + static_cast<unsigned>(group * kPanel), kPanel);
+    const unsigned b = descriptor_low(at + kA, kPanel);
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {  // 16 steps: 32 bytes of a row, or 16 rows
+      const unsigned da = a + (C::kStepsTogetherA ? 2 : 128) * l;
+      const unsigned db = b + (C::kStepsTogetherB ? 2 : 128) * l;
+      const int more = l == 0 ? add : 1;
+      if constexpr (C::kStepsTogetherA && C::kStepsTogetherB) {
+        ProductSS<Element, C::kColumns>::run(sum, da, db, more);
+      } else if constexpr (C::kStepsTogetherA) {
+        ProductST<Element, C::kColumns>::run(sum, da, db, more);
+      } else if constexpr (C::kStepsTogetherB) {
+        ProductTS<Element, C::kColumns>::run(sum, da, db, more);
+      } else {
+        ProductTT<Element, C::kColumns>::run(sum, da, db, more);
+      }
+    }
+    wgmma_commit();
+  }
+
+  // Calls f(row, column, value) for the thread's sums, of the 64 rows of its warpgroup.
+  template <class F>
+  static __device__ __forceinline__ void for_each_sum(const float (&sum)[C::kColumns / 2], F f) {
+    const int row = static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
+    const int column = static_cast<int>(threadIdx.x % 4) * 2;
+#pragma unroll
+    for (int i = 0; i < C::kColumns / 2; ++i) {
+      f(row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, sum[i]);
+    }
+  }
+};
+
+}  // namespace attn::device

@@ -1,0 +1,31 @@
+// Rung 1, naive: a thread computes one element of C from a row of A and a column of B, where they
+// lie. It lacks everything: threads of a warp have 32 different rows, so that a load of A
+// (row-major) touches 32 cache lines for 32 numbers, and no number is used twice once it is loaded.
+//
+// Tile: 32 x 8, 256 threads.
+#pragma once
+
+#include "matmul/common.cuh"
+
+namespace attn::device {
+
+template <class C>
+__device__ __forceinline__ float dot(const MatmulParams& p, int batch, int row, int column) {
+  using S = Scalar<typename C::Element>;
+  float sum = 0;
+  for (int step = 0; step < p.k; ++step) {
+    sum = fmaf(S::from(load_a<C>(p, batch, row, step)), S::from(load_b<C>(p, batch, step, column)),
+               sum);
+  }
+  return sum;
+}
+
+template <class C>
+__device__ __forceinline__ void matmul_naive(const MatmulParams& p) {
+  const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), 32, 8);
+  const int row = t.row + static_cast<int>(threadIdx.x % 32);
+  const int column = t.column + static_cast<int>(threadIdx.x / 32);
+  store_c<C>(p, t.batch, row, column, dot<C>(p, t.batch, row, column));
+}
+
+}  // namespace attn::device

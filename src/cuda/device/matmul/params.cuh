@@ -1,0 +1,23 @@
+// What the kernels of matrix products are given; host and device include the same file. C is
+// row-major here: where it is not, A and B change places, as C^T = B^T A^T.
+#pragma once
+
+namespace attn::device {
+
+// Strides in elements. "step" is along k.
+struct MatmulParams {
+  const void *a, *b;
+  void* c;
+  const float* bias;
+  float* partial;  // [splits][batch][m][n], of split_k
+  long long a_batch, a_row, a_step;
+  long long b_batch, b_step, b_column;
+  long long c_batch, c_row;
+  long long bias_stride;
+  int m, n, k, batch;
+  int m_tiles, n_tiles;  // of a product
+  int group;             // rows of tiles that are worked on together
+  int splits, steps_per_split;
+};
+
+}  // namespace attn::device

@@ -1,0 +1,60 @@
+// Which rung of the ladder of matrix products a problem gets, and the shape of its tiles.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/matmul.hpp"
+#include "cuda/jit/compile.hpp"
+
+namespace attn::cuda {
+
+// Slowest first; src/cuda/device/matmul has a file for each.
+enum class MatmulRung : std::uint8_t {
+  naive,
+  coalesced,
+  shared_tiles,
+  register_tiles,
+  vector_loads,
+  mma_sync,
+  cp_async,
+  ldmatrix,
+  tma_wgmma,
+  warp_specialised,
+  persistent,
+  split_k,
+};
+std::string_view name(MatmulRung rung) noexcept;
+std::vector<std::string> cuda_matmul_rungs();
+
+// What the tensors add to the problem; a plan assumes the best.
+struct MatmulTensors {
+  bool aligned = true;    // A and B, and their strides, to 16 bytes
+  bool aligned_c = true;  // C likewise
+  bool operator==(const MatmulTensors&) const = default;
+};
+
+struct MatmulConfig {
+  MatmulRung rung{};
+  DType dtype{}, output{};
+  bool steps_together_a = true, steps_together_b = true;  // once C is row-major
+  int bias = 0;                                           // 1: of columns, 2: of rows
+  Activation activation{};
+  int block_m = 0, block_n = 0, block_k = 0;
+  int threads = 256, shared_bytes = 0;
+  int groups = 0, stages = 0;  // of the rungs with wgmma
+  bool stores_boxes = false;
+  int splits = 1;
+};
+
+// The rung by this name, or where it is empty the fastest that takes the problem; or_slower: or the
+// next below that takes it. Throws Error(unsupported) naming what it does not take.
+MatmulConfig choose_matmul(const MatmulProblem& problem, Arch arch, std::string_view rung,
+                           const MatmulTensors& tensors, int sm_count, bool or_slower = false);
+
+// The kernels of a configuration: one, or two for split_k.
+std::vector<Source> matmul_sources(const MatmulConfig& config);
+
+}  // namespace attn::cuda

@@ -1,0 +1,68 @@
+// The text of the kernels of matrix products.
+#include <fmt/format.h>
+
+#include "cuda/jit/config_text.hpp"
+#include "cuda/jit/wgmma_text.hpp"
+#include "cuda/matmul/config.hpp"
+
+namespace attn::cuda {
+namespace {
+
+std::string print_config(const MatmulConfig& c) {
+  ConfigText text(c.dtype);
+  text.flag("kFloatOutput", c.output == DType::f32);
+  text.number("kBias", c.bias);
+  text.number("kActivation", static_cast<int>(c.activation));
+  text.flag("kStepsTogetherA", c.steps_together_a);
+  text.flag("kStepsTogetherB", c.steps_together_b);
+  text.number("kGroups", c.groups);
+  text.number("kColumns", c.block_n);
+  text.number("kStages", c.stages);
+  text.flag("kStoresBoxes", c.stores_boxes);
+  return text.text();
+}
+
+std::string print_product(const MatmulConfig& c) {
+  if (c.steps_together_a) {
+    return c.steps_together_b ? print_product_ss(c.dtype, c.block_n)
+                              : print_product_st(c.dtype, c.block_n);
+  }
+  return c.steps_together_b ? print_product_ts(c.dtype, c.block_n)
+                            : print_product_tt(c.dtype, c.block_n);
+}
+
+// A kernel of `file`, whose function is matmul_<file>. Two blocks of ldmatrix share a
+// multiprocessor, so that one multiplies while the other waits; the rungs around it would spill.
+Source source_of(const MatmulConfig& c, std::string_view file, int threads, bool maps) {
+  Source source;
+  source.name = fmt::format("matmul_{}", file);
+  source.entry = "attn_matmul";
+  source.text = "#include \"ptx/math.cuh\"\nnamespace attn::device {\n" + print_config(c);
+  if (maps) {
+    for (const char* kind : {"SS", "ST", "TS", "TT"}) {
+      source.text +=
+          fmt::format("template <class Element, int kColumns>\nstruct Product{};\n", kind);
+    }
+    source.text += print_product(c);
+  }
+  source.text += fmt::format(
+      "}}\n#include \"matmul/{0}.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__({1}, {4})\n"
+      "attn_matmul(const __grid_constant__ attn::device::MatmulParams p{2}) {{\n"
+      "  attn::device::matmul_{0}<attn::device::Config>(p{3});\n"
+      "}}\n",
+      file, threads,
+      maps ? ",\n            const __grid_constant__ attn::device::MatmulMaps maps" : "",
+      maps ? ", maps" : "", c.rung == MatmulRung::ldmatrix ? 2 : 1);
+  return source;
+}
+
+}  // namespace
+
+std::vector<Source> matmul_sources(const MatmulConfig& c) {
+  std::vector<Source> sources{source_of(c, name(c.rung), c.threads, c.groups > 0)};
+  if (c.rung == MatmulRung::split_k) sources.push_back(source_of(c, "split_sum", 256, false));
+  return sources;
+}
+
+}  // namespace attn::cuda
