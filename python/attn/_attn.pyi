@@ -16,6 +16,7 @@ class Options:
         backend: str = "auto",
         algorithm: str = "auto",
         threads: int = 0,
+        deterministic: bool = False,
     ) -> None: ...
     @property
     def problem(self) -> str: ...

@@ -70,6 +70,8 @@ def attention(
         algorithm: "auto", or a paper's: "standard", "flash_attention", "flash_attention_2",
             "flash_decoding", "memory_efficient", "block_sparse".
         threads: Workers on a CPU; 0: as many as there is work for.
+        deterministic: Only kernels that give the same bits each time, as all do but some of the
+            backward pass on a GPU. Gradients of buffers are refused there.
 
     Masks are joined with "and"; scores change in the order softcap, alibi, bias, score.
 

@@ -206,6 +206,7 @@ def _make_options(
     backend: str = "auto",
     algorithm: str = "auto",
     threads: int = 0,
+    deterministic: bool = False,
 ) -> _attn.Options:
     heads_first = layout is not None and _heads_first(layout, cu_seqlens_q)
     problem = _Problem()
@@ -257,4 +258,5 @@ def _make_options(
         backend,
         algorithm,
         threads,
+        deterministic,
     )

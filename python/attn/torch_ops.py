@@ -24,7 +24,8 @@ from .trace import loadable
 
 _STATIC = (
     "str mask, str score, float? scale, bool causal, SymInt[] window, float softcap, "
-    "float dropout, str? layout, SymInt[] max_seqlens, str backend, str algorithm, SymInt threads"
+    "float dropout, str? layout, SymInt[] max_seqlens, str backend, str algorithm, SymInt threads, "
+    "bool deterministic"
 )
 _LIBRARY = torch.library.Library("attn", "DEF")
 _LIBRARY.define(
@@ -69,6 +70,7 @@ def options(
     backend: str,
     algorithm: str,
     threads: int,
+    deterministic: bool,
 ) -> _attn.Options:
     """The library's options of an operator's arguments. rng: int64 [2] on the CPU."""
     keywords: dict[str, Any] = {}
@@ -95,6 +97,7 @@ def options(
         backend=backend,
         algorithm=algorithm,
         threads=threads,
+        deterministic=deterministic,
     )
 
 
@@ -232,6 +235,7 @@ def attention(
     backend: str = "auto",
     algorithm: str = "auto",
     threads: int = 0,
+    deterministic: bool = False,
     **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) through the operators, differentiable; the keywords of attn.attention."""
@@ -266,7 +270,7 @@ def attention(
     lengths = [max_seqlen_q or 0, max_seqlen_k or 0]
     static = (
         texts["mask"], texts["score"], scale, causal, sides, softcap or 0.0, dropout, layout,
-        lengths, backend, algorithm, threads,
+        lengths, backend, algorithm, threads, deterministic,
     )  # fmt: skip
     result: tuple[Tensor, Tensor] = _Attention.apply(
         ",".join(given), static, q, k, v, *given.values()

@@ -37,3 +37,4 @@ class Options(TypedDict, total=False):
     backend: str
     algorithm: str
     threads: int
+    deterministic: bool

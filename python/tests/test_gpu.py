@@ -231,7 +231,7 @@ def test_graphs_of_forward_and_backward(keys):
     d_out = torch.randn(1, 128, 2, 64, dtype=torch.bfloat16)
 
     def step():
-        out = attn.torch.attention(*inputs, causal=True, softcap=5.0)
+        out = attn.torch.attention(*inputs, causal=True, softcap=5.0, deterministic=True)
         return [out, *torch.autograd.grad(out, inputs, d_out)]
 
     graph, results = captured(step)
@@ -294,6 +294,18 @@ def test_autocast():
     with torch.autocast("cuda", dtype=torch.bfloat16):
         out = attn.torch.attention(q, k, v)
     assert torch.equal(out, attn.torch.attention(*(t.bfloat16() for t in (q, k, v))))
+
+
+def test_deterministic_gradients_repeat():
+    torch.manual_seed(0)
+    low = {"dtype": torch.bfloat16, "requires_grad": True}
+    tensors = [torch.randn(4, 1024, 4, 128, **low) for _ in range(3)]
+    out = fa2.flash_attn_func(*tensors, causal=True, deterministic=True)
+    d_out = torch.randn_like(out)
+    first = torch.autograd.grad(out, tensors, d_out, retain_graph=True)
+    for _ in range(20):
+        again = torch.autograd.grad(out, tensors, d_out, retain_graph=True)
+        assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
 
 
 def test_outputs_that_are_given():

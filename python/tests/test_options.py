@@ -250,3 +250,14 @@ def test_info():
 
 def test_alibi_slopes():
     np.testing.assert_allclose(attn.alibi_slopes(8), 2.0 ** -np.arange(1, 9))
+
+
+def test_deterministic_changes_nothing_on_the_cpu():
+    """The CPU keeps the promise anyway; tests/test_gpu.py has the rest."""
+    q = normal(1, 5, 2, 8)
+    assert np.array_equal(attn.attention(q, q, q, deterministic=True), attn.attention(q, q, q))
+    out, lse = attn.attention(q, q, q, return_lse=True)
+    plain, asked = (
+        attn.attention_backward(out, q, q, q, out, lse, deterministic=x) for x in (False, True)
+    )
+    assert all(np.array_equal(plain[name], asked[name]) for name in plain)

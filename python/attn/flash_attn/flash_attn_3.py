@@ -72,7 +72,7 @@ def flash_attn_func(
     q, k, softmax_scale = _with_qv(q, k, v, qv, softmax_scale)
     result = attend(
         q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-        softcap=softcap, attention_chunk=attention_chunk,
+        softcap=softcap, attention_chunk=attention_chunk, deterministic=deterministic,
     )  # fmt: skip
     return result if return_attn_probs else result[0]
 
@@ -106,7 +106,8 @@ def flash_attn_qkvpacked_func(
         )
     return flash_attn_func(
         q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
-        attention_chunk, softcap, return_attn_probs=return_attn_probs,
+        attention_chunk, softcap, deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
     )  # fmt: skip
 
 
@@ -146,7 +147,7 @@ def flash_attn_varlen_func(
         q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
         softcap=softcap, attention_chunk=attention_chunk, cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k, max_seqlen_q=int(max_seqlen_q), max_seqlen_k=int(max_seqlen_k),
-        seqused_q=seqused_q, seqused_k=seqused_k,
+        seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic,
     )  # fmt: skip
     return result if return_attn_probs else result[0]
 

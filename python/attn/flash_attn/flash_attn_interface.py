@@ -4,7 +4,7 @@ Common arguments: `dropout_p`, of P, drawn from PyTorch's generator; `softmax_sc
 1 / sqrt(headdim); `causal`, aligned bottom-right, so that the last query sees the last key;
 `window_size`, keys `(left, right)` of the query's place, -1 for no bound; `softcap`, where above
 0: softcap tanh(score / softcap); `alibi_slopes`, float32 `(nheads,)` or `(batch, nheads)`:
-score - slope |i + seqlen_k - seqlen_q - j|; `deterministic`: always true here;
+score - slope |i + seqlen_k - seqlen_q - j|; `deterministic`: the same bits each time;
 `learnable_sink`, an addition: a logit of each query head in the denominator. K and V may have
 fewer heads, a divisor of Q's.
 
@@ -64,6 +64,7 @@ def _call(
     *,
     return_attn_probs: bool,
     learnable_sink: Tensor | None,
+    deterministic: bool,
     block_table: Tensor | None = None,
     lengths: dict[str, Any],
     **common: Any,
@@ -74,6 +75,7 @@ def _call(
     if block_table is not None:
         given["seqused_k"] = lengths_of(given.pop("cu_seqlens_k"))
         given["page_table"] = block_table
+    given["deterministic"] = bool(deterministic)
     out, lse = attend(q, k, v, rng=rng, sink=learnable_sink, **common, **given)
     if not return_attn_probs:
         return out
@@ -105,7 +107,8 @@ def flash_attn_func(
     return _call(
         q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-        return_attn_probs=return_attn_probs, learnable_sink=learnable_sink, lengths={},
+        deterministic=deterministic, return_attn_probs=return_attn_probs,
+        learnable_sink=learnable_sink, lengths={},
     )  # fmt: skip
 
 
@@ -182,7 +185,8 @@ def flash_attn_varlen_func(
     return _call(
         q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-        return_attn_probs=return_attn_probs, learnable_sink=learnable_sink,
+        deterministic=deterministic, return_attn_probs=return_attn_probs,
+        learnable_sink=learnable_sink,
         block_table=block_table, lengths=lengths,
     )  # fmt: skip
 

@@ -74,11 +74,12 @@ def _backward(
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: Tensor | None,
+    deterministic: bool,
     rng_state: Tensor | None,
     **lengths: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, softmax_d)."""
-    options: dict[str, Any] = dict(lengths)
+    options: dict[str, Any] = dict(lengths, deterministic=bool(deterministic))
     if dropout_p:
         if rng_state is None:
             raise InvalidArgument(
@@ -147,7 +148,7 @@ def _flash_attn_backward(
     window = (window_size_left, window_size_right)
     return _backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window,
-        softcap, alibi_slopes, rng_state,
+        softcap, alibi_slopes, deterministic, rng_state,
     )[3]  # fmt: skip
 
 
@@ -232,7 +233,7 @@ def _flash_attn_varlen_backward(
     window = (window_size_left, window_size_right)
     return _backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window,
-        softcap, alibi_slopes, rng_state,
+        softcap, alibi_slopes, deterministic, rng_state,
         **_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
     )[3]  # fmt: skip
 
@@ -289,7 +290,7 @@ class flash_attn_gpu:
         _no_generator(generator)
         return _backward(
             dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
-            (left, right), softcap, alibi_slopes, rng_state,
+            (left, right), softcap, alibi_slopes, deterministic, rng_state,
         )  # fmt: skip
 
     @staticmethod
@@ -305,6 +306,6 @@ class flash_attn_gpu:
         _no_generator(generator)
         return _backward(
             dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
-            (left, right), softcap, alibi_slopes, rng_state,
+            (left, right), softcap, alibi_slopes, deterministic, rng_state,
             **_lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         )  # fmt: skip
