@@ -91,14 +91,15 @@ def _attention(call: _Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> 
         jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
         jax.ShapeDtypeStruct(lse, jnp.float64 if q.dtype == jnp.float64 else jnp.float32),
     )
-    function = jax.ffi.ffi_call("attn_forward", results, vmap_method="expand_dims")
+    function: Any = jax.ffi.ffi_call("attn_forward", results, vmap_method="expand_dims")
     return tuple(function(q, k, v, *arrays, **call.attributes(call.names)))
 
 
 def _forward(call: _Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
     given = (q, k, v, *arrays)
     q, k, v, *values = (x.value for x in given)
-    out, lse = _attention(call, q, k, v, tuple(values))
+    results: Any = _attention(call, q, k, v, tuple(values))
+    out, lse = results
     wanted = _Wanted(x.perturbed and jnp.issubdtype(x.value.dtype, jnp.floating) for x in given)
     return (out, lse), (wanted, q, k, v, tuple(values), out, lse)
 
