@@ -1,0 +1,49 @@
+// attn matmul: its table, its files, what it refuses.
+#include <nlohmann/json.hpp>
+
+#include "command_test_util.hpp"
+
+namespace attn::io {
+namespace {
+
+using CommandMatmul = Command;
+
+TEST_F(CommandMatmul, ChecksAndTimesEveryRung) {
+  const Result result =
+      attn("matmul --rung all --dtype f16 --output f32 --bias --activation gelu " +
+           std::string("--orders crc --seconds 0 17,49,23 2,8,48,16 --json ") + quoted("out.json") +
+           " --plot " + quoted("out.svg"));
+  ASSERT_EQ(result.code, 0) << result.text();
+  const auto json = nlohmann::json::parse(load(path("out.json")));
+  EXPECT_EQ(json["complete"], true);
+  int timed = 0;
+  for (const auto& row : json["results"]) {
+    if (row["rung"] == "amx") {  // takes bf16
+      EXPECT_TRUE(row.contains("refused")) << row;
+      continue;
+    }
+    ++timed;
+    EXPECT_EQ(row["correct"], true) << row;
+    EXPECT_LE(row["share_of_allowed_error"].get<double>(), 1) << row;
+    EXPECT_GT(row["gflops"].get<double>(), 0) << row;
+    EXPECT_GE(row["calls"].get<int>(), 3) << row;
+  }
+  EXPECT_EQ(timed, 6);
+  EXPECT_EQ(json["results"][0]["problem"], "b1_m17_n49_k23_f16_cf32_acol_ccol_bias_gelu");
+  EXPECT_EQ(json["results"][0]["checked"], 17 * 49);
+  EXPECT_EQ(json["results"][0]["flops"], 2.0 * 17 * 49 * 23);
+  EXPECT_NE(load(path("out.svg")).find(">packed<"), std::string::npos);
+}
+
+TEST_F(CommandMatmul, RefusesByName) {
+  expect_refused("matmul 4,4", 2, {"the shape is 4,4", "M,N,K"});
+  expect_refused("matmul 4,4,x", 2, {"the shape is 4,4,x"});
+  expect_refused("matmul 4,4,4 --orders rr", 2, {"--orders is rr"});
+  expect_refused("matmul 4,4,4 --rung fastest", 2, {"rung is fastest", "naive, blocked, packed"});
+  expect_refused("matmul 4,4,4 --rung amx", 3, {"rung amx takes bf16"});
+  expect_refused("matmul 4,4,4 --dtype i32", 2, {"dtype is i32"});
+  expect_refused("matmul 4,4,4 --activation swish", 2, {"'swish'", "gelu_tanh"});
+}
+
+}  // namespace
+}  // namespace attn::io
