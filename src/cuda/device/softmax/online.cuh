@@ -53,23 +53,30 @@ struct OnlineSoftmax {
   // S <- P, from exponent(s, -r, i, j) = c s - r for score j of row i of the thread. Returns
   // whether the references are still good, the same answer in the whole warp; if not, P and l are
   // of no use. kMasked: scores may be -inf, also all of a row.
-  template <bool kMasked, int kCount, class Exponent>
-  __device__ __forceinline__ bool exponentiate(float (&s)[kCount], Exponent exponent) {
-    bool good = true;
+  //
+  // Between the rows, between(x) is called, x >= 0 made of the first row's P; then pack(k) for each
+  // pair of neighbours s[2 k], s[2 k + 1].
+  template <bool kMasked, int kCount, class Exponent, class Between, class Pack>
+  __device__ __forceinline__ bool exponentiate(float (&s)[kCount], Exponent exponent,
+                                               Between between, Pack pack) {
+    float sum[2][2] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float offset = kMasked && r[i] == minus_infinity() ? 0.f : -r[i];
-      float sum[2] = {0, 0};
 #pragma unroll
-      for (int j = 0; j < kCount / 4; ++j) {
-#pragma unroll
-        for (int column = 0; column < 2; ++column) {
-          float& x = s[4 * j + 2 * i + column];
-          x = exp2_approximate(exponent(x, offset, i, 2 * j + column));
-          sum[column] += x;
-        }
+      for (int j = 0; j < kCount / 2; ++j) {
+        float& x = s[j / 2 * 4 + 2 * i + j % 2];
+        x = exp2_approximate(exponent(x, offset, i, j));
+        sum[i][j % 2] += x;
       }
-      const float both = sum[0] + sum[1];
+      if (i == 0) between(sum[0][0] + sum[0][1]);
+    }
+#pragma unroll
+    for (int k = 0; k < kCount / 2; ++k) pack(k);
+    bool good = true;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float both = sum[i][0] + sum[i][1];
       good = good && both <= kLimit;  // not so of NaN
       l[i] += both;
     }

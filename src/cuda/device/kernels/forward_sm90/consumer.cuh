@@ -14,7 +14,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
   using Base::issue_pv, Base::issue_qk, Base::k_descriptor, Base::own_at;
   using Base::kStepsK;
   using Base::pin_all, Base::q_descriptor, Base::q_slot, Base::share_rows, Base::shared;
-  using Base::softmax_kept, Base::softmax_raised;
+  using Base::softmax_kept;
   using Base::v_descriptor, Base::wait_turn;
   using typename Base::Blocks, typename Base::Consumer, typename Base::Element;
   using typename Base::KeyRing, typename Base::Layout, typename Base::Own, typename Base::RowEnds;
@@ -106,8 +106,8 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
     int used = 0;          // keys in use of the block whose P waits for its V
     bool pending = false;  // there is such a block
     bool add = false;      // O holds earlier blocks of the tile
-    bool k_ready = false;
-    bool large = false;  // a score of the tile was: further blocks are careful
+    bool large = false;    // a score of the tile was: further blocks are careful
+    c.k_ready = false;
     while (true) {
       const bool begins = !pending || !list.more();
       if (pending && begins) {
@@ -129,11 +129,15 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
         clear_queries(c, t);
       }
       const unsigned q = q_descriptor(c), k = k_descriptor(c), v = v_descriptor(c);
-      if (!k_ready) this->template wait_full<KeyRing>(Layout::kFullK, c.blocks);
+      if (!c.k_ready) this->template wait_full<KeyRing>(Layout::kFullK, c.blocks);
       wait_turn();
       pin_all(c);
       wgmma_fence();
       issue_qk(c, q, k);
+      // What is done here costs no time: products wait for each other.
+      const int block = list.block();
+      const bool mixed = list.mixed();
+      list.advance(*this, slot_now(c));
       // In the first round there is no P yet: what is multiplied then is overwritten by the next
       // product, which does not add. A branch around the product would make the assembler wait for
       // each.
@@ -151,18 +155,15 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       const auto shared_by = share_rows(t);
       wgmma_wait<1>();
       pin(c.s);
-      const int block = list.block();
       used = t.w.sequence.length_k - block * C::kBlockN;
-      const bool mixed = list.mixed(), careful = begins || mixed || large;
+      const bool careful = begins || mixed || large;
       bool good = true;
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
       if (careful) {
-        softmax_raised(c, t, block, mixed, factor);
+        this->template softmax_raised<false>(c, t, block, mixed, factor);
       } else {
         good = softmax_kept(c, t, shared_by, block, large);
       }
-      wgmma_wait<0>();
-      pin(c.o);
       if (!good) {
         // A score far above all before it: once more from the product on, for this warp.
         c.softmax.l[0] = l[0];
@@ -171,20 +172,16 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
                                       static_cast<int>(threadIdx.x % 128 / 32) * 16, 8192,
                                       shared + Layout::kKAt + KeyRing::stage(c.blocks) * Layout::kK,
                                       Layout::kPanelBytes);
-        softmax_raised(c, t, block, false, factor);
+        this->template softmax_raised<true>(c, t, block, false, factor);
       }
       arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
       if (pending) arrive(Layout::kEmptyV, ValueRing::stage(c.blocks - 1));
       ++c.blocks;
-      k_ready = this->template is_full<KeyRing>(Layout::kFullK, c.blocks);
-
       if (!begins && (careful || !good)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
       }
-      to_operand<Element>(c.s, c.probability);
       drop_elements(c, t, block);
-      list.advance(*this, slot_now(c));
       if (pending && begins) finish(c, ended);
       if constexpr (Expressions::kHasSmallTanh) large = large && !begins;
       add = !begins;

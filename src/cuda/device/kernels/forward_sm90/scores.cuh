@@ -15,7 +15,7 @@ namespace attn::device {
 template <class C, class Expressions>
 struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   using Base = ForwardSm90Tiles<C, Expressions>;
-  using Base::consumer, Base::e, Base::p, Base::shared;
+  using Base::barrier, Base::consumer, Base::e, Base::p, Base::shared;
   using Base::kGroup, Base::kStepsK, Base::query_head;
   using typename Base::Element, typename Base::KeyRing, typename Base::Layout;
   using typename Base::Own, typename Base::QueryRing, typename Base::ValueRing;
@@ -25,7 +25,8 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     float s[C::kBlockN / 2];
     unsigned probability[C::kBlockN / 4];
     OnlineSoftmax softmax;
-    unsigned blocks = 0;  // whose S was computed so far
+    unsigned blocks = 0;   // whose S was computed so far
+    bool k_ready = false;  // K of the next block was there when it was looked for
     // Tiles of Q that were released (high half) and tiles begun (low half) so far; each wraps in
     // its half, a multiple of the rings' lengths.
     unsigned counts = 0;
@@ -165,6 +166,25 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       return shared_by;
     }
   }
+  // S <- P, and P as the operand of the next product. O += P V of the block before goes on beside
+  // the exponentials of the first row, and packing beside those of the second. kAgain: O is waited
+  // for already; a warp may be alone here.
+  template <bool kMasked, bool kAgain, class Exponent>
+  __device__ __forceinline__ bool exponentiate(Consumer& c, Exponent exponent) const {
+    const auto wait_for_o = [&](float p) {
+      if constexpr (kAgain) return;
+      // The assembler would wait first and then compute. It keeps a wait behind the look at a
+      // barrier, and that behind `p`: a sign that is never there is added to the address.
+      const unsigned zero = __float_as_uint(fmaxf(p, 0.f)) >> 31;
+      c.k_ready = mbarrier_try(barrier(Layout::kFullK, KeyRing::stage(c.blocks + 1)) + zero,
+                               KeyRing::parity(c.blocks + 1));
+      wgmma_wait<0>();
+      pin(c.o);
+      pin(c.s);
+    };
+    const auto pack = [&](int k) { c.probability[k] = Element::pack(c.s[2 * k], c.s[2 * k + 1]); };
+    return c.softmax.template exponentiate<kMasked>(c.s, exponent, wait_for_o, pack);
+  }
   // S <- P of a block that needs no mask, with the references as they are. Returns whether P is
   // good, the same answer in the whole warp; `large` becomes whether it is not because some score
   // is too large for the polynomial of a tanh.
@@ -192,7 +212,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
         }
         return y;
       };
-      const bool good = c.softmax.template exponentiate<false>(c.s, exponent);
+      const bool good = exponentiate<false, false>(c, exponent);
       if constexpr (Expressions::kHasSmallTanh) {
         large = __any_sync(~0u, least < __float_as_int(e.small_tanh.least));
       }
@@ -200,12 +220,13 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     } else {
       apply_score(c, t, block);
       const float scale = exponent_scale();
-      return c.softmax.template exponentiate<false>(
-          c.s, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
+      return exponentiate<false, false>(
+          c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
     }
   }
 
   // S <- P with new references.
+  template <bool kAgain>
   __device__ __forceinline__ void softmax_raised(Consumer& c, const Own& t, int block, bool mixed,
                                                  float (&alpha)[2]) const {
     // The other way to compute P begins with the same scores. The compiler would take them out of
@@ -215,8 +236,8 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     if (mixed) apply_mask(c, t, block);
     const float scale = exponent_scale();
     c.softmax.raise(c.s, scale, alpha);
-    c.softmax.template exponentiate<true>(
-        c.s, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
+    exponentiate<true, kAgain>(
+        c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
   }
 
   // Sets the dropped elements of P to zero; l was summed before.
