@@ -88,6 +88,31 @@ TEST(GainRule, RoundingThatElementsShareIsNoFactor) {
   EXPECT_FALSE(passes());
 }
 
+// A few equal P, rounded to bf16, may add up to a tie, which is rounded one way in every element
+// alike, and another way than the exact sum. The yardstick adds the same P. (dV of
+// b1_n128_hq4_hk2_d64_window20x9_sink_bf16/identity, seed 20261227, once failed by it on GPUs.)
+TEST(GainRule, SumsOfEqualRoundedNumbersAreTies) {
+  constexpr std::int64_t kRows = 100, kColumns = 64;
+  const auto filled = [&](DType dtype, double x) {
+    return Elements{dtype, {kRows, kColumns}, std::vector<double>(kRows * kColumns, x)};
+  };
+  const double ulp = 0x1p-7, exact = 1 + 0.7 * ulp, sum = 1 + 0.5 * ulp;  // a tie: rounds to 1
+  const Elements expected = filled(DType::f64, exact), standard = filled(DType::f32, sum);
+  ElementYardstick yardstick(DType::bf16, {0x1p-24, 0x1p-24}, expected, expected, true);
+  yardstick.measure(0, standard, expected, expected);
+  const auto passes = [&](double got) {
+    ElementRule rule(yardstick);
+    rule.add(filled(DType::bf16, got), expected, expected);
+    Comparison comparison;
+    rule.judge(comparison);
+    return std::abs(comparison.gain) <= comparison.gain_allowed;
+  };
+  EXPECT_TRUE(passes(1));
+  EXPECT_TRUE(passes(1 + ulp));  // `expected`, rounded
+  EXPECT_FALSE(passes(1 - 2 * ulp));
+  EXPECT_FALSE(passes(1 + 4 * ulp));
+}
+
 TEST_F(Compare, NanMustBeWhereItBelongs) {
   got_[3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_FALSE(run().passed());

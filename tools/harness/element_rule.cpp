@@ -74,6 +74,7 @@ void ElementYardstick::measure(std::size_t which, const Elements& standard,
     unit_ = std::max(unit_, std::abs(error) / size);
     one.squares += square(error / size);
     one.projection += error * expected.values[i];
+    one.rounded += (nearest(dtype_, standard.values[i]) - expected.values[i]) * expected.values[i];
   }
 }
 
@@ -91,6 +92,7 @@ void ElementYardstick::add(const ElementYardstick& other) {
   for (std::size_t i = 0; i < other.yardsticks_.size(); ++i) {
     yardsticks_[i].squares += other.yardsticks_[i].squares;
     yardsticks_[i].projection += other.yardsticks_[i].projection;
+    yardsticks_[i].rounded += other.yardsticks_[i].rounded;
   }
 }
 
@@ -101,7 +103,9 @@ double ElementYardstick::projection_allowed() const {
   double projection = 0;
   for (const One& one : yardsticks_) {
     if (count_ > 0) mean_unit = std::max(mean_unit, std::sqrt(one.squares / count_));
-    projection = std::max(projection, std::abs(one.projection));
+    // Rounded results may be off where the exact ones are not: sums of a few equal numbers of the
+    // type are ties, and all of them go one way.
+    projection = std::max({projection, std::abs(one.projection), std::abs(one.rounded - nearest_)});
   }
   const double shared_rounding = half_ulp(dtype_ == DType::f64 ? dtype_ : DType::f32, 1);
   const double variance = rounding_ + square(mean_unit) * shared_;

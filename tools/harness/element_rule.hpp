@@ -41,6 +41,7 @@ class ElementYardstick {
  private:
   struct One {
     double squares = 0, projection = 0;
+    double rounded = 0;  // the projection of its results rounded to the type
   };
 
   DType dtype_ = DType::f32;
