@@ -104,7 +104,7 @@ class Backward {
         const Real z = head.dropout(i, j);
         Real& dp_j = dp[static_cast<std::size_t>(j)];
         dp_j = rounded(z * dp_j, rounding_.scores);
-        const Real zp = rounded(z * p, rounding_.operands);
+        const Real zp = rounded(z * rounded(p, rounding_.operands), rounding_.dropped);
         add_scaled(o.data(), zp, head.v[j], dv.columns);
         add_scaled(dv[j], zp, d_o[i], dv.columns);
       }

@@ -24,7 +24,7 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
       const std::int64_t j = head.order.at(step, head.keys());
       const Real p = probabilities[static_cast<std::size_t>(j)];
       if (p == 0) continue;  // a key that is not seen adds nothing, be its value NaN
-      add_scaled(o[i], rounded(p * head.dropout(i, j), head.rounding.operands), head.v[j],
+      add_scaled(o[i], rounded(p * head.dropout(i, j), head.rounding.dropped), head.v[j],
                  o.columns);
     }
     for (std::int64_t c = 0; c < o.columns; ++c) o[i][c] = rounded(o[i][c], head.rounding.output);

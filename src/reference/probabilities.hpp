@@ -20,20 +20,21 @@ namespace attn::reference {
 struct Rounding {
   DType scores;    // S, dP, and the P that dS is made from
   DType operands;  // P and dS in products, and O where backward has it from forward
+  DType dropped;   // P times dropout's factor; fused implementations multiply the product instead
   DType output;    // O
 };
 inline Rounding rounding(Precision precision, DType dtype) {
   switch (precision) {
     case Precision::f64:
-      return {DType::f64, DType::f64, DType::f64};
+      return {DType::f64, DType::f64, DType::f64, DType::f64};
     case Precision::f32:
-      return {DType::f32, DType::f32, DType::f32};
+      return {DType::f32, DType::f32, DType::f32, DType::f32};
     case Precision::problem:
-      return {dtype, dtype, dtype};
+      return {dtype, dtype, dtype, dtype};
     case Precision::fused:
-      return {DType::f32, dtype, DType::f32};
+      return {DType::f32, dtype, DType::f32, DType::f32};
   }
-  return {DType::f64, DType::f64, DType::f64};
+  return {DType::f64, DType::f64, DType::f64, DType::f64};
 }
 
 template <class Real>

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "conformance/support.hpp"
@@ -18,6 +20,26 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double at(const Tensor& t, std::initializer_list<std::int64_t> index) {
   return load_element(t, t.offset(index));
+}
+
+// Of one key P is 1. Fused attention multiplies O by dropout's factor, so that nothing is rounded
+// to bf16; standard attention rounds P times that factor, here 1.1111.
+TEST(Reference, FusedAttentionRoundsPBeforeTheFactorOfDropout) {
+  CaseData data(parse_case("b1_sq64_sk1_h1_d8_dropout0.1_seed3_bf16"), 1);
+  const Outputs exact = data.f64_outputs(), fused = data.f64_outputs();
+  const Outputs standard = data.f64_outputs();
+  reference::forward(data.problem, data.inputs, exact);
+  reference::forward(data.problem, data.inputs, fused, reference::Precision::fused);
+  reference::forward(data.problem, data.inputs, standard, reference::Precision::problem);
+  double of_fused = 0, of_standard = 0;
+  for (std::int64_t query = 0; query < 64; ++query) {
+    const double want = at(exact.o, {0, query, 0, 0});
+    if (want == 0) continue;
+    of_fused = std::max(of_fused, std::abs(at(fused.o, {0, query, 0, 0}) / want - 1));
+    of_standard = std::max(of_standard, std::abs(at(standard.o, {0, query, 0, 0}) / want - 1));
+  }
+  EXPECT_LT(of_fused, 0x1p-21);
+  EXPECT_GT(of_standard, 0x1p-12);
 }
 
 TEST(Reference, TwoKeysByHand) {
