@@ -180,17 +180,19 @@ class Backward {
       for (std::size_t j = 0; j < p.size(); ++j) {
         if (hidden(row.t[j])) continue;
         const auto key = static_cast<std::int64_t>(j);
+        const double at_least = std::max(p[j], smallest);  // P may be flushed to zero
         double slope = problem_.scale();
         if (!problem_.score.empty()) {
           const expr::Point at = head.point(i, key, row.s[j]);
           slope *= expr::evaluate<double>(d_score_, at, inputs_.buffers);
           const double term_error =
               float_share_ *
-              std::max(p[j] * (dp_error[j] + d_error + std::abs((dp[j] - d) * row.t[j])), smallest);
+              std::max(at_least * (dp_error[j] + d_error + std::abs((dp[j] - d) * row.t[j])),
+                       smallest);
           add_to_buffers(at, p[j], p[j] * (dp[j] - d), term_error);
         }
         const double value = slope * p[j] * (dp[j] - d);
-        const double error = std::max(std::abs(slope) * p[j] * (dp_error[j] + d_error),
+        const double error = std::max(std::abs(slope) * at_least * (dp_error[j] + d_error),
                                       std::abs(problem_.scale()) * smallest);
         dq.add(i, value, error, head.k[key]);
         dk.add(key, value, error, head.q[i]);
