@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# The tests of the Python package with PyTorch, transformers and JAX, all from PyPI, on the CPU; its types by mypy and
+# pyright; and its source distribution, installed to be edited. Says by name what it cannot do without a network.
+#
+#   python/tests/frameworks.sh BUILD    BUILD: a folder with libattn.a; the environment is BUILD/python/frameworks
+set -euo pipefail
+build=$(realpath "${1:?usage: python/tests/frameworks.sh BUILD}")
+cd "$(dirname "$0")/../.."
+
+skip() {  # 77: .ci/run counts the stage as skipped
+  echo "PyTorch, transformers and JAX are not tested: $1"
+  exit 77
+}
+
+environment=$build/python/frameworks
+python=$environment/bin/python
+packages=(torch transformers jax psutil einops 'nanobind>=3.1,<4' 'nanobind-backend>=1,<2'
+  'scikit-build-core>=0.11' numpy ml_dtypes pytest pytest-xdist mypy ruff 'pyright[nodejs]')
+if ! "$python" -c 'import jax, torch, transformers, xdist' 2>/dev/null; then
+  base=${PYTHON:-python3}
+  command -v "$base" >/dev/null || skip "there is no $base"
+  rm -rf "$environment"
+  "$base" -m venv "$environment" >/dev/null 2>&1 || skip "$base has no venv (Debian: python3-venv)"
+  timeout 600 "$python" -m pip install --quiet --disable-pip-version-check --retries 1 \
+    "${packages[@]}" >"$build/python/frameworks.log" 2>&1 ||
+    skip "pip could not install ${packages[*]} ($(tail -n 1 "$build/python/frameworks.log" | cut -c 1-200))"
+fi
+export PATH=$environment/bin:$PATH OMP_NUM_THREADS=2
+
+echo '--- ruff, mypy, pyright'
+ruff check --quiet
+ruff format --quiet --check python
+mypy
+pyright --level error --pythonpath "$python"
+
+echo '--- the source distribution, installed to be edited'
+source=$build/python/source
+rm -rf "$source"
+mkdir -p "$source"
+"$python" -c 'import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])' "$source" \
+  >/dev/null
+tar -xzf "$source"/attn-*.tar.gz -C "$source" --strip-components=1
+"$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+  -Ceditable.rebuild=true -e "$source"
+(cd "$build" && "$python" -c '
+import attn, numpy
+q = numpy.ones((1, 3, 2, 8), numpy.float32)
+assert (attn.attention(q, q, q, causal=True) == 1).all()
+assert "/source/" in attn.__file__, attn.__file__' && attn info >/dev/null)
+"$python" -m pip uninstall --quiet --yes attn
+
+echo '--- tests'
+ATTN_TEST_PROBLEMS=${ATTN_TEST_PROBLEMS:-30} PYTHON_ENVIRONMENT=$environment bash python/tests/run.sh "$build" \
+  -n "$(nproc)" -k 'torch or flex or flash or hf or jax or sdpa or coming_from'
