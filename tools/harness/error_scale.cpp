@@ -167,7 +167,9 @@ class Backward {
       double d_squares = 0;
       for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
         d += d_o[i][c] * o[static_cast<std::size_t>(c)];
-        d_squares += square(d_o[i][c] * o[static_cast<std::size_t>(c)]);
+        // O may lie where f16 has few digits.
+        d_squares +=
+            square(d_o[i][c] * std::max(std::abs(o[static_cast<std::size_t>(c)]), smallest));
       }
       const double d_error = std::sqrt(d_squares + d_lse_square) + std::abs(d);
       const double rounded_error = error_of_rounded_d(d_squares, d, row, p, dp);
