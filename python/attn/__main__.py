@@ -4,11 +4,12 @@ import os
 import sys
 from pathlib import Path
 
-from . import nvrtc
+from . import _attn, nvrtc
 
 
 def main() -> None:
-    command = Path(__file__).with_name("bin") / "attn"
+    # Beside what is compiled, which in an editable installation is not where this file is.
+    command = Path(_attn.__file__).with_name("bin") / "attn"
     found = nvrtc.installed()
     if found:
         os.environ.setdefault("ATTN_NVRTC", str(found[0]))
