@@ -154,10 +154,6 @@ struct ForwardSm90Tiles {
   __device__ __forceinline__ void wait_full(int first, unsigned n) const {
     mbarrier_wait(barrier(first, Uses::stage(n)), Uses::parity(n));
   }
-  template <class Uses>
-  __device__ __forceinline__ bool is_full(int first, unsigned n) const {
-    return mbarrier_try(barrier(first, Uses::stage(n)), Uses::parity(n));
-  }
   // Waits until it may be overwritten (empty).
   template <class Uses>
   __device__ __forceinline__ void wait_empty(int first, unsigned n) const {
