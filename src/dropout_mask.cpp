@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "attn/error.hpp"
-#include "core/argument_check.hpp"
 #include "core/philox.hpp"
+#include "core/validate/argument_check.hpp"
 #include "cpu/plan_check.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/dropout_mask.hpp"

@@ -8,8 +8,8 @@
 #include <span>
 
 #include "attn/error.hpp"
-#include "core/argument_check.hpp"
 #include "core/matmul.hpp"
+#include "core/validate/argument_check.hpp"
 #include "cpu/matmul/matmul.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/matmul/config.hpp"

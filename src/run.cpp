@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "attn/error.hpp"
-#include "core/costs.hpp"
 #include "core/expr/build.hpp"
-#include "core/validate.hpp"
+#include "core/problem/costs.hpp"
+#include "core/validate/validate.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/plan_check.hpp"
 #include "cuda/cuda.hpp"

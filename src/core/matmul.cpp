@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "attn/error.hpp"
-#include "core/argument_check.hpp"
-#include "core/enum_names.hpp"
-#include "core/size.hpp"
+#include "core/tensor/size.hpp"
+#include "core/text/enum_names.hpp"
+#include "core/validate/argument_check.hpp"
 
 namespace attn {
 namespace {

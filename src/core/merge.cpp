@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "attn/run.hpp"
-#include "core/argument_check.hpp"
-#include "core/element.hpp"
+#include "core/tensor/element.hpp"
+#include "core/validate/argument_check.hpp"
 
 namespace attn {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <span>
 
-#include "core/argument_check.hpp"
+#include "core/validate/argument_check.hpp"
 
 namespace attn {
 namespace {

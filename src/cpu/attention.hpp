@@ -8,7 +8,7 @@
 
 #include "attn/run.hpp"
 #include "core/expr/program.hpp"
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 #include "cpu/expressions.hpp"
 #include "cpu/tile_ops.hpp"
 #include "cpu/workspace.hpp"

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "core/element.hpp"
+#include "core/tensor/element.hpp"
 
 namespace attn::cpu {
 namespace {

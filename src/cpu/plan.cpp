@@ -6,8 +6,8 @@
 #include <string>
 
 #include "attn/error.hpp"
-#include "core/costs.hpp"
-#include "core/size.hpp"
+#include "core/problem/costs.hpp"
+#include "core/tensor/size.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/expressions.hpp"

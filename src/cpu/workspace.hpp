@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
-#include "core/size.hpp"
+#include "core/tensor/size.hpp"
 
 namespace attn::cpu {
 

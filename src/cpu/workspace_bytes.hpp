@@ -1,7 +1,7 @@
 // Plan::workspace_bytes of the CPU backend.
 #pragma once
 
-#include "core/size.hpp"
+#include "core/tensor/size.hpp"
 #include "cpu/expressions.hpp"
 
 namespace attn::cpu {

@@ -3,7 +3,7 @@
 
 #include "attn/context.hpp"
 #include "attn/problem.hpp"
-#include "cuda/jit/source.hpp"
+#include "cuda/codegen/source.hpp"
 
 namespace attn::cuda {
 

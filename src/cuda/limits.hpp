@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "attn/plan.hpp"
-#include "core/size.hpp"
+#include "core/tensor/size.hpp"
 
 namespace attn::cuda {
 

@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 #include "reference/loaded_elements.hpp"
 #include "reference/matrix.hpp"
 #include "reference/probabilities.hpp"

@@ -1,7 +1,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
 #include "reference/probabilities.hpp"
 #include "reference/reference.hpp"

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "core/element.hpp"
 #include "core/matmul.hpp"
+#include "core/tensor/element.hpp"
 
 namespace attn::reference {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attn/tensor.hpp"
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 
 namespace attn::reference {
 

@@ -10,7 +10,7 @@
 
 #include "attn/run.hpp"
 #include "core/philox.hpp"
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
 #include "reference/reference.hpp"
 

@@ -14,7 +14,7 @@
 
 #include "conformance/isolation.hpp"
 #include "conformance/support.hpp"
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 #include "harness/compare.hpp"
 #include "harness/data.hpp"
 #include "reference/reference.hpp"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "attn/run.hpp"
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 #include "harness/data.hpp"
 
 namespace attn::harness {

@@ -7,7 +7,7 @@
 
 #include "conformance/isolation.hpp"
 #include "conformance/support.hpp"
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 #include "harness/data.hpp"
 
 namespace attn::harness {

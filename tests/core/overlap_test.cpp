@@ -1,4 +1,4 @@
-#include "core/overlap.hpp"
+#include "core/tensor/overlap.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 
 #include <gtest/gtest.h>
 

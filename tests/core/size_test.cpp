@@ -1,4 +1,4 @@
-#include "core/size.hpp"
+#include "core/tensor/size.hpp"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 
 #include "attn/error.hpp"
 #include "core/call.hpp"
-#include "core/validate.hpp"
+#include "core/validate/validate.hpp"
 
 namespace attn::testing {
 namespace {

@@ -1,5 +1,5 @@
 // What is legal is accepted, and complete() fills in the sizes.
-#include "core/validate.hpp"
+#include "core/validate/validate.hpp"
 
 #include <gtest/gtest.h>
 

@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "attn/error.hpp"
+#include "cuda/codegen/source.hpp"
 #include "cuda/driver/api.hpp"
 #include "cuda/driver/nvrtc.hpp"
-#include "cuda/jit/source.hpp"
 
 // One clear line where a test cannot run.
 #define ATTN_NEEDS_NVRTC()                                                     \

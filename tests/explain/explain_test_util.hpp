@@ -1,7 +1,7 @@
 // Problems for the tests of attn explain.
 #pragma once
 
-#include "core/validate.hpp"
+#include "core/validate/validate.hpp"
 #include "explain/problem_json.hpp"
 #include "harness/case.hpp"
 #include "harness/cases.hpp"

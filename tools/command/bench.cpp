@@ -9,7 +9,7 @@
 #include "command/bench_report.hpp"
 #include "command/command.hpp"
 #include "command/progress.hpp"
-#include "core/validate.hpp"
+#include "core/validate/validate.hpp"
 #include "io/file.hpp"
 #include "io/output_file.hpp"
 

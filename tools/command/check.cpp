@@ -11,7 +11,7 @@
 #include "command/command.hpp"
 #include "command/json_report.hpp"
 #include "command/progress.hpp"
-#include "core/validate.hpp"
+#include "core/validate/validate.hpp"
 #include "harness/cases.hpp"
 #include "harness/conformance.hpp"
 #include "io/file.hpp"

@@ -9,7 +9,7 @@
 #include "attn/problem.hpp"
 #include "command/command.hpp"
 #include "command/json_report.hpp"
-#include "core/validate.hpp"
+#include "core/validate/validate.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/jit/disk_cache.hpp"

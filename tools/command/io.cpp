@@ -7,7 +7,7 @@
 #include "attn/machine.hpp"
 #include "command/command.hpp"
 #include "command/io_row.hpp"
-#include "core/validate.hpp"
+#include "core/validate/validate.hpp"
 #include "io/file.hpp"
 #include "traffic/model.hpp"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attn/run.hpp"
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 #include "io/array.hpp"
 
 namespace attn::command {

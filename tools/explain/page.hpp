@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/embedded_files.hpp"
+#include "core/text/embedded_files.hpp"
 #include "explain/tile_map.hpp"
 
 namespace attn::explain {

@@ -7,7 +7,7 @@
 
 #include "attn/error.hpp"
 #include "attn/machine.hpp"
-#include "core/validate.hpp"
+#include "core/validate/validate.hpp"
 #include "explain/sample.hpp"
 #include "harness/data.hpp"
 

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "attn/error.hpp"
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
 
 namespace attn::harness {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "core/rows.hpp"
+#include "core/problem/rows.hpp"
 #include "harness/compare.hpp"
 #include "harness/sum_over_rows.hpp"
 #include "reference/loaded_elements.hpp"

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <random>
 
-#include "core/element.hpp"
 #include "core/matmul.hpp"
+#include "core/tensor/element.hpp"
 #include "reference/matmul.hpp"
 
 namespace attn::harness {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/element.hpp"
+#include "core/tensor/element.hpp"
 #include "cpu/nonfinite.hpp"
 #include "cpu/pairs.hpp"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/element.hpp"
+#include "core/tensor/element.hpp"
 #include "cpu/nonfinite.hpp"
 
 namespace attn::cpu {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/element.hpp"
+#include "core/tensor/element.hpp"
 #include "cpu/matmul/matmul.hpp"
 
 namespace attn::cpu {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "attn/error.hpp"
-#include "core/enum_names.hpp"
+#include "core/text/enum_names.hpp"
 #include "cpu/plan_check.hpp"
 #include "cpu/workspace_store.hpp"
 

@@ -1,6 +1,6 @@
 // Rung 1: three loops. Each product loads both its operands, and those of B (row-major) lie a row
 // of B apart: a cache line for one number.
-#include "core/element.hpp"
+#include "core/tensor/element.hpp"
 #include "cpu/matmul/matmul.hpp"
 
 namespace attn::cpu {

@@ -10,9 +10,9 @@
 #include "attn/error.hpp"
 #include "cuda/backward/kernel_name.hpp"
 #include "cuda/backward/sm90.hpp"
+#include "cuda/codegen/expression_factors.hpp"
 #include "cuda/heuristics/backward_portable.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
-#include "cuda/jit/expression_factors.hpp"
 #include "cuda/kernel_parts.hpp"
 #include "cuda/limits.hpp"
 

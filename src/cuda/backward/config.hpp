@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attn/plan.hpp"
-#include "core/size.hpp"
+#include "core/tensor/size.hpp"
 #include "cuda/device/params.cuh"
 #include "cuda/jit/compile.hpp"
 

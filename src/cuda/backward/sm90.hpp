@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attn/run.hpp"
-#include "core/size.hpp"
+#include "core/tensor/size.hpp"
 #include "cuda/backward/config.hpp"
 #include "cuda/driver/types.hpp"
 #include "cuda/jit/kernel.hpp"

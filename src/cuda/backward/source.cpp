@@ -8,11 +8,11 @@
 #include <set>
 
 #include "cuda/backward/sm90.hpp"
+#include "cuda/codegen/config_text.hpp"
+#include "cuda/codegen/expression_gradients.hpp"
+#include "cuda/codegen/expression_text.hpp"
+#include "cuda/codegen/wgmma_text.hpp"
 #include "cuda/forward/source.hpp"
-#include "cuda/jit/config_text.hpp"
-#include "cuda/jit/expression_gradients.hpp"
-#include "cuda/jit/expression_text.hpp"
-#include "cuda/jit/wgmma_text.hpp"
 #include "cuda/limits.hpp"
 
 namespace attn::cuda {

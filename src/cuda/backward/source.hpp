@@ -6,7 +6,7 @@
 
 #include "attn/expr.hpp"
 #include "cuda/backward/config.hpp"
-#include "cuda/jit/source.hpp"
+#include "cuda/codegen/source.hpp"
 
 namespace attn::cuda {
 

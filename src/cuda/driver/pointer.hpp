@@ -5,7 +5,7 @@
 #include <span>
 
 #include "attn/problem.hpp"
-#include "core/argument_check.hpp"
+#include "core/validate/argument_check.hpp"
 
 namespace attn::cuda {
 

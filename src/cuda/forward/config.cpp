@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "cuda/codegen/expression_factors.hpp"
+#include "cuda/codegen/expression_text.hpp"
 #include "cuda/forward/kernel_name.hpp"
 #include "cuda/heuristics/forward_portable.hpp"
 #include "cuda/heuristics/forward_sm90.hpp"
-#include "cuda/jit/expression_factors.hpp"
-#include "cuda/jit/expression_text.hpp"
 #include "cuda/kernel_parts.hpp"
 
 namespace attn::cuda {

@@ -9,13 +9,13 @@
 #include <mutex>
 
 #include "attn/error.hpp"
+#include "cuda/codegen/expression_text.hpp"
 #include "cuda/driver/counters.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/forward/config.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/source.hpp"
-#include "cuda/jit/expression_text.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/limits.hpp"
 

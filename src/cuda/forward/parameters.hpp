@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "attn/run.hpp"
-#include "core/size.hpp"
+#include "core/tensor/size.hpp"
 #include "cuda/device/params.cuh"
 #include "cuda/driver/types.hpp"
 #include "cuda/forward/config.hpp"

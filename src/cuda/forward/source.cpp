@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/codegen/config_text.hpp"
+#include "cuda/codegen/expression_text.hpp"
+#include "cuda/codegen/wgmma_text.hpp"
 #include "cuda/device/params.cuh"
 #include "cuda/forward/parameters.hpp"
-#include "cuda/jit/config_text.hpp"
-#include "cuda/jit/expression_text.hpp"
-#include "cuda/jit/wgmma_text.hpp"
 #include "cuda/limits.hpp"
 
 namespace attn::cuda {

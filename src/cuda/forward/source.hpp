@@ -2,8 +2,8 @@
 #pragma once
 
 #include "attn/expr.hpp"
+#include "cuda/codegen/source.hpp"
 #include "cuda/forward/config.hpp"
-#include "cuda/jit/source.hpp"
 
 namespace attn::cuda {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/expr/build.hpp"
-#include "cuda/jit/expression_factors.hpp"
-#include "cuda/jit/mask_bounds.hpp"
+#include "cuda/codegen/expression_factors.hpp"
+#include "cuda/codegen/mask_bounds.hpp"
 
 namespace attn::cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attn/context.hpp"
-#include "cuda/jit/source.hpp"
+#include "cuda/codegen/source.hpp"
 
 namespace attn::cuda {
 

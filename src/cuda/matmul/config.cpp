@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
-#include "core/enum_names.hpp"
+#include "core/text/enum_names.hpp"
 
 namespace attn::cuda {
 namespace {

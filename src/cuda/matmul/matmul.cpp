@@ -9,7 +9,7 @@
 
 #include "attn/error.hpp"
 #include "core/matmul.hpp"
-#include "core/size.hpp"
+#include "core/tensor/size.hpp"
 #include "cuda/device/matmul/params.cuh"
 #include "cuda/driver/device.hpp"
 #include "cuda/jit/kernel.hpp"

@@ -1,8 +1,8 @@
 // The text of the kernels of matrix products.
 #include <fmt/format.h>
 
-#include "cuda/jit/config_text.hpp"
-#include "cuda/jit/wgmma_text.hpp"
+#include "cuda/codegen/config_text.hpp"
+#include "cuda/codegen/wgmma_text.hpp"
 #include "cuda/matmul/config.hpp"
 
 namespace attn::cuda {

@@ -1,7 +1,7 @@
 // Expressions in a kernel, compiled by NVRTC: no local memory, no spills. Needs no GPU.
 #include "cases.hpp"
+#include "cuda/codegen/expression_text.hpp"
 #include "cuda/jit/compile.hpp"
-#include "cuda/jit/expression_text.hpp"
 #include "cuda/support.hpp"
 
 namespace attn::cuda {

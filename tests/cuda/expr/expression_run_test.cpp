@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "cases.hpp"
+#include "cuda/codegen/expression_text.hpp"
 #include "cuda/driver/memory.hpp"
-#include "cuda/jit/expression_text.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/support.hpp"
 

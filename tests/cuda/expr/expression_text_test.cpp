@@ -1,6 +1,6 @@
 // Expressions as device code: the text, compiled for the host, agrees with evaluate and never
 // contradicts it in classify.
-#include "cuda/jit/expression_text.hpp"
+#include "cuda/codegen/expression_text.hpp"
 
 #include <gtest/gtest.h>
 

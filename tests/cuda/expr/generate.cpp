@@ -3,7 +3,7 @@
 #include <fstream>
 
 #include "cases.hpp"
-#include "cuda/jit/expression_text.hpp"
+#include "cuda/codegen/expression_text.hpp"
 
 namespace {
 

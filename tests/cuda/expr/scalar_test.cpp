@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/codegen/expression_text.hpp"
 #include "cuda/cuda.hpp"
-#include "cuda/jit/expression_text.hpp"
 
 namespace attn {
 namespace {

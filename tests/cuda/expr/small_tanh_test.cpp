@@ -9,7 +9,7 @@
 #include <numbers>
 
 #include "attn/mask.hpp"
-#include "cuda/jit/expression_text.hpp"
+#include "cuda/codegen/expression_text.hpp"
 
 #define __device__
 #define __forceinline__ inline

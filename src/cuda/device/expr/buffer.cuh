@@ -1,5 +1,5 @@
-// Tensors that expressions read. The host fills the views: src/cuda/jit/expression_pack.cpp mirrors
-// the layout.
+// Tensors that expressions read. The host fills the views: src/cuda/codegen/expression_pack.cpp
+// mirrors the layout.
 #pragma once
 
 namespace attn::device {

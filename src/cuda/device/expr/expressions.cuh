@@ -1,4 +1,4 @@
-// What the text of expressions (src/cuda/jit/expression_text.hpp) calls.
+// What the text of expressions (src/cuda/codegen/expression_text.hpp) calls.
 #pragma once
 
 #include "expr/buffer.cuh"

@@ -24,9 +24,9 @@
 //   kBlockN                64
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout
 //   kScoreHides            a score may be -inf
-// Slope, BufferGradients: src/cuda/jit/expression_gradients.hpp; the latter with Gradient::buffers.
-// Grid: a block of 128 threads for each tile, batch entry and head (of Q for dQ, else of K), with
-// BackwardSimtLayout<C>::kBytes of dynamic shared memory.
+// Slope, BufferGradients: src/cuda/codegen/expression_gradients.hpp; the latter with
+// Gradient::buffers. Grid: a block of 128 threads for each tile, batch entry and head (of Q for dQ,
+// else of K), with BackwardSimtLayout<C>::kBytes of dynamic shared memory.
 #pragma once
 
 #include "expr/buffer_gradient.cuh"

@@ -20,7 +20,7 @@
 //   kStages                1 or 2
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout
 //   kScoreHides            a score may be -inf
-// Slope: src/cuda/jit/expression_gradients.hpp.
+// Slope: src/cuda/codegen/expression_gradients.hpp.
 // All tensors are 16-byte aligned, and so are their strides. Grid: a block of 32 kWarps threads for
 // each tile, batch entry and head (of Q for dQ, else of K), with BackwardSm80Layout<C>::kBytes of
 // dynamic shared memory.

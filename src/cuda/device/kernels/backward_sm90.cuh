@@ -27,7 +27,7 @@
 //   kGradient            Gradient::all
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kMaskBatches, kMaskHeads
 // and of ProductSS<Element, kKeys>, ProductTT<Element, kHeadDim> and <Element, kHeadDimV>,
-// ProductRS<Element, columns> of dQ's parts (src/cuda/jit/wgmma_text.hpp).
+// ProductRS<Element, columns> of dQ's parts (src/cuda/codegen/wgmma_text.hpp).
 // Before: kernels/backward_sm90_rows.cuh and backward_sm90_words.cuh; after: backward_sm90_dq.cuh.
 // Grid: up to one block of 512 threads for each multiprocessor, with BackwardSm90Layout<C>::kBytes
 // of dynamic shared memory.

@@ -25,9 +25,9 @@
 //   kClassified            the mask's words are in memory (kernels/classify.cuh)
 //   kParts                 of them: kConsumers
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches, kMaskHeads
-// and of ProductSS<Element, kBlockN>, ProductRS<Element, kHeadDimV> (src/cuda/jit/wgmma_text.hpp).
-// Grid: up to one block of 128 (1 + kConsumers) threads for each multiprocessor, with
-// ForwardSm90Layout<C>::kBytes of dynamic shared memory.
+// and of ProductSS<Element, kBlockN>, ProductRS<Element, kHeadDimV>
+// (src/cuda/codegen/wgmma_text.hpp). Grid: up to one block of 128 (1 + kConsumers) threads for each
+// multiprocessor, with ForwardSm90Layout<C>::kBytes of dynamic shared memory.
 #pragma once
 
 #include "kernels/forward_sm90/consumer.cuh"

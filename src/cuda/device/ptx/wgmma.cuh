@@ -1,6 +1,6 @@
 // Warpgroup matrix products (PTX ISA, "wgmma"): ordering and operands. The products themselves, one
 // function for each shape, are printed by the host for the shapes a kernel uses
-// (src/cuda/jit/wgmma_text.cpp).
+// (src/cuda/codegen/wgmma_text.cpp).
 #pragma once
 
 namespace attn::device {

@@ -1,0 +1,112 @@
+#include <fmt/format.h>
+
+#include "attn/run.hpp"
+#include "core/validate/argument_check.hpp"
+#include "core/validate/validate.hpp"
+#include "core/validate/validate_parts.hpp"
+
+namespace attn {
+namespace {
+
+using core::ArgumentCheck;
+
+// Sizes read from a tensor before anything else is known about it need its rank.
+void check_rank(const ArgumentCheck& check, std::string_view name, const Tensor& t, Layout layout) {
+  const std::string_view accepted = layout == Layout::packed ? "[total, heads, head_dim] (packed)"
+                                    : layout == Layout::paged
+                                        ? "[pages, page_size, heads, head_dim] (paged)"
+                                        : "[batch, seqlen, heads, head_dim] (dense)";
+  if (!t.given()) check.refuse(fmt::format("{} is not given; accepted is {}", name, accepted));
+  check.view(name, t);
+  const int rank = layout == Layout::packed ? 3 : 4;
+  if (t.rank != rank) {
+    check.refuse(fmt::format("{} is {}; accepted is {}", name, to_string(t), accepted));
+  }
+}
+
+void fill(std::int64_t& size, std::int64_t from_tensor) {
+  if (size == 0) size = from_tensor;
+}
+
+// The number of sequences that cu_seqlens describes.
+std::int64_t packed_batch(const ArgumentCheck& check, std::string_view name, const Tensor& t) {
+  if (t.rank != 1 || t.shape[0] < 1) {
+    check.refuse(fmt::format("{} is {}; accepted is i32[batch + 1]", name, to_string(t)));
+  }
+  return t.shape[0] - 1;
+}
+
+// seqlen of a packed side.
+void fill_longest(const ArgumentCheck& check, std::string_view side, std::int64_t& seqlen,
+                  std::int64_t batch, std::int64_t rows, const Tensor& cu_seqlens) {
+  const std::string name = fmt::format("cu_seqlens_{}", side);
+  const std::int64_t longest = core::check_cu_seqlens(check, name, cu_seqlens, batch, rows);
+  if (seqlen == 0 && rows > 0 && !check.readable()) {
+    check.refuse(
+        fmt::format("seqlen_{} is 0; accepted is the length of the longest sequence or "
+                    "more, because {} is {}",
+                    side, name, to_string(cu_seqlens)));
+  }
+  fill(seqlen, longest);
+}
+
+void fill_q(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
+  const Tensor& q = inputs.q;
+  fill(p.heads_q, q.shape[q.rank - 2]);
+  if (p.layout_q == Layout::packed) {
+    fill(p.batch, packed_batch(check, "cu_seqlens_q", inputs.cu_seqlens_q));
+    fill_longest(check, "q", p.seqlen_q, p.batch, q.shape[0], inputs.cu_seqlens_q);
+  } else {
+    fill(p.batch, q.shape[0]);
+    fill(p.seqlen_q, q.shape[1]);
+  }
+}
+
+void fill_k(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
+  const Tensor& k = inputs.k;
+  fill(p.heads_k, k.shape[k.rank - 2]);
+  if (p.layout_k == Layout::packed) {
+    fill_longest(check, "k", p.seqlen_k, p.batch, k.shape[0], inputs.cu_seqlens_k);
+  } else if (p.layout_k == Layout::paged) {
+    fill(p.page_size, k.shape[1]);
+    const Tensor& table = inputs.page_table;
+    check.tensor("page_table", table, DType::i32, {p.batch, core::kAnySize});
+    std::int64_t capacity = 0;
+    if (__builtin_mul_overflow(p.page_size, table.shape[1], &capacity)) {
+      check.refuse(
+          fmt::format("page_table is {} with pages of {} keys; accepted are up to 2^31 - 1 "
+                      "keys a sequence",
+                      to_string(table), p.page_size));
+    }
+    fill(p.seqlen_k, capacity);
+  } else {
+    fill(p.seqlen_k, k.shape[1]);
+  }
+}
+
+}  // namespace
+
+Problem complete(const Problem& problem, const Inputs& inputs) {
+  Problem p = problem;
+  const ArgumentCheck check(&p, core::device_of(inputs));
+  check_rank(check, "q", inputs.q, p.layout_q);
+  check_rank(check, "k", inputs.k, p.layout_k);
+  check_rank(check, "v", inputs.v, p.layout_k);
+  if (p.dtype.given() && p.dtype != inputs.q.dtype) {
+    check.refuse(
+        fmt::format("q is {}, dtype is {}; accepted are tensors of that dtype, or a dtype that is "
+                    "not given, for theirs",
+                    to_string(inputs.q), name(p.dtype)));
+  }
+  p.dtype = inputs.q.dtype;
+  fill(p.head_dim, inputs.q.shape[inputs.q.rank - 1]);
+  fill(p.head_dim_v, inputs.v.shape[inputs.v.rank - 1]);
+  fill_q(check, p, inputs);
+  fill_k(check, p, inputs);
+  core::validate_problem(p);
+  core::CheckMemory memory;
+  core::check_inputs(check, p, inputs, memory.resource());
+  return p;
+}
+
+}  // namespace attn

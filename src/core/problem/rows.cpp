@@ -1,0 +1,98 @@
+#include "core/problem/rows.hpp"
+
+namespace attn::core {
+namespace {
+
+std::int64_t element_bytes(const Tensor& t) { return static_cast<std::int64_t>(size_of(t.dtype)); }
+
+// Address of the element `offset` elements from the first. An empty tensor may have no memory at
+// all.
+std::byte* address(const Tensor& t, std::int64_t offset) {
+  return t.data == nullptr ? nullptr : static_cast<std::byte*>(t.data) + offset * element_bytes(t);
+}
+
+const std::int32_t* i32(const Tensor& t) { return static_cast<const std::int32_t*>(t.data); }
+
+// t: [batch, seqlen, heads, dim], or with cu_seqlens [total, heads, dim].
+Rows rows_of(const Tensor& t, const std::int32_t* cu_seqlens, std::int64_t batch) {
+  const std::int64_t bytes = element_bytes(t);
+  if (cu_seqlens != nullptr) {
+    return {.base = address(t, cu_seqlens[batch] * t.strides[0]),
+            .row_stride = t.strides[0] * bytes,
+            .head_stride = t.strides[1] * bytes};
+  }
+  return {.base = address(t, batch * t.strides[0]),
+          .row_stride = t.strides[1] * bytes,
+          .head_stride = t.strides[2] * bytes};
+}
+
+const std::int32_t* cu_seqlens(Layout layout, const Tensor& t) {
+  return layout == Layout::packed ? i32(t) : nullptr;
+}
+
+// t: [pages, page_size, heads, dim]
+Rows paged_rows(const Problem& problem, const Inputs& inputs, const Tensor& t, std::int64_t batch) {
+  const std::int64_t bytes = element_bytes(t);
+  const Tensor& table = inputs.page_table;
+  return {.base = address(t, 0),
+          .row_stride = t.strides[1] * bytes,
+          .head_stride = t.strides[2] * bytes,
+          .pages = table.data == nullptr ? nullptr : i32(table) + batch * table.strides[0],
+          .page_size = problem.page_size,
+          .page_stride = t.strides[0] * bytes,
+          .page_count = t.shape[0]};
+}
+
+std::int64_t capacity(const std::int32_t* starts, std::int64_t seqlen, std::int64_t batch) {
+  return starts == nullptr ? seqlen : starts[batch + 1] - starts[batch];
+}
+
+std::int32_t length(const Tensor& seqused, std::int64_t capacity, std::int64_t batch) {
+  return seqused.given() ? i32(seqused)[batch] : static_cast<std::int32_t>(capacity);
+}
+
+}  // namespace
+
+Sequence sequence(const Problem& problem, const Inputs& inputs, std::int64_t batch) {
+  Sequence s;
+  s.batch = static_cast<std::int32_t>(batch);
+  s.capacity_q =
+      capacity(cu_seqlens(problem.layout_q, inputs.cu_seqlens_q), problem.seqlen_q, batch);
+  s.capacity_k =
+      capacity(cu_seqlens(problem.layout_k, inputs.cu_seqlens_k), problem.seqlen_k, batch);
+  s.length_q = length(inputs.seqused_q, s.capacity_q, batch);
+  s.length_k = length(inputs.seqused_k, s.capacity_k, batch);
+  s.q = rows_like_q(problem, inputs, inputs.q, batch);
+  if (problem.layout_k == Layout::paged) {
+    s.k = paged_rows(problem, inputs, inputs.k, batch);
+    s.v = paged_rows(problem, inputs, inputs.v, batch);
+  } else {
+    s.k = rows_like_k(problem, inputs, inputs.k, batch);
+    s.v = rows_like_k(problem, inputs, inputs.v, batch);
+  }
+  return s;
+}
+
+Rows rows_like_q(const Problem& problem, const Inputs& inputs, const Tensor& tensor,
+                 std::int64_t batch) {
+  return rows_of(tensor, cu_seqlens(problem.layout_q, inputs.cu_seqlens_q), batch);
+}
+
+Rows rows_like_k(const Problem& problem, const Inputs& inputs, const Tensor& tensor,
+                 std::int64_t batch) {
+  return rows_of(tensor, cu_seqlens(problem.layout_k, inputs.cu_seqlens_k), batch);
+}
+
+LseRow lse_row(const Problem& problem, const Inputs& inputs, const Tensor& lse, std::int64_t batch,
+               std::int64_t head) {
+  const std::int64_t bytes = element_bytes(lse);
+  if (problem.layout_q == Layout::packed) {  // [heads_q, total_q]
+    return {.base = address(
+                lse, head * lse.strides[0] + i32(inputs.cu_seqlens_q)[batch] * lse.strides[1]),
+            .stride = lse.strides[1] * bytes};
+  }
+  return {.base = address(lse, batch * lse.strides[0] + head * lse.strides[1]),
+          .stride = lse.strides[2] * bytes};
+}
+
+}  // namespace attn::core

@@ -1,0 +1,99 @@
+#include <bit>
+#include <cstdint>
+
+#include "attn/tensor.hpp"
+#include "core/text/enum_names.hpp"
+
+namespace attn {
+namespace {
+
+constexpr core::EnumName<DType> kDTypes[] = {
+    {DType::f64, "f64"}, {DType::f32, "f32"}, {DType::bf16, "bf16"}, {DType::f16, "f16"},
+    {DType::i64, "i64"}, {DType::i32, "i32"}, {DType::u8, "u8"},
+};
+
+constexpr std::uint32_t kSign = 0x80000000u;
+constexpr std::uint32_t kInfinity = 0x7f800000u;  // f32; larger magnitudes are NaN
+
+// bits / 2^shift, rounded to nearest, ties to even. 1 <= shift <= 31.
+constexpr std::uint32_t round_shift(std::uint32_t bits, int shift) {
+  const std::uint32_t half = 1u << (shift - 1);
+  const std::uint32_t odd = (bits >> shift) & 1u;
+  return (bits + (half - 1u) + odd) >> shift;
+}
+
+}  // namespace
+
+std::size_t size_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::f64:
+    case DType::i64:
+      return 8;
+    case DType::f32:
+    case DType::i32:
+      return 4;
+    case DType::bf16:
+    case DType::f16:
+      return 2;
+    case DType::u8:
+      return 1;
+  }
+  return 0;
+}
+
+std::string_view name(DType dtype) noexcept { return core::name_of(kDTypes, dtype); }
+
+DType parse_dtype(std::string_view text) { return core::parse_name(kDTypes, "dtype", text); }
+
+bool is_floating(DType dtype) noexcept {
+  return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+
+bfloat16::bfloat16(float value) noexcept {
+  const auto u = std::bit_cast<std::uint32_t>(value);
+  const bool nan = (u & ~kSign) > kInfinity;
+  // A carry out of the mantissa runs into the exponent, which is right up to infinity. NaN keeps
+  // its upper payload and is made quiet, so that it cannot become infinity.
+  bits = static_cast<std::uint16_t>(nan ? (u >> 16) | 0x40u : round_shift(u, 16));
+}
+
+bfloat16::operator float() const noexcept {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+float16::float16(float value) noexcept {
+  const auto u = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t magnitude = u & ~kSign;
+  std::uint32_t half = 0;
+  if (magnitude > kInfinity) {
+    half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);  // quiet, upper payload kept
+  } else if (magnitude >= 0x47800000u) {            // 2^16 and above
+    half = 0x7c00u;
+  } else if (magnitude >=
+             0x38800000u) {  // 2^-14 and above: normal; 65520 and above carries into infinity
+    half = round_shift(magnitude - (112u << 23), 13);  // exponent bias 127 -> 15
+  } else if (magnitude >= 0x33000000u) {  // 2^-25 and above: subnormal, in units of 2^-24
+    const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+    const int exponent =
+        static_cast<int>(magnitude >> 23);         // value = mantissa * 2^(exponent - 150)
+    half = round_shift(mantissa, 126 - exponent);  // shift 14 to 24
+  }
+  bits = static_cast<std::uint16_t>((u & kSign) >> 16 | half);
+}
+
+float16::operator float() const noexcept {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+  const std::uint32_t exponent = (bits >> 10) & 0x1fu;
+  const std::uint32_t mantissa = bits & 0x3ffu;
+  std::uint32_t magnitude = 0;
+  if (exponent == 0x1fu) {
+    magnitude = kInfinity | mantissa << 13;
+  } else if (exponent != 0) {
+    magnitude = (exponent + 112u) << 23 | mantissa << 13;
+  } else {
+    magnitude = std::bit_cast<std::uint32_t>(static_cast<float>(mantissa) * 0x1p-24f);
+  }
+  return std::bit_cast<float>(sign | magnitude);
+}
+
+}  // namespace attn

@@ -1,0 +1,160 @@
+#include "core/validate/argument_check.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+
+#include "attn/error.hpp"
+#include "core/tensor/overlap.hpp"
+
+namespace attn::core {
+namespace {
+
+// Far above any memory and far below 2^63, so that sums and differences of two offsets cannot
+// overflow.
+constexpr std::int64_t kMaxExtent = std::int64_t{1} << 60;  // bytes
+
+bool addressable(const Tensor& t) {
+  std::int64_t elements = 1;
+  const auto size = static_cast<std::int64_t>(size_of(t.dtype));
+  std::int64_t extent = size;
+  for (std::int32_t k = 0; k < t.rank; ++k) {
+    if (__builtin_mul_overflow(elements, t.shape[k], &elements)) return false;
+    std::int64_t reach = 0;  // bytes between the first and the last element of this dimension
+    if (__builtin_mul_overflow(std::max<std::int64_t>(0, t.shape[k] - 1), t.strides[k], &reach) ||
+        __builtin_mul_overflow(reach, size, &reach) || reach > kMaxExtent || reach < -kMaxExtent) {
+      return false;
+    }
+    extent += std::abs(reach);
+  }
+  return extent <= kMaxExtent && elements <= kMaxExtent;
+}
+
+std::string shape_text(DType dtype, const Shape& shape) {
+  std::string sizes;
+  for (const std::int64_t size : shape) {
+    if (!sizes.empty()) sizes += ", ";
+    sizes += size == kAnySize ? "any" : fmt::format("{}", size);
+  }
+  return fmt::format("{}[{}]", name(dtype), sizes);
+}
+
+// Empty while sizes are missing.
+std::string descriptor(const Problem& p) {
+  if (p.heads_q <= 0 || p.heads_k <= 0 || p.head_dim <= 0 || p.head_dim_v <= 0) return {};
+  try {
+    return fmt::format(" (problem {})", to_string(p));
+  } catch (const std::exception&) {  // a problem too broken to describe is refused for what is
+                                     // wrong with it
+    return {};
+  }
+}
+
+}  // namespace
+
+std::string to_string(const Label& label) {
+  return label.name.empty() ? std::string(label.kind)
+                            : fmt::format("{} '{}'", label.kind, label.name);
+}
+
+void ArgumentCheck::refuse(const std::string& message) const {
+  throw Error(ErrorCode::invalid_argument,
+              problem_ == nullptr ? message : message + descriptor(*problem_));
+}
+
+void ArgumentCheck::view(const Label& name, const Tensor& t) const {
+  if (t.rank < 1 || t.rank > kMaxRank) {
+    refuse(fmt::format("{} has rank {}; accepted are 1 to {}", to_string(name), t.rank, kMaxRank));
+  }
+  if (size_of(t.dtype) == 0) {
+    refuse(fmt::format("{} has dtype {}; accepted are the enumerators of DType", to_string(name),
+                       static_cast<int>(t.dtype)));
+  }
+  if (t.device != device_) {
+    refuse(fmt::format("{} is {}; accepted are tensors on {}", to_string(name), to_string(t),
+                       to_string(device_)));
+  }
+  if (std::any_of(t.shape.begin(), t.shape.begin() + t.rank,
+                  [](std::int64_t size) { return size < 0; })) {
+    refuse(
+        fmt::format("{} is {}; accepted are sizes of at least 0", to_string(name), to_string(t)));
+  }
+  if (!addressable(t)) {
+    refuse(fmt::format("{} is {}; accepted are sizes and strides that span at most 2^60 bytes",
+                       to_string(name), to_string(t)));
+  }
+  if (t.size() == 0) return;
+  if (t.data == nullptr) {
+    refuse(fmt::format("{} is {} with data null; accepted is null only without elements",
+                       to_string(name), to_string(t)));
+  }
+  if (reinterpret_cast<std::uintptr_t>(t.data) % size_of(t.dtype) != 0) {
+    refuse(fmt::format("{} has data at address {}; accepted are multiples of {} bytes for {}",
+                       to_string(name), fmt::ptr(t.data), size_of(t.dtype), attn::name(t.dtype)));
+  }
+}
+
+void ArgumentCheck::tensor(const Label& name, const Tensor& t, DType dtype,
+                           const Shape& shape) const {
+  if (!t.given()) {
+    refuse(
+        fmt::format("{} is not given; accepted is {}", to_string(name), shape_text(dtype, shape)));
+  }
+  view(name, t);
+  const bool same_shape = static_cast<std::size_t>(t.rank) == shape.rank() &&
+                          std::equal(shape.begin(), shape.end(), t.shape.begin(),
+                                     [](std::int64_t want, std::int64_t got) {
+                                       return want == kAnySize || want == got;
+                                     });
+  if (t.dtype != dtype || !same_shape) {
+    refuse(fmt::format("{} is {}; accepted is {}", to_string(name), to_string(t),
+                       shape_text(dtype, shape)));
+  }
+}
+
+void ArgumentCheck::contiguous_rows(const Label& name, const Tensor& t) const {
+  const auto last = static_cast<std::size_t>(t.rank - 1);
+  if (t.size() > 0 && t.shape[last] > 1 && t.strides[last] != 1) {
+    refuse(fmt::format("{} is {}; accepted is stride 1 in the last dimension", to_string(name),
+                       to_string(t)));
+  }
+}
+
+void ArgumentCheck::contiguous(const Label& name, const Tensor& t) const {
+  if (!t.contiguous()) {
+    refuse(fmt::format("{} is {}; accepted is a contiguous tensor", to_string(name), to_string(t)));
+  }
+}
+
+void ArgumentCheck::not_given(const Label& name, const Tensor& t, std::string_view because) const {
+  if (t.given() || t.data != nullptr) {
+    refuse(fmt::format("{} is given but {}; accepted is none", to_string(name), because));
+  }
+}
+
+void ArgumentCheck::disjoint(std::span<const NamedTensor> outputs,
+                             std::span<const NamedTensor> inputs) const {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const Label& name = outputs[i].name;
+    const Tensor& t = outputs[i].tensor;
+    if (self_overlap(t)) {
+      refuse(fmt::format("{} is {}; accepted are outputs whose elements do not share memory",
+                         to_string(name), to_string(t)));
+    }
+    const auto refuse_if_shared = [&](const NamedTensor& other) {
+      if (overlap(t, other.tensor)) {
+        refuse(fmt::format(
+            "{} at address {} overlaps {} at address {}; accepted are outputs that "
+            "share no memory with other arguments",
+            to_string(name), fmt::ptr(t.data), to_string(other.name), fmt::ptr(other.tensor.data)));
+      }
+    };
+    for (const NamedTensor& input : inputs) refuse_if_shared(input);
+    for (std::size_t j = i + 1; j < outputs.size(); ++j) refuse_if_shared(outputs[j]);
+  }
+}
+
+}  // namespace attn::core

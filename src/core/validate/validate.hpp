@@ -1,0 +1,54 @@
+// Checks of a call's arguments, before anything is written.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory_resource>
+#include <span>
+#include <vector>
+
+#include "attn/run.hpp"
+#include "core/validate/argument_check.hpp"
+
+namespace attn::core {
+
+// Memory of the checks of a call: on the stack of the caller, and on the heap for what is more than
+// that, some thirty buffers.
+class CheckMemory {
+ public:
+  std::pmr::memory_resource& resource() { return resource_; }
+
+ private:
+  std::array<std::byte, 8192> bytes_;
+  std::pmr::monotonic_buffer_resource resource_{bytes_.data(), bytes_.size()};
+};
+
+// Where the tensors of a call are: as q.
+Device device_of(const Inputs& inputs);
+
+// problem has every size set. Each throws Error(invalid_argument) with the argument, its value and
+// what is accepted. `device`: where all tensors must be. Those of a call return the tensors that
+// were given, in `memory`, under names that look at those of the problem and the gradients.
+void validate_problem(const Problem& problem);
+// What is asked of a plan: enumerators, no kernel's name without a GPU, no backward pass of paged
+// K, V.
+void validate_options(const Problem& problem, Phase phase, const PlanOptions& options);
+// The plan is one of this phase.
+void validate_phase(const Plan& plan, Phase phase);
+// Throws Error(unsupported).
+void refuse_paged_backward(const Problem& problem);
+// The shapes that mask and score declare for the buffers of shorthands; a call checks those that it
+// reads.
+void validate_declarations(const Problem& problem);
+std::pmr::vector<NamedTensor> validate_forward(
+    const Problem& problem, const Inputs& inputs, const Outputs& outputs, Device device = {},
+    std::pmr::memory_resource& memory = *std::pmr::get_default_resource());
+std::pmr::vector<NamedTensor> validate_backward(
+    const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+    const OutputGradients& d_outputs, const Gradients& gradients, Device device = {},
+    std::pmr::memory_resource& memory = *std::pmr::get_default_resource());
+// The workspace of a call: Context::workspace, of at least `bytes`, apart from `tensors`.
+void validate_workspace(const Problem& problem, const Tensor& workspace, std::int64_t bytes,
+                        std::span<const NamedTensor> tensors, Device device);
+
+}  // namespace attn::core

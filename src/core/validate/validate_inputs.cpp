@@ -1,0 +1,156 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "core/expr/build.hpp"
+#include "core/validate/validate_parts.hpp"
+
+namespace attn::core {
+namespace {
+
+using attn::expr::Buffer;
+
+const Tensor* bound(const attn::expr::Bindings& bindings, const std::string& name) {
+  for (const auto& [bound_name, tensor] : bindings) {
+    if (bound_name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+using Buffers = std::pmr::vector<const Buffer*>;
+
+// Mask first; each name once. One name must mean one declaration.
+Buffers declared_buffers(const ArgumentCheck& check, const Problem& problem,
+                         std::pmr::memory_resource& memory) {
+  Buffers declared(&memory);
+  Buffers read(&memory);
+  for (const attn::expr::Expr* e : {&problem.mask, &problem.score}) {
+    if (e->empty()) continue;
+    read.clear();
+    attn::expr::collect_buffers(*e, read);
+    for (const Buffer* buffer : read) {
+      const auto same_name =
+          std::find_if(declared.begin(), declared.end(),
+                       [&](const Buffer* other) { return other->name() == buffer->name(); });
+      if (same_name == declared.end()) {
+        declared.push_back(buffer);
+        continue;
+      }
+      const Tensor& a = (*same_name)->tensor();
+      const Tensor& b = buffer->tensor();
+      if (!attn::expr::same_tensor(a, b)) {
+        check.refuse(
+            fmt::format("buffer '{}' is {} in mask and {} in score; accepted is one tensor "
+                        "a name",
+                        buffer->name(), to_string(a), to_string(b)));
+      }
+    }
+  }
+  return declared;
+}
+
+std::string names_of(const Buffers& declared) {
+  std::string names;
+  for (const Buffer* buffer : declared) {
+    names += fmt::format("{}'{}'", names.empty() ? "" : ", ", buffer->name());
+  }
+  return names.empty() ? "none, as mask and score read no buffer" : names;
+}
+
+void check_binding_names(const ArgumentCheck& check, const Buffers& declared,
+                         const attn::expr::Bindings& bindings) {
+  for (auto binding = bindings.begin(); binding != bindings.end(); ++binding) {
+    const std::string& name = binding->first;
+    if (std::none_of(declared.begin(), declared.end(),
+                     [&](const Buffer* buffer) { return buffer->name() == name; })) {
+      check.refuse(fmt::format("buffers names '{}'; accepted are {}", name, names_of(declared)));
+    }
+    if (std::any_of(bindings.begin(), binding,
+                    [&](const auto& earlier) { return earlier.first == name; })) {
+      check.refuse(fmt::format("buffers names '{}' twice; accepted is each name once", name));
+    }
+  }
+}
+
+void check_scalar(const ArgumentCheck& check, const Label& label, DType dtype, const Tensor& t) {
+  if (t.rank != 0 || t.dtype != dtype || t.device.type != DeviceType::cpu) {
+    check.refuse(fmt::format("{} is {} of rank {} on {}; accepted is a scalar, {} of rank 0 on cpu",
+                             to_string(label), name(t.dtype), t.rank, to_string(t.device),
+                             name(dtype)));
+  }
+  if (t.data == nullptr) {
+    check.refuse(fmt::format("{} is a scalar without a value; accepted is one bound to its name",
+                             to_string(label)));
+  }
+}
+
+std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Problem& problem,
+                                            const Inputs& inputs,
+                                            std::pmr::memory_resource& memory) {
+  const Buffers declared = declared_buffers(check, problem, memory);
+  check_binding_names(check, declared, inputs.buffers);
+  std::pmr::vector<BoundBuffer> buffers(&memory);
+  for (const Buffer* buffer : declared) {
+    const Label label("buffer", buffer->name());
+    const Tensor& declaration = buffer->tensor();
+    const Tensor* binding = bound(inputs.buffers, buffer->name());
+    const Tensor& t = binding != nullptr ? *binding : declaration;
+    if (attn::expr::is_scalar(*buffer)) {
+      check_scalar(check, label, declaration.dtype, t);
+      buffers.push_back({buffer->name(), t});
+      continue;
+    }
+    check.view(label, t);
+    if (t.dtype != declaration.dtype || t.rank != declaration.rank) {
+      check.refuse(fmt::format("{} is {}; accepted are {} tensors of rank {}", to_string(label),
+                               to_string(t), name(declaration.dtype), declaration.rank));
+    }
+    for (std::int32_t k = 0; k < t.rank; ++k) {
+      const bool open = declaration.shape[k] == 0 && declaration.data == nullptr;
+      if (!open && declaration.shape[k] != t.shape[k]) {
+        check.refuse(fmt::format("{} is {}; accepted is size {} in dimension {}, as declared",
+                                 to_string(label), to_string(t), declaration.shape[k], k));
+      }
+    }
+    check_shorthand_shape(check, problem, *buffer, t);
+    buffers.push_back({buffer->name(), t});
+  }
+  return buffers;
+}
+
+}  // namespace
+
+Shape shape_like_q(const Problem& problem, std::int64_t rows, std::int64_t dim) {
+  if (problem.layout_q == Layout::packed) return {rows, problem.heads_q, dim};
+  return {problem.batch, problem.seqlen_q, problem.heads_q, dim};
+}
+
+Shape shape_like_k(const Problem& problem, std::int64_t rows, std::int64_t dim) {
+  if (problem.layout_k == Layout::packed) return {rows, problem.heads_k, dim};
+  if (problem.layout_k == Layout::paged) return {rows, problem.page_size, problem.heads_k, dim};
+  return {problem.batch, problem.seqlen_k, problem.heads_k, dim};
+}
+
+std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem& p,
+                                           const Inputs& inputs,
+                                           std::pmr::memory_resource& memory) {
+  check.tensor("q", inputs.q, p.dtype, shape_like_q(p, kAnySize, p.head_dim));
+  check.contiguous_rows("q", inputs.q);
+  check.tensor("k", inputs.k, p.dtype, shape_like_k(p, kAnySize, p.head_dim));
+  check.contiguous_rows("k", inputs.k);
+  check.tensor("v", inputs.v, p.dtype, shape_like_k(p, inputs.k.shape[0], p.head_dim_v));
+  check.contiguous_rows("v", inputs.v);
+  check_sequences(check, p, inputs);
+  if (p.sink) {
+    check.tensor("sink", inputs.sink, DType::f32, {p.heads_q});
+    check.contiguous("sink", inputs.sink);
+  } else {
+    check.not_given("sink", inputs.sink, "problem.sink is false");
+  }
+  std::pmr::vector<BoundBuffer> buffers = check_buffers(check, p, inputs, memory);
+  check_pages(check, p, inputs);
+  return buffers;
+}
+
+}  // namespace attn::core

@@ -1,0 +1,58 @@
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "attn/error.hpp"
+#include "core/validate/validate.hpp"
+
+namespace attn::core {
+namespace {
+
+// name() of a value that is no enumerator.
+constexpr std::string_view kUnknown = "unknown";
+
+template <class Enum>
+void check_enumerator(const ArgumentCheck& check, std::string_view argument, Enum value,
+                      std::string_view type) {
+  if (name(value) != kUnknown) return;
+  check.refuse(fmt::format("{} is {}; accepted are the enumerators of {}", argument,
+                           static_cast<int>(value), type));
+}
+
+}  // namespace
+
+void validate_options(const Problem& problem, Phase phase, const PlanOptions& options) {
+  const ArgumentCheck check(&problem);
+  check_enumerator(check, "phase", phase, "Phase");
+  check_enumerator(check, "backend", options.backend, "Backend");
+  check_enumerator(check, "algorithm", options.algorithm, "Algorithm");
+  const DeviceType type = options.device.type;
+  if (type != DeviceType::cpu && type != DeviceType::cuda) {
+    check.refuse(fmt::format("device type is {}; accepted are the enumerators of DeviceType",
+                             static_cast<int>(type)));
+  }
+  if (!options.kernel.empty() && type != DeviceType::cuda) {
+    check.refuse(
+        fmt::format("kernel is '{}' and the device is {}; accepted there is none, as only "
+                    "the cuda backend has kernels by name",
+                    options.kernel, to_string(options.device)));
+  }
+  if (phase == Phase::backward) refuse_paged_backward(problem);
+}
+
+void refuse_paged_backward(const Problem& problem) {
+  if (problem.layout_k != Layout::paged) return;
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("layout_k is paged; accepted by backward are dense and packed (problem {})",
+                  to_string(problem)));
+}
+
+void validate_phase(const Plan& plan, Phase phase) {
+  if (plan.phase == phase) return;
+  ArgumentCheck(&plan.problem)
+      .refuse(fmt::format("plan is of the {} phase; accepted by {} are plans of its own phase",
+                          name(plan.phase), name(phase)));
+}
+
+}  // namespace attn::core

@@ -1,0 +1,143 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+
+#include "core/problem/rows.hpp"
+#include "core/problem/visible.hpp"
+#include "core/validate/validate_parts.hpp"
+
+namespace attn::core {
+namespace {
+
+const std::int32_t* i32(const Tensor& t) { return static_cast<const std::int32_t*>(t.data); }
+
+// seqused: i32 [batch], contiguous, each from 0 to the rows of its sequence.
+void check_seqused(const ArgumentCheck& check, const char* name, const Tensor& t,
+                   std::int64_t batch, const std::int32_t* cu_seqlens, std::int64_t seqlen) {
+  if (!t.given()) return;
+  check.tensor(name, t, DType::i32, {batch});
+  check.contiguous(name, t);
+  if (!check.readable()) return;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t capacity =
+        cu_seqlens == nullptr ? seqlen : std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
+    if (i32(t)[b] < 0 || i32(t)[b] > capacity) {
+      check.refuse(fmt::format("{}[{}] is {}; accepted are 0 to {}, the rows of the sequence", name,
+                               b, i32(t)[b], capacity));
+    }
+  }
+}
+
+// What messages call the arguments of one side.
+struct SideNames {
+  const char* seqlen;
+  const char* cu_seqlens;
+  const char* seqused;
+  const char* not_packed;
+};
+constexpr SideNames kNamesQ{"seqlen_q", "cu_seqlens_q", "seqused_q", "layout_q is not packed"};
+constexpr SideNames kNamesK{"seqlen_k", "cu_seqlens_k", "seqused_k", "layout_k is not packed"};
+
+// The sequences of Q, or of K and V when these are not paged. `rows`: of a packed tensor.
+void check_side(const ArgumentCheck& check, const SideNames& names, Layout layout,
+                std::int64_t batch, std::int64_t seqlen, std::int64_t rows,
+                const Tensor& cu_seqlens, const Tensor& seqused) {
+  const std::int32_t* starts = nullptr;
+  if (layout == Layout::packed) {
+    const std::int64_t longest = check_cu_seqlens(check, names.cu_seqlens, cu_seqlens, batch, rows);
+    if (seqlen < longest) {
+      check.refuse(fmt::format("{} is {}; accepted are at least {}, the longest sequence of {}",
+                               names.seqlen, seqlen, longest, names.cu_seqlens));
+    }
+    starts = i32(cu_seqlens);
+  } else {
+    check.not_given(names.cu_seqlens, cu_seqlens, names.not_packed);
+  }
+  check_seqused(check, names.seqused, seqused, batch, starts, seqlen);
+}
+
+void check_page_table(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
+  const Tensor& table = inputs.page_table;
+  if (p.layout_k != Layout::paged) {
+    check.not_given("page_table", table, "layout_k is not paged");
+    return;
+  }
+  check.tensor("page_table", table, DType::i32, {p.batch, kAnySize});
+  check.contiguous_rows("page_table", table);
+  // Divided, not multiplied: the product may exceed 64 bits.
+  const std::int64_t pages_needed = (p.seqlen_k + p.page_size - 1) / p.page_size;
+  if (pages_needed > table.shape[1]) {
+    check.refuse(
+        fmt::format("seqlen_k is {}; accepted are up to {} pages of {} keys, the second "
+                    "size of page_table",
+                    p.seqlen_k, table.shape[1], p.page_size));
+  }
+}
+
+}  // namespace
+
+std::int64_t check_cu_seqlens(const ArgumentCheck& check, std::string_view name, const Tensor& t,
+                              std::int64_t batch, std::int64_t rows) {
+  check.tensor(name, t, DType::i32, {kAnySize});
+  if (t.shape[0] < 1 || t.shape[0] - 1 != batch) {
+    check.refuse(fmt::format("{} is {}; accepted is i32[batch + 1] with batch {}", name,
+                             to_string(t), batch));
+  }
+  check.contiguous(name, t);
+  if (!check.readable()) return 0;
+  const std::int32_t* starts = i32(t);
+  if (starts[0] != 0) {
+    check.refuse(fmt::format("{}[0] is {}; accepted is 0", name, starts[0]));
+  }
+  std::int64_t longest = 0;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    if (starts[b + 1] < starts[b]) {
+      check.refuse(fmt::format("{}[{}] is {} after {}; accepted are numbers that do not decrease",
+                               name, b + 1, starts[b + 1], starts[b]));
+    }
+    longest = std::max(longest, std::int64_t{starts[b + 1]} - starts[b]);
+  }
+  if (starts[batch] > rows) {
+    check.refuse(fmt::format("{}[{}] is {}; accepted are up to {}, the rows of the tensor", name,
+                             batch, starts[batch], rows));
+  }
+  return longest;
+}
+
+void check_sequences(const ArgumentCheck& check, const Problem& problem, const Inputs& inputs) {
+  check_side(check, kNamesQ, problem.layout_q, problem.batch, problem.seqlen_q, inputs.q.shape[0],
+             inputs.cu_seqlens_q, inputs.seqused_q);
+  check_side(check, kNamesK, problem.layout_k, problem.batch, problem.seqlen_k, inputs.k.shape[0],
+             inputs.cu_seqlens_k, inputs.seqused_k);
+  check_page_table(check, problem, inputs);
+}
+
+void check_pages(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
+  if (p.layout_k != Layout::paged || !check.readable()) return;
+  const Tensor& table = inputs.page_table;
+  const std::int64_t pages = inputs.k.shape[0];
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence(p, inputs, b);
+    for (std::int64_t n = 0; n * p.page_size < s.length_k; ++n) {
+      if (pages == 0) {
+        check.refuse(
+            fmt::format("k has no pages; accepted is one or more, because sequence {} has "
+                        "{} keys",
+                        b, s.length_k));
+      }
+      const std::int32_t page = i32(table)[table.offset({b, n})];
+      if (page >= 0 && page < pages) continue;
+      const std::int64_t end = std::min<std::int64_t>((n + 1) * p.page_size, s.length_k);
+      if (sees_any(p, inputs, s, n * p.page_size, end)) {
+        check.refuse(
+            fmt::format("page_table[{}, {}] is {}; accepted are 0 to {}, the pages of k, "
+                        "where some row sees a key of the page",
+                        b, n, page, pages - 1));
+      }
+    }
+  }
+}
+
+}  // namespace attn::core

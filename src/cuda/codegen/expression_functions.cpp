@@ -1,0 +1,70 @@
+#include "cuda/codegen/expression_functions.hpp"
+
+#include <fmt/format.h>
+
+#include "core/expr/build.hpp"
+#include "cuda/codegen/expression_buffers.hpp"
+#include "cuda/codegen/expression_values.hpp"
+
+namespace attn::cuda {
+namespace {
+
+std::string_view element(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return "ElementBF16";
+    case DType::f16:
+      return "ElementF16";
+    case DType::i32:
+      return "ElementI32";
+    case DType::u8:
+      return "ElementU8";
+    default:
+      return "ElementF32";
+  }
+}
+
+}  // namespace
+
+std::string function(std::string_view result, std::string_view name, std::string_view parameters,
+                     std::string_view body) {
+  return fmt::format("  __device__ __forceinline__ {} {}({}) const {{\n{}  }}\n", result, name,
+                     parameters, body);
+}
+
+std::string value_body(const expr::Program& program, const ScoreFactors* factors,
+                       std::size_t result) {
+  ExpressionValues values(program, factors, {result});
+  std::string text = values.statements();
+  return text + fmt::format("    return {};\n", values.value(result));
+}
+
+std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const Readers& readers) {
+  const std::string& name = buffer.name();
+  const bool is_float = is_floating(tensor.dtype);
+  if (expr::is_scalar(buffer)) {
+    return fmt::format("  Scalar<{}> scalar_{};\n", is_float ? "float" : "int", name);
+  }
+  std::string values;
+  std::string arguments;
+  for (std::int32_t d = 0; d < tensor.rank; ++d) {
+    values += fmt::format("{}int i{}", d > 0 ? ", " : "", d);
+    arguments += fmt::format(", i{}", d);
+  }
+  const auto reader = [&](std::string_view prefix, std::string_view called) {
+    return function(
+        is_float ? "float" : "int", fmt::format("{}{}", prefix, name), values,
+        fmt::format("    return {}<{}, {}>(buffer_{}{});\n", called, element(tensor.dtype),
+                    last_is_contiguous(tensor), name, arguments));
+  };
+  std::string text = fmt::format("\n  BufferView buffer_{};\n", name);
+  if (readers.element) text += reader("attn_load_", "load_element");
+  if (readers.shared) text += reader("attn_share_", "load_shared_element");
+  if (!readers.range) return text;
+  return text + "  template <class... Ranges>\n" +
+         function(is_float ? "FloatRange" : "IntRange", "range_load_" + name, "Ranges... ranges",
+                  fmt::format("    return range_load<{}>(buffer_{}, ranges...);\n",
+                              element(tensor.dtype), name));
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,191 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "attn/error.hpp"
+#include "core/expr/bindings.hpp"
+#include "core/expr/build.hpp"
+#include "cuda/codegen/expression_buffers.hpp"
+#include "cuda/codegen/expression_factors.hpp"
+#include "cuda/codegen/expression_text.hpp"
+#include "cuda/device/expr/small_tanh.cuh"
+
+namespace attn::cuda {
+namespace {
+
+constexpr std::size_t kMaxBuffers = 32;
+
+// As attn::device::BufferView in src/cuda/device/expr/buffer.cuh.
+struct BufferView {
+  const void* data = nullptr;
+  std::uint32_t last[kMaxRank] = {};
+  std::int64_t strides[kMaxRank] = {};  // bytes
+};
+static_assert(sizeof(BufferView) == 56 && alignof(BufferView) == 8);
+
+// As attn::device::Scalar there.
+constexpr std::size_t kScalarBytes = 8;
+
+std::size_t bytes_of(const expr::Buffer& buffer) {
+  return expr::is_scalar(buffer) ? kScalarBytes : sizeof(BufferView);
+}
+
+constexpr std::uint32_t kAnyIndex = ~0U;
+
+BufferView view_of(const Tensor& tensor) {
+  BufferView view;
+  if (tensor.size() == 0) return view;
+  view.data = tensor.data;
+  for (std::int32_t d = 0; d < tensor.rank; ++d) {
+    const auto at = static_cast<std::size_t>(d);
+    const bool single = tensor.shape[at] == 1;
+    // Indices are below 2^31, so a longer dimension needs no larger bound.
+    view.last[at] = single ? kAnyIndex
+                           : static_cast<std::uint32_t>(std::clamp<std::int64_t>(
+                                 tensor.shape[at] - 1, 0, std::int64_t{kAnyIndex} - 1));
+    view.strides[at] =
+        single ? 0 : tensor.strides[at] * static_cast<std::int64_t>(size_of(tensor.dtype));
+  }
+  return view;
+}
+
+// A number for each multiple of q.k, four for each polynomial.
+std::size_t count_numbers(const ScoreFactors& factors) {
+  std::size_t count = factors.multiples.size();
+  for (const ExponentTerm& term : factors.exponent) count += term.polynomial == 0 ? 0 : 4;
+  return count;
+}
+
+// Views, then numbers. The struct is aligned to 8 bytes, and never empty.
+std::size_t struct_bytes(std::size_t of_views, std::size_t numbers) {
+  return (std::max<std::size_t>(of_views + numbers * sizeof(float), 1) + 7) / 8 * 8;
+}
+
+// factor * tanh(multiple * dot) is dot times this polynomial of dot.
+device::SmallTanh small_tanh(double multiple, double factor, int precise_math) {
+  const device::SmallTanh tanh =
+      precise_math == 0 ? device::SmallTanhOf<0>::kValue : device::SmallTanhOf<1>::kValue;
+  const double scale = multiple * factor;
+  const double of_p = tanh.rest == 0 ? scale : std::sqrt(scale);  // p, or p^2
+  const device::SmallTanh scaled{static_cast<float>(tanh.first * of_p),
+                                 static_cast<float>(tanh.second * multiple * multiple * of_p),
+                                 static_cast<float>(tanh.rest * scale),
+                                 static_cast<float>(tanh.least * of_p)};
+  // softmax_scale may be negative, 0, or far from 1. Then no score is small.
+  if (scale > 0 && std::isnormal(scaled.first) && std::isnormal(scaled.second)) return scaled;
+  return {0, 0, 0, std::numeric_limits<float>::infinity()};
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<const expr::Buffer>> expression_buffers(const expr::Expr& mask,
+                                                                    const expr::Expr& score) {
+  auto found = expr::buffers(mask);
+  for (const auto& buffer : expr::buffers(score)) {
+    const auto same = std::find_if(found.begin(), found.end(), [&](const auto& other) {
+      return other->name() == buffer->name();
+    });
+    if (same == found.end()) {
+      found.push_back(buffer);
+      continue;
+    }
+    const Tensor& a = (*same)->tensor();
+    const Tensor& b = buffer->tensor();
+    if (!expr::same_tensor(a, b)) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("buffer '{}' is {} in mask and {} in score; accepted is one tensor "
+                              "for each name",
+                              buffer->name(), to_string(a), to_string(b)));
+    }
+  }
+  if (found.size() > kMaxBuffers) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("mask and score read {} buffers; at most {} are accepted on CUDA",
+                            found.size(), kMaxBuffers));
+  }
+  return found;
+}
+
+const Tensor& described(const expr::Buffer& buffer, const expr::Bindings& bindings) {
+  const Tensor* tensor = &buffer.tensor();
+  for (const auto& [name, bound] : bindings) {
+    if (name == buffer.name()) tensor = &bound;
+  }
+  return *tensor;
+}
+
+bool last_is_contiguous(const Tensor& tensor) {
+  const auto last = static_cast<std::size_t>(tensor.rank) - 1;
+  return tensor.strides[last] == 1 && tensor.shape[last] != 1;
+}
+
+std::size_t buffers_bytes(const std::vector<std::shared_ptr<const expr::Buffer>>& buffers) {
+  std::size_t bytes = 0;
+  for (const auto& buffer : buffers) bytes += bytes_of(*buffer);
+  return bytes;
+}
+
+std::vector<std::byte> pack_buffers(const std::vector<std::shared_ptr<const expr::Buffer>>& buffers,
+                                    const expr::Bindings& bindings) {
+  std::vector<std::byte> bytes(buffers_bytes(buffers));
+  std::byte* to = bytes.data();
+  for (const auto& buffer : buffers) {
+    const Tensor& tensor = expr::resolve(*buffer, bindings, DeviceType::cuda);
+    if (expr::is_scalar(*buffer)) {
+      std::memcpy(to, tensor.data, size_of(tensor.dtype));
+    } else {
+      const BufferView view = view_of(tensor);
+      std::memcpy(to, &view, sizeof(view));
+    }
+    to += bytes_of(*buffer);
+  }
+  return bytes;
+}
+
+std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
+                                        const expr::Bindings& bindings, double softmax_scale,
+                                        int precise_math) {
+  const ScoreFactors factors = score_factors(score);
+  std::vector<float> numbers;
+  for (const double c : factors.multiples) {
+    numbers.push_back(static_cast<float>(softmax_scale * c));
+  }
+  for (const ExponentTerm& term : factors.exponent) {
+    if (term.polynomial == 0) continue;
+    const auto tanh = small_tanh(softmax_scale * term.polynomial, term.factor, precise_math);
+    numbers.insert(numbers.end(), {tanh.first, tanh.second, tanh.rest, tanh.least});
+  }
+  std::vector<std::byte> bytes = pack_buffers(expression_buffers(mask, score), bindings);
+  const std::size_t of_views = bytes.size();
+  bytes.resize(struct_bytes(of_views, numbers.size()));
+  if (!numbers.empty()) {
+    std::memcpy(bytes.data() + of_views, numbers.data(), numbers.size() * sizeof(float));
+  }
+  return bytes;
+}
+
+std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score) {
+  return struct_bytes(buffers_bytes(expression_buffers(mask, score)),
+                      count_numbers(score_factors(score)));
+}
+
+bool prints_alike(const expr::Expr& mask, const expr::Expr& score, const expr::Bindings& bindings) {
+  const auto buffers = expression_buffers(mask, score);
+  return std::all_of(buffers.begin(), buffers.end(), [&](const auto& buffer) {
+    if (expr::is_scalar(*buffer)) return true;
+    const Tensor& bound = described(*buffer, bindings);
+    return bound.dtype == buffer->tensor().dtype &&
+           last_is_contiguous(bound) == last_is_contiguous(buffer->tensor());
+  });
+}
+
+bool mask_reads_buffers(const expr::Expr& mask) {
+  const auto buffers = expr::buffers(mask);
+  return !std::ranges::all_of(buffers, [](const auto& buffer) { return expr::is_scalar(*buffer); });
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,134 @@
+#include "cuda/codegen/expression_values.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "cuda/codegen/expression_range.hpp"
+
+namespace attn::cuda {
+namespace {
+
+using expr::CudaMath;
+using expr::Instruction;
+using expr::Op;
+
+// A value longer than this gets a name, as one that is used twice: the text stays readable, and
+// its nesting far from what a compiler takes.
+constexpr std::size_t kLongestValue = 120;
+
+std::string position_text(Op op, std::string_view a, std::string_view b) {
+  return fmt::format("attn_position_{}({}, {})", expr::cuda_word(op), a, b);
+}
+
+}  // namespace
+
+std::vector<std::string> operands_of(const Instruction& in,
+                                     const std::vector<std::string>& values) {
+  std::vector<std::string> operands;
+  for (int a = 0; a < in.num_args; ++a) {
+    operands.push_back(values[static_cast<std::size_t>(in.args[a])]);
+  }
+  return operands;
+}
+
+ExpressionValues::ExpressionValues(const expr::Program& program, const ScoreFactors* factors,
+                                   const std::vector<std::size_t>& results, bool is_small)
+    : program_(program),
+      factors_(factors),
+      is_small_(is_small),
+      math_(factors == nullptr ? CudaMath::exact : CudaMath::fast),
+      small_(small_in_short_sequences(program)),
+      users_(program.instructions.size()) {
+  for (std::size_t i = 0; i < users_.size(); ++i) linear_.push_back(linear(i));
+  for (const std::size_t i : results) users_[i] = 1;
+  for (std::size_t i = users_.size(); i-- > 0;) {
+    if (users_[i] == 0) continue;
+    for (const std::size_t a : read_by(i)) ++users_[a];
+  }
+}
+
+std::string ExpressionValues::statements() {
+  std::string text =
+      fmt::format("    using namespace {};\n", math_ == CudaMath::exact ? "exact" : "fast");
+  for (std::size_t i = 0; i < users_.size(); ++i) {
+    const Instruction& in = program_.instructions[i];
+    std::string value = users_[i] > 0 ? value_text(i) : std::string();
+    const bool steps = factors_ != nullptr && in.op == Op::key && users_[i] > 0;
+    if (steps || (!is_leaf(in) && (users_[i] > 1 || value.size() > kLongestValue))) {
+      const std::string name = steps ? "key" : fmt::format("v{}", i);
+      text += fmt::format("    const {} {} = {};\n", expr::cuda_type(in.type), name, value);
+      value = name;
+    }
+    values_.push_back(std::move(value));
+  }
+  return text;
+}
+
+const Instruction& ExpressionValues::operand(std::size_t i) const {
+  return program_.instructions[static_cast<std::size_t>(program_.instructions[i].args[0])];
+}
+
+// Instructions whose values the text of this one contains.
+std::vector<std::size_t> ExpressionValues::read_by(std::size_t i) const {
+  const Instruction& in = program_.instructions[i];
+  if (multiple(i) >= 0 || !stepped(i).empty()) return {};
+  return {in.args, in.args + in.num_args};
+}
+
+// Sums and differences of positions and lengths that are small. The range of the key holds
+// key_first too, so `text` is as small.
+ExpressionValues::Linear ExpressionValues::linear(std::size_t i) const {
+  const Instruction& in = program_.instructions[i];
+  if (factors_ == nullptr || !small_[i]) return {};
+  if (in.op == Op::key) return {"key_first", 1};
+  if (is_leaf(in)) return {expr::cuda_value(program_, in, {}, math_), 0};
+  if (in.op != Op::add && in.op != Op::sub) return {};
+  const Linear& a = linear_[static_cast<std::size_t>(in.args[0])];
+  const Linear& b = linear_[static_cast<std::size_t>(in.args[1])];
+  if (a.text.empty() || b.text.empty()) return {};
+  Linear sum{position_text(in.op, a.text, b.text),
+             in.op == Op::add ? a.coefficient + b.coefficient : a.coefficient - b.coefficient};
+  return sum.text.size() > kLongestValue ? Linear{} : sum;
+}
+
+// The conversion of a linear int32, or of its absolute value, that the step is in: integers of
+// 22 bits are exact as float32, so the step is added there. For the scores of a row that are
+// steps apart that is one addition of a constant each. Empty: i is no such conversion.
+std::string ExpressionValues::stepped(std::size_t i) const {
+  if (program_.instructions[i].op != Op::to_float) return {};
+  const auto converted = static_cast<std::size_t>(program_.instructions[i].args[0]);
+  const bool is_abs = operand(i).op == Op::abs && small_[converted];
+  const Linear& x = linear_[is_abs ? static_cast<std::size_t>(operand(i).args[0]) : converted];
+  if (x.coefficient == 0) return {};
+  const std::string value =
+      fmt::format("attn_position_to_float({}, {} * step)", x.text, x.coefficient);
+  return is_abs ? fmt::format("attn_abs({})", value) : value;
+}
+
+// As cuda_value, in the words of the struct.
+std::string ExpressionValues::value_text(std::size_t i) const {
+  const Instruction& in = program_.instructions[i];
+  if (multiple(i) >= 0) return fmt::format("attn_mul(dot, multiple_{})", multiple(i));
+  if (in.op == Op::score) return "dot";
+  if (factors_ != nullptr && in.op == Op::key) return "key_first + step";
+  if (std::string value = stepped(i); !value.empty()) return value;
+  const std::vector<std::string> operands = operands_of(in, values_);
+  if ((in.op == Op::add || in.op == Op::sub) && small_[i]) {
+    return position_text(in.op, operands[0], operands[1]);
+  }
+  if (in.op == Op::to_float && small_[static_cast<std::size_t>(in.args[0])]) {
+    return fmt::format("attn_position_to_float({})", operands[0]);
+  }
+  if (is_shared(in)) {
+    return fmt::format("attn_share_{}({})",
+                       program_.buffers[static_cast<std::size_t>(in.buffer)]->name(),
+                       fmt::join(operands, ", "));
+  }
+  if (is_small_ && factors_->small_tanh == static_cast<std::int32_t>(i)) {
+    return fmt::format("attn_small_tanh({}, room)", operands[0]);
+  }
+  return expr::cuda_value(program_, in, operands, math_);
+}
+
+}  // namespace attn::cuda

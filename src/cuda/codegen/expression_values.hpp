@@ -1,0 +1,62 @@
+// Values of a mask's or score's program as device code: what the functions of `struct Expressions`
+// (expression_text.hpp) are made of.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/expr/cuda_text.hpp"
+#include "cuda/codegen/expression_factors.hpp"
+
+namespace attn::cuda {
+
+inline bool is_leaf(const expr::Instruction& in) { return in.num_args == 0; }
+// A load that many scores share.
+inline bool is_shared(const expr::Instruction& in) {
+  return in.op == expr::Op::load && !is_leaf(in) && in.dependence != expr::Dependence::full;
+}
+// Of an instruction, from the texts of all.
+std::vector<std::string> operands_of(const expr::Instruction& in,
+                                     const std::vector<std::string>& values);
+
+// Prints what `results`, instructions of a program, are made of. Both references must outlive it.
+class ExpressionValues {
+ public:
+  // factors: of a score's program, null for a mask's. is_small: with a polynomial for
+  // factors->small_tanh.
+  ExpressionValues(const expr::Program& program, const ScoreFactors* factors,
+                   const std::vector<std::size_t>& results, bool is_small = false);
+
+  // Statements that name what value() refers to. Once.
+  std::string statements();
+  // After statements().
+  const std::string& value(std::size_t i) const { return values_[i]; }
+
+ private:
+  // The int32 `text` + coefficient * step, where a score's key is key_first + step.
+  struct Linear {
+    std::string text;  // empty: not of this form
+    int coefficient = 0;
+  };
+
+  int multiple(std::size_t i) const { return factors_ != nullptr ? factors_->multiple[i] : -1; }
+  const expr::Instruction& operand(std::size_t i) const;
+  std::vector<std::size_t> read_by(std::size_t i) const;
+  Linear linear(std::size_t i) const;
+  std::string stepped(std::size_t i) const;
+  std::string value_text(std::size_t i) const;
+
+  const expr::Program& program_;
+  const ScoreFactors* factors_;
+  bool is_small_;
+  expr::CudaMath math_;
+  std::vector<bool> small_;
+  std::vector<int> users_;  // 0: its value is not needed
+  std::vector<Linear> linear_;
+  std::vector<std::string> values_;
+};
+
+}  // namespace attn::cuda

@@ -1,0 +1,81 @@
+#include "cuda/codegen/wgmma_text.hpp"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+namespace attn::cuda {
+namespace {
+
+// "%first, %first+1, ..." of asm operands.
+std::string operands(int first, int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += fmt::format("{}%{}", i > 0 ? ", " : "", first + i);
+  return text;
+}
+
+// High word of every descriptor: 128-byte swizzle, 1024 bytes between groups of eight rows.
+constexpr std::string_view kDescriptorHigh = "0x40000040";
+
+// How the operands lie.
+struct Operands {
+  std::string_view name;
+  bool a_in_registers;
+  std::string_view transposed;  // the flags, of A if it is in shared memory, and B
+};
+constexpr Operands kSS{"ProductSS", false, "0, 0"}, kRS{"ProductRS", true, "1"},
+    kST{"ProductST", false, "0, 1"}, kTS{"ProductTS", false, "1, 0"},
+    kTT{"ProductTT", false, "1, 1"};
+
+std::string print_product(DType dtype, int columns, const Operands& kind) {
+  const bool a_in_registers = kind.a_in_registers;
+  const int count = columns / 2;
+  const int a = count, b = a + (a_in_registers ? 4 : 1), add = b + 1;
+  const std::string_view type = dtype == DType::bf16 ? "bf16" : "f16";
+  std::string accumulators;
+  for (int i = 0; i < count; ++i) {
+    accumulators += fmt::format("{}\"+f\"(d[{}])", i > 0 ? ", " : "", i);
+  }
+  const std::string descriptor_a =
+      a_in_registers ? ""
+                     : fmt::format("\"mov.b64 da, {{%{}, {}}};\\n\"\n        ", a, kDescriptorHigh);
+  return fmt::format(
+      "template <>\n"
+      "struct {0}<{1}, {2}> {{\n"
+      "  static __device__ __forceinline__ void run(float (&d)[{3}], {4} a, unsigned b, int add) "
+      "{{\n"
+      "    asm volatile(\n"
+      "        \"{{\\n.reg .pred p;\\n.reg .b64 da, db;\\n\"\n"
+      "        \"setp.ne.b32 p, %{5}, 0;\\nmov.b64 db, {{%{6}, {7}}};\\n\"\n"
+      "        {8}\"wgmma.mma_async.sync.aligned.m64n{2}k16.f32.{9}.{9} \"\n"
+      "        \"{{{10}}}, {11}, db, p, 1, 1, {12};\\n}}\"\n"
+      "        : {13}\n"
+      "        : {14}, \"r\"(b), \"r\"(add));\n"
+      "  }}\n"
+      "}};\n",
+      kind.name, dtype == DType::bf16 ? "BFloat16" : "Float16", columns, count,
+      a_in_registers ? "const unsigned*" : "unsigned", add, b, kDescriptorHigh, descriptor_a, type,
+      operands(0, count), a_in_registers ? "{" + operands(a, 4) + "}" : std::string("da"),
+      kind.transposed, accumulators,
+      a_in_registers ? R"("r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))" : R"("r"(a))");
+}
+
+}  // namespace
+
+std::string print_product_ss(DType dtype, int columns) {
+  return print_product(dtype, columns, kSS);
+}
+std::string print_product_rs(DType dtype, int columns) {
+  return print_product(dtype, columns, kRS);
+}
+std::string print_product_st(DType dtype, int columns) {
+  return print_product(dtype, columns, kST);
+}
+std::string print_product_ts(DType dtype, int columns) {
+  return print_product(dtype, columns, kTS);
+}
+std::string print_product_tt(DType dtype, int columns) {
+  return print_product(dtype, columns, kTT);
+}
+
+}  // namespace attn::cuda
