@@ -2,8 +2,8 @@
 // division take short forms. How short, ATTN_PRECISE_MATH says:
 //
 //           2 (default)              1                           0
-//   tanh    2 MUFU, 12 others,       2 MUFU, 3 others,           1 MUFU,
-//           relative error 6e-7      absolute error 2e-7         relative error 5e-4
+//   tanh    2 MUFU, 2 ulp            2 MUFU, 3 others,           1 MUFU,
+//                                    absolute error 2e-7         relative error 5e-4
 //   exp     1 MUFU, 2 ulp            1 MUFU, relative error 2^-22 + |x| 2^-24
 //   exp2    1 MUFU, 2 ulp            1 MUFU, relative error 2^-22
 //   erf     2 ulp
@@ -102,22 +102,13 @@ __device__ __forceinline__ float attn_sqrt(float a) { return mufu::square_root(a
 
 __device__ __forceinline__ float attn_erf(float a) { return exact::attn_erf(a); }
 
-// Where the result is small its absolute error is too large a part of it, and an odd minimax
-// polynomial (7e-8 relative) takes over.
 __device__ __forceinline__ float attn_tanh(float a) {
-#if ATTN_PRECISE_MATH == 0
+#if ATTN_PRECISE_MATH >= 2
+  return exact::attn_tanh(a);
+#elif ATTN_PRECISE_MATH == 1
+  return 1 - 2 * mufu::reciprocal(mufu::exp2(2 * kLog2e * a) + 1);
+#else
   return mufu::tanh(a);
-#else
-  const float large = 1 - 2 * mufu::reciprocal(mufu::exp2(2 * kLog2e * a) + 1);
-#if ATTN_PRECISE_MATH == 1
-  return large;
-#else
-  constexpr float kSmall = 0.3f;
-  const float square = a * a;
-  const float p = (-0x1.9cb158p-5f * square + 0x1.10b0b0p-3f) * square - 0x1.5554a0p-2f;
-  const float small = a * square * p + a;
-  return attn_abs(a) < kSmall ? small : large;
-#endif
 #endif
 }
 
