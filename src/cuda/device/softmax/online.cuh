@@ -18,12 +18,12 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// The reference for a largest score: at least their product, also where that is rounded by much, as
-// of scores of -1e9, so that no exponent is above 0. NaN for -inf, which fmaxf leaves out.
-__device__ __forceinline__ float reference_for(float top, float c) {
-  const float product = top * c;
-  return fmaf(fabsf(product), 0x1p-22f, product);
-}
+// The reference for a largest score: their product rounded up, so that no exponent c s - reference,
+// one fused multiply-add, is above 0, also where the product is rounded by much, as of scores of
+// -1e9. No higher than that: P of the largest score is rounded to 16 bits where the sum is not, and
+// of rows whose P are all a little below 1 O would come out too large. NaN or -inf for -inf, which
+// fmaxf leaves out.
+__device__ __forceinline__ float reference_for(float top, float c) { return __fmul_ru(top, c); }
 
 // Two rows of a thread (tile/accumulator.cuh).
 struct OnlineSoftmax {

@@ -45,6 +45,11 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmul_ru(float a, float b) {
+  const double exact = static_cast<double>(a) * b;
+  const auto nearest = static_cast<float>(exact);
+  return nearest < exact ? std::nextafter(nearest, INFINITY) : nearest;
+}
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 template <class T>
