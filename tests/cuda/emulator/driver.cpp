@@ -155,8 +155,20 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   if (failed) return CUDA_ERROR_LAUNCH_FAILED;
   if (config->sharedMemBytes > kSharedBytes) return CUDA_ERROR_INVALID_VALUE;
   const auto* library = reinterpret_cast<const Library*>(function);
-  failed = !emulator::launch(config->gridDimX, config->blockDimX, library->shared,
-                             config->sharedMemBytes, library->call, arguments,
+  unsigned cluster = 1;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+      cluster = config->attrs[i].value.clusterDim.x;
+    }
+  }
+  if (config->gridDimX % cluster != 0) return CUDA_ERROR_INVALID_VALUE;
+  failed = !emulator::launch({.grid = config->gridDimX,
+                              .size = config->blockDimX,
+                              .cluster = cluster,
+                              .shared = library->shared,
+                              .shared_bytes = config->sharedMemBytes,
+                              .call = library->call,
+                              .arguments = arguments},
                              static_cast<unsigned>(number("ATTN_EMULATED_SEED", 1)));
   return failed ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
 }

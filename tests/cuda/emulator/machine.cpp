@@ -31,6 +31,7 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   Index index{};
   bool finished = false;
+  unsigned cluster_generation = 0;                            // of its last arrival
   std::function<bool()> ready;                                // empty: may run
   std::vector<std::vector<Copy>> copies{1};                   // groups, the last one open
   std::vector<std::vector<Product>> products{1};              // likewise
@@ -55,8 +56,18 @@ struct MBarrier {
   }
 };
 
+struct Block;
+struct Cluster {
+  std::vector<std::unique_ptr<Block>> blocks;
+  Barrier barrier;
+  const Launch* launch = nullptr;
+};
+
 struct Block {
+  Cluster* cluster = nullptr;
+  unsigned rank = 0;  // in the cluster
   Index index{}, size{}, grid{};
+  std::vector<char> own_shared;  // of the blocks after the first
   char* shared = nullptr;
   std::size_t shared_bytes = 0;
   std::vector<Fiber> fibers;
@@ -67,8 +78,6 @@ struct Block {
   std::deque<std::function<void()>> later;  // boxes under way
   Fiber* now = nullptr;
   ucontext_t scheduler{};
-  void (*call)(void**) = nullptr;
-  void** arguments = nullptr;
 };
 
 Block* block = nullptr;  // the one that runs
@@ -98,11 +107,29 @@ void meet(Barrier& b, unsigned count) {
 }
 
 void begin() {
-  block->call(block->arguments);
+  const Launch& launch = *block->cluster->launch;
+  launch.call(launch.arguments);
   if (now().stores.size() > 1 || !now().stores.front().empty())
     fail("a thread ends before its boxes were read");
   now().finished = true;
   swapcontext(&now().context, &block->scheduler);
+}
+
+// The block whose shared memory an address is in, and the address there.
+constexpr unsigned kRankShift = 24;
+Block& owner(unsigned& address) {
+  const unsigned rank = address >> kRankShift;
+  address &= (1u << kRankShift) - 1;
+  if (rank == 0) return *block;
+  Block& b = *block->cluster->blocks[rank - 1];
+  if (std::ranges::all_of(b.fibers, &Fiber::finished)) fail("a block is reached after its end");
+  return b;
+}
+MBarrier& mbarrier(unsigned address) {
+  Block& b = owner(address);
+  const auto found = b.mbarriers.find(address);
+  if (found == b.mbarriers.end()) fail("an mbarrier was not initialised");
+  return found->second;
 }
 
 void check_address(unsigned address, std::size_t bytes) {
@@ -196,6 +223,7 @@ void start(Block& b) {
 // Lets every thread of a warp run until it waits. Whether any did.
 bool run_warp(Block& b, unsigned warp) {
   bool ran = false;
+  block = &b;
   for (unsigned i = 32 * warp; i < std::min(b.size.x, 32 * warp + 32); ++i) {
     Fiber& f = b.fibers[i];
     if (f.finished || (f.ready && !f.ready())) continue;
@@ -211,6 +239,7 @@ bool run_warp(Block& b, unsigned warp) {
 void deliver(Block& b, std::size_t which) {
   const std::function<void()> box = std::move(b.later[which]);
   b.later.erase(b.later.begin() + static_cast<std::ptrdiff_t>(which));
+  block = &b;
   b.now = b.fibers.data();
   box();
 }
@@ -221,19 +250,36 @@ std::size_t unfinished(const Block& b) {
 }
 
 // False on a deadlock.
-bool run(Block& b, std::mt19937& random) {
-  std::vector<unsigned> order(b.warps.size());
-  std::iota(order.begin(), order.end(), 0u);
-  while (unfinished(b) > 0) {
+bool run(Cluster& cluster, std::mt19937& random) {
+  struct Place {
+    Block* block;
+    unsigned warp;
+  };
+  std::vector<Place> order;
+  for (const auto& b : cluster.blocks) {
+    for (unsigned warp = 0; warp < b->warps.size(); ++warp) order.push_back({b.get(), warp});
+  }
+  const auto waiting = [&] {
+    std::size_t count = 0;
+    for (const auto& b : cluster.blocks) count += unfinished(*b);
+    return count;
+  };
+  while (waiting() > 0) {
     bool ran = false;
     std::shuffle(order.begin(), order.end(), random);
-    for (const unsigned warp : order) ran = run_warp(b, warp) || ran;
+    for (const Place& place : order) ran = run_warp(*place.block, place.warp) || ran;
+    std::vector<Block*> receivers;
+    for (const auto& b : cluster.blocks) {
+      if (!b->later.empty()) receivers.push_back(b.get());
+    }
     // Boxes arrive in any order, at the latest when nobody can go on without.
-    if (!b.later.empty() && (!ran || random() % 4 == 0)) {
+    if (!receivers.empty() && (!ran || random() % 4 == 0)) {
+      Block& b = *receivers[random() % receivers.size()];
       deliver(b, random() % b.later.size());
-    } else if (!ran && unfinished(b) > 0) {
-      std::fprintf(stderr, "emulated GPU: deadlock: %zu of %u threads of block %u wait\n",
-                   unfinished(b), b.size.x, b.index.x);
+    } else if (!ran && waiting() > 0) {
+      std::fprintf(stderr, "emulated GPU: deadlock: %zu of %u threads of block %u%s wait\n",
+                   waiting(), block->size.x * block->cluster->launch->cluster,
+                   cluster.blocks.front()->index.x, cluster.blocks.size() > 1 ? " on" : "");
       return false;
     }
   }
@@ -247,6 +293,31 @@ const Index& block_index() { return block->index; }
 const Index& block_size() { return block->size; }
 const Index& grid_size() { return block->grid; }
 char* shared_memory() { return block->shared; }
+char* shared_window() { return block->cluster->launch->shared; }
+
+unsigned cluster_rank() { return block->rank; }
+unsigned cluster_address(unsigned address, unsigned rank) {
+  if (rank >= block->cluster->blocks.size()) fail("a cluster has no such block");
+  return address | (rank + 1) << kRankShift;
+}
+void cluster_arrive() {
+  Barrier& b = block->cluster->barrier;
+  now().cluster_generation = b.generation;
+  if (++b.arrived == block->size.x * block->cluster->blocks.size()) {
+    b.arrived = 0;
+    ++b.generation;
+  }
+}
+void cluster_wait() {
+  wait_until([&b = block->cluster->barrier, mine = now().cluster_generation] {
+    return b.generation != mine;
+  });
+}
+void store_cluster(unsigned address, const void* from, std::size_t bytes) {
+  Block& b = owner(address);
+  check_address(address, bytes);
+  std::memcpy(b.shared + address, from, bytes);
+}
 
 const char* exchange(const void* mine, std::size_t bytes) {
   Warp& warp = block->warps[now().index.x / 32];
@@ -284,26 +355,27 @@ void mbarrier_init(unsigned address, unsigned arrivals) {
   block->mbarriers[address] = {.arrivals = arrivals, .pending = arrivals};
 }
 void mbarrier_arrive(unsigned address, unsigned expected_bytes) {
-  const auto found = block->mbarriers.find(address);
-  if (found == block->mbarriers.end()) fail("an mbarrier was not initialised");
-  MBarrier& b = found->second;
+  MBarrier& b = mbarrier(address);
   if (b.pending == 0) fail("more arrivals at an mbarrier than its phase has");
   b.bytes += expected_bytes;
   --b.pending;
   b.check();
 }
 bool mbarrier_done(unsigned address, unsigned parity) {
-  const auto found = block->mbarriers.find(address);
-  if (found == block->mbarriers.end()) fail("an mbarrier was not initialised");
-  return (found->second.phase & 1) != parity;
+  return (mbarrier(address).phase & 1) != parity;
 }
 void mbarrier_wait(unsigned address, unsigned parity) {
   wait_until([address, parity] { return mbarrier_done(address, parity); });
 }
 
-void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates) {
+void wait_for_word(const unsigned* word) {
+  wait_until([word] { return *word != 0; });
+}
+
+void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates,
+              unsigned ranks) {
   std::vector<int> at(coordinates, coordinates + box.rank);
-  block->later.emplace_back([box, destination, barrier, at] {
+  const auto copy = [box, destination, barrier, at] {
     const unsigned bytes = for_each_element(box, destination, at, [](char* shared, char* element) {
       if (element == nullptr) {
         std::memset(shared, 0, 2);
@@ -314,7 +386,10 @@ void copy_box(const Box& box, unsigned destination, unsigned barrier, const int*
     MBarrier& b = block->mbarriers.at(barrier);
     b.bytes -= bytes;
     b.check();
-  });
+  };
+  for (const auto& b : block->cluster->blocks) {
+    if ((ranks >> b->rank & 1) != 0) b->later.emplace_back(copy);
+  }
 }
 void store_box(const Box& box, unsigned source, const int* coordinates) {
   std::vector<int> at(coordinates, coordinates + box.rank);
@@ -407,26 +482,30 @@ float widen(std::uint16_t bits, bool half) {
   return value;
 }
 
-bool launch(unsigned grid, unsigned size, char* shared, std::size_t shared_bytes,
-            void (*call)(void**), void** arguments, unsigned seed) {
+bool launch(const Launch& launch, unsigned seed) {
   std::mt19937 random(seed);
   bool done = true;
-  for (unsigned index = 0; done && index < grid; ++index) {
-    Block b;
-    b.index = {index};
-    b.size = {size};
-    b.grid = {grid};
-    b.shared = shared;
-    b.shared_bytes = shared_bytes;
-    b.call = call;
-    b.arguments = arguments;
-    std::memset(shared, 0xff, shared_bytes);  // NaN
-    b.fibers = std::vector<Fiber>(size);
-    b.warps.resize((size + 31) / 32);
-    b.groups.resize((size + 127) / 128);
-    block = &b;
-    start(b);
-    done = run(b, random);
+  for (unsigned index = 0; done && index < launch.grid; index += launch.cluster) {
+    Cluster cluster;
+    cluster.launch = &launch;
+    for (unsigned rank = 0; rank < launch.cluster; ++rank) {
+      auto b = std::make_unique<Block>();
+      b->cluster = &cluster;
+      b->rank = rank;
+      b->index = {index + rank};
+      b->size = {launch.size};
+      b->grid = {launch.grid};
+      b->own_shared.resize(rank > 0 ? launch.shared_bytes : 0);
+      b->shared = rank > 0 ? b->own_shared.data() : launch.shared;
+      b->shared_bytes = launch.shared_bytes;
+      std::memset(b->shared, 0xff, launch.shared_bytes);  // NaN
+      b->fibers = std::vector<Fiber>(launch.size);
+      b->warps.resize((launch.size + 31) / 32);
+      b->groups.resize((launch.size + 127) / 128);
+      start(*b);
+      cluster.blocks.push_back(std::move(b));
+    }
+    done = run(cluster, random);
     block = nullptr;
   }
   return done;

@@ -1,5 +1,5 @@
-// One multiprocessor on the CPU: threads are fibers, instructions that threads wait in are
-// functions. Kernels call these through the headers of device/ptx, which take the place of
+// A cluster of blocks of threads on the CPU: threads are fibers, instructions that threads wait in
+// are functions. Kernels call these through the headers of device/ptx, which take the place of
 // src/cuda/device/ptx.
 //
 // Asynchronous work happens as late as it may: products when they are waited for, copies by
@@ -24,6 +24,17 @@ const Index& block_size();
 const Index& grid_size();
 
 char* shared_memory();  // of the block
+// Where kernels know shared memory by name; addresses count from here. That of the first block of
+// a cluster.
+char* shared_window();
+
+// Clusters: blocks that run at once and reach each other's shared memory by addresses whose upper
+// bits say which block (mapa).
+unsigned cluster_rank();
+unsigned cluster_address(unsigned address, unsigned rank);
+void cluster_arrive();
+void cluster_wait();
+void store_cluster(unsigned address, const void* from, std::size_t bytes);
 
 // What all 32 lanes of the warp bring, in order of lane, until the call after the next. Of at most
 // 32 bytes, in steps of 32. All lanes must call.
@@ -40,6 +51,9 @@ void mbarrier_arrive(unsigned address, unsigned expected_bytes);
 bool mbarrier_done(unsigned address, unsigned parity);
 void mbarrier_wait(unsigned address, unsigned parity);
 
+// Until a word of memory is not 0.
+void wait_for_word(const unsigned* word);
+
 // As cuTensorMapEncodeTiled was told; what a CUtensorMap holds.
 struct Box {
   char* base;
@@ -47,7 +61,10 @@ struct Box {
   std::uint32_t dims[5], box[5];
   std::uint32_t rank;
 };
-void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates);
+// ranks: a bit for each block of the cluster that gets the box and the bytes on its barrier, at the
+// same addresses.
+void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates,
+              unsigned ranks);
 // The way back: reads shared memory when this thread, which has committed it, waits for it.
 void store_box(const Box& box, unsigned source, const int* coordinates);
 // Bytes that arrive on an mbarrier, and floats added to memory, likewise.
@@ -78,9 +95,17 @@ void wait_products(unsigned groups);
 
 float widen(std::uint16_t bits, bool half);
 
-// Runs a kernel: call(arguments) in every one of grid blocks of `size` threads. False, and a
-// sentence on stderr, on a deadlock. `seed` chooses among the orders in which warps may run.
-bool launch(unsigned grid, unsigned size, char* shared, std::size_t shared_bytes,
-            void (*call)(void**), void** arguments, unsigned seed);
+// A kernel: call(arguments) in every one of grid blocks of `size` threads, `cluster` of which run
+// at a time.
+struct Launch {
+  unsigned grid, size, cluster;
+  char* shared;
+  std::size_t shared_bytes;
+  void (*call)(void**);
+  void** arguments;
+};
+// False, and a sentence on stderr, on a deadlock. `seed` chooses among the orders in which warps
+// may run.
+bool launch(const Launch& launch, unsigned seed);
 
 }  // namespace attn::emulator

@@ -27,6 +27,20 @@ __device__ __forceinline__ void tma_load_4d(unsigned destination, const TensorMa
       : "memory");
 }
 
+// To the blocks of the cluster that have a bit in `ranks`: each gets the box and the bytes on its
+// barrier, at the same addresses.
+__device__ __forceinline__ void tma_load_4d_multicast(unsigned destination, const TensorMap& map,
+                                                      unsigned barrier, int c0, int c1, int c2,
+                                                      int c3, unsigned short ranks,
+                                                      unsigned long long policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes."
+      "multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(
+          destination),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(ranks), "l"(policy)
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_load_5d(unsigned destination, const TensorMap& map,
                                             unsigned barrier, int c0, int c1, int c2, int c3,
                                             int c4, unsigned long long policy) {

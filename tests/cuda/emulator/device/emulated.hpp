@@ -70,7 +70,7 @@ inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long ex
 }
 inline void __threadfence() {}
 inline std::size_t __cvta_generic_to_shared(const void* p) {
-  return static_cast<std::size_t>(static_cast<const char*>(p) - attn::emulator::shared_memory());
+  return static_cast<std::size_t>(static_cast<const char*>(p) - attn::emulator::shared_window());
 }
 
 template <class T>

@@ -9,15 +9,21 @@ inline void prefetch_tensor_map(const TensorMap&) {}
 inline constexpr unsigned long long kEvictFirst = 0, kEvictLast = 1;
 
 inline void tma_load(unsigned destination, const TensorMap& map, unsigned barrier,
-                     const int* coordinates) {
+                     const int* coordinates, unsigned ranks = 1u << emulator::cluster_rank()) {
   emulator::Box box;
   std::memcpy(&box, map.words, sizeof(box));
-  emulator::copy_box(box, destination, barrier, coordinates);
+  emulator::copy_box(box, destination, barrier, coordinates, ranks);
 }
 inline void tma_load_4d(unsigned destination, const TensorMap& map, unsigned barrier, int c0,
                         int c1, int c2, int c3, unsigned long long) {
   const int at[4] = {c0, c1, c2, c3};
   tma_load(destination, map, barrier, at);
+}
+inline void tma_load_4d_multicast(unsigned destination, const TensorMap& map, unsigned barrier,
+                                  int c0, int c1, int c2, int c3, unsigned short ranks,
+                                  unsigned long long) {
+  const int at[4] = {c0, c1, c2, c3};
+  tma_load(destination, map, barrier, at, ranks);
 }
 inline void tma_load_5d(unsigned destination, const TensorMap& map, unsigned barrier, int c0,
                         int c1, int c2, int c3, int c4, unsigned long long) {

@@ -1,0 +1,39 @@
+// Clusters of blocks of threads (PTX ISA, "barrier.cluster", "mapa"): blocks that run at once and
+// reach each other's shared memory. An address that cluster_address() gave is of that block's.
+#pragma once
+
+namespace attn::device {
+
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ unsigned cluster_address(unsigned address, unsigned rank) {
+  unsigned there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// All threads of all blocks of the cluster meet. What was written to shared memory before the
+// arrival is seen by who returned from the wait.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// To another block's shared memory, at a multiple of 16.
+__device__ __forceinline__ void store_cluster(unsigned address, const float (&x)[4]) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x[0]),
+               "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+// At a barrier of another block.
+__device__ __forceinline__ void mbarrier_arrive_cluster(unsigned barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+
+}  // namespace attn::device
