@@ -43,8 +43,10 @@ Backend choose_backend(const MatmulProblem& problem, Backend asked, Device devic
 void check_rung(Backend backend, const std::string& rung) {
   if (rung.empty()) return;
   const std::vector<std::string> rungs = matmul_rungs(backend);
+  // On a GPU the tile's shape may follow: "split_k/64x192_s8".
+  const std::string name_of_rung = backend == Backend::cuda ? rung.substr(0, rung.find('/')) : rung;
   for (const std::string& known : rungs) {
-    if (rung == known) return;
+    if (name_of_rung == known) return;
   }
   throw Error(ErrorCode::invalid_argument,
               rungs.empty()

@@ -10,6 +10,7 @@
 
 #include "attn/attn.hpp"
 #include "cuda/driver/memory.hpp"
+#include "cuda/heuristics/matmul_sm90.hpp"
 #include "cuda/matmul/config.hpp"
 #include "cuda/support.hpp"
 #include "harness/device_matmul.hpp"
@@ -89,6 +90,40 @@ TEST(CudaMatmul, ManyTilesAndManySteps) {
   ATTN_NEEDS_GPU();
   EXPECT_EQ(failure(problem_of({1, 264, 520, 136}, DType::bf16, 4), "persistent", 8, 7), "");
   EXPECT_EQ(failure(problem_of({1, 40, 80, 1100}, DType::bf16, 1), "split_k", 8, 8), "");
+  // Waves of whole tiles, then pieces of tiles; a tile that three blocks and more have pieces of.
+  EXPECT_EQ(failure(problem_of({1, 648, 520, 72}, DType::bf16, 0), "stream_k", 8, 9), "");
+  EXPECT_EQ(failure(problem_of({1, 40, 200, 1100}, DType::f16, 2), "stream_k/64x64", 8, 10), "");
+  // Three tiles below each other: a cluster of two has one outside of C.
+  EXPECT_EQ(failure(problem_of({1, 264, 520, 136}, DType::bf16, 7), "cluster_multicast", 8, 11),
+            "");
+}
+
+std::string row_text(const MatmulSm90Shape& row) {
+  const auto [rows, columns, splits] = row.shape;
+  const std::string text =
+      std::string(name(row.rung)) + "/" + std::to_string(rows) + "x" + std::to_string(columns);
+  return splits > 1 ? text + "_s" + std::to_string(splits) : text;
+}
+
+// Every shape that the table may choose, more than a tile of it, in an order that changes.
+TEST(CudaMatmul, ShapesOfTheTableAreRight) {
+  ATTN_NEEDS_GPU();
+  int variant = 0;
+  for (const MatmulSm90Shape& row : matmul_sm90_shapes()) {
+    const std::int64_t m = row.shape.rows + 8, n = row.shape.columns + 24;
+    const MatmulProblem p = problem_of({1, m, n, 328}, DType::bf16, ++variant % 8);
+    EXPECT_EQ(failure(p, row_text(row), 8, static_cast<std::uint64_t>(variant)), "");
+  }
+}
+
+TEST(CudaMatmul, TheTableFillsTheMachine) {
+  const auto row_of = [](std::int64_t m, std::int64_t n, std::int64_t k) {
+    return row_text(choose_matmul_sm90({1, m, n, k, 64}, MatmulRung::stream_k, true, 132));
+  };
+  EXPECT_EQ(row_of(8192, 8192, 8192), "persistent/128x256");
+  EXPECT_EQ(row_of(1024, 1024, 1024), "split_k/128x128_s2");
+  EXPECT_EQ(row_of(64, 3072, 3072), "split_k/64x128_s4");
+  EXPECT_EQ(row_of(1024, 2304, 768), "persistent/128x192");
 }
 
 TEST(CudaMatmul, ThePlanSaysWhatRuns) {
@@ -113,6 +148,22 @@ TEST(CudaMatmul, ARungRefusesWhatItDoesNotTake) {
   expect_contains(
       refusal(ErrorCode::unsupported, [&] { make_plan({.m = 8, .n = 8, .k = 8}, options); }),
       "dtype is f32; accepted are bf16 and f16");
+  for (const char* shape : {"split_k/128x128", "split_k/64x192_s5", "persistent/96x128",
+                            "persistent/128x320", "ldmatrix/64x64"}) {
+    options.rung = shape;
+    expect_contains(
+        refusal(ErrorCode::unsupported,
+                [&] { make_plan({.m = 8, .n = 8, .k = 8, .dtype = DType::bf16}, options); }),
+        "accepted from persistent on are");
+  }
+  for (const char* shape : {"split_k/", "split_k/64", "split_k/64x", "split_k/64x192s8",
+                            "split_k/64x192_s8x", "split_k/-64x192"}) {
+    options.rung = shape;
+    expect_contains(
+        refusal(ErrorCode::invalid_argument,
+                [&] { make_plan({.m = 8, .n = 8, .k = 8, .dtype = DType::bf16}, options); }),
+        "accepted is ROWSxCOLUMNS_sPARTS");
+  }
   options.rung = "ldmatrix";
   expect_contains(
       refusal(ErrorCode::unsupported,
@@ -125,20 +176,21 @@ TEST(CudaMatmul, KernelsCompileWithoutSpills) {
   ATTN_NEEDS_NVRTC();
   if (std::getenv("ATTN_NVRTC") != nullptr) GTEST_SKIP() << "skipped: NVRTC is the emulator's";
   const std::string folder = testing::TempDir() + "attn_matmul_kernels";
+  std::vector<std::string> rungs = cuda_matmul_rungs();
+  for (const MatmulSm90Shape& row : matmul_sm90_shapes()) rungs.push_back(row_text(row));
   int number = 0;  // the rungs with wgmma get the four pairs of orders
-  for (const std::string& rung : cuda_matmul_rungs()) {
+  for (const std::string& rung : rungs) {
     MatmulProblem p = problem_of({1, 512, 512, 512}, DType::bf16, ++number % 4);
     p.output = DType::bf16;
     p.bias = true;
     p.activation = Activation::gelu;
-    const MatmulConfig config = choose_matmul(p, {90, true}, rung, {}, 132);
-    for (const Source& source : matmul_sources(config)) {
-      const Report report = compile_into(source, {90, true}, {}, folder).report;
-      RecordProperty(source.name + "_registers", report.registers);
-      EXPECT_EQ(report.spill_store_bytes, 0) << source.name;
-      EXPECT_EQ(report.local_bytes, 0) << source.name;
-      EXPECT_TRUE(report.warnings.empty()) << source.name << ": " << report.warnings.front();
-    }
+    const MatmulRequest request = parse_matmul_request(rung);
+    const Source source = matmul_source(choose_matmul(p, {90, true}, request, {}, 132));
+    const Report report = compile_into(source, {90, true}, {}, folder).report;
+    RecordProperty(rung + "_registers", report.registers);
+    EXPECT_EQ(report.spill_store_bytes, 0) << rung;
+    EXPECT_EQ(report.local_bytes, 0) << rung;
+    EXPECT_TRUE(report.warnings.empty()) << rung << ": " << report.warnings.front();
   }
 }
 

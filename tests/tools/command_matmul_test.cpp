@@ -35,6 +35,16 @@ TEST_F(CommandMatmul, ChecksAndTimesEveryRung) {
   EXPECT_NE(load(path("out.svg")).find(">packed<"), std::string::npos);
 }
 
+TEST_F(CommandMatmul, TakesAListOfRungs) {
+  const Result result =
+      attn("matmul --rung packed,naive --seconds 0 9,9,9 --json " + quoted("out.json"));
+  ASSERT_EQ(result.code, 0) << result.text();
+  const auto rows = nlohmann::json::parse(load(path("out.json")))["results"];
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["rung"], "packed");
+  EXPECT_EQ(rows[1]["rung"], "naive");
+}
+
 TEST_F(CommandMatmul, RefusesByName) {
   expect_refused("matmul 4,4", 2, {"the shape is 4,4", "M,N,K"});
   expect_refused("matmul 4,4,x", 2, {"the shape is 4,4,x"});

@@ -70,7 +70,12 @@ MatmulProblem problem_of(const Options& options, const std::string& shape) {
 // A row for each rung that was asked for.
 std::vector<MatmulRow> rows_of(const Options& options, const MatmulProblem& problem, Device device,
                                const Context& context) {
-  std::vector<std::string> rungs{options.rung};
+  std::vector<std::string> rungs;
+  for (std::size_t at = 0; at <= options.rung.size();) {
+    const std::size_t comma = std::min(options.rung.find(',', at), options.rung.size());
+    rungs.push_back(options.rung.substr(at, comma - at));
+    at = comma + 1;
+  }
   if (options.rung == "all") {
     rungs = matmul_rungs(device.type == DeviceType::cuda ? Backend::cuda : Backend::cpu);
   }
@@ -82,7 +87,7 @@ std::vector<MatmulRow> rows_of(const Options& options, const MatmulProblem& prob
       choice.device = device;
       choice.rung = rung;
       row.plan = make_plan(problem, choice, context);
-      row.implementation = row.plan.rung;
+      if (rung.empty()) row.implementation = row.plan.rung;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::unsupported || options.rung != "all") throw;
       row.refused = error.what();
@@ -172,8 +177,8 @@ void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
   sub->add_option("shapes", options->shapes,
                   "M,N,K or BATCH,M,N,K; default: 512,512,512 1024,1024,1024");
   sub->add_option("--rung", options->rung,
-                  "One of the ladder's (docs/matmul.md), or all; default: the fastest that takes "
-                  "the problem")
+                  "Of the ladder's (docs/matmul.md), one or several with commas, or all; default: "
+                  "the fastest that takes the problem")
       ->take_last();
   sub->add_option("--dtype", options->dtype, "Of A and B: f32, bf16 or f16")
       ->capture_default_str()

@@ -3,26 +3,31 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "attn/error.hpp"
 #include "core/text/enum_names.hpp"
+#include "cuda/heuristics/matmul_sm90.hpp"
 
 namespace attn::cuda {
 namespace {
 
-constexpr core::EnumName<MatmulRung> kRungs[] = {{MatmulRung::naive, "naive"},
-                                                 {MatmulRung::coalesced, "coalesced"},
-                                                 {MatmulRung::shared_tiles, "shared_tiles"},
-                                                 {MatmulRung::register_tiles, "register_tiles"},
-                                                 {MatmulRung::vector_loads, "vector_loads"},
-                                                 {MatmulRung::mma_sync, "mma_sync"},
-                                                 {MatmulRung::cp_async, "cp_async"},
-                                                 {MatmulRung::ldmatrix, "ldmatrix"},
-                                                 {MatmulRung::tma_wgmma, "tma_wgmma"},
-                                                 {MatmulRung::warp_specialised, "warp_specialised"},
-                                                 {MatmulRung::persistent, "persistent"},
-                                                 {MatmulRung::split_k, "split_k"}};
+constexpr core::EnumName<MatmulRung> kRungs[] = {
+    {MatmulRung::naive, "naive"},
+    {MatmulRung::coalesced, "coalesced"},
+    {MatmulRung::shared_tiles, "shared_tiles"},
+    {MatmulRung::register_tiles, "register_tiles"},
+    {MatmulRung::vector_loads, "vector_loads"},
+    {MatmulRung::mma_sync, "mma_sync"},
+    {MatmulRung::cp_async, "cp_async"},
+    {MatmulRung::ldmatrix, "ldmatrix"},
+    {MatmulRung::tma_wgmma, "tma_wgmma"},
+    {MatmulRung::warp_specialised, "warp_specialised"},
+    {MatmulRung::persistent, "persistent"},
+    {MatmulRung::cluster_multicast, "cluster_multicast"},
+    {MatmulRung::split_k, "split_k"},
+    {MatmulRung::stream_k, "stream_k"}};
 
 // m and n as kernels have them, and how their operands lie.
 struct Shape {
@@ -73,9 +78,8 @@ std::string obstacle(MatmulRung rung, const MatmulProblem& p, Arch arch, const M
   return {};
 }
 
-int divide_up(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
-
-// Tiles of C: rows, columns, steps of k; each kernel's head comment says the same.
+// Tiles of C of the rungs without wgmma: rows, columns, steps of k; each kernel's head comment says
+// the same.
 void set_tiles(MatmulConfig& c) {
   const auto set = [&](int m, int n, int k, int shared_bytes) {
     c.block_m = m;
@@ -102,27 +106,49 @@ void set_tiles(MatmulConfig& c) {
     case MatmulRung::tma_wgmma:
     case MatmulRung::warp_specialised:
     case MatmulRung::persistent:
+    case MatmulRung::cluster_multicast:
     case MatmulRung::split_k:
+    case MatmulRung::stream_k:
       break;
   }
-  c.groups = 2;
-  c.stages = 4;
-  const int columns = c.rung == MatmulRung::tma_wgmma ? 128 : 256;
-  const int ring = c.stages * (128 + columns) * 64 * kHalf + 16 * c.stages;
-  set(128, columns, 64, ring);
-  if (c.rung != MatmulRung::tma_wgmma) c.threads = 384;
-  if (c.stores_boxes) c.shared_bytes = (ring + 1023) / 1024 * 1024 + 4 * 64 * 64 * kHalf;
 }
 
-// Parts of k that fill the multiprocessors, of at least eight stages each.
-int choose_splits(const MatmulProblem& p, const MatmulConfig& c, int sm_count) {
-  const Shape shape(p);
-  const std::int64_t tiles =
-      p.batch * divide_up(shape.m, c.block_m) * divide_up(shape.n, c.block_n);
-  constexpr std::int64_t kLeast = 512;
-  const std::int64_t most = std::max<std::int64_t>(1, p.k / kLeast);
-  return static_cast<int>(
-      std::clamp<std::int64_t>(sm_count / std::max<std::int64_t>(1, tiles), 1, most));
+bool in_table(MatmulRung rung) { return rung >= MatmulRung::persistent; }
+
+// Shared memory behind the ring: panels of C on their way out, sums of other blocks.
+int shared_beside_ring(const MatmulConfig& c) {
+  constexpr int kPanelBytes = 64 * 128, kFloat = 4;
+  if (c.stores_boxes) return 1024 + c.groups * 2 * kPanelBytes;
+  if (c.splits == 1) return 0;
+  return 128 + (c.splits - 1) * c.block_m * c.block_n / c.splits * kFloat;
+}
+
+// Of the rungs with wgmma: a ring of as many stages as fit, up to eight.
+void set_ring(MatmulConfig& c, const MatmulShape& shape) {
+  constexpr int kRow = 128, kBarriers = 16, kMost = 232448, kMostStages = 8;
+  c.block_m = shape.rows;
+  c.block_n = shape.columns;
+  c.block_k = kRow / static_cast<int>(size_of(c.dtype));
+  c.splits = shape.splits;
+  c.multicast = c.rung == MatmulRung::cluster_multicast ? 2 : 1;
+  c.groups = c.block_m / 64;
+  c.threads = 128 * (c.groups + (c.rung == MatmulRung::tma_wgmma ? 0 : 1));
+  const int stage = (c.block_m + c.block_n) * kRow + kBarriers, beside = shared_beside_ring(c);
+  c.stages = in_table(c.rung) ? std::min(kMostStages, (kMost - beside) / stage) : 4;
+  c.shared_bytes = c.stages * stage + beside;
+}
+
+// Why there is no such tile; empty where there is.
+std::string refuse_shape(MatmulRung rung, const MatmulShape& s) {
+  const bool splits = rung == MatmulRung::split_k;
+  const bool fits = (s.rows == 64 || s.rows == 128) && s.columns >= 64 && s.columns <= 256 &&
+                    s.columns % 64 == 0 && s.splits >= (splits ? 2 : 1) &&
+                    s.splits <= (splits ? 8 : 1) && s.columns / 8 % s.splits == 0;
+  if (fits && in_table(rung)) return {};
+  return fmt::format(
+      "shape {}x{}_s{} of rung {}; accepted from persistent on are 64 or 128 rows, 64, 128, 192 or "
+      "256 columns, and of split_k 2 to 8 parts that divide the columns in multiples of 8",
+      s.rows, s.columns, s.splits, name(rung));
 }
 
 }  // namespace
@@ -135,8 +161,37 @@ std::vector<std::string> cuda_matmul_rungs() {
   return names;
 }
 
-MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, std::string_view rung,
+MatmulRequest parse_matmul_request(std::string_view text) {
+  const std::size_t slash = text.find('/');
+  MatmulRequest request{text.substr(0, slash), {}};
+  if (slash == std::string_view::npos) return request;
+  std::string_view rest = text.substr(slash + 1);
+  bool read = true;
+  const auto number = [&](std::string_view after) {
+    if (!rest.starts_with(after)) return 0;
+    int value = 0;
+    const auto [end, error] =
+        std::from_chars(rest.data() + after.size(), rest.data() + rest.size(), value);
+    read = read && error == std::errc() && value > 0;
+    rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
+    return value;
+  };
+  request.shape.rows = number("");
+  request.shape.columns = number("x");
+  if (rest.starts_with("_s")) request.shape.splits = number("_s");
+  if (!read || request.shape.columns == 0 || !rest.empty()) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("the shape of rung '{}' is '{}'; accepted is ROWSxCOLUMNS_sPARTS, as in "
+                    "64x192_s8",
+                    request.rung, text.substr(slash + 1)));
+  }
+  return request;
+}
+
+MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulRequest& request,
                            const MatmulTensors& tensors, int sm_count, bool or_slower) {
+  const std::string_view rung = request.rung;
   const Shape shape(p);
   MatmulConfig c;
   c.dtype = p.dtype;
@@ -145,7 +200,13 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, std::string_view r
   c.steps_together_b = shape.b;
   if (p.bias) c.bias = p.order_c == MatrixOrder::row_major ? 1 : 2;
   c.activation = p.activation;
-  c.rung = rung.empty() ? MatmulRung::split_k : core::parse_name(kRungs, "rung", rung);
+  c.aligned_c = tensors.aligned_c;
+  c.rung = rung.empty() ? MatmulRung::stream_k : core::parse_name(kRungs, "rung", rung);
+  if (request.shape.rows > 0 && (in_table(c.rung) || !or_slower)) {
+    const std::string why = refuse_shape(c.rung, request.shape);
+    if (!why.empty()) throw Error(ErrorCode::unsupported, why);
+  }
+  const MatmulRung asked = c.rung;
   // The lowest rungs take everything.
   for (std::string why = obstacle(c.rung, p, arch, tensors); !why.empty();
        why = obstacle(c.rung, p, arch, tensors)) {
@@ -155,17 +216,23 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, std::string_view r
     }
     c.rung = static_cast<MatmulRung>(static_cast<int>(c.rung) - 1);
   }
-  set_tiles(c);
-  if (c.rung == MatmulRung::split_k) {
-    c.splits = choose_splits(p, c, sm_count);
-    if (c.splits == 1 && rung.empty()) {
-      c.rung = MatmulRung::persistent;
-    }
-  }
-  if (c.rung == MatmulRung::persistent) {
-    c.stores_boxes = p.output == p.dtype && tensors.aligned_c;
+  if (!on_hopper(c.rung)) {
     set_tiles(c);
+    return c;
   }
+  MatmulShape tile{128, c.rung == MatmulRung::tma_wgmma ? 128 : 256, 1};
+  if (in_table(c.rung)) {
+    const MatmulSizes sizes{p.batch, shape.m, shape.n, p.k,
+                            static_cast<std::int64_t>(128 / size_of(p.dtype))};
+    const MatmulSm90Shape& row = choose_matmul_sm90(sizes, c.rung, rung.empty(), sm_count);
+    c.rung = row.rung;
+    tile = row.shape;
+    c.reason = row.reason;
+  }
+  if (c.rung == asked && in_table(asked) && request.shape.rows > 0) tile = request.shape;
+  c.stores_boxes =
+      in_table(c.rung) && c.rung != MatmulRung::split_k && p.output == p.dtype && tensors.aligned_c;
+  set_ring(c, tile);
   return c;
 }
 

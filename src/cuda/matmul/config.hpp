@@ -24,10 +24,26 @@ enum class MatmulRung : std::uint8_t {
   tma_wgmma,
   warp_specialised,
   persistent,
+  cluster_multicast,
   split_k,
+  stream_k,
 };
 std::string_view name(MatmulRung rung) noexcept;
 std::vector<std::string> cuda_matmul_rungs();
+
+// A tile of C, and the parts of k that run apart. 0 rows: to be chosen.
+struct MatmulShape {
+  int rows = 0, columns = 0, splits = 1;
+  bool operator==(const MatmulShape&) const = default;
+};
+
+// A rung by its name, and a shape where the name ends in one: "split_k/64x192_s8". Empty: to be
+// chosen. Throws Error(invalid_argument).
+struct MatmulRequest {
+  std::string_view rung;
+  MatmulShape shape;
+};
+MatmulRequest parse_matmul_request(std::string_view text);
 
 // What the tensors add to the problem; a plan assumes the best.
 struct MatmulTensors {
@@ -45,16 +61,19 @@ struct MatmulConfig {
   int block_m = 0, block_n = 0, block_k = 0;
   int threads = 256, shared_bytes = 0;
   int groups = 0, stages = 0;  // of the rungs with wgmma
-  bool stores_boxes = false;
+  bool stores_boxes = false, aligned_c = true;
   int splits = 1;
+  int multicast = 1;  // blocks of a cluster that have the same B
+  std::string_view reason;
+
+  int cluster() const { return splits * multicast; }
 };
 
-// The rung by this name, or where it is empty the fastest that takes the problem; or_slower: or the
+// What was asked for, or where that is empty the fastest that takes the problem; or_slower: or the
 // next below that takes it. Throws Error(unsupported) naming what it does not take.
-MatmulConfig choose_matmul(const MatmulProblem& problem, Arch arch, std::string_view rung,
+MatmulConfig choose_matmul(const MatmulProblem& problem, Arch arch, const MatmulRequest& request,
                            const MatmulTensors& tensors, int sm_count, bool or_slower = false);
 
-// The kernels of a configuration: one, or two for split_k.
-std::vector<Source> matmul_sources(const MatmulConfig& config);
+Source matmul_source(const MatmulConfig& config);
 
 }  // namespace attn::cuda

@@ -11,6 +11,7 @@
 #include "core/matmul.hpp"
 #include "core/tensor/size.hpp"
 #include "cuda/device/matmul/params.cuh"
+#include "cuda/driver/api.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/limits.hpp"
@@ -26,15 +27,20 @@ struct alignas(64) Maps {
   CUtensorMap a, b, c;
 };
 
+// Of a cluster that has one B, the tiles below each other count as one.
 core::Size num_tiles(const MatmulProblem& p, const MatmulConfig& c) {
   const bool swapped = p.order_c == MatrixOrder::column_major;
-  return core::divide_up(core::Size(swapped ? p.n : p.m), c.block_m) *
+  return core::divide_up(core::Size(swapped ? p.n : p.m), std::int64_t{c.block_m} * c.multicast) *
          core::divide_up(core::Size(swapped ? p.m : p.n), c.block_n).value() * p.batch;
 }
 
-core::Size workspace_of(const MatmulProblem& p, const MatmulConfig& c) {
-  if (c.rung != MatmulRung::split_k) return 0;
-  return core::Size(p.batch) * p.m * p.n * c.splits * 4;
+// Of stream_k: sums of a tile for each block, then flags.
+std::int64_t partial_bytes(const MatmulConfig& c, int sm_count) {
+  return std::int64_t{4} * c.block_m * c.block_n * sm_count;
+}
+std::int64_t workspace_of(const MatmulConfig& c, int sm_count) {
+  if (c.rung != MatmulRung::stream_k) return 0;
+  return partial_bytes(c, sm_count) + std::int64_t{4} * c.groups * sm_count;
 }
 
 // To 16 bytes: the address, and all strides but the one of neighbours.
@@ -46,21 +52,55 @@ bool aligned(const MatrixView& x) {
          std::max(x.row_stride, x.column_stride) * bytes % 16 == 0;
 }
 
-// Blocks of threads: persistent ones stay, one on each multiprocessor.
+// Blocks of threads: those that stay are one on each multiprocessor.
 std::int64_t blocks_of(const MatmulConfig& c, std::int64_t tiles, int sm_count) {
-  if (c.rung == MatmulRung::persistent) return std::min<std::int64_t>(tiles, sm_count);
+  switch (c.rung) {
+    case MatmulRung::persistent:
+    case MatmulRung::cluster_multicast:
+      return std::min<std::int64_t>(tiles, std::max(1, sm_count / c.multicast)) * c.multicast;
+    case MatmulRung::stream_k:
+      return sm_count;
+    case MatmulRung::naive:
+    case MatmulRung::coalesced:
+    case MatmulRung::shared_tiles:
+    case MatmulRung::register_tiles:
+    case MatmulRung::vector_loads:
+    case MatmulRung::mma_sync:
+    case MatmulRung::cp_async:
+    case MatmulRung::ldmatrix:
+    case MatmulRung::tma_wgmma:
+    case MatmulRung::warp_specialised:
+    case MatmulRung::split_k:
+      break;
+  }
   return tiles * c.splits;
 }
 
+LaunchConfig launch_of(const MatmulConfig& c, std::int64_t tiles, int sm_count) {
+  LaunchConfig launch;
+  launch.grid[0] = blocks_of(c, tiles, sm_count);
+  launch.block = static_cast<unsigned>(c.threads);
+  launch.shared_bytes = static_cast<unsigned>(c.shared_bytes);
+  launch.cluster = static_cast<unsigned>(c.cluster());
+  launch.programmatic_dependent_launch = c.groups > 0;
+  return launch;
+}
+
 device::MatmulParams parameters_of(const MatmulOperands& o, const MatmulConfig& c,
-                                   const Tensor& workspace) {
+                                   const Tensor& workspace, std::int64_t tiles, int sm_count) {
   device::MatmulParams p{};
   p.a = o.a.data;
   p.b = o.b.data;
   p.c = o.c.data;
   p.bias = o.bias;
   p.bias_stride = o.bias_stride;
-  p.partial = static_cast<float*>(workspace.data);
+  if (c.rung == MatmulRung::stream_k) {
+    auto* bytes = static_cast<std::byte*>(workspace.data);
+    p.partial = reinterpret_cast<float*>(bytes);
+    p.flags = reinterpret_cast<unsigned*>(bytes + partial_bytes(c, sm_count));
+    // All whole waves but one: what is left is at least a tile a block, and less than two.
+    p.whole_tiles = static_cast<int>(std::max<std::int64_t>(0, tiles / sm_count - 1) * sm_count);
+  }
   p.a_batch = o.a.batch_stride;
   p.a_row = o.a.row_stride;
   p.a_step = o.a.column_stride;
@@ -73,13 +113,13 @@ device::MatmulParams parameters_of(const MatmulOperands& o, const MatmulConfig& 
   p.n = static_cast<int>(o.n);
   p.k = static_cast<int>(o.k);
   p.batch = static_cast<int>(o.batch);
-  p.m_tiles = static_cast<int>((o.m + c.block_m - 1) / c.block_m);
+  const std::int64_t rows = std::int64_t{c.block_m} * c.multicast;
+  p.m_tiles = static_cast<int>((o.m + rows - 1) / rows);
   p.n_tiles = static_cast<int>((o.n + c.block_n - 1) / c.block_n);
   // 132 multiprocessors then work on about 16 x 8 tiles of 128 x 256, whose rows of A and columns
   // of B are as many bytes.
   constexpr int kGroup = 16;
-  p.group = kGroup;
-  p.splits = c.splits;
+  p.group = kGroup / c.multicast;
   const std::int64_t part = (o.k + c.splits - 1) / c.splits;
   p.steps_per_split = static_cast<int>((part + c.block_k - 1) / c.block_k * c.block_k);
   return p;
@@ -102,27 +142,24 @@ bool encode_operand(CUtensorMap& map, const MatrixView& x, std::int64_t lanes, s
 
 std::optional<Maps> maps_of(const MatmulOperands& o, const MatmulConfig& c) {
   Maps maps{};
-  const bool encoded = encode_operand(maps.a, o.a, o.m, o.k, o.batch, o.a.row_stride,
-                                      o.a.column_stride, c.steps_together_a, c.block_m) &&
-                       encode_operand(maps.b, o.b, o.n, o.k, o.batch, o.b.column_stride,
-                                      o.b.row_stride, c.steps_together_b, c.block_n) &&
-                       // Of C a warp writes 16 rows at once.
-                       (!c.stores_boxes || encode_operand(maps.c, o.c, o.m, o.n, o.batch,
-                                                          o.c.row_stride, 1, true, 16));
+  const bool encoded =
+      encode_operand(maps.a, o.a, o.m, o.k, o.batch, o.a.row_stride, o.a.column_stride,
+                     c.steps_together_a, c.block_m) &&
+      encode_operand(maps.b, o.b, o.n, o.k, o.batch, o.b.column_stride, o.b.row_stride,
+                     c.steps_together_b, c.block_n / c.multicast) &&
+      // Of C a warp writes 16 rows at once.
+      (!c.stores_boxes ||
+       encode_operand(maps.c, o.c, o.m, o.n, o.batch, o.c.row_stride, 1, true, 16));
   if (!encoded) return std::nullopt;
   return maps;
 }
 
-void launch_split_sum(const MatmulPlan& plan, const Source& source, device::MatmulParams& p,
-                      const Context& context) {
-  LaunchConfig launch;
-  launch.block = 256;
-  constexpr std::int64_t kMostBlocksAtOnce = 1 << 12;
-  const double size = static_cast<double>(p.m) * p.n * p.batch / launch.block;
-  launch.grid[0] =
-      std::clamp<std::int64_t>(static_cast<std::int64_t>(size) + 1, 1, kMostBlocksAtOnce);
-  std::array<void*, 1> arguments{&p};
-  get_kernel(plan.device.index, source, context)->launch(launch, context.stream, arguments.data());
+void clear_flags(const device::MatmulParams& p, const MatmulConfig& c, int sm_count, void* stream) {
+  check(api().cuMemsetD32Async(
+            reinterpret_cast<CUdeviceptr>(p.flags), 0,
+            static_cast<std::size_t>(c.groups) * static_cast<std::size_t>(sm_count),
+            static_cast<CUstream>(stream)),
+        "clearing the flags of stream_k");
 }
 
 }  // namespace
@@ -130,7 +167,8 @@ void launch_split_sum(const MatmulPlan& plan, const Source& source, device::Matm
 MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& options) {
   const DeviceInfo& device = device_info(options.device.index);
   const Arch arch = arch_of_capability(device.arch);
-  const MatmulConfig c = choose_matmul(problem, arch, options.rung, {}, device.sm_count);
+  const MatmulConfig c =
+      choose_matmul(problem, arch, parse_matmul_request(options.rung), {}, device.sm_count);
   MatmulPlan plan;
   plan.problem = problem;
   plan.backend = Backend::cuda;
@@ -140,26 +178,25 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
   plan.block_n = c.block_n;
   plan.block_k = c.block_k;
   plan.splits = c.splits;
-  const core::Size tiles = num_tiles(problem, c), workspace = workspace_of(problem, c);
-  if (tiles * c.splits > core::Size(kMostBlocks) || !workspace.fits()) {
+  const core::Size tiles = num_tiles(problem, c);
+  if (tiles * c.splits * c.multicast > core::Size(kMostBlocks)) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("the product has {} tiles; accepted are {} (problem {})",
-                            core::to_string(tiles * c.splits), kMostBlocks, to_string(problem)));
+                            core::to_string(tiles * c.splits * c.multicast), kMostBlocks,
+                            to_string(problem)));
   }
-  plan.tasks = tiles.value() * c.splits;
-  plan.workspace_bytes = workspace.value();
+  plan.tasks = tiles.value() * c.cluster();
+  plan.workspace_bytes = workspace_of(c, device.sm_count);
   plan.launch.kernel = fmt::format("matmul_{}", plan.rung);
   plan.launch.arch = to_string(arch);
-  plan.launch.grid = {blocks_of(c, tiles.value(), device.sm_count), 1, 1};
+  const LaunchConfig launch = launch_of(c, tiles.value(), device.sm_count);
+  plan.launch.grid = launch.grid;
   plan.launch.threads = c.threads;
+  plan.launch.cluster = c.cluster();
   plan.launch.shared_bytes = c.shared_bytes;
   plan.launch.stages = c.stages;
   if (options.rung.empty()) {
-    plan.reasons.push_back(c.splits > 1
-                               ? fmt::format("{} parts of k: {} tiles alone leave most of {} "
-                                             "multiprocessors idle",
-                                             c.splits, tiles.value(), device.sm_count)
-                               : "the last rung that takes the problem");
+    plan.reasons.emplace_back(c.reason.empty() ? "the last rung that takes the problem" : c.reason);
   }
   return plan;
 }
@@ -175,11 +212,8 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c_
   const MatmulOperands operands(p, inputs, c_tensor);
   MatmulTensors facts{.aligned = aligned(operands.a) && aligned(operands.b),
                       .aligned_c = aligned(operands.c)};
-  const auto choose = [&] {
-    MatmulConfig config = choose_matmul(p, arch, plan.rung, facts, device.sm_count, true);
-    if (config.rung == MatmulRung::split_k) config.splits = plan.splits;
-    return config;
-  };
+  const MatmulRequest request{plan.rung, {plan.block_m, plan.block_n, plan.splits}};
+  const auto choose = [&] { return choose_matmul(p, arch, request, facts, device.sm_count, true); };
   MatmulConfig c = choose();
   std::optional<Maps> maps;
   if (c.groups > 0) {
@@ -189,15 +223,13 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c_
       c = choose();
     }
   }
-  device::MatmulParams parameters = parameters_of(operands, c, context.workspace);
-  const std::vector<Source> sources = matmul_sources(c);
-  LaunchConfig launch;
-  launch.grid[0] = blocks_of(c, num_tiles(p, c).value(), device.sm_count);
-  launch.block = static_cast<unsigned>(c.threads);
-  launch.shared_bytes = static_cast<unsigned>(c.shared_bytes);
+  const std::int64_t tiles = num_tiles(p, c).value();
+  device::MatmulParams parameters =
+      parameters_of(operands, c, context.workspace, tiles, device.sm_count);
+  if (c.rung == MatmulRung::stream_k) clear_flags(parameters, c, device.sm_count, context.stream);
   std::array<void*, 2> arguments{&parameters, maps ? &*maps : nullptr};
-  get_kernel(ordinal, sources.front(), context)->launch(launch, context.stream, arguments.data());
-  if (sources.size() > 1) launch_split_sum(plan, sources[1], parameters, context);
+  get_kernel(ordinal, matmul_source(c), context)
+      ->launch(launch_of(c, tiles, device.sm_count), context.stream, arguments.data());
 }
 
 }  // namespace attn::cuda

@@ -19,6 +19,9 @@ std::string print_config(const MatmulConfig& c) {
   text.number("kColumns", c.block_n);
   text.number("kStages", c.stages);
   text.flag("kStoresBoxes", c.stores_boxes);
+  text.flag("kAlignedC", c.aligned_c);
+  text.number("kSplits", c.splits);
+  text.number("kMulticast", c.multicast);
   return text.text();
 }
 
@@ -31,11 +34,14 @@ std::string print_product(const MatmulConfig& c) {
                             : print_product_tt(c.dtype, c.block_n);
 }
 
-// A kernel of `file`, whose function is matmul_<file>. Two blocks of ldmatrix share a
+}  // namespace
+
+// Its function is matmul_<rung>, of a file of that name. Two blocks of ldmatrix share a
 // multiprocessor, so that one multiplies while the other waits; the rungs around it would spill.
-Source source_of(const MatmulConfig& c, std::string_view file, int threads, bool maps) {
+Source matmul_source(const MatmulConfig& c) {
+  const bool maps = c.groups > 0;
   Source source;
-  source.name = fmt::format("matmul_{}", file);
+  source.name = fmt::format("matmul_{}", name(c.rung));
   source.entry = "attn_matmul";
   source.text = "#include \"ptx/math.cuh\"\nnamespace attn::device {\n" + print_config(c);
   if (maps) {
@@ -51,18 +57,10 @@ Source source_of(const MatmulConfig& c, std::string_view file, int threads, bool
       "attn_matmul(const __grid_constant__ attn::device::MatmulParams p{2}) {{\n"
       "  attn::device::matmul_{0}<attn::device::Config>(p{3});\n"
       "}}\n",
-      file, threads,
+      name(c.rung), c.threads,
       maps ? ",\n            const __grid_constant__ attn::device::MatmulMaps maps" : "",
       maps ? ", maps" : "", c.rung == MatmulRung::ldmatrix ? 2 : 1);
   return source;
-}
-
-}  // namespace
-
-std::vector<Source> matmul_sources(const MatmulConfig& c) {
-  std::vector<Source> sources{source_of(c, name(c.rung), c.threads, c.groups > 0)};
-  if (c.rung == MatmulRung::split_k) sources.push_back(source_of(c, "split_sum", 256, false));
-  return sources;
 }
 
 }  // namespace attn::cuda

@@ -3,7 +3,8 @@
 //
 // Reads of C: Element (of A, B), kFloatOutput (C is float), kBias (0: none, 1: of columns, 2: of
 // rows), kActivation (the enumerators of attn::Activation), kStepsTogetherA, kStepsTogetherB
-// (neighbours along k lie together in A, in B).
+// (neighbours along k lie together in A, in B), kAlignedC (rows of C begin at multiples of 16
+// bytes).
 #pragma once
 
 #include "matmul/params.cuh"
@@ -80,6 +81,26 @@ __device__ __forceinline__ void store_c(const MatmulParams& p, int batch, int ro
   if (row >= p.m || column >= p.n) return;
   *element<Output<C>>(p.c, batch * p.c_batch + row * p.c_row + column) =
       Scalar<Output<C>>::to(finished<C>(p, row, column, sum));
+}
+// Two neighbours of a row, in one store where C's rows allow it.
+template <class C>
+__device__ __forceinline__ void store_pair(const MatmulParams& p, int batch, int row, int column,
+                                           float x, float y) {
+  if constexpr (C::kAlignedC) {
+    if (row < p.m && column + 1 < p.n) {
+      auto* to = element<Output<C>>(p.c, batch * p.c_batch + row * p.c_row + column);
+      x = finished<C>(p, row, column, x);
+      y = finished<C>(p, row, column + 1, y);
+      if constexpr (C::kFloatOutput) {
+        *reinterpret_cast<float2*>(to) = make_float2(x, y);
+      } else {
+        *reinterpret_cast<unsigned*>(to) = Output<C>::pack(x, y);
+      }
+      return;
+    }
+  }
+  store_c<C>(p, batch, row, column, x);
+  store_c<C>(p, batch, row, column + 1, y);
 }
 
 }  // namespace attn::device

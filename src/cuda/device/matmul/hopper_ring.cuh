@@ -6,10 +6,13 @@
 // (columns), [step][64], side by side (tile/swizzle.cuh). Past the ends of a matrix the copy engine
 // writes zeros.
 //
-// Reads of C, beside what common.cuh does: kGroups (warpgroups that multiply), kColumns, kStages.
+// Reads of C, beside what common.cuh does: kGroups (warpgroups that multiply), kColumns, kStages,
+// kMulticast (blocks of a cluster that have the same B: each asks for its part of it, for all).
 #pragma once
 
 #include "matmul/common.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/dependent.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -20,6 +23,17 @@ namespace attn::device {
 struct MatmulMaps {
   TensorMap a, b, c;
 };
+
+// Calls f(row, column, x, y) for neighbouring sums of a thread, of the 64 rows of its warpgroup.
+template <int kCount, class F>
+__device__ __forceinline__ void for_each_pair(const float (&sum)[kCount], F f) {
+  const int row = static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
+  const int column = static_cast<int>(threadIdx.x % 4) * 2;
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    f(row + i / 2 % 2 * 8, column + i / 4 * 8, sum[i], sum[i + 1]);
+  }
+}
 
 template <class C>
 struct HopperRing {
@@ -40,7 +54,7 @@ struct HopperRing {
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < C::kStages; ++i) {
       mbarrier_init(full(i), 1);
-      mbarrier_init(empty(i), 4 * C::kGroups);  // a warp each
+      mbarrier_init(empty(i), 4 * C::kGroups * C::kMulticast);  // a warp each
     }
     mbarrier_init_fence();
   }
@@ -52,20 +66,38 @@ struct HopperRing {
     mbarrier_arrive_expect(full(stage), kStageBytes);
     const int batch_a = p.a_batch == 0 ? 0 : t.batch, batch_b = p.b_batch == 0 ? 0 : t.batch;
     load_operand<C::kStepsTogetherA, kRows>(at, maps.a, full(stage), t.row, step, batch_a);
-    load_operand<C::kStepsTogetherB, C::kColumns>(at + kA, maps.b, full(stage), t.column, step,
-                                                  batch_b);
+    constexpr int kPart = C::kColumns / C::kMulticast;
+    const int part = C::kMulticast > 1 ? static_cast<int>(cluster_rank()) * kPart : 0;
+    load_operand<C::kStepsTogetherB, kPart, C::kMulticast>(
+        at + kA + static_cast<unsigned>(part * 128), maps.b, full(stage), t.column + part, step,
+        batch_b);
   }
-  template <bool kStepsTogether, int kLanes>
+  template <bool kStepsTogether, int kLanes, int kBlocks = 1>
   static __device__ __forceinline__ void load_operand(unsigned at, const TensorMap& map,
                                                       unsigned barrier, int lane, int step,
                                                       int batch) {
+    const auto load_box = [&](unsigned to, int across, int down) {
+      if constexpr (kBlocks == 1) {
+        tma_load_4d(to, map, barrier, across, down, batch, 0, kEvictLast);
+      } else {
+        tma_load_4d_multicast(to, map, barrier, across, down, batch, 0, (1 << kBlocks) - 1,
+                              kEvictLast);
+      }
+    };
     if constexpr (kStepsTogether) {
-      tma_load_4d(at, map, barrier, step, lane, batch, 0, kEvictLast);
+      load_box(at, step, lane);
     } else {
 #pragma unroll
-      for (int i = 0; i < kLanes / 64; ++i) {
-        tma_load_4d(at + i * kPanel, map, barrier, lane + 64 * i, step, batch, 0, kEvictLast);
-      }
+      for (int i = 0; i < kLanes / 64; ++i) load_box(at + i * kPanel, lane + 64 * i, step);
+    }
+  }
+  // Gives a stage back, to all who fill it; by all threads of a warp.
+  __device__ __forceinline__ void release(int stage) const {
+    if constexpr (C::kMulticast == 1) {
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(empty(stage));
+    } else {
+      const unsigned lane = threadIdx.x % 32;
+      if (lane < C::kMulticast) mbarrier_arrive_cluster(cluster_address(empty(stage), lane));
     }
   }
 
@@ -92,17 +124,6 @@ struct HopperRing {
       }
     }
     wgmma_commit();
-  }
-
-  // Calls f(row, column, value) for the thread's sums, of the 64 rows of its warpgroup.
-  template <class F>
-  static __device__ __forceinline__ void for_each_sum(const float (&sum)[C::kColumns / 2], F f) {
-    const int row = static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
-    const int column = static_cast<int>(threadIdx.x % 4) * 2;
-#pragma unroll
-    for (int i = 0; i < C::kColumns / 2; ++i) {
-      f(row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, sum[i]);
-    }
   }
 };
 

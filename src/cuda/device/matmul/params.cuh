@@ -9,7 +9,8 @@ struct MatmulParams {
   const void *a, *b;
   void* c;
   const float* bias;
-  float* partial;  // [splits][batch][m][n], of split_k
+  float* partial;  // of stream_k, see there
+  unsigned* flags;
   long long a_batch, a_row, a_step;
   long long b_batch, b_step, b_column;
   long long c_batch, c_row;
@@ -17,7 +18,8 @@ struct MatmulParams {
   int m, n, k, batch;
   int m_tiles, n_tiles;  // of a product
   int group;             // rows of tiles that are worked on together
-  int splits, steps_per_split;
+  int steps_per_split;   // of split_k
+  int whole_tiles;       // of stream_k: those that one block multiplies
 };
 
 }  // namespace attn::device

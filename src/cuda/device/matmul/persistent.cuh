@@ -5,8 +5,10 @@
 // which writes them while the next tile is multiplied. Tiles are dealt in groups of rows, so that
 // those at work share A and B in L2. Expected: 1.05 to 1.15 times.
 //
-// Tile: as warp_specialised. Reads of C also kStoresBoxes: C goes by the copy engine, which takes
-// 16-bit elements in rows of multiples of 16 bytes; else each thread stores what it holds.
+// Tile: by the table of src/cuda/heuristics/matmul_sm90.cpp, 128 x 256 x 64 for large products,
+// with a producer and a warpgroup for each 64 rows. Reads of C also kStoresBoxes: C goes by the
+// copy engine, which takes 16-bit elements in rows of multiples of 16 bytes; else each thread
+// stores what it holds.
 #pragma once
 
 #include "matmul/warp_specialised.cuh"
@@ -41,7 +43,15 @@ struct Persistent {
         part[i] = inside ? finished<C>(p, row, column, sum[32 * panel + i]) : 0.f;
       }
       const unsigned at = staging + static_cast<unsigned>((2 * group + panel % 2) * Ring::kPanel);
-      if (elect_one()) bulk_wait_read<1>();
+      // Of an odd number of panels the last one lies where the next tile's first goes.
+      constexpr bool kOdd = C::kColumns / 64 % 2 != 0;
+      if (elect_one()) {
+        if (kOdd && panel == 0) {
+          bulk_wait_read<0>();
+        } else {
+          bulk_wait_read<1>();
+        }
+      }
       __syncwarp();
       stage_rows<typename C::Element, 64>(part, kOne, at, Ring::kPanel, warp_row);
       fence_proxy_async();
@@ -55,37 +65,59 @@ struct Persistent {
       }
     }
   }
+  // The end of a tile, by the way that C takes.
+  static __device__ __forceinline__ void store(const MatmulParams& p, const MatmulMaps& maps,
+                                               const MatmulTile& t, int group, const Ring& ring,
+                                               float (&sum)[C::kColumns / 2]) {
+    if constexpr (C::kStoresBoxes) {
+      store_boxes(p, maps, t, group, ring.shared + kStaging, sum);
+    } else {
+      for_each_pair(sum, [&](int row, int column, float x, float y) {
+        store_pair<C>(p, t.batch, t.row + 64 * group + row, t.column + column, x, y);
+      });
+    }
+  }
+  // Shared memory is read before the block ends.
+  static __device__ __forceinline__ void finish_stores() {
+    if constexpr (C::kStoresBoxes) {
+      if (elect_one()) bulk_wait_read();
+    }
+  }
 };
+
+// Tiles of a block: the blocks of a cluster, where they have the same B, work on rows below each
+// other, and p.m_tiles counts the rows of a cluster.
+template <class C>
+__device__ __forceinline__ MatmulTile persistent_tile(const MatmulParams& p, int index) {
+  constexpr int kRows = HopperRing<C>::kRows;
+  MatmulTile t = matmul_tile(p, index, kRows * C::kMulticast, C::kColumns);
+  if constexpr (C::kMulticast > 1) t.row += static_cast<int>(cluster_rank()) * kRows;
+  return t;
+}
 
 template <class C>
 __device__ __forceinline__ void matmul_persistent(const MatmulParams& p, const MatmulMaps& maps) {
   using Kernel = Persistent<C>;
   const int tiles = p.batch * p.m_tiles * p.n_tiles;
-  const int first = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  const int first = static_cast<int>(blockIdx.x) / C::kMulticast;
+  const int blocks = static_cast<int>(gridDim.x) / C::kMulticast;
   specialise<C>(
+      maps,
       [&](const HopperRing<C>& ring) {
         RingPlace<C> place;
         for (int i = first; i < tiles; i += blocks) {
-          produce<C>(p, maps, ring, matmul_tile(p, i, ring.kRows, C::kColumns), 0, p.k, place);
+          produce<C>(p, maps, ring, persistent_tile<C>(p, i), 0, p.k, place);
         }
       },
       [&](const HopperRing<C>& ring, int group) {
         RingPlace<C> place;
         float sum[C::kColumns / 2];
         for (int i = first; i < tiles; i += blocks) {
-          const MatmulTile t = matmul_tile(p, i, ring.kRows, C::kColumns);
+          const MatmulTile t = persistent_tile<C>(p, i);
           consume<C>(ring, group, 0, p.k, place, sum);
-          if constexpr (C::kStoresBoxes) {
-            Kernel::store_boxes(p, maps, t, group, ring.shared + Kernel::kStaging, sum);
-          } else {
-            ring.for_each_sum(sum, [&](int row, int column, float x) {
-              store_c<C>(p, t.batch, t.row + 64 * group + row, t.column + column, x);
-            });
-          }
+          Kernel::store(p, maps, t, group, ring, sum);
         }
-        if constexpr (C::kStoresBoxes) {
-          if (elect_one()) bulk_wait_read();
-        }
+        Kernel::finish_stores();
       });
 }
 

@@ -16,6 +16,8 @@ __device__ __forceinline__ void matmul_tma_wgmma(const MatmulParams& p, const Ma
   const HopperRing<C> ring{shared_address(memory)};
   if (threadIdx.x == 0) ring.init();
   __syncthreads();
+  launch_dependents();
+  wait_for_dependencies();
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), ring.kRows, C::kColumns);
   const int group = uniform(static_cast<int>(threadIdx.x / 128));
   const int tiles = (p.k + ring.kDepth - 1) / ring.kDepth;
@@ -36,8 +38,8 @@ __device__ __forceinline__ void matmul_tma_wgmma(const MatmulParams& p, const Ma
       ring.load(p, maps, t, ahead * ring.kDepth, ahead % C::kStages);
     }
   }
-  ring.for_each_sum(sum, [&](int row, int column, float x) {
-    store_c<C>(p, t.batch, t.row + 64 * group + row, t.column + column, x);
+  for_each_pair(sum, [&](int row, int column, float x, float y) {
+    store_pair<C>(p, t.batch, t.row + 64 * group + row, t.column + column, x, y);
   });
 }
 

@@ -49,14 +49,14 @@ __device__ __forceinline__ void consume(const HopperRing<C>& ring, int group, in
     ring.multiply(place.stage, group, step > first, sum);
     if (previous >= 0) {
       wgmma_wait<1>();
-      if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty(previous));
+      ring.release(previous);
     }
     previous = place.stage;
     place.advance();
   }
   wgmma_wait<0>();
   pin(sum);
-  if (previous >= 0 && threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty(previous));
+  if (previous >= 0) ring.release(previous);
   if (previous < 0) {
 #pragma unroll
     for (float& x : sum) x = 0;
@@ -66,20 +66,43 @@ __device__ __forceinline__ void consume(const HopperRing<C>& ring, int group, in
 inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
 // The frame of the rungs with a producer: producer(ring) in one thread, consumer(ring, group) in
-// the warpgroups that multiply.
+// the warpgroups that multiply. Blocks of a cluster meet once in between at the beginning and, as
+// they reach each other's shared memory, at the end. All that needs no operand is done while the
+// kernel before this one in the stream still runs.
 template <class C, class Producer, class Consumer>
-__device__ __forceinline__ void specialise(Producer producer, Consumer consumer) {
+__device__ __forceinline__ void specialise(const MatmulMaps& maps, Producer producer,
+                                           Consumer consumer) {
   extern __shared__ __align__(1024) char memory[];
   const HopperRing<C> ring{shared_address(memory)};
-  if (threadIdx.x == 0) ring.init();
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(maps.a);
+    prefetch_tensor_map(maps.b);
+    ring.init();
+  }
   __syncthreads();
+  constexpr bool kCluster = C::kMulticast > 1 || C::kSplits > 1;
+  if constexpr (kCluster) cluster_arrive();
+  launch_dependents();
+  wait_for_dependencies();
+  if constexpr (kCluster) cluster_wait();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x / 128));
+  // A block of one warpgroup beside the producer has 255 registers a thread.
   if (warpgroup == 0) {
-    release_registers<kProducerRegisters>();
+    if constexpr (C::kGroups > 1) release_registers<kProducerRegisters>();
     if (threadIdx.x == 0) producer(ring);
+    if constexpr (C::kSplits > 1) {  // what consumers do between their sums and the end
+      __syncwarp();
+      cluster_arrive();
+      cluster_wait();
+    }
   } else {
-    take_registers<kConsumerRegisters>();
+    if constexpr (C::kGroups > 1) take_registers<kConsumerRegisters>();
     consumer(ring, warpgroup - 1);
+  }
+  if constexpr (C::kMulticast > 1) {
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
   }
 }
 
@@ -89,6 +112,7 @@ __device__ __forceinline__ void matmul_warp_specialised(const MatmulParams& p,
   const MatmulTile t =
       matmul_tile(p, static_cast<int>(blockIdx.x), HopperRing<C>::kRows, C::kColumns);
   specialise<C>(
+      maps,
       [&](const HopperRing<C>& ring) {
         RingPlace<C> place;
         produce<C>(p, maps, ring, t, 0, p.k, place);
@@ -97,8 +121,8 @@ __device__ __forceinline__ void matmul_warp_specialised(const MatmulParams& p,
         RingPlace<C> place;
         float sum[C::kColumns / 2];
         consume<C>(ring, group, 0, p.k, place, sum);
-        ring.for_each_sum(sum, [&](int row, int column, float x) {
-          store_c<C>(p, t.batch, t.row + 64 * group + row, t.column + column, x);
+        for_each_pair(sum, [&](int row, int column, float x, float y) {
+          store_pair<C>(p, t.batch, t.row + 64 * group + row, t.column + column, x, y);
         });
       });
 }

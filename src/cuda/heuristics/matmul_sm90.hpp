@@ -1,0 +1,33 @@
+// Tile shapes of the Hopper rungs of matrix products that stay on their multiprocessors or share
+// tiles: data with a reason beside each row, and the estimate that chooses among them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "cuda/matmul/config.hpp"
+
+namespace attn::cuda {
+
+struct MatmulSm90Shape {
+  MatmulRung rung;
+  MatmulShape shape;
+  std::string_view reason;
+};
+std::span<const MatmulSm90Shape> matmul_sm90_shapes();
+
+// What the estimate needs to know of a problem, C row-major.
+struct MatmulSizes {
+  std::int64_t batch, m, n, k;
+  std::int64_t depth;  // steps of k of a stage: 128 bytes
+};
+
+// Clock cycles that a product takes by this shape, about: docs/matmul.md has the terms.
+double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, int sm_count);
+
+// The row of the least estimate, among those of `rung`, or of all where `any`.
+const MatmulSm90Shape& choose_matmul_sm90(const MatmulSizes& sizes, MatmulRung rung, bool any,
+                                          int sm_count);
+
+}  // namespace attn::cuda
