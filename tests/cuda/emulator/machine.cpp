@@ -1,88 +1,20 @@
 #include "machine.hpp"
 
-#include <ucontext.h>
-
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
-#include <unordered_map>
 #include <vector>
 
+#include "state.hpp"
+
 namespace attn::emulator {
-namespace {
 
-constexpr std::size_t kStack = std::size_t{256} << 10;
-
-struct Copy {
-  unsigned destination;
-  const void* source;
-  bool exists;
-};
-
-struct Fiber {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack;
-  Index index{};
-  bool finished = false;
-  unsigned cluster_generation = 0;                            // of its last arrival
-  std::function<bool()> ready;                                // empty: may run
-  std::vector<std::vector<Copy>> copies{1};                   // groups, the last one open
-  std::vector<std::vector<Product>> products{1};              // likewise
-  std::vector<std::vector<std::function<void()>>> stores{1};  // likewise: of boxes and floats
-};
-
-struct Warp {
-  char values[2][32 * kExchange];
-  unsigned arrived = 0, generation = 0;
-};
-struct Barrier {
-  unsigned arrived = 0, generation = 0;
-  bool any[2] = {};  // of barrier_or, in this generation and the one before
-};
-struct MBarrier {
-  unsigned arrivals = 0, pending = 0, phase = 0;
-  std::int64_t bytes = 0;  // that are still to come
-  void check() {
-    if (pending != 0 || bytes != 0) return;
-    ++phase;
-    pending = arrivals;
-  }
-};
-
-struct Block;
-struct Cluster {
-  std::vector<std::unique_ptr<Block>> blocks;
-  Barrier barrier;
-  const Launch* launch = nullptr;
-};
-
-struct Block {
-  Cluster* cluster = nullptr;
-  unsigned rank = 0;  // in the cluster
-  Index index{}, size{}, grid{};
-  std::vector<char> own_shared;  // of the blocks after the first
-  char* shared = nullptr;
-  std::size_t shared_bytes = 0;
-  std::vector<Fiber> fibers;
-  std::vector<Warp> warps;
-  std::vector<Barrier> groups;  // of 128 threads, for products
-  std::unordered_map<unsigned, Barrier> barriers;
-  std::unordered_map<unsigned, MBarrier> mbarriers;
-  std::deque<std::function<void()>> later;  // boxes under way
-  Fiber* now = nullptr;
-  ucontext_t scheduler{};
-};
-
-Block* block = nullptr;  // the one that runs
-
-Fiber& now() { return *block->now; }
+Block* block = nullptr;
 
 void wait_until(std::function<bool()> ready) {
   if (ready()) return;
@@ -90,7 +22,6 @@ void wait_until(std::function<bool()> ready) {
   swapcontext(&now().context, &block->scheduler);
 }
 
-// Of all threads in a group of `count`, which have the same barrier.
 void meet(Barrier& b, unsigned count) {
   const unsigned generation = b.generation;
   if (++b.arrived == count) {
@@ -105,6 +36,14 @@ void meet(Barrier& b, unsigned count) {
   std::fprintf(stderr, "emulated GPU: %s (thread %u)\n", what, now().index.x);
   std::abort();
 }
+
+void check_address(unsigned address, std::size_t bytes) {
+  if (address + bytes > block->shared_bytes) fail("shared memory is left");
+}
+
+namespace {
+
+constexpr std::size_t kStack = std::size_t{256} << 10;
 
 void begin() {
   const Launch& launch = *block->cluster->launch;
@@ -132,18 +71,6 @@ MBarrier& mbarrier(unsigned address) {
   return found->second;
 }
 
-void check_address(unsigned address, std::size_t bytes) {
-  if (address + bytes > block->shared_bytes) fail("shared memory is left");
-}
-
-std::uint16_t element(unsigned address) {
-  const unsigned at = address ^ ((address >> 7 & 7) << 4);
-  check_address(at, 2);
-  std::uint16_t bits;
-  std::memcpy(&bits, block->shared + at, 2);
-  return bits;
-}
-
 // Calls f(place in shared memory, element) for all elements of a box, null for those outside of the
 // tensor. Returns the bytes of the box.
 template <class F>
@@ -169,42 +96,6 @@ unsigned for_each_element(const Box& box, unsigned shared, const std::vector<int
     }
   }
   return rows * box.box[0] * 2;
-}
-
-// This thread's part of a product: rows lane / 4 and that + 8 of its warp.
-void multiply(const Product& p, std::size_t group, std::size_t position) {
-  const unsigned thread = now().index.x, lane = thread % 32;
-  const unsigned first = thread / 32 * 32 + lane / 4 * 4;  // lane 0 of the quad
-  const unsigned start_b = (p.descriptor_b & 0x3fff) << 4, leading = p.descriptor_b >> 16 << 4;
-  float a[2][16];
-  for (unsigned i = 0; i < 2; ++i) {
-    for (unsigned k = 0; k < 16; ++k) {
-      std::uint16_t bits = 0;
-      if (p.a != nullptr) {
-        const Fiber& owner = block->fibers[first + k % 8 / 2];
-        const unsigned word = owner.products[group][position].a[k / 8 * 2 + i];
-        bits = static_cast<std::uint16_t>(word >> (16 * (k % 2)));
-      } else {
-        const unsigned row = thread % 128 / 32 * 16 + lane / 4 + 8 * i;
-        const unsigned start_a = (p.descriptor_a & 0x3fff) << 4;
-        bits = element(start_a + (p.transposed_a ? k * 128 + row * 2 : row * 128 + k * 2));
-      }
-      a[i][k] = widen(bits, p.half);
-    }
-  }
-  for (int r = 0; r < p.columns / 2; ++r) {
-    const unsigned i = static_cast<unsigned>(r) / 2 % 2;
-    const unsigned column =
-        static_cast<unsigned>(r) / 4 * 8 + lane % 4 * 2 + static_cast<unsigned>(r) % 2;
-    float sum = p.add ? p.d[r] : 0.f;
-    for (unsigned k = 0; k < 16; ++k) {
-      const unsigned at = p.a != nullptr || p.transposed_b
-                              ? start_b + column / 64 * leading + k * 128 + column % 64 * 2
-                              : start_b + column * 128 + k * 2;
-      sum += a[i][k] * widen(element(at), p.half);
-    }
-    p.d[r] = sum;
-  }
 }
 
 void start(Block& b) {
@@ -451,35 +342,6 @@ void wait_copies(unsigned groups) {
     }
     all.erase(all.begin());
   }
-}
-
-void product(const Product& product) { now().products.back().push_back(product); }
-void commit_products() { now().products.emplace_back(); }
-void wait_products(unsigned groups) {
-  auto& all = now().products;
-  Barrier& warpgroup = block->groups[now().index.x / 128];
-  const std::size_t finished = all.size() > groups + 1 ? all.size() - 1 - groups : 0;
-  meet(warpgroup, 128);
-  for (std::size_t group = 0; group < finished; ++group) {
-    for (std::size_t i = 0; i < all[group].size(); ++i) multiply(all[group][i], group, i);
-  }
-  meet(warpgroup, 128);
-  all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(finished));
-}
-
-float widen(std::uint16_t bits, bool half) {
-  if (half) {
-    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const float size = exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
-                       : exponent == 0
-                           ? std::ldexp(static_cast<float>(fraction), -24)
-                           : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-    return bits >> 15 != 0 ? -size : size;
-  }
-  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, 4);
-  return value;
 }
 
 bool launch(const Launch& launch, unsigned seed) {

@@ -1,0 +1,85 @@
+// The products of warpgroups, and the numbers that they read.
+#include <cmath>
+#include <cstring>
+
+#include "state.hpp"
+
+namespace attn::emulator {
+namespace {
+
+std::uint16_t element(unsigned address) {
+  const unsigned at = address ^ ((address >> 7 & 7) << 4);
+  check_address(at, 2);
+  std::uint16_t bits;
+  std::memcpy(&bits, block->shared + at, 2);
+  return bits;
+}
+
+// This thread's part of a product: rows lane / 4 and that + 8 of its warp.
+void multiply(const Product& p, std::size_t group, std::size_t position) {
+  const unsigned thread = now().index.x, lane = thread % 32;
+  const unsigned first = thread / 32 * 32 + lane / 4 * 4;  // lane 0 of the quad
+  const unsigned start_b = (p.descriptor_b & 0x3fff) << 4, leading = p.descriptor_b >> 16 << 4;
+  float a[2][16];
+  for (unsigned i = 0; i < 2; ++i) {
+    for (unsigned k = 0; k < 16; ++k) {
+      std::uint16_t bits = 0;
+      if (p.a != nullptr) {
+        const Fiber& owner = block->fibers[first + k % 8 / 2];
+        const unsigned word = owner.products[group][position].a[k / 8 * 2 + i];
+        bits = static_cast<std::uint16_t>(word >> (16 * (k % 2)));
+      } else {
+        const unsigned row = thread % 128 / 32 * 16 + lane / 4 + 8 * i;
+        const unsigned start_a = (p.descriptor_a & 0x3fff) << 4;
+        bits = element(start_a + (p.transposed_a ? k * 128 + row * 2 : row * 128 + k * 2));
+      }
+      a[i][k] = widen(bits, p.half);
+    }
+  }
+  for (int r = 0; r < p.columns / 2; ++r) {
+    const unsigned i = static_cast<unsigned>(r) / 2 % 2;
+    const unsigned column =
+        static_cast<unsigned>(r) / 4 * 8 + lane % 4 * 2 + static_cast<unsigned>(r) % 2;
+    float sum = p.add ? p.d[r] : 0.f;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned at = p.a != nullptr || p.transposed_b
+                              ? start_b + column / 64 * leading + k * 128 + column % 64 * 2
+                              : start_b + column * 128 + k * 2;
+      sum += a[i][k] * widen(element(at), p.half);
+    }
+    p.d[r] = sum;
+  }
+}
+
+}  // namespace
+
+void product(const Product& product) { now().products.back().push_back(product); }
+void commit_products() { now().products.emplace_back(); }
+void wait_products(unsigned groups) {
+  auto& all = now().products;
+  Barrier& warpgroup = block->groups[now().index.x / 128];
+  const std::size_t finished = all.size() > groups + 1 ? all.size() - 1 - groups : 0;
+  meet(warpgroup, 128);
+  for (std::size_t group = 0; group < finished; ++group) {
+    for (std::size_t i = 0; i < all[group].size(); ++i) multiply(all[group][i], group, i);
+  }
+  meet(warpgroup, 128);
+  all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(finished));
+}
+
+float widen(std::uint16_t bits, bool half) {
+  if (half) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float size = exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
+                       : exponent == 0
+                           ? std::ldexp(static_cast<float>(fraction), -24)
+                           : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+    return bits >> 15 != 0 ? -size : size;
+  }
+  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+}  // namespace attn::emulator
