@@ -1,56 +1,190 @@
 """Bytes on a GPU in three columns: the models, the plan's own count, and Nsight Compute's counters.
 
-  python3 bench/papers/io_gpu.py b4_n4096_h16_d64_causal_bf16 --attn build/attn --arch sm_90a
+  python3 bench/papers/io_gpu.py --library attn_c.so b16_n1024_h16_d64_f32
 
-Runs `attn io --arch`, and `ncu` over `attn bench --device cuda --repeat 1`, of whose kernels the last forward launch counts. Three levels: DRAM,
-L2 to the multiprocessors (what the papers call HBM accesses), shared memory. It was written without a GPU at hand and has not been run on one: the
-names of the counters are to be checked there with `ncu --query-metrics`."""
-import argparse, csv, io, json, shutil, subprocess, sys
+Prints, for each problem, standard attention, FlashAttention (K, V outer), its block-sparse form and FlashAttention-2, all with the arithmetic of
+forward_simt, and what the library would pick. Columns: the model and the plan (`attn io --arch`), then bytes that ncu counts while
+the kernels run once: L2 to and from the multiprocessors (what the papers call HBM accesses, and the plan counts), DRAM, shared memory.
 
-METRICS = {"dram__bytes_read.sum": "DRAM read", "dram__bytes_write.sum": "DRAM written",
-           "l1tex__m_xbar2l1tex_read_bytes.sum": "L2 to SM", "lts__t_bytes.sum": "L2, all",
-           "l1tex__data_bank_reads.sum": "shared memory banks read", "l1tex__data_bank_writes.sum": "shared memory banks written"}
-UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "": 1}
+--library: attn_c as a shared object (.so) or libattn.a built with -DCMAKE_POSITION_INDEPENDENT_CODE=ON. Needs PyTorch; ncu for the counters."""
+import argparse, csv, ctypes, io, json, os, re, shutil, subprocess, sys, tempfile, time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FLASH = "forward_flash_attention"
+ALGORITHMS = {"standard": "forward_standard", "flash_attention": FLASH, "block_sparse": f"{FLASH}/sparse", "flash_attention_2": "forward_simt"}
+# Base names of counters, and what each adds to.
+METRICS = {"l1tex__m_xbar2l1tex_read_bytes": ("l2_read", 1), "l1tex__m_l1tex2xbar_write_bytes": ("l2_written", 1), "dram__bytes_read": ("dram_read", 1),
+           "dram__bytes_write": ("dram_written", 1), "l1tex__data_pipe_lsu_wavefronts_mem_shared": ("shared", 128)}
+UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12, "": 1}
 
 
-def counters(text):
-    """{metric: value} of the last kernel launch in ncu's CSV; bytes, or counts of accesses."""
-    lines = [line for line in text.splitlines() if line.startswith('"')]
-    launches = {}
-    for row in csv.DictReader(io.StringIO("\n".join(lines))):
-        value = float(row["Metric Value"].replace(",", "")) * UNITS.get(row["Metric Unit"], 1)
-        launches.setdefault(int(row["ID"]), {})[row["Metric Name"]] = value
-    return launches[max(launches)] if launches else {}
+def load(library):
+    if library.endswith(".so"):
+        loaded = ctypes.CDLL(os.path.abspath(library))
+    else:
+        out = os.path.join(tempfile.mkdtemp(), "attn_c.so")
+        subprocess.check_call(["c++", "-O2", "-std=c++20", "-shared", "-fPIC", f"-I{ROOT}/include", f"{ROOT}/bench/gpu/attn_c.cpp", library,
+                               "-lfmt", "-ldl", "-lpthread", "-o", out])
+        loaded = ctypes.CDLL(out)
+    loaded.attn_plan.restype = ctypes.c_void_p
+    return loaded
+
+
+def sizes(descriptor):
+    """b, n, h, d and dtype of a descriptor of a self-attention problem without GQA."""
+    numbers = [int(re.search(rf"(?:^|_){x}(\d+)(?:_|$)", descriptor).group(1)) for x in "bnhd"]
+    return *numbers, descriptor.rsplit("_", 1)[1]
+
+
+class Run:
+    """A problem on one kernel, with tensors of random numbers; called, it runs once in PyTorch's current stream."""
+
+    def __init__(self, library, descriptor, kernel, tensors=None):
+        import torch
+        pointer = ctypes.c_void_p
+        b, n, h, d, dtype = sizes(descriptor)
+        size = ctypes.c_longlong()
+        handle = library.attn_plan(descriptor.encode(), kernel.encode(), ctypes.byref(size))
+        if not handle:
+            raise RuntimeError(f"{descriptor} on {kernel}: no plan")
+        kind = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+        self.q, self.k, self.v = tensors or (torch.randn(b, n, h, d, device="cuda", dtype=kind) for _ in range(3))
+        self.o = torch.full((b, n, h, d), float("nan"), device="cuda", dtype=kind)
+        self.lse = torch.full((b, h, n), float("nan"), device="cuda")
+        self.workspace = torch.empty(max(1, size.value), dtype=torch.uint8, device="cuda")
+        at = lambda t: pointer(t.data_ptr())
+        none = (pointer * 1)()
+        self.call = lambda: library.attn_forward(pointer(handle), at(self.q), at(self.k), at(self.v), at(self.o), at(self.lse), none, at(self.workspace),
+                                                 size, pointer(torch.cuda.current_stream().cuda_stream))
+
+    def __call__(self):
+        if self.call():
+            raise RuntimeError("the run failed")
+
+
+def launch(file):
+    """The child under ncu: every configuration once, until the time is up."""
+    import torch
+    with open(file) as text:
+        job = json.load(text)
+    library = load(job["library"])
+    begin = time.monotonic()
+    for descriptor, kernel in job["configurations"]:
+        if time.monotonic() - begin > job["seconds"]:
+            break
+        Run(library, descriptor, kernel)()
+        torch.cuda.synchronize()
+        print("launched", descriptor, kernel, flush=True)
+
+
+def launches_of(kernel):
+    return 3 if kernel == "forward_standard" else 1
+
+
+def available_metrics():
+    """Those of METRICS that this ncu knows, so that a name of another version costs a column and not the run."""
+    listed = subprocess.run(["ncu", "--query-metrics"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+    known = {line.split()[0] for line in listed.splitlines() if line.strip()}
+    found = [name for name in METRICS if name in known]
+    return found or list(METRICS)
+
+
+def parse(text):
+    """[{what: value}] of the launches in ncu's CSV, in their order."""
+    rows = {}
+    for row in csv.DictReader(io.StringIO("\n".join(line for line in text.splitlines() if line.startswith('"')))):
+        name, _, rollup = row["Metric Name"].partition(".")
+        if name not in METRICS or rollup != "sum":
+            continue
+        what, factor = METRICS[name]
+        value = float(row["Metric Value"].replace(",", "")) * UNITS.get(row["Metric Unit"].split("/")[0], 1) * factor
+        rows.setdefault(int(row["ID"]), {})[what] = value
+    return [rows[key] for key in sorted(rows)]
+
+
+def measure(configurations, library, seconds):
+    """{(descriptor, kernel): {what: bytes}} of those that were launched in the time; what is why there are none, too."""
+    if shutil.which("ncu") is None:
+        return {}, "ncu is not here"
+    folder = tempfile.mkdtemp()
+    with open(f"{folder}/job.json", "w") as file:
+        json.dump({"library": library, "configurations": configurations, "seconds": seconds}, file)
+    metrics = ",".join(f"{name}.sum" for name in available_metrics())
+    done = subprocess.run(["ncu", "--clock-control", "none", "--cache-control", "none", "--csv", "--print-units", "base", "--log-file", f"{folder}/counters.csv",
+                           "-k", "regex:attn_forward", "--metrics", metrics, sys.executable, os.path.abspath(__file__), "--launch", f"{folder}/job.json"],
+                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    text = open(f"{folder}/counters.csv").read() if os.path.exists(f"{folder}/counters.csv") else ""
+    counted, at = parse(text), 0
+    result = {}
+    for line in done.stdout.splitlines():
+        if not line.startswith("launched "):
+            continue
+        _, descriptor, *kernel = line.split(" ")
+        kernel = " ".join(kernel)
+        parts = counted[at:at + launches_of(kernel)]
+        at += launches_of(kernel)
+        if len(parts) == launches_of(kernel):
+            result[descriptor, kernel] = {what: sum(part.get(what, 0) for part in parts) for what in parts[0]}
+            result[descriptor, kernel]["l2"] = sum(result[descriptor, kernel].get(what, 0) for what in ("l2_read", "l2_written"))
+            result[descriptor, kernel]["dram"] = sum(result[descriptor, kernel].get(what, 0) for what in ("dram_read", "dram_written"))
+    why = "" if result else f"ncu ended with {done.returncode}: {(text + done.stdout)[-400:]}"
+    return result, why
+
+
+def planned(attn, descriptor, algorithm, kernel, arch, blocks=None):
+    """The row of `attn io --arch`: model, plan, inputs and outputs. blocks: B_r and B_c of the model; default: those of the plan."""
+    words = [attn, "io", descriptor, "--arch", arch, "--algorithm", algorithm, *(["--kernel", kernel] if kernel else []), "--json", "-"]
+    call = lambda more: json.loads(subprocess.run(words + more, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout)["results"][0]
+    if blocks is None:
+        plan = call(["--fast-bytes", "232448"])["plan"]
+        blocks = plan["block_q"], plan["block_k"]
+    return call(["--fast-bytes", "232448", "--block-q", str(blocks[0]), "--block-k", str(blocks[1])])
+
+
+def precompile(attn, configurations, arch):
+    """Fills the disk cache with all cores: under ncu each compilation would be one after the other."""
+    begun = [subprocess.Popen([attn, "compile", descriptor, "--arch", arch, *(["--kernel", kernel] if kernel else [])],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for descriptor, kernel in sorted(set(configurations))]
+    for process in begun:
+        process.wait()
+
+
+def gigabytes(value):
+    return "-" if value is None else f"{value * 1e-9:.3f}"
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("descriptor")
+    arguments.add_argument("descriptors", nargs="*")
+    arguments.add_argument("--library", default="attn_c.so")
     arguments.add_argument("--attn", default="build/attn")
     arguments.add_argument("--arch", default="sm_90a")
+    arguments.add_argument("--seconds", type=float, default=60, help="after which no further kernel is counted")
     arguments.add_argument("--json", default="")
+    arguments.add_argument("--launch", default="", help=argparse.SUPPRESS)
     options = arguments.parse_args()
-    rows = json.loads(subprocess.run([options.attn, "io", options.descriptor, "--arch", options.arch, "--fast-bytes", "232448", "--json", "-"],
-                                     check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout)["results"]
-    for row in rows:
-        plan = f"{row['plan']['bytes'] * 1e-9:.3f} GB ({row['plan']['target']})" if row["plan"] else "-"
-        print(f"{row['algorithm']:<18} model {row['model']['bytes'] * 1e-9:8.3f} GB   plan {plan}")
-    print(f"inputs and outputs once: {rows[0]['compulsory']['bytes'] * 1e-9:.3f} GB")
-    measured = {}
-    if shutil.which("ncu") is None:
-        print("ncu is not here: no counters")
-    else:
-        done = subprocess.run(["ncu", "--clock-control", "none", "--cache-control", "none", "--replay-mode", "application", "--csv", "-k",
-                               "regex:forward", "--metrics", ",".join(METRICS), options.attn, "bench", options.descriptor, "--device", "cuda",
-                               "--repeat", "1"], text=True, stdout=subprocess.PIPE)
-        if done.returncode != 0:
-            sys.exit(f"ncu ended with {done.returncode}")
-        measured = counters(done.stdout)
-        for metric, value in measured.items():
-            print(f"{METRICS.get(metric, metric):<28} {value:.4g}")
+    if options.launch:
+        launch(options.launch)
+        return
+    configurations = [(descriptor, kernel) for descriptor in options.descriptors for kernel in [*ALGORITHMS.values(), ""]]
+    precompile(options.attn, configurations, options.arch)
+    counted, why = measure(configurations, options.library, options.seconds)
+    if why:
+        print(f"no counters: {why}")
+    columns = ("l2_read", "l2_written", "dram", "shared")
+    rows = []
+    for descriptor in options.descriptors:
+        print(f"{descriptor}, GB")
+        print("  ".join(["".ljust(36), *(what.rjust(10) for what in ("model", "plan", *columns))]))
+        for algorithm, kernel in [*ALGORITHMS.items(), ("flash_attention_2", "")]:
+            row = planned(options.attn, descriptor, algorithm, kernel, options.arch)
+            counts = counted.get((descriptor, kernel), {})
+            values = [row["model"]["bytes"], row["plan"]["bytes"], *(counts.get(what) for what in columns)]
+            print("  ".join([f"{algorithm} {row['plan']['target'].split()[0]}".ljust(36), *(gigabytes(value).rjust(10) for value in values)]))
+            rows.append({"problem": descriptor, "algorithm": algorithm, "kernel": kernel, "row": row, "counters": counts})
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"command": " ".join(["python3", *sys.argv]), "rows": rows, "counters": measured}, file, indent=1)
+            json.dump({"command": " ".join(["python3", *sys.argv]), "results": rows, "no_counters": why}, file, indent=1)
             file.write("\n")
 
 

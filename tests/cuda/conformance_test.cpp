@@ -18,6 +18,10 @@ constexpr std::uint64_t kSeed = 20261121;
 constexpr std::int64_t kQuickScores = 100'000;
 constexpr Algorithm kAlgorithms[] = {Algorithm::flash_attention_2, Algorithm::flash_decoding};
 
+// The papers' other orders: a kernel each.
+constexpr Algorithm kOrders[] = {Algorithm::standard, Algorithm::flash_attention,
+                                 Algorithm::block_sparse};
+
 constexpr std::string_view kKernels[] = {"forward_sm90", "forward_sm80", "forward_simt"};
 
 // Whether a kernel has to take the case, as docs/cuda.md says what each is for. Where it depends on
@@ -51,6 +55,11 @@ int check_all(const Case& c, std::uint64_t seed) {
       }
       took += report.status == Status::unsupported ? 0 : 1;
     }
+  }
+  for (const Algorithm algorithm : kOrders) {
+    const Report report =
+        conformance.check({.phase = Phase::forward, .algorithm = algorithm, .device = kGpu});
+    EXPECT_NE(report.status, Status::failed) << to_string(report);
   }
   return took;
 }

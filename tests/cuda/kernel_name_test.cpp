@@ -86,6 +86,47 @@ TEST(KernelName, Refusals) {
   expect_contains(refused("fast"), "accepted are forward_sm90");
 }
 
+TEST(KernelName, AlgorithmsOfThePapersHaveAKernelEach) {
+  EXPECT_EQ(forward_kernel_name(Algorithm::standard, ""), "forward_standard");
+  EXPECT_EQ(forward_kernel_name(Algorithm::flash_attention, "forward_flash_attention/n128"),
+            "forward_flash_attention/n128");
+  EXPECT_EQ(forward_kernel_name(Algorithm::flash_attention_2, "forward_simt"), "forward_simt");
+  const std::string sparse =
+      forward_kernel_name(Algorithm::block_sparse, "forward_flash_attention/n128");
+  const ForwardConfig config = chosen("b1_n2048_h16_d64_causal_bf16", sparse);
+  EXPECT_EQ(config.keys_at_once(), 128);
+  EXPECT_TRUE(config.skips_empty);
+  EXPECT_EQ(algorithm_of(config.kernel, config.skips_empty), Algorithm::block_sparse);
+  // Without a number, as many keys as let the smallest GPU hold them.
+  const ForwardConfig d64 = chosen("b1_n2048_h16_d64_bf16", "forward_flash_attention");
+  EXPECT_EQ(d64.keys_at_once(), 192);
+  EXPECT_LE(d64.shared_bytes(), 99 << 10);
+  EXPECT_EQ(chosen("b1_n2048_h16_d64_bf16", "").kernel, ForwardKernel::sm90);  // never unasked
+}
+
+TEST(KernelName, AlgorithmsOfThePapersRefuse) {
+  const auto refused = [](Algorithm algorithm, std::string_view kernel) {
+    return refusal(ErrorCode::invalid_argument, [&] { forward_kernel_name(algorithm, kernel); });
+  };
+  expect_contains(refused(Algorithm::standard, "forward_simt"),
+                  "accepted with it is forward_standard");
+  expect_contains(refused(Algorithm::flash_decoding, "forward_flash_attention/n64"),
+                  "forward_sm90, forward_sm80 or forward_simt");
+  for (const char* part : {"n32", "n100", "n576", "dense"}) {
+    expect_contains(
+        refusal(
+            ErrorCode::invalid_argument,
+            [&] { chosen("b1_n512_h2_d64_bf16", std::string("forward_flash_attention/") + part); }),
+        "n64 to n512");
+  }
+  expect_contains(refusal(ErrorCode::invalid_argument,
+                          [] { chosen("b1_n512_h2_d128_f32", "forward_flash_attention/n512"); }),
+                  "shared memory");
+  expect_contains(refusal(ErrorCode::unsupported,
+                          [] { chosen("b1_n512_h2_d512_f32", "forward_flash_attention"); }),
+                  "a block of 64 keys");
+}
+
 BackwardConfig backward_chosen(const std::string& descriptor, std::string_view kernel) {
   const Problem p = parse_problem(descriptor);
   const BackwardWish wish{kHopper, kernel};

@@ -14,6 +14,7 @@
 #include "cpu/backward/backward.hpp"
 #include "cpu/forward/forward.hpp"
 #include "harness/data.hpp"
+#include "traffic/tiles.hpp"
 
 namespace attn::traffic {
 namespace {
@@ -234,6 +235,69 @@ TEST(CudaPlan, LoadsVisibleBlocks) {
       cuda_plan_traffic(parse_problem("b1_sq1_sk16384_h4_d128_bf16"), Phase::forward, arch, 132);
   EXPECT_GT(decode.num_splits, 1);
   EXPECT_EQ(decode.traffic[Operand::partial].written, 4.0 * 4 * 129 * decode.num_splits);
+}
+
+// Element by element, as the kernels' head comments say what they load and store.
+TEST(CudaPlan, OrdersOfThePapers) {
+  const cuda::Arch arch = cuda::parse_arch("sm_90a");
+  for (const char* text :
+       {"b2_sq100_sk200_h3_d40_causal_f32", "b1_n130_hq4_hk2_d64_window20x9_bf16"}) {
+    const Problem p = parse_problem(text);
+    const auto element = static_cast<double>(size_of(p.dtype));
+    for (const Algorithm algorithm :
+         {Algorithm::standard, Algorithm::flash_attention, Algorithm::block_sparse}) {
+      const std::string kernel =
+          algorithm == Algorithm::standard ? "" : "forward_flash_attention/n64";
+      const PlanTraffic plan = cuda_plan_traffic(p, Phase::forward, arch, 132, algorithm, kernel);
+      EXPECT_EQ(plan.algorithm, algorithm);
+      Traffic seen;
+      for (std::int64_t head = 0; head < p.batch * p.heads_q; ++head) {
+        for (std::int64_t i = 0; i < p.seqlen_q; ++i) {
+          seen[Operand::o].written += element * static_cast<double>(p.head_dim_v);
+          seen[Operand::lse].written += 4;
+        }
+        if (algorithm == Algorithm::standard) {
+          for (std::int64_t i = 0; i < p.seqlen_q; ++i) {
+            seen[Operand::q].read += element * static_cast<double>(p.head_dim);
+            for (std::int64_t j = 0; j < p.seqlen_k; ++j) {
+              seen[Operand::s].written += 4;
+              seen[Operand::s].read += 3 * 4;
+              seen[Operand::p].written += 4;
+              seen[Operand::p].read += 4;
+              if (i % plan.block_q != 0) continue;
+              seen[Operand::k].read += element * static_cast<double>(p.head_dim);
+              seen[Operand::v].read += element * static_cast<double>(p.head_dim_v);
+            }
+          }
+          continue;
+        }
+        for (std::int64_t j = 0; j < p.seqlen_k; j += 64) {
+          const std::int64_t keys = std::min<std::int64_t>(64, p.seqlen_k - j);
+          seen[Operand::k].read += element * static_cast<double>(keys * p.head_dim);
+          seen[Operand::v].read += element * static_cast<double>(keys * p.head_dim_v);
+          const bool first = j == 0, last = j + 64 >= p.seqlen_k;
+          for (std::int64_t i = 0; i < p.seqlen_q; ++i) {
+            const std::int64_t row = i / plan.block_q * plan.block_q;
+            const std::int64_t rows = std::min<std::int64_t>(plan.block_q, p.seqlen_q - row);
+            const bool all = algorithm == Algorithm::flash_attention || first || last;
+            if (!all && !visible(p, 0, head % p.heads_q, row, rows, j, keys)) continue;
+            seen[Operand::q].read += element * static_cast<double>(p.head_dim);
+            const double kept = 4 * static_cast<double>(p.head_dim_v);
+            seen[Operand::o].read += first ? 0 : kept;
+            seen[Operand::lse].read += first ? 0 : 8;
+            seen[Operand::o].written += last ? 0 : kept;
+            seen[Operand::lse].written += last ? 0 : 8;
+          }
+        }
+      }
+      for (std::size_t i = 0; i < kOperands; ++i) {
+        const auto operand = static_cast<Operand>(i);
+        EXPECT_EQ(plan.traffic[operand].read, seen[operand].read) << text << ' ' << name(operand);
+        EXPECT_EQ(plan.traffic[operand].written, seen[operand].written)
+            << text << ' ' << name(operand);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> descriptors, algorithms;
-  std::string phase = "forward", arch, json;
+  std::string phase = "forward", arch, kernel, json;
   std::int64_t fast_bytes = 0, block_q = 0, block_k = 0;
   int multiprocessors = 132;
   bool measure = false;
@@ -50,6 +50,7 @@ int io(const Options& options, const std::string& command_line) {
                   .block_q = options.block_q,
                   .block_k = options.block_k,
                   .arch = options.arch,
+                  .kernel = options.kernel,
                   .multiprocessors = options.multiprocessors};
   if (!options.arch.empty()) cuda::parse_arch(options.arch);
   std::vector<harness::Case> cases;
@@ -114,6 +115,10 @@ void add_io(CLI::App& app, int& status, const std::string& command_line) {
   sub->add_option("--arch", options->arch,
                   "Count the plan of the cuda backend on this architecture (sm_80, sm_90a, ...) "
                   "and not the CPU's; needs no GPU")
+      ->take_last();
+  sub->add_option(
+         "--kernel", options->kernel,
+         "With --arch: the kernel to count, as forward_flash_attention/n128 for B_c of 128")
       ->take_last();
   sub->add_option("--multiprocessors", options->multiprocessors,
                   "With --arch: of the GPU, which decides splits of the keys")

@@ -26,12 +26,12 @@ bool has_pass(const IoChoice& choice) {
 void add_plan(IoRow& row, const Problem& problem) {
   const IoChoice& choice = row.choice;
   if (!choice.arch.empty()) {
-    if (choice.algorithm != Algorithm::flash_attention_2) {
-      row.no_plan = "the kernels of the cuda backend are in the order of flash_attention_2";
+    if (choice.algorithm == Algorithm::memory_efficient) {
+      row.no_plan = "the cuda backend has no forward pass of memory_efficient";
       return;
     }
     row.plan = traffic::cuda_plan_traffic(problem, choice.phase, cuda::parse_arch(choice.arch),
-                                          choice.multiprocessors);
+                                          choice.multiprocessors, choice.algorithm, choice.kernel);
     return;
   }
   if (!has_pass(choice)) {

@@ -19,6 +19,7 @@ struct IoChoice {
   std::int64_t fast_bytes = 0;
   std::int64_t block_q = 0, block_k = 0;  // 0: by the paper's rule
   std::string arch{};                     // empty: the plan of the CPU backend
+  std::string kernel{};                   // PlanOptions::kernel, with arch
   int multiprocessors = 132;
 };
 

@@ -28,9 +28,10 @@ PlanTraffic cpu_plan_traffic(const Plan& plan);
 
 // Forward pass on a GPU of this architecture with `multiprocessors` of them: what blocks of threads
 // load into and store from shared memory and registers, that is, what the L2 cache serves. Needs no
-// GPU. kernel: as PlanOptions::kernel. Throws Error(unsupported) for the backward pass and as
-// make_plan does.
+// GPU. algorithm and kernel: as in PlanOptions. Throws Error(unsupported) for the backward pass and
+// as make_plan does.
 PlanTraffic cuda_plan_traffic(const Problem& problem, Phase phase, cuda::Arch arch,
-                              int multiprocessors, const std::string& kernel = {});
+                              int multiprocessors, Algorithm algorithm = Algorithm::automatic,
+                              const std::string& kernel = {});
 
 }  // namespace attn::traffic

@@ -16,6 +16,7 @@ struct Tiles {
   const Problem& p;
   const cuda::ForwardConfig& config;
   std::int32_t splits;
+  bool skips = true;  // tiles that no row sees
   Traffic traffic{};
 
   double bytes(std::int64_t rows, std::int64_t columns) const {
@@ -24,6 +25,7 @@ struct Tiles {
 
   bool sees(std::int64_t batch, std::int64_t head, std::int64_t row, std::int64_t rows,
             std::int64_t key, std::int64_t keys) const {
+    if (!skips) return true;
     const std::int64_t first = row / config.group;
     const std::int64_t last = (row + rows - 1) / config.group;
     for (std::int64_t h = head; h < head + config.group; ++h) {
@@ -55,21 +57,72 @@ struct Tiles {
     sum *= weight;
     traffic += sum;
   }
+
+  // forward_flash_attention: K and V once; each of their blocks meets every tile of queries, whose
+  // O, m and l are float32 in the workspace but for zeros at the first block and the results after
+  // the last one.
+  void count_keys_outside(std::int64_t batch, std::int64_t head, double weight) {
+    Traffic sum;
+    const std::int64_t step = config.keys_at_once();
+    for (std::int64_t key = 0; key == 0 || key < p.seqlen_k; key += step) {
+      const std::int64_t keys = std::min<std::int64_t>(step, p.seqlen_k - key);
+      const bool first = key == 0, last = key + step >= p.seqlen_k;
+      sum[Operand::k].read += bytes(keys, p.head_dim);
+      sum[Operand::v].read += bytes(keys, p.head_dim_v);
+      for (std::int64_t row = 0; row < p.seqlen_q; row += config.block_m) {
+        const std::int64_t rows = std::min<std::int64_t>(config.block_m, p.seqlen_q - row);
+        if (!first && !last && !sees(batch, head, row, rows, key, keys)) continue;
+        sum[Operand::q].read += bytes(rows, p.head_dim);
+        const double o = 4.0 * static_cast<double>(rows * p.head_dim_v);
+        const double sums = 8.0 * static_cast<double>(rows);
+        sum[Operand::o].read += first ? 0 : o;
+        sum[Operand::lse].read += first ? 0 : sums;
+        sum[Operand::o].written += last ? 0 : o;
+        sum[Operand::lse].written += last ? 0 : sums;
+      }
+    }
+    sum[Operand::o].written += bytes(p.seqlen_q, p.head_dim_v);
+    sum[Operand::lse].written += 4.0 * static_cast<double>(p.seqlen_q);
+    sum *= weight;
+    traffic += sum;
+  }
+
+  // forward_standard: each pass its operands; the softmax reads S three times (largest, sum, P).
+  void count_standard(double weight) {
+    Traffic sum;
+    const std::int64_t blocks = (p.seqlen_q + config.block_m - 1) / config.block_m;
+    const auto tiles = static_cast<double>(blocks);
+    const double scores = 4.0 * static_cast<double>(p.seqlen_q * p.seqlen_k);
+    sum[Operand::q].read += bytes(p.seqlen_q, p.head_dim);
+    sum[Operand::k].read += bytes(p.seqlen_k, p.head_dim) * tiles;
+    sum[Operand::s].written += scores;
+    sum[Operand::s].read += 3 * scores;
+    sum[Operand::p].written += scores;
+    sum[Operand::p].read += scores;
+    sum[Operand::v].read += bytes(p.seqlen_k, p.head_dim_v) * tiles;
+    sum[Operand::o].written += bytes(p.seqlen_q, p.head_dim_v);
+    sum[Operand::lse].written += 4.0 * static_cast<double>(p.seqlen_q);
+    sum *= weight;
+    traffic += sum;
+  }
 };
 
 }  // namespace
 
 PlanTraffic cuda_plan_traffic(const Problem& problem, Phase phase, cuda::Arch arch,
-                              int multiprocessors, const std::string& kernel) {
+                              int multiprocessors, Algorithm algorithm, const std::string& kernel) {
   if (phase == Phase::backward) {
     throw Error(ErrorCode::unsupported,
                 "the backward pass of the cuda backend has no count of bytes yet; accepted are "
                 "its forward pass and both phases of the cpu backend");
   }
-  cuda::ForwardConfig config = cuda::choose_forward(problem, arch, {}, 1, kernel);
-  const std::int32_t splits = cuda::choose_splits(problem, config, multiprocessors);
-  if (splits > 1) config = cuda::choose_forward(problem, arch, {}, splits, kernel);
-  Tiles tiles{problem, config, splits};
+  const std::string named = cuda::forward_kernel_name(algorithm, kernel);
+  cuda::ForwardConfig config = cuda::choose_forward(problem, arch, {}, 1, named);
+  const Algorithm own = cuda::algorithm_of(config.kernel, config.skips_empty);
+  const bool split = algorithm == Algorithm::automatic || algorithm == Algorithm::flash_decoding;
+  const std::int32_t splits = split ? cuda::choose_splits(problem, config, multiprocessors) : 1;
+  if (splits > 1) config = cuda::choose_forward(problem, arch, {}, splits, named);
+  Tiles tiles{problem, config, splits, own != Algorithm::flash_attention};
   const bool by_head = !problem.mask.empty() && expr::depends_on(problem.mask, expr::Op::head);
   const bool by_batch = !problem.mask.empty() && expr::depends_on(problem.mask, expr::Op::batch);
   const std::int64_t groups = problem.heads_q / config.group;
@@ -78,14 +131,28 @@ PlanTraffic cuda_plan_traffic(const Problem& problem, Phase phase, cuda::Arch ar
   const double weight = (by_batch ? 1.0 : static_cast<double>(problem.batch)) *
                         (by_head ? 1.0 : static_cast<double>(groups));
   for (std::int64_t b = 0; b < batches; ++b) {
-    for (std::int64_t g = 0; g < heads; ++g) tiles.count(b, g * config.group, weight);
+    for (std::int64_t g = 0; g < heads; ++g) {
+      switch (config.kernel) {
+        case cuda::ForwardKernel::flash_attention:
+          tiles.count_keys_outside(b, g, weight);
+          break;
+        case cuda::ForwardKernel::standard:
+          tiles.count_standard(weight);
+          break;
+        case cuda::ForwardKernel::sm90:
+        case cuda::ForwardKernel::sm80:
+        case cuda::ForwardKernel::simt:
+          tiles.count(b, g * config.group, weight);
+          break;
+      }
+    }
   }
   return {.traffic = tiles.traffic,
           .backend = Backend::cuda,
-          .algorithm = splits > 1 ? Algorithm::flash_decoding : Algorithm::flash_attention_2,
+          .algorithm = splits > 1 ? Algorithm::flash_decoding : own,
           .target = fmt::format("{} {}", name(config.kernel), to_string(arch)),
           .block_q = config.block_m,
-          .block_k = config.block_n,
+          .block_k = config.keys_at_once(),
           .rows_per_task = config.block_m,
           .num_splits = splits};
 }

@@ -47,6 +47,11 @@ inline constexpr int kDropoutMaskThreads = 128;
 // Where the blocks of threads of a launch get their tiles from (schedule/dealer.cuh).
 inline constexpr int kNoCounter = -1, kGridCounter = -2, kStreamCounters = 128;
 
+// The largest score of a row of Q so far, and the sum of exp(score - m).
+struct alignas(8) RowSums {
+  float m, l;
+};
+
 struct ForwardParams : ProblemParams {
   void* o;
   float* lse;  // null when not asked for
@@ -72,6 +77,15 @@ struct ForwardParams : ProblemParams {
   int key_windows;  // of 32 blocks of keys
 
   int num_pages;  // of K and V
+
+  // Of forward_flash_attention, between two blocks of keys: O [batch][heads_q][seqlen_q]
+  // [head_dim_v], normalised, and [batch][heads_q][seqlen_q]. Else null.
+  float* row_o;
+  RowSums* row_sums;
+  // Of forward_standard: S, then P, [batch][heads_q][seqlen_q][seqlen_k], and which of its three
+  // passes a launch is, 0 to 2. Else null and 0.
+  float* scores;
+  int pass;
 };
 
 // What the backward pass needs of a row of Q: P = exp(score - lse), dT = P (Z dP - d). lse is +inf

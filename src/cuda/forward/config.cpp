@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "attn/error.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/expression_text.hpp"
 #include "cuda/forward/kernel_name.hpp"
+#include "cuda/heuristics/forward_papers.hpp"
 #include "cuda/heuristics/forward_portable.hpp"
 #include "cuda/heuristics/forward_sm90.hpp"
 #include "cuda/kernel_parts.hpp"
@@ -40,7 +42,7 @@ std::string obstacle_16_bit(const Problem& p, const ForwardTensors& tensors) {
 std::string obstacle(ForwardKernel kernel, const Problem& p, Arch arch,
                      const ForwardTensors& tensors) {
   if (p.dtype == DType::f64) return "dtype is f64; accepted are f32, bf16 and f16";
-  if (kernel == ForwardKernel::simt) return {};
+  if (kernel != ForwardKernel::sm90 && kernel != ForwardKernel::sm80) return {};
   if (std::string why = obstacle_16_bit(p, tensors); !why.empty()) return why;
   if (kernel == ForwardKernel::sm90 && arch.number != 90) {
     return fmt::format("the architecture is {}; accepted is sm_90a", to_string(arch));
@@ -110,7 +112,20 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
   return false;
 }
 
-constexpr std::array kKernels{ForwardKernel::sm90, ForwardKernel::sm80, ForwardKernel::simt};
+// The fast ones in the order of preference, then those that run by name only.
+constexpr std::array kKernels{ForwardKernel::sm90, ForwardKernel::sm80, ForwardKernel::simt,
+                              ForwardKernel::flash_attention, ForwardKernel::standard};
+constexpr std::size_t kFastKernels = 3;
+
+std::span<const ForwardKernel> candidates(std::string_view forced) {
+  const std::span all(kKernels);
+  return forced.empty() ? all.first(kFastKernels) : all;
+}
+
+bool runs_by_name_only(std::string_view kernel) {
+  return std::ranges::any_of(std::span(kKernels).subspan(kFastKernels),
+                             [&](ForwardKernel k) { return name(k) == kernel; });
+}
 
 // Nothing where no tile shape suits. parts: of a shape of forward_sm90.
 std::optional<ForwardConfig> configured(ForwardKernel kernel, const Problem& p, Arch arch,
@@ -120,8 +135,20 @@ std::optional<ForwardConfig> configured(ForwardKernel kernel, const Problem& p, 
   config.kernel = kernel;
   config.splits = num_splits > 1;
   set_features(config, p, tensors);
-  const bool fits = kernel == ForwardKernel::sm90 ? shape_sm90(config, p, parts)
-                                                  : shape_portable(config, p, arch);
+  bool fits = false;
+  switch (kernel) {
+    case ForwardKernel::sm90:
+      fits = shape_sm90(config, p, parts);
+      break;
+    case ForwardKernel::sm80:
+    case ForwardKernel::simt:
+      fits = shape_portable(config, p, arch);
+      break;
+    case ForwardKernel::flash_attention:
+    case ForwardKernel::standard:
+      fits = shape_of_papers(config, p, parts);
+      break;
+  }
   return fits ? std::optional(config) : std::nullopt;
 }
 
@@ -141,13 +168,22 @@ std::string_view name(ForwardKernel kernel) noexcept {
       return "forward_sm90";
     case ForwardKernel::sm80:
       return "forward_sm80";
-    default:
-      return "forward_simt";
+    case ForwardKernel::flash_attention:
+      return "forward_flash_attention";
+    case ForwardKernel::standard:
+      return "forward_standard";
+    case ForwardKernel::simt:
+      break;
   }
+  return "forward_simt";
 }
 
 int ForwardConfig::threads() const noexcept {
   return 32 * warps + (kernel == ForwardKernel::sm90 ? 128 : 0);
+}
+
+int ForwardConfig::keys_at_once() const noexcept {
+  return kernel == ForwardKernel::flash_attention ? block_n * stages : block_n;
 }
 
 int ForwardConfig::parts() const noexcept {
@@ -160,6 +196,7 @@ bool ForwardConfig::stores_boxes() const noexcept {
 }
 
 std::int64_t ForwardConfig::shared_bytes() const noexcept {
+  if (kernel == ForwardKernel::flash_attention) return forward_papers_shared_bytes(*this);
   if (kernel != ForwardKernel::sm90) return forward_portable_shared_bytes(*this);
   // As ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand.
   const std::int64_t panels_k = divide_up(head_dim, 64), panels_v = divide_up(head_dim_v, 64);
@@ -169,16 +206,70 @@ std::int64_t ForwardConfig::shared_bytes() const noexcept {
          round_up(static_cast<int>(barriers), 16) + std::int64_t{4} * (48 + 16 * warps / 4) + 32;
 }
 
+std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
+  const KernelName named = split_kernel_name(kernel);
+  std::string_view base, shape;
+  switch (algorithm) {
+    case Algorithm::flash_attention:
+      base = name(ForwardKernel::flash_attention);
+      break;
+    case Algorithm::block_sparse:
+      base = name(ForwardKernel::flash_attention);
+      shape = "sparse";
+      break;
+    case Algorithm::standard:
+      base = name(ForwardKernel::standard);
+      break;
+    case Algorithm::flash_attention_2:
+    case Algorithm::flash_decoding:
+    case Algorithm::memory_efficient:
+      base = "forward_sm90, forward_sm80 or forward_simt";
+      break;
+    case Algorithm::automatic:
+      return std::string(kernel);
+  }
+  const bool by_name_only = runs_by_name_only(base);
+  if (!kernel.empty() && (by_name_only ? named.kernel != base : runs_by_name_only(named.kernel))) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("kernel is '{}' and algorithm is {}; accepted with it is {}", kernel,
+                            name(algorithm), base));
+  }
+  if (!by_name_only) return std::string(kernel);
+  std::string result(base);
+  for (const std::string_view part : {shape, named.shape}) {
+    if (part.empty() || result.ends_with(part)) continue;
+    result += result == base ? '/' : '_';
+    result += part;
+  }
+  return result;
+}
+
+Algorithm algorithm_of(ForwardKernel kernel, bool skips_empty) noexcept {
+  switch (kernel) {
+    case ForwardKernel::flash_attention:
+      return skips_empty ? Algorithm::block_sparse : Algorithm::flash_attention;
+    case ForwardKernel::standard:
+      return Algorithm::standard;
+    case ForwardKernel::sm90:
+    case ForwardKernel::sm80:
+    case ForwardKernel::simt:
+      break;
+  }
+  return Algorithm::flash_attention_2;
+}
+
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
                              std::int32_t num_splits, std::string_view forced) {
   const KernelName named = split_kernel_name(forced);
-  if (!named.shape.empty() && named.kernel != name(ForwardKernel::sm90)) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("kernel is '{}'; only forward_sm90 takes parts of a tile shape", forced));
+  if (!named.shape.empty() && named.kernel != name(ForwardKernel::sm90) &&
+      named.kernel != name(ForwardKernel::flash_attention)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("kernel is '{}'; only forward_sm90 and forward_flash_attention take "
+                            "parts of a tile shape",
+                            forced));
   }
   std::string why;
-  for (const ForwardKernel kernel : kKernels) {
+  for (const ForwardKernel kernel : candidates(forced)) {
     if (!forced.empty() && named.kernel != name(kernel)) continue;
     why = obstacle(kernel, problem, arch, tensors);
     if (!why.empty()) continue;
@@ -190,12 +281,14 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
                               forced, config->shared_bytes(), kSharedBytes));
     }
     if (config) return *config;
-    why = "no tile shape suits page_size " + std::to_string(problem.page_size);
+    why = kernel == ForwardKernel::flash_attention
+              ? "Q, P, K and V of a block of 64 keys do not fit into shared memory"
+              : "no tile shape suits page_size " + std::to_string(problem.page_size);
   }
   if (!forced.empty() && why.empty()) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("kernel is '{}'; accepted are forward_sm90, forward_sm80 and "
-                            "forward_simt",
+                fmt::format("kernel is '{}'; accepted are forward_sm90, forward_sm80, "
+                            "forward_simt, forward_flash_attention and forward_standard",
                             forced));
   }
   throw Error(ErrorCode::unsupported,
@@ -205,9 +298,10 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
 std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, std::int32_t num_splits,
                                              std::string_view forced) {
   const ForwardTensors most{.seqused_q = true, .seqused_k = true};
-  const std::string_view parts = split_kernel_name(forced).shape;
+  const auto [named, parts] = split_kernel_name(forced);
+  if (runs_by_name_only(named)) return {choose_forward(p, arch, most, num_splits, forced)};
   std::vector<ForwardConfig> all;
-  for (const ForwardKernel kernel : kKernels) {
+  for (const ForwardKernel kernel : candidates({})) {
     if (!obstacle(kernel, p, arch, most).empty()) continue;
     if (auto config = configured(kernel, p, arch, most, num_splits, parts)) {
       all.push_back(std::move(*config));
@@ -217,11 +311,13 @@ std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, std::i
 }
 
 core::Size num_tiles(const Problem& p, const ForwardConfig& config, std::int32_t num_splits) {
+  if (config.kernel == ForwardKernel::flash_attention) return core::Size(p.heads_q) * p.batch;
   return core::divide_up(core::Size(p.seqlen_q) * config.group, config.block_m) *
          (p.heads_q / config.group) * p.batch * num_splits;
 }
 
 std::int32_t choose_splits(const Problem& p, const ForwardConfig& config, int sm_count) {
+  if (runs_by_name_only(name(config.kernel))) return 1;
   const core::Size all = num_tiles(p, config, 1);
   const std::int64_t tiles = all.value();
   const std::int64_t blocks = divide_up(p.seqlen_k, config.block_n);

@@ -16,8 +16,18 @@ enum class ForwardKernel : std::uint8_t {
   sm90,  // src/cuda/device/kernels/forward_sm90.cuh: Hopper
   sm80,  // forward_sm80.cuh: mma.sync, any architecture from 8.0 on
   simt,  // forward_simt.cuh: float32 and whatever the others do not take
+  // The papers' other orders, which run when their algorithm or they are asked for:
+  flash_attention,  // forward_flash_attention.cuh
+  standard,         // forward_standard.cuh
 };
 std::string_view name(ForwardKernel kernel) noexcept;  // "forward_sm90", ...
+
+// The name of the kernel that has the algorithm, with the parts that `kernel` gives it:
+// PlanOptions::kernel where the algorithm is that of the fast ones. Throws Error(invalid_argument)
+// where `kernel` names one of another algorithm.
+std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel);
+// flash_attention_2 of the fast kernels.
+Algorithm algorithm_of(ForwardKernel kernel, bool skips_empty) noexcept;
 
 // What the tensors of a call add to the problem.
 struct ForwardTensors {
@@ -35,7 +45,7 @@ struct ForwardConfig {
   int block_m = 0;                 // rows of Q of a block of threads
   int block_n = 0;                 // keys of a K, V tile
   int warps = 0;                   // that compute
-  int stages = 0;                  // tiles in flight of K and V; sm90: of V
+  int stages = 0;                  // tiles of K and V in shared memory; sm90: of V
   int stages_k = 0, stages_q = 1;  // sm90: of K and of Q
   int group = 1;            // query heads of one K, V head that share a tile; 1: each has its own
   bool take_turns = false;  // sm90
@@ -46,6 +56,7 @@ struct ForwardConfig {
   int page_size = 0;  // when paged
   int page_rows = 0;  // sm90: keys of one box of the copy engine when paged
   bool splits = false, sink = false, dropout = false;
+  bool skips_empty = false;  // flash_attention: tiles that the mask empties are left out
   // The mask reads buffers: a kernel of its own classifies blocks of keys before (device/kernels/
   // classify.cuh). Its words differ between heads, and between batch entries.
   bool classified = false, mask_heads = false, mask_batches = false;
@@ -58,6 +69,7 @@ struct ForwardConfig {
   int allowed_spill_bytes = 0;  // Source::allowed_spill_bytes
 
   int threads() const noexcept;
+  int keys_at_once() const noexcept;  // B_c of flash_attention; else block_n
   int parts() const noexcept;  // of a tile's rows, that go through blocks of keys by themselves
   // sm90: O leaves through places of Q, and rows of a box of it belong to one sequence and head.
   bool stores_boxes() const noexcept;
@@ -78,10 +90,11 @@ std::vector<ForwardConfig> possible_forwards(const Problem& problem, Arch arch,
 // a tenth fewer tiles, and where they divide `rows`; else 1.
 int packed_group(const Problem& problem, int block_m, int rows);
 
-// Parts of the keys so that a device with sm_count multiprocessors is busy; 1 where tiles suffice.
+// Parts of the keys so that a device with sm_count multiprocessors is busy; 1 where tiles suffice,
+// and of kernels that do not split.
 std::int32_t choose_splits(const Problem& problem, const ForwardConfig& config, int sm_count);
 
-// Tiles of O that the kernel works on, splits counted.
+// Tiles of O that the kernel works on, splits counted; flash_attention: query heads.
 core::Size num_tiles(const Problem& problem, const ForwardConfig& config, std::int32_t num_splits);
 
 }  // namespace attn::cuda

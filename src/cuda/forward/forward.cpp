@@ -128,7 +128,9 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
                 fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
                             device.name, to_string(arch)));
   }
-  ForwardConfig config = choose_forward(problem, arch, {}, 1, options.kernel);
+  const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
+  ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
+  const Algorithm own = algorithm_of(config.kernel, config.skips_empty);
   Plan plan;
   plan.problem = problem;
   plan.phase = Phase::forward;
@@ -140,24 +142,30 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   config.splits = plan.num_splits > 1;
   switch (options.algorithm) {
     case Algorithm::automatic:
-      plan.algorithm = config.splits ? Algorithm::flash_decoding : Algorithm::flash_attention_2;
+      plan.algorithm = config.splits ? Algorithm::flash_decoding : own;
       break;
     case Algorithm::flash_decoding:
     case Algorithm::flash_attention_2:
       plan.algorithm = options.algorithm;
       break;
-    default:
+    case Algorithm::flash_attention:
+    case Algorithm::block_sparse:
+    case Algorithm::standard:
+      plan.algorithm = own;
+      break;
+    case Algorithm::memory_efficient:
       throw Error(ErrorCode::unsupported,
-                  fmt::format("algorithm is {}; accepted on the cuda backend are "
-                              "flash_attention_2 and flash_decoding (problem {})",
+                  fmt::format("algorithm is {}; accepted by forward on the cuda backend are "
+                              "flash_attention_2, flash_decoding, flash_attention, block_sparse "
+                              "and standard (problem {})",
                               name(options.algorithm), to_string(problem)));
   }
   plan.compute = problem.dtype;
   plan.block_q = plan.rows_per_task = config.block_m;
-  plan.block_k = config.block_n;
-  const core::Size workspace = workspace_bytes(problem, arch, plan.num_splits, options.kernel);
+  plan.block_k = config.keys_at_once();
+  const core::Size workspace = workspace_bytes(problem, arch, plan.num_splits, kernel);
   check_sizes(problem, Phase::forward, workspace,
-              most_blocks(problem, arch, plan.num_splits, options.kernel));
+              most_blocks(problem, arch, plan.num_splits, kernel));
   check_forward_parameters(problem, config);
   plan.tasks = num_tiles(problem, config, plan.num_splits).value();
   plan.workspace_bytes = workspace.value();
@@ -190,7 +198,8 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   const DeviceInfo& device = device_info(ordinal);
   const Arch arch = arch_of_capability(device.arch);
   const ForwardTensors facts = facts_of(inputs, outputs);
-  ForwardConfig config = choose_forward(problem, arch, facts, plan.num_splits, plan.kernel);
+  ForwardConfig config = choose_forward(problem, arch, facts, plan.num_splits,
+                                        forward_kernel_name(plan.algorithm, plan.kernel));
   std::optional<ForwardMaps> maps;
   if (config.kernel == ForwardKernel::sm90) {
     maps = forward_maps(problem, config, inputs, outputs);
@@ -217,7 +226,10 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
     launch.programmatic_dependent_launch = device.arch >= 90;
   }
   std::array<void*, 3> arguments{&parameters, expressions.data(), maps ? &*maps : nullptr};
-  kernels.forward->launch(launch, context.stream, arguments.data());
+  const int passes = config.kernel == ForwardKernel::standard ? 3 : 1;
+  for (parameters.pass = 0; parameters.pass < passes; ++parameters.pass) {
+    kernels.forward->launch(launch, context.stream, arguments.data());
+  }
   if (config.splits) launch_combine(plan, *kernels.combine, parameters, context);
 }
 

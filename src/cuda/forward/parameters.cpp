@@ -35,6 +35,11 @@ Size partial_bytes(const Problem& p, std::int32_t num_splits) {
   if (num_splits == 1) return 0;
   return partial_rows(p, num_splits) * (p.head_dim_v + 1) * sizeof(float);
 }
+// Of flash_attention; what follows is aligned to 8 bytes.
+Size row_o_bytes(const Problem& p) {
+  return core::round_up(partial_rows(p, 1) * p.head_dim_v * sizeof(float),
+                        alignof(device::RowSums));
+}
 Size m_blocks(const Problem& p, const ForwardConfig& config) {
   return divide_up(Size(p.seqlen_q) * config.group, config.block_m);
 }
@@ -105,6 +110,12 @@ Size workspace_bytes(const Problem& p, Arch arch, std::int32_t num_splits,
                      std::string_view kernel) {
   Size words = 0;
   for (const ForwardConfig& config : possible_forwards(p, arch, num_splits, kernel)) {
+    if (config.kernel == ForwardKernel::flash_attention) {
+      return row_o_bytes(p) + partial_rows(p, 1) * sizeof(device::RowSums);
+    }
+    if (config.kernel == ForwardKernel::standard) {
+      return partial_rows(p, 1) * p.seqlen_k * sizeof(float);
+    }
     words = std::max(words, num_key_words(p, config));
   }
   if (words == 0) return partial_bytes(p, num_splits);
@@ -134,6 +145,13 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   if (num_splits > 1) {
     out.partial_o = static_cast<float*>(workspace.data);
     out.partial_lse = out.partial_o + (partial_rows(p, num_splits) * p.head_dim_v).value();
+  }
+  if (config.kernel == ForwardKernel::standard) {
+    out.scores = static_cast<float*>(workspace.data);
+  } else if (config.kernel == ForwardKernel::flash_attention) {
+    out.row_o = static_cast<float*>(workspace.data);
+    out.row_sums = reinterpret_cast<device::RowSums*>(static_cast<std::byte*>(workspace.data) +
+                                                      row_o_bytes(p).value());
   }
   if (num_key_words(p, config) > 0) {
     out.key_words = reinterpret_cast<device::KeyWord*>(static_cast<std::byte*>(workspace.data) +

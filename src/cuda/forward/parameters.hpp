@@ -18,7 +18,7 @@ struct ForwardMaps {
 };
 
 // workspace: partial results, when num_splits is more than 1, then the words of key blocks, when
-// config.classified.
+// config.classified; of flash_attention the rows between blocks of keys, of standard the scores.
 // The plan has checked that its sizes fit (limits.hpp).
 device::ForwardParams forward_parameters(const Problem& problem, const ForwardConfig& config,
                                          std::int32_t num_splits, const Inputs& inputs,
@@ -31,7 +31,7 @@ core::Size num_key_words(const Problem& problem, const ForwardConfig& config);
 core::Size key_words_offset(const Problem& problem, std::int32_t num_splits);
 
 // Bytes that suffice whichever kernel runs: partial results, O and LSE in float32, and words of
-// blocks of keys. kernel: PlanOptions::kernel.
+// blocks of keys; what flash_attention and standard keep. kernel: forward_kernel_name().
 core::Size workspace_bytes(const Problem& problem, Arch arch, std::int32_t num_splits,
                            std::string_view kernel);
 // Of the largest grid and of the tiles, whichever kernel runs.

@@ -45,6 +45,7 @@ std::string print_config(const ForwardConfig& c) {
   text.flag("kClearTail", c.packed_k || c.used_k);
   text.flag("kHidesKeys", c.hides_keys);
   text.flag("kSplits", c.splits);
+  text.flag("kSkipsEmpty", c.skips_empty);
   text.flag("kSink", c.sink);
   text.flag("kDropout", c.dropout);
   text.flag("kClassified", c.classified);

@@ -57,8 +57,11 @@ std::string around(const std::string& text, std::string& tail) {
       "  attn_call(f, a, std::index_sequence_for<P...>());\n}}\n"
       "extern \"C\" void attn_emulated_call(void** a) {{ attn_call({}, a); }}\n",
       name);
-  const bool floats = text.find("_simt.cuh") != std::string::npos ||
-                      text.find("kernels/backward_sink.cuh") != std::string::npos;
+  constexpr std::string_view kOfFloats[] = {"_simt.cuh", "kernels/backward_sink.cuh",
+                                            "kernels/forward_flash_attention.cuh",
+                                            "kernels/forward_standard.cuh"};
+  const bool floats = std::ranges::any_of(
+      kOfFloats, [&](std::string_view name) { return text.find(name) != std::string::npos; });
   return fmt::format(
       "#include \"emulated.hpp\"\n"
       "namespace attn::device {{\nextern \"C\" {{\n"

@@ -46,6 +46,20 @@ struct ForwardSimtLayout {
 struct alignas(16) Float4 {
   float x[4];
 };
+struct alignas(8) Short4 {
+  unsigned short x[4];
+};
+// Four neighbours of a tile in shared memory.
+template <class Element>
+__device__ __forceinline__ Float4 four(const typename Scalar<Element>::Storage* from) {
+  const Short4 x = *reinterpret_cast<const Short4*>(from);
+  return {{Scalar<Element>::from(x.x[0]), Scalar<Element>::from(x.x[1]),
+           Scalar<Element>::from(x.x[2]), Scalar<Element>::from(x.x[3])}};
+}
+template <>
+__device__ __forceinline__ Float4 four<Float32>(const float* from) {
+  return *reinterpret_cast<const Float4*>(from);
+}
 
 template <class C, class Expressions>
 struct ForwardSimt {
@@ -139,20 +153,22 @@ struct ForwardSimt {
 
   // ---- products
 
-  // d[r][i] += a[r] b[i] over `count` steps; steps of a and b are kA and kB floats apart.
-  template <int kA, int kB>
+  // d[r][i] += a[r] b[i] over `count` steps; steps of a are kA floats apart, those of b, which is
+  // stored as Operand, kB elements.
+  template <int kA, int kB, class Operand = Float32>
   static __device__ __forceinline__ void multiply(float (&d)[kRows][4], const float* a,
-                                                  const float* b, int count) {
+                                                  const typename Scalar<Operand>::Storage* b,
+                                                  int count) {
 #pragma unroll(kPieces > 4 ? 4 : 8)  // compile time
     for (int step = 0; step < count; ++step) {
       float x[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; r += 4) {
-        const Float4 four = *reinterpret_cast<const Float4*>(a + step * kA + r);
+        const Float4 rows = four<Float32>(a + step * kA + r);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[r + i] = four.x[i];
+        for (int i = 0; i < 4; ++i) x[r + i] = rows.x[i];
       }
-      const Float4 y = *reinterpret_cast<const Float4*>(b + step * kB);
+      const Float4 y = four<Operand>(b + step * kB);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -161,12 +177,16 @@ struct ForwardSimt {
     }
   }
 
-  __device__ __forceinline__ void multiply_qk(Thread& t, int block, bool empty) const {
+  static __device__ __forceinline__ void clear_s(Thread& t) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) t.s[r][i] = 0;
     }
+  }
+
+  __device__ __forceinline__ void multiply_qk(Thread& t, int block, bool empty) const {
+    clear_s(t);
 #pragma unroll 1
     for (int column = 0; column < C::kHeadDim; column += kPiece) {
       __syncthreads();  // nobody reads the buffer any more
@@ -205,19 +225,16 @@ struct ForwardSimt {
     return x + __shfl_xor_sync(~0u, x, 8);
   }
 
-  // S <- P = 2^(c (s - m)): the difference is taken first, which is exact where P is near 1.
-  __device__ __forceinline__ void softmax(Thread& t, int block, bool mixed) const {
+  // S as score and mask change it.
+  __device__ __forceinline__ void change_scores(Thread& t, int block, bool mixed) const {
     const Sequence& q = tile.sequence;
-    const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
-    const int slot = 4 * member();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int row = first_row() + r;
       const int query = tile.query_of(row), head = tile.head_of(row);
-      float top = minus_infinity();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int key = block * C::kBlockN + key_of(slot + i);
+        const int key = block * C::kBlockN + key_of(4 * member() + i);
         float& x = t.s[r][i];
         if constexpr (Expressions::kHasScore) {
           x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k);
@@ -229,8 +246,18 @@ struct ForwardSimt {
           }
           x = visible ? x : minus_infinity();
         }
-        top = fmaxf(top, x);
       }
+    }
+  }
+
+  // S <- P = 2^(c (s - m)): the difference is taken first, which is exact where P is near 1.
+  __device__ __forceinline__ void softmax(Thread& t, int block) const {
+    const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float top = minus_infinity();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) top = fmaxf(top, t.s[r][i]);
       const float m = fmaxf(t.m[r], group_max(top));
       const float from = m == minus_infinity() ? 0 : m;
       if (m != t.m[r]) {
@@ -248,7 +275,9 @@ struct ForwardSimt {
         t.s[r][i] = exp2f((t.s[r][i] - from) * c);
         t.l[r] += t.s[r][i];
       }
-      if constexpr (C::kDropout) drop(t.s[r], query, head, block);
+      if constexpr (C::kDropout) {
+        drop(t.s[r], tile.query_of(first_row() + r), tile.head_of(first_row() + r), block);
+      }
     }
   }
 
@@ -281,22 +310,22 @@ struct ForwardSimt {
 
   // ---- the tile
 
-  // O / l and LSE of row r of the thread.
-  __device__ __forceinline__ void finish(Thread& t, int r) const {
-    const int row = first_row() + r;
-    const int query = tile.query_of(row), head = tile.head_of(row);
-    const bool used = query < tile.sequence.length_q;
-    const float l = group_sum(t.l[r]);
-    if (query >= tile.sequence.rows_q) return;
-    float sink = minus_infinity();
-    if constexpr (C::kSink) {
-      if (!C::kSplits || tile.split == 0) sink = p.sink[head];
+  static __device__ __forceinline__ void clear(Thread& t) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      t.m[r] = minus_infinity();
+      t.l[r] = 0;
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) t.o[piece][r][i] = 0;
+      }
     }
-    const float m = t.m[r] * (Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
-    const Denominator d = denominator<C::kSink, false>(m, l, sink);
-    const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
-    const float lse = used ? d.lse : minus_infinity();
-    const bool zero = !used || l == 0;  // whatever V holds
+  }
+
+  // O times a factor, or zeros, of row r of the thread.
+  __device__ __forceinline__ void store_row(const Thread& t, int r, float factor, bool zero) const {
+    const int query = tile.query_of(first_row() + r), head = tile.head_of(first_row() + r);
     const long long part = C::kSplits ? tile.partial_row(p, query, head) : 0;
     const long long at = C::kSplits ? 0 : tile.query_row(p.o_strides, query, head);
 #pragma unroll
@@ -313,42 +342,39 @@ struct ForwardSimt {
         }
       }
     }
+  }
+
+  // O / l and LSE of row r of the thread.
+  __device__ __forceinline__ void finish_row(Thread& t, int r) const {
+    const int row = first_row() + r;
+    const int query = tile.query_of(row), head = tile.head_of(row);
+    const bool used = query < tile.sequence.length_q;
+    const float l = group_sum(t.l[r]);
+    if (query >= tile.sequence.rows_q) return;
+    float sink = minus_infinity();
+    if constexpr (C::kSink) {
+      if (!C::kSplits || tile.split == 0) sink = p.sink[head];
+    }
+    const float m = t.m[r] * (Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
+    const Denominator d = denominator<C::kSink, false>(m, l, sink);
+    const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
+    const float lse = used ? d.lse : minus_infinity();
+    store_row(t, r, factor, !used || l == 0);  // zeros whatever V holds
     if (member() != 0) return;
     if constexpr (C::kSplits) {
-      p.partial_lse[part] = lse;
+      p.partial_lse[tile.partial_row(p, query, head)] = lse;
     } else if (p.lse != nullptr) {
       p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
     }
   }
 
-  __device__ __forceinline__ void run() const {
-    if constexpr (C::kClassified) wait_for_dependencies();
-    Thread t;
+  __device__ __forceinline__ void finish(Thread& t) const {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      t.m[r] = minus_infinity();
-      t.l[r] = 0;
-#pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) t.o[piece][r][i] = 0;
-      }
-    }
-    Blocks list(*this, 0);
-    if (list.more()) load_q();
-#pragma unroll 1
-    for (; list.more(); list.advance(*this, 0)) {
-      const bool empty = list.empty_for_own();
-      multiply_qk(t, list.block(), empty);
-      if (!empty) {
-        softmax(t, list.block(), list.mixed());
-        store_p(t);
-      }
-      multiply_pv(t, list.block(), empty);
-    }
-    if constexpr (C::kSplits) launch_dependents();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) finish(t, r);
+    for (int r = 0; r < kRows; ++r) finish_row(t, r);
+    repair(t);
+  }
+  // Rows of O that are not finite, which are stored, are computed again.
+  __device__ __forceinline__ void repair(const Thread& t) const {
     if constexpr (C::kHidesKeys) {
       float zero = 0;
 #pragma unroll
@@ -361,13 +387,39 @@ struct ForwardSimt {
       }
     }
   }
+
+  __device__ __forceinline__ void run() const {
+    if constexpr (C::kClassified) wait_for_dependencies();
+    Thread t;
+    clear(t);
+    Blocks list(*this, 0);
+    if (list.more()) load_q();
+#pragma unroll 1
+    for (; list.more(); list.advance(*this, 0)) {
+      const bool empty = list.empty_for_own();
+      multiply_qk(t, list.block(), empty);
+      if (!empty) {
+        change_scores(t, list.block(), list.mixed());
+        softmax(t, list.block());
+        store_p(t);
+      }
+      multiply_pv(t, list.block(), empty);
+    }
+    if constexpr (C::kSplits) launch_dependents();
+    finish(t);
+  }
 };
+
+// The dynamic shared memory of a block.
+__device__ __forceinline__ float* shared_memory() {
+  extern __shared__ __align__(16) float shared_floats[];
+  return shared_floats;
+}
 
 template <class C, class Expressions>
 __device__ __forceinline__ void forward_simt(const ForwardParams& p, const Expressions& e) {
-  extern __shared__ __align__(16) float shared_floats[];
   ForwardSimt<C, Expressions>{p, e, QueryTile<C>::at(p, static_cast<int>(blockIdx.x)),
-                              shared_floats}
+                              shared_memory()}
       .run();
 }
 

@@ -1,0 +1,255 @@
+"""Figure 2 of the FlashAttention paper, theorem 2 and proposition 4 on a GPU, in float32: the three orders with the same arithmetic.
+
+  python3 bench/papers/figure2_gpu.py --attn build/attn --library attn_c.so --out build/figure2_gpu --seconds 120
+
+writes OUT.svg and OUT.json, prints tables and a sentence for each claim. Left: standard attention, FlashAttention (K, V outer) and FlashAttention-2.
+Middle: bytes and time against B_c. Right: bytes and time against the share of blocks that a mask leaves. The forward pass only. Bytes: model and
+plan (`attn io --arch`) beside ncu's counters (io_gpu.py), "L2" being what passes between L2 and the multiprocessors, the paper's HBM accesses. Times:
+medians of CUDA events, each result compared with fp64 first. Needs PyTorch and NumPy; without ncu the counters' columns stay empty."""
+import argparse, json, math, statistics, sys, time
+
+import numpy
+import torch
+
+import io_gpu, svg
+
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("--library", default="attn_c.so")
+arguments.add_argument("--attn", default="build/attn")
+arguments.add_argument("--arch", default="sm_90a")
+arguments.add_argument("--out", default="build/figure2_gpu")
+arguments.add_argument("--seconds", type=float, default=120, help="after which nothing new is counted")
+arguments.add_argument("--batch", type=int, default=64, help="of the left and middle panels; a quarter in the right one")
+options = arguments.parse_args()
+BEGIN = time.monotonic()
+HEADS, N, D = 16, 1024, 64
+LEFT = f"b{options.batch}_n{N}_h{HEADS}_d{D}"
+FLASH = io_gpu.FLASH
+
+
+def of_block(keys, sparse=False):
+    return f"{FLASH}/{'sparse_' if sparse else ''}n{keys}"
+
+
+def row(descriptor, algorithm, kernel, **more):
+    return {"problem": descriptor, "algorithm": algorithm, "kernel": kernel, **more}
+
+
+def left_rows():
+    return [row(f"{LEFT}_f32", "standard", "forward_standard"), row(f"{LEFT}_f32", "flash_attention", of_block(128)),
+            row(f"{LEFT}_f32", "flash_attention_2", "forward_simt"), row(f"{LEFT}_bf16", "flash_attention_2", "")]
+
+
+def middle_rows():
+    return [row(f"{LEFT}_{dtype}", "flash_attention", of_block(keys), block=keys, dtype=dtype)
+            for dtype, blocks in (("f32", (64, 128, 192, 256, 320)), ("bf16", (64, 128, 192, 256, 384, 512))) for keys in blocks]
+
+
+def right_rows(n=4096):
+    rows = []
+    for share in (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.05):
+        width = round(n * (1 - (1 - share) ** 0.5))  # a band leaves 1 - (1 - w / n)^2 of the scores
+        mask = "" if share == 1 else f"_window{width}x{width}"
+        rows.append(row(f"b{max(1, options.batch // 4)}_n{n}_h{HEADS}_d{D}{mask}_f32", "block_sparse", of_block(64, True), width=width if mask else None))
+    return rows
+
+
+def theorem_rows():
+    return [row(f"b11_n{n}_h12_d{d}_f32", "flash_attention", of_block(keys), n=n, d=d, m=4 * d * keys * 4)
+            for n in (1024, 4096) for d, blocks in ((32, (64, 128, 256)), (64, (64, 128, 256)), (128, (64, 128))) for keys in blocks]
+
+
+def check(run, width):
+    """Ends the program unless O of some rows of two heads is within twice the error of standard attention in the same type, and a rounding."""
+    n = run.q.shape[1]
+    rows = torch.cat([torch.tensor([0, n - 1]), torch.randperm(n)[:254]]).cuda()
+    q, k, v, o = (t[:1, :, :2].transpose(1, 2) for t in (run.q[:, rows], run.k, run.v, run.o[:, rows]))
+    distance = rows[:, None] - torch.arange(n, device="cuda")[None, :]
+
+    def standard(q, k, v, low):
+        s = (q @ k.transpose(2, 3)) / math.sqrt(q.shape[-1])
+        if width is not None:
+            s = s.masked_fill(distance.abs() > width, -math.inf)
+        return s.softmax(-1).to(low) @ v
+    exact = standard(q.double(), k.double(), v.double(), torch.double)
+    allowed = 2 * (standard(q, k, v, q.dtype).double() - exact).abs().max() + torch.finfo(q.dtype).eps * exact.abs().max()
+    error = (o.double() - exact).abs().max()
+    if not bool(error <= allowed):
+        sys.exit(f"wrong, so not timed: error {error:.3g}, allowed {allowed:.3g}")
+
+
+def milliseconds(run):
+    times = []
+    for _ in range(12):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[2:])
+
+
+def time_rows(library, rows):
+    made = {}
+    for entry in rows:
+        key = entry["problem"], entry["kernel"]
+        if key not in made:
+            run = io_gpu.Run(library, *key)
+            run()
+            check(run, entry.get("width"))
+            made[key] = milliseconds(run)
+            del run
+        entry["ms"] = made[key]
+
+
+def plan_rows(rows):
+    for entry in rows:
+        io = io_gpu.planned(options.attn, entry["problem"], entry["algorithm"], entry["kernel"], options.arch)
+        entry |= {"model": io["model"]["bytes"], "plan": io["plan"]["bytes"], "once": io["compulsory"]["bytes"], "gflop": io["flops"] * 1e-9,
+                  "density": io["tiles_visited"] / io["tiles"], "target": io["plan"]["target"].split()[0]}
+
+
+def add_counters(rows, counted):
+    for entry in rows:
+        entry |= counted.get((entry["problem"], entry["kernel"]), {})
+
+
+def table(title, header, rows):
+    print(f"\n{title}")
+    lines = [["-" if x is None else f"{x:.4g}" if isinstance(x, float) else str(x) for x in line] for line in [header] + rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    for line in lines:
+        print("  " + "  ".join(text.rjust(width) for text, width in zip(line, widths)))
+
+
+def giga(entry, *keys):
+    return [entry[key] * 1e-9 if key in entry else None for key in keys]
+
+
+BYTES = ("model", "plan", "l2", "dram", "shared")
+
+
+def show(title, rows, name):
+    table(title, [name, "kernel", *(f"{what} GB" for what in BYTES), "ms"],
+          [[entry.get(name), entry["kernel"] or entry["target"], *giga(entry, *BYTES), entry.get("ms")] for entry in rows])
+
+
+def fit(design, y):
+    """Least squares: coefficients and their standard errors, and the share of variance explained."""
+    design, y = numpy.asarray(design, float), numpy.asarray(y, float)
+    coefficients, *_ = numpy.linalg.lstsq(design, y, rcond=None)
+    residual = y - design @ coefficients
+    variance = residual @ residual / max(1, len(y) - design.shape[1])
+    errors = numpy.sqrt(numpy.diag(numpy.linalg.inv(design.T @ design)) * variance)
+    return coefficients, errors, 1 - residual @ residual / ((y - y.mean()) @ (y - y.mean()))
+
+
+def theorem_2(rows):
+    result = {}
+    for what in ("model", "plan", "l2", "dram"):
+        points = [entry for entry in rows if what in entry]
+        if len(points) < 8:
+            continue
+        exponents, errors, r2 = fit([[1, *(math.log(entry[axis]) for axis in "ndm")] for entry in points], [math.log(entry[what]) for entry in points])
+        result[what] = {"points": len(points), "r2": r2, **{axis.upper(): {"exponent": exponents[i + 1], "standard_error": errors[i + 1], "theorem": expected}
+                                                            for i, (axis, expected) in enumerate((("n", 2), ("d", 2), ("m", -1)))}}
+    table("Theorem 2: bytes ~ N^a d^b M^c, M = 4 d B_c elements", ["bytes", "points", "a (2)", "b (2)", "c (-1)", "R^2"],
+          [[what, str(f["points"]), *(f"{f[axis]['exponent']:.3f} +- {f[axis]['standard_error']:.3f}" for axis in "NDM"), f"{f['r2']:.4f}"]
+           for what, f in result.items()])
+    return result
+
+
+def proposition_4(rows):
+    result = {}
+    for what in (*BYTES, "ms"):
+        points = [entry for entry in rows if what in entry]
+        if len(points) < 4:
+            continue
+        dense = next(entry[what] for entry in points if entry["density"] == 1)
+        (constant, slope), (_, error), r2 = fit([[1, entry["density"]] for entry in points], [entry[what] / dense for entry in points])
+        result[what] = {"constant": constant, "slope": slope, "standard_error": error, "r2": r2}
+    table("Proposition 4: share of the dense run = a + b s", ["what", "a", "b (1)", "R^2"],
+          [[what, f"{f['constant']:.3f}", f"{f['slope']:.3f} +- {f['standard_error']:.3f}", f"{f['r2']:.4f}"] for what, f in result.items()])
+    return result
+
+
+def sentences(left, middle, right, proposition):
+    standard, flash, flash_2, _ = left
+    what = "l2" if all("l2" in entry for entry in left) else "plan"
+    said = [f"Left: FlashAttention moves 1/{standard[what] / flash[what]:.1f} of standard attention's bytes ({what}; the model says 1/"
+            f"{standard['model'] / flash['model']:.1f}) and takes 1/{standard['ms'] / flash['ms']:.2f} of its time, FlashAttention-2 1/"
+            f"{standard[what] / flash_2[what]:.1f} and 1/{standard['ms'] / flash_2['ms']:.2f}, all with the same FMA arithmetic; the paper, forward and "
+            f"backward in half precision on an A100: 1/9.2 of the bytes, 1/5.7 of the time."]
+    f32 = [entry for entry in middle if entry["dtype"] == "f32"]
+    best, first = min(f32, key=lambda entry: entry["ms"]), f32[0]
+    what = "l2" if all("l2" in entry for entry in f32) else "plan"
+    said.append(f"Middle: from B_c 64 to {f32[-1]['block']} bytes ({what}) fall by a factor of {first[what] / f32[-1][what]:.2f} (model {first['model'] / f32[-1]['model']:.2f}); "
+                f"time is lowest at B_c {best['block']}, {first['ms'] / best['ms']:.2f} times faster than at 64"
+                + ("." if best is f32[-1] else f", and {f32[-1]['ms'] / best['ms']:.2f} times longer than that at {f32[-1]['block']}, where fewer blocks of threads fit a multiprocessor."))
+    low, high = right[-1], right[0]
+    said.append(f"Right: at {low['density']:.0%} of the blocks time is {low['ms'] / high['ms']:.1%} of the dense run's"
+                + (f" and bytes (L2) {low['l2'] / high['l2']:.1%}" if "l2" in low and "l2" in high else "")
+                + f"; the fitted slope of time is {proposition['ms']['slope']:.2f} +- {proposition['ms']['standard_error']:.2f}, 1 being in proportion.")
+    return said
+
+
+def series(rows, x, y, factor=1.0, base=None):
+    return [(entry[x], entry[y] * factor / (base or 1)) for entry in rows if y in entry]
+
+
+def draw(left, middle, right):
+    f32 = [entry for entry in middle if entry["dtype"] == "f32"]
+    bars = left[:3]
+    shares = [(f"{name}, of {bars[0][what] * factor:.3g} {unit}", colour, False, [(i + 1, entry[what] / bars[0][what]) for i, entry in enumerate(bars)])
+              for name, what, factor, unit, colour in (("model bytes", "model", 1e-9, "GB", 1), ("plan", "plan", 1e-9, "GB", 0), ("L2, counted", "l2", 1e-9, "GB", 2),
+                                                       ("DRAM, counted", "dram", 1e-9, "GB", 4), ("time", "ms", 1, "ms", 3)) if all(what in entry for entry in bars)]
+    ratio = [(name, colour, False, series(right, "density", what, 1, right[0].get(what))) for name, what, colour in
+             (("model bytes", "model", 1), ("L2, counted", "l2", 2), ("time", "ms", 3))]
+    lines = [("model", "model", 1e-9, 1), ("plan", "plan", 1e-9, 0), ("L2, counted", "l2", 1e-9, 2), ("DRAM, counted", "dram", 1e-9, 4), ("time, ms", "ms", 1, 3)]
+    panels = [
+        {"title": f"b {options.batch}, h {HEADS}, n {N}, d {D}", "x": "1: standard   2: FlashAttention   3: FlashAttention-2", "y": "share", "series": shares},
+        {"title": "block size", "x": "B_c", "y": "GB, ms", "log_x": True, "log_y": True,
+         "series": [(name, colour, False, series(f32, "block", what, factor)) for name, what, factor, colour in lines]
+         + [("inputs and outputs once (lower bound)", 6, True, series(f32, "block", "once", 1e-9))]},
+        {"title": "sparsity, n 4096", "x": "share of blocks", "y": "of dense", "series": ratio + [("proportional", 6, True, [(0.05, 0.05), (1, 1)])]}]
+    for panel in panels:
+        panel["series"] = [line for line in panel["series"] if line[3]]
+    return svg.figure(f"FlashAttention, figure 2, on one {torch.cuda.get_device_name()} (f32, FMA)", panels)
+
+
+def main():
+    panels = left, middle, right, theorem = left_rows(), middle_rows(), right_rows(), theorem_rows()
+    configurations = [(entry["problem"], entry["kernel"]) for rows in panels for entry in rows]
+    unique = list(dict.fromkeys(configurations))
+    io_gpu.precompile(options.attn, unique, options.arch)
+    for rows in panels:
+        plan_rows(rows)
+    library = io_gpu.load(options.library)
+    for rows in (left, middle, right):
+        time_rows(library, rows)
+    torch.cuda.empty_cache()
+    timed = time.monotonic() - BEGIN
+    counted, why = io_gpu.measure(unique, options.library, max(10.0, options.seconds - timed - 15))
+    for rows in panels:
+        add_counters(rows, counted)
+    if why:
+        print(f"no counters: {why}")
+    show(f"Left: {LEFT}, forward", left, "algorithm")
+    show("Middle: FlashAttention's order", middle, "block")
+    show("Right: bands of keys, B_c 64", right, "density")
+    fitted, proposition = theorem_2(theorem), proposition_4(right)
+    said = sentences(left, middle, right, proposition)
+    print("\n" + "\n".join(said))
+    with open(options.out + ".svg", "w") as file:
+        file.write(draw(left, middle, right))
+    with open(options.out + ".json", "w") as file:
+        json.dump({"command": " ".join(["python3", *sys.argv]), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "no_counters": why,
+                   "left": left, "middle": middle, "right": right, "theorem_2": {"rows": theorem, "fit": fitted}, "proposition_4": proposition,
+                   "sentences": said, "seconds": time.monotonic() - BEGIN}, file, indent=1)
+        file.write("\n")
+    print(f"\n{options.out}.svg and {options.out}.json written; {timed:.0f} s to the end of the timings, {time.monotonic() - BEGIN:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()
