@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 __version__: str
@@ -24,6 +25,8 @@ class Options:
     def tensors(self) -> dict[str, Any]: ...
     @property
     def buffers(self) -> dict[str, Any]: ...
+    @property
+    def has_arrays(self) -> bool: ...
     @property
     def heads_first(self) -> bool: ...
     @property
@@ -55,7 +58,14 @@ class Plan:
     def flops(self) -> float: ...
 
 def forward(
-    options: Options, q: Any, k: Any, v: Any, out: Any, lse: Any, plan: Plan | None = None
+    options: Options,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    plan: Plan | None = None,
+    is_recorded: bool = False,
 ) -> tuple[Any, Any]: ...
 def backward(
     options: Options,
@@ -65,11 +75,13 @@ def backward(
     v: Any,
     out: Any,
     lse: Any,
-    wanted: list[str],
+    wanted: Sequence[str],
     d_lse: Any = None,
     plan: Plan | None = None,
+    is_recorded: bool = False,
 ) -> tuple[Any, ...]: ...
 def plan(options: Options, q: Any, k: Any, v: Any, backward: bool) -> Plan: ...
+def plans_made() -> int: ...
 def merge(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]: ...
 def dropout_mask(kept: Any, probability: float, seed: int, offset: int) -> None: ...
 def signature(name: str, array: Any) -> str: ...

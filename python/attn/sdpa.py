@@ -34,7 +34,7 @@ def _rows(*several: Tensor) -> list[Tensor]:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> _Rows:
     q, k, v = map(last_contiguous, (q, k, v))
-    out, lse = _attn.forward(make_options(**options), q, k, v, None, True)
+    out, lse = _attn.forward(make_options(**options), q, k, v, None, True, None, True)
     return out, lse
 
 
@@ -42,8 +42,10 @@ def _backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     d_out, q, k, v, out = map(last_contiguous, (d_out, q, k, v, out))
+    made = make_options(**options)
+    wanted = ("q", "k", "v")
     d_q, d_k, d_v = _attn.backward(
-        make_options(**options), d_out, q, k, v, out, lse.contiguous(), ["q", "k", "v"]
+        made, d_out, q, k, v, out, lse.contiguous(), wanted, None, None, True
     )
     return d_q, d_k, d_v
 

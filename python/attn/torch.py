@@ -8,11 +8,13 @@ out = attn.torch.flex_attention(q, k, v, score_mod, block_mask)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as _are_transforms_active
+from torch._C import _is_any_autocast_enabled
 from torch.autograd.function import once_differentiable
 
 from . import _attn, torch_ops
@@ -28,9 +30,12 @@ __all__ = [
 ]
 
 
+_QKV = ("q", "k", "v")
+
+
 def _gradients(
     options: Any,
-    wanted: list[str],
+    wanted: Sequence[str],
     d_out: Tensor | None,
     d_lse: Tensor | None,
     q: Tensor,
@@ -39,52 +44,51 @@ def _gradients(
     out: Tensor,
     lse: Tensor,
 ) -> tuple[Any, ...]:
-    d_out = torch.zeros_like(out) if d_out is None else torch_ops.last_contiguous(d_out)
+    if d_out is None:
+        d_out = torch.zeros_like(out)
+    elif not d_out.is_contiguous():
+        d_out = torch_ops.last_contiguous(d_out)
     d_lse = None if d_lse is None else d_lse.contiguous()
-    return _attn.backward(options, d_out, q, k, v, out, lse, wanted, d_lse)
+    return _attn.backward(options, d_out, q, k, v, out, lse, wanted, d_lse, None, True)
 
 
 class _Plain(torch.autograd.Function):
-    """Straight into the library: gradients of q, k and v alone, and those three."""
+    """Straight into the library: out, and gradients of q, k and v alone, where all three want one.
+
+    lse is saved, but is no output: an output more costs a microsecond.
+    """
 
     @staticmethod
     def forward(ctx: Any, options: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        out, lse = _attn.forward(options, q, k, v, None, True)
-        ctx.set_materialize_grads(False)
+        out, lse = _attn.forward(options, q, k, v, None, True, None, True)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.options = options
-        return out, lse
+        return out
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+    def backward(ctx: Any, d_out: Tensor) -> Any:
         if torch.is_grad_enabled():  # a second derivative may be asked for
-            return _plain_once(ctx, d_out, d_lse)
-        return _plain_backward(ctx, d_out, d_lse)
+            return _plain_once(ctx, d_out)
+        return _plain_backward(ctx, d_out)
 
 
-_QKV = ["q", "k", "v"]
-
-
-def _plain_backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
-    needed = ctx.needs_input_grad
-    if needed == (False, True, True, True):
-        return (None, *_gradients(ctx.options, _QKV, d_out, d_lse, *ctx.saved_tensors))
-    wanted = [name for name, is_needed in zip(_QKV, needed[1:], strict=True) if is_needed]
-    found = iter(_gradients(ctx.options, wanted, d_out, d_lse, *ctx.saved_tensors))
-    return tuple(next(found) if is_needed else None for is_needed in needed)
+def _plain_backward(ctx: Any, d_out: Tensor) -> Any:
+    return (None, *_gradients(ctx.options, _QKV, d_out, None, *ctx.saved_tensors))
 
 
 _plain_once = once_differentiable(_plain_backward)
+# What _Plain.apply calls in the end, where no transform of functorch is active: 2 of its 6 us.
+_apply_plain = super(torch.autograd.Function, _Plain).apply
 
 
 class _Eager(torch.autograd.Function):
-    """Likewise with other tensors, `names` as the library calls their gradients."""
+    """Likewise with lse as an output, and other tensors, `names` as the library calls them."""
 
     @staticmethod
     def forward(
         ctx: Any, options: Any, names: list[str], q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
     ) -> Any:
-        out, lse = _attn.forward(options, q, k, v, None, True)
+        out, lse = _attn.forward(options, q, k, v, None, True, None, True)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.options = options
@@ -126,30 +130,37 @@ def attention(
     [2] on the CPU, seed and offset. In torch.compile the call is one operator without a graph
     break, its mask and score traced with the code around it. There is no second derivative.
     """
-    if not q.is_meta and torch.is_autocast_enabled(q.device.type):
+    is_compiling = torch.compiler.is_compiling()
+    if is_compiling or _is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
-    if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+    if is_compiling or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
         q, k, v = map(torch_ops.last_contiguous, (q, k, v))
-    if dropout and rng is None:
-        rng = torch.randint(0, 2**62, (2,), dtype=torch.int64)
-    if torch.compiler.is_compiling() or not _is_plain(q):
-        out, lse = torch_ops.attention(q, k, v, dropout=dropout, rng=rng, **options)
-        return (out, lse) if return_lse else out
     if dropout:
+        if rng is None:
+            rng = torch.randint(0, 2**62, (2,), dtype=torch.int64)
         options["dropout"] = dropout
-        options["rng"] = tuple(rng.tolist()) if isinstance(rng, Tensor) else rng
+        options["rng"] = rng
+    if is_compiling or not _is_plain(q):
+        out, lse = torch_ops.attention(q, k, v, **options)
+        return (out, lse) if return_lse else out
+    if isinstance(rng, Tensor):
+        options["rng"] = tuple(rng.tolist())
     made = make_options(**options)
     if torch.is_grad_enabled():
-        read = {**made.tensors, **made.buffers}
-        tensors = {name: t for name, t in read.items() if getattr(t, "requires_grad", False)}
-        if tensors:
+        wanting = q.requires_grad + k.requires_grad + v.requires_grad
+        tensors = _that_require_grad(made) if made.has_arrays else {}
+        if wanting == 3 and not tensors and not return_lse and not _are_transforms_active():
+            return _apply_plain(made, q, k, v)
+        if wanting or tensors:
             out, lse = _Eager.apply(made, list(tensors), q, k, v, *tensors.values())
             return (out, lse) if return_lse else out
-        if q.requires_grad or k.requires_grad or v.requires_grad:
-            out, lse = _Plain.apply(made, q, k, v)
-            return (out, lse) if return_lse else out
-    result = _attn.forward(made, q, k, v, None, return_lse)
+    result = _attn.forward(made, q, k, v, None, return_lse, None, True)
     return result if return_lse else result[0]
+
+
+def _that_require_grad(made: _attn.Options) -> dict[str, Tensor]:
+    read = {**made.tensors, **made.buffers}
+    return {name: t for name, t in read.items() if getattr(t, "requires_grad", False)}
 
 
 def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -178,7 +189,9 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return (weights * shares).sum(0).to(outs[0].dtype), merged
 
 
-def _autocast(*several: Tensor) -> list[Tensor]:
+def _autocast(*several: Tensor) -> Sequence[Tensor]:
+    if several[0].is_meta or not torch.is_autocast_enabled(several[0].device.type):
+        return several
     dtype = torch.get_autocast_dtype(several[0].device.type)
     return [t.to(dtype) if t.dtype == torch.float32 else t for t in several]
 

@@ -109,7 +109,7 @@ def _forward(
     names: str,
     *static: Any,
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _attn.forward(options(tensors, names, *static), q, k, v, None, True)
+    out, lse = _attn.forward(options(tensors, names, *static), q, k, v, None, True, None, True)
     return out, lse
 
 
@@ -128,7 +128,7 @@ def _backward(
     wanted = buffer_names(static[-1].split(","), dict(zip(names.split(","), tensors, strict=False)))
     made = options(tensors, names, *static[:-1])
     d_out, d_lse = last_contiguous(d_out), d_lse.contiguous()
-    return list(_attn.backward(made, d_out, q, k, v, out, lse, wanted, d_lse))
+    return list(_attn.backward(made, d_out, q, k, v, out, lse, wanted, d_lse, None, True))
 
 
 def buffer_names(wanted: list[str], tensors: dict[str, Tensor]) -> list[str]:

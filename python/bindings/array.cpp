@@ -167,8 +167,6 @@ Array exchange_view(std::string_view name, nb::handle object, const dlpack::Exch
     array.read_only = (managed->flags & dlpack::kReadOnly) != 0;
     array.tensor = tensor_of_dlpack(name, managed->tensor, object);
   }
-  const nb::object wants = find(object, names().requires_grad);
-  array.requires_grad = wants.ptr() == Py_True;
   return array;
 }
 
@@ -293,9 +291,12 @@ Array exchange_allocate(const Array& like, ResultType type,
     PyErr_Clear();
     throw Error(ErrorCode::out_of_memory, "a result could not be allocated: " + message);
   }
+  Array made{.source = Source::exchange, .api = like.api};
+  made.tensor = tensor_of_dlpack("result", managed->tensor, like.object);
   void* object = nullptr;
   if (like.api->managed_to_object(managed, &object) != 0) throw nb::python_error();
-  return exchange_view("result", nb::steal(static_cast<PyObject*>(object)), *like.api);
+  made.object = nb::steal(static_cast<PyObject*>(object));
+  return made;
 }
 
 nb::tuple as_tuple(const std::vector<std::int64_t>& shape) {
@@ -331,6 +332,11 @@ Array view(std::string_view name, nb::handle object) {
                         "; accepted are arrays of NumPy, PyTorch, JAX, CuPy or others with "
                         "__dlpack__")
                            .c_str());
+}
+
+bool requires_grad(const Array& array) {
+  return array.source == Source::exchange &&
+         find(array.object, names().requires_grad).ptr() == Py_True;
 }
 
 Array writable_view(std::string_view name, nb::handle object) {

@@ -26,7 +26,6 @@ struct Array {
   Tensor tensor{};
   Source source = Source::numpy;
   bool read_only = false;
-  bool requires_grad = false;
   const dlpack::ExchangeApi* api = nullptr;  // Source::exchange
   nb::object object{};
   nb::object imported{};  // what keeps memory that was imported for this view
@@ -39,6 +38,9 @@ struct Array {
 Array view(std::string_view name, nb::handle object);
 // The same of an array that will be written: refuses read-only ones.
 Array writable_view(std::string_view name, nb::handle object);
+
+// Whether it is a tensor of PyTorch that requires a gradient.
+bool requires_grad(const Array& array);
 
 // An uninitialised row-major array of the library and device of `like`, and of its dtype or
 // float32.

@@ -1,25 +1,10 @@
 #include "call.hpp"
 
-#include <algorithm>
-#include <mutex>
-#include <unordered_map>
 #include <utility>
 
 #include "attn/error.hpp"
 
 namespace attn::python {
-
-Problem parsed(const std::string& text) {
-  // A program uses few, each many times.
-  constexpr std::size_t kMaxTexts = 4096;
-  static std::mutex mutex;
-  static std::unordered_map<std::string, Problem> known;
-  const std::lock_guard lock(mutex);
-  if (const auto at = known.find(text); at != known.end()) return at->second;
-  Problem problem = text.empty() ? Problem{} : parse_problem(text);
-  if (known.size() >= kMaxTexts) known.clear();
-  return known.emplace(text, std::move(problem)).first->second;
-}
 
 Tensor* member(Inputs& inputs, std::string_view name) {
   if (name == "cu_seqlens_q") return &inputs.cu_seqlens_q;
@@ -31,33 +16,17 @@ Tensor* member(Inputs& inputs, std::string_view name) {
   return nullptr;
 }
 
-void choose_layouts(Problem& problem, const Inputs& inputs) {
-  if (inputs.cu_seqlens_q.given()) problem.layout_q = Layout::packed;
-  if (inputs.cu_seqlens_k.given()) problem.layout_k = Layout::packed;
-  if (inputs.page_table.given()) {
-    if (problem.layout_k == Layout::packed) {
-      throw Error(ErrorCode::invalid_argument,
-                  "cu_seqlens_k and page_table are both given; accepted is one of them");
-    }
-    problem.layout_k = Layout::paged;
-  }
-}
-
-Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v)
-    : heads_first_(options.heads_first),
-      options_(options.plan),
-      problem_(parsed(options.problem)),
+Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Recording recording)
+    : options_(options),
+      recording_(recording),
+      plan_options_(options.plan),
       q_(input("q", q)),
       k_(input("k", k)),
       v_(input("v", v)) {
-  problem_.dropout.seed = options.seed;
-  problem_.dropout.offset = options.offset;
-  problem_.seqlen_q = options.seqlen_q;
-  problem_.seqlen_k = options.seqlen_k;
   inputs_.q = ordered(q_);
   inputs_.k = ordered(k_);
   inputs_.v = ordered(v_);
-  options_.device = q_.tensor.device;
+  plan_options_.device = q_.tensor.device;
   take_tensors(options.tensors);
   take_buffers(options.buffers);
 }
@@ -67,10 +36,9 @@ Array Call::input(std::string_view name, nb::handle object) {
   static const nb::handle records =
       nb::object(nb::module_::import_("attn.arrays").attr("records_gradients")).release();
   Array array = view(name, object);
-  if (array.requires_grad && !records_gradients_) {
-    records_gradients_ = nb::cast<bool>(records(array.object));
-  }
-  if (array.requires_grad && *records_gradients_) {
+  if (recording_ == Recording::done_by_caller || !requires_grad(array)) return array;
+  if (!records_gradients_) records_gradients_ = nb::cast<bool>(records(array.object));
+  if (*records_gradients_) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) +
                     " requires a gradient, which this call does not record; accepted are tensors "
@@ -90,7 +58,6 @@ void Call::take_tensors(const nb::dict& tensors) {
     *known = array.tensor;
     kept_.push_back(std::move(array));
   }
-  choose_layouts(problem_, inputs_);
 }
 
 void Call::take_buffers(const nb::dict& buffers) {
@@ -130,7 +97,7 @@ const Array& Call::buffer(std::string_view name) const {
 
 Tensor Call::ordered(const Array& array) const {
   Tensor tensor = array.tensor;
-  if (heads_first_ && tensor.rank == 4) {
+  if (options_.heads_first && tensor.rank == 4) {
     std::swap(tensor.shape[1], tensor.shape[2]);
     std::swap(tensor.strides[1], tensor.strides[2]);
   }
@@ -157,7 +124,11 @@ Array Call::result(std::string_view name, nb::handle given, ResultType type,
 }
 
 Plan Call::plan(Phase phase) const {
-  return make_plan(complete(problem_, inputs_), phase, options_);
+  return make_plan(complete(options_.described, inputs_), phase, plan_options_);
+}
+
+std::shared_ptr<const Plan> Call::known_plan(Phase phase) const {
+  return plan_of(options_.described, inputs_, phase, plan_options_);
 }
 
 Context Call::context(const Plan& plan) {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 #include <string_view>
@@ -181,11 +182,10 @@ class Invocation {
     std::vector<std::int64_t> place(added_, 0);
     const std::vector<std::int64_t>& sizes = results_.front().sizes;
     if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
-    problem_ = parsed(std::string(attributes_.text("problem")));
-    problem_.dropout.seed = static_cast<std::uint64_t>(attributes_.integer("seed"));
-    problem_.dropout.offset = static_cast<std::uint64_t>(attributes_.integer("offset"));
-    problem_.seqlen_q = attributes_.integer("seqlen_q");
-    problem_.seqlen_k = attributes_.integer("seqlen_k");
+    described_ = {parsed(std::string(attributes_.text("problem"))), attributes_.integer("seqlen_q"),
+                  attributes_.integer("seqlen_k"),
+                  static_cast<std::uint64_t>(attributes_.integer("seed")),
+                  static_cast<std::uint64_t>(attributes_.integer("offset"))};
     if (added_ > 0 && are_one_batch()) {
       std::int64_t elements = 1;
       for (const std::int64_t size : sizes) elements *= size;
@@ -211,7 +211,7 @@ class Invocation {
   // Whether the elements may be joined along the batch: nothing tells sequences apart but their
   // place in q, k, v and what belongs to these, and every element has its own.
   bool are_one_batch() const {
-    if (problem_.dropout.probability > 0 ||
+    if (described_.problem->dropout.probability > 0 ||
         attributes_.text("problem").find("batch") != std::string_view::npos) {
       return false;
     }
@@ -243,7 +243,7 @@ class Invocation {
   }
 
   void run_element(const std::vector<std::int64_t>& place) {
-    Problem problem = problem_;
+    Described described = described_;
     Inputs inputs;
     OutputGradients given;
     const std::size_t first = phase_ == Phase::forward ? 0 : 1;
@@ -254,7 +254,7 @@ class Invocation {
       const Tensor tensor = operands_[i].at(place);
       const std::string_view name = names_[i];
       if (name == "rng") {
-        read_seed(problem, tensor);
+        described.seed = seed_of(tensor);
       } else if (name == "d_lse") {
         given.lse = tensor;
       } else if (Tensor* known = member(inputs, name); known != nullptr) {
@@ -263,8 +263,8 @@ class Invocation {
         inputs.buffers.emplace_back(name, tensor);
       }
     }
-    choose_layouts(problem, inputs);
-    const Plan plan = make_plan(complete(problem, inputs), phase_, options_);
+    const std::shared_ptr<const Plan> known = plan_of(described, inputs, phase_, options_);
+    const Plan& plan = *known;
     Context context;
     if (device_.type == DeviceType::cuda) context = on_gpu(plan);
     if (phase_ == Phase::forward) {
@@ -294,13 +294,13 @@ class Invocation {
   }
 
   // The two words of a key of JAX.
-  void read_seed(Problem& problem, const Tensor& words) const {
+  std::uint64_t seed_of(const Tensor& words) const {
     if (device_.type != DeviceType::cpu) {
       throw Error(ErrorCode::unsupported,
                   "rng is an array in the memory of a GPU; accepted there are numbers of Python");
     }
     const auto* word = static_cast<const std::uint32_t*>(words.data);
-    problem.dropout.seed = static_cast<std::uint64_t>(word[0]) << 32 | word[1];
+    return static_cast<std::uint64_t>(word[0]) << 32 | word[1];
   }
 
   void check(xla::Error* error, std::string_view what) const {
@@ -343,7 +343,7 @@ class Invocation {
   bool heads_first_ = false;
   std::size_t added_ = 0;  // dimensions in front, of vmap
   PlanOptions options_;
-  Problem problem_;
+  Described described_;
   std::vector<std::string_view> names_;
   std::vector<Operand> operands_, results_;
 };

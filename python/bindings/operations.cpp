@@ -5,7 +5,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,8 +19,8 @@ namespace {
 
 // (o, lse), the latter None unless lse is an array or true.
 nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
-                  nb::handle lse, const Plan* plan) {
-  Call call(options, q, k, v);
+                  nb::handle lse, const Plan* plan, bool is_recorded) {
+  Call call(options, q, k, v, is_recorded ? Recording::done_by_caller : Recording::refused);
   Outputs outputs;
   Array o_array, lse_array;
   const bool usable = call.q().tensor.rank >= 3;
@@ -34,8 +34,8 @@ nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle
       outputs.lse = lse_array.tensor;
     }
   }
-  std::optional<Plan> own;
-  if (plan == nullptr) plan = &own.emplace(call.plan(Phase::forward));
+  std::shared_ptr<const Plan> known;
+  if (plan == nullptr) plan = (known = call.known_plan(Phase::forward)).get();
   const Context context = call.context(*plan);
   {
     const nb::gil_scoped_release released;
@@ -49,32 +49,33 @@ nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle
 // The gradient of each of `wanted`: q, k, v, sink, or a buffer of the score.
 nb::tuple backward(const Options& options, nb::handle d_out, nb::handle q, nb::handle k,
                    nb::handle v, nb::handle out, nb::handle lse,
-                   const std::vector<std::string>& wanted, nb::handle d_lse, const Plan* plan) {
-  Call call(options, q, k, v);
+                   const std::vector<std::string_view>& wanted, nb::handle d_lse, const Plan* plan,
+                   bool is_recorded) {
+  Call call(options, q, k, v, is_recorded ? Recording::done_by_caller : Recording::refused);
   const Array d_o = view("d_out", d_out), o = view("out", out), l = view("lse", lse);
   const Array d_l = d_lse.is_none() ? Array{} : view("d_lse", d_lse);
-  std::optional<Plan> own;
-  if (plan == nullptr) plan = &own.emplace(call.plan(Phase::backward));
+  std::shared_ptr<const Plan> known;
+  if (plan == nullptr) plan = (known = call.known_plan(Phase::backward)).get();
 
   Gradients gradients;
   std::vector<Array> arrays;
-  const auto make = [&](nb::handle like, ResultType type) {
-    const Tensor& tensor = arrays.emplace_back(view("gradient", like)).tensor;
-    const std::vector<std::int64_t> shape(tensor.shape.begin(), tensor.shape.begin() + tensor.rank);
-    return arrays.back() = allocate(call.q(), type, shape);
+  arrays.reserve(wanted.size());
+  const auto make = [&](const Tensor& like, ResultType type) {
+    const std::vector<std::int64_t> shape(like.shape.begin(), like.shape.begin() + like.rank);
+    return arrays.emplace_back(allocate(call.q(), type, shape));
   };
-  for (const std::string& name : wanted) {
+  for (const std::string_view name : wanted) {
     if (name == "q") {
-      gradients.dq = call.ordered(make(q, ResultType::as_like));
+      gradients.dq = call.ordered(make(call.q().tensor, ResultType::as_like));
     } else if (name == "k") {
-      gradients.dk = call.ordered(make(k, ResultType::as_like));
+      gradients.dk = call.ordered(make(call.k().tensor, ResultType::as_like));
     } else if (name == "v") {
-      gradients.dv = call.ordered(make(v, ResultType::as_like));
-    } else if (name == "sink" && options.tensors.contains("sink")) {
-      gradients.dsink = make(options.tensors["sink"], ResultType::float32).tensor;
+      gradients.dv = call.ordered(make(call.v().tensor, ResultType::as_like));
+    } else if (name == "sink" && call.inputs().sink.given()) {
+      gradients.dsink = make(call.inputs().sink, ResultType::float32).tensor;
     } else {
-      gradients.buffers.emplace_back(name,
-                                     make(call.buffer(name).object, ResultType::float32).tensor);
+      const Tensor& buffer = call.buffer(name).tensor;
+      gradients.buffers.emplace_back(name, make(buffer, ResultType::float32).tensor);
     }
   }
   const Context context = call.context(*plan);
@@ -159,15 +160,9 @@ void bind_operations(nb::module_& module) {
             if (algorithm != "auto") plan.algorithm = parse_algorithm(algorithm);
             plan.threads = threads;
             plan.deterministic = deterministic;
-            new (self) Options{std::move(problem),
-                               std::move(tensors),
-                               std::move(buffers),
-                               heads_first,
-                               seqlen_q,
-                               seqlen_k,
-                               seed,
-                               offset,
-                               std::move(plan)};
+            Described described{parsed(problem), seqlen_q, seqlen_k, seed, offset};
+            new (self) Options{std::move(problem), std::move(tensors),   std::move(buffers),
+                               heads_first,        std::move(described), std::move(plan)};
           },
           "problem"_a = "", "tensors"_a = nb::dict(), "buffers"_a = nb::dict(),
           "heads_first"_a = false, "seqlen_q"_a = 0, "seqlen_k"_a = 0, "seed"_a = 0, "offset"_a = 0,
@@ -175,11 +170,14 @@ void bind_operations(nb::module_& module) {
       .def_ro("problem", &Options::problem)
       .def_ro("tensors", &Options::tensors)
       .def_ro("buffers", &Options::buffers)
+      .def_prop_ro(
+          "has_arrays",
+          [](const Options& self) { return self.tensors.size() + self.buffers.size() > 0; })
       .def_ro("heads_first", &Options::heads_first)
-      .def_ro("seqlen_q", &Options::seqlen_q)
-      .def_ro("seqlen_k", &Options::seqlen_k)
-      .def_ro("seed", &Options::seed)
-      .def_ro("offset", &Options::offset);
+      .def_prop_ro("seqlen_q", [](const Options& self) { return self.described.seqlen_q; })
+      .def_prop_ro("seqlen_k", [](const Options& self) { return self.described.seqlen_k; })
+      .def_prop_ro("seed", [](const Options& self) { return self.described.seed; })
+      .def_prop_ro("offset", [](const Options& self) { return self.described.offset; });
   nb::class_<Plan>(module, "Plan")
       .def("__str__", [](const Plan& self) { return to_string(self); })
       .def_ro("workspace_bytes", &Plan::workspace_bytes)
@@ -192,11 +190,12 @@ void bind_operations(nb::module_& module) {
       .def_ro("threads", &Plan::threads)
       .def("flops", &Plan::flops);
   module.def("forward", &forward, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
-             "out"_a.none(), "lse"_a, "plan"_a.none() = nb::none());
+             "out"_a.none(), "lse"_a, "plan"_a.none() = nb::none(), "is_recorded"_a = false);
   module.def("backward", &backward, "options"_a, "d_out"_a.none(), "q"_a.none(), "k"_a.none(),
              "v"_a.none(), "out"_a.none(), "lse"_a.none(), "wanted"_a,
-             "d_lse"_a.none() = nb::none(), "plan"_a.none() = nb::none());
+             "d_lse"_a.none() = nb::none(), "plan"_a.none() = nb::none(), "is_recorded"_a = false);
   module.def("plan", &plan, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "backward"_a);
+  module.def("plans_made", &plans_made);
   module.def("merge", &merge, "parts"_a);
   module.def("dropout_mask", &write_dropout_mask, "kept"_a, "probability"_a, "seed"_a, "offset"_a);
   module.def("signature", &signature, "name"_a, "array"_a);

@@ -1,0 +1,94 @@
+"""Calls alike share a plan; what differs between them counts all the same."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import attn
+from attn import _attn
+
+
+def arrays(*shape, seed=5):
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(shape, np.float32) for _ in range(3)]
+
+
+def made_by(call):
+    before = _attn.plans_made()
+    call()
+    return _attn.plans_made() - before
+
+
+def test_calls_alike_plan_once():
+    q, k, v = arrays(1, 19, 2, 24)
+    slopes = np.array([0.5, 0.25], np.float32)
+
+    def call(q=q, k=k, v=v, seed=1):
+        out, lse = attn.attention(
+            q, k, v, causal=True, alibi=slopes, dropout=0.2, rng=seed, return_lse=True
+        )
+        attn.attention_backward(
+            q, q, k, v, out, lse, causal=True, alibi=slopes, dropout=0.2, rng=seed
+        )
+
+    assert made_by(call) == 2  # forward and backward
+    assert made_by(call) == 0
+    assert made_by(lambda: call(seed=2)) == 0
+    strided = [np.stack([t, t], axis=2)[:, :, 0] for t in (q, k, v)]
+    assert made_by(lambda: call(*strided)) == 0
+
+
+@pytest.mark.parametrize("change", [{"causal": True}, {"softcap": 5.0}, {"backend": "reference"}])
+def test_what_differs_is_planned(change):
+    q, k, v = arrays(1, 21, 2, 24)
+    attn.attention(q, k, v)
+    assert made_by(lambda: attn.attention(q, k, v, **change)) == 1
+    assert made_by(lambda: attn.attention(q, k[:, :9], v[:, :9], **change)) == 1
+
+
+def test_seeds_of_dropout_differ():
+    q, k, v = arrays(1, 16, 2, 8)
+    v = np.broadcast_to(np.eye(16, dtype=np.float32)[None, :, None], (1, 16, 2, 16))
+    for seed in (3, 4, (3, 1), 3):
+        out = attn.attention(q, k, v, dropout=0.4, rng=seed)  # P, as v is the identity
+        kept = attn.dropout_mask(np.zeros((1, 2, 16, 16), bool), 0.4, seed)
+        np.testing.assert_array_equal(out.transpose(0, 2, 1, 3) != 0, kept)
+
+
+def test_lengths_are_read_anew():
+    q, k, v = arrays(12, 2, 8)
+    for places in ([0, 1, 12], [0, 6, 12], [0, 12, 12], [0, 3, 9]):
+        cu = np.array(places, np.int32)
+        out = attn.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True)
+        for first, last in itertools.pairwise(places):
+            alone = [t[None, first:last] for t in (q, k, v)]
+            if last > first:
+                found = attn.attention(*alone, causal=True)[0]
+                np.testing.assert_allclose(out[first:last], found, rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_are_checked_again():
+    q, k, v = arrays(1, 17, 2, 24)
+    attn.attention(q, k, v)
+    for wrong in (
+        (q, k.astype(np.float16), v),
+        (q, k, v.astype(np.float16)),
+        (q, k, v[:, :5]),
+        (q, k[:, :5], v),
+        (q[:, :, :1], k, v),
+    ):
+        with pytest.raises(attn.InvalidArgument):
+            attn.attention(*wrong)
+    with pytest.raises(attn.InvalidArgument, match="o is"):
+        attn.attention(q, k, v, out=np.empty((1, 17, 2, 23), np.float32))
+
+
+def test_more_problems_than_are_kept():
+    for n in (*range(1, 300), 7, 150, 299):
+        q, k, v = arrays(1, n, 1, 4, seed=n)
+        out = attn.attention(q, k, v)[0, :, 0]
+        p = np.exp(q[0, :, 0] @ k[0, :, 0].T / 2)
+        np.testing.assert_allclose(
+            out, p / p.sum(1, keepdims=True) @ v[0, :, 0], rtol=2e-4, atol=2e-5
+        )
