@@ -1,66 +1,131 @@
 #!/usr/bin/env bash
-# Mutations of the library, each of which a test must catch (docs/mutations.md). Works in a copy of the committed tree.
-#   scripts/mutate.sh                     every row of tests/mutations/table.txt
-#   scripts/mutate.sh NAME...             these rows
-#   ATTN_MUTATE_COPY=FOLDER scripts/mutate.sh    where the copy is; default build/mutate, kept for the next time
-# Prints a row of a Markdown table for each; exits with 1 where a mutation survives.
+# Mutations of the library, each of which a test must catch (docs/mutations.md). Works in copies of the committed tree.
+#   scripts/mutate.sh [--jobs N] [NAME...]       rows of tests/mutations/table.txt; default: all, one at a time
+#   ATTN_MUTATE_COPY=FOLDER scripts/mutate.sh    where the copies are; default build/mutate, kept for the next time
+# Each of N workers has a copy and a build of its own, so that the first time takes N builds (ccache makes it one). First all tests
+# must pass in an unchanged copy. Prints a Markdown table, in the order of the rows; exits with 1 where a mutation survives.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
-copy=$(realpath -m "${ATTN_MUTATE_COPY:-build/mutate}")
-table=$root/tests/mutations/table.txt
-mkdir -p "$copy"
-# Only files that differ are written, so that nothing else is built again.
-git archive HEAD | tar -x --skip-old-files -C "$copy"
-while read -r file; do
-  git show "HEAD:$file" | cmp -s - "$copy/$file" || git show "HEAD:$file" > "$copy/$file"
-done < <(git ls-tree -r --name-only HEAD)
-cd "$copy"
-[ -f build/build.ninja ] || cmake --preset release -DATTN_BUILD_TESTS=ON > /dev/null
+workers=1
+if [[ ${1:-} == --jobs ]]; then
+  [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || { echo "mutate.sh: --jobs '${2:-}'; accepted are 1 and more" >&2; exit 2; }
+  workers=$2
+  shift 2
+fi
+folder=$(realpath -m "${ATTN_MUTATE_COPY:-build/mutate}")
+cores=$(($(nproc) / workers > 0 ? $(nproc) / workers : 1)) # of a worker
+rm -rf "$folder/results"
+mkdir -p "$folder/results"
+
+mapfile -t rows < <(grep -v '^#\|^$' tests/mutations/table.txt)
+if [[ $# -gt 0 ]]; then
+  rows=()
+  for name in "$@"; do
+    row=$(grep "^$name|" tests/mutations/table.txt) || { echo "mutate.sh: no row is called '$name'" >&2; exit 2; }
+    rows+=("$row")
+  done
+fi
+field() { cut -d'|' -f"$2" <<< "${rows[$1]}"; } # of a row; the test is the rest of the line, as a filter may have a |
+
+# ---- a copy and its build
+
+committed() { # the tree; where there is no repository, as on a machine for tests, the files that are here
+  if git rev-parse -q --verify HEAD > /dev/null 2>&1; then
+    git archive HEAD
+  else
+    tar -c --exclude='./build*' --exclude=./.git --exclude=./shared .
+  fi
+}
+prepare() { # $1: worker. Only files that differ are written, so that nothing else is built again.
+  local copy=$folder/$1 new=$folder/new.$1
+  rm -rf "$new"
+  mkdir -p "$copy" "$new"
+  committed | tar -x -C "$new"
+  while IFS= read -r -d '' file; do
+    cmp -s "$new/$file" "$copy/$file" || install -D "$new/$file" "$copy/$file"
+  done < <(cd "$new" && find . -type f -print0)
+  rm -rf "$new"
+  cd "$copy"
+  [[ -f build/build.ninja ]] || cmake -G Ninja -B build -DCMAKE_BUILD_TYPE=Release -DATTN_BUILD_TESTS=ON -DATTN_BUILD_EXAMPLES=OFF > configure.log 2>&1
+}
+build() { cmake --build build -j "$cores" --target attn_command attn_emulated_gpu "$@" > build.log 2>&1; }
+
+# ---- tests: cpu, gpu (attn check), test, emulated (a test program and a filter); then their arguments
 
 emulator=build/tests/cuda/emulator/driver
 on_emulator=(env "LD_LIBRARY_PATH=$emulator" "ATTN_NVRTC=$emulator/libcuda.so.1" ATTN_CACHE_DIR=)
-build() { cmake --build build --target attn_command attn_emulated_gpu "$@" > build/mutate.log 2>&1; }
 program() { find build/tests -name "$1" -type f -perm -u+x -print -quit; }
-
-# $1: cpu, gpu (attn check), test, emulated (a test program and a filter); then its arguments.
-targets_of() { case $1 in test | emulated) echo "$2" ;; esac; }
+target_of() { case $1 in test* | emulated*) read -r _ name _ <<< "$1" && echo "$name" ;; esac; }
 run_test() {
-  local kind=$1
-  shift
+  local words
+  read -ra words <<< "$1"
+  local kind=${words[0]} arguments=("${words[@]:1}")
   case $kind in
-    cpu) timeout 600 build/attn check "$@" ;;
-    gpu) timeout 600 "${on_emulator[@]}" build/attn check --device cuda "$@" ;;
-    test) timeout 600 "$(program "$1")" --gtest_filter="${2:-*}" ;;
-    emulated) timeout 600 "${on_emulator[@]}" "$(program "$1")" --gtest_filter="${2:-*}" ;;
-    *) echo "no kind of test is called $kind" >&2; exit 2 ;;
-  esac > build/mutate.out 2>&1
+    cpu) timeout 600 build/attn check "${arguments[@]}" ;;
+    gpu) timeout 600 "${on_emulator[@]}" build/attn check --device cuda "${arguments[@]}" ;;
+    test) timeout 600 "$(program "${arguments[0]}")" --gtest_filter="${arguments[1]:-*}" ;;
+    emulated) timeout 600 "${on_emulator[@]}" "$(program "${arguments[0]}")" --gtest_filter="${arguments[1]:-*}" ;;
+    *) echo "no kind of test is called $kind" ;;
+  esac
 }
 
-survivors=0
-declare -A passes_unchanged
-while IFS='|' read -r name file change test; do
-  if [ -z "$name" ] || [[ $name == \#* ]]; then continue; fi
-  if [ $# -gt 0 ] && [[ " $* " != *" $name "* ]]; then continue; fi
-  read -ra words <<< "$test"
-  mapfile -t targets < <(targets_of "${words[@]}")
-  build "${targets[@]}" || { cat build/mutate.log; exit 2; }
-  if [ -z "${passes_unchanged[$test]:-}" ]; then
-    run_test "${words[@]}" || { echo "fails without a mutation: $test"; tail -5 build/mutate.out; exit 2; }
-    passes_unchanged[$test]=yes
-  fi
-  cp "$file" build/unchanged
+# ---- one row in a worker's copy
+
+mutate() { # $1: row
+  local name file change test verdict=caught target
+  name=$(field "$1" 1) file=$(field "$1" 2) change=$(field "$1" 3) test=$(field "$1" 4-)
+  target=$(target_of "$test")
+  cp "$file" unchanged
   perl -0pi -e "$change" "$file"
-  verdict=caught
-  if cmp -s build/unchanged "$file"; then
+  if cmp -s unchanged "$file"; then
     verdict="**changes nothing**"
-  elif ! build "${targets[@]}"; then
+  elif ! build ${target:+"$target"}; then
     verdict="**does not compile**"
-  elif run_test "${words[@]}"; then
+  elif run_test "$test" > test.log 2>&1; then
     verdict="**survives**"
   fi
-  cp build/unchanged "$file"
-  [ "$verdict" = caught ] || survivors=$((survivors + 1))
-  echo "| $name | \`$file\` | \`${test//|/\\|}\` | $verdict |"
-done < "$table"
-[ "$survivors" -eq 0 ]
+  cp unchanged "$file"
+  echo "| $name | \`$file\` | \`${test//|/\\|}\` | $verdict |" > "$folder/results/$1"
+}
+work() { # $1: worker
+  cd "$folder/$1"
+  local row
+  for row in "${!rows[@]}"; do
+    mkdir "$folder/results/taken.$row" 2> /dev/null || continue # another worker has it
+    mutate "$row"
+    echo "$((row + 1)) of ${#rows[@]}: $(cut -d'|' -f2,5- "$folder/results/$row")" >&2
+  done
+}
+
+mapfile -t tests < <(for i in "${!rows[@]}"; do field "$i" 4-; done | sort -u)
+mapfile -t targets < <(for test in "${tests[@]}"; do target_of "$test"; done | sort -u)
+for ((i = 0; i < workers; ++i)); do
+  (prepare "$i" && build "${targets[@]}") &
+done
+wait
+for ((i = 0; i < workers; ++i)); do
+  (cd "$folder/$i" && build "${targets[@]}") || { tail -20 "$folder/$i/build.log"; exit 2; }
+done
+echo "built after $SECONDS s" >&2
+
+cd "$folder/0"
+for i in "${!tests[@]}"; do
+  while (($(jobs -rp | wc -l) >= workers * cores)); do sleep 0.1; done
+  { run_test "${tests[i]}" > "$folder/results/test.$i" 2>&1 || touch "$folder/results/failed.$i"; } &
+done
+wait
+for i in "${!tests[@]}"; do
+  [[ -f $folder/results/failed.$i ]] || continue
+  echo "fails without a mutation: ${tests[i]}"
+  tail -5 "$folder/results/test.$i"
+  exit 2
+done
+echo "${#tests[@]} tests pass unchanged after $SECONDS s" >&2
+
+for ((i = 0; i < workers; ++i)); do work "$i" & done
+wait
+cd "$root"
+for i in "${!rows[@]}"; do cat "$folder/results/$i"; done
+echo "${#rows[@]} rows in $SECONDS s" >&2
+! cat "$folder"/results/[0-9]* | grep -qv '| caught |$'
