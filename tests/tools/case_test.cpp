@@ -37,6 +37,25 @@ TEST(AtFullLength, GivenLengthsAndDenseCasesStay) {
   EXPECT_EQ(to_string(at_full_length(dense)), to_string(dense));
 }
 
+// Once they were taken for 1.
+TEST(CaseSizes, OfZeroAreRefused) {
+  for (const auto& [text, token] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"b0_n8_h1_d8", "'b0'"},
+                                                                  {"b1_n8_h0_d8", "'h0'"},
+                                                                  {"b1_n8_hq0_hk0_d8", "'hq0'"},
+                                                                  {"n8_d8_b0", "'b0'"},
+                                                                  {"n8_hk0_d8/padded", "'hk0'"}}) {
+    try {
+      parse_case(text);
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(token), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(parse_case("n8_d8").problem.batch, 1);
+  EXPECT_EQ(parse_case("n8_h10_d8_dropout0.1_seed3_b10").problem.batch, 10);
+}
+
 // Once they went out of bounds.
 TEST(CaseLengths, AreThoseOfSequences) {
   for (const auto& [text, named] : std::initializer_list<std::pair<const char*, const char*>>{

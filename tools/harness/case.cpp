@@ -102,10 +102,28 @@ std::size_t find_separator(std::string_view text) {
   return std::string_view::npos;
 }
 
+// A problem takes sizes of 0 from its tensors. A case has none, and 1 where no size is given.
+void refuse_no_elements(std::string_view problem) {
+  for (const std::string_view token : {"b0", "h0", "hq0", "hk0"}) {
+    for (std::size_t at = problem.find(token); at != std::string_view::npos;
+         at = problem.find(token, at + 1)) {
+      const std::size_t end = at + token.size();
+      const bool begins = at == 0 || problem[at - 1] == '_';
+      const bool ends = end == problem.size() || problem[end] == '_';
+      if (!begins || !ends) continue;
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("'{}' in the case '{}' leaves nothing to check; accepted are 1 and "
+                              "more, and no token, which means 1",
+                              token, problem));
+    }
+  }
+}
+
 }  // namespace
 
 Case parse_case(std::string_view text) {
   const std::size_t separator = find_separator(text);
+  refuse_no_elements(text.substr(0, separator));
   Case c{.problem = parse_problem(text.substr(0, separator)), .hints = {}};
   std::string_view rest =
       separator == std::string_view::npos ? std::string_view{} : text.substr(separator + 1);
