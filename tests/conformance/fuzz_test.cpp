@@ -57,6 +57,15 @@ TEST(RandomCase, NumbersBelowTheRangeOfATypeAreNoError) {
         InstructionSet::portable);
 }
 
+// dP - D of a row with one key and a sink is a small difference, and D has the rounding of O.
+// Standard attention, which rounds P as well, made half the error of that by luck.
+TEST(RandomCase, DHasTheRoundingOfO) {
+  Conformance conformance(random_case(7800468), 7800468, true);
+  const Report report = conformance.check(
+      {.phase = Phase::backward, .backend = Backend::cpu, .isa = InstructionSet::portable});
+  EXPECT_EQ(report.status, Status::passed) << to_string(report);
+}
+
 TEST(RandomCase, IsReadBackFromItsText) {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     const std::string text = to_string(random_case(seed));

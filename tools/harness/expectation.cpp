@@ -51,7 +51,7 @@ bool may_round_scores(const Problem& p) {
 // excuse.
 bool measures_maximum(const Yardstick& yardstick, const std::string& tensor, bool rounds) {
   if (tensor == "lse") return rounds || yardstick.precision != Precision::problem;
-  return yardstick.precision != Precision::fused && !yardstick.forward_only;
+  return !yardstick.forward_only;
 }
 bool measures_elements(const Yardstick& yardstick, const std::string& tensor, bool rounds) {
   const bool measures = rounds || yardstick.precision != Precision::problem;
