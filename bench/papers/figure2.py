@@ -6,7 +6,7 @@ writes OUT.svg and OUT.json, prints tables and, for each claim, a sentence that 
 Left: GFLOP, bytes and time of standard attention and FlashAttention. Middle: bytes and time against B_c. Right: bytes and time
 against the share of blocks that a mask leaves. Bytes: `attn io` (model, simulated cache); times: `attn bench` and flash_blocks,
 each result compared with fp64 first. Needs numpy and a C++ compiler."""
-import argparse, json, os, statistics, subprocess, sys, tempfile
+import argparse, json, os, subprocess, sys, tempfile
 
 import numpy
 

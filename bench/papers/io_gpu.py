@@ -7,7 +7,7 @@ forward_simt, and what the library would pick. Columns: the model and the plan (
 the kernels run once: L2 to and from the multiprocessors (what the papers call HBM accesses, and the plan counts), DRAM, shared memory.
 
 --library: attn_c as a shared object (.so) or libattn.a built with -DCMAKE_POSITION_INDEPENDENT_CODE=ON. Needs PyTorch; ncu for the counters."""
-import argparse, csv, ctypes, io, json, os, re, shutil, subprocess, sys, tempfile, time
+import argparse, concurrent.futures, csv, ctypes, io, json, os, re, shutil, subprocess, sys, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FLASH = "forward_flash_attention"
@@ -141,12 +141,14 @@ def planned(attn, descriptor, algorithm, kernel, arch, blocks=None):
     return call(["--fast-bytes", "232448", "--block-q", str(blocks[0]), "--block-k", str(blocks[1])])
 
 
-def precompile(attn, configurations, arch):
-    """Fills the disk cache with all cores: under ncu each compilation would be one after the other."""
-    begun = [subprocess.Popen([attn, "compile", descriptor, "--arch", arch, *(["--kernel", kernel] if kernel else [])],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for descriptor, kernel in sorted(set(configurations))]
-    for process in begun:
-        process.wait()
+def precompile(attn, configurations, arch, phases=("forward",)):
+    """Fills the disk cache with all cores: in the program that runs them kernels would be compiled one after the other."""
+    def one(job):
+        (descriptor, kernel), phase = job
+        subprocess.run([attn, "compile", descriptor, "--phase", phase, "--arch", arch, *(["--kernel", kernel] if kernel else [])],
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, [(configuration, phase) for configuration in sorted(set(configurations)) for phase in phases]))
 
 
 def gigabytes(value):

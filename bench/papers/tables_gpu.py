@@ -1,0 +1,349 @@
+"""Appendix E of the FlashAttention paper on one GPU, in one process: tables 9 to 21 (E.6), 7 (E.4) and the head sizes of E.5, beside peers.
+
+  python3 bench/papers/tables_gpu.py --library attn_c.so --out build/tables_gpu.json --seconds 200
+  python3 bench/papers/tables_gpu.py --library attn_c.so --out build/table20.json --parts plain --methods "attn,SDPA flash"
+
+Parts, in this order: plain (tables 18 to 20, and 21: memory), mask_dropout (9 to 11), short (7), heads (figures 5 and 6, head sizes 32 to 256), compiled (plain
+again, of what PyTorch compiles: torch.compile and flex_attention), mask (12 to 14), dropout (15 to 17). Each cell is checked against fp64 before it is timed: O of some rows, dQ of the exact methods; with dropout, whose bits are each
+implementation's own, that O is in the mean what it is without. Approximations (approximations.py) are checked against their own definition at n 1024 first. Times: medians of CUDA
+events, forward, backward, and both in one; memory: what a step of both adds to the allocator. "-": out of memory, longer than --most seconds a
+call, or not to be had. Rows are written as they are finished, and nothing new begins after --seconds. Needs PyTorch."""
+import argparse, ctypes, functools, json, math, statistics, sys, time, warnings
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import approximations, io_gpu
+
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("--library", required=True)
+arguments.add_argument("--attn", default="", help="the command, to compile kernels ahead on all cores")
+arguments.add_argument("--arch", default="sm_90a")
+arguments.add_argument("--out", default="")
+arguments.add_argument("--parts", default="plain,mask_dropout,short,heads,compiled,mask,dropout")
+arguments.add_argument("--methods", default="", help="names, separated by commas; default: all")
+arguments.add_argument("--lengths", default="128,256,512,1024,2048,4096,8192,16384,32768,65536")
+arguments.add_argument("--seconds", type=float, default=200)
+arguments.add_argument("--most", type=float, default=1.5, help="seconds that a call is expected to take at most, by the length before")
+options = arguments.parse_args()
+BEGIN = time.monotonic()
+DROPOUT, BLOCK = 0.1, 128
+COMPILED = ("PyTorch compiled", "Flex")
+warnings.filterwarnings("ignore")  # SDPA says at length why a backend does not take a problem; the cell is "-"
+PART = {"plain": (False, False), "compiled": (False, False), "mask_dropout": (True, True), "mask": (True, False), "dropout": (False, True)}
+pointer = ctypes.c_void_p
+library = io_gpu.load(options.library)
+library.attn_plan_backward.restype = pointer
+
+
+def out_of_time():
+    return time.monotonic() - BEGIN > options.seconds
+
+
+def butterfly(n):
+    """Blocks that BlockMask::butterfly leaves: the diagonal, and numbers that differ in one bit."""
+    blocks = -(-n // BLOCK)
+    i, j = torch.arange(blocks)[:, None], torch.arange(blocks)[None, :]
+    differ = i ^ j
+    return ((differ & (differ - 1)) == 0).to(torch.uint8).cuda()
+
+
+def descriptor(problem, sparse):
+    n = problem["n"]
+    mask = (f"_mask(key<{n - 10})" if problem["mask"] else "") + ("_causal" if problem["causal"] else "") + (f"_butterfly{BLOCK}" if sparse else "")
+    dropout = f"_dropout{DROPOUT}" if problem["dropout"] else ""
+    return f"b{problem['b']}_n{n}_h{problem['h']}_d{problem['d']}{mask}{dropout}_f16"
+
+
+class Ours:
+    """attn, on tensors [b, n, h, d]. sparse: the butterfly of blocks of 128."""
+
+    def __init__(self, problem, q, k, v, d_o, sparse):
+        n, text = problem["n"], descriptor(problem, sparse)
+        self.tensors = q, k, v, d_o
+        self.buffers = [butterfly(n)] if sparse else []
+        self.plans = []
+        for plan in (library.attn_plan, library.attn_plan_backward):
+            size = ctypes.c_longlong()
+            handle = plan(text.encode(), b"", ctypes.byref(size))
+            if not handle:
+                raise RuntimeError(f"{text}: no plan")
+            self.plans.append((pointer(handle), size))
+
+    def allocate(self):
+        q = self.tensors[0]
+        self.o, self.dq, self.dk, self.dv = (torch.full_like(q, math.nan) for _ in range(4))
+        self.lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
+        # One workspace serves both passes: they run after each other.
+        self.space = torch.empty(max(1, *(size.value for _, size in self.plans)), dtype=torch.uint8, device="cuda")
+
+    def run(self, function, plan, *tensors):
+        at = lambda t: pointer(t.data_ptr())
+        handle, size = self.plans[plan]
+        buffers = (pointer * max(1, len(self.buffers)))(*map(at, self.buffers))
+        if function(handle, *map(at, tensors), buffers, at(self.space), size, pointer(torch.cuda.current_stream().cuda_stream)):
+            raise RuntimeError("the run failed")
+
+    def forward(self):
+        q, k, v, _ = self.tensors
+        self.run(library.attn_forward, 0, q, k, v, self.o, self.lse)
+        return self.o
+
+    def backward(self):
+        q, k, v, d_o = self.tensors
+        self.run(library.attn_backward, 1, q, k, v, self.o, self.lse, d_o, self.dq, self.dk, self.dv)
+        return self.dq
+
+    def both(self):
+        self.forward()
+        self.backward()
+
+
+class Peer:
+    """A function of q, k, v [b, h, n, d] and autograd."""
+
+    def __init__(self, problem, q, k, v, d_o, function):
+        self.leaves = [t.transpose(1, 2).contiguous().requires_grad_() for t in (q, k, v)]
+        self.d_o = d_o.transpose(1, 2).contiguous()
+        n = problem["n"]
+        keys = torch.arange(n, device="cuda")
+        mask = (keys < n - 10)[None, :] if problem["mask"] else None
+        if problem["causal"] and not hasattr(function, "knows_causal"):
+            mask = keys[None, :] <= keys[:, None]
+        self.call = functools.partial(function, *self.leaves)
+        self.words = {"mask": mask, "dropout": DROPOUT if problem["dropout"] else 0.0, "causal": problem["causal"]}
+        self.graph = None
+
+    def allocate(self):
+        pass
+
+    def forward(self):
+        with torch.no_grad():
+            return self.call(**self.words).transpose(1, 2)
+
+    def backward(self):
+        if self.graph is None:
+            self.graph = self.call(**self.words)
+        return torch.autograd.grad(self.graph, self.leaves, self.d_o, retain_graph=True, allow_unused=True)[0].transpose(1, 2)
+
+    def both(self):
+        return torch.autograd.grad(self.call(**self.words), self.leaves, self.d_o, allow_unused=True)
+
+
+def eager(q, k, v, mask, dropout, causal):
+    s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if mask is not None:
+        s = s.masked_fill(~mask, -math.inf)
+    return F.dropout(torch.softmax(s, -1), dropout) @ v
+
+
+def sdpa(backend):
+    def attend(q, k, v, mask, dropout, causal):
+        with sdpa_kernel(backend):
+            given = mask.expand(q.shape[0], 1, q.shape[2], q.shape[2]) if mask is not None and not causal else None
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=given, dropout_p=dropout, is_causal=causal)
+    attend.knows_causal = True
+    return attend
+
+
+def flex():
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def attend(q, k, v, mask, dropout, causal):
+        if dropout:
+            raise NotImplementedError("flex_attention has no dropout")
+        n, blocks = q.shape[2], None
+        if causal:
+            blocks = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n)
+        elif mask is not None:
+            blocks = create_block_mask(lambda b, h, i, j: j < n - 10, None, None, n, n)
+        return compiled(q, k, v, block_mask=blocks)
+    attend.knows_causal = True
+    return attend
+
+
+def approximation(function):
+    def attend(q, k, v, mask, dropout, causal):
+        if mask is not None or dropout:
+            raise NotImplementedError("the references have neither mask nor dropout")
+        return function(q, k, v)
+    return attend
+
+
+METHODS = {"attn": None, "attn, block-sparse": None, "SDPA flash": sdpa(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION),
+           "PyTorch eager": eager, **{name: approximation(function) for name, function in approximations.ALL.items()}}
+EXACT = ("attn", "SDPA flash", "SDPA cuDNN", "PyTorch eager", "PyTorch compiled", "Flex")
+
+
+def method(name):
+    if name == "PyTorch compiled":
+        return torch.compile(eager, dynamic=False)
+    return flex() if name == "Flex" else METHODS[name]
+
+
+def check(name, problem, q, k, v, d_o, o, dq):
+    """Of the first batch entry and head, 64 rows."""
+    n, d = problem["n"], problem["d"]
+    if name not in EXACT and name != "attn, block-sparse":
+        assert bool(o.isfinite().all()), name
+        return
+    rows = torch.cat([torch.tensor([0, n - 1]), torch.randint(n, (62,))]).cuda()
+    keys = torch.arange(n, device="cuda")[None, :]
+    hidden = torch.zeros(64, n, dtype=torch.bool, device="cuda")
+    if problem["mask"]:
+        hidden |= keys >= n - 10
+    if problem["causal"]:
+        hidden |= keys > rows[:, None]
+    if name == "attn, block-sparse":
+        hidden |= ~butterfly(n).bool()[rows // BLOCK].repeat_interleave(BLOCK, 1)[:, :n]
+
+    def rows_of(kind):
+        qs, ks, vs = q[0, rows, 0].to(kind), k[0, :, 0].to(kind), v[0, :, 0].to(kind)
+        p = (qs @ ks.T / math.sqrt(d)).masked_fill(hidden, -math.inf).softmax(-1)
+        out, given = p @ vs, d_o[0, rows, 0].to(kind)
+        ds = p * (given @ vs.T - (given * out).sum(-1, keepdim=True))
+        return out.double(), (ds @ ks / math.sqrt(d)).double()
+    if problem["dropout"]:
+        # O is that of no dropout and noise of a third of its size, which is not of one mind with it: over 64 x d elements the slope is within half a percent of 1.
+        exact = rows_of(torch.double)[0]
+        slope = ((o[0, rows, 0].double() * exact).sum() / (exact * exact).sum()).item()
+        assert abs(slope - 1) < 0.05, f"{name} {problem}: O is {slope:.3f} times that without dropout"
+        return
+    for what, got, exact, standard in zip(("O", "dQ"), (o, dq), rows_of(torch.double), rows_of(torch.half)):
+        if got is None:
+            continue
+        # Twice the error of standard attention in the same type, and a rounding of the largest element.
+        allowed = 2 * (standard - exact).abs().max() + 2 ** -11 * exact.abs().max()
+        error = (got[0, rows, 0].double() - exact).abs().max()
+        assert bool(error <= allowed), f"{name} {problem}: {what} errs by {error:.2e}, allowed {allowed:.2e}"
+
+
+def seconds_of(call):
+    call()
+    times, begin = [], time.monotonic()
+    while len(times) < 3 or (len(times) < 100 and time.monotonic() - begin < 0.06):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e-3)
+    return statistics.median(times)
+
+
+def cell(name, function, problem):
+    """Seconds of forward, backward and both, and bytes of a step; None where it cannot be had, with why."""
+    torch.cuda.empty_cache()
+    torch.manual_seed(1)
+    try:
+        q, k, v, d_o = (torch.randn(problem["b"], problem["n"], problem["h"], problem["d"], device="cuda", dtype=torch.half) for _ in range(4))
+        run = Ours(problem, q, k, v, d_o, "sparse" in name) if name.startswith("attn") else Peer(problem, q, k, v, d_o, function)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run.allocate()
+        run.both()
+        bytes_ = torch.cuda.max_memory_allocated() - before
+        o = run.forward()
+        check(name, problem, q, k, v, d_o, o, run.backward() if name in EXACT or name.startswith("attn") else None)
+        return {"forward": seconds_of(run.forward), "backward": seconds_of(run.backward), "both": seconds_of(run.both), "bytes": bytes_}, ""
+    except torch.OutOfMemoryError:
+        return None, "out of memory"
+    except AssertionError as error:
+        WRONG.append(str(error))
+        return None, f"wrong, so not timed: {error}"
+    except (NotImplementedError, RuntimeError) as error:
+        return None, str(error).splitlines()[0][:120]
+
+
+def table(part, names, problems):
+    """Rows of cells, printed as they come: milliseconds of forward, backward, both."""
+    print(f"\n{part}: ms forward / backward / both")
+    print("".ljust(20) + "".join(str(problem["label"]).rjust(22) for problem in problems))
+    rows = {}
+    for name in names:
+        if out_of_time():
+            break
+        function, line, last = method(name), [], None
+        print(name.ljust(20), end="", flush=True)
+        for problem in problems:
+            longer = last is not None and last["n"] < problem["n"] and last["seconds"] * (problem["n"] / last["n"]) ** 2 > options.most
+            got, why = (None, "would take long, or no time is left") if longer or out_of_time() else cell(name, function, problem)
+            if got is not None:
+                last = {"n": problem["n"], "seconds": got["both"]}
+            line.append({"problem": problem, **(got or {"missing": why})})
+            text = ("wrong" if why.startswith("wrong") else "-") if got is None else " ".join(f"{got[phase] * 1e3:.3g}" for phase in ("forward", "backward", "both"))
+            print(text.rjust(22), end="", flush=True)
+        print()
+        rows[name] = line
+        save(part, rows)
+    return rows
+
+
+WRONG = []
+RESULT = {"command": " ".join(["python3", *sys.argv]), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
+          "units": "seconds, bytes", "parts": {}}
+
+
+def save(part, rows):
+    RESULT["parts"][part] = rows
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump(RESULT, file, indent=1)
+            file.write("\n")
+
+
+def problem_of(b, n, h, d, mask=False, dropout=False, causal=False, label=None):
+    return {"b": b, "n": n, "h": h, "d": d, "mask": mask, "dropout": dropout, "causal": causal, "label": label or n}
+
+
+def problems_of(part, lengths):
+    if part == "short":
+        return [problem_of(64, n, 16, 64, True, True) for n in (128, 256, 512)]
+    if part == "heads":
+        return [problem_of(8, n, 12, d, causal=causal, label=f"d{d} n{n}{' causal' if causal else ''}")
+                for d in (32, 64, 128, 256) for causal in (False, True) for n in (512, 2048)]
+    if part == "compiled":
+        lengths = [n for n in lengths if n in (128, 512, 2048, 8192, 16384)]  # each is compiled anew
+    return [problem_of(16, n, 8, 64, *PART[part]) for n in lengths]
+
+
+def main():
+    approximations.main()
+    chosen = options.methods.split(",") if options.methods else None
+    lengths = [int(n) for n in options.lengths.split(",")]
+    names = [name for name in [*METHODS, *COMPILED] if chosen is None or name in chosen]
+    exact = [name for name in names if (name in EXACT or name.startswith("attn")) and name not in COMPILED]
+    parts = options.parts.split(",")
+    if options.attn:
+        ahead = [problem for part in parts for problem in problems_of(part, lengths) if problem["n"] in (256, 512, 2048)]
+        io_gpu.precompile(options.attn, [(descriptor(problem, sparse), "") for problem in ahead for sparse in (False, True) if not sparse or problem["b"] == 16],
+                          options.arch, ("forward", "backward"))
+        print(f"kernels compiled after {time.monotonic() - BEGIN:.0f} s")
+    for part in parts:
+        if out_of_time():
+            break
+        problems = problems_of(part, lengths)
+        if part in PART:
+            rows = table(part, {"plain": [name for name in names if name not in COMPILED], "compiled": [name for name in names if name in COMPILED]}.get(part, exact), problems)
+            ours = {line["problem"]["n"]: line for line in rows.get("attn", [])}
+            for name, line in rows.items():
+                ratios = [f"{one['problem']['label']}: {one['both'] / ours[one['problem']['n']]['both']:.2f}" for one in line
+                          if "both" in one and "both" in ours.get(one["problem"]["n"], {})]
+                if name != "attn" and ratios:
+                    print(f"  {name}, both passes, times attn's: {'  '.join(ratios)}")
+            if part == "plain":
+                for name, line in rows.items():
+                    print(f"  memory of a step, MB: {name}: {' '.join('-' if 'bytes' not in one else format(one['bytes'] * 1e-6, '.0f') for one in line)}")
+        elif part == "short":
+            table("short", [name for name in exact if name in ("attn", "SDPA cuDNN", "SDPA flash", "PyTorch eager")], problems)
+        elif part == "heads":
+            table("heads", [name for name in exact if name in ("attn", "PyTorch eager", "SDPA cuDNN")], problems)
+    print(f"\n{time.monotonic() - BEGIN:.0f} s")
+    if WRONG:
+        sys.exit("wrong:\n" + "\n".join(WRONG))
+
+
+if __name__ == "__main__":
+    main()
