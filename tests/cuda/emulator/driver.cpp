@@ -165,6 +165,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   failed = !emulator::launch({.grid = config->gridDimX,
                               .size = config->blockDimX,
                               .cluster = cluster,
+                              .at_once = static_cast<unsigned>(number("ATTN_EMULATED_AT_ONCE", 1)),
                               .shared = library->shared,
                               .shared_bytes = config->sharedMemBytes,
                               .call = library->call,

@@ -111,6 +111,31 @@ void start(Block& b) {
   }
 }
 
+// The blocks from `index` on. first: rank 0 has the shared memory that the kernel knows by name.
+std::unique_ptr<Cluster> make_cluster(const Launch& launch, unsigned index, bool first) {
+  auto cluster = std::make_unique<Cluster>();
+  cluster->launch = &launch;
+  for (unsigned rank = 0; rank < launch.cluster; ++rank) {
+    const bool own = rank > 0 || !first;
+    auto b = std::make_unique<Block>();
+    b->cluster = cluster.get();
+    b->rank = rank;
+    b->index = {index + rank};
+    b->size = {launch.size};
+    b->grid = {launch.grid};
+    b->own_shared.resize(own ? launch.shared_bytes : 0);
+    b->shared = own ? b->own_shared.data() : launch.shared;
+    b->shared_bytes = launch.shared_bytes;
+    std::memset(b->shared, 0xff, launch.shared_bytes);  // NaN
+    b->fibers = std::vector<Fiber>(launch.size);
+    b->warps.resize((launch.size + 31) / 32);
+    b->groups.resize((launch.size + 127) / 128);
+    start(*b);
+    cluster->blocks.push_back(std::move(b));
+  }
+  return cluster;
+}
+
 // Lets every thread of a warp run until it waits. Whether any did.
 bool run_warp(Block& b, unsigned warp) {
   bool ran = false;
@@ -140,37 +165,51 @@ std::size_t unfinished(const Block& b) {
       std::count_if(b.fibers.begin(), b.fibers.end(), [](const Fiber& f) { return !f.finished; }));
 }
 
-// False on a deadlock.
-bool run(Cluster& cluster, std::mt19937& random) {
+// Runs clusters beside each other. False on a deadlock.
+bool run(const std::vector<std::unique_ptr<Cluster>>& clusters, std::mt19937& random) {
   struct Place {
     Block* block;
     unsigned warp;
   };
+  std::vector<Block*> blocks;
   std::vector<Place> order;
-  for (const auto& b : cluster.blocks) {
-    for (unsigned warp = 0; warp < b->warps.size(); ++warp) order.push_back({b.get(), warp});
+  for (const auto& cluster : clusters) {
+    for (const auto& b : cluster->blocks) {
+      blocks.push_back(b.get());
+      for (unsigned warp = 0; warp < b->warps.size(); ++warp) order.push_back({b.get(), warp});
+    }
   }
   const auto waiting = [&] {
     std::size_t count = 0;
-    for (const auto& b : cluster.blocks) count += unfinished(*b);
+    for (const Block* b : blocks) count += unfinished(*b);
     return count;
   };
+  // A cluster that stands still for long, as long as others can go on without it: they overtake it.
+  constexpr unsigned kHeldRounds = 512;
+  const Cluster* held = nullptr;
   while (waiting() > 0) {
+    if (clusters.size() > 1 && random() % kHeldRounds == 0) {
+      held = clusters[random() % clusters.size()].get();
+    }
     bool ran = false;
     std::shuffle(order.begin(), order.end(), random);
-    for (const Place& place : order) ran = run_warp(*place.block, place.warp) || ran;
+    for (const Place& place : order) {
+      if (place.block->cluster != held) ran = run_warp(*place.block, place.warp) || ran;
+    }
     std::vector<Block*> receivers;
-    for (const auto& b : cluster.blocks) {
-      if (!b->later.empty()) receivers.push_back(b.get());
+    for (Block* b : blocks) {
+      if (b->cluster != held && !b->later.empty()) receivers.push_back(b);
     }
     // Boxes arrive in any order, at the latest when nobody can go on without.
     if (!receivers.empty() && (!ran || random() % 4 == 0)) {
       Block& b = *receivers[random() % receivers.size()];
       deliver(b, random() % b.later.size());
+    } else if (!ran && held != nullptr) {
+      held = nullptr;
     } else if (!ran && waiting() > 0) {
       std::fprintf(stderr, "emulated GPU: deadlock: %zu of %u threads of block %u%s wait\n",
-                   waiting(), block->size.x * block->cluster->launch->cluster,
-                   cluster.blocks.front()->index.x, cluster.blocks.size() > 1 ? " on" : "");
+                   waiting(), blocks.front()->size.x * static_cast<unsigned>(blocks.size()),
+                   blocks.front()->index.x, blocks.size() > 1 ? " on" : "");
       return false;
     }
   }
@@ -282,6 +321,9 @@ void copy_box(const Box& box, unsigned destination, unsigned barrier, const int*
     if ((ranks >> b->rank & 1) != 0) b->later.emplace_back(copy);
   }
 }
+void wait_for_word(const unsigned* word, unsigned x) {
+  wait_until([word, x] { return *word == x; });
+}
 void store_box(const Box& box, unsigned source, const int* coordinates) {
   std::vector<int> at(coordinates, coordinates + box.rank);
   if (std::ranges::any_of(at, [](int c) { return c < 0; }))
@@ -347,27 +389,13 @@ void wait_copies(unsigned groups) {
 bool launch(const Launch& launch, unsigned seed) {
   std::mt19937 random(seed);
   bool done = true;
-  for (unsigned index = 0; done && index < launch.grid; index += launch.cluster) {
-    Cluster cluster;
-    cluster.launch = &launch;
-    for (unsigned rank = 0; rank < launch.cluster; ++rank) {
-      auto b = std::make_unique<Block>();
-      b->cluster = &cluster;
-      b->rank = rank;
-      b->index = {index + rank};
-      b->size = {launch.size};
-      b->grid = {launch.grid};
-      b->own_shared.resize(rank > 0 ? launch.shared_bytes : 0);
-      b->shared = rank > 0 ? b->own_shared.data() : launch.shared;
-      b->shared_bytes = launch.shared_bytes;
-      std::memset(b->shared, 0xff, launch.shared_bytes);  // NaN
-      b->fibers = std::vector<Fiber>(launch.size);
-      b->warps.resize((launch.size + 31) / 32);
-      b->groups.resize((launch.size + 127) / 128);
-      start(*b);
-      cluster.blocks.push_back(std::move(b));
+  for (unsigned index = 0; done && index < launch.grid;) {
+    std::vector<std::unique_ptr<Cluster>> clusters;
+    while (index < launch.grid && clusters.size() < launch.at_once) {
+      clusters.push_back(make_cluster(launch, index, clusters.empty()));
+      index += launch.cluster;
     }
-    done = run(cluster, random);
+    done = run(clusters, random);
     block = nullptr;
   }
   return done;

@@ -54,6 +54,9 @@ void mbarrier_wait(unsigned address, unsigned parity);
 // Until a word of memory is not 0.
 void wait_for_word(const unsigned* word);
 
+// Returns when the word in memory is x.
+void wait_for_word(const unsigned* word, unsigned x);
+
 // As cuTensorMapEncodeTiled was told; what a CUtensorMap holds.
 struct Box {
   char* base;
@@ -97,8 +100,10 @@ float widen(std::uint16_t bits, bool half);
 
 // A kernel: call(arguments) in every one of grid blocks of `size` threads, `cluster` of which run
 // at a time.
+// at_once: clusters that run beside each other; with more than one the kernel must reach shared
+// memory by addresses.
 struct Launch {
-  unsigned grid, size, cluster;
+  unsigned grid, size, cluster, at_once;
   char* shared;
   std::size_t shared_bytes;
   void (*call)(void**);

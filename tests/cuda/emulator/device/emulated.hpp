@@ -68,6 +68,11 @@ inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long ex
   if (before == expected) *p = x;
   return before;
 }
+inline unsigned atomicOr(unsigned* p, unsigned x) {
+  const unsigned before = *p;
+  *p |= x;
+  return before;
+}
 inline void __threadfence() {}
 inline std::size_t __cvta_generic_to_shared(const void* p) {
   return static_cast<std::size_t>(static_cast<const char*>(p) - attn::emulator::shared_window());
@@ -101,7 +106,7 @@ inline bool __all_sync(unsigned mask, bool vote) { return !__any_sync(mask, !vot
 inline void __syncwarp() { __ballot_sync(~0u, false); }
 inline void __syncthreads() { attn::emulator::barrier(0, blockDim.x, true); }
 inline int __syncthreads_or(int vote) {
-  static int any = 0;  // one block of threads runs at a time
+  static int any = 0;  // blocks of threads that call it run one after the other
   __syncthreads();
   if (threadIdx.x == 0) any = 0;
   __syncthreads();
