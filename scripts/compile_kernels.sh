@@ -22,6 +22,8 @@ hopper() {
   compile @tests/cuda/kernels_backward.txt --phase backward --arch sm_90a --strict || code=1
   compile @tests/cuda/kernels_backward_sm90.txt --phase backward --kernel backward_sm90 \
     --arch sm_90a --strict || code=1
+  compile @tests/cuda/kernels_backward_sm90.txt --phase backward --kernel backward_sm90 \
+    --deterministic --arch sm_90a --strict || code=1
   # Spills are known; all else is not allowed here either.
   compile @tests/cuda/kernels_that_spill.txt --arch sm_90a >"$cache/known.log" || code=1
   cat "$cache/known.log"

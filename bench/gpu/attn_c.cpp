@@ -18,12 +18,13 @@ struct Handle {
 };
 
 void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
-                  long long* workspace_bytes) {
+                  long long* workspace_bytes, bool deterministic = false) {
   try {
     const attn::Problem problem = attn::parse_problem(descriptor);
     attn::PlanOptions options;
     options.device = kDevice;
     options.kernel = kernel;
+    options.deterministic = deterministic;
     auto* handle = new Handle{problem, attn::make_plan(problem, phase, options), {}};
     for (const attn::expr::Expr& e : {problem.mask, problem.score}) {
       if (e.empty()) continue;
@@ -96,6 +97,10 @@ void* attn_plan(const char* descriptor, const char* kernel, long long* workspace
 }
 void* attn_plan_backward(const char* descriptor, const char* kernel, long long* workspace_bytes) {
   return make_handle(descriptor, attn::Phase::backward, kernel, workspace_bytes);
+}
+void* attn_plan_deterministic(const char* descriptor, const char* kernel,
+                              long long* workspace_bytes) {
+  return make_handle(descriptor, attn::Phase::backward, kernel, workspace_bytes, true);
 }
 
 // 0 when the work is in the stream. buffers: device pointers, in the order of Handle::buffers, each

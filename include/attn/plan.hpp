@@ -60,8 +60,8 @@ struct PlanOptions {
   // reference backends, keep the promise unasked, so it costs nothing there. cuda, backward:
   // without it, the kernel for Hopper adds dQ to memory in the order in which tiles of keys get
   // there, so that the last bits of dQ (not of dK, dV, dsink) may differ between two calls; with it
-  // another kernel runs, and Plan::reasons says which and what that costs. Gradients of buffers
-  // are sums in no fixed order on cuda: a call that asks for one with this is refused.
+  // tiles take turns, and Plan::reasons says what that costs. Gradients of buffers are sums in no
+  // fixed order on cuda: a call that asks for one with this is refused.
   bool deterministic = false;
 };
 

@@ -6,7 +6,9 @@
 #include <tuple>
 #include <utility>
 
+#include "cuda/driver/device.hpp"
 #include "cuda/gpu.hpp"
+#include "cuda/temporary_folder.hpp"
 #include "harness/cases.hpp"
 #include "harness/data.hpp"
 
@@ -92,14 +94,28 @@ void run_backward(CaseData& data, const std::string& kernel = {}, bool determini
       data, {.device = kGpu, .kernel = kernel, .deterministic = deterministic}, {});
 }
 
-std::vector<std::uint64_t> gradient_bits(CaseData& data) {
-  run_backward(data, {}, true);
-  EXPECT_EQ(data.damage(), "");
+std::vector<std::uint64_t> bits_of_gradients(const CaseData& data) {
   std::vector<std::uint64_t> sums;
   for (const harness::Storage* storage : data.storages(Phase::backward, false)) {
     sums.push_back(storage->checksum());
   }
   return sums;
+}
+std::vector<std::uint64_t> gradient_bits(CaseData& data) {
+  run_backward(data, {}, true);
+  EXPECT_EQ(data.damage(), "");
+  return bits_of_gradients(data);
+}
+
+// On GPUs of other architectures there is no backward_sm90.
+bool takes(const Problem& problem, const std::string& kernel) {
+  try {
+    make_plan(problem, Phase::backward, {.device = kGpu, .kernel = kernel});
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    return false;
+  }
 }
 
 TEST(CudaBackward, DeterministicGivesEqualBits) {
@@ -112,6 +128,61 @@ TEST(CudaBackward, DeterministicGivesEqualBits) {
     CaseData data(harness::parse_case(descriptor), 3);
     const std::vector<std::uint64_t> expected = gradient_bits(data);
     for (int i = 0; i < kRepeats; ++i) ASSERT_EQ(gradient_bits(data), expected) << "repeat " << i;
+  }
+}
+
+// The tensors of a backward pass on the GPU, which runs there as often as it is asked to.
+struct BackwardOnGpu {
+  explicit BackwardOnGpu(CaseData& host)
+      : plan(make_plan(host.problem, Phase::backward,
+                       {.device = kGpu, .kernel = "backward_sm90", .deterministic = true})),
+        on(host, Phase::backward, kGpu),
+        workspace(plan) {}
+  void run() const {
+    Context context;
+    context.stream = stream.handle();
+    context.workspace = workspace.tensor();
+    backward(plan, on.inputs, on.outputs, on.d_outputs, on.gradients, context);
+  }
+
+  Plan plan;
+  harness::DeviceData on;
+  harness::DeviceWorkspace workspace;
+  Stream stream{kGpu.index};
+};
+
+// Tiles that see a block of queries take turns: tiles of a head that run at once, heads of a group,
+// blocks that tiles between do not see, sequences of other lengths. Two passes run beside each
+// other, so that multiprocessors are free at other times; an emulated GPU takes another order.
+TEST(CudaBackward, HopperTakesTurns) {
+  ATTN_NEEDS_GPU();
+  const bool emulated = device_info(kGpu.index).name.starts_with("emulated");
+  const int repeats = emulated ? 2 : 250, batch = emulated ? 1 : 24;
+  for (const char* rest :
+       {"sq1000_sk500_h1_d16_f16", "n700_hq2_hk1_d24_causal_f16", "sq900_sk200_h1_d136_dv40_f16",
+        "sq700_sk260_hq2_hk1_d96_causal_packed_f16", "n900_h1_d40_window150x300_f16",
+        "sq900_sk500_h1_d16_mask(blocks[query/64,key/128]!=0)_buffer(blocks:u8:15x4)_f16"}) {
+    SCOPED_TRACE(rest);
+    CaseData data(harness::parse_case("b" + std::to_string(batch) + "_" + rest), 3);
+    if (!takes(data.problem, "backward_sm90")) GTEST_SKIP() << "skipped: not on this GPU";
+    data.poison();
+    forward(data.problem, data.inputs, data.outputs);
+    const BackwardOnGpu first(data), second(data);
+    std::vector<std::uint64_t> expected;
+    for (int i = 0; i < repeats; ++i) {
+      const Environment seed("ATTN_EMULATED_SEED", std::to_string(i));
+      first.run();
+      if (!emulated) second.run();
+      first.stream.synchronize();
+      second.stream.synchronize();
+      (emulated || i % 2 == 0 ? first : second).on.download();
+      const std::vector<std::uint64_t> bits = bits_of_gradients(data);
+      if (i == 0) expected = bits;
+      ASSERT_EQ(bits, expected) << "repeat " << i;
+    }
+    EXPECT_EQ(data.damage(), "");
+    EXPECT_FALSE(first.workspace.overrun());
+    EXPECT_FALSE(second.workspace.overrun());
   }
 }
 
@@ -130,17 +201,6 @@ TEST(CudaBackward, DeterministicRefusesGradientsOfBuffers) {
   }
   data.gradients.buffers.clear();
   EXPECT_NO_THROW(run_backward(data, {}, true));
-}
-
-// On GPUs of other architectures there is no backward_sm90.
-bool takes(const Problem& problem, const std::string& kernel) {
-  try {
-    make_plan(problem, Phase::backward, {.device = kGpu, .kernel = kernel});
-    return true;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::unsupported) throw;
-    return false;
-  }
 }
 
 // Sums of dQ may vary, those of dK and dV may not.

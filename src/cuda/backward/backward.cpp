@@ -366,18 +366,16 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.reasons.push_back(config.reason);
   plan.reasons.push_back(
       hopper
-          ? "one pass over S: dK and dV are summed in registers, dQ in memory in float32, in no "
-            "fixed order, so that its last bits may differ between calls; deterministic asks for "
-            "equal ones"
+          ? "one pass over S: dK and dV are summed in registers, dQ in memory in float32"
           : fmt::format("{} passes over S: each gradient is summed in registers, in a fixed order",
                         launches.size()));
-  if (const BackwardKernel faster =
-          choose_backward_kernel(problem, {}, {arch, options.kernel, false});
-      faster != kernel) {
-    plan.reasons.push_back(
-        fmt::format("deterministic: instead of {}, which adds dQ in no fixed "
-                    "order and computes S once",
-                    name(faster)));
+  if (hopper) {
+    plan.reasons.emplace_back(
+        config.ordered
+            ? "deterministic: tiles of keys take turns to add to dQ, from the last keys to "
+              "the first, so that equal inputs give equal bits; that costs waiting"
+            : "dQ is added in no fixed order, so that its last bits may differ between calls; "
+              "deterministic asks for equal ones");
   }
   plan.state = std::make_shared<BackwardState>();
   return plan;

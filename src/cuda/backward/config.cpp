@@ -32,9 +32,6 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
   if (wish.arch.number != 90) {
     return fmt::format("the architecture is {}; accepted is sm_90a", to_string(wish.arch));
   }
-  if (wish.deterministic) {
-    return "deterministic is true; accepted is false, as dQ is added to memory in no fixed order";
-  }
   if (!tensors.mapped) {
     return "the driver makes no tensor map of q, k, v or d_o; accepted are strides that it takes";
   }
@@ -143,6 +140,7 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
   config.dropout = p.dropout.probability > 0;
   config.score_hides = may_hide_keys(p.score);
   if (kernel == BackwardKernel::sm90) {
+    config.ordered = wish.deterministic;
     set_backward_sm90(config, p,
                       with_parts(*backward_sm90_shape(p), split_kernel_name(wish.kernel).shape));
   } else {

@@ -47,6 +47,7 @@ struct BackwardConfig {
 
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
   bool dropout = false;
+  bool ordered = false;  // sm90: tiles add to dQ in a fixed order
   int l2_megabytes = 0;  // sm90: of the heads whose tiles are dealt together
   // sm90: the mask leaves tiles of different lengths; what blocks of queries see differs between
   // heads, and between batch entries; a score may be -inf.

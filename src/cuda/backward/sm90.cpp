@@ -30,6 +30,16 @@ core::Size num_words(const Problem& p, const BackwardConfig& c) {
   return core::divide_up(query_blocks(p, c), kWordBlocks) * key_blocks(p, c) *
          (c.mask_heads ? p.heads_q : 1) * (c.mask_batches ? p.batch : 1);
 }
+// Of what tells tiles their turns (device/schedule/dq_turns.cuh), a multiple of 8.
+core::Size turns_bytes(const Problem& p, const BackwardConfig& c) {
+  if (!c.ordered) return 0;
+  constexpr std::int64_t kTurnBytes = 16384, kTiles = 32;
+  const core::Size passed = core::divide_up(num_rows(p, c), c.block_n) *
+                            divide_up(4 * c.block_n * p.head_dim, kTurnBytes);
+  const core::Size seen = core::divide_up(key_blocks(p, c), kTiles) * query_blocks(p, c) *
+                          (c.mask_heads ? p.heads_q : 1) * (c.mask_batches ? p.batch : 1);
+  return core::round_up((passed + seen + 1) * 4, 8);
+}
 
 // Pairs of batch and K, V head whose Q, dO and float32 dQ are to stay in L2 together, of which
 // every multiprocessor works on some keys at a time.
@@ -81,7 +91,7 @@ std::optional<BackwardMaps> backward_maps(const Problem& p, const BackwardConfig
 
 core::Size backward_sm90_workspace(const Problem& p, const BackwardConfig& config) {
   // dQ, LSE and D, each of whole blocks of 64 rows: multiples of 128 bytes.
-  return num_rows(p, config) * (4 * p.head_dim + 8) +
+  return num_rows(p, config) * (4 * p.head_dim + 8) + turns_bytes(p, config) +
          num_words(p, config) * static_cast<std::int64_t>(sizeof(device::QueryWord));
 }
 
@@ -98,7 +108,8 @@ void set_backward_sm90_parameters(device::BackwardParams& to, const Problem& p,
   to.dq_sum = reinterpret_cast<float*>(at);
   to.lse2 = to.dq_sum + rows * p.head_dim;
   to.d = to.lse2 + rows;
-  to.query_words = reinterpret_cast<device::QueryWord*>(to.d + rows);
+  to.query_words = reinterpret_cast<device::QueryWord*>(reinterpret_cast<std::byte*>(to.d + rows) +
+                                                        turns_bytes(p, config).value());
   to.query_blocks = static_cast<int>(query_blocks(p, config));
   to.query_windows = static_cast<int>(divide_up(to.query_blocks, kWordBlocks));
   to.key_blocks = static_cast<int>(key_blocks(p, config));
@@ -129,7 +140,7 @@ void launch_backward_sm90(const BackwardSm90Kernels& kernels, const BackwardConf
   main.block = static_cast<unsigned>(config.threads());
   main.programmatic_dependent_launch = true;
   main.shared_bytes = static_cast<unsigned>(config.shared_bytes());
-  if (p.num_tiles > multiprocessors) p.counter = work_counter(context.stream);
+  if (p.num_tiles > multiprocessors && !config.ordered) p.counter = work_counter(context.stream);
   kernels.main->launch(main, context.stream, arguments.data());
   if (p.dq != nullptr) launch(*kernels.dq, places, kDqThreads, arguments.data(), context, true);
 }

@@ -63,6 +63,7 @@ std::string print_config(const BackwardConfig& c) {
     text.number("kGradientRegisters", c.gradient_registers);
     text.number("kRowThreads", backward_row_threads(c));
     text.flag("kLongestFirst", c.longest_first);
+    text.flag("kOrdered", c.ordered);
     text.flag("kMaskHeads", c.mask_heads);
     text.flag("kMaskBatches", c.mask_batches);
   }

@@ -13,7 +13,7 @@
 // A tile is kKeys keys of a K, V head, which stay; blocks of kQueries queries of all heads of its
 // group pass by, those that the mask leaves. dK and dV are summed in registers, in a fixed order.
 // dQ is summed in memory in float32, in the order in which tiles get there: equal inputs give equal
-// bits of dK and dV, not of dQ.
+// bits of dK and dV, not of dQ. Where kOrdered is true tiles take turns: those of dQ are equal too.
 //
 // Reads of C:
 //   Element              BFloat16 or Float16
@@ -24,6 +24,7 @@
 //   kStagesP             places of the rings of P and of dS, up to 2
 //   kProducerRegisters, kScoreRegisters, kGradientRegisters   of a thread
 //   kLongestFirst        the order of tiles
+//   kOrdered             dQ is added in the order of schedule/dq_turns.cuh
 //   kGradient            Gradient::all
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kMaskBatches, kMaskHeads
 // and of ProductSS<Element, kKeys>, ProductTT<Element, kHeadDim> and <Element, kHeadDimV>,

@@ -1,7 +1,9 @@
 // Before the Hopper backward kernel: D = rowsum(dO * O) - dLSE and LSE in base 2 of each row of Q
-// (FlashAttention-2, algorithm 2, line 4), and zeros where dQ will be summed.
+// (FlashAttention-2, algorithm 2, line 4), and zeros where dQ will be summed and where the turns of
+// tiles are kept.
 //
-// Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK
+// Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK,
+// kOrdered, and of schedule/dq_turns.cuh
 // Grid: kBackwardSm90RowsThreads / row_threads rows a block of threads, of all places
 // (BackwardParams). dO is 16-byte aligned; O where kAlignedO is true.
 #pragma once
@@ -9,6 +11,7 @@
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
+#include "schedule/dq_turns.cuh"
 #include "schedule/sequence.cuh"
 #include "tile/accumulator.cuh"
 #include "tile/scalar.cuh"
@@ -33,6 +36,12 @@ __device__ __forceinline__ void backward_sm90_rows(const BackwardParams& p) {
   using Element = typename C::Element;
   constexpr int kThreads = C::kRowThreads;  // of a row
   launch_dependents();
+  if constexpr (C::kOrdered) {
+    const long long step = static_cast<long long>(gridDim.x) * kBackwardSm90RowsThreads;
+    const long long size = DqTurns<C>::num_words(p);
+    long long i = static_cast<long long>(blockIdx.x) * kBackwardSm90RowsThreads + threadIdx.x;
+    for (; i < size; i += step) DqTurns<C>::passed(p)[i] = 0;
+  }
   const long long row = static_cast<long long>(blockIdx.x) * (kBackwardSm90RowsThreads / kThreads) +
                         threadIdx.x / kThreads;
   const int rows = p.query_blocks * C::kBlockN;

@@ -5,11 +5,13 @@
 // kUsedK
 //   kMaskBatches, kMaskHeads   schedule/query_words.cuh
 //   kScoreHides                a score may be -inf: all that is seen is mixed
+//   kOrdered                   also gathers which tiles see a block (schedule/dq_turns.cuh)
 // Grid: a warp for each window of each tile, four a block of threads; launched as a dependent of
-// kernels/backward_sm90_rows.cuh, of which it reads nothing.
+// kernels/backward_sm90_rows.cuh, of which it reads nothing but those zeros.
 #pragma once
 
 #include "ptx/dependent.cuh"
+#include "schedule/dq_turns.cuh"
 #include "schedule/gradient_tile.cuh"
 #include "schedule/query_words.cuh"
 
@@ -36,6 +38,13 @@ __device__ __forceinline__ void backward_sm90_words(const BackwardParams& p, con
   const QueryWord seen = {__ballot_sync(~0u, C::kScoreHides || c != Coverage::full),
                           __ballot_sync(~0u, c == Coverage::empty)};
   if (threadIdx.x % 32 == 0) query_words_at<C>(p, batch, head, key_block)[window] = seen;
+  if constexpr (C::kOrdered) {
+    wait_for_dependencies();  // for zeros
+    if (c != Coverage::empty) {
+      atomicOr(DqTurns<C>::seen(p, batch, head, block) + key_block / 32, 1u << key_block % 32);
+    }
+    return;
+  }
   // The main kernel waits for this one only, and needs those before it too.
   wait_for_dependencies();
 }

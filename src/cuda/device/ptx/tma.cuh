@@ -69,9 +69,10 @@ template <int kPending = 0>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// Waits until they are written.
+// Waits until they are written, in memory that any thread may then read.
+template <int kPending = 0>
 __device__ __forceinline__ void bulk_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // Asks for `bytes` of memory, a multiple of 16 at a multiple of 16, which arrive on an mbarrier.

@@ -72,4 +72,17 @@ class TileDealer {
   int tile_ = -1;
 };
 
+// Every tile to whoever asks first. So a block of threads that has a tile runs, and so did those
+// that have the tiles before it: it may wait for them.
+class RunningDealer {
+ public:
+  // drawn: 0 when the launch begins.
+  __device__ __forceinline__ explicit RunningDealer(unsigned* drawn) : drawn_(drawn) {}
+  __device__ __forceinline__ int next() { return static_cast<int>(atomicAdd(drawn_, 1u)); }
+  __device__ __forceinline__ void finish() {}
+
+ private:
+  unsigned* drawn_;
+};
+
 }  // namespace attn::device

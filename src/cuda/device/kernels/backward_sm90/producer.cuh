@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/backward_sm90/tiles.cuh"
+#include "kernels/backward_sm90/turns.cuh"
 #include "schedule/dealer.cuh"
 
 namespace attn::device {
@@ -32,7 +33,12 @@ class BackwardBlocks {
     const int bit = 31 - __clz(static_cast<int>(present_ & -present_));
     present_ &= present_ - 1;
     to = {head_, window_ * 32 + bit, (mixed_ >> bit & 1) != 0};
+    if constexpr (C::kOrdered) seen_ = seen(to)[t_.key_block / 32];
     return true;
+  }
+  // When the turn of the tile comes to add to the block that next() gave last.
+  __device__ __forceinline__ int turn_after(const Block& b) const {
+    return DqTurns<C>::turn_after(p_, seen(b), seen_, t_.key_block);
   }
 
  private:
@@ -40,12 +46,27 @@ class BackwardBlocks {
   __device__ __forceinline__ const QueryWord* words() const {
     return query_words_at<C>(p_, t_.batch, head_, t_.key_block);
   }
+  __device__ __forceinline__ const unsigned* seen(const Block& b) const {
+    return DqTurns<C>::seen(p_, t_.batch, b.head_q, b.block);
+  }
 
   const BackwardParams& p_;
   const BackwardTile& t_;
   int head_, window_ = -1;
   const QueryWord* words_;
   unsigned present_ = 0, mixed_ = 0;
+  unsigned seen_ = 0;  // DqTurns::turn_after
+};
+
+template <class C, bool kOrdered = C::kOrdered>
+struct BackwardDealer : TileDealer {
+  __device__ __forceinline__ explicit BackwardDealer(const BackwardParams& p)
+      : TileDealer(p.counter) {}
+};
+template <class C>
+struct BackwardDealer<C, true> : RunningDealer {
+  __device__ __forceinline__ explicit BackwardDealer(const BackwardParams& p)
+      : RunningDealer(DqTurns<C>::drawn(p)) {}
 };
 
 template <class C>
@@ -62,7 +83,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
 
   // Deals tiles and makes their steps.
   __device__ __forceinline__ void make_steps() const {
-    TileDealer dealer(p.counter);
+    BackwardDealer<C> dealer(p);
     unsigned n = 0;  // steps so far
     // A tile once drawn waits for this block of threads, however many steps are before it, so it is
     // drawn when few are.
@@ -82,6 +103,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       // A tile that nobody sees has a step all the same, of which all is masked.
       bool more = blocks.next(block);
       int flags = BackwardStep::kFirst;
+      if (C::kOrdered && !more) flags |= BackwardStep::kUnseen;
       do {
         BackwardStep s{flags,
                        block.block * kQueries,
@@ -92,6 +114,9 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
                        q.length_k,
                        (t.batch * p.heads_q + block.head_q) * p.query_blocks + block.block};
         if (block.mixed) s.flags |= BackwardStep::kMixed;
+        if constexpr (C::kOrdered) {
+          s.flags |= blocks.turn_after(block) << BackwardStep::kAfterShift;
+        }
         if (more) more = blocks.next(block);
         if (!more) s.flags |= BackwardStep::kLast;
         publish(n++, s);
@@ -160,7 +185,14 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   // loads come between them.
   __device__ __forceinline__ void add_staged() const {
     using Order = typename Layout::Order;
-    constexpr int kPiece = 4096;
+    constexpr int kPiece = BackwardTurns<C>::kPiece;
+    BackwardTurns<C> turns(p);
+    const auto wait_passing = [&](int first, int stage, unsigned parity) {
+      if constexpr (C::kOrdered) {
+        if (!mbarrier_try(barrier(first, stage), parity)) turns.finish();
+      }
+      wait(first, stage, parity);
+    };
     unsigned parts = 0;  // so far
     for (unsigned n = 0;; ++n) {
 #pragma unroll
@@ -168,9 +200,14 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         const int stage = StagedRing::stage(parts);
         const unsigned staged =
             shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged);
-        wait(Layout::kFullStaged, stage, StagedRing::parity(parts++));
+        if constexpr (C::kOrdered) {
+          wait_passing(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
+          turns.ask(this->step(n), part);
+        }
+        wait_passing(Layout::kFullStaged, stage, StagedRing::parity(parts++));
         const BackwardStep s = this->step(n);
         if ((s.flags & BackwardStep::kEnd) != 0) {
+          if constexpr (C::kOrdered) turns.finish();
           bulk_wait();
           return;
         }
@@ -186,10 +223,14 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         fence_proxy_async();
 #pragma unroll 1
         for (int at = 0; at < bytes; at += kPiece) {
+          if constexpr (C::kOrdered) {
+            if (at % DqTurns<C>::kBytes == 0) turns.take(s, part, at / DqTurns<C>::kBytes);
+          }
           bulk_add(to + at / 4, staged + static_cast<unsigned>(at),
                    static_cast<unsigned>(min(kPiece, bytes - at)));
           bulk_commit();
           bulk_wait_read<1>();
+          if constexpr (C::kOrdered) turns.added(at + kPiece);
         }
         bulk_wait_read();
         mbarrier_arrive(barrier(Layout::kEmptyStaged, stage));

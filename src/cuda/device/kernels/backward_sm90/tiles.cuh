@@ -23,6 +23,9 @@ struct BackwardStep {
   // mixed: a query does not see all keys. first, last: of a tile. end: there is no step; each score
   // warpgroup gets one.
   static constexpr int kMixed = 1, kFirst = 2, kLast = 4, kEnd = 8;
+  // Where tiles take turns (schedule/dq_turns.cuh): nobody sees the tile, so it adds zeros and
+  // takes none; bits from kAfterShift on: when the turn comes.
+  static constexpr int kUnseen = 16, kAfterShift = 5;
   int flags, query0, key0, head_q;
   int batch, length_q, length_k;
   int place;  // BackwardParams
@@ -44,15 +47,19 @@ struct BackwardSm90Tiles {
   unsigned shared;  // 1024-byte aligned
 
   // A mask leaves the first keys the most queries, if it is causal: the longest tiles come first.
-  // Without one, all tiles of a head follow each other.
+  // Without one, all tiles of a head follow each other. Where tiles take turns, the last keys come
+  // first (schedule/dq_turns.cuh), of several heads in turn so that those of one follow each other
+  // slowly.
   __device__ __forceinline__ BackwardTile tile_at(int index) const {
     const int together = p.heads_at_once * p.key_blocks;
     const int group = index / together, inside = index % together;
     const int first = group * p.heads_at_once;
     const int width = min(p.heads_at_once, p.batch * p.heads_k - first);
-    const int pair = first + (C::kLongestFirst ? inside % width : inside / p.key_blocks);
+    constexpr bool kInTurn = C::kLongestFirst || C::kOrdered;
+    const int pair = first + (kInTurn ? inside % width : inside / p.key_blocks);
+    const int key_block = kInTurn ? inside / width : inside % p.key_blocks;
     return {pair / p.heads_k, pair % p.heads_k,
-            C::kLongestFirst ? inside / width : inside % p.key_blocks};
+            C::kOrdered ? p.key_blocks - 1 - key_block : key_block};
   }
 
   __device__ __forceinline__ unsigned step_address(unsigned n) const {

@@ -41,7 +41,10 @@ template <int kPending = 0>
 void bulk_wait_read() {
   emulator::finish_stores(kPending);
 }
-inline void bulk_wait() { emulator::finish_stores(0); }
+template <int kPending = 0>
+void bulk_wait() {
+  emulator::finish_stores(kPending);
+}
 inline void bulk_load(unsigned destination, const void* source, unsigned bytes, unsigned barrier) {
   emulator::copy_bytes(destination, source, bytes, barrier);
 }

@@ -1,0 +1,87 @@
+// How the thread of the Hopper backward kernel that adds dQ keeps to the order of the tiles
+// (schedule/dq_turns.cuh). Additions are under way for long: a turn is passed on when the next has
+// two pieces under way, or before this thread waits for anything, so that nobody waits for a thread
+// that waits.
+#pragma once
+
+#include "kernels/backward_sm90/layout.cuh"
+#include "kernels/backward_sm90/tiles.cuh"
+#include "ptx/turn.cuh"
+#include "schedule/dq_turns.cuh"
+
+namespace attn::device {
+
+template <class C>
+class BackwardTurns {
+ public:
+  using Turns = DqTurns<C>;
+  using Order = DqOrder<C::kBlockN, C::kHeadDim>;
+  static constexpr int kPiece = 4096;
+  // Of a part of dQ.
+  static constexpr int kOfPart =
+      (4 * C::kBlockN * Order::columns(0) + Turns::kBytes - 1) / Turns::kBytes;
+
+  __device__ __forceinline__ explicit BackwardTurns(const BackwardParams& p)
+      : passed_(Turns::passed(p)) {}
+
+  // Asks for the words of a part's turns, which it will need soon.
+  __device__ __forceinline__ void ask(const BackwardStep& s, int part) {
+#pragma unroll
+    for (int i = 0; i < kOfPart; ++i) {
+      const int turn = part * kOfPart + i;
+      if (turn < Turns::kOfPlace) asked_[i] = ask_word(passed_ + first_word(s) + turn);
+    }
+  }
+  // Returns when it is the turn of a step's tile, the i-th of a part.
+  __device__ __forceinline__ void take(const BackwardStep& s, int part, int i) {
+    if (earlier_.word != kNone) finish();
+    earlier_ = now_;
+    now_ = {};
+    if ((s.flags & BackwardStep::kUnseen) != 0) return;
+    const unsigned word = first_word(s) + static_cast<unsigned>(part * kOfPart + i);
+    const unsigned after = static_cast<unsigned>(s.flags) >> BackwardStep::kAfterShift;
+    unsigned asked = asked_[0];
+#pragma unroll
+    for (int k = 1; k < kOfPart; ++k) asked = i == k ? asked_[k] : asked;
+    if (asked != after) {
+      finish();
+      wait_for_word(passed_ + word, after);
+    }
+    take_turn();
+    now_ = {word, static_cast<unsigned>(s.key0 / C::kBlockM + 1)};
+  }
+  // To be called when `bytes` of a part were asked to be added.
+  __device__ __forceinline__ void added(int bytes) {
+    if (bytes % Turns::kBytes != 2 * kPiece || earlier_.word == kNone) return;
+    bulk_wait<2>();
+    pass(earlier_);
+  }
+  // Passes on all turns.
+  __device__ __forceinline__ void finish() {
+    if (earlier_.word == kNone && now_.word == kNone) return;
+    bulk_wait();
+    pass(earlier_);
+    pass(now_);
+  }
+
+ private:
+  static constexpr unsigned kNone = ~0u;
+  struct Turn {
+    unsigned word = kNone;  // of passed_
+    unsigned next = 0;      // what it becomes
+  };
+  // A place has dQ of 2 KB at least: no memory holds 2^32 of them.
+  static __device__ __forceinline__ unsigned first_word(const BackwardStep& s) {
+    return static_cast<unsigned>(s.place) * Turns::kOfPlace;
+  }
+  __device__ __forceinline__ void pass(Turn& turn) {
+    if (turn.word != kNone) pass_word(passed_ + turn.word, turn.next);
+    turn = {};
+  }
+
+  unsigned* passed_;
+  Turn earlier_{}, now_{};
+  unsigned asked_[kOfPart];
+};
+
+}  // namespace attn::device

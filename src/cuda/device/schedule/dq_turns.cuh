@@ -1,0 +1,69 @@
+// The order in which tiles of keys add to dQ where kOrdered is true: by falling block of keys.
+// Tiles are dealt in that order and go through queries from the first that they see on, so that
+// under a causal mask each comes to a block after those before it without waiting: tile j sees
+// blocks from 2 j on, tile j + 1 is there two steps earlier. Without a mask each is a step behind.
+// What the order needs lies in the workspace behind BackwardParams::d, all of it 0 before the words
+// of query_words.cuh are made:
+//
+//   passed  [place][kOfPlace] 16 KB of a block of queries' dQ have a word each: the last tile of
+//           keys that added to them, + 1
+//   seen    [batch][query head][block of queries][window of 32 tiles of keys] a bit for each tile
+//           that sees some of the block; one batch where kMaskBatches is false and one head where
+//           kMaskHeads is
+//   drawn   how many tiles the blocks of threads have drawn
+//
+// So the tile that adds before tile j to a block is the lowest bit of its `seen` above bit j: with
+// tiles 0, 2 and 3 seen, tile 0 waits until passed is 3, and tile 3 until it is 0.
+//
+// Reads of C: kBlockN (queries), kHeadDim, kMaskBatches, kMaskHeads
+#pragma once
+
+#include "params.cuh"
+
+namespace attn::device {
+
+template <class C>
+struct DqTurns {
+  static constexpr int kBytes = 16384;  // of dQ, of a turn
+  static constexpr int kOfPlace = (4 * C::kBlockN * C::kHeadDim + kBytes - 1) / kBytes;
+
+  static __device__ __forceinline__ long long places(const BackwardParams& p) {
+    return static_cast<long long>(p.batch) * p.heads_q * p.query_blocks;
+  }
+  static __device__ __forceinline__ int windows(const BackwardParams& p) {
+    return static_cast<int>((static_cast<unsigned>(p.key_blocks) + 31) / 32);
+  }
+  static __device__ __forceinline__ long long num_seen(const BackwardParams& p) {
+    return static_cast<long long>(C::kMaskBatches ? p.batch : 1) * (C::kMaskHeads ? p.heads_q : 1) *
+           p.query_blocks * windows(p);
+  }
+  static __device__ __forceinline__ long long num_words(const BackwardParams& p) {
+    return places(p) * kOfPlace + num_seen(p) + 1;
+  }
+  // Of all places.
+  static __device__ __forceinline__ unsigned* passed(const BackwardParams& p) {
+    return reinterpret_cast<unsigned*>(p.d + places(p) * C::kBlockN);
+  }
+  static __device__ __forceinline__ unsigned* seen(const BackwardParams& p, int batch, int head_q,
+                                                   int block) {
+    const int pair = (C::kMaskBatches ? batch : 0) * (C::kMaskHeads ? p.heads_q : 1) +
+                     (C::kMaskHeads ? head_q : 0);
+    return passed(p) + places(p) * kOfPlace +
+           (static_cast<long long>(pair) * p.query_blocks + block) * windows(p);
+  }
+  static __device__ __forceinline__ unsigned* drawn(const BackwardParams& p) {
+    return passed(p) + num_words(p) - 1;
+  }
+
+  // What `passed` of a block is when a tile's turn comes. seen: of the block; word: the one that
+  // has the tile's bit.
+  static __device__ __forceinline__ int turn_after(const BackwardParams& p, const unsigned* seen,
+                                                   unsigned word, int key_block) {
+    int window = key_block / 32;
+    word &= ~((2u << key_block % 32) - 1);
+    while (word == 0 && ++window < windows(p)) word = seen[window];
+    return word == 0 ? 0 : 32 * window + 32 - __clz(static_cast<int>(word & -word));
+  }
+};
+
+}  // namespace attn::device
