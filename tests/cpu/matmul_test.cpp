@@ -91,6 +91,21 @@ TEST(Matmul, EveryRungIsRight) {
   }
 }
 
+// Several blocks of rows and columns have operands that are packed once for all tasks; B of the
+// last problem is packed in two parts, as it is larger than what a call may keep.
+TEST(Matmul, OperandsThatTasksShareAreRight) {
+  const InstructionSet best = available().back();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const std::string rung =
+        dtype == DType::bf16 && best == InstructionSet::amx_bf16 ? "amx" : "packed";
+    for (int variant = 0; variant < 8; ++variant) {
+      expect_right(problem_of({2, 300, 530, 40}, dtype, variant), rung, best,
+                   100 + static_cast<std::uint64_t>(variant));
+    }
+  }
+  expect_right(problem_of({1, 520, 1100, 4500}, DType::f32, 1), "packed", best, 99);
+}
+
 TEST(Matmul, TheFastRungTakesTheProblem) {
   const InstructionSet best = available().back();
   const MatmulPlan f32 = make_plan({.m = 64, .n = 64, .k = 64});

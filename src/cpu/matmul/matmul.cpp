@@ -68,7 +68,7 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
                (rung == Rung::naive ? 1 : (n + blocks.n - 1) / blocks.n);
   plan.threads = static_cast<int>(std::clamp<std::int64_t>(plan.tasks, 1, wanted));
   if (rung == Rung::packed || rung == Rung::amx) {
-    plan.workspace_bytes = plan.threads * packed_bytes(blocks, ops_of(plan).product);
+    plan.workspace_bytes = packed_bytes(problem, blocks, ops_of(plan).product, plan.threads);
   }
   return plan;
 }

@@ -27,7 +27,9 @@ struct PackedBlocks {
   int m = 0, n = 0, k = 0;
 };
 PackedBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs);
-std::int64_t packed_bytes(const PackedBlocks& blocks, const ProductVerbs& verbs);  // a worker
+// Of a call: operands that tasks share, and what each worker has.
+std::int64_t packed_bytes(const MatmulProblem& problem, const PackedBlocks& blocks,
+                          const ProductVerbs& verbs, int threads);
 void matmul_packed(const Product& product, const TileOps& ops, const PackedBlocks& blocks,
                    const Workers& workers);
 
