@@ -104,6 +104,14 @@ TEST(KernelName, AlgorithmsOfThePapersHaveAKernelEach) {
   EXPECT_EQ(chosen("b1_n2048_h16_d64_bf16", "").kernel, ForwardKernel::sm90);  // never unasked
 }
 
+// forward_standard works in the tiles of forward_simt, so it needs as much.
+TEST(KernelName, StandardHasTheSharedMemoryOfSimt) {
+  for (const char* text : {"b1_n300_h2_d64_bf16", "b1_n300_h2_d512_f32"}) {
+    EXPECT_EQ(chosen(text, "forward_standard").shared_bytes(),
+              chosen(text, "forward_simt").shared_bytes());
+  }
+}
+
 TEST(KernelName, AlgorithmsOfThePapersRefuse) {
   const auto refused = [](Algorithm algorithm, std::string_view kernel) {
     return refusal(ErrorCode::invalid_argument, [&] { forward_kernel_name(algorithm, kernel); });

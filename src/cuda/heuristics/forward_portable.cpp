@@ -72,7 +72,7 @@ bool shape_portable(ForwardConfig& config, const Problem& p, Arch) {
 }
 
 std::int64_t forward_portable_shared_bytes(const ForwardConfig& c) noexcept {
-  if (c.kernel == ForwardKernel::simt) {  // ForwardSimtLayout
+  if (c.kernel != ForwardKernel::sm80) {  // ForwardSimtLayout, which forward_standard has too
     const std::int64_t rows = c.block_m + kSimtPad, slots = c.block_n + kSimtPad;
     return 4 * (c.head_dim * rows + c.block_n * rows + kSimtPiece * slots);
   }

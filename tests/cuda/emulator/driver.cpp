@@ -3,11 +3,13 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -162,6 +164,11 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     }
   }
   if (config->gridDimX % cluster != 0) return CUDA_ERROR_INVALID_VALUE;
+  // A kernel that writes more shared memory than it was launched with leaves its mark there.
+  const std::span rest(library->shared + config->sharedMemBytes,
+                       kSharedBytes - config->sharedMemBytes);
+  constexpr char kUntouched = static_cast<char>(0xff);
+  std::ranges::fill(rest, kUntouched);
   failed = !emulator::launch({.grid = config->gridDimX,
                               .size = config->blockDimX,
                               .cluster = cluster,
@@ -171,6 +178,11 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
                               .call = library->call,
                               .arguments = arguments},
                              static_cast<unsigned>(number("ATTN_EMULATED_SEED", 1)));
+  if (std::ranges::any_of(rest, [](char byte) { return byte != kUntouched; })) {
+    std::fprintf(stderr, "shared memory past the %u bytes of the launch was written\n",
+                 config->sharedMemBytes);
+    failed = true;
+  }
   return failed ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
 }
 
