@@ -26,6 +26,7 @@ _EXPRESSIONS = {
     "TraceError": "refusal",
     "buffer": "expression",
     "clamp": "functions",
+    "literal": "expression",
     "maximum": "functions",
     "minimum": "functions",
     "symbols": "symbol",

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from . import refusal
+from .captured import Float, Int, is_numpy_number
 from .refusal import refuse
 
 BOOL, INT, FLOAT = 0, 1, 2
@@ -34,7 +36,8 @@ class Expr:
     """A boolean, int32 or float32 value of each element of S = Q Kᵀ.
 
     text: what attn's parser reads, with a placeholder for each buffer (`finish` names them).
-    type: BOOL, INT or FLOAT. buffers: {id: array} of the arrays that are read.
+    type: BOOL, INT or FLOAT. buffers: {id: array} of the arrays that are read, and of the numbers
+    that are scalars.
     """
 
     __slots__ = ("binds", "buffers", "text", "type")
@@ -217,9 +220,10 @@ def literal(value: bool | int | float) -> Expr:
     if value is True or value is False:
         return Expr("true" if value else "false", BOOL, PRIMARY, _NONE)
     if isinstance(value, int):
-        if value not in _INT32:
+        # A range is searched one by one for what is not an int itself.
+        if int(value) not in _INT32:
             refuse(f"the number {value} does not fit int32")
-        return Expr(str(value), INT, PRIMARY if value >= 0 else _UNARY, _NONE)
+        return Expr(str(int(value)), INT, PRIMARY if value >= 0 else _UNARY, _NONE)
     if abs(value) >= _FLOAT32_MAX:
         text = "inf" if value > 0 else "-inf"
     else:
@@ -228,7 +232,9 @@ def literal(value: bool | int | float) -> Expr:
 
 
 def lift(x: Any) -> Expr:
-    """What x is as an expression: a number is a literal, an array of rank 0 is a buffer."""
+    """What x is as an expression: a number is a literal, or a scalar if it was captured; so is an
+    array without dimensions in memory of the CPU.
+    """
     kind = type(x)
     if kind is Expr:
         return x  # type: ignore[no-any-return]
@@ -237,13 +243,17 @@ def lift(x: Any) -> Expr:
         return literal(x) if known is None else known
     if kind is float or kind is bool:
         return literal(x)
+    if kind is Int or kind is Float:
+        if kind is Int and int(x) not in _INT32:
+            return literal(x)  # refuses it
+        return Expr(f"\x01{id(x)}\x02", INT if kind is Int else FLOAT, PRIMARY, {id(x): x})
     if isinstance(x, float):  # numpy.float64
         return literal(float(x))
     if kind is Buffer:
         x.refuse_value()
     if not (hasattr(x, "dtype") and hasattr(x, "shape")):
         refuse(f"an operand of type {kind.__name__} has no form as an expression")
-    if kind.__module__ == "numpy" and kind.__name__ != "ndarray":
+    if is_numpy_number(x) and kind.__name__ != "ndarray":
         return literal(x.item())
     if len(x.shape) != 0:
         refuse(f"an array of rank {len(x.shape)} is used as a value: index each dimension")
@@ -418,11 +428,11 @@ class Buffer:
     def _index(self, i: Any, place: int) -> Expr:
         if i is None or isinstance(i, (slice, list, str)):
             refuse(f"an index of type {type(i).__name__}: accepts int32 values and a full slice")
+        if isinstance(i, int) and i < 0:  # from the end
+            i = i + int(self.array.shape[place])
         e = lift(i)
         if e.type != INT:
             refuse(f"the index {e!r} is {TYPE_NAMES[e.type]}: accepts int32")
-        if not e.buffers and e.text[0] == "-" and e.text[1:].isdigit():  # from the end
-            return literal(int(e.text) + int(self.array.shape[place]))
         return e
 
     def refuse_value(self, *_: Any) -> NoReturn:
@@ -451,7 +461,10 @@ def _load(array: Any, indices: Any, key: int) -> Expr:
     for e in indices:
         if e.buffers:
             buffers = {**buffers, **e.buffers}
-    text = f"\x01{key}\x02[{', '.join([e.text for e in indices])}]"
+    return _read(f"\x01{key}\x02[{', '.join([e.text for e in indices])}]", array, buffers)
+
+
+def _read(text: str, array: Any, buffers: dict[int, Any]) -> Expr:
     kind = kind_of(array)
     if kind == BOOL:
         return Expr(text + " != 0", BOOL, _EQUAL, buffers)
@@ -471,8 +484,18 @@ def load(array: Any, index: Any, key: int | None = None) -> Any:
             if type(e) is not Expr or e.type != INT:
                 break
         else:  # nothing to convert
+            if not given and is_number(array):
+                return _read(f"\x01{key}\x02", array, {key: array})
             return _load(array, given or (_ZERO,), key)
     return Buffer(array, None, key)[given]
+
+
+def is_number(array: Any) -> bool:
+    """Whether the value of an array without dimensions can be read when a call is made."""
+    module = type(array).__module__
+    if module == "numpy" or refusal.is_compiling():
+        return module == "numpy"
+    return module == "torch" and array.device.type == "cpu" and not array.requires_grad
 
 
 _SMALL = {i: literal(i) for i in range(-16, 257)}

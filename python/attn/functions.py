@@ -21,7 +21,6 @@ from .expression import (
     Expr,
     call,
     lift,
-    literal,
     load,
     number,
     shift,
@@ -315,7 +314,7 @@ def _type_as(x: Any, other: Any) -> Any:
 
 
 def _constant(value: Any, e: Expr, dtype: Any) -> Expr:
-    result = literal(value)
+    result = lift(value)
     if dtype is None:
         return to_float(result) if e.type == FLOAT else result
     return _cast(result, dtype)

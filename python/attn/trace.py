@@ -4,6 +4,8 @@ Three forms, told apart by the number of parameters:
     lambda s: s.key <= s.position                     attn's own (attn.symbols)
     mask_mod(b, h, q_idx, kv_idx)                     FlexAttention's
     score_mod(score, b, h, q_idx, kv_idx)             FlexAttention's
+Numbers that it captures become scalars, which another call may give other values (attn.captured);
+literals in its text stay literals.
 A trace is kept by the function's code and by what it captures: numbers, texts and functions by
 value, arrays by identity. A function that captures anything else (an object whose attributes may
 change) is traced again at each call, which takes some microseconds.
@@ -19,6 +21,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import functions as _functions  # noqa: F401, fills the table of functions
+from .captured import captured, is_numpy_number
 from .expression import (
     BOOL,
     FLOAT,
@@ -27,6 +30,7 @@ from .expression import (
     Expr,
     buffer,
     finish,
+    is_number,
     kind_of,
     lift,
     to_float,
@@ -78,21 +82,22 @@ def _name(function: Any) -> str:
 
 
 _TRUSTED_MODULES = frozenset({"torch", "numpy", "math", "attn", "operator", "jax"})
-_VALUES = frozenset({int, float, bool, str, bytes, type(None), BuiltinFunctionType})
+_VALUES = frozenset({bool, str, bytes, type(None), BuiltinFunctionType})
 _DEPTH = 8  # of functions that capture functions
 
 
 class _Captured:
     """All that a function may read besides its arguments, and whether that may change unseen."""
 
-    __slots__ = ("arrays", "cells", "codes", "depth", "foreign", "names", "stable")
+    __slots__ = ("arrays", "cells", "codes", "depth", "names", "replaced", "stable")
 
     def __init__(self, function: FunctionType) -> None:
         self.cells: list[tuple[Any, Any]] = []  # with what it holds
         self.names: list[tuple[dict[str, Any], str, Any]] = []  # globals, name, what it stands for
         self.codes: list[CodeType] = []
         self.arrays: list[Any] = []
-        self.foreign = False  # an array of a library that does not ask symbols what they mean
+        # A number, or an array of a library that does not ask symbols what they mean.
+        self.replaced = False
         self.stable = True  # a change of what is captured shows in cells and names
         self.depth = 0
         self.function(function)
@@ -116,6 +121,9 @@ class _Captured:
 
     def value(self, v: Any) -> None:
         kind = type(v)
+        if kind is int or kind is float:
+            self.replaced = True
+            return
         if kind in _VALUES or v is symbols:
             return
         if kind is ModuleType:
@@ -135,7 +143,9 @@ class _Captured:
             self.depth -= 1
         elif hasattr(v, "__dlpack__") and hasattr(v, "shape"):
             self.arrays.append(v)
-            self.foreign |= not hasattr(v, "__torch_function__")
+            self.replaced |= not hasattr(v, "__torch_function__")
+        elif is_numpy_number(v):
+            self.replaced = True
         elif kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
             return
         else:
@@ -168,33 +178,41 @@ def _global_names(code: CodeType) -> tuple[str, ...]:
     return found[1]
 
 
-def _with_buffers(value: Any, depth: int = 0) -> Any:
-    """The value with a Buffer in place of each NumPy or JAX array, also those functions capture.
-
-    Indexing one of these by a symbol would fail inside of the library.
+def _replaced(value: Any, depth: int = 0) -> Any:
+    """The value with captured numbers as such, and a Buffer in place of each NumPy or JAX array,
+    also those that functions capture: indexing one of these by a symbol would fail inside of the
+    library.
     """
     if depth > _DEPTH:
         return value
-    if type(value) is tuple:
-        return tuple(_with_buffers(v, depth + 1) for v in value)
-    if hasattr(value, "__dlpack__") and not hasattr(value, "__torch_function__"):
-        return buffer(value)
-    if type(value) is not FunctionType:
-        return value
+    kind = type(value)
+    if kind is tuple:
+        return tuple([_replaced(v, depth + 1) for v in value])
+    if kind is not FunctionType:
+        if hasattr(value, "__dlpack__"):
+            return value if hasattr(value, "__torch_function__") else buffer(value)
+        return captured(value)
     cells = value.__closure__ or ()
+    trusted = _is_trusted(value.__module__)
+    if trusted and not cells:
+        return value
     space = value.__globals__
-    names = {
-        name: _with_buffers(space[name], depth + 1)
-        for name in _global_names(value.__code__)
-        if name in space
-    }
-    return FunctionType(
+    names = {}
+    for name in () if trusted else _global_names(value.__code__):
+        if name in space:
+            new = _replaced(space[name], depth + 1)
+            if new is not space[name]:
+                names[name] = new
+    made = FunctionType(
         value.__code__,
-        {**space, **names},
+        {**space, **names} if names else space,
         value.__name__,
-        _with_buffers(value.__defaults__, depth + 1),
-        tuple(type(cell)(_with_buffers(_content(cell), depth + 1)) for cell in cells) or None,
+        _replaced(value.__defaults__, depth + 1),
+        tuple([type(cell)(_replaced(_content(cell), depth + 1)) for cell in cells]) or None,
     )
+    if value.__kwdefaults__:
+        made.__kwdefaults__ = {n: _replaced(v, depth + 1) for n, v in value.__kwdefaults__.items()}
+    return made
 
 
 _READ = frozenset({"item", "tolist", "numpy", "int", "float", "bool", "range", "len"})
@@ -245,19 +263,20 @@ def trace(function: Callable[..., Any]) -> Expr:
                     return e
     if type(function) is not FunctionType:
         return call(function)
-    captured = _Captured(function)
-    e = call(_with_buffers(function) if captured.foreign else function)
+    found = _Captured(function)
+    e = call(_replaced(function) if found.replaced else function)
     # An array that the function made itself, as t.to(dtype), holds values of this moment.
-    known = not e.buffers or {id(a) for a in captured.arrays}.issuperset(e.buffers)
-    reads = captured.arrays and any(map(_reads_values, captured.codes))
-    if captured.stable and known and not reads:
+    arrays = {id(a) for a in found.arrays}
+    known = all(key in arrays or isinstance(a, (int, float)) for key, a in e.buffers.items())
+    reads = found.arrays and any(map(_reads_values, found.codes))
+    if found.stable and known and not reads:
         key = id(function)
         _traces[key] = (
             weakref.ref(function, lambda _: _traces.pop(key, None)),
             function.__code__,
             function.__defaults__,
-            tuple(captured.cells),
-            tuple(captured.names),
+            tuple(found.cells),
+            tuple(found.names),
             e,
         )
     return e
@@ -304,12 +323,17 @@ def resolve(mask: Any, score: Any) -> tuple[str, str, dict[str, Any]]:
 
 
 def loadable(array: Any) -> Any:
-    """The array with a rank of 1 to 4 and a dtype that attn loads; itself where it has these.
+    """The array with a rank of 1 to 4 and a dtype that attn loads; itself where it has these, or
+    where it is a number.
 
     int64 becomes int32, bool uint8, float64 float32. Throws TraceError where an int64 on the CPU
     does not fit; a GPU is not waited for, and what JAX compiles is not known.
     """
+    if isinstance(array, (int, float)):
+        return int(array) if isinstance(array, int) else float(array)
     if len(array.shape) == 0:
+        if is_number(array):
+            return array
         array = array.reshape(1)
     name = str(array.dtype).rpartition(".")[2]
     if name in ("int32", "uint8", "float32", "float16", "bfloat16"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -306,6 +309,32 @@ def test_deterministic_gradients_repeat():
     for _ in range(20):
         again = torch.autograd.grad(out, tensors, d_out, retain_graph=True)
         assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+
+
+COMPILED_FOR_NUMBERS = """
+import os, sys, torch, attn, attn.torch
+q, k, v = (torch.randn(1, 200, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+q.requires_grad_()
+counts = []
+for width, factor in ((3, 0.5), (40, 1.25), (200, -2.0)):
+    out = attn.torch.attention(
+        q, k, v, mask=lambda s: s.position - s.key < width, score=lambda s: s.score * factor
+    )
+    out.sum().backward()
+    rows = [t.detach().cpu().float() for t in (q, k, v)]
+    expected = attn.attention(*rows, mask=f"position - key < {width}", score=f"score * {factor!r}")
+    torch.testing.assert_close(out.detach().cpu().float(), expected, atol=2e-2, rtol=2e-2)
+    counts.append(sum(len(files) for _, _, files in os.walk(sys.argv[1])))
+print(*counts)
+"""
+
+
+def test_captured_numbers_compile_nothing_anew(tmp_path):
+    command = [sys.executable, "-c", COMPILED_FOR_NUMBERS, str(tmp_path)]
+    environment = {**os.environ, "ATTN_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    first, second, third = map(int, ran.stdout.split())
+    assert 0 < first == second == third
 
 
 def test_outputs_that_are_given():

@@ -1,9 +1,13 @@
 """Numbers of masks and scores that come with the call."""
 
+import math
+
 import numpy as np
 import pytest
 
 import attn
+from attn import _attn
+from attn.captured import Float, Int, captured
 
 
 def arrays(n=24):
@@ -40,3 +44,111 @@ def test_refused():
     q, k, v = arrays()
     with pytest.raises(attn.Error, match="reach is 1099511627776; accepted are integers of 32"):
         attn.attention(q, k, v, mask=attn.Formula("key <= reach", reach=2**40))
+
+
+def problem_of(**options):
+    return attn.plan(*arrays(), **options).problem
+
+
+def window(width):
+    return lambda s: (s.position - s.key < width) & (s.key % (width // 2 + 1) != 0)
+
+
+def scaled(factor, offset=0.25):
+    return lambda s: s.score * factor + (offset - 1) / 2
+
+
+def test_a_captured_number_plans_and_compiles_nothing_anew():
+    q, k, v = arrays()
+    text = problem_of(mask=window(3), score=scaled(0.5))
+    assert "scalar(t0:i32)_scalar(t1:i32)_scalar(t2:f32)_scalar(t3:f32)" in text
+    attn.attention(q, k, v, mask=window(3), score=scaled(0.5))
+    before = _attn.plans_made()
+    found = [
+        attn.attention(q, k, v, mask=window(w), score=scaled(f, f / 3))
+        for w, f in ((4, 0.75), (7, -2.0), (24, 1e-3))
+    ]
+    assert _attn.plans_made() == before
+    assert problem_of(mask=window(7), score=scaled(-2.0)) == text
+    for out, w, f in zip(found, (4, 7, 24), (0.75, -2.0, 1e-3), strict=True):
+        mask = f"position - key < {w} && key % {w // 2 + 1} != 0"
+        score = f"score * {f!r} + {(f / 3 - 1) / 2!r}"
+        expected = attn.attention(q, k, v, mask=mask, score=score)
+        np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-7)
+
+
+REACH = 5
+
+
+@pytest.mark.parametrize("number", [4, np.int32(4), np.int64(4), np.array(4)])
+def test_kinds_of_captured_integers(number):
+    q, k, v = arrays()
+    expected = attn.attention(q, k, v, mask="position - key < 4")
+    for mask in (
+        lambda s: s.position - s.key < number,
+        lambda s, number=number: s.position - s.key < number,
+    ):
+        assert "scalar(t0:i32)" in problem_of(mask=mask)
+        np.testing.assert_array_equal(attn.attention(q, k, v, mask=mask), expected)
+
+
+def test_globals_follow(monkeypatch):
+    q, k, v = arrays()
+
+    def mask(b, h, q, k):
+        return q - k < REACH
+
+    for reach in (5, 2, 9):
+        monkeypatch.setitem(globals(), "REACH", reach)
+        found = attn.attention(q, k, v, mask=mask)
+        np.testing.assert_array_equal(found, attn.attention(q, k, v, mask=f"query - key < {reach}"))
+
+
+def test_an_array_without_dimensions_is_read_at_each_call():
+    q, k, v = arrays()
+    factor = np.array(0.5, np.float32)
+    score = attn.symbols.score * attn.buffer(factor)
+    for value in (0.5, -1.25):
+        factor[()] = value
+        found = attn.attention(q, k, v, score=score)
+        np.testing.assert_array_equal(found, attn.attention(q, k, v, score=f"score * {value!r}"))
+
+
+def test_what_asks_for_the_number_gets_it():
+    """Loops, branches and other modules: the text then depends on the number."""
+    count, factor = 3, 4.0
+
+    def score(s):
+        total = s.score
+        for i in range(count):
+            total = total + i
+        if count > 2:
+            total = total * math.sqrt(factor)
+        return total * [1, 2, 3, 5][count]
+
+    assert problem_of(score=score).count("score((score+1.0+2.0)*2.0*5.0)") == 1
+
+
+def test_literals():
+    width, low = 7, -math.inf
+    assert "scalar" not in problem_of(mask=lambda s: s.position - s.key < attn.literal(width))
+    text = problem_of(score=lambda s: attn.where(s.key > 3, s.score, low))
+    assert "scalar" not in text  # kernels know that nothing comes from there
+    assert "-inf" in text
+    big = 2**40
+    with pytest.raises(attn.Error, match="does not fit int32"):
+        attn.attention(*arrays(), mask=lambda s: s.key < big)
+
+
+@pytest.mark.parametrize("a", [7, 2.5])
+@pytest.mark.parametrize("b", [3, 1.25])
+def test_arithmetic_is_that_of_python(a, b):
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+        operator = getattr(__import__("operator"), name)
+        for x, y in ((captured(a), b), (a, captured(b)), (captured(a), captured(b))):
+            found = operator(x, y)
+            assert found == operator(a, b)
+            assert type(found) in (Int, Float) or (type(a), type(x)) == (float, float)
+    assert -captured(a) == -a
+    assert type(-captured(a)) is type(captured(a))
+    assert type(captured(9) >> 1 | 8) is Int
