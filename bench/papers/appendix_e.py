@@ -11,21 +11,12 @@ for table 21; "-" is what ran out of memory, was left out by --most-scores, or d
 machine. --device cuda was written without a GPU at hand and has not been run."""
 import argparse, ctypes, json, os, statistics, subprocess, sys, time
 
+from paper import TABLES as PAPER
+
 # table: (phase, mask, dropout); 21 is memory.
 TABLES = {9: ("forward", 1, 1), 10: ("backward", 1, 1), 11: ("both", 1, 1), 12: ("forward", 1, 0), 13: ("backward", 1, 0),
           14: ("both", 1, 0), 15: ("forward", 0, 1), 16: ("backward", 0, 1), 17: ("both", 0, 1), 18: ("forward", 0, 0),
           19: ("backward", 0, 0), 20: ("both", 0, 0), 21: ("both", 0, 0)}
-# arXiv 2205.14135: A100 40 GB, batch 16, 8 heads, d 64, fp16, lengths 128, 256, ... 65536; table 21 in MB.
-PAPER = {11: {"PyTorch": ".84 .86 2.35 8.29 31.75 124.19", "Megatron": ".87 .89 1.33 4.21 16.50",
-              "Linformer": "1.57 1.49 1.55 1.60 4.19 8.04 15.71 30.92 61.47",
-              "Local": "1.40 1.60 2.06 6.06 20.94 42.01 84.08 168 339",
-              "FlashAttention": ".43 .41 .95 2.55 9.56 37.49 147.75 586.61 2339.11 9341.30",
-              "block-sparse FlashAttention": ".44 .44 .45 .89 1.95 4.12 7.64 16.60 32.73 64.11"},
-         18: {"PyTorch": ".21 .22 .43 1.27 4.32 16.47 67.77",
-              "FlashAttention": ".08 .09 .18 .68 2.40 8.42 33.54 134.03 535.95 2147.05"},
-         20: {"PyTorch": ".67 .70 1.18 3.67 13.22 50.44",
-              "FlashAttention": ".31 .31 .73 2.29 7.64 30.09 118.50 470.51 1876.08 7492.85"},
-         21: {"PyTorch": "36 104 336 1184 4416 17024", "FlashAttention": "22 44 104 209 418 836 1672 3344 6688 13376"}}
 DROPOUT = 0.1
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import approximations, io_gpu
+import approximations, io_gpu, paper
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--library", required=True)
@@ -283,7 +283,7 @@ def table(part, names, problems):
 
 WRONG = []
 RESULT = {"command": " ".join(["python3", *sys.argv]), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
-          "units": "seconds, bytes", "parts": {}}
+          "units": "seconds, bytes", "paper": {"lengths": paper.LENGTHS, "tables, ms and MB": paper.TABLES}, "parts": {}}
 
 
 def save(part, rows):
@@ -333,10 +333,16 @@ def main():
                           if "both" in one and "both" in ours.get(one["problem"]["n"], {})]
                 if name != "attn" and ratios:
                     print(f"  {name}, both passes, times attn's: {'  '.join(ratios)}")
+            for phase in ("forward", "backward", "both"):
+                for name, numbers in paper.TABLES.get(paper.NUMBER.get((part, phase)), {}).items():
+                    print(f"  the paper's table {paper.NUMBER[part, phase]}, {phase}, A100 40 GB: {name}: {numbers}")
             if part == "plain":
+                for name, numbers in paper.TABLES[21].items():
+                    print(f"  the paper's table 21, MB: {name}: {numbers}")
                 for name, line in rows.items():
                     print(f"  memory of a step, MB: {name}: {' '.join('-' if 'bytes' not in one else format(one['bytes'] * 1e-6, '.0f') for one in line)}")
         elif part == "short":
+            print(f"\nthe paper's table 7, ms: {paper.TABLES[7]}")
             table("short", [name for name in exact if name in ("attn", "SDPA cuDNN", "SDPA flash", "PyTorch eager")], problems)
         elif part == "heads":
             table("heads", [name for name in exact if name in ("attn", "PyTorch eager", "SDPA cuDNN")], problems)
