@@ -15,12 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import refusal
 from .captured import Float, Int, is_numpy_number
+from .kinds import BOOL, FLOAT, INT, TYPE_NAMES, is_number, kind_of
 from .refusal import refuse
-
-BOOL, INT, FLOAT = 0, 1, 2
-TYPE_NAMES = ("boolean", "int32", "float32")
 
 # How tightly an operator binds; an operand that binds less tightly gets parentheses. Bitwise
 # operators always have them, as their place in C surprises.
@@ -350,27 +347,6 @@ def where(condition: Any, x: Any, y: Any) -> Expr:
     return Expr(text, max(a.type, b.type), PRIMARY, buffers)
 
 
-_KINDS: dict[str, int] = {}  # by name: torch.compile knows no dtype of NumPy as a key
-
-
-def kind_of(array: Any) -> int:
-    """The type that an element of the array has in an expression."""
-    dtype = str(array.dtype)
-    kind = _KINDS.get(dtype)
-    if kind is None:
-        name = dtype.rpartition(".")[2]
-        if name == "bool":
-            kind = BOOL
-        elif name in ("uint8", "int8", "int16", "int32", "int64"):
-            kind = INT
-        elif name in ("float16", "bfloat16", "float32", "float64"):
-            kind = FLOAT
-        else:
-            refuse(f"an array of dtype {name} in an expression: accepts bool, int and float types")
-        _KINDS[dtype] = kind
-    return kind
-
-
 class Buffer:
     """An array that expressions read: buffer(slopes)[s.head], buffer(bias)[s.batch, s.key].
 
@@ -488,14 +464,6 @@ def load(array: Any, index: Any, key: int | None = None) -> Any:
                 return _read(f"\x01{key}\x02", array, {key: array})
             return _load(array, given or (_ZERO,), key)
     return Buffer(array, None, key)[given]
-
-
-def is_number(array: Any) -> bool:
-    """Whether the value of an array without dimensions can be read when a call is made."""
-    module = type(array).__module__
-    if module == "numpy" or refusal.is_compiling():
-        return module == "numpy"
-    return module == "torch" and array.device.type == "cpu" and not array.requires_grad
 
 
 _SMALL = {i: literal(i) for i in range(-16, 257)}

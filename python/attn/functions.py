@@ -12,10 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .expression import (
-    BOOL,
-    FLOAT,
     FUNCTIONS,
-    INT,
     PROPERTIES,
     Buffer,
     Expr,
@@ -27,6 +24,7 @@ from .expression import (
     to_float,
     where,
 )
+from .kinds import BOOL, FLOAT, INT
 from .refusal import refuse
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .expression import FLOAT, INT, PRIMARY, Expr
+from .expression import PRIMARY, Expr
+from .kinds import FLOAT, INT
 
 
 class Symbols:

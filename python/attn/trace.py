@@ -23,18 +23,13 @@ from typing import Any
 from . import functions as _functions  # noqa: F401, fills the table of functions
 from .captured import captured, is_numpy_number
 from .expression import (
-    BOOL,
-    FLOAT,
-    INT,
-    TYPE_NAMES,
     Expr,
     buffer,
     finish,
-    is_number,
-    kind_of,
     lift,
     to_float,
 )
+from .kinds import BOOL, FLOAT, INT, TYPE_NAMES, is_number, kind_of
 from .refusal import TraceError
 from .symbol import symbols
 
