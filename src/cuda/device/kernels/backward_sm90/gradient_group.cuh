@@ -132,7 +132,13 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     bool special = false;
     if (this->is(flags, BackwardStep::kMixed)) {
       const unsigned rows = shared + static_cast<unsigned>(rows_at(n));
-      special = barrier_or(kBarrier, 128, any_special<Element>(rows, G::kRowsBytes));
+      int used = kQueries;
+      if constexpr (C::kPackedQ || C::kUsedQ) {
+        const BackwardStep s = this->step(n);
+        used = s.length_q - s.query0;
+      }
+      special =
+          barrier_or(kBarrier, 128, any_special<Element, kQueries>(rows, G::kRowsBytes, used));
     }
     return special;
   }

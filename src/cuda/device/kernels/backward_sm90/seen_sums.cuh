@@ -47,13 +47,18 @@ __device__ __forceinline__ void add_seen(float (&sums)[kCount], Weight weight, u
   }
 }
 
-// Whether any of `bytes` of 16-bit elements, a multiple of 2048, is an infinity or NaN; of 128
-// threads each looks at its share.
-template <class Element>
-__device__ __forceinline__ bool any_special(unsigned at, int bytes) {
+// Whether any of `bytes` of panels of kRows rows of 16-bit elements is an infinity or NaN; of 128
+// threads each looks at its share. Rows from `used` on, which nobody sees, become zeros: there may
+// lie the next sequence, whose values are not to change the order of sums.
+template <class Element, int kRows>
+__device__ __forceinline__ bool any_special(unsigned at, int bytes, int used) {
   bool special = false;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x % 128) * 16; i < bytes; i += 2048) {
+    if (i % (kRows * 128) / 128 >= used) {
+      store_shared(at + static_cast<unsigned>(i), {0, 0, 0, 0});
+      continue;
+    }
     const Int4 v = load_shared(at + static_cast<unsigned>(i));
     for (const int x : {v.x, v.y, v.z, v.w}) {
       const unsigned low = static_cast<unsigned>(x) & Element::kExponent;
