@@ -1,10 +1,16 @@
-// Words in memory by which threads of a grid take turns (PTX ISA, "memory consistency model").
+// Words in memory by which threads of a grid take turns.
+//
+// By PTX's memory model a turn would be passed on by a release and taken by an acquire. Here loads
+// and stores are relaxed: a fence of the GPU costs the thread that adds dQ several hundred clocks,
+// and what turns put in order is additions that L2 does, each of them whole in any order. A thread
+// passes its turn on when cp.async.bulk.wait_group says that its additions are done, and the next
+// asks for additions after it has read the word. If some GPU let one of them overtake the other,
+// sums would differ in the last bit, and be no less right.
 #pragma once
 
 namespace attn::device {
 
-// The word as some thread of the grid left it, which says nothing of other memory: the thread does
-// not wait for it before it needs it.
+// The word as some thread of the grid left it. The thread does not wait for it before it needs it.
 __device__ __forceinline__ unsigned ask_word(const unsigned* word) {
   unsigned x;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
@@ -15,14 +21,8 @@ __device__ __forceinline__ void wait_for_word(const unsigned* word, unsigned x) 
   while (ask_word(word) != x) {
   }
 }
-// After a word was seen: what was in memory before pass_word() is there for this thread, and for
-// what it asks of the copy engine from here on.
-__device__ __forceinline__ void take_turn() {
-  asm volatile("fence.acq_rel.gpu;\n\tfence.proxy.async.global;" ::: "memory");
-}
-// The word becomes x, once what this thread knows to be in memory is there for all.
-__device__ __forceinline__ void pass_word(unsigned* word, unsigned x) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
+__device__ __forceinline__ void set_word(unsigned* word, unsigned x) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
 }
 
 }  // namespace attn::device

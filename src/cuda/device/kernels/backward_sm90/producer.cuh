@@ -181,6 +181,18 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     }
   }
 
+  // Asks for the words of what is added after a part of step n, if its step is made.
+  __device__ __forceinline__ void ask_next(BackwardTurns<C>& turns, unsigned n, int part) const {
+    const bool same = part + 1 < Layout::Order::kParts;
+    const unsigned next = same ? n : n + 1;
+    if (same ||
+        mbarrier_try(barrier(Layout::kFullStep, StepRing::stage(next)), StepRing::parity(next))) {
+      turns.ask(this->step(next), same ? part + 1 : 0);
+    } else {
+      turns.forget();
+    }
+  }
+
   // Asks for staged parts of dQ to be added, in pieces of which at most two wait at a time, so that
   // loads come between them.
   __device__ __forceinline__ void add_staged() const {
@@ -200,10 +212,6 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         const int stage = StagedRing::stage(parts);
         const unsigned staged =
             shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged);
-        if constexpr (C::kOrdered) {
-          wait_passing(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
-          turns.ask(this->step(n), part);
-        }
         wait_passing(Layout::kFullStaged, stage, StagedRing::parity(parts++));
         const BackwardStep s = this->step(n);
         if ((s.flags & BackwardStep::kEnd) != 0) {
@@ -224,7 +232,10 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
 #pragma unroll 1
         for (int at = 0; at < bytes; at += kPiece) {
           if constexpr (C::kOrdered) {
-            if (at % DqTurns<C>::kBytes == 0) turns.take(s, part, at / DqTurns<C>::kBytes);
+            if (at % DqTurns<C>::kBytes == 0) {
+              turns.take(s, part, at / DqTurns<C>::kBytes);
+              if (at + DqTurns<C>::kBytes >= bytes) ask_next(turns, n, part);
+            }
           }
           bulk_add(to + at / 4, staged + static_cast<unsigned>(at),
                    static_cast<unsigned>(min(kPiece, bytes - at)));

@@ -1,6 +1,6 @@
 // How the thread of the Hopper backward kernel that adds dQ keeps to the order of the tiles
-// (schedule/dq_turns.cuh). Additions are under way for long: a turn is passed on when the next has
-// two pieces under way, or before this thread waits for anything, so that nobody waits for a thread
+// (schedule/dq_turns.cuh). Additions are under way for long: a turn is passed on when pieces of the
+// next are under way, or before this thread waits for anything, so that nobody waits for a thread
 // that waits.
 #pragma once
 
@@ -17,20 +17,35 @@ class BackwardTurns {
   using Turns = DqTurns<C>;
   using Order = DqOrder<C::kBlockN, C::kHeadDim>;
   static constexpr int kPiece = 4096;
-  // Of a part of dQ.
+  // A turn is passed on when so many pieces of the next were asked for: by then its additions are
+  // mostly done. No more than the shortest turn has.
+  static constexpr int kShortest =
+      4 * C::kBlockN * Order::columns(Order::kParts - 1) % Turns::kBytes;
+  static constexpr int kPassAfter = kShortest == 0 || kShortest > 2 * kPiece
+                                        ? 3
+                                        : (kShortest + kPiece - 1) / kPiece;
+  // Turns of a part of dQ.
   static constexpr int kOfPart =
       (4 * C::kBlockN * Order::columns(0) + Turns::kBytes - 1) / Turns::kBytes;
 
   __device__ __forceinline__ explicit BackwardTurns(const BackwardParams& p)
-      : passed_(Turns::passed(p)) {}
+      : passed_(Turns::passed(p)) {
+    forget();
+  }
 
-  // Asks for the words of a part's turns, which it will need soon.
+  // Asks for the words of a part's turns, which it will need soon; when those of the part before
+  // are taken.
   __device__ __forceinline__ void ask(const BackwardStep& s, int part) {
 #pragma unroll
     for (int i = 0; i < kOfPart; ++i) {
       const int turn = part * kOfPart + i;
       if (turn < Turns::kOfPlace) asked_[i] = ask_word(passed_ + first_word(s) + turn);
     }
+  }
+  // There was nothing to ask for.
+  __device__ __forceinline__ void forget() {
+#pragma unroll
+    for (int i = 0; i < kOfPart; ++i) asked_[i] = ~0u;
   }
   // Returns when it is the turn of a step's tile, the i-th of a part.
   __device__ __forceinline__ void take(const BackwardStep& s, int part, int i) {
@@ -47,13 +62,12 @@ class BackwardTurns {
       finish();
       wait_for_word(passed_ + word, after);
     }
-    take_turn();
     now_ = {word, static_cast<unsigned>(s.key0 / C::kBlockM + 1)};
   }
-  // To be called when `bytes` of a part were asked to be added.
+  // To be called when `bytes` of a part, whole pieces, were asked to be added.
   __device__ __forceinline__ void added(int bytes) {
-    if (bytes % Turns::kBytes != 2 * kPiece || earlier_.word == kNone) return;
-    bulk_wait<2>();
+    if (bytes % Turns::kBytes != kPassAfter * kPiece || earlier_.word == kNone) return;
+    bulk_wait<kPassAfter>();
     pass(earlier_);
   }
   // Passes on all turns.
@@ -75,7 +89,7 @@ class BackwardTurns {
     return static_cast<unsigned>(s.place) * Turns::kOfPlace;
   }
   __device__ __forceinline__ void pass(Turn& turn) {
-    if (turn.word != kNone) pass_word(passed_ + turn.word, turn.next);
+    if (turn.word != kNone) set_word(passed_ + turn.word, turn.next);
     turn = {};
   }
 
