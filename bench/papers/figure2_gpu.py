@@ -229,10 +229,15 @@ def main():
     for rows in (left, middle, right):
         time_rows(library, rows)
     torch.cuda.empty_cache()
-    timed = time.monotonic() - BEGIN
-    counted, why = io_gpu.measure(unique, options.library, max(10.0, options.seconds - timed - 15))
+    report(*panels, "they are being read")  # what there is, should this program be ended
+    counted, why = io_gpu.measure(unique, options.library, max(10.0, options.seconds - (time.monotonic() - BEGIN) - 15))
     for rows in panels:
         add_counters(rows, counted)
+    report(*panels, why)
+
+
+def report(left, middle, right, theorem, why):
+    """Tables, sentences, OUT.svg and OUT.json; why there are no counters, or nothing."""
     if why:
         print(f"no counters: {why}")
     show(f"Left: {LEFT}, forward", left, "algorithm")
@@ -248,7 +253,7 @@ def main():
                    "left": left, "middle": middle, "right": right, "theorem_2": {"rows": theorem, "fit": fitted}, "proposition_4": proposition,
                    "sentences": said, "seconds": time.monotonic() - BEGIN}, file, indent=1)
         file.write("\n")
-    print(f"\n{options.out}.svg and {options.out}.json written; {timed:.0f} s to the end of the timings, {time.monotonic() - BEGIN:.0f} s in all")
+    print(f"\n{options.out}.svg and {options.out}.json written after {time.monotonic() - BEGIN:.0f} s")
 
 
 if __name__ == "__main__":
