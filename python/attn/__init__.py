@@ -19,7 +19,15 @@ from .errors import (
 )
 from .formula import Formula, block_mask
 from .information import alibi_slopes, info
-from .operations import Plan, attention, attention_backward, dropout_mask, merge, plan
+from .operations import (
+    Plan,
+    attention,
+    attention_backward,
+    compile,
+    dropout_mask,
+    merge,
+    plan,
+)
 
 # Imported when they are first asked for: most programs write no expressions, few use every library.
 _EXPRESSIONS = {
@@ -50,6 +58,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "block_mask",
+    "compile",
     "dropout_mask",
     "info",
     "merge",

@@ -146,23 +146,36 @@ def _backward(
 class Plan:
     """How a problem will run, decided once: `attn.plan` makes it.
 
-    `forward` and `backward` take arrays of the shapes, dtypes and device of those that the plan was
-    made for, with the options given then.
+    `forward`, which calling the plan is too, and `backward` take arrays of the shapes, dtypes and
+    device of those that the plan was made for, with the options given then. Arrays, rng, and
+    numbers that a mask or score captures may be others; another problem is refused.
     """
 
     def __init__(self, forward: _attn.Plan, backward: _attn.Plan | None, options: Options):
         self._forward = forward
         self._backward = backward
         self._options = options
+        self._described = make_options(**options).problem
 
-    def _with(self, options: Options) -> Options:
+    def _with(self, options: Options) -> tuple[_attn.Options, Options]:
         merged: Options = {**self._options, **options}
-        return merged
+        made = make_options(**merged)
+        if made.problem != self._described:
+            raise InvalidArgument(
+                f"the options describe {made.problem!r}, the plan is of {self._described!r}; "
+                "accepted are other arrays and numbers for the same problem"
+            )
+        return made, merged
 
     @property
     def problem(self) -> str:
         """The problem's descriptor."""
         return self._forward.problem
+
+    @property
+    def backend(self) -> str:
+        """What runs it: "cpu", "cuda" or "reference"."""
+        return self._forward.backend
 
     @property
     def workspace_bytes(self) -> int:
@@ -182,10 +195,12 @@ class Plan:
         **options: Unpack[Options],
     ) -> Any:
         """As attn.attention; `options` are tensors that differ from those of the plan."""
-        made = make_options(**self._with(options))
+        made, _ = self._with(options)
         wanted = return_lse if lse is None else lse
         result: tuple[Any, Any] = _attn.forward(made, q, k, v, out, wanted, self._forward)
         return result if return_lse else result[0]
+
+    __call__ = forward
 
     def backward(
         self,
@@ -203,7 +218,7 @@ class Plan:
         """As attn.attention_backward."""
         if self._backward is None:
             raise InvalidArgument("the plan is of the forward pass; accepted is backward=True")
-        options = self._with(options)
+        _, options = self._with(options)
         return _backward(d_out, q, k, v, out, lse, d_lse, gradients, options, self._backward)
 
     def __str__(self) -> str:
@@ -226,6 +241,33 @@ def plan(
         _attn.plan(made, q, k, v, True) if backward else None,
         options,
     )
+
+
+def compile(
+    q: Array, k: Array, v: Array, *, backward: bool = False, **options: Unpack[Options]
+) -> Plan:
+    """A plan whose kernels are compiled and loaded, so that no call of it waits for a compiler.
+
+    >>> import attn, numpy as np
+    >>> q = k = v = np.ones((1, 4, 2, 8), np.float32)
+    >>> attend = attn.compile(q, k, v, causal=True)
+    >>> attend(q, k, v).shape
+    (1, 4, 2, 8)
+
+    On a GPU the call is made once with these arrays, since kernels depend on how they are aligned;
+    kernels are kept on disk for later processes. Calls may then be captured in a CUDA graph.
+
+    Args:
+        q, k, v: Arrays of the shapes, strides, dtypes and device that calls will have.
+        backward: Prepare the backward pass as well.
+        **options: Those of `attention`.
+    """
+    made = plan(q, k, v, backward=backward, **options)
+    if made.backend == "cuda":
+        out, lse = made.forward(q, k, v, return_lse=True)
+        if backward:
+            made.backward(out, q, k, v, out, lse)
+    return made
 
 
 def merge(parts: Iterable[tuple[Array, Array]]) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,8 @@ nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle
   }
   std::shared_ptr<const Plan> known;
   if (plan == nullptr) plan = (known = call.known_plan(Phase::forward)).get();
+  std::optional<Plan> other;
+  plan = &with_dropout(*plan, options.described, other);
   const Context context = call.context(*plan);
   {
     const nb::gil_scoped_release released;
@@ -56,6 +59,8 @@ nb::tuple backward(const Options& options, nb::handle d_out, nb::handle q, nb::h
   const Array d_l = d_lse.is_none() ? Array{} : view("d_lse", d_lse);
   std::shared_ptr<const Plan> known;
   if (plan == nullptr) plan = (known = call.known_plan(Phase::backward)).get();
+  std::optional<Plan> other;
+  plan = &with_dropout(*plan, options.described, other);
 
   Gradients gradients;
   std::vector<Array> arrays;

@@ -132,12 +132,18 @@ std::shared_ptr<const Plan> plan_of(const Described& described, const Inputs& in
     if (known.size() >= kMaxPlans) known.clear();
     known.emplace(key, Entry{described.problem, plan});
   }
-  const Dropout& dropout = plan->problem.dropout;
+  std::optional<Plan> other;
+  with_dropout(*plan, described, other);
+  return other ? std::make_shared<const Plan>(std::move(*other)) : plan;
+}
+
+const Plan& with_dropout(const Plan& plan, const Described& described, std::optional<Plan>& other) {
+  const Dropout& dropout = plan.problem.dropout;
   if (dropout.seed == described.seed && dropout.offset == described.offset) return plan;
-  auto other = std::make_shared<Plan>(*plan);
+  other = plan;
   other->problem.dropout.seed = described.seed;
   other->problem.dropout.offset = described.offset;
-  return other;
+  return *other;
 }
 
 std::int64_t plans_made() { return made; }

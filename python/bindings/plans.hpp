@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "attn/plan.hpp"
@@ -32,6 +33,10 @@ Problem complete(const Described& described, const Inputs& inputs);
 // make_plan() throw; where the plan is known, tensors are checked by the run alone.
 std::shared_ptr<const Plan> plan_of(const Described& described, const Inputs& inputs, Phase phase,
                                     const PlanOptions& options);
+
+// The plan itself where it has the state of dropout that the call has, else a copy in `other` that
+// does.
+const Plan& with_dropout(const Plan& plan, const Described& described, std::optional<Plan>& other);
 
 // How many plans plan_of() has made, for tests.
 std::int64_t plans_made();

@@ -92,3 +92,33 @@ def test_more_problems_than_are_kept():
         np.testing.assert_allclose(
             out, p / p.sum(1, keepdims=True) @ v[0, :, 0], rtol=2e-4, atol=2e-5
         )
+
+
+def test_a_plan_takes_other_arrays_numbers_and_seeds():
+    q, k, v = arrays(1, 19, 2, 8)
+    factor = 0.5
+    slopes = np.array([0.5, 0.25], np.float32)
+
+    def score(s):
+        return s.score * factor
+
+    plan = attn.compile(q, k, v, backward=True, score=score, alibi=slopes, dropout=0.3, rng=1)
+    for factor, seed in ((0.5, 1), (2.0, 1), (2.0, (7, 8))):
+        changed = {"score": score, "alibi": slopes * factor, "rng": seed}
+        out, lse = plan(q, k, v, return_lse=True, **changed)
+        expected, _ = attn.attention(q, k, v, return_lse=True, dropout=0.3, **changed)
+        np.testing.assert_array_equal(out, expected)
+        found = plan.backward(q, q, k, v, out, lse, **changed)
+        expected = attn.attention_backward(q, q, k, v, out, lse, dropout=0.3, **changed)
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize(
+    "change", [{"causal": True}, {"softcap": 2.0}, {"mask": "key < 3"}, {"sink": np.ones(2, "f4")}]
+)
+def test_a_plan_refuses_another_problem(change):
+    q, k, v = arrays(1, 19, 2, 8)
+    plan = attn.compile(q, k, v)
+    with pytest.raises(attn.InvalidArgument, match="the same problem"):
+        plan(q, k, v, **change)
