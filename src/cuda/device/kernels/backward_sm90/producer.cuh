@@ -181,13 +181,13 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     }
   }
 
-  // Asks for the words of what is added after a part of step n, if its step is made.
+  // Asks for the word of the turn after those of a part of step n, if its step is made.
   __device__ __forceinline__ void ask_next(BackwardTurns<C>& turns, unsigned n, int part) const {
     const bool same = part + 1 < Layout::Order::kParts;
     const unsigned next = same ? n : n + 1;
     if (same ||
         mbarrier_try(barrier(Layout::kFullStep, StepRing::stage(next)), StepRing::parity(next))) {
-      turns.ask(this->step(next), same ? part + 1 : 0);
+      turns.ask(this->step(next), same ? part + 1 : 0, 0);
     } else {
       turns.forget();
     }
@@ -233,8 +233,13 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         for (int at = 0; at < bytes; at += kPiece) {
           if constexpr (C::kOrdered) {
             if (at % DqTurns<C>::kBytes == 0) {
-              turns.take(s, part, at / DqTurns<C>::kBytes);
-              if (at + DqTurns<C>::kBytes >= bytes) ask_next(turns, n, part);
+              const int turn = at / DqTurns<C>::kBytes;
+              turns.take(s, part, turn);
+              if (at + DqTurns<C>::kBytes < bytes) {
+                turns.ask(s, part, turn + 1);
+              } else {
+                ask_next(turns, n, part);
+              }
             }
           }
           bulk_add(to + at / 4, staged + static_cast<unsigned>(at),

@@ -29,40 +29,27 @@ class BackwardTurns {
       (4 * C::kBlockN * Order::columns(0) + Turns::kBytes - 1) / Turns::kBytes;
 
   __device__ __forceinline__ explicit BackwardTurns(const BackwardParams& p)
-      : passed_(Turns::passed(p)) {
-    forget();
-  }
+      : passed_(Turns::passed(p)) {}
 
-  // Asks for the words of a part's turns, which it will need soon; when those of the part before
-  // are taken.
-  __device__ __forceinline__ void ask(const BackwardStep& s, int part) {
-#pragma unroll
-    for (int i = 0; i < kOfPart; ++i) {
-      const int turn = part * kOfPart + i;
-      if (turn < Turns::kOfPlace) asked_[i] = ask_word(passed_ + first_word(s) + turn);
-    }
+  // Asks for the word of the turn that comes next, the i-th of a part, when this one is taken.
+  __device__ __forceinline__ void ask(const BackwardStep& s, int part, int i) {
+    asked_ = ask_word(passed_ + word(s, part, i));
   }
-  // There was nothing to ask for.
-  __device__ __forceinline__ void forget() {
-#pragma unroll
-    for (int i = 0; i < kOfPart; ++i) asked_[i] = ~0u;
-  }
+  // It is not known yet which that is.
+  __device__ __forceinline__ void forget() { asked_ = kUnknown; }
   // Returns when it is the turn of a step's tile, the i-th of a part.
   __device__ __forceinline__ void take(const BackwardStep& s, int part, int i) {
     if (earlier_.word != kNone) finish();
     earlier_ = now_;
     now_ = {};
     if ((s.flags & BackwardStep::kUnseen) != 0) return;
-    const unsigned word = first_word(s) + static_cast<unsigned>(part * kOfPart + i);
+    const unsigned turn = word(s, part, i);
     const unsigned after = static_cast<unsigned>(s.flags) >> BackwardStep::kAfterShift;
-    unsigned asked = asked_[0];
-#pragma unroll
-    for (int k = 1; k < kOfPart; ++k) asked = i == k ? asked_[k] : asked;
-    if (asked != after) {
+    if (asked_ != after && ask_word(passed_ + turn) != after) {
       finish();
-      wait_for_word(passed_ + word, after);
+      wait_for_word(passed_ + turn, after);
     }
-    now_ = {word, static_cast<unsigned>(s.key0 / C::kBlockM + 1)};
+    now_ = {turn, static_cast<unsigned>(s.key0 / C::kBlockM + 1)};
   }
   // To be called when `bytes` of a part, whole pieces, were asked to be added.
   __device__ __forceinline__ void added(int bytes) {
@@ -79,14 +66,15 @@ class BackwardTurns {
   }
 
  private:
-  static constexpr unsigned kNone = ~0u;
+  static constexpr unsigned kNone = ~0u, kUnknown = ~0u;
   struct Turn {
     unsigned word = kNone;  // of passed_
     unsigned next = 0;      // what it becomes
   };
   // A place has dQ of 2 KB at least: no memory holds 2^32 of them.
-  static __device__ __forceinline__ unsigned first_word(const BackwardStep& s) {
-    return static_cast<unsigned>(s.place) * Turns::kOfPlace;
+  static __device__ __forceinline__ unsigned word(const BackwardStep& s, int part, int i) {
+    return static_cast<unsigned>(s.place) * Turns::kOfPlace +
+           static_cast<unsigned>(part * kOfPart + i);
   }
   __device__ __forceinline__ void pass(Turn& turn) {
     if (turn.word != kNone) set_word(passed_ + turn.word, turn.next);
@@ -95,7 +83,7 @@ class BackwardTurns {
 
   unsigned* passed_;
   Turn earlier_{}, now_{};
-  unsigned asked_[kOfPart];
+  unsigned asked_ = kUnknown;
 };
 
 }  // namespace attn::device
