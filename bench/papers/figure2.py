@@ -1,4 +1,4 @@
-"""Figure 2 of the FlashAttention paper, theorem 2 and proposition 4 on a CPU whose L2 cache is the fast memory.
+"""Figure 2 of the FlashAttention paper, theorems 2 and 5 and proposition 4 on a CPU whose L2 cache is the fast memory.
 
   python3 bench/papers/figure2.py --build build --out build/figure2
 
@@ -127,13 +127,13 @@ def fit(design, y):
     return coefficients, errors, 1 - residual @ residual / ((y - y.mean()) @ (y - y.mean()))
 
 
-def theorem_2():
-    """Bytes of FlashAttention against N, d and M; B_c = M / 8 d, so that LRU has room for the tile of S too."""
+def theorem(number, phase):
+    """Bytes of FlashAttention against N, d and M (theorem 2 forward, 5 backward); B_c = M / 8 d, so that LRU has room for the tile of S too."""
     points = []
     for d in (32, 64, 128):
         for m in (32 << 10, 64 << 10, 128 << 10):
             block = m // (8 * d * 4)
-            rows = io([f"b1_n{n}_h1_d{d}" for n in (1024, 2048, 4096)], "--algorithm", "flash_attention", "--block-k", block,
+            rows = io([f"b1_n{n}_h1_d{d}" for n in (1024, 2048, 4096)], "--algorithm", "flash_attention", "--phase", phase, "--block-k", block,
                       "--block-q", min(block, d), "--fast-bytes", m, "--measure")
             for n, row in zip((1024, 2048, 4096), rows):
                 points.append((n, d, m, row["model"]["bytes"], row["measured"]["simulator"]["bytes"]))
@@ -144,7 +144,7 @@ def theorem_2():
         result[name] = {axis: {"exponent": exponents[i + 1], "standard_error": errors[i + 1], "theorem": expected}
                         for i, (axis, expected) in enumerate((("N", 2), ("d", 2), ("M", -1)))}
         result[name]["r2"] = r2
-    table("Theorem 2: bytes ~ N^a d^b M^c (27 points; B_c = M / 8 d)", ["bytes", "a (2)", "b (2)", "c (-1)", "R^2"],
+    table(f"Theorem {number}, {phase}: bytes ~ N^a d^b M^c (27 points; B_c = M / 8 d)", ["bytes", "a (2)", "b (2)", "c (-1)", "R^2"],
           [[name] + [f"{fitted[axis]['exponent']:.3f} +- {fitted[axis]['standard_error']:.3f}" for axis in "NdM"]
            + [f"{fitted['r2']:.4f}"] for name, fitted in result.items()])
     return result
@@ -201,9 +201,9 @@ left = left_panel(fast)
 with tempfile.TemporaryDirectory() as folder:
     middle_n, middle = middle_panel(min(fast, 256 << 10), folder)
 right_n, right = right_panel(min(fast, 128 << 10))
-theorem = theorem_2()
+fitted, fitted_backward = theorem(2, "forward"), theorem(5, "backward")
 proposition = proposition_4(right_n, right)
-said = sentences(left, middle, right, theorem, proposition)
+said = sentences(left, middle, right, fitted, proposition)
 print("\n" + "\n".join(said))
 
 mega = lambda rows, x, y: [(row[x], row[y] * 1e-6) for row in rows]
@@ -231,7 +231,7 @@ with open(options.out + ".svg", "w") as file:
 with open(options.out + ".json", "w") as file:
     json.dump({"command": " ".join(["python3", *sys.argv]), "machine": machine, "fast_bytes": fast, "left": left,
                "middle": {"n": middle_n, "fast_bytes": min(fast, 256 << 10), "rows": middle},
-               "right": {"n": right_n, "fast_bytes": min(fast, 128 << 10), "rows": right}, "theorem_2": theorem,
+               "right": {"n": right_n, "fast_bytes": min(fast, 128 << 10), "rows": right}, "theorem_2": fitted, "theorem_5": fitted_backward,
                "proposition_4": proposition, "sentences": said}, file, indent=1)
     file.write("\n")
 print(f"\n{options.out}.svg and {options.out}.json written")
