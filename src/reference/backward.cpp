@@ -8,6 +8,7 @@
 #include "reference/loaded_elements.hpp"
 #include "reference/matrix.hpp"
 #include "reference/probabilities.hpp"
+#include "reference/product_sum.hpp"
 #include "reference/reference.hpp"
 
 namespace attn::reference {
@@ -87,16 +88,20 @@ class Backward {
                           d_outputs_.o.dtype, head.head, sequence.length_q, problem_.head_dim_v);
     const Matrix<Real> v_transposed = transposed(head.v);
     Matrix<Real> dq(sequence.length_q, problem_.head_dim);
+    std::vector<ProductSum<Real>> dk_sums = rows_of(dk), dv_sums = rows_of(dv);
     for (std::int64_t turn = 0; turn < sequence.length_q; ++turn) {
       const std::int64_t i = order_.at(turn, sequence.length_q);
       const Row<Real> row = recomputed_row(head, i);
       const std::vector<Real> probabilities = softmax_from_lse(head, row);
       std::vector<Real> dp(static_cast<std::size_t>(n));
+      ProductSum<Real> dp_sum(dp.data(), n, rounding_.tensor_core);
       for (std::int64_t step = 0; step < problem_.head_dim_v; ++step) {
         const std::int64_t c = order_.at(step, problem_.head_dim_v);
-        add_scaled(dp.data(), d_o[i][c], v_transposed[c], n);
+        dp_sum.add(d_o[i][c], v_transposed[c]);
       }
+      dp_sum.finish();
       std::vector<Real> o(static_cast<std::size_t>(problem_.head_dim_v));
+      ProductSum<Real> o_sum(o.data(), dv.columns, rounding_.tensor_core);
       for (std::int64_t step = 0; step < n; ++step) {
         const std::int64_t j = order_.at(step, n);
         const Real p = probabilities[static_cast<std::size_t>(j)];
@@ -105,9 +110,10 @@ class Backward {
         Real& dp_j = dp[static_cast<std::size_t>(j)];
         dp_j = rounded(z * dp_j, rounding_.scores);
         const Real zp = rounded(z * rounded(p, rounding_.operands), rounding_.dropped);
-        add_scaled(o.data(), zp, head.v[j], dv.columns);
-        add_scaled(dv[j], zp, d_o[i], dv.columns);
+        o_sum.add(zp, head.v[j]);
+        dv_sums[static_cast<std::size_t>(j)].add(zp, d_o[i]);
       }
+      o_sum.finish();
       Real d = 0;
       for (auto c = o.size(); c-- > 0;) {
         d += d_o[i][static_cast<std::int64_t>(c)] * rounded(o[c], rounding_.operands);
@@ -116,20 +122,32 @@ class Backward {
       if (problem_.sink) {
         d_sink_[static_cast<std::size_t>(head.head)] -= std::exp(head.sink() - row.lse) * d;
       }
+      ProductSum<Real> dq_sum(dq[i], dq.columns, rounding_.tensor_core);
       for (std::int64_t step = 0; step < n; ++step) {
         const std::int64_t j = order_.at(step, n);
         const Real p = probabilities[static_cast<std::size_t>(j)];
         if (p == 0) continue;
         const Real d_t = p * (dp[static_cast<std::size_t>(j)] - d);
         const Real d_s = scale * rounded(through_score(d_t, head, i, j, row), rounding_.operands);
-        add_scaled(dq[i], d_s, head.k[j], dq.columns);
-        add_scaled(dk[j], d_s, head.q[i], dk.columns);
+        dq_sum.add(d_s, head.k[j]);
+        dk_sums[static_cast<std::size_t>(j)].add(d_s, head.q[i]);
       }
+      dq_sum.finish();
     }
+    for (ProductSum<Real>& sum : dk_sums) sum.finish();
+    for (ProductSum<Real>& sum : dv_sums) sum.finish();
     if (gradients_.dq.given()) {
       store_matrix(dq, core::rows_like_q(problem_, inputs_, gradients_.dq, sequence.batch),
                    gradients_.dq.dtype, head.head, sequence.capacity_q);
     }
+  }
+
+  std::vector<ProductSum<Real>> rows_of(Matrix<Real>& m) const {
+    std::vector<ProductSum<Real>> sums;
+    for (std::int64_t i = 0; i < m.rows; ++i) {
+      sums.emplace_back(m[i], m.columns, rounding_.tensor_core);
+    }
+    return sums;
   }
 
   // Scores and LSE of a row. As a yardstick: LSE comes from a forward pass that added in another
@@ -138,7 +156,9 @@ class Backward {
     Row<Real> row = score_row(head, i, head.order);
     if constexpr (std::is_same_v<Real, float>) {
       const float lse = std::nextafter(row.lse, std::numeric_limits<float>::max());
-      row = score_row(head, i, Order{(head.order.turn + 4) % 8, head.order.scale_q});
+      Order other = head.order;
+      other.turn = (other.turn + 4) % 8;
+      row = score_row(head, i, other);
       if (std::isfinite(row.lse)) row.lse = lse;
     }
     return row;

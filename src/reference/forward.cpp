@@ -4,6 +4,7 @@
 #include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
 #include "reference/probabilities.hpp"
+#include "reference/product_sum.hpp"
 #include "reference/reference.hpp"
 
 namespace attn::reference {
@@ -20,12 +21,16 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
     const Row<Real> row = score_row(head, i, head.order);
     const std::vector<Real> probabilities = softmax_of_row(head, row);
     lse[static_cast<std::size_t>(i)] = static_cast<double>(row.lse);
+    ProductSum<Real> sum(o[i], o.columns, head.rounding.tensor_core);
     for (std::int64_t step = 0; step < head.keys(); ++step) {
       const std::int64_t j = head.order.at(step, head.keys());
       const Real p = probabilities[static_cast<std::size_t>(j)];
       if (p == 0) continue;  // a key that is not seen adds nothing, be its value NaN
-      add_scaled(o[i], rounded(p * head.dropout(i, j), head.rounding.dropped), head.v[j],
-                 o.columns);
+      sum.add(rounded(p * head.dropout(i, j), head.rounding.dropped), head.v[j]);
+    }
+    sum.finish();
+    if (head.rounding.tensor_core && row.sum != 0) {
+      for (std::int64_t c = 0; c < o.columns; ++c) o[i][c] /= row.sum;
     }
     for (std::int64_t c = 0; c < o.columns; ++c) o[i][c] = rounded(o[i][c], head.rounding.output);
   }

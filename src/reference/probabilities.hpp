@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 #include <type_traits>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "core/philox.hpp"
 #include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
+#include "reference/product_sum.hpp"
 #include "reference/reference.hpp"
 
 namespace attn::reference {
@@ -22,6 +24,7 @@ struct Rounding {
   DType operands;  // P and dS in products, and O where backward has it from forward
   DType dropped;   // P times dropout's factor; fused implementations multiply the product instead
   DType output;    // O
+  bool tensor_core = false;
 };
 inline Rounding rounding(Precision precision, DType dtype) {
   switch (precision) {
@@ -33,6 +36,8 @@ inline Rounding rounding(Precision precision, DType dtype) {
       return {dtype, dtype, dtype, dtype};
     case Precision::fused:
       return {DType::f32, dtype, DType::f32, DType::f32};
+    case Precision::tensor_core:
+      return {DType::f32, dtype, DType::f32, DType::f32, true};
   }
   return {DType::f64, DType::f64, DType::f64, DType::f64};
 }
@@ -102,6 +107,14 @@ struct Row {
   Real lse = 0;
 };
 
+// exp(t - max).
+template <class Real>
+Real weight(const Rounding& rounding, Real t, Real max) {
+  if (!rounding.tensor_core) return std::exp(t - max);
+  const auto log2e = static_cast<Real>(std::numbers::log2e);
+  return std::exp2(std::fma(t, log2e, -(max * log2e)));
+}
+
 template <class Real>
 Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order) {
   constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
@@ -112,10 +125,12 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order) {
   const auto scale = static_cast<Real>(problem.scale());
   const Real scale_q = order.scale_q ? scale : Real{1};
   const Real scale_s = order.scale_q ? Real{1} : scale;
+  ProductSum<Real> sum(row.s.data(), n, head.rounding.tensor_core);
   for (std::int64_t step = 0; step < problem.head_dim; ++step) {
     const std::int64_t c = order.at(step, problem.head_dim);
-    add_scaled(row.s.data(), scale_q * head.q[i][c], head.k_transposed[c], n);
+    sum.add(scale_q * head.q[i][c], head.k_transposed[c]);
   }
+  sum.finish();
   for (Real& s : row.s) s = rounded(scale_s * s, head.rounding.scores);
 
   row.t = row.s;
@@ -134,22 +149,24 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order) {
     row.lse = -kInfinity;
     return row;
   }
-  row.sum = std::exp(head.sink() - row.max);
+  row.sum = weight(head.rounding, head.sink(), row.max);
   for (std::int64_t step = 0; step < n; ++step) {
-    row.sum += std::exp(row.t[static_cast<std::size_t>(order.at(step, n))] - row.max);
+    row.sum += weight(head.rounding, row.t[static_cast<std::size_t>(order.at(step, n))], row.max);
   }
   row.lse = row.max + std::log(row.sum);
   return row;
 }
 
 // P of a row two ways that differ in rounding alone: from maximum and sum, as softmax is computed
-// forward, and from LSE, which is all that backward has of it.
+// forward (with tensor cores not divided by the sum yet), and from LSE, which is all that backward
+// has of it.
 template <class Real>
 std::vector<Real> softmax_of_row(const Head<Real>& head, const Row<Real>& row) {
   std::vector<Real> p(row.t.size());
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
-    p[j] = rounded(std::exp(row.t[j] - row.max) / row.sum, head.rounding.operands);
+    const Real w = weight(head.rounding, row.t[j], row.max);
+    p[j] = rounded(head.rounding.tensor_core ? w : w / row.sum, head.rounding.operands);
   }
   return p;
 }

@@ -85,14 +85,14 @@ class Verify : public ::testing::Test {
 TEST_F(Verify, Forward) {
   ASSERT_FALSE(is_small(data_.problem));
   reference::forward(data_.problem, data_.inputs, data_.outputs);
-  Verification result = verify_forward(data_.problem, data_.inputs, data_.outputs);
+  Verification result = verify_forward(data_.problem, data_.inputs, data_.outputs, DeviceType::cpu);
   EXPECT_TRUE(result.passed()) << to_string(result.worst());
   EXPECT_NE(result.extent, "all rows");
 
   // The last row of every sequence is compared.
   float& value = element(data_.outputs.o, 1, 1023, 2);
   value += 1e-3F;
-  result = verify_forward(data_.problem, data_.inputs, data_.outputs);
+  result = verify_forward(data_.problem, data_.inputs, data_.outputs, DeviceType::cpu);
   EXPECT_FALSE(result.passed());
   EXPECT_EQ(result.worst().where, (std::vector<std::int64_t>{1, 1023, 2, 3}));
   value -= 1e-3F;
@@ -100,7 +100,7 @@ TEST_F(Verify, Forward) {
   // keys, whose values are thirty times smaller.
   const float right = value;
   value += 3e-7F;
-  result = verify_forward(data_.problem, data_.inputs, data_.outputs);
+  result = verify_forward(data_.problem, data_.inputs, data_.outputs, DeviceType::cpu);
   EXPECT_FALSE(result.passed());
   EXPECT_LE(result.worst().error, result.worst().allowed) << "the rule of maxima sees it";
   EXPECT_EQ(result.worst().element.where, (std::vector<std::int64_t>{1, 1023, 2, 3}));
@@ -108,7 +108,8 @@ TEST_F(Verify, Forward) {
 
   // NaN is found in every row.
   element(data_.outputs.o, 0, 500, 0) = std::nanf("");
-  EXPECT_FALSE(verify_forward(data_.problem, data_.inputs, data_.outputs).passed());
+  EXPECT_FALSE(
+      verify_forward(data_.problem, data_.inputs, data_.outputs, DeviceType::cpu).passed());
 }
 
 TEST_F(Verify, Backward) {
@@ -118,7 +119,7 @@ TEST_F(Verify, Backward) {
   };
   const auto verify = [&](const auto& compute) {
     return verify_backward_sampled(data_.problem, data_.inputs, data_.d_o, data_.gradients,
-                                   compute);
+                                   DeviceType::cpu, compute);
   };
   const Verification result = verify(run);
   EXPECT_TRUE(result.passed()) << to_string(result.worst());

@@ -18,7 +18,8 @@ std::string worst_of(const Verification& verification) {
 }
 
 void check_forward(BenchRow& row, const harness::CaseData& data) {
-  const Verification verification = verify_forward(row.plan.problem, data.inputs, data.outputs);
+  const Verification verification =
+      verify_forward(row.plan.problem, data.inputs, data.outputs, row.plan.device.type);
   row.correct = verification.passed();
   row.checked = verification.extent;
   row.worst = worst_of(verification);
@@ -46,7 +47,7 @@ void check_backward_whole(BenchRow& row, const harness::Case& c, const PlanOptio
 
 void check_backward_sampled(BenchRow& row, harness::CaseData& data, const Context& context) {
   const Verification verification = verify_backward_sampled(
-      row.plan.problem, data.inputs, data.d_o, data.gradients,
+      row.plan.problem, data.inputs, data.d_o, data.gradients, row.plan.device.type,
       [&](const OutputGradients& d_outputs) {
         backward(row.plan, data.inputs, data.outputs, d_outputs, data.gradients, context);
       });

@@ -121,7 +121,8 @@ void measure_on_gpu(BenchRow& row, CaseData& data, const Context& context, const
   data.poison();
   GpuRun run(row.plan, data, context);
   run.compute_once();
-  const Verification verification = verify_forward(row.plan.problem, data.inputs, data.outputs);
+  const Verification verification =
+      verify_forward(row.plan.problem, data.inputs, data.outputs, row.plan.device.type);
   const std::string damage = data.damage();
   row.correct = verification.passed() && damage.empty();
   row.checked = verification.extent;

@@ -69,14 +69,15 @@ class Runner {
   // Whether the phase is right, where that is asked for.
   bool run_forward(const Plan& plan) {
     begin(plan, call(plan, {}, options_.seconds));
-    return !options_.verify || tell(verify_forward(read_.problem, read_.inputs, results_.outputs));
+    return !options_.verify ||
+           tell(verify_forward(read_.problem, read_.inputs, results_.outputs, plan.device.type));
   }
   bool run_backward(const Plan& plan) {
     std::optional<Verification> verification;
     if (options_.verify) {
       const auto once = [&](const OutputGradients& d_outputs) { call(plan, d_outputs, 0); };
-      verification =
-          verify_backward(read_.problem, read_.inputs, read_.d_outputs, results_.gradients, once);
+      verification = verify_backward(read_.problem, read_.inputs, read_.d_outputs,
+                                     results_.gradients, plan.device.type, once);
     }
     begin(plan, call(plan, read_.d_outputs, options_.seconds));
     return !verification || tell(*verification);

@@ -160,10 +160,14 @@ const Comparison& Verification::worst() const {
 
 bool is_small(const Problem& p) { return scores_of(p) <= kMaxScores; }
 
-Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
+Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                            DeviceType device) {
+  const bool on_gpu = device == DeviceType::cuda;
   if (problem.dropout.probability > 0) {
-    return verify_whole(harness::expect_forward(problem, inputs, outputs,
-                                                harness::yardstick_orders(scores_of(problem))));
+    std::vector<harness::Expected> expected = harness::expect_forward(
+        problem, inputs, outputs, harness::yardstick_orders(scores_of(problem)));
+    if (on_gpu) harness::measure_tensor_cores(problem, inputs, expected);
+    return verify_whole(std::move(expected));
   }
   const bool small = is_small(problem);
   const std::vector<RowSample> samples =
@@ -181,6 +185,9 @@ Verification verify_forward(const Problem& problem, const Inputs& inputs, const 
         harness::expect_forward(part.problem.problem(), part.problem.inputs(),
                                 {.o = part.results[0].tensor(), .lse = part.results[1].tensor()},
                                 harness::yardstick_orders(scores));
+    if (on_gpu) {
+      harness::measure_tensor_cores(part.problem.problem(), part.problem.inputs(), part.expected);
+    }
     for (std::int64_t order = 1; order < orders; ++order) {
       const SampledProblem shuffled(problem, inputs, sample, static_cast<std::uint64_t>(order));
       harness::measure_forward(shuffled.problem(), shuffled.inputs(), 1, part.expected);
@@ -195,18 +202,23 @@ Verification verify_forward(const Problem& problem, const Inputs& inputs, const 
 
 Verification verify_backward(const Problem& problem, const Inputs& inputs,
                              const OutputGradients& d_outputs, const Gradients& gradients,
+                             DeviceType device,
                              const std::function<void(const OutputGradients& d_outputs)>& run) {
   if (!is_small(problem) && problem.dropout.probability == 0) {
-    return verify_backward_sampled(problem, inputs, d_outputs.o, gradients, run);
+    return verify_backward_sampled(problem, inputs, d_outputs.o, gradients, device, run);
   }
   run(d_outputs);
-  return verify_whole(harness::expect_backward(problem, inputs, d_outputs, gradients,
-                                               harness::yardstick_orders(scores_of(problem))));
+  std::vector<harness::Expected> expected = harness::expect_backward(
+      problem, inputs, d_outputs, gradients, harness::yardstick_orders(scores_of(problem)));
+  if (device == DeviceType::cuda) {
+    harness::measure_tensor_cores(problem, inputs, d_outputs, expected);
+  }
+  return verify_whole(std::move(expected));
 }
 
 Verification verify_backward_sampled(
     const Problem& problem, const Inputs& inputs, const Tensor& d_o, const Gradients& gradients,
-    const std::function<void(const OutputGradients& d_outputs)>& run) {
+    DeviceType device, const std::function<void(const OutputGradients& d_outputs)>& run) {
   const std::vector<RowSample> samples = draw_rows(problem, inputs);
   const Array sparse = io::convert(d_o, d_o.dtype);
   std::memset(sparse.data(), 0, sparse.bytes());
@@ -229,6 +241,9 @@ Verification verify_backward_sampled(
                                               .dk = part.results[1].tensor(),
                                               .dv = part.results[2].tensor()},
                                              harness::yardstick_orders(scores));
+    if (device == DeviceType::cuda) {
+      harness::measure_tensor_cores(p.problem(), p.inputs(), part_d_o.tensor(), part.expected);
+    }
   }
   Verification result{.extent = describe(samples, problem), .comparisons = judge(parts)};
   look_for_nan(result, "dq", gradients.dq);

@@ -28,13 +28,16 @@ bool is_small(const Problem& problem);
 // for NaN, which the caller put there before. The error rule is that of `attn check`, all three
 // parts of it (harness/expectation.hpp). Where so few rows are compared that the largest error of
 // standard attention over them is a matter of luck, it is taken over several orders of the keys.
-Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
+// device: what computed them; a GPU's tensor cores have a yardstick of their own.
+Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                            DeviceType device);
 
 // The gradients of a complete problem. Where is_small holds, and with dropout, all of them are
 // compared after run(d_outputs), which computes `gradients`; otherwise as verify_backward_sampled
 // says, dQ, dK and dV only, for a loss that does not use LSE.
 Verification verify_backward(const Problem& problem, const Inputs& inputs,
                              const OutputGradients& d_outputs, const Gradients& gradients,
+                             DeviceType device,
                              const std::function<void(const OutputGradients& d_outputs)>& run);
 
 // For large problems without dropout. Calls `run(d_o)`, which computes `gradients` for a gradient
@@ -42,6 +45,6 @@ Verification verify_backward(const Problem& problem, const Inputs& inputs,
 // these rows only and are compared at every key, dQ at the rows.
 Verification verify_backward_sampled(
     const Problem& problem, const Inputs& inputs, const Tensor& d_o, const Gradients& gradients,
-    const std::function<void(const OutputGradients& d_outputs)>& run);
+    DeviceType device, const std::function<void(const OutputGradients& d_outputs)>& run);
 
 }  // namespace attn::command

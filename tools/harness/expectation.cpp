@@ -38,6 +38,11 @@ std::vector<Yardstick> yardsticks(DType dtype, std::int64_t orders) {
   return out;
 }
 
+std::vector<Yardstick> tensor_core_yardsticks(DType dtype) {
+  if (dtype != DType::bf16 && dtype != DType::f16) return {};
+  return {{Precision::tensor_core, {.turn = 4}}};
+}
+
 // Whether scores may be off by as much as rounding them to the type of the problem: GPUs compute
 // functions in the scores of 16-bit problems by short forms (src/cuda/device/expr/fast.cuh).
 bool may_round_scores(const Problem& p) {
@@ -160,6 +165,49 @@ void measure(const std::vector<Named>& standard, const Yardstick& yardstick, boo
   }
 }
 
+void measure_forward(const Problem& problem, const Inputs& inputs,
+                     const std::vector<Yardstick>& yardsticks, std::vector<Expected>& expected) {
+  Memory memory;
+  Outputs standard;
+  for (const Expected& one : expected) {
+    (one.name == "o" ? standard.o : standard.lse) = memory.like(one.got);
+  }
+  const bool rounds = may_round_scores(problem);
+  for (const Yardstick& yardstick : yardsticks) {
+    reference::forward(problem, inputs, standard, yardstick.precision, yardstick.order);
+    measure(list(standard), yardstick, rounds, expected);
+  }
+}
+
+// Where one of `expected` is to be measured.
+Tensor like(Memory& memory, const std::vector<Expected>& expected, std::string_view name) {
+  const auto named = std::ranges::find(expected, name, &Expected::name);
+  return named == expected.end() ? Tensor{} : memory.like(named->got);
+}
+
+void measure_backward(const Problem& problem, const Inputs& inputs,
+                      const OutputGradients& d_outputs, const std::vector<Yardstick>& yardsticks,
+                      std::vector<Expected>& expected) {
+  Memory memory;
+  Gradients standard{.dq = like(memory, expected, "dq"),
+                     .dk = like(memory, expected, "dk"),
+                     .dv = like(memory, expected, "dv"),
+                     .dsink = like(memory, expected, "dsink"),
+                     .buffers = {}};
+  for (const Expected& one : expected) {
+    if (is_sum_over_rows(one.name) && one.name != "dsink") {
+      standard.buffers.emplace_back(one.name.substr(1), memory.like(one.got));
+    }
+  }
+  const bool rounds = may_round_scores(problem);
+  for (const Yardstick& yardstick : yardsticks) {
+    if (yardstick.forward_only) continue;
+    reference::backward(problem, inputs, {}, d_outputs, standard, yardstick.precision,
+                        yardstick.order);
+    measure(list(standard), yardstick, rounds, expected);
+  }
+}
+
 }  // namespace
 
 std::int64_t yardstick_orders(std::int64_t scores) {
@@ -181,16 +229,17 @@ std::vector<Expected> expect_forward(const Problem& problem, const Inputs& input
 
 void measure_forward(const Problem& problem, const Inputs& inputs, std::int64_t orders,
                      std::vector<Expected>& expected) {
-  Memory memory;
-  Outputs standard;
-  for (const Expected& one : expected) {
-    (one.name == "o" ? standard.o : standard.lse) = memory.like(one.got);
-  }
-  const bool rounds = may_round_scores(problem);
-  for (const Yardstick& yardstick : yardsticks(problem.dtype, orders)) {
-    reference::forward(problem, inputs, standard, yardstick.precision, yardstick.order);
-    measure(list(standard), yardstick, rounds, expected);
-  }
+  measure_forward(problem, inputs, yardsticks(problem.dtype, orders), expected);
+}
+
+void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
+                          std::vector<Expected>& expected) {
+  measure_forward(problem, inputs, tensor_core_yardsticks(problem.dtype), expected);
+}
+
+void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
+                          const OutputGradients& d_outputs, std::vector<Expected>& expected) {
+  measure_backward(problem, inputs, d_outputs, tensor_core_yardsticks(problem.dtype), expected);
 }
 
 std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inputs,
@@ -201,13 +250,7 @@ std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inpu
   reference::backward(problem, inputs, {}, d_outputs, gradients);
   backward_error_scales(problem, inputs, d_outputs, scales);
   std::vector<Expected> expected = expected_of(problem, list(got), list(gradients), list(scales));
-  const bool rounds = may_round_scores(problem);
-  for (const Yardstick& yardstick : yardsticks(problem.dtype, orders)) {
-    if (yardstick.forward_only) continue;
-    reference::backward(problem, inputs, {}, d_outputs, gradients, yardstick.precision,
-                        yardstick.order);
-    measure(list(gradients), yardstick, rounds, expected);
-  }
+  measure_backward(problem, inputs, d_outputs, yardsticks(problem.dtype, orders), expected);
   return expected;
 }
 

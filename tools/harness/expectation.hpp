@@ -37,6 +37,12 @@ std::vector<Expected> expect_forward(const Problem& problem, const Inputs& input
 std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inputs,
                                       const OutputGradients& d_outputs, const Gradients& got,
                                       std::int64_t orders);
+// As they are when tensor cores of a GPU compute the products of a 16-bit problem, which cut sums
+// off instead of rounding them: for results of `expected` that a GPU computed. Nothing in float32.
+void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
+                          std::vector<Expected>& expected);
+void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
+                          const OutputGradients& d_outputs, std::vector<Expected>& expected);
 // More yardsticks for the same results of forward: of a problem whose results are those of
 // `expected`, as one with its keys in another order.
 void measure_forward(const Problem& problem, const Inputs& inputs, std::int64_t orders,

@@ -96,6 +96,8 @@ void product(const Product& product);
 void commit_products();
 void wait_products(unsigned groups);
 
+// sum + a[0] b[0] + ... of 16 products, as tensor cores add them.
+float add_products(float sum, const float* a, const float* b);
 float widen(std::uint16_t bits, bool half);
 
 // A kernel: call(arguments) in every one of grid blocks of `size` threads, `cluster` of which run

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "reference/tensor_core.hpp"
 #include "state.hpp"
 
 namespace attn::emulator {
@@ -40,14 +41,14 @@ void multiply(const Product& p, std::size_t group, std::size_t position) {
     const unsigned i = static_cast<unsigned>(r) / 2 % 2;
     const unsigned column =
         static_cast<unsigned>(r) / 4 * 8 + lane % 4 * 2 + static_cast<unsigned>(r) % 2;
-    float sum = p.add ? p.d[r] : 0.f;
+    float b[16];
     for (unsigned k = 0; k < 16; ++k) {
       const unsigned at = p.a != nullptr || p.transposed_b
                               ? start_b + column / 64 * leading + k * 128 + column % 64 * 2
                               : start_b + column * 128 + k * 2;
-      sum += a[i][k] * widen(element(at), p.half);
+      b[k] = widen(element(at), p.half);
     }
-    p.d[r] = sum;
+    p.d[r] = add_products(p.add ? p.d[r] : 0.F, a[i], b);
   }
 }
 
@@ -65,6 +66,10 @@ void wait_products(unsigned groups) {
   }
   meet(warpgroup, 128);
   all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(finished));
+}
+
+float add_products(float sum, const float* a, const float* b) {
+  return reference::tensor_core_sum(sum, a, b, 16);
 }
 
 float widen(std::uint16_t bits, bool half) {

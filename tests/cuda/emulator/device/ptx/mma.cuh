@@ -45,12 +45,12 @@ inline void multiply_warp(bool half, float* d, const unsigned* a, unsigned b0, u
   };
   for (unsigned r = 0; r < 4; ++r) {
     const unsigned column = lane % 4 * 2 + r % 2;
-    float sum = d[r];
+    float of_a[16], of_b[16];
     for (unsigned k = 0; k < 16; ++k) {
-      sum += value(lane / 4 * 4 + k % 8 / 2, k / 8 * 2 + r / 2, k % 2) *
-             value(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
+      of_a[k] = value(lane / 4 * 4 + k % 8 / 2, k / 8 * 2 + r / 2, k % 2);
+      of_b[k] = value(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
     }
-    d[r] = sum;
+    d[r] = emulator::add_products(d[r], of_a, of_b);
   }
 }
 inline void multiply(BFloat16, float* d, const unsigned* a, unsigned b0, unsigned b1) {

@@ -1,0 +1,54 @@
+// How the tensor cores of a GPU add the products of 16-bit numbers in float (docs/numerics.md,
+// "Tensor cores"): a yardstick for what they compute, and what the emulated GPU computes.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+namespace attn::reference {
+
+constexpr int kTensorCoreTerms = 16;
+// Bits that are kept below the largest exponent of what is added.
+constexpr int kTensorCoreBits = 25;
+
+// Numbers below the normal ones have exponent 0, infinity and NaN 255.
+inline int biased_exponent(float x) {
+  return static_cast<int>(std::bit_cast<std::uint32_t>(x) >> 23 & 0xff);
+}
+inline double power_of_two(int exponent) {  // -1022 to 1023
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
+}
+
+// sum + a[0] b[0] + ... of at most 16 products, as one step of a tensor core has it: all terms are
+// cut off 25 bits below the largest exponent among them, that of a product being the sum of the
+// exponents of its factors, and so is their sum after the last bit of a float. Example: 1 and eight
+// times 2^-25 are 1 + 2^-22, but 1 and eight times 2^-26 are 1.
+inline float tensor_core_sum(float sum, const float* a, const float* b, int terms) {
+  constexpr int kInfinite = 255, kBias = 127;
+  int largest = biased_exponent(sum);
+  int largest_factor = largest;
+  for (int k = 0; k < terms; ++k) {
+    const int of_a = biased_exponent(a[k]), of_b = biased_exponent(b[k]);
+    largest_factor = std::max({largest_factor, of_a, of_b});
+    if (a[k] != 0 && b[k] != 0) largest = std::max(largest, of_a + of_b - kBias);
+  }
+  if (largest_factor == kInfinite) {
+    for (int k = 0; k < terms; ++k) sum += a[k] * b[k];
+    return sum;
+  }
+  // In units of the last bit kept all terms are integers below 2^28.
+  const int unit = largest - kBias - kTensorCoreBits;
+  const double to_units = power_of_two(-unit);
+  auto total = static_cast<std::int64_t>(static_cast<double>(sum) * to_units);
+  for (int k = 0; k < terms; ++k) {
+    const double product = static_cast<double>(a[k]) * static_cast<double>(b[k]);
+    total += static_cast<std::int64_t>(product * to_units);
+  }
+  const double exact = static_cast<double>(total) * power_of_two(unit);
+  constexpr std::uint64_t kPastFloat = (1 << 29) - 1;  // bits of a double
+  return static_cast<float>(
+      std::bit_cast<double>(std::bit_cast<std::uint64_t>(exact) & ~kPastFloat));
+}
+
+}  // namespace attn::reference

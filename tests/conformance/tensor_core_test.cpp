@@ -1,0 +1,112 @@
+// Sums as tensor cores add them, by what an H200 computed (bench/gpu/tensor_core_sums.cu), and the
+// yardstick that knows them.
+#include "reference/tensor_core.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "conformance/support.hpp"
+#include "harness/data.hpp"
+#include "harness/expectation.hpp"
+#include "reference/reference.hpp"
+
+namespace attn::harness {
+namespace {
+
+using reference::Precision;
+using reference::tensor_core_sum;
+
+float one_and_eight(float x) {
+  std::array<float, 16> a{}, b{};
+  for (std::size_t k = 0; k < 8; ++k) {
+    a[k] = 0x1p-10F;
+    b[k] = x * 0x1p+10F;
+  }
+  return tensor_core_sum(1, a.data(), b.data(), 16);
+}
+
+// What is below 2^-25 of the largest exponent adds nothing, however many there are of it.
+TEST(TensorCoreSum, TermsAreCutOff) {
+  for (const float sign : {1.0F, -1.0F}) {
+    for (int e = 21; e <= 25; ++e) {
+      const float x = std::ldexp(sign, -e);
+      EXPECT_EQ(one_and_eight(x), 1 + 8 * x) << e;
+    }
+    for (int e = 26; e <= 28; ++e) EXPECT_EQ(one_and_eight(std::ldexp(sign, -e)), 1) << e;
+  }
+}
+
+// 1.5 * 1.5 has the exponent of its factors, 0, as far as terms are aligned: 2^-25 is not cut off.
+TEST(TensorCoreSum, TheExponentOfAProductIsTheSumOfThoseOfItsFactors) {
+  const std::array<float, 5> a{1.5F, 0x1p-12F, 0x1p-12F, 0x1p-12F, 0x1p-12F};
+  const std::array<float, 5> b{1.5F, 0x1p-13F, 0x1p-13F, 0x1p-13F, 0x1p-13F};
+  EXPECT_EQ(tensor_core_sum(0, a.data(), b.data(), 1), 2.25F);
+  // 2.25 + 4 * 2^-25 = 2.25 + 2^-23, half a unit in the last place, is cut to 2.25; with twice as
+  // much there is a unit.
+  EXPECT_EQ(tensor_core_sum(0, a.data(), b.data(), 5), 2.25F);
+  std::array<float, 9> c{}, d{};
+  c.fill(0x1p-12F);
+  d.fill(0x1p-13F);
+  c[0] = d[0] = 1.5F;
+  EXPECT_EQ(tensor_core_sum(0, c.data(), d.data(), 9), 2.25F + 0x1p-22F);
+}
+
+TEST(TensorCoreSum, SumsAreCutTowardsZero) {
+  const float a = 0x1.fffffep-1F, b = 1;  // 1 + (1 - 2^-24) lies half way between two floats
+  EXPECT_EQ(tensor_core_sum(1, &a, &b, 1), 0x1.fffffep+0F);
+  const float minus = -a;
+  EXPECT_EQ(tensor_core_sum(-1, &minus, &b, 1), -0x1.fffffep+0F);
+}
+
+TEST(TensorCoreSum, InfinityAndNanStay) {
+  const float inf = INFINITY, one = 1, zero = 0;
+  EXPECT_EQ(tensor_core_sum(1, &inf, &one, 1), INFINITY);
+  EXPECT_TRUE(std::isnan(tensor_core_sum(1, &inf, &zero, 1)));
+  EXPECT_TRUE(std::isnan(tensor_core_sum(-INFINITY, &inf, &one, 1)));
+}
+
+double share(std::vector<Expected>& expected, std::string_view tensor) {
+  const Part whole{expected};
+  for (const Comparison& c : judge({&whole, 1})) {
+    if (c.tensor == tensor) return c.share();
+  }
+  return -1;
+}
+
+// 13 steps cut a large score off by half a unit each, so LSE is 9e-7 of itself too near to 0: wrong
+// of anything but tensor cores.
+TEST(TensorCoreYardstick, AllowsOnAGpuWhatItDoesNotAllowOnACpu) {
+  CaseData data(parse_case("b1_n64_h4_d200_f16/negative_q10_k10"), 1);
+  const auto expect = [&] { return expect_forward(data.problem, data.inputs, data.outputs, 1); };
+  reference::forward(data.problem, data.inputs, data.outputs, Precision::tensor_core);
+  std::vector<Expected> cpu = expect(), gpu = expect();
+  measure_tensor_cores(data.problem, data.inputs, gpu);
+  EXPECT_GT(share(cpu, "lse"), 1.2);
+  EXPECT_LT(share(gpu, "lse"), 0.8);
+  EXPECT_LT(share(gpu, "o"), 1);
+
+  // Twice the error is too much there as well.
+  const std::vector<double> exact = cpu[1].exact.values;
+  auto* lse = static_cast<float*>(data.outputs.lse.data);
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    lse[i] = static_cast<float>(exact[i] * (1 - 3e-6));
+  }
+  EXPECT_GT(share(gpu, "lse"), 1);
+}
+
+TEST(TensorCoreYardstick, IsNoneOfFloat32) {
+  CaseData data(parse_case("b1_n64_h2_d32_f32"), 1);
+  std::vector<Expected> expected = expect_forward(data.problem, data.inputs, data.outputs, 2);
+  const std::size_t measured = expected.front().measured;
+  measure_tensor_cores(data.problem, data.inputs, expected);
+  EXPECT_EQ(expected.front().measured, measured);
+}
+
+}  // namespace
+}  // namespace attn::harness
