@@ -2,6 +2,7 @@
 // refused by name.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -111,6 +112,45 @@ TEST(Plan, EveryFieldThatMakePlanSetsIsTaken) {
       }
     }
   }
+}
+
+double share_of_visible(const Problem& p) {
+  double seen = 0;
+  for (std::int32_t query = 0; query < p.seqlen_q; ++query) {
+    for (std::int32_t key = 0; key < p.seqlen_k; ++key) {
+      seen += expr::evaluate<float>(p.mask, {.query = query,
+                                             .key = key,
+                                             .seqlen_q = static_cast<std::int32_t>(p.seqlen_q),
+                                             .seqlen_k = static_cast<std::int32_t>(p.seqlen_k)});
+    }
+  }
+  return seen / static_cast<double>(p.seqlen_q * p.seqlen_k);
+}
+
+TEST(PlanFlops, AreThoseOfVisibleElements) {
+  for (const char* text :
+       {"b2_n130_hq4_hk2_d8_causal", "b1_sq70_sk200_h2_d8_causal", "b1_n150_h2_d8_window20x3",
+        "b1_n200_h2_d8_mask(key%2==0)", "b1_n200_h2_d8_mask(query%3==0)",
+        "b1_sq90_sk200_h2_d8_mask(position<key+5)", "b1_n120_h2_d8_mask((query+key)%2==0)"}) {
+    const Problem p = parse_problem(text);
+    const auto elements = static_cast<double>(p.batch * p.heads_q * p.seqlen_q * p.seqlen_k);
+    EXPECT_DOUBLE_EQ(make_plan(p, Phase::forward).flops(), 4 * 8 * elements * share_of_visible(p))
+        << text;
+  }
+}
+
+// It took 2.5 s, as each element is a tile of its own.
+TEST(PlanFlops, OfMasksThatTilesSayNothingAboutAreDrawn) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Problem p = parse_problem("b1_n4096_h2_d8_mask((query+key)%2==0)");
+  const Plan plan = make_plan(p, Phase::forward);
+  const double half = 4 * 8 * 2.0 * 4096 * 4096 / 2;
+  EXPECT_NEAR(plan.flops(), half, 0.02 * half);
+  EXPECT_EQ(plan.flops(), plan.flops());
+  const Problem heads = parse_problem("b1_n512_h64_d8_mask((query+key+head)%2==0)");
+  EXPECT_NEAR(make_plan(heads, Phase::forward).flops(), 4 * 8 * 32.0 * 512 * 512,
+              0.02 * 4 * 8 * 32 * 512 * 512);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
 }
 
 class NoWorkers final : public Executor {
