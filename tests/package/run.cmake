@@ -11,6 +11,25 @@ endif()
 file(REMOVE_RECURSE ${WORK_DIR})
 
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
+
+# The man page and the completions of the command that is installed.
+file(GLOB command ${prefix}/bin/attn)
+foreach(text man/man1/attn.1:man bash-completion/completions/attn:bash
+        zsh/site-functions/_attn:zsh fish/vendor_completions.d/attn.fish:fish)
+  if(NOT command)
+    break()
+  endif()
+  string(REPLACE ":" ";" text ${text})
+  list(POP_BACK text kind)
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${prefix}/lib:${prefix}/lib64
+                          ${command} generate ${kind}
+                  OUTPUT_VARIABLE expected COMMAND_ERROR_IS_FATAL ANY)
+  file(READ ${prefix}/share/${text} installed)
+  if(NOT installed STREQUAL expected)
+    message(FATAL_ERROR "share/${text} is not what 'attn generate ${kind}' prints")
+  endif()
+endforeach()
+
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK_DIR}/build -G ${GENERATOR}
     -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}" -DCMAKE_PREFIX_PATH=${prefix}
     -DEXPECTED_VERSION=${VERSION})
