@@ -36,6 +36,8 @@ others() {
   compile @tests/cuda/kernels.txt @tests/cuda/kernels_that_spill.txt --strict \
     --arch sm_80,sm_100,sm_120
   compile @tests/cuda/kernels_backward.txt --phase backward --strict --arch sm_80,sm_120
+  compile @tests/cuda/kernels_backward.txt --phase backward --strict --deterministic \
+    --arch sm_80,sm_120
 }
 
 failed=0

@@ -23,8 +23,9 @@ using harness::Status;
 constexpr std::uint64_t kSeed = 20261122;
 constexpr std::int64_t kQuickScores = 100'000;
 
-// backward_simt takes everything but paged K and V; backward_sm80 what tensor cores do, and
-// backward_sm90 the same where the GPU is one and there are queries and keys.
+// backward_simt takes everything but paged K and V; backward_sm80_deterministic what tensor cores
+// do, backward_sm80 the same where there are queries and keys and the GPU's shared memory holds
+// them, and backward_sm90 where the GPU is one.
 void check_all(const Case& c, std::uint64_t seed) {
   harness::Conformance conformance(c, seed, true);
   const Problem& p = c.problem;
@@ -32,15 +33,18 @@ void check_all(const Case& c, std::uint64_t seed) {
   const bool wide = p.head_dim % 8 != 0 || p.head_dim > 256 || p.head_dim_v % 8 != 0 ||
                     p.head_dim_v > 256 || p.dtype == DType::f32;
   const bool none = p.seqlen_q == 0 || p.seqlen_k == 0;
-  for (const std::string kernel : {"backward_sm90", "backward_sm80", "backward_simt"}) {
+  for (const std::string kernel :
+       {"backward_sm90", "backward_sm80", "backward_sm80_deterministic", "backward_simt"}) {
     const Report report =
         conformance.check({.phase = Phase::backward, .device = kGpu, .kernel = kernel});
     const auto says = [&](const char* text) {
       return report.message.find(text) != std::string::npos;
     };
     // Where strides are not multiples of 16 bytes, tensor cores refuse too.
-    const bool refuses = paged || (kernel != "backward_simt" && (wide || says("16 bytes"))) ||
-                         (kernel == "backward_sm90" && (none || says("the architecture is")));
+    const bool one_pass = kernel == "backward_sm90" || kernel == "backward_sm80";
+    const bool refuses =
+        paged || (kernel != "backward_simt" && (wide || says("16 bytes"))) ||
+        (one_pass && (none || says("the architecture is") || says("shared memory hold")));
     EXPECT_EQ(report.status, refuses ? Status::unsupported : Status::passed) << to_string(report);
   }
 }
@@ -204,21 +208,23 @@ TEST(CudaBackward, DeterministicRefusesGradientsOfBuffers) {
 }
 
 // Sums of dQ may vary, those of dK and dV may not.
-TEST(CudaBackward, HopperGivesEqualBitsOfDkAndDv) {
+TEST(CudaBackward, OnePassGivesEqualBitsOfDkAndDv) {
   ATTN_NEEDS_GPU();
   constexpr int kRepeats = 20;
-  CaseData data(harness::parse_case("b4_n300_hq8_hk2_d128_causal_dropout0.1_seed5_bf16"), 3);
-  if (!takes(data.problem, "backward_sm90")) GTEST_SKIP() << "skipped: not on this GPU";
-  std::vector<std::byte> expected;
-  for (int i = 0; i < kRepeats; ++i) {
-    run_backward(data, "backward_sm90");
-    std::vector<std::byte> all;
-    for (const Tensor& t : {data.gradients.dk, data.gradients.dv}) {
-      const auto* from = static_cast<const std::byte*>(t.data);
-      all.insert(all.end(), from, from + t.size() * static_cast<std::int64_t>(size_of(t.dtype)));
+  for (const std::string kernel : {"backward_sm90", "backward_sm80"}) {
+    CaseData data(harness::parse_case("b4_n300_hq8_hk2_d128_causal_dropout0.1_seed5_bf16"), 3);
+    if (!takes(data.problem, kernel)) continue;
+    std::vector<std::byte> expected;
+    for (int i = 0; i < kRepeats; ++i) {
+      run_backward(data, kernel);
+      std::vector<std::byte> all;
+      for (const Tensor& t : {data.gradients.dk, data.gradients.dv}) {
+        const auto* from = static_cast<const std::byte*>(t.data);
+        all.insert(all.end(), from, from + t.size() * static_cast<std::int64_t>(size_of(t.dtype)));
+      }
+      if (i == 0) expected = all;
+      ASSERT_EQ(all, expected) << kernel << ", repeat " << i;
     }
-    if (i == 0) expected = all;
-    ASSERT_EQ(all, expected) << "repeat " << i;
   }
 }
 
@@ -241,7 +247,8 @@ std::vector<std::byte> bytes_of(const Tensor& t) {
 // Only the kernel of D reads O, so where it lies is no reason for another kernel.
 TEST(CudaBackward, OMayLieAnywhere) {
   ATTN_NEEDS_GPU();
-  for (const std::string kernel : {"backward_sm90", "backward_sm80"}) {
+  for (const std::string kernel :
+       {"backward_sm90", "backward_sm80", "backward_sm80_deterministic"}) {
     CaseData data(harness::parse_case("b1_n70_h2_d64_dv40_causal_bf16"), 3);
     if (!takes(data.problem, kernel)) continue;
     run_backward(data, kernel);
@@ -343,6 +350,7 @@ TEST(CudaBackward, NaNReachesOnlyThoseWhoSeeIt) {
         std::pair{"b1_n100_h1_d256_causal_dropout0.2_seed3_bf16", "backward_sm90"},
         std::pair{"b1_n150_hq2_hk1_d64_causal_bf16", "backward_sm80"},
         std::pair{"b1_n100_h1_d256_causal_dropout0.2_seed3_f16", "backward_sm80"},
+        std::pair{"b1_n150_hq2_hk1_d64_causal_bf16", "backward_sm80_deterministic"},
         std::pair{"b1_n90_h1_d70_causal_f32", "backward_simt"}}) {
     SCOPED_TRACE(descriptor);
     for (const double x : {nan, infinity}) {

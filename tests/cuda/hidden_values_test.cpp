@@ -208,7 +208,9 @@ INSTANTIATE_TEST_SUITE_P(Cuda, CudaHiddenByScore, ::testing::Combine(kHidingScor
                          kName);
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaHiddenByScoreBackward,
                          ::testing::Combine(kHidingScores,
-                                            ::testing::Values("backward_sm80", "backward_simt")),
+                                            ::testing::Values("backward_sm80",
+                                                              "backward_sm80_deterministic",
+                                                              "backward_simt")),
                          kName);
 
 // Pages all of whose keys the window hides from every query, as engines free them.

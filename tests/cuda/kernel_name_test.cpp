@@ -9,6 +9,7 @@
 #include "attn/problem.hpp"
 #include "cuda/backward/config.hpp"
 #include "cuda/forward/config.hpp"
+#include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
 #include "cuda/support.hpp"
 
@@ -157,6 +158,42 @@ TEST(KernelName, BackwardPartsReplaceThoseOfTheTable) {
   EXPECT_EQ(one.gradient_registers, 128);  // (512 - 40 - 216) / 2
 }
 
+TEST(KernelName, BackwardPartsOfThePortableKernel) {
+  const BackwardConfig table = backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm80");
+  const BackwardConfig named =
+      backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm80/m64_s1_x2_q2_l40");
+  EXPECT_EQ(named.kernel, BackwardKernel::sm80);
+  EXPECT_EQ(named.block_n, 64);
+  EXPECT_EQ(named.stages, 1);
+  EXPECT_EQ(named.score_warps, 2);
+  EXPECT_EQ(named.query_warps, 2);
+  EXPECT_EQ(named.l2_megabytes, 40);
+  EXPECT_EQ(named.block_m, table.block_m);
+  EXPECT_EQ(named.key_warps, table.key_warps);
+}
+
+// What a GPU's shared memory does not hold is left to the kernel of two passes; so is what is to
+// give equal bits.
+TEST(KernelName, BackwardFitsTheArchitecture) {
+  const auto chosen = [](const char* descriptor, int arch, bool deterministic) {
+    return choose_backward_kernel(parse_problem(descriptor), {},
+                                  {{arch, false}, {}, deterministic});
+  };
+  for (const char* descriptor :
+       {"b1_n512_h4_d64_bf16", "b1_n512_h4_d96_bf16", "b1_n512_h4_d128_bf16"}) {
+    for (const int arch : {80, 86, 89, 100, 120}) {
+      EXPECT_EQ(chosen(descriptor, arch, false), BackwardKernel::sm80) << descriptor << arch;
+      EXPECT_EQ(chosen(descriptor, arch, true), BackwardKernel::sm80_deterministic);
+      const Problem p = parse_problem(descriptor);
+      const BackwardConfig config =
+          backward_config(BackwardKernel::sm80, p, {}, device::Gradient::all, {{arch, false}});
+      EXPECT_LE(config.shared_bytes(), most_shared_bytes({arch, false})) << descriptor << arch;
+    }
+  }
+  EXPECT_EQ(chosen("b1_n512_h4_d256_bf16", 80, false), BackwardKernel::sm80);
+  EXPECT_EQ(chosen("b1_n512_h4_d256_bf16", 86, false), BackwardKernel::sm80_deterministic);
+}
+
 TEST(KernelName, BackwardDealsGroupsOfOneSize) {
   EXPECT_EQ(backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm90/l40").l2_megabytes, 40);
   for (const auto& [pairs, most, size] :
@@ -169,7 +206,10 @@ TEST(KernelName, BackwardRefusesShapesThatCannotRun) {
   const std::string d64 = "b1_n512_h4_d64_bf16", d128 = "b1_n512_h4_d128_bf16";
   for (const auto& [descriptor, kernel, text] :
        {std::tuple{d64, "backward_sm90/q9", "'q9' is no part"},
-        {d64, "backward_sm80/q2", "kernel is 'backward_sm80/q2'"},
+        {d64, "backward_simt/q2", "kernel is 'backward_simt/q2'"},
+        {d64, "backward_sm80/z2", "'z2' is no part"},
+        {d64, "backward_sm80/m64_x8", "16 rows of each product"},
+        {d128, "backward_sm80/m128", "bytes of shared memory"},
         {d64, "backward_sm90/q3", "c2_q3"},
         {d64, "backward_sm90/x240", "registers for dV and dK"},
         {d128, "backward_sm90/c2_r24_x160", "up to 64 columns"},

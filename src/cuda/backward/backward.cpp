@@ -16,7 +16,7 @@
 #include "core/expr/build.hpp"
 #include "core/tensor/size.hpp"
 #include "cuda/backward/config.hpp"
-#include "cuda/backward/sm90.hpp"
+#include "cuda/backward/one_pass.hpp"
 #include "cuda/backward/source.hpp"
 #include "cuda/codegen/expression_gradients.hpp"
 #include "cuda/codegen/expression_text.hpp"
@@ -47,8 +47,8 @@ core::Size num_buffer_elements(const Problem& p) {
 }
 core::Size row_terms_bytes(const Problem& p) { return num_rows(p) * sizeof(device::RowTerms); }
 
-// Where in the workspace that of backward_sm90 begins.
-core::Size sm90_offset(const Problem& p) {
+// Where in the workspace that of kernels of one pass begins.
+core::Size one_pass_offset(const Problem& p) {
   constexpr std::int64_t kAlignment = 128;
   return core::round_up(row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double), kAlignment);
 }
@@ -71,7 +71,7 @@ struct Kernels {
   Asked asked{};
   std::shared_ptr<const Kernel> rows{}, sink{}, clear{}, store{};
   std::vector<GradientKernel> gradients{};
-  BackwardSm90Kernels sm90{};  // where this kernel is chosen; its config is that of gradients
+  OnePassKernels one_pass{};  // where such a kernel is chosen; its config is that of gradients
   GradientKernel buffers{};
 };
 struct BackwardState {
@@ -101,21 +101,23 @@ Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
   const BackwardWish wish = wish_of(plan);
   const BackwardKernel kernel = choose_backward_kernel(p, asked.tensors, wish);
   Kernels kernels{.asked = asked};
-  if (kernel == BackwardKernel::sm90) {
+  if (is_one_pass(kernel)) {
     const BackwardConfig config = backward_config(kernel, p, asked.tensors, Gradient::all, wish);
-    kernels.sm90.rows = get(backward_sm90_rows_source(config, asked.tensors.aligned_o));
-    kernels.sm90.words = get(backward_sm90_words_source(p, config, inputs.buffers));
-    kernels.sm90.dq = get(backward_sm90_dq_source(config));
+    kernels.one_pass.rows = get(backward_sm90_rows_source(config, asked.tensors.aligned_o));
+    kernels.one_pass.dq = get(backward_sm90_dq_source(config));
+    if (kernel == BackwardKernel::sm90) {
+      kernels.one_pass.words = get(backward_sm90_words_source(p, config, inputs.buffers));
+    }
   }
-  if (kernel != BackwardKernel::sm90 || asked.sink || !asked.names.empty()) {
+  if (!is_one_pass(kernel) || asked.sink || !asked.names.empty()) {
     kernels.rows =
-        get(backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq)));
+        get(backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq, wish)));
   }
   for (BackwardConfig& config :
        backward_launches(kernel, p, asked.tensors, asked.gradients, wish)) {
     kernels.gradients.push_back(with_kernel(std::move(config)));
   }
-  if (kernel == BackwardKernel::sm90) kernels.sm90.main = kernels.gradients.front().kernel;
+  if (is_one_pass(kernel)) kernels.one_pass.main = kernels.gradients.front().kernel;
   if (asked.sink) kernels.sink = get(backward_sink_source());
   if (asked.names.empty()) return kernels;
   kernels.clear = get(backward_clear_source());
@@ -204,18 +206,24 @@ void launch_gradient(const GradientKernel& gradient, const Problem& p,
   if (launch.grid[0] > 0) gradient.kernel->launch(launch, context.stream, arguments.data());
 }
 
-void launch_hopper(const Plan& plan, const Kernels& kernels, device::BackwardParams& parameters,
-                   BackwardMaps& maps, std::vector<std::byte>& slope, const Inputs& inputs,
-                   const Context& context) {
+void launch_gradients(const Plan& plan, const Kernels& kernels, device::BackwardParams& parameters,
+                      BackwardMaps* maps, std::vector<std::byte>& slope, const Inputs& inputs,
+                      const Context& context) {
   const Problem& p = plan.problem;
+  if (kernels.one_pass.main == nullptr) {
+    for (const GradientKernel& gradient : kernels.gradients) {
+      launch_gradient(gradient, p, parameters, slope, inputs, context);
+    }
+    return;
+  }
   const BackwardConfig& config = kernels.gradients.front().config;
-  set_backward_sm90_parameters(
+  set_one_pass_parameters(
       parameters, p, config,
-      static_cast<std::byte*>(context.workspace.data) + sm90_offset(p).value());
+      static_cast<std::byte*>(context.workspace.data) + one_pass_offset(p).value());
   std::vector<std::byte> expressions = pack_expressions(p.mask, score_expression(p), inputs.buffers,
                                                         p.scale(), backward_precise_math(config));
-  launch_backward_sm90(kernels.sm90, config, device_info(plan.device.index).sm_count, parameters,
-                       maps, expressions, slope, context);
+  launch_one_pass(kernels.one_pass, config, device_info(plan.device.index), parameters, maps,
+                  expressions, slope, context);
 }
 
 void launch_rows(const Kernel& kernel, const Problem& p, device::BackwardParams& parameters,
@@ -286,14 +294,20 @@ std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel, const Ba
   core::Size bytes = row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double);
   core::Size blocks = std::max({core::divide_up(num_rows(p), 4), core::Size(p.heads_q),
                                 core::divide_up(num_buffer_elements(p), 256)});
-  if (kernel == BackwardKernel::sm90) {
+  // Tensors without a map get backward_sm80, those that are not aligned backward_simt, with tiles
+  // of their own.
+  const BackwardKernel unmapped = kernel == BackwardKernel::sm90 && wish.kernel.empty()
+                                      ? choose_backward_kernel(p, {.mapped = false}, wish)
+                                      : kernel;
+  for (const BackwardKernel any : {kernel, unmapped}) {
+    if (!is_one_pass(any)) continue;
     // Which tensors a call brings is not known: those that ask for most.
     const BackwardConfig config =
-        backward_config(kernel, p, {.seqused_q = true, .seqused_k = true}, Gradient::all, wish);
-    bytes = sm90_offset(p) + backward_sm90_workspace(p, config);
+        backward_config(any, p, {.seqused_q = true, .seqused_k = true}, Gradient::all, wish);
+    bytes = std::max(bytes, one_pass_offset(p) + one_pass_workspace(p, config));
+    blocks = std::max(blocks, one_pass_blocks(p, config));
   }
-  // Tensors that are not aligned get backward_simt, with tiles of its own.
-  for (const BackwardKernel any : {kernel, BackwardKernel::simt}) {
+  for (const BackwardKernel any : {kernel, unmapped, BackwardKernel::simt}) {
     for (const BackwardConfig& config : backward_launches(any, p, {}, {}, wish)) {
       blocks = std::max(blocks, num_tiles(p, config));
     }
@@ -365,17 +379,25 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.launch.stages = config.stages;
   plan.reasons.push_back(config.reason);
   plan.reasons.push_back(
-      hopper
+      is_one_pass(kernel)
           ? "one pass over S: dK and dV are summed in registers, dQ in memory in float32"
           : fmt::format("{} passes over S: each gradient is summed in registers, in a fixed order",
                         launches.size()));
-  if (hopper) {
+  if (is_one_pass(kernel)) {
     plan.reasons.emplace_back(
         config.ordered
             ? "deterministic: tiles of keys take turns to add to dQ, from the last keys to "
               "the first, so that equal inputs give equal bits; that costs waiting"
             : "dQ is added in no fixed order, so that its last bits may differ between calls; "
               "deterministic asks for equal ones");
+  }
+  if (const BackwardKernel faster =
+          choose_backward_kernel(problem, {}, {arch, options.kernel, false});
+      faster != kernel) {
+    plan.reasons.push_back(
+        fmt::format("deterministic: instead of {}, which adds dQ in no fixed "
+                    "order and computes S once",
+                    name(faster)));
   }
   plan.state = std::make_shared<BackwardState>();
   return plan;
@@ -401,13 +423,7 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
   const Kernels kernels = kernels_of(plan, asked, inputs, context);
   if (kernels.rows != nullptr) launch_rows(*kernels.rows, p, parameters, context);
   std::vector<std::byte> slope = pack_slope(p.score, inputs.buffers);
-  if (maps) {
-    launch_hopper(plan, kernels, parameters, *maps, slope, inputs, context);
-  } else {
-    for (const GradientKernel& gradient : kernels.gradients) {
-      launch_gradient(gradient, p, parameters, slope, inputs, context);
-    }
-  }
+  launch_gradients(plan, kernels, parameters, maps ? &*maps : nullptr, slope, inputs, context);
   if (parameters.dsink != nullptr) launch_sink(*kernels.sink, p, parameters, context);
   if (!gradients.buffers.empty()) {
     launch_buffers(kernels, p, parameters, inputs, gradients, context);
@@ -427,12 +443,14 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
     }
   }
   std::vector<Source> sources;
-  if (chosen != BackwardKernel::sm90 || problem.sink || !names.empty()) {
+  if (!is_one_pass(chosen) || problem.sink || !names.empty()) {
     sources.push_back(backward_rows_source(launches.front()));
   }
-  if (chosen == BackwardKernel::sm90) {
+  if (is_one_pass(chosen)) {
     sources.push_back(backward_sm90_rows_source(launches.front(), true));
-    sources.push_back(backward_sm90_words_source(problem, launches.front()));
+    if (chosen == BackwardKernel::sm90) {
+      sources.push_back(backward_sm90_words_source(problem, launches.front()));
+    }
     sources.push_back(backward_sm90_dq_source(launches.front()));
   }
   for (const BackwardConfig& config : launches) {

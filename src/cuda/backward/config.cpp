@@ -9,9 +9,10 @@
 
 #include "attn/error.hpp"
 #include "cuda/backward/kernel_name.hpp"
-#include "cuda/backward/sm90.hpp"
+#include "cuda/backward/one_pass.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/heuristics/backward_portable.hpp"
+#include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
 #include "cuda/kernel_parts.hpp"
 #include "cuda/limits.hpp"
@@ -21,12 +22,51 @@ namespace {
 
 using device::Gradient;
 
-constexpr std::int64_t kSharedBytes = 232448;  // of a block of threads on Hopper
-
 // In order of preference.
-constexpr std::array kKernels{BackwardKernel::sm90, BackwardKernel::sm80, BackwardKernel::simt};
+constexpr std::array kKernels{BackwardKernel::sm90, BackwardKernel::sm80,
+                              BackwardKernel::sm80_deterministic, BackwardKernel::simt};
 
 // Of what all kernels with tensor cores take.
+std::string obstacle_one_pass(const Problem& p) {
+  for (const auto& [size, n] :
+       {std::pair{"seqlen_q", p.seqlen_q}, std::pair{"seqlen_k", p.seqlen_k}}) {
+    if (n == 0) return fmt::format("{} is 0; accepted is at least 1", size);
+  }
+  return {};
+}
+
+std::string obstacle_grid(BackwardKernel kernel, const Problem& p, const BackwardTensors& tensors,
+                          const BackwardWish& wish) {
+  const BackwardConfig config = backward_config(kernel, p, tensors, Gradient::all, wish);
+  const std::int64_t most = most_shared_bytes(wish.arch);
+  if (config.shared_bytes() > most) {
+    return fmt::format("the shape takes {} bytes of shared memory; accepted are up to {}",
+                       config.shared_bytes(), most);
+  }
+  // Two bits for each block of 64 queries and tile of keys: the others keep nothing of the kind.
+  if (const core::Size blocks = one_pass_blocks(p, config); blocks > kMostBlocks) {
+    return fmt::format("it has {} blocks of threads or tiles in a launch; accepted are up to {}",
+                       core::to_string(blocks), kMostBlocks);
+  }
+  return {};
+}
+
+std::string obstacle_sm80(const Problem& p, const BackwardTensors& tensors,
+                          const BackwardWish& wish) {
+  if (wish.deterministic) {
+    return "deterministic is true; accepted is false, as dQ is added to memory in no fixed order";
+  }
+  const BackwardSm80Shape* row = backward_sm80_shape(p, wish.arch);
+  if (row == nullptr) {
+    return fmt::format(
+        "head_dim is {} and head_dim_v {} on {}; accepted is what {} bytes of shared memory hold",
+        p.head_dim, p.head_dim_v, to_string(wish.arch), most_shared_bytes(wish.arch));
+  }
+  const BackwardSm80Shape shape = with_parts(*row, split_kernel_name(wish.kernel).shape);
+  if (std::string why = obstacle_of(shape); !why.empty()) return why;
+  return obstacle_grid(BackwardKernel::sm80, p, tensors, wish);
+}
+
 std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
                           const BackwardWish& wish) {
   if (wish.arch.number != 90) {
@@ -34,10 +74,6 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
   }
   if (!tensors.mapped) {
     return "the driver makes no tensor map of q, k, v or d_o; accepted are strides that it takes";
-  }
-  for (const auto& [size, n] :
-       {std::pair{"seqlen_q", p.seqlen_q}, std::pair{"seqlen_k", p.seqlen_k}}) {
-    if (n == 0) return fmt::format("{} is 0; accepted is at least 1", size);
   }
   if (backward_sm90_shape(p) == nullptr) {
     return fmt::format("head_dim is {} and head_dim_v {}; accepted are up to {}", p.head_dim,
@@ -48,18 +84,7 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
   if (std::string why = obstacle_of(shape, std::max(p.head_dim, p.head_dim_v)); !why.empty()) {
     return why;
   }
-  // Two bits for each block of 64 queries and tile of keys: the others keep nothing of the kind.
-  const BackwardConfig config =
-      backward_config(BackwardKernel::sm90, p, tensors, Gradient::all, wish);
-  if (config.shared_bytes() > kSharedBytes) {
-    return fmt::format("the shape takes {} bytes of shared memory; accepted are up to {}",
-                       config.shared_bytes(), kSharedBytes);
-  }
-  if (const core::Size blocks = backward_sm90_blocks(p, config); blocks > kMostBlocks) {
-    return fmt::format("it has {} blocks of threads or tiles in a launch; accepted are up to {}",
-                       core::to_string(blocks), kMostBlocks);
-  }
-  return {};
+  return obstacle_grid(BackwardKernel::sm90, p, tensors, wish);
 }
 
 // Why a kernel does not take the problem; empty when it does.
@@ -80,7 +105,10 @@ std::string obstacle(BackwardKernel kernel, const Problem& p, const BackwardTens
   if (!tensors.aligned) {
     return "an address or stride of q, k, v, d_o, dq, dk or dv is not a multiple of 16 bytes";
   }
-  return kernel == BackwardKernel::sm90 ? obstacle_sm90(p, tensors, wish) : std::string();
+  if (!is_one_pass(kernel)) return {};
+  if (std::string why = obstacle_one_pass(p); !why.empty()) return why;
+  return kernel == BackwardKernel::sm90 ? obstacle_sm90(p, tensors, wish)
+                                        : obstacle_sm80(p, tensors, wish);
 }
 
 }  // namespace
@@ -91,6 +119,8 @@ std::string_view name(BackwardKernel kernel) noexcept {
       return "backward_sm90";
     case BackwardKernel::sm80:
       return "backward_sm80";
+    case BackwardKernel::sm80_deterministic:
+      return "backward_sm80_deterministic";
     case BackwardKernel::simt:
       return "backward_simt";
   }
@@ -98,8 +128,16 @@ std::string_view name(BackwardKernel kernel) noexcept {
 }
 
 std::int64_t BackwardConfig::shared_bytes() const noexcept {
-  return kernel == BackwardKernel::sm90 ? backward_sm90_shared_bytes(*this)
-                                        : backward_portable_shared_bytes(*this);
+  switch (kernel) {
+    case BackwardKernel::sm90:
+      return backward_sm90_shared_bytes(*this);
+    case BackwardKernel::sm80:
+      return backward_sm80_shared_bytes(*this);
+    case BackwardKernel::sm80_deterministic:
+    case BackwardKernel::simt:
+      return backward_portable_shared_bytes(*this);
+  }
+  return 0;
 }
 
 BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& tensors,
@@ -108,15 +146,15 @@ BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& t
   const KernelName named = split_kernel_name(wish.kernel);
   for (const BackwardKernel kernel : kKernels) {
     if (!named.kernel.empty() && named.kernel != name(kernel)) continue;
-    if (kernel != BackwardKernel::sm90 && !named.shape.empty()) continue;
+    if (!is_one_pass(kernel) && !named.shape.empty()) continue;
     why = obstacle(kernel, p, tensors, wish);
     if (why.empty()) return kernel;
   }
   if (why.empty()) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("kernel is '{}'; accepted by backward are backward_sm90, "
-                            "alone or with parts of a tile shape (backward_sm90/q3_o3), "
-                            "backward_sm80 and backward_simt",
+                fmt::format("kernel is '{}'; accepted by backward are backward_sm90 "
+                            "and backward_sm80, alone or with parts of a tile shape "
+                            "(backward_sm90/q3_o3), backward_sm80_deterministic and backward_simt",
                             wish.kernel));
   }
   throw Error(ErrorCode::unsupported,
@@ -139,12 +177,19 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
   config.used_k = tensors.seqused_k;
   config.dropout = p.dropout.probability > 0;
   config.score_hides = may_hide_keys(p.score);
-  if (kernel == BackwardKernel::sm90) {
-    config.ordered = wish.deterministic;
-    set_backward_sm90(config, p,
-                      with_parts(*backward_sm90_shape(p), split_kernel_name(wish.kernel).shape));
-  } else {
-    set_backward_shape(config);
+  const std::string_view parts = split_kernel_name(wish.kernel).shape;
+  switch (kernel) {
+    case BackwardKernel::sm90:
+      config.ordered = wish.deterministic;
+      set_backward_sm90(config, p, with_parts(*backward_sm90_shape(p), parts));
+      break;
+    case BackwardKernel::sm80:
+      set_backward_sm80(config, p, with_parts(*backward_sm80_shape(p, wish.arch), parts));
+      config.store_matrices = config.store_matrices && wish.arch.number >= 90;
+      break;
+    case BackwardKernel::sm80_deterministic:
+    case BackwardKernel::simt:
+      set_backward_shape(config);
   }
   return config;
 }
@@ -157,7 +202,7 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
   const auto add = [&](Gradient gradient) {
     launches.push_back(backward_config(kernel, p, tensors, gradient, wish));
   };
-  if (kernel == BackwardKernel::sm90) {
+  if (is_one_pass(kernel)) {
     add(Gradient::all);
     return launches;
   }

@@ -14,11 +14,16 @@
 namespace attn::cuda {
 
 enum class BackwardKernel : std::uint8_t {
-  sm90,  // src/cuda/device/kernels/backward_sm90.cuh: Hopper
-  sm80,  // backward_sm80.cuh: mma.sync, any architecture from 8.0 on
-  simt,  // backward_simt.cuh: float32 and whatever the others do not take
+  sm90,                // src/cuda/device/kernels/backward_sm90.cuh: Hopper
+  sm80,                // backward_sm80.cuh: mma.sync, any architecture from 8.0 on
+  sm80_deterministic,  // the same with sums in a fixed order
+  simt,                // backward_simt.cuh: float32 and whatever the others do not take
 };
 std::string_view name(BackwardKernel kernel) noexcept;  // "backward_sm90", ...
+// Whether a kernel computes S once: it adds dQ to memory, in no fixed order.
+constexpr bool is_one_pass(BackwardKernel kernel) noexcept {
+  return kernel == BackwardKernel::sm90 || kernel == BackwardKernel::sm80;
+}
 
 // What the tensors of a call add to the problem.
 struct BackwardTensors {
@@ -43,14 +48,17 @@ struct BackwardConfig {
   int stages = 0;                  // blocks of the other side in flight; sm90: of Q
   int stages_o = 0, stages_p = 0;  // sm90: of dO; of P and of dS
   int score_groups = 1;            // sm90: warpgroups for S, dP and dQ; 2: one for both dV and dK
+  // sm80: warps along the queries of S and dP, the keys of dV and dK, the queries of dQ.
+  int score_warps = 0, key_warps = 0, query_warps = 0;
+  bool store_matrices = false;  // sm80: P and dS are stored by stmatrix
   int producer_registers = 0, score_registers = 0, gradient_registers = 0;  // of a thread; sm90
 
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
   bool dropout = false;
   bool ordered = false;  // sm90: tiles add to dQ in a fixed order
-  int l2_megabytes = 0;  // sm90: of the heads whose tiles are dealt together
-  // sm90: the mask leaves tiles of different lengths; what blocks of queries see differs between
-  // heads, and between batch entries; a score may be -inf.
+  int l2_megabytes = 0;  // one pass: of the heads whose tiles are dealt together
+  // One pass: the mask leaves tiles of different lengths. sm90: what blocks of queries see differs
+  // between heads, and between batch entries. A score may be -inf.
   bool longest_first = false, mask_heads = false, mask_batches = false, score_hides = false;
 
   std::string reason;           // of the tile shape
@@ -85,7 +93,8 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
                                               const AskedGradients& asked,
                                               const BackwardWish& wish = {});
 
-// Threads of backward_sm90_rows that share a row: as many as it has 16 bytes, a power of two.
+// One pass: threads of the kernel before it that share a row: as many as it has 16 bytes, a power
+// of two.
 int backward_row_threads(const BackwardConfig& config) noexcept;
 
 // Tiles of the gradient, one a block of threads; sm90: whose blocks of threads stay.

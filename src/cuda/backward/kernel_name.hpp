@@ -1,9 +1,10 @@
-// Tile shapes of backward_sm90 by name (cuda/kernel_parts.hpp).
+// Tile shapes of backward_sm90 and backward_sm80 by name (cuda/kernel_parts.hpp).
 #pragma once
 
 #include <string>
 #include <string_view>
 
+#include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
 
 namespace attn::cuda {
@@ -15,7 +16,12 @@ namespace attn::cuda {
 // and what is accepted.
 BackwardSm90Shape with_parts(BackwardSm90Shape shape, std::string_view text);
 
+// The same: m<queries> n<keys> w<warps> s<stages> x<warps along the queries of S> k<along the keys
+// of dK> q<along the queries of dQ> l<megabytes> t<stmatrix>.
+BackwardSm80Shape with_parts(BackwardSm80Shape shape, std::string_view text);
+
 // Why a shape cannot run with heads whose larger size is `widest`; empty where it can.
 std::string obstacle_of(const BackwardSm90Shape& shape, std::int64_t widest);
+std::string obstacle_of(const BackwardSm80Shape& shape);
 
 }  // namespace attn::cuda

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <set>
 
-#include "cuda/backward/sm90.hpp"
+#include "cuda/backward/one_pass.hpp"
 #include "cuda/codegen/config_text.hpp"
 #include "cuda/codegen/expression_gradients.hpp"
 #include "cuda/codegen/expression_text.hpp"
@@ -53,6 +53,17 @@ std::string print_config(const BackwardConfig& c) {
   text.flag("kUsedK", c.used_k);
   text.flag("kDropout", c.dropout);
   text.flag("kScoreHides", c.score_hides);
+  if (is_one_pass(c.kernel)) {
+    text.number("kRowThreads", backward_row_threads(c));
+    text.flag("kLongestFirst", c.longest_first);
+    text.flag("kOrdered", c.ordered);
+  }
+  if (c.kernel == BackwardKernel::sm80) {
+    text.number("kScoreWarps", c.score_warps);
+    text.number("kKeyWarps", c.key_warps);
+    text.number("kQueryWarps", c.query_warps);
+    text.flag("kStoreMatrices", c.store_matrices);
+  }
   if (c.kernel == BackwardKernel::sm90) {
     text.number("kScoreGroups", c.score_groups);
     text.number("kStagesQ", c.stages);
@@ -61,9 +72,6 @@ std::string print_config(const BackwardConfig& c) {
     text.number("kProducerRegisters", c.producer_registers);
     text.number("kScoreRegisters", c.score_registers);
     text.number("kGradientRegisters", c.gradient_registers);
-    text.number("kRowThreads", backward_row_threads(c));
-    text.flag("kLongestFirst", c.longest_first);
-    text.flag("kOrdered", c.ordered);
     text.flag("kMaskHeads", c.mask_heads);
     text.flag("kMaskBatches", c.mask_batches);
   }
@@ -71,8 +79,14 @@ std::string print_config(const BackwardConfig& c) {
 }
 
 std::string kernel_name(const BackwardConfig& config) {
-  if (config.kernel == BackwardKernel::sm90) return std::string(name(config.kernel));
+  if (is_one_pass(config.kernel)) return std::string(name(config.kernel));
   return fmt::format("{}_{}", name(config.kernel), word(config.gradient));
+}
+
+// Of the kernels before and after a kernel of one pass.
+std::string print_config_of_places(BackwardConfig config) {
+  config.block_n = kPlaceQueries;
+  return print_config(config);
 }
 
 // Warpgroup products of backward_sm90, each shape once.
@@ -155,7 +169,8 @@ Source backward_sm90_rows_source(const BackwardConfig& config, bool aligned_o) {
   Source source;
   source.name = "backward_sm90_rows";
   source.entry = "attn_backward_rows";
-  source.text = fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config(config));
+  source.text =
+      fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config_of_places(config));
   source.text += fmt::format(
       "#include \"kernels/backward_sm90_rows.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(256)\n"
@@ -188,7 +203,8 @@ Source backward_sm90_dq_source(const BackwardConfig& config) {
   Source source;
   source.name = "backward_sm90_dq";
   source.entry = "attn_backward_dq";
-  source.text = fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config(config));
+  source.text =
+      fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config_of_places(config));
   source.text +=
       "#include \"kernels/backward_sm90_dq.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(128)\n"

@@ -9,7 +9,7 @@ namespace {
 
 using device::Gradient;
 
-struct Sm80Shape {
+struct Sm80DeterministicShape {
   int head_dim;                  // up to this, of the larger of Q K's and V's
   int block_m, block_n, stages;  // 16 rows a warp
   int spill_bytes;               // accepted, at most, under any of tests/cuda/kernels_backward.txt
@@ -19,11 +19,13 @@ struct Sm80Shape {
 // A thread holds 16 rows / 32 threads of each gradient: half a head_dim of registers, and as much
 // of S and dP as block_n. Shared memory is at most 99 KB, what the smallest of these GPUs gives to
 // a block.
-constexpr std::array kSm80Shapes{
-    Sm80Shape{64, 128, 64, 2, 12, "16 rows a warp; 64 KB, two blocks of columns in flight"},
-    Sm80Shape{128, 128, 32, 2, 88,
-              "16 rows a warp: dK and dV take 128 registers, so 32 columns; 96 KB"},
-    Sm80Shape{256, 64, 32, 1, 8, "16 rows a warp: one gradient takes 128 registers; 96 KB"},
+constexpr std::array kSm80DeterministicShapes{
+    Sm80DeterministicShape{64, 128, 64, 2, 12,
+                           "16 rows a warp; 64 KB, two blocks of columns in flight"},
+    Sm80DeterministicShape{128, 128, 32, 2, 88,
+                           "16 rows a warp: dK and dV take 128 registers, so 32 columns; 96 KB"},
+    Sm80DeterministicShape{256, 64, 32, 1, 8,
+                           "16 rows a warp: one gradient takes 128 registers; 96 KB"},
 };
 constexpr int kMostOfBoth = 256;  // head_dim + head_dim_v: 128 registers
 
@@ -52,7 +54,8 @@ void set_backward_shape(BackwardConfig& config) {
   if (config.kernel == BackwardKernel::simt) return set_simt_shape(config);
   const int widest = std::max(config.head_dim, config.head_dim_v);
   const auto* shape = std::ranges::find_if(
-      kSm80Shapes, [&](const Sm80Shape& row) { return widest <= row.head_dim; });
+      kSm80DeterministicShapes,
+      [&](const Sm80DeterministicShape& row) { return widest <= row.head_dim; });
   config.block_m = shape->block_m;
   config.block_n = shape->block_n;
   config.warps = shape->block_m / 16;
@@ -62,7 +65,7 @@ void set_backward_shape(BackwardConfig& config) {
 }
 
 bool holds_dk_and_dv(BackwardKernel kernel, const Problem& p) {
-  return kernel == BackwardKernel::sm80 && p.head_dim + p.head_dim_v <= kMostOfBoth;
+  return kernel == BackwardKernel::sm80_deterministic && p.head_dim + p.head_dim_v <= kMostOfBoth;
 }
 
 std::int64_t backward_portable_shared_bytes(const BackwardConfig& c) noexcept {
@@ -70,7 +73,7 @@ std::int64_t backward_portable_shared_bytes(const BackwardConfig& c) noexcept {
     const std::int64_t rows = c.block_m + kSimtPad, slots = c.block_n + kSimtPad;
     return 4 * (kSimtPiece * rows + kSimtPiece * slots + c.block_n * rows);
   }
-  // BackwardSm80Layout
+  // BackwardSm80DeterministicLayout
   const std::int64_t row1 = row_bytes(c.head_dim), row2 = row_bytes(c.head_dim_v);
   const std::int64_t rows = c.block_m * (row1 + (c.gradient == Gradient::dv ? 0 : row2));
   return rows + std::int64_t{c.stages} * c.block_n * (row1 + row2);

@@ -1,4 +1,4 @@
-// Tile shapes of the portable backward kernels.
+// Tile shapes of the portable backward kernels that sum in a fixed order.
 #pragma once
 
 #include "cuda/backward/config.hpp"

@@ -1,68 +1,102 @@
-// Gradients of the backward pass on any architecture from sm_80 on, with asynchronous copies and
-// products of single warps: dQ, or dK and dV, or one of these. FlashAttention-2, algorithm 2, in
-// two passes: a tile of a gradient's rows stays in registers and meets blocks of columns, so that
-// nothing is added in memory and equal inputs give equal bits; S and dP are computed in both.
+// The gradients of Q, K and V on any architecture from sm_80 on, with asynchronous copies and
+// products of single warps (FlashAttention-2, algorithm 2). A block of threads has a tile of
+// kBlockM keys of a K, V head, and takes blocks of kBlockN queries of all heads of its group:
 //
-//   S = A1 B1^T, dP = A2 B2^T, first += dS B1, second += P B2
-//   rows are      A1  A2  B1  B2  first  second
-//   queries       Q   dO  K   V   dQ
-//   keys          K   V   Q   dO  dK     dV       (S and dP transposed)
+//   S = Q K^T, dP = dO V^T     P and dS go to shared memory
+//   dV += P^T dO, dK += dS^T Q stay in registers
+//   dQ += dS K                 is added to float32 sums in memory, in no fixed order
 //
-// A block of threads has kBlockM rows, 16 a warp, and takes blocks of kBlockN columns. With two
-// stages B1 and B2 of the next block arrive during all of this one.
+// Each product is dealt to all warps in a grid of its own: kScoreWarps along the queries of S and
+// dP, kKeyWarps along the keys of dV and dK, kQueryWarps along the queries of dQ, and the others
+// along columns. With two stages Q and dO of the next block arrive during all of this one.
 //
 // Reads of C:
 //   Element                BFloat16 or Float16
 //   kHeadDim, kHeadDimV    multiples of 8, up to 256
-//   kGradient              Gradient::dq, dk, dv or dk_dv
-//   kBlockM, kWarps        16 rows a warp
-//   kBlockN                a multiple of 16; with dropout of 32
+//   kGradient              Gradient::all
+//   kBlockM, kBlockN       multiples of 64
+//   kWarps, kScoreWarps, kKeyWarps, kQueryWarps    powers of two; a warp has whole blocks of 16 x
+//   16
+//                          of each product, with dropout 32 keys of S
 //   kStages                1 or 2
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout
+//   kStoreMatrices         P and dS are stored by stmatrix: 9.0 and up
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kLongestFirst
 //   kScoreHides            a score may be -inf
 // Slope: src/cuda/codegen/expression_gradients.hpp.
 // All tensors are 16-byte aligned, and so are their strides. Grid: a block of 32 kWarps threads for
-// each tile, batch entry and head (of Q for dQ, else of K), with BackwardSm80Layout<C>::kBytes of
-// dynamic shared memory.
+// each tile (schedule/key_tiles.cuh), with BackwardSm80Layout<C>::kBytes of dynamic shared memory;
+// between backward_sm90_rows and backward_sm90_dq, whose dependent it is.
 #pragma once
 
+#include "kernels/backward_sm90/dq_order.cuh"
+#include "kernels/backward_weights.cuh"
 #include "params.cuh"
 #include "ptx/cp_async.cuh"
-#include "ptx/mma.cuh"
+#include "ptx/dependent.cuh"
+#include "ptx/reduce.cuh"
 #include "schedule/block_list.cuh"
 #include "schedule/gradient_tile.cuh"
-#include "softmax/dropout.cuh"
-#include "tile/accumulator.cuh"
-#include "tile/scalar.cuh"
-#include "tile/shared_tile.cuh"
+#include "schedule/key_tiles.cuh"
+#include "tile/shared_product.cuh"
+#include "tile/special_values.cuh"
 
 namespace attn::device {
 
-// Places in shared memory, in bytes: A1, A2, then for each stage B1 and B2. Without dP there is no
-// A2.
+// Offsets in shared memory: K, V, P, dS, then for each stage Q, dO, and LSE and D of its rows.
 template <class C>
 struct BackwardSm80Layout {
-  using Tile1 = SharedTile<C::kHeadDim>;   // of Q and K
-  using Tile2 = SharedTile<C::kHeadDimV>;  // of dO and V
-  static constexpr int kA1 = C::kBlockM * Tile1::kRowBytes;
-  static constexpr int kA2 = C::kGradient == Gradient::dv ? 0 : C::kBlockM * Tile2::kRowBytes;
-  static constexpr int kB1 = C::kBlockN * Tile1::kRowBytes, kB2 = C::kBlockN * Tile2::kRowBytes;
-  static constexpr int kB1At = kA1 + kA2, kB2At = kB1At + C::kStages * kB1;
-  static constexpr int kBytes = kB2At + C::kStages * kB2;
+  // Warps that share the columns of dV and dK, and of dQ. They take turns at blocks of 16.
+  static constexpr int kKeyTurns = C::kWarps / C::kKeyWarps;
+  static constexpr int kQueryTurns = C::kWarps / C::kQueryWarps;
+  static constexpr int kRound = 16 * (kKeyTurns > kQueryTurns ? kKeyTurns : kQueryTurns);
+  using TileQ = SharedTile<C::kHeadDim, kRound>;   // of Q and K
+  using TileO = SharedTile<C::kHeadDimV, kRound>;  // of dO and V
+  using TileP = SharedTile<C::kBlockM>;            // of P and dS, a row for each query
+
+  static constexpr int kV = C::kBlockM * TileQ::kRowBytes;
+  static constexpr int kP = kV + C::kBlockM * TileO::kRowBytes;
+  static constexpr int kDs = kP + C::kBlockN * TileP::kRowBytes;
+  static constexpr int kStageAt = kDs + C::kBlockN * TileP::kRowBytes;
+  // From the start of a stage.
+  static constexpr int kOutput = C::kBlockN * TileQ::kRowBytes;
+  static constexpr int kLse = kOutput + C::kBlockN * TileO::kRowBytes;
+  static constexpr int kD = kLse + 4 * C::kBlockN;
+  static constexpr int kStage = kD + 4 * C::kBlockN;
+  static constexpr int kBytes = kStageAt + C::kStages * kStage;
 };
 
 template <class C, class Expressions, class Slope>
 struct BackwardSm80 {
-  using Layout = BackwardSm80Layout<C>;
-  using Tile1 = typename Layout::Tile1;
-  using Tile2 = typename Layout::Tile2;
   using Element = typename C::Element;
+  using Layout = BackwardSm80Layout<C>;
+  using TileQ = typename Layout::TileQ;
+  using TileO = typename Layout::TileO;
+  using TileP = typename Layout::TileP;
+  using Weights = BackwardWeights<C, Expressions, Slope>;
   static constexpr int kThreads = 32 * C::kWarps;
-  static constexpr bool kOfKeys = GradientTile<C>::kOfKeys;
-  static constexpr bool kFirst = C::kGradient != Gradient::dv;  // of the two sums
-  static constexpr bool kSecond = C::kGradient == Gradient::dv || C::kGradient == Gradient::dk_dv;
-  static constexpr float kLog2E = 1.4426950408889634f;
-  static_assert(C::kBlockM == 16 * C::kWarps && C::kBlockN % (C::kDropout ? 32 : 16) == 0);
+  static constexpr int kPlace = 64;  // queries of a place (BackwardParams)
+  using Order = DqOrder<kPlace, C::kHeadDim>;
+
+  // Rows and columns of a warp's sums.
+  static constexpr int kScoreRows = C::kBlockN / C::kScoreWarps;
+  static constexpr int kScoreColumns = C::kBlockM / (C::kWarps / C::kScoreWarps);
+  static constexpr int kKeyRows = C::kBlockM / C::kKeyWarps;
+  static constexpr int kQueryRows = C::kBlockN / C::kQueryWarps;
+  static constexpr int kKeyTurns = Layout::kKeyTurns, kQueryTurns = Layout::kQueryTurns;
+  static constexpr __device__ int turns(int chunks, int warps) {
+    return (chunks / 2 + warps - 1) / warps;
+  }
+  static constexpr int kDkBlocks = turns(TileQ::kChunks, kKeyTurns);
+  static constexpr int kDvBlocks = turns(TileO::kChunks, kKeyTurns);
+  static constexpr int kDqBlocks = turns(TileQ::kChunks, kQueryTurns);
+  // Blocks of 16 that the products of S and dP sum over.
+  static constexpr int kSteps = (C::kHeadDim + 15) / 16, kStepsV = (C::kHeadDimV + 15) / 16;
+  static_assert(kScoreRows % 16 == 0 && kKeyRows % 16 == 0 && kQueryRows % 16 == 0);
+  static_assert(kScoreColumns % (C::kDropout ? 32 : 16) == 0 && C::kBlockN % kPlace == 0);
+
+  using Scores = float[kScoreRows / 16][kScoreColumns / 16][8];
+  using SumsK = float[kKeyRows / 16][kDkBlocks][8];
+  using SumsV = float[kKeyRows / 16][kDvBlocks][8];
 
   const BackwardParams& p;
   const Expressions& e;
@@ -70,274 +104,221 @@ struct BackwardSm80 {
   const GradientTile<C> tile;
   const unsigned shared;  // 128-byte aligned
 
-  struct Warp {
-    float first[kFirst ? C::kHeadDim / 2 : 1];
-    float second[kSecond ? C::kHeadDimV / 2 : 1];
-    float s[C::kBlockN / 2], dp[C::kBlockN / 2];
-    // Where this lane reads its operands (SharedTile::lane): rows, columns, columns transposed.
-    unsigned a1, a2, b1, b2, b1_transposed, b2_transposed;
-  };
-
+  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
-  // Row i of the thread's two, of the sequence.
-  __device__ __forceinline__ int row(int i) const {
-    return tile.first + static_cast<int>(threadIdx.x / 32) * 16 + lane() / 4 + 8 * i;
+  static constexpr __device__ __forceinline__ int stage_at(int stage) {
+    return Layout::kStageAt + stage * Layout::kStage;
+  }
+  // Where the first place of a block of queries is, in rows.
+  __device__ __forceinline__ long long row_of(int block, int head_q) const {
+    const long long pair = static_cast<long long>(tile.sequence.batch) * p.heads_q + head_q;
+    return pair * p.query_blocks * kPlace + block * C::kBlockN;
   }
 
   // ---- copies. Rows past a length are zeros: a weight of 0 would not undo a NaN.
 
   template <class Tile, int kRows>
-  __device__ __forceinline__ void load(unsigned to, const TensorRows& rows, int first) const {
+  __device__ __forceinline__ void load(int at, const TensorRows& rows, int first) const {
     load_tile<Tile, kRows, kThreads>(
-        to, static_cast<const char*>(rows.data) + 2 * (rows.start + first * rows.stride),
+        shared + static_cast<unsigned>(at),
+        static_cast<const char*>(rows.data) + 2 * (rows.start + first * rows.stride),
         2 * rows.stride, rows.count - first);
   }
-  __device__ __forceinline__ void load_rows() const {
-    const int head_q = tile.head_q(p), head_k = tile.head_k(p);
-    load<Tile1, C::kBlockM>(shared,
-                            kOfKeys ? tile.of_keys(p.k, p.k_strides, head_k)
-                                    : tile.of_queries(p.q, p.q_strides, head_q),
-                            tile.first);
-    if constexpr (kFirst) {
-      load<Tile2, C::kBlockM>(shared + Layout::kA1,
-                              kOfKeys ? tile.of_keys(p.v, p.v_strides, head_k)
-                                      : tile.of_queries(p.d_o, p.d_o_strides, head_q),
-                              tile.first);
-    }
+  __device__ __forceinline__ void load_keys() const {
+    load<TileQ, C::kBlockM>(0, tile.of_keys(p.k, p.k_strides, tile.head), tile.first);
+    load<TileO, C::kBlockM>(Layout::kV, tile.of_keys(p.v, p.v_strides, tile.head), tile.first);
   }
-  __device__ __forceinline__ void load_columns(int stage, int block, int head_q) const {
-    const int head_k = tile.head_k(p);
-    load<Tile1, C::kBlockN>(shared + Layout::kB1At + stage * Layout::kB1,
-                            kOfKeys ? tile.of_queries(p.q, p.q_strides, head_q)
-                                    : tile.of_keys(p.k, p.k_strides, head_k),
-                            block * C::kBlockN);
-    load<Tile2, C::kBlockN>(shared + Layout::kB2At + stage * Layout::kB2,
-                            kOfKeys ? tile.of_queries(p.d_o, p.d_o_strides, head_q)
-                                    : tile.of_keys(p.v, p.v_strides, head_k),
-                            block * C::kBlockN);
-  }
-
-  // ---- products
-
-  // d <- A B^T
-  template <class Tile>
-  static __device__ __forceinline__ void multiply_rows(float (&d)[C::kBlockN / 2], unsigned a_lane,
-                                                       unsigned b_lane) {
-#pragma unroll
-    for (int i = 0; i < C::kBlockN / 2; ++i) d[i] = 0;
-#pragma unroll
-    for (int step = 0; step < Tile::kChunks / 2; ++step) {
-      unsigned a[4];
-      load_matrices(a, Tile::further(a_lane, 0, 2 * step));
-#pragma unroll
-      for (int j = 0; j < C::kBlockN / 16; ++j) {
-        unsigned b[4];
-        load_matrices(b, Tile::further(b_lane, 16 * j, 2 * step));
-        multiply(Element{}, d + 8 * j, a, b[0], b[1]);
-        multiply(Element{}, d + 8 * j + 4, a, b[2], b[3]);
-      }
-    }
-  }
-  // d += weights B
-  template <class Tile, int kCount>
-  static __device__ __forceinline__ void add(float (&d)[kCount],
-                                             const float (&weights)[C::kBlockN / 2],
-                                             unsigned b_lane) {
-    unsigned a[C::kBlockN / 4];
-    to_operand<Element>(weights, a);
-#pragma unroll
-    for (int step = 0; step < C::kBlockN / 16; ++step) {
-#pragma unroll
-      for (int j = 0; j < Tile::kChunks / 2; ++j) {
-        unsigned b[4];
-        load_matrices_transposed(b, Tile::further(b_lane, 16 * step, 2 * j));
-        multiply(Element{}, d + 8 * j, a + 4 * step, b[0], b[1]);
-        if (2 * j + 1 < Tile::kUsedChunks) {
-          multiply(Element{}, d + 8 * j + 4, a + 4 * step, b[2], b[3]);
-        }
-      }
+  __device__ __forceinline__ void load_queries(int stage, int block, int head_q) const {
+    const int at = stage_at(stage), first = block * C::kBlockN;
+    load<TileQ, C::kBlockN>(at, tile.of_queries(p.q, p.q_strides, head_q), first);
+    load<TileO, C::kBlockN>(at + Layout::kOutput, tile.of_queries(p.d_o, p.d_o_strides, head_q),
+                            first);
+    constexpr int kWords = C::kBlockN / 4;  // of 16 bytes, a thread each
+    const int word = static_cast<int>(threadIdx.x) % kWords;
+    const long long row = row_of(block, head_q) + 4 * word;
+    const unsigned to = shared + static_cast<unsigned>(at + 16 * word);
+    if (threadIdx.x < kWords) {
+      copy_async(to + Layout::kLse, p.lse2 + row, true);
+    } else if (threadIdx.x < 2 * kWords) {
+      copy_async(to + Layout::kD, p.d + row, true);
     }
   }
 
-  // Whether a tile of columns holds an infinity or NaN; the same answer in all threads.
-  template <class Tile>
-  __device__ __forceinline__ bool any_special(int at) const {
+  // ---- a block of queries
+
+  // The thread's rows of S and dP, and its first column.
+  static __device__ __forceinline__ int score_row() {
+    return warp() % C::kScoreWarps * kScoreRows + lane() / 4;
+  }
+  __device__ __forceinline__ int score_key() const {
+    return tile.first + warp() / C::kScoreWarps * kScoreColumns + 2 * (lane() % 4);
+  }
+  // LSE or D, at `from` in a stage, of a row.
+  static __device__ __forceinline__ float row_term(int stage, int from, int row) {
     extern __shared__ __align__(128) char memory[];
-    const auto* words = reinterpret_cast<const unsigned*>(memory + at);
-    // The exponent's bits of either half, all ones.
-    constexpr unsigned kExponent = Element::kExponent;
-    bool special = false;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < C::kBlockN * Tile::kRowBytes / 4;
-         i += kThreads) {
-      const unsigned low = words[i] & kExponent, high = words[i] >> 16 & kExponent;
-      special = special | (low == kExponent) | (high == kExponent);
-    }
-    return __syncthreads_or(special) != 0;
+    return reinterpret_cast<const float*>(memory + stage_at(stage) + from)[row];
   }
-  // As add, of rows and columns that see each other alone: a weight of 0 takes nothing, whatever B
-  // holds. For tiles with infinities or NaN.
-  template <class Tile, int kColumns>
-  __device__ __forceinline__ void add_seen(float (&d)[kColumns / 2],
-                                           const float (&weights)[C::kBlockN / 2], int at) const {
-    extern __shared__ __align__(128) char memory[];
-#pragma unroll
-    for (int j = 0; j < C::kBlockN / 8; ++j) {
-#pragma unroll 1
-      for (int k = 0; k < 8; ++k) {
-        const int owner = lane() / 4 * 4 + k / 2, column = 8 * j + k;
-        float weight[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float even = __shfl_sync(~0u, weights[4 * j + 2 * i], owner);
-          const float odd = __shfl_sync(~0u, weights[4 * j + 2 * i + 1], owner);
-          // Rounded, as products take it.
-          const unsigned rounded = Element::pack(k % 2 == 0 ? even : odd, 0);
-          weight[i] = Scalar<Element>::from(static_cast<unsigned short>(rounded));
-        }
-#pragma unroll
-        for (int c = 0; c < kColumns / 8; ++c) {
-          const unsigned pair = *reinterpret_cast<const unsigned*>(
-              memory + at + Tile::offset(column, c) + 4 * (lane() % 4));
-          const float value[2] = {Scalar<Element>::from(static_cast<unsigned short>(pair)),
-                                  Scalar<Element>::from(static_cast<unsigned short>(pair >> 16))};
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              float& x = d[4 * c + 2 * i + half];
-              if (weight[i] != 0) x = fmaf(weight[i], value[half], x);
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // ---- weights
-
-  // f(x, row i of two, column) for each element of a block that the thread holds.
+  // f(i, j, r, row of the block, key) for the part `part` of `parts` of what sums[i][j][r] a thread
+  // has.
   template <class F>
-  static __device__ __forceinline__ void for_each(float (&x)[C::kBlockN / 2], F f) {
+  __device__ __forceinline__ void for_each_score(int part, int parts, F f) const {
+    constexpr int kColumns = kScoreColumns / 16, kAll = kScoreRows / 16 * kColumns * 8;
 #pragma unroll
-    for (int j = 0; j < C::kBlockN / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) f(x[4 * j + 2 * i + c], i, 8 * j + 2 * (lane() % 4) + c);
-      }
+    for (int at = 0; at < kAll; ++at) {
+      if (at * parts / kAll != part) continue;
+      const int i = at / 8 / kColumns, j = at / 8 % kColumns, r = at % 8;
+      f(i, j, r, score_row() + 16 * i + r / 2 % 2 * 8, score_key() + 16 * j + r / 4 * 8 + r % 2);
     }
   }
 
-  // Never above 1, however large the scores are.
-  __device__ __forceinline__ float probability(float dot, float lse, int query, int key,
-                                               int head_q) const {
-    float x = dot, c = p.scale * kLog2E;
-    if constexpr (Expressions::kHasScore) {
-      x = e.score(dot, query, key, tile.sequence.batch, head_q, tile.sequence.length_q,
-                  tile.sequence.length_k);
-      if constexpr (C::kScoreHides) {
-        if (x == minus_infinity()) return 0;  // also where LSE is NaN
+  // S <- P of what dropout keeps and dP <- dS. Whether some P is 0. kExponentiated: S is P already.
+  template <bool kMixed, bool kExponentiated>
+  __device__ __forceinline__ bool weigh(const Weights& weights, Scores& s, Scores& dp, int stage,
+                                        int first_query) const {
+    unsigned long long kept[kScoreRows / 16];
+#pragma unroll
+    for (int i = 0; i < kScoreRows / 16; ++i) {
+      if constexpr (C::kDropout) {
+        kept[i] = weights.template draw<kScoreColumns>(first_query + score_row() + 16 * i,
+                                                       score_key() - 2 * (lane() % 4));
+      } else {
+        kept[i] = ~0ull;
       }
-      c = Expressions::kScoreFactor * kLog2E;
     }
-    const float y = fmaf(x, c, -lse * kLog2E);
-    return exp2_approximate(y > 0 ? 0 : y);
-  }
-
-  // S <- P of what dropout keeps and dP <- dS, each as far as a sum needs it; 0 where a query does
-  // not see a key. Whether some P is 0, with kScoreHides.
-  __device__ __forceinline__ bool weigh(Warp& w, int block, int head_q, bool mixed) const {
     bool any_zero = false;
-    const Sequence& q = tile.sequence;
-    const RowTerms* all = tile.terms(p, head_q);
-    unsigned long long kept = ~0ull;
-    if constexpr (C::kDropout) kept = draw(block, head_q);
-    int at = 0;
-    for_each(w.s, [&](float& s, int i, int column) {
-      float& dp = w.dp[at];
-      const int element = at++;
-      column += block * C::kBlockN;
-      const int query = kOfKeys ? column : row(i), key = kOfKeys ? row(i) : column;
-      // Rows past a length were copied as zeros: what they read here is of no use.
-      const RowTerms terms = all[min(query, q.length_q - 1)];
-      bool visible = true;
-      if (mixed) {
-        visible = query < q.length_q && key < q.length_k;
-        if constexpr (Expressions::kHasMask) {
-          visible = visible && e.mask(query, key, q.batch, head_q, q.length_q, q.length_k);
-        }
-      }
-      const float probable = probability(s, terms.lse, query, key, head_q);
-      if constexpr (C::kScoreHides) any_zero = any_zero | (probable == 0);
-      float z = 1;
-      if constexpr (C::kDropout) z = kept >> element & 1 ? p.dropout_scale : 0;
-      if constexpr (kFirst) {
-        float ds = probable * fmaf(z, dp, -terms.d);
-        if constexpr (Slope::kHasSlope) {
-          ds *= slope.slope(s * p.scale, query, key, q.batch, head_q, q.length_q, q.length_k);
-        }
-        dp = visible && probable != 0 ? ds : 0;  // 0 takes nothing of V
-      }
-      if constexpr (kSecond) s = visible && z != 0 ? probable : 0;  // times z with the sum
+    for_each_score(0, 1, [&](int i, int j, int r, int row, int key) {
+      float& x = s[i][j][r];
+      const int query = first_query + row;
+      const float probable =
+          kExponentiated ? x
+                         : weights.probability(x, row_term(stage, Layout::kLse, row), query, key);
+      any_zero |= probable == 0;
+      weights.template weigh<true, true>(probable, x, dp[i][j][r], row_term(stage, Layout::kD, row),
+                                         query, key, kMixed, (kept[i] >> (8 * j + r) & 1) != 0);
     });
     return any_zero;
   }
 
-  // The bits of the thread's elements, in the order of for_each (docs/numerics.md).
-  __device__ __forceinline__ unsigned long long draw(int block, int head_q) const {
-    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
-    const unsigned batch_head =
-        static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
-        static_cast<unsigned>(head_q);
-    const int column0 = block * C::kBlockN + 2 * (lane() % 4);
-    unsigned long long kept = 0;
-    const auto keep = [&](int element, unsigned word, bool odd) {
-      const unsigned number = odd ? word >> 16 : word & 0xffffu;
-      kept |= static_cast<unsigned long long>(number >= p.dropout_threshold ? 1 : 0) << element;
-    };
-    if constexpr (kOfKeys) {
-      const int key = row(0);
-      const bool upper =
-          key / 8 % 4 != 0;  // words 2 and 3: a warp's 16 keys begin at 0 or 16 of 32
-#pragma unroll
-      for (int j = 0; j < C::kBlockN / 8; ++j) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const DropoutRow of_query(dropout, batch_head,
-                                    static_cast<unsigned>(column0 + 8 * j + c));
-          const PhiloxWords w = of_query.words(DropoutColumns(dropout, key / 32, key % 8 / 2));
-          keep(4 * j + c, upper ? w.word[2] : w.word[0], key % 2 != 0);
-          keep(4 * j + 2 + c, upper ? w.word[3] : w.word[1], key % 2 != 0);
-        }
-      }
+  __device__ __forceinline__ void put_weights_at(const Scores& x, int at, int row,
+                                                 int column) const {
+    if constexpr (C::kStoreMatrices) {
+      put_matrices<Element, TileP>(x, shared, at, row, column);
     } else {
+      put_sums<Element, TileP, 16>(x, 1.f, at, row, column);
+    }
+  }
+
+  // P and dS to shared memory. Whether some P is 0; the same answer in all threads, which have all
+  // put theirs there.
+  __device__ __forceinline__ bool put_weights(int stage, int block, int head_q, bool mixed) const {
+    const Weights weights{p, e, slope, tile.sequence, head_q};
+    const int row = warp() % C::kScoreWarps * kScoreRows, first_query = block * C::kBlockN;
+    const int column = warp() / C::kScoreWarps * kScoreColumns;
+    Scores s, dp;
+    clear(s);
+    clear(dp);
+    add_product<Element, kSteps>(
+        s, SharedOperand<Element, TileQ, Side::a, false>(shared, stage_at(stage), row),
+        SharedOperand<Element, TileQ, Side::b, false>(shared, 0, column));
+    // Exponentials run beside the products of dP; a score's slope needs S afterwards.
+    constexpr bool kEarly = !Slope::kHasSlope;
+    const auto exponentiate = [&](int step) {
+      if constexpr (kEarly) {
+        for_each_score(step, kStepsV, [&](int i, int j, int r, int of_row, int key) {
+          s[i][j][r] = weights.probability(s[i][j][r], row_term(stage, Layout::kLse, of_row),
+                                           first_query + of_row, key);
+        });
+      }
+    };
+    add_product<Element, kStepsV>(
+        dp,
+        SharedOperand<Element, TileO, Side::a, false>(shared, stage_at(stage) + Layout::kOutput,
+                                                      row),
+        SharedOperand<Element, TileO, Side::b, false>(shared, Layout::kV, column), exponentiate);
+    const bool zero = mixed ? weigh<true, kEarly>(weights, s, dp, stage, first_query)
+                            : weigh<false, kEarly>(weights, s, dp, stage, first_query);
+    put_weights_at(s, Layout::kP, row, column);
+    put_weights_at(dp, Layout::kDs, row, column);
+    if constexpr (C::kScoreHides) return __syncthreads_or(zero) != 0;
+    __syncthreads();
+    return false;
+  }
+
+  // kSeen: where a weight is 0, whatever it is multiplied with takes no part.
+  template <bool kSeen, int kProductSteps, int kRows, int kColumns, class A, class B>
+  static __device__ __forceinline__ void add(float (&sums)[kRows][kColumns][8], const A& a,
+                                             const B& b) {
+    if constexpr (kSeen) {
+      add_seen_product<Element, kProductSteps>(sums, a, b);
+    } else {
+      add_product<Element, kProductSteps>(sums, a, b);
+    }
+  }
+
+  template <bool kSeen>
+  __device__ __forceinline__ void add_gradients(SumsK& dk, SumsV& dv, int stage, int block,
+                                                int head_q) const {
+    const int keys = warp() % C::kKeyWarps * kKeyRows, column = warp() / C::kKeyWarps * 16;
+    add<kSeen, C::kBlockN / 16>(
+        dv, SharedOperand<Element, TileP, Side::a, true>(shared, Layout::kP, keys),
+        SharedOperand<Element, TileO, Side::b, true, 16 * kKeyTurns>(
+            shared, stage_at(stage) + Layout::kOutput, column));
+    add<kSeen, C::kBlockN / 16>(
+        dk, SharedOperand<Element, TileP, Side::a, true>(shared, Layout::kDs, keys),
+        SharedOperand<Element, TileQ, Side::b, true, 16 * kKeyTurns>(shared, stage_at(stage),
+                                                                     column));
+    add_dq<kSeen>(block, head_q);
+  }
+
+  template <bool kSeen>
+  __device__ __forceinline__ void add_dq(int block, int head_q) const {
+    const int row = warp() % C::kQueryWarps * kQueryRows, column_warp = warp() / C::kQueryWarps;
+    float dq[kQueryRows / 16][kDqBlocks][8];
+    clear(dq);
+    add<kSeen, C::kBlockM / 16>(
+        dq, SharedOperand<Element, TileP, Side::a, false>(shared, Layout::kDs, row),
+        SharedOperand<Element, TileQ, Side::b, true, 16 * kQueryTurns>(shared, 0,
+                                                                       16 * column_warp));
+    float* const sums = p.dq_sum + row_of(block, head_q) * C::kHeadDim + 4 * lane();
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const DropoutRow of_query(dropout, batch_head, static_cast<unsigned>(row(i)));
+    for (int i = 0; i < kQueryRows / 16; ++i) {
+      const int block16 = row / 16 + i;  // of rows
 #pragma unroll
-        for (int group = 0; group < C::kBlockN / 32; ++group) {
-          const PhiloxWords w = of_query.words(
-              DropoutColumns(dropout, block * (C::kBlockN / 32) + group, lane() % 4));
+      for (int j = 0; j < kDqBlocks; ++j) {
+        // Blocks of 16 columns, of a part of DqOrder.
+        constexpr int kPartBlocks = Order::kMostColumns / 16;
+        const int part = j * kQueryTurns / kPartBlocks;
+        const int columns = Order::columns(part < Order::kParts ? part : 0);
+        const int of_part = j * kQueryTurns % kPartBlocks + column_warp;
+        float* const to = sums + block16 / 4 * (kPlace * C::kHeadDim) + Order::part_at(part) +
+                          block16 % 4 * Order::warp_floats(columns) + of_part * 2 * Order::kWord;
 #pragma unroll
-          for (int t = 0; t < 4; ++t) {
-            keep(4 * (4 * group + t) + 2 * i, w.word[t], false);
-            keep(4 * (4 * group + t) + 2 * i + 1, w.word[t], true);
+        for (int half = 0; half < 2; ++half) {
+          const float* const x = dq[i][j] + 4 * half;
+          constexpr bool kWhole = C::kHeadDim % (16 * kQueryTurns) == 0;
+          if (kWhole || 2 * (j * kQueryTurns + column_warp) + half < C::kHeadDim / 8) {
+            add_to_memory(to + half * Order::kWord, x[0], x[1], x[2], x[3]);
           }
         }
       }
     }
-    return kept;
+  }
+
+  // Whether Q, dO or K holds an infinity or NaN; the same answer in all threads.
+  __device__ __forceinline__ bool any_special(int stage) const {
+    const bool special = holds_special<Element, kThreads>(0, C::kBlockM * TileQ::kRowBytes) |
+                         holds_special<Element, kThreads>(stage_at(stage), Layout::kLse);
+    return __syncthreads_or(special) != 0;
   }
 
   // ---- the tile
 
   // Goes through the blocks of a list that is not empty: `blocks` of each head, head after head.
   template <class List>
-  __device__ __forceinline__ void accumulate(Warp& w, List& list, int blocks) const {
+  __device__ __forceinline__ void accumulate(SumsK& dk, SumsV& dv, List& list, int blocks) const {
     const auto head_of = [&](int i) { return tile.head_q(p) + i / blocks; };
-    load_rows();
-    load_columns(0, list.block() % blocks, head_of(list.block()));
+    load_keys();
+    load_queries(0, list.block() % blocks, head_of(list.block()));
     copy_async_commit();
     int stage = 0;
     while (true) {
@@ -346,89 +327,57 @@ struct BackwardSm80 {
       list.advance();
       const bool ends = !list.more();
       const auto load_next = [&](int to) {
-        if (!ends) load_columns(to, list.block() % blocks, head_of(list.block()));
+        if (!ends) load_queries(to, list.block() % blocks, head_of(list.block()));
         copy_async_commit();
       };
       copy_async_wait<0>();
-      __syncthreads();  // the columns are here; nobody reads the block before any more
+      __syncthreads();  // the queries are here; nobody reads the block before any more
       if constexpr (C::kStages == 2) load_next(stage ^ 1);
-      const auto b1 = static_cast<unsigned>(stage * Layout::kB1);
-      const auto b2 = static_cast<unsigned>(stage * Layout::kB2);
-      multiply_rows<Tile1>(w.s, w.a1, w.b1 + b1);
-      if constexpr (kFirst) multiply_rows<Tile2>(w.dp, w.a2, w.b2 + b2);
-      const bool zero = weigh(w, block, head, mixed);
-      bool careful = mixed;
-      if constexpr (C::kScoreHides) careful = careful || __syncthreads_or(zero) != 0;
-      if constexpr (kSecond) {
-        const int at = Layout::kB2At + stage * Layout::kB2;
-        if (careful && any_special<Tile2>(at)) {
-          add_seen<Tile2, C::kHeadDimV>(w.second, w.s, at);
-        } else {
-          add<Tile2>(w.second, w.s, w.b2_transposed + b2);
-        }
-      }
-      if constexpr (kFirst) {
-        const int at = Layout::kB1At + stage * Layout::kB1;
-        if (careful && any_special<Tile1>(at)) {
-          add_seen<Tile1, C::kHeadDim>(w.first, w.dp, at);
-        } else {
-          add<Tile1>(w.first, w.dp, w.b1_transposed + b1);
-        }
+      const bool careful = put_weights(stage, block, head, mixed) || mixed;
+      if (careful && any_special(stage)) {
+        add_gradients<true>(dk, dv, stage, block, head);
+      } else {
+        add_gradients<false>(dk, dv, stage, block, head);
       }
       if (ends) break;
       if constexpr (C::kStages == 1) {
-        __syncthreads();  // nobody reads the columns any more
+        __syncthreads();  // nobody reads the queries any more
         load_next(0);
       }
       stage ^= C::kStages - 1;
     }
   }
 
-  // Rows of a gradient that exist; 0 where they are not in use.
-  template <int kColumns>
-  __device__ __forceinline__ void store(float (&x)[kColumns / 2], float factor, void* to,
+  // Through the place at `at` of shared memory. Rows of a gradient that exist; 0 where they are not
+  // in use.
+  template <class Tile, int kBlocks>
+  __device__ __forceinline__ void store(const float (&sums)[kKeyRows / 16][kBlocks][8],
+                                        float factor, int at, void* to,
                                         const Strides& strides) const {
     if (to == nullptr) return;
-    const TensorRows rows =
-        kOfKeys ? tile.of_keys(to, strides, tile.head) : tile.of_queries(to, strides, tile.head);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (row(i) >= rows.count) {
-#pragma unroll
-        for (int j = 0; j < kColumns / 8; ++j) x[4 * j + 2 * i] = x[4 * j + 2 * i + 1] = 0;
-      }
-      store_row<Element, kColumns>(x, i, factor,
-                                   static_cast<char*>(to) + 2 * (rows.start + row(i) * rows.stride),
-                                   row(i) < tile.rows_present());
-    }
+    put_sums<Element, Tile, 16 * kKeyTurns>(sums, factor, at, warp() % C::kKeyWarps * kKeyRows,
+                                            warp() / C::kKeyWarps * 16);
+    __syncthreads();
+    const TensorRows rows = tile.of_keys(to, strides, tile.head);
+    store_tile<Tile, C::kBlockM, kThreads>(
+        at, static_cast<char*>(to) + 2 * (rows.start + tile.first * rows.stride), 2 * rows.stride,
+        tile.rows_present() - tile.first, rows.count - tile.first);
   }
 
   __device__ __forceinline__ void run() const {
-    Warp w;
-    const int l = lane(), row16 = static_cast<int>(threadIdx.x / 32) * 16;
-    w.a1 = Tile1::lane(shared, row16 + l % 16, l / 16);
-    w.a2 = Tile2::lane(shared + Layout::kA1, row16 + l % 16, l / 16);
-    w.b1 = Tile1::lane(shared + Layout::kB1At, l / 16 * 8 + l % 8, l / 8 % 2);
-    w.b2 = Tile2::lane(shared + Layout::kB2At, l / 16 * 8 + l % 8, l / 8 % 2);
-    w.b1_transposed = Tile1::lane(shared + Layout::kB1At, l % 16, l / 16);
-    w.b2_transposed = Tile2::lane(shared + Layout::kB2At, l % 16, l / 16);
-#pragma unroll
-    for (float& x : w.first) x = 0;
-#pragma unroll
-    for (float& x : w.second) x = 0;
+    SumsK dk;
+    SumsV dv;
+    clear(dk);
+    clear(dv);
     const int blocks = tile.blocks();
     const auto coverage_of = [&](int i) {
       return tile.coverage(e, i % blocks, tile.head_q(p) + i / blocks);
     };
     BlockList list(coverage_of, blocks * tile.heads(p));
-    if (list.more()) accumulate(w, list, blocks);
-    if constexpr (kFirst) {
-      store<C::kHeadDim>(w.first, p.scale, kOfKeys ? p.dk : p.dq,
-                         kOfKeys ? p.dk_strides : p.dq_strides);
-    }
-    if constexpr (kSecond) {
-      store<C::kHeadDimV>(w.second, C::kDropout ? p.dropout_scale : 1.f, p.dv, p.dv_strides);
-    }
+    if (list.more()) accumulate(dk, dv, list, blocks);
+    __syncthreads();  // nobody reads K and V any more
+    store<TileQ>(dk, p.scale, 0, p.dk, p.dk_strides);
+    store<TileO>(dv, C::kDropout ? p.dropout_scale : 1.f, Layout::kV, p.dv, p.dv_strides);
   }
 };
 
@@ -436,8 +385,11 @@ template <class C, class Expressions, class Slope>
 __device__ __forceinline__ void backward_sm80(const BackwardParams& p, const Expressions& e,
                                               const Slope& slope) {
   extern __shared__ __align__(128) char memory[];
+  wait_for_dependencies();
+  launch_dependents();
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
-  const auto tile = GradientTile<C>::at(p, static_cast<int>(blockIdx.x));
+  const KeyTile of = key_tile_at<C>(p, static_cast<int>(blockIdx.x));
+  const GradientTile<C> tile{sequence_of<C>(p, of.batch), of.head_k, of.key_block * C::kBlockM};
   if (tile.first >= tile.rows_present()) return;
   BackwardSm80<C, Expressions, Slope>{p, e, slope, tile, shared}.run();
 }

@@ -4,13 +4,15 @@
 #pragma once
 
 #include "ptx/cp_async.cuh"
+#include "tile/accumulator.cuh"
 
 namespace attn::device {
 
-// kColumns: a multiple of 8. Rows are rounded up to 16 columns, the k of one product.
-template <int kColumns>
+// kColumns: a multiple of 8. Rows are rounded up to kRound columns: 16, the k of one product, or a
+// multiple of 16.
+template <int kColumns, int kRound = 16>
 struct SharedTile {
-  static constexpr int kChunks = (kColumns + 15) / 16 * 2;
+  static constexpr int kChunks = (kColumns + kRound - 1) / kRound * (kRound / 8);
   static constexpr int kUsedChunks = kColumns / 8;
   static constexpr int kRowBytes = 16 * kChunks;
   // Chunks are exchanged within aligned groups of this many. Rows begin kChunks chunks apart, so
@@ -90,6 +92,29 @@ __device__ __forceinline__ void load_tile(unsigned tile, const char* first, long
     if (kRows % Share::kDown != 0 && rows + Share::row() >= kRows) break;
     Share::copy(tile, rows, from, rows < count);
     from += Share::kDown * stride;
+  }
+}
+
+// Stores the kRows rows of a tile at offset `at` of shared memory as load_tile asks for them:
+// `present` rows exist, of which those from `used` on become zeros.
+template <class Tile, int kRows, int kThreads>
+__device__ __forceinline__ void store_tile(int at, char* first, long long stride, int present,
+                                           int used) {
+  extern __shared__ __align__(128) char memory[];
+  using Share = TileShare<Tile, kThreads>;
+#pragma unroll
+  for (int rows = 0; rows < kRows; rows += Share::kDown) {
+    const int row = rows + Share::row();
+    if (row >= kRows || row >= present) break;
+    const char* from =
+        memory + at + Tile::offset(Share::row(), Share::column()) + rows * Tile::kRowBytes;
+    char* to = first + row * stride + 16 * Share::column();
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; chunk += Share::kAcross) {
+      if (chunk + Share::column() >= Tile::kUsedChunks) break;
+      const Words4 x = *reinterpret_cast<const Words4*>(from + 16 * chunk);
+      *reinterpret_cast<Words4*>(to + 16 * chunk) = row < used ? x : Words4{0, 0, 0, 0};
+    }
   }
 }
 

@@ -16,7 +16,7 @@ class BackwardBlocks {
     int head_q, block;
     bool mixed;
   };
-  __device__ __forceinline__ BackwardBlocks(const BackwardParams& p, const BackwardTile& t)
+  __device__ __forceinline__ BackwardBlocks(const BackwardParams& p, const KeyTile& t)
       : p_(p), t_(t), head_(t.head_k * group()), words_(words()) {}
   // False when there are no more.
   __device__ __forceinline__ bool next(Block& to) {
@@ -51,7 +51,7 @@ class BackwardBlocks {
   }
 
   const BackwardParams& p_;
-  const BackwardTile& t_;
+  const KeyTile& t_;
   int head_, window_ = -1;
   const QueryWord* words_;
   unsigned present_ = 0, mixed_ = 0;
@@ -95,7 +95,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       return dealer.next();
     };
     for (int index = draw(); index < p.num_tiles; index = draw()) {
-      const BackwardTile t = this->tile_at(index);
+      const KeyTile t = key_tile_at<C>(p, index);
       const Sequence q = sequence_of<C>(p, t.batch);
       if (t.key_block * kKeys >= q.rows_k) continue;
       BackwardBlocks<C> blocks(p, t);

@@ -6,16 +6,11 @@
 #include "params.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
+#include "schedule/key_tiles.cuh"
 #include "schedule/query_words.cuh"
 #include "schedule/sequence.cuh"
 
 namespace attn::device {
-
-// kKeys keys of a K, V head, which stay; blocks of kQueries queries of all heads of its group pass
-// by.
-struct BackwardTile {
-  int batch, head_k, key_block;
-};
 
 // One block of queries that passes by, as the producer makes it. All steps of a block of threads
 // are counted; step n uses place n of each ring.
@@ -45,22 +40,6 @@ struct BackwardSm90Tiles {
   const BackwardParams& p;
   const BackwardMaps& maps;
   unsigned shared;  // 1024-byte aligned
-
-  // A mask leaves the first keys the most queries, if it is causal: the longest tiles come first.
-  // Without one, all tiles of a head follow each other. Where tiles take turns, the last keys come
-  // first (schedule/dq_turns.cuh), of several heads in turn so that those of one follow each other
-  // slowly.
-  __device__ __forceinline__ BackwardTile tile_at(int index) const {
-    const int together = p.heads_at_once * p.key_blocks;
-    const int group = index / together, inside = index % together;
-    const int first = group * p.heads_at_once;
-    const int width = min(p.heads_at_once, p.batch * p.heads_k - first);
-    constexpr bool kInTurn = C::kLongestFirst || C::kOrdered;
-    const int pair = first + (kInTurn ? inside % width : inside / p.key_blocks);
-    const int key_block = kInTurn ? inside / width : inside % p.key_blocks;
-    return {pair / p.heads_k, pair % p.heads_k,
-            C::kOrdered ? p.key_blocks - 1 - key_block : key_block};
-  }
 
   __device__ __forceinline__ unsigned step_address(unsigned n) const {
     return shared +

@@ -1,4 +1,4 @@
-#include "cuda/backward/sm90.hpp"
+#include "cuda/backward/one_pass.hpp"
 
 #include <algorithm>
 #include <array>
@@ -17,8 +17,9 @@ constexpr int kWordBlocks = 32;  // of queries, of a word
 constexpr std::int64_t kRowsThreads = 256, kWordsThreads = 128, kDqThreads = 128, kWordThreads = 32;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+// Places of a head: whole blocks of queries of the kernel.
 std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
-  return divide_up(p.seqlen_q, c.block_n);
+  return divide_up(p.seqlen_q, c.block_n) * (c.block_n / kPlaceQueries);
 }
 std::int64_t key_blocks(const Problem& p, const BackwardConfig& c) {
   return divide_up(p.seqlen_k, c.block_m);
@@ -27,6 +28,7 @@ core::Size num_rows(const Problem& p, const BackwardConfig& c) {
   return core::divide_up(p.seqlen_q, c.block_n) * c.block_n * p.heads_q * p.batch;
 }
 core::Size num_words(const Problem& p, const BackwardConfig& c) {
+  if (c.kernel != BackwardKernel::sm90) return 0;
   return core::divide_up(query_blocks(p, c), kWordBlocks) * key_blocks(p, c) *
          (c.mask_heads ? p.heads_q : 1) * (c.mask_batches ? p.batch : 1);
 }
@@ -89,21 +91,21 @@ std::optional<BackwardMaps> backward_maps(const Problem& p, const BackwardConfig
   return std::nullopt;
 }
 
-core::Size backward_sm90_workspace(const Problem& p, const BackwardConfig& config) {
+core::Size one_pass_workspace(const Problem& p, const BackwardConfig& config) {
   // dQ, LSE and D, each of whole blocks of 64 rows: multiples of 128 bytes.
   return num_rows(p, config) * (4 * p.head_dim + 8) + turns_bytes(p, config) +
          num_words(p, config) * static_cast<std::int64_t>(sizeof(device::QueryWord));
 }
 
-core::Size backward_sm90_blocks(const Problem& p, const BackwardConfig& config) {
+core::Size one_pass_blocks(const Problem& p, const BackwardConfig& config) {
   const core::Size rows = core::divide_up(
       num_rows(p, config) * static_cast<std::int64_t>(backward_row_threads(config)), kRowsThreads);
   return std::max({rows, core::divide_up(num_words(p, config) * kWordThreads, kWordsThreads),
-                   core::divide_up(num_rows(p, config), config.block_n), num_tiles(p, config)});
+                   core::divide_up(num_rows(p, config), kPlaceQueries), num_tiles(p, config)});
 }
 
-void set_backward_sm90_parameters(device::BackwardParams& to, const Problem& p,
-                                  const BackwardConfig& config, std::byte* at) {
+void set_one_pass_parameters(device::BackwardParams& to, const Problem& p,
+                             const BackwardConfig& config, std::byte* at) {
   const std::int64_t rows = num_rows(p, config).value();
   to.dq_sum = reinterpret_cast<float*>(at);
   to.lse2 = to.dq_sum + rows * p.head_dim;
@@ -119,30 +121,38 @@ void set_backward_sm90_parameters(device::BackwardParams& to, const Problem& p,
   to.counter = device::kNoCounter;
 }
 
-void launch_backward_sm90(const BackwardSm90Kernels& kernels, const BackwardConfig& config,
-                          int multiprocessors, device::BackwardParams& parameters,
-                          BackwardMaps& maps, std::vector<std::byte>& expressions,
-                          std::vector<std::byte>& derivatives, const Context& context) {
+void launch_one_pass(const OnePassKernels& kernels, const BackwardConfig& config,
+                     const DeviceInfo& device, device::BackwardParams& parameters,
+                     BackwardMaps* maps, std::vector<std::byte>& expressions,
+                     std::vector<std::byte>& derivatives, const Context& context) {
   device::BackwardParams& p = parameters;
   const std::int64_t places = std::int64_t{p.query_blocks} * p.heads_q * p.batch;
   if (places == 0 || p.num_tiles == 0) return;
-  std::array<void*, 4> arguments{&p, expressions.data(), derivatives.data(), &maps};
+  const bool dependent = device.arch >= 90;
+  std::array<void*, 4> arguments{&p, expressions.data(), derivatives.data(), maps};
   launch(*kernels.rows,
-         divide_up(places * config.block_n * backward_row_threads(config), kRowsThreads),
+         divide_up(places * kPlaceQueries * backward_row_threads(config), kRowsThreads),
          kRowsThreads, arguments.data(), context, false);
-  const std::int64_t words = std::int64_t{p.query_windows} * p.key_blocks *
-                             (config.mask_heads ? p.heads_q : 1) *
-                             (config.mask_batches ? p.batch : 1);
-  launch(*kernels.words, divide_up(words * kWordThreads, kWordsThreads), kWordsThreads,
-         arguments.data(), context, true);
+  if (kernels.words != nullptr) {
+    const std::int64_t words = std::int64_t{p.query_windows} * p.key_blocks *
+                               (config.mask_heads ? p.heads_q : 1) *
+                               (config.mask_batches ? p.batch : 1);
+    launch(*kernels.words, divide_up(words * kWordThreads, kWordsThreads), kWordsThreads,
+           arguments.data(), context, dependent);
+  }
   LaunchConfig main;
-  main.grid[0] = std::min(p.num_tiles, multiprocessors);
+  main.grid[0] = p.num_tiles;
+  if (config.kernel == BackwardKernel::sm90) {  // its blocks of threads stay
+    main.grid[0] = std::min(p.num_tiles, device.sm_count);
+    if (p.num_tiles > device.sm_count && !config.ordered) p.counter = work_counter(context.stream);
+  }
   main.block = static_cast<unsigned>(config.threads());
-  main.programmatic_dependent_launch = true;
+  main.programmatic_dependent_launch = dependent;
   main.shared_bytes = static_cast<unsigned>(config.shared_bytes());
-  if (p.num_tiles > multiprocessors && !config.ordered) p.counter = work_counter(context.stream);
   kernels.main->launch(main, context.stream, arguments.data());
-  if (p.dq != nullptr) launch(*kernels.dq, places, kDqThreads, arguments.data(), context, true);
+  if (p.dq != nullptr) {
+    launch(*kernels.dq, places, kDqThreads, arguments.data(), context, dependent);
+  }
 }
 
 }  // namespace attn::cuda

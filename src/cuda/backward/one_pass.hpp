@@ -1,0 +1,52 @@
+// What the kernels that compute S once, backward_sm90 and backward_sm80, ask for beside the others:
+// a workspace where dQ is summed, kernels before and after, and maps for Hopper's copy engine.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "attn/run.hpp"
+#include "core/tensor/size.hpp"
+#include "cuda/backward/config.hpp"
+#include "cuda/driver/device.hpp"
+#include "cuda/driver/types.hpp"
+#include "cuda/jit/kernel.hpp"
+
+namespace attn::cuda {
+
+// As attn::device::BackwardMaps.
+struct BackwardMaps {
+  CUtensorMap q, k, v, d_o;
+};
+
+// Nothing where the driver does not take a tensor's strides.
+std::optional<BackwardMaps> backward_maps(const Problem& problem, const BackwardConfig& config,
+                                          const Inputs& inputs, const Tensor& d_o);
+
+// Queries of a place (device::BackwardParams), which the kernels before and after go by.
+inline constexpr int kPlaceQueries = 64;
+
+// Bytes of the workspace: of each query of each head LSE and D, and a row of dQ in float32, for
+// whole blocks of queries; on Hopper 8 bytes for what each 32 of these see of a tile of keys.
+// Linear in the length but for these last, which are 8 bytes for 2048 queries x 128 keys.
+core::Size one_pass_workspace(const Problem& problem, const BackwardConfig& config);
+// Of the largest grid, or its tiles.
+core::Size one_pass_blocks(const Problem& problem, const BackwardConfig& config);
+// Sets in `to` what the kernels of `config` read, with their workspace from `at` on, a multiple of
+// 128 bytes.
+void set_one_pass_parameters(device::BackwardParams& to, const Problem& problem,
+                             const BackwardConfig& config, std::byte* at);
+
+struct OnePassKernels {
+  std::shared_ptr<const Kernel> rows{}, words{}, main{}, dq{};  // words: of backward_sm90
+};
+// maps: of backward_sm90, else null. derivatives: the bytes of Slope.
+void launch_one_pass(const OnePassKernels& kernels, const BackwardConfig& config,
+                     const DeviceInfo& device, device::BackwardParams& parameters,
+                     BackwardMaps* maps, std::vector<std::byte>& expressions,
+                     std::vector<std::byte>& derivatives, const Context& context);
+
+}  // namespace attn::cuda

@@ -1,0 +1,104 @@
+// What the portable backward kernels with tensor cores make of each score between their products: P
+// and dS (FlashAttention-2, algorithm 2, lines 11 and 14).
+//
+// Reads of C: kDropout, kScoreHides (a score may be -inf)
+// Slope: src/cuda/codegen/expression_gradients.hpp.
+#pragma once
+
+#include "params.cuh"
+#include "ptx/math.cuh"
+#include "schedule/sequence.cuh"
+#include "softmax/dropout.cuh"
+
+namespace attn::device {
+
+// Of one sequence and head of Q.
+template <class C, class Expressions, class Slope>
+struct BackwardWeights {
+  static constexpr float kLog2E = 1.4426950408889634f;
+
+  const BackwardParams& p;
+  const Expressions& e;
+  const Slope& slope;
+  const Sequence& sequence;
+  int head_q;
+
+  // Never above 1, however large the scores are. lse2: LSE in base 2.
+  __device__ __forceinline__ float probability(float dot, float lse2, int query, int key) const {
+    float x = dot, c = p.scale * kLog2E;
+    if constexpr (Expressions::kHasScore) {
+      x = e.score(dot, query, key, sequence.batch, head_q, sequence.length_q, sequence.length_k);
+      if constexpr (C::kScoreHides) {
+        if (x == minus_infinity()) return 0;  // also where LSE is NaN
+      }
+      c = Expressions::kScoreFactor * kLog2E;
+    }
+    const float y = fmaf(x, c, -lse2);
+    return exp2_approximate(y > 0 ? 0 : y);
+  }
+
+  // s, which is S, <- P where dropout keeps it, to be multiplied by dropout_scale with the sum; dp
+  // <- dS. Each only if it is asked for; 0 where a query of a mixed block does not see a key.
+  template <bool kOfP, bool kOfDs>
+  __device__ __forceinline__ void weigh(float probable, float& s, float& dp, float d, int query,
+                                        int key, bool mixed, bool kept) const {
+    bool visible = true;
+    if (mixed) {
+      visible = query < sequence.length_q && key < sequence.length_k;
+      if constexpr (Expressions::kHasMask) {
+        visible = visible &&
+                  e.mask(query, key, sequence.batch, head_q, sequence.length_q, sequence.length_k);
+      }
+    }
+    if constexpr (kOfDs) {
+      float z = 1;
+      if constexpr (C::kDropout) z = kept ? p.dropout_scale : 0;
+      float ds = probable * fmaf(z, dp, -d);
+      if constexpr (Slope::kHasSlope) {
+        ds *= slope.slope(s * p.scale, query, key, sequence.batch, head_q, sequence.length_q,
+                          sequence.length_k);
+      }
+      const bool hides = mixed || C::kScoreHides;  // 0 then takes nothing of V
+      dp = hides && (!visible || probable == 0) ? 0 : ds;
+    }
+    if constexpr (kOfP) s = visible && kept ? probable : 0;
+  }
+
+  __device__ __forceinline__ Dropout dropout() const {
+    return {p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+  }
+  __device__ __forceinline__ unsigned batch_head() const {
+    return static_cast<unsigned>(sequence.batch) * static_cast<unsigned>(p.heads_q) +
+           static_cast<unsigned>(head_q);
+  }
+  // What dropout keeps of the queries `query` and that + 8 and kColumns keys from `first_key` on,
+  // both multiples of 32: bit r is register r of an accumulator (tile/accumulator.cuh,
+  // docs/numerics.md).
+  template <int kColumns>
+  __device__ __forceinline__ unsigned long long draw(int query, int first_key) const {
+    unsigned long long kept = 0;
+    const Dropout all = dropout();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const DropoutRow row(all, batch_head(), static_cast<unsigned>(query + 8 * i));
+#pragma unroll
+      for (int group = 0; group < kColumns / 32; ++group) {
+        const PhiloxWords w = row.words(
+            DropoutColumns(all, first_key / 32 + group, static_cast<int>(threadIdx.x % 4)));
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          const int r = 4 * (4 * group + t) + 2 * i;
+          kept |= static_cast<unsigned long long>(keeps(w.word[t], false)) << r |
+                  static_cast<unsigned long long>(keeps(w.word[t], true)) << (r + 1);
+        }
+      }
+    }
+    return kept;
+  }
+  // Of the two elements of a word.
+  __device__ __forceinline__ bool keeps(unsigned word, bool odd) const {
+    return (odd ? word >> 16 : word & 0xffffu) >= p.dropout_threshold;
+  }
+};
+
+}  // namespace attn::device

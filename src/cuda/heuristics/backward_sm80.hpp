@@ -1,0 +1,31 @@
+// Tile shapes of backward_sm80, the portable backward kernel that adds dQ to memory.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "cuda/backward/config.hpp"
+
+namespace attn::cuda {
+
+struct BackwardSm80Shape {
+  int head_dim;  // up to this, of the larger of Q K's and V's
+  int queries, keys, warps, stages;
+  int score_warps, key_warps, query_warps;  // BackwardConfig
+  bool store_matrices;                      // on 9.0 and up
+  int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels_backward.txt
+  std::string_view reason;
+  int l2_megabytes = 20;  // of the heads whose tiles are dealt together
+};
+
+// Shared memory that a block of threads may opt in to.
+std::int64_t most_shared_bytes(Arch arch) noexcept;
+
+// The first row that holds the heads and fits the architecture; null where none does.
+const BackwardSm80Shape* backward_sm80_shape(const Problem& problem, Arch arch);
+// Sets the shape in a configuration whose features are set.
+void set_backward_sm80(BackwardConfig& config, const Problem& problem,
+                       const BackwardSm80Shape& shape);
+std::int64_t backward_sm80_shared_bytes(const BackwardConfig& config) noexcept;
+
+}  // namespace attn::cuda
