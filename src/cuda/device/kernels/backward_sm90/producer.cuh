@@ -199,12 +199,6 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     using Order = typename Layout::Order;
     constexpr int kPiece = BackwardTurns<C>::kPiece;
     BackwardTurns<C> turns(p);
-    const auto wait_passing = [&](int first, int stage, unsigned parity) {
-      if constexpr (C::kOrdered) {
-        if (!mbarrier_try(barrier(first, stage), parity)) turns.finish();
-      }
-      wait(first, stage, parity);
-    };
     unsigned parts = 0;  // so far
     for (unsigned n = 0;; ++n) {
 #pragma unroll
@@ -212,7 +206,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         const int stage = StagedRing::stage(parts);
         const unsigned staged =
             shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged);
-        wait_passing(Layout::kFullStaged, stage, StagedRing::parity(parts++));
+        wait(Layout::kFullStaged, stage, StagedRing::parity(parts++));
         const BackwardStep s = this->step(n);
         if ((s.flags & BackwardStep::kEnd) != 0) {
           if constexpr (C::kOrdered) turns.finish();
@@ -246,7 +240,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
                    static_cast<unsigned>(min(kPiece, bytes - at)));
           bulk_commit();
           bulk_wait_read<1>();
-          if constexpr (C::kOrdered) turns.added(at + kPiece);
+          if constexpr (C::kOrdered) turns.added();
         }
         bulk_wait_read();
         mbarrier_arrive(barrier(Layout::kEmptyStaged, stage));

@@ -1,7 +1,7 @@
 // How the thread of the Hopper backward kernel that adds dQ keeps to the order of the tiles
-// (schedule/dq_turns.cuh). Additions are under way for long: a turn is passed on when pieces of the
-// next are under way, or before this thread waits for anything, so that nobody waits for a thread
-// that waits.
+// (schedule/dq_turns.cuh). Additions are under way for some 2500 clocks, so up to three turns are:
+// one is passed on when enough pieces after it were asked for, and all before this thread waits for
+// a turn, so that nobody waits for a thread that waits.
 #pragma once
 
 #include "kernels/backward_sm90/layout.cuh"
@@ -17,13 +17,12 @@ class BackwardTurns {
   using Turns = DqTurns<C>;
   using Order = DqOrder<C::kBlockN, C::kHeadDim>;
   static constexpr int kPiece = 4096;
-  // A turn is passed on when so many pieces of the next were asked for: by then its additions are
-  // mostly done. No more than the shortest turn has.
-  static constexpr int kShortest =
-      4 * C::kBlockN * Order::columns(Order::kParts - 1) % Turns::kBytes;
-  static constexpr int kPassAfter = kShortest == 0 || kShortest > 2 * kPiece
-                                        ? 3
-                                        : (kShortest + kPiece - 1) / kPiece;
+  static constexpr int kPiecesOfStep =
+      (Order::kParts - 1) * (4 * C::kBlockN * Order::kMostColumns / kPiece) +
+      (4 * C::kBlockN * Order::columns(Order::kParts - 1) + kPiece - 1) / kPiece;
+  // Pieces after a turn when it is passed on: by then its additions are mostly done. No more than
+  // a step has, as the next tile is a step or two behind.
+  static constexpr int kPassAfter = kPiecesOfStep < 8 ? kPiecesOfStep : 8;
   // Turns of a part of dQ.
   static constexpr int kOfPart =
       (4 * C::kBlockN * Order::columns(0) + Turns::kBytes - 1) / Turns::kBytes;
@@ -39,7 +38,8 @@ class BackwardTurns {
   __device__ __forceinline__ void forget() { asked_ = kUnknown; }
   // Returns when it is the turn of a step's tile, the i-th of a part.
   __device__ __forceinline__ void take(const BackwardStep& s, int part, int i) {
-    if (earlier_.word != kNone) finish();
+    if (oldest_.word != kNone) finish();
+    oldest_ = earlier_;
     earlier_ = now_;
     now_ = {};
     if ((s.flags & BackwardStep::kUnseen) != 0) return;
@@ -49,18 +49,20 @@ class BackwardTurns {
       finish();
       wait_for_word(passed_ + turn, after);
     }
-    now_ = {turn, static_cast<unsigned>(s.key0 / C::kBlockM + 1)};
+    now_ = {turn, static_cast<unsigned>(s.key0 / C::kBlockM + 1), pieces_};
   }
-  // To be called when `bytes` of a part, whole pieces, were asked to be added.
-  __device__ __forceinline__ void added(int bytes) {
-    if (bytes % Turns::kBytes != kPassAfter * kPiece || earlier_.word == kNone) return;
+  // To be called when a piece was asked to be added.
+  __device__ __forceinline__ void added() {
+    now_.end = ++pieces_;
+    if (!over(oldest_) && !over(earlier_)) return;
     bulk_wait<kPassAfter>();
-    pass(earlier_);
+    if (over(oldest_)) pass(oldest_);
+    if (over(earlier_)) pass(earlier_);
   }
   // Passes on all turns.
   __device__ __forceinline__ void finish() {
-    if (earlier_.word == kNone && now_.word == kNone) return;
     bulk_wait();
+    pass(oldest_);
     pass(earlier_);
     pass(now_);
   }
@@ -70,11 +72,15 @@ class BackwardTurns {
   struct Turn {
     unsigned word = kNone;  // of passed_
     unsigned next = 0;      // what it becomes
+    unsigned end = 0;       // pieces of this thread up to its last
   };
   // A place has dQ of 2 KB at least: no memory holds 2^32 of them.
   static __device__ __forceinline__ unsigned word(const BackwardStep& s, int part, int i) {
     return static_cast<unsigned>(s.place) * Turns::kOfPlace +
            static_cast<unsigned>(part * kOfPart + i);
+  }
+  __device__ __forceinline__ bool over(const Turn& turn) const {
+    return turn.word != kNone && pieces_ - turn.end >= kPassAfter;
   }
   __device__ __forceinline__ void pass(Turn& turn) {
     if (turn.word != kNone) set_word(passed_ + turn.word, turn.next);
@@ -82,7 +88,8 @@ class BackwardTurns {
   }
 
   unsigned* passed_;
-  Turn earlier_{}, now_{};
+  Turn oldest_{}, earlier_{}, now_{};
+  unsigned pieces_ = 0;
   unsigned asked_ = kUnknown;
 };
 
