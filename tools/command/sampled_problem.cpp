@@ -34,7 +34,8 @@ SampledProblem::SampledProblem(const Problem& whole, const Inputs& inputs, const
       sequence_(core::sequence(whole, inputs, sample.batch)),
       problem_(whole),
       query_positions_(i32_array(static_cast<std::int64_t>(sample.rows.size()))),
-      key_positions_(i32_array(sequence_.length_k)) {
+      key_positions_(i32_array(sequence_.length_k)),
+      constants_(i32_array(2)) {
   const std::int64_t group = whole.heads_q / whole.heads_k;
   problem_.batch = 1;
   problem_.seqlen_q = static_cast<std::int64_t>(sample.rows.size());
@@ -51,13 +52,17 @@ SampledProblem::SampledProblem(const Problem& whole, const Inputs& inputs, const
   const auto head = static_cast<std::int32_t>(sample.head_k * group);
   const expr::Buffer query_position("sampled_query", query_positions_.tensor());
   const expr::Buffer key_position("sampled_key", key_positions_.tensor());
+  // Read, not written as numbers: those would be folded in float32, where fp64 is the reference.
+  values(constants_)[0] = static_cast<std::int32_t>(sample.batch);
+  values(constants_)[1] = sequence_.length_q;
+  const expr::Buffer constants("sampled_constants", constants_.tensor());
   for (Expr* e : {&problem_.mask, &problem_.score}) {
     if (e->empty()) continue;
     *e = substitute(*e, Op::query, query_position[expr::symbols().query]);
     *e = substitute(*e, Op::key, key_position[expr::symbols().key]);
     *e = substitute(*e, Op::head, expr::symbols().head + head);
-    *e = substitute(*e, Op::batch, Expr(static_cast<std::int32_t>(sample.batch)));
-    *e = substitute(*e, Op::seqlen_q, Expr(sequence_.length_q));
+    *e = substitute(*e, Op::batch, constants[Expr(0)]);
+    *e = substitute(*e, Op::seqlen_q, constants[Expr(1)]);
   }
 
   inputs_.q = (q_ = queries(inputs.q)).tensor();

@@ -54,6 +54,7 @@ class SampledProblem {
   Problem problem_;
   Inputs inputs_;
   io::Array q_, k_, v_, query_positions_, key_positions_;  // positions: i32, in the whole
+  io::Array constants_;                                    // i32: batch and seqlen_q of the whole
 };
 
 }  // namespace attn::command
