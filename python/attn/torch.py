@@ -78,7 +78,7 @@ def _plain_backward(ctx: Any, d_out: Tensor) -> Any:
 
 _plain_once = once_differentiable(_plain_backward)
 # What _Plain.apply calls in the end, where no transform of functorch is active: 2 of its 6 us.
-_apply_plain = super(torch.autograd.Function, _Plain).apply
+_apply_plain: Any = super(torch.autograd.Function, _Plain).apply  # pyright: ignore
 
 
 class _Eager(torch.autograd.Function):

@@ -3,6 +3,9 @@
 # pyright; and its source distribution, installed to be edited. Says by name what it cannot do without a network.
 #
 #   python/tests/frameworks.sh BUILD    BUILD: a folder with libattn.a; the environment is BUILD/python/frameworks
+#
+# ATTN_FRAMEWORKS_ENV names another environment, which is left as it is: tools that it lacks are said and left out, and
+# nothing is installed there to be edited.
 set -euo pipefail
 build=$(realpath "${1:?usage: python/tests/frameworks.sh BUILD}")
 cd "$(dirname "$0")/../.."
@@ -12,11 +15,12 @@ skip() {  # 77: .ci/run counts the stage as skipped
   exit 77
 }
 
-environment=$build/python/frameworks
+environment=${ATTN_FRAMEWORKS_ENV:-$build/python/frameworks}
 python=$environment/bin/python
 packages=(torch transformers jax psutil einops 'nanobind>=3.1,<4' 'nanobind-backend>=1,<2'
   'scikit-build-core>=0.11' numpy ml_dtypes pytest pytest-xdist mypy ruff 'pyright[nodejs]')
 if ! "$python" -c 'import jax, torch, transformers, xdist' 2>/dev/null; then
+  [[ -z ${ATTN_FRAMEWORKS_ENV:-} ]] || skip "$environment lacks torch, transformers, jax or pytest-xdist"
   base=${PYTHON:-python3}
   command -v "$base" >/dev/null || skip "there is no $base"
   rm -rf "$environment"
@@ -28,26 +32,37 @@ fi
 export PATH=$environment/bin:$PATH OMP_NUM_THREADS=2
 
 echo '--- ruff, mypy, pyright'
-ruff check --quiet
-ruff format --quiet --check python
-mypy
-pyright --level error --pythonpath "$python"
+has() {  # has TOOL: in the environment
+  [[ -x $environment/bin/$1 ]] || { echo "$1 does not run: $environment lacks it"; return 1; }
+}
+if has ruff; then
+  ruff check --quiet
+  ruff format --quiet --check python
+fi
+if has mypy; then mypy; fi
+if has pyright; then pyright --level error --pythonpath "$python"; fi
 
-echo '--- the source distribution, installed to be edited'
-source=$build/python/source
-rm -rf "$source"
-mkdir -p "$source"
-"$python" -c 'import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])' "$source" \
-  >/dev/null
-tar -xzf "$source"/attn-*.tar.gz -C "$source" --strip-components=1
-"$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-  -Ceditable.rebuild=true -e "$source"
-(cd "$build" && "$python" -c '
+# From its source distribution, in this environment.
+install_to_edit() {
+  local source=$build/python/source
+  rm -rf "$source"
+  mkdir -p "$source"
+  "$python" -c 'import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])' "$source" \
+    >/dev/null
+  tar -xzf "$source"/attn-*.tar.gz -C "$source" --strip-components=1
+  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+    -Ceditable.rebuild=true -e "$source"
+  (cd "$build" && "$python" -c '
 import attn, numpy
 q = numpy.ones((1, 3, 2, 8), numpy.float32)
 assert (attn.attention(q, q, q, causal=True) == 1).all()
 assert "/source/" in attn.__file__, attn.__file__' && attn info >/dev/null)
-"$python" -m pip uninstall --quiet --yes attn
+  "$python" -m pip uninstall --quiet --yes attn
+}
+if [[ -z ${ATTN_FRAMEWORKS_ENV:-} ]]; then
+  echo '--- the source distribution, installed to be edited'
+  install_to_edit
+fi
 
 echo '--- tests'
 ATTN_TEST_PROBLEMS=${ATTN_TEST_PROBLEMS:-30} PYTHON_ENVIRONMENT=$environment bash python/tests/run.sh "$build" \
