@@ -121,8 +121,10 @@ TEST(CudaMatmul, TheTableFillsTheMachine) {
     return row_text(choose_matmul_sm90({1, m, n, k, 64}, MatmulRung::stream_k, true, 132));
   };
   EXPECT_EQ(row_of(8192, 8192, 8192), "persistent/128x256");
-  EXPECT_EQ(row_of(1024, 1024, 1024), "split_k/128x128_s2");
-  EXPECT_EQ(row_of(64, 3072, 3072), "split_k/64x128_s4");
+  EXPECT_EQ(row_of(4096, 4096, 4096), "persistent/128x256");
+  EXPECT_EQ(row_of(3072, 3072, 3072), "persistent/128x192");
+  EXPECT_EQ(row_of(1024, 1024, 1024), "persistent/64x128");
+  EXPECT_EQ(row_of(64, 3072, 3072), "split_k/64x64_s2");
   EXPECT_EQ(row_of(1024, 2304, 768), "persistent/128x192");
 }
 
