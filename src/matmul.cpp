@@ -23,7 +23,8 @@ Backend choose_backend(const MatmulProblem& problem, Backend asked, Device devic
   const bool gpu = device.type == DeviceType::cuda;
   if (asked == Backend::automatic) {
     if (gpu) return Backend::cuda;
-    return problem.dtype == DType::f64 ? Backend::reference : Backend::cpu;
+    const bool cpu = problem.dtype != DType::f64 && problem.float8 == Float8::none;
+    return cpu ? Backend::cpu : Backend::reference;
   }
   if (gpu != (asked == Backend::cuda)) {
     throw Error(ErrorCode::invalid_argument,
@@ -31,11 +32,11 @@ Backend choose_backend(const MatmulProblem& problem, Backend asked, Device devic
                             "cuda, elsewhere are cpu and reference (problem {})",
                             name(asked), to_string(device), to_string(problem)));
   }
-  if (asked == Backend::cpu && problem.dtype == DType::f64) {
+  if (asked == Backend::cpu && (problem.dtype == DType::f64 || problem.float8 != Float8::none)) {
     throw Error(ErrorCode::unsupported,
-                fmt::format("dtype is f64; accepted on the cpu backend are f32, bf16 and f16 "
+                fmt::format("dtype is {}; accepted on the cpu backend are f32, bf16 and f16 "
                             "(problem {})",
-                            to_string(problem)));
+                            name(problem.dtype), to_string(problem)));
   }
   return asked;
 }
@@ -58,8 +59,13 @@ void check_rung(Backend backend, const std::string& rung) {
 // Memory of the device, and a workspace where the plan needs one.
 void check_gpu(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
                const Tensor& workspace) {
-  const core::NamedTensor tensors[] = {
-      {"a", inputs.a}, {"b", inputs.b}, {"bias", inputs.bias}, {"c", c}, {"workspace", workspace}};
+  const core::NamedTensor tensors[] = {{"a", inputs.a},
+                                       {"b", inputs.b},
+                                       {"bias", inputs.bias},
+                                       {"scale_a", inputs.scale_a},
+                                       {"scale_b", inputs.scale_b},
+                                       {"c", c},
+                                       {"workspace", workspace}};
   const core::ArgumentCheck check(nullptr, plan.device);
   if (plan.workspace_bytes > 0) {
     check.tensor("workspace", workspace, DType::u8, {core::kAnySize});
@@ -73,7 +79,7 @@ void check_gpu(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor&
                       to_string(workspace), fmt::ptr(workspace.data), plan.workspace_bytes,
                       kAligned, to_string(plan.problem)));
     }
-    check.disjoint(std::span(tensors).subspan(4, 1), std::span(tensors).first(4));
+    check.disjoint(std::span(tensors).last(1), std::span(tensors).first(6));
   }
   for (const core::NamedTensor& named : tensors) {
     if (named.tensor.given()) cuda::check_memory(check, {&named, 1}, plan.device.index);

@@ -32,19 +32,28 @@ enum class MatrixOrder : std::uint8_t {
 };
 std::string_view name(MatrixOrder order) noexcept;
 
+// How the bytes of A and B are read where dtype is u8: the 8-bit floats of the Open Compute Project
+// (OFP8, 2023). e4m3 has no infinity (NaN is 0x7f and 0xff, the largest number 448), e5m2 has one.
+enum class Float8 : std::uint8_t { none, e4m3, e5m2 };
+std::string_view name(Float8 format) noexcept;
+
 // What is to be computed, for every p below batch:
-//   C[p, i, j] = activation(sum_l A[p, i, l] B[p, l, j] + bias[j])
-// A: m x k, B: k x n, C: m x n. Products and sums are f32 (f64 where dtype is). k = 0 gives
-// activation(bias).
+//   C[p, i, j] = activation(scale_a scale_b sum_l A[p, i, l] B[p, l, j] + bias[j])
+// A: m x k, B: k x n, C: m x n. Products and sums are f32 (f64 where dtype is); of 8-bit floats
+// tensor cores keep 13 bits of sums of 128 products. k = 0 gives activation(bias).
 struct MatmulProblem {
   std::int64_t batch = 1, m = 0, n = 0, k = 0;
-  DType dtype = DType::f32;   // of A and B: f32, bf16, f16; f64 on the reference backend
-  DType output = DType::f32;  // of C: dtype or f32 (f64 where dtype is)
+  // Of A and B: f32, bf16, f16; u8 with float8 on a GPU and the reference backend, f64 on the
+  // latter.
+  DType dtype = DType::f32;
+  DType output = DType::f32;  // of C: dtype or f32 (f64 where dtype is); of float8 bf16, f16 or f32
   MatrixOrder order_a = MatrixOrder::row_major;
   MatrixOrder order_b = MatrixOrder::row_major;
   MatrixOrder order_c = MatrixOrder::row_major;
   bool bias = false;
   Activation activation = Activation::none;
+  Float8 float8 = Float8::none;
+  bool scaled = false;  // scale_a and scale_b are given; with float8
 
   double flops() const;  // 2 batch m n k
   bool operator==(const MatmulProblem&) const = default;
@@ -54,16 +63,19 @@ std::string to_string(const MatmulProblem& problem);  // "b1_m1024_n1024_k64_bf1
 // Tensors of rank 2, or 3 with the batch first, all on one device. One of the last two strides is
 // 1 (MatrixOrder); the other strides are free, and that of the batch may be 0.
 struct MatmulInputs {
-  Tensor a{};     // [m, k] or [batch, m, k]
-  Tensor b{};     // [k, n] or [batch, k, n]
-  Tensor bias{};  // f32 [n], any stride; optional
+  Tensor a{};                   // [m, k] or [batch, m, k]
+  Tensor b{};                   // [k, n] or [batch, k, n]
+  Tensor bias{};                // f32 [n], any stride; optional
+  Tensor scale_a{}, scale_b{};  // f32 [1], both or none
 };
 
 struct MatmulOptions {
   Backend backend = Backend::automatic;
-  Device device{};     // make_plan: where the tensors will be. A call with tensors takes theirs.
-  std::string rung{};  // one of matmul_rungs(backend); empty: the fastest that takes the problem
-  int threads = 0;     // cpu: workers that a call may use; 0: as many as there is work for
+  Device device{};  // make_plan: where the tensors will be. A call with tensors takes theirs.
+  // One of matmul_rungs(backend); empty: the fastest that takes the problem. On a GPU the shape of
+  // its tiles may follow: "split_k/64x192_s8" (docs/matmul.md).
+  std::string rung{};
+  int threads = 0;  // cpu: workers that a call may use; 0: as many as there is work for
 };
 
 // The implementations of a backend, slowest first: each adds what the one before lacks
@@ -90,7 +102,7 @@ struct MatmulPlan {
 std::string to_string(const MatmulPlan& plan);
 
 // The description of a call with these tensors. Throws Error(invalid_argument) naming the tensor,
-// what it is and what is accepted.
+// what it is and what is accepted. Where A is u8, the caller sets float8.
 MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c,
                        Activation activation = Activation::none);
 

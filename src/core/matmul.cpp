@@ -22,6 +22,9 @@ constexpr core::EnumName<Activation> kActivations[] = {{Activation::none, "none"
                                                        {Activation::gelu_tanh, "gelu_tanh"},
                                                        {Activation::silu, "silu"}};
 
+constexpr core::EnumName<Float8> kFloat8s[] = {
+    {Float8::none, "none"}, {Float8::e4m3, "e4m3"}, {Float8::e5m2, "e5m2"}};
+
 std::size_t index(std::int32_t rank, std::int32_t from_end) {
   return static_cast<std::size_t>(rank - from_end);
 }
@@ -70,6 +73,7 @@ std::string_view name(Activation activation) noexcept {
 Activation parse_activation(std::string_view text) {
   return core::parse_name(kActivations, "activation", text);
 }
+std::string_view name(Float8 format) noexcept { return core::name_of(kFloat8s, format); }
 std::string_view name(MatrixOrder order) noexcept {
   return order == MatrixOrder::row_major ? "row_major" : "column_major";
 }
@@ -80,12 +84,14 @@ double MatmulProblem::flops() const {
 }
 
 std::string to_string(const MatmulProblem& p) {
-  std::string text = fmt::format("b{}_m{}_n{}_k{}_{}", p.batch, p.m, p.n, p.k, name(p.dtype));
+  std::string text = fmt::format("b{}_m{}_n{}_k{}_{}", p.batch, p.m, p.n, p.k,
+                                 p.float8 == Float8::none ? name(p.dtype) : name(p.float8));
   if (p.output != p.dtype) text += fmt::format("_c{}", name(p.output));
   for (const auto& [letter, order] :
        {std::pair{'a', p.order_a}, std::pair{'b', p.order_b}, std::pair{'c', p.order_c}}) {
     if (order == MatrixOrder::column_major) text += fmt::format("_{}col", letter);
   }
+  if (p.scaled) text += "_scaled";
   if (p.bias) text += "_bias";
   if (p.activation != Activation::none) text += fmt::format("_{}", name(p.activation));
   return text;
@@ -108,6 +114,7 @@ MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c, Activation a
   p.order_b = order_of(check, "b", inputs.b);
   p.order_c = order_of(check, "c", c);
   p.bias = inputs.bias.given();
+  p.scaled = inputs.scale_a.given() || inputs.scale_b.given();
   p.activation = activation;
   return p;
 }
@@ -133,6 +140,8 @@ MatmulOperands::MatmulOperands(const MatmulProblem& p, const MatmulInputs& input
       bias(p.bias ? static_cast<const float*>(inputs.bias.data) : nullptr),
       bias_stride(p.bias ? inputs.bias.strides[0] : 0),
       bias_of_rows(p.order_c == MatrixOrder::column_major),
+      scale_a(p.scaled ? static_cast<const float*>(inputs.scale_a.data) : nullptr),
+      scale_b(p.scaled ? static_cast<const float*>(inputs.scale_b.data) : nullptr),
       activation(p.activation) {
   // The dimension whose neighbours lie together has stride 1, also where it has one element.
   const auto set = [](MatrixView& x, MatrixOrder order) {
@@ -173,9 +182,23 @@ void validate_matmul(const MatmulProblem& p) {
                                to_string(p)));
     }
   }
-  if (!is_floating(p.dtype)) {
-    check.refuse(fmt::format("dtype is {}; accepted are f32, bf16, f16 and f64 (problem {})",
-                             name(p.dtype), to_string(p)));
+  const bool float8 = p.float8 != Float8::none;
+  if (float8 ? p.dtype != DType::u8 : !is_floating(p.dtype)) {
+    check.refuse(
+        fmt::format("dtype is {} and float8 {}; accepted are f32, bf16, f16 and f64 with "
+                    "none, and u8 with e4m3 and e5m2 (problem {})",
+                    name(p.dtype), name(p.float8), to_string(p)));
+  }
+  if (p.scaled && !float8) {
+    check.refuse(
+        fmt::format("scale_a and scale_b are given; accepted are none where float8 is none "
+                    "(problem {})",
+                    to_string(p)));
+  }
+  if (float8) {
+    if (is_floating(p.output) && p.output != DType::f64) return;
+    check.refuse(fmt::format("output is {}; accepted of float8 are bf16, f16 and f32 (problem {})",
+                             name(p.output), to_string(p)));
   }
   if (p.output != p.dtype && (p.output != DType::f32 || p.dtype == DType::f64)) {
     check.refuse(fmt::format("output is {}; accepted are {}{} (problem {})", name(p.output),
@@ -208,8 +231,21 @@ void validate_matmul(const MatmulProblem& p, const MatmulInputs& inputs, const T
   if (p.bias) {
     check.tensor("bias", inputs.bias, p.dtype == DType::f64 ? DType::f64 : DType::f32, {p.n});
   }
+  for (const auto& [name, t] :
+       {std::pair{"scale_a", &inputs.scale_a}, std::pair{"scale_b", &inputs.scale_b}}) {
+    if (p.scaled != t->given()) {
+      check.refuse(fmt::format("{} is {}given; accepted is {} (problem {})", name,
+                               p.scaled ? "not " : "", p.scaled ? "f32 [1]" : "none",
+                               to_string(p)));
+    }
+    if (p.scaled) check.tensor(name, *t, DType::f32, {1});
+  }
   const NamedTensor written[] = {{"c", c}};
-  const NamedTensor read[] = {{"a", inputs.a}, {"b", inputs.b}, {"bias", inputs.bias}};
+  const NamedTensor read[] = {{"a", inputs.a},
+                              {"b", inputs.b},
+                              {"bias", inputs.bias},
+                              {"scale_a", inputs.scale_a},
+                              {"scale_b", inputs.scale_b}};
   check.disjoint(written, read);
 }
 

@@ -32,6 +32,7 @@ struct MatmulOperands {
   const float* bias;  // null: none
   std::int64_t bias_stride;
   bool bias_of_rows;
+  const float *scale_a, *scale_b;  // null: 1
   Activation activation;
 
   float bias_at(std::int64_t row, std::int64_t column) const {

@@ -13,8 +13,9 @@ bool encode_map(CUtensorMap& map, const Tensor& tensor, int rank, const MapSizes
     bytes[i] = strides[i] * size_of(tensor.dtype);
   }
   const std::array<std::uint32_t, 5> step{1, 1, 1, 1, 1};
-  const CUtensorMapDataType type = tensor.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  if (tensor.dtype == DType::bf16) type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if (tensor.dtype == DType::u8) type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
   return api().cuTensorMapEncodeTiled(
              &map, type, static_cast<unsigned>(rank), tensor.data, sizes.data(), bytes.data(),
              box.data(), step.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

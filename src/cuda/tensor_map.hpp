@@ -1,4 +1,4 @@
-// Tensors of 16-bit elements as the copy engine knows them (CUtensorMap).
+// Tensors of elements of 16 bits, or 8, as the copy engine knows them (CUtensorMap).
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@ namespace attn::cuda {
 
 using MapSizes = std::array<std::uint64_t, 5>;
 
-// Columns of a panel of shared memory, 128 bytes, and so of every box.
+// Columns of 16 bits of a panel of shared memory, 128 bytes, and so of every box.
 inline constexpr std::uint32_t kMapPanel = 64;
 
 inline std::uint64_t unsigned_of(std::int64_t value) { return static_cast<std::uint64_t>(value); }

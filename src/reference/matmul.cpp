@@ -2,20 +2,36 @@
 
 #include <cmath>
 
+#include "core/float8.hpp"
 #include "core/matmul.hpp"
 #include "core/tensor/element.hpp"
 
 namespace attn::reference {
+namespace {
+
+// An element of A or B.
+double load(const std::byte* at, const MatmulProblem& p) {
+  if (p.float8 == Float8::none) return core::load_element(at, p.dtype);
+  return core::float8_value(std::to_integer<std::uint8_t>(*at), p.float8);
+}
+
+}  // namespace
 
 Element matmul_element(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t batch,
                        std::int64_t row, std::int64_t column) {
   const core::MatrixView a(inputs.a), b(inputs.b);
   Element e;
   for (std::int64_t l = 0; l < p.k; ++l) {
-    const double product = core::load_element(a.at(batch, row, l), a.dtype) *
-                           core::load_element(b.at(batch, l, column), b.dtype);
+    const double product = load(a.at(batch, row, l), p) * load(b.at(batch, l, column), p);
     e.value += product;
     e.magnitude += std::abs(product);
+  }
+  if (p.scaled) {
+    const double scale =
+        core::load_element(static_cast<const std::byte*>(inputs.scale_a.data), DType::f32) *
+        core::load_element(static_cast<const std::byte*>(inputs.scale_b.data), DType::f32);
+    e.value *= scale;
+    e.magnitude *= std::abs(scale);
   }
   if (p.bias) {
     const auto* bias = static_cast<const std::byte*>(inputs.bias.data);

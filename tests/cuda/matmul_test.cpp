@@ -116,6 +116,36 @@ TEST(CudaMatmul, ShapesOfTheTableAreRight) {
   }
 }
 
+// 8-bit floats, scaled or not, by CUDA cores in any order and by tensor cores along k.
+TEST(CudaMatmul, Float8IsRight) {
+  ATTN_NEEDS_GPU();
+  std::uint64_t seed = 40;
+  for (const char* rung : {"naive", "register_tiles", "warp_specialised", "persistent/128x192",
+                           "cluster_multicast/128x128", "split_k/64x128_s4", "stream_k/128x128"}) {
+    for (const Float8 format : {Float8::e4m3, Float8::e5m2}) {
+      const bool even = ++seed % 2 == 0;
+      MatmulProblem p{.m = 72, .n = 208, .k = 272, .dtype = DType::u8};
+      p.output = even ? DType::bf16 : DType::f32;
+      p.order_b = MatrixOrder::column_major;
+      if (even) {  // C^T = B^T A^T
+        p.order_c = MatrixOrder::column_major;
+      }
+      p.float8 = format;
+      p.scaled = even;
+      p.bias = !even;
+      EXPECT_EQ(failure(p, rung, 16, seed), "");
+    }
+  }
+  MatmulOptions options;
+  options.device = kGpu;
+  MatmulProblem p{.m = 64, .n = 64, .k = 64, .dtype = DType::u8, .output = DType::bf16};
+  p.float8 = Float8::e4m3;
+  EXPECT_EQ(make_plan(p, options).rung, "register_tiles");  // B is not contiguous along k
+  options.rung = "persistent";
+  expect_contains(refusal(ErrorCode::unsupported, [&] { make_plan(p, options); }),
+                  "accepted of 8-bit floats are a row-major A and a column-major B");
+}
+
 TEST(CudaMatmul, TheTableFillsTheMachine) {
   const auto row_of = [](std::int64_t m, std::int64_t n, std::int64_t k) {
     return row_text(choose_matmul_sm90({1, m, n, k, 64}, MatmulRung::stream_k, true, 132));
@@ -179,7 +209,9 @@ TEST(CudaMatmul, KernelsCompileWithoutSpills) {
   if (std::getenv("ATTN_NVRTC") != nullptr) GTEST_SKIP() << "skipped: NVRTC is the emulator's";
   const std::string folder = testing::TempDir() + "attn_matmul_kernels";
   std::vector<std::string> rungs = cuda_matmul_rungs();
-  for (const MatmulSm90Shape& row : matmul_sm90_shapes()) rungs.push_back(row_text(row));
+  for (const MatmulSm90Shape& row : matmul_sm90_shapes()) {
+    if (row.shape.columns > 128) rungs.push_back(row_text(row));  // which need most registers
+  }
   int number = 0;  // the rungs with wgmma get the four pairs of orders
   for (const std::string& rung : rungs) {
     MatmulProblem p = problem_of({1, 512, 512, 512}, DType::bf16, ++number % 4);
@@ -192,6 +224,18 @@ TEST(CudaMatmul, KernelsCompileWithoutSpills) {
     RecordProperty(rung + "_registers", report.registers);
     EXPECT_EQ(report.spill_store_bytes, 0) << rung;
     EXPECT_EQ(report.local_bytes, 0) << rung;
+    EXPECT_TRUE(report.warnings.empty()) << rung << ": " << report.warnings.front();
+  }
+  for (const char* rung : {"persistent/128x192", "cluster_multicast/128x128", "split_k/128x128_s2",
+                           "stream_k/128x192"}) {
+    MatmulProblem p{.m = 512, .n = 512, .k = 512, .dtype = DType::u8, .output = DType::bf16};
+    p.order_b = MatrixOrder::column_major;
+    p.float8 = Float8::e4m3;
+    p.scaled = true;
+    const MatmulRequest request = parse_matmul_request(rung);
+    const Source source = matmul_source(choose_matmul(p, {90, true}, request, {}, 132));
+    const Report report = compile_into(source, {90, true}, {}, folder).report;
+    EXPECT_EQ(report.spill_store_bytes, 0) << rung << " of 8-bit floats";
     EXPECT_TRUE(report.warnings.empty()) << rung << ": " << report.warnings.front();
   }
 }

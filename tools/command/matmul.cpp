@@ -48,8 +48,20 @@ std::array<std::int64_t, 4> parse_shape(const std::string& text) {
 
 MatmulProblem problem_of(const Options& options, const std::string& shape) {
   const auto [batch, m, n, k] = parse_shape(shape);
-  MatmulProblem p{.batch = batch, .m = m, .n = n, .k = k, .dtype = parse_dtype(options.dtype)};
-  p.output = options.output.empty() ? p.dtype : parse_dtype(options.output);
+  MatmulProblem p{
+      .batch = batch,
+      .m = m,
+      .n = n,
+      .k = k,
+  };
+  p.float8 = options.dtype == "e4m3"   ? Float8::e4m3
+             : options.dtype == "e5m2" ? Float8::e5m2
+                                       : Float8::none;
+  const bool float8 = p.float8 != Float8::none;
+  p.dtype = float8 ? DType::u8 : parse_dtype(options.dtype);
+  p.scaled = float8;
+  p.output = float8 ? DType::bf16 : p.dtype;
+  if (!options.output.empty()) p.output = parse_dtype(options.output);
   const auto order = [&](std::size_t i) {
     const char letter = i < options.orders.size() ? options.orders[i] : ' ';
     if (options.orders.size() != 3 || (letter != 'r' && letter != 'c')) {
@@ -95,7 +107,8 @@ std::vector<MatmulRow> rows_of(const Options& options, const MatmulProblem& prob
     rows.push_back(row);
   }
   // The peer, where it computes the same.
-  if (device.type == DeviceType::cuda && !problem.bias && problem.activation == Activation::none) {
+  if (device.type == DeviceType::cuda && problem.float8 == Float8::none && !problem.bias &&
+      problem.activation == Activation::none) {
     MatmulRow peer{.problem = problem, .implementation = kCublas, .refused = {}};
     peer.plan.device = device;
     rows.push_back(peer);
@@ -180,7 +193,8 @@ void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
                   "Of the ladder's (docs/matmul.md), one or several with commas, or all; default: "
                   "the fastest that takes the problem")
       ->take_last();
-  sub->add_option("--dtype", options->dtype, "Of A and B: f32, bf16 or f16")
+  sub->add_option("--dtype", options->dtype,
+                  "Of A and B: f32, bf16, f16, and on a GPU e4m3 and e5m2, with scales")
       ->capture_default_str()
       ->take_last();
   sub->add_option("--output", options->output, "Of C: f32 or that of A and B, which is the default")

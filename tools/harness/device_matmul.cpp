@@ -27,11 +27,17 @@ DeviceMatmul::DeviceMatmul(MatmulData& data, const MatmulPlan& plan)
       b_(upload(data.bytes_b, plan.device.index)),
       c_(upload(data.bytes_c, plan.device.index)),
       bias_(upload(data.bytes_bias, plan.device.index)),
+      scales_(upload(data.bytes_scales, plan.device.index)),
       workspace_(plan.device.index,
                  static_cast<std::size_t>(std::max<std::int64_t>(1, plan.workspace_bytes))) {
   inputs.a = there(data.inputs.a, a_, plan.device);
   inputs.b = there(data.inputs.b, b_, plan.device);
   inputs.bias = there(data.inputs.bias, bias_, plan.device);
+  inputs.scale_a = there(data.inputs.scale_a, scales_, plan.device);
+  inputs.scale_b = there(data.inputs.scale_b, scales_, plan.device);
+  if (inputs.scale_b.given()) {
+    inputs.scale_b.data = static_cast<float*>(scales_.data()) + 1;
+  }
   c = there(data.c, c_, plan.device);
 }
 

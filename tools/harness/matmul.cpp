@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "core/float8.hpp"
 #include "core/matmul.hpp"
 #include "core/tensor/element.hpp"
 #include "reference/matmul.hpp"
@@ -30,12 +31,17 @@ Tensor make(std::vector<std::byte>& bytes, DType dtype, MatrixOrder order, std::
 }
 
 template <class Draw>
-void fill(const Tensor& t, const Draw& draw) {
+void fill(const Tensor& t, Float8 float8, const Draw& draw) {
   const core::MatrixView view(t);
   for (std::int64_t p = 0; p < t.shape[0]; ++p) {
     for (std::int64_t i = 0; i < t.shape[1]; ++i) {
       for (std::int64_t j = 0; j < t.shape[2]; ++j) {
-        core::store_element(view.at(p, i, j), t.dtype, draw());
+        const double x = draw();
+        if (float8 == Float8::none) {
+          core::store_element(view.at(p, i, j), t.dtype, x);
+        } else {
+          *view.at(p, i, j) = std::byte{core::float8_bits(x, float8)};
+        }
       }
     }
   }
@@ -69,8 +75,16 @@ MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t 
     }
     return sum;
   };
-  fill(inputs.a, [&] { return 0.25 + normal(); });
-  fill(inputs.b, normal);
+  fill(inputs.a, p.float8, [&] { return 0.25 + normal(); });
+  fill(inputs.b, p.float8, normal);
+  if (p.scaled) {
+    bytes_scales.resize(2 * size_of(DType::f32));
+    for (std::size_t i = 0; i < 2; ++i) {
+      std::byte* at = bytes_scales.data() + i * size_of(DType::f32);
+      core::store_element(at, DType::f32, 1.5 + 0.1 * normal());
+      (i == 0 ? inputs.scale_a : inputs.scale_b) = tensor(static_cast<void*>(at), DType::f32, {1});
+    }
+  }
   if (p.bias) {
     const DType dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
     bytes_bias.resize(static_cast<std::size_t>(std::max<std::int64_t>(1, p.n)) * size_of(dtype));
@@ -108,7 +122,8 @@ MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples) {
   const core::MatrixView view(data.c);
   const Rounding rounding = rounding_of(p.output);
   constexpr double kSlope = 1.13, kLambda = 4;
-  const double share = kSlope * kLambda * std::sqrt(static_cast<double>(p.k) + 2) * 0x1p-24;
+  double share = kSlope * kLambda * std::sqrt(static_cast<double>(p.k) + 2) * 0x1p-24;
+  if (p.float8 != Float8::none) share += kSlope * kLambda * std::sqrt(4. + 1) * 0x1p-13;
   MatmulCheck check;
   const auto look = [&](std::int64_t b, std::int64_t i, std::int64_t j) {
     const reference::Element e = reference::matmul_element(p, data.inputs, b, i, j);

@@ -21,7 +21,7 @@ class MatmulData {
   MatmulProblem problem;
   MatmulInputs inputs;
   Tensor c;
-  std::vector<std::byte> bytes_a, bytes_b, bytes_c, bytes_bias;
+  std::vector<std::byte> bytes_a, bytes_b, bytes_c, bytes_bias, bytes_scales;
 
   void poison();
   // Empty, or what was written between the rows of C.
@@ -38,7 +38,9 @@ struct MatmulCheck {
 // Compares C with the fp64 reference: every element of small products, else `samples` of them with
 // the corners and edges among them. Allowed is 4 sqrt(k + 2) 2^-24 sum_l |A_il B_lj| (Higham and
 // Mary 2019, the probabilistic bound of a sum of k products with lambda = 4), times the largest
-// slope of the activation (1.13), and one rounding of C.
+// slope of the activation (1.13), and one rounding of C. Of 8-bit floats also 4 sqrt(4 + 1) 2^-13
+// sum_l |A_il B_lj|: tensor cores add four times 32 products in 13 bits before the sum is a
+// float's.
 MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples = 4096);
 
 }  // namespace attn::harness

@@ -20,8 +20,14 @@ std::string_view element_type(DType dtype) {
   return {};
 }
 
-ConfigText::ConfigText(DType dtype)
-    : text_(fmt::format("struct Config {{\n  using Element = {};\n", element_type(dtype))) {}
+ConfigText::ConfigText(DType dtype) : ConfigText(element_type(dtype)) {}
+ConfigText::ConfigText(std::string_view element) : text_("struct Config {\n") {
+  type("Element", element);
+}
+
+void ConfigText::type(std::string_view name, std::string_view value) {
+  text_ += fmt::format("  using {} = {};\n", name, value);
+}
 
 void ConfigText::constant(std::string_view type, std::string_view name, std::string_view value) {
   text_ += fmt::format("  static constexpr {} {} = {};\n", type, name, value);

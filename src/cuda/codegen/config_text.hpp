@@ -15,6 +15,8 @@ std::string_view element_type(DType dtype);
 class ConfigText {
  public:
   explicit ConfigText(DType dtype);  // Element
+  explicit ConfigText(std::string_view element);
+  void type(std::string_view name, std::string_view value);
   void number(std::string_view name, int value) { constant("int", name, std::to_string(value)); }
   void flag(std::string_view name, bool value) { constant("bool", name, value ? "true" : "false"); }
   void constant(std::string_view type, std::string_view name, std::string_view value);

@@ -27,11 +27,17 @@ constexpr Operands kSS{"ProductSS", false, "0, 0"}, kRS{"ProductRS", true, "1"},
     kST{"ProductST", false, "0, 1"}, kTS{"ProductTS", false, "1, 0"},
     kTT{"ProductTT", false, "1, 1"};
 
-std::string print_product(DType dtype, int columns, const Operands& kind) {
+// What is multiplied: the device's type, that of PTX, steps of k, and what follows the scales.
+struct Elements {
+  std::string_view name, ptx;
+  int depth;
+  std::string flags;
+};
+
+std::string print_product(const Elements& elements, int columns, const Operands& kind) {
   const bool a_in_registers = kind.a_in_registers;
   const int count = columns / 2;
   const int a = count, b = a + (a_in_registers ? 4 : 1), add = b + 1;
-  const std::string_view type = dtype == DType::bf16 ? "bf16" : "f16";
   std::string accumulators;
   for (int i = 0; i < count; ++i) {
     accumulators += fmt::format("{}\"+f\"(d[{}])", i > 0 ? ", " : "", i);
@@ -47,17 +53,22 @@ std::string print_product(DType dtype, int columns, const Operands& kind) {
       "    asm volatile(\n"
       "        \"{{\\n.reg .pred p;\\n.reg .b64 da, db;\\n\"\n"
       "        \"setp.ne.b32 p, %{5}, 0;\\nmov.b64 db, {{%{6}, {7}}};\\n\"\n"
-      "        {8}\"wgmma.mma_async.sync.aligned.m64n{2}k16.f32.{9}.{9} \"\n"
-      "        \"{{{10}}}, {11}, db, p, 1, 1, {12};\\n}}\"\n"
+      "        {8}\"wgmma.mma_async.sync.aligned.m64n{2}k{15}.f32.{9}.{9} \"\n"
+      "        \"{{{10}}}, {11}, db, p, 1, 1{12};\\n}}\"\n"
       "        : {13}\n"
       "        : {14}, \"r\"(b), \"r\"(add));\n"
       "  }}\n"
       "}};\n",
-      kind.name, dtype == DType::bf16 ? "BFloat16" : "Float16", columns, count,
-      a_in_registers ? "const unsigned*" : "unsigned", add, b, kDescriptorHigh, descriptor_a, type,
-      operands(0, count), a_in_registers ? "{" + operands(a, 4) + "}" : std::string("da"),
-      kind.transposed, accumulators,
-      a_in_registers ? R"("r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))" : R"("r"(a))");
+      kind.name, elements.name, columns, count, a_in_registers ? "const unsigned*" : "unsigned",
+      add, b, kDescriptorHigh, descriptor_a, elements.ptx, operands(0, count),
+      a_in_registers ? "{" + operands(a, 4) + "}" : std::string("da"), elements.flags, accumulators,
+      a_in_registers ? R"("r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))" : R"("r"(a))",
+      elements.depth);
+}
+std::string print_product(DType dtype, int columns, const Operands& kind) {
+  const std::string flags = fmt::format(", {}", kind.transposed);
+  if (dtype == DType::bf16) return print_product({"BFloat16", "bf16", 16, flags}, columns, kind);
+  return print_product({"Float16", "f16", 16, flags}, columns, kind);
 }
 
 }  // namespace
@@ -76,6 +87,10 @@ std::string print_product_ts(DType dtype, int columns) {
 }
 std::string print_product_tt(DType dtype, int columns) {
   return print_product(dtype, columns, kTT);
+}
+
+std::string print_product_float8(std::string_view element, std::string_view format, int columns) {
+  return print_product({element, format, 32, ""}, columns, kSS);
 }
 
 }  // namespace attn::cuda

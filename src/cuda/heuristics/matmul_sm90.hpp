@@ -26,8 +26,10 @@ struct MatmulSizes {
 // Clock cycles that a product takes by this shape, about: docs/matmul.md has the terms.
 double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, int sm_count);
 
-// The row of the least estimate, among those of `rung`, or of all where `any`.
+// The row of the least estimate, among those of `rung`, or of all where `any`, with at most so many
+// columns: 8-bit floats need two sums for each element, 256 columns of which are too many
+// registers.
 const MatmulSm90Shape& choose_matmul_sm90(const MatmulSizes& sizes, MatmulRung rung, bool any,
-                                          int sm_count);
+                                          int sm_count, int most_columns = 256);
 
 }  // namespace attn::cuda

@@ -51,6 +51,14 @@ bool by_vectors(MatmulRung rung) {
 // Why the rung does not take the problem; empty when it does.
 std::string obstacle(MatmulRung rung, const MatmulProblem& p, Arch arch, const MatmulTensors& t) {
   const bool tensor_cores = rung >= MatmulRung::mma_sync;
+  const bool float8 = p.float8 != Float8::none;
+  if (float8 && rung >= MatmulRung::vector_loads && rung < MatmulRung::warp_specialised) {
+    return fmt::format("A and B are {}; accepted are 16-bit types", name(p.float8));
+  }
+  if (float8 && on_hopper(rung) && !(Shape(p).a && Shape(p).b)) {
+    return "A or B is not contiguous along k; accepted of 8-bit floats are a row-major A and a "
+           "column-major B, or both and C the other way";
+  }
   if (tensor_cores && p.dtype == DType::f32) {
     return "dtype is f32; accepted are bf16 and f16, which tensor cores multiply";
   }
@@ -142,8 +150,9 @@ void set_ring(MatmulConfig& c, const MatmulShape& shape) {
 std::string refuse_shape(MatmulRung rung, const MatmulShape& s) {
   const bool splits = rung == MatmulRung::split_k;
   const bool fits = (s.rows == 64 || s.rows == 128) && s.columns >= 64 && s.columns <= 256 &&
-                    s.columns % 64 == 0 && s.splits >= (splits ? 2 : 1) &&
-                    s.splits <= (splits ? 8 : 1) && s.columns / 8 % s.splits == 0;
+                    s.columns % (rung == MatmulRung::cluster_multicast ? 128 : 64) == 0 &&
+                    s.splits >= (splits ? 2 : 1) && s.splits <= (splits ? 8 : 1) &&
+                    s.columns / 8 % s.splits == 0;
   if (fits && in_table(rung)) return {};
   return fmt::format(
       "shape {}x{}_s{} of rung {}; accepted from persistent on are 64 or 128 rows, 64, 128, 192 or "
@@ -196,6 +205,8 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulReques
   MatmulConfig c;
   c.dtype = p.dtype;
   c.output = p.output;
+  c.float8 = p.float8;
+  c.scaled = p.scaled;
   c.steps_together_a = shape.a;
   c.steps_together_b = shape.b;
   if (p.bias) c.bias = p.order_c == MatrixOrder::row_major ? 1 : 2;
@@ -220,18 +231,20 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulReques
     set_tiles(c);
     return c;
   }
-  MatmulShape tile{128, c.rung == MatmulRung::tma_wgmma ? 128 : 256, 1};
+  const bool float8 = p.float8 != Float8::none;
+  MatmulShape tile{128, c.rung == MatmulRung::tma_wgmma || float8 ? 128 : 256, 1};
   if (in_table(c.rung)) {
     const MatmulSizes sizes{p.batch, shape.m, shape.n, p.k,
                             static_cast<std::int64_t>(128 / size_of(p.dtype))};
-    const MatmulSm90Shape& row = choose_matmul_sm90(sizes, c.rung, rung.empty(), sm_count);
+    const MatmulSm90Shape& row =
+        choose_matmul_sm90(sizes, c.rung, rung.empty(), sm_count, float8 ? 192 : 256);
     c.rung = row.rung;
     tile = row.shape;
     c.reason = row.reason;
   }
   if (c.rung == asked && in_table(asked) && request.shape.rows > 0) tile = request.shape;
-  c.stores_boxes =
-      in_table(c.rung) && c.rung != MatmulRung::split_k && p.output == p.dtype && tensors.aligned_c;
+  c.stores_boxes = in_table(c.rung) && c.rung != MatmulRung::split_k && size_of(p.output) == 2 &&
+                   tensors.aligned_c;
   set_ring(c, tile);
   return c;
 }

@@ -55,6 +55,8 @@ struct MatmulTensors {
 struct MatmulConfig {
   MatmulRung rung{};
   DType dtype{}, output{};
+  Float8 float8 = Float8::none;
+  bool scaled = false;
   bool steps_together_a = true, steps_together_b = true;  // once C is row-major
   int bias = 0;                                           // 1: of columns, 2: of rows
   Activation activation{};

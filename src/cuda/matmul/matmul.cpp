@@ -94,6 +94,8 @@ device::MatmulParams parameters_of(const MatmulOperands& o, const MatmulConfig& 
   p.c = o.c.data;
   p.bias = o.bias;
   p.bias_stride = o.bias_stride;
+  p.scale_a = o.scale_a;
+  p.scale_b = o.scale_b;
   if (c.rung == MatmulRung::stream_k) {
     auto* bytes = static_cast<std::byte*>(workspace.data);
     p.partial = reinterpret_cast<float*>(bytes);
@@ -134,10 +136,11 @@ bool encode_operand(CUtensorMap& map, const MatrixView& x, std::int64_t lanes, s
   const std::int64_t ld = steps_together ? lane_stride : step_stride;
   const bool shared = x.batch_stride == 0;
   const std::uint64_t next = unsigned_of(shared ? ld : x.batch_stride);
-  return encode_map(
-      map, t, 4, {unsigned_of(across), unsigned_of(down), unsigned_of(shared ? 1 : batch), 1, 1},
-      {unsigned_of(ld), next, next, 0, 0},
-      {kMapPanel, static_cast<std::uint32_t>(steps_together ? box_lanes : 64), 1, 1, 1});
+  return encode_map(map, t, 4,
+                    {unsigned_of(across), unsigned_of(down), unsigned_of(shared ? 1 : batch), 1, 1},
+                    {unsigned_of(ld), next, next, 0, 0},
+                    {static_cast<std::uint32_t>(2 * kMapPanel / size_of(x.dtype)),
+                     static_cast<std::uint32_t>(steps_together ? box_lanes : 64), 1, 1, 1});
 }
 
 std::optional<Maps> maps_of(const MatmulOperands& o, const MatmulConfig& c) {

@@ -8,8 +8,23 @@
 namespace attn::cuda {
 namespace {
 
+std::string_view element_of(const MatmulConfig& c) {
+  switch (c.float8) {
+    case Float8::none:
+      return element_type(c.dtype);
+    case Float8::e4m3:
+      return "Float8E4M3";
+    case Float8::e5m2:
+      return "Float8E5M2";
+  }
+  return {};
+}
+
 std::string print_config(const MatmulConfig& c) {
-  ConfigText text(c.dtype);
+  ConfigText text(element_of(c));
+  text.type("Result", element_type(c.output));
+  text.flag("kFloat8", c.float8 != Float8::none);
+  text.flag("kScaled", c.scaled);
   text.flag("kFloatOutput", c.output == DType::f32);
   text.number("kBias", c.bias);
   text.number("kActivation", static_cast<int>(c.activation));
@@ -26,6 +41,9 @@ std::string print_config(const MatmulConfig& c) {
 }
 
 std::string print_product(const MatmulConfig& c) {
+  if (c.float8 != Float8::none) {
+    return print_product_float8(element_of(c), name(c.float8), c.block_n);
+  }
   if (c.steps_together_a) {
     return c.steps_together_b ? print_product_ss(c.dtype, c.block_n)
                               : print_product_st(c.dtype, c.block_n);

@@ -186,7 +186,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   return failed ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
 }
 
-CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, std::uint32_t rank,
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, std::uint32_t rank,
                                 void* base, const std::uint64_t* dims, const std::uint64_t* strides,
                                 const std::uint32_t* box, const std::uint32_t*,
                                 CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
@@ -195,6 +195,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, std::uint
   static_assert(sizeof(b) <= sizeof(*map));
   b.base = static_cast<char*>(base);
   b.rank = rank;
+  b.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
   for (std::uint32_t d = 0; d < rank; ++d) {
     b.dims[d] = static_cast<std::uint32_t>(dims[d]);
     b.box[d] = box[d];

@@ -75,6 +75,7 @@ MBarrier& mbarrier(unsigned address) {
 // tensor. Returns the bytes of the box.
 template <class F>
 unsigned for_each_element(const Box& box, unsigned shared, const std::vector<int>& at, F f) {
+  const std::uint32_t size = box.element_bytes;
   std::uint32_t rows = 1;
   for (std::uint32_t d = 1; d < box.rank; ++d) rows *= box.box[d];
   for (std::uint32_t row = 0; row < rows; ++row) {
@@ -89,13 +90,13 @@ unsigned for_each_element(const Box& box, unsigned shared, const std::vector<int
     }
     for (std::uint32_t c = 0; c < box.box[0]; ++c) {
       const std::int64_t column = at[0] + static_cast<std::int64_t>(c);
-      const unsigned flat = shared + row * box.box[0] * 2 + c * 2;
+      const unsigned flat = shared + row * box.box[0] * size + c * size;
       const unsigned place = flat ^ ((flat >> 7 & 7) << 4);
-      check_address(place, 2);
-      f(block->shared + place, inside && column < box.dims[0] ? elements + 2 * column : nullptr);
+      check_address(place, size);
+      f(block->shared + place, inside && column < box.dims[0] ? elements + size * column : nullptr);
     }
   }
-  return rows * box.box[0] * 2;
+  return rows * box.box[0] * size;
 }
 
 void start(Block& b) {
@@ -306,11 +307,11 @@ void copy_box(const Box& box, unsigned destination, unsigned barrier, const int*
               unsigned ranks) {
   std::vector<int> at(coordinates, coordinates + box.rank);
   const auto copy = [box, destination, barrier, at] {
-    const unsigned bytes = for_each_element(box, destination, at, [](char* shared, char* element) {
+    const unsigned bytes = for_each_element(box, destination, at, [&](char* shared, char* element) {
       if (element == nullptr) {
-        std::memset(shared, 0, 2);
+        std::memset(shared, 0, box.element_bytes);
       } else {
-        std::memcpy(shared, element, 2);
+        std::memcpy(shared, element, box.element_bytes);
       }
     });
     MBarrier& b = block->mbarriers.at(barrier);
@@ -329,8 +330,8 @@ void store_box(const Box& box, unsigned source, const int* coordinates) {
   if (std::ranges::any_of(at, [](int c) { return c < 0; }))
     fail("a box is stored before its tensor");
   now().stores.back().emplace_back([box, source, at] {
-    for_each_element(box, source, at, [](char* shared, char* element) {
-      if (element != nullptr) std::memcpy(element, shared, 2);
+    for_each_element(box, source, at, [&](char* shared, char* element) {
+      if (element != nullptr) std::memcpy(element, shared, box.element_bytes);
     });
   });
 }

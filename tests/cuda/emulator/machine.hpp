@@ -63,6 +63,7 @@ struct Box {
   std::uint64_t strides[4];  // bytes, of the dimensions after the first
   std::uint32_t dims[5], box[5];
   std::uint32_t rank;
+  std::uint32_t element_bytes;  // 1 or 2
 };
 // ranks: a bit for each block of the cluster that gets the box and the bytes on its barrier, at the
 // same addresses.
@@ -82,6 +83,9 @@ void copy_later(unsigned destination, const void* source, bool exists);
 void commit_copies();
 void wait_copies(unsigned groups);
 
+// 8-bit floats, by the names of PTX.
+enum class Float8 { none, e4m3, e5m2 };
+
 // wgmma. d: accumulators of this thread, columns / 2 of them. a: four registers, or null and a
 // descriptor. Operands of which `transposed_a` or `transposed_b` says so have rows along k; B
 // always where A is in registers.
@@ -91,6 +95,7 @@ struct Product {
   unsigned descriptor_a, descriptor_b;
   int columns;
   bool add, half, transposed_a = false, transposed_b = false;
+  Float8 float8 = Float8::none;  // of both operands, in shared memory, rows along k: 32 steps
 };
 void product(const Product& product);
 void commit_products();

@@ -1,10 +1,10 @@
 // What every rung of the ladder shares: elements of A and B, where a tile of C lies, and its end
 // (bias, activation, rounding).
 //
-// Reads of C: Element (of A, B), kFloatOutput (C is float), kBias (0: none, 1: of columns, 2: of
-// rows), kActivation (the enumerators of attn::Activation), kStepsTogetherA, kStepsTogetherB
-// (neighbours along k lie together in A, in B), kAlignedC (rows of C begin at multiples of 16
-// bytes).
+// Reads of C: Element (of A, B), Result (of C: BFloat16, Float16 or Float32), kFloat8, kScaled,
+// kBias (0: none, 1: of columns, 2: of rows), kActivation (the enumerators of attn::Activation),
+// kStepsTogetherA, kStepsTogetherB (neighbours along k lie together in A, in B), kAlignedC (rows of
+// C begin at multiples of 16 bytes).
 #pragma once
 
 #include "matmul/params.cuh"
@@ -13,16 +13,8 @@
 
 namespace attn::device {
 
-template <bool kFirst, class First, class Second>
-struct Either {
-  using Type = First;
-};
-template <class First, class Second>
-struct Either<false, First, Second> {
-  using Type = Second;
-};
 template <class C>
-using Output = typename Either<C::kFloatOutput, Float32, typename C::Element>::Type;
+using Output = typename C::Result;
 
 // Zero outside of the matrix.
 template <class C>
@@ -71,6 +63,7 @@ __device__ __forceinline__ float activate(float x) {
 // A sum with bias and activation, not rounded.
 template <class C>
 __device__ __forceinline__ float finished(const MatmulParams& p, int row, int column, float sum) {
+  if constexpr (C::kScaled) sum *= p.scale_a[0] * p.scale_b[0];
   if constexpr (C::kBias == 1) sum += p.bias[column * p.bias_stride];
   if constexpr (C::kBias == 2) sum += p.bias[row * p.bias_stride];
   return activate<C::kActivation>(sum);

@@ -1,10 +1,10 @@
 // What the rungs with TMA and wgmma share: a ring of tiles of A and B in shared memory, which the
 // copy engine fills and warpgroups multiply, 64 rows of C each.
 //
-// A stage is 64 steps of k: of A the rows of all warpgroups, of B C::kColumns columns. Where
-// neighbours along k lie together it is one panel of 128-byte rows; else panels of 64 rows
-// (columns), [step][64], side by side (tile/swizzle.cuh). Past the ends of a matrix the copy engine
-// writes zeros.
+// A stage is 128 bytes along k, 64 steps or 128 of 8-bit floats: of A the rows of all warpgroups,
+// of B C::kColumns columns. Where neighbours along k lie together it is one panel of 128-byte rows;
+// else panels of 64 rows (columns), [step][64], side by side (tile/swizzle.cuh). Past the ends of a
+// matrix the copy engine writes zeros.
 //
 // Reads of C, beside what common.cuh does: kGroups (warpgroups that multiply), kColumns, kStages,
 // kMulticast (blocks of a cluster that have the same B: each asks for its part of it, for all).
@@ -37,7 +37,8 @@ __device__ __forceinline__ void for_each_pair(const float (&sum)[kCount], F f) {
 
 template <class C>
 struct HopperRing {
-  static constexpr int kRows = 64 * C::kGroups, kDepth = 64, kPanel = 64 * 128;
+  static constexpr int kRows = 64 * C::kGroups, kPanel = 64 * 128;
+  static constexpr int kDepth = C::kFloat8 ? 128 : 64;
   static constexpr int kA = kRows * 128, kB = C::kColumns * 128;
   static constexpr int kStageBytes = kA + kB;
   static constexpr int kBarriers = C::kStages * kStageBytes;  // full, then empty
@@ -59,7 +60,7 @@ struct HopperRing {
     mbarrier_init_fence();
   }
 
-  // Asks for 64 steps from `step` on of the tile; one thread.
+  // Asks for the steps of a stage from `step` on of the tile; one thread.
   __device__ __forceinline__ void load(const MatmulParams& p, const MatmulMaps& maps,
                                        const MatmulTile& t, int step, int stage) const {
     const unsigned at = shared + static_cast<unsigned>(stage * kStageBytes);
@@ -109,7 +110,7 @@ struct HopperRing {
     const unsigned a = descriptor_low(at + static_cast<unsigned>(group * kPanel), kPanel);
     const unsigned b = descriptor_low(at + kA, kPanel);
 #pragma unroll
-    for (int l = 0; l < 4; ++l) {  // 16 steps: 32 bytes of a row, or 16 rows
+    for (int l = 0; l < 4; ++l) {  // 16 (32) steps: 32 bytes of a row, or 16 rows
       const unsigned da = a + (C::kStepsTogetherA ? 2 : 128) * l;
       const unsigned db = b + (C::kStepsTogetherB ? 2 : 128) * l;
       const int more = l == 0 ? add : 1;

@@ -9,7 +9,8 @@ struct MatmulParams {
   const void *a, *b;
   void* c;
   const float* bias;
-  float* partial;  // of stream_k, see there
+  const float *scale_a, *scale_b;  // of float8, where kScaled
+  float* partial;                  // of stream_k, see there
   unsigned* flags;
   long long a_batch, a_row, a_step;
   long long b_batch, b_step, b_column;

@@ -53,7 +53,7 @@ struct Persistent {
         }
       }
       __syncwarp();
-      stage_rows<typename C::Element, 64>(part, kOne, at, Ring::kPanel, warp_row);
+      stage_rows<Output<C>, 64>(part, kOne, at, Ring::kPanel, warp_row);
       fence_proxy_async();
       __syncwarp();
       if (elect_one()) {

@@ -36,11 +36,38 @@ __device__ __forceinline__ void produce(const MatmulParams& p, const MatmulMaps&
   }
 }
 
+// sum <- their products, of 8-bit floats, whose sums tensor cores keep in 13 bits: each stage of
+// 128 steps is a sum of its own and is added in float. The other warpgroup multiplies meanwhile.
+template <class C>
+__device__ __forceinline__ void consume_float8(const HopperRing<C>& ring, int group, int first,
+                                               int last, RingPlace<C>& place,
+                                               float (&sum)[C::kColumns / 2]) {
+  float part[C::kColumns / 2];
+#pragma unroll
+  for (float& x : sum) x = 0;
+  for (int step = first; step < last; step += ring.kDepth) {
+    mbarrier_wait(ring.full(place.stage), place.parity);
+    pin(part);
+    wgmma_fence();
+    ring.multiply(place.stage, group, 0, part);
+    wgmma_wait<0>();
+    pin(part);
+    ring.release(place.stage);
+#pragma unroll
+    for (int i = 0; i < C::kColumns / 2; ++i) sum[i] += part[i];
+    place.advance();
+  }
+}
+
 // sum <- their products. A stage is given back when the product after it runs, so that the tensor
 // cores always have one waiting.
 template <class C>
 __device__ __forceinline__ void consume(const HopperRing<C>& ring, int group, int first, int last,
                                         RingPlace<C>& place, float (&sum)[C::kColumns / 2]) {
+  if constexpr (C::kFloat8) {
+    consume_float8<C>(ring, group, first, last, place, sum);
+    return;
+  }
   int previous = -1;
   pin(sum);
   for (int step = first; step < last; step += ring.kDepth) {

@@ -50,5 +50,8 @@ struct Float16 {
 
 // Elements of tensors that no tensor core reads.
 struct Float32 {};
+// 8-bit floats, which the tensor cores of matrix products read.
+struct Float8E4M3 {};
+struct Float8E5M2 {};
 
 }  // namespace attn::device

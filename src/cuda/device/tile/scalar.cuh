@@ -35,6 +35,24 @@ struct Scalar<Float16> {
   }
 };
 
+// 8-bit floats are read only. Their bits are those of a half, but for the bias of e4m3's exponent.
+template <>
+struct Scalar<Float8E4M3> {
+  using Storage = unsigned char;
+  static __device__ __forceinline__ float from(unsigned char stored) {
+    const unsigned half = (stored & 0x80u) << 8 | (stored & 0x7fu) << 7;
+    if ((stored & 0x7fu) == 0x7fu) return __uint_as_float(0x7fc00000u);
+    return 256.f * float_of_half(static_cast<unsigned short>(half));
+  }
+};
+template <>
+struct Scalar<Float8E5M2> {
+  using Storage = unsigned char;
+  static __device__ __forceinline__ float from(unsigned char stored) {
+    return float_of_half(static_cast<unsigned short>(static_cast<unsigned>(stored) << 8));
+  }
+};
+
 // The address of an element.
 template <class Element>
 __device__ __forceinline__ const typename Scalar<Element>::Storage* element(const void* data,

@@ -22,6 +22,8 @@ struct Float16 {
   static unsigned pack(float low, float high) { return round(low) | round(high) << 16; }
 };
 struct Float32 {};
+struct Float8E4M3 {};
+struct Float8E5M2 {};
 
 inline float float_of_half(unsigned short bits) { return emulator::widen(bits, true); }
 

@@ -26,8 +26,12 @@ struct ProductRS {
 template <class Element, int kColumns, bool kTransposedA, bool kTransposedB>
 struct ProductOfShared {
   static void run(float (&d)[kColumns / 2], unsigned a, unsigned b, int add) {
+    constexpr emulator::Float8 kFloat8 =
+        std::is_same_v<Element, Float8E4M3>   ? emulator::Float8::e4m3
+        : std::is_same_v<Element, Float8E5M2> ? emulator::Float8::e5m2
+                                              : emulator::Float8::none;
     emulator::product({d, nullptr, a, b, kColumns, add != 0, std::is_same_v<Element, Float16>,
-                       kTransposedA, kTransposedB});
+                       kTransposedA, kTransposedB, kFloat8});
   }
 };
 template <class Element, int kColumns>
