@@ -211,6 +211,7 @@ TEST(KernelName, BackwardRefusesShapesThatCannotRun) {
         {d64, "backward_sm80/m64_x8", "16 rows of each product"},
         {d128, "backward_sm80/m128", "bytes of shared memory"},
         {d64, "backward_sm90/q3", "c2_q3"},
+        {d64, "backward_sm90/w32_g2", "c2_w32_g2"},
         {d64, "backward_sm90/x240", "registers for dV and dK"},
         {d128, "backward_sm90/c2_r24_x160", "up to 64 columns"},
         {d128, "backward_sm90/q4", "bytes of shared memory"},

@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::string_view kAccepted =
     "c1 and c2 (score warpgroups), n64 and n128 (keys), q1 to q4 (places of Q), o1 to o4 (of dO), "
-    "p1 and p2 (of P and of dS), r24 to r56 (registers of a producer) and x64 to x240 (of a score "
+    "p1 and p2 (of P and of dS), w32, w64 and w128 (columns of a staged piece of dQ), g1 to g8 "
+    "(places of these), r24 to r56 (registers of a producer) and x64 to x240 (of a score "
     "thread), multiples of 8, l1 to l1000 (megabytes of the heads whose tiles are dealt together)";
 
 bool set_part(BackwardSm90Shape& shape, std::string_view part) {
@@ -25,6 +26,10 @@ bool set_part(BackwardSm90Shape& shape, std::string_view part) {
     shape.stages_o = o;
   } else if (const int p = number_after(part, "p"); p == 1 || p == 2) {
     shape.stages_p = p;
+  } else if (const int w = number_after(part, "w"); w == 32 || w == 64 || w == 128) {
+    shape.piece_columns = w;
+  } else if (const int g = number_after(part, "g"); g >= 1 && g <= 8) {
+    shape.stages_dq = g;
   } else if (const int r = number_after(part, "r"); r >= 24 && r <= 56 && r % 8 == 0) {
     shape.producer_registers = r;
   } else if (const int x = number_after(part, "x"); x >= 64 && x <= 240 && x % 8 == 0) {
@@ -126,6 +131,12 @@ std::string obstacle_of(const BackwardSm90Shape& shape, std::int64_t widest) {
         "the shape has c2_q{}_o{}_p{} and heads of {} columns; accepted with c2 are "
         "q2, q4, o2, o4, p2 and up to 64 columns",
         shape.stages_q, shape.stages_o, shape.stages_p, widest);
+  }
+  const std::int64_t pieces = (widest + shape.piece_columns - 1) / shape.piece_columns;
+  if (shape.score_groups == 2 && shape.stages_dq < 2 * pieces) {
+    return fmt::format(
+        "the shape has c2_w{}_g{} and heads of {} columns; accepted with c2 are at least g{}",
+        shape.piece_columns, shape.stages_dq, widest, 2 * pieces);
   }
   if (shape.keys == 128 && widest > 128) {
     return fmt::format("the shape has n128 and heads of {} columns; accepted there is n64", widest);

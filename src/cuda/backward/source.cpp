@@ -55,6 +55,7 @@ std::string print_config(const BackwardConfig& c) {
   text.flag("kScoreHides", c.score_hides);
   if (is_one_pass(c.kernel)) {
     text.number("kRowThreads", backward_row_threads(c));
+    text.number("kPieceColumns", c.piece_columns);
     text.flag("kLongestFirst", c.longest_first);
     text.flag("kOrdered", c.ordered);
   }
@@ -69,6 +70,7 @@ std::string print_config(const BackwardConfig& c) {
     text.number("kStagesQ", c.stages);
     text.number("kStagesO", c.stages_o);
     text.number("kStagesP", c.stages_p);
+    text.number("kStagesDq", c.stages_dq);
     text.number("kProducerRegisters", c.producer_registers);
     text.number("kScoreRegisters", c.score_registers);
     text.number("kGradientRegisters", c.gradient_registers);
@@ -105,6 +107,7 @@ std::string print_products(const BackwardConfig& c) {
       columns.insert(d);
     }
   }
+  if (c.score_groups > 1) columns = {c.block_m};  // BackwardSm90TransposedGroup
   for (const int d : columns) text += print_product_tt(c.dtype, d);
   text += print_product_rs(c.dtype, std::min(c.head_dim, kDqColumns));
   const int rest = c.head_dim % kDqColumns;

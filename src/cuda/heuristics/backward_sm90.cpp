@@ -6,8 +6,9 @@
 namespace attn::cuda {
 namespace {
 
-constexpr int kQueries = 64;  // rows of one product of a warpgroup
-constexpr int kWarps = 16;    // producers, scores, dV, dK
+constexpr int kQueries = 64;       // rows of one product of a warpgroup
+constexpr int kWarps = 16;         // producers, scores, dV, dK
+constexpr int kPartColumns = 128;  // of dQ, of one product
 
 // Of the thread that makes steps, which is ahead of all others: no loop of a product has any.
 constexpr int kStepSpills = 288;
@@ -26,15 +27,19 @@ std::span<const BackwardSm90Shape> backward_sm90_shapes() {
   static constexpr std::array<BackwardSm90Shape, 4> kShapes{{
       {64, 128, 2, 4, 4, 2, 24, 160, 168, kStepSpills,
        "two warpgroups for scores, which set the time, and one for dV and dK, 64 registers each; "
-       "four places for Q and dO; 196 KB; not timed yet"},
+       "four places for Q and dO; 196 KB; 32 columns a piece of dQ: 1 % slower",
+       64, 2},
       {96, 128, 1, 2, 2, 2, 40, 184, 144, kStepSpills,
-       "as 128; dV and dK take 96 registers; 217 KB; not timed yet"},
+       "as 128; dV and dK take 96 registers; 217 KB; not timed yet", 32, 4},
       {128, 128, 1, 2, 2, 2, 24, 168, 160, kStepSpills,
-       "S once; scores, dV and dK have a warpgroup each; a prototype of this shape is at 1.03 of "
-       "FlashAttention-3 on an H200 (docs/log/cuda-backward.md); 225 KB"},
+       "S once; scores, dV and dK have a warpgroup each; 225 KB; one piece of 128 columns of dQ: 1 "
+       "to 6 % slower, a third place for Q instead of two pieces' places: 18 %",
+       32, 4},
       {256, 64, 1, 2, 1, 2, 40, 152, 160, kStepSpills,
-       "64 keys: dV and dK take 128 registers, and dQ comes in parts of 128 columns; 225 KB; not "
-       "timed yet"},
+       "64 keys: dV and dK take 128 registers, and dQ comes in parts of 128 columns; 225 KB; "
+       "pieces of 64 or 128 columns of dQ: 2, 5 % slower; two places for dO, one for P and dS: 16 "
+       "%",
+       32, 4},
   }};
   return kShapes;
 }
@@ -56,6 +61,9 @@ void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardS
   config.stages = shape.stages_q;
   config.stages_o = shape.stages_o;
   config.stages_p = shape.stages_p;
+  // Turns are taken for whole parts of dQ (schedule/dq_turns.cuh).
+  config.piece_columns = config.ordered ? kPartColumns : shape.piece_columns;
+  config.stages_dq = config.ordered ? shape.score_groups : shape.stages_dq;
   config.producer_registers = shape.producer_registers;
   config.score_registers = shape.score_registers;
   config.gradient_registers = shape.gradient_registers;
@@ -79,14 +87,16 @@ std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {
   // BackwardSm90Layout
   const std::int64_t panels = divide_up(c.head_dim, 64), panels_v = divide_up(c.head_dim_v, 64);
   const std::int64_t row_panel = 128 * c.block_n, key_panel = 128 * c.block_m;
-  constexpr int kDqColumns = 128, kSteps = 16, kStepBytes = 32 + 16;
+  constexpr int kSteps = 16, kStepBytes = 32 + 16;
   std::int64_t bytes = key_panel * (panels + panels_v);
   bytes += row_panel * (c.stages * panels + c.stages_o * panels_v);
   bytes += 2 * c.stages_p * row_panel * (c.block_m / 64);
-  bytes += std::int64_t{4} * c.score_groups * c.block_n * std::min(c.head_dim, kDqColumns);
+  const std::int64_t pieces = divide_up(c.head_dim, c.piece_columns);
+  const std::int64_t staged = std::min<std::int64_t>(c.stages_dq, 2 * pieces);
+  bytes += 4 * staged * c.block_n * std::min(c.head_dim, c.piece_columns);
   bytes += std::int64_t{4} * c.block_n * (c.stages + c.stages_o);
   bytes += kSteps * kStepBytes;
-  const int rings = 2 + c.stages + c.stages_o + 2 * c.stages_p + c.score_groups;  // K, V, ..., dQ
+  const std::int64_t rings = 2 + c.stages + c.stages_o + 2 * c.stages_p + staged;  // K, V, ..., dQ
   return bytes + 16 * rings;
 }
 

@@ -16,7 +16,8 @@ struct BackwardSm90Shape {
   int producer_registers, score_registers, gradient_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels_backward.txt
   std::string_view reason;
-  int l2_megabytes = 20;  // of Q, dO and dQ of the heads whose tiles are dealt together
+  int piece_columns, stages_dq;  // of the pieces in which dQ is staged; places for them
+  int l2_megabytes = 20;         // of Q, dO and dQ of the heads whose tiles are dealt together
 };
 
 // In order of head_dim: the first row that is wide enough is taken.

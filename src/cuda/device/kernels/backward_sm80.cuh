@@ -75,7 +75,8 @@ struct BackwardSm80 {
   using Weights = BackwardWeights<C, Expressions, Slope>;
   static constexpr int kThreads = 32 * C::kWarps;
   static constexpr int kPlace = 64;  // queries of a place (BackwardParams)
-  using Order = DqOrder<kPlace, C::kHeadDim>;
+  using Order = DqOrder<kPlace, C::kHeadDim, C::kPieceColumns>;
+  static_assert(Order::kPieces == Order::kParts);
 
   // Rows and columns of a warp's sums.
   static constexpr int kScoreRows = C::kBlockN / C::kScoreWarps;
@@ -290,8 +291,8 @@ struct BackwardSm80 {
         const int part = j * kQueryTurns / kPartBlocks;
         const int columns = Order::columns(part < Order::kParts ? part : 0);
         const int of_part = j * kQueryTurns % kPartBlocks + column_warp;
-        float* const to = sums + block16 / 4 * (kPlace * C::kHeadDim) + Order::part_at(part) +
-                          block16 % 4 * Order::warp_floats(columns) + of_part * 2 * Order::kWord;
+        float* const to = sums + block16 / 4 * (kPlace * C::kHeadDim) + Order::kPiece * part +
+                          block16 % 4 * (columns / 8 * Order::kWord) + of_part * 2 * Order::kWord;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float* const x = dq[i][j] + 4 * half;

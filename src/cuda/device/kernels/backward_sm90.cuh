@@ -22,6 +22,7 @@
 //   kScoreGroups         score warpgroups, 1 or 2
 //   kStagesQ, kStagesO   places of the rings of Q and of dO, up to 4
 //   kStagesP             places of the rings of P and of dS, up to 2
+//   kPieceColumns, kStagesDq   columns of a staged piece of dQ, 32, 64 or 128; places of its ring
 //   kProducerRegisters, kScoreRegisters, kGradientRegisters   of a thread
 //   kLongestFirst        the order of tiles
 //   kOrdered             dQ is added in the order of schedule/dq_turns.cuh
@@ -37,6 +38,7 @@
 #include "kernels/backward_sm90/gradient_group.cuh"
 #include "kernels/backward_sm90/producer.cuh"
 #include "kernels/backward_sm90/score_group.cuh"
+#include "kernels/backward_sm90/transposed_group.cuh"
 #include "ptx/dependent.cuh"
 
 namespace attn::device {
@@ -64,7 +66,7 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
     ring(Layout::kFullO, Layout::kEmptyO, C::kStagesO, 1, 8);
     ring(Layout::kFullP, Layout::kEmptyP, C::kStagesP, 4, 4);
     ring(Layout::kFullS, Layout::kEmptyS, C::kStagesP, 4, 4);
-    ring(Layout::kFullStaged, Layout::kEmptyStaged, C::kScoreGroups, 4, 1);
+    ring(Layout::kFullStaged, Layout::kEmptyStaged, Layout::kStagedPlaces, 4, 1);
     mbarrier_init_fence();
   }
   wait_for_dependencies();
@@ -81,7 +83,7 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
   } else {
     take_registers<C::kGradientRegisters>();
     if constexpr (C::kScoreGroups > 1) {
-      BackwardSm90Gradients<C>{{tiles}, {tiles}}.run();
+      BackwardSm90Gradients<C>{{{tiles}}, {{tiles}}}.run();
     } else if (warpgroup == 2) {
       BackwardSm90GradientGroup<C, true>{tiles}.run();
     } else {

@@ -1,9 +1,9 @@
 // After the Hopper backward kernel: dQ from float32 sums in the order of accumulators to its
 // tensor.
 //
-// Reads of C: Element, kHeadDim, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK
-// Grid: a block of 128 threads for each place (BackwardParams), launched as a dependent of that
-// kernel.
+// Reads of C: Element, kHeadDim, kPieceColumns, kBlockN (queries), kPackedQ, kPackedK, kUsedQ,
+// kUsedK Grid: a block of 128 threads for each place (BackwardParams), launched as a dependent of
+// that kernel.
 #pragma once
 
 #include "kernels/backward_sm90/dq_order.cuh"
@@ -19,14 +19,16 @@ template <class C, int kPart>
 __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const float* sums,
                                               char* (&rows)[2], const bool (&present)[2],
                                               const bool (&used)[2]) {
-  using Order = DqOrder<C::kBlockN, C::kHeadDim>;
+  using Order = DqOrder<C::kBlockN, C::kHeadDim, C::kPieceColumns>;
   if constexpr (kPart < Order::kParts) {
     constexpr int kColumns = Order::columns(kPart);
     float x[kColumns / 2];
-    const float* const from = sums + Order::part_at(kPart) + Order::thread_at(kColumns);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
-      const Float4 v = *reinterpret_cast<const Float4*>(from + Order::kWord * j);
+      const int piece = kPart * Order::kPartPieces + j / Order::kPieceWords;
+      const Float4 v =
+          *reinterpret_cast<const Float4*>(sums + Order::kPiece * piece + Order::thread_at(piece) +
+                                           Order::kWord * (j % Order::kPieceWords));
       x[4 * j] = v.x;
       x[4 * j + 1] = v.y;
       x[4 * j + 2] = v.z;

@@ -187,57 +187,12 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     }
   }
 
- private:
+ protected:
   static __device__ __forceinline__ int scores_at(unsigned n) {
     return G::kScoresAt + ScoreRing::stage(n) * Layout::kP;
   }
   static __device__ __forceinline__ int rows_at(unsigned n) {
     return G::kRowsAt + RowRing::stage(n) * G::kRowsBytes;
-  }
-};
-
-// One warpgroup that keeps both.
-template <class C>
-struct BackwardSm90Gradients {
-  using OfV = BackwardSm90GradientGroup<C, true>;
-  using OfK = BackwardSm90GradientGroup<C, false>;
-  OfV v;
-  OfK k;
-
-  __device__ __forceinline__ void run() const {
-    unsigned n = 0;  // steps so far
-    while (!OfV::is(v.wait_for_rows(n), BackwardStep::kEnd)) {
-      typename OfV::Sums dv;
-      typename OfK::Sums dk;
-      bool add = false;
-      while (true) {
-        const int flags = v.wait_for_rows(n);
-        k.wait_for_rows(n);
-        const bool special = v.is_special(n, flags) | k.is_special(n, flags);
-        v.wait_for_scores(n);
-        if (__any_sync(~0u, special)) {
-          v.add_step_visible(dv, n, add);
-          k.wait_for_scores(n);
-          k.add_step_visible(dk, n, add);
-        } else {
-          v.issue_step(dv, n, add);
-          k.wait_for_scores(n);
-          k.issue_step(dk, n, add);
-          wgmma_wait<0>();
-          OfV::pin_all(dv);
-          OfK::pin_all(dk);
-        }
-        v.release(n);
-        k.release(n);
-        if (OfV::is(flags, BackwardStep::kLast)) break;
-        ++n;
-        add = true;
-      }
-      const BackwardStep s = v.step(n);
-      v.store(dv, s);
-      k.store(dk, s);
-      ++n;
-    }
   }
 };
 

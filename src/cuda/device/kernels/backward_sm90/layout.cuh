@@ -23,14 +23,17 @@ struct BackwardSm90Layout {
   static constexpr int kK = kKeyPanel * kPanels, kV = kKeyPanel * kPanelsV;
   static constexpr int kP = kRowPanel * kKeyPanels;
   static constexpr int kRows = kQueries * 4;  // LSE or D of a block of queries
-  using Order = DqOrder<kQueries, C::kHeadDim>;
-  static constexpr int kStaged = 4 * kQueries * Order::columns(0);  // a place for each score group
+  using Order = DqOrder<kQueries, C::kHeadDim, C::kPieceColumns>;
+  static constexpr int kStaged = 4 * kQueries * Order::piece_columns(0);  // a piece of dQ
+  // Two steps of pieces at most, so that who adds them is never further behind (kStepLag).
+  static constexpr int kStagedPlaces =
+      C::kStagesDq < 2 * Order::kPieces ? C::kStagesDq : 2 * Order::kPieces;
 
   static constexpr int kKAt = 0, kVAt = kKAt + kK;
   static constexpr int kQAt = kVAt + kV, kOAt = kQAt + C::kStagesQ * kQ;
   static constexpr int kPAt = kOAt + C::kStagesO * kO, kSAt = kPAt + C::kStagesP * kP;
   static constexpr int kStagedAt = kSAt + C::kStagesP * kP;
-  static constexpr int kLseAt = kStagedAt + C::kScoreGroups * kStaged,
+  static constexpr int kLseAt = kStagedAt + kStagedPlaces * kStaged,
                        kDAt = kLseAt + C::kStagesQ * kRows;
   // Steps of the way through blocks of queries. Their readers do not give them back: whoever asks
   // for Q of step n + kStepLag gives step n back for all, since the places of Q and dO that it
@@ -39,8 +42,9 @@ struct BackwardSm90Layout {
   static_assert(C::kStagesQ <= 4 && C::kStagesO <= 4 && C::kStagesP <= 2);
   // With two score warpgroups each has every second place of each ring for itself, so that what it
   // waits for is never two phases away; dQ is in one part.
-  static_assert(C::kScoreGroups == 1 || (C::kStagesQ % 2 == 0 && C::kStagesO % 2 == 0 &&
-                                         C::kStagesP == 2 && Order::kParts == 1));
+  static_assert(C::kScoreGroups == 1 ||
+                (C::kStagesQ % 2 == 0 && C::kStagesO % 2 == 0 && C::kStagesP == 2 &&
+                 Order::kParts == 1 && kStagedPlaces % (2 * Order::kPieces) == 0));
   static constexpr int kStepAt = kDAt + C::kStagesO * kRows;
   // Each ring has a barrier `full` and a barrier `empty` for each place.
   static constexpr int kFullStep = kStepAt + kSteps * kStepBytes;
@@ -52,8 +56,8 @@ struct BackwardSm90Layout {
   static constexpr int kFullP = kEmptyO + 8 * C::kStagesO, kEmptyP = kFullP + 8 * C::kStagesP;
   static constexpr int kFullS = kEmptyP + 8 * C::kStagesP, kEmptyS = kFullS + 8 * C::kStagesP;
   static constexpr int kFullStaged = kEmptyS + 8 * C::kStagesP;
-  static constexpr int kEmptyStaged = kFullStaged + 8 * C::kScoreGroups;
-  static constexpr int kBytes = kEmptyStaged + 8 * C::kScoreGroups;
+  static constexpr int kEmptyStaged = kFullStaged + 8 * kStagedPlaces;
+  static constexpr int kBytes = kEmptyStaged + 8 * kStagedPlaces;
   static_assert(kBytes <= 232448);
 };
 

@@ -193,20 +193,29 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     }
   }
 
-  // Asks for staged parts of dQ to be added, in pieces of which at most two wait at a time, so that
-  // loads come between them.
+  // Asks for staged pieces of dQ to be added, in shares of which at most two wait at a time, so
+  // that loads come between them. The place of a piece is given back when it was read, which is
+  // waited for while the next is on its way, or when there is no next yet.
   __device__ __forceinline__ void add_staged() const {
     using Order = typename Layout::Order;
-    constexpr int kPiece = BackwardTurns<C>::kPiece;
+    constexpr int kShare = BackwardTurns<C>::kPiece;
     BackwardTurns<C> turns(p);
-    unsigned parts = 0;  // so far
+    unsigned pieces = 0, given_back = 0;  // so far
+    const auto give_back = [&] {
+      mbarrier_arrive(barrier(Layout::kEmptyStaged, StagedRing::stage(given_back++)));
+    };
     for (unsigned n = 0;; ++n) {
-#pragma unroll
-      for (int part = 0; part < Order::kParts; ++part) {
-        const int stage = StagedRing::stage(parts);
+#pragma unroll 1
+      for (int piece = 0; piece < Order::kPieces; ++piece, ++pieces) {
+        const int stage = StagedRing::stage(pieces);
         const unsigned staged =
             shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged);
-        wait(Layout::kFullStaged, stage, StagedRing::parity(parts++));
+        if (given_back < pieces &&
+            !mbarrier_try(barrier(Layout::kFullStaged, stage), StagedRing::parity(pieces))) {
+          bulk_wait_read();
+          give_back();
+        }
+        wait(Layout::kFullStaged, stage, StagedRing::parity(pieces));
         const BackwardStep s = this->step(n);
         if ((s.flags & BackwardStep::kEnd) != 0) {
           if constexpr (C::kOrdered) turns.finish();
@@ -214,36 +223,34 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
           return;
         }
         float* const to = p.dq_sum + static_cast<long long>(s.place) * (kQueries * C::kHeadDim) +
-                          Order::part_at(part);
-        constexpr int kWhole = 4 * kQueries * Order::kMostColumns;
-        if (C::kScoreGroups > 1 && (s.flags & BackwardStep::kLast) != 0) {
+                          piece * Order::kPiece;
+        if (C::kScoreGroups > 1 && piece == 0 && (s.flags & BackwardStep::kLast) != 0) {
           // Steps are staged in order: no score warpgroup needs this tile any more.
           mbarrier_arrive(barrier(Layout::kEmptyV, 0));
           mbarrier_arrive(barrier(Layout::kEmptyK, 0));
         }
-        const int bytes = part + 1 < Order::kParts ? kWhole : 4 * kQueries * Order::columns(part);
+        const int bytes = 4 * kQueries * Order::piece_columns(piece);
         fence_proxy_async();
 #pragma unroll 1
-        for (int at = 0; at < bytes; at += kPiece) {
+        for (int at = 0; at < bytes; at += kShare) {
           if constexpr (C::kOrdered) {
             if (at % DqTurns<C>::kBytes == 0) {
               const int turn = at / DqTurns<C>::kBytes;
-              turns.take(s, part, turn);
+              turns.take(s, piece, turn);
               if (at + DqTurns<C>::kBytes < bytes) {
-                turns.ask(s, part, turn + 1);
+                turns.ask(s, piece, turn + 1);
               } else {
-                ask_next(turns, n, part);
+                ask_next(turns, n, piece);
               }
             }
           }
           bulk_add(to + at / 4, staged + static_cast<unsigned>(at),
-                   static_cast<unsigned>(min(kPiece, bytes - at)));
+                   static_cast<unsigned>(min(kShare, bytes - at)));
           bulk_commit();
           bulk_wait_read<1>();
+          if (given_back < pieces) give_back();
           if constexpr (C::kOrdered) turns.added();
         }
-        bulk_wait_read();
-        mbarrier_arrive(barrier(Layout::kEmptyStaged, stage));
       }
     }
   }

@@ -18,10 +18,16 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
   using typename Base::QueryRing, typename Base::ScoreRing, typename Base::StagedRing;
   using typename Base::State, typename Base::StepRing;
   using Order = typename Layout::Order;
+  static constexpr unsigned kGroups = C::kScoreGroups;
   // dP is asked for in the middle of the exponentials, when S is done, so that issuing it does not
   // hold them up.
   static constexpr int kLateProduct = kKeys / 32;
-  static constexpr unsigned kGroups = C::kScoreGroups;
+  // dS is handed over when S of the next step was issued, so that dK does not hold up dQ and S, for
+  // which the chain of one score warpgroup waits.
+  static constexpr bool kHandOverLate = kGroups == 1;
+  // When a place for dS is waited for: two score warpgroups, of which each has one, do it when they
+  // need it.
+  static constexpr bool kWaitLate = C::kStagesP == 1 || kGroups > 1;
 
   // Whatever step n waits for, and its LSE and D: done while dQ of the step before is computed,
   // when there is time.
@@ -29,12 +35,12 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
     c.flags = this->step_flags(n);
     c.q = uniform(descriptor(Layout::kQAt + QueryRing::stage(n) * Layout::kQ, 0));
-    c.d_o = uniform(descriptor(Layout::kOAt + OutputRing::stage(n) * Layout::kO, 0));
+    c.d_o = descriptor(Layout::kOAt + OutputRing::stage(n) * Layout::kO, 0);
     c.lse = this->load_rows(Layout::kLseAt, QueryRing::stage(n));
     wait(Layout::kFullO, OutputRing::stage(n), OutputRing::parity(n));
     c.d = this->load_rows(Layout::kDAt, OutputRing::stage(n));
     wait(Layout::kEmptyP, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
-    if constexpr (C::kStagesP > 1) wait_for_place(n);
+    if constexpr (!kWaitLate) wait_for_place(n);
   }
   __device__ __forceinline__ void wait_for_place(unsigned n) const {
     wait(Layout::kEmptyS, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
@@ -76,23 +82,26 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     wgmma_commit();
   }
 
-  // What this warp wrote to shared memory is for the tensor cores or the copy engine, whose users
-  // fence, so that the scores need not wait until the writes are done.
-  __device__ __forceinline__ void hand_over(int full, int stage) const {
-    __syncwarp();
-    arrive(full, stage);
-  }
-
-  template <int kCount>
-  __device__ __forceinline__ void put_dq(const float (&dq)[kCount], int stage) const {
-    const unsigned to = shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged +
-                                                       4 * Order::thread_at(2 * kCount));
+  // Piece by piece; the place of the first is waited for already.
+  template <int kPart, int kCount>
+  __device__ __forceinline__ void put_dq(const float (&dq)[kCount], unsigned n) const {
+    constexpr int kWords = Order::kPieceWords, kPieces = (kCount / 4 + kWords - 1) / kWords;
 #pragma unroll
-    for (int j = 0; j < kCount / 4; ++j) {
-      const float* const x = &dq[4 * j];
-      store_shared(
-          to + static_cast<unsigned>(4 * Order::kWord * j),
-          {__float_as_int(x[0]), __float_as_int(x[1]), __float_as_int(x[2]), __float_as_int(x[3])});
+    for (int i = 0; i < kPieces; ++i) {
+      const int piece = kPart * Order::kPartPieces + i;
+      if (i > 0) wait_for_staging(n, piece);
+      const int stage = StagedRing::stage(n * Order::kPieces + static_cast<unsigned>(piece));
+      const unsigned to =
+          shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged +
+                                         4 * Order::thread_at(piece));
+#pragma unroll
+      for (int j = kWords * i; j < kCount / 4 && j < kWords * (i + 1); ++j) {
+        const float* const x = &dq[4 * j];
+        store_shared(to + static_cast<unsigned>(4 * Order::kWord * (j - kWords * i)),
+                     {__float_as_int(x[0]), __float_as_int(x[1]), __float_as_int(x[2]),
+                      __float_as_int(x[3])});
+      }
+      arrive(Layout::kFullStaged, stage);
     }
   }
   // dQ is complete and goes to its place; where it is not finite and some of it is hidden, it is
@@ -100,7 +109,6 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
   template <int kPart, int kCount>
   __device__ __forceinline__ void stage_dq(const float (&dq)[kCount], bool mixed,
                                            unsigned n) const {
-    const int stage = StagedRing::stage(n * Order::kParts + kPart);
     if (mixed && __any_sync(~0u, zero_if_finite(dq) != 0)) {
       const unsigned ds =
           shared + static_cast<unsigned>(Layout::kSAt + ScoreRing::stage(n) * Layout::kP);
@@ -112,15 +120,14 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
           },
           shared + static_cast<unsigned>(Layout::kKAt), Layout::kKeyPanel,
           kPart * Order::kMostColumns);
-      put_dq(again, stage);
+      put_dq<kPart>(again, n);
     } else {
-      put_dq(dq, stage);
+      put_dq<kPart>(dq, n);
     }
-    hand_over(Layout::kFullStaged, stage);
   }
-  // Of the parts-th part of dQ.
-  __device__ __forceinline__ void wait_for_staging(unsigned parts) const {
-    wait(Layout::kEmptyStaged, StagedRing::stage(parts), StagedRing::parity(parts) ^ 1);
+  __device__ __forceinline__ void wait_for_staging(unsigned n, int piece) const {
+    const unsigned at = n * Order::kPieces + static_cast<unsigned>(piece);
+    wait(Layout::kEmptyStaged, StagedRing::stage(at), StagedRing::parity(at) ^ 1);
   }
   // All parts but the first, which takes the place of the rest of the state.
   template <int kPart>
@@ -128,7 +135,7 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     if constexpr (kPart < Order::kParts) {
       float dq[Order::columns(kPart) / 2];
       issue_dq<kPart>(dq, c);
-      wait_for_staging(n * Order::kParts + kPart);
+      wait_for_staging(n, kPart * Order::kPartPieces);
       wgmma_wait<0>();
       pin(dq);
       stage_dq<kPart>(dq, mixed, n);
@@ -169,20 +176,21 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
         pin(c.s);
         arrive(Layout::kEmptyQ, QueryRing::stage(n));
         if (mixed) this->apply_mask(c, n);
+        c.d_o = uniform(c.d_o);  // asked for where it is used, so that it is scalar
         this->exponentiate(c, n, Layout::kPAt + ScoreRing::stage(n) * Layout::kP, [&](int k) {
           if (k == kLateProduct) issue_dp(c);
         });
-        hand_over(Layout::kFullP, ScoreRing::stage(n));
+        arrive(Layout::kFullP, ScoreRing::stage(n));
         wgmma_wait<0>();
         pin(c.dp);
         arrive(Layout::kEmptyO, OutputRing::stage(n));
-        if constexpr (C::kStagesP == 1) wait_for_place(n);
+        if constexpr (kWaitLate) wait_for_place(n);
         this->differentiate(c, mixed, Layout::kSAt + ScoreRing::stage(n) * Layout::kP);
-        hand_over(Layout::kFullS, ScoreRing::stage(n));
+        if (!kHandOverLate || last) arrive(Layout::kFullS, ScoreRing::stage(n));
         if (last) {
           if constexpr (kGroups == 1) arrive(Layout::kEmptyV, 0);
           issue_dq<0>(c.dq, c);
-          wait_for_staging(n * Order::kParts);
+          wait_for_staging(n, 0);
           wgmma_wait<0>();
           pin(c.dq);
           stage_dq<0>(c.dq, mixed, n);
@@ -192,27 +200,29 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
           break;
         }
         issue_dq<0>(c.dq, c);
-        wait_for_staging(n * Order::kParts);
+        wait_for_staging(n, 0);
         if constexpr (Order::kParts == 1) prepare(c, n + kGroups);
         // There is no room for S beside dQ with its operand in registers.
         wgmma_wait<0>();
         pin(c.dq);
         if constexpr (Order::kParts == 1) {
           issue_s(c);
+          if (kHandOverLate) arrive(Layout::kFullS, ScoreRing::stage(n));
           stage_dq<0>(c.dq, mixed, n);
         } else {
           stage_dq<0>(c.dq, mixed, n);
           finish_dq<1>(c, mixed, n);
           prepare(c, n + kGroups);
           issue_s(c);
+          if (kHandOverLate) arrive(Layout::kFullS, ScoreRing::stage(n));
         }
         n += kGroups;
       }
     }
     // Tells whoever adds dQ that this was all.
     if (kGroups > 1 && n > 0 && this->is(this->step_flags(n - 1), BackwardStep::kEnd)) return;
-    wait_for_staging(n * Order::kParts);
-    hand_over(Layout::kFullStaged, StagedRing::stage(n * Order::kParts));
+    wait_for_staging(n, 0);
+    arrive(Layout::kFullStaged, StagedRing::stage(n * Order::kPieces));
   }
 };
 

@@ -10,16 +10,6 @@
 
 namespace attn::device {
 
-// 2^x within 5e-5 of it, without the unit for special functions; 0 of -inf, NaN of NaN.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  constexpr float kRound = 0x1.8p+23f;  // a sum's low bits are x rounded to an integer
-  const float y = max_or_nan(x, -127.f), whole = y + kRound, f = y - (whole - kRound);
-  const float power =
-      fmaf(fmaf(fmaf(fmaf(0.00961813f, f, 0.05550411f), f, 0.24022651f), f, 0.69314718f), f, 1.f);
-  // 2^whole, 0 where that is -127.
-  return power * __int_as_float((__float_as_int(whole) << 23) + 0x3f800000);
-}
-
 template <class C, class Expressions, class Slope>
 struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   using Base = BackwardSm90Tiles<C>;
@@ -131,7 +121,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   }
 
   // P of S = x; x becomes P, or P dT/dS, as dS needs it. Never above 1 where there is a score.
-  __device__ __forceinline__ float probability(float& x, float lse2, int at, bool polynomial,
+  __device__ __forceinline__ float probability(float& x, float lse2, int at,
                                                const BackwardStep& t) const {
     float y = x, gradient = 1.f;
     if constexpr (Expressions::kHasScore) {
@@ -147,7 +137,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     } else {
       y = fmaf(x, p.scale_log2, -lse2);
     }
-    const float probable = polynomial ? exp2_polynomial(y) : exp2_approximate(y);
+    const float probable = exp2_approximate(y);
     x = probable;
     if constexpr (Slope::kHasSlope) x = probable == 0 ? 0.f : probable * gradient;
     return probable;
@@ -173,7 +163,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int at = 8 * k + 2 * j + i;
-          probable[i] = probability(c.s[at], c.lse.value[j % 2], at, j == 3, t);
+          probable[i] = probability(c.s[at], c.lse.value[j % 2], at, t);
           if constexpr (C::kDropout) probable[i] = keeps(c, at) ? probable[i] : 0.f;
         }
         words[j] = Element::pack(probable[0], probable[1]);

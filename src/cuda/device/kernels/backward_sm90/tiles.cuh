@@ -35,7 +35,7 @@ struct BackwardSm90Tiles {
   using OutputRing = BackwardRing<C::kStagesO>;  // of dO
   using ScoreRing = BackwardRing<C::kStagesP>;   // of P, and of dS
   using StepRing = BackwardRing<Layout::kSteps>;
-  using StagedRing = BackwardRing<C::kScoreGroups>;  // of parts of dQ
+  using StagedRing = BackwardRing<Layout::kStagedPlaces>;  // of pieces of dQ
 
   const BackwardParams& p;
   const BackwardMaps& maps;
@@ -68,8 +68,9 @@ struct BackwardSm90Tiles {
   __device__ __forceinline__ void wait(int first, int stage, unsigned parity) const {
     mbarrier_wait(barrier(first, stage), parity);
   }
-  // One arrival a warp.
+  // One arrival a warp, for what all its threads read or wrote.
   __device__ __forceinline__ void arrive(int first, int stage) const {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier(first, stage));
   }
   // Low word of the descriptor of the tile at a place (ptx/wgmma.cuh), whose panels `leading` bytes

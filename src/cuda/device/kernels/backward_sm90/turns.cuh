@@ -15,7 +15,8 @@ template <class C>
 class BackwardTurns {
  public:
   using Turns = DqTurns<C>;
-  using Order = DqOrder<C::kBlockN, C::kHeadDim>;
+  using Order = DqOrder<C::kBlockN, C::kHeadDim, C::kPieceColumns>;
+  static_assert(!C::kOrdered || Order::kPieces == Order::kParts, "a piece is a part");
   static constexpr int kPiece = 4096;
   static constexpr int kPiecesOfStep =
       (Order::kParts - 1) * (4 * C::kBlockN * Order::kMostColumns / kPiece) +

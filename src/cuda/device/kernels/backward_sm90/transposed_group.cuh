@@ -1,0 +1,164 @@
+// dV and dK of a tile of keys, transposed: dV^T = dO^T P and dK^T = Q^T dS. A product has 64
+// columns of the head as rows and all keys as columns, so that heads of 64 columns read three
+// quarters of the shared memory that products of 64 keys by 64 columns do.
+#pragma once
+
+#include "kernels/backward_sm90/gradient_group.cuh"
+
+namespace attn::device {
+
+template <class C, bool kOfV>
+struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
+  using Base = BackwardSm90GradientGroup<C, kOfV>;
+  using Base::kKeys, Base::kQueries, Base::p, Base::shared, Base::rows_at, Base::scores_at;
+  using typename Base::Element, typename Base::G, typename Base::Layout;
+  static constexpr int kParts = G::kPanels;  // of 64 columns
+  struct Sums {
+    float x[kParts][kKeys / 2];
+  };
+
+  static __device__ __forceinline__ void pin_all(Sums& sums) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) pin(sums.x[part]);
+  }
+  __device__ __forceinline__ void issue_step(Sums& sums, unsigned n, bool add) const {
+    fence_proxy_async();
+    const unsigned a = uniform(this->descriptor(rows_at(n), 0));
+    const unsigned b = uniform(this->descriptor(scores_at(n), Layout::kRowPanel));
+    pin_all(sums);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kQueries / 16; ++step) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        ProductTT<Element, kKeys>::run(sums.x[part],
+                                       a + ((part * Layout::kRowPanel + step * 2048) >> 4),
+                                       b + ((step * 2048) >> 4), step > 0 || add);
+      }
+    }
+    wgmma_commit();
+  }
+  // Of the head, of row i of a thread's two.
+  static __device__ __forceinline__ int column(int part, int i) {
+    return 64 * part + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
+           static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
+  }
+  // The same where a product would spread NaN.
+  __device__ __forceinline__ void add_step_visible(Sums& sums, unsigned n, bool add) const {
+    const unsigned scores = shared + static_cast<unsigned>(scores_at(n));
+    const unsigned rows = shared + static_cast<unsigned>(rows_at(n));
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (!add) {
+#pragma unroll
+        for (float& x : sums.x[part]) x = 0;
+      }
+#pragma unroll 1
+      for (int query = 0; query < kQueries; ++query) {
+        const float row[2] = {
+            panel_element<Element>(rows, Layout::kRowPanel, query, column(part, 0)),
+            panel_element<Element>(rows, Layout::kRowPanel, query, column(part, 1))};
+#pragma unroll
+        for (int j = 0; j < kKeys / 8; ++j) {
+          const unsigned pair = panel_word(scores, Layout::kRowPanel, query,
+                                           8 * j + 2 * static_cast<int>(threadIdx.x % 4));
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float weight =
+                Scalar<Element>::from(static_cast<unsigned short>(pair >> (16 * half)));
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              float& sum = sums.x[part][4 * j + 2 * i + half];
+              if (weight != 0) sum = fmaf(weight, row[i], sum);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // s: of the tile. Threads whose columns are neighbours exchange halves, so that each stores two
+  // columns of a key.
+  __device__ __forceinline__ void store(const Sums& sums, const BackwardStep& s) const {
+    void* const to = kOfV ? p.dv : p.dk;
+    if (to == nullptr) return;
+    const Strides& strides = kOfV ? p.dv_strides : p.dk_strides;
+    const float factor = kOfV ? (C::kDropout ? p.dropout_scale : 1.f) : p.scale;
+    const Sequence q = sequence_of<C>(p, s.batch);
+    const int head = s.head_q / p.group;
+    char* const first =
+        static_cast<char*>(to) +
+        2 * (head * strides.head + (C::kPackedK ? q.row_k * strides.row : s.batch * strides.batch));
+    const bool odd = (threadIdx.x / 4 & 1) != 0;
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+      const int key = s.key0 + 8 * j + 2 * static_cast<int>(threadIdx.x % 4) + (odd ? 1 : 0);
+      const bool used = !C::kUsedK || key < q.length_k;
+      char* const row = first + 2 * key * strides.row;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float* const x = &sums.x[part][4 * j + 2 * i];
+          const float got = __shfl_xor_sync(~0u, odd ? x[0] : x[1], 4);
+          const float low = odd ? got : x[0], high = odd ? x[1] : got;
+          const unsigned word = used ? Element::pack(low * factor, high * factor) : 0u;
+          const int at = column(part, i) & ~1;
+          if (key < q.rows_k && at < G::kColumns) {
+            *reinterpret_cast<unsigned*>(row + 2 * at) = word;
+          }
+        }
+      }
+    }
+  }
+};
+
+// One warpgroup that keeps both.
+template <class C>
+struct BackwardSm90Gradients {
+  using OfV = BackwardSm90TransposedGroup<C, true>;
+  using OfK = BackwardSm90TransposedGroup<C, false>;
+  OfV v;
+  OfK k;
+
+  __device__ __forceinline__ void run() const {
+    unsigned n = 0;  // steps so far
+    while (!OfV::is(v.wait_for_rows(n), BackwardStep::kEnd)) {
+      typename OfV::Sums dv;
+      typename OfK::Sums dk;
+      bool add = false;
+      while (true) {
+        const int flags = v.wait_for_rows(n);
+        k.wait_for_rows(n);
+        const bool special = v.is_special(n, flags) | k.is_special(n, flags);
+        if (__any_sync(~0u, special)) {
+          v.wait_for_scores(n);
+          v.add_step_visible(dv, n, add);
+          v.release(n);
+          k.wait_for_scores(n);
+          k.add_step_visible(dk, n, add);
+        } else {
+          v.wait_for_scores(n);
+          v.issue_step(dv, n, add);
+          k.wait_for_scores(n);
+          k.issue_step(dk, n, add);
+          wgmma_wait<1>();
+          v.release(n);
+          wgmma_wait<0>();
+          OfV::pin_all(dv);
+          OfK::pin_all(dk);
+        }
+        k.release(n);
+        if (OfV::is(flags, BackwardStep::kLast)) break;
+        ++n;
+        add = true;
+      }
+      const BackwardStep s = v.step(n);
+      v.store(dv, s);
+      k.store(dk, s);
+      ++n;
+    }
+  }
+};
+
+}  // namespace attn::device
