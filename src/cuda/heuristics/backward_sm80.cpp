@@ -20,7 +20,7 @@ constexpr std::array kShapes{
                       "as 128, with dQ by columns that 96 divides; 129 KB; not timed"},
     BackwardSm80Shape{96, 64, 64, 8, 2, 4, 4, 4, true, 0,
                       "16 x 32 of S a warp; 89 KB, for smaller GPUs; not timed"},
-    BackwardSm80Shape{128, 64, 128, 8, 2, 2, 4, 2, true, 92,
+    BackwardSm80Shape{128, 64, 128, 8, 2, 2, 4, 2, true, 128,
                       "dK and dV take 128 registers, S and dP 64; 161 KB"},
     BackwardSm80Shape{128, 64, 64, 8, 1, 4, 4, 4, true, 0,
                       "one stage; 81 KB, for smaller GPUs; not timed"},
