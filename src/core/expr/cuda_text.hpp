@@ -10,8 +10,9 @@
 
 namespace attn::expr {
 
-// Where floats are computed: one rounding an operation (masks), or as is fastest (scores).
-enum class CudaMath : std::uint8_t { exact, fast };
+// How floats are computed: by one rounding an operation (masks), as is fastest (scores), or as is
+// fastest with a tanh near 1 that 1 - tanh^2 can be taken of (derivatives of scores).
+enum class CudaMath : std::uint8_t { exact, fast, slope };
 
 // "bool", "int" or "float".
 std::string_view cuda_type(Type type) noexcept;

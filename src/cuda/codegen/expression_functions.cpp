@@ -32,9 +32,9 @@ std::string function(std::string_view result, std::string_view name, std::string
                      parameters, body);
 }
 
-std::string value_body(const expr::Program& program, const ScoreFactors* factors,
-                       std::size_t result) {
-  ExpressionValues values(program, factors, {result});
+std::string value_body(const expr::Program& program, expr::CudaMath math,
+                       const ScoreFactors* factors, std::size_t result) {
+  ExpressionValues values(program, math, factors, {result});
   std::string text = values.statements();
   return text + fmt::format("    return {};\n", values.value(result));
 }

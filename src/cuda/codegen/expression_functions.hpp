@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "attn/expr.hpp"
+#include "core/expr/cuda_text.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 
 namespace attn::cuda {
@@ -16,8 +17,8 @@ std::string function(std::string_view result, std::string_view name, std::string
                      std::string_view body);
 
 // Statements that compute instruction `result` and return it. factors: as of ExpressionValues.
-std::string value_body(const expr::Program& program, const ScoreFactors* factors,
-                       std::size_t result);
+std::string value_body(const expr::Program& program, expr::CudaMath math,
+                       const ScoreFactors* factors, std::size_t result);
 
 // How a buffer is read: an element for each score, one that many scores share, ranges.
 struct Readers {

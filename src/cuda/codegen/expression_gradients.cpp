@@ -27,8 +27,9 @@ std::string_view type_name(expr::Type type) { return type == expr::Type::int32 ?
 
 std::string value_function(std::string_view name, const Expr& e) {
   const expr::Program program = compile(e);
-  return function(type_name(e.type()), name, kPoint,
-                  value_body(program, nullptr, program.instructions.size() - 1));
+  return function(
+      type_name(e.type()), name, kPoint,
+      value_body(program, expr::CudaMath::slope, nullptr, program.instructions.size() - 1));
 }
 
 // Views of all that the score reads: what its derivatives read is among it.

@@ -151,8 +151,9 @@ std::string mask_text(const MaskBounds& bounds) {
                         const auto& all, std::string_view called) {
     if (e.empty()) return;
     const Program program = compile(e);
-    text += function(type, name, parameters(all, program),
-                     value_body(program, nullptr, program.instructions.size() - 1));
+    text += function(
+        type, name, parameters(all, program),
+        value_body(program, expr::CudaMath::exact, nullptr, program.instructions.size() - 1));
     value += (value.empty() ? "" : " & ") + std::string(called);
   };
   part(bounds.first, "int", "mask_first", kRow,
@@ -210,7 +211,8 @@ std::string exponent_text(const Program& score, const ScoreFactors& factors) {
       of_element.push_back(static_cast<std::size_t>(term.value));
     }
   }
-  ExpressionValues row(score, &factors, of_row), element(score, &factors, of_element, true);
+  ExpressionValues row(score, expr::CudaMath::fast, &factors, of_row),
+      element(score, expr::CudaMath::fast, &factors, of_element, true);
   std::string row_body = row.statements(), body = element.statements();
   std::size_t count = 0;
   for (const ExponentTerm& term : factors.exponent) {
@@ -309,7 +311,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   text += small_tanh_text(factors) + '\n';
   text += mask_text(bounds);
   text += function("float", "score", score_parameters(scored),
-                   value_body(scored, &factors, factors.result));
+                   value_body(scored, expr::CudaMath::fast, &factors, factors.result));
   text += exponent_text(scored, factors);
   text += function("Coverage", "classify", parameters(kTile, masked), range_body(masked));
   return text + "};\n\n}  // namespace attn::device\n";

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
 #include <utility>
 
+#include "attn/error.hpp"
 #include "cuda/codegen/expression_range.hpp"
 
 namespace attn::cuda {
@@ -16,6 +18,19 @@ using expr::Op;
 // A value longer than this gets a name, as one that is used twice: the text stays readable, and
 // its nesting far from what a compiler takes.
 constexpr std::size_t kLongestValue = 120;
+
+// The namespace of src/cuda/device/expr whose functions compute so.
+std::string_view space_of(CudaMath math) {
+  switch (math) {
+    case CudaMath::exact:
+      return "exact";
+    case CudaMath::fast:
+      return "fast";
+    case CudaMath::slope:
+      return "slope";
+  }
+  throw Error(ErrorCode::internal, "there is no such arithmetic of expressions");
+}
 
 std::string position_text(Op op, std::string_view a, std::string_view b) {
   return fmt::format("attn_position_{}({}, {})", expr::cuda_word(op), a, b);
@@ -32,12 +47,13 @@ std::vector<std::string> operands_of(const Instruction& in,
   return operands;
 }
 
-ExpressionValues::ExpressionValues(const expr::Program& program, const ScoreFactors* factors,
+ExpressionValues::ExpressionValues(const expr::Program& program, CudaMath math,
+                                   const ScoreFactors* factors,
                                    const std::vector<std::size_t>& results, bool is_small)
     : program_(program),
       factors_(factors),
       is_small_(is_small),
-      math_(factors == nullptr ? CudaMath::exact : CudaMath::fast),
+      math_(math),
       small_(small_in_short_sequences(program)),
       users_(program.instructions.size()) {
   for (std::size_t i = 0; i < users_.size(); ++i) linear_.push_back(linear(i));
@@ -49,8 +65,7 @@ ExpressionValues::ExpressionValues(const expr::Program& program, const ScoreFact
 }
 
 std::string ExpressionValues::statements() {
-  std::string text =
-      fmt::format("    using namespace {};\n", math_ == CudaMath::exact ? "exact" : "fast");
+  std::string text = fmt::format("    using namespace {};\n", space_of(math_));
   for (std::size_t i = 0; i < users_.size(); ++i) {
     const Instruction& in = program_.instructions[i];
     std::string value = users_[i] > 0 ? value_text(i) : std::string();

@@ -25,9 +25,9 @@ std::vector<std::string> operands_of(const expr::Instruction& in,
 // Prints what `results`, instructions of a program, are made of. Both references must outlive it.
 class ExpressionValues {
  public:
-  // factors: of a score's program, null for a mask's. is_small: with a polynomial for
+  // factors: of a score's program, null for others. is_small: with a polynomial for
   // factors->small_tanh.
-  ExpressionValues(const expr::Program& program, const ScoreFactors* factors,
+  ExpressionValues(const expr::Program& program, expr::CudaMath math, const ScoreFactors* factors,
                    const std::vector<std::size_t>& results, bool is_small = false);
 
   // Statements that name what value() refers to. Once.
