@@ -30,5 +30,7 @@ report 'no newline at the end' "$(
     if [[ -s $file ]] && grep -Iq . "$file" && [[ -n $(tail -c 1 "$file") ]]; then echo "$file"; fi
   done)"
 
+report 'a page about speed that is not what bench/results give' "$(PYTHONDONTWRITEBYTECODE=1 python3 bench/report.py --check 2>&1 || true)"
+
 ((failed == 0)) && echo "check_files: clean"
 exit $failed

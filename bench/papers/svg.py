@@ -12,7 +12,8 @@ def ticks(low, high, log):
         return [2.0 ** e for e in range(first, last + 1, step)]
     step = 10 ** math.floor(math.log10((high - low) / 4))
     step *= next(f for f in (1, 2, 5, 10) if (high - low) / (step * f) <= 5.5)
-    return [round(low // step) * step + i * step for i in range(int((high - low) / step) + 3)]
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * i for i in range(first, last + 1)]
 
 
 def number(value):
