@@ -2,6 +2,7 @@
 // softmax.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory_resource>
 #include <vector>
@@ -98,6 +99,12 @@ class Attention {
   // Rows of Q of a sequence and K, V head.
   std::int64_t rows(const core::Sequence& sequence) const {
     return std::int64_t{sequence.length_q} * group;
+  }
+
+  // Q blocks that a task of up to `blocks` has, where no sequence is longer than the problem says.
+  int most_blocks(int blocks) const {
+    const std::int64_t most = (problem.seqlen_q * group + ops.rows - 1) / ops.rows;
+    return static_cast<int>(std::clamp<std::int64_t>(most, 1, blocks));
   }
 
   // Fills in which rows the block holds, and starts m and l.

@@ -117,6 +117,7 @@ class ThreadPool final : public Executor {
 
   void parallel_for(std::int64_t count, const Body& body) override {
     if (count <= 0) return;
+    if (count == 1) return body(0, 0);
     const std::size_t helpers =
         static_cast<std::size_t>(std::min(count - 1, static_cast<std::int64_t>(slots_.size())));
     Loop loop(count, body);

@@ -83,16 +83,22 @@ Rows rows_like_k(const Problem& problem, const Inputs& inputs, const Tensor& ten
   return rows_of(tensor, cu_seqlens(problem.layout_k, inputs.cu_seqlens_k), batch);
 }
 
-LseRow lse_row(const Problem& problem, const Inputs& inputs, const Tensor& lse, std::int64_t batch,
-               std::int64_t head) {
+Rows lse_rows(const Problem& problem, const Inputs& inputs, const Tensor& lse, std::int64_t batch) {
   const std::int64_t bytes = element_bytes(lse);
   if (problem.layout_q == Layout::packed) {  // [heads_q, total_q]
-    return {.base = address(
-                lse, head * lse.strides[0] + i32(inputs.cu_seqlens_q)[batch] * lse.strides[1]),
-            .stride = lse.strides[1] * bytes};
+    return {.base = address(lse, i32(inputs.cu_seqlens_q)[batch] * lse.strides[1]),
+            .row_stride = lse.strides[1] * bytes,
+            .head_stride = lse.strides[0] * bytes};
   }
-  return {.base = address(lse, batch * lse.strides[0] + head * lse.strides[1]),
-          .stride = lse.strides[2] * bytes};
+  return {.base = address(lse, batch * lse.strides[0]),
+          .row_stride = lse.strides[2] * bytes,
+          .head_stride = lse.strides[1] * bytes};
+}
+
+LseRow lse_row(const Problem& problem, const Inputs& inputs, const Tensor& lse, std::int64_t batch,
+               std::int64_t head) {
+  const Rows rows = lse_rows(problem, inputs, lse, batch);
+  return {.base = rows.row(0, head), .stride = rows.row_stride};
 }
 
 }  // namespace attn::core

@@ -48,6 +48,9 @@ Rows rows_like_q(const Problem& problem, const Inputs& inputs, const Tensor& ten
 Rows rows_like_k(const Problem& problem, const Inputs& inputs, const Tensor& tensor,
                  std::int64_t batch);
 
+// Where a tensor laid out as LSE holds element (query, head) of sequence `batch`: row(query, head).
+Rows lse_rows(const Problem& problem, const Inputs& inputs, const Tensor& lse, std::int64_t batch);
+
 // The LSE of (batch, head), element i of it at pointer + i * stride (bytes).
 struct LseRow {
   std::byte* base = nullptr;

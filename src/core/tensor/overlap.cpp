@@ -80,11 +80,10 @@ std::int64_t address(const Tensor& t) {
   return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(t.data));
 }
 
-struct Bytes {
-  std::int64_t first = 0, last = 0;  // addresses
-};
+}  // namespace
 
 Bytes bytes_of(const Tensor& t) {
+  if (!t.given() || t.size() == 0) return {};
   const auto size = static_cast<std::int64_t>(size_of(t.dtype));
   Bytes bytes{address(t), address(t) + size - 1};
   for (std::int32_t k = 0; k < t.rank; ++k) {
@@ -94,12 +93,8 @@ Bytes bytes_of(const Tensor& t) {
   return bytes;
 }
 
-}  // namespace
-
 bool overlap(const Tensor& a, const Tensor& b) {
-  if (!a.given() || !b.given() || a.size() == 0 || b.size() == 0) return false;
-  const Bytes bytes_a = bytes_of(a), bytes_b = bytes_of(b);
-  if (bytes_a.last < bytes_b.first || bytes_b.last < bytes_a.first) return false;
+  if (bytes_of(a).apart(bytes_of(b))) return false;
   // Byte x of element i of a is byte y of element j of b:  sum a.stride i - sum b.stride j = base_b
   // - base_a + y - x.
   const auto size_a = static_cast<std::int64_t>(size_of(a.dtype));

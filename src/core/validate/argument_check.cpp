@@ -4,8 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
+#include <memory_resource>
+#include <vector>
 
 #include "attn/error.hpp"
 #include "core/tensor/overlap.hpp"
@@ -17,9 +22,8 @@ namespace {
 // overflow.
 constexpr std::int64_t kMaxExtent = std::int64_t{1} << 60;  // bytes
 
-bool addressable(const Tensor& t) {
+bool addressable(const Tensor& t, std::int64_t size) {  // size: of an element
   std::int64_t elements = 1;
-  const auto size = static_cast<std::int64_t>(size_of(t.dtype));
   std::int64_t extent = size;
   for (std::int32_t k = 0; k < t.rank; ++k) {
     if (__builtin_mul_overflow(elements, t.shape[k], &elements)) return false;
@@ -69,7 +73,8 @@ void ArgumentCheck::view(const Label& name, const Tensor& t) const {
   if (t.rank < 1 || t.rank > kMaxRank) {
     refuse(fmt::format("{} has rank {}; accepted are 1 to {}", to_string(name), t.rank, kMaxRank));
   }
-  if (size_of(t.dtype) == 0) {
+  const std::size_t size = size_of(t.dtype);
+  if (size == 0) {
     refuse(fmt::format("{} has dtype {}; accepted are the enumerators of DType", to_string(name),
                        static_cast<int>(t.dtype)));
   }
@@ -78,11 +83,11 @@ void ArgumentCheck::view(const Label& name, const Tensor& t) const {
                        to_string(device_)));
   }
   if (std::any_of(t.shape.begin(), t.shape.begin() + t.rank,
-                  [](std::int64_t size) { return size < 0; })) {
+                  [](std::int64_t n) { return n < 0; })) {
     refuse(
         fmt::format("{} is {}; accepted are sizes of at least 0", to_string(name), to_string(t)));
   }
-  if (!addressable(t)) {
+  if (!addressable(t, static_cast<std::int64_t>(size))) {
     refuse(fmt::format("{} is {}; accepted are sizes and strides that span at most 2^60 bytes",
                        to_string(name), to_string(t)));
   }
@@ -91,9 +96,10 @@ void ArgumentCheck::view(const Label& name, const Tensor& t) const {
     refuse(fmt::format("{} is {} with data null; accepted is null only without elements",
                        to_string(name), to_string(t)));
   }
-  if (reinterpret_cast<std::uintptr_t>(t.data) % size_of(t.dtype) != 0) {
+  // Sizes are powers of two.
+  if ((reinterpret_cast<std::uintptr_t>(t.data) & (size - 1)) != 0) {
     refuse(fmt::format("{} has data at address {}; accepted are multiples of {} bytes for {}",
-                       to_string(name), fmt::ptr(t.data), size_of(t.dtype), attn::name(t.dtype)));
+                       to_string(name), fmt::ptr(t.data), size, attn::name(t.dtype)));
   }
 }
 
@@ -137,6 +143,13 @@ void ArgumentCheck::not_given(const Label& name, const Tensor& t, std::string_vi
 
 void ArgumentCheck::disjoint(std::span<const NamedTensor> outputs,
                              std::span<const NamedTensor> inputs) const {
+  // Most pairs lie apart, so that each tensor's bytes are found once.
+  std::array<std::byte, 1024> stack;
+  std::pmr::monotonic_buffer_resource memory(stack.data(), stack.size());
+  std::pmr::vector<Bytes> bytes(&memory);
+  bytes.reserve(outputs.size() + inputs.size());
+  for (const NamedTensor& output : outputs) bytes.push_back(bytes_of(output.tensor));
+  for (const NamedTensor& input : inputs) bytes.push_back(bytes_of(input.tensor));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Label& name = outputs[i].name;
     const Tensor& t = outputs[i].tensor;
@@ -144,16 +157,18 @@ void ArgumentCheck::disjoint(std::span<const NamedTensor> outputs,
       refuse(fmt::format("{} is {}; accepted are outputs whose elements do not share memory",
                          to_string(name), to_string(t)));
     }
-    const auto refuse_if_shared = [&](const NamedTensor& other) {
-      if (overlap(t, other.tensor)) {
+    const auto refuse_if_shared = [&](const NamedTensor& other, const Bytes& bytes_of_other) {
+      if (!bytes[i].apart(bytes_of_other) && overlap(t, other.tensor)) {
         refuse(fmt::format(
             "{} at address {} overlaps {} at address {}; accepted are outputs that "
             "share no memory with other arguments",
             to_string(name), fmt::ptr(t.data), to_string(other.name), fmt::ptr(other.tensor.data)));
       }
     };
-    for (const NamedTensor& input : inputs) refuse_if_shared(input);
-    for (std::size_t j = i + 1; j < outputs.size(); ++j) refuse_if_shared(outputs[j]);
+    for (std::size_t j = 0; j < inputs.size(); ++j) {
+      refuse_if_shared(inputs[j], bytes[outputs.size() + j]);
+    }
+    for (std::size_t j = i + 1; j < outputs.size(); ++j) refuse_if_shared(outputs[j], bytes[j]);
   }
 }
 

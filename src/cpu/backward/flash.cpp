@@ -15,22 +15,22 @@ namespace {
 
 struct Scratch {
   int dim = 0, dim_v = 0;
+  int blocks = kGradientGroup;          // of a group
   GradientTiles tiles[kGradientGroup];  // of each Q block of a group
-  GradientBlock* block = nullptr;       // [kGradientGroup], for Q blocks that are not packed ahead
+  GradientBlock* block = nullptr;       // [blocks], for Q blocks that are not packed ahead
   float *k = nullptr, *v = nullptr, *dk = nullptr,
         *dv = nullptr;                               // [kChunkKeys][leading dimension]
   std::uint64_t k_apart[kChunkKeys / kBlockK] = {};  // of each K block, as in KeyBlock
 
   void carve(Carver& c) {
-    for (GradientTiles& t : tiles) {
-      t.carve(c);
-      t.tile.expression = tiles[0].tile.expression;
+    for (int i = 0; i < blocks; ++i) {
+      tiles[i].carve(c);
+      tiles[i].tile.expression = tiles[0].tile.expression;
     }
-    c.take(block, kGradientGroup);
-    for (int i = 0; i < kGradientGroup; ++i) {
-      GradientBlock placed;
-      placed.carve(c, dim, dim_v);
-      if (block != nullptr) block[i] = placed;
+    c.take(block, blocks);
+    GradientBlock counted;
+    for (int i = 0; i < blocks; ++i) {
+      (block == nullptr ? counted : block[i]).carve(c, dim, dim_v);
     }
     const auto k_floats = static_cast<std::size_t>(kChunkKeys * leading_dim(dim));
     const auto v_floats = static_cast<std::size_t>(kChunkKeys * leading_dim(dim_v));
@@ -214,11 +214,10 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   Scratch sizes;
   sizes.dim = a.dim;
   sizes.dim_v = a.dim_v;
+  sizes.blocks = a.most_blocks(kGradientGroup);
   // One after the other the tiles evaluate expressions: the scratch of the first serves all.
-  for (GradientTiles& t : sizes.tiles) {
-    t = g.tiles();
-    if (&t != sizes.tiles) t.tile.expression_floats = 0;
-  }
+  std::fill_n(sizes.tiles, kGradientGroup, g.tiles());
+  for (int i = 1; i < kGradientGroup; ++i) sizes.tiles[i].tile.expression_floats = 0;
   Workspace& workspace = workers.workspace();
   const WorkerScratch<Scratch> scratch(workspace, workers.count(), sizes);
 

@@ -32,10 +32,8 @@ float element(const Attention& a, const std::byte* row, int d) {
 }
 
 // What a tensor laid out as LSE says of row r of a Q block.
-float of_row(const Attention& a, const Tensor& like_lse, const core::Sequence& sequence,
-             const QueryBlock& q, int r) {
-  const core::LseRow row = core::lse_row(a.problem, a.inputs, like_lse, sequence.batch, q.head[r]);
-  return *reinterpret_cast<const float*>(row.base + q.query[r] * row.stride);
+float of_row(const core::Rows& like_lse, const QueryBlock& q, int r) {
+  return *reinterpret_cast<const float*>(like_lse.row(q.query[r], q.head[r]));
 }
 
 // s[row] <- the scores of one key with the Q block.
@@ -94,6 +92,9 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
     const auto [sequence, head_k] = pair_at(a, pair);
     const core::Rows o = core::rows_like_q(a.problem, a.inputs, outputs.o, sequence.batch);
     const core::Rows grad = core::rows_like_q(a.problem, a.inputs, d_outputs.o, sequence.batch);
+    const core::Rows lse_rows = core::lse_rows(a.problem, a.inputs, outputs.lse, sequence.batch);
+    const core::Rows d_lse_rows =
+        core::lse_rows(a.problem, a.inputs, d_outputs.lse, sequence.batch);
     RowScratch s = scratch.of(worker);
     QueryBlock q;
     const std::int64_t row0 = (block - first_block(pair)) * rows;
@@ -109,10 +110,10 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
     for (int r = 0; r < q.count; ++r) {
       o_row[r] = o.row(q.query[r], q.head[r]);
       d_o_row[r] = grad.row(q.query[r], q.head[r]);
-      const float natural = of_row(a, outputs.lse, sequence, q, r);
+      const float natural = of_row(lse_rows, q, r);
       if (natural == -std::numeric_limits<float>::infinity()) continue;
       lse[r] = natural;
-      if (d_outputs.lse.given()) delta[r] = -of_row(a, d_outputs.lse, sequence, q, r);
+      if (d_outputs.lse.given()) delta[r] = -of_row(d_lse_rows, q, r);
     }
     a.ops.pack_k(o_row, q.count, a.dim_v, a.problem.dtype, s.o);
     a.ops.pack_k(d_o_row, q.count, a.dim_v, a.problem.dtype, s.d_o);

@@ -17,8 +17,9 @@ inline constexpr int kMaxBlocksPerTask = 8;
 
 struct GroupScratch {
   int dim = 0, dim_v = 0;
+  int block_count = kMaxBlocksPerTask;
   TileScratch tile[kMaxRegisterBlocks];
-  QueryBlock* blocks = nullptr;
+  QueryBlock* blocks = nullptr;  // [block_count]
   KeyBlock keys;
 
   void carve(Carver& c) {
@@ -28,19 +29,19 @@ struct GroupScratch {
     }
     float* k = nullptr;
     float* v = nullptr;
-    c.take(blocks, kMaxBlocksPerTask);
+    c.take(blocks, block_count);
     c.take(k, static_cast<std::size_t>(kBlockK) * static_cast<std::size_t>(leading_dim(dim)));
     c.take(v, static_cast<std::size_t>(kBlockK) * static_cast<std::size_t>(leading_dim(dim_v)));
     keys.k = k;
     keys.v = v;
-    float* q_t[kMaxBlocksPerTask];
-    float* o_t[kMaxBlocksPerTask];
-    for (int i = 0; i < kMaxBlocksPerTask; ++i) {
-      c.take(q_t[i], static_cast<std::size_t>(dim + 1) * kMaxRows);
-      c.take(o_t[i], static_cast<std::size_t>(dim_v) * kMaxRows);
+    for (int i = 0; i < block_count; ++i) {
+      float* q_t = nullptr;
+      float* o_t = nullptr;
+      c.take(q_t, static_cast<std::size_t>(dim + 1) * kMaxRows);
+      c.take(o_t, static_cast<std::size_t>(dim_v) * kMaxRows);
       if (blocks != nullptr) {
-        blocks[i].q_t = q_t[i];
-        blocks[i].o_t = o_t[i];
+        blocks[i].q_t = q_t;
+        blocks[i].o_t = o_t;
       }
     }
   }
@@ -50,11 +51,10 @@ inline GroupScratch group_scratch(const Attention& a) {
   GroupScratch scratch;
   scratch.dim = a.dim;
   scratch.dim_v = a.dim_v;
+  scratch.block_count = a.most_blocks(kMaxBlocksPerTask);
   // One after the other the tiles evaluate expressions: the scratch of the first serves all.
-  for (TileScratch& tile : scratch.tile) {
-    tile = a.tile_scratch();
-    if (&tile != scratch.tile) tile.expression_floats = 0;
-  }
+  std::fill_n(scratch.tile, kMaxRegisterBlocks, a.tile_scratch());
+  for (int i = 1; i < kMaxRegisterBlocks; ++i) scratch.tile[i].expression_floats = 0;
   return scratch;
 }
 
@@ -63,9 +63,13 @@ inline int load_query_group(const Attention& a, const core::Sequence& sequence, 
                             std::int64_t row0, std::int64_t rows, GroupScratch& s) {
   // Rows of Q lie heads * head_dim apart: asked for together, their cache misses overlap.
   const std::size_t row_bytes = static_cast<std::size_t>(a.dim) * size_of(a.problem.dtype);
-  for (std::int64_t r = row0; r < row0 + rows; ++r) {
-    const std::byte* row = sequence.q.row(r / a.group, head_k * a.group + r % a.group);
-    prefetch_row(row, row_bytes);
+  std::int64_t query = row0 / a.group, in_group = row0 % a.group;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    prefetch_row(sequence.q.row(query, head_k * a.group + in_group), row_bytes);
+    if (++in_group == a.group) {
+      in_group = 0;
+      ++query;
+    }
   }
   int blocks = 0;
   for (std::int64_t r = 0; r < rows; r += a.ops.rows, ++blocks) {

@@ -48,6 +48,10 @@ static void pack_q_f32(const std::byte* const* row, int count, int dim, DType so
                        void* q_t) {
   float* out = static_cast<float*>(q_t);
   for (int r0 = 0; r0 < kRows; r0 += kLanes) {
+    if (r0 >= count) {
+      for (int d = 0; d < dim; ++d) store(out + d * kRows + r0, F{});
+      continue;
+    }
     for (int d0 = 0; d0 < dim; d0 += kLanes) {
       const int width = dim - d0 < kLanes ? dim - d0 : kLanes;
       F x[kLanes];
