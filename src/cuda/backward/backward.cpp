@@ -103,8 +103,8 @@ Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
   Kernels kernels{.asked = asked};
   if (is_one_pass(kernel)) {
     const BackwardConfig config = backward_config(kernel, p, asked.tensors, Gradient::all, wish);
-    kernels.one_pass.rows = get(backward_sm90_rows_source(config, asked.tensors.aligned_o));
-    kernels.one_pass.dq = get(backward_sm90_dq_source(config));
+    kernels.one_pass.rows = get(backward_one_pass_rows_source(config, asked.tensors.aligned_o));
+    kernels.one_pass.dq = get(backward_one_pass_dq_source(config));
     if (kernel == BackwardKernel::sm90) {
       kernels.one_pass.words = get(backward_sm90_words_source(p, config, inputs.buffers));
     }
@@ -447,11 +447,11 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
     sources.push_back(backward_rows_source(launches.front()));
   }
   if (is_one_pass(chosen)) {
-    sources.push_back(backward_sm90_rows_source(launches.front(), true));
+    sources.push_back(backward_one_pass_rows_source(launches.front(), true));
     if (chosen == BackwardKernel::sm90) {
       sources.push_back(backward_sm90_words_source(problem, launches.front()));
     }
-    sources.push_back(backward_sm90_dq_source(launches.front()));
+    sources.push_back(backward_one_pass_dq_source(launches.front()));
   }
   for (const BackwardConfig& config : launches) {
     sources.push_back(backward_source(problem, config, {}));

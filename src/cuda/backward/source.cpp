@@ -168,17 +168,17 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   return source;
 }
 
-Source backward_sm90_rows_source(const BackwardConfig& config, bool aligned_o) {
+Source backward_one_pass_rows_source(const BackwardConfig& config, bool aligned_o) {
   Source source;
-  source.name = "backward_sm90_rows";
+  source.name = "backward_one_pass_rows";
   source.entry = "attn_backward_rows";
   source.text =
       fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config_of_places(config));
   source.text += fmt::format(
-      "#include \"kernels/backward_sm90_rows.cuh\"\n"
+      "#include \"kernels/backward_one_pass_rows.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(256)\n"
       "attn_backward_rows(const __grid_constant__ attn::device::BackwardParams p) {{\n"
-      "  attn::device::backward_sm90_rows<attn::device::Config, {}>(p);\n"
+      "  attn::device::backward_one_pass_rows<attn::device::Config, {}>(p);\n"
       "}}\n",
       aligned_o);
   return source;
@@ -202,17 +202,17 @@ Source backward_sm90_words_source(const Problem& problem, const BackwardConfig& 
   return source;
 }
 
-Source backward_sm90_dq_source(const BackwardConfig& config) {
+Source backward_one_pass_dq_source(const BackwardConfig& config) {
   Source source;
-  source.name = "backward_sm90_dq";
+  source.name = "backward_one_pass_dq";
   source.entry = "attn_backward_dq";
   source.text =
       fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config_of_places(config));
   source.text +=
-      "#include \"kernels/backward_sm90_dq.cuh\"\n"
+      "#include \"kernels/backward_one_pass_dq.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(128)\n"
       "attn_backward_dq(const __grid_constant__ attn::device::BackwardParams p) {\n"
-      "  attn::device::backward_sm90_dq<attn::device::Config>(p);\n"
+      "  attn::device::backward_one_pass_dq<attn::device::Config>(p);\n"
       "}\n";
   return source;
 }

@@ -24,10 +24,10 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
 // LSE and D of the rows of Q; before the others.
 Source backward_rows_source(const BackwardConfig& config);
 // Before and after the Hopper kernel (src/cuda/device/kernels/backward_sm90*.cuh).
-Source backward_sm90_rows_source(const BackwardConfig& config, bool aligned_o);
+Source backward_one_pass_rows_source(const BackwardConfig& config, bool aligned_o);
 Source backward_sm90_words_source(const Problem& problem, const BackwardConfig& config,
                                   const expr::Bindings& bindings = {});
-Source backward_sm90_dq_source(const BackwardConfig& config);
+Source backward_one_pass_dq_source(const BackwardConfig& config);
 Source backward_sink_source();
 // Sums of the gradients of buffers: 0 before, float32 after.
 Source backward_clear_source();

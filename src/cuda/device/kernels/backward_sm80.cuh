@@ -25,7 +25,7 @@
 // Slope: src/cuda/codegen/expression_gradients.hpp.
 // All tensors are 16-byte aligned, and so are their strides. Grid: a block of 32 kWarps threads for
 // each tile (schedule/key_tiles.cuh), with BackwardSm80Layout<C>::kBytes of dynamic shared memory;
-// between backward_sm90_rows and backward_sm90_dq, whose dependent it is.
+// between backward_one_pass_rows and backward_one_pass_dq, whose dependent it is.
 #pragma once
 
 #include "kernels/backward_sm90/dq_order.cuh"

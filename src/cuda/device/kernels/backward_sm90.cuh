@@ -30,9 +30,9 @@
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kMaskBatches, kMaskHeads
 // and of ProductSS<Element, kKeys>, ProductTT<Element, kHeadDim> and <Element, kHeadDimV>,
 // ProductRS<Element, columns> of dQ's parts (src/cuda/codegen/wgmma_text.hpp).
-// Before: kernels/backward_sm90_rows.cuh and backward_sm90_words.cuh; after: backward_sm90_dq.cuh.
-// Grid: up to one block of 512 threads for each multiprocessor, with BackwardSm90Layout<C>::kBytes
-// of dynamic shared memory.
+// Before: kernels/backward_one_pass_rows.cuh and backward_sm90_words.cuh; after:
+// backward_one_pass_dq.cuh. Grid: up to one block of 512 threads for each multiprocessor, with
+// BackwardSm90Layout<C>::kBytes of dynamic shared memory.
 #pragma once
 
 #include "kernels/backward_sm90/gradient_group.cuh"

@@ -7,7 +7,7 @@
 //   kScoreHides                a score may be -inf: all that is seen is mixed
 //   kOrdered                   also gathers which tiles see a block (schedule/dq_turns.cuh)
 // Grid: a warp for each window of each tile, four a block of threads; launched as a dependent of
-// kernels/backward_sm90_rows.cuh, of which it reads nothing but those zeros.
+// kernels/backward_one_pass_rows.cuh, of which it reads nothing but those zeros.
 #pragma once
 
 #include "ptx/dependent.cuh"

@@ -4,7 +4,7 @@
 //
 // Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK,
 // kOrdered, and of schedule/dq_turns.cuh
-// Grid: kBackwardSm90RowsThreads / row_threads rows a block of threads, of all places
+// Grid: kBackwardOnePassRowsThreads / row_threads rows a block of threads, of all places
 // (BackwardParams). dO is 16-byte aligned; O where kAlignedO is true.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace attn::device {
 
-inline constexpr int kBackwardSm90RowsThreads = 256;
+inline constexpr int kBackwardOnePassRowsThreads = 256;
 
 // Eight elements; kAligned: at a multiple of 16 bytes.
 template <bool kAligned>
@@ -32,18 +32,19 @@ __device__ __forceinline__ Words4 load_eight(const unsigned short* x) {
 }
 
 template <class C, bool kAlignedO>
-__device__ __forceinline__ void backward_sm90_rows(const BackwardParams& p) {
+__device__ __forceinline__ void backward_one_pass_rows(const BackwardParams& p) {
   using Element = typename C::Element;
   constexpr int kThreads = C::kRowThreads;  // of a row
   launch_dependents();
   if constexpr (C::kOrdered) {
-    const long long step = static_cast<long long>(gridDim.x) * kBackwardSm90RowsThreads;
+    const long long step = static_cast<long long>(gridDim.x) * kBackwardOnePassRowsThreads;
     const long long size = DqTurns<C>::num_words(p);
-    long long i = static_cast<long long>(blockIdx.x) * kBackwardSm90RowsThreads + threadIdx.x;
+    long long i = static_cast<long long>(blockIdx.x) * kBackwardOnePassRowsThreads + threadIdx.x;
     for (; i < size; i += step) DqTurns<C>::passed(p)[i] = 0;
   }
-  const long long row = static_cast<long long>(blockIdx.x) * (kBackwardSm90RowsThreads / kThreads) +
-                        threadIdx.x / kThreads;
+  const long long row =
+      static_cast<long long>(blockIdx.x) * (kBackwardOnePassRowsThreads / kThreads) +
+      threadIdx.x / kThreads;
   const int rows = p.query_blocks * C::kBlockN;
   const long long pair = row / rows;
   const int query = static_cast<int>(row - pair * rows);

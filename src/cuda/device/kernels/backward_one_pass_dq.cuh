@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const flo
 }
 
 template <class C>
-__device__ __forceinline__ void backward_sm90_dq(const BackwardParams& p) {
+__device__ __forceinline__ void backward_one_pass_dq(const BackwardParams& p) {
   wait_for_dependencies();
   const int pair = static_cast<int>(blockIdx.x) / p.query_blocks;
   const int first = static_cast<int>(blockIdx.x) % p.query_blocks * C::kBlockN;
