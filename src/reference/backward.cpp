@@ -54,13 +54,15 @@ class Backward {
     for (std::int64_t batch = 0; batch < problem_.batch; ++batch) {
       const core::Sequence sequence = core::sequence(problem_, inputs_, batch);
       for (std::int64_t head_k = 0; head_k < problem_.heads_k; ++head_k) {
-        Matrix<Real> dk(sequence.length_k, problem_.head_dim);
-        Matrix<Real> dv(sequence.length_k, problem_.head_dim_v);
+        KeyGradients sums(*this, sequence.length_k);
+        std::vector<QueryHead> heads;
         for (std::int64_t h = head_k * group; h < (head_k + 1) * group; ++h) {
-          query_head(Head<Real>(problem_, inputs_, sequence, rounding_, order_, h), dk, dv);
+          heads.emplace_back(*this, sequence, h);
+          if (!order_.heads_inside) add_heads(heads, sums);
         }
-        store_like_k(dk, gradients_.dk, sequence, head_k);
-        store_like_k(dv, gradients_.dv, sequence, head_k);
+        add_heads(heads, sums);
+        store_like_k(sums.dk, gradients_.dk, sequence, head_k);
+        store_like_k(sums.dv, gradients_.dv, sequence, head_k);
       }
     }
     const Tensor& dsink = gradients_.dsink;
@@ -73,73 +75,107 @@ class Backward {
   }
 
  private:
+  // Of one K, V head: matrices, and the sums that are their rows.
+  struct KeyGradients {
+    Matrix<Real> dk, dv;
+    std::vector<ProductSum<Real>> dk_sums, dv_sums;
+
+    KeyGradients(const Backward& b, std::int64_t keys)
+        : dk(keys, b.problem_.head_dim),
+          dv(keys, b.problem_.head_dim_v),
+          dk_sums(b.rows_of(dk)),
+          dv_sums(b.rows_of(dv)) {}
+    KeyGradients(const KeyGradients&) = delete;
+    KeyGradients& operator=(const KeyGradients&) = delete;
+
+    void finish() {
+      for (ProductSum<Real>& sum : dk_sums) sum.finish();
+      for (ProductSum<Real>& sum : dv_sums) sum.finish();
+    }
+  };
+
+  struct QueryHead {
+    Head<Real> head;
+    Matrix<Real> d_o, v_transposed, dq;
+
+    QueryHead(const Backward& b, const core::Sequence& sequence, std::int64_t h)
+        : head(b.problem_, b.inputs_, sequence, b.rounding_, b.order_, h),
+          d_o(load_matrix<Real>(
+              core::rows_like_q(b.problem_, b.inputs_, b.d_outputs_.o, sequence.batch),
+              b.d_outputs_.o.dtype, h, sequence.length_q, b.problem_.head_dim_v)),
+          v_transposed(transposed(head.v)),
+          dq(sequence.length_q, b.problem_.head_dim) {}
+  };
+
+  // Of each row all of these heads; then they are done with.
+  void add_heads(std::vector<QueryHead>& heads, KeyGradients& sums) {
+    if (heads.empty()) return;
+    const core::Sequence& sequence = heads.front().head.sequence;
+    for (std::int64_t turn = 0; turn < sequence.length_q; ++turn) {
+      for (QueryHead& head : heads) add_row(head, order_.at(turn, sequence.length_q), sums);
+    }
+    sums.finish();
+    for (const QueryHead& head : heads) {
+      if (!gradients_.dq.given()) break;
+      store_matrix(head.dq, core::rows_like_q(problem_, inputs_, gradients_.dq, sequence.batch),
+                   gradients_.dq.dtype, head.head.head, sequence.capacity_q);
+    }
+    heads.clear();
+  }
+
   // With T = score_expression(S):
   //   dV_j += Z_ij P_ij dO_i             dP_ij = Z_ij dO_i . v_j      D_i = dO_i . O_i - dLSE_i
   //   dT_ij = P_ij (dP_ij - D_i)         dsink -= P_sink D_i          dS_ij = dT_ij dT/dS
   //   dQ_i = scale sum_j dS_ij k_j       dK_j += scale dS_ij q_i
   // D adds from the last element on: with few keys dP and D cancel, and as a yardstick for
   // implementations that add in orders of their own the two must not share their rounding errors.
-  void query_head(const Head<Real>& head, Matrix<Real>& dk, Matrix<Real>& dv) {
-    const core::Sequence& sequence = head.sequence;
+  void add_row(QueryHead& query_head, std::int64_t i, KeyGradients& sums) {
+    const Head<Real>& head = query_head.head;
+    const Matrix<Real>& d_o = query_head.d_o;
     const std::int64_t n = head.keys();
     const auto scale = static_cast<Real>(problem_.scale());
-    const Matrix<Real> d_o =
-        load_matrix<Real>(core::rows_like_q(problem_, inputs_, d_outputs_.o, sequence.batch),
-                          d_outputs_.o.dtype, head.head, sequence.length_q, problem_.head_dim_v);
-    const Matrix<Real> v_transposed = transposed(head.v);
-    Matrix<Real> dq(sequence.length_q, problem_.head_dim);
-    std::vector<ProductSum<Real>> dk_sums = rows_of(dk), dv_sums = rows_of(dv);
-    for (std::int64_t turn = 0; turn < sequence.length_q; ++turn) {
-      const std::int64_t i = order_.at(turn, sequence.length_q);
-      const Row<Real> row = recomputed_row(head, i);
-      const std::vector<Real> probabilities = softmax_from_lse(head, row);
-      std::vector<Real> dp(static_cast<std::size_t>(n));
-      ProductSum<Real> dp_sum(dp.data(), n, rounding_.tensor_core);
-      for (std::int64_t step = 0; step < problem_.head_dim_v; ++step) {
-        const std::int64_t c = order_.at(step, problem_.head_dim_v);
-        dp_sum.add(d_o[i][c], v_transposed[c]);
-      }
-      dp_sum.finish();
-      std::vector<Real> o(static_cast<std::size_t>(problem_.head_dim_v));
-      ProductSum<Real> o_sum(o.data(), dv.columns, rounding_.tensor_core);
-      for (std::int64_t step = 0; step < n; ++step) {
-        const std::int64_t j = order_.at(step, n);
-        const Real p = probabilities[static_cast<std::size_t>(j)];
-        if (p == 0) continue;  // a key that is not seen gets no gradient, be its value NaN
-        const Real z = head.dropout(i, j);
-        Real& dp_j = dp[static_cast<std::size_t>(j)];
-        dp_j = rounded(z * dp_j, rounding_.scores);
-        const Real zp = rounded(z * rounded(p, rounding_.operands), rounding_.dropped);
-        o_sum.add(zp, head.v[j]);
-        dv_sums[static_cast<std::size_t>(j)].add(zp, d_o[i]);
-      }
-      o_sum.finish();
-      Real d = 0;
-      for (auto c = o.size(); c-- > 0;) {
-        d += d_o[i][static_cast<std::int64_t>(c)] * rounded(o[c], rounding_.operands);
-      }
-      d -= d_lse(head, i);
-      if (problem_.sink) {
-        d_sink_[static_cast<std::size_t>(head.head)] -= std::exp(head.sink() - row.lse) * d;
-      }
-      ProductSum<Real> dq_sum(dq[i], dq.columns, rounding_.tensor_core);
-      for (std::int64_t step = 0; step < n; ++step) {
-        const std::int64_t j = order_.at(step, n);
-        const Real p = probabilities[static_cast<std::size_t>(j)];
-        if (p == 0) continue;
-        const Real d_t = p * (dp[static_cast<std::size_t>(j)] - d);
-        const Real d_s = scale * rounded(through_score(d_t, head, i, j, row), rounding_.operands);
-        dq_sum.add(d_s, head.k[j]);
-        dk_sums[static_cast<std::size_t>(j)].add(d_s, head.q[i]);
-      }
-      dq_sum.finish();
+    const Row<Real> row = recomputed_row(head, i);
+    const std::vector<Real> probabilities = softmax_from_lse(head, row);
+    std::vector<Real> dp(static_cast<std::size_t>(n));
+    ProductSum<Real> dp_sum(dp.data(), n, rounding_.tensor_core);
+    for (std::int64_t step = 0; step < problem_.head_dim_v; ++step) {
+      const std::int64_t c = order_.at(step, problem_.head_dim_v);
+      dp_sum.add(d_o[i][c], query_head.v_transposed[c]);
     }
-    for (ProductSum<Real>& sum : dk_sums) sum.finish();
-    for (ProductSum<Real>& sum : dv_sums) sum.finish();
-    if (gradients_.dq.given()) {
-      store_matrix(dq, core::rows_like_q(problem_, inputs_, gradients_.dq, sequence.batch),
-                   gradients_.dq.dtype, head.head, sequence.capacity_q);
+    dp_sum.finish();
+    std::vector<Real> o(static_cast<std::size_t>(problem_.head_dim_v));
+    ProductSum<Real> o_sum(o.data(), problem_.head_dim_v, rounding_.tensor_core);
+    for (std::int64_t step = 0; step < n; ++step) {
+      const std::int64_t j = order_.at(step, n);
+      const Real p = probabilities[static_cast<std::size_t>(j)];
+      if (p == 0) continue;  // a key that is not seen gets no gradient, be its value NaN
+      const Real z = head.dropout(i, j);
+      Real& dp_j = dp[static_cast<std::size_t>(j)];
+      dp_j = rounded(z * dp_j, rounding_.scores);
+      const Real zp = rounded(z * rounded(p, rounding_.operands), rounding_.dropped);
+      o_sum.add(zp, head.v[j]);
+      sums.dv_sums[static_cast<std::size_t>(j)].add(zp, d_o[i]);
     }
+    o_sum.finish();
+    Real d = 0;
+    for (auto c = o.size(); c-- > 0;) {
+      d += d_o[i][static_cast<std::int64_t>(c)] * rounded(o[c], rounding_.operands);
+    }
+    d -= d_lse(head, i);
+    if (problem_.sink) {
+      d_sink_[static_cast<std::size_t>(head.head)] -= std::exp(head.sink() - row.lse) * d;
+    }
+    ProductSum<Real> dq_sum(query_head.dq[i], problem_.head_dim, rounding_.tensor_core);
+    for (std::int64_t step = 0; step < n; ++step) {
+      const std::int64_t j = order_.at(step, n);
+      const Real p = probabilities[static_cast<std::size_t>(j)];
+      if (p == 0) continue;
+      const Real d_t = p * (dp[static_cast<std::size_t>(j)] - d);
+      const Real d_s = scale * rounded(through_score(d_t, head, i, j, row), rounding_.operands);
+      dq_sum.add(d_s, head.k[j]);
+      sums.dk_sums[static_cast<std::size_t>(j)].add(d_s, head.q[i]);
+    }
+    dq_sum.finish();
   }
 
   std::vector<ProductSum<Real>> rows_of(Matrix<Real>& m) const {

@@ -23,13 +23,16 @@ enum class Precision : std::uint8_t {
                 // multiply-add of a rounded c max, divided by its sum when it is multiplied by V
 };
 
-// Sums start after `turn` eighths of their terms and go round; the scale multiplies Q or S. In
-// double it matters to nobody; the error of the yardstick depends on it as that of any attention
-// does on the order its matrix products add in. Products of 16-bit numbers are exact in float,
-// those of a scaled Q are not.
+// Sums start after `turn` eighths of their terms and go round; the scale multiplies Q or S; dK and
+// dV of a group add all rows of a query head before those of the next, or all heads of a row before
+// the next row. In double it matters to nobody; the error of the yardstick depends on it as that of
+// any attention does on the order its matrix products add in. Products of 16-bit numbers are exact
+// in float, those of a scaled Q are not. Where all heads have the same dO, its terms are added
+// again and again, and partial sums grow as many times larger when they follow each other.
 struct Order {
   int turn = 0;  // 0 to 7
   bool scale_q = false;
+  bool heads_inside = false;  // rows outside
   std::int64_t at(std::int64_t step, std::int64_t terms) const {
     return (step + terms * turn / 8) % terms;
   }

@@ -66,6 +66,48 @@ TEST(RandomCase, DHasTheRoundingOfO) {
   EXPECT_EQ(report.status, Status::passed) << to_string(report);
 }
 
+Report backward_report(const char* text, std::uint64_t seed, Algorithm algorithm) {
+  return Conformance(parse_case(text), seed, true)
+      .check({.phase = Phase::backward, .backend = Backend::cpu, .algorithm = algorithm});
+}
+
+// All query heads of a group have the same dO: sums over rows whose heads follow each other have
+// partial sums several times larger than those over one head after the other.
+TEST(RandomCase, HeadsOfAGroupMayBeAddedRowByRow) {
+  for (const auto& [text, seed] :
+       {std::pair{"b1_sq21_sk34_hq16_hk2_d80_documents_window37x13_score("
+                  "score-0.01*score*score)_scale0_f32/bcastdo",
+                  41002230},
+        {"b1_sq21_sk1_hq8_hk2_d16_packedq_f32/strided_bcastdo_dlse", 41004464}}) {
+    const Report report =
+        backward_report(text, static_cast<std::uint64_t>(seed), Algorithm::flash_attention_2);
+    EXPECT_EQ(report.status, Status::passed) << to_string(report);
+  }
+}
+
+// The gradient of a slope is one P (dP - D) here, and that P is small: it errs as its score does,
+// whose products are larger than their sum.
+TEST(RandomCase, AGradientOfABufferErrsAsScoresDo) {
+  for (const auto& [text, seed] :
+       {std::pair{"b2_n3_hq6_hk2_d32_dv80_alibi_sink_bf16/padded_q5_k3", 41000873},
+        {"b2_sq27_sk1_hq2_hk1_d40_mask(query/8==key/8)_alibi_bias27x1bf16_packedk_sink_dropout0.9_"
+         "seed8970884692485237697_offset4731283518053336243_bf16/q5_k3",
+         41001102}}) {
+    const Report report =
+        backward_report(text, static_cast<std::uint64_t>(seed), Algorithm::automatic);
+    EXPECT_EQ(report.status, Status::passed) << to_string(report);
+  }
+}
+
+// Dropout leaves dS = - P D of a key, and O, whose terms cancel, errs by the rounding of P.
+TEST(RandomCase, DHasTheRoundingOfP) {
+  const Report report = backward_report(
+      "b3_n23_h1_d1_causal_alibi_dropout0.1_seed4352752570354257503_offset4238751257185521532_bf16/"
+      "strided_dotransposed_bcastv_padded",
+      41002862, Algorithm::standard);
+  EXPECT_EQ(report.status, Status::passed) << to_string(report);
+}
+
 TEST(RandomCase, IsReadBackFromItsText) {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     const std::string text = to_string(random_case(seed));

@@ -48,18 +48,29 @@ void root_all(Matrix<double>& squares) {
   for (double& x : squares.data) x = std::sqrt(x);
 }
 
-// LSE moves by sum_j P_j dT_j; a T_j by its own rounding and by that of the products of q.k_j.
+// A score T_j moves by its own rounding and by that of the sum q.k_j of d products, whose partial
+// sums may be larger than all of them together. After c terms one is about the root of c times a
+// term, so the roots of their squares add up to sqrt(d / 2) times that of the terms' squares, and
+// the error, evenly spread over half a unit of each, to sqrt(d / 8) times the largest of one
+// rounding.
+double score_square(const Head<double>& head, std::int64_t i, std::int64_t j,
+                    const Row<double>& row) {
+  double products = 0;
+  for (std::int64_t c = 0; c < head.problem.head_dim; ++c) {
+    products += square(head.q[i][c] * head.k[j][c]);
+  }
+  const auto at = static_cast<std::size_t>(j);
+  const double walk = std::max(1.0, static_cast<double>(head.problem.head_dim) / 8);
+  return square(head.problem.scale()) * products * walk + square(row.s[at]) + square(row.t[at]);
+}
+
+// LSE moves by sum_j P_j dT_j.
 double lse_scale(const Head<double>& head, std::int64_t i, const Row<double>& row,
                  const std::vector<double>& p) {
   if (!std::isfinite(row.lse)) return 0;
   double sum = 1 + square(row.lse);
   for (std::size_t j = 0; j < p.size(); ++j) {
-    if (p[j] == 0) continue;
-    double products = 0;
-    for (std::int64_t c = 0; c < head.problem.head_dim; ++c) {
-      products += square(head.q[i][c] * head.k[static_cast<std::int64_t>(j)][c]);
-    }
-    sum += p[j] * (square(head.problem.scale()) * products + square(row.s[j]) + square(row.t[j]));
+    if (p[j] != 0) sum += p[j] * score_square(head, i, static_cast<std::int64_t>(j), row);
   }
   return std::sqrt(sum);
 }
@@ -147,7 +158,7 @@ class Backward {
     for (std::int64_t i = 0; i < sequence.length_q; ++i) {
       const Row<double> row = score_row(head, i, {});
       const std::vector<double> p = softmax_of_row(head, row);
-      std::vector<double> dp(p.size()), dp_error(p.size()),
+      std::vector<double> dp(p.size()), dp_error(p.size()), score_error(p.size()),
           o(static_cast<std::size_t>(problem_.head_dim_v));
       for (std::size_t j = 0; j < p.size(); ++j) {
         if (hidden(row.t[j])) continue;
@@ -161,6 +172,8 @@ class Backward {
         }
         dv.add(static_cast<std::int64_t>(j), z * p[j], z * std::max(p[j], smallest), d_o[i]);
         dp_error[j] = std::sqrt(squares) + std::abs(dp[j]);
+        score_error[j] =
+            float_share_ * std::sqrt(score_square(head, i, static_cast<std::int64_t>(j), row));
       }
       double d = -d_lse(head, i);
       const double d_lse_square = square(d);
@@ -171,8 +184,8 @@ class Backward {
         d_squares +=
             square(d_o[i][c] * std::max(std::abs(o[static_cast<std::size_t>(c)]), smallest));
       }
-      const double d_error = std::sqrt(d_squares + d_lse_square) + std::abs(d);
-      const double rounded_error = error_of_rounded_d(d_squares, d, row, p, dp);
+      const double rounded_error = error_of_rounded_d(d_squares, d, p, dp, score_error);
+      const double d_error = std::sqrt(square(rounded_error) + d_lse_square) + std::abs(d);
       if (problem_.sink) {
         const double p_sink = std::exp(head.sink() - row.lse);
         d_sink_.add(static_cast<std::size_t>(head.head), -p_sink * d, -p_sink,
@@ -188,9 +201,8 @@ class Backward {
           const expr::Point at = head.point(i, key, row.s[j]);
           slope *= expr::evaluate<double>(d_score_, at, inputs_.buffers);
           const double term_error =
-              float_share_ *
-              std::max(at_least * (dp_error[j] + d_error + std::abs((dp[j] - d) * row.t[j])),
-                       smallest);
+              float_share_ * std::max(at_least * (dp_error[j] + d_error), smallest) +
+              at_least * std::abs(dp[j] - d) * score_error[j];
           add_to_buffers(at, p[j], p[j] * (dp[j] - d), term_error);
         }
         const double value = slope * p[j] * (dp[j] - d);
@@ -202,7 +214,7 @@ class Backward {
           shared[c] += slope * p[j] * d_error * head.k[key][c];
         }
       }
-      const double lse_error = std::isfinite(row.lse) ? float_share_ * std::abs(row.lse) : 0;
+      const double lse_error = float_share_ * lse_scale(head, i, row, p);
       d_sink_.end_row(rounded_error, lse_error);
       for (Buffer& buffer : d_buffers_) buffer.sums.end_row(rounded_error, lse_error);
       for (std::size_t c = 0; c < shared.size(); ++c) {
@@ -214,16 +226,16 @@ class Backward {
                  DType::f64, head.head, sequence.capacity_q);
   }
 
-  // What D loses when O and P are rounded to the type of the problem, in units of that rounding.
-  // In float P also loses as much as its score is large, and D as much as it is large, dLSE
-  // included. squares: of the terms of dO.O.
-  double error_of_rounded_d(double squares, double d, const Row<double>& row,
-                            const std::vector<double>& p, const std::vector<double>& dp) const {
+  // What D loses when O and P are rounded to the type of the problem, in units of that rounding:
+  // dO.O may be far smaller than its terms P_j dP_j. In float P also loses as much as its score is
+  // off, and D as much as it is large, dLSE included. squares: of the terms of dO.O.
+  double error_of_rounded_d(double squares, double d, const std::vector<double>& p,
+                            const std::vector<double>& dp,
+                            const std::vector<double>& score_error) const {
     const double smallest = smallest_term(problem_.dtype);
     squares += square(float_share_ * d);
-    for (std::size_t j = 0; j < p.size(); ++j) {
-      if (hidden(row.t[j])) continue;
-      squares += square(dp[j] * std::max(p[j], smallest)) * (1 + square(float_share_ * row.t[j]));
+    for (std::size_t j = 0; j < p.size(); ++j) {  // dP of a hidden key is 0
+      squares += square(dp[j] * std::max(p[j], smallest)) * (1 + square(score_error[j]));
     }
     return std::sqrt(squares);
   }

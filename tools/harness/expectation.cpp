@@ -32,7 +32,8 @@ std::vector<Yardstick> yardsticks(DType dtype, std::int64_t orders) {
            {Precision::fused, {.turn = 2}}};
   }
   for (std::int64_t i = 0; i < orders; ++i) {
-    const Order order{.turn = static_cast<int>(i * 8 / orders), .scale_q = !f32};
+    const Order order{
+        .turn = static_cast<int>(i * 8 / orders), .scale_q = !f32, .heads_inside = i % 2 == 1};
     out.push_back({Precision::f32, order, !f32});
   }
   return out;
