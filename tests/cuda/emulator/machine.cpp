@@ -99,16 +99,22 @@ unsigned for_each_element(const Box& box, unsigned shared, const std::vector<int
   return rows * box.box[0] * size;
 }
 
+// A function of its own: getcontext may return twice, after which the counter of a loop around it
+// would be undefined.
+void prepare(Fiber& f) {
+  getcontext(&f.context);
+  f.context.uc_stack.ss_sp = f.stack.get();
+  f.context.uc_stack.ss_size = kStack;
+  f.context.uc_link = nullptr;
+  makecontext(&f.context, begin, 0);
+}
+
 void start(Block& b) {
   for (unsigned i = 0; i < b.size.x; ++i) {
     Fiber& f = b.fibers[i];
     f.index = {i};
     f.stack = std::make_unique_for_overwrite<char[]>(kStack);
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.get();
-    f.context.uc_stack.ss_size = kStack;
-    f.context.uc_link = nullptr;
-    makecontext(&f.context, begin, 0);
+    prepare(f);
   }
 }
 
