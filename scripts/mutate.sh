@@ -1,12 +1,23 @@
 #!/usr/bin/env bash
 # Mutations of the library, each of which a test must catch (docs/mutations.md). Works in copies of the committed tree.
 #   scripts/mutate.sh [--jobs N] [NAME...]       rows of tests/mutations/table.txt; default: all, one at a time
+#   scripts/mutate.sh --check                    only whether every row still changes its file; make test does this
 #   ATTN_MUTATE_COPY=FOLDER scripts/mutate.sh    where the copies are; default build/mutate, kept for the next time
 # Each of N workers has a copy and a build of its own, so that the first time takes N builds (ccache makes it one). First all tests
 # must pass in an unchanged copy. Prints a Markdown table, in the order of the rows; exits with 1 where a mutation survives.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
+if [[ ${1:-} == --check ]]; then
+  stale=0
+  while IFS='|' read -r name file change _; do
+    if perl -0pe "$change" "$file" | cmp -s - "$file"; then
+      echo "mutate.sh: $name changes nothing in $file" >&2
+      stale=1
+    fi
+  done < <(grep -v '^#\|^$' tests/mutations/table.txt)
+  exit "$stale"
+fi
 workers=1
 if [[ ${1:-} == --jobs ]]; then
   [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || { echo "mutate.sh: --jobs '${2:-}'; accepted are 1 and more" >&2; exit 2; }
