@@ -135,6 +135,21 @@ TEST_F(Compare, InfinitiesMustBeTheSame) {
   EXPECT_FALSE(run().passed());
 }
 
+// 2^128 - 2^103 lies halfway between the largest float and what would follow it.
+TEST_F(Compare, NumbersPastTheRangeOfTheTypeAreInfinity) {
+  const double halfway = 0x1p128 - 0x1p103;
+  EXPECT_EQ(element_error(DType::f32, kInfinity, halfway), 0);
+  EXPECT_EQ(element_error(DType::f32, -kInfinity, -1e300), 0);
+  EXPECT_EQ(element_error(DType::f32, -kInfinity, 1e300), kInfinity);
+  EXPECT_EQ(element_error(DType::f32, kInfinity, std::nextafter(halfway, 0.0)), kInfinity);
+  EXPECT_EQ(element_error(DType::f16, kInfinity, 65520), 0);
+  EXPECT_EQ(element_error(DType::f16, kInfinity, 65519), kInfinity);
+  EXPECT_EQ(element_error(DType::bf16, kInfinity, 0x1.ffp127), 0);
+  EXPECT_EQ(element_error(DType::bf16, kInfinity, 0x1.fe8p127), kInfinity);
+  EXPECT_EQ(element_error(DType::f64, kInfinity, 1e308), kInfinity);
+  EXPECT_EQ(element_error(DType::f32, kNan, 1e300), kInfinity);
+}
+
 TEST_F(Compare, ABrokenYardstickAllowsNothing) {
   standard_[3] = kInfinity;
   standard_[2] = kNan;

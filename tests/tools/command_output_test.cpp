@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "command_test_util.hpp"
@@ -31,6 +32,36 @@ TEST_F(CommandOutput, UnwritableOutputsAreRefusedBeforeTheWork) {
   }
   EXPECT_EQ(load(file), "before");
   expect_refused("bench b1_n16_h1_d8 --repeat 1 --json same --plot same", 2, {"--plot", "--json"});
+}
+
+// Two results in one file, or a result over the tensors that were read, would lose one of them.
+TEST_F(CommandOutput, OneFileForTwoPurposesIsRefused) {
+  const std::string tensors = load(kSample);
+  const auto file = store("tensors.safetensors", tensors);
+  std::filesystem::create_symlink("tensors.safetensors", path("link"));
+  std::filesystem::create_symlink("nothing-yet", path("dangling"));
+  const std::string input = quoted("tensors.safetensors");
+  for (const std::string& same : {input, quoted("link"), quoted("./tensors.safetensors")}) {
+    for (const std::string option : {"--output", "--json"}) {
+      expect_refused(fmt::format("run --input {} {} {}", input, option, same), 2,
+                     {option, "tensors that are read"});
+    }
+  }
+  EXPECT_EQ(load(file), tensors);
+  const std::string run = fmt::format("run --input {} --output ", kSample);
+  expect_refused(run + quoted("new") + " --json " + quoted("new"), 2, {"--output", "--json"});
+  expect_refused(run + quoted("dangling") + " --json " + quoted("nothing-yet"), 2,
+                 {"--output", "--json"});
+  expect_refused("matmul 2,2,2 --json same --plot same", 2, {"--plot", "--json"});
+  EXPECT_EQ(attn("matmul 2,2,2 --seconds 0 --json /dev/null --plot /dev/null").code, 0);
+}
+
+// "-" is standard output for --json, and a file of this name is most likely not meant.
+TEST_F(CommandOutput, ADashIsNoFile) {
+  expect_refused(fmt::format("run --input {} --output -", kSample), 2, {"./-"});
+  expect_refused("bench b1_n16_h1_d8 --repeat 1 --plot -", 2, {"./-"});
+  expect_refused("explain b1_n8_h1_d8 --output -", 2, {"./-"});
+  EXPECT_FALSE(std::filesystem::exists("-"));
 }
 
 TEST_F(CommandOutput, TheFileOfStandardOutputIsRefused) {

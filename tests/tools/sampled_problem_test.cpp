@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "command/verify.hpp"
 #include "harness/data.hpp"
@@ -78,7 +79,7 @@ class Verify : public ::testing::Test {
   Verify() : data_(harness::parse_case("b2_n1024_hq4_hk2_d8_causal_f32"), 6) {
     data_.problem = complete(data_.problem, data_.inputs);
   }
-  float& element(const Tensor& t, std::int64_t b, std::int64_t i, std::int64_t h) {
+  static float& element(const Tensor& t, std::int64_t b, std::int64_t i, std::int64_t h) {
     return static_cast<float*>(t.data)[t.offset({b, i, h, 3})];
   }
   CaseData data_;
@@ -112,6 +113,41 @@ TEST_F(Verify, Forward) {
   element(data_.outputs.o, 0, 500, 0) = std::nanf("");
   EXPECT_FALSE(
       verify_forward(data_.problem, data_.inputs, data_.outputs, DeviceType::cpu).passed());
+}
+
+// Inputs that are not finite have results that are NaN, which is not wrong: of a whole problem, and
+// of one of which rows are drawn. Where no key has one, a NaN is.
+TEST_F(Verify, NaNOfInputsIsNotWrong) {
+  for (const char* text : {"b2_n40_hq4_hk2_d8_causal_f32", "b2_n1024_hq4_hk2_d8_causal_f32"}) {
+    CaseData data(harness::parse_case(text), 6);
+    data.problem = complete(data.problem, data.inputs);
+    const auto passed = [&] {
+      return verify_forward(data.problem, data.inputs, data.outputs, DeviceType::cpu).passed();
+    };
+    reference::forward(data.problem, data.inputs, data.outputs);
+    float& o = element(data.outputs.o, 0, 30, 0);
+    const float right = std::exchange(o, std::nanf(""));
+    EXPECT_FALSE(passed()) << text;
+    o = right;
+    EXPECT_TRUE(passed()) << text;
+    element(data.inputs.k, 0, 20, 0) = std::nanf("");  // rows from 20 on see it
+    reference::forward(data.problem, data.inputs, data.outputs);
+    EXPECT_TRUE(passed()) << text;
+  }
+}
+
+// Rows past a length are 0, whatever the rows before hold.
+TEST_F(Verify, NaNOfUnusedRowsIsFound) {
+  CaseData data(harness::parse_case("b1_n40_h2_d8_f32/usedq30"), 6);
+  data.problem = complete(data.problem, data.inputs);
+  element(data.inputs.q, 0, 3, 1) = std::nanf("");
+  reference::forward(data.problem, data.inputs, data.outputs);
+  const auto passed = [&] {
+    return verify_forward(data.problem, data.inputs, data.outputs, DeviceType::cpu).passed();
+  };
+  EXPECT_TRUE(passed());
+  element(data.outputs.o, 0, 35, 0) = std::nanf("");
+  EXPECT_FALSE(passed());
 }
 
 TEST_F(Verify, Backward) {

@@ -25,19 +25,10 @@ struct Options {
   bool plan = false, deterministic = false;
 };
 
-// Refused before the work rather than after it.
-void check_plot(const Options& options) {
-  if (options.plot.empty()) return;
-  io::OutputFile::check(options.plot);
-  if (options.json == options.plot) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("--plot and --json are both {}; accepted are two files",
-                            io::printable(options.plot)));
-  }
-}
-
 int bench(const Options& options, const std::string& command_line) {
-  check_plot(options);
+  // Refused before the work rather than after it.
+  if (!options.plot.empty()) io::OutputFile::check(options.plot);
+  check_files_differ({{"--json", options.json}, {"--plot", options.plot}});
   check_run_options({.algorithm = options.algorithms.empty() ? "" : options.algorithms.front(),
                      .backend = options.backend,
                      .isa = options.isa,

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attn/context.hpp"
@@ -53,6 +54,16 @@ CLI::Validator whole_number(std::uint64_t min, std::uint64_t max);
 CLI::Validator seconds();  // finite, 0 or more
 // Every option of a subcommand that takes a value refuses an empty one.
 void refuse_empty_values(CLI::App& app);
+
+// A file and the option that names it; an empty path names none, "-" standard output.
+struct NamedFile {
+  std::string_view option;
+  std::string path;
+};
+// Throws Error(invalid_argument) where a file that is to be written is another of `written`, or one
+// of `read`, which would be lost.
+void check_files_differ(const std::vector<NamedFile>& written,
+                        const std::vector<std::string>& read = {});
 
 // "cpu" (also where the text is empty), "cuda" or "cuda:1". Throws Error(invalid_argument);
 // Error(unavailable) for a GPU that is not there.

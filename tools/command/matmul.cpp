@@ -140,6 +140,7 @@ void print_mean(std::FILE* to, const std::vector<MatmulRow>& all) {
 
 int run_matmul(const Options& options, const std::string& command_line) {
   if (!options.plot.empty()) io::OutputFile::check(options.plot);
+  check_files_differ({{"--json", options.json}, {"--plot", options.plot}});
   JsonReport report(options.json, command_line);
   const Device device = parse_device(options.device);
   const Context context = make_context({.algorithm = {},

@@ -10,6 +10,7 @@
 #include "command/number.hpp"
 #include "cuda/driver/device.hpp"
 #include "io/file.hpp"
+#include "io/output_file.hpp"
 
 namespace attn::command {
 namespace {
@@ -144,6 +145,29 @@ void refuse_empty_values(CLI::App& app) {
                               : std::string();
         },
         ""));
+  }
+}
+
+void check_files_differ(const std::vector<NamedFile>& written,
+                        const std::vector<std::string>& read) {
+  const auto names_a_file = [](const NamedFile& file) {
+    return !file.path.empty() && file.path != "-";
+  };
+  for (auto file = written.begin(); file != written.end(); ++file) {
+    if (!names_a_file(*file)) continue;
+    for (auto other = written.begin(); other != file; ++other) {
+      if (!names_a_file(*other) || !io::OutputFile::same(file->path, other->path)) continue;
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("{} and {} are both {}; accepted are two files", file->option,
+                              other->option, io::printable(file->path)));
+    }
+    for (const std::string& input : read) {
+      if (!io::OutputFile::same(file->path, input)) continue;
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("{} is {}, which holds tensors that are read; accepted is another "
+                              "file",
+                              file->option, io::printable(file->path)));
+    }
   }
 }
 

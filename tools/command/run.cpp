@@ -40,6 +40,7 @@ class Runner {
   int run() {
     const NamedTensors tensors = results_.named(read_, options_.lse);
     check_results(options_.output, tensors);
+    check_files_differ({{"--json", options_.json}, {"--output", options_.output}}, read_.files);
     const PlanOptions choices = plan_options(options_.run);
     std::vector<Plan> plans;
     fmt::print(report_.text(), "problem   {}\n", to_string(read_.problem));

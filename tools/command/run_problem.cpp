@@ -74,7 +74,10 @@ class Reader {
  public:
   explicit Reader(const ProblemOptions& options)
       : options_(options), user_tokens_(split_tokens(options.tokens)) {
-    if (!options.input.empty()) file_.emplace(options.input);
+    if (!options.input.empty()) {
+      file_.emplace(options.input);
+      result_.files.push_back(options.input);
+    }
     if (options.tokens.empty()) user_tokens_.clear();
   }
 
@@ -101,7 +104,10 @@ class Reader {
   Tensor keep(io::Array array) { return result_.arrays.emplace_back(std::move(array)).tensor(); }
 
   Tensor source(std::string_view option, const std::string& from) {
-    if (from.ends_with(".npy")) return keep(io::read_npy(from));
+    if (from.ends_with(".npy")) {
+      result_.files.push_back(from);
+      return keep(io::read_npy(from));
+    }
     if (!file_) {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("{} is \"{}\", which needs --input with a safetensors file that "

@@ -36,6 +36,7 @@ struct RunProblem {
   // Given without the batch, as [seqlen, heads, head_dim]: a dense batch of one.
   bool batchless_q = false, batchless_k = false, batchless_v = false;
   std::list<io::Array> arrays;
+  std::vector<std::string> files;  // that tensors were read from
 };
 
 // Throws Error(invalid_argument | io).

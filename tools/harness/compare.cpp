@@ -76,6 +76,16 @@ double allowed_error(const Comparison& c) {
   return 2 * c.standard_error + half_ulp(c.dtype, c.largest);
 }
 
+// The least number that becomes infinity when it is rounded: half a unit past the largest.
+double rounds_to_infinity(DType dtype) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const double largest = dtype == DType::f16   ? 65504
+                         : dtype == DType::f64 ? kInfinity
+                         : dtype == DType::f32 ? double{std::numeric_limits<float>::max()}
+                                               : 0x1.fep127;
+  return largest + (dtype == DType::f64 ? 0 : half_ulp(dtype, largest));
+}
+
 double share_of(double error, double allowed) {
   if (error == 0) return 0;
   return error / std::max(allowed, std::numeric_limits<double>::min());
@@ -88,9 +98,12 @@ double Comparison::share() const {
                    share_of(std::abs(gain), gain_allowed)});
 }
 
-double element_error(double got, double expected) {
+double element_error(DType dtype, double got, double expected) {
   const bool same = std::isnan(expected) ? std::isnan(got) : got == expected;
   if (same) return 0;
+  if (std::isinf(got) && got * expected > 0 && std::abs(expected) >= rounds_to_infinity(dtype)) {
+    return 0;
+  }
   if (!std::isfinite(expected) || !std::isfinite(got)) {
     return std::numeric_limits<double>::infinity();
   }
@@ -171,7 +184,7 @@ Comparison compare(std::string name, const Elements& got, const Elements& expect
   std::size_t worst = 0;
   for (std::size_t i = 0; i < got.values.size(); ++i) {
     const double want = expected.values[i];
-    const double error = element_error(got.values[i], want);
+    const double error = element_error(got.dtype, got.values[i], want);
     if (std::isfinite(want)) result.largest = std::max(result.largest, std::abs(want));
     if (error > result.error) {
       result.error = error;

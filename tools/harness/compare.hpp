@@ -65,8 +65,9 @@ double standard_error(const Elements& standard, const Elements& expected);
 // Adds another draw: maxima over both. `element` and `gain` stay.
 void merge(Comparison& into, const Comparison& other);
 
-// |got - expected|; 0 where both are the same infinity or both NaN, infinite where one alone is.
-double element_error(double got, double expected);
+// |got - expected| of a result in dtype; 0 where both are the same infinity or both NaN, or where
+// got is the infinity that expected rounds to (1e39 in f32); infinite where one alone is.
+double element_error(DType dtype, double got, double expected);
 
 // Half a unit in the last place of `value` in dtype: the largest error of rounding to it.
 double half_ulp(DType dtype, double value);

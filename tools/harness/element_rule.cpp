@@ -120,7 +120,7 @@ bool ElementRule::add(const Elements& got, const Elements& expected, const Eleme
   for (std::size_t i = 0; i < got.values.size(); ++i) {
     const double size = scale.values[i];
     const double want = expected.values[i];
-    const double error = element_error(got.values[i], want);
+    const double error = element_error(got.dtype, got.values[i], want);
     if (error == 0) continue;
     const double computed = std::isfinite(size) ? kYardsticks * unit * size : 0;
     if (std::isfinite(error)) projection_ += (got.values[i] - want) * want;

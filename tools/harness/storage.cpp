@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <numeric>
 
 #include "attn/error.hpp"
@@ -15,7 +16,12 @@ namespace {
 constexpr std::size_t kGuard = 256;  // bytes before the first and after the last element
 
 std::shared_ptr<std::byte> allocate(std::size_t size) {
-  std::shared_ptr<std::byte> bytes(new std::byte[size], std::default_delete<std::byte[]>());
+  std::shared_ptr<std::byte> bytes(new (std::nothrow) std::byte[size],
+                                   std::default_delete<std::byte[]>());
+  if (bytes == nullptr) {
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("{} bytes for a tensor of the problem could not be allocated", size));
+  }
   std::memset(bytes.get(), 0xff, size);
   return bytes;
 }

@@ -63,6 +63,7 @@ void check_existing(const fs::path& path, const struct stat& status) {
 }  // namespace
 
 OutputFile::OutputFile(fs::path path) : path_(std::move(path)) {
+  if (path_ == "-") fail_to_write(path_, "it is no path; accepted for a file of this name is ./-");
   const std::optional<struct stat> status = status_of(path_);
   if (status) check_existing(path_, *status);
   if (status && !S_ISREG(status->st_mode)) {
@@ -89,6 +90,15 @@ void OutputFile::check(const fs::path& path) {
   const std::optional<struct stat> status = status_of(path);
   if (status && !S_ISREG(status->st_mode)) return check_existing(path, *status);
   const OutputFile trial(path);
+}
+
+bool OutputFile::same(const fs::path& a, const fs::path& b) {
+  const std::optional<struct stat> status = status_of(a), other = status_of(b);
+  if (status.has_value() != other.has_value()) return false;
+  if (!status)
+    return fs::weakly_canonical(follow_links(a)) == fs::weakly_canonical(follow_links(b));
+  return S_ISREG(status->st_mode) && status->st_dev == other->st_dev &&
+         status->st_ino == other->st_ino;
 }
 
 void OutputFile::open_temporary() {

@@ -14,8 +14,9 @@ namespace attn::io {
 //                             kept, and the owner where the process may give files away.
 //   a device, a FIFO          In place, as the bytes come: /dev/null stays what it is. Opening a
 //                             FIFO waits for its reader.
-// Refused, whoever runs the process: a folder, a file without a permission to write or that the
-// process may not write, and the file that standard output or standard error goes to.
+// Refused, whoever runs the process: the path -, which elsewhere means standard output; a folder, a
+// file without a permission to write or that the process may not write, and the file that standard
+// output or standard error goes to.
 class OutputFile {
  public:
   // Throws Error(io) for what is refused and for what the system does not let be written.
@@ -27,6 +28,8 @@ class OutputFile {
   // Throws what the constructor would; changes nothing and waits for nothing. Called before long
   // work, so that a path that cannot be written is refused first.
   static void check(const std::filesystem::path& path);
+  // Whether both name one regular file, there already or not: through links, or by another path.
+  static bool same(const std::filesystem::path& a, const std::filesystem::path& b);
 
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text);
