@@ -1,5 +1,5 @@
 // Both passes for Python benchmarks: plans by descriptor, runs on device pointers. Tensors are
-// contiguous, [batch, seqlen, heads, head_dim].
+// contiguous, [batch, seqlen, heads, head_dim], or packed, [rows, heads, head_dim].
 #include <cstdio>
 #include <memory>
 #include <vector>
@@ -15,6 +15,9 @@ struct Handle {
   attn::Plan plan;
   // What mask and score read, in the order of their first use, mask first.
   std::vector<std::shared_ptr<const attn::expr::Buffer>> buffers;
+  // Of packed tensors: rows where sequences start, and how many rows there are.
+  attn::Tensor cu_seqlens{};
+  std::int64_t rows = 0;
 };
 
 void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
@@ -25,7 +28,7 @@ void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
     options.device = kDevice;
     options.kernel = kernel;
     options.deterministic = deterministic;
-    auto* handle = new Handle{problem, attn::make_plan(problem, phase, options), {}};
+    auto* handle = new Handle{problem, attn::make_plan(problem, phase, options), {}, {}, 0};
     for (const attn::expr::Expr& e : {problem.mask, problem.score}) {
       if (e.empty()) continue;
       const auto found = attn::expr::buffers(e);
@@ -39,19 +42,28 @@ void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
   }
 }
 
-attn::Tensor like_q(const attn::Problem& p, void* data, std::int64_t head_dim) {
-  return attn::tensor(data, p.dtype, {p.batch, p.seqlen_q, p.heads_q, head_dim}, kDevice);
+attn::Tensor rows_of(const Handle& handle, void* data, std::int64_t seqlen, std::int64_t heads,
+                     std::int64_t head_dim) {
+  const attn::Problem& p = handle.problem;
+  if (handle.rows > 0) {
+    return attn::tensor(data, p.dtype, {handle.rows, heads, head_dim}, kDevice);
+  }
+  return attn::tensor(data, p.dtype, {p.batch, seqlen, heads, head_dim}, kDevice);
 }
-attn::Tensor like_k(const attn::Problem& p, void* data, std::int64_t head_dim) {
-  return attn::tensor(data, p.dtype, {p.batch, p.seqlen_k, p.heads_k, head_dim}, kDevice);
+attn::Tensor like_q(const Handle& handle, void* data, std::int64_t head_dim) {
+  return rows_of(handle, data, handle.problem.seqlen_q, handle.problem.heads_q, head_dim);
+}
+attn::Tensor like_k(const Handle& handle, void* data, std::int64_t head_dim) {
+  return rows_of(handle, data, handle.problem.seqlen_k, handle.problem.heads_k, head_dim);
 }
 
 attn::Inputs inputs_of(const Handle& handle, void* q, void* k, void* v, void** buffers) {
   const attn::Problem& p = handle.problem;
   attn::Inputs inputs;
-  inputs.q = like_q(p, q, p.head_dim);
-  inputs.k = like_k(p, k, p.head_dim);
-  inputs.v = like_k(p, v, p.head_dim_v);
+  inputs.q = like_q(handle, q, p.head_dim);
+  inputs.k = like_k(handle, k, p.head_dim);
+  inputs.v = like_k(handle, v, p.head_dim_v);
+  inputs.cu_seqlens_q = inputs.cu_seqlens_k = handle.cu_seqlens;
   for (std::size_t i = 0; i < handle.buffers.size(); ++i) {
     attn::Tensor tensor = handle.buffers[i]->tensor();
     tensor.data = buffers[i];
@@ -61,9 +73,13 @@ attn::Inputs inputs_of(const Handle& handle, void* q, void* k, void* v, void** b
   return inputs;
 }
 
-attn::Outputs outputs_of(const attn::Problem& p, void* o, void* lse) {
-  return {.o = like_q(p, o, p.head_dim_v),
-          .lse = attn::tensor(lse, attn::DType::f32, {p.batch, p.heads_q, p.seqlen_q}, kDevice)};
+attn::Outputs outputs_of(const Handle& handle, void* o, void* lse) {
+  const attn::Problem& p = handle.problem;
+  const bool packed = handle.rows > 0;
+  return {.o = like_q(handle, o, p.head_dim_v),
+          .lse = packed ? attn::tensor(lse, attn::DType::f32, {p.heads_q, handle.rows}, kDevice)
+                        : attn::tensor(lse, attn::DType::f32, {p.batch, p.heads_q, p.seqlen_q},
+                                       kDevice)};
 }
 
 attn::Context context_of(void* workspace, long long workspace_bytes, void* stream) {
@@ -103,14 +119,22 @@ void* attn_plan_deterministic(const char* descriptor, const char* kernel,
   return make_handle(descriptor, attn::Phase::backward, kernel, workspace_bytes, true);
 }
 
+// Says where the sequences of a plan for packed Q, K and V start, which are the same of all:
+// cu_seqlens, i32 [batch + 1] in device memory, and how many rows there are.
+void attn_set_packed(void* plan, void* cu_seqlens, long long rows) {
+  Handle& handle = *static_cast<Handle*>(plan);
+  handle.cu_seqlens =
+      attn::tensor(cu_seqlens, attn::DType::i32, {handle.problem.batch + 1}, kDevice);
+  handle.rows = rows;
+}
+
 // 0 when the work is in the stream. buffers: device pointers, in the order of Handle::buffers, each
 // contiguous and of the shape that its declaration gives.
 int attn_forward(void* plan, void* q, void* k, void* v, void* o, void* lse, void** buffers,
                  void* workspace, long long workspace_bytes, void* stream) {
   return without_throwing([&] {
     const Handle& handle = *static_cast<Handle*>(plan);
-    attn::forward(handle.plan, inputs_of(handle, q, k, v, buffers),
-                  outputs_of(handle.problem, o, lse),
+    attn::forward(handle.plan, inputs_of(handle, q, k, v, buffers), outputs_of(handle, o, lse),
                   context_of(workspace, workspace_bytes, stream));
   });
 }
@@ -123,11 +147,11 @@ int attn_backward(void* plan, void* q, void* k, void* v, void* o, void* lse, voi
     const Handle& handle = *static_cast<Handle*>(plan);
     const attn::Problem& p = handle.problem;
     attn::Gradients gradients;
-    gradients.dq = like_q(p, dq, p.head_dim);
-    gradients.dk = like_k(p, dk, p.head_dim);
-    gradients.dv = like_k(p, dv, p.head_dim_v);
-    attn::backward(handle.plan, inputs_of(handle, q, k, v, buffers), outputs_of(p, o, lse),
-                   like_q(p, d_o, p.head_dim_v), gradients,
+    gradients.dq = like_q(handle, dq, p.head_dim);
+    gradients.dk = like_k(handle, dk, p.head_dim);
+    gradients.dv = like_k(handle, dv, p.head_dim_v);
+    attn::backward(handle.plan, inputs_of(handle, q, k, v, buffers), outputs_of(handle, o, lse),
+                   like_q(handle, d_o, p.head_dim_v), gradients,
                    context_of(workspace, workspace_bytes, stream));
   });
 }

@@ -1,0 +1,134 @@
+"""Backward passes that the scripts beside this one time: ours, through bench/gpu/attn_c.cpp as a shared object;
+FlashAttention-3's, through a library with the entry points of bench/gpu/backward/peer.hpp; PyTorch's. Each is given as
+(run, gradients): run() puts the pass into the current stream, gradients are dQ, dK and dV, NaN before it."""
+import ctypes, datetime, json, math, random, statistics, sys, time
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import sdpa_kernel
+from triton.testing import do_bench
+
+pointer, integer = ctypes.c_void_p, ctypes.c_int
+
+
+def at(tensor):
+    return pointer(None if tensor is None else tensor.data_ptr())
+
+
+def stream():
+    return pointer(torch.cuda.current_stream().cuda_stream)
+
+
+def unwritten(*tensors):
+    return [torch.full_like(t, math.nan) for t in tensors]
+
+
+def random_inputs(b, n, heads_q, heads_k, d):
+    """Q, K, V and dO, bf16."""
+    return [torch.randn(b, n, h, d, device="cuda", dtype=torch.bfloat16) for h in (heads_q, heads_k, heads_k, heads_q)]
+
+
+class Attention:
+    """Ours. A descriptor's problem, its inputs, and O and LSE of our forward pass.
+
+    buffers: what mask and score read, in the order of their first use. lengths: of packed sequences, which follow each
+    other in q, k, v and d_o of batch 1."""
+
+    def __init__(self, library, descriptor, q, k, v, d_o, buffers=(), lengths=()):
+        self.library, self.descriptor, self.inputs = ctypes.CDLL(library), descriptor, (q, k, v)
+        self.d_o, self.read = d_o, (*buffers, None)
+        self.buffers = (pointer * len(self.read))(*map(at, self.read))
+        self.starts = None
+        if lengths:
+            starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+            self.starts = torch.tensor(starts, dtype=torch.int32, device="cuda")
+        (self.o,) = unwritten(q)
+        self.lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
+        plan, space, size = self.planned("attn_plan", "")
+        if self.library.attn_forward(plan, *map(at, (*self.inputs, self.o, self.lse)), self.buffers, at(space), size,
+                                     stream()):
+            sys.exit(1)
+
+    def planned(self, entry, kernel):
+        plan, size = getattr(self.library, entry), ctypes.c_longlong()
+        plan.restype = pointer
+        handle = plan(self.descriptor.encode(), kernel.encode(), ctypes.byref(size))
+        if not handle:
+            sys.exit(1)
+        if self.starts is not None:
+            self.library.attn_set_packed(pointer(handle), at(self.starts), ctypes.c_longlong(self.inputs[0].shape[1]))
+        return pointer(handle), torch.empty(max(1, size.value), dtype=torch.uint8, device="cuda"), size
+
+    def backward(self, kernel="", deterministic=False):
+        plan, space, size = self.planned("attn_plan_deterministic" if deterministic else "attn_plan_backward", kernel)
+        gradients = unwritten(*self.inputs)
+
+        def run(keep=(*self.inputs, self.o, self.lse, self.d_o, *gradients)):
+            if self.library.attn_backward(plan, *map(at, keep), self.buffers, at(space), size, stream()):
+                sys.exit(1)
+        return run, gradients
+
+
+def flash_attention_3(library, q, k, v, d_o, causal):
+    fa3 = ctypes.CDLL(library)
+    fa3.fa3_fwd.argtypes = [pointer] * 5 + [integer] * 7 + [ctypes.c_float, pointer, pointer]
+    fa3.fa3_bwd.argtypes = [pointer] * 17 + [integer] * 7 + [ctypes.c_float, integer, pointer]
+    fa3.fa3_bwd_sizes.argtypes = [integer] * 8 + [ctypes.POINTER(ctypes.c_longlong)]
+    (b, n, heads_q, d), heads_k = q.shape, k.shape[2]
+    sizes, semaphore = (b, n, n, heads_q, heads_k, d, int(causal)), torch.zeros(1, dtype=torch.int32, device="cuda")
+    (o,), gradients = unwritten(q), unwritten(q, k, v)
+    lse = torch.full((b, heads_q, n), math.nan, device="cuda")
+    count = (ctypes.c_longlong * 8)()
+    if fa3.fa3_fwd(*map(at, (q, k, v, o, lse)), *sizes, d ** -0.5, at(semaphore), stream()):
+        sys.exit("fa3_fwd failed")
+    if fa3.fa3_bwd_sizes(*sizes, 0, count):
+        sys.exit("fa3_bwd_sizes failed")
+    spaces = [torch.empty(size, dtype=torch.uint8, device="cuda") if size else None for size in count]
+
+    def run(keep=(q, k, v, o, lse, d_o, *gradients, *spaces)):
+        if fa3.fa3_bwd(*map(at, keep), *sizes, d ** -0.5, 0, stream()):
+            sys.exit("fa3_bwd failed")
+    return run, gradients
+
+
+def pytorch(backend, q, k, v, d_o, causal=False, dropout=0.0):
+    """run() of PyTorch's SDPA, which returns the gradients, [batch, heads, seqlen, head_dim]."""
+    leaves = [t.transpose(1, 2).detach().requires_grad_() for t in (q, k, v)]
+    with sdpa_kernel(backend):
+        out = F.scaled_dot_product_attention(*leaves, is_causal=causal, dropout_p=dropout)
+    given = d_o.transpose(1, 2)
+    return lambda: torch.autograd.grad(out, leaves, given, retain_graph=True)
+
+
+def apart(gradients, others):
+    """How far they are from others, relative, at most; NaN where one is not finite."""
+    return max((((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in zip(gradients, others)),
+               key=lambda x: math.inf if math.isnan(x) else x)
+
+
+def median_ms(calls, rep):
+    """Of each, the median of three rounds, each after a rest, in another order: a card under load slows down."""
+    times = {name: [] for name in calls}
+    for _ in range(3):
+        for name in random.sample(list(calls), len(calls)):
+            torch.cuda.synchronize()
+            time.sleep(0.1)
+            times[name].append(do_bench(calls[name], warmup=25, rep=rep, return_mode="median"))
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+class Results:
+    """Rows of a run, printed and, where `out` is not empty, written as they come."""
+
+    def __init__(self, out, commit):
+        self.out, self.rows = out, []
+        self.head = dict(device=torch.cuda.get_device_name(), date=str(datetime.date.today()), commit=commit,
+                         command=" ".join(sys.argv))
+
+    def add(self, **row):
+        print(row, flush=True)
+        self.rows.append(row)
+        if self.out:
+            with open(self.out, "w") as file:
+                json.dump(self.head | dict(rows=self.rows), file, indent=1)
+        return row
