@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <span>
 
 #include "core/expr/bindings.hpp"
 #include "core/expr/build.hpp"
 #include "cuda/codegen/expression_buffers.hpp"
+#include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/expression_functions.hpp"
 #include "cuda/codegen/expression_text.hpp"
 #include "cuda/codegen/expression_values.hpp"
@@ -56,6 +58,59 @@ Expr slope_of(const Expr& score) {
   return expr::same(slope, Expr(1.0F)) ? Expr() : slope;
 }
 
+// e with `what` replaced by `by`.
+Expr replaced(const Expr& e, const Expr& what, const Expr& by) {
+  if (expr::same(e, what)) return by;
+  std::vector<Expr> args;
+  for (const Expr& arg : e.node().args) args.push_back(replaced(arg, what, by));
+  return args.empty() ? e : expr::rebuild(e, args);
+}
+
+// The first tanh in e whose argument reads the score; empty where there is none.
+Expr tanh_of_score(const Expr& e) {
+  if (!expr::depends_on(e, expr::Op::score)) return {};
+  if (e.node().op == expr::Op::tanh) return e;
+  for (const Expr& arg : e.node().args) {
+    if (Expr found = tanh_of_score(arg); !found.empty()) return found;
+  }
+  return {};
+}
+
+// A score that rises with one tanh of S and reads S nowhere else, as softcap does.
+struct TanhScore {
+  Expr of_tanh;      // the score, its symbol `score` standing for the tanh
+  float multiple{};  // of S in the tanh
+  float slope{};     // dT/dS is this times (1 - tanh^2)
+};
+std::optional<TanhScore> tanh_score(const Expr& score) {
+  if (score.empty() || may_hide_keys(score)) return std::nullopt;
+  const Expr tanh = tanh_of_score(score);
+  if (tanh.empty()) return std::nullopt;
+  const Expr zero = expr::float32(0), argument = tanh.node().args[0];
+  const Expr multiple = expr::derivative(argument);
+  if (!expr::is_constant(multiple) ||
+      !expr::same(expr::substitute(argument, expr::Op::score, zero), zero) ||
+      expr::depends_on(replaced(score, tanh, zero), expr::Op::score)) {
+    return std::nullopt;
+  }
+  TanhScore found{replaced(score, tanh, expr::symbols().score), multiple.node().float_value};
+  const Expr factor = expr::derivative(found.of_tanh);
+  if (!expr::is_constant(factor) || !(factor.node().float_value > 0)) return std::nullopt;
+  found.slope = factor.node().float_value * found.multiple;
+  return found;
+}
+
+std::string tanh_text(const TanhScore& score) {
+  const ScoreFactors factors = score_factors(score.of_tanh);
+  std::string text =
+      fmt::format("  static constexpr float kTanhMultiple = {:a}f;\n", score.multiple);
+  text += fmt::format("  static constexpr float kTanhSlope = {:a}f;\n", score.slope);
+  text += fmt::format("  static constexpr float kTanhFactor = {:a}f;\n", factors.after);
+  return text + function("float", "of_tanh", kPoint,
+                         value_body(compile(score.of_tanh), expr::CudaMath::fast, nullptr,
+                                    factors.result));
+}
+
 // A place where the score reads a buffer that has a gradient.
 struct Load {
   std::size_t name = 0;  // index into the names
@@ -87,6 +142,9 @@ std::string print_slope(const Expr& score, const expr::Bindings& bindings) {
       "  static constexpr bool kHasSlope = {};\n  static constexpr int kLoads = 1;  // of none\n",
       !slope.empty());
   if (!slope.empty()) body += views_text(score, bindings) + value_function("slope", slope);
+  const std::optional<TanhScore> of_tanh = tanh_score(score);
+  body += fmt::format("  static constexpr bool kIsOfTanh = {};\n", of_tanh.has_value());
+  if (of_tanh) body += tanh_text(*of_tanh);
   return struct_text("Slope", body);
 }
 

@@ -176,6 +176,7 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
         pin(c.s);
         arrive(Layout::kEmptyQ, QueryRing::stage(n));
         if (mixed) this->apply_mask(c, n);
+        if constexpr (Slope::kIsOfTanh) this->take_tanh(c);
         c.d_o = uniform(c.d_o);  // asked for where it is used, so that it is scalar
         this->exponentiate(c, n, Layout::kPAt + ScoreRing::stage(n) * Layout::kP, [&](int k) {
           if (k == kLateProduct) issue_dp(c);

@@ -16,6 +16,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   using Base::kKeys, Base::kQueries, Base::p, Base::shared;
   using typename Base::Element, typename Base::Layout;
   static constexpr float kLog2E = 1.4426950408889634f;
+  static constexpr float kSmallTanh = 1.f / 16;  // multiples for which most scores are small
   static_assert(kQueries == 64);
 
   const Expressions& e;
@@ -120,11 +121,48 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     return (c.kept[at / 32] >> (at % 32) & 1) != 0;
   }
 
+  // S <- tanh(multiple S), or -inf where S is: what the score and its derivative are made of. By a
+  // polynomial where all scores of a warp are small.
+  __device__ __forceinline__ void take_tanh(State& c) const {
+    const float multiple = p.scale * Slope::kTanhMultiple;
+    if constexpr (Slope::kTanhMultiple <= kSmallTanh) {
+      constexpr SmallTanh kTanh = SmallTanhOf<ATTN_PRECISE_MATH>::kValue;
+      constexpr float kRange2 = (kTanh.least - kTanh.first) / kTanh.second;  // of the argument
+      float largest = 0;
+#pragma unroll
+      for (int at = 0; at < kKeys / 2; ++at) largest = fmaxf(largest, fabsf(c.s[at]));
+      largest *= multiple;
+      if (__all_sync(~0u, multiple > 0 && largest * largest <= kRange2)) {
+        // tanh(m s) = s p(s) with m in p, or s (p(s)^2 + rest) with its root.
+        const float root = kTanh.rest == 0 ? multiple : mufu::square_root(multiple);
+        const SmallTanh tanh{kTanh.first * root, kTanh.second * root * multiple * multiple,
+                             kTanh.rest * multiple, 0};
+        int room = 0;
+#pragma unroll
+        for (int at = 0; at < kKeys / 2; ++at) {
+          c.s[at] *= fast::small_tanh_ratio(c.s[at], tanh, room);
+        }
+        return;
+      }
+    }
+#pragma unroll
+    for (int at = 0; at < kKeys / 2; ++at) {
+      const float x = c.s[at];
+      c.s[at] = x == minus_infinity() ? x : slope::attn_tanh(x * multiple);
+    }
+  }
+
   // P of S = x; x becomes P, or P dT/dS, as dS needs it. Never above 1 where there is a score.
   __device__ __forceinline__ float probability(float& x, float lse2, int at,
                                                const BackwardStep& t) const {
     float y = x, gradient = 1.f;
-    if constexpr (Expressions::kHasScore) {
+    if constexpr (Slope::kIsOfTanh) {
+      const int query = t.query0 + first_row() + at / 2 % 2 * 8;
+      const int key = t.key0 + first_column() + at / 4 * 8 + at % 2;
+      const float of_tanh = slope.of_tanh(x, query, key, t.batch, t.head_q, t.length_q, t.length_k);
+      y = -max_or_nan(fmaf(of_tanh, -Slope::kTanhFactor * kLog2E, lse2), 0.f);
+      gradient = Slope::kTanhSlope * fmaxf(fmaf(-x, x, 1.f), 0.f);  // 0 where x is -inf
+    } else if constexpr (Expressions::kHasScore) {
       const int query = t.query0 + first_row() + at / 2 % 2 * 8;
       const int key = t.key0 + first_column(), step = at / 4 * 8 + at % 2;
       const float score = e.score(x, query, key, t.batch, t.head_q, t.length_q, t.length_k, step);
@@ -139,7 +177,11 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     }
     const float probable = exp2_approximate(y);
     x = probable;
-    if constexpr (Slope::kHasSlope) x = probable == 0 ? 0.f : probable * gradient;
+    if constexpr (Slope::kIsOfTanh) {
+      x = probable * gradient;
+    } else if constexpr (Slope::kHasSlope) {
+      x = probable == 0 ? 0.f : probable * gradient;
+    }
     return probable;
   }
 
