@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/softmax_expected.hpp"
 
 namespace attn {
 namespace {
@@ -114,6 +115,84 @@ TEST(Softmax, InPlaceStridedAndEmpty) {
   std::vector<float> lse = {0, 0};
   softmax(tensor(x.data(), {2, 0}), tensor(x.data(), {2, 0}), tensor(lse.data(), {2}));
   EXPECT_EQ(lse, (std::vector<float>{-kInfinity, -kInfinity}));
+}
+
+struct TopResult {
+  std::vector<float> values, lse;
+  std::vector<std::int32_t> columns;
+};
+TopResult run_top(const std::vector<float>& x, std::int64_t rows, std::int64_t columns,
+                  std::int64_t k, SoftmaxAlgorithm algorithm) {
+  const auto size = static_cast<std::size_t>(rows * k);
+  TopResult r{std::vector<float>(size, kNaN),
+              std::vector<float>(static_cast<std::size_t>(rows), kNaN),
+              std::vector<std::int32_t>(size, -7)};
+  softmax_top(tensor(x.data(), {rows, columns}), tensor(r.values.data(), {rows, k}),
+              tensor(r.columns.data(), {rows, k}), tensor(r.lse.data(), {rows}), algorithm);
+  return r;
+}
+
+TEST(SoftmaxTop, AgreesWithTheDefinition) {
+  for (const SoftmaxAlgorithm algorithm : kAlgorithms) {
+    for (const std::int64_t columns : {0, 1, 4, 5, 33, 1000}) {
+      for (const std::int64_t k : {1, 5, 32}) {
+        const std::int64_t rows = 9;
+        const std::vector<float> x = softmax_rows(rows * columns, 11);
+        const TopResult r = run_top(x, rows, columns, k, algorithm);
+        for (std::int64_t i = 0; i < rows; ++i) {
+          const SoftmaxExpected expected(x.data() + i * columns, columns);
+          if (expected.order.empty()) {
+            EXPECT_EQ(r.lse[static_cast<std::size_t>(i)], -kInfinity);
+          } else {
+            EXPECT_NEAR(r.lse[static_cast<std::size_t>(i)], expected.lse, 1e-5);
+          }
+          for (std::int64_t j = 0; j < k; ++j) {
+            const auto at = static_cast<std::size_t>(i * k + j),
+                       place = static_cast<std::size_t>(j);
+            if (place >= expected.order.size()) {
+              ASSERT_EQ(r.columns[at], -1);
+              ASSERT_EQ(r.values[at], 0);
+              continue;
+            }
+            const auto column = static_cast<std::size_t>(expected.order[place]);
+            ASSERT_EQ(r.columns[at], expected.order[place]) << i << ' ' << j;
+            const double y = expected.y[column];
+            ASSERT_NEAR(r.values[at], y,
+                        expected.allowed(x[static_cast<std::size_t>(i * columns) + column], y, 0));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SoftmaxTop, NaNMakesValuesOfItsRowNaN) {
+  for (const SoftmaxAlgorithm algorithm : kAlgorithms) {
+    const TopResult r = run_top({1, kNaN, 2, 1, 3, 3}, 2, 3, 2, algorithm);
+    EXPECT_TRUE(std::isnan(r.values[0]) && std::isnan(r.values[1]) && std::isnan(r.lse[0]));
+    EXPECT_EQ(r.columns[2], 1);
+    EXPECT_EQ(r.columns[3], 2);
+  }
+}
+
+TEST(SoftmaxTop, Refusals) {
+  std::vector<float> x(12), values(12, kNaN);
+  std::vector<std::int32_t> columns(12, -7);
+  const Tensor good_x = tensor(x.data(), {3, 4}), good_values = tensor(values.data(), {3, 2}),
+               good_columns = tensor(columns.data(), {3, 2});
+  std::vector<float> wide(99);
+  std::vector<std::int32_t> wide_columns(99);
+  EXPECT_THROW(softmax_top(good_x, tensor(values.data(), {3, 0}), tensor(columns.data(), {3, 0})),
+               Error);
+  EXPECT_THROW(
+      softmax_top(good_x, tensor(wide.data(), {3, 33}), tensor(wide_columns.data(), {3, 33})),
+      Error);
+  EXPECT_THROW(softmax_top(good_x, good_values, tensor(columns.data(), {3, 3})), Error);
+  EXPECT_THROW(softmax_top(good_x, good_values, tensor(values.data() + 6, {3, 2})), Error);
+  EXPECT_THROW(softmax_top(good_x, tensor(x.data(), {3, 2}), good_columns), Error);
+  EXPECT_THROW(softmax_top(good_x, good_values, good_columns, tensor(values.data(), {3})), Error);
+  for (const float v : values) EXPECT_TRUE(std::isnan(v));
+  for (const std::int32_t c : columns) EXPECT_EQ(c, -7);
 }
 
 TEST(Softmax, Refusals) {
