@@ -4,9 +4,11 @@
 
 The file is not part of this repository: tests/test_flash_attn.py of Dao-AILab/flash-attention. It
 needs pytest and einops. A case is a test function with one choice of each of its parameters. The
-cases with the least hashes run, in that order, in several processes, at least --at-least of each
-function; what a limit of time leaves out is random too. The summary counts what passed, what the
-file skips itself, and what failed, with both sides of the assertion.
+cases with the least hashes are chosen, at least --at-least of each function. Most of their time is
+compiling, so those that need the same kernels (KERNEL) are a group, which one process runs; kernels
+are kept on disk (ATTN_CACHE_DIR) for other groups and runs. Groups run in the order of a hash, so
+that what a limit of time leaves out is random too. The summary counts what passed, what the file
+skips itself, and what failed, with both sides of the assertion.
 
 --cpu runs cases on CPU tensors, to try the command where there is no GPU: "cuda" is then the CPU.
 """
@@ -81,8 +83,13 @@ def hashed(seed, name, index):
     return hashlib.sha256(f"{seed}/{name}/{index}".encode()).digest()
 
 
+# Parameters that decide which kernels a case needs; others are sizes and ways to call.
+KERNEL = ("dtype", "d", "causal", "local", "alibi", "deterministic", "dropout_p", "softcap")
+MOST_OF_GROUP = 24  # larger ones are parted, so that no process is left with many at the end
+
+
 def choose(module, options):
-    """(cases of each function, those to run)."""
+    """(cases of each function, those to run in groups that share kernels)."""
     tests = {n: f for n, f in vars(module).items() if n.startswith("test_") and callable(f)}
     totals = {n: math.prod(len(values) for _, values in axes(f)) for n, f in tests.items()}
     wanted = {n: total for n, total in totals.items() if re.search(options.only, n)}
@@ -93,7 +100,17 @@ def choose(module, options):
         picked |= set(
             heapq.nsmallest(options.at_least, of_n, key=lambda c: hashed(options.seed, *c))
         )
-    return totals, sorted(picked, key=lambda c: hashed(options.seed, *c))
+    groups = {}
+    for n, i in sorted(picked):
+        arguments = parameters(tests[n], i)
+        key = ", ".join(f"{name}={arguments[name]}" for name in KERNEL if name in arguments)
+        groups.setdefault((n, key), []).append((n, i))
+    ordered = [groups[key] for key in sorted(groups, key=lambda key: hashed(options.seed, *key))]
+    return totals, [list(part) for group in ordered for part in batched(group, MOST_OF_GROUP)]
+
+
+def batched(cases, size):
+    return (cases[i : i + size] for i in range(0, len(cases), size))
 
 
 def sides(error):
@@ -110,6 +127,7 @@ def sides(error):
     return text
 
 
+KEPT_BYTES = 4 << 30
 _module = None
 
 
@@ -117,6 +135,11 @@ def start(path, on_cpu, threads):
     global _module
     torch.set_num_threads(threads)
     _module = load(path, on_cpu)
+
+
+def run_group(cases, until):
+    """What run() gives of each case that begins before the time `until`."""
+    return [run(case) for case in cases if time.time() < until]
 
 
 def run(case):
@@ -144,8 +167,8 @@ def run(case):
                 outcome = "failed"
                 text = f"{type(error).__name__}: {str(error)[:300]} {sides(error)}"
             break
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > KEPT_BYTES:
+        torch.cuda.empty_cache()  # other processes need memory too
     return case, outcome, text, time.perf_counter() - began
 
 
@@ -165,9 +188,12 @@ def main():
     options = parser.parse_args()
     began = time.perf_counter()
     suite = load(options.path, options.cpu)
-    totals, cases = choose(suite, options)
+    totals, groups = choose(suite, options)
+    chosen = sum(map(len, groups))
     print(
-        f"{len(cases)} of {sum(totals.values())} cases, {options.processes} processes", flush=True
+        f"{chosen} of {sum(totals.values())} cases in {len(groups)} groups, "
+        f"{options.processes} processes",
+        flush=True,
     )
     counts = {name: dict.fromkeys(("passed", "skipped", "failed"), 0) for name in totals}
     failures, slowest = [], []
@@ -175,17 +201,21 @@ def main():
         options.processes, multiprocessing.get_context("spawn"), start,
         (options.path, options.cpu, max(1, (os.cpu_count() or 1) // options.processes)),
     )  # fmt: skip
-    waiting, left = set(), iter(cases)
+    waiting, left = set(), iter(groups)
+    until = time.time() + options.seconds - (time.perf_counter() - began)
     while True:
-        spare = 3 * options.processes - len(waiting)
-        if time.perf_counter() - began < options.seconds:
-            waiting |= {pool.submit(run, case) for case in itertools.islice(left, spare)}
+        spare = 2 * options.processes - len(waiting)
+        if time.time() < until:
+            waiting |= {
+                pool.submit(run_group, group, until) for group in itertools.islice(left, spare)
+            }
         if not waiting:
             break
         done, waiting = concurrent.futures.wait(
             waiting, return_when=concurrent.futures.FIRST_COMPLETED
         )
-        for case, outcome, text, seconds in (future.result() for future in done):
+        results = itertools.chain.from_iterable(future.result() for future in done)
+        for case, outcome, text, seconds in results:
             name, index = case
             counts[name][outcome] += 1
             slowest = heapq.nlargest(5, [*slowest, (seconds, name, index)])
@@ -199,10 +229,10 @@ def main():
         print(f"{name:48}", *(f"{found[o]:6d} {o}" for o in found), f"  of {totals[name]}")
     whole = {o: sum(found[o] for found in counts.values()) for o in ("passed", "skipped", "failed")}
     ran = sum(whole.values())
-    print(f"{ran} of {len(cases)} chosen cases ran in {time.perf_counter() - began:.0f} s:", whole)
+    print(f"{ran} of {chosen} chosen cases ran in {time.perf_counter() - began:.0f} s:", whole)
     print("slowest:", *(f"{n}[{i}] {s:.1f} s" for s, n, i in slowest))
     if options.json:
-        report = {"totals": totals, "counts": counts, "failures": failures, "chosen": len(cases)}
+        report = {"totals": totals, "counts": counts, "failures": failures, "chosen": chosen}
         Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
     sys.exit(1 if whole["failed"] or not ran else 0)
 
