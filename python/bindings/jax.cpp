@@ -139,6 +139,42 @@ std::vector<std::string_view> split(std::string_view text) {
   return parts;
 }
 
+void check(const xla::Frame& frame, xla::Error* error, std::string_view what) {
+  if (error == nullptr) return;
+  xla::DestroyArguments owned{header(sizeof(owned)), error};
+  frame.api->destroy_error(&owned);
+  throw Error(ErrorCode::device, "XLA gives no " + std::string(what));
+}
+
+// Memory of a GPU from XLA's allocator, given back to it at the end of the call.
+class Workspace {
+ public:
+  Workspace(const xla::Frame& frame, std::int64_t bytes)
+      : frame_(frame), bytes_(static_cast<std::size_t>(bytes)) {
+    constexpr std::size_t kAlignment = 256;
+    xla::AllocateArguments memory{header(sizeof(memory)), frame.context, bytes_, kAlignment,
+                                  nullptr};
+    check(frame, frame.api->allocate_device_memory(&memory), "workspace");
+    data_ = memory.data;
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() {
+    xla::FreeArguments memory{header(sizeof(memory)), frame_.context, bytes_, data_};
+    if (xla::Error* error = frame_.api->free_device_memory(&memory); error != nullptr) {
+      xla::DestroyArguments owned{header(sizeof(owned)), error};
+      frame_.api->destroy_error(&owned);
+    }
+  }
+
+  void* data() const { return data_; }
+
+ private:
+  const xla::Frame& frame_;
+  std::size_t bytes_;
+  void* data_ = nullptr;
+};
+
 // A call of the library by XLA.
 class Invocation {
  public:
@@ -265,8 +301,15 @@ class Invocation {
     }
     const std::shared_ptr<const Plan> known = plan_of(described, inputs, phase_, options_);
     const Plan& plan = *known;
+    std::optional<Workspace> workspace;
     Context context;
-    if (device_.type == DeviceType::cuda) context = on_gpu(plan);
+    if (device_.type == DeviceType::cuda) {
+      context.stream = stream();
+      if (plan.workspace_bytes > 0) {
+        workspace.emplace(frame_, plan.workspace_bytes);
+        context.workspace = tensor(workspace->data(), DType::u8, {plan.workspace_bytes}, device_);
+      }
+    }
     if (phase_ == Phase::forward) {
       const Outputs outputs{ordered(results_[0].at(place)), results_[1].at(place)};
       run_forward(plan, inputs, outputs, context);
@@ -303,37 +346,20 @@ class Invocation {
     return static_cast<std::uint64_t>(word[0]) << 32 | word[1];
   }
 
-  void check(xla::Error* error, std::string_view what) const {
-    if (error == nullptr) return;
-    xla::DestroyArguments owned{header(sizeof(owned)), error};
-    frame_.api->destroy_error(&owned);
-    throw Error(ErrorCode::device, "XLA gives no " + std::string(what));
-  }
-
   std::int32_t ordinal() const {
     xla::OrdinalArguments asked{header(sizeof(asked)), frame_.context, 0};
     constexpr std::size_t kNeeded =
         offsetof(xla::Api, get_device_ordinal) + sizeof(xla::Api::get_device_ordinal);
     if (frame_.api->header.size < kNeeded) return 0;
-    check(frame_.api->get_device_ordinal(&asked), "number of the GPU");
+    check(frame_, frame_.api->get_device_ordinal(&asked), "number of the GPU");
     return asked.ordinal;
   }
 
-  // The stream in which XLA works, and workspace of its allocator.
-  Context on_gpu(const Plan& plan) const {
-    Context context;
-    xla::StreamArguments stream{header(sizeof(stream)), frame_.context, nullptr};
-    check(frame_.api->get_stream(&stream), "stream");
-    context.stream = stream.stream;
-    if (plan.workspace_bytes > 0) {
-      constexpr std::size_t kAlignment = 256;
-      xla::AllocateArguments memory{header(sizeof(memory)), frame_.context,
-                                    static_cast<std::size_t>(plan.workspace_bytes), kAlignment,
-                                    nullptr};
-      check(frame_.api->allocate_device_memory(&memory), "workspace");
-      context.workspace = tensor(memory.data, DType::u8, {plan.workspace_bytes}, device_);
-    }
-    return context;
+  // In which XLA works.
+  void* stream() const {
+    xla::StreamArguments asked{header(sizeof(asked)), frame_.context, nullptr};
+    check(frame_, frame_.api->get_stream(&asked), "stream");
+    return asked.stream;
   }
 
   const xla::Frame& frame_;

@@ -75,6 +75,13 @@ struct AllocateArguments {
   void* data;  // out
 };
 
+struct FreeArguments {
+  Header header;
+  void* context;
+  std::size_t bytes;
+  void* data;
+};
+
 struct OrdinalArguments {
   Header header;
   void* context;
@@ -95,8 +102,10 @@ struct Api {
   void* get_context;
   void* set_state;
   void* get_state;
-  Error* (*allocate_device_memory)(AllocateArguments*);  // of the call, until its work is done
-  void* free_device_memory;
+  // The caller gives memory back before its handler returns; work that it has put into the stream
+  // may still use it, since XLA gives it to later work of the same stream.
+  Error* (*allocate_device_memory)(AllocateArguments*);
+  Error* (*free_device_memory)(FreeArguments*);
   void* schedule;
   void* number_of_threads;
   void* create_future;

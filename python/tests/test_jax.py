@@ -11,6 +11,9 @@ import jax.numpy as jnp  # noqa: E402
 
 import attn.jax  # noqa: E402
 
+# Where there is a GPU too, tests that do not name it run on the CPU.
+jax.config.update("jax_default_device", jax.devices("cpu")[0])
+
 SHAPE = (2, 12, 4, 8)  # batch, seqlen, heads, head_dim
 
 
@@ -276,3 +279,20 @@ def test_on_a_gpu(options):
         results.append([out, *transposed(jax.device_put(d_out, device))])
     for found, wanted in zip(*results, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_workspace_of_a_gpu_is_given_back():
+    if not gpus():
+        pytest.skip("JAX has no GPU here")
+    device = gpus()[0]
+    q, k, v = (jax.device_put(normal(seed, 2, 256, 4, 64), device) for seed in (1, 2, 3))
+    # Forward in parts of the keys and backward need workspace.
+    decode = jax.jit(attn.jax.attention)
+    gradient = jax.jit(jax.grad(lambda q: attn.jax.attention(q, k, v, causal=True).sum()))
+    used = []
+    for repeats in (3, 100):
+        for _ in range(repeats):
+            decode(q[:1, :1], k[:1], v[:1]).block_until_ready()
+            gradient(q).block_until_ready()
+        used.append(device.memory_stats()["bytes_in_use"])
+    assert used[0] == used[1]
