@@ -9,6 +9,7 @@ A call is a foreign function of XLA (python/bindings/jax.cpp), on the CPU and on
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -17,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from . import _attn, nvrtc
+from . import _attn, merging, nvrtc
 from .errors import InvalidArgument
 from .formula import Formula
 from .options import make_options
 from .trace import resolve
 
-__all__ = ["attention", "dot_product_attention"]
+__all__ = ["attention", "dot_product_attention", "merge"]
 
 for _backward in (False, True):
     for _platform in ("cpu", "CUDA"):
@@ -330,3 +331,18 @@ def dot_product_attention(
     if is_single:
         out, residual = out[0], residual[0]
     return (out, residual) if return_residual else out
+
+
+def merge(parts: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """attn.merge for jax.jit, jax.grad and jax.vmap: attention over all keys from that over parts.
+
+    Args:
+        parts: `(out, lse)` of each set, out `[batch, seqlen_q, heads, head_dim]` or packed
+            `[total_q, heads, head_dim]`, lse `[batch, heads, seqlen_q]` or `[heads, total_q]`. A
+            sink belongs to one of them only.
+
+    Returns:
+        `(out, lse)`, out of the dtype of the first.
+    """
+    result: tuple[Any, Any] = merging.merge(parts, jnp, jax.lax.stop_gradient)
+    return result

@@ -17,7 +17,7 @@ from torch._C import _are_functorch_transforms_active as _are_transforms_active
 from torch._C import _is_any_autocast_enabled
 from torch.autograd.function import once_differentiable
 
-from . import _attn, torch_ops
+from . import _attn, merging, torch_ops
 from .errors import InvalidArgument
 from .options import make_options
 
@@ -174,19 +174,8 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     Returns:
         (out, lse), out of the dtype of the first.
     """
-    outs, lses = zip(*parts, strict=True)
-    lse = torch.stack(lses)
-    largest = lse.detach().amax(0)
-    largest = largest.masked_fill(largest == -torch.inf, 0)
-    weights = torch.exp(lse - largest)
-    total = weights.sum(0)
-    is_empty = total == 0
-    total = total.masked_fill(is_empty, 1)
-    merged = (largest + total.log()).masked_fill(is_empty, -torch.inf)
-    weights = (weights / total).transpose(-1, -2).unsqueeze(-1)
-    # A set without keys weighs nothing, whatever its out holds.
-    shares = torch.stack(outs).masked_fill(weights == 0, 0)
-    return (weights * shares).sum(0).to(outs[0].dtype), merged
+    result: tuple[Tensor, Tensor] = merging.merge(parts, torch, Tensor.detach)
+    return result
 
 
 def _autocast(*several: Tensor) -> Sequence[Tensor]:

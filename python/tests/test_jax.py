@@ -296,3 +296,20 @@ def test_workspace_of_a_gpu_is_given_back():
             gradient(q).block_until_ready()
         used.append(device.memory_stats()["bytes_in_use"])
     assert used[0] == used[1]
+
+
+def test_merge():
+    q, k, v = qkv()
+    sides = ("key % 3 == 0", "key < 0", "key % 3 != 0")
+
+    def merged(q, k, v):
+        parts = [attn.jax.attention(q, k, v, mask=side, return_lse=True) for side in sides]
+        return attn.jax.merge(parts)
+
+    d_out, d_lse = normal(9, *SHAPE), normal(10, 2, 4, 12)
+    found, transposed = jax.vjp(jax.jit(merged), q, k, v)
+    wanted, exact = jax.vjp(lambda *x: attn.jax.attention(*x, return_lse=True), q, k, v)
+    for x, y in zip(
+        (*found, *transposed((d_out, d_lse))), (*wanted, *exact((d_out, d_lse))), strict=True
+    ):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
