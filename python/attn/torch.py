@@ -55,28 +55,19 @@ def _gradients(
 class _Plain(torch.autograd.Function):
     """Straight into the library: out, and gradients of q, k and v alone, where all three want one.
 
-    lse is saved, but is no output: an output more costs a microsecond.
+    Both directions are functions of C++, without a line of Python between PyTorch and the library.
     """
 
-    @staticmethod
-    def forward(ctx: Any, options: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        out, lse = _attn.forward(options, q, k, v, None, True, None, True)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.options = options
-        return out
+    forward = staticmethod(_attn.recorded_forward)  # (ctx, options, q, k, v) -> out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> Any:
         if torch.is_grad_enabled():  # a second derivative may be asked for
-            return _plain_once(ctx, d_out)
-        return _plain_backward(ctx, d_out)
+            return _backward_once(ctx, d_out)
+        return _attn.recorded_backward(ctx, d_out)
 
 
-def _plain_backward(ctx: Any, d_out: Tensor) -> Any:
-    return (None, *_gradients(ctx.options, _QKV, d_out, None, *ctx.saved_tensors))
-
-
-_plain_once = once_differentiable(_plain_backward)
+_backward_once = once_differentiable(_attn.recorded_backward)
 # What _Plain.apply calls in the end, where no transform of functorch is active: 2 of its 6 us.
 _apply_plain: Any = super(torch.autograd.Function, _Plain).apply  # pyright: ignore
 
@@ -131,6 +122,14 @@ def attention(
     break, its mask and score traced with the code around it. There is no second derivative.
     """
     is_compiling = torch.compiler.is_compiling()
+    if not (is_compiling or dropout or return_lse or _is_any_autocast_enabled()):
+        wanting = _attn.recorded(q, k, v)
+        made = make_options(**options) if wanting in (0, 3) else None
+        if made is not None and not made.has_arrays:
+            if wanting == 0:
+                return _attn.forward(made, q, k, v, None, False, None, True)[0]
+            if not _are_transforms_active():
+                return _apply_plain(made, q, k, v)
     if is_compiling or _is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     if is_compiling or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
@@ -147,11 +146,8 @@ def attention(
         options["rng"] = tuple(rng.tolist())
     made = make_options(**options)
     if torch.is_grad_enabled():
-        wanting = q.requires_grad + k.requires_grad + v.requires_grad
         tensors = _that_require_grad(made) if made.has_arrays else {}
-        if wanting == 3 and not tensors and not return_lse and not _are_transforms_active():
-            return _apply_plain(made, q, k, v)
-        if wanting or tensors:
+        if q.requires_grad or k.requires_grad or v.requires_grad or tensors:
             out, lse = _Eager.apply(made, list(tensors), q, k, v, *tensors.values())
             return (out, lse) if return_lse else out
     result = _attn.forward(made, q, k, v, None, return_lse, None, True)

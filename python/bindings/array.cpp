@@ -2,8 +2,10 @@
 
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "attn/error.hpp"
+#include "pytorch.hpp"
 
 namespace attn::python {
 namespace {
@@ -49,26 +51,39 @@ nb::object find(nb::handle object, nb::handle attribute) {
   return nb::steal(found);
 }
 
-// The table of a type, or null. Types are remembered, and kept alive by that.
-const dlpack::ExchangeApi* exchange_api(nb::handle type) {
-  struct Entry {
-    nb::object type;
-    const dlpack::ExchangeApi* api;
-  };
+// What is known of a type of arrays, which stays alive by being known.
+struct Kind {
+  nb::object type{};
+  const dlpack::ExchangeApi* api = nullptr;  // null: it has none
+  bool is_pytorch = false;                   // torch.Tensor, or a class of it
+  bool is_plain = false;                     // torch.Tensor or torch.nn.Parameter themselves
+};
+
+Kind kind_of_new(nb::handle type) {
+  Kind kind{.type = nb::borrow(type)};
+  if (const nb::object capsule = find(type, names().exchange); capsule.is_valid()) {
+    kind.api = static_cast<const dlpack::ExchangeApi*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (kind.api == nullptr) PyErr_Clear();
+    if (kind.api != nullptr && kind.api->header.version.major != 1) kind.api = nullptr;
+  }
+  const nb::object modules = nb::module_::import_("sys").attr("modules");
+  const nb::object torch = modules.attr("get")("torch");
+  if (kind.api == nullptr || torch.is_none()) return kind;
+  const nb::object tensor = torch.attr("Tensor");
+  kind.is_pytorch = PyObject_IsSubclass(type.ptr(), tensor.ptr()) == 1;
+  kind.is_plain = type.is(tensor) || type.is(torch.attr("nn").attr("Parameter"));
+  return kind;
+}
+
+const Kind& kind_of(nb::handle type) {
   // Never destroyed: Python is gone by then. At most kMaxTypes, for programs that make types.
   constexpr std::size_t kMaxTypes = 256;
-  static auto& known = *new std::unordered_map<PyObject*, Entry>;
-  if (const auto at = known.find(type.ptr()); at != known.end()) return at->second.api;
-  const dlpack::ExchangeApi* api = nullptr;
-  if (const nb::object capsule = find(type, names().exchange); capsule.is_valid()) {
-    api = static_cast<const dlpack::ExchangeApi*>(
-        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-    if (api == nullptr) PyErr_Clear();
-    if (api != nullptr && api->header.version.major != 1) api = nullptr;
-  }
+  static auto& known = *new std::unordered_map<PyObject*, Kind>;
+  if (const auto at = known.find(type.ptr()); at != known.end()) return at->second;
+  Kind kind = kind_of_new(type);
   if (known.size() >= kMaxTypes) known.clear();
-  known.emplace(type.ptr(), Entry{nb::borrow(type), api});
-  return api;
+  return known.emplace(type.ptr(), std::move(kind)).first->second;
 }
 
 DType dtype_of_dlpack(std::string_view name, const dlpack::DataType& type, nb::handle object) {
@@ -151,8 +166,12 @@ Tensor tensor_of_dlpack(std::string_view name, const dlpack::DLTensor& from, nb:
          reason.substr(0, reason.find('\n')) + "); accepted are strided arrays in memory");
 }
 
-Array exchange_view(std::string_view name, nb::handle object, const dlpack::ExchangeApi& api) {
-  Array array{.source = Source::exchange, .api = &api, .object = nb::borrow(object)};
+Array exchange_view(std::string_view name, nb::handle object, const Kind& kind) {
+  const dlpack::ExchangeApi& api = *kind.api;
+  Array array{.source = Source::exchange,
+              .is_pytorch = kind.is_pytorch,
+              .api = &api,
+              .object = nb::borrow(object)};
   if (api.view_of_object != nullptr) {
     dlpack::DLTensor view{};
     if (api.view_of_object(object.ptr(), &view) != 0) refuse_view(name, object);
@@ -275,12 +294,23 @@ dlpack::DataType dlpack_dtype(DType dtype) {
 
 Array exchange_allocate(const Array& like, ResultType type,
                         const std::vector<std::int64_t>& shape) {
+  const DType dtype = type == ResultType::float32 ? DType::f32 : like.tensor.dtype;
+  if (like.is_pytorch) {
+    const pytorch::Made made = pytorch::empty(dtype, like.tensor.device, shape);
+    if (made.object != nullptr) {
+      return {.tensor = made.tensor,
+              .source = Source::exchange,
+              .is_pytorch = true,
+              .api = like.api,
+              .object = nb::steal(made.object)};
+    }
+  }
   std::vector<std::int64_t> sizes = shape;
   const Device device = like.tensor.device;
   dlpack::DLTensor prototype{};
   prototype.device = {device.type == DeviceType::cuda ? dlpack::kCuda : dlpack::kCpu, device.index};
   prototype.rank = static_cast<std::int32_t>(sizes.size());
-  prototype.dtype = dlpack_dtype(type == ResultType::float32 ? DType::f32 : like.tensor.dtype);
+  prototype.dtype = dlpack_dtype(dtype);
   prototype.shape = sizes.data();
   dlpack::ManagedTensorVersioned* managed = nullptr;
   std::string message;
@@ -321,8 +351,8 @@ Array numpy_allocate(const Array& like, ResultType type, const std::vector<std::
 }  // namespace
 
 Array view(std::string_view name, nb::handle object) {
-  if (const dlpack::ExchangeApi* api = exchange_api(object.type())) {
-    return exchange_view(name, object, *api);
+  if (const Kind& kind = kind_of(object.type()); kind.api != nullptr) {
+    return exchange_view(name, object, kind);
   }
   if (const nb::object capsule = find(object, names().array_struct); capsule.is_valid()) {
     return numpy_view(name, object, capsule);
@@ -334,9 +364,20 @@ Array view(std::string_view name, nb::handle object) {
                            .c_str());
 }
 
-bool requires_grad(const Array& array) {
-  return array.source == Source::exchange &&
-         find(array.object, names().requires_grad).ptr() == Py_True;
+bool is_plain_tensor(nb::handle object) {
+  const Kind& kind = kind_of(object.type());
+  if (!kind.is_plain || kind.api->view_of_object == nullptr) return false;
+  dlpack::DLTensor view{};
+  if (kind.api->view_of_object(object.ptr(), &view) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  return view.data != nullptr && view.rank > 0 &&
+         (view.strides == nullptr || view.strides[view.rank - 1] == 1);
+}
+
+bool requires_grad(nb::handle tensor) {
+  return find(tensor, names().requires_grad).ptr() == Py_True;
 }
 
 Array writable_view(std::string_view name, nb::handle object) {

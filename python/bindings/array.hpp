@@ -26,6 +26,7 @@ struct Array {
   Tensor tensor{};
   Source source = Source::numpy;
   bool read_only = false;
+  bool is_pytorch = false;
   const dlpack::ExchangeApi* api = nullptr;  // Source::exchange
   nb::object object{};
   nb::object imported{};  // what keeps memory that was imported for this view
@@ -39,8 +40,11 @@ Array view(std::string_view name, nb::handle object);
 // The same of an array that will be written: refuses read-only ones.
 Array writable_view(std::string_view name, nb::handle object);
 
-// Whether it is a tensor of PyTorch that requires a gradient.
-bool requires_grad(const Array& array);
+// Whether it is a torch.Tensor or torch.nn.Parameter itself with memory and a contiguous last
+// dimension, as the library takes it.
+bool is_plain_tensor(nb::handle object);
+// Of a tensor of PyTorch.
+bool requires_grad(nb::handle tensor);
 
 // An uninitialised row-major array of the library and device of `like`, and of its dtype or
 // float32.

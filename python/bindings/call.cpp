@@ -36,7 +36,10 @@ Array Call::input(std::string_view name, nb::handle object) {
   static const nb::handle records =
       nb::object(nb::module_::import_("attn.arrays").attr("records_gradients")).release();
   Array array = view(name, object);
-  if (recording_ == Recording::done_by_caller || !requires_grad(array)) return array;
+  if (recording_ == Recording::done_by_caller || !array.is_pytorch ||
+      !requires_grad(array.object)) {
+    return array;
+  }
   if (!records_gradients_) records_gradients_ = nb::cast<bool>(records(array.object));
   if (*records_gradients_) {
     throw Error(ErrorCode::invalid_argument,

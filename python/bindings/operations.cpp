@@ -14,6 +14,7 @@
 #include "attn/dropout_mask.hpp"
 #include "attn/error.hpp"
 #include "call.hpp"
+#include "pytorch.hpp"
 
 namespace attn::python {
 namespace {
@@ -92,6 +93,42 @@ nb::tuple backward(const Options& options, nb::handle d_out, nb::handle q, nb::h
   nb::list results;
   for (const Array& array : arrays) results.append(finished(call.q(), array));
   return nb::tuple(results);
+}
+
+// Of torch.autograd.Function's forward: attends, and saves in `ctx` what recorded_backward() reads.
+// lse is saved and no output: an output more costs a microsecond.
+nb::object recorded_forward(nb::handle ctx, nb::handle options, nb::handle q, nb::handle k,
+                            nb::handle v) {
+  const nb::tuple results = forward(nb::cast<const Options&>(options), q, k, v, nb::none(),
+                                    nb::bool_(true), nullptr, true);
+  ctx.attr("to_save") = nb::make_tuple(q, k, v, results[0], results[1]);
+  ctx.attr("options") = options;
+  return results[0];
+}
+
+// Of its backward: (None, dq, dk, dv), of options, q, k and v.
+nb::tuple recorded_backward(nb::handle ctx, nb::object d_out) {
+  const nb::object options = ctx.attr("options");
+  const nb::tuple saved = nb::cast<nb::tuple>(ctx.attr("saved_tensors"));
+  const Tensor d_o = view("d_out", d_out).tensor;
+  if (d_o.rank > 0 && d_o.strides[static_cast<std::size_t>(d_o.rank) - 1] != 1) {
+    d_out = d_out.attr("contiguous")();
+  }
+  const nb::tuple found =
+      backward(nb::cast<const Options&>(options), d_out, saved[0], saved[1], saved[2], saved[3],
+               saved[4], {"q", "k", "v"}, nb::none(), nullptr, true);
+  return nb::make_tuple(nb::none(), found[0], found[1], found[2]);
+}
+
+// How many of q, k and v are to have a gradient recorded; negative where one is no plain tensor.
+int recorded(nb::handle q, nb::handle k, nb::handle v) {
+  const bool records = pytorch::records_gradients();
+  int count = 0;
+  for (const nb::handle tensor : {q, k, v}) {
+    if (!is_plain_tensor(tensor)) return -1;
+    if (records && requires_grad(tensor)) ++count;
+  }
+  return count;
 }
 
 nb::tuple merge(const std::vector<std::pair<nb::object, nb::object>>& parts) {
@@ -199,6 +236,9 @@ void bind_operations(nb::module_& module) {
   module.def("backward", &backward, "options"_a, "d_out"_a.none(), "q"_a.none(), "k"_a.none(),
              "v"_a.none(), "out"_a.none(), "lse"_a.none(), "wanted"_a,
              "d_lse"_a.none() = nb::none(), "plan"_a.none() = nb::none(), "is_recorded"_a = false);
+  module.def("recorded", &recorded, "q"_a.none(), "k"_a.none(), "v"_a.none());
+  module.def("recorded_forward", &recorded_forward, "ctx"_a, "options"_a, "q"_a, "k"_a, "v"_a);
+  module.def("recorded_backward", &recorded_backward, "ctx"_a, "d_out"_a);
   module.def("plan", &plan, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "backward"_a);
   module.def("plans_made", &plans_made);
   module.def("merge", &merge, "parts"_a);

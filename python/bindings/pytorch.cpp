@@ -1,0 +1,119 @@
+#include "pytorch.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+
+namespace attn::python::pytorch {
+namespace {
+
+using Handle = void*;  // an at::Tensor* that its holder deletes
+
+// Of torch/csrc/inductor/aoti_torch/c/shim.h, which PyTorch keeps compatible from version to
+// version, and THPVariable_Wrap, by which extensions of PyTorch have returned tensors since 1.5;
+// its mangled name says its argument.
+struct Functions {
+  std::int32_t (*empty_strided)(std::int64_t rank, const std::int64_t* shape,
+                                const std::int64_t* strides, std::int32_t dtype,
+                                std::int32_t device_type, std::int32_t device_index, Handle* made);
+  std::int32_t (*data)(Handle tensor, void** pointer);
+  std::int32_t (*destroy)(Handle tensor);
+  bool (*grad_mode)();
+  PyObject* (*wrap)(const void* tensor);
+  std::int32_t cpu, cuda;                            // device types
+  std::int32_t float16, bfloat16, float32, float64;  // dtypes
+  bool complete;
+};
+
+template <class Function>
+bool find(void* library, const char* name, Function& function) {
+  function = library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+bool number(void* library, const char* name, std::int32_t& number) {
+  std::int32_t (*function)() = nullptr;
+  if (!find(library, name, function)) return false;
+  number = function();
+  return true;
+}
+
+Functions load() {
+  Functions f{};
+  // RTLD_NOLOAD: the libraries that `import torch` has opened.
+  void* const core = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* const python = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
+  f.complete = find(core, "aoti_torch_empty_strided", f.empty_strided) &&
+               find(core, "aoti_torch_get_data_ptr", f.data) &&
+               find(core, "aoti_torch_delete_tensor_object", f.destroy) &&
+               find(core, "aoti_torch_grad_mode_is_enabled", f.grad_mode) &&
+               find(python, "_Z16THPVariable_WrapRKN2at10TensorBaseE", f.wrap) &&
+               number(core, "aoti_torch_device_type_cpu", f.cpu) &&
+               number(core, "aoti_torch_device_type_cuda", f.cuda) &&
+               number(core, "aoti_torch_dtype_float16", f.float16) &&
+               number(core, "aoti_torch_dtype_bfloat16", f.bfloat16) &&
+               number(core, "aoti_torch_dtype_float32", f.float32) &&
+               number(core, "aoti_torch_dtype_float64", f.float64);
+  return f;
+}
+
+// Asked for when a tensor of PyTorch has been seen.
+const Functions& functions() {
+  static const Functions found = load();
+  return found;
+}
+
+// Negative: results of attention have no such dtype.
+std::int32_t code_of(const Functions& f, DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return f.float16;
+    case DType::bf16:
+      return f.bfloat16;
+    case DType::f32:
+      return f.float32;
+    case DType::f64:
+      return f.float64;
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
+  }
+  return -1;
+}
+
+}  // namespace
+
+Made empty(DType dtype, Device device, std::span<const std::int64_t> shape) {
+  const Functions& f = functions();
+  const std::int32_t code = f.complete ? code_of(f, dtype) : -1;
+  if (code < 0 || shape.size() > kMaxRank) return {};
+  Made made;
+  Tensor& t = made.tensor;
+  t.dtype = dtype;
+  t.device = device;
+  t.rank = static_cast<std::int32_t>(shape.size());
+  std::ranges::copy(shape, t.shape.begin());
+  std::int64_t stride = 1;
+  for (std::size_t k = shape.size(); k-- > 0; stride *= std::max<std::int64_t>(shape[k], 1)) {
+    t.strides[k] = stride;
+  }
+  const bool on_gpu = device.type == DeviceType::cuda;
+  Handle handle = nullptr;
+  if (f.empty_strided(t.rank, t.shape.data(), t.strides.data(), code, on_gpu ? f.cuda : f.cpu,
+                      on_gpu ? device.index : -1, &handle) != 0) {
+    return {};
+  }
+  if (f.data(handle, &t.data) == 0) made.object = f.wrap(handle);
+  if (made.object == nullptr) PyErr_Clear();
+  f.destroy(handle);
+  return made;
+}
+
+bool records_gradients() {
+  const Functions& f = functions();
+  return !f.complete || f.grad_mode();
+}
+
+}  // namespace attn::python::pytorch

@@ -1,0 +1,28 @@
+// What PyTorch offers in C beside DLPack, found in the process: attn is built without PyTorch and
+// links none of it.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <span>
+
+#include "attn/tensor.hpp"
+
+namespace attn::python::pytorch {
+
+// A new tensor of PyTorch, row-major and uninitialised, and its object in Python (a new reference).
+struct Made {
+  Tensor tensor{};
+  PyObject* object = nullptr;
+};
+
+// One in the time of torch.empty in C++, half of that of DLPack's allocator (which wraps the memory
+// in a tensor again). `object` is null where this PyTorch lacks the functions or memory is short:
+// DLPack's allocator then says why. The interpreter lock is held.
+Made empty(DType dtype, Device device, std::span<const std::int64_t> shape);
+
+// Whether PyTorch records gradients in this thread; true where it cannot be asked in C.
+bool records_gradients();
+
+}  // namespace attn::python::pytorch
