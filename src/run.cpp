@@ -5,6 +5,7 @@
 #include <memory>
 #include <memory_resource>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -171,6 +172,13 @@ void on_gpu(const Plan& plan, std::pmr::vector<core::NamedTensor> tensors, const
   });
 }
 
+[[noreturn]] void refuse_backend(const Plan& plan) {
+  throw Error(ErrorCode::invalid_argument,
+              "backend of the plan is " + std::string(name(plan.backend)) +
+                  "; accepted are cpu, cuda and reference, as make_plan sets it (problem " +
+                  to_string(plan.problem) + ")");
+}
+
 }  // namespace
 
 Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options,
@@ -192,13 +200,16 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
     case Backend::cuda:
       return on_gpu(plan, std::move(tensors), context,
                     [&] { cuda::forward(plan, inputs, outputs, context); });
-    default:
+    case Backend::cpu:
       if (context.workspace.given()) {
         core::validate_workspace(plan.problem, context.workspace, plan.workspace_bytes, tensors,
                                  plan.device);
       }
       return cpu::forward(plan, inputs, outputs, context);
+    case Backend::automatic:
+      break;
   }
+  refuse_backend(plan);
 }
 
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
@@ -220,13 +231,16 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
     case Backend::cuda:
       return on_gpu(plan, std::move(tensors), context,
                     [&] { cuda::backward(plan, inputs, outputs, d_outputs, gradients, context); });
-    default:
+    case Backend::cpu:
       if (context.workspace.given()) {
         core::validate_workspace(plan.problem, context.workspace, plan.workspace_bytes, tensors,
                                  plan.device);
       }
       return cpu::backward(plan, inputs, outputs, d_outputs, gradients, context);
+    case Backend::automatic:
+      break;
   }
+  refuse_backend(plan);
 }
 
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,

@@ -20,10 +20,11 @@ Machine describe_machine();
 
 // GFLOP/s of independent multiply-adds in registers (f32: FMA; bf16: VDPBF16PS where the
 // instruction set has it, else as f32) on `threads` workers of the context at once, the best of
-// several short runs within about `seconds`.
+// several short runs within about `seconds`. f16 and f64 count as f32. Throws
+// Error(invalid_argument) for types that are not floating and for seconds that are not above 0.
 double measure_peak_gflops(DType dtype, const Context& context = {}, double seconds = 0.2);
 // GB/s of summing a buffer of four times the last-level cache, split over the workers; best of
-// several.
+// several; `seconds` as above.
 double measure_read_gbps(const Context& context = {}, double seconds = 0.3);
 
 }  // namespace attn

@@ -1,6 +1,8 @@
 // Which table of tile verbs serves an instruction set, and what its multiply-adds can do at most.
 #include <algorithm>
+#include <limits>
 #include <mutex>
+#include <string>
 
 #include "attn/error.hpp"
 #include "attn/machine.hpp"
@@ -66,6 +68,14 @@ InstructionSet best_instruction_set(InstructionSet wanted) {
 namespace attn {
 
 double measure_peak_gflops(DType dtype, const Context& context, double seconds) {
+  if (!is_floating(dtype)) {
+    throw Error(ErrorCode::invalid_argument,
+                "dtype is " + std::string(name(dtype)) + "; accepted are f32, bf16, f16 and f64");
+  }
+  if (!(seconds > 0 && seconds <= std::numeric_limits<double>::max())) {
+    throw Error(ErrorCode::invalid_argument,
+                "seconds is " + std::to_string(seconds) + "; accepted are finite numbers above 0");
+  }
   const InstructionSet isa = cpu::best_instruction_set(context.isa);
   const bool bf16 =
       dtype == DType::bf16 && cpu::has_bf16_products(isa, context.isa == InstructionSet::automatic);

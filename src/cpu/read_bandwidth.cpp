@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <new>
 
@@ -45,6 +46,10 @@ std::int64_t buffer_pieces() {
 }  // namespace
 
 double measure_read_gbps(const Context& context, double seconds) {
+  if (!(seconds > 0 && seconds <= std::numeric_limits<double>::max())) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("seconds is {}; accepted are finite numbers above 0", seconds));
+  }
   using Clock = std::chrono::steady_clock;
   const std::shared_ptr<Executor> executor = cpu::executor_of(context);
   const std::int64_t pieces = buffer_pieces();

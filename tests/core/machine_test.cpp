@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "attn/context.hpp"
+#include "attn/error.hpp"
 
 namespace attn {
 namespace {
@@ -47,6 +50,17 @@ TEST(Machine, ReadBandwidthIsMeasured) {
   const double gbps = measure_read_gbps(context, 0.01);
   EXPECT_GT(gbps, 0.1);  // slower than any memory of this century, even under a sanitizer
   EXPECT_LT(gbps, 1e5);
+}
+
+TEST(Machine, WhatCannotBeMeasuredIsRefused) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const double seconds : {0.0, -1.0, kNan, std::numeric_limits<double>::infinity()}) {
+    EXPECT_THROW(measure_peak_gflops(DType::f32, {}, seconds), Error) << seconds;
+    EXPECT_THROW(measure_read_gbps({}, seconds), Error) << seconds;
+  }
+  for (const DType dtype : {DType::i32, DType::u8, static_cast<DType>(99)}) {
+    EXPECT_THROW(measure_peak_gflops(dtype), Error) << static_cast<int>(dtype);
+  }
 }
 
 }  // namespace

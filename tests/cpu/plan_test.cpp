@@ -69,6 +69,8 @@ TEST(Plan, EditedToNonsenseIsRefusedByField) {
       {"algorithm of the plan is automatic", [](Plan& p) { p.algorithm = Algorithm::automatic; }},
       {"algorithm of the plan is unknown",
        [](Plan& p) { p.algorithm = static_cast<Algorithm>(99); }},
+      {"backend of the plan is automatic", [](Plan& p) { p.backend = Backend::automatic; }},
+      {"backend of the plan is unknown", [](Plan& p) { p.backend = static_cast<Backend>(99); }},
       {"isa of the plan is automatic", [](Plan& p) { p.isa = InstructionSet::automatic; }},
       {"isa of the plan is unknown", [](Plan& p) { p.isa = static_cast<InstructionSet>(99); }},
       {"compute of the plan is bf16", [](Plan& p) { p.compute = DType::bf16; }},

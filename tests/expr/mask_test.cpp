@@ -190,6 +190,7 @@ TEST(Score, Alibi) {
            static_cast<double>(slopes[static_cast<std::size_t>(at.head)]) * std::abs(beyond(at));
   });
   EXPECT_THROW(alibi_slopes(0), Error);
+  EXPECT_THROW(alibi_slopes(std::int64_t{1} << 31), Error);
   EXPECT_THROW(alibi(tensor(slopes.data(), {2, 4})), Error);
 }
 

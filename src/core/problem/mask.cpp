@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "attn/error.hpp"
@@ -164,7 +165,10 @@ Expr alibi(const Tensor& slopes, Alignment alignment) {
 }
 
 std::vector<float> alibi_slopes(std::int64_t heads) {
-  if (heads < 1) refuse(fmt::format("alibi_slopes: heads = {}; accepted is heads >= 1", heads));
+  constexpr std::int64_t kMaxHeads = std::numeric_limits<std::int32_t>::max();  // of a problem
+  if (heads < 1 || heads > kMaxHeads) {
+    refuse(fmt::format("alibi_slopes: heads = {}; accepted are 1 to {}", heads, kMaxHeads));
+  }
   std::vector<float> slopes;
   for (std::int64_t h = 0; h < heads; ++h) {
     slopes.push_back(static_cast<float>(

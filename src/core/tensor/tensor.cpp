@@ -65,7 +65,13 @@ Tensor tensor(const void* data, DType dtype, std::initializer_list<std::int64_t>
 }
 
 std::string to_string(Device device) {
-  return device.type == DeviceType::cuda ? fmt::format("cuda:{}", device.index) : "cpu";
+  switch (device.type) {
+    case DeviceType::cpu:
+      return "cpu";
+    case DeviceType::cuda:
+      return fmt::format("cuda:{}", device.index);
+  }
+  return fmt::format("device type {}, which is unknown", static_cast<int>(device.type));
 }
 
 std::string to_string(const Tensor& tensor) {
