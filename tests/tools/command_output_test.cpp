@@ -84,6 +84,37 @@ TEST_F(CommandOutput, FullDiskOnStandardOutput) {
   }
 }
 
+// Closed ones are lent to no file that the command opens, and a message that nobody can read ends
+// nothing.
+TEST_F(CommandOutput, ClosedAndFullStandardFiles) {
+  const auto code = [&](const std::string& line) {
+    const int status = std::system(fmt::format("'{}' {}", ATTN_COMMAND, line).c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  const std::string run = fmt::format("run --input {} --seconds 0 --output ", kSample);
+  EXPECT_EQ(code(run + quoted("o") + " >/dev/null"), 0);
+  EXPECT_EQ(code(run + quoted("closed") + " >&- 2>&-"), 2);
+  EXPECT_EQ(load(path("closed")), load(path("o")));
+  EXPECT_EQ(code(run + quoted("closed") + " >&-  2>/dev/full"), 2);
+  for (const std::string refused : {"check n8", "check b1_n8_q", "run --input nothing", "--red"}) {
+    EXPECT_EQ(code(refused + " >/dev/null 2>/dev/full"), 2) << refused;
+    EXPECT_EQ(code(refused + " >&- 2>&-"), 2) << refused;
+  }
+}
+
+// A limit of the shell, 1 block of 512 bytes, is told as a full disk is, and what was there stays.
+TEST_F(CommandOutput, FilesPastTheLimitOfTheShell) {
+  const auto file = store("o.safetensors", "before");
+  const std::string line =
+      fmt::format("ulimit -f 1; '{}' run --input {} --seconds 0 --output '{}' >/dev/null 2>&1",
+                  ATTN_COMMAND, kSample, file.native());
+  const int status = std::system(line.c_str());
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_EQ(load(file), "before");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(path("")), {}), 1);
+}
+
 // A row takes moments, the next one minutes: interrupted in between.
 TEST_F(CommandOutput, InterruptKeepsFinishedRowsAndClearsTheProgressLine) {
   int terminal = -1, terminal_end = -1, out[2];

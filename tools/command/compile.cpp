@@ -9,6 +9,7 @@
 #include "attn/problem.hpp"
 #include "command/command.hpp"
 #include "command/json_report.hpp"
+#include "command/message.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/driver/device.hpp"
@@ -69,7 +70,7 @@ Json row(const std::string& descriptor, cuda::Arch arch, const cuda::Source& sou
 int compile(const Options& options, const std::string& command_line) {
   JsonReport json(options.json, command_line);
   Context context;
-  context.log = [](std::string_view message) { fmt::print(stderr, "attn: {}\n", message); };
+  context.log = [](std::string_view message) { tell(fmt::format("attn: {}\n", message)); };
   const Phase phase = options.phase == "forward" ? Phase::forward : Phase::backward;
   const std::vector<cuda::Arch> archs = architectures(options.archs);
   std::string folder = options.cache_dir;
@@ -100,8 +101,8 @@ int compile(const Options& options, const std::string& command_line) {
   }
   json.save();
   if (options.strict && unclean > 0) {
-    fmt::print(stderr, "attn: {} of the kernels spill, use local memory or have warnings\n",
-               unclean);
+    tell(
+        fmt::format("attn: {} of the kernels spill, use local memory or have warnings\n", unclean));
     return kWrong;
   }
   return kOk;

@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "command/message.hpp"
+
 namespace attn::command {
 namespace {
 
@@ -43,7 +45,7 @@ void wait_for_signal(const sigset_t& set) {
     try {
       action();
     } catch (const std::exception& error) {
-      fmt::print(stderr, "attn: {}\n", error.what());
+      tell(fmt::format("attn: {}\n", error.what()));
     }
   }
   raise(signal);

@@ -10,6 +10,7 @@
 #include "attn/machine.hpp"
 #include "attn/version.hpp"
 #include "command/commit.hpp"
+#include "command/message.hpp"
 #include "io/file.hpp"
 #include "io/output_file.hpp"
 
@@ -63,8 +64,8 @@ void JsonReport::save_unfinished() noexcept {
   saved_ = true;
   try {
     write_locked(false);
-    fmt::print(stderr, "attn: ended early; the {} results so far are written to {}\n", rows_.size(),
-               path_);
+    tell(fmt::format("attn: ended early; the {} results so far are written to {}\n", rows_.size(),
+                     path_));
   } catch (const std::exception& error) {
     std::fputs(error.what(), stderr);
   }

@@ -1,9 +1,13 @@
 // attn: exact attention from the command line.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +18,7 @@
 #include "attn/version.hpp"
 #include "command/command.hpp"
 #include "command/interrupt.hpp"
+#include "command/message.hpp"
 #include "io/file.hpp"
 
 namespace attn::command {
@@ -127,24 +132,35 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kOk : kBadInput;
   } catch (const Error& error) {
-    fmt::print(stderr, "{}", message_line(error.what()));
+    tell(message_line(error.what()));
     return exit_code(error.code());
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "attn: memory could not be allocated\n");
+    tell("attn: memory could not be allocated\n");
     return kNotAvailable;
   } catch (const std::exception& error) {
     // Text that cannot be printed is told by finish().
-    if (std::ferror(stdout) == 0) fmt::print(stderr, "{}", message_line(error.what()));
+    if (std::ferror(stdout) == 0) tell(message_line(error.what()));
     return kWrong;
   }
   return status;
+}
+
+// A file that the command opens must not become its standard output or standard error because the
+// shell closed them, or text would go into it. Nothing can be written to what is opened instead.
+void fill_standard_descriptors() {
+  for (int descriptor = 0; descriptor <= STDERR_FILENO; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) >= 0) continue;
+    if (::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY) != descriptor) {
+      std::_Exit(kBadInput);
+    }
+  }
 }
 
 // The exit code of a command whose text must have reached standard output: a full disk shows at
 // the last flush, or before.
 int finish(int status) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
-  fmt::print(stderr, "attn: standard output cannot be written\n");
+  tell("attn: standard output cannot be written\n");
   return kBadInput;
 }
 
@@ -152,6 +168,8 @@ int finish(int status) {
 }  // namespace attn::command
 
 int main(int argc, char** argv) {
+  attn::command::fill_standard_descriptors();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file past the limit of the shell is told as a full disk is
   attn::command::watch_interrupts();
   return attn::command::finish(attn::command::run(argc, argv));
 }

@@ -7,6 +7,7 @@
 
 #include "attn/error.hpp"
 #include "command/command.hpp"
+#include "command/message.hpp"
 #include "command/number.hpp"
 #include "cuda/driver/device.hpp"
 #include "io/file.hpp"
@@ -204,7 +205,7 @@ Context make_context(const RunOptions& options) {
   Context context;
   context.executor = make_thread_pool(options.threads);
   if (!options.isa.empty()) context.isa = parse_instruction_set(options.isa);
-  context.log = [](std::string_view message) { fmt::print(stderr, "attn: {}\n", message); };
+  context.log = [](std::string_view message) { tell(fmt::format("attn: {}\n", message)); };
   return context;
 }
 

@@ -5,7 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+
+#include "command/message.hpp"
 
 namespace attn::command {
 
@@ -31,8 +32,7 @@ void Progress::show(std::int64_t done, std::string_view text) {
   std::string line =
       fmt::format("[{:#<{}}{:.<{}}] {}/{} {}", "", filled, "", kWidth - filled, done, total_, text);
   line.resize(std::min(line.size(), columns - 1));  // a longer line would wrap and stay
-  fmt::print(stderr, "\r{}\x1b[K", line);
-  std::fflush(stderr);
+  tell(fmt::format("\r{}\x1b[K", line));
   drawn_ = true;
 }
 
@@ -43,8 +43,7 @@ void Progress::clear() {
 
 void Progress::clear_locked() {
   if (!drawn_) return;
-  fmt::print(stderr, "\r\x1b[K");
-  std::fflush(stderr);
+  tell("\r\x1b[K");
   drawn_ = false;
 }
 
