@@ -50,24 +50,26 @@ std::string obstacle(ForwardKernel kernel, const Problem& p, Arch arch,
   return {};
 }
 
-void set_features(ForwardConfig& config, const Problem& p, const ForwardTensors& tensors) {
-  config.dtype = p.dtype;
-  config.head_dim = static_cast<int>(p.head_dim);
-  config.head_dim_v = static_cast<int>(p.head_dim_v);
-  config.packed_q = p.layout_q == Layout::packed;
-  config.packed_k = p.layout_k == Layout::packed;
-  config.paged = p.layout_k == Layout::paged;
-  config.page_size = config.paged ? static_cast<int>(p.page_size) : 0;
-  config.vector_o = tensors.aligned;
-  config.used_q = tensors.seqused_q;
-  config.used_k = tensors.seqused_k || config.paged;
-  config.sink = p.sink;
-  config.dropout = p.dropout.probability > 0;
-  config.hides_keys = !p.mask.empty() || may_hide_keys(p.score);
-  config.classified = mask_reads_buffers(p.mask);
-  config.mask_heads = depends_on(p.mask, expr::Op::head);
-  config.mask_batches = depends_on(p.mask, expr::Op::batch) || config.packed_q || config.packed_k ||
-                        config.used_q || config.used_k;
+ForwardFeatures features_of(const Problem& p, const ForwardTensors& tensors) {
+  ForwardFeatures f;
+  f.dtype = p.dtype;
+  f.head_dim = static_cast<int>(p.head_dim);
+  f.head_dim_v = static_cast<int>(p.head_dim_v);
+  f.packed_q = p.layout_q == Layout::packed;
+  f.packed_k = p.layout_k == Layout::packed;
+  f.paged = p.layout_k == Layout::paged;
+  f.page_size = f.paged ? static_cast<int>(p.page_size) : 0;
+  f.used_q = tensors.seqused_q;
+  f.used_k = tensors.seqused_k || f.paged;
+  f.sink = p.sink;
+  f.dropout = p.dropout.probability > 0;
+  f.vector_o = tensors.aligned;
+  f.mask_heads = depends_on(p.mask, expr::Op::head);
+  f.mask_batches =
+      depends_on(p.mask, expr::Op::batch) || f.packed_q || f.packed_k || f.used_q || f.used_k;
+  f.mask_reads_buffers = mask_reads_buffers(p.mask);
+  f.hides_keys = !p.mask.empty() || may_hide_keys(p.score);
+  return f;
 }
 
 // False where no shape suits the problem. parts: of a shape, that the caller names.
@@ -88,10 +90,10 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
     config.group = packed_group(p, config.block_m, 64);
     config.reason = shape.reason;
     config.allowed_spill_bytes =
-        shape.spill_bytes + (config.hides_keys ? kForwardSm90FollowerSpills : 0);
+        shape.spill_bytes + (config.features.hides_keys ? kForwardSm90FollowerSpills : 0);
     // Random bits come for 32 keys at a time.
-    if (config.dropout) config.block_n = config.block_n / 32 * 32;
-    if (!config.paged) return true;
+    if (config.features.dropout) config.block_n = config.block_n / 32 * 32;
+    if (!config.features.paged) return true;
     // Pages and tiles must fit into each other; the copy engine writes 8 rows of a swizzle at
     // least. A tile of a power of two suits common page sizes.
     const int most = config.block_n;
@@ -134,7 +136,8 @@ std::optional<ForwardConfig> configured(ForwardKernel kernel, const Problem& p, 
   ForwardConfig config;
   config.kernel = kernel;
   config.splits = num_splits > 1;
-  set_features(config, p, tensors);
+  config.features = features_of(p, tensors);
+  config.classified = config.features.mask_reads_buffers;
   bool fits = false;
   switch (kernel) {
     case ForwardKernel::sm90:
@@ -191,15 +194,17 @@ int ForwardConfig::parts() const noexcept {
 }
 
 bool ForwardConfig::stores_boxes() const noexcept {
-  return kernel == ForwardKernel::sm90 && stages_q > 1 && !splits && group == 1 && !packed_q &&
-         divide_up(head_dim_v, 64) <= divide_up(head_dim, 64);
+  return kernel == ForwardKernel::sm90 && stages_q > 1 && !splits && group == 1 &&
+         !features.packed_q &&
+         divide_up(features.head_dim_v, 64) <= divide_up(features.head_dim, 64);
 }
 
 std::int64_t ForwardConfig::shared_bytes() const noexcept {
   if (kernel == ForwardKernel::flash_attention) return forward_papers_shared_bytes(*this);
   if (kernel != ForwardKernel::sm90) return forward_portable_shared_bytes(*this);
   // As ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand.
-  const std::int64_t panels_k = divide_up(head_dim, 64), panels_v = divide_up(head_dim_v, 64);
+  const std::int64_t panels_k = divide_up(features.head_dim, 64);
+  const std::int64_t panels_v = divide_up(features.head_dim_v, 64);
   const std::int64_t qs = std::int64_t{stages_q} * warps / 4;
   const std::int64_t barriers = 16 * qs + 16 * (stages_k + stages) + 72;
   return qs * 64 * 128 * panels_k + block_n * 128 * (stages_k * panels_k + stages * panels_v) +

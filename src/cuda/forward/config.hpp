@@ -37,10 +37,26 @@ struct ForwardTensors {
   bool operator==(const ForwardTensors&) const = default;
 };
 
-struct ForwardConfig {
-  ForwardKernel kernel = ForwardKernel::simt;
+// What a problem and the tensors of a call ask of a kernel, whatever its tile shape.
+struct ForwardFeatures {
   DType dtype = DType::bf16;
   int head_dim = 0, head_dim_v = 0;
+  bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
+  int page_size = 0;  // when paged
+  bool sink = false, dropout = false;
+  bool vector_o = true;  // O may be written 16 bytes at a time
+  // What the mask says of blocks of keys differs between heads, and between batch entries.
+  bool mask_heads = false, mask_batches = false;
+  bool mask_reads_buffers = false;
+  // The mask is not empty, or a score may be -inf: rows of O that are not finite are looked at
+  // again (device/softmax/visible_row.cuh).
+  bool hides_keys = false;
+};
+
+// A kernel, its tile shape, and what else was chosen for the problem.
+struct ForwardConfig {
+  ForwardKernel kernel = ForwardKernel::simt;
+  ForwardFeatures features;
 
   int block_m = 0;                 // rows of Q of a block of threads
   int block_n = 0;                 // keys of a K, V tile
@@ -49,21 +65,14 @@ struct ForwardConfig {
   int stages_k = 0, stages_q = 1;  // sm90: of K and of Q
   int group = 1;            // query heads of one K, V head that share a tile; 1: each has its own
   bool take_turns = false;  // sm90
-  bool vector_o = true;     // O may be written 16 bytes at a time
   int producer_registers = 0, consumer_registers = 0;  // of a thread; sm90
-
-  bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
-  int page_size = 0;  // when paged
   int page_rows = 0;  // sm90: keys of one box of the copy engine when paged
-  bool splits = false, sink = false, dropout = false;
-  bool skips_empty = false;  // flash_attention: tiles that the mask empties are left out
-  // The mask reads buffers: a kernel of its own classifies blocks of keys before (device/kernels/
-  // classify.cuh). Its words differ between heads, and between batch entries.
-  bool classified = false, mask_heads = false, mask_batches = false;
 
-  // The mask is not empty, or a score may be -inf: rows of O that are not finite are looked at
-  // again (device/softmax/visible_row.cuh).
-  bool hides_keys = false;
+  bool splits = false;
+  bool skips_empty = false;  // flash_attention: tiles that the mask empties are left out
+  // A kernel of its own classifies blocks of keys before (device/kernels/classify.cuh), since the
+  // mask reads buffers.
+  bool classified = false;
 
   std::string reason;           // of the tile shape
   int allowed_spill_bytes = 0;  // Source::allowed_spill_bytes

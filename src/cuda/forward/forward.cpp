@@ -215,7 +215,7 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   }
   std::vector<std::byte> expressions =
       pack_expressions(problem.mask, score_expression(problem), inputs.buffers, problem.scale(),
-                       precise_math(config.dtype));
+                       precise_math(config.features.dtype));
   const Kernels kernels = kernels_of(plan, config, facts, inputs, context);
   LaunchConfig launch;
   launch.grid[0] = blocks_of(config, tiles, device.sm_count);

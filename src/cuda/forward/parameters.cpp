@@ -51,12 +51,12 @@ Size key_windows(const Problem& p, const ForwardConfig& config) {
 bool encode_q(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& q) {
   const device::Strides s = strides_of(q, p.layout_q);
   const std::int64_t group = p.heads_q / p.heads_k;
-  const std::int64_t rows = config.packed_q ? q.shape[0] : p.seqlen_q;
+  const std::int64_t rows = config.features.packed_q ? q.shape[0] : p.seqlen_q;
   return encode_map(map, q, 5,
                     {unsigned_of(p.head_dim), unsigned_of(group), unsigned_of(rows),
-                     unsigned_of(p.heads_k), unsigned_of(config.packed_q ? 1 : p.batch)},
+                     unsigned_of(p.heads_k), unsigned_of(config.features.packed_q ? 1 : p.batch)},
                     {unsigned_of(s.head), unsigned_of(s.row), unsigned_of(s.head * group),
-                     unsigned_of(config.packed_q ? s.row : s.batch), 0},
+                     unsigned_of(config.features.packed_q ? s.row : s.batch), 0},
                     {kMapPanel, static_cast<std::uint32_t>(config.group),
                      static_cast<std::uint32_t>(64 / config.group), 1, 1});
 }
@@ -66,19 +66,19 @@ bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
               std::int64_t columns) {
   const device::Strides s = strides_of(k, p.layout_k);
   std::int64_t rows = p.seqlen_k, last = p.batch;
-  if (config.packed_k) {
+  if (config.features.packed_k) {
     rows = k.shape[0];
     last = 1;
-  } else if (config.paged) {
+  } else if (config.features.paged) {
     rows = p.page_size;
     last = k.shape[0];
   }
-  const int box = config.paged ? config.page_rows : config.block_n;
+  const int box = config.features.paged ? config.page_rows : config.block_n;
   return encode_map(
       map, k, 4,
       {unsigned_of(columns), unsigned_of(rows), unsigned_of(p.heads_k), unsigned_of(last), 1},
-      {unsigned_of(s.row), unsigned_of(s.head), unsigned_of(config.packed_k ? s.row : s.batch), 0,
-       0},
+      {unsigned_of(s.row), unsigned_of(s.head),
+       unsigned_of(config.features.packed_k ? s.row : s.batch), 0, 0},
       {kMapPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
 }
 
@@ -101,8 +101,8 @@ Size key_words_offset(const Problem& p, std::int32_t num_splits) {
 
 Size num_key_words(const Problem& p, const ForwardConfig& config) {
   if (!config.classified) return 0;
-  const Size batches = config.mask_batches ? p.batch : 1;
-  const std::int64_t heads = config.mask_heads ? p.heads_q / config.group : 1;
+  const Size batches = config.features.mask_batches ? p.batch : 1;
+  const std::int64_t heads = config.features.mask_heads ? p.heads_q / config.group : 1;
   return batches * heads * m_blocks(p, config) * key_windows(p, config) * config.parts();
 }
 
@@ -159,7 +159,7 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
     out.key_windows = static_cast<int>(key_windows(p, config).value());
   }
   out.page_size = static_cast<int>(p.page_size);
-  if (config.paged) out.num_pages = static_cast<int>(inputs.k.shape[0]);
+  if (config.features.paged) out.num_pages = static_cast<int>(inputs.k.shape[0]);
   out.num_splits = num_splits;
   out.counter = device::kNoCounter;
   out.blocks_per_split =

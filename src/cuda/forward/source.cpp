@@ -18,9 +18,10 @@ namespace {
 
 // All constants that any of the kernels reads.
 std::string print_config(const ForwardConfig& c) {
-  ConfigText text(c.dtype);
-  text.number("kHeadDim", c.head_dim);
-  text.number("kHeadDimV", c.head_dim_v);
+  const ForwardFeatures& f = c.features;
+  ConfigText text(f.dtype);
+  text.number("kHeadDim", f.head_dim);
+  text.number("kHeadDimV", f.head_dim_v);
   text.number("kBlockM", c.block_m);
   text.number("kBlockN", c.block_n);
   text.number("kWarps", c.warps);
@@ -31,26 +32,26 @@ std::string print_config(const ForwardConfig& c) {
   text.number("kStagesQ", c.stages_q);
   text.number("kGroup", c.group);
   text.number("kParts", c.parts());
-  text.number("kPageSize", c.page_size);
+  text.number("kPageSize", f.page_size);
   text.number("kPageRows", c.page_rows);
   text.number("kProducerRegisters", c.producer_registers);
   text.number("kConsumerRegisters", c.consumer_registers);
   text.flag("kTakeTurns", c.take_turns);
   text.flag("kStoresBoxes", c.stores_boxes());
-  text.flag("kPackedQ", c.packed_q);
-  text.flag("kPackedK", c.packed_k);
-  text.flag("kUsedQ", c.used_q);
-  text.flag("kUsedK", c.used_k);
-  text.flag("kVectorO", c.vector_o);
-  text.flag("kClearTail", c.packed_k || c.used_k);
-  text.flag("kHidesKeys", c.hides_keys);
+  text.flag("kPackedQ", f.packed_q);
+  text.flag("kPackedK", f.packed_k);
+  text.flag("kUsedQ", f.used_q);
+  text.flag("kUsedK", f.used_k);
+  text.flag("kVectorO", f.vector_o);
+  text.flag("kClearTail", f.packed_k || f.used_k);
+  text.flag("kHidesKeys", f.hides_keys);
   text.flag("kSplits", c.splits);
   text.flag("kSkipsEmpty", c.skips_empty);
-  text.flag("kSink", c.sink);
-  text.flag("kDropout", c.dropout);
+  text.flag("kSink", f.sink);
+  text.flag("kDropout", f.dropout);
   text.flag("kClassified", c.classified);
-  text.flag("kMaskHeads", c.mask_heads);
-  text.flag("kMaskBatches", c.mask_batches);
+  text.flag("kMaskHeads", f.mask_heads);
+  text.flag("kMaskBatches", f.mask_batches);
   return text.text();
 }
 
@@ -83,7 +84,7 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
   source.entry = "attn_forward";
   source.allowed_spill_bytes = config.allowed_spill_bytes;
   std::string& text = source.text;
-  text += fmt::format("#define ATTN_PRECISE_MATH {}\n", precise_math(config.dtype));
+  text += fmt::format("#define ATTN_PRECISE_MATH {}\n", precise_math(config.features.dtype));
   constexpr std::int64_t kShort = 1 << 20;
   if (std::max(problem.seqlen_q, problem.seqlen_k) <= kShort) {
     text += "#define ATTN_SHORT_SEQUENCES 1\n";
@@ -95,8 +96,8 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
   if (hopper) {
     text += "template <class Element, int kColumns>\nstruct ProductSS;\n";
     text += "template <class Element, int kColumns>\nstruct ProductRS;\n";
-    text += print_product_ss(config.dtype, config.block_n);
-    text += print_product_rs(config.dtype, config.head_dim_v);
+    text += print_product_ss(config.features.dtype, config.block_n);
+    text += print_product_rs(config.features.dtype, config.features.head_dim_v);
   }
   text += "}\n";
   text += fmt::format("#include \"kernels/{}.cuh\"\n", source.name);

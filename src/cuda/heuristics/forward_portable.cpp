@@ -74,10 +74,11 @@ bool shape_portable(ForwardConfig& config, const Problem& p, Arch) {
 std::int64_t forward_portable_shared_bytes(const ForwardConfig& c) noexcept {
   if (c.kernel != ForwardKernel::sm80) {  // ForwardSimtLayout, which forward_standard has too
     const std::int64_t rows = c.block_m + kSimtPad, slots = c.block_n + kSimtPad;
-    return 4 * (c.head_dim * rows + c.block_n * rows + kSimtPiece * slots);
+    return 4 * (c.features.head_dim * rows + c.block_n * rows + kSimtPiece * slots);
   }
   // ForwardSm80Layout: rows of whole steps of 16 columns.
-  const std::int64_t row_k = (c.head_dim + 15) / 16 * 32, row_v = (c.head_dim_v + 15) / 16 * 32;
+  const std::int64_t row_k = (c.features.head_dim + 15) / 16 * 32;
+  const std::int64_t row_v = (c.features.head_dim_v + 15) / 16 * 32;
   return c.block_m * row_k + std::int64_t{c.stages} * c.block_n * (row_k + row_v);
 }
 
