@@ -1,5 +1,5 @@
 // Keys that a row does not see change nothing of it, whatever K and V hold there: NaN and infinity,
-// and pages that are not there.
+// and pages that are not there. Nor do keys that it hardly sees, whose scores are far below others.
 #include <cmath>
 #include <limits>
 
@@ -219,6 +219,40 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("b1_sq70_sk200_h1_d64_score(select(t[query,key]<-1.5,-inf,"
                                          "score))_buffer(t:f32:70x200)_bf16"),
                        ::testing::Values("backward_sm90")),
+    kName);
+
+// Blocks of keys are visited from the last to the first, with references of the softmax that follow
+// the scores (docs/cuda.md). Here scores rise on the way, by so much that a reference must follow,
+// or P as a float32 would overflow before it can.
+class CudaFarScores : public CudaHidden {};
+
+TEST_P(CudaFarScores, RiseFromBlockToBlock) {
+  ATTN_NEEDS_GPU();
+  for (const double least : {1.0, 4.0, 30.0}) {
+    CaseData data(harness::parse_case(std::get<0>(GetParam())), kSeed);
+    for (std::int64_t b = 0; b < data.problem.batch; ++b) {
+      const Rows keys{data, false, b};
+      const std::int64_t n = keys.in_use();
+      for (std::int64_t head = 0; head < data.problem.heads_k; ++head) {
+        double factor = least;
+        for (std::int64_t part = 7; part >= 0; --part, factor *= 1.5) {
+          const std::int64_t key = part * n / 8;
+          change(data.inputs.k, keys, key, key + 1, head, [&](double x) { return x * factor; });
+        }
+      }
+    }
+    EXPECT_EQ(compare(data), 0) << "factors from " << least << " on";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, CudaFarScores,
+    ::testing::Combine(::testing::Values("b1_n520_h2_d64_bf16", "b1_n700_h1_d128_causal_bf16",
+                                         "b1_n300_h1_d256_sink_bf16", "b1_n520_h1_d64_f16",
+                                         "b2_sq3_sk2000_hq4_hk2_d64_causal_bf16",
+                                         "b3_n300_hq4_hk2_d64_window200x9_packed_bf16",
+                                         "b1_n520_h1_d64_dropout0.2_seed3_bf16"),
+                       ::testing::Values("forward_sm90")),
     kName);
 
 // Pages all of whose keys the window hides from every query, as engines free them.
