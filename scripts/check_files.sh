@@ -30,6 +30,12 @@ report 'no newline at the end' "$(
     if [[ -s $file ]] && grep -Iq . "$file" && [[ -n $(tail -c 1 "$file") ]]; then echo "$file"; fi
   done)"
 
+# Names such as Plan.RunsInItsOwnPhase are those of TEST, TEST_F or TEST_P.
+report 'docs/trust.md names tests that do not exist' "$(
+  grep -ohE '[A-Z][A-Za-z0-9]*\.[A-Z][A-Za-z0-9]*' docs/trust.md | sort -u |
+    comm -23 - <(grep -rhoE '^TEST(_F|_P)?\([A-Za-z0-9]+, *[A-Za-z0-9]+' tests |
+      sed -E 's/^TEST(_F|_P)?\(([A-Za-z0-9]+), */\2./' | sort -u))"
+
 report 'a page about speed that is not what bench/results give' "$(PYTHONDONTWRITEBYTECODE=1 python3 bench/report.py --check 2>&1 || true)"
 
 ((failed == 0)) && echo "check_files: clean"
