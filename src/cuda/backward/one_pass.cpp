@@ -44,12 +44,18 @@ core::Size turns_bytes(const Problem& p, const BackwardConfig& c) {
 }
 
 // Pairs of batch and K, V head whose Q, dO and float32 dQ are to stay in L2 together, of which
-// every multiprocessor works on some keys at a time.
+// every multiprocessor works on some keys at a time. At least so many that each multiprocessor has
+// a tile of theirs: else the longest tiles of the last pair begin when most work is done, and keep
+// others waiting. Causal, 32 query and 8 K, V heads of 4096 rows, d 128, H200: 5 % over one pair.
 int heads_at_once(const Problem& p, const BackwardConfig& config) {
+  constexpr std::int64_t kLeastTiles = 128;
   const std::int64_t bytes = std::int64_t{config.l2_megabytes} * 1'000'000;
   const std::int64_t row = 2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim;
   const std::int64_t pair = std::max<std::int64_t>(1, p.seqlen_q * (p.heads_q / p.heads_k) * row);
-  return static_cast<int>(even_group(std::max<std::int64_t>(1, p.batch * p.heads_k), bytes / pair));
+  const std::int64_t least =
+      divide_up(kLeastTiles, std::max<std::int64_t>(1, key_blocks(p, config)));
+  return static_cast<int>(
+      even_group(std::max<std::int64_t>(1, p.batch * p.heads_k), std::max(bytes / pair, least)));
 }
 
 bool encode_rows(CUtensorMap& map, const Tensor& t, Layout layout, const Problem& p,
