@@ -1,10 +1,13 @@
 #include "reference/matmul.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "core/float8.hpp"
 #include "core/matmul.hpp"
 #include "core/tensor/element.hpp"
+#include "reference/tensor_core.hpp"
 
 namespace attn::reference {
 namespace {
@@ -15,17 +18,9 @@ double load(const std::byte* at, const MatmulProblem& p) {
   return core::float8_value(std::to_integer<std::uint8_t>(*at), p.float8);
 }
 
-}  // namespace
-
-Element matmul_element(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t batch,
-                       std::int64_t row, std::int64_t column) {
-  const core::MatrixView a(inputs.a), b(inputs.b);
-  Element e;
-  for (std::int64_t l = 0; l < p.k; ++l) {
-    const double product = load(a.at(batch, row, l), p) * load(b.at(batch, l, column), p);
-    e.value += product;
-    e.magnitude += std::abs(product);
-  }
+// Scales, bias and activation of the sum.
+Element finished(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t column,
+                 Element e) {
   if (p.scaled) {
     const double scale =
         core::load_element(static_cast<const std::byte*>(inputs.scale_a.data), DType::f32) *
@@ -44,6 +39,41 @@ Element matmul_element(const MatmulProblem& p, const MatmulInputs& inputs, std::
   }
   e.value = core::activate(p.activation, e.value);
   return e;
+}
+
+}  // namespace
+
+Element matmul_element(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t batch,
+                       std::int64_t row, std::int64_t column) {
+  const core::MatrixView a(inputs.a), b(inputs.b);
+  Element e;
+  for (std::int64_t l = 0; l < p.k; ++l) {
+    const double product = load(a.at(batch, row, l), p) * load(b.at(batch, l, column), p);
+    e.value += product;
+    e.magnitude += std::abs(product);
+  }
+  return finished(p, inputs, column, e);
+}
+
+double matmul_element_float8(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t batch,
+                             std::int64_t row, std::int64_t column) {
+  constexpr int kTerms = kTensorCore8.terms;
+  constexpr std::int64_t kTogether = 128;
+  const core::MatrixView a(inputs.a), b(inputs.b);
+  float sum = 0, part = 0;
+  for (std::int64_t first = 0; first < p.k; first += kTerms) {
+    std::array<float, kTerms> x{}, y{};
+    for (std::int64_t l = first; l < std::min(p.k, first + kTerms); ++l) {
+      const auto at = static_cast<std::size_t>(l - first);
+      x[at] = static_cast<float>(load(a.at(batch, row, l), p));
+      y[at] = static_cast<float>(load(b.at(batch, l, column), p));
+    }
+    part = tensor_core_sum(part, x.data(), y.data(), kTerms, kTensorCore8);
+    if ((first + kTerms) % kTogether != 0 && first + kTerms < p.k) continue;
+    sum += part;
+    part = 0;
+  }
+  return finished(p, inputs, column, {sum, 0}).value;
 }
 
 void matmul(const MatmulProblem& p, const MatmulInputs& inputs, const Tensor& c) {

@@ -14,6 +14,11 @@ struct Element {
 Element matmul_element(const MatmulProblem& problem, const MatmulInputs& inputs, std::int64_t batch,
                        std::int64_t row, std::int64_t column);
 
+// The same element of 8-bit floats by the tensor cores of Hopper: each 128 steps are a sum of four
+// instructions of 32 (tensor_core.hpp), which are added in float.
+double matmul_element_float8(const MatmulProblem& problem, const MatmulInputs& inputs,
+                             std::int64_t batch, std::int64_t row, std::int64_t column);
+
 // All of C. Arguments are valid.
 void matmul(const MatmulProblem& problem, const MatmulInputs& inputs, const Tensor& c);
 

@@ -23,13 +23,13 @@ class ProductSum {
     if (!tensor_core_) return add_scaled(y_, a, x, n_);
     a_[static_cast<std::size_t>(terms_)] = a;
     x_[static_cast<std::size_t>(terms_)] = x;
-    if (++terms_ == kTensorCoreTerms) finish();
+    if (++terms_ == kTerms) finish();
   }
   // y is the sum from here on.
   void finish() {
     if constexpr (std::is_same_v<Real, float>) {
       if (terms_ == 0) return;
-      std::array<float, kTensorCoreTerms> column;
+      std::array<float, kTerms> column;
       for (std::int64_t c = 0; c < n_; ++c) {
         for (std::size_t k = 0; k < static_cast<std::size_t>(terms_); ++k) column[k] = x_[k][c];
         y_[c] = tensor_core_sum(y_[c], a_.data(), column.data(), terms_);
@@ -39,12 +39,13 @@ class ProductSum {
   }
 
  private:
+  static constexpr int kTerms = kTensorCore16.terms;
   Real* y_;
   std::int64_t n_;
   bool tensor_core_;
   int terms_ = 0;
-  std::array<Real, kTensorCoreTerms> a_{};
-  std::array<const Real*, kTensorCoreTerms> x_{};
+  std::array<Real, kTerms> a_{};
+  std::array<const Real*, kTerms> x_{};
 };
 
 }  // namespace attn::reference

@@ -1,5 +1,6 @@
-// How the tensor cores of a GPU add the products of 16-bit numbers in float (docs/numerics.md,
-// "Tensor cores"): a yardstick for what they compute, and what the emulated GPU computes.
+// How the tensor cores of a GPU add the products of 16-bit numbers and of 8-bit floats
+// (docs/numerics.md, "Tensor cores"): a yardstick for what they compute, and what the emulated GPU
+// computes.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +9,13 @@
 
 namespace attn::reference {
 
-constexpr int kTensorCoreTerms = 16;
-// Bits that are kept below the largest exponent of what is added.
-constexpr int kTensorCoreBits = 25;
+// The factors' type: how many products an instruction adds, how many bits are kept below the
+// largest exponent of what it adds, and how many of the sum below its own exponent.
+struct TensorCore {
+  int terms, bits, kept;
+};
+constexpr TensorCore kTensorCore16{16, 25, 23};  // bf16, f16: the sum is a float
+constexpr TensorCore kTensorCore8{32, 13, 13};   // e4m3, e5m2, on sm_90
 
 // Numbers below the normal ones have exponent 0, infinity and NaN 255.
 inline int biased_exponent(float x) {
@@ -20,11 +25,12 @@ inline double power_of_two(int exponent) {  // -1022 to 1023
   return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
 }
 
-// sum + a[0] b[0] + ... of at most 16 products, as one step of a tensor core has it: all terms are
-// cut off 25 bits below the largest exponent among them, that of a product being the sum of the
-// exponents of its factors, and so is their sum after the last bit of a float. Example: 1 and eight
-// times 2^-25 are 1 + 2^-22, but 1 and eight times 2^-26 are 1.
-inline float tensor_core_sum(float sum, const float* a, const float* b, int terms) {
+// sum + a[0] b[0] + ... of at most core.terms products, as one step of a tensor core has it: all
+// terms are cut off core.bits below the largest exponent among them, that of a product being the
+// sum of the exponents of its factors, and so is their sum after the last bit that is kept. Example
+// of 16 bits: 1 and eight times 2^-25 are 1 + 2^-22, but 1 and eight times 2^-26 are 1.
+inline float tensor_core_sum(float sum, const float* a, const float* b, int terms,
+                             const TensorCore& core = kTensorCore16) {
   constexpr int kInfinite = 255, kBias = 127;
   int largest = biased_exponent(sum);
   int largest_factor = largest;
@@ -38,7 +44,7 @@ inline float tensor_core_sum(float sum, const float* a, const float* b, int term
     return sum;
   }
   // In units of the last bit kept all terms are integers below 2^28.
-  const int unit = largest - kBias - kTensorCoreBits;
+  const int unit = largest - kBias - core.bits;
   const double to_units = power_of_two(-unit);
   auto total = static_cast<std::int64_t>(static_cast<double>(sum) * to_units);
   for (int k = 0; k < terms; ++k) {
@@ -46,9 +52,9 @@ inline float tensor_core_sum(float sum, const float* a, const float* b, int term
     total += static_cast<std::int64_t>(product * to_units);
   }
   const double exact = static_cast<double>(total) * power_of_two(unit);
-  constexpr std::uint64_t kPastFloat = (1 << 29) - 1;  // bits of a double
-  return static_cast<float>(
-      std::bit_cast<double>(std::bit_cast<std::uint64_t>(exact) & ~kPastFloat));
+  constexpr int kDouble = 52;  // bits of a double
+  const std::uint64_t past = (std::uint64_t{1} << (kDouble - core.kept)) - 1;
+  return static_cast<float>(std::bit_cast<double>(std::bit_cast<std::uint64_t>(exact) & ~past));
 }
 
 }  // namespace attn::reference

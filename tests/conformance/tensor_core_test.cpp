@@ -64,6 +64,31 @@ TEST(TensorCoreSum, SumsAreCutTowardsZero) {
   EXPECT_EQ(tensor_core_sum(-1, &minus, &b, 1), -0x1.fffffep+0F);
 }
 
+// What an H200 gave for 1 and eight times x = 2^-9, ..., 2^-16, and their negatives, of 8-bit
+// floats.
+TEST(TensorCoreSum, Of8BitFloatsKeeps13Bits) {
+  const auto one_and_eight = [](float x, bool product) {
+    std::array<float, 32> a{}, b{};
+    for (std::size_t k = 0; k < 8; ++k) a[k] = x, b[k] = 1;
+    if (product) a[31] = b[31] = 1;
+    return tensor_core_sum(product ? 0.F : 1.F, a.data(), b.data(), 32, reference::kTensorCore8);
+  };
+  for (const bool product : {false, true}) {
+    for (const float sign : {1.F, -1.F}) {
+      for (int e = 9; e <= 13; ++e) {
+        const float x = std::ldexp(sign, -e);
+        EXPECT_EQ(one_and_eight(x, product), 1 + 8 * x) << e;
+      }
+      for (int e = 14; e <= 16; ++e) {
+        EXPECT_EQ(one_and_eight(std::ldexp(sign, -e), product), 1) << e;
+      }
+    }
+  }
+  // The sum, 1.5 + 2^-13 + 1.5, is 3 after its own 13 bits.
+  const std::array<float, 3> a{1.5F, 1.5F, 0x1p-13F}, b{1, 1, 1};
+  EXPECT_EQ(tensor_core_sum(0, a.data(), b.data(), 3, reference::kTensorCore8), 3);
+}
+
 TEST(TensorCoreSum, InfinityAndNanStay) {
   const float inf = INFINITY, one = 1, zero = 0;
   EXPECT_EQ(tensor_core_sum(1, &inf, &one, 1), INFINITY);

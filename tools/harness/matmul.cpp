@@ -122,15 +122,19 @@ MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples) {
   const core::MatrixView view(data.c);
   const Rounding rounding = rounding_of(p.output);
   constexpr double kSlope = 1.13, kLambda = 4;
-  double share = kSlope * kLambda * std::sqrt(static_cast<double>(p.k) + 2) * 0x1p-24;
-  if (p.float8 != Float8::none) share += kSlope * kLambda * std::sqrt(4. + 1) * 0x1p-13;
+  const double share = kSlope * kLambda * std::sqrt(static_cast<double>(p.k) + 2) * 0x1p-24;
   MatmulCheck check;
   const auto look = [&](std::int64_t b, std::int64_t i, std::int64_t j) {
     const reference::Element e = reference::matmul_element(p, data.inputs, b, i, j);
     const double got = core::load_element(view.at(b, i, j), p.output);
     const double allowed = share * e.magnitude + rounding.relative * std::abs(e.value) +
                            rounding.relative * rounding.smallest;
-    double error = std::abs(got - e.value) / allowed;
+    double difference = std::abs(got - e.value);
+    if (p.float8 != Float8::none) {
+      difference = std::min(
+          difference, std::abs(got - reference::matmul_element_float8(p, data.inputs, b, i, j)));
+    }
+    double error = difference / allowed;
     if (std::isnan(error)) error = INFINITY;
     ++check.checked;
     if (error > check.worst || check.where.empty()) {

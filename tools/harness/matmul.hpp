@@ -38,9 +38,9 @@ struct MatmulCheck {
 // Compares C with the fp64 reference: every element of small products, else `samples` of them with
 // the corners and edges among them. Allowed is 4 sqrt(k + 2) 2^-24 sum_l |A_il B_lj| (Higham and
 // Mary 2019, the probabilistic bound of a sum of k products with lambda = 4), times the largest
-// slope of the activation (1.13), and one rounding of C. Of 8-bit floats also 4 sqrt(4 + 1) 2^-13
-// sum_l |A_il B_lj|: tensor cores add four times 32 products in 13 bits before the sum is a
-// float's.
+// slope of the activation (1.13), and one rounding of C. A product of 8-bit floats may be within
+// that of what tensor cores compute, instead: they keep 13 bits of a sum, and which is known
+// exactly (reference/tensor_core.hpp).
 MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples = 4096);
 
 }  // namespace attn::harness

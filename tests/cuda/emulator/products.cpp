@@ -72,11 +72,12 @@ void multiply_float8(const Product& p) {
     const auto i = static_cast<unsigned>(r);
     const unsigned row = thread % 128 / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
     const unsigned column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    float sum = p.add ? p.d[r] : 0.f;
+    float a[32], b[32];
     for (unsigned k = 0; k < 32; ++k) {
-      sum += value(p.descriptor_a, row, k) * value(p.descriptor_b, column, k);
+      a[k] = value(p.descriptor_a, row, k);
+      b[k] = value(p.descriptor_b, column, k);
     }
-    p.d[r] = sum;
+    p.d[r] = reference::tensor_core_sum(p.add ? p.d[r] : 0.F, a, b, 32, reference::kTensorCore8);
   }
 }
 
