@@ -17,6 +17,11 @@ std::int64_t blocks_at_once(std::int64_t cluster, int sm_count) {
 
 }  // namespace
 
+bool streams_b(std::int64_t n, std::int64_t k, std::int64_t element_bytes, std::int64_t m_tiles) {
+  constexpr double kL2 = 48e6;
+  return m_tiles == 1 && static_cast<double>(n) * static_cast<double>(k * element_bytes) > kL2;
+}
+
 // Shared memory bounds rows and columns, (rows + columns) * 128 bytes a stage; registers bound the
 // columns: half of them sums in each thread. Splits divide the columns in multiples of 8. Row-major
 // B comes in panels of 64 columns.
@@ -67,10 +72,22 @@ double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, 
   // A stage: 128 bytes of each row and column at what L2 gives a multiprocessor, less where it
   // lasts for several waves, and flops at the tensor cores' rate. This and what follows fits the
   // times of bench/results/h200-matmul-shapes.json.
-  const double l2_bytes = waves > 1 ? 48 : 64;
+  const bool float8 = sizes.depth == 128;  // 4096^3: 111 us in 128 x 128, 116 in 128 x 192
+  const double l2_bytes = waves > 1 && !float8 ? 48 : 64;
   // What multicast saves is not measured yet, so the estimate gives it nothing.
   const double fetched = rows + columns;
-  const double stage = std::max(fetched * 128 / l2_bytes, area / 32);
+  double stage = std::max(fetched * 128 / l2_bytes, area / 32);
+  // What comes from memory comes at 46 bytes a cycle to a multiprocessor whose neighbour stands
+  // still, at 60 to both, which share a way to L2, and at 2400 to all: 64 x 12288 x 4096 takes 28
+  // us in 64 tiles of 192 columns, which lie on as many pairs, and 33 us in 96 of 128.
+  double from_memory = 0;
+  if (streams_b(sizes.n, sizes.k, 128 / sizes.depth, divide_up(sizes.m, rows))) {
+    constexpr double kAlone = 46, kPair = 60, kMemory = 2400;
+    const bool alone = 2 * at_once <= sm_count;
+    stage = std::max(stage, fetched * 128 / (alone ? kAlone : kPair / 2));
+    const std::int64_t bytes = sizes.n * sizes.k * 128 / sizes.depth;
+    from_memory = static_cast<double>(bytes) / kMemory;
+  }
   const double products = static_cast<double>(stages) * stage;
   // A launch, the first loads, and a tile's end: once, as blocks that stay hide it behind the next
   // tile, or a wave of those that do not.
@@ -81,13 +98,14 @@ double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, 
     // back.
     constexpr double kFlags = 20000, kOutAndBack = 0.6, kOutOfOrder = 1.03;
     const double even = static_cast<double>(tiles) / sm_count;
-    return once + kFlags + kOutAndBack * area + even * products * kOutOfOrder;
+    return once + kFlags + kOutAndBack * area +
+           std::max(from_memory, even * products * kOutOfOrder);
   }
-  if (splits == 1) return once + waves * products;
+  if (splits == 1) return once + std::max(from_memory, waves * products);
   // Two barriers of a cluster, and the sums that a block sends.
   constexpr double kMeet = 700, kSent = 0.13;
   const double meet = kMeet + kSent * area * 4 * (splits - 1) / splits;
-  return waves * (once + meet + products);
+  return waves * (once + meet) + std::max(from_memory, waves * products);
 }
 
 const MatmulSm90Shape& choose_matmul_sm90(const MatmulSizes& sizes, MatmulRung rung, bool any,

@@ -23,6 +23,10 @@ struct MatmulSizes {
   std::int64_t depth;  // steps of k of a stage: 128 bytes
 };
 
+// Whether B, k x n elements of so many bytes, is read once, by a single row of tiles, and is more
+// than L2 keeps until the next call: then it comes from memory, and need not stay.
+bool streams_b(std::int64_t n, std::int64_t k, std::int64_t element_bytes, std::int64_t m_tiles);
+
 // Clock cycles that a product takes by this shape, about: docs/matmul.md has the terms.
 double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, int sm_count);
 

@@ -13,6 +13,7 @@
 #include "cuda/device/matmul/params.cuh"
 #include "cuda/driver/api.hpp"
 #include "cuda/driver/device.hpp"
+#include "cuda/heuristics/matmul_sm90.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/limits.hpp"
 #include "cuda/matmul/config.hpp"
@@ -122,6 +123,8 @@ device::MatmulParams parameters_of(const MatmulOperands& o, const MatmulConfig& 
   // of B are as many bytes.
   constexpr int kGroup = 16;
   p.group = kGroup / c.multicast;
+  p.streams_b =
+      streams_b(o.n, o.k, static_cast<std::int64_t>(size_of(c.dtype)), p.m_tiles * c.multicast);
   const std::int64_t part = (o.k + c.splits - 1) / c.splits;
   p.steps_per_split = static_cast<int>((part + c.block_k - 1) / c.block_k * c.block_k);
   return p;

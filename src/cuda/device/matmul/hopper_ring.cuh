@@ -66,23 +66,23 @@ struct HopperRing {
     const unsigned at = shared + static_cast<unsigned>(stage * kStageBytes);
     mbarrier_arrive_expect(full(stage), kStageBytes);
     const int batch_a = p.a_batch == 0 ? 0 : t.batch, batch_b = p.b_batch == 0 ? 0 : t.batch;
-    load_operand<C::kStepsTogetherA, kRows>(at, maps.a, full(stage), t.row, step, batch_a);
+    load_operand<C::kStepsTogetherA, kRows>(at, maps.a, full(stage), t.row, step, batch_a,
+                                            kEvictLast);
     constexpr int kPart = C::kColumns / C::kMulticast;
     const int part = C::kMulticast > 1 ? static_cast<int>(cluster_rank()) * kPart : 0;
     load_operand<C::kStepsTogetherB, kPart, C::kMulticast>(
         at + kA + static_cast<unsigned>(part * 128), maps.b, full(stage), t.column + part, step,
-        batch_b);
+        batch_b, p.streams_b ? kEvictFirst : kEvictLast);
   }
   template <bool kStepsTogether, int kLanes, int kBlocks = 1>
   static __device__ __forceinline__ void load_operand(unsigned at, const TensorMap& map,
                                                       unsigned barrier, int lane, int step,
-                                                      int batch) {
+                                                      int batch, unsigned long long policy) {
     const auto load_box = [&](unsigned to, int across, int down) {
       if constexpr (kBlocks == 1) {
-        tma_load_4d(to, map, barrier, across, down, batch, 0, kEvictLast);
+        tma_load_4d(to, map, barrier, across, down, batch, 0, policy);
       } else {
-        tma_load_4d_multicast(to, map, barrier, across, down, batch, 0, (1 << kBlocks) - 1,
-                              kEvictLast);
+        tma_load_4d_multicast(to, map, barrier, across, down, batch, 0, (1 << kBlocks) - 1, policy);
       }
     };
     if constexpr (kStepsTogether) {

@@ -21,6 +21,7 @@ struct MatmulParams {
   int group;             // rows of tiles that are worked on together
   int steps_per_split;   // of split_k
   int whole_tiles;       // of stream_k: those that one block multiplies
+  int streams_b;         // B is read once, and L2 does not hold it
 };
 
 }  // namespace attn::device
