@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "reference/matmul.hpp"
 
 namespace attn {
 namespace {
@@ -132,6 +133,29 @@ TEST(Matmul, F64IsTheReference) {
       EXPECT_NEAR(c[i * 5 + j], sum, 1e-13);
     }
   }
+}
+
+// What tensor cores keep of sums of 8-bit floats is accepted, and nothing between it and fp64.
+TEST(Matmul, Of8BitFloatsIsExactOrAsTensorCoresAdd) {
+  MatmulProblem p{.m = 4, .n = 5, .k = 300, .dtype = DType::u8};
+  p.float8 = Float8::e4m3;
+  MatmulData data(p, 1);
+  matmul(make_plan(p), data.inputs, data.c);
+  EXPECT_TRUE(check_matmul(data).passed()) << check_matmul(data).where;
+  const auto set = [&](double share_of_exact) {
+    for (std::int64_t i = 0; i < p.m; ++i) {
+      for (std::int64_t j = 0; j < p.n; ++j) {
+        const double exact = reference::matmul_element(p, data.inputs, 0, i, j).value;
+        const double cores = reference::matmul_element_float8(p, data.inputs, 0, i, j);
+        static_cast<float*>(data.c.data)[data.c.offset({0, i, j})] =
+            static_cast<float>(share_of_exact * exact + (1 - share_of_exact) * cores);
+      }
+    }
+  };
+  set(0);
+  EXPECT_TRUE(check_matmul(data).passed()) << check_matmul(data).where;
+  set(0.5);
+  EXPECT_FALSE(check_matmul(data).passed());
 }
 
 TEST(Matmul, ABatchStrideOfZeroSharesAMatrix) {

@@ -155,6 +155,7 @@ TEST(CudaMatmul, TheTableFillsTheMachine) {
   EXPECT_EQ(row_of(3072, 3072, 3072), "persistent/128x192");
   EXPECT_EQ(row_of(1024, 1024, 1024), "persistent/64x128");
   EXPECT_EQ(row_of(64, 3072, 3072), "split_k/64x64_s2");
+  EXPECT_EQ(row_of(64, 12288, 4096), "persistent/64x192");
   EXPECT_EQ(row_of(1024, 2304, 768), "persistent/128x192");
 }
 
