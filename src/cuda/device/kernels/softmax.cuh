@@ -71,11 +71,14 @@ struct Softmax {
     return x;
   }
 
-  // Section 3.1. {-inf, 0} is the unit; without a number above -inf it is the result, and NaN of l
-  // stays.
-  static __device__ __forceinline__ RowSums merge(RowSums a, RowSums b) {
-    const float m = fmaxf(a.m, b.m), from = m == minus_infinity() ? 0.f : m;
-    return {m, a.l * exact::attn_exp(a.m - from) + b.l * exact::attn_exp(b.m - from)};
+  static __device__ __forceinline__ RowSums apart(RowSums a, RowSums b) {
+    return {fmaxf(a.m, b.m), a.l + b.l};
+  }
+  // Section 3.1, of all threads at once: l is rescaled to the block's maximum once a thread, which
+  // merges in pairs would do for each pair. Where m is -inf, l is 0 or NaN, and stays that.
+  __device__ __forceinline__ RowSums merge(RowSums of) const {
+    const float m = of_block(RowSums{of.m, 0}, apart).m, from = m == minus_infinity() ? 0.f : m;
+    return of_block(RowSums{m, of.l * exact::attn_exp(of.m - from)}, apart);
   }
   // Algorithm 3, lines 4 and 5. The maximum of a long row grows some ten times only.
   static __device__ __forceinline__ void add(RowSums& of, float x) {
@@ -120,7 +123,6 @@ struct Softmax {
     RowSums of{minus_infinity(), 0};
     if constexpr (C::kThreePass) {
       for_each(x, [&](float element, int) { of.m = fmaxf(of.m, element); });
-      const auto apart = [](RowSums a, RowSums b) { return RowSums{fmaxf(a.m, b.m), a.l + b.l}; };
       of = of_block(of, apart);
       const float from = of.m == minus_infinity() ? 0.f : of.m;
       for_each(x, [&](float element, int) { of.l += exact::attn_exp(element - from); });
@@ -133,7 +135,7 @@ struct Softmax {
         add(of, element);
         if constexpr (C::kTop > 0) top.add(element, j);
       });
-      of = of_block(of, [](RowSums a, RowSums b) { return merge(a, b); });
+      of = merge(of);
     }
     if (of.m == minus_infinity()) of.m = 0;
     return of;
