@@ -187,6 +187,21 @@ TEST_F(Command, BytesOfArgumentsAreNotEchoed) {
   }
 }
 
+// Nor those of a path that is told to have been written.
+TEST_F(Command, BytesOfPathsAreNotEchoed) {
+  const std::string escape = "\"$(printf '" + path("").native() + "/%s\\033[31m\\377.npy')\"";
+  for (const std::string& command :
+       {fmt::format("run --input {} --seconds 0 --output ", kSample) + escape,
+        "bench b1_n8_h1_d8 --repeat 1 --plot " + escape, "explain b1_n8_h1_d8 --output " + escape,
+        "matmul 2,2,2 --seconds 0 --plot " + escape,
+        "check b1_n8_h1_d8 --isa portable --json " + escape}) {
+    const Result result = attn(command);
+    EXPECT_EQ(result.code, 0) << result.text();
+    EXPECT_TRUE(result.out_has("\\x1b[31m\\xff.npy")) << result.text();
+    EXPECT_EQ(result.out.find('\033'), std::string::npos) << result.text();
+  }
+}
+
 // Tensors and text must describe the same problem.
 TEST_F(Command, RunRefusesWhatDoesNotFitTogether) {
   const std::string sample = fmt::format("run --input {} ", kSample);

@@ -8,6 +8,7 @@
 #include "attn/error.hpp"
 #include "command/bench_report.hpp"
 #include "command/command.hpp"
+#include "command/message.hpp"
 #include "command/progress.hpp"
 #include "core/validate/validate.hpp"
 #include "io/file.hpp"
@@ -91,7 +92,7 @@ int bench(const Options& options, const std::string& command_line) {
     io::OutputFile file(options.plot);
     file.write(plot(rows));
     file.commit();
-    fmt::print(report.text(), "plot written to {}\n", options.plot);
+    fmt::print(report.text(), "plot written to {}\n", shown(options.plot));
   }
   const auto refused = [](const BenchRow& row) { return !row.refused.empty(); };
   if (std::all_of(rows.begin(), rows.end(), refused)) return kNotAvailable;

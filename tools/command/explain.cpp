@@ -5,6 +5,7 @@
 
 #include "attn/error.hpp"
 #include "command/command.hpp"
+#include "command/message.hpp"
 #include "explain/page.hpp"
 #include "explain/problem_json.hpp"
 #include "harness/case.hpp"
@@ -48,7 +49,7 @@ int explain_problem(const Options& options) {
   io::OutputFile file(options.output);
   file.write(page);
   file.commit();
-  fmt::print("page of {} written to {}\n", to_string(request.problem), options.output);
+  fmt::print("page of {} written to {}\n", to_string(request.problem), shown(options.output));
   return kOk;
 }
 

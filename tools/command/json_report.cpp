@@ -55,7 +55,7 @@ void JsonReport::save() {
   saved_ = true;
   if (path_.empty()) return;
   write_locked(true);
-  if (path_ != "-") fmt::print("results written to {}\n", path_);
+  if (path_ != "-") fmt::print("results written to {}\n", shown(path_));
 }
 
 void JsonReport::save_unfinished() noexcept {
@@ -65,7 +65,7 @@ void JsonReport::save_unfinished() noexcept {
   try {
     write_locked(false);
     tell(fmt::format("attn: ended early; the {} results so far are written to {}\n", rows_.size(),
-                     path_));
+                     shown(path_)));
   } catch (const std::exception& error) {
     std::fputs(error.what(), stderr);
   }

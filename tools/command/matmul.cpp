@@ -11,6 +11,7 @@
 #include "command/gpu_json.hpp"
 #include "command/matmul_gpu.hpp"
 #include "command/matmul_row.hpp"
+#include "command/message.hpp"
 #include "command/number.hpp"
 #include "io/file.hpp"
 #include "io/output_file.hpp"
@@ -176,7 +177,7 @@ int run_matmul(const Options& options, const std::string& command_line) {
     io::OutputFile file(options.plot);
     file.write(matmul_plot(all));
     file.commit();
-    fmt::print(report.text(), "plot written to {}\n", options.plot);
+    fmt::print(report.text(), "plot written to {}\n", shown(options.plot));
   }
   const auto wrong = [](const MatmulRow& row) { return row.refused.empty() && !row.correct(); };
   return std::ranges::any_of(all, wrong) ? kWrong : kOk;

@@ -11,6 +11,7 @@
 
 #include "command/command.hpp"
 #include "command/json_report.hpp"
+#include "command/message.hpp"
 #include "command/run_device.hpp"
 #include "command/run_problem.hpp"
 #include "command/run_results.hpp"
@@ -146,7 +147,7 @@ class Runner {
           {"dtype", attn::name(tensor.dtype)},
           {"shape", std::vector(tensor.shape.begin(), tensor.shape.begin() + tensor.rank)}};
     }
-    fmt::print(report_.text(), "written   {} to {}\n", text, options_.output);
+    fmt::print(report_.text(), "written   {} to {}\n", text, shown(options_.output));
   }
 
   const Options& options_;
