@@ -24,8 +24,9 @@ struct SoftmaxExpected {
         order.push_back(static_cast<std::int32_t>(j));
       }
     }
-    std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
-      return x[static_cast<std::size_t>(a)] > x[static_cast<std::size_t>(b)];
+    std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+      const float x_a = x[static_cast<std::size_t>(a)], x_b = x[static_cast<std::size_t>(b)];
+      return x_a != x_b ? x_a > x_b : a < b;
     });
   }
   double of(float x) const { return std::exp(x - (sum_is_empty() ? 0 : maximum)); }
