@@ -99,6 +99,24 @@ TEST(RandomCase, AGradientOfABufferErrsAsScoresDo) {
   }
 }
 
+// Scores of hundreds are off by 1e-5, and so is each P, also those of dQ.
+TEST(RandomCase, GradientsErrAsScoresDo) {
+  const Report report = backward_report(
+      "b1_sq18_sk24_hq16_hk2_d128_butterfly8_packedq_f32/strided_dotransposed_bcastv_bcastdo_"
+      "negative_q10_k10",
+      41002935, Algorithm::flash_attention_2);
+  EXPECT_EQ(report.status, Status::passed) << to_string(report);
+}
+
+// All gradients are below the range of float, where P of the vector kernels is 0.
+TEST(RandomCase, GradientsBelowTheRangeOfFloatMayBeZero) {
+  const Report report = backward_report(
+      "b2_n1_hq8_hk2_d16_dv59_window52x-1_causal_bias2x1x1x1bf16_packed_sink_f32/bcastv_padded_"
+      "negative_q10_k10",
+      41009031, Algorithm::automatic);
+  EXPECT_EQ(report.status, Status::passed) << to_string(report);
+}
+
 // Dropout leaves dS = - P D of a key, and O, whose terms cancel, errs by the rounding of P.
 TEST(RandomCase, DHasTheRoundingOfP) {
   const Report report = backward_report(

@@ -36,6 +36,11 @@ double smallest_term(DType dtype) {
   }
 }
 
+// A rounding to float, of one to the type of the problem.
+double float_share(DType dtype) {
+  return half_ulp(dtype == DType::f64 ? DType::f64 : DType::f32, 1) / half_ulp(dtype, 1);
+}
+
 bool hidden(double t) { return std::isinf(t) && t < 0; }
 
 Head<double> head_of(const Problem& problem, const Inputs& inputs, const core::Sequence& sequence,
@@ -48,20 +53,21 @@ void root_all(Matrix<double>& squares) {
   for (double& x : squares.data) x = std::sqrt(x);
 }
 
-// A score T_j moves by its own rounding and by that of the sum q.k_j of d products, whose partial
-// sums may be larger than all of them together. After c terms one is about the root of c times a
-// term, so the roots of their squares add up to sqrt(d / 2) times that of the terms' squares, and
-// the error, evenly spread over half a unit of each, to sqrt(d / 8) times the largest of one
-// rounding.
+// A score T_j = f(S_j) moves by its own rounding and, times f', by that of S_j and of the sum q.k_j
+// of d products, whose partial sums may be larger than all of them together. After c terms one is
+// about the root of c times a term, so the roots of their squares add up to sqrt(d / 2) times that
+// of the terms' squares, and the error, evenly spread over half a unit of each, to sqrt(d / 8)
+// times the largest of one rounding.
 double score_square(const Head<double>& head, std::int64_t i, std::int64_t j,
-                    const Row<double>& row) {
+                    const Row<double>& row, double slope = 1) {
   double products = 0;
   for (std::int64_t c = 0; c < head.problem.head_dim; ++c) {
     products += square(head.q[i][c] * head.k[j][c]);
   }
   const auto at = static_cast<std::size_t>(j);
   const double walk = std::max(1.0, static_cast<double>(head.problem.head_dim) / 8);
-  return square(head.problem.scale()) * products * walk + square(row.s[at]) + square(row.t[at]);
+  const double s = square(head.problem.scale()) * products * walk + square(row.s[at]);
+  return square(slope) * s + square(row.t[at]);
 }
 
 // LSE moves by sum_j P_j dT_j.
@@ -83,8 +89,7 @@ class Backward {
         inputs_(inputs),
         d_outputs_(d_outputs),
         scales_(scales),
-        float_share_(half_ulp(problem.dtype == DType::f64 ? DType::f64 : DType::f32, 1) /
-                     half_ulp(problem.dtype, 1)),
+        float_share_(float_share(problem.dtype)),
         d_sink_(static_cast<std::size_t>(problem.heads_q)) {
     if (!problem.score.empty()) d_score_ = expr::derivative(problem.score);
     for (const auto& [name, tensor] : scales.buffers) {
@@ -147,7 +152,8 @@ class Backward {
   };
 
   // dS_ij = P_ij (dP_ij - D_i) f'_ij is off by P_ij f'_ij times the errors of dP_ij and D_i, which
-  // are sums themselves, and by its own relative error. That of D_i is shared by all keys.
+  // are sums themselves, and by its own relative error, which is that of the score for P_ij. That
+  // of D_i is shared by all keys.
   void query_head(const Head<double>& head, Sums& dk, Sums& dv) {
     const core::Sequence& sequence = head.sequence;
     const double smallest = smallest_term(problem_.dtype);
@@ -158,7 +164,7 @@ class Backward {
     for (std::int64_t i = 0; i < sequence.length_q; ++i) {
       const Row<double> row = score_row(head, i, {});
       const std::vector<double> p = softmax_of_row(head, row);
-      std::vector<double> dp(p.size()), dp_error(p.size()), score_error(p.size()),
+      std::vector<double> dp(p.size()), dp_error(p.size()), slope(p.size()), score_error(p.size()),
           o(static_cast<std::size_t>(problem_.head_dim_v));
       for (std::size_t j = 0; j < p.size(); ++j) {
         if (hidden(row.t[j])) continue;
@@ -170,10 +176,15 @@ class Backward {
           squares += square(z * d_o[i][c] * v[c]);
           o[static_cast<std::size_t>(c)] += z * p[j] * v[c];
         }
-        dv.add(static_cast<std::int64_t>(j), z * p[j], z * std::max(p[j], smallest), d_o[i]);
         dp_error[j] = std::sqrt(squares) + std::abs(dp[j]);
-        score_error[j] =
-            float_share_ * std::sqrt(score_square(head, i, static_cast<std::int64_t>(j), row));
+        const auto key = static_cast<std::int64_t>(j);
+        slope[j] = 1;
+        if (!problem_.score.empty()) {
+          slope[j] =
+              expr::evaluate<double>(d_score_, head.point(i, key, row.s[j]), inputs_.buffers);
+        }
+        score_error[j] = float_share_ * std::sqrt(score_square(head, i, key, row, slope[j]));
+        dv.add(key, z * p[j], z * (std::max(p[j], smallest) + p[j] * score_error[j]), d_o[i]);
       }
       double d = -d_lse(head, i);
       const double d_lse_square = square(d);
@@ -196,22 +207,23 @@ class Backward {
         if (hidden(row.t[j])) continue;
         const auto key = static_cast<std::int64_t>(j);
         const double at_least = std::max(p[j], smallest);  // P may be flushed to zero
-        double slope = problem_.scale();
+        const double p_error = p[j] * std::abs(dp[j] - d) * score_error[j];
         if (!problem_.score.empty()) {
           const expr::Point at = head.point(i, key, row.s[j]);
-          slope *= expr::evaluate<double>(d_score_, at, inputs_.buffers);
           const double term_error =
               float_share_ * std::max(at_least * (dp_error[j] + d_error), smallest) +
               at_least * std::abs(dp[j] - d) * score_error[j];
           add_to_buffers(at, p[j], p[j] * (dp[j] - d), term_error);
         }
-        const double value = slope * p[j] * (dp[j] - d);
-        const double error = std::max(std::abs(slope) * at_least * (dp_error[j] + d_error),
-                                      std::abs(problem_.scale()) * smallest);
+        const double s_slope = problem_.scale() * slope[j];
+        const double value = s_slope * p[j] * (dp[j] - d);
+        const double error = std::max(std::abs(s_slope) * at_least * (dp_error[j] + d_error),
+                                      std::abs(problem_.scale()) * smallest) +
+                             std::abs(s_slope) * p_error;
         dq.add(i, value, error, head.k[key]);
         dk.add(key, value, error, head.q[i]);
         for (std::size_t c = 0; c < shared.size(); ++c) {
-          shared[c] += slope * p[j] * d_error * head.k[key][c];
+          shared[c] += s_slope * p[j] * d_error * head.k[key][c];
         }
       }
       const double lse_error = float_share_ * lse_scale(head, i, row, p);
@@ -268,7 +280,7 @@ class Backward {
   const Inputs& inputs_;
   const OutputGradients& d_outputs_;
   const Gradients& scales_;
-  double float_share_;  // a rounding to float, of one to the type of the problem
+  double float_share_;
   expr::Expr d_score_;
   SumOverRows d_sink_;
   std::vector<Buffer> d_buffers_;
@@ -278,6 +290,7 @@ class Backward {
 
 void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales) {
   const double smallest = smallest_term(problem.dtype);
+  const double share = float_share(problem.dtype);
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
@@ -299,10 +312,12 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
           if (hidden(row.t[j])) continue;
           const auto key = static_cast<std::int64_t>(j);
           const double z = head.dropout(i, key);
+          const double p_error =
+              std::max(p[j], smallest) + p[j] * share * std::sqrt(score_square(head, i, key, row));
           for (std::size_t c = 0; c < o.size(); ++c) {
             const double v = head.v[key][static_cast<std::int64_t>(c)];
             o[c] += z * p[j] * v;
-            squares[i][static_cast<std::int64_t>(c)] += square(z * std::max(p[j], smallest) * v);
+            squares[i][static_cast<std::int64_t>(c)] += square(z * p_error * v);
           }
         }
         for (std::size_t c = 0; c < o.size(); ++c) {
