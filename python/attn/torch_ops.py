@@ -1,14 +1,17 @@
 """attn's operators of PyTorch, torch.ops.attn: what torch.compile, meta tensors and the modes of
 PyTorch see in place of a call into the library.
 
-forward(q, k, v, tensors, names, ...) -> (out, lse) and backward(d_out, d_lse, q, k, v, out, lse,
-tensors, names, ..., wanted) -> gradients. `tensors` are the tensors among the keywords of
-attn.attention and the buffers of its mask and score, called `names` (joined by commas); what
-follows are its other keywords. Neither operator records a gradient: `attn.torch` does.
+forward(q, k, v, call, ...) -> (out, lse) and backward(d_out, d_lse, q, k, v, out, lse, call,
+wanted, ...) -> gradients. `call` is what stays the same from call to call, in one text: `describe`
+writes it. Each argument of an operator costs a call 0.2 to 1 us, so that all others are left out
+where they have their defaults: the tensors among the keywords of attn.attention and the buffers of
+its mask and score, whose names are in `call`; numbers that may change (`sizes`); scale, softcap and
+dropout. Neither operator records a gradient: `attn.torch` does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,20 +25,18 @@ from .options import make_options
 from .torch_trace import traced
 from .trace import loadable
 
-_STATIC = (
-    "str mask, str score, float? scale, bool causal, SymInt[] window, float softcap, "
-    "float dropout, str? layout, SymInt[] max_seqlens, str backend, str algorithm, SymInt threads, "
-    "bool deterministic"
+_REST = (
+    "Tensor[]? tensors=None, SymInt[] sizes=[], float? scale=None, float softcap=0.0, "
+    "float dropout=0.0"
 )
 _LIBRARY = torch.library.Library("attn", "DEF")
 _LIBRARY.define(
-    f"forward(Tensor q, Tensor k, Tensor v, Tensor[] tensors, str names, {_STATIC}) "
-    "-> (Tensor, Tensor)",
+    f"forward(Tensor q, Tensor k, Tensor v, str call, {_REST}) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.define(
     "backward(Tensor d_out, Tensor d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"Tensor[] tensors, str names, {_STATIC}, str wanted) -> Tensor[]",
+    f"str call, str wanted, {_REST}) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -55,27 +56,53 @@ KEYWORDS = frozenset(
 )
 
 
-def options(
-    tensors: list[Tensor],
-    names: str,
+_SEPARATOR = "\x1f"  # between the fields of a call's text; in no formula
+
+
+def describe(
+    names: Iterable[str],
     mask: str,
     score: str,
-    scale: float | None,
     causal: bool,
-    window: list[int],
-    softcap: float,
-    dropout: float,
     layout: str | None,
-    max_seqlens: list[int],
     backend: str,
     algorithm: str,
-    threads: int,
     deterministic: bool,
+) -> str:
+    """The text of a call. names: of its tensors."""
+    return _SEPARATOR.join(
+        (
+            ",".join(names), mask, score, "causal" if causal else "", layout or "", backend,
+            algorithm, "deterministic" if deterministic else "",
+        )
+    )  # fmt: skip
+
+
+# Options of calls without anything beside their text. A program uses few, each many times.
+_KNOWN: dict[str, _attn.Options] = {}
+_MOST_KNOWN = 4096
+
+
+def options(
+    call: str,
+    tensors: Sequence[Tensor] | None = None,
+    sizes: Sequence[int] = (),
+    scale: float | None = None,
+    softcap: float = 0.0,
+    dropout: float = 0.0,
 ) -> _attn.Options:
-    """The library's options of an operator's arguments. rng: int64 [2] on the CPU."""
+    """The library's options of an operator's arguments.
+
+    tensors: rng is int64 [2] on the CPU. sizes: none, or max_seqlen_q, max_seqlen_k, threads and,
+    where there is a window, its two sides.
+    """
+    is_text_alone = not (tensors or sizes or softcap or dropout) and scale is None
+    if is_text_alone and call in _KNOWN:
+        return _KNOWN[call]
+    names, mask, score, causal, layout, backend, algorithm, deterministic = call.split(_SEPARATOR)
     keywords: dict[str, Any] = {}
     buffers: dict[str, Tensor] = {}
-    for name, tensor in zip(names.split(","), tensors, strict=False):
+    for name, tensor in zip(names.split(","), tensors or (), strict=False):
         (keywords if name in KEYWORDS else buffers)[name] = tensor
     if "rng" in keywords:
         keywords["rng"] = tuple(keywords["rng"].tolist())
@@ -83,33 +110,36 @@ def options(
     if buffers:
         first = "mask" if mask else "score"
         formulas[first] = Formula(formulas[first], **buffers)
-    return make_options(
+    seqlen_q, seqlen_k, threads, *window = sizes or (0, 0, 0)
+    made = make_options(
         **formulas,
         **keywords,
         scale=scale,
-        causal=causal,
+        causal=bool(causal),
         window=(window[0], window[1]) if window else None,
         softcap=softcap,
         dropout=dropout,
-        layout=layout,
-        max_seqlen_q=max_seqlens[0],
-        max_seqlen_k=max_seqlens[1],
+        layout=layout or None,
+        max_seqlen_q=seqlen_q,
+        max_seqlen_k=seqlen_k,
         backend=backend,
         algorithm=algorithm,
         threads=threads,
-        deterministic=deterministic,
+        deterministic=bool(deterministic),
     )
+    if is_text_alone:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[call] = made
+    return made
 
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensors: list[Tensor],
-    names: str,
-    *static: Any,
-) -> tuple[Tensor, Tensor]:
-    out, lse = _attn.forward(options(tensors, names, *static), q, k, v, None, True, None, True)
+def _named(call: str, tensors: Sequence[Tensor] | None) -> dict[str, Tensor]:
+    return dict(zip(call.partition(_SEPARATOR)[0].split(","), tensors or (), strict=False))
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tuple[Tensor, Tensor]:
+    out, lse = _attn.forward(options(call, *rest), q, k, v, None, True, None, True)
     return out, lse
 
 
@@ -121,14 +151,15 @@ def _backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    tensors: list[Tensor],
-    names: str,
-    *static: Any,
+    call: str,
+    wanted: str,
+    tensors: Sequence[Tensor] | None = None,
+    *rest: Any,
 ) -> list[Tensor]:
-    wanted = buffer_names(static[-1].split(","), dict(zip(names.split(","), tensors, strict=False)))
-    made = options(tensors, names, *static[:-1])
+    names = buffer_names(wanted.split(","), _named(call, tensors))
+    made = options(call, tensors, *rest)
     d_out, d_lse = last_contiguous(d_out), d_lse.contiguous()
-    return list(_attn.backward(made, d_out, q, k, v, out, lse, wanted, d_lse, None, True))
+    return list(_attn.backward(made, d_out, q, k, v, out, lse, names, d_lse, None, True))
 
 
 def buffer_names(wanted: list[str], tensors: dict[str, Tensor]) -> list[str]:
@@ -143,18 +174,10 @@ def last_contiguous(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 else t.contiguous()
 
 
-def _forward_fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensors: list[Tensor],
-    names: str,
-    *static: Any,
-) -> tuple[Tensor, Tensor]:
-    layout = static[7]
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tuple[Tensor, Tensor]:
     if q.dim() == 3:
         lse_shape = [q.shape[1], q.shape[0]]
-    elif layout == "bhsd":
+    elif call.split(_SEPARATOR)[4] == "bhsd":
         lse_shape = [q.shape[0], q.shape[1], q.shape[2]]
     else:
         lse_shape = [q.shape[0], q.shape[2], q.shape[1]]
@@ -171,15 +194,16 @@ def _backward_fake(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    tensors: list[Tensor],
-    names: str,
-    *static: Any,
+    call: str,
+    wanted: str,
+    tensors: Sequence[Tensor] | None = None,
+    *rest: Any,
 ) -> list[Tensor]:
-    known = dict(zip(names.split(","), tensors, strict=False))
+    known = _named(call, tensors)
     known.update(q=q, k=k, v=v)
     return [
         q.new_empty(known[name].shape, dtype=q.dtype if name in ("q", "k", "v") else torch.float32)
-        for name in static[-1].split(",")
+        for name in wanted.split(",")
     ]
 
 
@@ -190,30 +214,46 @@ torch.library.register_fake("attn::backward", _backward_fake, lib=_LIBRARY)
 
 
 class _Attention(torch.autograd.Function):
+    """Of tensors that are arguments of the operators, and `numbers`, what follows them there."""
+
     @staticmethod
     def forward(
-        ctx: Any, names: str, static: Any, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
+        ctx: Any, call: str, numbers: Any, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
     ) -> Any:
-        out, lse = torch.ops.attn.forward(q, k, v, list(tensors), names, *static)
+        out, lse = torch.ops.attn.forward.default(q, k, v, call, *_rest(tensors, numbers))
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
-        ctx.names = names
-        ctx.static = static
+        ctx.call = call
+        ctx.numbers = numbers
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         every = [q, k, v, *tensors]
-        names = ["q", "k", "v", *ctx.names.split(",")]
+        names = ["q", "k", "v", *ctx.call.split(_SEPARATOR)[0].split(",")]
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
-        found = torch.ops.attn.backward(
-            d_out, d_lse, q, k, v, out, lse, tensors, ctx.names, *ctx.static,
-            ",".join([names[i] for i in wanted]),
+        found = torch.ops.attn.backward.default(
+            d_out, d_lse, q, k, v, out, lse, ctx.call, ",".join([names[i] for i in wanted]),
+            *_rest(tensors, ctx.numbers),
         )  # fmt: skip
         result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for i, gradient in zip(wanted, found, strict=True):
             result[2 + i] = gradient.to(every[i].dtype)
         return tuple(result)
+
+
+def _rest(tensors: Sequence[Tensor], numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The last arguments of an operator up to the last that is not its default."""
+    sizes, scale, softcap, dropout = numbers
+    if dropout:
+        count = 5
+    elif softcap:
+        count = 4
+    elif scale is not None:
+        count = 3
+    else:
+        count = 2 if sizes else 1 if tensors else 0
+    return (list(tensors) or None, sizes, scale, softcap, dropout)[:count]
 
 
 def attention(
@@ -266,15 +306,16 @@ def attention(
         if not isinstance(rng, Tensor):
             rng = torch.tensor((rng, 0) if isinstance(rng, int) else rng, dtype=torch.int64)
         given["rng"] = rng
-    sides = [] if window is None else [-1 if side is None else side for side in window]
-    lengths = [max_seqlen_q or 0, max_seqlen_k or 0]
-    static = (
-        texts["mask"], texts["score"], scale, causal, sides, softcap or 0.0, dropout, layout,
-        lengths, backend, algorithm, threads, deterministic,
-    )  # fmt: skip
-    result: tuple[Tensor, Tensor] = _Attention.apply(
-        ",".join(given), static, q, k, v, *given.values()
+    sizes: list[int] = []
+    if window is not None or max_seqlen_q or max_seqlen_k or threads:
+        sides = () if window is None else window
+        sizes = [max_seqlen_q or 0, max_seqlen_k or 0, threads]
+        sizes += [-1 if side is None else side for side in sides]
+    call = describe(
+        given, texts["mask"], texts["score"], causal, layout, backend, algorithm, deterministic
     )
+    numbers = (sizes, scale, softcap or 0.0, dropout)
+    result: tuple[Tensor, Tensor] = _Attention.apply(call, numbers, q, k, v, *given.values())
     return result
 
 
