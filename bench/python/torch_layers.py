@@ -127,7 +127,8 @@ def compiled_layers(device, backend):
 def timed(call, device):
     for _ in range(3):
         call()
-    return microseconds(call, device, 20 if device == "cuda" else 50, 200)
+    number, repeat = (20, 50) if device == "cuda" else (50, 200)
+    return microseconds(call, device, number, repeat)
 
 
 def main():
