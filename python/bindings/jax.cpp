@@ -11,6 +11,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -141,19 +142,20 @@ std::vector<std::string_view> split(std::string_view text) {
 
 void check(const xla::Frame& frame, xla::Error* error, std::string_view what) {
   if (error == nullptr) return;
+  xla::DetailsArguments details{header(sizeof(details)), error, "", xla::ErrorCode::internal};
+  frame.api->get_error_details(&details);
+  const std::string message = details.message;
   xla::DestroyArguments owned{header(sizeof(owned)), error};
   frame.api->destroy_error(&owned);
-  throw Error(ErrorCode::device, "XLA gives no " + std::string(what));
+  throw Error(ErrorCode::device, "XLA gives no " + std::string(what) + ": " + message);
 }
 
 // Memory of a GPU from XLA's allocator, given back to it at the end of the call.
 class Workspace {
  public:
   Workspace(const xla::Frame& frame, std::int64_t bytes)
-      : frame_(frame), bytes_(static_cast<std::size_t>(bytes)) {
-    constexpr std::size_t kAlignment = 256;
-    xla::AllocateArguments memory{header(sizeof(memory)), frame.context, bytes_, kAlignment,
-                                  nullptr};
+      : frame_(frame), bytes_(static_cast<std::size_t>(bytes) + kAlignment - kGiven) {
+    xla::AllocateArguments memory{header(sizeof(memory)), frame.context, bytes_, kGiven, nullptr};
     check(frame, frame.api->allocate_device_memory(&memory), "workspace");
     data_ = memory.data;
   }
@@ -167,9 +169,17 @@ class Workspace {
     }
   }
 
-  void* data() const { return data_; }
+  // Aligned as the library wants it.
+  void* data() const {
+    void* first = data_;
+    std::size_t space = bytes_;
+    return std::align(kAlignment, bytes_ - (kAlignment - kGiven), first, space);
+  }
 
  private:
+  static constexpr std::size_t kAlignment = 256;
+  static constexpr std::size_t kGiven = 16;  // the most that XLA takes
+
   const xla::Frame& frame_;
   std::size_t bytes_;
   void* data_ = nullptr;

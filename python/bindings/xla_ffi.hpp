@@ -56,6 +56,13 @@ struct ErrorArguments {
   ErrorCode code;
 };
 
+struct DetailsArguments {
+  Header header;
+  Error* error;
+  const char* message;  // out; lives as long as the error
+  ErrorCode code;       // out, of newer versions
+};
+
 struct DestroyArguments {
   Header header;
   Error* error;
@@ -94,7 +101,7 @@ struct Api {
   Version version;
   const void* internal;
   Error* (*create_error)(ErrorArguments*);
-  void* get_error_details;
+  void (*get_error_details)(DetailsArguments*);
   void (*destroy_error)(DestroyArguments*);
   void* register_handler;
   Error* (*get_stream)(StreamArguments*);
@@ -102,8 +109,9 @@ struct Api {
   void* get_context;
   void* set_state;
   void* get_state;
-  // The caller gives memory back before its handler returns; work that it has put into the stream
-  // may still use it, since XLA gives it to later work of the same stream.
+  // Alignments of more than 16 are refused. The caller gives memory back before its handler
+  // returns; work that it has put into the stream may still use it, since XLA gives it to later
+  // work of the same stream.
   Error* (*allocate_device_memory)(AllocateArguments*);
   Error* (*free_device_memory)(FreeArguments*);
   void* schedule;
