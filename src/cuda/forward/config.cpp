@@ -72,6 +72,12 @@ ForwardFeatures features_of(const Problem& p, const ForwardTensors& tensors) {
   return f;
 }
 
+// Whether forward_sm90 may have to compute rows again: under a mask, and where it judges references
+// late (device/kernels/forward_sm90/tiles.cuh, kFollowed).
+bool is_followed(const ForwardFeatures& f, const Problem& p) {
+  return f.hides_keys || (f.dtype == DType::bf16 && p.score.empty());
+}
+
 // False where no shape suits the problem. parts: of a shape, that the caller names.
 bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts) {
   const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
@@ -90,7 +96,7 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
     config.group = packed_group(p, config.block_m, 64);
     config.reason = shape.reason;
     config.allowed_spill_bytes =
-        shape.spill_bytes + (config.features.hides_keys ? kForwardSm90FollowerSpills : 0);
+        shape.spill_bytes + (is_followed(config.features, p) ? kForwardSm90FollowerSpills : 0);
     // Random bits come for 32 keys at a time.
     if (config.features.dropout) config.block_n = config.block_n / 32 * 32;
     if (!config.features.paged) return true;

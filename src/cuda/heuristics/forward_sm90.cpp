@@ -20,7 +20,7 @@ std::span<const ForwardSm90Shape> forward_sm90_shapes() {
       {64, always, 3, 128, 4, 4, 2, true, 32, 160, 52,
        "three warpgroups of 160 registers hide the exponentials, which take as long as the "
        "products; 112 keys are 2 to 8 % slower"},
-      {128, long_and_plain, 2, 176, 2, 2, 1, true, 40, 232, 0,
+      {128, long_and_plain, 2, 176, 2, 2, 1, true, 40, 232, 16,
        "176 keys: Q is read from shared memory a quarter less often; +2 to +3 % from 4096 keys on, "
        "+3 to +8 % under a causal mask, +5 to +7 % at head size 96"},
       {128, long_with_score, 2, 160, 2, 2, 2, true, 40, 232, 8,
@@ -37,7 +37,7 @@ std::span<const ForwardSm90Shape> forward_sm90_shapes() {
       {256, few_keys, 2, 64, 3, 2, 1, true, 56, 224, 0,
        "64 keys divide 512, where 80 leave three fifths of the last block empty; +4 % there, none "
        "at 1024"},
-      {256, always, 2, 80, 2, 2, 1, true, 40, 232, 0,
+      {256, always, 2, 80, 2, 2, 1, true, 40, 232, 8,
        "80 keys: Q and two stages of K and V fill 224 KB; consumers of 224 registers are 1 % "
        "slower "
        "from 4096 keys on"},

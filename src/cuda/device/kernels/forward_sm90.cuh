@@ -54,7 +54,7 @@ struct ForwardSm90 : ForwardSm90Tiles<C, Expressions> {
       mbarrier_init(barrier(Layout::kNearEnd, 0), 1);
       for (int i = 0; i < Layout::kTileStages; ++i) {
         mbarrier_init(barrier(Layout::kFullTile, i), 1);
-        if constexpr (C::kHidesKeys) {
+        if constexpr (Base::kFollowed) {
           mbarrier_init(barrier(Layout::kStoredTile, i), 4 * C::kConsumers);
           mbarrier_init(barrier(Layout::kEmptyTile, i), 2);
         } else {
@@ -80,7 +80,7 @@ struct ForwardSm90 : ForwardSm90Tiles<C, Expressions> {
         producer.produce_keys();
       } else if (threadIdx.x < 64) {
         producer.produce_tiles();
-      } else if (C::kHidesKeys && threadIdx.x < 96) {
+      } else if (Base::kFollowed && threadIdx.x < 96) {
         ForwardSm90Follower<C, Expressions>{{p, e, maps, shared, consumer}}.follow_tiles();
       }
     } else {

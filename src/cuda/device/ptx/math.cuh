@@ -6,6 +6,7 @@ namespace attn::device {
 __device__ __forceinline__ float minus_infinity() {
   return __int_as_float(static_cast<int>(0xff800000));
 }
+__device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
 
 __device__ __forceinline__ float exp2_approximate(float x) {
   float y;

@@ -88,4 +88,21 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
       : "memory");
 }
 
+// Likewise, unless `over` says that it is known to be.
+__device__ __forceinline__ void mbarrier_wait_unless(bool over, unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "setp.ne.u32 done, %2, 0;\n"
+      "@done bra over;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra over;\n"
+      "bra again;\n"
+      "over:\n"
+      "}" ::"r"(barrier),
+      "r"(parity), "r"(over ? 1u : 0u)
+      : "memory");
+}
+
 }  // namespace attn::device

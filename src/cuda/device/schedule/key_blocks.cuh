@@ -102,6 +102,22 @@ class KeyBlocks {
     if constexpr (Expressions::kHasMask) return empty_ >> (next_ & 31) & 1;
     return empty_;
   }
+  // Whether the next step stays among the blocks that are classified, or ends the list.
+  __device__ __forceinline__ bool steps_inside() const {
+    if constexpr (!Expressions::kHasMask) return true;
+    return present_ != 0 || (next_ & ~31) <= begin_;
+  }
+  // That step.
+  __device__ __forceinline__ void step() {
+    if constexpr (Expressions::kHasMask) {
+      const int bit = 31 - __clz(static_cast<int>(present_));
+      const bool some = present_ != 0;
+      present_ &= ~(some ? 1u << bit : 0u);
+      next_ = some ? (next_ & ~31) + bit : begin_ - 1;
+    } else {
+      --next_;
+    }
+  }
   __device__ __forceinline__ void advance(const Tiles& tiles, int slot) {
     if constexpr (Expressions::kHasMask) {
       int window = next_ & ~31;

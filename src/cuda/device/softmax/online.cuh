@@ -2,7 +2,7 @@
 // the reference of a row. It is the row's maximum when it is set, and stays while the P of a block
 // that a thread has in a row add up to no more than kLimit: that costs nothing in floating point,
 // while O is multiplied only when the reference moves, and no maximum need be known before the
-// exponentials.
+// exponentials. Or l is judged a block later (is_high, lower).
 #pragma once
 
 #include "ptx/math.cuh"
@@ -30,6 +30,11 @@ struct OnlineSoftmax {
   // Any P of this size is good: f16 ends at 65504. With a smaller limit more blocks would go back.
   static constexpr float kLimit = 8192;
 
+  // Where P of any size is good (ForwardSm90Tiles::kJudgesLate), references are raised when l is
+  // above kHigh. A row that ends above kLost is lost: P, l or O may be infinite, and a sum of O
+  // that is not has room for V up to 2^63 only.
+  static constexpr float kHigh = 0x1p20f, kLost = 0x1p64f;
+
   float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
   float l[2] = {0, 0};                                // sum of P over this thread's columns
 
@@ -52,11 +57,11 @@ struct OnlineSoftmax {
 
   // S <- P, from exponent(s, -r, i, j) = c s - r for score j of row i of the thread. Returns
   // whether the references are still good, the same answer in the whole warp; if not, P and l are
-  // of no use. kMasked: scores may be -inf, also all of a row.
+  // of no use. Not kJudge: true. kMasked: scores may be -inf, also all of a row.
   //
   // Between the rows, between(x) is called, x >= 0 made of the first row's P; then pack(k) for each
   // pair of neighbours s[2 k], s[2 k + 1].
-  template <bool kMasked, int kCount, class Exponent, class Between, class Pack>
+  template <bool kMasked, bool kJudge, int kCount, class Exponent, class Between, class Pack>
   __device__ __forceinline__ bool exponentiate(float (&s)[kCount], Exponent exponent,
                                                Between between, Pack pack) {
     float sum[2][2] = {};
@@ -80,7 +85,40 @@ struct OnlineSoftmax {
       good = good && both <= kLimit;  // not so of NaN
       l[i] += both;
     }
+    if constexpr (!kJudge) return true;
     return __all_sync(~0u, good);
+  }
+  // Raises the references of rows whose l is high by a power of 2; `factor`: of what was made with
+  // them.
+  __device__ __forceinline__ void lower(float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float most = quad_max(l[i]);
+      const int exponent = static_cast<int>(__float_as_uint(most) >> 23) - 127;
+      const bool high = most > kHigh && most <= kLost;
+      factor[i] = high ? __uint_as_float(static_cast<unsigned>(127 - exponent) << 23) : 1.f;
+      r[i] += high ? static_cast<float>(exponent) : 0.f;
+      l[i] *= factor[i];
+    }
+  }
+  // Whether some row of the warp has seen nothing yet.
+  __device__ __forceinline__ bool is_bare() const {
+    return __any_sync(~0u, fminf(r[0], r[1]) == minus_infinity());
+  }
+  // Gives such rows the references of their first block.
+  template <int kCount>
+  __device__ __forceinline__ void begin_bare(const float (&s)[kCount], float c) {
+    OnlineSoftmax fresh;
+    float alpha[2];
+    fresh.raise(s, c, alpha);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (r[i] == minus_infinity()) r[i] = fresh.r[i];
+    }
+  }
+  // Whether references should be raised, the same answer in the whole warp.
+  __device__ __forceinline__ bool is_high() const {
+    return __any_sync(~0u, fmaxf(l[0], l[1]) > kHigh);
   }
 };
 

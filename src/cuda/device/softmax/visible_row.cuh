@@ -26,8 +26,9 @@ struct StoredAs<true, Element> {
   using Type = Float32;
 };
 
-// A warp computes a row: a lane has a key of 32 for S, and columns lane, lane + 32, ... for O.
-template <class C, class Expressions>
+// kStoresLse: LSE is lost as well. A warp computes a row: a lane has a key of 32 for S, and columns
+// lane, lane + 32, ... for O.
+template <class C, bool kStoresLse, class Expressions>
 struct VisibleRow {
   using Element = typename C::Element;
   using Storage = typename Scalar<Element>::Storage;
@@ -151,12 +152,23 @@ struct VisibleRow {
       if (!C::kSplits || tile.split == 0) sink = p.sink[head];
     }
     const float m = top * (Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
-    float factor = denominator<C::kSink, false>(m, l, sink).inverse;
+    const Denominator end = denominator<C::kSink, false>(m, l, sink);
+    if constexpr (kStoresLse) {
+      if (lane() == 0) store_lse(end.lse, query, head);
+    }
+    float factor = end.inverse;
     if constexpr (C::kDropout) factor *= p.dropout_scale;
     Stored* const to = stored(query, head);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       if (inside(i)) to[32 * i + lane()] = Scalar<StoredElement>::to(o[i] * factor);
+    }
+  }
+  __device__ __forceinline__ void store_lse(float lse, int query, int head) const {
+    if constexpr (C::kSplits) {
+      p.partial_lse[tile.partial_row(p, query, head)] = lse;
+    } else if (p.lse != nullptr) {
+      p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
     }
   }
   // Where the row goes.
@@ -171,10 +183,10 @@ struct VisibleRow {
 
 // Of the rows [row0, row0 + count) that the threads of this warp have stored, writes those that are
 // in use and not finite.
-template <class C, class Expressions>
+template <class C, bool kStoresLse = false, class Expressions>
 __device__ __forceinline__ void write_visible_rows(const ForwardParams& p, const Expressions& e,
                                                    const QueryTile<C>& tile, int row0, int count) {
-  const VisibleRow<C, Expressions> again{p, e, tile};
+  const VisibleRow<C, kStoresLse, Expressions> again{p, e, tile};
   __syncwarp();  // what others have stored is read
 #pragma unroll 1
   for (int row = max(row0, 0); row < row0 + count; ++row) {

@@ -155,8 +155,9 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       const auto shared_by = share_rows(t);
       wgmma_wait<1>();
       pin(c.s);
+      if constexpr (Base::kJudgesLate) arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
       used = t.w.sequence.length_k - block * C::kBlockN;
-      const bool careful = begins || mixed || large;
+      const bool careful = Base::kHasPlainRounds || begins || mixed || large;
       bool good = true;
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
       if (careful) {
@@ -164,28 +165,84 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       } else {
         good = softmax_kept(c, t, shared_by, block, large);
       }
-      if (!good) {
-        // A score far above all before it: once more from the product on, for this warp.
-        c.softmax.l[0] = l[0];
-        c.softmax.l[1] = l[1];
-        warp_scores<Element, kStepsK>(c.s, shared + Layout::kQAt + q_slot(c) * Layout::kQ,
-                                      static_cast<int>(threadIdx.x % 128 / 32) * 16, 8192,
-                                      shared + Layout::kKAt + KeyRing::stage(c.blocks) * Layout::kK,
-                                      Layout::kPanelBytes);
-        this->template softmax_raised<true>(c, t, block, false, factor);
-      }
-      arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
+      if (!good) redo(c, t, block, l, factor);
+      if constexpr (!Base::kJudgesLate) arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
       if (pending) arrive(Layout::kEmptyV, ValueRing::stage(c.blocks - 1));
       ++c.blocks;
-      if (!begins && (careful || !good)) {
-#pragma unroll
-        for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
-      }
+      if (!begins && (careful || !good)) scale(c, factor);
       drop_elements(c, t, block);
       if (pending && begins) finish(c, ended);
       if constexpr (Expressions::kHasSmallTanh) large = large && !begins;
       add = !begins;
       pending = true;
+      if constexpr (Base::kHasPlainRounds) attend_plain(c, t, list, used, add);
+    }
+  }
+
+  static __device__ __forceinline__ void scale(Consumer& c, const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
+  }
+
+  // A score far above all before it: the block once more from the product on, for this warp.
+  __device__ __forceinline__ void redo(Consumer& c, const Own& t, int block, const float (&l)[2],
+                                       float (&factor)[2]) const {
+    c.softmax.l[0] = l[0];
+    c.softmax.l[1] = l[1];
+    warp_scores<Element, kStepsK>(c.s, shared + Layout::kQAt + q_slot(c) * Layout::kQ,
+                                  static_cast<int>(threadIdx.x % 128 / 32) * 16, 8192,
+                                  shared + Layout::kKAt + KeyRing::stage(c.blocks) * Layout::kK,
+                                  Layout::kPanelBytes);
+    this->template softmax_raised<true>(c, t, block, false, factor);
+  }
+
+  // Rounds of blocks that follow the first of a tile and need no mask. What stands between the
+  // softmax of one and the products of the next is time in which tensor cores wait, so nothing is
+  // decided here of what the general round asks. All warps of the warpgroup must leave together, as
+  // they issue the same products; what differs between them is a branch inside.
+  __device__ __forceinline__ void attend_plain(Consumer& c, const Own& t, Blocks& list, int& used,
+                                               bool& add) const {
+    const unsigned q = q_descriptor(c);
+    while (list.more() && !list.mixed() && list.steps_inside()) {
+      const unsigned k = k_descriptor(c), v = v_descriptor(c);
+      mbarrier_wait_unless(c.k_ready, barrier(Layout::kFullK, KeyRing::stage(c.blocks)),
+                           KeyRing::parity(c.blocks));
+      wait_turn();
+      pin_all(c);
+      wgmma_fence();
+      issue_qk(c, q, k);
+      const int block = list.block();
+      list.step();
+      this->template wait_full<ValueRing>(Layout::kFullV, c.blocks - 1);
+      clear_tail(c, used);
+      wgmma_fence();
+      issue_pv(c, v, add);
+      give_turn();
+      const auto shared_by = share_rows(t);
+      const bool high = Base::kJudgesLate && c.softmax.is_high();
+      const bool bare = Base::kJudgesLate && Expressions::kHasMask && c.softmax.is_bare();
+      wgmma_wait<1>();
+      pin(c.s);
+      if constexpr (Base::kJudgesLate) arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
+      used = t.w.sequence.length_k - block * C::kBlockN;
+      if (bare) [[unlikely]] {
+        c.softmax.begin_bare(c.s, this->exponent_scale());
+      }
+      const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
+      bool large = false;
+      const bool good = softmax_kept(c, t, shared_by, block, large);
+      if (!Base::kJudgesLate && !good) {
+        float factor[2];
+        redo(c, t, block, l, factor);
+        scale(c, factor);
+      }
+      if constexpr (!Base::kJudgesLate) arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
+      ++c.blocks;
+      if (high) [[unlikely]] {
+        this->move_references(c);
+      }
+      drop_elements(c, t, block);
+      add = true;
     }
   }
 

@@ -54,6 +54,9 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
       const Denominator end = denominator<C::kSink, true>(softmax.r[i] * kLn2, l, sink);
       ends.lse[i] = r.used ? end.lse : minus_infinity();
       ends.factor[i] = r.used ? end.inverse : 0.f;
+      if constexpr (Base::kJudgesLate) {
+        if (r.used && l > OnlineSoftmax::kLost) ends.factor[i] = not_a_number();
+      }
       if constexpr (C::kDropout) ends.factor[i] *= p.dropout_scale;
     }
     return ends;
@@ -94,9 +97,9 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
   static __device__ __forceinline__ int warp_row() {
     return static_cast<int>(threadIdx.x % 128 / 32) * 16;
   }
-  // Under a mask the tile goes to ForwardSm90Follower, and what it needs to know.
+  // The tile goes to ForwardSm90Follower, where there is one, and what it needs to know.
   __device__ __forceinline__ void give_back(int slot, bool finite) const {
-    if constexpr (C::kHidesKeys) {
+    if constexpr (Base::kFollowed) {
       if (!finite) {
         if constexpr (C::kStoresBoxes) {
           if (elect_one()) bulk_wait();
@@ -105,12 +108,15 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
       }
     }
     __syncwarp();
-    arrive(C::kHidesKeys ? Layout::kStoredTile : Layout::kEmptyTile, slot);
+    arrive(Base::kFollowed ? Layout::kStoredTile : Layout::kEmptyTile, slot);
   }
   // Whether the warp's rows of O are. A key that the mask hides may have made one NaN.
-  static __device__ __forceinline__ bool is_finite(const Consumer& c) {
-    if constexpr (!C::kHidesKeys) return true;
-    return __all_sync(~0u, zero_if_finite(c.o) == 0);
+  static __device__ __forceinline__ bool is_finite(const Consumer& c, const RowEnds& ends) {
+    if constexpr (!Base::kFollowed) return true;
+    bool finite = true;
+    if constexpr (C::kHidesKeys) finite = zero_if_finite(c.o) == 0;
+    if constexpr (Base::kJudgesLate) finite = finite && zero_if_finite(ends.factor) == 0;
+    return __all_sync(~0u, finite);
   }
 
   // The end of a tile, from the accumulators.
@@ -118,7 +124,7 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
     const Own t = own_at(slot);
     write_lse(t, ends.lse);
     clear_unused_rows(c, t);
-    const bool finite = is_finite(c);
+    const bool finite = is_finite(c, ends);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Row r = row_of(t, i);
@@ -141,7 +147,7 @@ struct ForwardSm90Epilogue : ForwardSm90Scores<C, Expressions> {
   __device__ __forceinline__ void write_staged(Consumer& c, int slot, const RowEnds& ends,
                                                unsigned staging) const {
     if constexpr (C::kUsedQ) clear_unused_rows(c, own_at(slot));
-    const bool finite = is_finite(c);
+    const bool finite = is_finite(c, ends);
     stage_rows<Element, C::kHeadDimV>(c.o, ends.factor, staging, kStagedPanel, warp_row());
     const Own t = own_at(slot);
     if constexpr (C::kStoresBoxes) {

@@ -1,5 +1,6 @@
-// Behind the consumers of the Hopper forward kernel, under a mask: a warp that looks at each tile
-// once it is stored. What it seldom does would cost the consumers registers.
+// Behind the consumers of the Hopper forward kernel, under a mask and where references are judged
+// late: a warp that looks at each tile once it is stored. What it seldom does would cost the
+// consumers registers.
 #pragma once
 
 #include "kernels/forward_sm90/tiles.cuh"
@@ -19,7 +20,7 @@ struct ForwardSm90Follower : ForwardSm90Tiles<C, Expressions> {
 #pragma unroll 1
     for (int warp = 0; warp < 4 * C::kConsumers; ++warp) {
       if (load_shared_byte(this->flag_address(slot, warp)) != 0) {
-        write_visible_rows<C>(p, e, tile, w.row0 + 16 * warp, 16);
+        write_visible_rows<C, Base::kJudgesLate>(p, e, tile, w.row0 + 16 * warp, 16);
       }
     }
   }

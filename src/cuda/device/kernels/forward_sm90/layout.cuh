@@ -31,7 +31,7 @@ struct ForwardSm90Layout {
   static constexpr int kFullTile = kNearEnd + 8;
   static constexpr int kEmptyTile = kFullTile + 8 * kTileStages;
   static constexpr int kTileAt = (kEmptyTile + 8 * kTileStages + 15) / 16 * 16;
-  static constexpr int kStoredTile = kTileAt + kTileBytes * kTileStages;  // under a mask
+  static constexpr int kStoredTile = kTileAt + kTileBytes * kTileStages;  // of a follower
   static constexpr int kBytes = kStoredTile + 8 * kTileStages;
 };
 

@@ -16,7 +16,7 @@ template <class C, class Expressions>
 struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   using Base = ForwardSm90Tiles<C, Expressions>;
   using Base::barrier, Base::consumer, Base::e, Base::p, Base::shared;
-  using Base::kGroup, Base::kStepsK, Base::query_head;
+  using Base::kGroup, Base::kHasPlainRounds, Base::kJudgesLate, Base::kStepsK, Base::query_head;
   using typename Base::Element, typename Base::KeyRing, typename Base::Layout;
   using typename Base::Own, typename Base::QueryRing, typename Base::ValueRing;
 
@@ -169,7 +169,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   // S <- P, and P as the operand of the next product. O += P V of the block before goes on beside
   // the exponentials of the first row, and packing beside those of the second. kAgain: O is waited
   // for already; a warp may be alone here.
-  template <bool kMasked, bool kAgain, class Exponent>
+  template <bool kMasked, bool kAgain, bool kReleaseV = false, class Exponent>
   __device__ __forceinline__ bool exponentiate(Consumer& c, Exponent exponent) const {
     const auto wait_for_o = [&](float p) {
       if constexpr (kAgain) return;
@@ -181,9 +181,10 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
       wgmma_wait<0>();
       pin(c.o);
       pin(c.s);
+      if constexpr (kReleaseV) this->arrive(Layout::kEmptyV, ValueRing::stage(c.blocks - 1));
     };
     const auto pack = [&](int k) { c.probability[k] = Element::pack(c.s[2 * k], c.s[2 * k + 1]); };
-    return c.softmax.template exponentiate<kMasked>(c.s, exponent, wait_for_o, pack);
+    return c.softmax.template exponentiate<kMasked, !kJudgesLate>(c.s, exponent, wait_for_o, pack);
   }
   // S <- P of a block that needs no mask, with the references as they are. Returns whether P is
   // good, the same answer in the whole warp; `large` becomes whether it is not because some score
@@ -212,7 +213,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
         }
         return y;
       };
-      const bool good = exponentiate<false, false>(c, exponent);
+      const bool good = this->template exponentiate<false, false, kHasPlainRounds>(c, exponent);
       if constexpr (Expressions::kHasSmallTanh) {
         large = __any_sync(~0u, least < __float_as_int(e.small_tanh.least));
       }
@@ -220,7 +221,7 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     } else {
       apply_score(c, t, block);
       const float scale = exponent_scale();
-      return exponentiate<false, false>(
+      return this->template exponentiate<false, false, kHasPlainRounds>(
           c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
     }
   }
@@ -238,6 +239,19 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
     c.softmax.raise(c.s, scale, alpha);
     exponentiate<true, kAgain>(
         c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
+  }
+
+  // Moves the references of rows whose l has grown large, and what was made with them: O, l and P,
+  // whose product is to come.
+  __device__ __forceinline__ void move_references(Consumer& c) const {
+    float factor[2];
+    c.softmax.lower(factor);
+#pragma unroll
+    for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
+#pragma unroll
+    for (int k = 0; k < C::kBlockN / 4; ++k) {
+      c.probability[k] = Element::pack(c.s[2 * k] * factor[k % 2], c.s[2 * k + 1] * factor[k % 2]);
+    }
   }
 
   // Sets the dropped elements of P to zero; l was summed before.

@@ -21,6 +21,16 @@ struct ForwardSm90Tiles {
   static constexpr int kGroup = C::kGroup;  // a power of two, as it divides 64
   static constexpr int kStepsK = (C::kHeadDim + 15) / 16;
 
+  // Whether the references of a block were good is asked of l when the next products are under way:
+  // P of any size is as good an operand as P below 1 unless it is infinite, as bf16 has the
+  // exponents of float32. Rows whose l grew too far in one step are left to the follower.
+  static constexpr bool kJudgesLate = Element::kExponent == 0x7f80 && !Expressions::kHasScore;
+  // Rounds of blocks that need no mask have a loop of their own. Not with a score: its warps differ
+  // in what they do with a block (the polynomial of a tanh), and its values, in two loops, spill.
+  static constexpr bool kHasPlainRounds = !Expressions::kHasScore;
+  // Rows of O may have to be computed again.
+  static constexpr bool kFollowed = C::kHidesKeys || kJudgesLate;
+
   const ForwardParams& p;
   const Expressions& e;
   const ForwardMaps& maps;
@@ -73,7 +83,7 @@ struct ForwardSm90Tiles {
     store_shared(at, {w.row0, w.head, w.sequence.batch, w.split});
     store_shared(at + 16,
                  {w.sequence.row_q, w.sequence.rows_q, w.sequence.length_q, w.sequence.length_k});
-    if constexpr (C::kPackedK || C::kHidesKeys) {
+    if constexpr (C::kPackedK || kFollowed) {
       store_shared(at + 32, {w.sequence.row_k, 0, 0, 0});
     }
   }

@@ -3,6 +3,7 @@
 namespace attn::device {
 
 inline float minus_infinity() { return -INFINITY; }
+inline float not_a_number() { return NAN; }
 inline float exp2_approximate(float x) { return std::exp2(x); }
 inline float max_or_nan(float x, float y) { return x != x || y != y ? x + y : std::max(x, y); }
 inline float reciprocal_approximate(float x) { return 1 / x; }

@@ -41,5 +41,8 @@ inline bool mbarrier_try(unsigned barrier, unsigned parity) {
 inline void mbarrier_wait(unsigned barrier, unsigned parity) {
   emulator::mbarrier_wait(barrier, parity);
 }
+inline void mbarrier_wait_unless(bool over, unsigned barrier, unsigned parity) {
+  if (!over) emulator::mbarrier_wait(barrier, parity);
+}
 
 }  // namespace attn::device
