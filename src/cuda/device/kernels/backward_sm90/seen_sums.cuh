@@ -52,8 +52,10 @@ __device__ __forceinline__ void add_seen(float (&sums)[kCount], Weight weight, u
 // lie the next sequence, whose values are not to change the order of sums.
 template <class Element, int kRows>
 __device__ __forceinline__ bool any_special(unsigned at, int bytes, int used) {
-  bool special = false;
-#pragma unroll 1
+  // Of an exponent of all ones the lowest bit and the exponent add up to the sign's bit.
+  constexpr unsigned kLow = Element::kExponent & (0u - Element::kExponent);
+  unsigned sums = 0;
+#pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x % 128) * 16; i < bytes; i += 2048) {
     if (i % (kRows * 128) / 128 >= used) {
       store_shared(at + static_cast<unsigned>(i), {0, 0, 0, 0});
@@ -61,12 +63,10 @@ __device__ __forceinline__ bool any_special(unsigned at, int bytes, int used) {
     }
     const Int4 v = load_shared(at + static_cast<unsigned>(i));
     for (const int x : {v.x, v.y, v.z, v.w}) {
-      const unsigned low = static_cast<unsigned>(x) & Element::kExponent;
-      const unsigned high = static_cast<unsigned>(x) >> 16 & Element::kExponent;
-      special = special | (low == Element::kExponent) | (high == Element::kExponent);
+      sums |= (static_cast<unsigned>(x) & Element::kExponent * 0x10001u) + kLow * 0x10001u;
     }
   }
-  return special;
+  return (sums & 0x80008000u) != 0;
 }
 
 }  // namespace attn::device
