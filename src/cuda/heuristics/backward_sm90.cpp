@@ -6,9 +6,8 @@
 namespace attn::cuda {
 namespace {
 
-constexpr int kQueries = 64;       // rows of one product of a warpgroup
-constexpr int kWarps = 16;         // producers, scores, dV, dK
-constexpr int kPartColumns = 128;  // of dQ, of one product
+constexpr int kQueries = 64;  // rows of one product of a warpgroup
+constexpr int kWarps = 16;    // producers, scores, dV, dK
 
 // Of the thread that makes steps, which is ahead of all others. Loops of products have none, but
 // those of scores with a slope: 60 bytes with a softcap, some 200 where ALiBi and dropout are
@@ -32,16 +31,16 @@ std::span<const BackwardSm90Shape> backward_sm90_shapes() {
        "four places for Q and dO; 196 KB; 32 columns a piece of dQ: 1 % slower",
        64, 2},
       {96, 128, 1, 2, 2, 2, 40, 184, 144, kStepSpills,
-       "as 128; dV and dK take 96 registers; 217 KB; not timed yet", 32, 4},
+       "as 128; dV and dK take 96 registers; 209 KB; not timed yet", 128, 1},
       {128, 128, 1, 2, 2, 2, 24, 168, 160, kStepSpills,
-       "S once; scores, dV and dK have a warpgroup each; 225 KB; one piece of 128 columns of dQ: 1 "
-       "to 6 % slower, a third place for Q instead of two pieces' places: 18 %",
-       32, 4},
+       "S once; scores, dV and dK have a warpgroup each; 225 KB; four pieces of 32 columns of dQ: "
+       "1 to 10 % slower, a third place for Q instead of half of dQ's place: 18 %",
+       128, 1},
       {256, 64, 1, 2, 1, 2, 40, 152, 160, kStepSpills,
        "64 keys: dV and dK take 128 registers, and dQ comes in parts of 128 columns; 225 KB; "
-       "pieces of 64 or 128 columns of dQ: 2, 5 % slower; two places for dO, one for P and dS: 16 "
+       "pieces of 32 or 64 columns of dQ: 2 to 5 % slower; two places for dO, one for P and dS: 16 "
        "%",
-       32, 4},
+       128, 1},
   }};
   return kShapes;
 }
@@ -63,9 +62,8 @@ void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardS
   config.stages = shape.stages_q;
   config.stages_o = shape.stages_o;
   config.stages_p = shape.stages_p;
-  // Turns are taken for whole parts of dQ (schedule/dq_turns.cuh).
-  config.piece_columns = config.ordered ? kPartColumns : shape.piece_columns;
-  config.stages_dq = config.ordered ? shape.score_groups : shape.stages_dq;
+  config.piece_columns = shape.piece_columns;
+  config.stages_dq = shape.stages_dq;
   config.producer_registers = shape.producer_registers;
   config.score_registers = shape.score_registers;
   config.gradient_registers = shape.gradient_registers;
