@@ -23,7 +23,7 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
                        const std::vector<std::string>& names, const expr::Bindings& bindings = {});
 // LSE and D of the rows of Q; before the others.
 Source backward_rows_source(const BackwardConfig& config);
-// Before and after the Hopper kernel (src/cuda/device/kernels/backward_sm90*.cuh).
+// Before and after the kernels that compute S once; the words are of backward_sm90.
 Source backward_one_pass_rows_source(const BackwardConfig& config, bool aligned_o);
 Source backward_sm90_words_source(const Problem& problem, const BackwardConfig& config,
                                   const expr::Bindings& bindings = {});

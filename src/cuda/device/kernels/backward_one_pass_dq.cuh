@@ -1,9 +1,10 @@
-// After the Hopper backward kernel: dQ from float32 sums in the order of accumulators to its
-// tensor.
+// After the kernels that compute S once, backward_sm90 and backward_sm80: dQ from float32 sums in
+// the order of accumulators to its tensor.
 //
 // Reads of C: Element, kHeadDim, kPieceColumns, kBlockN (queries), kPackedQ, kPackedK, kUsedQ,
-// kUsedK Grid: a block of 128 threads for each place (BackwardParams), launched as a dependent of
-// that kernel.
+// kUsedK
+//
+// Grid: a block of 128 threads for each place (BackwardParams), launched as a dependent of theirs.
 #pragma once
 
 #include "kernels/backward_sm90/dq_order.cuh"

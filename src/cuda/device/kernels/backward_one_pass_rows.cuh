@@ -1,6 +1,6 @@
-// Before the Hopper backward kernel: D = rowsum(dO * O) - dLSE and LSE in base 2 of each row of Q
-// (FlashAttention-2, algorithm 2, line 4), and zeros where dQ will be summed and where the turns of
-// tiles are kept.
+// Before the kernels that compute S once, backward_sm90 and backward_sm80: D = rowsum(dO * O) -
+// dLSE and LSE in base 2 of each row of Q (FlashAttention-2, algorithm 2, line 4), and zeros where
+// dQ will be summed and where the turns of tiles are kept.
 //
 // Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK,
 // kOrdered, and of schedule/dq_turns.cuh
