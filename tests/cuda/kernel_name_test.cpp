@@ -202,8 +202,20 @@ TEST(KernelName, BackwardDealsGroupsOfOneSize) {
   }
 }
 
+// Only by name, and only where the head has two halves of two panels and dQ is added in any order.
+TEST(KernelName, BackwardSharesTilesOfTheWidestHeads) {
+  const BackwardConfig pair =
+      backward_chosen("b1_n512_h4_d256_bf16", "backward_sm90/b2_n128_o1_p1_w32_g2_r24_x168");
+  EXPECT_EQ(pair.cluster, 2);
+  EXPECT_EQ(pair.block_m, 128);
+  EXPECT_EQ(pair.gradient_registers, 160);
+  EXPECT_LE(pair.shared_bytes(), most_shared_bytes(kHopper));
+  EXPECT_EQ(backward_chosen("b1_n512_h4_d256_bf16", "").cluster, 1);
+}
+
 TEST(KernelName, BackwardRefusesShapesThatCannotRun) {
-  const std::string d64 = "b1_n512_h4_d64_bf16", d128 = "b1_n512_h4_d128_bf16";
+  const std::string d64 = "b1_n512_h4_d64_bf16", d128 = "b1_n512_h4_d128_bf16",
+                    d256 = "b1_n512_h4_d256_bf16";
   for (const auto& [descriptor, kernel, text] :
        {std::tuple{d64, "backward_sm90/q9", "'q9' is no part"},
         {d64, "backward_simt/q2", "kernel is 'backward_simt/q2'"},
@@ -215,7 +227,10 @@ TEST(KernelName, BackwardRefusesShapesThatCannotRun) {
         {d64, "backward_sm90/x240", "registers for dV and dK"},
         {d128, "backward_sm90/c2_r24_x160", "up to 64 columns"},
         {d128, "backward_sm90/q4", "bytes of shared memory"},
-        {"b1_n512_h4_d256_bf16", "backward_sm90/n128", "accepted there is n64"}}) {
+        {d256, "backward_sm90/n128", "accepted there is n64"},
+        {d256, "backward_sm90/b2", "the shape has b2_n64_c1"},
+        {"b1_n512_h4_d256_dv192_bf16", "backward_sm90/b2_n128_o1_p1_w32_g2", "head_dim_v 192"},
+        {d128, "backward_sm90/b2", "accepted with b2 are n128, c1, 256, 256 and false"}}) {
     try {
       backward_chosen(descriptor, kernel);
       ADD_FAILURE() << kernel << " is not refused";

@@ -372,8 +372,11 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.launch.kernel = name(kernel);
   plan.launch.arch = to_string(arch);
   const bool hopper = kernel == BackwardKernel::sm90;  // its blocks of threads stay
-  plan.launch.grid = {hopper ? std::min<std::int64_t>(plan.tasks, device.sm_count) : plan.tasks, 1,
-                      1};
+  plan.launch.cluster = config.cluster;
+  plan.launch.grid = {
+      hopper ? std::min<std::int64_t>(plan.tasks, device.sm_count / config.cluster) * config.cluster
+             : plan.tasks,
+      1, 1};
   plan.launch.threads = config.threads();
   plan.launch.shared_bytes = config.shared_bytes();
   plan.launch.stages = config.stages;

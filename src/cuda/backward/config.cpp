@@ -75,14 +75,22 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
   if (!tensors.mapped) {
     return "the driver makes no tensor map of q, k, v or d_o; accepted are strides that it takes";
   }
-  if (backward_sm90_shape(p) == nullptr) {
+  const BackwardSm90Shape* row = backward_sm90_shape(p);
+  if (row == nullptr) {
     return fmt::format("head_dim is {} and head_dim_v {}; accepted are up to {}", p.head_dim,
                        p.head_dim_v, backward_sm90_shapes().back().head_dim);
   }
-  const BackwardSm90Shape shape =
-      with_parts(*backward_sm90_shape(p), split_kernel_name(wish.kernel).shape);
+  const BackwardSm90Shape shape = with_parts(*row, split_kernel_name(wish.kernel).shape);
   if (std::string why = obstacle_of(shape, std::max(p.head_dim, p.head_dim_v)); !why.empty()) {
     return why;
+  }
+  if (shape.cluster > 1 &&
+      (shape.keys != 128 || shape.score_groups != 1 || !may_share_tiles(p, wish.deterministic))) {
+    return fmt::format(
+        "the shape has b{}_n{}_c{}, head_dim is {}, head_dim_v {} and deterministic {}; accepted "
+        "with b2 are n128, c1, 256, 256 and false",
+        shape.cluster, shape.keys, shape.score_groups, p.head_dim, p.head_dim_v,
+        wish.deterministic);
   }
   return obstacle_grid(BackwardKernel::sm90, p, tensors, wish);
 }

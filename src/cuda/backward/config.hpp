@@ -49,6 +49,7 @@ struct BackwardConfig {
   int stages_o = 0, stages_p = 0;          // sm90: of dO; of P and of dS
   int piece_columns = 128, stages_dq = 0;  // of the pieces in which dQ is added; sm90: their places
   int score_groups = 1;  // sm90: warpgroups for S, dP and dQ; 2: one for both dV and dK
+  int cluster = 1;       // sm90: blocks of threads that share a tile
   // sm80: warps along the queries of S and dP, the keys of dV and dK, the queries of dQ.
   int score_warps = 0, key_warps = 0, query_warps = 0;
   bool store_matrices = false;  // sm80: P and dS are stored by stmatrix

@@ -10,13 +10,16 @@ namespace attn::cuda {
 namespace {
 
 constexpr std::string_view kAccepted =
-    "c1 and c2 (score warpgroups), n64 and n128 (keys), q1 to q4 (places of Q), o1 to o4 (of dO), "
+    "b1 and b2 (blocks of threads that share a tile), c1 and c2 (score warpgroups), n64 and n128 "
+    "(keys), q1 to q4 (places of Q), o1 to o4 (of dO), "
     "p1 and p2 (of P and of dS), w32, w64 and w128 (columns of a staged piece of dQ), g1 to g8 "
     "(places of these), r24 to r56 (registers of a producer) and x64 to x240 (of a score "
     "thread), multiples of 8, l1 to l1000 (megabytes of the heads whose tiles are dealt together)";
 
 bool set_part(BackwardSm90Shape& shape, std::string_view part) {
-  if (const int c = number_after(part, "c"); c == 1 || c == 2) {
+  if (const int b = number_after(part, "b"); b == 1 || b == 2) {
+    shape.cluster = b;
+  } else if (const int c = number_after(part, "c"); c == 1 || c == 2) {
     shape.score_groups = c;
   } else if (const int n = number_after(part, "n"); n == 64 || n == 128) {
     shape.keys = n;
@@ -138,7 +141,7 @@ std::string obstacle_of(const BackwardSm90Shape& shape, std::int64_t widest) {
         "the shape has c2_w{}_g{} and heads of {} columns; accepted with c2 are at least g{}",
         shape.piece_columns, shape.stages_dq, widest, 2 * pieces);
   }
-  if (shape.keys == 128 && widest > 128) {
+  if (shape.keys / shape.cluster == 128 && widest > 128) {
     return fmt::format("the shape has n128 and heads of {} columns; accepted there is n64", widest);
   }
   return {};

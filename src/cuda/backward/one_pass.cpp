@@ -88,7 +88,8 @@ std::optional<BackwardMaps> backward_maps(const Problem& p, const BackwardConfig
     return encode_rows(map, t, p.layout_q, p, p.seqlen_q, p.heads_q, columns, config.block_n);
   };
   const auto keys = [&](CUtensorMap& map, const Tensor& t, std::int64_t columns) {
-    return encode_rows(map, t, p.layout_k, p, p.seqlen_k, p.heads_k, columns, config.block_m);
+    return encode_rows(map, t, p.layout_k, p, p.seqlen_k, p.heads_k, columns,
+                       config.block_m / config.cluster);
   };
   if (queries(maps.q, inputs.q, p.head_dim) && queries(maps.d_o, d_o, p.head_dim_v) &&
       keys(maps.k, inputs.k, p.head_dim) && keys(maps.v, inputs.v, p.head_dim_v)) {
@@ -149,8 +150,10 @@ void launch_one_pass(const OnePassKernels& kernels, const BackwardConfig& config
   LaunchConfig main;
   main.grid[0] = p.num_tiles;
   if (config.kernel == BackwardKernel::sm90) {  // its blocks of threads stay
-    main.grid[0] = std::min(p.num_tiles, device.sm_count);
-    if (p.num_tiles > device.sm_count && !config.ordered) p.counter = work_counter(context.stream);
+    const int clusters = device.sm_count / config.cluster;
+    main.grid[0] = static_cast<std::int64_t>(std::min(p.num_tiles, clusters)) * config.cluster;
+    main.cluster = static_cast<unsigned>(config.cluster);
+    if (p.num_tiles > clusters && !config.ordered) p.counter = work_counter(context.stream);
   }
   main.block = static_cast<unsigned>(config.threads());
   main.programmatic_dependent_launch = dependent;

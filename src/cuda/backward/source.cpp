@@ -68,6 +68,7 @@ std::string print_config(const BackwardConfig& c) {
   }
   if (c.kernel == BackwardKernel::sm90) {
     text.number("kScoreGroups", c.score_groups);
+    text.number("kCluster", c.cluster);
     text.number("kStagesQ", c.stages);
     text.number("kStagesO", c.stages_o);
     text.number("kStagesP", c.stages_p);
@@ -98,10 +99,11 @@ std::string print_products(const BackwardConfig& c) {
   std::string text =
       "template <class Element, int kColumns>\nstruct ProductSS;\n"
       "template <class Element, int kColumns>\nstruct ProductRS;\n"
+      "template <class Element, int kColumns>\nstruct ProductST;\n"
       "template <class Element, int kColumns>\nstruct ProductTT;\n";
-  text += print_product_ss(c.dtype, c.block_m);
+  text += print_product_ss(c.dtype, c.block_m / c.cluster);
   std::set<int> columns;  // of the gradients' products, as BackwardSm90GradientGroup splits them
-  for (const int d : {c.head_dim, c.head_dim_v}) {
+  for (const int d : {c.head_dim / c.cluster, c.head_dim_v / c.cluster}) {
     if (d > kGradientColumns) {
       columns.insert({kDqColumns, d - kDqColumns});
     } else {
@@ -110,6 +112,7 @@ std::string print_products(const BackwardConfig& c) {
   }
   if (c.score_groups > 1) columns = {c.block_m};  // BackwardSm90TransposedGroup
   for (const int d : columns) text += print_product_tt(c.dtype, d);
+  if (c.cluster > 1) text += print_product_st(c.dtype, kDqColumns);
   text += print_product_rs(c.dtype, std::min(c.head_dim, kDqColumns));
   const int rest = c.head_dim % kDqColumns;
   if (c.head_dim > kDqColumns && rest != 0) text += print_product_rs(c.dtype, rest);

@@ -45,6 +45,10 @@ std::span<const BackwardSm90Shape> backward_sm90_shapes() {
   return kShapes;
 }
 
+bool may_share_tiles(const Problem& p, bool ordered) {
+  return p.head_dim == 256 && p.head_dim_v == 256 && !ordered;
+}
+
 const BackwardSm90Shape* backward_sm90_shape(const Problem& p) {
   const std::int64_t widest = std::max(p.head_dim, p.head_dim_v);
   for (const BackwardSm90Shape& row : backward_sm90_shapes()) {
@@ -58,6 +62,7 @@ void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardS
   config.block_n = kQueries;
   config.warps = kWarps;
   config.score_groups = shape.score_groups;
+  config.cluster = shape.cluster;
   config.l2_megabytes = shape.l2_megabytes;
   config.stages = shape.stages_q;
   config.stages_o = shape.stages_o;
@@ -86,12 +91,13 @@ std::int64_t even_group(std::int64_t pairs, std::int64_t most) noexcept {
 std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {
   // BackwardSm90Layout
   const std::int64_t panels = divide_up(c.head_dim, 64), panels_v = divide_up(c.head_dim_v, 64);
-  const std::int64_t row_panel = 128 * c.block_n, key_panel = 128 * c.block_m;
+  const std::int64_t row_panel = 128 * c.block_n, key_panel = 128 * c.block_m / c.cluster;
   constexpr int kSteps = 16, kStepBytes = 32 + 16;
   std::int64_t bytes = key_panel * (panels + panels_v);
+  if (c.cluster > 1) bytes += key_panel * panels / c.cluster;
   bytes += row_panel * (c.stages * panels + c.stages_o * panels_v);
   bytes += 2 * c.stages_p * row_panel * (c.block_m / 64);
-  const std::int64_t pieces = divide_up(c.head_dim, c.piece_columns);
+  const std::int64_t pieces = divide_up(c.head_dim, c.piece_columns) / c.cluster;
   const std::int64_t staged = std::min<std::int64_t>(c.stages_dq, 2 * pieces);
   bytes += 4 * staged * c.block_n * std::min(c.head_dim, c.piece_columns);
   bytes += std::int64_t{4} * c.block_n * (c.stages + c.stages_o);

@@ -18,8 +18,12 @@ struct BackwardSm90Shape {
   std::string_view reason;
   int piece_columns, stages_dq;  // of the pieces in which dQ is staged; places for them
   int l2_megabytes = 20;         // of Q, dO and dQ of the heads whose tiles are dealt together
+  int cluster = 1;               // blocks of threads that share a tile, 1 or 2
 };
 
+// Whether two blocks of threads may share a tile, each with half the columns. ordered: dQ is added
+// in a fixed order.
+bool may_share_tiles(const Problem& problem, bool ordered);
 // In order of head_dim: the first row that is wide enough is taken.
 std::span<const BackwardSm90Shape> backward_sm90_shapes();
 // That row; null where none is.

@@ -353,6 +353,20 @@ void copy_bytes(unsigned destination, const void* source, unsigned bytes, unsign
     b.check();
   });
 }
+void send_bytes(unsigned address, unsigned from, unsigned bytes, unsigned barrier) {
+  if (bytes % 16 != 0 || address % 16 != 0 || from % 16 != 0)
+    fail("bytes are sent that are not aligned to 16");
+  Block& b = owner(address);
+  if (&b != &owner(barrier)) fail("bytes are sent to one block and their arrival to another");
+  check_address(address, bytes);
+  check_address(from, bytes);
+  b.later.emplace_back([from = block, source = from, address, bytes, barrier] {
+    std::memcpy(block->shared + address, from->shared + source, bytes);
+    MBarrier& at = block->mbarriers.at(barrier);
+    at.bytes -= bytes;
+    at.check();
+  });
+}
 void add_floats(float* to, unsigned source, unsigned bytes) {
   if (bytes % 16 != 0 || source % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
     fail("floats are added that are not aligned to 16 bytes");

@@ -35,6 +35,8 @@ unsigned cluster_address(unsigned address, unsigned rank);
 void cluster_arrive();
 void cluster_wait();
 void store_cluster(unsigned address, const void* from, std::size_t bytes);
+// By the copy engine, from this block's shared memory; they arrive on a barrier of that block.
+void send_bytes(unsigned address, unsigned from, unsigned bytes, unsigned barrier);
 
 // What all 32 lanes of the warp bring, in order of lane, until the call after the next. Of at most
 // 32 bytes, in steps of 32. All lanes must call.

@@ -20,6 +20,7 @@
 //   kHeadDim, kHeadDimV  multiples of 8, up to 256; of both up to 128 with 128 keys
 //   kBlockM, kBlockN     keys of a tile, 64 or 128; queries of a block, 64
 //   kScoreGroups         score warpgroups, 1 or 2
+//   kCluster             blocks of threads that share a tile, 1 or 2
 //   kStagesQ, kStagesO   places of the rings of Q and of dO, up to 4
 //   kStagesP             places of the rings of P and of dS, up to 2
 //   kPieceColumns, kStagesDq   columns of a staged piece of dQ, 32, 64 or 128; places of its ring
@@ -36,6 +37,7 @@
 #pragma once
 
 #include "kernels/backward_sm90/gradient_group.cuh"
+#include "kernels/backward_sm90/pair_score_group.cuh"
 #include "kernels/backward_sm90/producer.cuh"
 #include "kernels/backward_sm90/score_group.cuh"
 #include "kernels/backward_sm90/transposed_group.cuh"
@@ -49,7 +51,8 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
   using Layout = BackwardSm90Layout<C>;
   extern __shared__ __align__(1024) char memory[];
   const unsigned shared = shared_address(memory);
-  const BackwardSm90Tiles<C> tiles{p, maps, shared};
+  const unsigned rank = C::kCluster > 1 ? uniform(cluster_rank()) : 0;
+  const BackwardSm90Tiles<C> tiles{p, maps, shared, rank};
   const auto ring = [&](int full, int empty, int stages, unsigned filled_by, unsigned read_by) {
     for (int i = 0; i < stages; ++i) {
       mbarrier_init(tiles.barrier(full, i), filled_by);
@@ -57,20 +60,27 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
     }
   };
   if (threadIdx.x == 0) {
-    ring(Layout::kFullStep, Layout::kEmptyStep, Layout::kSteps, 1, 1);
+    constexpr unsigned kCluster = C::kCluster;
+    ring(Layout::kFullStep, Layout::kEmptyStep, Layout::kSteps, 1, kCluster);
     // Of two score warpgroups none knows when both are done: who adds dQ does.
     constexpr unsigned kKeysReadBy = C::kScoreGroups == 1 ? 4 : 1;
     ring(Layout::kFullK, Layout::kEmptyK, 1, 1, kKeysReadBy);
     ring(Layout::kFullV, Layout::kEmptyV, 1, 1, kKeysReadBy);
-    ring(Layout::kFullQ, Layout::kEmptyQ, C::kStagesQ, 1, 8);
-    ring(Layout::kFullO, Layout::kEmptyO, C::kStagesO, 1, 8);
-    ring(Layout::kFullP, Layout::kEmptyP, C::kStagesP, 4, 4);
-    ring(Layout::kFullS, Layout::kEmptyS, C::kStagesP, 4, 4);
+    ring(Layout::kFullQ, Layout::kEmptyQ, C::kStagesQ, 1, 8 * kCluster);
+    ring(Layout::kFullO, Layout::kEmptyO, C::kStagesO, 1, 8 * kCluster);
+    ring(Layout::kFullP, Layout::kEmptyP, C::kStagesP, 4, 4 * kCluster);
+    // dS is read by dK's warpgroups, and by the score warpgroup of the other block of threads.
+    ring(Layout::kFullS, Layout::kEmptyS, C::kStagesP, 4, 4 * kCluster + 4 * (kCluster - 1));
     ring(Layout::kFullStaged, Layout::kEmptyStaged, Layout::kStagedPlaces, 4, 1);
     mbarrier_init_fence();
   }
   wait_for_dependencies();
-  __syncthreads();
+  if constexpr (C::kCluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
   launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x / 128));
   if (warpgroup == 0) {
@@ -78,8 +88,12 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
     BackwardSm90Producer<C>{tiles}.run();
   } else if (warpgroup <= C::kScoreGroups) {
     take_registers<C::kScoreRegisters>();
-    BackwardSm90ScoreGroup<C, Expressions, Slope>{{tiles, e, slope}}.run(
-        static_cast<unsigned>(warpgroup - 1));
+    if constexpr (C::kCluster > 1) {
+      BackwardSm90PairScoreGroup<C, Expressions, Slope>{{{tiles, e, slope}}}.run();
+    } else {
+      BackwardSm90ScoreGroup<C, Expressions, Slope>{{tiles, e, slope}}.run(
+          static_cast<unsigned>(warpgroup - 1));
+    }
   } else {
     take_registers<C::kGradientRegisters>();
     if constexpr (C::kScoreGroups > 1) {
@@ -89,6 +103,11 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
     } else {
       BackwardSm90GradientGroup<C, false>{tiles}.run();
     }
+  }
+  if constexpr (C::kCluster > 1) {  // its shared memory is there as long as the other needs it
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
   }
 }
 

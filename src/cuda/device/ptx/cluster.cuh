@@ -30,6 +30,16 @@ __device__ __forceinline__ void store_cluster(unsigned address, const float (&x)
                "f"(x[1]), "f"(x[2]), "f"(x[3])
                : "memory");
 }
+// Sends `bytes`, a multiple of 16 at multiples of 16, of this block's shared memory to another's by
+// the copy engine; they arrive on a barrier of that block. `to`, `barrier`: cluster_address().
+__device__ __forceinline__ void bulk_send(unsigned to, unsigned from, unsigned bytes,
+                                          unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 // At a barrier of another block, after reads: of shared memory that the other block's copies are to
 // overwrite. It is no release of what this thread wrote: that (.release.cluster) is a fence of all
 // memory, about 1500 cycles.

@@ -39,28 +39,29 @@ __device__ __forceinline__ WorkCounter* counter_of_grid() {
 
 // The first tile by number, others to whoever asks first, so that tiles of any cost share the
 // machine evenly; without a counter in turn. Ask late: a tile once taken waits for its taker. For
-// one thread.
+// one thread, of the `cluster` blocks of threads that share each tile.
 class TileDealer {
  public:
   // counter: ForwardParams::counter or BackwardParams::counter.
-  __device__ __forceinline__ explicit TileDealer(int counter) : of_grid_(counter == kGridCounter) {
+  __device__ __forceinline__ explicit TileDealer(int counter, unsigned cluster = 1)
+      : cluster_(cluster), of_grid_(counter == kGridCounter) {
     if (counter >= 0) counter_ = &stream_counters[counter].counter;
   }
   __device__ __forceinline__ int next() {
-    if (tile_ < 0) return tile_ = static_cast<int>(blockIdx.x);
+    if (tile_ < 0) return tile_ = static_cast<int>(blockIdx.x / cluster_);
     if (of_grid_) {  // nobody waits for the second tile yet: time to find the counter
       of_grid_ = false;
       counter_ = counter_of_grid();
     }
     const int drawn =
         counter_ != nullptr ? static_cast<int>(atomicAdd(&counter_->next, 1u)) : tile_;
-    return tile_ = static_cast<int>(gridDim.x) + drawn;
+    return tile_ = static_cast<int>(gridDim.x / cluster_) + drawn;
   }
   // After the last tile. The last block of threads leaves the counter as it was.
   __device__ __forceinline__ void finish() {
     if (counter_ == nullptr) return;
     __threadfence();
-    if (atomicAdd(&counter_->done, 1u) == gridDim.x - 1) {
+    if (atomicAdd(&counter_->done, 1u) == gridDim.x / cluster_ - 1) {
       counter_->next = 0;
       counter_->done = 0;
     }
@@ -68,6 +69,7 @@ class TileDealer {
 
  private:
   WorkCounter* counter_ = nullptr;
+  unsigned cluster_;
   bool of_grid_;  // and not looked for yet
   int tile_ = -1;
 };

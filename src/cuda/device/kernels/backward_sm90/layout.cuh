@@ -12,25 +12,34 @@ struct BackwardMaps {
 };
 
 // Sizes in bytes and places. Panels are 64 columns wide, 128 bytes a row, swizzled. P and dS have a
-// row for a query and a column for a key.
+// row for a query and a column for a key of the tile. Two blocks of threads of a cluster share a
+// tile: each has the K and V of half its keys, and half the columns of the gradients.
 template <class C>
 struct BackwardSm90Layout {
-  static constexpr int kQueries = C::kBlockN, kKeys = C::kBlockM;
+  // kKeys: of the tile, those whose scores this block of threads computes.
+  static constexpr int kQueries = C::kBlockN, kTileKeys = C::kBlockM;
+  static constexpr int kKeys = kTileKeys / C::kCluster;
   static constexpr int kPanels = (C::kHeadDim + 63) / 64, kPanelsV = (C::kHeadDimV + 63) / 64;
-  static constexpr int kKeyPanels = kKeys / 64;
+  static constexpr int kKeyPanels = kTileKeys / 64;
   static constexpr int kRowPanel = kQueries * 128, kKeyPanel = kKeys * 128;
   static constexpr int kQ = kRowPanel * kPanels, kO = kRowPanel * kPanelsV;  // kO: of dO
   static constexpr int kK = kKeyPanel * kPanels, kV = kKeyPanel * kPanelsV;
+  static constexpr int kOwnPanels = kPanels / C::kCluster;  // columns of this block of threads
+  // Those of the keys of the other block of threads, which dQ needs.
+  static constexpr int kOtherK = C::kCluster > 1 ? kKeyPanel* kOwnPanels : 0;
+  static_assert(C::kCluster == 1 || (C::kCluster == 2 && kKeys == 64 && C::kHeadDim == 256 &&
+                                     C::kHeadDimV == 256 && C::kScoreGroups == 1 && !C::kOrdered));
   static constexpr int kP = kRowPanel * kKeyPanels;
   static constexpr int kRows = kQueries * 4;  // LSE or D of a block of queries
   using Order = DqOrder<kQueries, C::kHeadDim, C::kPieceColumns>;
   static constexpr int kStaged = 4 * kQueries * Order::piece_columns(0);  // a piece of dQ
+  static constexpr int kOwnPieces = Order::kPieces / C::kCluster;
   // Two steps of pieces at most, so that who adds them is never further behind (kStepLag).
   static constexpr int kStagedPlaces =
-      C::kStagesDq < 2 * Order::kPieces ? C::kStagesDq : 2 * Order::kPieces;
+      C::kStagesDq < 2 * kOwnPieces ? C::kStagesDq : 2 * kOwnPieces;
 
-  static constexpr int kKAt = 0, kVAt = kKAt + kK;
-  static constexpr int kQAt = kVAt + kV, kOAt = kQAt + C::kStagesQ * kQ;
+  static constexpr int kKAt = 0, kVAt = kKAt + kK, kOtherKAt = kVAt + kV;
+  static constexpr int kQAt = kOtherKAt + kOtherK, kOAt = kQAt + C::kStagesQ * kQ;
   static constexpr int kPAt = kOAt + C::kStagesO * kO, kSAt = kPAt + C::kStagesP * kP;
   static constexpr int kStagedAt = kSAt + C::kStagesP * kP;
   static constexpr int kLseAt = kStagedAt + kStagedPlaces * kStaged,
@@ -66,7 +75,7 @@ struct BackwardSm90Layout {
 template <class C, bool kOfV>
 struct BackwardSide {
   using Layout = BackwardSm90Layout<C>;
-  static constexpr int kColumns = kOfV ? C::kHeadDimV : C::kHeadDim;
+  static constexpr int kColumns = (kOfV ? C::kHeadDimV : C::kHeadDim) / C::kCluster;  // of sums
   static constexpr int kPanels = kOfV ? Layout::kPanelsV : Layout::kPanels;
   static constexpr int kKeysAt = kOfV ? Layout::kVAt : Layout::kKAt;
   static constexpr int kFullKeys = kOfV ? Layout::kFullV : Layout::kFullK;

@@ -61,7 +61,7 @@ class BackwardBlocks {
 template <class C, bool kOrdered = C::kOrdered>
 struct BackwardDealer : TileDealer {
   __device__ __forceinline__ explicit BackwardDealer(const BackwardParams& p)
-      : TileDealer(p.counter) {}
+      : TileDealer(p.counter, C::kCluster) {}
 };
 template <class C>
 struct BackwardDealer<C, true> : RunningDealer {
@@ -72,13 +72,29 @@ struct BackwardDealer<C, true> : RunningDealer {
 template <class C>
 struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   using Base = BackwardSm90Tiles<C>;
-  using Base::barrier, Base::kKeys, Base::kQueries, Base::maps, Base::p, Base::shared, Base::wait;
+  using Base::barrier, Base::kKeys, Base::kQueries, Base::kTileKeys, Base::maps, Base::p;
+  using Base::rank, Base::shared, Base::wait;
   using typename Base::Layout, typename Base::StagedRing, typename Base::StepRing;
 
   __device__ __forceinline__ void publish(unsigned n, const BackwardStep& s) const {
     wait(Layout::kEmptyStep, StepRing::stage(n), StepRing::parity(n) ^ 1);
     this->put_step(n, s);
-    mbarrier_arrive(barrier(Layout::kFullStep, StepRing::stage(n)));
+    const unsigned ready = barrier(Layout::kFullStep, StepRing::stage(n));
+    if constexpr (C::kCluster > 1) {
+      const unsigned at = this->step_address(n);
+      fence_proxy_async();
+      bulk_send(cluster_address(at, 1), at, Layout::kStepBytes, cluster_address(ready, 1));
+    }
+    mbarrier_arrive(ready);
+  }
+  // In the second block of threads of a cluster: the steps that the first one makes arrive as
+  // bytes. Their places are given back there.
+  __device__ __forceinline__ void receive_steps() const {
+    for (unsigned n = 0;; ++n) {
+      mbarrier_arrive_expect(barrier(Layout::kFullStep, StepRing::stage(n)), Layout::kStepBytes);
+      wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
+      if ((this->step_flags(n) & BackwardStep::kEnd) != 0) return;
+    }
   }
 
   // Deals tiles and makes their steps.
@@ -97,7 +113,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     for (int index = draw(); index < p.num_tiles; index = draw()) {
       const KeyTile t = key_tile_at<C>(p, index);
       const Sequence q = sequence_of<C>(p, t.batch);
-      if (t.key_block * kKeys >= q.rows_k) continue;
+      if (t.key_block * kTileKeys >= q.rows_k) continue;
       BackwardBlocks<C> blocks(p, t);
       typename BackwardBlocks<C>::Block block{t.head_k * p.group, 0, true};
       // A tile that nobody sees has a step all the same, of which all is masked.
@@ -107,7 +123,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       do {
         BackwardStep s{flags,
                        block.block * kQueries,
-                       t.key_block * kKeys,
+                       t.key_block * kTileKeys,
                        block.head_q,
                        t.batch,
                        q.length_q,
@@ -150,19 +166,33 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         row_q = q.row_q;
         const unsigned ready = barrier(Side::kFullKeys, 0);
         wait(Side::kEmptyKeys, 0, ~tiles++ & 1);
-        mbarrier_arrive_expect(ready, Side::kPanels * Layout::kKeyPanel);
+        constexpr int kOther = kOfV ? 0 : Layout::kOtherK;
+        mbarrier_arrive_expect(ready, Side::kPanels * Layout::kKeyPanel + kOther);
+        const auto load = [&](int at, int panel, unsigned of_rank) {
+          tma_load_4d(shared + static_cast<unsigned>(at), keys, ready, 64 * panel,
+                      q.row_k + s.key0 + static_cast<int>(of_rank) * kKeys, s.head_q / p.group,
+                      C::kPackedK ? 0 : s.batch, kEvictFirst);
+        };
 #pragma unroll
         for (int panel = 0; panel < Side::kPanels; ++panel) {
-          tma_load_4d(shared + static_cast<unsigned>(Side::kKeysAt + panel * Layout::kKeyPanel),
-                      keys, ready, 64 * panel, q.row_k + s.key0, s.head_q / p.group,
-                      C::kPackedK ? 0 : s.batch, kEvictFirst);
+          load(Side::kKeysAt + panel * Layout::kKeyPanel, panel, rank);
+        }
+#pragma unroll
+        for (int panel = 0; panel < kOther / Layout::kKeyPanel; ++panel) {
+          load(Layout::kOtherKAt + panel * Layout::kKeyPanel,
+               static_cast<int>(rank) * Layout::kOwnPanels + panel, 1 - rank);
         }
       }
       const int stage = RowRing::stage(n);
       const unsigned ready = barrier(Side::kFullRows, stage);
       wait(Side::kEmptyRows, stage, RowRing::parity(n) ^ 1);
       if (!kOfV && n >= Layout::kStepLag) {
-        mbarrier_arrive(barrier(Layout::kEmptyStep, StepRing::stage(n - Layout::kStepLag)));
+        const unsigned place = barrier(Layout::kEmptyStep, StepRing::stage(n - Layout::kStepLag));
+        if constexpr (C::kCluster > 1) {
+          mbarrier_arrive_cluster(cluster_address(place, 0));
+        } else {
+          mbarrier_arrive(place);
+        }
       }
       if ((s.flags & BackwardStep::kEnd) != 0) {
         mbarrier_arrive(ready);
@@ -171,10 +201,18 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       }
       mbarrier_arrive_expect(ready, Side::kRowsBytes + Layout::kRows);
       const unsigned to = shared + static_cast<unsigned>(Side::kRowsAt + stage * Side::kRowsBytes);
+      // Of a cluster each block of threads asks for its columns, for all.
 #pragma unroll
-      for (int panel = 0; panel < Side::kPanels; ++panel) {
-        tma_load_4d(to + static_cast<unsigned>(panel * Layout::kRowPanel), rows, ready, 64 * panel,
-                    row_q + s.query0, s.head_q, C::kPackedQ ? 0 : s.batch, kEvictLast);
+      for (int i = 0; i < Side::kPanels / C::kCluster; ++i) {
+        const int panel = static_cast<int>(rank) * Layout::kOwnPanels + i;
+        const unsigned at = to + static_cast<unsigned>(panel * Layout::kRowPanel);
+        const int batch = C::kPackedQ ? 0 : s.batch;
+        if constexpr (C::kCluster > 1) {
+          tma_load_4d_multicast(at, rows, ready, 64 * panel, row_q + s.query0, s.head_q, batch,
+                                (1 << C::kCluster) - 1, kEvictLast);
+        } else {
+          tma_load_4d(at, rows, ready, 64 * panel, row_q + s.query0, s.head_q, batch, kEvictLast);
+        }
       }
       bulk_load(shared + static_cast<unsigned>(Side::kVectorAt + stage * Layout::kRows),
                 vector + static_cast<long long>(s.place) * kQueries, Layout::kRows, ready);
@@ -208,7 +246,8 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     };
     for (unsigned n = 0;; ++n) {
 #pragma unroll 1
-      for (int piece = 0; piece < Order::kPieces; ++piece, ++pieces) {
+      for (int i = 0; i < Layout::kOwnPieces; ++i, ++pieces) {
+        const int piece = static_cast<int>(rank) * Layout::kOwnPieces + i;
         const int stage = StagedRing::stage(pieces);
         const unsigned staged =
             shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged);
@@ -228,7 +267,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         const int first = 4 * piece * Order::kPiece;  // byte of the step
         float* const to =
             p.dq_sum + static_cast<long long>(s.place) * (kQueries * C::kHeadDim) + first / 4;
-        if (C::kScoreGroups > 1 && piece == 0 && (s.flags & BackwardStep::kLast) != 0) {
+        if (C::kScoreGroups > 1 && i == 0 && (s.flags & BackwardStep::kLast) != 0) {
           // Steps are staged in order: no score warpgroup needs this tile any more.
           mbarrier_arrive(barrier(Layout::kEmptyV, 0));
           mbarrier_arrive(barrier(Layout::kEmptyK, 0));
@@ -268,7 +307,11 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     } else if (threadIdx.x == 64) {
       add_staged();
     } else if (threadIdx.x == 96) {
-      make_steps();
+      if (rank == 0) {
+        make_steps();
+      } else {
+        receive_steps();
+      }
     }
   }
 };

@@ -86,11 +86,17 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
   template <int kPart, int kCount>
   __device__ __forceinline__ void put_dq(const float (&dq)[kCount], unsigned n) const {
     constexpr int kWords = Order::kPieceWords, kPieces = (kCount / 4 + kWords - 1) / kWords;
+    put_pieces<kPart, 0, kPieces>(dq, n);
+  }
+  // Those from kFirst on before kEnd, of the part.
+  template <int kPart, int kFirst, int kEnd, int kCount>
+  __device__ __forceinline__ void put_pieces(const float (&dq)[kCount], unsigned n) const {
+    constexpr int kWords = Order::kPieceWords;
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
+    for (int i = kFirst; i < kEnd; ++i) {
       const int piece = kPart * Order::kPartPieces + i;
       if (i > 0) wait_for_staging(n, piece);
-      const int stage = StagedRing::stage(n * Order::kPieces + static_cast<unsigned>(piece));
+      const int stage = StagedRing::stage(n * Layout::kOwnPieces + static_cast<unsigned>(piece));
       const unsigned to =
           shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged +
                                          4 * Order::thread_at(piece));
@@ -126,7 +132,7 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     }
   }
   __device__ __forceinline__ void wait_for_staging(unsigned n, int piece) const {
-    const unsigned at = n * Order::kPieces + static_cast<unsigned>(piece);
+    const unsigned at = n * Layout::kOwnPieces + static_cast<unsigned>(piece);
     wait(Layout::kEmptyStaged, StagedRing::stage(at), StagedRing::parity(at) ^ 1);
   }
   // All parts but the first, which takes the place of the rest of the state.
@@ -220,10 +226,13 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
         n += kGroups;
       }
     }
-    // Tells whoever adds dQ that this was all.
     if (kGroups > 1 && n > 0 && this->is(this->step_flags(n - 1), BackwardStep::kEnd)) return;
+    finish(n);
+  }
+  // Tells whoever adds dQ that step n is the end.
+  __device__ __forceinline__ void finish(unsigned n) const {
     wait_for_staging(n, 0);
-    arrive(Layout::kFullStaged, StagedRing::stage(n * Order::kPieces));
+    arrive(Layout::kFullStaged, StagedRing::stage(n * Layout::kOwnPieces));
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "kernels/backward_sm90/layout.cuh"
 #include "params.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
 #include "schedule/key_tiles.cuh"
@@ -31,6 +32,7 @@ struct BackwardSm90Tiles {
   using Layout = BackwardSm90Layout<C>;
   using Element = typename C::Element;
   static constexpr int kQueries = Layout::kQueries, kKeys = Layout::kKeys;
+  static constexpr int kTileKeys = Layout::kTileKeys;
   using QueryRing = BackwardRing<C::kStagesQ>;
   using OutputRing = BackwardRing<C::kStagesO>;  // of dO
   using ScoreRing = BackwardRing<C::kStagesP>;   // of P, and of dS
@@ -40,6 +42,7 @@ struct BackwardSm90Tiles {
   const BackwardParams& p;
   const BackwardMaps& maps;
   unsigned shared;  // 1024-byte aligned
+  unsigned rank;    // of this block of threads in its cluster
 
   __device__ __forceinline__ unsigned step_address(unsigned n) const {
     return shared +
@@ -73,11 +76,23 @@ struct BackwardSm90Tiles {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier(first, stage));
   }
+  // The same in every block of threads of the cluster.
+  __device__ __forceinline__ void arrive_all(int first, int stage) const {
+    if constexpr (C::kCluster == 1) {
+      arrive(first, stage);
+    } else {
+      __syncwarp();
+      const unsigned lane = threadIdx.x % 32;
+      if (lane < C::kCluster) mbarrier_arrive_cluster(cluster_address(barrier(first, stage), lane));
+    }
+  }
   // Low word of the descriptor of the tile at a place (ptx/wgmma.cuh), whose panels `leading` bytes
   // apart matter where the product runs along its columns. Warps agree on the place, so no thread
   // is asked.
   __device__ __forceinline__ unsigned descriptor(int at, int leading) const {
-    return (shared + static_cast<unsigned>(at)) >> 4 | static_cast<unsigned>(leading) >> 4 << 16;
+    unsigned address = shared + static_cast<unsigned>(at);
+    if constexpr (C::kCluster > 1) address &= 0x3FFFF;  // addresses in a cluster say whose they are
+    return address >> 4 | static_cast<unsigned>(leading) >> 4 << 16;
   }
 };
 

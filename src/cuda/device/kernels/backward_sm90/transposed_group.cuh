@@ -10,11 +10,11 @@ namespace attn::device {
 template <class C, bool kOfV>
 struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
   using Base = BackwardSm90GradientGroup<C, kOfV>;
-  using Base::kKeys, Base::kQueries, Base::p, Base::shared, Base::rows_at, Base::scores_at;
+  using Base::kQueries, Base::kTileKeys, Base::p, Base::shared, Base::rows_at, Base::scores_at;
   using typename Base::Element, typename Base::G, typename Base::Layout;
   static constexpr int kParts = G::kPanels;  // of 64 columns
   struct Sums {
-    float x[kParts][kKeys / 2];
+    float x[kParts][kTileKeys / 2];
   };
 
   static __device__ __forceinline__ void pin_all(Sums& sums) {
@@ -31,9 +31,9 @@ struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
     for (int step = 0; step < kQueries / 16; ++step) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        ProductTT<Element, kKeys>::run(sums.x[part],
-                                       a + ((part * Layout::kRowPanel + step * 2048) >> 4),
-                                       b + ((step * 2048) >> 4), step > 0 || add);
+        ProductTT<Element, kTileKeys>::run(sums.x[part],
+                                           a + ((part * Layout::kRowPanel + step * 2048) >> 4),
+                                           b + ((step * 2048) >> 4), step > 0 || add);
       }
     }
     wgmma_commit();
@@ -59,7 +59,7 @@ struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
             panel_element<Element>(rows, Layout::kRowPanel, query, column(part, 0)),
             panel_element<Element>(rows, Layout::kRowPanel, query, column(part, 1))};
 #pragma unroll
-        for (int j = 0; j < kKeys / 8; ++j) {
+        for (int j = 0; j < kTileKeys / 8; ++j) {
           const unsigned pair = panel_word(scores, Layout::kRowPanel, query,
                                            8 * j + 2 * static_cast<int>(threadIdx.x % 4));
 #pragma unroll
@@ -91,7 +91,7 @@ struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
         2 * (head * strides.head + (C::kPackedK ? q.row_k * strides.row : s.batch * strides.batch));
     const bool odd = (threadIdx.x / 4 & 1) != 0;
 #pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j) {
+    for (int j = 0; j < kTileKeys / 8; ++j) {
       const int key = s.key0 + 8 * j + 2 * static_cast<int>(threadIdx.x % 4) + (odd ? 1 : 0);
       const bool used = !C::kUsedK || key < q.length_k;
       char* const row = first + 2 * key * strides.row;

@@ -1,0 +1,184 @@
+// The score warpgroup where two blocks of threads share a tile of keys: each computes P and dS of
+// its half of the keys, sends them to the other, and adds up its half of dQ's columns from dS of
+// both halves.
+//
+// dQ of a step is computed beside the exponentials of the next, so that nobody waits for the
+// other's dS as it is sent:
+//
+//   products    [S1][dQ0   ]      [dP1  ]        [S2][dQ1   ]
+//   this group       [P1, sent    ][stage dQ0][dS1, sent]  [P2, sent
+#pragma once
+
+#include "kernels/backward_sm90/score_group.cuh"
+
+namespace attn::device {
+
+template <class C, class Expressions, class Slope>
+struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope> {
+  using Base = BackwardSm90ScoreGroup<C, Expressions, Slope>;
+  using Base::arrive, Base::barrier, Base::descriptor, Base::first_row, Base::kKeys, Base::rank;
+  using Base::shared, Base::wait, Base::warp;
+  using typename Base::Element, typename Base::Layout, typename Base::Order;
+  using typename Base::OutputRing, typename Base::QueryRing, typename Base::ScoreRing;
+  using typename Base::State;
+  static constexpr int kHalf = Layout::kOwnPieces / 2;  // pieces of dQ staged before dS
+
+  // Where this block of threads has its columns of P or dS of step n.
+  __device__ __forceinline__ int own_at(int ring_at, unsigned n) const {
+    return ring_at + ScoreRing::stage(n) * Layout::kP + static_cast<int>(rank) * Layout::kRowPanel;
+  }
+  // Hands this warp's 16 rows over, to the same place in both blocks of threads. Each barrier gets
+  // an arrival of each warp of its own block, and the bytes of the other's.
+  __device__ __forceinline__ void send(int ring_at, int full, unsigned n) const {
+    constexpr unsigned kBytes = 16 * 128;
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      const unsigned from = shared + static_cast<unsigned>(own_at(ring_at, n)) +
+                            kBytes * static_cast<unsigned>(warp());
+      const unsigned ready = barrier(full, ScoreRing::stage(n));
+      bulk_send(cluster_address(from, 1 - rank), from, kBytes, cluster_address(ready, 1 - rank));
+      mbarrier_arrive_expect(ready, kBytes);
+    }
+  }
+  // Tells the other block of threads that its dS was read.
+  __device__ __forceinline__ void give_back_other(unsigned n) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      mbarrier_arrive_cluster(
+          cluster_address(barrier(Layout::kEmptyS, ScoreRing::stage(n)), 1 - rank));
+    }
+  }
+
+  __device__ __forceinline__ void issue_next_s(State& c, unsigned n) const {
+    wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
+    c.flags = this->step_flags(n);
+    c.q = uniform(descriptor(Layout::kQAt + QueryRing::stage(n) * Layout::kQ, 0));
+    c.lse = this->load_rows(Layout::kLseAt, QueryRing::stage(n));
+    this->issue_s(c);
+  }
+  __device__ __forceinline__ void issue_next_dp(State& c, unsigned n) const {
+    wait(Layout::kFullO, OutputRing::stage(n), OutputRing::parity(n));
+    c.d_o = uniform(descriptor(Layout::kOAt + OutputRing::stage(n) * Layout::kO, 0));
+    c.d = this->load_rows(Layout::kDAt, OutputRing::stage(n));
+    this->issue_dp(c);
+  }
+  // Of this block of threads' columns; the keys of both, its own first.
+  __device__ __forceinline__ void issue_both_dq(State& c, unsigned n) const {
+    wait(Layout::kFullS, ScoreRing::stage(n), ScoreRing::parity(n));
+    fence_proxy_async();
+    const int at = Layout::kSAt + ScoreRing::stage(n) * Layout::kP;
+    const int own = static_cast<int>(rank), other = 1 - own;
+    const unsigned ds[2] = {uniform(descriptor(at + own * Layout::kRowPanel, 0)),
+                            uniform(descriptor(at + other * Layout::kRowPanel, 0))};
+    const unsigned keys[2] = {
+        uniform(descriptor(Layout::kKAt + own * Layout::kOwnPanels * Layout::kKeyPanel,
+                           Layout::kKeyPanel)),
+        descriptor(Layout::kOtherKAt, Layout::kKeyPanel)};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int step = 0; step < kKeys / 16; ++step) {
+        ProductST<Element, Order::columns(0)>::run(c.dq, ds[half] + ((step * 32) >> 4),
+                                                   keys[half] + ((step * 2048) >> 4),
+                                                   half > 0 || step > 0);
+      }
+    }
+    wgmma_commit();
+  }
+  // As stage_dq, of dS and K of both blocks of threads.
+  __device__ __forceinline__ void stage_both_dq(const float (&dq)[Order::columns(0) / 2],
+                                                bool mixed, unsigned n) const {
+    this->wait_for_staging(n, 0);
+    if (mixed && __any_sync(~0u, zero_if_finite(dq) != 0)) {
+      float again[Order::columns(0) / 2] = {};
+      const unsigned at =
+          shared + static_cast<unsigned>(Layout::kSAt + ScoreRing::stage(n) * Layout::kP);
+      const auto add = [&](unsigned of_rank, int keys_at, int column) {
+        add_seen<Element, kKeys>(
+            again,
+            [&](int i, int key) {
+              return panel_element<Element>(at, Layout::kRowPanel, first_row() + 8 * i,
+                                            static_cast<int>(of_rank) * kKeys + key);
+            },
+            shared + static_cast<unsigned>(keys_at), Layout::kKeyPanel, column);
+      };
+      add(rank, Layout::kKAt, static_cast<int>(rank) * Order::columns(0));
+      add(1 - rank, Layout::kOtherKAt, 0);
+      this->template put_dq<0>(again, n);
+    } else {
+      this->template put_dq<0>(dq, n);
+    }
+    give_back_other(n);
+  }
+
+  __device__ __forceinline__ void run() const {
+    unsigned n = 0;
+    unsigned tiles = 0;  // before that of step n
+    while (true) {
+      wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
+      if (this->is(this->step_flags(n), BackwardStep::kEnd)) break;
+      State c;
+      wait(Layout::kFullK, 0, tiles & 1);
+      issue_next_s(c, n);
+      wgmma_commit();  // in place of dQ of a step before
+      wait(Layout::kFullV, 0, tiles++ & 1);
+      bool first = true, mixed_before = false, mixed, last;
+      while (true) {
+        mixed = this->is(c.flags, BackwardStep::kMixed);
+        last = this->is(c.flags, BackwardStep::kLast);
+        wgmma_wait<1>();
+        pin(c.s);
+        this->arrive_all(Layout::kEmptyQ, QueryRing::stage(n));
+        if (mixed) this->apply_mask(c, n);
+        wait(Layout::kEmptyP, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
+        this->exponentiate(c, n, own_at(Layout::kPAt, n), [](int) {});
+        issue_next_dp(c, n);
+        send(Layout::kPAt, Layout::kFullP, n);
+        wgmma_wait<1>();
+        pin(c.dq);
+        const bool split = !first && !mixed_before;
+        if (split) {
+          give_back_other(n - 1);
+          this->wait_for_staging(n - 1, 0);
+          this->template put_pieces<0, 0, kHalf>(c.dq, n - 1);
+        } else if (!first) {
+          stage_both_dq(c.dq, mixed_before, n - 1);
+        }
+        wgmma_wait<0>();
+        pin(c.dp);
+        this->arrive_all(Layout::kEmptyO, OutputRing::stage(n));
+        if (last) arrive(Layout::kEmptyV, 0);
+        this->wait_for_place(n);
+        this->differentiate(c, mixed, own_at(Layout::kSAt, n));
+        pin(c.dq);
+        // The fence of what is sent would hold up S. A branch around S alone would make all
+        // products wait for each other.
+        const auto hand_over = [&] {
+          send(Layout::kSAt, Layout::kFullS, n);
+          if (split) this->template put_pieces<0, kHalf, Layout::kOwnPieces>(c.dq, n - 1);
+        };
+        if (last) {
+          hand_over();
+          wgmma_fence();
+          issue_both_dq(c, n);
+          break;
+        }
+        issue_next_s(c, n + 1);
+        hand_over();
+        issue_both_dq(c, n);
+        first = false;
+        mixed_before = mixed;
+        ++n;
+      }
+      wgmma_wait<0>();
+      pin(c.dq);
+      stage_both_dq(c.dq, mixed, n);
+      arrive(Layout::kEmptyK, 0);
+      ++n;
+    }
+    this->finish(n);
+  }
+};
+
+}  // namespace attn::device
