@@ -290,7 +290,6 @@ class Backward {
 
 void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales) {
   const double smallest = smallest_term(problem.dtype);
-  const double share = float_share(problem.dtype);
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
@@ -312,12 +311,10 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
           if (hidden(row.t[j])) continue;
           const auto key = static_cast<std::int64_t>(j);
           const double z = head.dropout(i, key);
-          const double p_error =
-              std::max(p[j], smallest) + p[j] * share * std::sqrt(score_square(head, i, key, row));
           for (std::size_t c = 0; c < o.size(); ++c) {
             const double v = head.v[key][static_cast<std::int64_t>(c)];
             o[c] += z * p[j] * v;
-            squares[i][static_cast<std::int64_t>(c)] += square(z * p_error * v);
+            squares[i][static_cast<std::int64_t>(c)] += square(z * std::max(p[j], smallest) * v);
           }
         }
         for (std::size_t c = 0; c < o.size(); ++c) {
