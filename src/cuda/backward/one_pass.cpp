@@ -35,7 +35,7 @@ core::Size num_words(const Problem& p, const BackwardConfig& c) {
 // Of what tells tiles their turns (device/schedule/dq_turns.cuh), a multiple of 8.
 core::Size turns_bytes(const Problem& p, const BackwardConfig& c) {
   if (!c.ordered) return 0;
-  constexpr std::int64_t kTurnBytes = 32768, kTiles = 32;
+  constexpr std::int64_t kTurnBytes = 16384, kTiles = 32;
   const core::Size passed = core::divide_up(num_rows(p, c), c.block_n) *
                             divide_up(4 * c.block_n * p.head_dim, kTurnBytes);
   const core::Size seen = core::divide_up(key_blocks(p, c), kTiles) * query_blocks(p, c) *

@@ -6,8 +6,9 @@
 namespace attn::cuda {
 namespace {
 
-constexpr int kQueries = 64;  // rows of one product of a warpgroup
-constexpr int kWarps = 16;    // producers, scores, dV, dK
+constexpr int kQueries = 64;       // rows of one product of a warpgroup
+constexpr int kWarps = 16;         // producers, scores, dV, dK
+constexpr int kPartColumns = 128;  // of dQ, of one product
 
 // Of the thread that makes steps, which is ahead of all others. Loops of products have none, but
 // those of scores with a slope: 60 bytes with a softcap, some 200 where ALiBi and dropout are
@@ -67,8 +68,9 @@ void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardS
   config.stages = shape.stages_q;
   config.stages_o = shape.stages_o;
   config.stages_p = shape.stages_p;
-  config.piece_columns = shape.piece_columns;
-  config.stages_dq = shape.stages_dq;
+  // Turns are taken for whole parts of dQ (schedule/dq_turns.cuh).
+  config.piece_columns = config.ordered ? kPartColumns : shape.piece_columns;
+  config.stages_dq = config.ordered ? shape.score_groups : shape.stages_dq;
   config.producer_registers = shape.producer_registers;
   config.score_registers = shape.score_registers;
   config.gradient_registers = shape.gradient_registers;

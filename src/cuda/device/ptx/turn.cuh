@@ -1,11 +1,8 @@
 // Words in memory by which threads of a grid take turns.
 //
-// By PTX's memory model a turn would be passed on by a release and taken by an acquire. Here loads
-// and stores are relaxed: a fence of the GPU costs the thread that adds dQ several hundred clocks,
-// and what turns put in order is additions that L2 does, each of them whole in any order. A thread
-// passes its turn on when cp.async.bulk.wait_group says that its additions are done, and the next
-// asks for additions after it has read the word. If some GPU let one of them overtake the other,
-// sums would differ in the last bit, and be no less right.
+// A thread passes its turn on by a release, when cp.async.bulk.wait_group says that its additions
+// are done, and the next takes it by an acquire before it asks for additions: relaxed loads and
+// stores were no faster (docs/log/cuda-backward.md).
 #pragma once
 
 namespace attn::device {
@@ -13,7 +10,7 @@ namespace attn::device {
 // The word as some thread of the grid left it. The thread does not wait for it before it needs it.
 __device__ __forceinline__ unsigned ask_word(const unsigned* word) {
   unsigned x;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
   return x;
 }
 // Returns once the word is x.
@@ -22,7 +19,7 @@ __device__ __forceinline__ void wait_for_word(const unsigned* word, unsigned x) 
   }
 }
 __device__ __forceinline__ void set_word(unsigned* word, unsigned x) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
 }
 
 }  // namespace attn::device

@@ -5,7 +5,7 @@
 // What the order needs lies in the workspace behind BackwardParams::d, all of it 0 before the words
 // of query_words.cuh are made:
 //
-//   passed  [place][kOfPlace] 32 KB of a block of queries' dQ have a word each: the last tile of
+//   passed  [place][kOfPlace] 16 KB of a block of queries' dQ have a word each: the last tile of
 //           keys that added to them, + 1
 //   seen    [batch][query head][block of queries][window of 32 tiles of keys] a bit for each tile
 //           that sees some of the block; one batch where kMaskBatches is false and one head where
@@ -24,7 +24,7 @@ namespace attn::device {
 
 template <class C>
 struct DqTurns {
-  static constexpr int kBytes = 32768;  // of dQ, of a turn
+  static constexpr int kBytes = 16384;  // of dQ, of a turn
   static constexpr int kOfPlace = (4 * C::kBlockN * C::kHeadDim + kBytes - 1) / kBytes;
 
   static __device__ __forceinline__ long long places(const BackwardParams& p) {

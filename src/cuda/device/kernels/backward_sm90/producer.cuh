@@ -219,13 +219,13 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     }
   }
 
-  // Asks for the word of the turn that comes after the i-th of step n, if its step is made.
-  __device__ __forceinline__ void ask_next(BackwardTurns<C>& turns, unsigned n, int i) const {
-    const bool same = i + 1 < DqTurns<C>::kOfPlace;
+  // Asks for the word of the turn after those of a part of step n, if its step is made.
+  __device__ __forceinline__ void ask_next(BackwardTurns<C>& turns, unsigned n, int part) const {
+    const bool same = part + 1 < Layout::Order::kParts;
     const unsigned next = same ? n : n + 1;
     if (same ||
         mbarrier_try(barrier(Layout::kFullStep, StepRing::stage(next)), StepRing::parity(next))) {
-      turns.ask(this->step(next), same ? i + 1 : 0);
+      turns.ask(this->step(next), same ? part + 1 : 0, 0);
     } else {
       turns.forget();
     }
@@ -236,9 +236,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   // waited for while the next is on its way, or when there is no next yet.
   __device__ __forceinline__ void add_staged() const {
     using Order = typename Layout::Order;
-    using Turns = DqTurns<C>;
-    constexpr int kShare = BackwardTurns<C>::kShare;
-    constexpr int kStep = 4 * kQueries * C::kHeadDim;  // bytes
+    constexpr int kShare = BackwardTurns<C>::kPiece;
     BackwardTurns<C> turns(p);
     unsigned pieces = 0, given_back = 0;  // so far
     const auto give_back = [&] {
@@ -255,7 +253,6 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
             !mbarrier_try(barrier(Layout::kFullStaged, stage), StagedRing::parity(pieces))) {
           bulk_wait_read();
           give_back();
-          if constexpr (C::kOrdered) turns.finish();
         }
         wait(Layout::kFullStaged, stage, StagedRing::parity(pieces));
         const BackwardStep s = this->step(n);
@@ -264,9 +261,8 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
           bulk_wait();
           return;
         }
-        const int first = 4 * piece * Order::kPiece;  // byte of the step
-        float* const to =
-            p.dq_sum + static_cast<long long>(s.place) * (kQueries * C::kHeadDim) + first / 4;
+        float* const to = p.dq_sum + static_cast<long long>(s.place) * (kQueries * C::kHeadDim) +
+                          piece * Order::kPiece;
         if (C::kScoreGroups > 1 && i == 0 && (s.flags & BackwardStep::kLast) != 0) {
           // Steps are staged in order: no score warpgroup needs this tile any more.
           mbarrier_arrive(barrier(Layout::kEmptyV, 0));
@@ -276,11 +272,15 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         fence_proxy_async();
 #pragma unroll 1
         for (int at = 0; at < bytes; at += kShare) {
-          const int begin = first + at, turn = begin / Turns::kBytes;
           if constexpr (C::kOrdered) {
-            if (begin % Turns::kBytes == 0) {
-              turns.take(s, turn);
-              ask_next(turns, n, turn);
+            if (at % DqTurns<C>::kBytes == 0) {
+              const int turn = at / DqTurns<C>::kBytes;
+              turns.take(s, piece, turn);
+              if (at + DqTurns<C>::kBytes < bytes) {
+                turns.ask(s, piece, turn + 1);
+              } else {
+                ask_next(turns, n, piece);
+              }
             }
           }
           bulk_add(to + at / 4, staged + static_cast<unsigned>(at),
@@ -288,12 +288,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
           bulk_commit();
           bulk_wait_read<1>();
           if (given_back < pieces) give_back();
-          if constexpr (C::kOrdered) {
-            turns.added();
-            if ((begin + kShare) % Turns::kBytes == 0 || begin + kShare >= kStep) {
-              turns.end(s, turn);
-            }
-          }
+          if constexpr (C::kOrdered) turns.added();
         }
       }
     }
