@@ -39,7 +39,7 @@ def means(phase, rows):
     """One sentence of the README."""
     rows = rows.values()
     of = [f"{mean(rows, peer):.2f} of {name}" for peer, name in PEERS.items() if any(peer in row for row in rows)]
-    return f"{phase} {', '.join(of)}"
+    return f"{phase} ({len(rows)} of {2 * 3 * len(LENGTHS)}) {', '.join(of)}"
 
 
 def one(row, peers):
