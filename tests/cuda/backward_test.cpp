@@ -84,11 +84,19 @@ INSTANTIATE_TEST_SUITE_P(Backward, CudaBackwardListed,
                                                      std::string(name(std::get<1>(info.param))));
                          });
 
-TEST(CudaBackward, RandomProblemsAgreeWithTheReference) {
+std::uint64_t random_cases() { return why_no_driver() ? 0 : harness::quick() ? 10 : 100; }
+
+// A test a problem, so that parts of the tests can run side by side: each compiles four kernels.
+class CudaBackwardRandom : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(CudaBackwardRandom, AgreesWithTheReference) {
   ATTN_NEEDS_GPU();
-  const std::uint64_t count = harness::quick() ? 10 : 100;
-  for (std::uint64_t seed = 1; seed <= count; ++seed) check_all(harness::random_case(seed), seed);
+  check_all(harness::random_case(GetParam()), GetParam());
 }
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaBackwardRandom);
+INSTANTIATE_TEST_SUITE_P(Seed, CudaBackwardRandom,
+                         ::testing::Range(std::uint64_t{1}, 1 + random_cases()));
 
 // O and LSE on the host, then the gradients by the GPU.
 void run_backward(CaseData& data, const std::string& kernel = {}, bool deterministic = false) {
