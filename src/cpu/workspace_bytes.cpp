@@ -119,7 +119,7 @@ class Count {
   Size gradient_tiles() const {
     GradientTiles t;
     t.tile = tile_;
-    return scratch_bytes(t);
+    return Size(sizeof(GradientTiles)) + scratch_bytes(t);
   }
   Size gradient_block() const {
     return Size(sizeof(GradientBlock)) +

@@ -208,8 +208,8 @@ class Verbs {
       delta_[kMaxRows];
 };
 
-// One head, 16 queries and keys, head size 64: 0.7 us forward; backward, which looks at nine
-// tensors and runs three loops, 1.0 us.
+// One head, 16 queries and keys, head size 64: 0.65 us forward; backward, which looks at nine
+// tensors and runs three loops, 0.85 us.
 TEST(CallOverhead, IsAtMostAMicrosecond) {
 #if !defined(__OPTIMIZE__) || defined(_GLIBCXX_ASSERTIONS)
   GTEST_SKIP() << "skipped: the checks of a build for development take their time too";
@@ -223,9 +223,9 @@ TEST(CallOverhead, IsAtMostAMicrosecond) {
   const auto overhead = [&](std::size_t call) {
     return (least[call] - least[call + 1]) / least[0];
   };
-  least.measure([&] { return overhead(1) <= 1 && overhead(3) <= 1.5; });
+  least.measure([&] { return overhead(1) <= 1 && overhead(3) <= 1; });
   EXPECT_LE(overhead(1), 1) << "us";
-  EXPECT_LE(overhead(3), 1.5) << "us";
+  EXPECT_LE(overhead(3), 1) << "us";
 }
 
 // Calls so small that a second thread would only cost.
@@ -252,7 +252,13 @@ TEST(PlanTime, IsAtMost100Microseconds) {
   std::vector<Problem> problems;
   for (const char* text : {"", "_causal", "_window128x0", "_prefix100", "_causal_documents",
                            "_butterfly16", "_alibi_bias", "_softcap30_dropout0.1_sink",
-                           "_mask(key%2==0)", "_mask((query+key)%2==0)"}) {
+                           "_mask(key%2==0)", "_mask((query+key)%2==0)",
+                           "_butterfly1_window100x50", "_documents2048,2048_causaltl",
+                           "_mask(min(query%97,key%89)*max(query,key)%7!=3)",
+                           "_mask(select(head%2==0,abs(position-key)<64,(key&position)==0))",
+                           "_mask(allowed[batch,query,key]!=0)_buffer(allowed:u8:8x2048x2048)",
+                           "_mask(exp(0.01*to_float(key-query))*weight[head,key]>0.5)"
+                           "_buffer(weight:f16:16x2048)"}) {
     problems.push_back(parse_problem("b8_n2048_h16_d64" + std::string(text)));
     problems.push_back(parse_problem("b8_n2048_h16_d64_packed" + std::string(text)));
   }

@@ -83,10 +83,11 @@ std::int64_t address(const Tensor& t) {
 }  // namespace
 
 Bytes bytes_of(const Tensor& t) {
-  if (!t.given() || t.size() == 0) return {};
+  if (!t.given()) return {};
   const auto size = static_cast<std::int64_t>(size_of(t.dtype));
   Bytes bytes{address(t), address(t) + size - 1};
   for (std::int32_t k = 0; k < t.rank; ++k) {
+    if (t.shape[k] == 0) return {};
     const std::int64_t extent = (t.shape[k] - 1) * t.strides[k] * size;
     (extent < 0 ? bytes.first : bytes.last) += extent;
   }
@@ -107,7 +108,7 @@ bool overlap(const Tensor& a, const Tensor& b) {
 }
 
 bool self_overlap(const Tensor& t) {
-  if (!t.given() || t.size() == 0 || t.contiguous()) return false;
+  if (!t.given() || t.contiguous()) return false;
   const auto size = static_cast<std::int64_t>(size_of(t.dtype));
   // Two elements whose indices first differ in dimension k, there by z > 0.
   for (std::int32_t k = 0; k < t.rank; ++k) {

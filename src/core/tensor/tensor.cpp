@@ -17,13 +17,13 @@ std::int64_t Tensor::size() const noexcept {
 }
 
 bool Tensor::contiguous() const noexcept {
-  if (size() == 0) return true;
-  std::int64_t expected = 1;
+  bool in_order = true;
+  std::int64_t elements = 1;  // of the dimensions so far
   for (std::int32_t k = rank - 1; k >= 0; --k) {
-    if (shape[k] != 1 && strides[k] != expected) return false;
-    expected *= shape[k];
+    in_order = in_order && (shape[k] == 1 || strides[k] == elements);
+    elements *= shape[k];
   }
-  return true;
+  return in_order || elements == 0;
 }
 
 std::int64_t Tensor::offset(std::initializer_list<std::int64_t> index) const noexcept {

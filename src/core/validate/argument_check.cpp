@@ -123,7 +123,7 @@ void ArgumentCheck::tensor(const Label& name, const Tensor& t, DType dtype,
 
 void ArgumentCheck::contiguous_rows(const Label& name, const Tensor& t) const {
   const auto last = static_cast<std::size_t>(t.rank - 1);
-  if (t.size() > 0 && t.shape[last] > 1 && t.strides[last] != 1) {
+  if (t.shape[last] > 1 && t.strides[last] != 1 && t.size() > 0) {
     refuse(fmt::format("{} is {}; accepted is stride 1 in the last dimension", to_string(name),
                        to_string(t)));
   }

@@ -47,13 +47,13 @@ constexpr std::uintptr_t kWorkspaceAlignment = 128;
 
 // O, dO: as Q with head_dim_v.
 void check_like_o(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
-                  const char* name, const Tensor& t) {
+                  const Label& name, const Tensor& t) {
   check.tensor(name, t, p.dtype, shape_like_q(p, inputs.q.shape[0], p.head_dim_v));
   check.contiguous_rows(name, t);
 }
 
 void check_like_lse(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
-                    const char* name, const Tensor& t) {
+                    const Label& name, const Tensor& t) {
   const DType dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   if (p.layout_q == Layout::packed) {
     check.tensor(name, t, dtype, {p.heads_q, inputs.q.shape[0]});

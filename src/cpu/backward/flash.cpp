@@ -15,16 +15,22 @@ namespace {
 
 struct Scratch {
   int dim = 0, dim_v = 0;
-  int blocks = kGradientGroup;          // of a group
-  GradientTiles tiles[kGradientGroup];  // of each Q block of a group
-  GradientBlock* block = nullptr;       // [blocks], for Q blocks that are not packed ahead
+  int blocks = kGradientGroup;     // of a group
+  GradientTiles tile;              // sizes of each of tiles
+  GradientTiles* tiles = nullptr;  // [blocks], of each Q block of a group
+  GradientBlock* block = nullptr;  // [blocks], for Q blocks that are not packed ahead
   float *k = nullptr, *v = nullptr, *dk = nullptr,
         *dv = nullptr;                               // [kChunkKeys][leading dimension]
   std::uint64_t k_apart[kChunkKeys / kBlockK] = {};  // of each K block, as in KeyBlock
 
   void carve(Carver& c) {
+    c.take(tiles, blocks);
+    GradientTiles placed = tile;
     for (int i = 0; i < blocks; ++i) {
-      tiles[i].carve(c);
+      placed.carve(c);
+      placed.tile.expression_floats = 0;  // they take turns to evaluate: one scratch serves all
+      if (tiles == nullptr) continue;
+      tiles[i] = placed;
       tiles[i].tile.expression = tiles[0].tile.expression;
     }
     c.take(block, blocks);
@@ -215,9 +221,7 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   sizes.dim = a.dim;
   sizes.dim_v = a.dim_v;
   sizes.blocks = a.most_blocks(kGradientGroup);
-  // One after the other the tiles evaluate expressions: the scratch of the first serves all.
-  std::fill_n(sizes.tiles, kGradientGroup, g.tiles());
-  for (int i = 1; i < kGradientGroup; ++i) sizes.tiles[i].tile.expression_floats = 0;
+  sizes.tile = g.tiles();
   Workspace& workspace = workers.workspace();
   const WorkerScratch<Scratch> scratch(workspace, workers.count(), sizes);
 
@@ -245,7 +249,7 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
       core::Size(splits) * memory.blocks * memory.block_floats, "dQ of the splits");
 
   for (const Wave& wave : all.list) {
-    pack_queries(a, g, all, wave, memory, workers);
+    if (wave.bytes > 0) pack_queries(a, g, all, wave, memory, workers);
     const std::int64_t pairs = wave.last - wave.first;
     const std::int64_t first = g.first_block(wave.first);
     // Ranges of the first keys come first: under a causal mask they are the costly ones.
