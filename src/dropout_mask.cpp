@@ -8,7 +8,9 @@
 
 #include "attn/error.hpp"
 #include "core/philox.hpp"
+#include "core/problem/dropout_state.hpp"
 #include "core/validate/argument_check.hpp"
+#include "core/validate/validate_parts.hpp"
 #include "cpu/plan_check.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/dropout_mask.hpp"
@@ -17,7 +19,7 @@ namespace attn {
 namespace {
 
 // The problem's four sizes, those left at 0 taken from `kept`.
-Problem sized(const Problem& problem, const Tensor& kept) {
+Problem sized(const Problem& problem, const Tensor& kept, const Tensor& rng_state) {
   const core::ArgumentCheck check(nullptr, kept.device);
   check.view("kept", kept);
   if (kept.rank != 4 || kept.dtype != DType::u8) {
@@ -42,8 +44,9 @@ Problem sized(const Problem& problem, const Tensor& kept) {
     check.refuse(
         fmt::format("dropout.probability is {}; accepted are 0 to below 1", p.dropout.probability));
   }
-  const core::NamedTensor written{"kept", kept};
-  check.disjoint({&written, 1}, {});
+  core::check_rng_state(check, p.dropout, rng_state);
+  const core::NamedTensor written{"kept", kept}, read{"rng_state", rng_state};
+  check.disjoint({&written, 1}, {&read, 1});
   return p;
 }
 
@@ -66,19 +69,25 @@ void write_row(const Dropout& dropout, std::uint32_t batch_head, std::uint32_t q
 }  // namespace
 
 void dropout_mask(const Problem& problem, const Tensor& kept, const Context& context) {
-  const Problem p = sized(problem, kept);
+  dropout_mask(problem, kept, {}, context);
+}
+
+void dropout_mask(const Problem& problem, const Tensor& kept, const Tensor& rng_state,
+                  const Context& context) {
+  const Problem p = sized(problem, kept, rng_state);
   if (kept.device.type == DeviceType::cuda) {
-    const core::NamedTensor written{"kept", kept};
-    cuda::check_memory(p, {&written, 1}, kept.device.index);
-    if (kept.size() > 0) cuda::dropout_mask(p, kept, context);
+    const std::array<core::NamedTensor, 2> tensors{{{"kept", kept}, {"rng_state", rng_state}}};
+    cuda::check_memory(p, {tensors.data(), rng_state.given() ? 2u : 1u}, kept.device.index);
+    if (kept.size() > 0) cuda::dropout_mask(p, kept, rng_state, context);
     return;
   }
+  const Dropout dropout = core::with_state(p.dropout, rng_state);
   const std::int64_t heads = p.batch * p.heads_q;
   cpu::executor_of(context)->parallel_for(kept.size() > 0 ? heads : 0, [&](std::int64_t head, int) {
     auto* rows =
         static_cast<std::uint8_t*>(kept.data) + kept.offset({head / p.heads_q, head % p.heads_q});
     for (std::int64_t query = 0; query < p.seqlen_q; ++query) {
-      write_row(p.dropout, static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(query),
+      write_row(dropout, static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(query),
                 p.seqlen_k, rows + query * kept.strides[2], kept.strides[3]);
     }
   });

@@ -23,7 +23,8 @@ void for_each_number(const PlanRequest& r, const Visit& visit) {
   visit(static_cast<std::uint64_t>(DType{p.dtype}) | static_cast<std::uint64_t>(p.layout_q) << 8 |
         static_cast<std::uint64_t>(p.layout_k) << 16 | std::uint64_t{p.sink} << 24 |
         std::uint64_t{p.softmax_scale.has_value()} << 25 |
-        std::uint64_t{r.options.deterministic} << 26 | static_cast<std::uint64_t>(r.phase) << 32 |
+        std::uint64_t{r.options.deterministic} << 26 | std::uint64_t{p.dropout.rng_state} << 27 |
+        static_cast<std::uint64_t>(r.phase) << 32 |
         static_cast<std::uint64_t>(r.options.backend) << 40 |
         static_cast<std::uint64_t>(r.options.algorithm) << 48 |
         static_cast<std::uint64_t>(r.isa) << 56);

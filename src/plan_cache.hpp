@@ -12,8 +12,8 @@
 
 namespace attn {
 
-// What a plan depends on. Not of the problem: seed and offset of its dropout, and what its tensors
-// hold.
+// What a plan depends on. Not of the problem: seed and offset of its dropout, though whether they
+// stand in a tensor, and what its tensors hold.
 struct PlanRequest {
   const Problem& problem;  // complete
   Phase phase;

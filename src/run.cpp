@@ -136,8 +136,8 @@ class PlannedCall {
                         options.backend != Backend::reference && whole.dtype != DType::f64;
     const int workers = on_cpu ? cpu::executor_of(context)->concurrency() : 0;
     plan_ = plan_cache().find({whole, phase, options, context.isa, workers}, make);
-    if (whole.dropout.seed != plan_->problem.dropout.seed ||
-        whole.dropout.offset != plan_->problem.dropout.offset) {
+    if (!whole.dropout.rng_state && (whole.dropout.seed != plan_->problem.dropout.seed ||
+                                     whole.dropout.offset != plan_->problem.dropout.offset)) {
       Plan other = *plan_;
       other.problem.dropout = whole.dropout;
       plan_ = std::make_shared<const Plan>(std::move(other));

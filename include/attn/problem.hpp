@@ -42,6 +42,9 @@ struct Dropout {
   double probability = 0;  // in [0, 1)
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
+  // Seed and offset are read from Inputs::rng_state while a call runs, and those above are not. A
+  // captured CUDA graph whose tensor is written anew between replays draws anew at each.
+  bool rng_state = false;
 };
 
 // The dtype of a problem, or none, of which it counts as f32. Written and read like a DType:

@@ -34,6 +34,8 @@ struct Inputs {
                         // the length are not read, and those of pages of which no row sees a key
                         // may hold any number, -1 as well
   Tensor sink{};        // f32 [heads_q], contiguous, when problem.sink
+  Tensor rng_state{};   // i64 [2], contiguous, when problem.dropout.rng_state: seed and offset of
+                        // dropout, whose 64 bits are taken as unsigned; the same in backward
   expr::Bindings buffers{};  // tensors for named buffers of mask and score, of the declared dtype
                              // and shape (a size declared as 0 is taken from the tensor); needed
                              // where the Buffer has no data. Scalars: see attn/scalar.hpp

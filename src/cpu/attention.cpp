@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/philox.hpp"
+#include "core/problem/dropout_state.hpp"
 #include "cpu/workspace.hpp"
 
 namespace attn::cpu {
@@ -38,6 +39,7 @@ Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table,
   if (has_mask_) mask_ = bind(programs.mask(), workspace);
   if (has_score_) score_ = bind(programs.score(), workspace);
   if (p.dropout.probability > 0) {
+    dropout_ = core::with_state(p.dropout, in.rng_state);
     dropout_threshold_ = core::dropout_threshold(p.dropout.probability);
     dropout_scale_ = static_cast<float>(core::dropout_scale(dropout_threshold_));
   }
@@ -172,8 +174,7 @@ expr::TileContext Attention::expression_context(const QueryBlock& q, int key0, i
 const std::uint32_t* Attention::keep(const QueryBlock& q, int key0, int keys,
                                      TileScratch& t) const {
   if (dropout_threshold_ == 0) return nullptr;
-  const DropoutTile tile{problem.dropout.seed, problem.dropout.offset, dropout_threshold_, q.query,
-                         q.batch_head};
+  const DropoutTile tile{dropout_.seed, dropout_.offset, dropout_threshold_, q.query, q.batch_head};
   ops.dropout_keep(tile, key0, keys, t.keep);
   return t.keep;
 }

@@ -176,6 +176,7 @@ class Attention {
   float q_scale_ = 1;
   float c_ = kLog2e;
   double natural_ = 1;
+  Dropout dropout_;  // with its seed and offset
   float dropout_scale_ = 1;
   std::uint32_t dropout_threshold_ = 0;
   bool has_mask_ = false, has_score_ = false;

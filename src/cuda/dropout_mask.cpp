@@ -1,5 +1,7 @@
 #include "cuda/dropout_mask.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -12,20 +14,22 @@
 
 namespace attn::cuda {
 
-Source dropout_mask_source() {
+Source dropout_mask_source(bool rng_state) {
   Source source;
-  source.name = "dropout_mask";
+  source.name = rng_state ? "dropout_mask rng_state" : "dropout_mask";
   source.entry = "attn_dropout_mask";
-  source.text =
+  source.text = fmt::format(
       "#include \"kernels/dropout_mask.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(attn::device::kDropoutMaskThreads)\n"
-      "attn_dropout_mask(const __grid_constant__ attn::device::DropoutMaskParams p) {\n"
-      "  attn::device::dropout_mask(p);\n"
-      "}\n";
+      "attn_dropout_mask(const __grid_constant__ attn::device::DropoutMaskParams p) {{\n"
+      "  attn::device::dropout_mask<{}>(p);\n"
+      "}}\n",
+      rng_state);
   return source;
 }
 
-void dropout_mask(const Problem& problem, const Tensor& kept, const Context& context) {
+void dropout_mask(const Problem& problem, const Tensor& kept, const Tensor& rng_state,
+                  const Context& context) {
   check_sizes(problem, Phase::forward, core::Size(0), core::Size(1));
   const ContextGuard guard(kept.device.index);
   device::DropoutMaskParams parameters{};
@@ -35,7 +39,7 @@ void dropout_mask(const Problem& problem, const Tensor& kept, const Context& con
   parameters.seqlen_k = static_cast<int>(problem.seqlen_k);
   parameters.kept = static_cast<unsigned char*>(kept.data);
   std::ranges::copy(kept.strides, parameters.kept_strides);
-  fill_dropout(parameters, problem.dropout);
+  fill_dropout(parameters, problem.dropout, rng_state);
   // Eight elements a thread; past 2^16 blocks, more than any GPU runs at once, threads go on.
   constexpr std::int64_t kElements = 8 * device::kDropoutMaskThreads;
   constexpr std::int64_t kMostBlocksAtOnce = 1 << 16;
@@ -44,7 +48,7 @@ void dropout_mask(const Problem& problem, const Tensor& kept, const Context& con
   launch.grid[0] = static_cast<unsigned>(
       std::clamp<std::int64_t>(kept.size() / kElements + 1, 1, kMostBlocksAtOnce));
   std::array<void*, 1> arguments{&parameters};
-  get_kernel(kept.device.index, dropout_mask_source(), context)
+  get_kernel(kept.device.index, dropout_mask_source(problem.dropout.rng_state), context)
       ->launch(launch, context.stream, arguments.data());
 }
 

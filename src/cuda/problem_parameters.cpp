@@ -14,10 +14,16 @@ const int* integers(const Tensor& t) {
 
 }  // namespace
 
-void fill_dropout(device::ProblemParams& to, const Dropout& dropout) {
+void fill_dropout(device::ProblemParams& to, const Dropout& dropout, const Tensor& rng_state) {
   const std::uint32_t threshold = core::dropout_threshold(dropout.probability);
   to.dropout_threshold = threshold;
   to.dropout_scale = static_cast<float>(core::dropout_scale(threshold));
+  if (dropout.rng_state) {
+    const auto address = reinterpret_cast<std::uintptr_t>(rng_state.data);
+    to.rng_state[0] = static_cast<std::uint32_t>(address);
+    to.rng_state[1] = static_cast<std::uint32_t>(address >> 32);
+    return;
+  }
   const core::PhiloxKey philox = core::dropout_key(dropout.seed, dropout.offset);
   for (std::uint32_t round = 0; round < 10; ++round) {
     std::ranges::copy(core::philox_round_key(philox, round).word, to.dropout_round_keys[round]);
@@ -62,7 +68,7 @@ void fill_problem_parameters(device::ProblemParams& to, const Problem& p, const 
   to.head_dim_v = static_cast<int>(p.head_dim_v);
   to.scale = static_cast<float>(p.scale());
   to.scale_log2 = static_cast<float>(p.scale() * kLog2E);
-  fill_dropout(to, p.dropout);
+  fill_dropout(to, p.dropout, inputs.rng_state);
 }
 
 }  // namespace attn::cuda

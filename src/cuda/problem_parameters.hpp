@@ -11,8 +11,8 @@ device::Strides strides_of(const Tensor& tensor, Layout layout);
 // Of a tensor laid out as LSE: [batch, heads, rows], packed [heads, rows].
 device::Strides lse_strides_of(const Tensor& tensor, Layout layout);
 
-// The members about dropout.
-void fill_dropout(device::ProblemParams& to, const Dropout& dropout);
+// The members about dropout. rng_state: where the problem says that it is a tensor.
+void fill_dropout(device::ProblemParams& to, const Dropout& dropout, const Tensor& rng_state);
 
 // Everything of ProblemParams, with the strides of O and LSE as far as they are given.
 void fill_problem_parameters(device::ProblemParams& to, const Problem& problem,

@@ -11,6 +11,7 @@
 
 #include "attn/run.hpp"
 #include "core/philox.hpp"
+#include "core/problem/dropout_state.hpp"
 #include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
 #include "reference/product_sum.hpp"
@@ -52,6 +53,7 @@ struct Head {
   std::int64_t head;
   Matrix<Real> q, k, v;
   Matrix<Real> k_transposed;  // [head_dim, keys]: scores of a row add up key beside key
+  Dropout dropped;            // with its seed and offset
 
   Head(const Problem& p, const Inputs& in, const core::Sequence& s, Rounding round_to, Order o,
        std::int64_t h)
@@ -64,7 +66,8 @@ struct Head {
         q(load_matrix<Real>(s.q, p.dtype, h, s.length_q, p.head_dim)),
         k(load_matrix<Real>(s.k, p.dtype, head_k(), s.length_k, p.head_dim)),
         v(load_matrix<Real>(s.v, p.dtype, head_k(), s.length_k, p.head_dim_v)),
-        k_transposed(transposed(k)) {}
+        k_transposed(transposed(k)),
+        dropped(core::with_state(p.dropout, in.rng_state)) {}
 
   std::int64_t head_k() const { return head / (problem.heads_q / problem.heads_k); }
   std::int64_t keys() const { return sequence.length_k; }
@@ -87,11 +90,10 @@ struct Head {
   }
   // The dropout factor Z of (i, j).
   Real dropout(std::int64_t i, std::int64_t j) const {
-    const Dropout& d = problem.dropout;
-    const std::uint32_t threshold = core::dropout_threshold(d.probability);
+    const std::uint32_t threshold = core::dropout_threshold(dropped.probability);
     if (threshold == 0) return 1;
     const auto batch_head = static_cast<std::uint32_t>(sequence.batch * problem.heads_q + head);
-    return core::dropout_keep(d.seed, d.offset, threshold, batch_head,
+    return core::dropout_keep(dropped.seed, dropped.offset, threshold, batch_head,
                               static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j))
                ? static_cast<Real>(core::dropout_scale(threshold))
                : Real{0};

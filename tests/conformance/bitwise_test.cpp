@@ -89,5 +89,49 @@ TEST(BitwiseWaves, DoNotDependOnTheNumberOfThreads) {
   expect_same_bits(one, many, std::string(name(isa)));
 }
 
+// Seed and offset in a tensor give the bits that the same numbers in the problem give; what the
+// problem says beside a tensor is not read. A plan serves every state.
+class RngState : public ::testing::TestWithParam<Backend> {};
+
+TEST_P(RngState, IsReadFromTheTensor) {
+  const PlanOptions options{.backend = GetParam()};
+  const std::string problem = "b2_sq40_sk70_hq4_hk2_d16_causal_dropout0.3_seed5_offset6";
+  CaseData numbers(parse_case(problem + "_f32"), kSeed);
+  CaseData state(parse_case(problem + "_rngstate_f32"), kSeed);
+  const Plan forward_plan = make_plan(state.problem, Phase::forward, options);
+  const Plan backward_plan = make_plan(state.problem, Phase::backward, options);
+  auto* const words = static_cast<std::int64_t*>(state.inputs.rng_state.data);
+  ASSERT_EQ(words[0], 5);
+  ASSERT_NE(state.problem.dropout.seed, 5u);
+  std::vector<double> first;
+  for (const std::int64_t seed : {std::int64_t{5}, std::int64_t{-3}}) {
+    words[0] = seed;
+    words[1] = seed == 5 ? 6 : std::int64_t{1} << 40;
+    numbers.problem.dropout.seed = static_cast<std::uint64_t>(words[0]);
+    numbers.problem.dropout.offset = static_cast<std::uint64_t>(words[1]);
+    for (CaseData* data : {&numbers, &state}) {
+      data->poison();
+      forward(data->problem, data->inputs, data->outputs, options);
+      backward(data->problem, data->inputs, data->outputs, data->d_o, data->gradients, options);
+    }
+    expect_same_bits(numbers, state, "by problem");
+    state.poison();
+    forward(forward_plan, state.inputs, state.outputs);
+    backward(backward_plan, state.inputs, state.outputs, state.d_o, state.gradients);
+    expect_same_bits(numbers, state, "by plan");
+    std::vector<double> o;
+    for (std::int64_t i = 0; i < state.outputs.o.size(); ++i) {
+      o.push_back(load_element(state.outputs.o, i));
+    }
+    EXPECT_NE(o, first);
+    first = o;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, RngState, ::testing::Values(Backend::cpu, Backend::reference),
+                         [](const ::testing::TestParamInfo<Backend>& info) {
+                           return std::string(name(info.param));
+                         });
+
 }  // namespace
 }  // namespace attn::harness

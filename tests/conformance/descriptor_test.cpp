@@ -165,7 +165,8 @@ TEST(Descriptor, ShapesFollowTheAlignment) {
 
 TEST(Descriptor, ReadsEveryField) {
   const Problem p = parse_problem(
-      "b2_sq3_sk5_hq8_hk4_d64_dv32_causal_packedq_paged16_sink_dropout0.25_seed7_offset9_scale0.5_"
+      "b2_sq3_sk5_hq8_hk4_d64_dv32_causal_packedq_paged16_sink_dropout0.25_seed7_offset9_rngstate_"
+      "scale0.5_"
       "f16");
   EXPECT_EQ(p.batch, 2);
   EXPECT_EQ(p.seqlen_q, 3);
@@ -182,6 +183,8 @@ TEST(Descriptor, ReadsEveryField) {
   EXPECT_EQ(p.dropout.probability, 0.25);
   EXPECT_EQ(p.dropout.seed, 7u);
   EXPECT_EQ(p.dropout.offset, 9u);
+  EXPECT_TRUE(p.dropout.rng_state);
+  EXPECT_TRUE(parse_problem(to_string(p)).dropout.rng_state);
   EXPECT_EQ(p.softmax_scale, 0.5);
   EXPECT_TRUE(equal(p.mask, causal()));
   EXPECT_TRUE(p.score.empty());

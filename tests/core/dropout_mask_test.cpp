@@ -83,6 +83,20 @@ TEST(DropoutMask, WithoutDropoutAllAreKept) {
   dropout_mask({}, tensor(kept.data(), {1, 2, 0, 5}));
 }
 
+TEST(DropoutMask, StateOfATensor) {
+  Problem problem;
+  problem.dropout = {0.3, 7, 4294967301};
+  std::vector<std::uint8_t> expected(6 * 5 * 77, 9), kept(6 * 5 * 77, 9);
+  dropout_mask(problem, tensor(expected.data(), {2, 3, 5, 77}));
+  problem.dropout = {0.3, 1, 2, true};
+  std::vector<std::int64_t> state = {7, 4294967301};
+  const Tensor words = tensor(state.data(), {2});
+  dropout_mask(problem, tensor(kept.data(), {2, 3, 5, 77}), words, {});
+  EXPECT_EQ(kept, expected);
+  EXPECT_NE(refusal(problem, tensor(kept.data(), {2, 3, 5, 77})).find("rng_state is not given"),
+            std::string::npos);
+}
+
 TEST(DropoutMask, RefusesByName) {
   std::vector<std::uint8_t> bytes(64);
   std::vector<float> floats(64);

@@ -65,7 +65,8 @@ TEST(PlanCache, FindsLikeProblemsOnly) {
       [](Problem& x) { x.score = softcap(30); },
       [](Problem& x) { x.score = softcap(31); },
       [](Problem& x) { x.sink = true; },
-      [](Problem& x) { x.dropout.probability = 0.5; }};
+      [](Problem& x) { x.dropout.probability = 0.5; },
+      [](Problem& x) { x.dropout.rng_state = true; }};
   int expected = 1;
   for (const auto change : changes) {
     Problem other = p;

@@ -141,6 +141,53 @@ const Refusal kProblems[] = {
      {"dsink is given but problem.sink is false"},
      kBackward},
     {"ShapeOfSink", dense_call, [](Call& c) { c.in.sink.shape[0] = 3; }, {"sink is f32[3]"}},
+    {"NoRngState",
+     dense_call,
+     [](Call& c) { c.problem.dropout.rng_state = true; },
+     {"rng_state is not given", "accepted is i64[2]"}},
+    {"RngStateNotAskedFor",
+     dense_call,
+     [](Call& c) { c.in.rng_state = c.zeros(DType::i64, {2}); },
+     {"rng_state is given but problem.dropout.rng_state is false; accepted is none"}},
+    {"DTypeOfRngState",
+     dense_call,
+     [](Call& c) {
+       c.problem.dropout.rng_state = true;
+       c.in.rng_state = c.zeros(DType::i32, {2});
+     },
+     {"rng_state is i32[2]", "accepted is i64[2]"}},
+    {"ShapeOfRngState",
+     dense_call,
+     [](Call& c) {
+       c.problem.dropout.rng_state = true;
+       c.in.rng_state = c.zeros(DType::i64, {3});
+     },
+     {"rng_state is i64[3]", "accepted is i64[2]"}},
+    {"StrideOfRngState",
+     dense_call,
+     [](Call& c) {
+       c.problem.dropout.rng_state = true;
+       c.in.rng_state = c.zeros(DType::i64, {2});
+       c.in.rng_state.strides[0] = 0;
+     },
+     {"rng_state is i64[2]", "contiguous"}},
+    {"DeviceOfRngState",
+     dense_call,
+     [](Call& c) {
+       c.problem.dropout.rng_state = true;
+       c.in.rng_state = c.zeros(DType::i64, {2});
+       c.in.rng_state.device = {DeviceType::cuda, 0};
+     },
+     {"rng_state is i64[2]", "accepted are tensors on cpu"}},
+    {"GradientOverRngState",
+     dense_call,
+     [](Call& c) {
+       c.problem.dropout.rng_state = true;
+       c.in.rng_state = c.zeros(DType::i64, {2});
+       c.in.rng_state.data = c.grad.dq.data;
+     },
+     {"dq", "overlaps rng_state"},
+     kBackward},
     {"MaskOfScore",
      dense_call,
      [](Call& c) { c.problem.mask = expr::symbols().score > 0.0f; },

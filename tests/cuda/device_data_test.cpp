@@ -31,6 +31,7 @@ TEST_P(DeviceCopies, HoldTheSameTensors) {
                                     {host.seqused_k, on.inputs.seqused_k},
                                     {host.page_table, on.inputs.page_table},
                                     {host.sink, on.inputs.sink},
+                                    {host.rng_state, on.inputs.rng_state},
                                     {data.outputs.o, on.outputs.o},
                                     {data.outputs.lse, on.outputs.lse}}) {
     EXPECT_EQ(here.given(), there.given());
@@ -47,11 +48,11 @@ TEST_P(DeviceCopies, HoldTheSameTensors) {
   EXPECT_EQ(data.damage(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Harness, DeviceCopies,
-                         ::testing::Values("b2_n16_hq4_hk2_d8_f16/strided_padded",
-                                           "b2_sq5_sk30_h2_d8_packedq_paged4_sink_bf16",
-                                           "b2_n9_h2_d8_alibi_bias_documents_bf16/bcastk",
-                                           "b1_n70_h2_d8_bf16/far"));
+INSTANTIATE_TEST_SUITE_P(
+    Harness, DeviceCopies,
+    ::testing::Values("b2_n16_hq4_hk2_d8_f16/strided_padded",
+                      "b2_sq5_sk30_h2_d8_packedq_paged4_sink_dropout0.1_rngstate_bf16",
+                      "b2_n9_h2_d8_alibi_bias_documents_bf16/bcastk", "b1_n70_h2_d8_bf16/far"));
 
 TEST(DeviceCopies, NoticeDamage) {
   CaseData data(parse_case("b2_n8_h2_d4_bf16/strided"), 3);

@@ -7,11 +7,12 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/philox.hpp"
+#include "cuda/problem_parameters.hpp"
 
 namespace attn {
 namespace {
@@ -34,19 +35,26 @@ constexpr std::array kCases{
 };
 
 // What device code is given of a case.
+template <class RngState>
 struct Mask {
-  explicit Mask(const Case& c) {
-    const core::PhiloxKey key = core::dropout_key(c.seed, c.offset);
-    for (std::uint32_t round = 0; round < 10; ++round) {
-      std::ranges::copy(core::philox_round_key(key, round).word, round_keys[round]);
-    }
+  explicit Mask(const Case& c)
+      : state{static_cast<long long>(c.seed), static_cast<long long>(c.offset)} {
+    cuda::fill_dropout(parameters, {c.probability, c.seed, c.offset, RngState::value},
+                       tensor(state, DType::i64, {2}));
   }
-  unsigned round_keys[10][2];
+  Mask(const Mask&) = delete;
+  Mask& operator=(const Mask&) = delete;
+
+  auto dropout() const { return device::dropout_of<RngState::value>(parameters); }
+
+  long long state[2];
+  device::ProblemParams parameters{};
 };
-device::Dropout dropout_of(const Case& c, const Mask& mask) {
-  return {mask.round_keys, static_cast<std::uint32_t>(c.offset),
-          core::dropout_threshold(c.probability)};
-}
+
+template <class RngState>
+class DropoutMask : public ::testing::Test {};
+using RngStates = ::testing::Types<std::false_type, std::true_type>;
+TYPED_TEST_SUITE(DropoutMask, RngStates);
 
 bool keep(const Case& c, int key) {
   return core::dropout_keep(c.seed, c.offset, core::dropout_threshold(c.probability), c.batch_head,
@@ -54,10 +62,10 @@ bool keep(const Case& c, int key) {
 }
 
 // Two floats of a word, as the kernel without tensor cores has them.
-TEST(DropoutMask, Floats) {
+TYPED_TEST(DropoutMask, Floats) {
   for (const Case& c : kCases) {
-    const Mask mask(c);
-    const device::Dropout dropout = dropout_of(c, mask);
+    const Mask<TypeParam> mask(c);
+    const auto dropout = mask.dropout();
     const device::DropoutRow row(dropout, c.batch_head, c.query);
     for (int key = 0; key < kKeys; key += 2) {
       const device::DropoutColumns columns(dropout, (c.first_key + key) / 32, key % 8 / 2);
@@ -70,16 +78,16 @@ TEST(DropoutMask, Floats) {
 }
 
 // Register 2 j + i holds two neighbouring keys of row i, the even one in the low half.
-TEST(DropoutMask, OperandOfHalves) {
+TYPED_TEST(DropoutMask, OperandOfHalves) {
   constexpr unsigned kBoth = 0x3c013c02u;
   for (const Case& c : kCases) {
-    const Mask mask(c);
-    const device::Dropout dropout = dropout_of(c, mask);
+    const Mask<TypeParam> mask(c);
+    const auto dropout = mask.dropout();
     Case below = c;  // the other row of the thread, of another head
     below.query += 8;
     below.batch_head ^= 1;
-    const device::DropoutRow rows[2] = {{dropout, c.batch_head, c.query},
-                                        {dropout, below.batch_head, below.query}};
+    const device::DropoutRow<TypeParam::value> rows[2] = {{dropout, c.batch_head, c.query},
+                                                          {dropout, below.batch_head, below.query}};
     for (int pair = 0; pair < 4; ++pair) {
       unsigned p[kKeys / 4];
       for (unsigned& x : p) x = kBoth;

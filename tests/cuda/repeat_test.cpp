@@ -103,6 +103,66 @@ TEST(CudaGraph, ReplaysWithNewContents) {
   }
 }
 
+// Which elements of O and of dV are positive: with V and dO the identity, those that dropout keeps
+// forward and backward.
+std::vector<bool> kept(const CaseData& data) {
+  std::vector<bool> positive;
+  for (const Tensor& t : {data.outputs.o, data.gradients.dv}) {
+    for (std::int64_t i = 0; i < t.size(); ++i) positive.push_back(harness::load_element(t, i) > 0);
+  }
+  return positive;
+}
+
+// Training captured once: each replay drops what the state that it finds says, in both passes.
+TEST(CudaGraph, DrawsAnewFromRngState) {
+  ATTN_NEEDS_GPU();
+  for (const char* descriptor :
+       {"b2_n128_hq4_hk2_d64_causal_dropout0.4_seed5_rngstate_bf16/identity",
+        "b1_n40_h2_d20_dropout0.4_seed5_rngstate_f32/identity"}) {
+    SCOPED_TRACE(descriptor);
+    CaseData data(harness::parse_case(descriptor), 3);
+    ATTN_NEEDS_KERNEL(data.problem);
+    harness::DeviceData on(data, Phase::backward, kGpu);
+    const Stream stream(kGpu.index);
+    const Plan plans[] = {make_plan(data.problem, Phase::forward, {.device = kGpu}),
+                          make_plan(data.problem, Phase::backward, {.device = kGpu})};
+    const harness::DeviceWorkspace workspaces[] = {harness::DeviceWorkspace(plans[0]),
+                                                   harness::DeviceWorkspace(plans[1])};
+    const auto train = [&] {
+      Context context;
+      context.stream = stream.handle();
+      context.workspace = workspaces[0].tensor();
+      forward(plans[0], on.inputs, on.outputs, context);
+      context.workspace = workspaces[1].tensor();
+      backward(plans[1], on.inputs, on.outputs, on.d_outputs, on.gradients, context);
+    };
+    train();  // compiles: capture must not
+    stream.synchronize();
+    const Graph graph(stream, train);
+    auto* const words = static_cast<std::int64_t*>(data.inputs.rng_state.data);
+    std::vector<std::vector<bool>> masks;
+    for (const std::int64_t seed : {5, 6, 5}) {
+      words[0] = seed;
+      words[1] = seed << 33;
+      data.poison();
+      forward(data.problem, data.inputs, data.outputs, {.backend = Backend::cpu});
+      backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients,
+               {.backend = Backend::cpu});
+      const std::vector<bool> expected = kept(data);
+      data.poison();
+      on.upload_inputs();
+      on.upload_outputs();
+      graph.launch(stream.handle());
+      stream.synchronize();
+      on.download();
+      masks.push_back(kept(data));
+      EXPECT_TRUE(masks.back() == expected) << "seed " << seed;
+    }
+    EXPECT_TRUE(masks[0] != masks[1]);
+    EXPECT_TRUE(masks[0] == masks[2]);
+  }
+}
+
 // A captured kernel deals its tiles from a counter. Both executables write the same O, so each must
 // have written all of it when it is done. Captured before the kernel was ever loaded.
 TEST(CudaGraph, TwoExecutablesOfOneGraphRunAtOnce) {

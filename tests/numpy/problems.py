@@ -249,8 +249,11 @@ def make(seed, draw=0):
     if random.random() < 0.2:
         p, key, offset = (pick(random, 0.1, 0.5, 0.9, 1 / 3), int(random.integers(2**63)),
                           int(random.integers(2**40)))
-        tokens.append(f"dropout{p}_seed{key}_offset{offset}")
         problem.dropout = (p, key, offset)
+        if np.random.default_rng((seed, 2)).random() < 0.5:  # in a tensor; then no number is read
+            tensors["rng_state"] = np.array((key, offset), np.int64)
+            key += 1
+        tokens.append(f"dropout{p}_seed{key}_offset{offset}")
     if random.random() < 0.2:
         problem.scale = float(pick(random, 1.0, 0.25, -0.5, 0.1))
         arguments.append(f"--scale={problem.scale}")

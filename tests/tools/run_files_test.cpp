@@ -52,6 +52,7 @@ class RunFiles : public Command {
     inputs.seqused_k = stored("seqused_k", data.inputs.seqused_k, file);
     inputs.page_table = stored("page_table", data.inputs.page_table, file);
     inputs.sink = stored("sink", data.inputs.sink, file);
+    inputs.rng_state = stored("rng_state", data.inputs.rng_state, file);
     const OutputGradients d_outputs(stored("d_o", data.d_o, file),
                                     stored("d_lse", data.d_lse, file));
     for (const auto& [name, tensor] : data.inputs.buffers) {

@@ -202,7 +202,7 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
     std::string ProblemOptions::*source;
     const char* what;
   };
-  constexpr std::array<Input, 8> kInputs{{
+  constexpr std::array<Input, 9> kInputs{{
       {"--cu-seqlens-q", &ProblemOptions::cu_seqlens_q,
        "i32 [batch + 1]: Q is packed, [total, heads, head_dim]"},
       {"--cu-seqlens-k", &ProblemOptions::cu_seqlens_k, "i32 [batch + 1]: K, V are packed"},
@@ -211,6 +211,7 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
       {"--page-table", &ProblemOptions::page_table,
        "i32 [batch, pages of a sequence]: K, V are paged, [pages, page_size, heads, head_dim]"},
       {"--sink", &ProblemOptions::sink, "f32 [heads]: logits in the denominator"},
+      {"--rng-state", &ProblemOptions::rng_state, "i64 [2]: seed and offset of dropout"},
       {"--d-o", &ProblemOptions::d_o, "Gradient of O, of its shape; with --backward"},
       {"--d-lse", &ProblemOptions::d_lse,
        "Gradient of LSE, f32 [batch, heads, seqlen_q] or [heads, total]; with --backward"},

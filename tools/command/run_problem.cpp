@@ -299,6 +299,10 @@ class Reader {
   void add_options() {
     result_.inputs.sink = optional_input("sink", options_.sink);
     if (result_.inputs.sink.given() && !has_token("sink")) tokens_.emplace_back("sink");
+    result_.inputs.rng_state = optional_input("rng_state", options_.rng_state);
+    if (result_.inputs.rng_state.given() && !has_token("rngstate")) {
+      tokens_.emplace_back("rngstate");
+    }
     if (!options_.scale.empty()) {
       double scale = 0;
       if (!reads_as(options_.scale, scale) || !std::isfinite(scale)) {

@@ -17,7 +17,7 @@ namespace attn::command {
 struct ProblemOptions {
   std::string input;
   std::string q = "q", k = "k", v = "v";  // sources
-  std::string cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, sink, d_o,
+  std::string cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, sink, rng_state, d_o,
       d_lse;                         // sources
   std::string bias, documents;       // sources
   std::vector<std::string> buffers;  // "name=source"

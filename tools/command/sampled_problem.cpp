@@ -43,6 +43,7 @@ SampledProblem::SampledProblem(const Problem& whole, const Inputs& inputs, const
   problem_.heads_q = group;
   problem_.heads_k = 1;
   problem_.layout_q = problem_.layout_k = Layout::dense;
+  problem_.dropout = {};  // the whole may name a tensor for its state all the same
 
   std::copy(sample.rows.begin(), sample.rows.end(), values(query_positions_).begin());
   const std::span<std::int32_t> keys = values(key_positions_);

@@ -149,6 +149,7 @@ class Sample {
               .score = whole_.score,
               .sink = whole_.sink,
               .dropout = whole_.dropout};
+    p.dropout.rng_state = false;  // a sample is drawn by the numbers of the descriptor
     const expr::Buffer query("sampled_query", tensor(queries_.data(), {rows_}));
     const expr::Buffer key("sampled_key", tensor(keys_.data(), {columns_}));
     const expr::Buffer value("sampled_value", tensor(values_.data(), {4}));

@@ -109,6 +109,8 @@ constexpr ListedCase kCases[] = {
     {"b2_n100_hq4_hk2_d64_dropout0.1_seed7_causal", "dropout"},
     {"b1_n100_h2_d64_dropout0.9_seed18446744073709551615_offset4294967297",
      "strong dropout, large seed"},
+    {"b2_n100_hq4_hk2_d64_dropout0.3_seed11_offset4294967301_rngstate_causal",
+     "dropout, seed and offset in a tensor"},
     {"b1_n90_h2_d64_scale-0.3", "negative scale"},
     {"b1_n90_h2_d64_scale0", "scale 0: all keys alike"},
     {"b1_n90_h2_d64_scale1_causal", "scale 1: peaked rows"},

@@ -53,6 +53,7 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
     for (std::int64_t h = 0; h < problem.heads_q; ++h) store_element(inputs.sink, h, normal());
     gradients.dsink = output("dsink", DType::f32, {problem.heads_q});
   }
+  if (problem.dropout.rng_state) make_rng_state();
   make_buffers();
   if (hints_.identity) fill_identity();
   if (hints_.select) fill_select();
@@ -241,6 +242,16 @@ void CaseData::make_page_table() {
       pages.pop_back();
     }
   }
+}
+
+// The tensor holds the numbers of the descriptor, and the problem others, which nothing may read.
+void CaseData::make_rng_state() {
+  inputs.rng_state = input("rng_state", DType::i64, {2});
+  auto* const words = static_cast<std::int64_t*>(inputs.rng_state.data);
+  words[0] = static_cast<std::int64_t>(problem.dropout.seed);
+  words[1] = static_cast<std::int64_t>(problem.dropout.offset);
+  problem.dropout.seed = ~problem.dropout.seed;
+  problem.dropout.offset = ~problem.dropout.offset;
 }
 
 std::vector<std::int64_t> CaseData::shape_like(bool like_q, std::int64_t head_dim) const {

@@ -66,6 +66,7 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
             .seqused_k = here(host.seqused_k),
             .page_table = here(host.page_table),
             .sink = here(host.sink),
+            .rng_state = here(host.rng_state),
             .buffers = {}};
   outputs = {.o = here(data.outputs.o), .lse = here(data.outputs.lse)};
   if (phase == Phase::backward) {

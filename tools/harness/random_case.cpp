@@ -177,6 +177,7 @@ class Generator {
       put("dropout", pick(std::initializer_list<double>{0.1, 0.5, 0.9}));
       put("seed", random_());
       if (chance(50)) put("offset", random_());
+      if (chance(25)) put("rngstate");
     }
     if (chance(10)) put("scale", pick(std::initializer_list<double>{-0.3, 0.0, 0.05, 1.0}));
     put(pick(std::initializer_list<std::string_view>{"f32", "bf16", "f16"}));

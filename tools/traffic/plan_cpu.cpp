@@ -45,7 +45,8 @@ Plan countable(Plan plan) {
   Problem& p = plan.problem;
   p.layout_q = p.layout_k = Layout::dense;
   if (!p.mask.empty() && lacks_data(p.mask)) p.mask = {};
-  p.score = {};  // moves nothing that is counted
+  p.score = {};                 // moves nothing that is counted
+  p.dropout.rng_state = false;  // nothing is drawn, and no tensor has memory
   return plan;
 }
 

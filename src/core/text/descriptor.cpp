@@ -78,7 +78,7 @@ class Parser {
     void (Parser::*read)();
     bool needs_shapes = false;
   };
-  static const std::array<Kind, 41>& kinds();
+  static const std::array<Kind, 42>& kinds();
 
   const Kind& find_kind() {
     const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
@@ -213,6 +213,11 @@ class Parser {
   void read_offset() {
     once("offset");
     problem_.dropout.offset = number<std::uint64_t>(value_, "offset<N> with 0 <= N < 2^64");
+  }
+  void read_rngstate() {
+    once("rngstate");
+    no_value();
+    problem_.dropout.rng_state = true;
   }
   void read_scale() {
     once("scale");
@@ -360,8 +365,8 @@ class Parser {
   std::map<std::string, int> shorthand_buffers_;  // how many of each name
 };
 
-const std::array<Parser::Kind, 41>& Parser::kinds() {
-  static const std::array<Kind, 41> kKinds{{
+const std::array<Parser::Kind, 42>& Parser::kinds() {
+  static const std::array<Kind, 42> kKinds{{
       {"b", "b<N>", &Parser::read_b},
       {"n", "n<N>", &Parser::read_n},
       {"sq", "sq<N>", &Parser::read_sq},
@@ -383,6 +388,7 @@ const std::array<Parser::Kind, 41>& Parser::kinds() {
       {"dropout", "dropout<p>", &Parser::read_dropout},
       {"seed", "seed<N>", &Parser::read_seed},
       {"offset", "offset<N>", &Parser::read_offset},
+      {"rngstate", "rngstate", &Parser::read_rngstate},
       {"scale", "scale<x>", &Parser::read_scale},
       {"buffer", "buffer(<name>:<dtype>:<shape>)", &Parser::read_buffer},
       {"scalar", "scalar(<name>=<number>)", &Parser::read_scalar},

@@ -373,6 +373,7 @@ std::string to_string(const Problem& problem) {
   if (problem.dropout.probability != 0) put("dropout", problem.dropout.probability);
   if (problem.dropout.seed != 0) put("seed", problem.dropout.seed);
   if (problem.dropout.offset != 0) put("offset", problem.dropout.offset);
+  if (problem.dropout.rng_state) put("rngstate");
   if (problem.softmax_scale) put("scale", *problem.softmax_scale);
   put(name(problem.dtype));
   return fmt::format("{}", fmt::join(tokens, "_"));

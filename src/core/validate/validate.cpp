@@ -14,7 +14,7 @@ namespace {
 using Tensors = std::pmr::vector<NamedTensor>;
 
 // Tensors of a call without buffers; more make the list grow.
-constexpr std::size_t kTensors = 18;
+constexpr std::size_t kTensors = 19;
 
 void add_given(Tensors& tensors, const Label& name, const Tensor& tensor) {
   if (tensor.given()) tensors.push_back({name, tensor});
@@ -31,6 +31,7 @@ void add_inputs(Tensors& tensors, const Inputs& inputs,
   add_given(tensors, "seqused_k", inputs.seqused_k);
   add_given(tensors, "page_table", inputs.page_table);
   add_given(tensors, "sink", inputs.sink);
+  add_given(tensors, "rng_state", inputs.rng_state);
   for (const BoundBuffer& buffer : buffers) {
     add_given(tensors, {"buffer", buffer.name}, buffer.tensor);
   }

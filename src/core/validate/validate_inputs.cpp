@@ -121,6 +121,15 @@ std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Pr
 
 }  // namespace
 
+void check_rng_state(const ArgumentCheck& check, const Dropout& dropout, const Tensor& rng_state) {
+  if (!dropout.rng_state) {
+    check.not_given("rng_state", rng_state, "problem.dropout.rng_state is false");
+    return;
+  }
+  check.tensor("rng_state", rng_state, DType::i64, {2});
+  check.contiguous("rng_state", rng_state);
+}
+
 Shape shape_like_q(const Problem& problem, std::int64_t rows, std::int64_t dim) {
   if (problem.layout_q == Layout::packed) return {rows, problem.heads_q, dim};
   return {problem.batch, problem.seqlen_q, problem.heads_q, dim};
@@ -148,6 +157,7 @@ std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Pro
   } else {
     check.not_given("sink", inputs.sink, "problem.sink is false");
   }
+  check_rng_state(check, p.dropout, inputs.rng_state);
   std::pmr::vector<BoundBuffer> buffers = check_buffers(check, p, inputs, memory);
   check_pages(check, p, inputs);
   return buffers;

@@ -25,6 +25,9 @@ void check_sequences(const ArgumentCheck& check, const Problem& problem, const I
 // checked.
 void check_pages(const ArgumentCheck& check, const Problem& problem, const Inputs& inputs);
 
+// The state of dropout: i64 [2] where the problem says that it is a tensor, else none.
+void check_rng_state(const ArgumentCheck& check, const Dropout& dropout, const Tensor& rng_state);
+
 // [batch, seqlen_q, heads_q, dim] or packed [rows, heads_q, dim].
 Shape shape_like_q(const Problem& problem, std::int64_t rows, std::int64_t dim);
 // Likewise of K; paged: [rows, page_size, heads_k, dim], rows being the number of pages.

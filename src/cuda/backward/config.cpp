@@ -184,6 +184,7 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
   config.used_q = tensors.seqused_q;
   config.used_k = tensors.seqused_k;
   config.dropout = p.dropout.probability > 0;
+  config.rng_state = config.dropout && p.dropout.rng_state;
   config.score_hides = may_hide_keys(p.score);
   const std::string_view parts = split_kernel_name(wish.kernel).shape;
   switch (kernel) {

@@ -57,8 +57,9 @@ struct BackwardConfig {
 
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
   bool dropout = false;
-  bool ordered = false;  // sm90: tiles add to dQ in a fixed order
-  int l2_megabytes = 0;  // one pass: of the heads whose tiles are dealt together
+  bool rng_state = false;  // seed and offset of dropout are read by the kernel
+  bool ordered = false;    // sm90: tiles add to dQ in a fixed order
+  int l2_megabytes = 0;    // one pass: of the heads whose tiles are dealt together
   // One pass: the mask leaves tiles of different lengths. sm90: what blocks of queries see differs
   // between heads, and between batch entries. A score may be -inf.
   bool longest_first = false, mask_heads = false, mask_batches = false, score_hides = false;

@@ -52,6 +52,7 @@ std::string print_config(const BackwardConfig& c) {
   text.flag("kUsedQ", c.used_q);
   text.flag("kUsedK", c.used_k);
   text.flag("kDropout", c.dropout);
+  text.flag("kRngState", c.rng_state);
   text.flag("kScoreHides", c.score_hides);
   if (is_one_pass(c.kernel)) {
     text.number("kRowThreads", backward_row_threads(c));

@@ -34,8 +34,11 @@ struct ProblemParams {
   float scale_log2;            // softmax_scale * log2(e); positive where kernels use it
   unsigned dropout_threshold;  // an element is kept when its 16 random bits are at least this
   float dropout_scale;
-  unsigned dropout_round_keys[10][2];  // of Philox4x32-10
-  unsigned dropout_counter3;           // last word of its counter
+  union {
+    unsigned dropout_round_keys[10][2];  // of Philox4x32-10
+    unsigned rng_state[2];  // with kRngState: address of seed and offset, low half first
+  };
+  unsigned dropout_counter3;  // last word of its counter
 };
 
 struct DropoutMaskParams : ProblemParams {

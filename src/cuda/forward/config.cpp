@@ -63,6 +63,7 @@ ForwardFeatures features_of(const Problem& p, const ForwardTensors& tensors) {
   f.used_k = tensors.seqused_k || f.paged;
   f.sink = p.sink;
   f.dropout = p.dropout.probability > 0;
+  f.rng_state = f.dropout && p.dropout.rng_state;
   f.vector_o = tensors.aligned;
   f.mask_heads = depends_on(p.mask, expr::Op::head);
   f.mask_batches =

@@ -44,7 +44,8 @@ struct ForwardFeatures {
   bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
   int page_size = 0;  // when paged
   bool sink = false, dropout = false;
-  bool vector_o = true;  // O may be written 16 bytes at a time
+  bool rng_state = false;  // seed and offset of dropout are read by the kernel
+  bool vector_o = true;    // O may be written 16 bytes at a time
   // What the mask says of blocks of keys differs between heads, and between batch entries.
   bool mask_heads = false, mask_batches = false;
   bool mask_reads_buffers = false;

@@ -49,6 +49,7 @@ std::string print_config(const ForwardConfig& c) {
   text.flag("kSkipsEmpty", c.skips_empty);
   text.flag("kSink", f.sink);
   text.flag("kDropout", f.dropout);
+  text.flag("kRngState", f.rng_state);
   text.flag("kClassified", c.classified);
   text.flag("kMaskHeads", f.mask_heads);
   text.flag("kMaskBatches", f.mask_batches);

@@ -22,7 +22,7 @@
 //   kGradient              Gradient::dq, dk, dv or buffers
 //   kBlockM                64, or 32 (when the gradient has more than 128 columns)
 //   kBlockN                64
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState
 //   kScoreHides            a score may be -inf
 // Slope, BufferGradients: src/cuda/codegen/expression_gradients.hpp; the latter with
 // Gradient::buffers. Grid: a block of 128 threads for each tile, batch entry and head (of Q for dQ,
@@ -274,7 +274,7 @@ struct BackwardSimt {
 
   // The bits of slots 8 y to 8 y + 7 of keys, y = slot / 8, that begin with key_of(8 y).
   __device__ __forceinline__ PhiloxWords words(int query, int key, int head_q) const {
-    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const auto dropout = dropout_of<C::kRngState>(p);
     const DropoutRow row(
         dropout,
         static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +

@@ -20,7 +20,7 @@
 //                          of each product, with dropout 32 keys of S
 //   kStages                1 or 2
 //   kStoreMatrices         P and dS are stored by stmatrix: 9.0 and up
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kLongestFirst
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState, kLongestFirst
 //   kScoreHides            a score may be -inf
 // Slope: src/cuda/codegen/expression_gradients.hpp.
 // All tensors are 16-byte aligned, and so are their strides. Grid: a block of 32 kWarps threads for

@@ -19,7 +19,7 @@
 //   kBlockM, kWarps        16 rows a warp
 //   kBlockN                a multiple of 16; with dropout of 32
 //   kStages                1 or 2
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState
 //   kScoreHides            a score may be -inf
 // Slope: src/cuda/codegen/expression_gradients.hpp.
 // All tensors are 16-byte aligned, and so are their strides. Grid: a block of 32 kWarps threads for
@@ -250,7 +250,7 @@ struct BackwardSm80Deterministic {
   // What dropout keeps of the thread's elements where columns are queries from `first` on, in the
   // order of for_each (docs/numerics.md).
   __device__ __forceinline__ unsigned long long draw(const Weights& weights, int first) const {
-    const Dropout dropout = weights.dropout();
+    const auto dropout = weights.dropout();
     const int key = row(0);
     const bool upper = key / 8 % 4 != 0;  // words 2 and 3: a warp's 16 keys begin at 0 or 16 of 32
     unsigned long long kept = 0;

@@ -1,7 +1,7 @@
 // What the portable backward kernels with tensor cores make of each score between their products: P
 // and dS (FlashAttention-2, algorithm 2, lines 11 and 14).
 //
-// Reads of C: kDropout, kScoreHides (a score may be -inf)
+// Reads of C: kDropout, kRngState, kScoreHides (a score may be -inf)
 // Slope: src/cuda/codegen/expression_gradients.hpp.
 #pragma once
 
@@ -64,8 +64,8 @@ struct BackwardWeights {
     if constexpr (kOfP) s = visible && kept ? probable : 0;
   }
 
-  __device__ __forceinline__ Dropout dropout() const {
-    return {p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+  __device__ __forceinline__ Dropout<C::kRngState> dropout() const {
+    return dropout_of<C::kRngState>(p);
   }
   __device__ __forceinline__ unsigned batch_head() const {
     return static_cast<unsigned>(sequence.batch) * static_cast<unsigned>(p.heads_q) +
@@ -77,7 +77,7 @@ struct BackwardWeights {
   template <int kColumns>
   __device__ __forceinline__ unsigned long long draw(int query, int first_key) const {
     unsigned long long kept = 0;
-    const Dropout all = dropout();
+    const auto all = dropout();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const DropoutRow row(all, batch_head(), static_cast<unsigned>(query + 8 * i));

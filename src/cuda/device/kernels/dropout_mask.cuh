@@ -9,8 +9,9 @@
 
 namespace attn::device {
 
-inline __device__ void dropout_mask(const DropoutMaskParams& p) {
-  const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+template <bool kRngState>
+__device__ void dropout_mask(const DropoutMaskParams& p) {
+  const auto dropout = dropout_of<kRngState>(p);
   const long long groups = (p.seqlen_k + 31ll) / 32 * 4;  // of eight keys
   const long long count = groups * p.seqlen_q * p.heads_q * p.batch;
   const long long step = static_cast<long long>(gridDim.x) * kDropoutMaskThreads;

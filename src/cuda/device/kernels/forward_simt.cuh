@@ -14,7 +14,8 @@
 //   kPageSize              of paged K and V; 0: not paged
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 4
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches, kMaskHeads
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
+//   kMaskHeads
 // Grid: p.num_tiles blocks of 128 threads with ForwardSimtLayout<C>::kBytes of dynamic shared
 // memory.
 #pragma once
@@ -282,7 +283,7 @@ struct ForwardSimt {
   }
 
   __device__ __forceinline__ void drop(float (&s)[4], int query, int head, int block) const {
-    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const auto dropout = dropout_of<C::kRngState>(p);
     const DropoutRow row(
         dropout,
         static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +

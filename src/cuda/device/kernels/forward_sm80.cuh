@@ -15,7 +15,8 @@
 //   kPageSize              of paged K and V; 0: not paged
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: kWarps
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches, kMaskHeads
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
+//   kMaskHeads
 // Q, K, V and O are 16-byte aligned, and so are their strides. Grid: p.num_tiles blocks of 32
 // kWarps threads with ForwardSm80Layout<C>::kBytes of dynamic shared memory.
 #pragma once
@@ -224,7 +225,7 @@ struct ForwardSm80 {
 
   __device__ __forceinline__ void drop_elements(unsigned (&p16)[C::kBlockN / 4], int m,
                                                 int block) const {
-    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const auto dropout = dropout_of<C::kRngState>(p);
     const auto row = [&](int i) {
       const int r = warp_row() + 16 * m + lane() / 4 + 8 * i;
       return DropoutRow(
@@ -233,7 +234,7 @@ struct ForwardSm80 {
               static_cast<unsigned>(tile.head_of(r)),
           static_cast<unsigned>(tile.query_of(r)));
     };
-    const DropoutRow rows[2] = {row(0), row(1)};
+    const DropoutRow<C::kRngState> rows[2] = {row(0), row(1)};
     drop(p16, rows, block * C::kBlockN, lane() % 4);
   }
 

@@ -24,7 +24,8 @@
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh)
 //   kParts                 of them: kConsumers
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kMaskBatches, kMaskHeads
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
+//   kMaskHeads
 // and of ProductSS<Element, kBlockN>, ProductRS<Element, kHeadDimV>
 // (src/cuda/codegen/wgmma_text.hpp). Grid: up to one block of 128 (1 + kConsumers) threads for each
 // multiprocessor, with ForwardSm90Layout<C>::kBytes of dynamic shared memory.

@@ -84,7 +84,7 @@ struct ForwardStandard {
     const float sink = C::kSink ? p.sink[head] : minus_infinity();
     const Denominator d = denominator<C::kSink, false>(m, l, sink);
     const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
-    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const auto dropout = dropout_of<C::kRngState>(p);
     const auto pair = static_cast<unsigned>(step.tile.sequence.batch * p.heads_q + head);
     const DropoutRow kept(dropout, pair, static_cast<unsigned>(query));
     for (int key = Row::lane(); key < length_k(); key += 32) {

@@ -132,7 +132,7 @@ struct VisibleRow {
   }
   __device__ __forceinline__ bool is_kept(int query, int head, int key) const {
     if constexpr (!C::kDropout) return true;
-    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const auto dropout = dropout_of<C::kRngState>(p);
     const auto pair = static_cast<unsigned>(tile.sequence.batch * p.heads_q + head);
     return DropoutRow(dropout, pair, static_cast<unsigned>(query)).keeps(key);
   }

@@ -101,7 +101,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   // The bits of 32 keys, the g-th, of both rows: bit 4 t + 2 i + c is row i, key 8 t + 2 (lane % 4)
   // + c (docs/numerics.md).
   __device__ __forceinline__ void draw(State& c, int g, const BackwardStep& t) const {
-    const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    const auto dropout = dropout_of<C::kRngState>(p);
     const unsigned limit = p.dropout_threshold << 16;
     const DropoutColumns columns(dropout, t.key0 / 32 + g, first_column() / 2);
     unsigned bits = 0;

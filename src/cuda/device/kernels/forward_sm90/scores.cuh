@@ -257,14 +257,14 @@ struct ForwardSm90Scores : ForwardSm90Tiles<C, Expressions> {
   // Sets the dropped elements of P to zero; l was summed before.
   __device__ __forceinline__ void drop_elements(Consumer& c, const Own& t, int block) const {
     if constexpr (C::kDropout) {
-      const Dropout dropout{p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+      const auto dropout = dropout_of<C::kRngState>(p);
       const auto row = [&](int i) {
         const int r = t.row + 8 * i;
         const int head = query_head(t.w, r);
         return DropoutRow(dropout, static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
                           static_cast<unsigned>(r / kGroup));
       };
-      const DropoutRow rows[2] = {row(0), row(1)};
+      const DropoutRow<C::kRngState> rows[2] = {row(0), row(1)};
       drop(c.probability, rows, block * C::kBlockN, static_cast<int>(threadIdx.x % 4));
     }
   }
