@@ -201,10 +201,11 @@ INSTANTIATE_TEST_SUITE_P(CudaFloat, CudaHidden,
                                             ::testing::Values("forward_simt")),
                          kName);
 
+// More than 128 queries, so that kernels which take 128 at a time have a block without a mask.
 const auto kHidingScores = ::testing::Values(
-    "b1_sq70_sk200_h1_d64_bias_bf16",
-    "b1_sq70_sk200_h1_d64_score(score+t[key])_buffer(t:f32:200)_bf16",
-    "b1_sq70_sk200_h1_d64_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:70x200)_bf16");
+    "b1_sq140_sk200_h1_d64_bias_bf16",
+    "b1_sq140_sk200_h1_d64_score(score+t[key])_buffer(t:f32:200)_bf16",
+    "b1_sq140_sk200_h1_d64_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:140x200)_bf16");
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaHiddenByScore, ::testing::Combine(kHidingScores, kKernels),
                          kName);
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaHiddenByScoreBackward,
