@@ -166,8 +166,8 @@ def attention(
 
     Arguments, layouts, results and errors are those of attn.attention, with these differences.
     Arrays may be traced; out and lse are differentiable by q, k, v, sink, bias, alibi and by the
-    arrays that the score reads. rng may be a key's data (jax.random.key_data(key), uint32 [2]),
-    which a compiled program takes as an argument, on the CPU. Numbers are part of what is compiled.
+    arrays that the score reads. rng may be a key (jax.random.key, or its data, uint32 [2]), which a
+    compiled program takes as an argument. Numbers are part of what is compiled.
     Packed sequences need max_seqlen_q and max_seqlen_k on a GPU. vmap adds to the batch where
     nothing tells the sequences apart, else one element runs after the other. Errors that show when
     the program runs are JAX's own, with attn's text. There is no second derivative.
@@ -191,8 +191,8 @@ def attention(
     formulas, read = _formulas(mask, score)
     arrays.update(read)
     if rng is not None and hasattr(rng, "dtype"):
-        arrays["rng"] = _words(rng)
-        rng = 0
+        arrays["rng_state"] = _state(_words(rng))
+        rng = _stand_in((2,), np.int64)
     made = make_options(**formulas, rng=rng, **{**options, **placed})
     backend = options.get("backend", "auto")
     if backend != "cuda" and not arrays.keys() & _LENGTHS:
@@ -263,6 +263,12 @@ def _words(rng: Any) -> Any:
             "jax.random.key, its uint32 [2], or numbers"
         )
     return rng
+
+
+@jax.jit
+def _state(words: Any) -> Any:
+    """Seed and offset as the library reads them, two integers of 64 bits: the key, and 0."""
+    return jnp.concatenate((words[::-1], jnp.zeros(2, jnp.uint32)))
 
 
 def dot_product_attention(

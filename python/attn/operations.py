@@ -60,7 +60,10 @@ def attention(
             `[batch, heads_q, seqlen_q, seqlen_k]`; sizes of 1 broadcast.
         sink: float32 `[heads_q]`, a logit of each head in the denominator.
         dropout: Probability in [0, 1); needs `rng`.
-        rng: Seed or (seed, offset) of dropout. The same numbers give the same mask everywhere.
+        rng: Seed or (seed, offset) of dropout, or an int64 array `[2]` of them in q's memory, which
+            kernels read while they run: a CUDA graph draws anew at each replay if it is written
+            between them. The backward pass must find what the forward pass found. The same numbers
+            give the same mask everywhere.
         cu_seqlens_q, cu_seqlens_k: int32 `[batch + 1]`, first rows of packed sequences.
         max_seqlen_q, max_seqlen_k: Longest packed sequences; needed on a GPU.
         seqused_q, seqused_k: int32 `[batch]`, lengths in use.
@@ -291,14 +294,14 @@ def merge(parts: Iterable[tuple[Array, Array]]) -> tuple[Any, Any]:
     return result
 
 
-def dropout_mask(kept: Array, dropout: float, rng: int | tuple[int, int]) -> Array:
+def dropout_mask(kept: Array, dropout: float, rng: int | tuple[int, int] | Array) -> Array:
     """Which elements of P a call with `dropout` and `rng` keeps, bit for bit.
 
     Args:
         kept: bool or uint8 `[batch, heads_q, seqlen_q, seqlen_k]`, written: true where P is kept.
             Queries and keys count from 0 within their sequence, of packed and paged ones too.
         dropout: Probability in [0, 1).
-        rng: Seed or (seed, offset).
+        rng: Seed or (seed, offset), or an int64 array `[2]` of them in kept's memory.
 
     Returns:
         `kept`.

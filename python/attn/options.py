@@ -54,10 +54,17 @@ def _window(window: Any) -> str:
     return f"window{left}x{right}"
 
 
-def rng_state(dropout: float, rng: Any) -> tuple[int, int]:
-    """Seed and offset of dropout."""
+def rng_state(dropout: float, rng: Any) -> tuple[int, int, Array | None]:
+    """Seed and offset of dropout, and the array that holds them where they are no numbers."""
     if not dropout:
-        return 0, 0
+        return 0, 0, None
+    if hasattr(rng, "__dlpack__"):
+        if _attn.signature("rng", rng) != "i64:2":
+            raise InvalidArgument(
+                f"rng is an array of {rng.dtype} {tuple(rng.shape)}; accepted are int64 [2], a "
+                "seed, or (seed, offset)"
+            )
+        return 0, 0, rng
     try:
         seed, offset = (rng, 0) if isinstance(rng, int) else rng
         seed, offset = int(seed), int(offset)
@@ -66,9 +73,9 @@ def rng_state(dropout: float, rng: Any) -> tuple[int, int]:
     if not (0 <= seed < 2**64 and 0 <= offset < 2**64):
         raise InvalidArgument(
             f"rng is {rng!r} and dropout {dropout!r}; accepted is a seed or (seed, offset), each "
-            "in [0, 2^64)"
+            "in [0, 2^64), or an int64 array [2] of them"
         )
-    return seed, offset
+    return seed, offset, None
 
 
 def _heads_first(layout: str, cu_seqlens_q: Array | None) -> bool:
@@ -194,7 +201,7 @@ def _make_options(
     bias: Array | None = None,
     sink: Array | None = None,
     dropout: float = 0.0,
-    rng: int | tuple[int, int] | None = None,
+    rng: int | tuple[int, int] | Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
     max_seqlen_q: int | None = None,
@@ -229,11 +236,14 @@ def _make_options(
             tokens.append(f"score({score_text})")
     if scale is not None:
         tokens.append("scale" + _number("scale", scale))
+    tensors: dict[str, Array] = {}
     seed = offset = 0
     if dropout:
         tokens.append("dropout" + _number("dropout", dropout))
-        seed, offset = rng_state(dropout, rng)
-    tensors = {}
+        seed, offset, state = rng_state(dropout, rng)
+        if state is not None:
+            tokens.append("rngstate")
+            tensors["rng_state"] = state
     if sink is not None:
         tokens.append("sink")
         tensors["sink"] = sink

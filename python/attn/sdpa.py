@@ -22,7 +22,7 @@ from torch.library import Library
 from . import _attn
 from .errors import Unsupported
 from .options import make_options
-from .torch_ops import last_contiguous
+from .torch_ops import draw_rng, last_contiguous
 
 _Rows = tuple[Tensor, Tensor]
 
@@ -50,16 +50,14 @@ def _backward(
     return d_q, d_k, d_v
 
 
-def _dropout(probability: float) -> tuple[dict[str, Any], Tensor]:
-    """The options, and seed and offset for the backward pass, in memory of the CPU."""
-    if not probability:
-        return {}, torch.empty(2, dtype=torch.int64)
-    words = torch.randint(0, 2**62, (2,), dtype=torch.int64)
-    return {"dropout": probability, "rng": tuple(words.tolist())}, words
+def _dropout(probability: float, query: Tensor) -> tuple[dict[str, Any], Tensor]:
+    """The options, and seed and offset for the backward pass, on the device of `query`."""
+    words = draw_rng(query) if probability else query.new_empty(2, dtype=torch.int64)
+    return _again(probability, words), words
 
 
 def _again(probability: float, words: Tensor) -> dict[str, Any]:
-    return {"dropout": probability, "rng": tuple(words.tolist())} if probability else {}
+    return {"dropout": probability, "rng": words} if probability else {}
 
 
 def _refuse_debug(return_debug_mask: bool) -> None:
@@ -136,7 +134,7 @@ def dense_forward(
 ) -> tuple[Any, ...]:
     """aten::_scaled_dot_product_flash_attention."""
     _refuse_debug(return_debug_mask)
-    dropout, words = _dropout(dropout_p)
+    dropout, words = _dropout(dropout_p, query)
     out, lse = _forward(*_rows(query, key, value), mask=_causal(is_causal), scale=scale, **dropout)
     (out,) = _rows(out)
     rest = words, words, query.new_empty(0)
@@ -217,7 +215,7 @@ def varlen_forward(
 ) -> tuple[Tensor, ...]:
     """aten::_flash_attention_forward: `[batch, seqlen, heads, head_dim]` or `[total, ...]`."""
     _refuse_debug(return_debug_mask)
-    dropout, words = _dropout(dropout_p)
+    dropout, words = _dropout(dropout_p, query)
     options = _varlen(
         cum_seq_q, cum_seq_k, max_q, max_k, is_causal, window_size_left, window_size_right
     )

@@ -117,9 +117,10 @@ def attention(
     Arguments, layouts, results and errors are those of attn.attention, with these differences.
     The last dimension of q, k and v may have any stride. Under autocast float32 q, k and v become
     the autocast dtype. rng, where dropout is asked for, may be left out: it is then drawn from
-    PyTorch's generator, so that torch.manual_seed and checkpointing repeat it; or an int64 tensor
-    [2] on the CPU, seed and offset. In torch.compile the call is one operator without a graph
-    break, its mask and score traced with the code around it. There is no second derivative.
+    PyTorch's generator of q's device, so that torch.manual_seed and checkpointing repeat it, and a
+    CUDA graph draws others at each replay. A tensor as rng that is not on q's device is copied
+    there. In torch.compile the call is one operator without a graph break, its mask and score
+    traced with the code around it. There is no second derivative.
     """
     is_compiling = torch.compiler.is_compiling()
     if not (is_compiling or dropout or return_lse or _is_any_autocast_enabled()):
@@ -136,18 +137,21 @@ def attention(
         q, k, v = map(torch_ops.last_contiguous, (q, k, v))
     if dropout:
         if rng is None:
-            rng = torch.randint(0, 2**62, (2,), dtype=torch.int64)
+            rng = torch_ops.draw_rng(q)
+        elif isinstance(rng, Tensor):
+            rng = rng.to(q.device)
         options["dropout"] = dropout
         options["rng"] = rng
     if is_compiling or not _is_plain(q):
         out, lse = torch_ops.attention(q, k, v, **options)
         return (out, lse) if return_lse else out
-    if isinstance(rng, Tensor):
-        options["rng"] = tuple(rng.tolist())
     made = make_options(**options)
     if torch.is_grad_enabled():
         tensors = _that_require_grad(made) if made.has_arrays else {}
         if q.requires_grad or k.requires_grad or v.requires_grad or tensors:
+            if dropout and "rng_state" in made.tensors:
+                # Saved as well, so that PyTorch refuses backward if it was written meanwhile.
+                tensors["rng_state"] = made.tensors["rng_state"]
             out, lse = _Eager.apply(made, list(tensors), q, k, v, *tensors.values())
             return (out, lse) if return_lse else out
     result = _attn.forward(made, q, k, v, None, return_lse, None, True)

@@ -93,8 +93,8 @@ def options(
 ) -> _attn.Options:
     """The library's options of an operator's arguments.
 
-    tensors: rng is int64 [2] on the CPU. sizes: none, or max_seqlen_q, max_seqlen_k, threads and,
-    where there is a window, its two sides.
+    tensors: rng is int64 [2] on q's device. sizes: none, or max_seqlen_q, max_seqlen_k, threads
+    and, where there is a window, its two sides.
     """
     is_text_alone = not (tensors or sizes or softcap or dropout) and scale is None
     if is_text_alone and call in _KNOWN:
@@ -104,8 +104,6 @@ def options(
     buffers: dict[str, Tensor] = {}
     for name, tensor in zip(names.split(","), tensors or (), strict=False):
         (keywords if name in KEYWORDS else buffers)[name] = tensor
-    if "rng" in keywords:
-        keywords["rng"] = tuple(keywords["rng"].tolist())
     formulas: dict[str, Any] = {"mask": mask or None, "score": score or None}
     if buffers:
         first = "mask" if mask else "score"
@@ -168,6 +166,14 @@ def buffer_names(wanted: list[str], tensors: dict[str, Tensor]) -> list[str]:
         slopes = "head_slopes" if tensors["alibi"].dim() == 2 else "slopes"
         return [slopes if name == "alibi" else name for name in wanted]
     return wanted
+
+
+def draw_rng(like: Tensor) -> Tensor:
+    """Seed and offset of dropout from PyTorch's generator of the device of `like`.
+
+    torch.manual_seed and checkpointing repeat them, and a CUDA graph draws others at each replay.
+    """
+    return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=like.device)
 
 
 def last_contiguous(t: Tensor) -> Tensor:
@@ -304,7 +310,8 @@ def attention(
             given[name] = loadable(array)
     if dropout:
         if not isinstance(rng, Tensor):
-            rng = torch.tensor((rng, 0) if isinstance(rng, int) else rng, dtype=torch.int64)
+            rng = (rng, 0) if isinstance(rng, int) else rng
+            rng = torch.tensor(rng, dtype=torch.int64, device=q.device)
         given["rng"] = rng
     sizes: list[int] = []
     if window is not None or max_seqlen_q or max_seqlen_k or threads:

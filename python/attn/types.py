@@ -25,7 +25,7 @@ class Options(TypedDict, total=False):
     bias: Array | None
     sink: Array | None
     dropout: float
-    rng: int | tuple[int, int] | None
+    rng: int | tuple[int, int] | Array | None
     cu_seqlens_q: Array | None
     cu_seqlens_k: Array | None
     max_seqlen_q: int | None

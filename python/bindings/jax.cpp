@@ -65,7 +65,7 @@ DType dtype_of(std::string_view name, xla::DType dtype) {
     case xla::DType::u8:
       return DType::u8;
     case xla::DType::s32:
-    case xla::DType::u32:  // of rng alone
+    case xla::DType::u32:  // of rng_state alone
       return DType::i32;
     case xla::DType::s64:
       return DType::i64;
@@ -289,7 +289,6 @@ class Invocation {
   }
 
   void run_element(const std::vector<std::int64_t>& place) {
-    Described described = described_;
     Inputs inputs;
     OutputGradients given;
     const std::size_t first = phase_ == Phase::forward ? 0 : 1;
@@ -299,8 +298,8 @@ class Invocation {
     for (std::size_t i = phase_ == Phase::forward ? 3 : 6; i < operands_.size(); ++i) {
       const Tensor tensor = operands_[i].at(place);
       const std::string_view name = names_[i];
-      if (name == "rng") {
-        described.seed = seed_of(tensor);
+      if (name == "rng_state") {
+        inputs.rng_state = state_of(tensor);
       } else if (name == "d_lse") {
         given.lse = tensor;
       } else if (Tensor* known = member(inputs, name); known != nullptr) {
@@ -309,7 +308,7 @@ class Invocation {
         inputs.buffers.emplace_back(name, tensor);
       }
     }
-    const std::shared_ptr<const Plan> known = plan_of(described, inputs, phase_, options_);
+    const std::shared_ptr<const Plan> known = plan_of(described_, inputs, phase_, options_);
     const Plan& plan = *known;
     std::optional<Workspace> workspace;
     Context context;
@@ -346,14 +345,9 @@ class Invocation {
                  gradients, context);
   }
 
-  // The two words of a key of JAX.
-  std::uint64_t seed_of(const Tensor& words) const {
-    if (device_.type != DeviceType::cpu) {
-      throw Error(ErrorCode::unsupported,
-                  "rng is an array in the memory of a GPU; accepted there are numbers of Python");
-    }
-    const auto* word = static_cast<const std::uint32_t*>(words.data);
-    return static_cast<std::uint64_t>(word[0]) << 32 | word[1];
+  // uint32 [4], low halves first, as i64 [2]: JAX has no integers of 64 bits by default.
+  static Tensor state_of(const Tensor& words) {
+    return tensor(words.data, DType::i64, {2}, words.device);
   }
 
   std::int32_t ordinal() const {

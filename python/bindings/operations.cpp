@@ -161,18 +161,18 @@ Plan plan(const Options& options, nb::handle q, nb::handle k, nb::handle v, bool
   return call.plan(is_backward ? Phase::backward : Phase::forward);
 }
 
-// kept <- 1 where dropout keeps an element of P, else 0.
+// kept <- 1 where dropout keeps an element of P, else 0. rng_state: None, or where seed and offset
+// stand.
 void write_dropout_mask(nb::handle kept, double probability, std::uint64_t seed,
-                        std::uint64_t offset) {
+                        std::uint64_t offset, nb::handle rng_state) {
   const Array array = writable_view("kept", kept);
+  const Array state = rng_state.is_none() ? Array{} : view("rng_state", rng_state);
   Problem problem;
-  problem.dropout.probability = probability;
-  problem.dropout.seed = seed;
-  problem.dropout.offset = offset;
+  problem.dropout = {probability, seed, offset, state.tensor.given()};
   Context context;
   context.stream = current_stream(array);
   const nb::gil_scoped_release released;
-  dropout_mask(problem, array.tensor, context);
+  dropout_mask(problem, array.tensor, state.tensor, context);
 }
 
 // "f32:8x64", as a descriptor declares a buffer.
@@ -242,7 +242,8 @@ void bind_operations(nb::module_& module) {
   module.def("plan", &plan, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "backward"_a);
   module.def("plans_made", &plans_made);
   module.def("merge", &merge, "parts"_a);
-  module.def("dropout_mask", &write_dropout_mask, "kept"_a, "probability"_a, "seed"_a, "offset"_a);
+  module.def("dropout_mask", &write_dropout_mask, "kept"_a, "probability"_a, "seed"_a, "offset"_a,
+             "rng_state"_a.none());
   module.def("signature", &signature, "name"_a, "array"_a);
 }
 

@@ -119,6 +119,30 @@ def test_dropout_mask_is_that_of_the_call():
         attn.dropout_mask(kept, 0.4, 7)
 
 
+def test_rng_in_an_array_is_read_by_each_call():
+    generator = np.random.default_rng(8)
+    q, k, v, d_out = (generator.standard_normal((2, 9, 3, 4), np.float32) for _ in range(4))
+    state = np.empty(2, np.int64)
+    options = {"dropout": 0.4, "causal": True}
+    plan = attn.plan(q, k, v, backward=True, rng=state, **options)
+    for numbers in ((7, 11), (8, 11), (2**64 - 3, 2**63 + 1)):
+        state[:] = np.array(numbers, np.uint64).view(np.int64)
+        out, lse = attn.attention(q, k, v, rng=numbers, return_lse=True, **options)
+        wanted = attn.attention_backward(d_out, q, k, v, out, lse, rng=numbers, **options)
+        for call, backward, kept in (
+            (attn.attention, attn.attention_backward, {"rng": state, **options}),
+            (plan.forward, plan.backward, {}),
+        ):
+            assert np.array_equal(call(q, k, v, **kept), out)
+            found = backward(d_out, q, k, v, out, lse, **kept)
+            assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+        masks = [
+            attn.dropout_mask(np.full((2, 3, 9, 9), fill), 0.4, rng)
+            for fill, rng in ((True, numbers), (False, state))
+        ]
+        assert np.array_equal(*masks)
+
+
 def test_import_is_light():
     """No library of arrays comes with `import attn`."""
     code = "import sys, attn; print({'numpy', 'torch', 'jax', 'typing'} & set(sys.modules))"

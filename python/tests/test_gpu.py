@@ -250,6 +250,38 @@ def test_graphs_of_forward_and_backward(keys):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("kind", ["generator", "tensor"])
+def test_graphs_draw_dropout_anew(kind):
+    """Zeros as scores, identities as v and d_out: out is P after dropout, dV its transpose."""
+    q = torch.zeros(1, 64, 2, 64, dtype=torch.bfloat16)
+    v = torch.eye(64, dtype=q.dtype).expand(1, 2, 64, 64).transpose(1, 2).clone().requires_grad_()
+    state = torch.tensor([7, 8])
+    options = {"dropout": 0.4, "rng": state if kind == "tensor" else None}
+
+    def step():
+        out = attn.torch.attention(q, q, v, **options)
+        return out, *torch.autograd.grad(out, [v], v.detach())
+
+    graph, (out, d_v) = captured(step)
+    drawn = []
+    for seed in (7, 9, 7):
+        state.copy_(torch.tensor([seed, 8]))
+        torch.manual_seed(seed)
+        graph.replay()
+        kept = out[0].transpose(0, 1) > 0  # [head, query, key]
+        assert torch.equal(kept, d_v[0].permute(1, 2, 0) > 0)
+        if kind == "tensor":
+            mask = torch.empty(1, 2, 64, 64, dtype=torch.bool)
+            assert torch.equal(kept, attn.dropout_mask(mask, 0.4, (seed, 8))[0])
+        drawn.append(kept)
+    assert 0.5 < drawn[0].float().mean() < 0.7
+    assert not torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
+    if kind == "generator":
+        graph.replay()
+        assert not torch.equal(drawn[2], out[0].transpose(0, 1) > 0)
+
+
 def test_graph_of_a_decoding_step():
     torch.manual_seed(0)
     cache_k, cache_v = torch.randn(2, 2, 300, 2, 64, dtype=torch.bfloat16)

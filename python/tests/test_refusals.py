@@ -49,6 +49,14 @@ REFUSED = {
     "dropout without rng": (lambda: attn.attention(X, X, X, dropout=0.1), "rng is None"),
     "dropout of 1": (lambda: attn.attention(X, X, X, dropout=1.0, rng=1), "dropout"),
     "negative seed": (lambda: attn.attention(X, X, X, dropout=0.1, rng=-1), "rng is -1"),
+    "floats as rng": (
+        lambda: attn.attention(X, X, X, dropout=0.1, rng=np.ones(2, np.float32)),
+        r"rng is an array of float32 \(2,\)",
+    ),
+    "three numbers as rng": (
+        lambda: attn.dropout_mask(np.ones((1, 1, 8, 8), bool), 0.1, np.ones(3, np.int64)),
+        r"rng is an array of int64 \(3,\)",
+    ),
     "text": (lambda: attn.attention(X, X, X, mask="key <"), "column 6"),
     "type of a mask": (lambda: attn.attention(X, X, X, mask="key + 1"), "boolean"),
     "parentheses": (lambda: attn.attention(X, X, X, mask="true)_causal_mask(true"), "parenthes"),

@@ -215,6 +215,21 @@ def test_checkpointing_repeats_dropout(reentrant):
     assert not torch.equal(call(q, k, v), call(q, k, v))
 
 
+def test_rng_in_a_tensor():
+    q, k, v = (leaf(1, 20, 2, 8) for _ in range(3))
+    state = torch.tensor([3, 4])
+    wanted = attn.torch.attention(q, k, v, dropout=0.4, rng=(3, 4))
+    found = attn.torch.attention(q, k, v, dropout=0.4, rng=state)
+    assert torch.equal(found, wanted)
+    gradients = [torch.autograd.grad(x.square().sum(), [q, k, v]) for x in (found, wanted)]
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+    out = attn.torch.attention(q, k, v, dropout=0.4, rng=state)
+    state += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 def test_merge():
     q, k, v = (leaf(2, 9, 3, 8) for _ in range(3))
 
@@ -355,6 +370,14 @@ def test_compile_draws_dropout_anew(compiled):
     torch.manual_seed(5)
     assert torch.equal(made(*tensors), first)
     assert not torch.equal(first, second)
+
+
+def test_compile_reads_rng_from_a_tensor(compiled):
+    made = compiled(lambda q, rng: attn.torch.attention(q, q, q, dropout=0.5, rng=rng))
+    q = torch.randn(1, 9, 2, 8)
+    for seed in (5, 6):
+        wanted = attn.torch.attention(q, q, q, dropout=0.5, rng=(seed, 1))
+        assert torch.equal(made(q, torch.tensor([seed, 1])), wanted)
 
 
 def test_compile_refuses_with_the_reason(compiled):

@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import torch as attn_torch
 from ..errors import InvalidArgument
 from ..formula import Formula
+from ..torch_ops import draw_rng
 
 
 def sides_of(window_size: Any) -> tuple[int, int]:
@@ -49,11 +50,6 @@ def _check_slopes(slopes: Tensor, heads: int, batch: int) -> None:
         )
 
 
-def draw_rng() -> Tensor:
-    """Seed and offset of dropout from PyTorch's generator: torch.manual_seed repeats them."""
-    return torch.randint(0, 2**62, (2,), dtype=torch.int64)
-
-
 def attend(
     q: Tensor,
     k: Tensor,
@@ -90,7 +86,7 @@ def attend(
         masks.append("key >= leftpad[batch]")
         buffers["leftpad"] = leftpad
     if dropout_p:
-        options.update(dropout=dropout_p, rng=draw_rng() if rng is None else rng)
+        options.update(dropout=dropout_p, rng=draw_rng(q) if rng is None else rng)
     if cu_seqlens_q is not None:
         options["cu_seqlens_q"] = cu_seqlens_q.contiguous()
     if cu_seqlens_k is not None:

@@ -23,7 +23,8 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import InvalidArgument
-from .attend import attend, draw_rng, infinite_where_empty, lengths_of
+from ..torch_ops import draw_rng
+from .attend import attend, infinite_where_empty, lengths_of
 from .kvcache import attend_with_cache
 from .probabilities import dropped_probabilities
 from .raw import (
@@ -70,7 +71,7 @@ def _call(
     **common: Any,
 ) -> Any:
     """common: dropout_p to alibi_slopes. lengths: cu_seqlens and max_seqlens of packed tensors."""
-    rng = draw_rng() if common["dropout_p"] else None
+    rng = draw_rng(q) if common["dropout_p"] else None
     given = dict(lengths)
     if block_table is not None:
         given["seqused_k"] = lengths_of(given.pop("cu_seqlens_k"))

@@ -88,7 +88,7 @@ def dropped_probabilities(
         kept = dropout_mask(
             torch.empty(shape, dtype=torch.bool, device=q.device),
             dropout_p,
-            (int(rng[0]), int(rng[1])),
+            rng,
         )
         inner = found[..., :max_seqlen_q, :max_seqlen_k]
         inner.copy_(torch.where(kept, inner, -inner))

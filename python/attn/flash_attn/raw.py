@@ -4,8 +4,8 @@ which other packages (ring attention, for one) put their own gradients around.
 `_flash_attn_forward` and `_flash_attn_varlen_forward` return (out, softmax_lse, S_dmask,
 rng_state); the backward functions write dq, dk and dv where these are given, and return
 softmax_d = rowsum(dout * out), float32 `(batch, nheads, seqlen_q)` or `(nheads, total_q)`.
-rng_state is int64 `[2]` on the CPU. `flash_attn_gpu` has the same calls with the argument lists of
-the extension module.
+rng_state is int64 `[2]` on q's device, of any contents without dropout. `flash_attn_gpu` has the
+same calls with the argument lists of the extension module.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from ..errors import InvalidArgument
 from ..formula import Formula
 from ..operations import attention_backward
-from ..torch_ops import last_contiguous
-from .attend import attend, draw_rng, infinite_where_empty, lengths_of, window_masks
+from ..torch_ops import draw_rng, last_contiguous
+from .attend import attend, infinite_where_empty, lengths_of, window_masks
 from .probabilities import dropped_probabilities
 
 
@@ -37,7 +37,7 @@ def _forward(
     out: Tensor | None,
     **lengths: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rng = draw_rng() if dropout_p else torch.zeros(2, dtype=torch.int64)
+    rng = draw_rng(q) if dropout_p else q.new_empty(2, dtype=torch.int64)
     common: dict[str, Any] = {
         "dropout_p": dropout_p, "softmax_scale": softmax_scale, "causal": causal,
         "window_size": window_size, "softcap": softcap, "alibi_slopes": alibi_slopes,
@@ -85,7 +85,7 @@ def _backward(
             raise InvalidArgument(
                 f"rng_state is None and dropout_p {dropout_p}; accepted is what forward returned"
             )
-        options.update(dropout=dropout_p, rng=tuple(rng_state.tolist()))
+        options.update(dropout=dropout_p, rng=rng_state)
     masks, buffers = window_masks(window_size)
     if masks:
         options["mask"] = Formula(" && ".join(masks), **buffers)
