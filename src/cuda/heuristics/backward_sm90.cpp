@@ -104,7 +104,11 @@ std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {
   bytes += 4 * staged * c.block_n * std::min(c.head_dim, c.piece_columns);
   bytes += std::int64_t{4} * c.block_n * (c.stages + c.stages_o);
   bytes += kSteps * kStepBytes;
-  const std::int64_t rings = 2 + c.stages + c.stages_o + 2 * c.stages_p + staged;  // K, V, ..., dQ
+  constexpr std::int64_t kTurns = 4, kTurnBytes = 16;
+  const std::int64_t turns = c.ordered ? kTurns : 0;
+  bytes += kTurnBytes * turns;
+  // K, V, ..., dQ
+  const std::int64_t rings = 2 + c.stages + c.stages_o + 2 * c.stages_p + staged + turns;
   return bytes + 16 * rings;
 }
 

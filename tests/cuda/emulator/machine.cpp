@@ -167,6 +167,11 @@ void deliver(Block& b, std::size_t which) {
   box();
 }
 
+void release(Block& b) {
+  for (const auto& add : b.unreleased) add();
+  b.unreleased.clear();
+}
+
 std::size_t unfinished(const Block& b) {
   return static_cast<std::size_t>(
       std::count_if(b.fibers.begin(), b.fibers.end(), [](const Fiber& f) { return !f.finished; }));
@@ -220,6 +225,7 @@ bool run(const std::vector<std::unique_ptr<Cluster>>& clusters, std::mt19937& ra
       return false;
     }
   }
+  for (Block* b : blocks) release(*b);
   return true;
 }
 
@@ -328,8 +334,9 @@ void copy_box(const Box& box, unsigned destination, unsigned barrier, const int*
     if ((ranks >> b->rank & 1) != 0) b->later.emplace_back(copy);
   }
 }
-void wait_for_word(const unsigned* word, unsigned x) {
-  wait_until([word, x] { return *word == x; });
+bool wait_for_word_or_phase(const unsigned* word, unsigned x, unsigned address, unsigned parity) {
+  wait_until([=] { return *word == x || mbarrier_done(address, parity); });
+  return *word == x;
 }
 void store_box(const Box& box, unsigned source, const int* coordinates) {
   std::vector<int> at(coordinates, coordinates + box.rank);
@@ -372,13 +379,13 @@ void add_floats(float* to, unsigned source, unsigned bytes) {
     fail("floats are added that are not aligned to 16 bytes");
   check_address(source, bytes);
   now().stores.back().emplace_back([to, source, bytes] {
-    for (unsigned i = 0; i < bytes / 4; ++i) {
-      float x;
-      std::memcpy(&x, block->shared + source + 4 * i, 4);
-      to[i] += x;
-    }
+    std::vector<float> x(bytes / 4);
+    std::memcpy(x.data(), block->shared + source, bytes);
+    block->unreleased.emplace_back(
+        [to, x = std::move(x)] { std::transform(x.begin(), x.end(), to, to, std::plus<>()); });
   });
 }
+void release_memory() { release(*block); }
 void commit_stores() { now().stores.emplace_back(); }
 void finish_stores(std::size_t pending) {
   auto& all = now().stores;

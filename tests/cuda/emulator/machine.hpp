@@ -56,8 +56,8 @@ void mbarrier_wait(unsigned address, unsigned parity);
 // Until a word of memory is not 0.
 void wait_for_word(const unsigned* word);
 
-// Returns when the word in memory is x.
-void wait_for_word(const unsigned* word, unsigned x);
+// Whether the word became x before the phase was over.
+bool wait_for_word_or_phase(const unsigned* word, unsigned x, unsigned address, unsigned parity);
 
 // As cuTensorMapEncodeTiled was told; what a CUtensorMap holds.
 struct Box {
@@ -73,9 +73,12 @@ void copy_box(const Box& box, unsigned destination, unsigned barrier, const int*
               unsigned ranks);
 // The way back: reads shared memory when this thread, which has committed it, waits for it.
 void store_box(const Box& box, unsigned source, const int* coordinates);
-// Bytes that arrive on an mbarrier, and floats added to memory, likewise.
+// Bytes that arrive on an mbarrier.
 void copy_bytes(unsigned destination, const void* source, unsigned bytes, unsigned barrier);
+// Floats added to memory: read as those of store_box, and added when a thread of the block releases
+// what was waited for, or when the block's cluster has ended.
 void add_floats(float* to, unsigned source, unsigned bytes);
+void release_memory();
 void commit_stores();
 // All groups that were committed but the last `pending`.
 void finish_stores(std::size_t pending);

@@ -68,7 +68,8 @@ struct Block {
   std::vector<Barrier> groups;  // of 128 threads, for products
   std::unordered_map<unsigned, Barrier> barriers;
   std::unordered_map<unsigned, MBarrier> mbarriers;
-  std::deque<std::function<void()>> later;  // boxes under way
+  std::deque<std::function<void()>> later;        // boxes under way
+  std::vector<std::function<void()>> unreleased;  // floats that other blocks may see later
   Fiber* now = nullptr;
   ucontext_t scheduler{};
 };

@@ -72,6 +72,7 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
     // dS is read by dK's warpgroups, and by the score warpgroup of the other block of threads.
     ring(Layout::kFullS, Layout::kEmptyS, C::kStagesP, 4, 4 * kCluster + 4 * (kCluster - 1));
     ring(Layout::kFullStaged, Layout::kEmptyStaged, Layout::kStagedPlaces, 4, 1);
+    ring(Layout::kFullTurn, Layout::kEmptyTurn, Layout::kTurnPlaces, 1, 1);
     mbarrier_init_fence();
   }
   wait_for_dependencies();

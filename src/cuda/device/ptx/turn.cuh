@@ -1,25 +1,29 @@
 // Words in memory by which threads of a grid take turns.
 //
-// A thread passes its turn on by a release, when cp.async.bulk.wait_group says that its additions
-// are done, and the next takes it by an acquire before it asks for additions: relaxed loads and
-// stores were no faster (docs/log/cuda-backward.md).
+// A turn is passed on by release_words() and set_word(), and taken by a wait, which acquires.
+// cp.async.bulk.wait_group is not enough: it makes what the copy engine added visible to the thread
+// that waits, and to others only what comes before a release.
 #pragma once
+
+#include "ptx/mbarrier.cuh"
 
 namespace attn::device {
 
-// The word as some thread of the grid left it. The thread does not wait for it before it needs it.
-__device__ __forceinline__ unsigned ask_word(const unsigned* word) {
-  unsigned x;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
-  return x;
-}
-// Returns once the word is x.
-__device__ __forceinline__ void wait_for_word(const unsigned* word, unsigned x) {
-  while (ask_word(word) != x) {
+// Returns true once the word is x, or false once the phase of the given parity is over.
+__device__ __forceinline__ bool wait_for_word_or_phase(const unsigned* word, unsigned x,
+                                                       unsigned barrier, unsigned parity) {
+  while (true) {
+    unsigned now;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+    if (now == x) return true;
+    if (mbarrier_try(barrier, parity)) return false;
   }
 }
+// Orders all that this thread has written, and what others have that it was told of, before the
+// words that it sets from then on. Some 1500 clocks.
+__device__ __forceinline__ void release_words() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ __forceinline__ void set_word(unsigned* word, unsigned x) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
 }
 
 }  // namespace attn::device

@@ -56,7 +56,10 @@ struct BackwardSm90Layout {
                  Order::kParts == 1 && kStagedPlaces % (2 * Order::kPieces) == 0));
   static constexpr int kStepAt = kDAt + C::kStagesO * kRows;
   // Each ring has a barrier `full` and a barrier `empty` for each place.
-  static constexpr int kFullStep = kStepAt + kSteps * kStepBytes;
+  // Where tiles take turns to add to dQ, as many may be taken and not be passed on yet.
+  static constexpr int kTurns = 4, kTurnPlaces = C::kOrdered ? kTurns : 0, kTurnBytes = 16;
+  static constexpr int kTurnAt = kStepAt + kSteps * kStepBytes;
+  static constexpr int kFullStep = kTurnAt + kTurnPlaces * kTurnBytes;
   static constexpr int kEmptyStep = kFullStep + 8 * kSteps;
   static constexpr int kFullK = kEmptyStep + 8 * kSteps, kEmptyK = kFullK + 8;
   static constexpr int kFullV = kEmptyK + 8, kEmptyV = kFullV + 8;
@@ -66,7 +69,9 @@ struct BackwardSm90Layout {
   static constexpr int kFullS = kEmptyP + 8 * C::kStagesP, kEmptyS = kFullS + 8 * C::kStagesP;
   static constexpr int kFullStaged = kEmptyS + 8 * C::kStagesP;
   static constexpr int kEmptyStaged = kFullStaged + 8 * kStagedPlaces;
-  static constexpr int kBytes = kEmptyStaged + 8 * kStagedPlaces;
+  static constexpr int kFullTurn = kEmptyStaged + 8 * kStagedPlaces;
+  static constexpr int kEmptyTurn = kFullTurn + 8 * kTurnPlaces;
+  static constexpr int kBytes = kEmptyTurn + 8 * kTurnPlaces;
   static_assert(kBytes <= 232448);
 };
 

@@ -1,5 +1,6 @@
 // The producers of the Hopper backward kernel, a thread each: one deals tiles and makes the steps;
-// three ask the copy engine for K, Q and LSE, for V, dO and D, and for the additions of dQ.
+// three ask the copy engine for K, Q and LSE, for V, dO and D, and for the additions of dQ. Where
+// tiles take turns, one asks for all loads, and one keeps the turns (turns.cuh).
 #pragma once
 
 #include "kernels/backward_sm90/tiles.cuh"
@@ -75,6 +76,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   using Base::barrier, Base::kKeys, Base::kQueries, Base::kTileKeys, Base::maps, Base::p;
   using Base::rank, Base::shared, Base::wait;
   using typename Base::Layout, typename Base::StagedRing, typename Base::StepRing;
+  using typename Base::TurnRing;
 
   __device__ __forceinline__ void publish(unsigned n, const BackwardStep& s) const {
     wait(Layout::kEmptyStep, StepRing::stage(n), StepRing::parity(n) ^ 1);
@@ -146,101 +148,114 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     dealer.finish();
   }
 
-  // Asks for the keys of each tile and the rows of each step, with a float for each row: K, Q and
-  // LSE, or V, dO and D.
+  // Asks for the keys of a tile and the rows of each of its steps, with a float for each row: K, Q
+  // and LSE, or V, dO and D.
   template <bool kOfV>
-  __device__ __forceinline__ void produce(const TensorMap& keys, const TensorMap& rows,
-                                          const float* vector) const {
-    using Side = BackwardSide<C, kOfV>;
-    using RowRing = BackwardRing<Side::kStages>;
+  struct Loads {
+    const BackwardSm90Producer& producer;
+    const TensorMap &keys, &rows;
+    const float* vector;
+    unsigned tiles = 0;
+    int row_q = 0;  // of a packed tensor: where the sequence starts
+
+    __device__ __forceinline__ void operator()(unsigned n, const BackwardStep& s) {
+      producer.load<kOfV>(n, s, *this);
+    }
+  };
+  template <bool kOfV>
+  __device__ __forceinline__ Loads<kOfV> loads() const {
+    const TensorMap &keys = kOfV ? maps.v : maps.k, &rows = kOfV ? maps.d_o : maps.q;
     prefetch_tensor_map(keys);
     prefetch_tensor_map(rows);
-    unsigned tiles = 0;
+    return {*this, keys, rows, kOfV ? p.d : p.lse2};
+  }
+  template <bool kOfV>
+  __device__ __forceinline__ void load(unsigned n, const BackwardStep& s, Loads<kOfV>& x) const {
+    using Side = BackwardSide<C, kOfV>;
+    using RowRing = BackwardRing<Side::kStages>;
+    if ((s.flags & BackwardStep::kFirst) != 0) {
+      const Sequence q = sequence_of<C>(p, s.batch);
+      x.row_q = q.row_q;
+      const unsigned ready = barrier(Side::kFullKeys, 0);
+      wait(Side::kEmptyKeys, 0, ~x.tiles++ & 1);
+      constexpr int kOther = kOfV ? 0 : Layout::kOtherK;
+      mbarrier_arrive_expect(ready, Side::kPanels * Layout::kKeyPanel + kOther);
+      const auto load = [&](int at, int panel, unsigned of_rank) {
+        tma_load_4d(shared + static_cast<unsigned>(at), x.keys, ready, 64 * panel,
+                    q.row_k + s.key0 + static_cast<int>(of_rank) * kKeys, s.head_q / p.group,
+                    C::kPackedK ? 0 : s.batch, kEvictFirst);
+      };
+#pragma unroll
+      for (int panel = 0; panel < Side::kPanels; ++panel) {
+        load(Side::kKeysAt + panel * Layout::kKeyPanel, panel, rank);
+      }
+#pragma unroll
+      for (int panel = 0; panel < kOther / Layout::kKeyPanel; ++panel) {
+        load(Layout::kOtherKAt + panel * Layout::kKeyPanel,
+             static_cast<int>(rank) * Layout::kOwnPanels + panel, 1 - rank);
+      }
+    }
+    const int stage = RowRing::stage(n);
+    const unsigned ready = barrier(Side::kFullRows, stage);
+    wait(Side::kEmptyRows, stage, RowRing::parity(n) ^ 1);
+    if (!kOfV && n >= Layout::kStepLag) {
+      const unsigned place = barrier(Layout::kEmptyStep, StepRing::stage(n - Layout::kStepLag));
+      if constexpr (C::kCluster > 1) {
+        mbarrier_arrive_cluster(cluster_address(place, 0));
+      } else {
+        mbarrier_arrive(place);
+      }
+    }
+    if ((s.flags & BackwardStep::kEnd) != 0) return mbarrier_arrive(ready);
+    mbarrier_arrive_expect(ready, Side::kRowsBytes + Layout::kRows);
+    const unsigned to = shared + static_cast<unsigned>(Side::kRowsAt + stage * Side::kRowsBytes);
+    // Of a cluster each block of threads asks for its columns, for all.
+#pragma unroll
+    for (int i = 0; i < Side::kPanels / C::kCluster; ++i) {
+      const int panel = static_cast<int>(rank) * Layout::kOwnPanels + i;
+      const unsigned at = to + static_cast<unsigned>(panel * Layout::kRowPanel);
+      const int batch = C::kPackedQ ? 0 : s.batch;
+      if constexpr (C::kCluster > 1) {
+        tma_load_4d_multicast(at, x.rows, ready, 64 * panel, x.row_q + s.query0, s.head_q, batch,
+                              (1 << C::kCluster) - 1, kEvictLast);
+      } else {
+        tma_load_4d(at, x.rows, ready, 64 * panel, x.row_q + s.query0, s.head_q, batch, kEvictLast);
+      }
+    }
+    bulk_load(shared + static_cast<unsigned>(Side::kVectorAt + stage * Layout::kRows),
+              x.vector + static_cast<long long>(s.place) * kQueries, Layout::kRows, ready);
+  }
+  // Loads of one side, or of both.
+  template <class... Sides>
+  __device__ __forceinline__ void produce(Sides... sides) const {
     int ends = 0;
-    int row_q = 0;  // of a packed tensor: where the sequence starts
     for (unsigned n = 0;; ++n) {
       wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
       const BackwardStep s = this->step(n);
-      if ((s.flags & BackwardStep::kFirst) != 0) {
-        const Sequence q = sequence_of<C>(p, s.batch);
-        row_q = q.row_q;
-        const unsigned ready = barrier(Side::kFullKeys, 0);
-        wait(Side::kEmptyKeys, 0, ~tiles++ & 1);
-        constexpr int kOther = kOfV ? 0 : Layout::kOtherK;
-        mbarrier_arrive_expect(ready, Side::kPanels * Layout::kKeyPanel + kOther);
-        const auto load = [&](int at, int panel, unsigned of_rank) {
-          tma_load_4d(shared + static_cast<unsigned>(at), keys, ready, 64 * panel,
-                      q.row_k + s.key0 + static_cast<int>(of_rank) * kKeys, s.head_q / p.group,
-                      C::kPackedK ? 0 : s.batch, kEvictFirst);
-        };
-#pragma unroll
-        for (int panel = 0; panel < Side::kPanels; ++panel) {
-          load(Side::kKeysAt + panel * Layout::kKeyPanel, panel, rank);
-        }
-#pragma unroll
-        for (int panel = 0; panel < kOther / Layout::kKeyPanel; ++panel) {
-          load(Layout::kOtherKAt + panel * Layout::kKeyPanel,
-               static_cast<int>(rank) * Layout::kOwnPanels + panel, 1 - rank);
-        }
-      }
-      const int stage = RowRing::stage(n);
-      const unsigned ready = barrier(Side::kFullRows, stage);
-      wait(Side::kEmptyRows, stage, RowRing::parity(n) ^ 1);
-      if (!kOfV && n >= Layout::kStepLag) {
-        const unsigned place = barrier(Layout::kEmptyStep, StepRing::stage(n - Layout::kStepLag));
-        if constexpr (C::kCluster > 1) {
-          mbarrier_arrive_cluster(cluster_address(place, 0));
-        } else {
-          mbarrier_arrive(place);
-        }
-      }
-      if ((s.flags & BackwardStep::kEnd) != 0) {
-        mbarrier_arrive(ready);
-        if (++ends == C::kScoreGroups) return;
-        continue;
-      }
-      mbarrier_arrive_expect(ready, Side::kRowsBytes + Layout::kRows);
-      const unsigned to = shared + static_cast<unsigned>(Side::kRowsAt + stage * Side::kRowsBytes);
-      // Of a cluster each block of threads asks for its columns, for all.
-#pragma unroll
-      for (int i = 0; i < Side::kPanels / C::kCluster; ++i) {
-        const int panel = static_cast<int>(rank) * Layout::kOwnPanels + i;
-        const unsigned at = to + static_cast<unsigned>(panel * Layout::kRowPanel);
-        const int batch = C::kPackedQ ? 0 : s.batch;
-        if constexpr (C::kCluster > 1) {
-          tma_load_4d_multicast(at, rows, ready, 64 * panel, row_q + s.query0, s.head_q, batch,
-                                (1 << C::kCluster) - 1, kEvictLast);
-        } else {
-          tma_load_4d(at, rows, ready, 64 * panel, row_q + s.query0, s.head_q, batch, kEvictLast);
-        }
-      }
-      bulk_load(shared + static_cast<unsigned>(Side::kVectorAt + stage * Layout::kRows),
-                vector + static_cast<long long>(s.place) * kQueries, Layout::kRows, ready);
-    }
-  }
-
-  // Asks for the word of the turn after those of a part of step n, if its step is made.
-  __device__ __forceinline__ void ask_next(BackwardTurns<C>& turns, unsigned n, int part) const {
-    const bool same = part + 1 < Layout::Order::kParts;
-    const unsigned next = same ? n : n + 1;
-    if (same ||
-        mbarrier_try(barrier(Layout::kFullStep, StepRing::stage(next)), StepRing::parity(next))) {
-      turns.ask(this->step(next), same ? part + 1 : 0, 0);
-    } else {
-      turns.forget();
+      (sides(n, s), ...);
+      if ((s.flags & BackwardStep::kEnd) != 0 && ++ends == C::kScoreGroups) return;
     }
   }
 
   // Asks for staged pieces of dQ to be added, in shares of which at most two wait at a time, so
   // that loads come between them. The place of a piece is given back when it was read, which is
-  // waited for while the next is on its way, or when there is no next yet.
+  // waited for while the next is on its way, or when there is no next yet. Where tiles take turns,
+  // each piece waits for its turn, which is over when the piece was added.
   __device__ __forceinline__ void add_staged() const {
     using Order = typename Layout::Order;
-    constexpr int kShare = BackwardTurns<C>::kPiece;
-    BackwardTurns<C> turns(p);
+    constexpr int kShare = 4096;
     unsigned pieces = 0, given_back = 0;  // so far
     const auto give_back = [&] {
+      if constexpr (C::kOrdered) {
+        mbarrier_arrive(barrier(Layout::kEmptyTurn, TurnRing::stage(given_back)));
+      }
       mbarrier_arrive(barrier(Layout::kEmptyStaged, StagedRing::stage(given_back++)));
+    };
+    const auto is_next = [&] {  // staged, and its turn has come
+      return mbarrier_try(barrier(Layout::kFullStaged, StagedRing::stage(pieces)),
+                          StagedRing::parity(pieces)) &&
+             (!C::kOrdered || mbarrier_try(barrier(Layout::kFullTurn, TurnRing::stage(pieces)),
+                                           TurnRing::parity(pieces)));
     };
     for (unsigned n = 0;; ++n) {
 #pragma unroll 1
@@ -249,18 +264,13 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         const int stage = StagedRing::stage(pieces);
         const unsigned staged =
             shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged);
-        if (given_back < pieces &&
-            !mbarrier_try(barrier(Layout::kFullStaged, stage), StagedRing::parity(pieces))) {
-          bulk_wait_read();
+        if (given_back < pieces && !is_next()) {
+          wait_for_additions<0>();
           give_back();
         }
         wait(Layout::kFullStaged, stage, StagedRing::parity(pieces));
         const BackwardStep s = this->step(n);
-        if ((s.flags & BackwardStep::kEnd) != 0) {
-          if constexpr (C::kOrdered) turns.finish();
-          bulk_wait();
-          return;
-        }
+        if ((s.flags & BackwardStep::kEnd) != 0) return bulk_wait();
         float* const to = p.dq_sum + static_cast<long long>(s.place) * (kQueries * C::kHeadDim) +
                           piece * Order::kPiece;
         if (C::kScoreGroups > 1 && i == 0 && (s.flags & BackwardStep::kLast) != 0) {
@@ -268,37 +278,47 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
           mbarrier_arrive(barrier(Layout::kEmptyV, 0));
           mbarrier_arrive(barrier(Layout::kEmptyK, 0));
         }
+        if constexpr (C::kOrdered) {
+          wait(Layout::kFullTurn, TurnRing::stage(pieces), TurnRing::parity(pieces));
+          fence_proxy_async_global();
+        }
         const int bytes = 4 * kQueries * Order::piece_columns(piece);
         fence_proxy_async();
 #pragma unroll 1
         for (int at = 0; at < bytes; at += kShare) {
-          if constexpr (C::kOrdered) {
-            if (at % DqTurns<C>::kBytes == 0) {
-              const int turn = at / DqTurns<C>::kBytes;
-              turns.take(s, piece, turn);
-              if (at + DqTurns<C>::kBytes < bytes) {
-                turns.ask(s, piece, turn + 1);
-              } else {
-                ask_next(turns, n, piece);
-              }
-            }
-          }
           bulk_add(to + at / 4, staged + static_cast<unsigned>(at),
                    static_cast<unsigned>(min(kShare, bytes - at)));
           bulk_commit();
-          bulk_wait_read<1>();
+          wait_for_additions<1>();
           if (given_back < pieces) give_back();
-          if constexpr (C::kOrdered) turns.added();
         }
       }
+    }
+  }
+  // Until what this thread asked to be added, but for the last kPending shares, was read from
+  // shared memory; where tiles take turns, until it was added.
+  template <int kPending>
+  static __device__ __forceinline__ void wait_for_additions() {
+    if constexpr (C::kOrdered) {
+      bulk_wait<kPending>();
+    } else {
+      bulk_wait_read<kPending>();
     }
   }
 
   __device__ __forceinline__ void run() const {
     if (threadIdx.x == 0) {
-      produce<false>(maps.k, maps.q, p.lse2);
+      if constexpr (C::kOrdered) {
+        produce(loads<false>(), loads<true>());
+      } else {
+        produce(loads<false>());
+      }
     } else if (threadIdx.x == 32) {
-      produce<true>(maps.v, maps.d_o, p.d);
+      if constexpr (C::kOrdered) {
+        BackwardTurns<C>{*this}.run();
+      } else {
+        produce(loads<true>());
+      }
     } else if (threadIdx.x == 64) {
       add_staged();
     } else if (threadIdx.x == 96) {

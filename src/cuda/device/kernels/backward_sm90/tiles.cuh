@@ -38,6 +38,7 @@ struct BackwardSm90Tiles {
   using ScoreRing = BackwardRing<C::kStagesP>;   // of P, and of dS
   using StepRing = BackwardRing<Layout::kSteps>;
   using StagedRing = BackwardRing<Layout::kStagedPlaces>;  // of pieces of dQ
+  using TurnRing = BackwardRing<Layout::kTurns>;           // of the turns to add them
 
   const BackwardParams& p;
   const BackwardMaps& maps;

@@ -52,5 +52,6 @@ inline void bulk_add(float* to, unsigned source, unsigned bytes) {
   emulator::add_floats(to, source, bytes);
 }
 inline void fence_proxy_async() {}
+inline void fence_proxy_async_global() {}
 
 }  // namespace attn::device
