@@ -4,7 +4,7 @@
   python3 bench/papers/tables_gpu.py --library attn_c.so --out build/table20.json --parts plain --methods "attn, block-sparse;SDPA flash"
 
 Parts, in this order: plain (tables 18 to 20, and 21: memory), mask_dropout (9 to 11), short (7), heads (figures 5 and 6, head sizes 32 to 256), compiled (plain
-again, of what PyTorch compiles: torch.compile and flex_attention), mask (12 to 14), dropout (15 to 17). Each cell is checked against fp64 before it is timed: O of some rows, dQ of the exact methods; with dropout, whose bits are each
+again, of what PyTorch compiles: torch.compile and flex_attention), mask (12 to 14; with these two where --methods names them), dropout (15 to 17). Each cell is checked against fp64 before it is timed: O of some rows, dQ of the exact methods; with dropout, whose bits are each
 implementation's own, that O is in the mean what it is without. Approximations (approximations.py) are checked against their own definition at n 1024 first. Times: medians of CUDA
 events, forward, backward, and both in one; memory: what a step of both adds to the allocator. "-": out of memory, longer than --most seconds a
 call, or not to be had. Rows are written as they are finished, and nothing new begins after --seconds. Needs PyTorch."""
@@ -322,6 +322,8 @@ def main():
     lengths = [int(n) for n in options.lengths.split(",")]
     names = [name for name in [*METHODS, *COMPILED] if chosen is None or name in chosen]
     exact = [name for name in names if (name in EXACT or name.startswith("attn")) and name not in COMPILED]
+    in_part = {"plain": [name for name in names if name not in COMPILED], "compiled": [name for name in names if name in COMPILED],
+               "mask": exact + [name for name in names if name in COMPILED and chosen is not None]}
     parts = options.parts.split(",")
     if options.attn:
         ahead = [problem for part in parts for problem in problems_of(part, lengths) if problem["n"] in (256, 512, 2048)]
@@ -333,7 +335,7 @@ def main():
             break
         problems = problems_of(part, lengths)
         if part in PART:
-            rows = table(part, {"plain": [name for name in names if name not in COMPILED], "compiled": [name for name in names if name in COMPILED]}.get(part, exact), problems)
+            rows = table(part, in_part.get(part, exact), problems)
             ours = {line["problem"]["n"]: line for line in rows.get("attn", [])}
             for name, line in rows.items():
                 ratios = [f"{one['problem']['label']}: {one['both'] / ours[one['problem']['n']]['both']:.2f}" for one in line
