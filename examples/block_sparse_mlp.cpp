@@ -1,10 +1,9 @@
 // A layer with a block-sparse weight (FlashAttention paper, appendix D.2), from attn::matmul:
 //   Y = relu(X W + b), dZ = dY where Y > 0, dX = dZ W^T, dW = X^T dZ, db = sums of dZ's columns
-// where only some blocks of kBlock x kBlock of W exist: the diagonal ones and others at a fixed
-// distance, the same number in each row and column. A block column of Y needs the block columns of
-// X that its blocks of W meet. Those are put beside each other first, so that one product does the
-// rest: per element copied it does 2 kBlock operations. Each density runs beside the dense layer,
-// is compared with fp64, and its time with its share of the dense layer's.
+// where a block mask says which blocks of kBlock x kBlock of W exist. X W and dZ W^T multiply the
+// blocks of W that are there, X^T dZ computes the blocks of dW that are: three products with one
+// mask, transposed where W is. Each density runs beside the dense layer, which is the same without
+// a mask; both are compared with fp64, and times with the density's share of the dense layer's.
 //   example_block_sparse_mlp [ROWS OF X] [WIDTH] [ROUNDS]
 #include <algorithm>
 #include <attn/attn.hpp>
@@ -13,6 +12,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -21,11 +21,8 @@ constexpr std::int64_t kBlock = 256;
 
 using Values = std::vector<float>;
 
-// rows x columns of an array whose rows are `stride` apart.
-attn::Tensor matrix(float* data, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
-  attn::Tensor t = attn::tensor(data, {rows, columns});
-  t.strides[0] = stride;
-  return t;
+attn::Tensor matrix(Values& x, std::int64_t columns) {
+  return attn::tensor(x.data(), {std::int64_t(x.size()) / columns, columns});
 }
 attn::Tensor transposed(attn::Tensor t) {
   std::swap(t.shape[0], t.shape[1]);
@@ -33,139 +30,87 @@ attn::Tensor transposed(attn::Tensor t) {
   return t;
 }
 
-// width x width, `count` blocks in each row and column of blocks: number s of column j is
-// row (j + s * step) % blocks. Stored column by column: [j][s][kBlock][kBlock], so that the blocks
-// of a column are one matrix of count * kBlock rows.
-struct Weight {
-  std::int64_t blocks, count;
-  Values data, bias;
-
-  std::int64_t row(std::int64_t j, std::int64_t s) const {
-    return (j + s * (blocks / count)) % blocks;
+// Of blocks x blocks, count in each row and column: some diagonals.
+std::vector<std::uint8_t> diagonals(std::int64_t blocks, std::int64_t count) {
+  std::vector<std::uint8_t> mask(blocks * blocks);
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    for (std::int64_t s = 0; s < count; ++s) {
+      mask[i * blocks + (i + s * (blocks / count)) % blocks] = 1;
+    }
   }
-  // The column in which row i is number s.
-  std::int64_t column(std::int64_t i, std::int64_t s) const {
-    return (i + blocks - s * (blocks / count) % blocks) % blocks;
-  }
-  float* at(std::int64_t j, std::int64_t s) { return &data[(j * count + s) * kBlock * kBlock]; }
-};
+  return mask;
+}
 
 // dZ = dY where Y > 0, and the sums of its columns.
 void activation_gradient(const Values& y, const Values& dy, Values& dz, Values& db) {
   std::fill(db.begin(), db.end(), 0.0F);
+  float* sums = db.data();
   for (std::size_t row = 0; row < y.size(); row += db.size()) {
+    const float *out = &y[row], *gradient = &dy[row];
+    float* to = &dz[row];
     for (std::size_t c = 0; c < db.size(); ++c) {
-      dz[row + c] = y[row + c] > 0 ? dy[row + c] : 0;
-      db[c] += dz[row + c];
+      to[c] = out[c] > 0 ? gradient[c] : 0;
+      sums[c] += to[c];
     }
   }
 }
 
+// width x width weights; an empty mask: dense.
 class Layer {
  public:
-  Layer(Weight weight, std::int64_t rows)
+  Layer(Values weight, Values bias_of_columns, std::vector<std::uint8_t> blocks, std::int64_t rows)
       : w(std::move(weight)),
-        dw(w.data.size()),
-        db(w.bias.size()),
-        rows_(rows),
-        width_(w.blocks * kBlock),
-        gathered_(rows * w.count * kBlock),
-        stacked_(w.count * kBlock * kBlock) {}
+        bias(std::move(bias_of_columns)),
+        dw(w.size()),
+        db(bias.size()),
+        mask(std::move(blocks)),
+        width_(std::int64_t(bias.size())) {
+    attn::MatmulProblem forward{.m = rows, .n = width_, .k = width_, .bias = true};
+    forward.activation = attn::Activation::relu;
+    attn::MatmulProblem dx{.m = rows, .n = width_, .k = width_};
+    dx.order_b = attn::MatrixOrder::column_major;
+    attn::MatmulProblem gradient{.m = width_, .n = width_, .k = rows};
+    gradient.order_a = attn::MatrixOrder::column_major;
+    if (!mask.empty()) {
+      mask_ = attn::tensor(mask.data(), {width_ / kBlock, width_ / kBlock});
+      forward.masked = dx.masked = attn::MaskedMatrix::b;
+      gradient.masked = attn::MaskedMatrix::c;
+      for (attn::MatmulProblem* p : {&forward, &dx, &gradient}) p->block = kBlock;
+    }
+    forward_ = attn::make_plan(forward);
+    dx_ = attn::make_plan(dx);
+    dw_ = attn::make_plan(gradient);
+  }
 
   // x, y: [rows][width].
   void forward(Values& x, Values& y) {
-    for (std::int64_t j = 0; j < w.blocks; ++j) {
-      const attn::Tensor a = columns(x, [&](std::int64_t s) { return w.row(j, s); });
-      attn::matmul({.a = a,
-                    .b = matrix(w.at(j, 0), w.count * kBlock, kBlock, kBlock),
-                    .bias = attn::tensor(&w.bias[j * kBlock], {kBlock})},
-                   block(y, j), attn::Activation::relu);
-    }
+    attn::matmul(forward_,
+                 {.a = matrix(x, width_),
+                  .b = matrix(w, width_),
+                  .bias = attn::tensor(bias.data(), {width_}),
+                  .block_mask = mask_},
+                 matrix(y, width_));
   }
-
   // dz, dx, and the members dw and db.
   void backward(Values& x, const Values& y, const Values& dy, Values& dz, Values& dx) {
     activation_gradient(y, dy, dz, db);
-    for (std::int64_t i = 0; i < w.blocks; ++i) {
-      // Rows of W^T that block column i of dX meets: its blocks, transposed, below each other.
-      for (std::int64_t s = 0; s < w.count; ++s) {
-        const float* from = w.at(w.column(i, s), s);
-        float* to = &stacked_[s * kBlock];
-        for (std::int64_t r = 0; r < kBlock; ++r) {
-          std::copy_n(from + r * kBlock, kBlock, to + r * w.count * kBlock);
-        }
-      }
-      const attn::Tensor a = columns(dz, [&](std::int64_t s) { return w.column(i, s); });
-      const attn::Tensor b = matrix(stacked_.data(), kBlock, w.count * kBlock, w.count * kBlock);
-      attn::matmul({.a = a, .b = transposed(b)}, block(dx, i));
-    }
-    for (std::int64_t j = 0; j < w.blocks; ++j) {
-      const attn::Tensor a = columns(x, [&](std::int64_t s) { return w.row(j, s); });
-      const std::int64_t wide = w.count * kBlock;
-      attn::matmul({.a = transposed(a), .b = block(dz, j)},
-                   matrix(&dw[j * wide * kBlock], wide, kBlock, kBlock));
-    }
+    const attn::Tensor turned = mask.empty() ? mask_ : transposed(mask_);
+    attn::matmul(
+        dx_, {.a = matrix(dz, width_), .b = transposed(matrix(w, width_)), .block_mask = turned},
+        matrix(dx, width_));
+    attn::matmul(dw_,
+                 {.a = transposed(matrix(x, width_)), .b = matrix(dz, width_), .block_mask = mask_},
+                 matrix(dw, width_));
   }
 
-  Weight w;
-  Values dw, db;
+  Values w, bias, dw, db;
+  std::vector<std::uint8_t> mask;
 
  private:
-  attn::Tensor block(Values& x, std::int64_t j) const {
-    return matrix(&x[j * kBlock], rows_, kBlock, width_);
-  }
-  // Block columns of x beside each other; one alone is taken where it lies.
-  template <class Number>
-  attn::Tensor columns(Values& x, Number number) {
-    const std::int64_t wide = w.count * kBlock;
-    if (w.count == 1) return block(x, number(0));
-    for (std::int64_t i = 0; i < rows_; ++i) {
-      for (std::int64_t s = 0; s < w.count; ++s) {
-        std::copy_n(&x[i * width_ + number(s) * kBlock], kBlock, &gathered_[i * wide + s * kBlock]);
-      }
-    }
-    return matrix(gathered_.data(), rows_, wide, wide);
-  }
-
-  std::int64_t rows_, width_;
-  Values gathered_, stacked_;
+  std::int64_t width_;
+  attn::Tensor mask_;
+  attn::MatmulPlan forward_, dx_, dw_;
 };
-
-// The same with every block, each product a single call.
-struct Dense {
-  std::int64_t rows, width;
-  Values w, bias, dw, db;
-
-  void forward(Values& x, Values& y) {
-    attn::matmul({.a = matrix(x.data(), rows, width, width),
-                  .b = matrix(w.data(), width, width, width),
-                  .bias = attn::tensor(bias.data(), {width})},
-                 matrix(y.data(), rows, width, width), attn::Activation::relu);
-  }
-  void backward(Values& x, const Values& y, const Values& dy, Values& dz, Values& dx) {
-    activation_gradient(y, dy, dz, db);
-    const attn::Tensor z = matrix(dz.data(), rows, width, width);
-    attn::matmul({.a = z, .b = transposed(matrix(w.data(), width, width, width))},
-                 matrix(dx.data(), rows, width, width));
-    attn::matmul({.a = transposed(matrix(x.data(), rows, width, width)), .b = z},
-                 matrix(dw.data(), width, width, width));
-  }
-};
-
-// The dense weight of a block-sparse one: zeros elsewhere.
-Values spread(Weight& w) {
-  const std::int64_t width = w.blocks * kBlock;
-  Values all(width * width);
-  for (std::int64_t j = 0; j < w.blocks; ++j) {
-    for (std::int64_t s = 0; s < w.count; ++s) {
-      for (std::int64_t r = 0; r < kBlock; ++r) {
-        std::copy_n(w.at(j, s) + r * kBlock, kBlock,
-                    &all[(w.row(j, s) * kBlock + r) * width + j * kBlock]);
-      }
-    }
-  }
-  return all;
-}
 
 // CPU time of all threads: what others on the machine do does not add to it.
 double seconds(const auto& call) {
@@ -192,41 +137,43 @@ int main(int argc, char** argv) {
     return x;
   };
   Values x = draw(rows * width), dy = draw(rows * width);
-  Dense dense{rows, width, draw(width * width), draw(width), Values(width * width), Values(width)};
+  const Values w = draw(width * width), bias = draw(width);
+  Layer dense(w, bias, {}, rows);
   bool correct = true;
   std::printf("%8s %10s %24s %24s %16s\n", "density", "", "CPU ms", "share of dense's time",
               "error, of largest");
-  for (std::int64_t part = 2; part <= width / kBlock && part <= 16; part *= 2) {
-    const std::int64_t blocks = width / kBlock, count = blocks / part;
-    Layer layer(Weight{blocks, count, draw(blocks * count * kBlock * kBlock), draw(width)}, rows);
-    Values all = spread(layer.w), y(x.size(), NAN), dz(y), dx(y), other(y);
+  const std::int64_t blocks = width / kBlock;
+  for (std::int64_t part = 2; part <= blocks && part <= 16; part *= 2) {
+    Layer layer(w, bias, diagonals(blocks, blocks / part), rows);
+    Values y(x.size(), NAN), dz(y), dx(y), other(y), other_dz(y), other_dx(y);
     std::vector<double> times[4];
     for (int round = 0; round < rounds; ++round) {
       times[0].push_back(seconds([&] { dense.forward(x, other); }));
       times[1].push_back(seconds([&] { layer.forward(x, y); }));
-      times[2].push_back(seconds([&] { dense.backward(x, y, dy, dz, other); }));
+      times[2].push_back(seconds([&] { dense.backward(x, other, dy, other_dz, other_dx); }));
       times[3].push_back(seconds([&] { layer.backward(x, y, dy, dz, dx); }));
     }
-    // Some elements of each result in fp64; their size is about the square root of the terms.
+    // Some elements of each result in fp64, as shares of the square root of the terms, which is
+    // their size.
+    const auto there = [&](std::int64_t i, std::int64_t c) {
+      return layer.mask[i / kBlock * blocks + c / kBlock] != 0;
+    };
     double error = 0;
     for (int sample = 0; sample < 300; ++sample) {
-      const auto i = std::int64_t(random() % rows), c = std::int64_t(random() % width);
-      double value = layer.w.bias[c], gradient = 0, weight = 0;
+      const auto i = std::int64_t(random() % rows), c = std::int64_t(random() % width),
+                 q = std::int64_t(random() % width);
+      double value = bias[c], gradient = 0, weight = 0;
       for (std::int64_t k = 0; k < width; ++k) {
-        value += double{x[i * width + k]} * all[k * width + c];
-        gradient += double{dz[i * width + k]} * all[c * width + k];
+        if (there(k, c)) value += double{x[i * width + k]} * w[k * width + c];
+        if (there(c, k)) gradient += double{dz[i * width + k]} * w[c * width + k];
       }
-      const std::int64_t j = sample % blocks, s = sample % count, r = random() % kBlock,
-                         q = random() % kBlock;
-      for (std::int64_t row = 0; row < rows; ++row) {
-        weight += double{x[row * width + layer.w.row(j, s) * kBlock + r]} *
-                  dz[row * width + j * kBlock + q];
+      for (std::int64_t row = 0; row < rows && there(q, c); ++row) {
+        weight += double{x[row * width + q]} * dz[row * width + c];
       }
-      const double terms = std::sqrt(double(count) * kBlock);
+      const double terms = std::sqrt(double(width) / double(part));
       error = std::max({error, std::abs(y[i * width + c] - std::max(value, 0.0)) / terms,
                         std::abs(dx[i * width + c] - gradient) / terms,
-                        std::abs(layer.dw[((j * count + s) * kBlock + r) * kBlock + q] - weight) /
-                            std::sqrt(double(rows))});
+                        std::abs(layer.dw[q * width + c] - weight) / std::sqrt(double(rows))});
       if (!std::isfinite(y[i * width + c] + dx[i * width + c])) error = INFINITY;
     }
     correct = correct && error < 1e-5;

@@ -64,6 +64,7 @@ void check_gpu(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor&
                                        {"bias", inputs.bias},
                                        {"scale_a", inputs.scale_a},
                                        {"scale_b", inputs.scale_b},
+                                       {"block_mask", inputs.block_mask},
                                        {"c", c},
                                        {"workspace", workspace}};
   const core::ArgumentCheck check(nullptr, plan.device);
@@ -79,7 +80,7 @@ void check_gpu(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor&
                       to_string(workspace), fmt::ptr(workspace.data), plan.workspace_bytes,
                       kAligned, to_string(plan.problem)));
     }
-    check.disjoint(std::span(tensors).last(1), std::span(tensors).first(6));
+    check.disjoint(std::span(tensors).last(1), std::span(tensors).first(7));
   }
   for (const core::NamedTensor& named : tensors) {
     if (named.tensor.given()) cuda::check_memory(check, {&named, 1}, plan.device.index);

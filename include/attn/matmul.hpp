@@ -37,6 +37,15 @@ std::string_view name(MatrixOrder order) noexcept;
 enum class Float8 : std::uint8_t { none, e4m3, e5m2 };
 std::string_view name(Float8 format) noexcept;
 
+// The matrix of which a block mask leaves out blocks (MatmulInputs::block_mask). A sparse A is the
+// sparse B of C^T = B^T A^T.
+enum class MaskedMatrix : std::uint8_t {
+  none,
+  b,  // what is left out of B counts as zero, whatever it holds, and is neither read nor multiplied
+  c,  // what is left out of C is neither computed nor written
+};
+std::string_view name(MaskedMatrix masked) noexcept;
+
 // What is to be computed, for every p below batch:
 //   C[p, i, j] = activation(scale_a scale_b sum_l A[p, i, l] B[p, l, j] + bias[j])
 // A: m x k, B: k x n, C: m x n. Products and sums are f32 (f64 where dtype is); of 8-bit floats
@@ -54,11 +63,14 @@ struct MatmulProblem {
   Activation activation = Activation::none;
   Float8 float8 = Float8::none;
   bool scaled = false;  // scale_a and scale_b are given; with float8
+  MaskedMatrix masked = MaskedMatrix::none;
+  std::int64_t block = 0;  // rows and columns of a block of it, 1 and up; 0 where there is no mask
 
-  double flops() const;  // 2 batch m n k
+  double flops() const;  // 2 batch m n k, of all blocks
   bool operator==(const MatmulProblem&) const = default;
 };
-std::string to_string(const MatmulProblem& problem);  // "b1_m1024_n1024_k64_bf16_bias_gelu"
+std::string to_string(
+    const MatmulProblem& problem);  // "b1_m1024_n1024_k64_bf16_bias_gelu"; of a mask "_bblock256"
 
 // Tensors of rank 2, or 3 with the batch first, all on one device. One of the last two strides is
 // 1 (MatrixOrder); the other strides are free, and that of the batch may be 0.
@@ -67,6 +79,9 @@ struct MatmulInputs {
   Tensor b{};                   // [k, n] or [batch, k, n]
   Tensor bias{};                // f32 [n], any stride; optional
   Tensor scale_a{}, scale_b{};  // f32 [1], both or none
+  // u8, any strides, the same for the whole batch: not 0 where a block of the masked matrix is
+  // there. [ceil(k / block), ceil(n / block)] of B, [ceil(m / block), ceil(n / block)] of C.
+  Tensor block_mask{};
 };
 
 struct MatmulOptions {
@@ -102,7 +117,8 @@ struct MatmulPlan {
 std::string to_string(const MatmulPlan& plan);
 
 // The description of a call with these tensors. Throws Error(invalid_argument) naming the tensor,
-// what it is and what is accepted. Where A is u8, the caller sets float8.
+// what it is and what is accepted. The caller sets float8 where A is u8, and masked and block where
+// block_mask is given.
 MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c,
                        Activation activation = Activation::none);
 

@@ -25,6 +25,9 @@ constexpr core::EnumName<Activation> kActivations[] = {{Activation::none, "none"
 constexpr core::EnumName<Float8> kFloat8s[] = {
     {Float8::none, "none"}, {Float8::e4m3, "e4m3"}, {Float8::e5m2, "e5m2"}};
 
+constexpr core::EnumName<MaskedMatrix> kMaskedMatrices[] = {
+    {MaskedMatrix::none, "none"}, {MaskedMatrix::b, "b"}, {MaskedMatrix::c, "c"}};
+
 std::size_t index(std::int32_t rank, std::int32_t from_end) {
   return static_cast<std::size_t>(rank - from_end);
 }
@@ -74,6 +77,9 @@ Activation parse_activation(std::string_view text) {
   return core::parse_name(kActivations, "activation", text);
 }
 std::string_view name(Float8 format) noexcept { return core::name_of(kFloat8s, format); }
+std::string_view name(MaskedMatrix masked) noexcept {
+  return core::name_of(kMaskedMatrices, masked);
+}
 std::string_view name(MatrixOrder order) noexcept {
   return order == MatrixOrder::row_major ? "row_major" : "column_major";
 }
@@ -94,6 +100,7 @@ std::string to_string(const MatmulProblem& p) {
   if (p.scaled) text += "_scaled";
   if (p.bias) text += "_bias";
   if (p.activation != Activation::none) text += fmt::format("_{}", name(p.activation));
+  if (p.masked != MaskedMatrix::none) text += fmt::format("_{}block{}", name(p.masked), p.block);
   return text;
 }
 
@@ -142,7 +149,8 @@ MatmulOperands::MatmulOperands(const MatmulProblem& p, const MatmulInputs& input
       bias_of_rows(p.order_c == MatrixOrder::column_major),
       scale_a(p.scaled ? static_cast<const float*>(inputs.scale_a.data) : nullptr),
       scale_b(p.scaled ? static_cast<const float*>(inputs.scale_b.data) : nullptr),
-      activation(p.activation) {
+      activation(p.activation),
+      mask(p, inputs) {
   // The dimension whose neighbours lie together has stride 1, also where it has one element.
   const auto set = [](MatrixView& x, MatrixOrder order) {
     (order == MatrixOrder::row_major ? x.column_stride : x.row_stride) = 1;
@@ -154,6 +162,17 @@ MatmulOperands::MatmulOperands(const MatmulProblem& p, const MatmulInputs& input
   std::swap(m, n);
   std::swap(a, b);
   for (MatrixView* x : {&a, &b, &c}) std::swap(x->row_stride, x->column_stride);
+  std::swap(mask.row_stride, mask.column_stride);
+  if (mask.of == BlockMaskView::Of::b) mask.of = BlockMaskView::Of::a;
+}
+
+BlockMaskView::BlockMaskView(const MatmulProblem& p, const MatmulInputs& inputs) {
+  if (p.masked == MaskedMatrix::none) return;
+  of = p.masked == MaskedMatrix::b ? Of::b : Of::c;
+  data = static_cast<const std::uint8_t*>(inputs.block_mask.data);
+  block = p.block;
+  row_stride = inputs.block_mask.strides[0];
+  column_stride = inputs.block_mask.strides[1];
 }
 
 double activate(Activation activation, double x) {
@@ -194,6 +213,11 @@ void validate_matmul(const MatmulProblem& p) {
         fmt::format("scale_a and scale_b are given; accepted are none where float8 is none "
                     "(problem {})",
                     to_string(p)));
+  }
+  const bool masked = p.masked != MaskedMatrix::none;
+  if (masked ? p.block < 1 : p.block != 0) {
+    check.refuse(fmt::format("block is {}; accepted is {} (problem {})", p.block,
+                             masked ? "1 and up" : "0 where no matrix is masked", to_string(p)));
   }
   if (float8) {
     if (is_floating(p.output) && p.output != DType::f64) return;
@@ -240,12 +264,24 @@ void validate_matmul(const MatmulProblem& p, const MatmulInputs& inputs, const T
     }
     if (p.scaled) check.tensor(name, *t, DType::f32, {1});
   }
+  if ((p.masked != MaskedMatrix::none) != inputs.block_mask.given()) {
+    check.refuse(
+        fmt::format("block_mask is {}given, masked is {}; accepted are a block_mask and the matrix "
+                    "that it is of, or neither (problem {})",
+                    inputs.block_mask.given() ? "" : "not ", attn::name(p.masked), to_string(p)));
+  }
+  if (p.masked != MaskedMatrix::none) {
+    const std::int64_t rows = p.masked == MaskedMatrix::b ? p.k : p.m;
+    const auto blocks = [&](std::int64_t size) { return (size + p.block - 1) / p.block; };
+    check.tensor("block_mask", inputs.block_mask, DType::u8, {blocks(rows), blocks(p.n)});
+  }
   const NamedTensor written[] = {{"c", c}};
   const NamedTensor read[] = {{"a", inputs.a},
                               {"b", inputs.b},
                               {"bias", inputs.bias},
                               {"scale_a", inputs.scale_a},
-                              {"scale_b", inputs.scale_b}};
+                              {"scale_b", inputs.scale_b},
+                              {"block_mask", inputs.block_mask}};
   check.disjoint(written, read);
 }
 

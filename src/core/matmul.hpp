@@ -23,6 +23,38 @@ struct MatrixView {
   }
 };
 
+// A block mask where the kernels meet it.
+struct BlockMaskView {
+  enum class Of : std::uint8_t { none, a, b, c };
+
+  BlockMaskView() = default;
+  // Of B or C, as the caller has them.
+  BlockMaskView(const MatmulProblem& problem, const MatmulInputs& inputs);
+
+  Of of = Of::none;
+  const std::uint8_t* data = nullptr;
+  std::int64_t block = 1, row_stride = 0, column_stride = 0;
+
+  // Whether the block of element (row, column) of the masked matrix is there.
+  bool has(std::int64_t row, std::int64_t column) const {
+    return data[row / block * row_stride + column / block * column_stride] != 0;
+  }
+  // Whether A_il is multiplied by B_lj for C_ij.
+  bool multiplies(std::int64_t i, std::int64_t l, std::int64_t j) const {
+    switch (of) {
+      case Of::none:
+        return true;
+      case Of::a:
+        return has(i, l);
+      case Of::b:
+        return has(l, j);
+      case Of::c:
+        return has(i, j);
+    }
+    return true;
+  }
+};
+
 // A product as backends see it: C has row-major order, as C^T = B^T A^T stands for C where it has
 // not, and bias belongs to rows then.
 struct MatmulOperands {
@@ -34,6 +66,7 @@ struct MatmulOperands {
   bool bias_of_rows;
   const float *scale_a, *scale_b;  // null: 1
   Activation activation;
+  BlockMaskView mask;
 
   float bias_at(std::int64_t row, std::int64_t column) const {
     return bias == nullptr ? 0 : bias[(bias_of_rows ? row : column) * bias_stride];

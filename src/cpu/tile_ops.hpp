@@ -85,8 +85,10 @@ struct ProductVerbs {
   // each, zero where the block ends; up to a whole vector of lanes is written.
   void (*pack_a)(const OperandBlock& block, void* packed);
   void (*pack_b)(const OperandBlock& block, void* packed);
-  // c[rows][columns] (rows ld apart) <- (add ? c : 0) + the product of two panels.
-  void (*multiply)(const void* a_panel, const void* b_panel, int depth, bool add, float* c, int ld);
+  // c[rows][columns] (rows ld apart) <- (add ? c : 0) + the product of two panels. Columns from
+  // `wanted` on need not be computed.
+  void (*multiply)(const void* a_panel, const void* b_panel, int depth, bool add, int wanted,
+                   float* c, int ld);
   // x <- activation(x + bias); bias may be null; count is a multiple of 16, memory past it is not
   // touched.
   void (*finish_row)(const float* bias, Activation activation, int count, float* x);

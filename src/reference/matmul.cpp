@@ -46,8 +46,10 @@ Element finished(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_
 Element matmul_element(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t batch,
                        std::int64_t row, std::int64_t column) {
   const core::MatrixView a(inputs.a), b(inputs.b);
+  const core::BlockMaskView mask(p, inputs);
   Element e;
   for (std::int64_t l = 0; l < p.k; ++l) {
+    if (!mask.multiplies(row, l, column)) continue;
     const double product = load(a.at(batch, row, l), p) * load(b.at(batch, l, column), p);
     e.value += product;
     e.magnitude += std::abs(product);
@@ -60,10 +62,12 @@ double matmul_element_float8(const MatmulProblem& p, const MatmulInputs& inputs,
   constexpr int kTerms = kTensorCore8.terms;
   constexpr std::int64_t kTogether = 128;
   const core::MatrixView a(inputs.a), b(inputs.b);
+  const core::BlockMaskView mask(p, inputs);
   float sum = 0, part = 0;
   for (std::int64_t first = 0; first < p.k; first += kTerms) {
     std::array<float, kTerms> x{}, y{};
     for (std::int64_t l = first; l < std::min(p.k, first + kTerms); ++l) {
+      if (!mask.multiplies(row, l, column)) continue;
       const auto at = static_cast<std::size_t>(l - first);
       x[at] = static_cast<float>(load(a.at(batch, row, l), p));
       y[at] = static_cast<float>(load(b.at(batch, l, column), p));
@@ -78,9 +82,11 @@ double matmul_element_float8(const MatmulProblem& p, const MatmulInputs& inputs,
 
 void matmul(const MatmulProblem& p, const MatmulInputs& inputs, const Tensor& c) {
   const core::MatrixView out(c);
+  const core::BlockMaskView mask(p, inputs);
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t i = 0; i < p.m; ++i) {
       for (std::int64_t j = 0; j < p.n; ++j) {
+        if (mask.of == core::BlockMaskView::Of::c && !mask.has(i, j)) continue;
         core::store_element(out.at(batch, i, j), c.dtype,
                             matmul_element(p, inputs, batch, i, j).value);
       }

@@ -107,6 +107,63 @@ TEST(Matmul, OperandsThatTasksShareAreRight) {
   expect_right(problem_of({1, 520, 1100, 4500}, DType::f32, 1), "packed", best, 99);
 }
 
+// Masks of B and C, with blocks that are not those of the caches and ragged last ones.
+TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
+  std::uint64_t seed = 200;
+  for (const char* rung : {"naive", "packed", "amx"}) {
+    for (const InstructionSet isa : available()) {
+      if (std::string(rung) == "amx" && isa != InstructionSet::amx_bf16) continue;
+      for (const MaskedMatrix masked : {MaskedMatrix::b, MaskedMatrix::c}) {
+        for (int variant = static_cast<int>(seed % 2); variant < 8; variant += 2) {
+          MatmulProblem p = problem_of({2, 70, 110, 90}, DType::bf16, variant);
+          p.masked = masked;
+          p.block = std::array{16, 48, 33, 200}[static_cast<std::size_t>(variant % 4)];
+          expect_right(p, rung, isa, ++seed);
+        }
+      }
+    }
+  }
+  // Several blocks of the caches in one of the mask, and the other way about.
+  const InstructionSet best = available().back();
+  for (const MaskedMatrix masked : {MaskedMatrix::b, MaskedMatrix::c}) {
+    for (int variant = 0; variant < 8; variant += 3) {
+      MatmulProblem p = problem_of({1, 610, 1220, 620}, DType::f32, variant);
+      p.masked = masked;
+      p.block = variant == 3 ? 64 : 500;
+      expect_right(p, "packed", best, ++seed);
+    }
+  }
+}
+
+// The mask of a transposed matrix is the transposed mask; one without a block leaves the bias.
+TEST(Matmul, MasksHaveStridesAndMayBeEmpty) {
+  MatmulProblem p{.m = 40, .n = 60, .k = 90, .masked = MaskedMatrix::b, .block = 20};
+  MatmulData data(p, 7);
+  p.order_b = MatrixOrder::column_major;
+  MatmulData other(p, 7);  // the same numbers, B and the mask transposed in memory
+  std::vector<std::uint8_t> mask(15);
+  for (std::size_t i = 0; i < 5; ++i) {
+    for (std::size_t j = 0; j < 3; ++j) {
+      mask[j * 5 + i] = std::to_integer<std::uint8_t>(
+          data.bytes_mask[i * static_cast<std::size_t>(data.inputs.block_mask.strides[0]) + j]);
+    }
+  }
+  other.inputs.block_mask.data = mask.data();
+  other.inputs.block_mask.strides = {1, 5};
+  matmul(make_plan(data.problem), data.inputs, data.c);
+  matmul(make_plan(p), other.inputs, other.c);
+  EXPECT_TRUE(check_matmul(data).passed()) << check_matmul(data).where;
+  EXPECT_EQ(data.bytes_c, other.bytes_c);
+
+  p.bias = true;
+  MatmulData empty(p, 8, 0, 0.0);
+  matmul(make_plan(p), empty.inputs, empty.c);
+  for (std::int64_t j = 0; j < p.n; ++j) {
+    EXPECT_EQ(static_cast<const float*>(empty.c.data)[39 * 60 + j],
+              static_cast<const float*>(empty.inputs.bias.data)[j]);
+  }
+}
+
 TEST(Matmul, TheFastRungTakesTheProblem) {
   const InstructionSet best = available().back();
   const MatmulPlan f32 = make_plan({.m = 64, .n = 64, .k = 64});
@@ -223,6 +280,21 @@ TEST(Matmul, ARefusalNamesTheArgumentItsValueAndWhatIsAccepted) {
   MatmulProblem with_bias{.m = 4, .n = 6, .k = 8, .bias = true};
   contains(refusal([&] { matmul(make_plan(with_bias), data.inputs, data.c); }),
            "bias is not given");
+  MatmulProblem masked{.m = 4, .n = 6, .k = 8, .masked = MaskedMatrix::b};
+  contains(refusal([&] { make_plan(masked); }), "block is 0; accepted is 1 and up");
+  contains(refusal([&] { make_plan({.m = 1, .n = 1, .k = 1, .block = 16}); }),
+           "block is 16; accepted is 0 where no matrix is masked");
+  masked.block = 3;
+  contains(refusal([&] { matmul(make_plan(masked), data.inputs, data.c); }),
+           "block_mask is not given, masked is b");
+  const std::vector<std::uint8_t> blocks(6, 1);
+  inputs = data.inputs;
+  inputs.block_mask = tensor(blocks.data(), {2, 3});
+  contains(refusal([&] { matmul(make_plan(masked), inputs, data.c); }), "accepted is u8[3, 2]");
+  contains(refusal([&] { matmul(inputs, data.c); }), "block_mask is given, masked is none");
+  options.rung = "blocked";
+  contains(refusal([&] { make_plan(masked, options); }), "rung blocked: masked is b");
+  options.rung = "amx";
   const MatmulProblem square{.m = 8, .n = 8, .k = 8};
   MatmulData whole(square, 1);
   contains(refusal([&] { matmul(whole.inputs, whole.inputs.a); }), "overlaps");

@@ -116,6 +116,35 @@ TEST(CudaMatmul, ShapesOfTheTableAreRight) {
   }
 }
 
+// Masks of B, of A (where C is column-major) and of C, by every rung that takes them, with ragged
+// last blocks. What the mask leaves out is NaN in B, and is not written in C.
+TEST(CudaMatmul, OnlyBlocksOfTheMaskAreMultiplied) {
+  ATTN_NEEDS_GPU();
+  std::uint64_t seed = 60;
+  for (const char* rung : {"naive", "coalesced", "vector_loads", "cp_async", "ldmatrix",
+                           "warp_specialised", "persistent/128x128"}) {
+    const bool by_element = seed < 66;
+    const int block = by_element ? 33 : std::string(rung) == "warp_specialised" ? 256 : 128;
+    for (const int variant : {0, 6, 3}) {  // C is column-major in the second one
+      MatmulProblem p = problem_of({1, 152, 392, 264}, DType::bf16, variant);
+      p.masked = variant == 3 ? MaskedMatrix::c : MaskedMatrix::b;
+      p.block = block;
+      EXPECT_EQ(failure(p, rung, 8, ++seed), "");
+    }
+  }
+  // More tiles than multiprocessors, dealt evenly.
+  MatmulProblem p = problem_of({1, 840, 1300, 64}, DType::bf16, 0);
+  p.masked = MaskedMatrix::c;
+  p.block = 64;
+  EXPECT_EQ(failure(p, "persistent/64x64", 8, ++seed), "");
+  MatmulProblem f{.m = 200, .n = 264, .k = 520, .dtype = DType::u8, .output = DType::bf16};
+  f.order_b = MatrixOrder::column_major;
+  f.float8 = Float8::e4m3;
+  f.masked = MaskedMatrix::b;
+  f.block = 128;
+  EXPECT_EQ(failure(f, "persistent/64x128", 16, ++seed), "");
+}
+
 // 8-bit floats, scaled or not, by CUDA cores in any order and by tensor cores along k.
 TEST(CudaMatmul, Float8IsRight) {
   ATTN_NEEDS_GPU();
@@ -197,6 +226,17 @@ TEST(CudaMatmul, ARungRefusesWhatItDoesNotTake) {
                 [&] { make_plan({.m = 8, .n = 8, .k = 8, .dtype = DType::bf16}, options); }),
         "accepted is ROWSxCOLUMNS_sPARTS");
   }
+  const auto refused_mask = [&](const char* rung, std::int64_t block) {
+    MatmulProblem p{.m = 512, .n = 512, .k = 512, .dtype = DType::bf16};
+    p.masked = MaskedMatrix::b;
+    p.block = block;
+    options.rung = rung;
+    return refusal(ErrorCode::unsupported, [&] { make_plan(p, options); });
+  };
+  expect_contains(refused_mask("split_k", 64), "masked is b; the rungs that take a mask are naive");
+  expect_contains(refused_mask("ldmatrix", 64), "block is 64; accepted are multiples of 128");
+  expect_contains(refused_mask("persistent/128x256", 128),
+                  "tiles of 128 x 256 do not divide blocks of 128");
   options.rung = "ldmatrix";
   expect_contains(
       refusal(ErrorCode::unsupported,

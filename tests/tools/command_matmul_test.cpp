@@ -45,12 +45,23 @@ TEST_F(CommandMatmul, TakesAListOfRungs) {
   EXPECT_EQ(rows[1]["rung"], "naive");
 }
 
+TEST_F(CommandMatmul, TakesAMask) {
+  const Result result =
+      attn("matmul --mask c16 --density 0.25 --seconds 0 60,50,40 --json " + quoted("out.json"));
+  ASSERT_EQ(result.code, 0) << result.text();
+  const auto rows = nlohmann::json::parse(load(path("out.json")))["results"];
+  EXPECT_EQ(rows[0]["problem"], "b1_m60_n50_k40_f32_cblock16");
+  EXPECT_EQ(rows[0]["checked"], 2 * 16 * 16 + 16 * 2 + 12 * 16);  // a block in each row of them
+}
+
 TEST_F(CommandMatmul, RefusesByName) {
   expect_refused("matmul 4,4", 2, {"the shape is 4,4", "M,N,K"});
   expect_refused("matmul 4,4,x", 2, {"the shape is 4,4,x"});
   expect_refused("matmul 4,4,4 --orders rr", 2, {"--orders is rr"});
   expect_refused("matmul 4,4,4 --rung fastest", 2, {"rung is fastest", "naive, blocked, packed"});
   expect_refused("matmul 4,4,4 --rung amx", 3, {"rung amx takes bf16"});
+  expect_refused("matmul 4,4,4 --mask a16", 2, {"--mask is a16", "as in b256"});
+  expect_refused("matmul 4,4,4 --mask b0", 2, {"--mask is b0"});
   expect_refused("matmul 4,4,4 --dtype i32", 2, {"dtype is i32"});
   expect_refused("matmul 4,4,4 --activation swish", 2, {"'swish'", "gelu_tanh"});
 }

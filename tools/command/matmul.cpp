@@ -25,6 +25,8 @@ struct Options {
                     plot;
   int threads = 0;
   bool bias = false;
+  std::string mask;
+  double density = 0.5;
   TimingRule rule{.min_calls = 3, .seconds = 0.3};
 };
 
@@ -45,6 +47,17 @@ std::array<std::int64_t, 4> parse_shape(const std::string& text) {
   throw Error(
       ErrorCode::invalid_argument,
       fmt::format("the shape is {}; accepted are M,N,K and BATCH,M,N,K", io::printable(text)));
+}
+
+// "b256": a mask of B with blocks of 256.
+void set_mask(const std::string& text, MatmulProblem& p) {
+  const bool known = text[0] == 'b' || text[0] == 'c';
+  if (!known || !reads_as(std::string_view(text).substr(1), p.block) || p.block < 1) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--mask is {}; accepted are b or c and the side of blocks, as in b256",
+                            io::printable(text)));
+  }
+  p.masked = text[0] == 'b' ? MaskedMatrix::b : MaskedMatrix::c;
 }
 
 MatmulProblem problem_of(const Options& options, const std::string& shape) {
@@ -77,6 +90,7 @@ MatmulProblem problem_of(const Options& options, const std::string& shape) {
   p.order_c = order(2);
   p.bias = options.bias;
   p.activation = parse_activation(options.activation);
+  if (!options.mask.empty()) set_mask(options.mask, p);
   return p;
 }
 
@@ -109,7 +123,7 @@ std::vector<MatmulRow> rows_of(const Options& options, const MatmulProblem& prob
   }
   // The peer, where it computes the same.
   if (device.type == DeviceType::cuda && problem.float8 == Float8::none && !problem.bias &&
-      problem.activation == Activation::none) {
+      problem.activation == Activation::none && problem.masked == MaskedMatrix::none) {
     MatmulRow peer{.problem = problem, .implementation = kCublas, .refused = {}};
     peer.plan.device = device;
     rows.push_back(peer);
@@ -160,7 +174,7 @@ int run_matmul(const Options& options, const std::string& command_line) {
   fmt::print(report.text(), "{}\n", matmul_header());
   for (const MatmulProblem& problem : problems) {
     std::vector<MatmulRow> rows = rows_of(options, problem, device, context);
-    harness::MatmulData data(problem, 1);
+    harness::MatmulData data(problem, 1, 0, options.density);
     const bool on_gpu = device.type == DeviceType::cuda;
     if (on_gpu) measure_matmuls_on_gpu(rows, data, device, context, options.rule, ceilings);
     for (MatmulRow& row : rows) {
@@ -210,6 +224,14 @@ void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
   sub->add_option("--activation", options->activation, "none, relu, gelu, gelu_tanh or silu")
       ->capture_default_str()
       ->take_last();
+  sub->add_option("--mask", options->mask,
+                  "Multiply some blocks only: of b or c, and their side, as in b256")
+      ->type_name("MASK")
+      ->take_last();
+  sub->add_option("--density", options->density, "Share of the blocks that --mask has")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->take_last();
   add_device_option(*sub, options->device);
   add_isa_option(*sub, options->isa);
   add_threads_option(*sub, options->threads);
@@ -226,10 +248,13 @@ void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
       "Columns: 'peak' is the share of the rate of independent multiply-adds that was measured in "
       "the same run,\n'cublas' the share of cuBLAS' rate, on a GPU where that is installed; "
       "'error' "
-      "is the largest error as a\nshare of what docs/matmul.md allows.\n"
+      "is the largest error as a\nshare of what docs/matmul.md allows. With a mask, rates count "
+      "the products of all "
+      "blocks.\n"
       "Examples:\n"
       "  attn matmul --rung all 512,512,512\n"
       "  attn matmul --dtype bf16 1024,4096,1024 --bias --activation gelu --threads 2\n"
+      "  attn matmul --mask b256 --density 0.25 1024,4096,4096\n"
       "  attn matmul --dtype bf16 --orders rcr 4,1000,1000,64 --json - --plot rungs.svg");
   sub->callback([options, &status, command_line] { status = run_matmul(*options, command_line); });
 }

@@ -28,6 +28,7 @@ DeviceMatmul::DeviceMatmul(MatmulData& data, const MatmulPlan& plan)
       c_(upload(data.bytes_c, plan.device.index)),
       bias_(upload(data.bytes_bias, plan.device.index)),
       scales_(upload(data.bytes_scales, plan.device.index)),
+      mask_(upload(data.bytes_mask, plan.device.index)),
       workspace_(plan.device.index,
                  static_cast<std::size_t>(std::max<std::int64_t>(1, plan.workspace_bytes))) {
   inputs.a = there(data.inputs.a, a_, plan.device);
@@ -38,6 +39,7 @@ DeviceMatmul::DeviceMatmul(MatmulData& data, const MatmulPlan& plan)
   if (inputs.scale_b.given()) {
     inputs.scale_b.data = static_cast<float*>(scales_.data()) + 1;
   }
+  inputs.block_mask = there(data.inputs.block_mask, mask_, plan.device);
   c = there(data.c, c_, plan.device);
 }
 

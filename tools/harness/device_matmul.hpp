@@ -18,7 +18,7 @@ class DeviceMatmul {
 
  private:
   MatmulData& data_;
-  cuda::DeviceBuffer a_, b_, c_, bias_, scales_, workspace_;
+  cuda::DeviceBuffer a_, b_, c_, bias_, scales_, mask_, workspace_;
 };
 
 // One call, with C copied there poisoned and back.

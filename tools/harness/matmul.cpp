@@ -47,6 +47,35 @@ void fill(const Tensor& t, Float8 float8, const Draw& draw) {
   }
 }
 
+// Diagonals of blocks, 1 / density apart on the average, with a gap between its rows.
+Tensor mask_of(const MatmulProblem& p, double density, std::vector<std::byte>& bytes) {
+  const auto blocks = [&](std::int64_t size) { return (size + p.block - 1) / p.block; };
+  const std::int64_t rows = blocks(p.masked == MaskedMatrix::b ? p.k : p.m), columns = blocks(p.n);
+  bytes.assign(static_cast<std::size_t>(std::max<std::int64_t>(1, rows * (columns + 1))), kPoison);
+  Tensor t = tensor(static_cast<void*>(bytes.data()), DType::u8, {rows, columns});
+  t.strides[0] = columns + 1;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j) {
+      const auto diagonal = static_cast<double>((i + columns - j % columns) % columns);
+      const bool there = std::floor((diagonal + 1) * density) > std::floor(diagonal * density);
+      bytes[static_cast<std::size_t>(i * t.strides[0] + j)] = std::byte{there};
+    }
+  }
+  return t;
+}
+
+// NaN where the mask has no block.
+void leave_out(const Tensor& t, const core::BlockMaskView& mask) {
+  const core::MatrixView view(t);
+  for (std::int64_t p = 0; p < t.shape[0]; ++p) {
+    for (std::int64_t i = 0; i < t.shape[1]; ++i) {
+      for (std::int64_t j = 0; j < t.shape[2]; ++j) {
+        if (!mask.has(i, j)) std::fill_n(view.at(p, i, j), size_of(t.dtype), kPoison);
+      }
+    }
+  }
+}
+
 // The largest relative error of rounding, and the smallest normal number.
 struct Rounding {
   double relative, smallest;
@@ -59,7 +88,8 @@ Rounding rounding_of(DType dtype) {
 
 }  // namespace
 
-MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t gap) : problem(p) {
+MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t gap, double density)
+    : problem(p) {
   inputs.a = make(bytes_a, p.dtype, p.order_a, p.batch, p.m, p.k, gap);
   inputs.b = make(bytes_b, p.dtype, p.order_b, p.batch, p.k, p.n, gap);
   c = make(bytes_c, p.output, p.order_c, p.batch, p.m, p.n, gap);
@@ -77,6 +107,10 @@ MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t 
   };
   fill(inputs.a, p.float8, [&] { return 0.25 + normal(); });
   fill(inputs.b, p.float8, normal);
+  if (p.masked != MaskedMatrix::none) {
+    inputs.block_mask = mask_of(p, density, bytes_mask);
+    if (p.masked == MaskedMatrix::b) leave_out(inputs.b, core::BlockMaskView(p, inputs));
+  }
   if (p.scaled) {
     bytes_scales.resize(2 * size_of(DType::f32));
     for (std::size_t i = 0; i < 2; ++i) {
@@ -101,9 +135,11 @@ void MatmulData::poison() { std::fill(bytes_c.begin(), bytes_c.end(), kPoison); 
 std::string MatmulData::damage() const {
   std::vector<bool> written(bytes_c.size(), false);
   const core::MatrixView view(c);
+  const core::BlockMaskView mask(problem, inputs);
   for (std::int64_t p = 0; p < problem.batch; ++p) {
     for (std::int64_t i = 0; i < problem.m; ++i) {
       for (std::int64_t j = 0; j < problem.n; ++j) {
+        if (mask.of == core::BlockMaskView::Of::c && !mask.has(i, j)) continue;
         const auto at = static_cast<std::size_t>(view.at(p, i, j) - bytes_c.data());
         std::fill_n(written.begin() + static_cast<std::ptrdiff_t>(at), size_of(c.dtype), true);
       }
@@ -111,7 +147,8 @@ std::string MatmulData::damage() const {
   }
   for (std::size_t i = 0; i < bytes_c.size(); ++i) {
     if (!written[i] && bytes_c[i] != kPoison) {
-      return fmt::format("byte {} of C's memory, between its rows, was written", i);
+      return fmt::format(
+          "byte {} of C's memory, between its rows or of a block left out, was written", i);
     }
   }
   return {};
@@ -122,9 +159,12 @@ MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples) {
   const core::MatrixView view(data.c);
   const Rounding rounding = rounding_of(p.output);
   constexpr double kSlope = 1.13, kLambda = 4;
+  // Sums of what a mask leaves have fewer terms; the bound of all of them holds.
   const double share = kSlope * kLambda * std::sqrt(static_cast<double>(p.k) + 2) * 0x1p-24;
+  const core::BlockMaskView mask(p, data.inputs);
   MatmulCheck check;
   const auto look = [&](std::int64_t b, std::int64_t i, std::int64_t j) {
+    if (mask.of == core::BlockMaskView::Of::c && !mask.has(i, j)) return;
     const reference::Element e = reference::matmul_element(p, data.inputs, b, i, j);
     const double got = core::load_element(view.at(b, i, j), p.output);
     const double allowed = share * e.magnitude + rounding.relative * std::abs(e.value) +

@@ -13,15 +13,18 @@ namespace attn::harness {
 // between them, and gaps and C are NaN until they are written.
 class MatmulData {
  public:
-  // A and B are drawn from the normal distribution, A with an offset of 1/4 so that sums grow.
-  MatmulData(const MatmulProblem& problem, std::uint64_t seed, std::int64_t gap = 0);
+  // A and B are drawn from the normal distribution, A with an offset of 1/4 so that sums grow. A
+  // mask has the share `density` of the blocks of each row, on diagonals; what it leaves out of B
+  // is NaN.
+  MatmulData(const MatmulProblem& problem, std::uint64_t seed, std::int64_t gap = 0,
+             double density = 0.5);
   MatmulData(const MatmulData&) = delete;
   MatmulData& operator=(const MatmulData&) = delete;
 
   MatmulProblem problem;
   MatmulInputs inputs;
   Tensor c;
-  std::vector<std::byte> bytes_a, bytes_b, bytes_c, bytes_bias, bytes_scales;
+  std::vector<std::byte> bytes_a, bytes_b, bytes_c, bytes_bias, bytes_scales, bytes_mask;
 
   void poison();
   // Empty, or what was written between the rows of C.
@@ -35,12 +38,12 @@ struct MatmulCheck {
   bool passed() const { return worst <= 1; }
 };
 
-// Compares C with the fp64 reference: every element of small products, else `samples` of them with
-// the corners and edges among them. Allowed is 4 sqrt(k + 2) 2^-24 sum_l |A_il B_lj| (Higham and
-// Mary 2019, the probabilistic bound of a sum of k products with lambda = 4), times the largest
-// slope of the activation (1.13), and one rounding of C. A product of 8-bit floats may be within
-// that of what tensor cores compute, instead: they keep 13 bits of a sum, and which is known
-// exactly (reference/tensor_core.hpp).
+// Compares C, but for blocks that a mask leaves out, with the fp64 reference: every element of
+// small products, else `samples` of them with the corners and edges among them. Allowed is 4 sqrt(k
+// + 2) 2^-24 sum_l |A_il B_lj| (Higham and Mary 2019, the probabilistic bound of a sum of k
+// products with lambda = 4), times the largest slope of the activation (1.13), and one rounding of
+// C. A product of 8-bit floats may be within that of what tensor cores compute, instead: they keep
+// 13 bits of a sum, and which is known exactly (reference/tensor_core.hpp).
 MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples = 4096);
 
 }  // namespace attn::harness

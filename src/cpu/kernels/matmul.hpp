@@ -66,30 +66,41 @@ static void pack_panels(const OperandBlock& block, void* packed) {
   }
 }
 
-static void multiply_panels_f32(const void* a_panel, const void* b_panel, int depth, bool add,
-                                float* c, int ld) {
-  const float* a = static_cast<const float*>(a_panel);
-  const float* b = static_cast<const float*>(b_panel);
-  F acc[kProductRows][kProductVectors] = {};
+// Of the first kVectors vectors of a panel's columns.
+template <int kVectors>
+ATTN_INLINE void multiply_vectors(const float* a, const float* b, int depth, bool add, float* c,
+                                  int ld) {
+  F acc[kProductRows][kVectors] = {};
   for (int step = 0; step < depth; ++step, a += kProductRows, b += kProductColumns) {
-    F x[kProductVectors];
+    F x[kVectors];
 #pragma GCC unroll 3
-    for (int v = 0; v < kProductVectors; ++v) x[v] = load(b + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) x[v] = load(b + v * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kProductRows; ++r) {
       const F y = set1(a[r]);
 #pragma GCC unroll 3
-      for (int v = 0; v < kProductVectors; ++v) acc[r][v] = fma(y, x[v], acc[r][v]);
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = fma(y, x[v], acc[r][v]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kProductRows; ++r) {
 #pragma GCC unroll 3
-    for (int v = 0; v < kProductVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       float* at = c + r * ld + v * kLanes;
       store(at, add ? load(at) + acc[r][v] : acc[r][v]);
     }
   }
+}
+
+static void multiply_panels_f32(const void* a_panel, const void* b_panel, int depth, bool add,
+                                int wanted, float* c, int ld) {
+  const float* a = static_cast<const float*>(a_panel);
+  const float* b = static_cast<const float*>(b_panel);
+  static_assert(kProductVectors == 3);
+  // The last panel of 256 columns has 16 of them: a third of the arithmetic.
+  if (wanted <= kLanes) return multiply_vectors<1>(a, b, depth, add, c, ld);
+  if (wanted <= 2 * kLanes) return multiply_vectors<2>(a, b, depth, add, c, ld);
+  multiply_vectors<3>(a, b, depth, add, c, ld);
 }
 
 ATTN_INLINE F activate(Activation activation, F x) {

@@ -54,7 +54,7 @@ static void pack_tiles(const OperandBlock& block, void* packed) {
 }
 
 static void multiply_panels_amx(const void* a_panel, const void* b_panel, int depth, bool add,
-                                float* c, int ld) {
+                                int /*wanted*/, float* c, int ld) {
   const std::uint32_t* a = static_cast<const std::uint32_t*>(a_panel);
   const std::uint32_t* b = static_cast<const std::uint32_t*>(b_panel);
   const std::ptrdiff_t stride = 4 * ld;

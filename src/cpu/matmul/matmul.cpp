@@ -26,6 +26,26 @@ const TileOps& ops_of(const MatmulPlan& plan) {
   return tile_ops(plan.isa, plan.rung == "amx" ? DType::bf16 : DType::f32);
 }
 
+Cut whole(std::int64_t total, int part) {
+  const std::int64_t block = std::max<std::int64_t>(1, total);
+  part = std::max(1, part);
+  return {total, block, (block + part - 1) / part, part};
+}
+PackedBlocks blocks_of(const MatmulProblem& p, Rung rung, const ProductVerbs& verbs) {
+  const bool swapped = p.order_c == MatrixOrder::column_major;
+  const std::int64_t m = swapped ? p.n : p.m, n = swapped ? p.m : p.n;
+  switch (rung) {
+    case Rung::naive:
+      return {whole(m, 1), whole(n, 1), whole(p.k, static_cast<int>(p.k))};
+    case Rung::blocked:
+      return {whole(m, 64), whole(n, 256), whole(p.k, 128)};
+    case Rung::packed:
+    case Rung::amx:
+      break;
+  }
+  return packed_blocks(p, verbs);
+}
+
 }  // namespace
 
 MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& options,
@@ -49,26 +69,25 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
                             "instruction set {} (problem {})",
                             name(problem.dtype), name(plan.isa), to_string(problem)));
   }
+  if (rung == Rung::blocked && problem.masked != MaskedMatrix::none) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("rung blocked: masked is {}; accepted is none, as its blocks are not "
+                            "those of a mask (problem {})",
+                            name(problem.masked), to_string(problem)));
+  }
   plan.rung = core::name_of(kRungs, rung);
   plan.compute = rung == Rung::amx ? DType::bf16 : DType::f32;
   const std::shared_ptr<Executor> executor = executor_of(context);
   const int available = std::max(1, executor->concurrency());
   const int wanted = options.threads > 0 ? std::min(options.threads, available) : available;
-  PackedBlocks blocks{.m = 64, .n = 256, .k = 128};
-  if (rung == Rung::naive) blocks = {.m = 1, .n = 1, .k = static_cast<int>(problem.k)};
-  if (rung == Rung::packed || rung == Rung::amx) {
-    blocks = packed_blocks(problem, ops_of(plan).product);
-  }
-  plan.block_m = blocks.m;
-  plan.block_n = blocks.n;
-  plan.block_k = blocks.k;
-  const bool swapped = problem.order_c == MatrixOrder::column_major;
-  const std::int64_t m = swapped ? problem.n : problem.m, n = swapped ? problem.m : problem.n;
-  plan.tasks = problem.batch * ((m + blocks.m - 1) / blocks.m) *
-               (rung == Rung::naive ? 1 : (n + blocks.n - 1) / blocks.n);
+  const PackedBlocks blocks = blocks_of(problem, rung, ops_of(plan).product);
+  plan.block_m = blocks.m.part;
+  plan.block_n = blocks.n.part;
+  plan.block_k = blocks.k.part;
+  plan.tasks = problem.batch * blocks.m.count() * (rung == Rung::naive ? 1 : blocks.n.count());
   plan.threads = static_cast<int>(std::clamp<std::int64_t>(plan.tasks, 1, wanted));
   if (rung == Rung::packed || rung == Rung::amx) {
-    plan.workspace_bytes = packed_bytes(problem, blocks, ops_of(plan).product, plan.threads);
+    plan.workspace_bytes = packed_bytes(blocks, ops_of(plan).product, plan.threads);
   }
   return plan;
 }

@@ -1,6 +1,9 @@
 // Matrix products on the CPU: a ladder of rungs, one file each (docs/matmul.md).
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "attn/matmul.hpp"
 #include "core/matmul.hpp"
 #include "cpu/tile_ops.hpp"
@@ -22,14 +25,29 @@ void matmul_naive(const Product& product, const Workers& workers);
 // Rung 2: the same loops over blocks of A and B that stay in the caches, with columns innermost.
 void matmul_blocked(const Product& product, const Workers& workers);
 
+// A dimension cut into parts, none of which crosses the end of a block of a mask: 600 in blocks of
+// 256 with parts of at most 200 is 128, 128, 128, 128, 88.
+struct Cut {
+  std::int64_t total = 0;
+  std::int64_t block = 1;  // of the mask, or the whole dimension
+  std::int64_t parts = 1;  // of a block
+  int part = 1;            // the size of a part but for the last ones
+
+  std::int64_t count() const { return total / block * parts + (total % block + part - 1) / part; }
+  std::int64_t first(std::int64_t i) const { return i / parts * block + i % parts * part; }
+  int size(std::int64_t i) const {
+    const std::int64_t end = std::min(total, (i / parts + 1) * block);
+    return static_cast<int>(std::min<std::int64_t>(part, end - first(i)));
+  }
+};
+
 // Rungs 3 and 4: blocks packed in the order in which register tiles read them.
 struct PackedBlocks {
-  int m = 0, n = 0, k = 0;
+  Cut m, n, k;
 };
 PackedBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs);
 // Of a call: operands that tasks share, and what each worker has.
-std::int64_t packed_bytes(const MatmulProblem& problem, const PackedBlocks& blocks,
-                          const ProductVerbs& verbs, int threads);
+std::int64_t packed_bytes(const PackedBlocks& blocks, const ProductVerbs& verbs, int threads);
 void matmul_packed(const Product& product, const TileOps& ops, const PackedBlocks& blocks,
                    const Workers& workers);
 

@@ -9,8 +9,10 @@ void matmul_naive(const Product& p, const Workers& workers) {
   workers.parallel_for(p.batch * p.m, [&](std::int64_t index, int) {
     const std::int64_t batch = index / p.m, i = index % p.m;
     for (std::int64_t j = 0; j < p.n; ++j) {
+      if (p.mask.of == core::BlockMaskView::Of::c && !p.mask.has(i, j)) continue;
       float sum = 0;
       for (std::int64_t l = 0; l < p.k; ++l) {
+        if (!p.mask.multiplies(i, l, j)) continue;
         sum += static_cast<float>(core::load_element(p.a.at(batch, i, l), p.a.dtype)) *
                static_cast<float>(core::load_element(p.b.at(batch, l, j), p.b.dtype));
       }

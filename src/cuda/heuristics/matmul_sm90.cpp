@@ -109,10 +109,10 @@ double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, 
 }
 
 const MatmulSm90Shape& choose_matmul_sm90(const MatmulSizes& sizes, MatmulRung rung, bool any,
-                                          int sm_count, int most_columns) {
+                                          int sm_count, const MatmulTileLimits& limits) {
   const std::span<const MatmulSm90Shape> shapes = matmul_sm90_shapes();
   const auto cost = [&](const MatmulSm90Shape& row) {
-    if ((!any && row.rung != rung) || row.shape.columns > most_columns) return 1e300;
+    if ((!any && row.rung != rung) || !limits.take(row.shape)) return 1e300;
     return matmul_sm90_cycles(sizes, row, sm_count);
   };
   return *std::min_element(shapes.begin(), shapes.end(),

@@ -30,10 +30,19 @@ bool streams_b(std::int64_t n, std::int64_t k, std::int64_t element_bytes, std::
 // Clock cycles that a product takes by this shape, about: docs/matmul.md has the terms.
 double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, int sm_count);
 
-// The row of the least estimate, among those of `rung`, or of all where `any`, with at most so many
-// columns: 8-bit floats need two sums for each element, 256 columns of which are too many
-// registers.
+// Which tiles a problem takes.
+struct MatmulTileLimits {
+  // 8-bit floats need two sums for each element, 256 columns of which are too many registers.
+  int most_columns = 256;
+  std::int64_t of_rows = 0, of_columns = 0;  // what rows and columns divide, as blocks of a mask
+
+  bool take(const MatmulShape& s) const {
+    return s.columns <= most_columns && of_rows % s.rows == 0 && of_columns % s.columns == 0;
+  }
+};
+
+// The row of the least estimate, among those of `rung`, or of all where `any`, within the limits.
 const MatmulSm90Shape& choose_matmul_sm90(const MatmulSizes& sizes, MatmulRung rung, bool any,
-                                          int sm_count, int most_columns = 256);
+                                          int sm_count, const MatmulTileLimits& limits = {});
 
 }  // namespace attn::cuda

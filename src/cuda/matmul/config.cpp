@@ -1,10 +1,14 @@
 #include "cuda/matmul/config.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "attn/error.hpp"
 #include "core/text/enum_names.hpp"
@@ -48,6 +52,44 @@ bool by_vectors(MatmulRung rung) {
          rung == MatmulRung::ldmatrix;
 }
 
+// The matrix that has a mask, once C is row-major: 1: A, 2: B, 3: C.
+int masked_of(const MatmulProblem& p) {
+  switch (p.masked) {
+    case MaskedMatrix::none:
+      return 0;
+    case MaskedMatrix::b:
+      return p.order_c == MatrixOrder::row_major ? 2 : 1;
+    case MaskedMatrix::c:
+      return 3;
+  }
+  return 0;
+}
+
+// Tiles of C and of k that a rung has, of the table the smallest. {}: an element a thread.
+struct Tile {
+  int m = 1, n = 1, k = 1;
+};
+Tile smallest_tile(MatmulRung rung, const MatmulProblem& p);
+
+// Why a rung does not take a mask: a tile may not lie in two of its blocks.
+std::string mask_obstacle(MatmulRung rung, const MatmulProblem& p) {
+  constexpr std::array kTake{MatmulRung::naive,        MatmulRung::coalesced,
+                             MatmulRung::vector_loads, MatmulRung::cp_async,
+                             MatmulRung::ldmatrix,     MatmulRung::warp_specialised,
+                             MatmulRung::persistent};
+  if (std::find(kTake.begin(), kTake.end(), rung) == kTake.end()) {
+    std::vector<std::string_view> names;
+    for (const MatmulRung take : kTake) names.push_back(name(take));
+    return fmt::format("masked is {}; the rungs that take a mask are {}", name(p.masked),
+                       fmt::join(names, ", "));
+  }
+  const int masked = masked_of(p);
+  const Tile tile = smallest_tile(rung, p);
+  const int multiple = std::lcm(masked == 1 ? tile.m : tile.n, masked == 3 ? tile.m : tile.k);
+  if (p.block % multiple == 0) return {};
+  return fmt::format("block is {}; accepted are multiples of {}", p.block, multiple);
+}
+
 // Why the rung does not take the problem; empty when it does.
 std::string obstacle(MatmulRung rung, const MatmulProblem& p, Arch arch, const MatmulTensors& t) {
   const bool tensor_cores = rung >= MatmulRung::mma_sync;
@@ -58,6 +100,10 @@ std::string obstacle(MatmulRung rung, const MatmulProblem& p, Arch arch, const M
   if (float8 && on_hopper(rung) && !(Shape(p).a && Shape(p).b)) {
     return "A or B is not contiguous along k; accepted of 8-bit floats are a row-major A and a "
            "column-major B, or both and C the other way";
+  }
+  if (p.masked != MaskedMatrix::none) {
+    const std::string why = mask_obstacle(rung, p);
+    if (!why.empty()) return why;
   }
   if (tensor_cores && p.dtype == DType::f32) {
     return "dtype is f32; accepted are bf16 and f16, which tensor cores multiply";
@@ -122,6 +168,17 @@ void set_tiles(MatmulConfig& c) {
 }
 
 bool in_table(MatmulRung rung) { return rung >= MatmulRung::persistent; }
+
+Tile smallest_tile(MatmulRung rung, const MatmulProblem& p) {
+  const int depth = static_cast<int>(128 / size_of(p.dtype));
+  if (in_table(rung)) return {64, 64, depth};
+  if (on_hopper(rung)) return {128, p.float8 == Float8::none ? 256 : 128, depth};
+  if (rung == MatmulRung::naive || rung == MatmulRung::coalesced) return {};
+  MatmulConfig c;
+  c.rung = rung;
+  set_tiles(c);
+  return {c.block_m, c.block_n, c.block_k};
+}
 
 // Shared memory behind the ring: panels of C on their way out, sums of other blocks.
 int shared_beside_ring(const MatmulConfig& c) {
@@ -210,6 +267,8 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulReques
   c.steps_together_a = shape.a;
   c.steps_together_b = shape.b;
   if (p.bias) c.bias = p.order_c == MatrixOrder::row_major ? 1 : 2;
+  c.masked = masked_of(p);
+  if (c.masked != 0) c.block = static_cast<int>(p.block);
   c.activation = p.activation;
   c.aligned_c = tensors.aligned_c;
   c.rung = rung.empty() ? MatmulRung::stream_k : core::parse_name(kRungs, "rung", rung);
@@ -233,16 +292,26 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulReques
   }
   const bool float8 = p.float8 != Float8::none;
   MatmulShape tile{128, c.rung == MatmulRung::tma_wgmma || float8 ? 128 : 256, 1};
+  MatmulTileLimits limits{.most_columns = float8 ? 192 : 256};
+  if (c.masked == 1 || c.masked == 3) limits.of_rows = c.block;
+  if (c.masked == 2 || c.masked == 3) limits.of_columns = c.block;
   if (in_table(c.rung)) {
     const MatmulSizes sizes{p.batch, shape.m, shape.n, p.k,
                             static_cast<std::int64_t>(128 / size_of(p.dtype))};
-    const MatmulSm90Shape& row =
-        choose_matmul_sm90(sizes, c.rung, rung.empty(), sm_count, float8 ? 192 : 256);
+    const bool any = rung.empty() && c.masked == 0;
+    const MatmulSm90Shape& row = choose_matmul_sm90(sizes, c.rung, any, sm_count, limits);
     c.rung = row.rung;
     tile = row.shape;
     c.reason = row.reason;
   }
-  if (c.rung == asked && in_table(asked) && request.shape.rows > 0) tile = request.shape;
+  if (c.rung == asked && in_table(asked) && request.shape.rows > 0) {
+    tile = request.shape;
+    if (!limits.take(tile)) {
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("rung {}: tiles of {} x {} do not divide blocks of {} (problem {})",
+                              rung, tile.rows, tile.columns, c.block, to_string(p)));
+    }
+  }
   c.stores_boxes = in_table(c.rung) && c.rung != MatmulRung::split_k && size_of(p.output) == 2 &&
                    tensors.aligned_c;
   set_ring(c, tile);

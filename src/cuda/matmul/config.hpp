@@ -59,6 +59,8 @@ struct MatmulConfig {
   bool scaled = false;
   bool steps_together_a = true, steps_together_b = true;  // once C is row-major
   int bias = 0;                                           // 1: of columns, 2: of rows
+  int masked = 0;                                         // 1: A, 2: B, 3: C
+  int block = 1;                                          // of the mask
   Activation activation{};
   int block_m = 0, block_n = 0, block_k = 0;
   int threads = 256, shared_bytes = 0;

@@ -95,6 +95,9 @@ device::MatmulParams parameters_of(const MatmulOperands& o, const MatmulConfig& 
   p.c = o.c.data;
   p.bias = o.bias;
   p.bias_stride = o.bias_stride;
+  p.mask = o.mask.data;
+  p.mask_row = o.mask.row_stride;
+  p.mask_column = o.mask.column_stride;
   p.scale_a = o.scale_a;
   p.scale_b = o.scale_b;
   if (c.rung == MatmulRung::stream_k) {

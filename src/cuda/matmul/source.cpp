@@ -27,6 +27,8 @@ std::string print_config(const MatmulConfig& c) {
   text.flag("kScaled", c.scaled);
   text.flag("kFloatOutput", c.output == DType::f32);
   text.number("kBias", c.bias);
+  text.number("kMasked", c.masked);
+  text.number("kBlock", c.block);
   text.number("kActivation", static_cast<int>(c.activation));
   text.flag("kStepsTogetherA", c.steps_together_a);
   text.flag("kStepsTogetherB", c.steps_together_b);

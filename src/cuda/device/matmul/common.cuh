@@ -3,8 +3,9 @@
 //
 // Reads of C: Element (of A, B), Result (of C: BFloat16, Float16 or Float32), kFloat8, kScaled,
 // kBias (0: none, 1: of columns, 2: of rows), kActivation (the enumerators of attn::Activation),
-// kStepsTogetherA, kStepsTogetherB (neighbours along k lie together in A, in B), kAlignedC (rows of
-// C begin at multiples of 16 bytes).
+// kMasked (the matrix that has a block mask, 0: none, 1: A, 2: B, 3: C) and kBlock, the side of its
+// blocks, kStepsTogetherA, kStepsTogetherB (neighbours along k lie together in A, in B), kAlignedC
+// (rows of C begin at multiples of 16 bytes).
 #pragma once
 
 #include "matmul/params.cuh"
@@ -47,6 +48,32 @@ __device__ __forceinline__ MatmulTile matmul_tile(const MatmulParams& p, int ind
   const int rows = min(p.group, p.m_tiles - first);
   index %= together;
   return {batch, (first + index % rows) * block_m, index / rows * block_n};
+}
+
+// Whether the block of an element of the masked matrix is there.
+template <class C>
+__device__ __forceinline__ bool has_block(const MatmulParams& p, int row, int column) {
+  return p.mask[row / C::kBlock * p.mask_row + column / C::kBlock * p.mask_column] != 0;
+}
+// Whether a tile is there: it lies in one block of C.
+template <class C>
+__device__ __forceinline__ bool has_tile(const MatmulParams& p, const MatmulTile& t) {
+  if constexpr (C::kMasked == 3)
+    return t.row < p.m && t.column < p.n && has_block<C>(p, t.row, t.column);
+  return true;
+}
+// The first step from `step` on that is multiplied for a tile, which lies in one row of blocks of A
+// or column of blocks of B; p.k or more where there is none. Tiles of k lie in one block too.
+template <class C>
+__device__ __forceinline__ int next_step(const MatmulParams& p, const MatmulTile& t, int step) {
+  if constexpr (C::kMasked == 1 || C::kMasked == 2) {
+    const auto there = [&](int at) {
+      return C::kMasked == 1 ? has_block<C>(p, t.row, at) : has_block<C>(p, at, t.column);
+    };
+    if ((C::kMasked == 1 ? t.row >= p.m : t.column >= p.n)) return p.k;
+    while (step < p.k && !there(step)) step = (step / C::kBlock + 1) * C::kBlock;
+  }
+  return step;
 }
 
 template <int kActivation>

@@ -79,14 +79,18 @@ struct MmaRing : WarpTiles {
   template <class Multiply>
   static __device__ __forceinline__ void for_each_tile(const MatmulParams& p, const MatmulTile& t,
                                                        unsigned shared, Multiply multiply_tile) {
+    int ahead = next_step<C>(p, t, 0);
+    const auto load_next = [&](int to) {
+      load(p, t, ahead, shared + static_cast<unsigned>(to * kStageBytes));
+      ahead = next_step<C>(p, t, ahead + kDepth);
+    };
 #pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) load(p, t, i * kDepth, shared + i * kStageBytes);
+    for (int i = 0; i < kStages - 1; ++i) load_next(i);
     int stage = 0;
-    for (int step = 0; step < p.k; step += kDepth) {
+    for (int step = next_step<C>(p, t, 0); step < p.k; step = next_step<C>(p, t, step + kDepth)) {
       copy_async_wait<kStages - 2>();
       __syncthreads();
-      const int free = stage == 0 ? kStages - 1 : stage - 1;
-      load(p, t, step + (kStages - 1) * kDepth, shared + free * kStageBytes);
+      load_next(stage == 0 ? kStages - 1 : stage - 1);
       const unsigned a = shared + stage * kStageBytes;
       multiply_tile(a, a + TileA::kBytes);
       stage = stage == kStages - 1 ? 0 : stage + 1;
@@ -99,6 +103,7 @@ __device__ __forceinline__ void matmul_cp_async(const MatmulParams& p) {
   using Ring = MmaRing<C>;
   extern __shared__ __align__(1024) char memory[];
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), Ring::kSide, Ring::kSide);
+  if (!has_tile<C>(p, t)) return;
   const int in_quad = Ring::lane() % 4 * 2, quad = Ring::lane() / 4;
   float sum[4][4][4] = {};
   Ring::for_each_tile(p, t, shared_address(memory), [&](unsigned a, unsigned b) {

@@ -47,6 +47,7 @@ __device__ __forceinline__ void matmul_ldmatrix(const MatmulParams& p) {
   using Ring = MmaRing<C>;
   extern __shared__ __align__(1024) char memory[];
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), Ring::kSide, Ring::kSide);
+  if (!has_tile<C>(p, t)) return;
   float sum[4][4][4] = {};
   Ring::for_each_tile(p, t, shared_address(memory), [&](unsigned a, unsigned b) {
     Fragments f[2];

@@ -10,14 +10,16 @@
 namespace attn::device {
 
 template <class C>
-__device__ __forceinline__ float dot(const MatmulParams& p, int batch, int row, int column) {
+__device__ __forceinline__ void dot(const MatmulParams& p, int batch, int row, int column) {
   using S = Scalar<typename C::Element>;
+  const MatmulTile one{batch, row, column};
+  if (!has_tile<C>(p, one)) return;
   float sum = 0;
-  for (int step = 0; step < p.k; ++step) {
+  for (int step = next_step<C>(p, one, 0); step < p.k; step = next_step<C>(p, one, step + 1)) {
     sum = fmaf(S::from(load_a<C>(p, batch, row, step)), S::from(load_b<C>(p, batch, step, column)),
                sum);
   }
-  return sum;
+  store_c<C>(p, batch, row, column, sum);
 }
 
 template <class C>
@@ -25,7 +27,7 @@ __device__ __forceinline__ void matmul_naive(const MatmulParams& p) {
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), 32, 8);
   const int row = t.row + static_cast<int>(threadIdx.x % 32);
   const int column = t.column + static_cast<int>(threadIdx.x / 32);
-  store_c<C>(p, t.batch, row, column, dot<C>(p, t.batch, row, column));
+  dot<C>(p, t.batch, row, column);
 }
 
 }  // namespace attn::device

@@ -10,12 +10,13 @@ struct MatmulParams {
   void* c;
   const float* bias;
   const float *scale_a, *scale_b;  // of float8, where kScaled
+  const unsigned char* mask;       // of blocks of C::kBlock, where C::kMasked
   float* partial;                  // of stream_k, see there
   unsigned* flags;
   long long a_batch, a_row, a_step;
   long long b_batch, b_step, b_column;
   long long c_batch, c_row;
-  long long bias_stride;
+  long long bias_stride, mask_row, mask_column;
   int m, n, k, batch;
   int m_tiles, n_tiles;  // of a product
   int group;             // rows of tiles that are worked on together

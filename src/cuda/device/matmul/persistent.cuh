@@ -95,26 +95,64 @@ __device__ __forceinline__ MatmulTile persistent_tile(const MatmulParams& p, int
   return t;
 }
 
+// Deals tiles to the blocks of threads in turn: all, or those that a masked C has, so that each
+// block gets as many as any other. By all threads of a warp.
+template <class C>
+struct TileDeal {
+  const MatmulParams& p;
+  int next, blocks;           // of all tiles; of those that are there, where C is masked
+  int first = 0, before = 0;  // 32 tiles that are looked at, and how many are there before them
+
+  __device__ __forceinline__ explicit TileDeal(const MatmulParams& params)
+      : p(params),
+        next(static_cast<int>(blockIdx.x) / C::kMulticast),
+        blocks(static_cast<int>(gridDim.x) / C::kMulticast) {}
+
+  // The number of a tile, in the order of matmul_tile; false: there are no more.
+  __device__ __forceinline__ bool take(int& tile) {
+    const int tiles = p.batch * p.m_tiles * p.n_tiles;
+    if constexpr (C::kMasked != 3) {
+      tile = next;
+      next += blocks;
+      return tile < tiles;
+    }
+    for (; first < tiles; first += 32) {
+      const int mine = first + static_cast<int>(threadIdx.x % 32);
+      const bool there = mine < tiles && has_tile<C>(p, persistent_tile<C>(p, mine));
+      unsigned bits = __ballot_sync(0xffffffff, there);
+      const int count = __popc(bits);
+      if (next < before + count) {
+        for (int skip = next - before; skip > 0; --skip) bits &= bits - 1;
+        tile = first + __ffs(static_cast<int>(bits)) - 1;
+        next += blocks;
+        return true;
+      }
+      before += count;
+    }
+    return false;
+  }
+};
+
 template <class C>
 __device__ __forceinline__ void matmul_persistent(const MatmulParams& p, const MatmulMaps& maps) {
   using Kernel = Persistent<C>;
-  const int tiles = p.batch * p.m_tiles * p.n_tiles;
-  const int first = static_cast<int>(blockIdx.x) / C::kMulticast;
-  const int blocks = static_cast<int>(gridDim.x) / C::kMulticast;
   specialise<C>(
       maps,
       [&](const HopperRing<C>& ring) {
         RingPlace<C> place;
-        for (int i = first; i < tiles; i += blocks) {
-          produce<C>(p, maps, ring, persistent_tile<C>(p, i), 0, p.k, place);
+        TileDeal<C> deal(p);
+        for (int i = 0; deal.take(i);) {
+          if (threadIdx.x == 0) produce<C>(p, maps, ring, persistent_tile<C>(p, i), 0, p.k, place);
+          if constexpr (C::kMasked == 3) __syncwarp();
         }
       },
       [&](const HopperRing<C>& ring, int group) {
         RingPlace<C> place;
         float sum[C::kColumns / 2];
-        for (int i = first; i < tiles; i += blocks) {
+        TileDeal<C> deal(p);
+        for (int i = 0; deal.take(i);) {
           const MatmulTile t = persistent_tile<C>(p, i);
-          consume<C>(ring, group, 0, p.k, place, sum);
+          consume<C>(p, ring, t, group, 0, p.k, place, sum);
           Kernel::store(p, maps, t, group, ring, sum);
         }
         Kernel::finish_stores();

@@ -89,7 +89,7 @@ __device__ __forceinline__ void matmul_split_k(const MatmulParams& p, const Matm
       [&](const HopperRing<C>& ring, int group) {
         RingPlace<C> place;
         float sum[C::kColumns / 2], part[Kernel::kPart];
-        consume<C>(ring, group, first, last, place, sum);
+        consume<C>(p, ring, t, group, first, last, place, sum);
         Kernel::send(ring, rank, sum);
         cluster_arrive();
         cluster_wait();

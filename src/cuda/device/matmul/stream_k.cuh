@@ -115,7 +115,8 @@ __device__ __forceinline__ void matmul_stream_k(const MatmulParams& p, const Mat
         RingPlace<C> place;
         float sum[C::kColumns / 2];
         work.for_each_piece([&](const StreamPiece& piece) {
-          consume<C>(ring, group, piece.first * kDepth, piece.last * kDepth, place, sum);
+          consume<C>(p, ring, work.tile(piece), group, piece.first * kDepth, piece.last * kDepth,
+                     place, sum);
           if (piece.last < work.stages) return work.write(group, sum);
           if (piece.first > 0) work.add(piece, group, sum);
           Kernel::store(p, maps, work.tile(piece), group, ring, sum);

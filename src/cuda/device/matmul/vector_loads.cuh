@@ -65,6 +65,7 @@ __device__ __forceinline__ void matmul_vector_loads(const MatmulParams& p) {
   float* const a = reinterpret_cast<float*>(memory);
   float* const b = a + L::kDepth * L::kPadded;
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), L::kSide, L::kSide);
+  if (!has_tile<C>(p, t)) return;
   const int x = static_cast<int>(threadIdx.x % 16), y = static_cast<int>(threadIdx.x / 16);
   const auto* first_a = element<Element>(p.a, t.batch * p.a_batch + t.row * p.a_row);
   const auto* first_b = element<Element>(p.b, t.batch * p.b_batch + t.column * p.b_column);
@@ -75,12 +76,14 @@ __device__ __forceinline__ void matmul_vector_loads(const MatmulParams& p) {
     share_b.load(first_b + step * p.b_step, p.b_column, p.b_step, p.n - t.column, p.k - step);
   };
   float sum[8][8] = {};
-  load(0);
-  for (int step = 0; step < p.k; step += L::kDepth) {
+  int step = next_step<C>(p, t, 0);
+  if (step < p.k) load(step);
+  while (step < p.k) {
     share_a.store(a);
     share_b.store(b);
     __syncthreads();
-    if (step + L::kDepth < p.k) load(step + L::kDepth);
+    step = next_step<C>(p, t, step + L::kDepth);
+    if (step < p.k) load(step);
     multiply_registers(a, b, y, x, sum);
     __syncthreads();
   }

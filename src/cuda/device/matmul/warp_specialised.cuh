@@ -29,7 +29,8 @@ template <class C>
 __device__ __forceinline__ void produce(const MatmulParams& p, const MatmulMaps& maps,
                                         const HopperRing<C>& ring, const MatmulTile& t, int first,
                                         int last, RingPlace<C>& place) {
-  for (int step = first; step < last; step += ring.kDepth) {
+  for (int step = next_step<C>(p, t, first); step < last;
+       step = next_step<C>(p, t, step + ring.kDepth)) {
     mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
     ring.load(p, maps, t, step, place.stage);
     place.advance();
@@ -39,13 +40,14 @@ __device__ __forceinline__ void produce(const MatmulParams& p, const MatmulMaps&
 // sum <- their products, of 8-bit floats, whose sums tensor cores keep in 13 bits: each stage of
 // 128 steps is a sum of its own and is added in float. The other warpgroup multiplies meanwhile.
 template <class C>
-__device__ __forceinline__ void consume_float8(const HopperRing<C>& ring, int group, int first,
-                                               int last, RingPlace<C>& place,
-                                               float (&sum)[C::kColumns / 2]) {
+__device__ __forceinline__ void consume_float8(const MatmulParams& p, const HopperRing<C>& ring,
+                                               const MatmulTile& t, int group, int first, int last,
+                                               RingPlace<C>& place, float (&sum)[C::kColumns / 2]) {
   float part[C::kColumns / 2];
 #pragma unroll
   for (float& x : sum) x = 0;
-  for (int step = first; step < last; step += ring.kDepth) {
+  for (int step = next_step<C>(p, t, first); step < last;
+       step = next_step<C>(p, t, step + ring.kDepth)) {
     mbarrier_wait(ring.full(place.stage), place.parity);
     pin(part);
     wgmma_fence();
@@ -59,18 +61,20 @@ __device__ __forceinline__ void consume_float8(const HopperRing<C>& ring, int gr
   }
 }
 
-// sum <- their products. A stage is given back when the product after it runs, so that the tensor
-// cores always have one waiting.
+// sum <- their products, 0 where there are none. A stage is given back when the product after it
+// runs, so that the tensor cores always have one waiting.
 template <class C>
-__device__ __forceinline__ void consume(const HopperRing<C>& ring, int group, int first, int last,
+__device__ __forceinline__ void consume(const MatmulParams& p, const HopperRing<C>& ring,
+                                        const MatmulTile& t, int group, int first, int last,
                                         RingPlace<C>& place, float (&sum)[C::kColumns / 2]) {
   if constexpr (C::kFloat8) {
-    consume_float8<C>(ring, group, first, last, place, sum);
+    consume_float8<C>(p, ring, t, group, first, last, place, sum);
     return;
   }
   int previous = -1;
   pin(sum);
-  for (int step = first; step < last; step += ring.kDepth) {
+  first = next_step<C>(p, t, first);
+  for (int step = first; step < last; step = next_step<C>(p, t, step + ring.kDepth)) {
     mbarrier_wait(ring.full(place.stage), place.parity);
     wgmma_fence();
     ring.multiply(place.stage, group, step > first, sum);
@@ -92,7 +96,8 @@ __device__ __forceinline__ void consume(const HopperRing<C>& ring, int group, in
 
 inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-// The frame of the rungs with a producer: producer(ring) in one thread, consumer(ring, group) in
+// The frame of the rungs with a producer: producer(ring) in one thread (in a warp, where all of it
+// looks for tiles of a masked C), consumer(ring, group) in
 // the warpgroups that multiply. Blocks of a cluster meet once in between at the beginning and, as
 // they reach each other's shared memory, at the end. All that needs no operand is done while the
 // kernel before this one in the stream still runs.
@@ -116,7 +121,7 @@ __device__ __forceinline__ void specialise(const MatmulMaps& maps, Producer prod
   // A block of one warpgroup beside the producer has 255 registers a thread.
   if (warpgroup == 0) {
     if constexpr (C::kGroups > 1) release_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) producer(ring);
+    if (threadIdx.x < (C::kMasked == 3 ? 32 : 1)) producer(ring);
     if constexpr (C::kSplits > 1) {  // what consumers do between their sums and the end
       __syncwarp();
       cluster_arrive();
@@ -142,12 +147,13 @@ __device__ __forceinline__ void matmul_warp_specialised(const MatmulParams& p,
       maps,
       [&](const HopperRing<C>& ring) {
         RingPlace<C> place;
-        produce<C>(p, maps, ring, t, 0, p.k, place);
+        if (threadIdx.x == 0 && has_tile<C>(p, t)) produce<C>(p, maps, ring, t, 0, p.k, place);
       },
       [&](const HopperRing<C>& ring, int group) {
         RingPlace<C> place;
         float sum[C::kColumns / 2];
-        consume<C>(ring, group, 0, p.k, place, sum);
+        if (!has_tile<C>(p, t)) return;
+        consume<C>(p, ring, t, group, 0, p.k, place, sum);
         for_each_pair(sum, [&](int row, int column, float x, float y) {
           store_pair<C>(p, t.batch, t.row + 64 * group + row, t.column + column, x, y);
         });

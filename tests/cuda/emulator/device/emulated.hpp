@@ -42,6 +42,7 @@ inline float __uint_as_float(unsigned x) { return attn_bits<float>(x); }
 inline int __vimin3_s32(int a, int b, int c) { return std::min(a, std::min(b, c)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
