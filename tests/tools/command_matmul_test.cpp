@@ -66,5 +66,12 @@ TEST_F(CommandMatmul, RefusesByName) {
   expect_refused("matmul 4,4,4 --activation swish", 2, {"'swish'", "gelu_tanh"});
 }
 
+TEST_F(CommandMatmul, MemoryThatCannotBeHadIsToldWithItsSizeAndPurpose) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the allocator of the sanitizer ends the program";
+#endif
+  expect_refused("matmul 9000000,9000000,1", 3, {"C [1, 9000000, 9000000] of f32 needs 324"});
+}
+
 }  // namespace
 }  // namespace attn::io

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <random>
 
+#include "attn/error.hpp"
 #include "core/float8.hpp"
 #include "core/matmul.hpp"
 #include "core/tensor/element.hpp"
@@ -17,14 +19,20 @@ namespace {
 constexpr std::byte kPoison{0xff};  // NaN in every floating dtype
 
 // A matrix of the order with gaps between its rows (columns), in `bytes`.
-Tensor make(std::vector<std::byte>& bytes, DType dtype, MatrixOrder order, std::int64_t batch,
-            std::int64_t rows, std::int64_t columns, std::int64_t gap) {
+Tensor make(char matrix, std::vector<std::byte>& bytes, DType dtype, MatrixOrder order,
+            std::int64_t batch, std::int64_t rows, std::int64_t columns, std::int64_t gap) {
   const bool by_rows = order == MatrixOrder::row_major;
   const std::int64_t ld = (by_rows ? columns : rows) + gap;
   const std::int64_t lines = by_rows ? rows : columns;
-  bytes.assign(
-      static_cast<std::size_t>(std::max<std::int64_t>(1, batch * ld * lines)) * size_of(dtype),
-      kPoison);
+  const std::size_t size =
+      static_cast<std::size_t>(std::max<std::int64_t>(1, batch * ld * lines)) * size_of(dtype);
+  try {
+    bytes.assign(size, kPoison);
+  } catch (const std::exception&) {
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("{} [{}, {}, {}] of {} needs {} bytes, which could not be allocated",
+                            matrix, batch, rows, columns, name(dtype), size));
+  }
   Tensor t = tensor(static_cast<void*>(bytes.data()), dtype, {batch, rows, columns});
   t.strides = {ld * lines, by_rows ? ld : 1, by_rows ? 1 : ld};
   return t;
@@ -90,9 +98,9 @@ Rounding rounding_of(DType dtype) {
 
 MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t gap, double density)
     : problem(p) {
-  inputs.a = make(bytes_a, p.dtype, p.order_a, p.batch, p.m, p.k, gap);
-  inputs.b = make(bytes_b, p.dtype, p.order_b, p.batch, p.k, p.n, gap);
-  c = make(bytes_c, p.output, p.order_c, p.batch, p.m, p.n, gap);
+  inputs.a = make('A', bytes_a, p.dtype, p.order_a, p.batch, p.m, p.k, gap);
+  inputs.b = make('B', bytes_b, p.dtype, p.order_b, p.batch, p.k, p.n, gap);
+  c = make('C', bytes_c, p.output, p.order_c, p.batch, p.m, p.n, gap);
   // Sums of twelve 16-bit numbers are close to normal and a hundred times as fast to draw.
   std::mt19937_64 random(seed);
   const auto normal = [&] {

@@ -15,7 +15,7 @@ class MatmulData {
  public:
   // A and B are drawn from the normal distribution, A with an offset of 1/4 so that sums grow. A
   // mask has the share `density` of the blocks of each row, on diagonals; what it leaves out of B
-  // is NaN.
+  // is NaN. Throws Error(out_of_memory), which names the matrix and its size.
   MatmulData(const MatmulProblem& problem, std::uint64_t seed, std::int64_t gap = 0,
              double density = 0.5);
   MatmulData(const MatmulData&) = delete;
