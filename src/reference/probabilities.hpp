@@ -109,6 +109,14 @@ struct Row {
   Real lse = 0;
 };
 
+// A score is a float on every backend, past whose range it is infinite; in f64 problems a double.
+template <class Real>
+Real as_score(Real t, DType dtype) {
+  constexpr Real kLargest = std::numeric_limits<float>::max();
+  if (dtype == DType::f64 || !(std::abs(t) > kLargest)) return t;
+  return std::copysign(std::numeric_limits<Real>::infinity(), t);
+}
+
 // exp(t - max).
 template <class Real>
 Real weight(const Rounding& rounding, Real t, Real max) {
@@ -144,6 +152,7 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order) {
     } else if (!problem.score.empty()) {
       t = rounded(expr::evaluate<Real>(problem.score, head.point(i, j, t), head.inputs.buffers),
                   head.rounding.scores);
+      t = as_score(t, problem.dtype);
     }
     if (t > row.max || std::isnan(t)) row.max = t;
   }

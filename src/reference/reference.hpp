@@ -41,7 +41,7 @@ struct Order {
 // `problem` is complete and the arguments are valid (core/validate/validate.hpp), but outputs and
 // gradients may have any floating dtype: f64 shows the result unrounded. Masks are evaluated in
 // float, as on every backend, so that all of them mask alike; scores in the arithmetic of
-// `precision`. Rows past a length: O, dQ, dK, dV = 0, LSE = -inf.
+// `precision`, infinite past the range of float. Rows past a length: O, dQ, dK, dV = 0, LSE = -inf.
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              Precision precision = Precision::f64, Order order = {});
 

@@ -120,6 +120,9 @@ constexpr ListedCase kCases[] = {
     {"b1_n100_h2_d64_causal/negative_q20_k20",
      "scores near -2000: exp underflows without the maximum"},
     {"b1_n100_h2_d64_sink/negative_q20_k20", "the sink outweighs every key"},
+    {"b1_n300_h1_d64_causal/q2e3_k1e3", "scores of 2^23: LSE is off by half"},
+    {"b1_n90_h2_d64_window20x0_score(select(key==40,exp(score+200.0),score))",
+     "a score past the range of float is infinite: NaN in the rows that see it"},
     // Exact in every type, and every key by itself
     {"b2_n150_hq4_hk2_d64_causal/select", "each query finds its key: O is a row of V"},
     {"b2_sq90_sk200_h2_d128_window40x7_scale0.125/select", "the same, window"},
