@@ -14,13 +14,14 @@ import statistics
 import subprocess
 import sys
 import time
-import timeit
+
+import measured
 
 PROBLEM = "b1_n1024_h8_d64_f32"
 
 
 def microseconds(call, number=200, repeat=200):
-    return 1e6 * min(timeit.repeat(call, number=number, repeat=repeat)) / number
+    return measured.microseconds(call, number, repeat)
 
 
 def import_milliseconds(module, repeat=15):
@@ -130,10 +131,7 @@ def main():
     for title, rows in results.items():
         for name, value in rows.items():
             print(f"{title:20} {name:45} {value:8.3f}")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(results, file, indent=1)
-            file.write("\n")
+    measured.save(options.json, results)
 
 
 if __name__ == "__main__":

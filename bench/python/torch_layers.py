@@ -9,10 +9,9 @@ what no library can go below. "single-threaded" is torch.autograd.set_multithrea
 backward pass of a GPU then runs in the calling thread, where else the engine hands it to another."""
 
 import argparse
-import json
 
 import torch
-from torch_overhead import Peer, microseconds
+from torch_overhead import Peer, microseconds, save
 
 import attn.torch
 from attn import _attn
@@ -150,11 +149,7 @@ def main():
     for backend in filter(None, options.backends.split(",")):
         for name, number in compiled_layers(options.device, backend):
             show(f"{backend}: {name}", number)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"device": options.device, "torch": torch.__version__, "us": rows}, file,
-                      indent=1)
-            file.write("\n")
+    save(options.json, options.device, rows)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ adds; microseconds a call. On a GPU the calls are timed while the GPU is busy wi
 that what counts is the time until the call returns."""
 
 import argparse
-import json
-import time
 
+import measured
 import torch
 
 import attn
@@ -60,17 +59,17 @@ class Peer(torch.autograd.Function):
 
 
 def microseconds(call, device, number=100, repeat=150):
-    """The least mean of `number` calls."""
-    least = float("inf")
-    for _ in range(repeat):
-        if device == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda._sleep(20_000_000)  # longer than the calls take; the queue holds them
-        start = time.perf_counter()
-        for _ in range(number):
-            call()
-        least = min(least, time.perf_counter() - start)
-    return 1e6 * least / number
+    """The least mean of `number` calls, on a GPU while it is busy."""
+
+    def occupy():
+        torch.cuda.synchronize()
+        torch.cuda._sleep(20_000_000)  # longer than the calls take; the queue holds them
+
+    return measured.microseconds(call, number, repeat, occupy if device == "cuda" else None)
+
+
+def save(path, device, rows):
+    measured.save(path, {"device": device, "torch": torch.__version__, "us": rows})
 
 
 def measure(device):
@@ -133,11 +132,7 @@ def main():
     for name, numbers in rows.items():
         for case, value in numbers.items():
             print(f"{name:28} {case:30} {value:8.2f}")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"device": options.device, "torch": torch.__version__, "us": rows}, file,
-                      indent=1)
-            file.write("\n")
+    save(options.json, options.device, rows)
 
 
 if __name__ == "__main__":

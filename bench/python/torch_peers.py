@@ -1,0 +1,259 @@
+"""attn.torch beside PyTorch's own ways to attend, forward and with backward, on one GPU, bf16.
+
+  python bench/python/torch_peers.py --json h200-torch-peers.json --seconds 100
+
+Peers: SDPA by cuDNN, SDPA by FlashAttention-2, compiled FlexAttention. A peer without a number refuses the problem
+or fails its check. Cells: causal, a causal window of 1024 keys, causal documents, ALiBi, softcap; head sizes 64 and
+128; n 1k to 16k, 16384 tokens and 2048 / d heads each. Some rows of each output are checked against float64 first. Numbers
+are medians of CUDA events in milliseconds, the four in random order, three rounds; "first" is the wall time of the
+first call of a process and head size in seconds, compilation and mask included, with empty caches: Flex compiles for
+each n again, the others do not.
+
+Each mask and head size is a process of its own, so that they compile beside each other; a lock lets one at a time
+measure. Rows are written as they are finished, and nothing new begins after --seconds."""
+
+import argparse
+import fcntl
+import functools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import measured
+
+KINDS = ("causal", "window", "document", "alibi", "softcap")
+LENGTHS = (4096, 16384, 1024, 8192, 2048)  # in the order of what one wants to know first
+TOKENS, COLUMNS, WINDOW, SOFTCAP = 16384, 2048, 1024, 30.0
+ROWS_CHECKED, MOST_ERROR = 32, 0.03
+
+
+class Cell:
+    """The tensors of a problem, and its mask and score in the words of each implementation."""
+
+    def __init__(self, torch, kind, d, n, device):
+        self.torch, self.kind, self.n, self.d, self.device = torch, kind, n, d, device
+        generator = torch.Generator(device).manual_seed(n + d)
+        shape = (max(1, TOKENS // n), max(1, COLUMNS // d), n, d)
+        dtype = torch.bfloat16
+        self.q, self.k, self.v, self.d_out = (
+            torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4))
+        heads = shape[1]
+        self.slopes = 2.0 ** (-8 * torch.arange(1, heads + 1, device=device) / heads)
+        # Four documents to a sequence, of unequal lengths.
+        bounds = torch.tensor([n // 8, n // 2, 3 * n // 4], device=device)
+        self.documents = torch.searchsorted(
+            bounds, torch.arange(n, device=device), right=True).to(torch.int32)
+
+    def seen(self, query, key):
+        """Whether the query sees the key: of numbers, tensors or Flex's symbols."""
+        seen = query >= key
+        if self.kind == "window":
+            return seen & (query - key < WINDOW)
+        if self.kind == "document":
+            return seen & (self.documents[query] == self.documents[key])
+        return seen
+
+    def score(self, score, head, query, key):
+        if self.kind == "alibi":
+            return score - self.slopes[head] * (query - key)
+        if self.kind == "softcap":
+            return SOFTCAP * self.torch.tanh(score / SOFTCAP)
+        return score
+
+    def ours(self):
+        import attn
+        import attn.torch
+
+        options = {"causal": True}
+        if self.kind == "window":
+            options["window"] = (WINDOW - 1, 0)
+        if self.kind == "document":
+            options["mask"] = attn.Formula("ids[query] == ids[key]", ids=self.documents)
+        if self.kind == "alibi":
+            options["alibi"] = self.slopes
+        if self.kind == "softcap":
+            options["softcap"] = SOFTCAP
+        return functools.partial(attn.torch.attention, layout="bhsd", **options)
+
+    def sdpa(self, backend):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        if self.kind == "softcap":
+            raise NotImplementedError
+        options = {"is_causal": True}
+        if self.kind != "causal":
+            places = self.torch.arange(self.n, device=self.device)
+            mask = self.seen(places[:, None], places[None, :])[None, None]
+            if self.kind == "alibi":
+                far = self.slopes[:, None, None] * (places[None, :] - places[:, None])
+                mask = far.to(self.q.dtype)[None].masked_fill_(~mask, float("-inf"))
+            options = {"attn_mask": mask}
+
+        def call(q, k, v):
+            with sdpa_kernel(getattr(SDPBackend, backend)):
+                return self.torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+        return call
+
+    def flex(self):
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        compiled = self.torch.compile if self.device == "cuda" else lambda call, **_: call
+        mask = compiled(create_block_mask, dynamic=False)(
+            lambda b, h, q, k: self.seen(q, k), None, None, self.n, self.n, device=self.device)
+        changes = self.kind in ("alibi", "softcap")
+        options = {"block_mask": mask}
+        if changes:
+            options["score_mod"] = lambda s, b, h, q, k: self.score(s, h, q, k)
+        call = compiled(flex_attention, dynamic=False)
+        return lambda q, k, v: call(q, k, v, **options)
+
+    def implementations(self):
+        return {
+            "attn": self.ours,
+            "cudnn": functools.partial(self.sdpa, "CUDNN_ATTENTION"),
+            "fa2": functools.partial(self.sdpa, "FLASH_ATTENTION"),
+            "flex": self.flex,
+        }
+
+    def error(self, out):
+        """The largest difference from float64 in some rows of the last head."""
+        torch = self.torch
+        rows = torch.randperm(self.n, device=self.device)[:ROWS_CHECKED]
+        q, k, v = (t[-1, -1].double() for t in (self.q, self.k, self.v))
+        keys = torch.arange(self.n, device=self.device)[None, :]
+        scores = self.score(q[rows] @ k.T / self.d**0.5, -1, rows[:, None], keys)
+        scores = scores.masked_fill(~self.seen(rows[:, None], keys), float("-inf"))
+        return (torch.softmax(scores, -1) @ v - out[-1, -1][rows].double()).abs().max().item()
+
+
+def milliseconds(torch, call, seconds=0.03):
+    """The median of single calls, by the GPU's clock."""
+    times, stop = [], time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < stop:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def worker(kind, d, lengths, device, lock_path):
+    """Prints a row of JSON for each length."""
+    import torch
+
+    torch._dynamo.config.recompile_limit = 64
+    torch._functorch.config.donated_buffer = False  # or a backward pass could run once only
+    first = {}
+    for n in lengths:
+        cell = Cell(torch, kind, d, n, device)
+        calls = {}
+        for name, make in cell.implementations().items():
+            start = time.perf_counter()
+            try:
+                call = make()
+                out = call(cell.q, cell.k, cell.v)
+                error = cell.error(out)
+            except (NotImplementedError, RuntimeError) as refused:
+                print(f"{kind} d {d} n {n} {name}: {str(refused)[:200]}", file=sys.stderr)
+                continue
+            first.setdefault(name, round(time.perf_counter() - start, 2))
+            if not error < MOST_ERROR:
+                print(f"{kind} d {d} n {n} {name}: off by {error}", file=sys.stderr)
+                continue
+            calls[name] = call
+        row = {"kind": kind, "d": d, "n": n, "first": first}
+        with open(lock_path, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if device == "cuda":
+                row |= timed(torch, cell, calls)
+        print(json.dumps(row), flush=True)
+
+
+def timed(torch, cell, calls):
+    inputs = cell.q, cell.k, cell.v
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    outputs = {name: call(*leaves) for name, call in calls.items()}
+
+    def backward(name):
+        return torch.autograd.grad(outputs[name], leaves, cell.d_out, retain_graph=True)
+
+    passes = {"forward": lambda name: calls[name](*inputs), "backward": backward}
+    found = {}
+    for phase, run in passes.items():
+        times = {name: [] for name in calls}
+        for name in calls:
+            run(name)
+        for _ in range(3):
+            for name in random.sample(list(calls), len(calls)):
+                times[name].append(milliseconds(torch, functools.partial(run, name)))
+        found[phase] = {name: round(statistics.median(t), 4) for name, t in times.items()}
+    return found
+
+
+def run_workers(options, show):
+    with tempfile.TemporaryDirectory() as folder:
+        lock = os.path.join(folder, "lock")
+        processes = []
+        for kind in options.kinds.split(","):
+            for d in options.head_dims.split(","):
+                own = os.path.join(folder, f"{kind}-{d}")
+                caches = {name: os.path.join(own, name) for name in (
+                    "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ATTN_CACHE_DIR")}
+                processes.append(subprocess.Popen(
+                    [sys.executable, __file__, "--worker", kind, d, lock, "--lengths",
+                     options.lengths, "--device", options.device],
+                    stdout=subprocess.PIPE, text=True,
+                    env=os.environ | caches | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}))
+        threads = [threading.Thread(target=lambda p=p: [show(line) for line in p.stdout])
+                   for p in processes]
+        for thread in threads:
+            thread.start()
+        stop = time.monotonic() + options.seconds
+        for process in processes:
+            try:
+                process.wait(max(0.1, stop - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        for thread in threads:
+            thread.join()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--head-dims", default="64,128")
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
+    parser.add_argument("--device", default="cuda", help="cpu: checks outputs and times nothing")
+    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--json")
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        kind, d, lock = options.worker
+        worker(kind, int(d), [int(n) for n in options.lengths.split(",")], options.device, lock)
+        return
+    result = {"command": " ".join(["python", *sys.argv]), "unit": "ms", "rows": []}
+    writing = threading.Lock()
+
+    def show(line):
+        row = json.loads(line)
+        with writing:
+            result["rows"].append(row)
+            measured.save(options.json, result)
+        print(*(f"{key}={value}" for key, value in row.items()), flush=True)
+
+    run_workers(options, show)
+
+
+if __name__ == "__main__":
+    main()
