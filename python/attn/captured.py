@@ -5,13 +5,16 @@ literal is compiled into a GPU's kernel. So while a function is traced, `Int` an
 the numbers of its closure, its defaults and its globals. They are these numbers, in `if`, `range`
 and whatever else asks. Arithmetic of them with each other and with literals gives such numbers
 again, as Python computes it: `w // 2 + 1` is one. Where one meets a symbol, the expression reads a
-scalar (include/attn/scalar.hpp). What computes with them in another way, as `math.sqrt(w)` or
-`0.5 * w` of an int w do, gives a plain number, and so a literal: as right, and compiled anew for
-another w.
+scalar (include/attn/scalar.hpp). What computes with them in another way, as `math.sqrt(w)` does,
+gives a plain number, and so a literal: as right, and compiled anew for another w.
+
+`0.5 * w` of an int w would be computed by float, which knows nothing of `Int`. So the floats in a
+function's text are `Literal`s while it is traced: they ask whether the other operand was captured.
 """
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import Any
 
 _FLOAT32_MAX = 3.4028235677973366e38  # from here on a number rounds to infinity
@@ -22,6 +25,12 @@ class Int(int):
 
 
 class Float(float):
+    __slots__ = ()
+
+
+class Literal(float):
+    """A float in the text of a traced function."""
+
     __slots__ = ()
 
 
@@ -57,9 +66,41 @@ def _keep(base: type, name: str) -> Any:
     return method
 
 
+def _ask(name: str) -> Any:
+    operator = getattr(float, name)
+
+    def method(self: float, other: Any) -> Any:
+        result = operator(self, other)
+        return captured(result) if type(other) is Int or type(other) is Float else result
+
+    method.__name__ = name
+    return method
+
+
 _BOTH = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow"]
 _BITS = ["and", "or", "xor", "lshift", "rshift"]
 for _base, _kind, _names in ((int, Int, _BOTH + _BITS), (float, Float, _BOTH)):
     for _name in (*_names, *("r" + n for n in _names), "neg", "pos", "abs"):
         _name = f"__{_name}__"
         setattr(_kind, _name, _keep(_base, _name))
+for _name in _BOTH:
+    setattr(Literal, f"__{_name}__", _ask(f"__{_name}__"))
+
+
+# By the id of a code: itself, which stays alive, and what it became.
+_codes: dict[int, tuple[CodeType, CodeType]] = {}
+
+
+def with_literals(code: CodeType) -> CodeType:
+    """The code with `Literal`s for its floats, those of functions inside of it too."""
+    found = _codes.get(id(code))
+    if found is None:
+        constants = tuple([_as_literal(c) for c in code.co_consts])
+        found = _codes[id(code)] = (code, code.replace(co_consts=constants))
+    return found[1]
+
+
+def _as_literal(constant: Any) -> Any:
+    if type(constant) is float:
+        return Literal(constant)
+    return with_literals(constant) if type(constant) is CodeType else constant

@@ -21,7 +21,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import functions as _functions  # noqa: F401, fills the table of functions
-from .captured import captured, is_numpy_number
+from .captured import captured, is_numpy_number, with_literals
 from .expression import (
     Expr,
     buffer,
@@ -199,7 +199,7 @@ def _replaced(value: Any, depth: int = 0) -> Any:
             if new is not space[name]:
                 names[name] = new
     made = FunctionType(
-        value.__code__,
+        with_literals(value.__code__),
         {**space, **names} if names else space,
         value.__name__,
         _replaced(value.__defaults__, depth + 1),

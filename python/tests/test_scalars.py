@@ -77,6 +77,37 @@ def test_a_captured_number_plans_and_compiles_nothing_anew():
         np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("number", [3, 0.75])
+def test_a_number_is_a_scalar_on_either_side_of_a_literal(number):
+    def score(width):
+        def halved():
+            return 0.5 * width
+
+        return lambda s: (
+            s.score * (0.5 * width) + s.score * (width * 0.5) + 1.5 / width
+            - (2.5 - width) + (2.0**width) + (7.5 // width) + (7.5 % width) + halved()
+        )  # fmt: skip
+
+    text = problem_of(score=score(number))
+    assert text == problem_of(score=score(2 * number))
+    assert text.count("scalar(") == 8
+    q, k, v = arrays()
+    w = number
+    added = 1.5 / w - (2.5 - w) + 2.0**w + 7.5 // w + 7.5 % w + 0.5 * w
+    expected = attn.attention(q, k, v, score=f"score * {1.0 * w} + {added}")
+    np.testing.assert_allclose(
+        attn.attention(q, k, v, score=score(number)), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_literals_of_the_text_stay_literals():
+    width = 3
+    text = problem_of(score=lambda s: s.score * 0.5 + 0.25 * s.key - (0.5 + s.key % width))
+    assert text.count("scalar(") == 1
+    assert "0.5" in text
+    assert "0.25" in text
+
+
 REACH = 5
 
 
