@@ -136,9 +136,10 @@ TEST(KernelName, AlgorithmsOfThePapersRefuse) {
                   "a block of 64 keys");
 }
 
-BackwardConfig backward_chosen(const std::string& descriptor, std::string_view kernel) {
+BackwardConfig backward_chosen(const std::string& descriptor, std::string_view kernel,
+                               bool deterministic = false) {
   const Problem p = parse_problem(descriptor);
-  const BackwardWish wish{kHopper, kernel};
+  const BackwardWish wish{kHopper, kernel, deterministic};
   return backward_config(choose_backward_kernel(p, {}, wish), p, {}, device::Gradient::all, wish);
 }
 
@@ -202,15 +203,22 @@ TEST(KernelName, BackwardDealsGroupsOfOneSize) {
   }
 }
 
-// Only by name, and only where the head has two halves of two panels and dQ is added in any order.
+// Only where the head has two halves of two panels and dQ is added in any order.
 TEST(KernelName, BackwardSharesTilesOfTheWidestHeads) {
-  const BackwardConfig pair =
-      backward_chosen("b1_n512_h4_d256_bf16", "backward_sm90/b2_n128_o1_p1_w32_g2_r24_x168");
+  const BackwardConfig pair = backward_chosen("b1_n512_h4_d256_bf16", "");
   EXPECT_EQ(pair.cluster, 2);
   EXPECT_EQ(pair.block_m, 128);
   EXPECT_EQ(pair.gradient_registers, 160);
   EXPECT_LE(pair.shared_bytes(), most_shared_bytes(kHopper));
-  EXPECT_EQ(backward_chosen("b1_n512_h4_d256_bf16", "").cluster, 1);
+  for (const BackwardConfig& alone :
+       {backward_chosen("b1_n512_h4_d256_bf16", "", true),
+        backward_chosen("b1_n512_h4_d256_dv192_bf16", ""),
+        backward_chosen("b1_n512_h4_d192_bf16", ""),
+        backward_chosen("b1_n512_h4_d256_bf16", "backward_sm90/b1_n64_p2_w128_g1_r40_x152")}) {
+    EXPECT_EQ(alone.cluster, 1);
+    EXPECT_EQ(alone.block_m, 64);
+    EXPECT_LE(alone.shared_bytes(), most_shared_bytes(kHopper));
+  }
 }
 
 TEST(KernelName, BackwardRefusesShapesThatCannotRun) {
@@ -227,8 +235,8 @@ TEST(KernelName, BackwardRefusesShapesThatCannotRun) {
         {d64, "backward_sm90/x240", "registers for dV and dK"},
         {d128, "backward_sm90/c2_r24_x160", "up to 64 columns"},
         {d128, "backward_sm90/q4", "bytes of shared memory"},
-        {d256, "backward_sm90/n128", "accepted there is n64"},
-        {d256, "backward_sm90/b2", "the shape has b2_n64_c1"},
+        {d256, "backward_sm90/b1", "accepted there is n64"},
+        {d256, "backward_sm90/n64", "the shape has b2_n64_c1"},
         {"b1_n512_h4_d256_dv192_bf16", "backward_sm90/b2_n128_o1_p1_w32_g2", "head_dim_v 192"},
         {d128, "backward_sm90/b2", "accepted with b2 are n128, c1, 256, 256 and false"}}) {
     try {

@@ -75,7 +75,7 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
   if (!tensors.mapped) {
     return "the driver makes no tensor map of q, k, v or d_o; accepted are strides that it takes";
   }
-  const BackwardSm90Shape* row = backward_sm90_shape(p);
+  const BackwardSm90Shape* row = backward_sm90_shape(p, wish.deterministic);
   if (row == nullptr) {
     return fmt::format("head_dim is {} and head_dim_v {}; accepted are up to {}", p.head_dim,
                        p.head_dim_v, backward_sm90_shapes().back().head_dim);
@@ -190,7 +190,7 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
   switch (kernel) {
     case BackwardKernel::sm90:
       config.ordered = wish.deterministic;
-      set_backward_sm90(config, p, with_parts(*backward_sm90_shape(p), parts));
+      set_backward_sm90(config, p, with_parts(*backward_sm90_shape(p, config.ordered), parts));
       break;
     case BackwardKernel::sm80:
       set_backward_sm80(config, p, with_parts(*backward_sm80_shape(p, wish.arch), parts));

@@ -103,7 +103,7 @@ std::string print_products(const BackwardConfig& c) {
       "template <class Element, int kColumns>\nstruct ProductTT;\n";
   text += print_product_ss(c.dtype, c.block_m / c.cluster);
   std::set<int> columns;  // of the gradients' products, as BackwardSm90GradientGroup splits them
-  for (const int d : {c.head_dim / c.cluster, c.head_dim_v / c.cluster}) {
+  for (const int d : {c.head_dim, c.head_dim_v}) {
     if (d > kGradientColumns) {
       columns.insert({kDqColumns, d - kDqColumns});
     } else {

@@ -26,7 +26,7 @@ constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b
 // serialises them: a gradient thread holds keys * head_dim / 128 sums, a score thread S and dP, and
 // dQ with dS as its operand.
 std::span<const BackwardSm90Shape> backward_sm90_shapes() {
-  static constexpr std::array<BackwardSm90Shape, 4> kShapes{{
+  static constexpr std::array<BackwardSm90Shape, 5> kShapes{{
       {64, 128, 2, 4, 4, 2, 24, 160, 168, kStepSpills,
        "two warpgroups for scores, which set the time, and one for dV and dK, 64 registers each; "
        "four places for Q and dO; 196 KB; 32 columns a piece of dQ: 1 % slower",
@@ -37,6 +37,10 @@ std::span<const BackwardSm90Shape> backward_sm90_shapes() {
        "S once; scores, dV and dK have a warpgroup each; 225 KB; four pieces of 32 columns of dQ: "
        "1 to 10 % slower, a third place for Q instead of half of dQ's place: 18 %",
        128, 1},
+      {256, 128, 1, 2, 1, 1, 24, 168, 160, kStepSpills,
+       "two blocks of threads share 128 keys, so that each adds half of dQ; 224 KB; 1.2 times the "
+       "next row; two places of dQ: 3 % slower",
+       32, 3, 20, 2},
       {256, 64, 1, 2, 1, 2, 40, 152, 160, kStepSpills,
        "64 keys: dV and dK take 128 registers, and dQ comes in parts of 128 columns; 225 KB; "
        "pieces of 32 or 64 columns of dQ: 2 to 5 % slower; two places for dO, one for P and dS: 16 "
@@ -50,10 +54,11 @@ bool may_share_tiles(const Problem& p, bool ordered) {
   return p.head_dim == 256 && p.head_dim_v == 256 && !ordered;
 }
 
-const BackwardSm90Shape* backward_sm90_shape(const Problem& p) {
+const BackwardSm90Shape* backward_sm90_shape(const Problem& p, bool ordered) {
   const std::int64_t widest = std::max(p.head_dim, p.head_dim_v);
   for (const BackwardSm90Shape& row : backward_sm90_shapes()) {
-    if (widest <= row.head_dim) return &row;
+    if (widest > row.head_dim || (row.cluster > 1 && !may_share_tiles(p, ordered))) continue;
+    return &row;
   }
   return nullptr;
 }
@@ -96,9 +101,9 @@ std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {
   const std::int64_t row_panel = 128 * c.block_n, key_panel = 128 * c.block_m / c.cluster;
   constexpr int kSteps = 16, kStepBytes = 32 + 16;
   std::int64_t bytes = key_panel * (panels + panels_v);
-  if (c.cluster > 1) bytes += key_panel * panels / c.cluster;
+  if (c.cluster > 1) bytes += key_panel * panels / c.cluster + c.stages_p * row_panel;
   bytes += row_panel * (c.stages * panels + c.stages_o * panels_v);
-  bytes += 2 * c.stages_p * row_panel * (c.block_m / 64);
+  bytes += 2 * c.stages_p * row_panel * (c.block_m / c.cluster / 64);
   const std::int64_t pieces = divide_up(c.head_dim, c.piece_columns) / c.cluster;
   const std::int64_t staged = std::min<std::int64_t>(c.stages_dq, 2 * pieces);
   bytes += 4 * staged * c.block_n * std::min(c.head_dim, c.piece_columns);
@@ -108,7 +113,7 @@ std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {
   const std::int64_t turns = c.ordered ? kTurns : 0;
   bytes += kTurnBytes * turns;
   // K, V, ..., dQ
-  const std::int64_t rings = 2 + c.stages + c.stages_o + 2 * c.stages_p + staged + turns;
+  const std::int64_t rings = 2 + c.stages + c.stages_o + 3 * c.stages_p + staged + turns;
   return bytes + 16 * rings;
 }
 

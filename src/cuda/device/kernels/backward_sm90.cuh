@@ -66,11 +66,11 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
     constexpr unsigned kKeysReadBy = C::kScoreGroups == 1 ? 4 : 1;
     ring(Layout::kFullK, Layout::kEmptyK, 1, 1, kKeysReadBy);
     ring(Layout::kFullV, Layout::kEmptyV, 1, 1, kKeysReadBy);
-    ring(Layout::kFullQ, Layout::kEmptyQ, C::kStagesQ, 1, 8 * kCluster);
-    ring(Layout::kFullO, Layout::kEmptyO, C::kStagesO, 1, 8 * kCluster);
-    ring(Layout::kFullP, Layout::kEmptyP, C::kStagesP, 4, 4 * kCluster);
-    // dS is read by dK's warpgroups, and by the score warpgroup of the other block of threads.
-    ring(Layout::kFullS, Layout::kEmptyS, C::kStagesP, 4, 4 * kCluster + 4 * (kCluster - 1));
+    ring(Layout::kFullQ, Layout::kEmptyQ, C::kStagesQ, 1, 8);
+    ring(Layout::kFullO, Layout::kEmptyO, C::kStagesO, 1, 8);
+    ring(Layout::kFullP, Layout::kEmptyP, C::kStagesP, 4, 4);
+    ring(Layout::kFullS, Layout::kEmptyS, C::kStagesP, 4, 4);
+    ring(Layout::kFullOther, Layout::kEmptyOther, C::kStagesP, 4, 4);
     ring(Layout::kFullStaged, Layout::kEmptyStaged, Layout::kStagedPlaces, 4, 1);
     ring(Layout::kFullTurn, Layout::kEmptyTurn, Layout::kTurnPlaces, 1, 1);
     mbarrier_init_fence();

@@ -12,12 +12,12 @@ namespace attn::device {
 template <class C, bool kOfV>
 struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
   using Base = BackwardSm90Tiles<C>;
-  using Base::kQueries, Base::kTileKeys, Base::p, Base::rank, Base::shared, Base::wait;
+  using Base::kKeys, Base::kQueries, Base::p, Base::shared, Base::wait;
   using typename Base::Element, typename Base::Layout, typename Base::ScoreRing;
   using G = BackwardSide<C, kOfV>;
   using RowRing = BackwardRing<G::kStages>;
   static constexpr int kColumns = G::kColumns;
-  static constexpr int kParts = kTileKeys / 64;  // of 64 keys
+  static constexpr int kParts = kKeys / 64;  // of 64 keys
   static constexpr int kBarrier = kOfV ? 1 : 2;
   // One product gives up to 192 columns: accumulators of more do not fit into the registers that a
   // thread is launched with. The rest has a product of its own.
@@ -95,7 +95,7 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     const Sequence q = sequence_of<C>(p, s.batch);
     const int head = s.head_q / p.group;
     char* const first =
-        static_cast<char*>(to) + 2 * static_cast<int>(rank) * kColumns +
+        static_cast<char*>(to) +
         2 * (head * strides.head + (C::kPackedK ? q.row_k * strides.row : s.batch * strides.batch));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -146,19 +146,19 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     wait(G::kFullScores, ScoreRing::stage(n), ScoreRing::parity(n));
   }
   __device__ __forceinline__ void add_step_visible(Sums& sums, unsigned n, bool add) const {
-    add_visible(sums, scores_at(n), own_rows_at(n), add);
+    add_visible(sums, scores_at(n), rows_at(n), add);
   }
   __device__ __forceinline__ void issue_step(Sums& sums, unsigned n, bool add) const {
     fence_proxy_async();
     const unsigned a = uniform(this->descriptor(scores_at(n), 0));
-    const unsigned b = uniform(this->descriptor(own_rows_at(n), Layout::kRowPanel));
+    const unsigned b = uniform(this->descriptor(rows_at(n), Layout::kRowPanel));
     pin_all(sums);
     wgmma_fence();
     issue(sums, a, b, add);
   }
   __device__ __forceinline__ void release(unsigned n) const {
-    this->arrive_all(G::kEmptyScores, ScoreRing::stage(n));
-    this->arrive_all(G::kEmptyRows, RowRing::stage(n));
+    this->arrive(G::kEmptyScores, ScoreRing::stage(n));
+    this->arrive(G::kEmptyRows, RowRing::stage(n));
   }
 
   __device__ __forceinline__ void run() const {
@@ -193,10 +193,6 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
   }
   static __device__ __forceinline__ int rows_at(unsigned n) {
     return G::kRowsAt + RowRing::stage(n) * G::kRowsBytes;
-  }
-  // Of this block of threads' columns.
-  __device__ __forceinline__ int own_rows_at(unsigned n) const {
-    return rows_at(n) + static_cast<int>(rank) * Layout::kOwnPanels * Layout::kRowPanel;
   }
 };
 

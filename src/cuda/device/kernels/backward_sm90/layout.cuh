@@ -13,24 +13,24 @@ struct BackwardMaps {
 
 // Sizes in bytes and places. Panels are 64 columns wide, 128 bytes a row, swizzled. P and dS have a
 // row for a query and a column for a key of the tile. Two blocks of threads of a cluster share a
-// tile: each has the K and V of half its keys, and half the columns of the gradients.
+// tile: each has half its keys, and half the columns of dQ.
 template <class C>
 struct BackwardSm90Layout {
-  // kKeys: of the tile, those whose scores this block of threads computes.
+  // kKeys: of the tile, those of this block of threads.
   static constexpr int kQueries = C::kBlockN, kTileKeys = C::kBlockM;
   static constexpr int kKeys = kTileKeys / C::kCluster;
   static constexpr int kPanels = (C::kHeadDim + 63) / 64, kPanelsV = (C::kHeadDimV + 63) / 64;
-  static constexpr int kKeyPanels = kTileKeys / 64;
   static constexpr int kRowPanel = kQueries * 128, kKeyPanel = kKeys * 128;
   static constexpr int kQ = kRowPanel * kPanels, kO = kRowPanel * kPanelsV;  // kO: of dO
   static constexpr int kK = kKeyPanel * kPanels, kV = kKeyPanel * kPanelsV;
-  static constexpr int kOwnPanels = kPanels / C::kCluster;  // columns of this block of threads
+  static constexpr int kOwnPanels = kPanels / C::kCluster;  // columns of dQ
   // Those of the keys of the other block of threads, which dQ needs.
   static constexpr int kOtherK = C::kCluster > 1 ? kKeyPanel* kOwnPanels : 0;
   static_assert(C::kCluster == 1 || (C::kCluster == 2 && kKeys == 64 && C::kHeadDim == 256 &&
                                      C::kHeadDimV == 256 && C::kScoreGroups == 1 && !C::kOrdered));
-  static constexpr int kP = kRowPanel * kKeyPanels;
-  static constexpr int kRows = kQueries * 4;  // LSE or D of a block of queries
+  static constexpr int kP = kRowPanel * (kKeys / 64);       // or dS
+  static constexpr int kOtherS = C::kCluster > 1 ? kP : 0;  // dS of the other block of threads
+  static constexpr int kRows = kQueries * 4;                // LSE or D of a block of queries
   using Order = DqOrder<kQueries, C::kHeadDim, C::kPieceColumns>;
   static constexpr int kStaged = 4 * kQueries * Order::piece_columns(0);  // a piece of dQ
   static constexpr int kOwnPieces = Order::kPieces / C::kCluster;
@@ -41,7 +41,8 @@ struct BackwardSm90Layout {
   static constexpr int kKAt = 0, kVAt = kKAt + kK, kOtherKAt = kVAt + kV;
   static constexpr int kQAt = kOtherKAt + kOtherK, kOAt = kQAt + C::kStagesQ * kQ;
   static constexpr int kPAt = kOAt + C::kStagesO * kO, kSAt = kPAt + C::kStagesP * kP;
-  static constexpr int kStagedAt = kSAt + C::kStagesP * kP;
+  static constexpr int kOtherSAt = kSAt + C::kStagesP * kP;
+  static constexpr int kStagedAt = kOtherSAt + C::kStagesP * kOtherS;
   static constexpr int kLseAt = kStagedAt + kStagedPlaces * kStaged,
                        kDAt = kLseAt + C::kStagesQ * kRows;
   // Steps of the way through blocks of queries. Their readers do not give them back: whoever asks
@@ -67,7 +68,9 @@ struct BackwardSm90Layout {
   static constexpr int kFullO = kEmptyQ + 8 * C::kStagesQ, kEmptyO = kFullO + 8 * C::kStagesO;
   static constexpr int kFullP = kEmptyO + 8 * C::kStagesO, kEmptyP = kFullP + 8 * C::kStagesP;
   static constexpr int kFullS = kEmptyP + 8 * C::kStagesP, kEmptyS = kFullS + 8 * C::kStagesP;
-  static constexpr int kFullStaged = kEmptyS + 8 * C::kStagesP;
+  static constexpr int kFullOther = kEmptyS + 8 * C::kStagesP;  // of the other's dS
+  static constexpr int kEmptyOther = kFullOther + 8 * C::kStagesP;
+  static constexpr int kFullStaged = kEmptyOther + 8 * C::kStagesP;
   static constexpr int kEmptyStaged = kFullStaged + 8 * kStagedPlaces;
   static constexpr int kFullTurn = kEmptyStaged + 8 * kStagedPlaces;
   static constexpr int kEmptyTurn = kFullTurn + 8 * kTurnPlaces;
@@ -80,7 +83,7 @@ struct BackwardSm90Layout {
 template <class C, bool kOfV>
 struct BackwardSide {
   using Layout = BackwardSm90Layout<C>;
-  static constexpr int kColumns = (kOfV ? C::kHeadDimV : C::kHeadDim) / C::kCluster;  // of sums
+  static constexpr int kColumns = kOfV ? C::kHeadDimV : C::kHeadDim;
   static constexpr int kPanels = kOfV ? Layout::kPanelsV : Layout::kPanels;
   static constexpr int kKeysAt = kOfV ? Layout::kVAt : Layout::kKAt;
   static constexpr int kFullKeys = kOfV ? Layout::kFullV : Layout::kFullK;

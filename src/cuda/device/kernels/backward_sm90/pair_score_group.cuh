@@ -1,12 +1,12 @@
 // The score warpgroup where two blocks of threads share a tile of keys: each computes P and dS of
-// its half of the keys, sends them to the other, and adds up its half of dQ's columns from dS of
+// its half of the keys, sends dS to the other, and computes its half of dQ's columns from dS of
 // both halves.
 //
 // dQ of a step is computed beside the exponentials of the next, so that nobody waits for the
 // other's dS as it is sent:
 //
 //   products    [S1][dQ0   ]      [dP1  ]        [S2][dQ1   ]
-//   this group       [P1, sent    ][stage dQ0][dS1, sent]  [P2, sent
+//   this group       [P1          ][stage dQ0][dS1, sent]  [P2
 #pragma once
 
 #include "kernels/backward_sm90/score_group.cuh"
@@ -23,22 +23,25 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
   using typename Base::State;
   static constexpr int kHalf = Layout::kOwnPieces / 2;  // pieces of dQ staged before dS
 
-  // Where this block of threads has its columns of P or dS of step n.
-  __device__ __forceinline__ int own_at(int ring_at, unsigned n) const {
-    return ring_at + ScoreRing::stage(n) * Layout::kP + static_cast<int>(rank) * Layout::kRowPanel;
+  // dS of step n: of this block of threads, or of the other.
+  static __device__ __forceinline__ int ds_at(unsigned n, bool other) {
+    return (other ? Layout::kOtherSAt : Layout::kSAt) + ScoreRing::stage(n) * Layout::kP;
   }
-  // Hands this warp's 16 rows over, to the same place in both blocks of threads. Each barrier gets
-  // an arrival of each warp of its own block, and the bytes of the other's.
-  __device__ __forceinline__ void send(int ring_at, int full, unsigned n) const {
+  // Hands this warp's 16 rows of dS over, to dK's warpgroup and to the other block of threads.
+  // kFullOther gets an arrival of each warp of its own block, and the bytes of the other's.
+  __device__ __forceinline__ void hand_over_ds(unsigned n) const {
     constexpr unsigned kBytes = 16 * 128;
     fence_proxy_async();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      const unsigned from = shared + static_cast<unsigned>(own_at(ring_at, n)) +
-                            kBytes * static_cast<unsigned>(warp());
-      const unsigned ready = barrier(full, ScoreRing::stage(n));
-      bulk_send(cluster_address(from, 1 - rank), from, kBytes, cluster_address(ready, 1 - rank));
+      const int stage = ScoreRing::stage(n);
+      const unsigned at = shared + kBytes * static_cast<unsigned>(warp());
+      const unsigned ready = barrier(Layout::kFullOther, stage);
+      bulk_send(cluster_address(at + static_cast<unsigned>(ds_at(n, true)), 1 - rank),
+                at + static_cast<unsigned>(ds_at(n, false)), kBytes,
+                cluster_address(ready, 1 - rank));
       mbarrier_arrive_expect(ready, kBytes);
+      mbarrier_arrive(barrier(Layout::kFullS, stage));
     }
   }
   // Tells the other block of threads that its dS was read.
@@ -46,8 +49,14 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
       mbarrier_arrive_cluster(
-          cluster_address(barrier(Layout::kEmptyS, ScoreRing::stage(n)), 1 - rank));
+          cluster_address(barrier(Layout::kEmptyOther, ScoreRing::stage(n)), 1 - rank));
     }
+  }
+  // The place of dS here is free when dK's warpgroup has read dS of the step before, and the other
+  // block of threads, which the copy engine read it for.
+  __device__ __forceinline__ void wait_for_places(unsigned n) const {
+    this->wait_for_place(n);
+    wait(Layout::kEmptyOther, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
   }
 
   __device__ __forceinline__ void issue_next_s(State& c, unsigned n) const {
@@ -63,18 +72,19 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
     c.d = this->load_rows(Layout::kDAt, OutputRing::stage(n));
     this->issue_dp(c);
   }
+  // K of its own keys in this block of threads' columns of dQ.
+  __device__ __forceinline__ int own_k_at() const {
+    return Layout::kKAt + static_cast<int>(rank) * Layout::kOwnPanels * Layout::kKeyPanel;
+  }
   // Of this block of threads' columns; the keys of both, its own first.
   __device__ __forceinline__ void issue_both_dq(State& c, unsigned n) const {
     wait(Layout::kFullS, ScoreRing::stage(n), ScoreRing::parity(n));
+    wait(Layout::kFullOther, ScoreRing::stage(n), ScoreRing::parity(n));
     fence_proxy_async();
-    const int at = Layout::kSAt + ScoreRing::stage(n) * Layout::kP;
-    const int own = static_cast<int>(rank), other = 1 - own;
-    const unsigned ds[2] = {uniform(descriptor(at + own * Layout::kRowPanel, 0)),
-                            uniform(descriptor(at + other * Layout::kRowPanel, 0))};
-    const unsigned keys[2] = {
-        uniform(descriptor(Layout::kKAt + own * Layout::kOwnPanels * Layout::kKeyPanel,
-                           Layout::kKeyPanel)),
-        descriptor(Layout::kOtherKAt, Layout::kKeyPanel)};
+    const unsigned ds[2] = {uniform(descriptor(ds_at(n, false), 0)),
+                            uniform(descriptor(ds_at(n, true), 0))};
+    const unsigned keys[2] = {uniform(descriptor(own_k_at(), Layout::kKeyPanel)),
+                              descriptor(Layout::kOtherKAt, Layout::kKeyPanel)};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -92,19 +102,17 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
     this->wait_for_staging(n, 0);
     if (mixed && __any_sync(~0u, zero_if_finite(dq) != 0)) {
       float again[Order::columns(0) / 2] = {};
-      const unsigned at =
-          shared + static_cast<unsigned>(Layout::kSAt + ScoreRing::stage(n) * Layout::kP);
-      const auto add = [&](unsigned of_rank, int keys_at, int column) {
+      const auto add = [&](bool other, int keys_at) {
+        const unsigned ds = shared + static_cast<unsigned>(ds_at(n, other));
         add_seen<Element, kKeys>(
             again,
             [&](int i, int key) {
-              return panel_element<Element>(at, Layout::kRowPanel, first_row() + 8 * i,
-                                            static_cast<int>(of_rank) * kKeys + key);
+              return panel_element<Element>(ds, Layout::kRowPanel, first_row() + 8 * i, key);
             },
-            shared + static_cast<unsigned>(keys_at), Layout::kKeyPanel, column);
+            shared + static_cast<unsigned>(keys_at), Layout::kKeyPanel, 0);
       };
-      add(rank, Layout::kKAt, static_cast<int>(rank) * Order::columns(0));
-      add(1 - rank, Layout::kOtherKAt, 0);
+      add(false, own_k_at());
+      add(true, Layout::kOtherKAt);
       this->template put_dq<0>(again, n);
     } else {
       this->template put_dq<0>(dq, n);
@@ -129,12 +137,13 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
         last = this->is(c.flags, BackwardStep::kLast);
         wgmma_wait<1>();
         pin(c.s);
-        this->arrive_all(Layout::kEmptyQ, QueryRing::stage(n));
+        arrive(Layout::kEmptyQ, QueryRing::stage(n));
         if (mixed) this->apply_mask(c, n);
+        if constexpr (Slope::kIsOfTanh) this->take_tanh(c);
         wait(Layout::kEmptyP, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
-        this->exponentiate(c, n, own_at(Layout::kPAt, n), [](int) {});
+        this->exponentiate(c, n, Layout::kPAt + ScoreRing::stage(n) * Layout::kP, [](int) {});
         issue_next_dp(c, n);
-        send(Layout::kPAt, Layout::kFullP, n);
+        arrive(Layout::kFullP, ScoreRing::stage(n));
         wgmma_wait<1>();
         pin(c.dq);
         const bool split = !first && !mixed_before;
@@ -147,15 +156,15 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
         }
         wgmma_wait<0>();
         pin(c.dp);
-        this->arrive_all(Layout::kEmptyO, OutputRing::stage(n));
+        arrive(Layout::kEmptyO, OutputRing::stage(n));
         if (last) arrive(Layout::kEmptyV, 0);
-        this->wait_for_place(n);
-        this->differentiate(c, mixed, own_at(Layout::kSAt, n));
+        wait_for_places(n);
+        this->differentiate(c, mixed, ds_at(n, false));
         pin(c.dq);
         // The fence of what is sent would hold up S. A branch around S alone would make all
         // products wait for each other.
         const auto hand_over = [&] {
-          send(Layout::kSAt, Layout::kFullS, n);
+          hand_over_ds(n);
           if (split) this->template put_pieces<0, kHalf, Layout::kOwnPieces>(c.dq, n - 1);
         };
         if (last) {

@@ -180,19 +180,19 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       wait(Side::kEmptyKeys, 0, ~x.tiles++ & 1);
       constexpr int kOther = kOfV ? 0 : Layout::kOtherK;
       mbarrier_arrive_expect(ready, Side::kPanels * Layout::kKeyPanel + kOther);
-      const auto load = [&](int at, int panel, unsigned of_rank) {
-        tma_load_4d(shared + static_cast<unsigned>(at), x.keys, ready, 64 * panel,
-                    q.row_k + s.key0 + static_cast<int>(of_rank) * kKeys, s.head_q / p.group,
-                    C::kPackedK ? 0 : s.batch, kEvictFirst);
+      const auto load = [&](int at, int panel, int key0) {
+        tma_load_4d(shared + static_cast<unsigned>(at), x.keys, ready, 64 * panel, q.row_k + key0,
+                    s.head_q / p.group, C::kPackedK ? 0 : s.batch, kEvictFirst);
       };
 #pragma unroll
       for (int panel = 0; panel < Side::kPanels; ++panel) {
-        load(Side::kKeysAt + panel * Layout::kKeyPanel, panel, rank);
+        load(Side::kKeysAt + panel * Layout::kKeyPanel, panel, s.key0);
       }
 #pragma unroll
       for (int panel = 0; panel < kOther / Layout::kKeyPanel; ++panel) {
         load(Layout::kOtherKAt + panel * Layout::kKeyPanel,
-             static_cast<int>(rank) * Layout::kOwnPanels + panel, 1 - rank);
+             static_cast<int>(rank) * Layout::kOwnPanels + panel,
+             s.key0 + (rank == 0 ? kKeys : -kKeys));
       }
     }
     const int stage = RowRing::stage(n);
@@ -209,18 +209,10 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     if ((s.flags & BackwardStep::kEnd) != 0) return mbarrier_arrive(ready);
     mbarrier_arrive_expect(ready, Side::kRowsBytes + Layout::kRows);
     const unsigned to = shared + static_cast<unsigned>(Side::kRowsAt + stage * Side::kRowsBytes);
-    // Of a cluster each block of threads asks for its columns, for all.
 #pragma unroll
-    for (int i = 0; i < Side::kPanels / C::kCluster; ++i) {
-      const int panel = static_cast<int>(rank) * Layout::kOwnPanels + i;
-      const unsigned at = to + static_cast<unsigned>(panel * Layout::kRowPanel);
-      const int batch = C::kPackedQ ? 0 : s.batch;
-      if constexpr (C::kCluster > 1) {
-        tma_load_4d_multicast(at, x.rows, ready, 64 * panel, x.row_q + s.query0, s.head_q, batch,
-                              (1 << C::kCluster) - 1, kEvictLast);
-      } else {
-        tma_load_4d(at, x.rows, ready, 64 * panel, x.row_q + s.query0, s.head_q, batch, kEvictLast);
-      }
+    for (int panel = 0; panel < Side::kPanels; ++panel) {
+      tma_load_4d(to + static_cast<unsigned>(panel * Layout::kRowPanel), x.rows, ready, 64 * panel,
+                  x.row_q + s.query0, s.head_q, C::kPackedQ ? 0 : s.batch, kEvictLast);
     }
     bulk_load(shared + static_cast<unsigned>(Side::kVectorAt + stage * Layout::kRows),
               x.vector + static_cast<long long>(s.place) * kQueries, Layout::kRows, ready);

@@ -22,12 +22,6 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   const Expressions& e;
   const Slope& slope;
 
-  // Step n, with the first of the keys that this block of threads has.
-  __device__ __forceinline__ BackwardStep step(unsigned n) const {
-    BackwardStep s = Base::step(n);
-    s.key0 += static_cast<int>(Base::rank) * kKeys;
-    return s;
-  }
   // Of a thread's two rows.
   struct Rows {
     float value[2];

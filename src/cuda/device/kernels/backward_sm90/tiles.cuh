@@ -53,9 +53,10 @@ struct BackwardSm90Tiles {
     store_shared(step_address(n), {s.flags, s.query0, s.key0, s.head_q});
     store_shared(step_address(n) + 16, {s.batch, s.length_q, s.length_k, s.place});
   }
+  // With the first of the keys of this block of threads.
   __device__ __forceinline__ BackwardStep step(unsigned n) const {
     const Int4 a = load_shared(step_address(n)), b = load_shared(step_address(n) + 16);
-    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    return {a.x, a.y, a.z + static_cast<int>(rank) * kKeys, a.w, b.x, b.y, b.z, b.w};
   }
   __device__ __forceinline__ int step_flags(unsigned n) const {
     return load_shared_word(step_address(n));
@@ -76,16 +77,6 @@ struct BackwardSm90Tiles {
   __device__ __forceinline__ void arrive(int first, int stage) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier(first, stage));
-  }
-  // The same in every block of threads of the cluster.
-  __device__ __forceinline__ void arrive_all(int first, int stage) const {
-    if constexpr (C::kCluster == 1) {
-      arrive(first, stage);
-    } else {
-      __syncwarp();
-      const unsigned lane = threadIdx.x % 32;
-      if (lane < C::kCluster) mbarrier_arrive_cluster(cluster_address(barrier(first, stage), lane));
-    }
   }
   // Low word of the descriptor of the tile at a place (ptx/wgmma.cuh), whose panels `leading` bytes
   // apart matter where the product runs along its columns. Warps agree on the place, so no thread
