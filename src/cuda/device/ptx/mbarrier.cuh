@@ -73,17 +73,19 @@ __device__ __forceinline__ bool mbarrier_try(unsigned barrier, unsigned parity) 
   return done != 0;
 }
 
+// Asks until the phase of parity %1 at barrier %0 is over.
+#define ATTN_MBARRIER_WAIT                                                 \
+  "again:\n"                                                               \
+  "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n" \
+  "@done bra over;\n"                                                      \
+  "bra again;\n"                                                           \
+  "over:\n"
+
 // Returns once the phase of the given parity is over.
 __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra over;\n"
-      "bra again;\n"
-      "over:\n"
-      "}" ::"r"(barrier),
+      ".reg .pred done;\n" ATTN_MBARRIER_WAIT "}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
@@ -94,15 +96,11 @@ __device__ __forceinline__ void mbarrier_wait_unless(bool over, unsigned barrier
       "{\n"
       ".reg .pred done;\n"
       "setp.ne.u32 done, %2, 0;\n"
-      "@done bra over;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra over;\n"
-      "bra again;\n"
-      "over:\n"
-      "}" ::"r"(barrier),
+      "@done bra over;\n" ATTN_MBARRIER_WAIT "}" ::"r"(barrier),
       "r"(parity), "r"(over ? 1u : 0u)
       : "memory");
 }
+
+#undef ATTN_MBARRIER_WAIT
 
 }  // namespace attn::device
