@@ -6,6 +6,7 @@
 #include "attn/mask.hpp"
 #include "attn/problem.hpp"
 #include "cuda/forward/config.hpp"
+#include "cuda/forward/parameters.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -62,6 +63,26 @@ TEST(TileShape, FollowsTheNumberOfKeys) {
           {"b1_sq1_sk8192_h1_d128_bf16", 128},
           {"b1_sq4096_sk576_h1_d256_bf16", 64},
           {"b1_sq16_sk577_h1_d256_bf16", 80}});
+}
+
+int heads_together(const char* problem) {
+  const Problem p = parse_problem(problem);
+  return heads_at_once(p, choose_forward(p, Arch{90, true}, {}, 1, "forward_sm90"));
+}
+
+TEST(HeadsAtOnce, AreThoseWhoseKeysAndValuesStayInL2) {
+  EXPECT_EQ(heads_together("b32_n512_h16_d128_bf16"), 1);  // without a mask tiles are as long
+  EXPECT_EQ(heads_together("b16_n1024_h16_d128_causal_bf16"), 64);
+  EXPECT_EQ(heads_together("b1_n16384_h16_d128_causal_bf16"), 4);
+  EXPECT_EQ(heads_together("b1_n16384_h2_d128_causal_bf16"), 2);
+  EXPECT_EQ(heads_together("b32_n512_h32_d64_causal_bf16"), 256);
+  EXPECT_EQ(heads_together("b32_n512_h8_d256_causal_bf16"), 64);
+}
+
+TEST(HeadsAtOnce, AreFewWhereTilesOfAHeadAre) {
+  EXPECT_EQ(heads_together("b32_n512_h16_d128_causal_bf16"), 16);
+  EXPECT_EQ(heads_together("b64_n256_h16_d128_causal_bf16"), 32);
+  EXPECT_EQ(heads_together("b1_n512_h3_d128_causal_bf16"), 3);
 }
 
 TEST(TileShape, FollowsWhatIsDoneWithScores) {

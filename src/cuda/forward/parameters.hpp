@@ -24,6 +24,11 @@ device::ForwardParams forward_parameters(const Problem& problem, const ForwardCo
                                          std::int32_t num_splits, const Inputs& inputs,
                                          const Outputs& outputs, const Tensor& workspace);
 
+// Pairs of batch and head whose tiles come together, the longest first: their K and V are to stay
+// in L2, of which every multiprocessor works on some rows at a time. Without a mask all tiles of a
+// pair are as long, and pairs come one by one.
+int heads_at_once(const Problem& problem, const ForwardConfig& config);
+
 // Words of blocks of keys (src/cuda/device/schedule/key_words.cuh), 8 bytes each; 0 unless
 // config.classified.
 core::Size num_key_words(const Problem& problem, const ForwardConfig& config);
