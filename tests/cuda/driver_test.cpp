@@ -1,8 +1,11 @@
 // The driver layer on a libcuda.so.1 that pretends (fake_driver/). Needs no GPU.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <future>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "cuda/driver/device.hpp"
@@ -325,6 +328,36 @@ TEST_F(Driver, ThreadsWaitForOneCompilation) {
     EXPECT_EQ(kernels[i].get(), i % 2 == 0 ? even : odd);
   }
   EXPECT_EQ(fake->compilations, 2);
+}
+
+TEST_F(Driver, KernelsAreCompiledSideBySide) {
+  constexpr std::size_t kKernels = 6;
+  const auto known = get_kernel(0, scale_source("10"), {});
+  fake->compilations = 0;
+  fake->most_compiling = 0;
+  std::vector<std::shared_ptr<const Kernel>> kernels(kKernels);
+  std::vector<KernelRequest> requests;
+  for (std::size_t i = 0; i < kKernels; ++i) {  // the last is asked for twice
+    const std::size_t factor = 10 + std::min(i, kKernels - 2);
+    requests.push_back({scale_source(std::to_string(factor)), &kernels[i]});
+  }
+  get_kernels(0, requests, {});
+  EXPECT_EQ(fake->compilations, 4);
+  EXPECT_GT(fake->most_compiling, 1);
+  EXPECT_EQ(kernels[0], known);
+  for (std::size_t i = 0; i < kKernels; ++i) {
+    EXPECT_EQ(kernels[i], get_kernel(0, requests[i].source, {})) << i;
+  }
+  EXPECT_EQ(fake->compilations, 4);
+
+  // An error is the caller's, and what did load is kept.
+  fake->failures["cuLibraryGetKernel"] = CUDA_ERROR_INVALID_VALUE;
+  kernels.assign(2, nullptr);
+  requests = {{scale_source("10"), &kernels[0]}, {scale_source("20"), &kernels[1]}};
+  expect_contains(refusal(ErrorCode::device, [&] { get_kernels(0, requests, {}); }),
+                  "looking up scale in scale");
+  EXPECT_EQ(kernels[0], known);
+  EXPECT_EQ(kernels[1], nullptr);
 }
 
 // A kernel that could not be had is tried again.

@@ -91,38 +91,42 @@ BackwardWish wish_of(const Plan& plan) {
 Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
                      const Context& context) {
   const Problem& p = plan.problem;
-  const auto get = [&](const Source& source) {
-    return get_kernel(plan.device.index, source, context);
+  std::vector<KernelRequest> requests;
+  const auto ask = [&](std::shared_ptr<const Kernel>& kernel, Source source) {
+    requests.push_back({std::move(source), &kernel});
   };
-  const auto with_kernel = [&](BackwardConfig config) {
-    const Source source = backward_source(p, config, asked.names, inputs.buffers);
-    return GradientKernel{std::move(config), get(source)};
+  const auto ask_gradient = [&](GradientKernel& gradient) {
+    ask(gradient.kernel, backward_source(p, gradient.config, asked.names, inputs.buffers));
   };
   const BackwardWish wish = wish_of(plan);
   const BackwardKernel kernel = choose_backward_kernel(p, asked.tensors, wish);
   Kernels kernels{.asked = asked};
   if (is_one_pass(kernel)) {
     const BackwardConfig config = backward_config(kernel, p, asked.tensors, Gradient::all, wish);
-    kernels.one_pass.rows = get(backward_one_pass_rows_source(config, asked.tensors.aligned_o));
-    kernels.one_pass.dq = get(backward_one_pass_dq_source(config));
+    ask(kernels.one_pass.rows, backward_one_pass_rows_source(config, asked.tensors.aligned_o));
+    ask(kernels.one_pass.dq, backward_one_pass_dq_source(config));
     if (kernel == BackwardKernel::sm90) {
-      kernels.one_pass.words = get(backward_sm90_words_source(p, config, inputs.buffers));
+      ask(kernels.one_pass.words, backward_sm90_words_source(p, config, inputs.buffers));
     }
   }
   if (!is_one_pass(kernel) || asked.sink || !asked.names.empty()) {
-    kernels.rows =
-        get(backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq, wish)));
+    ask(kernels.rows,
+        backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq, wish)));
   }
   for (BackwardConfig& config :
        backward_launches(kernel, p, asked.tensors, asked.gradients, wish)) {
-    kernels.gradients.push_back(with_kernel(std::move(config)));
+    kernels.gradients.push_back({std::move(config), {}});
   }
+  for (GradientKernel& gradient : kernels.gradients) ask_gradient(gradient);
+  if (asked.sink) ask(kernels.sink, backward_sink_source());
+  if (!asked.names.empty()) {
+    ask(kernels.clear, backward_clear_source());
+    kernels.buffers.config = buffers_config(p, asked.tensors);
+    ask_gradient(kernels.buffers);
+    ask(kernels.store, backward_store_source());
+  }
+  get_kernels(plan.device.index, requests, context);
   if (is_one_pass(kernel)) kernels.one_pass.main = kernels.gradients.front().kernel;
-  if (asked.sink) kernels.sink = get(backward_sink_source());
-  if (asked.names.empty()) return kernels;
-  kernels.clear = get(backward_clear_source());
-  kernels.buffers = with_kernel(buffers_config(p, asked.tensors));
-  kernels.store = get(backward_store_source());
   return kernels;
 }
 

@@ -62,15 +62,14 @@ struct ForwardState {
 
 Kernels make_kernels(const Plan& plan, const ForwardConfig& config, const ForwardTensors& tensors,
                      const Inputs& inputs, const Context& context) {
-  const int device = plan.device.index;
   Kernels kernels{config.kernel, tensors};
+  std::vector<KernelRequest> requests;
   if (config.classified) {
-    kernels.classify =
-        get_kernel(device, classify_source(plan.problem, config, inputs.buffers), context);
+    requests.push_back({classify_source(plan.problem, config, inputs.buffers), &kernels.classify});
   }
-  kernels.forward =
-      get_kernel(device, forward_source(plan.problem, config, inputs.buffers), context);
-  if (config.splits) kernels.combine = get_kernel(device, combine_source(config), context);
+  requests.push_back({forward_source(plan.problem, config, inputs.buffers), &kernels.forward});
+  if (config.splits) requests.push_back({combine_source(config), &kernels.combine});
+  get_kernels(plan.device.index, requests, context);
   return kernels;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstddef>
+#include <future>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -173,16 +174,23 @@ std::string memory_key(int device, const Source& source) {
   return key + source.text;
 }
 
+std::shared_ptr<Slot> slot_of(int device, const Source& source) {
+  const std::lock_guard lock(kernels().mutex);
+  std::shared_ptr<Slot>& found = kernels().slots[memory_key(device, source)];
+  if (found == nullptr) found = std::make_shared<Slot>();
+  return found;
+}
+
+// Null where it is not there yet, or being made.
+std::shared_ptr<const Kernel> if_known(Slot& slot) {
+  const std::unique_lock lock(slot.busy, std::try_to_lock);
+  return lock.owns_lock() ? slot.kernel : nullptr;
+}
+
 }  // namespace
 
 std::shared_ptr<const Kernel> get_kernel(int device, const Source& source, const Context& context) {
-  std::shared_ptr<Slot> slot;
-  {
-    const std::lock_guard lock(kernels().mutex);
-    std::shared_ptr<Slot>& found = kernels().slots[memory_key(device, source)];
-    if (found == nullptr) found = std::make_shared<Slot>();
-    slot = found;
-  }
+  const std::shared_ptr<Slot> slot = slot_of(device, source);
   const std::lock_guard lock(slot->busy);
   if (slot->kernel == nullptr) {
     const Arch arch = arch_of_capability(device_info(device).arch);
@@ -190,6 +198,32 @@ std::shared_ptr<const Kernel> get_kernel(int device, const Source& source, const
                                                   compile(source, arch, context));
   }
   return slot->kernel;
+}
+
+void get_kernels(int device, const std::vector<KernelRequest>& requests, const Context& context) {
+  std::mutex log_mutex;
+  Context shared = context;
+  if (context.log) {
+    shared.log = [&](std::string_view message) {
+      const std::lock_guard lock(log_mutex);
+      context.log(message);
+    };
+  }
+  const auto make = [&](const KernelRequest* request) {
+    *request->kernel = get_kernel(device, request->source, shared);
+  };
+  std::vector<const KernelRequest*> missing;
+  for (const KernelRequest& request : requests) {
+    *request.kernel = if_known(*slot_of(device, request.source));
+    if (*request.kernel == nullptr) missing.push_back(&request);
+  }
+  if (missing.empty()) return;
+  std::vector<std::future<void>> others;  // whose destructors wait
+  for (std::size_t i = 1; i < missing.size(); ++i) {
+    others.push_back(std::async(make, missing[i]));
+  }
+  make(missing.front());
+  for (std::future<void>& other : others) other.get();
 }
 
 }  // namespace attn::cuda

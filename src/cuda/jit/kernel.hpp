@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "attn/context.hpp"
 #include "cuda/driver/types.hpp"
@@ -59,5 +60,15 @@ class Kernel {
 // ask for the same one wait for one compilation; those that ask for others do not. Throws as
 // compile() and Kernel().
 std::shared_ptr<const Kernel> get_kernel(int device, const Source& source, const Context& context);
+
+struct KernelRequest {
+  Source source;
+  std::shared_ptr<const Kernel>* kernel;  // set
+};
+// get_kernel() of each. Those that are not in memory are made side by side, one by the calling
+// thread and each other by a thread of its own, since compilers run for seconds: four kernels of a
+// backward pass take as long as the longest of them. One message at a time goes to context.log.
+// Returns, or throws an error of one of them, when all have ended.
+void get_kernels(int device, const std::vector<KernelRequest>& requests, const Context& context);
 
 }  // namespace attn::cuda

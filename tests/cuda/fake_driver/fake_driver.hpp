@@ -41,6 +41,7 @@ struct FakeDriver {
   // The compiler in the same library; ATTN_NVRTC names it.
   int nvrtc_major = 13;
   std::atomic<int> compilations{0};
+  std::atomic<int> compiling{0}, most_compiling{0};  // at the same time
 };
 
 // The primary context of a device, and another one of it.

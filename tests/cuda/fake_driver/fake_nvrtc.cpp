@@ -29,9 +29,14 @@ nvrtcResult nvrtcCreateProgram(nvrtcProgram* program, const char*, const char*, 
 }
 nvrtcResult nvrtcDestroyProgram(nvrtcProgram*) { return NVRTC_SUCCESS; }
 nvrtcResult nvrtcCompileProgram(nvrtcProgram, int, const char* const*) {
-  ++attn_fake_driver()->compilations;
+  FakeDriver& fake = *attn_fake_driver();
+  ++fake.compilations;
+  const int at_once = ++fake.compiling;
+  int most = fake.most_compiling;
+  while (most < at_once && !fake.most_compiling.compare_exchange_weak(most, at_once)) continue;
   // Long enough for other threads to come by.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  --fake.compiling;
   return NVRTC_SUCCESS;
 }
 nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram, std::size_t* size) {
