@@ -175,9 +175,11 @@ class Generator {
     if (chance(20)) put("sink");
     if (chance(20)) {
       put("dropout", pick(std::initializer_list<double>{0.1, 0.5, 0.9}));
-      put("seed", random_());
+      const std::uint64_t seed = random_();
+      put("seed", seed);
       if (chance(50)) put("offset", random_());
-      if (chance(25)) put("rngstate");
+      // Not drawn: later numbers, and so the rest of the problem, are as they were without it.
+      if (seed % 4 == 0) put("rngstate");
     }
     if (chance(10)) put("scale", pick(std::initializer_list<double>{-0.3, 0.0, 0.05, 1.0}));
     put(pick(std::initializer_list<std::string_view>{"f32", "bf16", "f16"}));
