@@ -58,14 +58,16 @@ __device__ __forceinline__ bool has_block(const MatmulParams& p, int row, int co
 // Whether a tile is there: it lies in one block of C.
 template <class C>
 __device__ __forceinline__ bool has_tile(const MatmulParams& p, const MatmulTile& t) {
-  if constexpr (C::kMasked == 3)
+  if constexpr (C::kMasked == 3) {
     return t.row < p.m && t.column < p.n && has_block<C>(p, t.row, t.column);
-  return true;
+  } else {
+    return true;
+  }
 }
 // The first step from `step` on that is multiplied for a tile, which lies in one row of blocks of A
 // or column of blocks of B; p.k or more where there is none. Tiles of k lie in one block too.
 template <class C>
-__device__ __forceinline__ int next_step(const MatmulParams& p, const MatmulTile& t, int step) {
+__device__ __forceinline__ int next_step(const MatmulParams& p, MatmulTile t, int step) {
   if constexpr (C::kMasked == 1 || C::kMasked == 2) {
     const auto there = [&](int at) {
       return C::kMasked == 1 ? has_block<C>(p, t.row, at) : has_block<C>(p, at, t.column);

@@ -95,68 +95,81 @@ __device__ __forceinline__ MatmulTile persistent_tile(const MatmulParams& p, int
   return t;
 }
 
-// Deals tiles to the blocks of threads in turn: all, or those that a masked C has, so that each
-// block gets as many as any other. By all threads of a warp.
 template <class C>
-struct TileDeal {
-  const MatmulParams& p;
-  int next, blocks;           // of all tiles; of those that are there, where C is masked
-  int first = 0, before = 0;  // 32 tiles that are looked at, and how many are there before them
-
-  __device__ __forceinline__ explicit TileDeal(const MatmulParams& params)
-      : p(params),
-        next(static_cast<int>(blockIdx.x) / C::kMulticast),
-        blocks(static_cast<int>(gridDim.x) / C::kMulticast) {}
-
-  // The number of a tile, in the order of matmul_tile; false: there are no more.
-  __device__ __forceinline__ bool take(int& tile) {
-    const int tiles = p.batch * p.m_tiles * p.n_tiles;
-    if constexpr (C::kMasked != 3) {
-      tile = next;
-      next += blocks;
-      return tile < tiles;
-    }
-    for (; first < tiles; first += 32) {
-      const int mine = first + static_cast<int>(threadIdx.x % 32);
-      const bool there = mine < tiles && has_tile<C>(p, persistent_tile<C>(p, mine));
-      unsigned bits = __ballot_sync(0xffffffff, there);
-      const int count = __popc(bits);
-      if (next < before + count) {
-        for (int skip = next - before; skip > 0; --skip) bits &= bits - 1;
-        tile = first + __ffs(static_cast<int>(bits)) - 1;
-        next += blocks;
-        return true;
-      }
-      before += count;
-    }
-    return false;
-  }
-};
-
-template <class C>
-__device__ __forceinline__ void matmul_persistent(const MatmulParams& p, const MatmulMaps& maps) {
+__device__ __forceinline__ void matmul_all_tiles(const MatmulParams& p, const MatmulMaps& maps) {
   using Kernel = Persistent<C>;
+  const int tiles = p.batch * p.m_tiles * p.n_tiles;
+  const int first = static_cast<int>(blockIdx.x) / C::kMulticast;
+  const int blocks = static_cast<int>(gridDim.x) / C::kMulticast;
   specialise<C>(
       maps,
       [&](const HopperRing<C>& ring) {
         RingPlace<C> place;
-        TileDeal<C> deal(p);
-        for (int i = 0; deal.take(i);) {
-          if (threadIdx.x == 0) produce<C>(p, maps, ring, persistent_tile<C>(p, i), 0, p.k, place);
-          if constexpr (C::kMasked == 3) __syncwarp();
+        for (int i = first; i < tiles; i += blocks) {
+          produce<C>(p, maps, ring, persistent_tile<C>(p, i), 0, p.k, place);
         }
       },
       [&](const HopperRing<C>& ring, int group) {
         RingPlace<C> place;
         float sum[C::kColumns / 2];
-        TileDeal<C> deal(p);
-        for (int i = 0; deal.take(i);) {
+        for (int i = first; i < tiles; i += blocks) {
           const MatmulTile t = persistent_tile<C>(p, i);
           consume<C>(p, ring, t, group, 0, p.k, place, sum);
           Kernel::store(p, maps, t, group, ring, sum);
         }
         Kernel::finish_stores();
       });
+}
+
+// Of a masked C: f(tile) for those tiles that are there, dealt to the blocks of threads in turn, so
+// that each gets as many as any other. By all threads of a warp.
+template <class C, class F>
+__device__ __forceinline__ void for_each_tile_there(const MatmulParams& p, F f) {
+  const int tiles = p.batch * p.m_tiles * p.n_tiles;
+  int next = static_cast<int>(blockIdx.x);  // of the tiles that are there
+  int before = 0;                           // there before the 32 that are looked at
+  for (int i = 0; i < tiles; i += 32) {
+    const int mine = i + static_cast<int>(threadIdx.x % 32);
+    const bool there = mine < tiles && has_tile<C>(p, persistent_tile<C>(p, mine));
+    const unsigned all = __ballot_sync(0xffffffff, there);
+    for (; next < before + __popc(all); next += static_cast<int>(gridDim.x)) {
+      unsigned bits = all;
+      for (int skip = next - before; skip > 0; --skip) bits &= bits - 1;
+      f(persistent_tile<C>(p, i + __ffs(static_cast<int>(bits)) - 1));
+    }
+    before += __popc(all);
+  }
+}
+template <class C>
+__device__ __forceinline__ void matmul_tiles_there(const MatmulParams& p, const MatmulMaps& maps) {
+  using Kernel = Persistent<C>;
+  specialise<C>(
+      maps,
+      [&](const HopperRing<C>& ring) {
+        RingPlace<C> place;
+        for_each_tile_there<C>(p, [&](const MatmulTile& t) {
+          if (threadIdx.x == 0) produce<C>(p, maps, ring, t, 0, p.k, place);
+          __syncwarp();
+        });
+      },
+      [&](const HopperRing<C>& ring, int group) {
+        RingPlace<C> place;
+        float sum[C::kColumns / 2];
+        for_each_tile_there<C>(p, [&](const MatmulTile& t) {
+          consume<C>(p, ring, t, group, 0, p.k, place, sum);
+          Kernel::store(p, maps, t, group, ring, sum);
+        });
+        Kernel::finish_stores();
+      });
+}
+
+template <class C>
+__device__ __forceinline__ void matmul_persistent(const MatmulParams& p, const MatmulMaps& maps) {
+  if constexpr (C::kMasked == 3) {
+    matmul_tiles_there<C>(p, maps);
+  } else {
+    matmul_all_tiles<C>(p, maps);
+  }
 }
 
 }  // namespace attn::device

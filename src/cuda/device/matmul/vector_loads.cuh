@@ -76,14 +76,14 @@ __device__ __forceinline__ void matmul_vector_loads(const MatmulParams& p) {
     share_b.load(first_b + step * p.b_step, p.b_column, p.b_step, p.n - t.column, p.k - step);
   };
   float sum[8][8] = {};
-  int step = next_step<C>(p, t, 0);
-  if (step < p.k) load(step);
-  while (step < p.k) {
+  const int first = next_step<C>(p, t, 0);
+  load(first);  // zeros where the mask has nothing
+  for (int step = first; step < p.k; step = next_step<C>(p, t, step + L::kDepth)) {
     share_a.store(a);
     share_b.store(b);
     __syncthreads();
-    step = next_step<C>(p, t, step + L::kDepth);
-    if (step < p.k) load(step);
+    const int next = next_step<C>(p, t, step + L::kDepth);
+    if (next < p.k) load(next);
     multiply_registers(a, b, y, x, sum);
     __syncthreads();
   }

@@ -41,7 +41,7 @@ __device__ __forceinline__ void produce(const MatmulParams& p, const MatmulMaps&
 // 128 steps is a sum of its own and is added in float. The other warpgroup multiplies meanwhile.
 template <class C>
 __device__ __forceinline__ void consume_float8(const MatmulParams& p, const HopperRing<C>& ring,
-                                               const MatmulTile& t, int group, int first, int last,
+                                               MatmulTile t, int group, int first, int last,
                                                RingPlace<C>& place, float (&sum)[C::kColumns / 2]) {
   float part[C::kColumns / 2];
 #pragma unroll
@@ -62,10 +62,11 @@ __device__ __forceinline__ void consume_float8(const MatmulParams& p, const Hopp
 }
 
 // sum <- their products, 0 where there are none. A stage is given back when the product after it
-// runs, so that the tensor cores always have one waiting.
+// runs, so that the tensor cores always have one waiting. The tile comes by value: by reference the
+// compiler makes other code of what follows.
 template <class C>
 __device__ __forceinline__ void consume(const MatmulParams& p, const HopperRing<C>& ring,
-                                        const MatmulTile& t, int group, int first, int last,
+                                        MatmulTile t, int group, int first, int last,
                                         RingPlace<C>& place, float (&sum)[C::kColumns / 2]) {
   if constexpr (C::kFloat8) {
     consume_float8<C>(p, ring, t, group, first, last, place, sum);
