@@ -16,6 +16,7 @@ namespace attn {
 namespace {
 
 using harness::MatmulData;
+using harness::varied_problem;
 
 std::string refusal(const std::function<void()>& call) {
   try {
@@ -59,20 +60,6 @@ void expect_right(const MatmulProblem& problem, const std::string& rung, Instruc
   EXPECT_EQ(data.damage(), "") << to_string(problem) << " " << rung;
 }
 
-MatmulProblem problem_of(const std::array<std::int64_t, 4>& shape, DType dtype, int variant) {
-  const auto order = [&](int bit) {
-    return (variant >> bit & 1) != 0 ? MatrixOrder::column_major : MatrixOrder::row_major;
-  };
-  MatmulProblem p{.batch = shape[0], .m = shape[1], .n = shape[2], .k = shape[3], .dtype = dtype};
-  p.output = variant % 3 == 0 ? DType::f32 : dtype;
-  p.order_a = order(0);
-  p.order_b = order(1);
-  p.order_c = order(2);
-  p.bias = variant % 2 == 1;
-  p.activation = static_cast<Activation>(variant % 5);
-  return p;
-}
-
 TEST(Matmul, EveryRungIsRight) {
   std::uint64_t seed = 1;
   for (const std::string& rung : matmul_rungs(Backend::cpu)) {
@@ -84,7 +71,7 @@ TEST(Matmul, EveryRungIsRight) {
         if (rung == "amx" && dtype != DType::bf16) continue;
         for (const auto& shape : kShapes) {
           for (int variant = static_cast<int>(seed % 2); variant < 8; variant += 2) {
-            expect_right(problem_of(shape, dtype, variant), rung, isa, ++seed);
+            expect_right(varied_problem(shape, dtype, variant), rung, isa, ++seed);
           }
         }
       }
@@ -100,11 +87,11 @@ TEST(Matmul, OperandsThatTasksShareAreRight) {
     const std::string rung =
         dtype == DType::bf16 && best == InstructionSet::amx_bf16 ? "amx" : "packed";
     for (int variant = 0; variant < 8; ++variant) {
-      expect_right(problem_of({2, 300, 530, 40}, dtype, variant), rung, best,
+      expect_right(varied_problem({2, 300, 530, 40}, dtype, variant), rung, best,
                    100 + static_cast<std::uint64_t>(variant));
     }
   }
-  expect_right(problem_of({1, 520, 1100, 4500}, DType::f32, 1), "packed", best, 99);
+  expect_right(varied_problem({1, 520, 1100, 4500}, DType::f32, 1), "packed", best, 99);
 }
 
 // Masks of B and C, with blocks that are not those of the caches and ragged last ones.
@@ -115,7 +102,7 @@ TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
       if (std::string(rung) == "amx" && isa != InstructionSet::amx_bf16) continue;
       for (const MaskedMatrix masked : {MaskedMatrix::b, MaskedMatrix::c}) {
         for (int variant = static_cast<int>(seed % 2); variant < 8; variant += 2) {
-          MatmulProblem p = problem_of({2, 70, 110, 90}, DType::bf16, variant);
+          MatmulProblem p = varied_problem({2, 70, 110, 90}, DType::bf16, variant);
           p.masked = masked;
           p.block = std::array{16, 48, 33, 200}[static_cast<std::size_t>(variant % 4)];
           expect_right(p, rung, isa, ++seed);
@@ -127,7 +114,7 @@ TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
   const InstructionSet best = available().back();
   for (const MaskedMatrix masked : {MaskedMatrix::b, MaskedMatrix::c}) {
     for (int variant = 0; variant < 8; variant += 3) {
-      MatmulProblem p = problem_of({1, 610, 1220, 620}, DType::f32, variant);
+      MatmulProblem p = varied_problem({1, 610, 1220, 620}, DType::f32, variant);
       p.masked = masked;
       p.block = variant == 3 ? 64 : 500;
       expect_right(p, "packed", best, ++seed);

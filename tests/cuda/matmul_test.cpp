@@ -19,6 +19,7 @@ namespace attn::cuda {
 namespace {
 
 using harness::MatmulData;
+using harness::varied_problem;
 
 constexpr Device kGpu{DeviceType::cuda, 0};
 
@@ -43,20 +44,6 @@ std::string failure(const MatmulProblem& problem, const std::string& rung, std::
   return data.damage().empty() ? "" : what + ": " + data.damage();
 }
 
-MatmulProblem problem_of(std::array<std::int64_t, 4> shape, DType dtype, int variant) {
-  const auto order = [&](int bit) {
-    return (variant >> bit & 1) != 0 ? MatrixOrder::column_major : MatrixOrder::row_major;
-  };
-  MatmulProblem p{.batch = shape[0], .m = shape[1], .n = shape[2], .k = shape[3], .dtype = dtype};
-  p.output = variant % 3 == 0 ? DType::f32 : dtype;
-  p.order_a = order(0);
-  p.order_b = order(1);
-  p.order_c = order(2);
-  p.bias = variant % 2 == 1;
-  p.activation = static_cast<Activation>(variant % 5);
-  return p;
-}
-
 class MatmulRungs : public testing::TestWithParam<std::string> {};
 
 // More than a tile and less than two, steps that end inside a tile, and all eight orders.
@@ -73,14 +60,14 @@ TEST_P(MatmulRungs, AreRight) {
                                                   : std::array<std::int64_t, 4>{2, 72, 144, 104};
     const DType dtype = variant % 3 == 1 ? DType::f16 : DType::bf16;
     if (by_order || variant % 3 == 1) {
-      EXPECT_EQ(failure(problem_of(shape, dtype, variant), GetParam(), 8, ++seed), "");
+      EXPECT_EQ(failure(varied_problem(shape, dtype, variant), GetParam(), 8, ++seed), "");
     }
     if (variant % 4 == 2) {
-      EXPECT_EQ(failure(problem_of(shape, DType::f32, variant), GetParam(), 8, ++seed), "");
+      EXPECT_EQ(failure(varied_problem(shape, DType::f32, variant), GetParam(), 8, ++seed), "");
     }
   }
-  EXPECT_EQ(failure(problem_of({1, 100, 51, 77}, DType::bf16, 1), GetParam(), 3, 99), "");
-  EXPECT_EQ(failure(problem_of({1, 5, 7, 0}, DType::bf16, 3), GetParam(), 0, 98), "");
+  EXPECT_EQ(failure(varied_problem({1, 100, 51, 77}, DType::bf16, 1), GetParam(), 3, 99), "");
+  EXPECT_EQ(failure(varied_problem({1, 5, 7, 0}, DType::bf16, 3), GetParam(), 0, 98), "");
 }
 std::string rung_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
 INSTANTIATE_TEST_SUITE_P(, MatmulRungs, testing::ValuesIn(cuda_matmul_rungs()), rung_name);
@@ -88,13 +75,14 @@ INSTANTIATE_TEST_SUITE_P(, MatmulRungs, testing::ValuesIn(cuda_matmul_rungs()), 
 // The persistent kernel takes several tiles a block, and parts of k meet in order.
 TEST(CudaMatmul, ManyTilesAndManySteps) {
   ATTN_NEEDS_GPU();
-  EXPECT_EQ(failure(problem_of({1, 264, 520, 136}, DType::bf16, 4), "persistent", 8, 7), "");
-  EXPECT_EQ(failure(problem_of({1, 40, 80, 1100}, DType::bf16, 1), "split_k", 8, 8), "");
+  EXPECT_EQ(failure(varied_problem({1, 264, 520, 136}, DType::bf16, 4), "persistent", 8, 7), "");
+  EXPECT_EQ(failure(varied_problem({1, 40, 80, 1100}, DType::bf16, 1), "split_k", 8, 8), "");
   // Waves of whole tiles, then pieces of tiles; a tile that three blocks and more have pieces of.
-  EXPECT_EQ(failure(problem_of({1, 648, 520, 72}, DType::bf16, 0), "stream_k", 8, 9), "");
-  EXPECT_EQ(failure(problem_of({1, 40, 200, 1100}, DType::f16, 2), "stream_k/64x64", 8, 10), "");
+  EXPECT_EQ(failure(varied_problem({1, 648, 520, 72}, DType::bf16, 0), "stream_k", 8, 9), "");
+  EXPECT_EQ(failure(varied_problem({1, 40, 200, 1100}, DType::f16, 2), "stream_k/64x64", 8, 10),
+            "");
   // Three tiles below each other: a cluster of two has one outside of C.
-  EXPECT_EQ(failure(problem_of({1, 264, 520, 136}, DType::bf16, 7), "cluster_multicast", 8, 11),
+  EXPECT_EQ(failure(varied_problem({1, 264, 520, 136}, DType::bf16, 7), "cluster_multicast", 8, 11),
             "");
 }
 
@@ -111,7 +99,7 @@ TEST(CudaMatmul, ShapesOfTheTableAreRight) {
   int variant = 0;
   for (const MatmulSm90Shape& row : matmul_sm90_shapes()) {
     const std::int64_t m = row.shape.rows + 8, n = row.shape.columns + 24;
-    const MatmulProblem p = problem_of({1, m, n, 200}, DType::bf16, ++variant % 8);
+    const MatmulProblem p = varied_problem({1, m, n, 200}, DType::bf16, ++variant % 8);
     EXPECT_EQ(failure(p, row_text(row), 8, static_cast<std::uint64_t>(variant)), "");
   }
 }
@@ -126,14 +114,14 @@ TEST(CudaMatmul, OnlyBlocksOfTheMaskAreMultiplied) {
     const bool by_element = seed < 66;
     const int block = by_element ? 33 : std::string(rung) == "warp_specialised" ? 256 : 128;
     for (const int variant : {0, 6, 3}) {  // C is column-major in the second one
-      MatmulProblem p = problem_of({1, 152, 392, 264}, DType::bf16, variant);
+      MatmulProblem p = varied_problem({1, 152, 392, 264}, DType::bf16, variant);
       p.masked = variant == 3 ? MaskedMatrix::c : MaskedMatrix::b;
       p.block = block;
       EXPECT_EQ(failure(p, rung, 8, ++seed), "");
     }
   }
   // More tiles than multiprocessors, dealt evenly.
-  MatmulProblem p = problem_of({1, 840, 1300, 64}, DType::bf16, 0);
+  MatmulProblem p = varied_problem({1, 840, 1300, 64}, DType::bf16, 0);
   p.masked = MaskedMatrix::c;
   p.block = 64;
   EXPECT_EQ(failure(p, "persistent/64x64", 8, ++seed), "");
@@ -255,7 +243,7 @@ TEST(CudaMatmul, KernelsCompileWithoutSpills) {
   }
   int number = 0;  // the rungs with wgmma get the four pairs of orders
   for (const std::string& rung : rungs) {
-    MatmulProblem p = problem_of({1, 512, 512, 512}, DType::bf16, ++number % 4);
+    MatmulProblem p = varied_problem({1, 512, 512, 512}, DType::bf16, ++number % 4);
     p.output = DType::bf16;
     p.bias = true;
     p.activation = Activation::gelu;

@@ -96,6 +96,20 @@ Rounding rounding_of(DType dtype) {
 
 }  // namespace
 
+MatmulProblem varied_problem(const std::array<std::int64_t, 4>& shape, DType dtype, int variant) {
+  const auto order = [&](int bit) {
+    return (variant >> bit & 1) != 0 ? MatrixOrder::column_major : MatrixOrder::row_major;
+  };
+  MatmulProblem p{.batch = shape[0], .m = shape[1], .n = shape[2], .k = shape[3], .dtype = dtype};
+  p.output = variant % 3 == 0 ? DType::f32 : dtype;
+  p.order_a = order(0);
+  p.order_b = order(1);
+  p.order_c = order(2);
+  p.bias = variant % 2 == 1;
+  p.activation = static_cast<Activation>(variant % 5);
+  return p;
+}
+
 MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t gap, double density)
     : problem(p) {
   inputs.a = make('A', bytes_a, p.dtype, p.order_a, p.batch, p.m, p.k, gap);

@@ -1,6 +1,7 @@
 // Matrix products with random data, and how their results are judged.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -8,6 +9,10 @@
 #include "attn/matmul.hpp"
 
 namespace attn::harness {
+
+// {batch, m, n, k}; variants 0 to 7 have every order of A, B and C, and among them every output,
+// bias and activation.
+MatmulProblem varied_problem(const std::array<std::int64_t, 4>& shape, DType dtype, int variant);
 
 // The tensors of a product. Rows (columns, in column_major order) have gaps of `gap` elements
 // between them, and gaps and C are NaN until they are written.
