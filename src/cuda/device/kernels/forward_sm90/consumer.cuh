@@ -98,6 +98,31 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
     }
   }
 
+  // S = Q K^T of the next block, whose K is there.
+  __device__ __forceinline__ void issue_s(Consumer& c, unsigned q, unsigned k) const {
+    wait_turn();
+    pin_all(c);
+    wgmma_fence();
+    issue_qk(c, q, k);
+  }
+  // Waits for V of the block before, of whose keys `used` are in use.
+  __device__ __forceinline__ void wait_v(const Consumer& c, int used) const {
+    this->template wait_full<ValueRing>(Layout::kFullV, c.blocks - 1);
+    clear_tail(c, used);
+  }
+  // O += P V of the block before, while the warpgroup goes on to the softmax of the next.
+  __device__ __forceinline__ void issue_o(Consumer& c, unsigned v, bool add) const {
+    wgmma_fence();
+    issue_pv(c, v, add);
+    give_turn();
+  }
+  // Waits for S alone.
+  __device__ __forceinline__ void wait_s(Consumer& c) const {
+    wgmma_wait<1>();
+    pin(c.s);
+    if constexpr (Base::kJudgesLate) arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
+  }
+
   // From the first block of `list`, of tile `t`, for as long as the next tile begins with a block
   // that this warpgroup works on. Leaves in `t` the tile after the last one done.
   __device__ __forceinline__ void attend(Consumer& c, Own& t, Blocks& list) const {
@@ -130,10 +155,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       }
       const unsigned q = q_descriptor(c), k = k_descriptor(c), v = v_descriptor(c);
       if (!c.k_ready) this->template wait_full<KeyRing>(Layout::kFullK, c.blocks);
-      wait_turn();
-      pin_all(c);
-      wgmma_fence();
-      issue_qk(c, q, k);
+      issue_s(c, q, k);
       // What is done here costs no time: products wait for each other.
       const int block = list.block();
       const bool mixed = list.mixed();
@@ -141,21 +163,14 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       // In the first round there is no P yet: what is multiplied then is overwritten by the next
       // product, which does not add. A branch around the product would make the assembler wait for
       // each.
-      if (pending) {
-        this->template wait_full<ValueRing>(Layout::kFullV, c.blocks - 1);
-        clear_tail(c, used);
-      }
-      wgmma_fence();
-      issue_pv(c, v, add);
-      give_turn();
+      if (pending) wait_v(c, used);
+      issue_o(c, v, add);
       if (begins) {
         if (pending) ended = ends_of(c.softmax, slot_before(c));
         c.softmax = OnlineSoftmax{};
       }
       const auto shared_by = share_rows(t);
-      wgmma_wait<1>();
-      pin(c.s);
-      if constexpr (Base::kJudgesLate) arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
+      wait_s(c);
       used = t.w.sequence.length_k - block * C::kBlockN;
       const bool careful = Base::kHasPlainRounds || begins || mixed || large;
       bool good = true;
@@ -207,23 +222,15 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
       const unsigned k = k_descriptor(c), v = v_descriptor(c);
       mbarrier_wait_unless(c.k_ready, barrier(Layout::kFullK, KeyRing::stage(c.blocks)),
                            KeyRing::parity(c.blocks));
-      wait_turn();
-      pin_all(c);
-      wgmma_fence();
-      issue_qk(c, q, k);
+      issue_s(c, q, k);
       const int block = list.block();
       list.step();
-      this->template wait_full<ValueRing>(Layout::kFullV, c.blocks - 1);
-      clear_tail(c, used);
-      wgmma_fence();
-      issue_pv(c, v, add);
-      give_turn();
+      wait_v(c, used);
+      issue_o(c, v, add);
       const auto shared_by = share_rows(t);
       const bool high = Base::kJudgesLate && c.softmax.is_high();
       const bool bare = Base::kJudgesLate && Expressions::kHasMask && c.softmax.is_bare();
-      wgmma_wait<1>();
-      pin(c.s);
-      if constexpr (Base::kJudgesLate) arrive(Layout::kEmptyK, KeyRing::stage(c.blocks));
+      wait_s(c);
       used = t.w.sequence.length_k - block * C::kBlockN;
       if (bare) [[unlikely]] {
         c.softmax.begin_bare(c.s, this->exponent_scale());
@@ -248,8 +255,7 @@ struct ForwardSm90Consumer : ForwardSm90Epilogue<C, Expressions> {
 
   // O += P V and nothing else.
   __device__ __forceinline__ void multiply_v(Consumer& c, int used, bool add) const {
-    this->template wait_full<ValueRing>(Layout::kFullV, c.blocks - 1);
-    clear_tail(c, used);
+    wait_v(c, used);
     pin_all(c);
     wgmma_fence();
     issue_pv(c, v_descriptor(c), add);
