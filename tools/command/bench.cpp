@@ -28,6 +28,13 @@ struct Options {
 
 int bench(const Options& options, const std::string& command_line) {
   // Refused before the work rather than after it.
+  const bool on_gpu = parse_device(options.device).type == DeviceType::cuda;
+  if (on_gpu && options.phase != "forward") {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("--phase is {} and --device {}; accepted on a GPU is forward, and "
+                            "bench/gpu/backward_peers.py times the backward pass",
+                            options.phase, options.device));
+  }
   if (!options.plot.empty()) io::OutputFile::check(options.plot);
   check_files_differ({{"--json", options.json}, {"--plot", options.plot}});
   check_run_options({.algorithm = options.algorithms.empty() ? "" : options.algorithms.front(),
@@ -67,7 +74,6 @@ int bench(const Options& options, const std::string& command_line) {
   std::vector<BenchRow> rows;
   const std::size_t total = cases.size() * choices.size() * contexts.size();
   Progress progress(static_cast<std::int64_t>(total));
-  const bool on_gpu = parse_device(options.device).type == DeviceType::cuda;
   fmt::print(report.text(), "{}\n", table_header(width, on_gpu));
   for (const harness::Case& c : cases) {
     progress.show(static_cast<std::int64_t>(rows.size()), harness::to_string(c) + ": making data");
