@@ -21,7 +21,7 @@ from jax.custom_derivatives import SymbolicZero
 from . import _attn, merging, nvrtc
 from .errors import InvalidArgument
 from .formula import Formula
-from .options import make_options
+from .options import MASK_ARRAY, make_options
 from .trace import resolve
 
 __all__ = ["attention", "dot_product_attention", "merge"]
@@ -182,7 +182,7 @@ def attention(
         if options.get(name) is not None:
             arrays[name] = _array(options[name])
     if hasattr(mask, "dtype"):
-        mask = arrays["allowed"] = _array(mask)
+        mask = arrays[MASK_ARRAY] = _array(mask)
         mask = _like(mask)
     placed = {name: _like(array) for name, array in arrays.items() if name in _ARRAYS}
     if "alibi" in arrays:  # as the problem calls it

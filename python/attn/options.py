@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import isfinite
+from operator import index
+
 from . import _attn
 from .errors import InvalidArgument
 from .formula import Formula
@@ -15,23 +18,57 @@ if TYPE_CHECKING:
     from .types import Array, Mask, Options, Score
 
 _LAYOUTS = ("bshd", "bhsd", "thd")
+# The buffer of an array as mask; bindings/call.cpp holds it to the lengths of the sequences.
+MASK_ARRAY = "_allowed"
 
 
 def _number(name: str, value: Any) -> str:
     """As the descriptor reads it back, bit for bit."""
     try:
-        return repr(float(value))
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"{name} is {value!r}; accepted is a number") from None
+        number = float(value)
+        if isfinite(number):
+            return repr(number)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidArgument(f"{name} is {value!r}; accepted is a finite number")
 
 
-def _rank(array: Array) -> int:
-    return len(array.shape)
+def _size(name: str, value: Any) -> int:
+    try:
+        size = index(value)
+        if 0 <= size < 2**31:
+            return size
+    except TypeError:
+        pass
+    raise InvalidArgument(f"{name} is {value!r}; accepted is an integer in [0, 2^31)")
+
+
+def _is_set(name: str, value: Any) -> bool:
+    """A flag. Text such as "false" would be true."""
+    if isinstance(value, str) or (hasattr(value, "shape") and value.shape != ()):
+        raise InvalidArgument(f"{name} is {value!r}; accepted is True or False")
+    return bool(value)
+
+
+def _choice(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} is {value!r}; accepted is a name, as 'auto'")
+    return value
+
+
+def _rank(name: str, array: Array) -> int:
+    try:
+        return len(array.shape)
+    except AttributeError:
+        raise TypeError(
+            f"{name} is a {type(array).__name__}; accepted are arrays of NumPy, PyTorch, JAX, CuPy "
+            "or others with __dlpack__"
+        ) from None
 
 
 def _scalar(name: str, array: Array) -> int | float | None:
     """The number of an array without dimensions; None for other arrays."""
-    if _rank(array) != 0:
+    if _rank(name, array) != 0:
         return None
     if getattr(array, "is_cuda", False):
         raise InvalidArgument(
@@ -45,7 +82,7 @@ def _scalar(name: str, array: Array) -> int | float | None:
 def _window(window: Any) -> str:
     try:
         left, right = window
-        left, right = (-1 if side is None else int(side) for side in (left, right))
+        left, right = (-1 if side is None else index(side) for side in (left, right))
     except (TypeError, ValueError):
         raise InvalidArgument(
             f"window is {window!r}; accepted is (left, right): keys before and after the query's "
@@ -67,7 +104,7 @@ def rng_state(dropout: float, rng: Any) -> tuple[int, int, Array | None]:
         return 0, 0, rng
     try:
         seed, offset = (rng, 0) if isinstance(rng, int) else rng
-        seed, offset = int(seed), int(offset)
+        seed, offset = index(seed), index(offset)
     except (TypeError, ValueError):
         seed = offset = -1
     if not (0 <= seed < 2**64 and 0 <= offset < 2**64):
@@ -143,17 +180,22 @@ class _Problem:
         return None
 
     def allowed(self, mask: Array) -> str:
-        indices = {2: "query, key", 4: "batch, head, query, key"}.get(_rank(mask))
+        indices = {2: "query, key", 4: "batch, head, query, key"}.get(_rank("mask", mask))
         if indices is None or not _attn.signature("mask", mask).startswith("u8"):
             raise InvalidArgument(
                 f"mask is an array of {mask.dtype} {tuple(mask.shape)}; accepted is bool or uint8 "
                 "[query, key] or [batch, head, query, key]; numbers to add are a bias"
             )
-        self.declare("allowed", mask)
-        return f"allowed[{indices}] != 0"
+        self.declare(MASK_ARRAY, mask)
+        return f"{MASK_ARRAY}[{indices}] != 0"
 
     def alibi(self, slopes: Array) -> None:
-        if _rank(slopes) == 2:
+        rank = _rank("alibi", slopes)
+        if rank not in (1, 2):
+            raise InvalidArgument(
+                f"alibi has shape {tuple(slopes.shape)}; accepted is [heads_q] or [batch, heads_q]"
+            )
+        if rank == 2:
             self.declare("head_slopes", slopes)
             self.tokens.append(
                 "score(score - head_slopes[batch, head] * abs(to_float(position - key)))"
@@ -165,6 +207,11 @@ class _Problem:
     def bias(self, bias: Array) -> None:
         self.buffers["bias"] = bias
         dtype, _, shape = _attn.signature("bias", bias).partition(":")
+        if shape.count("x") not in (1, 3):
+            raise InvalidArgument(
+                f"bias has shape {tuple(bias.shape)}; accepted is [query, key] or [batch, head, "
+                "query, key]"
+            )
         self.tokens.append(f"bias{shape}{'' if dtype == 'f32' else dtype}")
 
 
@@ -218,7 +265,7 @@ def _make_options(
     heads_first = layout is not None and _heads_first(layout, cu_seqlens_q)
     problem = _Problem()
     tokens = problem.tokens
-    if causal:
+    if causal is not False and _is_set("causal", causal):
         tokens.append("causal")
     if window is not None:
         tokens.append(_window(window))
@@ -239,7 +286,10 @@ def _make_options(
     tensors: dict[str, Array] = {}
     seed = offset = 0
     if dropout:
-        tokens.append("dropout" + _number("dropout", dropout))
+        text = _number("dropout", dropout)
+        if not 0 <= float(text) < 1:
+            raise InvalidArgument(f"dropout is {dropout!r}; accepted is a number in [0, 1)")
+        tokens.append("dropout" + text)
         seed, offset, state = rng_state(dropout, rng)
         if state is not None:
             tokens.append("rngstate")
@@ -261,12 +311,12 @@ def _make_options(
         tensors,
         problem.buffers,
         heads_first,
-        max_seqlen_q or 0,
-        max_seqlen_k or 0,
+        _size("max_seqlen_q", max_seqlen_q or 0),
+        _size("max_seqlen_k", max_seqlen_k or 0),
         seed,
         offset,
-        backend,
-        algorithm,
-        threads,
-        deterministic,
+        _choice("backend", backend),
+        _choice("algorithm", algorithm),
+        _size("threads", threads),
+        _is_set("deterministic", deterministic),
     )

@@ -21,7 +21,7 @@ from . import _attn
 from .errors import InvalidArgument
 from .expression import Expr, finish
 from .formula import Formula
-from .options import make_options
+from .options import MASK_ARRAY, make_options
 from .torch_trace import traced
 from .trace import loadable
 
@@ -295,7 +295,7 @@ def attention(
     for name, formula in (("mask", mask), ("score", score)):
         if isinstance(formula, Tensor):
             texts[name] = _allowed(name, formula)
-            given["allowed"] = formula
+            given[MASK_ARRAY] = formula
         elif isinstance(formula, Formula):
             texts[name] = formula.text
             given.update({n: torch.as_tensor(x) for n, x in formula.buffers.items()})
@@ -333,4 +333,4 @@ def _allowed(name: str, mask: Tensor) -> str:
             f"{name} is a tensor of {mask.dtype} {tuple(mask.shape)}; accepted is bool or "
             "uint8 [query, key] or [batch, head, query, key], as a mask"
         )
-    return f"allowed[{indices}] != 0"
+    return f"{MASK_ARRAY}[{indices}] != 0"

@@ -1,5 +1,6 @@
 #include "call.hpp"
 
+#include <array>
 #include <utility>
 
 #include "attn/error.hpp"
@@ -72,8 +73,28 @@ void Call::take_buffers(const nb::dict& buffers) {
       continue;
     }
     Array array = input(name, value);
+    if (name == "_allowed") check_mask(array.tensor);  // attn/options.py, MASK_ARRAY
     inputs_.buffers.emplace_back(name, array.tensor);
     buffers_.emplace_back(std::move(name), std::move(array));
+  }
+}
+
+// An index out of range reads 0, so that an array of other lengths would hide keys without a word.
+void Call::check_mask(const Tensor& mask) const {
+  const Tensor& q = inputs_.q;
+  const Tensor& k = inputs_.k;
+  // Sequences of a packed or paged tensor have lengths of their own.
+  if (q.rank != 4 || k.rank != 4 || inputs_.page_table.given()) return;
+  const std::array<std::int64_t, 4> whole{q.shape[0], q.shape[2], q.shape[1], k.shape[1]};
+  for (std::int32_t i = 1; i <= mask.rank; ++i) {
+    const std::int64_t size = mask.shape[static_cast<std::size_t>(mask.rank - i)];
+    const std::int64_t wanted = whole[static_cast<std::size_t>(4 - i)];
+    if (size == 1 || size == wanted) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "mask is " + to_string(mask) + "; accepted are [seqlen_q, seqlen_k] and [batch, " +
+                    "heads_q, seqlen_q, seqlen_k], here of " + std::to_string(whole[0]) + ", " +
+                    std::to_string(whole[1]) + ", " + std::to_string(whole[2]) + " and " +
+                    std::to_string(whole[3]) + ", where sizes of 1 broadcast");
   }
 }
 

@@ -71,6 +71,7 @@ class Call {
   Array input(std::string_view name, nb::handle object);
   void take_tensors(const nb::dict& tensors);
   void take_buffers(const nb::dict& buffers);
+  void check_mask(const Tensor& mask) const;
   Tensor scalar(std::string_view name, nb::handle number);
 
   std::optional<bool> records_gradients_;  // asked once a call
