@@ -271,6 +271,17 @@ def _state(words: Any) -> Any:
     return jnp.concatenate((words[::-1], jnp.zeros(2, jnp.uint32)))
 
 
+def _of_scores(name: str, array: Any, query: Any, key: Any) -> Any:
+    """With four dimensions, each that of the scores or 1, since an index out of range reads 0."""
+    scores = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    shape = (1,) * (4 - array.ndim) + array.shape
+    if len(shape) != 4 or any(shape[i] not in (1, scores[i]) for i in range(4)):
+        raise InvalidArgument(
+            f"{name} has shape {array.shape}; accepted is what broadcasts to [B, N, T, S], {scores}"
+        )
+    return array.reshape(shape)
+
+
 def dot_product_attention(
     query: Any,
     key: Any,
@@ -319,11 +330,10 @@ def dot_product_attention(
         mask = jnp.asarray(mask)
         if mask.dtype != jnp.bool_:
             raise InvalidArgument(f"mask is of {mask.dtype}; accepted is bool, or numbers as bias")
-        buffers["allowed"] = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        buffers["allowed"] = _of_scores("mask", mask, query, key)
         terms.append("allowed[batch, head, query, key] != 0")
     if bias is not None:
-        bias = jnp.asarray(bias)
-        bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+        bias = _of_scores("bias", jnp.asarray(bias), query, key)
     out, lse = attention(
         query,
         key,

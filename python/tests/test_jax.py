@@ -251,6 +251,9 @@ def test_refusals():
         attn.jax.attention(q, k, v, dropout=0.5, rng=jnp.zeros(2, jnp.int32))
     with pytest.raises(attn.InvalidArgument, match="mask is of float32"):
         attn.jax.dot_product_attention(q, k, v, mask=jnp.zeros((12, 12)))
+    for options in ({"mask": jnp.ones((11, 12), bool)}, {"bias": jnp.ones((1, 3, 12, 12))}):
+        with pytest.raises(attn.InvalidArgument, match=f"{next(iter(options))} has shape"):
+            attn.jax.dot_product_attention(q, k, v, **options)
     with pytest.raises(TypeError, match="reach"):
         attn.jax.attention(q, k, v, reach=3)
     lengths = np.array([0, 30], np.int32)  # past the 24 rows
