@@ -14,7 +14,7 @@ __device__ __forceinline__ void matmul_coalesced(const MatmulParams& p) {
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), 8, 32);
   const int row = t.row + static_cast<int>(threadIdx.x / 32);
   const int column = t.column + static_cast<int>(threadIdx.x % 32);
-  dot<C>(p, t.batch, row, column);
+  compute_element<C>(p, t.batch, row, column);
 }
 
 }  // namespace attn::device

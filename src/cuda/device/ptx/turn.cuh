@@ -1,8 +1,8 @@
 // Words in memory by which threads of a grid take turns.
 //
 // A turn is passed on by release_words() and set_word(), and taken by a wait, which acquires.
-// cp.async.bulk.wait_group is not enough: it makes what the copy engine added visible to the thread
-// that waits, and to others only what comes before a release.
+// cp.async.bulk.wait_group is not enough: others see what the copy engine added only after a
+// release that follows it.
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -20,7 +20,7 @@ __device__ __forceinline__ bool wait_for_word_or_phase(const unsigned* word, uns
   }
 }
 // Orders all that this thread has written, and what others have that it was told of, before the
-// words that it sets from then on. Some 1500 clocks.
+// words that it sets from then on. Some 2000 clocks.
 __device__ __forceinline__ void release_words() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ __forceinline__ void set_word(unsigned* word, unsigned x) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");

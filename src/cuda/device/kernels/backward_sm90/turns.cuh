@@ -1,6 +1,6 @@
 // The thread of the Hopper backward kernel that keeps to the order of the tiles
 // (schedule/dq_turns.cuh). It takes turns ahead of the thread that adds dQ, a turn a piece, and
-// passes each on when that thread says that the piece is added: a release takes some 1500 clocks,
+// passes each on when that thread says that the piece is added: a release takes some 2000 clocks,
 // in which the next piece is on its way.
 #pragma once
 
