@@ -10,6 +10,11 @@ namespace {
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
+void give_rng_state(Call& c, DType dtype, std::int64_t numbers) {
+  c.problem.dropout.rng_state = true;
+  c.in.rng_state = c.zeros(dtype, {numbers});
+}
+
 const Refusal kProblems[] = {
     // Sizes
     {"BatchMismatch",
@@ -151,39 +156,30 @@ const Refusal kProblems[] = {
      {"rng_state is given but problem.dropout.rng_state is false; accepted is none"}},
     {"DTypeOfRngState",
      dense_call,
-     [](Call& c) {
-       c.problem.dropout.rng_state = true;
-       c.in.rng_state = c.zeros(DType::i32, {2});
-     },
+     [](Call& c) { give_rng_state(c, DType::i32, 2); },
      {"rng_state is i32[2]", "accepted is i64[2]"}},
     {"ShapeOfRngState",
      dense_call,
-     [](Call& c) {
-       c.problem.dropout.rng_state = true;
-       c.in.rng_state = c.zeros(DType::i64, {3});
-     },
+     [](Call& c) { give_rng_state(c, DType::i64, 3); },
      {"rng_state is i64[3]", "accepted is i64[2]"}},
     {"StrideOfRngState",
      dense_call,
      [](Call& c) {
-       c.problem.dropout.rng_state = true;
-       c.in.rng_state = c.zeros(DType::i64, {2});
+       give_rng_state(c, DType::i64, 2);
        c.in.rng_state.strides[0] = 0;
      },
      {"rng_state is i64[2]", "contiguous"}},
     {"DeviceOfRngState",
      dense_call,
      [](Call& c) {
-       c.problem.dropout.rng_state = true;
-       c.in.rng_state = c.zeros(DType::i64, {2});
+       give_rng_state(c, DType::i64, 2);
        c.in.rng_state.device = {DeviceType::cuda, 0};
      },
      {"rng_state is i64[2]", "accepted are tensors on cpu"}},
     {"GradientOverRngState",
      dense_call,
      [](Call& c) {
-       c.problem.dropout.rng_state = true;
-       c.in.rng_state = c.zeros(DType::i64, {2});
+       give_rng_state(c, DType::i64, 2);
        c.in.rng_state.data = c.grad.dq.data;
      },
      {"dq", "overlaps rng_state"},
