@@ -25,8 +25,9 @@ struct BufferGradient {
 
   // d_t: gradient of the changed score at this point.
   void add(Real d_t, const expr::Point& at, const expr::Bindings& buffers) {
-    elements.visit(at, buffers, [&](std::size_t element, const expr::Expr& derivative) {
-      sum[element] += d_t * expr::evaluate<Real>(derivative, at, buffers);
+    elements.visit(at, buffers, [&](std::size_t element, std::size_t load) {
+      const expr::Expr& factor = elements.loads()[load].derivative;
+      sum[element] += d_t * expr::evaluate<Real>(factor, at, buffers);
     });
   }
 };

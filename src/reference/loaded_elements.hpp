@@ -18,12 +18,16 @@ class LoadedElements {
   LoadedElements(const Problem& problem, const std::string& name, const Tensor& tensor)
       : to_(tensor), loads_(expr::load_derivatives(problem.score, name)) {}
 
-  // f(element, derivative of the score with respect to it) for each load of the score at this
-  // point that is inside the buffer; elements count in row-major order. Example: bias[head, key]
-  // of shape [2, 10] at head 1, key 3 is element 13.
+  // The score's loads of the buffer, with its derivatives by them.
+  const std::vector<expr::LoadDerivative>& loads() const { return loads_; }
+
+  // f(element, which of loads()) for each load that is inside the buffer at this point; elements
+  // count in row-major order. Example: bias[head, key] of shape [2, 10] at head 1, key 3 is
+  // element 13.
   template <class F>
   void visit(const expr::Point& at, const expr::Bindings& buffers, F&& f) const {
-    for (const auto& [load, derivative] : loads_) {
+    for (std::size_t which = 0; which < loads_.size(); ++which) {
+      const expr::Expr& load = loads_[which].load;
       std::int64_t element = 0;
       bool inside = true;
       for (std::int32_t axis = 0; axis < to_.rank; ++axis) {
@@ -35,7 +39,7 @@ class LoadedElements {
         inside = inside && index >= 0 && index < size;
         element = element * size + index;
       }
-      if (inside) f(static_cast<std::size_t>(element), derivative);
+      if (inside) f(static_cast<std::size_t>(element), which);
     }
   }
 

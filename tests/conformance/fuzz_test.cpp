@@ -108,6 +108,15 @@ constexpr Unlucky kUnlucky[] = {
      "b2_n1_hq8_hk2_d16_dv59_window52x-1_causal_bias2x1x1x1bf16_packed_sink_f32/bcastv_padded_"
      "negative_q10_k10",
      41009031},
+    // One key of P = e^-51 beside a sink: all that dbias is off by comes from q.k = -36, whose
+    // partial
+    // sums lie up to 60 from 0, times 1.7, the derivative of the score.
+    {"PartialSumsOfAScore",
+     "b3_n1_h3_d59_dv64_mask(key<seqlen_k/"
+     "2||query==key)_documents_score(score+bias[batch,head,query,"
+     "key]-0.01*(score+bias[batch,head,query,key])*(score+bias[batch,head,query,key]))_buffer(bias:"
+     "f16:3x3x1x1)_sink_bf16/strided_q5_k3",
+     41007035, Algorithm::standard, InstructionSet::avx2},
 };
 INSTANTIATE_TEST_SUITE_P(Conformance, RandomCase, ::testing::ValuesIn(kUnlucky),
                          [](const ::testing::TestParamInfo<Unlucky>& info) {

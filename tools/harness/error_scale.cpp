@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "core/problem/rows.hpp"
 #include "harness/compare.hpp"
+#include "harness/rounded_expression.hpp"
 #include "harness/sum_over_rows.hpp"
 #include "reference/loaded_elements.hpp"
 #include "reference/matrix.hpp"
@@ -53,30 +56,60 @@ void root_all(Matrix<double>& squares) {
   for (double& x : squares.data) x = std::sqrt(x);
 }
 
-// A score T_j = f(S_j) moves by its own rounding and, times f', by that of S_j and of the sum q.k_j
-// of d products, whose partial sums may be larger than all of them together. After c terms one is
-// about the root of c times a term, so the roots of their squares add up to sqrt(d / 2) times that
-// of the terms' squares, and the error, evenly spread over half a unit of each, to sqrt(d / 8)
-// times the largest of one rounding.
-double score_square(const Head<double>& head, std::int64_t i, std::int64_t j,
-                    const Row<double>& row, double slope = 1) {
-  double products = 0;
+// The square of what S_j is off by: its own rounding, and those of the partial sums of q.k_j, which
+// may be far larger than S_j, and no less than those of its products. Errors of many sums are
+// evenly spread over half a unit and partly cancel: they count half. Example: 64 products of 1 and
+// -1 in turn have partial sums of 1 and 0 and count 64; 64 of 1 have sums of 1 to 64, and half the
+// root of the sum of their squares is 150.
+double product_square(const Head<double>& head, std::int64_t i, std::int64_t j, double s) {
+  double products = 0, sum = 0, sums = 0;
   for (std::int64_t c = 0; c < head.problem.head_dim; ++c) {
-    products += square(head.q[i][c] * head.k[j][c]);
+    const double product = head.q[i][c] * head.k[j][c];
+    sum += product;
+    products += square(product);
+    sums += square(sum);
   }
-  const auto at = static_cast<std::size_t>(j);
-  const double walk = std::max(1.0, static_cast<double>(head.problem.head_dim) / 8);
-  const double s = square(head.problem.scale()) * products * walk + square(row.s[at]);
-  return square(slope) * s + square(row.t[at]);
+  return square(head.problem.scale()) * std::max(products, sums / 4) + square(s);
+}
+
+// The square of what an expression is off by, without its own rounding: as its operations are
+// rounded, and as S is off, however steep the expression where S has no error.
+double formula_square(const RoundedExpression::Result& formula, double products) {
+  return formula.square + (products == 0 ? 0 : square(formula.slope) * products);
+}
+
+// Squares of errors, in units of a rounding.
+struct ScoreSquares {
+  double products = 0;  // of S
+  double score = 0;     // of T = f(S)
+};
+
+// Of the visible keys of a row. A score is off by its own rounding, those of the operations of f,
+// and f' times what S is off by.
+std::vector<ScoreSquares> score_squares(const Head<double>& head, std::int64_t i,
+                                        const Row<double>& row,
+                                        std::optional<RoundedExpression>& score) {
+  std::vector<ScoreSquares> out(row.t.size());
+  for (std::size_t j = 0; j < out.size(); ++j) {
+    if (hidden(row.t[j])) continue;
+    const auto key = static_cast<std::int64_t>(j);
+    const double products = product_square(head, i, key, row.s[j]);
+    double of_s = products;
+    if (score) {
+      of_s = formula_square(score->at(head.point(i, key, row.s[j]), head.inputs.buffers), products);
+    }
+    out[j] = {products, of_s + square(row.t[j])};
+  }
+  return out;
 }
 
 // LSE moves by sum_j P_j dT_j.
-double lse_scale(const Head<double>& head, std::int64_t i, const Row<double>& row,
-                 const std::vector<double>& p) {
+double lse_scale(const Row<double>& row, const std::vector<double>& p,
+                 const std::vector<ScoreSquares>& squares) {
   if (!std::isfinite(row.lse)) return 0;
   double sum = 1 + square(row.lse);
   for (std::size_t j = 0; j < p.size(); ++j) {
-    if (p[j] != 0) sum += p[j] * score_square(head, i, static_cast<std::int64_t>(j), row);
+    if (p[j] != 0) sum += p[j] * squares[j].score;
   }
   return std::sqrt(sum);
 }
@@ -91,11 +124,12 @@ class Backward {
         scales_(scales),
         float_share_(float_share(problem.dtype)),
         d_sink_(static_cast<std::size_t>(problem.heads_q)) {
-    if (!problem.score.empty()) d_score_ = expr::derivative(problem.score);
-    for (const auto& [name, tensor] : scales.buffers) {
-      d_buffers_.push_back(
-          {{problem, name, tensor}, SumOverRows(static_cast<std::size_t>(tensor.size()))});
+    if (!problem.score.empty()) {
+      score_.emplace(problem.score);
+      d_score_.emplace(expr::derivative(problem.score));
     }
+    for (const auto& [name, tensor] : scales.buffers)
+      d_buffers_.emplace_back(problem, name, tensor);
   }
 
   void run() {
@@ -149,11 +183,17 @@ class Backward {
   struct Buffer {
     reference::LoadedElements elements;
     SumOverRows sums;
+    std::vector<RoundedExpression> factors;  // derivatives of the score by each load
+
+    Buffer(const Problem& problem, const std::string& name, const Tensor& tensor)
+        : elements(problem, name, tensor), sums(static_cast<std::size_t>(tensor.size())) {
+      for (const auto& load : elements.loads()) factors.emplace_back(load.derivative);
+    }
   };
 
   // dS_ij = P_ij (dP_ij - D_i) f'_ij is off by P_ij f'_ij times the errors of dP_ij and D_i, which
-  // are sums themselves, and by its own relative error, which is that of the score for P_ij. That
-  // of D_i is shared by all keys.
+  // are sums themselves, and by its own relative error, which is that of the score for P_ij and
+  // that of the operations of f' for f'_ij. That of D_i is shared by all keys.
   void query_head(const Head<double>& head, Sums& dk, Sums& dv) {
     const core::Sequence& sequence = head.sequence;
     const double smallest = smallest_term(problem_.dtype);
@@ -164,27 +204,23 @@ class Backward {
     for (std::int64_t i = 0; i < sequence.length_q; ++i) {
       const Row<double> row = score_row(head, i, {});
       const std::vector<double> p = softmax_of_row(head, row);
-      std::vector<double> dp(p.size()), dp_error(p.size()), slope(p.size()), score_error(p.size()),
+      const std::vector<ScoreSquares> squares = score_squares(head, i, row, score_);
+      std::vector<double> dp(p.size()), dp_error(p.size()), score_error(p.size()),
           o(static_cast<std::size_t>(problem_.head_dim_v));
       for (std::size_t j = 0; j < p.size(); ++j) {
         if (hidden(row.t[j])) continue;
         const double* v = head.v[static_cast<std::int64_t>(j)];
         const double z = head.dropout(i, static_cast<std::int64_t>(j));
-        double squares = 0;
+        double terms = 0;
         for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
           dp[j] += z * d_o[i][c] * v[c];
-          squares += square(z * d_o[i][c] * v[c]);
+          terms += square(z * d_o[i][c] * v[c]);
           o[static_cast<std::size_t>(c)] += z * p[j] * v[c];
         }
-        dp_error[j] = std::sqrt(squares) + std::abs(dp[j]);
-        const auto key = static_cast<std::int64_t>(j);
-        slope[j] = 1;
-        if (!problem_.score.empty()) {
-          slope[j] =
-              expr::evaluate<double>(d_score_, head.point(i, key, row.s[j]), inputs_.buffers);
-        }
-        score_error[j] = float_share_ * std::sqrt(score_square(head, i, key, row, slope[j]));
-        dv.add(key, z * p[j], z * (std::max(p[j], smallest) + p[j] * score_error[j]), d_o[i]);
+        dp_error[j] = std::sqrt(terms) + std::abs(dp[j]);
+        score_error[j] = float_share_ * std::sqrt(squares[j].score);
+        dv.add(static_cast<std::int64_t>(j), z * p[j],
+               z * (std::max(p[j], smallest) + p[j] * score_error[j]), d_o[i]);
       }
       double d = -d_lse(head, i);
       const double d_lse_square = square(d);
@@ -207,26 +243,31 @@ class Backward {
         if (hidden(row.t[j])) continue;
         const auto key = static_cast<std::int64_t>(j);
         const double at_least = std::max(p[j], smallest);  // P may be flushed to zero
-        const double p_error = p[j] * std::abs(dp[j] - d) * score_error[j];
-        if (!problem_.score.empty()) {
+        const double dt = p[j] * (dp[j] - d);
+        double slope = 1, slope_error = 0;
+        if (d_score_) {
           const expr::Point at = head.point(i, key, row.s[j]);
+          const RoundedExpression::Result f = d_score_->at(at, inputs_.buffers);
+          slope = f.value;
+          slope_error = float_share_ * std::sqrt(formula_square(f, squares[j].products));
           const double term_error =
               float_share_ * std::max(at_least * (dp_error[j] + d_error), smallest) +
               at_least * std::abs(dp[j] - d) * score_error[j];
-          add_to_buffers(at, p[j], p[j] * (dp[j] - d), term_error);
+          add_to_buffers(at, p[j], dt, term_error, squares[j].products);
         }
-        const double s_slope = problem_.scale() * slope[j];
-        const double value = s_slope * p[j] * (dp[j] - d);
+        const double s_slope = problem_.scale() * slope;
+        const double value = s_slope * dt;
         const double error = std::max(std::abs(s_slope) * at_least * (dp_error[j] + d_error),
                                       std::abs(problem_.scale()) * smallest) +
-                             std::abs(s_slope) * p_error;
+                             std::abs(s_slope * dt) * score_error[j] +
+                             std::abs(problem_.scale() * dt) * slope_error;
         dq.add(i, value, error, head.k[key]);
         dk.add(key, value, error, head.q[i]);
         for (std::size_t c = 0; c < shared.size(); ++c) {
           shared[c] += s_slope * p[j] * d_error * head.k[key][c];
         }
       }
-      const double lse_error = float_share_ * lse_scale(head, i, row, p);
+      const double lse_error = float_share_ * lse_scale(row, p, squares);
       d_sink_.end_row(rounded_error, lse_error);
       for (Buffer& buffer : d_buffers_) buffer.sums.end_row(rounded_error, lse_error);
       for (std::size_t c = 0; c < shared.size(); ++c) {
@@ -252,12 +293,14 @@ class Backward {
     return std::sqrt(squares);
   }
 
-  // dt: gradient of the changed score at this point.
-  void add_to_buffers(const expr::Point& at, double p, double dt, double error) {
+  // dt: gradient of the changed score at this point, off by `error`. products: as of ScoreSquares.
+  void add_to_buffers(const expr::Point& at, double p, double dt, double error, double products) {
     for (Buffer& buffer : d_buffers_) {
-      buffer.elements.visit(at, inputs_.buffers, [&](std::size_t element, const expr::Expr& slope) {
-        const double factor = expr::evaluate<double>(slope, at, inputs_.buffers);
-        buffer.sums.add(element, dt * factor, p * factor, error * factor);
+      buffer.elements.visit(at, inputs_.buffers, [&](std::size_t element, std::size_t load) {
+        const RoundedExpression::Result factor = buffer.factors[load].at(at, inputs_.buffers);
+        const double factor_error = float_share_ * std::sqrt(formula_square(factor, products));
+        buffer.sums.add(element, dt * factor.value, p * factor.value,
+                        error * std::abs(factor.value) + std::abs(dt) * factor_error);
       });
     }
   }
@@ -281,7 +324,7 @@ class Backward {
   const OutputGradients& d_outputs_;
   const Gradients& scales_;
   double float_share_;
-  expr::Expr d_score_;
+  std::optional<RoundedExpression> score_, d_score_;
   SumOverRows d_sink_;
   std::vector<Buffer> d_buffers_;
 };
@@ -290,6 +333,8 @@ class Backward {
 
 void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales) {
   const double smallest = smallest_term(problem.dtype);
+  std::optional<RoundedExpression> score;
+  if (!problem.score.empty()) score.emplace(problem.score);
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
@@ -304,7 +349,8 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
         const Row<double> row = score_row(head, i, {});
         const std::vector<double> p = softmax_of_row(head, row);
         if (lse.base != nullptr) {
-          reference::store(lse.base + i * lse.stride, DType::f64, lse_scale(head, i, row, p));
+          reference::store(lse.base + i * lse.stride, DType::f64,
+                           lse_scale(row, p, score_squares(head, i, row, score)));
         }
         std::vector<double> o(static_cast<std::size_t>(problem.head_dim_v));
         for (std::size_t j = 0; j < p.size(); ++j) {
