@@ -40,29 +40,36 @@ class Executor {
 };
 
 // A pool of `threads` workers, the caller being one of them; 0 means one for each CPU this process
-// may run on.
+// may run on. Throws Error(invalid_argument) for less than 0 or more than 4096, Error(unavailable)
+// where the system does not start as many.
 std::shared_ptr<Executor> make_thread_pool(int threads = 0);
-// The pool used when a Context has none: made at first use with make_thread_pool(0).
+// The pool used when a Context has none: made at first use with make_thread_pool(0), one for the
+// process. Thread-safe.
 std::shared_ptr<Executor> default_executor();
 
+// What the kernels of the CPU backend are compiled for. All give results within the error rule, not
+// the same bits.
 enum class InstructionSet : std::uint8_t {
-  automatic,
-  portable,
-  avx2,
-  avx512,
-  avx512_bf16,
-  amx_bf16
+  automatic,    // the best that the machine has
+  portable,     // no more than the library is built for; any CPU
+  avx2,         // AVX2 and FMA
+  avx512,       // AVX-512 F, BW, DQ and VL
+  avx512_bf16,  // and VDPBF16PS, for bf16 operands
+  amx_bf16      // and AMX tiles, for bf16 operands
 };
-std::string_view name(InstructionSet isa) noexcept;
-InstructionSet parse_instruction_set(std::string_view text);
+std::string_view name(InstructionSet isa) noexcept;  // as spelled here; "unknown" for other values
+InstructionSet parse_instruction_set(std::string_view text);  // its inverse; throws Error
 
 struct InstructionSetInfo {
   InstructionSet isa{};
   bool available = false;
   std::string reason{};  // why not, when not available
 };
-std::vector<InstructionSetInfo> instruction_sets();  // worst first
+// What this machine has of each, worst first, automatic left out. Thread-safe.
+std::vector<InstructionSetInfo> instruction_sets();
 
+// Where a call works. Copies are cheap; one Context may serve calls at the same time, but for its
+// workspace.
 struct Context {
   std::shared_ptr<Executor> executor{};            // null: default_executor()
   InstructionSet isa = InstructionSet::automatic;  // automatic: the best available

@@ -9,15 +9,22 @@
 // tile of queries and keys.
 //
 // Semantics, the same on every backend:
-//   int32    two's complement, wraps; `/` and `%` round toward minus infinity, division by zero
-//   gives 0 (and 0); `& | ^` are of its bits; `<<` and `>>` by less than 0 or more than 31 shift
-//   every bit out: 0, and what the sign fills, 0 or -1. float32  IEEE single precision; the fp64
-//   reference evaluates scores in double instead. boolean  && and || evaluate both sides. Mixed
-//   int32/float32 operands convert to float32; a boolean never converts. A load whose index lies
-//   outside the buffer's shape reads as zero; a dimension of size 1 accepts any index. min(a, b) is
-//   a < b ? a : b and max(a, b) is a > b ? a : b, so a NaN operand gives b. Building folds
-//   constants and drops neutral operands; the sign of a zero is the only thing that may change by
-//   it.
+//
+// - int32 is two's complement and wraps. `/` and `%` round toward minus infinity; division by zero
+//   gives 0, and so does its remainder. `& | ^` are of the bits. `<<` and `>>` by less than 0 or
+//   more than 31 shift every bit out: the result is 0, or what the sign fills, 0 or -1.
+// - float32 is IEEE single precision; the fp64 reference evaluates scores in double instead. exp,
+//   log, tanh and their kin are within a few units in the last place; 16-bit problems on a GPU take
+//   shorter forms, of which tanh errs most, by 5e-4 of its value (src/cuda/device/expr/fast.cuh).
+// - boolean: && and || evaluate both sides.
+// - Mixed int32 and float32 operands convert to float32; a boolean never converts.
+// - A load whose index lies outside the buffer's shape reads as zero; a dimension of size 1 accepts
+//   any index.
+// - min(a, b) is a < b ? a : b and max(a, b) is a > b ? a : b, so a NaN operand gives b.
+// - Building folds constants and drops neutral operands; the sign of a zero is the only thing that
+//   may change by it.
+//
+// Functions here are thread-safe: trees never change.
 #pragma once
 
 #include <concepts>
@@ -126,9 +133,9 @@ class Expr {
   explicit Expr(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
 
   bool empty() const noexcept { return node_ == nullptr; }
-  const Node& node() const noexcept { return *node_; }
-  const Node* get() const noexcept { return node_.get(); }
-  Type type() const;
+  const Node& node() const noexcept { return *node_; }      // not of an empty one
+  const Node* get() const noexcept { return node_.get(); }  // null of an empty one
+  Type type() const;  // throws Error(invalid_argument) for an empty one
 
  private:
   static Expr boolean(bool value);
@@ -191,8 +198,8 @@ Expr min(const Expr& a, const Expr& b);
 Expr max(const Expr& a, const Expr& b);
 Expr select(const Expr& condition, const Expr& if_true, const Expr& if_false);
 
-bool same(const Expr& a, const Expr& b);  // structural equality (buffers by name)
-bool depends_on(const Expr& e, Op symbol);
+bool same(const Expr& a, const Expr& b);    // structural equality (buffers by name)
+bool depends_on(const Expr& e, Op symbol);  // whether the symbol, or a load, stands in e
 // Each name once, in order of first use. Throws Error(invalid_argument) if two different tensors
 // have one name.
 std::vector<std::shared_ptr<const Buffer>> buffers(const Expr& e);
@@ -231,8 +238,9 @@ struct Point {
 // read.
 using Bindings = std::vector<std::pair<std::string, Tensor>>;
 
-// Slow and obvious. float32 arithmetic in Real = float or double (the reference uses double for
-// scores and float for masks, so that every backend masks alike).
+// The value of e at one point, slow and obvious. float32 arithmetic in Real = float or double (the
+// reference uses double for scores and float for masks, so that every backend masks alike). Throws
+// Error(invalid_argument) for an empty e, and for a buffer that has no data in memory of the CPU.
 template <class Real>
 ATTN_API Real evaluate(const Expr& e, const Point& at,
                        const Bindings& bindings = {});  // booleans give 0 or 1
@@ -247,7 +255,7 @@ enum class Coverage : std::uint8_t { empty, full, mixed };
 
 // Interval arithmetic over the tile. empty: the mask is false at every point; full: true at every
 // point; mixed otherwise (or not provable). Never contradicts evaluate<float>. Cost: O(nodes), plus
-// at most 4096 buffer elements a load.
+// at most 4096 buffer elements a load. Throws Error(invalid_argument) unless mask is boolean.
 Coverage classify(const Expr& mask, const Tile& tile, const Bindings& bindings = {});
 
 }  // namespace expr

@@ -10,21 +10,25 @@
 namespace ATTN_API attn {
 
 struct Machine {
-  std::string cpu;  // model name
+  std::string cpu;  // model name, or the architecture where the system tells none
   int cpus = 1;     // that this process may run on
-  std::int64_t l1d_bytes = 0, l2_bytes = 0,
-               l3_bytes = 0;  // of one core, one core, shared; 0 when unknown
-  std::int64_t memory_bytes = 0;
+  // Caches of the first core: L1 for data, L2, and L3, which cores share. 0 when unknown.
+  std::int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;
+  std::int64_t memory_bytes = 0;  // of the whole machine; 0 when unknown
 };
+// As the operating system tells it, read anew at each call. Thread-safe.
 Machine describe_machine();
 
 // GFLOP/s of independent multiply-adds in registers (f32: FMA; bf16: VDPBF16PS where the
 // instruction set has it, else as f32) on `threads` workers of the context at once, the best of
 // several short runs within about `seconds`. f16 and f64 count as f32. Throws
-// Error(invalid_argument) for types that are not floating and for seconds that are not above 0.
+// Error(invalid_argument) for types that are not floating and for seconds that are not above 0,
+// Error(unavailable) for an instruction set that the machine lacks. Calls at the same time, like
+// any other load, disturb each other's numbers.
 double measure_peak_gflops(DType dtype, const Context& context = {}, double seconds = 0.2);
-// GB/s of summing a buffer of four times the last-level cache, split over the workers; best of
-// several; `seconds` as above.
+// GB/s (10^9 bytes a second) of summing a buffer of four times the last-level cache, but at most a
+// quarter of memory, split over the workers; best of several runs; `seconds` as above. Throws
+// Error(invalid_argument | out_of_memory).
 double measure_read_gbps(const Context& context = {}, double seconds = 0.3);
 
 }  // namespace attn

@@ -1,7 +1,9 @@
 // Shorthands for common masks and score changes. Each is an ordinary expression tree. The tensors
 // that they read must have the shapes said here, with the sizes of the problem (seqlen_q and
 // seqlen_k those of Problem, also where sequences are shorter); a size of 1 serves every index.
-// make_plan() and calls refuse all others.
+// make_plan() and calls refuse all others. A function here throws Error(invalid_argument) for what
+// it can see itself: a dtype, a rank, a number out of range. Their tensors are not copied and must
+// live as long as calls read them, or be bound by name (Inputs::buffers). Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +38,12 @@ expr::Expr documents(const Tensor& ids, Alignment alignment = Alignment::bottom_
 expr::Expr documents(const Tensor& ids_q, const Tensor& ids_k);
 
 // Block-sparse attention (FlashAttention paper, section 3.3 and algorithm 5): block (i, j) of
-// block_q x block_k scores is computed if its byte is non-zero. Owns its bytes.
+// block_q x block_k scores is computed if its byte is non-zero. Owns its bytes, in memory of the
+// CPU; copies and mask() share them. Threads may read it at the same time; who writes is alone.
 class BlockMask {
  public:
+  // All blocks empty. Throws Error(invalid_argument) for sizes below 1, counts below 0 and more
+  // than 2^30 blocks, Error(out_of_memory) where there is none for them.
   BlockMask(std::int64_t blocks_q, std::int64_t blocks_k, std::int32_t block_q,
             std::int32_t block_k);
   // Fixed butterfly pattern (Pixelated Butterfly): the block diagonal, and i, j that differ in one
@@ -46,6 +51,7 @@ class BlockMask {
   // seqlen_q for a top_left mask.
   static BlockMask butterfly(std::int64_t rows, std::int64_t seqlen_k, std::int32_t block);
 
+  // Throws Error(invalid_argument) for a block that is not there.
   std::uint8_t& at(std::int64_t i, std::int64_t j);
   std::uint8_t at(std::int64_t i, std::int64_t j) const;
   std::int64_t blocks_q() const noexcept { return blocks_q_; }
@@ -63,17 +69,19 @@ class BlockMask {
 };
 
 // Score changes, applied to score = softmax_scale * q.k.
-expr::Expr softcap(float cap);  // cap * tanh(score / cap)
+expr::Expr softcap(float cap);  // cap * tanh(score / cap); cap is finite and above 0
 // score - slopes[head] * |place of the query - key|; slopes: f32 [heads_q].
 expr::Expr alibi(const Tensor& slopes, Alignment alignment = Alignment::bottom_right);
-std::vector<float> alibi_slopes(std::int64_t heads);  // 2^(-8 (h + 1) / heads), Press et al.
+// 2^(-8 (h + 1) / heads) of head h, also where heads is no power of two (Press, Smith and Lewis
+// 2022).
+std::vector<float> alibi_slopes(std::int64_t heads);
 // score + bias[batch, head, query, key], or + bias[query, key]; f32, bf16 or f16. Unlike the others
 // it is top_left unless told: a bias has a row for each row of Q, [batch, heads_q, seqlen_q,
 // seqlen_k], as S itself and PyTorch's attn_mask, so that decoding over n keys takes n numbers a
 // head and not n^2. bottom_right reads row symbols().position of [batch, heads_q, seqlen_k,
 // seqlen_k]. A dimension of size 1 broadcasts.
 expr::Expr bias(const Tensor& bias, Alignment alignment = Alignment::top_left);
-// `outer` applied to the result of `inner`.
+// `outer` applied to the result of `inner`; an empty one changes nothing.
 expr::Expr compose(const expr::Expr& outer, const expr::Expr& inner);
 
 }  // namespace attn

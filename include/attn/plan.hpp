@@ -36,13 +36,15 @@ enum class Algorithm : std::uint8_t {
   memory_efficient,   // Rabe and Staats 2021: query chunks, key chunks summarised, then merged
   block_sparse,  // FlashAttention, algorithm 5: outer loop over K, V blocks, empty blocks skipped
 };
+// An enumerator's name as it is spelled here ("flash_attention_2"); "unknown" for other values.
 std::string_view name(Phase phase) noexcept;
 std::string_view name(Backend backend) noexcept;
 std::string_view name(Algorithm algorithm) noexcept;
+// Inverses of name(). Throw Error(invalid_argument) that lists the names.
 Backend parse_backend(std::string_view text);
 Algorithm parse_algorithm(std::string_view text);
-std::vector<Algorithm> algorithms(
-    Phase phase);  // all that the CPU backend has for the phase, automatic left out
+// All that the CPU backend has for the phase, automatic left out.
+std::vector<Algorithm> algorithms(Phase phase);
 
 struct PlanOptions {
   Backend backend = Backend::automatic;
@@ -104,17 +106,22 @@ struct Plan {
   double bytes = 0;                    // inputs and outputs, each moved once
   std::vector<std::string> reasons{};  // one sentence a choice
 
-  // Useful ones: 4 d per visible (query, key) forward, 10 d backward (for d == d_v); upper bound
-  // where the mask reads buffers without data. Counted anew at each call, tile by tile of the mask,
-  // in some milliseconds at 4096 x 4096 and more with its length. Where too many tiles are neither
-  // empty nor full, as of (query + key) % 2 == 0, 65,536 elements of them are drawn, always the
-  // same: 1 % off at most but by a rare accident.
+  // Useful floating-point operations of a call: 4 d per visible (query, key) forward, 10 d backward
+  // (for d == d_v); upper bound where the mask reads buffers without data. Counted anew at each
+  // call, tile by tile of the mask, in some milliseconds at 4096 x 4096 and more with its length.
+  // Where too many tiles are neither empty nor full, as of (query + key) % 2 == 0, 65,536 elements
+  // of them are drawn, always the same: 1 % off at most but by a rare accident.
   double flops() const;
 };
 
-// Throws Error(invalid_argument | unsupported | unavailable). problem must have every size set.
+// The plan of a problem that has every size set. It knows no tensors and assumes that they are
+// aligned: a run whose tensors are not takes another kernel of the same results. Of the context it
+// reads isa and the executor's concurrency (cpu). On a GPU it asks the driver what the device is,
+// and compiles nothing. About 0.1 ms at most on a CPU. Throws Error(invalid_argument | unsupported
+// | unavailable). Thread-safe; so are runs of one plan.
 Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options = {},
                const Context& context = {});
+// Some lines for people: the problem, what runs it, tiles, workspace and the reasons.
 std::string to_string(const Plan& plan);
 
 }  // namespace attn

@@ -97,7 +97,8 @@ struct Problem {
 // Used by the command, the tests, the benchmarks and in errors. parse_problem(to_string(p))
 // describes the same problem (a dtype that is not given is written as f32, which it counts as);
 // buffers of shorthands (alibi, bias, documents, block masks) come back by name and shape, without
-// data.
+// data. parse_problem throws Error(invalid_argument) that names the token; a text cannot make it
+// take more memory or time than its length asks for (docs/security.md).
 std::string to_string(const Problem& problem);
 Problem parse_problem(std::string_view text);
 

@@ -69,17 +69,28 @@ struct Gradients {
 
 // Fills the sizes that `problem` leaves at 0 and a dtype not given from the tensors, and checks all
 // that can be checked; throws Error(invalid_argument) naming the argument, its value and what is
-// accepted. On a GPU the problem must set seqlen_q (seqlen_k) of packed tensors itself.
+// accepted. Of packed tensors in memory of the CPU it reads cu_seqlens for the longest sequence; on
+// a GPU the problem must set seqlen_q (seqlen_k) of these itself. Thread-safe.
 Problem complete(const Problem& problem, const Inputs& inputs);
 
-// O, LSE <- attention. Plans, checks, then writes; on an exception other than one thrown by the
-// executor nothing was written. Same inputs give the same bits for every number of threads.
+// O <- attention, and LSE where it is given. Plans, checks, then writes. Outputs must not overlap
+// inputs or each other.
+//
+// Algorithm: FlashAttention-2 (Dao 2023), algorithm 1, with keys split as in Flash-Decoding where
+// queries are few, unless PlanOptions names another one. Accuracy: the largest error against fp64
+// is at most twice that of standard attention computed in the same precision, plus half a unit in
+// the last place of the output, and likewise element by element (docs/numerics.md, "The error
+// rule"). Same inputs give the same bits for every number of threads.
+//
+// Throws Error: invalid_argument, unsupported, unavailable or out_of_memory, and then nothing was
+// written; device, where a driver refuses a call; and what the executor throws. On a GPU the work
+// is put into context.stream, and what fails while it runs is told by the next call that waits for
+// it.
+//
 // Thread-safe: calls share the executor, with memory that the CPU backend keeps in it for the next
 // ones (64 MiB at most, until the executor is destroyed; context.workspace instead, where given),
 // kernels compiled for GPUs, which stay loaded until the process ends, and plans
 // (docs/plan-cache.md).
-// Outputs must not overlap inputs or each other. On a GPU the work is put into context.stream, and
-// what fails while it runs is told by the next call that waits for it.
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              const PlanOptions& options = {}, const Context& context = {});
 // The same with a plan of the forward phase, made before. A template, as that of backward, so that
@@ -92,12 +103,14 @@ void forward(const P& plan, const Inputs& inputs, const Outputs& outputs,
   run_forward(plan, inputs, outputs, context);
 }
 
-// Gradients <- d(loss), given those of O and LSE, and O, LSE as forward wrote them. Recomputes P
-// from LSE (FlashAttention paper, algorithm 4) and regenerates the dropout mask. That of LSE enters
-// as D = rowsum(dO * O) - dLSE, since dLSE_i / dT_ij = P_ij; the sink is a part of LSE. K and V
+// Gradients <- d(loss), given those of O and LSE, and O, LSE as forward wrote them. Those
+// that are given are overwritten, not added to.
+// Recomputes P from LSE (FlashAttention paper, algorithm 4; the loop over keys outside, as
+// FlashAttention-2's algorithm 2) and regenerates the dropout mask. The gradient of LSE enters as
+// D = rowsum(dO * O) - dLSE, since dLSE_i / dT_ij = P_ij; the sink is a part of LSE. K and V
 // gradients of a GQA group are summed over its query heads. Not for paged K, V. Same inputs give
-// the same bits, but on a GPU for the gradients of buffers and for dQ of backward_sm90, which is
-// taken where it is named. Otherwise as forward.
+// the same bits, but for two things on a GPU: dQ of the kernels that PlanOptions::deterministic
+// replaces or slows, and the gradients of buffers. Accuracy, errors and threads are as of forward.
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const PlanOptions& options = {}, const Context& context = {});
@@ -111,9 +124,16 @@ void backward(const P& plan, const Inputs& inputs, const Outputs& outputs,
   run_backward(plan, inputs, outputs, d_outputs, gradients, context);
 }
 
-// Merges partial results over disjoint sets of keys: LSE = log(sum_p exp(LSE_p)), O = sum_p
-// exp(LSE_p - LSE) O_p. parts[p].o: any layout of one shape, dtype f32, bf16, f16 or f64; lse f32
-// (f64). The sink belongs to one part only. The result may be one of the parts.
+// Merges partial results over disjoint sets of keys, as those of Flash-Decoding or of a ring of
+// machines: LSE = log(sum_p exp(LSE_p)), O = sum_p exp(LSE_p - LSE) O_p (docs/numerics.md, "LSE").
+//
+// All tensors are in memory of the CPU and of one shape, O dense or packed as in Outputs, of f32,
+// bf16, f16 or f64, each of its own dtype; LSE is f32 (f64 beside an O of f64), needed of the parts
+// and optional in the result. O of a part whose LSE is -inf is not read. The sink belongs to one
+// part only. The result may be one of the parts, and overlaps no other.
+//
+// Arithmetic is in double and rounded once, to the result's dtype. It runs on the calling thread.
+// Throws Error(invalid_argument) before anything is written. Thread-safe.
 void merge(const std::vector<Outputs>& parts, const Outputs& result);
 
 }  // namespace attn

@@ -16,12 +16,13 @@ namespace ATTN_API attn {
 enum class DType : std::uint8_t { f64, f32, bf16, f16, i64, i32, u8 };
 
 std::size_t size_of(DType dtype) noexcept;    // bytes of one element
-std::string_view name(DType dtype) noexcept;  // "f32", "bf16", ...
-DType parse_dtype(std::string_view text);     // inverse of name(); throws Error
-bool is_floating(DType dtype) noexcept;
+std::string_view name(DType dtype) noexcept;  // "f32", "bf16", ...; "unknown" for other values
+DType parse_dtype(std::string_view text);     // inverse of name(); throws Error(invalid_argument)
+bool is_floating(DType dtype) noexcept;       // f64, f32, bf16 or f16
 
-// Storage of the two 16-bit formats. Conversion from float rounds to nearest, ties to even; NaN
-// stays NaN.
+// Storage of the two 16-bit formats: bfloat16 is the upper half of a float, float16 is binary16 of
+// IEEE 754. Conversion from float rounds to nearest, ties to even, past the largest number to
+// infinity; NaN stays NaN. Conversion to float is exact.
 struct bfloat16 {
   std::uint16_t bits = 0;
   bfloat16() = default;
@@ -37,9 +38,10 @@ struct float16 {
 
 enum class DeviceType : std::uint8_t { cpu, cuda };
 
+// Where memory lies.
 struct Device {
   DeviceType type = DeviceType::cpu;
-  std::int32_t index = 0;
+  std::int32_t index = 0;  // of a GPU, as the driver counts them; of the CPU 0
   bool operator==(const Device&) const = default;
 };
 std::string to_string(Device device);  // "cpu", "cuda:0"
@@ -64,12 +66,14 @@ struct Tensor {
   std::int64_t offset(std::initializer_list<std::int64_t> index) const noexcept;  // in elements
 };
 
-// Row-major views of rank 0 to 4. The const overload serves inputs.
+// Row-major views of rank 0 to 4. The const overload serves inputs. Throws Error(invalid_argument)
+// for more dimensions, negative sizes and sizes whose product passes 63 bits.
 Tensor tensor(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
               Device device = {});
 Tensor tensor(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
               Device device = {});
 
+// The DType of a C++ type: dtype_of<float> is DType::f32.
 template <class T>
 inline constexpr DType dtype_of = [] {
   static_assert(sizeof(T) == 0, "attn has no dtype for this C++ type");
@@ -90,12 +94,13 @@ inline constexpr DType dtype_of<std::int32_t> = DType::i32;
 template <>
 inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
 
+// The same in memory of the CPU, with the DType of T: tensor(x.data(), {1, 512, 4, 64}).
 template <class T>
 Tensor tensor(T* data, std::initializer_list<std::int64_t> shape) {
   return tensor(data, dtype_of<std::remove_cv_t<T>>, shape);
 }
 
-std::string to_string(
-    const Tensor& tensor);  // "f32[2, 8, 4, 64] strides (2048, 256, 64, 1) on cpu"
+// "f32[2, 8, 4, 64] strides (2048, 256, 64, 1) on cpu"; "no tensor" of rank 0.
+std::string to_string(const Tensor& tensor);
 
 }  // namespace attn
