@@ -1,14 +1,48 @@
 // A line of `attn bench` on a GPU.
 #pragma once
 
+#include <list>
+
 #include "command/bench_row.hpp"
+#include "command/verify.hpp"
+#include "harness/device_data.hpp"
 
 namespace attn::command {
 
-// row.plan is made. Verifies on poisoned outputs, then times the forward pass with events: many
-// calls in one graph, so that the host's share does not count, going round copies of the tensors
-// that together are four times the L2 cache, so that every call finds its inputs in memory; at last
-// the result must still have the bits that were verified. Throws as forward.
+// Calls of a plan on the GPU, in a stream of their own.
+class GpuCalls {
+ public:
+  // Poisons the outputs of `data`. Backward it then runs the forward pass on the GPU, for O and
+  // LSE. `plan` and `data` outlive this. Throws as forward.
+  GpuCalls(const Plan& plan, harness::CaseData& data, const Context& context);
+
+  // Compares a call with fp64. Afterwards `data` holds the results of a call.
+  Verification verify() const;
+  // Times with events: many calls in one graph, so that the host's share does not count, going
+  // round copies of the tensors that together are four times the L2 cache, so that every call finds
+  // its inputs in memory.
+  Timing time(const TimingRule& rule);
+  // Waits; the results come back into `data`.
+  void finish() const;
+
+ private:
+  void call(const harness::DeviceData& on, const OutputGradients& d_outputs) const;
+  void call(const harness::DeviceData& on) const { call(on, on.d_outputs); }
+  void compute_once() const;
+  template <class Work>
+  double seconds(const Work& work) const;
+
+  const Plan& plan_;
+  harness::CaseData& data_;
+  harness::DeviceWorkspace workspace_;
+  cuda::Stream stream_;
+  Context context_;
+  std::list<harness::DeviceData> copies_;
+};
+
+// row.plan is made. Verifies, times, and at last looks whether the results still have the bits that
+// were verified, where equal inputs give equal bits (PlanOptions::deterministic). Throws as
+// forward.
 void measure_on_gpu(BenchRow& row, harness::CaseData& data, const Context& context,
                     const TimingRule& rule, Peaks& peaks);
 
