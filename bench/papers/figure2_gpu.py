@@ -3,7 +3,8 @@
   python3 bench/papers/figure2_gpu.py --attn build/attn --library attn_c.so --out build/figure2_gpu --seconds 120
 
 writes OUT.svg and OUT.json, prints tables and a sentence for each claim. Left: standard attention, FlashAttention (K, V outer) and FlashAttention-2.
-Middle: bytes and time against B_c. Right: bytes and time against the share of blocks that a mask leaves. The forward pass only. Bytes: model and
+Middle: bytes and time against B_c. Right: bytes and time against the share of blocks that a mask leaves. All of the forward pass; with --phase
+backward a table of algorithm 4, its block-sparse form and FlashAttention-2, and theorem 5's exponents, in OUT.json. Bytes: model and
 plan (`attn io --arch`) beside ncu's counters (io_gpu.py), "L2" being what passes between L2 and the multiprocessors, the paper's HBM accesses. Times:
 medians of CUDA events, each result compared with fp64 first. Needs PyTorch and NumPy; without ncu the counters' columns stay empty."""
 import argparse, json, math, statistics, sys, time
@@ -19,6 +20,7 @@ arguments.add_argument("--attn", default="build/attn")
 arguments.add_argument("--arch", default="sm_90a")
 arguments.add_argument("--out", default="build/figure2_gpu")
 arguments.add_argument("--seconds", type=float, default=120, help="after which nothing new is counted")
+arguments.add_argument("--phase", default="forward", choices=("forward", "backward"))
 arguments.add_argument("--batch", type=int, default=64, help="of the left and middle panels; a quarter in the right one")
 options = arguments.parse_args()
 BEGIN = time.monotonic()
@@ -59,6 +61,46 @@ def theorem_rows():
             for n in (1024, 4096) for d, blocks in ((32, (64, 128, 256)), (64, (64, 128, 256)), (128, (64, 128))) for keys in blocks]
 
 
+def backward_rows():
+    """Algorithm 4 by B_c, the same where a band leaves some of the tiles, and FlashAttention-2."""
+    name, rows = io_gpu.FLASH_BACKWARD, []
+    for dtype, fast in (("f32", "backward_simt"), ("bf16", "backward_sm80"), ("bf16", "backward_sm90")):
+        problem = f"{LEFT}_{dtype}"
+        if fast != "backward_sm90":
+            rows += [row(problem, "flash_attention", f"{name}/n{keys}") for keys in (16, 32, 64)]
+        rows.append(row(problem, "flash_attention_2", fast))
+    bands = [row(f"b{max(1, options.batch // 4)}_n4096_h{HEADS}_d{D}_window{width}x{width}_f32", "block_sparse", f"{name}/n64_sparse", width=width)
+             for width in (4095, 1024, 210)]
+    return rows + bands
+
+
+def backward_theorem_rows():
+    return [row(f"b11_n{n}_h12_d{d}_f32", "flash_attention", f"{io_gpu.FLASH_BACKWARD}/n{keys}", n=n, d=d, m=4 * d * keys * 4)
+            for n in (1024, 2048) for d in (32, 64, 128) for keys in (16, 32, 64)]
+
+
+def check_backward(run, width):
+    """Ends the program unless dQ, dK and dV of two heads are within twice the error of autograd in the same type, and some roundings."""
+    n = run.q.shape[1]
+    parts = [t[:1, :, :2].transpose(1, 2) for t in (run.q, run.k, run.v, run.d_o)]
+    at = torch.arange(n, device="cuda")
+    hidden = None if width is None else (at[:, None] - at[None, :]).abs() > width
+
+    def gradients(low):
+        q, k, v, d_o = (t.to(low).detach() for t in parts)
+        leaves = [t.requires_grad_() for t in (q, k, v)]
+        s = (q @ k.transpose(2, 3)) / math.sqrt(q.shape[-1])
+        if hidden is not None:
+            s = s.masked_fill(hidden, -math.inf)
+        return torch.autograd.grad(s.softmax(-1) @ v, leaves, d_o)
+    exact, low = gradients(torch.double), gradients(run.q.dtype)
+    for name, of_run, right, standard in zip(("dq", "dk", "dv"), run.gradients, exact, low):
+        allowed = 2 * (standard.double() - right).abs().max() + 4 * torch.finfo(run.q.dtype).eps * right.abs().max()
+        error = (of_run[:1, :, :2].transpose(1, 2).double() - right).abs().max()
+        if not bool(error <= allowed):
+            sys.exit(f"{name} is wrong, so not timed: error {error:.3g}, allowed {allowed:.3g}")
+
+
 def check(run, width):
     """Ends the program unless O of some rows of two heads is within twice the error of standard attention in the same type, and a rounding."""
     n = run.q.shape[1]
@@ -95,9 +137,14 @@ def time_rows(library, rows):
     for entry in rows:
         key = entry["problem"], entry["kernel"]
         if key not in made:
-            run = io_gpu.Run(library, *key)
+            backward = io_gpu.phase_of(entry["kernel"]) == "backward"
+            run = io_gpu.Run(library, entry["problem"], "" if backward else entry["kernel"])
             run()
             check(run, entry.get("width"))
+            if backward:
+                run = io_gpu.Run(library, *key, forward=run)
+                run()
+                check_backward(run, entry.get("width"))
             made[key] = milliseconds(run)
             del run
         entry["ms"] = made[key]
@@ -106,8 +153,9 @@ def time_rows(library, rows):
 def plan_rows(rows):
     for entry in rows:
         io = io_gpu.planned(options.attn, entry["problem"], entry["algorithm"], entry["kernel"], options.arch)
-        entry |= {"model": io["model"]["bytes"], "plan": io["plan"]["bytes"], "once": io["compulsory"]["bytes"], "gflop": io["flops"] * 1e-9,
-                  "density": io["tiles_visited"] / io["tiles"], "target": io["plan"]["target"].split()[0]}
+        entry |= {"model": io["model"]["bytes"], "once": io["compulsory"]["bytes"], "gflop": io["flops"] * 1e-9, "density": io["tiles_visited"] / io["tiles"]}
+        if io["plan"] is not None:
+            entry |= {"plan": io["plan"]["bytes"], "target": io["plan"]["target"].split()[0]}
 
 
 def add_counters(rows, counted):
@@ -132,7 +180,7 @@ BYTES = ("model", "plan", "l2", "dram", "shared")
 
 def show(title, rows, name):
     table(title, [name, "kernel", *(f"{what} GB" for what in BYTES), "ms"],
-          [[entry.get(name), entry["kernel"] or entry["target"], *giga(entry, *BYTES), entry.get("ms")] for entry in rows])
+          [[entry.get(name), entry["kernel"] or entry.get("target"), *giga(entry, *BYTES), entry.get("ms")] for entry in rows])
 
 
 def fit(design, y):
@@ -145,7 +193,7 @@ def fit(design, y):
     return coefficients, errors, 1 - residual @ residual / ((y - y.mean()) @ (y - y.mean()))
 
 
-def theorem_2(rows):
+def theorem(title, rows):
     result = {}
     for what in ("model", "plan", "l2", "dram"):
         points = [entry for entry in rows if what in entry]
@@ -154,7 +202,7 @@ def theorem_2(rows):
         exponents, errors, r2 = fit([[1, *(math.log(entry[axis]) for axis in "ndm")] for entry in points], [math.log(entry[what]) for entry in points])
         result[what] = {"points": len(points), "r2": r2, **{axis.upper(): {"exponent": exponents[i + 1], "standard_error": errors[i + 1], "theorem": expected}
                                                             for i, (axis, expected) in enumerate((("n", 2), ("d", 2), ("m", -1)))}}
-    table("Theorem 2: bytes ~ N^a d^b M^c, M = 4 d B_c elements", ["bytes", "points", "a (2)", "b (2)", "c (-1)", "R^2"],
+    table(f"{title}: bytes ~ N^a d^b M^c, M = 4 d B_c elements", ["bytes", "points", "a (2)", "b (2)", "c (-1)", "R^2"],
           [[what, str(f["points"]), *(f"{f[axis]['exponent']:.3f} +- {f[axis]['standard_error']:.3f}" for axis in "NDM"), f"{f['r2']:.4f}"]
            for what, f in result.items()])
     return result
@@ -219,14 +267,17 @@ def draw(left, middle, right):
 
 
 def main():
-    panels = left, middle, right, theorem = left_rows(), middle_rows(), right_rows(), theorem_rows()
+    if options.phase == "backward":
+        panels, timed, report = (backward_rows(), backward_theorem_rows()), 1, report_backward
+    else:
+        panels, timed, report = (left_rows(), middle_rows(), right_rows(), theorem_rows()), 3, report_forward
     configurations = [(entry["problem"], entry["kernel"]) for rows in panels for entry in rows]
     unique = list(dict.fromkeys(configurations))
     io_gpu.precompile(options.attn, unique, options.arch)
     for rows in panels:
         plan_rows(rows)
     library = io_gpu.load(options.library)
-    for rows in (left, middle, right):
+    for rows in panels[:timed]:
         time_rows(library, rows)
     torch.cuda.empty_cache()
     report(*panels, "they are being read")  # what there is, should this program be ended
@@ -236,24 +287,34 @@ def main():
     report(*panels, why)
 
 
-def report(left, middle, right, theorem, why):
+def save(content, why):
+    with open(options.out + ".json", "w") as file:
+        json.dump({"command": " ".join(["python3", *sys.argv]), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "no_counters": why,
+                   **content, "seconds": time.monotonic() - BEGIN}, file, indent=1)
+        file.write("\n")
+    print(f"\n{options.out}.json written after {time.monotonic() - BEGIN:.0f} s", flush=True)
+
+
+def report_forward(left, middle, right, rows, why):
     """Tables, sentences, OUT.svg and OUT.json; why there are no counters, or nothing."""
     if why:
         print(f"no counters: {why}")
     show(f"Left: {LEFT}, forward", left, "algorithm")
     show("Middle: FlashAttention's order", middle, "block")
     show("Right: bands of keys, B_c 64", right, "density")
-    fitted, proposition = theorem_2(theorem), proposition_4(right)
+    fitted, proposition = theorem("Theorem 2", rows), proposition_4(right)
     said = sentences(left, middle, right, proposition)
     print("\n" + "\n".join(said))
     with open(options.out + ".svg", "w") as file:
         file.write(draw(left, middle, right))
-    with open(options.out + ".json", "w") as file:
-        json.dump({"command": " ".join(["python3", *sys.argv]), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "no_counters": why,
-                   "left": left, "middle": middle, "right": right, "theorem_2": {"rows": theorem, "fit": fitted}, "proposition_4": proposition,
-                   "sentences": said, "seconds": time.monotonic() - BEGIN}, file, indent=1)
-        file.write("\n")
-    print(f"\n{options.out}.svg and {options.out}.json written after {time.monotonic() - BEGIN:.0f} s")
+    save({"left": left, "middle": middle, "right": right, "theorem_2": {"rows": rows, "fit": fitted}, "proposition_4": proposition, "sentences": said}, why)
+
+
+def report_backward(rows, of_theorem, why):
+    if why:
+        print(f"no counters: {why}")
+    show("Backward", rows, "problem")
+    save({"rows": rows, "theorem_5": {"rows": of_theorem, "fit": theorem("Theorem 5", of_theorem)}}, why)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,22 @@
 """Bytes on a GPU in three columns: the models, the plan's own count, and Nsight Compute's counters.
 
   python3 bench/papers/io_gpu.py --library attn_c.so b16_n1024_h16_d64_f32
+  python3 bench/papers/io_gpu.py --library attn_c.so --phase backward b16_n1024_h16_d64_f32 b16_n1024_h16_d64_bf16
 
 Prints, for each problem, standard attention, FlashAttention (K, V outer), its block-sparse form and FlashAttention-2, all with the arithmetic of
-forward_simt, and what the library would pick. Columns: the model and the plan (`attn io --arch`), then bytes that ncu counts while
+forward_simt, and what the library would pick; backward FlashAttention's algorithm 4, its block-sparse form, and FlashAttention-2 on the kernels that
+take the problem (standard attention has no backward kernel on a GPU). Columns: the model and the plan (`attn io --arch`), then bytes that ncu counts while
 the kernels run once: L2 to and from the multiprocessors (what the papers call HBM accesses, and the plan counts), DRAM, shared memory.
 
 --library: attn_c as a shared object (.so) or libattn.a built with -DCMAKE_POSITION_INDEPENDENT_CODE=ON. Needs PyTorch; ncu for the counters."""
-import argparse, concurrent.futures, csv, ctypes, io, json, os, re, shutil, subprocess, sys, tempfile, time
+import argparse, concurrent.futures, csv, ctypes, io, json, math, os, re, shutil, subprocess, sys, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FLASH = "forward_flash_attention"
 ALGORITHMS = {"standard": "forward_standard", "flash_attention": FLASH, "block_sparse": f"{FLASH}/sparse", "flash_attention_2": "forward_simt"}
+FLASH_BACKWARD = "backward_flash_attention"
+# Launches of a pass, by kernel. backward_simt has one for the rows and one for each of dQ, dK and dV.
+LAUNCHES = {"forward_standard": 3, "backward_simt": 4, "backward_sm80": 3, "backward_sm90": 4}
 # Base names of counters, and what each adds to.
 METRICS = {"l1tex__m_xbar2l1tex_read_bytes": ("l2_read", 1), "l1tex__m_l1tex2xbar_write_bytes": ("l2_written", 1), "dram__bytes_read": ("dram_read", 1),
            "dram__bytes_write": ("dram_written", 1), "l1tex__data_pipe_lsu_wavefronts_mem_shared": ("shared", 128)}
@@ -26,8 +31,20 @@ def load(library):
         subprocess.check_call(["c++", "-O2", "-std=c++20", "-shared", "-fPIC", f"-I{ROOT}/include", f"{ROOT}/bench/gpu/attn_c.cpp", library,
                                "-lfmt", "-ldl", "-lpthread", "-o", out])
         loaded = ctypes.CDLL(out)
-    loaded.attn_plan.restype = ctypes.c_void_p
+    loaded.attn_plan.restype = loaded.attn_plan_backward.restype = ctypes.c_void_p
     return loaded
+
+
+def phase_of(kernel):
+    return "backward" if kernel.startswith("backward") else "forward"
+
+
+def rows_of(phase, descriptor):
+    """(algorithm, kernel) of the lines of a problem's table."""
+    if phase == "forward":
+        return [*ALGORITHMS.items(), ("flash_attention_2", "")]
+    fast = ["backward_simt"] if descriptor.endswith("_f32") else ["backward_sm80", "backward_sm90"]
+    return [("flash_attention", FLASH_BACKWARD), ("block_sparse", f"{FLASH_BACKWARD}/sparse"), *(("flash_attention_2", kernel) for kernel in fast)]
 
 
 def sizes(descriptor):
@@ -37,14 +54,16 @@ def sizes(descriptor):
 
 
 class Run:
-    """A problem on one kernel, with tensors of random numbers; called, it runs once in PyTorch's current stream."""
+    """A problem on one kernel, with tensors of random numbers; called, it runs once in PyTorch's current stream. forward: of a backward kernel, a
+    Run whose Q, K, V, O and LSE are taken; without, they are random: enough to count bytes."""
 
-    def __init__(self, library, descriptor, kernel, tensors=None):
+    def __init__(self, library, descriptor, kernel, tensors=None, forward=None):
         import torch
+        backward = phase_of(kernel) == "backward"
         pointer = ctypes.c_void_p
         b, n, h, d, dtype = sizes(descriptor)
         size = ctypes.c_longlong()
-        handle = library.attn_plan(descriptor.encode(), kernel.encode(), ctypes.byref(size))
+        handle = (library.attn_plan_backward if backward else library.attn_plan)(descriptor.encode(), kernel.encode(), ctypes.byref(size))
         if not handle:
             raise RuntimeError(f"{descriptor} on {kernel}: no plan")
         kind = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[dtype]
@@ -54,6 +73,16 @@ class Run:
         self.workspace = torch.empty(max(1, size.value), dtype=torch.uint8, device="cuda")
         at = lambda t: pointer(t.data_ptr())
         none = (pointer * 1)()
+        if backward:
+            if forward is not None:
+                self.q, self.k, self.v, self.o, self.lse = forward.q, forward.k, forward.v, forward.o, forward.lse
+            else:
+                self.o.normal_(), self.lse.fill_(math.log(n))
+            self.d_o = torch.randn_like(self.o)
+            self.gradients = [torch.full_like(self.q, math.nan) for _ in range(3)]
+            self.call = lambda: library.attn_backward(pointer(handle), *map(at, (self.q, self.k, self.v, self.o, self.lse, self.d_o, *self.gradients)), none,
+                                                      at(self.workspace), size, pointer(torch.cuda.current_stream().cuda_stream))
+            return
         self.call = lambda: library.attn_forward(pointer(handle), at(self.q), at(self.k), at(self.v), at(self.o), at(self.lse), none, at(self.workspace),
                                                  size, pointer(torch.cuda.current_stream().cuda_stream))
 
@@ -78,7 +107,7 @@ def launch(file):
 
 
 def launches_of(kernel):
-    return 3 if kernel == "forward_standard" else 1
+    return LAUNCHES.get(kernel.split("/")[0], 1)
 
 
 def available_metrics():
@@ -111,7 +140,7 @@ def measure(configurations, library, seconds):
         json.dump({"library": library, "configurations": configurations, "seconds": seconds}, file)
     metrics = ",".join(f"{name}.sum" for name in available_metrics())
     done = subprocess.run(["ncu", "--clock-control", "none", "--cache-control", "none", "--csv", "--print-units", "base", "--log-file", f"{folder}/counters.csv",
-                           "-k", "regex:attn_forward", "--metrics", metrics, sys.executable, os.path.abspath(__file__), "--launch", f"{folder}/job.json"],
+                           "-k", "regex:attn_(forward|backward)", "--metrics", metrics, sys.executable, os.path.abspath(__file__), "--launch", f"{folder}/job.json"],
                           text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     text = open(f"{folder}/counters.csv").read() if os.path.exists(f"{folder}/counters.csv") else ""
     counted, at = parse(text), 0
@@ -133,22 +162,25 @@ def measure(configurations, library, seconds):
 
 def planned(attn, descriptor, algorithm, kernel, arch, blocks=None):
     """The row of `attn io --arch`: model, plan, inputs and outputs. blocks: B_r and B_c of the model; default: those of the plan."""
-    words = [attn, "io", descriptor, "--arch", arch, "--algorithm", algorithm, *(["--kernel", kernel] if kernel else []), "--json", "-"]
+    words = [attn, "io", descriptor, "--arch", arch, "--phase", phase_of(kernel), "--algorithm", algorithm,
+             *(["--kernel", kernel] if kernel else []), "--json", "-"]
     call = lambda more: json.loads(subprocess.run(words + more, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout)["results"][0]
     if blocks is None:
-        plan = call(["--fast-bytes", "232448"])["plan"]
-        blocks = plan["block_q"], plan["block_k"]
+        row = call(["--fast-bytes", "232448"])
+        if row["plan"] is None:
+            return row
+        blocks = row["plan"]["block_q"], row["plan"]["block_k"]
     return call(["--fast-bytes", "232448", "--block-q", str(blocks[0]), "--block-k", str(blocks[1])])
 
 
-def precompile(attn, configurations, arch, phases=("forward",)):
-    """Fills the disk cache with all cores: in the program that runs them kernels would be compiled one after the other."""
+def precompile(attn, configurations, arch, phases=()):
+    """Fills the disk cache with all cores: in the program that runs them kernels would be compiled one after the other. phases: where not of the names."""
     def one(job):
         (descriptor, kernel), phase = job
         subprocess.run([attn, "compile", descriptor, "--phase", phase, "--arch", arch, *(["--kernel", kernel] if kernel else [])],
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, [(configuration, phase) for configuration in sorted(set(configurations)) for phase in phases]))
+        list(pool.map(one, [(job, phase) for job in sorted(set(configurations)) for phase in phases or (phase_of(job[1]),)]))
 
 
 def gigabytes(value):
@@ -161,6 +193,7 @@ def main():
     arguments.add_argument("--library", default="attn_c.so")
     arguments.add_argument("--attn", default="build/attn")
     arguments.add_argument("--arch", default="sm_90a")
+    arguments.add_argument("--phase", default="forward", choices=("forward", "backward"))
     arguments.add_argument("--seconds", type=float, default=60, help="after which no further kernel is counted")
     arguments.add_argument("--json", default="")
     arguments.add_argument("--launch", default="", help=argparse.SUPPRESS)
@@ -168,7 +201,7 @@ def main():
     if options.launch:
         launch(options.launch)
         return
-    configurations = [(descriptor, kernel) for descriptor in options.descriptors for kernel in [*ALGORITHMS.values(), ""]]
+    configurations = [(descriptor, kernel) for descriptor in options.descriptors for _, kernel in rows_of(options.phase, descriptor)]
     precompile(options.attn, configurations, options.arch)
     counted, why = measure(configurations, options.library, options.seconds)
     if why:
@@ -178,11 +211,11 @@ def main():
     for descriptor in options.descriptors:
         print(f"{descriptor}, GB")
         print("  ".join(["".ljust(36), *(what.rjust(10) for what in ("model", "plan", *columns))]))
-        for algorithm, kernel in [*ALGORITHMS.items(), ("flash_attention_2", "")]:
+        for algorithm, kernel in rows_of(options.phase, descriptor):
             row = planned(options.attn, descriptor, algorithm, kernel, options.arch)
             counts = counted.get((descriptor, kernel), {})
-            values = [row["model"]["bytes"], row["plan"]["bytes"], *(counts.get(what) for what in columns)]
-            print("  ".join([f"{algorithm} {row['plan']['target'].split()[0]}".ljust(36), *(gigabytes(value).rjust(10) for value in values)]))
+            values = [row["model"]["bytes"], (row["plan"] or {}).get("bytes"), *(counts.get(what) for what in columns)]
+            print("  ".join([f"{algorithm} {kernel or row['plan']['target'].split()[0]}".ljust(36), *(gigabytes(value).rjust(10) for value in values)]))
             rows.append({"problem": descriptor, "algorithm": algorithm, "kernel": kernel, "row": row, "counters": counts})
     if options.json:
         with open(options.json, "w") as file:

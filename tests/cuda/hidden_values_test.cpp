@@ -208,12 +208,12 @@ const auto kHidingScores = ::testing::Values(
     "b1_sq140_sk200_h1_d64_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:140x200)_bf16");
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaHiddenByScore, ::testing::Combine(kHidingScores, kKernels),
                          kName);
-INSTANTIATE_TEST_SUITE_P(Cuda, CudaHiddenByScoreBackward,
-                         ::testing::Combine(kHidingScores,
-                                            ::testing::Values("backward_sm80",
-                                                              "backward_sm80_deterministic",
-                                                              "backward_simt")),
-                         kName);
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, CudaHiddenByScoreBackward,
+    ::testing::Combine(kHidingScores,
+                       ::testing::Values("backward_sm80", "backward_sm80_deterministic",
+                                         "backward_simt", "backward_flash_attention")),
+    kName);
 
 INSTANTIATE_TEST_SUITE_P(
     CudaHopper, CudaHiddenByScoreBackward,

@@ -228,6 +228,8 @@ TEST(KernelName, BackwardRefusesShapesThatCannotRun) {
        {std::tuple{d64, "backward_sm90/q9", "'q9' is no part"},
         {d64, "backward_simt/q2", "kernel is 'backward_simt/q2'"},
         {d64, "backward_sm80/z2", "'z2' is no part"},
+        {d64, "backward_flash_attention/n48", "'n48' is no part"},
+        {d256, "backward_flash_attention/n64", "64 queries and keys at a time, take"},
         {d64, "backward_sm80/m64_x8", "16 rows of each product"},
         {d128, "backward_sm80/m128", "bytes of shared memory"},
         {d64, "backward_sm90/q3", "c2_q3"},
@@ -246,6 +248,36 @@ TEST(KernelName, BackwardRefusesShapesThatCannotRun) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
     }
   }
+}
+
+// The kernel of the paper's order runs by name or algorithm only, and the two must agree.
+TEST(KernelName, BackwardFollowsTheAlgorithm) {
+  EXPECT_EQ(backward_kernel_name(Algorithm::automatic, ""), "");
+  EXPECT_EQ(backward_kernel_name(Algorithm::flash_attention_2, "backward_sm80"), "backward_sm80");
+  EXPECT_EQ(backward_kernel_name(Algorithm::flash_attention, ""), "backward_flash_attention");
+  EXPECT_EQ(backward_kernel_name(Algorithm::block_sparse, ""), "backward_flash_attention/sparse");
+  EXPECT_EQ(backward_kernel_name(Algorithm::block_sparse, "backward_flash_attention/n16"),
+            "backward_flash_attention/n16_sparse");
+  for (const auto& [algorithm, kernel] :
+       {std::pair{Algorithm::flash_attention_2, "backward_flash_attention"},
+        {Algorithm::flash_attention, "backward_simt"},
+        {Algorithm::flash_attention, "backward_flash_attention/n16_sparse"},
+        {Algorithm::block_sparse, "backward_sm80"}}) {
+    EXPECT_NE(refusal(ErrorCode::invalid_argument, [&] { backward_kernel_name(algorithm, kernel); })
+                  .find(kernel),
+              std::string::npos);
+  }
+  EXPECT_NE(refusal(ErrorCode::unsupported, [] { backward_kernel_name(Algorithm::standard, ""); })
+                .find("algorithm is standard"),
+            std::string::npos);
+  for (const char* descriptor :
+       {"b1_n512_h4_d64_f32", "b1_n512_h4_d128_bf16", "b1_n9_h1_d256_f16"}) {
+    const BackwardConfig config = backward_chosen(descriptor, "backward_flash_attention");
+    EXPECT_LE(config.shared_bytes(), most_shared_bytes(kHopper));
+  }
+  EXPECT_EQ(backward_chosen("b1_n512_h4_d64_f32", "backward_flash_attention").block_m, 64);
+  EXPECT_EQ(backward_chosen("b1_n512_h4_d256_f32", "backward_flash_attention").block_m, 32);
+  EXPECT_TRUE(backward_chosen("b1_n9_h1_d8_f32", "backward_flash_attention/sparse").skips_empty);
 }
 
 }  // namespace

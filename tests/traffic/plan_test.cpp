@@ -230,7 +230,7 @@ TEST(CudaPlan, LoadsVisibleBlocks) {
     }
   }
   EXPECT_EQ(some.traffic[Operand::k].read, 8 * 8 * keys * 64 * 2);
-  EXPECT_THROW(cuda_plan_traffic(full, Phase::backward, arch, 132), Error);
+  EXPECT_THROW(cuda_plan_traffic(full, Phase::backward, arch, 132, {}, "backward_simt"), Error);
   // A decoding step is split, and its parts are merged.
   const PlanTraffic decode =
       cuda_plan_traffic(parse_problem("b1_sq1_sk16384_h4_d128_bf16"), Phase::forward, arch, 132);
@@ -288,6 +288,74 @@ TEST(CudaPlan, OrdersOfThePapers) {
             seen[Operand::lse].read += first ? 0 : 8;
             seen[Operand::o].written += last ? 0 : kept;
             seen[Operand::lse].written += last ? 0 : 8;
+          }
+        }
+      }
+      for (std::size_t i = 0; i < kOperands; ++i) {
+        const auto operand = static_cast<Operand>(i);
+        EXPECT_EQ(plan.traffic[operand].read, seen[operand].read) << text << ' ' << name(operand);
+        EXPECT_EQ(plan.traffic[operand].written, seen[operand].written)
+            << text << ' ' << name(operand);
+      }
+    }
+  }
+}
+
+// Likewise of the backward pass: algorithm 4, its form that leaves out empty tiles, and the order
+// of FlashAttention-2.
+TEST(CudaPlan, BackwardOrders) {
+  const cuda::Arch arch = cuda::parse_arch("sm_90a");
+  for (const char* text :
+       {"b2_sq100_sk200_h3_d40_causal_bf16", "b1_n130_hq4_hk2_d64_window20x9_bf16"}) {
+    const Problem p = parse_problem(text);
+    const double row = 2 * static_cast<double>(p.head_dim),
+                 sums = 4 * static_cast<double>(p.head_dim);
+    for (const Algorithm algorithm :
+         {Algorithm::flash_attention, Algorithm::block_sparse, Algorithm::flash_attention_2}) {
+      const PlanTraffic plan = cuda_plan_traffic(p, Phase::backward, arch, 132, algorithm);
+      EXPECT_EQ(plan.algorithm, algorithm);
+      const bool one_pass = algorithm == Algorithm::flash_attention_2;
+      Traffic seen;
+      const auto add_keys = [&] {
+        for (const Operand x : {Operand::k, Operand::v}) seen[x].read += row;
+        for (const Operand x : {Operand::dk, Operand::dv}) seen[x].written += row;
+      };
+      for (std::int64_t i = 0; i < p.batch * p.heads_k * p.seqlen_k; ++i) add_keys();
+      for (std::int64_t head = 0; head < p.batch * p.heads_q; ++head) {
+        for (std::int64_t i = 0; i < p.seqlen_q && one_pass; ++i) {
+          seen[Operand::o].read += row;
+          seen[Operand::d_o].read += row;
+          seen[Operand::lse].read += 4;
+          seen[Operand::d].written += 8;
+          seen[Operand::dq].written += row;
+        }
+        // Rows of whole blocks have a sum, whether they exist or not.
+        const std::int64_t blocks = (p.seqlen_q + plan.block_q - 1) / plan.block_q;
+        for (std::int64_t i = 0; i < blocks * plan.block_q; ++i) {
+          if (one_pass) {
+            seen[Operand::dq].written += sums;
+            seen[Operand::dq].read += sums;
+          }
+          const std::int64_t tile = i / plan.block_q * plan.block_q;
+          const std::int64_t rows = std::min<std::int64_t>(plan.block_q, p.seqlen_q - tile);
+          for (std::int64_t j = 0; j < p.seqlen_k; j += plan.block_k) {
+            const bool first = j == 0, last = j + plan.block_k >= p.seqlen_k;
+            const bool all = algorithm == Algorithm::flash_attention ||
+                             (algorithm == Algorithm::block_sparse && (first || last));
+            const std::int64_t keys = std::min<std::int64_t>(plan.block_k, p.seqlen_k - j);
+            if (!all && !visible(p, 0, head % p.heads_q, tile, rows, j, keys)) continue;
+            if (one_pass) seen[Operand::dq].written += sums;
+            if (i >= p.seqlen_q) continue;
+            seen[Operand::q].read += row;
+            seen[Operand::d_o].read += row;
+            if (one_pass) {
+              seen[Operand::d].read += 8;
+              continue;
+            }
+            seen[Operand::o].read += row;
+            seen[Operand::lse].read += 4;
+            seen[Operand::dq].read += first ? 0 : sums;
+            seen[Operand::dq].written += last ? row : sums;
           }
         }
       }

@@ -30,8 +30,14 @@ void add_plan(IoRow& row, const Problem& problem) {
       row.no_plan = "the cuda backend has no forward pass of memory_efficient";
       return;
     }
-    row.plan = traffic::cuda_plan_traffic(problem, choice.phase, cuda::parse_arch(choice.arch),
-                                          choice.multiprocessors, choice.algorithm, choice.kernel);
+    try {
+      row.plan =
+          traffic::cuda_plan_traffic(problem, choice.phase, cuda::parse_arch(choice.arch),
+                                     choice.multiprocessors, choice.algorithm, choice.kernel);
+    } catch (const Error& error) {
+      if (choice.phase == Phase::forward || error.code() != ErrorCode::unsupported) throw;
+      row.no_plan = error.what();  // of standard attention there is no kernel
+    }
     return;
   }
   if (!has_pass(choice)) {

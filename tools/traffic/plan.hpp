@@ -26,12 +26,16 @@ struct PlanTraffic {
 // visible. Deterministic for one number of threads: with more than one, the last tasks are divided.
 PlanTraffic cpu_plan_traffic(const Plan& plan);
 
-// Forward pass on a GPU of this architecture with `multiprocessors` of them: what blocks of threads
-// load into and store from shared memory and registers, that is, what the L2 cache serves. Needs no
-// GPU. algorithm and kernel: as in PlanOptions. Throws Error(unsupported) for the backward pass and
-// as make_plan does.
+// A pass on a GPU of this architecture with `multiprocessors` of them: what blocks of threads load
+// into and store from shared memory and registers, that is, what the L2 cache serves. Needs no GPU.
+// algorithm and kernel: as in PlanOptions. Throws Error(unsupported) for backward kernels other
+// than backward_flash_attention, backward_sm80 and backward_sm90 without pairs, and as make_plan
+// does.
 PlanTraffic cuda_plan_traffic(const Problem& problem, Phase phase, cuda::Arch arch,
                               int multiprocessors, Algorithm algorithm = Algorithm::automatic,
                               const std::string& kernel = {});
+// The same of the backward pass.
+PlanTraffic cuda_backward_traffic(const Problem& problem, cuda::Arch arch, Algorithm algorithm,
+                                  const std::string& kernel);
 
 }  // namespace attn::traffic

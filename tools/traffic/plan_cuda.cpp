@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "attn/error.hpp"
 #include "cuda/forward/config.hpp"
 #include "traffic/plan.hpp"
 #include "traffic/tiles.hpp"
@@ -111,11 +110,7 @@ struct Tiles {
 
 PlanTraffic cuda_plan_traffic(const Problem& problem, Phase phase, cuda::Arch arch,
                               int multiprocessors, Algorithm algorithm, const std::string& kernel) {
-  if (phase == Phase::backward) {
-    throw Error(ErrorCode::unsupported,
-                "the backward pass of the cuda backend has no count of bytes yet; accepted are "
-                "its forward pass and both phases of the cpu backend");
-  }
+  if (phase == Phase::backward) return cuda_backward_traffic(problem, arch, algorithm, kernel);
   const std::string named = cuda::forward_kernel_name(algorithm, kernel);
   cuda::ForwardConfig config = cuda::choose_forward(problem, arch, {}, 1, named);
   const Algorithm own = cuda::algorithm_of(config.kernel, config.skips_empty);

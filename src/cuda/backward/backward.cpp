@@ -47,7 +47,8 @@ core::Size num_buffer_elements(const Problem& p) {
 }
 core::Size row_terms_bytes(const Problem& p) { return num_rows(p) * sizeof(device::RowTerms); }
 
-// Where in the workspace that of kernels of one pass begins.
+// Where in the workspace that of kernels of one pass begins, and the sums of dQ of
+// backward_flash_attention.
 core::Size one_pass_offset(const Problem& p) {
   constexpr std::int64_t kAlignment = 128;
   return core::round_up(row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double), kAlignment);
@@ -109,7 +110,7 @@ Kernels make_kernels(const Plan& plan, const Asked& asked, const Inputs& inputs,
       ask(kernels.one_pass.words, backward_sm90_words_source(p, config, inputs.buffers));
     }
   }
-  if (!is_one_pass(kernel) || asked.sink || !asked.names.empty()) {
+  if (reads_row_terms(kernel) || asked.sink || !asked.names.empty()) {
     ask(kernels.rows,
         backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq, wish)));
   }
@@ -214,16 +215,16 @@ void launch_gradients(const Plan& plan, const Kernels& kernels, device::Backward
                       BackwardMaps* maps, std::vector<std::byte>& slope, const Inputs& inputs,
                       const Context& context) {
   const Problem& p = plan.problem;
+  auto* const behind = static_cast<std::byte*>(context.workspace.data) + one_pass_offset(p).value();
   if (kernels.one_pass.main == nullptr) {
+    parameters.dq_sum = reinterpret_cast<float*>(behind);
     for (const GradientKernel& gradient : kernels.gradients) {
       launch_gradient(gradient, p, parameters, slope, inputs, context);
     }
     return;
   }
   const BackwardConfig& config = kernels.gradients.front().config;
-  set_one_pass_parameters(
-      parameters, p, config,
-      static_cast<std::byte*>(context.workspace.data) + one_pass_offset(p).value());
+  set_one_pass_parameters(parameters, p, config, behind);
   std::vector<std::byte> expressions = pack_expressions(p.mask, score_expression(p), inputs.buffers,
                                                         p.scale(), backward_precise_math(config));
   launch_one_pass(kernels.one_pass, config, device_info(plan.device.index), parameters, maps,
@@ -311,6 +312,9 @@ std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel, const Ba
     bytes = std::max(bytes, one_pass_offset(p) + one_pass_workspace(p, config));
     blocks = std::max(blocks, one_pass_blocks(p, config));
   }
+  if (kernel == BackwardKernel::flash_attention) {
+    bytes = std::max(bytes, one_pass_offset(p) + num_rows(p) * p.head_dim * sizeof(float));
+  }
   for (const BackwardKernel any : {kernel, unmapped, BackwardKernel::simt}) {
     for (const BackwardConfig& config : backward_launches(any, p, {}, {}, wish)) {
       blocks = std::max(blocks, num_tiles(p, config));
@@ -340,6 +344,18 @@ void check_buffer_gradients(const Plan& plan, const Gradients& gradients) {
                   core::to_string(asked), core::to_string(num_buffer_elements(p)), to_string(p)));
 }
 
+std::string passes_reason(BackwardKernel kernel, std::size_t launches) {
+  if (is_one_pass(kernel)) {
+    return "one pass over S: dK and dV are summed in registers, dQ in memory in float32";
+  }
+  if (kernel == BackwardKernel::flash_attention) {
+    return "one pass over S: dK and dV are summed in shared memory, dQ in memory in float32, all "
+           "in a fixed order";
+  }
+  return fmt::format("{} passes over S: each gradient is summed in registers, in a fixed order",
+                     launches);
+}
+
 }  // namespace
 
 Plan plan_backward(const Problem& problem, const PlanOptions& options) {
@@ -350,24 +366,18 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
                 fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
                             device.name, to_string(arch)));
   }
-  const BackwardWish wish{arch, options.kernel, options.deterministic};
+  const std::string named = backward_kernel_name(options.algorithm, options.kernel);
+  const BackwardWish wish{arch, named, options.deterministic};
   const BackwardKernel kernel = choose_backward_kernel(problem, {}, wish);
-  if (options.algorithm != Algorithm::automatic &&
-      options.algorithm != Algorithm::flash_attention_2) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("algorithm is {}; accepted by backward on the cuda backend is "
-                            "flash_attention_2 (problem {})",
-                            name(options.algorithm), to_string(problem)));
-  }
   const std::vector<BackwardConfig> launches = backward_launches(kernel, problem, {}, {}, wish);
   const BackwardConfig& config = launches.back();
   Plan plan;
   plan.problem = problem;
   plan.phase = Phase::backward;
   plan.backend = Backend::cuda;
-  plan.kernel = options.kernel;
-  plan.algorithm = Algorithm::flash_attention_2;
-  plan.compute = kernel == BackwardKernel::simt ? DType::f32 : DType{problem.dtype};
+  plan.kernel = named;
+  plan.algorithm = algorithm_of(kernel, config.skips_empty);
+  plan.compute = is_scalar(kernel) ? DType::f32 : DType{problem.dtype};
   plan.block_q = config.block_n;
   plan.block_k = plan.rows_per_task = config.block_m;
   plan.workspace_bytes = checked_workspace(problem, kernel, wish);
@@ -385,11 +395,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.launch.shared_bytes = config.shared_bytes();
   plan.launch.stages = config.stages;
   plan.reasons.push_back(config.reason);
-  plan.reasons.push_back(
-      is_one_pass(kernel)
-          ? "one pass over S: dK and dV are summed in registers, dQ in memory in float32"
-          : fmt::format("{} passes over S: each gradient is summed in registers, in a fixed order",
-                        launches.size()));
+  plan.reasons.push_back(passes_reason(kernel, launches.size()));
   if (is_one_pass(kernel)) {
     plan.reasons.emplace_back(
         config.ordered
@@ -398,8 +404,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
             : "dQ is added in no fixed order, so that its last bits may differ between calls; "
               "deterministic asks for equal ones");
   }
-  if (const BackwardKernel faster =
-          choose_backward_kernel(problem, {}, {arch, options.kernel, false});
+  if (const BackwardKernel faster = choose_backward_kernel(problem, {}, {arch, named, false});
       faster != kernel) {
     plan.reasons.push_back(
         fmt::format("deterministic: instead of {}, which adds dQ in no fixed "
@@ -439,7 +444,8 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
 
 std::vector<Source> backward_sources(const Problem& problem, Arch arch,
                                      const PlanOptions& options) {
-  const BackwardWish wish{arch, options.kernel, options.deterministic};
+  const std::string named = backward_kernel_name(options.algorithm, options.kernel);
+  const BackwardWish wish{arch, named, options.deterministic};
   const BackwardKernel chosen = choose_backward_kernel(problem, {}, wish);
   const std::vector<BackwardConfig> launches = backward_launches(chosen, problem, {}, {}, wish);
   std::vector<std::string> names;
@@ -450,7 +456,7 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
     }
   }
   std::vector<Source> sources;
-  if (!is_one_pass(chosen) || problem.sink || !names.empty()) {
+  if (reads_row_terms(chosen) || problem.sink || !names.empty()) {
     sources.push_back(backward_rows_source(launches.front()));
   }
   if (is_one_pass(chosen)) {

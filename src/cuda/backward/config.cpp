@@ -11,6 +11,7 @@
 #include "cuda/backward/kernel_name.hpp"
 #include "cuda/backward/one_pass.hpp"
 #include "cuda/codegen/expression_factors.hpp"
+#include "cuda/heuristics/backward_papers.hpp"
 #include "cuda/heuristics/backward_portable.hpp"
 #include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
@@ -22,9 +23,10 @@ namespace {
 
 using device::Gradient;
 
-// In order of preference.
+// In order of preference, then what runs by name only.
 constexpr std::array kKernels{BackwardKernel::sm90, BackwardKernel::sm80,
-                              BackwardKernel::sm80_deterministic, BackwardKernel::simt};
+                              BackwardKernel::sm80_deterministic, BackwardKernel::simt,
+                              BackwardKernel::flash_attention};
 
 // Of what all kernels with tensor cores take.
 std::string obstacle_one_pass(const Problem& p) {
@@ -95,12 +97,25 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
   return obstacle_grid(BackwardKernel::sm90, p, tensors, wish);
 }
 
+std::string obstacle_flash(const Problem& p, const BackwardTensors& tensors,
+                           const BackwardWish& wish) {
+  const BackwardConfig config =
+      backward_config(BackwardKernel::flash_attention, p, tensors, Gradient::all, wish);
+  const std::int64_t most = most_shared_bytes(wish.arch);
+  if (config.shared_bytes() <= most) return {};
+  return fmt::format(
+      "Q, dO, K, V and their gradients, {} queries and keys at a time, take {} bytes of shared "
+      "memory; accepted are up to {}",
+      config.block_m, config.shared_bytes(), most);
+}
+
 // Why a kernel does not take the problem; empty when it does.
 std::string obstacle(BackwardKernel kernel, const Problem& p, const BackwardTensors& tensors,
                      const BackwardWish& wish) {
   if (p.layout_k == Layout::paged) return "layout_k is paged; accepted are dense and packed";
   if (p.dtype == DType::f64) return "dtype is f64; accepted are f32, bf16 and f16";
   if (kernel == BackwardKernel::simt) return {};
+  if (kernel == BackwardKernel::flash_attention) return obstacle_flash(p, tensors, wish);
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
     return fmt::format("dtype is {}; accepted are bf16 and f16", name(p.dtype));
   }
@@ -131,6 +146,8 @@ std::string_view name(BackwardKernel kernel) noexcept {
       return "backward_sm80_deterministic";
     case BackwardKernel::simt:
       return "backward_simt";
+    case BackwardKernel::flash_attention:
+      return "backward_flash_attention";
   }
   return {};
 }
@@ -144,8 +161,49 @@ std::int64_t BackwardConfig::shared_bytes() const noexcept {
     case BackwardKernel::sm80_deterministic:
     case BackwardKernel::simt:
       return backward_portable_shared_bytes(*this);
+    case BackwardKernel::flash_attention:
+      return backward_flash_shared_bytes(*this);
   }
   return 0;
+}
+
+std::string backward_kernel_name(Algorithm algorithm, std::string_view kernel) {
+  constexpr std::string_view kFlash = "backward_flash_attention";
+  const KernelName named = split_kernel_name(kernel);
+  switch (algorithm) {
+    case Algorithm::automatic:
+      return std::string(kernel);
+    case Algorithm::flash_attention_2:
+      if (named.kernel != kFlash) return std::string(kernel);
+      break;
+    case Algorithm::flash_attention:
+      if (kernel.empty()) return std::string(kFlash);
+      if (named.kernel == kFlash && !named.shape.ends_with(kSkipsEmpty)) return std::string(kernel);
+      break;
+    case Algorithm::block_sparse:
+      if (named.kernel != kFlash && !kernel.empty()) break;
+      if (named.shape.ends_with(kSkipsEmpty)) return std::string(kernel);
+      return fmt::format("{}/{}{}{}", kFlash, named.shape, named.shape.empty() ? "" : "_",
+                         kSkipsEmpty);
+    case Algorithm::standard:
+    case Algorithm::flash_decoding:
+    case Algorithm::memory_efficient:
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("algorithm is {}; accepted by backward on the cuda backend are "
+                              "flash_attention_2, flash_attention and block_sparse",
+                              name(algorithm)));
+  }
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("kernel is '{}' and algorithm is {}; accepted are {} with flash_attention, "
+                  "with '{}' among its parts with block_sparse, and the other kernels with "
+                  "flash_attention_2",
+                  kernel, name(algorithm), kFlash, kSkipsEmpty));
+}
+
+Algorithm algorithm_of(BackwardKernel kernel, bool skips_empty) noexcept {
+  if (kernel != BackwardKernel::flash_attention) return Algorithm::flash_attention_2;
+  return skips_empty ? Algorithm::block_sparse : Algorithm::flash_attention;
 }
 
 BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& tensors,
@@ -153,16 +211,18 @@ BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& t
   std::string why;
   const KernelName named = split_kernel_name(wish.kernel);
   for (const BackwardKernel kernel : kKernels) {
-    if (!named.kernel.empty() && named.kernel != name(kernel)) continue;
-    if (!is_one_pass(kernel) && !named.shape.empty()) continue;
+    const bool by_name_only = kernel == BackwardKernel::flash_attention;
+    if (named.kernel.empty() ? by_name_only : named.kernel != name(kernel)) continue;
+    if (!is_one_pass(kernel) && !by_name_only && !named.shape.empty()) continue;
     why = obstacle(kernel, p, tensors, wish);
     if (why.empty()) return kernel;
   }
   if (why.empty()) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("kernel is '{}'; accepted by backward are backward_sm90 "
-                            "and backward_sm80, alone or with parts of a tile shape "
-                            "(backward_sm90/q3_o3), backward_sm80_deterministic and backward_simt",
+                fmt::format("kernel is '{}'; accepted by backward are backward_sm90, "
+                            "backward_sm80 and backward_flash_attention, alone or with parts of a "
+                            "tile shape (backward_sm90/q3_o3), backward_sm80_deterministic and "
+                            "backward_simt",
                             wish.kernel));
   }
   throw Error(ErrorCode::unsupported,
@@ -199,6 +259,9 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
     case BackwardKernel::sm80_deterministic:
     case BackwardKernel::simt:
       set_backward_shape(config);
+      break;
+    case BackwardKernel::flash_attention:
+      set_backward_flash_shape(config, wish.arch, parts);
   }
   return config;
 }
@@ -211,7 +274,7 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
   const auto add = [&](Gradient gradient) {
     launches.push_back(backward_config(kernel, p, tensors, gradient, wish));
   };
-  if (is_one_pass(kernel)) {
+  if (is_one_pass(kernel) || kernel == BackwardKernel::flash_attention) {
     add(Gradient::all);
     return launches;
   }
@@ -228,6 +291,7 @@ int backward_row_threads(const BackwardConfig& config) noexcept {
 }
 
 core::Size num_tiles(const Problem& p, const BackwardConfig& config) {
+  if (config.kernel == BackwardKernel::flash_attention) return core::Size(p.heads_k) * p.batch;
   const bool of_queries = config.gradient == Gradient::dq || config.gradient == Gradient::buffers;
   const std::int64_t rows = of_queries ? p.seqlen_q : p.seqlen_k;
   return core::divide_up(rows, config.block_m) * p.batch * (of_queries ? p.heads_q : p.heads_k);

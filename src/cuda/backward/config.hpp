@@ -18,6 +18,7 @@ enum class BackwardKernel : std::uint8_t {
   sm80,                // backward_sm80.cuh: mma.sync, any architecture from 8.0 on
   sm80_deterministic,  // the same with sums in a fixed order
   simt,                // backward_simt.cuh: float32 and whatever the others do not take
+  flash_attention,     // backward_flash_attention.cuh: the paper's order, by name only
 };
 std::string_view name(BackwardKernel kernel) noexcept;  // "backward_sm90", ...
 // Whether a kernel computes S once: it adds dQ to memory, in no fixed order.
@@ -57,9 +58,10 @@ struct BackwardConfig {
 
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
   bool dropout = false;
-  bool rng_state = false;  // seed and offset of dropout are read by the kernel
-  bool ordered = false;    // sm90: tiles add to dQ in a fixed order
-  int l2_megabytes = 0;    // one pass: of the heads whose tiles are dealt together
+  bool rng_state = false;    // seed and offset of dropout are read by the kernel
+  bool ordered = false;      // sm90: tiles add to dQ in a fixed order
+  bool skips_empty = false;  // flash_attention: tiles that the mask empties are left out
+  int l2_megabytes = 0;      // one pass: of the heads whose tiles are dealt together
   // One pass: the mask leaves tiles of different lengths. sm90: what blocks of queries see differs
   // between heads, and between batch entries. A score may be -inf.
   bool longest_first = false, mask_heads = false, mask_batches = false, score_hides = false;
@@ -71,12 +73,27 @@ struct BackwardConfig {
   std::int64_t shared_bytes() const noexcept;  // dynamic
 };
 
+// Whether a kernel computes in float32, without tensor cores, and whether it reads RowTerms.
+constexpr bool is_scalar(BackwardKernel kernel) noexcept {
+  return kernel == BackwardKernel::simt || kernel == BackwardKernel::flash_attention;
+}
+constexpr bool reads_row_terms(BackwardKernel kernel) noexcept {
+  return kernel == BackwardKernel::simt || kernel == BackwardKernel::sm80_deterministic;
+}
+
 // What the caller of a plan decides.
 struct BackwardWish {
   Arch arch{};
   std::string_view kernel{};   // PlanOptions::kernel
   bool deterministic = false;  // PlanOptions::deterministic
 };
+
+// The name of the kernel that PlanOptions' algorithm and kernel ask for together, for
+// BackwardWish::kernel; empty where the library chooses. Throws Error(invalid_argument) where they
+// contradict each other, and Error(unsupported) for an algorithm without a kernel.
+std::string backward_kernel_name(Algorithm algorithm, std::string_view kernel);
+// What a plan for it says.
+Algorithm algorithm_of(BackwardKernel kernel, bool skips_empty) noexcept;
 
 // The kernel for a problem. Throws Error(unsupported) naming what no kernel, or the one that is
 // named, takes; Error(invalid_argument) for other names.
@@ -100,7 +117,8 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
 // of two.
 int backward_row_threads(const BackwardConfig& config) noexcept;
 
-// Tiles of the gradient, one a block of threads; sm90: whose blocks of threads stay.
+// Tiles of the gradient, one a block of threads; sm90: whose blocks of threads stay;
+// flash_attention: K, V heads, of which a block of threads has one.
 core::Size num_tiles(const Problem& problem, const BackwardConfig& config);
 
 }  // namespace attn::cuda

@@ -54,6 +54,7 @@ std::string print_config(const BackwardConfig& c) {
   text.flag("kDropout", c.dropout);
   text.flag("kRngState", c.rng_state);
   text.flag("kScoreHides", c.score_hides);
+  if (c.kernel == BackwardKernel::flash_attention) text.flag("kSkipsEmpty", c.skips_empty);
   if (is_one_pass(c.kernel)) {
     text.number("kRowThreads", backward_row_threads(c));
     text.number("kPieceColumns", c.piece_columns);
@@ -83,7 +84,7 @@ std::string print_config(const BackwardConfig& c) {
 }
 
 std::string kernel_name(const BackwardConfig& config) {
-  if (is_one_pass(config.kernel)) return std::string(name(config.kernel));
+  if (config.gradient == Gradient::all) return std::string(name(config.kernel));
   return fmt::format("{}_{}", name(config.kernel), word(config.gradient));
 }
 
@@ -126,7 +127,7 @@ constexpr std::string_view kIncludes =
 
 int backward_precise_math(const BackwardConfig& config) noexcept {
   constexpr int kPrecise = 2;
-  return config.kernel == BackwardKernel::simt ? kPrecise : precise_math(config.dtype);
+  return is_scalar(config.kernel) ? kPrecise : precise_math(config.dtype);
 }
 
 void check_backward_parameters(const Problem& problem, const BackwardConfig& config,

@@ -120,9 +120,11 @@ struct BackwardParams : ProblemParams {
 
   // Of backward_sm90, else null. A place is a block of kQueries queries of a batch entry and head:
   // (batch * heads_q + head) * query_blocks + block.
-  float* lse2;             // [place][kQueries], in base 2; +inf where P is 0
-  float* d;                // likewise; 0 past a length
-  float* dq_sum;           // [place][kQueries * head_dim], in the order of accumulators
+  float* lse2;  // [place][kQueries], in base 2; +inf where P is 0
+  float* d;     // likewise; 0 past a length
+  // [place][kQueries * head_dim], in the order of accumulators; of backward_flash_attention
+  // [batch][heads_q][seqlen_q][head_dim].
+  float* dq_sum;
   QueryWord* query_words;  // schedule/query_words.cuh
   int query_blocks, query_windows, key_blocks;
   int group;  // heads_q / heads_k

@@ -66,7 +66,6 @@ struct BackwardSimt {
                                                                : C::kHeadDim;
   static constexpr int kPieces = (kWidth + kPiece - 1) / kPiece;  // of the gradient
   static constexpr float kLog2E = 1.4426950408889634f;
-  static_assert((C::kBlockM == 64 || C::kBlockM == 32) && C::kBlockN == 64);
 
   struct alignas(16) Four {
     float x[4];
@@ -367,6 +366,7 @@ struct BackwardSimt {
   }
 
   __device__ __forceinline__ void run() const {
+    static_assert((C::kBlockM == 64 || C::kBlockM == 32) && C::kBlockN == 64);
     Thread t;
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -386,13 +386,17 @@ struct BackwardSimt {
   }
 };
 
+__device__ __forceinline__ float* shared_memory() {
+  extern __shared__ __align__(16) float shared_floats[];
+  return shared_floats;
+}
+
 template <class C, class Expressions, class Derivatives>
 __device__ __forceinline__ void backward_simt(const BackwardParams& p, const Expressions& e,
                                               const Derivatives& derivatives) {
-  extern __shared__ __align__(16) float shared_floats[];
   const auto tile = GradientTile<C>::at(p, static_cast<int>(blockIdx.x));
   if (tile.first >= tile.rows_present()) return;
-  BackwardSimt<C, Expressions, Derivatives>{p, e, derivatives, tile, shared_floats}.run();
+  BackwardSimt<C, Expressions, Derivatives>{p, e, derivatives, tile, shared_memory()}.run();
 }
 
 }  // namespace attn::device

@@ -1,0 +1,126 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "attn/error.hpp"
+#include "cuda/backward/config.hpp"
+#include "traffic/plan.hpp"
+#include "traffic/tiles.hpp"
+
+namespace attn::traffic {
+namespace {
+
+// Of one query head; K, V and their gradients, which a group of heads shares, apart.
+struct Heads {
+  const Problem& p;
+  const cuda::BackwardConfig& config;
+  Traffic traffic{};
+
+  double bytes(std::int64_t rows, std::int64_t columns) const {
+    return static_cast<double>(rows * columns) * static_cast<double>(size_of(p.dtype));
+  }
+  // Calls visit(keys, rows, first, last) for each tile that the kernel works on: first and last say
+  // so of the block of keys.
+  template <class Visit>
+  void for_each_tile(std::int64_t batch, std::int64_t head, bool ends_stay, const Visit& visit) {
+    const std::int64_t step = config.block_m, height = config.block_n;
+    for (std::int64_t key = 0; key == 0 || key < p.seqlen_k; key += step) {
+      const std::int64_t keys = std::min(step, p.seqlen_k - key);
+      const bool first = key == 0, last = key + step >= p.seqlen_k;
+      for (std::int64_t row = 0; row < p.seqlen_q; row += height) {
+        const std::int64_t rows = std::min(height, p.seqlen_q - row);
+        const bool stays = ends_stay && (!config.skips_empty || first || last);
+        if (stays || visible(p, batch, head, row, rows, key, keys)) visit(rows, first, last);
+      }
+    }
+  }
+
+  // K and V once, as both kernels keep a block of them; their gradients once.
+  void count_keys(double heads_k) {
+    Traffic sum;
+    sum[Operand::k].read = sum[Operand::dk].written = bytes(p.seqlen_k, p.head_dim);
+    sum[Operand::v].read = sum[Operand::dv].written = bytes(p.seqlen_k, p.head_dim_v);
+    sum *= heads_k;
+    traffic += sum;
+  }
+
+  // backward_flash_attention: D is made anew from O and dO in each tile; dQ is float32 in memory
+  // but for zeros at the first block of keys and the result after the last one.
+  void count_keys_outside(std::int64_t batch, std::int64_t head, double weight) {
+    Traffic sum;
+    for_each_tile(batch, head, true, [&](std::int64_t rows, bool first, bool last) {
+      sum[Operand::q].read += bytes(rows, p.head_dim);
+      sum[Operand::o].read += bytes(rows, p.head_dim_v);
+      sum[Operand::d_o].read += bytes(rows, p.head_dim_v);
+      sum[Operand::lse].read += 4.0 * static_cast<double>(rows);
+      const double dq = 4.0 * static_cast<double>(rows * p.head_dim);
+      sum[Operand::dq].read += first ? 0 : dq;
+      sum[Operand::dq].written += last ? bytes(rows, p.head_dim) : dq;
+    });
+    sum *= weight;
+    traffic += sum;
+  }
+
+  // backward_sm80 and backward_sm90: a kernel ahead makes LSE and D of each row and clears the sums
+  // of dQ, tiles add to these in float32, of whole blocks of queries, and a kernel behind rounds
+  // them.
+  void count_one_pass(std::int64_t batch, std::int64_t head, double weight) {
+    Traffic sum;
+    const std::int64_t rows = p.seqlen_q;
+    const auto sums = [&](std::int64_t blocks) {
+      return 4.0 * static_cast<double>(blocks * config.block_n * p.head_dim);
+    };
+    const double all = sums((rows + config.block_n - 1) / config.block_n);
+    sum[Operand::o].read = sum[Operand::d_o].read = bytes(rows, p.head_dim_v);
+    sum[Operand::lse].read = 4.0 * static_cast<double>(rows);
+    sum[Operand::d].written = 8.0 * static_cast<double>(rows);
+    sum[Operand::dq].written = all + bytes(rows, p.head_dim);
+    sum[Operand::dq].read = all;
+    for_each_tile(batch, head, false, [&](std::int64_t of, bool, bool) {
+      sum[Operand::q].read += bytes(of, p.head_dim);
+      sum[Operand::d_o].read += bytes(of, p.head_dim_v);
+      sum[Operand::d].read += 8.0 * static_cast<double>(of);
+      sum[Operand::dq].written += sums(1);
+    });
+    sum *= weight;
+    traffic += sum;
+  }
+};
+
+}  // namespace
+
+PlanTraffic cuda_backward_traffic(const Problem& problem, cuda::Arch arch, Algorithm algorithm,
+                                  const std::string& kernel) {
+  const std::string named = cuda::backward_kernel_name(algorithm, kernel);
+  const cuda::BackwardWish wish{arch, named, false};
+  const cuda::BackwardKernel chosen = cuda::choose_backward_kernel(problem, {}, wish);
+  const cuda::BackwardConfig config =
+      cuda::backward_launches(chosen, problem, {}, {}, wish).front();
+  const bool flash = chosen == cuda::BackwardKernel::flash_attention;
+  if (!flash && (!cuda::is_one_pass(chosen) || config.cluster > 1)) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{} has no count of bytes{}; accepted in the backward pass are "
+                            "backward_flash_attention, backward_sm80 and backward_sm90 without "
+                            "pairs of blocks",
+                            name(chosen), config.cluster > 1 ? " where pairs share a tile" : ""));
+  }
+  Heads heads{problem, config};
+  heads.count_keys(static_cast<double>(problem.batch * problem.heads_k));
+  for_each_head(problem, [&](std::int64_t batch, std::int64_t head, double weight) {
+    if (flash) {
+      heads.count_keys_outside(batch, head, weight);
+    } else {
+      heads.count_one_pass(batch, head, weight);
+    }
+  });
+  return {.traffic = heads.traffic,
+          .backend = Backend::cuda,
+          .algorithm = cuda::algorithm_of(chosen, config.skips_empty),
+          .target = fmt::format("{} {}", name(chosen), to_string(arch)),
+          .block_q = config.block_n,
+          .block_k = config.block_m,
+          .rows_per_task = config.block_m};
+}
+
+}  // namespace attn::traffic
