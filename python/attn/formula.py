@@ -43,7 +43,8 @@ def block_mask(blocks: Array, block_q: int, block_k: int, *, top_left: bool = Fa
 
     Args:
         blocks: bool or uint8 `[blocks_q, blocks_k]`, or `[batch, heads_q, blocks_q, blocks_k]`
-            (sizes of 1 broadcast), of blocks of block_q x block_k scores.
+            (sizes of 1 broadcast), of blocks of block_q x block_k scores. A call refuses other
+            numbers of blocks than cover its scores.
         block_q: Rows of a block.
         block_k: Keys of a block.
         top_left: Rows count from the first query. Otherwise, as with `causal`, the last query
@@ -59,6 +60,7 @@ def block_mask(blocks: Array, block_q: int, block_k: int, *, top_left: bool = Fa
             raise InvalidArgument(f"{name} is {size}; accepted is at least 1")
     row = "query" if top_left else "position"
     outer = "batch, head, " if len(blocks.shape) == 4 else ""
-    text = f"blocks[{outer}{row} / {block_q}, key / {block_k}] != 0"
+    # By its name the buffer is attn::BlockMask's, whose shape every call holds to its lengths.
+    text = f"block_mask[{outer}{row} / {block_q}, key / {block_k}] != 0"
     # A negative position lies in a negative block, which reads 0, but for a dimension of size 1.
-    return Formula(text if top_left else f"position >= 0 && {text}", blocks=blocks)
+    return Formula(text if top_left else f"position >= 0 && {text}", block_mask=blocks)

@@ -84,6 +84,16 @@ REFUSED = {
     "rank of a bias": (lambda: attn.attention(X, X, X, bias=X[0, :, 0]), "bias"),
     "rank of blocks": (lambda: attn.block_mask(np.ones(4, bool), 2, 2), "blocks has shape"),
     "size of a block": (lambda: attn.block_mask(np.ones((4, 4), bool), 0, 2), "block_q is 0"),
+    "too few blocks of keys": (
+        lambda: attn.attention(X, X, X, mask=attn.block_mask(np.ones((4, 3), bool), 2, 2)),
+        r"'block_mask' .*u8\[4, 3\].*accepted is \[4, 4\]",
+    ),
+    "too few blocks of queries": (
+        lambda: attn.attention(
+            X, X, X, mask=attn.block_mask(np.ones((1, 1, 2, 2), bool), 3, 4, top_left=True)
+        ),
+        r"'block_mask' .*accepted is \[1, 2, 3, 2\]",
+    ),
     "a buffer that nothing reads": (
         lambda: attn.attention(X, X, X, mask=attn.Formula("key < 3", w=X[0, 0, 0])),
         "w",
