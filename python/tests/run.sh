@@ -17,6 +17,7 @@ skip() {  # 77: CTest counts the test as skipped
 }
 
 folder=$build/python
+mkdir -p "$folder"
 environment=${PYTHON_ENVIRONMENT:-$folder/environment}
 python=$environment/bin/python
 if ! "$python" -c 'import nanobind, nanobind_backend, numpy, pytest' 2>/dev/null; then
