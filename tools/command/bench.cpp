@@ -17,7 +17,7 @@
 namespace attn::command {
 namespace {
 
-struct Options {
+struct BenchOptions {
   std::vector<std::string> descriptors, algorithms;
   std::vector<int> threads;
   std::string backend, device, isa, kernel, phase = "forward", json, plot;
@@ -26,7 +26,7 @@ struct Options {
   bool plan = false, deterministic = false;
 };
 
-int bench(const Options& options, const std::string& command_line) {
+int bench(const BenchOptions& options, const std::string& command_line) {
   const bool on_gpu = parse_device(options.device).type == DeviceType::cuda;
   // Refused before the work rather than after it.
   if (!options.plot.empty()) io::OutputFile::check(options.plot);
@@ -103,7 +103,7 @@ int bench(const Options& options, const std::string& command_line) {
 }  // namespace
 
 void add_bench(CLI::App& app, int& status, const std::string& command_line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchOptions>();
   CLI::App* sub = app.add_subcommand("bench", "Verify, then time");
   sub->add_option("descriptors", options->descriptors,
                   "Problems in text form (docs/descriptors.md), or @file with a list of them")

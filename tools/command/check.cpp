@@ -24,7 +24,7 @@ using harness::Comparison;
 using harness::Report;
 using harness::Subject;
 
-struct Options {
+struct CheckOptions {
   std::vector<std::string> descriptors, algorithms;
   std::string backend, isa, device, kernel, phase = "both", json;
   int threads = 0;
@@ -56,7 +56,7 @@ std::vector<Phase> chosen_phases(const std::string& text) {
 }
 
 // The GPU, in the phases asked for; of a kernel in the one that it is of.
-std::vector<Subject> chosen_on_gpu(const Options& options, Device device) {
+std::vector<Subject> chosen_on_gpu(const CheckOptions& options, Device device) {
   const Backend backend =
       options.backend.empty() ? Backend::automatic : parse_backend(options.backend);
   std::vector<Algorithm> algorithms;
@@ -79,7 +79,7 @@ std::vector<Subject> chosen_on_gpu(const Options& options, Device device) {
 }
 
 // Everything that computes a phase, as far as the options leave it in.
-std::vector<Subject> chosen_subjects(const Options& options,
+std::vector<Subject> chosen_subjects(const CheckOptions& options,
                                      const std::vector<InstructionSet>& sets) {
   const Device device = parse_device(options.device);
   if (device.type == DeviceType::cuda) return chosen_on_gpu(options, device);
@@ -114,7 +114,7 @@ std::vector<Subject> chosen_subjects(const Options& options,
   return subjects;
 }
 
-std::vector<Case> chosen_cases(const Options& options) {
+std::vector<Case> chosen_cases(const CheckOptions& options) {
   std::vector<Case> cases;
   if (options.random > 0 && !options.descriptors.empty()) {
     throw Error(ErrorCode::invalid_argument,
@@ -137,7 +137,7 @@ std::vector<Case> chosen_cases(const Options& options) {
 
 class Checker {
  public:
-  Checker(const Options& options, const std::string& command_line)
+  Checker(const CheckOptions& options, const std::string& command_line)
       : options_(options),
         report_(options.json, command_line),
         sets_(chosen_instruction_sets(options.isa)),
@@ -241,7 +241,7 @@ class Checker {
                100 * worst_->comparison.share(), describe(*worst_), worst_->descriptor);
   }
 
-  const Options& options_;
+  const CheckOptions& options_;
   JsonReport report_;
   std::vector<InstructionSet> sets_;  // those chosen
   std::vector<Subject> subjects_;
@@ -255,7 +255,7 @@ class Checker {
 }  // namespace
 
 void add_check(CLI::App& app, int& status, const std::string& command_line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CheckOptions>();
   CLI::App* sub = app.add_subcommand(
       "check", "Compare every algorithm, backend and instruction set with the fp64 reference");
   sub->add_option("descriptors", options->descriptors,

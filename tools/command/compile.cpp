@@ -18,7 +18,7 @@
 namespace attn::command {
 namespace {
 
-struct Options {
+struct CompileOptions {
   std::vector<std::string> descriptors, archs;
   std::string cache_dir, kernel, phase = "forward", json;
   bool strict = false, deterministic = false;
@@ -67,7 +67,7 @@ Json row(const std::string& descriptor, cuda::Arch arch, const cuda::Source& sou
           {"clean", clean(report, source.allowed_spill_bytes)}};
 }
 
-int compile(const Options& options, const std::string& command_line) {
+int compile(const CompileOptions& options, const std::string& command_line) {
   JsonReport json(options.json, command_line);
   Context context;
   context.log = [](std::string_view message) { tell(fmt::format("attn: {}\n", message)); };
@@ -111,7 +111,7 @@ int compile(const Options& options, const std::string& command_line) {
 }  // namespace
 
 void add_compile(CLI::App& app, int& status, const std::string& command_line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CompileOptions>();
   CLI::App* sub = app.add_subcommand(
       "compile", "Compile the GPU kernels of problems into the cache; needs NVRTC, no GPU");
   sub->add_option("descriptors", options->descriptors,

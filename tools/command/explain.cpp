@@ -14,7 +14,7 @@
 namespace attn::command {
 namespace {
 
-struct Options {
+struct ExplainOptions {
   std::string descriptor, output, algorithm, phase = "forward";
   std::int64_t batch = 0, head = 0, block_q = 0, block_k = 0;
   std::uint64_t seed = 1;
@@ -35,7 +35,7 @@ std::string page_of(const explain::Request& request) {
   }
 }
 
-int explain_problem(const Options& options) {
+int explain_problem(const ExplainOptions& options) {
   io::OutputFile::check(options.output);
   explain::Request request{.problem = harness::parse_case(options.descriptor).problem,
                            .phase = options.phase == "forward" ? Phase::forward : Phase::backward,
@@ -56,7 +56,7 @@ int explain_problem(const Options& options) {
 }  // namespace
 
 void add_explain(CLI::App& app, int& status) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ExplainOptions>();
   CLI::App* sub = app.add_subcommand(
       "explain", "Write a page that shows how a problem is computed, step by step");
   sub->add_option("descriptor", options->descriptor, "Problem in text form (docs/descriptors.md)")

@@ -18,7 +18,7 @@
 namespace attn::command {
 namespace {
 
-struct Options {
+struct InfoOptions {
   bool measure = false;
   RunOptions run;
   std::string json;
@@ -31,7 +31,7 @@ std::string size_or_unknown(std::int64_t bytes) {
 // Says everything twice: a line for people, a member of the row for programs.
 class Info {
  public:
-  Info(const Options& options, const std::string& command_line)
+  Info(const InfoOptions& options, const std::string& command_line)
       : options_(options), report_(options.json, command_line) {}
 
   void tell() {
@@ -148,7 +148,7 @@ class Info {
     row_["peaks"]["read_gbps"] = gbps;
   }
 
-  const Options& options_;
+  const InfoOptions& options_;
   JsonReport report_;
   Json row_ = Json::object();
 };
@@ -156,7 +156,7 @@ class Info {
 }  // namespace
 
 void add_info(CLI::App& app, int&, const std::string& command_line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<InfoOptions>();
   CLI::App* sub = app.add_subcommand(
       "info",
       "Describe the machine, its instruction sets and the backends, and why one is missing");

@@ -14,7 +14,7 @@
 namespace attn::command {
 namespace {
 
-struct Options {
+struct IoOptions {
   std::vector<std::string> descriptors, algorithms;
   std::string phase = "forward", arch, kernel, json;
   std::int64_t fast_bytes = 0, block_q = 0, block_k = 0;
@@ -28,7 +28,7 @@ std::int64_t default_fast_bytes() {
   return l2 > 0 ? l2 : std::int64_t{1} << 20;
 }
 
-std::vector<Algorithm> chosen(const Options& options) {
+std::vector<Algorithm> chosen(const IoOptions& options) {
   std::vector<Algorithm> result;
   for (const std::string& text : options.algorithms) {
     result.push_back(parse_algorithm(text));
@@ -43,7 +43,7 @@ std::vector<Algorithm> chosen(const Options& options) {
           Algorithm::block_sparse};
 }
 
-int io(const Options& options, const std::string& command_line) {
+int io(const IoOptions& options, const std::string& command_line) {
   JsonReport report(options.json, command_line);
   IoChoice choice{.phase = options.phase == "forward" ? Phase::forward : Phase::backward,
                   .fast_bytes = options.fast_bytes > 0 ? options.fast_bytes : default_fast_bytes(),
@@ -87,7 +87,7 @@ int io(const Options& options, const std::string& command_line) {
 }  // namespace
 
 void add_io(CLI::App& app, int& status, const std::string& command_line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<IoOptions>();
   CLI::App* sub = app.add_subcommand("io", "Bytes that each algorithm moves, modelled and counted");
   sub->add_option("descriptors", options->descriptors,
                   "Problems in text form (docs/descriptors.md), or @file with a list of them")

@@ -19,7 +19,7 @@
 namespace attn::command {
 namespace {
 
-struct Options {
+struct MatmulCommandOptions {
   std::vector<std::string> shapes;
   std::string rung, dtype = "f32", output, orders = "rrr", activation = "none", device, isa, json,
                     plot;
@@ -60,7 +60,7 @@ void set_mask(const std::string& text, MatmulProblem& p) {
   p.masked = text[0] == 'b' ? MaskedMatrix::b : MaskedMatrix::c;
 }
 
-MatmulProblem problem_of(const Options& options, const std::string& shape) {
+MatmulProblem problem_of(const MatmulCommandOptions& options, const std::string& shape) {
   const auto [batch, m, n, k] = parse_shape(shape);
   MatmulProblem p{
       .batch = batch,
@@ -95,8 +95,8 @@ MatmulProblem problem_of(const Options& options, const std::string& shape) {
 }
 
 // A row for each rung that was asked for.
-std::vector<MatmulRow> rows_of(const Options& options, const MatmulProblem& problem, Device device,
-                               const Context& context) {
+std::vector<MatmulRow> rows_of(const MatmulCommandOptions& options, const MatmulProblem& problem,
+                               Device device, const Context& context) {
   std::vector<std::string> rungs;
   for (std::size_t at = 0; at <= options.rung.size();) {
     const std::size_t comma = std::min(options.rung.find(',', at), options.rung.size());
@@ -153,7 +153,7 @@ void print_mean(std::FILE* to, const std::vector<MatmulRow>& all) {
              std::exp(logs / count), count);
 }
 
-int run_matmul(const Options& options, const std::string& command_line) {
+int run_matmul(const MatmulCommandOptions& options, const std::string& command_line) {
   if (!options.plot.empty()) io::OutputFile::check(options.plot);
   check_files_differ({{"--json", options.json}, {"--plot", options.plot}});
   JsonReport report(options.json, command_line);
@@ -200,7 +200,7 @@ int run_matmul(const Options& options, const std::string& command_line) {
 }  // namespace
 
 void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<MatmulCommandOptions>();
   options->shapes = {"512,512,512", "1024,1024,1024"};
   CLI::App* sub = app.add_subcommand("matmul", "Check and time matrix products, rung by rung");
   sub->add_option("shapes", options->shapes,

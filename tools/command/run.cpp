@@ -21,7 +21,7 @@
 namespace attn::command {
 namespace {
 
-struct Options {
+struct RunCommandOptions {
   ProblemOptions problem;
   RunOptions run;
   std::string output, json;
@@ -31,7 +31,7 @@ struct Options {
 
 class Runner {
  public:
-  Runner(const Options& options, const std::string& command_line)
+  Runner(const RunCommandOptions& options, const std::string& command_line)
       : options_(options),
         report_(options.json, command_line),
         read_(read_problem(options.problem)),
@@ -150,7 +150,7 @@ class Runner {
     fmt::print(report_.text(), "written   {} to {}\n", text, shown(options_.output));
   }
 
-  const Options& options_;
+  const RunCommandOptions& options_;
   JsonReport report_;
   RunProblem read_;
   RunResults results_;
@@ -228,7 +228,7 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
 }  // namespace
 
 void add_run(CLI::App& app, int& status, const std::string& command_line) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RunCommandOptions>();
   CLI::App* sub = app.add_subcommand("run", "Compute attention of tensors in files");
   add_problem_options(*sub, options->problem);
   sub->add_option(
