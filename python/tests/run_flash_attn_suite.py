@@ -1,14 +1,17 @@
 """Runs FlashAttention 2's own tests on attn.flash_attn: a sample of their cases, by hash.
 
-  python python/tests/run_flash_attn_suite.py PATH/test_flash_attn.py --sample 20000 --seconds 540
+  python python/tests/run_flash_attn_suite.py PATH/test_flash_attn.py --sample 20000 --jobs 12
 
 The file is not part of this repository: tests/test_flash_attn.py of Dao-AILab/flash-attention. It
 needs pytest and einops. A case is a test function with one choice of each of its parameters. The
-cases with the least hashes are chosen, at least --at-least of each function. Most of their time is
-compiling, so those that need the same kernels (KERNEL) are a group, which one process runs; kernels
-are kept on disk (ATTN_CACHE_DIR) for other groups and runs. Groups run in the order of a hash, so
-that what a limit of time leaves out is random too. The summary counts what passed, what the file
-skips itself, and what failed, with both sides of the assertion.
+cases with the least hashes are chosen, at least --at-least of each function.
+
+Most of the time is compiling: cases that need the same kernels (KERNEL) are a group, and --kernels
+0.25 chooses from a quarter of each function's groups, those with the least hashes, so that as many
+cases need fewer kernels. One process runs the first cases of a group; the others find its kernels
+on disk (ATTN_CACHE_DIR) and are shared out. Groups run in the order of a hash, so that what a limit
+of time leaves out is random too. The summary counts what passed, what the file skips itself, and
+what failed, with both sides of the assertion.
 
 --cpu runs cases on CPU tensors, to try the command where there is no GPU: "cuda" is then the CPU.
 """
@@ -17,8 +20,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import collections
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import heapq
 import importlib.util
@@ -61,6 +66,7 @@ def load(path, on_cpu):
     return module
 
 
+@functools.cache
 def axes(function):
     """Names and values of each of a function's parametrisations."""
     marks = [m for m in getattr(function, "pytestmark", []) if m.name == "parametrize"]
@@ -83,30 +89,51 @@ def hashed(seed, name, index):
     return hashlib.sha256(f"{seed}/{name}/{index}".encode()).digest()
 
 
-# Parameters that decide which kernels a case needs; others are sizes and ways to call.
-KERNEL = ("dtype", "d", "causal", "local", "alibi", "deterministic", "dropout_p", "softcap")
-MOST_OF_GROUP = 24  # larger ones are parted, so that no process is left with many at the end
+# Parameters that decide which kernels a case needs, with what those mean that a function lacks;
+# others are sizes and ways to call.
+KERNEL = {
+    "dtype": None, "d": None, "causal": False, "local": False, "alibi": False,
+    "deterministic": False, "dropout_p": 0.0, "softcap": 0.0,
+}  # fmt: skip
+FEWEST_GROUPS = 48  # of a function: --kernels leaves so many
+MOST_OF_PART = 16  # cases that one process runs in a row
+
+
+def kernel(arguments):
+    return ", ".join(f"{name}={arguments.get(name, usual)}" for name, usual in KERNEL.items())
+
+
+def within_groups(seed, function, share):
+    """The cases of a function in `share` of its groups."""
+    group_of = [
+        kernel(parameters(function, i)) for i in range(math.prod(len(v) for _, v in axes(function)))
+    ]
+    known = sorted(set(group_of), key=lambda key: hashed(seed, "", key))
+    kept = set(known[: max(FEWEST_GROUPS, round(share * len(known)))])
+    return [i for i, key in enumerate(group_of) if key in kept]
 
 
 def choose(module, options):
-    """(cases of each function, those to run in groups that share kernels)."""
+    """(cases of each function, groups to run), each group as parts of a few cases."""
     tests = {n: f for n, f in vars(module).items() if n.startswith("test_") and callable(f)}
     totals = {n: math.prod(len(values) for _, values in axes(f)) for n, f in tests.items()}
-    wanted = {n: total for n, total in totals.items() if re.search(options.only, n)}
-    every = ((n, i) for n, total in wanted.items() for i in range(total))
-    picked = set(heapq.nsmallest(options.sample, every, key=lambda c: hashed(options.seed, *c)))
-    for n, total in wanted.items():
-        of_n = ((n, i) for i in range(total))
-        picked |= set(
-            heapq.nsmallest(options.at_least, of_n, key=lambda c: hashed(options.seed, *c))
+    wanted = {
+        n: within_groups(options.seed, tests[n], options.kernels)
+        for n in totals
+        if re.search(options.only, n)
+    }
+    picked = []
+    for n, cases in wanted.items():  # each function's part of the sample
+        count = math.ceil(options.sample * totals[n] / sum(totals[name] for name in wanted))
+        of_n = ((n, i) for i in cases)
+        picked += heapq.nsmallest(
+            max(count, options.at_least), of_n, key=lambda c: hashed(options.seed, *c)
         )
     groups = {}
-    for n, i in sorted(picked):
-        arguments = parameters(tests[n], i)
-        key = ", ".join(f"{name}={arguments[name]}" for name in KERNEL if name in arguments)
-        groups.setdefault((n, key), []).append((n, i))
-    ordered = [groups[key] for key in sorted(groups, key=lambda key: hashed(options.seed, *key))]
-    return totals, [list(part) for group in ordered for part in batched(group, MOST_OF_GROUP)]
+    for n, i in sorted(picked, key=lambda c: hashed(options.seed, *c)):
+        groups.setdefault(kernel(parameters(tests[n], i)), []).append((n, i))
+    ordered = [groups[key] for key in sorted(groups, key=lambda key: hashed(options.seed, "", key))]
+    return totals, [list(batched(group, MOST_OF_PART)) for group in ordered]
 
 
 def batched(cases, size):
@@ -137,7 +164,11 @@ def start(path, on_cpu, threads):
     _module = load(path, on_cpu)
 
 
-def run_group(cases, until):
+def ready():
+    """What a process does before it has cases: start()."""
+
+
+def run_part(cases, until):
     """What run() gives of each case that begins before the time `until`."""
     return [run(case) for case in cases if time.time() < until]
 
@@ -182,38 +213,42 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="a regular expression of function names")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing after that")
-    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument(
+        "--kernels", type=float, default=1.0, help="share of the groups of each function"
+    )
     parser.add_argument("--json")
     parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
     began = time.perf_counter()
+    until = time.time() + options.seconds
+    pool = concurrent.futures.ProcessPoolExecutor(
+        options.jobs, multiprocessing.get_context("spawn"), start,
+        (options.path, options.cpu, max(1, (os.cpu_count() or 1) // options.jobs)),
+    )  # fmt: skip
+    for _ in range(options.jobs):
+        pool.submit(ready)  # they start while the cases are chosen
     suite = load(options.path, options.cpu)
     totals, groups = choose(suite, options)
-    chosen = sum(map(len, groups))
+    chosen = sum(len(part) for parts in groups for part in parts)
     print(
-        f"{chosen} of {sum(totals.values())} cases in {len(groups)} groups, "
-        f"{options.processes} processes",
+        f"{chosen} of {sum(totals.values())} cases in {len(groups)} groups, {options.jobs} jobs",
         flush=True,
     )
     counts = {name: dict.fromkeys(("passed", "skipped", "failed"), 0) for name in totals}
     failures, slowest = [], []
-    pool = concurrent.futures.ProcessPoolExecutor(
-        options.processes, multiprocessing.get_context("spawn"), start,
-        (options.path, options.cpu, max(1, (os.cpu_count() or 1) // options.processes)),
-    )  # fmt: skip
-    waiting, left = set(), iter(groups)
-    until = time.time() + options.seconds - (time.perf_counter() - began)
+    # The first part of each group; the others follow when it has made their kernels.
+    left = collections.deque((parts[0], parts[1:]) for parts in groups)
+    waiting = {}
     while True:
-        spare = 2 * options.processes - len(waiting)
-        if time.time() < until:
-            waiting |= {
-                pool.submit(run_group, group, until) for group in itertools.islice(left, spare)
-            }
+        while left and len(waiting) < options.jobs + 2 and time.time() < until:
+            part, others = left.popleft()
+            waiting[pool.submit(run_part, part, until)] = others
         if not waiting:
             break
-        done, waiting = concurrent.futures.wait(
-            waiting, return_when=concurrent.futures.FIRST_COMPLETED
-        )
+        done, _ = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+        for future in done:
+            left.extendleft((part, []) for part in waiting.pop(future))
         results = itertools.chain.from_iterable(future.result() for future in done)
         for case, outcome, text, seconds in results:
             name, index = case
@@ -229,7 +264,10 @@ def main():
         print(f"{name:48}", *(f"{found[o]:6d} {o}" for o in found), f"  of {totals[name]}")
     whole = {o: sum(found[o] for found in counts.values()) for o in ("passed", "skipped", "failed")}
     ran = sum(whole.values())
-    print(f"{ran} of {chosen} chosen cases ran in {time.perf_counter() - began:.0f} s:", whole)
+    taken = time.perf_counter() - began
+    print(
+        f"{ran} of {chosen} chosen cases ran in {taken:.0f} s, {ran / taken:.1f} a second:", whole
+    )
     print("slowest:", *(f"{n}[{i}] {s:.1f} s" for s, n, i in slowest))
     if options.json:
         report = {"totals": totals, "counts": counts, "failures": failures, "chosen": chosen}
