@@ -5,16 +5,16 @@
 Peers: SDPA by cuDNN, SDPA by FlashAttention-2, compiled FlexAttention. A peer without a number refuses the problem
 or fails its check. Cells: causal, a causal window of 1024 keys, causal documents, ALiBi, softcap; head sizes 64 and
 128; n 1k to 16k, 16384 tokens and 2048 / d heads each. Some rows of each output are checked against float64 first. Numbers
-are medians of CUDA events in milliseconds, the four in random order, three rounds; "first" is the wall time of the
-first call of a process and head size in seconds, compilation and mask included, with empty caches: Flex compiles for
-each n again, the others do not.
+are medians of CUDA events in milliseconds, the four in random order, three rounds; "first" is the wall time in seconds of
+the first call and the first gradients, compilation and mask included, with empty caches.
 
-Each mask and head size is a process of its own, so that they compile beside each other; a lock lets one at a time
-measure. Rows are written as they are finished, and nothing new begins after --seconds."""
+Each cell is a process of its own, so that they compile beside each other; a lock lets one at a time measure. Rows are
+written as they are finished, and nothing new begins after --seconds."""
 
 import argparse
 import fcntl
 import functools
+import itertools
 import json
 import os
 import random
@@ -146,47 +146,49 @@ def milliseconds(torch, call, seconds=0.03):
     return statistics.median(times)
 
 
-def worker(kind, d, lengths, device, lock_path):
-    """Prints a row of JSON for each length."""
+def gradients(torch, cell, out, leaves):
+    return torch.autograd.grad(out, leaves, cell.d_out, retain_graph=True)
+
+
+def worker(kind, d, n, device, lock_path):
+    """Prints a row of JSON."""
     import torch
+    import torch._functorch.config
 
-    torch._dynamo.config.recompile_limit = 64
     torch._functorch.config.donated_buffer = False  # or a backward pass could run once only
-    first = {}
-    for n in lengths:
-        cell = Cell(torch, kind, d, n, device)
-        calls = {}
-        for name, make in cell.implementations().items():
-            start = time.perf_counter()
-            try:
-                call = make()
-                out = call(cell.q, cell.k, cell.v)
-                error = cell.error(out)
-            except (NotImplementedError, RuntimeError) as refused:
-                print(f"{kind} d {d} n {n} {name}: {str(refused)[:200]}", file=sys.stderr)
-                continue
-            first.setdefault(name, round(time.perf_counter() - start, 2))
-            if not error < MOST_ERROR:
-                print(f"{kind} d {d} n {n} {name}: off by {error}", file=sys.stderr)
-                continue
-            calls[name] = call
-        row = {"kind": kind, "d": d, "n": n, "first": first}
-        with open(lock_path, "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if device == "cuda":
-                row |= timed(torch, cell, calls)
-        print(json.dumps(row), flush=True)
+    cell = Cell(torch, kind, d, n, device)
+    leaves = [t.detach().requires_grad_() for t in (cell.q, cell.k, cell.v)]
+    calls, outputs, first = {}, {}, {}
+    for name, make in cell.implementations().items():
+        start = time.perf_counter()
+        try:
+            call = make()
+            error = cell.error(call(cell.q, cell.k, cell.v))
+            out = call(*leaves)
+            gradients(torch, cell, out, leaves)
+        except (NotImplementedError, RuntimeError) as refused:
+            print(f"{kind} d {d} n {n} {name}: {str(refused)[:200]}", file=sys.stderr)
+            continue
+        if device == "cuda":
+            torch.cuda.synchronize()
+        first[name] = round(time.perf_counter() - start, 2)
+        if not error < MOST_ERROR:
+            print(f"{kind} d {d} n {n} {name}: off by {error}", file=sys.stderr)
+            continue
+        calls[name], outputs[name] = call, out
+    row = {"kind": kind, "d": d, "n": n, "first": first}
+    with open(lock_path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if device == "cuda":
+            row |= timed(torch, cell, calls, outputs, leaves)
+    print(json.dumps(row), flush=True)
 
 
-def timed(torch, cell, calls):
-    inputs = cell.q, cell.k, cell.v
-    leaves = [t.detach().requires_grad_() for t in inputs]
-    outputs = {name: call(*leaves) for name, call in calls.items()}
-
-    def backward(name):
-        return torch.autograd.grad(outputs[name], leaves, cell.d_out, retain_graph=True)
-
-    passes = {"forward": lambda name: calls[name](*inputs), "backward": backward}
+def timed(torch, cell, calls, outputs, leaves):
+    passes = {
+        "forward": lambda name: calls[name](cell.q, cell.k, cell.v),
+        "backward": lambda name: gradients(torch, cell, outputs[name], leaves),
+    }
     found = {}
     for phase, run in passes.items():
         times = {name: [] for name in calls}
@@ -200,19 +202,19 @@ def timed(torch, cell, calls):
 
 
 def run_workers(options, show):
+    cells = itertools.product(
+        options.lengths.split(","), options.kinds.split(","), options.head_dims.split(","))
     with tempfile.TemporaryDirectory() as folder:
         lock = os.path.join(folder, "lock")
         processes = []
-        for kind in options.kinds.split(","):
-            for d in options.head_dims.split(","):
-                own = os.path.join(folder, f"{kind}-{d}")
-                caches = {name: os.path.join(own, name) for name in (
-                    "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ATTN_CACHE_DIR")}
-                processes.append(subprocess.Popen(
-                    [sys.executable, __file__, "--worker", kind, d, lock, "--lengths",
-                     options.lengths, "--device", options.device],
-                    stdout=subprocess.PIPE, text=True,
-                    env=os.environ | caches | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}))
+        for n, kind, d in cells:
+            own = os.path.join(folder, f"{kind}-{d}-{n}")
+            caches = {name: os.path.join(own, name) for name in (
+                "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ATTN_CACHE_DIR")}
+            processes.append(subprocess.Popen(
+                [sys.executable, __file__, "--worker", kind, d, n, lock, "--device", options.device],
+                stdout=subprocess.PIPE, text=True,
+                env=os.environ | caches | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}))
         threads = [threading.Thread(target=lambda p=p: [show(line) for line in p.stdout])
                    for p in processes]
         for thread in threads:
@@ -236,11 +238,11 @@ def main():
     parser.add_argument("--device", default="cuda", help="cpu: checks outputs and times nothing")
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--json")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        kind, d, lock = options.worker
-        worker(kind, int(d), [int(n) for n in options.lengths.split(",")], options.device, lock)
+        kind, d, n, lock = options.worker
+        worker(kind, int(d), int(n), options.device, lock)
         return
     result = {"command": " ".join(["python", *sys.argv]), "unit": "ms", "rows": []}
     writing = threading.Lock()
