@@ -23,14 +23,13 @@ int main() {
   std::vector<float> slopes = attn::alibi_slopes(kHeadsQ);
   std::vector<float> o(q.size()), expected(q.size());
 
-  // Positions count from 0 within Q; the query is the last of seqlen_k positions.
+  // position is the query's place among the keys: the last query stands at the last key.
   const auto& s = attn::expr::symbols();
-  const auto distance = s.query + s.seqlen_k - s.seqlen_q - s.key;
+  const auto distance = s.position - s.key;
   const attn::expr::Buffer slope("slope", attn::tensor(slopes.data(), {kHeadsQ}));
   const attn::Problem problem{
-      .mask = s.key < 4 || (distance >= 0 && distance < 1024),
-      .score = 30 * tanh(s.score / 30) - slope[s.head] * to_float(distance),
-  };
+      .mask = s.key < 4 || (distance >= 0 && distance < 1024),                 // sinks, window
+      .score = 30 * tanh(s.score / 30) - slope[s.head] * to_float(distance)};  // cap, ALiBi
   const attn::Inputs inputs{.q = attn::tensor(q.data(), {kBatch, 1, kHeadsQ, kDim}),
                             .k = attn::tensor(k.data(), {kBatch, kKeys, kHeadsK, kDim}),
                             .v = attn::tensor(v.data(), {kBatch, kKeys, kHeadsK, kDim})};

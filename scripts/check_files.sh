@@ -36,6 +36,21 @@ report 'docs/trust.md names tests that do not exist' "$(
     comm -23 - <(grep -rhoE '^TEST(_F|_P)?\([A-Za-z0-9]+, *[A-Za-z0-9]+' tests |
       sed -E 's/^TEST(_F|_P)?\(([A-Za-z0-9]+), */\2./' | sort -u))"
 
+# Examples are compiled and run. Blank lines and lines of comment may differ.
+report 'C++ that a page shows and no example has' "$(
+  python3 - README.md docs/*.md <<'END'
+import pathlib, re, sys
+def code(text):
+    lines = [line.strip() for line in text.splitlines()]
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
+examples = [code(path.read_text()) for path in pathlib.Path("examples").glob("*.cpp")]
+for page in sys.argv[1:]:
+    for block in re.findall(r"```cpp\n(.*?)```", pathlib.Path(page).read_text(), re.S):
+        if not any(code(block) in example for example in examples):
+            print(f"{page}: {block.splitlines()[0]} ...")
+END
+)"
+
 report 'a page about speed that is not what bench/results give' "$(PYTHONDONTWRITEBYTECODE=1 python3 bench/report.py --check 2>&1 || true)"
 
 ((failed == 0)) && echo "check_files: clean"
