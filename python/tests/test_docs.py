@@ -4,6 +4,8 @@ import doctest
 import importlib
 import pkgutil
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,12 @@ def test_page(page, capsys):
     for block in blocks:
         exec(block, names)
     assert "flash_attention_2" in capsys.readouterr().out
+
+
+def test_example(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["mask.py", "256"])
+    runpy.run_path(str(ROOT / "examples/mask.py"))
+    assert "17.3% of the tiles are computed" in capsys.readouterr().out
 
 
 def test_docstrings():
