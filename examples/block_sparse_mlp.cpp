@@ -49,7 +49,8 @@ void activation_gradient(const Values& y, const Values& dy, Values& dz, Values& 
     const float *out = &y[row], *gradient = &dy[row];
     float* to = &dz[row];
     for (std::size_t c = 0; c < db.size(); ++c) {
-      to[c] = out[c] > 0 ? gradient[c] : 0;
+      const float given = gradient[c];  // whatever Y is, so that compilers make vectors of it
+      to[c] = out[c] > 0 ? given : 0;
       sums[c] += to[c];
     }
   }
