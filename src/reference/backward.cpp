@@ -68,9 +68,10 @@ class Backward {
     }
     const Tensor& dsink = gradients_.dsink;
     for (std::int64_t h = 0; dsink.given() && h < problem_.heads_q; ++h) {
-      store(static_cast<std::byte*>(dsink.data) +
-                h * dsink.strides[0] * static_cast<std::int64_t>(size_of(dsink.dtype)),
-            dsink.dtype, static_cast<double>(d_sink_[static_cast<std::size_t>(h)]));
+      core::store_element(
+          static_cast<std::byte*>(dsink.data) +
+              h * dsink.strides[0] * static_cast<std::int64_t>(size_of(dsink.dtype)),
+          dsink.dtype, static_cast<double>(d_sink_[static_cast<std::size_t>(h)]));
     }
     for (const BufferGradient<Real>& gradient : d_buffers_) gradient.elements.store(gradient.sum);
   }
@@ -205,7 +206,7 @@ class Backward {
     const Tensor& t = d_outputs_.lse;
     if (!t.given()) return 0;
     const core::LseRow row = core::lse_row(problem_, inputs_, t, head.sequence.batch, head.head);
-    return static_cast<Real>(load(row.base + i * row.stride, t.dtype));
+    return static_cast<Real>(core::load_element(row.base + i * row.stride, t.dtype));
   }
 
   // dS from dT; on the way, the gradients of the buffers.

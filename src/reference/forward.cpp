@@ -40,7 +40,8 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
   const core::LseRow to =
       core::lse_row(problem, head.inputs, outputs.lse, sequence.batch, head.head);
   for (std::int64_t i = 0; i < sequence.capacity_q; ++i) {
-    store(to.base + i * to.stride, outputs.lse.dtype, lse[static_cast<std::size_t>(i)]);
+    core::store_element(to.base + i * to.stride, outputs.lse.dtype,
+                        lse[static_cast<std::size_t>(i)]);
   }
 }
 

@@ -53,9 +53,10 @@ class LoadedElements {
         offset += rest % to_.shape[axis] * to_.strides[axis];
         rest /= to_.shape[axis];
       }
-      reference::store(static_cast<std::byte*>(to_.data) +
-                           offset * static_cast<std::int64_t>(size_of(to_.dtype)),
-                       to_.dtype, static_cast<double>(values[static_cast<std::size_t>(element)]));
+      core::store_element(static_cast<std::byte*>(to_.data) +
+                              offset * static_cast<std::int64_t>(size_of(to_.dtype)),
+                          to_.dtype,
+                          static_cast<double>(values[static_cast<std::size_t>(element)]));
     }
   }
 

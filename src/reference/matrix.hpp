@@ -4,48 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "attn/tensor.hpp"
 #include "core/problem/rows.hpp"
+#include "core/tensor/element.hpp"
 
 namespace attn::reference {
-
-template <class T>
-T load_as(const std::byte* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(T));
-  return value;
-}
-
-// One element of a floating dtype.
-inline double load(const std::byte* from, DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return load_as<double>(from);
-    case DType::bf16:
-      return static_cast<float>(load_as<bfloat16>(from));
-    case DType::f16:
-      return static_cast<float>(load_as<float16>(from));
-    default:
-      return load_as<float>(from);
-  }
-}
-
-inline void store(std::byte* to, DType dtype, double value) {
-  const auto put = [to](auto stored) { std::memcpy(to, &stored, sizeof(stored)); };
-  switch (dtype) {
-    case DType::f64:
-      return put(value);
-    case DType::bf16:
-      return put(bfloat16(static_cast<float>(value)));
-    case DType::f16:
-      return put(float16(static_cast<float>(value)));
-    default:
-      return put(static_cast<float>(value));
-  }
-}
 
 // `value` as a matrix of this dtype would hold it.
 template <class Real>
@@ -82,7 +47,7 @@ Matrix<Real> load_matrix(const core::Rows& from, DType dtype, std::int64_t head,
   for (std::int64_t i = 0; i < rows; ++i) {
     const std::byte* row = from.row(i, head);
     for (std::int64_t c = 0; c < columns; ++c) {
-      out[i][c] = static_cast<Real>(load(row + c * bytes, dtype));
+      out[i][c] = static_cast<Real>(core::load_element(row + c * bytes, dtype));
     }
   }
   return out;
@@ -96,7 +61,8 @@ void store_matrix(const Matrix<Real>& matrix, const core::Rows& to, DType dtype,
   for (std::int64_t i = 0; i < capacity; ++i) {
     std::byte* row = to.row(i, head);
     for (std::int64_t c = 0; c < matrix.columns; ++c) {
-      store(row + c * bytes, dtype, i < matrix.rows ? static_cast<double>(matrix[i][c]) : 0.0);
+      core::store_element(row + c * bytes, dtype,
+                          i < matrix.rows ? static_cast<double>(matrix[i][c]) : 0.0);
     }
   }
 }

@@ -275,7 +275,7 @@ void CaseData::fill_like_lse(const Tensor& tensor) {
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       const core::LseRow row = core::lse_row(problem, inputs, tensor, b, h);
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-        reference::store(row.base + i * row.stride, tensor.dtype, normal());
+        core::store_element(row.base + i * row.stride, tensor.dtype, normal());
       }
     }
   }

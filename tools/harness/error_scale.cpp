@@ -150,9 +150,9 @@ class Backward {
       const std::vector<double> scales = d_sink_.scales(float_share_);
       for (std::size_t h = 0; h < scales.size(); ++h) {
         const auto offset = static_cast<std::int64_t>(h) * scales_.dsink.strides[0];
-        reference::store(static_cast<std::byte*>(scales_.dsink.data) +
-                             offset * static_cast<std::int64_t>(sizeof(double)),
-                         DType::f64, scales[h]);
+        core::store_element(static_cast<std::byte*>(scales_.dsink.data) +
+                                offset * static_cast<std::int64_t>(sizeof(double)),
+                            DType::f64, scales[h]);
       }
     }
     for (const Buffer& buffer : d_buffers_) {
@@ -309,7 +309,7 @@ class Backward {
     const Tensor& t = d_outputs_.lse;
     if (!t.given()) return 0;
     const core::LseRow row = core::lse_row(problem_, inputs_, t, head.sequence.batch, head.head);
-    return reference::load(row.base + i * row.stride, t.dtype);
+    return core::load_element(row.base + i * row.stride, t.dtype);
   }
 
   void store_like_k(const Matrix<double>& from, const Tensor& to, const core::Sequence& sequence,
@@ -343,14 +343,14 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
       if (scales.lse.given()) lse = core::lse_row(problem, inputs, scales.lse, batch, h);
       Matrix<double> squares(sequence.length_q, problem.head_dim_v);
       for (std::int64_t i = 0; lse.base != nullptr && i < sequence.capacity_q; ++i) {
-        reference::store(lse.base + i * lse.stride, DType::f64, 0);
+        core::store_element(lse.base + i * lse.stride, DType::f64, 0);
       }
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
         const Row<double> row = score_row(head, i, {});
         const std::vector<double> p = softmax_of_row(head, row);
         if (lse.base != nullptr) {
-          reference::store(lse.base + i * lse.stride, DType::f64,
-                           lse_scale(row, p, score_squares(head, i, row, score)));
+          core::store_element(lse.base + i * lse.stride, DType::f64,
+                              lse_scale(row, p, score_squares(head, i, row, score)));
         }
         std::vector<double> o(static_cast<std::size_t>(problem.head_dim_v));
         for (std::size_t j = 0; j < p.size(); ++j) {
