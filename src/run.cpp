@@ -81,9 +81,11 @@ Plan choose_backend_plan(const Problem& problem, Phase phase, const PlanOptions&
       plan.device = options.device;
       return plan;
     }
-    default:
-      return cpu::plan(problem, phase, options, context);
+    case Backend::cpu:
+    case Backend::automatic:  // choose_backend does not give it
+      break;
   }
+  return cpu::plan(problem, phase, options, context);
 }
 
 Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,

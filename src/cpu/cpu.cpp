@@ -51,7 +51,8 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
     case Algorithm::memory_efficient:
       forward_memory_efficient(a, plan, outputs, call.workers);
       break;
-    default:
+    case Algorithm::flash_attention_2:
+    case Algorithm::automatic:  // check_plan refuses it
       forward_flash_attention_2(a, plan, outputs, call.workers);
   }
   a.clear_unused_rows(outputs);

@@ -69,7 +69,11 @@ void choose_forward(Plan& plan) {
           static_cast<std::int32_t>(std::max<std::int64_t>(1, ceil_div(p.seqlen_k, chunk)));
       break;
     }
-    default:
+    case Algorithm::automatic:
+    case Algorithm::standard:
+    case Algorithm::flash_attention:
+    case Algorithm::flash_attention_2:
+    case Algorithm::block_sparse:
       break;
   }
 }
@@ -110,56 +114,56 @@ int choose_threads(const Problem& p, Phase phase, int available) {
   return std::max(1, static_cast<int>(useful));
 }
 
-}  // namespace
-
-Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context) {
+void check_options(const Problem& problem, Phase phase, const PlanOptions& options) {
   if (problem.dtype == DType::f64) {
     throw Error(
         ErrorCode::unsupported,
         "dtype f64 runs on the reference backend only; the cpu backend takes f32, bf16 and f16");
   }
-  Plan plan;
-  plan.problem = problem;
-  plan.phase = phase;
-  plan.backend = Backend::cpu;
-  plan.algorithm = options.algorithm;
   const std::vector<Algorithm> known = algorithms(phase);
-  if (plan.algorithm != Algorithm::automatic &&
-      std::find(known.begin(), known.end(), plan.algorithm) == known.end()) {
-    throw Error(ErrorCode::unsupported, "algorithm " + std::string(name(plan.algorithm)) +
+  if (options.algorithm != Algorithm::automatic &&
+      std::find(known.begin(), known.end(), options.algorithm) == known.end()) {
+    throw Error(ErrorCode::unsupported, "algorithm " + std::string(name(options.algorithm)) +
                                             " has no " + std::string(name(phase)) +
                                             " pass on the cpu backend");
   }
-  plan.isa = best_instruction_set(context.isa);
-  const int workers = executor_of(context)->concurrency();
   if (options.threads < 0) {
     throw Error(ErrorCode::invalid_argument,
                 "threads is " + std::to_string(options.threads) +
                     "; accepted are 0 (as many as there is work for) and more");
   }
-  plan.threads = options.threads == 0 ? choose_threads(problem, phase, workers)
-                                      : std::min(options.threads, workers);
-  if (plan.threads < workers) {
-    plan.reasons.push_back(std::to_string(plan.threads) + " of " + std::to_string(workers) +
-                           (options.threads == 0
-                                ? " threads: waking more would cost more than they do"
-                                : " threads, as asked for"));
-  }
-  plan.block_q = tile_ops(plan.isa, DType::f32).rows;
-  plan.block_k = kBlockK;
-  phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
+}
 
-  const bool decode = plan.algorithm == Algorithm::flash_decoding && has_few_rows(problem);
-  if (problem.dtype == DType::bf16 && has_bf16_products(plan.isa, false) &&
-      phase == Phase::forward && !decode && plan.algorithm != Algorithm::standard) {
+void choose_workers(Plan& plan, int asked, int workers) {
+  plan.threads =
+      asked == 0 ? choose_threads(plan.problem, plan.phase, workers) : std::min(asked, workers);
+  if (plan.threads == workers) return;
+  plan.reasons.push_back(std::to_string(plan.threads) + " of " + std::to_string(workers) +
+                         (asked == 0 ? " threads: waking more would cost more than they do"
+                                     : " threads, as asked for"));
+}
+
+bool decodes(const Plan& plan) {
+  return plan.algorithm == Algorithm::flash_decoding && has_few_rows(plan.problem);
+}
+
+// Whether the verbs that multiply bf16 operands take this pass at all.
+bool may_multiply_bf16(const Plan& plan) {
+  return plan.problem.dtype == DType::bf16 && has_bf16_products(plan.isa, false) &&
+         plan.phase == Phase::forward && !decodes(plan) && plan.algorithm != Algorithm::standard;
+}
+
+void choose_operands(Plan& plan, InstructionSet asked) {
+  const Problem& p = plan.problem;
+  if (may_multiply_bf16(plan)) {
     const int multiple = tile_ops(plan.isa, DType::bf16).dim_multiple;
     // A scale that is not positive cannot be applied after the row maximum is taken.
-    if (problem.scale() <= 0) {
+    if (p.scale() <= 0) {
       plan.reasons.emplace_back("f32 operands: bf16 operands need a softmax_scale above 0");
-    } else if (problem.head_dim % multiple != 0 || problem.head_dim_v % multiple != 0) {
+    } else if (p.head_dim % multiple != 0 || p.head_dim_v % multiple != 0) {
       plan.reasons.push_back("f32 operands: bf16 tiles need head sizes that are multiples of " +
                              std::to_string(multiple));
-    } else if (!has_bf16_products(plan.isa, context.isa == InstructionSet::automatic)) {
+    } else if (!has_bf16_products(plan.isa, asked == InstructionSet::automatic)) {
       plan.reasons.emplace_back(
           "f32 operands: this CPU's VDPBF16PS does less work in a cycle than its f32 FMA");
     } else {
@@ -170,38 +174,62 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
               : "bf16 operands: VDPBF16PS does twice the work of an f32 FMA");
     }
   }
-  if (plan.compute == DType::f32 && problem.dtype != DType::f32) {
-    plan.reasons.push_back(std::string(name(problem.dtype)) +
+  if (plan.compute == DType::f32 && p.dtype != DType::f32) {
+    plan.reasons.push_back(std::string(name(p.dtype)) +
                            " rows are widened to f32 when they are packed");
   }
+}
 
-  const std::int64_t rows = problem.seqlen_q * (problem.heads_q / problem.heads_k);
-  if (decode) {
+void choose_tasks(Plan& plan) {
+  const Problem& p = plan.problem;
+  const Size pairs = Size(p.batch) * p.heads_k;
+  const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
+  if (decodes(plan)) {
     plan.rows_per_task = kMaxDecodeRows;
   } else {
     // Rows that share a pass over K and V share its packing; fewer where that would leave threads
     // without a task.
     int blocks = kMaxBlocksPerTask;
-    while (blocks > 1 && Size(problem.batch) * problem.heads_k *
-                                 ceil_div(rows, std::int64_t{blocks} * plan.block_q) <
-                             4 * plan.threads) {
+    while (blocks > 1 &&
+           pairs * ceil_div(rows, std::int64_t{blocks} * plan.block_q) < 4 * plan.threads) {
       blocks /= 2;
     }
     plan.rows_per_task = blocks * plan.block_q;
   }
-  const Size pairs = Size(problem.batch) * problem.heads_k;
-  const Size tasks_of_pair = phase == Phase::backward ? 1 : ceil_div(rows, plan.rows_per_task);
+  const Size tasks_of_pair = plan.phase == Phase::backward ? 1 : ceil_div(rows, plan.rows_per_task);
   plan.tasks = (pairs * tasks_of_pair * plan.num_splits).value();
+}
+
+void bind_expressions(Plan& plan) {
   const auto expressions = std::make_shared<Expressions>(plan);
   const Size workspace = workspace_bytes(plan, *expressions);
   if (!workspace.fits()) {
     throw Error(ErrorCode::out_of_memory, "workspace of " + std::string(name(plan.algorithm)) +
                                               " is " + to_string(workspace) +
                                               " bytes, which no memory has (problem " +
-                                              to_string(problem) + ")");
+                                              to_string(plan.problem) + ")");
   }
   plan.workspace_bytes = workspace.value();
   plan.state = expressions;
+}
+
+}  // namespace
+
+Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context) {
+  check_options(problem, phase, options);
+  Plan plan;
+  plan.problem = problem;
+  plan.phase = phase;
+  plan.backend = Backend::cpu;
+  plan.algorithm = options.algorithm;
+  plan.isa = best_instruction_set(context.isa);
+  plan.block_q = tile_ops(plan.isa, DType::f32).rows;
+  plan.block_k = kBlockK;
+  choose_workers(plan, options.threads, executor_of(context)->concurrency());
+  phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
+  choose_operands(plan, context.isa);
+  choose_tasks(plan);
+  bind_expressions(plan);
   return plan;
 }
 

@@ -58,9 +58,10 @@ bool holds(Condition condition, const Problem& problem) {
       return problem.seqlen_k <= 576;
     case Condition::few_masked_keys:
       return problem.seqlen_k <= 576 && !problem.mask.empty();
-    default:
-      return true;
+    case Condition::always:
+      break;
   }
+  return true;
 }
 
 }  // namespace attn::cuda
