@@ -13,7 +13,7 @@
 // 0: it adds nothing to O(i) and dQ(i), and row i nothing to dK(j) and dV(j), whatever k, v, q and
 // dO hold. On a GPU this is so where the -inf is a constant of the score expression or what a
 // buffer holds for the key, as of a bias; where arithmetic gives it, as exp(x) past 3e38 or an
-// infinite k does, NaN and infinities of that key may reach the row.
+// infinite k does, NaN and infinities of that key may reach the row. Extremes: docs/numerics.md.
 #pragma once
 
 #include <cstdint>

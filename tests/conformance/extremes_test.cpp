@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "attn/run.hpp"
@@ -45,6 +47,26 @@ TEST_P(LargeScores, GiveProbabilities) {
       EXPECT_LE(largest(data.gradients.dv), sum_d_o * 1.01);
       EXPECT_TRUE(std::isfinite(largest(data.gradients.dq)));
       EXPECT_TRUE(std::isfinite(largest(data.gradients.dk)));
+    }
+  }
+}
+
+// Sums over keys stay in the range of float where values are below FLT_MAX / n; `standard`, whose P
+// add up to 1, takes any.
+TEST(LargeValues, UpToTheRangeOfFloatByTheKeys) {
+  CaseData data(parse_case("b1_n64_h1_d16_f32"), 1);
+  for (const Algorithm algorithm : algorithms(Phase::forward)) {
+    const double keys = algorithm == Algorithm::standard ? 1 : 64;
+    const double value = 0.99 * std::numeric_limits<float>::max() / keys;
+    for (std::int64_t i = 0; i < data.inputs.v.size(); ++i) store_element(data.inputs.v, i, value);
+    for (const InstructionSet isa : available_instruction_sets()) {
+      SCOPED_TRACE(std::string(name(algorithm)) + ", " + std::string(name(isa)));
+      data.poison();
+      forward(data.problem, data.inputs, data.outputs,
+              {.backend = Backend::cpu, .algorithm = algorithm}, {.isa = isa, .log = nullptr});
+      for (std::int64_t i = 0; i < data.outputs.o.size(); ++i) {
+        ASSERT_NEAR(load_element(data.outputs.o, i), value, 1e-5 * value);
+      }
     }
   }
 }
