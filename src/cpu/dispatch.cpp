@@ -31,7 +31,8 @@ const TileOps& tile_ops(InstructionSet isa, DType operand) {
       return avx512;
     case InstructionSet::avx2:
       return kAvx2Ops;
-    default:
+    case InstructionSet::portable:
+    case InstructionSet::automatic:  // best_instruction_set has chosen
       break;
   }
 #endif

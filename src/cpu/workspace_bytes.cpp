@@ -63,12 +63,13 @@ class Count {
         return scratch + few_rows() + task_lists() +
                tasks_ * plan_.num_splits *
                    core::divide_up(Size(plan_.rows_per_task), plan_.block_q) * partial;
-      default: {
-        const Size keys = core::round_up(Size(p_.seqlen_k), kBlockK);
-        return scratch + task_lists() + wave_lists() +
-               std::min(Size(kKeyPackBudget), pairs_ * keys * kFloat * (d_ + d_v_));
-      }
+      case Algorithm::flash_attention_2:
+      case Algorithm::automatic:  // no plan has it
+        break;
     }
+    const Size keys = core::round_up(Size(p_.seqlen_k), kBlockK);
+    return scratch + task_lists() + wave_lists() +
+           std::min(Size(kKeyPackBudget), pairs_ * keys * kFloat * (d_ + d_v_));
   }
 
   Size backward() const {

@@ -113,9 +113,10 @@ ATTN_INLINE F activate(Activation activation, F x) {
       return x * 0.5f * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
     case Activation::silu:
       return x / (1.0f + exp(-x));
-    default:
-      return x;
+    case Activation::none:
+      break;
   }
+  return x;
 }
 
 // x[i] <- activation(x[i] + bias[i]); whole vectors.
