@@ -236,7 +236,7 @@ def main():
         flush=True,
     )
     counts = {name: dict.fromkeys(("passed", "skipped", "failed"), 0) for name in totals}
-    failures, slowest = [], []
+    failures, slowest, spent = [], [], dict.fromkeys(totals, 0.0)
     # The first part of each group; the others follow when it has made their kernels.
     left = collections.deque((parts[0], parts[1:]) for parts in groups)
     waiting = {}
@@ -253,6 +253,7 @@ def main():
         for case, outcome, text, seconds in results:
             name, index = case
             counts[name][outcome] += 1
+            spent[name] += seconds
             slowest = heapq.nlargest(5, [*slowest, (seconds, name, index)])
             if outcome == "failed":
                 arguments = parameters(getattr(suite, name), index)
@@ -261,7 +262,8 @@ def main():
                 print(f"FAILED {failures[-1]}", flush=True)
     pool.shutdown()
     for name, found in counts.items():
-        print(f"{name:48}", *(f"{found[o]:6d} {o}" for o in found), f"  of {totals[name]}")
+        outcomes = " ".join(f"{found[o]:6d} {o}" for o in found)
+        print(f"{name:48} {outcomes}  of {totals[name]}, {spent[name]:.0f} s of a process")
     whole = {o: sum(found[o] for found in counts.values()) for o in ("passed", "skipped", "failed")}
     ran = sum(whole.values())
     taken = time.perf_counter() - began
