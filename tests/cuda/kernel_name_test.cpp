@@ -258,14 +258,15 @@ TEST(KernelName, BackwardFollowsTheAlgorithm) {
   EXPECT_EQ(backward_kernel_name(Algorithm::block_sparse, ""), "backward_flash_attention/sparse");
   EXPECT_EQ(backward_kernel_name(Algorithm::block_sparse, "backward_flash_attention/n16"),
             "backward_flash_attention/n16_sparse");
+  const auto refused = [](Algorithm algorithm, const char* kernel) {
+    return refusal(ErrorCode::invalid_argument, [&] { backward_kernel_name(algorithm, kernel); });
+  };
   for (const auto& [algorithm, kernel] :
        {std::pair{Algorithm::flash_attention_2, "backward_flash_attention"},
         {Algorithm::flash_attention, "backward_simt"},
         {Algorithm::flash_attention, "backward_flash_attention/n16_sparse"},
         {Algorithm::block_sparse, "backward_sm80"}}) {
-    EXPECT_NE(refusal(ErrorCode::invalid_argument, [&] { backward_kernel_name(algorithm, kernel); })
-                  .find(kernel),
-              std::string::npos);
+    EXPECT_NE(refused(algorithm, kernel).find(kernel), std::string::npos);
   }
   EXPECT_NE(refusal(ErrorCode::unsupported, [] { backward_kernel_name(Algorithm::standard, ""); })
                 .find("algorithm is standard"),
