@@ -39,64 +39,50 @@
 namespace attn::device {
 
 template <class C, class Expressions>
-struct ForwardSm90 : ForwardSm90Tiles<C, Expressions> {
-  using Base = ForwardSm90Tiles<C, Expressions>;
-  using Producer = ForwardSm90Producer<C, Expressions>;
-  using Consumer = ForwardSm90Consumer<C, Expressions>;
-  using Base::barrier, Base::consumer, Base::e, Base::maps, Base::p, Base::shared;
-  using typename Base::Layout;
-
-  __device__ __forceinline__ void run() const {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < Layout::kQs; ++i) {
-        mbarrier_init(barrier(Layout::kFullQ, i), 1);
-        mbarrier_init(barrier(Layout::kEmptyQ, i), 4);
-      }
-      mbarrier_init(barrier(Layout::kNearEnd, 0), 1);
-      for (int i = 0; i < Layout::kTileStages; ++i) {
-        mbarrier_init(barrier(Layout::kFullTile, i), 1);
-        if constexpr (Base::kFollowed) {
-          mbarrier_init(barrier(Layout::kStoredTile, i), 4 * C::kConsumers);
-          mbarrier_init(barrier(Layout::kEmptyTile, i), 2);
-        } else {
-          mbarrier_init(barrier(Layout::kEmptyTile, i), 4 * C::kConsumers + 1);
-        }
-      }
-      for (int i = 0; i < C::kStagesK; ++i) {
-        mbarrier_init(barrier(Layout::kFullK, i), 1);
-        mbarrier_init(barrier(Layout::kEmptyK, i), 4 * C::kConsumers);
-      }
-      for (int i = 0; i < C::kStagesV; ++i) {
-        mbarrier_init(barrier(Layout::kFullV, i), 1);
-        mbarrier_init(barrier(Layout::kEmptyV, i), 4 * C::kConsumers);
-      }
-      mbarrier_init_fence();
-    }
-    if constexpr (C::kClassified) wait_for_dependencies();
-    __syncthreads();
-    if (consumer < 0) {
-      release_registers<C::kProducerRegisters>();
-      const Producer producer{{p, e, maps, shared, consumer}};
-      if (threadIdx.x < 32) {
-        producer.produce_keys();
-      } else if (threadIdx.x < 64) {
-        producer.produce_tiles();
-      } else if (Base::kFollowed && threadIdx.x < 96) {
-        ForwardSm90Follower<C, Expressions>{{p, e, maps, shared, consumer}}.follow_tiles();
-      }
+__device__ __forceinline__ void init_rings(const ForwardSm90Tiles<C, Expressions>& tiles) {
+  using Tiles = ForwardSm90Tiles<C, Expressions>;
+  using Layout = typename Tiles::Layout;
+  constexpr unsigned kWarps = 4 * C::kConsumers;
+  for (int i = 0; i < C::kConsumers; ++i) tiles.q_ring(i).init(1, 4);
+  mbarrier_init(tiles.shared + Layout::kNearEnd, 1);
+  for (unsigned i = 0; i < Layout::kTileStages; ++i) {
+    const auto ring = tiles.tile_ring();
+    mbarrier_init(ring.full(i), 1);
+    if constexpr (Tiles::kFollowed) {
+      mbarrier_init(tiles.stored_ring().full(i), kWarps);
+      mbarrier_init(ring.empty(i), 2);  // the producer of K and V, and the follower
     } else {
-      take_registers<C::kConsumerRegisters>();
-      Consumer{{{{p, e, maps, shared, consumer}}}}.consume();
+      mbarrier_init(ring.empty(i), kWarps + 1);
     }
   }
-};
+  tiles.k_ring().init(1, kWarps);
+  tiles.v_ring().init(1, kWarps);
+  mbarrier_init_fence();
+}
 
 template <class C, class Expressions>
 __device__ __forceinline__ void forward_sm90(const ForwardParams& p, const Expressions& e,
                                              const ForwardMaps& maps) {
   extern __shared__ __align__(1024) char memory[];
   const int warpgroup = uniform(static_cast<int>(threadIdx.x / 128));
-  ForwardSm90<C, Expressions>{{p, e, maps, shared_address(memory), warpgroup - 1}}.run();
+  const ForwardSm90Tiles<C, Expressions> tiles{p, e, maps, shared_address(memory), warpgroup - 1};
+  if (threadIdx.x == 0) init_rings(tiles);
+  if constexpr (C::kClassified) wait_for_dependencies();
+  __syncthreads();
+  if (warpgroup == 0) {
+    release_registers<C::kProducerRegisters>();
+    const ForwardSm90Producer<C, Expressions> producer{tiles};
+    if (threadIdx.x < 32) {
+      producer.produce_keys();
+    } else if (threadIdx.x < 64) {
+      producer.produce_tiles();
+    } else if (tiles.kFollowed && threadIdx.x < 96) {
+      ForwardSm90Follower<C, Expressions>{tiles}.follow_tiles();
+    }
+  } else {
+    take_registers<C::kConsumerRegisters>();
+    ForwardSm90Consumer<C, Expressions>{tiles, {tiles}, {tiles}, {tiles}}.consume();
+  }
 }
 
 }  // namespace attn::device

@@ -9,32 +9,33 @@
 namespace attn::device {
 
 template <class C, class Expressions>
-struct ForwardSm90Follower : ForwardSm90Tiles<C, Expressions> {
-  using Base = ForwardSm90Tiles<C, Expressions>;
-  using Base::barrier, Base::e, Base::get, Base::p;
-  using typename Base::Layout, typename Base::TileRing, typename Base::Work;
+struct ForwardSm90Follower {
+  using Tiles = ForwardSm90Tiles<C, Expressions>;
+
+  const Tiles& tiles;
 
   __device__ __forceinline__ void again(int slot) const {
-    const Work w = get(slot);
+    const typename Tiles::Work w = tiles.get(slot);
     const QueryTile<C> tile{w.sequence, w.head, w.split, w.row0, w.begin, w.end};
 #pragma unroll 1
     for (int warp = 0; warp < 4 * C::kConsumers; ++warp) {
-      if (load_shared_byte(this->flag_address(slot, warp)) != 0) {
-        write_visible_rows<C, Base::kJudgesLate>(p, e, tile, w.row0 + 16 * warp, 16);
+      if (load_shared_byte(tiles.flag_address(slot, warp)) != 0) {
+        write_visible_rows<C, Tiles::kJudgesLate>(tiles.p, tiles.e, tile, w.row0 + 16 * warp, 16);
       }
     }
   }
 
   // Rows of O that a hidden key made NaN are computed again; then the tile's place is free.
   __device__ __forceinline__ void follow_tiles() const {
-    for (unsigned tiles = 0;; ++tiles) {
-      const int slot = TileRing::stage(tiles);
-      this->template wait_full<TileRing>(Layout::kFullTile, tiles);
-      if (!Base::is_tile(get(slot))) return;
-      this->template wait_full<TileRing>(Layout::kStoredTile, tiles);
-      if (this->has_flags(slot)) again(slot);
+    const auto ring = tiles.tile_ring();
+    for (unsigned n = 0;; ++n) {
+      const int slot = ring.place(n);
+      ring.wait(n);
+      if (!Tiles::is_tile(tiles.get(slot))) return;
+      tiles.stored_ring().wait(n);
+      if (tiles.has_flags(slot)) again(slot);
       __syncwarp();
-      this->arrive(Layout::kEmptyTile, slot);
+      ring.release(n);
     }
   }
 };

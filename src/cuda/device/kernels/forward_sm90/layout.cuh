@@ -1,7 +1,9 @@
 // Shared memory of the Hopper forward kernel: places, and rings of barriers.
 #pragma once
 
+#include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
 
 namespace attn::device {
 
@@ -35,12 +37,45 @@ struct ForwardSm90Layout {
   static constexpr int kBytes = kStoredTile + 8 * kTileStages;
 };
 
-// Use number n of a ring of barriers: which one, and the parity of its phase, so that a counter is
-// all there is to keep. It may wrap where kStages is a power of two; others last for 2^32 uses.
-template <int kStages>
+// A ring of kPlaces places in shared memory, each with two barriers: `full` completes when what was
+// put there has arrived, `empty` when all who read it have released it. Use number n takes place
+// n % kPlaces, so that a counter is all there is to keep. It may wrap where kPlaces is a power of
+// two; others last for 2^32 uses. kFull, kEmpty: the first barriers, from `shared` on.
+template <int kPlaces, int kFull, int kEmpty>
 struct Ring {
-  static __device__ __forceinline__ int stage(unsigned n) { return static_cast<int>(n % kStages); }
-  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / kStages & 1; }
+  unsigned shared;
+  int first = 0;  // of its places, where rings of several consumers lie one behind the other
+
+  static __device__ __forceinline__ int stage(unsigned n) { return static_cast<int>(n % kPlaces); }
+  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / kPlaces & 1; }
+  __device__ __forceinline__ int place(unsigned n) const { return first + stage(n); }
+  __device__ __forceinline__ unsigned full(unsigned n) const {
+    return shared + static_cast<unsigned>(kFull + 8 * place(n));
+  }
+  __device__ __forceinline__ unsigned empty(unsigned n) const {
+    return shared + static_cast<unsigned>(kEmpty + 8 * place(n));
+  }
+  // For one thread, before any use: how many arrive to fill a place, and to release it.
+  __device__ __forceinline__ void init(unsigned filled_by, unsigned read_by) const {
+    for (unsigned i = 0; i < kPlaces; ++i) {
+      mbarrier_init(full(i), filled_by);
+      mbarrier_init(empty(i), read_by);
+    }
+  }
+  // Waits until use n has arrived.
+  __device__ __forceinline__ void wait(unsigned n) const { mbarrier_wait(full(n), parity(n)); }
+  // Likewise, unless `over` says that it is known to have.
+  __device__ __forceinline__ void wait_unless(bool over, unsigned n) const {
+    mbarrier_wait_unless(over, full(n), parity(n));
+  }
+  // Waits until the place of use n may be overwritten.
+  __device__ __forceinline__ void wait_empty(unsigned n) const {
+    mbarrier_wait(empty(n), parity(n) ^ 1);
+  }
+  // For a warp that is done with use n.
+  __device__ __forceinline__ void release(unsigned n) const {
+    if (elect_one()) mbarrier_arrive(empty(n));
+  }
 };
 
 }  // namespace attn::device

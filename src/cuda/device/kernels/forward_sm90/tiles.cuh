@@ -152,23 +152,19 @@ struct ForwardSm90Tiles {
   }
   __device__ __forceinline__ int part() const { return consumer; }
 
-  __device__ __forceinline__ unsigned barrier(int first, int index) const {
-    return shared + static_cast<unsigned>(first + 8 * index);
+  using KeyRing = Ring<C::kStagesK, Layout::kFullK, Layout::kEmptyK>;
+  using ValueRing = Ring<C::kStagesV, Layout::kFullV, Layout::kEmptyV>;
+  using QueryRing = Ring<C::kStagesQ, Layout::kFullQ, Layout::kEmptyQ>;
+  using TileRing = Ring<Layout::kTileStages, Layout::kFullTile, Layout::kEmptyTile>;
+  // Of tiles whose O is stored, for the follower; TileRing says when they were put there.
+  using StoredRing = Ring<Layout::kTileStages, Layout::kStoredTile, Layout::kStoredTile>;
+  __device__ __forceinline__ KeyRing k_ring() const { return {shared}; }
+  __device__ __forceinline__ ValueRing v_ring() const { return {shared}; }
+  __device__ __forceinline__ QueryRing q_ring(int of_consumer) const {
+    return {shared, of_consumer * C::kStagesQ};
   }
-  using KeyRing = Ring<C::kStagesK>;
-  using ValueRing = Ring<C::kStagesV>;
-  using QueryRing = Ring<C::kStagesQ>;
-  using TileRing = Ring<Layout::kTileStages>;
-  // Waits until use n of a ring has arrived (full).
-  template <class Uses>
-  __device__ __forceinline__ void wait_full(int first, unsigned n) const {
-    mbarrier_wait(barrier(first, Uses::stage(n)), Uses::parity(n));
-  }
-  // Waits until it may be overwritten (empty).
-  template <class Uses>
-  __device__ __forceinline__ void wait_empty(int first, unsigned n) const {
-    mbarrier_wait(barrier(first, Uses::stage(n)), Uses::parity(n) ^ 1);
-  }
+  __device__ __forceinline__ TileRing tile_ring() const { return {shared}; }
+  __device__ __forceinline__ StoredRing stored_ring() const { return {shared}; }
 
   // Of a row of a tile.
   static __device__ __forceinline__ int query_head(const Work& w, int row) {
@@ -235,10 +231,6 @@ struct ForwardSm90Tiles {
             w.row0 + 64 * consumer + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
                 static_cast<int>(threadIdx.x % 32 / 4),
             is_tile(w)};
-  }
-
-  __device__ __forceinline__ void arrive(int first, int index) const {
-    if (elect_one()) mbarrier_arrive(barrier(first, index));
   }
 };
 

@@ -1,0 +1,169 @@
+// The products of a consumer of the Hopper forward kernel, 64 rows of Q: S = Q K^T of a block of
+// keys and O += P V of the block before, issued together and waited for one after the other.
+#pragma once
+
+#include "kernels/forward_sm90/tiles.cuh"
+#include "ptx/wgmma.cuh"
+#include "softmax/online.cuh"
+#include "tile/accumulator.cuh"
+
+namespace attn::device {
+
+// What a consumer keeps from round to round.
+template <class C>
+struct ForwardSm90State {
+  float o[C::kHeadDimV / 2];
+  float s[C::kBlockN / 2];
+  unsigned probability[C::kBlockN / 4];
+  OnlineSoftmax softmax;
+  unsigned blocks = 0;   // whose S was computed so far
+  bool k_ready = false;  // K of the next block was there when it was looked for
+  // Tiles of Q that were released (high half) and tiles begun (low half) so far; each wraps in its
+  // half, a multiple of the rings' lengths.
+  unsigned counts = 0;
+  __device__ __forceinline__ unsigned queries() const { return counts >> 16; }
+  __device__ __forceinline__ unsigned tiles() const { return counts & 0xffff; }
+  __device__ __forceinline__ void next_query() { counts += 0x10000; }
+  __device__ __forceinline__ void next_tile() {
+    counts = (counts & 0xffff0000) | ((counts + 1) & 0xffff);
+  }
+};
+
+template <class C, class Expressions>
+struct ForwardSm90Products {
+  using Tiles = ForwardSm90Tiles<C, Expressions>;
+  using State = ForwardSm90State<C>;
+  using Layout = typename Tiles::Layout;
+  using Element = typename Tiles::Element;
+  using Own = typename Tiles::Own;
+
+  const Tiles& tiles;
+
+  // Consumers take turns issuing products, so that one has its softmax while another multiplies.
+  static constexpr int kTurnBarrier = 1;
+  __device__ __forceinline__ void wait_turn() const {
+    if constexpr (C::kTakeTurns) barrier_sync(kTurnBarrier + tiles.consumer, 256);
+  }
+  __device__ __forceinline__ void give_turn() const {
+    if constexpr (C::kTakeTurns) {
+      const int next = tiles.consumer + 1 == C::kConsumers ? 0 : tiles.consumer + 1;
+      barrier_arrive(kTurnBarrier + next, 256);
+    }
+  }
+
+  static __device__ __forceinline__ void pin_all(State& c) {
+    pin(c.o);
+    pin(c.s);
+    pin(c.probability);
+  }
+
+  __device__ __forceinline__ unsigned v_tile(const State& c) const {
+    return tiles.shared +
+           static_cast<unsigned>(Layout::kVAt + Tiles::ValueRing::stage(c.blocks - 1) * Layout::kV);
+  }
+  __device__ __forceinline__ unsigned q_descriptor(const State& c) const {
+    return descriptor_low(tiles.shared + Layout::kQAt + q_slot(c) * Layout::kQ, 0);
+  }
+  __device__ __forceinline__ unsigned k_descriptor(const State& c) const {
+    return descriptor_low(
+        tiles.shared + Layout::kKAt + Tiles::KeyRing::stage(c.blocks) * Layout::kK, 0);
+  }
+  // V of the block before: its P is ready.
+  __device__ __forceinline__ unsigned v_descriptor(const State& c) const {
+    return descriptor_low(v_tile(c), Layout::kPanelBytes);
+  }
+
+  __device__ __forceinline__ void issue_qk(State& c, unsigned q, unsigned k) const {
+#pragma unroll
+    for (int step = 0; step < Tiles::kStepsK; ++step) {
+      const int panel = step / 4, inside = step % 4 * 32;
+      ProductSS<Element, C::kBlockN>::run(c.s, q + ((panel * 8192 + inside) >> 4),
+                                          k + ((panel * Layout::kPanelBytes + inside) >> 4),
+                                          step > 0);
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void issue_pv(State& c, unsigned v, bool add) const {
+#pragma unroll
+    for (int step = 0; step < C::kBlockN / 16; ++step) {
+      ProductRS<Element, C::kHeadDimV>::run(c.o, &c.probability[4 * step], v + ((step * 2048) >> 4),
+                                            step > 0 || add);
+    }
+    wgmma_commit();
+  }
+
+  // S of the next block, whose K is there.
+  __device__ __forceinline__ void issue_s(State& c, unsigned q, unsigned k) const {
+    wait_turn();
+    pin_all(c);
+    wgmma_fence();
+    issue_qk(c, q, k);
+  }
+  // O += P V of the block before, whose V is there.
+  __device__ __forceinline__ void issue_o(State& c, unsigned v, bool add) const {
+    wgmma_fence();
+    issue_pv(c, v, add);
+    give_turn();
+  }
+  // Waits for S alone.
+  __device__ __forceinline__ void wait_s(State& c) const {
+    wgmma_wait<1>();
+    pin(c.s);
+    if constexpr (Tiles::kJudgesLate) tiles.k_ring().release(c.blocks);
+  }
+  // Waits for V of the block before; `used` of its keys are in use.
+  __device__ __forceinline__ void wait_v(const State& c, int used) const {
+    tiles.v_ring().wait(c.blocks - 1);
+    clear_tail(c, used);
+  }
+  // O += P V and nothing else.
+  __device__ __forceinline__ void multiply_v(State& c, int used, bool add) const {
+    wait_v(c, used);
+    pin_all(c);
+    wgmma_fence();
+    issue_pv(c, v_descriptor(c), add);
+    wgmma_wait<0>();
+    pin(c.o);
+    tiles.v_ring().release(c.blocks - 1);
+  }
+
+  // Rows [first, rows) of a tile in shared memory become zeros before the warpgroup's next product.
+  template <int kPanels>
+  __device__ __forceinline__ void clear_rows(unsigned tile, int panel_bytes, int first,
+                                             int rows) const {
+    const int words = (rows - first) * 8;  // of 16 bytes, of a panel
+    for (int panel = 0; panel < kPanels; ++panel) {
+      for (int i = static_cast<int>(threadIdx.x % 128); i < words; i += 128) {
+        store_shared(tile + static_cast<unsigned>(panel * panel_bytes + first * 128 + i * 16),
+                     {0, 0, 0, 0});
+      }
+    }
+    fence_proxy_async();
+    barrier_sync(kTurnBarrier + C::kConsumers + tiles.consumer, 128);
+  }
+  // Rows of V from the used-th on are past the length and someone else's: they must not meet P = 0
+  // as NaN.
+  __device__ __forceinline__ void clear_tail(const State& c, int used) const {
+    if constexpr (C::kClearTail) {
+      if (used >= C::kBlockN) return;
+      clear_rows<Layout::kPanelsV>(v_tile(c), Layout::kPanelBytes, used, C::kBlockN);
+    }
+  }
+  // So are rows of Q past the length. As zeros they do not decide for the rows beside them in a
+  // warp whether the reference of the softmax is good. Rows before row 0 fill warps of their own.
+  __device__ __forceinline__ void clear_queries(const State& c, const Own& t) const {
+    if constexpr (C::kPackedQ || C::kUsedQ) {
+      const int used = t.w.sequence.length_q * C::kGroup - (t.w.row0 + 64 * tiles.consumer);
+      if (used >= 64) return;
+      clear_rows<Layout::kPanelsK>(tiles.shared + Layout::kQAt + q_slot(c) * Layout::kQ, 8192, used,
+                                   64);
+    }
+  }
+
+  __device__ __forceinline__ int q_slot(const State& c) const {
+    return tiles.q_ring(tiles.consumer).place(c.queries());
+  }
+};
+
+}  // namespace attn::device

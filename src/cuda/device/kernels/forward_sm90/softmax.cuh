@@ -1,0 +1,216 @@
+// The softmax of a consumer of the Hopper forward kernel: S of a block of keys becomes P, and P the
+// operand of the next product.
+#pragma once
+
+#include "expr/visible_keys.cuh"
+#include "kernels/forward_sm90/products.cuh"
+#include "softmax/dropout.cuh"
+#include "tile/warp_scores.cuh"
+
+namespace attn::device {
+
+template <class C, class Expressions>
+struct ForwardSm90Softmax {
+  using Tiles = ForwardSm90Tiles<C, Expressions>;
+  using State = ForwardSm90State<C>;
+  using Layout = typename Tiles::Layout;
+  using Element = typename Tiles::Element;
+  using Own = typename Tiles::Own;
+
+  const Tiles& tiles;
+
+  static constexpr float kLog2E = 1.4426950408889634f;
+  // What scores are multiplied by to be exponents of 2.
+  __device__ __forceinline__ float exponent_scale() const {
+    return Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : tiles.p.scale_log2;
+  }
+
+  // Calls f(score, i, query, head, key, step) for each score of row i of the two of a block, whose
+  // key is key + step; step is a constant where it is inlined. kByRows: all scores of a row, then
+  // those of the other, as the exponentials go, so that few values are in between; else by keys,
+  // which suits what both rows share of a key.
+  template <bool kByRows, class F>
+  __device__ __forceinline__ void for_each_score(State& c, const Own& t, int block, F f) const {
+    const int key = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int n = 0; n < C::kBlockN / 2; ++n) {
+      const int i = kByRows ? n / (C::kBlockN / 4) : n % 2;
+      const int column = kByRows ? n % (C::kBlockN / 4) : n / 2;  // of the thread's in a row
+      const int row = t.row + 8 * i;
+      const int head = Tiles::query_head(t.w, row);
+      f(c.s[column / 2 * 4 + 2 * i + column % 2], i, row / C::kGroup, head, key,
+        column / 2 * 8 + column % 2);
+    }
+  }
+  __device__ __forceinline__ void apply_score(State& c, const Own& t, int block) const {
+    if constexpr (Expressions::kHasScore) {
+      const Sequence& q = t.w.sequence;
+      for_each_score<!Expressions::kScoreLoads>(
+          c, t, block, [&](float& x, int, int query, int head, int key, int step) {
+            x = tiles.e.score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
+          });
+    }
+  }
+  __device__ __forceinline__ void apply_mask(State& c, const Own& t, int block) const {
+    const Sequence& q = t.w.sequence;
+    const auto keys_of = [&](int i) {
+      const int row = t.row + 8 * i;
+      const int head = Tiles::query_head(t.w, row);
+      return visible_keys(tiles.e, block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4),
+                          row / C::kGroup, q.batch, head, q.length_q, q.length_k);
+    };
+    const VisibleKeys keys[2] = {keys_of(0), keys_of(1)};
+    for_each_score<false>(
+        c, t, block, [&](float& x, int i, int query, int head, int first, int step) {
+          bool visible = step <= keys[i].last;
+          if constexpr (Expressions::kMaskFirst) visible = visible & (step >= keys[i].first);
+          if constexpr (Expressions::kMaskRest) {
+            visible = visible &
+                      tiles.e.mask_rest(query, first + step, q.batch, head, q.length_q, q.length_k);
+          }
+          x = visible ? x : minus_infinity();
+        });
+  }
+
+  // What the scores of each of a thread's two rows share of their exponents. Loaded before S is
+  // there, so that no exponential waits for it. Rows 8 apart are of one head in groups of up to 8.
+  struct RowsShared {
+    static constexpr int kRows = C::kGroup > 8 || Expressions::kRowSharesQuery ? 2 : 1;
+    typename Expressions::RowShared row[kRows];
+  };
+  __device__ __forceinline__ RowsShared share_rows(const Own& t) const {
+    if constexpr (Expressions::RowShared::kCount == 0) {
+      return {};
+    } else {
+      const Sequence& q = t.w.sequence;
+      RowsShared shared_by;
+#pragma unroll
+      for (int i = 0; i < RowsShared::kRows; ++i) {
+        const int row = t.row + 8 * i;
+        const int head = Tiles::query_head(t.w, row);
+        tiles.e.share_row(shared_by.row[i], row / C::kGroup, q.batch, head, q.length_q, q.length_k);
+        pin(shared_by.row[i].value);
+      }
+      return shared_by;
+    }
+  }
+  // S <- P, and P as the operand of the next product. O += P V of the block before goes on beside
+  // the exponentials of the first row, and packing beside those of the second. kAgain: O is waited
+  // for already; a warp may be alone here.
+  template <bool kMasked, bool kAgain, bool kReleaseV = false, class Exponent>
+  __device__ __forceinline__ bool exponentiate(State& c, Exponent exponent) const {
+    const auto wait_for_o = [&](float p) {
+      if constexpr (kAgain) return;
+      // The assembler would wait first and then compute. It keeps a wait behind the look at a
+      // barrier, and that behind `p`: a sign that is never there is added to the address.
+      const unsigned zero = __float_as_uint(fmaxf(p, 0.f)) >> 31;
+      const auto k = tiles.k_ring();
+      c.k_ready = mbarrier_try(k.full(c.blocks + 1) + zero, k.parity(c.blocks + 1));
+      wgmma_wait<0>();
+      pin(c.o);
+      pin(c.s);
+      if constexpr (kReleaseV) tiles.v_ring().release(c.blocks - 1);
+    };
+    const auto pack = [&](int k) { c.probability[k] = Element::pack(c.s[2 * k], c.s[2 * k + 1]); };
+    return c.softmax.template exponentiate<kMasked, !Tiles::kJudgesLate>(c.s, exponent, wait_for_o,
+                                                                         pack);
+  }
+  // S <- P of a block that needs no mask, with the references as they are. Returns whether P is
+  // good, the same answer in the whole warp; `large` becomes whether it is not because some score
+  // is too large for the polynomial of a tanh.
+  __device__ __forceinline__ bool keep(State& c, const Own& t, const RowsShared& shared_by,
+                                       int block, bool& large) const {
+    if constexpr (Expressions::kHasExponent) {
+      const Sequence& q = t.w.sequence;
+      const int key = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
+      int least = 0x7fffffff, even = 0;
+      const auto exponent = [&](float x, float offset, int i, int j) {
+        const int row = t.row + 8 * i;
+        const int head = Tiles::query_head(t.w, row);
+        int room = 0x7fffffff;
+        const float y = tiles.e.exponent(shared_by.row[RowsShared::kRows == 2 ? i : 0], offset,
+                                         room, x, row / C::kGroup, key, q.batch, head, q.length_q,
+                                         q.length_k, j / 2 * 8 + j % 2);
+        if constexpr (Expressions::kHasSmallTanh) {
+          // Three are compared in one instruction.
+          if (j % 2 == 0) {
+            even = room;
+          } else {
+            least = __vimin3_s32(least, even, room);
+          }
+        }
+        return y;
+      };
+      const bool good = exponentiate<false, false, Tiles::kHasPlainRounds>(c, exponent);
+      if constexpr (Expressions::kHasSmallTanh) {
+        large = __any_sync(~0u, least < __float_as_int(tiles.e.small_tanh.least));
+      }
+      return good && !large;
+    } else {
+      apply_score(c, t, block);
+      const float scale = exponent_scale();
+      return exponentiate<false, false, Tiles::kHasPlainRounds>(
+          c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
+    }
+  }
+
+  // S <- P with new references.
+  template <bool kAgain>
+  __device__ __forceinline__ void raise(State& c, const Own& t, int block, bool mixed,
+                                        float (&alpha)[2]) const {
+    // The other way to compute P begins with the same scores. The compiler would take them out of
+    // both; left apart, scores and exponentials overlap there.
+    if constexpr (Expressions::kHasScore && !Expressions::kScoreLoads) pin(c.s);
+    apply_score(c, t, block);
+    if (mixed) apply_mask(c, t, block);
+    const float scale = exponent_scale();
+    c.softmax.raise(c.s, scale, alpha);
+    exponentiate<true, kAgain>(
+        c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
+  }
+
+  // A score far above all before it: the block once more from the product on, for this warp. `q`:
+  // the place of Q. `l`: the sums of P before the block.
+  __device__ __forceinline__ void redo(State& c, const Own& t, int q, int block,
+                                       const float (&l)[2], float (&alpha)[2]) const {
+    c.softmax.l[0] = l[0];
+    c.softmax.l[1] = l[1];
+    warp_scores<Element, Tiles::kStepsK>(
+        c.s, tiles.shared + Layout::kQAt + q * Layout::kQ,
+        static_cast<int>(threadIdx.x % 128 / 32) * 16, 8192,
+        tiles.shared + Layout::kKAt + tiles.k_ring().place(c.blocks) * Layout::kK,
+        Layout::kPanelBytes);
+    raise<true>(c, t, block, false, alpha);
+  }
+
+  // Moves the references of rows whose l has grown large, and what was made with them: O, l and P,
+  // whose product is to come.
+  __device__ __forceinline__ void move_references(State& c) const {
+    float factor[2];
+    c.softmax.lower(factor);
+#pragma unroll
+    for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
+#pragma unroll
+    for (int k = 0; k < C::kBlockN / 4; ++k) {
+      c.probability[k] = Element::pack(c.s[2 * k] * factor[k % 2], c.s[2 * k + 1] * factor[k % 2]);
+    }
+  }
+
+  // Sets the dropped elements of P to zero; l was summed before.
+  __device__ __forceinline__ void drop_elements(State& c, const Own& t, int block) const {
+    if constexpr (C::kDropout) {
+      const ForwardParams& p = tiles.p;
+      const auto dropout = dropout_of<C::kRngState>(p);
+      const auto row = [&](int i) {
+        const int r = t.row + 8 * i;
+        const int head = Tiles::query_head(t.w, r);
+        return DropoutRow(dropout, static_cast<unsigned>(t.w.sequence.batch * p.heads_q + head),
+                          static_cast<unsigned>(r / C::kGroup));
+      };
+      const DropoutRow<C::kRngState> rows[2] = {row(0), row(1)};
+      drop(c.probability, rows, block * C::kBlockN, static_cast<int>(threadIdx.x % 4));
+    }
+  }
+};
+
+}  // namespace attn::device
