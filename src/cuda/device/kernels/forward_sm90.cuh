@@ -1,12 +1,12 @@
 // Forward pass on Hopper (sm_90a): FlashAttention-2, algorithm 1, as warp-specialised stages
 // (FlashAttention-3, algorithms 1 and 2).
 //
-// A block of threads is one producer warpgroup, of which two warps work: one asks the copy engine
-// for K and V, one for Q, and deals tiles (and under a mask a third, which looks at what is
-// stored); and C::kConsumers warpgroups with 64 rows of Q each. K and V go through rings of
-// C::kStagesK and C::kStagesV tiles. A consumer issues S = Q K^T of the next block, O += P V of
-// this one, and does the softmax of the next while the second runs. Blocks of threads stay and take
-// one tile of O after the other; Q of the next tile arrives while this one ends.
+// A block of threads is one producer warpgroup, of which three warps ask the copy engine for K, for
+// V and for Q, and deal tiles (and under a mask, or where references are judged late, a fourth
+// looks at what is stored); and C::kConsumers warpgroups with 64 rows of Q each. K and V go through
+// rings of C::kStagesK and C::kStagesV tiles. A consumer issues S = Q K^T of the next block, O += P
+// V of this one, and does the softmax of the next while the second runs. Blocks of threads stay and
+// take one tile of O after the other; Q of the next tile arrives while this one ends.
 //
 // Reads of C:
 //   Element                BFloat16 or Float16
@@ -50,9 +50,9 @@ __device__ __forceinline__ void init_rings(const ForwardSm90Tiles<C, Expressions
     mbarrier_init(ring.full(i), 1);
     if constexpr (Tiles::kFollowed) {
       mbarrier_init(tiles.stored_ring().full(i), kWarps);
-      mbarrier_init(ring.empty(i), 2);  // the producer of K and V, and the follower
+      mbarrier_init(ring.empty(i), 3);  // the producers of K and of V, and the follower
     } else {
-      mbarrier_init(ring.empty(i), kWarps + 1);
+      mbarrier_init(ring.empty(i), kWarps + 2);
     }
   }
   tiles.k_ring().init(1, kWarps);
@@ -76,7 +76,9 @@ __device__ __forceinline__ void forward_sm90(const ForwardParams& p, const Expre
       producer.produce_keys();
     } else if (threadIdx.x < 64) {
       producer.produce_tiles();
-    } else if (tiles.kFollowed && threadIdx.x < 96) {
+    } else if (threadIdx.x >= 96) {
+      producer.produce_values();
+    } else if (tiles.kFollowed) {
       ForwardSm90Follower<C, Expressions>{tiles}.follow_tiles();
     }
   } else {

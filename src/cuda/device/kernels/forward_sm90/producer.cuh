@@ -1,6 +1,6 @@
-// The producers of the Hopper forward kernel: two warps, whose first threads ask the copy engine
-// for K and V, and for Q, tile after tile. Each waits for places of its own, so that neither holds
-// up the other.
+// The producers of the Hopper forward kernel: three warps, whose first threads ask the copy engine
+// for K, for V, and for Q, tile after tile. Each waits for places of its own, so that none holds up
+// another.
 #pragma once
 
 #include "kernels/forward_sm90/tiles.cuh"
@@ -108,52 +108,49 @@ struct ForwardSm90Producer {
     if (leader) dealer.finish();
   }
 
-  // K and V of them: another.
+  // K of them, and V of them: a warp each. The place of K is free when S is there, that of V a
+  // softmax later; a warp that asked for both in turn would ask for K when V's place is free.
   __device__ __forceinline__ void produce_keys() const {
+    produce_blocks<true, Layout::kPanelsK, Layout::kKAt, Layout::kK>(tiles.maps.k, tiles.k_ring());
+    if constexpr (C::kSplits) launch_dependents();
+  }
+  __device__ __forceinline__ void produce_values() const {
+    produce_blocks<false, Layout::kPanelsV, Layout::kVAt, Layout::kV>(tiles.maps.v, tiles.v_ring());
+  }
+
+ private:
+  // kTellsEnd: the other warps hear from this one that a tile nears its end.
+  template <bool kTellsEnd, int kPanels, int kAt, int kTileBytes, class Places>
+  __device__ __forceinline__ void produce_blocks(const TensorMap& map, const Places& places) const {
     const bool leader = threadIdx.x % 32 == 0;
     const auto ring = tiles.tile_ring();
-    const auto k_ring = tiles.k_ring();
-    const auto v_ring = tiles.v_ring();
-    prefetch_tensor_map(tiles.maps.k);
-    prefetch_tensor_map(tiles.maps.v);
-    unsigned keys = 0, values = 0;  // loaded so far
+    prefetch_tensor_map(map);
+    unsigned loaded = 0;
     for (unsigned n = 0;; ++n) {
       const int slot = ring.place(n);
       ring.wait(n);
       const Work w = tiles.get(slot);
       if (!Tiles::is_tile(w)) break;
       auto list = tiles.template first_blocks<AllBlocks>(slot, 0, w);
-      int previous = -1;
-      bool far = list.longer_than(kNearBlocks);
-      while (previous >= 0 || list.more()) {
-        const bool has_next = list.more();
+      bool far = kTellsEnd && list.longer_than(kNearBlocks);
+      const auto tell_end = [&] {
         if (far && !list.longer_than(kNearBlocks)) {
           far = false;
           if (elect_one()) mbarrier_arrive(near_end());
         }
-        const int block = list.block();
-        if (leader && has_next) {
-          k_ring.wait_empty(keys);
-          load_keys<Layout::kPanelsK, Layout::kKAt, Layout::kK>(
-              tiles.maps.k, w, block, k_ring.place(keys), k_ring.full(keys));
+      };
+      for (; list.more(); list.advance(tiles, slot), ++loaded) {
+        tell_end();
+        if (leader) {
+          places.wait_empty(loaded);
+          load_keys<kPanels, kAt, kTileBytes>(map, w, list.block(), places.place(loaded),
+                                              places.full(loaded));
         }
-        if (previous >= 0) {
-          if (leader) {
-            v_ring.wait_empty(values);
-            load_keys<Layout::kPanelsV, Layout::kVAt, Layout::kV>(
-                tiles.maps.v, w, previous, v_ring.place(values), v_ring.full(values));
-          }
-          ++values;
-        }
-        if (!has_next) break;
-        ++keys;
-        previous = block;
-        list.advance(tiles, slot);
       }
+      tell_end();  // where the mask hides all blocks that seemed to follow
       __syncwarp();
       ring.release(n);
     }
-    if constexpr (C::kSplits) launch_dependents();
   }
 };
 
