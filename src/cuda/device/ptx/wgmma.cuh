@@ -30,6 +30,8 @@ __device__ __forceinline__ void pin(unsigned (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
+// Computes x here, and not later.
+__device__ __forceinline__ void pin(unsigned& x) { asm volatile("" : "+r"(x)::"memory"); }
 
 // Low word of the matrix descriptor of a tile in shared memory with the 128-byte swizzle. `leading`
 // is the distance in bytes between panels of 64 columns where the product runs along the columns

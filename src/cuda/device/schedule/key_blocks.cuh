@@ -107,6 +107,8 @@ class KeyBlocks {
     if constexpr (!Expressions::kHasMask) return true;
     return present_ != 0 || (next_ & ~31) <= begin_;
   }
+  // Whether there is a next block that needs no mask, and a step from it stays inside.
+  __device__ __forceinline__ bool is_plain() const { return more() && !mixed() && steps_inside(); }
   // That step.
   __device__ __forceinline__ void step() {
     if constexpr (Expressions::kHasMask) {

@@ -191,14 +191,23 @@ struct ForwardSm90Consumer {
   __device__ __forceinline__ void attend_plain(State& c, const Own& t, Blocks& list, int& used,
                                                bool& add) const {
     const unsigned q = products.q_descriptor(c);
-    while (list.more() && !list.mixed() && list.steps_inside()) {
-      const unsigned k = products.k_descriptor(c), v = products.v_descriptor(c);
+    unsigned k = products.k_descriptor(c), v = products.v_descriptor(c);
+    unsigned plain = list.is_plain();
+    while (plain) {
       tiles.k_ring().wait_unless(c.k_ready, c.blocks);
       products.issue_s(c, q, k);
       const int block = list.block();
       list.step();
       products.wait_v(c, used);
       products.issue_o(c, v, add);
+      // What the next round asks first costs no time here: products wait for each other.
+      ++c.blocks;
+      k = products.k_descriptor(c), v = products.v_descriptor(c);
+      --c.blocks;
+      plain = list.is_plain();
+      pin(k);
+      pin(v);
+      pin(plain);
       const auto shared_by = softmax.share_rows(t);
       const bool high = Tiles::kJudgesLate && c.softmax.is_high();
       const bool bare = Tiles::kJudgesLate && Expressions::kHasMask && c.softmax.is_bare();

@@ -12,6 +12,7 @@ template <int kCount>
 void pin(float (&)[kCount]) {}
 template <int kCount>
 void pin(unsigned (&)[kCount]) {}
+inline void pin(unsigned&) {}
 inline unsigned descriptor_low(unsigned address, unsigned leading) {
   return __shfl_sync(~0u, (leading >> 4 << 16) | (address & 0x3FFFF) >> 4, 0);
 }
