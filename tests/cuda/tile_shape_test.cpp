@@ -56,8 +56,10 @@ void expect(std::initializer_list<Keys> all) {
 
 TEST(TileShape, FollowsTheNumberOfKeys) {
   expect({{"b1_n4096_h1_d128_bf16", 176},
-          {"b1_n4096_h1_d128_causal_bf16", 176},
+          {"b1_n8191_h1_d128_causal_bf16", 128},
+          {"b1_n8192_h1_d128_causal_bf16", 176},
           {"b1_n4096_h1_d72_bf16", 176},
+          {"b1_n4096_h1_d96_causal_bf16", 176},
           {"b1_n4096_h1_d64_bf16", 128},
           {"b1_n4095_h1_d128_bf16", 128},
           {"b1_sq1_sk8192_h1_d128_bf16", 128},
@@ -72,7 +74,7 @@ int heads_together(const char* problem) {
 
 TEST(HeadsAtOnce, AreThoseWhoseKeysAndValuesStayInL2) {
   EXPECT_EQ(heads_together("b32_n512_h16_d128_bf16"), 1);  // without a mask tiles are as long
-  EXPECT_EQ(heads_together("b16_n1024_h16_d128_causal_bf16"), 64);
+  EXPECT_EQ(heads_together("b8_n2048_h16_d128_causal_bf16"), 32);
   EXPECT_EQ(heads_together("b1_n16384_h16_d128_causal_bf16"), 4);
   EXPECT_EQ(heads_together("b1_n16384_h2_d128_causal_bf16"), 2);
   EXPECT_EQ(heads_together("b32_n512_h32_d64_causal_bf16"), 256);
@@ -81,6 +83,7 @@ TEST(HeadsAtOnce, AreThoseWhoseKeysAndValuesStayInL2) {
 
 TEST(HeadsAtOnce, AreFewWhereTilesOfAHeadAre) {
   EXPECT_EQ(heads_together("b32_n512_h16_d128_causal_bf16"), 16);
+  EXPECT_EQ(heads_together("b16_n1024_h16_d128_causal_bf16"), 8);
   EXPECT_EQ(heads_together("b64_n256_h16_d128_causal_bf16"), 32);
   EXPECT_EQ(heads_together("b1_n512_h3_d128_causal_bf16"), 3);
 }
@@ -93,6 +96,18 @@ TEST(TileShape, FollowsWhatIsDoneWithScores) {
           {"b1_n4096_h1_d128_prefix8_bf16", 128},
           {"b1_n4096_h1_d128_documents_bf16", 128},
           {"b1_n4096_h1_d128_dropout0.1_bf16", 128}});
+}
+
+int near_blocks(const char* problem) {
+  return choose_forward(parse_problem(problem), Arch{90, true}, {}, 1, "forward_sm90").near_blocks;
+}
+
+TEST(TileShape, DealsLateWhereTilesAreShort) {
+  EXPECT_EQ(near_blocks("b32_n512_h16_d128_causal_bf16"), 1);
+  EXPECT_EQ(near_blocks("b32_n512_h16_d64_causal_bf16"), 1);
+  EXPECT_EQ(near_blocks("b32_n512_h8_d256_causal_bf16"), 2);
+  EXPECT_EQ(near_blocks("b32_n512_h16_d128_bf16"), 2);
+  EXPECT_EQ(near_blocks("b16_n1024_h16_d128_causal_bf16"), 2);
 }
 
 TEST(TileShape, FollowsTheValuesHeadSize) {

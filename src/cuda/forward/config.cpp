@@ -95,6 +95,8 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
     config.producer_registers = shape.producer_registers;
     config.consumer_registers = shape.consumer_registers;
     config.group = packed_group(p, config.block_m, 64);
+    // Tiles of one to four blocks: +1 % at 512 keys, head sizes 64 and 128.
+    if (widest <= 128 && holds(Condition::few_masked_keys, p)) config.near_blocks = 1;
     config.reason = shape.reason;
     config.allowed_spill_bytes =
         shape.spill_bytes + (is_followed(config.features, p) ? kForwardSm90FollowerSpills : 0);

@@ -66,6 +66,7 @@ struct ForwardConfig {
   int stages_k = 0, stages_q = 1;  // sm90: of K and of Q
   int group = 1;            // query heads of one K, V head that share a tile; 1: each has its own
   bool take_turns = false;  // sm90
+  int near_blocks = 2;      // sm90: the next tile is dealt when so many are not asked for
   int producer_registers = 0, consumer_registers = 0;  // of a thread; sm90
   int page_rows = 0;  // sm90: keys of one box of the copy engine when paged
 

@@ -37,6 +37,7 @@ std::string print_config(const ForwardConfig& c) {
   text.number("kProducerRegisters", c.producer_registers);
   text.number("kConsumerRegisters", c.consumer_registers);
   text.flag("kTakeTurns", c.take_turns);
+  text.number("kNearBlocks", c.near_blocks);
   text.flag("kStoresBoxes", c.stores_boxes());
   text.flag("kPackedQ", f.packed_q);
   text.flag("kPackedK", f.packed_k);

@@ -33,8 +33,8 @@ bool reads_rows_of_128(const Problem& p, const Expr& e) {
          std::ranges::any_of(n.args, reads);
 }
 
-bool is_long(const Problem& p) {
-  if (std::min(p.seqlen_q, p.seqlen_k) < 4096 || p.layout_k == Layout::paged ||
+bool is_long(const Problem& p, std::int64_t length) {
+  if (std::min(p.seqlen_q, p.seqlen_k) < length || p.layout_k == Layout::paged ||
       p.dropout.probability > 0) {
     return false;
   }
@@ -48,10 +48,13 @@ bool holds(Condition condition, const Problem& problem) {
   switch (condition) {
     case Condition::block_rows_of_128:
       return !problem.mask.empty() && reads_rows_of_128(problem, problem.mask);
-    case Condition::long_and_plain:
-      return problem.score.empty() && is_long(problem);
+    case Condition::long_and_plain: {
+      const bool short_tiles =
+          !problem.mask.empty() && std::max(problem.head_dim, problem.head_dim_v) > 96;
+      return problem.score.empty() && is_long(problem, short_tiles ? 8192 : 4096);
+    }
     case Condition::long_with_score:
-      return !problem.score.empty() && is_long(problem) && !loads_elements(problem.score);
+      return !problem.score.empty() && is_long(problem, 4096) && !loads_elements(problem.score);
     case Condition::narrow_values:
       return problem.head_dim_v <= 128;
     case Condition::few_keys:

@@ -12,10 +12,10 @@ enum class Condition : std::uint8_t {
   // The mask reads a buffer at query / B, as a block-sparse mask does, and tiles of 128 rows divide
   // these rows of blocks where tiles of 192 do not: B is a multiple of 128 and not of 3.
   block_rows_of_128,
-  // 4096 queries and keys or more, not paged, no dropout; no mask but a last key for each row, as a
-  // causal one says; no score.
+  // 4096 queries and keys or more, 8192 under a mask at head sizes above 96; not paged, no dropout;
+  // no mask but a last key for each row, as a causal one says; no score.
   long_and_plain,
-  // The same with a score that loads nothing for each element.
+  // 4096 or more, and the same otherwise, with a score that loads nothing for each element.
   long_with_score,
   // head_dim_v is at most 128.
   narrow_values,

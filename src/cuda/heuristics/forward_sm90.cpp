@@ -22,7 +22,8 @@ std::span<const ForwardSm90Shape> forward_sm90_shapes() {
        "products; 112 keys are 2 to 8 % slower"},
       {128, long_and_plain, 2, 176, 2, 2, 1, true, 40, 232, 16,
        "176 keys: Q is read from shared memory a quarter less often; +2 to +3 % from 4096 keys on, "
-       "+3 to +8 % under a causal mask, +5 to +7 % at head size 96"},
+       "+5 to +7 % at head size 96; under a causal mask -5 % at 4096 keys, where the one place for "
+       "Q is waited for"},
       {128, long_with_score, 2, 160, 2, 2, 2, true, 40, 232, 8,
        "160 keys: as without a score, and two places for Q; +4 % at 4096 keys, 176 have +2 %"},
       {96, always, 2, 128, 2, 2, 2, true, 56, 224, 0,

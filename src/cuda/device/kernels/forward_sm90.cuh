@@ -17,6 +17,7 @@
 //   kStagesQ               tiles of Q: a power of two
 //   kStoresBoxes           O goes to memory by the copy engine, through tiles of Q
 //   kTakeTurns             consumers issue products one after the other
+//   kNearBlocks            the next tile is dealt when so many blocks are not asked for
 //   kProducerRegisters, kConsumerRegisters   of a thread, multiples of 8
 //   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: none share
 //   kPageRows              keys of a box: divides kBlockN, a multiple of 8; 0: not paged

@@ -62,8 +62,7 @@ struct ForwardSm90Producer {
     }
   }
 
-  // A tile nears its end, and the next one is dealt, when so many of its blocks are not asked for.
-  static constexpr int kNearBlocks = 2;
+  // A tile nears its end, and the next one is dealt, when C::kNearBlocks are not asked for.
   __device__ __forceinline__ unsigned near_end() const { return tiles.shared + Layout::kNearEnd; }
 
   // Deals tiles out, classifies their first blocks of keys, and loads Q of them: one warp. It deals
@@ -101,7 +100,7 @@ struct ForwardSm90Producer {
       }
       if (list.more()) ++queries;
       if (!Tiles::is_tile(w)) break;
-      if (list.longer_than(kNearBlocks)) {
+      if (list.longer_than(C::kNearBlocks)) {
         mbarrier_wait(near_end(), long_tiles++ & 1);
       }
     }
@@ -132,9 +131,9 @@ struct ForwardSm90Producer {
       const Work w = tiles.get(slot);
       if (!Tiles::is_tile(w)) break;
       auto list = tiles.template first_blocks<AllBlocks>(slot, 0, w);
-      bool far = kTellsEnd && list.longer_than(kNearBlocks);
+      bool far = kTellsEnd && list.longer_than(C::kNearBlocks);
       const auto tell_end = [&] {
-        if (far && !list.longer_than(kNearBlocks)) {
+        if (far && !list.longer_than(C::kNearBlocks)) {
           far = false;
           if (elect_one()) mbarrier_arrive(near_end());
         }
