@@ -66,11 +66,10 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
     c.lse = this->load_rows(Layout::kLseAt, QueryRing::stage(n));
     this->issue_s(c);
   }
-  __device__ __forceinline__ void issue_next_dp(State& c, unsigned n) const {
+  __device__ __forceinline__ void prepare_dp(State& c, unsigned n) const {
     wait(Layout::kFullO, OutputRing::stage(n), OutputRing::parity(n));
     c.d_o = uniform(descriptor(Layout::kOAt + OutputRing::stage(n) * Layout::kO, 0));
     c.d = this->load_rows(Layout::kDAt, OutputRing::stage(n));
-    this->issue_dp(c);
   }
   // K of its own keys in this block of threads' columns of dQ.
   __device__ __forceinline__ int own_k_at() const {
@@ -141,8 +140,10 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
         if (mixed) this->apply_mask(c, n);
         if constexpr (Slope::kIsOfTanh) this->take_tanh(c);
         wait(Layout::kEmptyP, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
-        this->exponentiate(c, n, Layout::kPAt + ScoreRing::stage(n) * Layout::kP, [](int) {});
-        issue_next_dp(c, n);
+        prepare_dp(c, n);
+        this->exponentiate(c, n, Layout::kPAt + ScoreRing::stage(n) * Layout::kP, [&](int k) {
+          if (k == Base::kLateProduct) this->issue_dp(c);
+        });
         arrive(Layout::kFullP, ScoreRing::stage(n));
         wgmma_wait<1>();
         pin(c.dq);

@@ -169,32 +169,38 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     prefetch_tensor_map(rows);
     return {*this, keys, rows, kOfV ? p.d : p.lse2};
   }
+  // K, with that of the other block of threads for dQ, or V, for the tile of step s, its first.
+  template <bool kOfV>
+  __device__ __forceinline__ void load_keys(const BackwardStep& s, Loads<kOfV>& x) const {
+    using Side = BackwardSide<C, kOfV>;
+    const Sequence q = sequence_of<C>(p, s.batch);
+    const unsigned ready = barrier(Side::kFullKeys, 0);
+    wait(Side::kEmptyKeys, 0, ~x.tiles++ & 1);
+    constexpr int kOther = kOfV ? 0 : Layout::kOtherK;
+    mbarrier_arrive_expect(ready, Side::kPanels * Layout::kKeyPanel + kOther);
+    const auto load = [&](int at, int panel, int key0) {
+      tma_load_4d(shared + static_cast<unsigned>(at), x.keys, ready, 64 * panel, q.row_k + key0,
+                  s.head_q / p.group, C::kPackedK ? 0 : s.batch, kEvictFirst);
+    };
+#pragma unroll
+    for (int panel = 0; panel < Side::kPanels; ++panel) {
+      load(Side::kKeysAt + panel * Layout::kKeyPanel, panel, s.key0);
+    }
+#pragma unroll
+    for (int panel = 0; panel < kOther / Layout::kKeyPanel; ++panel) {
+      load(Layout::kOtherKAt + panel * Layout::kKeyPanel,
+           static_cast<int>(rank) * Layout::kOwnPanels + panel,
+           s.key0 + (rank == 0 ? kKeys : -kKeys));
+    }
+  }
+  // In the order in which places become free: Q of a tile's first step before its K, V before dO.
   template <bool kOfV>
   __device__ __forceinline__ void load(unsigned n, const BackwardStep& s, Loads<kOfV>& x) const {
     using Side = BackwardSide<C, kOfV>;
     using RowRing = BackwardRing<Side::kStages>;
-    if ((s.flags & BackwardStep::kFirst) != 0) {
-      const Sequence q = sequence_of<C>(p, s.batch);
-      x.row_q = q.row_q;
-      const unsigned ready = barrier(Side::kFullKeys, 0);
-      wait(Side::kEmptyKeys, 0, ~x.tiles++ & 1);
-      constexpr int kOther = kOfV ? 0 : Layout::kOtherK;
-      mbarrier_arrive_expect(ready, Side::kPanels * Layout::kKeyPanel + kOther);
-      const auto load = [&](int at, int panel, int key0) {
-        tma_load_4d(shared + static_cast<unsigned>(at), x.keys, ready, 64 * panel, q.row_k + key0,
-                    s.head_q / p.group, C::kPackedK ? 0 : s.batch, kEvictFirst);
-      };
-#pragma unroll
-      for (int panel = 0; panel < Side::kPanels; ++panel) {
-        load(Side::kKeysAt + panel * Layout::kKeyPanel, panel, s.key0);
-      }
-#pragma unroll
-      for (int panel = 0; panel < kOther / Layout::kKeyPanel; ++panel) {
-        load(Layout::kOtherKAt + panel * Layout::kKeyPanel,
-             static_cast<int>(rank) * Layout::kOwnPanels + panel,
-             s.key0 + (rank == 0 ? kKeys : -kKeys));
-      }
-    }
+    const bool first = (s.flags & BackwardStep::kFirst) != 0;
+    if (first) x.row_q = sequence_of<C>(p, s.batch).row_q;
+    if (kOfV && first) load_keys(s, x);
     const int stage = RowRing::stage(n);
     const unsigned ready = barrier(Side::kFullRows, stage);
     wait(Side::kEmptyRows, stage, RowRing::parity(n) ^ 1);
@@ -216,6 +222,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     }
     bulk_load(shared + static_cast<unsigned>(Side::kVectorAt + stage * Layout::kRows),
               x.vector + static_cast<long long>(s.place) * kQueries, Layout::kRows, ready);
+    if (!kOfV && first) load_keys(s, x);
   }
   // Loads of one side, or of both.
   template <class... Sides>
