@@ -13,7 +13,7 @@ constexpr int kPartColumns = 128;  // of dQ, of one product
 // Of the thread that makes steps, which is ahead of all others. Loops of products have none, but
 // those of scores with a slope: 60 bytes with a softcap, some 200 where ALiBi and dropout are
 // added; the most is loaded with dQ in order.
-constexpr int kStepSpills = 504;
+constexpr int kStepSpills = 508;
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 

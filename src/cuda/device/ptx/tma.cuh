@@ -27,6 +27,15 @@ __device__ __forceinline__ void tma_load_4d(unsigned destination, const TensorMa
       : "memory");
 }
 
+// Asks for a box to be brought to L2.
+__device__ __forceinline__ void tma_prefetch_4d(const TensorMap& map, int c0, int c1, int c2,
+                                                int c3) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
 // To the blocks of the cluster that have a bit in `ranks`: each gets the box and the bytes on its
 // barrier, at the same addresses.
 __device__ __forceinline__ void tma_load_4d_multicast(unsigned destination, const TensorMap& map,

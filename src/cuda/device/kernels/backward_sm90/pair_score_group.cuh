@@ -183,8 +183,9 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
       }
       wgmma_wait<0>();
       pin(c.dq);
+      if (!mixed) arrive(Layout::kEmptyK, 0);  // read no more, but where dQ is not finite
       stage_both_dq(c.dq, mixed, n);
-      arrive(Layout::kEmptyK, 0);
+      if (mixed) arrive(Layout::kEmptyK, 0);
       ++n;
     }
     this->finish(n);

@@ -99,6 +99,21 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     }
   }
 
+  // K and V of a tile that is some steps away: to L2, so that its start does not wait for memory.
+  __device__ __forceinline__ void prefetch_keys(const KeyTile& t, const Sequence& q) const {
+    const auto prefetch = [&](const TensorMap& map, int panels, int key0) {
+#pragma unroll 1
+      for (int panel = 0; panel < panels; ++panel) {
+        tma_prefetch_4d(map, 64 * panel, q.row_k + key0, t.head_k, C::kPackedK ? 0 : t.batch);
+      }
+    };
+#pragma unroll 1
+    for (int key = 0; key < kTileKeys; key += kKeys) {
+      prefetch(maps.k, Layout::kPanels, t.key_block * kTileKeys + key);
+      prefetch(maps.v, Layout::kPanelsV, t.key_block * kTileKeys + key);
+    }
+  }
+
   // Deals tiles and makes their steps.
   __device__ __forceinline__ void make_steps() const {
     BackwardDealer<C> dealer(p);
@@ -116,6 +131,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       const KeyTile t = key_tile_at<C>(p, index);
       const Sequence q = sequence_of<C>(p, t.batch);
       if (t.key_block * kTileKeys >= q.rows_k) continue;
+      prefetch_keys(t, q);
       BackwardBlocks<C> blocks(p, t);
       typename BackwardBlocks<C>::Block block{t.head_k * p.group, 0, true};
       // A tile that nobody sees has a step all the same, of which all is masked.

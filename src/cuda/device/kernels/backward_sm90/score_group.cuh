@@ -200,9 +200,12 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
           wait_for_staging(n, 0);
           wgmma_wait<0>();
           pin(c.dq);
+          // K is read no more, but where dQ of a mixed step is not finite.
+          const bool early = kGroups == 1 && Order::kParts == 1 && !mixed;
+          if (early) arrive(Layout::kEmptyK, 0);
           stage_dq<0>(c.dq, mixed, n);
           finish_dq<1>(c, mixed, n);
-          if constexpr (kGroups == 1) arrive(Layout::kEmptyK, 0);
+          if (kGroups == 1 && !early) arrive(Layout::kEmptyK, 0);
           n += kGroups;
           break;
         }

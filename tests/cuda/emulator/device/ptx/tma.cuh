@@ -19,6 +19,7 @@ inline void tma_load_4d(unsigned destination, const TensorMap& map, unsigned bar
   const int at[4] = {c0, c1, c2, c3};
   tma_load(destination, map, barrier, at);
 }
+inline void tma_prefetch_4d(const TensorMap&, int, int, int, int) {}
 inline void tma_load_4d_multicast(unsigned destination, const TensorMap& map, unsigned barrier,
                                   int c0, int c1, int c2, int c3, unsigned short ranks,
                                   unsigned long long) {
