@@ -51,8 +51,10 @@ __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const flo
 template <class C>
 __device__ __forceinline__ void backward_one_pass_dq(const BackwardParams& p) {
   wait_for_dependencies();
-  const int pair = static_cast<int>(blockIdx.x) / p.query_blocks;
-  const int first = static_cast<int>(blockIdx.x) % p.query_blocks * C::kBlockN;
+  // From the last place to the first: the sums that were added last are still in L2.
+  const int place = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int pair = place / p.query_blocks;
+  const int first = place % p.query_blocks * C::kBlockN;
   const int batch = pair / p.heads_q, head = pair % p.heads_q;
   const Sequence s = sequence_of<C>(p, batch);
   if (first >= s.rows_q) return;
@@ -69,8 +71,8 @@ __device__ __forceinline__ void backward_one_pass_dq(const BackwardParams& p) {
                          head * p.dq_strides.head;
     rows[i] = static_cast<char*>(p.dq) + 2 * at;
   }
-  store_dq_part<C, 0>(p, p.dq_sum + static_cast<long long>(blockIdx.x) * C::kBlockN * C::kHeadDim,
-                      rows, present, used);
+  store_dq_part<C, 0>(p, p.dq_sum + static_cast<long long>(place) * C::kBlockN * C::kHeadDim, rows,
+                      present, used);
 }
 
 }  // namespace attn::device

@@ -42,9 +42,10 @@ __device__ __forceinline__ void backward_one_pass_rows(const BackwardParams& p) 
     long long i = static_cast<long long>(blockIdx.x) * kBackwardOnePassRowsThreads + threadIdx.x;
     for (; i < size; i += step) DqTurns<C>::passed(p)[i] = 0;
   }
-  const long long row =
-      static_cast<long long>(blockIdx.x) * (kBackwardOnePassRowsThreads / kThreads) +
-      threadIdx.x / kThreads;
+  // From the last row to the first: what the main kernel needs first is then still in L2.
+  const long long row = static_cast<long long>(gridDim.x - 1 - blockIdx.x) *
+                            (kBackwardOnePassRowsThreads / kThreads) +
+                        threadIdx.x / kThreads;
   const int rows = p.query_blocks * C::kBlockN;
   const long long pair = row / rows;
   const int query = static_cast<int>(row - pair * rows);
