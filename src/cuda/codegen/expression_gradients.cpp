@@ -76,11 +76,15 @@ Expr tanh_of_score(const Expr& e) {
   return {};
 }
 
+// Where the passes take different forms of tanh (device/expr/small_tanh.cuh), s is off by 2.3e-5
+// |s| for |s| up to half of this, so exp(s - LSE) is above 1 by 2^-9 at most.
+constexpr float kLargestBound = 128;
 // A score that rises with one tanh of S and reads S nowhere else, as softcap does.
 struct TanhScore {
   Expr of_tanh;      // the score, its symbol `score` standing for the tanh
   float multiple{};  // of S in the tanh
   float slope{};     // dT/dS is this times (1 - tanh^2)
+  bool bounded{};    // a multiple of the tanh and no more, of up to kLargestBound
 };
 std::optional<TanhScore> tanh_score(const Expr& score) {
   if (score.empty() || may_hide_keys(score)) return std::nullopt;
@@ -97,6 +101,8 @@ std::optional<TanhScore> tanh_score(const Expr& score) {
   const Expr factor = expr::derivative(found.of_tanh);
   if (!expr::is_constant(factor) || !(factor.node().float_value > 0)) return std::nullopt;
   found.slope = factor.node().float_value * found.multiple;
+  found.bounded = factor.node().float_value <= kLargestBound &&
+                  expr::same(expr::substitute(found.of_tanh, expr::Op::score, zero), zero);
   return found;
 }
 
@@ -106,6 +112,7 @@ std::string tanh_text(const TanhScore& score) {
       fmt::format("  static constexpr float kTanhMultiple = {:a}f;\n", score.multiple);
   text += fmt::format("  static constexpr float kTanhSlope = {:a}f;\n", score.slope);
   text += fmt::format("  static constexpr float kTanhFactor = {:a}f;\n", factors.after);
+  text += fmt::format("  static constexpr bool kIsBounded = {};\n", score.bounded);
   return text + function("float", "of_tanh", kPoint,
                          value_body(compile(score.of_tanh), expr::CudaMath::fast, nullptr,
                                     factors.result));

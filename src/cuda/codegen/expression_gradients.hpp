@@ -17,10 +17,11 @@ namespace attn::cuda {
 //     // dT/dS of the score T at S, which is softmax_scale * q.k.
 //     float slope(float dot, int query, int key, int batch, int head, int seqlen_q,
 //                 int seqlen_k) const;
-//     // Whether T rises with one tanh(kTanhMultiple * S) and reads S nowhere else, as softcap
-//     does. static constexpr bool kIsOfTanh;
+//     // Whether T rises with one tanh(kTanhMultiple * S) and reads S nowhere else.
+//     static constexpr bool kIsOfTanh;
 //     // Then: T is kTanhFactor times of_tanh of that tanh, and dT/dS is kTanhSlope (1 - tanh^2).
 //     static constexpr float kTanhMultiple, kTanhFactor, kTanhSlope;
+//     static constexpr bool kIsBounded;  // |T| is at most 128, as with softcap(30)
 //     float of_tanh(float tanh, int query, ...) const;
 //   };
 //

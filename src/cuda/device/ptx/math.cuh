@@ -25,6 +25,12 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// In [0, 1]; NaN is 0.
+__device__ __forceinline__ float fma_saturated(float x, float y, float z) {
+  float r;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(x), "f"(y), "f"(z));
+  return r;
+}
 __device__ __forceinline__ float float_of_half(unsigned short half) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));

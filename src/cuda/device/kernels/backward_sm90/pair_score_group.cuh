@@ -137,8 +137,8 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
         wgmma_wait<1>();
         pin(c.s);
         arrive(Layout::kEmptyQ, QueryRing::stage(n));
-        if (mixed) this->apply_mask(c, n);
         if constexpr (Slope::kIsOfTanh) this->take_tanh(c);
+        if (mixed) this->apply_mask(c, n);
         wait(Layout::kEmptyP, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
         prepare_dp(c, n);
         this->exponentiate(c, n, Layout::kPAt + ScoreRing::stage(n) * Layout::kP, [&](int k) {

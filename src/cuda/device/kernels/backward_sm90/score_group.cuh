@@ -181,8 +181,8 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
         wgmma_wait<0>();
         pin(c.s);
         arrive(Layout::kEmptyQ, QueryRing::stage(n));
-        if (mixed) this->apply_mask(c, n);
         if constexpr (Slope::kIsOfTanh) this->take_tanh(c);
+        if (mixed) this->apply_mask(c, n);
         c.d_o = uniform(c.d_o);  // asked for where it is used, so that it is scalar
         this->exponentiate(c, n, Layout::kPAt + ScoreRing::stage(n) * Layout::kP, [&](int k) {
           if (k == kLateProduct) issue_dp(c);

@@ -121,18 +121,23 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     return (c.kept[at / 32] >> (at % 32) & 1) != 0;
   }
 
-  // S <- tanh(multiple S), or -inf where S is: what the score and its derivative are made of. By a
-  // polynomial where all scores of a warp are small.
+  // S <- tanh(multiple S), what the score and its derivative are made of. By a polynomial where all
+  // scores of a warp are small.
   __device__ __forceinline__ void take_tanh(State& c) const {
     const float multiple = p.scale * Slope::kTanhMultiple;
     if constexpr (Slope::kTanhMultiple <= kSmallTanh) {
       constexpr SmallTanh kTanh = SmallTanhOf<ATTN_PRECISE_MATH>::kValue;
       constexpr float kRange2 = (kTanh.least - kTanh.first) / kTanh.second;  // of the argument
-      float largest = 0;
+      constexpr int kSums = 8;
+      float squares[kSums] = {};  // none of their scores is larger
 #pragma unroll
-      for (int at = 0; at < kKeys / 2; ++at) largest = fmaxf(largest, fabsf(c.s[at]));
-      largest *= multiple;
-      if (__all_sync(~0u, multiple > 0 && largest * largest <= kRange2)) {
+      for (int at = 0; at < kKeys / 2; ++at) {
+        squares[at % kSums] = fmaf(c.s[at], c.s[at], squares[at % kSums]);
+      }
+      bool small = multiple > 0;
+#pragma unroll
+      for (const float x : squares) small = small & (x * multiple * multiple <= kRange2);
+      if (__all_sync(~0u, small)) {
         // tanh(m s) = s p(s) with m in p, or s (p(s)^2 + rest) with its root.
         const float root = kTanh.rest == 0 ? multiple : mufu::square_root(multiple);
         const SmallTanh tanh{kTanh.first * root, kTanh.second * root * multiple * multiple,
@@ -147,12 +152,12 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     }
 #pragma unroll
     for (int at = 0; at < kKeys / 2; ++at) {
-      const float x = c.s[at];
-      c.s[at] = x == minus_infinity() ? x : slope::attn_tanh(x * multiple);
+      c.s[at] = slope::attn_tanh(c.s[at] * multiple);
     }
   }
 
-  // P of S = x; x becomes P, or P dT/dS, as dS needs it. Never above 1 where there is a score.
+  // P of S = x; x becomes P, or P dT/dS, as dS needs it. Never above 1 where there is a score,
+  // but by 2^-9 where that is a softcap.
   __device__ __forceinline__ float probability(float& x, float lse2, int at,
                                                const BackwardStep& t) const {
     float y = x, gradient = 1.f;
@@ -160,8 +165,9 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
       const int query = t.query0 + first_row() + at / 2 % 2 * 8;
       const int key = t.key0 + first_column() + at / 4 * 8 + at % 2;
       const float of_tanh = slope.of_tanh(x, query, key, t.batch, t.head_q, t.length_q, t.length_k);
-      y = -max_or_nan(fmaf(of_tanh, -Slope::kTanhFactor * kLog2E, lse2), 0.f);
-      gradient = Slope::kTanhSlope * fmaxf(fmaf(-x, x, 1.f), 0.f);  // 0 where x is -inf
+      y = fmaf(of_tanh, Slope::kTanhFactor * kLog2E, -lse2);
+      if constexpr (!Slope::kIsBounded) y = -max_or_nan(-y, 0.f);
+      gradient = Slope::kTanhSlope * fma_saturated(-x, x, 1.f);  // 0 where x is -inf
     } else if constexpr (Expressions::kHasScore) {
       const int query = t.query0 + first_row() + at / 2 % 2 * 8;
       const int key = t.key0 + first_column(), step = at / 4 * 8 + at % 2;

@@ -7,6 +7,10 @@ inline float not_a_number() { return NAN; }
 inline float exp2_approximate(float x) { return std::exp2(x); }
 inline float max_or_nan(float x, float y) { return x != x || y != y ? x + y : std::max(x, y); }
 inline float reciprocal_approximate(float x) { return 1 / x; }
+inline float fma_saturated(float x, float y, float z) {
+  const float sum = std::fma(x, y, z);
+  return sum > 0 ? std::min(sum, 1.f) : 0.f;
+}
 
 struct BFloat16 {
   static constexpr unsigned kExponent = 0x7f80;
