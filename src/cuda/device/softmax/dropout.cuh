@@ -7,6 +7,7 @@
 #pragma once
 
 #include "params.cuh"
+#include "ptx/halves.cuh"
 
 namespace attn::device {
 
@@ -126,9 +127,7 @@ struct DropoutRow {
   }
   // The same in 16 bits, packed.
   __device__ __forceinline__ void apply(unsigned& both, unsigned word) const {
-    const unsigned limit = dropout.threshold << 16;
-    if (word << 16 < limit) both &= 0xffff0000u;
-    if (word < limit) both &= 0xffffu;
+    both = keep_halves(both, word, dropout.threshold);
   }
 };
 
