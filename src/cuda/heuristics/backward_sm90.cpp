@@ -112,6 +112,9 @@ std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {
   constexpr std::int64_t kTurns = 4, kTurnBytes = 16;
   const std::int64_t turns = c.ordered ? kTurns : 0;
   bytes += kTurnBytes * turns;
+  if (c.dropout && !c.ordered && c.score_groups == 1) {
+    bytes += c.block_n * c.block_m / c.cluster / 8 + 16;
+  }
   // K, V, ..., dQ
   const std::int64_t rings = 2 + c.stages + c.stages_o + 3 * c.stages_p + staged + turns;
   return bytes + 16 * rings;

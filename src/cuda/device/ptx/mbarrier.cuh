@@ -29,6 +29,9 @@ __device__ __forceinline__ int load_shared_word(unsigned address) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
 }
+__device__ __forceinline__ void store_shared_word(unsigned address, unsigned x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
 __device__ __forceinline__ void store_shared_byte(unsigned address, unsigned x) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }

@@ -2,6 +2,7 @@
 // keys in registers.
 #pragma once
 
+#include "kernels/backward_sm90/kept_bits.cuh"
 #include "kernels/backward_sm90/seen_sums.cuh"
 #include "kernels/backward_sm90/tiles.cuh"
 #include "ptx/wgmma.cuh"
@@ -161,13 +162,22 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     this->arrive(G::kEmptyRows, RowRing::stage(n));
   }
 
+  // dV's warpgroup draws what dropout keeps.
+  __device__ __forceinline__ void draw_ahead(unsigned n) const {
+    if constexpr (kOfV && BackwardSm90KeptBits<C>::kAhead) {
+      BackwardSm90KeptBits<C>{*this}.draw_ahead(n);
+    }
+  }
+
   __device__ __forceinline__ void run() const {
     unsigned n = 0;  // steps so far
+    draw_ahead(0);
     while (!this->is(wait_for_rows(n), BackwardStep::kEnd)) {
       Sums sums;
       bool add = false;
       while (true) {
         const int flags = wait_for_rows(n);
+        draw_ahead(n + 1);
         const bool special = is_special(n, flags);
         wait_for_scores(n);
         if (__any_sync(~0u, special)) {

@@ -55,7 +55,12 @@ struct BackwardSm90Layout {
   static_assert(C::kScoreGroups == 1 ||
                 (C::kStagesQ % 2 == 0 && C::kStagesO % 2 == 0 && C::kStagesP == 2 &&
                  Order::kParts == 1 && kStagedPlaces % (2 * Order::kPieces) == 0));
-  static constexpr int kStepAt = kDAt + C::kStagesO * kRows;
+  // A bit for each score that dropout keeps, where dV's warpgroup draws it: not where it keeps dK
+  // too, nor where tiles take turns, which leaves no room.
+  static constexpr int kKept = kQueries * kKeys / 8;
+  static constexpr int kKeptPlaces = C::kDropout && !C::kOrdered && C::kScoreGroups == 1 ? 1 : 0;
+  static constexpr int kKeptAt = kDAt + C::kStagesO * kRows;
+  static constexpr int kStepAt = kKeptAt + kKeptPlaces * kKept;
   // Each ring has a barrier `full` and a barrier `empty` for each place.
   // Where tiles take turns to add to dQ, as many may be taken and not be passed on yet.
   static constexpr int kTurns = 4, kTurnPlaces = C::kOrdered ? kTurns : 0, kTurnBytes = 16;
@@ -74,7 +79,9 @@ struct BackwardSm90Layout {
   static constexpr int kEmptyStaged = kFullStaged + 8 * kStagedPlaces;
   static constexpr int kFullTurn = kEmptyStaged + 8 * kStagedPlaces;
   static constexpr int kEmptyTurn = kFullTurn + 8 * kTurnPlaces;
-  static constexpr int kBytes = kEmptyTurn + 8 * kTurnPlaces;
+  static constexpr int kFullKept = kEmptyTurn + 8 * kTurnPlaces;
+  static constexpr int kEmptyKept = kFullKept + 8 * kKeptPlaces;
+  static constexpr int kBytes = kEmptyKept + 8 * kKeptPlaces;
   static_assert(kBytes <= 232448);
 };
 

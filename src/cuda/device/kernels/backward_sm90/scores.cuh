@@ -3,10 +3,10 @@
 #pragma once
 
 #include "expr/visible_keys.cuh"
+#include "kernels/backward_sm90/kept_bits.cuh"
 #include "kernels/backward_sm90/tiles.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
-#include "softmax/dropout.cuh"
 
 namespace attn::device {
 
@@ -32,9 +32,9 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     float dq[Layout::Order::columns(0) / 2];
     unsigned ds[kKeys / 4];
     Rows lse, d;
-    int flags;                                    // of the step
-    unsigned q, d_o;                              // descriptors of its Q and dO
-    unsigned kept[C::kDropout ? kKeys / 64 : 1];  // a bit for each score that dropout keeps
+    int flags;                                     // of the step
+    unsigned q, d_o;                               // descriptors of its Q and dO
+    typename BackwardSm90KeptBits<C>::Words kept;  // what dropout keeps
   };
 
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x % 128 / 32); }
@@ -92,33 +92,9 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     }
   }
 
-  // The bits of 32 keys, the g-th, of both rows: bit 4 t + 2 i + c is row i, key 8 t + 2 (lane % 4)
-  // + c (docs/numerics.md).
-  __device__ __forceinline__ void draw(State& c, int g, const BackwardStep& t) const {
-    const auto dropout = dropout_of<C::kRngState>(p);
-    const unsigned limit = p.dropout_threshold << 16;
-    const DropoutColumns columns(dropout, t.key0 / 32 + g, first_column() / 2);
-    unsigned bits = 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const DropoutRow row(dropout, static_cast<unsigned>(t.batch * p.heads_q + t.head_q),
-                           static_cast<unsigned>(t.query0 + first_row() + 8 * i));
-      const PhiloxWords words = row.words(columns);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        bits |= (words.word[k] << 16 >= limit ? 1u : 0u) << (4 * k + 2 * i);
-        bits |= (words.word[k] >= limit ? 1u : 0u) << (4 * k + 2 * i + 1);
-      }
-    }
-    if (g % 2 == 0) {
-      c.kept[g / 2] = bits;
-    } else {
-      c.kept[g / 2] |= bits << 16;
-    }
-  }
-  // Of c.s[at] and c.dp[at].
-  static __device__ __forceinline__ bool keeps(const State& c, int at) {
-    return (c.kept[at / 32] >> (at % 32) & 1) != 0;
+  // All bits of each half of a word of P that dropout keeps, of pair k.
+  static __device__ __forceinline__ unsigned kept_halves(const State& c, int k) {
+    return (c.kept.of[k / 16] >> k % 16 & 0x10001u) * 0xffffu;
   }
 
   // S <- tanh(multiple S), what the score and its derivative are made of. By a polynomial where all
@@ -198,11 +174,13 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     BackwardStep t{};
     if constexpr (Expressions::kHasScore || C::kDropout) t = this->step(n);
     const unsigned matrices = matrix_address(to);
+    const BackwardSm90KeptBits<C> kept{*this};
+    if constexpr (C::kDropout) c.kept = kept.take(n);
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
       between(k);
       if constexpr (C::kDropout) {
-        if (k % 2 == 0) draw(c, k / 2, t);
+        if (k % 2 == 0) kept.draw_late(c.kept, t, k / 2);
       }
       unsigned words[4];
 #pragma unroll
@@ -212,9 +190,9 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
         for (int i = 0; i < 2; ++i) {
           const int at = 8 * k + 2 * j + i;
           probable[i] = probability(c.s[at], c.lse.value[j % 2], at, t);
-          if constexpr (C::kDropout) probable[i] = keeps(c, at) ? probable[i] : 0.f;
         }
         words[j] = Element::pack(probable[0], probable[1]);
+        if constexpr (C::kDropout) words[j] &= kept_halves(c, 4 * k + j);
       }
       put(matrices, k, words);
     }
@@ -224,8 +202,12 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   __device__ __forceinline__ void differentiate(State& c, bool mixed, int to) const {
     if constexpr (C::kDropout) {
 #pragma unroll
-      for (int at = 0; at < kKeys / 2; ++at) {
-        c.dp[at] = keeps(c, at) ? c.dp[at] * p.dropout_scale : 0.f;
+      for (int word = 0; word < kKeys / 64; ++word) {
+#pragma unroll
+        for (int bit = 0; bit < 32; ++bit) {  // in this order a few instructions test all
+          float& x = c.dp[32 * word + bit % 16 * 2 + bit / 16];
+          x = (c.kept.of[word] >> bit & 1) != 0 ? x * p.dropout_scale : 0.f;
+        }
       }
     }
     if (mixed) {  // 0 takes nothing of dO, V and D

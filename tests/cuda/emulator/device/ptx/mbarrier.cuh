@@ -21,6 +21,9 @@ inline int load_shared_word(unsigned address) {
   std::memcpy(&x, emulator::shared_memory() + address, sizeof(x));
   return x;
 }
+inline void store_shared_word(unsigned address, unsigned x) {
+  std::memcpy(emulator::shared_memory() + address, &x, sizeof(x));
+}
 inline void store_shared_byte(unsigned address, unsigned x) {
   emulator::shared_memory()[address] = static_cast<char>(x);
 }
