@@ -153,7 +153,9 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   source.allowed_spill_bytes = config.allowed_spill_bytes;
   source.text =
       fmt::format("#define ATTN_PRECISE_MATH {}\n{}", backward_precise_math(config), kIncludes);
-  source.text += print_expressions(problem.mask, score_expression(problem), bindings);
+  constexpr std::int64_t kShort = 1 << 20;
+  const bool is_short = std::max(problem.seqlen_q, problem.seqlen_k) <= kShort;
+  source.text += print_expressions(problem.mask, score_expression(problem), bindings, is_short);
   source.text += buffers ? print_buffer_gradients(problem.score, names, bindings)
                          : print_slope(problem.score, bindings);
   source.text += "namespace attn::device {\n" + print_config(config);

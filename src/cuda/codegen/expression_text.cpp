@@ -274,7 +274,8 @@ void check_type(std::string_view argument, const Expr& e, Type type, std::string
 
 }  // namespace
 
-std::string print_expressions(const Expr& mask, const Expr& score, const expr::Bindings& bindings) {
+std::string print_expressions(const Expr& mask, const Expr& score, const expr::Bindings& bindings,
+                              bool short_sequences) {
   check_type("mask", mask, Type::boolean, "a boolean expression");
   check_type("score", score, Type::float32, "a float32 expression");
   if (depends_on(mask, Op::score)) {
@@ -293,7 +294,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
       "#include \"expr/expressions.cuh\"\n\nnamespace attn::device {\n\n"
       "struct alignas(8) Expressions {\n";
   text += fmt::format("  static constexpr bool kHasMask = {};\n", !mask.empty());
-  const MaskBounds bounds = mask_bounds(mask);
+  const MaskBounds bounds = mask_bounds(mask, short_sequences);
   text += fmt::format("  static constexpr bool kMaskFirst = {};\n", !bounds.first.empty());
   text += fmt::format("  static constexpr bool kMaskLast = {};\n", !bounds.last.empty());
   text += fmt::format("  static constexpr bool kMaskRest = {};\n", !bounds.rest.empty());

@@ -54,9 +54,10 @@ namespace attn::cuda {
 // mask must be boolean and without score, score float32; either may be empty. The text depends on
 // their trees, on the dtype of each buffer and on whether its last dimension is contiguous, as
 // bound, and on no value of a scalar. Throws Error(invalid_argument) for other types and where one
-// buffer name means two tensors, Error(unsupported) for more than 32 buffers.
+// buffer name means two tensors, Error(unsupported) for more than 32 buffers. short_sequences:
+// seqlen_q and seqlen_k are at most 2^20, and more of the mask is bounds of the key.
 std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
-                              const expr::Bindings& bindings = {});
+                              const expr::Bindings& bindings = {}, bool short_sequences = false);
 
 // The bytes of that struct for tensors on a CUDA device (bound, or the buffers' own), a
 // softmax_scale and the ATTN_PRECISE_MATH it is compiled with. Its size depends on none. Throws

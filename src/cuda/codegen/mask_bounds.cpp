@@ -1,7 +1,12 @@
 #include "cuda/codegen/mask_bounds.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <vector>
+
+#include "core/expr/program.hpp"
+#include "cuda/codegen/expression_range.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -43,9 +48,50 @@ bool take_bound(MaskBounds& b, const Expr& e) {
   return false;
 }
 
-void split(MaskBounds& b, const Expr& e) {
+// Whether no part of e wraps in short sequences.
+bool is_small(const Expr& e) {
+  const std::vector<bool> small = small_in_short_sequences(expr::compile(e));
+  return std::ranges::all_of(small, [](bool x) { return x; });
+}
+
+// Moves what is beside the key from the side of a comparison that has it to the other, and the key
+// where it is subtracted: query - key <= 7 becomes query - 7 <= key. False where the side is no
+// such sum.
+bool leave_key(Expr& side, Expr& other) {
+  const Op op = side.node().op;
+  if (op != Op::add && op != Op::sub) return false;
+  const Expr a = side.node().args[0], b = side.node().args[1];
+  if (is_key(a) && !depends_on(b, Op::key)) {
+    other = op == Op::add ? other - b : other + b;
+    side = a;
+  } else if (is_key(b) && !depends_on(a, Op::key)) {
+    const Expr moved = op == Op::add ? other - a : a - other;
+    (op == Op::add ? other : side) = moved;
+    (op == Op::add ? side : other) = b;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// The comparison with the key alone on its side. As it is where it has no such form, or something
+// could wrap.
+Expr with_key_alone(const Expr& e) {
+  const Op op = e.node().op;
+  if (op != Op::lt && op != Op::le && op != Op::eq) return e;
+  Expr left = e.node().args[0], right = e.node().args[1];
+  if (left.type() != expr::Type::int32 || !is_small(left) || !is_small(right)) return e;
+  const bool is_left = depends_on(left, Op::key);
+  if (is_left == depends_on(right, Op::key)) return e;
+  if (!(is_left ? leave_key(left, right) : leave_key(right, left))) return e;
+  if (!is_small(left) || !is_small(right)) return e;
+  return op == Op::lt ? left < right : op == Op::le ? left <= right : left == right;
+}
+
+void split(MaskBounds& b, const Expr& whole, bool short_sequences) {
+  const Expr e = short_sequences ? with_key_alone(whole) : whole;
   if (e.node().op == Op::logical_and) {
-    for (const Expr& part : e.node().args) split(b, part);
+    for (const Expr& part : e.node().args) split(b, part, short_sequences);
   } else if (!take_bound(b, e)) {
     b.rest = b.rest.empty() ? e : b.rest && e;
   }
@@ -53,9 +99,9 @@ void split(MaskBounds& b, const Expr& e) {
 
 }  // namespace
 
-MaskBounds mask_bounds(const Expr& mask) {
+MaskBounds mask_bounds(const Expr& mask, bool short_sequences) {
   MaskBounds bounds;
-  if (!mask.empty()) split(bounds, mask);
+  if (!mask.empty()) split(bounds, mask, short_sequences);
   return bounds;
 }
 
