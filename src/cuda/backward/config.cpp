@@ -77,7 +77,7 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
   if (!tensors.mapped) {
     return "the driver makes no tensor map of q, k, v or d_o; accepted are strides that it takes";
   }
-  const BackwardSm90Shape* row = backward_sm90_shape(p, wish.deterministic);
+  const BackwardSm90Shape* row = backward_sm90_shape(p);
   if (row == nullptr) {
     return fmt::format("head_dim is {} and head_dim_v {}; accepted are up to {}", p.head_dim,
                        p.head_dim_v, backward_sm90_shapes().back().head_dim);
@@ -86,13 +86,12 @@ std::string obstacle_sm90(const Problem& p, const BackwardTensors& tensors,
   if (std::string why = obstacle_of(shape, std::max(p.head_dim, p.head_dim_v)); !why.empty()) {
     return why;
   }
-  if (shape.cluster > 1 &&
-      (shape.keys != 128 || shape.score_groups != 1 || !may_share_tiles(p, wish.deterministic))) {
+  if (shape.cluster > 1 && (shape.keys != 128 || shape.score_groups != 1 || !may_share_tiles(p))) {
     return fmt::format(
-        "the shape has b{}_n{}_c{}, head_dim is {}, head_dim_v {} and deterministic {}; accepted "
-        "with b2 are n128, c1, 256, 256 and false",
-        shape.cluster, shape.keys, shape.score_groups, p.head_dim, p.head_dim_v,
-        wish.deterministic);
+        "the shape has b{}_n{}_c{}, head_dim is {} and head_dim_v {}; accepted with b2 are n128, "
+        "c1, "
+        "256 and 256",
+        shape.cluster, shape.keys, shape.score_groups, p.head_dim, p.head_dim_v);
   }
   return obstacle_grid(BackwardKernel::sm90, p, tensors, wish);
 }
@@ -250,7 +249,7 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
   switch (kernel) {
     case BackwardKernel::sm90:
       config.ordered = wish.deterministic;
-      set_backward_sm90(config, p, with_parts(*backward_sm90_shape(p, config.ordered), parts));
+      set_backward_sm90(config, p, with_parts(*backward_sm90_shape(p), parts));
       break;
     case BackwardKernel::sm80:
       set_backward_sm80(config, p, with_parts(*backward_sm80_shape(p, wish.arch), parts));

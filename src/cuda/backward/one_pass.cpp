@@ -35,9 +35,9 @@ core::Size num_words(const Problem& p, const BackwardConfig& c) {
 // Of what tells tiles their turns (device/schedule/dq_turns.cuh), a multiple of 8.
 core::Size turns_bytes(const Problem& p, const BackwardConfig& c) {
   if (!c.ordered) return 0;
-  constexpr std::int64_t kTiles = 32;
+  constexpr std::int64_t kTiles = 32, kTurnColumns = 128;
   const core::Size passed =
-      core::divide_up(num_rows(p, c), c.block_n) * divide_up(p.head_dim, c.piece_columns);
+      core::divide_up(num_rows(p, c), c.block_n) * divide_up(p.head_dim, kTurnColumns);
   const core::Size seen = core::divide_up(key_blocks(p, c), kTiles) * query_blocks(p, c) *
                           (c.mask_heads ? p.heads_q : 1) * (c.mask_batches ? p.batch : 1);
   return core::round_up((passed + seen + 1) * 4, 8);

@@ -50,14 +50,12 @@ std::span<const BackwardSm90Shape> backward_sm90_shapes() {
   return kShapes;
 }
 
-bool may_share_tiles(const Problem& p, bool ordered) {
-  return p.head_dim == 256 && p.head_dim_v == 256 && !ordered;
-}
+bool may_share_tiles(const Problem& p) { return p.head_dim == 256 && p.head_dim_v == 256; }
 
-const BackwardSm90Shape* backward_sm90_shape(const Problem& p, bool ordered) {
+const BackwardSm90Shape* backward_sm90_shape(const Problem& p) {
   const std::int64_t widest = std::max(p.head_dim, p.head_dim_v);
   for (const BackwardSm90Shape& row : backward_sm90_shapes()) {
-    if (widest > row.head_dim || (row.cluster > 1 && !may_share_tiles(p, ordered))) continue;
+    if (widest > row.head_dim || (row.cluster > 1 && !may_share_tiles(p))) continue;
     return &row;
   }
   return nullptr;
@@ -73,9 +71,10 @@ void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardS
   config.stages = shape.stages_q;
   config.stages_o = shape.stages_o;
   config.stages_p = shape.stages_p;
-  // Turns are taken for whole parts of dQ (schedule/dq_turns.cuh).
-  config.piece_columns = config.ordered ? kPartColumns : shape.piece_columns;
-  config.stages_dq = config.ordered ? shape.score_groups : shape.stages_dq;
+  // A turn is of one piece (schedule/dq_turns.cuh), or of all that one of a pair adds in a step.
+  const bool whole = config.ordered && shape.cluster == 1;
+  config.piece_columns = whole ? kPartColumns : shape.piece_columns;
+  config.stages_dq = whole ? shape.score_groups : shape.stages_dq;
   config.producer_registers = shape.producer_registers;
   config.score_registers = shape.score_registers;
   config.gradient_registers = shape.gradient_registers;

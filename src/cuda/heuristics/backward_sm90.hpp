@@ -21,12 +21,12 @@ struct BackwardSm90Shape {
   int cluster = 1;               // blocks of threads that share a tile, 1 or 2
 };
 
-// Whether two blocks of threads may share a tile. ordered: dQ is added in a fixed order.
-bool may_share_tiles(const Problem& problem, bool ordered);
+// Whether two blocks of threads may share a tile.
+bool may_share_tiles(const Problem& problem);
 // In order of head_dim: the first row that is wide enough and may be is taken.
 std::span<const BackwardSm90Shape> backward_sm90_shapes();
 // That row; null where none is.
-const BackwardSm90Shape* backward_sm90_shape(const Problem& problem, bool ordered);
+const BackwardSm90Shape* backward_sm90_shape(const Problem& problem);
 
 // Sets a shape and the features of backward_sm90 in a configuration.
 void set_backward_sm90(BackwardConfig& config, const Problem& problem,

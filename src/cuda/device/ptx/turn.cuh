@@ -19,6 +19,13 @@ __device__ __forceinline__ bool wait_for_word_or_phase(const unsigned* word, uns
     if (mbarrier_try(barrier, parity)) return false;
   }
 }
+// Returns once the word is x.
+__device__ __forceinline__ void wait_for_turn(const unsigned* word, unsigned x) {
+  unsigned now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+  } while (now != x);
+}
 // Orders all that this thread has written, and what others have that it was told of, before the
 // words that it sets from then on. Some 2000 clocks.
 __device__ __forceinline__ void release_words() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

@@ -5,8 +5,8 @@
 // What the order needs lies in the workspace behind BackwardParams::d, all of it 0 before the words
 // of query_words.cuh are made:
 //
-//   passed  [place][kOfPlace] each piece of a block of queries' dQ has a word: the last tile of
-//           keys that added to it, + 1
+//   passed  [place][kOfPlace] each 128 columns of a block of queries' dQ have a word: the last
+//           tile of keys that added to them, + 1
 //   seen    [batch][query head][block of queries][window of 32 tiles of keys] a bit for each tile
 //           that sees some of the block; one batch where kMaskBatches is false and one head where
 //           kMaskHeads is
@@ -15,7 +15,7 @@
 // So the tile that adds before tile j to a block is the lowest bit of its `seen` above bit j: with
 // tiles 0, 2 and 3 seen, tile 0 waits until passed is 3, and tile 3 until it is 0.
 //
-// Reads of C: kBlockN (queries), kHeadDim, kPieceColumns, kMaskBatches, kMaskHeads
+// Reads of C: kBlockN (queries), kHeadDim, kMaskBatches, kMaskHeads
 #pragma once
 
 #include "params.cuh"
@@ -24,8 +24,9 @@ namespace attn::device {
 
 template <class C>
 struct DqTurns {
-  // Turns of a block of queries: the pieces of its dQ.
-  static constexpr int kOfPlace = (C::kHeadDim + C::kPieceColumns - 1) / C::kPieceColumns;
+  // Turns of a block of queries: up to so many columns of its dQ each.
+  static constexpr int kColumns = 128;
+  static constexpr int kOfPlace = (C::kHeadDim + kColumns - 1) / kColumns;
 
   static __device__ __forceinline__ long long places(const BackwardParams& p) {
     return static_cast<long long>(p.batch) * p.heads_q * p.query_blocks;

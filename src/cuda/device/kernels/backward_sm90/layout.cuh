@@ -27,7 +27,7 @@ struct BackwardSm90Layout {
   // Those of the keys of the other block of threads, which dQ needs.
   static constexpr int kOtherK = C::kCluster > 1 ? kKeyPanel* kOwnPanels : 0;
   static_assert(C::kCluster == 1 || (C::kCluster == 2 && kKeys == 64 && C::kHeadDim == 256 &&
-                                     C::kHeadDimV == 256 && C::kScoreGroups == 1 && !C::kOrdered));
+                                     C::kHeadDimV == 256 && C::kScoreGroups == 1));
   static constexpr int kP = kRowPanel * (kKeys / 64);       // or dS
   static constexpr int kOtherS = C::kCluster > 1 ? kP : 0;  // dS of the other block of threads
   static constexpr int kRows = kQueries * 4;                // LSE or D of a block of queries
@@ -62,7 +62,8 @@ struct BackwardSm90Layout {
   static constexpr int kKeptAt = kDAt + C::kStagesO * kRows;
   static constexpr int kStepAt = kKeptAt + kKeptPlaces * kKept;
   // Each ring has a barrier `full` and a barrier `empty` for each place.
-  // Where tiles take turns to add to dQ, as many may be taken and not be passed on yet.
+  // Where tiles take turns to add to dQ, as many may be taken and not be passed on yet. A turn is
+  // of a piece, or of all that a block of threads of a pair adds in a step.
   static constexpr int kTurns = 4, kTurnPlaces = C::kOrdered ? kTurns : 0, kTurnBytes = 16;
   static constexpr int kTurnAt = kStepAt + kSteps * kStepBytes;
   static constexpr int kFullStep = kTurnAt + kTurnPlaces * kTurnBytes;
