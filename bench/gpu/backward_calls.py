@@ -50,6 +50,7 @@ class Attention:
             sys.exit(1)
 
     def planned(self, entry, kernel):
+        """A plan, its workspace, zeroed, and how many bytes that has."""
         plan, size = getattr(self.library, entry), ctypes.c_longlong()
         plan.restype = pointer
         handle = plan(self.descriptor.encode(), kernel.encode(), ctypes.byref(size))
@@ -57,10 +58,14 @@ class Attention:
             sys.exit(1)
         if self.starts is not None:
             self.library.attn_set_packed(pointer(handle), at(self.starts), ctypes.c_longlong(self.inputs[0].shape[1]))
-        return pointer(handle), torch.empty(max(1, size.value), dtype=torch.uint8, device="cuda"), size
+        return pointer(handle), torch.zeros(max(1, size.value), dtype=torch.uint8, device="cuda"), size
 
     def backward(self, kernel="", deterministic=False):
-        plan, space, size = self.planned("attn_plan_deterministic" if deterministic else "attn_plan_backward", kernel)
+        return self.backward_of(
+            *self.planned("attn_plan_deterministic" if deterministic else "attn_plan_backward", kernel))
+
+    def backward_of(self, plan, space, size):
+        """backward() of a plan as planned() returns it."""
         gradients = unwritten(*self.inputs)
 
         def run(keep=(*self.inputs, self.o, self.lse, self.d_o, *gradients)):
