@@ -147,6 +147,13 @@ bool DeviceWorkspace::overrun() const {
   return std::any_of(guards.begin(), guards.end(), [](std::byte b) { return b != kPoison; });
 }
 
+std::vector<std::byte> DeviceWorkspace::download() const {
+  if (!tensor_.given()) return {};
+  std::vector<std::byte> bytes(static_cast<std::size_t>(tensor_.shape[0]));
+  memory_.download(bytes.data(), bytes.size(), kGuard);
+  return bytes;
+}
+
 namespace {
 
 // Plans a phase of `on`, calls run(plan, context) in a stream of its own, and copies everything

@@ -53,6 +53,8 @@ class DeviceWorkspace {
   const Tensor& tensor() const noexcept { return tensor_; }  // not given where the plan needs none
   // Whether something around it was written.
   bool overrun() const;
+  // What the device's work has left in it; poison where nothing was written.
+  std::vector<std::byte> download() const;
 
  private:
   cuda::DeviceBuffer memory_;
