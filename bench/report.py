@@ -75,7 +75,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     written, tables, sentences = {}, [], []
-    for phase, name in (("forward", "h200-forward-beside"), ("backward", "h200-backward")):
+    for phase, name in (("forward", "h200-forward"), ("backward", "h200-backward")):
         file, rows = cells(name)
         written[f"docs/speed-{phase}.svg"] = figure(phase, rows)
         tables.append(table(phase, file, rows))

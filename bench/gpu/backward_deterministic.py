@@ -4,14 +4,14 @@ workspace. Among that are the float32 sums of dQ, where an order that changed sh
 it shows in one of thousands of elements. The default pass is repeated too: its workspace is to differ, or else the
 comparison sees nothing. Needs PyTorch and Triton.
 
-  python3 bench/gpu/backward_deterministic.py --library attn_c.so --out bench/results/h200-deterministic.json
+  python3 bench/gpu/backward_deterministic.py --library attn_c.so --out bench/results/h200-backward-deterministic.json
 
 --library: bench/gpu/attn_c.cpp as a shared object."""
 import argparse, statistics, sys
 
 import torch
 
-from backward_calls import Attention, Results, apart, median_ms, random_inputs
+from calls import Attention, Results, apart, median_ms, random_inputs
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--library", required=True)

@@ -10,7 +10,7 @@ import argparse, concurrent.futures, os, sys
 import torch
 from torch.nn.attention import SDPBackend
 
-from backward_calls import Attention, Results, apart, flash_attention_3, median_ms, pytorch, random_inputs
+from calls import Attention, FlashAttention3, Results, apart, median_ms, pytorch_backward, random_inputs
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--library", required=True)
@@ -57,7 +57,7 @@ def features(d, h):
         "softcap": (f"{base}_causal_softcap30_bf16", *given),
         "alibi": (f"{base}_causal_alibi_bf16", *given, [slopes]),
         "dropout": (f"{base}_dropout0.1_seed3_bf16", *given)})
-    calls["cudnn"] = pytorch(SDPBackend.CUDNN_ATTENTION, *given, dropout=0.1)
+    calls["cudnn"] = pytorch_backward(SDPBackend.CUDNN_ATTENTION, *given, dropout=0.1)
     ms = median_ms(calls, options.rep)
     row("speed: causal as an expression, of causal", d, n, ms["causal"] / ms["expression"], 1.0)
     row("speed: softcap 30 under causal, of causal", d, n, ms["causal"] / ms["softcap"], 0.85)
@@ -71,7 +71,8 @@ def groups(d):
         given, base = random_inputs(16384 // n, n, 32, 8, d), f"b{16384 // n}_n{n}_hq32_hk8_d{d}"
         ours = all_checked({mask: (f"{base}{mask}_bf16", *given) for mask in ("", "_causal")})
         for mask, run in ours.items():
-            ms = median_ms({"ours": run, "fa3": flash_attention_3(options.fa3, *given, mask != "")[0]}, options.rep)
+            theirs, _ = FlashAttention3(options.fa3, *given[:3], mask != "", given[3]).backward()
+            ms = median_ms({"ours": run, "fa3": theirs}, options.rep)
             row(f"speed: 32 query and 8 key heads{mask.replace('_', ', ')}, of FlashAttention-3", d, n,
                 ms["fa3"] / ms["ours"], 1.0)
 

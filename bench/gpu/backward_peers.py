@@ -11,7 +11,7 @@ import argparse, math, statistics, sys
 import torch
 from torch.nn.attention import SDPBackend
 
-from backward_calls import Attention, Results, apart, flash_attention_3, median_ms, pytorch, random_inputs
+from calls import Attention, FlashAttention3, Results, apart, median_ms, pytorch_backward, random_inputs
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--library", required=True)
@@ -50,12 +50,12 @@ def cell(d, causal, n):
     ours = Attention(options.library, f"b{b}_n{n}_h{h}_d{d}{'_causal' if causal else ''}_bf16", *given)
     run, gradients = ours.backward(options.kernel)
     run()
-    calls = {"ours": run, **{name: pytorch(backend, *given, causal) for name, backend in kPeers.items()}}
+    calls = {"ours": run, **{name: pytorch_backward(backend, *given, causal) for name, backend in kPeers.items()}}
     row = dict(d=d, causal=causal, n=n)
     row["error over cudnn's"] = round(errors(*given, causal, gradients, calls["cudnn"]()), 2)
     right = row["error over cudnn's"] <= 2
     if options.fa3:
-        calls["fa3"], theirs = flash_attention_3(options.fa3, *given, causal)
+        calls["fa3"], theirs = FlashAttention3(options.fa3, *given[:3], causal, given[3]).backward()
         calls["fa3"]()
         row["apart from fa3's"] = round(apart(gradients, theirs), 4)
         right = right and row["apart from fa3's"] < 0.02

@@ -1,6 +1,6 @@
-"""Backward passes that the scripts beside this one time: ours, through bench/gpu/attn_c.cpp as a shared object;
-FlashAttention-3's, through a library with the entry points of bench/gpu/backward/peer.hpp; PyTorch's. Each is given as
-(run, gradients): run() puts the pass into the current stream, gradients are dQ, dK and dV, NaN before it."""
+"""Passes that the scripts beside this one time: ours, through bench/gpu/attn_c.cpp as a shared object; FlashAttention-3's,
+through a library with the entry points of bench/gpu/backward/peer.hpp; PyTorch's. Ours and FlashAttention-3's are given
+as (run, results): run() puts the pass into the current stream; results, (O, LSE) or (dQ, dK, dV), are NaN before it."""
 import ctypes, datetime, json, math, random, statistics, sys, time
 
 import torch
@@ -29,12 +29,12 @@ def random_inputs(b, n, heads_q, heads_k, d):
 
 
 class Attention:
-    """Ours. A descriptor's problem, its inputs, and O and LSE of our forward pass.
+    """Ours. A descriptor's problem and its inputs; d_o is needed by the backward pass alone.
 
     buffers: what mask and score read, in the order of their first use. lengths: of packed sequences, which follow each
     other in q, k, v and d_o of batch 1."""
 
-    def __init__(self, library, descriptor, q, k, v, d_o, buffers=(), lengths=()):
+    def __init__(self, library, descriptor, q, k, v, d_o=None, buffers=(), lengths=()):
         self.library, self.descriptor, self.inputs = ctypes.CDLL(library), descriptor, (q, k, v)
         self.d_o, self.read = d_o, (*buffers, None)
         self.buffers = (pointer * len(self.read))(*map(at, self.read))
@@ -42,12 +42,6 @@ class Attention:
         if lengths:
             starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
             self.starts = torch.tensor(starts, dtype=torch.int32, device="cuda")
-        (self.o,) = unwritten(q)
-        self.lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
-        plan, space, size = self.planned("attn_plan", "")
-        if self.library.attn_forward(plan, *map(at, (*self.inputs, self.o, self.lse)), self.buffers, at(space), size,
-                                     stream()):
-            sys.exit(1)
 
     def planned(self, entry, kernel):
         """A plan, its workspace, zeroed, and how many bytes that has."""
@@ -60,43 +54,84 @@ class Attention:
             self.library.attn_set_packed(pointer(handle), at(self.starts), ctypes.c_longlong(self.inputs[0].shape[1]))
         return pointer(handle), torch.zeros(max(1, size.value), dtype=torch.uint8, device="cuda"), size
 
+    def forward(self, kernel=""):
+        plan, space, size = self.planned("attn_plan", kernel)
+        q = self.inputs[0]
+        results = (*unwritten(q), torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda"))
+        return self.bound("attn_forward", plan, (*self.inputs, *results), space, size), results
+
     def backward(self, kernel="", deterministic=False):
         return self.backward_of(
             *self.planned("attn_plan_deterministic" if deterministic else "attn_plan_backward", kernel))
 
     def backward_of(self, plan, space, size):
-        """backward() of a plan as planned() returns it."""
+        """backward() of a plan as planned() returns it, from O and LSE of our forward pass."""
+        run, results = self.forward()
+        run()
         gradients = unwritten(*self.inputs)
+        return self.bound("attn_backward", plan, (*self.inputs, *results, self.d_o, *gradients), space, size), gradients
 
-        def run(keep=(*self.inputs, self.o, self.lse, self.d_o, *gradients)):
-            if self.library.attn_backward(plan, *map(at, keep), self.buffers, at(space), size, stream()):
-                sys.exit(1)
-        return run, gradients
+    def bound(self, entry, plan, tensors, space, size):
+        """run() of a plan. What does not change between calls is made here, so that a call costs the host little."""
+        call = getattr(self.library, entry)
+        given = (plan, *map(at, tensors), self.buffers, at(space), size, stream())
 
-
-def flash_attention_3(library, q, k, v, d_o, causal):
-    fa3 = ctypes.CDLL(library)
-    fa3.fa3_fwd.argtypes = [pointer] * 5 + [integer] * 7 + [ctypes.c_float, pointer, pointer]
-    fa3.fa3_bwd.argtypes = [pointer] * 17 + [integer] * 7 + [ctypes.c_float, integer, pointer]
-    fa3.fa3_bwd_sizes.argtypes = [integer] * 8 + [ctypes.POINTER(ctypes.c_longlong)]
-    (b, n, heads_q, d), heads_k = q.shape, k.shape[2]
-    sizes, semaphore = (b, n, n, heads_q, heads_k, d, int(causal)), torch.zeros(1, dtype=torch.int32, device="cuda")
-    (o,), gradients = unwritten(q), unwritten(q, k, v)
-    lse = torch.full((b, heads_q, n), math.nan, device="cuda")
-    count = (ctypes.c_longlong * 8)()
-    if fa3.fa3_fwd(*map(at, (q, k, v, o, lse)), *sizes, d ** -0.5, at(semaphore), stream()):
-        sys.exit("fa3_fwd failed")
-    if fa3.fa3_bwd_sizes(*sizes, 0, count):
-        sys.exit("fa3_bwd_sizes failed")
-    spaces = [torch.empty(size, dtype=torch.uint8, device="cuda") if size else None for size in count]
-
-    def run(keep=(q, k, v, o, lse, d_o, *gradients, *spaces)):
-        if fa3.fa3_bwd(*map(at, keep), *sizes, d ** -0.5, 0, stream()):
-            sys.exit("fa3_bwd failed")
-    return run, gradients
+        def run(keep=(self, tensors, space)):
+            if call(*given):
+                sys.exit(f"{entry} failed: {self.descriptor}")
+        return run
 
 
-def pytorch(backend, q, k, v, d_o, causal=False, dropout=0.0):
+class FlashAttention3:
+    """The dense problem of its inputs."""
+
+    def __init__(self, library, q, k, v, causal, d_o=None):
+        self.library = ctypes.CDLL(library)
+        self.library.fa3_fwd.argtypes = [pointer] * 5 + [integer] * 7 + [ctypes.c_float, pointer, pointer]
+        self.library.fa3_bwd.argtypes = [pointer] * 17 + [integer] * 7 + [ctypes.c_float, integer, pointer]
+        self.library.fa3_bwd_sizes.argtypes = [integer] * 8 + [ctypes.POINTER(ctypes.c_longlong)]
+        (b, n, heads_q, d), heads_k = q.shape, k.shape[2]
+        self.inputs, self.d_o, self.scale = (q, k, v), d_o, d ** -0.5
+        self.sizes = (b, n, n, heads_q, heads_k, d, int(causal))
+
+    def forward(self):
+        q = self.inputs[0]
+        results = (*unwritten(q), torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda"))
+        self.semaphore = torch.zeros(1, dtype=torch.int32, device="cuda")
+        return self.bound("fa3_fwd", (*self.inputs, *results), at(self.semaphore)), results
+
+    def backward(self):
+        run, results = self.forward()
+        run()
+        count = (ctypes.c_longlong * 8)()
+        if self.library.fa3_bwd_sizes(*self.sizes, 0, count):
+            sys.exit("fa3_bwd_sizes failed")
+        spaces = [torch.empty(size, dtype=torch.uint8, device="cuda") if size else None for size in count]
+        gradients = unwritten(*self.inputs)
+        return self.bound("fa3_bwd", (*self.inputs, *results, self.d_o, *gradients, *spaces), 0), gradients
+
+    def bound(self, entry, tensors, last):
+        """run() of a pass whose last argument, after the tensors, sizes and scale, is so."""
+        call = getattr(self.library, entry)
+        given = (*map(at, tensors), *self.sizes, self.scale, last, stream())
+
+        def run(keep=(self, tensors, last)):
+            if call(*given):
+                sys.exit(f"{entry} failed")
+        return run
+
+
+def pytorch_forward(backend, q, k, v, causal=False):
+    """run() of PyTorch's SDPA, which returns O, [batch, heads, seqlen, head_dim]."""
+    given = [t.transpose(1, 2) for t in (q, k, v)]
+
+    def run():
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(*given, is_causal=causal)
+    return run
+
+
+def pytorch_backward(backend, q, k, v, d_o, causal=False, dropout=0.0):
     """run() of PyTorch's SDPA, which returns the gradients, [batch, heads, seqlen, head_dim]."""
     leaves = [t.transpose(1, 2).detach().requires_grad_() for t in (q, k, v)]
     with sdpa_kernel(backend):
@@ -136,4 +171,5 @@ class Results:
         if self.out:
             with open(self.out, "w") as file:
                 json.dump(self.head | dict(rows=self.rows), file, indent=1)
+                file.write("\n")
         return row
