@@ -164,7 +164,7 @@ class Backward {
       d += d_o[i][static_cast<std::int64_t>(c)] * rounded(o[c], rounding_.operands);
     }
     d -= d_lse(head, i);
-    if (problem_.sink) {
+    if (problem_.sink && row.lse != -std::numeric_limits<Real>::infinity()) {
       d_sink_[static_cast<std::size_t>(head.head)] -= std::exp(head.sink() - row.lse) * d;
     }
     ProductSum<Real> dq_sum(query_head.dq[i], problem_.head_dim, rounding_.tensor_core);

@@ -21,7 +21,7 @@ void backward_sink(const Attention& a, const GradientContext& g, const Gradients
         sum -= std::exp(logit - double{lse[row]}) * double{delta[row]};
       }
     }
-    d_sink[head] = static_cast<float>(sum);
+    d_sink[head * gradients.dsink.strides[0]] = static_cast<float>(sum);
   }
 }
 
