@@ -38,8 +38,10 @@ others() {
   compile @tests/cuda/kernels_backward.txt --phase backward --strict --arch sm_80,sm_120
   compile @tests/cuda/kernels_backward.txt --phase backward --strict --deterministic \
     --arch sm_80,sm_120
-  compile b1_n1024_h8_d64_f32 b1_n1024_h8_d128_causal_dropout0.1_bf16 --phase backward \
-    --kernel backward_flash_attention --strict --arch sm_80
+  for kernel in backward_flash_attention backward_standard; do
+    compile b1_n1024_h8_d64_f32 b1_n1024_h8_d128_causal_dropout0.1_bf16 --phase backward \
+      --kernel "$kernel" --strict --arch sm_80 || return 1
+  done
 }
 
 failed=0

@@ -4,7 +4,7 @@
 
 writes OUT.svg and OUT.json, prints tables and a sentence for each claim. Left: standard attention, FlashAttention (K, V outer) and FlashAttention-2.
 Middle: bytes and time against B_c. Right: bytes and time against the share of blocks that a mask leaves. All of the forward pass; with --phase
-backward a table of algorithm 4, its block-sparse form and FlashAttention-2, and theorem 5's exponents, in OUT.json. Bytes: model and
+backward a table of algorithms 3 and 4, the block-sparse form and FlashAttention-2, and theorem 5's exponents, in OUT.json. Bytes: model and
 plan (`attn io --arch`) beside ncu's counters (io_gpu.py), "L2" being what passes between L2 and the multiprocessors, the paper's HBM accesses. Times:
 medians of CUDA events, each result compared with fp64 first. Needs PyTorch and NumPy; without ncu the counters' columns stay empty."""
 import argparse, json, math, statistics, sys, time
@@ -62,11 +62,12 @@ def theorem_rows():
 
 
 def backward_rows():
-    """Algorithm 4 by B_c, the same where a band leaves some of the tiles, and FlashAttention-2."""
+    """Algorithm 3, algorithm 4 by B_c, the same where a band leaves some of the tiles, and FlashAttention-2."""
     name, rows = io_gpu.FLASH_BACKWARD, []
     for dtype, fast in (("f32", "backward_simt"), ("bf16", "backward_sm80"), ("bf16", "backward_sm90")):
         problem = f"{LEFT}_{dtype}"
         if fast != "backward_sm90":
+            rows.append(row(problem, "standard", io_gpu.STANDARD_BACKWARD))
             rows += [row(problem, "flash_attention", f"{name}/n{keys}") for keys in (16, 32, 64)]
         rows.append(row(problem, "flash_attention_2", fast))
     bands = [row(f"b{max(1, options.batch // 4)}_n4096_h{HEADS}_d{D}_window{width}x{width}_f32", "block_sparse", f"{name}/n64_sparse", width=width)

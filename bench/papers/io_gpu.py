@@ -4,8 +4,8 @@
   python3 bench/papers/io_gpu.py --library attn_c.so --phase backward b16_n1024_h16_d64_f32 b16_n1024_h16_d64_bf16
 
 Prints, for each problem, standard attention, FlashAttention (K, V outer), its block-sparse form and FlashAttention-2, all with the arithmetic of
-forward_simt, and what the library would pick; backward FlashAttention's algorithm 4, its block-sparse form, and FlashAttention-2 on the kernels that
-take the problem (standard attention has no backward kernel on a GPU). Columns: the model and the plan (`attn io --arch`), then bytes that ncu counts while
+forward_simt, and what the library would pick; backward standard attention's algorithm 3, FlashAttention's 4, its block-sparse form, and FlashAttention-2 on
+the kernels that take the problem. Columns: the model and the plan (`attn io --arch`), then bytes that ncu counts while
 the kernels run once: L2 to and from the multiprocessors (what the papers call HBM accesses, and the plan counts), DRAM, shared memory.
 
 --library: attn_c as a shared object (.so) or libattn.a built with -DCMAKE_POSITION_INDEPENDENT_CODE=ON. Needs PyTorch; ncu for the counters."""
@@ -15,8 +15,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 FLASH = "forward_flash_attention"
 ALGORITHMS = {"standard": "forward_standard", "flash_attention": FLASH, "block_sparse": f"{FLASH}/sparse", "flash_attention_2": "forward_simt"}
 FLASH_BACKWARD = "backward_flash_attention"
-# Launches of a pass, by kernel. backward_simt has one for the rows and one for each of dQ, dK and dV.
-LAUNCHES = {"forward_standard": 3, "backward_simt": 4, "backward_sm80": 3, "backward_sm90": 4}
+STANDARD_BACKWARD = "backward_standard"
+# Launches of a pass, by kernel. backward_simt has one for the rows and one for each of dQ, dK and dV, backward_standard one for P and dS in place of the first.
+LAUNCHES = {"forward_standard": 3, STANDARD_BACKWARD: 4, "backward_simt": 4, "backward_sm80": 3, "backward_sm90": 4}
 # Base names of counters, and what each adds to.
 METRICS = {"l1tex__m_xbar2l1tex_read_bytes": ("l2_read", 1), "l1tex__m_l1tex2xbar_write_bytes": ("l2_written", 1), "dram__bytes_read": ("dram_read", 1),
            "dram__bytes_write": ("dram_written", 1), "l1tex__data_pipe_lsu_wavefronts_mem_shared": ("shared", 128)}
@@ -44,7 +45,7 @@ def rows_of(phase, descriptor):
     if phase == "forward":
         return [*ALGORITHMS.items(), ("flash_attention_2", "")]
     fast = ["backward_simt"] if descriptor.endswith("_f32") else ["backward_sm80", "backward_sm90"]
-    return [("flash_attention", FLASH_BACKWARD), ("block_sparse", f"{FLASH_BACKWARD}/sparse"), *(("flash_attention_2", kernel) for kernel in fast)]
+    return [("standard", STANDARD_BACKWARD), ("flash_attention", FLASH_BACKWARD), ("block_sparse", f"{FLASH_BACKWARD}/sparse"), *(("flash_attention_2", kernel) for kernel in fast)]
 
 
 def sizes(descriptor):

@@ -371,7 +371,8 @@ TEST(CudaBackward, NaNReachesOnlyThoseWhoSeeIt) {
         std::pair{"b1_n100_h1_d256_causal_dropout0.2_seed3_f16", "backward_sm80"},
         std::pair{"b1_n150_hq2_hk1_d64_causal_bf16", "backward_sm80_deterministic"},
         std::pair{"b1_n90_h1_d70_causal_f32", "backward_simt"},
-        std::pair{"b1_n90_h1_d70_causal_f32", "backward_flash_attention"}}) {
+        std::pair{"b1_n90_h1_d70_causal_f32", "backward_flash_attention"},
+        std::pair{"b1_n90_h1_d70_causal_f32", "backward_standard"}}) {
     SCOPED_TRACE(descriptor);
     for (const double x : {nan, infinity}) {
       CaseData data(harness::parse_case(descriptor), 7);

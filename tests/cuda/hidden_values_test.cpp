@@ -212,7 +212,8 @@ INSTANTIATE_TEST_SUITE_P(
     Cuda, CudaHiddenByScoreBackward,
     ::testing::Combine(kHidingScores,
                        ::testing::Values("backward_sm80", "backward_sm80_deterministic",
-                                         "backward_simt", "backward_flash_attention")),
+                                         "backward_simt", "backward_flash_attention",
+                                         "backward_standard")),
     kName);
 
 INSTANTIATE_TEST_SUITE_P(

@@ -256,6 +256,7 @@ TEST(KernelName, BackwardFollowsTheAlgorithm) {
   EXPECT_EQ(backward_kernel_name(Algorithm::automatic, ""), "");
   EXPECT_EQ(backward_kernel_name(Algorithm::flash_attention_2, "backward_sm80"), "backward_sm80");
   EXPECT_EQ(backward_kernel_name(Algorithm::flash_attention, ""), "backward_flash_attention");
+  EXPECT_EQ(backward_kernel_name(Algorithm::standard, ""), "backward_standard");
   EXPECT_EQ(backward_kernel_name(Algorithm::block_sparse, ""), "backward_flash_attention/sparse");
   EXPECT_EQ(backward_kernel_name(Algorithm::block_sparse, "backward_flash_attention/n16"),
             "backward_flash_attention/n16_sparse");
@@ -264,14 +265,17 @@ TEST(KernelName, BackwardFollowsTheAlgorithm) {
   };
   for (const auto& [algorithm, kernel] :
        {std::pair{Algorithm::flash_attention_2, "backward_flash_attention"},
+        {Algorithm::flash_attention_2, "backward_standard"},
+        {Algorithm::standard, "backward_simt"},
+        {Algorithm::standard, "backward_standard/n16"},
         {Algorithm::flash_attention, "backward_simt"},
         {Algorithm::flash_attention, "backward_flash_attention/n16_sparse"},
         {Algorithm::block_sparse, "backward_sm80"}}) {
     EXPECT_NE(refused(algorithm, kernel).find(kernel), std::string::npos);
   }
-  EXPECT_NE(refusal(ErrorCode::unsupported, [] { backward_kernel_name(Algorithm::standard, ""); })
-                .find("algorithm is standard"),
-            std::string::npos);
+  const std::string memory_efficient = refusal(
+      ErrorCode::unsupported, [] { backward_kernel_name(Algorithm::memory_efficient, ""); });
+  EXPECT_NE(memory_efficient.find("algorithm is memory_efficient"), std::string::npos);
   for (const char* descriptor :
        {"b1_n512_h4_d64_f32", "b1_n512_h4_d128_bf16", "b1_n9_h1_d256_f16"}) {
     const BackwardConfig config = backward_chosen(descriptor, "backward_flash_attention");

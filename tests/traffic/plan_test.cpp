@@ -369,5 +369,54 @@ TEST(CudaPlan, BackwardOrders) {
   }
 }
 
+// Standard attention's backward pass, launch by launch as the head comment of its kernel has them.
+TEST(CudaPlan, BackwardStandard) {
+  for (const char* text :
+       {"b2_sq100_sk200_h3_d40_causal_f32", "b1_n130_hq4_hk2_d160_dv64_window20x9_bf16"}) {
+    const Problem p = parse_problem(text);
+    const auto element = static_cast<double>(size_of(p.dtype));
+    const double row = element * static_cast<double>(p.head_dim);
+    const double row_v = element * static_cast<double>(p.head_dim_v);
+    const PlanTraffic plan =
+        cuda_plan_traffic(p, Phase::backward, cuda::parse_arch("sm_80"), 108, Algorithm::standard);
+    EXPECT_EQ(plan.algorithm, Algorithm::standard);
+    Traffic seen;
+    for (std::int64_t i = 0; i < p.batch * p.heads_k * p.seqlen_k; ++i) {
+      seen[Operand::dk].written += row;
+      seen[Operand::dv].written += row_v;
+    }
+    // Rows of a tile of each gradient, by the registers that its columns take.
+    const std::int64_t rows_d = p.head_dim > 128 ? 32 : 64, rows_dv = p.head_dim_v > 128 ? 32 : 64;
+    for (std::int64_t head = 0; head < p.batch * p.heads_q; ++head) {
+      for (std::int64_t i = 0; i < p.seqlen_q; ++i) {
+        seen[Operand::dq].written += row;
+        for (std::int64_t j = 0; j < p.seqlen_k; ++j) {
+          for (const Operand x : {Operand::p, Operand::dp, Operand::ds}) seen[x].written += 4;
+          for (const Operand x : {Operand::dp, Operand::ds}) seen[x].read += 2 * 4;
+          seen[Operand::p].read += 3 * 4;
+          if (j % 64 == 0) {  // P and dP
+            seen[Operand::q].read += row;
+            seen[Operand::d_o].read += row_v;
+            seen[Operand::lse].read += 4;
+          }
+          if (i % 64 == 0) {
+            seen[Operand::k].read += row;
+            seen[Operand::v].read += row_v;
+          }
+          if (i % rows_d == 0) seen[Operand::k].read += row;       // dQ
+          if (j % rows_d == 0) seen[Operand::q].read += row;       // dK
+          if (j % rows_dv == 0) seen[Operand::d_o].read += row_v;  // dV
+        }
+      }
+    }
+    for (std::size_t i = 0; i < kOperands; ++i) {
+      const auto operand = static_cast<Operand>(i);
+      EXPECT_EQ(plan.traffic[operand].read, seen[operand].read) << text << ' ' << name(operand);
+      EXPECT_EQ(plan.traffic[operand].written, seen[operand].written)
+          << text << ' ' << name(operand);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace attn::traffic

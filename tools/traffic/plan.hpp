@@ -29,8 +29,8 @@ PlanTraffic cpu_plan_traffic(const Plan& plan);
 // A pass on a GPU of this architecture with `multiprocessors` of them: what blocks of threads load
 // into and store from shared memory and registers, that is, what the L2 cache serves. Needs no GPU.
 // algorithm and kernel: as in PlanOptions. Throws Error(unsupported) for backward kernels other
-// than backward_flash_attention, backward_sm80 and backward_sm90 without pairs, and as make_plan
-// does.
+// than backward_flash_attention, backward_standard, backward_sm80 and backward_sm90 without pairs,
+// and as make_plan does.
 PlanTraffic cuda_plan_traffic(const Problem& problem, Phase phase, cuda::Arch arch,
                               int multiprocessors, Algorithm algorithm = Algorithm::automatic,
                               const std::string& kernel = {});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "attn/error.hpp"
 #include "cuda/backward/config.hpp"
@@ -36,11 +37,13 @@ struct Heads {
     }
   }
 
-  // K and V once, as both kernels keep a block of them; their gradients once.
-  void count_keys(double heads_k) {
+  // Gradients of K and V once, and where a kernel keeps a block of K and V, these once.
+  void count_keys(double heads_k, bool kept) {
     Traffic sum;
-    sum[Operand::k].read = sum[Operand::dk].written = bytes(p.seqlen_k, p.head_dim);
-    sum[Operand::v].read = sum[Operand::dv].written = bytes(p.seqlen_k, p.head_dim_v);
+    sum[Operand::dk].written = bytes(p.seqlen_k, p.head_dim);
+    sum[Operand::dv].written = bytes(p.seqlen_k, p.head_dim_v);
+    if (kept) sum[Operand::k].read = sum[Operand::dk].written;
+    if (kept) sum[Operand::v].read = sum[Operand::dv].written;
     sum *= heads_k;
     traffic += sum;
   }
@@ -58,6 +61,51 @@ struct Heads {
       sum[Operand::dq].read += first ? 0 : dq;
       sum[Operand::dq].written += last ? bytes(rows, p.head_dim) : dq;
     });
+    sum *= weight;
+    traffic += sum;
+  }
+
+  // backward_standard: the operands of each product by tiles of 64 queries and keys, P and dP in
+  // float32: both are read for D and for dS, dS by dQ and dK, P by dV. What a score expression's
+  // slope reads is not counted.
+  void count_matrices(const std::vector<cuda::BackwardConfig>& launches, double weight) {
+    Traffic sum;
+    const double scores = 4.0 * static_cast<double>(p.seqlen_q * p.seqlen_k);
+    sum[Operand::p] = {3 * scores, scores};
+    sum[Operand::dp] = {2 * scores, scores};
+    sum[Operand::ds] = {2 * scores, scores};
+    for (const cuda::BackwardConfig& launch : launches) {
+      const auto tiles = [&](std::int64_t rows, std::int64_t of) {
+        return static_cast<double>((rows + of - 1) / of);
+      };
+      const double of_queries = tiles(p.seqlen_q, launch.block_m);
+      const double of_keys = tiles(p.seqlen_k, launch.block_m);
+      switch (launch.gradient) {
+        case device::Gradient::ds: {
+          const double blocks = tiles(p.seqlen_k, launch.block_n);
+          sum[Operand::q].read += blocks * bytes(p.seqlen_q, p.head_dim);
+          sum[Operand::d_o].read += blocks * bytes(p.seqlen_q, p.head_dim_v);
+          sum[Operand::lse].read += blocks * 4.0 * static_cast<double>(p.seqlen_q);
+          sum[Operand::k].read += of_queries * bytes(p.seqlen_k, p.head_dim);
+          sum[Operand::v].read += of_queries * bytes(p.seqlen_k, p.head_dim_v);
+          break;
+        }
+        case device::Gradient::dq:
+          sum[Operand::k].read += of_queries * bytes(p.seqlen_k, p.head_dim);
+          sum[Operand::dq].written += bytes(p.seqlen_q, p.head_dim);
+          break;
+        case device::Gradient::dk:
+          sum[Operand::q].read += of_keys * bytes(p.seqlen_q, p.head_dim);
+          break;
+        case device::Gradient::dv:
+          sum[Operand::d_o].read += of_keys * bytes(p.seqlen_q, p.head_dim_v);
+          break;
+        case device::Gradient::dk_dv:
+        case device::Gradient::all:
+        case device::Gradient::buffers:
+          break;
+      }
+    }
     sum *= weight;
     traffic += sum;
   }
@@ -95,21 +143,25 @@ PlanTraffic cuda_backward_traffic(const Problem& problem, cuda::Arch arch, Algor
   const std::string named = cuda::backward_kernel_name(algorithm, kernel);
   const cuda::BackwardWish wish{arch, named, false};
   const cuda::BackwardKernel chosen = cuda::choose_backward_kernel(problem, {}, wish);
-  const cuda::BackwardConfig config =
-      cuda::backward_launches(chosen, problem, {}, {}, wish).front();
+  const std::vector<cuda::BackwardConfig> launches =
+      cuda::backward_launches(chosen, problem, {}, {}, wish);
+  const cuda::BackwardConfig& config = launches.front();
   const bool flash = chosen == cuda::BackwardKernel::flash_attention;
-  if (!flash && (!cuda::is_one_pass(chosen) || config.cluster > 1)) {
+  const bool standard = chosen == cuda::BackwardKernel::standard;
+  if (!flash && !standard && (!cuda::is_one_pass(chosen) || config.cluster > 1)) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("{} has no count of bytes{}; accepted in the backward pass are "
-                            "backward_flash_attention, backward_sm80 and backward_sm90 without "
-                            "pairs of blocks",
+                            "backward_flash_attention, backward_standard, backward_sm80 and "
+                            "backward_sm90 without pairs of blocks",
                             name(chosen), config.cluster > 1 ? " where pairs share a tile" : ""));
   }
   Heads heads{problem, config};
-  heads.count_keys(static_cast<double>(problem.batch * problem.heads_k));
+  heads.count_keys(static_cast<double>(problem.batch * problem.heads_k), !standard);
   for_each_head(problem, [&](std::int64_t batch, std::int64_t head, double weight) {
     if (flash) {
       heads.count_keys_outside(batch, head, weight);
+    } else if (standard) {
+      heads.count_matrices(launches, weight);
     } else {
       heads.count_one_pass(batch, head, weight);
     }

@@ -47,12 +47,15 @@ core::Size num_buffer_elements(const Problem& p) {
 }
 core::Size row_terms_bytes(const Problem& p) { return num_rows(p) * sizeof(device::RowTerms); }
 
-// Where in the workspace that of kernels of one pass begins, and the sums of dQ of
-// backward_flash_attention.
+// Where in the workspace that of kernels of one pass begins, the sums of dQ of
+// backward_flash_attention, and P and dS of backward_standard.
 core::Size one_pass_offset(const Problem& p) {
   constexpr std::int64_t kAlignment = 128;
   return core::round_up(row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double), kAlignment);
 }
+
+// Elements of P.
+core::Size num_scores(const Problem& p) { return num_rows(p) * p.seqlen_k; }
 
 // What kernels of a call are compiled for, beside the problem.
 struct Asked {
@@ -217,7 +220,13 @@ void launch_gradients(const Plan& plan, const Kernels& kernels, device::Backward
   const Problem& p = plan.problem;
   auto* const behind = static_cast<std::byte*>(context.workspace.data) + one_pass_offset(p).value();
   if (kernels.one_pass.main == nullptr) {
-    parameters.dq_sum = reinterpret_cast<float*>(behind);
+    auto* const floats = reinterpret_cast<float*>(behind);
+    if (plan.algorithm == Algorithm::standard) {
+      parameters.probabilities = floats;
+      parameters.ds = floats + num_scores(p).value();
+    } else {
+      parameters.dq_sum = floats;
+    }
     for (const GradientKernel& gradient : kernels.gradients) {
       launch_gradient(gradient, p, parameters, slope, inputs, context);
     }
@@ -315,6 +324,9 @@ std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel, const Ba
   if (kernel == BackwardKernel::flash_attention) {
     bytes = std::max(bytes, one_pass_offset(p) + num_rows(p) * p.head_dim * sizeof(float));
   }
+  if (kernel == BackwardKernel::standard) {
+    bytes = std::max(bytes, one_pass_offset(p) + num_scores(p) * (2 * sizeof(float)));
+  }
   for (const BackwardKernel any : {kernel, unmapped, BackwardKernel::simt}) {
     for (const BackwardConfig& config : backward_launches(any, p, {}, {}, wish)) {
       blocks = std::max(blocks, num_tiles(p, config));
@@ -351,6 +363,9 @@ std::string passes_reason(BackwardKernel kernel, std::size_t launches) {
   if (kernel == BackwardKernel::flash_attention) {
     return "one pass over S: dK and dV are summed in shared memory, dQ in memory in float32, all "
            "in a fixed order";
+  }
+  if (kernel == BackwardKernel::standard) {
+    return "P and dS, an element for each query and key, go through memory in float32";
   }
   return fmt::format("{} passes over S: each gradient is summed in registers, in a fixed order",
                      launches);

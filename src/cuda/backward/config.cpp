@@ -24,9 +24,12 @@ namespace {
 using device::Gradient;
 
 // In order of preference, then what runs by name only.
-constexpr std::array kKernels{BackwardKernel::sm90, BackwardKernel::sm80,
-                              BackwardKernel::sm80_deterministic, BackwardKernel::simt,
-                              BackwardKernel::flash_attention};
+constexpr std::array kKernels{BackwardKernel::sm90,
+                              BackwardKernel::sm80,
+                              BackwardKernel::sm80_deterministic,
+                              BackwardKernel::simt,
+                              BackwardKernel::flash_attention,
+                              BackwardKernel::standard};
 
 // Of what all kernels with tensor cores take.
 std::string obstacle_one_pass(const Problem& p) {
@@ -113,7 +116,7 @@ std::string obstacle(BackwardKernel kernel, const Problem& p, const BackwardTens
                      const BackwardWish& wish) {
   if (p.layout_k == Layout::paged) return "layout_k is paged; accepted are dense and packed";
   if (p.dtype == DType::f64) return "dtype is f64; accepted are f32, bf16 and f16";
-  if (kernel == BackwardKernel::simt) return {};
+  if (kernel == BackwardKernel::simt || kernel == BackwardKernel::standard) return {};
   if (kernel == BackwardKernel::flash_attention) return obstacle_flash(p, tensors, wish);
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
     return fmt::format("dtype is {}; accepted are bf16 and f16", name(p.dtype));
@@ -147,6 +150,8 @@ std::string_view name(BackwardKernel kernel) noexcept {
       return "backward_simt";
     case BackwardKernel::flash_attention:
       return "backward_flash_attention";
+    case BackwardKernel::standard:
+      return "backward_standard";
   }
   return {};
 }
@@ -159,6 +164,7 @@ std::int64_t BackwardConfig::shared_bytes() const noexcept {
       return backward_sm80_shared_bytes(*this);
     case BackwardKernel::sm80_deterministic:
     case BackwardKernel::simt:
+    case BackwardKernel::standard:
       return backward_portable_shared_bytes(*this);
     case BackwardKernel::flash_attention:
       return backward_flash_shared_bytes(*this);
@@ -167,13 +173,13 @@ std::int64_t BackwardConfig::shared_bytes() const noexcept {
 }
 
 std::string backward_kernel_name(Algorithm algorithm, std::string_view kernel) {
-  constexpr std::string_view kFlash = "backward_flash_attention";
+  constexpr std::string_view kFlash = "backward_flash_attention", kStandard = "backward_standard";
   const KernelName named = split_kernel_name(kernel);
   switch (algorithm) {
     case Algorithm::automatic:
       return std::string(kernel);
     case Algorithm::flash_attention_2:
-      if (named.kernel != kFlash) return std::string(kernel);
+      if (named.kernel != kFlash && named.kernel != kStandard) return std::string(kernel);
       break;
     case Algorithm::flash_attention:
       if (kernel.empty()) return std::string(kFlash);
@@ -185,22 +191,25 @@ std::string backward_kernel_name(Algorithm algorithm, std::string_view kernel) {
       return fmt::format("{}/{}{}{}", kFlash, named.shape, named.shape.empty() ? "" : "_",
                          kSkipsEmpty);
     case Algorithm::standard:
+      if (kernel.empty() || kernel == kStandard) return std::string(kStandard);
+      break;
     case Algorithm::flash_decoding:
     case Algorithm::memory_efficient:
       throw Error(ErrorCode::unsupported,
                   fmt::format("algorithm is {}; accepted by backward on the cuda backend are "
-                              "flash_attention_2, flash_attention and block_sparse",
+                              "flash_attention_2, flash_attention, block_sparse and standard",
                               name(algorithm)));
   }
   throw Error(
       ErrorCode::invalid_argument,
       fmt::format("kernel is '{}' and algorithm is {}; accepted are {} with flash_attention, "
-                  "with '{}' among its parts with block_sparse, and the other kernels with "
-                  "flash_attention_2",
-                  kernel, name(algorithm), kFlash, kSkipsEmpty));
+                  "with '{}' among its parts with block_sparse, {} with standard, and the other "
+                  "kernels with flash_attention_2",
+                  kernel, name(algorithm), kFlash, kSkipsEmpty, kStandard));
 }
 
 Algorithm algorithm_of(BackwardKernel kernel, bool skips_empty) noexcept {
+  if (kernel == BackwardKernel::standard) return Algorithm::standard;
   if (kernel != BackwardKernel::flash_attention) return Algorithm::flash_attention_2;
   return skips_empty ? Algorithm::block_sparse : Algorithm::flash_attention;
 }
@@ -210,9 +219,9 @@ BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& t
   std::string why;
   const KernelName named = split_kernel_name(wish.kernel);
   for (const BackwardKernel kernel : kKernels) {
-    const bool by_name_only = kernel == BackwardKernel::flash_attention;
-    if (named.kernel.empty() ? by_name_only : named.kernel != name(kernel)) continue;
-    if (!is_one_pass(kernel) && !by_name_only && !named.shape.empty()) continue;
+    const bool has_shape = is_one_pass(kernel) || kernel == BackwardKernel::flash_attention;
+    if (named.kernel.empty() ? runs_by_name_only(kernel) : named.kernel != name(kernel)) continue;
+    if (!has_shape && !named.shape.empty()) continue;
     why = obstacle(kernel, p, tensors, wish);
     if (why.empty()) return kernel;
   }
@@ -220,8 +229,8 @@ BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& t
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("kernel is '{}'; accepted by backward are backward_sm90, "
                             "backward_sm80 and backward_flash_attention, alone or with parts of a "
-                            "tile shape (backward_sm90/q3_o3), backward_sm80_deterministic and "
-                            "backward_simt",
+                            "tile shape (backward_sm90/q3_o3), backward_sm80_deterministic, "
+                            "backward_simt and backward_standard",
                             wish.kernel));
   }
   throw Error(ErrorCode::unsupported,
@@ -257,6 +266,7 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
       break;
     case BackwardKernel::sm80_deterministic:
     case BackwardKernel::simt:
+    case BackwardKernel::standard:
       set_backward_shape(config);
       break;
     case BackwardKernel::flash_attention:
@@ -277,6 +287,7 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
     add(Gradient::all);
     return launches;
   }
+  if (kernel == BackwardKernel::standard) add(Gradient::ds);
   const bool together = asked.dk && asked.dv && holds_dk_and_dv(kernel, p);
   if (asked.dq) add(Gradient::dq);
   if (together) add(Gradient::dk_dv);
@@ -291,7 +302,8 @@ int backward_row_threads(const BackwardConfig& config) noexcept {
 
 core::Size num_tiles(const Problem& p, const BackwardConfig& config) {
   if (config.kernel == BackwardKernel::flash_attention) return core::Size(p.heads_k) * p.batch;
-  const bool of_queries = config.gradient == Gradient::dq || config.gradient == Gradient::buffers;
+  const bool of_queries = config.gradient == Gradient::dq || config.gradient == Gradient::buffers ||
+                          config.gradient == Gradient::ds;
   const std::int64_t rows = of_queries ? p.seqlen_q : p.seqlen_k;
   return core::divide_up(rows, config.block_m) * p.batch * (of_queries ? p.heads_q : p.heads_k);
 }

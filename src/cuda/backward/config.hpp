@@ -19,6 +19,7 @@ enum class BackwardKernel : std::uint8_t {
   sm80_deterministic,  // the same with sums in a fixed order
   simt,                // backward_simt.cuh: float32 and whatever the others do not take
   flash_attention,     // backward_flash_attention.cuh: the paper's order, by name only
+  standard,            // backward_standard.cuh: the paper's baseline, by name only
 };
 std::string_view name(BackwardKernel kernel) noexcept;  // "backward_sm90", ...
 // Whether a kernel computes S once: it adds dQ to memory, in no fixed order.
@@ -73,9 +74,14 @@ struct BackwardConfig {
   std::int64_t shared_bytes() const noexcept;  // dynamic
 };
 
-// Whether a kernel computes in float32, without tensor cores, and whether it reads RowTerms.
+// Whether a kernel computes in float32, without tensor cores, is there for who names it or its
+// algorithm, and reads RowTerms.
 constexpr bool is_scalar(BackwardKernel kernel) noexcept {
-  return kernel == BackwardKernel::simt || kernel == BackwardKernel::flash_attention;
+  return kernel == BackwardKernel::simt || kernel == BackwardKernel::flash_attention ||
+         kernel == BackwardKernel::standard;
+}
+constexpr bool runs_by_name_only(BackwardKernel kernel) noexcept {
+  return kernel == BackwardKernel::flash_attention || kernel == BackwardKernel::standard;
 }
 constexpr bool reads_row_terms(BackwardKernel kernel) noexcept {
   return kernel == BackwardKernel::simt || kernel == BackwardKernel::sm80_deterministic;

@@ -34,6 +34,8 @@ std::string_view word(Gradient gradient) {
       return "all";
     case Gradient::buffers:
       return "buffers";
+    case Gradient::ds:
+      return "ds";
   }
   return {};
 }

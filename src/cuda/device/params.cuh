@@ -97,8 +97,8 @@ struct alignas(8) RowTerms {
   float lse, d;
 };
 
-// What a kernel of the backward pass computes.
-enum class Gradient { dq, dk, dv, dk_dv, all, buffers };
+// What a kernel of the backward pass computes; ds: P and dS.
+enum class Gradient { dq, dk, dv, dk_dv, all, buffers, ds };
 
 // What 32 blocks of queries see of a tile of keys, a bit each: less than all of it, nothing.
 struct alignas(8) QueryWord {
@@ -118,10 +118,17 @@ struct BackwardParams : ProblemParams {
   long long dsink_stride;
   RowTerms* row_terms;  // [batch][heads_q][seqlen_q]
 
-  // Of backward_sm90, else null. A place is a block of kQueries queries of a batch entry and head:
-  // (batch * heads_q + head) * query_blocks + block.
-  float* lse2;  // [place][kQueries], in base 2; +inf where P is 0
-  float* d;     // likewise; 0 past a length
+  // What follows is null in other kernels than those named. Of backward_sm90, by place: a block of
+  // kQueries queries of a batch entry and head, (batch * heads_q + head) * query_blocks + block. Of
+  // backward_standard, [batch][heads_q][seqlen_q][seqlen_k].
+  union {
+    float* lse2;           // sm90: [place][kQueries], in base 2; +inf where P is 0
+    float* probabilities;  // standard: P
+  };
+  union {
+    float* d;   // sm90: [place][kQueries]; 0 past a length
+    float* ds;  // standard: dP, then dS
+  };
   // [place][kQueries * head_dim], in the order of accumulators; of backward_flash_attention
   // [batch][heads_q][seqlen_q][head_dim].
   float* dq_sum;

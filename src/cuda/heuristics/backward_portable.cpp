@@ -36,22 +36,23 @@ constexpr int kSimtWarps = 4, kSimtPiece = 64, kSimtPad = 4;  // BackwardSimtLay
 constexpr std::int64_t row_bytes(int head_dim) { return (head_dim + 15) / 16 * 32; }
 
 void set_simt_shape(BackwardConfig& config) {
-  const int width = config.gradient == Gradient::dv        ? config.head_dim_v
-                    : config.gradient == Gradient::buffers ? 0
-                                                           : config.head_dim;
+  const bool no_gradient = config.gradient == Gradient::buffers || config.gradient == Gradient::ds;
+  const int width = config.gradient == Gradient::dv ? config.head_dim_v
+                    : no_gradient                   ? 0
+                                                    : config.head_dim;
   config.block_m = width > kSimtWide ? kSimtRowsOfWide : kSimtRows;
   config.block_n = kSimtColumns;
   config.warps = kSimtWarps;
   config.stages = 1;
   config.reason =
-      "float32 arithmetic without tensor cores; each gradient has a pass of its own, so that "
-      "nothing is added in memory";
+      "float32 arithmetic without tensor cores; each gradient has a pass of its own, so "
+      "that nothing is added in memory";
 }
 
 }  // namespace
 
 void set_backward_shape(BackwardConfig& config) {
-  if (config.kernel == BackwardKernel::simt) return set_simt_shape(config);
+  if (is_scalar(config.kernel)) return set_simt_shape(config);
   const int widest = std::max(config.head_dim, config.head_dim_v);
   const auto* shape = std::ranges::find_if(
       kSm80DeterministicShapes,
@@ -69,7 +70,7 @@ bool holds_dk_and_dv(BackwardKernel kernel, const Problem& p) {
 }
 
 std::int64_t backward_portable_shared_bytes(const BackwardConfig& c) noexcept {
-  if (c.kernel == BackwardKernel::simt) {
+  if (is_scalar(c.kernel)) {
     const std::int64_t rows = c.block_m + kSimtPad, slots = c.block_n + kSimtPad;
     return 4 * (kSimtPiece * rows + kSimtPiece * slots + c.block_n * rows);
   }

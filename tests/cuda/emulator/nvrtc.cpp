@@ -58,7 +58,7 @@ std::string around(const std::string& text, std::string& tail) {
       "extern \"C\" void attn_emulated_call(void** a) {{ attn_call({}, a); }}\n",
       name);
   constexpr std::string_view kOfFloats[] = {"_simt.cuh", "kernels/backward_sink.cuh",
-                                            "_flash_attention.cuh", "kernels/forward_standard.cuh"};
+                                            "_flash_attention.cuh", "ward_standard.cuh"};
   const bool floats = std::ranges::any_of(
       kOfFloats, [&](std::string_view name) { return text.find(name) != std::string::npos; });
   return fmt::format(

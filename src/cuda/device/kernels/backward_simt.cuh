@@ -19,7 +19,7 @@
 // Reads of C:
 //   Element                Float32, BFloat16 or Float16
 //   kHeadDim, kHeadDimV    1 to 512
-//   kGradient              Gradient::dq, dk, dv or buffers
+//   kGradient              Gradient::dq, dk, dv or buffers; ds, of backward_standard.cuh
 //   kBlockM                64, or 32 (when the gradient has more than 128 columns)
 //   kBlockN                64
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState
@@ -61,9 +61,9 @@ struct BackwardSimt {
   static constexpr int kThreads = 128;
   static constexpr int kRows = C::kBlockM / 8;  // of a thread
   static constexpr int kPiece = Layout::kPiece, kColumns = Layout::kColumns;
-  static constexpr int kWidth = kBuffers                       ? 0
-                                : C::kGradient == Gradient::dv ? C::kHeadDimV
-                                                               : C::kHeadDim;
+  static constexpr int kWidth = kBuffers || C::kGradient == Gradient::ds ? 0
+                                : C::kGradient == Gradient::dv           ? C::kHeadDimV
+                                                                         : C::kHeadDim;
   static constexpr int kPieces = (kWidth + kPiece - 1) / kPiece;  // of the gradient
   static constexpr float kLog2E = 1.4426950408889634f;
 
@@ -71,7 +71,7 @@ struct BackwardSimt {
     float x[4];
   };
   struct Thread {
-    float gradient[kBuffers ? 1 : kPieces][kRows][4];
+    float gradient[kPieces > 0 ? kPieces : 1][kRows][4];
     float s[kRows][4], dp[kRows][4];
     unsigned kept;  // by dropout: bit 4 r + i of s[r][i]
     PendingSum pending[Derivatives::kLoads];
@@ -365,9 +365,7 @@ struct BackwardSimt {
     }
   }
 
-  __device__ __forceinline__ void run() const {
-    static_assert((C::kBlockM == 64 || C::kBlockM == 32) && C::kBlockN == 64);
-    Thread t;
+  static __device__ __forceinline__ void clear(Thread& t) {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
 #pragma unroll
@@ -376,6 +374,12 @@ struct BackwardSimt {
         for (int i = 0; i < 4; ++i) t.gradient[piece][r][i] = 0;
       }
     }
+  }
+
+  __device__ __forceinline__ void run() const {
+    static_assert((C::kBlockM == 64 || C::kBlockM == 32) && C::kBlockN == 64);
+    Thread t;
+    clear(t);
 #pragma unroll 1
     for (int i = 0; i < tile.heads(p); ++i) add_head(t, tile.head_q(p) + i);
     if constexpr (kBuffers) {
