@@ -1,7 +1,7 @@
 """Passes that the scripts beside this one time: ours, through bench/gpu/attn_c.cpp as a shared object; FlashAttention-3's,
 through a library with the entry points of bench/gpu/backward/peer.hpp; PyTorch's. Ours and FlashAttention-3's are given
 as (run, results): run() puts the pass into the current stream; results, (O, LSE) or (dQ, dK, dV), are NaN before it."""
-import ctypes, datetime, json, math, random, statistics, sys, time
+import ctypes, datetime, json, math, os, random, statistics, sys, time
 
 import torch
 import torch.nn.functional as F
@@ -163,7 +163,7 @@ class Results:
     def __init__(self, out, commit):
         self.out, self.rows = out, []
         self.head = dict(device=torch.cuda.get_device_name(), date=str(datetime.date.today()), commit=commit,
-                         command=" ".join(sys.argv))
+                         command="bench/gpu/" + " ".join(map(os.path.basename, sys.argv)))
 
     def add(self, **row):
         print(row, flush=True)
