@@ -41,7 +41,8 @@ class Executor {
 
 // A pool of `threads` workers, the caller being one of them; 0 means one for each CPU this process
 // may run on. Throws Error(invalid_argument) for less than 0 or more than 4096, Error(unavailable)
-// where the system does not start as many.
+// where the system does not start as many. In a child of fork() loops of a pool that was made
+// before run on their caller alone; a pool made there has workers.
 std::shared_ptr<Executor> make_thread_pool(int threads = 0);
 // The pool used when a Context has none: made at first use with make_thread_pool(0), one for the
 // process. Thread-safe.

@@ -2,6 +2,7 @@
 // offers back that nobody took up in time, and waits for the rest. So a loop never waits for a
 // worker that has nothing left to do, and a worker that is slow to wake costs nothing.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -151,11 +152,19 @@ class ThreadPool final : public Executor {
   }
 
   void stop() {
+    if (getpid() != process_) {
+      // A child of fork() has the handles, not the threads: joining them fails, and a handle that
+      // is destroyed unjoined ends the process. Its memory takes an empty one instead.
+      for (std::thread& thread : threads_) std::construct_at(&thread);
+    }
     for (std::size_t i = 0; i < threads_.size(); ++i) slots_[i].set(kStop);
-    for (std::thread& thread : threads_) thread.join();
+    for (std::thread& thread : threads_) {
+      if (thread.joinable()) thread.join();
+    }
     threads_.clear();
   }
 
+  const pid_t process_ = getpid();
   std::vector<Slot> slots_;
   std::vector<std::thread> threads_;
   std::atomic<bool> busy_{false};

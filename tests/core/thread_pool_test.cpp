@@ -1,9 +1,12 @@
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -166,6 +169,24 @@ TEST(ThreadPool, DefaultsToTheCpusOfThisProcess) {
   EXPECT_EQ(make_thread_pool(0)->concurrency(), cpu::available_cpus());
   EXPECT_EQ(default_executor()->concurrency(), cpu::available_cpus());
   EXPECT_EQ(default_executor(), default_executor());
+}
+
+// The child has the pools of its parent without their threads.
+TEST(ThreadPool, IsOfUseInAChildOfFork) {
+  auto pool = make_thread_pool(4);
+  check_loop(*pool, 100);
+  check_loop(*default_executor(), 100);
+  const pid_t child = fork();
+  ASSERT_NE(child, -1);
+  if (child == 0) {
+    check_loop(*pool, 100);
+    pool.reset();
+    std::exit(HasFailure() ? 1 : 0);  // destroys the default executor
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST(ThreadPool, RefusesImpossibleCounts) {
