@@ -127,6 +127,15 @@ TEST_F(Browser, PageShowsTheStepOfItsAddress) {
   EXPECT_NE(between(document_text, R"(id="counter">)", "<").find("step 5 of "), std::string::npos);
   EXPECT_NE(between(document_text, R"(id="explanation")", "</div>").find("New maxima"),
             std::string::npos);
+  EXPECT_NE(between(document_text, R"(id="listing")", "</ol>").find("forward_sm80.cuh:"),
+            std::string::npos);
+  const std::string memories = between(document_text, R"(id="memories")", "</section>");
+  for (const char* part : {"Slow memory", "nothing moves in this step", "On chip", "S, P"}) {
+    EXPECT_NE(memories.find(part), std::string::npos) << part;
+  }
+  const std::string loads = between(document(page("t", data), "#flash_attention_2/4x4/3"),
+                                    R"(id="memories")", "</section>");
+  EXPECT_NE(loads.find("reads K 32 B, V 32 B"), std::string::npos) << loads;
   const std::string shown = document_text.substr(0, document_text.find(R"(<script type=)"));
   for (const char* part : {">undefined<", ">NaN<", "undefined ", "[object "}) {
     EXPECT_EQ(shown.find(part), std::string::npos) << part;

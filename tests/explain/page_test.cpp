@@ -6,6 +6,7 @@
 #include <regex>
 
 #include "attn/error.hpp"
+#include "explain/source_lines.hpp"
 #include "explain_test_util.hpp"
 
 namespace attn::explain {
@@ -57,6 +58,17 @@ TEST(Page, RefusesWhatItCannotShow) {
   r.batch = 1;
   r.head = 2;
   refused(r, ErrorCode::invalid_argument, "head is 2");
+}
+
+// Each step that the table names is still in the kernel, and a page shows it.
+TEST(Page, NamesLinesOfTheKernels) {
+  const Json json = problem_json(request("n8_d8"), 8)["sources"];
+  for (const SourceLine& line : source_lines()) {
+    EXPECT_GT(number_of(line), 0) << line.file << ": " << line.text;
+    EXPECT_EQ(json[std::string(line.algorithm)][std::string(line.step)][1], number_of(line));
+  }
+  EXPECT_EQ(number_of({"", "", "kernels/softmax.cuh", "//"}), 1);
+  EXPECT_EQ(number_of({"", "", "kernels/softmax.cuh", "no such text"}), 0);
 }
 
 // Counts over all heads are the sum of those of each.

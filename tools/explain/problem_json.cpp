@@ -9,6 +9,7 @@
 #include "attn/machine.hpp"
 #include "core/validate/validate.hpp"
 #include "explain/sample.hpp"
+#include "explain/source_lines.hpp"
 #include "harness/data.hpp"
 
 namespace attn::explain {
@@ -178,7 +179,8 @@ Json problem_json(const Request& r, std::int64_t max_cells) {
           {"map", tile_map(scores, tiling, max_cells)},
           {"tilings", all_tilings(p, scores, tiling)},
           {"sample", sample(p, scores, r.seed)},
-          {"memories", memories()}};
+          {"memories", memories()},
+          {"sources", source_lines_json()}};
 }
 
 }  // namespace attn::explain

@@ -19,10 +19,10 @@ struct Request {
 
 // {"problem", "plan", "map": tile_map(), "tilings": counts over all heads of all sequences for
 // block sizes that a reader may choose, "sample": sample(), "memories": fast memories to fit tiles
-// into}. Sequences have their full lengths. Needs no GPU: the plan is that of the CPU. Throws
-// Error(invalid_argument) for a problem that is not complete or has no query or key, a batch or
-// head that it does not have; what make_plan() throws; Error(out_of_memory) where the problem
-// declares larger buffers than can be made up.
+// into, "sources": source_lines_json()}. Sequences have their full lengths. Needs no GPU: the plan
+// is that of the CPU. Throws Error(invalid_argument) for a problem that is not complete or has no
+// query or key, a batch or head that it does not have; what make_plan() throws;
+// Error(out_of_memory) where the problem declares larger buffers than can be made up.
 Json problem_json(const Request& request, std::int64_t max_cells);
 
 }  // namespace attn::explain

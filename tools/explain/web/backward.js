@@ -79,7 +79,7 @@ function backwardTile(w, rows, keys, own) {
     for (let i = rows[0]; i < rows[1]; ++i) for (let j = keys[0]; j < keys[1]; ++j) f(i, j, i * nk + j);
   };
   w.moved.read("q", n * d).read("do", n * dV).read("dq", n * d).read("lse", n).read("d", n);
-  w.step("load_q", "Load a block of queries", `Queries ${rangeText(rows)} come with dO, dQ, LSE and D.`,
+  w.step("load_q", "Load a block of queries", `${queriesText(rows, "come")} with dO, dQ, LSE and D.`,
     { rows, keys, chip });
   w.center = "P";
   each((i, j, at) => { s[at] = sample.sees(i, j) ? Math.exp(sample.score(i, j) - lse[i]) : 0; });

@@ -52,11 +52,16 @@ class BytesPanel {
   introduce(phase, rows, lower) {
     const of = (name) => rows.find((row) => row.name === name).moved.bytes;
     const { heads, headsK } = this.size;
+    const { block_k: keys } = this.tiling;
+    const more = phase === "forward" && of("flash_attention") > of("standard");
     show(byId("bytes-intro"), `All ${textOfCount(heads)} query heads, counted by the algorithms' own loads and ` +
       `stores: standard attention moves ${textOfBytes(of("standard"))}, FlashAttention-2 ` +
       `${textOfBytes(of("flash_attention_2"))}; at least ${textOfBytes(lower.bytes)} must move. ` +
       "The larger the block that stays on chip, the fewer times the rest is loaded: rows of Q in FlashAttention-2, " +
       "keys in FlashAttention. Until it no longer fits." +
+      (more ? ` With ${keys} keys a block FlashAttention moves more than standard attention: it reads Q and O and writes O ` +
+        "for every block, 3 N² d / B_c elements, where standard attention moves 4 N² of S and P. It moves less once B_c is " +
+        "above 3/4 of the head size." : "") +
       (heads === headsK ? "" : " As in the papers every query head loads K and V for itself; the lower bound " +
         "knows that heads share them."));
   }

@@ -80,13 +80,13 @@ function flashTile(w, rows, keys, own) {
   const n = sizeOf(rows);
   const chip = [...own, ["Q", n * sample.d], ["O", n * sample.dV], ["m, l", 2 * n]];
   w.moved.read("q", n * sample.d).read("o", n * sample.dV).read("lse", 2 * n);
-  w.step("load_q", "Load queries and what they have so far", `Queries ${rangeText(rows)} come with their ` +
+  w.step("load_q", "Load queries and what they have so far", `${queriesText(rows, "come")} with the ` +
     "output, sum and maximum.", { rows, keys, chip });
   const tile = { rows, keys, chip: [...chip, ["S, P", n * sizeOf(keys)]] };
   w.computeScores(rows, keys);
   w.step("scores", "Scores of one tile", sample.coverage(rows, keys) === "empty"
     ? "No score of this tile is seen: all are −∞, and the work is for nothing. Algorithm 1 does it " +
-      "all the same." : `Queries ${rangeText(rows)} meet keys ${rangeText(keys)}.`, tile);
+      "all the same." : `${queriesText(rows, "meet")} keys ${rangeText(keys)}.`, tile);
   const before = m.slice();
   let details = w.eachRow(rows, (i) => {
     m[i] = Math.max(m[i], w.rowMax(i, keys));

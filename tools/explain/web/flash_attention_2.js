@@ -32,7 +32,7 @@ function addTile(w, rows, keys, chip) {
   w.computeScores(rows, keys);
   const coverage = w.sample.coverage(rows, keys);
   w.step("scores", "Scores of one tile",
-    `Queries ${rangeText(rows)} meet keys ${rangeText(keys)}. ` +
+    `${queriesText(rows, "meet")} keys ${rangeText(keys)}. ` +
     (coverage === "full" ? "Every score is seen, so the mask is not looked at."
       : "The mask hides some: their score is −∞."), tile);
   const before = m.slice();
@@ -79,7 +79,7 @@ function runFlashAttention2(sample, blocks) {
     const own = [["Q", n * sample.d]];
     w.moved.read("q", n * sample.d);
     w.step("load_q", "Load a block of queries",
-      `Queries ${rangeText(rows)} come on chip. They stay until their output is done.`,
+      `${queriesText(rows, "come")} on chip, and ${sizeOf(rows) === 1 ? "stays" : "stay"} until the output is done.`,
       { rows, chip: own });
     w.begin(rows);
     const sums = [...own, ["O", n * sample.dV], ["m, l", 2 * n]];

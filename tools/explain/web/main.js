@@ -11,7 +11,8 @@ function summarise(data) {
   const times = standard / flash;
   const { empty, full, mixed } = data.map.counts;
   show(byId("summary"), "Each query is compared with the keys that it may see; the scores become weights that " +
-    "sum to one; the output is the average of the values with these weights. ",
+    "sum to one; the output is the average of the values with these weights. A processor does this arithmetic faster than " +
+    "its large memory delivers numbers, so what counts is how many bytes cross between that and the small memory on the chip. ",
   html("strong", {}, times > 1.05 ? `FlashAttention-2 computes exactly this with ${textOfRatio(times)} times less memory ` +
     "traffic than standard attention" : "FlashAttention-2 computes exactly this without the matrix of scores in memory"),
   empty > 0 ? `, and here ${Math.round(100 * empty / (empty + full + mixed))} % of the tiles need no work at all.` : ".");

@@ -6,6 +6,7 @@ class Player {
     this.sample = new Sample(data.sample, data.problem.dtype_bytes);
     this.blocks = { q: Math.min(4, this.sample.nq), k: Math.min(4, this.sample.nk) };
     this.row = 0;
+    this.sources = data.sources ?? {};
     this.introduce(data);
     this.buildControls();
     if (!this.openAddress()) this.open(this.planned(data), 0, false);
@@ -26,7 +27,8 @@ class Player {
     show(byId("sample-intro"), (whole ? "The whole problem" : `A sample of it, ${sample.nq} of the queries and ` +
       `${sample.nk} of the keys spread over the sequence`) + `, with ${sample.d} columns of random numbers: ` +
       "small enough that every number is true and can be followed. Mask and score see the positions written " +
-      "at the rows and columns. All numbers are computed here in double precision; the ticks are what the " +
+      "at the rows and columns; the steps count queries and keys of the sample from 1. All numbers are computed " +
+      "here in double precision; the ticks are what the " +
       "library's fp64 reference gave.");
   }
 
@@ -85,14 +87,27 @@ class Player {
     }
     byId("walk").setAttribute("aria-labelledby", `tab-${algorithm.name}`);
     show(byId("walk-idea"), algorithm.idea);
-    show(byId("listing"), ...algorithm.listing.map(([key, line, words]) =>
-      html("li", { "data-line": key }, html("span", { class: "ref" }, line), html("span", { class: "words" }, words))));
-    show(byId("paper"), `After ${algorithm.paper}; own words.`);
+    this.list(algorithm);
     this.scene = new Scene(this.walk, algorithm.view, (row) => this.pickRow(row));
     show(byId("scene"), this.scene.element);
     byId("position").max = this.walk.steps.length - 1;
     this.traffic = new TrafficSoFar(this.walk, algorithm);
+    this.memories = new TwoMemories(this.walk, algorithm);
     this.go(index, writeAddress);
+  }
+
+  // The algorithm's lines, and beside each the line of the library's kernel that carries it out.
+  list(algorithm) {
+    const sources = this.sources[algorithm.name] ?? {};
+    const here = (key) => sources[key] && html("span", { class: "here", title: `${sources[key][0]}, line ${sources[key][1]}` },
+      `${sources[key][0].split("/").at(-1)}:${sources[key][1]}`);
+    show(byId("listing"), ...algorithm.listing.map(([key, line, words]) => html("li", { "data-line": key },
+      html("span", { class: "ref" }, line, here(key) ?? null), html("span", { class: "words" }, words))));
+    const files = Object.values(sources).map(([file]) => file);
+    const names = new Set(files.map((file) => file.split("/").at(-1)));
+    show(byId("paper"), `After ${algorithm.paper}; own words.`, files.length === 0 ? null
+      : ` At the right of each, the line of this library's GPU kernel that does it: ${[...names].join(", ")} in ` +
+        `${files[0].slice(0, files[0].lastIndexOf("/"))}.`);
   }
 
   go(index, writeAddress = true) {
@@ -111,6 +126,7 @@ class Player {
     this.describe(step);
     this.scene.update(step, this.row);
     this.traffic.update(step);
+    show(byId("memories"), this.memories.element(this.index));
     if (writeAddress) {
       history.replaceState(null, "",
         `#${this.algorithm.name}/${this.blocks.q}x${this.blocks.k}/${this.index + 1}`);
@@ -176,7 +192,6 @@ class TrafficSoFar {
     const { sample } = walk;
     const phase = walk.backward ? "backward" : "forward";
     const other = [kThreePass, kOnline].find((it) => it !== algorithm);
-    this.dtypeBytes = sample.dtypeBytes;
     this.marks = [kThreePass, kOnline].includes(algorithm)
       ? [{ name: other.title.toLowerCase(), bytes: other.run(sample, walk.blocks).moved.bytes }]
       : [{ name: "standard attention", bytes: modelOf(phase, "standard", sample.size, sample.tiling(walk.blocks)).bytes },
@@ -189,15 +204,10 @@ class TrafficSoFar {
       html("span", { class: "moved read", style: `width:${share(step.moved.bytesRead)}` }),
       html("span", { class: "moved written", style: `width:${share(step.moved.bytesWritten)}` }),
       ...this.marks.map((mark, i) => html("span", { class: `tick tick-${i}`, style: `left:${share(mark.bytes)}` })));
-    const chip = step.chip.map(([name, elements]) => {
-      const width = name === "m, l" || name === "LSE, D" ? 4 : this.dtypeBytes;
-      return `${name} ${elements * width} B`;
-    });
     show(byId("traffic"),
       html("p", {}, html("strong", {}, "Memory traffic so far: "),
         `${step.moved.bytesRead} B read, ${step.moved.bytesWritten} B written`), track,
       html("p", { class: "marks" }, ...this.marks.map((mark, i) => html("span", {},
-        html("i", { class: `key tick-${i}` }), `${mark.name}: ${mark.bytes} B`))),
-      html("p", { class: "chip" }, html("strong", {}, "On chip: "), chip.join(" · ") || "nothing"));
+        html("i", { class: `key tick-${i}` }), `${mark.name}: ${mark.bytes} B`))));
   }
 }

@@ -146,4 +146,7 @@ class Walk {
 }
 
 const sizeOf = ([begin, end]) => end - begin;
+// "Query 5 meets", "Queries 5–8 meet".
+const queriesText = (range, verb) =>
+  sizeOf(range) === 1 ? `Query ${rangeText(range)} ${verb}s` : `Queries ${rangeText(range)} ${verb}`;
 const rangeText = ([begin, end]) => (end - begin === 1 ? `${begin + 1}` : `${begin + 1}–${end}`);
