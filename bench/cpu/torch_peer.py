@@ -12,6 +12,7 @@ CELLS = [("forward", d, n, causal, "f32") for d in (64, 128) for n, causal in
          ((512, 0), (2048, 0), (8192, 0), (2048, 1), (8192, 1))]
 CELLS += [("backward", d, 2048, causal, "f32") for d in (64, 128) for causal in (0, 1)]
 CELLS += [("forward", d, n, 0, "bf16") for d in (64, 128) for n in (2048, 8192)]
+CELLS += [("backward", d, 2048, causal, "bf16") for d in (64, 128) for causal in (0, 1)]
 ASKED = {("forward", 0): 1.2, ("forward", 1): 1.4, ("backward", 0): 1.5, ("backward", 1): 1.5}
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
