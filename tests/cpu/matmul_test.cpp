@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -94,6 +95,20 @@ TEST(Matmul, OperandsThatTasksShareAreRight) {
   expect_right(varied_problem({1, 520, 1100, 4500}, DType::f32, 1), "packed", best, 99);
 }
 
+// Sizes of chance, none of them a multiple of a tile but by it; several blocks of each dimension.
+TEST(Matmul, ShapesOfChanceAreRight) {
+  std::mt19937_64 random(7);
+  const auto draw = [&](std::int64_t most) {
+    return 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most));
+  };
+  for (int i = 0; i < 24; ++i) {
+    const DType dtype = i % 3 == 0 ? DType::f32 : i % 3 == 1 ? DType::bf16 : DType::f16;
+    const std::array<std::int64_t, 4> shape{draw(2), draw(400), draw(1400), draw(900)};
+    expect_right(varied_problem(shape, dtype, i % 8), "packed", available().back(),
+                 300 + static_cast<std::uint64_t>(i));
+  }
+}
+
 // Masks of B and C, with blocks that are not those of the caches and ragged last ones.
 TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
   std::uint64_t seed = 200;
@@ -159,6 +174,15 @@ TEST(Matmul, TheFastRungTakesTheProblem) {
   EXPECT_EQ(bf16.rung, best == InstructionSet::amx_bf16 ? "amx" : "packed");
   EXPECT_EQ(bf16.bytes, 2.0 * 64 * 64 * 2 + 64.0 * 64 * 4);
   EXPECT_EQ(bf16.problem.flops(), 2.0 * 64 * 64 * 64);
+  for (const InstructionSet isa : available()) {
+    Context context;
+    context.isa = isa;
+    const bool multiplies_bf16 =
+        isa == InstructionSet::avx512_bf16 || isa == InstructionSet::amx_bf16;
+    const MatmulPlan plan =
+        make_plan({.m = 64, .n = 64, .k = 64, .dtype = DType::bf16}, {}, context);
+    EXPECT_EQ(plan.compute, multiplies_bf16 ? DType::bf16 : DType::f32) << name(isa);
+  }
 }
 
 TEST(Matmul, F64IsTheReference) {
@@ -214,13 +238,16 @@ TEST(Matmul, ABatchStrideOfZeroSharesAMatrix) {
 TEST(Matmul, ThreadsDoNotChangeABit) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const MatmulProblem p{.m = 300, .n = 700, .k = 500, .dtype = dtype};
-    MatmulData one(p, 9), four(p, 9);
+    MatmulData one(p, 9);
     Context context;
     context.executor = make_thread_pool(1);
     matmul(one.inputs, one.c, Activation::none, {}, context);
-    context.executor = make_thread_pool(4);
-    matmul(four.inputs, four.c, Activation::none, {}, context);
-    EXPECT_EQ(one.bytes_c, four.bytes_c);
+    for (const int threads : {2, 4, 16}) {
+      MatmulData several(p, 9);
+      context.executor = make_thread_pool(threads);
+      matmul(several.inputs, several.c, Activation::none, {}, context);
+      EXPECT_EQ(one.bytes_c, several.bytes_c) << threads;
+    }
   }
 }
 

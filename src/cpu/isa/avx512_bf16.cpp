@@ -2,6 +2,7 @@
 #define ATTN_ISA avx512_bf16
 #define ATTN_VECTOR_BYTES 64
 #include "cpu/kernels/bf16.hpp"
+#include "cpu/kernels/matmul_bf16.hpp"
 #include "cpu/kernels/table.hpp"
 
 namespace attn::cpu {
@@ -18,6 +19,7 @@ static constexpr TileOps bf16_ops() {
   ops.scores = scores_each<scores_bf16>;
   ops.softmax = softmax_bf16;
   ops.accumulate = accumulate_each<accumulate_bf16>;
+  ops.product = product_bf16();
   ops.peak_flops = peak_flops_bf16;
   return ops;
 }

@@ -1,5 +1,6 @@
-// The verbs of matrix products with f32 operands. A register tile of C is kProductRows rows of
-// three vectors: a step of k is one broadcast a row and three loads for 3 kProductRows FMAs.
+// The verbs of matrix products with f32 operands, or bf16 pairs for VDPBF16PS. A register tile of C
+// is kProductRows rows of three vectors: a word of k (a step of f32, or a pair of steps) is one
+// broadcast a row and three loads for 3 kProductRows FMAs or dot products.
 #pragma once
 
 #include "attn/matmul.hpp"
@@ -16,70 +17,111 @@ inline constexpr int kProductVectors = 3;
 inline constexpr int kProductColumns = kProductVectors * kLanes;
 static_assert(kLanes % kProductRows == 0);
 
-// out[panel][step][kPanel lanes] <- the block, zero past its lanes up to a whole vector.
-template <int kPanel>
-static void pack_panels(const OperandBlock& block, void* packed) {
-  const std::ptrdiff_t bytes = block.dtype == DType::f32 ? 4 : 2;
-  const std::ptrdiff_t panel_size = std::ptrdiff_t{kPanel} * block.depth;
-  float* out = static_cast<float*>(packed);
-  const auto put = [&](int lane, int step, F x) __attribute__((always_inline)) {
-    if constexpr (kPanel >= kLanes) {
-      store(out + lane / kPanel * panel_size + std::ptrdiff_t{step} * kPanel + lane % kPanel, x);
-    } else {
-      for (int i = 0; i < kLanes; i += kPanel) {
-        __builtin_memcpy(out + (lane + i) / kPanel * panel_size + std::ptrdiff_t{step} * kPanel,
-                         reinterpret_cast<const float*>(&x) + i, 4 * kPanel);
-      }
-    }
-  };
-  const int padded = (block.lanes + kPanel - 1) / kPanel * kPanel;
-  if (block.lane_stride == 1) {
-    // Step by step, as memory lies.
-    for (int step = 0; step < block.depth; ++step) {
-      const std::byte* row = block.at + step * block.step_stride * bytes;
-      int lane = 0;
-      for (; lane + kLanes <= block.lanes; lane += kLanes) {
-        put(lane, step, load_row(row, lane, block.dtype));
-      }
-      if (lane < block.lanes) {
-        put(lane, step, load_row_part(row, lane, block.lanes - lane, block.dtype));
-        lane += kLanes;
-      }
-      for (; lane < padded; lane += kLanes) put(lane, step, F{});
-    }
-    return;
+// What a 32-bit lane of a packed panel holds: an f32, or the bf16 of two neighbouring steps.
+struct F32Words {
+  static constexpr int kSteps = 1;
+  // One step of lanes that are neighbours in memory; `count` of them, the others zero.
+  ATTN_INLINE F load_lanes(const OperandBlock& block, int lane, int step, int count) {
+    const std::byte* row = block.at + step * block.step_stride * bytes(block);
+    return load_steps(row, lane, count, block.dtype);
   }
-  for (int lane = 0; lane < padded; lane += kLanes) {
-    const int lanes = block.lanes - lane < kLanes ? block.lanes - lane : kLanes;
-    const std::byte* at = block.at + lane * block.lane_stride * bytes;
-    for (int step = 0; step < block.depth; step += kLanes) {
-      const int steps = block.depth - step < kLanes ? block.depth - step : kLanes;
-      F x[kLanes] = {};
-      for (int i = 0; i < lanes; ++i) {
-        const std::byte* row = at + i * block.lane_stride * bytes;
-        x[i] = steps == kLanes ? load_row(row, step, block.dtype)
-                               : load_row_part(row, step, steps, block.dtype);
+  // kLanes words of a lane whose steps are neighbours in memory; `count` steps, the others zero.
+  ATTN_INLINE F load_steps(const std::byte* row, int step, int count, DType dtype) {
+    return count >= kLanes ? load_row(row, step, dtype) : load_row_part(row, step, count, dtype);
+  }
+  ATTN_INLINE std::ptrdiff_t bytes(const OperandBlock& block) {
+    return block.dtype == DType::f32 ? 4 : 2;
+  }
+  ATTN_INLINE F broadcast(const float* a) { return set1(*a); }
+  ATTN_INLINE F multiply_add(F a, F b, F sum) { return fma(a, b, sum); }
+};
+
+// Of a panel of fewer lanes than a vector, two of which a vector holds.
+typedef float HalfVector __attribute__((vector_size(ATTN_VECTOR_BYTES / 2)));
+
+// out[panel][word][kPanel lanes] <- the block, whose lanes are neighbours in memory: step by step
+// over as many lanes as leave few streams to be written.
+template <int kPanel, class Words>
+ATTN_INLINE void pack_steps(const OperandBlock& block, int words, float* out) {
+  constexpr int kChunk = (kPanel < kLanes ? 8 : 2) * kPanel * Words::kSteps;
+  const int padded = (block.lanes + kPanel - 1) / kPanel * kPanel;
+  const std::ptrdiff_t bytes = Words::bytes(block);
+  for (int first = 0; first < padded; first += kChunk) {
+    const int end = padded - first < kChunk ? padded : first + kChunk;
+    for (int word = 0; word < words; ++word) {
+      const int step = word * Words::kSteps;
+      const bool ahead = step + kRowsAhead < block.depth;
+      for (int lane = first; lane < end; lane += kLanes) {
+        const int count = block.lanes - lane < kLanes ? block.lanes - lane : kLanes;
+        F x{};
+        if (count > 0) x = Words::load_lanes(block, lane, step, count);
+        if (ahead)
+          __builtin_prefetch(block.at + ((step + kRowsAhead) * block.step_stride + lane) * bytes);
+        float* to =
+            out + lane / kPanel * std::ptrdiff_t{kPanel} * words + std::ptrdiff_t{word} * kPanel;
+        if constexpr (kPanel < kLanes) {
+          HalfVector half[2];
+          __builtin_memcpy(half, &x, sizeof(x));
+          __builtin_memcpy(to, &half[0], sizeof(half[0]));
+          __builtin_memcpy(to + std::ptrdiff_t{kPanel} * words, &half[1], sizeof(half[1]));
+        } else {
+          store(to + lane % kPanel, x);
+        }
       }
-      transpose(x);
-      for (int i = 0; i < steps; ++i) put(lane, step + i, x[i]);
     }
   }
 }
 
+// The same of a block whose steps are neighbours in memory.
+template <int kPanel, class Words>
+ATTN_INLINE void pack_lanes(const OperandBlock& block, int words, float* out) {
+  constexpr int kGroup = kPanel < kLanes ? kPanel : kLanes;  // lanes that are transposed together
+  constexpr int kWords = kLanes / kGroup;                    // of a vector then
+  const std::ptrdiff_t bytes = Words::bytes(block), row = block.lane_stride * bytes;
+  const int padded = (block.lanes + kPanel - 1) / kPanel * kPanel;
+  for (int lane = 0; lane < padded; lane += kGroup) {
+    const int lanes = block.lanes - lane < kGroup ? block.lanes - lane : kGroup;
+    const int ahead = block.lanes - lane - lanes;  // lanes of the next groups
+    const std::byte* at = block.at + lane * row;
+    float* to = out + lane / kPanel * std::ptrdiff_t{kPanel} * words + lane % kPanel;
+    for (int word = 0; word < words; word += kLanes) {
+      const int step = word * Words::kSteps;
+      F x[kGroup] = {};
+      for (int i = 0; i < lanes; ++i) {
+        x[i] = Words::load_steps(at + i * row, step, block.depth - step, block.dtype);
+        if (i < ahead) __builtin_prefetch(at + (kGroup + i) * row + step * bytes);
+      }
+      transpose(x);
+      for (int i = 0; i < kGroup && word + i * kWords < words; ++i) {
+        store(to + std::ptrdiff_t{word + i * kWords} * kPanel, x[i]);
+      }
+    }
+  }
+}
+
+template <int kPanel, class Words>
+static void pack_panels(const OperandBlock& block, void* packed) {
+  static_assert(kPanel % kLanes == 0 || 2 * kPanel == kLanes);
+  const int words = (block.depth + Words::kSteps - 1) / Words::kSteps;
+  float* out = static_cast<float*>(packed);
+  if (block.lane_stride == 1) return pack_steps<kPanel, Words>(block, words, out);
+  pack_lanes<kPanel, Words>(block, words, out);
+}
+
 // Of the first kVectors vectors of a panel's columns.
-template <int kVectors>
-ATTN_INLINE void multiply_vectors(const float* a, const float* b, int depth, bool add, float* c,
+template <int kVectors, class Words>
+ATTN_INLINE void multiply_vectors(const float* a, const float* b, int words, bool add, float* c,
                                   int ld) {
   F acc[kProductRows][kVectors] = {};
-  for (int step = 0; step < depth; ++step, a += kProductRows, b += kProductColumns) {
+  for (int word = 0; word < words; ++word, a += kProductRows, b += kProductColumns) {
     F x[kVectors];
 #pragma GCC unroll 3
     for (int v = 0; v < kVectors; ++v) x[v] = load(b + v * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kProductRows; ++r) {
-      const F y = set1(a[r]);
+      const F y = Words::broadcast(a + r);
 #pragma GCC unroll 3
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = fma(y, x[v], acc[r][v]);
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = Words::multiply_add(y, x[v], acc[r][v]);
     }
   }
 #pragma GCC unroll 8
@@ -92,15 +134,17 @@ ATTN_INLINE void multiply_vectors(const float* a, const float* b, int depth, boo
   }
 }
 
-static void multiply_panels_f32(const void* a_panel, const void* b_panel, int depth, bool add,
-                                int wanted, float* c, int ld) {
+template <class Words>
+static void multiply_panels(const void* a_panel, const void* b_panel, int depth, bool add,
+                            int wanted, float* c, int ld) {
   const float* a = static_cast<const float*>(a_panel);
   const float* b = static_cast<const float*>(b_panel);
+  const int words = (depth + Words::kSteps - 1) / Words::kSteps;
   static_assert(kProductVectors == 3);
   // The last panel of 256 columns has 16 of them: a third of the arithmetic.
-  if (wanted <= kLanes) return multiply_vectors<1>(a, b, depth, add, c, ld);
-  if (wanted <= 2 * kLanes) return multiply_vectors<2>(a, b, depth, add, c, ld);
-  multiply_vectors<3>(a, b, depth, add, c, ld);
+  if (wanted <= kLanes) return multiply_vectors<1, Words>(a, b, words, add, c, ld);
+  if (wanted <= 2 * kLanes) return multiply_vectors<2, Words>(a, b, words, add, c, ld);
+  multiply_vectors<3, Words>(a, b, words, add, c, ld);
 }
 
 ATTN_INLINE F activate(Activation activation, F x) {
@@ -127,15 +171,17 @@ static void bias_and_activation(const float* bias, Activation activation, int co
   }
 }
 
-static constexpr ProductVerbs product_f32() {
+template <class Words>
+static constexpr ProductVerbs product_of() {
   return {.rows = kProductRows,
           .columns = kProductColumns,
-          .depth_multiple = 1,
-          .element_bytes = 4,
-          .pack_a = pack_panels<kProductRows>,
-          .pack_b = pack_panels<kProductColumns>,
-          .multiply = multiply_panels_f32,
+          .depth_multiple = Words::kSteps,
+          .element_bytes = 4 / Words::kSteps,
+          .pack_a = pack_panels<kProductRows, Words>,
+          .pack_b = pack_panels<kProductColumns, Words>,
+          .multiply = multiply_panels<Words>,
           .finish_row = bias_and_activation};
 }
+static constexpr ProductVerbs product_f32() { return product_of<F32Words>(); }
 
 }  // namespace attn::cpu::ATTN_ISA

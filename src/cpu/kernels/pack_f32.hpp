@@ -23,24 +23,25 @@ ATTN_INLINE void pack_row_f32(const std::byte* row, int dim, DType source, float
   for (; i < ld; i += kLanes) store(out + i, F{});
 }
 
-// In-place transpose of kLanes vectors. Built from interleaves of halves: log2(kLanes) rounds of
-// kLanes shuffles.
-ATTN_INLINE void transpose(F (&x)[kLanes]) {
+// In-place transpose of kCount vectors: their numbers, one vector after the other, are
+// [lane][vector]. Built from interleaves of halves: log2(kCount) rounds of kCount shuffles.
+template <int kCount>
+ATTN_INLINE void transpose(F (&x)[kCount]) {
   I low, high;
   for (int i = 0; i < kLanes; ++i) {
     low[i] = i / 2 + (i % 2) * kLanes;
     high[i] = low[i] + kLanes / 2;
   }
 #pragma GCC unroll 8
-  for (int round = 1; round < kLanes; round *= 2) {
-    F y[kLanes];
+  for (int round = 1; round < kCount; round *= 2) {
+    F y[kCount];
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes / 2; ++i) {
-      y[2 * i] = shuffle(x[i], x[i + kLanes / 2], low);
-      y[2 * i + 1] = shuffle(x[i], x[i + kLanes / 2], high);
+    for (int i = 0; i < kCount / 2; ++i) {
+      y[2 * i] = shuffle(x[i], x[i + kCount / 2], low);
+      y[2 * i + 1] = shuffle(x[i], x[i + kCount / 2], high);
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) x[i] = y[i];
+    for (int i = 0; i < kCount; ++i) x[i] = y[i];
   }
 }
 

@@ -22,16 +22,14 @@ bool takes_amx(const MatmulProblem& p, InstructionSet isa) {
   return p.dtype == DType::bf16 && isa == InstructionSet::amx_bf16;
 }
 
-const TileOps& ops_of(const MatmulPlan& plan) {
-  return tile_ops(plan.isa, plan.rung == "amx" ? DType::bf16 : DType::f32);
-}
+const TileOps& ops_of(const MatmulPlan& plan) { return tile_ops(plan.isa, plan.compute); }
 
 Cut whole(std::int64_t total, int part) {
   const std::int64_t block = std::max<std::int64_t>(1, total);
   part = std::max(1, part);
   return {total, block, (block + part - 1) / part, part};
 }
-PackedBlocks blocks_of(const MatmulProblem& p, Rung rung, const ProductVerbs& verbs) {
+PackedBlocks blocks_of(const MatmulProblem& p, Rung rung, const ProductVerbs& verbs, int threads) {
   const bool swapped = p.order_c == MatrixOrder::column_major;
   const std::int64_t m = swapped ? p.n : p.m, n = swapped ? p.m : p.n;
   switch (rung) {
@@ -43,7 +41,7 @@ PackedBlocks blocks_of(const MatmulProblem& p, Rung rung, const ProductVerbs& ve
     case Rung::amx:
       break;
   }
-  return packed_blocks(p, verbs);
+  return packed_blocks(p, verbs, packed_columns(p, verbs, threads));
 }
 
 }  // namespace
@@ -76,11 +74,15 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
                             name(problem.masked), to_string(problem)));
   }
   plan.rung = core::name_of(kRungs, rung);
-  plan.compute = rung == Rung::amx ? DType::bf16 : DType::f32;
+  // AMX's table has no other product of bf16.
+  const bool pairs = problem.dtype == DType::bf16 && plan.isa == InstructionSet::avx512_bf16 &&
+                     rung == Rung::packed &&
+                     has_bf16_products(plan.isa, context.isa == InstructionSet::automatic);
+  plan.compute = rung == Rung::amx || pairs ? DType::bf16 : DType::f32;
   const std::shared_ptr<Executor> executor = executor_of(context);
   const int available = std::max(1, executor->concurrency());
   const int wanted = options.threads > 0 ? std::min(options.threads, available) : available;
-  const PackedBlocks blocks = blocks_of(problem, rung, ops_of(plan).product);
+  const PackedBlocks blocks = blocks_of(problem, rung, ops_of(plan).product, wanted);
   plan.block_m = blocks.m.part;
   plan.block_n = blocks.n.part;
   plan.block_k = blocks.k.part;
@@ -107,7 +109,8 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
     case Rung::packed:
     case Rung::amx:
       const TileOps& ops = ops_of(plan);
-      return matmul_packed(product, ops, packed_blocks(plan.problem, ops.product), workers);
+      return matmul_packed(product, ops, packed_blocks(plan.problem, ops.product, plan.block_n),
+                           workers);
   }
 }
 

@@ -45,7 +45,11 @@ struct Cut {
 struct PackedBlocks {
   Cut m, n, k;
 };
-PackedBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs);
+// Columns of a block of C, at most: fewer where threads would have less than four blocks each. No
+// sum depends on it.
+std::int64_t packed_columns(const MatmulProblem& problem, const ProductVerbs& verbs, int threads);
+PackedBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs,
+                           std::int64_t columns);
 // Of a call: operands that tasks share, and what each worker has.
 std::int64_t packed_bytes(const PackedBlocks& blocks, const ProductVerbs& verbs, int threads);
 void matmul_packed(const Product& product, const TileOps& ops, const PackedBlocks& blocks,

@@ -1,8 +1,8 @@
 // Rungs 3 and 4. The blocked loops load and store every sum at every step. Here a register tile of
 // C stays in registers (tiles of AMX) for all steps of a block, and A and B are copied once into
 // panels that it reads front to back, whatever their order and dtype were (Goto and van de Geijn
-// 2008). A panel of B stays in L1 while the panels of A pass by from L2. What several tasks need,
-// and fits a shared cache, is packed once for all of them before they begin.
+// 2008). A panel of B stays in L1 while the panels of A pass by from L2. B is packed once for all
+// tasks that need it, before they begin; A as well where blocks of C are narrow.
 #include <algorithm>
 
 #include "cpu/matmul/matmul.hpp"
@@ -20,6 +20,28 @@ Cut cut(std::int64_t total, std::int64_t block, std::int64_t most, std::int64_t 
 }
 
 constexpr std::int64_t kLanesPast = 16;  // what packing writes past a last panel
+
+// Of a block of C and of its pieces along k, at most.
+struct Limits {
+  int rows, depth;
+  int step;          // whole register tiles, and whole vectors of every instruction set
+  int wide, narrow;  // columns: where A is packed by the task that needs it, and once for all
+};
+Limits limits_of(const ProductVerbs& verbs) {
+  // AMX: a panel of B (32 x 512) is 32 KB of a 48 KB L1; blocks of A, B and C together are 1.3 MB
+  // of a 2 MB L2.
+  if (verbs.depth_multiple == 32) {
+    return {.rows = 256, .depth = 512, .step = 32, .wide = 512, .narrow = 512};
+  }
+  // A panel of B (48 x 192 floats, or pairs of bf16) is 36 KB of a 48 KB L1; the block of A (98 KB)
+  // stays in L2 while panels of B pass by. C is read and written once for all steps of a piece and
+  // may lie in L3. The wider it is, the seldomer A is packed.
+  return {.rows = 128, .depth = 768 / verbs.element_bytes, .step = 48, .wide = 1056, .narrow = 480};
+}
+
+// Bytes that tasks share of an operand: with the scratch of sixteen workers a call takes what an
+// executor keeps (cpu/budgets.hpp), as fresh pages would cost more than packing twice.
+constexpr std::int64_t kMostShared = std::int64_t{17} << 20;
 
 // The packed blocks of an operand that tasks share: [block of lanes][block of steps].
 struct SharedBlocks {
@@ -141,23 +163,35 @@ void finish(const Product& p, const TileOps& ops, const Tile& t, const Scratch& 
 
 }  // namespace
 
-PackedBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs) {
-  // f32: a panel of B (48 x 192 floats) is 36 KB of a 48 KB L1; AMX: 32 x 512 bf16 are 32 KB.
-  // Blocks of A, B and C together are 1.1 MB (1.3 MB) of a 2 MB L2.
-  const bool tiles = verbs.element_bytes == 2;
+std::int64_t packed_columns(const MatmulProblem& problem, const ProductVerbs& verbs, int threads) {
+  std::int64_t columns = limits_of(verbs).wide;
+  for (; columns > 96; columns /= 2) {
+    const PackedBlocks blocks = packed_blocks(problem, verbs, columns);
+    if (problem.batch * blocks.m.count() * blocks.n.count() >= 4 * std::int64_t{threads}) break;
+  }
+  return columns;
+}
+
+PackedBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs,
+                           std::int64_t columns) {
+  const Limits most = limits_of(verbs);
   const bool swapped = problem.order_c == MatrixOrder::column_major;
   const std::int64_t m = swapped ? problem.n : problem.m, n = swapped ? problem.m : problem.n;
-  // Whole register tiles and whole vectors of every instruction set.
-  const int columns = tiles ? 32 : 48;
+  // One block of rows: each task packs its block of B, which then stays in L2.
+  columns = std::clamp<std::int64_t>(columns, most.step, m <= most.rows ? most.narrow : most.wide);
+  // Tasks share one block of B at least: no more of it than kMostShared.
+  const std::int64_t column_bytes = std::max<std::int64_t>(1, problem.k) * verbs.element_bytes;
+  columns = std::min(columns, std::max<std::int64_t>(most.narrow, kMostShared / column_bytes));
+  columns = columns / most.step * most.step;
   // The mask of B is one of A where these change places.
   const bool of_b = problem.masked == MaskedMatrix::b, of_c = problem.masked == MaskedMatrix::c;
   const auto block = [&](bool masked, std::int64_t size) {
     return std::max<std::int64_t>(1, masked ? std::min(problem.block, size) : size);
   };
-  return {.m = cut(m, block(of_c || (of_b && swapped), m), 256, verbs.rows),
-          .n = cut(n, block(of_c || (of_b && !swapped), n), tiles ? 512 : 480, columns),
-          .k = cut(problem.k, block(of_b, problem.k), tiles ? 512 : 192,
-                   std::max(verbs.depth_multiple, 16))};
+  return {
+      .m = cut(m, block(of_c || (of_b && swapped), m), most.rows, verbs.rows),
+      .n = cut(n, block(of_c || (of_b && !swapped), n), columns, most.step),
+      .k = cut(problem.k, block(of_b, problem.k), most.depth, std::max(verbs.depth_multiple, 16))};
 }
 
 namespace {
@@ -170,9 +204,6 @@ struct Sharing {
 };
 
 Sharing share(const PackedBlocks& blocks, const ProductVerbs& verbs) {
-  // An operand each, so that with the scratch of sixteen workers a call takes what an executor
-  // keeps (cpu/budgets.hpp): fresh pages would cost more than packing twice.
-  constexpr std::int64_t kMost = std::int64_t{17} << 20;
   const auto bytes = [&](int lanes) {
     const core::Size size = core::Size(lanes + kLanesPast) * blocks.k.part * verbs.element_bytes;
     return static_cast<std::int64_t>(aligned(size).bytes());
@@ -182,9 +213,13 @@ Sharing share(const PackedBlocks& blocks, const ProductVerbs& verbs) {
   s.across = blocks.n.count();
   s.bytes_a = bytes(blocks.m.part);
   s.bytes_b = bytes(blocks.n.part);
-  s.a = s.across > 1 && down * steps * s.bytes_a <= kMost;
+  // Packed by the task that needs it, a block of A is in L2 then; narrow blocks of C would have it
+  // packed too often for that.
+  s.a = s.across > 1 && blocks.n.part <= limits_of(verbs).narrow &&
+        down * steps * s.bytes_a <= kMostShared;
   s.b = down > 1 && steps > 0;
-  if (s.b) s.across = std::min(s.across, std::max<std::int64_t>(1, kMost / (steps * s.bytes_b)));
+  if (s.b)
+    s.across = std::min(s.across, std::max<std::int64_t>(1, kMostShared / (steps * s.bytes_b)));
   return s;
 }
 
