@@ -164,7 +164,8 @@ def proposition_4(n, rows):
     return result
 
 
-def sentences(left, middle, right, theorem, proposition):
+def sentences(left, middle, right, theorems, proposition):
+    """theorems: {number: what theorem() gave}."""
     standard, flash = left
     ratio = lambda key: standard[key] / flash[key]
     first, last = middle[0], middle[-1]
@@ -183,10 +184,10 @@ def sentences(left, middle, right, theorem, proposition):
     said.append(f"Right: at {low['density']:.0%} of the blocks, bytes are {low['model_bytes'] / high['model_bytes']:.1%} and time "
                 f"{low['seconds'] / high['seconds']:.1%} of the dense run: time falls in proportion to the blocks, as in the paper"
                 + ("." if low["seconds"] / high["seconds"] < 1.5 * low["density"] + 0.03 else ", but for a constant part."))
-    for name, fitted in theorem.items():
+    for number, name, fitted in ((number, *row) for number, theorem in theorems.items() for row in theorem.items()):
         off = max(abs(fitted[axis]["exponent"] - fitted[axis]["theorem"]) for axis in "NdM")
         exponents = ", ".join(f"{axis} {fitted[axis]['exponent']:.2f}" for axis in "NdM")
-        said.append(f"Theorem 2, {name}: exponents {exponents} where 2, 2, -1 are asymptotic; "
+        said.append(f"Theorem {number}, {name}: exponents {exponents} where 2, 2, -1 are asymptotic; "
                     + ("they agree within 0.15." if off < 0.15 else "terms of lower order (N d once, l and m) still count at these sizes."))
     slope = proposition["model_bytes"]
     said.append(f"Proposition 4: bytes are linear in s (R^2 {slope['r2']:.4f}), slope {slope['slope'] / slope['expected_slope']:.2f} of "
@@ -203,7 +204,7 @@ with tempfile.TemporaryDirectory() as folder:
 right_n, right = right_panel(min(fast, 128 << 10))
 fitted, fitted_backward = theorem(2, "forward"), theorem(5, "backward")
 proposition = proposition_4(right_n, right)
-said = sentences(left, middle, right, fitted, proposition)
+said = sentences(left, middle, right, {2: fitted, 5: fitted_backward}, proposition)
 print("\n" + "\n".join(said))
 
 mega = lambda rows, x, y: [(row[x], row[y] * 1e-6) for row in rows]
