@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstddef>
+#include <vector>
 
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
@@ -136,6 +139,24 @@ TEST(Derivative, OfLoadsNamesEachElementOnce) {
   EXPECT_TRUE(load_derivatives(s.score, "w").empty());
   EXPECT_TRUE(load_derivatives(s.score * n[s.key], "n").empty());  // int32: no gradient
   EXPECT_TRUE(load_derivatives(select(w[s.key] < 0, s.score, 1), "w").empty());
+}
+
+// A walk of the tree for each load took a minute here.
+TEST(Derivative, OfManyLoadsTakesNoTimeOfItsOwn) {
+  const auto& s = expr::symbols();
+  const expr::Buffer w("w", Tensor{.rank = 1, .shape = {4096}});
+  std::vector<Expr> terms;
+  for (int i = 1; i <= 4096; ++i) terms.push_back(w[s.key + i]);
+  while (terms.size() > 1) {
+    for (std::size_t i = 0; i < terms.size() / 2; ++i) terms[i] = terms[2 * i] + terms[2 * i + 1];
+    terms.resize(terms.size() / 2);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const auto derivatives = load_derivatives(s.score + terms[0], "w");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  ASSERT_EQ(derivatives.size(), 4096U);
+  EXPECT_EQ(to_string(derivatives[4095].load), "w[key + 4096]");
+  EXPECT_EQ(to_string(derivatives[4095].derivative), "1.0");
 }
 
 TEST(Derivative, RefusesOtherTypes) {

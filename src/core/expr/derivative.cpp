@@ -5,7 +5,9 @@
 #include <functional>
 #include <numbers>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
@@ -40,13 +42,16 @@ Expr choice(const Expr& condition, const Expr& a, const Expr& b) {
 
 class Differentiation {
  public:
-  // is_variable: the nodes with derivative 1.
-  explicit Differentiation(std::function<bool(const Expr&)> is_variable)
-      : is_variable_(std::move(is_variable)) {}
+  // is_variable: the nodes with derivative 1. above: those and all that depend on them, where that
+  // is known; null: any may.
+  explicit Differentiation(std::function<bool(const Expr&)> is_variable,
+                           const std::unordered_set<const Node*>* above = nullptr)
+      : is_variable_(std::move(is_variable)), above_(above) {}
 
   Expr operator()(const Expr& e) {
     // int32 and boolean values never depend on a float32 variable.
     if (e.type() != Type::float32) return {};
+    if (above_ != nullptr && !above_->contains(e.get())) return {};
     if (is_variable_(e)) return 1.0f;
     if (const auto done = done_.find(e.get()); done != done_.end()) return done->second;
     Expr result = of_operation(e);
@@ -111,6 +116,7 @@ class Differentiation {
   }
 
   std::function<bool(const Expr&)> is_variable_;
+  const std::unordered_set<const Node*>* above_;
   std::unordered_map<const Node*, Expr> done_;
 };
 
@@ -122,15 +128,51 @@ void require_float(const Expr& e, std::string_view function) {
   }
 }
 
-void collect_loads(const Expr& e, std::string_view buffer, std::vector<Expr>& loads) {
-  const Node& node = e.node();
-  for (const Expr& arg : node.args) collect_loads(arg, buffer, loads);
-  if (node.op != Op::load || node.type != Type::float32 || node.buffer->name() != buffer) return;
-  for (const Expr& found : loads) {
-    if (same(found, e)) return;
+// The loads of a buffer, equal ones together, and the parents of every node. With many loads a walk
+// of the whole tree for each would take minutes.
+class Loads {
+ public:
+  Loads(const Expr& e, std::string_view buffer) : buffer_(buffer) { collect(e); }
+
+  // One of each, in the order in which they stand.
+  const std::vector<Expr>& distinct() const { return distinct_; }
+  // The nodes of loads equal to distinct()[i], and all that depend on them.
+  std::unordered_set<const Node*> above(std::size_t i) const {
+    std::unordered_set<const Node*> found;
+    std::vector<const Node*> open = equal_[i];
+    while (!open.empty()) {
+      const Node* node = open.back();
+      open.pop_back();
+      if (!found.insert(node).second) continue;
+      const auto parents = parents_.find(node);
+      if (parents == parents_.end()) continue;
+      open.insert(open.end(), parents->second.begin(), parents->second.end());
+    }
+    return found;
   }
-  loads.push_back(e);
-}
+
+ private:
+  void collect(const Expr& e) {
+    if (!seen_.insert(e.get()).second) return;
+    const Node& node = e.node();
+    for (const Expr& arg : node.args) {
+      collect(arg);
+      parents_[arg.get()].push_back(e.get());
+    }
+    if (node.op != Op::load || node.type != Type::float32 || node.buffer->name() != buffer_) return;
+    for (std::size_t i = 0; i < distinct_.size(); ++i) {
+      if (same(distinct_[i], e)) return equal_[i].push_back(e.get());
+    }
+    distinct_.push_back(e);
+    equal_.push_back({e.get()});
+  }
+
+  std::string_view buffer_;
+  std::vector<Expr> distinct_;
+  std::vector<std::vector<const Node*>> equal_;
+  std::unordered_set<const Node*> seen_;
+  std::unordered_map<const Node*, std::vector<const Node*>> parents_;
+};
 
 }  // namespace
 
@@ -141,11 +183,12 @@ Expr derivative(const Expr& e) {
 
 std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buffer) {
   require_float(e, "load_derivatives");
-  std::vector<Expr> loads;
-  collect_loads(e, buffer, loads);
+  const Loads loads(e, buffer);
   std::vector<LoadDerivative> derivatives;
-  for (const Expr& load : loads) {
-    Differentiation differentiate([&](const Expr& x) { return same(x, load); });
+  for (std::size_t i = 0; i < loads.distinct().size(); ++i) {
+    const Expr& load = loads.distinct()[i];
+    const std::unordered_set<const Node*> above = loads.above(i);
+    Differentiation differentiate([&](const Expr& x) { return same(x, load); }, &above);
     if (const Expr d = differentiate(e); !d.empty()) derivatives.push_back({load, d});
   }
   return derivatives;
