@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active as _are_transforms_active
 from torch._C import _is_any_autocast_enabled
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
 from . import _attn, merging, torch_ops
 from .errors import InvalidArgument
@@ -122,15 +123,15 @@ def attention(
     there. In torch.compile the call is one operator without a graph break, its mask and score
     traced with the code around it. There is no second derivative.
     """
+    made: Any = None
+    # Dynamo answers this question while it traces; fake tensors, of other tracers, are not plain.
+    if not (_is_dynamo_compiling() or dropout or return_lse or _is_any_autocast_enabled()):
+        made = _attn.attended(q, k, v, options)
+        if type(made) is Tensor:
+            return made
+        if made is not None and not (made.has_arrays or _are_transforms_active()):
+            return _apply_plain(made, q, k, v)
     is_compiling = torch.compiler.is_compiling()
-    if not (is_compiling or dropout or return_lse or _is_any_autocast_enabled()):
-        wanting = _attn.recorded(q, k, v)
-        made = make_options(**options) if wanting in (0, 3) else None
-        if made is not None and not made.has_arrays:
-            if wanting == 0:
-                return _attn.forward(made, q, k, v, None, False, None, True)[0]
-            if not _are_transforms_active():
-                return _apply_plain(made, q, k, v)
     if is_compiling or _is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     if is_compiling or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
@@ -145,7 +146,8 @@ def attention(
     if is_compiling or not _is_plain(q):
         out, lse = torch_ops.attention(q, k, v, **options)
         return (out, lse) if return_lse else out
-    made = make_options(**options)
+    if made is None:
+        made = make_options(**options)
     if torch.is_grad_enabled():
         tensors = _that_require_grad(made) if made.has_arrays else {}
         if q.requires_grad or k.requires_grad or v.requires_grad or tensors:

@@ -28,6 +28,8 @@ struct Options {
   bool heads_first = false;  // tensors of rank 4 are [batch, heads, seqlen, head_dim]
   Described described{};     // `problem`, read, with lengths and the state of dropout
   PlanOptions plan{};
+
+  bool has_arrays() const { return tensors.size() + buffers.size() > 0; }
 };
 
 // The tensor of that name, or null: then it is a buffer.

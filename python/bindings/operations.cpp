@@ -131,6 +131,40 @@ int recorded(nb::handle q, nb::handle k, nb::handle v) {
   return count;
 }
 
+// make_options(**keywords) of attn/options.py, whose table of known options is read here.
+nb::object options_of(nb::handle keywords) {
+  // Never freed: Python may be gone by then.
+  static const nb::handle module = nb::module_::import_("attn.options").release();
+  static const nb::handle make = nb::object(module.attr("make_options")).release();
+  static const nb::handle known = nb::object(module.attr("_KNOWN")).release();
+  const nb::object items = nb::steal(PyDict_Items(keywords.ptr()));
+  const nb::object key = nb::steal(PyList_AsTuple(items.ptr()));
+  if (PyObject* found = PyDict_GetItemWithError(known.ptr(), key.ptr())) return nb::borrow(found);
+  PyErr_Clear();  // an array of NumPy has no hash
+  return make(**nb::borrow<nb::dict>(keywords));
+}
+
+// Whether a gradient is to be recorded of one of the arrays.
+bool records_any(const nb::dict& arrays) {
+  if (arrays.size() == 0 || !pytorch::records_gradients()) return false;
+  for (const auto [name, array] : arrays) {
+    if (requires_grad(array)) return true;
+  }
+  return false;
+}
+
+// What attn.torch.attention asks first, of a call without dropout that wants no LSE: out, where
+// q, k and v are plain tensors and no gradient is recorded; the call's Options, where one is
+// recorded of all three or of another array; None for the rest.
+nb::object attended(nb::handle q, nb::handle k, nb::handle v, nb::dict keywords) {
+  const int count = recorded(q, k, v);
+  if (count != 0 && count != 3) return nb::none();
+  nb::object made = options_of(keywords);
+  const auto& options = nb::cast<const Options&>(made);
+  if (count == 3 || records_any(options.tensors) || records_any(options.buffers)) return made;
+  return forward(options, q, k, v, nb::none(), nb::bool_(false), nullptr, true)[0];
+}
+
 nb::tuple merge(const std::vector<std::pair<nb::object, nb::object>>& parts) {
   if (parts.empty()) {
     throw Error(ErrorCode::invalid_argument, "parts is empty; accepted is at least one (out, lse)");
@@ -212,9 +246,7 @@ void bind_operations(nb::module_& module) {
       .def_ro("problem", &Options::problem)
       .def_ro("tensors", &Options::tensors)
       .def_ro("buffers", &Options::buffers)
-      .def_prop_ro(
-          "has_arrays",
-          [](const Options& self) { return self.tensors.size() + self.buffers.size() > 0; })
+      .def_prop_ro("has_arrays", &Options::has_arrays)
       .def_ro("heads_first", &Options::heads_first)
       .def_prop_ro("seqlen_q", [](const Options& self) { return self.described.seqlen_q; })
       .def_prop_ro("seqlen_k", [](const Options& self) { return self.described.seqlen_k; })
@@ -236,7 +268,7 @@ void bind_operations(nb::module_& module) {
   module.def("backward", &backward, "options"_a, "d_out"_a.none(), "q"_a.none(), "k"_a.none(),
              "v"_a.none(), "out"_a.none(), "lse"_a.none(), "wanted"_a,
              "d_lse"_a.none() = nb::none(), "plan"_a.none() = nb::none(), "is_recorded"_a = false);
-  module.def("recorded", &recorded, "q"_a.none(), "k"_a.none(), "v"_a.none());
+  module.def("attended", &attended, "q"_a.none(), "k"_a.none(), "v"_a.none(), "keywords"_a);
   module.def("recorded_forward", &recorded_forward, "ctx"_a, "options"_a, "q"_a, "k"_a, "v"_a);
   module.def("recorded_backward", &recorded_backward, "ctx"_a, "d_out"_a);
   module.def("plan", &plan, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "backward"_a);
