@@ -9,7 +9,7 @@ def ticks(low, high, log):
     if log:
         first, last = math.floor(math.log2(low) + 1e-9), math.ceil(math.log2(high) - 1e-9)
         step = max(1, math.ceil((last - first) / 6))
-        return [2.0 ** e for e in range(first, last + 1, step)]
+        return [2.0 ** e for e in range(first, last + step, step)]
     step = 10 ** math.floor(math.log10((high - low) / 4))
     step *= next(f for f in (1, 2, 5, 10) if (high - low) / (step * f) <= 5.5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
