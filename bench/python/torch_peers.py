@@ -1,12 +1,16 @@
 """attn.torch beside PyTorch's own ways to attend, forward and with backward, on one GPU, bf16.
 
   python bench/python/torch_peers.py --json h200-torch-peers.json --seconds 100
+  python bench/python/torch_peers.py --json cpu.json --device cpu --tokens 256 --columns 128 --lengths 64,128
+
+Writes the results, and beside them a table (.md) and a figure (.svg) by torch_peers_report.py.
 
 Peers: SDPA by cuDNN, SDPA by FlashAttention-2, compiled FlexAttention. A peer without a number refuses the problem
 or fails its check. Cells: causal, a causal window of 1024 keys, causal documents, ALiBi, softcap; head sizes 64 and
 128; n 1k to 16k, 16384 tokens and 2048 / d heads each. Some rows of each output are checked against float64 first. Numbers
 are medians of CUDA events in milliseconds, the four in random order, three rounds; "first" is the wall time in seconds of
-the first call and the first gradients, compilation and mask included, with empty caches.
+the first call and the first gradients, compilation and mask included, with empty caches. On a CPU
+FlexAttention has no gradients and is left out: that device shows that the script works, and compares nothing.
 
 Each cell is a process of its own, so that they compile beside each other; a lock lets one at a time measure. Rows are
 written as they are finished, and nothing new begins after --seconds."""
@@ -26,20 +30,22 @@ import threading
 import time
 
 import measured
+import torch_peers_report
 
 KINDS = ("causal", "window", "document", "alibi", "softcap")
 LENGTHS = (4096, 16384, 1024, 8192, 2048)  # in the order of what one wants to know first
-TOKENS, COLUMNS, WINDOW, SOFTCAP = 16384, 2048, 1024, 30.0
+WINDOW, SOFTCAP = 1024, 30.0
 ROWS_CHECKED, MOST_ERROR = 32, 0.03
 
 
 class Cell:
     """The tensors of a problem, and its mask and score in the words of each implementation."""
 
-    def __init__(self, torch, kind, d, n, device):
+    def __init__(self, torch, kind, d, n, options):
+        device = options.device
         self.torch, self.kind, self.n, self.d, self.device = torch, kind, n, d, device
         generator = torch.Generator(device).manual_seed(n + d)
-        shape = (max(1, TOKENS // n), max(1, COLUMNS // d), n, d)
+        shape = (max(1, options.tokens // n), max(1, options.columns // d), n, d)
         dtype = torch.bfloat16
         self.q, self.k, self.v, self.d_out = (
             torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4))
@@ -133,16 +139,21 @@ class Cell:
         return (torch.softmax(scores, -1) @ v - out[-1, -1][rows].double()).abs().max().item()
 
 
-def milliseconds(torch, call, seconds=0.03):
-    """The median of single calls, by the GPU's clock."""
+def milliseconds(torch, call, device, seconds=0.03):
+    """The median of single calls, by the clock of the device."""
     times, stop = [], time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < stop:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
+        if device == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        else:
+            begin = time.perf_counter()
+            call()
+            times.append(1e3 * (time.perf_counter() - begin))
     return statistics.median(times)
 
 
@@ -150,13 +161,14 @@ def gradients(torch, cell, out, leaves):
     return torch.autograd.grad(out, leaves, cell.d_out, retain_graph=True)
 
 
-def worker(kind, d, n, device, lock_path):
+def worker(kind, d, n, lock_path, options):
     """Prints a row of JSON."""
     import torch
     import torch._functorch.config
 
     torch._functorch.config.donated_buffer = False  # or a backward pass could run once only
-    cell = Cell(torch, kind, d, n, device)
+    torch.set_num_threads(1)
+    cell = Cell(torch, kind, d, n, options)
     leaves = [t.detach().requires_grad_() for t in (cell.q, cell.k, cell.v)]
     calls, outputs, first = {}, {}, {}
     for name, make in cell.implementations().items():
@@ -169,7 +181,7 @@ def worker(kind, d, n, device, lock_path):
         except (NotImplementedError, RuntimeError) as refused:
             print(f"{kind} d {d} n {n} {name}: {str(refused)[:200]}", file=sys.stderr)
             continue
-        if device == "cuda":
+        if options.device == "cuda":
             torch.cuda.synchronize()
         first[name] = round(time.perf_counter() - start, 2)
         if not error < MOST_ERROR:
@@ -179,8 +191,7 @@ def worker(kind, d, n, device, lock_path):
     row = {"kind": kind, "d": d, "n": n, "first": first}
     with open(lock_path, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if device == "cuda":
-            row |= timed(torch, cell, calls, outputs, leaves)
+        row |= timed(torch, cell, calls, outputs, leaves)
     print(json.dumps(row), flush=True)
 
 
@@ -196,7 +207,7 @@ def timed(torch, cell, calls, outputs, leaves):
             run(name)
         for _ in range(3):
             for name in random.sample(list(calls), len(calls)):
-                times[name].append(milliseconds(torch, functools.partial(run, name)))
+                times[name].append(milliseconds(torch, functools.partial(run, name), cell.device))
         found[phase] = {name: round(statistics.median(t), 4) for name, t in times.items()}
     return found
 
@@ -212,7 +223,8 @@ def run_workers(options, show):
             caches = {name: os.path.join(own, name) for name in (
                 "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ATTN_CACHE_DIR")}
             processes.append(subprocess.Popen(
-                [sys.executable, __file__, "--worker", kind, d, n, lock, "--device", options.device],
+                [sys.executable, __file__, "--worker", kind, d, n, lock, "--device", options.device,
+                 "--tokens", str(options.tokens), "--columns", str(options.columns)],
                 stdout=subprocess.PIPE, text=True,
                 env=os.environ | caches | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}))
         threads = [threading.Thread(target=lambda p=p: [show(line) for line in p.stdout])
@@ -235,16 +247,21 @@ def main():
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--head-dims", default="64,128")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
-    parser.add_argument("--device", default="cuda", help="cpu: checks outputs and times nothing")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--columns", type=int, default=2048, help="heads * head size")
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--json")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         kind, d, n, lock = options.worker
-        worker(kind, int(d), int(n), options.device, lock)
+        worker(kind, int(d), int(n), lock, options)
         return
-    result = {"command": " ".join(["python", *sys.argv]), "unit": "ms", "rows": []}
+    result = {
+        "command": " ".join(["python", *sys.argv]), "device": options.device, "tokens": options.tokens,
+        "columns": options.columns, "unit": "ms", "rows": [],
+    }
     writing = threading.Lock()
 
     def show(line):
@@ -255,6 +272,8 @@ def main():
         print(*(f"{key}={value}" for key, value in row.items()), flush=True)
 
     run_workers(options, show)
+    if options.json:
+        torch_peers_report.write(options.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+"""What benchmarks make of their results."""
+
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_table_and_figure_of_torch_peers(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench/python"), *sys.path])
+    import torch_peers_report as report
+
+    def row(kind, n, **times):
+        first = dict.fromkeys(times, 1.5)
+        return {"kind": kind, "d": 64, "n": n, "first": first, "forward": times, "backward": times}
+
+    result = {"command": "python torch_peers.py", "tokens": 4096, "rows": [
+        row("softcap", 1024, attn=0.25), row("causal", 2048, attn=0.5, fa2=1.0),
+        row("causal", 1024, attn=0.25, fa2=0.5),
+    ]}  # fmt: skip
+    assert report.table(result).splitlines()[4:] == [
+        "| causal | 64 | 1024 | 0.25 / 0.25 (1.5 s) |  | 0.5 / 0.5 (1.5 s) |  |",
+        "| causal | 64 | 2048 | 0.5 / 0.5 (1.5 s) |  | 1 / 1 (1.5 s) |  |",
+        "| softcap | 64 | 1024 | 0.25 / 0.25 (1.5 s) |  |  |  |",
+    ]
+    drawn = ElementTree.fromstring(report.figure(result))
+    lines = [e for e in drawn.iter() if e.tag.endswith("polyline")]
+    assert len(lines) == 2 * 2  # passes, implementations of the mask with two lengths
