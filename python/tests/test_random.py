@@ -6,7 +6,7 @@ import pytest
 
 import oracle
 
-SEED = 20261200
+SEED = int(os.environ.get("ATTN_TEST_SEED", "20261200"))
 COUNT = int(os.environ.get("ATTN_TEST_PROBLEMS", "60"))
 
 
@@ -38,6 +38,41 @@ class Torch(oracle.Library):
 def test_torch(seed):
     pytest.importorskip("torch")
     assert oracle.failures(seed, Torch()) == []
+
+
+class TorchGradients(Torch):
+    """attn.torch, where PyTorch asks for the gradients."""
+
+    def results(self, q, k, v, d_out, d_lse, wanted, options):
+        import torch
+
+        import attn.torch
+
+        score = options.get("score")
+        leaves = {"q": q, "k": k, "v": v}
+        if d_out is not None:
+            leaves |= {n: options[n] if n == "sink" else score.buffers[n] for n in wanted[3:]}
+            leaves = {n: t.detach().requires_grad_() for n, t in leaves.items()}
+        given = dict(options)
+        if "sink" in leaves:
+            given["sink"] = leaves["sink"]
+        if score is not None:
+            read = {n: leaves.get(n, x) for n, x in score.buffers.items()}
+            given["score"] = attn.Formula(score.text, **read)
+        q, k, v = (leaves[n] for n in "qkv")
+        out, lse = attn.torch.attention(q, k, v, return_lse=True, **given)
+        results = {"o": out.detach(), "lse": lse.detach()}
+        if d_out is not None:
+            ends, starts = ([out], [d_out]) if d_lse is None else ([out, lse], [d_out, d_lse])
+            found = torch.autograd.grad(ends, list(leaves.values()), starts)
+            results |= {f"d{n}": x for n, x in zip(leaves, found, strict=True)}
+        return results
+
+
+@pytest.mark.parametrize("seed", range(SEED + 4 * COUNT, SEED + 4 * COUNT + COUNT // 3))
+def test_torch_gradients(seed):
+    pytest.importorskip("torch")
+    assert oracle.failures(seed, TorchGradients()) == []
 
 
 class Jax(oracle.Library):
