@@ -320,3 +320,7 @@ def _make_options(
         _size("threads", threads),
         _is_set("deterministic", deterministic),
     )
+
+
+# Python's error for a keyword that does not exist names the function that users call.
+_make_options.__qualname__ = "attention"

@@ -131,6 +131,12 @@ def attention(
             return made
         if made is not None and not (made.has_arrays or _are_transforms_active()):
             return _apply_plain(made, q, k, v)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{name} is a {type(tensor).__name__}; accepted are tensors of PyTorch, and in "
+                "attn.attention arrays of other libraries"
+            )
     is_compiling = torch.compiler.is_compiling()
     if is_compiling or _is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)

@@ -182,6 +182,12 @@ def test_gradient_of_lse(compiled, of_out):
         assert (a - b).abs().max() <= 1e-5 * max(b.abs().max(), 1)
 
 
+def test_arrays_of_other_libraries_are_refused():
+    q = torch.ones(1, 3, 2, 8)
+    with pytest.raises(TypeError, match="^k is a ndarray; accepted are tensors of PyTorch"):
+        attn.torch.attention(q, q.numpy(), q)
+
+
 def test_a_tensor_changed_before_backward_is_refused():
     q = leaf(1, 5, 2, 8)
     k = (q * 1).clone()
