@@ -31,6 +31,10 @@ class _Mask(BlockMask):
     def shape(self) -> tuple[int, int, int, int]:
         return self.sizes
 
+    def contiguous(self) -> _Mask:
+        """Itself: transformers 5.23 asks for it where a cache is static."""
+        return self
+
     def __repr__(self) -> str:
         return f"attn mask of {self.sizes}"
 
