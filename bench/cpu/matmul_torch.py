@@ -2,7 +2,7 @@
 
   python3 bench/cpu/matmul_torch.py --library build/libattn.a --threads 1 --out bench/results/NAME-matmul-torch.json
 
---library: libattn.a built with -DCMAKE_POSITION_INDEPENDENT_CODE=ON; given several times, builds are compared with each other too. In each round the
+--library: libattn.a built with -DCMAKE_POSITION_INDEPENDENT_CODE=ON, or a shared object of it and matmul_c.cpp; given several times, builds are compared with each other too. In each round the
 builds and PyTorch run in an order of chance. A call that is not timed goes before each one that is: it warms the caches for it, and outlasts the
 threads of the one before, which spin for a while. A ratio is the median over the rounds of a round's ratios, PyTorch's time over attn's. Results are
 compared with fp64 at some elements first. Shapes: M,N,K, with ",t" where B is column-major (the weight of torch.nn.Linear)."""
