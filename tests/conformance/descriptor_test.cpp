@@ -1,6 +1,7 @@
 // parse_problem() and to_string(Problem).
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -267,6 +268,19 @@ TEST(Descriptor, Refusals) {
   }
   EXPECT_THROW(parse_problem("mask(nobody)"), Error);
   EXPECT_THROW(parse_problem(std::string(100'000, 'x')), Error);
+}
+
+// Each name was looked for among all before it: a text of 2 MB took a minute.
+TEST(Descriptor, TimeIsInProportionToTheText) {
+  std::string text = "b1_n8_h1_d8";
+  for (int i = 0; i < 100'000; ++i) {
+    const std::string name = "w" + std::to_string(i);
+    text += i % 2 == 0 ? "_buffer(" + name + ":f32:8)" : "_scalar(" + name + "=1)";
+  }
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_problem(text).head_dim, 8);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  EXPECT_THROW(parse_problem(text + "_scalar(w8=1)"), Error);
 }
 
 }  // namespace

@@ -229,10 +229,7 @@ class Parser {
     constexpr std::string_view kAccepted =
         "buffer(name:dtype:shape), as in buffer(slopes:f32:8), each name once";
     const std::vector<std::string_view> parts = split(parenthesised(kAccepted), ':');
-    if (parts.size() != 3) refuse(kAccepted);
-    for (const expr::Buffer& buffer : buffers_) {
-      if (buffer.name() == parts[0]) refuse(kAccepted);
-    }
+    if (parts.size() != 3 || !names_.emplace(parts[0]).second) refuse(kAccepted);
     buffers_.emplace_back(std::string(parts[0]),
                           core::shape_only(parse_dtype(parts[1]), shape(parts[2])));
   }
@@ -246,9 +243,7 @@ class Parser {
     const std::size_t end = text.find_first_of("=:");
     if (end == std::string_view::npos) refuse(kAccepted);
     const std::string_view name = text.substr(0, end);
-    for (const expr::Buffer& buffer : buffers_) {
-      if (buffer.name() == name) refuse(kAccepted);
-    }
+    if (!names_.emplace(name).second) refuse(kAccepted);
     if (text[end] == ':') {
       buffers_.emplace_back(std::string(name),
                             core::shape_only(parse_dtype(text.substr(end + 1)), {}));
@@ -362,6 +357,7 @@ class Parser {
   Problem problem_;
   std::set<std::string> seen_;
   std::vector<expr::Buffer> buffers_;
+  std::set<std::string> names_;                   // of buffers_
   std::map<std::string, int> shorthand_buffers_;  // how many of each name
 };
 
