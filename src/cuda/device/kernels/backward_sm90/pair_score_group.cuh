@@ -119,6 +119,23 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
     give_back_other(n);
   }
 
+  // Waits for dP, gives dO back, and V with that of a tile's last step.
+  __device__ __forceinline__ void take_dp(State& c, unsigned n, bool last) const {
+    wgmma_wait<0>();
+    pin(c.dp);
+    arrive(Layout::kEmptyO, OutputRing::stage(n));
+    if (last) arrive(Layout::kEmptyV, 0);
+    wait_for_places(n);
+  }
+  // The last dQ of a tile, whose K is given back.
+  __device__ __forceinline__ void end_tile(State& c, unsigned n, bool mixed) const {
+    wgmma_wait<0>();
+    pin(c.dq);
+    if (!mixed) arrive(Layout::kEmptyK, 0);  // read no more, but where dQ is not finite
+    stage_both_dq(c.dq, mixed, n);
+    if (mixed) arrive(Layout::kEmptyK, 0);
+  }
+
   __device__ __forceinline__ void run() const {
     unsigned n = 0;
     unsigned tiles = 0;  // before that of step n
@@ -155,11 +172,7 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
         } else if (!first) {
           stage_both_dq(c.dq, mixed_before, n - 1);
         }
-        wgmma_wait<0>();
-        pin(c.dp);
-        arrive(Layout::kEmptyO, OutputRing::stage(n));
-        if (last) arrive(Layout::kEmptyV, 0);
-        wait_for_places(n);
+        take_dp(c, n, last);
         this->differentiate(c, mixed, ds_at(n, false));
         pin(c.dq);
         // The fence of what is sent would hold up S. A branch around S alone would make all
@@ -181,11 +194,7 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
         mixed_before = mixed;
         ++n;
       }
-      wgmma_wait<0>();
-      pin(c.dq);
-      if (!mixed) arrive(Layout::kEmptyK, 0);  // read no more, but where dQ is not finite
-      stage_both_dq(c.dq, mixed, n);
-      if (mixed) arrive(Layout::kEmptyK, 0);
+      end_tile(c, n, mixed);
       ++n;
     }
     this->finish(n);

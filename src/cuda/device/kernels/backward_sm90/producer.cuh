@@ -118,6 +118,34 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     }
   }
 
+  // Makes the steps of a tile, from step n on: one for each block of queries that sees some of it.
+  __device__ __forceinline__ void make_tile_steps(const KeyTile& t, const Sequence& q, unsigned& n,
+                                                  Turns& turns) const {
+    BackwardBlocks<C> blocks(p, t);
+    typename BackwardBlocks<C>::Block block{t.head_k * p.group, 0, true};
+    // A tile that nobody sees has a step all the same, of which all is masked.
+    bool more = blocks.next(block);
+    int flags = BackwardStep::kFirst;
+    if (C::kOrdered && !more) flags |= BackwardStep::kUnseen;
+    do {
+      BackwardStep s{flags,
+                     block.block * kQueries,
+                     t.key_block * kTileKeys,
+                     block.head_q,
+                     t.batch,
+                     q.length_q,
+                     q.length_k,
+                     (t.batch * p.heads_q + block.head_q) * p.query_blocks + block.block};
+      if (block.mixed) s.flags |= BackwardStep::kMixed;
+      if constexpr (C::kOrdered) {
+        s.flags |= blocks.turn_after(block) << BackwardStep::kAfterShift;
+      }
+      if (more) more = blocks.next(block);
+      if (!more) s.flags |= BackwardStep::kLast;
+      publish(n++, s, turns);
+      flags = 0;
+    } while (more);
+  }
   // Deals tiles and makes their steps.
   __device__ __forceinline__ void make_steps() const {
     BackwardDealer<C> dealer(p);
@@ -137,30 +165,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       const Sequence q = sequence_of<C>(p, t.batch);
       if (t.key_block * kTileKeys >= q.rows_k) continue;
       prefetch_keys(t, q);
-      BackwardBlocks<C> blocks(p, t);
-      typename BackwardBlocks<C>::Block block{t.head_k * p.group, 0, true};
-      // A tile that nobody sees has a step all the same, of which all is masked.
-      bool more = blocks.next(block);
-      int flags = BackwardStep::kFirst;
-      if (C::kOrdered && !more) flags |= BackwardStep::kUnseen;
-      do {
-        BackwardStep s{flags,
-                       block.block * kQueries,
-                       t.key_block * kTileKeys,
-                       block.head_q,
-                       t.batch,
-                       q.length_q,
-                       q.length_k,
-                       (t.batch * p.heads_q + block.head_q) * p.query_blocks + block.block};
-        if (block.mixed) s.flags |= BackwardStep::kMixed;
-        if constexpr (C::kOrdered) {
-          s.flags |= blocks.turn_after(block) << BackwardStep::kAfterShift;
-        }
-        if (more) more = blocks.next(block);
-        if (!more) s.flags |= BackwardStep::kLast;
-        publish(n++, s, turns);
-        flags = 0;
-      } while (more);
+      make_tile_steps(t, q, n, turns);
     }
 #pragma unroll 1
     for (int i = 0; i < C::kScoreGroups; ++i) {

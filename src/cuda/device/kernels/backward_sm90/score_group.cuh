@@ -155,7 +155,58 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     return this->is(this->step_flags(n), BackwardStep::kLast);
   }
 
-  // Steps `group`, `group` + kGroups, ...
+  // Waits for S, gives Q back, and applies the mask, or the tanh that the score is made of.
+  __device__ __forceinline__ void take_s(State& c, unsigned n, bool mixed) const {
+    wgmma_wait<0>();
+    pin(c.s);
+    arrive(Layout::kEmptyQ, QueryRing::stage(n));
+    if constexpr (Slope::kIsOfTanh) this->take_tanh(c);
+    if (mixed) this->apply_mask(c, n);
+    c.d_o = uniform(c.d_o);  // asked for where it is used, so that it is scalar
+  }
+  // Waits for dP, gives dO back, and waits for a place for dS.
+  __device__ __forceinline__ void take_dp(State& c, unsigned n) const {
+    wgmma_wait<0>();
+    pin(c.dp);
+    arrive(Layout::kEmptyO, OutputRing::stage(n));
+    if constexpr (kWaitLate) wait_for_place(n);
+  }
+  // dQ of the last step of a tile, with which K and V are given back.
+  __device__ __forceinline__ void end_tile(State& c, unsigned n, bool mixed) const {
+    if constexpr (kGroups == 1) arrive(Layout::kEmptyV, 0);
+    issue_dq<0>(c.dq, c);
+    wait_for_staging(n, 0);
+    wgmma_wait<0>();
+    pin(c.dq);
+    // K is read no more, but where dQ of a mixed step is not finite.
+    const bool early = kGroups == 1 && Order::kParts == 1 && !mixed;
+    if (early) arrive(Layout::kEmptyK, 0);
+    stage_dq<0>(c.dq, mixed, n);
+    finish_dq<1>(c, mixed, n);
+    if (kGroups == 1 && !early) arrive(Layout::kEmptyK, 0);
+  }
+  // dQ of step n, and S of the next step of the tile.
+  __device__ __forceinline__ void turn_to_next(State& c, unsigned n, bool mixed) const {
+    issue_dq<0>(c.dq, c);
+    wait_for_staging(n, 0);
+    if constexpr (Order::kParts == 1) prepare(c, n + kGroups);
+    // There is no room for S beside dQ with its operand in registers.
+    wgmma_wait<0>();
+    pin(c.dq);
+    if constexpr (Order::kParts == 1) {
+      issue_s(c);
+      if (kHandOverLate) arrive(Layout::kFullS, ScoreRing::stage(n));
+      stage_dq<0>(c.dq, mixed, n);
+    } else {
+      stage_dq<0>(c.dq, mixed, n);
+      finish_dq<1>(c, mixed, n);
+      prepare(c, n + kGroups);
+      issue_s(c);
+      if (kHandOverLate) arrive(Layout::kFullS, ScoreRing::stage(n));
+    }
+  }
+
+  // Steps `group`, `group` + kGroups, ...: S -> P, dP -> dS, and dQ beside S of the next.
   __device__ __forceinline__ void run(unsigned group) const {
     unsigned n = group;
     unsigned tiles = kGroups > 1 && group > 0 && is_last(0) ? 1 : 0;  // before that of step n
@@ -178,54 +229,20 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
             ++tiles;
           }
         }
-        wgmma_wait<0>();
-        pin(c.s);
-        arrive(Layout::kEmptyQ, QueryRing::stage(n));
-        if constexpr (Slope::kIsOfTanh) this->take_tanh(c);
-        if (mixed) this->apply_mask(c, n);
-        c.d_o = uniform(c.d_o);  // asked for where it is used, so that it is scalar
+        take_s(c, n, mixed);
         this->exponentiate(c, n, Layout::kPAt + ScoreRing::stage(n) * Layout::kP, [&](int k) {
           if (k == kLateProduct) issue_dp(c);
         });
         arrive(Layout::kFullP, ScoreRing::stage(n));
-        wgmma_wait<0>();
-        pin(c.dp);
-        arrive(Layout::kEmptyO, OutputRing::stage(n));
-        if constexpr (kWaitLate) wait_for_place(n);
+        take_dp(c, n);
         this->differentiate(c, mixed, Layout::kSAt + ScoreRing::stage(n) * Layout::kP);
         if (!kHandOverLate || last) arrive(Layout::kFullS, ScoreRing::stage(n));
         if (last) {
-          if constexpr (kGroups == 1) arrive(Layout::kEmptyV, 0);
-          issue_dq<0>(c.dq, c);
-          wait_for_staging(n, 0);
-          wgmma_wait<0>();
-          pin(c.dq);
-          // K is read no more, but where dQ of a mixed step is not finite.
-          const bool early = kGroups == 1 && Order::kParts == 1 && !mixed;
-          if (early) arrive(Layout::kEmptyK, 0);
-          stage_dq<0>(c.dq, mixed, n);
-          finish_dq<1>(c, mixed, n);
-          if (kGroups == 1 && !early) arrive(Layout::kEmptyK, 0);
+          end_tile(c, n, mixed);
           n += kGroups;
           break;
         }
-        issue_dq<0>(c.dq, c);
-        wait_for_staging(n, 0);
-        if constexpr (Order::kParts == 1) prepare(c, n + kGroups);
-        // There is no room for S beside dQ with its operand in registers.
-        wgmma_wait<0>();
-        pin(c.dq);
-        if constexpr (Order::kParts == 1) {
-          issue_s(c);
-          if (kHandOverLate) arrive(Layout::kFullS, ScoreRing::stage(n));
-          stage_dq<0>(c.dq, mixed, n);
-        } else {
-          stage_dq<0>(c.dq, mixed, n);
-          finish_dq<1>(c, mixed, n);
-          prepare(c, n + kGroups);
-          issue_s(c);
-          if (kHandOverLate) arrive(Layout::kFullS, ScoreRing::stage(n));
-        }
+        turn_to_next(c, n, mixed);
         n += kGroups;
       }
     }
