@@ -175,6 +175,7 @@ TEST_F(Command, BytesOfArgumentsAreNotEchoed) {
   store("binary", std::string("b1_n8_d8 \x1b[31m\n\x07", 16));
   expect_refused("check @" + path("binary").native(), 2, {"binary", "line 1", "0x1b"});
   expect_refused("check @" + path("").native(), 2, {"directory"});
+  expect_refused("check @/dev/zero", 2, {"/dev/zero", "more than 16 MiB"});
   store("word", "--red\xff\xfe");
   for (const std::string& command :
        {"check @" + path("word").native(), std::string("check \"$(printf '\\033[31m')\""),

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -40,6 +41,9 @@ int exit_code(ErrorCode code) {
   return kWrong;
 }
 
+// Far above what a call of any use needs; devices and pipes may never end.
+constexpr std::size_t kMaxArgumentFile = 16 << 20;
+
 // The words of a text file; '#' begins a comment.
 void add_words(const std::string& argument, std::vector<std::string>& words) {
   const std::string path = argument.substr(1);
@@ -50,8 +54,15 @@ void add_words(const std::string& argument, std::vector<std::string>& words) {
   if (std::filesystem::is_directory(path)) refuse("it is a directory");
   std::ifstream file(path);
   if (!file) refuse("the file cannot be read");
+  std::string text;
+  for (char c = 0; file.get(c);) {
+    if (text.size() == kMaxArgumentFile) refuse("it has more than 16 MiB");
+    text += c;
+  }
+  if (file.bad()) refuse("the file cannot be read");
+  std::istringstream lines(text);
   int number = 0;
-  for (std::string line; std::getline(file, line);) {
+  for (std::string line; std::getline(lines, line);) {
     ++number;
     const auto is_control = [](unsigned char c) { return std::iscntrl(c) && !std::isspace(c); };
     const auto control = std::find_if(line.begin(), line.end(), is_control);
@@ -62,7 +73,6 @@ void add_words(const std::string& argument, std::vector<std::string>& words) {
     std::istringstream stream(line.substr(0, line.find('#')));
     for (std::string word; stream >> word;) words.push_back(word);
   }
-  if (file.bad()) refuse("the file cannot be read");
 }
 
 // Replaces each argument "@file" by the words of the file.
