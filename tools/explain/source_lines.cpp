@@ -13,7 +13,7 @@ constexpr std::string_view kStandard = "kernels/forward_standard.cuh";
 constexpr std::string_view kFlash = "kernels/forward_flash_attention.cuh";
 constexpr std::string_view kFlash2 = "kernels/forward_sm80.cuh";
 constexpr std::string_view kCombine = "kernels/combine.cuh";
-constexpr std::string_view kRows = "kernels/backward_one_pass_rows.cuh";
+constexpr std::string_view kBackwardRows = "kernels/backward_one_pass_rows.cuh";
 constexpr std::string_view kBackward = "kernels/backward_sm80.cuh";
 
 std::vector<SourceLine> all_lines() {
@@ -66,8 +66,8 @@ std::vector<SourceLine> all_lines() {
           {"flash_decoding", "store", kFlash2, "p.partial_lse[part] = lse"},
           {"flash_decoding", "weigh", kCombine, "top + logf(sum)"},
           {"flash_decoding", "merge", kCombine, "add(o, share, first, min(32, splits - first));"},
-          {"backward", "begin", kRows, "sum[i] = {0, 0, 0, 0};"},
-          {"backward", "delta", kRows, "p.d[row] = d - d_lse;"},
+          {"backward", "begin", kBackwardRows, "sum[i] = {0, 0, 0, 0};"},
+          {"backward", "delta", kBackwardRows, "p.d[row] = d - d_lse;"},
           {"backward", "load_kv", kBackward, "load_keys();"},
           {"backward", "skip", kBackward, "list.advance();"},
           {"backward", "load_q", kBackward, "load_queries(to, list.block()"},
