@@ -180,10 +180,11 @@ TEST_F(CommandJson, Io) {
   EXPECT_EQ(gpu[0]["plan"]["target"], "forward_sm90 sm_90a");
   const Json backward = rows(
       "io b1_n64_h1_d64_bf16 --arch sm_90a --phase backward --algorithm "
-      "standard,flash_attention_2");
+      "flash_decoding,flash_attention_2,standard");
   EXPECT_TRUE(backward[0]["plan"].is_null());
-  EXPECT_NE(backward[0]["no_plan"].get<std::string>().find("standard"), std::string::npos);
+  EXPECT_NE(backward[0]["no_plan"].get<std::string>().find("flash_decoding"), std::string::npos);
   EXPECT_EQ(backward[1]["plan"]["target"], "backward_sm90 sm_90a");
+  EXPECT_EQ(backward[2]["plan"]["target"], "backward_standard sm_90a");
   expect_refused("io b1_n64_h1_d8 --algorithm automatic", 2, {"automatic", "accepted"});
   expect_refused("io b1_n64_h1_d8 --fast-bytes 0", 2, {"0 is given", "64"});
   expect_refused("io b1_n64_h1_d8 --arch sm_1", 2, {"sm_1"});
