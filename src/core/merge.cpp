@@ -110,9 +110,9 @@ double weigh(std::vector<double>& weights) {
   if (std::isinf(maximum) && maximum < 0) maximum = 0;  // exp(-inf - 0) is 0, and NaN stays NaN
   double sum = 0;
   for (const double lse : weights) sum += std::exp(lse - maximum);
-  const double merged = maximum + std::log(sum);
-  for (double& lse : weights) lse = sum == 0 ? 0 : std::exp(lse - merged);
-  return merged;
+  // Divided by the sum: exp(LSE_p - LSE) would lose log(sum) where LSE is large.
+  for (double& lse : weights) lse = sum == 0 ? 0 : std::exp(lse - maximum) / sum;
+  return maximum + std::log(sum);
 }
 
 }  // namespace

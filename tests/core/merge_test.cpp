@@ -168,6 +168,21 @@ TEST(Merge, PartsThatAttendToNothing) {
   EXPECT_EQ(result.lse, a.lse);
 }
 
+// 2^53 and more apart from the LSE of its parts, log 2 is lost; the mean is not.
+TEST(Merge, PartsOfLargeLse) {
+  for (const float large : {1e10F, 1e17F, 1e30F}) {
+    const float o[] = {3, 5};
+    const float lse[] = {large, large};
+    float merged = std::nanf(""), merged_lse = std::nanf("");
+    const auto outputs = [](const float* o_of, const float* lse_of) {
+      return Outputs{.o = tensor(o_of, {1, 1, 1, 1}), .lse = tensor(lse_of, {1, 1, 1})};
+    };
+    merge({outputs(&o[0], &lse[0]), outputs(&o[1], &lse[1])}, outputs(&merged, &merged_lse));
+    EXPECT_FLOAT_EQ(merged, 4) << large;
+    EXPECT_FLOAT_EQ(merged_lse, large);
+  }
+}
+
 TEST(Merge, NaNPropagates) {
   Part<float> a, b, result;
   a.o[0] = std::numeric_limits<float>::quiet_NaN();
