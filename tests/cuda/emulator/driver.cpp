@@ -11,6 +11,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/driver/functions.hpp"
@@ -225,10 +226,18 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
   const auto above = memory.upper_bound(pointer);
   const bool known =
       above != memory.begin() && pointer < std::prev(above)->first + std::prev(above)->second;
+  const auto [first, bytes] =
+      known ? *std::prev(above) : std::pair<const CUdeviceptr, std::size_t>{};
+  const int type = known ? CU_MEMORYTYPE_DEVICE : 0, zero = 0;
   for (unsigned i = 0; i < count; ++i) {
-    const int value =
-        known && attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? CU_MEMORYTYPE_DEVICE : 0;
-    std::memcpy(values[i], &value, sizeof(value));
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) {
+      std::memcpy(values[i], &first, sizeof(first));
+    } else if (attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_SIZE) {
+      std::memcpy(values[i], &bytes, sizeof(bytes));
+    } else {
+      const bool asked = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+      std::memcpy(values[i], asked ? &type : &zero, sizeof(type));
+    }
   }
   return CUDA_SUCCESS;
 }

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <string_view>
 
 #include "host.hpp"
 
@@ -17,7 +19,7 @@ FakeDriver& state() {
   return driver;
 }
 
-CUresult result_of(const char* function) {
+CUresult result_of(std::string_view function) {
   const auto failure = state().failures.find(function);
   return failure == state().failures.end() ? CUDA_SUCCESS : failure->second;
 }
@@ -30,7 +32,9 @@ int current_device() {
 
 CUresult allocate(CUdeviceptr* pointer, std::size_t bytes, bool managed) {
   if (bytes > std::size_t{1} << 40) return CUDA_ERROR_OUT_OF_MEMORY;
-  *pointer = reinterpret_cast<CUdeviceptr>(std::malloc(bytes));
+  constexpr std::size_t kAlignment = 256;  // as drivers give it
+  const std::size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  *pointer = reinterpret_cast<CUdeviceptr>(std::aligned_alloc(kAlignment, whole));
   state().memory[*pointer] = {.bytes = bytes, .device = current_device(), .managed = managed};
   return CUDA_SUCCESS;
 }
@@ -81,6 +85,7 @@ CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice) {
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  count_call(DriverFunction::cuDeviceGetAttribute);
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
       *value = device == 0 ? 9 : 8;
@@ -101,16 +106,19 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  count_call(DriverFunction::cuDevicePrimaryCtxRetain);
   *context = fake_context(device);
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetDevice(CUdevice* device) {
+  count_call(DriverFunction::cuCtxGetDevice);
   *device = current_device();
   return CUDA_SUCCESS;
 }
 
 CUresult cuLibraryLoadData(CUlibrary* library, const void*, int*, void**, unsigned, int*, void**,
                            unsigned) {
+  count_call(DriverFunction::cuLibraryLoadData);
   *library = reinterpret_cast<CUlibrary>(&state());
   ++state().libraries;
   return CUDA_SUCCESS;
@@ -120,22 +128,29 @@ CUresult cuLibraryUnload(CUlibrary) {
   return CUDA_SUCCESS;
 }
 CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary, const char*) {
+  count_call(DriverFunction::cuLibraryGetKernel);
   *kernel = reinterpret_cast<CUkernel>(&state());
   return result_of("cuLibraryGetKernel");
 }
 CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel, CUdevice) {
+  count_call(DriverFunction::cuKernelGetAttribute);
   *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? 1024
            : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS        ? 24
                                                             : 0;
   return CUDA_SUCCESS;
 }
 CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel, CUdevice) {
+  count_call(DriverFunction::cuKernelSetAttribute);
   if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
     state().dynamic_shared_bytes = value;
   }
   return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction, void** parameters, void**) {
+  count_call(DriverFunction::cuLaunchKernelEx);
+  static std::mutex mutex;  // of what was asked for last
+  const std::lock_guard lock(mutex);
+  ++state().launches;
   state().launch = *config;
   state().launch_context = contexts().empty() ? nullptr : contexts().back();
   if (state().parameter_bytes > 0) {
@@ -147,12 +162,14 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction, void** param
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
+  count_call(DriverFunction::cuMemAlloc);
   return allocate(pointer, bytes, false);
 }
 CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned) {
   return allocate(pointer, bytes, true);
 }
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  count_call(DriverFunction::cuMemFree);
   state().memory.erase(pointer);
   std::free(reinterpret_cast<void*>(pointer));
   return CUDA_SUCCESS;
@@ -161,34 +178,58 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, std::uint32_t
                                 const std::uint64_t*, const std::uint64_t*, const std::uint32_t*,
                                 const std::uint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  count_call(DriverFunction::cuTensorMapEncodeTiled);
   return CUDA_SUCCESS;
 }
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  count_call(DriverFunction::cuStreamIsCapturing);
   const auto found = state().captures.find(stream);
   *status = found == state().captures.end() ? CU_STREAM_CAPTURE_STATUS_NONE : found->second;
   return CUDA_SUCCESS;
 }
 CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  count_call(DriverFunction::cuStreamGetId);
   *id = reinterpret_cast<unsigned long long>(stream);
   return CUDA_SUCCESS;
 }
-CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
-CUresult cuCtxSynchronize() { return CUDA_SUCCESS; }
+CUresult cuStreamSynchronize(CUstream) {
+  count_call(DriverFunction::cuStreamSynchronize);
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxSynchronize() {
+  count_call(DriverFunction::cuCtxSynchronize);
+  return CUDA_SUCCESS;
+}
 // As the driver: memory that it does not know has attributes of 0.
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** values,
                                 CUdeviceptr pointer) {
+  count_call(DriverFunction::cuPointerGetAttributes);
   const FakeDriver::Memory* found = nullptr;
+  CUdeviceptr first = 0;
   for (const auto& [start, memory] : state().memory) {
-    if (start <= pointer && pointer < start + memory.bytes) found = &memory;
+    if (start > pointer || pointer >= start + memory.bytes) continue;
+    found = &memory;
+    first = start;
   }
+  const auto set = [](void* to, auto value) { std::memcpy(to, &value, sizeof(value)); };
   for (unsigned i = 0; i < count; ++i) {
-    int value = 0;
-    if (found != nullptr) {
-      value = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE  ? static_cast<int>(found->type)
-              : attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ? (found->managed ? 1 : 0)
-                                                                 : found->device;
+    switch (attributes[i]) {
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        set(values[i], found != nullptr ? static_cast<int>(found->type) : 0);
+        break;
+      case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        set(values[i], found != nullptr && found->managed ? 1 : 0);
+        break;
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        set(values[i], found != nullptr ? found->device : 0);
+        break;
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        set(values[i], first);
+        break;
+      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        set(values[i], found != nullptr ? found->bytes : std::size_t{0});
+        break;
     }
-    std::memcpy(values[i], &value, sizeof(value));
   }
   return result_of("cuPointerGetAttributes");
 }

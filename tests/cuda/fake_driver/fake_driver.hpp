@@ -4,11 +4,13 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "cuda/driver/types.hpp"
+#include "host.hpp"
 
 namespace attn::cuda {
 
@@ -26,7 +28,7 @@ struct FakeDriver {
     bool managed = false;
   };
   std::map<CUdeviceptr, Memory> memory{};
-  std::map<std::string, CUresult> failures{};  // of functions, by name, at every call
+  std::map<std::string, CUresult, std::less<>> failures{};  // of functions, by name, at every call
 
   std::map<CUstream, CUstreamCaptureStatus> captures{};  // streams not named: none
 
@@ -36,6 +38,7 @@ struct FakeDriver {
   std::size_t parameter_bytes = 0;     // of the first parameter, that a test wants to see
   std::vector<std::byte> parameter{};
   std::vector<CUlaunchAttribute> attributes{};
+  int launches = 0;                          // so far
   std::atomic<int> dynamic_shared_bytes{0};  // allowed
   std::atomic<int> libraries{0};             // loaded and not unloaded
   // The compiler in the same library; ATTN_NVRTC names it.
@@ -54,5 +57,6 @@ inline CUcontext fake_context(int device, bool primary = true) {
 
 // Exported by the fake library.
 extern "C" attn::cuda::FakeDriver* attn_fake_driver();
+extern "C" attn::cuda::DriverCalls* attn_fake_calls();
 // The contexts of the calling thread, the current one last.
 extern "C" std::vector<attn::cuda::CUcontext>* attn_fake_contexts();
