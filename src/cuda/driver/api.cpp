@@ -109,7 +109,7 @@ bool is_sticky(CUresult result) noexcept {
   }
 }
 
-void check(CUresult result, const std::string& call) {
+void check(CUresult result, std::string_view call) {
   if (result == CUDA_SUCCESS) return;
   const Api& functions = driver().api;
   const char* meaning = nullptr;

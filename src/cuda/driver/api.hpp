@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "cuda/driver/functions.hpp"
 #include "cuda/driver/types.hpp"
@@ -41,7 +42,7 @@ std::string version_text(int driver_version);
 
 // Throws Error(out_of_memory | device) unless result is CUDA_SUCCESS; `call` says what was tried:
 // "cuMemAlloc of 1024 bytes". Names the driver's error, and says so when an earlier kernel left it.
-void check(CUresult result, const std::string& call);
+void check(CUresult result, std::string_view call);
 // Whether the driver answers every later call on this device with this error.
 bool is_sticky(CUresult result) noexcept;
 

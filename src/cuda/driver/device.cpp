@@ -70,6 +70,9 @@ CUcontext primary_context(int ordinal) {
   return s.primary;
 }
 
+// Of the innermost guard of this thread; -1: none.
+thread_local int guarded_device = -1;
+
 }  // namespace
 
 int device_count() noexcept { return try_api() != nullptr ? try_api()->device_count : 0; }
@@ -80,20 +83,26 @@ const DeviceInfo& device_info(int ordinal) {
   return s.info;
 }
 
-ContextGuard::ContextGuard(int device) {
+ContextGuard::ContextGuard(int device) : outer_(guarded_device) {
+  if (guarded_device == device) return;
   CUcontext current = nullptr;
   check(api().cuCtxGetCurrent(&current), "cuCtxGetCurrent");
   if (current != nullptr) {
     CUdevice of_current = -1;
     check(api().cuCtxGetDevice(&of_current), "cuCtxGetDevice");
-    if (of_current == device) return;
+    if (of_current == device) {
+      guarded_device = device;
+      return;
+    }
   }
-  check(api().cuCtxPushCurrent(primary_context(device)),
-        fmt::format("cuCtxPushCurrent of cuda:{}", device));
+  const CUresult result = api().cuCtxPushCurrent(primary_context(device));
+  if (result != CUDA_SUCCESS) check(result, fmt::format("cuCtxPushCurrent of cuda:{}", device));
   pushed_ = true;
+  guarded_device = device;
 }
 
 ContextGuard::~ContextGuard() {
+  guarded_device = outer_;
   CUcontext popped = nullptr;
   if (pushed_) api().cuCtxPopCurrent(&popped);
 }

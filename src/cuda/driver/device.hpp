@@ -31,7 +31,8 @@ const DeviceInfo& device_info(int ordinal);
 
 // Makes a context of the device current in this thread and takes it away again: the caller's own
 // where it is of that device already, else the primary context, which the CUDA runtime uses too.
-// The primary context is kept from its first use to the end of the process.
+// The primary context is kept from its first use to the end of the process. Within a guard, another
+// one of the same device asks the driver nothing.
 class ContextGuard {
  public:
   explicit ContextGuard(int device);
@@ -40,6 +41,7 @@ class ContextGuard {
   ContextGuard& operator=(const ContextGuard&) = delete;
 
  private:
+  int outer_;  // device of the guard around this one; -1: none
   bool pushed_ = false;
 };
 
