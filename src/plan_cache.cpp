@@ -1,49 +1,34 @@
 #include "plan_cache.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "core/expr/identity.hpp"
+#include "core/problem/numbers.hpp"
 
 namespace attn {
 namespace {
 
-// Names every field of Problem and PlanOptions that a plan depends on, once for all that compare or
-// hash them.
-template <class Visit>
-void for_each_number(const PlanRequest& r, const Visit& visit) {
-  const Problem& p = r.problem;
-  for (const std::int64_t size : {p.batch, p.seqlen_q, p.seqlen_k, p.heads_q, p.heads_k, p.head_dim,
-                                  p.head_dim_v, p.page_size}) {
-    visit(static_cast<std::uint64_t>(size));
-  }
-  visit(static_cast<std::uint64_t>(DType{p.dtype}) | static_cast<std::uint64_t>(p.layout_q) << 8 |
-        static_cast<std::uint64_t>(p.layout_k) << 16 | std::uint64_t{p.sink} << 24 |
-        std::uint64_t{p.softmax_scale.has_value()} << 25 |
-        std::uint64_t{r.options.deterministic} << 26 | std::uint64_t{p.dropout.rng_state} << 27 |
-        static_cast<std::uint64_t>(r.phase) << 32 |
-        static_cast<std::uint64_t>(r.options.backend) << 40 |
-        static_cast<std::uint64_t>(r.options.algorithm) << 48 |
-        static_cast<std::uint64_t>(r.isa) << 56);
-  visit(std::bit_cast<std::uint64_t>(p.softmax_scale.value_or(0)));
-  visit(std::bit_cast<std::uint64_t>(p.dropout.probability));
-  visit(static_cast<std::uint64_t>(r.options.device.type) << 32 |
-        static_cast<std::uint32_t>(r.options.device.index));
-  visit(static_cast<std::uint64_t>(r.options.threads) << 32 |
-        static_cast<std::uint32_t>(r.workers));
-}
+// Every field of Problem and PlanOptions that a plan depends on, but for expressions and the name
+// of the kernel.
+struct Numbers {
+  core::ProblemNumbers problem{};
+  std::array<std::uint64_t, 3> request{};
+  bool operator==(const Numbers&) const = default;
+};
 
-constexpr std::size_t kNumbers = 13;
-using Numbers = std::array<std::uint64_t, kNumbers>;
-
-Numbers numbers_of(const PlanRequest& request) {
-  Numbers numbers{};
-  std::size_t i = 0;
-  for_each_number(request, [&](std::uint64_t number) { numbers[i++] = number; });
-  return numbers;
+Numbers numbers_of(const PlanRequest& r) {
+  return {
+      core::numbers_of(r.problem),
+      {static_cast<std::uint64_t>(r.phase) | static_cast<std::uint64_t>(r.options.backend) << 8 |
+           static_cast<std::uint64_t>(r.options.algorithm) << 16 |
+           static_cast<std::uint64_t>(r.isa) << 24 | std::uint64_t{r.options.deterministic} << 32,
+       static_cast<std::uint64_t>(r.options.device.type) << 32 |
+           static_cast<std::uint32_t>(r.options.device.index),
+       static_cast<std::uint64_t>(r.options.threads) << 32 |
+           static_cast<std::uint32_t>(r.workers)}};
 }
 
 std::uint64_t hash_of(const Numbers& numbers, const PlanRequest& r) {
@@ -52,7 +37,8 @@ std::uint64_t hash_of(const Numbers& numbers, const PlanRequest& r) {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15;
     hash ^= hash >> 32;
   };
-  for (const std::uint64_t number : numbers) mix(number);
+  for (const std::uint64_t number : numbers.problem) mix(number);
+  for (const std::uint64_t number : numbers.request) mix(number);
   mix(expr::plan_hash(r.problem.mask));
   mix(expr::plan_hash(r.problem.score));
   return hash;
@@ -90,7 +76,9 @@ std::shared_ptr<const Plan> PlanCache::find(const PlanRequest& request,
   auto entry = std::make_shared<Entry>();
   entry->numbers = numbers;
   entry->kernel = request.options.kernel;
-  entry->plan = std::make_shared<const Plan>(make(problem));
+  auto plan = std::make_shared<Plan>(make(problem));
+  plan->reasons.clear();  // nobody reads them, and a call with a seed of its own copies the plan
+  entry->plan = std::move(plan);
   std::shared_ptr<const Entry> replaced;  // destroyed after the lock
   const std::unique_lock lock(mutex_);
   const auto oldest =

@@ -2,6 +2,7 @@
 #include "attn/run.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <memory_resource>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "cpu/cpu.hpp"
 #include "cpu/plan_check.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "plan_cache.hpp"
 #include "reference/reference.hpp"
@@ -98,7 +100,7 @@ Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
 // The tensors that the expressions of the problem hold themselves, for names that `bound` has not;
 // false where a name stands for two.
 bool collect_own(const Problem& problem, const expr::Bindings& bound, expr::Bindings& own) {
-  core::CheckMemory memory;
+  core::CallMemory memory;
   std::pmr::vector<const expr::Buffer*> seen(&memory.resource()), read(&memory.resource());
   for (const expr::Expr* e : {&problem.mask, &problem.score}) {
     read.clear();
@@ -137,12 +139,12 @@ class PlannedCall {
     const bool on_cpu = options.device.type == DeviceType::cpu &&
                         options.backend != Backend::reference && whole.dtype != DType::f64;
     const int workers = on_cpu ? cpu::executor_of(context)->concurrency() : 0;
-    plan_ = plan_cache().find({whole, phase, options, context.isa, workers}, make);
+    // By reference, as a std::function of its captures would allocate.
+    plan_ = plan_cache().find({whole, phase, options, context.isa, workers}, std::ref(make));
     if (!whole.dropout.rng_state && (whole.dropout.seed != plan_->problem.dropout.seed ||
                                      whole.dropout.offset != plan_->problem.dropout.offset)) {
-      Plan other = *plan_;
-      other.problem.dropout = whole.dropout;
-      plan_ = std::make_shared<const Plan>(std::move(other));
+      drawn_anew_ = *plan_;
+      drawn_anew_->problem.dropout = whole.dropout;
     }
     if (own.empty()) return;
     bound_ = inputs;
@@ -152,11 +154,12 @@ class PlannedCall {
   PlannedCall(const PlannedCall&) = delete;
   PlannedCall& operator=(const PlannedCall&) = delete;
 
-  const Plan& plan() const { return *plan_; }
+  const Plan& plan() const { return drawn_anew_ ? *drawn_anew_ : *plan_; }
   const Inputs& inputs() const { return *inputs_; }
 
  private:
   std::shared_ptr<const Plan> plan_;
+  std::optional<Plan> drawn_anew_;  // with the seed and offset of the call
   const Inputs* inputs_;
   std::optional<Inputs> bound_;  // with the problem's own tensors
 };
@@ -169,6 +172,7 @@ void on_gpu(const Plan& plan, std::pmr::vector<core::NamedTensor> tensors, const
                            plan.device);
   if (plan.workspace_bytes > 0) tensors.push_back({"workspace", context.workspace});
   with_problem(plan.problem, [&] {
+    const cuda::ContextGuard guard(plan.device.index);
     cuda::check_memory(plan.problem, tensors, plan.device.index);
     call();
   });
@@ -193,7 +197,7 @@ Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options,
 void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                  const Context& context) {
   core::validate_phase(plan, Phase::forward);
-  core::CheckMemory memory;
+  core::CallMemory memory;
   std::pmr::vector<core::NamedTensor> tensors =
       core::validate_forward(plan.problem, inputs, outputs, plan.device, memory.resource());
   switch (plan.backend) {
@@ -224,7 +228,7 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
                   const OutputGradients& d_outputs, const Gradients& gradients,
                   const Context& context) {
   core::validate_phase(plan, Phase::backward);
-  core::CheckMemory memory;
+  core::CallMemory memory;
   std::pmr::vector<core::NamedTensor> tensors = core::validate_backward(
       plan.problem, inputs, outputs, d_outputs, gradients, plan.device, memory.resource());
   switch (plan.backend) {

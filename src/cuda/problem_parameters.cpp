@@ -41,9 +41,21 @@ device::Strides lse_strides_of(const Tensor& t, Layout layout) {
   return {t.strides[0], t.strides[2], t.strides[1]};
 }
 
-void fill_problem_parameters(device::ProblemParams& to, const Problem& p, const Inputs& inputs,
-                             const Outputs& outputs) {
+void fill_problem_parameters(device::ProblemParams& to, const Problem& p) {
   constexpr double kLog2E = 1.4426950408889634;
+  to.batch = static_cast<int>(p.batch);
+  to.seqlen_q = static_cast<int>(p.seqlen_q);
+  to.seqlen_k = static_cast<int>(p.seqlen_k);
+  to.heads_q = static_cast<int>(p.heads_q);
+  to.heads_k = static_cast<int>(p.heads_k);
+  to.head_dim = static_cast<int>(p.head_dim);
+  to.head_dim_v = static_cast<int>(p.head_dim_v);
+  to.scale = static_cast<float>(p.scale());
+  to.scale_log2 = static_cast<float>(p.scale() * kLog2E);
+}
+
+void fill_tensors(device::ProblemParams& to, const Problem& p, const Inputs& inputs,
+                  const Outputs& outputs) {
   to.q = inputs.q.data;
   to.k = inputs.k.data;
   to.v = inputs.v.data;
@@ -59,15 +71,6 @@ void fill_problem_parameters(device::ProblemParams& to, const Problem& p, const 
   to.seqused_q = integers(inputs.seqused_q);
   to.seqused_k = integers(inputs.seqused_k);
   if (p.sink) to.sink = static_cast<const float*>(inputs.sink.data);
-  to.batch = static_cast<int>(p.batch);
-  to.seqlen_q = static_cast<int>(p.seqlen_q);
-  to.seqlen_k = static_cast<int>(p.seqlen_k);
-  to.heads_q = static_cast<int>(p.heads_q);
-  to.heads_k = static_cast<int>(p.heads_k);
-  to.head_dim = static_cast<int>(p.head_dim);
-  to.head_dim_v = static_cast<int>(p.head_dim_v);
-  to.scale = static_cast<float>(p.scale());
-  to.scale_log2 = static_cast<float>(p.scale() * kLog2E);
   fill_dropout(to, p.dropout, inputs.rng_state);
 }
 

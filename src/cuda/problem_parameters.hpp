@@ -14,8 +14,11 @@ device::Strides lse_strides_of(const Tensor& tensor, Layout layout);
 // The members about dropout. rng_state: where the problem says that it is a tensor.
 void fill_dropout(device::ProblemParams& to, const Dropout& dropout, const Tensor& rng_state);
 
-// Everything of ProblemParams, with the strides of O and LSE as far as they are given.
-void fill_problem_parameters(device::ProblemParams& to, const Problem& problem,
-                             const Inputs& inputs, const Outputs& outputs);
+// What of ProblemParams follows from the problem, but for dropout: sizes and scale.
+void fill_problem_parameters(device::ProblemParams& to, const Problem& problem);
+// The rest: the tensors of a call, with the strides of O and LSE as far as they are given, and
+// dropout.
+void fill_tensors(device::ProblemParams& to, const Problem& problem, const Inputs& inputs,
+                  const Outputs& outputs);
 
 }  // namespace attn::cuda

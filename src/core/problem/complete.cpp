@@ -37,9 +37,9 @@ std::int64_t packed_batch(const ArgumentCheck& check, std::string_view name, con
 }
 
 // seqlen of a packed side.
-void fill_longest(const ArgumentCheck& check, std::string_view side, std::int64_t& seqlen,
-                  std::int64_t batch, std::int64_t rows, const Tensor& cu_seqlens) {
-  const std::string name = fmt::format("cu_seqlens_{}", side);
+void fill_longest(const ArgumentCheck& check, char side, std::int64_t& seqlen, std::int64_t batch,
+                  std::int64_t rows, const Tensor& cu_seqlens) {
+  const std::string_view name = side == 'q' ? "cu_seqlens_q" : "cu_seqlens_k";
   const std::int64_t longest = core::check_cu_seqlens(check, name, cu_seqlens, batch, rows);
   if (seqlen == 0 && rows > 0 && !check.readable()) {
     check.refuse(
@@ -55,7 +55,7 @@ void fill_q(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   fill(p.heads_q, q.shape[q.rank - 2]);
   if (p.layout_q == Layout::packed) {
     fill(p.batch, packed_batch(check, "cu_seqlens_q", inputs.cu_seqlens_q));
-    fill_longest(check, "q", p.seqlen_q, p.batch, q.shape[0], inputs.cu_seqlens_q);
+    fill_longest(check, 'q', p.seqlen_q, p.batch, q.shape[0], inputs.cu_seqlens_q);
   } else {
     fill(p.batch, q.shape[0]);
     fill(p.seqlen_q, q.shape[1]);
@@ -66,7 +66,7 @@ void fill_k(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   const Tensor& k = inputs.k;
   fill(p.heads_k, k.shape[k.rank - 2]);
   if (p.layout_k == Layout::packed) {
-    fill_longest(check, "k", p.seqlen_k, p.batch, k.shape[0], inputs.cu_seqlens_k);
+    fill_longest(check, 'k', p.seqlen_k, p.batch, k.shape[0], inputs.cu_seqlens_k);
   } else if (p.layout_k == Layout::paged) {
     fill(p.page_size, k.shape[1]);
     const Tensor& table = inputs.page_table;
@@ -104,7 +104,7 @@ Problem complete(const Problem& problem, const Inputs& inputs) {
   fill_q(check, p, inputs);
   fill_k(check, p, inputs);
   core::validate_problem(p);
-  core::CheckMemory memory;
+  core::CallMemory memory;
   core::check_inputs(check, p, inputs, memory.resource());
   return p;
 }

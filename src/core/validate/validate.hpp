@@ -12,9 +12,9 @@
 
 namespace attn::core {
 
-// Memory of the checks of a call: on the stack of the caller, and on the heap for what is more than
-// that, some thirty buffers.
-class CheckMemory {
+// Memory of what a call checks and packs: on the stack of the caller, and on the heap for what is
+// more than that, some thirty buffers.
+class CallMemory {
  public:
   std::pmr::memory_resource& resource() { return resource_; }
 

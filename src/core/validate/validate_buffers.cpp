@@ -103,7 +103,7 @@ void check_shorthand_shape(const ArgumentCheck& check, const Problem& problem, c
 
 void validate_declarations(const Problem& problem) {
   const ArgumentCheck check(&problem);
-  CheckMemory memory;
+  CallMemory memory;
   std::pmr::vector<const Buffer*> read(&memory.resource());
   for (const Expr* e : {&problem.mask, &problem.score}) {
     read.clear();

@@ -111,14 +111,25 @@ core::Size one_pass_blocks(const Problem& p, const BackwardConfig& config) {
                    core::divide_up(num_rows(p, config), kPlaceQueries), num_tiles(p, config)});
 }
 
-void set_one_pass_parameters(device::BackwardParams& to, const Problem& p,
-                             const BackwardConfig& config, std::byte* at) {
+OnePassPlaces one_pass_places(const Problem& p, const BackwardConfig& config) {
   const std::int64_t rows = num_rows(p, config).value();
+  OnePassPlaces places;
+  places.lse2 = rows * p.head_dim * static_cast<std::int64_t>(sizeof(float));
+  places.d = places.lse2 + rows * static_cast<std::int64_t>(sizeof(float));
+  places.query_words =
+      places.d + rows * static_cast<std::int64_t>(sizeof(float)) + turns_bytes(p, config).value();
+  return places;
+}
+
+void place_one_pass(device::BackwardParams& to, const OnePassPlaces& places, std::byte* at) {
   to.dq_sum = reinterpret_cast<float*>(at);
-  to.lse2 = to.dq_sum + rows * p.head_dim;
-  to.d = to.lse2 + rows;
-  to.query_words = reinterpret_cast<device::QueryWord*>(reinterpret_cast<std::byte*>(to.d + rows) +
-                                                        turns_bytes(p, config).value());
+  to.lse2 = reinterpret_cast<float*>(at + places.lse2);
+  to.d = reinterpret_cast<float*>(at + places.d);
+  to.query_words = reinterpret_cast<device::QueryWord*>(at + places.query_words);
+}
+
+void set_one_pass_parameters(device::BackwardParams& to, const Problem& p,
+                             const BackwardConfig& config) {
   to.query_blocks = static_cast<int>(query_blocks(p, config));
   to.query_windows = static_cast<int>(divide_up(to.query_blocks, kWordBlocks));
   to.key_blocks = static_cast<int>(key_blocks(p, config));
@@ -130,13 +141,13 @@ void set_one_pass_parameters(device::BackwardParams& to, const Problem& p,
 
 void launch_one_pass(const OnePassKernels& kernels, const BackwardConfig& config,
                      const DeviceInfo& device, device::BackwardParams& parameters,
-                     BackwardMaps* maps, std::vector<std::byte>& expressions,
-                     std::vector<std::byte>& derivatives, const Context& context) {
+                     BackwardMaps* maps, std::byte* expressions, std::byte* slope,
+                     const Context& context) {
   device::BackwardParams& p = parameters;
   const std::int64_t places = std::int64_t{p.query_blocks} * p.heads_q * p.batch;
   if (places == 0 || p.num_tiles == 0) return;
   const bool dependent = device.arch >= 90;
-  std::array<void*, 4> arguments{&p, expressions.data(), derivatives.data(), maps};
+  std::array<void*, 4> arguments{&p, expressions, slope, maps};
   launch(*kernels.rows,
          divide_up(places * kPlaceQueries * backward_row_threads(config), kRowsThreads),
          kRowsThreads, arguments.data(), context, false);

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
-#include <string_view>
-#include <vector>
 
 #include "attn/run.hpp"
 #include "core/tensor/size.hpp"
@@ -35,18 +33,24 @@ inline constexpr int kPlaceQueries = 64;
 core::Size one_pass_workspace(const Problem& problem, const BackwardConfig& config);
 // Of the largest grid, or its tiles.
 core::Size one_pass_blocks(const Problem& problem, const BackwardConfig& config);
-// Sets in `to` what the kernels of `config` read, with their workspace from `at` on, a multiple of
-// 128 bytes.
+// Where in that workspace the parts begin, in bytes; dQ is first.
+struct OnePassPlaces {
+  std::int64_t lse2 = 0, d = 0, query_words = 0;
+};
+OnePassPlaces one_pass_places(const Problem& problem, const BackwardConfig& config);
+// Sets in `to` what the kernels of `config` read, but for the workspace, ...
 void set_one_pass_parameters(device::BackwardParams& to, const Problem& problem,
-                             const BackwardConfig& config, std::byte* at);
+                             const BackwardConfig& config);
+// ... which is from `at` on, a multiple of 128 bytes.
+void place_one_pass(device::BackwardParams& to, const OnePassPlaces& places, std::byte* at);
 
 struct OnePassKernels {
   std::shared_ptr<const Kernel> rows{}, words{}, main{}, dq{};  // words: of backward_sm90
 };
-// maps: of backward_sm90, else null. derivatives: the bytes of Slope.
+// maps: of backward_sm90, else null. expressions, slope: the bytes of these structs.
 void launch_one_pass(const OnePassKernels& kernels, const BackwardConfig& config,
                      const DeviceInfo& device, device::BackwardParams& parameters,
-                     BackwardMaps* maps, std::vector<std::byte>& expressions,
-                     std::vector<std::byte>& derivatives, const Context& context);
+                     BackwardMaps* maps, std::byte* expressions, std::byte* slope,
+                     const Context& context);
 
 }  // namespace attn::cuda

@@ -15,12 +15,8 @@ namespace attn::cuda {
 std::vector<std::shared_ptr<const expr::Buffer>> expression_buffers(const expr::Expr& mask,
                                                                     const expr::Expr& score);
 
-// What the printed struct begins with: a view of each buffer on a CUDA device, or the value of a
-// scalar. A multiple of 8 bytes. Throws Error(invalid_argument) for tensors that cannot be read
-// there.
-std::vector<std::byte> pack_buffers(const std::vector<std::shared_ptr<const expr::Buffer>>& buffers,
-                                    const expr::Bindings& bindings);
-// How many bytes that gives.
+// Bytes of what the printed struct begins with: a view of each buffer on a CUDA device, or the
+// value of a scalar. A multiple of 8.
 std::size_t buffers_bytes(const std::vector<std::shared_ptr<const expr::Buffer>>& buffers);
 
 // The tensor bound to the buffer's name, else its own, wherever it lies and even without data.

@@ -135,12 +135,6 @@ std::vector<Load> loads_of(const Expr& score, const std::vector<std::string>& na
 
 constexpr std::size_t kLeastBytes = 8;  // no struct is empty
 
-void append(std::vector<std::byte>& bytes, const void* from, std::size_t count) {
-  const std::size_t at = bytes.size();
-  bytes.resize(at + count);
-  std::memcpy(bytes.data() + at, from, count);
-}
-
 }  // namespace
 
 std::string print_slope(const Expr& score, const expr::Bindings& bindings) {
@@ -155,11 +149,9 @@ std::string print_slope(const Expr& score, const expr::Bindings& bindings) {
   return struct_text("Slope", body);
 }
 
-std::vector<std::byte> pack_slope(const Expr& score, const expr::Bindings& bindings) {
-  std::vector<std::byte> bytes;
-  if (!slope_of(score).empty()) bytes = pack_buffers(expression_buffers({}, score), bindings);
-  if (bytes.empty()) bytes.resize(kLeastBytes);
-  return bytes;
+ExpressionPack slope_pack(const Expr& score) {
+  if (slope_of(score).empty()) return ExpressionPack();
+  return ExpressionPack(expression_buffers({}, score));
 }
 
 std::size_t slope_bytes(const Expr& score) {
@@ -195,24 +187,33 @@ std::string print_buffer_gradients(const Expr& score, const std::vector<std::str
   return struct_text("BufferGradients", body);
 }
 
-std::vector<std::byte> pack_buffer_gradients(const Expr& score,
-                                             const std::vector<std::string>& names,
-                                             const std::vector<double*>& sums,
-                                             const expr::Bindings& bindings) {
-  std::vector<std::byte> bytes = pack_buffers(expression_buffers({}, score), bindings);
+BufferGradientsPack::BufferGradientsPack(const Expr& score, const std::vector<std::string>& names)
+    : views_(expression_buffers({}, score)) {
   const auto buffers = expression_buffers({}, score);
   for (const Load& load : loads_of(score, names)) {
-    const auto buffer =
-        std::ranges::find_if(buffers, [&](const auto& b) { return b->name() == names[load.name]; });
-    const Tensor& tensor = described(**buffer, bindings);
-    device::GradientSums packed{sums[load.name], {1, 1, 1, 1}};
+    places_.push_back({load.name, *std::ranges::find_if(buffers, [&](const auto& b) {
+                         return b->name() == names[load.name];
+                       })});
+  }
+}
+
+std::size_t BufferGradientsPack::size() const noexcept {
+  return views_.size() + places_.size() * sizeof(device::GradientSums);
+}
+
+void BufferGradientsPack::pack(std::span<double* const> sums, const expr::Bindings& bindings,
+                               std::byte* to) const {
+  views_.pack(bindings, to);
+  to += views_.size();
+  for (const Place& place : places_) {
+    const Tensor& tensor = described(*place.buffer, bindings);
+    device::GradientSums packed{sums[place.name], {1, 1, 1, 1}};
     for (std::int32_t d = 0; d < tensor.rank; ++d) {
       packed.sizes[d] = tensor.shape[static_cast<std::size_t>(d)];
     }
-    append(bytes, &packed, sizeof(packed));
+    std::memcpy(to, &packed, sizeof(packed));
+    to += sizeof(packed);
   }
-  if (bytes.empty()) bytes.resize(kLeastBytes);
-  return bytes;
 }
 
 std::size_t buffer_gradients_bytes(const Expr& score, const std::vector<std::string>& names) {

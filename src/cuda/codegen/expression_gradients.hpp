@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "attn/expr.hpp"
+#include "cuda/codegen/expression_pack.hpp"
 #include "cuda/device/params.cuh"
 
 namespace attn::cuda {
@@ -28,8 +31,8 @@ namespace attn::cuda {
 // in namespace attn::device. Values agree with expr::evaluate<float> (exp, exp2, log, tanh and
 // erf within 2 ulp). The text depends on what that of print_expressions depends on.
 std::string print_slope(const expr::Expr& score, const expr::Bindings& bindings = {});
-std::vector<std::byte> pack_slope(const expr::Expr& score, const expr::Bindings& bindings);
-std::size_t slope_bytes(const expr::Expr& score);  // how many those are
+ExpressionPack slope_pack(const expr::Expr& score);  // the bytes of that struct
+std::size_t slope_bytes(const expr::Expr& score);    // how many those are
 
 // The text of
 //
@@ -46,11 +49,21 @@ std::size_t slope_bytes(const expr::Expr& score);  // how many those are
 // (src/cuda/device/expr/buffer_gradient.cuh) for the gradients of buffers `names`.
 std::string print_buffer_gradients(const expr::Expr& score, const std::vector<std::string>& names,
                                    const expr::Bindings& bindings = {});
-// sums: of each name, in their order.
-std::vector<std::byte> pack_buffer_gradients(const expr::Expr& score,
-                                             const std::vector<std::string>& names,
-                                             const std::vector<double*>& sums,
-                                             const expr::Bindings& bindings);
+// The bytes of that struct. As ExpressionPack, and with sums: of each name, in their order.
+class BufferGradientsPack {
+ public:
+  BufferGradientsPack(const expr::Expr& score, const std::vector<std::string>& names);
+  std::size_t size() const noexcept;
+  void pack(std::span<double* const> sums, const expr::Bindings& bindings, std::byte* to) const;
+
+ private:
+  struct Place {  // where the score reads a buffer that has a gradient
+    std::size_t name;
+    std::shared_ptr<const expr::Buffer> buffer;
+  };
+  ExpressionPack views_;
+  std::vector<Place> places_;
+};
 std::size_t buffer_gradients_bytes(const expr::Expr& score, const std::vector<std::string>& names);
 
 }  // namespace attn::cuda

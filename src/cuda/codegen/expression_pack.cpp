@@ -1,3 +1,5 @@
+#include "cuda/codegen/expression_pack.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -5,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <span>
+#include <utility>
 
 #include "attn/error.hpp"
 #include "core/expr/bindings.hpp"
@@ -63,6 +67,13 @@ std::size_t count_numbers(const ScoreFactors& factors) {
 // Views, then numbers. The struct is aligned to 8 bytes, and never empty.
 std::size_t struct_bytes(std::size_t of_views, std::size_t numbers) {
   return (std::max<std::size_t>(of_views + numbers * sizeof(float), 1) + 7) / 8 * 8;
+}
+
+// A scalar is given by its value, whatever its tensor.
+PrintedTensor printed_tensor(const expr::Buffer& buffer, const expr::Bindings& bindings) {
+  if (expr::is_scalar(buffer)) return {};
+  const Tensor& tensor = described(buffer, bindings);
+  return {tensor.dtype, last_is_contiguous(tensor)};
 }
 
 // factor * tanh(multiple * dot) is dot times this polynomial of dot.
@@ -129,26 +140,51 @@ std::size_t buffers_bytes(const std::vector<std::shared_ptr<const expr::Buffer>>
   return bytes;
 }
 
-std::vector<std::byte> pack_buffers(const std::vector<std::shared_ptr<const expr::Buffer>>& buffers,
-                                    const expr::Bindings& bindings) {
-  std::vector<std::byte> bytes(buffers_bytes(buffers));
-  std::byte* to = bytes.data();
-  for (const auto& buffer : buffers) {
+ExpressionPack::ExpressionPack(std::vector<std::shared_ptr<const expr::Buffer>> buffers,
+                               std::vector<float> numbers)
+    : buffers_(std::move(buffers)),
+      numbers_(std::move(numbers)),
+      size_(struct_bytes(buffers_bytes(buffers_), numbers_.size())) {}
+
+void ExpressionPack::pack(const expr::Bindings& bindings, std::byte* to) const {
+  const std::byte* const end = to + size_;
+  for (const auto& buffer : buffers_) {
     const Tensor& tensor = expr::resolve(*buffer, bindings, DeviceType::cuda);
+    const std::size_t bytes = bytes_of(*buffer);
     if (expr::is_scalar(*buffer)) {
+      std::memset(to, 0, bytes);
       std::memcpy(to, tensor.data, size_of(tensor.dtype));
     } else {
       const BufferView view = view_of(tensor);
       std::memcpy(to, &view, sizeof(view));
     }
-    to += bytes_of(*buffer);
+    to += bytes;
   }
+  std::ranges::copy(std::as_bytes(std::span(numbers_)), to);
+  to += numbers_.size() * sizeof(float);
+  std::memset(to, 0, static_cast<std::size_t>(end - to));
+}
+
+std::vector<std::byte> ExpressionPack::packed(const expr::Bindings& bindings) const {
+  std::vector<std::byte> bytes(size_);
+  pack(bindings, bytes.data());
   return bytes;
 }
 
-std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
-                                        const expr::Bindings& bindings, double softmax_scale,
-                                        int precise_math) {
+std::vector<PrintedTensor> ExpressionPack::printed(const expr::Bindings& bindings) const {
+  std::vector<PrintedTensor> result;
+  for (const auto& buffer : buffers_) result.push_back(printed_tensor(*buffer, bindings));
+  return result;
+}
+
+bool ExpressionPack::prints(const std::vector<PrintedTensor>& printed,
+                            const expr::Bindings& bindings) const {
+  return std::ranges::equal(buffers_, printed, {},
+                            [&](const auto& buffer) { return printed_tensor(*buffer, bindings); });
+}
+
+ExpressionPack expression_pack(const expr::Expr& mask, const expr::Expr& score,
+                               double softmax_scale, int precise_math) {
   const ScoreFactors factors = score_factors(score);
   std::vector<float> numbers;
   for (const double c : factors.multiples) {
@@ -159,28 +195,12 @@ std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr
     const auto tanh = small_tanh(softmax_scale * term.polynomial, term.factor, precise_math);
     numbers.insert(numbers.end(), {tanh.first, tanh.second, tanh.rest, tanh.least});
   }
-  std::vector<std::byte> bytes = pack_buffers(expression_buffers(mask, score), bindings);
-  const std::size_t of_views = bytes.size();
-  bytes.resize(struct_bytes(of_views, numbers.size()));
-  if (!numbers.empty()) {
-    std::memcpy(bytes.data() + of_views, numbers.data(), numbers.size() * sizeof(float));
-  }
-  return bytes;
+  return ExpressionPack(expression_buffers(mask, score), std::move(numbers));
 }
 
 std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score) {
   return struct_bytes(buffers_bytes(expression_buffers(mask, score)),
                       count_numbers(score_factors(score)));
-}
-
-bool prints_alike(const expr::Expr& mask, const expr::Expr& score, const expr::Bindings& bindings) {
-  const auto buffers = expression_buffers(mask, score);
-  return std::all_of(buffers.begin(), buffers.end(), [&](const auto& buffer) {
-    if (expr::is_scalar(*buffer)) return true;
-    const Tensor& bound = described(*buffer, bindings);
-    return bound.dtype == buffer->tensor().dtype &&
-           last_is_contiguous(bound) == last_is_contiguous(buffer->tensor());
-  });
 }
 
 bool mask_reads_buffers(const expr::Expr& mask) {

@@ -59,18 +59,9 @@ namespace attn::cuda {
 std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
                               const expr::Bindings& bindings = {}, bool short_sequences = false);
 
-// The bytes of that struct for tensors on a CUDA device (bound, or the buffers' own), a
-// softmax_scale and the ATTN_PRECISE_MATH it is compiled with. Its size depends on none. Throws
-// Error(invalid_argument) for tensors that cannot be read there.
-std::vector<std::byte> pack_expressions(const expr::Expr& mask, const expr::Expr& score,
-                                        const expr::Bindings& bindings, double softmax_scale,
-                                        int precise_math);
-// How many those are; throws as print_expressions for buffers.
+// Size of that struct, whose bytes expression_pack (expression_pack.hpp) gives; throws as
+// print_expressions for buffers.
 std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score);
-
-// What print_expressions gives with `bindings` is what it gives without: a kernel compiled for the
-// declared tensors can read those bound.
-bool prints_alike(const expr::Expr& mask, const expr::Expr& score, const expr::Bindings& bindings);
 
 // expr::classify of the mask depends on more than its arguments.
 bool mask_reads_buffers(const expr::Expr& mask);

@@ -34,6 +34,7 @@ struct ForwardTensors {
   bool seqused_q = false, seqused_k = false;
   // Addresses and strides of Q, K, V and O are multiples of 16 bytes.
   bool aligned = true;
+  bool mapped = true;  // the driver makes tensor maps of them, which forward_sm90 needs
   bool operator==(const ForwardTensors&) const = default;
 };
 

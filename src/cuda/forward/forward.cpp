@@ -6,10 +6,14 @@
 #include <array>
 #include <cstddef>
 #include <memory>
-#include <mutex>
+#include <memory_resource>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "attn/error.hpp"
-#include "cuda/codegen/expression_text.hpp"
+#include "core/validate/validate.hpp"
+#include "cuda/codegen/expression_pack.hpp"
 #include "cuda/driver/counters.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
@@ -18,6 +22,7 @@
 #include "cuda/forward/source.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/limits.hpp"
+#include "cuda/plan_state.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -38,83 +43,82 @@ Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
   return launch;
 }
 
-ForwardTensors facts_of(const Inputs& inputs, const Outputs& outputs) {
-  ForwardTensors facts;
-  facts.seqused_q = inputs.seqused_q.given();
-  facts.seqused_k = inputs.seqused_k.given();
+ForwardTensors tensors_of(const Inputs& inputs, const Outputs& outputs) {
+  ForwardTensors tensors;
+  tensors.seqused_q = inputs.seqused_q.given();
+  tensors.seqused_k = inputs.seqused_k.given();
   for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &outputs.o}) {
-    facts.aligned = facts.aligned && alignment_of(*t) % 16 == 0;
+    tensors.aligned = tensors.aligned && alignment_of(*t) % 16 == 0;
   }
-  return facts;
+  return tensors;
 }
 
-// The kernels of a plan, once asked for: printing the source and hashing it takes longer than a
-// launch.
-struct Kernels {
-  ForwardKernel kernel{};
+// All of a run but the tensors of a call.
+struct ForwardRun {
+  // What it was made for.
   ForwardTensors tensors{};
+  std::vector<PrintedTensor> printed{};
+
+  ForwardConfig config{};
+  device::ForwardParams parameters{};
+  ExpressionPack expressions;
   std::shared_ptr<const Kernel> classify{}, forward{}, combine{};
+  LaunchConfig classify_launch{}, forward_launch{}, combine_launch{};
+  bool deals_tiles = false;  // by a counter (driver/counters.hpp)
 };
-struct ForwardState {
-  std::mutex mutex{};
-  std::vector<Kernels> ready{};
-};
-
-Kernels make_kernels(const Plan& plan, const ForwardConfig& config, const ForwardTensors& tensors,
-                     const Inputs& inputs, const Context& context) {
-  Kernels kernels{config.kernel, tensors};
-  std::vector<KernelRequest> requests;
-  if (config.classified) {
-    requests.push_back({classify_source(plan.problem, config, inputs.buffers), &kernels.classify});
-  }
-  requests.push_back({forward_source(plan.problem, config, inputs.buffers), &kernels.forward});
-  if (config.splits) requests.push_back({combine_source(config), &kernels.combine});
-  get_kernels(plan.device.index, requests, context);
-  return kernels;
-}
-
-Kernels kernels_of(const Plan& plan, const ForwardConfig& config, const ForwardTensors& tensors,
-                   const Inputs& inputs, const Context& context) {
-  const Problem& p = plan.problem;
-  auto* state = static_cast<ForwardState*>(plan.state.get());
-  // The text depends on the buffers that are bound.
-  if (state == nullptr || !prints_alike(p.mask, score_expression(p), inputs.buffers)) {
-    return make_kernels(plan, config, tensors, inputs, context);
-  }
-  {
-    const std::lock_guard lock(state->mutex);
-    for (const Kernels& k : state->ready) {
-      if (k.kernel == config.kernel && k.tensors == tensors) return k;
-    }
-  }
-  Kernels made = make_kernels(plan, config, tensors, inputs, context);
-  const std::lock_guard lock(state->mutex);
-  state->ready.push_back(made);
-  return made;
-}
 
 // One warp a word.
-void launch_classify(const Kernel& kernel, std::int64_t words, int parts,
-                     device::ForwardParams& parameters, std::vector<std::byte>& expressions,
-                     const Context& context) {
+LaunchConfig classify_launch(std::int64_t words, int parts) {
   LaunchConfig launch;
   launch.grid[0] = words / parts;
   launch.block = static_cast<unsigned>(32 * parts);
-  std::array<void*, 2> arguments{&parameters, expressions.data()};
-  kernel.launch(launch, context.stream, arguments.data());
+  return launch;
 }
 
-void launch_combine(const Plan& plan, const Kernel& kernel, device::ForwardParams& parameters,
-                    const Context& context) {
+LaunchConfig combine_launch(const Problem& p, bool hopper) {
   constexpr int kRowsPerBlock = 4;  // one warp each, 128 threads
-  const Problem& p = plan.problem;
   LaunchConfig launch;
   launch.grid[0] =
       core::divide_up(core::Size(p.batch) * p.heads_q * p.seqlen_q, kRowsPerBlock).value();
   launch.block = 32 * kRowsPerBlock;
-  launch.programmatic_dependent_launch = device_info(plan.device.index).arch >= 90;
-  std::array<void*, 1> arguments{&parameters};
-  kernel.launch(launch, context.stream, arguments.data());
+  launch.programmatic_dependent_launch = hopper;
+  return launch;
+}
+
+ForwardRun make_run(const Plan& plan, const ForwardTensors& tensors, const Inputs& inputs,
+                    const Context& context) {
+  const Problem& p = plan.problem;
+  const DeviceInfo& device = device_info(plan.device.index);
+  const bool hopper = device.arch >= 90;
+  const std::string kernel = tensors.mapped ? forward_kernel_name(plan.algorithm, plan.kernel)
+                                            : std::string(name(ForwardKernel::sm80));
+  const ForwardConfig config =
+      choose_forward(p, arch_of_capability(device.arch), tensors, plan.num_splits, kernel);
+  ForwardRun run{.tensors = tensors,
+                 .config = config,
+                 .parameters = forward_parameters(p, config, plan.num_splits),
+                 .expressions = expression_pack(p.mask, score_expression(p), p.scale(),
+                                                precise_math(config.features.dtype))};
+  run.printed = run.expressions.printed(inputs.buffers);
+  std::vector<KernelRequest> requests;
+  const std::int64_t words = num_key_words(p, config).value();
+  if (words > 0) {
+    requests.push_back({classify_source(p, config, inputs.buffers), &run.classify});
+    run.classify_launch = classify_launch(words, config.parts());
+    run.forward_launch.programmatic_dependent_launch = hopper;
+  }
+  requests.push_back({forward_source(p, config, inputs.buffers), &run.forward});
+  if (config.splits) {
+    requests.push_back({combine_source(config), &run.combine});
+    run.combine_launch = combine_launch(p, hopper);
+  }
+  const std::int64_t tiles = num_tiles(p, config, plan.num_splits).value();
+  run.forward_launch.grid[0] = blocks_of(config, tiles, device.sm_count);
+  run.forward_launch.block = static_cast<unsigned>(config.threads());
+  run.forward_launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
+  run.deals_tiles = config.kernel == ForwardKernel::sm90 && tiles > device.sm_count;
+  get_kernels(plan.device.index, requests, context);
+  return run;
 }
 
 }  // namespace
@@ -134,7 +138,9 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   plan.problem = problem;
   plan.phase = Phase::forward;
   plan.backend = Backend::cuda;
+  plan.device = options.device;
   plan.kernel = options.kernel;
+  plan.deterministic = options.deterministic;
   const bool split =
       options.algorithm == Algorithm::automatic || options.algorithm == Algorithm::flash_decoding;
   if (split) plan.num_splits = choose_splits(problem, config, device.sm_count);
@@ -184,7 +190,7 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
     plan.reasons.emplace_back(
         "the mask reads buffers: a kernel ahead says once which blocks of keys each tile sees");
   }
-  plan.state = std::make_shared<ForwardState>();
+  plan.state = std::make_shared<PlanState<ForwardRun>>(plan);
   return plan;
 }
 
@@ -192,44 +198,43 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                  const Context& context) {
   const Problem& problem = plan.problem;
   if (problem.batch == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) return;
-  const int ordinal = plan.device.index;
-  const ContextGuard guard(ordinal);
-  const DeviceInfo& device = device_info(ordinal);
-  const Arch arch = arch_of_capability(device.arch);
-  const ForwardTensors facts = facts_of(inputs, outputs);
-  ForwardConfig config = choose_forward(problem, arch, facts, plan.num_splits,
-                                        forward_kernel_name(plan.algorithm, plan.kernel));
+  const ContextGuard guard(plan.device.index);
+  ForwardTensors tensors = tensors_of(inputs, outputs);
+  std::optional<ForwardRun> own;
+  const auto find = [&] {
+    return &run_of(
+        plan, own,
+        [&](const ForwardRun& run) {
+          return run.tensors == tensors && run.expressions.prints(run.printed, inputs.buffers);
+        },
+        [&] { return make_run(plan, tensors, inputs, context); });
+  };
+  const ForwardRun* run = find();
   std::optional<ForwardMaps> maps;
-  if (config.kernel == ForwardKernel::sm90) {
-    maps = forward_maps(problem, config, inputs, outputs);
+  if (run->config.kernel == ForwardKernel::sm90) {
+    maps = forward_maps(problem, run->config, inputs, outputs);
     if (!maps) {
-      config = choose_forward(problem, arch, facts, plan.num_splits, name(ForwardKernel::sm80));
+      tensors.mapped = false;
+      run = find();
     }
   }
-  device::ForwardParams parameters =
-      forward_parameters(problem, config, plan.num_splits, inputs, outputs, context.workspace);
-  const std::int64_t tiles = num_tiles(problem, config, plan.num_splits).value();
-  if (config.kernel == ForwardKernel::sm90 && tiles > device.sm_count) {
-    parameters.counter = work_counter(context.stream);
-  }
-  std::vector<std::byte> expressions =
-      pack_expressions(problem.mask, score_expression(problem), inputs.buffers, problem.scale(),
-                       precise_math(config.features.dtype));
-  const Kernels kernels = kernels_of(plan, config, facts, inputs, context);
-  LaunchConfig launch;
-  launch.grid[0] = blocks_of(config, tiles, device.sm_count);
-  launch.block = static_cast<unsigned>(config.threads());
-  launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
-  if (const std::int64_t words = num_key_words(problem, config).value(); words > 0) {
-    launch_classify(*kernels.classify, words, config.parts(), parameters, expressions, context);
-    launch.programmatic_dependent_launch = device.arch >= 90;
-  }
+  device::ForwardParams parameters = run->parameters;
+  fill_forward_tensors(parameters, problem, run->config, inputs, outputs, context.workspace);
+  if (run->deals_tiles) parameters.counter = work_counter(context.stream);
+  core::CallMemory memory;
+  std::pmr::vector<std::byte> expressions(run->expressions.size(), &memory.resource());
+  run->expressions.pack(inputs.buffers, expressions.data());
   std::array<void*, 3> arguments{&parameters, expressions.data(), maps ? &*maps : nullptr};
-  const int passes = config.kernel == ForwardKernel::standard ? 3 : 1;
-  for (parameters.pass = 0; parameters.pass < passes; ++parameters.pass) {
-    kernels.forward->launch(launch, context.stream, arguments.data());
+  if (run->classify != nullptr) {
+    run->classify->launch(run->classify_launch, context.stream, arguments.data());
   }
-  if (config.splits) launch_combine(plan, *kernels.combine, parameters, context);
+  const int passes = run->config.kernel == ForwardKernel::standard ? 3 : 1;
+  for (parameters.pass = 0; parameters.pass < passes; ++parameters.pass) {
+    run->forward->launch(run->forward_launch, context.stream, arguments.data());
+  }
+  if (run->combine != nullptr) {
+    run->combine->launch(run->combine_launch, context.stream, arguments.data());
+  }
 }
 
 std::vector<Source> forward_sources(const Problem& problem, Arch arch, std::string_view kernel) {

@@ -142,34 +142,11 @@ Size most_blocks(const Problem& p, Arch arch, std::int32_t num_splits, std::stri
 }
 
 device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& config,
-                                         std::int32_t num_splits, const Inputs& inputs,
-                                         const Outputs& outputs, const Tensor& workspace) {
+                                         std::int32_t num_splits) {
   device::ForwardParams out{};
-  fill_problem_parameters(out, p, inputs, outputs);
-  out.o = outputs.o.data;
-  if (outputs.lse.given()) out.lse = static_cast<float*>(outputs.lse.data);
-  if (inputs.page_table.given()) {
-    out.page_table = static_cast<const int*>(inputs.page_table.data);
-    out.page_table_stride = inputs.page_table.strides[0];
-  }
-  if (num_splits > 1) {
-    out.partial_o = static_cast<float*>(workspace.data);
-    out.partial_lse = out.partial_o + (partial_rows(p, num_splits) * p.head_dim_v).value();
-  }
-  if (config.kernel == ForwardKernel::standard) {
-    out.scores = static_cast<float*>(workspace.data);
-  } else if (config.kernel == ForwardKernel::flash_attention) {
-    out.row_o = static_cast<float*>(workspace.data);
-    out.row_sums = reinterpret_cast<device::RowSums*>(static_cast<std::byte*>(workspace.data) +
-                                                      row_o_bytes(p).value());
-  }
-  if (num_key_words(p, config) > 0) {
-    out.key_words = reinterpret_cast<device::KeyWord*>(static_cast<std::byte*>(workspace.data) +
-                                                       key_words_offset(p, num_splits).value());
-    out.key_windows = static_cast<int>(key_windows(p, config).value());
-  }
+  fill_problem_parameters(out, p);
+  if (config.classified) out.key_windows = static_cast<int>(key_windows(p, config).value());
   out.page_size = static_cast<int>(p.page_size);
-  if (config.features.paged) out.num_pages = static_cast<int>(inputs.k.shape[0]);
   out.num_splits = num_splits;
   out.counter = device::kNoCounter;
   out.blocks_per_split =
@@ -178,6 +155,33 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   out.heads_at_once = heads_at_once(p, config);
   out.num_tiles = static_cast<int>(num_tiles(p, config, num_splits).value());
   return out;
+}
+
+void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const ForwardConfig& config,
+                          const Inputs& inputs, const Outputs& outputs, const Tensor& workspace) {
+  fill_tensors(to, p, inputs, outputs);
+  to.o = outputs.o.data;
+  if (outputs.lse.given()) to.lse = static_cast<float*>(outputs.lse.data);
+  if (inputs.page_table.given()) {
+    to.page_table = static_cast<const int*>(inputs.page_table.data);
+    to.page_table_stride = inputs.page_table.strides[0];
+  }
+  if (config.features.paged) to.num_pages = static_cast<int>(inputs.k.shape[0]);
+  if (to.num_splits > 1) {
+    to.partial_o = static_cast<float*>(workspace.data);
+    to.partial_lse = to.partial_o + (partial_rows(p, to.num_splits) * p.head_dim_v).value();
+  }
+  if (config.kernel == ForwardKernel::standard) {
+    to.scores = static_cast<float*>(workspace.data);
+  } else if (config.kernel == ForwardKernel::flash_attention) {
+    to.row_o = static_cast<float*>(workspace.data);
+    to.row_sums = reinterpret_cast<device::RowSums*>(static_cast<std::byte*>(workspace.data) +
+                                                     row_o_bytes(p).value());
+  }
+  if (num_key_words(p, config) > 0) {
+    to.key_words = reinterpret_cast<device::KeyWord*>(static_cast<std::byte*>(workspace.data) +
+                                                      key_words_offset(p, to.num_splits).value());
+  }
 }
 
 std::optional<ForwardMaps> forward_maps(const Problem& p, const ForwardConfig& config,

@@ -17,12 +17,16 @@ struct ForwardMaps {
   CUtensorMap q, k, v, o;
 };
 
-// workspace: partial results, when num_splits is more than 1, then the words of key blocks, when
-// config.classified; of flash_attention the rows between blocks of keys, of standard the scores.
-// The plan has checked that its sizes fit (limits.hpp).
+// What the parameters of every call have in common. The plan has checked that its sizes fit
+// (limits.hpp).
 device::ForwardParams forward_parameters(const Problem& problem, const ForwardConfig& config,
-                                         std::int32_t num_splits, const Inputs& inputs,
-                                         const Outputs& outputs, const Tensor& workspace);
+                                         std::int32_t num_splits);
+// The rest: the tensors of a call, and dropout. workspace: partial results, when num_splits is more
+// than 1, then the words of key blocks, when config.classified; of flash_attention the rows between
+// blocks of keys, of standard the scores.
+void fill_forward_tensors(device::ForwardParams& to, const Problem& problem,
+                          const ForwardConfig& config, const Inputs& inputs, const Outputs& outputs,
+                          const Tensor& workspace);
 
 // Pairs of batch and head whose tiles come together, the longest first: their K and V are to stay
 // in L2, of which every multiprocessor works on some rows at a time. Without a mask all tiles of a

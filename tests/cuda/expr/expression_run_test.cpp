@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "cases.hpp"
+#include "cuda/codegen/expression_pack.hpp"
 #include "cuda/codegen/expression_text.hpp"
 #include "cuda/driver/memory.hpp"
 #include "cuda/jit/kernel.hpp"
@@ -98,7 +99,7 @@ std::vector<Result> run(const test::DeviceExpressions& e, const std::vector<Devi
   const auto kernel = get_kernel(0, source, {});
   std::vector<DeviceBuffer> memory;
   std::vector<std::byte> packed =
-      pack_expressions(e.mask, e.score, upload_buffers(e, memory), 1, 2);
+      expression_pack(e.mask, e.score, 1, 2).packed(upload_buffers(e, memory));
   DeviceBuffer in(0, points.size() * sizeof(DevicePoint));
   DeviceBuffer out(0, points.size() * sizeof(Result));
   in.upload(points.data(), in.bytes());

@@ -17,6 +17,7 @@
 #include "attn/mask.hpp"
 #include "cases.hpp"
 #include "compiled.hpp"
+#include "cuda/codegen/expression_pack.hpp"
 
 namespace attn {
 namespace {
@@ -38,8 +39,8 @@ const std::vector<Case>& cases() {
     std::vector<Case> made;
     auto list = test::device_expressions();
     for (std::size_t i = 0; i < list.size(); ++i) {
-      auto bytes = cuda::pack_expressions(list[i].mask, list[i].score,
-                                          test::as_device_tensors(list[i]), 1, 2);
+      auto bytes = cuda::expression_pack(list[i].mask, list[i].score, 1, 2)
+                       .packed(test::as_device_tensors(list[i]));
       made.push_back({std::move(list[i]), test::kCompiledExpressions[i], std::move(bytes)});
     }
     return made;
@@ -279,8 +280,9 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
   const expr::Bindings bindings{{buffers(mask)[0]->name(), every_other}};
   EXPECT_TRUE(
       has(cuda::print_expressions(mask, {}, bindings), "load_shared_element<ElementI32, false>"));
-  EXPECT_FALSE(cuda::prints_alike(mask, {}, bindings));
-  EXPECT_TRUE(cuda::prints_alike(mask, {}, {}));
+  const cuda::ExpressionPack pack = cuda::expression_pack(mask, {}, 1, 2);
+  EXPECT_FALSE(pack.prints(pack.printed({}), bindings));
+  EXPECT_TRUE(pack.prints(pack.printed({}), {}));
   EXPECT_TRUE(cuda::mask_reads_buffers(mask));
   EXPECT_FALSE(cuda::mask_reads_buffers(causal()));
 }
@@ -294,7 +296,7 @@ struct Printed {
 Printed printed(const Expr& score, const std::string& factor) {
   const std::string text = cuda::print_expressions({}, score);
   const auto at = text.find("return ", text.find(" float score("));
-  const auto bytes = cuda::pack_expressions({}, score, {}, 1, 2);
+  const auto bytes = cuda::expression_pack({}, score, 1, 2).packed({});
   Printed p{text.substr(at + 7, text.find(";\n", at) - at - 7), {}, false};
   for (std::size_t i = 0; text.find("multiple_" + std::to_string(i) + ";") != text.npos; ++i) {
     p.multiples.push_back(0);
@@ -403,7 +405,7 @@ TEST(ExpressionText, SmallArgumentsOfTanh) {
   EXPECT_FALSE(is_small(tanh(to_float(s.key))));
   // A term that is a tanh needs two instructions, and all constants in the struct.
   EXPECT_TRUE(has(softcap(30), "  SmallTanh small_tanh;")) << text(softcap(30));
-  EXPECT_EQ(cuda::pack_expressions({}, softcap(30), {}, 1, 2).size(), 24U);
+  EXPECT_EQ(cuda::expression_pack({}, softcap(30), 1, 2).size(), 24U);
   EXPECT_TRUE(has(softcap(30) + to_float(s.key), "attn_fma(dot, small_tanh_ratio(dot, "));
   // All others put it into the expression.
   const std::string unpacked =
@@ -462,8 +464,9 @@ TEST(ExpressionText, Refusals) {
             std::string::npos);
   EXPECT_NE(refusal([&] { cuda::print_expressions(s.score < 1, {}); }).find("depends on score"),
             std::string::npos);
-  EXPECT_NE(refusal([&] { cuda::pack_expressions({}, on_cpu, {}, 1, 2); }).find("a CUDA device"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal([&] { cuda::expression_pack({}, on_cpu, 1, 2).packed({}); }).find("a CUDA device"),
+      std::string::npos);
   const Expr other = expr::Buffer("x", tensor(data, {2}))[s.key];
   EXPECT_NE(refusal([&] { cuda::print_expressions(on_cpu < 1, other); }).find("'x'"),
             std::string::npos);

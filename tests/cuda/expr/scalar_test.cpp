@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/codegen/expression_pack.hpp"
 #include "cuda/codegen/expression_text.hpp"
 #include "cuda/cuda.hpp"
 
@@ -33,7 +34,7 @@ TEST(Scalar, ValuesAreNoText) {
     }
   }
   const auto bytes = [](const Problem& p, const expr::Bindings& bindings) {
-    return cuda::pack_expressions(p.mask, p.score, bindings, 1, 0);
+    return cuda::expression_pack(p.mask, p.score, 1, 0).packed(bindings);
   };
   EXPECT_NE(bytes(one, {}), bytes(other, {}));
   EXPECT_NE(bytes(one, {}), bytes(third, {}));

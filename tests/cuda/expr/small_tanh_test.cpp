@@ -10,6 +10,7 @@
 #include <numbers>
 
 #include "attn/mask.hpp"
+#include "cuda/codegen/expression_pack.hpp"
 #include "cuda/codegen/expression_text.hpp"
 
 #define __device__
@@ -36,7 +37,7 @@ struct SmallTanhTest : testing::Test {
   static float tanh(float x, int& room) { return fast::attn_small_tanh<kPrecise>(x, room); }
   // Of softcap(cap).
   static SmallTanh packed(float cap, double softmax_scale) {
-    const auto bytes = cuda::pack_expressions({}, softcap(cap), {}, softmax_scale, kPrecise);
+    const auto bytes = cuda::expression_pack({}, softcap(cap), softmax_scale, kPrecise).packed({});
     SmallTanh tanh{};
     std::memcpy(&tanh, bytes.data() + sizeof(float), sizeof(tanh));
     return tanh;

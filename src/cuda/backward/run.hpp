@@ -1,0 +1,17 @@
+// What runs of a plan of the backward pass keep.
+#pragma once
+
+#include <memory>
+
+#include "attn/plan.hpp"
+#include "cuda/backward/config.hpp"
+
+namespace attn::cuda {
+
+// Plan::state of a plan whose other fields are set.
+std::shared_ptr<void> backward_state(const Plan& plan);
+
+// Gradients of buffers have no kernel on tensor cores.
+BackwardConfig buffers_config(const Problem& problem, const BackwardTensors& tensors);
+
+}  // namespace attn::cuda

@@ -1,0 +1,25 @@
+// The workspace of the backward pass: LSE and D of each row, sums of the gradients of buffers, then
+// what a kernel of one pass keeps, the sums of dQ of backward_flash_attention, or P and dS of
+// backward_standard.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/backward/config.hpp"
+
+namespace attn::cuda {
+
+// Of batch, query head and query; each has RowTerms.
+core::Size num_rows(const Problem& problem);
+core::Size row_terms_bytes(const Problem& problem);
+// Elements of the buffers of the score that may have a gradient, which are those of floats.
+core::Size num_buffer_elements(const Problem& problem);
+core::Size num_scores(const Problem& problem);  // elements of P
+// Where the last part begins.
+core::Size one_pass_offset(const Problem& problem);
+
+// Bytes of all. Throws Error(unsupported) for problems whose memory or grids no GPU has.
+std::int64_t checked_workspace(const Problem& problem, BackwardKernel kernel,
+                               const BackwardWish& wish);
+
+}  // namespace attn::cuda

@@ -1,0 +1,48 @@
+// The bytes of a printed struct of expressions: what a kernel is given for it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "attn/expr.hpp"
+
+namespace attn::cuda {
+
+// What the text says of a tensor that is bound, beside the buffer's declaration.
+struct PrintedTensor {
+  DType dtype = DType::f32;
+  bool contiguous = false;  // last_is_contiguous (expression_buffers.hpp)
+  bool operator==(const PrintedTensor&) const = default;
+};
+
+// What follows from the expressions of such a struct, found once: each call packs its tensors
+// without allocating. Immutable; threads may share it.
+class ExpressionPack {
+ public:
+  // Views of the buffers, or values of scalars, then the numbers.
+  explicit ExpressionPack(std::vector<std::shared_ptr<const expr::Buffer>> buffers = {},
+                          std::vector<float> numbers = {});
+
+  std::size_t size() const noexcept { return size_; }  // a multiple of 8, at least 8
+  // Writes size() bytes for tensors on a CUDA device: bound, or the buffers' own. Throws
+  // Error(invalid_argument) for tensors that cannot be read there.
+  void pack(const expr::Bindings& bindings, std::byte* to) const;
+  std::vector<std::byte> packed(const expr::Bindings& bindings) const;  // the same
+
+  // What the text for tensors bound so depends on, and whether it is that of `printed`.
+  std::vector<PrintedTensor> printed(const expr::Bindings& bindings) const;
+  bool prints(const std::vector<PrintedTensor>& printed, const expr::Bindings& bindings) const;
+
+ private:
+  std::vector<std::shared_ptr<const expr::Buffer>> buffers_;
+  std::vector<float> numbers_;
+  std::size_t size_;
+};
+
+// Of the struct of print_expressions, for a softmax_scale and the ATTN_PRECISE_MATH it is compiled
+// with; its size depends on neither.
+ExpressionPack expression_pack(const expr::Expr& mask, const expr::Expr& score,
+                               double softmax_scale, int precise_math);
+
+}  // namespace attn::cuda

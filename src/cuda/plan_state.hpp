@@ -1,0 +1,89 @@
+// What a plan keeps between its runs (Plan::state).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "attn/plan.hpp"
+#include "core/problem/numbers.hpp"
+
+namespace attn::cuda {
+
+// All that runs of a plan need beside the tensors of a call: a Run for each kind of tensors that
+// came (aligned or not, with lengths or without), made when the first comes. Threads that find
+// theirs neither wait nor allocate; two that miss one at once both make it. A Run stays where it is
+// as long as the plan, or a copy of it, lives.
+//
+// Plans are open structures: a copy whose problem or kernel was changed shares this, and is not
+// served from it. Seed and offset of dropout may differ.
+template <class Run>
+class PlanState {
+ public:
+  // device and deterministic of the plan are set.
+  explicit PlanState(const Plan& plan)
+      : numbers_(core::numbers_of(plan.problem)),
+        mask_(plan.problem.mask),
+        score_(plan.problem.score),
+        device_(plan.device.index),
+        num_splits_(plan.num_splits),
+        algorithm_(plan.algorithm),
+        deterministic_(plan.deterministic),
+        kernel_(plan.kernel) {}
+  PlanState(const PlanState&) = delete;
+  PlanState& operator=(const PlanState&) = delete;
+  ~PlanState() {
+    for (Node* node = newest_.load(); node != nullptr;) delete std::exchange(node, node->before);
+  }
+
+  bool is_of(const Plan& plan) const noexcept {
+    return plan.device.index == device_ && plan.num_splits == num_splits_ &&
+           plan.algorithm == algorithm_ && plan.deterministic == deterministic_ &&
+           plan.problem.mask.get() == mask_.get() && plan.problem.score.get() == score_.get() &&
+           plan.kernel == kernel_ && core::numbers_of(plan.problem) == numbers_;
+  }
+
+  // Null where there is none.
+  template <class Suits>
+  const Run* find(const Suits& suits) const {
+    for (const Node* node = newest_.load(std::memory_order_acquire); node != nullptr;
+         node = node->before) {
+      if (suits(node->run)) return &node->run;
+    }
+    return nullptr;
+  }
+  const Run& add(Run run) {
+    auto* const node = new Node{std::move(run), newest_.load(std::memory_order_relaxed)};
+    while (!newest_.compare_exchange_weak(node->before, node, std::memory_order_acq_rel)) continue;
+    return node->run;
+  }
+
+ private:
+  struct Node {
+    Run run;
+    Node* before;
+  };
+
+  const core::ProblemNumbers numbers_;
+  const expr::Expr mask_, score_;
+  const std::int32_t device_, num_splits_;
+  const Algorithm algorithm_;
+  const bool deterministic_;
+  const std::string kernel_;
+  std::atomic<Node*> newest_{nullptr};
+};
+
+// The run of the plan that suits, made where there is none; kept in `own` where the plan's state is
+// not of it.
+template <class Run, class Suits, class Make>
+const Run& run_of(const Plan& plan, std::optional<Run>& own, const Suits& suits, const Make& make) {
+  auto* const state = static_cast<PlanState<Run>*>(plan.state.get());
+  if (state == nullptr || !state->is_of(plan)) return own.emplace(make());
+  const Run* const found = state->find(suits);
+  return found != nullptr ? *found : state->add(make());
+}
+
+}  // namespace attn::cuda
