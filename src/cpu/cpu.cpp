@@ -62,7 +62,7 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const Context& context) {
   check_plan(plan, Phase::backward);
-  Call call(plan, inputs, DType::f32, context);
+  Call call(plan, inputs, plan.compute, context);
   const Attention& a = call.attention;
   const GradientContext g(a, outputs, d_outputs, call.workers);
   if (gradients.dq.given() || gradients.dk.given() || gradients.dv.given()) {

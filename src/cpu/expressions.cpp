@@ -10,17 +10,18 @@ namespace attn::cpu {
 namespace {
 
 // What the products of the plan's run multiply.
-DType operand_of(const Plan& plan) {
-  return tile_ops(plan.isa, plan.phase == Phase::forward ? plan.compute : DType::f32).operand;
-}
+DType operand_of(const Plan& plan) { return tile_ops(plan.isa, plan.compute).operand; }
 
-std::vector<LoadProgram> compile_loads(const expr::Expr& score, std::string_view buffer) {
+// natural(e): e as the tiles' scores take it.
+template <class Natural>
+std::vector<LoadProgram> compile_loads(const expr::Expr& score, std::string_view buffer,
+                                       const Natural& natural) {
   std::vector<LoadProgram> loads;
   for (const expr::LoadDerivative& load : expr::load_derivatives(score, buffer)) {
     LoadProgram l;
     l.load = load.load;
     l.has_factor = !expr::same(load.derivative, expr::Expr(1.0f));
-    if (l.has_factor) l.factor = expr::compile(load.derivative);
+    if (l.has_factor) l.factor = expr::compile(natural(load.derivative));
     for (const expr::Expr& index : load.load.node().args) l.index.push_back(expr::compile(index));
     loads.push_back(std::move(l));
   }
@@ -38,17 +39,20 @@ Expressions::Expressions(const Plan& plan)
   if (!mask_.empty()) mask_program_ = expr::compile(mask_);
   if (score_.empty()) return;
   // f32 operands have softmax_scale in Q; of bf16 operands the expression takes it.
-  score_program_ =
-      expr::compile(operand_ == DType::f32
-                        ? score_
-                        : expr::substitute(score_, expr::Op::score,
-                                           static_cast<float>(scale_) * expr::symbols().score));
+  const auto natural = [&](const expr::Expr& e) {
+    return operand_ == DType::f32
+               ? e
+               : expr::substitute(e, expr::Op::score,
+                                  static_cast<float>(scale_) * expr::symbols().score);
+  };
+  score_program_ = expr::compile(natural(score_));
   if (phase_ == Phase::forward) return;
   const expr::Expr derivative = expr::derivative(score_);
-  if (!expr::same(derivative, expr::Expr(1.0f))) derivative_program_ = expr::compile(derivative);
+  if (!expr::same(derivative, expr::Expr(1.0f)))
+    derivative_program_ = expr::compile(natural(derivative));
   for (const auto& buffer : expr::buffers(score_)) {
     if (!is_floating(buffer->tensor().dtype) || expr::is_scalar(*buffer)) continue;
-    buffers_.push_back({buffer->name(), compile_loads(score_, buffer->name())});
+    buffers_.push_back({buffer->name(), compile_loads(score_, buffer->name(), natural)});
     gradient_elements_ += buffer->tensor().size();
   }
 }

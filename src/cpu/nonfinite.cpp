@@ -5,18 +5,15 @@
 #include "core/tensor/element.hpp"
 
 namespace attn::cpu {
-namespace {
-
-// One element of a [key / 2][row] array of bf16 pairs, low half first.
-float paired(const void* p, int rows, int key, int row) {
-  const std::uint32_t pair = static_cast<const std::uint32_t*>(p)[key / 2 * rows + row];
-  const std::uint32_t bits = key % 2 == 0 ? pair << 16 : pair & 0xffff0000u;
+float operand_element(const Attention& a, const void* x, int step, int row) {
+  const int rows = a.ops.rows;
+  if (a.ops.operand == DType::f32) return static_cast<const float*>(x)[step * rows + row];
+  const std::uint32_t pair = static_cast<const std::uint32_t*>(x)[step / 2 * rows + row];
+  const std::uint32_t bits = step % 2 == 0 ? pair << 16 : pair & 0xffff0000u;  // low half first
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
-
-}  // namespace
 
 std::uint64_t nonfinite_rows(const Attention& a, const core::Rows& rows, int head, int first,
                              int count, int dim) {
@@ -45,13 +42,9 @@ std::uint64_t set_apart_values(const Attention& a, const core::Sequence& sequenc
 
 void add_values_apart(const Attention& a, const core::Sequence& sequence, int head_k, int key0,
                       int keys, std::uint64_t apart, const OutputTile& tile) {
-  const int rows = a.ops.rows;
   for_each_bit(apart, keys, [&](int j) {
     float weight[kMaxRows];
-    for (int r = 0; r < rows; ++r) {
-      weight[r] = a.ops.operand == DType::bf16 ? paired(tile.p, rows, j, r)
-                                               : static_cast<const float*>(tile.p)[j * rows + r];
-    }
+    for (int r = 0; r < a.ops.rows; ++r) weight[r] = operand_element(a, tile.p, j, r);
     add_outer(a, weight, sequence.v.row(key0 + j, head_k), a.dim_v, tile.o_t);
   });
 }

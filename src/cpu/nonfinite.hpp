@@ -40,6 +40,9 @@ std::uint64_t set_apart_values(const Attention& a, const core::Sequence& sequenc
 void add_values_apart(const Attention& a, const core::Sequence& sequence, int head_k, int key0,
                       int keys, std::uint64_t apart, const OutputTile& tile);
 
+// x[step][row] of an array in the operand type of a.ops: f32, or bf16 pairs of steps.
+float operand_element(const Attention& a, const void* x, int step, int row);
+
 // x_t[d][row] += weight[row] y[d] where the weight is not 0: one key of O^T = V^T P^T or of dQ^T =
 // K^T dS^T. y: a row of the problem's dtype.
 void add_outer(const Attention& a, const float* weight, const std::byte* y, int dim, float* x_t);

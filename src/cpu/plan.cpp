@@ -150,7 +150,8 @@ bool decodes(const Plan& plan) {
 // Whether the verbs that multiply bf16 operands take this pass at all.
 bool may_multiply_bf16(const Plan& plan) {
   return plan.problem.dtype == DType::bf16 && has_bf16_products(plan.isa, false) &&
-         plan.phase == Phase::forward && !decodes(plan) && plan.algorithm != Algorithm::standard;
+         (plan.phase == Phase::forward || has_backward(tile_ops(plan.isa, DType::bf16))) &&
+         !decodes(plan) && plan.algorithm != Algorithm::standard;
 }
 
 void choose_operands(Plan& plan, InstructionSet asked) {

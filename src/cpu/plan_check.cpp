@@ -47,12 +47,11 @@ bool is_available(InstructionSet isa) {
 // Whether the instruction set multiplies bf16 operands of this problem.
 bool takes_bf16(const Plan& plan, Phase phase) {
   const Problem& p = plan.problem;
-  if (p.dtype != DType::bf16 || phase != Phase::forward || !has_bf16_products(plan.isa, false)) {
-    return false;
-  }
-  const int multiple = tile_ops(plan.isa, DType::bf16).dim_multiple;
-  return plan.algorithm != Algorithm::standard && p.scale() > 0 && p.head_dim % multiple == 0 &&
-         p.head_dim_v % multiple == 0;
+  if (p.dtype != DType::bf16 || !has_bf16_products(plan.isa, false)) return false;
+  const TileOps& ops = tile_ops(plan.isa, DType::bf16);
+  const int multiple = ops.dim_multiple;
+  return (phase == Phase::forward || has_backward(ops)) && plan.algorithm != Algorithm::standard &&
+         p.scale() > 0 && p.head_dim % multiple == 0 && p.head_dim_v % multiple == 0;
 }
 
 }  // namespace

@@ -49,8 +49,8 @@ struct DropoutTile {
 
 // The first `count` rows of a Q block and their weights.
 struct WeightedRows {
-  const float* t = nullptr;  // [key][rows]
-  const float* x = nullptr;  // [row][leading dimension]
+  const void* t = nullptr;  // [key][rows] in the operand type
+  const void* x = nullptr;  // [row][leading dimension]; bf16: pairs of rows, as pack_v packs
   int count = 0;
 };
 
@@ -116,6 +116,8 @@ struct TileOps {
   // v as k for f32; bf16: [ceil(keys / 2)][leading_dim(dim)] pairs of consecutive keys; AMX: V^T,
   // and both up to the end of a block of 32 keys.
   void (*pack_v)(const std::byte* const* row, int keys, int dim, DType source, void* v);
+  // x f32 [count][leading_dim(dim)] <- rows, whatever the operand type.
+  void (*widen_rows)(const std::byte* const* row, int count, int dim, DType source, void* x);
   // row[r][0, dim) <- o_t[dim][r] * factor[r], rounded to `target`; null rows are skipped.
   void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
                    std::byte* const* row, int count);
@@ -155,15 +157,20 @@ struct TileOps {
                    float* out);
   void (*apply_mask)(const expr::BoundProgram& program, const expr::TileContext& tile, float* s);
 
-  // --- Backward (f32 operands) ---
-  // p[key][row] <- e^(s - lse[row]), 0 where s is -inf whatever lse; s may be p.
-  void (*probabilities)(const float* s, int keys, const float* lse, float* p);
+  // --- Backward ---
+  // p[key][row] <- e^(scale s - lse[row]), 0 where s is -inf whatever lse; s may be p. scale > 0.
+  void (*probabilities)(const float* s, int keys, float scale, const float* lse, float* p);
   // ds <- p (keep_scale keep dp - delta[row]), 0 where p is 0 whatever dp and delta; p <-
   // keep_scale keep p. keep null: all kept and keep_scale 1.
   void (*score_gradient)(float* p, const float* dp, int keys, const std::uint32_t* keep,
                          float keep_scale, const float* delta, float* ds);
   // ds <- ds * factor, and 0 where ds is 0 (a masked element's factor may be infinite or NaN).
   void (*multiply_gradient)(const float* factor, int keys, float* ds);
+  // P and dS, [key][rows], as the products take them: p_rows, ds_rows <- bf16 [key][rows] for
+  // accumulate_rows, ds_pairs <- bf16 [ceil(keys / 2)][rows] pairs of keys for accumulate. Null for
+  // f32 operands, which are taken as they are, and for AMX, whose backward pass takes f32.
+  void (*round_gradients)(const float* p, const float* ds, int keys, void* p_rows, void* ds_rows,
+                          void* ds_pairs);
   // g[key][ld] += sum_row t[key][row] x[row][ld] over the rows of `blocks` Q blocks, one after the
   // other; ld = leading_dim(dim).
   void (*accumulate_rows)(const WeightedRows* block, int blocks, int keys, int dim, float* g);
@@ -201,6 +208,11 @@ class TileState {
  private:
   void (*leave_)();
 };
+
+// Whether the backward pass can be written with the table.
+inline bool has_backward(const TileOps& ops) {
+  return ops.operand == DType::f32 || ops.round_gradients != nullptr;
+}
 
 // The table for an instruction set that is available; operand bf16 only for avx512_bf16 and
 // amx_bf16.

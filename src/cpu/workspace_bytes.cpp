@@ -35,7 +35,7 @@ class Count {
         rows_(Size(p_.seqlen_q) * (p_.heads_q / p_.heads_k)),
         blocks_(core::divide_up(rows_, plan.block_q)),
         tasks_(pairs_ * std::max(Size(1), core::divide_up(rows_, plan.rows_per_task))) {
-    tile_.operand = plan.phase == Phase::forward ? plan.compute : DType::f32;
+    tile_.operand = plan.compute;
     tile_.expression_floats = expressions.scratch_floats();
   }
 
@@ -123,9 +123,12 @@ class Count {
     return Size(sizeof(GradientTiles)) + scratch_bytes(t);
   }
   Size gradient_block() const {
-    return Size(sizeof(GradientBlock)) +
-           kFloat * kMaxRows * (p_.head_dim + p_.head_dim_v + d_ + d_v_) +
-           8 * std::int64_t{kAlignment};
+    Carver c;
+    GradientBlock* self = nullptr;
+    c.take(self, 1);
+    GradientBlock().carve(c, static_cast<int>(p_.head_dim), static_cast<int>(p_.head_dim_v),
+                          plan_.compute);
+    return c.used();
   }
   // Tasks, and the same again with the last two a worker in quarters.
   Size task_lists() const {

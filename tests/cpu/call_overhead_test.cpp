@@ -163,7 +163,7 @@ class Verbs {
     ops_.pack_k(d_o_row_, n_, dim_, DType::f32, d_o_);
     const ScoreTile scores{q_t_, s_, nullptr}, dp{do_t_, ds_, nullptr};
     ops_.scores(&scores, 1, k_, n_, dim_);
-    ops_.probabilities(s_, n_, alpha_, s_);
+    ops_.probabilities(s_, n_, 1, alpha_, s_);
     ops_.scores(&dp, 1, v_, n_, dim_);
     ops_.score_gradient(s_, ds_, n_, nullptr, 1, delta_, ds_);
     const OutputTile dq{ds_, nullptr, o_t_};

@@ -49,7 +49,13 @@ inline std::vector<Table> tables() {
   return list;
 }
 
-// The backward, decoding and conversion verbs have f32 operands only.
+inline std::vector<Table> backward_tables() {
+  std::vector<Table> list = tables();
+  std::erase_if(list, [](const Table& t) { return !has_backward(*t.ops); });
+  return list;
+}
+
+// The elementwise verbs of the backward pass, decoding and conversion know f32 only.
 inline std::vector<Table> f32_tables() {
   std::vector<Table> list = tables();
   std::erase_if(list, [](const Table& t) { return t.operand != DType::f32; });

@@ -55,6 +55,10 @@ void pack_k(const std::byte* const* row, int keys, int dim, DType source, void* 
   for (int r = 0; r < keys; ++r) seen.note(seen.by_pack_k, row[r], bytes_of_row(dim, source));
   seen.ops->pack_k(row, keys, dim, source, k);
 }
+void widen_rows(const std::byte* const* row, int count, int dim, DType source, void* x) {
+  for (int r = 0; r < count; ++r) seen.note(seen.by_pack_k, row[r], bytes_of_row(dim, source));
+  seen.ops->widen_rows(row, count, dim, source, x);
+}
 void pack_v(const std::byte* const* row, int keys, int dim, DType source, void* v) {
   for (int r = 0; r < keys; ++r) seen.note(seen.by_pack_v, row[r], bytes_of_row(dim, source));
   seen.ops->pack_v(row, keys, dim, source, v);
@@ -99,7 +103,7 @@ class CpuPlan : public ::testing::Test {
     context.executor = make_thread_pool(1);
     harness::CaseData data({problem, {}}, 5);
     const Plan plan = make_plan(data.problem, phase, {.algorithm = algorithm}, context);
-    cpu::TileOps ops = cpu::tile_ops(plan.isa, phase == Phase::forward ? plan.compute : DType::f32);
+    cpu::TileOps ops = cpu::tile_ops(plan.isa, plan.compute);
     const cpu::TileOps true_ops = ops;
     seen = {};
     seen.ops = &true_ops;
@@ -110,6 +114,7 @@ class CpuPlan : public ::testing::Test {
     note_tensor("do", data.d_o);
     ops.pack_q = pack_q;
     ops.pack_k = pack_k;
+    ops.widen_rows = widen_rows;
     ops.pack_v = pack_v;
     ops.scores = scores;
     ops.decode_scores = decode_scores;

@@ -58,9 +58,8 @@ class Count {
         workspace_(nullptr, 0),
         inputs_(shapes_of(plan_.problem)),
         expressions_(plan_),
-        a_(plan_.problem, inputs_,
-           cpu::tile_ops(plan_.isa, plan_.phase == Phase::forward ? plan_.compute : DType::f32),
-           expressions_, workspace_),
+        a_(plan_.problem, inputs_, cpu::tile_ops(plan_.isa, plan_.compute), expressions_,
+           workspace_),
         element_(static_cast<double>(size_of(plan_.problem.dtype))),
         operand_(static_cast<double>(size_of(a_.ops.operand))) {}
 
@@ -313,10 +312,10 @@ class Count {
 
   // Chunks of keys against groups of Q blocks; dQ of each range of keys in the workspace.
   void backward_flash() {
-    // Q^T, dO^T and their rows in f32.
+    // Q^T, dO^T and their rows.
     const double block =
-        floats(static_cast<double>(a_.ops.rows) *
-               (a_.dim + a_.dim_v + cpu::leading_dim(a_.dim) + cpu::leading_dim(a_.dim_v)));
+        operand_ * a_.ops.rows *
+        (a_.dim + a_.dim_v + cpu::leading_dim(a_.dim) + cpu::leading_dim(a_.dim_v));
     const double dq = floats(static_cast<double>(a_.dim) * a_.ops.rows);
     for_each_pair([&](const Pair& pair) {
       const std::int64_t rows = a_.rows(pair.sequence);

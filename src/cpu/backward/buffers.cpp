@@ -33,7 +33,7 @@ struct Scratch {
     tiles.carve(c);
     c.take(block, 1);
     GradientBlock placed;
-    placed.carve(c, dim, dim_v);
+    placed.carve(c, dim, dim_v, tiles.tile.operand);
     if (block != nullptr) *block = placed;
     c.take(k, static_cast<std::size_t>(kBlockK * leading_dim(dim)));
     c.take(v, static_cast<std::size_t>(kBlockK * leading_dim(dim_v)));
@@ -103,7 +103,7 @@ class BufferGradient {
       g_.load(pair, i, *s.block);
       for_visible_blocks(a_, s.block->q.tile, 0, p.sequence.length_k,
                          [&](int key0, int keys, expr::Coverage coverage) {
-                           a_.load_key_block(p.sequence, p.head_k, key0, keys, s.keys);
+                           g_.load_keys(p.sequence, p.head_k, key0, keys, s.keys);
                            const GradientTile tile{s.block, coverage, &s.tiles};
                            g_.tile_value_gradients(&tile, 1, s.keys);
                            for (const Load& load : loads_) add_tile(load, key0, keys, s);

@@ -1,5 +1,5 @@
 // FlashAttention-2, algorithm 2: P is recomputed from LSE tile by tile. Tasks are (sequence, K, V
-// head, range of keys). A task keeps a chunk of K, V, dK and dV in f32 and runs over all Q blocks;
+// head, range of keys). A task keeps a chunk of K, V, dK and dV and runs over all Q blocks;
 // dQ of a Q block is accumulated, transposed, in a workspace of its own for each range and the
 // ranges are added in order at the end. So no two tasks write to the same memory and the sums do
 // not depend on the number of threads.
@@ -15,12 +15,13 @@ namespace {
 
 struct Scratch {
   int dim = 0, dim_v = 0;
-  int blocks = kGradientGroup;     // of a group
-  GradientTiles tile;              // sizes of each of tiles
-  GradientTiles* tiles = nullptr;  // [blocks], of each Q block of a group
-  GradientBlock* block = nullptr;  // [blocks], for Q blocks that are not packed ahead
-  float *k = nullptr, *v = nullptr, *dk = nullptr,
-        *dv = nullptr;                               // [kChunkKeys][leading dimension]
+  int blocks = kGradientGroup;           // of a group
+  GradientTiles tile;                    // sizes of each of tiles
+  GradientTiles* tiles = nullptr;        // [blocks], of each Q block of a group
+  GradientBlock* block = nullptr;        // [blocks], for Q blocks that are not packed ahead
+  std::byte *k = nullptr, *v = nullptr;  // [kChunkKeys][leading dimension]
+  std::byte* k_pairs = nullptr;          // K as dQ takes it: k itself for f32 operands
+  float *dk = nullptr, *dv = nullptr;    // [kChunkKeys][leading dimension]
   std::uint64_t k_apart[kChunkKeys / kBlockK] = {};  // of each K block, as in KeyBlock
 
   void carve(Carver& c) {
@@ -36,13 +37,16 @@ struct Scratch {
     c.take(block, blocks);
     GradientBlock counted;
     for (int i = 0; i < blocks; ++i) {
-      (block == nullptr ? counted : block[i]).carve(c, dim, dim_v);
+      (block == nullptr ? counted : block[i]).carve(c, dim, dim_v, tile.tile.operand);
     }
     const auto k_floats = static_cast<std::size_t>(kChunkKeys * leading_dim(dim));
     const auto v_floats = static_cast<std::size_t>(kChunkKeys * leading_dim(dim_v));
-    c.take(k, k_floats);
+    const DType operand = tile.tile.operand;
+    c.take(k, k_floats * size_of(operand));
+    k_pairs = k;
+    if (operand == DType::bf16) c.take(k_pairs, k_floats * size_of(operand));
     c.take(dk, k_floats);
-    c.take(v, v_floats);
+    c.take(v, v_floats * size_of(operand));
     c.take(dv, v_floats);
   }
 };
@@ -78,10 +82,24 @@ void pack_queries(const Attention& a, const GradientContext& g, const Waves& wav
     GradientBlock* self = nullptr;
     carver.take(self, 1);
     GradientBlock placed;
-    placed.carve(carver, a.dim, a.dim_v);
+    placed.carve(carver, a.dim, a.dim_v, a.ops.operand);
     *self = placed;
     g.load(pair, i, *self);
   });
+}
+
+// Of `keys` packed rows of K or V, ld elements each; as many when they are pairs of keys.
+std::size_t key_bytes(const Attention& a, std::int64_t keys, int ld) {
+  return static_cast<std::size_t>(keys * ld) * size_of(a.ops.operand);
+}
+
+// K of the block, which its sum over keys takes in pairs of them.
+void pack_key_pairs(const Attention& a, const KeyBlock& block, std::byte* k_pairs) {
+  const std::byte* row[kBlockK];
+  for (int j = 0; j < block.keys; ++j) {
+    row[j] = static_cast<const std::byte*>(block.k) + key_bytes(a, j, leading_dim(a.dim));
+  }
+  a.ops.pack_v(row, block.keys, a.dim, a.problem.dtype, k_pairs);
 }
 
 // Q blocks [first, first + count) of the pair against one chunk of keys: dQ is added to theirs, dK
@@ -104,6 +122,7 @@ void group_gradient(const Attention& a, const GradientContext& g, const Waves& w
   GradientBlock* q[kGradientGroup] = {};
   const auto visit = [&](int key0, int keys_in_block, expr::Coverage coverage) {
     const std::int64_t j = key0 - chunk.begin;
+    const std::size_t k_at = key_bytes(a, j, ld), v_at = key_bytes(a, j, ld_v);
     float* dk = s.dk + j * ld;
     float* dv = s.dv + j * ld_v;
     GradientTile tile[kGradientGroup];
@@ -111,11 +130,11 @@ void group_gradient(const Attention& a, const GradientContext& g, const Waves& w
     WeightedRows queries[kGradientGroup], d_o[kGradientGroup];
     int tiles = 0, tile_keys = 0;  // visible ones so far, all with the same number of keys
     const auto add_tiles = [&] {
-      const KeyBlock block{key0, tile_keys, s.k + j * ld, s.v + j * ld_v, s.k_apart[j / kBlockK]};
+      const KeyBlock block{key0, tile_keys, s.k + k_at, s.v + v_at, s.k_apart[j / kBlockK]};
       for (int i = 0; i < tiles; i += a.ops.q_blocks) {
         const int n = std::min(a.ops.q_blocks, tiles - i);
         g.tile_gradients(tile + i, n, block);
-        a.ops.accumulate(dq + i, n, block.k, tile_keys, a.dim);
+        a.ops.accumulate(dq + i, n, s.k_pairs + k_at, tile_keys, a.dim);
       }
       a.ops.accumulate_rows(d_o, tiles, tile_keys, a.dim_v, dv);
       a.ops.accumulate_rows(queries, tiles, tile_keys, a.dim, dk);
@@ -140,9 +159,9 @@ void group_gradient(const Attention& a, const GradientContext& g, const Waves& w
       if (tiles > 0 && n != tile_keys) add_tiles();
       GradientTiles& t = s.tiles[tiles];
       tile[tiles] = {q[i], own, &t};
-      dq[tiles] = {t.ds, nullptr, memory.dq(split, in_wave + first + i)};
-      d_o[tiles] = {t.tile.s, q[i]->do_rows, q[i]->q.count};
-      queries[tiles] = {t.ds, q[i]->q_rows, q[i]->q.count};
+      dq[tiles] = {t.ds_pairs, nullptr, memory.dq(split, in_wave + first + i)};
+      d_o[tiles] = {t.tile.p, q[i]->do_rows, q[i]->q.count};
+      queries[tiles] = {t.ds_rows, q[i]->q_rows, q[i]->q.count};
       tile_keys = n;
       ++tiles;
     }
@@ -160,10 +179,11 @@ void chunk_gradient(const Attention& a, const GradientContext& g, const Waves& w
   const int ld_v = leading_dim(a.dim_v);
   const auto count = static_cast<int>(keys.end - keys.begin);
   for (int j = 0; j < count; j += kBlockK) {
-    KeyBlock block{0, 0, s.k + j * ld, s.v + j * ld_v};
+    KeyBlock block{0, 0, s.k + key_bytes(a, j, ld), s.v + key_bytes(a, j, ld_v)};
     g.load_keys(sequence, head_k, static_cast<int>(keys.begin) + j, std::min(kBlockK, count - j),
                 block);
     s.k_apart[j / kBlockK] = block.k_apart;
+    if (s.k_pairs != s.k) pack_key_pairs(a, block, s.k_pairs + key_bytes(a, j, ld));
   }
   std::fill_n(s.dk, count * ld, 0.0f);
   std::fill_n(s.dv, count * ld_v, 0.0f);
@@ -229,7 +249,7 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   Carver block_size;
   GradientBlock* self = nullptr;
   block_size.take(self, 1);
-  GradientBlock().carve(block_size, a.dim, a.dim_v);
+  GradientBlock().carve(block_size, a.dim, a.dim_v, a.ops.operand);
   memory.block_bytes = block_size.used().bytes();
   const auto packed_bytes_of = [&](const Pair& pair) {
     // A single chunk of keys reads each Q block once and packs it as it goes.

@@ -38,29 +38,39 @@ float of_row(const core::Rows& like_lse, const QueryBlock& q, int r) {
 
 // s[row] <- the scores of one key with the Q block.
 void score_apart(const Attention& a, const QueryBlock& q, const std::byte* key, float* s) {
-  const auto* q_t = static_cast<const float*>(q.q_t);
   std::fill_n(s, a.ops.rows, 0.0f);
   for (int d = 0; d < a.dim; ++d) {
     const float k = element(a, key, d);
-    for (int r = 0; r < a.ops.rows; ++r) s[r] += q_t[d * a.ops.rows + r] * k;
+    for (int r = 0; r < a.ops.rows; ++r) s[r] += operand_element(a, q.q_t, d, r) * k;
   }
 }
 
 }  // namespace
 
-void GradientBlock::carve(Carver& c, int dim, int dim_v) {
-  float* q_t = nullptr;
-  c.take(q_t, static_cast<std::size_t>(dim * kMaxRows));
-  q.q_t = q_t;
-  c.take(do_t, static_cast<std::size_t>(dim_v * kMaxRows));
-  c.take(q_rows, static_cast<std::size_t>(kMaxRows * leading_dim(dim)));
-  c.take(do_rows, static_cast<std::size_t>(kMaxRows * leading_dim(dim_v)));
+void GradientBlock::carve(Carver& c, int dim, int dim_v, DType operand) {
+  const auto take = [&](void*& array, int elements_of_row) {
+    std::byte* bytes = nullptr;
+    c.take(bytes, static_cast<std::size_t>(kMaxRows * elements_of_row) * size_of(operand));
+    array = bytes;
+  };
+  take(q.q_t, (dim + 1) / 2 * 2);
+  take(do_t, (dim_v + 1) / 2 * 2);
+  take(q_rows, leading_dim(dim));
+  take(do_rows, leading_dim(dim_v));
 }
 
 void GradientTiles::carve(Carver& c) {
   const auto n = static_cast<std::size_t>(kBlockK * kMaxRows);
   tile.carve(c);
   c.take(ds, n);
+  ds_rows = ds_pairs = ds;
+  if (tile.operand == DType::bf16) {
+    std::uint32_t *rows = nullptr, *pairs = nullptr;
+    c.take(rows, n / 2);
+    c.take(pairs, n / 2);
+    ds_rows = rows;
+    ds_pairs = pairs;
+  }
   c.take(raw, n);
   c.take(factor, n);
 }
@@ -115,8 +125,8 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
       lse[r] = natural;
       if (d_outputs.lse.given()) delta[r] = -of_row(d_lse_rows, q, r);
     }
-    a.ops.pack_k(o_row, q.count, a.dim_v, a.problem.dtype, s.o);
-    a.ops.pack_k(d_o_row, q.count, a.dim_v, a.problem.dtype, s.d_o);
+    a.ops.widen_rows(o_row, q.count, a.dim_v, a.problem.dtype, s.o);
+    a.ops.widen_rows(d_o_row, q.count, a.dim_v, a.problem.dtype, s.d_o);
     for (int r = 0; r < q.count; ++r) {
       float sum[16] = {};
       for (int d = r * ld; d < (r + 1) * ld; d += 16) {
@@ -154,8 +164,8 @@ void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& blo
     for_each_bit(block.q_apart, count, [&](int r) { q[r] = nullptr; });
     for_each_bit(block.do_apart, count, [&](int r) { d_o[r] = nullptr; });
   }
-  a_.ops.pack_k(q, count, a_.dim, a_.problem.dtype, block.q_rows);
-  a_.ops.pack_k(d_o, count, a_.dim_v, a_.problem.dtype, block.do_rows);
+  a_.ops.pack_v(q, count, a_.dim, a_.problem.dtype, block.q_rows);
+  a_.ops.pack_v(d_o, count, a_.dim_v, a_.problem.dtype, block.do_rows);
   block.lse = lse(first_block(pair) + i);
   block.delta = delta(first_block(pair) + i);
 }
@@ -169,6 +179,7 @@ GradientTiles GradientContext::tiles() const {
 void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
                                            const KeyBlock& keys) const {
   const int n = keys.keys;
+  const auto natural = static_cast<float>(a_.natural());
   ScoreTile scores[kMaxRegisterBlocks], dp[kMaxRegisterBlocks];
   for (int i = 0; i < tiles; ++i) {
     scores[i] = {tile[i].block->q.q_t, tile[i].t->tile.s, nullptr};
@@ -184,7 +195,7 @@ void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
     float* p = t.tile.s;
     if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
     a_.modify(tile[i].block->q, keys.key0, n, tile[i].coverage, t.tile);
-    a_.ops.probabilities(p, n, tile[i].block->lse, p);
+    a_.ops.probabilities(p, n, natural, tile[i].block->lse, p);
   }
   a_.ops.scores(dp, tiles, keys.v, n, a_.dim_v);
   for (int i = 0; i < tiles; ++i) {
@@ -198,24 +209,34 @@ void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
 void GradientContext::tile_gradients(const GradientTile* tile, int tiles,
                                      const KeyBlock& keys) const {
   tile_value_gradients(tile, tiles, keys);
-  if (!has_factor_) return;
   for (int i = 0; i < tiles; ++i) {
     GradientTiles& t = *tile[i].t;
-    a_.ops.evaluate(derivative_,
-                    a_.expression_context(tile[i].block->q, keys.key0, keys.keys, t.tile), t.raw,
-                    t.factor);
-    a_.ops.multiply_gradient(t.factor, keys.keys, t.ds);
+    if (has_factor_) {
+      a_.ops.evaluate(derivative_,
+                      a_.expression_context(tile[i].block->q, keys.key0, keys.keys, t.tile), t.raw,
+                      t.factor);
+      a_.ops.multiply_gradient(t.factor, keys.keys, t.ds);
+    }
+    if (a_.ops.round_gradients != nullptr) {
+      a_.ops.round_gradients(t.tile.s, t.ds, keys.keys, t.tile.p, t.ds_rows, t.ds_pairs);
+    }
   }
 }
 
 void GradientContext::load_keys(const core::Sequence& sequence, int head_k, int key0, int keys,
                                 KeyBlock& block) const {
-  a_.load_key_block(sequence, head_k, key0, keys, block);
-  block.k_apart = may_hide() ? nonfinite_rows(a_, sequence.k, head_k, key0, keys, a_.dim) : 0;
-  for_each_bit(block.k_apart, keys, [&](int j) {
-    const std::ptrdiff_t ld = leading_dim(a_.dim);
-    std::fill_n(static_cast<float*>(block.k) + j * ld, ld, 0.0f);
-  });
+  const std::byte *k[kBlockK], *v[kBlockK];
+  for (int j = 0; j < keys; ++j) {
+    k[j] = sequence.k.row(key0 + j, head_k);
+    v[j] = sequence.v.row(key0 + j, head_k);
+  }
+  const DType dtype = a_.problem.dtype;
+  block.key0 = key0;
+  block.keys = keys;
+  block.k_apart = may_hide() ? a_.ops.nonfinite_rows(k, keys, a_.dim, dtype) : 0;
+  for_each_bit(block.k_apart, keys, [&](int j) { k[j] = nullptr; });
+  a_.ops.pack_k(k, keys, a_.dim, dtype, block.k);
+  a_.ops.pack_k(v, keys, a_.dim_v, dtype, block.v);
 }
 
 const std::byte* GradientContext::key_row(const GradientTile& tile, int key) const {

@@ -15,23 +15,25 @@ namespace attn::cpu {
 
 // A Q block with what its gradients need. Lanes past count have P = 0.
 struct GradientBlock {
-  QueryBlock q;              // q_t [dim][rows]
-  float* do_t = nullptr;     // [dim_v][rows]
-  float* q_rows = nullptr;   // [rows][leading_dim(dim)], unscaled; zeros where q_apart
-  float* do_rows = nullptr;  // [rows][leading_dim(dim_v)]; zeros where do_apart
+  QueryBlock q;             // q_t [dim][rows]
+  void* do_t = nullptr;     // [dim_v][rows]
+  void* q_rows = nullptr;   // [rows][leading_dim(dim)], unscaled; zeros where q_apart
+  void* do_rows = nullptr;  // [rows][leading_dim(dim_v)]; zeros where do_apart
   std::uint64_t q_apart = 0, do_apart = 0;  // bit r: row r is not finite, see nonfinite.hpp
   const float* lse = nullptr;               // [rows], natural
   const float* delta = nullptr;             // [rows], D = rowsum(dO * O) - dLSE
 
-  void carve(Carver& c, int dim, int dim_v);
+  void carve(Carver& c, int dim, int dim_v, DType operand);
 };
 
 // Tiles of one step; all [kBlockK][rows].
 struct GradientTiles {
-  TileScratch tile;         // tile.s: scores, then P (dropped P for dV)
-  float* ds = nullptr;      // dP, then dS
-  float* raw = nullptr;     // scores before the expression, when there is one
-  float* factor = nullptr;  // d expression / d score
+  TileScratch tile;          // tile.s: scores, then P (dropped P for dV); tile.p: P as dV takes it
+  float* ds = nullptr;       // dP, then dS
+  void* ds_rows = nullptr;   // dS as dK takes it: ds itself for f32 operands
+  void* ds_pairs = nullptr;  // dS as dQ takes it, likewise
+  float* raw = nullptr;      // scores before the expression, when there is one
+  float* factor = nullptr;   // d expression / d score
 
   void carve(Carver& c);
 };

@@ -19,7 +19,7 @@ struct Scratch {
     tiles.carve(c);
     c.take(block, 1);
     GradientBlock placed;
-    placed.carve(c, dim, dim_v);
+    placed.carve(c, dim, dim_v, DType::f32);
     if (block != nullptr) *block = placed;
     c.take(k, static_cast<std::size_t>(kBlockK * leading_dim(dim)));
     c.take(v, static_cast<std::size_t>(kBlockK * leading_dim(dim_v)));

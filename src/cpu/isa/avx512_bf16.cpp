@@ -11,14 +11,15 @@ namespace avx512_bf16 {
 static constexpr TileOps bf16_ops() {
   TileOps ops = f32_ops(InstructionSet::avx512_bf16);
   ops.operand = DType::bf16;
-  ops.q_blocks = 1;
   ops.pack_q = pack_q_bf16;
   ops.pack_k = pack_k_bf16;
   ops.pack_v = pack_v_bf16;
   ops.all_finite = all_finite<DType::bf16>;
-  ops.scores = scores_each<scores_bf16>;
+  ops.scores = scores<Bf16Operand>;
   ops.softmax = softmax_bf16;
-  ops.accumulate = accumulate_each<accumulate_bf16>;
+  ops.accumulate = accumulate<Bf16Operand>;
+  ops.round_gradients = round_gradients;
+  ops.accumulate_rows = accumulate_rows<Bf16Operand>;
   ops.product = product_bf16();
   ops.peak_flops = peak_flops_bf16;
   return ops;

@@ -5,7 +5,7 @@
 
 #include "cpu/kernels/bf16_pairs.hpp"
 #include "cpu/kernels/peak.hpp"
-#include "cpu/kernels/product_f32.hpp"
+#include "cpu/kernels/products.hpp"
 #include "cpu/kernels/softmax.hpp"
 
 namespace attn::cpu::ATTN_ISA {
@@ -13,6 +13,14 @@ namespace attn::cpu::ATTN_ISA {
 ATTN_INLINE F dot_pairs(U a, U b, F acc) {
   return _mm512_dpbf16_ps(acc, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
 }
+
+// A word is two neighbours of the summed dimension.
+struct Bf16Operand {
+  typedef std::uint32_t Word;
+  typedef U Words;
+  static constexpr int kStep = 2;
+  ATTN_INLINE F multiply_add(U x, U y, F sum) { return dot_pairs(x, y, sum); }
+};
 
 static void pack_k_bf16(const std::byte* const* row, int keys, int dim, DType, void* k) {
   const std::size_t ld = 2 * static_cast<std::size_t>(leading_dim(dim));  // bytes
@@ -37,82 +45,6 @@ static void pack_v_bf16(const std::byte* const* row, int keys, int dim, DType, v
       store(out + j / 2 * ld + d, load_pairs(row[j], odd, d, dim));
     }
   }
-}
-
-// As scores_tiles, two dims a step.
-static void scores_bf16(const ScoreTile& tile, const void* k, int keys, int dim) {
-  const std::uint32_t* q = static_cast<const std::uint32_t*>(tile.q_t);
-  const int ld = leading_dim(dim) / 2;
-  const int pairs = (dim + 1) / 2;
-  F row_max[kVectors];
-  for (F& m : row_max) m = set1(-__builtin_inff());
-  for_register_tiles(
-      keys, [&]<int kCount>(int key) __attribute__((always_inline)) {
-        const std::uint32_t* rows = static_cast<const std::uint32_t*>(k) + key * ld;
-        F acc[kCount][kVectors] = {};
-        for (int d = 0; d < pairs; ++d) {
-          U b[kVectors];
-#pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) b[v] = load(q + d * kRows + v * kLanes);
-#pragma GCC unroll 8
-          for (int r = 0; r < kCount; ++r) {
-            const U x = set1(rows[r * ld + d]);
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_pairs(x, b[v], acc[r][v]);
-          }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < kCount; ++r) {
-#pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) {
-            row_max[v] = max(row_max[v], acc[r][v]);
-            store(tile.s + (key + r) * kRows + v * kLanes, acc[r][v]);
-          }
-        }
-      });
-  if (tile.row_max != nullptr) {
-    for (int v = 0; v < kVectors; ++v) store(tile.row_max + v * kLanes, row_max[v]);
-  }
-}
-
-// As accumulate_tiles, two keys a step.
-static void accumulate_bf16(const OutputTile& tile, const void* v, int keys, int dim) {
-  const std::uint32_t* weights = static_cast<const std::uint32_t*>(tile.p);
-  float* o_t = tile.o_t;
-  const int ld = leading_dim(dim);
-  const int pairs = (keys + 1) / 2;
-  F scale[kVectors];
-  for (int i = 0; i < kVectors; ++i) {
-    scale[i] = tile.alpha == nullptr ? set1(1.0f) : load(tile.alpha + i * kLanes);
-  }
-  for_register_tiles(
-      dim, [&]<int kCount>(int d) __attribute__((always_inline)) {
-        F acc[kCount][kVectors];
-#pragma GCC unroll 8
-        for (int r = 0; r < kCount; ++r) {
-#pragma GCC unroll 4
-          for (int i = 0; i < kVectors; ++i) {
-            acc[r][i] = load(o_t + (d + r) * kRows + i * kLanes) * scale[i];
-          }
-        }
-        const std::uint32_t* column = static_cast<const std::uint32_t*>(v) + d;
-        for (int j = 0; j < pairs; ++j) {
-          U b[kVectors];
-#pragma GCC unroll 4
-          for (int i = 0; i < kVectors; ++i) b[i] = load(weights + j * kRows + i * kLanes);
-#pragma GCC unroll 8
-          for (int r = 0; r < kCount; ++r) {
-            const U x = set1(column[j * ld + r]);
-#pragma GCC unroll 4
-            for (int i = 0; i < kVectors; ++i) acc[r][i] = dot_pairs(x, b[i], acc[r][i]);
-          }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < kCount; ++r) {
-#pragma GCC unroll 4
-          for (int i = 0; i < kVectors; ++i) store(o_t + (d + r) * kRows + i * kLanes, acc[r][i]);
-        }
-      });
 }
 
 // Pairs (low: even key, high: odd key) of two rows of probabilities.
@@ -151,6 +83,40 @@ static void softmax_bf16(float* s, int keys, float c, const float* row_max,
     for (; j < keys; j += 2) step(j, 0);
     const F total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     store(l + lane, fma(load(l + lane), load(alpha + lane), total));
+  }
+}
+
+// One row of P or dS, [kRows], rounded.
+ATTN_INLINE U round_row(const float* x) {
+  static_assert(kVectors == 2);
+  return bit_cast<U>(_mm512_cvtne2ps_pbh(load(x + kLanes), load(x)));
+}
+
+static void round_gradients(const float* p, const float* ds, int keys, void* p_rows, void* ds_rows,
+                            void* ds_pairs) {
+  std::uint32_t* of_p = static_cast<std::uint32_t*>(p_rows);
+  std::uint32_t* of_ds = static_cast<std::uint32_t*>(ds_rows);
+  std::uint32_t* pairs = static_cast<std::uint32_t*>(ds_pairs);
+  // Word i: row i (of the second: row 16 + i) of the even key, and above it that of the odd key.
+  alignas(64) std::uint16_t order[2][2 * kLanes];
+  for (int i = 0; i < 2 * kLanes; ++i) {
+    order[0][i] = static_cast<std::uint16_t>(i / 2 + i % 2 * 2 * kLanes);
+    order[1][i] = static_cast<std::uint16_t>(order[0][i] + kLanes);
+  }
+  const __m512i low = _mm512_load_si512(order[0]), high = _mm512_load_si512(order[1]);
+  for (int j = 0; j < keys; j += 2) {
+    const bool odd = j + 1 < keys;
+    const U first = round_row(ds + j * kRows);
+    const U second = odd ? round_row(ds + (j + 1) * kRows) : U{};
+    store(of_p + j * kLanes, round_row(p + j * kRows));
+    store(of_ds + j * kLanes, first);
+    if (odd) {
+      store(of_p + (j + 1) * kLanes, round_row(p + (j + 1) * kRows));
+      store(of_ds + (j + 1) * kLanes, second);
+    }
+    const __m512i x = bit_cast<__m512i>(first), y = bit_cast<__m512i>(second);
+    store(pairs + j / 2 * kRows, bit_cast<U>(_mm512_permutex2var_epi16(x, low, y)));
+    store(pairs + j / 2 * kRows + kLanes, bit_cast<U>(_mm512_permutex2var_epi16(x, high, y)));
   }
 }
 

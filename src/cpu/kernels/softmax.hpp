@@ -83,19 +83,21 @@ ATTN_INLINE bool any_nan(F x) {
 #endif
 }
 
-static void probabilities(const float* s, int keys, const float* lse, float* p) {
+static void probabilities(const float* s, int keys, float scale, const float* lse, float* p) {
+  const F factor = set1(scale);
   for (int v = 0; v < kVectors; ++v) {
     const int lane = v * kLanes;
     const F row_lse = load(lse + lane);
     if (!any_nan(row_lse)) {
       for (int j = 0; j < keys; ++j) {
-        store(p + j * kRows + lane, exp_of_difference(load(s + j * kRows + lane) - row_lse));
+        const F d = fma(load(s + j * kRows + lane), factor, -row_lse);
+        store(p + j * kRows + lane, exp_of_difference(d));
       }
       continue;
     }
     for (int j = 0; j < keys; ++j) {
       const F score = load(s + j * kRows + lane);
-      const F y = exp_of_difference(score - row_lse);
+      const F y = exp_of_difference(fma(score, factor, -row_lse));
       store(p + j * kRows + lane, select(score == -__builtin_inff(), F{}, y));
     }
   }

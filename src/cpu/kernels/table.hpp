@@ -8,7 +8,7 @@
 #include "cpu/kernels/matmul.hpp"
 #include "cpu/kernels/pack_f32.hpp"
 #include "cpu/kernels/peak.hpp"
-#include "cpu/kernels/product_f32.hpp"
+#include "cpu/kernels/products.hpp"
 #include "cpu/kernels/softmax.hpp"
 
 namespace attn::cpu::ATTN_ISA {
@@ -24,14 +24,15 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.pack_q = pack_q_f32;
   ops.pack_k = pack_rows_f32;
   ops.pack_v = pack_rows_f32;
+  ops.widen_rows = pack_rows_f32;
   ops.all_finite = all_finite<DType::f32>;
   ops.nonfinite_rows = nonfinite_rows;
   ops.unpack_o = unpack_o;
   ops.store_row = store_row_f32;
-  ops.scores = scores_f32;
+  ops.scores = scores<F32Operand>;
   ops.row_max = row_max;
   ops.softmax = softmax_f32<kExp2>;
-  ops.accumulate = accumulate_f32;
+  ops.accumulate = accumulate<F32Operand>;
   ops.dropout_keep = dropout_keep;
   ops.evaluate_score = evaluate_score;
   ops.evaluate = evaluate;
@@ -39,7 +40,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.probabilities = probabilities;
   ops.score_gradient = score_gradient;
   ops.multiply_gradient = multiply_gradient;
-  ops.accumulate_rows = accumulate_rows_f32;
+  ops.accumulate_rows = accumulate_rows<F32Operand>;
   ops.decode_scores = decode_scores;
   ops.decode_accumulate = decode_accumulate;
   ops.product = product_f32();

@@ -1,12 +1,21 @@
-// The three matrix products of attention with f32 operands. Each is a register tile of
-// keys x vectors accumulators: one broadcast feeds as many FMAs as there are vectors, one vector
-// load as many as there are keys.
+// The three matrix products of attention. Each is a register tile of keys x vectors accumulators:
+// one broadcast feeds as many multiply-adds as there are vectors, one vector load as many as there
+// are keys. An Operand says what a 32-bit word of a tile holds: F32Operand below, or Bf16Operand
+// (bf16.hpp).
 #pragma once
 
 #include "cpu/kernels/vec.hpp"
 #include "cpu/tile_ops.hpp"
 
 namespace attn::cpu::ATTN_ISA {
+
+// A word is one element of the summed dimension.
+struct F32Operand {
+  typedef float Word;
+  typedef F Words;                 // as many as a vector has lanes
+  static constexpr int kStep = 1;  // elements of the summed dimension in a word
+  ATTN_INLINE F multiply_add(F x, F y, F sum) { return fma(x, y, sum); }
+};
 
 // body.template operator()<kCount>(first) over [0, n) in steps of kStep; the rest in one
 // smaller tile.
@@ -49,34 +58,38 @@ inline constexpr int kProductKeys = kTiles == 1 ? kRegisterKeys : 6;
 // Steps of the summed dimension in an iteration: with fewer than 32 registers GCC spills from 2 on.
 inline constexpr int kStepsAtOnce = ATTN_VECTOR_BYTES == 64 ? 2 : 1;
 
-template <int kTiles>
-ATTN_INLINE void scores_tiles(const ScoreTile* tile, const float* k, int keys, int dim) {
+template <class Operand, int kTiles>
+ATTN_INLINE void scores_tiles(const ScoreTile* tile, const typename Operand::Word* k, int keys,
+                              int dim) {
   constexpr int kWidth = kTiles * kVectors;
-  const int ld = leading_dim(dim);
-  const float* q[kTiles];
+  const int ld = leading_dim(dim) / Operand::kStep;
+  const int steps = (dim + Operand::kStep - 1) / Operand::kStep;
+  const typename Operand::Word* q[kTiles];
   float* s[kTiles];
   for (int i = 0; i < kTiles; ++i) {
-    q[i] = static_cast<const float*>(tile[i].q_t);
+    q[i] = static_cast<const typename Operand::Word*>(tile[i].q_t);
     s[i] = tile[i].s;
   }
   F row_max[kWidth];
   for (F& m : row_max) m = set1(-__builtin_inff());
   for_register_tiles<kProductKeys<kTiles>>(
       keys, [&]<int kCount>(int key) __attribute__((always_inline)) {
-        const float* rows = k + key * ld;
+        const typename Operand::Word* rows = k + key * ld;
         F acc[kCount][kWidth] = {};
 #pragma GCC unroll kStepsAtOnce
-        for (int d = 0; d < dim; ++d) {
-          F b[kWidth];
+        for (int d = 0; d < steps; ++d) {
+          typename Operand::Words b[kWidth];
 #pragma GCC unroll 4
           for (int v = 0; v < kWidth; ++v) {
             b[v] = load(q[v / kVectors] + d * kRows + v % kVectors * kLanes);
           }
 #pragma GCC unroll 8
           for (int r = 0; r < kCount; ++r) {
-            const F x = set1(rows[r * ld + d]);
+            const typename Operand::Words x = set1(rows[r * ld + d]);
 #pragma GCC unroll 4
-            for (int v = 0; v < kWidth; ++v) acc[r][v] = fma(x, b[v], acc[r][v]);
+            for (int v = 0; v < kWidth; ++v) {
+              acc[r][v] = Operand::multiply_add(x, b[v], acc[r][v]);
+            }
           }
         }
 #pragma GCC unroll 8
@@ -94,23 +107,27 @@ ATTN_INLINE void scores_tiles(const ScoreTile* tile, const float* k, int keys, i
   }
 }
 
-static void scores_f32(const ScoreTile* tile, int tiles, const void* k, int keys, int dim) {
+template <class Operand>
+static void scores(const ScoreTile* tile, int tiles, const void* k, int keys, int dim) {
+  const auto* rows = static_cast<const typename Operand::Word*>(k);
   int i = 0;
   for (; i + kRegisterBlocks <= tiles; i += kRegisterBlocks) {
-    scores_tiles<kRegisterBlocks>(tile + i, static_cast<const float*>(k), keys, dim);
+    scores_tiles<Operand, kRegisterBlocks>(tile + i, rows, keys, dim);
   }
-  for (; i < tiles; ++i) scores_tiles<1>(tile + i, static_cast<const float*>(k), keys, dim);
+  for (; i < tiles; ++i) scores_tiles<Operand, 1>(tile + i, rows, keys, dim);
 }
 
-template <int kTiles>
-ATTN_INLINE void accumulate_tiles(const OutputTile* tile, const float* v, int keys, int dim) {
+template <class Operand, int kTiles>
+ATTN_INLINE void accumulate_tiles(const OutputTile* tile, const typename Operand::Word* v, int keys,
+                                  int dim) {
   constexpr int kWidth = kTiles * kVectors;
   const int ld = leading_dim(dim);
-  const float* weights[kTiles];
+  const int steps = (keys + Operand::kStep - 1) / Operand::kStep;
+  const typename Operand::Word* weights[kTiles];
   float* o_t[kTiles];
   F scale[kWidth];
   for (int i = 0; i < kTiles; ++i) {
-    weights[i] = static_cast<const float*>(tile[i].p);
+    weights[i] = static_cast<const typename Operand::Word*>(tile[i].p);
     o_t[i] = tile[i].o_t;
   }
   for (int i = 0; i < kWidth; ++i) {
@@ -120,19 +137,21 @@ ATTN_INLINE void accumulate_tiles(const OutputTile* tile, const float* v, int ke
   for_register_tiles<kProductKeys<kTiles>>(
       dim, [&]<int kCount>(int d) __attribute__((always_inline)) {
         F acc[kCount][kWidth] = {};
-        const float* column = v + d;
+        const typename Operand::Word* column = v + d;
 #pragma GCC unroll kStepsAtOnce
-        for (int j = 0; j < keys; ++j) {
-          F b[kWidth];
+        for (int j = 0; j < steps; ++j) {
+          typename Operand::Words b[kWidth];
 #pragma GCC unroll 4
           for (int i = 0; i < kWidth; ++i) {
             b[i] = load(weights[i / kVectors] + j * kRows + i % kVectors * kLanes);
           }
 #pragma GCC unroll 8
           for (int r = 0; r < kCount; ++r) {
-            const F x = set1(column[j * ld + r]);
+            const typename Operand::Words x = set1(column[j * ld + r]);
 #pragma GCC unroll 4
-            for (int i = 0; i < kWidth; ++i) acc[r][i] = fma(x, b[i], acc[r][i]);
+            for (int i = 0; i < kWidth; ++i) {
+              acc[r][i] = Operand::multiply_add(x, b[i], acc[r][i]);
+            }
           }
         }
     // O is rescaled where it is added to, never in a pass of its own, and not where the sums
@@ -148,33 +167,38 @@ ATTN_INLINE void accumulate_tiles(const OutputTile* tile, const float* v, int ke
       });
 }
 
-static void accumulate_f32(const OutputTile* tile, int tiles, const void* v, int keys, int dim) {
+template <class Operand>
+static void accumulate(const OutputTile* tile, int tiles, const void* v, int keys, int dim) {
+  const auto* rows = static_cast<const typename Operand::Word*>(v);
   int i = 0;
   for (; i + kRegisterBlocks <= tiles; i += kRegisterBlocks) {
-    accumulate_tiles<kRegisterBlocks>(tile + i, static_cast<const float*>(v), keys, dim);
+    accumulate_tiles<Operand, kRegisterBlocks>(tile + i, rows, keys, dim);
   }
-  for (; i < tiles; ++i) accumulate_tiles<1>(tile + i, static_cast<const float*>(v), keys, dim);
+  for (; i < tiles; ++i) accumulate_tiles<Operand, 1>(tile + i, rows, keys, dim);
 }
 
 // Dims in lanes here: dK and dV are kept in natural row order, and t^T is read as broadcasts. The
 // sums stay in registers for all Q blocks: 32 rows are few for what loading and storing them costs.
-template <int kCount, int kColumns>
+template <class Operand, int kCount, int kColumns>
 ATTN_INLINE void accumulate_rows_tile(const WeightedRows* block, int blocks, int key, int column,
                                       int ld, float* g) {
   F acc[kCount][kColumns] = {};
   for (const WeightedRows* end = block + blocks; block != end; ++block) {
-    const float* t = block->t + key * kRows;
-    const float* x = block->x + column;
-    const int count = block->count;
-    for (int i = 0; i < count; ++i) {
-      F b[kColumns];
+    constexpr int kWords = kRows / Operand::kStep;  // of a row of t
+    const auto* t = static_cast<const typename Operand::Word*>(block->t) + key * kWords;
+    const auto* x = static_cast<const typename Operand::Word*>(block->x) + column;
+    const int steps = (block->count + Operand::kStep - 1) / Operand::kStep;
+    for (int i = 0; i < steps; ++i) {
+      typename Operand::Words b[kColumns];
 #pragma GCC unroll 4
       for (int c = 0; c < kColumns; ++c) b[c] = load(x + i * ld + c * kLanes);
 #pragma GCC unroll 8
       for (int r = 0; r < kCount; ++r) {
-        const F w = set1(t[r * kRows + i]);
+        const typename Operand::Words w = set1(t[r * kWords + i]);
 #pragma GCC unroll 4
-        for (int c = 0; c < kColumns; ++c) acc[r][c] = fma(w, b[c], acc[r][c]);
+        for (int c = 0; c < kColumns; ++c) {
+          acc[r][c] = Operand::multiply_add(w, b[c], acc[r][c]);
+        }
       }
     }
   }
@@ -193,27 +217,27 @@ inline constexpr int kRowsColumns = ATTN_VECTOR_BYTES == 64 ? 4 : kVectors;
 inline constexpr int kRowsKeys = ATTN_VECTOR_BYTES == 64 ? 6 : kRegisterKeys;
 
 // kColumns vectors of every row: x of four Q blocks is 32 KB of a 48 KB L1 for all keys.
-template <int kColumns>
+template <class Operand, int kColumns>
 ATTN_INLINE void accumulate_columns(const WeightedRows* block, int blocks, int keys, int column,
                                     int ld, float* g) {
   for_register_tiles<kRowsKeys>(
       keys, [&]<int kCount>(int key) __attribute__((always_inline)) {
-        accumulate_rows_tile<kCount, kColumns>(block, blocks, key, column, ld,
-                                               g + key * ld + column);
+        accumulate_rows_tile<Operand, kCount, kColumns>(block, blocks, key, column, ld,
+                                                        g + key * ld + column);
       });
 }
 
-static void accumulate_rows_f32(const WeightedRows* block, int blocks, int keys, int dim,
-                                float* g) {
+template <class Operand>
+static void accumulate_rows(const WeightedRows* block, int blocks, int keys, int dim, float* g) {
   const int ld = leading_dim(dim);
   int c = 0;
   for (; c + kRowsColumns * kLanes <= ld; c += kRowsColumns * kLanes) {
-    accumulate_columns<kRowsColumns>(block, blocks, keys, c, ld, g);
+    accumulate_columns<Operand, kRowsColumns>(block, blocks, keys, c, ld, g);
   }
   for (; c + kVectors * kLanes <= ld; c += kVectors * kLanes) {
-    accumulate_columns<kVectors>(block, blocks, keys, c, ld, g);
+    accumulate_columns<Operand, kVectors>(block, blocks, keys, c, ld, g);
   }
-  for (; c < ld; c += kLanes) accumulate_columns<1>(block, blocks, keys, c, ld, g);
+  for (; c < ld; c += kLanes) accumulate_columns<Operand, 1>(block, blocks, keys, c, ld, g);
 }
 
 }  // namespace attn::cpu::ATTN_ISA

@@ -1,0 +1,205 @@
+// The verbs of the backward pass of every table against their definitions, in double from the
+// operands as the table holds them.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "tile_ops.hpp"
+
+namespace attn::cpu::testing {
+namespace {
+
+class Backward : public TileTest {};
+INSTANTIATE_TEST_SUITE_P(Tables, Backward, ::testing::ValuesIn(f32_tables()), table_name);
+
+class BackwardProducts : public TileTest {};
+INSTANTIATE_TEST_SUITE_P(Tables, BackwardProducts, ::testing::ValuesIn(backward_tables()),
+                         table_name);
+
+// dV = P^T dO and dK = dS^T Q over two Q blocks, the last of them a single row.
+TEST_P(BackwardProducts, RowsAccumulateAsDefined) {
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  for (const int dim : {1, 16, 40, 64, 111}) {
+    for (const int keys : {1, 7, 64}) {
+      const auto ld = static_cast<std::size_t>(leading_dim(dim));
+      const auto n = static_cast<std::size_t>(keys);
+      Floats g(kBlockK * ld), unused(kBlockK * kMaxRows);
+      fill(g);
+      const std::vector<float> before(g.data(), g.data() + g.size());
+      std::vector<double> sum(before.begin(), before.end());
+      std::vector<Floats> kept;  // weights, as the operand type holds them, and rows
+      kept.reserve(6);
+      WeightedRows blocks[2];
+      for (int i = 0; i < 2; ++i) {
+        const int count = i == 0 ? ops().rows - 1 : 1;
+        std::vector<float> x;
+        for (int e = 0; e < count * dim; ++e) x.push_back(rounded(normal()));
+        const SourceRows source(count, dim, bf16(), x);
+        Floats& packed = kept.emplace_back(kMaxRows * ld);
+        ops().pack_v(source.rows.data(), count, dim, source.dtype, packed.data());
+        Floats& t = kept.emplace_back(kBlockK * kMaxRows);
+        fill(t);
+        for (std::size_t j = 0; j < n; ++j) {
+          // Lanes past count have no weight.
+          for (auto r = static_cast<std::size_t>(count); r < rows; ++r) t[j * rows + r] = 0;
+          for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
+            for (std::size_t d = 0; d < static_cast<std::size_t>(dim); ++d) {
+              sum[j * ld + d] += double{rounded(t[j * rows + r])} *
+                                 double{x[r * static_cast<std::size_t>(dim) + d]};
+            }
+          }
+        }
+        blocks[i] = {t.data(), packed.data(), count};
+        if (bf16()) {
+          Floats& t_rows = kept.emplace_back(kBlockK * kMaxRows);
+          ops().round_gradients(t.data(), t.data(), keys, t_rows.data(), unused.data(),
+                                unused.data());
+          blocks[i].t = t_rows.data();
+        }
+      }
+      ops().accumulate_rows(blocks, 2, keys, dim, g.data());
+      for (std::size_t j = 0; j < n; ++j) {
+        for (std::size_t d = 0; d < static_cast<std::size_t>(dim); ++d) {
+          ASSERT_NEAR(g[j * ld + d], sum[j * ld + d], 1e-4) << "dim " << dim << " keys " << keys;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BackwardProducts, GradientsAreRoundedToTheOperandType) {
+  if (!bf16()) return;
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  for (const int keys : {1, 2, 7, 64}) {
+    Floats p(kBlockK * kMaxRows), ds(kBlockK * kMaxRows), p_rows(kBlockK * kMaxRows / 2),
+        ds_rows(kBlockK * kMaxRows / 2), ds_pairs(kBlockK * kMaxRows / 2);
+    fill(p);
+    fill(ds);
+    ops().round_gradients(p.data(), ds.data(), keys, p_rows.data(), ds_rows.data(),
+                          ds_pairs.data());
+    const auto half = [](Floats& x, std::size_t i) {
+      bfloat16 value;
+      std::memcpy(&value, reinterpret_cast<const std::byte*>(x.data()) + 2 * i, sizeof(value));
+      return static_cast<float>(value);
+    };
+    const auto n = static_cast<std::size_t>(keys);
+    for (std::size_t j = 0; j < n + n % 2; ++j) {
+      for (std::size_t r = 0; r < rows; ++r) {
+        const std::size_t paired = (j / 2 * rows + r) * 2 + j % 2;
+        if (j == n) {  // the second of the last pair
+          ASSERT_EQ(half(ds_pairs, paired), 0);
+          continue;
+        }
+        const float expected = rounded(ds[j * rows + r]);
+        ASSERT_EQ(half(p_rows, j * rows + r), rounded(p[j * rows + r]));
+        ASSERT_EQ(half(ds_rows, j * rows + r), expected);
+        ASSERT_EQ(half(ds_pairs, paired), expected) << "key " << j << " row " << r;
+      }
+    }
+  }
+}
+
+TEST_P(Backward, ScoreGradientMatchesItsDefinition) {
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  constexpr int kKeys = 9;
+  Floats s(kBlockK * kMaxRows), dp(kBlockK * kMaxRows), ds(kBlockK * kMaxRows), lse(kMaxRows),
+      delta(kMaxRows);
+  fill(s);
+  fill(dp);
+  fill(lse);
+  fill(delta);
+  std::vector<std::uint32_t> keep(kBlockK);
+  for (auto& bits : keep) bits = static_cast<std::uint32_t>(random_());
+  const std::vector<float> scores(s.data(), s.data() + s.size());
+  ops().probabilities(s.data(), kKeys, 1.0f, lse.data(), s.data());
+  const float scale = 1.5f;
+  ops().score_gradient(s.data(), dp.data(), kKeys, keep.data(), scale, delta.data(), ds.data());
+  for (std::size_t j = 0; j < kKeys; ++j) {
+    for (std::size_t r = 0; r < rows; ++r) {
+      // A probability: 1 where the score is above LSE.
+      const double p = std::exp(std::min(0.0, double{scores[j * rows + r]} - double{lse[r]}));
+      const double z = (keep[j] >> r & 1u) != 0 ? scale : 0.0;
+      ASSERT_NEAR(s[j * rows + r], z * p, 1e-5 * (1 + p));
+      ASSERT_NEAR(ds[j * rows + r], p * (z * double{dp[j * rows + r]} - double{delta[r]}),
+                  1e-4 * (1 + p));
+    }
+  }
+}
+
+// Of small P as well: 2^(c (s - lse)) with the product rounded is off by 4e-7 at s - lse = -10.
+TEST_P(Backward, ProbabilitiesAreAsExactWhereTheyAreSmall) {
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  Floats s(kBlockK * kMaxRows), p(kBlockK * kMaxRows), lse(kMaxRows);
+  for (std::size_t r = 0; r < rows; ++r) lse[r] = 0;
+  for (std::size_t i = 0; i < kBlockK * rows; ++i) {
+    s[i] = -80.0f * static_cast<float>(random_() % 1000003) / 1000003.0f;
+  }
+  ops().probabilities(s.data(), kBlockK, 1.0f, lse.data(), p.data());
+  for (std::size_t i = 0; i < kBlockK * rows; ++i) {
+    const double expected = std::exp(double{s[i]});
+    // 1.5 units in the last place; without fused products the reduction rounds twice more.
+    ASSERT_NEAR(p[i], expected,
+                (ops().isa == InstructionSet::portable ? 2.5e-7 : 1.8e-7) * expected)
+        << s[i];
+  }
+}
+
+// -inf is a key that is not seen: nothing that is not finite reaches it.
+TEST_P(Backward, HiddenKeysHaveNoProbabilityAndNoGradient) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  for (const float lse_value : {0.5f, kInfinity, kNaN}) {
+    for (const float gradient : {1.0f, kInfinity, kNaN}) {
+      Floats s(kMaxRows), dp(kMaxRows), ds(kMaxRows), lse(kMaxRows), delta(kMaxRows);
+      for (std::size_t r = 0; r < rows; ++r) {
+        s[r] = -kInfinity;
+        lse[r] = lse_value;
+        dp[r] = delta[r] = gradient;
+      }
+      ops().probabilities(s.data(), 1, 1.0f, lse.data(), s.data());
+      ops().score_gradient(s.data(), dp.data(), 1, nullptr, 1.0f, delta.data(), ds.data());
+      for (std::size_t r = 0; r < rows; ++r) {
+        EXPECT_EQ(s[r], 0) << lse_value;
+        EXPECT_EQ(ds[r], 0) << lse_value << ", " << gradient;
+      }
+    }
+  }
+}
+
+TEST_P(Backward, FindsTheRowsThatAreNotFinite) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const std::size_t size = size_of(dtype);
+    for (const int dim : {1, 7, 16, 33, 128}) {
+      std::vector<std::byte> memory(kBlockK * static_cast<std::size_t>(dim) * size);
+      const std::byte* row[kBlockK];
+      for (std::size_t j = 0; j < kBlockK; ++j) {
+        row[j] = memory.data() + j * static_cast<std::size_t>(dim) * size;
+      }
+      const auto put = [&](std::size_t j, int d, float value) {
+        std::byte* at = memory.data() +
+                        (j * static_cast<std::size_t>(dim) + static_cast<std::size_t>(d)) * size;
+        if (dtype == DType::f32) std::memcpy(at, &value, size);
+        const bfloat16 b(value);
+        const float16 h(value);
+        if (dtype == DType::bf16) std::memcpy(at, &b, size);
+        if (dtype == DType::f16) std::memcpy(at, &h, size);
+      };
+      for (std::size_t j = 0; j < kBlockK; ++j) {
+        for (int d = 0; d < dim; ++d) put(j, d, dtype == DType::f16 ? -65504.0f : -3e38f);
+      }
+      EXPECT_EQ(ops().nonfinite_rows(row, kBlockK, dim, dtype), 0u);
+      put(3, dim - 1, std::numeric_limits<float>::quiet_NaN());
+      put(63, 0, -std::numeric_limits<float>::infinity());
+      EXPECT_EQ(ops().nonfinite_rows(row, kBlockK, dim, dtype), (std::uint64_t{1} << 63) | 8u);
+      EXPECT_EQ(ops().nonfinite_rows(row, 4, dim, dtype), 8u);
+      EXPECT_EQ(ops().nonfinite_rows(row, 3, dim, dtype), 0u);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attn::cpu::testing
