@@ -76,7 +76,8 @@ struct Heads {
     sum[Operand::ds] = {2 * scores, scores};
     for (const cuda::BackwardConfig& launch : launches) {
       const auto tiles = [&](std::int64_t rows, std::int64_t of) {
-        return static_cast<double>((rows + of - 1) / of);
+        const std::int64_t count = (rows + of - 1) / of;
+        return static_cast<double>(count);
       };
       const double of_queries = tiles(p.seqlen_q, launch.block_m);
       const double of_keys = tiles(p.seqlen_k, launch.block_m);
