@@ -153,7 +153,9 @@ TEST_F(Verify, NaNOfUnusedRowsIsFound) {
 
 TEST_F(Verify, Backward) {
   reference::forward(data_.problem, data_.inputs, data_.outputs);
+  int draws = 0;  // of rows
   const auto run = [&](const OutputGradients& d_o) {
+    ++draws;
     reference::backward(data_.problem, data_.inputs, data_.outputs, d_o, data_.gradients);
   };
   const auto verify = [&](const auto& compute) {
@@ -163,6 +165,7 @@ TEST_F(Verify, Backward) {
   const Verification result = verify(run);
   EXPECT_TRUE(result.passed()) << to_string(result.worst());
   EXPECT_EQ(result.comparisons.size(), 3U);
+  EXPECT_EQ(draws, 1);
 
   // dK and dV are compared at every key.
   for (const Tensor* gradient : {&data_.gradients.dk, &data_.gradients.dv}) {
@@ -173,6 +176,7 @@ TEST_F(Verify, Backward) {
     EXPECT_FALSE(wrong.passed());
     EXPECT_EQ(wrong.worst().where, (std::vector<std::int64_t>{1, 37, 1, 3}));
   }
+  EXPECT_EQ(draws, 1 + 2 * 8) << "a failure is looked at again, over eight draws";
 }
 
 }  // namespace

@@ -42,7 +42,9 @@ Verification verify_backward(const Problem& problem, const Inputs& inputs,
 
 // For large problems without dropout. Calls `run(d_o)`, which computes `gradients` for a gradient
 // d_o of O that equals `d_o` at the drawn rows and is zero elsewhere: dK and dV then depend on
-// these rows only and are compared at every key, dQ at the rows.
+// these rows only and are compared at every key, dQ at the rows. Which of two roundings comes off
+// better in the row that decides a largest error is luck: what one draw of rows fails is judged
+// again, over 8 draws, as `attn check` looks again at what it fails.
 Verification verify_backward_sampled(
     const Problem& problem, const Inputs& inputs, const Tensor& d_o, const Gradients& gradients,
     DeviceType device, const std::function<void(const OutputGradients& d_outputs)>& run);
