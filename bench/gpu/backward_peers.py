@@ -6,7 +6,7 @@ Needs PyTorch and Triton.
     --out bench/results/h200-backward.json
 
 --library: bench/gpu/attn_c.cpp as a shared object. --fa3: one with the entry points of bench/gpu/backward/peer.hpp."""
-import argparse, math, statistics, sys
+import argparse, math, sys
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -59,11 +59,7 @@ def cell(d, causal, n):
         calls["fa3"]()
         row["apart from fa3's"] = round(apart(gradients, theirs), 4)
         right = right and row["apart from fa3's"] < 0.02
-    count = 10 * b * h * n * n * d * (0.5 if causal else 1) * 1e-9
-    speed = {name: count / ms for name, ms in median_ms(calls, options.rep).items()}
-    row.update({name: round(x, 1) for name, x in speed.items()})
-    row.update({f"ours/{name}": round(speed["ours"] / speed[name], 3) for name in speed if name != "ours"})
-    results.add(**row)
+    results.add_speeds(row, 10 * b * h * n * n * d * (0.5 if causal else 1), median_ms(calls, options.rep))
     if not right:
         wrong.append(row)
 
@@ -72,9 +68,7 @@ for d in map(int, options.dims.split(",")):
     for causal in (False, True):
         for n in map(int, options.lengths.split(",")):
             cell(d, causal, n)
-for name in [*kPeers, *(["fa3"] if options.fa3 else [])]:
-    mean = statistics.geometric_mean(row[f"ours/{name}"] for row in results.rows)
-    print(f"geometric mean ours / {name}: {mean:.3f}")
+results.print_means()
 if wrong:
     print("WRONG:", *wrong, sep="\n")
     sys.exit(1)

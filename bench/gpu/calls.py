@@ -173,3 +173,15 @@ class Results:
                 json.dump(self.head | dict(rows=self.rows), file, indent=1)
                 file.write("\n")
         return row
+
+    def add_speeds(self, row, flops, ms):
+        """A row with TFLOP/s of "ours" and of each peer by their times, and the ratios of ours to the peers'."""
+        speed = {name: flops * 1e-9 / time for name, time in ms.items()}
+        ratios = {f"ours/{name}": round(speed["ours"] / x, 3) for name, x in speed.items() if name != "ours"}
+        return self.add(**row, **{name: round(x, 1) for name, x in speed.items()}, **ratios)
+
+    def print_means(self):
+        for name in [key for key in self.rows[0] if key.startswith("ours/")]:
+            ratios = [row[name] for row in self.rows]
+            print(f"geometric mean {name.replace('/', ' / ')}: {statistics.geometric_mean(ratios):.3f}; "
+                  f"cells at 1.00 or more: {sum(ratio >= 1 for ratio in ratios)} of {len(ratios)}")

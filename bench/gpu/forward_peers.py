@@ -5,7 +5,7 @@ FlashAttention-3 where a library of it is given. O is checked against fp64 befor
     --out bench/results/h200-forward.json
 
 --library: bench/gpu/attn_c.cpp as a shared object. --fa3: one with the entry points of bench/gpu/backward/peer.hpp."""
-import argparse, statistics, sys
+import argparse, sys
 
 from torch.nn.attention import SDPBackend
 
@@ -43,11 +43,7 @@ def cell(d, causal, n):
         calls["fa3"]()
         row["apart from fa3's"] = round(apart((o, lse), theirs), 4)
         right = right and row["apart from fa3's"] < 0.02
-    count = 4 * b * h * n * n * d * (0.5 if causal else 1) * 1e-9
-    speed = {name: count / ms for name, ms in median_ms(calls, options.rep).items()}
-    row.update({name: round(x, 1) for name, x in speed.items()})
-    row.update({f"ours/{name}": round(speed["ours"] / speed[name], 3) for name in speed if name != "ours"})
-    results.add(**row)
+    results.add_speeds(row, 4 * b * h * n * n * d * (0.5 if causal else 1), median_ms(calls, options.rep))
     if not right:
         wrong.append(row)
 
@@ -56,10 +52,7 @@ for d in map(int, options.dims.split(",")):
     for causal in (False, True):
         for n in map(int, options.lengths.split(",")):
             cell(d, causal, n)
-for name in [*peers, *(["fa3"] if options.fa3 else [])]:
-    ratios = [row[f"ours/{name}"] for row in results.rows]
-    print(f"geometric mean ours / {name}: {statistics.geometric_mean(ratios):.3f}; "
-          f"cells at 1.00 or more: {sum(ratio >= 1 for ratio in ratios)} of {len(ratios)}")
+results.print_means()
 if wrong:
     print("WRONG:", *wrong, sep="\n")
     sys.exit(1)
