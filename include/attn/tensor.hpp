@@ -15,7 +15,23 @@ namespace ATTN_API attn {
 
 enum class DType : std::uint8_t { f64, f32, bf16, f16, i64, i32, u8 };
 
-std::size_t size_of(DType dtype) noexcept;    // bytes of one element
+// Bytes of one element; 0 for other values than the enumerators.
+constexpr std::size_t size_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::f64:
+    case DType::i64:
+      return 8;
+    case DType::f32:
+    case DType::i32:
+      return 4;
+    case DType::bf16:
+    case DType::f16:
+      return 2;
+    case DType::u8:
+      return 1;
+  }
+  return 0;
+}
 std::string_view name(DType dtype) noexcept;  // "f32", "bf16", ...; "unknown" for other values
 DType parse_dtype(std::string_view text);     // inverse of name(); throws Error(invalid_argument)
 bool is_floating(DType dtype) noexcept;       // f64, f32, bf16 or f16

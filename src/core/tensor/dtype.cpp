@@ -24,23 +24,6 @@ constexpr std::uint32_t round_shift(std::uint32_t bits, int shift) {
 
 }  // namespace
 
-std::size_t size_of(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::f64:
-    case DType::i64:
-      return 8;
-    case DType::f32:
-    case DType::i32:
-      return 4;
-    case DType::bf16:
-    case DType::f16:
-      return 2;
-    case DType::u8:
-      return 1;
-  }
-  return 0;
-}
-
 std::string_view name(DType dtype) noexcept { return core::name_of(kDTypes, dtype); }
 
 DType parse_dtype(std::string_view text) { return core::parse_name(kDTypes, "dtype", text); }
