@@ -72,8 +72,8 @@ expr::Coverage Attention::coverage(expr::Tile rows, int key0, int keys) const {
   return expr::classify(problem.mask, rows, inputs.buffers);
 }
 
-void Attention::describe_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0,
-                                     int count, QueryBlock& block) const {
+void Attention::place_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0,
+                                  int count, QueryBlock& block) const {
   block.count = count;
   block.tile = tile(sequence, head_k, row0, count);
   // Without divisions, on which a tiny call would spend a tenth of its time.
@@ -92,6 +92,11 @@ void Attention::describe_query_block(const core::Sequence& sequence, int head_k,
       }
     }
   }
+}
+
+void Attention::describe_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0,
+                                     int count, QueryBlock& block) const {
+  place_query_block(sequence, head_k, row0, count, block);
   const auto first_head = static_cast<std::uint32_t>(sequence.batch * problem.heads_q);
   for (int r = 0; r < ops.rows; ++r) {
     block.batch_head[r] = first_head + static_cast<std::uint32_t>(block.head[r]);

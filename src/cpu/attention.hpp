@@ -107,7 +107,10 @@ class Attention {
     return static_cast<int>(std::clamp<std::int64_t>(most, 1, blocks));
   }
 
-  // Fills in which rows the block holds, and starts m and l.
+  // Fills in which rows the block holds: count, tile, query and head.
+  void place_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0, int count,
+                         QueryBlock& block) const;
+  // Fills in batch_head too, and starts m and l.
   void describe_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0,
                             int count, QueryBlock& block) const;
   // Packs Q^T of a described block into block.q_t.

@@ -116,8 +116,6 @@ struct TileOps {
   // v as k for f32; bf16: [ceil(keys / 2)][leading_dim(dim)] pairs of consecutive keys; AMX: V^T,
   // and both up to the end of a block of 32 keys.
   void (*pack_v)(const std::byte* const* row, int keys, int dim, DType source, void* v);
-  // x f32 [count][leading_dim(dim)] <- rows, whatever the operand type.
-  void (*widen_rows)(const std::byte* const* row, int count, int dim, DType source, void* x);
   // row[r][0, dim) <- o_t[dim][r] * factor[r], rounded to `target`; null rows are skipped.
   void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
                    std::byte* const* row, int count);
@@ -158,6 +156,9 @@ struct TileOps {
   void (*apply_mask)(const expr::BoundProgram& program, const expr::TileContext& tile, float* s);
 
   // --- Backward ---
+  // dot[r] <- sum_d x[r][d] y[r][d], read where they lie; no row is null.
+  void (*dot_rows)(const std::byte* const* x, const std::byte* const* y, int count, int dim,
+                   DType source, float* dot);
   // p[key][row] <- e^(scale s - lse[row]), 0 where s is -inf whatever lse; s may be p. scale > 0.
   void (*probabilities)(const float* s, int keys, float scale, const float* lse, float* p);
   // ds <- p (keep_scale keep dp - delta[row]), 0 where p is 0 whatever dp and delta; p <-

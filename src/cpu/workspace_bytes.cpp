@@ -76,8 +76,8 @@ class Count {
     const Size statistics = (pairs_ + 1) * 8 + 2 * pairs_ * blocks_ * plan_.block_q * kFloat;
     const Size keys = kFloat * kBlockK * (d_ + d_v_);
     const Size block = gradient_block();
-    const Size common = 2 * kFloat * kMaxRows * d_v_ + gradient_tiles() + block + 2 * keys +
-                        kFloat * kMaxRows * p_.head_dim + kRounding;
+    const Size common =
+        gradient_tiles() + block + 2 * keys + kFloat * kMaxRows * p_.head_dim + kRounding;
     const Size of_buffers = plan_.threads * (common + kMaxRank * kFloat * kBlockK * kMaxRows) +
                             8 * expressions_.gradient_elements() + Size(expressions_.view_bytes()) +
                             kRounding;

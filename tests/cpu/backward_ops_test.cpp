@@ -170,6 +170,32 @@ TEST_P(Backward, HiddenKeysHaveNoProbabilityAndNoGradient) {
   }
 }
 
+// D before dLSE: more rows than lanes, and head sizes that end within a vector.
+TEST_P(Backward, RowsAreMultipliedWhereTheyLie) {
+  for (const bool bf16_rows : {false, true}) {
+    for (const int dim : {1, 7, 16, 40, 64, 111}) {
+      const int count = ops().rows - 1;
+      std::vector<float> x, y;
+      for (int e = 0; e < count * dim; ++e) {
+        x.push_back(bf16_rows ? static_cast<float>(bfloat16(normal())) : normal());
+        y.push_back(bf16_rows ? static_cast<float>(bfloat16(normal())) : normal());
+      }
+      const SourceRows x_rows(count, dim, bf16_rows, x), y_rows(count, dim, bf16_rows, y);
+      Floats dot(kMaxRows);
+      ops().dot_rows(x_rows.rows.data(), y_rows.rows.data(), count, dim, x_rows.dtype, dot.data());
+      for (int r = 0; r < count; ++r) {
+        double want = 0;
+        for (int d = 0; d < dim; ++d) {
+          const auto e = static_cast<std::size_t>(r * dim + d);
+          want += double{x[e]} * double{y[e]};
+        }
+        EXPECT_NEAR(dot[static_cast<std::size_t>(r)], want, 1e-4) << "row " << r << " dim " << dim;
+      }
+      EXPECT_TRUE(std::isnan(dot[static_cast<std::size_t>(count)])) << "past the rows";
+    }
+  }
+}
+
 TEST_P(Backward, FindsTheRowsThatAreNotFinite) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     const std::size_t size = size_of(dtype);

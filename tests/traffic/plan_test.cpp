@@ -55,9 +55,13 @@ void pack_k(const std::byte* const* row, int keys, int dim, DType source, void* 
   for (int r = 0; r < keys; ++r) seen.note(seen.by_pack_k, row[r], bytes_of_row(dim, source));
   seen.ops->pack_k(row, keys, dim, source, k);
 }
-void widen_rows(const std::byte* const* row, int count, int dim, DType source, void* x) {
-  for (int r = 0; r < count; ++r) seen.note(seen.by_pack_k, row[r], bytes_of_row(dim, source));
-  seen.ops->widen_rows(row, count, dim, source, x);
+void dot_rows(const std::byte* const* x, const std::byte* const* y, int count, int dim,
+              DType source, float* dot) {
+  for (int r = 0; r < count; ++r) {
+    seen.note(seen.by_pack_k, x[r], bytes_of_row(dim, source));
+    seen.note(seen.by_pack_k, y[r], bytes_of_row(dim, source));
+  }
+  seen.ops->dot_rows(x, y, count, dim, source, dot);
 }
 void pack_v(const std::byte* const* row, int keys, int dim, DType source, void* v) {
   for (int r = 0; r < keys; ++r) seen.note(seen.by_pack_v, row[r], bytes_of_row(dim, source));
@@ -114,7 +118,7 @@ class CpuPlan : public ::testing::Test {
     note_tensor("do", data.d_o);
     ops.pack_q = pack_q;
     ops.pack_k = pack_k;
-    ops.widen_rows = widen_rows;
+    ops.dot_rows = dot_rows;
     ops.pack_v = pack_v;
     ops.scores = scores;
     ops.decode_scores = decode_scores;

@@ -208,9 +208,9 @@ void store_query_gradient(const Attention& a, const GradientContext& g, const Wa
   }
   const std::int64_t row0 = (block - g.first_block(pair)) * a.ops.rows;
   QueryBlock q;
-  a.describe_query_block(
-      sequence, head_k, row0,
-      static_cast<int>(std::min<std::int64_t>(a.ops.rows, a.rows(sequence) - row0)), q);
+  a.place_query_block(sequence, head_k, row0,
+                      static_cast<int>(std::min<std::int64_t>(a.ops.rows, a.rows(sequence) - row0)),
+                      q);
   a.store_query_rows(core::rows_like_q(a.problem, a.inputs, tensor, sequence.batch), q, sum, a.dim,
                      a.scale);
 }

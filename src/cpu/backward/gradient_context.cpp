@@ -14,18 +14,6 @@ namespace {
 // LSE of a row without visible keys, and of lanes without a row: 2^(s - this) is 0 for every score.
 constexpr float kNoKeys = std::numeric_limits<float>::infinity();
 
-// Of a Q block.
-struct RowScratch {
-  int dim_v = 0;
-  float* o = nullptr;  // [rows][leading_dim(dim_v)], as dO
-  float* d_o = nullptr;
-  void carve(Carver& c) {
-    const auto n = static_cast<std::size_t>(kMaxRows * leading_dim(dim_v));
-    c.take(o, n);
-    c.take(d_o, n);
-  }
-};
-
 float element(const Attention& a, const std::byte* row, int d) {
   const auto size = static_cast<std::ptrdiff_t>(size_of(a.problem.dtype));
   return static_cast<float>(core::load_element(row + d * size, a.problem.dtype));
@@ -92,12 +80,7 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
   lse_ = workspace.take_array<float>(floats, "LSE of every row");
   delta_ = workspace.take_array<float>(floats, "D of every row");
 
-  RowScratch sizes;
-  sizes.dim_v = a.dim_v;
-  const Workspace::Scope of_rows(workspace);
-  const WorkerScratch<RowScratch> scratch(workspace, workers.count(), sizes);
-  const int ld = leading_dim(a.dim_v);
-  workers.parallel_for(first_block_.back(), [&](std::int64_t block, int worker) {
+  workers.parallel_for(first_block_.back(), [&](std::int64_t block, int) {
     const std::int64_t pair = pair_of_block(block);
     const auto [sequence, head_k] = pair_at(a, pair);
     const core::Rows o = core::rows_like_q(a.problem, a.inputs, outputs.o, sequence.batch);
@@ -105,12 +88,10 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
     const core::Rows lse_rows = core::lse_rows(a.problem, a.inputs, outputs.lse, sequence.batch);
     const core::Rows d_lse_rows =
         core::lse_rows(a.problem, a.inputs, d_outputs.lse, sequence.batch);
-    RowScratch s = scratch.of(worker);
     QueryBlock q;
     const std::int64_t row0 = (block - first_block(pair)) * rows;
-    a.describe_query_block(sequence, head_k, row0,
-                           static_cast<int>(std::min<std::int64_t>(a.rows(sequence) - row0, rows)),
-                           q);
+    a.place_query_block(sequence, head_k, row0,
+                        static_cast<int>(std::min<std::int64_t>(a.rows(sequence) - row0, rows)), q);
     const std::byte* o_row[kMaxRows];
     const std::byte* d_o_row[kMaxRows];
     float* lse = lse_ + block * rows;
@@ -120,20 +101,13 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
     for (int r = 0; r < q.count; ++r) {
       o_row[r] = o.row(q.query[r], q.head[r]);
       d_o_row[r] = grad.row(q.query[r], q.head[r]);
+    }
+    a.ops.dot_rows(o_row, d_o_row, q.count, a.dim_v, a.problem.dtype, delta);
+    for (int r = 0; r < q.count; ++r) {
       const float natural = of_row(lse_rows, q, r);
       if (natural == -std::numeric_limits<float>::infinity()) continue;
       lse[r] = natural;
-      if (d_outputs.lse.given()) delta[r] = -of_row(d_lse_rows, q, r);
-    }
-    a.ops.widen_rows(o_row, q.count, a.dim_v, a.problem.dtype, s.o);
-    a.ops.widen_rows(d_o_row, q.count, a.dim_v, a.problem.dtype, s.d_o);
-    for (int r = 0; r < q.count; ++r) {
-      float sum[16] = {};
-      for (int d = r * ld; d < (r + 1) * ld; d += 16) {
-        for (int i = 0; i < 16; ++i) sum[i] += s.o[d + i] * s.d_o[d + i];
-      }
-      for (int i = 1; i < 16; ++i) sum[0] += sum[i];
-      delta[r] += sum[0];
+      if (d_outputs.lse.given()) delta[r] -= of_row(d_lse_rows, q, r);
     }
   });
 }

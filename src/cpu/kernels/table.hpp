@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/decode.hpp"
+#include "cpu/kernels/dot_rows.hpp"
 #include "cpu/kernels/dropout.hpp"
 #include "cpu/kernels/expression.hpp"
 #include "cpu/kernels/finite.hpp"
@@ -24,7 +25,6 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.pack_q = pack_q_f32;
   ops.pack_k = pack_rows_f32;
   ops.pack_v = pack_rows_f32;
-  ops.widen_rows = pack_rows_f32;
   ops.all_finite = all_finite<DType::f32>;
   ops.nonfinite_rows = nonfinite_rows;
   ops.unpack_o = unpack_o;
@@ -37,6 +37,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.evaluate_score = evaluate_score;
   ops.evaluate = evaluate;
   ops.apply_mask = apply_mask;
+  ops.dot_rows = dot_rows;
   ops.probabilities = probabilities;
   ops.score_gradient = score_gradient;
   ops.multiply_gradient = multiply_gradient;
