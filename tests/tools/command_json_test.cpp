@@ -185,6 +185,15 @@ TEST_F(CommandJson, Io) {
   EXPECT_NE(backward[0]["no_plan"].get<std::string>().find("flash_decoding"), std::string::npos);
   EXPECT_EQ(backward[1]["plan"]["target"], "backward_sm90 sm_90a");
   EXPECT_EQ(backward[2]["plan"]["target"], "backward_standard sm_90a");
+  // Why a column is empty is said below the table, and names the phase that was asked for.
+  for (const std::string phase : {"forward", "backward"}) {
+    const Result text =
+        attn("io b1_n64_h1_d64_bf16 --arch sm_90a --algorithm memory_efficient --phase " + phase);
+    EXPECT_TRUE(text.out_has("no plan: the cuda backend has no " + phase + " pass of memory_ef"))
+        << text.text();
+  }
+  const Result text = attn("io b1_n64_h1_d8_f32 --algorithm flash_decoding --measure");
+  EXPECT_TRUE(text.out_has("no simulation of flash_decoding: the simulator knows")) << text.text();
   expect_refused("io b1_n64_h1_d8 --algorithm automatic", 2, {"automatic", "accepted"});
   expect_refused("io b1_n64_h1_d8 --fast-bytes 0", 2, {"0 is given", "64"});
   expect_refused("io b1_n64_h1_d8 --arch sm_1", 2, {"sm_1"});

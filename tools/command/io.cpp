@@ -1,6 +1,7 @@
 // attn io: how many bytes each algorithm moves for a problem.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "attn/error.hpp"
@@ -65,7 +66,7 @@ int io(const IoOptions& options, const std::string& command_line) {
                format_bytes(static_cast<double>(choice.fast_bytes)),
                format_bytes(traffic::compulsory(problem, choice.phase).bytes()), io_table_header());
     std::unique_ptr<harness::CaseData> data;
-    std::string notes;
+    std::vector<std::string> notes;
     for (const Algorithm algorithm : chosen(options)) {
       choice.algorithm = algorithm;
       IoRow row = make_io_row(options.descriptors[i], problem, choice);
@@ -75,10 +76,11 @@ int io(const IoOptions& options, const std::string& command_line) {
       }
       report.add(io_json(row));
       fmt::print(report.text(), "{}\n", io_table_line(row));
-      const std::string why = row.counted ? row.counted->missing : "";
-      if (!why.empty()) notes = fmt::format("no counters of the processor: {}\n", why);
+      for (const std::string& note : io_notes(row)) {
+        if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
+      }
     }
-    fmt::print(report.text(), "{}", notes);
+    for (const std::string& note : notes) fmt::print(report.text(), "{}\n", note);
   }
   report.save();
   return kOk;

@@ -27,7 +27,8 @@ void add_plan(IoRow& row, const Problem& problem) {
   const IoChoice& choice = row.choice;
   if (!choice.arch.empty()) {
     if (choice.algorithm == Algorithm::memory_efficient) {
-      row.no_plan = "the cuda backend has no forward pass of memory_efficient";
+      row.no_plan = fmt::format("the cuda backend has no {} pass of {}", name(choice.phase),
+                                name(choice.algorithm));
       return;
     }
     try {
@@ -36,7 +37,7 @@ void add_plan(IoRow& row, const Problem& problem) {
                                      choice.multiprocessors, choice.algorithm, choice.kernel);
     } catch (const Error& error) {
       if (choice.phase == Phase::forward || error.code() != ErrorCode::unsupported) throw;
-      row.no_plan = error.what();  // of standard attention there is no kernel
+      row.no_plan = error.what();  // no such pass, or its kernel has no count
     }
     return;
   }
@@ -178,6 +179,19 @@ std::string io_table_line(const IoRow& row) {
       bytes(row.plan.has_value(), row.plan ? row.plan->traffic.bytes() : 0),
       bytes(row.simulated.has_value(), row.simulated ? row.simulated->bytes() : 0),
       bytes(counted, counted ? row.counted->references * kLineBytes : 0));
+}
+
+std::vector<std::string> io_notes(const IoRow& row) {
+  std::vector<std::string> notes;
+  if (!row.plan) notes.push_back("no plan: " + row.no_plan);
+  if (!row.no_simulation.empty()) {
+    notes.push_back(
+        fmt::format("no simulation of {}: {}", name(row.choice.algorithm), row.no_simulation));
+  }
+  if (row.counted && !row.counted->missing.empty()) {
+    notes.push_back("no counters of the processor: " + row.counted->missing);
+  }
+  return notes;
 }
 
 Json io_json(const IoRow& row) {

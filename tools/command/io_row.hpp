@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "attn/plan.hpp"
 #include "command/json_report.hpp"
@@ -48,6 +49,8 @@ void measure_io(IoRow& row, harness::CaseData& data);
 
 std::string io_table_header();
 std::string io_table_line(const IoRow& row);
+// Why columns of the row are empty, a line each.
+std::vector<std::string> io_notes(const IoRow& row);
 // docs/command.md has the shape.
 Json io_json(const IoRow& row);
 
