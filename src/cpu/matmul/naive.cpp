@@ -1,5 +1,6 @@
 // Rung 1: three loops. Each product loads both its operands, and those of B (row-major) lie a row
-// of B apart: a cache line for one number.
+// of B apart: a cache line for one number. Measured: 1.0 GFLOP/s (here and in the rungs below: f32,
+// 512 x 512 x 512, one core of a Zen 5, `attn matmul --rung all --threads 1 512,512,512`).
 #include "core/tensor/element.hpp"
 #include "cpu/matmul/matmul.hpp"
 

@@ -1,7 +1,8 @@
 // Rung 6, mma_sync: FMAs are the limit of vector_loads. A warp's mma.sync multiplies 16 x 16 by 16
 // x 8 in one instruction, 16-bit numbers with sums in float. Expected: 4 times vector_loads.
-// Operands come through registers one number at a time and nothing is copied while tensor cores
-// work, so they wait most of the time; and this rung takes any strides.
+// Measured: 0.71 times vector_loads (28 TFLOP/s), for the reason that follows. Operands come
+// through registers one number at a time and nothing is copied while tensor cores work, so they
+// wait most of the time; and this rung takes any strides.
 //
 // Tile: 128 x 128 x 32, 256 threads.
 #pragma once

@@ -3,7 +3,9 @@
 // blocks, wherever tiles begin and end (Osama et al. 2023). A block that has the first steps of a
 // tile writes its sums to memory and sets a flag; the one that has the last steps adds them, those
 // of the nearest block first, and ends the tile. Expected: the share of the last wave that stood
-// still, 1.3 times at 3072^3 (288 tiles for 132 blocks), less a few microseconds.
+// still, 1.3 times at 3072^3 (288 tiles for 132 blocks), less a few microseconds. Measured: 22
+// us at 1024^3 where persistent takes 5.4, and 34 at M 64, N 3072, K 3072 where it takes 7.9:
+// blocks wait for each other on the way, so the table takes it for nothing.
 //
 // A block works backwards through its steps, so that what others wait for is done first, and it
 // waits for blocks with lower numbers only, which started before it.
