@@ -36,9 +36,16 @@ TEST_F(CommandMatmul, ChecksAndTimesEveryRung) {
 }
 
 TEST_F(CommandMatmul, TakesAListOfRungs) {
-  const Result result =
-      attn("matmul --rung packed,naive --seconds 0 9,9,9 --json " + quoted("out.json"));
+  const Result result = attn("matmul --rung packed,naive --seconds 0 9,9,9 --json " +
+                             quoted("out.json") + " --plot " + quoted("out.svg"));
   ASSERT_EQ(result.code, 0) << result.text();
+  // A single problem: bars, the rate beside each, and no line of one point.
+  const std::string svg = load(path("out.svg"));
+  EXPECT_NE(svg.find("of b1_m9_n9_k9_f32, checked"), std::string::npos) << svg;
+  EXPECT_NE(svg.find("% of the peak</text>"), std::string::npos) << svg;
+  EXPECT_EQ(svg.find("<polyline"), std::string::npos) << svg;
+  // However slow, a rate is not shown as zero.
+  EXPECT_FALSE(result.out_has(" 0.000 ")) << result.text();
   const auto rows = nlohmann::json::parse(load(path("out.json")))["results"];
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0]["rung"], "packed");

@@ -31,6 +31,20 @@ TEST(Svg, LinesLegendAndTicks) {
   EXPECT_EQ(count(svg, "inf"), 0U);
 }
 
+TEST(Svg, Bars) {
+  const std::string svg = render_bars("t", "s", {{"a & b", 1, "one"}, {"c", 4, "four"}});
+  EXPECT_EQ(xml_error(svg), "");
+  EXPECT_EQ(count(svg, ">a &amp; b</text>"), 1U);
+  EXPECT_EQ(count(svg, ">four</text>"), 1U);
+  EXPECT_EQ(count(svg, R"(width="100.0" height="18.0")"), 1U) << svg;  // in proportion
+  EXPECT_EQ(count(svg, R"(width="400.0" height="18.0")"), 1U) << svg;
+  for (const std::vector<Bar>& bars : {std::vector<Bar>{}, std::vector<Bar>{{"zero", 0, ""}}}) {
+    const std::string empty = render_bars("t", "s", bars);
+    EXPECT_EQ(xml_error(empty), "");
+    EXPECT_EQ(count(empty, "nan"), 0U);
+  }
+}
+
 TEST(Svg, PointsAndNothing) {
   const auto format = [](double) { return std::string("y"); };
   for (const std::vector<Series>& series :

@@ -11,6 +11,14 @@
 #include "command/svg.hpp"
 
 namespace attn::command {
+namespace {
+
+// Three digits, whatever the rung: a naive one on a CPU has 0.0005.
+std::string format_tflops(double gflops) {
+  return gflops < 1e5 ? fmt::format("{:.3g}", gflops * 1e-3) : fmt::format("{:.0f}", gflops * 1e-3);
+}
+
+}  // namespace
 
 void measure_matmul(MatmulRow& row, harness::MatmulData& data, const Context& context,
                     const TimingRule& rule) {
@@ -48,8 +56,8 @@ std::string matmul_line(const MatmulRow& row, double peer_gflops) {
   const auto share = [&](double whole) {
     return whole > 0 ? fmt::format("{:.1f}%", 100 * row.gflops() / whole) : std::string("-");
   };
-  return line + fmt::format("{:>10} {:>9.3f} {:>6} {:>7} {:>11}  {} elements",
-                            format_seconds(row.timing.median()), row.gflops() * 1e-3,
+  return line + fmt::format("{:>10} {:>9} {:>6} {:>7} {:>11}  {} elements",
+                            format_seconds(row.timing.median()), format_tflops(row.gflops()),
                             share(row.peak_gflops), share(peer_gflops),
                             fmt::format("{:.2f} of it", row.check.worst), row.check.checked);
 }
@@ -76,17 +84,42 @@ Json matmul_json(const MatmulRow& row) {
   return json;
 }
 
+namespace {
+
+// Of one problem a line would be a point. A bar for each rung: its rate, and its share of the peak.
+std::string rungs_plot(const std::vector<const MatmulRow*>& rows) {
+  std::vector<Bar> bars;
+  for (const MatmulRow* row : rows) {
+    std::string text = format_tflops(row->gflops());
+    if (row->peak_gflops > 0) {
+      text += fmt::format(", {:.1f} % of the peak", 100 * row->gflops() / row->peak_gflops);
+    }
+    bars.push_back({row->implementation, row->gflops(), text});
+  }
+  return render_bars("Matrix products, rung by rung",
+                     "TFLOP/s of " + to_string(rows[0]->problem) + ", checked against fp64", bars);
+}
+
+}  // namespace
+
 std::string matmul_plot(const std::vector<MatmulRow>& rows) {
+  std::vector<const MatmulRow*> shown;
+  for (const MatmulRow& row : rows) {
+    if (row.correct() && row.problem.flops() > 0) shown.push_back(&row);
+  }
+  const auto same = [&](const MatmulRow* row) {
+    return to_string(row->problem) == to_string(shown[0]->problem);
+  };
+  if (!shown.empty() && std::ranges::all_of(shown, same)) return rungs_plot(shown);
   Panel panel{"GFLOP/s, checked against fp64", "cube root of m n k", 10, {}, [](double x) {
                 return fmt::format("{:g}", x);
               }};
-  for (const MatmulRow& row : rows) {
-    if (!row.correct() || row.problem.flops() <= 0) continue;
-    auto series = std::ranges::find(panel.series, row.implementation, &Series::name);
+  for (const MatmulRow* row : shown) {
+    auto series = std::ranges::find(panel.series, row->implementation, &Series::name);
     if (series == panel.series.end()) {
-      series = panel.series.insert(series, Series{row.implementation, {}});
+      series = panel.series.insert(series, Series{row->implementation, {}});
     }
-    series->points.emplace_back(std::cbrt(row.problem.flops() / 2), row.gflops());
+    series->points.emplace_back(std::cbrt(row->problem.flops() / 2), row->gflops());
   }
   for (Series& series : panel.series) std::ranges::sort(series.points);
   return render_svg("Matrix products, rung by rung", {panel});

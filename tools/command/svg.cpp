@@ -95,7 +95,16 @@ class Writer {
         return add(R"(<path d="M {:.1f} {:.1f} l 4.5 8 h -9 z" fill="{}"/>)", x, y - 5, colour);
     }
   }
-  std::string text() && { return std::move(text_); }
+  void begin(double width, double height) {
+    add(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:.0f} {1:.0f}" )"
+        R"(width="{0:.0f}" height="{1:.0f}" font-family="sans-serif" fill="#202020">)",
+        width, height);
+    add(R"(<rect width="100%" height="100%" fill="#ffffff"/>)");
+  }
+  std::string end() && {
+    add("</svg>");
+    return std::move(text_);
+  }
 
  private:
   std::string text_;
@@ -144,6 +153,27 @@ void draw_panel(Writer& out, const Panel& panel, double left,
 
 }  // namespace
 
+std::string render_bars(const std::string& title, const std::string& subtitle,
+                        const std::vector<Bar>& bars) {
+  constexpr double kNames = 150, kRow = 26, kBar = 18, kTexts = 210;
+  double most = 0;
+  for (const Bar& bar : bars) most = std::max(most, bar.value);
+  Writer out;
+  out.begin(kNames + kWidth + kTexts, kTop + kRow * static_cast<double>(bars.size()) + 16);
+  out.label(16, 26, "start", 16, title);
+  out.label(16, 46, "start", 13, subtitle);
+  for (std::size_t i = 0; i < bars.size(); ++i) {
+    const double y = kTop + kRow * static_cast<double>(i);
+    const double width = most > 0 ? std::max(1.0, kWidth * bars[i].value / most) : 0;
+    out.label(kNames - 8, y + kBar - 4, "end", 13, bars[i].name);
+    out.add(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}"/>)", kNames, y,
+            width, kBar, kColours[0]);
+    out.label(kNames + width + 8, y + kBar - 4, "start", 13, bars[i].text);
+  }
+  out.line(kNames, kTop - 6, kNames, kTop + kRow * static_cast<double>(bars.size()), "#404040");
+  return std::move(out).end();
+}
+
 std::string render_svg(const std::string& title, const std::vector<Panel>& panels) {
   std::vector<std::string> names;
   for (const Panel& panel : panels) {
@@ -159,11 +189,7 @@ std::string render_svg(const std::string& title, const std::vector<Panel>& panel
   const double height = legend_top + kLegendRow * static_cast<double>(names.size()) + 16;
 
   Writer out;
-  out.add(
-      R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" )"
-      R"(height="{1:.0f}" font-family="sans-serif" fill="#202020">)",
-      width, height);
-  out.add(R"(<rect width="100%" height="100%" fill="#ffffff"/>)");
+  out.begin(width, height);
   out.label(width / 2, 26, "middle", 16, title);
   for (std::size_t i = 0; i < panels.size(); ++i) {
     draw_panel(out, panels[i], panel_width * static_cast<double>(i) + kLeft, names);
@@ -175,8 +201,7 @@ std::string render_svg(const std::string& title, const std::vector<Panel>& panel
     out.mark(kLeft + 14, y, i, colour);
     out.label(kLeft + 36, y + 4, "start", 13, names[i]);
   }
-  out.add("</svg>");
-  return std::move(out).text();
+  return std::move(out).end();
 }
 
 }  // namespace attn::command

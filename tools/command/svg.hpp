@@ -1,4 +1,4 @@
-// Line plots with logarithmic axes, as SVG.
+// Line plots with logarithmic axes, and bars, as SVG.
 #pragma once
 
 #include <functional>
@@ -23,5 +23,15 @@ struct Panel {
 // Panels side by side, x ticks at powers of two; one legend: series of the same name look the same
 // in every panel.
 std::string render_svg(const std::string& title, const std::vector<Panel>& panels);
+
+struct Bar {
+  std::string name;
+  double value = 0;  // not negative
+  std::string text;  // beside its end
+};
+
+// A horizontal bar each, in their order, from zero; `subtitle` names the unit.
+std::string render_bars(const std::string& title, const std::string& subtitle,
+                        const std::vector<Bar>& bars);
 
 }  // namespace attn::command
