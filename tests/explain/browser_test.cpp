@@ -142,6 +142,29 @@ TEST_F(Browser, PageShowsTheStepOfItsAddress) {
   }
 }
 
+// The step that a link at the top leads to, as text.
+TEST_F(Browser, IdeaLeadsToStepsThatShowIt) {
+  const std::string text = page("t", problem_json(request("n4096_h2_d64_causal_bf16"), 64));
+  const std::string idea = between(document(text), R"(id="idea")", "</ol>");
+  std::vector<std::string> links;
+  for (std::size_t at = 0; (at = idea.find("href=\"", at)) != std::string::npos; ++at) {
+    links.push_back(between(idea.substr(at), "href=\"", "\""));
+  }
+  ASSERT_EQ(links.size(), 3U) << idea;
+  const auto explanation = [&](const std::string& step) {
+    return between(document(text, step), R"(id="explanation")", "</div>");
+  };
+  EXPECT_NE(explanation(links[0]).find("Scores of one tile"), std::string::npos);
+  const std::string rescaled = explanation(links[1]);
+  EXPECT_NE(rescaled.find("Rescale what is there"), std::string::npos) << rescaled;
+  EXPECT_NE(rescaled.find("l = 0."), std::string::npos) << rescaled;  // a factor below 1
+  EXPECT_EQ(rescaled.find(" · 0.000"), std::string::npos) << rescaled;
+  EXPECT_NE(explanation(links[2]).find("The weights again"), std::string::npos);
+  // Of the first tile of some rows no sum can shrink.
+  const std::string first = explanation("#flash_attention_2/4x4/6");
+  EXPECT_NE(first.find("Nothing is there yet"), std::string::npos) << first;
+}
+
 // Several problems in one start. ATTN_EXPLAIN_PROBLEMS=1000 takes more of them.
 TEST_F(Browser, WalksEndAtTheReferenceAndCountWhatTheModelsSay) {
   const char* wanted = std::getenv("ATTN_EXPLAIN_PROBLEMS");

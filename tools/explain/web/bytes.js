@@ -2,7 +2,7 @@
 "use strict";
 
 const kTitles = { standard: "Standard attention", flash_attention: "FlashAttention",
-  flash_attention_2: "FlashAttention-2", block_sparse: "Block-sparse FlashAttention" };
+  flash_attention_2: "FlashAttention-2", block_sparse: "Block-sparse" };
 
 // As many rows as share one pass over K and V in the library's plan.
 function startTiling(data) {
@@ -75,8 +75,8 @@ class BytesPanel {
         { name: "written", share: written / most, kind: "written" }], `${title}: ${note}`),
       html("span", { class: "bytes-note" }, note));
     show(byId("bytes-bars"), ...rows.map(({ name, moved }) => row(kTitles[name], moved.bytesRead,
-      moved.bytesWritten, `${textOfBytes(moved.bytes)} · ${textOfRatio(moved.bytes / lower.bytes)} × the bound`)),
-    row("Lower bound: each tensor once", lower.bytesRead, lower.bytesWritten, textOfBytes(lower.bytes), "bound"),
+      moved.bytesWritten, `${textOfBytes(moved.bytes)} · ${textOfRatio(moved.bytes / lower.bytes)} × bound`)),
+    row("Each tensor once", lower.bytesRead, lower.bytesWritten, `${textOfBytes(lower.bytes)}, the bound`, "bound"),
     html("p", { class: "legend" }, html("span", { class: "entry" }, html("i", { class: "key read" }), "read"),
       html("span", { class: "entry" }, html("i", { class: "key written" }), "written"),
       html("span", { class: "entry" }, `N² d² / M (theorem 2, without its constant): ${textOfBytes(theorem)}`)));

@@ -25,6 +25,8 @@ const kFlashAttention2 = {
   run: runFlashAttention2,
 };
 
+const isFirst = (maxima, [r0, r1]) => maxima.slice(r0, r1).every((m) => m === -Infinity);
+
 // The steps that FlashAttention-2 and decoding share: one tile against the rows that stay on chip.
 function addTile(w, rows, keys, chip) {
   const { m, l, alpha } = w.state;
@@ -45,7 +47,8 @@ function addTile(w, rows, keys, chip) {
   });
   const risen = Object.keys(details).filter((i) => m[i] > before[i] && before[i] > -Infinity);
   w.step("maximum", "New maxima",
-    risen.length > 0 ? `The maximum rose in ${risen.length} of ${sizeOf(rows)} rows: their α is ` +
+    isFirst(before, rows) ? "This is the first tile of these rows: they hold nothing that would have to shrink."
+      : risen.length > 0 ? `The maximum rose in ${risen.length} of ${sizeOf(rows)} rows: their α is ` +
       "below 1 and what they hold so far must shrink."
       : "No row that held something found a larger score: nothing has to shrink.",
     { ...tile, details });
@@ -53,10 +56,12 @@ function addTile(w, rows, keys, chip) {
     const old = l[i];
     l[i] *= alpha[i];
     w.scaleRow(i, alpha[i]);
-    return `l = ${text(alpha[i], 3)} · ${text(old, 3)} = ${text(l[i], 3)}, O shrinks alike`;
+    return old === 0 ? "nothing is summed yet: l = 0, O = 0"
+      : `l = ${text(alpha[i], 3)} · ${text(old, 3)} = ${text(l[i], 3)}, O shrinks alike`;
   });
-  w.step("rescale", "Rescale what is there",
-    "l and O were sums of e^(score − old maximum). Times α they are sums of e^(score − new maximum): " +
+  w.step("rescale", "Rescale what is there", isFirst(before, rows)
+    ? "Nothing is there yet. From the next tile on, l and O are sums that a larger maximum makes too large."
+    : "l and O were sums of e^(score − old maximum). Times α they are sums of e^(score − new maximum): " +
     "this is the whole trick. The dashed outline is what was there before.", { ...tile, details });
   w.center = "P";
   details = w.eachRow(rows, (i) => {

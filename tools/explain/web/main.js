@@ -12,10 +12,10 @@ function summarise(data) {
   const { empty, full, mixed } = data.map.counts;
   show(byId("summary"), "Each query is compared with the keys that it may see; the scores become weights that " +
     "sum to one; the output is the average of the values with these weights. A processor does this arithmetic faster than " +
-    "its large memory delivers numbers, so what counts is how many bytes cross between that and the small memory on the chip. ",
+    "its large memory delivers numbers, so what counts is how many bytes cross between the large memory and the small one on the chip. ",
   html("strong", {}, times > 1.05 ? `FlashAttention-2 computes exactly this with ${textOfRatio(times)} times less memory ` +
     "traffic than standard attention" : "FlashAttention-2 computes exactly this without the matrix of scores in memory"),
-  empty > 0 ? `, and here ${Math.round(100 * empty / (empty + full + mixed))} % of the tiles need no work at all.` : ".");
+  empty > 0 ? `, and here ${Math.round(100 * empty / (empty + full + mixed))}\u00a0% of the tiles need no work at all.` : ".");
   const facts = [
     ["sequences", textOfCount(problem.batch)],
     ["queries × keys", `${textOfCount(problem.seqlen_q)} × ${textOfCount(problem.seqlen_k)}`],
@@ -34,6 +34,30 @@ function summarise(data) {
   show(byId("facts"), ...facts.map(([name, value]) =>
     html("div", {}, html("dt", {}, name), html("dd", {}, String(value)))));
   showPlan(plan, problem.phase);
+}
+
+// The three thoughts behind the algorithm, each with a link to a step that shows it on this problem.
+function showIdea(data) {
+  const { sample, blocks } = startOfWalks(data);
+  const link = (algorithm, words, isShown) => {
+    const index = algorithm.run(sample, blocks).steps.findIndex(isShown);
+    return index < 0 ? null : html("a", { href: `#${algorithm.name}/${blocks.q}x${blocks.k}/${index + 1}` }, words);
+  };
+  const rescales = (step) => step.line === "rescale" && mostRescaled(step) !== null;
+  const tile = (step) => step.line === "scores";
+  const card = (title, text, ...links) => html("li", {}, html("h2", {}, title), html("p", {}, text),
+    html("p", { class: "links" }, links.find((element) => element !== null) ?? ""));
+  show(byId("idea"),
+    card("Work in tiles", "Standard attention writes the matrix of scores to slow memory, and reads it again for the softmax. " +
+      "A tile of it, some queries by some keys, fits on the chip: it is used there and forgotten.",
+    link(kFlashAttention2, "See one tile", tile)),
+    card("Softmax without the whole row", "A softmax needs the largest score of a row before the last keys have come. So each row " +
+      "keeps the largest so far, m. When a larger one comes, what was summed is multiplied by α = e^(m old − m new), " +
+      "and is right again.",
+    link(kFlashAttention2, "Watch a row rescale", rescales), link(kOnline, "Watch a row rescale", rescales)),
+    card("Compute again, do not keep", "Gradients need the weights once more. Forward keeps one number a row, LSE = m + log l; " +
+      "backward makes each tile's weights from it, which is faster than reading them.",
+    link(kBackward, "See the weights come back", (step) => step.line === "recompute")));
 }
 
 function showPlan(plan, phase) {
@@ -63,6 +87,7 @@ function reportSelfCheck(data) {
 
 function start(data) {
   summarise(data);
+  showIdea(data);
   reportSelfCheck(data);
   new TileMap(data);
   new BytesPanel(data);

@@ -19,8 +19,8 @@ class TileMap {
     const tiles = empty + full + mixed;
     const percent = (n) => `${(100 * n / tiles).toFixed(n === 0 || n === tiles ? 0 : 1)} %`;
     const made = problem.made_up_buffers.filter((name) => (map.expression ?? "").includes(name));
-    show(byId("map-intro"), `The scores of one head are a matrix of ${textOfCount(problem.seqlen_q)} queries ` +
-      `by ${textOfCount(problem.seqlen_k)} keys, cut into tiles of ${map.block_q} × ${map.block_k}. ` +
+    show(byId("map-intro"), `The scores of one head are a matrix of ${textOfCount(problem.seqlen_q)} ` +
+      `${problem.seqlen_q === 1 ? "query" : "queries"} by ${textOfCount(problem.seqlen_k)} keys, cut into tiles of ${map.block_q} × ${map.block_k}. ` +
       (map.expression === null ? "There is no mask: every tile is full, and all of them are computed."
         : "Interval arithmetic puts the ranges of a tile into the mask's formula. Where the formula comes " +
           "out false for the whole range the tile is empty and skipped, where it comes out true it is " +

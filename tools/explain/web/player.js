@@ -1,10 +1,25 @@
 // The walk: which algorithm, which step, by buttons, keys and the address of the page.
 "use strict";
 
+// The sample and its blocks with which walks open.
+function startOfWalks(data) {
+  const sample = new Sample(data.sample, data.problem.dtype_bytes);
+  return { sample, blocks: { q: Math.min(4, sample.nq), k: Math.min(4, sample.nk) } };
+}
+
+// The row of a step whose sums shrink most without vanishing, or null.
+function mostRescaled(step) {
+  let best = null;
+  for (let i = step.rows?.[0] ?? 0; i < (step.rows?.[1] ?? 0); ++i) {
+    const alpha = step.state.alpha[i];
+    if (alpha > 0 && alpha < 1 && !(alpha >= step.state.alpha[best])) best = i;
+  }
+  return best;
+}
+
 class Player {
   constructor(data) {
-    this.sample = new Sample(data.sample, data.problem.dtype_bytes);
-    this.blocks = { q: Math.min(4, this.sample.nq), k: Math.min(4, this.sample.nk) };
+    Object.assign(this, startOfWalks(data));
     this.row = 0;
     this.sources = data.sources ?? {};
     this.introduce(data);
@@ -24,12 +39,11 @@ class Player {
   introduce(data) {
     const { sample } = this;
     const whole = sample.nq === data.problem.seqlen_q && sample.nk === data.problem.seqlen_k;
-    show(byId("sample-intro"), (whole ? "The whole problem" : `A sample of it, ${sample.nq} of the queries and ` +
-      `${sample.nk} of the keys spread over the sequence`) + `, with ${sample.d} columns of random numbers: ` +
-      "small enough that every number is true and can be followed. Mask and score see the positions written " +
-      "at the rows and columns; the steps count queries and keys of the sample from 1. All numbers are computed " +
-      "here in double precision; the ticks are what the " +
-      "library's fp64 reference gave.");
+    show(byId("sample-intro"), (whole ? "The whole problem" : `${sample.nq} of the queries and ${sample.nk} of the keys, ` +
+      "spread over the sequence") + `, with random vectors of ${sample.d} numbers: few enough to follow each of them. ` +
+      "Bars in Q, K and V are such numbers, up and blue if positive, down and orange if negative. Rows and columns are labelled " +
+      "with their true positions, which the mask sees; the text counts them from 1. This page computes every " +
+      "number in double precision; the pink ticks are what the library's fp64 reference gave.");
   }
 
   buildControls() {
@@ -71,7 +85,8 @@ class Player {
       this.blocks = { q: Number(found[2]), k: Number(found[3]) };
     }
     this.open(algorithm, Number(found[4]) - 1);
-    byId("steps").scrollIntoView();
+    this.pickRow(mostRescaled(this.walk.steps[this.index]) ?? this.row);
+    byId("tabs").scrollIntoView();
     return true;
   }
 
@@ -101,8 +116,10 @@ class Player {
     const sources = this.sources[algorithm.name] ?? {};
     const here = (key) => sources[key] && html("span", { class: "here", title: `${sources[key][0]}, line ${sources[key][1]}` },
       `${sources[key][0].split("/").at(-1)}:${sources[key][1]}`);
-    show(byId("listing"), ...algorithm.listing.map(([key, line, words]) => html("li", { "data-line": key },
-      html("span", { class: "ref" }, line, here(key) ?? null), html("span", { class: "words" }, words))));
+    // Lines that wrap keep the indentation of their level.
+    const words = (text) => html("span", { class: "words", style: `--level:${text.search(/\S/)}` }, text.trim());
+    show(byId("listing"), ...algorithm.listing.map(([key, line, text]) => html("li", { "data-line": key },
+      html("span", { class: "ref" }, html("span", {}, line), here(key) ?? null), words(text))));
     const files = Object.values(sources).map(([file]) => file);
     const names = new Set(files.map((file) => file.split("/").at(-1)));
     show(byId("paper"), `After ${algorithm.paper}; own words.`, files.length === 0 ? null

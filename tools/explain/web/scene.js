@@ -271,7 +271,7 @@ class RowBar {
     const box = { y: y + 4, height: kRow - 8 };
     this.bar = svg("rect", { ...box, class: "row-bar" });
     this.ghost = svg("rect", { ...box, class: "ghost" });
-    this.tick = svg("line", { y1: y + 2, y2: y + kRow - 2, class: "reference", visibility: "hidden" });
+    this.tick = svg("path", { class: "reference", visibility: "hidden" });
     this.number = svg("text", { x: x + this.width / 2, y: y + 15.5, class: "row-text" });
     this.element = svg("g", {}, svg("rect", { x, width: this.width, ...box, class: "slot" }), this.bar,
       this.ghost, this.tick, this.number);
@@ -291,7 +291,8 @@ class RowBar {
     if (!Number.isFinite(value)) return;
     const { x, width } = this.span(value);
     const at = value < 0 ? x : x + width;
-    setAttributes(this.tick, { x1: at, x2: at, visibility: "visible" });
+    // In two parts, so that the number between them can be read.
+    setAttributes(this.tick, { d: `M${at} ${this.y + 1}v6M${at} ${this.y + kRow - 7}v6`, visibility: "visible" });
   }
 }
 
