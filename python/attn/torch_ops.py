@@ -220,12 +220,15 @@ torch.library.register_fake("attn::backward", _backward_fake, lib=_LIBRARY)
 
 
 class _Attention(torch.autograd.Function):
-    """Of tensors that are arguments of the operators, and `numbers`, what follows them there."""
+    """(call, numbers, q, k, v, *tensors) -> (out, lse), of the operators' arguments: `numbers` is what
+    follows the tensors there.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, call: str, numbers: Any, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
-    ) -> Any:
+    def forward(ctx: Any, *given: Any) -> Any:
+        # Named one by one they would be taken for those of a forward without ctx: so Dynamo does
+        # where no gradient is recorded and ctx and `given` are one more than the parameters.
+        call, numbers, q, k, v, *tensors = given
         out, lse = torch.ops.attn.forward.default(q, k, v, call, *_rest(tensors, numbers))
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.call = call

@@ -350,6 +350,22 @@ def test_compile_is_one_graph(compiled, dynamic):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("count", range(5))
+def test_compile_without_gradients(compiled, count):
+    """Whatever the number of tensors beside q, k and v: two of them failed."""
+    names = ["a", "b", "c", "d"][:count]
+    q, *tensors = (torch.randn(1, 6, 2, 8) for _ in range(1 + count))
+    score = attn.Formula(
+        " + ".join(["score", *[f"{name}[0, query, head, 0]" for name in names]]),
+        **dict(zip(names, tensors, strict=True)),
+    )
+
+    def function(q):
+        return attn.torch.attention(q, q, q, score=score)
+
+    assert torch.equal(compiled(function)(q), function(q))
+
+
 def test_compile_with_dynamic_shapes_compiles_once(compiled):
     def function(q, k, v):
         return attn.torch.attention(
