@@ -21,7 +21,7 @@ from jax.custom_derivatives import SymbolicZero
 from . import _attn, merging, nvrtc
 from .errors import InvalidArgument
 from .formula import Formula
-from .options import MASK_ARRAY, make_options
+from .options import HEAD_SLOPES, MASK_ARRAY, make_options
 from .trace import resolve
 
 __all__ = ["attention", "dot_product_attention", "merge"]
@@ -186,7 +186,7 @@ def attention(
         mask = _like(mask)
     placed = {name: _like(array) for name, array in arrays.items() if name in _ARRAYS}
     if "alibi" in arrays:  # as the problem calls it
-        name = "head_slopes" if arrays["alibi"].ndim == 2 else "slopes"
+        name = HEAD_SLOPES if arrays["alibi"].ndim == 2 else "slopes"
         arrays[name] = arrays.pop("alibi")
     formulas, read = _formulas(mask, score)
     arrays.update(read)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import _attn
 from .arrays import joined_on_gpu, on_gpu
 from .errors import InvalidArgument
-from .options import make_options, rng_state
+from .options import HEAD_SLOPES, make_options, rng_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _backward(
     plan: _attn.Plan | None,
 ) -> dict[str, Any]:
     alibi = options.get("alibi")
-    slopes = "head_slopes" if alibi is not None and len(alibi.shape) == 2 else "slopes"
+    slopes = HEAD_SLOPES if alibi is not None and len(alibi.shape) == 2 else "slopes"
     wanted = [slopes if name == "alibi" else name for name in gradients]
     found = _attn.backward(make_options(**options), d_out, q, k, v, out, lse, wanted, d_lse, plan)
     return dict(zip(gradients, found, strict=True))

@@ -6,6 +6,7 @@ from math import isfinite
 from operator import index
 
 from . import _attn
+from .arrays import records_gradients
 from .errors import InvalidArgument
 from .formula import Formula
 
@@ -18,12 +19,25 @@ if TYPE_CHECKING:
     from .types import Array, Mask, Options, Score
 
 _LAYOUTS = ("bshd", "bhsd", "thd")
-# The buffer of an array as mask; bindings/call.cpp holds it to the lengths of the sequences.
+# Buffers of an array as mask, and of slopes [batch, heads_q]; bindings/call.cpp holds them to the
+# sizes of the tensors.
 MASK_ARRAY = "_allowed"
+HEAD_SLOPES = "_head_slopes"
+
+
+def _has_no_gradient(name: str, value: Any) -> None:
+    """Refuses a tensor that is read as a number, whose gradient would be dropped."""
+    if getattr(value, "requires_grad", False) and records_gradients(value):
+        raise InvalidArgument(
+            f"{name} is a tensor that requires a gradient, which is not recorded of {name}; "
+            "accepted are numbers, and in attn.torch a score that reads the tensor, as in "
+            "lambda s: s.score * tensor"
+        )
 
 
 def _number(name: str, value: Any) -> str:
     """As the descriptor reads it back, bit for bit."""
+    _has_no_gradient(name, value)
     try:
         number = float(value)
         if isfinite(number):
@@ -75,6 +89,7 @@ def _scalar(name: str, array: Array) -> int | float | None:
             f"{name} is a number in the memory of a GPU; accepted are numbers of Python and of "
             "CPU memory"
         )
+    _has_no_gradient(name, array)
     value: int | float = array.item()
     return value
 
@@ -196,9 +211,9 @@ class _Problem:
                 f"alibi has shape {tuple(slopes.shape)}; accepted is [heads_q] or [batch, heads_q]"
             )
         if rank == 2:
-            self.declare("head_slopes", slopes)
+            self.declare(HEAD_SLOPES, slopes)
             self.tokens.append(
-                "score(score - head_slopes[batch, head] * abs(to_float(position - key)))"
+                f"score(score - {HEAD_SLOPES}[batch, head] * abs(to_float(position - key)))"
             )
             return
         self.buffers["slopes"] = slopes

@@ -21,7 +21,7 @@ from . import _attn
 from .errors import InvalidArgument
 from .expression import Expr, finish
 from .formula import Formula
-from .options import MASK_ARRAY, make_options
+from .options import HEAD_SLOPES, MASK_ARRAY, make_options
 from .torch_trace import traced
 from .trace import loadable
 
@@ -163,7 +163,7 @@ def _backward(
 def buffer_names(wanted: list[str], tensors: dict[str, Tensor]) -> list[str]:
     """The names that the library gives to the tensors of keywords."""
     if "alibi" in wanted and "alibi" in tensors:
-        slopes = "head_slopes" if tensors["alibi"].dim() == 2 else "slopes"
+        slopes = HEAD_SLOPES if tensors["alibi"].dim() == 2 else "slopes"
         return [slopes if name == "alibi" else name for name in wanted]
     return wanted
 

@@ -18,13 +18,28 @@ Tensor* member(Inputs& inputs, std::string_view name) {
   return nullptr;
 }
 
+namespace {
+
+// Whether it holds the slopes [heads_q] of the keyword alibi, for which attn/options.py writes
+// hq<heads>_alibi; formulas may call an array of theirs so too.
+bool is_alibi(std::string_view name, const Tensor& tensor, const std::string& problem) {
+  if (name != "slopes" || tensor.rank != 1) return false;
+  return problem.find("hq" + std::to_string(tensor.shape[0]) + "_alibi") != std::string::npos;
+}
+
+}  // namespace
+
 Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Recording recording)
     : options_(options),
-      recording_(recording),
+      check_gradient_(recording),
       plan_options_(options.plan),
       q_(input("q", q)),
       k_(input("k", k)),
       v_(input("v", v)) {
+  if (!is_floating(q_.tensor.dtype)) {
+    throw Error(ErrorCode::invalid_argument,
+                "q is " + to_string(q_.tensor) + "; accepted are f32, bf16, f16 and f64");
+  }
   inputs_.q = ordered(q_);
   inputs_.k = ordered(k_);
   inputs_.v = ordered(v_);
@@ -33,14 +48,13 @@ Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Rec
   take_buffers(options.buffers);
 }
 
-Array Call::input(std::string_view name, nb::handle object) {
+void GradientCheck::operator()(std::string_view name, const Array& array) {
   // Never freed: Python may be gone by then.
   static const nb::handle records =
       nb::object(nb::module_::import_("attn.arrays").attr("records_gradients")).release();
-  Array array = view(name, object);
   if (recording_ == Recording::done_by_caller || !array.is_pytorch ||
       !requires_grad(array.object)) {
-    return array;
+    return;
   }
   if (!records_gradients_) records_gradients_ = nb::cast<bool>(records(array.object));
   if (*records_gradients_) {
@@ -49,6 +63,11 @@ Array Call::input(std::string_view name, nb::handle object) {
                     " requires a gradient, which this call does not record; accepted are tensors "
                     "without one, any under torch.no_grad(), and attn.torch, which records it");
   }
+}
+
+Array Call::input(std::string_view name, nb::handle object) {
+  Array array = view(name, object);
+  check_gradient_(name, array);
   return array;
 }
 
@@ -74,6 +93,9 @@ void Call::take_buffers(const nb::dict& buffers) {
     }
     Array array = input(name, value);
     if (name == "_allowed") check_mask(array.tensor);  // attn/options.py, MASK_ARRAY
+    if (name == "_head_slopes" || is_alibi(name, array.tensor, options_.problem)) {
+      check_alibi(array.tensor);
+    }
     inputs_.buffers.emplace_back(name, array.tensor);
     buffers_.emplace_back(std::move(name), std::move(array));
   }
@@ -96,6 +118,24 @@ void Call::check_mask(const Tensor& mask) const {
                     std::to_string(whole[1]) + ", " + std::to_string(whole[2]) + " and " +
                     std::to_string(whole[3]) + ", where sizes of 1 broadcast");
   }
+}
+
+// As for masks: heads without a slope would have none without a word.
+void Call::check_alibi(const Tensor& slopes) const {
+  const Tensor& q = inputs_.q;
+  if (q.rank < 3) return;  // refused later
+  const std::int64_t heads = q.shape[static_cast<std::size_t>(q.rank) - 2];
+  const std::int64_t batch =
+      inputs_.cu_seqlens_q.given() ? inputs_.cu_seqlens_q.shape[0] - 1 : q.shape[0];
+  const auto fits = [](std::int64_t size, std::int64_t wanted) {
+    return size == 1 || size == wanted;
+  };
+  if (slopes.rank == 2 && fits(slopes.shape[0], batch) && fits(slopes.shape[1], heads)) return;
+  if (slopes.rank == 1 && slopes.shape[0] == heads && slopes.dtype == DType::f32) return;
+  throw Error(ErrorCode::invalid_argument,
+              "alibi is " + to_string(slopes) +
+                  "; accepted are f32[heads_q] and f32[batch, heads_q], " + "here of " +
+                  std::to_string(batch) + " and " + std::to_string(heads));
 }
 
 // A number of the mask or score, in memory that lives as long as the call.
@@ -144,8 +184,11 @@ std::vector<std::int64_t> Call::lse_shape() const {
 }
 
 Array Call::result(std::string_view name, nb::handle given, ResultType type,
-                   const std::vector<std::int64_t>& shape) const {
-  return given.is_none() ? allocate(q_, type, shape) : writable_view(name, given);
+                   const std::vector<std::int64_t>& shape) {
+  if (given.is_none()) return allocate(q_, type, shape);
+  Array array = writable_view(name, given);
+  check_gradient_(name, array);
+  return array;
 }
 
 Plan Call::plan(Phase phase) const {

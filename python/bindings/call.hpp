@@ -38,6 +38,17 @@ Tensor* member(Inputs& inputs, std::string_view name);
 // Whether a call refuses tensors that PyTorch would record a gradient of, because nothing would.
 enum class Recording : std::uint8_t { refused, done_by_caller };
 
+// Refuses tensors of PyTorch, in calls that record no gradient, whose gradient would be recorded.
+class GradientCheck {
+ public:
+  explicit GradientCheck(Recording recording) : recording_(recording) {}
+  void operator()(std::string_view name, const Array& array);
+
+ private:
+  Recording recording_;
+  std::optional<bool> records_gradients_;  // asked once a call
+};
+
 class Call {
  public:
   // `options` must live as long as the call.
@@ -50,9 +61,11 @@ class Call {
   // library then refuses.
   std::vector<std::int64_t> o_shape() const;
   std::vector<std::int64_t> lse_shape() const;
+  // An array that the call reads. Refused where PyTorch would have to record a gradient.
+  Array input(std::string_view name, nb::handle object);
   // A result: the array that was given, or a new one like q.
   Array result(std::string_view name, nb::handle given, ResultType type,
-               const std::vector<std::int64_t>& shape) const;
+               const std::vector<std::int64_t>& shape);
 
   // With the reasons that people read; of this call alone.
   Plan plan(Phase phase) const;
@@ -69,16 +82,14 @@ class Call {
   const Array& buffer(std::string_view name) const;
 
  private:
-  // Refused where PyTorch would have to record a gradient.
-  Array input(std::string_view name, nb::handle object);
   void take_tensors(const nb::dict& tensors);
   void take_buffers(const nb::dict& buffers);
   void check_mask(const Tensor& mask) const;
+  void check_alibi(const Tensor& slopes) const;
   Tensor scalar(std::string_view name, nb::handle number);
 
-  std::optional<bool> records_gradients_;  // asked once a call
   const Options& options_;
-  Recording recording_;
+  GradientCheck check_gradient_;
   PlanOptions plan_options_;
   Inputs inputs_;
   Array q_, k_, v_;

@@ -56,8 +56,9 @@ nb::tuple backward(const Options& options, nb::handle d_out, nb::handle q, nb::h
                    const std::vector<std::string_view>& wanted, nb::handle d_lse, const Plan* plan,
                    bool is_recorded) {
   Call call(options, q, k, v, is_recorded ? Recording::done_by_caller : Recording::refused);
-  const Array d_o = view("d_out", d_out), o = view("out", out), l = view("lse", lse);
-  const Array d_l = d_lse.is_none() ? Array{} : view("d_lse", d_lse);
+  const Array d_o = call.input("d_out", d_out), o = call.input("out", out);
+  const Array l = call.input("lse", lse);
+  const Array d_l = d_lse.is_none() ? Array{} : call.input("d_lse", d_lse);
   std::shared_ptr<const Plan> known;
   if (plan == nullptr) plan = (known = call.known_plan(Phase::backward)).get();
   std::optional<Plan> other;
@@ -172,9 +173,10 @@ nb::tuple merge(const std::vector<std::pair<nb::object, nb::object>>& parts) {
   std::vector<Array> arrays;
   arrays.reserve(2 * parts.size());
   std::vector<Outputs> outputs;
+  GradientCheck check_gradient(Recording::refused);
   for (const auto& [o, lse] : parts) {
-    arrays.push_back(view("out", o));
-    arrays.push_back(view("lse", lse));
+    check_gradient("out", arrays.emplace_back(view("out", o)));
+    check_gradient("lse", arrays.emplace_back(view("lse", lse)));
     outputs.push_back(
         {.o = arrays[arrays.size() - 2].tensor, .lse = arrays[arrays.size() - 1].tensor});
   }

@@ -131,6 +131,19 @@ class TestTorch:
         bias = torch.zeros(9, 9, requires_grad=True)
         with pytest.raises(attn.InvalidArgument, match="bias requires a gradient"):
             attn.attention(x, x, x, bias=bias)
+        for call in (
+            lambda: attn.attention(x, x, x, out=torch.empty_like(x).requires_grad_()),
+            lambda: attn.merge([(leaf, torch.zeros(2, 3, 9))]),
+            lambda: attn.attention_backward(leaf, x, x, x, x, torch.zeros(2, 3, 9)),
+        ):
+            with pytest.raises(attn.InvalidArgument, match="out requires a gradient"):
+                call()
+        for name in ("scale", "softcap"):
+            number = {name: torch.tensor(0.5, requires_grad=True)}
+            with pytest.raises(attn.InvalidArgument, match=f"{name} is a tensor that requires"):
+                attn.attention(x, x, x, **number)
+            with torch.no_grad():
+                attn.attention(x, x, x, **number)
         with torch.no_grad():
             out = attn.attention(leaf, leaf, torch.nn.Parameter(leaf), causal=True)
         np.testing.assert_array_equal(out.numpy(), EXPECTED)

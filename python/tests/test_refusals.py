@@ -7,6 +7,8 @@ import attn
 
 X = np.ones((1, 8, 2, 16), np.float32)
 
+SEQUENCES = np.array([0, 2, 4, 8], np.int32)
+
 
 def read_only():
     out = np.empty_like(X)
@@ -20,6 +22,7 @@ REFUSED = {
     "dtypes that differ": (lambda: attn.attention(X, X.astype(np.float16), X), "k is f16"),
     "rank": (lambda: attn.attention(X[0], X, X), "q is f32.*dense"),
     "rank above 4": (lambda: attn.attention(X[None], X, X), "q has 5 dimensions"),
+    "a dtype of masks": (lambda: attn.attention(X > 0, X > 0, X > 0), r"q is u8\[1, 8, 2, 16\]"),
     "rank 0": (lambda: attn.attention(np.float32(1), X, X), "q has 0 dimensions"),
     "sizes": (lambda: attn.attention(X, X[..., :8], X), "k is f32.*accepted is"),
     "last dimension backwards": (lambda: attn.attention(X[..., ::-1], X, X), "stride 1"),
@@ -55,6 +58,25 @@ REFUSED = {
     "half a thread": (lambda: attn.attention(X, X, X, threads=1.5), "threads is 1.5"),
     "a length past 31 bits": (lambda: attn.attention(X, X, X, max_seqlen_q=2**70), "max_seqlen_q"),
     "no backend": (lambda: attn.attention(X, X, X, backend=None), "backend is None"),
+    "slopes of too few heads": (
+        lambda: attn.attention(X, X, X, alibi=np.ones(1, np.float32)),
+        r"alibi is f32\[1\].*accepted are f32\[heads_q\] and f32\[batch, heads_q\], here of 1 and 2",
+    ),
+    "slopes of too few heads in a batch": (
+        lambda: attn.attention(X, X, X, alibi=np.ones((1, 3), np.float32)),
+        r"alibi is f32\[1, 3\]",
+    ),
+    "slopes of another batch": (
+        lambda: attn.attention(
+            X[0],
+            X[0],
+            X[0],
+            alibi=np.ones((2, 2), np.float32),
+            cu_seqlens_q=SEQUENCES[:4],
+            cu_seqlens_k=SEQUENCES[:4],
+        ),
+        r"alibi is f32\[2, 2\].*here of 3 and 2",
+    ),
     "rank of alibi": (lambda: attn.attention(X, X, X, alibi=X[0, 0, 0, 0]), "alibi has shape"),
     "size of a mask": (
         lambda: attn.attention(X, X, X, mask=np.ones((7, 8), bool)),
