@@ -190,7 +190,7 @@ def attention(
         arrays[name] = arrays.pop("alibi")
     formulas, read = _formulas(mask, score)
     arrays.update(read)
-    if rng is not None and hasattr(rng, "dtype"):
+    if hasattr(rng, "dtype") and not isinstance(rng, np.integer):
         arrays["rng_state"] = _state(_words(rng))
         rng = _stand_in((2,), np.int64)
     made = make_options(**formulas, rng=rng, **{**options, **placed})

@@ -94,10 +94,13 @@ def _scalar(name: str, array: Array) -> int | float | None:
     return value
 
 
+_FAR = 2**31 - 1  # no sequence is longer
+
+
 def _window(window: Any) -> str:
     try:
         left, right = window
-        left, right = (-1 if side is None else index(side) for side in (left, right))
+        left, right = (-1 if side is None else min(index(side), _FAR) for side in (left, right))
     except (TypeError, ValueError):
         raise InvalidArgument(
             f"window is {window!r}; accepted is (left, right): keys before and after the query's "
@@ -110,7 +113,7 @@ def rng_state(dropout: float, rng: Any) -> tuple[int, int, Array | None]:
     """Seed and offset of dropout, and the array that holds them where they are no numbers."""
     if not dropout:
         return 0, 0, None
-    if hasattr(rng, "__dlpack__"):
+    if hasattr(rng, "__dlpack__") and _rank("rng", rng):
         if _attn.signature("rng", rng) != "i64:2":
             raise InvalidArgument(
                 f"rng is an array of {rng.dtype} {tuple(rng.shape)}; accepted are int64 [2], a "
@@ -118,7 +121,7 @@ def rng_state(dropout: float, rng: Any) -> tuple[int, int, Array | None]:
             )
         return 0, 0, rng
     try:
-        seed, offset = (rng, 0) if isinstance(rng, int) else rng
+        seed, offset = (rng, 0) if hasattr(rng, "__index__") else rng
         seed, offset = index(seed), index(offset)
     except (TypeError, ValueError):
         seed = offset = -1
@@ -284,8 +287,10 @@ def _make_options(
         tokens.append("causal")
     if window is not None:
         tokens.append(_window(window))
-    if softcap:
-        tokens.append("softcap" + _number("softcap", softcap))
+    if softcap is not None:
+        text = _number("softcap", softcap)
+        if float(text):
+            tokens.append("softcap" + text)
     if alibi is not None:
         problem.alibi(alibi)
     if bias is not None:
@@ -300,12 +305,13 @@ def _make_options(
         tokens.append("scale" + _number("scale", scale))
     tensors: dict[str, Array] = {}
     seed = offset = 0
-    if dropout:
-        text = _number("dropout", dropout)
+    if type(dropout) is not float or dropout:  # an array is no condition
+        text = _number("dropout", 0.0 if dropout is None else dropout)
         if not 0 <= float(text) < 1:
             raise InvalidArgument(f"dropout is {dropout!r}; accepted is a number in [0, 1)")
-        tokens.append("dropout" + text)
-        seed, offset, state = rng_state(dropout, rng)
+        seed, offset, state = rng_state(float(text), rng)
+        if float(text):
+            tokens.append("dropout" + text)
         if state is not None:
             tokens.append("rngstate")
             tensors["rng_state"] = state

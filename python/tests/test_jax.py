@@ -182,6 +182,12 @@ def test_vmap_within_vmap():
         np.testing.assert_array_equal(found[i, j], one(q[i, j], k[i, j], v[i, j], bias[j]))
 
 
+def test_numbers_of_numpy_as_seeds():
+    q = jnp.ones((1, 8, 2, 4))
+    found = attn.jax.attention(q, q, q, dropout=0.5, rng=np.int64(7))
+    assert (found == attn.jax.attention(q, q, q, dropout=0.5, rng=7)).all()
+
+
 def test_keys_of_jax():
     q, k, v = qkv()
     high, low = np.asarray(jax.random.key_data(jax.random.key(11))).tolist()

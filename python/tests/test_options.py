@@ -261,3 +261,13 @@ def test_deterministic_changes_nothing_on_the_cpu():
         attn.attention_backward(out, q, q, q, out, lse, deterministic=x) for x in (False, True)
     )
     assert all(np.array_equal(plain[name], asked[name]) for name in plain)
+
+
+def test_numbers_of_numpy():
+    wanted = attn.attention(Q, K, V, dropout=0.25, rng=(3, 0), window=(5, None), softcap=2.0)
+    for rng in (np.int64(3), np.uint8(3), np.array(3), (np.int32(3), np.uint64(0))):
+        options = {"window": np.array([5, 2**40]), "softcap": np.array(2.0), "rng": rng}
+        found = attn.attention(Q, K, V, dropout=np.float32(0.25), **options)
+        np.testing.assert_array_equal(found, wanted)
+    none = {"dropout": np.float32(0), "softcap": np.float32(0)}
+    np.testing.assert_array_equal(attn.attention(Q, K, V, **none), attn.attention(Q, K, V))

@@ -82,6 +82,14 @@ REFUSED = {
         lambda: attn.attention(X, X, X, mask=np.ones((7, 8), bool)),
         r"mask is u8\[7, 8\].*accepted are \[seqlen_q, seqlen_k\]",
     ),
+    "softcap of several": (
+        lambda: attn.attention(X, X, X, softcap=np.zeros(2)),
+        r"softcap is array\(\[0., 0.\]\); accepted is a finite number",
+    ),
+    "dropout of several": (
+        lambda: attn.attention(X, X, X, dropout=np.zeros(2), rng=1),
+        r"dropout is array\(\[0., 0.\]\); accepted is a finite number",
+    ),
     "negative softcap": (lambda: attn.attention(X, X, X, softcap=-1.0), "softcap"),
     "scale": (lambda: attn.attention(X, X, X, scale=float("inf")), "scale"),
     "dropout without rng": (lambda: attn.attention(X, X, X, dropout=0.1), "rng is None"),
