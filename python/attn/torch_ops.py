@@ -220,8 +220,8 @@ torch.library.register_fake("attn::backward", _backward_fake, lib=_LIBRARY)
 
 
 class _Attention(torch.autograd.Function):
-    """(call, numbers, q, k, v, *tensors) -> (out, lse), of the operators' arguments: `numbers` is what
-    follows the tensors there.
+    """(call, numbers, q, k, v, *tensors) -> (out, lse), of the operators' arguments: `numbers` is
+    what follows the tensors there.
     """
 
     @staticmethod

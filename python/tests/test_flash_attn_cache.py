@@ -191,6 +191,77 @@ def test_decoding_step_by_step_is_attention():
     assert_close(torch.cat(steps, 1), fa2.flash_attn_func(q, k, v, causal=True), 1e-6)
 
 
+def numbers(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+ROTARY = torch.ones(4, 4)
+# What would be written to other rows, or broadcast.
+HOSTILE = {
+    "cache_seqlens has -1; accepted are 0 to": {"cache_seqlens": numbers(3, -1)},
+    "cache_seqlens is -1; accepted are int32": {"cache_seqlens": -1},
+    "cache_seqlens is 1.5; accepted are": {"cache_seqlens": 1.5},
+    r"cache_seqlens is torch.int64 \(2,\)": {"cache_seqlens": torch.tensor([1, 2])},
+    r"cache_seqlens is torch.int32 \(3,\); accepted is int32 \(2,\)": {
+        "cache_seqlens": numbers(1, 2, 3)
+    },
+    "cache_batch_idx has 2; accepted are 0 to 1": {"cache_batch_idx": numbers(0, 2)},
+    "cache_batch_idx has -1": {"cache_batch_idx": numbers(0, -1)},
+    r"cache_batch_idx is torch.int32 \(1,\)": {"cache_batch_idx": numbers(0)},
+    r"cache_leftpad is torch.int32 \(3,\)": {"cache_leftpad": numbers(0, 0, 0)},
+    "block_table has 2; accepted are 0 to 1, the cache's pages": {
+        "block_table": numbers(2, 1)[:, None]
+    },
+    r"k has shape \(2, 1, 1, 8\); accepted is \(2, seqlen_new, 2, 8\)": {
+        "k": torch.ones(2, 1, 1, 8)
+    },
+    r"k has shape \(1, 1, 2, 8\)": {"k": torch.ones(1, 1, 2, 8)},
+    r"v has shape \(2, 1, 2, 1\)": {"v": torch.ones(2, 1, 2, 1)},
+    r"v has shape \(2, 2, 2, 8\)": {"v": torch.ones(2, 2, 2, 8)},
+    "cos has 4 rows and row 5 is needed": {
+        "rotary_cos": ROTARY, "rotary_sin": ROTARY, "cache_seqlens": 5
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", HOSTILE)
+def test_refused_before_a_row_is_written(sentence):
+    q, cache = torch.randn(2, 1, 2, 8), torch.zeros(2, 6, 2, 8)
+    arguments = {"k": q, "v": q, "cache_seqlens": 3, **HOSTILE[sentence]}
+    with pytest.raises(attn.InvalidArgument, match=sentence):
+        fa2.flash_attn_with_kvcache(q, cache, cache, **arguments)
+    assert not cache.any()
+
+
+def test_lengths_of_numpy():
+    numpy = pytest.importorskip("numpy")
+    q = torch.randn(2, 1, 2, 8)
+    caches = [torch.zeros(2, 6, 2, 8) for _ in range(3)]
+    for cache, rows in zip(caches, (3, numpy.int64(3), torch.tensor(3)), strict=True):
+        fa2.flash_attn_with_kvcache(q, cache, cache.clone(), q, q, cache_seqlens=rows)
+        assert torch.equal(cache, caches[0])
+
+
+def test_compiles_as_one_graph():
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(2, 1, 2, 8) for _ in range(3))
+    angles = torch.rand(6, 4)
+    used = numbers(1, 4)
+
+    def step(q, k_cache, v_cache, k, v, used):
+        return fa2.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, angles.cos(), angles.sin(), used, causal=True
+        )
+
+    caches = [[torch.randn(2, 6, 2, 8) for _ in range(2)]]
+    caches.append([t.clone() for t in caches[0]])
+    wanted = step(q, *caches[0], k, v, used)
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(q, *caches[1], k, v, used), wanted, 1e-6)
+    for found, expected in zip(*caches, strict=True):
+        assert_close(found, expected, 1e-6)
+
+
 def test_refusals():
     q, cache = torch.randn(2, 1, 2, 8), torch.randn(2, 6, 2, 8)
     table = torch.zeros(2, 1).int()

@@ -8,44 +8,19 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidArgument
+from . import cache_checks
 from .attend import attend, is_local, lengths_of
 from .layers.rotary import apply_rotary_emb, sequence_of
 
 
-def _lengths(cache_seqlens: int | Tensor | None, batch: int, k_cache: Tensor) -> Tensor | None:
-    if cache_seqlens is None:
-        return None
-    if isinstance(cache_seqlens, int):
-        return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device)
-    return cache_seqlens.contiguous()
-
-
-def _check_room(total: Tensor, room: int, source: str, paged: bool) -> None:
-    """Whether the cache has room.
-
-    On a GPU this waits for the lengths. Pages are worth that, since a row past the table would be
-    written to another sequence; not while a graph is captured, when nothing can be read back.
-    """
-    if total.is_cuda and (not paged or torch.cuda.is_current_stream_capturing()):
-        return
-    longest = int(total.max()) if total.numel() else 0
-    if longest > room:
-        raise InvalidArgument(
-            f"cache_seqlens needs {longest} rows, those appended among them; accepted are at most "
-            f"{room}, for which {source} has room"
-        )
-
-
 def _append(
-    cache: Tensor, new: Tensor, sequence: Tensor, place: Tensor, page_table: Tensor | None
+    cache: Tensor, new: Tensor, sequence: Tensor, place: Tensor, page: Tensor | None
 ) -> None:
     """cache[sequence, place] = new, or the row of the sequence's page."""
-    if page_table is None:
+    if page is None:
         cache[sequence, place] = new
-        return
-    page_size = cache.shape[1]
-    page = page_table[sequence, place.div(page_size, rounding_mode="floor")]
-    cache[page.long(), place % page_size] = new
+    else:
+        cache[page.long(), place % cache.shape[1]] = new
 
 
 def attend_with_cache(
@@ -88,7 +63,7 @@ def attend_with_cache(
             "rotary_cos, rotary_sin, k and v are not all given; accepted are all of them, or "
             "neither rotary_cos nor rotary_sin"
         )
-    lengths = _lengths(cache_seqlens, batch, k_cache)
+    lengths = cache_checks.lengths(cache_seqlens, batch, k_cache)
     if k is not None and lengths is None:
         raise InvalidArgument(
             "cache_seqlens is None and k is given; accepted are an int or int32 "
@@ -98,6 +73,15 @@ def attend_with_cache(
         raise InvalidArgument(
             f"cache_leftpad and {page_table_name} are both given; accepted is one of them"
         )
+    if k is not None and v is not None:
+        is_packed = cu_seqlens_k_new is not None
+        cache_checks.check_new_rows(k, v, k_cache, v_cache, batch, is_packed)
+    if cache_leftpad is not None:
+        cache_checks.check_vector("cache_leftpad", cache_leftpad, batch)
+    if cache_batch_idx is not None:
+        cache_checks.check_vector("cache_batch_idx", cache_batch_idx, batch)
+        sequences = len(k_cache if page_table is None else page_table)
+        cache_checks.check_range("cache_batch_idx", cache_batch_idx, sequences, "its sequences")
     if cache_batch_idx is not None and page_table is not None:
         page_table = page_table[cache_batch_idx.long()]
     with torch.no_grad():
@@ -115,7 +99,11 @@ def attend_with_cache(
                 sequence = sequence_of(rows, cu_seqlens_k_new)
                 place = (lengths - cu_seqlens_k_new[:-1]).long()[sequence] + rows
             total = lengths + added
-            _check_room(total, room, source, page_table is not None)
+            cache_checks.check_room(total, room, source, page_table is not None)
+            page: Tensor | None = None
+            if page_table is not None:
+                page = page_table[sequence, place.div(k_cache.shape[1], rounding_mode="floor")]
+                cache_checks.check_range(page_table_name, page, len(k_cache), "the cache's pages")
             if rotary_cos is not None and rotary_sin is not None:
                 start = lengths if rotary_seqlens is None else rotary_seqlens
                 k = apply_rotary_emb(
@@ -127,10 +115,10 @@ def attend_with_cache(
                 )  # fmt: skip
             if cache_batch_idx is not None and page_table is None:
                 sequence = cache_batch_idx.long()[sequence]
-            _append(k_cache, k.to(k_cache.dtype), sequence, place, page_table)
-            _append(v_cache, v.to(v_cache.dtype), sequence, place, page_table)
+            _append(k_cache, k.to(k_cache.dtype), sequence, place, page)
+            _append(v_cache, v.to(v_cache.dtype), sequence, place, page)
         elif lengths is not None:
-            _check_room(lengths, room, source, page_table is not None)
+            cache_checks.check_room(lengths, room, source, page_table is not None)
         if page_table is None and cache_batch_idx is not None:
             page_table = cache_batch_idx[:, None]  # a sequence of the cache is a page
         if page_table is None:

@@ -44,13 +44,14 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor) -> None:
             f"of (seqlen, rotary_dim / 2), rotary_dim at most headdim {x.shape[-1]}"
         )
     # The values of a GPU's tensor cannot be looked at without waiting for it.
-    if not places.is_cuda and not places.is_meta and places.numel():
-        last = int(places.max())
-        if last >= cos.shape[0]:
-            raise InvalidArgument(
-                f"cos has {cos.shape[0]} rows and row {last} is needed; accepted are seqlen plus "
-                "the offset and more"
-            )
+    if torch.compiler.is_compiling() or places.is_cuda or places.is_meta or not places.numel():
+        return
+    first, last = int(places.min()), int(places.max())
+    if first < 0 or last >= cos.shape[0]:
+        raise InvalidArgument(
+            f"cos has {cos.shape[0]} rows and row {first if first < 0 else last} is needed; "
+            "accepted are offsets from 0 and at least seqlen plus the offset rows"
+        )
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
