@@ -17,7 +17,7 @@ from . import torch as attn_torch
 from .errors import InvalidArgument
 from .symbol import symbols
 
-__all__ = ["register"]
+__all__ = ["register", "set_paged"]
 
 
 class _Mask(BlockMask):
@@ -138,7 +138,7 @@ def _paged_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: Any,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
     """As `_attention` in continuous batching: every token of the batch is a row of one sequence.
 
@@ -147,8 +147,23 @@ def _paged_attention(
     if cache is None or cu_seq_lens_q is None:
         raise InvalidArgument(
             "a model with a paged attention was called without the cache of continuous batching; "
-            "accepted are model.generate_batch and its like, or attn_implementation='attn'"
+            "accepted are model.generate_batch and its like, or "
+            "model.set_attn_implementation('attn')"
         )
+    window = sliding_window or getattr(module, "sliding_window", None)
+    if "max_length_q" in rest:  # transformers 5.23
+        found = {
+            "cu_seq_lens_k": cu_seq_lens_k,
+            "max_length_k": rest["max_length_k"],
+            "read_index": read_index,
+            "write_index": write_index,
+        }
+        key, value = cache.update(key, value, module.layer_idx, kwargs=found)
+        return _packed(
+            query, key[0].transpose(0, 1), value[0].transpose(0, 1), window, softcap, s_aux,
+            scaling, cu_seq_lens_q, found["cu_seq_lens_k"], rest["max_length_q"],
+            found["max_length_k"],
+        )  # fmt: skip
     key, value = cache.update(
         key_states=key,
         value_states=value,
@@ -156,10 +171,29 @@ def _paged_attention(
         read_index=read_index,
         write_index=write_index,
     )
-    window = sliding_window or getattr(module, "sliding_window", None)
     layer = "sliding_attention" if window else "full_attention"
     lengths = cu_seq_lens_k[layer] if isinstance(cu_seq_lens_k, dict) else cu_seq_lens_k
     longest = max_seqlen_k[layer] if isinstance(max_seqlen_k, dict) else max_seqlen_k
+    return _packed(
+        query, key, value, window, softcap, s_aux, scaling, cu_seq_lens_q, lengths, max_seqlen_q,
+        longest,
+    )  # fmt: skip
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: int | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    scaling: float | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+) -> tuple[Tensor, None]:
+    """Query `[1, heads, total_q, head_dim]`, key and value `[total_k, heads_k, head_dim]`."""
     out = attn_torch.attention(
         query.transpose(1, 2).squeeze(0),
         key,
@@ -169,10 +203,10 @@ def _paged_attention(
         sink=None if s_aux is None else s_aux.float(),
         softcap=softcap,
         scale=scaling,
-        cu_seqlens_q=cu_seq_lens_q,
-        cu_seqlens_k=lengths,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=longest,
+        max_seqlen_k=max_seqlen_k,
     )
     return out.unsqueeze(0), None
 
@@ -180,13 +214,32 @@ def _paged_attention(
 def register(name: str = "attn") -> None:
     """Makes attn known to transformers (5 or newer) as `attn_implementation=name`.
 
-    "paged|" + name is its form for continuous batching (`model.generate_batch`). Masks stay
-    formulas: of the padding and of packed sequences as well. Sinks, softcap, sliding windows and
-    position biases are those that the model passes. Attention weights are not returned.
+    `set_paged` is for continuous batching. Masks stay formulas: of the padding and of packed
+    sequences as well. Sinks, softcap, sliding windows and position biases are those that the model
+    passes. Attention weights are not returned.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, _attention)
     AttentionMaskInterface.register(name, _mask)
-    AttentionInterface.register(f"paged|{name}", _paged_attention)
-    AttentionMaskInterface.register(f"paged|{name}", _mask)
+    for paged in (f"paged|{name}", f"{name}_flash"):
+        AttentionInterface.register(paged, _paged_attention)
+        AttentionMaskInterface.register(paged, _mask)
+
+
+def set_paged(model: Any, name: str = "attn") -> None:
+    """Has a model of transformers attend by attn in continuous batching (`model.generate_batch`).
+
+    `register(name)` comes before. `model.set_attn_implementation(name)` takes it back: what runs
+    outside of continuous batching needs that.
+    """
+    from inspect import signature
+
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    if "kwargs" not in signature(PagedAttentionCache.update).parameters:
+        model.set_attn_implementation(f"paged|{name}")
+        return
+    # Transformers 5.23 batches with its own implementations and with any whose name has "flash" in
+    # it, for which set_attn_implementation would look among the kernels of its hub.
+    model.config._attn_implementation = f"{name}_flash"

@@ -149,33 +149,23 @@ def test_generate(name, cache, padding):
     assert_generates_same(decoder(name), **tokens(padding), cache_implementation=cache)
 
 
-def needs_paged_names():
-    """Transformers 5.23 takes "paged|attn" for "attn", and refuses that in continuous batching."""
-    from inspect import signature
-
-    from transformers.generation.continuous_batching.cache import PagedAttentionCache
-
-    if "kwargs" in signature(PagedAttentionCache.update).parameters:
-        pytest.skip("continuous batching of this transformers takes no implementation but its own")
-
-
 @pytest.mark.parametrize("name", DECODERS)
 def test_continuous_batching(name):
     """Prompts in chunks of 16 tokens and steps of others in one batch, as each has it alone."""
     pytest.importorskip("psutil", reason="continuous batching on a CPU needs psutil")
-    needs_paged_names()
     model = decoder(name)
     prompts = [list(range(1, 9)), list(range(20, 23)), list(range(40, 60)), list(range(70, 82))]
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
     model.set_attn_implementation("eager")
     wanted = [model.generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in prompts]
-    model.set_attn_implementation("paged|attn")
+    attn.hf.set_paged(model)
+    sizes = {"num_blocks": 16, "max_batch_tokens": 16}
+    known = transformers.ContinuousBatchingConfig.__dataclass_fields__
+    sizes["page_size" if "page_size" in known else "block_size"] = 32
     found = model.generate_batch(
         prompts,
         generation_config=transformers.GenerationConfig(**options),
-        continuous_batching_config=transformers.ContinuousBatchingConfig(
-            num_blocks=16, max_batch_tokens=16, block_size=32
-        ),
+        continuous_batching_config=transformers.ContinuousBatchingConfig(**sizes),
         progress_bar=False,
     )
     ids = sorted(found, key=lambda name: int(name.rpartition("_")[2]))
@@ -183,11 +173,11 @@ def test_continuous_batching(name):
 
 
 def test_paged_without_its_cache_is_refused():
-    needs_paged_names()
     model = decoder("Llama")
-    model.set_attn_implementation("paged|attn")
+    attn.hf.set_paged(model)
     with pytest.raises(attn.InvalidArgument, match="without the cache of continuous batching"):
         model(**tokens("none"), use_cache=False)
+    assert_same(model, **tokens("none"), use_cache=False)
 
 
 def test_packed_sequences():
