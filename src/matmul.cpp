@@ -101,7 +101,7 @@ std::vector<std::string> matmul_rungs(Backend backend) {
   switch (backend) {
     case Backend::automatic:
     case Backend::cpu:
-      return {"naive", "blocked", "packed", "amx"};
+      return {"naive", "blocked", "few_rows", "packed", "amx"};
     case Backend::cuda:
       return cuda::cuda_matmul_rungs();
     case Backend::reference:

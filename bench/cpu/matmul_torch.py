@@ -12,7 +12,7 @@ SHAPES = {  # what each stands for
     "512,512,512": "", "1024,1024,1024": "", "2048,2048,2048": "", "4096,4096,4096": "", "1000,1000,1000": "no multiple of a tile",
     "1024,2304,768": "GPT-2: Q, K, V", "1024,3072,768": "GPT-2: MLP", "1024,768,3072": "GPT-2: MLP", "512,4096,4096,t": "Llama 8B: Q",
     "512,14336,4096,t": "Llama 8B: MLP", "16,768,768": "few rows", "16,4096,4096,t": "few rows", "64,3072,3072,t": "few rows",
-    "1,4096,4096,t": "a row"}
+    "8,4096,4096": "few rows", "8,4096,4096,t": "few rows", "1,4096,4096": "a row", "1,4096,4096,t": "a row"}
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--library", action="append", required=True)

@@ -94,6 +94,18 @@ struct ProductVerbs {
   void (*finish_row)(const float* bias, Activation activation, int count, float* x);
 };
 
+// The verbs of products of few rows, which read B where it lies.
+struct FewRowsVerbs {
+  int depth_multiple;  // rows of packed A are as long as their depth rounded up to it
+  int element_bytes;   // of packed A
+  // packed[lane][ld words of 4 bytes] <- A, zero up to ld.
+  void (*pack_a)(const OperandBlock& a, int ld, void* packed);
+  // c[rows][b.lanes] (rows ld apart) <- (add ? c : 0) + packed A times B; whole vectors are
+  // written, up to 16 elements.
+  void (*multiply)(const void* packed, int a_ld, int rows, const OperandBlock& b, bool add,
+                   float* c, int ld);
+};
+
 struct TileOps {
   InstructionSet isa;
   DType operand;     // f32 or bf16
@@ -189,6 +201,7 @@ struct TileOps {
                             const float* alpha, float* o);
 
   ProductVerbs product;  // between enter() and leave()
+  FewRowsVerbs few_rows;
 
   // Multiply-adds in registers for about `seconds`; returns flops done. For measure_peak_gflops.
   double (*peak_flops)(double seconds);

@@ -109,10 +109,30 @@ TEST(Matmul, ShapesOfChanceAreRight) {
   }
 }
 
+// Up to 20 rows, several pieces of k, columns that are no multiple of a vector; the rung that a
+// call gets, and few_rows where that is another.
+TEST(Matmul, FewRowsAreRight) {
+  std::mt19937_64 random(8);
+  const auto draw = [&](std::int64_t most) {
+    return 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most));
+  };
+  std::uint64_t seed = 400;
+  for (const InstructionSet isa : available()) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      for (int variant = 0; variant < 8; ++variant) {
+        const std::int64_t rows = draw(20), depth = draw(variant % 4 == 0 ? 6000 : 300);
+        MatmulProblem p = varied_problem({draw(2), rows, draw(300), depth}, dtype, variant);
+        if (p.order_c == MatrixOrder::column_major) std::swap(p.m, p.n);
+        expect_right(p, rows > 16 ? "few_rows" : "", isa, ++seed);
+      }
+    }
+  }
+}
+
 // Masks of B and C, with blocks that are not those of the caches and ragged last ones.
 TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
   std::uint64_t seed = 200;
-  for (const char* rung : {"naive", "packed", "amx"}) {
+  for (const char* rung : {"naive", "few_rows", "packed", "amx"}) {
     for (const InstructionSet isa : available()) {
       if (std::string(rung) == "amx" && isa != InstructionSet::amx_bf16) continue;
       for (const MaskedMatrix masked : {MaskedMatrix::b, MaskedMatrix::c}) {
@@ -172,6 +192,12 @@ TEST(Matmul, TheFastRungTakesTheProblem) {
   EXPECT_EQ(f32.rung, "packed");
   const MatmulPlan bf16 = make_plan({.m = 64, .n = 64, .k = 64, .dtype = DType::bf16});
   EXPECT_EQ(bf16.rung, best == InstructionSet::amx_bf16 ? "amx" : "packed");
+  EXPECT_EQ(make_plan({.m = 16, .n = 64, .k = 64}).rung, "few_rows");
+  EXPECT_EQ(make_plan({.m = 17, .n = 64, .k = 64}).rung, "packed");
+  MatmulProblem turned{.m = 64, .n = 16, .k = 64};
+  EXPECT_EQ(make_plan(turned).rung, "packed");
+  turned.order_c = MatrixOrder::column_major;
+  EXPECT_EQ(make_plan(turned).rung, "few_rows");
   EXPECT_EQ(bf16.bytes, 2.0 * 64 * 64 * 2 + 64.0 * 64 * 4);
   EXPECT_EQ(bf16.problem.flops(), 2.0 * 64 * 64 * 64);
   for (const InstructionSet isa : available()) {
@@ -236,8 +262,15 @@ TEST(Matmul, ABatchStrideOfZeroSharesAMatrix) {
 
 // The cut into tasks and the order of sums are the same for every number of threads.
 TEST(Matmul, ThreadsDoNotChangeABit) {
+  std::vector<MatmulProblem> problems;
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    const MatmulProblem p{.m = 300, .n = 700, .k = 500, .dtype = dtype};
+    problems.push_back({.m = 300, .n = 700, .k = 500, .dtype = dtype});
+    problems.push_back({.m = 1, .n = 150, .k = 9000, .dtype = dtype});
+    problems.push_back({.m = 13, .n = 170, .k = 2500, .dtype = dtype});
+    problems.push_back(problems.back());
+    problems.back().order_b = MatrixOrder::column_major;
+  }
+  for (const MatmulProblem& p : problems) {
     MatmulData one(p, 9);
     Context context;
     context.executor = make_thread_pool(1);
@@ -246,7 +279,7 @@ TEST(Matmul, ThreadsDoNotChangeABit) {
       MatmulData several(p, 9);
       context.executor = make_thread_pool(threads);
       matmul(several.inputs, several.c, Activation::none, {}, context);
-      EXPECT_EQ(one.bytes_c, several.bytes_c) << threads;
+      EXPECT_EQ(one.bytes_c, several.bytes_c) << to_string(p) << ", " << threads << " threads";
     }
   }
 }
@@ -288,7 +321,7 @@ TEST(Matmul, ARefusalNamesTheArgumentItsValueAndWhatIsAccepted) {
   MatmulOptions options;
   options.rung = "fast";
   contains(refusal([&] { make_plan({.m = 1, .n = 1, .k = 1}, options); }),
-           "rung is fast; accepted on the cpu backend are naive, blocked, packed, amx");
+           "rung is fast; accepted on the cpu backend are naive, blocked, few_rows, packed, amx");
   options.rung = "amx";
   contains(refusal([&] { make_plan({.m = 1, .n = 1, .k = 1}, options); }), "dtype is f32");
   MatmulProblem with_bias{.m = 4, .n = 6, .k = 8, .bias = true};

@@ -28,7 +28,7 @@ TEST_F(CommandMatmul, ChecksAndTimesEveryRung) {
     EXPECT_GT(row["gflops"].get<double>(), 0) << row;
     EXPECT_GE(row["calls"].get<int>(), 3) << row;
   }
-  EXPECT_EQ(timed, 6);
+  EXPECT_EQ(timed, 8);
   EXPECT_EQ(json["results"][0]["problem"], "b1_m17_n49_k23_f16_cf32_acol_ccol_bias_gelu");
   EXPECT_EQ(json["results"][0]["checked"], 17 * 49);
   EXPECT_EQ(json["results"][0]["flops"], 2.0 * 17 * 49 * 23);
@@ -65,7 +65,8 @@ TEST_F(CommandMatmul, RefusesByName) {
   expect_refused("matmul 4,4", 2, {"the shape is 4,4", "M,N,K"});
   expect_refused("matmul 4,4,x", 2, {"the shape is 4,4,x"});
   expect_refused("matmul 4,4,4 --orders rr", 2, {"--orders is rr"});
-  expect_refused("matmul 4,4,4 --rung fastest", 2, {"rung is fastest", "naive, blocked, packed"});
+  expect_refused("matmul 4,4,4 --rung fastest", 2,
+                 {"rung is fastest", "naive, blocked, few_rows, packed"});
   expect_refused("matmul 4,4,4 --rung amx", 3, {"rung amx takes bf16"});
   expect_refused("matmul 4,4,4 --mask a16", 2, {"--mask is a16", "as in b256"});
   expect_refused("matmul 4,4,4 --mask b0", 2, {"--mask is b0"});

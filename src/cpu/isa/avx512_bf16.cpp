@@ -21,6 +21,7 @@ static constexpr TileOps bf16_ops() {
   ops.round_gradients = round_gradients;
   ops.accumulate_rows = accumulate_rows<Bf16Operand>;
   ops.product = product_bf16();
+  ops.few_rows = few_rows_of<Bf16Pairs>();
   ops.peak_flops = peak_flops_bf16;
   return ops;
 }

@@ -7,6 +7,7 @@
 #include "cpu/kernels/expression.hpp"
 #include "cpu/kernels/finite.hpp"
 #include "cpu/kernels/matmul.hpp"
+#include "cpu/kernels/matmul_few_rows.hpp"
 #include "cpu/kernels/pack_f32.hpp"
 #include "cpu/kernels/peak.hpp"
 #include "cpu/kernels/products.hpp"
@@ -45,6 +46,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.decode_scores = decode_scores;
   ops.decode_accumulate = decode_accumulate;
   ops.product = product_f32();
+  ops.few_rows = few_rows_of<F32Words>();
   ops.peak_flops = peak_flops_f32;
   return ops;
 }

@@ -12,14 +12,32 @@
 namespace attn::cpu {
 namespace {
 
-enum class Rung : std::uint8_t { naive, blocked, packed, amx };
+enum class Rung : std::uint8_t { naive, blocked, few_rows, packed, amx };
 constexpr core::EnumName<Rung> kRungs[] = {{Rung::naive, "naive"},
                                            {Rung::blocked, "blocked"},
+                                           {Rung::few_rows, "few_rows"},
                                            {Rung::packed, "packed"},
                                            {Rung::amx, "amx"}};
 
 bool takes_amx(const MatmulProblem& p, InstructionSet isa) {
   return p.dtype == DType::bf16 && isa == InstructionSet::amx_bf16;
+}
+
+// The fastest rung and why it is.
+Rung fastest(const MatmulProblem& p, InstructionSet isa, std::vector<std::string>& reasons) {
+  const bool swapped = p.order_c == MatrixOrder::column_major;
+  if ((swapped ? p.n : p.m) <= kFewRows) {
+    reasons.push_back(fmt::format("{} of up to {} does not pay for a packed copy of {}",
+                                  swapped ? "an n" : "an m", kFewRows, swapped ? 'A' : 'B'));
+    return Rung::few_rows;
+  }
+  if (takes_amx(p, isa)) {
+    reasons.emplace_back("AMX multiplies bf16 sixteen times as fast as FMAs do");
+    return Rung::amx;
+  }
+  reasons.push_back("register tiles over packed panels are the fastest for " +
+                    std::string(name(p.dtype)));
+  return Rung::packed;
 }
 
 const TileOps& ops_of(const MatmulPlan& plan) { return tile_ops(plan.isa, plan.compute); }
@@ -29,7 +47,7 @@ Cut whole(std::int64_t total, int part) {
   part = std::max(1, part);
   return {total, block, (block + part - 1) / part, part};
 }
-PackedBlocks blocks_of(const MatmulProblem& p, Rung rung, const ProductVerbs& verbs, int threads) {
+ProductBlocks blocks_of(const MatmulProblem& p, Rung rung, const TileOps& ops, int threads) {
   const bool swapped = p.order_c == MatrixOrder::column_major;
   const std::int64_t m = swapped ? p.n : p.m, n = swapped ? p.m : p.n;
   switch (rung) {
@@ -37,11 +55,13 @@ PackedBlocks blocks_of(const MatmulProblem& p, Rung rung, const ProductVerbs& ve
       return {whole(m, 1), whole(n, 1), whole(p.k, static_cast<int>(p.k))};
     case Rung::blocked:
       return {whole(m, 64), whole(n, 256), whole(p.k, 128)};
+    case Rung::few_rows:
+      return few_rows_blocks(p, ops.few_rows, few_rows_columns(p, ops.few_rows, threads));
     case Rung::packed:
     case Rung::amx:
       break;
   }
-  return packed_blocks(p, verbs, packed_columns(p, verbs, threads));
+  return packed_blocks(p, ops.product, packed_columns(p, ops.product, threads));
 }
 
 }  // namespace
@@ -52,15 +72,8 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
   plan.problem = problem;
   plan.backend = Backend::cpu;
   plan.isa = best_instruction_set(context.isa);
-  Rung rung = takes_amx(problem, plan.isa) ? Rung::amx : Rung::packed;
-  if (!options.rung.empty()) {
-    rung = core::parse_name(kRungs, "rung", options.rung);
-  } else {
-    plan.reasons.emplace_back(rung == Rung::amx
-                                  ? "AMX multiplies bf16 sixteen times as fast as FMAs do"
-                                  : "register tiles over packed panels are the fastest for " +
-                                        std::string(name(problem.dtype)));
-  }
+  const Rung rung = options.rung.empty() ? fastest(problem, plan.isa, plan.reasons)
+                                         : core::parse_name(kRungs, "rung", options.rung);
   if (rung == Rung::amx && !takes_amx(problem, plan.isa)) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("rung amx takes bf16 on the instruction set amx_bf16; dtype is {}, the "
@@ -76,19 +89,21 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
   plan.rung = core::name_of(kRungs, rung);
   // AMX's table has no other product of bf16.
   const bool pairs = problem.dtype == DType::bf16 && plan.isa == InstructionSet::avx512_bf16 &&
-                     rung == Rung::packed &&
+                     (rung == Rung::packed || rung == Rung::few_rows) &&
                      has_bf16_products(plan.isa, context.isa == InstructionSet::automatic);
   plan.compute = rung == Rung::amx || pairs ? DType::bf16 : DType::f32;
   const std::shared_ptr<Executor> executor = executor_of(context);
   const int available = std::max(1, executor->concurrency());
   const int wanted = options.threads > 0 ? std::min(options.threads, available) : available;
-  const PackedBlocks blocks = blocks_of(problem, rung, ops_of(plan).product, wanted);
+  const ProductBlocks blocks = blocks_of(problem, rung, ops_of(plan), wanted);
   plan.block_m = blocks.m.part;
   plan.block_n = blocks.n.part;
   plan.block_k = blocks.k.part;
   plan.tasks = problem.batch * blocks.m.count() * (rung == Rung::naive ? 1 : blocks.n.count());
   plan.threads = static_cast<int>(std::clamp<std::int64_t>(plan.tasks, 1, wanted));
-  if (rung == Rung::packed || rung == Rung::amx) {
+  if (rung == Rung::few_rows) {
+    plan.workspace_bytes = few_rows_bytes(blocks, ops_of(plan).few_rows, plan.threads);
+  } else if (rung == Rung::packed || rung == Rung::amx) {
     plan.workspace_bytes = packed_bytes(blocks, ops_of(plan).product, plan.threads);
   }
   return plan;
@@ -101,14 +116,17 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
   const Workers workers(*executor, plan.threads, *workspace);
   const Product product(plan.problem, inputs, c);
   if (product.batch == 0 || product.m == 0 || product.n == 0) return;
+  const TileOps& ops = ops_of(plan);
   switch (core::parse_name(kRungs, "rung", plan.rung)) {
     case Rung::naive:
       return matmul_naive(product, workers);
     case Rung::blocked:
       return matmul_blocked(product, workers);
+    case Rung::few_rows:
+      return matmul_few_rows(product, ops,
+                             few_rows_blocks(plan.problem, ops.few_rows, plan.block_n), workers);
     case Rung::packed:
     case Rung::amx:
-      const TileOps& ops = ops_of(plan);
       return matmul_packed(product, ops, packed_blocks(plan.problem, ops.product, plan.block_n),
                            workers);
   }

@@ -41,18 +41,30 @@ struct Cut {
   }
 };
 
-// Rungs 3 and 4: blocks packed in the order in which register tiles read them.
-struct PackedBlocks {
+struct ProductBlocks {
   Cut m, n, k;
 };
+
+// Rung 3: B is read where it lies, once for up to eight rows. Problems of up to kFewRows take it:
+// at 16 it is 1.2 to 1.6 times as fast as rung 4, at 32 0.95 to 1.25 (Zen 5, docs/matmul.md).
+inline constexpr std::int64_t kFewRows = 16;
+// Columns of a block of C, at most, as of packed_columns.
+std::int64_t few_rows_columns(const MatmulProblem& problem, const FewRowsVerbs& verbs, int threads);
+ProductBlocks few_rows_blocks(const MatmulProblem& problem, const FewRowsVerbs& verbs,
+                              std::int64_t columns);
+std::int64_t few_rows_bytes(const ProductBlocks& blocks, const FewRowsVerbs& verbs, int threads);
+void matmul_few_rows(const Product& product, const TileOps& ops, const ProductBlocks& blocks,
+                     const Workers& workers);
+
+// Rungs 4 and 5: blocks packed in the order in which register tiles read them.
 // Columns of a block of C, at most: fewer where threads would have less than four blocks each. No
 // sum depends on it.
 std::int64_t packed_columns(const MatmulProblem& problem, const ProductVerbs& verbs, int threads);
-PackedBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs,
-                           std::int64_t columns);
+ProductBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs,
+                            std::int64_t columns);
 // Of a call: operands that tasks share, and what each worker has.
-std::int64_t packed_bytes(const PackedBlocks& blocks, const ProductVerbs& verbs, int threads);
-void matmul_packed(const Product& product, const TileOps& ops, const PackedBlocks& blocks,
+std::int64_t packed_bytes(const ProductBlocks& blocks, const ProductVerbs& verbs, int threads);
+void matmul_packed(const Product& product, const TileOps& ops, const ProductBlocks& blocks,
                    const Workers& workers);
 
 }  // namespace attn::cpu

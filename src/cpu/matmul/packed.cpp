@@ -1,4 +1,4 @@
-// Rungs 3 and 4. The blocked loops load and store every sum at every step. Here a register tile of
+// Rungs 4 and 5. Products of many rows read B again for each eight of them. Here a register tile of
 // C stays in registers (tiles of AMX) for all steps of a block, and A and B are copied once into
 // panels that it reads front to back, whatever their order and dtype were (Goto and van de Geijn
 // 2008). A panel of B stays in L1 while the panels of A pass by from L2. B is packed once for all
@@ -7,19 +7,10 @@
 // bf16 where VDPBF16PS multiplies pairs; AMX on a Xeon 853 at 1024 x 1024 x 1024.
 #include <algorithm>
 
-#include "cpu/matmul/matmul.hpp"
+#include "cpu/matmul/tile.hpp"
 
 namespace attn::cpu {
 namespace {
-
-constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
-
-// `total` in blocks of a mask, each in equal parts, none above `most`, in multiples of `step`.
-Cut cut(std::int64_t total, std::int64_t block, std::int64_t most, std::int64_t step) {
-  const std::int64_t parts = std::max<std::int64_t>(1, (block + most - 1) / most);
-  const std::int64_t part = std::max(step, round_up((block + parts - 1) / parts, step));
-  return {total, block, (block + part - 1) / part, static_cast<int>(part)};
-}
 
 constexpr std::int64_t kLanesPast = 16;  // what packing writes past a last panel
 
@@ -56,7 +47,7 @@ struct SharedBlocks {
 
 // Of a worker. A block of A or B that all share takes no place here.
 struct Scratch {
-  PackedBlocks blocks;
+  ProductBlocks blocks;
   std::int64_t element_bytes = 0;
   bool own_a = true, own_b = true;
   std::byte *a = nullptr, *b = nullptr;
@@ -72,49 +63,16 @@ struct Scratch {
   }
 };
 
-// One block of C: which it is of those below and beside each other, and where.
-struct Tile {
-  Tile(const PackedBlocks& blocks, std::int64_t of_batch, std::int64_t i, std::int64_t j)
-      : batch(of_batch),
-        down(i),
-        across(j),
-        row(blocks.m.first(i)),
-        column(blocks.n.first(j)),
-        rows(blocks.m.size(i)),
-        columns(blocks.n.size(j)) {}
-  std::int64_t batch, down, across, row, column;
-  int rows, columns;
-};
-
 // The packed operands of a call, or of as many columns of it as are packed at a time.
 struct Operands {
   SharedBlocks a, b;  // null base: each task packs its own
   std::int64_t first_across = 0;
 };
 
-OperandBlock block_of_a(const Product& p, std::int64_t batch, std::int64_t row, std::int64_t step,
-                        int rows, int depth) {
-  return {.at = p.a.at(batch, row, step),
-          .lane_stride = p.a.row_stride,
-          .step_stride = p.a.column_stride,
-          .lanes = rows,
-          .depth = depth,
-          .dtype = p.a.dtype};
-}
-OperandBlock block_of_b(const Product& p, std::int64_t batch, std::int64_t step,
-                        std::int64_t column, int columns, int depth) {
-  return {.at = p.b.at(batch, step, column),
-          .lane_stride = p.b.column_stride,
-          .step_stride = p.b.row_stride,
-          .lanes = columns,
-          .depth = depth,
-          .dtype = p.b.dtype};
-}
-
 // Zeros where the mask leaves nothing to be multiplied.
-void multiply_blocks(const Product& p, const ProductVerbs& verbs, const Tile& t,
-                     const Operands& shared, const Scratch& s) {
-  const PackedBlocks& blocks = s.blocks;
+void multiply_blocks(const Product& p, const ProductVerbs& verbs, const Tile& t, std::int64_t down,
+                     std::int64_t across, const Operands& shared, const Scratch& s) {
+  const ProductBlocks& blocks = s.blocks;
   const int ld = blocks.n.part;
   bool add = false;
   for (std::int64_t i = 0; i < blocks.k.count(); ++i) {
@@ -123,12 +81,12 @@ void multiply_blocks(const Product& p, const ProductVerbs& verbs, const Tile& t,
     const int depth = blocks.k.size(i);
     const std::byte *a = s.a, *b = s.b;
     if (shared.a.base != nullptr) {
-      a = shared.a.at(t.down, i);
+      a = shared.a.at(down, i);
     } else {
       verbs.pack_a(block_of_a(p, t.batch, t.row, step, t.rows, depth), s.a);
     }
     if (shared.b.base != nullptr) {
-      b = shared.b.at(t.across - shared.first_across, i);
+      b = shared.b.at(across - shared.first_across, i);
     } else {
       verbs.pack_b(block_of_b(p, t.batch, step, t.column, t.columns, depth), s.b);
     }
@@ -144,56 +102,31 @@ void multiply_blocks(const Product& p, const ProductVerbs& verbs, const Tile& t,
   if (!add) std::fill_n(s.c, t.rows * std::ptrdiff_t{ld}, 0.0F);
 }
 
-// Bias, activation, rounding, and the way to C.
-void finish(const Product& p, const TileOps& ops, const Tile& t, const Scratch& s) {
-  const int padded = static_cast<int>(round_up(t.columns, 16));
-  if (p.bias != nullptr && !p.bias_of_rows) {
-    for (int j = 0; j < t.columns; ++j) s.bias[j] = p.bias_at(0, t.column + j);
-    std::fill(s.bias + t.columns, s.bias + padded, 0.0F);
-  }
-  for (int i = 0; i < t.rows; ++i) {
-    float* row = s.c + std::ptrdiff_t{i} * s.blocks.n.part;
-    if (p.bias != nullptr && p.bias_of_rows) {
-      std::fill(s.bias, s.bias + padded, p.bias_at(t.row + i, 0));
-    }
-    if (p.bias != nullptr || p.activation != Activation::none) {
-      ops.product.finish_row(p.bias == nullptr ? nullptr : s.bias, p.activation, padded, row);
-    }
-    ops.store_row(row, t.columns, 1.0F, p.c.dtype, p.c.at(t.batch, t.row + i, t.column));
-  }
-}
-
 }  // namespace
 
 std::int64_t packed_columns(const MatmulProblem& problem, const ProductVerbs& verbs, int threads) {
   std::int64_t columns = limits_of(verbs).wide;
   for (; columns > 96; columns /= 2) {
-    const PackedBlocks blocks = packed_blocks(problem, verbs, columns);
+    const ProductBlocks blocks = packed_blocks(problem, verbs, columns);
     if (problem.batch * blocks.m.count() * blocks.n.count() >= 4 * std::int64_t{threads}) break;
   }
   return columns;
 }
 
-PackedBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs,
-                           std::int64_t columns) {
+ProductBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs,
+                            std::int64_t columns) {
   const Limits most = limits_of(verbs);
-  const bool swapped = problem.order_c == MatrixOrder::column_major;
-  const std::int64_t m = swapped ? problem.n : problem.m, n = swapped ? problem.m : problem.n;
+  const MaskedSizes sizes(problem);
   // One block of rows: each task packs its block of B, which then stays in L2.
-  columns = std::clamp<std::int64_t>(columns, most.step, m <= most.rows ? most.narrow : most.wide);
+  columns =
+      std::clamp<std::int64_t>(columns, most.step, sizes.m <= most.rows ? most.narrow : most.wide);
   // Tasks share one block of B at least: no more of it than kMostShared.
   const std::int64_t column_bytes = std::max<std::int64_t>(1, problem.k) * verbs.element_bytes;
   columns = std::min(columns, std::max<std::int64_t>(most.narrow, kMostShared / column_bytes));
   columns = columns / most.step * most.step;
-  // The mask of B is one of A where these change places.
-  const bool of_b = problem.masked == MaskedMatrix::b, of_c = problem.masked == MaskedMatrix::c;
-  const auto block = [&](bool masked, std::int64_t size) {
-    return std::max<std::int64_t>(1, masked ? std::min(problem.block, size) : size);
-  };
-  return {
-      .m = cut(m, block(of_c || (of_b && swapped), m), most.rows, verbs.rows),
-      .n = cut(n, block(of_c || (of_b && !swapped), n), columns, most.step),
-      .k = cut(problem.k, block(of_b, problem.k), most.depth, std::max(verbs.depth_multiple, 16))};
+  return {.m = cut(sizes.m, sizes.block_m, most.rows, verbs.rows),
+          .n = cut(sizes.n, sizes.block_n, columns, most.step),
+          .k = cut(problem.k, sizes.block_k, most.depth, std::max(verbs.depth_multiple, 16))};
 }
 
 namespace {
@@ -205,7 +138,7 @@ struct Sharing {
   std::int64_t bytes_a = 0, bytes_b = 0;  // of a block
 };
 
-Sharing share(const PackedBlocks& blocks, const ProductVerbs& verbs) {
+Sharing share(const ProductBlocks& blocks, const ProductVerbs& verbs) {
   const auto bytes = [&](int lanes) {
     const core::Size size = core::Size(lanes + kLanesPast) * blocks.k.part * verbs.element_bytes;
     return static_cast<std::int64_t>(aligned(size).bytes());
@@ -226,7 +159,7 @@ Sharing share(const PackedBlocks& blocks, const ProductVerbs& verbs) {
 }
 
 // In bytes, of the operands that tasks share.
-core::Size shared_bytes(const Sharing& s, const PackedBlocks& blocks) {
+core::Size shared_bytes(const Sharing& s, const ProductBlocks& blocks) {
   core::Size bytes = 0;
   if (s.a) bytes = bytes + core::Size(blocks.m.count()) * blocks.k.count() * s.bytes_a;
   if (s.b) bytes = bytes + core::Size(s.across) * blocks.k.count() * s.bytes_b;
@@ -235,14 +168,14 @@ core::Size shared_bytes(const Sharing& s, const PackedBlocks& blocks) {
 
 }  // namespace
 
-std::int64_t packed_bytes(const PackedBlocks& blocks, const ProductVerbs& verbs, int threads) {
+std::int64_t packed_bytes(const ProductBlocks& blocks, const ProductVerbs& verbs, int threads) {
   const Sharing s = share(blocks, verbs);
   const core::Size worker = WorkerScratch<Scratch>::bytes(
       {.blocks = blocks, .element_bytes = verbs.element_bytes, .own_a = !s.a, .own_b = !s.b});
   return static_cast<std::int64_t>((worker * threads + shared_bytes(s, blocks)).bytes());
 }
 
-void matmul_packed(const Product& p, const TileOps& ops, const PackedBlocks& blocks,
+void matmul_packed(const Product& p, const TileOps& ops, const ProductBlocks& blocks,
                    const Workers& workers) {
   const ProductVerbs& verbs = ops.product;
   const Sharing sharing = share(blocks, verbs);
@@ -280,13 +213,17 @@ void matmul_packed(const Product& p, const TileOps& ops, const PackedBlocks& blo
   };
   const auto multiply = [&](std::int64_t first_batch, std::int64_t batches, std::int64_t columns) {
     workers.parallel_for(batches * down * columns, [&](std::int64_t index, int worker) {
-      const Tile t(blocks, first_batch + index / (down * columns), index % down,
-                   shared.first_across + index / down % columns);
+      const std::int64_t i = index % down, j = shared.first_across + index / down % columns;
+      const Tile t{.batch = first_batch + index / (down * columns),
+                   .row = blocks.m.first(i),
+                   .column = blocks.n.first(j),
+                   .rows = blocks.m.size(i),
+                   .columns = blocks.n.size(j)};
       if (p.mask.of == core::BlockMaskView::Of::c && !p.mask.has(t.row, t.column)) return;
       const TileState state(ops);
       const Scratch s = scratch.of(worker);
-      multiply_blocks(p, verbs, t, shared, s);
-      finish(p, ops, t, s);
+      multiply_blocks(p, verbs, t, i, j, shared, s);
+      finish(p, ops, t, s.c, blocks.n.part, s.bias);
     });
   };
 

@@ -1,0 +1,229 @@
+// The verbs of products of few rows. Such a product does little more than read B, which a copy
+// into panels would read, write and read again: here B is read once, where it lies. A is small and
+// packed row by row, in the words of the packed product (F32Words, Bf16Pairs).
+#pragma once
+
+#include "cpu/kernels/decode.hpp"
+#include "cpu/kernels/matmul.hpp"
+
+namespace attn::cpu::ATTN_ISA {
+
+// Rows of A that a vector of B is multiplied by while it is in a register.
+inline constexpr int kMostGroup = kLanes < 8 ? kLanes : 8;
+// Words along k for which sums of a strip of columns stay in registers where columns are
+// neighbours: short enough that the next strip finds the same pages of B.
+inline constexpr int kStripWords = 32;
+// Bytes that are asked for ahead where columns are read from end to end.
+inline constexpr int kBytesAhead = 1 << 14;
+
+// packed[lane of A][ld words] <- the block, zero up to ld.
+template <class Words>
+static void pack_few_rows(const OperandBlock& a, int ld, void* packed) {
+  float* out = static_cast<float*>(packed);
+  const int words = (a.depth + Words::kSteps - 1) / Words::kSteps;
+  if (a.step_stride == 1) {
+    for (int lane = 0; lane < a.lanes; ++lane) {
+      const std::byte* row = a.at + lane * a.lane_stride * Words::bytes(a);
+      for (int word = 0; word < ld; word += kLanes) {
+        const int step = word * Words::kSteps;
+        F x{};
+        if (word < words) x = Words::load_steps(row, step, a.depth - step, a.dtype);
+        store(out + std::ptrdiff_t{lane} * ld + word, x);
+      }
+    }
+    return;
+  }
+  for (int first = 0; first < a.lanes; first += kLanes) {
+    const int count = a.lanes - first < kLanes ? a.lanes - first : kLanes;
+    for (int word = 0; word < ld; ++word) {
+      F x{};
+      if (word < words) x = Words::load_lanes(a, first, word * Words::kSteps, count);
+      const U bits = bit_cast<U>(x);  // a pair may be a signalling NaN
+      for (int i = 0; i < count; ++i) {
+        const std::uint32_t one = bits[i];
+        __builtin_memcpy(out + std::ptrdiff_t{first + i} * ld + word, &one, sizeof(one));
+      }
+    }
+  }
+}
+
+// A's rows of a group; the missing ones repeat the last.
+template <int kGroup>
+struct RowGroup {
+  const float* row[kGroup];
+  int count;
+  RowGroup(const float* a, int ld, int rows) : count(rows) {
+    for (int r = 0; r < kGroup; ++r) {
+      row[r] = a + (r < rows ? r : rows - 1) * std::ptrdiff_t{ld};
+    }
+  }
+};
+
+// Columns [lane, lane + kVectors vectors), the last one of `count` columns, words [word, end).
+template <int kGroup, int kVectors, class Words>
+ATTN_INLINE void multiply_strip(const RowGroup<kGroup>& a, const OperandBlock& b, int lane,
+                                int count, int word, int end, bool add, float* c, int ld) {
+  const std::ptrdiff_t bytes = Words::bytes(b);
+  F acc[kGroup][kVectors] = {};
+  for (int w = word; w < end; ++w) {
+    const int step = w * Words::kSteps;
+    F x[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      x[v] = Words::load_lanes(b, lane + v * kLanes, step, v + 1 < kVectors ? kLanes : count);
+    }
+    // What the next strip of words needs, once a line.
+    const int ahead = step + kStripWords * Words::kSteps;
+    if (ahead + Words::kSteps <= b.depth) {
+      const std::byte* at = b.at + (ahead * b.step_stride + lane) * bytes;
+#pragma GCC unroll 2
+      for (int s = 0; s < Words::kSteps; ++s, at += b.step_stride * bytes) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; v += static_cast<int>(4 / bytes)) {
+          __builtin_prefetch(at + v * kLanes * bytes, 0, 2);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kGroup; ++r) {
+      const F y = Words::broadcast(a.row[r] + w);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = Words::multiply_add(y, x[v], acc[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kGroup; ++r) {
+    if (r >= a.count) break;
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      float* at = c + std::ptrdiff_t{r} * ld + lane + v * kLanes;
+      store(at, add ? load(at) + acc[r][v] : acc[r][v]);
+    }
+  }
+}
+
+// Columns of B are neighbours in memory.
+template <int kGroup, class Words>
+ATTN_INLINE void multiply_columns(const RowGroup<kGroup>& a, const OperandBlock& b, bool add,
+                                  float* c, int ld) {
+  // Sixteen sums of 32 registers, eight of 16.
+  constexpr int kSums = ATTN_VECTOR_BYTES == 64 ? 16 : 8;
+  constexpr int kVectors = kGroup == 1 ? 8 : kSums / kGroup;
+  const int words = (b.depth + Words::kSteps - 1) / Words::kSteps;
+  for (int word = 0; word < words; word += kStripWords, add = true) {
+    const int end = words - word < kStripWords ? words : word + kStripWords;
+    int lane = 0;
+    for (; lane + kVectors * kLanes <= b.lanes; lane += kVectors * kLanes) {
+      multiply_strip<kGroup, kVectors, Words>(a, b, lane, kLanes, word, end, add, c, ld);
+    }
+    for (; lane < b.lanes; lane += kLanes) {
+      const int count = b.lanes - lane < kLanes ? b.lanes - lane : kLanes;
+      multiply_strip<kGroup, 1, Words>(a, b, lane, count, word, end, add, c, ld);
+    }
+  }
+}
+
+// Steps of a column of B are neighbours in memory: kLanes sums of a few columns, each of which is
+// a vector of partial sums, are reduced together.
+template <int kGroup, class Words>
+ATTN_INLINE void multiply_steps(const RowGroup<kGroup>& a, const OperandBlock& b, bool add,
+                                float* c, int ld) {
+  constexpr int kColumns = kLanes / kGroup;
+  const std::ptrdiff_t bytes = Words::bytes(b), stride = b.lane_stride * bytes;
+  const auto wanted = static_cast<int>(kBytesAhead / kColumns / bytes);
+  const int steps_ahead = wanted < b.depth ? wanted : b.depth;
+  const int words = (b.depth + Words::kSteps - 1) / Words::kSteps;
+  for (int lane = 0; lane < b.lanes; lane += kColumns) {
+    const int columns = b.lanes - lane < kColumns ? b.lanes - lane : kColumns;
+    const std::byte* column[kColumns];
+    for (int j = 0; j < kColumns; ++j) {
+      column[j] = b.at + (lane + (j < columns ? j : columns - 1)) * stride;
+    }
+    // Asked for ahead: further down these columns, and then from the top of the next ones.
+    const bool next = lane + 2 * kColumns <= b.lanes;
+    F acc[kLanes] = {};  // [column][row]
+    for (int word = 0; word < words; word += kLanes) {
+      const int step = word * Words::kSteps;
+      std::ptrdiff_t ahead = step + steps_ahead;
+      if (ahead >= b.depth) ahead = next ? ahead - b.depth + kColumns * b.lane_stride : step;
+      F x[kGroup];
+#pragma GCC unroll 8
+      for (int r = 0; r < kGroup; ++r) x[r] = load(a.row[r] + word);
+#pragma GCC unroll 16
+      for (int j = 0; j < kColumns; ++j) {
+        const F y = Words::load_steps(column[j], step, b.depth - step, b.dtype);
+        __builtin_prefetch(column[j] + ahead * bytes, 0, 3);
+#pragma GCC unroll 8
+        for (int r = 0; r < kGroup; ++r) {
+          F& sum = acc[j * kGroup + r];
+          sum = Words::multiply_add(x[r], y, sum);
+        }
+      }
+    }
+    float sums[kLanes];
+    store(sums, reduce_all(acc));
+    for (int r = 0; r < a.count; ++r) {
+      for (int j = 0; j < columns; ++j) {
+        float* at = c + std::ptrdiff_t{r} * ld + lane + j;
+        *at = add ? *at + sums[j * kGroup + r] : sums[j * kGroup + r];
+      }
+    }
+  }
+}
+
+template <int kGroup, class Words, DType kSource>
+static void multiply_group(const float* a, int a_ld, int rows, const OperandBlock& b, bool add,
+                           float* c, int ld) {
+  const RowGroup<kGroup> group(a, a_ld, rows);
+  OperandBlock known = b;  // its dtype is a constant here
+  known.dtype = kSource;
+  if (b.lane_stride == 1) return multiply_columns<kGroup, Words>(group, known, add, c, ld);
+  multiply_steps<kGroup, Words>(group, known, add, c, ld);
+}
+
+template <class Words, DType kSource>
+ATTN_INLINE void multiply_few_rows_of(const float* a, int a_ld, int rows, const OperandBlock& b,
+                                      bool add, float* c, int ld) {
+  for (int first = 0; first < rows; first += kMostGroup) {
+    const int count = rows - first < kMostGroup ? rows - first : kMostGroup;
+    const float* of_a = a + std::ptrdiff_t{first} * a_ld;
+    float* of_c = c + std::ptrdiff_t{first} * ld;
+    if (count == 1) {
+      multiply_group<1, Words, kSource>(of_a, a_ld, count, b, add, of_c, ld);
+    } else if (count == 2) {
+      multiply_group<2, Words, kSource>(of_a, a_ld, count, b, add, of_c, ld);
+    } else if (count <= 4) {
+      multiply_group<4, Words, kSource>(of_a, a_ld, count, b, add, of_c, ld);
+    } else {
+      multiply_group<kMostGroup, Words, kSource>(of_a, a_ld, count, b, add, of_c, ld);
+    }
+  }
+}
+
+template <class Words>
+static void multiply_few_rows(const void* packed, int a_ld, int rows, const OperandBlock& b,
+                              bool add, float* c, int ld) {
+  const float* a = static_cast<const float*>(packed);
+  if constexpr (Words::kSteps == 2) {
+    return multiply_few_rows_of<Words, DType::bf16>(a, a_ld, rows, b, add, c, ld);
+  } else {
+    switch (b.dtype) {
+      case DType::bf16:
+        return multiply_few_rows_of<Words, DType::bf16>(a, a_ld, rows, b, add, c, ld);
+      case DType::f16:
+        return multiply_few_rows_of<Words, DType::f16>(a, a_ld, rows, b, add, c, ld);
+      default:
+        return multiply_few_rows_of<Words, DType::f32>(a, a_ld, rows, b, add, c, ld);
+    }
+  }
+}
+
+template <class Words>
+static constexpr FewRowsVerbs few_rows_of() {
+  return {.depth_multiple = kLanes * Words::kSteps,
+          .element_bytes = 4 / Words::kSteps,
+          .pack_a = pack_few_rows<Words>,
+          .multiply = multiply_few_rows<Words>};
+}
+
+}  // namespace attn::cpu::ATTN_ISA

@@ -1,0 +1,96 @@
+// Rung 3. The blocked loops load and store every sum at every step, and copy B first. Here sums
+// stay in registers, and each task reads its columns of B where they lie, once for up to eight rows
+// of A: all that a product of so few rows has to do. One of many rows reads B once for each eight.
+#include <algorithm>
+
+#include "cpu/matmul/tile.hpp"
+
+namespace attn::cpu {
+namespace {
+
+// Rows of a task: of the register tiles with which B is read once.
+constexpr std::int64_t kRows = 8;
+// Columns of a task: rows of B are read in pieces of some KB, and sums of eight rows stay in L1.
+constexpr std::int64_t kMostColumns = 512;
+// Bytes of packed A, two thirds of an L1 of 48 KB.
+constexpr std::int64_t kPackedBytes = std::int64_t{32} << 10;
+
+// Of a worker.
+struct Scratch {
+  ProductBlocks blocks;
+  std::int64_t a_words = 0;
+  float *a = nullptr, *c = nullptr, *bias = nullptr;
+  void carve(Carver& carver) {
+    carver.take(a, core::Size(blocks.m.part) * a_words);
+    carver.take(c, core::Size(blocks.m.part) * blocks.n.part);
+    carver.take(bias, core::Size(blocks.n.part));
+  }
+};
+
+std::int64_t words_of(std::int64_t depth, const FewRowsVerbs& verbs) {
+  return round_up(depth, verbs.depth_multiple) * verbs.element_bytes / 4;
+}
+
+Scratch scratch_of(const ProductBlocks& blocks, const FewRowsVerbs& verbs) {
+  return {.blocks = blocks, .a_words = words_of(blocks.k.part, verbs)};
+}
+
+}  // namespace
+
+std::int64_t few_rows_columns(const MatmulProblem& problem, const FewRowsVerbs& verbs,
+                              int threads) {
+  std::int64_t columns = kMostColumns;
+  for (; columns > 64; columns /= 2) {
+    const ProductBlocks blocks = few_rows_blocks(problem, verbs, columns);
+    if (problem.batch * blocks.m.count() * blocks.n.count() >= 4 * std::int64_t{threads}) break;
+  }
+  return columns;
+}
+
+ProductBlocks few_rows_blocks(const MatmulProblem& problem, const FewRowsVerbs& verbs,
+                              std::int64_t columns) {
+  const MaskedSizes sizes(problem);
+  const std::int64_t rows = std::clamp<std::int64_t>(sizes.m, 1, kRows);
+  return {.m = cut(sizes.m, sizes.block_m, kRows, 1),
+          .n = cut(sizes.n, sizes.block_n, columns, 16),
+          .k = cut(problem.k, sizes.block_k, kPackedBytes / (rows * verbs.element_bytes),
+                   verbs.depth_multiple)};
+}
+
+std::int64_t few_rows_bytes(const ProductBlocks& blocks, const FewRowsVerbs& verbs, int threads) {
+  const core::Size worker = WorkerScratch<Scratch>::bytes(scratch_of(blocks, verbs));
+  return static_cast<std::int64_t>((worker * threads).bytes());
+}
+
+void matmul_few_rows(const Product& p, const TileOps& ops, const ProductBlocks& blocks,
+                     const Workers& workers) {
+  const FewRowsVerbs& verbs = ops.few_rows;
+  const WorkerScratch<Scratch> scratch(workers.workspace(), workers.count(),
+                                       scratch_of(blocks, verbs));
+  const std::int64_t down = blocks.m.count(), across = blocks.n.count();
+  workers.parallel_for(p.batch * down * across, [&](std::int64_t index, int worker) {
+    const std::int64_t i = index % down, j = index / down % across;
+    const Tile t{.batch = index / (down * across),
+                 .row = blocks.m.first(i),
+                 .column = blocks.n.first(j),
+                 .rows = blocks.m.size(i),
+                 .columns = blocks.n.size(j)};
+    if (p.mask.of == core::BlockMaskView::Of::c && !p.mask.has(t.row, t.column)) return;
+    const Scratch s = scratch.of(worker);
+    bool add = false;
+    for (std::int64_t piece = 0; piece < blocks.k.count(); ++piece) {
+      const std::int64_t step = blocks.k.first(piece);
+      if (!p.mask.multiplies(t.row, step, t.column)) continue;
+      const int depth = blocks.k.size(piece);
+      const auto ld = static_cast<int>(words_of(depth, verbs));
+      verbs.pack_a(block_of_a(p, t.batch, t.row, step, t.rows, depth), ld, s.a);
+      verbs.multiply(s.a, ld, t.rows, block_of_b(p, t.batch, step, t.column, t.columns, depth), add,
+                     s.c, blocks.n.part);
+      add = true;
+    }
+    if (!add) std::fill_n(s.c, std::ptrdiff_t{t.rows} * blocks.n.part, 0.0F);
+    finish(p, ops, t, s.c, blocks.n.part, s.bias);
+  });
+}
+
+}  // namespace attn::cpu

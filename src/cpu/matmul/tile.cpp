@@ -1,0 +1,64 @@
+#include "cpu/matmul/tile.hpp"
+
+#include <algorithm>
+
+namespace attn::cpu {
+
+MaskedSizes::MaskedSizes(const MatmulProblem& problem) {
+  const bool swapped = problem.order_c == MatrixOrder::column_major;
+  // The mask of B is one of A where these change places.
+  const bool of_b = problem.masked == MaskedMatrix::b, of_c = problem.masked == MaskedMatrix::c;
+  const auto block = [&](bool masked, std::int64_t size) {
+    return std::max<std::int64_t>(1, masked ? std::min(problem.block, size) : size);
+  };
+  m = swapped ? problem.n : problem.m;
+  n = swapped ? problem.m : problem.n;
+  block_m = block(of_c || (of_b && swapped), m);
+  block_n = block(of_c || (of_b && !swapped), n);
+  block_k = block(of_b, problem.k);
+}
+
+Cut cut(std::int64_t total, std::int64_t block, std::int64_t most, std::int64_t step) {
+  const std::int64_t parts = std::max<std::int64_t>(1, (block + most - 1) / most);
+  const std::int64_t part = std::max(step, round_up((block + parts - 1) / parts, step));
+  return {total, block, (block + part - 1) / part, static_cast<int>(part)};
+}
+
+OperandBlock block_of_a(const Product& p, std::int64_t batch, std::int64_t row, std::int64_t step,
+                        int rows, int depth) {
+  return {.at = p.a.at(batch, row, step),
+          .lane_stride = p.a.row_stride,
+          .step_stride = p.a.column_stride,
+          .lanes = rows,
+          .depth = depth,
+          .dtype = p.a.dtype};
+}
+OperandBlock block_of_b(const Product& p, std::int64_t batch, std::int64_t step,
+                        std::int64_t column, int columns, int depth) {
+  return {.at = p.b.at(batch, step, column),
+          .lane_stride = p.b.column_stride,
+          .step_stride = p.b.row_stride,
+          .lanes = columns,
+          .depth = depth,
+          .dtype = p.b.dtype};
+}
+
+void finish(const Product& p, const TileOps& ops, const Tile& t, float* sums, int ld, float* bias) {
+  const int padded = static_cast<int>(round_up(t.columns, 16));
+  if (p.bias != nullptr && !p.bias_of_rows) {
+    for (int j = 0; j < t.columns; ++j) bias[j] = p.bias_at(0, t.column + j);
+    std::fill(bias + t.columns, bias + padded, 0.0F);
+  }
+  for (int i = 0; i < t.rows; ++i) {
+    float* row = sums + std::ptrdiff_t{i} * ld;
+    if (p.bias != nullptr && p.bias_of_rows) {
+      std::fill(bias, bias + padded, p.bias_at(t.row + i, 0));
+    }
+    if (p.bias != nullptr || p.activation != Activation::none) {
+      ops.product.finish_row(p.bias == nullptr ? nullptr : bias, p.activation, padded, row);
+    }
+    ops.store_row(row, t.columns, 1.0F, p.c.dtype, p.c.at(t.batch, t.row + i, t.column));
+  }
+}
+
+}  // namespace attn::cpu

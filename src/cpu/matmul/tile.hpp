@@ -1,0 +1,38 @@
+// What the rungs that work on blocks of C share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/matmul/matmul.hpp"
+
+namespace attn::cpu {
+
+constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+
+// Of a product as the rungs see it (core::MatmulOperands), with the sides of the blocks that a mask
+// makes of each dimension: the whole of it where there is no mask.
+struct MaskedSizes {
+  explicit MaskedSizes(const MatmulProblem& problem);
+  std::int64_t m, n, block_m, block_n, block_k;
+};
+
+// `total` in blocks of a mask, each in equal parts, none above `most`, in multiples of `step`.
+Cut cut(std::int64_t total, std::int64_t block, std::int64_t most, std::int64_t step);
+
+// The block of C that starts at (row, column).
+struct Tile {
+  std::int64_t batch, row, column;
+  int rows, columns;
+};
+
+OperandBlock block_of_a(const Product& p, std::int64_t batch, std::int64_t row, std::int64_t step,
+                        int rows, int depth);
+OperandBlock block_of_b(const Product& p, std::int64_t batch, std::int64_t step,
+                        std::int64_t column, int columns, int depth);
+
+// C <- activation(sums + bias), rounded. sums: [rows][ld], changed, ld a multiple of 16; bias: ld
+// elements to work with.
+void finish(const Product& p, const TileOps& ops, const Tile& t, float* sums, int ld, float* bias);
+
+}  // namespace attn::cpu
