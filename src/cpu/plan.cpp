@@ -29,6 +29,8 @@ constexpr std::int64_t kEnoughRangeTasks = 16;
 // A part of the keys is worth a task of its own from here on: merging it costs about as much as one
 // K block of 64 keys.
 constexpr std::int64_t kMinSplitKeys = 512;
+// Few rows keep small partial results, and heads that share a task make tasks fewer.
+constexpr std::int64_t kMinFewRowsSplitKeys = 256;
 
 void choose_forward(Plan& plan) {
   const Problem& p = plan.problem;
@@ -39,7 +41,8 @@ void choose_forward(Plan& plan) {
       1, has_few_rows(p) ? p.batch
                          : (Size(p.batch) * p.heads_k * ceil_div(rows, plan.block_q)).value());
   const std::int64_t wanted = ceil_div(kEnoughTasks, tasks);
-  const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
+  const std::int64_t useful = std::max<std::int64_t>(
+      1, p.seqlen_k / (has_few_rows(p) ? kMinFewRowsSplitKeys : kMinSplitKeys));
   if (plan.algorithm == Algorithm::automatic) {
     if (has_few_rows(p)) {
       plan.algorithm = Algorithm::flash_decoding;

@@ -26,6 +26,11 @@ inline constexpr int kMaxRows = 32;  // of a Q block, over all instruction sets
 inline constexpr int kBlockK = 64;
 inline constexpr int kMaxRegisterBlocks = 2;  // Q blocks that the products take at once
 inline constexpr int kMaxDecodeRows = 8;      // rows that the decoding verbs take at once
+inline constexpr int kDecodeKeys = 8;         // keys, likewise
+// The scores of `count` rows with a key take so many floats: the next power of two.
+constexpr int decode_row_stride(int count) {
+  return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : kMaxDecodeRows;
+}
 
 // Leading dimension of packed rows in elements: a multiple of 16 floats keeps rows on cache lines.
 constexpr int leading_dim(int dim) { return (dim + 15) / 16 * 16; }
@@ -188,13 +193,20 @@ struct TileOps {
   // other; ld = leading_dim(dim).
   void (*accumulate_rows)(const WeightedRows* block, int blocks, int keys, int dim, float* g);
 
-  // --- Decoding: few rows, dims in lanes, K and V read where they lie ---
-  // s[key * rows + r] <- sum_d q[r][d] k[key][d] for r < count; q: f32 [count][leading_dim(dim)],
-  // zero past dim. ahead[key]: a row of the same size to prefetch meanwhile, one a key so that
-  // loads and arithmetic overlap. Lanes up to the next power of two of count are written as well.
+  // --- Decoding: few rows, dims in lanes, K and V read where they lie. Scores are [key][stride],
+  // --- stride = decode_row_stride(count).
+  // s[key][r] <- sum_d q[r][d] k[key][d] for r < count, keys <= kDecodeKeys; q: f32
+  // [count][leading_dim(dim)], zero past dim. ahead[key]: a row of the same size to prefetch
+  // meanwhile, one a key so that loads and arithmetic overlap. Of the other scores of a key, those
+  // of the next row may be written.
   void (*decode_scores)(const float* q, int count, const std::byte* const* k,
                         const std::byte* const* ahead, int keys, int dim, DType source, float* s);
-  // o[r][d] <- alpha[r] o[r][d] + sum_key p[key * rows + r] v[key][d]; o: f32
+  // As softmax, for keys <= kBlockK: s <- P. m, l, alpha: [kMaxRows], what is of row r stands at r,
+  // r + stride, ... as far as a vector goes (m and l beforehand as well), and s may be written up
+  // to [kBlockK].
+  void (*decode_softmax)(float* s, int count, int keys, float c, const std::uint32_t* keep,
+                         float* m, float* l, float* alpha);
+  // o[r][d] <- alpha[r] o[r][d] + sum_key p[key][r] v[key][d], keys <= kDecodeKeys; o: f32
   // [count][leading_dim(dim)].
   void (*decode_accumulate)(const float* p, int count, const std::byte* const* v,
                             const std::byte* const* ahead, int keys, int dim, DType source,

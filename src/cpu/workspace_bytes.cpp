@@ -62,7 +62,9 @@ class Count {
       case Algorithm::flash_decoding:
         return scratch + few_rows() + task_lists() +
                tasks_ * plan_.num_splits *
-                   core::divide_up(Size(plan_.rows_per_task), plan_.block_q) * partial;
+                   core::divide_up(Size(plan_.rows_per_task), plan_.block_q) *
+                   Partials::bytes_each(static_cast<int>(p_.head_dim_v),
+                                        partial_rows(p_, plan_.block_q));
       case Algorithm::flash_attention_2:
       case Algorithm::automatic:  // no plan has it
         break;

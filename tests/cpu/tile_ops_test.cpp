@@ -266,7 +266,6 @@ class Decode : public TileTest {};
 INSTANTIATE_TEST_SUITE_P(Tables, Decode, ::testing::ValuesIn(f32_tables()), table_name);
 
 TEST_P(Decode, ScoresAndSumsMatchTheirDefinitions) {
-  const auto rows = static_cast<std::size_t>(ops().rows);
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const int dim : {1, 16, 40, 111, 128}) {
       for (int count = 1; count <= std::min(kMaxDecodeRows, ops().rows); ++count) {
@@ -274,7 +273,8 @@ TEST_P(Decode, ScoresAndSumsMatchTheirDefinitions) {
         const auto d_count = static_cast<std::size_t>(dim);
         const auto ld = static_cast<std::size_t>(leading_dim(dim));
         const auto n = static_cast<std::size_t>(count);
-        Floats q(n * ld), s(kBlockK * kMaxRows), o(n * ld), alpha(kMaxRows);
+        const auto stride = static_cast<std::size_t>(decode_row_stride(count));
+        Floats q(n * ld), s(kBlockK * kMaxDecodeRows), o(n * ld), alpha(kMaxRows);
         fill(q);
         fill(o);
         fill(alpha);
@@ -300,22 +300,73 @@ TEST_P(Decode, ScoresAndSumsMatchTheirDefinitions) {
         for (std::size_t j = 0; j < kKeys; ++j)
           row.push_back(bytes.data() + j * d_count * size_of(dtype));
         const std::vector<float> before(o.data(), o.data() + o.size());
-        ops().decode_scores(q.data(), count, row.data(), row.data(), kKeys, dim, dtype, s.data());
-        ops().decode_accumulate(s.data(), count, row.data(), row.data(), kKeys, dim, dtype,
-                                alpha.data(), o.data());
+        const std::vector<float> ones(kMaxRows, 1.0f);
+        for (std::size_t j = 0; j < kKeys; j += kDecodeKeys) {
+          const auto keys = static_cast<int>(std::min<std::size_t>(kDecodeKeys, kKeys - j));
+          const std::byte* const* at = row.data() + j;
+          float* scores = s.data() + j * stride;
+          ops().decode_scores(q.data(), count, at, at, keys, dim, dtype, scores);
+          ops().decode_accumulate(scores, count, at, at, keys, dim, dtype,
+                                  j == 0 ? alpha.data() : ones.data(), o.data());
+        }
         for (std::size_t r = 0; r < n; ++r) {
           for (std::size_t j = 0; j < kKeys; ++j) {
             double sum = 0;
             for (std::size_t d = 0; d < d_count; ++d)
               sum += double{q[r * ld + d]} * double{values[j * d_count + d]};
-            ASSERT_NEAR(s[j * rows + r], sum, 1e-4);
+            ASSERT_NEAR(s[j * stride + r], sum, 1e-4);
           }
           for (std::size_t d = 0; d < d_count; ++d) {
             double sum = double{alpha[r]} * double{before[r * ld + d]};
             for (std::size_t j = 0; j < kKeys; ++j)
-              sum += double{s[j * rows + r]} * double{values[j * d_count + d]};
+              sum += double{s[j * stride + r]} * double{values[j * d_count + d]};
             ASSERT_NEAR(o[r * ld + d], sum, 2e-3);
           }
+        }
+      }
+    }
+  }
+}
+
+// Two blocks of keys, the second with scores of -inf and dropout.
+TEST_P(Decode, SoftmaxMatchesItsDefinition) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (int count = 1; count <= kMaxDecodeRows; ++count) {
+    const int stride = decode_row_stride(count);
+    for (const int keys : {1, 7, 21, kBlockK}) {
+      Floats m(kMaxRows), l(kMaxRows), alpha(kMaxRows);
+      std::fill_n(m.data(), kMaxRows, kMaximumStart);
+      std::fill_n(l.data(), kMaxRows, 0.0f);
+      std::vector<double> top(static_cast<std::size_t>(count), -infinity), total(top.size(), 0.0);
+      for (const bool second : {false, true}) {
+        Floats s(kBlockK * kMaxDecodeRows);
+        fill(s);
+        std::vector<std::uint32_t> keep(kBlockK);
+        for (std::uint32_t& bits : keep) bits = static_cast<std::uint32_t>(normal() * 1000.0f);
+        if (second && keys > 1) {
+          for (int r = 0; r < count; ++r) s[static_cast<std::size_t>(stride + r)] = -INFINITY;
+        }
+        const std::vector<float> scores(s.data(), s.data() + s.size());
+        ops().decode_softmax(s.data(), count, keys, 0.5f, second ? keep.data() : nullptr, m.data(),
+                             l.data(), alpha.data());
+        for (int r = 0; r < count; ++r) {
+          const auto at = static_cast<std::size_t>(r);
+          const auto score = [&](int j) {
+            return double{scores[static_cast<std::size_t>(j * stride + r)]};
+          };
+          const double before = top[at];
+          for (int j = 0; j < keys; ++j) top[at] = std::max(top[at], score(j));
+          const double factor = std::exp2(0.5 * (before - top[at]));
+          total[at] *= factor;
+          for (int j = 0; j < keys; ++j) {
+            const double p = std::exp2(0.5 * (score(j) - top[at]));
+            total[at] += p;
+            const bool kept = !second || (keep[static_cast<std::size_t>(j)] >> r & 1u) != 0;
+            ASSERT_NEAR(s[static_cast<std::size_t>(j * stride + r)], kept ? p : 0.0, 1e-6);
+          }
+          ASSERT_EQ(m[at], top[at]);
+          ASSERT_NEAR(alpha[at], factor, 1e-6);
+          ASSERT_NEAR(l[at], total[at], 1e-5 * total[at]);
         }
       }
     }

@@ -243,7 +243,10 @@ class Count {
     }
   }
   void count_partials(std::int64_t count) {
-    move(Operand::partial, floats(static_cast<double>(count) * a_.ops.rows * (a_.dim_v + 2)), 1, 1);
+    move(Operand::partial,
+         floats(static_cast<double>(count) * cpu::partial_rows(a_.problem, a_.ops.rows) *
+                (a_.dim_v + 2)),
+         1, 1);
   }
 
   void forward_flash_decoding() {

@@ -9,17 +9,6 @@
 namespace attn::cpu {
 namespace {
 
-// Asks for the rows of keys [begin, end) of all heads.
-void prefetch(const core::Rows& rows, std::int64_t begin, std::int64_t end, int head_first,
-              int heads, std::size_t row_bytes) {
-  for (std::int64_t j = begin; j < end; ++j) {
-    for (int h = 0; h < heads; ++h) {
-      const std::byte* row = rows.row(j, head_first + h);
-      for (std::size_t i = 0; i < row_bytes; i += kAlignment) __builtin_prefetch(row + i, 0, 2);
-    }
-  }
-}
-
 void start(const Attention& a, const core::Sequence& sequence, int head_k, HeadState& state) {
   const auto count = static_cast<int>(a.rows(sequence));
   a.describe_query_block(sequence, head_k, 0, count, state.block);
@@ -29,20 +18,42 @@ void start(const Attention& a, const core::Sequence& sequence, int head_k, HeadS
   a.ops.pack_k(row, count, a.dim, a.problem.dtype, state.q);
   for (int i = 0; i < count * leading_dim(a.dim); ++i) state.q[i] *= a.q_scale();
   std::fill_n(state.o, count * leading_dim(a.dim_v), 0.0f);
+  std::fill_n(state.s, kBlockK * kMaxDecodeRows, 0.0f);  // lanes without a row
 }
 
 // What stands in for a value that is set apart (nonfinite.hpp).
 alignas(kAlignment) constexpr std::byte kZeroRow[512 * sizeof(float)] = {};
 
 // Whether some score of the tile is -inf.
-bool hides_keys(const Attention& a, const float* s, int keys, int count) {
+bool hides_keys(const float* s, int keys, int count) {
+  const int stride = decode_row_stride(count);
   bool hides = false;
   for (int j = 0; j < keys; ++j) {
     for (int r = 0; r < count; ++r) {
-      hides |= s[j * a.ops.rows + r] == -std::numeric_limits<float>::infinity();
+      hides |= s[j * stride + r] == -std::numeric_limits<float>::infinity();
     }
   }
   return hides;
+}
+
+// Expression and mask over the scores of a head, by way of the tile that they take.
+void modify(const Attention& a, int key0, int keys, expr::Coverage coverage, HeadState& state,
+            TileScratch& t) {
+  const int stride = decode_row_stride(state.block.count);
+  for (int j = 0; j < keys; ++j) std::copy_n(state.s + j * stride, stride, t.s + j * a.ops.rows);
+  a.modify(state.block, key0, keys, coverage, t);
+  for (int j = 0; j < keys; ++j) std::copy_n(t.s + j * a.ops.rows, stride, state.s + j * stride);
+}
+
+// Scores of a block to P, with m, l and alpha.
+void soften(const Attention& a, int key0, int keys, expr::Coverage coverage, HeadState& state,
+            TileScratch& t) {
+  QueryBlock& block = state.block;
+  if (may_hide(a, coverage)) modify(a, key0, keys, coverage, state, t);
+  state.hides_keys = coverage == expr::Coverage::mixed ||
+                     (a.has_score() && hides_keys(state.s, keys, block.count));
+  a.ops.decode_softmax(state.s, block.count, keys, a.c(), a.keep(block, key0, keys, t), block.m,
+                       block.l, state.alpha);
 }
 
 // o[r] += weight[r] v where the weight is not 0.
@@ -57,6 +68,78 @@ void add_value(const Attention& a, const float* weight, int count, const std::by
   }
 }
 
+// o <- alpha o + P V of a head for `keys` <= kDecodeKeys keys; p: their P.
+void accumulate(const Attention& a, const std::byte* const* v, const std::byte* const* ahead,
+                int keys, const float* p, const float* alpha, HeadState& state) {
+  const int count = state.block.count;
+  const DType dtype = a.problem.dtype;
+  if (!state.hides_keys) {
+    return a.ops.decode_accumulate(p, count, v, ahead, keys, a.dim_v, dtype, alpha, state.o);
+  }
+  const std::uint64_t apart = a.ops.nonfinite_rows(v, keys, a.dim_v, dtype);
+  const std::byte* finite[kDecodeKeys];
+  std::copy_n(v, keys, finite);
+  for_each_bit(apart, keys, [&](int j) { finite[j] = kZeroRow; });
+  a.ops.decode_accumulate(p, count, finite, ahead, keys, a.dim_v, dtype, alpha, state.o);
+  for_each_bit(apart, keys, [&](int j) {
+    add_value(a, p + j * decode_row_stride(count), count, v[j], state.o);
+  });
+}
+
+// Rows are asked for this long before they are used, into L1: at a quarter of this they come late
+// (docs/log/cpu.md), and a quarter of an L1 of 32 KB stays there until then.
+constexpr std::int64_t kAheadBytes = std::int64_t{8} << 10;
+constexpr int kMostAhead = kBlockK;  // keys
+
+// Where the rows of a block of keys lie, of the first head, and those that follow.
+class BlockRows {
+ public:
+  // Rows [first, first + keys) of `rows`, then those from `next` on of `after`, before `end`.
+  BlockRows(const core::Rows& rows, int head, std::int64_t first, int keys, const core::Rows& after,
+            std::int64_t next, std::int64_t end)
+      : keys_(keys), head_stride_(rows.head_stride), after_stride_(after.head_stride) {
+    for (int j = 0; j < keys; ++j) row_[j] = rows.row(first + j, head);
+    for (int j = 0; j < kMostAhead; ++j) {
+      row_[keys + j] = next + j < end ? after.row(next + j, head) : row_[keys + j - 1];
+    }
+  }
+
+  // Calls visit(head, key, n, row, ahead) for kDecodeKeys keys after kDecodeKeys keys (`n` of them
+  // at the end) and for each of `heads` heads: as they lie in memory, if heads lie side by side.
+  // ahead[j]: rows, of row_bytes bytes, that are visited kAheadBytes later.
+  template <class Visit>
+  void visit(int heads, std::int64_t row_bytes, const Visit& visit) const {
+    const std::int64_t most = std::int64_t{heads} * (kMostAhead / kDecodeKeys - 1);
+    const auto visits = static_cast<int>(
+        std::clamp<std::int64_t>(kAheadBytes / (kDecodeKeys * row_bytes), 1, most));
+    int ahead_key = visits / heads * kDecodeKeys;
+    int ahead_head = visits % heads;
+    for (int key = 0; key < keys_; key += kDecodeKeys) {
+      const int n = std::min(kDecodeKeys, keys_ - key);
+      for (int h = 0; h < heads; ++h) {
+        const std::int64_t ahead_offset =
+            ahead_head * (ahead_key < keys_ ? head_stride_ : after_stride_);
+        const std::byte* row[kDecodeKeys];
+        const std::byte* ahead[kDecodeKeys];
+        for (int j = 0; j < kDecodeKeys; ++j) {
+          row[j] = row_[key + j] + h * head_stride_;
+          ahead[j] = row_[ahead_key + j] + ahead_offset;
+        }
+        visit(h, key, n, row, ahead);
+        if (++ahead_head == heads) {
+          ahead_head = 0;
+          ahead_key += kDecodeKeys;
+        }
+      }
+    }
+  }
+
+ private:
+  int keys_;
+  std::int64_t head_stride_, after_stride_;
+  const std::byte* row_[kBlockK + kMostAhead];
+};
+
 }  // namespace
 
 void FewRowsScratch::carve(Carver& c) {
@@ -65,11 +148,17 @@ void FewRowsScratch::carve(Carver& c) {
   for (std::int64_t h = 0; h < heads; ++h) {
     float* q = nullptr;
     float* o = nullptr;
+    float* scores = nullptr;
+    float* alpha = nullptr;
     c.take(q, static_cast<std::size_t>(kMaxDecodeRows * leading_dim(dim)));
     c.take(o, static_cast<std::size_t>(kMaxDecodeRows * leading_dim(dim_v)));
+    c.take(scores, static_cast<std::size_t>(kBlockK) * kMaxDecodeRows);
+    c.take(alpha, static_cast<std::size_t>(kMaxRows));
     if (head != nullptr) {
       head[h].q = q;
       head[h].o = o;
+      head[h].s = scores;
+      head[h].alpha = alpha;
     }
   }
 }
@@ -96,14 +185,10 @@ FewRowsScratch few_rows_scratch(const Attention& a) {
 
 void attend_few_rows(const Attention& a, const core::Sequence& sequence, int head_first, int heads,
                      const KeyRange& range, FewRowsScratch& s) {
+  // Of all keys of a block but the first, whose alpha is for the sums so far.
+  constexpr float kOnes[kMaxDecodeRows] = {1, 1, 1, 1, 1, 1, 1, 1};
   TileScratch& t = s.tile;
   const DType dtype = a.problem.dtype;
-  // The first block; later ones are asked for while the one before computes.
-  const std::int64_t first_end = std::min<std::int64_t>(range.begin + kBlockK, range.end);
-  prefetch(sequence.k, range.begin, first_end, head_first, heads,
-           static_cast<std::size_t>(a.dim) * size_of(dtype));
-  prefetch(sequence.v, range.begin, first_end, head_first, heads,
-           static_cast<std::size_t>(a.dim_v) * size_of(dtype));
   for (int h = 0; h < heads; ++h) start(a, sequence, head_first + h, s.head[h]);
   std::fill_n(t.s, kBlockK * a.ops.rows, 0.0f);  // lanes without a row
   expr::Tile rows = s.head[0].block.tile;
@@ -111,50 +196,38 @@ void attend_few_rows(const Attention& a, const core::Sequence& sequence, int hea
 
   for_visible_blocks(
       a, rows, range.begin, range.end, [&](int key0, int keys, expr::Coverage coverage) {
-        const std::int64_t next = key0 + keys;
-        for (int h = 0; h < heads; ++h) {
-          HeadState& state = s.head[h];
-          QueryBlock& block = state.block;
-          const std::byte* k[kBlockK];
-          const std::byte* v[kBlockK];
-          const std::byte* next_k[kBlockK];
-          const std::byte* next_v[kBlockK];
-          for (int j = 0; j < keys; ++j) {
-            k[j] = sequence.k.row(key0 + j, head_first + h);
-            v[j] = sequence.v.row(key0 + j, head_first + h);
-            // The rows of the next block, all heads of a key after each other as they lie in
-            // memory: each head asks for a share. The strides defeat the hardware prefetcher.
-            const int row = h * keys + j;
-            const std::int64_t key = next + row / heads;
-            const int head = head_first + row % heads;
-            next_k[j] = key < range.end ? sequence.k.row(key, head) : k[j];
-            next_v[j] = key < range.end ? sequence.v.row(key, head) : v[j];
-          }
-          a.ops.decode_scores(state.q, block.count, k, next_k, keys, a.dim, dtype, t.s);
-          a.modify(block, key0, keys, coverage, t);
-          a.ops.row_max(t.s, keys, t.row_max);
-          const bool hides = coverage == expr::Coverage::mixed ||
-                             (a.has_score() && hides_keys(a, t.s, keys, block.count));
-          a.ops.softmax(t.s, keys, a.c(), t.row_max, a.keep(block, key0, keys, t), block.m, block.l,
-                        t.alpha, t.s);
-          const std::uint64_t apart = hides ? a.ops.nonfinite_rows(v, keys, a.dim_v, dtype) : 0;
-          for_each_bit(apart, keys, [&](int j) { v[j] = kZeroRow; });
-          a.ops.decode_accumulate(t.s, block.count, v, next_v, keys, a.dim_v, dtype, t.alpha,
-                                  state.o);
-          for_each_bit(apart, keys, [&](int j) {
-            add_value(a, t.s + j * a.ops.rows, block.count,
-                      sequence.v.row(key0 + j, head_first + h), state.o);
-          });
-        }
+        const core::Rows& k = sequence.k;
+        const core::Rows& v = sequence.v;
+        const BlockRows k_rows(k, head_first, key0, keys, v, key0, range.end);
+        k_rows.visit(
+            heads, a.dim * size_of(dtype),
+            [&](int h, int key, int n, const std::byte* const* row, const std::byte* const* ahead) {
+              const HeadState& state = s.head[h];
+              const int count = state.block.count;
+              a.ops.decode_scores(state.q, count, row, ahead, n, a.dim, dtype,
+                                  state.s + key * decode_row_stride(count));
+            });
+        for (int h = 0; h < heads; ++h) soften(a, key0, keys, coverage, s.head[h], t);
+        const BlockRows v_rows(v, head_first, key0, keys, k, key0 + keys, range.end);
+        v_rows.visit(
+            heads, a.dim_v * size_of(dtype),
+            [&](int h, int key, int n, const std::byte* const* row, const std::byte* const* ahead) {
+              HeadState& state = s.head[h];
+              accumulate(a, row, ahead, n, state.s + key * decode_row_stride(state.block.count),
+                         key == 0 ? state.alpha : kOnes, state);
+            });
       });
 }
 
-void transpose_few_rows(const Attention& a, const HeadState& head, float* o_t) {
-  const int rows = a.ops.rows;
+void save_few_rows(const Attention& a, const HeadState& head, const Partial& partial) {
+  const int count = head.block.count;
+  const int rows = partial_rows(a.problem, a.ops.rows);
   const int ld = leading_dim(a.dim_v);
+  std::copy_n(head.block.m, rows, partial.m);
+  std::copy_n(head.block.l, rows, partial.l);
   for (int d = 0; d < a.dim_v; ++d) {
     for (int r = 0; r < rows; ++r)
-      o_t[d * rows + r] = r < head.block.count ? head.o[r * ld + d] : 0.0f;
+      partial.o_t[d * rows + r] = r < count ? head.o[r * ld + d] : 0.0f;
   }
 }
 

@@ -2,6 +2,7 @@
 // read where they lie.
 #pragma once
 
+#include "cpu/forward/partial.hpp"
 #include "cpu/forward/query_group.hpp"
 #include "cpu/tasks.hpp"
 
@@ -12,10 +13,17 @@ inline bool has_few_rows(const Problem& p) {
   return p.seqlen_q * (p.heads_q / p.heads_k) <= kMaxDecodeRows;
 }
 
+// Rows that a partial result keeps of a plan's few rows, or of its Q blocks.
+inline int partial_rows(const Problem& p, int block_q) {
+  return has_few_rows(p) ? decode_row_stride(static_cast<int>(p.seqlen_q * (p.heads_q / p.heads_k)))
+                         : block_q;
+}
+
 // K, V heads whose rows lie side by side are read together: a task that took every eighth 128-byte
-// row would fetch each memory page eight times. Their blocks of K and V, this many bytes at most,
-// stay in L2 until all heads have used them.
-inline constexpr std::int64_t kHeadGroupBytes = std::int64_t{256} << 10;
+// row would fetch each memory page eight times. Their blocks of K and V have this many bytes at
+// most: 64 keys of 16 heads of 128 floats, so that a key is a page and more of each. What a head
+// keeps meanwhile (Q, O, P) then stays in L2.
+inline constexpr std::int64_t kHeadGroupBytes = std::int64_t{1} << 20;
 
 // The most heads that a group may have.
 std::int64_t most_heads_per_group(const Problem& problem);
@@ -25,8 +33,11 @@ std::int64_t heads_per_group(const Attention& a);
 // One head's rows.
 struct HeadState {
   QueryBlock block;
-  float* q = nullptr;  // [kMaxDecodeRows][leading_dim(dim)], scaled
-  float* o = nullptr;  // [kMaxDecodeRows][leading_dim(dim_v)], unnormalised
+  float* q = nullptr;       // [kMaxDecodeRows][leading_dim(dim)], scaled
+  float* o = nullptr;       // [kMaxDecodeRows][leading_dim(dim_v)], unnormalised
+  float* s = nullptr;       // [kBlockK][decode_row_stride(count)]; P afterwards
+  float* alpha = nullptr;   // [kMaxRows]
+  bool hides_keys = false;  // P of the block may hold zeros
 };
 
 struct FewRowsScratch {
@@ -43,7 +54,7 @@ FewRowsScratch few_rows_scratch(const Attention& a);
 // leaves m, l and O of each in s.head.
 void attend_few_rows(const Attention& a, const core::Sequence& sequence, int head_first, int heads,
                      const KeyRange& range, FewRowsScratch& s);
-// O^T of a head as merge_partials() takes it.
-void transpose_few_rows(const Attention& a, const HeadState& head, float* o_t);
+// m, l and O of a head as merge_partials() takes them, of partial_rows() rows.
+void save_few_rows(const Attention& a, const HeadState& head, const Partial& partial);
 
 }  // namespace attn::cpu

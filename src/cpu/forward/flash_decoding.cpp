@@ -57,9 +57,7 @@ void few_row_parts(const Attention& a, const PartialIndex& at, const Partials& p
     attend_few_rows(a, sequence, static_cast<int>(head_first), static_cast<int>(heads),
                     split_range(sequence.length_k, at.splits, split), s);
     for (std::int64_t h = 0; h < heads; ++h) {
-      const Partial& partial = partials[at(batch * heads_k + head_first + h, split, 0)];
-      transpose_few_rows(a, s.head[h], partial.o_t);
-      save_partial(a, s.head[h].block, partial.o_t, partial);
+      save_few_rows(a, s.head[h], partials[at(batch * heads_k + head_first + h, split, 0)]);
     }
   });
 }
@@ -83,7 +81,7 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
   const PartialIndex at{plan.num_splits, (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
   const auto count = static_cast<std::int64_t>(tasks.size());
   const Partials partials(workspace, core::Size(count) * at.splits * at.blocks_per_task, a.dim_v,
-                          a.ops.rows);
+                          partial_rows(a.problem, a.ops.rows));
   if (few_rows) {
     few_row_parts(a, at, partials, workers);
   } else {

@@ -10,6 +10,7 @@
 
 namespace attn::cpu {
 
+// Of `rows` rows: those of a Q block, or as many as there are, if few.
 struct Partial {
   float* m = nullptr;    // [rows]
   float* l = nullptr;    // [rows]
@@ -23,6 +24,7 @@ class Partials {
       : stride_(bytes_each(dim_v, rows).bytes()),
         rows_(rows),
         memory_(workspace.take(count * stride_, "partial results of the splits")) {}
+  int rows() const { return rows_; }
   static core::Size bytes_each(int dim_v, int rows) {
     return aligned(core::Size(dim_v + 2) * rows * sizeof(float));
   }
@@ -38,21 +40,23 @@ class Partials {
   std::byte* memory_;
 };
 
-// o_t may be the partial's own.
+// Of all rows of a Q block.
 inline void save_partial(const Attention& a, const QueryBlock& q, const float* o_t,
                          const Partial& p) {
   std::copy_n(q.m, a.ops.rows, p.m);
   std::copy_n(q.l, a.ops.rows, p.l);
-  if (o_t != p.o_t) std::copy_n(o_t, a.dim_v * a.ops.rows, p.o_t);
+  std::copy_n(o_t, a.dim_v * a.ops.rows, p.o_t);
 }
 
-// q.m, q.l, q.o_t <- the merge of partials first, first + step, ... (count of them), in that order.
+// q.m, q.l, q.o_t <- the merge of partials first, first + step, ... (count of them), in that order;
+// as of a row without visible keys where the partials have no row.
 inline void merge_partials(const Attention& a, const Partials& partials, std::int64_t first,
                            std::int64_t step, int count, QueryBlock& q) {
-  const int rows = a.ops.rows;
-  std::fill_n(q.m, rows, kMaximumStart);
-  std::fill_n(q.l, rows, 0.0f);
-  std::fill_n(q.o_t, a.dim_v * rows, 0.0f);
+  const int rows = partials.rows();
+  const int lanes = a.ops.rows;
+  std::fill_n(q.m, lanes, kMaximumStart);
+  std::fill_n(q.l, lanes, 0.0f);
+  std::fill_n(q.o_t, a.dim_v * lanes, 0.0f);
   for (int i = 0; i < count; ++i) {
     const Partial p = partials[first + i * step];
     for (int r = 0; r < rows; ++r) q.m[r] = std::max(q.m[r], p.m[r]);
@@ -66,7 +70,7 @@ inline void merge_partials(const Attention& a, const Partials& partials, std::in
       q.l[r] += weight[r] * p.l[r];
     }
     for (int d = 0; d < a.dim_v; ++d) {
-      for (int r = 0; r < rows; ++r) q.o_t[d * rows + r] += weight[r] * p.o_t[d * rows + r];
+      for (int r = 0; r < rows; ++r) q.o_t[d * lanes + r] += weight[r] * p.o_t[d * rows + r];
     }
   }
 }

@@ -44,6 +44,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.multiply_gradient = multiply_gradient;
   ops.accumulate_rows = accumulate_rows<F32Operand>;
   ops.decode_scores = decode_scores;
+  ops.decode_softmax = decode_softmax<kExp2>;
   ops.decode_accumulate = decode_accumulate;
   ops.product = product_f32();
   ops.few_rows = few_rows_of<F32Words>();
