@@ -401,8 +401,8 @@ TEST(CudaPlan, BackwardStandard) {
         seen[Operand::dq].written += row;
         for (std::int64_t j = 0; j < p.seqlen_k; ++j) {
           for (const Operand x : {Operand::p, Operand::dp, Operand::ds}) seen[x].written += 4;
-          for (const Operand x : {Operand::dp, Operand::ds}) seen[x].read += 2 * 4;
-          seen[Operand::p].read += 3 * 4;
+          for (const Operand x : {Operand::p, Operand::ds}) seen[x].read += 2 * 4;
+          seen[Operand::dp].read += 4;
           if (j % 64 == 0) {  // P and dP
             seen[Operand::q].read += row;
             seen[Operand::d_o].read += row_v;

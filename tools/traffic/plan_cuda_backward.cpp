@@ -66,13 +66,13 @@ struct Heads {
   }
 
   // backward_standard: the operands of each product by tiles of 64 queries and keys, P and dP in
-  // float32: both are read for D and for dS, dS by dQ and dK, P by dV. What a score expression's
+  // float32: both are read for dS, dS by dQ and dK, P by dV. What a score expression's
   // slope reads is not counted.
   void count_matrices(const std::vector<cuda::BackwardConfig>& launches, double weight) {
     Traffic sum;
     const double scores = 4.0 * static_cast<double>(p.seqlen_q * p.seqlen_k);
-    sum[Operand::p] = {3 * scores, scores};
-    sum[Operand::dp] = {2 * scores, scores};
+    sum[Operand::p] = {2 * scores, scores};
+    sum[Operand::dp] = {scores, scores};
     sum[Operand::ds] = {2 * scores, scores};
     for (const cuda::BackwardConfig& launch : launches) {
       const auto tiles = [&](std::int64_t rows, std::int64_t of) {

@@ -3,7 +3,8 @@
 // backward_simt.cuh; to be read and to be measured.
 //
 // The paper has P from the forward pass. Here that keeps LSE alone, so the first launch makes P
-// too, and lines 2 and 3 with it, since a block of threads has whole rows of P and dP:
+// too, and lines 2 and 3 with it, since a block of threads has whole rows of P and dP. D is summed
+// from tiles while they are there: 8 N^2 numbers move where the paper has 7, since P is written.
 //   Gradient::ds   P_ij = exp(T_ij - LSE_i)
 //                  line 2: dP = dO V^T
 //                  line 3: D_i = sum_l P_il Z_il dP_il - dLSE_i
@@ -12,7 +13,7 @@
 //   Gradient::dk   line 5: dK = scale dS^T Q
 //   Gradient::dv   line 1: dV = (Z P)^T dO
 // with T the changed scores and Z what dropout multiplies by. Each is a launch, in this order. In
-// the workspace lie P and dP, which dS replaces, [batch][heads_q][seqlen_q][seqlen_k] in float32.
+// the workspace lie P and Z dP, which dS replaces, [batch][heads_q][seqlen_q][seqlen_k] in float32.
 //
 // Reads of C: what backward_simt.cuh reads. Grid: likewise; tiles of Gradient::ds have queries.
 #pragma once
@@ -128,35 +129,32 @@ struct BackwardStandard {
                                   tile.sequence.length_q, tile.sequence.length_k);
   }
 
-  // Line 3, of a row, by a warp. Where P is 0, dP may be anything.
-  __device__ __forceinline__ void differentiate(int query, int head_q) const {
+  // sum_l P Z dP of a tile, Z dP in t. Where P is 0, dP may be anything.
+  __device__ __forceinline__ void add_to_d(float (&d)[kRows], const float (&weights)[kRows][4],
+                                           const Thread& t) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (weights[r][i] != 0) d[r] = fmaf(weights[r][i], t.s[r][i], d[r]);
+      }
+    }
+  }
+
+  // Line 3 of a row, by a warp, but for the sum.
+  __device__ __forceinline__ void differentiate(int query, int head_q, float d) const {
     const BackwardParams& p = step.p;
     const Sequence& s = step.tile.sequence;
     const int lane = static_cast<int>(threadIdx.x % 32);
     const float* const probable = row_of(p.probabilities, query, head_q);
     float* const ds = row_of(p.ds, query, head_q);
-    const auto dropout = dropout_of<C::kRngState>(p);
-    const DropoutRow drawn(dropout, static_cast<unsigned>(s.batch * p.heads_q + head_q),
-                           static_cast<unsigned>(query));
-    const auto dp = [&](int key) {  // Z dP
-      const float x = ds[key];
-      if constexpr (C::kDropout) return drawn.keeps(key) ? x * p.dropout_scale : 0;
-      return x;
-    };
-    float d = 0;
-    for (int key = lane; key < s.length_k; key += 32) {
-      const float weight = probable[key], x = dp(key);
-      if (weight != 0) d = fmaf(weight, x, d);
-    }
-#pragma unroll
-    for (int i = 1; i < 32; i *= 2) d += __shfl_xor_sync(~0u, d, i);
     if (p.d_lse != nullptr) {
       const TensorRows rows = step.tile.of_queries(p.d_lse, p.d_lse_strides, head_q);
       d -= p.d_lse[rows.start + query * rows.stride];
     }
     for (int key = lane; key < s.length_k; key += 32) {
       const float weight = probable[key];
-      float x = weight * (dp(key) - d);
+      float x = weight * (ds[key] - d);
       if constexpr (Slope::kHasSlope) x *= slope(query, key, head_q);
       ds[key] = weight == 0 ? 0 : x;
     }
@@ -171,23 +169,41 @@ struct BackwardStandard {
     const TensorRows k = tile.of_keys(p.k, p.k_strides, tile.head_k(p));
     const TensorRows v = tile.of_keys(p.v, p.v_strides, tile.head_k(p));
     Thread t;
+    float d[kRows] = {};
 #pragma unroll 1
     for (int block = 0; block < tile.blocks(); ++block) {
       step.template multiply_rows<C::kHeadDim>(t.s, q, k, block);
       probabilities(t, block, head);
       store(t, p.probabilities, block, head);
+      float weights[kRows][4];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[r][i] = t.s[r][i];
+      }
       step.template multiply_rows<C::kHeadDimV>(t.s, d_o, v, block);
+      if constexpr (C::kDropout) drop(t, block, head);
       store(t, p.ds, block, head);
+      add_to_d(d, weights, t);
     }
+    // The sixteen threads that share rows add theirs up.
+    float* const sums = step.shared + Layout::kWeightsAt;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = 1; i < 16; i *= 2) d[r] += __shfl_xor_sync(~0u, d[r], i);
+      if (Step::member() == 0) sums[Step::group() * kRows + r] = d[r];
+    }
+    __syncthreads();
 #pragma unroll 1
     for (int row = static_cast<int>(threadIdx.x) / 32; row < C::kBlockM; row += kWarps) {
-      if (tile.first + row < tile.rows_used()) differentiate(tile.first + row, head);
+      if (tile.first + row < tile.rows_used()) differentiate(tile.first + row, head, sums[row]);
     }
   }
 
   // ---- the gradients
 
-  // Z P of P.
+  // Z x of x, P or dP.
   __device__ __forceinline__ void drop(Thread& t, int block, int head_q) const {
     step.draw(t, block, head_q);
 #pragma unroll
