@@ -268,6 +268,7 @@ def draw(left, middle, right):
 
 
 def main():
+    io_gpu.require_gpu()
     if options.phase == "backward":
         panels, timed, report = (backward_rows(), backward_theorem_rows()), 1, report_backward
     else:

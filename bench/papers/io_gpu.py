@@ -8,7 +8,7 @@ forward_simt, and what the library would pick; backward standard attention's alg
 the kernels that take the problem. Columns: the model and the plan (`attn io --arch`), then bytes that ncu counts while
 the kernels run once: L2 to and from the multiprocessors (what the papers call HBM accesses, and the plan counts), DRAM, shared memory.
 
---library: attn_c as a shared object (.so) or libattn.a built with -DCMAKE_POSITION_INDEPENDENT_CODE=ON. Needs PyTorch; ncu for the counters."""
+--library: attn_c as a shared object (.so), or build/libattn.a, with which one is compiled. Needs PyTorch; ncu for the counters."""
 import argparse, concurrent.futures, csv, ctypes, io, json, math, os, re, shutil, subprocess, sys, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -24,6 +24,14 @@ METRICS = {"l1tex__m_xbar2l1tex_read_bytes": ("l2_read", 1), "l1tex__m_l1tex2xba
 UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12, "": 1}
 
 
+def require_gpu():
+    """Ends a program that only times a GPU, with a sentence, where there is none."""
+    import torch
+    if not torch.cuda.is_available():
+        sys.exit(f"{os.path.basename(sys.argv[0])} times a GPU, and PyTorch {torch.__version__} sees none here")
+
+
+# The library that calls attn: a shared object of bench/gpu/attn_c.cpp, or libattn.a, with which one is compiled.
 def load(library):
     if library.endswith(".so"):
         loaded = ctypes.CDLL(os.path.abspath(library))

@@ -37,6 +37,7 @@ torch._functorch.config.donated_buffer = False  # or a backward pass could be ti
 warnings.filterwarnings("ignore")  # SDPA says at length why a backend does not take a problem; the cell is "-"
 PART = {"plain": (False, False), "compiled": (False, False), "mask_dropout": (True, True), "mask": (True, False), "dropout": (False, True)}
 pointer = ctypes.c_void_p
+io_gpu.require_gpu()
 library = io_gpu.load(options.library)
 library.attn_plan_backward.restype = pointer
 
