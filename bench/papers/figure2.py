@@ -210,7 +210,7 @@ print("\n" + "\n".join(said))
 mega = lambda rows, x, y: [(row[x], row[y] * 1e-6) for row in rows]
 relative = lambda rows, x, y, base: [(row[x], row[y] / rows[base][y]) for row in rows]
 figure = svg.figure(f"FlashAttention, figure 2, on {machine['cpu'].strip()} (one thread, f32)", [
-    {"title": "standard (1) to FlashAttention (2)", "x": "1: standard   2: FlashAttention", "y": "share", "series": [
+    {"title": f"n {options.n}", "x": "", "y": "share", "groups": ["standard", "FlashAttention"], "series": [
         (f"GFLOP, of {max(r['gflop'] for r in left):.3g}", 0, False, [(i + 1, r["gflop"] / max(x["gflop"] for x in left)) for i, r in enumerate(left)]),
         (f"model bytes, of {left[0]['model_bytes'] * 1e-6:.3g} MB", 1, False, [(i + 1, r["model_bytes"] / left[0]["model_bytes"]) for i, r in enumerate(left)]),
         (f"simulated bytes, of {left[0]['simulated_bytes'] * 1e-6:.3g} MB", 2, False, [(i + 1, r["simulated_bytes"] / left[0]["simulated_bytes"]) for i, r in enumerate(left)]),

@@ -257,7 +257,8 @@ def draw(left, middle, right):
              (("model bytes", "model", 1), ("L2, counted", "l2", 2), ("time", "ms", 3))]
     lines = [("model", "model", 1e-9, 1), ("plan", "plan", 1e-9, 0), ("L2, counted", "l2", 1e-9, 2), ("DRAM, counted", "dram", 1e-9, 4), ("time, ms", "ms", 1, 3)]
     panels = [
-        {"title": f"b {options.batch}, h {HEADS}, n {N}, d {D}", "x": "1: standard   2: FlashAttention   3: FlashAttention-2", "y": "share", "series": shares},
+        {"title": f"b {options.batch}, h {HEADS}, n {N}, d {D}", "x": "", "y": "share",
+         "groups": ["standard", "FlashAttention", "FlashAttention-2"], "series": shares},
         {"title": "block size", "x": "B_c", "y": "GB, ms", "log_x": True, "log_y": True,
          "series": [(name, colour, False, series(f32, "block", what, factor)) for name, what, factor, colour in lines]
          + [("inputs and outputs once (lower bound)", 6, True, series(f32, "block", "once", 1e-9))]},

@@ -1,4 +1,4 @@
-"""Panels of lines beside each other, as SVG text; no library needed."""
+"""Panels of lines or of bars beside each other, as SVG text; no library needed."""
 import html, math
 
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]  # Okabe and Ito
@@ -21,9 +21,10 @@ def number(value):
 
 
 def panel(out, at, spec):
-    """spec: title, x, y (labels), log_x, log_y, series [(name, colour index, dashed, [(x, y)])]."""
+    """spec: title, x, y (labels), log_x, log_y, series [(name, colour index, dashed, [(x, y)])]. With groups, names of x = 1, 2, ...: bars."""
+    groups = spec.get("groups", [])
     points = [point for *_, series in spec["series"] for point in series]
-    x_ticks = ticks(min(x for x, _ in points), max(x for x, _ in points), spec.get("log_x"))
+    x_ticks = [0.5, len(groups) + 0.5] if groups else ticks(min(x for x, _ in points), max(x for x, _ in points), spec.get("log_x"))
     low = min(y for _, y in points) if spec.get("log_y") else 0
     y_ticks = ticks(low, max(y for _, y in points), spec.get("log_y"))
     scale = lambda log: math.log if log else (lambda v: v)
@@ -35,13 +36,21 @@ def panel(out, at, spec):
     text(at + WIDTH / 2, TOP - 14, "middle", 14, spec["title"])
     text(at + WIDTH / 2, TOP + HEIGHT + 40, "middle", 12, spec["x"])
     text(at - 6, TOP - 14, "end", 12, spec["y"])
-    for tick in x_ticks:
+    for at_group, name in enumerate(groups, 1):
+        text(px(at_group), TOP + HEIGHT + 18, "middle", 12, name)
+    for tick in [] if groups else x_ticks:
         out.append(f'<path d="M {px(tick):.1f} {TOP} v {HEIGHT}" stroke="#e4e4e4"/>')
         text(px(tick), TOP + HEIGHT + 18, "middle", 11, number(tick))
     for tick in y_ticks:
         out.append(f'<path d="M {at} {py(tick):.1f} h {WIDTH}" stroke="#e4e4e4"/>')
         text(at - 6, py(tick) + 4, "end", 11, number(tick))
-    for _, colour, dashed, series in spec["series"]:
+    width = 0.8 * WIDTH / max(1, len(groups)) / len(spec["series"])
+    for i, (_, colour, _, series) in enumerate(spec["series"] if groups else []):
+        for x, y in series:
+            left = px(x) + (i - len(spec["series"]) / 2) * width
+            out.append(f'<rect x="{left:.1f}" y="{py(y):.1f}" width="{width - 2:.1f}" height="{TOP + HEIGHT - py(y):.1f}" fill="{COLOURS[colour]}"/>')
+            text(left + width / 2 - 1, py(y) - 4, "middle", 9, f"{y:.2f}".rstrip("0").rstrip(".").lstrip("0"))
+    for _, colour, dashed, series in [] if groups else spec["series"]:
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in series)
         dash = ' stroke-dasharray="6 4"' if dashed else ""
         out.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[colour]}" stroke-width="2"{dash}/>')
