@@ -149,6 +149,10 @@ class Expr:
         result: Expr = FUNCTIONS["pow"](self, exponent)
         return result
 
+    def __rpow__(self, base: Any) -> Expr:
+        result: Expr = FUNCTIONS["pow"](base, self)
+        return result
+
     def __neg__(self) -> Expr:
         e = number(self)
         return Expr("-" + wrap(e, _UNARY), e.type, _UNARY, e.buffers)

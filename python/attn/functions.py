@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .captured import is_numpy_number
 from .expression import (
     FUNCTIONS,
     PROPERTIES,
@@ -185,6 +186,10 @@ def _masked_fill(x: Any, condition: Any, value: Any) -> Expr:
 
 @_function("pow", "power", "__pow__", "float_power")
 def _pow(x: Any, exponent: Any) -> Expr:
+    if type(exponent) is Expr:
+        if not (isinstance(x, (int, float)) or is_numpy_number(x)) or not 0 < x < math.inf:
+            refuse(f"{x!r} to the power {exponent!r}: accepts a positive number as its base")
+        return call("exp2", to_float(exponent) * math.log2(x))
     e = lift(x)
     if exponent == 0.5:
         return call("sqrt", to_float(e))
