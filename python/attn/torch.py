@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as _are_transforms_active
 from torch._C import _is_any_autocast_enabled
+from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
 from . import _attn, merging, torch_ops
-from .errors import InvalidArgument
+from .errors import InvalidArgument, Unsupported
 from .options import make_options
 
 __all__ = [
@@ -138,6 +139,11 @@ def attention(
                 "attn.attention arrays of other libraries"
             )
     is_compiling = torch.compiler.is_compiling()
+    if not is_compiling and any(map(_is_wrapped, (q, k, v))):
+        raise Unsupported(
+            "q, k or v is within a transform of torch.func; accepted are torch.autograd, and a "
+            "dimension of the batch in place of vmap"
+        )
     if is_compiling or _is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     if is_compiling or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
@@ -200,7 +206,20 @@ def _is_plain(t: Tensor) -> bool:
 
 def _heads_first(*several: Tensor) -> list[Tensor]:
     """As [batch, heads, seqlen, head_dim]: leading dimensions are one batch."""
-    return [t.unsqueeze(-3) if t.dim() == 3 else t.flatten(0, -4) for t in several]
+    return [
+        t[None, None] if t.dim() == 2 else t.unsqueeze(-3) if t.dim() == 3 else t.flatten(0, -4)
+        for t in several
+    ]
+
+
+def _broadcast(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors with one shape of leading dimensions, but for heads where K and V have fewer."""
+    kept = 3 if enable_gqa else 2
+    lead = torch.broadcast_shapes(*(t.shape[:-kept] for t in (query, key, value)))
+    query, key, value = (t.expand(*lead, *t.shape[-kept:]) for t in (query, key, value))
+    return query, key, value
 
 
 def scaled_dot_product_attention(
@@ -220,6 +239,11 @@ def scaled_dot_product_attention(
     may require a gradient. is_causal aligns the first query with the first key. A row without keys
     gives 0.
     """
+    if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        try:  # noqa: SIM105, a form that torch.compile reads
+            query, key, value = _broadcast(query, key, value, enable_gqa)
+        except RuntimeError:
+            pass  # refused below, or by attention
     if not enable_gqa and query.dim() > 3 and query.shape[-3] != key.shape[-3]:
         raise InvalidArgument(
             f"query has {query.shape[-3]} heads and key {key.shape[-3]}; accepted is the same "

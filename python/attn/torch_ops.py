@@ -181,6 +181,10 @@ def last_contiguous(t: Tensor) -> Tensor:
 
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tuple[Tensor, Tensor]:
+    if not q.device == k.device == v.device:
+        raise InvalidArgument(
+            f"q, k and v are on {q.device}, {k.device} and {v.device}; accepted is one device"
+        )
     if q.dim() == 3:
         lse_shape = [q.shape[1], q.shape[0]]
     elif call.split(_SEPARATOR)[4] == "bhsd":

@@ -35,6 +35,7 @@ struct Names {
   nb::handle array_struct = intern("__array_struct__");
   nb::handle requires_grad = intern("requires_grad");
   nb::handle dtype = intern("dtype");
+  nb::handle is_neg = intern("is_neg");
 
  private:
   static nb::handle intern(const char* text) { return PyUnicode_InternFromString(text); }
@@ -166,8 +167,19 @@ Tensor tensor_of_dlpack(std::string_view name, const dlpack::DLTensor& from, nb:
          reason.substr(0, reason.find('\n')) + "); accepted are strided arrays in memory");
 }
 
+// Whether a tensor of PyTorch stands for the negative of what its memory holds.
+bool is_negated(nb::handle tensor) {
+  PyObject* found = PyObject_CallMethodObjArgs(tensor.ptr(), names().is_neg.ptr(), nullptr);
+  if (found == nullptr) PyErr_Clear();
+  return nb::steal(found).ptr() == Py_True;
+}
+
 Array exchange_view(std::string_view name, nb::handle object, const Kind& kind) {
   const dlpack::ExchangeApi& api = *kind.api;
+  // The table does not say it.
+  if (kind.is_pytorch && is_negated(object)) {
+    refuse(std::string(name) + " has PyTorch's negative bit; accepted is its resolve_neg()");
+  }
   Array array{.source = Source::exchange,
               .is_pytorch = kind.is_pytorch,
               .api = &api,

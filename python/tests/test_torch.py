@@ -104,6 +104,29 @@ def test_sdpa_rows_without_keys_are_zero():
     assert (gradient[:, :, 2] == 0).all()
 
 
+SDPA_SHAPES = {
+    "without a batch": ((5, 8), (6, 8), (6, 8)),
+    "one batch of keys": ((2, 4, 5, 8), (1, 4, 6, 8), (1, 4, 6, 8)),
+    "one head of keys": ((2, 4, 5, 8), (2, 1, 6, 8), (2, 4, 6, 8)),
+    "no batch of keys": ((2, 3, 4, 5, 8), (4, 6, 8), (3, 4, 6, 8)),
+    "one batch of queries": ((1, 1, 5, 8), (2, 4, 6, 8), (2, 4, 6, 8)),
+}
+
+
+@pytest.mark.parametrize("name", SDPA_SHAPES)
+def test_sdpa_broadcasts(name):
+    tensors = [leaf(*shape) for shape in SDPA_SHAPES[name]]
+    found, wanted = (
+        function(*tensors)
+        for function in (attn.torch.scaled_dot_product_attention, F.scaled_dot_product_attention)
+    )
+    torch.testing.assert_close(found, wanted)
+    weights = torch.randn_like(wanted)
+    gradients = [torch.autograd.grad(out, tensors, weights) for out in (found, wanted)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_sdpa_refusals():
     q, k = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8)
     with pytest.raises(ValueError, match="enable_gqa=True"):
@@ -272,6 +295,30 @@ def test_meta_tensors():
     assert out.device.type == "meta"
     assert out.shape == q.shape
     assert lse.shape == (2, 4, 5)
+
+
+def test_what_is_no_memory_of_one_device_is_refused():
+    q = torch.randn(2, 5, 4, 8)
+    with pytest.raises(attn.InvalidArgument, match="q, k and v are on meta, cpu and cpu"):
+        attn.torch.attention(q.to("meta"), q, q)
+    for attend in (attn.attention, attn.torch.attention):
+        with pytest.raises(attn.InvalidArgument, match=r"k has PyTorch's negative bit; accepted"):
+            attend(q, torch._neg_view(q), q)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, q: torch.func.grad(lambda x: f(x).sum())(q),
+        lambda f, q: torch.vmap(f)(q[None]),
+        lambda f, q: torch.func.jvp(f, (q,), (q,)),
+    ],
+    ids=["grad", "vmap", "jvp"],
+)
+def test_transforms_of_torch_func_are_refused(transform):
+    q = torch.randn(2, 5, 4, 8)
+    with pytest.raises(attn.Unsupported, match="within a transform of torch.func; accepted are"):
+        transform(lambda x: attn.torch.attention(x, q, q), q)
 
 
 def test_views_of_any_strides():
