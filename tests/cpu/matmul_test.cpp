@@ -147,11 +147,15 @@ TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
   }
   // Several blocks of the caches in one of the mask, and the other way about.
   const InstructionSet best = available().back();
+  MatmulProblem layer{.m = 1024, .n = 512, .k = 512, .masked = MaskedMatrix::b, .block = 256};
+  EXPECT_EQ(make_plan(layer).block_k, 256);
+  layer.block = 260;
+  EXPECT_EQ(make_plan(layer).block_k, 144);
   for (const MaskedMatrix masked : {MaskedMatrix::b, MaskedMatrix::c}) {
     for (int variant = 0; variant < 8; variant += 3) {
       MatmulProblem p = varied_problem({1, 610, 1220, 620}, DType::f32, variant);
       p.masked = masked;
-      p.block = variant == 3 ? 64 : 500;
+      p.block = std::array{500, 64, 250}[static_cast<std::size_t>(variant / 3)];
       expect_right(p, "packed", best, ++seed);
     }
   }
