@@ -237,7 +237,7 @@ def set_paged(model: Any, name: str = "attn") -> None:
 
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
-    if "kwargs" not in signature(PagedAttentionCache.update).parameters:
+    if "kwargs" not in signature(PagedAttentionCache.update).parameters:  # pyright: ignore
         model.set_attn_implementation(f"paged|{name}")
         return
     # Transformers 5.23 batches with its own implementations and with any whose name has "flash" in
