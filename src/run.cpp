@@ -12,6 +12,7 @@
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
+#include "core/made_for.hpp"
 #include "core/problem/costs.hpp"
 #include "core/validate/validate.hpp"
 #include "cpu/cpu.hpp"
@@ -50,6 +51,7 @@ Plan reference_plan(const Problem& problem, Phase phase, bool asked) {
   plan.algorithm = Algorithm::standard;
   plan.compute = DType::f64;
   plan.tasks = problem.batch * problem.heads_q;
+  plan.state = std::make_shared<core::MadeFor>(core::MadeFor{Backend::reference, phase});
   plan.workspace_bytes = 8 * (problem.seqlen_k + problem.head_dim_v) * 8;
   plan.reasons.emplace_back(asked ? "the reference backend was asked for"
                                   : "f64 runs on the reference backend");
@@ -178,13 +180,6 @@ void on_gpu(const Plan& plan, std::pmr::vector<core::NamedTensor> tensors, const
   });
 }
 
-[[noreturn]] void refuse_backend(const Plan& plan) {
-  throw Error(ErrorCode::invalid_argument,
-              "backend of the plan is " + std::string(name(plan.backend)) +
-                  "; accepted are cpu, cuda and reference, as make_plan sets it (problem " +
-                  to_string(plan.problem) + ")");
-}
-
 }  // namespace
 
 Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options,
@@ -196,7 +191,7 @@ Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options,
 
 void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                  const Context& context) {
-  core::validate_phase(plan, Phase::forward);
+  core::validate_plan(plan, Phase::forward);
   core::CallMemory memory;
   std::pmr::vector<core::NamedTensor> tensors =
       core::validate_forward(plan.problem, inputs, outputs, plan.device, memory.resource());
@@ -212,10 +207,9 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                                  plan.device);
       }
       return cpu::forward(plan, inputs, outputs, context);
-    case Backend::automatic:
+    case Backend::automatic:  // validate_plan refuses it
       break;
   }
-  refuse_backend(plan);
 }
 
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
@@ -227,7 +221,7 @@ void forward(const Problem& problem, const Inputs& inputs, const Outputs& output
 void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                   const OutputGradients& d_outputs, const Gradients& gradients,
                   const Context& context) {
-  core::validate_phase(plan, Phase::backward);
+  core::validate_plan(plan, Phase::backward);
   core::CallMemory memory;
   std::pmr::vector<core::NamedTensor> tensors = core::validate_backward(
       plan.problem, inputs, outputs, d_outputs, gradients, plan.device, memory.resource());
@@ -243,10 +237,9 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
                                  plan.device);
       }
       return cpu::backward(plan, inputs, outputs, d_outputs, gradients, context);
-    case Backend::automatic:
+    case Backend::automatic:  // validate_plan refuses it
       break;
   }
-  refuse_backend(plan);
 }
 
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,

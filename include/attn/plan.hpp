@@ -102,6 +102,7 @@ struct Plan {
   std::string kernel{};        // PlanOptions::kernel
   bool deterministic = false;  // PlanOptions::deterministic
   // What the backend keeps between runs (compiled kernels); copies of a plan share it. Thread-safe.
+  // Empty in a plan that was moved from, which a run refuses.
   std::shared_ptr<void> state{};
   double bytes = 0;                    // inputs and outputs, each moved once
   std::vector<std::string> reasons{};  // one sentence a choice

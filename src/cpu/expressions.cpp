@@ -31,11 +31,11 @@ std::vector<LoadProgram> compile_loads(const expr::Expr& score, std::string_view
 }  // namespace
 
 Expressions::Expressions(const Plan& plan)
-    : mask_(plan.problem.mask),
+    : core::MadeFor{Backend::cpu, plan.phase},
+      mask_(plan.problem.mask),
       score_(plan.problem.score),
       scale_(plan.problem.scale()),
-      operand_(operand_of(plan)),
-      phase_(plan.phase) {
+      operand_(operand_of(plan)) {
   if (!mask_.empty()) mask_program_ = expr::compile(mask_);
   if (score_.empty()) return;
   // f32 operands have softmax_scale in Q; of bf16 operands the expression takes it.
@@ -46,7 +46,7 @@ Expressions::Expressions(const Plan& plan)
                                   static_cast<float>(scale_) * expr::symbols().score);
   };
   score_program_ = expr::compile(natural(score_));
-  if (phase_ == Phase::forward) return;
+  if (phase == Phase::forward) return;
   const expr::Expr derivative = expr::derivative(score_);
   if (!expr::same(derivative, expr::Expr(1.0f)))
     derivative_program_ = expr::compile(natural(derivative));
@@ -58,11 +58,10 @@ Expressions::Expressions(const Plan& plan)
 }
 
 const Expressions* Expressions::of(const Plan& plan) {
-  const auto* e = static_cast<const Expressions*>(plan.state.get());
-  const bool same = e != nullptr && e->mask_.get() == plan.problem.mask.get() &&
+  const auto* e = static_cast<const Expressions*>(core::made_for(plan));
+  const bool same = e->mask_.get() == plan.problem.mask.get() &&
                     e->score_.get() == plan.problem.score.get() &&
-                    e->scale_ == plan.problem.scale() && e->operand_ == operand_of(plan) &&
-                    e->phase_ == plan.phase;
+                    e->scale_ == plan.problem.scale() && e->operand_ == operand_of(plan);
   return same ? e : nullptr;
 }
 

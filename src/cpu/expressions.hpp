@@ -9,6 +9,7 @@
 
 #include "attn/plan.hpp"
 #include "core/expr/program.hpp"
+#include "core/made_for.hpp"
 
 namespace attn::cpu {
 
@@ -21,7 +22,7 @@ struct LoadProgram {
 };
 
 // Immutable, so that threads may share it.
-class Expressions {
+class Expressions : public core::MadeFor {
  public:
   // Of problem, phase, isa and compute.
   explicit Expressions(const Plan& plan);
@@ -55,7 +56,6 @@ class Expressions {
   expr::Expr mask_, score_;  // what was compiled
   double scale_;
   DType operand_;
-  Phase phase_;
   expr::Program mask_program_, score_program_, derivative_program_;
   std::vector<BufferLoads> buffers_;
   std::int64_t gradient_elements_ = 0;

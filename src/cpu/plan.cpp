@@ -214,7 +214,7 @@ void bind_expressions(Plan& plan) {
                                               to_string(plan.problem) + ")");
   }
   plan.workspace_bytes = workspace.value();
-  plan.state = expressions;
+  plan.state = std::shared_ptr<core::MadeFor>(expressions);
 }
 
 }  // namespace

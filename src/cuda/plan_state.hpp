@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "attn/plan.hpp"
+#include "core/made_for.hpp"
 #include "core/problem/numbers.hpp"
 
 namespace attn::cuda {
@@ -21,11 +22,12 @@ namespace attn::cuda {
 // Plans are open structures: a copy whose problem or kernel was changed shares this, and is not
 // served from it. Seed and offset of dropout may differ.
 template <class Run>
-class PlanState {
+class PlanState : public core::MadeFor {
  public:
-  // device and deterministic of the plan are set.
+  // phase, device and deterministic of the plan are set. Run is of the phase.
   explicit PlanState(const Plan& plan)
-      : numbers_(core::numbers_of(plan.problem)),
+      : core::MadeFor{Backend::cuda, plan.phase},
+        numbers_(core::numbers_of(plan.problem)),
         mask_(plan.problem.mask),
         score_(plan.problem.score),
         device_(plan.device.index),
@@ -80,8 +82,8 @@ class PlanState {
 // not of it.
 template <class Run, class Suits, class Make>
 const Run& run_of(const Plan& plan, std::optional<Run>& own, const Suits& suits, const Make& make) {
-  auto* const state = static_cast<PlanState<Run>*>(plan.state.get());
-  if (state == nullptr || !state->is_of(plan)) return own.emplace(make());
+  auto* const state = static_cast<PlanState<Run>*>(static_cast<core::MadeFor*>(plan.state.get()));
+  if (!state->is_of(plan)) return own.emplace(make());
   const Run* const found = state->find(suits);
   return found != nullptr ? *found : state->add(make());
 }

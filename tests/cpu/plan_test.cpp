@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attn/attn.hpp"
@@ -86,6 +87,49 @@ TEST(Plan, EditedToNonsenseIsRefusedByField) {
       const std::string message = refusal(ErrorCode::invalid_argument, [&] { call.run(plan); });
       EXPECT_NE(message.find(edit.expected), std::string::npos) << edit.expected << ": " << message;
       EXPECT_NE(message.find("accepted"), std::string::npos) << message;
+      for (const float x : call.o) ASSERT_TRUE(std::isnan(x)) << "written before the refusal";
+    }
+  }
+}
+
+// It has lost its mask: its result would be that of another problem.
+TEST(Plan, MovedFromIsRefused) {
+  for (const Backend backend : {Backend::cpu, Backend::reference}) {
+    for (const Phase phase : {Phase::forward, Phase::backward}) {
+      Call call;
+      call.problem.mask = causal();
+      Plan plan = make_plan(call.problem, phase, {.backend = backend});
+      const Plan moved = std::move(plan);
+      const std::string message =
+          // NOLINTNEXTLINE(bugprone-use-after-move): what is tested
+          refusal(ErrorCode::invalid_argument, [&] { call.run(plan); });
+      EXPECT_NE(message.find("state of the plan is empty"), std::string::npos) << message;
+      for (const float x : call.o) ASSERT_TRUE(std::isnan(x)) << "written before the refusal";
+      call.run(moved);
+    }
+  }
+}
+
+// Its state is of another type then, and was read as one of this phase's.
+TEST(Plan, OfAnotherPhaseBackendOrDeviceThanItWasMadeForIsRefused) {
+  const Edit edits[] = {
+      {"phase of the plan is",
+       [](Plan& p) { p.phase = p.phase == Phase::forward ? Phase::backward : Phase::forward; }},
+      {"backend of the plan is reference; accepted is cpu",
+       [](Plan& p) { p.backend = Backend::reference; }},
+      {"backend of the plan is cuda; accepted is cpu", [](Plan& p) { p.backend = Backend::cuda; }},
+      {"device of the plan is cuda:0",
+       [](Plan& p) {
+         p.device = {DeviceType::cuda, 0};
+       }},
+  };
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    for (const Edit& edit : edits) {
+      Call call;
+      Plan plan = make_plan(call.problem, phase);
+      edit.edit(plan);
+      const std::string message = refusal(ErrorCode::invalid_argument, [&] { call.run(plan); });
+      EXPECT_NE(message.find(edit.expected), std::string::npos) << edit.expected << ": " << message;
       for (const float x : call.o) ASSERT_TRUE(std::isnan(x)) << "written before the refusal";
     }
   }

@@ -33,8 +33,8 @@ void validate_problem(const Problem& problem);
 // What is asked of a plan: enumerators, no kernel's name without a GPU, no backward pass of paged
 // K, V.
 void validate_options(const Problem& problem, Phase phase, const PlanOptions& options);
-// The plan is one of this phase.
-void validate_phase(const Plan& plan, Phase phase);
+// The plan is one that make_plan gave, of this phase, and still of its backend.
+void validate_plan(const Plan& plan, Phase phase);
 // Throws Error(unsupported).
 void refuse_paged_backward(const Problem& problem);
 // The shapes that mask and score declare for the buffers of shorthands; a call checks those that it

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "attn/error.hpp"
+#include "core/made_for.hpp"
 #include "core/validate/validate.hpp"
 
 namespace attn::core {
@@ -48,11 +49,30 @@ void refuse_paged_backward(const Problem& problem) {
                   to_string(problem)));
 }
 
-void validate_phase(const Plan& plan, Phase phase) {
-  if (plan.phase == phase) return;
-  ArgumentCheck(&plan.problem)
-      .refuse(fmt::format("plan is of the {} phase; accepted by {} are plans of its own phase",
-                          name(plan.phase), name(phase)));
+void validate_plan(const Plan& plan, Phase phase) {
+  const ArgumentCheck check(&plan.problem);
+  if (plan.phase != phase) {
+    check.refuse(fmt::format("plan is of the {} phase; accepted by {} are plans of its own phase",
+                             name(plan.phase), name(phase)));
+  }
+  const MadeFor* const made = made_for(plan);
+  if (made == nullptr) {
+    check.refuse(
+        "state of the plan is empty; accepted are plans that make_plan gave and that were not "
+        "moved from");
+  }
+  if (plan.phase != made->phase) {
+    check.refuse(fmt::format("phase of the plan is {}; accepted is {}, as make_plan set it",
+                             name(plan.phase), name(made->phase)));
+  }
+  if (plan.backend != made->backend) {
+    check.refuse(fmt::format("backend of the plan is {}; accepted is {}, as make_plan set it",
+                             name(plan.backend), name(made->backend)));
+  }
+  if ((plan.device.type == DeviceType::cuda) != (made->backend == Backend::cuda)) {
+    check.refuse(fmt::format("device of the plan is {}; accepted by its backend {} is another",
+                             to_string(plan.device), name(made->backend)));
+  }
 }
 
 }  // namespace attn::core

@@ -324,7 +324,7 @@ void check_buffer_gradients(const Plan& plan, const Gradients& gradients) {
 }  // namespace
 
 std::shared_ptr<void> backward_state(const Plan& plan) {
-  return std::make_shared<PlanState<BackwardRun>>(plan);
+  return std::shared_ptr<core::MadeFor>(std::make_shared<PlanState<BackwardRun>>(plan));
 }
 
 BackwardConfig buffers_config(const Problem& p, const BackwardTensors& tensors) {

@@ -190,7 +190,7 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
     plan.reasons.emplace_back(
         "the mask reads buffers: a kernel ahead says once which blocks of keys each tile sees");
   }
-  plan.state = std::make_shared<PlanState<ForwardRun>>(plan);
+  plan.state = std::shared_ptr<core::MadeFor>(std::make_shared<PlanState<ForwardRun>>(plan));
   return plan;
 }
 

@@ -1,0 +1,22 @@
+// What every backend keeps in Plan::state first.
+#pragma once
+
+#include <memory>
+
+#include "attn/plan.hpp"
+
+namespace attn::core {
+
+// The backend and the phase that a plan was made for: they say which type its state has. A state
+// derives from this, and Plan::state points at this part of it.
+struct MadeFor {
+  Backend backend;
+  Phase phase;
+};
+
+// Null where the plan has none: it was moved from, or nobody made it.
+inline const MadeFor* made_for(const Plan& plan) noexcept {
+  return static_cast<const MadeFor*>(plan.state.get());
+}
+
+}  // namespace attn::core
