@@ -35,6 +35,7 @@ struct Call {
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
   check_plan(plan, Phase::forward);
+  if (plan.problem.seqlen_q == 0) return;  // no row, however large the batch
   Call call(plan, inputs, plan.compute, context);
   const Attention& a = call.attention;
   switch (plan.algorithm) {

@@ -110,7 +110,7 @@ class Count {
     s.dim_v = static_cast<int>(p_.head_dim_v);
     s.heads = most_heads_per_group(p_);
     s.tile = tile_;
-    return plan_.threads * (scratch_bytes(s) + kRounding);
+    return plan_.threads * (scratch_bytes(s) + kRounding) + Size(p_.batch) * 8 + kRounding;
   }
   // Of a worker: a tile, a Q block with its Q^T, a K, V block.
   Size one_block() const {
@@ -149,6 +149,7 @@ class Count {
 }  // namespace
 
 core::Size workspace_bytes(const Plan& plan, const Expressions& expressions) {
+  if (plan.phase == Phase::forward && plan.problem.seqlen_q == 0) return 0;
   const Count count(plan, expressions);
   return count.call() + (plan.phase == Phase::forward ? count.forward() : count.backward());
 }

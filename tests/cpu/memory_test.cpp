@@ -4,8 +4,14 @@
 #include "command/memory.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
 #include <vector>
 
 #include "attn/attn.hpp"
@@ -60,6 +66,70 @@ TEST_F(Memory, BackwardStaysUnder256MiB) {
   EXPECT_GT(mib, 64);
   const Plan plan = make_plan(complete(problem, inputs), Phase::backward);
   EXPECT_LE(mib, plan.workspace_bytes / kMiB + 1) << to_string(plan);
+}
+
+// Ends the process: with 0 where the call runs in `mib` more than the process has, address space
+// included.
+[[noreturn]] void run_within(std::int64_t mib, const std::function<bool()>& call) {
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const auto limit = static_cast<rlim_t>(pages * 4096 + mib * kMiB);
+  const rlimit both{limit, limit};
+  setrlimit(RLIMIT_AS, &both);
+  try {
+    std::exit(call() ? 0 : 1);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    std::exit(2);
+  }
+}
+
+// Ten million sequences without a query, all of the same key: 12.8 GB of partial results of rows
+// that there are not.
+TEST(MemoryOfDecoding, WithoutQueriesIsNone) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  constexpr std::int64_t kBatch = 10'000'000;
+  std::vector<float> row(8, 1.0f);
+  Tensor none = tensor(row.data(), {1, 0, 1, 8}), k = tensor(row.data(), {1, 1, 1, 8});
+  for (Tensor* t : {&none, &k}) {
+    t->shape[0] = kBatch;
+    t->strides[0] = 0;
+  }
+  const Inputs inputs{.q = none, .k = k, .v = k};
+  for (const Algorithm algorithm : algorithms(Phase::forward)) {
+    const PlanOptions options{.algorithm = algorithm, .threads = 1};
+    const Plan plan = make_plan(complete({}, inputs), Phase::forward, options);
+    EXPECT_EQ(plan.workspace_bytes, 0) << to_string(plan);
+    EXPECT_EXIT(run_within(16,
+                           [&] {
+                             forward(plan, inputs, {.o = none});
+                             return true;
+                           }),
+                ::testing::ExitedWithCode(0), "")
+        << name(algorithm);
+  }
+}
+
+// A million packed sequences, of which the last has a query: one partial result, not 1.3 GB.
+TEST(MemoryOfDecoding, FollowsTheRowsThatThereAre) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  constexpr std::int64_t kBatch = 1'000'000;
+  std::vector<std::int32_t> starts(kBatch + 1, 0);
+  starts.back() = 1;
+  std::vector<float> row(8, 0.25f), o(8);
+  const Tensor cu_seqlens = tensor(starts.data(), {kBatch + 1});
+  const Tensor rows = tensor(row.data(), {1, 1, 8});
+  const Inputs inputs{
+      .q = rows, .k = rows, .v = rows, .cu_seqlens_q = cu_seqlens, .cu_seqlens_k = cu_seqlens};
+  const Problem problem{
+      .seqlen_q = 1, .seqlen_k = 1, .layout_q = Layout::packed, .layout_k = Layout::packed};
+  EXPECT_EXIT(run_within(600,
+                         [&] {
+                           forward(problem, inputs, {.o = tensor(o.data(), {1, 1, 8})},
+                                   {.algorithm = Algorithm::flash_decoding, .threads = 1});
+                           return o == row;
+                         }),
+              ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Flash-Decoding (Dao, Haziza, Massa, Sizov 2023): the keys are split into parts that run in
 // parallel, then a second step merges the partial results. Few rows against a long cache read K and
 // V in place (few_rows.hpp); more rows use tiles.
+#include <algorithm>
+
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/partial.hpp"
@@ -38,26 +40,54 @@ void tile_parts(const Attention& a, const RowTasks& tasks, const PartialIndex& a
   });
 }
 
-// tasks[pair] is the one task of the pair.
-void few_row_parts(const Attention& a, const PartialIndex& at, const Partials& partials,
-                   const Workers& workers) {
+// Sequences that have rows, of a batch in which many may have none.
+using Batches = std::pmr::vector<std::int64_t>;
+Batches batches_with_rows(const Attention& a, Workspace& workspace) {
+  const auto has_rows = [&](const core::Sequence& sequence) { return a.rows(sequence) > 0; };
+  Batches batches(&workspace);
+  batches.reserve(
+      static_cast<std::size_t>(std::count_if(a.sequences.begin(), a.sequences.end(), has_rows)));
+  for (const core::Sequence& sequence : a.sequences) {
+    if (has_rows(sequence)) batches.push_back(sequence.batch);
+  }
+  return batches;
+}
+
+// One task a pair, in the order of `batches`.
+RowTasks few_row_tasks(const Attention& a, const Batches& batches, Workspace& workspace) {
+  const std::int64_t heads_k = a.problem.heads_k;
+  RowTasks tasks(&workspace);
+  tasks.reserve(batches.size() * static_cast<std::size_t>(heads_k));
+  for (const std::int64_t batch : batches) {
+    for (std::int64_t h = 0; h < heads_k; ++h) {
+      const std::int64_t pair = batch * heads_k + h;
+      tasks.push_back({pair, 0, a.rows(pair_at(a, pair).sequence), 0});
+    }
+  }
+  return tasks;
+}
+
+// The partials of those tasks.
+void few_row_parts(const Attention& a, const Batches& batches, const PartialIndex& at,
+                   const Partials& partials, const Workers& workers) {
   const Workspace::Scope of_parts(workers.workspace());
   const FewRowsScratch sizes = few_rows_scratch(a);
   const WorkerScratch<FewRowsScratch> scratch(workers.workspace(), workers.count(), sizes);
   const std::int64_t heads_k = a.problem.heads_k;
   const std::int64_t groups = (heads_k + sizes.heads - 1) / sizes.heads;
-  workers.parallel_for(a.problem.batch * groups * at.splits, [&](std::int64_t index, int worker) {
+  const auto count = static_cast<std::int64_t>(batches.size());
+  workers.parallel_for(count * groups * at.splits, [&](std::int64_t index, int worker) {
     const std::int64_t split = index % at.splits;
     const std::int64_t head_first = index / at.splits % groups * sizes.heads;
-    const std::int64_t batch = index / at.splits / groups;
+    const std::int64_t place = index / at.splits / groups;
+    const std::int64_t batch = batches[static_cast<std::size_t>(place)];
     const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(batch)];
-    if (a.rows(sequence) == 0) return;
     const std::int64_t heads = std::min(sizes.heads, heads_k - head_first);
     FewRowsScratch s = scratch.of(worker);
     attend_few_rows(a, sequence, static_cast<int>(head_first), static_cast<int>(heads),
                     split_range(sequence.length_k, at.splits, split), s);
     for (std::int64_t h = 0; h < heads; ++h) {
-      save_few_rows(a, s.head[h], partials[at(batch * heads_k + head_first + h, split, 0)]);
+      save_few_rows(a, s.head[h], partials[at(place * heads_k + head_first + h, split, 0)]);
     }
   });
 }
@@ -69,21 +99,16 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
   if (a.sequences.empty()) return;
   const bool few_rows = has_few_rows(a.problem);
   Workspace& workspace = workers.workspace();
-  RowTasks tasks(&workspace);
-  if (few_rows) {
-    tasks.reserve(static_cast<std::size_t>(pair_count(a)));
-    for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
-      tasks.push_back({pair, 0, a.rows(pair_at(a, pair).sequence), 0});
-    }
-  } else {
-    tasks = row_tasks(a, plan.rows_per_task, workspace);
-  }
+  Batches batches(&workspace);
+  if (few_rows) batches = batches_with_rows(a, workspace);
+  const RowTasks tasks =
+      few_rows ? few_row_tasks(a, batches, workspace) : row_tasks(a, plan.rows_per_task, workspace);
   const PartialIndex at{plan.num_splits, (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
   const auto count = static_cast<std::int64_t>(tasks.size());
   const Partials partials(workspace, core::Size(count) * at.splits * at.blocks_per_task, a.dim_v,
                           partial_rows(a.problem, a.ops.rows));
   if (few_rows) {
-    few_row_parts(a, at, partials, workers);
+    few_row_parts(a, batches, at, partials, workers);
   } else {
     tile_parts(a, tasks, at, partials, workers);
   }
