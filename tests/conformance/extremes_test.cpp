@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "attn/mask.hpp"
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
 #include "harness/data.hpp"
@@ -67,6 +68,33 @@ TEST(LargeValues, UpToTheRangeOfFloatByTheKeys) {
       for (std::int64_t i = 0; i < data.outputs.o.size(); ++i) {
         ASSERT_NEAR(load_element(data.outputs.o, i), value, 1e-5 * value);
       }
+    }
+  }
+}
+
+// Two keys whose scores a softcap of 4 has nearly flattened: 4 tanh(9) and 4 tanh(10). Its slope
+// there is 6e-8, of which 1 - tanh^2 leaves nothing in float.
+TEST(SaturatedSoftcap, GradientsKeepTheirDigits) {
+  float q[8] = {1}, k[16] = {36}, v[16] = {1}, o[8], lse[1], d_o[8] = {1}, dq[8], dk[16];
+  k[8] = 40;
+  const auto view = [](float* x, std::int64_t n) { return tensor(x, {1, n, 1, 8}); };
+  const Problem problem{.softmax_scale = 1.0, .score = softcap(4)};
+  const Inputs inputs{.q = view(q, 1), .k = view(k, 2), .v = view(v, 2)};
+  const Outputs outputs{.o = view(o, 1), .lse = tensor(lse, {1, 1, 1})};
+  const auto slope = [](double x) { return 1 / (std::cosh(x) * std::cosh(x)); };
+  // P is 1/2 of both, as far as float tells; dP is 1 and 0, D is 1/2.
+  const double ds[2] = {0.25 * slope(9), -0.25 * slope(10)};
+  const double expected = 36 * ds[0] + 40 * ds[1];
+  for (const InstructionSet isa : available_instruction_sets()) {
+    const Context context{.isa = isa, .log = nullptr};
+    forward(problem, inputs, outputs, {}, context);
+    for (const Algorithm algorithm : algorithms(Phase::backward)) {
+      SCOPED_TRACE(std::string(name(algorithm)) + ", " + std::string(name(isa)));
+      backward(problem, inputs, outputs, view(d_o, 1), {.dq = view(dq, 1), .dk = view(dk, 2)},
+               {.algorithm = algorithm}, context);
+      EXPECT_NEAR(dq[0], expected, 1e-4 * expected);
+      EXPECT_NEAR(dk[0], ds[0], 1e-4 * ds[0]);
+      EXPECT_NEAR(dk[8], ds[1], -1e-4 * ds[1]);
     }
   }
 }

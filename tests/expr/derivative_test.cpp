@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstddef>
 #include <ctime>
+#include <limits>
 #include <vector>
 
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
+#include "core/expr/build.hpp"
 #include "random_expr.hpp"
 
 namespace attn {
@@ -116,12 +118,39 @@ TEST(Derivative, IsSimple) {
   EXPECT_EQ(to_string(derivative(s.score + w[s.key])), "1.0");
   EXPECT_EQ(to_string(derivative(w[s.key] * 3)), "0.0");
   EXPECT_EQ(to_string(derivative(alibi(tensor(data, {4})))), "1.0");
-  EXPECT_EQ(to_string(derivative(tanh(s.score))), "1.0 - tanh(score) * tanh(score)");
-  EXPECT_EQ(to_string(derivative(softcap(8))), "1.0 - tanh(score / 8.0) * tanh(score / 8.0)");
+  EXPECT_EQ(to_string(derivative(tanh(s.score), expr::TanhSlope::squares)),
+            "1.0 - tanh(score) * tanh(score)");
+  EXPECT_EQ(to_string(derivative(softcap(8), expr::TanhSlope::squares)),
+            "1.0 - tanh(score / 8.0) * tanh(score / 8.0)");
+  EXPECT_EQ(to_string(derivative(tanh(s.score))),
+            "4.0 * exp(-2.0 * abs(score)) / ((1.0 + exp(-2.0 * abs(score))) * (1.0 + exp(-2.0 * "
+            "abs(score))))");
   EXPECT_EQ(to_string(derivative(s.score * s.score)), "score + score");
   EXPECT_EQ(to_string(derivative(exp2(s.score))), "0.6931472 * exp2(score)");
   EXPECT_EQ(to_string(derivative(erf(s.score))), "1.1283792 * exp(-(score * score))");
   EXPECT_EQ(to_string(derivative(select(s.key < 3, s.score, 0))), "select(key < 3, 1.0, 0.0)");
+}
+
+// 1 - tanh^2 has no digit left at 9, where the derivative is 6e-8.
+TEST(Derivative, OfTanhKeepsItsDigitsWhereItSaturates) {
+  const auto& s = expr::symbols();
+  const float data[1] = {1};
+  const expr::Buffer w("w", tensor(data, {1}));
+  const Expr by_score = derivative(tanh(s.score));
+  const Expr by_load = load_derivatives(tanh(w[s.key] * s.score), "w").front().derivative;
+  for (const double x : {0.0, 0.3, 2.0, 5.0, 9.0, 20.0, 43.0}) {
+    const double expected = 1 / (std::cosh(x) * std::cosh(x));
+    for (const double sign : {1.0, -1.0}) {
+      const Point at{.score = sign * x};
+      EXPECT_NEAR(evaluate<float>(by_score, at), expected, 1e-5 * expected) << x;
+      EXPECT_NEAR(evaluate<double>(by_score, at), expected, 1e-14 * expected) << x;
+      EXPECT_NEAR(evaluate<float>(by_load, at), sign * x * expected, 1e-5 * x * expected) << x;
+    }
+  }
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(evaluate<float>(by_score, {.score = infinity}), 0);
+  EXPECT_EQ(evaluate<float>(by_score, {.score = -infinity}), 0);
+  EXPECT_TRUE(std::isnan(evaluate<float>(by_score, {.score = std::nan("")})));
 }
 
 TEST(Derivative, OfLoadsNamesEachElementOnce) {

@@ -52,8 +52,10 @@ Partials partials(Op op, double a, double b, double result) {
       return {.a = std::numbers::ln2 * result};
     case Op::log:
       return {.a = 1 / a};
-    case Op::tanh:
-      return {.a = 1 - result * result};
+    case Op::tanh: {
+      const double u = std::exp(-2 * std::abs(a));
+      return {.a = 4 * u / square(1 + u)};
+    }
     case Op::erf:
       return {.a = 2 * std::numbers::inv_sqrtpi * std::exp(-a * a)};
     case Op::sqrt:

@@ -2,6 +2,7 @@
 // checks types, folds constants and simplifies.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <memory_resource>
 #include <span>
@@ -54,6 +55,16 @@ Expr load(const std::shared_ptr<const Buffer>& buffer, const std::vector<Expr>& 
 // Appends the buffers that e reads to `found`, each name once, in order of first use; throws as
 // buffers().
 void collect_buffers(const Expr& e, std::pmr::vector<const Buffer*>& found);
+// How the derivative of t = tanh(a) is written.
+enum class TanhSlope : std::uint8_t {
+  exponentials,  // 4 u / (1 + u)^2 with u = exp(-2 |a|): all its digits are right
+  squares,       // 1 - t t, which loses them as t nears 1: the shortest where there is an
+                 // instruction for tanh, as on a GPU
+};
+// As derivative() and load_derivatives(), which write exponentials.
+Expr derivative(const Expr& e, TanhSlope form);
+std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buffer,
+                                             TanhSlope form);
 // e's own operation on other operands; e itself where args are its own.
 Expr rebuild(const Expr& e, const std::vector<Expr>& args);
 

@@ -40,13 +40,21 @@ Expr choice(const Expr& condition, const Expr& a, const Expr& b) {
   return select(condition, or_zero(a), or_zero(b));
 }
 
+// Of t = tanh(a).
+Expr tanh_slope(TanhSlope form, const Expr& t, const Expr& a) {
+  if (form == TanhSlope::squares) return 1 - t * t;
+  const Expr u = exp(-2 * abs(a));
+  const Expr sum = 1 + u;
+  return 4 * u / (sum * sum);
+}
+
 class Differentiation {
  public:
   // is_variable: the nodes with derivative 1. above: those and all that depend on them, where that
   // is known; null: any may.
-  explicit Differentiation(std::function<bool(const Expr&)> is_variable,
-                           const std::unordered_set<const Node*>* above = nullptr)
-      : is_variable_(std::move(is_variable)), above_(above) {}
+  Differentiation(TanhSlope form, std::function<bool(const Expr&)> is_variable,
+                  const std::unordered_set<const Node*>* above = nullptr)
+      : form_(form), is_variable_(std::move(is_variable)), above_(above) {}
 
   Expr operator()(const Expr& e) {
     // int32 and boolean values never depend on a float32 variable.
@@ -84,7 +92,7 @@ class Differentiation {
       case Op::log:
         return quotient(da, a);
       case Op::tanh:
-        return product(1 - e * e, da);
+        return da.empty() ? da : product(tanh_slope(form_, e, a), da);
       case Op::erf:
         return product(2 * std::numbers::inv_sqrtpi * exp(-(a * a)), da);
       case Op::sqrt:
@@ -115,6 +123,7 @@ class Differentiation {
     }
   }
 
+  TanhSlope form_;
   std::function<bool(const Expr&)> is_variable_;
   const std::unordered_set<const Node*>* above_;
   std::unordered_map<const Node*, Expr> done_;
@@ -176,22 +185,28 @@ class Loads {
 
 }  // namespace
 
-Expr derivative(const Expr& e) {
+Expr derivative(const Expr& e, TanhSlope form) {
   require_float(e, "derivative");
-  return or_zero(Differentiation([](const Expr& x) { return x.node().op == Op::score; })(e));
+  return or_zero(Differentiation(form, [](const Expr& x) { return x.node().op == Op::score; })(e));
 }
+Expr derivative(const Expr& e) { return derivative(e, TanhSlope::exponentials); }
 
-std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buffer) {
+std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buffer,
+                                             TanhSlope form) {
   require_float(e, "load_derivatives");
   const Loads loads(e, buffer);
   std::vector<LoadDerivative> derivatives;
   for (std::size_t i = 0; i < loads.distinct().size(); ++i) {
     const Expr& load = loads.distinct()[i];
     const std::unordered_set<const Node*> above = loads.above(i);
-    Differentiation differentiate([&](const Expr& x) { return same(x, load); }, &above);
+    Differentiation differentiate(
+        form, [&](const Expr& x) { return same(x, load); }, &above);
     if (const Expr d = differentiate(e); !d.empty()) derivatives.push_back({load, d});
   }
   return derivatives;
+}
+std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buffer) {
+  return load_derivatives(e, buffer, TanhSlope::exponentials);
 }
 
 }  // namespace attn::expr

@@ -54,7 +54,7 @@ std::string struct_text(std::string_view name, const std::string& body) {
 // Empty where it is 1.
 Expr slope_of(const Expr& score) {
   if (score.empty()) return {};
-  Expr slope = expr::derivative(score);
+  Expr slope = expr::derivative(score, expr::TanhSlope::squares);
   return expr::same(slope, Expr(1.0F)) ? Expr() : slope;
 }
 
@@ -126,7 +126,8 @@ struct Load {
 std::vector<Load> loads_of(const Expr& score, const std::vector<std::string>& names) {
   std::vector<Load> loads;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    for (expr::LoadDerivative& d : expr::load_derivatives(score, names[i])) {
+    for (expr::LoadDerivative& d :
+         expr::load_derivatives(score, names[i], expr::TanhSlope::squares)) {
       loads.push_back({i, std::move(d)});
     }
   }
