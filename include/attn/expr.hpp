@@ -21,8 +21,9 @@
 // - A load whose index lies outside the buffer's shape reads as zero; a dimension of size 1 accepts
 //   any index.
 // - min(a, b) is a < b ? a : b and max(a, b) is a > b ? a : b, so a NaN operand gives b.
-// - Building folds constants and drops neutral operands; the sign of a zero is the only thing that
-//   may change by it.
+// - Building folds constants and drops neutral operands, but none that reads a buffer: what a text
+//   names is part of its tree, in `f[key] >= 0 || true` too. The sign of a zero is the only thing
+//   that may change by it.
 //
 // Functions here are thread-safe: trees never change.
 #pragma once
@@ -153,6 +154,7 @@ struct Node {
   std::shared_ptr<const Buffer> buffer;  // of a load
   std::int32_t depth = 1;                // levels of the tree below and with this node
   std::int32_t size = 1;                 // its nodes, shared ones counted each time
+  bool reads = false;                    // a load stands in it
 };
 
 struct Symbols {

@@ -271,3 +271,18 @@ def test_numbers_of_numpy():
         np.testing.assert_array_equal(found, wanted)
     none = {"dropout": np.float32(0), "softcap": np.float32(0)}
     np.testing.assert_array_equal(attn.attention(Q, K, V, **none), attn.attention(Q, K, V))
+
+
+def test_arrays_that_a_formula_names_but_does_not_need():
+    """`f[key] >= 0 || true` was folded to true, and f said to be an array of no formula."""
+    f = normal(M)
+    mask = attn.Formula("f[key] >= 0.0 || true", f=f)
+    score = attn.Formula("score + select(false, f[key], 0.0)", f=f)
+    out, lse = attn.attention(Q, K, V, mask=mask, score=score, return_lse=True)
+    assert np.array_equal(out, attn.attention(Q, K, V, score="score + 0.0 * 0.0"))
+    gradients = attn.attention_backward(
+        out, Q, K, V, out, lse, mask=mask, score=score, gradients=("q", "f")
+    )
+    assert np.array_equal(gradients["f"], np.zeros(M, np.float32))
+    with pytest.raises(attn.Error, match="g"):
+        attn.attention(Q, K, V, mask=attn.Formula("f[key] >= 0.0 || true", f=f, g=f))

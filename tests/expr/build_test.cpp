@@ -233,6 +233,27 @@ TEST(Build, Simplifies) {
   EXPECT_TRUE(same(select(!(s.score < 1), 1, 2), select(s.score < 1, 2, 1)));
 }
 
+// What a text names is in its tree, so that who binds it is not told that nothing has its name.
+TEST(Build, KeepsOperandsThatReadABuffer) {
+  const auto& s = expr::symbols();
+  const float data[4] = {};
+  const std::int32_t numbers[4] = {};
+  const expr::Buffer f("f", tensor(data, {4})), n("n", tensor(numbers, {4}));
+  const Expr flag = f[s.key] >= 0;
+  for (const Expr& e :
+       {flag || Expr(true), Expr(false) && flag, n[s.key] * 0, n[s.key] % 1, n[s.key] & 0,
+        select(Expr(true), s.score, f[s.key]), select(flag, s.score, s.score)}) {
+    EXPECT_EQ(expr::buffers(e).size(), 1U) << to_string(e);
+    const std::vector<expr::Buffer> known{f, n};
+    EXPECT_TRUE(same(expr::parse(to_string(e), known), e)) << to_string(e);
+  }
+  EXPECT_TRUE(same(flag && Expr(true), flag));
+  EXPECT_TRUE(same(flag && flag, flag));
+  EXPECT_EQ(evaluate<float>(flag || Expr(true), {}), 1);
+  EXPECT_EQ(classify(flag || Expr(true), {.query_max = 3, .key_max = 3}), expr::Coverage::full);
+  EXPECT_EQ(classify(Expr(false) && flag, {.query_max = 3, .key_max = 3}), expr::Coverage::empty);
+}
+
 TEST(Build, RefusesTreesTooLargeToRecurseOver) {
   Expr deep = expr::symbols().score;
   EXPECT_NE(message_of([&] {

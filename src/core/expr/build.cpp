@@ -23,9 +23,11 @@ constexpr std::array<std::string_view, 38> kSpelling = {
 static_assert(kSpelling.size() == static_cast<std::size_t>(Op::select) + 1);
 
 Expr finish(Node node) {
+  node.reads = node.op == Op::load;
   for (const Expr& arg : node.args) {
     node.depth = std::max(node.depth, arg.node().depth + 1);
     node.size += arg.node().size;  // at most 4 args of at most kMaxSize each
+    node.reads = node.reads || arg.node().reads;
   }
   if (node.depth > kMaxDepth || node.size > kMaxSize) {
     throw Error(ErrorCode::invalid_argument,

@@ -1,5 +1,6 @@
 #include "core/expr/simplify.hpp"
 
+#include <algorithm>
 #include <array>
 
 namespace attn::expr {
@@ -100,12 +101,24 @@ Expr simplify_select(const Expr& condition, const Expr& if_true, const Expr& if_
   return {};
 }
 
-}  // namespace
-
-Expr simplify(Op op, Type type, const std::vector<Expr>& args) {
+Expr simplify_any(Op op, Type type, const std::vector<Expr>& args) {
   if (is_unary(op)) return simplify_unary(op, args[0]);
   if (is_binary(op)) return simplify_binary(op, type, args[0], args[1]);
   return simplify_select(args[0], args[1], args[2]);
+}
+
+}  // namespace
+
+Expr simplify(Op op, Type type, const std::vector<Expr>& args) {
+  Expr simpler = simplify_any(op, type, args);
+  // What became one of the operands, or a constant, has dropped the others. Who names a buffer in
+  // one of those binds it, and is not told that nothing has that name.
+  const bool is_operand =
+      std::ranges::any_of(args, [&](const Expr& arg) { return arg.get() == simpler.get(); });
+  if (simpler.empty() || !(is_operand || is_constant(simpler))) return simpler;
+  const bool drops = std::ranges::any_of(
+      args, [&](const Expr& arg) { return arg.get() != simpler.get() && arg.node().reads; });
+  return drops ? Expr() : simpler;
 }
 
 }  // namespace attn::expr
