@@ -176,6 +176,8 @@ TEST_F(CommandOutput, ExitCodesOfProblemsThatAreNoProblems) {
   expect_refused("check n8", 2, {"head_dim is 0"});
   expect_refused("bench n8 --repeat 1", 2, {"head_dim is 0"});
   expect_refused("check b1_n8_hq3_hk2_d8", 2, {"heads_k"});
+  expect_refused("check b1_n8_h1_d8_bias0x0", 2, {"buffer 'bias'", "accepted is [8, 8]"});
+  expect_refused("check b1_n8_h1_d8_documents0", 2, {"buffer 'ids'"});
 }
 
 }  // namespace

@@ -125,6 +125,7 @@ std::vector<Case> chosen_cases(const CheckOptions& options) {
   for (const std::string& text : options.descriptors) {
     cases.push_back(harness::parse_case(text));
     core::validate_problem(cases.back().problem);
+    core::validate_declarations(cases.back().problem, false);
   }
   if (!cases.empty() || options.random > 0) return cases;
   for (const harness::ListedCase& listed : harness::listed_cases()) {

@@ -38,8 +38,8 @@ void validate_plan(const Plan& plan, Phase phase);
 // Throws Error(unsupported).
 void refuse_paged_backward(const Problem& problem);
 // The shapes that mask and score declare for the buffers of shorthands; a call checks those that it
-// reads.
-void validate_declarations(const Problem& problem);
+// reads. open: a size of 0 stands for what is bound later.
+void validate_declarations(const Problem& problem, bool open = true);
 std::pmr::vector<NamedTensor> validate_forward(
     const Problem& problem, const Inputs& inputs, const Outputs& outputs, Device device = {},
     std::pmr::memory_resource& memory = *std::pmr::get_default_resource());

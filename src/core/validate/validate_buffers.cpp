@@ -101,7 +101,7 @@ void check_shorthand_shape(const ArgumentCheck& check, const Problem& problem, c
   }
 }
 
-void validate_declarations(const Problem& problem) {
+void validate_declarations(const Problem& problem, bool open) {
   const ArgumentCheck check(&problem);
   CallMemory memory;
   std::pmr::vector<const Buffer*> read(&memory.resource());
@@ -110,7 +110,7 @@ void validate_declarations(const Problem& problem) {
     if (!e->empty()) attn::expr::collect_buffers(*e, read);
     for (const Buffer* buffer : read) {
       check_shorthand_shape(check, problem, *buffer, buffer->tensor(),
-                            buffer->tensor().data == nullptr);
+                            open && buffer->tensor().data == nullptr);
     }
   }
 }
