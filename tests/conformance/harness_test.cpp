@@ -175,6 +175,32 @@ TEST(CaseData, UnusedRowsAreNan) {
   EXPECT_TRUE(std::isnan(load_element(data.outputs.o, 0)));
 }
 
+// Those of LSE, sink and buffers were contiguous whatever the hint: no kernel was asked for more.
+TEST(CaseData, StridedResultsLieAnywhere) {
+  const Case c = parse_case("b3_n8_hq4_hk2_d4_bias_sink_f32/strided_dlse");
+  int backwards = 0, apart = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    CaseData data(c, seed);
+    ASSERT_EQ(data.gradients.buffers.size(), 1U);
+    const Tensor& d_bias = data.gradients.buffers.front().second;
+    for (const Tensor& t : {data.outputs.lse, data.d_lse, data.gradients.dsink, d_bias}) {
+      const std::int64_t stride = t.strides[static_cast<std::size_t>(t.rank) - 1];
+      apart += std::abs(stride) > 1 ? 1 : 0;
+      backwards += stride < 0 ? 1 : 0;
+    }
+    EXPECT_EQ(data.damage(), "");
+    const Tensor& dsink = data.gradients.dsink;
+    for (std::int64_t h = 0; h < 4; ++h) store_element(dsink, dsink.offset({h}), 1);
+    EXPECT_EQ(data.damage(), "");
+    const std::int64_t stride = std::abs(dsink.strides[0]);
+    if (stride == 1) continue;
+    store_element(dsink, dsink.offset({3}) + 1, 1);
+    EXPECT_EQ(data.damage(), "memory around output dsink");
+  }
+  EXPECT_GT(apart, 60);
+  EXPECT_GT(backwards, 20);
+}
+
 TEST(CaseData, TheSameSeedGivesTheSameData) {
   const Case c = parse_case("b1_n16_h2_d8_f32");
   const CaseData a(c, 3);

@@ -16,23 +16,15 @@ struct Flag {
   bool Hints::*field;
 };
 constexpr Flag kFlags[] = {
-    {"strided", &Hints::strided},
-    {"headmajor", &Hints::headmajor},
-    {"dotransposed", &Hints::dotransposed},
-    {"bcastq", &Hints::broadcast_q},
-    {"bcastk", &Hints::broadcast_k},
-    {"bcastv", &Hints::broadcast_v},
-    {"bcastdo", &Hints::broadcast_do},
-    {"padded", &Hints::padded},
-    {"far", &Hints::far},
-    {"negative", &Hints::negative},
-    {"identity", &Hints::identity},
-    {"select", &Hints::select},
-    {"nolse", &Hints::nolse},
-    {"dlse", &Hints::dlse},
-    {"nodq", &Hints::nodq},
-    {"nodk", &Hints::nodk},
-    {"nodv", &Hints::nodv},
+    {"strided", &Hints::strided},     {"loose", &Hints::loose},
+    {"headmajor", &Hints::headmajor}, {"dotransposed", &Hints::dotransposed},
+    {"bcastq", &Hints::broadcast_q},  {"bcastk", &Hints::broadcast_k},
+    {"bcastv", &Hints::broadcast_v},  {"bcastdo", &Hints::broadcast_do},
+    {"padded", &Hints::padded},       {"far", &Hints::far},
+    {"negative", &Hints::negative},   {"identity", &Hints::identity},
+    {"select", &Hints::select},       {"nolse", &Hints::nolse},
+    {"dlse", &Hints::dlse},           {"nodq", &Hints::nodq},
+    {"nodk", &Hints::nodk},           {"nodv", &Hints::nodv},
 };
 struct Lengths {
   std::string_view name;

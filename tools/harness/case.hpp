@@ -12,8 +12,10 @@
 namespace attn::harness {
 
 struct Hints {
-  bool strided = false;    // outer axes in random order, gaps between rows, bases off by an element
-  bool headmajor = false;  // every tensor stored [batch, heads, seqlen, head_dim]
+  bool strided = false;  // outer axes in random order, gaps between rows, bases off by an element;
+                         // and loose
+  bool loose = false;    // LSE and gradients of LSE, sinks and buffers at any strides at all
+  bool headmajor = false;     // every tensor stored [batch, heads, seqlen, head_dim]
   bool dotransposed = false;  // only dO stored so
   bool broadcast_q = false;   // stride 0 over batch and heads
   bool broadcast_k = false;

@@ -32,6 +32,7 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
     p.broadcast = broadcast;
     return p;
   };
+  const Placement loose{.loose = hints_.strided || hints_.loose};
   make_lengths();
 
   const auto shape_q = shape_like(true, problem.head_dim);
@@ -51,7 +52,7 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
   if (problem.sink) {
     inputs.sink = input("sink", DType::f32, {problem.heads_q});
     for (std::int64_t h = 0; h < problem.heads_q; ++h) store_element(inputs.sink, h, normal());
-    gradients.dsink = output("dsink", DType::f32, {problem.heads_q});
+    gradients.dsink = output("dsink", DType::f32, {problem.heads_q}, loose);
   }
   if (problem.dropout.rng_state) make_rng_state();
   make_buffers();
@@ -63,9 +64,9 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
   const auto shape_lse = problem.layout_q == Layout::packed
                              ? std::vector{problem.heads_q, shape_q[0]}
                              : std::vector{problem.batch, problem.heads_q, problem.seqlen_q};
-  outputs.lse = output("lse", lse_dtype, shape_lse);
+  outputs.lse = output("lse", lse_dtype, shape_lse, loose);
   if (hints_.dlse) {
-    d_lse = input("d_lse", lse_dtype, shape_lse);
+    d_lse = input("d_lse", lse_dtype, shape_lse, loose);
     fill_like_lse(d_lse);
   }
   if (!hints_.nodq) gradients.dq = output("dq", problem.dtype, shape_q, place);
@@ -386,8 +387,9 @@ void CaseData::make_buffers() {
         inputs.buffers.emplace_back(buffer->name(), made);
       }
       if (with_gradient && described.given() && is_floating(described.dtype)) {
-        gradients.buffers.emplace_back(
-            buffer->name(), output("d" + buffer->name(), DType::f32, shape_of(described)));
+        gradients.buffers.emplace_back(buffer->name(),
+                                       output("d" + buffer->name(), DType::f32, shape_of(described),
+                                              {.loose = hints_.strided || hints_.loose}));
       }
     }
   };

@@ -23,6 +23,7 @@ class Generator {
     masks();
     scores();
     options();
+    if (chance(25)) hint("loose");  // last: earlier draws stay those of a seed
     return parse_case(hints_.empty() ? text_ : text_ + "/" + hints_);
   }
 

@@ -58,15 +58,17 @@ Storage::Storage(DType dtype, const std::vector<std::int64_t>& shape, const Plac
   std::vector<std::size_t> order(rank);  // of axes in memory, outermost first
   std::iota(order.begin(), order.end(), std::size_t{0});
   if (placement.strided) std::shuffle(order.begin(), order.end() - 1, random);
+  if (placement.loose) std::shuffle(order.begin(), order.end(), random);
   if (placement.headmajor && rank >= 3) std::swap(order[rank - 3], order[rank - 2]);
 
   // Rows are the third last axis of [batch, seqlen, heads, head_dim] and of [total, heads,
   // head_dim]. In memory they come before heads then; pages come first of all.
   const std::size_t row_axis = rank >= 3 ? rank - 3 : 0;
   const auto gap = [&] {
-    return placement.strided ? static_cast<std::int64_t>(1 + random() % 7) : std::int64_t{0};
+    return placement.strided || placement.loose ? static_cast<std::int64_t>(1 + random() % 7)
+                                                : std::int64_t{0};
   };
-  std::int64_t extent = 1;
+  std::int64_t extent = placement.loose ? gap() : 1;
   for (std::size_t position = rank; position-- > 0;) {
     const std::size_t axis = order[position];
     if (placement.broadcast && axis != row_axis && axis != rank - 1) {
@@ -82,6 +84,11 @@ Storage::Storage(DType dtype, const std::vector<std::int64_t>& shape, const Plac
   }
   first_ = static_cast<std::int64_t>(kGuard) + (placement.strided ? element : 0);
   size_ = static_cast<std::size_t>(first_ + extent * element) + kGuard;
+  for (std::size_t axis = 0; placement.loose && axis < rank; ++axis) {
+    if (random() % 2 == 0) continue;
+    first_ += std::max<std::int64_t>(0, shape[axis] - 1) * tensor_.strides[axis] * element;
+    tensor_.strides[axis] *= -1;
+  }
   bytes_ = far_ ? reserve(size_) : allocate(size_);
   tensor_.data = bytes_.get() + first_;
 }

@@ -14,12 +14,16 @@ namespace attn::harness {
 
 using Random = std::mt19937_64;
 
-// How a tensor lies in its memory. The last dimension is always innermost and contiguous.
+// How a tensor lies in its memory. The last dimension is innermost and contiguous, but in loose
+// ones.
 struct Placement {
   bool strided = false;    // outer axes in random order, random gaps, first element off alignment
   bool headmajor = false;  // the second last axis outside the third last
   bool far = false;        // rows so far apart that offsets pass 2^31 elements
   bool broadcast = false;  // stride 0 for all axes but the rows' (third last) and the last
+  // As strided, and more: the last dimension anywhere and apart too, some axes backwards. Of
+  // tensors all of whose strides are free: LSE, gradients of sinks and buffers.
+  bool loose = false;
 };
 
 // Memory of one tensor. Every byte starts as 0xff, which is NaN in all floating dtypes and -1 in
