@@ -21,7 +21,7 @@ from jax.custom_derivatives import SymbolicZero
 from . import _attn, merging, nvrtc
 from .errors import InvalidArgument
 from .formula import Formula
-from .options import HEAD_SLOPES, MASK_ARRAY, make_options
+from .options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
 from .trace import resolve
 
 __all__ = ["attention", "dot_product_attention", "merge"]
@@ -178,9 +178,11 @@ def attention(
     _prepare()
     q, k, v = map(_array, (q, k, v))
     arrays: dict[str, Any] = {}
+    given: dict[str, Any] = {}  # the same before they were arrays of JAX, by the problem's names
     for name in _ARRAYS:
         if options.get(name) is not None:
             arrays[name] = _array(options[name])
+            given[name] = options[name]
     if hasattr(mask, "dtype"):
         mask = arrays[MASK_ARRAY] = _array(mask)
         mask = _like(mask)
@@ -188,7 +190,8 @@ def attention(
     if "alibi" in arrays:  # as the problem calls it
         name = HEAD_SLOPES if arrays["alibi"].ndim == 2 else "slopes"
         arrays[name] = arrays.pop("alibi")
-    formulas, read = _formulas(mask, score)
+        given[name] = given.pop("alibi")
+    formulas, read = _formulas(mask, score, given)
     arrays.update(read)
     if hasattr(rng, "dtype") and not isinstance(rng, np.integer):
         arrays["rng_state"] = _state(_words(rng))
@@ -217,8 +220,13 @@ def attention(
 _LENGTHS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table"}
 
 
-def _formulas(mask: Any, score: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Mask and score with stand-ins for the arrays that they read, and these arrays by name."""
+def _formulas(
+    mask: Any, score: Any, given: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Mask and score with stand-ins for the arrays that they read, and these arrays by name.
+
+    given: the arrays that have names already; those of the formulas are added.
+    """
     found: dict[str, Any] = {"mask": mask, "score": score}
     arrays: dict[str, Any] = {}
     traced = {
@@ -237,6 +245,7 @@ def _formulas(mask: Any, score: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             buffers = dict(found[name].buffers)
             for label, value in buffers.items():
                 if getattr(value, "ndim", 0) > 0:
+                    keep(given, label, value)
                     arrays[label] = _array(value)
                     buffers[label] = _like(arrays[label])
             found[name] = Formula(found[name].text, **buffers)

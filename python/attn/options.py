@@ -155,21 +155,42 @@ def _checked(text: str) -> str:
     return text
 
 
+def _described(buffer: Array | float) -> str:
+    if isinstance(buffer, (int, float)):
+        return repr(buffer)
+    return f"an array of {buffer.dtype} {tuple(buffer.shape)}"
+
+
+def keep(arrays: dict[str, Any], name: str, array: Any) -> None:
+    """Adds the array. Two under one name are refused: the later one would stand for both."""
+    known = arrays.setdefault(name, array)
+    numbers = isinstance(known, (int, float)) and isinstance(array, (int, float))
+    if known is array or (numbers and repr(known) == repr(array)):
+        return
+    raise InvalidArgument(
+        f"buffer {name!r} is {_described(known)} and {_described(array)}; accepted is one array a "
+        "name, and 'slopes' and 'bias' are those of alibi and bias where these are given"
+    )
+
+
 class _Problem:
     """Collects the tokens of a descriptor and the buffers that they read."""
 
     def __init__(self) -> None:
         self.tokens: list[str] = []
         self.buffers: dict[str, Array] = {}
+        self.declared: set[str] = set()  # those that have a token of their own
 
     def declare(self, name: str, array: Array | float) -> None:
         value = array if isinstance(array, (int, float)) else _scalar(name, array)
-        if value is not None:
-            self.buffers[name] = value
-            self.tokens.append(f"scalar({name}:{'i32' if isinstance(value, int) else 'f32'})")
+        keep(self.buffers, name, array if value is None else value)
+        if name in self.declared:
             return
-        self.buffers[name] = array
-        self.tokens.append(f"buffer({name}:{_attn.signature(name, array)})")
+        self.declared.add(name)
+        if value is not None:
+            self.tokens.append(f"scalar({name}:{'i32' if isinstance(value, int) else 'f32'})")
+        else:
+            self.tokens.append(f"buffer({name}:{_attn.signature(name, array)})")
 
     def formulas(self, mask: Any, score: Any) -> tuple[str, str]:
         """Texts of both, "" where there is none; what they read is declared."""
@@ -219,11 +240,11 @@ class _Problem:
                 f"score(score - {HEAD_SLOPES}[batch, head] * abs(to_float(position - key)))"
             )
             return
-        self.buffers["slopes"] = slopes
+        keep(self.buffers, "slopes", slopes)
         self.tokens += [f"hq{slopes.shape[0]}", "alibi"]
 
     def bias(self, bias: Array) -> None:
-        self.buffers["bias"] = bias
+        keep(self.buffers, "bias", bias)
         dtype, _, shape = _attn.signature("bias", bias).partition(":")
         if shape.count("x") not in (1, 3):
             raise InvalidArgument(
@@ -327,6 +348,12 @@ def _make_options(
     ):
         if array is not None:
             tensors[name] = array
+    for name in tensors:
+        if name in problem.buffers:  # their gradients would have one name
+            raise InvalidArgument(
+                f"buffer {name!r} of a formula has the name of a keyword that is given; accepted "
+                "is another name"
+            )
     return _attn.Options(
         "_".join(tokens),
         tensors,

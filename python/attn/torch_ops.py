@@ -21,7 +21,7 @@ from . import _attn
 from .errors import InvalidArgument
 from .expression import Expr, finish
 from .formula import Formula
-from .options import HEAD_SLOPES, MASK_ARRAY, make_options
+from .options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
 from .torch_trace import traced
 from .trace import loadable
 
@@ -299,13 +299,21 @@ def attention(
     texts = {"mask": "", "score": ""}
     expressions: dict[str, Expr] = {}
     read: list[Tensor] = []
+    formulas_read: dict[str, Any] = {}
     for name, formula in (("mask", mask), ("score", score)):
         if isinstance(formula, Tensor):
             texts[name] = _allowed(name, formula)
             given[MASK_ARRAY] = formula
         elif isinstance(formula, Formula):
             texts[name] = formula.text
-            given.update({n: torch.as_tensor(x) for n, x in formula.buffers.items()})
+            for n, x in formula.buffers.items():
+                if n in KEYWORDS:
+                    raise InvalidArgument(
+                        f"buffer {n!r} of {name} has the name of a keyword of attention; accepted "
+                        "by attn.torch is another name"
+                    )
+                keep(formulas_read, n, x)
+                given[n] = torch.as_tensor(x)
         elif isinstance(formula, str):
             texts[name] = formula
         elif formula is not None:

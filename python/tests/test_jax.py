@@ -329,3 +329,13 @@ def test_merge():
         (*found, *transposed((d_out, d_lse))), (*wanted, *exact((d_out, d_lse))), strict=True
     ):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("keyword", "name"), [("alibi", "slopes"), ("sink", "sink")])
+def test_names_of_keywords_are_not_those_of_another_array(keyword, name):
+    """The array of a formula took the place of the keyword's: a wrong result without an error."""
+    q = jnp.ones((1, 5, 2, 8))
+    own, other = jnp.array([0.5, 0.25]), jnp.array([2.0, 3.0])
+    score = attn.Formula(f"score + {name}[head]", **{name: other})
+    with pytest.raises(attn.InvalidArgument, match=f"buffer '{name}'.*one array a name"):
+        attn.jax.attention(q, q, q, score=score, **{keyword: own})

@@ -286,3 +286,36 @@ def test_arrays_that_a_formula_names_but_does_not_need():
     assert np.array_equal(gradients["f"], np.zeros(M, np.float32))
     with pytest.raises(attn.Error, match="g"):
         attn.attention(Q, K, V, mask=attn.Formula("f[key] >= 0.0 || true", f=f, g=f))
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "index"),
+    [("slopes", {"alibi": SLOPES}, "head"), ("bias", {"bias": BIAS2}, "query, key")],
+)
+def test_names_of_keywords_are_not_those_of_another_array(name, keywords, index):
+    """The array of a formula took the place of the keyword's: a wrong result without an error."""
+    (own,) = keywords.values()
+    text = f"score + {name}[{index}]"
+    with pytest.raises(attn.InvalidArgument, match=f"buffer '{name}'.*one array a name"):
+        attn.attention(Q, K, V, score=attn.Formula(text, **{name: own + 1}), **keywords)
+    shared = attn.attention(Q, K, V, score=attn.Formula(text, **{name: own}), **keywords)
+    other = attn.Formula(text.replace(name, "w"), w=own)
+    assert np.array_equal(shared, attn.attention(Q, K, V, score=other, **keywords))
+
+
+def test_a_buffer_is_not_named_as_a_tensor_of_the_call():
+    score = attn.Formula("score + sink[head]", sink=SINK)
+    with pytest.raises(attn.InvalidArgument, match="buffer 'sink' of a formula"):
+        attn.attention(Q, K, V, sink=SINK, score=score)
+
+
+def test_an_array_in_mask_and_score_is_one():
+    f, n = normal(M), 3
+    mask = attn.Formula("f[key] > 0.0 || key < n", f=f, n=n)
+    out = attn.attention(Q, K, V, mask=mask, score=attn.Formula("score + n * f[key]", f=f, n=n))
+    mask = attn.Formula("f[key] > 0.0 || key < 3", f=f)
+    assert np.allclose(
+        out, attn.attention(Q, K, V, mask=mask, score=attn.Formula("score + 3.0 * g[key]", g=f))
+    )
+    with pytest.raises(attn.InvalidArgument, match="buffer 'f'.*one array a name"):
+        attn.attention(Q, K, V, mask=mask, score=attn.Formula("score + f[key]", f=f + 1))

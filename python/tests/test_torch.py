@@ -467,3 +467,18 @@ def test_compile_after_a_trace_with_numpy(compiled):
 
     q = torch.randn(1, 5, 2, 8)
     torch.testing.assert_close(compiled(function)(q), function(q))
+
+
+def test_an_array_of_a_formula_takes_no_other_name():
+    """One that is named as a keyword, or in mask and score, took the place of the other array."""
+    q = torch.ones(1, 5, 2, 8, requires_grad=True)
+    f = torch.tensor([0.5, 0.25])
+    mask = attn.Formula("f[head] > 0.0 || key < 2", f=f)
+    with pytest.raises(attn.InvalidArgument, match="buffer 'f'.*one array a name"):
+        attn.torch.attention(q, q, q, mask=mask, score=attn.Formula("score + f[head]", f=f + 1))
+    attn.torch.attention(q, q, q, mask=mask, score=attn.Formula("score + f[head]", f=f))
+    with pytest.raises(attn.InvalidArgument, match="buffer 'sink' of a formula"):
+        attn.torch.attention(q, q, q, sink=f, score=attn.Formula("score + sink[head]", sink=f + 1))
+    score = attn.Formula("score + slopes[head]", slopes=f + 1)
+    with pytest.raises(attn.InvalidArgument, match="buffer 'slopes'.*one array a name"):
+        attn.torch.attention(q, q, q, alibi=f, score=score)
