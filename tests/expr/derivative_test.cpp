@@ -129,6 +129,7 @@ TEST(Derivative, IsSimple) {
   EXPECT_EQ(to_string(derivative(exp2(s.score))), "0.6931472 * exp2(score)");
   EXPECT_EQ(to_string(derivative(erf(s.score))), "1.1283792 * exp(-(score * score))");
   EXPECT_EQ(to_string(derivative(select(s.key < 3, s.score, 0))), "select(key < 3, 1.0, 0.0)");
+  EXPECT_EQ(to_string(derivative(select(w[s.key] > 0, s.score + 1, s.score))), "1.0");
 }
 
 // 1 - tanh^2 has no digit left at 9, where the derivative is 6e-8.

@@ -37,6 +37,7 @@ Expr quotient(const Expr& a, const Expr& divisor) { return a.empty() ? a : a / d
 Expr or_zero(const Expr& a) { return a.empty() ? Expr(0.0f) : a; }
 Expr choice(const Expr& condition, const Expr& a, const Expr& b) {
   if (a.empty() && b.empty()) return {};
+  if (!a.empty() && !b.empty() && same(a, b)) return a;  // whatever the condition reads
   return select(condition, or_zero(a), or_zero(b));
 }
 
