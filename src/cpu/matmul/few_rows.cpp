@@ -1,6 +1,8 @@
 // Rung 3. The blocked loops load and store every sum at every step, and copy B first. Here sums
 // stay in registers, and each task reads its columns of B where they lie, once for up to eight rows
 // of A: all that a product of so few rows has to do. One of many rows reads B once for each eight.
+// Measured beside `packed`, 4096 steps and columns: one row 2.6 to 2.8 times as fast in f32 and 2.2
+// to 5.5 in bf16, 16 rows 1.5 and 1.1 to 1.6 (docs/matmul.md).
 #include <algorithm>
 
 #include "cpu/matmul/tile.hpp"
