@@ -207,14 +207,9 @@ static void multiply_few_rows(const void* packed, int a_ld, int rows, const Oper
   if constexpr (Words::kSteps == 2) {
     return multiply_few_rows_of<Words, DType::bf16>(a, a_ld, rows, b, add, c, ld);
   } else {
-    switch (b.dtype) {
-      case DType::bf16:
-        return multiply_few_rows_of<Words, DType::bf16>(a, a_ld, rows, b, add, c, ld);
-      case DType::f16:
-        return multiply_few_rows_of<Words, DType::f16>(a, a_ld, rows, b, add, c, ld);
-      default:
-        return multiply_few_rows_of<Words, DType::f32>(a, a_ld, rows, b, add, c, ld);
-    }
+    with_source(b.dtype, [&]<DType kSource>() {
+      multiply_few_rows_of<Words, kSource>(a, a_ld, rows, b, add, c, ld);
+    });
   }
 }
 

@@ -41,12 +41,9 @@ Scratch scratch_of(const ProductBlocks& blocks, const FewRowsVerbs& verbs) {
 
 std::int64_t few_rows_columns(const MatmulProblem& problem, const FewRowsVerbs& verbs,
                               int threads) {
-  std::int64_t columns = kMostColumns;
-  for (; columns > 64; columns /= 2) {
-    const ProductBlocks blocks = few_rows_blocks(problem, verbs, columns);
-    if (problem.batch * blocks.m.count() * blocks.n.count() >= 4 * std::int64_t{threads}) break;
-  }
-  return columns;
+  return columns_for(problem, threads, kMostColumns, 64, [&](std::int64_t columns) {
+    return few_rows_blocks(problem, verbs, columns);
+  });
 }
 
 ProductBlocks few_rows_blocks(const MatmulProblem& problem, const FewRowsVerbs& verbs,
@@ -72,11 +69,7 @@ void matmul_few_rows(const Product& p, const TileOps& ops, const ProductBlocks& 
   const std::int64_t down = blocks.m.count(), across = blocks.n.count();
   workers.parallel_for(p.batch * down * across, [&](std::int64_t index, int worker) {
     const std::int64_t i = index % down, j = index / down % across;
-    const Tile t{.batch = index / (down * across),
-                 .row = blocks.m.first(i),
-                 .column = blocks.n.first(j),
-                 .rows = blocks.m.size(i),
-                 .columns = blocks.n.size(j)};
+    const Tile t = tile_at(blocks, index / (down * across), i, j);
     if (p.mask.of == core::BlockMaskView::Of::c && !p.mask.has(t.row, t.column)) return;
     const Scratch s = scratch.of(worker);
     bool add = false;

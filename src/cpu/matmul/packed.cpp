@@ -105,12 +105,8 @@ void multiply_blocks(const Product& p, const ProductVerbs& verbs, const Tile& t,
 }  // namespace
 
 std::int64_t packed_columns(const MatmulProblem& problem, const ProductVerbs& verbs, int threads) {
-  std::int64_t columns = limits_of(verbs).wide;
-  for (; columns > 96; columns /= 2) {
-    const ProductBlocks blocks = packed_blocks(problem, verbs, columns);
-    if (problem.batch * blocks.m.count() * blocks.n.count() >= 4 * std::int64_t{threads}) break;
-  }
-  return columns;
+  return columns_for(problem, threads, limits_of(verbs).wide, 96,
+                     [&](std::int64_t columns) { return packed_blocks(problem, verbs, columns); });
 }
 
 ProductBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs,
@@ -219,11 +215,7 @@ void matmul_packed(const Product& p, const TileOps& ops, const ProductBlocks& bl
   const auto multiply = [&](std::int64_t first_batch, std::int64_t batches, std::int64_t columns) {
     workers.parallel_for(batches * down * columns, [&](std::int64_t index, int worker) {
       const std::int64_t i = index % down, j = shared.first_across + index / down % columns;
-      const Tile t{.batch = first_batch + index / (down * columns),
-                   .row = blocks.m.first(i),
-                   .column = blocks.n.first(j),
-                   .rows = blocks.m.size(i),
-                   .columns = blocks.n.size(j)};
+      const Tile t = tile_at(blocks, first_batch + index / (down * columns), i, j);
       if (p.mask.of == core::BlockMaskView::Of::c && !p.mask.has(t.row, t.column)) return;
       const TileState state(ops);
       const Scratch s = scratch.of(worker);

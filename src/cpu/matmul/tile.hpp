@@ -25,6 +25,27 @@ struct Tile {
   std::int64_t batch, row, column;
   int rows, columns;
 };
+inline Tile tile_at(const ProductBlocks& blocks, std::int64_t batch, std::int64_t i,
+                    std::int64_t j) {
+  return {.batch = batch,
+          .row = blocks.m.first(i),
+          .column = blocks.n.first(j),
+          .rows = blocks.m.size(i),
+          .columns = blocks.n.size(j)};
+}
+
+// Columns of a block: `most`, halved down to `least` while a thread has less than four blocks.
+// blocks_of(columns): the blocks that the product then has.
+template <class BlocksOf>
+std::int64_t columns_for(const MatmulProblem& problem, int threads, std::int64_t most,
+                         std::int64_t least, const BlocksOf& blocks_of) {
+  std::int64_t columns = most;
+  for (; columns > least; columns /= 2) {
+    const ProductBlocks blocks = blocks_of(columns);
+    if (problem.batch * blocks.m.count() * blocks.n.count() >= 4 * std::int64_t{threads}) break;
+  }
+  return columns;
+}
 
 OperandBlock block_of_a(const Product& p, std::int64_t batch, std::int64_t row, std::int64_t step,
                         int rows, int depth);
