@@ -8,16 +8,15 @@ and `attn bench` of the same problem alternate; the median of the ratios of thei
 JAX are measured where they are installed."""
 
 import argparse
-import ctypes
 import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
+import jax_overhead
 import measured
 
 PROBLEM = "b1_n1024_h8_d64_f32"
@@ -65,62 +64,7 @@ def small_calls():
 
         j = jax.numpy.asarray(x)
         found["JAX"] = microseconds(lambda: attn.attention(j, j, j), 20)
-        found |= jax_calls(j)
-    return found
-
-
-EMPTY = """
-#include "xla/ffi/api/ffi.h"
-namespace ffi = xla::ffi;
-using Array = ffi::AnyBuffer;
-static ffi::Error nothing(Array, Array, Array, ffi::Result<Array>, ffi::Result<Array>) {
-  return ffi::Error::Success();
-}
-XLA_FFI_DEFINE_HANDLER_SYMBOL(empty, nothing, ffi::Ffi::Bind().Arg<Array>().Arg<Array>()
-    .Arg<Array>().Ret<Array>().Ret<Array>());
-"""
-
-
-def empty_foreign_function():
-    """A foreign function of XLA with the arrays of attention, that computes nothing."""
-    import jax
-
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = os.path.join(folder, "empty.cpp"), os.path.join(folder, "empty.so")
-        with open(source, "w") as file:
-            file.write(EMPTY)
-        subprocess.run([os.environ.get("CXX", "c++"), "-std=c++17", "-O2", "-w", "-shared", "-fPIC",
-                        "-I", jax.ffi.include_dir(), source, "-o", library], check=True)
-        handler = ctypes.CDLL(library).empty
-    jax.ffi.register_ffi_target("attn_bench_empty", jax.ffi.pycapsule(handler), platform="cpu")
-
-    def call(q, k, v):
-        results = [jax.ShapeDtypeStruct(shape, q.dtype) for shape in (q.shape, q.shape[:-1])]
-        return jax.ffi.ffi_call("attn_bench_empty", results)(q, k, v)
-
-    return call
-
-
-def jax_calls(x):
-    """attn.jax beside jax.nn, and beside programs that only return their argument or call nothing."""
-    import jax
-
-    import attn.jax
-
-    functions = {
-        "JAX, identity within jit": lambda q, k, v: (q, q[..., 0]),
-        "JAX, an empty foreign function within jit": empty_foreign_function(),
-        "JAX, attn.jax within jit": attn.jax.attention,
-        "JAX, jax.nn within jit": jax.nn.dot_product_attention,
-        "JAX, attn.jax, forward and backward within jit": jax.grad(
-            lambda *qkv: attn.jax.attention(*qkv).sum(), (0, 1, 2)),
-    }
-    found = {}
-    for name, function in functions.items():
-        compiled = jax.jit(function)
-        compiled(x, x, x)
-        found[name] = microseconds(lambda: compiled(x, x, x), 50)
-    found["JAX, attn.jax"] = microseconds(lambda: attn.jax.attention(x, x, x), 50)
+        found |= jax_overhead.calls(j)
     return found
 
 

@@ -143,13 +143,13 @@ def main():
     def show(name, number):
         rows[name] = round(number, 2)
         print(f"{name:58} {number:8.2f}", flush=True)
+        save(options.json, options.device, rows)  # a limit of time may end it
 
     for name, call in eager_layers(options.device):
         show(name, timed(call, options.device))
     for backend in filter(None, options.backends.split(",")):
         for name, number in compiled_layers(options.device, backend):
             show(f"{backend}: {name}", number)
-    save(options.json, options.device, rows)
 
 
 if __name__ == "__main__":

@@ -12,21 +12,21 @@ are medians of CUDA events in milliseconds, the four in random order, three roun
 the first call and the first gradients, compilation and mask included, with empty caches. On a CPU
 FlexAttention has no gradients and is left out: that device shows that the script works, and compares nothing.
 
-Each cell is a process of its own, so that they compile beside each other; a lock lets one at a time measure. Rows are
-written as they are finished, and nothing new begins after --seconds."""
+Each cell is a process of its own, --jobs of them at a time, so that they compile beside each other; a lock lets one at a time
+measure. They are forked from one that has imported PyTorch: "first" has no imports. Rows are written as they are finished,
+and all ends after --seconds."""
 
 import argparse
 import fcntl
 import functools
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import measured
@@ -161,12 +161,11 @@ def gradients(torch, cell, out, leaves):
     return torch.autograd.grad(out, leaves, cell.d_out, retain_graph=True)
 
 
-def worker(kind, d, n, lock_path, options):
-    """Prints a row of JSON."""
-    import torch
-    import torch._functorch.config
-
-    torch._functorch.config.donated_buffer = False  # or a backward pass could run once only
+def worker(kind, d, n, lock_path, folder, options):
+    """Writes a row of JSON to FOLDER/row.json; all caches are in the folder."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ATTN_CACHE_DIR"):
+        os.environ[name] = os.path.join(folder, name)
+    torch = imported()
     torch.set_num_threads(1)
     cell = Cell(torch, kind, d, n, options)
     leaves = [t.detach().requires_grad_() for t in (cell.q, cell.k, cell.v)]
@@ -192,7 +191,22 @@ def worker(kind, d, n, lock_path, options):
     with open(lock_path, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         row |= timed(torch, cell, calls, outputs, leaves)
-    print(json.dumps(row), flush=True)
+    measured.save(os.path.join(folder, "row.json"), row)
+
+
+def imported():
+    """PyTorch, with all that the cells import; it has not asked for a GPU yet."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a process that asked CUDA cannot be forked
+    import torch
+    import torch._functorch.config
+    import torch._inductor.compile_fx
+    import torch.nn.attention.flex_attention
+
+    import attn.torch
+
+    torch._functorch.config.donated_buffer = False  # or a backward pass could run once only
+    return torch
 
 
 def timed(torch, cell, calls, outputs, leaves):
@@ -212,33 +226,46 @@ def timed(torch, cell, calls, outputs, leaves):
     return found
 
 
+def probe(device):
+    imported().zeros(1, device=device)
+
+
+def start_method(device):
+    """"fork", or "spawn" where a process that was forked cannot use the device."""
+    imported()
+    forked = multiprocessing.get_context("fork").Process(target=probe, args=(device,))
+    forked.start()
+    forked.join()
+    return "fork" if forked.exitcode == 0 else "spawn"
+
+
 def run_workers(options, show):
-    cells = itertools.product(
-        options.lengths.split(","), options.kinds.split(","), options.head_dims.split(","))
-    with tempfile.TemporaryDirectory() as folder:
+    method = start_method(options.device)
+    print(f"processes start by {method}", file=sys.stderr)
+    context = multiprocessing.get_context(method)
+    stop = time.monotonic() + options.seconds
+    left = list(itertools.product(
+        options.lengths.split(","), options.kinds.split(","), options.head_dims.split(",")))
+    running = {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         lock = os.path.join(folder, "lock")
-        processes = []
-        for n, kind, d in cells:
-            own = os.path.join(folder, f"{kind}-{d}-{n}")
-            caches = {name: os.path.join(own, name) for name in (
-                "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ATTN_CACHE_DIR")}
-            processes.append(subprocess.Popen(
-                [sys.executable, __file__, "--worker", kind, d, n, lock, "--device", options.device,
-                 "--tokens", str(options.tokens), "--columns", str(options.columns)],
-                stdout=subprocess.PIPE, text=True,
-                env=os.environ | caches | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}))
-        threads = [threading.Thread(target=lambda p=p: [show(line) for line in p.stdout])
-                   for p in processes]
-        for thread in threads:
-            thread.start()
-        stop = time.monotonic() + options.seconds
-        for process in processes:
-            try:
-                process.wait(max(0.1, stop - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-        for thread in threads:
-            thread.join()
+        while (left or running) and time.monotonic() < stop:
+            while left and len(running) < options.jobs:
+                n, kind, d = left.pop(0)
+                own = os.path.join(folder, f"{kind}-{d}-{n}")
+                os.mkdir(own)
+                process = context.Process(target=worker, args=(kind, int(d), int(n), lock, own, options))
+                process.start()
+                running[process] = os.path.join(own, "row.json")
+            time.sleep(0.05)
+            for process in [p for p in running if p.exitcode is not None]:
+                path = running.pop(process)
+                if process.exitcode == 0:
+                    with open(path) as file:
+                        show(json.load(file))
+        for process in running:
+            process.kill()
+            process.join()
 
 
 def main():
@@ -251,24 +278,17 @@ def main():
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--columns", type=int, default=2048, help="heads * head size")
     parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--json")
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        kind, d, n, lock = options.worker
-        worker(kind, int(d), int(n), lock, options)
-        return
     result = {
         "command": " ".join(["python", *sys.argv]), "device": options.device, "tokens": options.tokens,
         "columns": options.columns, "unit": "ms", "rows": [],
     }
-    writing = threading.Lock()
 
-    def show(line):
-        row = json.loads(line)
-        with writing:
-            result["rows"].append(row)
-            measured.save(options.json, result)
+    def show(row):
+        result["rows"].append(row)
+        measured.save(options.json, result)
         print(*(f"{key}={value}" for key, value in row.items()), flush=True)
 
     run_workers(options, show)

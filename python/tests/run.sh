@@ -44,5 +44,5 @@ mkdir -p "$folder/package"
 cp -rs "$PWD/attn" "$folder/package/attn"
 ln -s "$folder"/extension/_attn.*so "$folder/package/attn/"
 cd ..
-PYTHONPATH=$folder/package PYTHONDONTWRITEBYTECODE=1 exec "$python" -m pytest -p no:cacheprovider \
+PYTHONPATH=$folder/package${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 exec "$python" -m pytest -p no:cacheprovider \
   -q python/tests "$@"

@@ -95,7 +95,6 @@ KERNEL = {
     "dtype": None, "d": None, "causal": False, "local": False, "alibi": False,
     "deterministic": False, "dropout_p": 0.0, "softcap": 0.0,
 }  # fmt: skip
-FEWEST_GROUPS = 48  # of a function: --kernels leaves so many
 MOST_OF_PART = 16  # cases that one process runs in a row
 
 
@@ -103,13 +102,25 @@ def kernel(arguments):
     return ", ".join(f"{name}={arguments.get(name, usual)}" for name, usual in KERNEL.items())
 
 
-def within_groups(seed, function, share):
+def groups_of(function):
+    """The group of each case, in the order of their numbers."""
+    steps = []  # of each axis: what of its values decides the kernels
+    for names, values in axes(function):
+        rows = [dict(zip(names, v if len(names) > 1 else [v], strict=True)) for v in values]
+        steps.append([tuple((n, row[n]) for n in names if n in KERNEL) for row in rows])
+    known = {}
+    # The first axis varies fastest.
+    for chosen in itertools.product(*reversed(steps)):
+        if chosen not in known:
+            known[chosen] = kernel(dict(itertools.chain.from_iterable(chosen)))
+        yield known[chosen]
+
+
+def within_groups(seed, function, share, fewest):
     """The cases of a function in `share` of its groups."""
-    group_of = [
-        kernel(parameters(function, i)) for i in range(math.prod(len(v) for _, v in axes(function)))
-    ]
+    group_of = list(groups_of(function))
     known = sorted(set(group_of), key=lambda key: hashed(seed, "", key))
-    kept = set(known[: max(FEWEST_GROUPS, round(share * len(known)))])
+    kept = set(known[: max(fewest, round(share * len(known)))])
     return [i for i, key in enumerate(group_of) if key in kept]
 
 
@@ -118,7 +129,7 @@ def choose(module, options):
     tests = {n: f for n, f in vars(module).items() if n.startswith("test_") and callable(f)}
     totals = {n: math.prod(len(values) for _, values in axes(f)) for n, f in tests.items()}
     wanted = {
-        n: within_groups(options.seed, tests[n], options.kernels)
+        n: within_groups(options.seed, tests[n], options.kernels, options.fewest)
         for n in totals
         if re.search(options.only, n)
     }
@@ -216,6 +227,9 @@ def main():
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument(
         "--kernels", type=float, default=1.0, help="share of the groups of each function"
+    )
+    parser.add_argument(
+        "--fewest", type=int, default=48, help="groups of a function that --kernels leaves"
     )
     parser.add_argument("--json")
     parser.add_argument("--cpu", action="store_true")

@@ -1,4 +1,4 @@
-"""attn.hf against transformers' "eager" attention, in small random models on the CPU."""
+"""attn.hf against transformers' "eager" attention, in small random models, on CPU and GPU."""
 
 from __future__ import annotations
 
@@ -53,14 +53,31 @@ def _registered():
     attn.hf.register()
 
 
-def decoder(name):
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+        ),
+    ]
+)
+def device(request):
+    return request.param
+
+
+def on_device_of(model, inputs):
+    return {n: x.to(model.device) if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
+
+
+def decoder(name, device):
     torch.manual_seed(1)
     config = getattr(transformers, f"{name}Config")(**SIZES, **DECODERS[name])
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.2)
-    return model
+    return model.to(device)
 
 
 def tokens(padding, length=13):
@@ -104,6 +121,7 @@ def assert_same(model, **inputs):
     """The error rule: at most twice the distance of "eager" from itself in float64. Without that,
     1e-5 of the largest number from "eager".
     """
+    inputs = on_device_of(model, inputs)
     eager, eager_gradients = results(model, "eager", **inputs)
     ours, gradients = results(model, "attn", **inputs)
     assert gradients.keys() == eager_gradients.keys()
@@ -121,11 +139,12 @@ def assert_same(model, **inputs):
 
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_decoders(name, padding):
-    assert_same(decoder(name), **tokens(padding), use_cache=False)
+def test_decoders(name, padding, device):
+    assert_same(decoder(name, device), **tokens(padding), use_cache=False)
 
 
 def assert_generates_same(model, **options):
+    options = on_device_of(model, options)
     found = {}
     for implementation in ("eager", "attn"):
         model.set_attn_implementation(implementation)
@@ -145,19 +164,22 @@ def assert_generates_same(model, **options):
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_generate(name, cache, padding):
-    assert_generates_same(decoder(name), **tokens(padding), cache_implementation=cache)
+def test_generate(name, cache, padding, device):
+    assert_generates_same(decoder(name, device), **tokens(padding), cache_implementation=cache)
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_continuous_batching(name):
+def test_continuous_batching(name, device):
     """Prompts in chunks of 16 tokens and steps of others in one batch, as each has it alone."""
     pytest.importorskip("psutil", reason="continuous batching on a CPU needs psutil")
-    model = decoder(name)
+    model = decoder(name, device)
     prompts = [list(range(1, 9)), list(range(20, 23)), list(range(40, 60)), list(range(70, 82))]
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
     model.set_attn_implementation("eager")
-    wanted = [model.generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in prompts]
+    wanted = [
+        model.generate(torch.tensor([p], device=device), **options)[0, len(p) :].tolist()
+        for p in prompts
+    ]
     attn.hf.set_paged(model)
     sizes = {"num_blocks": 16, "max_batch_tokens": 16}
     known = transformers.ContinuousBatchingConfig.__dataclass_fields__
@@ -172,31 +194,32 @@ def test_continuous_batching(name):
     assert [found[i].generated_tokens for i in ids] == wanted
 
 
-def test_paged_without_its_cache_is_refused():
-    model = decoder("Llama")
+def test_paged_without_its_cache_is_refused(device):
+    model = decoder("Llama", device)
     attn.hf.set_paged(model)
     with pytest.raises(attn.InvalidArgument, match="without the cache of continuous batching"):
-        model(**tokens("none"), use_cache=False)
+        model(**on_device_of(model, tokens("none")), use_cache=False)
     assert_same(model, **tokens("none"), use_cache=False)
 
 
-def test_packed_sequences():
+def test_packed_sequences(device):
     places = torch.cat([torch.arange(5), torch.arange(8)])[None].repeat(2, 1)
     inputs = tokens("none")
     del inputs["attention_mask"]
-    assert_same(decoder("Llama"), **inputs, position_ids=places, use_cache=False)
+    assert_same(decoder("Llama", device), **inputs, position_ids=places, use_cache=False)
 
 
 @pytest.mark.parametrize("padding", ["none", "right"])
-def test_bert(padding):
+def test_bert(padding, device):
     torch.manual_seed(1)
     sizes = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
     config = transformers.BertConfig(**sizes)
-    assert_same(transformers.BertModel(config, add_pooling_layer=False).eval(), **tokens(padding))
+    model = transformers.BertModel(config, add_pooling_layer=False).eval().to(device)
+    assert_same(model, **tokens(padding))
 
 
 @pytest.mark.parametrize("padding", ["none", "right"])
-def test_t5_position_bias(padding):
+def test_t5_position_bias(padding, device):
     torch.manual_seed(1)
     config = transformers.T5Config(
         vocab_size=99,
@@ -208,13 +231,13 @@ def test_t5_position_bias(padding):
         dropout_rate=0.0,
         decoder_start_token_id=0,
     )
-    model = transformers.T5ForConditionalGeneration(config).eval()
+    model = transformers.T5ForConditionalGeneration(config).eval().to(device)
     inputs = tokens(padding)
     assert_same(model, **inputs, decoder_input_ids=inputs["input_ids"][:, :7], use_cache=False)
     assert_generates_same(model, **inputs)
 
 
-def test_whisper_cross_attention():
+def test_whisper_cross_attention(device):
     torch.manual_seed(1)
     config = transformers.WhisperConfig(
         vocab_size=99, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
@@ -222,7 +245,7 @@ def test_whisper_cross_attention():
         max_source_positions=20, max_target_positions=20, pad_token_id=0, bos_token_id=1,
         eos_token_id=2, decoder_start_token_id=1,
     )  # fmt: skip
-    model = transformers.WhisperForConditionalGeneration(config).eval()
+    model = transformers.WhisperForConditionalGeneration(config).eval().to(device)
     features = torch.randn(2, 8, 40)
     ids = torch.randint(1, 99, (2, 7))
     assert_same(model, input_features=features, decoder_input_ids=ids, use_cache=False)
