@@ -9,25 +9,15 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/validate/plan_field.hpp"
 #include "cpu/forward/query_group.hpp"
 #include "cpu/tile_ops.hpp"
 
 namespace attn::cpu {
 namespace {
 
-[[noreturn]] void refuse(const Plan& plan, std::string_view field, std::string_view value,
-                         std::string_view accepted) {
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} of the plan is {}; accepted is {}, as make_plan sets it (problem {})",
-                          field, value, accepted, to_string(plan.problem)));
-}
-
-void check_range(const Plan& plan, std::string_view field, std::int64_t value, std::int64_t min,
-                 std::int64_t max) {
-  if (value < min || value > max) {
-    refuse(plan, field, std::to_string(value), fmt::format("{} to {}", min, max));
-  }
-}
+using core::check_plan_range;
+using core::refuse_plan_field;
 
 // Looked up once: a run allocates nothing.
 bool has_pass(Algorithm algorithm, Phase phase) {
@@ -69,23 +59,24 @@ std::shared_ptr<Executor> executor_of(const Context& context) {
 
 void check_plan(const Plan& plan, Phase phase) {
   if (!has_pass(plan.algorithm, phase)) {
-    refuse(plan, "algorithm", name(plan.algorithm),
-           fmt::format("one that has a {} pass on the cpu backend", name(phase)));
+    refuse_plan_field(plan, "algorithm", name(plan.algorithm),
+                      fmt::format("one that has a {} pass on the cpu backend", name(phase)));
   }
   if (!is_available(plan.isa)) {
-    refuse(plan, "isa", name(plan.isa), "an instruction set that this machine has");
+    refuse_plan_field(plan, "isa", name(plan.isa), "an instruction set that this machine has");
   }
   if (plan.compute != DType::f32 && !(plan.compute == DType::bf16 && takes_bf16(plan, phase))) {
-    refuse(plan, "compute", name(plan.compute),
-           "f32, or bf16 where the instruction set and the problem take it");
+    refuse_plan_field(plan, "compute", name(plan.compute),
+                      "f32, or bf16 where the instruction set and the problem take it");
   }
   const int rows = tile_ops(plan.isa, DType::f32).rows;
-  check_range(plan, "block_q", plan.block_q, rows, rows);
-  check_range(plan, "block_k", plan.block_k, kBlockK, kBlockK);
-  check_range(plan, "rows_per_task", plan.rows_per_task, 1, std::int64_t{kMaxBlocksPerTask} * rows);
+  check_plan_range(plan, "block_q", plan.block_q, rows, rows);
+  check_plan_range(plan, "block_k", plan.block_k, kBlockK, kBlockK);
+  check_plan_range(plan, "rows_per_task", plan.rows_per_task, 1,
+                   std::int64_t{kMaxBlocksPerTask} * rows);
   const std::int64_t blocks = (plan.problem.seqlen_k + kBlockK - 1) / kBlockK;
-  check_range(plan, "num_splits", plan.num_splits, 1, std::max<std::int64_t>(1, blocks));
-  check_range(plan, "threads", plan.threads, 1, std::int64_t{1} << 20);
+  check_plan_range(plan, "num_splits", plan.num_splits, 1, std::max<std::int64_t>(1, blocks));
+  check_plan_range(plan, "threads", plan.threads, 1, std::int64_t{1} << 20);
 }
 
 }  // namespace attn::cpu

@@ -257,6 +257,39 @@ TEST_F(CallCost, EveryAllocationIsLookedAt) {
                   "v is bf16[1, 256, 8, 64]");
 }
 
+// More parts, or a longer problem, than the workspace was counted for.
+TEST_F(CallCost, PlansChangedByHandAreHeldToTheirWorkspace) {
+  const Problem problem = parse_problem("b1_sq1_sk8192_hq32_hk8_d128_bf16");
+  const Plan plan = plan_of(problem, Phase::forward);
+  Data data(problem);
+  const Context context = data.context(plan);
+  const auto refused = [&](const Plan& changed) {
+    return refusal(ErrorCode::invalid_argument,
+                   [&] { forward(changed, data.inputs, data.outputs, context); });
+  };
+  Plan more = plan;
+  ++more.num_splits;
+  expect_contains(refused(more), "workspace_bytes of the plan is");
+  Plan none = plan;
+  none.num_splits = 0;
+  expect_contains(refused(none), "num_splits of the plan is 0; accepted is 1 to 128");
+  Plan fewer = plan;
+  --fewer.num_splits;
+  forward(fewer, data.inputs, data.outputs, context);
+
+  const Problem longer = parse_problem("b1_n512_h8_d64_bf16");
+  Data rows(longer);
+  Plan backward_plan = plan_of(parse_problem("b1_n256_h8_d64_bf16"), Phase::backward);
+  const Context rows_context = rows.context(backward_plan);
+  backward_plan.problem = longer;
+  expect_contains(refusal(ErrorCode::invalid_argument,
+                          [&] {
+                            backward(backward_plan, rows.inputs, rows.outputs, rows.d_out,
+                                     rows.gradients, rows_context);
+                          }),
+                  "workspace_bytes of the plan is");
+}
+
 // A context that is not current is made so once, whatever is launched.
 TEST_F(CallCost, WithoutAContext) {
   contexts->clear();

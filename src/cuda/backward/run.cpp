@@ -15,6 +15,7 @@
 
 #include "attn/error.hpp"
 #include "core/tensor/size.hpp"
+#include "core/validate/plan_field.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/backward/backward.hpp"
 #include "cuda/backward/one_pass.hpp"
@@ -116,6 +117,8 @@ BackwardRun make_run(const Plan& plan, const Asked& asked, const Inputs& inputs,
   const Problem& p = plan.problem;
   const BackwardWish wish{arch_of_capability(device_info(plan.device.index).arch), plan.kernel,
                           plan.deterministic};
+  // A plan whose problem was changed by hand needs the workspace of what it is now.
+  core::check_plan_workspace(plan, checked_workspace(p, choose_backward_kernel(p, {}, wish), wish));
   const BackwardKernel kernel = choose_backward_kernel(p, asked.tensors, wish);
   BackwardRun run{.asked = asked};
   for (const auto& [name, tensor] : gradients.buffers) run.names.push_back(name);

@@ -339,7 +339,7 @@ std::int32_t choose_splits(const Problem& p, const ForwardConfig& config, int sm
   // split for only where it would stay a fifth empty.
   if (tiles == 0 || all * 10 >= core::Size(8) * sm_count || blocks < 4) return 1;
   const std::int64_t most =
-      std::min<std::int64_t>({128, blocks / 2, divide_up(2 * sm_count, tiles)});
+      std::min<std::int64_t>({kMostSplits, blocks / 2, divide_up(2 * sm_count, tiles)});
   std::int64_t best = 1;
   double best_share = 0;
   for (std::int64_t splits = 1; splits <= most; ++splits) {

@@ -102,8 +102,9 @@ std::vector<ForwardConfig> possible_forwards(const Problem& problem, Arch arch,
 // a tenth fewer tiles, and where they divide `rows`; else 1.
 int packed_group(const Problem& problem, int block_m, int rows);
 
-// Parts of the keys so that a device with sm_count multiprocessors is busy; 1 where tiles suffice,
-// and of kernels that do not split.
+constexpr std::int32_t kMostSplits = 128;
+// Parts of the keys so that a device with sm_count multiprocessors is busy, kMostSplits at most; 1
+// where tiles suffice, and of kernels that do not split.
 std::int32_t choose_splits(const Problem& problem, const ForwardConfig& config, int sm_count);
 
 // Tiles of O that the kernel works on, splits counted; flash_attention: query heads.

@@ -9,9 +9,11 @@
 #include <memory_resource>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/validate/plan_field.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/codegen/expression_pack.hpp"
 #include "cuda/driver/counters.hpp"
@@ -85,15 +87,25 @@ LaunchConfig combine_launch(const Problem& p, bool hopper) {
   return launch;
 }
 
+// Holds a plan that was changed by hand to what it takes now.
+void check_plan(const Plan& plan, Arch arch, std::string_view kernel) {
+  core::check_plan_range(plan, "num_splits", plan.num_splits, 1, kMostSplits);
+  const core::Size needed = workspace_bytes(plan.problem, arch, plan.num_splits, kernel);
+  check_sizes(plan.problem, Phase::forward, needed,
+              most_blocks(plan.problem, arch, plan.num_splits, kernel));
+  core::check_plan_workspace(plan, needed.value());
+}
+
 ForwardRun make_run(const Plan& plan, const ForwardTensors& tensors, const Inputs& inputs,
                     const Context& context) {
   const Problem& p = plan.problem;
   const DeviceInfo& device = device_info(plan.device.index);
+  const Arch arch = arch_of_capability(device.arch);
   const bool hopper = device.arch >= 90;
-  const std::string kernel = tensors.mapped ? forward_kernel_name(plan.algorithm, plan.kernel)
-                                            : std::string(name(ForwardKernel::sm80));
-  const ForwardConfig config =
-      choose_forward(p, arch_of_capability(device.arch), tensors, plan.num_splits, kernel);
+  const std::string named = forward_kernel_name(plan.algorithm, plan.kernel);
+  const std::string kernel = tensors.mapped ? named : std::string(name(ForwardKernel::sm80));
+  check_plan(plan, arch, named);
+  const ForwardConfig config = choose_forward(p, arch, tensors, plan.num_splits, kernel);
   ForwardRun run{.tensors = tensors,
                  .config = config,
                  .parameters = forward_parameters(p, config, plan.num_splits),
