@@ -3,7 +3,7 @@
   python3 bench/papers/numerical_error.py --attn build/attn
 
 Entries are drawn from N(0, 1) + N(0, 100) Bernoulli(0.001), as there. "standard, fp16" rounds S and P to fp16, as attention written with matrix products
-does; "O rounded" is fp64 rounded to fp16 once, which nothing with an fp16 result can be below. attn runs on this machine's CPU (--backend cuda: on a
+does; "O rounded" is fp64 rounded to fp16 once, which nothing with an fp16 result can be below. attn runs on this machine's CPU (--device cuda: on a
 GPU). The paper does not say its sizes; --n and --d choose. Needs NumPy."""
 import argparse, os, subprocess, tempfile
 
@@ -13,7 +13,7 @@ PAPER = {"standard": 3.2e-4, "flash": 1.9e-4}
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--attn", default="build/attn")
-arguments.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
+arguments.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
 arguments.add_argument("--algorithms", default="flash_attention_2,flash_attention,memory_efficient")
 arguments.add_argument("--n", type=int, default=2048)
 arguments.add_argument("--d", type=int, default=128)
@@ -44,7 +44,7 @@ def attention(q, k, v, low):
 
 def by_attn(folder, algorithm):
     subprocess.run([options.attn, "run", *(word for name in "qkv" for word in (f"--{name}", f"{folder}/{name}.npy")), "--output", f"{folder}/o.npy",
-                    "--backend", options.backend, "--algorithm", algorithm, "--seconds", "0"], check=True, stdout=subprocess.DEVNULL)
+                    "--device", options.device, "--algorithm", algorithm, "--seconds", "0"], check=True, stdout=subprocess.DEVNULL)
     return by_head(numpy.load(f"{folder}/o.npy"), numpy.float16)
 
 
@@ -62,7 +62,7 @@ with tempfile.TemporaryDirectory() as folder:
             squares.setdefault(name, []).append(numpy.mean((o.astype(numpy.float64) - exact) ** 2))
 
 rmse = {name: numpy.sqrt(numpy.mean(values)) for name, values in squares.items()}
-print(f"n {options.n}, d {options.d}, {options.heads} heads, {options.seeds} seeds, fp16 in and out, {options.backend}")
+print(f"n {options.n}, d {options.d}, {options.heads} heads, {options.seeds} seeds, fp16 in and out, {options.device}")
 for name, error in rmse.items():
     print(f"  {name:28} RMSE {error:.2e}   {rmse['standard, fp16'] / error:.2f} times below standard")
 print(f"  the paper (H100): standard {PAPER['standard']:.1e}, FlashAttention-2 and 3 {PAPER['flash']:.1e}, {PAPER['standard'] / PAPER['flash']:.1f} times below")
