@@ -1,7 +1,10 @@
 // Both passes for Python benchmarks: plans by descriptor, runs on device pointers. Tensors are
-// contiguous, [batch, seqlen, heads, head_dim], or packed, [rows, heads, head_dim].
+// contiguous, [batch, seqlen, heads, head_dim], or packed, [rows, heads, head_dim]. Matrix products
+// likewise.
 #include <cstdio>
+#include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "attn/attn.hpp"
@@ -91,6 +94,19 @@ attn::Context context_of(void* workspace, long long workspace_bytes, void* strea
   return context;
 }
 
+struct Product {
+  attn::MatmulPlan plan;
+  std::string text;
+};
+
+// A contiguous matrix, of columns (column-major) or of rows.
+attn::Tensor matrix(void* data, attn::DType dtype, std::int64_t rows, std::int64_t columns,
+                    attn::MatrixOrder order) {
+  attn::Tensor t = attn::tensor(data, dtype, {rows, columns}, kDevice);
+  if (order == attn::MatrixOrder::column_major) t.strides[0] = 1, t.strides[1] = rows;
+  return t;
+}
+
 // 0, or 1 after an error, whose text goes to stderr.
 template <class Call>
 int without_throwing(Call&& call) {
@@ -153,6 +169,73 @@ int attn_backward(void* plan, void* q, void* k, void* v, void* o, void* lse, voi
     attn::backward(handle.plan, inputs_of(handle, q, k, v, buffers), outputs_of(handle, o, lse),
                    like_q(handle, d_o, p.head_dim_v), gradients,
                    context_of(workspace, workspace_bytes, stream));
+  });
+}
+
+// A plan of C (m x n) = A (m x k) B (k x n), which stays; null on an error, whose text goes to
+// stderr. dtype: of A, B and C, or e4m3: 8-bit floats with scales, C in bf16. orders: "rcr", r or c
+// for row- or column-major A, B, C. rung: as in MatmulOptions. mask: "", or "b" or "c", the matrix
+// that has a mask of blocks of `block`.
+void* attn_product(const char* dtype, const char* orders, long long m, long long n, long long k,
+                   const char* rung, const char* mask, long long block,
+                   long long* workspace_bytes) {
+  Product* product = nullptr;
+  without_throwing([&] {
+    const bool float8 = std::strcmp(dtype, "e4m3") == 0;
+    const auto order = [](char letter) {
+      return letter == 'c' ? attn::MatrixOrder::column_major : attn::MatrixOrder::row_major;
+    };
+    attn::MatmulProblem p{.m = m, .n = n, .k = k};
+    p.dtype = float8 ? attn::DType::u8 : attn::parse_dtype(dtype);
+    p.output = float8 ? attn::DType::bf16 : p.dtype;
+    p.float8 = float8 ? attn::Float8::e4m3 : attn::Float8::none;
+    p.scaled = float8;
+    p.order_a = order(orders[0]);
+    p.order_b = order(orders[1]);
+    p.order_c = order(orders[2]);
+    if (mask[0] != 0) {
+      p.masked = mask[0] == 'b' ? attn::MaskedMatrix::b : attn::MaskedMatrix::c;
+      p.block = block;
+    }
+    attn::MatmulOptions options;
+    options.device = kDevice;
+    options.rung = rung;
+    attn::MatmulPlan plan = attn::make_plan(p, options);
+    *workspace_bytes = plan.workspace_bytes;
+    product = new Product{plan, attn::to_string(plan)};
+  });
+  return product;
+}
+const char* attn_product_text(void* product) {
+  return static_cast<Product*>(product)->text.c_str();
+}
+
+// 0 when the work is in the stream. scales: two floats in device memory, where A and B are 8-bit
+// floats. mask: u8 [ceil(rows / block), ceil(columns / block)], strides in elements.
+int attn_multiply(void* product, void* a, void* b, void* c, void* scales, void* mask,
+                  long long mask_row_stride, long long mask_column_stride, void* workspace,
+                  long long workspace_bytes, void* stream) {
+  return without_throwing([&] {
+    const attn::MatmulPlan& plan = static_cast<Product*>(product)->plan;
+    const attn::MatmulProblem& p = plan.problem;
+    attn::MatmulInputs inputs;
+    inputs.a = matrix(a, p.dtype, p.m, p.k, p.order_a);
+    inputs.b = matrix(b, p.dtype, p.k, p.n, p.order_b);
+    if (p.scaled) {
+      auto* scale = static_cast<float*>(scales);
+      inputs.scale_a = attn::tensor(static_cast<void*>(scale), attn::DType::f32, {1}, kDevice);
+      inputs.scale_b = attn::tensor(static_cast<void*>(scale + 1), attn::DType::f32, {1}, kDevice);
+    }
+    if (p.masked != attn::MaskedMatrix::none) {
+      const std::int64_t rows = p.masked == attn::MaskedMatrix::b ? p.k : p.m;
+      inputs.block_mask =
+          attn::tensor(mask, attn::DType::u8,
+                       {(rows + p.block - 1) / p.block, (p.n + p.block - 1) / p.block}, kDevice);
+      inputs.block_mask.strides[0] = mask_row_stride;
+      inputs.block_mask.strides[1] = mask_column_stride;
+    }
+    attn::matmul(plan, inputs, matrix(c, p.output, p.m, p.n, p.order_c),
+                 context_of(workspace, workspace_bytes, stream));
   });
 }
 }

@@ -168,11 +168,14 @@ class Results:
     def add(self, **row):
         print(row, flush=True)
         self.rows.append(row)
+        self.save()
+        return row
+
+    def save(self):
         if self.out:
             with open(self.out, "w") as file:
                 json.dump(self.head | dict(rows=self.rows), file, indent=1)
                 file.write("\n")
-        return row
 
     def add_speeds(self, row, flops, ms):
         """A row with TFLOP/s of "ours" and of each peer by their times, and the ratios of ours to the peers'."""
