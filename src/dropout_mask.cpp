@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 
 #include "attn/error.hpp"
@@ -12,6 +11,7 @@
 #include "core/validate/argument_check.hpp"
 #include "core/validate/validate_parts.hpp"
 #include "cpu/plan_check.hpp"
+#include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/dropout_mask.hpp"
 
@@ -76,8 +76,9 @@ void dropout_mask(const Problem& problem, const Tensor& kept, const Tensor& rng_
                   const Context& context) {
   const Problem p = sized(problem, kept, rng_state);
   if (kept.device.type == DeviceType::cuda) {
-    const std::array<core::NamedTensor, 2> tensors{{{"kept", kept}, {"rng_state", rng_state}}};
-    cuda::check_memory(p, {tensors.data(), rng_state.given() ? 2u : 1u}, kept.device.index);
+    const core::NamedTensor tensors[] = {{"kept", kept}, {"rng_state", rng_state}};
+    const cuda::ContextGuard guard(kept.device.index);
+    cuda::check_memory(p, tensors, kept.device.index);
     if (kept.size() > 0) cuda::dropout_mask(p, kept, rng_state, context);
     return;
   }

@@ -4,13 +4,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <span>
+#include <string_view>
 
 #include "attn/error.hpp"
 #include "core/matmul.hpp"
 #include "core/validate/argument_check.hpp"
 #include "cpu/matmul/matmul.hpp"
+#include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/matmul/config.hpp"
 #include "cuda/matmul/matmul.hpp"
@@ -41,14 +45,24 @@ Backend choose_backend(const MatmulProblem& problem, Backend asked, Device devic
   return asked;
 }
 
-void check_rung(Backend backend, const std::string& rung) {
-  if (rung.empty()) return;
-  const std::vector<std::string> rungs = matmul_rungs(backend);
-  // On a GPU the tile's shape may follow: "split_k/64x192_s8".
-  const std::string name_of_rung = backend == Backend::cuda ? rung.substr(0, rung.find('/')) : rung;
-  for (const std::string& known : rungs) {
-    if (name_of_rung == known) return;
+constexpr std::string_view kCpuRungs[] = {"naive", "blocked", "few_rows", "packed", "amx"};
+
+bool has_rung(Backend backend, std::string_view rung) {
+  switch (backend) {
+    case Backend::automatic:
+    case Backend::cpu:
+      return std::ranges::find(kCpuRungs, rung) != std::end(kCpuRungs);
+    case Backend::cuda:  // the tile's shape may follow: "split_k/64x192_s8"
+      return cuda::is_cuda_matmul_rung(rung.substr(0, rung.find('/')));
+    case Backend::reference:
+      break;
   }
+  return false;
+}
+
+void check_rung(Backend backend, const std::string& rung) {
+  if (rung.empty() || has_rung(backend, rung)) return;
+  const std::vector<std::string> rungs = matmul_rungs(backend);
   throw Error(ErrorCode::invalid_argument,
               rungs.empty()
                   ? fmt::format("rung is {}; the {} backend has none", rung, name(backend))
@@ -82,9 +96,7 @@ void check_gpu(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor&
     }
     check.disjoint(std::span(tensors).last(1), std::span(tensors).first(7));
   }
-  for (const core::NamedTensor& named : tensors) {
-    if (named.tensor.given()) cuda::check_memory(check, {&named, 1}, plan.device.index);
-  }
+  cuda::check_memory(check, tensors, plan.device.index);
 }
 
 double moved_once(const MatmulProblem& p) {
@@ -101,7 +113,7 @@ std::vector<std::string> matmul_rungs(Backend backend) {
   switch (backend) {
     case Backend::automatic:
     case Backend::cpu:
-      return {"naive", "blocked", "few_rows", "packed", "amx"};
+      return {std::begin(kCpuRungs), std::end(kCpuRungs)};
     case Backend::cuda:
       return cuda::cuda_matmul_rungs();
     case Backend::reference:
@@ -145,6 +157,7 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
   check_rung(plan.backend, plan.rung);
   if (plan.backend == Backend::reference) return reference::matmul(plan.problem, inputs, c);
   if (plan.backend == Backend::cpu) return cpu::matmul(plan, inputs, c, context);
+  const cuda::ContextGuard guard(plan.device.index);
   check_gpu(plan, inputs, c, context.workspace);
   cuda::matmul(plan, inputs, c, context);
 }

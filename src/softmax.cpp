@@ -13,6 +13,7 @@
 
 #include "core/validate/argument_check.hpp"
 #include "cpu/plan_check.hpp"
+#include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/softmax.hpp"
 
@@ -126,11 +127,12 @@ void check_arguments(const core::ArgumentCheck& check, const Tensor& x, const Te
   if (lse.given()) check.tensor("lse", lse, DType::f32, {x.shape[0]});
 }
 
-void check_gpu(const core::ArgumentCheck& check, std::span<const core::NamedTensor> tensors,
-               int device) {
-  for (const core::NamedTensor& named : tensors) {
-    if (named.tensor.given()) cuda::check_memory(check, {&named, 1}, device);
-  }
+void softmax_on_gpu(const core::ArgumentCheck& check, std::span<const core::NamedTensor> tensors,
+                    const cuda::SoftmaxCall& call, const Context& context) {
+  const int device = call.x.device.index;
+  const cuda::ContextGuard guard(device);
+  cuda::check_memory(check, tensors, device);
+  cuda::softmax(call, context);
 }
 
 }  // namespace
@@ -148,10 +150,7 @@ void softmax(const Tensor& x, const Tensor& y, const Tensor& lse, SoftmaxAlgorit
   // In place only LSE has to lie apart from x.
   check.disjoint(written, read.first(in_place ? 0 : 1));
   check.disjoint(written.last(1), read);
-  if (gpu) {
-    check_gpu(check, tensors, x.device.index);
-    return cuda::softmax({x, y, {}, {}, lse, algorithm}, context);
-  }
+  if (gpu) return softmax_on_gpu(check, tensors, {x, y, {}, {}, lse, algorithm}, context);
   for_each_row(x, context, [&](std::int64_t i) {
     const float* row = row_of_x(x, i);
     const Statistics s = algorithm == SoftmaxAlgorithm::three_pass
@@ -177,8 +176,7 @@ void softmax_top(const Tensor& x, const Tensor& values, const Tensor& columns, c
       {"x", x}, {"values", values}, {"columns", columns}, {"lse", lse}};
   check.disjoint(std::span(tensors).last(3), std::span(tensors).first(1));
   if (x.device.type == DeviceType::cuda) {
-    check_gpu(check, tensors, x.device.index);
-    return cuda::softmax({x, {}, values, columns, lse, algorithm}, context);
+    return softmax_on_gpu(check, tensors, {x, {}, values, columns, lse, algorithm}, context);
   }
   for_each_row(x, context, [&](std::int64_t i) {
     Top top(k);

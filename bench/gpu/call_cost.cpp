@@ -2,7 +2,8 @@
 // and how often it calls the driver. One line a call: the median and the least of many. On the
 // driver of the tests, which does nothing, the time is the library's own, but for a few nanoseconds
 // a call of the driver; on a GPU it holds what the driver takes, and calls are not counted.
-// Arguments: descriptors of dense or packed problems without buffers.
+// Arguments: descriptors of dense or packed problems without buffers; without any also what has no
+// plan of attention: products, softmax and dropout's mask.
 //   g++ -std=c++20 -O2 -Iinclude -Isrc -Itests/cuda bench/gpu/call_cost.cpp build/libattn.a -lfmt
 //     -lpthread -ldl -o call_cost
 //   LD_LIBRARY_PATH=build/tests/cuda/fake_driver ATTN_CACHE_DIR=
@@ -166,6 +167,32 @@ void measure_calls(const std::string& descriptor) {
   });
 }
 
+// What has no plan of attention.
+void measure_others() {
+  std::vector<DeviceBuffer> memory;
+  const auto view = [&](std::initializer_list<std::int64_t> shape, attn::DType dtype) {
+    attn::Tensor t = attn::tensor(static_cast<void*>(nullptr), dtype, shape, kDevice);
+    t.data =
+        memory.emplace_back(kDevice.index, std::size_t(t.size()) * attn::size_of(dtype)).data();
+    return t;
+  };
+  using enum attn::DType;
+  const attn::MatmulInputs inputs{.a = view({1024, 1024}, bf16), .b = view({1024, 1024}, bf16)};
+  const Tensor c = view({1024, 1024}, bf16);
+  attn::MatmulOptions options;
+  options.device = kDevice;
+  const attn::MatmulPlan plan = attn::make_plan(attn::describe(inputs, c), options);
+  measure("1024^3 bf16 matmul(plan)", [&] { attn::matmul(plan, inputs, c); });
+  measure("1024^3 bf16 matmul(tensors)", [&] { attn::matmul(inputs, c); });
+  const Tensor x = view({1024, 1000}, f32), values = view({1024, 5}, f32),
+               columns = view({1024, 5}, i32);
+  measure("softmax of 1024 x 1000", [&] { attn::softmax(x, x); });
+  measure("softmax_top of 1024 x 1000, 5", [&] { attn::softmax_top(x, values, columns); });
+  const attn::Problem problem = attn::parse_problem("b1_n128_h4_d64_dropout0.1_bf16");
+  const Tensor kept = view({1, 4, 128, 128}, u8);
+  measure("dropout_mask of 4 x 128 x 128", [&] { attn::dropout_mask(problem, kept); });
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -180,5 +207,6 @@ int main(int count, char** words) {
                    "b1_sq1_sk8192_hq32_hk8_d128_bf16"};
   }
   for (const std::string& descriptor : descriptors) measure_calls(descriptor);
+  if (count == 1) measure_others();
   return 0;
 }

@@ -8,11 +8,20 @@
 
 #include "cuda/device/params.cuh"
 #include "cuda/driver/device.hpp"
-#include "cuda/jit/kernel.hpp"
+#include "cuda/jit/kernels_by_key.hpp"
 #include "cuda/limits.hpp"
 #include "cuda/problem_parameters.hpp"
 
 namespace attn::cuda {
+namespace {
+
+// All that the source depends on.
+struct DropoutMaskConfig {
+  bool rng_state;
+  bool operator==(const DropoutMaskConfig&) const = default;
+};
+
+}  // namespace
 
 Source dropout_mask_source(bool rng_state) {
   Source source;
@@ -48,8 +57,11 @@ void dropout_mask(const Problem& problem, const Tensor& kept, const Tensor& rng_
   launch.grid[0] = static_cast<unsigned>(
       std::clamp<std::int64_t>(kept.size() / kElements + 1, 1, kMostBlocksAtOnce));
   std::array<void*, 1> arguments{&parameters};
-  get_kernel(kept.device.index, dropout_mask_source(problem.dropout.rng_state), context)
-      ->launch(launch, context.stream, arguments.data());
+  const DropoutMaskConfig config{problem.dropout.rng_state};
+  kernels_by_key<DropoutMaskConfig>()
+      .get(kept.device.index, config, context,
+           [&] { return dropout_mask_source(config.rng_state); })
+      .launch(launch, context.stream, arguments.data());
 }
 
 }  // namespace attn::cuda

@@ -1,7 +1,6 @@
 // What a plan keeps between its runs (Plan::state).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,13 +10,13 @@
 #include "attn/plan.hpp"
 #include "core/made_for.hpp"
 #include "core/problem/numbers.hpp"
+#include "cuda/kept_runs.hpp"
 
 namespace attn::cuda {
 
 // All that runs of a plan need beside the tensors of a call: a Run for each kind of tensors that
-// came (aligned or not, with lengths or without), made when the first comes. Threads that find
-// theirs neither wait nor allocate; two that miss one at once both make it. A Run stays where it is
-// as long as the plan, or a copy of it, lives.
+// came (aligned or not, with lengths or without), made when the first comes and kept as long as the
+// plan, or a copy of it, lives (KeptRuns).
 //
 // Plans are open structures: a copy whose problem or kernel was changed shares this, and is not
 // served from it. Seed and offset of dropout may differ.
@@ -37,9 +36,6 @@ class PlanState : public core::MadeFor {
         kernel_(plan.kernel) {}
   PlanState(const PlanState&) = delete;
   PlanState& operator=(const PlanState&) = delete;
-  ~PlanState() {
-    for (Node* node = newest_.load(); node != nullptr;) delete std::exchange(node, node->before);
-  }
 
   bool is_of(const Plan& plan) const noexcept {
     return plan.device.index == device_ && plan.num_splits == num_splits_ &&
@@ -48,34 +44,21 @@ class PlanState : public core::MadeFor {
            plan.kernel == kernel_ && core::numbers_of(plan.problem) == numbers_;
   }
 
-  // Null where there is none.
+  // As KeptRuns has them.
   template <class Suits>
   const Run* find(const Suits& suits) const {
-    for (const Node* node = newest_.load(std::memory_order_acquire); node != nullptr;
-         node = node->before) {
-      if (suits(node->run)) return &node->run;
-    }
-    return nullptr;
+    return runs_.find(suits);
   }
-  const Run& add(Run run) {
-    auto* const node = new Node{std::move(run), newest_.load(std::memory_order_relaxed)};
-    while (!newest_.compare_exchange_weak(node->before, node, std::memory_order_acq_rel)) continue;
-    return node->run;
-  }
+  const Run& add(Run run) { return runs_.add(std::move(run)); }
 
  private:
-  struct Node {
-    Run run;
-    Node* before;
-  };
-
   const core::ProblemNumbers numbers_;
   const expr::Expr mask_, score_;
   const std::int32_t device_, num_splits_;
   const Algorithm algorithm_;
   const bool deterministic_;
   const std::string kernel_;
-  std::atomic<Node*> newest_{nullptr};
+  KeptRuns<Run> runs_;
 };
 
 // The run of the plan that suits, made where there is none; kept in `own` where the plan's state is

@@ -11,7 +11,7 @@
 #include "cuda/device/params.cuh"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
-#include "cuda/jit/kernel.hpp"
+#include "cuda/jit/kernels_by_key.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -19,14 +19,27 @@ namespace {
 // Whether rows begin at multiples of 16 bytes.
 bool takes_packets(const Tensor& t) { return alignment_of(t) % 16 == 0; }
 
+// All that the source depends on.
+struct SoftmaxConfig {
+  explicit SoftmaxConfig(const SoftmaxCall& call)
+      : three_pass(call.algorithm == SoftmaxAlgorithm::three_pass),
+        top(call.values.given() ? static_cast<int>(call.values.shape[1]) : 0),
+        wide(takes_packets(call.x) && (top > 0 || takes_packets(call.y)) ? 4 : 1) {}
+  bool operator==(const SoftmaxConfig&) const = default;
+
+  bool three_pass;
+  int top;   // 0: y is written
+  int wide;  // elements of a load
+};
+
 }  // namespace
 
 Source softmax_source(const SoftmaxCall& call) {
-  const bool top = call.values.given();
+  const SoftmaxConfig config(call);
   ConfigText text(DType::f32);
-  text.flag("kThreePass", call.algorithm == SoftmaxAlgorithm::three_pass);
-  text.number("kTop", top ? static_cast<int>(call.values.shape[1]) : 0);
-  text.number("kWide", takes_packets(call.x) && (top || takes_packets(call.y)) ? 4 : 1);
+  text.flag("kThreePass", config.three_pass);
+  text.number("kTop", config.top);
+  text.number("kWide", config.wide);
   Source source;
   source.name = "softmax";
   source.entry = "attn_softmax";
@@ -69,8 +82,9 @@ void softmax(const SoftmaxCall& call, const Context& context) {
   launch.grid[0] = std::min(rows, kMostBlocksAtOnce);
   launch.shared_bytes = kSharedBytes;
   std::array<void*, 1> arguments{&p};
-  get_kernel(ordinal, softmax_source(call), context)
-      ->launch(launch, context.stream, arguments.data());
+  kernels_by_key<SoftmaxConfig>()
+      .get(ordinal, SoftmaxConfig(call), context, [&] { return softmax_source(call); })
+      .launch(launch, context.stream, arguments.data());
 }
 
 }  // namespace attn::cuda

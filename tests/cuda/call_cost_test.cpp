@@ -13,8 +13,11 @@
 #include <thread>
 #include <vector>
 
+#include "attn/dropout_mask.hpp"
 #include "attn/mask.hpp"
+#include "attn/matmul.hpp"
 #include "attn/run.hpp"
+#include "attn/softmax.hpp"
 #include "cuda/device/params.cuh"
 #include "cuda/driver/memory.hpp"
 #include "cuda/support.hpp"
@@ -307,6 +310,67 @@ TEST_F(CallCost, ByProblem) {
   const Problem problem = parse_problem("b1_n256_h8_d64_causal_bf16");
   Data data(problem);
   EXPECT_EQ(calls_of([&] { forward(problem, data.inputs, data.outputs); }), expected(5, 1));
+}
+
+// Calls without a plan of attention find their kernel by what its source depends on: a second one
+// prints no source, which would allocate.
+TEST_F(CallCost, Softmax) {
+  Data data(parse_problem("b1_n64_h2_d64_f32"));
+  const Tensor x = data.view({32, 1000}, DType::f32), y = data.view({32, 1000}, DType::f32);
+  const Tensor values = data.view({32, 5}, DType::f32), columns = data.view({32, 5}, DType::i32);
+  EXPECT_EQ(calls_of([&] { softmax(x, y); }), expected(2, 1));
+  EXPECT_EQ(calls_of([&] { softmax_top(x, values, columns); }), expected(3, 1));
+  // Three passes, and rows that begin anywhere, are kernels of their own.
+  const int compilations = fake->compilations;
+  softmax(x, y, {}, SoftmaxAlgorithm::three_pass);
+  softmax(data.view({32, 999}, DType::f32), data.view({32, 999}, DType::f32));
+  EXPECT_EQ(fake->compilations, compilations + 2);
+}
+
+TEST_F(CallCost, DropoutMask) {
+  const Problem problem = parse_problem("b1_n64_h2_d64_dropout0.5_seed3_bf16");
+  Data data(problem);
+  const Tensor kept = data.view({1, 2, 64, 64}, DType::u8);
+  EXPECT_EQ(calls_of([&] { dropout_mask(problem, kept); }), expected(1, 1));
+}
+
+MatmulInputs operands(Data& data, const MatmulProblem& p) {
+  return {.a = data.view({p.m, p.k}, p.dtype), .b = data.view({p.k, p.n}, p.dtype)};
+}
+
+TEST_F(CallCost, Products) {
+  for (const char* rung :
+       {"", "persistent/128x128", "split_k/64x64_s2", "ldmatrix", "vector_loads"}) {
+    MatmulProblem p{.m = 256, .n = 192, .k = 128};
+    p.dtype = p.output = std::string(rung) == "vector_loads" ? DType::f32 : DType::bf16;
+    Data data(parse_problem("b1_n64_h2_d64_f32"));
+    const MatmulInputs inputs = operands(data, p);
+    const Tensor c = data.view({p.m, p.n}, p.output);
+    const MatmulPlan plan = make_plan(p, {.device = kHopper, .rung = rung});
+    EXPECT_EQ(calls_of([&] { matmul(plan, inputs, c); }), expected(3, 1)) << rung;
+  }
+}
+
+// Threads whose first calls come together, of several kinds and on two devices.
+TEST_F(CallCost, ProductsOfThreads) {
+  fake->launches = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      const Device device = i % 2 == 0 ? kHopper : kAmpere;
+      Data data(parse_problem("b1_n64_h2_d64_f32"), device);
+      MatmulProblem p{.m = 64, .n = 64, .k = 64 + 64 * (i / 4)};
+      p.dtype = p.output = DType::f16;
+      const MatmulInputs inputs = operands(data, p);
+      const Tensor c = data.view({p.m, p.n}, p.output), x = data.view({8, 64}, DType::f32);
+      for (int turn = 0; turn < 50; ++turn) {
+        matmul(inputs, c, turn % 2 == 0 ? Activation::none : Activation::relu);
+        softmax(x, x);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(fake->launches, 8 * 50 * 2);
 }
 
 device::ForwardParams parameters_of(FakeDriver& fake, const std::function<void()>& call) {

@@ -27,9 +27,11 @@ constexpr std::string_view name_of(const EnumName<Enum> (&table)[n], Enum value)
 // `what` names the argument in the refusal of an unknown text.
 template <class Enum, std::size_t n>
 Enum parse_name(const EnumName<Enum> (&table)[n], std::string_view what, std::string_view text) {
-  std::string accepted;
   for (const EnumName<Enum>& row : table) {
     if (row.name == text) return row.value;
+  }
+  std::string accepted;
+  for (const EnumName<Enum>& row : table) {
     if (!accepted.empty()) accepted += ", ";
     accepted += row.name;
   }

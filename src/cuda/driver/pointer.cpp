@@ -59,7 +59,7 @@ void check_memory(const core::ArgumentCheck& check, std::span<const core::NamedT
   std::size_t count = 0;
   for (const core::NamedTensor& named : tensors) {
     const Tensor& t = named.tensor;
-    if (t.size() == 0) continue;
+    if (!t.given() || t.size() == 0) continue;
     const auto address = reinterpret_cast<CUdeviceptr>(t.data);
     if (std::ranges::any_of(seen, [&](const Allocation& a) { return a.holds(address); })) continue;
     Allocation& found = seen[count++ % seen.size()];

@@ -10,8 +10,8 @@
 namespace attn::cuda {
 
 // Refuses tensors whose memory is not of cuda:`device`: device memory allocated there, or managed
-// memory. Tensors without elements have none. Throws Error(invalid_argument | unavailable |
-// device).
+// memory. Tensors that are not given (rank 0) or have no elements have none. Throws
+// Error(invalid_argument | unavailable | device).
 void check_memory(const core::ArgumentCheck& check, std::span<const core::NamedTensor> tensors,
                   int device);
 void check_memory(const Problem& problem, std::span<const core::NamedTensor> tensors, int device);

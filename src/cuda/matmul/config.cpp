@@ -227,6 +227,10 @@ std::vector<std::string> cuda_matmul_rungs() {
   return names;
 }
 
+bool is_cuda_matmul_rung(std::string_view text) noexcept {
+  return std::ranges::any_of(kRungs, [&](const auto& row) { return row.name == text; });
+}
+
 MatmulRequest parse_matmul_request(std::string_view text) {
   const std::size_t slash = text.find('/');
   MatmulRequest request{text.substr(0, slash), {}};

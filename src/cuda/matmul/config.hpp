@@ -30,6 +30,7 @@ enum class MatmulRung : std::uint8_t {
 };
 std::string_view name(MatmulRung rung) noexcept;
 std::vector<std::string> cuda_matmul_rungs();
+bool is_cuda_matmul_rung(std::string_view text) noexcept;
 
 // A tile of C, and the parts of k that run apart. 0 rows: to be chosen.
 struct MatmulShape {
@@ -52,6 +53,7 @@ struct MatmulTensors {
   bool operator==(const MatmulTensors&) const = default;
 };
 
+// All that a kernel's source depends on, and what its launch needs.
 struct MatmulConfig {
   MatmulRung rung{};
   DType dtype{}, output{};
@@ -71,6 +73,7 @@ struct MatmulConfig {
   std::string_view reason;
 
   int cluster() const { return splits * multicast; }
+  bool operator==(const MatmulConfig&) const = default;
 };
 
 // What was asked for, or where that is empty the fastest that takes the problem; or_slower: or the

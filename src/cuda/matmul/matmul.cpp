@@ -14,7 +14,7 @@
 #include "cuda/driver/api.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/heuristics/matmul_sm90.hpp"
-#include "cuda/jit/kernel.hpp"
+#include "cuda/jit/kernels_by_key.hpp"
 #include "cuda/limits.hpp"
 #include "cuda/matmul/config.hpp"
 #include "cuda/tensor_map.hpp"
@@ -237,8 +237,9 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c_
       parameters_of(operands, c, context.workspace, tiles, device.sm_count);
   if (c.rung == MatmulRung::stream_k) clear_flags(parameters, c, device.sm_count, context.stream);
   std::array<void*, 2> arguments{&parameters, maps ? &*maps : nullptr};
-  get_kernel(ordinal, matmul_source(c), context)
-      ->launch(launch_of(c, tiles, device.sm_count), context.stream, arguments.data());
+  kernels_by_key<MatmulConfig>()
+      .get(ordinal, c, context, [&] { return matmul_source(c); })
+      .launch(launch_of(c, tiles, device.sm_count), context.stream, arguments.data());
 }
 
 }  // namespace attn::cuda
