@@ -158,8 +158,12 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   constexpr std::int64_t kShort = 1 << 20;
   const bool is_short = std::max(problem.seqlen_q, problem.seqlen_k) <= kShort;
   source.text += print_expressions(problem.mask, score_expression(problem), bindings, is_short);
-  source.text += buffers ? print_buffer_gradients(problem.score, names, bindings)
-                         : print_slope(problem.score, bindings);
+  // On tensor cores the digits that the shorter form loses are beyond those of 16-bit products,
+  // unless every score of a row is saturated (docs/numerics.md, "Extremes").
+  const auto form =
+      is_scalar(config.kernel) ? expr::TanhSlope::exponentials : expr::TanhSlope::squares;
+  source.text += buffers ? print_buffer_gradients(problem.score, names, form, bindings)
+                         : print_slope(problem.score, form, bindings);
   source.text += "namespace attn::device {\n" + print_config(config);
   if (hopper) source.text += print_products(config);
   source.text += "}\n";

@@ -51,10 +51,13 @@ std::string struct_text(std::string_view name, const std::string& body) {
       name, body);
 }
 
+// What is packed beside a derivative is the same for either form.
+constexpr expr::TanhSlope kAnyForm = expr::TanhSlope::squares;
+
 // Empty where it is 1.
-Expr slope_of(const Expr& score) {
+Expr slope_of(const Expr& score, expr::TanhSlope form) {
   if (score.empty()) return {};
-  Expr slope = expr::derivative(score, expr::TanhSlope::squares);
+  Expr slope = expr::derivative(score, form);
   return expr::same(slope, Expr(1.0F)) ? Expr() : slope;
 }
 
@@ -123,11 +126,11 @@ struct Load {
   std::size_t name = 0;  // index into the names
   expr::LoadDerivative derivative;
 };
-std::vector<Load> loads_of(const Expr& score, const std::vector<std::string>& names) {
+std::vector<Load> loads_of(const Expr& score, const std::vector<std::string>& names,
+                           expr::TanhSlope form) {
   std::vector<Load> loads;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    for (expr::LoadDerivative& d :
-         expr::load_derivatives(score, names[i], expr::TanhSlope::squares)) {
+    for (expr::LoadDerivative& d : expr::load_derivatives(score, names[i], form)) {
       loads.push_back({i, std::move(d)});
     }
   }
@@ -138,8 +141,8 @@ constexpr std::size_t kLeastBytes = 8;  // no struct is empty
 
 }  // namespace
 
-std::string print_slope(const Expr& score, const expr::Bindings& bindings) {
-  const Expr slope = slope_of(score);
+std::string print_slope(const Expr& score, expr::TanhSlope form, const expr::Bindings& bindings) {
+  const Expr slope = slope_of(score, form);
   std::string body = fmt::format(
       "  static constexpr bool kHasSlope = {};\n  static constexpr int kLoads = 1;  // of none\n",
       !slope.empty());
@@ -151,18 +154,18 @@ std::string print_slope(const Expr& score, const expr::Bindings& bindings) {
 }
 
 ExpressionPack slope_pack(const Expr& score) {
-  if (slope_of(score).empty()) return ExpressionPack();
+  if (slope_of(score, kAnyForm).empty()) return ExpressionPack();
   return ExpressionPack(expression_buffers({}, score));
 }
 
 std::size_t slope_bytes(const Expr& score) {
-  if (slope_of(score).empty()) return kLeastBytes;
+  if (slope_of(score, kAnyForm).empty()) return kLeastBytes;
   return std::max(buffers_bytes(expression_buffers({}, score)), kLeastBytes);
 }
 
 std::string print_buffer_gradients(const Expr& score, const std::vector<std::string>& names,
-                                   const expr::Bindings& bindings) {
-  const std::vector<Load> loads = loads_of(score, names);
+                                   expr::TanhSlope form, const expr::Bindings& bindings) {
+  const std::vector<Load> loads = loads_of(score, names, form);
   // Without a load whose value counts, as of a buffer that only a condition reads, all stays 0.
   std::string body =
       fmt::format("  static constexpr int kLoads = {};\n", std::max<std::size_t>(loads.size(), 1));
@@ -191,7 +194,7 @@ std::string print_buffer_gradients(const Expr& score, const std::vector<std::str
 BufferGradientsPack::BufferGradientsPack(const Expr& score, const std::vector<std::string>& names)
     : views_(expression_buffers({}, score)) {
   const auto buffers = expression_buffers({}, score);
-  for (const Load& load : loads_of(score, names)) {
+  for (const Load& load : loads_of(score, names, kAnyForm)) {
     places_.push_back({load.name, *std::ranges::find_if(buffers, [&](const auto& b) {
                          return b->name() == names[load.name];
                        })});
@@ -219,7 +222,7 @@ void BufferGradientsPack::pack(std::span<double* const> sums, const expr::Bindin
 
 std::size_t buffer_gradients_bytes(const Expr& score, const std::vector<std::string>& names) {
   const std::size_t views = buffers_bytes(expression_buffers({}, score));
-  return std::max(views + loads_of(score, names).size() * sizeof(device::GradientSums),
+  return std::max(views + loads_of(score, names, kAnyForm).size() * sizeof(device::GradientSums),
                   kLeastBytes);
 }
 

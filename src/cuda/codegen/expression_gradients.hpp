@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attn/expr.hpp"
+#include "core/expr/build.hpp"
 #include "cuda/codegen/expression_pack.hpp"
 #include "cuda/device/params.cuh"
 
@@ -29,8 +30,10 @@ namespace attn::cuda {
 //   };
 //
 // in namespace attn::device. Values agree with expr::evaluate<float> (exp, exp2, log, tanh and
-// erf within 2 ulp). The text depends on what that of print_expressions depends on.
-std::string print_slope(const expr::Expr& score, const expr::Bindings& bindings = {});
+// erf within 2 ulp), and `form` says how the derivative of tanh is written. The text depends on
+// what that of print_expressions depends on.
+std::string print_slope(const expr::Expr& score, expr::TanhSlope form,
+                        const expr::Bindings& bindings = {});
 ExpressionPack slope_pack(const expr::Expr& score);  // the bytes of that struct
 std::size_t slope_bytes(const expr::Expr& score);    // how many those are
 
@@ -48,7 +51,7 @@ std::size_t slope_bytes(const expr::Expr& score);    // how many those are
 //
 // (src/cuda/device/expr/buffer_gradient.cuh) for the gradients of buffers `names`.
 std::string print_buffer_gradients(const expr::Expr& score, const std::vector<std::string>& names,
-                                   const expr::Bindings& bindings = {});
+                                   expr::TanhSlope form, const expr::Bindings& bindings = {});
 // The bytes of that struct. As ExpressionPack, and with sums: of each name, in their order.
 class BufferGradientsPack {
  public:
