@@ -214,8 +214,11 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
       wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
       if (this->is(this->step_flags(n), BackwardStep::kEnd)) break;
       State c;
-      wait(Layout::kFullK, 0, tiles & 1);
+      // The order matters: the tile before may be a single step of the other score warpgroup, so
+      // that the parity of K's barrier alone could mean K of two tiles ago. dO of this step was
+      // asked for when the tile before had been given back, whose K was there by then.
       prepare(c, n);
+      wait(Layout::kFullK, 0, tiles & 1);
       issue_s(c);
       wait(Layout::kFullV, 0, tiles & 1);
       while (true) {
