@@ -108,9 +108,8 @@ std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {
   bytes += 4 * staged * c.block_n * std::min(c.head_dim, c.piece_columns);
   bytes += std::int64_t{4} * c.block_n * (c.stages + c.stages_o);
   bytes += kSteps * kStepBytes;
-  constexpr std::int64_t kTurns = 4, kTurnBytes = 16;
+  constexpr std::int64_t kTurns = 4;
   const std::int64_t turns = c.ordered ? kTurns : 0;
-  bytes += kTurnBytes * turns;
   if (c.dropout && !c.ordered && c.score_groups == 1) {
     bytes += c.block_n * c.block_m / c.cluster / 8 + 16;
   }

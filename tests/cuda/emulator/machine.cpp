@@ -311,15 +311,8 @@ void mbarrier_wait(unsigned address, unsigned parity) {
   wait_until([address, parity] { return mbarrier_done(address, parity); });
 }
 
-void mbarrier_wait_either(unsigned a, unsigned parity_a, unsigned b, unsigned parity_b) {
-  wait_until([=] { return mbarrier_done(a, parity_a) || mbarrier_done(b, parity_b); });
-}
-
 void wait_for_word(const unsigned* word) {
   wait_until([word] { return *word != 0; });
-}
-void wait_for_turn(const unsigned* word, unsigned x) {
-  wait_until([=] { return *word == x; });
 }
 
 void copy_box(const Box& box, unsigned destination, unsigned barrier, const int* coordinates,
@@ -340,10 +333,6 @@ void copy_box(const Box& box, unsigned destination, unsigned barrier, const int*
   for (const auto& b : block->cluster->blocks) {
     if ((ranks >> b->rank & 1) != 0) b->later.emplace_back(copy);
   }
-}
-bool wait_for_word_or_phase(const unsigned* word, unsigned x, unsigned address, unsigned parity) {
-  wait_until([=] { return *word == x || mbarrier_done(address, parity); });
-  return *word == x;
 }
 void store_box(const Box& box, unsigned source, const int* coordinates) {
   std::vector<int> at(coordinates, coordinates + box.rank);

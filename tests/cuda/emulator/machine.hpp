@@ -52,15 +52,9 @@ void mbarrier_init(unsigned address, unsigned arrivals);
 void mbarrier_arrive(unsigned address, unsigned expected_bytes);
 bool mbarrier_done(unsigned address, unsigned parity);
 void mbarrier_wait(unsigned address, unsigned parity);
-void mbarrier_wait_either(unsigned a, unsigned parity_a, unsigned b, unsigned parity_b);
 
 // Until a word of memory is not 0.
 void wait_for_word(const unsigned* word);
-// Until it is x.
-void wait_for_turn(const unsigned* word, unsigned x);
-
-// Whether the word became x before the phase was over.
-bool wait_for_word_or_phase(const unsigned* word, unsigned x, unsigned address, unsigned parity);
 
 // As cuTensorMapEncodeTiled was told; what a CUtensorMap holds.
 struct Box {

@@ -93,13 +93,6 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
       : "memory");
 }
 
-// Returns once one of two phases is over.
-__device__ __forceinline__ void mbarrier_wait_either(unsigned a, unsigned parity_a, unsigned b,
-                                                     unsigned parity_b) {
-  while (!mbarrier_try(a, parity_a) && !mbarrier_try(b, parity_b)) {
-  }
-}
-
 // As mbarrier_wait, unless `over` says that the phase is known to be over.
 __device__ __forceinline__ void mbarrier_wait_unless(bool over, unsigned barrier, unsigned parity) {
   asm volatile(

@@ -64,9 +64,10 @@ struct BackwardSm90Layout {
   // Each ring has a barrier `full` and a barrier `empty` for each place.
   // Where tiles take turns to add to dQ, as many may be taken and not be passed on yet. A turn is
   // of a piece, or of all that a block of threads of a pair adds in a step.
-  static constexpr int kTurns = 4, kTurnPlaces = C::kOrdered ? kTurns : 0, kTurnBytes = 16;
-  static constexpr int kTurnAt = kStepAt + kSteps * kStepBytes;
-  static constexpr int kFullStep = kTurnAt + kTurnPlaces * kTurnBytes;
+  static constexpr int kTurns = 4, kTurnPlaces = C::kOrdered ? kTurns : 0;
+  static constexpr unsigned kTurnsOfStep = C::kCluster > 1 ? 1 : kOwnPieces;
+  static constexpr unsigned kTurnPieces = kOwnPieces / kTurnsOfStep;
+  static constexpr int kFullStep = kStepAt + kSteps * kStepBytes;
   static constexpr int kEmptyStep = kFullStep + 8 * kSteps;
   static constexpr int kFullK = kEmptyStep + 8 * kSteps, kEmptyK = kFullK + 8;
   static constexpr int kFullV = kEmptyK + 8, kEmptyV = kFullV + 8;

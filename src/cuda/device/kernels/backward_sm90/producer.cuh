@@ -1,6 +1,6 @@
 // The producers of the Hopper backward kernel, a thread each: one deals tiles and makes the steps;
 // three ask the copy engine for K, Q and LSE, for V, dO and D, and for the additions of dQ. Where
-// tiles take turns and are not shared, one asks for all loads, and one keeps the turns (turns.cuh).
+// tiles take turns, one asks for all loads, and a warp keeps the turns (turns.cuh).
 #pragma once
 
 #include "kernels/backward_sm90/tiles.cuh"
@@ -77,12 +77,9 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   using Base::rank, Base::shared, Base::wait;
   using typename Base::Layout, typename Base::StagedRing, typename Base::StepRing;
   using typename Base::TurnRing;
-  using Turns = BackwardPairTurnsPassed<C>;
-  static constexpr bool kPairTurns = C::kOrdered && C::kCluster > 1;
-  static constexpr bool kKeeper = C::kOrdered && C::kCluster == 1;
 
-  __device__ __forceinline__ void publish(unsigned n, const BackwardStep& s, Turns& turns) const {
-    turns.wait(Layout::kEmptyStep, StepRing::stage(n), StepRing::parity(n) ^ 1);
+  __device__ __forceinline__ void publish(unsigned n, const BackwardStep& s) const {
+    wait(Layout::kEmptyStep, StepRing::stage(n), StepRing::parity(n) ^ 1);
     this->put_step(n, s);
     const unsigned ready = barrier(Layout::kFullStep, StepRing::stage(n));
     if constexpr (C::kCluster > 1) {
@@ -95,11 +92,10 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   // In the second block of threads of a cluster: the steps that the first one makes arrive as
   // bytes. Their places are given back there.
   __device__ __forceinline__ void receive_steps() const {
-    Turns turns(*this);
     for (unsigned n = 0;; ++n) {
       mbarrier_arrive_expect(barrier(Layout::kFullStep, StepRing::stage(n)), Layout::kStepBytes);
-      turns.wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
-      if ((this->step_flags(n) & BackwardStep::kEnd) != 0) return turns.finish(n);
+      wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
+      if ((this->step_flags(n) & BackwardStep::kEnd) != 0) return;
     }
   }
 
@@ -119,8 +115,8 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   }
 
   // Makes the steps of a tile, from step n on: one for each block of queries that sees some of it.
-  __device__ __forceinline__ void make_tile_steps(const KeyTile& t, const Sequence& q, unsigned& n,
-                                                  Turns& turns) const {
+  __device__ __forceinline__ void make_tile_steps(const KeyTile& t, const Sequence& q,
+                                                  unsigned& n) const {
     BackwardBlocks<C> blocks(p, t);
     typename BackwardBlocks<C>::Block block{t.head_k * p.group, 0, true};
     // A tile that nobody sees has a step all the same, of which all is masked.
@@ -142,21 +138,20 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       }
       if (more) more = blocks.next(block);
       if (!more) s.flags |= BackwardStep::kLast;
-      publish(n++, s, turns);
+      publish(n++, s);
       flags = 0;
     } while (more);
   }
   // Deals tiles and makes their steps.
   __device__ __forceinline__ void make_steps() const {
     BackwardDealer<C> dealer(p);
-    Turns turns(*this);
     unsigned n = 0;  // steps so far
     // A tile once drawn waits for this block of threads, however many steps are before it, so it is
     // drawn when few are.
     constexpr unsigned kLate = 6;
     const auto draw = [&] {
       if (n > 0) {
-        turns.wait(Layout::kEmptyStep, StepRing::stage(n + kLate), StepRing::parity(n + kLate) ^ 1);
+        wait(Layout::kEmptyStep, StepRing::stage(n + kLate), StepRing::parity(n + kLate) ^ 1);
       }
       return dealer.next();
     };
@@ -165,14 +160,13 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       const Sequence q = sequence_of<C>(p, t.batch);
       if (t.key_block * kTileKeys >= q.rows_k) continue;
       prefetch_keys(t, q);
-      make_tile_steps(t, q, n, turns);
+      make_tile_steps(t, q, n);
     }
 #pragma unroll 1
     for (int i = 0; i < C::kScoreGroups; ++i) {
-      publish(n++, {BackwardStep::kEnd, 0, 0, 0, 0, 0, 0, 0}, turns);
+      publish(n++, {BackwardStep::kEnd, 0, 0, 0, 0, 0, 0, 0});
     }
     dealer.finish();
-    turns.finish(n - C::kScoreGroups);
   }
 
   // Asks for the keys of a tile and the rows of each of its steps, with a float for each row: K, Q
@@ -273,26 +267,26 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   // Asks for staged pieces of dQ to be added, in shares of which at most two wait at a time, so
   // that loads come between them. The place of a piece is given back when it was read, which is
   // waited for while the next is on its way, or when there is no next yet. Where tiles take turns,
-  // each piece, or the first of a step of a pair, waits for its turn, when the one before is over.
+  // the first piece of each waits for it.
   __device__ __forceinline__ void add_staged() const {
     using Order = typename Layout::Order;
     constexpr int kShare = 4096;
     unsigned pieces = 0, given_back = 0;  // so far
-    const BackwardPairTurns<C> turns{{*this}};
+    constexpr unsigned kTurnPieces = Layout::kTurnPieces;
+    const auto begins_turn = [&] { return C::kOrdered && pieces % kTurnPieces == 0; };
     const auto give_back = [&] {
-      if constexpr (kKeeper) {
-        mbarrier_arrive(barrier(Layout::kEmptyTurn, TurnRing::stage(given_back)));
-      }
+      const unsigned turn = given_back / kTurnPieces;
       mbarrier_arrive(barrier(Layout::kEmptyStaged, StagedRing::stage(given_back++)));
-      if constexpr (kPairTurns) {
-        if (given_back % Layout::kOwnPieces == 0) turns.end(given_back / Layout::kOwnPieces - 1);
+      if (C::kOrdered && given_back % kTurnPieces == 0) {
+        mbarrier_arrive(barrier(Layout::kEmptyTurn, TurnRing::stage(turn)));
       }
     };
     const auto is_next = [&] {  // staged, and its turn has come
+      const unsigned turn = pieces / kTurnPieces;
       return mbarrier_try(barrier(Layout::kFullStaged, StagedRing::stage(pieces)),
                           StagedRing::parity(pieces)) &&
-             (!kKeeper || mbarrier_try(barrier(Layout::kFullTurn, TurnRing::stage(pieces)),
-                                       TurnRing::parity(pieces)));
+             (!begins_turn() || mbarrier_try(barrier(Layout::kFullTurn, TurnRing::stage(turn)),
+                                             TurnRing::parity(turn)));
     };
     for (unsigned n = 0;; ++n) {
 #pragma unroll 1
@@ -301,12 +295,9 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
         const int stage = StagedRing::stage(pieces);
         const unsigned staged =
             shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged);
-        if (given_back < pieces && ((kPairTurns && i == 0) || !is_next())) {
+        if (given_back < pieces && !is_next()) {
           wait_for_additions<0>();
           give_back();
-        }
-        if constexpr (kPairTurns) {
-          if (i == 0) turns.take(n);
         }
         wait(Layout::kFullStaged, stage, StagedRing::parity(pieces));
         const BackwardStep s = this->step(n);
@@ -318,8 +309,9 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
           mbarrier_arrive(barrier(Layout::kEmptyV, 0));
           mbarrier_arrive(barrier(Layout::kEmptyK, 0));
         }
-        if constexpr (kKeeper) {
-          wait(Layout::kFullTurn, TurnRing::stage(pieces), TurnRing::parity(pieces));
+        if (begins_turn()) {
+          const unsigned turn = pieces / kTurnPieces;
+          wait(Layout::kFullTurn, TurnRing::stage(turn), TurnRing::parity(turn));
           fence_proxy_async_global();
         }
         const int bytes = 4 * kQueries * Order::piece_columns(piece);
@@ -348,15 +340,15 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
 
   __device__ __forceinline__ void run() const {
     if (threadIdx.x == 0) {
-      if constexpr (kKeeper) {
+      if constexpr (C::kOrdered) {
         produce(loads<false>(), loads<true>());
       } else {
         produce(loads<false>());
       }
-    } else if (threadIdx.x == 32) {
-      if constexpr (kKeeper) {
+    } else if (threadIdx.x / 32 == 1) {
+      if constexpr (C::kOrdered) {
         BackwardTurnKeeper<C>{{*this}}.run();
-      } else {
+      } else if (threadIdx.x == 32) {
         produce(loads<true>());
       }
     } else if (threadIdx.x == 64) {

@@ -44,9 +44,6 @@ inline bool mbarrier_try(unsigned barrier, unsigned parity) {
 inline void mbarrier_wait(unsigned barrier, unsigned parity) {
   emulator::mbarrier_wait(barrier, parity);
 }
-inline void mbarrier_wait_either(unsigned a, unsigned parity_a, unsigned b, unsigned parity_b) {
-  emulator::mbarrier_wait_either(a, parity_a, b, parity_b);
-}
 inline void mbarrier_wait_unless(bool over, unsigned barrier, unsigned parity) {
   if (!over) emulator::mbarrier_wait(barrier, parity);
 }
