@@ -79,7 +79,8 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   if (is_one_pass(kernel)) {
     plan.reasons.emplace_back(
         config.ordered
-            ? "deterministic: tiles of keys take turns to add to dQ, in a fixed order, so that equal "
+            ? "deterministic: tiles of keys take turns to add to dQ, in a fixed order, so that "
+              "equal "
               "inputs give equal bits; that costs a twentieth of the speed"
             : "dQ is added in no fixed order, so that its last bits may differ between calls; "
               "deterministic asks for equal ones");

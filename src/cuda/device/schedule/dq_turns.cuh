@@ -2,6 +2,8 @@
 // Tiles are dealt in that order and go through queries from the first that they see on, so that
 // under a causal mask each comes to a block after those before it without waiting: tile j sees
 // blocks from 2 j on, tile j + 1 is there two steps earlier. Without a mask each is a step behind.
+// Of heads whose tiles are KeyTile::from_last all of it is the other way round, since there the
+// longest tiles are to come first: each is a step behind.
 // What the order needs lies in the workspace behind BackwardParams::d, all of it 0 before the words
 // of query_words.cuh are made:
 //
@@ -13,7 +15,8 @@
 //   drawn   how many tiles the blocks of threads have drawn
 //
 // So the tile that adds before tile j to a block is the lowest bit of its `seen` above bit j: with
-// tiles 0, 2 and 3 seen, tile 0 waits until passed is 3, and tile 3 until it is 0.
+// tiles 0, 2 and 3 seen, tile 0 waits until passed is 3, and tile 3 until it is 0. From the last
+// block on it is the highest bit below: tile 2 waits until passed is 1.
 //
 // Reads of C: kBlockN (queries), kHeadDim, kMaskBatches, kMaskHeads
 #pragma once
@@ -59,11 +62,17 @@ struct DqTurns {
   // What `passed` of a block is when a tile's turn comes. seen: of the block; word: the one that
   // has the tile's bit.
   static __device__ __forceinline__ int turn_after(const BackwardParams& p, const unsigned* seen,
-                                                   unsigned word, int key_block) {
+                                                   unsigned word, int key_block, bool from_last) {
     int window = key_block / 32;
-    word &= ~((2u << key_block % 32) - 1);
-    while (word == 0 && ++window < windows(p)) word = seen[window];
-    return word == 0 ? 0 : 32 * window + 32 - __clz(static_cast<int>(word & -word));
+    if (from_last) {
+      word &= (1u << key_block % 32) - 1;
+      while (word == 0 && --window >= 0) word = seen[window];
+    } else {
+      word &= ~((2u << key_block % 32) - 1);
+      while (word == 0 && ++window < windows(p)) word = seen[window];
+      word &= -word;
+    }
+    return word == 0 ? 0 : 32 * window + 32 - __clz(static_cast<int>(word));
   }
 };
 

@@ -27,23 +27,26 @@ class BackwardBlocks {
         if (++head_ == (t_.head_k + 1) * group()) return false;
         words_ = words();
       }
-      const QueryWord w = words_[window_];
+      const QueryWord w = words_[window()];
       mixed_ = w.mixed;
       present_ = ~w.empty;
     }
-    const int bit = 31 - __clz(static_cast<int>(present_ & -present_));
-    present_ &= present_ - 1;
-    to = {head_, window_ * 32 + bit, (mixed_ >> bit & 1) != 0};
+    const int bit = 31 - __clz(static_cast<int>(t_.from_last ? present_ : present_ & -present_));
+    present_ &= ~(1u << bit);
+    to = {head_, window() * 32 + bit, (mixed_ >> bit & 1) != 0};
     if constexpr (C::kOrdered) seen_ = seen(to)[t_.key_block / 32];
     return true;
   }
   // When the turn of the tile comes to add to the block that next() gave last.
   __device__ __forceinline__ int turn_after(const Block& b) const {
-    return DqTurns<C>::turn_after(p_, seen(b), seen_, t_.key_block);
+    return DqTurns<C>::turn_after(p_, seen(b), seen_, t_.key_block, t_.from_last);
   }
 
  private:
   __device__ __forceinline__ int group() const { return p_.group; }
+  __device__ __forceinline__ int window() const {
+    return t_.from_last ? p_.query_windows - 1 - window_ : window_;
+  }
   __device__ __forceinline__ const QueryWord* words() const {
     return query_words_at<C>(p_, t_.batch, head_, t_.key_block);
   }
