@@ -180,8 +180,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     const TensorMap &keys, &rows;
     const float* vector;
     unsigned tiles = 0;
-    bool first = false;  // the step before is a tile's first
-    int row_q = 0;       // of a packed tensor: where the sequence starts
+    int row_q = 0;  // of a packed tensor: where the sequence starts
 
     __device__ __forceinline__ void operator()(unsigned n, const BackwardStep& s) {
       producer.load<kOfV>(n, s, *this);
@@ -226,12 +225,6 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     const bool first = (s.flags & BackwardStep::kFirst) != 0;
     if (first) x.row_q = sequence_of<C>(p, s.batch).row_q;
     if (kOfV && first) load_keys(s, x);
-    // Two score warpgroups take a tile of one step past one of them, which then asks for the phase
-    // of K after next: it would take the phase before for it, if Q came first.
-    if (!kOfV && C::kScoreGroups > 1 && first && x.first) {
-      wait(Side::kFullKeys, 0, ~x.tiles & 1);
-    }
-    x.first = first;
     const int stage = RowRing::stage(n);
     const unsigned ready = barrier(Side::kFullRows, stage);
     wait(Side::kEmptyRows, stage, RowRing::parity(n) ^ 1);
