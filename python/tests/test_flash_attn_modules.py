@@ -153,7 +153,8 @@ print("works", *sys.argv[1:])
 
 def run(*arguments, path=""):
     package = str(Path(attn.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (path, package)))}
+    paths = (path, package, os.environ.get("PYTHONPATH"))  # the last: of what attn needs
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     return subprocess.run(
         [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True
     )
