@@ -40,7 +40,8 @@ struct F32Words {
 typedef float HalfVector __attribute__((vector_size(ATTN_VECTOR_BYTES / 2)));
 
 // out[panel][word][kPanel lanes] <- the block, whose lanes are neighbours in memory: step by step
-// over as many lanes as leave few streams to be written.
+// over as many lanes as leave few streams to be written. A vector of a word asks for the line that
+// it is part of in one of the word's steps, kRowsAhead words on.
 template <int kPanel, class Words>
 ATTN_INLINE void pack_steps(const OperandBlock& block, int words, float* out) {
   constexpr int kChunk = (kPanel < kLanes ? 8 : 2) * kPanel * Words::kSteps;
@@ -50,13 +51,14 @@ ATTN_INLINE void pack_steps(const OperandBlock& block, int words, float* out) {
     const int end = padded - first < kChunk ? padded : first + kChunk;
     for (int word = 0; word < words; ++word) {
       const int step = word * Words::kSteps;
-      const bool ahead = step + kRowsAhead < block.depth;
+      const int ahead = step + kRowsAhead * Words::kSteps;
       for (int lane = first; lane < end; lane += kLanes) {
         const int count = block.lanes - lane < kLanes ? block.lanes - lane : kLanes;
         F x{};
         if (count > 0) x = Words::load_lanes(block, lane, step, count);
-        if (ahead)
-          __builtin_prefetch(block.at + ((step + kRowsAhead) * block.step_stride + lane) * bytes);
+        const int asked = ahead + lane / kLanes % Words::kSteps;
+        if (asked < block.depth)
+          __builtin_prefetch(block.at + (asked * block.step_stride + lane) * bytes);
         float* to =
             out + lane / kPanel * std::ptrdiff_t{kPanel} * words + std::ptrdiff_t{word} * kPanel;
         if constexpr (kPanel < kLanes) {
