@@ -81,6 +81,19 @@ struct OperandBlock {
   DType dtype = DType::f32;
 };
 
+// A part of C, and what its elements go through on their way there.
+struct OutputBlock {
+  std::byte* at = nullptr;
+  std::ptrdiff_t row_bytes = 0;  // from one row to the next
+  int rows = 0, columns = 0;
+  DType dtype = DType::f32;
+  // Of one of them at most; null: none.
+  const float* bias_of_columns = nullptr;  // [columns up to a multiple of 16]
+  const float* bias_of_rows = nullptr;     // row_bias_stride apart
+  std::ptrdiff_t row_bias_stride = 0;
+  Activation activation = Activation::none;
+};
+
 // The verbs of matrix products (src/cpu/matmul).
 struct ProductVerbs {
   int rows, columns;   // of a register tile of C
@@ -94,9 +107,9 @@ struct ProductVerbs {
   // `wanted` on need not be computed.
   void (*multiply)(const void* a_panel, const void* b_panel, int depth, bool add, int wanted,
                    float* c, int ld);
-  // x <- activation(x + bias); bias may be null; count is a multiple of 16, memory past it is not
-  // touched.
-  void (*finish_row)(const float* bias, Activation activation, int count, float* x);
+  // C <- activation(sums + bias), rounded. sums: out.rows rows, ld apart, with columns up to a
+  // multiple of 16; changed.
+  void (*finish)(float* sums, int ld, const OutputBlock& out);
 };
 
 // The verbs of products of few rows, which read B where it lies.

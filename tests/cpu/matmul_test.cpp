@@ -264,6 +264,23 @@ TEST(Matmul, ABatchStrideOfZeroSharesAMatrix) {
   EXPECT_TRUE(check_matmul(data).passed()) << check_matmul(data).where;
 }
 
+// Of columns, and of the rows that a column-major C is computed as.
+TEST(Matmul, ABiasMayHaveAnyStride) {
+  for (const std::string& rung : matmul_rungs(Backend::cpu)) {
+    for (const MatrixOrder order : {MatrixOrder::row_major, MatrixOrder::column_major}) {
+      if (rung == "amx") continue;  // the same verb
+      MatmulData data({.m = 20, .n = 70, .k = 40, .order_c = order, .bias = true}, 6);
+      std::vector<float> apart(3 * 70, NAN);
+      for (std::size_t i = 0; i < 70; ++i)
+        apart[3 * i] = static_cast<const float*>(data.inputs.bias.data)[i];
+      data.inputs.bias = tensor(apart.data(), {70});
+      data.inputs.bias.strides[0] = 3;
+      matmul(data.inputs, data.c, Activation::none, {.rung = rung});
+      EXPECT_TRUE(check_matmul(data).passed()) << rung << " " << name(order);
+    }
+  }
+}
+
 // The cut into tasks and the order of sums are the same for every number of threads.
 TEST(Matmul, ThreadsDoNotChangeABit) {
   std::vector<MatmulProblem> problems;

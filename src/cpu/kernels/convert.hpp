@@ -76,6 +76,19 @@ ATTN_INLINE H to_f16(F v) {
 #endif
 }
 
+// Runs body<dtype>().
+template <class Body>
+ATTN_INLINE void with_dtype(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::bf16:
+      return body.template operator()<DType::bf16>();
+    case DType::f16:
+      return body.template operator()<DType::f16>();
+    default:
+      return body.template operator()<DType::f32>();
+  }
+}
+
 ATTN_INLINE F load_row(const std::byte* row, int i, DType dtype) {
   switch (dtype) {
     case DType::bf16:

@@ -272,32 +272,18 @@ ATTN_INLINE void with_row_count(int count, const Body& body) {
   }
 }
 
-// Runs body<dtype>().
-template <class Body>
-ATTN_INLINE void with_source(DType source, const Body& body) {
-  switch (source) {
-    case DType::bf16:
-      return body.template operator()<DType::bf16>();
-    case DType::f16:
-      return body.template operator()<DType::f16>();
-    default:
-      return body.template operator()<DType::f32>();
-  }
-}
-
 static void decode_scores(const float* q, int count, const std::byte* const* k,
                           const std::byte* const* ahead, int keys, int dim, DType source,
                           float* s) {
-  with_source(source, [&]<DType kSource>() {
-    decode_scores_of<kSource>(q, count, k, ahead, keys, dim, s);
-  });
+  with_dtype(source,
+             [&]<DType kSource>() { decode_scores_of<kSource>(q, count, k, ahead, keys, dim, s); });
 }
 
 static void decode_accumulate(const float* p, int count, const std::byte* const* v,
                               const std::byte* const* ahead, int keys, int dim, DType source,
                               const float* alpha, float* o) {
   ask_for(ahead, keys, dim * static_cast<int>(size_of(source)));
-  with_source(source, [&]<DType kSource>() {
+  with_dtype(source, [&]<DType kSource>() {
     with_row_count(count, [&]<int kCount>() {
       decode_accumulate_rows<kCount, kSource>(p, v, keys, dim, alpha, o);
     });

@@ -165,12 +165,40 @@ ATTN_INLINE F activate(Activation activation, F x) {
   return x;
 }
 
-// x[i] <- activation(x[i] + bias[i]); whole vectors.
-static void bias_and_activation(const float* bias, Activation activation, int count, float* x) {
-  for (int i = 0; i < count; i += kLanes) {
-    const F sum = bias == nullptr ? load(x + i) : load(x + i) + load(bias + i);
-    store(x + i, activate(activation, sum));
+// x[i] <- activation(x[i] + bias), of a row of a part of C; whole vectors.
+ATTN_INLINE void bias_and_activation(const OutputBlock& out, int row, float* x) {
+  F of_row{};
+  if (out.bias_of_rows != nullptr) of_row = set1(out.bias_of_rows[row * out.row_bias_stride]);
+  for (int i = 0; i < out.columns; i += kLanes) {
+    F sum = load(x + i);
+    if (out.bias_of_columns != nullptr) sum += load(out.bias_of_columns + i);
+    if (out.bias_of_rows != nullptr) sum += of_row;
+    store(x + i, activate(out.activation, sum));
   }
+}
+
+static void finish_product(float* sums, int ld, const OutputBlock& out) {
+  if (out.bias_of_columns != nullptr || out.bias_of_rows != nullptr ||
+      out.activation != Activation::none) {
+    for (int i = 0; i < out.rows; ++i) bias_and_activation(out, i, sums + std::ptrdiff_t{i} * ld);
+  }
+  const int whole = out.columns / kLanes * kLanes;
+  with_dtype(out.dtype, [&]<DType kTarget>() {
+    constexpr int kBytes = kTarget == DType::f32 ? 4 : 2;
+    for (int i = 0; i < out.rows; ++i) {
+      const float* x = sums + std::ptrdiff_t{i} * ld;
+      std::byte* row = out.at + i * out.row_bytes;
+      if (i + 1 < out.rows) {  // the next row's lines come while this one is stored
+        for (int at = 0; at < whole * kBytes; at += 64) {
+          __builtin_prefetch(row + out.row_bytes + at, 1);
+        }
+      }
+      for (int j = 0; j < whole; j += kLanes) store_row(row, j, kLanes, kTarget, load(x + j));
+      if (whole < out.columns) {
+        store_row(row, whole, out.columns - whole, kTarget, load(x + whole));
+      }
+    }
+  });
 }
 
 template <class Words>
@@ -182,7 +210,7 @@ static constexpr ProductVerbs product_of() {
           .pack_a = pack_panels<kProductRows, Words>,
           .pack_b = pack_panels<kProductColumns, Words>,
           .multiply = multiply_panels<Words>,
-          .finish_row = bias_and_activation};
+          .finish = finish_product};
 }
 static constexpr ProductVerbs product_f32() { return product_of<F32Words>(); }
 

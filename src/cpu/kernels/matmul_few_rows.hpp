@@ -207,7 +207,7 @@ static void multiply_few_rows(const void* packed, int a_ld, int rows, const Oper
   if constexpr (Words::kSteps == 2) {
     return multiply_few_rows_of<Words, DType::bf16>(a, a_ld, rows, b, add, c, ld);
   } else {
-    with_source(b.dtype, [&]<DType kSource>() {
+    with_dtype(b.dtype, [&]<DType kSource>() {
       multiply_few_rows_of<Words, kSource>(a, a_ld, rows, b, add, c, ld);
     });
   }

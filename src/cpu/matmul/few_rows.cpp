@@ -84,7 +84,7 @@ void matmul_few_rows(const Product& p, const TileOps& ops, const ProductBlocks& 
       add = true;
     }
     if (!add) std::fill_n(s.c, std::ptrdiff_t{t.rows} * blocks.n.part, 0.0F);
-    finish(p, ops, t, s.c, blocks.n.part, s.bias);
+    ops.product.finish(s.c, blocks.n.part, output_of(p, t, s.bias));
   });
 }
 

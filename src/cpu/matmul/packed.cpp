@@ -220,7 +220,7 @@ void matmul_packed(const Product& p, const TileOps& ops, const ProductBlocks& bl
       const TileState state(ops);
       const Scratch s = scratch.of(worker);
       multiply_blocks(p, verbs, t, i, j, shared, s);
-      finish(p, ops, t, s.c, blocks.n.part, s.bias);
+      verbs.finish(s.c, blocks.n.part, output_of(p, t, s.bias));
     });
   };
 

@@ -43,22 +43,23 @@ OperandBlock block_of_b(const Product& p, std::int64_t batch, std::int64_t step,
           .dtype = p.b.dtype};
 }
 
-void finish(const Product& p, const TileOps& ops, const Tile& t, float* sums, int ld, float* bias) {
-  const int padded = static_cast<int>(round_up(t.columns, 16));
-  if (p.bias != nullptr && !p.bias_of_rows) {
+OutputBlock output_of(const Product& p, const Tile& t, float* bias) {
+  OutputBlock out{.at = p.c.at(t.batch, t.row, t.column),
+                  .row_bytes = p.c.row_stride * static_cast<std::ptrdiff_t>(size_of(p.c.dtype)),
+                  .rows = t.rows,
+                  .columns = t.columns,
+                  .dtype = p.c.dtype,
+                  .activation = p.activation};
+  if (p.bias == nullptr) return out;
+  if (p.bias_of_rows) {
+    out.bias_of_rows = p.bias + t.row * p.bias_stride;
+    out.row_bias_stride = p.bias_stride;
+  } else {
     for (int j = 0; j < t.columns; ++j) bias[j] = p.bias_at(0, t.column + j);
-    std::fill(bias + t.columns, bias + padded, 0.0F);
+    std::fill(bias + t.columns, bias + round_up(t.columns, 16), 0.0F);
+    out.bias_of_columns = bias;
   }
-  for (int i = 0; i < t.rows; ++i) {
-    float* row = sums + std::ptrdiff_t{i} * ld;
-    if (p.bias != nullptr && p.bias_of_rows) {
-      std::fill(bias, bias + padded, p.bias_at(t.row + i, 0));
-    }
-    if (p.bias != nullptr || p.activation != Activation::none) {
-      ops.product.finish_row(p.bias == nullptr ? nullptr : bias, p.activation, padded, row);
-    }
-    ops.store_row(row, t.columns, 1.0F, p.c.dtype, p.c.at(t.batch, t.row + i, t.column));
-  }
+  return out;
 }
 
 }  // namespace attn::cpu
