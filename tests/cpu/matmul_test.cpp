@@ -161,6 +161,22 @@ TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
   }
 }
 
+// Where C has few blocks each task packs its operands, which all share where it has more.
+TEST(Matmul, FewBlocksOfCAreMultiplied) {
+  for (const double density : {0.1, 0.25}) {
+    for (int variant = 0; variant < 8; ++variant) {
+      MatmulProblem p = varied_problem({2, 590, 610, 420}, DType::bf16, variant);
+      p.masked = MaskedMatrix::c;
+      p.block = std::array{64, 100, 256}[static_cast<std::size_t>(variant % 3)];
+      MatmulData data(p, 300 + static_cast<std::uint64_t>(variant), 0, density);
+      matmul(make_plan(p, {.rung = "packed"}), data.inputs, data.c);
+      const harness::MatmulCheck check = check_matmul(data);
+      EXPECT_TRUE(check.passed()) << to_string(p) << ", density " << density << ": " << check.worst
+                                  << " of the allowed error at " << check.where;
+    }
+  }
+}
+
 // The mask of a transposed matrix is the transposed mask; one without a block leaves the bias.
 TEST(Matmul, MasksHaveStridesAndMayBeEmpty) {
   MatmulProblem p{.m = 40, .n = 60, .k = 90, .masked = MaskedMatrix::b, .block = 20};

@@ -125,8 +125,12 @@ ProductBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& ve
   const bool deeper = problem.masked == MaskedMatrix::b && 3 * sizes.block_k <= 4 * most.depth;
   const std::int64_t depth =
       deeper ? std::max<std::int64_t>(sizes.block_k, most.depth) : most.depth;
-  return {.m = cut(sizes.m, sizes.block_m, most.rows, verbs.rows),
-          .n = cut(sizes.n, sizes.block_n, columns, most.step),
+  const Cut n = cut(sizes.n, sizes.block_n, columns, most.step);
+  // Blocks of a C that has few have twice the rows: operands that each task packs are packed half
+  // as often, and all three blocks still fit L2.
+  const bool taller = problem.masked == MaskedMatrix::c && n.part <= most.narrow;
+  return {.m = cut(sizes.m, sizes.block_m, taller ? 256 : most.rows, verbs.rows),
+          .n = n,
           .k = cut(problem.k, sizes.block_k, depth, std::max(verbs.depth_multiple, 16))};
 }
 
@@ -139,7 +143,7 @@ struct Sharing {
   std::int64_t bytes_a = 0, bytes_b = 0;  // of a block
 };
 
-Sharing share(const ProductBlocks& blocks, const ProductVerbs& verbs) {
+Sharing share(const ProductBlocks& blocks, const ProductVerbs& verbs, bool used_seldom) {
   const auto bytes = [&](int lanes) {
     const core::Size size = core::Size(lanes + kLanesPast) * blocks.k.part * verbs.element_bytes;
     return static_cast<std::int64_t>(aligned(size).bytes());
@@ -149,6 +153,7 @@ Sharing share(const ProductBlocks& blocks, const ProductVerbs& verbs) {
   s.across = blocks.n.count();
   s.bytes_a = bytes(blocks.m.part);
   s.bytes_b = bytes(blocks.n.part);
+  if (used_seldom) return s;
   // Packed by the task that needs it, a block of A is in L2 then; narrow blocks of C would have it
   // packed too often for that.
   s.a = s.across > 1 && blocks.n.part <= limits_of(verbs).narrow &&
@@ -157,6 +162,21 @@ Sharing share(const ProductBlocks& blocks, const ProductVerbs& verbs) {
   if (s.b)
     s.across = std::min(s.across, std::max<std::int64_t>(1, kMostShared / (steps * s.bytes_b)));
   return s;
+}
+
+// Whether few blocks of C are there: on average, the operands of a block are of one or two of them.
+// A copy of all of A and B would go through L3 and memory then; packed by the task they stay in L2.
+bool uses_operands_seldom(const Product& p) {
+  if (p.mask.of != core::BlockMaskView::Of::c) return false;
+  const std::int64_t down = (p.m + p.mask.block - 1) / p.mask.block;
+  const std::int64_t across = (p.n + p.mask.block - 1) / p.mask.block;
+  std::int64_t there = 0;
+  for (std::int64_t i = 0; i < down; ++i) {
+    for (std::int64_t j = 0; j < across; ++j) {
+      there += p.mask.has(i * p.mask.block, j * p.mask.block) ? 1 : 0;
+    }
+  }
+  return there <= 2 * std::min(down, across);
 }
 
 // In bytes, of the operands that tasks share.
@@ -170,16 +190,19 @@ core::Size shared_bytes(const Sharing& s, const ProductBlocks& blocks) {
 }  // namespace
 
 std::int64_t packed_bytes(const ProductBlocks& blocks, const ProductVerbs& verbs, int threads) {
-  const Sharing s = share(blocks, verbs);
-  const core::Size worker = WorkerScratch<Scratch>::bytes(
-      {.blocks = blocks, .element_bytes = verbs.element_bytes, .own_a = !s.a, .own_b = !s.b});
-  return static_cast<std::int64_t>((worker * threads + shared_bytes(s, blocks)).bytes());
+  const auto bytes = [&](bool used_seldom) {
+    const Sharing s = share(blocks, verbs, used_seldom);
+    const core::Size worker = WorkerScratch<Scratch>::bytes(
+        {.blocks = blocks, .element_bytes = verbs.element_bytes, .own_a = !s.a, .own_b = !s.b});
+    return static_cast<std::int64_t>((worker * threads + shared_bytes(s, blocks)).bytes());
+  };
+  return std::max(bytes(false), bytes(true));  // the mask is not known yet
 }
 
 void matmul_packed(const Product& p, const TileOps& ops, const ProductBlocks& blocks,
                    const Workers& workers) {
   const ProductVerbs& verbs = ops.product;
-  const Sharing sharing = share(blocks, verbs);
+  const Sharing sharing = share(blocks, verbs, uses_operands_seldom(p));
   const WorkerScratch<Scratch> scratch(workers.workspace(), workers.count(),
                                        {.blocks = blocks,
                                         .element_bytes = verbs.element_bytes,
