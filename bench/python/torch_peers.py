@@ -291,9 +291,11 @@ def main():
         measured.save(options.json, result)
         print(*(f"{key}={value}" for key, value in row.items()), flush=True)
 
-    run_workers(options, show)
-    if options.json:
-        torch_peers_report.write(options.json)
+    try:
+        run_workers(options, show)
+    finally:  # a limit of time from outside may end it
+        if options.json and result["rows"]:
+            torch_peers_report.write(options.json)
 
 
 if __name__ == "__main__":
