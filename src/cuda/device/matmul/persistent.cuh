@@ -24,43 +24,45 @@ struct Persistent {
   static constexpr int kStaging = (Ring::kBytes + 1023) / 1024 * 1024;
   static constexpr int kBytes = kStaging + (C::kStoresBoxes ? C::kGroups * 2 * Ring::kPanel : 0);
 
-  // Panel after panel: one is staged while the engine reads the other.
+  // Panels go in pairs: both are staged, then the engine is told once that they are there.
   static __device__ __forceinline__ void store_boxes(const MatmulParams& p, const MatmulMaps& maps,
                                                      const MatmulTile& t, int group,
                                                      unsigned staging,
                                                      float (&sum)[C::kColumns / 2]) {
-    const int warp_row = static_cast<int>(threadIdx.x % 128 / 32) * 16;
-    const int first = t.row + 64 * group + static_cast<int>(threadIdx.x % 128 / 32 * 16);
+    constexpr int kPanels = C::kColumns / 64;
     constexpr float kOne[2] = {1, 1};
+    const int warp_row = static_cast<int>(threadIdx.x % 128 / 32) * 16;
+    const int first = t.row + 64 * group + warp_row;
+    const auto place = [&](int panel) {
+      return staging + static_cast<unsigned>((2 * group + panel % 2) * Ring::kPanel);
+    };
 #pragma unroll
-    for (int panel = 0; panel < C::kColumns / 64; ++panel) {
-      float part[32];
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const int row = first + static_cast<int>(threadIdx.x % 32 / 4) + i / 2 % 2 * 8;
-        const int column =
-            t.column + 64 * panel + static_cast<int>(threadIdx.x % 4) * 2 + i / 4 * 8 + i % 2;
-        const bool inside = row < p.m && column < p.n;  // where there is bias to be read
-        part[i] = inside ? finished<C>(p, row, column, sum[32 * panel + i]) : 0.f;
-      }
-      const unsigned at = staging + static_cast<unsigned>((2 * group + panel % 2) * Ring::kPanel);
-      // Of an odd number of panels the last one lies where the next tile's first goes.
-      constexpr bool kOdd = C::kColumns / 64 % 2 != 0;
-      if (elect_one()) {
-        if (kOdd && panel == 0) {
-          bulk_wait_read<0>();
-        } else {
-          bulk_wait_read<1>();
-        }
-      }
+    for (int pair = 0; pair < kPanels; pair += 2) {
+      if (elect_one()) bulk_wait_read<0>();
       __syncwarp();
-      stage_rows<Output<C>, 64>(part, kOne, at, Ring::kPanel, warp_row);
+#pragma unroll
+      for (int panel = pair; panel < min(pair + 2, kPanels); ++panel) {
+        float part[32];
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const int row = first + static_cast<int>(threadIdx.x % 32 / 4) + i / 2 % 2 * 8;
+          const int column =
+              t.column + 64 * panel + static_cast<int>(threadIdx.x % 4) * 2 + i / 4 * 8 + i % 2;
+          // Only a bias is read from where C may have no element.
+          const bool inside = C::kBias == 0 || (row < p.m && column < p.n);
+          part[i] = inside ? finished<C>(p, row, column, sum[32 * panel + i]) : 0.f;
+        }
+        stage_rows<Output<C>, 64>(part, kOne, place(panel), Ring::kPanel, warp_row);
+      }
       fence_proxy_async();
       __syncwarp();
       if (elect_one()) {
-        if (first < p.m && t.column + 64 * panel < p.n) {
-          tma_store_4d(maps.c, at + static_cast<unsigned>(warp_row * 128), t.column + 64 * panel,
-                       first, t.batch, 0);
+#pragma unroll
+        for (int panel = pair; panel < min(pair + 2, kPanels); ++panel) {
+          if (first < p.m && t.column + 64 * panel < p.n) {
+            tma_store_4d(maps.c, place(panel) + static_cast<unsigned>(warp_row * 128),
+                         t.column + 64 * panel, first, t.batch, 0);
+          }
         }
         bulk_commit();
       }
@@ -102,21 +104,26 @@ __device__ __forceinline__ void matmul_all_tiles(const MatmulParams& p, const Ma
   const int tiles = p.batch * p.m_tiles * p.n_tiles;
   const int first = static_cast<int>(blockIdx.x) / C::kMulticast;
   const int blocks = static_cast<int>(gridDim.x) / C::kMulticast;
+  // Before the block meets: the first load waits for it.
+  const MatmulTile first_tile = persistent_tile<C>(p, first);
   specialise<C>(
       maps,
       [&](const HopperRing<C>& ring) {
         RingPlace<C> place;
-        for (int i = first; i < tiles; i += blocks) {
-          produce<C>(p, maps, ring, persistent_tile<C>(p, i), 0, p.k, place);
+        MatmulTile t = first_tile;
+        for (int i = first;; t = persistent_tile<C>(p, i)) {
+          produce<C>(p, maps, ring, t, 0, p.k, place);
+          if ((i += blocks) >= tiles) break;
         }
       },
       [&](const HopperRing<C>& ring, int group) {
         RingPlace<C> place;
         float sum[C::kColumns / 2];
-        for (int i = first; i < tiles; i += blocks) {
-          const MatmulTile t = persistent_tile<C>(p, i);
+        MatmulTile t = first_tile;
+        for (int i = first;; t = persistent_tile<C>(p, i)) {
           consume<C>(p, ring, t, group, 0, p.k, place, sum);
           Kernel::store(p, maps, t, group, ring, sum);
+          if ((i += blocks) >= tiles) break;
         }
         Kernel::finish_stores();
       });
@@ -148,10 +155,8 @@ __device__ __forceinline__ void matmul_tiles_there(const MatmulParams& p, const 
       maps,
       [&](const HopperRing<C>& ring) {
         RingPlace<C> place;
-        for_each_tile_there<C>(p, [&](const MatmulTile& t) {
-          if (threadIdx.x == 0) produce<C>(p, maps, ring, t, 0, p.k, place);
-          __syncwarp();
-        });
+        for_each_tile_there<C>(
+            p, [&](const MatmulTile& t) { produce<C>(p, maps, ring, t, 0, p.k, place); });
       },
       [&](const HopperRing<C>& ring, int group) {
         RingPlace<C> place;

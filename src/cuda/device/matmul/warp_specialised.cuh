@@ -25,7 +25,8 @@ struct RingPlace {
   }
 };
 
-// Asks for tiles of the steps [first, last) of a tile of C.
+// Asks for tiles of the steps [first, last) of a tile of C; by all threads of a warp, so that
+// addresses are scalar, of which one asks.
 template <class C>
 __device__ __forceinline__ void produce(const MatmulParams& p, const MatmulMaps& maps,
                                         const HopperRing<C>& ring, const MatmulTile& t, int first,
@@ -33,7 +34,7 @@ __device__ __forceinline__ void produce(const MatmulParams& p, const MatmulMaps&
   for (int step = next_step<C>(p, t, first); step < last;
        step = next_step<C>(p, t, step + ring.kDepth)) {
     mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
-    ring.load(p, maps, t, step, place.stage);
+    if (elect_one()) ring.load(p, maps, t, step, place.stage);
     place.advance();
   }
 }
@@ -98,9 +99,8 @@ __device__ __forceinline__ void consume(const MatmulParams& p, const HopperRing<
 
 inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-// The frame of the rungs with a producer: producer(ring) in one thread (in a warp, where all of it
-// looks for tiles of a masked C), consumer(ring, group) in
-// the warpgroups that multiply. Blocks of a cluster meet once in between at the beginning and, as
+// The frame of the rungs with a producer: producer(ring) in a warp, consumer(ring, group) in the
+// warpgroups that multiply. Blocks of a cluster meet once in between at the beginning and, as
 // they reach each other's shared memory, at the end. All that needs no operand is done while the
 // kernel before this one in the stream still runs.
 template <class C, class Producer, class Consumer>
@@ -108,7 +108,7 @@ __device__ __forceinline__ void specialise(const MatmulMaps& maps, Producer prod
                                            Consumer consumer) {
   extern __shared__ __align__(1024) char memory[];
   const HopperRing<C> ring{shared_address(memory)};
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 32) {
     prefetch_tensor_map(maps.a);
     prefetch_tensor_map(maps.b);
     ring.init();
@@ -123,7 +123,7 @@ __device__ __forceinline__ void specialise(const MatmulMaps& maps, Producer prod
   // A block of one warpgroup beside the producer has 255 registers a thread.
   if (warpgroup == 0) {
     if constexpr (C::kGroups > 1) release_registers<kProducerRegisters>();
-    if (threadIdx.x < (C::kMasked == 3 ? 32 : 1)) producer(ring);
+    if (uniform(static_cast<int>(threadIdx.x / 32)) == 0) producer(ring);
     if constexpr (C::kSplits > 1) {  // what consumers do between their sums and the end
       __syncwarp();
       cluster_arrive();
@@ -149,7 +149,7 @@ __device__ __forceinline__ void matmul_warp_specialised(const MatmulParams& p,
       maps,
       [&](const HopperRing<C>& ring) {
         RingPlace<C> place;
-        if (threadIdx.x == 0 && has_tile<C>(p, t)) produce<C>(p, maps, ring, t, 0, p.k, place);
+        if (has_tile<C>(p, t)) produce<C>(p, maps, ring, t, 0, p.k, place);
       },
       [&](const HopperRing<C>& ring, int group) {
         RingPlace<C> place;
