@@ -77,6 +77,8 @@ TEST(CudaMatmul, ManyTilesAndManySteps) {
   ATTN_NEEDS_GPU();
   EXPECT_EQ(failure(varied_problem({1, 264, 520, 136}, DType::bf16, 4), "persistent", 8, 7), "");
   EXPECT_EQ(failure(varied_problem({1, 40, 80, 1100}, DType::bf16, 1), "split_k", 8, 8), "");
+  EXPECT_EQ(failure(varied_problem({1, 72, 248, 136}, DType::bf16, 6), "persistent/64x80", 8, 12),
+            "");
   // Waves of whole tiles, then pieces of tiles; a tile that three blocks and more have pieces of.
   EXPECT_EQ(failure(varied_problem({1, 648, 520, 72}, DType::bf16, 0), "stream_k", 8, 9), "");
   EXPECT_EQ(failure(varied_problem({1, 40, 200, 1100}, DType::f16, 2), "stream_k/64x64", 8, 10),
@@ -165,7 +167,7 @@ TEST(CudaMatmul, Float8IsRight) {
 
 TEST(CudaMatmul, TheTableFillsTheMachine) {
   const auto row_of = [](std::int64_t m, std::int64_t n, std::int64_t k) {
-    return row_text(choose_matmul_sm90({1, m, n, k, 64}, MatmulRung::stream_k, true, 132));
+    return row_text(choose_matmul_sm90({1, m, n, k, 64, true}, MatmulRung::stream_k, true, 132));
   };
   EXPECT_EQ(row_of(8192, 8192, 8192), "persistent/128x256");
   EXPECT_EQ(row_of(4096, 4096, 4096), "persistent/128x256");
@@ -173,7 +175,14 @@ TEST(CudaMatmul, TheTableFillsTheMachine) {
   EXPECT_EQ(row_of(1024, 1024, 1024), "persistent/64x128");
   EXPECT_EQ(row_of(64, 3072, 3072), "split_k/64x64_s2");
   EXPECT_EQ(row_of(64, 12288, 4096), "persistent/64x192");
-  EXPECT_EQ(row_of(1024, 2304, 768), "persistent/128x192");
+  EXPECT_EQ(row_of(1024, 2304, 768), "persistent/128x144");
+  EXPECT_EQ(row_of(1024, 768, 768), "persistent/64x128");
+  EXPECT_EQ(row_of(8192, 2304, 768), "persistent/128x192");
+  EXPECT_EQ(row_of(512, 28672, 8192), "persistent/128x224");
+  // Where B lies along k, tiles of any columns fetch no more than they multiply.
+  const MatmulSizes float8{1, 64, 12288, 4096, 128, false};
+  EXPECT_EQ(row_text(choose_matmul_sm90(float8, MatmulRung::stream_k, true, 132, {192})),
+            "persistent/64x96");
 }
 
 TEST(CudaMatmul, ThePlanSaysWhatRuns) {
@@ -198,8 +207,9 @@ TEST(CudaMatmul, ARungRefusesWhatItDoesNotTake) {
   expect_contains(
       refusal(ErrorCode::unsupported, [&] { make_plan({.m = 8, .n = 8, .k = 8}, options); }),
       "dtype is f32; accepted are bf16 and f16");
-  for (const char* shape : {"split_k/128x128", "split_k/64x192_s5", "persistent/96x128",
-                            "persistent/128x320", "ldmatrix/64x64"}) {
+  for (const char* shape :
+       {"split_k/128x128", "split_k/64x192_s5", "persistent/96x128", "persistent/128x320",
+        "persistent/128x136", "split_k/64x80_s2", "ldmatrix/64x64"}) {
     options.rung = shape;
     expect_contains(
         refusal(ErrorCode::unsupported,

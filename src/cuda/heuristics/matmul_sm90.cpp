@@ -24,18 +24,24 @@ bool streams_b(std::int64_t n, std::int64_t k, std::int64_t element_bytes, std::
 
 // Shared memory bounds rows and columns, (rows + columns) * 128 bytes a stage; registers bound the
 // columns: half of them sums in each thread. Splits divide the columns in multiples of 8. Row-major
-// B comes in panels of 64 columns.
+// B comes in panels of 64 columns; tiles of other columns take panels that begin between lines of
+// memory, so 64 x 96 takes longer than 64 x 128 there (15.3 and 11.4 us at 1024 x 768 x 3072).
 std::span<const MatmulSm90Shape> matmul_sm90_shapes() {
   using enum MatmulRung;
-  static constexpr std::array<MatmulSm90Shape, 23> kShapes{{
+  static constexpr std::array<MatmulSm90Shape, 26> kShapes{{
       {persistent,
        {128, 256, 1},
        "85 flops a byte of L2: products that fill the machine many times"},
       {persistent, {128, 192, 1}, "a third more tiles: 3072 x 3072 is 384, 2.9 waves and not 2.2"},
+      {persistent, {128, 224, 1}, "512 x 28672 is 512 tiles, 3.9 waves: 1.03 of cuBLAS"},
+      {persistent, {128, 144, 1}, "1024 x 2304 is 128 tiles and not 96: 0.94 of cuBLAS, not 0.85"},
       {persistent, {128, 128, 1}, "twice the tiles, 64 flops a byte"},
       {persistent, {64, 256, 1}, "m up to 64, or twice the tiles with few rows"},
       {persistent, {64, 192, 1}, "as 64 x 256, for n in thirds"},
       {persistent, {64, 128, 1}, "1024 x 1024 is 128 tiles: 1.12 of cuBLAS, in two parts 0.73"},
+      {persistent,
+       {64, 96, 1},
+       "64 x 12288 is 128 tiles: of 8-bit floats 1.04 of cuBLAS, in 64 x 192 0.91"},
       {persistent, {128, 64, 1}, "as 64 x 128, for tall matrices"},
       {persistent, {64, 64, 1}, "small products: 1.31 of cuBLAS at 512^3"},
       {cluster_multicast, {128, 256, 1}, "128 flops a byte of L2, pairs of rows of tiles"},
@@ -73,9 +79,13 @@ double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, 
   // lasts for several waves, and flops at the tensor cores' rate. This and what follows fits the
   // times of bench/results/h200-matmul-shapes.json.
   const bool float8 = sizes.depth == 128;  // 4096^3: 111 us in 128 x 128, 116 in 128 x 192
-  const double l2_bytes = waves > 1 && !float8 ? 48 : 64;
+  // Panels that begin between lines of 128 bytes, and the last one of a tile whole: two lines for
+  // each of their rows, at 85 bytes a cycle.
+  const bool between_lines = sizes.panels_b && columns % 64 != 0;
+  const double l2_bytes = between_lines ? 85 : waves > 1 && !float8 ? 48 : 64;
   // Multicast halves what is fetched of B, but 4096^3 takes no less time, so nothing for it here.
-  const double fetched = rows + columns;
+  const double fetched =
+      rows + static_cast<double>(between_lines ? 2 * divide_up(columns, 64) * 64 : columns);
   double stage = std::max(fetched * 128 / l2_bytes, area / 32);
   // What comes from memory comes at 46 bytes a cycle to a multiprocessor whose neighbour stands
   // still, at 60 to both, which share a way to L2, and at 2400 to all: 64 x 12288 x 4096 takes 28
@@ -94,9 +104,9 @@ double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, 
   constexpr double kStart = 3000, kEnd = 0.18;
   const double once = kStart + kEnd * area;
   if (row.rung == MatmulRung::stream_k) {
-    // Steps dealt evenly, out of the order that shares L2; flags are cleared, sums go to memory and
-    // back.
-    constexpr double kFlags = 20000, kOutAndBack = 0.6, kOutOfOrder = 1.03;
+    // Steps dealt evenly, out of the order that shares L2 (512 x 28672 x 8192: 352 us, 327 in tiles
+    // of 128 x 224); flags are cleared, sums go to memory and back.
+    constexpr double kFlags = 20000, kOutAndBack = 0.6, kOutOfOrder = 1.1;
     const double even = static_cast<double>(tiles) / sm_count;
     return once + kFlags + kOutAndBack * area +
            std::max(from_memory, even * products * kOutOfOrder);

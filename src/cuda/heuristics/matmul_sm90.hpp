@@ -20,7 +20,8 @@ std::span<const MatmulSm90Shape> matmul_sm90_shapes();
 // What the estimate needs to know of a problem, C row-major.
 struct MatmulSizes {
   std::int64_t batch, m, n, k;
-  std::int64_t depth;  // steps of k of a stage: 128 bytes
+  std::int64_t depth;     // steps of k of a stage: 128 bytes
+  bool panels_b = false;  // B comes in panels of 64 columns: it does not lie along k
 };
 
 // Whether B, k x n elements of so many bytes, is read once, by a single row of tiles, and is more

@@ -198,7 +198,9 @@ void set_ring(MatmulConfig& c, const MatmulShape& shape) {
   c.multicast = c.rung == MatmulRung::cluster_multicast ? 2 : 1;
   c.groups = c.block_m / 64;
   c.threads = 128 * (c.groups + (c.rung == MatmulRung::tma_wgmma ? 0 : 1));
-  const int stage = (c.block_m + c.block_n) * kRow + kBarriers, beside = shared_beside_ring(c);
+  // Columns that are neighbours in memory come in whole panels.
+  const int columns = c.steps_together_b ? c.block_n : (c.block_n + 63) / 64 * 64;
+  const int stage = (c.block_m + columns) * kRow + kBarriers, beside = shared_beside_ring(c);
   c.stages = in_table(c.rung) ? std::min(kMostStages, (kMost - beside) / stage) : 4;
   c.shared_bytes = c.stages * stage + beside;
 }
@@ -206,14 +208,18 @@ void set_ring(MatmulConfig& c, const MatmulShape& shape) {
 // Why there is no such tile; empty where there is.
 std::string refuse_shape(MatmulRung rung, const MatmulShape& s) {
   const bool splits = rung == MatmulRung::split_k;
+  const int multiple = rung == MatmulRung::cluster_multicast ? 128
+                       : rung == MatmulRung::persistent      ? 16
+                                                             : 64;
   const bool fits = (s.rows == 64 || s.rows == 128) && s.columns >= 64 && s.columns <= 256 &&
-                    s.columns % (rung == MatmulRung::cluster_multicast ? 128 : 64) == 0 &&
-                    s.splits >= (splits ? 2 : 1) && s.splits <= (splits ? 8 : 1) &&
-                    s.columns / 8 % s.splits == 0;
+                    s.columns % multiple == 0 && s.splits >= (splits ? 2 : 1) &&
+                    s.splits <= (splits ? 8 : 1) && s.columns / 8 % s.splits == 0;
   if (fits && in_table(rung)) return {};
   return fmt::format(
       "shape {}x{}_s{} of rung {}; accepted from persistent on are 64 or 128 rows, 64, 128, 192 or "
-      "256 columns, and of split_k 2 to 8 parts that divide the columns in multiples of 8",
+      "256 columns (of persistent multiples of 16 between), and of split_k 2 to 8 parts that "
+      "divide "
+      "the columns in multiples of 8",
       s.rows, s.columns, s.splits, name(rung));
 }
 
@@ -300,8 +306,12 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulReques
   if (c.masked == 1 || c.masked == 3) limits.of_rows = c.block;
   if (c.masked == 2 || c.masked == 3) limits.of_columns = c.block;
   if (in_table(c.rung)) {
-    const MatmulSizes sizes{p.batch, shape.m, shape.n, p.k,
-                            static_cast<std::int64_t>(128 / size_of(p.dtype))};
+    const MatmulSizes sizes{p.batch,
+                            shape.m,
+                            shape.n,
+                            p.k,
+                            static_cast<std::int64_t>(128 / size_of(p.dtype)),
+                            !c.steps_together_b};
     const bool any = rung.empty() && c.masked == 0;
     const MatmulSm90Shape& row = choose_matmul_sm90(sizes, c.rung, any, sm_count, limits);
     c.rung = row.rung;

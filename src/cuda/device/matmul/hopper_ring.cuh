@@ -3,8 +3,9 @@
 //
 // A stage is 128 bytes along k, 64 steps or 128 of 8-bit floats: of A the rows of all warpgroups,
 // of B C::kColumns columns. Where neighbours along k lie together it is one panel of 128-byte rows;
-// else panels of 64 rows (columns), [step][64], side by side (tile/swizzle.cuh). Past the ends of a
-// matrix the copy engine writes zeros.
+// else panels of 64 rows (columns), [step][64], side by side (tile/swizzle.cuh), the last of them
+// whole even where fewer columns are multiplied. Past the ends of a matrix the copy engine writes
+// zeros.
 //
 // Reads of C, beside what common.cuh does: kGroups (warpgroups that multiply), kColumns, kStages,
 // kMulticast (blocks of a cluster that have the same B: each asks for its part of it, for all).
@@ -39,7 +40,9 @@ template <class C>
 struct HopperRing {
   static constexpr int kRows = 64 * C::kGroups, kPanel = 64 * 128;
   static constexpr int kDepth = C::kFloat8 ? 128 : 64;
-  static constexpr int kA = kRows * 128, kB = C::kColumns * 128;
+  static constexpr int kPanelsB = (C::kColumns + 63) / 64;
+  static constexpr int kA = kRows * 128;
+  static constexpr int kB = C::kStepsTogetherB ? C::kColumns * 128 : kPanelsB * kPanel;
   static constexpr int kStageBytes = kA + kB;
   static constexpr int kBarriers = C::kStages * kStageBytes;  // full, then empty
   static constexpr int kBytes = kBarriers + 16 * C::kStages;
@@ -89,7 +92,7 @@ struct HopperRing {
       load_box(at, step, lane);
     } else {
 #pragma unroll
-      for (int i = 0; i < kLanes / 64; ++i) load_box(at + i * kPanel, lane + 64 * i, step);
+      for (int i = 0; i < (kLanes + 63) / 64; ++i) load_box(at + i * kPanel, lane + 64 * i, step);
     }
   }
   // Gives a stage back, to all who fill it; by all threads of a warp.

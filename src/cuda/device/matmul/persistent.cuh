@@ -67,6 +67,16 @@ struct Persistent {
         bulk_commit();
       }
     }
+    // What is less than a panel goes to memory as it is.
+    constexpr int kRest = C::kColumns / 2 - 32 * kPanels;
+    if constexpr (kRest > 0) {
+      float rest[kRest];
+#pragma unroll
+      for (int i = 0; i < kRest; ++i) rest[i] = sum[32 * kPanels + i];
+      for_each_pair(rest, [&](int row, int column, float x, float y) {
+        store_pair<C>(p, t.batch, t.row + 64 * group + row, t.column + 64 * kPanels + column, x, y);
+      });
+    }
   }
   // The end of a tile, by the way that C takes.
   static __device__ __forceinline__ void store(const MatmulParams& p, const MatmulMaps& maps,
