@@ -64,7 +64,9 @@ __device__ __forceinline__ bool has_block(const MatmulParams& p, int row, int co
 template <class C>
 __device__ __forceinline__ bool has_tile(const MatmulParams& p, const MatmulTile& t) {
   if constexpr (C::kMasked == 3) {
-    return t.row < p.m && t.column < p.n && has_block<C>(p, t.row, t.column);
+    // Read in any case, so that several reads may be under way.
+    const bool inside = t.row < p.m && t.column < p.n;
+    return has_block<C>(p, inside ? t.row : 0, inside ? t.column : 0) && inside;
   } else {
     return true;
   }

@@ -145,17 +145,27 @@ template <class C, class F>
 __device__ __forceinline__ void for_each_tile_there(const MatmulParams& p, F f) {
   const int tiles = p.batch * p.m_tiles * p.n_tiles;
   int next = static_cast<int>(blockIdx.x);  // of the tiles that are there
-  int before = 0;                           // there before the 32 that are looked at
-  for (int i = 0; i < tiles; i += 32) {
-    const int mine = i + static_cast<int>(threadIdx.x % 32);
-    const bool there = mine < tiles && has_tile<C>(p, persistent_tile<C>(p, mine));
-    const unsigned all = __ballot_sync(0xffffffff, there);
-    for (; next < before + __popc(all); next += static_cast<int>(gridDim.x)) {
-      unsigned bits = all;
-      for (int skip = next - before; skip > 0; --skip) bits &= bits - 1;
-      f(persistent_tile<C>(p, i + __ffs(static_cast<int>(bits)) - 1));
+  int before = 0;                           // there before the word that is looked at
+  constexpr int kWords = 8;  // of 32 tiles, whose bytes of the mask are read together
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int i = 0; i < tiles; i += 32 * kWords) {
+    unsigned words = 0;  // lane w has the bits of word w
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const int mine = min(i + 32 * word + lane, tiles);
+      const bool there = has_tile<C>(p, persistent_tile<C>(p, mine)) && mine < tiles;
+      const unsigned all = __ballot_sync(0xffffffff, there);
+      if (lane == word) words = all;
     }
-    before += __popc(all);
+    for (int word = 0; word < kWords; ++word) {
+      const unsigned all = __shfl_sync(0xffffffff, words, word);
+      for (; next < before + __popc(all); next += static_cast<int>(gridDim.x)) {
+        unsigned bits = all;
+        for (int skip = next - before; skip > 0; --skip) bits &= bits - 1;
+        f(persistent_tile<C>(p, i + 32 * word + __ffs(static_cast<int>(bits)) - 1));
+      }
+      before += __popc(all);
+    }
   }
 }
 template <class C>

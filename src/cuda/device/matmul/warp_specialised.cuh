@@ -25,14 +25,46 @@ struct RingPlace {
   }
 };
 
+// The steps of a tile that are multiplied, as next_step has them, by all threads of a warp: the
+// mask is read for 32 blocks along k at once.
+template <class C>
+struct MaskedSteps {
+  static constexpr bool kMasked = C::kMasked == 1 || C::kMasked == 2;
+  int first_block = -1;  // of those whose bits are known
+  unsigned there = 0;
+
+  __device__ __forceinline__ int next(const MatmulParams& p, const MatmulTile& t, int step) {
+    if constexpr (kMasked) {
+      while (step < p.k) {
+        const int block = step / C::kBlock, in_word = block % 32;
+        if (block - in_word != first_block) look(p, t, block - in_word);
+        const unsigned left = there >> in_word;
+        if (left & 1) return step;
+        step = (block + (left == 0 ? 32 - in_word : __ffs(static_cast<int>(left)) - 1)) * C::kBlock;
+      }
+    }
+    return step;
+  }
+
+ private:
+  __device__ __forceinline__ void look(const MatmulParams& p, const MatmulTile& t, int block) {
+    const int at = (block + static_cast<int>(threadIdx.x % 32)) * C::kBlock;
+    const bool inside = at < p.k && (C::kMasked == 1 ? t.row < p.m : t.column < p.n);
+    first_block = block;
+    there = __ballot_sync(0xffffffff, inside && (C::kMasked == 1 ? has_block<C>(p, t.row, at)
+                                                                 : has_block<C>(p, at, t.column)));
+  }
+};
+
 // Asks for tiles of the steps [first, last) of a tile of C; by all threads of a warp, so that
 // addresses are scalar, of which one asks.
 template <class C>
 __device__ __forceinline__ void produce(const MatmulParams& p, const MatmulMaps& maps,
                                         const HopperRing<C>& ring, const MatmulTile& t, int first,
                                         int last, RingPlace<C>& place) {
-  for (int step = next_step<C>(p, t, first); step < last;
-       step = next_step<C>(p, t, step + ring.kDepth)) {
+  MaskedSteps<C> steps;
+  for (int step = steps.next(p, t, first); step < last;
+       step = steps.next(p, t, step + ring.kDepth)) {
     mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
     if (elect_one()) ring.load(p, maps, t, step, place.stage);
     place.advance();
@@ -48,8 +80,9 @@ __device__ __forceinline__ void consume_float8(const MatmulParams& p, const Hopp
   float part[C::kColumns / 2];
 #pragma unroll
   for (float& x : sum) x = 0;
-  for (int step = next_step<C>(p, t, first); step < last;
-       step = next_step<C>(p, t, step + ring.kDepth)) {
+  MaskedSteps<C> steps;
+  for (int step = steps.next(p, t, first); step < last;
+       step = steps.next(p, t, step + ring.kDepth)) {
     mbarrier_wait(ring.full(place.stage), place.parity);
     pin(part);
     wgmma_fence();
@@ -76,8 +109,9 @@ __device__ __forceinline__ void consume(const MatmulParams& p, const HopperRing<
   }
   int previous = -1;
   pin(sum);
-  first = next_step<C>(p, t, first);
-  for (int step = first; step < last; step = next_step<C>(p, t, step + ring.kDepth)) {
+  MaskedSteps<C> steps;
+  first = steps.next(p, t, first);
+  for (int step = first; step < last; step = steps.next(p, t, step + ring.kDepth)) {
     mbarrier_wait(ring.full(place.stage), place.parity);
     wgmma_fence();
     ring.multiply(place.stage, group, step > first, sum);
