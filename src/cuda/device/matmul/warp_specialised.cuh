@@ -72,27 +72,60 @@ __device__ __forceinline__ void produce(const MatmulParams& p, const MatmulMaps&
 }
 
 // sum <- their products, of 8-bit floats, whose sums tensor cores keep in 13 bits: each stage of
-// 128 steps is a sum of its own and is added in float. The other warpgroup multiplies meanwhile.
+// 128 steps is a sum of its own and is added in float. Meanwhile the next stage is multiplied into
+// another sum, where there are registers for it, and by the other warpgroup.
 template <class C>
 __device__ __forceinline__ void consume_float8(const MatmulParams& p, const HopperRing<C>& ring,
                                                MatmulTile t, int group, int first, int last,
                                                RingPlace<C>& place, float (&sum)[C::kColumns / 2]) {
-  float part[C::kColumns / 2];
+  constexpr int kCount = C::kColumns / 2, kParts = C::kColumns <= 128 ? 2 : 1;
+  float part[kParts][kCount];
 #pragma unroll
   for (float& x : sum) x = 0;
   MaskedSteps<C> steps;
-  for (int step = steps.next(p, t, first); step < last;
-       step = steps.next(p, t, step + ring.kDepth)) {
+  int step = steps.next(p, t, first), before = 0;
+  const auto start = [&](float(&into)[kCount]) {
     mbarrier_wait(ring.full(place.stage), place.parity);
-    pin(part);
+    pin(into);
     wgmma_fence();
-    ring.multiply(place.stage, group, 0, part);
-    wgmma_wait<0>();
-    pin(part);
-    ring.release(place.stage);
-#pragma unroll
-    for (int i = 0; i < C::kColumns / 2; ++i) sum[i] += part[i];
+    ring.multiply(place.stage, group, 0, into);
+    before = place.stage;
     place.advance();
+    step = steps.next(p, t, step + ring.kDepth);
+  };
+  const auto add = [&](float(&these)[kCount], int stage) {
+    pin(these);
+    ring.release(stage);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] += these[i];
+  };
+  if constexpr (kParts == 1) {
+    while (step < last) {
+      start(part[0]);
+      wgmma_wait<0>();
+      add(part[0], before);
+    }
+  } else {
+    if (step >= last) return;
+    start(part[0]);
+    while (true) {
+      int stage = before;
+      if (step >= last) {
+        wgmma_wait<0>();
+        return add(part[0], stage);
+      }
+      start(part[1]);
+      wgmma_wait<1>();
+      add(part[0], stage);
+      stage = before;
+      if (step >= last) {
+        wgmma_wait<0>();
+        return add(part[1], stage);
+      }
+      start(part[0]);
+      wgmma_wait<1>();
+      add(part[1], stage);
+    }
   }
 }
 
