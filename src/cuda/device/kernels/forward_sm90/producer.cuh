@@ -1,6 +1,9 @@
-// The producers of the Hopper forward kernel: three warps, whose first threads ask the copy engine
-// for K, for V, and for Q, tile after tile. Each waits for places of its own, so that none holds up
-// another.
+// The producers of the Hopper forward kernel: three warps that ask the copy engine for K, for V,
+// and for Q, tile after tile. Each waits for places of its own, so that none holds up another.
+//
+// All lanes of a warp go through its loop together, and one that elect_one() picks asks for the
+// copy: then its operands are in uniform registers. In a branch of the first thread the compiler
+// put a loop over lanes around every copy, and a block took as long to ask for as to multiply.
 #pragma once
 
 #include "kernels/forward_sm90/tiles.cuh"
@@ -18,14 +21,15 @@ struct ForwardSm90Producer {
 
   const Tiles& tiles;
 
-  // Tile n of Q, of consumer `number`.
+  // Tile n of Q, of consumer `number`; for a whole warp.
   __device__ __forceinline__ void load_q(const Work& w, int number, unsigned n) const {
     const auto ring = tiles.q_ring(number);
     const unsigned full = ring.full(n);
-    ring.wait_empty(n);
-    mbarrier_arrive_expect(full, Layout::kQ);
     const int query = (w.row0 + 64 * number) / C::kGroup;
     const int head_k = tiles.key_head(w);
+    ring.wait_empty(n);
+    if (!elect_one()) return;
+    mbarrier_arrive_expect(full, Layout::kQ);
     const int in_group = C::kGroup > 1 ? 0 : w.head - head_k * (tiles.p.heads_q / tiles.p.heads_k);
 #pragma unroll
     for (int panel = 0; panel < Layout::kPanelsK; ++panel) {
@@ -36,11 +40,10 @@ struct ForwardSm90Producer {
     }
   }
 
-  // Rows of a block of K or V: one box, or one a page.
+  // Rows of a block of K or V: one box, or one a page; for one thread. head: of K and V.
   template <int kPanels, int kAt, int kTileBytes>
-  __device__ __forceinline__ void load_keys(const TensorMap& map, const Work& w, int block,
-                                            int stage, unsigned full) const {
-    const int head = tiles.key_head(w);
+  __device__ __forceinline__ void load_keys(const TensorMap& map, const Work& w, int head,
+                                            int block, int stage, unsigned full) const {
     const unsigned tile = tiles.shared + kAt + stage * kTileBytes;
     mbarrier_arrive_expect(full, kTileBytes);
 #pragma unroll
@@ -92,13 +95,16 @@ struct ForwardSm90Producer {
         list = AllBlocks(tiles, slot);
         tiles.put_windows(slot, w, list);
       }
-      if (leader) {
-        mbarrier_arrive(ring.full(n));
-        if (list.more()) {
-          for (int c = 0; c < C::kConsumers; ++c) load_q(w, c, queries);
+      if (leader) mbarrier_arrive(ring.full(n));
+      __syncwarp();
+      if (list.more()) {
+#pragma unroll 1
+        for (int c = 0; c < C::kConsumers; ++c) {
+          load_q(w, c, queries);
+          __syncwarp();
         }
+        ++queries;
       }
-      if (list.more()) ++queries;
       if (!Tiles::is_tile(w)) break;
       if (list.longer_than(C::kNearBlocks)) {
         mbarrier_wait(near_end(), long_tiles++ & 1);
@@ -121,7 +127,6 @@ struct ForwardSm90Producer {
   // kTellsEnd: the other warps hear from this one that a tile nears its end.
   template <bool kTellsEnd, int kPanels, int kAt, int kTileBytes, class Places>
   __device__ __forceinline__ void produce_blocks(const TensorMap& map, const Places& places) const {
-    const bool leader = threadIdx.x % 32 == 0;
     const auto ring = tiles.tile_ring();
     prefetch_tensor_map(map);
     unsigned loaded = 0;
@@ -131,6 +136,7 @@ struct ForwardSm90Producer {
       const Work w = tiles.get(slot);
       if (!Tiles::is_tile(w)) break;
       auto list = tiles.template first_blocks<AllBlocks>(slot, 0, w);
+      const int head = uniform(tiles.key_head(w));
       bool far = kTellsEnd && list.longer_than(C::kNearBlocks);
       const auto tell_end = [&] {
         if (far && !list.longer_than(C::kNearBlocks)) {
@@ -138,11 +144,12 @@ struct ForwardSm90Producer {
           if (elect_one()) mbarrier_arrive(near_end());
         }
       };
+#pragma unroll 1
       for (; list.more(); list.advance(tiles, slot), ++loaded) {
         tell_end();
-        if (leader) {
-          places.wait_empty(loaded);
-          load_keys<kPanels, kAt, kTileBytes>(map, w, list.block(), places.place(loaded),
+        places.wait_empty(loaded);
+        if (elect_one()) {
+          load_keys<kPanels, kAt, kTileBytes>(map, w, head, list.block(), places.place(loaded),
                                               places.full(loaded));
         }
       }
