@@ -88,12 +88,11 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
   std::string& text = source.text;
   text += fmt::format("#define ATTN_PRECISE_MATH {}\n", precise_math(config.features.dtype));
   constexpr std::int64_t kShort = 1 << 20;
-  if (std::max(problem.seqlen_q, problem.seqlen_k) <= kShort) {
-    text += "#define ATTN_SHORT_SEQUENCES 1\n";
-  }
+  const bool is_short = std::max(problem.seqlen_q, problem.seqlen_k) <= kShort;
+  if (is_short) text += "#define ATTN_SHORT_SEQUENCES 1\n";
   text += "#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
-  text += print_expressions(problem.mask, score_expression(problem), bindings);
   const bool hopper = config.kernel == ForwardKernel::sm90;
+  text += print_expressions(problem.mask, score_expression(problem), bindings, hopper && is_short);
   text += "namespace attn::device {\n" + print_config(config);
   if (hopper) {
     text += "template <class Element, int kColumns>\nstruct ProductSS;\n";
