@@ -104,14 +104,16 @@ class KeyBlocks {
   }
   // Whether the next step stays among the blocks that are classified, or ends the list.
   __device__ __forceinline__ bool steps_inside() const {
-    if constexpr (!Expressions::kHasMask) return true;
+    if constexpr (!Expressions::kHasMask || C::kClassified) return true;
     return present_ != 0 || (next_ & ~31) <= begin_;
   }
   // Whether there is a next block that needs no mask, and a step from it stays inside.
   __device__ __forceinline__ bool is_plain() const { return more() && !mixed() && steps_inside(); }
   // That step.
-  __device__ __forceinline__ void step() {
-    if constexpr (Expressions::kHasMask) {
+  __device__ __forceinline__ void step(const Tiles& tiles, int slot) {
+    if constexpr (C::kClassified) {
+      advance(tiles, slot);
+    } else if constexpr (Expressions::kHasMask) {
       const int bit = 31 - __clz(static_cast<int>(present_));
       const bool some = present_ != 0;
       present_ &= ~(some ? 1u << bit : 0u);

@@ -197,7 +197,7 @@ struct ForwardSm90Consumer {
       tiles.k_ring().wait_unless(c.k_ready, c.blocks);
       products.issue_s(c, q, k);
       const int block = list.block();
-      list.step();
+      list.step(tiles, slot_now(c));
       products.wait_v(c, used);
       products.issue_o(c, v, add);
       // What the next round asks first costs no time here: products wait for each other.
