@@ -175,7 +175,9 @@ struct ForwardSm90Consumer {
       if constexpr (Expressions::kHasSmallTanh) large = large && !begins;
       add = !begins;
       pending = true;
-      if constexpr (Tiles::kHasPlainRounds) attend_plain(c, t, list, used, add);
+      if constexpr (Tiles::kHasPlainRounds) {
+        if (!Expressions::kHasSmallTanh || !large) attend_plain(c, t, list, used, add, large);
+      }
     }
   }
 
@@ -189,10 +191,11 @@ struct ForwardSm90Consumer {
   // decided here of what the general round asks. All warps of the warpgroup must leave together, as
   // they issue the same products; what differs between them is a branch inside.
   __device__ __forceinline__ void attend_plain(State& c, const Own& t, Blocks& list, int& used,
-                                               bool& add) const {
+                                               bool& add, bool& large) const {
     const unsigned q = products.q_descriptor(c);
     unsigned k = products.k_descriptor(c), v = products.v_descriptor(c);
     unsigned plain = list.is_plain();
+    bool warp_large = false;  // a score of this warp was too large for its polynomial
     while (plain) {
       tiles.k_ring().wait_unless(c.k_ready, c.blocks);
       products.issue_s(c, q, k);
@@ -217,8 +220,8 @@ struct ForwardSm90Consumer {
         c.softmax.begin_bare(c.s, softmax.exponent_scale());
       }
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
-      bool large = false;
-      const bool good = softmax.keep(c, t, shared_by, block, large);
+      bool block_large = false;
+      const bool good = softmax.keep(c, t, shared_by, block, block_large);
       if (!Tiles::kJudgesLate && !good) {
         float factor[2];
         softmax.redo(c, t, products.q_slot(c), block, l, factor);
@@ -231,6 +234,15 @@ struct ForwardSm90Consumer {
       }
       softmax.drop_elements(c, t, block);
       add = true;
+      // A block with such a score is computed twice. So the warpgroup asks now and then whether one
+      // of its warps had one; then all leave together, and are careful for the rest of the tile.
+      if constexpr (Expressions::kHasSmallTanh) {
+        warp_large = warp_large || block_large;
+        if (c.blocks % 8 == 0) {
+          large = barrier_or(Tiles::kWarpgroupBarrier + tiles.consumer, 128, warp_large);
+          if (large) return;
+        }
+      }
     }
   }
 };

@@ -40,14 +40,13 @@ struct ForwardSm90Products {
   const Tiles& tiles;
 
   // Consumers take turns issuing products, so that one has its softmax while another multiplies.
-  static constexpr int kTurnBarrier = 1;
   __device__ __forceinline__ void wait_turn() const {
-    if constexpr (C::kTakeTurns) barrier_sync(kTurnBarrier + tiles.consumer, 256);
+    if constexpr (C::kTakeTurns) barrier_sync(Tiles::kTurnBarrier + tiles.consumer, 256);
   }
   __device__ __forceinline__ void give_turn() const {
     if constexpr (C::kTakeTurns) {
       const int next = tiles.consumer + 1 == C::kConsumers ? 0 : tiles.consumer + 1;
-      barrier_arrive(kTurnBarrier + next, 256);
+      barrier_arrive(Tiles::kTurnBarrier + next, 256);
     }
   }
 
@@ -140,7 +139,7 @@ struct ForwardSm90Products {
       }
     }
     fence_proxy_async();
-    barrier_sync(kTurnBarrier + C::kConsumers + tiles.consumer, 128);
+    barrier_sync(Tiles::kWarpgroupBarrier + tiles.consumer, 128);
   }
   // Rows of V from the used-th on are past the length and someone else's: they must not meet P = 0
   // as NaN.

@@ -25,9 +25,13 @@ struct ForwardSm90Tiles {
   // P of any size is as good an operand as P below 1 unless it is infinite, as bf16 has the
   // exponents of float32. Rows whose l grew too far in one step are left to the follower.
   static constexpr bool kJudgesLate = Element::kExponent == 0x7f80 && !Expressions::kHasScore;
-  // Rounds of blocks that need no mask have a loop of their own. Not with a score: its warps differ
-  // in what they do with a block (the polynomial of a tanh), and its values, in two loops, spill.
-  static constexpr bool kHasPlainRounds = !Expressions::kHasScore;
+  // Rounds of blocks that need no mask have a loop of their own. Not with a score whose values, in
+  // two loops, spill; those of a tanh by polynomials, with nothing else of its row, do not.
+  static constexpr bool kHasPlainRounds =
+      !Expressions::kHasScore ||
+      (Expressions::kHasSmallTanh && Expressions::RowShared::kCount == 0);
+  // The first of the named barriers, of which each consumer has one of each kind.
+  static constexpr int kTurnBarrier = 1, kWarpgroupBarrier = kTurnBarrier + C::kConsumers;
   // Rows of O may have to be computed again.
   static constexpr bool kFollowed = C::kHidesKeys || kJudgesLate;
 
