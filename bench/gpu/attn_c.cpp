@@ -73,6 +73,9 @@ attn::Inputs inputs_of(const Handle& handle, void* q, void* k, void* v, void** b
     tensor.device = kDevice;
     inputs.buffers.emplace_back(handle.buffers[i]->name(), tensor);
   }
+  if (p.dropout.rng_state) {
+    inputs.rng_state = attn::tensor(buffers[handle.buffers.size()], attn::DType::i64, {2}, kDevice);
+  }
   return inputs;
 }
 
@@ -145,7 +148,8 @@ void attn_set_packed(void* plan, void* cu_seqlens, long long rows) {
 }
 
 // 0 when the work is in the stream. buffers: device pointers, in the order of Handle::buffers, each
-// contiguous and of the shape that its declaration gives.
+// contiguous and of the shape that its declaration gives; then that of seed and offset where
+// dropout reads them from memory.
 int attn_forward(void* plan, void* q, void* k, void* v, void* o, void* lse, void** buffers,
                  void* workspace, long long workspace_bytes, void* stream) {
   return without_throwing([&] {

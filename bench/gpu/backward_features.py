@@ -56,13 +56,15 @@ def features(d, h):
         "expression": (f"{base}_mask(key<=query)_bf16", *given),
         "softcap": (f"{base}_causal_softcap30_bf16", *given),
         "alibi": (f"{base}_causal_alibi_bf16", *given, [slopes]),
-        "dropout": (f"{base}_dropout0.1_seed3_bf16", *given)})
+        "dropout": (f"{base}_dropout0.1_seed3_bf16", *given),
+        "state": (f"{base}_dropout0.1_rngstate_bf16", *given, [torch.tensor([3, 0], device="cuda")])})
     calls["cudnn"] = pytorch_backward(SDPBackend.CUDNN_ATTENTION, *given, dropout=0.1)
     ms = median_ms(calls, options.rep)
     row("speed: causal as an expression, of causal", d, n, ms["causal"] / ms["expression"], 1.0)
     row("speed: softcap 30 under causal, of causal", d, n, ms["causal"] / ms["softcap"], 0.85)
     row("speed: ALiBi under causal, of causal", d, n, ms["causal"] / ms["alibi"], 0.85)
     row("speed: dropout 0.1, of plain", d, n, ms["plain"] / ms["dropout"], 0.65)
+    row("speed: dropout with its state in memory, of dropout", d, n, ms["dropout"] / ms["state"], 1)
     row("speed: dropout 0.1, of cuDNN's", d, n, ms["cudnn"] / ms["dropout"], 1.5)
 
 
