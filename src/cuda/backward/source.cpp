@@ -60,6 +60,7 @@ std::string print_config(const BackwardConfig& c) {
   if (is_one_pass(c.kernel)) {
     text.number("kRowThreads", backward_row_threads(c));
     text.number("kPieceColumns", c.piece_columns);
+    text.flag("kScalesLate", c.kernel == BackwardKernel::sm90 && c.dropout);
     text.flag("kLongestFirst", c.longest_first);
     text.flag("kOrdered", c.ordered);
   }

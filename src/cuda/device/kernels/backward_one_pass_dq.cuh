@@ -2,7 +2,7 @@
 // the order of accumulators to its tensor.
 //
 // Reads of C: Element, kHeadDim, kPieceColumns, kBlockN (queries), kPackedQ, kPackedK, kUsedQ,
-// kUsedK
+// kUsedK, kScalesLate: the sums are not yet multiplied by dropout_scale
 //
 // Grid: a block of 128 threads for each place (BackwardParams), launched as a dependent of theirs.
 #pragma once
@@ -41,8 +41,9 @@ __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const flo
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) x[4 * j + 2 * i] = x[4 * j + 2 * i + 1] = 0;
       }
+      const float factor = p.scale * (C::kScalesLate ? p.dropout_scale : 1.f);
       store_row<typename C::Element, kColumns>(
-          x, i, p.scale, rows[i] + 2 * Order::kMostColumns * kPart, present[i]);
+          x, i, factor, rows[i] + 2 * Order::kMostColumns * kPart, present[i]);
     }
     store_dq_part<C, kPart + 1>(p, sums, rows, present, used);
   }

@@ -5,9 +5,9 @@
 //   producers  a thread makes the steps; three ask the copy engine for K once a tile and a ring of
 //              (Q, LSE), for V and a ring of (dO, D), and for the additions of dQ to memory
 //   scores     S = Q K^T, P = 2^(S - LSE), dP = dO V^T, dS = P dT/dS (Z dP - D), dQ += dS K
-//   dV         dV += P^T dO, with P from a ring in shared memory, read transposed; draws what
-//              dropout keeps, ahead
-//   dK         dK += dS^T Q, with dS likewise
+//   dV         dV += P^T dO, with P from a ring in shared memory, read transposed; draws half of
+//              what dropout keeps, ahead
+//   dK         dK += dS^T Q, with dS likewise; draws the other half
 // Heads of up to 64 columns have two score warpgroups, which take steps in turn, and one for both
 // dV and dK.
 //
@@ -74,7 +74,7 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
     ring(Layout::kFullOther, Layout::kEmptyOther, C::kStagesP, 4, 4);
     ring(Layout::kFullStaged, Layout::kEmptyStaged, Layout::kStagedPlaces, 4, 1);
     ring(Layout::kFullTurn, Layout::kEmptyTurn, Layout::kTurnPlaces, 1, 1);
-    ring(Layout::kFullKept, Layout::kEmptyKept, Layout::kKeptPlaces, 4, 4);
+    ring(Layout::kFullKept, Layout::kEmptyKept, Layout::kKeptPlaces, 8, 4);
     mbarrier_init_fence();
   }
   wait_for_dependencies();

@@ -33,4 +33,13 @@ __device__ __forceinline__ unsigned keep_halves(unsigned both, unsigned x, unsig
 #endif
 }
 
+// The word whose halves have the signs, the highest bits, of bytes kFirst and kFirst + 2 of x in
+// all bits; kFirst: 0 or 1.
+template <int kFirst>
+__device__ __forceinline__ unsigned signs_of_bytes(unsigned x) {
+  unsigned y;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(x), "n"(0xaa88 + 0x1111 * kFirst));
+  return y;
+}
+
 }  // namespace attn::device

@@ -92,7 +92,7 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     void* const to = kOfV ? p.dv : p.dk;
     if (to == nullptr) return;
     const Strides& strides = kOfV ? p.dv_strides : p.dk_strides;
-    const float factor = kOfV ? (C::kDropout ? p.dropout_scale : 1.f) : p.scale;
+    const float factor = (kOfV ? 1.f : p.scale) * (C::kDropout ? p.dropout_scale : 1.f);
     const Sequence q = sequence_of<C>(p, s.batch);
     const int head = s.head_q / p.group;
     char* const first =
@@ -162,22 +162,26 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     this->arrive(G::kEmptyRows, RowRing::stage(n));
   }
 
-  // dV's warpgroup draws what dropout keeps.
-  __device__ __forceinline__ void draw_ahead(unsigned n) const {
-    if constexpr (kOfV && BackwardSm90KeptBits<C>::kAhead) {
-      BackwardSm90KeptBits<C>{*this}.draw_ahead(n);
+  // Each of the two warpgroups draws half of what dropout keeps.
+  static constexpr bool kDraws = BackwardSm90KeptBits<C>::kAhead;
+  __device__ __forceinline__ void draw_ahead(const Dropout<C::kRngState>& random,
+                                             unsigned n) const {
+    if constexpr (kDraws) {
+      BackwardSm90KeptBits<C>{*this}.template draw_ahead<kOfV ? 0 : 1>(random, n);
     }
   }
 
   __device__ __forceinline__ void run() const {
     unsigned n = 0;  // steps so far
-    draw_ahead(0);
+    Dropout<C::kRngState> random{};
+    if constexpr (kDraws) random = dropout_of_warp<C::kRngState>(p);
+    draw_ahead(random, 0);
     while (!this->is(wait_for_rows(n), BackwardStep::kEnd)) {
       Sums sums;
       bool add = false;
       while (true) {
         const int flags = wait_for_rows(n);
-        draw_ahead(n + 1);
+        draw_ahead(random, n + 1);
         const bool special = is_special(n, flags);
         wait_for_scores(n);
         if (__any_sync(~0u, special)) {

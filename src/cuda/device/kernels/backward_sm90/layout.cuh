@@ -55,9 +55,10 @@ struct BackwardSm90Layout {
   static_assert(C::kScoreGroups == 1 ||
                 (C::kStagesQ % 2 == 0 && C::kStagesO % 2 == 0 && C::kStagesP == 2 &&
                  Order::kParts == 1 && kStagedPlaces % (2 * Order::kPieces) == 0));
-  // A bit for each score that dropout keeps, where dV's warpgroup draws it: not where it keeps dK
-  // too, nor where tiles take turns, which leaves no room.
-  static constexpr int kKept = kQueries * kKeys / 8;
+  // A bit for each score that dropout keeps, a word a thread of each of the warpgroups of dV and
+  // dK, which draw them: not where one keeps both, nor where tiles take turns, which leaves no
+  // room.
+  static constexpr int kKept = 2 * 4 * 128;
   static constexpr int kKeptPlaces = C::kDropout && !C::kOrdered && C::kScoreGroups == 1 ? 1 : 0;
   static constexpr int kKeptAt = kDAt + C::kStagesO * kRows;
   static constexpr int kStepAt = kKeptAt + kKeptPlaces * kKept;

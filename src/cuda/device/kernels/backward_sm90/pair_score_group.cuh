@@ -69,7 +69,7 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
   __device__ __forceinline__ void prepare_dp(State& c, unsigned n) const {
     wait(Layout::kFullO, OutputRing::stage(n), OutputRing::parity(n));
     c.d_o = uniform(descriptor(Layout::kOAt + OutputRing::stage(n) * Layout::kO, 0));
-    c.d = this->load_rows(Layout::kDAt, OutputRing::stage(n));
+    c.d = this->load_d(OutputRing::stage(n));
   }
   // K of its own keys in this block of threads' columns of dQ.
   __device__ __forceinline__ int own_k_at() const {
@@ -143,6 +143,9 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
       wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
       if (this->is(this->step_flags(n), BackwardStep::kEnd)) break;
       State c;
+      if constexpr (C::kDropout && !BackwardSm90KeptBits<C>::kAhead) {
+        c.random = dropout_of_warp<C::kRngState>(this->p);
+      }
       wait(Layout::kFullK, 0, tiles & 1);
       issue_next_s(c, n);
       wgmma_commit();  // in place of dQ of a step before

@@ -38,7 +38,7 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     c.d_o = descriptor(Layout::kOAt + OutputRing::stage(n) * Layout::kO, 0);
     c.lse = this->load_rows(Layout::kLseAt, QueryRing::stage(n));
     wait(Layout::kFullO, OutputRing::stage(n), OutputRing::parity(n));
-    c.d = this->load_rows(Layout::kDAt, OutputRing::stage(n));
+    c.d = this->load_d(OutputRing::stage(n));
     wait(Layout::kEmptyP, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
     if constexpr (!kWaitLate) wait_for_place(n);
   }
@@ -214,6 +214,9 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
       wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
       if (this->is(this->step_flags(n), BackwardStep::kEnd)) break;
       State c;
+      if constexpr (C::kDropout && !BackwardSm90KeptBits<C>::kAhead) {
+        c.random = dropout_of_warp<C::kRngState>(this->p);
+      }
       // The order matters: the tile before may be a single step of the other score warpgroup, so
       // that the parity of K's barrier alone could mean K of two tiles ago. dO of this step was
       // asked for when the tile before had been given back, whose K was there by then.

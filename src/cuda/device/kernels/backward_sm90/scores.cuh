@@ -32,9 +32,10 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     float dq[Layout::Order::columns(0) / 2];
     unsigned ds[kKeys / 4];
     Rows lse, d;
-    int flags;                                     // of the step
-    unsigned q, d_o;                               // descriptors of its Q and dO
-    typename BackwardSm90KeptBits<C>::Words kept;  // what dropout keeps
+    int flags;                                        // of the step
+    unsigned q, d_o;                                  // descriptors of its Q and dO
+    typename BackwardSm90KeptBits<C>::Words kept;     // what dropout keeps
+    typename BackwardSm90KeptBits<C>::Random random;  // where it is drawn here
   };
 
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x % 128 / 32); }
@@ -48,6 +49,17 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     const unsigned row =
         shared + static_cast<unsigned>(at + stage * Layout::kRows + 4 * first_row());
     return {{__int_as_float(load_shared_word(row)), __int_as_float(load_shared_word(row + 32))}};
+  }
+
+  // D, with dropout the share of it that is kept (differentiate).
+  __device__ __forceinline__ Rows load_d(int stage) const {
+    Rows d = load_rows(Layout::kDAt, stage);
+    if constexpr (C::kDropout) {
+      const float kept = fmaf(static_cast<float>(p.dropout_threshold), -0x1p-16f, 1.f);
+      d.value[0] *= kept;
+      d.value[1] *= kept;
+    }
+    return d;
   }
 
   // Address of this thread's row of the matrices that stmatrix writes first; matrices of 16 keys
@@ -90,11 +102,6 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
         x = visible ? x + spoiled : minus_infinity();
       }
     }
-  }
-
-  // All bits of each half of a word of P that dropout keeps, of pair k.
-  static __device__ __forceinline__ unsigned kept_halves(const State& c, int k) {
-    return (c.kept.of[k / 16] >> k % 16 & 0x10001u) * 0xffffu;
   }
 
   // S <- tanh(multiple S), what the score and its derivative are made of. By a polynomial where all
@@ -180,7 +187,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     for (int k = 0; k < kKeys / 16; ++k) {
       between(k);
       if constexpr (C::kDropout) {
-        if (k % 2 == 0) kept.draw_late(c.kept, t, k / 2);
+        if (k % 2 == 0) kept.draw_late(c.random, c.kept, t, k / 2);
       }
       unsigned words[4];
 #pragma unroll
@@ -192,21 +199,23 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
           probable[i] = probability(c.s[at], c.lse.value[j % 2], at, t);
         }
         words[j] = Element::pack(probable[0], probable[1]);
-        if constexpr (C::kDropout) words[j] &= kept_halves(c, 4 * k + j);
+        if constexpr (C::kDropout) words[j] &= KeptBits::halves(c.kept.of[k / 4], 4 * k % 16 + j);
       }
       put(matrices, k, words);
     }
   }
 
-  // dS = P dT/dS (Z dP - D), to shared memory and as operand of dQ's product.
+  // dS = P dT/dS (Z dP - D), to shared memory and as operand of dQ's product. Dropout's factor is
+  // left to who stores dQ and dK: Z is 0 or 1 here, and D divided by it, so that no score is
+  // multiplied.
   __device__ __forceinline__ void differentiate(State& c, bool mixed, int to) const {
     if constexpr (C::kDropout) {
 #pragma unroll
       for (int word = 0; word < kKeys / 64; ++word) {
 #pragma unroll
         for (int bit = 0; bit < 32; ++bit) {  // in this order a few instructions test all
-          float& x = c.dp[32 * word + bit % 16 * 2 + bit / 16];
-          x = (c.kept.of[word] >> bit & 1) != 0 ? x * p.dropout_scale : 0.f;
+          float& x = c.dp[32 * word + KeptBits::score_of(bit)];
+          x = (c.kept.of[word] >> bit & 1) != 0 ? x : 0.f;
         }
       }
     }

@@ -8,5 +8,10 @@ inline unsigned halves_at_least(unsigned x, unsigned t) {
 inline unsigned keep_halves(unsigned both, unsigned x, unsigned t) {
   return both & halves_at_least(x, t) * 0xffffu;
 }
+template <int kFirst>
+unsigned signs_of_bytes(unsigned x) {
+  const unsigned lowest = x >> (7 + 8 * kFirst) & 0x10001u;
+  return lowest * 0xffffu;
+}
 
 }  // namespace attn::device
