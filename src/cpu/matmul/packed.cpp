@@ -69,6 +69,30 @@ struct Operands {
   std::int64_t first_across = 0;
 };
 
+// Asks for a block that is packed next, a share of its rows at each call.
+class Ahead {
+ public:
+  Ahead() = default;
+  Ahead(const OperandBlock& block, int calls) : at_(block.at) {
+    const auto bytes = static_cast<std::ptrdiff_t>(size_of(block.dtype));
+    const bool lanes = block.lane_stride == 1;
+    rows_ = lanes ? block.depth : block.lanes;
+    row_bytes_ = (lanes ? block.step_stride : block.lane_stride) * bytes;
+    bytes_ = (lanes ? block.lanes : block.depth) * bytes;
+    share_ = (rows_ + calls - 1) / calls;
+  }
+  void ask() {
+    for (int i = 0; i < share_ && rows_ > 0; ++i, --rows_, at_ += row_bytes_) {
+      for (std::ptrdiff_t x = 0; x < bytes_; x += 64) __builtin_prefetch(at_ + x, 0, 2);
+    }
+  }
+
+ private:
+  const std::byte* at_ = nullptr;
+  std::ptrdiff_t row_bytes_ = 0, bytes_ = 0;
+  int rows_ = 0, share_ = 0;
+};
+
 // Zeros where the mask leaves nothing to be multiplied.
 void multiply_blocks(const Product& p, const ProductVerbs& verbs, const Tile& t, std::int64_t down,
                      std::int64_t across, const Operands& shared, const Scratch& s) {
@@ -91,8 +115,28 @@ void multiply_blocks(const Product& p, const ProductVerbs& verbs, const Tile& t,
       verbs.pack_b(block_of_b(p, t.batch, step, t.column, t.columns, depth), s.b);
     }
     const std::int64_t panel_depth = round_up(depth, verbs.depth_multiple) * verbs.element_bytes;
+    // What is packed next comes into L2 while this piece is multiplied.
+    std::int64_t next = i + 1;
+    while (next < blocks.k.count() && !p.mask.multiplies(t.row, blocks.k.first(next), t.column)) {
+      ++next;
+    }
+    Ahead of_a, of_b;
+    if (next < blocks.k.count()) {
+      const std::int64_t first = blocks.k.first(next);
+      const int size = blocks.k.size(next);
+      const int calls = ((t.rows + verbs.rows - 1) / verbs.rows) *
+                        ((t.columns + verbs.columns - 1) / verbs.columns);
+      if (shared.a.base == nullptr) {
+        of_a = Ahead(block_of_a(p, t.batch, t.row, first, t.rows, size), calls);
+      }
+      if (shared.b.base == nullptr) {
+        of_b = Ahead(block_of_b(p, t.batch, first, t.column, t.columns, size), calls);
+      }
+    }
     for (int column = 0; column < t.columns; column += verbs.columns) {
       for (int row = 0; row < t.rows; row += verbs.rows) {
+        of_a.ask();
+        of_b.ask();
         verbs.multiply(a + row * panel_depth, b + column * panel_depth, depth, add,
                        t.columns - column, s.c + std::ptrdiff_t{row} * ld + column, ld);
       }
