@@ -3,12 +3,16 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "core/softmax_expected.hpp"
 #include "cuda/driver/memory.hpp"
 #include "cuda/gpu.hpp"
+#include "cuda/jit/compile.hpp"
+#include "cuda/softmax.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -175,6 +179,30 @@ TEST(CudaSoftmax, Refusals) {
   EXPECT_THROW(softmax_top(from, y_there.view(DType::f32, {3, 2}), from), Error);
   synchronize(kGpu.index);
   for (const float v : y_there.get<float>()) EXPECT_TRUE(std::isnan(v));
+}
+
+// The emulated GPU compiles with the host's compiler, which takes more.
+TEST(CudaSoftmax, KernelsCompileWithoutSpills) {
+  ATTN_NEEDS_NVRTC();
+  if (std::getenv("ATTN_NVRTC") != nullptr) GTEST_SKIP() << "skipped: NVRTC is the emulator's";
+  const std::string folder = testing::TempDir() + "attn_softmax_kernels";
+  void* const aligned = reinterpret_cast<void*>(4096);  // never read
+  for (const std::int64_t columns : {1000, 999}) {
+    const Tensor x = tensor(aligned, DType::f32, {8, columns}, kGpu);
+    for (const std::int64_t top : {0, 5}) {
+      SoftmaxCall call{x, x, {}, {}, {}, SoftmaxAlgorithm::online};
+      if (top > 0) {
+        call.y = {};
+        call.values = tensor(aligned, DType::f32, {8, top}, kGpu);
+        call.columns = tensor(aligned, DType::i32, {8, top}, kGpu);
+      }
+      for (const SoftmaxAlgorithm algorithm : kAlgorithms) {
+        call.algorithm = algorithm;
+        const Report report = compile_into(softmax_source(call), {80, false}, {}, folder).report;
+        EXPECT_EQ(report.spill_store_bytes, 0) << columns << " columns, top " << top;
+      }
+    }
+  }
 }
 
 }  // namespace
