@@ -69,7 +69,8 @@ time_part() {
   return "$code"
 }
 
-# The package as python/tests/run.sh makes it, in a folder of its own.
+# The package as python/tests/run.sh makes it, in a folder of its own. bash -c calls it, below.
+# shellcheck disable=SC2317
 install() {
   set -e
   if [[ -n $wheels ]]; then

@@ -8,7 +8,6 @@
 
 #include "params.cuh"
 #include "ptx/halves.cuh"
-#include "ptx/warpgroup.cuh"
 
 namespace attn::device {
 
@@ -64,17 +63,6 @@ __device__ __forceinline__ Dropout<kRngState> dropout_of(const ProblemParams& p)
   } else {
     return {p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
   }
-}
-
-// The same for a warp that is together: the keys take no register of every thread, and a state in
-// memory is read once.
-template <bool kRngState>
-__device__ __forceinline__ Dropout<kRngState> dropout_of_warp(const ProblemParams& p) {
-  auto d = dropout_of<kRngState>(p);
-  if constexpr (kRngState) {
-    d = {{uniform(d.first_key[0]), uniform(d.first_key[1])}, uniform(d.counter3), d.threshold};
-  }
-  return d;
 }
 
 // Rounds 1 and 2 of the words that depend on the group of 32 keys. pair: lane % 4.
@@ -140,38 +128,6 @@ struct DropoutRow {
   // The same in 16 bits, packed.
   __device__ __forceinline__ void apply(unsigned& both, unsigned word) const {
     both = keep_halves(both, word, dropout.threshold);
-  }
-};
-
-// A bit for each score that is kept, of the 64 keys of two rows that a thread of an accumulator
-// holds (tile/accumulator.cuh): of keys 8 t + 2 (lane % 4) + {0, 1} bits 7 - t and 23 - t in the
-// first row, 8 more in the second. So one shift brings the bits of four pairs of neighbours to the
-// highest places of the four bytes.
-struct KeptBits {
-  // Those of a group of 32 keys, the half-th of the two.
-  template <bool kRngState>
-  static __device__ __forceinline__ unsigned draw(const DropoutRow<kRngState> (&rows)[2], int group,
-                                                  int half) {
-    const Dropout<kRngState>& dropout = rows[0].dropout;
-    const DropoutColumns columns(dropout, group, static_cast<int>(threadIdx.x % 4));
-    unsigned kept = 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const PhiloxWords bits = rows[i].words(columns);
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        kept += halves_at_least(bits.word[t], dropout.threshold) << (8 * i + 7 - 4 * half - t);
-      }
-    }
-    return kept;
-  }
-  // All bits of each half that is kept of the k-th pair of neighbours, two rows by turns.
-  static __device__ __forceinline__ unsigned halves(unsigned kept, int k) {
-    return k % 2 == 0 ? signs_of_bytes<0>(kept << k / 2) : signs_of_bytes<1>(kept << k / 2);
-  }
-  // Which score of the accumulator bit `bit` is of.
-  static __device__ __forceinline__ int score_of(int bit) {
-    return 4 * (7 - bit % 8) + 2 * (bit / 8 % 2) + bit / 16;
   }
 };
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/backward_sm90/tiles.cuh"
-#include "softmax/dropout.cuh"
+#include "softmax/kept_bits.cuh"
 
 namespace attn::device {
 
