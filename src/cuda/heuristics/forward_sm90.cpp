@@ -7,7 +7,8 @@ namespace attn::cuda {
 // Bounds: 227 KB of shared memory = Q stages_q * warpgroups * 64 rows, K stages_k and V stages_v
 // times block_n rows, in panels of 64 columns; warpgroup_registers = producer + warpgroups *
 // consumer, of which a consumer thread holds O (head_dim_v / 2), S (block_n / 2) and P (block_n /
-// 4). Spills are of a few counters; both numbers are those of documents.
+// 4). spill_bytes is what documents take; where a kernel has a follower, the producers' bytes are
+// added (kForwardSm90FollowerSpills).
 std::span<const ForwardSm90Shape> forward_sm90_shapes() {
   using enum Condition;
   static constexpr std::array<ForwardSm90Shape, 11> kShapes{{
