@@ -191,8 +191,8 @@ struct TileOps {
                    DType source, float* dot);
   // p[key][row] <- e^(scale s - lse[row]), 0 where s is -inf whatever lse; s may be p. scale > 0.
   void (*probabilities)(const float* s, int keys, float scale, const float* lse, float* p);
-  // ds <- p (keep_scale keep dp - delta[row]), 0 where p is 0 whatever dp and delta; p <-
-  // keep_scale keep p. keep null: all kept and keep_scale 1.
+  // ds <- p (keep_scale keep dp - delta[row]), 0 where p is 0 whatever dp and delta; p <- keep p.
+  // keep null: all kept and keep_scale 1.
   void (*score_gradient)(float* p, const float* dp, int keys, const std::uint32_t* keep,
                          float keep_scale, const float* delta, float* ds);
   // ds <- ds * factor, and 0 where ds is 0 (a masked element's factor may be infinite or NaN).

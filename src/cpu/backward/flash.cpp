@@ -285,10 +285,7 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
         const KeyRange chunk{key, std::min<std::int64_t>(key + kChunkKeys, range.end)};
         chunk_gradient(a, g, all, wave, pair, chunk, split, memory, s);
         const auto keys = static_cast<int>(chunk.end - chunk.begin);
-        a.store_key_rows(gradients.dk, sequence, head_k, static_cast<int>(key), keys, s.dk, a.dim,
-                         a.scale);
-        a.store_key_rows(gradients.dv, sequence, head_k, static_cast<int>(key), keys, s.dv, a.dim_v,
-                         1.0f);
+        g.store_key_gradients(gradients, sequence, head_k, static_cast<int>(key), keys, s.dk, s.dv);
       }
     });
     if (!gradients.dq.given()) continue;

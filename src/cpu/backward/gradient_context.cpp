@@ -245,4 +245,13 @@ void GradientContext::add_rows_apart(const GradientTile& tile, int keys, float* 
   add(block.q_apart, sequence.q, tile.t->ds, a_.dim, dk);
 }
 
+// Dropout's factor comes after the sums, as in the forward pass: P of a query that sees one key is
+// exactly 1, and 1 / (1 - probability) rounded to bf16 with it would be off alike in every row.
+void GradientContext::store_key_gradients(const Gradients& gradients,
+                                          const core::Sequence& sequence, int head_k, int key0,
+                                          int keys, const float* dk, const float* dv) const {
+  a_.store_key_rows(gradients.dk, sequence, head_k, key0, keys, dk, a_.dim, a_.scale);
+  a_.store_key_rows(gradients.dv, sequence, head_k, key0, keys, dv, a_.dim_v, a_.dropout_scale());
+}
+
 }  // namespace attn::cpu

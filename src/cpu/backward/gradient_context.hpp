@@ -28,7 +28,7 @@ struct GradientBlock {
 
 // Tiles of one step; all [kBlockK][rows].
 struct GradientTiles {
-  TileScratch tile;          // tile.s: scores, then P (dropped P for dV); tile.p: P as dV takes it
+  TileScratch tile;          // tile.s: scores, then P where kept; tile.p: P as dV takes it
   float* ds = nullptr;       // dP, then dS
   void* ds_rows = nullptr;   // dS as dK takes it: ds itself for f32 operands
   void* ds_pairs = nullptr;  // dS as dQ takes it, likewise
@@ -65,8 +65,8 @@ class GradientContext {
   void load(std::int64_t pair, std::int64_t i, GradientBlock& block) const;
 
   // FlashAttention, algorithm 4, lines 11 to 20, for up to kMaxRegisterBlocks tiles: t->tile.s <- P
-  // (times the dropout factor), t->ds <- dS, the gradient with respect to the scaled score before
-  // the expression.
+  // where dropout keeps it, t->ds <- dS, the gradient with respect to the scaled score before the
+  // expression.
   void tile_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
   // The same without the expression's derivative: t->ds <- gradient with respect to the
   // expression's value; t->raw: its scores.
@@ -80,6 +80,9 @@ class GradientContext {
   // dv[key] += P[key][row] dO[row] and dk[key] += dS[key][row] q[row] of the rows set apart, where
   // P and dS are not 0.
   void add_rows_apart(const GradientTile& tile, int keys, float* dk, float* dv) const;
+  // Write finished sums of keys [key0, key0 + keys), [key][leading dimension], to dK and dV.
+  void store_key_gradients(const Gradients& gradients, const core::Sequence& sequence, int head_k,
+                           int key0, int keys, const float* dk, const float* dv) const;
   GradientTiles tiles() const;  // sizes only, to be carved
 
  private:

@@ -124,7 +124,7 @@ static void score_gradient(float* p, const float* dp, int keys, const std::uint3
       F gradient = load(dp + at);
       if (keep != nullptr) {
         gradient = keep_lanes(keep[j] >> lane, gradient * scale);
-        store(p + at, keep_lanes(keep[j] >> lane, probability * scale));
+        store(p + at, keep_lanes(keep[j] >> lane, probability));
       }
       store(ds + at, where_not_zero(probability, probability * (gradient - d)));
     }
