@@ -18,17 +18,18 @@ namespace attn::cuda {
 // came (aligned or not, with lengths or without), made when the first comes and kept as long as the
 // plan, or a copy of it, lives (KeptRuns).
 //
-// Plans are open structures: a copy whose problem or kernel was changed shares this, and is not
-// served from it. Seed and offset of dropout may differ.
+// Plans are open structures: a copy whose problem, kernel or workspace was changed shares this, and
+// is not served from it. Seed and offset of dropout may differ, and the workspace may be larger.
 template <class Run>
 class PlanState : public core::MadeFor {
  public:
-  // phase, device and deterministic of the plan are set. Run is of the phase.
+  // phase, device, deterministic and workspace_bytes of the plan are set. Run is of the phase.
   explicit PlanState(const Plan& plan)
       : core::MadeFor{Backend::cuda, plan.phase},
         numbers_(core::numbers_of(plan.problem)),
         mask_(plan.problem.mask),
         score_(plan.problem.score),
+        workspace_bytes_(plan.workspace_bytes),
         device_(plan.device.index),
         num_splits_(plan.num_splits),
         algorithm_(plan.algorithm),
@@ -39,9 +40,10 @@ class PlanState : public core::MadeFor {
 
   bool is_of(const Plan& plan) const noexcept {
     return plan.device.index == device_ && plan.num_splits == num_splits_ &&
-           plan.algorithm == algorithm_ && plan.deterministic == deterministic_ &&
-           plan.problem.mask.get() == mask_.get() && plan.problem.score.get() == score_.get() &&
-           plan.kernel == kernel_ && core::numbers_of(plan.problem) == numbers_;
+           plan.workspace_bytes >= workspace_bytes_ && plan.algorithm == algorithm_ &&
+           plan.deterministic == deterministic_ && plan.problem.mask.get() == mask_.get() &&
+           plan.problem.score.get() == score_.get() && plan.kernel == kernel_ &&
+           core::numbers_of(plan.problem) == numbers_;
   }
 
   // As KeptRuns has them.
@@ -54,6 +56,7 @@ class PlanState : public core::MadeFor {
  private:
   const core::ProblemNumbers numbers_;
   const expr::Expr mask_, score_;
+  const std::int64_t workspace_bytes_;
   const std::int32_t device_, num_splits_;
   const Algorithm algorithm_;
   const bool deterministic_;

@@ -279,6 +279,11 @@ TEST_F(CallCost, PlansChangedByHandAreHeldToTheirWorkspace) {
   Plan fewer = plan;
   --fewer.num_splits;
   forward(fewer, data.inputs, data.outputs, context);
+  // Also where the plan has run, so that what it keeps is there for copies.
+  forward(plan, data.inputs, data.outputs, context);
+  Plan smaller = plan;
+  smaller.workspace_bytes = 0;
+  expect_contains(refused(smaller), "workspace_bytes of the plan is 0");
 
   const Problem longer = parse_problem("b1_n512_h8_d64_bf16");
   Data rows(longer);
