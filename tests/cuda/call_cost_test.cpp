@@ -356,6 +356,28 @@ TEST_F(CallCost, Products) {
   }
 }
 
+// Another rung, or larger tiles, than the workspace was counted for.
+TEST_F(CallCost, ProductsChangedByHandAreHeldToTheirWorkspace) {
+  MatmulProblem p{.m = 256, .n = 192, .k = 128};
+  p.dtype = p.output = DType::bf16;
+  Data data(parse_problem("b1_n64_h2_d64_f32"));
+  const MatmulInputs inputs = operands(data, p);
+  const Tensor c = data.view({p.m, p.n}, p.output);
+  const auto refused = [&](const MatmulPlan& changed) {
+    Context context;
+    if (changed.workspace_bytes > 0) {
+      context.workspace = data.view({changed.workspace_bytes}, DType::u8);
+    }
+    return refusal(ErrorCode::invalid_argument, [&] { matmul(changed, inputs, c, context); });
+  };
+  MatmulPlan other = make_plan(p, {.device = kHopper, .rung = "persistent/128x128"});
+  other.rung = "stream_k";
+  expect_contains(refused(other), "workspace_bytes of the plan is 0; accepted is");
+  MatmulPlan larger = make_plan(p, {.device = kHopper, .rung = "stream_k/64x64"});
+  larger.block_n = 128;
+  expect_contains(refused(larger), "workspace_bytes of the plan is");
+}
+
 // Threads whose first calls come together, of several kinds and on two devices.
 TEST_F(CallCost, ProductsOfThreads) {
   fake->launches = 0;

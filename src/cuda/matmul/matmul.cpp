@@ -44,6 +44,17 @@ std::int64_t workspace_of(const MatmulConfig& c, int sm_count) {
   return partial_bytes(c, sm_count) + std::int64_t{4} * c.groups * sm_count;
 }
 
+// Refuses a plan that was changed by hand so that its product needs more than it says.
+void check_workspace(const MatmulPlan& plan, const MatmulConfig& c, int sm_count) {
+  const std::int64_t needed = workspace_of(c, sm_count);
+  if (plan.workspace_bytes >= needed) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("workspace_bytes of the plan is {}; accepted is {} and more for {} in "
+                          "tiles of {} x {}, as make_plan sets it (problem {})",
+                          plan.workspace_bytes, needed, name(c.rung), c.block_m, c.block_n,
+                          to_string(plan.problem)));
+}
+
 // To 16 bytes: the address, and all strides but the one of neighbours.
 bool aligned(const MatrixView& x) {
   const auto bytes = static_cast<std::int64_t>(size_of(x.dtype));
@@ -232,6 +243,7 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c_
       c = choose();
     }
   }
+  check_workspace(plan, c, device.sm_count);
   const std::int64_t tiles = num_tiles(p, c).value();
   device::MatmulParams parameters =
       parameters_of(operands, c, context.workspace, tiles, device.sm_count);
