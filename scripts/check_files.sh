@@ -51,6 +51,37 @@ for page in sys.argv[1:]:
 END
 )"
 
+# A link leads to a file and, past '#', to a heading of it. docs/cpu.md, "Roofline" names a page and
+# words that a heading, or something in bold, begins with; comments do so too.
+mapfile -d '' -t texts < <(tracked '*.md' '*.cpp' '*.hpp' '*.cuh' '*.cu' '*.py' '*.sh')
+report 'a link, or a name of a section, that leads nowhere' "$(
+  python3 - "${texts[@]}" <<'END'
+import pathlib, re, sys
+def titles(page):
+    text = page.read_text()
+    return re.findall(r"^#+ (.*)$", text, re.M) + re.findall(r"\*\*(.+?)\*\*", text, re.S)
+def anchor(title):
+    return re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", title).lower()).replace(" ", "-")
+def lead_nowhere(file):
+    text = file.read_text()
+    if file.suffix == ".md":
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)
+        for target in re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", prose):
+            path, _, section = target.partition("#")
+            page = file.parent / path if path else file
+            if not page.exists() or section and section not in map(anchor, titles(page)):
+                yield target
+    flat = re.sub(r"\s*\n\s*(//|#)?\s*", " ", text)
+    for path, section in re.findall(r'([\w/.-]+\.md)[)`]?,? \(?"([^"]+)"', flat):
+        pages = [page for page in (file.parent / path, pathlib.Path(path)) if page.is_file()]
+        if not any(title.startswith(section) for page in pages for title in titles(page)):
+            yield f"{path}, {section}"
+for name in sys.argv[1:]:
+    for target in lead_nowhere(pathlib.Path(name)):
+        print(f"{name}: {target}")
+END
+)"
+
 # Names such as test_calls.py::test_many_threads are those of pytest.
 report 'docs/python-trust.md names tests that do not exist' "$(
   grep -ohE 'test_[a-z0-9_]+\.py::test_[a-z0-9_]+' docs/python-trust.md | sort -u |
