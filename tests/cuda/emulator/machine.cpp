@@ -16,6 +16,12 @@ namespace attn::emulator {
 
 Block* block = nullptr;
 
+namespace {
+// What threads that poll were refused, and what may change the next answer: arrivals, boxes, words
+// that are released, threads that end.
+std::uint64_t refusals = 0, changes = 0;
+}  // namespace
+
 void wait_until(std::function<bool()> ready) {
   if (ready()) return;
   now().ready = std::move(ready);
@@ -23,6 +29,7 @@ void wait_until(std::function<bool()> ready) {
 }
 
 void meet(Barrier& b, unsigned count) {
+  ++changes;
   const unsigned generation = b.generation;
   if (++b.arrived == count) {
     b.arrived = 0;
@@ -51,6 +58,7 @@ void begin() {
   if (now().stores.size() > 1 || !now().stores.front().empty())
     fail("a thread ends before its boxes were read");
   now().finished = true;
+  ++changes;
   swapcontext(&now().context, &block->scheduler);
 }
 
@@ -160,6 +168,7 @@ bool run_warp(Block& b, unsigned warp) {
 
 // One of the boxes under way arrives.
 void deliver(Block& b, std::size_t which) {
+  ++changes;
   const std::function<void()> box = std::move(b.later[which]);
   b.later.erase(b.later.begin() + static_cast<std::ptrdiff_t>(which));
   block = &b;
@@ -168,6 +177,7 @@ void deliver(Block& b, std::size_t which) {
 }
 
 void release(Block& b) {
+  ++changes;
   for (const auto& add : b.unreleased) add();
   b.unreleased.clear();
 }
@@ -196,18 +206,27 @@ bool run(const std::vector<std::unique_ptr<Cluster>>& clusters, std::mt19937& ra
     for (const Block* b : blocks) count += unfinished(*b);
     return count;
   };
+  // Rounds without a change in which somebody polls. After these, more than any computation takes,
+  // none is held any more; after as many again it is a deadlock.
+  constexpr unsigned kIdleRounds = 5'000;
+  unsigned idle = 0;
   // A cluster that stands still for long, as long as others can go on without it: they overtake it.
   constexpr unsigned kHeldRounds = 512;
   const Cluster* held = nullptr;
   while (waiting() > 0) {
-    if (clusters.size() > 1 && random() % kHeldRounds == 0) {
+    if (idle > kIdleRounds) {
+      held = nullptr;
+    } else if (clusters.size() > 1 && random() % kHeldRounds == 0) {
       held = clusters[random() % clusters.size()].get();
     }
     bool ran = false;
+    const std::uint64_t refusals_before = refusals, changes_before = changes;
     std::shuffle(order.begin(), order.end(), random);
     for (const Place& place : order) {
       if (place.block->cluster != held) ran = run_warp(*place.block, place.warp) || ran;
     }
+    idle = changes != changes_before ? 0 : idle + (refusals != refusals_before ? 1 : 0);
+    if (idle > 2 * kIdleRounds) ran = false;
     std::vector<Block*> receivers;
     for (Block* b : blocks) {
       if (b->cluster != held && !b->later.empty()) receivers.push_back(b);
@@ -244,6 +263,7 @@ unsigned cluster_address(unsigned address, unsigned rank) {
   return address | (rank + 1) << kRankShift;
 }
 void cluster_arrive() {
+  ++changes;
   Barrier& b = block->cluster->barrier;
   now().cluster_generation = b.generation;
   if (++b.arrived == block->size.x * block->cluster->blocks.size()) {
@@ -277,6 +297,7 @@ const char* exchange(const void* mine, std::size_t bytes) {
 }
 
 void barrier(unsigned id, unsigned threads, bool wait) {
+  ++changes;
   Barrier& b = block->barriers[id];
   if (wait) {
     meet(b, threads);
@@ -299,6 +320,7 @@ void mbarrier_init(unsigned address, unsigned arrivals) {
 }
 void mbarrier_arrive(unsigned address, unsigned expected_bytes) {
   MBarrier& b = mbarrier(address);
+  ++changes;
   if (b.pending == 0) fail("more arrivals at an mbarrier than its phase has");
   b.bytes += expected_bytes;
   --b.pending;
@@ -311,6 +333,10 @@ void mbarrier_wait(unsigned address, unsigned parity) {
   wait_until([address, parity] { return mbarrier_done(address, parity); });
 }
 
+bool polled(bool answer) {
+  if (!answer) ++refusals;
+  return answer;
+}
 void wait_for_word(const unsigned* word) {
   wait_until([word] { return *word != 0; });
 }

@@ -4,8 +4,8 @@
 //
 // Asynchronous work happens as late as it may: products when they are waited for, copies by
 // cp.async likewise, boxes of the copy engine some time after all threads have come to wait. So
-// what is overwritten or read too early shows as a wrong result, and what is never given back as a
-// deadlock, which ends the launch.
+// what is overwritten or read too early shows as a wrong result, and what is never given back, or a
+// turn that never comes, as a deadlock, which ends the launch.
 #pragma once
 
 #include <cstddef>
@@ -52,6 +52,10 @@ void mbarrier_init(unsigned address, unsigned arrivals);
 void mbarrier_arrive(unsigned address, unsigned expected_bytes);
 bool mbarrier_done(unsigned address, unsigned parity);
 void mbarrier_wait(unsigned address, unsigned parity);
+
+// Of a thread that asks again and again instead of waiting, what it was answered: where all that is
+// left are such threads, and nothing changes any more, that is a deadlock too.
+bool polled(bool answer);
 
 // Until a word of memory is not 0.
 void wait_for_word(const unsigned* word);

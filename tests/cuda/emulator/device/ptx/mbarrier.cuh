@@ -39,7 +39,7 @@ inline void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) {
   emulator::mbarrier_arrive(barrier, bytes);
 }
 inline bool mbarrier_try(unsigned barrier, unsigned parity) {
-  return emulator::mbarrier_done(barrier, parity);
+  return emulator::polled(emulator::mbarrier_done(barrier, parity));
 }
 inline void mbarrier_wait(unsigned barrier, unsigned parity) {
   emulator::mbarrier_wait(barrier, parity);
