@@ -52,7 +52,7 @@ def kept_by_dropout(rows, n, probability, heads=2):
     head = np.arange(heads, dtype=np.uint64)[:, None, None]
     x = [np.broadcast_to(w, (heads, len(rows), n)) for w in (j // 32 * 4 + j % 8 // 2, i, head, np.uint64(0) * j)]
     key = [np.uint64(0), np.uint64(0)]
-    for _ in range(10):
+    for _ in range(7):
         a, b = np.uint64(0xd2511f53) * x[0], np.uint64(0xcd9e8d57) * x[2]
         x = [(b >> np.uint64(32)) ^ x[1] ^ key[0], b & low, (a >> np.uint64(32)) ^ x[3] ^ key[1], a & low]
         key = [(key[0] + np.uint64(0x9e3779b9)) & low, (key[1] + np.uint64(0xbb67ae85)) & low]

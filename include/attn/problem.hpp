@@ -35,7 +35,7 @@ enum class Layout : std::uint8_t {
            // page_table[b, j / page_size]
 };
 
-// Dropout on P. Bit (b, h, i, j) comes from Philox4x32-10, so the mask is the same on every
+// Dropout on P. Bit (b, h, i, j) comes from Philox4x32-7, so the mask is the same on every
 // backend, for every tiling and number of threads (docs/numerics.md defines it bit for bit).
 // probability is rounded to a multiple of 2^-16.
 struct Dropout {

@@ -1,11 +1,11 @@
-// Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3")
+// Philox4x32 (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3")
 // and the dropout bit of one element of P. This is the definition that every backend reproduces bit
-// for bit.
+// for bit; docs/numerics.md says why Philox has seven rounds here.
 //
 //   i, j       query and key of (batch, head)
 //   key        { lo32(seed), hi32(seed) ^ hi32(offset) }
 //   counter    { (j / 32) * 4 + (j % 8) / 2, i, batch * heads_q + head, lo32(offset) }
-//   word[0..3] Philox4x32-10(counter, key)
+//   word[0..3] Philox4x32-7(counter, key)
 //   u[0..7]    (word[e / 2] >> (16 * (e % 2))) & 0xffff, eight 16-bit numbers
 //   kept       if u[((j / 8) % 4) * 2 + j % 2] >= threshold
 //   threshold  min(65535, round(65536 * probability))
@@ -23,6 +23,9 @@
 
 namespace attn::core {
 
+// Rounds of Philox in dropout.
+inline constexpr std::uint32_t kPhiloxRounds = 7;
+
 struct PhiloxBlock {
   std::uint32_t word[4];
   friend constexpr bool operator==(const PhiloxBlock&, const PhiloxBlock&) = default;
@@ -32,14 +35,16 @@ struct PhiloxKey {
   std::uint32_t word[2];
 };
 
-// The key of a round, 0 to 9.
+// The key of a round, counted from 0.
 constexpr PhiloxKey philox_round_key(PhiloxKey key, std::uint32_t round) {
   return {{key.word[0] + round * 0x9e3779b9u,    // golden ratio
            key.word[1] + round * 0xbb67ae85u}};  // sqrt(3) - 1
 }
 
-constexpr PhiloxBlock philox4x32_10(PhiloxBlock counter, std::uint32_t key0, std::uint32_t key1) {
-  for (std::uint32_t round = 0; round < 10; ++round) {
+// Philox4x32 of another number of rounds than dropout's is for tests.
+template <std::uint32_t kRounds = kPhiloxRounds>
+constexpr PhiloxBlock philox4x32(PhiloxBlock counter, std::uint32_t key0, std::uint32_t key1) {
+  for (std::uint32_t round = 0; round < kRounds; ++round) {
     const PhiloxKey key = philox_round_key({{key0, key1}}, round);
     const std::uint64_t product0 = 0xd2511f53ULL * counter.word[0];
     const std::uint64_t product1 = 0xcd9e8d57ULL * counter.word[2];
@@ -71,7 +76,7 @@ constexpr PhiloxBlock dropout_block(std::uint64_t seed, std::uint64_t offset,
                                     std::uint32_t batch_head, std::uint32_t query,
                                     std::uint32_t key) {
   const PhiloxKey philox = dropout_key(seed, offset);
-  return philox4x32_10(
+  return philox4x32(
       {{key / 32 * 4 + key % 8 / 2, query, batch_head, static_cast<std::uint32_t>(offset)}},
       philox.word[0], philox.word[1]);
 }

@@ -24,8 +24,9 @@ void fill_dropout(device::ProblemParams& to, const Dropout& dropout, const Tenso
     to.rng_state[1] = static_cast<std::uint32_t>(address >> 32);
     return;
   }
+  static_assert(device::kPhiloxRounds == core::kPhiloxRounds);
   const core::PhiloxKey philox = core::dropout_key(dropout.seed, dropout.offset);
-  for (std::uint32_t round = 0; round < 10; ++round) {
+  for (std::uint32_t round = 0; round < core::kPhiloxRounds; ++round) {
     std::ranges::copy(core::philox_round_key(philox, round).word, to.dropout_round_keys[round]);
   }
   to.dropout_counter3 = static_cast<std::uint32_t>(dropout.offset);

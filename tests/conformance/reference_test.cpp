@@ -120,7 +120,7 @@ TEST(Reference, DropoutKeepsWhatPhiloxSays) {
         int kept = 0;
         for (std::uint32_t j = 0; j < 64; ++j) {
           const core::PhiloxBlock block =
-              core::philox4x32_10({{(j / 32) * 4 + (j % 8) / 2, i, b * 2 + h, 5}}, 99, 1);
+              core::philox4x32({{(j / 32) * 4 + (j % 8) / 2, i, b * 2 + h, 5}}, 99, 1);
           const std::uint32_t e = ((j / 8) % 4) * 2 + j % 2;
           kept += ((block.word[e / 2] >> (16 * (e % 2))) & 0xffff) >= threshold ? 1 : 0;
         }

@@ -69,11 +69,11 @@ class Standard:
 
 
 def philox(key, counter):
-    """Philox4x32-10 (Salmon et al. 2011): four words for each counter, arrays of uint64."""
+    """Philox4x32-7 (Salmon et al. 2011): four words for each counter, arrays of uint64."""
     mask = np.uint64(0xFFFFFFFF)
     c = [np.asarray(x, np.uint64) & mask for x in counter]
     k = [int(x) & 0xFFFFFFFF for x in key]
-    for _ in range(10):
+    for _ in range(7):
         a, b = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
         c = [(b >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]), b & mask,
              (a >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]), a & mask]

@@ -2,6 +2,7 @@
 // core/philox.hpp.
 #pragma once
 
+#include "core/philox.hpp"
 #include "cpu/kernels/vec.hpp"
 #include "cpu/tile_ops.hpp"
 
@@ -24,10 +25,10 @@ ATTN_INLINE void multiply_wide(U a, std::uint32_t b, U& high, U& low) {
 #endif
 }
 
-// Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": ten rounds, constants of the
+// Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", with the constants of the
 // paper.
 ATTN_INLINE void philox4x32(U (&x)[4], std::uint32_t key0, std::uint32_t key1) {
-  for (int round = 0; round < 10; ++round) {
+  for (std::uint32_t round = 0; round < core::kPhiloxRounds; ++round) {
     U high0, low0, high1, low1;
     multiply_wide(x[0], 0xD2511F53u, high0, low0);
     multiply_wide(x[2], 0xCD9E8D57u, high1, low1);

@@ -15,6 +15,9 @@ struct alignas(8) KeyWord {
   unsigned mixed, empty;
 };
 
+// Rounds of Philox4x32 in dropout (docs/numerics.md).
+inline constexpr int kPhiloxRounds = 7;
+
 // What a problem is to the kernels of every phase.
 struct ProblemParams {
   const void* q;
@@ -35,7 +38,7 @@ struct ProblemParams {
   unsigned dropout_threshold;  // an element is kept when its 16 random bits are at least this
   float dropout_scale;
   union {
-    unsigned dropout_round_keys[10][2];  // of Philox4x32-10
+    unsigned dropout_round_keys[kPhiloxRounds][2];
     unsigned rng_state[2];  // with kRngState: address of seed and offset, low half first
   };
   unsigned dropout_counter3;  // last word of its counter

@@ -1,9 +1,9 @@
-// The dropout mask, bit for bit that of docs/numerics.md: one call of Philox4x32-10 gives the bits
+// The dropout mask, bit for bit that of docs/numerics.md: one call of Philox4x32-7 gives the bits
 // of the eight elements of a row that a thread of an accumulator holds over 32 keys.
 //
 // Of the four words of Philox's counter two are of the row (query; batch and head) and one is of
-// the 32 keys. The first two of the ten rounds multiply only words of one or the other, so they are
-// done once a row and once for both rows of a thread; what is left of them is one xor a word.
+// the 32 keys. The first two of the seven rounds multiply only words of one or the other, so they
+// are done once a row and once for both rows of a thread; what is left of them is one xor a word.
 #pragma once
 
 #include "params.cuh"
@@ -15,7 +15,7 @@ struct PhiloxWords {
   unsigned word[4];
 };
 
-// What is the same for all elements: the keys of the ten rounds of Philox, the last word of its
+// What is the same for all elements: the keys of the rounds of Philox, the last word of its
 // counter, and the threshold of 16 bits. The state is a number of the problem, from which the host
 // makes the keys, or stands in memory (kRngState) and the keys are made here.
 template <bool kRngState>
@@ -100,7 +100,7 @@ struct DropoutRow {
   __device__ __forceinline__ PhiloxWords words(const DropoutColumns& c) const {
     PhiloxWords x{{c.high ^ other, c.low, high ^ c.other, low}};
 #pragma unroll
-    for (int round = 2; round < 10; ++round) {
+    for (int round = 2; round < kPhiloxRounds; ++round) {
       const unsigned long long product0 = philox_product0(x.word[0]);
       const unsigned long long product1 = philox_product1(x.word[2]);
       x = {{high_word(product1) ^ x.word[1] ^ dropout.key(round, 0), low_word(product1),
