@@ -80,8 +80,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
     plan.reasons.emplace_back(
         config.ordered
             ? "deterministic: tiles of keys take turns to add to dQ, in a fixed order, so that "
-              "equal "
-              "inputs give equal bits; that costs a twentieth of the speed"
+              "equal inputs give equal bits; that costs a twentieth of the speed"
             : "dQ is added in no fixed order, so that its last bits may differ between calls; "
               "deterministic asks for equal ones");
   }

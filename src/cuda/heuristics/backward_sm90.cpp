@@ -21,8 +21,7 @@ constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b
 
 // Bounds: 227 KB of shared memory = K, V (keys x head_dim), Q, dO, P, dS in their rings and one dQ
 // of up to 128 columns in float32; 512 registers = producers + scores + 2 gradients, in multiples
-// of
-// 8. The assembler wants 24 registers beside the accumulators of products in flight, else it
+// of 8. The assembler wants 24 registers beside the accumulators of products in flight, else it
 // serialises them: a gradient thread holds keys * head_dim / 128 sums, a score thread S and dP, and
 // dQ with dS as its operand.
 std::span<const BackwardSm90Shape> backward_sm90_shapes() {

@@ -41,8 +41,7 @@ std::span<const ForwardSm90Shape> forward_sm90_shapes() {
        "at 1024"},
       {256, always, 2, 80, 2, 2, 1, true, 40, 232, 8,
        "80 keys: Q and two stages of K and V fill 224 KB; consumers of 224 registers are 1 % "
-       "slower "
-       "from 4096 keys on"},
+       "slower from 4096 keys on"},
   }};
   return kShapes;
 }

@@ -218,8 +218,7 @@ std::string refuse_shape(MatmulRung rung, const MatmulShape& s) {
   return fmt::format(
       "shape {}x{}_s{} of rung {}; accepted from persistent on are 64 or 128 rows, 64, 128, 192 or "
       "256 columns (of persistent multiples of 16 between), and of split_k 2 to 8 parts that "
-      "divide "
-      "the columns in multiples of 8",
+      "divide the columns in multiples of 8",
       s.rows, s.columns, s.splits, name(rung));
 }
 

@@ -9,8 +9,7 @@
 // any more. Lines 2 and 8 of the first block and the last write of O are what differs from the
 // paper: O begins as zeros in registers, and goes from registers to its tensor.
 //
-// Reads of C: what forward_simt.cuh reads, without kSplits, kClassified and kGroup, which are off,
-// and
+// Reads of C: what forward_simt.cuh reads but kSplits, kClassified and kGroup, which are off, and
 //   kStages                B_c / 64
 //   kSkipsEmpty            algorithm 5: tiles that the mask's bounds prove empty are left out
 // Grid: a block for each query head of each sequence, with ForwardFlashAttention::kBytes of dynamic
