@@ -1,4 +1,15 @@
 // attn.cpp: exact attention. Include this.
+//
+// A call is described (Problem, problem.hpp), planned (Plan, plan.hpp) and run (run.hpp); forward()
+// and backward() do all three. What holds for every declaration of these headers:
+//
+// - Memory is the caller's. A Tensor is a view with strides in elements (tensor.hpp). A call writes
+//   its outputs and Context::workspace, nothing else; one that throws Error(invalid_argument |
+//   unsupported | unavailable | out_of_memory) has written no output.
+// - Failures are attn::Error (error.hpp). std::bad_alloc comes through where the machine has no
+//   memory left for the library's own small objects.
+// - Functions may be called from several threads at the same time. An object may be read by several
+//   threads, or changed by one.
 #pragma once
 
 #include "attn/context.hpp"

@@ -59,7 +59,8 @@ enum class InstructionSet : std::uint8_t {
   amx_bf16      // and AMX tiles, for bf16 operands
 };
 std::string_view name(InstructionSet isa) noexcept;  // as spelled here; "unknown" for other values
-InstructionSet parse_instruction_set(std::string_view text);  // its inverse; throws Error
+// Its inverse. Throws Error(invalid_argument) that lists the names.
+InstructionSet parse_instruction_set(std::string_view text);
 
 struct InstructionSetInfo {
   InstructionSet isa{};
@@ -74,7 +75,8 @@ std::vector<InstructionSetInfo> instruction_sets();
 struct Context {
   std::shared_ptr<Executor> executor{};            // null: default_executor()
   InstructionSet isa = InstructionSet::automatic;  // automatic: the best available
-  // Receives warnings, one sentence each; null: dropped.
+  // Receives warnings, one sentence each, one at a time in a call, but perhaps by a thread that
+  // compiles for it while it waits; null: dropped.
   std::function<void(std::string_view message)> log{};
 
   // The cuda backend puts its work into this stream and returns: a CUstream or cudaStream_t of the

@@ -200,18 +200,20 @@ Expr min(const Expr& a, const Expr& b);
 Expr max(const Expr& a, const Expr& b);
 Expr select(const Expr& condition, const Expr& if_true, const Expr& if_false);
 
+// Of empty ones: two are the same, nothing stands in one, and it reads no buffer.
 bool same(const Expr& a, const Expr& b);    // structural equality (buffers by name)
 bool depends_on(const Expr& e, Op symbol);  // whether the symbol, or a load, stands in e
 // Each name once, in order of first use. Throws Error(invalid_argument) if two different tensors
 // have one name.
 std::vector<std::shared_ptr<const Buffer>> buffers(const Expr& e);
 // e with every occurrence of the symbol replaced: substitute(alibi, Op::score, softcap) composes
-// scores.
+// scores. Throws Error(invalid_argument) unless the replacement is of the symbol's type.
 Expr substitute(const Expr& e, Op symbol, const Expr& replacement);
 
 // d e / d score, simplified (0.0 where e does not depend on it); where e has a kink (abs, min, max)
-// the derivative of the side that evaluate takes. e must be float32. And d e / d (the value read by
-// each load of `buffer`), summed by the caller per load.
+// the derivative of the side that evaluate takes. And d e / d (the value read by each load of
+// `buffer`), summed by the caller per load; loads by which the derivative is 0 are left out. Both
+// throw Error(invalid_argument) unless e is float32.
 Expr derivative(const Expr& e);
 struct LoadDerivative {
   Expr load;        // the load node: its indices say which element
@@ -228,7 +230,7 @@ Expr parse(std::string_view text, const std::vector<Buffer>& buffers = {});
 
 // One CUDA C++ expression. Symbols print as the identifiers of the same name, literals exactly (hex
 // floats), loads as attn_load_<name>(i, j), arithmetic as functions: attn_add(a, b), attn_exp(a),
-// ... (docs/expressions.md).
+// ... (docs/expressions.md). Throws Error(invalid_argument) for an empty e.
 std::string to_cuda(const Expr& e);
 
 // Where an expression is evaluated.

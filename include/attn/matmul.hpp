@@ -118,12 +118,13 @@ std::string to_string(const MatmulPlan& plan);
 
 // The description of a call with these tensors. Throws Error(invalid_argument) naming the tensor,
 // what it is and what is accepted. The caller sets float8 where A is u8, and masked and block where
-// block_mask is given.
+// block_mask is given. Reads no element.
 MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c,
                        Activation activation = Activation::none);
 
-// Throws Error(invalid_argument | unsupported | unavailable): unsupported names why the rung that
-// was asked for does not take the problem.
+// The plan of a product, which many calls may run, also at the same time. On a GPU it asks the
+// driver what the device is, and compiles nothing. Throws Error(invalid_argument | unsupported |
+// unavailable): unsupported names why the rung that was asked for does not take the problem.
 MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options = {},
                      const Context& context = {});
 

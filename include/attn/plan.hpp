@@ -43,7 +43,7 @@ std::string_view name(Algorithm algorithm) noexcept;
 // Inverses of name(). Throw Error(invalid_argument) that lists the names.
 Backend parse_backend(std::string_view text);
 Algorithm parse_algorithm(std::string_view text);
-// All that the CPU backend has for the phase, automatic left out.
+// All that the CPU backend has for the phase, automatic left out, in the order of Algorithm.
 std::vector<Algorithm> algorithms(Phase phase);
 
 struct PlanOptions {

@@ -90,7 +90,7 @@ struct Problem {
   bool sink = false;   // a learnable logit per head in the denominator
   Dropout dropout{};
 
-  double scale() const;  // softmax_scale or its default
+  double scale() const;  // softmax_scale or its default, which needs head_dim
 };
 
 // Text form, e.g. "b2_sq1024_sk4096_hq8_hk2_d128_causal_bf16"; docs/descriptors.md is its grammar.

@@ -42,9 +42,9 @@ struct Inputs {
 };
 
 struct Outputs {
-  Tensor o{};    // as q, with head_dim_v; rows past a length are set to zero in dense layout
-  Tensor lse{};  // f32 [batch, heads_q, seqlen_q] or packed [heads_q, total_q]; f64 when the
-                 // problem is; optional forward
+  Tensor o{};    // as q, with head_dim_v; a sequence's rows past seqused_q are set to zero
+  Tensor lse{};  // natural logarithms, f32 [batch, heads_q, seqlen_q] or packed [heads_q, total_q],
+                 // any strides; f64 when the problem is; -inf past seqused_q; optional forward
 };
 
 // Gradients of a loss with respect to O and LSE. Where the loss does not use LSE a Tensor says it
@@ -60,8 +60,8 @@ struct OutputGradients {
 };
 
 struct Gradients {
-  Tensor dq{}, dk{}, dv{};   // as q, k, v; each optional; rows past a length are set to zero
-  Tensor dsink{};            // f32 [heads_q]; optional
+  Tensor dq{}, dk{}, dv{};   // as q, k, v; each optional; rows past seqused are set to zero
+  Tensor dsink{};            // f32 [heads_q], any stride; optional
   expr::Bindings buffers{};  // f32, shaped as the named buffer of the score: gradient of bias,
                              // slopes, ...; not of scalars; optional. On a GPU these may differ in
                              // the last bit between runs: they are sums by atomics, in float64
@@ -93,8 +93,9 @@ Problem complete(const Problem& problem, const Inputs& inputs);
 // (docs/plan-cache.md).
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              const PlanOptions& options = {}, const Context& context = {});
-// The same with a plan of the forward phase, made before. A template, as that of backward, so that
-// {} is a Problem: forward({}, inputs, outputs) is attention and nothing else.
+// The same with a plan that make_plan gave for the forward phase; others are refused with
+// Error(invalid_argument). forward(plan, ...) is a template, as that of backward, so that {} is a
+// Problem: forward({}, inputs, outputs) is attention and nothing else.
 void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                  const Context& context = {});
 template <std::same_as<Plan> P>
@@ -114,6 +115,7 @@ void forward(const P& plan, const Inputs& inputs, const Outputs& outputs,
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const PlanOptions& options = {}, const Context& context = {});
+// The same with a plan that make_plan gave for the backward phase.
 void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                   const OutputGradients& d_outputs, const Gradients& gradients,
                   const Context& context = {});

@@ -79,7 +79,8 @@ struct Tensor {
   bool given() const noexcept { return rank != 0; }
   std::int64_t size() const noexcept;  // number of elements; 1 for rank 0
   bool contiguous() const noexcept;    // row-major without gaps
-  std::int64_t offset(std::initializer_list<std::int64_t> index) const noexcept;  // in elements
+  // Of an element from `data`, in elements: one index a dimension, unchecked.
+  std::int64_t offset(std::initializer_list<std::int64_t> index) const noexcept;
 };
 
 // Row-major views of rank 0 to 4. The const overload serves inputs. Throws Error(invalid_argument)
