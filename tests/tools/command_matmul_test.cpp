@@ -59,6 +59,19 @@ TEST_F(CommandMatmul, TakesAMask) {
   const auto rows = nlohmann::json::parse(load(path("out.json")))["results"];
   EXPECT_EQ(rows[0]["problem"], "b1_m60_n50_k40_f32_cblock16");
   EXPECT_EQ(rows[0]["checked"], 2 * 16 * 16 + 16 * 2 + 12 * 16);  // a block in each row of them
+  EXPECT_EQ(rows[0]["density"], 0.25);
+}
+
+// A check of no elements passes whatever was computed: five columns of blocks at a tenth are one
+// diagonal, and the share that was drawn is said.
+TEST_F(CommandMatmul, AMaskHasABlockHoweverSmallTheDensity) {
+  const Result result =
+      attn("matmul --mask c16 --density 0.01 --seconds 0 60,80,9 --json " + quoted("out.json"));
+  ASSERT_EQ(result.code, 0) << result.text();
+  EXPECT_TRUE(result.out_has(", 0.2 of the blocks")) << result.text();
+  const auto rows = nlohmann::json::parse(load(path("out.json")))["results"];
+  EXPECT_EQ(rows[0]["checked"], 60 * 16);  // a block in each row of blocks
+  EXPECT_EQ(rows[0]["density"], 0.2);
 }
 
 TEST_F(CommandMatmul, RefusesByName) {

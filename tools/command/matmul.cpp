@@ -179,6 +179,7 @@ int run_matmul(const MatmulCommandOptions& options, const std::string& command_l
     if (on_gpu) measure_matmuls_on_gpu(rows, data, device, context, options.rule, ceilings);
     for (MatmulRow& row : rows) {
       if (!on_gpu && row.refused.empty()) measure_matmul(row, data, context, options.rule);
+      row.density = data.density;
       report.add(matmul_json(row));
       fmt::print(report.text(), "{}\n", matmul_line(row, peer_gflops(rows)));
       std::fflush(report.text());
@@ -228,7 +229,10 @@ void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
                   "Multiply some blocks only: of b or c, and their side, as in b256")
       ->type_name("MASK")
       ->take_last();
-  sub->add_option("--density", options->density, "Share of the blocks that --mask has")
+  sub->add_option(
+         "--density", options->density,
+         "Share of the blocks that --mask has, to the nearest number of diagonals of them; "
+         "one at least, unless 0")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str()
       ->take_last();

@@ -56,10 +56,12 @@ std::string matmul_line(const MatmulRow& row, double peer_gflops) {
   const auto share = [&](double whole) {
     return whole > 0 ? fmt::format("{:.1f}%", 100 * row.gflops() / whole) : std::string("-");
   };
-  return line + fmt::format("{:>10} {:>9} {:>6} {:>7} {:>11}  {} elements",
-                            format_seconds(row.timing.median()), format_tflops(row.gflops()),
-                            share(row.peak_gflops), share(peer_gflops),
-                            fmt::format("{:.2f} of it", row.check.worst), row.check.checked);
+  line += fmt::format("{:>10} {:>9} {:>6} {:>7} {:>11}  {} elements",
+                      format_seconds(row.timing.median()), format_tflops(row.gflops()),
+                      share(row.peak_gflops), share(peer_gflops),
+                      fmt::format("{:.2f} of it", row.check.worst), row.check.checked);
+  if (row.problem.masked == MaskedMatrix::none) return line;
+  return line + fmt::format(", {:.3g} of the blocks", row.density);
 }
 
 Json matmul_json(const MatmulRow& row) {
@@ -68,6 +70,7 @@ Json matmul_json(const MatmulRow& row) {
     json["refused"] = row.refused;
     return json;
   }
+  if (row.problem.masked != MaskedMatrix::none) json["density"] = row.density;
   json["correct"] = row.correct();
   json["checked"] = row.check.checked;
   json["share_of_allowed_error"] = std::isfinite(row.check.worst) ? Json(row.check.worst) : Json();

@@ -17,6 +17,7 @@ struct MatmulRow {
   std::string implementation;  // a rung, or "cublas"
   std::string refused;         // why not, else empty
   MatmulPlan plan{};
+  double density = 1;  // the share of blocks that a mask has
   harness::MatmulCheck check{};
   std::string damage{};
   Timing timing{};

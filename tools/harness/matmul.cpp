@@ -55,17 +55,27 @@ void fill(const Tensor& t, Float8 float8, const Draw& draw) {
   }
 }
 
-// Diagonals of blocks, 1 / density apart on the average, with a gap between its rows.
-Tensor mask_of(const MatmulProblem& p, double density, std::vector<std::byte>& bytes) {
+// Of `columns` diagonals, how many have the share `density` of the blocks; one at least, unless
+// none are asked for: a product without blocks would be right whatever it computes.
+std::int64_t diagonals(double density, std::int64_t columns) {
+  const auto count = std::llround(density * static_cast<double>(columns));
+  return density > 0 ? std::max<std::int64_t>(1, count) : 0;
+}
+
+// Diagonals of blocks, equally far apart, with a gap between its rows. density: the share asked
+// for, then the share that the mask has.
+Tensor mask_of(const MatmulProblem& p, double& density, std::vector<std::byte>& bytes) {
   const auto blocks = [&](std::int64_t size) { return (size + p.block - 1) / p.block; };
   const std::int64_t rows = blocks(p.masked == MaskedMatrix::b ? p.k : p.m), columns = blocks(p.n);
+  const std::int64_t count = diagonals(density, columns);
+  density = columns > 0 ? static_cast<double>(count) / static_cast<double>(columns) : 0;
   bytes.assign(static_cast<std::size_t>(std::max<std::int64_t>(1, rows * (columns + 1))), kPoison);
   Tensor t = tensor(static_cast<void*>(bytes.data()), DType::u8, {rows, columns});
   t.strides[0] = columns + 1;
   for (std::int64_t i = 0; i < rows; ++i) {
     for (std::int64_t j = 0; j < columns; ++j) {
-      const auto diagonal = static_cast<double>((i + columns - j % columns) % columns);
-      const bool there = std::floor((diagonal + 1) * density) > std::floor(diagonal * density);
+      const std::int64_t diagonal = (i + columns - j) % columns;
+      const bool there = (diagonal + 1) * count / columns > diagonal * count / columns;
       bytes[static_cast<std::size_t>(i * t.strides[0] + j)] = std::byte{there};
     }
   }
@@ -111,7 +121,7 @@ MatmulProblem varied_problem(const std::array<std::int64_t, 4>& shape, DType dty
 }
 
 MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t gap, double density)
-    : problem(p) {
+    : problem(p), density(p.masked == MaskedMatrix::none ? 1 : density) {
   inputs.a = make('A', bytes_a, p.dtype, p.order_a, p.batch, p.m, p.k, gap);
   inputs.b = make('B', bytes_b, p.dtype, p.order_b, p.batch, p.k, p.n, gap);
   c = make('C', bytes_c, p.output, p.order_c, p.batch, p.m, p.n, gap);
@@ -130,7 +140,7 @@ MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t 
   fill(inputs.a, p.float8, [&] { return 0.25 + normal(); });
   fill(inputs.b, p.float8, normal);
   if (p.masked != MaskedMatrix::none) {
-    inputs.block_mask = mask_of(p, density, bytes_mask);
+    inputs.block_mask = mask_of(p, this->density, bytes_mask);
     if (p.masked == MaskedMatrix::b) leave_out(inputs.b, core::BlockMaskView(p, inputs));
   }
   if (p.scaled) {

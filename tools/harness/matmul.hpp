@@ -19,8 +19,9 @@ MatmulProblem varied_problem(const std::array<std::int64_t, 4>& shape, DType dty
 class MatmulData {
  public:
   // A and B are drawn from the normal distribution, A with an offset of 1/4 so that sums grow. A
-  // mask has the share `density` of the blocks of each row, on diagonals; what it leaves out of B
-  // is NaN. Throws Error(out_of_memory), which names the matrix and its size.
+  // mask has about the share `density`, in [0, 1], of the blocks of each row, on diagonals: one of
+  // them at least where density is not 0. What it leaves out of B is NaN. Throws
+  // Error(out_of_memory), which names the matrix and its size.
   MatmulData(const MatmulProblem& problem, std::uint64_t seed, std::int64_t gap = 0,
              double density = 0.5);
   MatmulData(const MatmulData&) = delete;
@@ -29,6 +30,7 @@ class MatmulData {
   MatmulProblem problem;
   MatmulInputs inputs;
   Tensor c;
+  double density;  // the share of the blocks that the mask has; 1 without a mask
   std::vector<std::byte> bytes_a, bytes_b, bytes_c, bytes_bias, bytes_scales, bytes_mask;
 
   void poison();
