@@ -87,6 +87,17 @@ TEST(KernelName, Refusals) {
   expect_contains(refused("fast"), "accepted are forward_sm90");
 }
 
+// Keys of a tile are rounded down to 32, which bits of dropout come for: 16 would be none.
+TEST(KernelName, TilesWithDropoutHaveKeys) {
+  const std::string descriptor = "b1_n512_h2_d128_dropout0.1_seed1_bf16";
+  const std::string text =
+      refusal(ErrorCode::invalid_argument, [&] { chosen(descriptor, "forward_sm90/wg2_n16"); });
+  expect_contains(text, "'forward_sm90/wg2_n16', of 16 keys");
+  expect_contains(text, "n32 to n256");
+  EXPECT_EQ(chosen(descriptor, "forward_sm90/n48").block_n, 32);
+  EXPECT_EQ(chosen("b1_n512_h2_d128_bf16", "forward_sm90/n16").block_n, 16);
+}
+
 TEST(KernelName, AlgorithmsOfThePapersHaveAKernelEach) {
   EXPECT_EQ(forward_kernel_name(Algorithm::standard, ""), "forward_standard");
   EXPECT_EQ(forward_kernel_name(Algorithm::flash_attention, "forward_flash_attention/n128"),

@@ -79,6 +79,18 @@ bool is_followed(const ForwardFeatures& f, const Problem& p) {
   return f.hides_keys || (f.dtype == DType::bf16 && p.score.empty());
 }
 
+// Random bits come for 32 keys at a time.
+int keys_with_dropout(int block_n, std::string_view parts) {
+  constexpr int kKeysAtOnce = 32;
+  if (block_n < kKeysAtOnce) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("kernel is 'forward_sm90/{}', of {} keys, and the problem has dropout; "
+                            "accepted with it are n{} to n256",
+                            parts, block_n, kKeysAtOnce));
+  }
+  return block_n / kKeysAtOnce * kKeysAtOnce;
+}
+
 // False where no shape suits the problem. parts: of a shape, that the caller names.
 bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts) {
   const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
@@ -100,8 +112,7 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
     config.reason = shape.reason;
     config.allowed_spill_bytes =
         shape.spill_bytes + (is_followed(config.features, p) ? kForwardSm90FollowerSpills : 0);
-    // Random bits come for 32 keys at a time.
-    if (config.features.dropout) config.block_n = config.block_n / 32 * 32;
+    if (config.features.dropout) config.block_n = keys_with_dropout(config.block_n, parts);
     if (!config.features.paged) return true;
     // Pages and tiles must fit into each other; the copy engine writes 8 rows of a swizzle at
     // least. A tile of a power of two suits common page sizes.
