@@ -237,7 +237,7 @@ def scaled_dot_product_attention(
     query `[N, ..., Hq, L, E]`, key `[N, ..., H, S, E]`, value `[N, ..., H, S, Ev]`. attn_mask,
     broadcast to `[N, ..., Hq, L, S]`: bool, true where the key is seen, or numbers to add, which
     may require a gradient. is_causal aligns the first query with the first key. A row without keys
-    gives 0.
+    gives 0. dropout_p is in [0, 1]; at 1 the result is 0, and so are its gradients.
     """
     if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         try:  # noqa: SIM105, a form that torch.compile reads
@@ -261,9 +261,13 @@ def scaled_dot_product_attention(
         else:
             bias = attn_mask.float() if attn_mask.dtype == torch.float64 else attn_mask
     q, k, v = (query, key, value) if query.dim() == 4 else _heads_first(query, key, value)
+    drops_all = isinstance(dropout_p, (int, float)) and dropout_p == 1
+    dropout = 0.0 if drops_all else dropout_p
     out: Tensor = attention(
-        q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout_p, layout="bhsd"
+        q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, layout="bhsd"
     )
+    if drops_all:  # P times 0, as PyTorch: NaN of the inputs stays, and all gradients are 0
+        out = out * 0.0
     return out if query.dim() == 4 else out.reshape(*lead, *out.shape[-2:])
 
 
