@@ -10,9 +10,9 @@ constexpr int kQueries = 64;       // rows of one product of a warpgroup
 constexpr int kWarps = 16;         // producers, scores, dV, dK
 constexpr int kPartColumns = 128;  // of dQ, of one product
 
-// Of the thread that makes steps, which is ahead of all others. Loops of products have none, but
-// those of scores with a slope: 60 bytes with a softcap, some 200 where ALiBi and dropout are
-// added; the most is loaded with dQ in order.
+// Of the thread that makes steps, which is ahead of all others, and of two kinds of loops with
+// products: of the scores of pairs (140 bytes stored in all, 220 with ALiBi and dropout) and, with
+// dropout, of dV and dK at head size 128. The most is loaded with dQ in order.
 constexpr int kStepSpills = 508;
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
