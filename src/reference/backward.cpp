@@ -36,13 +36,14 @@ template <class Real>
 class Backward {
  public:
   Backward(const Problem& problem, const Inputs& inputs, const OutputGradients& d_outputs,
-           const Gradients& gradients, Rounding rounding, Order order)
+           const Gradients& gradients, Rounding rounding, Order order, const DropoutPlaces& places)
       : problem_(problem),
         inputs_(inputs),
         d_outputs_(d_outputs),
         gradients_(gradients),
         rounding_(rounding),
         order_(order),
+        places_(places),
         d_sink_(static_cast<std::size_t>(problem.heads_q)) {
     if (!problem.score.empty()) d_score_ = expr::derivative(problem.score);
     for (const auto& [name, tensor] : gradients.buffers) {
@@ -101,7 +102,7 @@ class Backward {
     Matrix<Real> d_o, v_transposed, dq;
 
     QueryHead(const Backward& b, const core::Sequence& sequence, std::int64_t h)
-        : head(b.problem_, b.inputs_, sequence, b.rounding_, b.order_, h),
+        : head(b.problem_, b.inputs_, sequence, b.rounding_, b.order_, b.places_, h),
           d_o(load_matrix<Real>(
               core::rows_like_q(b.problem_, b.inputs_, b.d_outputs_.o, sequence.batch),
               b.d_outputs_.o.dtype, h, sequence.length_q, b.problem_.head_dim_v)),
@@ -231,6 +232,7 @@ class Backward {
   const Gradients& gradients_;
   Rounding rounding_;
   Order order_;
+  DropoutPlaces places_;
   expr::Expr d_score_;
   std::vector<Real> d_sink_;
   std::vector<BufferGradient<Real>> d_buffers_;
@@ -240,14 +242,14 @@ class Backward {
 
 void backward(const Problem& problem, const Inputs& inputs, const Outputs&,
               const OutputGradients& d_outputs, const Gradients& gradients, Precision precision,
-              Order order) {
+              Order order, const DropoutPlaces& places) {
   if (precision == Precision::f64 || problem.dtype == DType::f64) {
     Backward<double>(problem, inputs, d_outputs, gradients, rounding(Precision::f64, problem.dtype),
-                     order)
+                     order, places)
         .run();
   } else {
     Backward<float>(problem, inputs, d_outputs, gradients, rounding(precision, problem.dtype),
-                    order)
+                    order, places)
         .run();
   }
 }

@@ -47,11 +47,11 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
 
 template <class Real>
 void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                Rounding rounding, Order order) {
+                Rounding rounding, Order order, const DropoutPlaces& places) {
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-      forward_head(Head<Real>(problem, inputs, sequence, rounding, order, h), outputs);
+      forward_head(Head<Real>(problem, inputs, sequence, rounding, order, places, h), outputs);
     }
   }
 }
@@ -59,11 +59,12 @@ void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& out
 }  // namespace
 
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-             Precision precision, Order order) {
+             Precision precision, Order order, const DropoutPlaces& places) {
   if (precision == Precision::f64 || problem.dtype == DType::f64) {
-    forward_as<double>(problem, inputs, outputs, rounding(Precision::f64, problem.dtype), order);
+    forward_as<double>(problem, inputs, outputs, rounding(Precision::f64, problem.dtype), order,
+                       places);
   } else {
-    forward_as<float>(problem, inputs, outputs, rounding(precision, problem.dtype), order);
+    forward_as<float>(problem, inputs, outputs, rounding(precision, problem.dtype), order, places);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <numbers>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -54,9 +55,10 @@ struct Head {
   Matrix<Real> q, k, v;
   Matrix<Real> k_transposed;  // [head_dim, keys]: scores of a row add up key beside key
   Dropout dropped;            // with its seed and offset
+  DropoutPlaces places;
 
   Head(const Problem& p, const Inputs& in, const core::Sequence& s, Rounding round_to, Order o,
-       std::int64_t h)
+       const DropoutPlaces& at, std::int64_t h)
       : problem(p),
         inputs(in),
         sequence(s),
@@ -67,7 +69,8 @@ struct Head {
         k(load_matrix<Real>(s.k, p.dtype, head_k(), s.length_k, p.head_dim)),
         v(load_matrix<Real>(s.v, p.dtype, head_k(), s.length_k, p.head_dim_v)),
         k_transposed(transposed(k)),
-        dropped(core::with_state(p.dropout, in.rng_state)) {}
+        dropped(core::with_state(p.dropout, in.rng_state)),
+        places(at) {}
 
   std::int64_t head_k() const { return head / (problem.heads_q / problem.heads_k); }
   std::int64_t keys() const { return sequence.length_k; }
@@ -92,11 +95,15 @@ struct Head {
   Real dropout(std::int64_t i, std::int64_t j) const {
     const std::uint32_t threshold = core::dropout_threshold(dropped.probability);
     if (threshold == 0) return 1;
-    const auto batch_head = static_cast<std::uint32_t>(sequence.batch * problem.heads_q + head);
+    const auto batch_head =
+        static_cast<std::uint32_t>(places.first_head + sequence.batch * problem.heads_q + head);
     return core::dropout_keep(dropped.seed, dropped.offset, threshold, batch_head,
-                              static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j))
+                              place(places.query, i), place(places.key, j))
                ? static_cast<Real>(core::dropout_scale(threshold))
                : Real{0};
+  }
+  static std::uint32_t place(std::span<const std::int32_t> of, std::int64_t i) {
+    return static_cast<std::uint32_t>(of.empty() ? i : of[static_cast<std::size_t>(i)]);
   }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "attn/problem.hpp"
 #include "attn/run.hpp"
@@ -38,17 +39,26 @@ struct Order {
   }
 };
 
+// Of a problem whose rows and keys are some of a larger one's: where they stand there. Dropout
+// draws a bit for each place of the larger problem (docs/numerics.md).
+struct DropoutPlaces {
+  std::int64_t first_head = 0;               // batch * heads_q + head of the first query head
+  std::span<const std::int32_t> query, key;  // of each row and key; empty: where they stand here
+};
+
 // `problem` is complete and the arguments are valid (core/validate/validate.hpp), but outputs and
 // gradients may have any floating dtype: f64 shows the result unrounded. Masks are evaluated in
 // float, as on every backend, so that all of them mask alike; scores in the arithmetic of
 // `precision`, infinite past the range of float. Rows past a length: O, dQ, dK, dV = 0, LSE = -inf.
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-             Precision precision = Precision::f64, Order order = {});
+             Precision precision = Precision::f64, Order order = {},
+             const DropoutPlaces& places = {});
 
 // Recomputes P and O from the inputs; O and LSE in `outputs` are not read, only their absence is
 // allowed.
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
-              Precision precision = Precision::f64, Order order = {});
+              Precision precision = Precision::f64, Order order = {},
+              const DropoutPlaces& places = {});
 
 }  // namespace attn::reference

@@ -52,7 +52,8 @@ TEST_P(Sampled, RowsEqualThoseOfTheWhole) {
         const Array expected_lse = part.lse(whole.lse);
         const Array o = f64_like(expected_o.tensor());
         const Array lse = f64_like(expected_lse.tensor());
-        reference::forward(part.problem(), part.inputs(), {.o = o.tensor(), .lse = lse.tensor()});
+        reference::forward(part.problem(), part.inputs(), {.o = o.tensor(), .lse = lse.tensor()},
+                           reference::Precision::f64, {}, part.dropout_places());
         // The order of the keys changes the rounding of sums of a few hundred terms.
         const double tolerance = key_order == 0 ? 0 : 1e-12;
         expect_equal(o, expected_o, tolerance, "o");
@@ -69,7 +70,8 @@ INSTANTIATE_TEST_SUITE_P(
                       "b2_n90_h2_d16_documents", "b2_n64_h4_d16_butterfly8_sink",
                       "b3_sq50_sk80_hq4_hk2_d16_causal_packed", "b3_n50_h2_d16_causal/padded",
                       "b3_sq4_sk90_hq4_hk2_d16_paged7_causal", "b2_n40_h4_d16/strided_padded",
-                      "b2_n40_h2_d16_rngstate",
+                      "b2_n40_h2_d16_rngstate", "b2_sq40_sk70_hq6_hk2_d16_causal_dropout0.3_seed7",
+                      "b3_sq50_sk80_hq4_hk2_d16_packed_dropout0.3_seed7_offset4294967301_rngstate",
                       "b2_n48_h2_d16_mask((query*7+key*3+head*5+batch)%4!=0)",
                       // Folded in float32 these were off by 1e-8.
                       "b2_n40_h2_d16_score(score*(0.1+batch*0.7)+seqlen_q/3.0)"));
@@ -149,6 +151,29 @@ TEST_F(Verify, NaNOfUnusedRowsIsFound) {
   EXPECT_TRUE(passed());
   element(data.outputs.o, 0, 35, 0) = std::nanf("");
   EXPECT_FALSE(passed());
+}
+
+// Rows of a problem with dropout are drawn too: their bits are those of the whole, and of no other
+// seed.
+TEST_F(Verify, RowsWithDropout) {
+  CaseData data(harness::parse_case("b2_n1025_hq2_hk1_d8_causal_dropout0.2_seed5_f32"), 6);
+  Problem problem = data.problem = complete(data.problem, data.inputs);
+  ASSERT_FALSE(is_small(problem));
+  reference::forward(problem, data.inputs, data.outputs);
+  const auto forward = [&] {
+    return verify_forward(problem, data.inputs, data.outputs, DeviceType::cpu);
+  };
+  const auto backward = [&](const OutputGradients& d_o) {
+    reference::backward(problem, data.inputs, data.outputs, d_o, data.gradients);
+  };
+  for (const Verification& result :
+       {forward(), verify_backward(problem, data.inputs, data.d_o, data.gradients, DeviceType::cpu,
+                                   backward)}) {
+    EXPECT_TRUE(result.passed()) << to_string(result.worst());
+    EXPECT_NE(result.extent, "all rows");
+  }
+  problem.dropout.seed = 6;
+  EXPECT_FALSE(forward().passed());
 }
 
 TEST_F(Verify, Backward) {

@@ -74,7 +74,7 @@ void measure(BenchRow& row, const harness::Case& c, harness::CaseData& data,
     check_forward(row, data);
   } else {
     forward(data.problem, data.inputs, data.outputs, {.backend = options.backend}, context);
-    if (is_small(row.plan.problem) || row.plan.problem.dropout.probability > 0) {
+    if (is_small(row.plan.problem)) {
       check_backward_whole(row, harness::at_full_length(c), options, context);
     } else {
       check_backward_sampled(row, data, context);

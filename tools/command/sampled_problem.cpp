@@ -7,6 +7,8 @@
 #include <random>
 #include <span>
 
+#include "core/problem/dropout_state.hpp"
+
 namespace attn::command {
 namespace {
 
@@ -43,7 +45,8 @@ SampledProblem::SampledProblem(const Problem& whole, const Inputs& inputs, const
   problem_.heads_q = group;
   problem_.heads_k = 1;
   problem_.layout_q = problem_.layout_k = Layout::dense;
-  problem_.dropout = {};  // the whole may name a tensor for its state all the same
+  // The whole may name a tensor for its state.
+  problem_.dropout = core::with_state(whole.dropout, inputs.rng_state);
 
   std::copy(sample.rows.begin(), sample.rows.end(), values(query_positions_).begin());
   const std::span<std::int32_t> keys = values(key_positions_);
@@ -73,6 +76,12 @@ SampledProblem::SampledProblem(const Problem& whole, const Inputs& inputs, const
   if (whole.sink) {
     inputs_.sink = tensor(static_cast<const float*>(inputs.sink.data) + head, {group});
   }
+}
+
+reference::DropoutPlaces SampledProblem::dropout_places() const {
+  return {.first_head = sample_.batch * whole_.heads_q + sample_.head_k * group(),
+          .query = values(query_positions_),
+          .key = values(key_positions_)};
 }
 
 template <class Copy>

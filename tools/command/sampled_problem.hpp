@@ -7,6 +7,7 @@
 #include "attn/run.hpp"
 #include "core/problem/rows.hpp"
 #include "io/array.hpp"
+#include "reference/reference.hpp"
 
 namespace attn::command {
 
@@ -20,7 +21,7 @@ struct RowSample {
 // the sampled queries and all keys of the sequence gives exactly those rows of the whole. Mask and
 // score keep their meaning because their symbols are replaced: query and key by loads of their
 // original positions, batch, head and seqlen_q by their original values. Dropout has no such
-// symbols: `whole` has none.
+// symbols: the reference is told the places of its bits.
 class SampledProblem {
  public:
   // `whole` is complete, `inputs` valid. Copies the rows, which are dense and row-major then.
@@ -31,6 +32,7 @@ class SampledProblem {
 
   const Problem& problem() const noexcept { return problem_; }
   const Inputs& inputs() const noexcept { return inputs_; }
+  reference::DropoutPlaces dropout_places() const;  // in the whole; lives as long as this
   const RowSample& sample() const noexcept { return sample_; }
   std::int64_t group() const noexcept { return problem_.heads_q; }
 

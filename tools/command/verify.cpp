@@ -184,12 +184,6 @@ bool is_small(const Problem& p) { return scores_of(p) <= kMaxScores; }
 Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                             DeviceType device) {
   const bool on_gpu = device == DeviceType::cuda;
-  if (problem.dropout.probability > 0) {
-    std::vector<harness::Expected> expected = harness::expect_forward(
-        problem, inputs, outputs, harness::yardstick_orders(scores_of(problem)));
-    if (on_gpu) harness::measure_tensor_cores(problem, inputs, expected);
-    return verify_whole(std::move(expected));
-  }
   const bool small = is_small(problem);
   const std::vector<RowSample> samples =
       small ? all_rows(problem, inputs) : draw_rows(problem, inputs);
@@ -200,18 +194,21 @@ Verification verify_forward(const Problem& problem, const Inputs& inputs, const 
   std::list<PartOfProblem> parts;
   for (const RowSample& sample : samples) {
     PartOfProblem& part = parts.emplace_back(PartOfProblem{{problem, inputs, sample}, {}});
+    const reference::DropoutPlaces places = part.problem.dropout_places();
     part.results.push_back(part.problem.queries(outputs.o));
     part.results.push_back(outputs.lse.given() ? part.problem.lse(outputs.lse) : Array());
     part.expected =
         harness::expect_forward(part.problem.problem(), part.problem.inputs(),
                                 {.o = part.results[0].tensor(), .lse = part.results[1].tensor()},
-                                harness::yardstick_orders(scores));
+                                harness::yardstick_orders(scores), places);
     if (on_gpu) {
-      harness::measure_tensor_cores(part.problem.problem(), part.problem.inputs(), part.expected);
+      harness::measure_tensor_cores(part.problem.problem(), part.problem.inputs(), part.expected,
+                                    places);
     }
     for (std::int64_t order = 1; order < orders; ++order) {
       const SampledProblem shuffled(problem, inputs, sample, static_cast<std::uint64_t>(order));
-      harness::measure_forward(shuffled.problem(), shuffled.inputs(), 1, part.expected);
+      harness::measure_forward(shuffled.problem(), shuffled.inputs(), 1, part.expected,
+                               shuffled.dropout_places());
     }
   }
   Verification result{.extent = small ? "all rows" : describe(samples, problem),
@@ -228,7 +225,7 @@ Verification verify_backward(const Problem& problem, const Inputs& inputs,
                              const OutputGradients& d_outputs, const Gradients& gradients,
                              DeviceType device,
                              const std::function<void(const OutputGradients& d_outputs)>& run) {
-  if (!is_small(problem) && problem.dropout.probability == 0) {
+  if (!is_small(problem)) {
     return verify_backward_sampled(problem, inputs, d_outputs.o, gradients, device, run);
   }
   run(d_outputs);
@@ -262,13 +259,15 @@ Verification verify_backward_sampled(
       part.results.push_back(p.queries(gradients.dq));
       part.results.push_back(p.keys(gradients.dk));
       part.results.push_back(p.keys(gradients.dv));
-      part.expected = harness::expect_backward(p.problem(), p.inputs(), part_d_o.tensor(),
-                                               {.dq = part.results[0].tensor(),
-                                                .dk = part.results[1].tensor(),
-                                                .dv = part.results[2].tensor()},
-                                               harness::yardstick_orders(scores));
+      part.expected =
+          harness::expect_backward(p.problem(), p.inputs(), part_d_o.tensor(),
+                                   {.dq = part.results[0].tensor(),
+                                    .dk = part.results[1].tensor(),
+                                    .dv = part.results[2].tensor()},
+                                   harness::yardstick_orders(scores), p.dropout_places());
       if (device == DeviceType::cuda) {
-        harness::measure_tensor_cores(p.problem(), p.inputs(), part_d_o.tensor(), part.expected);
+        harness::measure_tensor_cores(p.problem(), p.inputs(), part_d_o.tensor(), part.expected,
+                                      p.dropout_places());
       }
     }
     parts.splice(parts.end(), drawn);

@@ -19,6 +19,7 @@
 namespace attn::harness {
 namespace {
 
+using reference::DropoutPlaces;
 using reference::Head;
 using reference::Matrix;
 using reference::Row;
@@ -47,9 +48,9 @@ double float_share(DType dtype) {
 bool hidden(double t) { return std::isinf(t) && t < 0; }
 
 Head<double> head_of(const Problem& problem, const Inputs& inputs, const core::Sequence& sequence,
-                     std::int64_t h) {
+                     const DropoutPlaces& places, std::int64_t h) {
   return {problem, inputs, sequence, reference::rounding(reference::Precision::f64, problem.dtype),
-          {},      h};
+          {},      places, h};
 }
 
 void root_all(Matrix<double>& squares) {
@@ -117,11 +118,12 @@ double lse_scale(const Row<double>& row, const std::vector<double>& p,
 class Backward {
  public:
   Backward(const Problem& problem, const Inputs& inputs, const OutputGradients& d_outputs,
-           const Gradients& scales)
+           const Gradients& scales, const DropoutPlaces& places)
       : problem_(problem),
         inputs_(inputs),
         d_outputs_(d_outputs),
         scales_(scales),
+        places_(places),
         float_share_(float_share(problem.dtype)),
         d_sink_(static_cast<std::size_t>(problem.heads_q)) {
     if (!problem.score.empty()) {
@@ -140,7 +142,7 @@ class Backward {
         Sums dk(sequence.length_k, problem_.head_dim);
         Sums dv(sequence.length_k, problem_.head_dim_v);
         for (std::int64_t h = head_k * group; h < (head_k + 1) * group; ++h) {
-          query_head(head_of(problem_, inputs_, sequence, h), dk, dv);
+          query_head(head_of(problem_, inputs_, sequence, places_, h), dk, dv);
         }
         store_like_k(dk.roots(), scales_.dk, sequence, head_k);
         store_like_k(dv.roots(), scales_.dv, sequence, head_k);
@@ -323,6 +325,7 @@ class Backward {
   const Inputs& inputs_;
   const OutputGradients& d_outputs_;
   const Gradients& scales_;
+  DropoutPlaces places_;
   double float_share_;
   std::optional<RoundedExpression> score_, d_score_;
   SumOverRows d_sink_;
@@ -331,14 +334,15 @@ class Backward {
 
 }  // namespace
 
-void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales) {
+void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales,
+                          const DropoutPlaces& places) {
   const double smallest = smallest_term(problem.dtype);
   std::optional<RoundedExpression> score;
   if (!problem.score.empty()) score.emplace(problem.score);
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-      const Head<double> head = head_of(problem, inputs, sequence, h);
+      const Head<double> head = head_of(problem, inputs, sequence, places, h);
       core::LseRow lse{};
       if (scales.lse.given()) lse = core::lse_row(problem, inputs, scales.lse, batch, h);
       Matrix<double> squares(sequence.length_q, problem.head_dim_v);
@@ -375,8 +379,9 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
 }
 
 void backward_error_scales(const Problem& problem, const Inputs& inputs,
-                           const OutputGradients& d_outputs, const Gradients& scales) {
-  Backward(problem, inputs, d_outputs, scales).run();
+                           const OutputGradients& d_outputs, const Gradients& scales,
+                           const DropoutPlaces& places) {
+  Backward(problem, inputs, d_outputs, scales, places).run();
 }
 
 }  // namespace attn::harness

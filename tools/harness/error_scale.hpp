@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attn/run.hpp"
+#include "reference/reference.hpp"
 
 namespace attn::harness {
 
@@ -16,8 +17,10 @@ namespace attn::harness {
 // rounding O and P to the type of the problem does to the rows (sum_over_rows.hpp); u is then at
 // least the largest relative error of that rounding. scales: f64, of the shapes of outputs and
 // gradients, LSE optional.
-void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales);
+void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales,
+                          const reference::DropoutPlaces& places = {});
 void backward_error_scales(const Problem& problem, const Inputs& inputs,
-                           const OutputGradients& d_outputs, const Gradients& scales);
+                           const OutputGradients& d_outputs, const Gradients& scales,
+                           const reference::DropoutPlaces& places = {});
 
 }  // namespace attn::harness

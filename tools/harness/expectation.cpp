@@ -12,6 +12,7 @@
 namespace attn::harness {
 namespace {
 
+using reference::DropoutPlaces;
 using reference::Order;
 using reference::Precision;
 
@@ -166,7 +167,8 @@ void measure(const std::vector<Named>& standard, const Yardstick& yardstick, boo
 }
 
 void measure_forward(const Problem& problem, const Inputs& inputs,
-                     const std::vector<Yardstick>& yardsticks, std::vector<Expected>& expected) {
+                     const std::vector<Yardstick>& yardsticks, std::vector<Expected>& expected,
+                     const DropoutPlaces& places) {
   Memory memory;
   Outputs standard;
   for (const Expected& one : expected) {
@@ -174,7 +176,7 @@ void measure_forward(const Problem& problem, const Inputs& inputs,
   }
   const bool rounds = may_round_scores(problem);
   for (const Yardstick& yardstick : yardsticks) {
-    reference::forward(problem, inputs, standard, yardstick.precision, yardstick.order);
+    reference::forward(problem, inputs, standard, yardstick.precision, yardstick.order, places);
     measure(list(standard), yardstick, rounds, expected);
   }
 }
@@ -187,7 +189,7 @@ Tensor like(Memory& memory, const std::vector<Expected>& expected, std::string_v
 
 void measure_backward(const Problem& problem, const Inputs& inputs,
                       const OutputGradients& d_outputs, const std::vector<Yardstick>& yardsticks,
-                      std::vector<Expected>& expected) {
+                      std::vector<Expected>& expected, const DropoutPlaces& places) {
   Memory memory;
   Gradients standard{.dq = like(memory, expected, "dq"),
                      .dk = like(memory, expected, "dk"),
@@ -203,7 +205,7 @@ void measure_backward(const Problem& problem, const Inputs& inputs,
   for (const Yardstick& yardstick : yardsticks) {
     if (yardstick.forward_only) continue;
     reference::backward(problem, inputs, {}, d_outputs, standard, yardstick.precision,
-                        yardstick.order);
+                        yardstick.order, places);
     measure(list(standard), yardstick, rounds, expected);
   }
 }
@@ -216,41 +218,44 @@ std::int64_t yardstick_orders(std::int64_t scores) {
 }
 
 std::vector<Expected> expect_forward(const Problem& problem, const Inputs& inputs,
-                                     const Outputs& got, std::int64_t orders) {
+                                     const Outputs& got, std::int64_t orders,
+                                     const DropoutPlaces& places) {
   Memory memory;
   // The reference computes LSE with O.
   const Outputs exact = memory.like(got), scales = memory.like(got);
-  reference::forward(problem, inputs, exact);
-  forward_error_scales(problem, inputs, scales);
+  reference::forward(problem, inputs, exact, Precision::f64, {}, places);
+  forward_error_scales(problem, inputs, scales, places);
   std::vector<Expected> expected = expected_of(problem, list(got), list(exact), list(scales));
-  measure_forward(problem, inputs, orders, expected);
+  measure_forward(problem, inputs, orders, expected, places);
   return expected;
 }
 
 void measure_forward(const Problem& problem, const Inputs& inputs, std::int64_t orders,
-                     std::vector<Expected>& expected) {
-  measure_forward(problem, inputs, yardsticks(problem.dtype, orders), expected);
+                     std::vector<Expected>& expected, const DropoutPlaces& places) {
+  measure_forward(problem, inputs, yardsticks(problem.dtype, orders), expected, places);
 }
 
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
-                          std::vector<Expected>& expected) {
-  measure_forward(problem, inputs, tensor_core_yardsticks(problem.dtype), expected);
+                          std::vector<Expected>& expected, const DropoutPlaces& places) {
+  measure_forward(problem, inputs, tensor_core_yardsticks(problem.dtype), expected, places);
 }
 
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
-                          const OutputGradients& d_outputs, std::vector<Expected>& expected) {
-  measure_backward(problem, inputs, d_outputs, tensor_core_yardsticks(problem.dtype), expected);
+                          const OutputGradients& d_outputs, std::vector<Expected>& expected,
+                          const DropoutPlaces& places) {
+  measure_backward(problem, inputs, d_outputs, tensor_core_yardsticks(problem.dtype), expected,
+                   places);
 }
 
 std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inputs,
                                       const OutputGradients& d_outputs, const Gradients& got,
-                                      std::int64_t orders) {
+                                      std::int64_t orders, const DropoutPlaces& places) {
   Memory memory;
   const Gradients gradients = memory.like(got), scales = memory.like(got);
-  reference::backward(problem, inputs, {}, d_outputs, gradients);
-  backward_error_scales(problem, inputs, d_outputs, scales);
+  reference::backward(problem, inputs, {}, d_outputs, gradients, Precision::f64, {}, places);
+  backward_error_scales(problem, inputs, d_outputs, scales, places);
   std::vector<Expected> expected = expected_of(problem, list(got), list(gradients), list(scales));
-  measure_backward(problem, inputs, d_outputs, yardsticks(problem.dtype, orders), expected);
+  measure_backward(problem, inputs, d_outputs, yardsticks(problem.dtype, orders), expected, places);
   return expected;
 }
 

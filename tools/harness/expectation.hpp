@@ -12,6 +12,7 @@
 #include "attn/run.hpp"
 #include "harness/compare.hpp"
 #include "harness/element_rule.hpp"
+#include "reference/reference.hpp"
 
 namespace attn::harness {
 
@@ -31,22 +32,26 @@ std::int64_t yardstick_orders(std::int64_t scores);
 
 // Of the tensors that `got` names, results of a complete problem of any size with valid inputs on
 // the host: the exact results, and the errors of `orders` orders of operations, in which standard
-// attention in the precision of the problem is computed.
+// attention in the precision of the problem is computed. places: of dropout's bits, here and below.
 std::vector<Expected> expect_forward(const Problem& problem, const Inputs& inputs,
-                                     const Outputs& got, std::int64_t orders);
+                                     const Outputs& got, std::int64_t orders,
+                                     const reference::DropoutPlaces& places = {});
 std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inputs,
                                       const OutputGradients& d_outputs, const Gradients& got,
-                                      std::int64_t orders);
+                                      std::int64_t orders,
+                                      const reference::DropoutPlaces& places = {});
 // As they are when tensor cores of a GPU compute the products of a 16-bit problem, which cut sums
 // off instead of rounding them: for results of `expected` that a GPU computed. Nothing in float32.
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
-                          std::vector<Expected>& expected);
+                          std::vector<Expected>& expected,
+                          const reference::DropoutPlaces& places = {});
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
-                          const OutputGradients& d_outputs, std::vector<Expected>& expected);
+                          const OutputGradients& d_outputs, std::vector<Expected>& expected,
+                          const reference::DropoutPlaces& places = {});
 // More yardsticks for the same results of forward: of a problem whose results are those of
 // `expected`, as one with its keys in another order.
 void measure_forward(const Problem& problem, const Inputs& inputs, std::int64_t orders,
-                     std::vector<Expected>& expected);
+                     std::vector<Expected>& expected, const reference::DropoutPlaces& places = {});
 
 // Results that are judged together with others of the same names: one draw, or one part.
 struct Part {
