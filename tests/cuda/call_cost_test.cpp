@@ -364,10 +364,7 @@ TEST_F(CallCost, ProductsChangedByHandAreHeldToTheirWorkspace) {
   const MatmulInputs inputs = operands(data, p);
   const Tensor c = data.view({p.m, p.n}, p.output);
   const auto refused = [&](const MatmulPlan& changed) {
-    Context context;
-    if (changed.workspace_bytes > 0) {
-      context.workspace = data.view({changed.workspace_bytes}, DType::u8);
-    }
+    const Context context{.workspace = data.view({changed.workspace_bytes + 1}, DType::u8)};
     return refusal(ErrorCode::invalid_argument, [&] { matmul(changed, inputs, c, context); });
   };
   MatmulPlan other = make_plan(p, {.device = kHopper, .rung = "persistent/128x128"});
@@ -400,10 +397,12 @@ TEST_F(CallCost, ProductsOfThreads) {
   EXPECT_EQ(fake->launches, 8 * 50 * 2);
 }
 
-device::ForwardParams parameters_of(FakeDriver& fake, const std::function<void()>& call) {
-  fake.parameter_bytes = sizeof(device::ForwardParams);
+// The first parameter of the last launch of a call.
+template <class Parameters = device::ForwardParams>
+Parameters parameters_of(FakeDriver& fake, const std::function<void()>& call) {
+  fake.parameter_bytes = sizeof(Parameters);
   call();
-  device::ForwardParams parameters{};
+  Parameters parameters{};
   std::memcpy(&parameters, fake.parameter.data(), sizeof(parameters));
   return parameters;
 }
@@ -433,6 +432,25 @@ TEST_F(CallCost, CopiesOfAPlan) {
   copy.problem.dropout.probability = 0.25;
   EXPECT_EQ(run(copy).dropout_threshold, 16384U);
   EXPECT_EQ(run(plan).scale, first.scale);
+}
+
+// The kernel says what lies in a backward pass's workspace, whatever algorithm the plan names.
+TEST_F(CallCost, BackwardPlansWithAnotherAlgorithm) {
+  const Problem problem = parse_problem("b1_n64_h2_d40_f32");
+  Data data(problem);
+  for (const Algorithm algorithm : {Algorithm::standard, Algorithm::flash_attention}) {
+    Plan plan = make_plan(problem, Phase::backward, {.algorithm = algorithm, .device = kHopper});
+    const Context context = data.context(plan);
+    const auto run = [&] {
+      backward(plan, data.inputs, data.outputs, data.d_out, data.gradients, context);
+    };
+    const auto first = parameters_of<device::BackwardParams>(*fake, run);
+    for (const Algorithm other : {Algorithm::flash_attention_2, Algorithm::standard}) {
+      plan.algorithm = other;
+      const auto again = parameters_of<device::BackwardParams>(*fake, run);
+      EXPECT_EQ(std::memcmp(&first, &again, sizeof(first)), 0) << name(algorithm);
+    }
+  }
 }
 
 // Tensors of another kind get another kernel; the first is kept.

@@ -232,6 +232,8 @@ void launch_gradient(const GradientLaunch& gradient, device::BackwardParams& par
   gradient.kernel->launch(gradient.launch, context.stream, arguments.data());
 }
 
+// What lies in the workspace follows from the kernel, as the plan's algorithm may be changed by
+// hand.
 void launch_gradients(const Plan& plan, const BackwardRun& run, device::BackwardParams& parameters,
                       BackwardMaps* maps, const Inputs& inputs, const Context& context) {
   auto* const behind = static_cast<std::byte*>(context.workspace.data) + run.one_pass_offset;
@@ -240,13 +242,13 @@ void launch_gradients(const Plan& plan, const BackwardRun& run, device::Backward
   run.slope.pack(inputs.buffers, slope.data());
   if (run.one_pass.main == nullptr) {
     auto* const floats = reinterpret_cast<float*>(behind);
-    if (plan.algorithm == Algorithm::standard) {
-      parameters.probabilities = floats;
-      parameters.ds = floats + num_scores(plan.problem).value();
-    } else {
-      parameters.dq_sum = floats;
-    }
     for (const GradientLaunch& gradient : run.gradients) {
+      if (gradient.config.kernel == BackwardKernel::standard) {
+        parameters.probabilities = floats;
+        parameters.ds = floats + num_scores(plan.problem).value();
+      } else {
+        parameters.dq_sum = floats;
+      }
       launch_gradient(gradient, parameters, slope.data(), inputs, context);
     }
     return;
