@@ -51,10 +51,10 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     return {{__int_as_float(load_shared_word(row)), __int_as_float(load_shared_word(row + 32))}};
   }
 
-  // D, with dropout the share of it that is kept (differentiate).
+  // D, or the share of it that dropout keeps (differentiate).
   __device__ __forceinline__ Rows load_d(int stage) const {
     Rows d = load_rows(Layout::kDAt, stage);
-    if constexpr (C::kDropout) {
+    if constexpr (C::kScalesLate) {
       const float kept = fmaf(static_cast<float>(p.dropout_threshold), -0x1p-16f, 1.f);
       d.value[0] *= kept;
       d.value[1] *= kept;
@@ -205,9 +205,9 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     }
   }
 
-  // dS = P dT/dS (Z dP - D), to shared memory and as operand of dQ's product. Dropout's factor is
-  // left to who stores dQ and dK: Z is 0 or 1 here, and D divided by it, so that no score is
-  // multiplied.
+  // dS = P dT/dS (Z dP - D), to shared memory and as operand of dQ's product. kScalesLate:
+  // dropout's factor is left to who stores dQ and dK: Z is 0 or 1 here, and D divided by it, so
+  // that no score is multiplied.
   __device__ __forceinline__ void differentiate(State& c, bool mixed, int to) const {
     if constexpr (C::kDropout) {
 #pragma unroll
@@ -215,7 +215,8 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
 #pragma unroll
         for (int bit = 0; bit < 32; ++bit) {  // in this order a few instructions test all
           float& x = c.dp[32 * word + KeptBits::score_of(bit)];
-          x = (c.kept.of[word] >> bit & 1) != 0 ? x : 0.f;
+          const float kept = C::kScalesLate ? x : x * p.dropout_scale;
+          x = (c.kept.of[word] >> bit & 1) != 0 ? kept : 0.f;
         }
       }
     }
