@@ -75,27 +75,27 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
                            q.q, s.dq_t, a.dim, a.scale);
       }
     });
-    workers.parallel_for((length_k + kBlockK - 1) / kBlockK,
-                         [&](std::int64_t j, int worker) {  // dV = P^T dO, dK = dS^T Q
-                           Scratch s = scratch.of(worker);
-                           const int key0 = static_cast<int>(j) * kBlockK;
-                           const int keys = std::min(kBlockK, length_k - key0);
-                           std::fill_n(s.dk, keys * leading_dim(a.dim), 0.0f);
-                           std::fill_n(s.dv, keys * leading_dim(a.dim_v), 0.0f);
-                           for (std::int64_t i = 0; i < blocks; ++i) {
-                             GradientBlock& q = *s.block;
-                             g.load(pair, i, q);
-                             const WeightedRows d_o{p + at(i, key0), q.do_rows, q.q.count};
-                             const WeightedRows queries{ds + at(i, key0), q.q_rows, q.q.count};
-                             a.ops.accumulate_rows(&d_o, 1, keys, a.dim_v, s.dv);
-                             a.ops.accumulate_rows(&queries, 1, keys, a.dim, s.dk);
-                             s.tiles.tile.s = p + at(i, key0);
-                             s.tiles.ds = ds + at(i, key0);
-                             g.add_rows_apart({&q, coverage, &s.tiles}, keys, s.dk, s.dv);
-                           }
-                           g.store_key_gradients(gradients, sequence, head_k, key0, keys, s.dk,
-                                                 s.dv);
-                         });
+    const std::int64_t key_blocks = (length_k + kBlockK - 1) / kBlockK;
+    // dV = P^T dO, dK = dS^T Q
+    workers.parallel_for(key_blocks, [&](std::int64_t j, int worker) {
+      Scratch s = scratch.of(worker);
+      const int key0 = static_cast<int>(j) * kBlockK;
+      const int keys = std::min(kBlockK, length_k - key0);
+      std::fill_n(s.dk, keys * leading_dim(a.dim), 0.0f);
+      std::fill_n(s.dv, keys * leading_dim(a.dim_v), 0.0f);
+      for (std::int64_t i = 0; i < blocks; ++i) {
+        GradientBlock& q = *s.block;
+        g.load(pair, i, q);
+        const WeightedRows d_o{p + at(i, key0), q.do_rows, q.q.count};
+        const WeightedRows queries{ds + at(i, key0), q.q_rows, q.q.count};
+        a.ops.accumulate_rows(&d_o, 1, keys, a.dim_v, s.dv);
+        a.ops.accumulate_rows(&queries, 1, keys, a.dim, s.dk);
+        s.tiles.tile.s = p + at(i, key0);
+        s.tiles.ds = ds + at(i, key0);
+        g.add_rows_apart({&q, coverage, &s.tiles}, keys, s.dk, s.dv);
+      }
+      g.store_key_gradients(gradients, sequence, head_k, key0, keys, s.dk, s.dv);
+    });
   }
 }
 

@@ -87,13 +87,18 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     }
   }
 
+  // What finished sums are multiplied by.
+  __device__ __forceinline__ float factor() const {
+    const bool drops = C::kDropout && (kOfV || C::kScalesLate);
+    return (kOfV ? 1.f : p.scale) * (drops ? p.dropout_scale : 1.f);
+  }
+
   // s: of the tile.
   __device__ __forceinline__ void store(Sums& sums, const BackwardStep& s) const {
     void* const to = kOfV ? p.dv : p.dk;
     if (to == nullptr) return;
     const Strides& strides = kOfV ? p.dv_strides : p.dk_strides;
-    const float factor =
-        (kOfV ? 1.f : p.scale) * (C::kDropout && (kOfV || C::kScalesLate) ? p.dropout_scale : 1.f);
+    const float factor = this->factor();
     const Sequence q = sequence_of<C>(p, s.batch);
     const int head = s.head_q / p.group;
     char* const first =

@@ -83,8 +83,7 @@ struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
     void* const to = kOfV ? p.dv : p.dk;
     if (to == nullptr) return;
     const Strides& strides = kOfV ? p.dv_strides : p.dk_strides;
-    const float factor =
-        (kOfV ? 1.f : p.scale) * (C::kDropout && (kOfV || C::kScalesLate) ? p.dropout_scale : 1.f);
+    const float factor = this->factor();
     const Sequence q = sequence_of<C>(p, s.batch);
     const int head = s.head_q / p.group;
     char* const first =
