@@ -53,11 +53,11 @@ Problem sized(const Problem& problem, const Tensor& kept, const Tensor& rng_stat
 void write_row(const Dropout& dropout, std::uint32_t batch_head, std::uint32_t query,
                std::int64_t seqlen_k, std::uint8_t* kept, std::int64_t stride) {
   const std::uint32_t threshold = core::dropout_threshold(dropout.probability);
-  // A call of Philox is of eight keys: 32 a + 8 t + 2 c + {0, 1}, t = 0..3.
-  for (std::int64_t first = 0; first < seqlen_k; first += first % 8 == 6 ? 26 : 2) {
+  // A call of Philox is of sixteen keys: 64 a + 8 t + 2 c + {0, 1}, t = 0..7.
+  for (std::int64_t first = 0; first < seqlen_k; first += first % 8 == 6 ? 58 : 2) {
     const core::PhiloxBlock block = core::dropout_block(dropout.seed, dropout.offset, batch_head,
                                                         query, static_cast<std::uint32_t>(first));
-    for (std::int64_t key = first; key < std::min(first + 32, seqlen_k); key += 8) {
+    for (std::int64_t key = first; key < std::min(first + 64, seqlen_k); key += 8) {
       for (std::int64_t j = key; j < std::min(key + 2, seqlen_k); ++j) {
         kept[j * stride] =
             core::dropout_number(block, static_cast<std::uint32_t>(j)) >= threshold ? 1 : 0;

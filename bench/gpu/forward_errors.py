@@ -50,13 +50,17 @@ def kept_by_dropout(rows, n, probability, heads=2):
     j = np.arange(n, dtype=np.uint64)[None, None, :]
     i = rows.cpu().numpy().astype(np.uint64)[None, :, None]
     head = np.arange(heads, dtype=np.uint64)[:, None, None]
-    x = [np.broadcast_to(w, (heads, len(rows), n)) for w in (j // 32 * 4 + j % 8 // 2, i, head, np.uint64(0) * j)]
+    x = [np.broadcast_to(w, (heads, len(rows), n)) for w in (j // 64 * 4 + j % 8 // 2, i, head, np.uint64(0) * j)]
     key = [np.uint64(0), np.uint64(0)]
     for _ in range(7):
         a, b = np.uint64(0xd2511f53) * x[0], np.uint64(0xcd9e8d57) * x[2]
         x = [(b >> np.uint64(32)) ^ x[1] ^ key[0], b & low, (a >> np.uint64(32)) ^ x[3] ^ key[1], a & low]
         key = [(key[0] + np.uint64(0x9e3779b9)) & low, (key[1] + np.uint64(0xbb67ae85)) & low]
-    word = np.choose(np.broadcast_to((j // 8 % 4).astype(np.int64), x[0].shape), x)
-    number = (word >> (np.uint64(16) * (j % 2))) & np.uint64(0xffff)
+    def byte(word, n):
+        return (np.choose(np.broadcast_to((word % 4).astype(np.int64), x[0].shape), x) >> (8 * n)) & np.uint64(0xff)
+
+    word, upper, n = j // 8 % 4, j // 32 % 2, 2 * (j % 2)
+    tie = byte(word + 1, n + upper) ^ byte(word + 2, n + upper) ^ byte(word + 3, n + upper)
+    number = 256 * byte(word, n + 1 - upper) + tie
     threshold = round(65536 * probability)
     return torch.from_numpy((number >= threshold) / (1 - threshold / 65536))[None].cuda()

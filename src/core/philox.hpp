@@ -4,17 +4,22 @@
 //
 //   i, j       query and key of (batch, head)
 //   key        { lo32(seed), hi32(seed) ^ hi32(offset) }
-//   counter    { (j / 32) * 4 + (j % 8) / 2, i, batch * heads_q + head, lo32(offset) }
+//   counter    { (j / 64) * 4 + (j % 8) / 2, i, batch * heads_q + head, lo32(offset) }
 //   word[0..3] Philox4x32-7(counter, key)
-//   u[0..7]    (word[e / 2] >> (16 * (e % 2))) & 0xffff, eight 16-bit numbers
-//   kept       if u[((j / 8) % 4) * 2 + j % 2] >= threshold
+//   tie[t]     the exclusive or of the three words that are not word[t]
+//   pair[t]    t < 4:  (word[t] & 0xff00ff00) | (tie[t] & 0x00ff00ff)
+//              t >= 4: (word[t - 4] << 8 & 0xff00ff00) | (tie[t - 4] >> 8 & 0x00ff00ff)
+//   u          (pair[j / 8 % 8] >> (16 * (j % 2))) & 0xffff, a 16-bit number
+//   kept       if u >= threshold
 //   threshold  min(65535, round(65536 * probability))
 //   scale      1 / (1 - threshold / 65536), by which kept elements are multiplied
 //
-// One call serves the keys 32 a + 8 t + 2 c + {0, 1}, t = 0..3, of one query: the eight elements of
-// a row that one thread of a tensor-core accumulator holds over 32 keys (thread c of four holds
-// columns 2 c and 2 c + 1 of every 8), so a GPU thread uses all 128 bits that it draws. The bit
-// depends on seed, offset, batch, head, query and key alone.
+// One call serves the keys 64 a + 8 t + 2 c + {0, 1}, t = 0..7, of one query: the sixteen elements
+// of a row that one thread of a tensor-core accumulator holds over 64 keys (thread c of four holds
+// columns 2 c and 2 c + 1 of every 8). Each has a byte of the 128 bits of its own, which decides
+// 255 times of 256; the lower byte, which decides a tie, is made of three other elements' bytes, so
+// that any three of the sixteen numbers are independent (docs/numerics.md). The bit depends on
+// seed, offset, batch, head, query and key alone.
 #pragma once
 
 #include <algorithm>
@@ -77,13 +82,19 @@ constexpr PhiloxBlock dropout_block(std::uint64_t seed, std::uint64_t offset,
                                     std::uint32_t key) {
   const PhiloxKey philox = dropout_key(seed, offset);
   return philox4x32(
-      {{key / 32 * 4 + key % 8 / 2, query, batch_head, static_cast<std::uint32_t>(offset)}},
+      {{key / 64 * 4 + key % 8 / 2, query, batch_head, static_cast<std::uint32_t>(offset)}},
       philox.word[0], philox.word[1]);
 }
 
 // The 16-bit number of `key` within its block.
 constexpr std::uint32_t dropout_number(const PhiloxBlock& block, std::uint32_t key) {
-  return (block.word[key / 8 % 4] >> (16 * (key % 2))) & 0xffffu;
+  const std::uint32_t t = key / 8 % 8;
+  const std::uint32_t word = block.word[t % 4];
+  const std::uint32_t tie =
+      block.word[(t + 1) % 4] ^ block.word[(t + 2) % 4] ^ block.word[(t + 3) % 4];
+  const std::uint32_t pair = t < 4 ? (word & 0xff00ff00u) | (tie & 0x00ff00ffu)
+                                   : (word << 8 & 0xff00ff00u) | (tie >> 8 & 0x00ff00ffu);
+  return (pair >> (16 * (key % 2))) & 0xffffu;
 }
 
 // Whether the element of P takes part in O.

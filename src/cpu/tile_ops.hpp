@@ -44,7 +44,7 @@ static inline __attribute__((always_inline)) void prefetch_row(const std::byte* 
   for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
-// One call of Philox a (row, 8 keys); see core/philox.hpp.
+// One call of Philox a (row, 16 keys); see core/philox.hpp.
 struct DropoutTile {
   std::uint64_t seed = 0, offset = 0;
   std::uint32_t threshold = 0;

@@ -49,8 +49,8 @@ void dropout_mask(const Problem& problem, const Tensor& kept, const Tensor& rng_
   parameters.kept = static_cast<unsigned char*>(kept.data);
   std::ranges::copy(kept.strides, parameters.kept_strides);
   fill_dropout(parameters, problem.dropout, rng_state);
-  // Eight elements a thread; past 2^16 blocks, more than any GPU runs at once, threads go on.
-  constexpr std::int64_t kElements = 8 * device::kDropoutMaskThreads;
+  // Sixteen elements a thread; past 2^16 blocks, more than any GPU runs at once, threads go on.
+  constexpr std::int64_t kElements = 16 * device::kDropoutMaskThreads;
   constexpr std::int64_t kMostBlocksAtOnce = 1 << 16;
   LaunchConfig launch;
   launch.block = device::kDropoutMaskThreads;

@@ -120,9 +120,8 @@ TEST(Reference, DropoutKeepsWhatPhiloxSays) {
         int kept = 0;
         for (std::uint32_t j = 0; j < 64; ++j) {
           const core::PhiloxBlock block =
-              core::philox4x32({{(j / 32) * 4 + (j % 8) / 2, i, b * 2 + h, 5}}, 99, 1);
-          const std::uint32_t e = ((j / 8) % 4) * 2 + j % 2;
-          kept += ((block.word[e / 2] >> (16 * (e % 2))) & 0xffff) >= threshold ? 1 : 0;
+              core::philox4x32({{(j / 64) * 4 + (j % 8) / 2, i, b * 2 + h, 5}}, 99, 1);
+          kept += core::dropout_number(block, j) >= threshold ? 1 : 0;
         }
         EXPECT_NEAR(at(data.outputs.o, {b, i, h, 0}), kept / 64.0 / (1 - threshold / 65536.0),
                     1e-14);

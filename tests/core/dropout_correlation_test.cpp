@@ -36,7 +36,7 @@ std::uint32_t number(const Place& p) {
 // The same with Philox of fewer rounds.
 std::uint32_t number_of_five_rounds(const Place& p) {
   const PhiloxKey key = dropout_key(p.seed, p.offset);
-  const PhiloxBlock block = philox4x32<5>({{p.key / 32 * 4 + p.key % 8 / 2, p.query, p.batch_head,
+  const PhiloxBlock block = philox4x32<5>({{p.key / 64 * 4 + p.key % 8 / 2, p.query, p.batch_head,
                                             static_cast<std::uint32_t>(p.offset)}},
                                           key.word[0], key.word[1]);
   return dropout_number(block, p.key);
@@ -53,6 +53,14 @@ struct Kind {
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all = {
       {"keys", 31, [](Place& p, int bit) { p.key += 1u << bit; }},
+      // Of the sixteen elements of a call the ones 1 to 7 further, round again: with half of the
+      // keys that are 32 apart these are all pairs of a call, each once.
+      {"keys of a call", 7,
+       [](Place& p, int bit) {
+         const std::uint32_t element =
+             (p.key / 8 % 8 * 2 + p.key % 2 + static_cast<std::uint32_t>(bit) + 1) % 16;
+         p.key = p.key / 64 * 64 + p.key % 8 / 2 * 2 + element / 2 * 8 + element % 2;
+       }},
       {"queries", 31, [](Place& p, int bit) { p.query += 1u << bit; }},
       {"heads", 32, [](Place& p, int bit) { p.batch_head ^= 1u << bit; }},
       {"seeds", 64, [](Place& p, int bit) { p.seed ^= std::uint64_t{1} << bit; }},
@@ -101,8 +109,8 @@ Correlations correlations(Number number, std::uint32_t threshold, const Kind& ki
 }
 
 // Of a normal variable 5.5 standard deviations are passed once in 26 million times, so by one of
-// these 444 in one of 60,000 seeds. Of a chi-square variable of 31 to 64 degrees 6 are passed in
-// one of 100,000 or less.
+// these 458 in one of 60,000 seeds. Of a chi-square variable of 7 to 64 degrees 6 are passed in one
+// of 10,000 or less.
 constexpr double kMost = 5.5;
 double most_squares(int degrees) { return degrees + 6 * std::sqrt(2.0 * degrees); }
 

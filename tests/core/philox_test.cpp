@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bitset>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <random>
 #include <set>
 #include <tuple>
+#include <vector>
 
 namespace attn::core {
 namespace {
@@ -35,29 +39,86 @@ TEST(Philox, KnownAnswersOfTenRounds) {
 
 TEST(Dropout, BitsAreTheDocumentedOnes) {
   std::mt19937_64 random(20240607);
-  for (int n = 0; n < 20000; ++n) {
+  for (int draw = 0; draw < 20000; ++draw) {
     const std::uint64_t seed = random(), offset = random();
     const auto batch_head = static_cast<std::uint32_t>(random());
     const auto query = static_cast<std::uint32_t>(random() >> 33);
     const auto key = static_cast<std::uint32_t>(random() >> 33);
     const auto threshold = static_cast<std::uint32_t>(random() >> 48);
     const PhiloxBlock bits = philox4x32(
-        {{(key / 32) * 4 + (key % 8) / 2, query, batch_head, static_cast<std::uint32_t>(offset)}},
+        {{(key / 64) * 4 + (key % 8) / 2, query, batch_head, static_cast<std::uint32_t>(offset)}},
         static_cast<std::uint32_t>(seed),
         static_cast<std::uint32_t>((seed >> 32) ^ (offset >> 32)));
-    const std::uint32_t e = ((key / 8) % 4) * 2 + key % 2;
-    const std::uint32_t u = (bits.word[e / 2] >> (16 * (e % 2))) & 0xffff;
+    // The element's own byte, and the one that decides ties.
+    const auto byte = [&](std::uint32_t word, std::uint32_t n) {
+      return bits.word[word % 4] >> (8 * n) & 0xff;
+    };
+    const std::uint32_t word = key / 8 % 4, upper = key / 32 % 2, n = 2 * (key % 2);
+    const std::uint32_t own = byte(word, n + 1 - upper);
+    const std::uint32_t tie =
+        byte(word + 1, n + upper) ^ byte(word + 2, n + upper) ^ byte(word + 3, n + upper);
+    const std::uint32_t u = 256 * own + tie;
     ASSERT_EQ(dropout_keep(seed, offset, threshold, batch_head, query, key), u >= threshold)
         << "seed " << seed << " offset " << offset << " key " << key;
   }
 }
 
 TEST(Dropout, EveryKeyHasItsOwnBits) {
-  std::set<std::tuple<std::uint32_t, std::uint32_t>> seen;  // first counter word, 16-bit slot
-  for (std::uint32_t key = 0; key < 4096; ++key) {
-    seen.emplace(key / 32 * 4 + key % 8 / 2, key / 8 % 4 * 2 + key % 2);
+  // A call is of one bit: the numbers that it moves above 255 are those of one key.
+  std::set<std::tuple<std::uint32_t, int>> seen;  // first counter word, bit
+  for (int bit = 0; bit < 128; ++bit) {
+    PhiloxBlock block{};
+    block.word[bit / 32] = 1u << (bit % 32);
+    for (std::uint32_t key = 0; key < 4096; ++key) {
+      if (dropout_number(block, key) > 255) seen.emplace(key / 64 * 4 + key % 8 / 2, bit);
+    }
   }
-  EXPECT_EQ(seen.size(), 4096u);
+  EXPECT_EQ(seen.size(), 8 * 4096u);
+}
+
+// Of independent bits any three numbers of a call are independent: as linear maps of the 128 bits
+// they have 48 independent rows, so that each choice of three values is as likely as any other.
+TEST(Dropout, AnyThreeNumbersOfACallAreIndependent) {
+  const auto bits_of = [](std::uint32_t key) {  // 16 rows of 128 bits
+    std::vector<std::bitset<128>> rows(16);
+    for (int bit = 0; bit < 128; ++bit) {
+      PhiloxBlock block{};
+      block.word[bit / 32] = 1u << (bit % 32);
+      const std::uint32_t number = dropout_number(block, key);
+      for (std::size_t row = 0; row < 16; ++row) {
+        rows[row][static_cast<std::size_t>(bit)] = (number >> row & 1) != 0;
+      }
+    }
+    return rows;
+  };
+  const auto rank = [](std::vector<std::bitset<128>> rows) {
+    int found = 0;
+    for (std::size_t bit = 0; bit < 128; ++bit) {
+      const auto pivot = std::ranges::find_if(rows, [&](const auto& row) { return row[bit]; });
+      if (pivot == rows.end()) continue;
+      const std::bitset<128> row = *pivot;
+      rows.erase(pivot);
+      for (auto& other : rows) {
+        if (other[bit]) other ^= row;
+      }
+      ++found;
+    }
+    return found;
+  };
+  std::vector<std::uint32_t> keys;  // of a call
+  for (std::uint32_t key = 0; key < 64; ++key) {
+    if (key % 8 < 2) keys.push_back(key);
+  }
+  for (std::size_t first = 0; first < keys.size(); ++first) {
+    for (std::size_t second = 0; second < first; ++second) {
+      for (std::size_t third = 0; third < second; ++third) {
+        auto rows = bits_of(keys[first]);
+        std::ranges::copy(bits_of(keys[second]), std::back_inserter(rows));
+        std::ranges::copy(bits_of(keys[third]), std::back_inserter(rows));
+        EXPECT_EQ(rank(rows), 48) << keys[first] << ", " << keys[second] << ", " << keys[third];
+      }
+    }
+  }
 }
 
 TEST(Dropout, Threshold) {

@@ -29,8 +29,8 @@ struct Case {
 constexpr std::array kCases{
     Case{0, 0, 0.5, 0, 0, 0},
     Case{99, 0, 0.3, 7, 69, 320},
-    Case{0x123456789abcdefULL, 0xfedcba9876543210ULL, 0.9, 4095, 1u << 20, 96},
-    Case{7, 4294967301ULL, 1.0 / 65536, 0xffffffffu, 0x7fffffffu, 0x7fffffc0},
+    Case{0x123456789abcdefULL, 0xfedcba9876543210ULL, 0.9, 4095, 1u << 20, 192},
+    Case{7, 4294967301ULL, 1.0 / 65536, 0xffffffffu, 0x7fffffffu, 0x7fffff40},
     Case{1, 2, 0.99999, 3, 5, 1 << 30},
 };
 
@@ -61,16 +61,19 @@ bool keep(const Case& c, int key) {
                             c.query, static_cast<std::uint32_t>(c.first_key + key));
 }
 
-// Two floats of a word, as the kernel without tensor cores has them.
+// Two floats of a pair, as the kernel without tensor cores has them. Of so many queries some
+// numbers have the threshold's upper byte, one of 256, and the lower one decides.
 TYPED_TEST(DropoutMask, Floats) {
-  for (const Case& c : kCases) {
+  for (int i = 0; i < 100 * static_cast<int>(kCases.size()); ++i) {
+    Case c = kCases[static_cast<std::size_t>(i) % kCases.size()];
+    c.query -= static_cast<std::uint32_t>(i);
     const Mask<TypeParam> mask(c);
     const auto dropout = mask.dropout();
     const device::DropoutRow row(dropout, c.batch_head, c.query);
     for (int key = 0; key < kKeys; key += 2) {
-      const device::DropoutColumns columns(dropout, (c.first_key + key) / 32, key % 8 / 2);
+      const device::DropoutColumns columns(dropout, (c.first_key + key) / 64, key % 8 / 2);
       float even = 1, odd = 2;
-      row.apply(even, odd, row.words(columns).word[key / 8 % 4]);
+      row.apply(even, odd, row.call(columns).pair(key / 8 % 8));
       EXPECT_EQ(even, keep(c, key) ? 1.f : 0.f) << "query " << c.query << " key " << key;
       EXPECT_EQ(odd, keep(c, key + 1) ? 2.f : 0.f) << "query " << c.query << " key " << key + 1;
     }
@@ -78,29 +81,38 @@ TYPED_TEST(DropoutMask, Floats) {
 }
 
 // Register 2 j + i holds two neighbouring keys of row i, the even one in the low half.
-TYPED_TEST(DropoutMask, OperandOfHalves) {
+template <int kTile, bool kRngState>
+void expect_operand(Case c, const device::Dropout<kRngState>& dropout) {
   constexpr unsigned kBoth = 0x3c013c02u;
-  for (const Case& c : kCases) {
+  Case below = c;  // the other row of the thread, of another head
+  below.query += 8;
+  below.batch_head ^= 1;
+  const device::DropoutRow<kRngState> rows[2] = {{dropout, c.batch_head, c.query},
+                                                 {dropout, below.batch_head, below.query}};
+  for (int pair = 0; pair < 4; ++pair) {
+    unsigned p[kTile / 4];
+    for (unsigned& x : p) x = kBoth;
+    device::drop(p, rows, c.first_key, pair);
+    for (int r = 0; r < kTile / 4; ++r) {
+      const Case& row = r % 2 == 0 ? c : below;
+      const int key = r / 2 * 8 + 2 * pair;
+      unsigned expected = kBoth;
+      if (!keep(row, key)) expected &= 0xffff0000u;
+      if (!keep(row, key + 1)) expected &= 0xffffu;
+      EXPECT_EQ(p[r], expected) << "query " << row.query << " key " << row.first_key + key;
+    }
+  }
+}
+
+TYPED_TEST(DropoutMask, OperandOfHalves) {
+  for (Case c : kCases) {
     const Mask<TypeParam> mask(c);
     const auto dropout = mask.dropout();
-    Case below = c;  // the other row of the thread, of another head
-    below.query += 8;
-    below.batch_head ^= 1;
-    const device::DropoutRow<TypeParam::value> rows[2] = {{dropout, c.batch_head, c.query},
-                                                          {dropout, below.batch_head, below.query}};
-    for (int pair = 0; pair < 4; ++pair) {
-      unsigned p[kKeys / 4];
-      for (unsigned& x : p) x = kBoth;
-      device::drop(p, rows, c.first_key, pair);
-      for (int r = 0; r < kKeys / 4; ++r) {
-        const Case& row = r % 2 == 0 ? c : below;
-        const int key = r / 2 * 8 + 2 * pair;
-        unsigned expected = kBoth;
-        if (!keep(row, key)) expected &= 0xffff0000u;
-        if (!keep(row, key + 1)) expected &= 0xffffu;
-        EXPECT_EQ(p[r], expected) << "query " << row.query << " key " << row.first_key + key;
-      }
-    }
+    expect_operand<kKeys>(c, dropout);
+    expect_operand<kKeys / 2>(c, dropout);  // half of what a call gives
+    c.first_key += kKeys / 2;
+    expect_operand<kKeys / 2>(c, dropout);
+    expect_operand<3 * kKeys / 2>(c, dropout);
   }
 }
 

@@ -87,7 +87,7 @@ TEST(KernelName, Refusals) {
   expect_contains(refused("fast"), "accepted are forward_sm90");
 }
 
-// Keys of a tile are rounded down to 32, which bits of dropout come for: 16 would be none.
+// Bits of dropout come for 64 keys, of which a tile may use 32: 16 would be none.
 TEST(KernelName, TilesWithDropoutHaveKeys) {
   const std::string descriptor = "b1_n512_h2_d128_dropout0.1_seed1_bf16";
   const std::string text =
@@ -95,6 +95,8 @@ TEST(KernelName, TilesWithDropoutHaveKeys) {
   expect_contains(text, "'forward_sm90/wg2_n16', of 16 keys");
   expect_contains(text, "n32 to n256");
   EXPECT_EQ(chosen(descriptor, "forward_sm90/n48").block_n, 32);
+  EXPECT_EQ(chosen(descriptor, "forward_sm90/n96").block_n, 64);
+  EXPECT_EQ(chosen(descriptor, "forward_sm90/n160_s2").block_n, 128);
   EXPECT_EQ(chosen("b1_n512_h2_d128_bf16", "forward_sm90/n16").block_n, 16);
 }
 

@@ -86,11 +86,15 @@ def dropout(probability, seed, offset, batch, heads, n, m):
     threshold = min(65535, int(np.floor(65536 * probability + 0.5)))
     h, i, j = np.ogrid[:heads, :n, :m]
     words = philox((seed & 0xFFFFFFFF, (seed >> 32) ^ (offset >> 32)),
-                   np.broadcast_arrays((j // 32) * 4 + (j % 8) // 2, i, batch * heads + h,
+                   np.broadcast_arrays((j // 64) * 4 + (j % 8) // 2, i, batch * heads + h,
                                        offset & 0xFFFFFFFF))
-    e = np.broadcast_to(((j // 8) % 4) * 2 + j % 2, words[0].shape)
-    word = np.choose(e // 2, words)
-    number = (word >> (16 * (e % 2)).astype(np.uint64)) & np.uint64(0xFFFF)
+    def byte(word, n):
+        chosen = np.choose(np.broadcast_to(word % 4, words[0].shape), words)
+        return (chosen >> (8 * n).astype(np.uint64)) & np.uint64(0xFF)
+
+    word, upper, n = j // 8 % 4, j // 32 % 2, 2 * (j % 2)
+    tie = byte(word + 1, n + upper) ^ byte(word + 2, n + upper) ^ byte(word + 3, n + upper)
+    number = np.uint64(256) * byte(word, n + 1 - upper) + tie
     return number >= threshold, 1 / (1 - threshold / 65536)
 
 

@@ -57,20 +57,26 @@ static void dropout_keep(const DropoutTile& tile, int key0, int keys, std::uint3
   const auto seed_low = static_cast<std::uint32_t>(tile.seed);
   const auto seed_high =
       static_cast<std::uint32_t>(tile.seed >> 32) ^ static_cast<std::uint32_t>(tile.offset >> 32);
+  const std::uint32_t limit = tile.threshold << 16;
   for (int j = 0; j < keys; ++j) keep[j] = 0;
   for (int v = 0; v < kVectors; ++v) {
     const int lane = v * kLanes;
-    for (int group = 0; group < keys; group += 32) {
+    for (int group = -(key0 % 64); group < keys; group += 64) {  // of 64 keys
       for (int quad = 0; quad < 4; ++quad) {
-        const auto call = static_cast<std::uint32_t>((key0 + group) / 32 * 4 + quad);
+        const auto call = static_cast<std::uint32_t>((key0 + group) / 64 * 4 + quad);
         U x[4] = {call + U{}, bit_cast<U>(load(tile.query + lane)), load(tile.batch_head + lane),
                   static_cast<std::uint32_t>(tile.offset) + U{}};
         philox4x32(x, seed_low, seed_high);
-        for (int e = 0; e < 8; ++e) {
-          const int j = group + e / 2 * 8 + quad * 2 + e % 2;
+        for (int t = 0; t < 8; ++t) {
+          const int j = group + t * 8 + quad * 2;
+          if (j < 0) continue;
           if (j >= keys) break;
-          const U number = (x[e / 2] >> (16 * (e % 2))) & 0xffffu;
-          keep[j] |= lane_bits(number >= tile.threshold) << lane;
+          const U tie = x[(t + 1) % 4] ^ x[(t + 2) % 4] ^ x[(t + 3) % 4];
+          const U pair = t < 4 ? (x[t] & 0xff00ff00u) | (tie & 0x00ff00ffu)
+                               : (x[t - 4] << 8 & 0xff00ff00u) | (tie >> 8 & 0x00ff00ffu);
+          // Compared in the high half, where lower bits do not matter.
+          keep[j] |= lane_bits(pair << 16 >= limit) << lane;
+          if (j + 1 < keys) keep[j + 1] |= lane_bits(pair >= limit) << lane;
         }
       }
     }

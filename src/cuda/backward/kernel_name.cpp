@@ -110,7 +110,8 @@ std::string obstacle_of(const BackwardSm80Shape& s) {
   const auto divides = [&](int of, int rows, int most) {
     return of <= s.warps && rows / of % 16 == 0 && s.warps / of <= most;
   };
-  // Dropout draws 32 keys at a time; a warp has 16 columns of dK at least.
+  // Dropout draws 64 keys at a time, of which a warp may use 32; a warp has 16 columns of dK at
+  // least.
   if (divides(s.score_warps, s.queries, s.keys / 32) && divides(s.key_warps, s.keys, s.warps) &&
       divides(s.query_warps, s.queries, s.warps)) {
     return {};

@@ -79,16 +79,16 @@ bool is_followed(const ForwardFeatures& f, const Problem& p) {
   return f.hides_keys || (f.dtype == DType::bf16 && p.score.empty());
 }
 
-// Random bits come for 32 keys at a time.
+// Random bits come for 64 keys at a time, of which a tile may use 32.
 int keys_with_dropout(int block_n, std::string_view parts) {
-  constexpr int kKeysAtOnce = 32;
-  if (block_n < kKeysAtOnce) {
+  constexpr int kFewest = 32, kKeysAtOnce = 64;
+  if (block_n < kFewest) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("kernel is 'forward_sm90/{}', of {} keys, and the problem has dropout; "
                             "accepted with it are n{} to n256",
-                            parts, block_n, kKeysAtOnce));
+                            parts, block_n, kFewest));
   }
-  return block_n / kKeysAtOnce * kKeysAtOnce;
+  return block_n < kKeysAtOnce ? kFewest : block_n / kKeysAtOnce * kKeysAtOnce;
 }
 
 // False where no shape suits the problem. parts: of a shape, that the caller names.

@@ -86,7 +86,8 @@ struct BackwardSimt {
   static __device__ __forceinline__ int group() { return static_cast<int>(threadIdx.x / 16); }
   static __device__ __forceinline__ int member() { return static_cast<int>(threadIdx.x % 16); }
 
-  // Slots of keys are in an order in which one call of Philox serves 8 neighbours.
+  // Slots of keys are in an order in which those of 32 keys that one call of Philox serves are
+  // eight neighbours.
   static __device__ __forceinline__ int key_of(int slot) {
     return slot / 32 * 32 + slot / 2 % 4 * 8 + slot / 8 % 4 * 2 + slot % 2;
   }
@@ -271,40 +272,38 @@ struct BackwardSimt {
 
   // ---- dropout (docs/numerics.md)
 
-  // The bits of slots 8 y to 8 y + 7 of keys, y = slot / 8, that begin with key_of(8 y).
-  __device__ __forceinline__ PhiloxWords words(int query, int key, int head_q) const {
+  // The call of a key, and of the slots of keys about it.
+  __device__ __forceinline__ DropoutCall call(int query, int key, int head_q) const {
     const auto dropout = dropout_of<C::kRngState>(p);
     const DropoutRow row(
         dropout,
         static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
             static_cast<unsigned>(head_q),
         static_cast<unsigned>(query));
-    return row.words(DropoutColumns(dropout, key / 32, key % 8 / 2));
+    return row.call(DropoutColumns(dropout, key / 64, key % 8 / 2));
   }
-  // Whether element j, below 8, of such slots is kept; upper: j counts from the fifth one on.
-  __device__ __forceinline__ unsigned kept(const PhiloxWords& w, bool upper, int j) const {
-    const unsigned word = upper ? w.word[(j / 2 + 2) % 4] : w.word[j / 2];
-    return (j % 2 == 0 ? word & 0xffffu : word >> 16) >= p.dropout_threshold ? 1u : 0u;
+  // Whether the j-th slot from that of `key` on is kept, which is even.
+  __device__ __forceinline__ unsigned kept(const DropoutCall& drawn, int key, int j) const {
+    const unsigned pair = drawn.pair_at(key / 8 % 8 + j / 2);
+    return (j % 2 == 0 ? pair & 0xffffu : pair >> 16) >= p.dropout_threshold ? 1u : 0u;
   }
   __device__ __forceinline__ void draw(Thread& t, int block, int head_q) const {
     t.kept = 0;
     if constexpr (kOfKeys) {
-      const int slot = group() * kRows;
-      const int key = tile.first + key_of(slot / 8 * 8);
+      const int key = tile.first + key_of(group() * kRows);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const PhiloxWords w = words(block * kColumns + 4 * member() + i, key, head_q);
+        const DropoutCall drawn = call(block * kColumns + 4 * member() + i, key, head_q);
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) t.kept |= kept(w, slot % 8 != 0, r) << (4 * r + i);
+        for (int r = 0; r < kRows; ++r) t.kept |= kept(drawn, key, r) << (4 * r + i);
       }
     } else {
-      const int slot = 4 * member();
-      const int key = block * kColumns + key_of(slot / 8 * 8);
+      const int key = block * kColumns + key_of(4 * member());
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const PhiloxWords w = words(tile.first + group() * kRows + r, key, head_q);
+        const DropoutCall drawn = call(tile.first + group() * kRows + r, key, head_q);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) t.kept |= kept(w, slot % 8 != 0, i) << (4 * r + i);
+        for (int i = 0; i < 4; ++i) t.kept |= kept(drawn, key, i) << (4 * r + i);
       }
     }
   }

@@ -16,8 +16,7 @@
 //   kGradient              Gradient::all
 //   kBlockM, kBlockN       multiples of 64
 //   kWarps, kScoreWarps, kKeyWarps, kQueryWarps    powers of two; a warp has whole blocks of 16 x
-//   16
-//                          of each product, with dropout 32 keys of S
+//                          16 of each product, with dropout 32 keys of S or more
 //   kStages                1 or 2
 //   kStoreMatrices         P and dS are stored by stmatrix: 9.0 and up
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState, kLongestFirst

@@ -252,10 +252,10 @@ struct BackwardSm80Deterministic {
   __device__ __forceinline__ unsigned long long draw(const Weights& weights, int first) const {
     const auto dropout = weights.dropout();
     const int key = row(0);
-    const bool upper = key / 8 % 4 != 0;  // words 2 and 3: a warp's 16 keys begin at 0 or 16 of 32
+    const int t = key / 8 % 8;  // even: a warp's 16 keys begin at a multiple of 16
     unsigned long long kept = 0;
-    const auto keep = [&](int element, unsigned word) {
-      kept |= static_cast<unsigned long long>(weights.keeps(word, key % 2 != 0)) << element;
+    const auto keep = [&](int element, unsigned pair) {
+      kept |= static_cast<unsigned long long>(weights.keeps(pair, key % 2 != 0)) << element;
     };
 #pragma unroll
     for (int j = 0; j < C::kBlockN / 8; ++j) {
@@ -263,9 +263,9 @@ struct BackwardSm80Deterministic {
       for (int c = 0; c < 2; ++c) {
         const DropoutRow of_query(dropout, weights.batch_head(),
                                   static_cast<unsigned>(first + 8 * j + 2 * (lane() % 4) + c));
-        const PhiloxWords w = of_query.words(DropoutColumns(dropout, key / 32, key % 8 / 2));
-        keep(4 * j + c, upper ? w.word[2] : w.word[0]);
-        keep(4 * j + 2 + c, upper ? w.word[3] : w.word[1]);
+        const DropoutCall drawn = of_query.call(DropoutColumns(dropout, key / 64, key % 8 / 2));
+        keep(4 * j + c, drawn.pair_at(t));
+        keep(4 * j + 2 + c, drawn.pair_at(t + 1));
       }
     }
     return kept;

@@ -72,32 +72,36 @@ struct BackwardWeights {
            static_cast<unsigned>(head_q);
   }
   // What dropout keeps of the queries `query` and that + 8 and kColumns keys from `first_key` on,
-  // both multiples of 32: bit r is register r of an accumulator (tile/accumulator.cuh,
-  // docs/numerics.md).
+  // both multiples of 64, or of 32 (then half of what is drawn is of no use): bit r is register r
+  // of an accumulator (tile/accumulator.cuh, docs/numerics.md).
   template <int kColumns>
   __device__ __forceinline__ unsigned long long draw(int query, int first_key) const {
+    constexpr int kPairs = kColumns % 64 == 0 ? 8 : 4;  // of a call
     unsigned long long kept = 0;
     const auto all = dropout();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const DropoutRow row(all, batch_head(), static_cast<unsigned>(query + 8 * i));
 #pragma unroll
-      for (int group = 0; group < kColumns / 32; ++group) {
-        const PhiloxWords w = row.words(
-            DropoutColumns(all, first_key / 32 + group, static_cast<int>(threadIdx.x % 4)));
+      for (int group = 0; group < kColumns / (8 * kPairs); ++group) {
+        const int key = first_key + 8 * kPairs * group;
+        const bool upper = kPairs == 4 && key % 64 != 0;
+        const DropoutCall drawn =
+            row.call(DropoutColumns(all, key / 64, static_cast<int>(threadIdx.x % 4)));
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          const int r = 4 * (4 * group + t) + 2 * i;
-          kept |= static_cast<unsigned long long>(keeps(w.word[t], false)) << r |
-                  static_cast<unsigned long long>(keeps(w.word[t], true)) << (r + 1);
+        for (int t = 0; t < kPairs; ++t) {
+          const unsigned numbers = drawn.pair(t % 4, upper || t >= 4);
+          const int r = 4 * (kPairs * group + t) + 2 * i;
+          kept |= static_cast<unsigned long long>(keeps(numbers, false)) << r |
+                  static_cast<unsigned long long>(keeps(numbers, true)) << (r + 1);
         }
       }
     }
     return kept;
   }
-  // Of the two elements of a word.
-  __device__ __forceinline__ bool keeps(unsigned word, bool odd) const {
-    return (odd ? word >> 16 : word & 0xffffu) >= p.dropout_threshold;
+  // Of the two elements of a pair.
+  __device__ __forceinline__ bool keeps(unsigned pair, bool odd) const {
+    return (odd ? pair >> 16 : pair & 0xffffu) >= p.dropout_threshold;
   }
 };
 

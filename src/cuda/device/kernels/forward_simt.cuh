@@ -97,8 +97,8 @@ struct ForwardSimt {
   }
   static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x / 32); }
 
-  // Keys of a block in the order in which threads take them, 4 slots each: those whose dropout bits
-  // one call of Philox gives are neighbours.
+  // Keys of a block in the order in which threads take them, 4 slots each: those of 32 keys whose
+  // dropout bits one call of Philox gives are neighbours.
   static __device__ __forceinline__ int key_of(int slot) {
     return slot / 32 * 32 + slot / 2 % 4 * 8 + slot / 8 % 4 * 2 + slot % 2;
   }
@@ -289,11 +289,11 @@ struct ForwardSimt {
         static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +
             static_cast<unsigned>(head),
         static_cast<unsigned>(query));
-    // Slots 4 x to 4 x + 3 have words 0 and 1, or 2 and 3, of one call.
-    const int x = member();
-    const PhiloxWords bits = row.words(DropoutColumns(dropout, 2 * block + x / 8, x / 2 % 4));
-    row.apply(s[0], s[1], x % 2 == 0 ? bits.word[0] : bits.word[2]);
-    row.apply(s[2], s[3], x % 2 == 0 ? bits.word[1] : bits.word[3]);
+    // Slots 4 x to 4 x + 3 have two pairs of one call.
+    const int x = member(), t = 4 * (x / 8) + 2 * (x % 2);
+    const DropoutCall drawn = row.call(DropoutColumns(dropout, block, x / 2 % 4));
+    row.apply(s[0], s[1], drawn.pair_at(t));
+    row.apply(s[2], s[3], drawn.pair_at(t + 1));
   }
 
   // P, from where multiply_pv takes it.

@@ -1,4 +1,4 @@
-// Two numbers of 16 bits in a word (PTX ISA, "max.u16x2").
+// Two numbers of 16 bits in a word (PTX ISA, "max.u16x2"), and bytes of two words ("prmt").
 #pragma once
 
 namespace attn::device {
@@ -30,6 +30,24 @@ __device__ __forceinline__ unsigned keep_halves(unsigned both, unsigned x, unsig
   if (x << 16 < t << 16) both &= 0xffff0000u;
   if (x < t << 16) both &= 0xffffu;
   return both;
+#endif
+}
+
+// A word of four bytes of x and y: digit i of `bytes`, from the lowest one, says which is byte i;
+// 0 to 3 are those of x, 4 to 7 those of y. So 0x7610 has the low half of x, then the high one of
+// y.
+__device__ __forceinline__ unsigned take_bytes(unsigned x, unsigned y, unsigned bytes) {
+#ifdef __CUDA_ARCH__
+  unsigned z;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(y), "r"(bytes));
+  return z;
+#else
+  const unsigned long long both = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned z = 0;
+  for (int i = 0; i < 4; ++i) {
+    z |= static_cast<unsigned>(both >> 8 * (bytes >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return z;
 #endif
 }
 

@@ -1,8 +1,8 @@
 // The dropout mask, bit for bit that of docs/numerics.md: one call of Philox4x32-7 gives the bits
-// of the eight elements of a row that a thread of an accumulator holds over 32 keys.
+// of the sixteen elements of a row that a thread of an accumulator holds over 64 keys.
 //
 // Of the four words of Philox's counter two are of the row (query; batch and head) and one is of
-// the 32 keys. The first two of the seven rounds multiply only words of one or the other, so they
+// the 64 keys. The first two of the seven rounds multiply only words of one or the other, so they
 // are done once a row and once for both rows of a thread; what is left of them is one xor a word.
 #pragma once
 
@@ -11,8 +11,27 @@
 
 namespace attn::device {
 
-struct PhiloxWords {
+// What one call of Philox gives: the keys 64 a + 8 t + 2 c + {0, 1} of a row, t = 0..7.
+struct DropoutCall {
   unsigned word[4];
+
+  // The numbers of keys 8 (t + 4 upper) + 2 c, in the low half, and that + 1; t below 4. A byte of
+  // each is its own, the lower one decides ties.
+  __device__ __forceinline__ unsigned pair(int t, bool upper) const {
+    const unsigned tie = word[(t + 1) % 4] ^ word[(t + 2) % 4] ^ word[(t + 3) % 4];
+    return take_bytes(word[t], tie, upper ? 0x2705 : 0x3614);
+  }
+  __device__ __forceinline__ unsigned pair(int t) const { return pair(t % 4, t >= 4); }
+  // The same where t is not known at compile time.
+  __device__ __forceinline__ unsigned pair_at(int t) const {
+    unsigned found = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned x = pair(i, t >= 4);
+      if (t % 4 == i) found = x;
+    }
+    return found;
+  }
 };
 
 // What is the same for all elements: the keys of the rounds of Philox, the last word of its
@@ -65,7 +84,7 @@ __device__ __forceinline__ Dropout<kRngState> dropout_of(const ProblemParams& p)
   }
 }
 
-// Rounds 1 and 2 of the words that depend on the group of 32 keys. pair: lane % 4.
+// Rounds 1 and 2 of the words that depend on the group of 64 keys. pair: lane % 4.
 struct DropoutColumns {
   unsigned high, low, other;
 
@@ -96,9 +115,9 @@ struct DropoutRow {
     other = low_word(first);
   }
 
-  // The bits of keys 32 group + 8 t + 2 pair + {0, 1}, t = 0..3: word t, the even key's half first.
-  __device__ __forceinline__ PhiloxWords words(const DropoutColumns& c) const {
-    PhiloxWords x{{c.high ^ other, c.low, high ^ c.other, low}};
+  // The numbers of keys 64 group + 8 t + 2 pair + {0, 1}, t = 0..7.
+  __device__ __forceinline__ DropoutCall call(const DropoutColumns& c) const {
+    DropoutCall x{{c.high ^ other, c.low, high ^ c.other, low}};
 #pragma unroll
     for (int round = 2; round < kPhiloxRounds; ++round) {
       const unsigned long long product0 = philox_product0(x.word[0]);
@@ -111,41 +130,45 @@ struct DropoutRow {
 
   // Whether the element of one key is kept.
   __device__ __forceinline__ bool keeps(int key) const {
-    const PhiloxWords bits = words(DropoutColumns(dropout, key / 32, key / 2 % 4));
-    const unsigned low = key & 8 ? bits.word[1] : bits.word[0];
-    const unsigned high = key & 8 ? bits.word[3] : bits.word[2];
-    const unsigned word = key & 16 ? high : low;
-    return (key & 1 ? word : word << 16) >= dropout.threshold << 16;
+    const DropoutCall drawn = call(DropoutColumns(dropout, key / 64, key / 2 % 4));
+    const unsigned numbers = drawn.pair_at(key / 8 % 8);
+    return (key & 1 ? numbers : numbers << 16) >= dropout.threshold << 16;
   }
 
-  // The two elements of a word. Numbers are compared in the high half, where lower bits do not
+  // The two elements of a pair. Numbers are compared in the high half, where lower bits do not
   // matter.
-  __device__ __forceinline__ void apply(float& even, float& odd, unsigned word) const {
+  __device__ __forceinline__ void apply(float& even, float& odd, unsigned pair) const {
     const unsigned limit = dropout.threshold << 16;
-    even = word << 16 >= limit ? even : 0.f;
-    odd = word >= limit ? odd : 0.f;
+    even = pair << 16 >= limit ? even : 0.f;
+    odd = pair >= limit ? odd : 0.f;
   }
   // The same in 16 bits, packed.
-  __device__ __forceinline__ void apply(unsigned& both, unsigned word) const {
-    both = keep_halves(both, word, dropout.threshold);
+  __device__ __forceinline__ void apply(unsigned& both, unsigned pair) const {
+    both = keep_halves(both, pair, dropout.threshold);
   }
 };
 
 // Drops elements of the two rows of P that a thread holds as the operand of a product
-// (tile/accumulator.cuh), 2 kCount keys from first_key on, both multiples of 32: they become 0.
+// (tile/accumulator.cuh), 4 kCount keys from first_key on: they become 0. Both are multiples of 64,
+// or the keys are 32 or 96 and first_key a multiple of 32; then half of what is drawn is of no use.
 // Kept elements are multiplied at the end, with O; the sum of P is taken before.
 template <int kCount, bool kRngState>
 __device__ __forceinline__ void drop(unsigned (&p)[kCount], const DropoutRow<kRngState> (&rows)[2],
                                      int first_key, int pair) {
   static_assert(kCount % 8 == 0, "whole groups of 32 keys");
+  constexpr int kPairs = kCount % 16 == 0 ? 8 : 4;  // of a row, of a call
 #pragma unroll
-  for (int group = 0; group < kCount / 8; ++group) {
-    const DropoutColumns columns(rows[0].dropout, first_key / 32 + group, pair);
+  for (int group = 0; group < kCount / (2 * kPairs); ++group) {
+    const int key = first_key + 8 * kPairs * group;
+    const bool upper = kPairs == 4 && key % 64 != 0;
+    const DropoutColumns columns(rows[0].dropout, key / 64, pair);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const PhiloxWords bits = rows[i].words(columns);
+      const DropoutCall drawn = rows[i].call(columns);
 #pragma unroll
-      for (int t = 0; t < 4; ++t) rows[i].apply(p[8 * group + 2 * t + i], bits.word[t]);
+      for (int t = 0; t < kPairs; ++t) {
+        rows[i].apply(p[2 * (kPairs * group + t) + i], drawn.pair(t % 4, upper || t >= 4));
+      }
     }
   }
 }

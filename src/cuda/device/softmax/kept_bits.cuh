@@ -23,20 +23,15 @@ __device__ __forceinline__ Dropout<kRngState> dropout_of_warp(const ProblemParam
 // first row, 8 more in the second. So one shift brings the bits of four pairs of neighbours to the
 // highest places of the four bytes.
 struct KeptBits {
-  // Those of a group of 32 keys, the half-th of the two.
+  // Those of the i-th row.
   template <bool kRngState>
-  static __device__ __forceinline__ unsigned draw(const DropoutRow<kRngState> (&rows)[2], int group,
-                                                  int half) {
-    const Dropout<kRngState>& dropout = rows[0].dropout;
-    const DropoutColumns columns(dropout, group, static_cast<int>(threadIdx.x % 4));
+  static __device__ __forceinline__ unsigned draw(const DropoutRow<kRngState>& row, int i,
+                                                  const DropoutColumns& columns) {
+    const DropoutCall drawn = row.call(columns);
     unsigned kept = 0;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const PhiloxWords bits = rows[i].words(columns);
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        kept += halves_at_least(bits.word[t], dropout.threshold) << (8 * i + 7 - 4 * half - t);
-      }
+    for (int t = 0; t < 8; ++t) {
+      kept += halves_at_least(drawn.pair(t), row.dropout.threshold) << (8 * i + 7 - t);
     }
     return kept;
   }

@@ -27,7 +27,8 @@ struct BackwardSm90KeptBits : BackwardSm90Tiles<C> {
   __device__ __forceinline__ unsigned address() const {
     return shared + static_cast<unsigned>(Layout::kKeptAt) + threadIdx.x % 128 * 4;
   }
-  // Takes what was drawn ahead of step n, else nothing. A half is one of two words, or half of one.
+  // Takes what was drawn ahead of step n, else nothing. A half is one of two words, or a row of
+  // one.
   __device__ __forceinline__ Words take(unsigned n) const {
     Words words{};
     if constexpr (kAhead) {
@@ -44,10 +45,10 @@ struct BackwardSm90KeptBits : BackwardSm90Tiles<C> {
     }
     return words;
   }
-  // Draws what was not: of 32 keys, the g-th, before their first use.
+  // Draws what was not: the k-th word, before its first use.
   __device__ __forceinline__ void draw_late(const Random& random, Words& words,
-                                            const BackwardStep& t, int g) const {
-    if constexpr (!kAhead) words.of[g / 2] += draw(random, t, g);
+                                            const BackwardStep& t, int k) const {
+    if constexpr (!kAhead) words.of[k] = draw<0, 2>(random, t, k);
   }
   // Draws half of step n, if there is one, for who takes it.
   template <int kHalf>
@@ -55,24 +56,28 @@ struct BackwardSm90KeptBits : BackwardSm90Tiles<C> {
     wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
     const BackwardStep t = this->step(n);
     if (this->is(t.flags, BackwardStep::kEnd)) return;
-    unsigned word = draw(random, t, kWords * kHalf);
-    if constexpr (kWords > 1) word += draw(random, t, kWords * kHalf + 1);
+    const unsigned word =
+        kWords > 1 ? draw<0, 2>(random, t, kHalf) : draw<kHalf, kHalf + 1>(random, t, 0);
     wait(Layout::kEmptyKept, 0, Ring::parity(n) ^ 1);
     store_shared_word(address() + 512 * kHalf, word);
     arrive(Layout::kFullKept, 0);
   }
 
  private:
-  // The bits of 32 keys, the g-th, of the two rows of a thread.
+  // The bits of 64 keys, the k-th, of the rows kFirst to kEnd - 1 of the two of a thread.
+  template <int kFirst, int kEnd>
   __device__ __forceinline__ unsigned draw(const Random& random, const BackwardStep& t,
-                                           int g) const {
+                                           int k) const {
     const int first_row = static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
-    const auto row = [&](int i) {
-      return DropoutRow(random, static_cast<unsigned>(t.batch * p.heads_q + t.head_q),
-                        static_cast<unsigned>(t.query0 + first_row + 8 * i));
-    };
-    const DropoutRow<C::kRngState> rows[2] = {row(0), row(1)};
-    return KeptBits::draw(rows, t.key0 / 32 + g, g % 2);
+    const DropoutColumns columns(random, t.key0 / 64 + k, static_cast<int>(threadIdx.x % 4));
+    unsigned kept = 0;
+#pragma unroll
+    for (int i = kFirst; i < kEnd; ++i) {
+      const DropoutRow row(random, static_cast<unsigned>(t.batch * p.heads_q + t.head_q),
+                           static_cast<unsigned>(t.query0 + first_row + 8 * i));
+      kept += KeptBits::draw(row, i, columns);
+    }
+    return kept;
   }
 };
 

@@ -187,7 +187,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     for (int k = 0; k < kKeys / 16; ++k) {
       between(k);
       if constexpr (C::kDropout) {
-        if (k % 2 == 0) kept.draw_late(c.random, c.kept, t, k / 2);
+        if (k % 4 == 0) kept.draw_late(c.random, c.kept, t, k / 4);
       }
       unsigned words[4];
 #pragma unroll
