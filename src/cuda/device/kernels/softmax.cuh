@@ -89,6 +89,39 @@ struct Softmax {
     }
     of.l += exact::attn_exp(x - of.m);
   }
+  // The same of several elements: l is rescaled once for all, and no thread of a warp waits while
+  // the maximum of another one grows.
+  template <int kCount>
+  static __device__ __forceinline__ void add(RowSums& of, const float (&x)[kCount]) {
+    float m = of.m;
+#pragma unroll
+    for (const float element : x) m = fmaxf(m, element);
+    const float from = m == minus_infinity() ? 0.f : m;
+    of.l *= exact::attn_exp(of.m - from);
+    of.m = m;
+#pragma unroll
+    for (const float element : x) of.l += exact::attn_exp(element - from);
+  }
+  // Of the elements of this thread, four loads at a time, then what is left.
+  __device__ __forceinline__ RowSums online(const float* x) const {
+    constexpr int kPackets = 4, kStep = C::kWide * kSoftmaxThreads;
+    const int thread = static_cast<int>(threadIdx.x), whole = p.columns_x / C::kWide * C::kWide;
+    RowSums of{minus_infinity(), 0};
+    long long j = C::kWide * thread;
+    for (; j + (kPackets - 1) * kStep < whole; j += kPackets * kStep) {
+      float several[kPackets * C::kWide];
+#pragma unroll
+      for (int k = 0; k < kPackets; ++k) {
+        const Packet packet = *reinterpret_cast<const Packet*>(x + j + k * kStep);
+#pragma unroll
+        for (int i = 0; i < C::kWide; ++i) several[k * C::kWide + i] = packet.x[i];
+      }
+      add(of, several);
+    }
+    for (; j < whole; j += kStep) add(of, reinterpret_cast<const Packet*>(x + j)->x);
+    if (whole + thread < p.columns_x) add(of, x[whole + thread]);
+    return of;
+  }
 
   // Largest first, of equal ones the first column.
   static __device__ __forceinline__ bool before(const SoftmaxElement& a, const SoftmaxElement& b) {
@@ -131,10 +164,14 @@ struct Softmax {
         for_each(x, [&](float element, int j) { top.add(element, j); });
       }
     } else {
-      for_each(x, [&](float element, int j) {
-        add(of, element);
-        if constexpr (C::kTop > 0) top.add(element, j);
-      });
+      if constexpr (C::kTop > 0 || C::kWide == 1) {
+        for_each(x, [&](float element, int j) {
+          add(of, element);
+          if constexpr (C::kTop > 0) top.add(element, j);
+        });
+      } else {
+        of = online(x);
+      }
       of = merge(of);
     }
     if (of.m == minus_infinity()) of.m = 0;
