@@ -67,6 +67,7 @@ static void dropout_keep(const DropoutTile& tile, int key0, int keys, std::uint3
         U x[4] = {call + U{}, bit_cast<U>(load(tile.query + lane)), load(tile.batch_head + lane),
                   static_cast<std::uint32_t>(tile.offset) + U{}};
         philox4x32(x, seed_low, seed_high);
+#pragma GCC unroll 8  // so that words stay in registers
         for (int t = 0; t < 8; ++t) {
           const int j = group + t * 8 + quad * 2;
           if (j < 0) continue;
