@@ -19,6 +19,12 @@ FakeDriver& state() {
   return driver;
 }
 
+// Of FakeDriver::memory: threads of a test may allocate, free and ask at once.
+std::mutex& memory_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 CUresult result_of(std::string_view function) {
   const auto failure = state().failures.find(function);
   return failure == state().failures.end() ? CUDA_SUCCESS : failure->second;
@@ -35,6 +41,7 @@ CUresult allocate(CUdeviceptr* pointer, std::size_t bytes, bool managed) {
   constexpr std::size_t kAlignment = 256;  // as drivers give it
   const std::size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   *pointer = reinterpret_cast<CUdeviceptr>(std::aligned_alloc(kAlignment, whole));
+  const std::lock_guard lock(memory_mutex());
   state().memory[*pointer] = {.bytes = bytes, .device = current_device(), .managed = managed};
   return CUDA_SUCCESS;
 }
@@ -170,6 +177,7 @@ CUresult cuMemAllocManaged(CUdeviceptr* pointer, std::size_t bytes, unsigned) {
 }
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   count_call(DriverFunction::cuMemFree);
+  const std::lock_guard lock(memory_mutex());
   state().memory.erase(pointer);
   std::free(reinterpret_cast<void*>(pointer));
   return CUDA_SUCCESS;
@@ -204,6 +212,7 @@ CUresult cuCtxSynchronize() {
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** values,
                                 CUdeviceptr pointer) {
   count_call(DriverFunction::cuPointerGetAttributes);
+  const std::lock_guard lock(memory_mutex());
   const FakeDriver::Memory* found = nullptr;
   CUdeviceptr first = 0;
   for (const auto& [start, memory] : state().memory) {
