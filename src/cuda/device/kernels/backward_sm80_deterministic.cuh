@@ -34,6 +34,7 @@
 #include "schedule/block_list.cuh"
 #include "schedule/gradient_tile.cuh"
 #include "tile/accumulator.cuh"
+#include "tile/row_product.cuh"
 #include "tile/scalar.cuh"
 #include "tile/shared_tile.cuh"
 #include "tile/special_values.cuh"
@@ -121,25 +122,6 @@ struct BackwardSm80Deterministic {
 
   // ---- products
 
-  // d <- A B^T
-  template <class Tile>
-  static __device__ __forceinline__ void multiply_rows(float (&d)[C::kBlockN / 2], unsigned a_lane,
-                                                       unsigned b_lane) {
-#pragma unroll
-    for (int i = 0; i < C::kBlockN / 2; ++i) d[i] = 0;
-#pragma unroll
-    for (int step = 0; step < Tile::kChunks / 2; ++step) {
-      unsigned a[4];
-      load_matrices(a, Tile::further(a_lane, 0, 2 * step));
-#pragma unroll
-      for (int j = 0; j < C::kBlockN / 16; ++j) {
-        unsigned b[4];
-        load_matrices(b, Tile::further(b_lane, 16 * j, 2 * step));
-        multiply(Element{}, d + 8 * j, a, b[0], b[1]);
-        multiply(Element{}, d + 8 * j + 4, a, b[2], b[3]);
-      }
-    }
-  }
   // d += weights B
   template <class Tile, int kCount>
   static __device__ __forceinline__ void add(float (&d)[kCount],
@@ -208,19 +190,6 @@ struct BackwardSm80Deterministic {
 
   // ---- weights
 
-  // f(x, row i of two, column) for each element of a block that the thread holds.
-  template <class F>
-  static __device__ __forceinline__ void for_each(float (&x)[C::kBlockN / 2], F f) {
-#pragma unroll
-    for (int j = 0; j < C::kBlockN / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) f(x[4 * j + 2 * i + c], i, 8 * j + 2 * (lane() % 4) + c);
-      }
-    }
-  }
-
   // S <- P of what dropout keeps and dP <- dS, each as far as a sum needs it; 0 where a query does
   // not see a key. Whether some P is 0.
   __device__ __forceinline__ bool weigh(Warp& w, int block, int head_q, bool mixed) const {
@@ -233,7 +202,7 @@ struct BackwardSm80Deterministic {
     }
     bool any_zero = false;
     int at = 0;
-    for_each(w.s, [&](float& s, int i, int column) {
+    for_each_sum(w.s, [&](float& s, int i, int column) {
       const int element = at++;
       column += block * C::kBlockN;
       const int query = kOfKeys ? column : row(i), key = kOfKeys ? row(i) : column;
@@ -248,7 +217,7 @@ struct BackwardSm80Deterministic {
   }
 
   // What dropout keeps of the thread's elements where columns are queries from `first` on, in the
-  // order of for_each (docs/numerics.md).
+  // order of for_each_sum (docs/numerics.md).
   __device__ __forceinline__ unsigned long long draw(const Weights& weights, int first) const {
     const auto dropout = weights.dropout();
     const int key = row(0);
@@ -295,8 +264,8 @@ struct BackwardSm80Deterministic {
       if constexpr (C::kStages == 2) load_next(stage ^ 1);
       const auto b1 = static_cast<unsigned>(stage * Layout::kB1);
       const auto b2 = static_cast<unsigned>(stage * Layout::kB2);
-      multiply_rows<Tile1>(w.s, w.a1, w.b1 + b1);
-      if constexpr (kFirst) multiply_rows<Tile2>(w.dp, w.a2, w.b2 + b2);
+      multiply_rows<Element, Tile1, C::kBlockN>(w.s, w.a1, w.b1 + b1);
+      if constexpr (kFirst) multiply_rows<Element, Tile2, C::kBlockN>(w.dp, w.a2, w.b2 + b2);
       const bool zero = weigh(w, block, head, mixed);
       bool careful = mixed;
       if constexpr (C::kScoreHides) careful = careful || __syncthreads_or(zero) != 0;
@@ -347,10 +316,10 @@ struct BackwardSm80Deterministic {
   __device__ __forceinline__ void run() const {
     Warp w;
     const int l = lane(), row16 = static_cast<int>(threadIdx.x / 32) * 16;
-    w.a1 = Tile1::lane(shared, row16 + l % 16, l / 16);
-    w.a2 = Tile2::lane(shared + Layout::kA1, row16 + l % 16, l / 16);
-    w.b1 = Tile1::lane(shared + Layout::kB1At, l / 16 * 8 + l % 8, l / 8 % 2);
-    w.b2 = Tile2::lane(shared + Layout::kB2At, l / 16 * 8 + l % 8, l / 8 % 2);
+    w.a1 = row_operand<Tile1>(shared, row16);
+    w.a2 = row_operand<Tile2>(shared + Layout::kA1, row16);
+    w.b1 = column_operand<Tile1>(shared + Layout::kB1At);
+    w.b2 = column_operand<Tile2>(shared + Layout::kB2At);
     w.b1_transposed = Tile1::lane(shared + Layout::kB1At, l % 16, l / 16);
     w.b2_transposed = Tile2::lane(shared + Layout::kB2At, l % 16, l / 16);
 #pragma unroll
