@@ -62,8 +62,10 @@ struct PlanOptions {
   // reference backends, keep the promise unasked, so it costs nothing there. cuda, backward:
   // without it, the kernel for Hopper adds dQ to memory in the order in which tiles of keys get
   // there, so that the last bits of dQ (not of dK, dV, dsink) may differ between two calls; with it
-  // tiles take turns, and Plan::reasons says what that costs. Gradients of buffers are sums in no
-  // fixed order on cuda: a call that asks for one with this is refused.
+  // tiles take turns, and Plan::reasons says what that costs. The gradient of a buffer whose
+  // elements are each of one query and one key, as those of a bias, keeps the promise unasked; of
+  // others, as slopes, it is a sum in no fixed order on cuda: a call that asks for one with this is
+  // refused.
   bool deterministic = false;
 };
 

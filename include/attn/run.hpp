@@ -63,8 +63,10 @@ struct Gradients {
   Tensor dq{}, dk{}, dv{};   // as q, k, v; each optional; rows past seqused are set to zero
   Tensor dsink{};            // f32 [heads_q], any stride; optional
   expr::Bindings buffers{};  // f32, shaped as the named buffer of the score: gradient of bias,
-                             // slopes, ...; not of scalars; optional. On a GPU these may differ in
-                             // the last bit between runs: they are sums by atomics, in float64
+                             // slopes, ...; not of scalars; optional. On a GPU those whose
+                             // elements many queries or keys share (slopes, tables of distances)
+                             // may differ in the last bit between runs: they are sums by atomics,
+                             // in float64
 };
 
 // Fills the sizes that `problem` leaves at 0 and a dtype not given from the tensors, and checks all

@@ -75,7 +75,8 @@ def attention(
             "flash_decoding", "memory_efficient", "block_sparse".
         threads: Workers on a CPU; 0: as many as there is work for.
         deterministic: Only kernels that give the same bits each time, as all do but some of the
-            backward pass on a GPU. Gradients of buffers are refused there.
+            backward pass on a GPU. Gradients of buffers whose elements many queries or keys share
+            (ALiBi's slopes) are refused there; that of a bias is not.
 
     Masks are joined with "and"; scores change in the order softcap, alibi, bias, score.
 

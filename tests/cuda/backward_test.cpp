@@ -208,21 +208,47 @@ TEST(CudaBackward, HopperTakesTurns) {
   }
 }
 
-// Their sums have no fixed order, so the promise is refused instead of broken.
-TEST(CudaBackward, DeterministicRefusesGradientsOfBuffers) {
+// Sums of elements that many queries and keys share have no fixed order, so the promise is refused
+// instead of broken.
+TEST(CudaBackward, DeterministicRefusesGradientsOfSharedElements) {
   ATTN_NEEDS_GPU();
-  CaseData data(harness::parse_case("b1_n40_h1_d16_alibi_f16"), 3);
-  ASSERT_FALSE(data.gradients.buffers.empty());
-  try {
-    run_backward(data, {}, true);
-    FAIL() << "not refused";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unsupported);
-    EXPECT_NE(std::string(error.what()).find("deterministic is true"), std::string::npos)
-        << error.what();
+  for (const char* descriptor :
+       {"b1_n40_h1_d16_alibi_f16", "b1_n40_h2_d16_bias1x2x1x40_f16",
+        "b1_n40_h1_d16_score(score+t[query,key]+t[key,query])_buffer(t:f32:40x40)_f16"}) {
+    SCOPED_TRACE(descriptor);
+    CaseData data(harness::parse_case(descriptor), 3);
+    ASSERT_FALSE(data.gradients.buffers.empty());
+    try {
+      run_backward(data, {}, true);
+      ADD_FAILURE() << "not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
+      EXPECT_NE(std::string(error.what()).find("deterministic is true"), std::string::npos)
+          << error.what();
+    }
+    data.gradients.buffers.clear();
+    EXPECT_NO_THROW(run_backward(data, {}, true));
   }
-  data.gradients.buffers.clear();
-  EXPECT_NO_THROW(run_backward(data, {}, true));
+}
+
+// A bias's elements are of one query and key each: all bits are equal, with batch entries in one
+// part and in several.
+TEST(CudaBackward, GradientsOfElementsHaveEqualBits) {
+  ATTN_NEEDS_GPU();
+  const bool emulated = device_info(kGpu.index).name.starts_with("emulated");
+  const int repeats = emulated ? 2 : 50;
+  for (const char* descriptor :
+       {"b9_n150_hq4_hk2_d64_causal_bias1x4x150x150_bf16", "b3_n90_h2_d128_bias_f16",
+        "b3_n70_h2_d20_packed_bias1x1x70x70_f32"}) {
+    SCOPED_TRACE(descriptor);
+    CaseData data(harness::parse_case(descriptor), 3);
+    ASSERT_FALSE(data.gradients.buffers.empty());
+    const std::vector<std::uint64_t> expected = gradient_bits(data);
+    for (int i = 0; i < repeats; ++i) {
+      const Environment seed("ATTN_EMULATED_SEED", std::to_string(i));
+      ASSERT_EQ(gradient_bits(data), expected) << "repeat " << i;
+    }
+  }
 }
 
 // Sums of dQ may vary, those of dK and dV may not.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attn/plan.hpp"
+#include "cuda/backward/buffers.hpp"
 #include "cuda/backward/source.hpp"
 #include "cuda/driver/nvrtc.hpp"
 #include "cuda/support.hpp"
@@ -87,8 +88,7 @@ TEST(Parameters, AreRefusedByNameWhereTheDriverIsOld) {
     make_plan(problem, Phase::backward, {.device = {DeviceType::cuda, 0}});
     std::vector<std::string> names;
     for (int i = 0; i < 24; ++i) names.push_back("t" + std::to_string(i));
-    const BackwardConfig config =
-        backward_config(BackwardKernel::simt, problem, {}, device::Gradient::buffers);
+    const BackwardConfig config = buffers_config(problem, {}, names);
     const std::string message =
         refusal(ErrorCode::unsupported, [&] { backward_source(problem, config, names); });
     names.resize(16);

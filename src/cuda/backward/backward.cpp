@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
-#include "core/expr/build.hpp"
+#include "cuda/backward/buffers.hpp"
 #include "cuda/backward/config.hpp"
 #include "cuda/backward/run.hpp"
 #include "cuda/backward/source.hpp"
@@ -101,13 +101,7 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
   const BackwardWish wish{arch, named, options.deterministic};
   const BackwardKernel chosen = choose_backward_kernel(problem, {}, wish);
   const std::vector<BackwardConfig> launches = backward_launches(chosen, problem, {}, {}, wish);
-  std::vector<std::string> names;
-  if (!problem.score.empty()) {
-    for (const auto& buffer : expr::buffers(problem.score)) {
-      if (is_floating(buffer->tensor().dtype) && !expr::is_scalar(*buffer))
-        names.push_back(buffer->name());
-    }
-  }
+  const std::vector<std::string> names = gradient_names(problem);
   std::vector<Source> sources;
   if (reads_row_terms(chosen) || problem.sink || !names.empty()) {
     sources.push_back(backward_rows_source(launches.front()));
@@ -125,7 +119,7 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
   if (problem.sink) sources.push_back(backward_sink_source());
   if (names.empty()) return sources;
   sources.push_back(backward_clear_source());
-  sources.push_back(backward_source(problem, buffers_config(problem, {}), names));
+  sources.push_back(backward_source(problem, buffers_config(problem, {}, names), names));
   sources.push_back(backward_store_source());
   return sources;
 }

@@ -146,6 +146,8 @@ std::string_view name(BackwardKernel kernel) noexcept {
       return "backward_sm80";
     case BackwardKernel::sm80_deterministic:
       return "backward_sm80_deterministic";
+    case BackwardKernel::sm80_buffers:
+      return "backward_sm80_buffers";
     case BackwardKernel::simt:
       return "backward_simt";
     case BackwardKernel::flash_attention:
@@ -163,6 +165,7 @@ std::int64_t BackwardConfig::shared_bytes() const noexcept {
     case BackwardKernel::sm80:
       return backward_sm80_shared_bytes(*this);
     case BackwardKernel::sm80_deterministic:
+    case BackwardKernel::sm80_buffers:
     case BackwardKernel::simt:
     case BackwardKernel::standard:
       return backward_portable_shared_bytes(*this);
@@ -265,6 +268,7 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
       config.store_matrices = config.store_matrices && wish.arch.number >= 90;
       break;
     case BackwardKernel::sm80_deterministic:
+    case BackwardKernel::sm80_buffers:
     case BackwardKernel::simt:
     case BackwardKernel::standard:
       set_backward_shape(config);
@@ -300,7 +304,35 @@ int backward_row_threads(const BackwardConfig& config) noexcept {
   return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(config.head_dim_v / 8, 4))));
 }
 
+namespace {
+
+core::Size num_pairs(const Problem& p, bool of_batch, bool of_heads) {
+  return core::Size(of_batch ? p.batch : 1) * (of_heads ? p.heads_q : 1);
+}
+// Tiles of queries by blocks of keys of all that have elements of their own.
+core::Size element_tiles(const Problem& p, const BackwardConfig& c) {
+  const std::int64_t rows = c.by_position ? p.seqlen_k : p.seqlen_q;
+  return core::divide_up(rows, c.block_m) * core::divide_up(p.seqlen_k, c.block_n) *
+         num_pairs(p, c.reads_batch, c.reads_head);
+}
+
+}  // namespace
+
+int num_splits(const Problem& p, const BackwardConfig& config) {
+  // Two blocks of threads for each multiprocessor of an H100; the same on every GPU, as the order
+  // of sums depends on it.
+  constexpr std::int64_t kFull = 264;
+  if (!config.own_elements) return 1;
+  const core::Size tiles = element_tiles(p, config);
+  if (tiles > kFull || tiles.value() == 0) return 1;
+  const core::Size wanted = core::divide_up(kFull, tiles.value());
+  return static_cast<int>(
+      std::clamp(num_pairs(p, !config.reads_batch, !config.reads_head), core::Size(1), wanted)
+          .value());
+}
+
 core::Size num_tiles(const Problem& p, const BackwardConfig& config) {
+  if (config.own_elements) return element_tiles(p, config) * num_splits(p, config);
   if (config.kernel == BackwardKernel::flash_attention) return core::Size(p.heads_k) * p.batch;
   const bool of_queries = config.gradient == Gradient::dq || config.gradient == Gradient::buffers ||
                           config.gradient == Gradient::ds;

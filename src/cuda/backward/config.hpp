@@ -17,6 +17,7 @@ enum class BackwardKernel : std::uint8_t {
   sm90,                // src/cuda/device/kernels/backward_sm90.cuh: Hopper
   sm80,                // backward_sm80.cuh: mma.sync, any architecture from 8.0 on
   sm80_deterministic,  // the same with sums in a fixed order
+  sm80_buffers,        // backward_sm80_buffers.cuh: gradients of the buffers that a score reads
   simt,                // backward_simt.cuh: float32 and whatever the others do not take
   flash_attention,     // backward_flash_attention.cuh: the paper's order, by name only
   standard,            // backward_standard.cuh: the paper's baseline, by name only
@@ -62,7 +63,10 @@ struct BackwardConfig {
   bool rng_state = false;    // seed and offset of dropout are read by the kernel
   bool ordered = false;      // sm90: tiles add to dQ in a fixed order
   bool skips_empty = false;  // flash_attention: tiles that the mask empties are left out
-  int l2_megabytes = 0;      // one pass: of the heads whose tiles are dealt together
+  // Gradients of buffers: whether some are of OwnElements, and what these read
+  // (codegen/buffer_gradients.hpp).
+  bool own_elements = false, reads_batch = false, reads_head = false, by_position = false;
+  int l2_megabytes = 0;  // one pass: of the heads whose tiles are dealt together
   // One pass: the mask leaves tiles of different lengths. sm90: what blocks of queries see differs
   // between heads, and between batch entries. A score may be -inf.
   bool longest_first = false, mask_heads = false, mask_batches = false, score_hides = false;
@@ -123,6 +127,8 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
 // of two.
 int backward_row_threads(const BackwardConfig& config) noexcept;
 
+// Gradients of buffers: parts into which the batch entries and heads that share elements are cut.
+int num_splits(const Problem& problem, const BackwardConfig& config);
 // Tiles of the gradient, one a block of threads; sm90: whose blocks of threads stay;
 // flash_attention: K, V heads, of which a block of threads has one.
 core::Size num_tiles(const Problem& problem, const BackwardConfig& config);

@@ -18,6 +18,7 @@
 #include "core/validate/plan_field.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/backward/backward.hpp"
+#include "cuda/backward/buffers.hpp"
 #include "cuda/backward/one_pass.hpp"
 #include "cuda/backward/source.hpp"
 #include "cuda/backward/workspace.hpp"
@@ -57,10 +58,9 @@ struct GradientLaunch {
 };
 
 // Of the gradients of buffers.
-struct BufferLaunches {
-  std::shared_ptr<const Kernel> clear{}, store{};
-  GradientLaunch gradient{};
-  BufferGradientsPack derivatives;
+struct BuffersLaunch {
+  ExpressionPack expressions{};
+  BufferLaunches launches;
 };
 
 // All of a run but the tensors of a call.
@@ -77,7 +77,7 @@ struct BackwardRun {
   OnePassKernels one_pass{};  // where such a kernel is chosen; its config is that of gradients
   OnePassPlaces places{};
   std::int64_t one_pass_offset = 0;
-  std::optional<BufferLaunches> buffers{};
+  std::optional<BuffersLaunch> buffers{};
 
   bool needs_maps() const {
     return one_pass.main != nullptr && gradients.front().config.kernel == BackwardKernel::sm90;
@@ -159,12 +159,14 @@ BackwardRun make_run(const Plan& plan, const Asked& asked, const Inputs& inputs,
     ask(run.sink.kernel, backward_sink_source());
   }
   if (!run.names.empty()) {
-    run.buffers.emplace(
-        BufferLaunches{.gradient = gradient_launch(p, buffers_config(p, asked.tensors)),
-                       .derivatives = BufferGradientsPack(p.score, run.names)});
-    ask(run.buffers->clear, backward_clear_source());
-    ask_gradient(run.buffers->gradient);
-    ask(run.buffers->store, backward_store_source());
+    if (plan.deterministic) check_deterministic(p, run.names);
+    run.buffers.emplace(BuffersLaunch{.launches = BufferLaunches(p, asked.tensors, run.names)});
+    BufferLaunches& launches = run.buffers->launches;
+    run.buffers->expressions = expression_pack(p.mask, score_expression(p), p.scale(),
+                                               backward_precise_math(launches.config));
+    ask(launches.clear, backward_clear_source());
+    ask(launches.add, backward_source(p, launches.config, run.names, inputs.buffers));
+    ask(launches.store, backward_store_source());
   }
   get_kernels(plan.device.index, requests, context);
   if (is_one_pass(kernel)) run.one_pass.main = run.gradients.front().kernel;
@@ -261,69 +263,16 @@ void launch_gradients(const Plan& plan, const BackwardRun& run, device::Backward
                   expressions.data(), slope.data(), context);
 }
 
-void launch_elements(const Kernel& kernel, std::int64_t count, void** arguments,
-                     const Context& context) {
-  constexpr unsigned kThreads = 256;
-  LaunchConfig launch;
-  launch.grid[0] = core::divide_up(count, kThreads).value();
-  launch.block = kThreads;
-  if (count > 0) kernel.launch(launch, context.stream, arguments);
-}
-
-// The gradients of the buffers: sums in float64 behind the terms of the rows, then float32.
-void launch_buffers(const BufferLaunches& launches, const Problem& p,
+// Their sums lie behind the terms of the rows.
+void launch_buffers(const BuffersLaunch& buffers, const Problem& p,
                     device::BackwardParams& parameters, const Inputs& inputs,
                     const Gradients& gradients, const Context& context) {
-  auto* const first = reinterpret_cast<double*>(static_cast<std::byte*>(context.workspace.data) +
-                                                row_terms_bytes(p).value());
   core::CallMemory memory;
-  std::pmr::vector<double*> sums(&memory.resource());
-  double* next = first;
-  for (const auto& [name, tensor] : gradients.buffers) {
-    sums.push_back(next);
-    next += tensor.size();
-  }
-  long long count = next - first;
-  double* from = first;
-  std::array<void*, 2> cleared{&from, &count};
-  launch_elements(*launches.clear, count, cleared.data(), context);
-  std::pmr::vector<std::byte> derivatives(launches.derivatives.size(), &memory.resource());
-  launches.derivatives.pack(sums, inputs.buffers, derivatives.data());
-  launch_gradient(launches.gradient, parameters, derivatives.data(), inputs, context);
-  for (std::size_t i = 0; i < sums.size(); ++i) {
-    const Tensor& to = gradients.buffers[i].second;
-    device::BufferGradientParams stored{
-        sums[i], static_cast<float*>(to.data), to.size(), {1, 1, 1, 1}, {}};
-    // Row-major with the last dimension last of four.
-    for (std::int32_t d = 0; d < to.rank; ++d) {
-      const auto at = static_cast<std::size_t>(d);
-      stored.shape[4 - to.rank + d] = to.shape[at];
-      stored.strides[4 - to.rank + d] = to.strides[at];
-    }
-    std::array<void*, 1> argument{&stored};
-    launch_elements(*launches.store, to.size(), argument.data(), context);
-  }
-}
-
-void check_buffer_gradients(const Plan& plan, const Gradients& gradients) {
-  if (gradients.buffers.empty()) return;
-  const Problem& p = plan.problem;
-  if (plan.deterministic) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("deterministic is true and the gradient of the buffer '{}' is asked "
-                            "for, which the cuda backend sums in no fixed order; accepted there is "
-                            "one of the two (problem {})",
-                            gradients.buffers.front().first, to_string(p)));
-  }
-  core::Size asked = 0;
-  for (const auto& [name, tensor] : gradients.buffers) asked = asked + tensor.size();
-  if (asked <= num_buffer_elements(p)) return;
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("the gradients of buffers have {} elements, for which the workspace of "
-                  "the plan has room for {}; accepted by backward on the cuda backend are "
-                  "buffers that are declared with their sizes, not 0 (problem {})",
-                  core::to_string(asked), core::to_string(num_buffer_elements(p)), to_string(p)));
+  std::pmr::vector<std::byte> expressions(buffers.expressions.size(), &memory.resource());
+  buffers.expressions.pack(inputs.buffers, expressions.data());
+  std::byte* const sums =
+      static_cast<std::byte*>(context.workspace.data) + row_terms_bytes(p).value();
+  buffers.launches.launch(parameters, expressions.data(), sums, inputs, gradients, context);
 }
 
 }  // namespace
@@ -332,15 +281,11 @@ std::shared_ptr<void> backward_state(const Plan& plan) {
   return std::shared_ptr<core::MadeFor>(std::make_shared<PlanState<BackwardRun>>(plan));
 }
 
-BackwardConfig buffers_config(const Problem& p, const BackwardTensors& tensors) {
-  return backward_config(BackwardKernel::simt, p, tensors, Gradient::buffers);
-}
-
 void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                   const OutputGradients& d_outputs, const Gradients& gradients,
                   const Context& context) {
   const Problem& p = plan.problem;
-  check_buffer_gradients(plan, gradients);
+  check_buffer_gradients(p, gradients);
   const ContextGuard guard(plan.device.index);
   Asked asked = asked_of(inputs, outputs, d_outputs, gradients);
   std::optional<BackwardRun> own;

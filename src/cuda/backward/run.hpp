@@ -11,7 +11,4 @@ namespace attn::cuda {
 // Plan::state of a plan whose other fields are set.
 std::shared_ptr<void> backward_state(const Plan& plan);
 
-// Gradients of buffers have no kernel on tensor cores.
-BackwardConfig buffers_config(const Problem& problem, const BackwardTensors& tensors);
-
 }  // namespace attn::cuda

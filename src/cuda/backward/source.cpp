@@ -8,6 +8,7 @@
 #include <set>
 
 #include "cuda/backward/one_pass.hpp"
+#include "cuda/codegen/buffer_gradients.hpp"
 #include "cuda/codegen/config_text.hpp"
 #include "cuda/codegen/expression_gradients.hpp"
 #include "cuda/codegen/expression_text.hpp"
@@ -89,7 +90,9 @@ std::string print_config(const BackwardConfig& c) {
 }
 
 std::string kernel_name(const BackwardConfig& config) {
-  if (config.gradient == Gradient::all) return std::string(name(config.kernel));
+  if (config.gradient == Gradient::all || config.kernel == BackwardKernel::sm80_buffers) {
+    return std::string(name(config.kernel));
+  }
   return fmt::format("{}_{}", name(config.kernel), word(config.gradient));
 }
 
@@ -165,7 +168,7 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   // unless every score of a row is saturated (docs/numerics.md, "Extremes").
   const auto form =
       is_scalar(config.kernel) ? expr::TanhSlope::exponentials : expr::TanhSlope::squares;
-  source.text += buffers ? print_buffer_gradients(problem.score, names, form, bindings)
+  source.text += buffers ? print_buffer_gradients(problem.score, names, bindings)
                          : print_slope(problem.score, form, bindings);
   source.text += "namespace attn::device {\n" + print_config(config);
   if (hopper) source.text += print_products(config);

@@ -1,11 +1,8 @@
 #include "cuda/backward/workspace.hpp"
 
 #include <algorithm>
-#include <memory_resource>
-#include <vector>
 
-#include "core/expr/build.hpp"
-#include "core/validate/validate.hpp"
+#include "cuda/backward/buffers.hpp"
 #include "cuda/backward/one_pass.hpp"
 #include "cuda/limits.hpp"
 
@@ -17,30 +14,17 @@ core::Size num_rows(const Problem& p) { return core::Size(p.batch) * p.heads_q *
 
 core::Size row_terms_bytes(const Problem& p) { return num_rows(p) * sizeof(device::RowTerms); }
 
-core::Size num_buffer_elements(const Problem& p) {
-  core::Size sum = 0;
-  if (p.score.empty()) return sum;
-  core::CallMemory memory;  // a run asks too, which allocates nothing
-  std::pmr::vector<const expr::Buffer*> buffers(&memory.resource());
-  expr::collect_buffers(p.score, buffers);
-  for (const expr::Buffer* buffer : buffers) {
-    if (is_floating(buffer->tensor().dtype) && !expr::is_scalar(*buffer))
-      sum = sum + buffer->tensor().size();
-  }
-  return sum;
-}
-
 core::Size num_scores(const Problem& p) { return num_rows(p) * p.seqlen_k; }
 
 core::Size one_pass_offset(const Problem& p) {
   constexpr std::int64_t kAlignment = 128;
-  return core::round_up(row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double), kAlignment);
+  return core::round_up(row_terms_bytes(p) + buffer_sums_bytes(p), kAlignment);
 }
 
 std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel, const BackwardWish& wish) {
-  core::Size bytes = row_terms_bytes(p) + num_buffer_elements(p) * sizeof(double);
-  core::Size blocks = std::max({core::divide_up(num_rows(p), 4), core::Size(p.heads_q),
-                                core::divide_up(num_buffer_elements(p), 256)});
+  core::Size bytes = row_terms_bytes(p) + buffer_sums_bytes(p);
+  core::Size blocks =
+      std::max({core::divide_up(num_rows(p), 4), core::Size(p.heads_q), buffer_blocks(p)});
   // Tensors without a map get backward_sm80, those that are not aligned backward_simt, with tiles
   // of their own.
   const BackwardKernel unmapped = kernel == BackwardKernel::sm90 && wish.kernel.empty()

@@ -12,8 +12,6 @@ namespace attn::cuda {
 // Of batch, query head and query; each has RowTerms.
 core::Size num_rows(const Problem& problem);
 core::Size row_terms_bytes(const Problem& problem);
-// Elements of the buffers of the score that may have a gradient, which are those of floats.
-core::Size num_buffer_elements(const Problem& problem);
 core::Size num_scores(const Problem& problem);  // elements of P
 // Where the last part begins.
 core::Size one_pass_offset(const Problem& problem);

@@ -39,6 +39,29 @@ std::string value_body(const expr::Program& program, expr::CudaMath math,
   return text + fmt::format("    return {};\n", values.value(result));
 }
 
+std::string value_function(std::string_view name, const expr::Expr& e) {
+  const expr::Program program = compile(e);
+  return function(
+      e.type() == expr::Type::int32 ? "int" : "float", name, kPoint,
+      value_body(program, expr::CudaMath::slope, nullptr, program.instructions.size() - 1));
+}
+
+std::string views_text(const expr::Expr& score, const expr::Bindings& bindings) {
+  std::string text;
+  for (const auto& buffer : expression_buffers({}, score)) {
+    text += buffer_text(*buffer, described(*buffer, bindings), {.element = true, .shared = true});
+  }
+  return text;
+}
+
+std::string struct_text(std::string_view name, std::string_view body) {
+  return fmt::format(
+      "#include \"expr/expressions.cuh\"\n#include \"expr/buffer_gradient.cuh\"\n\n"
+      "namespace attn::device {{\n\nstruct alignas(8) {} {{\n{}}};\n\n"
+      "}}  // namespace attn::device\n",
+      name, body);
+}
+
 std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const Readers& readers) {
   const std::string& name = buffer.name();
   const bool is_float = is_floating(tensor.dtype);

@@ -20,6 +20,17 @@ std::string function(std::string_view result, std::string_view name, std::string
 std::string value_body(const expr::Program& program, expr::CudaMath math,
                        const ScoreFactors* factors, std::size_t result);
 
+// The point at which a derivative is taken, as parameters and as arguments of a member function.
+inline constexpr std::string_view kPoint =
+    "float dot, int query, int key, int batch, int head, int seqlen_q, int seqlen_k";
+inline constexpr std::string_view kArguments = "dot, query, key, batch, head, seqlen_q, seqlen_k";
+// A member function of a point that evaluates e, which is int32 or float32.
+std::string value_function(std::string_view name, const expr::Expr& e);
+// Views of all that a score reads: what its derivatives read is among it.
+std::string views_text(const expr::Expr& score, const expr::Bindings& bindings);
+// A struct of derivatives with these members, a kernel parameter, and what it includes.
+std::string struct_text(std::string_view name, std::string_view body);
+
 // How a buffer is read: an element for each score, one that many scores share, ranges.
 struct Readers {
   bool element = false, shared = false, range = false;

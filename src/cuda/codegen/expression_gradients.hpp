@@ -37,36 +37,4 @@ std::string print_slope(const expr::Expr& score, expr::TanhSlope form,
 ExpressionPack slope_pack(const expr::Expr& score);  // the bytes of that struct
 std::size_t slope_bytes(const expr::Expr& score);    // how many those are
 
-// The text of
-//
-//   struct alignas(8) BufferGradients {
-//     // Places where the score reads a buffer that has a gradient; 1 where there are none.
-//     static constexpr int kLoads;
-//     // Adds dT times the derivative of T with respect to the element that is read, to its sum.
-//     // dot, ..., seqlen_k: as of Slope::slope.
-//     void add(PendingSum (&sums)[kLoads], float d_t, float dot, ...) const;
-//     // What is still pending.
-//     void flush(PendingSum (&sums)[kLoads]) const;
-//   };
-//
-// (src/cuda/device/expr/buffer_gradient.cuh) for the gradients of buffers `names`.
-std::string print_buffer_gradients(const expr::Expr& score, const std::vector<std::string>& names,
-                                   expr::TanhSlope form, const expr::Bindings& bindings = {});
-// The bytes of that struct. As ExpressionPack, and with sums: of each name, in their order.
-class BufferGradientsPack {
- public:
-  BufferGradientsPack(const expr::Expr& score, const std::vector<std::string>& names);
-  std::size_t size() const noexcept;
-  void pack(std::span<double* const> sums, const expr::Bindings& bindings, std::byte* to) const;
-
- private:
-  struct Place {  // where the score reads a buffer that has a gradient
-    std::size_t name;
-    std::shared_ptr<const expr::Buffer> buffer;
-  };
-  ExpressionPack views_;
-  std::vector<Place> places_;
-};
-std::size_t buffer_gradients_bytes(const expr::Expr& score, const std::vector<std::string>& names);
-
 }  // namespace attn::cuda

@@ -143,9 +143,12 @@ struct BackwardParams : ProblemParams {
   int counter;  // as ForwardParams::counter
 };
 
-// The gradient of a buffer that the score reads: its sums become float32, in the strides asked for.
+// The gradient of a buffer that the score reads, as float32 in the strides asked for: its sums, or
+// the sum of its splits; 0 where there are neither.
 struct BufferGradientParams {
-  const double* sums;  // row-major
+  const double* sums;     // row-major, or null
+  const float* elements;  // [splits][size]
+  int splits;
   float* to;
   long long size;  // elements
   long long shape[4], strides[4];

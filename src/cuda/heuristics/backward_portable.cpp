@@ -9,7 +9,7 @@ namespace {
 
 using device::Gradient;
 
-struct Sm80DeterministicShape {
+struct Sm80Shape {
   int head_dim;                  // up to this, of the larger of Q K's and V's
   int block_m, block_n, stages;  // 16 rows a warp
   int spill_bytes;               // accepted, at most, under any of tests/cuda/kernels_backward.txt
@@ -20,12 +20,20 @@ struct Sm80DeterministicShape {
 // of S and dP as block_n. Shared memory is at most 99 KB, what the smallest of these GPUs gives to
 // a block.
 constexpr std::array kSm80DeterministicShapes{
-    Sm80DeterministicShape{64, 128, 64, 2, 12,
-                           "16 rows a warp; 64 KB, two blocks of columns in flight"},
-    Sm80DeterministicShape{128, 128, 32, 2, 88,
-                           "16 rows a warp: dK and dV take 128 registers, so 32 columns; 96 KB"},
-    Sm80DeterministicShape{256, 64, 32, 1, 8,
-                           "16 rows a warp: one gradient takes 128 registers; 96 KB"},
+    Sm80Shape{64, 128, 64, 2, 12, "16 rows a warp; 64 KB, two blocks of columns in flight"},
+    Sm80Shape{128, 128, 32, 2, 88,
+              "16 rows a warp: dK and dV take 128 registers, so 32 columns; 96 KB"},
+    Sm80Shape{256, 64, 32, 1, 8, "16 rows a warp: one gradient takes 128 registers; 96 KB"},
+};
+
+// A thread holds block_n / 2 numbers of S, of dP and of each gradient of elements; Q, dO, K and V
+// of a tile come together.
+constexpr std::array kSm80BuffersShapes{
+    Sm80Shape{64, 128, 64, 2, 0, "16 rows a warp; 96 KB, two tiles in flight"},
+    Sm80Shape{128, 64, 64, 1, 0,
+              "16 rows a warp; 64 KB, so that blocks of threads share a "
+              "multiprocessor and load beside each other's products"},
+    Sm80Shape{256, 64, 32, 1, 0, "16 rows a warp; 96 KB"},
 };
 constexpr int kMostOfBoth = 256;  // head_dim + head_dim_v: 128 registers
 
@@ -54,9 +62,10 @@ void set_simt_shape(BackwardConfig& config) {
 void set_backward_shape(BackwardConfig& config) {
   if (is_scalar(config.kernel)) return set_simt_shape(config);
   const int widest = std::max(config.head_dim, config.head_dim_v);
-  const auto* shape = std::ranges::find_if(
-      kSm80DeterministicShapes,
-      [&](const Sm80DeterministicShape& row) { return widest <= row.head_dim; });
+  const auto& shapes =
+      config.kernel == BackwardKernel::sm80_buffers ? kSm80BuffersShapes : kSm80DeterministicShapes;
+  const auto* shape =
+      std::ranges::find_if(shapes, [&](const Sm80Shape& row) { return widest <= row.head_dim; });
   config.block_m = shape->block_m;
   config.block_n = shape->block_n;
   config.warps = shape->block_m / 16;
@@ -74,8 +83,11 @@ std::int64_t backward_portable_shared_bytes(const BackwardConfig& c) noexcept {
     const std::int64_t rows = c.block_m + kSimtPad, slots = c.block_n + kSimtPad;
     return 4 * (kSimtPiece * rows + kSimtPiece * slots + c.block_n * rows);
   }
-  // BackwardSm80DeterministicLayout
+  // BackwardSm80DeterministicLayout, BackwardSm80BuffersLayout
   const std::int64_t row1 = row_bytes(c.head_dim), row2 = row_bytes(c.head_dim_v);
+  if (c.kernel == BackwardKernel::sm80_buffers) {
+    return std::int64_t{c.stages} * (c.block_m + c.block_n) * (row1 + row2);
+  }
   const std::int64_t rows = c.block_m * (row1 + (c.gradient == Gradient::dv ? 0 : row2));
   return rows + std::int64_t{c.stages} * c.block_n * (row1 + row2);
 }

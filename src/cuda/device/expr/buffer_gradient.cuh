@@ -1,4 +1,6 @@
-// Sums of the gradients of buffers that a score reads, in memory, in float64.
+// Gradients of the buffers that a score reads. An element that one query and one key read is stored
+// by the thread that has them, so its sum has a fixed order (ElementGradient). All others are added
+// to in memory, in float64.
 //
 // The order of additions from different threads varies between runs, so equal inputs give sums that
 // differ in the last bits of float64; rounded to float32 they are equal but for rare cases.
@@ -19,6 +21,24 @@ __device__ __forceinline__ void flush_to(PendingSum& pending, const GradientSums
   pending = {};
 }
 
+// The same for a warp that is together: one addition where all lanes have the same element.
+__device__ __forceinline__ void flush_warp_to(PendingSum& pending, const GradientSums& g) {
+  const long long first = __shfl_sync(~0u, pending.element, 0);
+  if (__any_sync(~0u, pending.element != first)) return flush_to(pending, g);
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    pending.sum += __shfl_xor_sync(~0u, pending.sum, lanes);
+  }
+  if (threadIdx.x % 32 != 0) pending.element = -1;
+  flush_to(pending, g);
+}
+
+// index[d] within the dimension d, of which a size of 1 takes any; -1: outside.
+__device__ __forceinline__ long long index_within(long long size, int index) {
+  if (size == 1) return 0;
+  return index >= 0 && index < size ? index : -1;
+}
+
 // Adds x to the element at an index; to none outside the buffer.
 template <class... Index>
 __device__ __forceinline__ void add_to(PendingSum& pending, const GradientSums& g, float x,
@@ -29,9 +49,9 @@ __device__ __forceinline__ void add_to(PendingSum& pending, const GradientSums& 
   bool inside = true;
 #pragma unroll
   for (int d = 0; d < kRank; ++d) {
-    const long long size = g.sizes[d], i = size == 1 ? 0 : indices[d];
-    inside = inside & (i >= 0) & (i < size);
-    element = element * size + i;
+    const long long i = index_within(g.sizes[d], indices[d]);
+    inside = inside & (i >= 0);
+    element = element * g.sizes[d] + i;
   }
   if (!inside) return;
   if (element != pending.element) {
@@ -39,6 +59,23 @@ __device__ __forceinline__ void add_to(PendingSum& pending, const GradientSums& 
     pending.element = element;
   }
   pending.sum += x;
+}
+
+// Stores x as the element at an index; as none outside the buffer.
+template <class... Index>
+__device__ __forceinline__ void store_element(const ElementGradient& g, int split, float x,
+                                              Index... index) {
+  constexpr int kRank = sizeof...(Index);
+  const int indices[kRank] = {index...};
+  long long at = split * g.split_stride;
+  bool inside = true;
+#pragma unroll
+  for (int d = 0; d < kRank; ++d) {
+    const long long i = index_within(g.sizes[d], indices[d]);
+    inside = inside & (i >= 0);
+    at += i * g.strides[d];
+  }
+  if (inside) g.to[at] = x;
 }
 
 }  // namespace attn::device

@@ -1,4 +1,4 @@
-// Sums of the gradients of buffers, before and after: one thread an element.
+// Gradients of buffers, before and after what is summed in memory: one thread an element.
 //
 // Grid: as many blocks of 256 threads as there are elements.
 #pragma once
@@ -26,7 +26,9 @@ __device__ __forceinline__ void store_buffer_gradient(const BufferGradientParams
     at += rest % p.shape[d] * p.strides[d];
     rest /= p.shape[d];
   }
-  p.to[at] = static_cast<float>(p.sums[element]);
+  double sum = p.sums != nullptr ? p.sums[element] : 0;
+  for (int split = 0; split < p.splits; ++split) sum += p.elements[split * p.size + element];
+  p.to[at] = static_cast<float>(sum);
 }
 
 }  // namespace attn::device

@@ -10,7 +10,7 @@
 //   dK_j = scale sum_i dS_ij q_i
 // A tile has kBlockM rows of the gradient: keys for dK and dV, queries for dQ. What they meet, the
 // columns, comes in blocks of 64: of dK and dV the queries of every head of the group. Gradients of
-// buffers have tiles of queries too, and are summed in memory (expr/buffer_gradient.cuh).
+// buffers have tiles of queries too (schedule/buffer_tiles.cuh, expr/buffer_gradient.cuh).
 //
 // 128 threads are 8 groups of 16. A group has kBlockM / 8 rows; a thread of it has 4 of the 64
 // columns of S and 4 of each 64 columns of the gradient. Operands pass through shared memory, 64 of
@@ -24,15 +24,16 @@
 //   kBlockN                64
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState
 //   kScoreHides            a score may be -inf
-// Slope, BufferGradients: src/cuda/codegen/expression_gradients.hpp; the latter with
-// Gradient::buffers. Grid: a block of 128 threads for each tile, batch entry and head (of Q for dQ,
-// else of K), with BackwardSimtLayout<C>::kBytes of dynamic shared memory.
+// Slope, BufferGradients: src/cuda/codegen/expression_gradients.hpp, buffer_gradients.hpp; the
+// latter with Gradient::buffers. Grid: a block of 128 threads for each tile, batch entry and head
+// (of Q for dQ, else of K), with BackwardSimtLayout<C>::kBytes of dynamic shared memory.
 #pragma once
 
 #include "expr/buffer_gradient.cuh"
 #include "params.cuh"
 #include "ptx/math.cuh"
 #include "schedule/block_list.cuh"
+#include "schedule/buffer_tiles.cuh"
 #include "schedule/gradient_tile.cuh"
 #include "softmax/dropout.cuh"
 #include "tile/scalar.cuh"
@@ -74,7 +75,11 @@ struct BackwardSimt {
     float gradient[kPieces > 0 ? kPieces : 1][kRows][4];
     float s[kRows][4], dp[kRows][4];
     unsigned kept;  // by dropout: bit 4 r + i of s[r][i]
+  };
+  // Of the gradients of buffers, what is not in memory yet.
+  struct BufferSums {
     PendingSum pending[Derivatives::kLoads];
+    float elements[kRows][4][Derivatives::kElementsOr1] = {};
   };
 
   const BackwardParams& p;
@@ -106,7 +111,7 @@ struct BackwardSimt {
 #pragma unroll(kPieces > 4 ? 1 : 2)  // registers
     for (int slot = static_cast<int>(threadIdx.x / 16); slot < kSlots; slot += kThreads / 16) {
       const int index = index_of(slot);
-      const bool exists = index < rows.count;
+      const bool exists = static_cast<unsigned>(index) < static_cast<unsigned>(rows.count);
       const auto* from =
           element<Element>(rows.data, rows.start + (exists ? index : 0) * rows.stride);
 #pragma unroll
@@ -236,7 +241,10 @@ struct BackwardSimt {
   }
 
   // S <- weights; 0 where a query does not see a key. Whether some weight is 0, with kScoreHides.
-  __device__ __forceinline__ bool weigh(Thread& t, int block, int head_q, bool mixed) const {
+  // take(weight, S, r, i, query, key) is called with each.
+  template <class Take>
+  __device__ __forceinline__ bool weigh(Thread& t, int block, int head_q, bool mixed,
+                                        Take take) const {
     bool any_zero = false;
     if constexpr (C::kDropout) draw(t, block, head_q);
     const RowTerms* terms = tile.terms(p, head_q);
@@ -247,7 +255,9 @@ struct BackwardSimt {
       for (int i = 0; i < 4; ++i) {
         const int column = block * kColumns + column_of(4 * member() + i);
         const int query = kOfKeys ? column : row, key = kOfKeys ? row : column;
-        bool visible = query < tile.sequence.length_q && key < tile.sequence.length_k;
+        bool visible =
+            static_cast<unsigned>(query) < static_cast<unsigned>(tile.sequence.length_q) &&
+            key < tile.sequence.length_k;
         if constexpr (Expressions::kHasMask) {
           if (mixed && visible) {
             visible = e.mask(query, key, tile.sequence.batch, head_q, tile.sequence.length_q,
@@ -259,12 +269,7 @@ struct BackwardSimt {
         const float dot = t.s[r][i];
         t.s[r][i] = visible ? weight(dot, t.dp[r][i], z, terms[query], query, key, head_q) : 0;
         if constexpr (C::kScoreHides) any_zero = any_zero | (t.s[r][i] == 0);
-        if constexpr (kBuffers) {
-          if (t.s[r][i] != 0) {
-            derivatives.add(t.pending, t.s[r][i], dot * p.scale, query, key, tile.sequence.batch,
-                            head_q, tile.sequence.length_q, tile.sequence.length_k);
-          }
-        }
+        take(t.s[r][i], dot * p.scale, r, i, query, key);
       }
     }
     return any_zero;
@@ -310,22 +315,29 @@ struct BackwardSimt {
 
   // ---- the tile
 
+  // S of a block of keys and what it is weighed by, of the queries of one head.
+  __device__ __forceinline__ void multiply_block(Thread& t, int block, int head_q) const {
+    const TensorRows q = tile.of_queries(p.q, p.q_strides, head_q);
+    const TensorRows d_o = tile.of_queries(p.d_o, p.d_o_strides, head_q);
+    const TensorRows k = tile.of_keys(p.k, p.k_strides, tile.head_k(p));
+    const TensorRows v = tile.of_keys(p.v, p.v_strides, tile.head_k(p));
+    multiply_rows<C::kHeadDim>(t.s, kOfKeys ? k : q, kOfKeys ? q : k, block);
+    if constexpr (C::kGradient != Gradient::dv) {
+      multiply_rows<C::kHeadDimV>(t.dp, kOfKeys ? v : d_o, kOfKeys ? d_o : v, block);
+    }
+  }
   // What the queries of one head add to the tile.
   __device__ __forceinline__ void add_head(Thread& t, int head_q) const {
     const TensorRows q = tile.of_queries(p.q, p.q_strides, head_q);
     const TensorRows d_o = tile.of_queries(p.d_o, p.d_o_strides, head_q);
     const TensorRows k = tile.of_keys(p.k, p.k_strides, tile.head_k(p));
-    const TensorRows v = tile.of_keys(p.v, p.v_strides, tile.head_k(p));
     const auto coverage_of = [&](int block) { return tile.coverage(e, block, head_q); };
 #pragma unroll 1
     for (BlockList list(coverage_of, tile.blocks()); list.more(); list.advance()) {
       const int block = list.block();
-      multiply_rows<C::kHeadDim>(t.s, kOfKeys ? k : q, kOfKeys ? q : k, block);
-      if constexpr (C::kGradient != Gradient::dv) {
-        multiply_rows<C::kHeadDimV>(t.dp, kOfKeys ? v : d_o, kOfKeys ? d_o : v, block);
-      }
-      const bool zero = weigh(t, block, head_q, list.mixed());
-      if constexpr (kBuffers) continue;
+      multiply_block(t, block, head_q);
+      const bool zero =
+          weigh(t, block, head_q, list.mixed(), [](float, float, int, int, int, int) {});
       bool careful = list.mixed();
       if constexpr (C::kScoreHides) careful = careful || __syncthreads_or(zero) != 0;
       add(t,
@@ -381,11 +393,39 @@ struct BackwardSimt {
     clear(t);
 #pragma unroll 1
     for (int i = 0; i < tile.heads(p); ++i) add_head(t, tile.head_q(p) + i);
-    if constexpr (kBuffers) {
-      derivatives.flush(t.pending);
-    } else {
-      store(t);
+    store(t);
+  }
+
+  // f(r, i, query, key) for each element of a block that the thread has.
+  template <class F>
+  __device__ __forceinline__ void for_each_element(int block, F f) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        f(r, i, tile.first + row_of(group() * kRows + r),
+          block * kColumns + column_of(4 * member() + i));
+      }
     }
+  }
+  // What the tile and a block of keys add to the gradients of buffers.
+  __device__ __forceinline__ void add_to_buffers(Thread& t, BufferSums& sums, int block,
+                                                 bool mixed) const {
+    const Sequence& q = tile.sequence;
+    multiply_block(t, block, tile.head);
+    weigh(t, block, tile.head, mixed, [&](float d_t, float s, int r, int i, int query, int key) {
+      if (d_t == 0) return;
+      derivatives.add(sums.pending, sums.elements[r][i], d_t, s, query, key, q.batch, tile.head,
+                      q.length_q, q.length_k);
+    });
+  }
+  __device__ __forceinline__ void store_elements(const BufferSums& sums, int block,
+                                                 int split) const {
+    const Sequence& q = tile.sequence;
+    for_each_element(block, [&](int r, int i, int query, int key) {
+      derivatives.store(sums.elements[r][i], split, query, key, q.batch, tile.head, q.length_q,
+                        q.length_k);
+    });
   }
 };
 
@@ -394,12 +434,42 @@ __device__ __forceinline__ float* shared_memory() {
   return shared_floats;
 }
 
+template <class C, class Expressions, class BufferGradients>
+__device__ __forceinline__ void backward_simt_buffers(const BackwardParams& p, const Expressions& e,
+                                                      const BufferGradients& gradients) {
+  using Kernel = BackwardSimt<C, Expressions, BufferGradients>;
+  using Tiles = BufferTiles<C, BufferGradients>;
+  const auto tiles = Tiles::at(p, gradients.splits, static_cast<int>(blockIdx.x));
+  const auto coverage_of = [&](int i) { return tiles.coverage(e, i); };
+  BlockList list(coverage_of, tiles.count);
+  if (!list.more()) return;
+  typename Kernel::Thread t;
+  typename Kernel::BufferSums sums;
+#pragma unroll 1
+  for (; list.more(); list.advance()) {
+    const int i = list.block();
+    Kernel{p, e, gradients, tiles.tile(i), shared_memory()}.add_to_buffers(
+        t, sums, tiles.key_block(i), list.mixed());
+    // The next tile may be of other elements: a warp adds them as one.
+    if constexpr (Tiles::kOwn) gradients.flush(sums.pending);
+  }
+  gradients.flush(sums.pending);
+  if constexpr (Tiles::kOwn) {
+    Kernel{p, e, gradients, tiles.tile(0), shared_memory()}.store_elements(sums, tiles.block,
+                                                                           tiles.split);
+  }
+}
+
 template <class C, class Expressions, class Derivatives>
 __device__ __forceinline__ void backward_simt(const BackwardParams& p, const Expressions& e,
                                               const Derivatives& derivatives) {
-  const auto tile = GradientTile<C>::at(p, static_cast<int>(blockIdx.x));
-  if (tile.first >= tile.rows_present()) return;
-  BackwardSimt<C, Expressions, Derivatives>{p, e, derivatives, tile, shared_memory()}.run();
+  if constexpr (C::kGradient == Gradient::buffers) {
+    backward_simt_buffers<C>(p, e, derivatives);
+  } else {
+    const auto tile = GradientTile<C>::at(p, static_cast<int>(blockIdx.x));
+    if (tile.first >= tile.rows_present()) return;
+    BackwardSimt<C, Expressions, Derivatives>{p, e, derivatives, tile, shared_memory()}.run();
+  }
 }
 
 }  // namespace attn::device

@@ -44,7 +44,8 @@ struct BackwardWeights {
                                         int key, bool mixed, bool kept) const {
     bool visible = true;
     if (mixed) {
-      visible = query < sequence.length_q && key < sequence.length_k;
+      visible = static_cast<unsigned>(query) < static_cast<unsigned>(sequence.length_q) &&
+                key < sequence.length_k;
       if constexpr (Expressions::kHasMask) {
         visible = visible &&
                   e.mask(query, key, sequence.batch, head_q, sequence.length_q, sequence.length_k);

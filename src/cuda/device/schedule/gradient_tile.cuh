@@ -27,7 +27,7 @@ struct GradientTile {
 
   Sequence sequence;
   int head;   // of K where rows are keys, else of Q
-  int first;  // row of the tile
+  int first;  // row of the tile; with Gradient::buffers it may be below 0
 
   // Of numbers up to 2^31 - 1.
   static __device__ __forceinline__ int divide_up(int a, int b) {
@@ -86,7 +86,8 @@ struct GradientTile {
   __device__ __forceinline__ Coverage coverage(const Expressions& e, int block, int of_head) const {
     const int row_end = first + C::kBlockM - 1;
     const int column = block * C::kBlockN, column_end = column + C::kBlockN - 1;
-    const int query = kOfKeys ? column : first, query_end = kOfKeys ? column_end : row_end;
+    const int query_begin = kOfKeys ? column : first, query_end = kOfKeys ? column_end : row_end;
+    const int query = C::kGradient == Gradient::buffers ? max(query_begin, 0) : query_begin;
     const int key = kOfKeys ? first : column, key_end = kOfKeys ? row_end : column_end;
     const int query_last = min(query_end, sequence.length_q - 1);
     const int key_last = min(key_end, sequence.length_k - 1);
@@ -96,7 +97,7 @@ struct GradientTile {
       c = e.classify(query, query_last, key, key_last, sequence.batch, of_head, of_head,
                      sequence.length_q, sequence.length_k);
     }
-    const bool inside = query_last == query_end && key_last == key_end;
+    const bool inside = query == query_begin && query_last == query_end && key_last == key_end;
     return c == Coverage::full && !inside ? Coverage::mixed : c;
   }
 };

@@ -1,0 +1,218 @@
+#include "cuda/backward/buffers.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <memory_resource>
+
+#include "attn/error.hpp"
+#include "core/expr/build.hpp"
+#include "core/tensor/size.hpp"
+#include "core/validate/validate.hpp"
+
+namespace attn::cuda {
+namespace {
+
+using device::Gradient;
+
+bool takes_tensor_cores(const Problem& p, const BackwardTensors& tensors) {
+  constexpr std::int64_t kMostColumns = 256;
+  const auto fits = [](std::int64_t d) { return d % 8 == 0 && d <= kMostColumns; };
+  return (p.dtype == DType::bf16 || p.dtype == DType::f16) && tensors.aligned && fits(p.head_dim) &&
+         fits(p.head_dim_v);
+}
+
+bool may_have_gradient(const expr::Buffer& buffer) {
+  return is_floating(buffer.tensor().dtype) && !expr::is_scalar(buffer);
+}
+
+// Calls f(buffer) for those of the score that may have a gradient; allocates nothing.
+template <class F>
+void for_each_buffer(const Problem& p, F f) {
+  if (p.score.empty()) return;
+  core::CallMemory memory;
+  std::pmr::vector<const expr::Buffer*> buffers(&memory.resource());
+  expr::collect_buffers(p.score, buffers);
+  for (const expr::Buffer* buffer : buffers) {
+    if (may_have_gradient(*buffer)) f(*buffer);
+  }
+}
+
+// In float64, so that 8 bytes are the unit of all.
+core::Size doubles_of_splits(core::Size size, int splits) {
+  return core::divide_up(size * splits, sizeof(double) / sizeof(float));
+}
+
+// Of any call: tensors may be aligned or not.
+std::vector<BackwardConfig> all_configs(const Problem& p, const std::vector<std::string>& names) {
+  return {buffers_config(p, {}, names), buffers_config(p, {.aligned = false}, names)};
+}
+
+LaunchConfig element_launch(std::int64_t count) {
+  constexpr unsigned kThreads = 256;  // kBackwardBuffersThreads
+  LaunchConfig launch;
+  launch.grid[0] = core::divide_up(count, kThreads).value();
+  launch.block = kThreads;
+  return launch;
+}
+
+}  // namespace
+
+std::vector<std::string> gradient_names(const Problem& p) {
+  std::vector<std::string> names;
+  for_each_buffer(p, [&](const expr::Buffer& buffer) { names.push_back(buffer.name()); });
+  return names;
+}
+
+BackwardConfig buffers_config(const Problem& p, const BackwardTensors& tensors,
+                              const std::vector<std::string>& names) {
+  BackwardConfig config = backward_config(
+      takes_tensor_cores(p, tensors) ? BackwardKernel::sm80_buffers : BackwardKernel::simt, p,
+      tensors, Gradient::buffers);
+  const OwnElements own = own_elements(p.score);
+  config.own_elements = std::ranges::any_of(names, [&](const auto& name) { return own.has(name); });
+  config.reads_batch = own.reads_batch;
+  config.reads_head = own.reads_head;
+  config.by_position = own.by_position;
+  return config;
+}
+
+core::Size buffer_sums_bytes(const Problem& p) {
+  const std::vector<std::string> names = gradient_names(p);
+  if (names.empty()) return 0;
+  const OwnElements own = own_elements(p.score);
+  core::Size most = 0;
+  for (const BackwardConfig& config : all_configs(p, names)) {
+    const int splits = num_splits(p, config);
+    core::Size doubles = 0;
+    for_each_buffer(p, [&](const expr::Buffer& buffer) {
+      const core::Size size = buffer.tensor().size();
+      if (!own.has(buffer.name())) {
+        doubles = doubles + size;
+      } else if (splits > 1) {
+        doubles = doubles + doubles_of_splits(size, splits);
+      }
+    });
+    most = std::max(most, doubles * sizeof(double));
+  }
+  return most;
+}
+
+core::Size buffer_blocks(const Problem& p) {
+  const std::vector<std::string> names = gradient_names(p);
+  if (names.empty()) return 0;
+  core::Size most = core::divide_up(buffer_sums_bytes(p), 8 * 256);
+  for_each_buffer(p, [&](const expr::Buffer& buffer) {
+    most = std::max(most, core::divide_up(buffer.tensor().size(), 256));
+  });
+  for (const BackwardConfig& config : all_configs(p, names)) {
+    most = std::max({most, num_tiles(p, config), core::Size(p.batch) * p.heads_q});
+  }
+  return most;
+}
+
+void check_buffer_gradients(const Problem& p, const Gradients& gradients) {
+  if (gradients.buffers.empty()) return;
+  for_each_buffer(p, [&](const expr::Buffer& buffer) {
+    for (const auto& [name, tensor] : gradients.buffers) {
+      if (name != buffer.name() || tensor.size() <= buffer.tensor().size()) continue;
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("the gradient of the buffer '{}' has {} elements, and the buffer is "
+                              "declared with {}, for which the plan has workspace; accepted by "
+                              "backward on the cuda backend are buffers that are declared with "
+                              "their sizes, not 0 (problem {})",
+                              name, tensor.size(), buffer.tensor().size(), to_string(p)));
+    }
+  });
+}
+
+void check_deterministic(const Problem& p, const std::vector<std::string>& names) {
+  const OwnElements own = own_elements(p.score);
+  for (const std::string& name : names) {
+    if (own.has(name)) continue;
+    throw Error(ErrorCode::unsupported,
+                fmt::format("deterministic is true and the gradient of the buffer '{}' is asked "
+                            "for, which the cuda backend sums in no fixed order; accepted there "
+                            "are gradients of buffers whose elements are each of one query and "
+                            "one key, as [heads, query, key] of a bias (problem {})",
+                            name, to_string(p)));
+  }
+}
+
+BufferLaunches::BufferLaunches(const Problem& p, const BackwardTensors& tensors,
+                               const std::vector<std::string>& names)
+    : config(buffers_config(p, tensors, names)),
+      derivatives(p.score, names),
+      splits(num_splits(p, config)) {
+  const OwnElements owning = own_elements(p.score);
+  for (const std::string& name : names) own.push_back(owning.has(name));
+  add_launch.grid[0] = num_tiles(p, config).value();
+  add_launch.block = static_cast<unsigned>(config.threads());
+  add_launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
+}
+
+void BufferLaunches::launch(device::BackwardParams& parameters, std::byte* expressions,
+                            std::byte* sums, const Inputs& inputs, const Gradients& gradients,
+                            const Context& context) const {
+  auto* const first = reinterpret_cast<double*>(sums);
+  double* next = first;
+  core::CallMemory memory;
+  std::pmr::vector<BufferTarget> targets(&memory.resource());
+  std::pmr::vector<device::BufferGradientParams> stores(&memory.resource());
+  for (std::size_t i = 0; i < gradients.buffers.size(); ++i) {
+    const Tensor& to = gradients.buffers[i].second;
+    BufferTarget target;
+    device::BufferGradientParams stored{};
+    stored.to = static_cast<float*>(to.data);
+    stored.size = to.size();
+    std::ranges::fill(stored.shape, 1);
+    // Row-major with the last dimension last of four.
+    long long size = 1;
+    for (std::int32_t d = to.rank - 1; d >= 0; --d) {
+      const auto at = static_cast<std::size_t>(d);
+      stored.shape[4 - to.rank + d] = to.shape[at];
+      stored.strides[4 - to.rank + d] = to.strides[at];
+      target.strides[at] = splits > 1 ? size : to.strides[at];
+      size *= to.shape[at];
+    }
+    if (!own[i]) {
+      stored.sums = target.sums = next;
+      next += size;
+    } else if (splits > 1) {
+      stored.elements = target.elements = reinterpret_cast<float*>(next);
+      stored.splits = splits;
+      target.split_stride = size;
+      next += doubles_of_splits(size, splits).value();
+    } else {
+      target.elements = stored.to;
+    }
+    targets.push_back(target);
+    stores.push_back(stored);
+  }
+  const auto store_where = [&](auto is) {
+    for (device::BufferGradientParams& stored : stores) {
+      std::array<void*, 1> argument{&stored};
+      if (is(stored) && stored.size > 0) {
+        store->launch(element_launch(stored.size), context.stream, argument.data());
+      }
+    }
+  };
+  const auto is_summed = [](const device::BufferGradientParams& stored) {
+    return stored.sums != nullptr || stored.splits > 0;
+  };
+  // What no tile reaches is 0.
+  if (long long count = next - first; count > 0) {
+    double* from = first;
+    std::array<void*, 2> cleared{&from, &count};
+    clear->launch(element_launch(count), context.stream, cleared.data());
+  }
+  store_where([&](const auto& stored) { return !is_summed(stored); });
+  std::pmr::vector<std::byte> packed(derivatives.size(), &memory.resource());
+  derivatives.pack(targets, splits, inputs.buffers, packed.data());
+  std::array<void*, 3> arguments{&parameters, expressions, packed.data()};
+  if (add_launch.grid[0] > 0) add->launch(add_launch, context.stream, arguments.data());
+  store_where(is_summed);
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,53 @@
+// The gradients of the buffers that a score reads: their kernel, their sums and their launches.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attn/run.hpp"
+#include "cuda/backward/config.hpp"
+#include "cuda/codegen/buffer_gradients.hpp"
+#include "cuda/jit/kernel.hpp"
+
+namespace attn::cuda {
+
+// Of the gradients of buffers `names`. On tensor cores where backward_sm80_buffers takes the
+// tensors, else in float32.
+BackwardConfig buffers_config(const Problem& problem, const BackwardTensors& tensors,
+                              const std::vector<std::string>& names);
+// The buffers of the score that may have a gradient: those of floats that are no scalars.
+std::vector<std::string> gradient_names(const Problem& problem);
+
+// What any call of the problem may need for sums: 8 bytes for each element that is added to in
+// memory, and 4 for each element and split of the others, where there are splits.
+core::Size buffer_sums_bytes(const Problem& problem);
+// The most blocks of threads of a launch, or of batch entries and heads that one counts.
+core::Size buffer_blocks(const Problem& problem);
+
+// Throws Error(unsupported) where the gradient of a buffer is larger than the buffer's declaration,
+// which the workspace of a plan has room for.
+void check_buffer_gradients(const Problem& problem, const Gradients& gradients);
+// Throws Error(unsupported) for one that has no fixed order of sums.
+void check_deterministic(const Problem& problem, const std::vector<std::string>& names);
+
+// The launches of a call; made once for calls of one kind.
+struct BufferLaunches {
+  BufferLaunches(const Problem& problem, const BackwardTensors& tensors,
+                 const std::vector<std::string>& names);
+
+  // sums: where buffer_sums_bytes are free.
+  void launch(device::BackwardParams& parameters, std::byte* expressions, std::byte* sums,
+              const Inputs& inputs, const Gradients& gradients, const Context& context) const;
+
+  BackwardConfig config;
+  std::shared_ptr<const Kernel> clear{}, store{}, add{};
+  LaunchConfig add_launch{};
+  BufferGradientsPack derivatives;
+  std::vector<bool> own;  // whether a buffer is of OwnElements
+  int splits;
+};
+
+}  // namespace attn::cuda
