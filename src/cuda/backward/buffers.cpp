@@ -146,7 +146,10 @@ BufferLaunches::BufferLaunches(const Problem& p, const BackwardTensors& tensors,
       derivatives(p.score, names),
       splits(num_splits(p, config)) {
   const OwnElements owning = own_elements(p.score);
-  for (const std::string& name : names) own.push_back(owning.has(name));
+  for (const std::string& name : names) {
+    own.push_back(owning.has(name));
+    covered.push_back(own.back() && covers_elements(p, name));
+  }
   add_launch.grid[0] = num_tiles(p, config).value();
   add_launch.block = static_cast<unsigned>(config.threads());
   add_launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
@@ -190,29 +193,31 @@ void BufferLaunches::launch(device::BackwardParams& parameters, std::byte* expre
     targets.push_back(target);
     stores.push_back(stored);
   }
-  const auto store_where = [&](auto is) {
-    for (device::BufferGradientParams& stored : stores) {
-      std::array<void*, 1> argument{&stored};
-      if (is(stored) && stored.size > 0) {
-        store->launch(element_launch(stored.size), context.stream, argument.data());
-      }
-    }
+  const auto store_all = [&](device::BufferGradientParams& stored) {
+    std::array<void*, 1> argument{&stored};
+    if (stored.size == 0) return;
+    store->launch(element_launch(stored.size), context.stream, argument.data());
   };
   const auto is_summed = [](const device::BufferGradientParams& stored) {
     return stored.sums != nullptr || stored.splits > 0;
   };
   // What no tile reaches is 0.
-  if (long long count = next - first; count > 0) {
+  const bool all_covered = std::ranges::find(covered, false) == covered.end();
+  if (long long count = next - first; count > 0 && !all_covered) {
     double* from = first;
     std::array<void*, 2> cleared{&from, &count};
     clear->launch(element_launch(count), context.stream, cleared.data());
   }
-  store_where([&](const auto& stored) { return !is_summed(stored); });
+  for (std::size_t i = 0; i < stores.size(); ++i) {
+    if (!covered[i] && !is_summed(stores[i])) store_all(stores[i]);
+  }
   std::pmr::vector<std::byte> packed(derivatives.size(), &memory.resource());
   derivatives.pack(targets, splits, inputs.buffers, packed.data());
   std::array<void*, 3> arguments{&parameters, expressions, packed.data()};
   if (add_launch.grid[0] > 0) add->launch(add_launch, context.stream, arguments.data());
-  store_where(is_summed);
+  for (device::BufferGradientParams& stored : stores) {
+    if (is_summed(stored)) store_all(stored);
+  }
 }
 
 }  // namespace attn::cuda

@@ -46,7 +46,7 @@ struct BufferLaunches {
   std::shared_ptr<const Kernel> clear{}, store{}, add{};
   LaunchConfig add_launch{};
   BufferGradientsPack derivatives;
-  std::vector<bool> own;  // whether a buffer is of OwnElements
+  std::vector<bool> own, covered;  // whether a buffer is of OwnElements, and written as a whole
   int splits;
 };
 

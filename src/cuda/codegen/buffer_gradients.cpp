@@ -105,6 +105,24 @@ OwnElements own_elements(const Expr& score) {
   return own;
 }
 
+bool covers_elements(const Problem& p, std::string_view name) {
+  const auto loads = expr::load_derivatives(p.score, name);
+  const Expr& load = loads.front().load;
+  const Tensor& tensor = load.node().buffer->tensor();
+  const auto extent = [&](const Expr& index) -> std::int64_t {
+    if (expr::is_position(index)) return p.seqlen_k;
+    const Op op = index.node().op;
+    return op == Op::batch   ? p.batch
+           : op == Op::head  ? p.heads_q
+           : op == Op::query ? p.seqlen_q
+                             : p.seqlen_k;
+  };
+  for (std::size_t d = 0; d < load.node().args.size(); ++d) {
+    if (tensor.shape[d] != 1 && tensor.shape[d] > extent(load.node().args[d])) return false;
+  }
+  return true;
+}
+
 std::string print_buffer_gradients(const Expr& score, const std::vector<std::string>& names,
                                    const expr::Bindings& bindings) {
   const std::vector<Load> loads = loads_of(score, names);

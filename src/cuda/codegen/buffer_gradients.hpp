@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attn/expr.hpp"
+#include "attn/problem.hpp"
 #include "core/expr/build.hpp"
 #include "cuda/codegen/expression_pack.hpp"
 
@@ -29,6 +30,9 @@ struct OwnElements {
 };
 // Depends on the score and the declared sizes of its buffers, of which those of 1 take any index.
 OwnElements own_elements(const expr::Expr& score);
+// Whether each element of such a buffer is of a query and a key of the problem, so that the kernel
+// writes all of them; false where the buffer is larger.
+bool covers_elements(const Problem& problem, std::string_view name);
 
 // The text of
 //

@@ -30,10 +30,11 @@ constexpr std::array kSm80DeterministicShapes{
 // of a tile come together.
 constexpr std::array kSm80BuffersShapes{
     Sm80Shape{64, 128, 64, 2, 0, "16 rows a warp; 96 KB, two tiles in flight"},
-    Sm80Shape{128, 64, 64, 1, 0,
-              "16 rows a warp; 64 KB, so that blocks of threads share a "
-              "multiprocessor and load beside each other's products"},
-    Sm80Shape{256, 64, 32, 1, 0, "16 rows a warp; 96 KB"},
+    Sm80Shape{
+        128, 64, 64, 1, 56,
+        "16 rows a warp; 64 KB, so that two blocks of threads share a multiprocessor and load "
+        "beside each other's products; three would spill 400 bytes"},
+    Sm80Shape{256, 64, 32, 1, 0, "as 128 with half of the keys; 96 KB"},
 };
 constexpr int kMostOfBoth = 256;  // head_dim + head_dim_v: 128 registers
 

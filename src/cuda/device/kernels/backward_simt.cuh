@@ -442,7 +442,6 @@ __device__ __forceinline__ void backward_simt_buffers(const BackwardParams& p, c
   const auto tiles = Tiles::at(p, gradients.splits, static_cast<int>(blockIdx.x));
   const auto coverage_of = [&](int i) { return tiles.coverage(e, i); };
   BlockList list(coverage_of, tiles.count);
-  if (!list.more()) return;
   typename Kernel::Thread t;
   typename Kernel::BufferSums sums;
 #pragma unroll 1

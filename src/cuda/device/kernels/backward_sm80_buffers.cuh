@@ -130,34 +130,23 @@ struct BackwardSm80Buffers {
     if constexpr (Tiles::kOwn) gradients.flush(t.pending);
   }
 
-  __device__ __forceinline__ void store(Thread& t) const {
-    gradients.flush(t.pending);
-    if constexpr (Tiles::kOwn) {
-      const GradientTile<C> tile = tiles.tile(0);
-      const Sequence& q = tile.sequence;
-      int next = 0;
-      for_each_sum(t.s, [&](float&, int of_two, int column) {
-        gradients.store(t.elements[next++], tiles.split, tile.first + row(of_two),
-                        tiles.block * C::kBlockN + column, q.batch, tile.head, q.length_q,
-                        q.length_k);
-      });
-    }
+  // Elements of the thread, `apart` from one another: 0 where one stands for all.
+  __device__ __forceinline__ void store(const float (*elements)[BufferGradients::kElementsOr1],
+                                        int apart) const {
+    const GradientTile<C> tile = tiles.tile(0);
+    const Sequence& q = tile.sequence;
+    float order[kSums] = {};
+    int next = 0;
+    for_each_sum(order, [&](float&, int of_two, int column) {
+      gradients.store(elements[apart * next++], tiles.split, tile.first + row(of_two),
+                      tiles.block * C::kBlockN + column, q.batch, tile.head, q.length_q,
+                      q.length_k);
+    });
   }
 
-  __device__ __forceinline__ void run() const {
-    const auto coverage_of = [&](int i) { return tiles.coverage(e, i); };
-    BlockList list(coverage_of, tiles.count);
-    if (!list.more()) return;
-    Thread t;
-    t.q = row_operand<Tile1>(shared, first_row());
-    t.d_o = row_operand<Tile2>(shared + Layout::kDoAt, first_row());
-    t.k = column_operand<Tile1>(shared + Layout::kKAt);
-    t.v = column_operand<Tile2>(shared + Layout::kVAt);
-#pragma unroll
-    for (auto& of_element : t.elements) {
-#pragma unroll
-      for (float& x : of_element) x = 0;
-    }
+  // Of a list that is not empty.
+  template <class List>
+  __device__ __forceinline__ void add_tiles(Thread& t, List& list) const {
     load_stage(0, list.block());
     int stage = 0;
     while (true) {
@@ -181,7 +170,29 @@ struct BackwardSm80Buffers {
       if (ends) break;
       stage ^= C::kStages - 1;
     }
-    store(t);
+  }
+
+  __device__ __forceinline__ void run() const {
+    const auto coverage_of = [&](int i) { return tiles.coverage(e, i); };
+    BlockList list(coverage_of, tiles.count);
+    if (!list.more()) {  // elements that nobody sees are 0
+      const float none[1][BufferGradients::kElementsOr1] = {};
+      if constexpr (Tiles::kOwn) store(none, 0);
+      return;
+    }
+    Thread t;
+    t.q = row_operand<Tile1>(shared, first_row());
+    t.d_o = row_operand<Tile2>(shared + Layout::kDoAt, first_row());
+    t.k = column_operand<Tile1>(shared + Layout::kKAt);
+    t.v = column_operand<Tile2>(shared + Layout::kVAt);
+#pragma unroll
+    for (auto& of_element : t.elements) {
+#pragma unroll
+      for (float& x : of_element) x = 0;
+    }
+    add_tiles(t, list);
+    gradients.flush(t.pending);
+    if constexpr (Tiles::kOwn) store(t.elements, 1);
   }
 };
 
