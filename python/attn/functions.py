@@ -223,7 +223,9 @@ def _log2(x: Any) -> Expr:
 
 @_function("sigmoid", "special_expit")
 def _sigmoid(x: Any) -> Expr:
-    return 1 / (1 + call("exp", -to_float(x)))
+    e = to_float(x)
+    decay = call("exp", -abs(e))  # at most 1: exp(-x) is infinite below -88, and inf / inf^2 is NaN
+    return where(e < 0, decay, 1) / (1 + decay)
 
 
 @_function("silu")

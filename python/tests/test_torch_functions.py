@@ -1,0 +1,131 @@
+"""PyTorch's functions in a score: value and derivative against PyTorch's own in double precision.
+
+With one key LSE is the score, so that a call computes a function at as many points as there are
+queries.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+import attn.torch  # noqa: E402
+
+# Scores where exponentials leave the range of float32 too; none lies at a kink.
+POINTS = torch.tensor(
+    [-1e4, -104, -90, -87, -20, -9, -5.5, -3, -1.5, -0.5, -1e-3, 1e-3, 0.7, 1.6, 4, 9, 20, 90, 1e4]
+)
+SCORES = {
+    "erf": torch.erf,
+    "special.erf": torch.special.erf,
+    "erf of a part": lambda s: 3 * torch.erf(s / 7 - 0.25),
+    "gelu": F.gelu,
+    "gelu by tanh": lambda s: F.gelu(s, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
+    "special.expit": torch.special.expit,
+    "logarithm of sigmoid": lambda s: torch.log(torch.sigmoid(s.clamp(-80, 80))),
+    "silu": F.silu,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "exp": lambda s: torch.exp(s.clamp(max=80)),
+    "exp2": lambda s: torch.exp2(s / 200),
+    "log": lambda s: torch.log(abs(s) + 2),
+    "log2": lambda s: torch.log2(s.abs() + 2),
+    "sqrt": lambda s: torch.sqrt(s.abs()),
+    "rsqrt": lambda s: torch.rsqrt(s.abs() + 1),
+    "reciprocal": lambda s: torch.reciprocal(s.abs() + 1),
+    "square": torch.square,
+    "cube": lambda s: s**3,
+    "power of a number": lambda s: 2.5 ** (s / 1000),
+    "square root as a power": lambda s: (s.abs() + 1) ** 0.5,
+    "sign": torch.sign,
+    "clamp": lambda s: s.clamp(-2, 5),
+    "minimum": lambda s: torch.minimum(s, 3 * s),
+    "maximum": lambda s: torch.maximum(s, s * s),
+    "masked_fill": lambda s: s.masked_fill(s < 0, 3.0),
+    "where": lambda s: torch.where(s > 0, s, 2 * s),
+    "isnan": lambda s: torch.where(torch.isnan(s), 0.0, s),
+    "add": lambda s: torch.add(s, s, alpha=2),
+    "sub": lambda s: torch.sub(1, s, alpha=3),
+    "rsub": lambda s: torch.rsub(s, 2),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_value_and_derivative(name):
+    function = SCORES[name]
+    q = POINTS.view(1, -1, 1, 1).requires_grad_()
+    one = torch.ones(1, 1, 1, 1)
+    _, lse = attn.torch.attention(
+        q, one, one, score=lambda s, b, h, i, j: function(s), scale=1.0, return_lse=True
+    )
+    (found,) = torch.autograd.grad(lse.sum(), q)
+    exact = POINTS.double().requires_grad_()
+    want = function(exact)
+    # Of 1 + erf and its like an absolute error of some 2^-24 is left, times the score.
+    torch.testing.assert_close(lse.flatten().double(), want, rtol=1e-6, atol=4e-6)
+    gradient = torch.zeros_like(exact)
+    if want.requires_grad:
+        (gradient,) = torch.autograd.grad(want.sum(), exact)
+    torch.testing.assert_close(found.flatten().double(), gradient, rtol=2e-6, atol=4e-6)
+
+
+INTEGERS = {
+    "//": lambda a, b: a // 3 + a // -3,
+    "%": lambda a, b: a % 3 + (b % -3) * 10,
+    "// of a number": lambda a, b: 100 // (b * b + 1) + 100 % (a * a + 1),
+    "floor": lambda a, b: torch.div(a, b * b + 1, rounding_mode="floor"),
+    "trunc": lambda a, b: torch.div(a, b * b + 1, rounding_mode="trunc"),
+    "trunc of a negative": lambda a, b: torch.div(a, -3, rounding_mode="trunc"),
+    "/": lambda a, b: a / 3 - a / ((b * b + 1) / 2),
+    "shifts": lambda a, b: (a << 2) + (b >> 1) + (1 << (a & 3)),
+    "bits": lambda a, b: (a ^ b) + 100 * (a & b) - (a | 5) + ~b,
+    "signs": lambda a, b: a - (b - 1) - (-a) - -3 + abs(a - b) * -2,
+    "powers": lambda a, b: a**3 - b**2,
+    "minimum": lambda a, b: torch.minimum(a, b) * 3 + torch.maximum(a, 2 * b),
+    "clamp": lambda a, b: a.clamp(-2, 5) - torch.clamp(b, max=3) + b.clamp_min(4),
+    "sign": lambda a, b: torch.sign(a) - 2 * torch.sign(b),
+    "logical": lambda a, b: torch.logical_and(a, b) * 2 + torch.logical_xor(a, b < 3) * 4,
+    "logical_not": lambda a, b: torch.logical_not(a) * 2 + (~(b < 3)) * 4,
+    "booleans": lambda a, b: ((a > 0) < (b > 0)) * 3 + ((a > 0) == (b > 0)) * 5,
+    "bits of booleans": lambda a, b: ((a > 0) & b) + ((a > 0) | b) + ((a > 0) ^ (b > 0)) * 9,
+    "where": lambda a, b: torch.where((a & 1) != 0, a, -b),
+    "masked_fill": lambda a, b: a.masked_fill(b > 0, 9),
+    "types": lambda a, b: a.to(torch.float32) / 3 + a.bool() * 3 + (a > 0).int() - (b > 0).float(),
+    "type_as": lambda a, b: (a > 0).type_as(b) - 2,
+    "like": lambda a, b: torch.full_like(a, 3) * a - torch.ones_like(b) + torch.zeros_like(a),
+    "float functions": lambda a, b: torch.sigmoid(a) + torch.erf(b / 4) + torch.sqrt(a * a),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers(name):
+    function, n = INTEGERS[name], 24
+    zeros = torch.zeros(1, n, 1, 1)
+    i, j = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
+    want = function(i - 7, j - 11).double()
+    for key in range(n):
+        _, lse = attn.torch.attention(
+            zeros, zeros, zeros,
+            mask=lambda b, h, q, k, key=key: k == key,
+            score=lambda s, b, h, q, k: s + function(q - 7, k - 11),
+            return_lse=True,
+        )  # fmt: skip
+        torch.testing.assert_close(lse[0, 0].double(), want[:, key], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["silu", "gelu"])
+def test_compiled(name):
+    q = POINTS.view(1, -1, 1, 1)
+    one = torch.ones(1, 1, 1, 1)
+
+    def function(q):
+        score = lambda s, b, h, i, j: SCORES[name](s)  # noqa: E731
+        return attn.torch.attention(q, one, one, score=score, scale=1.0, return_lse=True)[1]
+
+    made = torch.compile(function, backend="aot_eager", fullgraph=True)
+    assert torch.equal(made(q), function(q))
