@@ -175,7 +175,7 @@ class Expr:
         """Methods of a 0-dimensional tensor: x.tanh(), x.clamp(min=0), x.to(dtype), ..."""
         if name.startswith("__"):  # copy, pickle and NumPy ask for protocols
             raise AttributeError(name)
-        function = FUNCTIONS.get(name)
+        function = METHODS.get(name) or FUNCTIONS.get(name)
         if function is None:
             refuse(f"method {name} has no form as an expression")
         if name in PROPERTIES:
@@ -188,6 +188,8 @@ class Expr:
     ) -> Any:
         name = func.__name__
         function = FUNCTIONS.get(name)
+        if name in METHODS and hasattr(func, "__objclass__"):
+            function = METHODS[name]
         if function is None:
             refuse(f"torch function {name} has no form as an expression")
         return function(*args, **kwargs) if kwargs else function(*args)
@@ -206,8 +208,10 @@ class Expr:
 
 
 # Functions by the names that torch and NumPy give them, filled by attn.functions; those of
-# PROPERTIES are read as attributes.
+# PROPERTIES are read as attributes, and METHODS has those that as a method take their operands in
+# another order.
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
+METHODS: dict[str, Callable[..., Any]] = {}
 PROPERTIES: set[str] = set()
 
 _NONE: dict[int, Any] = {}

@@ -14,6 +14,7 @@ from typing import Any
 from .captured import is_numpy_number
 from .expression import (
     FUNCTIONS,
+    METHODS,
     PROPERTIES,
     Buffer,
     Expr,
@@ -177,6 +178,7 @@ def _clamp_max(x: Any, max: Any) -> Expr:
 
 
 FUNCTIONS["where"] = where
+METHODS["where"] = lambda x, condition, other: where(condition, x, other)
 
 
 @_function("masked_fill")
@@ -261,10 +263,33 @@ def _isnan(x: Any) -> Expr:
 
 # A symbol is a scalar: what changes the shape of a tensor leaves it as it is.
 @_function(
-    "unsqueeze", "squeeze", "reshape", "view", "expand", "expand_as", "clone", "contiguous",
-    "detach", "any", "all", "broadcast_to", "ravel", "flatten",
+    "unsqueeze", "squeeze", "reshape", "expand", "expand_as", "clone", "contiguous",
+    "broadcast_to", "ravel", "flatten",
 )  # fmt: skip
 def _unchanged(x: Any, *args: Any, **kwargs: Any) -> Any:
+    return x
+
+
+@_function("view")
+def _view(x: Any, *shape: Any, dtype: Any = None) -> Any:
+    for kind in (*shape, dtype):
+        if type(kind).__name__ == "dtype":
+            refuse(f"the bits of {x!r} as {kind} have no form as an expression")
+    return x
+
+
+@_function("any", "all")
+def _any(x: Any, *_: Any, **__: Any) -> Expr:
+    return _truth(x)
+
+
+@_function("detach")
+def _detach(x: Any) -> Any:
+    """What has no gradient stays as it is; an expression cannot say that one ends here."""
+    e = lift(x)
+    given = any(getattr(a, "requires_grad", False) for a in e.buffers.values())
+    if e.type == FLOAT and (given or "score" in e.text):
+        refuse(f"detach of {e!r}: accepts what has no gradient, as an array detached before")
     return x
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from . import refusal
-from .expression import FUNCTIONS, Expr, lift, load
+from .expression import FUNCTIONS, METHODS, Expr, lift, load
 from .refusal import refuse
 from .trace import as_formula, call, expression
 
@@ -57,6 +57,8 @@ class _Loads(TorchFunctionMode):
         if name not in FUNCTIONS:
             refuse(f"torch function {name} has no form as an expression")
         lifted = [self.load(a, ()) if isinstance(a, Tensor) else a for a in args]
+        if func is Tensor.where:
+            return METHODS[name](*lifted, **(kwargs or {}))
         return FUNCTIONS[name](*lifted, **(kwargs or {}))
 
 

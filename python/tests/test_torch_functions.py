@@ -18,6 +18,7 @@ import attn.torch  # noqa: E402
 POINTS = torch.tensor(
     [-1e4, -104, -90, -87, -20, -9, -5.5, -3, -1.5, -0.5, -1e-3, 1e-3, 0.7, 1.6, 4, 9, 20, 90, 1e4]
 )
+TWO = torch.tensor(2.0)
 SCORES = {
     "erf": torch.erf,
     "special.erf": torch.special.erf,
@@ -47,6 +48,8 @@ SCORES = {
     "maximum": lambda s: torch.maximum(s, s * s),
     "masked_fill": lambda s: s.masked_fill(s < 0, 3.0),
     "where": lambda s: torch.where(s > 0, s, 2 * s),
+    "where as a method": lambda s: s.where(s > 0, 2 * s) + TWO.where(s > 1, s),
+    "detach of a tensor": lambda s: s * TWO.detach() + TWO.sum().detach(),
     "isnan": lambda s: torch.where(torch.isnan(s), 0.0, s),
     "add": lambda s: torch.add(s, s, alpha=2),
     "sub": lambda s: torch.sub(1, s, alpha=3),
@@ -117,8 +120,36 @@ def test_integers(name):
         torch.testing.assert_close(lse[0, 0].double(), want[:, key], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "function", "message"),
+    [
+        ("score", lambda s, b, h, i, j: s + TABLE[i, j].detach(), "detach of Expr"),
+        ("score", lambda s, b, h, i, j: s * s.detach(), "detach of Expr('score')"),
+        ("score", lambda s, b, h, i, j: s.view(torch.int32) * 1.0, "the bits of Expr('score')"),
+        ("score", lambda s, b, h, i, j: torch.sin(s), "torch function sin"),
+    ],
+)
+def test_what_would_mean_something_else_is_refused(name, function, message):
+    q = torch.ones(1, 4, 1, 4)
+    with pytest.raises(attn.TraceError) as refused:
+        attn.torch.attention(q, q, q, **{name: function})
+    assert message in str(refused.value)
+
+
+TABLE = torch.ones(4, 4, requires_grad=True)
+
+
+def test_detach_of_what_has_no_gradient():
+    q, table = torch.randn(1, 4, 1, 4), torch.randn(4, 4)
+    out = attn.torch.attention(
+        q, q, q, mask=lambda b, h, i, j: (j - i).detach() <= 0,
+        score=lambda s, b, h, i, j: s + table[i, j].detach(),
+    )  # fmt: skip
+    assert torch.equal(out, attn.torch.attention(q, q, q, causal=True, bias=table))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["silu", "gelu"])
+@pytest.mark.parametrize("name", ["where as a method", "silu", "gelu"])
 def test_compiled(name):
     q = POINTS.view(1, -1, 1, 1)
     one = torch.ones(1, 1, 1, 1)

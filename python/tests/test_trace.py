@@ -103,6 +103,8 @@ def test_types_follow_torch():
     assert text_of(s.score - np.float64(0.5)) == "score - 0.5"
     assert text_of(np.int64(3) - s.key) == "3 - key"
     assert text_of(-(s.score**2)) == "-(score * score)"
+    assert text_of((s.query - s.key).any()) == "query - key != 0"
+    assert text_of(s.score.where(s.key < 3, 0.5)) == "select(key < 3, score, 0.5)"
     assert text_of(2 ** -(s.head + 1)) == "exp2(to_float(-(head + 1)) * 1.0)"
     assert text_of(np.float32(4.0) ** s.score) == "exp2(score * 2.0)"
 
