@@ -7,6 +7,7 @@ brought the masks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -440,6 +441,32 @@ def sandwich(lib):
 def activation(lib):
     xp = lib.xp
     return lambda s, b, h, q, k: s / (1 + xp.exp(-s)) + xp.maximum(s, -s)
+
+
+def _erf(x):
+    """NumPy has none; tensors and symbols have it as a method."""
+    return x.erf() if hasattr(x, "erf") else np.vectorize(math.erf)(x)
+
+
+@score
+def gelu(lib):
+    return lambda s, b, h, q, k: 0.5 * s * (1 + _erf(s * 0.5**0.5)) + 0.1 * _erf((q - k) / 8)
+
+
+@score
+def gelu_by_tanh(lib):
+    xp = lib.xp
+
+    def function(s, b, h, q, k):
+        return 0.5 * s * (1 + xp.tanh((2 / math.pi) ** 0.5 * (s + 0.044715 * s**3)))
+
+    return function
+
+
+@score
+def sigmoid_gate(lib):
+    xp = lib.xp
+    return lambda s, b, h, q, k: s * (1 + xp.tanh(0.5 * (s - (q - k) * 0.1 * (h + 1)))) / 2
 
 
 @score
