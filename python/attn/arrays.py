@@ -20,14 +20,16 @@ def _library(array: Any) -> str:
     return type(array).__module__.partition(".")[0]
 
 
-def export(array: Any) -> Any:
-    """The DLPack capsule of an array. Its library has the data ready in the stream of `stream`."""
+def export(array: Any, name: str) -> Any:
+    """The DLPack capsule of an array, the argument `name` of a call. Its library has the data ready
+    in the stream of `stream`.
+    """
     try:
         device_type, _ = array.__dlpack_device__()
     except AttributeError:
         raise TypeError(
-            f"a {type(array).__name__} shows no memory; accepted are arrays with data, and tracers "
-            "of JAX in attn.jax"
+            f"{name} is a {type(array).__name__}, which shows no memory; accepted are arrays with "
+            "data, and tracers of JAX in attn.jax"
         ) from None
     arguments: dict[str, Any] = {}
     if device_type in (2, 13):  # CUDA, CUDA managed

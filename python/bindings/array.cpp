@@ -291,7 +291,7 @@ Array managed_view(std::string_view name, nb::handle object, const nb::object& c
 }
 
 Array dlpack_view(std::string_view name, nb::handle object) {
-  const nb::object capsule = arrays().attr("export")(object);
+  const nb::object capsule = arrays().attr("export")(object, std::string(name));
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
     return managed_view<dlpack::ManagedTensorVersioned>(name, object, capsule, "dltensor_versioned",
                                                         "used_dltensor_versioned");

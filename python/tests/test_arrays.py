@@ -190,6 +190,37 @@ class TestJax:
         with pytest.raises(attn.InvalidArgument, match="out is a read-only"):
             attn.attention(x, x, x, out=jax.numpy.zeros_like(x))
 
-    def test_tracers(self, jax):
-        with pytest.raises((attn.Error, TypeError)):
-            jax.jit(lambda x: attn.attention(x, x, x))(jax.numpy.asarray(X))
+    @pytest.mark.parametrize("name", ["q", "k", "v", "bias", "mask", "seqused_k", "ids"])
+    def test_tracers(self, jax, name):
+        """Each is refused by its own name, inside of jit, grad and vmap, and attn.jax is named."""
+        x = jax.numpy.asarray(X)
+        tensors = {"q": x, "k": x, "v": x}
+        others = {
+            "bias": jax.numpy.ones((9, 9)),
+            "mask": jax.numpy.ones((9, 9), bool),
+            "seqused_k": jax.numpy.full(2, 9, "int32"),
+            "ids": jax.numpy.zeros(9, "int32"),
+        }
+
+        def function(traced):
+            given = {**tensors, name: traced}
+            if name == "ids":
+                given = {**tensors, "mask": attn.Formula("ids[key] == 0", ids=traced)}
+            return attn.attention(**given)
+
+        message = f"^{name} is a .*Tracer, which shows no memory; accepted are .* in attn.jax"
+        array = {**tensors, **others}[name]
+        with pytest.raises(TypeError, match=message):
+            jax.jit(function)(array)
+        with pytest.raises(TypeError, match=message):
+            jax.vmap(function)(array[None])
+        if array.dtype == np.float32:
+            with pytest.raises(TypeError, match=message):
+                jax.grad(lambda x: function(x).sum())(array)
+
+    @pytest.mark.parametrize("name", ["scale", "softcap", "rng"])
+    def test_traced_numbers(self, jax, name):
+        x = jax.numpy.asarray(X)
+        dropout = 0.5 if name == "rng" else 0.0
+        with pytest.raises(attn.InvalidArgument, match=f"^{name} is .*Tracer.*; accepted is"):
+            jax.jit(lambda n: attn.attention(x, x, x, dropout=dropout, **{name: n}))(3)
