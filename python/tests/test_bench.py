@@ -1,5 +1,6 @@
 """What benchmarks make of their results."""
 
+import json
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -27,3 +28,19 @@ def test_table_and_figure_of_torch_peers(monkeypatch):
     drawn = ElementTree.fromstring(report.figure(result))
     lines = [e for e in drawn.iter() if e.tag.endswith("polyline")]
     assert len(lines) == 2 * 2  # passes, implementations of the mask with two lengths
+
+
+def test_tracing_measures_every_row(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench/python"), *sys.path])
+    import tracing
+
+    file = tmp_path / "tracing.json"
+    monkeypatch.setattr(sys, "argv", ["tracing.py", "--repeat", "2", "--json", str(file)])
+    tracing.main()
+    kept = json.loads(file.read_text())
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 1 + len(tracing.FUNCTIONS) + 1 + len(kept["plan_us"])
+    for row in kept["trace_us"].values():
+        assert 0 < row["again"] < row["first"]  # it would be as long if nothing were kept
+    assert all(0 < us < 1e5 for us in kept["plan_us"].values())
+    assert "a softcap" in printed[5]
