@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as _are_transforms_active
 from torch._C import _is_any_autocast_enabled
@@ -126,7 +127,8 @@ def attention(
     """
     made: Any = None
     # Dynamo answers this question while it traces; fake tensors, of other tracers, are not plain.
-    if not (_is_dynamo_compiling() or dropout or return_lse or _is_any_autocast_enabled()):
+    is_special = _is_dynamo_compiling() or _forward_ad._current_level >= 0
+    if not (is_special or dropout or return_lse or _is_any_autocast_enabled()):
         made = _attn.attended(q, k, v, options)
         if type(made) is Tensor:
             return made
@@ -160,6 +162,8 @@ def attention(
         return (out, lse) if return_lse else out
     if made is None:
         made = make_options(**options)
+    if _forward_ad._current_level >= 0:
+        _refuse_tangents({"q": q, "k": k, "v": v, **made.tensors, **made.buffers})
     if torch.is_grad_enabled():
         tensors = _that_require_grad(made) if made.has_arrays else {}
         if q.requires_grad or k.requires_grad or v.requires_grad or tensors:
@@ -170,6 +174,15 @@ def attention(
             return (out, lse) if return_lse else out
     result = _attn.forward(made, q, k, v, None, return_lse, None, True)
     return result if return_lse else result[0]
+
+
+def _refuse_tangents(tensors: dict[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and _forward_ad.unpack_dual(tensor).tangent is not None:
+            raise Unsupported(
+                f"{name} has a tangent of forward-mode differentiation, which would be lost; "
+                "accepted are torch.autograd's gradients"
+            )
 
 
 def _that_require_grad(made: _attn.Options) -> dict[str, Tensor]:

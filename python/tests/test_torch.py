@@ -201,10 +201,39 @@ def test_what_is_no_memory_of_one_device_is_refused():
     ],
     ids=["grad", "vmap", "jvp"],
 )
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PyTorch 2.15's own, of jvp
 def test_transforms_of_torch_func_are_refused(transform):
     q = torch.randn(2, 5, 4, 8)
     with pytest.raises(attn.Unsupported, match="within a transform of torch.func; accepted are"):
         transform(lambda x: attn.torch.attention(x, q, q), q)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PyTorch's own, where it makes a dual tensor
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "alibi", "sink", "table"])
+def test_tangents_are_refused(name):
+    """They were lost: the derivative was zero without an error."""
+    import torch.autograd.forward_ad as forward_ad
+
+    tensors = {n: torch.randn(1, 5, 4, 8) for n in "qkv"}
+    tensors["table"] = torch.randn(5)
+    others = {"bias": torch.zeros(5, 5), "alibi": torch.ones(4), "sink": torch.zeros(4)}
+    given = {**tensors, **({name: others[name]} if name in others else {})}
+
+    def call(given):
+        options = {n: t for n, t in given.items() if n != "table"}
+        score = attn.Formula("score + table[key]", table=given["table"])
+        return attn.torch.attention(score=score, **options)
+
+    wanted = call(given)
+    with forward_ad.dual_level():
+        assert torch.equal(call(given), wanted)
+        dual = forward_ad.make_dual(given[name], torch.ones_like(given[name]))
+        known = "slopes" if name == "alibi" else name
+        with pytest.raises(attn.Unsupported, match=f"^{known} has a tangent"):
+            call({**given, name: dual})
+        q = forward_ad.make_dual(given["q"], given["q"])
+        with pytest.raises(attn.Unsupported, match="^q has a tangent"):
+            attn.torch.scaled_dot_product_attention(q, q, q, is_causal=True)
 
 
 def test_views_of_any_strides():
