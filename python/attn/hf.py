@@ -143,14 +143,21 @@ def _paged_attention(
     """As `_attention` in continuous batching: every token of the batch is a row of one sequence.
 
     The cache stores the new keys, and gives those that each sequence sees, one after the other.
+    From transformers 5.24 on the model has asked it before, and key and value are what it gave.
     """
+    window = sliding_window or getattr(module, "sliding_window", None)
+    is_updated = cache is None and "max_length_q" in rest and isinstance(cu_seq_lens_k, Tensor)
+    if is_updated and cu_seq_lens_q is not None and rest.get("block_table") is None:
+        return _packed(
+            query, key[0].transpose(0, 1), value[0].transpose(0, 1), window, softcap, s_aux,
+            scaling, cu_seq_lens_q, cu_seq_lens_k, rest["max_length_q"], rest["max_length_k"],
+        )  # fmt: skip
     if cache is None or cu_seq_lens_q is None:
         raise InvalidArgument(
             "a model with a paged attention was called without the cache of continuous batching; "
             "accepted are model.generate_batch and its like, or "
             "model.set_attn_implementation('attn')"
         )
-    window = sliding_window or getattr(module, "sliding_window", None)
     if "max_length_q" in rest:  # transformers 5.23
         found = {
             "cu_seq_lens_k": cu_seq_lens_k,
