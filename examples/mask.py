@@ -25,15 +25,14 @@ place = np.arange(n)
 seen = mask(SimpleNamespace(position=place[:, None], key=place[None, :]))
 print(f"{seen.mean():.1%} of {n} x {n} scores are seen")
 
-# %% Tiles: those that the mask leaves out (blank) cost nothing, full ones (#) ask it nothing
+# %% attn's own answer: tiles that the mask leaves out (blank) cost nothing, full ones (#) ask it nothing
+q, k, v = (np.random.default_rng(0).standard_normal((1, n, 4, 64), np.float32) for _ in range(3))
 tile = n // 32
-shares = seen.reshape(n // tile, tile, n // tile, tile).mean(axis=(1, 3))
-for row in shares:
-    print("".join(" " if share == 0 else "#" if share == 1 else "." for share in row))
-print(f"{(shares > 0).mean():.1%} of the tiles are computed")
+tiles = attn.tiles(q, k, v, mask=mask, block_q=tile, block_k=tile)
+print("\n".join(tiles))
+print(f"{sum(len(row) - row.count(' ') for row in tiles) / 32**2:.1%} of the tiles are computed")
 
 # %% What it says and how it runs; `attn explain` shows the same, step by step, in a page
-q, k, v = (np.random.default_rng(0).standard_normal((1, n, 4, 64), np.float32) for _ in range(3))
 plan = attn.plan(q, k, v, mask=mask)
 print(plan.problem)
 print(plan)

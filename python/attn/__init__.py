@@ -27,6 +27,7 @@ from .operations import (
     dropout_mask,
     merge,
     plan,
+    tiles,
 )
 
 # Imported when they are first asked for: most programs write no expressions, few use every library.
@@ -63,6 +64,7 @@ __all__ = [
     "info",
     "merge",
     "plan",
+    "tiles",
     *_EXPRESSIONS,
 ]
 

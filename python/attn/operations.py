@@ -248,6 +248,41 @@ def plan(
     )
 
 
+def tiles(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    block_q: int = 64,
+    block_k: int = 64,
+    batch: int = 0,
+    head: int = 0,
+    **options: Unpack[Options],
+) -> list[str]:
+    """Which tiles of a head's scores attn knows to be left out by the mask, and which to be seen.
+
+    >>> import attn, numpy as np
+    >>> q = k = v = np.ones((1, 256, 2, 8), np.float32)
+    >>> attn.tiles(q, k, v, causal=True)
+    ['.   ', '#.  ', '##. ', '###.']
+
+    Kernels ask the same of the tiles that they compute, whose sizes a plan says: what is left out
+    costs nothing, and what is seen whole asks the mask nothing.
+
+    Args:
+        q, k, v: Arrays of the shapes, dtypes and device that calls will have; all sequences have
+            the same lengths.
+        block_q, block_k: Queries and keys of a tile; the last ones may be smaller.
+        batch, head: Of which sequence and query head.
+        **options: Those of `attention`.
+
+    Returns:
+        A text for each block of queries, a character for each block of keys: " " no key is seen by
+        any query, "#" all by all, "." neither is known.
+    """
+    return _attn.tiles(make_options(**options), q, k, v, block_q, block_k, batch, head)
+
+
 def compile(
     q: Array, k: Array, v: Array, *, backward: bool = False, **options: Unpack[Options]
 ) -> Plan:

@@ -2,9 +2,12 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +16,7 @@
 
 #include "attn/dropout_mask.hpp"
 #include "attn/error.hpp"
+#include "attn/expr.hpp"
 #include "call.hpp"
 #include "pytorch.hpp"
 
@@ -197,6 +201,54 @@ Plan plan(const Options& options, nb::handle q, nb::handle k, nb::handle v, bool
   return call.plan(is_backward ? Phase::backward : Phase::forward);
 }
 
+// What is proven of the tiles of the scores of one head: a text for each block of queries, in it a
+// character for each block of keys, ' ' where the mask is false all over, '#' where it is true.
+std::vector<std::string> tiles(const Options& options, nb::handle q, nb::handle k, nb::handle v,
+                               std::int64_t block_q, std::int64_t block_k, std::int64_t batch,
+                               std::int64_t head) {
+  const Call call(options, q, k, v);
+  const Problem problem = call.plan(Phase::forward).problem;
+  const auto check = [](std::string_view name, std::int64_t value, std::int64_t least,
+                        std::int64_t end) {
+    if (value >= least && value < end) return;
+    throw Error(ErrorCode::invalid_argument, std::string(name) + " is " + std::to_string(value) +
+                                                 "; accepted are " + std::to_string(least) +
+                                                 " to " + std::to_string(end - 1));
+  };
+  constexpr std::int64_t kMostBlock = std::int64_t{1} << 30;
+  check("block_q", block_q, 1, kMostBlock + 1);
+  check("block_k", block_k, 1, kMostBlock + 1);
+  check("batch", batch, 0, problem.batch);
+  check("head", head, 0, problem.heads_q);
+  const Inputs& inputs = call.inputs();
+  for (const Tensor* lengths : {&inputs.cu_seqlens_q, &inputs.cu_seqlens_k, &inputs.seqused_q,
+                                &inputs.seqused_k, &inputs.page_table}) {
+    if (!lengths->given()) continue;
+    throw Error(ErrorCode::unsupported,
+                "tiles of sequences with lengths of their own are asked for; accepted are dense q, "
+                "k and v");
+  }
+  expr::Tile t;
+  t.batch = static_cast<std::int32_t>(batch);
+  t.head_min = t.head_max = static_cast<std::int32_t>(head);
+  t.seqlen_q = static_cast<std::int32_t>(problem.seqlen_q);
+  t.seqlen_k = static_cast<std::int32_t>(problem.seqlen_k);
+  std::vector<std::string> rows;
+  for (std::int64_t query = 0; query < problem.seqlen_q; query += block_q) {
+    t.query_min = static_cast<std::int32_t>(query);
+    t.query_max = static_cast<std::int32_t>(std::min(query + block_q, problem.seqlen_q) - 1);
+    std::string& row = rows.emplace_back();
+    for (std::int64_t key = 0; key < problem.seqlen_k; key += block_k) {
+      t.key_min = static_cast<std::int32_t>(key);
+      t.key_max = static_cast<std::int32_t>(std::min(key + block_k, problem.seqlen_k) - 1);
+      const auto coverage = problem.mask.empty() ? expr::Coverage::full
+                                                 : expr::classify(problem.mask, t, inputs.buffers);
+      row += coverage == expr::Coverage::empty ? ' ' : coverage == expr::Coverage::full ? '#' : '.';
+    }
+  }
+  return rows;
+}
+
 // kept <- 1 where dropout keeps an element of P, else 0. rng_state: None, or where seed and offset
 // stand.
 void write_dropout_mask(nb::handle kept, double probability, std::uint64_t seed,
@@ -274,6 +326,8 @@ void bind_operations(nb::module_& module) {
   module.def("recorded_forward", &recorded_forward, "ctx"_a, "options"_a, "q"_a, "k"_a, "v"_a);
   module.def("recorded_backward", &recorded_backward, "ctx"_a, "d_out"_a);
   module.def("plan", &plan, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "backward"_a);
+  module.def("tiles", &tiles, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_q"_a,
+             "block_k"_a, "batch"_a, "head"_a);
   module.def("plans_made", &plans_made);
   module.def("merge", &merge, "parts"_a);
   module.def("dropout_mask", &write_dropout_mask, "kept"_a, "probability"_a, "seed"_a, "offset"_a,

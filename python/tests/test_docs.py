@@ -104,9 +104,19 @@ def test_page(page, capsys):
 
 
 def test_example(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["mask.py", "256"])
-    runpy.run_path(str(ROOT / "examples/mask.py"))
-    assert "17.3% of the tiles are computed" in capsys.readouterr().out
+    """The tiles that attn names are those of the mask that NumPy sees, score by score."""
+    n, tile = 256, 8
+    monkeypatch.setattr(sys, "argv", ["mask.py", str(n)])
+    names = runpy.run_path(str(ROOT / "examples/mask.py"))
+    printed = capsys.readouterr().out
+    i, j = np.indices((n, n))
+    seen = (j < 4) | ((j <= i) & (i - j < n // 8))
+    shares = seen.reshape(n // tile, tile, n // tile, tile).mean(axis=(1, 3))
+    wanted = ["".join(" " if x == 0 else "#" if x == 1 else "." for x in row) for row in shares]
+    assert names["tiles"] == wanted
+    assert "\n".join(wanted) in printed
+    assert f"{seen.mean():.1%} of {n} x {n} scores are seen" in printed
+    assert f"{(shares > 0).mean():.1%} of the tiles are computed" in printed
 
 
 def test_docstrings():
