@@ -130,7 +130,8 @@ def dense(name, q, k, v):
         seen = of_blocks.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
     elif name == "Linformer":
         projection = linformer_projection(n, k)
-        return torch.softmax(torch.einsum("bhnd,rm,bhmd->bhnr", q, projection, k) / math.sqrt(q.shape[-1]), -1) @ torch.einsum("rm,bhmd->bhrd", projection, v)
+        projected = [torch.einsum("rm,bhmd->bhrd", projection, x) for x in (k, v)]
+        return torch.softmax(torch.einsum("bhnd,bhrd->bhnr", q, projected[0]) / math.sqrt(q.shape[-1]), -1) @ projected[1]
     else:
         chunk, place = min(CHUNK, n), reformer_order(q).argsort(-1)
         behind = (place[..., :, None] // chunk - place[..., None, :] // chunk) % (n // chunk)
