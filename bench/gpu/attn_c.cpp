@@ -176,6 +176,20 @@ int attn_backward(void* plan, void* q, void* k, void* v, void* o, void* lse, voi
   });
 }
 
+// 0 when the work is in the stream. kept: u8 [batch, heads_q, seqlen_q, seqlen_k] in device memory,
+// 1 where the dropout of the descriptor's problem keeps an element of P, 0 where it drops it.
+int attn_dropout_mask(const char* descriptor, void* kept, void* stream) {
+  return without_throwing([&] {
+    const attn::Problem p = attn::parse_problem(descriptor);
+    attn::Context context;
+    context.stream = stream;
+    attn::dropout_mask(
+        p,
+        attn::tensor(kept, attn::DType::u8, {p.batch, p.heads_q, p.seqlen_q, p.seqlen_k}, kDevice),
+        context);
+  });
+}
+
 // A plan of C (m x n) = A (m x k) B (k x n), which stays; null on an error, whose text goes to
 // stderr. dtype: of A, B and C, or e4m3: 8-bit floats with scales, C in bf16. orders: "rcr", r or c
 // for row- or column-major A, B, C. rung: as in MatmulOptions. mask: "", or "b" or "c", the matrix

@@ -95,10 +95,10 @@ def reformer_order(q, chunk=CHUNK):
     return (bucket * n + torch.arange(n, device=q.device)).argsort(-1)
 
 
-def reformer(q, k, v, chunk=CHUNK):
+def reformer(q, k, v, chunk=CHUNK, order=None):
     """k is not used: Reformer's keys are its queries, of length 1."""
     chunk = min(chunk, q.shape[2])
-    order = reformer_order(q.detach(), chunk)
+    order = reformer_order(q.detach(), chunk) if order is None else order
     index = order[..., None].expand_as(q)
     sorted_q, sorted_v = q.gather(2, index), v.gather(2, index)
     keys = torch.nn.functional.normalize(sorted_q, dim=-1)

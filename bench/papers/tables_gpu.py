@@ -4,9 +4,9 @@
   python3 bench/papers/tables_gpu.py --library attn_c.so --out build/table20.json --parts plain --methods "attn, block-sparse;SDPA flash"
 
 Parts, in this order: plain (tables 18 to 20, and 21: memory), mask_dropout (9 to 11), short (7), heads (figures 5 and 6, head sizes 32 to 256), compiled (plain
-again, of what PyTorch compiles: torch.compile and flex_attention), mask (12 to 14; with these two where --methods names them), dropout (15 to 17). Each cell is checked against fp64 before it is timed: O of some rows, dQ of the exact methods; with dropout, whose bits are each
-implementation's own, that O is in the mean what it is without. Approximations (approximations.py) are checked against their own definition at n 1024 first. Times: medians of CUDA
-events, forward, backward, and both in one; memory: what a step of both adds to the allocator. "-": out of memory, longer than --most seconds a
+again, of what PyTorch compiles: torch.compile and flex_attention), mask (12 to 14; with these two where --methods names them), dropout (15 to 17). Each cell is checked before it is
+timed (cell_check.py): O, dQ, dK and dV of some heads beside fp64, attn's with the bits of its own dropout; a peer's dropout, whose bits nobody knows, by its mean, its variance, and by
+forward and backward having the same; approximations (approximations.py) beside themselves in fp64, which agree with their definition up to n 1024. Times: medians of CUDA events, forward, backward, and both in one; memory: what a step of both adds to the allocator. "-": out of memory, longer than --most seconds a
 call, or not to be had. Rows are written as they are finished, and nothing new begins after --seconds. Needs PyTorch."""
 import argparse, ctypes, functools, json, math, statistics, sys, time, warnings
 
@@ -16,7 +16,7 @@ import torch._functorch.config
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import approximations, io_gpu, paper
+import approximations, cell_check, io_gpu, paper
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--library", required=True)
@@ -98,11 +98,17 @@ class Ours:
     def backward(self):
         q, k, v, d_o = self.tensors
         self.run(library.attn_backward, 1, q, k, v, self.o, self.lse, d_o, self.dq, self.dk, self.dv)
-        return self.dq
 
     def both(self):
         self.forward()
         self.backward()
+
+    def results(self):
+        """O, dQ, dK and dV, each written by this call."""
+        for t in (self.o, self.lse, self.dq, self.dk, self.dv):
+            t.fill_(math.nan)
+        self.both()
+        return self.o, self.dq, self.dk, self.dv
 
 
 class Peer:
@@ -130,10 +136,16 @@ class Peer:
     def backward(self):
         if self.graph is None:
             self.graph = self.call(**self.words)
-        return torch.autograd.grad(self.graph, self.leaves, self.d_o, retain_graph=True, allow_unused=True)[0].transpose(1, 2)
+        torch.autograd.grad(self.graph, self.leaves, self.d_o, retain_graph=True, allow_unused=True)
 
     def both(self):
         return torch.autograd.grad(self.call(**self.words), self.leaves, self.d_o, allow_unused=True)
+
+    def results(self):
+        """O, dQ, dK and dV of one call: with dropout, of the same bits."""
+        o = self.call(**self.words)
+        gradients = torch.autograd.grad(o, self.leaves, self.d_o, allow_unused=True)
+        return [None if t is None else t.detach().transpose(1, 2) for t in (o, *gradients)]
 
 
 def eager(q, k, v, mask, dropout, causal):
@@ -188,44 +200,56 @@ def method(name):
     return flex() if name == "Flex" else METHODS[name]
 
 
-def check(name, problem, q, k, v, d_o, o, dq):
-    """Of the first batch entry and head, 64 rows."""
-    n, d = problem["n"], problem["d"]
-    if name not in EXACT and name != "attn, block-sparse":
-        assert bool(o.isfinite().all()), name
-        return
-    rows = torch.cat([torch.tensor([0, n - 1]), torch.randint(n, (62,))]).unique().cuda()
-    keys = torch.arange(n, device="cuda")[None, :]
-    hidden = torch.zeros(len(rows), n, dtype=torch.bool, device="cuda")
-    if problem["mask"]:
-        hidden |= keys >= n - 10
-    if problem["causal"]:
-        hidden |= keys > rows[:, None]
-    if name == "attn, block-sparse":
-        hidden |= ~butterfly(n).bool()[rows // BLOCK].repeat_interleave(BLOCK, 1)[:, :n]
+def dropped_by_attn(problem, heads):
+    """What dropout multiplies P by, of each of these heads: functions of a slice of queries. Bits are the library's own."""
+    b, n, h = (problem[x] for x in "bnh")
+    whole = heads != [(0, 0)]
+    b, h = (b, h) if whole else (1, 1)
+    kept = torch.full((b, h, n, n), 2, dtype=torch.uint8, device="cuda")
+    if library.attn_dropout_mask(f"b{b}_n{n}_h{h}_d{problem['d']}_dropout{DROPOUT}_f16".encode(), pointer(kept.data_ptr()), pointer(torch.cuda.current_stream().cuda_stream)):
+        raise RuntimeError("no mask of the dropout")
+    if bool((kept == 2).any()):
+        raise RuntimeError("the mask of the dropout was not written")
+    factor = 1 / (1 - round(65536 * DROPOUT) / 65536)
+    return [lambda rows, of=kept[at]: of[rows].to(torch.double) * factor for at in heads]
 
-    def rows_of(kind):
-        """P, O and dQ."""
-        qs, ks, vs = q[0, rows, 0].to(kind), k[0, :, 0].to(kind), v[0, :, 0].to(kind)
-        p = (qs @ ks.T / math.sqrt(d)).masked_fill(hidden, -math.inf).softmax(-1)
-        out, given = p @ vs, d_o[0, rows, 0].to(kind)
-        ds = p * (given @ vs.T - (given * out).sum(-1, keepdim=True))
-        return p, out.double(), (ds @ ks / math.sqrt(d)).double()
-    if problem["dropout"]:
-        # With dropout O_r = sum_j e_rj P_rj V_j, the e_rj independent, 1 in the mean and of variance p / (1 - p). So the slope of O over O without dropout is 1 in the mean,
-        # and its variance is p / (1 - p) sum_rj (P_rj V_j . O_r)^2 / (sum_r |O_r|^2)^2. At n 256 that is 0.02 squared: a few keys have most of P.
-        p, exact, _ = rows_of(torch.double)
-        variance = DROPOUT / (1 - DROPOUT) * ((p * (exact @ v[0, :, 0].double().T)) ** 2).sum() / (exact * exact).sum() ** 2
-        slope = (o[0, rows, 0].double() * exact).sum() / (exact * exact).sum()
-        assert abs(slope - 1) < 6 * variance.sqrt(), f"{name} {problem}: O is {slope:.3f} times that without dropout, {abs(slope - 1) / variance.sqrt():.1f} standard deviations from 1"
+
+def check(name, problem, given, results, o):
+    """given: q, k, v and dO; results: O, dQ, dK, dV of a step; o: O of the forward pass alone. All [b, n, h, d]. Raises cell_check.Wrong."""
+    b, n, h = (problem[x] for x in "bnh")
+    what = f"{name} {problem}"
+    for of, t in zip(("O alone", *cell_check.NAMES), (o, *results)):
+        if t is not None and not bool(t.isfinite().all()):
+            raise cell_check.Wrong(f"{what}: {of} is not finite")
+    if name in approximations.ALL:
+        by_head = lambda tensors: [None if t is None else t.transpose(1, 2).contiguous() for t in tensors]  # as Peer has them: hashes of the same bits
+        cell_check.approximate(what, name, by_head(results), by_head(given))
+        cell_check.approximate(what, name, by_head((o, *results[1:])), by_head(given), (0, 0))
         return
-    for what, got, exact, standard in zip(("O", "dQ"), (o, dq), rows_of(torch.double)[1:], rows_of(torch.half)[1:]):
-        if got is None:
-            continue
-        # Twice the error of standard attention in the same type, and a rounding of the largest element.
-        allowed = 2 * (standard - exact).abs().max() + 2 ** -11 * exact.abs().max()
-        error = (got[0, rows, 0].double() - exact).abs().max()
-        assert bool(error <= allowed), f"{name} {problem}: {what} errs by {error:.2e}, allowed {allowed:.2e}"
+
+    def hidden(rows):
+        keys = torch.arange(n, device="cuda")[None, :]
+        gone = torch.zeros(len(rows), n, dtype=torch.bool, device="cuda")
+        if problem["mask"]:
+            gone |= keys >= n - 10
+        if problem["causal"]:
+            gone |= keys > rows[:, None]
+        if name == "attn, block-sparse":
+            gone |= ~butterfly(n).bool()[rows // BLOCK].repeat_interleave(BLOCK, 1)[:, :n]
+        return gone
+    heads = cell_check.some_heads(b, h, n)
+    one = lambda tensors, at: [None if t is None else t[at[0], :, at[1]] for t in tensors]
+    if not problem["dropout"]:
+        for at in heads:
+            cell_check.exact(what, one(results, at), one(given, at), hidden)
+        cell_check.exact(f"{what}, forward alone", [o[at[0], :, at[1]], None, None, None], one(given, at), hidden)
+    elif name.startswith("attn"):
+        if b * h * n * n > 1 << 33:  # bytes of the mask
+            heads = [(0, 0)]
+        for at, z in zip(heads, dropped_by_attn(problem, heads)):
+            cell_check.exact(what, one(results, at), one(given, at), hidden, z)
+    else:
+        cell_check.dropped(what, [(one(results, at), one(given, at)) for at in heads], DROPOUT, hidden)
 
 
 def seconds_of(call):
@@ -253,12 +277,12 @@ def cell(name, function, problem):
         run.allocate()
         run.both()
         bytes_ = torch.cuda.max_memory_allocated() - before
-        o = run.forward()
-        check(name, problem, q, k, v, d_o, o, run.backward() if name in EXACT or name.startswith("attn") else None)
+        o = run.forward().clone()
+        check(name, problem, (q, k, v, d_o), run.results(), o)
         return {"forward": seconds_of(run.forward), "backward": seconds_of(run.backward), "both": seconds_of(run.both), "bytes": bytes_}, ""
     except torch.OutOfMemoryError:
         return None, "out of memory"
-    except AssertionError as error:
+    except cell_check.Wrong as error:
         WRONG.append(str(error))
         return None, f"wrong, so not timed: {error}"
     except (NotImplementedError, RuntimeError) as error:
