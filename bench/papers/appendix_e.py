@@ -1,14 +1,13 @@
-"""Tables 9 to 21 of the FlashAttention paper (appendix E.6): run time and memory against the length, with peers.
+"""Tables 9 to 21 of the FlashAttention paper (appendix E.6) on a CPU: run time and memory against the length, with peers. On a GPU: tables_gpu.py.
 
   python3 bench/papers/appendix_e.py --table 18 --attn build/attn --batch 1 --lengths 128,256,512,1024,2048
   python3 bench/papers/appendix_e.py --table 21 --attn build/attn --batch 1
-  python3 bench/papers/appendix_e.py --table 11 --attn build/attn --device cuda --dtype f16 --batch 16 --lengths 128,...,65536
 
 One command a table. Rows: attn flash_attention_2, standard and block_sparse (`attn bench` compares each with fp64 before it is timed), and, where this
-Python has torch, standard attention in PyTorch, eager (--compile: compiled too), and its scaled_dot_product_attention. A peer's cell is compared with
-attention in fp64 (without dropout, whose bits are its own) before it is timed; a wrong one is told and has no time. Cells are ms (--statistic), or MB
-for table 21; "-" is what ran out of memory, was left out by --most-scores, or does not exist. The paper's numbers stand below, with their
-machine. --device cuda was written without a GPU at hand and has not been run."""
+Python has torch, standard attention in PyTorch, eager (--compile: compiled too), and its scaled_dot_product_attention. A peer's O, dQ, dK and dV are
+checked (cell_check.py) before it is timed: beside fp64, or, with dropout, whose bits are its own, by mean and variance; a wrong one has no time, and
+the program ends with 1. Cells are ms (--statistic), or MB for table 21; "-" is what ran out of memory, was left out by --most-scores, or does not
+exist. The paper's numbers stand below, with their machine."""
 import argparse, ctypes, json, os, statistics, subprocess, sys, time
 
 from paper import TABLES as PAPER
@@ -22,13 +21,12 @@ DROPOUT = 0.1
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--table", type=int, choices=sorted(TABLES), required=True)
 arguments.add_argument("--attn", default="build/attn")
-arguments.add_argument("--device", default="cpu", help="cpu or cuda")
 arguments.add_argument("--dtype", default="f32", choices=["f32", "bf16", "f16"])
 arguments.add_argument("--batch", type=int, default=16)
 arguments.add_argument("--heads", type=int, default=8)
 arguments.add_argument("--d", type=int, default=64)
 arguments.add_argument("--lengths", default="128,256,512,1024,2048,4096")
-arguments.add_argument("--threads", type=int, default=2, help="on the CPU")
+arguments.add_argument("--threads", type=int, default=2, help="of attn and of PyTorch")
 arguments.add_argument("--seconds", type=float, default=0.3, help="of timing a cell; at least 3 calls")
 arguments.add_argument("--statistic", default="median", choices=["median", "minimum"],
                        help="of the calls of a cell; the minimum is the better number on a machine that others use")
@@ -43,6 +41,7 @@ os.environ["OMP_NUM_THREADS"] = str(options.threads)
 try:
     import torch
     import torch.nn.functional as F
+    import cell_check
 except ImportError:
     torch = None
     print("torch is not here: its rows are left out")
@@ -58,13 +57,10 @@ def descriptor(n, sparse=False):
 
 
 def attn_phase(n, algorithm, phase):
-    words = [options.attn, "bench", descriptor(n, algorithm == "block_sparse"), "--phase", phase, "--seconds", str(options.seconds), "--json", "-"]
-    if options.device == "cuda":
-        words += ["--device", "cuda"]
-    else:
-        # The CPU has no backward pass of these orders; FlashAttention-2's skips what a mask leaves out.
-        of_phase = "flash_attention_2" if phase == "backward" and algorithm == "block_sparse" else algorithm
-        words += ["--threads", str(options.threads), "--algorithm", of_phase]
+    # The CPU has no backward pass of these orders; FlashAttention-2's skips what a mask leaves out.
+    of_phase = "flash_attention_2" if phase == "backward" and algorithm == "block_sparse" else algorithm
+    words = [options.attn, "bench", descriptor(n, algorithm == "block_sparse"), "--phase", phase, "--seconds", str(options.seconds), "--json", "-",
+             "--threads", str(options.threads), "--algorithm", of_phase]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode == 3:
         return None
@@ -78,8 +74,6 @@ def attn_cell(algorithm):
     def cell(n):
         if algorithm == "standard" and options.batch * options.heads * n * n > options.most_scores:
             return None
-        if options.device == "cuda" and algorithm != "flash_attention_2":
-            return None
         parts = [attn_phase(n, algorithm, phase) for phase in (("forward", "backward") if PHASE == "both" else (PHASE,))]
         if None in parts:
             return None
@@ -89,12 +83,7 @@ def attn_cell(algorithm):
 
 # --- PyTorch ---
 def peak_memory(call):
-    """Growth of the resident set (CPU) or of the allocator (GPU) during a call, bytes."""
-    if options.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        return torch.cuda.max_memory_allocated() - before
+    """Growth of the resident set during a call, bytes."""
     ctypes.CDLL(None).malloc_trim(0)  # memory that glibc keeps for reuse would not grow
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
@@ -104,13 +93,12 @@ def peak_memory(call):
     return status("VmHWM") - before
 
 
-def seconds_of(call, synchronise):
+def seconds_of(call):
     call()
     times, begin = [], time.perf_counter()
     while len(times) < 3 or time.perf_counter() - begin < options.seconds:
         start = time.perf_counter()
         call()
-        synchronise()
         times.append(time.perf_counter() - start)
     return statistics.median(times) if options.statistic == "median" else min(times)
 
@@ -126,54 +114,66 @@ def sdpa(q, k, v, mask, dropout):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
-def torch_cell(attend, keeps_s):
+def check(name, n, call, given):
+    """call(): O, dQ, dK and dV, all [b, h, n, d] as the given q, k, v and dO are. Raises cell_check.Wrong."""
+    hidden = (lambda rows: (torch.arange(n) >= n - 10)[None, :].expand(len(rows), n)) if MASK else None
+    one = lambda tensors, at: [t[at].detach() for t in tensors]
+    heads, runs = cell_check.some_heads(options.batch, options.heads, n), []
+    while not runs or HAS_DROPOUT and len(runs) * n < 4096:  # rows that its mean and variance need; each call has other bits
+        results = call()
+        runs += [(one(results, at), one(given, at)) for at in heads]
+    if HAS_DROPOUT:
+        cell_check.dropped(f"{name}, n {n}", runs, DROPOUT, hidden)
+        return
+    for results, inputs in runs:
+        cell_check.exact(f"{name}, n {n}", results, inputs, hidden)
+
+
+def torch_cell(name, attend, keeps_s):
     def cell(n):
         if keeps_s and options.batch * options.heads * n * n > options.most_scores:
             return None
         torch.set_num_threads(options.threads)
         torch.manual_seed(1)
         dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[options.dtype]
-        q, k, v, d_o = (torch.randn(options.batch, options.heads, n, options.d, dtype=dtype, device=options.device) for _ in range(4))
-        mask = (torch.arange(n, device=options.device) < n - 10)[None, None, None, :].expand(1, 1, n, n) if MASK else None
-        rows = slice(0, 64)
-        with torch.no_grad():
-            got = attend(q, k, v, mask, 0.0)[:1, :1, rows].double()
-            exact = standard(q[:1, :1, rows].double(), k[:1, :1].double(), v[:1, :1].double(), mask[..., rows, :] if MASK else None, 0.0)
-        error = (got - exact).abs().max().item()
-        if not error < (1e-4 if options.dtype == "f32" else 3e-2):
-            print(f"n {n}: a peer's result is {error} off, so it is not timed")
-            return None
+        q, k, v, d_o = (torch.randn(options.batch, options.heads, n, options.d, dtype=dtype) for _ in range(4))
+        mask = (torch.arange(n) < n - 10)[None, None, None, :].expand(1, 1, n, n) if MASK else None
         for x in (q, k, v):
-            x.requires_grad_(PHASE != "forward")
+            x.requires_grad_()
         dropout = DROPOUT if HAS_DROPOUT else 0.0
-        synchronise = torch.cuda.synchronize if options.device == "cuda" else lambda: None
         forward = lambda: attend(q, k, v, mask, dropout)
-        both = lambda: torch.autograd.grad(forward(), (q, k, v), d_o)
+        both = lambda o: (o, *torch.autograd.grad(o, (q, k, v), d_o))
         try:
-            if MEMORY:
-                both()
-                return peak_memory(both)
-            if PHASE == "forward":
-                return seconds_of(forward, synchronise)
-            if PHASE == "both":
-                return seconds_of(both, synchronise)
-            o = forward()
-            return seconds_of(lambda: torch.autograd.grad(o, (q, k, v), d_o, retain_graph=True), synchronise)
-        except torch.OutOfMemoryError:
+            check(name, n, lambda: both(forward()), (q, k, v, d_o))
+        except cell_check.Wrong as error:
+            WRONG.append(str(error))
             return None
+        if MEMORY:
+            both(forward())
+            return peak_memory(lambda: both(forward()))
+        if PHASE == "both":
+            return seconds_of(lambda: both(forward()))
+        if PHASE == "backward":
+            o = forward()
+            return seconds_of(lambda: torch.autograd.grad(o, (q, k, v), d_o, retain_graph=True))
+        for x in (q, k, v):
+            x.requires_grad_(False)
+        return seconds_of(forward)
     return cell
 
 
+WRONG = []
 rows = [("attn flash_attention_2", attn_cell("flash_attention_2")), ("attn standard", attn_cell("standard")),
         ("attn block_sparse, butterfly of 128", attn_cell("block_sparse"))]
 if torch is not None:
-    rows += [("PyTorch standard", torch_cell(standard, True)), ("PyTorch SDPA", torch_cell(sdpa, False))]
+    peers = {"PyTorch standard": (standard, True), "PyTorch SDPA": (sdpa, False)}
     if options.compile:
-        rows.append(("PyTorch standard, compiled", torch_cell(torch.compile(standard), True)))
+        peers["PyTorch standard, compiled"] = torch.compile(standard), True
+    rows += [(name, torch_cell(name, *peer)) for name, peer in peers.items()]
 
 what = "memory of a training step, MB" if MEMORY else f"{PHASE}, ms"
 print(f"Table {options.table}: {what}; {'with' if MASK else 'no'} mask, {'with' if HAS_DROPOUT else 'no'} dropout; batch {options.batch}, "
-      f"{options.heads} heads, d {options.d}, {options.dtype}, {options.device}" + (f", {options.threads} threads" if options.device == "cpu" else ""))
+      f"{options.heads} heads, d {options.d}, {options.dtype}, {options.threads} threads")
 print("".rjust(36) + "".join(f"{n:>10}" for n in LENGTHS))
 results = {}
 unit = 1e-6 if MEMORY else 1e3
@@ -203,3 +203,5 @@ if options.json:
                    "options": vars(options), "torch": torch.__version__ if torch is not None else None, "results": results,
                    "paper": PAPER.get(options.table)}, file, indent=1)
         file.write("\n")
+if WRONG:
+    sys.exit("wrong, so not timed:\n" + "\n".join(WRONG))
