@@ -50,14 +50,15 @@ def attention(head, hidden=None, z=None, low=None):
     return [stored(t).double() for t in (o, dq, dk, dv)]
 
 
-def exact(what, results, head, hidden=None, z=None):
-    """results: O, dQ, dK and dV of the head, None where there is none."""
+def exact(what, results, head, hidden=None, z=None, times=2):
+    """results: O, dQ, dK and dV of the head, None where there is none. times: what is allowed of the error of standard attention; a peer gets
+    twice the library's 2, as PyTorch's formula rounds S before and after it is scaled, and again what dropout and a mask leave."""
     low = head[0].dtype
     for name, got, right, standard in zip(NAMES, results, attention(head, hidden, z), attention(head, hidden, z, low)):
         if got is None:
             continue
-        # Twice the error of standard attention in the same type, and half a unit in the last place of the largest element.
-        allowed = (2 * (standard - right).abs().max() + torch.finfo(low).eps / 2 * right.abs().max()).item()
+        # As many errors of standard attention in the same type, and half a unit in the last place of the largest element.
+        allowed = (times * (standard - right).abs().max() + torch.finfo(low).eps / 2 * right.abs().max()).item()
         error = (got.double() - right).abs().max().item()
         if not error <= allowed:
             raise Wrong(f"{what}: {name} errs by {error:.2e}, allowed {allowed:.2e}")
