@@ -3,12 +3,12 @@
   python3 bench/papers/tables_gpu.py --library attn_c.so --out build/tables_gpu.json --seconds 200
   python3 bench/papers/tables_gpu.py --library attn_c.so --out build/table20.json --parts plain --methods "attn, block-sparse;SDPA flash"
 
-Parts, in this order: plain (tables 18 to 20, and 21: memory), mask_dropout (9 to 11), short (7), heads (figures 5 and 6, head sizes 32 to 256), compiled (plain
-again, of what PyTorch compiles: torch.compile and flex_attention), mask (12 to 14; with these two where --methods names them), dropout (15 to 17). Each cell is checked before it is
+Parts, in this order: plain (tables 18 to 20, and 21: memory), mask_dropout (9 to 11), short (7), heads (figures 5 and 6: speed-up over n 256 to 4096 for head
+sizes 32 to 256, plain, with a mask, with mask and dropout, causal; with --out a figure beside it, by speedups.py, which also tells where methods cross), compiled (plain again, of what PyTorch compiles: torch.compile and flex_attention), mask (12 to 14; with these two where --methods names them), dropout (15 to 17). Each cell is checked before it is
 timed (cell_check.py): O, dQ, dK and dV of some heads beside fp64, attn's with the bits of its own dropout; a peer's dropout, whose bits nobody knows, by its mean, its variance, and by
 forward and backward having the same; approximations (approximations.py) beside themselves in fp64, which agree with their definition up to n 1024. Times: medians of CUDA events, forward, backward, and both in one; memory: what a step of both adds to the allocator. "-": out of memory, longer than --most seconds a
 call, or not to be had. Rows are written as they are finished, and nothing new begins after --seconds. Needs PyTorch."""
-import argparse, ctypes, functools, json, math, statistics, sys, time, warnings
+import argparse, ctypes, functools, itertools, json, math, os, statistics, sys, time, warnings
 
 import torch
 import torch._dynamo
@@ -16,7 +16,7 @@ import torch._functorch.config
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import approximations, cell_check, io_gpu, paper
+import approximations, cell_check, io_gpu, paper, speedups
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--library", required=True)
@@ -26,6 +26,7 @@ arguments.add_argument("--out", default="")
 arguments.add_argument("--parts", default="plain,mask_dropout,short,heads,compiled,mask,dropout")
 arguments.add_argument("--methods", default="", help="names, separated by semicolons; default: all")
 arguments.add_argument("--lengths", default="128,256,512,1024,2048,4096,8192,16384,32768,65536")
+arguments.add_argument("--dims", default="32,64,128,256", help="head sizes of the part heads")
 arguments.add_argument("--seconds", type=float, default=200)
 arguments.add_argument("--most", type=float, default=1.5, help="seconds that a call is expected to take at most, by the length before")
 options = arguments.parse_args()
@@ -290,11 +291,11 @@ def cell(name, function, problem):
         return None, str(error).splitlines()[0][:120]
 
 
-def table(part, names, problems):
-    """Rows of cells, printed as they come: milliseconds of forward, backward, both."""
+def table(part, names, problems, rows=None):
+    """Rows of cells, printed as they come: milliseconds of forward, backward, both. rows: those of the part that there are already, made longer."""
     print(f"\n{part}: ms forward / backward / both")
     print("".ljust(20) + "".join(str(problem["label"]).rjust(22) for problem in problems))
-    rows = {}
+    rows = {} if rows is None else rows
     for name in names:
         if out_of_time():
             break
@@ -309,7 +310,7 @@ def table(part, names, problems):
             text = ("wrong" if why.startswith("wrong") else "-") if got is None else " ".join(f"{got[phase] * 1e3:.3g}" for phase in ("forward", "backward", "both"))
             print(text.rjust(22), end="", flush=True)
         print()
-        rows[name] = line
+        rows[name] = rows.get(name, []) + line
         save(part, rows)
     return rows
 
@@ -321,10 +322,15 @@ RESULT = {"command": " ".join(["python3", *sys.argv]), "gpu": torch.cuda.get_dev
 
 def save(part, rows):
     RESULT["parts"][part] = rows
+    RESULT.update(speedups.report(RESULT["parts"]))
     if options.out:
         with open(options.out, "w") as file:
             json.dump(RESULT, file, indent=1)
             file.write("\n")
+        drawn = speedups.figure(RESULT["parts"].get("heads", {}), f"Speed-up of attn, forward and backward, on one {RESULT['gpu']}")
+        if drawn:
+            with open(os.path.splitext(options.out)[0] + "-heads.svg", "w") as file:
+                file.write(drawn)
 
 
 def problem_of(b, n, h, d, mask=False, dropout=False, causal=False, label=None):
@@ -335,8 +341,8 @@ def problems_of(part, lengths):
     if part == "short":
         return [problem_of(64, n, 16, 64, True, True) for n in (128, 256, 512)]
     if part == "heads":
-        return [problem_of(8, n, 12, d, causal=causal, label=f"d{d} n{n}{' causal' if causal else ''}")
-                for d in (32, 64, 128, 256) for causal in (False, True) for n in (512, 2048)]
+        return [problem_of(8, n, 12, d, **flags) for d in map(int, options.dims.split(","))
+                for flags in ({}, {"mask": True}, {"mask": True, "dropout": True}, {"causal": True}) for n in lengths if 256 <= n <= 4096]
     if part == "compiled":
         lengths = [n for n in lengths if n in (128, 512, 2048, 8192, 16384)]  # each is compiled anew
     return [problem_of(16, n, 8, 64, *PART[part]) for n in lengths]
@@ -380,7 +386,12 @@ def main():
             print(f"\nthe paper's table 7, ms: {paper.TABLES[7]}")
             table("short", [name for name in exact if name in ("attn", "SDPA cuDNN", "SDPA flash", "PyTorch eager")], problems)
         elif part == "heads":
-            table("heads", [name for name in exact if name in ("attn", "PyTorch eager", "SDPA cuDNN")], problems)
+            rows, of = {}, lambda problem: tuple(problem[x] for x in ("d", "mask", "dropout", "causal"))
+            for (d, *flags), group in itertools.groupby(problems, of):
+                words = [word for word, there in zip(("mask", "dropout", "causal"), flags) if there]
+                print(f"\nd {d}{', ' if words else ''}{', '.join(words)}")
+                table("heads", [name for name in exact if name in ("attn", "PyTorch eager", "SDPA cuDNN")], list(group), rows)
+    print("\n" + "\n".join(RESULT.get("sentences", [])))
     print(f"\n{time.monotonic() - BEGIN:.0f} s")
     if WRONG:
         sys.exit("wrong:\n" + "\n".join(WRONG))
