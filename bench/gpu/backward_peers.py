@@ -5,13 +5,14 @@ Needs PyTorch and Triton.
   python3 bench/gpu/backward_peers.py --library attn_c.so --fa3 libfa3.so --kernel backward_sm90 \\
     --out bench/results/h200-backward.json
 
---library: bench/gpu/attn_c.cpp as a shared object. --fa3: one with the entry points of bench/gpu/backward/peer.hpp."""
+--library: bench/gpu/attn_c.cpp as a shared object. --fa3: one with the entry points of bench/gpu/backward/peer.hpp, compiled for
+--dtype. The figures of FlashAttention-3's paper are f16."""
 import argparse, math, sys
 
 import torch
 from torch.nn.attention import SDPBackend
 
-from calls import Attention, FlashAttention3, Results, apart, median_ms, pytorch_backward, random_inputs
+from calls import DTYPES, Attention, FlashAttention3, Results, apart, median_ms, pytorch_backward, random_inputs
 
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--library", required=True)
@@ -20,12 +21,13 @@ arguments.add_argument("--out", default="")
 arguments.add_argument("--commit", default="")
 arguments.add_argument("--lengths", default="512,1024,2048,4096,8192,16384")
 arguments.add_argument("--dims", default="64,128,256")
+arguments.add_argument("--dtype", default="bf16", choices=list(DTYPES))
 arguments.add_argument("--kernel", default="")
 arguments.add_argument("--rep", type=int, default=40)
 options = arguments.parse_args()
 kTokens, kHidden = 16384, 2048
 kPeers = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
-results, wrong = Results(options.out, options.commit), []
+results, wrong = Results(options.out, options.commit, dtype=options.dtype), []
 
 
 def errors(q, k, v, d_o, causal, gradients, others):
@@ -46,8 +48,8 @@ def errors(q, k, v, d_o, causal, gradients, others):
 
 def cell(d, causal, n):
     b, h = kTokens // n, kHidden // d
-    given = random_inputs(b, n, h, h, d)
-    ours = Attention(options.library, f"b{b}_n{n}_h{h}_d{d}{'_causal' if causal else ''}_bf16", *given)
+    given = random_inputs(b, n, h, h, d, options.dtype)
+    ours = Attention(options.library, f"b{b}_n{n}_h{h}_d{d}{'_causal' if causal else ''}_{options.dtype}", *given)
     run, gradients = ours.backward(options.kernel)
     run()
     calls = {"ours": run, **{name: pytorch_backward(backend, *given, causal) for name, backend in kPeers.items()}}

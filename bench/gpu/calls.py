@@ -23,9 +23,12 @@ def unwritten(*tensors):
     return [torch.full_like(t, math.nan) for t in tensors]
 
 
-def random_inputs(b, n, heads_q, heads_k, d):
-    """Q, K, V and dO, bf16."""
-    return [torch.randn(b, n, h, d, device="cuda", dtype=torch.bfloat16) for h in (heads_q, heads_k, heads_k, heads_q)]
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def random_inputs(b, n, heads_q, heads_k, d, dtype="bf16"):
+    """Q, K, V and dO."""
+    return [torch.randn(b, n, h, d, device="cuda", dtype=DTYPES[dtype]) for h in (heads_q, heads_k, heads_k, heads_q)]
 
 
 class Attention:
@@ -158,12 +161,12 @@ def median_ms(calls, rep):
 
 
 class Results:
-    """Rows of a run, printed and, where `out` is not empty, written as they come."""
+    """Rows of a run, printed and, where `out` is not empty, written as they come. head: what else is true of all rows."""
 
-    def __init__(self, out, commit):
+    def __init__(self, out, commit, **head):
         self.out, self.rows = out, []
         self.head = dict(device=torch.cuda.get_device_name(), date=str(datetime.date.today()), commit=commit,
-                         command="bench/gpu/" + " ".join(map(os.path.basename, sys.argv)))
+                         command="bench/gpu/" + " ".join(map(os.path.basename, sys.argv)), **head)
 
     def add(self, **row):
         print(row, flush=True)

@@ -1,5 +1,5 @@
 """Whether O of a forward pass is right: its error against attention in fp64 on some heads and rows, beside that of standard
-attention in bf16 (docs/numerics.md). NaN compares as wrong."""
+attention in the same type (docs/numerics.md). NaN compares as wrong."""
 import math
 
 import numpy as np
@@ -7,7 +7,7 @@ import torch
 
 
 def error_ratio(q, k, v, o, hidden, scored=None, kept=None):
-    """Largest error against fp64 over that of standard attention in bf16, on the first heads. scored(s): the scores as
+    """Largest error against fp64 over that of standard attention in the type of q, on the first heads. scored(s): the scores as
     the problem changes them; kept: what P is multiplied by after the softmax."""
     q, k, v, o = (t[:1, :, :2].transpose(1, 2) for t in (q, k, v, o))
 
@@ -23,7 +23,7 @@ def error_ratio(q, k, v, o, hidden, scored=None, kept=None):
         return (p.to(low) if low else p) @ v
 
     exact = standard(q.double(), k.double(), v.double(), None)
-    base = standard(q, k, v, torch.bfloat16).double()
+    base = standard(q, k, v, q.dtype).double()
     return ((o.double() - exact).abs().max() / (base - exact).abs().max()).item()
 
 

@@ -4,12 +4,13 @@ FlashAttention-3 where a library of it is given. O is checked against fp64 befor
   python3 bench/gpu/forward_peers.py --library attn_c.so --fa3 libfa3.so --peers cudnn \\
     --out bench/results/h200-forward.json
 
---library: bench/gpu/attn_c.cpp as a shared object. --fa3: one with the entry points of bench/gpu/backward/peer.hpp."""
+--library: bench/gpu/attn_c.cpp as a shared object. --fa3: one with the entry points of bench/gpu/backward/peer.hpp, compiled for
+--dtype. The figures of FlashAttention-3's paper are f16."""
 import argparse, sys
 
 from torch.nn.attention import SDPBackend
 
-from calls import Attention, FlashAttention3, Results, apart, median_ms, pytorch_forward, random_inputs
+from calls import DTYPES, Attention, FlashAttention3, Results, apart, median_ms, pytorch_forward, random_inputs
 from forward_errors import error_of_rows
 
 kPeers = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
@@ -21,19 +22,20 @@ arguments.add_argument("--out", default="")
 arguments.add_argument("--commit", default="")
 arguments.add_argument("--lengths", default="512,1024,2048,4096,8192,16384")
 arguments.add_argument("--dims", default="64,128,256")
+arguments.add_argument("--dtype", default="bf16", choices=list(DTYPES))
 arguments.add_argument("--kernel", default="")
 arguments.add_argument("--rep", type=int, default=40)
 options = arguments.parse_args()
 kTokens, kHidden = 16384, 2048
-results, wrong = Results(options.out, options.commit), []
+results, wrong = Results(options.out, options.commit, dtype=options.dtype), []
 peers = [name for name in options.peers.split(",") if name]
 
 
 def cell(d, causal, n):
     b, h = kTokens // n, kHidden // d
-    q, k, v, _ = random_inputs(b, n, h, h, d)
-    run, (o, lse) = Attention(options.library, f"b{b}_n{n}_h{h}_d{d}{'_causal' if causal else ''}_bf16", q, k, v).forward(
-        options.kernel)
+    q, k, v, _ = random_inputs(b, n, h, h, d, options.dtype)
+    descriptor = f"b{b}_n{n}_h{h}_d{d}{'_causal' if causal else ''}_{options.dtype}"
+    run, (o, lse) = Attention(options.library, descriptor, q, k, v).forward(options.kernel)
     run()
     row = {"d": d, "causal": causal, "n": n, "error over standard's": round(error_of_rows(q, k, v, o, causal), 2)}
     right = row["error over standard's"] <= 2
