@@ -31,20 +31,37 @@ double median_seconds(int device, const std::function<void(void* stream)>& work)
   return seconds[kSamples / 2];
 }
 
-// Two elements of random sign and fraction, of magnitude about 1 in both 16-bit types.
-constexpr const char* kRandomPair = R"(
-__device__ __forceinline__ unsigned random_pair(unsigned i) {
+// What a kernel multiplies: the name of the type in PTX, and how deep an instruction is, 32 bytes.
+struct Operands {
+  std::string_view type;
+  int depth;
+  bool transposable;  // wgmma says of 16-bit operands alone how they lie
+};
+Operands operands_of(DType dtype) {
+  if (dtype == DType::u8) return {.type = "e4m3", .depth = 32, .transposable = false};
+  return {.type = dtype == DType::f16 ? "f16" : "bf16", .depth = 16, .transposable = true};
+}
+
+// 32 bits of elements of random sign and fraction: of magnitude about 1 in both 16-bit types, from
+// 1 to 2 in e4m3, none of them NaN.
+std::string random_word_text(const Operands& x) {
+  return fmt::format(
+      R"(
+__device__ __forceinline__ unsigned random_word(unsigned i) {{
   unsigned x = i * 2654435761u;
   x ^= x >> 15;
   x *= 2246822519u;
   x ^= x >> 13;
-  return (x & 0x807f807fu) | 0x3f003f00u;
+  return {};
+}}
+)",
+      x.transposable ? "(x & 0x807f807fu) | 0x3f003f00u" : "(x & 0x87878787u) | 0x38383838u");
 }
-)";
 
-// A [64 x 64] and B [256 x 64] in shared memory, 128-byte swizzled rows; two warpgroups multiply
-// them over and over. 16 products of depth 16 between waits, and the other warpgroup meanwhile.
-std::string wgmma_text(std::string_view type) {
+// A [64 x 128 bytes] and B [256 x 128 bytes] in shared memory, 128-byte swizzled rows; two
+// warpgroups multiply them over and over, 16 products between waits, and the other warpgroup
+// meanwhile.
+std::string wgmma_text(const Operands& x) {
   std::string numbers;
   std::string operands;
   for (int i = 0; i < 128; ++i) {
@@ -54,7 +71,7 @@ std::string wgmma_text(std::string_view type) {
   return fmt::format(R"({}
 extern "C" __global__ void __launch_bounds__(256) matrix_rate(float* out, int iterations) {{
   __shared__ alignas(1024) unsigned words[10240];
-  for (unsigned i = threadIdx.x; i < 10240; i += 256) words[i] = random_pair(i);
+  for (unsigned i = threadIdx.x; i < 10240; i += 256) words[i] = random_word(i);
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   const unsigned base = static_cast<unsigned>(__cvta_generic_to_shared(words));
@@ -69,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(256) matrix_rate(float* out, int it
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int k = 0; k < 16; ++k) {{
-      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.{}.{} {{{}}}, %128, %129, 1, 1, 1, "
-                   "0, 0;" : {} : "l"(a + k % 4 * 2), "l"(b + k % 4 * 2));
+      asm volatile("wgmma.mma_async.sync.aligned.m64n256k{}.f32.{}.{} {{{}}}, %128, %129, 1, 1, 1"
+                   "{};" : {} : "l"(a + k % 4 * 2), "l"(b + k % 4 * 2));
     }}
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
@@ -81,22 +98,23 @@ extern "C" __global__ void __launch_bounds__(256) matrix_rate(float* out, int it
   out[blockIdx.x * 256 + threadIdx.x] = sum;
 }}
 )",
-                     kRandomPair, type, type, numbers, operands);
+                     random_word_text(x), x.depth, x.type, x.type, numbers,
+                     x.transposable ? ", 0, 0" : "", operands);
 }
 
 // Eight independent sums of 16 x 8 a warp.
-std::string mma_text(std::string_view type) {
+std::string mma_text(const Operands& x) {
   return fmt::format(R"({}
 extern "C" __global__ void __launch_bounds__(256) matrix_rate(float* out, int iterations) {{
   unsigned a[4], b[2];
-  for (int i = 0; i < 4; ++i) a[i] = random_pair(threadIdx.x * 6 + i);
-  for (int i = 0; i < 2; ++i) b[i] = random_pair(threadIdx.x * 6 + 4 + i);
+  for (int i = 0; i < 4; ++i) a[i] = random_word(threadIdx.x * 6 + i);
+  for (int i = 0; i < 2; ++i) b[i] = random_word(threadIdx.x * 6 + 4 + i);
   float d[8][4] = {{}};
 #pragma unroll 1
   for (int n = 0; n < iterations; ++n) {{
 #pragma unroll
     for (int i = 0; i < 8; ++i) {{
-      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{}.{}.f32 {{%0, %1, %2, %3}}, {{%4, %5, "
+      asm volatile("mma.sync.aligned.m16n8k{}.row.col.f32.{}.{}.f32 {{%0, %1, %2, %3}}, {{%4, %5, "
                    "%6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
                    : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -108,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(256) matrix_rate(float* out, int it
   out[blockIdx.x * 256 + threadIdx.x] = sum;
 }}
 )",
-                     kRandomPair, type, type);
+                     random_word_text(x), x.depth, x.type, x.type);
 }
 
 constexpr const char* kFmaText = R"(
@@ -169,7 +187,7 @@ double measure_gbps(int device) {
 }  // namespace
 
 MatrixRate matrix_rate_kernel(DType dtype, int capability) {
-  const std::string_view type = dtype == DType::f16 ? "f16" : "bf16";
+  const Operands operands = operands_of(dtype);
   MatrixRate rate;
   rate.source = {.name = "matrix_rate", .text = {}, .entry = "matrix_rate", .options = {}};
   if (dtype == DType::f32) {
@@ -177,17 +195,19 @@ MatrixRate matrix_rate_kernel(DType dtype, int capability) {
     rate.blocks_per_sm = 8;
     rate.flops_per_block = 256.0 * 16 * 2;
   } else if (capability == 90) {
-    rate.source.text = wgmma_text(type);
-    rate.flops_per_block = 2.0 * 16 * 2 * 64 * 256 * 16;
+    rate.source.text = wgmma_text(operands);
+    rate.flops_per_block = 2.0 * 16 * 2 * 64 * 256 * operands.depth;
   } else {
-    rate.source.text = mma_text(type);
+    rate.source.text = mma_text(operands);
     rate.blocks_per_sm = 2;
-    rate.flops_per_block = 8.0 * 8 * 2 * 16 * 8 * 16;
+    rate.flops_per_block = 8.0 * 8 * 2 * 16 * 8 * operands.depth;
   }
   return rate;
 }
 
 double CudaCeilings::gflops(DType dtype, int device, const Context& context) {
+  constexpr int kFloat8 = 89;  // the first capability whose tensor cores take 8-bit floats
+  if (dtype == DType::u8 && cuda::device_info(device).arch < kFloat8) return 0;
   const auto [at, added] = gflops_.try_emplace({dtype, device});
   if (added) at->second = measure_gflops(dtype, device, context);
   return at->second;

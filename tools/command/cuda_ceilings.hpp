@@ -10,7 +10,8 @@
 
 namespace attn::command {
 
-// A kernel that does nothing but multiply: with wgmma (9.0), mma.sync (others), or FMA (f32).
+// A kernel that does nothing but multiply: with wgmma (9.0), mma.sync (others), or FMA (f32). u8:
+// 8-bit floats, as in MatmulProblem; the tensor cores of 8.9 and up have them.
 struct MatrixRate {
   cuda::Source source;  // entry (float* out, int iterations); out has a float a thread
   unsigned threads = 256;
@@ -23,7 +24,7 @@ MatrixRate matrix_rate_kernel(DType dtype, int capability);
 class CudaCeilings {
  public:
   // Of matrix products of this dtype from shared memory or registers, GFLOP/s; random operands, so
-  // that the chip draws the power it would.
+  // that the chip draws the power it would. 0 of 8-bit floats (u8) where tensor cores have none.
   double gflops(DType dtype, int device, const Context& context);
   // Of a copy of device memory, bytes read and bytes written, GB/s.
   double gbps(int device);

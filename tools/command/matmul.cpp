@@ -249,12 +249,11 @@ void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
       ->type_name("FILE")
       ->take_last();
   sub->footer(
-      "Columns: 'peak' is the share of the rate of independent multiply-adds that was measured in "
-      "the same run,\n'cublas' the share of cuBLAS' rate, on a GPU where that is installed; "
-      "'error' "
-      "is the largest error as a\nshare of what docs/matmul.md allows. With a mask, rates count "
-      "the products of all "
-      "blocks.\n"
+      "Columns: 'peak' is the share of the rate of independent multiply-adds of this type, "
+      "measured "
+      "in the same run,\n'cublas' the share of cuBLAS' rate, on a GPU where that is installed; "
+      "'error' is the largest error as a\nshare of what docs/matmul.md allows. With a mask, rates "
+      "count the products of all blocks.\n"
       "Examples:\n"
       "  attn matmul --rung all 512,512,512\n"
       "  attn matmul --dtype bf16 1024,4096,1024 --bias --activation gelu --threads 2\n"
