@@ -3,7 +3,8 @@
 // where a block mask says which blocks of kBlock x kBlock of W exist. X W and dZ W^T multiply the
 // blocks of W that are there, X^T dZ computes the blocks of dW that are: three products with one
 // mask, transposed where W is. Each density runs beside the dense layer, which is the same without
-// a mask; both are compared with fp64, and times with the density's share of the dense layer's.
+// a mask; all five results of both are compared with fp64, and times with the density's share of
+// the dense layer's.
 //   example_block_sparse_mlp [ROWS OF X] [WIDTH] [ROUNDS]
 #include <algorithm>
 #include <attn/attn.hpp>
@@ -18,6 +19,7 @@
 namespace {
 
 constexpr std::int64_t kBlock = 256;
+constexpr double kTolerance = 1e-5;
 
 using Values = std::vector<float>;
 
@@ -30,12 +32,14 @@ attn::Tensor transposed(attn::Tensor t) {
   return t;
 }
 
-// Of blocks x blocks, count in each row and column: some diagonals.
-std::vector<std::uint8_t> diagonals(std::int64_t blocks, std::int64_t count) {
+// Of blocks x blocks, count in each row and column, evenly apart. Rows are shuffled, even ones
+// first, so that the mask is not its own transpose.
+std::vector<std::uint8_t> spread_out(std::int64_t blocks, std::int64_t count) {
   std::vector<std::uint8_t> mask(blocks * blocks);
   for (std::int64_t i = 0; i < blocks; ++i) {
+    const std::int64_t first = i / 2 + i % 2 * (blocks / 2);
     for (std::int64_t s = 0; s < count; ++s) {
-      mask[i * blocks + (i + s * (blocks / count)) % blocks] = 1;
+      mask[i * blocks + (first + s * (blocks / count)) % blocks] = 1;
     }
   }
   return mask;
@@ -113,6 +117,47 @@ class Layer {
   attn::MatmulPlan forward_, dx_, dw_;
 };
 
+// Some elements of each result in fp64: the largest error as a share of the square root of the
+// terms, which is their size. dZ counts as wrong where fp64 is sure of Y's sign and dZ is not dY or
+// 0 accordingly.
+double largest_error(const Layer& layer, const Values& x, const Values& dy, const Values& y,
+                     const Values& dz, const Values& dx, std::mt19937& random) {
+  const auto width = std::int64_t(layer.bias.size()), rows = std::int64_t(x.size()) / width;
+  const std::int64_t blocks = width / kBlock;
+  const auto there = [&](std::int64_t i, std::int64_t c) {
+    return layer.mask.empty() || layer.mask[i / kBlock * blocks + c / kBlock] != 0;
+  };
+  double error = 0;
+  const auto compare = [&](double got, double expected, double terms) {
+    const double share = std::abs(got - expected) / std::sqrt(terms);
+    error = std::isfinite(share) ? std::max(error, share) : INFINITY;
+  };
+  for (int sample = 0; sample < 300; ++sample) {
+    const auto i = std::int64_t(random() % rows), c = std::int64_t(random() % width),
+               q = std::int64_t(random() % width);
+    double value = layer.bias[c], gradient = 0, weight = 0, sum = 0;
+    std::int64_t terms = 0, terms_of_gradient = 0;
+    for (std::int64_t k = 0; k < width; ++k) {
+      if (there(k, c)) value += double{x[i * width + k]} * layer.w[k * width + c], ++terms;
+      if (!there(c, k)) continue;
+      gradient += double{dz[i * width + k]} * layer.w[c * width + k];
+      ++terms_of_gradient;
+    }
+    for (std::int64_t row = 0; row < rows; ++row) {
+      if (there(q, c)) weight += double{x[row * width + q]} * dz[row * width + c];
+      sum += dz[row * width + c];
+    }
+    compare(y[i * width + c], std::max(value, 0.0), double(terms));
+    if (std::abs(value) > kTolerance * std::sqrt(double(terms))) {
+      compare(dz[i * width + c], value > 0 ? dy[i * width + c] : 0, 1);
+    }
+    compare(dx[i * width + c], gradient, double(terms_of_gradient));
+    compare(layer.dw[q * width + c], weight, double(rows));
+    compare(layer.db[c], sum, double(rows));
+  }
+  return error;
+}
+
 // CPU time of all threads: what others on the machine do does not add to it.
 double seconds(const auto& call) {
   const std::clock_t begin = std::clock();
@@ -145,7 +190,7 @@ int main(int argc, char** argv) {
               "error, of largest");
   const std::int64_t blocks = width / kBlock;
   for (std::int64_t part = 2; part <= blocks && part <= 16; part *= 2) {
-    Layer layer(w, bias, diagonals(blocks, blocks / part), rows);
+    Layer layer(w, bias, spread_out(blocks, blocks / part), rows);
     Values y(x.size(), NAN), dz(y), dx(y), other(y), other_dz(y), other_dx(y);
     std::vector<double> times[4];
     for (int round = 0; round < rounds; ++round) {
@@ -154,35 +199,15 @@ int main(int argc, char** argv) {
       times[2].push_back(seconds([&] { dense.backward(x, other, dy, other_dz, other_dx); }));
       times[3].push_back(seconds([&] { layer.backward(x, y, dy, dz, dx); }));
     }
-    // Some elements of each result in fp64, as shares of the square root of the terms, which is
-    // their size.
-    const auto there = [&](std::int64_t i, std::int64_t c) {
-      return layer.mask[i / kBlock * blocks + c / kBlock] != 0;
-    };
-    double error = 0;
-    for (int sample = 0; sample < 300; ++sample) {
-      const auto i = std::int64_t(random() % rows), c = std::int64_t(random() % width),
-                 q = std::int64_t(random() % width);
-      double value = bias[c], gradient = 0, weight = 0;
-      for (std::int64_t k = 0; k < width; ++k) {
-        if (there(k, c)) value += double{x[i * width + k]} * w[k * width + c];
-        if (there(c, k)) gradient += double{dz[i * width + k]} * w[c * width + k];
-      }
-      for (std::int64_t row = 0; row < rows && there(q, c); ++row) {
-        weight += double{x[row * width + q]} * dz[row * width + c];
-      }
-      const double terms = std::sqrt(double(width) / double(part));
-      error = std::max({error, std::abs(y[i * width + c] - std::max(value, 0.0)) / terms,
-                        std::abs(dx[i * width + c] - gradient) / terms,
-                        std::abs(layer.dw[q * width + c] - weight) / std::sqrt(double(rows))});
-      if (!std::isfinite(y[i * width + c] + dx[i * width + c])) error = INFINITY;
-    }
-    correct = correct && error < 1e-5;
+    const double error = largest_error(layer, x, dy, y, dz, dx, random);
+    const double of_dense = largest_error(dense, x, dy, other, other_dz, other_dx, random);
+    correct = correct && error < kTolerance && of_dense < kTolerance;
     const char* const names[] = {"forward", "backward"};
     for (int phase = 0; phase < 2; ++phase) {
       const double whole = median(times[2 * phase]), some = median(times[2 * phase + 1]);
       std::printf("    1/%-2lld %10s %10.1f of %10.1f %24.2f %16.1g\n", (long long)part,
-                  names[phase], some * 1e3, whole * 1e3, some / whole * double(part), error);
+                  names[phase], some * 1e3, whole * 1e3, some / whole * double(part),
+                  std::max(error, of_dense));
     }
   }
   return correct ? 0 : 1;
