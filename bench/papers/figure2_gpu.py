@@ -2,8 +2,8 @@
 
   python3 bench/papers/figure2_gpu.py --attn build/attn --library attn_c.so --out build/figure2_gpu --seconds 120
 
-writes OUT.svg and OUT.json, prints tables and a sentence for each claim. Left: standard attention, FlashAttention (K, V outer) and FlashAttention-2.
-Middle: bytes and time against B_c. Right: bytes and time against the share of blocks that a mask leaves. All of the forward pass; with --phase
+writes OUT.svg (figure2_draw.py) and OUT.json, prints tables and a sentence for each claim. Left: standard attention, FlashAttention (K, V outer) and
+FlashAttention-2. Middle: bytes and time against B_c, in bf16 up to 512. Right: bytes and time against the share of blocks that a mask leaves. All of the forward pass; with --phase
 backward a table of algorithms 3 and 4, the block-sparse form and FlashAttention-2, and theorem 5's exponents, in OUT.json. Bytes: model and
 plan (`attn io --arch`) beside ncu's counters (io_gpu.py), "L2" being what passes between L2 and the multiprocessors, the paper's HBM accesses. Times:
 medians of CUDA events, each result compared with fp64 first. Needs PyTorch and NumPy; without ncu the counters' columns stay empty."""
@@ -12,7 +12,7 @@ import argparse, json, math, statistics, sys, time
 import numpy
 import torch
 
-import io_gpu, svg
+import figure2_draw, io_gpu
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--library", default="attn_c.so")
@@ -180,7 +180,7 @@ BYTES = ("model", "plan", "l2", "dram", "shared")
 
 
 def show(title, rows, name):
-    table(title, [name, "kernel", *(f"{what} GB" for what in BYTES), "ms"],
+    table(title, [name, "kernel", *(f"{what + ' (lsu)' * (what == 'shared')} GB" for what in BYTES), "ms"],
           [[entry.get(name), entry["kernel"] or entry.get("target"), *giga(entry, *BYTES), entry.get("ms")] for entry in rows])
 
 
@@ -198,7 +198,7 @@ def theorem(title, rows):
     result = {}
     for what in ("model", "plan", "l2", "dram"):
         points = [entry for entry in rows if what in entry]
-        if len(points) < 8:
+        if len(points) < figure2_draw.POINTS:
             continue
         exponents, errors, r2 = fit([[1, *(math.log(entry[axis]) for axis in "ndm")] for entry in points], [math.log(entry[what]) for entry in points])
         result[what] = {"points": len(points), "r2": r2, **{axis.upper(): {"exponent": exponents[i + 1], "standard_error": errors[i + 1], "theorem": expected}
@@ -221,51 +221,6 @@ def proposition_4(rows):
     table("Proposition 4: share of the dense run = a + b s", ["what", "a", "b (1)", "R^2"],
           [[what, f"{f['constant']:.3f}", f"{f['slope']:.3f} +- {f['standard_error']:.3f}", f"{f['r2']:.4f}"] for what, f in result.items()])
     return result
-
-
-def sentences(left, middle, right, proposition):
-    standard, flash, flash_2, _ = left
-    what = "l2" if all("l2" in entry for entry in left) else "plan"
-    said = [f"Left: FlashAttention moves 1/{standard[what] / flash[what]:.1f} of standard attention's bytes ({what}; the model says 1/"
-            f"{standard['model'] / flash['model']:.1f}) and takes 1/{standard['ms'] / flash['ms']:.2f} of its time, FlashAttention-2 1/"
-            f"{standard[what] / flash_2[what]:.1f} and 1/{standard['ms'] / flash_2['ms']:.2f}, all with the same FMA arithmetic; the paper, forward and "
-            f"backward in half precision on an A100: 1/9.2 of the bytes, 1/5.7 of the time."]
-    f32 = [entry for entry in middle if entry["dtype"] == "f32"]
-    best, first = min(f32, key=lambda entry: entry["ms"]), f32[0]
-    what = "l2" if all("l2" in entry for entry in f32) else "plan"
-    said.append(f"Middle: from B_c 64 to {f32[-1]['block']} bytes ({what}) fall by a factor of {first[what] / f32[-1][what]:.2f} (model {first['model'] / f32[-1]['model']:.2f}); "
-                f"time is lowest at B_c {best['block']}, {first['ms'] / best['ms']:.2f} times faster than at 64"
-                + ("." if best is f32[-1] else f", and {f32[-1]['ms'] / best['ms']:.2f} times longer than that at {f32[-1]['block']}, where fewer blocks of threads fit a multiprocessor."))
-    low, high = right[-1], right[0]
-    said.append(f"Right: at {low['density']:.0%} of the blocks time is {low['ms'] / high['ms']:.1%} of the dense run's"
-                + (f" and bytes (L2) {low['l2'] / high['l2']:.1%}" if "l2" in low and "l2" in high else "")
-                + f"; the fitted slope of time is {proposition['ms']['slope']:.2f} +- {proposition['ms']['standard_error']:.2f}, 1 being in proportion.")
-    return said
-
-
-def series(rows, x, y, factor=1.0, base=None):
-    return [(entry[x], entry[y] * factor / (base or 1)) for entry in rows if y in entry]
-
-
-def draw(left, middle, right):
-    f32 = [entry for entry in middle if entry["dtype"] == "f32"]
-    bars = left[:3]
-    shares = [(f"{name}, of {bars[0][what] * factor:.3g} {unit}", colour, False, [(i + 1, entry[what] / bars[0][what]) for i, entry in enumerate(bars)])
-              for name, what, factor, unit, colour in (("model bytes", "model", 1e-9, "GB", 1), ("plan", "plan", 1e-9, "GB", 0), ("L2, counted", "l2", 1e-9, "GB", 2),
-                                                       ("DRAM, counted", "dram", 1e-9, "GB", 4), ("time", "ms", 1, "ms", 3)) if all(what in entry for entry in bars)]
-    ratio = [(name, colour, False, series(right, "density", what, 1, right[0].get(what))) for name, what, colour in
-             (("model bytes", "model", 1), ("L2, counted", "l2", 2), ("time", "ms", 3))]
-    lines = [("model", "model", 1e-9, 1), ("plan", "plan", 1e-9, 0), ("L2, counted", "l2", 1e-9, 2), ("DRAM, counted", "dram", 1e-9, 4), ("time, ms", "ms", 1, 3)]
-    panels = [
-        {"title": f"b {options.batch}, h {HEADS}, n {N}, d {D}", "x": "", "y": "share",
-         "groups": ["standard", "FlashAttention", "FlashAttention-2"], "series": shares},
-        {"title": "block size", "x": "B_c", "y": "GB, ms", "log_x": True, "log_y": True,
-         "series": [(name, colour, False, series(f32, "block", what, factor)) for name, what, factor, colour in lines]
-         + [("inputs and outputs once (lower bound)", 6, True, series(f32, "block", "once", 1e-9))]},
-        {"title": "sparsity, n 4096", "x": "share of blocks", "y": "of dense", "series": ratio + [("proportional", 6, True, [(0.05, 0.05), (1, 1)])]}]
-    for panel in panels:
-        panel["series"] = [line for line in panel["series"] if line[3]]
-    return svg.figure(f"FlashAttention, figure 2, on one {torch.cuda.get_device_name()} (f32, FMA)", panels)
 
 
 def main():
@@ -303,13 +258,14 @@ def report_forward(left, middle, right, rows, why):
     if why:
         print(f"no counters: {why}")
     show(f"Left: {LEFT}, forward", left, "algorithm")
-    show("Middle: FlashAttention's order", middle, "block")
+    for dtype in ("f32", "bf16"):
+        show(f"Middle: FlashAttention's order, {dtype}", [entry for entry in middle if entry["dtype"] == dtype], "block")
     show("Right: bands of keys, B_c 64", right, "density")
     fitted, proposition = theorem("Theorem 2", rows), proposition_4(right)
-    said = sentences(left, middle, right, proposition)
+    said = [*figure2_draw.sentences(left, middle, right, proposition), figure2_draw.fits("Theorem 2", rows, fitted)]
     print("\n" + "\n".join(said))
     with open(options.out + ".svg", "w") as file:
-        file.write(draw(left, middle, right))
+        file.write(figure2_draw.draw(left, middle, right, torch.cuda.get_device_name()))
     save({"left": left, "middle": middle, "right": right, "theorem_2": {"rows": rows, "fit": fitted}, "proposition_4": proposition, "sentences": said}, why)
 
 
@@ -317,7 +273,10 @@ def report_backward(rows, of_theorem, why):
     if why:
         print(f"no counters: {why}")
     show("Backward", rows, "problem")
-    save({"rows": rows, "theorem_5": {"rows": of_theorem, "fit": theorem("Theorem 5", of_theorem)}}, why)
+    fitted = theorem("Theorem 5", of_theorem)
+    said = [figure2_draw.fits("Theorem 5", of_theorem, fitted)]
+    print("\n" + "\n".join(said))
+    save({"rows": rows, "theorem_5": {"rows": of_theorem, "fit": fitted}, "sentences": said}, why)
 
 
 if __name__ == "__main__":

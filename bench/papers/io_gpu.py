@@ -6,7 +6,8 @@
 Prints, for each problem, standard attention, FlashAttention (K, V outer), its block-sparse form and FlashAttention-2, all with the arithmetic of
 forward_simt, and what the library would pick; backward standard attention's algorithm 3, FlashAttention's 4, its block-sparse form, and FlashAttention-2 on
 the kernels that take the problem. Columns: the model and the plan (`attn io --arch`), then bytes that ncu counts while
-the kernels run once: L2 to and from the multiprocessors (what the papers call HBM accesses, and the plan counts), DRAM, shared memory.
+the kernels run once: L2 to and from the multiprocessors (what the papers call HBM accesses, and the plan counts), DRAM, and shared memory as the
+threads' loads and stores use it (lsu): what wgmma reads there and TMA writes there passes the load and store units by and is not counted.
 
 --library: attn_c as a shared object (.so), or build/libattn.a, with which one is compiled. Needs PyTorch; ncu for the counters."""
 import argparse, concurrent.futures, csv, ctypes, io, json, math, os, re, shutil, subprocess, sys, tempfile, time
@@ -219,7 +220,7 @@ def main():
     rows = []
     for descriptor in options.descriptors:
         print(f"{descriptor}, GB")
-        print("  ".join(["".ljust(36), *(what.rjust(10) for what in ("model", "plan", *columns))]))
+        print("  ".join(["".ljust(36), *(what.rjust(10) for what in ("model", "plan", *columns[:-1], "shared lsu"))]))
         for algorithm, kernel in rows_of(options.phase, descriptor):
             row = planned(options.attn, descriptor, algorithm, kernel, options.arch)
             counts = counted.get((descriptor, kernel), {})
