@@ -11,7 +11,11 @@
 
 namespace {
 
+#ifdef ATTN_C_ON_CPU  // tests/papers/on_cpu.py
+constexpr attn::Device kDevice{};
+#else
 constexpr attn::Device kDevice{attn::DeviceType::cuda, 0};
+#endif
 
 struct Handle {
   attn::Problem problem;

@@ -27,6 +27,7 @@ arguments.add_argument("--parts", default="plain,mask_dropout,short,heads,compil
 arguments.add_argument("--methods", default="", help="names, separated by semicolons; default: all")
 arguments.add_argument("--lengths", default="128,256,512,1024,2048,4096,8192,16384,32768,65536")
 arguments.add_argument("--dims", default="32,64,128,256", help="head sizes of the part heads")
+arguments.add_argument("--small", action="store_true", help="one sequence of four heads everywhere, to try the script")
 arguments.add_argument("--seconds", type=float, default=200)
 arguments.add_argument("--most", type=float, default=1.5, help="seconds that a call is expected to take at most, by the length before")
 options = arguments.parse_args()
@@ -334,6 +335,7 @@ def save(part, rows):
 
 
 def problem_of(b, n, h, d, mask=False, dropout=False, causal=False, label=None):
+    b, h = (1, 4) if options.small else (b, h)
     return {"b": b, "n": n, "h": h, "d": d, "mask": mask, "dropout": dropout, "causal": causal, "label": label or n}
 
 
