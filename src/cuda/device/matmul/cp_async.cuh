@@ -25,10 +25,13 @@ struct RingTile {
   // columns in multiples of 8.
   static __device__ __forceinline__ void load(unsigned tile, const char* first, long long stride,
                                               int rows, int columns) {
+    // A count that is no thread's own: the compiler would make branches of another.
+    constexpr int kEach = kRows * Tile::kChunks / WarpTiles::kThreads;
+    static_assert(kEach * WarpTiles::kThreads == kRows * Tile::kChunks, "threads share evenly");
 #pragma unroll
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * Tile::kChunks;
-         i += WarpTiles::kThreads) {
-      const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
+    for (int i = 0; i < kEach; ++i) {
+      const int at = i * WarpTiles::kThreads + static_cast<int>(threadIdx.x);
+      const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
       const bool exists = row < rows && 8 * chunk < columns;
       copy_async(tile + static_cast<unsigned>(Tile::offset(row, chunk)),
                  exists ? first + row * stride + 16 * chunk : first, exists);
