@@ -345,7 +345,7 @@ MatmulInputs operands(Data& data, const MatmulProblem& p) {
 
 TEST_F(CallCost, Products) {
   for (const char* rung :
-       {"", "persistent/128x128", "split_k/64x64_s2", "ldmatrix", "vector_loads"}) {
+       {"", "persistent/128x128", "split_k/64x64_s2", "pipelined", "ldmatrix", "vector_loads"}) {
     MatmulProblem p{.m = 256, .n = 192, .k = 128};
     p.dtype = p.output = std::string(rung) == "vector_loads" ? DType::f32 : DType::bf16;
     Data data(parse_problem("b1_n64_h2_d64_f32"));

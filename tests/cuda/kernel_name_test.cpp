@@ -11,6 +11,7 @@
 #include "cuda/forward/config.hpp"
 #include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
+#include "cuda/heuristics/shared_memory.hpp"
 #include "cuda/support.hpp"
 
 namespace attn::cuda {

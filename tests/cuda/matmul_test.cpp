@@ -8,41 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "attn/attn.hpp"
 #include "cuda/driver/memory.hpp"
 #include "cuda/heuristics/matmul_sm90.hpp"
-#include "cuda/matmul/config.hpp"
+#include "cuda/matmul_support.hpp"
 #include "cuda/support.hpp"
-#include "harness/device_matmul.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::MatmulData;
 using harness::varied_problem;
-
-constexpr Device kGpu{DeviceType::cuda, 0};
-
-// The gap between rows keeps them at multiples of 16 bytes, or not.
-std::string failure(const MatmulProblem& problem, const std::string& rung, std::int64_t gap,
-                    std::uint64_t seed) {
-  MatmulOptions options;
-  options.rung = rung;
-  options.device = kGpu;
-  const std::string what = to_string(problem) + " " + rung;
-  MatmulPlan plan;
-  try {
-    plan = make_plan(problem, options);
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::unsupported ? "" : error.what();
-  }
-  MatmulData data(problem, seed, gap);
-  data.poison();
-  harness::matmul_on_device(data, plan, {});
-  const harness::MatmulCheck check = check_matmul(data);
-  if (!check.passed()) return what + ": " + check.where;
-  return data.damage().empty() ? "" : what + ": " + data.damage();
-}
 
 class MatmulRungs : public testing::TestWithParam<std::string> {};
 
@@ -89,7 +63,7 @@ TEST(CudaMatmul, ManyTilesAndManySteps) {
 }
 
 std::string row_text(const MatmulSm90Shape& row) {
-  const auto [rows, columns, splits] = row.shape;
+  const int rows = row.shape.rows, columns = row.shape.columns, splits = row.shape.splits;
   const std::string text =
       std::string(name(row.rung)) + "/" + std::to_string(rows) + "x" + std::to_string(columns);
   return splits > 1 ? text + "_s" + std::to_string(splits) : text;

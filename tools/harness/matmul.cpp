@@ -22,7 +22,8 @@ constexpr std::byte kPoison{0xff};  // NaN in every floating dtype
 Tensor make(char matrix, std::vector<std::byte>& bytes, DType dtype, MatrixOrder order,
             std::int64_t batch, std::int64_t rows, std::int64_t columns, std::int64_t gap) {
   const bool by_rows = order == MatrixOrder::row_major;
-  const std::int64_t ld = (by_rows ? columns : rows) + gap;
+  const std::int64_t across = by_rows ? columns : rows;
+  const std::int64_t ld = gap < 0 ? (across / -gap + 1) * -gap : across + gap;
   const std::int64_t lines = by_rows ? rows : columns;
   const std::size_t size =
       static_cast<std::size_t>(std::max<std::int64_t>(1, batch * ld * lines)) * size_of(dtype);

@@ -15,7 +15,8 @@ namespace attn::harness {
 MatmulProblem varied_problem(const std::array<std::int64_t, 4>& shape, DType dtype, int variant);
 
 // The tensors of a product. Rows (columns, in column_major order) have gaps of `gap` elements
-// between them, and gaps and C are NaN until they are written.
+// between them, of a negative one gaps up to the next multiple of -gap, and gaps and C are NaN
+// until they are written.
 class MatmulData {
  public:
   // A and B are drawn from the normal distribution, A with an offset of 1/4 so that sums grow. A

@@ -15,6 +15,7 @@
 #include "cuda/heuristics/backward_portable.hpp"
 #include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
+#include "cuda/heuristics/shared_memory.hpp"
 #include "cuda/kernel_parts.hpp"
 #include "cuda/limits.hpp"
 

@@ -1,6 +1,6 @@
 #include "cuda/heuristics/backward_papers.hpp"
 
-#include "cuda/heuristics/backward_sm80.hpp"
+#include "cuda/heuristics/shared_memory.hpp"
 #include "cuda/kernel_parts.hpp"
 
 namespace attn::cuda {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "cuda/heuristics/shared_memory.hpp"
+
 namespace attn::cuda {
 namespace {
 
@@ -38,22 +40,6 @@ int padded(int head_dim, const BackwardConfig& c) {
 }
 
 }  // namespace
-
-std::int64_t most_shared_bytes(Arch arch) noexcept {
-  constexpr std::int64_t kSmall = 99 << 10, kAmpere = 163 << 10, kHopper = 227 << 10;
-  switch (arch.number) {
-    case 80:
-    case 87:
-      return kAmpere;
-    case 90:
-    case 100:
-    case 101:
-    case 103:
-      return kHopper;
-    default:
-      return kSmall;
-  }
-}
 
 const BackwardSm80Shape* backward_sm80_shape(const Problem& p, Arch arch) {
   const std::int64_t widest = std::max(p.head_dim, p.head_dim_v);

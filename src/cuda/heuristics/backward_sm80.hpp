@@ -18,9 +18,6 @@ struct BackwardSm80Shape {
   int l2_megabytes = 20;  // of the heads whose tiles are dealt together
 };
 
-// Shared memory that a block of threads may opt in to.
-std::int64_t most_shared_bytes(Arch arch) noexcept;
-
 // The first row that holds the heads and fits the architecture; null where none does.
 const BackwardSm80Shape* backward_sm80_shape(const Problem& problem, Arch arch);
 // Sets the shape in a configuration whose features are set.

@@ -66,7 +66,7 @@ std::span<const MatmulSm90Shape> matmul_sm90_shapes() {
 }
 
 double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, int sm_count) {
-  const auto [rows, columns, splits] = row.shape;
+  const int rows = row.shape.rows, columns = row.shape.columns, splits = row.shape.splits;
   const bool multicast = row.rung == MatmulRung::cluster_multicast;
   const std::int64_t cluster = multicast ? 2 : splits;
   const std::int64_t tiles = sizes.batch * divide_up(divide_up(sizes.m, rows), multicast ? 2 : 1) *

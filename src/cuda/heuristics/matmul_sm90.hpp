@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "cuda/matmul/config.hpp"
+#include "cuda/heuristics/matmul_sizes.hpp"
 
 namespace attn::cuda {
 
@@ -17,30 +17,12 @@ struct MatmulSm90Shape {
 };
 std::span<const MatmulSm90Shape> matmul_sm90_shapes();
 
-// What the estimate needs to know of a problem, C row-major.
-struct MatmulSizes {
-  std::int64_t batch, m, n, k;
-  std::int64_t depth;     // steps of k of a stage: 128 bytes
-  bool panels_b = false;  // B comes in panels of 64 columns: it does not lie along k
-};
-
 // Whether B, k x n elements of so many bytes, is read once, by a single row of tiles, and is more
 // than L2 keeps until the next call: then it comes from memory, and need not stay.
 bool streams_b(std::int64_t n, std::int64_t k, std::int64_t element_bytes, std::int64_t m_tiles);
 
 // Clock cycles that a product takes by this shape, about: docs/matmul.md has the terms.
 double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, int sm_count);
-
-// Which tiles a problem takes.
-struct MatmulTileLimits {
-  // 8-bit floats need two sums for each element, 256 columns of which are too many registers.
-  int most_columns = 256;
-  std::int64_t of_rows = 0, of_columns = 0;  // what rows and columns divide, as blocks of a mask
-
-  bool take(const MatmulShape& s) const {
-    return s.columns <= most_columns && of_rows % s.rows == 0 && of_columns % s.columns == 0;
-  }
-};
 
 // The row of the least estimate, among those of `rung`, or of all where `any`, within the limits.
 const MatmulSm90Shape& choose_matmul_sm90(const MatmulSizes& sizes, MatmulRung rung, bool any,

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <numeric>
 #include <utility>
 #include <vector>
 
 #include "attn/error.hpp"
 #include "core/text/enum_names.hpp"
+#include "cuda/heuristics/matmul_sm80.hpp"
 #include "cuda/heuristics/matmul_sm90.hpp"
 
 namespace attn::cuda {
@@ -26,6 +26,7 @@ constexpr core::EnumName<MatmulRung> kRungs[] = {
     {MatmulRung::mma_sync, "mma_sync"},
     {MatmulRung::cp_async, "cp_async"},
     {MatmulRung::ldmatrix, "ldmatrix"},
+    {MatmulRung::pipelined, "pipelined"},
     {MatmulRung::tma_wgmma, "tma_wgmma"},
     {MatmulRung::warp_specialised, "warp_specialised"},
     {MatmulRung::persistent, "persistent"},
@@ -49,7 +50,7 @@ struct Shape {
 bool on_hopper(MatmulRung rung) { return rung >= MatmulRung::tma_wgmma; }
 bool by_vectors(MatmulRung rung) {
   return rung == MatmulRung::vector_loads || rung == MatmulRung::cp_async ||
-         rung == MatmulRung::ldmatrix;
+         rung == MatmulRung::ldmatrix || rung == MatmulRung::pipelined;
 }
 
 // The matrix that has a mask, once C is row-major: 1: A, 2: B, 3: C.
@@ -73,9 +74,13 @@ Tile smallest_tile(MatmulRung rung, const MatmulProblem& p);
 
 // Why a rung does not take a mask: a tile may not lie in two of its blocks.
 std::string mask_obstacle(MatmulRung rung, const MatmulProblem& p) {
-  constexpr std::array kTake{MatmulRung::naive,        MatmulRung::coalesced,
-                             MatmulRung::vector_loads, MatmulRung::cp_async,
-                             MatmulRung::ldmatrix,     MatmulRung::warp_specialised,
+  constexpr std::array kTake{MatmulRung::naive,
+                             MatmulRung::coalesced,
+                             MatmulRung::vector_loads,
+                             MatmulRung::cp_async,
+                             MatmulRung::ldmatrix,
+                             MatmulRung::pipelined,
+                             MatmulRung::warp_specialised,
                              MatmulRung::persistent};
   if (std::find(kTake.begin(), kTake.end(), rung) == kTake.end()) {
     std::vector<std::string_view> names;
@@ -132,8 +137,8 @@ std::string obstacle(MatmulRung rung, const MatmulProblem& p, Arch arch, const M
   return {};
 }
 
-// Tiles of C of the rungs without wgmma: rows, columns, steps of k; each kernel's head comment says
-// the same.
+// Tiles of C of the rungs without a table: rows, columns, steps of k; each kernel's head comment
+// says the same.
 void set_tiles(MatmulConfig& c) {
   const auto set = [&](int m, int n, int k, int shared_bytes) {
     c.block_m = m;
@@ -156,7 +161,11 @@ void set_tiles(MatmulConfig& c) {
       return set(128, 128, 32, 2 * 128 * 40 * kHalf);
     case MatmulRung::cp_async:
     case MatmulRung::ldmatrix:
+      // Two blocks of ldmatrix share a multiprocessor, so that one multiplies while the other
+      // waits; cp_async would spill.
+      c.blocks = c.rung == MatmulRung::ldmatrix ? 2 : 1;
       return set(128, 128, 32, 4 * 2 * 128 * 32 * kHalf);
+    case MatmulRung::pipelined:
     case MatmulRung::tma_wgmma:
     case MatmulRung::warp_specialised:
     case MatmulRung::persistent:
@@ -167,10 +176,13 @@ void set_tiles(MatmulConfig& c) {
   }
 }
 
-bool in_table(MatmulRung rung) { return rung >= MatmulRung::persistent; }
+bool in_table(MatmulRung rung) {
+  return rung == MatmulRung::pipelined || rung >= MatmulRung::persistent;
+}
 
 Tile smallest_tile(MatmulRung rung, const MatmulProblem& p) {
   const int depth = static_cast<int>(128 / size_of(p.dtype));
+  if (rung == MatmulRung::pipelined) return {64, 64, 32};
   if (in_table(rung)) return {64, 64, depth};
   if (on_hopper(rung)) return {128, p.float8 == Float8::none ? 256 : 128, depth};
   if (rung == MatmulRung::naive || rung == MatmulRung::coalesced) return {};
@@ -205,15 +217,32 @@ void set_ring(MatmulConfig& c, const MatmulShape& shape) {
   c.shared_bytes = c.stages * stage + beside;
 }
 
+// shape: complete.
+void set_pipelined(MatmulConfig& c, const MatmulShape& shape, Arch arch) {
+  constexpr int kLane = 32;
+  c.block_m = shape.rows;
+  c.block_n = shape.columns;
+  c.block_k = shape.depth;
+  c.stages = shape.stages;
+  c.threads = kLane * shape.warps;
+  c.warps_down = warps_down_of(shape);
+  c.blocks = blocks_of(shape, arch);
+  c.shared_bytes = static_cast<int>(ring_bytes_of(shape));
+}
+
 // Why there is no such tile; empty where there is.
-std::string refuse_shape(MatmulRung rung, const MatmulShape& s) {
+std::string refuse_shape(MatmulRung rung, const MatmulShape& s, Arch arch) {
+  if (rung == MatmulRung::pipelined) {
+    return refuse_matmul_sm80(complete_matmul_sm80(s, arch), arch);
+  }
   const bool splits = rung == MatmulRung::split_k;
   const int multiple = rung == MatmulRung::cluster_multicast ? 128
                        : rung == MatmulRung::persistent      ? 16
                                                              : 64;
   const bool fits = (s.rows == 64 || s.rows == 128) && s.columns >= 64 && s.columns <= 256 &&
                     s.columns % multiple == 0 && s.splits >= (splits ? 2 : 1) &&
-                    s.splits <= (splits ? 8 : 1) && s.columns / 8 % s.splits == 0;
+                    s.splits <= (splits ? 8 : 1) && s.columns / 8 % s.splits == 0 && s.warps == 0 &&
+                    s.depth == 0 && s.stages == 0;
   if (fits && in_table(rung)) return {};
   return fmt::format(
       "shape {}x{}_s{} of rung {}; accepted from persistent on are 64 or 128 rows, 64, 128, 192 or "
@@ -236,34 +265,6 @@ bool is_cuda_matmul_rung(std::string_view text) noexcept {
   return std::ranges::any_of(kRungs, [&](const auto& row) { return row.name == text; });
 }
 
-MatmulRequest parse_matmul_request(std::string_view text) {
-  const std::size_t slash = text.find('/');
-  MatmulRequest request{text.substr(0, slash), {}};
-  if (slash == std::string_view::npos) return request;
-  std::string_view rest = text.substr(slash + 1);
-  bool read = true;
-  const auto number = [&](std::string_view after) {
-    if (!rest.starts_with(after)) return 0;
-    int value = 0;
-    const auto [end, error] =
-        std::from_chars(rest.data() + after.size(), rest.data() + rest.size(), value);
-    read = read && error == std::errc() && value > 0;
-    rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
-    return value;
-  };
-  request.shape.rows = number("");
-  request.shape.columns = number("x");
-  if (rest.starts_with("_s")) request.shape.splits = number("_s");
-  if (!read || request.shape.columns == 0 || !rest.empty()) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("the shape of rung '{}' is '{}'; accepted is ROWSxCOLUMNS_sPARTS, as in "
-                    "64x192_s8",
-                    request.rung, text.substr(slash + 1)));
-  }
-  return request;
-}
-
 MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulRequest& request,
                            const MatmulTensors& tensors, int sm_count, bool or_slower) {
   const std::string_view rung = request.rung;
@@ -282,7 +283,7 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulReques
   c.aligned_c = tensors.aligned_c;
   c.rung = rung.empty() ? MatmulRung::stream_k : core::parse_name(kRungs, "rung", rung);
   if (request.shape.rows > 0 && (in_table(c.rung) || !or_slower)) {
-    const std::string why = refuse_shape(c.rung, request.shape);
+    const std::string why = refuse_shape(c.rung, request.shape, arch);
     if (!why.empty()) throw Error(ErrorCode::unsupported, why);
   }
   const MatmulRung asked = c.rung;
@@ -295,7 +296,7 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulReques
     }
     c.rung = static_cast<MatmulRung>(static_cast<int>(c.rung) - 1);
   }
-  if (!on_hopper(c.rung)) {
+  if (c.rung != MatmulRung::pipelined && !on_hopper(c.rung)) {
     set_tiles(c);
     return c;
   }
@@ -304,26 +305,37 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulReques
   MatmulTileLimits limits{.most_columns = float8 ? 192 : 256};
   if (c.masked == 1 || c.masked == 3) limits.of_rows = c.block;
   if (c.masked == 2 || c.masked == 3) limits.of_columns = c.block;
-  if (in_table(c.rung)) {
-    const MatmulSizes sizes{p.batch,
-                            shape.m,
-                            shape.n,
-                            p.k,
-                            static_cast<std::int64_t>(128 / size_of(p.dtype)),
-                            !c.steps_together_b};
+  const bool named = c.rung == asked && in_table(asked) && request.shape.rows > 0;
+  const MatmulSizes sizes{p.batch,
+                          shape.m,
+                          shape.n,
+                          p.k,
+                          static_cast<std::int64_t>(128 / size_of(p.dtype)),
+                          !c.steps_together_b};
+  if (c.rung == MatmulRung::pipelined) {
+    if (!named) {
+      const MatmulSm80Shape& row = choose_matmul_sm80(sizes, arch, sm_count, limits);
+      tile = row.shape;
+      c.reason = row.reason;
+    }
+  } else if (in_table(c.rung)) {
     const bool any = rung.empty() && c.masked == 0;
     const MatmulSm90Shape& row = choose_matmul_sm90(sizes, c.rung, any, sm_count, limits);
     c.rung = row.rung;
     tile = row.shape;
     c.reason = row.reason;
   }
-  if (c.rung == asked && in_table(asked) && request.shape.rows > 0) {
+  if (named) {
     tile = request.shape;
     if (!limits.take(tile)) {
       throw Error(ErrorCode::unsupported,
                   fmt::format("rung {}: tiles of {} x {} do not divide blocks of {} (problem {})",
                               rung, tile.rows, tile.columns, c.block, to_string(p)));
     }
+  }
+  if (c.rung == MatmulRung::pipelined) {
+    set_pipelined(c, complete_matmul_sm80(tile, arch), arch);
+    return c;
   }
   c.stores_boxes = in_table(c.rung) && c.rung != MatmulRung::split_k && size_of(p.output) == 2 &&
                    tensors.aligned_c;

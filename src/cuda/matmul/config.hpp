@@ -21,6 +21,7 @@ enum class MatmulRung : std::uint8_t {
   mma_sync,
   cp_async,
   ldmatrix,
+  pipelined,
   tma_wgmma,
   warp_specialised,
   persistent,
@@ -35,11 +36,14 @@ bool is_cuda_matmul_rung(std::string_view text) noexcept;
 // A tile of C, and the parts of k that run apart. 0 rows: to be chosen.
 struct MatmulShape {
   int rows = 0, columns = 0, splits = 1;
+  // Of `pipelined`; 0: to be chosen. Warps of a block, steps of k of a stage, stages of the ring.
+  int warps = 0, depth = 0, stages = 0;
   bool operator==(const MatmulShape&) const = default;
 };
 
-// A rung by its name, and a shape where the name ends in one: "split_k/64x192_s8". Empty: to be
-// chosen. Throws Error(invalid_argument).
+// A rung by its name, and a shape where the name ends in one: "split_k/64x192_s8",
+// "pipelined/128x256_w8_k32_r4" or the first of its parts. Empty: to be chosen. Throws
+// Error(invalid_argument).
 struct MatmulRequest {
   std::string_view rung;
   MatmulShape shape;
@@ -66,7 +70,10 @@ struct MatmulConfig {
   Activation activation{};
   int block_m = 0, block_n = 0, block_k = 0;
   int threads = 256, shared_bytes = 0;
-  int groups = 0, stages = 0;  // of the rungs with wgmma
+  int groups = 0;      // of warps, of the rungs with wgmma
+  int stages = 0;      // of these and of `pipelined`
+  int warps_down = 0;  // below each other, of `pipelined`
+  int blocks = 1;      // that share a multiprocessor, for which registers leave room
   bool stores_boxes = false, aligned_c = true;
   int splits = 1;
   int multicast = 1;  // blocks of a cluster that have the same B

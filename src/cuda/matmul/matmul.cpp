@@ -80,6 +80,7 @@ std::int64_t blocks_of(const MatmulConfig& c, std::int64_t tiles, int sm_count) 
     case MatmulRung::mma_sync:
     case MatmulRung::cp_async:
     case MatmulRung::ldmatrix:
+    case MatmulRung::pipelined:
     case MatmulRung::tma_wgmma:
     case MatmulRung::warp_specialised:
     case MatmulRung::split_k:
@@ -134,9 +135,9 @@ device::MatmulParams parameters_of(const MatmulOperands& o, const MatmulConfig& 
   p.m_tiles = static_cast<int>((o.m + rows - 1) / rows);
   p.n_tiles = static_cast<int>((o.n + c.block_n - 1) / c.block_n);
   // 132 multiprocessors then work on about 16 x 8 tiles of 128 x 256, whose rows of A and columns
-  // of B are as many bytes.
-  constexpr int kGroup = 16;
-  p.group = kGroup / c.multicast;
+  // of B are as many bytes; of `pipelined` on as many rows, whatever the tiles.
+  constexpr int kGroup = 16, kGroupRows = 128 * kGroup;
+  p.group = c.rung == MatmulRung::pipelined ? kGroupRows / c.block_m : kGroup / c.multicast;
   p.streams_b =
       streams_b(o.n, o.k, static_cast<std::int64_t>(size_of(c.dtype)), p.m_tiles * c.multicast);
   const std::int64_t part = (o.k + c.splits - 1) / c.splits;
@@ -232,7 +233,13 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c_
   const MatmulOperands operands(p, inputs, c_tensor);
   MatmulTensors facts{.aligned = aligned(operands.a) && aligned(operands.b),
                       .aligned_c = aligned(operands.c)};
-  const MatmulRequest request{plan.rung, {plan.block_m, plan.block_n, plan.splits}};
+  MatmulRequest request{plan.rung, {plan.block_m, plan.block_n, plan.splits}};
+  if (plan.rung == name(MatmulRung::pipelined)) {
+    constexpr int kLane = 32;
+    request.shape.warps = plan.launch.threads / kLane;
+    request.shape.depth = plan.block_k;
+    request.shape.stages = plan.launch.stages;
+  }
   const auto choose = [&] { return choose_matmul(p, arch, request, facts, device.sm_count, true); };
   MatmulConfig c = choose();
   std::optional<Maps> maps;

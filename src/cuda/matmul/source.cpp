@@ -33,7 +33,11 @@ std::string print_config(const MatmulConfig& c) {
   text.flag("kStepsTogetherA", c.steps_together_a);
   text.flag("kStepsTogetherB", c.steps_together_b);
   text.number("kGroups", c.groups);
+  text.number("kRows", c.block_m);
   text.number("kColumns", c.block_n);
+  text.number("kDepth", c.block_k);
+  text.number("kThreads", c.threads);
+  text.number("kWarpsDown", c.warps_down);
   text.number("kStages", c.stages);
   text.flag("kStoresBoxes", c.stores_boxes);
   text.flag("kAlignedC", c.aligned_c);
@@ -56,8 +60,7 @@ std::string print_product(const MatmulConfig& c) {
 
 }  // namespace
 
-// Its function is matmul_<rung>, of a file of that name. Two blocks of ldmatrix share a
-// multiprocessor, so that one multiplies while the other waits; the rungs around it would spill.
+// Its function is matmul_<rung>, of a file of that name.
 Source matmul_source(const MatmulConfig& c) {
   const bool maps = c.groups > 0;
   Source source;
@@ -79,7 +82,7 @@ Source matmul_source(const MatmulConfig& c) {
       "}}\n",
       name(c.rung), c.threads,
       maps ? ",\n            const __grid_constant__ attn::device::MatmulMaps maps" : "",
-      maps ? ", maps" : "", c.rung == MatmulRung::ldmatrix ? 2 : 1);
+      maps ? ", maps" : "", c.blocks);
   return source;
 }
 

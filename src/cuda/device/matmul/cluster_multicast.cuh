@@ -1,4 +1,4 @@
-// Rung 12, cluster_multicast: two tiles of persistent below each other read the same columns of B,
+// Rung 13, cluster_multicast: two tiles of persistent below each other read the same columns of B,
 // and each fetches them from L2. Here two blocks are a cluster: each asks for half of B, and the
 // copy engine writes it to both (multicast). A tile's 48 KB a stage are 32 KB of L2: 128 flops a
 // byte instead of 85. A place in the ring is free when the warpgroups of both have read it.

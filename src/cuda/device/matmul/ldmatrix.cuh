@@ -1,8 +1,8 @@
 // Rung 8, ldmatrix: cp_async loads each register of an operand by itself. ldmatrix fills four of a
 // warp at once, transposed where neighbours along k do not lie together, and the operands of the
-// next 16 steps are loaded while this product runs. Expected: 1.3 to 2 times; near what sm_80 code
-// gives. Measured: 1.55 times (209 TFLOP/s). On Hopper mma.sync reaches two thirds of the tensor
-// cores' rate; the rest needs wgmma.
+// next 16 steps are loaded while this product runs. Expected: 1.3 to 2 times. Measured: 1.55 times
+// (209 TFLOP/s). What is left: the first operands of a tile are waited for, and shared memory is as
+// busy as the tensor cores.
 //
 // Tile: 128 x 128 x 32, 256 threads, four stages. Takes what vector_loads takes.
 #pragma once

@@ -1,4 +1,4 @@
-// Rung 11, persistent: blocks of warp_specialised end with every tile, and their stores and the
+// Rung 12, persistent: blocks of warp_specialised end with every tile, and their stores and the
 // first loads of the next block are nobody's to hide. Here a block stays on its multiprocessor and
 // takes one tile after the other: the producer fills the ring for the next while the last products
 // and stores of this one run, and C goes through 8 KB panels of shared memory to the copy engine,

@@ -1,4 +1,4 @@
-// Rung 13, split_k: with fewer tiles of C than multiprocessors most of a GPU stands still, whatever
+// Rung 14, split_k: with fewer tiles of C than multiprocessors most of a GPU stands still, whatever
 // a tile's kernel does: M 64, N 3072 are 12 tiles of 128 x 256 for 132. Here the blocks of a
 // cluster share a tile and each takes a part of k. Then each block finishes a part of the tile's
 // columns: the others write their sums of it into its shared memory, and it adds all parts in

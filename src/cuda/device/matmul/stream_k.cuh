@@ -1,4 +1,4 @@
-// Rung 14, stream_k: 2.2 waves of tiles take as long as 3. Here whole waves are dealt as in
+// Rung 15, stream_k: 2.2 waves of tiles take as long as 3. Here whole waves are dealt as in
 // persistent, all but one, and the steps of k of the tiles that are left are dealt evenly to all
 // blocks, wherever tiles begin and end (Osama et al. 2023). A block that has the first steps of a
 // tile writes its sums to memory and sets a flag; the one that has the last steps adds them, those

@@ -1,4 +1,4 @@
-// Rung 10, warp_specialised: in tma_wgmma the threads that multiply also ask for tiles, and wait
+// Rung 11, warp_specialised: in tma_wgmma the threads that multiply also ask for tiles, and wait
 // for each other at every one. Here a producer does nothing but ask, as soon as a place in the ring
 // is free, and two warpgroups do nothing but multiply; they take its registers (setmaxnreg), so
 // that a tile of C is 128 x 256: 85 flops a byte from L2 instead of 64. Expected: 1.1 to 1.3 times.
