@@ -59,8 +59,8 @@ void write_row(const Dropout& dropout, std::uint32_t batch_head, std::uint32_t q
                                                         query, static_cast<std::uint32_t>(first));
     for (std::int64_t key = first; key < std::min(first + 64, seqlen_k); key += 8) {
       for (std::int64_t j = key; j < std::min(key + 2, seqlen_k); ++j) {
-        kept[j * stride] =
-            core::dropout_number(block, static_cast<std::uint32_t>(j)) >= threshold ? 1 : 0;
+        const std::uint32_t number = core::dropout_number(block, static_cast<std::uint32_t>(j));
+        kept[j * stride] = core::dropout_keep(number, threshold) ? 1 : 0;
       }
     }
   }

@@ -61,6 +61,7 @@ def kept_by_dropout(rows, n, probability, heads=2):
 
     word, upper, n = j // 8 % 4, j // 32 % 2, 2 * (j % 2)
     tie = byte(word + 1, n + upper) ^ byte(word + 2, n + upper) ^ byte(word + 3, n + upper)
-    number = 256 * byte(word, n + 1 - upper) + tie
-    threshold = round(65536 * probability)
-    return torch.from_numpy((number >= threshold) / (1 - threshold / 65536))[None].cuda()
+    number = 256 * (byte(word, n + 1 - upper) & np.uint64(0x7f)) + tie
+    threshold = min(32767, round(32768 * probability))
+    kept = number >= threshold if threshold <= 0x7c00 else number < 32768 - threshold
+    return torch.from_numpy(kept / (1 - threshold / 32768))[None].cuda()

@@ -18,7 +18,7 @@ namespace ATTN_API attn {
 // CPU or a CUDA device of sm_80 and up. Sizes that the problem leaves at 0 are taken from it; those
 // that are set must be its own. Of the problem only these four sizes and `dropout` matter: mask,
 // lengths and all else do not, and every element is written. Without dropout (probability 0, also
-// after rounding to a multiple of 2^-16) all are kept.
+// after rounding to a multiple of 2^-15) all are kept.
 //
 // On a GPU the work is put into context.stream and the call returns; the first one on a device
 // compiles a kernel, as forward() does. On the CPU context.executor does the work. Throws

@@ -37,7 +37,7 @@ enum class Layout : std::uint8_t {
 
 // Dropout on P. Bit (b, h, i, j) comes from Philox4x32-7, so the mask is the same on every
 // backend, for every tiling and number of threads (docs/numerics.md defines it bit for bit).
-// probability is rounded to a multiple of 2^-16.
+// probability is rounded to a multiple of 2^-15.
 struct Dropout {
   double probability = 0;  // in [0, 1)
   std::uint64_t seed = 0;

@@ -52,7 +52,7 @@ def attend(
     p = p / p.sum(-1, keepdim=True).clamp_min(1e-300)
     p = p[..., : k.shape[0]]
     if kept is not None:
-        p = p * kept / (1 - round(65536 * dropout_p) / 65536)
+        p = p * kept / (1 - round(32768 * dropout_p) / 32768)
     return torch.einsum("hij,jhd->ihd", p, v), lse
 
 

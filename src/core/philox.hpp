@@ -9,17 +9,17 @@
 //   tie[t]     the exclusive or of the three words that are not word[t]
 //   pair[t]    t < 4:  (word[t] & 0xff00ff00) | (tie[t] & 0x00ff00ff)
 //              t >= 4: (word[t - 4] << 8 & 0xff00ff00) | (tie[t - 4] >> 8 & 0x00ff00ff)
-//   u          (pair[j / 8 % 8] >> (16 * (j % 2))) & 0xffff, a 16-bit number
-//   kept       if u >= threshold
-//   threshold  min(65535, round(65536 * probability))
-//   scale      1 / (1 - threshold / 65536), by which kept elements are multiplied
+//   u          (pair[j / 8 % 8] >> (16 * (j % 2))) & 0x7fff, a 15-bit number
+//   threshold  min(32767, round(32768 * probability))
+//   kept       if u >= threshold, where threshold <= 0x7c00, else if u < 32768 - threshold
+//   scale      1 / (1 - threshold / 32768), by which kept elements are multiplied
 //
 // One call serves the keys 64 a + 8 t + 2 c + {0, 1}, t = 0..7, of one query: the sixteen elements
 // of a row that one thread of a tensor-core accumulator holds over 64 keys (thread c of four holds
-// columns 2 c and 2 c + 1 of every 8). Each has a byte of the 128 bits of its own, which decides
-// 255 times of 256; the lower byte, which decides a tie, is made of three other elements' bytes, so
-// that any three of the sixteen numbers are independent (docs/numerics.md). The bit depends on
-// seed, offset, batch, head, query and key alone.
+// columns 2 c and 2 c + 1 of every 8). Each has a byte of the 128 bits of its own, of which the
+// lower seven bits decide 127 times of 128; the lower byte of u, which decides a tie, is made of
+// three other elements' bytes, so that any three of the sixteen numbers are independent
+// (docs/numerics.md). The bit depends on seed, offset, batch, head, query and key alone.
 #pragma once
 
 #include <algorithm>
@@ -61,14 +61,33 @@ constexpr PhiloxBlock philox4x32(PhiloxBlock counter, std::uint32_t key0, std::u
   return counter;
 }
 
-// probability in [0, 1), to a multiple of 2^-16. 0: nothing is dropped.
+// probability in [0, 1), to a multiple of 2^-15. 0: nothing is dropped.
 inline std::uint32_t dropout_threshold(double probability) {
-  return static_cast<std::uint32_t>(std::min(65535.0, std::round(65536.0 * probability)));
+  return static_cast<std::uint32_t>(std::min(32767.0, std::round(32768.0 * probability)));
 }
 
 // What kept elements are multiplied by; exact quotient rounded to double.
 constexpr double dropout_scale(std::uint32_t threshold) {
-  return 65536.0 / (65536.0 - static_cast<double>(threshold));
+  return 32768.0 / (32768.0 - static_cast<double>(threshold));
+}
+
+// How a number u tells whether its element is kept: if u >= least, or, flipped, if it is not.
+struct DropoutRule {
+  std::uint32_t least;
+  bool flipped;
+};
+
+// A GPU compares two numbers at once as f16 (ptx/halves.cuh). Bit patterns of f16 are in the order
+// of what they stand for up to 0x7c00, infinity; the rest is NaN, which counts there as at least
+// anything. That is right of u and would be wrong of `least`, which is 0x7c00 or less.
+constexpr DropoutRule dropout_rule(std::uint32_t threshold) {
+  if (threshold <= 0x7c00) return {threshold, false};
+  return {32768 - threshold, true};
+}
+
+constexpr bool dropout_keep(std::uint32_t number, std::uint32_t threshold) {
+  const DropoutRule rule = dropout_rule(threshold);
+  return (number >= rule.least) != rule.flipped;
 }
 
 constexpr PhiloxKey dropout_key(std::uint64_t seed, std::uint64_t offset) {
@@ -86,7 +105,7 @@ constexpr PhiloxBlock dropout_block(std::uint64_t seed, std::uint64_t offset,
       philox.word[0], philox.word[1]);
 }
 
-// The 16-bit number of `key` within its block.
+// The 15-bit number of `key` within its block.
 constexpr std::uint32_t dropout_number(const PhiloxBlock& block, std::uint32_t key) {
   const std::uint32_t t = key / 8 % 8;
   const std::uint32_t word = block.word[t % 4];
@@ -94,13 +113,14 @@ constexpr std::uint32_t dropout_number(const PhiloxBlock& block, std::uint32_t k
       block.word[(t + 1) % 4] ^ block.word[(t + 2) % 4] ^ block.word[(t + 3) % 4];
   const std::uint32_t pair = t < 4 ? (word & 0xff00ff00u) | (tie & 0x00ff00ffu)
                                    : (word << 8 & 0xff00ff00u) | (tie >> 8 & 0x00ff00ffu);
-  return (pair >> (16 * (key % 2))) & 0xffffu;
+  return (pair >> (16 * (key % 2))) & 0x7fffu;
 }
 
 // Whether the element of P takes part in O.
 constexpr bool dropout_keep(std::uint64_t seed, std::uint64_t offset, std::uint32_t threshold,
                             std::uint32_t batch_head, std::uint32_t query, std::uint32_t key) {
-  return dropout_number(dropout_block(seed, offset, batch_head, query, key), key) >= threshold;
+  return dropout_keep(dropout_number(dropout_block(seed, offset, batch_head, query, key), key),
+                      threshold);
 }
 
 }  // namespace attn::core

@@ -17,6 +17,8 @@ const int* integers(const Tensor& t) {
 void fill_dropout(device::ProblemParams& to, const Dropout& dropout, const Tensor& rng_state) {
   const std::uint32_t threshold = core::dropout_threshold(dropout.probability);
   to.dropout_threshold = threshold;
+  const core::DropoutRule rule = core::dropout_rule(threshold);
+  to.dropout_rule = {rule.least * 0x10001, rule.flipped ? ~0U : 0U};
   to.dropout_scale = static_cast<float>(core::dropout_scale(threshold));
   if (dropout.rng_state) {
     const auto address = reinterpret_cast<std::uintptr_t>(rng_state.data);

@@ -113,7 +113,7 @@ TEST(Reference, DropoutKeepsWhatPhiloxSays) {
     }
   }
   reference::forward(data.problem, data.inputs, data.outputs);
-  const std::uint32_t threshold = 19661;  // round(0.3 * 65536)
+  const std::uint32_t threshold = 9830;  // round(0.3 * 32768)
   for (std::uint32_t b = 0; b < 2; ++b) {
     for (std::uint32_t h = 0; h < 2; ++h) {
       for (std::uint32_t i = 0; i < 3; ++i) {
@@ -123,7 +123,7 @@ TEST(Reference, DropoutKeepsWhatPhiloxSays) {
               core::philox4x32({{(j / 64) * 4 + (j % 8) / 2, i, b * 2 + h, 5}}, 99, 1);
           kept += core::dropout_number(block, j) >= threshold ? 1 : 0;
         }
-        EXPECT_NEAR(at(data.outputs.o, {b, i, h, 0}), kept / 64.0 / (1 - threshold / 65536.0),
+        EXPECT_NEAR(at(data.outputs.o, {b, i, h, 0}), kept / 64.0 / (1 - threshold / 32768.0),
                     1e-14);
       }
     }

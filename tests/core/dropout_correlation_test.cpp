@@ -26,7 +26,7 @@ struct Place {
 
 constexpr Place kFirst{20240607, 3, 5, 0, 0};
 
-// Its 16 bits, of which the threshold is asked.
+// Its 15 bits, of which the threshold is asked.
 using Number = std::uint32_t (*)(const Place&);
 
 std::uint32_t number(const Place& p) {
@@ -74,7 +74,7 @@ const std::vector<Kind>& kinds() {
 // N (share (1 - share))^2, also where an element belongs to two pairs, and is all but normal. This
 // is that sum in standard deviations.
 double correlation(Number number, std::uint32_t threshold, const Kind& kind, int bit) {
-  const double share = 1 - threshold / 65536.0;
+  const double share = 1 - threshold / 32768.0;
   int kept = 0, others_kept = 0, both_kept = 0;
   for (std::uint32_t query = 0; query < kQueries; ++query) {
     for (std::uint32_t key = 0; key < kKeys; ++key) {

@@ -26,8 +26,9 @@ std::string refusal(const Problem& problem, const Tensor& kept) {
 }
 
 TEST(DropoutMask, IsTheDefinition) {
-  for (const Dropout& dropout : {Dropout{0.3, 7, 0}, Dropout{0.9, ~std::uint64_t{0}, 4294967301},
-                                 Dropout{1.0 / 65536, 1, 2}}) {
+  for (const Dropout& dropout :
+       {Dropout{0.3, 7, 0}, Dropout{0.9, ~std::uint64_t{0}, 4294967301}, Dropout{1.0 / 32768, 1, 2},
+        Dropout{31.0 / 32, 3, 4}, Dropout{0.97, 5, 6}, Dropout{0.999, 8, 9}}) {
     Problem problem;
     problem.dropout = dropout;
     std::vector<std::uint8_t> bytes(std::size_t{2} * 3 * 5 * 77 * 2, 9);
@@ -55,10 +56,10 @@ TEST(DropoutMask, IsTheDefinition) {
 }
 
 // With V the identity O is P with what is dropped zero, and with equal scores no other is zero.
-TEST(DropoutMask, IsWhatForwardDrops) {
+void expect_what_forward_drops(double probability) {
   constexpr std::int64_t kRows = 40, kHeads = 2;
   Problem problem;
-  problem.dropout = {0.4, 99, 5};
+  problem.dropout = {probability, 99, 5};
   std::vector<float> q(kRows * kHeads * 8, 0), v(kRows * kHeads * kRows, 0),
       o(kRows * kHeads * kRows, -1);
   for (std::size_t i = 0; i < v.size(); ++i) v[i] = i / (kHeads * kRows) == i % kRows ? 1.0F : 0.0F;
@@ -70,9 +71,16 @@ TEST(DropoutMask, IsWhatForwardDrops) {
   for (std::size_t h = 0; h < kHeads; ++h) {
     for (std::size_t i = 0; i < kRows; ++i) {
       for (std::size_t j = 0; j < kRows; ++j) {
-        ASSERT_EQ(o[(i * kHeads + h) * kRows + j] != 0, kept[(h * kRows + i) * kRows + j] == 1);
+        ASSERT_EQ(o[(i * kHeads + h) * kRows + j] != 0, kept[(h * kRows + i) * kRows + j] == 1)
+            << probability;
       }
     }
+  }
+}
+
+TEST(DropoutMask, IsWhatForwardDrops) {
+  for (const double probability : {1.0 / 32768, 0.4, 31.0 / 32, 0.97, 0.999}) {
+    expect_what_forward_drops(probability);
   }
 }
 

@@ -44,7 +44,7 @@ TEST(Dropout, BitsAreTheDocumentedOnes) {
     const auto batch_head = static_cast<std::uint32_t>(random());
     const auto query = static_cast<std::uint32_t>(random() >> 33);
     const auto key = static_cast<std::uint32_t>(random() >> 33);
-    const auto threshold = static_cast<std::uint32_t>(random() >> 48);
+    const auto threshold = static_cast<std::uint32_t>(random() >> 49);
     const PhiloxBlock bits = philox4x32(
         {{(key / 64) * 4 + (key % 8) / 2, query, batch_head, static_cast<std::uint32_t>(offset)}},
         static_cast<std::uint32_t>(seed),
@@ -54,17 +54,40 @@ TEST(Dropout, BitsAreTheDocumentedOnes) {
       return bits.word[word % 4] >> (8 * n) & 0xff;
     };
     const std::uint32_t word = key / 8 % 4, upper = key / 32 % 2, n = 2 * (key % 2);
-    const std::uint32_t own = byte(word, n + 1 - upper);
+    const std::uint32_t own = byte(word, n + 1 - upper) & 0x7f;
     const std::uint32_t tie =
         byte(word + 1, n + upper) ^ byte(word + 2, n + upper) ^ byte(word + 3, n + upper);
     const std::uint32_t u = 256 * own + tie;
-    ASSERT_EQ(dropout_keep(seed, offset, threshold, batch_head, query, key), u >= threshold)
-        << "seed " << seed << " offset " << offset << " key " << key;
+    const bool kept = threshold <= 0x7c00 ? u >= threshold : u < 32768 - threshold;
+    ASSERT_EQ(dropout_keep(seed, offset, threshold, batch_head, query, key), kept)
+        << "seed " << seed << " offset " << offset << " key " << key << " threshold " << threshold;
+  }
+}
+
+// Of all numbers as many are kept as the factor of kept elements says, whichever way they are
+// compared.
+TEST(Dropout, KeepsAsManyNumbersAsItsScaleSays) {
+  for (const std::uint32_t threshold :
+       {0u, 1u, 3277u, 16384u, 0x7bffu, 0x7c00u, 0x7c01u, 0x7ffeu, 0x7fffu}) {
+    std::uint32_t kept = 0;
+    for (std::uint32_t number = 0; number < 32768; ++number) {
+      kept += dropout_keep(number, threshold) ? 1 : 0;
+    }
+    EXPECT_EQ(kept, 32768 - threshold);
+    EXPECT_EQ(dropout_scale(threshold), 32768.0 / kept);
+  }
+}
+
+// A GPU compares with it as f16, of which patterns above that of infinity are no numbers.
+TEST(Dropout, NumbersAreComparedWithNumbersOfF16) {
+  for (std::uint32_t threshold = 0; threshold < 32768; ++threshold) {
+    ASSERT_LE(dropout_rule(threshold).least, 0x7c00u) << threshold;
   }
 }
 
 TEST(Dropout, EveryKeyHasItsOwnBits) {
-  // A call is of one bit: the numbers that it moves above 255 are those of one key.
+  // A call is of one bit: the numbers that it moves above 255 are those of one key. The highest bit
+  // of each byte moves none.
   std::set<std::tuple<std::uint32_t, int>> seen;  // first counter word, bit
   for (int bit = 0; bit < 128; ++bit) {
     PhiloxBlock block{};
@@ -73,19 +96,19 @@ TEST(Dropout, EveryKeyHasItsOwnBits) {
       if (dropout_number(block, key) > 255) seen.emplace(key / 64 * 4 + key % 8 / 2, bit);
     }
   }
-  EXPECT_EQ(seen.size(), 8 * 4096u);
+  EXPECT_EQ(seen.size(), 7 * 4096u);
 }
 
 // Of independent bits any three numbers of a call are independent: as linear maps of the 128 bits
-// they have 48 independent rows, so that each choice of three values is as likely as any other.
+// they have 45 independent rows, so that each choice of three values is as likely as any other.
 TEST(Dropout, AnyThreeNumbersOfACallAreIndependent) {
-  const auto bits_of = [](std::uint32_t key) {  // 16 rows of 128 bits
-    std::vector<std::bitset<128>> rows(16);
+  const auto bits_of = [](std::uint32_t key) {  // 15 rows of 128 bits
+    std::vector<std::bitset<128>> rows(15);
     for (int bit = 0; bit < 128; ++bit) {
       PhiloxBlock block{};
       block.word[bit / 32] = 1u << (bit % 32);
       const std::uint32_t number = dropout_number(block, key);
-      for (std::size_t row = 0; row < 16; ++row) {
+      for (std::size_t row = 0; row < 15; ++row) {
         rows[row][static_cast<std::size_t>(bit)] = (number >> row & 1) != 0;
       }
     }
@@ -115,7 +138,7 @@ TEST(Dropout, AnyThreeNumbersOfACallAreIndependent) {
         auto rows = bits_of(keys[first]);
         std::ranges::copy(bits_of(keys[second]), std::back_inserter(rows));
         std::ranges::copy(bits_of(keys[third]), std::back_inserter(rows));
-        EXPECT_EQ(rank(rows), 48) << keys[first] << ", " << keys[second] << ", " << keys[third];
+        EXPECT_EQ(rank(rows), 45) << keys[first] << ", " << keys[second] << ", " << keys[third];
       }
     }
   }
@@ -123,13 +146,14 @@ TEST(Dropout, AnyThreeNumbersOfACallAreIndependent) {
 
 TEST(Dropout, Threshold) {
   EXPECT_EQ(dropout_threshold(0.0), 0u);
-  EXPECT_EQ(dropout_threshold(0.5), 32768u);
-  EXPECT_EQ(dropout_threshold(0.1), 6554u);
-  EXPECT_EQ(dropout_threshold(1.0 / 65536), 1u);
-  EXPECT_EQ(dropout_threshold(std::nextafter(1.0, 0.0)), 65535u);
+  EXPECT_EQ(dropout_threshold(0.5), 16384u);
+  EXPECT_EQ(dropout_threshold(0.1), 3277u);
+  EXPECT_EQ(dropout_threshold(31.0 / 32), 0x7c00u);
+  EXPECT_EQ(dropout_threshold(1.0 / 32768), 1u);
+  EXPECT_EQ(dropout_threshold(std::nextafter(1.0, 0.0)), 32767u);
   EXPECT_EQ(dropout_scale(0), 1.0);
-  EXPECT_EQ(dropout_scale(32768), 2.0);
-  EXPECT_EQ(dropout_scale(65535), 65536.0);
+  EXPECT_EQ(dropout_scale(16384), 2.0);
+  EXPECT_EQ(dropout_scale(32767), 32768.0);
 }
 
 TEST(Dropout, NothingIsDroppedAtZero) {
@@ -138,9 +162,9 @@ TEST(Dropout, NothingIsDroppedAtZero) {
 
 // The share of kept elements is within 5 standard deviations of 1 - probability.
 TEST(Dropout, Frequency) {
-  for (const double probability : {0.1, 0.5, 0.9}) {
+  for (const double probability : {1.0 / 32768, 0.1, 0.5, 0.9, 31.0 / 32, 0.97, 0.999}) {
     const std::uint32_t threshold = dropout_threshold(probability);
-    const double share = 1.0 - threshold / 65536.0;
+    const double share = 1.0 - threshold / 32768.0;
     int kept = 0;
     constexpr int kQueries = 200, kKeys = 500, kAll = kQueries * kKeys;
     for (std::uint32_t query = 0; query < kQueries; ++query) {

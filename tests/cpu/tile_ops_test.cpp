@@ -219,20 +219,22 @@ TEST_P(Products, DropoutBitsAreThoseOfTheDefinition) {
   }
   const std::uint64_t seed = (std::uint64_t{random_()} << 32) | random_();
   const std::uint64_t offset = (std::uint64_t{random_()} << 32) | random_();
-  const std::uint32_t threshold = core::dropout_threshold(0.3);
-  for (const int key0 : {0, 32, 1 << 20}) {
-    for (const int keys : {1, 31, 40, 64}) {
-      std::vector<std::uint32_t> keep(kBlockK, 0xdeadbeefu);
-      ops().dropout_keep({seed, offset, threshold, query.data(), batch_head.data()}, key0, keys,
-                         keep.data());
-      for (int j = 0; j < keys; ++j) {
-        for (int r = 0; r < rows; ++r) {
-          const auto lane = static_cast<std::size_t>(r);
-          const bool expected = core::dropout_keep(seed, offset, threshold, batch_head[lane],
-                                                   static_cast<std::uint32_t>(query[lane]),
-                                                   static_cast<std::uint32_t>(key0 + j));
-          ASSERT_EQ((keep[static_cast<std::size_t>(j)] >> r & 1u) != 0, expected)
-              << "key " << key0 + j << " row " << r;
+  for (const double probability : {1.0 / 32768, 0.3, 31.0 / 32, 0.97, 0.999}) {
+    const std::uint32_t threshold = core::dropout_threshold(probability);
+    for (const int key0 : {0, 32, 1 << 20}) {
+      for (const int keys : {1, 31, 40, 64}) {
+        std::vector<std::uint32_t> keep(kBlockK, 0xdeadbeefu);
+        ops().dropout_keep({seed, offset, threshold, query.data(), batch_head.data()}, key0, keys,
+                           keep.data());
+        for (int j = 0; j < keys; ++j) {
+          for (int r = 0; r < rows; ++r) {
+            const auto lane = static_cast<std::size_t>(r);
+            const bool expected = core::dropout_keep(seed, offset, threshold, batch_head[lane],
+                                                     static_cast<std::uint32_t>(query[lane]),
+                                                     static_cast<std::uint32_t>(key0 + j));
+            ASSERT_EQ((keep[static_cast<std::size_t>(j)] >> r & 1u) != 0, expected)
+                << "key " << key0 + j << " row " << r << " probability " << probability;
+          }
         }
       }
     }

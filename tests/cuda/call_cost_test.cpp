@@ -430,7 +430,7 @@ TEST_F(CallCost, CopiesOfAPlan) {
   copy.problem.softmax_scale = 0.5;
   EXPECT_EQ(run(copy).scale, 0.5F);
   copy.problem.dropout.probability = 0.25;
-  EXPECT_EQ(run(copy).dropout_threshold, 16384U);
+  EXPECT_EQ(run(copy).dropout_threshold, 8192U);
   EXPECT_EQ(run(plan).scale, first.scale);
 }
 

@@ -13,7 +13,8 @@ TEST(CudaDropoutMask, IsThatOfTheCpu) {
   ATTN_NEEDS_GPU();
   for (const Dropout& dropout :
        {Dropout{}, Dropout{0.3, 7, 0}, Dropout{0.9, ~std::uint64_t{0}, 4294967301},
-        Dropout{0.3, ~std::uint64_t{0}, 4294967301, true}}) {
+        Dropout{1.0 / 32768, 1, 2}, Dropout{31.0 / 32, 3, 4}, Dropout{0.97, 5, 6},
+        Dropout{0.999, 8, 9, true}, Dropout{0.3, ~std::uint64_t{0}, 4294967301, true}}) {
     for (const std::int64_t keys : {1, 33, 200}) {
       Problem problem;
       problem.dropout = dropout;

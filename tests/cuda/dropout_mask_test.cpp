@@ -30,8 +30,11 @@ constexpr std::array kCases{
     Case{0, 0, 0.5, 0, 0, 0},
     Case{99, 0, 0.3, 7, 69, 320},
     Case{0x123456789abcdefULL, 0xfedcba9876543210ULL, 0.9, 4095, 1u << 20, 192},
-    Case{7, 4294967301ULL, 1.0 / 65536, 0xffffffffu, 0x7fffffffu, 0x7fffff40},
+    Case{7, 4294967301ULL, 1.0 / 32768, 0xffffffffu, 0x7fffffffu, 0x7fffff40},
     Case{1, 2, 0.99999, 3, 5, 1 << 30},
+    Case{3, 4, 31.0 / 32, 1, 1000, 64},  // the largest that is compared itself
+    Case{5, 6, 0.97, 2, 2000, 128},
+    Case{8, 9, 0.999, 6, 3000, 0},
 };
 
 // What device code is given of a case.
@@ -62,7 +65,8 @@ bool keep(const Case& c, int key) {
 }
 
 // Two floats of a pair, as the kernel without tensor cores has them. Of so many queries some
-// numbers have the threshold's upper byte, one of 256, and the lower one decides.
+// numbers have the upper byte, one of 128, of what they are compared with, and the lower one
+// decides.
 TYPED_TEST(DropoutMask, Floats) {
   for (int i = 0; i < 100 * static_cast<int>(kCases.size()); ++i) {
     Case c = kCases[static_cast<std::size_t>(i) % kCases.size()];

@@ -83,7 +83,7 @@ def philox(key, counter):
 
 def dropout(probability, seed, offset, batch, heads, n, m):
     """Kept elements [heads, n, m] of sequence `batch`, and the factor of those that are kept."""
-    threshold = min(65535, int(np.floor(65536 * probability + 0.5)))
+    threshold = min(32767, int(np.floor(32768 * probability + 0.5)))
     h, i, j = np.ogrid[:heads, :n, :m]
     words = philox((seed & 0xFFFFFFFF, (seed >> 32) ^ (offset >> 32)),
                    np.broadcast_arrays((j // 64) * 4 + (j % 8) // 2, i, batch * heads + h,
@@ -94,8 +94,9 @@ def dropout(probability, seed, offset, batch, heads, n, m):
 
     word, upper, n = j // 8 % 4, j // 32 % 2, 2 * (j % 2)
     tie = byte(word + 1, n + upper) ^ byte(word + 2, n + upper) ^ byte(word + 3, n + upper)
-    number = np.uint64(256) * byte(word, n + 1 - upper) + tie
-    return number >= threshold, 1 / (1 - threshold / 65536)
+    number = np.uint64(256) * (byte(word, n + 1 - upper) & np.uint64(0x7F)) + tie
+    kept = number >= threshold if threshold <= 0x7C00 else number < 32768 - threshold
+    return kept, 1 / (1 - threshold / 32768)
 
 
 def forward(a, q, k, v, problem, batch):

@@ -247,7 +247,7 @@ def make(seed, draw=0):
     if random.random() < 0.2:
         problem.sink = tensors["sink"] = random.standard_normal(heads_q).astype(np.float32)
     if random.random() < 0.2:
-        p, key, offset = (pick(random, 0.1, 0.5, 0.9, 1 / 3), int(random.integers(2**63)),
+        p, key, offset = (pick(random, 0.1, 0.5, 0.9, 1 / 3, 0.98), int(random.integers(2**63)),
                           int(random.integers(2**40)))
         problem.dropout = (p, key, offset)
         if np.random.default_rng((seed, 2)).random() < 0.5:  # in a tensor; then no number is read

@@ -113,6 +113,8 @@ constexpr ListedCase kCases[] = {
     {"b2_n100_hq4_hk2_d64_dropout0.1_seed7_causal", "dropout"},
     {"b1_n100_h2_d64_dropout0.9_seed18446744073709551615_offset4294967297",
      "strong dropout, large seed"},
+    {"b1_n100_h2_d64_dropout0.98_seed5_causal",
+     "dropout above 31/32, where numbers are compared with the complement"},
     {"b3_n1_hq4_hk2_d3_dropout0.1_seed7636575082152322657",
      "dropout, single keys: P is 1, so a rounded factor is seen"},
     {"b2_n100_hq4_hk2_d64_dropout0.3_seed11_offset4294967301_rngstate_causal",

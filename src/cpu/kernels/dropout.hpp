@@ -57,8 +57,9 @@ static void dropout_keep(const DropoutTile& tile, int key0, int keys, std::uint3
   const auto seed_low = static_cast<std::uint32_t>(tile.seed);
   const auto seed_high =
       static_cast<std::uint32_t>(tile.seed >> 32) ^ static_cast<std::uint32_t>(tile.offset >> 32);
-  const std::uint32_t limit = tile.threshold << 16;
-  for (int j = 0; j < keys; ++j) keep[j] = 0;
+  const core::DropoutRule rule = core::dropout_rule(tile.threshold);
+  const std::uint32_t limit = rule.least << 17;
+  for (int j = 0; j < keys; ++j) keep[j] = rule.flipped ? ~0u : 0u;
   for (int v = 0; v < kVectors; ++v) {
     const int lane = v * kLanes;
     for (int group = -(key0 % 64); group < keys; group += 64) {  // of 64 keys
@@ -75,9 +76,9 @@ static void dropout_keep(const DropoutTile& tile, int key0, int keys, std::uint3
           const U tie = x[(t + 1) % 4] ^ x[(t + 2) % 4] ^ x[(t + 3) % 4];
           const U pair = t < 4 ? (x[t] & 0xff00ff00u) | (tie & 0x00ff00ffu)
                                : (x[t - 4] << 8 & 0xff00ff00u) | (tie >> 8 & 0x00ff00ffu);
-          // Compared in the high half, where lower bits do not matter.
-          keep[j] |= lane_bits(pair << 16 >= limit) << lane;
-          if (j + 1 < keys) keep[j + 1] |= lane_bits(pair >= limit) << lane;
+          // The 15 bits are compared as the highest ones, where lower bits do not matter.
+          keep[j] ^= lane_bits(pair << 17 >= limit) << lane;
+          if (j + 1 < keys) keep[j + 1] ^= lane_bits(pair << 1 >= limit) << lane;
         }
       }
     }

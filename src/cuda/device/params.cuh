@@ -18,6 +18,12 @@ struct alignas(8) KeyWord {
 // Rounds of Philox4x32 in dropout (docs/numerics.md).
 inline constexpr int kPhiloxRounds = 7;
 
+// Which elements of P are kept (core/philox.hpp): those whose 15 random bits are at least those of
+// `least`, which has them in both halves, where flip is 0; the other ones where flip is ~0.
+struct DropoutRule {
+  unsigned least, flip;
+};
+
 // What a problem is to the kernels of every phase.
 struct ProblemParams {
   const void* q;
@@ -35,7 +41,8 @@ struct ProblemParams {
 
   float scale;                 // softmax_scale
   float scale_log2;            // softmax_scale * log2(e); positive where kernels use it
-  unsigned dropout_threshold;  // an element is kept when its 16 random bits are at least this
+  unsigned dropout_threshold;  // its probability, times 2^15
+  DropoutRule dropout_rule;
   float dropout_scale;
   union {
     unsigned dropout_round_keys[kPhiloxRounds][2];

@@ -290,7 +290,7 @@ struct BackwardSimt {
   // Whether the j-th slot from that of `key` on is kept, which is even.
   __device__ __forceinline__ unsigned kept(const DropoutCall& drawn, int key, int j) const {
     const unsigned pair = drawn.pair_at(key / 8 % 8 + j / 2);
-    return (j % 2 == 0 ? pair & 0xffffu : pair >> 16) >= p.dropout_threshold ? 1u : 0u;
+    return keeps_half(pair, j % 2 != 0, p.dropout_rule) ? 1u : 0u;
   }
   __device__ __forceinline__ void draw(Thread& t, int block, int head_q) const {
     t.kept = 0;

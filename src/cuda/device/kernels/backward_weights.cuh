@@ -102,7 +102,7 @@ struct BackwardWeights {
   }
   // Of the two elements of a pair.
   __device__ __forceinline__ bool keeps(unsigned pair, bool odd) const {
-    return (odd ? pair >> 16 : pair & 0xffffu) >= p.dropout_threshold;
+    return keeps_half(pair, odd, p.dropout_rule);
   }
 };
 

@@ -27,9 +27,9 @@ __device__ void dropout_mask(const DropoutMaskParams& p) {
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
       const long long key = group / 4 * 64ll + 8 * t + 2 * pair;
-      const unsigned limit = p.dropout_threshold << 16, numbers = call.pair(t);
-      if (key < p.seqlen_k) kept[key * p.kept_strides[3]] = numbers << 16 >= limit;
-      if (key + 1 < p.seqlen_k) kept[(key + 1) * p.kept_strides[3]] = numbers >= limit;
+      const unsigned halves = kept_halves(call.pair(t), p.dropout_rule);
+      if (key < p.seqlen_k) kept[key * p.kept_strides[3]] = halves & 1;
+      if (key + 1 < p.seqlen_k) kept[(key + 1) * p.kept_strides[3]] = halves >> 31;
     }
   }
 }

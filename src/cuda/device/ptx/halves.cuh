@@ -1,35 +1,26 @@
-// Two numbers of 16 bits in a word (PTX ISA, "max.u16x2"), and bytes of two words ("prmt").
+// Two numbers in a word (PTX ISA, "set", of f16x2), and bytes of two words ("prmt").
 #pragma once
 
 namespace attn::device {
 
-// For each half of x a bit, the lowest of the half: whether it is at least t, a number of 16 bits.
-// max(x, t - 1) - (t - 1) is 0 where it is not: t = 3 makes 0, 0, 1, 7 of 1, 2, 3, 9.
-__device__ __forceinline__ unsigned halves_at_least(unsigned x, unsigned t) {
-#if __CUDA_ARCH__ >= 900
-  const unsigned base = t == 0 ? 0 : t - 1, least = t == 0 ? 1 : base;
+// All bits of each half of x whose lower 15 are at least those of the same half of `least`, which
+// is at most 0x7c00. Without their sign, which is the highest bit, patterns of f16 are in the order
+// of numbers, up to 0x7c00, infinity; the rest is NaN, which is "not less" than any. So one
+// instruction compares both halves, drops the highest bits and copies the outcome to 16 bits.
+__device__ __forceinline__ unsigned halves_at_least(unsigned x, unsigned least) {
+#ifdef __CUDA_ARCH__
   unsigned y;
   asm("{\n"
-      ".reg .b32 above;\n"
-      "max.u16x2 above, %1, %2;\n"
-      "add.u16x2 above, above, %3;\n"
-      "min.u16x2 %0, above, %4;\n"
+      ".reg .b32 size;\n"
+      "abs.f16x2 size, %1;\n"
+      "set.geu.u32.f16x2 %0, size, %2;\n"
       "}"
       : "=r"(y)
-      : "r"(x), "r"(least * 0x10001u), "r"((0u - base & 0xffffu) * 0x10001u), "r"(0x10001u));
+      : "r"(x), "r"(least));
   return y;
 #else
-  return (x << 16 >= t << 16 ? 1u : 0u) | (x >= t << 16 ? 0x10000u : 0u);
-#endif
-}
-// `both` with zeros in halves for which that of x is below t.
-__device__ __forceinline__ unsigned keep_halves(unsigned both, unsigned x, unsigned t) {
-#if __CUDA_ARCH__ >= 900
-  return both & halves_at_least(x, t) * 0xffffu;
-#else
-  if (x << 16 < t << 16) both &= 0xffff0000u;
-  if (x < t << 16) both &= 0xffffu;
-  return both;
+  return ((x & 0x7fffu) >= (least & 0xffffu) ? 0xffffu : 0u) |
+         ((x >> 16 & 0x7fffu) >= least >> 16 ? 0xffff0000u : 0u);
 #endif
 }
 

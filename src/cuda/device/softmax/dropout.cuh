@@ -35,12 +35,13 @@ struct DropoutCall {
 };
 
 // What is the same for all elements: the keys of the rounds of Philox, the last word of its
-// counter, and the threshold of 16 bits. The state is a number of the problem, from which the host
+// counter, and which numbers are kept. The state is a number of the problem, from which the host
 // makes the keys, or stands in memory (kRngState) and the keys are made here.
 template <bool kRngState>
 struct Dropout {
   const unsigned (*round_keys)[2];
-  unsigned counter3, threshold;
+  unsigned counter3;
+  DropoutRule rule;
 
   __device__ __forceinline__ unsigned key(int round, int word) const {
     return round_keys[round][word];
@@ -49,7 +50,8 @@ struct Dropout {
 template <>
 struct Dropout<true> {
   unsigned first_key[2];
-  unsigned counter3, threshold;
+  unsigned counter3;
+  DropoutRule rule;
 
   __device__ __forceinline__ unsigned key(int round, int word) const {
     return first_key[word] + static_cast<unsigned>(round) * (word == 0 ? 0x9e3779b9u : 0xbb67ae85u);
@@ -76,12 +78,20 @@ __device__ __forceinline__ Dropout<kRngState> dropout_of(const ProblemParams& p)
         static_cast<unsigned long long>(p.rng_state[1]) << 32 | p.rng_state[0];
     const auto* const state = reinterpret_cast<const unsigned long long*>(address);
     const unsigned long long seed = state[0], offset = state[1];
-    return {{low_word(seed), high_word(seed) ^ high_word(offset)},
-            low_word(offset),
-            p.dropout_threshold};
+    return {
+        {low_word(seed), high_word(seed) ^ high_word(offset)}, low_word(offset), p.dropout_rule};
   } else {
-    return {p.dropout_round_keys, p.dropout_counter3, p.dropout_threshold};
+    return {p.dropout_round_keys, p.dropout_counter3, p.dropout_rule};
   }
+}
+
+// All bits of each half of a pair of numbers whose element is kept.
+__device__ __forceinline__ unsigned kept_halves(unsigned pair, const DropoutRule& rule) {
+  return halves_at_least(pair, rule.least) ^ rule.flip;
+}
+// Whether that of the second half is kept, or of the first.
+__device__ __forceinline__ bool keeps_half(unsigned pair, bool second, const DropoutRule& rule) {
+  return (kept_halves(pair, rule) & (second ? 0x10000u : 1u)) != 0;
 }
 
 // Rounds 1 and 2 of the words that depend on the group of 64 keys. pair: lane % 4.
@@ -132,19 +142,17 @@ struct DropoutRow {
   __device__ __forceinline__ bool keeps(int key) const {
     const DropoutCall drawn = call(DropoutColumns(dropout, key / 64, key / 2 % 4));
     const unsigned numbers = drawn.pair_at(key / 8 % 8);
-    return (key & 1 ? numbers : numbers << 16) >= dropout.threshold << 16;
+    return keeps_half(numbers, (key & 1) != 0, dropout.rule);
   }
 
-  // The two elements of a pair. Numbers are compared in the high half, where lower bits do not
-  // matter.
+  // The two elements of a pair.
   __device__ __forceinline__ void apply(float& even, float& odd, unsigned pair) const {
-    const unsigned limit = dropout.threshold << 16;
-    even = pair << 16 >= limit ? even : 0.f;
-    odd = pair >= limit ? odd : 0.f;
+    even = keeps_half(pair, false, dropout.rule) ? even : 0.f;
+    odd = keeps_half(pair, true, dropout.rule) ? odd : 0.f;
   }
   // The same in 16 bits, packed.
   __device__ __forceinline__ void apply(unsigned& both, unsigned pair) const {
-    both = keep_halves(both, pair, dropout.threshold);
+    both &= kept_halves(pair, dropout.rule);
   }
 };
 

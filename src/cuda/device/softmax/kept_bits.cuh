@@ -13,7 +13,7 @@ template <bool kRngState>
 __device__ __forceinline__ Dropout<kRngState> dropout_of_warp(const ProblemParams& p) {
   auto d = dropout_of<kRngState>(p);
   if constexpr (kRngState) {
-    d = {{uniform(d.first_key[0]), uniform(d.first_key[1])}, uniform(d.counter3), d.threshold};
+    d = {{uniform(d.first_key[0]), uniform(d.first_key[1])}, uniform(d.counter3), d.rule};
   }
   return d;
 }
@@ -28,10 +28,11 @@ struct KeptBits {
   static __device__ __forceinline__ unsigned draw(const DropoutRow<kRngState>& row, int i,
                                                   const DropoutColumns& columns) {
     const DropoutCall drawn = row.call(columns);
-    unsigned kept = 0;
+    const DropoutRule& rule = row.dropout.rule;
+    unsigned kept = rule.flip & 0x00ff00ffu << 8 * i;  // all at once, not each pair
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
-      kept += halves_at_least(drawn.pair(t), row.dropout.threshold) << (8 * i + 7 - t);
+      kept ^= halves_at_least(drawn.pair(t), rule.least) & 0x00010001u << (8 * i + 7 - t);
     }
     return kept;
   }

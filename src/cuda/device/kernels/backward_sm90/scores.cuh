@@ -55,7 +55,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   __device__ __forceinline__ Rows load_d(int stage) const {
     Rows d = load_rows(Layout::kDAt, stage);
     if constexpr (C::kScalesLate) {
-      const float kept = fmaf(static_cast<float>(p.dropout_threshold), -0x1p-16f, 1.f);
+      const float kept = fmaf(static_cast<float>(p.dropout_threshold), -0x1p-15f, 1.f);
       d.value[0] *= kept;
       d.value[1] *= kept;
     }

@@ -2,11 +2,11 @@
 
 namespace attn::device {
 
-inline unsigned halves_at_least(unsigned x, unsigned t) {
-  return ((x & 0xffffu) >= t ? 1u : 0u) | (x >> 16 >= t ? 0x10000u : 0u);
-}
-inline unsigned keep_halves(unsigned both, unsigned x, unsigned t) {
-  return both & halves_at_least(x, t) * 0xffffu;
+// As f16 compares them: a `least` above infinity, 0x7c00, is not a number, and none is less.
+inline unsigned halves_at_least(unsigned x, unsigned least) {
+  const auto not_less = [](unsigned size, unsigned than) { return size >= than || than > 0x7c00u; };
+  return (not_less(x & 0x7fffu, least & 0xffffu) ? 0xffffu : 0u) |
+         (not_less(x >> 16 & 0x7fffu, least >> 16) ? 0xffff0000u : 0u);
 }
 inline unsigned take_bytes(unsigned x, unsigned y, unsigned bytes) {
   const unsigned from[8] = {x, x >> 8, x >> 16, x >> 24, y, y >> 8, y >> 16, y >> 24};
