@@ -50,9 +50,9 @@ std::string text_of(const MatmulShape& s) {
 // generation than Hopper.
 std::span<const MatmulSm80Shape> matmul_sm80_shapes() {
   static constexpr std::array<MatmulSm80Shape, 6> kShapes{{
-      {{128, 256, 1, 8, 64, 0},
+      {{128, 256, 1, 8, 0, 0},
        "85 flops a byte of L2 and 64 x 64 a warp: products that fill the machine many times; 64 "
-       "steps of k: 2 % faster than 32 (H100)"},
+       "steps of k where three stages fit: 2 % faster than 32 (H100)"},
       {{256, 128, 1, 8, 32, 0}, "the same where it covers C with fewer tiles"},
       {{128, 128, 1, 4, 32, 0},
        "64 x 64 a warp, 64 flops a byte of L2; two blocks share a multiprocessor, one begins or "
@@ -91,11 +91,16 @@ MatmulShape complete_matmul_sm80(MatmulShape s, Arch arch) {
   });
   const bool known = row != rows.end();
   if (s.warps == 0) s.warps = known ? row->shape.warps : s.rows * s.columns > 128 * 128 ? 8 : 4;
-  if (s.depth == 0) s.depth = known ? row->shape.depth : 32;
-  if (s.stages != 0) return s;
   // Three at least, so that copies of one tile are under way while another's arrive, or fewer
-  // blocks.
-  constexpr int kLeastStages = 3;
+  // blocks, or fewer steps.
+  constexpr int kLeastStages = 3, kShallow = 32;
+  if (s.depth == 0) s.depth = known ? row->shape.depth : kShallow;
+  if (s.depth == 0) {
+    s.depth = 2 * kShallow;
+    const int stages = s.stages != 0 ? s.stages : kLeastStages;
+    if (stages * stage_bytes(s) > most_shared_bytes(arch)) s.depth = kShallow;
+  }
+  if (s.stages != 0) return s;
   for (int blocks = blocks_by_registers(s); blocks > 0; --blocks) {
     s.stages = static_cast<int>(
         std::min<std::int64_t>(kMostStages, shared_of_each(blocks, arch) / stage_bytes(s)));

@@ -237,7 +237,9 @@ struct Pipelined {
   static __device__ __forceinline__ void store(const MatmulParams& p, const MatmulTile& t,
                                                Sums& sums) {
     if constexpr (C::kAlignedC && !C::kFloatOutput) {
-      // What was asked for after the last step, zeros, is not to come over C.
+      // What was asked for after the last step, zeros, is not to come over C. Of the last copies no
+      // group was made yet, and only groups are waited for.
+      copy_async_commit();
       copy_async_wait<0>();
       __syncthreads();
       store_rows(p, t, sums);
