@@ -15,11 +15,15 @@ import time
 
 import measured
 import torch
+import torch._functorch.config
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
 import attn.torch
+
+# A graph that gives its buffers away has gradients once, and here they are timed again and again.
+torch._functorch.config.donated_buffer = False
 
 # batch, heads, n, head size, batch of the bias
 SHAPES = ((4, 16, 2048, 64, 1), (8, 16, 1024, 64, 1), (2, 16, 4096, 128, 1), (2, 8, 2048, 128, 2), (512, 8, 128, 32, 1))
