@@ -385,16 +385,17 @@ void expect_near(const std::vector<double>& got, const std::vector<double>& want
 }
 
 // Under a causal mask only the last row sees the last key, and the first row only the first key.
+// Dropout with this seed keeps that of the first row: dropped, it would take nothing of it.
 TEST(CudaBackward, NaNReachesOnlyThoseWhoSeeIt) {
   ATTN_NEEDS_GPU();
   const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
   for (const auto& [descriptor, kernel] :
        {std::pair{"b1_n150_hq2_hk1_d64_causal_bf16", "backward_sm90"},
         std::pair{"b1_n150_h1_d128_causal_softcap30_f16", "backward_sm90"},
-        std::pair{"b1_n100_h1_d256_causal_dropout0.2_seed3_bf16", "backward_sm90"},
+        std::pair{"b1_n100_h1_d256_causal_dropout0.2_seed4_bf16", "backward_sm90"},
         std::pair{"b1_n150_h1_d192_causal_bf16", "backward_sm90"},
         std::pair{"b1_n150_hq2_hk1_d64_causal_bf16", "backward_sm80"},
-        std::pair{"b1_n100_h1_d256_causal_dropout0.2_seed3_f16", "backward_sm80"},
+        std::pair{"b1_n100_h1_d256_causal_dropout0.2_seed4_f16", "backward_sm80"},
         std::pair{"b1_n150_hq2_hk1_d64_causal_bf16", "backward_sm80_deterministic"},
         std::pair{"b1_n90_h1_d70_causal_f32", "backward_simt"},
         std::pair{"b1_n90_h1_d70_causal_f32", "backward_flash_attention"},
