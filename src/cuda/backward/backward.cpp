@@ -17,8 +17,6 @@
 namespace attn::cuda {
 namespace {
 
-using device::Gradient;
-
 std::string passes_reason(BackwardKernel kernel, std::size_t launches) {
   if (is_one_pass(kernel)) {
     return "one pass over S: dK and dV are summed in registers, dQ in memory in float32";
