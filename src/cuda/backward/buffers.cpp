@@ -39,7 +39,7 @@ void for_each_buffer(const Problem& p, F f) {
   }
 }
 
-// In float64, so that 8 bytes are the unit of all.
+// How many float64 the float32 elements of all splits take: sums of other buffers lie beside them.
 core::Size doubles_of_splits(core::Size size, int splits) {
   return core::divide_up(size * splits, sizeof(double) / sizeof(float));
 }

@@ -312,6 +312,7 @@ core::Size num_pairs(const Problem& p, bool of_batch, bool of_heads) {
 }
 // Tiles of queries by blocks of keys of all that have elements of their own.
 core::Size element_tiles(const Problem& p, const BackwardConfig& c) {
+  if (p.batch == 0) return 0;  // no sequence whose lengths a tile could look at
   const std::int64_t rows = c.by_position ? p.seqlen_k : p.seqlen_q;
   return core::divide_up(rows, c.block_m) * core::divide_up(p.seqlen_k, c.block_n) *
          num_pairs(p, c.reads_batch, c.reads_head);

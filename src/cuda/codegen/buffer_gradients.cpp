@@ -106,6 +106,7 @@ OwnElements own_elements(const Expr& score) {
 }
 
 bool covers_elements(const Problem& p, std::string_view name) {
+  if (p.batch == 0) return false;
   const auto loads = expr::load_derivatives(p.score, name);
   const Expr& load = loads.front().load;
   const Tensor& tensor = load.node().buffer->tensor();
