@@ -199,8 +199,8 @@ class Verbs {
       delta_[kMaxRows];
 };
 
-// One head, 16 queries and keys, head size 64: 0.74 us forward; backward, which looks at nine
-// tensors and runs three loops, 0.87 us (two cores of a Zen 5).
+// One head, 16 queries and keys, head size 64: 0.67 us forward; backward, which looks at nine
+// tensors and runs three loops, 0.89 us (a core of a Zen 4).
 TEST(CallOverhead, IsAtMostAMicrosecond) {
 #if !defined(__OPTIMIZE__) || defined(_GLIBCXX_ASSERTIONS)
   GTEST_SKIP() << "skipped: the checks of a build for development take their time too";

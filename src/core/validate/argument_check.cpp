@@ -22,6 +22,16 @@ namespace {
 // overflow.
 constexpr std::int64_t kMaxExtent = std::int64_t{1} << 60;  // bytes
 
+// Whether sizes and strides are from 0 to 2^15 - 1, so that none of the products below can be too
+// large: what a tiny call can be told at once.
+bool small(const Tensor& t) {
+  std::uint64_t all = 0;  // a negative number has high bits
+  for (std::int32_t k = 0; k < t.rank; ++k) {
+    all |= static_cast<std::uint64_t>(t.shape[k]) | static_cast<std::uint64_t>(t.strides[k]);
+  }
+  return all < (std::uint64_t{1} << 15);
+}
+
 bool addressable(const Tensor& t, std::int64_t size) {  // size: of an element
   std::int64_t elements = 1;
   std::int64_t extent = size;
@@ -82,14 +92,16 @@ void ArgumentCheck::view(const Label& name, const Tensor& t) const {
     refuse(fmt::format("{} is {}; accepted are tensors on {}", to_string(name), to_string(t),
                        to_string(device_)));
   }
-  if (std::any_of(t.shape.begin(), t.shape.begin() + t.rank,
-                  [](std::int64_t n) { return n < 0; })) {
-    refuse(
-        fmt::format("{} is {}; accepted are sizes of at least 0", to_string(name), to_string(t)));
-  }
-  if (!addressable(t, static_cast<std::int64_t>(size))) {
-    refuse(fmt::format("{} is {}; accepted are sizes and strides that span at most 2^60 bytes",
-                       to_string(name), to_string(t)));
+  if (!small(t)) {
+    if (std::any_of(t.shape.begin(), t.shape.begin() + t.rank,
+                    [](std::int64_t n) { return n < 0; })) {
+      refuse(
+          fmt::format("{} is {}; accepted are sizes of at least 0", to_string(name), to_string(t)));
+    }
+    if (!addressable(t, static_cast<std::int64_t>(size))) {
+      refuse(fmt::format("{} is {}; accepted are sizes and strides that span at most 2^60 bytes",
+                         to_string(name), to_string(t)));
+    }
   }
   if (t.size() == 0) return;
   if (t.data == nullptr) {

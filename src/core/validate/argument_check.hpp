@@ -45,9 +45,10 @@ class Shape {
   std::size_t rank_;
 };
 
+// Looks at an argument, which must outlive it.
 struct NamedTensor {
   Label name;
-  Tensor tensor;
+  const Tensor& tensor;
 };
 
 // Each check throws Error(invalid_argument): one sentence with the argument, its value and what is

@@ -33,10 +33,11 @@ Shape shape_like_q(const Problem& problem, std::int64_t rows, std::int64_t dim);
 // Likewise of K; paged: [rows, page_size, heads_k, dim], rows being the number of pages.
 Shape shape_like_k(const Problem& problem, std::int64_t rows, std::int64_t dim);
 
-// A buffer of the mask or the score with the tensor that it reads in this call.
+// A buffer of the mask or the score with the tensor that it reads in this call: one of the inputs,
+// or of the expression.
 struct BoundBuffer {
   std::string_view name;  // of the expression's Buffer
-  Tensor tensor;
+  const Tensor& tensor;
 };
 
 // A buffer of a shorthand of mask.hpp (told by its name and its indices) has the sizes that the

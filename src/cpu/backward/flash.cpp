@@ -249,7 +249,8 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   Carver block_size;
   GradientBlock* self = nullptr;
   block_size.take(self, 1);
-  GradientBlock().carve(block_size, a.dim, a.dim_v, a.ops.operand);
+  GradientBlock counted;
+  counted.carve(block_size, a.dim, a.dim_v, a.ops.operand);
   memory.block_bytes = block_size.used().bytes();
   const auto packed_bytes_of = [&](const Pair& pair) {
     // A single chunk of keys reads each Q block once and packs it as it goes.
