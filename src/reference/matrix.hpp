@@ -22,9 +22,13 @@ Real rounded(Real value, DType dtype) {
       return static_cast<float>(float16(static_cast<float>(value)));
     case DType::f32:
       return static_cast<float>(value);
-    default:
-      return value;
+    case DType::f64:
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
   }
+  return value;
 }
 
 template <class Real>

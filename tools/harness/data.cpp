@@ -264,9 +264,10 @@ std::vector<std::int64_t> CaseData::shape_like(bool like_q, std::int64_t head_di
       return {i32(cu, problem.batch), heads, head_dim};
     case Layout::paged:
       return {pages_, problem.page_size, heads, head_dim};
-    default:
-      return {problem.batch, like_q ? problem.seqlen_q : problem.seqlen_k, heads, head_dim};
+    case Layout::dense:
+      break;
   }
+  return {problem.batch, like_q ? problem.seqlen_q : problem.seqlen_k, heads, head_dim};
 }
 
 // Elements of the rows in use <- normal random numbers.

@@ -35,9 +35,14 @@ double smallest_term(DType dtype) {
       return 0x1p-14;
     case DType::f64:
       return 0x1p-1022 * 0x1p53;
-    default:
-      return 0x1p-126 * 0x1p24;
+    case DType::f32:
+    case DType::bf16:
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
   }
+  return 0x1p-126 * 0x1p24;
 }
 
 // A rounding to float, of one to the type of the problem.

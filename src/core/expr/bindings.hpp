@@ -13,16 +13,21 @@ namespace attn::expr {
 const Tensor& resolve(const Buffer& buffer, const Bindings& bindings,
                       DeviceType device = DeviceType::cpu);
 
-// Element `offset` (in elements) as float32 or int32.
+// Element `offset` (in elements) as float32, of f32, bf16 or f16, or as int32, of i32 or u8.
 inline float read_float(const Tensor& tensor, std::int64_t offset) noexcept {
   switch (tensor.dtype) {
     case DType::bf16:
       return static_cast<float>(static_cast<const bfloat16*>(tensor.data)[offset]);
     case DType::f16:
       return static_cast<float>(static_cast<const float16*>(tensor.data)[offset]);
-    default:
-      return static_cast<const float*>(tensor.data)[offset];
+    case DType::f32:
+    case DType::f64:
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
   }
+  return static_cast<const float*>(tensor.data)[offset];
 }
 inline std::int32_t read_int(const Tensor& tensor, std::int64_t offset) noexcept {
   return tensor.dtype == DType::u8 ? static_cast<const std::uint8_t*>(tensor.data)[offset]

@@ -72,12 +72,14 @@ Buffer::Buffer(std::string name, Tensor tensor, std::shared_ptr<const void> owne
     case DType::f16:
     case DType::i32:
     case DType::u8:
+      return;
+    case DType::f64:
+    case DType::i64:
       break;
-    default:
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("buffer '{}': dtype {}; accepted are f32, bf16, f16, i32 and u8",
-                              name_, attn::name(tensor_.dtype)));
   }
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("buffer '{}': dtype {}; accepted are f32, bf16, f16, i32 and u8", name_,
+                          attn::name(tensor_.dtype)));
 }
 
 Expr Buffer::operator[](const Expr& index) const { return (*this)({index}); }

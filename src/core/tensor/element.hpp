@@ -1,4 +1,5 @@
-// One element of a floating dtype, through double. For code where clarity matters more than speed.
+// One element of a floating dtype (f64, f32, bf16, f16), through double. For code where clarity
+// matters more than speed.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +21,13 @@ inline double load_element(const std::byte* from, DType dtype) {
       return static_cast<float>(as(bfloat16{}));
     case DType::f16:
       return static_cast<float>(as(float16{}));
-    default:
-      return as(float{});
+    case DType::f32:
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
   }
+  return as(float{});
 }
 
 // Rounds to the dtype; 16-bit formats by way of float.
@@ -35,9 +40,13 @@ inline void store_element(std::byte* to, DType dtype, double value) {
       return put(bfloat16(static_cast<float>(value)));
     case DType::f16:
       return put(float16(static_cast<float>(value)));
-    default:
-      return put(static_cast<float>(value));
+    case DType::f32:
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
   }
+  put(static_cast<float>(value));
 }
 
 }  // namespace attn::core

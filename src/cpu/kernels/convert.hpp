@@ -76,7 +76,8 @@ ATTN_INLINE H to_f16(F v) {
 #endif
 }
 
-// Runs body<dtype>().
+// Runs body<dtype>(). Here and below dtype is f32, bf16 or f16: rows of other types reach no
+// kernel.
 template <class Body>
 ATTN_INLINE void with_dtype(DType dtype, const Body& body) {
   switch (dtype) {
@@ -84,9 +85,14 @@ ATTN_INLINE void with_dtype(DType dtype, const Body& body) {
       return body.template operator()<DType::bf16>();
     case DType::f16:
       return body.template operator()<DType::f16>();
-    default:
-      return body.template operator()<DType::f32>();
+    case DType::f32:
+    case DType::f64:
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
   }
+  body.template operator()<DType::f32>();
 }
 
 ATTN_INLINE F load_row(const std::byte* row, int i, DType dtype) {
@@ -95,9 +101,14 @@ ATTN_INLINE F load_row(const std::byte* row, int i, DType dtype) {
       return from_bf16(load_as<H>(row + 2 * static_cast<std::ptrdiff_t>(i)));
     case DType::f16:
       return from_f16(load_as<H>(row + 2 * static_cast<std::ptrdiff_t>(i)));
-    default:
-      return load_as<F>(row + 4 * static_cast<std::ptrdiff_t>(i));
+    case DType::f32:
+    case DType::f64:
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
   }
+  return load_as<F>(row + 4 * static_cast<std::ptrdiff_t>(i));
 }
 
 // The first `count` < kLanes elements from i on; the other lanes are zero and their memory is not

@@ -39,9 +39,10 @@ ATTN_INLINE Operand strip_operand(const Evaluation& e, int index) {
       return {e.result(in), 0, kLanes};
     case expr::Dependence::key:
       return {e.tile.scratch + in.extra_offset, kLanes, 0};
-    default:
-      return {in.op == expr::Op::score ? e.score : e.result(in), e.tile.rows, kLanes};
+    case expr::Dependence::full:
+      break;
   }
+  return {in.op == expr::Op::score ? e.score : e.result(in), e.tile.rows, kLanes};
 }
 
 ATTN_INLINE void fill(float* out, int vectors, I value) {

@@ -35,6 +35,25 @@ ATTN_INLINE void put_bits(float* p, std::uint32_t bits) {
   __builtin_memcpy(p, &bits, sizeof(bits));
 }
 
+// Runs body<Bits>(): the unsigned integer of the size of an element. Loads are of f32, bf16, f16,
+// i32 and u8 (expr::Buffer).
+template <class Body>
+ATTN_INLINE void with_bits(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::u8:
+      return body.template operator()<std::uint8_t>();
+    case DType::bf16:
+    case DType::f16:
+      return body.template operator()<std::uint16_t>();
+    case DType::f32:
+    case DType::i32:
+    case DType::f64:
+    case DType::i64:
+      break;
+  }
+  body.template operator()<std::uint32_t>();
+}
+
 // Bits of an element, as gathered -> its float32 or int32 value.
 static void convert_elements(DType dtype, const Grid& grid, float* out) {
   if (dtype != DType::bf16 && dtype != DType::f16) return;
@@ -67,17 +86,7 @@ static void gather(const expr::BufferView& view, const Operand* index, const Gri
 
 static void load_elements(const expr::BufferView& view, const Operand* index, const Grid& grid,
                           float* out) {
-  switch (view.dtype) {
-    case DType::u8:
-      gather<std::uint8_t>(view, index, grid, out);
-      break;
-    case DType::bf16:
-    case DType::f16:
-      gather<std::uint16_t>(view, index, grid, out);
-      break;
-    default:
-      gather<std::uint32_t>(view, index, grid, out);
-  }
+  with_bits(view.dtype, [&]<class Bits>() { gather<Bits>(view, index, grid, out); });
   convert_elements(view.dtype, grid, out);
 }
 
@@ -132,17 +141,8 @@ static void load_separable(const expr::BufferView& view, const std::int64_t* of_
                            const std::int64_t* of_key, bool keys_contiguous, const Grid& grid,
                            float* out) {
   if (keys_contiguous) return load_transposed(view, of_row, of_key[0], grid, out);
-  switch (view.dtype) {
-    case DType::u8:
-      gather_separable<std::uint8_t>(view, of_row, of_key, grid, out);
-      break;
-    case DType::bf16:
-    case DType::f16:
-      gather_separable<std::uint16_t>(view, of_row, of_key, grid, out);
-      break;
-    default:
-      gather_separable<std::uint32_t>(view, of_row, of_key, grid, out);
-  }
+  with_bits(view.dtype,
+            [&]<class Bits>() { gather_separable<Bits>(view, of_row, of_key, grid, out); });
   convert_elements(view.dtype, grid, out);
 }
 

@@ -19,9 +19,12 @@ std::string_view element(DType dtype) {
       return "ElementI32";
     case DType::u8:
       return "ElementU8";
-    default:
-      return "ElementF32";
+    case DType::f32:
+    case DType::f64:
+    case DType::i64:
+      break;
   }
+  return "ElementF32";  // the only one left that a buffer has (expr::Buffer)
 }
 
 }  // namespace
