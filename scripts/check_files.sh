@@ -14,7 +14,7 @@ report() {  # report WHAT LINES: complains when LINES is not empty
 tracked() { git ls-files -z --cached --others --exclude-standard -- "$@"; }
 
 report 'past 500 lines, split by meaning' "$(
-  tracked '*.cpp' '*.hpp' '*.cuh' '*.py' '*.sh' '*.cmake' '*CMakeLists.txt' Makefile .ci/run |
+  tracked '*.cpp' '*.hpp' '*.cuh' '*.md' '*.py' '*.sh' '*.cmake' '*CMakeLists.txt' Makefile .ci/run |
     xargs -0 wc -l | awk '$1 > 500 && $2 != "total" { print $2 ": " $1 " lines" }')"
 
 # A path below a home directory or a working folder means something on one machine only.
