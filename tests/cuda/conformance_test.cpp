@@ -25,8 +25,8 @@ constexpr Algorithm kOrders[] = {Algorithm::standard, Algorithm::flash_attention
 
 constexpr std::string_view kKernels[] = {"forward_sm90", "forward_sm80", "forward_simt"};
 
-// Whether a kernel has to take the case, as docs/cuda.md says what each is for. Where it depends on
-// addresses and pages it may take the case or not.
+// Whether a kernel has to take the case, as docs/cuda-forward.md, "Which kernel" says. Where it
+// depends on addresses and pages it may take the case or not.
 bool must_take(std::string_view kernel, const Case& c) {
   const Problem& p = c.problem;
   if (p.dtype == DType::f64) return false;

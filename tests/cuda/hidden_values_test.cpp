@@ -224,8 +224,8 @@ INSTANTIATE_TEST_SUITE_P(
     kName);
 
 // Blocks of keys are visited from the last to the first, with references of the softmax that follow
-// the scores (docs/cuda.md). Here scores rise on the way, by so much that a reference must follow,
-// or P as a float32 would overflow before it can.
+// the scores (docs/cuda-forward.md, "The softmax"). Here scores rise on the way, by so much that a
+// reference must follow, or P as a float32 would overflow before it can.
 class CudaFarScores : public CudaHidden {};
 
 TEST_P(CudaFarScores, RiseFromBlockToBlock) {
