@@ -1,3 +1,5 @@
+// attn::dropout_mask: checks its arguments, and writes the mask on the CPU or has the CUDA backend
+// write it.
 #include "attn/dropout_mask.hpp"
 
 #include <fmt/format.h>

@@ -13,7 +13,8 @@ enum class ErrorCode {
   unsupported,    // well-formed, but no kernel of the chosen backend takes it; nothing was written
   unavailable,    // the backend or instruction set asked for is not present on this machine
   out_of_memory,  // workspace could not be allocated; nothing was written
-  device,    // the driver of a device refused a call or reported an error of earlier work there
+  device,    // the driver of a device refused a call or reported an error of earlier work there;
+             // outputs may be written in part
   io,        // a file could not be read or written, or its content is malformed
   internal,  // a broken invariant of the library: please report it
 };

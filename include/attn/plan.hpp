@@ -24,7 +24,8 @@ enum class Backend : std::uint8_t {
   cuda,  // kernels compiled at run time; docs/cuda.md
 };
 
-// Every algorithm computes the same result within the error rule; automatic picks the fast one.
+// Every algorithm computes the same result within the error rule; automatic picks the fast one. A
+// backend that lacks one for a phase refuses it with Error(unsupported) that names those it has.
 enum class Algorithm : std::uint8_t {
   automatic,
   standard,         // FlashAttention paper, algorithms 0 and 3: materialises S and P, O(seqlen_q *
@@ -50,9 +51,10 @@ struct PlanOptions {
   Backend backend = Backend::automatic;
   Algorithm algorithm = Algorithm::automatic;
   Device device{};  // make_plan: where the tensors will be. A call with tensors takes theirs.
-  // cuda: "forward_sm90", "forward_sm80" or "forward_simt"; empty: the fast one that takes the
-  // problem. For trials, forward_sm90 takes parts of a tile shape: "forward_sm90/wg2_n160_s2"
-  // (docs/cuda.md).
+  // cuda: the name of a kernel, as "forward_sm80" or "backward_simt" (docs/cuda-forward.md and
+  // docs/cuda-backward.md, "Which kernel"); empty: the fastest that takes the problem. For trials
+  // some take parts of a tile shape: "forward_sm90/wg2_n160_s2" (docs/cuda.md, "Trying tile
+  // shapes"). A name is refused on other backends.
   std::string kernel{};
   // cpu: workers of the executor that a call may use; 0: as many as there is work for.
   int threads = 0;
@@ -60,12 +62,12 @@ struct PlanOptions {
   // (of as many multiprocessors). What is computed and how accurately is the same either way; a
   // call that cannot promise it is refused with Error(unsupported). Forward passes, and the cpu and
   // reference backends, keep the promise unasked, so it costs nothing there. cuda, backward:
-  // without it, the kernel for Hopper adds dQ to memory in the order in which tiles of keys get
-  // there, so that the last bits of dQ (not of dK, dV, dsink) may differ between two calls; with it
-  // tiles take turns, and Plan::reasons says what that costs. The gradient of a buffer whose
-  // elements are each of one query and one key, as those of a bias, keeps the promise unasked; of
-  // others, as slopes, it is a sum in no fixed order on cuda: a call that asks for one with this is
-  // refused.
+  // without it, the kernels with tensor cores add dQ to memory in the order in which tiles of keys
+  // get there, so that the last bits of dQ (not of dK, dV, dsink) may differ between two calls.
+  // With it tiles take turns on Hopper, and on other GPUs another kernel runs; Plan::reasons says
+  // what that costs. The gradient of a buffer whose elements are each of one query and one key, as
+  // those of a bias, keeps the promise unasked; of others, as slopes, it is a sum in no fixed order
+  // on cuda: a call that asks for one with this is refused.
   bool deterministic = false;
 };
 

@@ -1,3 +1,4 @@
+// attn::merge: partial results over disjoint keys become one, in double, on the calling thread.
 #include <fmt/format.h>
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// What the operating system tells of this machine's CPU, caches and memory.
 #include "attn/machine.hpp"
 
 #include <fmt/format.h>

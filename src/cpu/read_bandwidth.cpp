@@ -1,3 +1,4 @@
+// The bandwidth of memory, measured by summing a buffer that no cache holds.
 #include <fmt/format.h>
 
 #include <algorithm>

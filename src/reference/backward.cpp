@@ -1,3 +1,5 @@
+// The gradients of standard attention by their definition (docs/numerics.md, "Backward"), in fp64
+// or in the precision of a yardstick.
 #include <cmath>
 #include <limits>
 #include <string>

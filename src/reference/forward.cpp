@@ -1,3 +1,5 @@
+// Standard attention by its definition (docs/numerics.md, "Attention"), row by row, in fp64 or in
+// the precision of a yardstick.
 #include <limits>
 #include <vector>
 

@@ -1,3 +1,6 @@
+// The range of a float32 operation whose operands lie in given ranges (bounds.hpp). Rounding to
+// nearest is monotone, so rounded bounds bound the rounded values;
+// src/cuda/device/expr/range_float.cuh has the same rules.
 #include <algorithm>
 #include <cmath>
 

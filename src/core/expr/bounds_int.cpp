@@ -1,3 +1,5 @@
+// The range of an int32 or boolean operation whose operands lie in given ranges (bounds.hpp).
+// src/cuda/device/expr/range.cuh has the same rules.
 #include <algorithm>
 #include <bit>
 #include <cstdint>

@@ -1,3 +1,5 @@
+// The range of what a load reads, whose indices lie in given ranges (bounds.hpp): it looks at the
+// elements, if they are few. src/cuda/device/expr/range_load.cuh has the same rules.
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -1,3 +1,5 @@
+// Whether a mask is true nowhere, everywhere or perhaps somewhere in a tile: the bounds of its
+// subexpressions, from the leaves up.
 #include <array>
 #include <cstddef>
 

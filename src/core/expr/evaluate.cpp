@@ -1,3 +1,5 @@
+// The value of an expression at one point, by walking its tree: what every other reader of the tree
+// is compared with.
 #include <cstddef>
 
 #include "core/expr/bindings.hpp"

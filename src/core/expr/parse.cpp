@@ -1,3 +1,5 @@
+// The text of an expression as a tree, by recursive descent. The grammar is that of C's operators;
+// to_string() is its inverse.
 #include <fmt/format.h>
 
 #include <algorithm>

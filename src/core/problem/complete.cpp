@@ -1,3 +1,4 @@
+// attn::complete: the sizes and the dtype that a problem leaves out are taken from the tensors.
 #include <fmt/format.h>
 
 #include "attn/run.hpp"

@@ -1,3 +1,4 @@
+// The shorthands for masks and scores of attn/mask.hpp, each as an ordinary expression.
 #include "attn/mask.hpp"
 
 #include <fmt/format.h>

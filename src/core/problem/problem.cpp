@@ -1,3 +1,4 @@
+// The default of Problem::softmax_scale.
 #include "attn/problem.hpp"
 
 #include <cmath>

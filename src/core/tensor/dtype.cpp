@@ -1,3 +1,4 @@
+// Names of dtypes, and conversions between float and the two 16-bit formats.
 #include <bit>
 #include <cstdint>
 

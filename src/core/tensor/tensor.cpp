@@ -1,3 +1,4 @@
+// Views of memory: their sizes, strides and text.
 #include "attn/tensor.hpp"
 
 #include <fmt/format.h>

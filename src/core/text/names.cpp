@@ -1,3 +1,4 @@
+// Names of the enumerators that users give and read, and their inverses.
 #include "attn/context.hpp"
 #include "attn/plan.hpp"
 #include "core/text/enum_names.hpp"

@@ -1,3 +1,5 @@
+// Checks of Inputs: shapes, strides and dtypes of Q, K, V and of what goes with them, and the
+// buffers that mask and score read.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Checks of PlanOptions, and of a plan before it runs.
 #include <fmt/format.h>
 
 #include <string_view>

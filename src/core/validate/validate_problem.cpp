@@ -1,3 +1,5 @@
+// Checks of a complete Problem: ranges, products of sizes that must fit 63 bits, layouts, and the
+// types of mask and score.
 #include <fmt/format.h>
 
 #include <cmath>

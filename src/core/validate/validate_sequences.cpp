@@ -1,3 +1,4 @@
+// Checks of the values of cu_seqlens, seqused and page_table, in memory of the CPU alone.
 #include <fmt/format.h>
 
 #include <algorithm>

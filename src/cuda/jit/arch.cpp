@@ -1,3 +1,4 @@
+// GPU architectures as NVRTC names them, "sm_90a", and as numbers.
 #include <fmt/format.h>
 
 #include <charconv>

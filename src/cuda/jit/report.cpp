@@ -1,3 +1,4 @@
+// Registers, spills and warnings of a kernel, read from the log of NVRTC's assembler.
 #include <fmt/format.h>
 
 #include <charconv>
