@@ -44,7 +44,7 @@ class PlanCache {
   std::atomic<std::uint64_t> uses_{0};
 };
 
-// That of the process. It is never destroyed: kernels of a GPU in it would outlive the driver.
+// The cache of the process. It is never destroyed: kernels of a GPU in it would outlive the driver.
 PlanCache& plan_cache();
 
 }  // namespace attn

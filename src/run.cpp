@@ -141,7 +141,7 @@ class PlannedCall {
     const bool on_cpu = options.device.type == DeviceType::cpu &&
                         options.backend != Backend::reference && whole.dtype != DType::f64;
     const int workers = on_cpu ? cpu::executor_of(context)->concurrency() : 0;
-    // By reference, as a std::function of its captures would allocate.
+    // `make` is passed by reference, as a std::function of its captures would allocate.
     plan_ = plan_cache().find({whole, phase, options, context.isa, workers}, std::ref(make));
     if (!whole.dropout.rng_state && (whole.dropout.seed != plan_->problem.dropout.seed ||
                                      whole.dropout.offset != plan_->problem.dropout.offset)) {

@@ -22,8 +22,8 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Of one row: the maximum and the sum of exponentials relative to it. Without a finite element m =
-// 0 and d = 0, so that -inf gives exp(-inf - 0) = 0 and NaN still comes through.
+// The maximum of one row and the sum of exponentials relative to it. Without a finite element m = 0
+// and d = 0, so that -inf gives exp(-inf - 0) = 0 and NaN still comes through.
 struct Statistics {
   float m = 0;
   float d = 0;
@@ -147,7 +147,7 @@ void softmax(const Tensor& x, const Tensor& y, const Tensor& lse, SoftmaxAlgorit
   const bool in_place = x.data == y.data && (x.shape[0] <= 1 || x.strides[0] == y.strides[0]);
   const core::NamedTensor tensors[] = {{"x", x}, {"y", y}, {"lse", lse}};
   const auto read = std::span(tensors).first(1), written = std::span(tensors).last(2);
-  // In place only LSE has to lie apart from x.
+  // Where y is x, only LSE has to lie apart from x.
   check.disjoint(written, read.first(in_place ? 0 : 1));
   check.disjoint(written.last(1), read);
   if (gpu) return softmax_on_gpu(check, tensors, {x, y, {}, {}, lse, algorithm}, context);

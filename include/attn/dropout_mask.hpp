@@ -25,8 +25,8 @@ namespace ATTN_API attn {
 // Error(invalid_argument) before anything is written, Error(unavailable | unsupported | device) for
 // a GPU that cannot be used. Thread-safe.
 void dropout_mask(const Problem& problem, const Tensor& kept, const Context& context = {});
-// The same where problem.dropout.rng_state: seed and offset are read from `rng_state`, as Inputs'
-// of that name on the device of `kept`, while the work runs.
+// As above, where problem.dropout.rng_state is true: seed and offset are read from `rng_state`
+// (Inputs::rng_state, on the device of `kept`) while the work runs.
 void dropout_mask(const Problem& problem, const Tensor& kept, const Tensor& rng_state,
                   const Context& context);
 

@@ -200,7 +200,7 @@ Expr min(const Expr& a, const Expr& b);
 Expr max(const Expr& a, const Expr& b);
 Expr select(const Expr& condition, const Expr& if_true, const Expr& if_false);
 
-// Of empty ones: two are the same, nothing stands in one, and it reads no buffer.
+// Empty expressions may be given: two are the same, nothing stands in one, and it reads no buffer.
 bool same(const Expr& a, const Expr& b);    // structural equality (buffers by name)
 bool depends_on(const Expr& e, Op symbol);  // whether the symbol, or a load, stands in e
 // Each name once, in order of first use. Throws Error(invalid_argument) if two different tensors

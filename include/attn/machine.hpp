@@ -16,7 +16,7 @@ struct Machine {
   std::int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;
   std::int64_t memory_bytes = 0;  // of the whole machine; 0 when unknown
 };
-// As the operating system tells it, read anew at each call. Thread-safe.
+// What the operating system tells, read anew at each call. Thread-safe.
 Machine describe_machine();
 
 // GFLOP/s of independent multiply-adds in registers (f32: FMA; bf16: VDPBF16PS where the

@@ -24,7 +24,7 @@ enum class Activation : std::uint8_t {
 std::string_view name(Activation activation) noexcept;
 Activation parse_activation(std::string_view text);  // inverse of name(); throws Error
 
-// Of the last two dimensions of a tensor, the one whose neighbours lie next to each other in
+// Which of the last two dimensions of a tensor has neighbours that lie next to each other in
 // memory.
 enum class MatrixOrder : std::uint8_t {
   row_major,     // the last one has stride 1
@@ -52,8 +52,8 @@ std::string_view name(MaskedMatrix masked) noexcept;
 // tensor cores keep 13 bits of sums of 128 products. k = 0 gives activation(bias).
 struct MatmulProblem {
   std::int64_t batch = 1, m = 0, n = 0, k = 0;
-  // Of A and B: f32, bf16, f16; u8 with float8 on a GPU and the reference backend, f64 on the
-  // latter.
+  // The type of A and B: f32, bf16, f16; u8 with float8 on a GPU and the reference backend, f64 on
+  // the latter.
   DType dtype = DType::f32;
   DType output = DType::f32;  // of C: dtype or f32 (f64 where dtype is); of float8 bf16, f16 or f32
   MatrixOrder order_a = MatrixOrder::row_major;
@@ -136,7 +136,7 @@ MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options 
 // forward() does. Thread-safe. On a GPU the work is put into context.stream.
 void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
             const Context& context = {});
-// The same, planned from the tensors.
+// Describes the product from the tensors, plans it and runs it; errors are those of the three.
 void matmul(const MatmulInputs& inputs, const Tensor& c, Activation activation = Activation::none,
             const MatmulOptions& options = {}, const Context& context = {});
 

@@ -79,7 +79,7 @@ struct Tensor {
   bool given() const noexcept { return rank != 0; }
   std::int64_t size() const noexcept;  // number of elements; 1 for rank 0
   bool contiguous() const noexcept;    // row-major without gaps
-  // Of an element from `data`, in elements: one index a dimension, unchecked.
+  // How many elements behind `data` an element lies: one index a dimension, unchecked.
   std::int64_t offset(std::initializer_list<std::int64_t> index) const noexcept;
 };
 
@@ -111,7 +111,7 @@ inline constexpr DType dtype_of<std::int32_t> = DType::i32;
 template <>
 inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
 
-// The same in memory of the CPU, with the DType of T: tensor(x.data(), {1, 512, 4, 64}).
+// A view of memory of the CPU, with the DType of T: tensor(x.data(), {1, 512, 4, 64}).
 template <class T>
 Tensor tensor(T* data, std::initializer_list<std::int64_t> shape) {
   return tensor(data, dtype_of<std::remove_cv_t<T>>, shape);

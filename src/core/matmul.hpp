@@ -28,7 +28,7 @@ struct BlockMaskView {
   enum class Of : std::uint8_t { none, a, b, c };
 
   BlockMaskView() = default;
-  // Of B or C, as the caller has them.
+  // The mask of B or C, as the caller has it.
   BlockMaskView(const MatmulProblem& problem, const MatmulInputs& inputs);
 
   Of of = Of::none;

@@ -76,7 +76,8 @@ void Attention::place_query_block(const core::Sequence& sequence, int head_k, st
                                   int count, QueryBlock& block) const {
   block.count = count;
   block.tile = tile(sequence, head_k, row0, count);
-  // Without divisions, on which a tiny call would spend a tenth of its time.
+  // Rows are told queries and heads without divisions, on which a tiny call would spend a tenth of
+  // its time.
   std::int32_t query = block.tile.query_min;
   int head = head_k * group + static_cast<int>(row0 - std::int64_t{query} * group);
   if (group == 1) {

@@ -115,7 +115,7 @@ class Attention {
                             int count, QueryBlock& block) const;
   // Packs Q^T of a described block into block.q_t.
   void pack_query_block(const core::Sequence& sequence, QueryBlock& block) const;
-  // Both.
+  // Describes the block and packs its Q^T.
   void load_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0, int count,
                         QueryBlock& block) const;
   // Packs K, V rows [key0, key0 + keys) into block.k, block.v; either may be null.

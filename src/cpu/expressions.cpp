@@ -94,7 +94,7 @@ std::size_t Expressions::scratch_floats() const {
 std::size_t Expressions::view_bytes() const {
   std::size_t bytes = 0;
   for_each_program([&](const expr::Program& program) {
-    // Of a load's programs, too, what buffers.cpp keeps beside the views.
+    // The programs of a load take, too, what buffers.cpp keeps beside the views.
     bytes += aligned(program.buffers.size() * sizeof(expr::BufferView)).bytes() +
              aligned(kMaxRank * sizeof(expr::BoundProgram)).bytes();
   });

@@ -24,14 +24,16 @@ struct LoadProgram {
 // Immutable, so that threads may share it.
 class Expressions : public core::MadeFor {
  public:
-  // Of problem, phase, isa and compute.
+  // Compiles the expressions of plan.problem for the plan's phase, isa and compute.
   explicit Expressions(const Plan& plan);
-  // Those in plan.state, or null where one of these was changed since it was made.
+  // Those in plan.state; null where problem, phase, isa or compute was changed since they were
+  // made.
   static const Expressions* of(const Plan& plan);
 
   const expr::Program& mask() const { return mask_program_; }
   const expr::Program& score() const { return score_program_; }
-  // Of the backward pass: d score expression / d score; has_derivative(): it is not 1.
+  // The derivative of the score expression by the score, for the backward pass; has_derivative() is
+  // false where it is 1.
   bool has_derivative() const { return !derivative_program_.instructions.empty(); }
   const expr::Program& derivative() const { return derivative_program_; }
   // Loads of the buffer, which the score reads.

@@ -87,7 +87,7 @@ struct OutputBlock {
   std::ptrdiff_t row_bytes = 0;  // from one row to the next
   int rows = 0, columns = 0;
   DType dtype = DType::f32;
-  // Of one of them at most; null: none.
+  // The bias of columns or of rows, one of them at most; null: none.
   const float* bias_of_columns = nullptr;  // [columns up to a multiple of 16]
   const float* bias_of_rows = nullptr;     // row_bias_stride apart
   std::ptrdiff_t row_bias_stride = 0;

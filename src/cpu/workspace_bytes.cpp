@@ -39,7 +39,7 @@ class Count {
     tile_.expression_floats = expressions.scratch_floats();
   }
 
-  // Sequences and bound expressions.
+  // Bytes of a call: its sequences and bound expressions.
   Size call() const {
     return Size(p_.batch) * Size(sizeof(core::Sequence)) + Size(expressions_.view_bytes()) +
            kRounding;
@@ -112,12 +112,13 @@ class Count {
     s.tile = tile_;
     return plan_.threads * (scratch_bytes(s) + kRounding) + Size(p_.batch) * 8 + kRounding;
   }
-  // Of a worker: a tile, a Q block with its Q^T, a K, V block.
+  // Bytes of a worker that takes one Q block at a time: a tile, the Q block with its Q^T, a K, V
+  // block.
   Size one_block() const {
     return scratch_bytes(tile_) + Size(sizeof(QueryBlock)) +
            kFloat * (kBlockK * (d_ + d_v_) + kMaxRows * (p_.head_dim + 1)) + kRounding;
   }
-  // Scores of one pair.
+  // Bytes of the scores of one pair.
   Size matrix() const { return blocks_ * plan_.block_q * p_.seqlen_k * kFloat + kRounding; }
   Size gradient_tiles() const {
     GradientTiles t;
@@ -132,7 +133,7 @@ class Count {
                           plan_.compute);
     return c.used();
   }
-  // Tasks, and the same again with the last two a worker in quarters.
+  // Bytes of the list of tasks, and of the same again with the last two a worker in quarters.
   Size task_lists() const {
     return (2 * tasks_ + 8 * plan_.threads) * Size(sizeof(RowTask)) + kRounding;
   }

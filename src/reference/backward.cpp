@@ -80,7 +80,7 @@ class Backward {
   }
 
  private:
-  // Of one K, V head: matrices, and the sums that are their rows.
+  // The gradients of one K, V head: matrices, and the sums that become their rows.
   struct KeyGradients {
     Matrix<Real> dk, dv;
     std::vector<ProductSum<Real>> dk_sums, dv_sums;
@@ -112,7 +112,7 @@ class Backward {
           dq(sequence.length_q, b.problem_.head_dim) {}
   };
 
-  // Of each row all of these heads; then they are done with.
+  // Adds the query heads, row after row: of each row all of these heads, which are done with then.
   void add_heads(std::vector<QueryHead>& heads, KeyGradients& sums) {
     if (heads.empty()) return;
     const core::Sequence& sequence = heads.front().head.sequence;

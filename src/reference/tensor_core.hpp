@@ -43,7 +43,7 @@ inline float tensor_core_sum(float sum, const float* a, const float* b, int term
     for (int k = 0; k < terms; ++k) sum += a[k] * b[k];
     return sum;
   }
-  // In units of the last bit kept all terms are integers below 2^28.
+  // All terms are integers below 2^28 in units of the last bit that is kept.
   const int unit = largest - kBias - core.bits;
   const double to_units = power_of_two(-unit);
   auto total = static_cast<std::int64_t>(static_cast<double>(sum) * to_units);

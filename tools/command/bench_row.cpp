@@ -25,7 +25,7 @@ void check_forward(BenchRow& row, const harness::CaseData& data) {
   row.worst = worst_of(verification);
 }
 
-// By the driver of the conformance tests, on data of its own.
+// Checks by the driver of the conformance tests, on data of its own.
 void check_backward_whole(BenchRow& row, const harness::Case& c, const PlanOptions& options,
                           const Context& context) {
   const harness::Report report = harness::check(c,
@@ -81,7 +81,7 @@ void measure(BenchRow& row, const harness::Case& c, harness::CaseData& data,
     }
   }
   if (!row.correct) return;
-  // Of an executor that keeps no memory yet.
+  // Memory is measured with an executor that keeps none yet.
   Context fresh = context;
   fresh.executor = make_thread_pool(context.executor->concurrency());
   row.peak_memory = peak_memory([&] { call_in(fresh); });

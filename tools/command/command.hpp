@@ -72,7 +72,7 @@ Device parse_device(const std::string& text);
 // Throws Error(invalid_argument) for options that the others leave without effect: a kernel of the
 // GPU on the CPU, an instruction set on a GPU or of the reference, an algorithm of the reference.
 void check_run_options(const RunOptions& options);
-// Those of options that check_run_options accepts.
+// The options of a plan that these say; check_run_options has accepted them.
 PlanOptions plan_options(const RunOptions& options);
 // Warnings of the library go to stderr.
 Context make_context(const RunOptions& options);

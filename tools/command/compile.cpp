@@ -24,7 +24,7 @@ struct CompileOptions {
   bool strict = false, deterministic = false;
 };
 
-// Those of the devices here, where none is named.
+// The architectures that are named, or those of the devices here, where none is.
 std::vector<cuda::Arch> architectures(const std::vector<std::string>& names) {
   std::vector<cuda::Arch> archs;
   for (const std::string& name : names) archs.push_back(cuda::parse_arch(name));

@@ -23,10 +23,10 @@ MatrixRate matrix_rate_kernel(DType dtype, int capability);
 // Measured when first asked for and kept. Each takes about a second. Throws as the CUDA backend.
 class CudaCeilings {
  public:
-  // Of matrix products of this dtype from shared memory or registers, GFLOP/s; random operands, so
+  // GFLOP/s of matrix products of this dtype from shared memory or registers; random operands, so
   // that the chip draws the power it would. 0 of 8-bit floats (u8) where tensor cores have none.
   double gflops(DType dtype, int device, const Context& context);
-  // Of a copy of device memory, bytes read and bytes written, GB/s.
+  // GB/s of a copy of device memory, bytes read and bytes written.
   double gbps(int device);
 
  private:

@@ -30,7 +30,7 @@ int copies_for(const Plan& plan) {
   return static_cast<int>(std::clamp(copies, 1.0, double{kMaxCopies}));
 }
 
-// Of the results that have the same bits in every call.
+// Checksums of the results that have the same bits in every call.
 std::vector<std::uint64_t> checksums(const Plan& plan, const CaseData& data) {
   const auto may_differ = [&](const Storage& storage) {
     if (plan.phase == Phase::forward || plan.deterministic) return false;

@@ -95,7 +95,7 @@ std::string message_line(std::string_view text) {
   return fmt::format("attn: {}\n", io::printable(text, kMaxCharacters));
 }
 
-// As it was typed, but for the shell's quotes.
+// The command line as it was typed, but for the shell's quotes.
 std::string command_line(int argc, char** argv) {
   std::string text = "attn";
   for (int i = 1; i < argc; ++i) text += std::string(" ") + argv[i];

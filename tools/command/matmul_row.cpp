@@ -89,7 +89,8 @@ Json matmul_json(const MatmulRow& row) {
 
 namespace {
 
-// Of one problem a line would be a point. A bar for each rung: its rate, and its share of the peak.
+// Draws the rungs of one problem, of which a line would be a point: a bar for each, its rate, and
+// its share of the peak.
 std::string rungs_plot(const std::vector<const MatmulRow*>& rows) {
   std::vector<Bar> bars;
   for (const MatmulRow* row : rows) {

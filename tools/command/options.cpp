@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t kMaxThreads = 4096;
 
-// As the help shows a value that is one of these.
+// The text by which the help shows a value that is one of these.
 std::string one_of(const std::vector<std::string_view>& names) {
   return fmt::format("{{{}}}", fmt::join(names, ","));
 }

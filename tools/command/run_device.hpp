@@ -15,8 +15,9 @@ namespace attn::command {
 // Copies inputs and outputs there. `read` and `plan` outlive it.
 class OnDevice {
  public:
-  // Of the plan's phase: backward reads `outputs` and `d_outputs` and writes `gradients`, forward
-  // writes `outputs`. Sets stream and workspace of the context, which live as long as this object.
+  // Copies the tensors of the plan's phase: backward reads `outputs` and `d_outputs` and writes
+  // `gradients`, forward writes `outputs`. Sets stream and workspace of the context, which live as
+  // long as this object.
   OnDevice(const RunProblem& read, const Outputs& outputs, const OutputGradients& d_outputs,
            const Gradients& gradients, const Plan& plan, Context& context);
 

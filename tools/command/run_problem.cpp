@@ -227,7 +227,7 @@ class Reader {
     return std::any_of(bound.begin(), bound.end(),
                        [&](const auto& binding) { return binding.first == buffer; });
   }
-  // By a token buffer(name:...) of --problem.
+  // Whether --problem declares the buffer, by a token buffer(name:...).
   bool is_declared(const std::string& buffer) const {
     return std::any_of(user_tokens_.begin(), user_tokens_.end(), [&](const std::string& token) {
       return token.starts_with("buffer(" + buffer + ":");

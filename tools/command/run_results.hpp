@@ -23,7 +23,8 @@ class RunResults {
   Outputs outputs;
   Gradients gradients;  // of the buffers: each that the score reads as float
 
-  // By the names that they have in a file, in the shapes in which Q, K and V were given.
+  // The results by the names that they have in a file, in the shapes in which Q, K and V were
+  // given.
   NamedTensors named(const RunProblem& read, bool with_lse) const;
 
  private:

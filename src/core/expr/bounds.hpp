@@ -41,8 +41,8 @@ Bounds to_float(const Bounds& a) noexcept;
 // Looks at the elements when the box has at most 4096.
 Bounds load_bounds(const Tensor& tensor, Type type, const Bounds* index) noexcept;
 
-// Of the values that e takes on the tile; classify() is this for a mask. Floats with a score are
-// any float.
+// A range of the values that e takes on the tile; classify() is this for a mask. A float that
+// depends on the score may be any float.
 Bounds bounds_of(const Expr& e, const Tile& tile, const Bindings& bindings = {});
 
 }  // namespace attn::expr

@@ -85,7 +85,7 @@ Bounds exponential(const Bounds& a, float (*power)(float)) noexcept {
   return float_bounds(lo < 2 * kTiny ? 0 : lo, std::max(up(power(a.fhi)), kTiny), a.nan);
 }
 
-// Of tanh and erf: odd, monotone, from -1 to 1.
+// Bounds tanh and erf, which are odd and rise from -1 to 1.
 Bounds sigmoid(const Bounds& a, float (*function)(float)) noexcept {
   return float_bounds(std::max(down(function(a.flo)), -1.0f), std::min(up(function(a.fhi)), 1.0f),
                       a.nan);

@@ -64,7 +64,8 @@ Bits bits_of(const Bounds& a) noexcept {
   const std::uint32_t unknown = differ == 0 ? 0 : ~std::uint32_t{0} >> std::countl_zero(differ);
   return {lo & ~unknown, lo | unknown};
 }
-// As int32 the highest bit counts down.
+// An int32 whose highest bit is set is negative: where that bit may be either, it is set in the
+// least value and clear in the largest.
 Bounds bounds_of(const Bits& bits) noexcept {
   constexpr std::uint32_t kSign = 0x80000000;
   const bool may_be_either = ((bits.ones ^ bits.maybe) & kSign) != 0;

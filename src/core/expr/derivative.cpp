@@ -41,7 +41,7 @@ Expr choice(const Expr& condition, const Expr& a, const Expr& b) {
   return select(condition, or_zero(a), or_zero(b));
 }
 
-// Of t = tanh(a).
+// The derivative of t = tanh(a) by a.
 Expr tanh_slope(TanhSlope form, const Expr& t, const Expr& a) {
   if (form == TanhSlope::squares) return 1 - t * t;
   const Expr u = exp(-2 * abs(a));

@@ -89,7 +89,7 @@ int precedence_of(const Expr& e) {
 
 void print(const Expr& e, std::string& text);
 
-// In parentheses where it binds less than `least`.
+// Prints an operand, in parentheses where it binds less than `least`.
 void print_operand(const Expr& e, int least, std::string& text) {
   const bool enclosed = precedence_of(e) < least;
   if (enclosed) text += '(';

@@ -87,8 +87,8 @@ struct BoundProgram {
 // must outlive the result, but for what a Buffer owns.
 BoundProgram bind(Program program, const Bindings& bindings);
 
-// The same without storage: `program` and views[0, program.buffers.size()), which are written, must
-// outlive the result.
+// Binds without storage of its own: `program` and views[0, program.buffers.size()), which are
+// written, must outlive the result.
 BoundProgram bind(const Program& program, const Bindings& bindings, BufferView* views);
 
 // One tile: scores [keys][rows], row r being query[r] of head[r].

@@ -9,9 +9,9 @@
 namespace attn::core {
 namespace {
 
-// Of a mask, tiles of one size that nothing is proven about before the rest is sampled: enough for
-// a few diagonals and for blocks of 32. And samples then: a share of 1/2 is off by 1/256 of itself
-// (one standard deviation), less in parts that tiles have told apart.
+// A mask is cut into up to so many tiles of one size about which nothing is proven, before the rest
+// is sampled: enough for a few diagonals and for blocks of 32. Of kSamples samples a share of 1/2
+// is off by 1/256 of itself (one standard deviation), less where tiles have told parts apart.
 double most_tiles(const expr::Tile& t) {
   return 4 * (static_cast<double>(t.seqlen_q) + t.seqlen_k) + 16384;
 }
@@ -39,7 +39,7 @@ double count_each(const expr::Expr& mask, const expr::Tile& t) {
   return sum;
 }
 
-// The same numbers in each call, so that the same plan has the same flops.
+// The random numbers are the same in each call, so that the same plan has the same flops.
 double sample(const expr::Expr& mask, const std::vector<expr::Tile>& tiles) {
   double all = 0;
   for (const expr::Tile& t : tiles) all += queries_of(t) * keys_of(t);
@@ -134,7 +134,8 @@ double visible_elements(const Problem& p) {
       tiles.push_back(t);
     }
   }
-  // As if each tile were whole, in each batch and head.
+  // The share that these tiles have is taken for all, as if each tile were whole, in each batch
+  // entry and head.
   const double share =
       visible(p.mask, tiles) /
       (static_cast<double>(tiles.size()) * queries_of(tiles.front()) * keys_of(tiles.front()));

@@ -9,7 +9,7 @@ namespace attn::core {
 // lengths. Masks that read buffers without data are counted as full.
 double visible_elements(const Problem& problem);
 
-// Of each visible element.
+// Floating-point operations that a visible element of S takes.
 double flops_per_element(const Problem& problem, Phase phase);
 
 // Plan::bytes.

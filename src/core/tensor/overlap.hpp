@@ -16,8 +16,8 @@ struct Bytes {
 };
 Bytes bytes_of(const Tensor& t);
 
-// Both tensors passed ArgumentCheck::view. Exact for all layouts met in practice; where the search
-// would take more than about a millisecond the answer is true.
+// Whether a byte belongs to both tensors, which passed ArgumentCheck::view. Exact for all layouts
+// met in practice; where the search would take more than about a millisecond the answer is true.
 bool overlap(const Tensor& a, const Tensor& b);
 
 // Whether two different elements of t share memory, as with stride 0.

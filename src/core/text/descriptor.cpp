@@ -17,7 +17,8 @@
 namespace attn {
 namespace {
 
-// Of a descriptor: a mask and a score as long as they may be. Longer text is refused unread.
+// The longest descriptor that is read: a mask and a score as long as they may be. Longer text is
+// refused unread.
 constexpr std::size_t kMaxLength = 2 * expr::kMaxText + (1 << 16);
 
 // '_' separates tokens, except inside parentheses.
@@ -285,7 +286,7 @@ class Parser {
     if (score.type() != expr::Type::float32) refuse("score(<expression>) of type float32");
     add_score(score);
   }
-  // That a name ends in.
+  // The alignment that the end of the name says.
   Alignment alignment() const {
     return name_.ends_with("tl") || name_ == "bias" ? Alignment::top_left : Alignment::bottom_right;
   }

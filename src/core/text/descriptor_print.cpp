@@ -324,7 +324,8 @@ bool reads_back(const Problem& problem, const std::vector<std::string>& sizes,
   }
 }
 
-// With shorthands where these read back, else as plain expressions.
+// The tokens of mask and score: shorthands where these read back as the same tree, else plain
+// expressions.
 std::vector<std::string> expression_tokens(const Problem& problem,
                                            const std::vector<std::string>& sizes) {
   if (problem.mask.empty() && problem.score.empty()) return {};

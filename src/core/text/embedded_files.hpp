@@ -9,7 +9,8 @@ struct EmbeddedFile {
   const char* name;  // relative to the folder that was embedded
   const char* text;
 };
-// By name. Made by cmake/EmbedFiles.cmake at build time.
+// Files of a folder as text, in the order of their names. cmake/EmbedFiles.cmake makes it at build
+// time.
 struct EmbeddedFiles {
   const EmbeddedFile* begin;
   int count;

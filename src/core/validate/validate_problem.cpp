@@ -116,7 +116,7 @@ void validate_problem(const Problem& problem) {
     check.refuse(
         fmt::format("softmax_scale is {}; accepted are finite numbers", *problem.softmax_scale));
   }
-  // In float32, times log2(e), it must be finite.
+  // The scale is used in float32, times log2(e), and must be finite there.
   const double largest = problem.dtype == DType::f64 ? std::numeric_limits<double>::max() : 0x1p127;
   if (problem.softmax_scale && std::abs(*problem.softmax_scale) > largest) {
     check.refuse(fmt::format("softmax_scale is {}; accepted for {} are magnitudes up to 2^127",

@@ -88,7 +88,7 @@ void pack_queries(const Attention& a, const GradientContext& g, const Waves& wav
   });
 }
 
-// Of `keys` packed rows of K or V, ld elements each; as many when they are pairs of keys.
+// Bytes of `keys` packed rows of K or V, ld elements each; pairs of keys take as many.
 std::size_t key_bytes(const Attention& a, std::int64_t keys, int ld) {
   return static_cast<std::size_t>(keys * ld) * size_of(a.ops.operand);
 }
@@ -215,8 +215,8 @@ void store_query_gradient(const Attention& a, const GradientContext& g, const Wa
                      a.scale);
 }
 
-// Of packed Q blocks: little, but four tasks a thread, so that none waits long at the end of a
-// wave.
+// Bytes of packed Q blocks that a wave may have: little, but four tasks a thread, so that none
+// waits long at the end of a wave.
 template <class BytesOf>
 std::size_t wave_bytes(const Attention& a, const Workers& workers, int splits,
                        const BytesOf& bytes_of) {

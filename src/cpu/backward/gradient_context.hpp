@@ -68,7 +68,7 @@ class GradientContext {
   // where dropout keeps it, t->ds <- dS, the gradient with respect to the scaled score before the
   // expression.
   void tile_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
-  // The same without the expression's derivative: t->ds <- gradient with respect to the
+  // As tile_gradients, without the expression's derivative: t->ds <- gradient with respect to the
   // expression's value; t->raw: its scores.
   void tile_value_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
 

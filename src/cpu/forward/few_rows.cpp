@@ -185,7 +185,7 @@ FewRowsScratch few_rows_scratch(const Attention& a) {
 
 void attend_few_rows(const Attention& a, const core::Sequence& sequence, int head_first, int heads,
                      const KeyRange& range, FewRowsScratch& s) {
-  // Of all keys of a block but the first, whose alpha is for the sums so far.
+  // The alpha of all keys of a block but the first ones, whose own alpha rescales the sums so far.
   constexpr float kOnes[kMaxDecodeRows] = {1, 1, 1, 1, 1, 1, 1, 1};
   TileScratch& t = s.tile;
   const DType dtype = a.problem.dtype;

@@ -10,7 +10,7 @@
 
 namespace attn::cpu {
 
-// Of `rows` rows: those of a Q block, or as many as there are, if few.
+// A partial result of `rows` rows: those of a Q block, or as many as there are, if few.
 struct Partial {
   float* m = nullptr;    // [rows]
   float* l = nullptr;    // [rows]
@@ -40,7 +40,7 @@ class Partials {
   std::byte* memory_;
 };
 
-// Of all rows of a Q block.
+// Saves m, l and O of all rows of a Q block.
 inline void save_partial(const Attention& a, const QueryBlock& q, const float* o_t,
                          const Partial& p) {
   std::copy_n(q.m, a.ops.rows, p.m);

@@ -98,8 +98,8 @@ ATTN_INLINE void decode_scores_rows(const float* q, int count, const std::byte* 
   }
 }
 
-// As many rows at a time as one vector of sums takes; the first come to K in memory, the others
-// find it in L1.
+// Takes as many rows at a time as one vector of sums holds; the first rows find K in memory, the
+// others in L1.
 template <DType kSource>
 ATTN_INLINE void decode_scores_of(const float* q, int count, const std::byte* const* k,
                                   const std::byte* const* ahead, int keys, int dim, float* s) {
@@ -224,7 +224,8 @@ ATTN_INLINE void decode_accumulate_columns(const float* p, const std::byte* cons
   }
 }
 
-// As many columns at a time as fit, then half as many, ..., then the part of a vector that is left.
+// Takes as many columns at a time as fit into registers, then half as many, ..., then the part of a
+// vector that is left.
 template <int kCount, int kColumns, DType kSource, int kKeys>
 ATTN_INLINE void decode_accumulate_from(const float* p, const std::byte* const* v, int keys, int d,
                                         int dim, const float* alpha, float* o) {

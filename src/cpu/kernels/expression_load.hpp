@@ -119,7 +119,8 @@ ATTN_INLINE F load_contiguous(const expr::BufferView& view, std::int64_t offset,
   return count == kLanes ? load_row(row, 0, dtype) : load_row_part(row, 0, count, dtype);
 }
 
-// The same where the keys are contiguous, from element first_key of each row on.
+// Loads elements whose keys are contiguous, from element first_key of each row on, and transposes
+// them in registers.
 static void load_transposed(const expr::BufferView& view, const std::int64_t* of_row,
                             std::int64_t first_key, const Grid& grid, float* out) {
   for (int v = 0; v < grid.vectors; ++v) {

@@ -65,7 +65,7 @@ static bool all_finite(const void* packed, int floats) {
 }
 
 static std::uint64_t nonfinite_rows(const std::byte* const* row, int count, int dim, DType source) {
-  // An exponent of ones.
+  // An exponent whose bits are all 1, which infinities and NaN have.
   const std::int32_t limit = source == DType::f32    ? 0x7f800000
                              : source == DType::bf16 ? 0x7f80
                                                      : 0x7c00;

@@ -17,7 +17,8 @@ ATTN_INLINE F scaled(F p, F n, F x) {
   (void)x;
   return _mm512_scalef_ps(p, n);
 #else
-  // In two steps, because 2^n alone leaves the range of normal floats for n > 127 and n < -126.
+  // 2^n is multiplied in two steps, because it alone leaves the range of normal floats for n > 127
+  // and n < -126.
   const I k = to_int(select(x == x, n, F{}));
   const I half = k >> 1;
   return p * power_of_two(half) * power_of_two(k - half);

@@ -36,7 +36,7 @@ struct F32Words {
   ATTN_INLINE F multiply_add(F a, F b, F sum) { return fma(a, b, sum); }
 };
 
-// Of a panel of fewer lanes than a vector, two of which a vector holds.
+// Half a vector, which holds the lanes of a panel that is narrower than a vector.
 typedef float HalfVector __attribute__((vector_size(ATTN_VECTOR_BYTES / 2)));
 
 // out[panel][word][kPanel lanes] <- the block, whose lanes are neighbours in memory: step by step
@@ -74,7 +74,7 @@ ATTN_INLINE void pack_steps(const OperandBlock& block, int words, float* out) {
   }
 }
 
-// The same of a block whose steps are neighbours in memory.
+// Packs a block whose steps are neighbours in memory into the same order.
 template <int kPanel, class Words>
 ATTN_INLINE void pack_lanes(const OperandBlock& block, int words, float* out) {
   constexpr int kGroup = kPanel < kLanes ? kPanel : kLanes;  // lanes that are transposed together
@@ -110,7 +110,7 @@ static void pack_panels(const OperandBlock& block, void* packed) {
   pack_lanes<kPanel, Words>(block, words, out);
 }
 
-// Of the first kVectors vectors of a panel's columns.
+// Multiplies by the first kVectors vectors of a panel's columns.
 template <int kVectors, class Words>
 ATTN_INLINE void multiply_vectors(const float* a, const float* b, int words, bool add, float* c,
                                   int ld) {

@@ -17,7 +17,7 @@ constexpr std::int64_t kMostColumns = 512;
 // Bytes of packed A, two thirds of an L1 of 48 KB.
 constexpr std::int64_t kPackedBytes = std::int64_t{32} << 10;
 
-// Of a worker.
+// What a worker has for itself.
 struct Scratch {
   ProductBlocks blocks;
   std::int64_t a_words = 0;

@@ -62,7 +62,7 @@ void matmul_few_rows(const Product& product, const TileOps& ops, const ProductBl
 std::int64_t packed_columns(const MatmulProblem& problem, const ProductVerbs& verbs, int threads);
 ProductBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& verbs,
                             std::int64_t columns);
-// Of a call: operands that tasks share, and what each worker has.
+// Bytes that a call packs: operands that tasks share, and what each worker has.
 std::int64_t packed_bytes(const ProductBlocks& blocks, const ProductVerbs& verbs, int threads);
 void matmul_packed(const Product& product, const TileOps& ops, const ProductBlocks& blocks,
                    const Workers& workers);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kLanesPast = 16;  // what packing writes past a last panel
 
-// Of a block of C and of its pieces along k, at most.
+// The most that the sides of a block of C, and of its pieces along k, may be.
 struct Limits {
   int rows, depth;
   int step;          // whole register tiles, and whole vectors of every instruction set
@@ -45,7 +45,7 @@ struct SharedBlocks {
   }
 };
 
-// Of a worker. A block of A or B that all share takes no place here.
+// What a worker has for itself. A block of A or B that all share takes no place here.
 struct Scratch {
   ProductBlocks blocks;
   std::int64_t element_bytes = 0;
@@ -223,7 +223,7 @@ bool uses_operands_seldom(const Product& p) {
   return there <= 2 * std::min(down, across);
 }
 
-// In bytes, of the operands that tasks share.
+// Bytes of the operands that tasks share.
 core::Size shared_bytes(const Sharing& s, const ProductBlocks& blocks) {
   core::Size bytes = 0;
   if (s.a) bytes = bytes + core::Size(blocks.m.count()) * blocks.k.count() * s.bytes_a;

@@ -10,8 +10,8 @@ namespace attn::cpu {
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 
-// Of a product as the rungs see it (core::MatmulOperands), with the sides of the blocks that a mask
-// makes of each dimension: the whole of it where there is no mask.
+// The sizes of a product as the rungs see it (core::MatmulOperands), with the sides of the blocks
+// that a mask makes of each dimension: the whole of it where there is no mask.
 struct MaskedSizes {
   explicit MaskedSizes(const MatmulProblem& problem);
   std::int64_t m, n, block_m, block_n, block_k;
