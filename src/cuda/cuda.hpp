@@ -16,7 +16,7 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context);
 
-// Likewise; what is not given of the gradients is not computed.
+// Runs the backward pass likewise; gradients that are not given are not computed.
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients, const Context& context);
 

@@ -46,7 +46,7 @@ class PlanState : public core::MadeFor {
            core::numbers_of(plan.problem) == numbers_;
   }
 
-  // As KeptRuns has them.
+  // Finds and adds runs as KeptRuns does.
   template <class Suits>
   const Run* find(const Suits& suits) const {
     return runs_.find(suits);

@@ -8,7 +8,7 @@ namespace attn::cuda {
 
 // Strides of a tensor laid out as Q or K; packed: [rows, heads, columns].
 device::Strides strides_of(const Tensor& tensor, Layout layout);
-// Of a tensor laid out as LSE: [batch, heads, rows], packed [heads, rows].
+// Strides of a tensor laid out as LSE: [batch, heads, rows], packed [heads, rows].
 device::Strides lse_strides_of(const Tensor& tensor, Layout layout);
 
 // The members about dropout. rng_state: where the problem says that it is a tensor.

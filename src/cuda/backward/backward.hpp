@@ -9,11 +9,12 @@
 namespace attn::cuda {
 
 Plan plan_backward(const Problem& problem, const PlanOptions& options);
-// As cuda::backward (cuda.hpp).
+// Runs a plan as cuda::backward does (cuda.hpp).
 void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                   const OutputGradients& d_outputs, const Gradients& gradients,
                   const Context& context);
-// Of options, kernel and deterministic count.
+// The sources of all kernels that a backward pass of the problem takes on this architecture. Of
+// options, kernel and deterministic count.
 std::vector<Source> backward_sources(const Problem& problem, Arch arch, const PlanOptions& options);
 
 }  // namespace attn::cuda

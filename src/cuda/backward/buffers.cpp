@@ -44,7 +44,7 @@ core::Size doubles_of_splits(core::Size size, int splits) {
   return core::divide_up(size * splits, sizeof(double) / sizeof(float));
 }
 
-// Of any call: tensors may be aligned or not.
+// What the kernel is compiled for in the calls that there may be: tensors may be aligned or not.
 std::vector<BackwardConfig> all_configs(const Problem& p, const std::vector<std::string>& names) {
   return {buffers_config(p, {}, names), buffers_config(p, {.aligned = false}, names)};
 }

@@ -14,8 +14,8 @@
 
 namespace attn::cuda {
 
-// Of the gradients of buffers `names`. On tensor cores where backward_sm80_buffers takes the
-// tensors, else in float32.
+// What the kernel for the gradients of buffers `names` is compiled for: backward_sm80_buffers, on
+// tensor cores, where it takes the tensors, else backward_simt, in float32.
 BackwardConfig buffers_config(const Problem& problem, const BackwardTensors& tensors,
                               const std::vector<std::string>& names);
 // The buffers of the score that may have a gradient: those of floats that are no scalars.

@@ -24,7 +24,7 @@ namespace {
 
 using device::Gradient;
 
-// In order of preference, then what runs by name only.
+// Kernels in order of preference, then those that run by name only.
 constexpr std::array kKernels{BackwardKernel::sm90,
                               BackwardKernel::sm80,
                               BackwardKernel::sm80_deterministic,
@@ -32,7 +32,7 @@ constexpr std::array kKernels{BackwardKernel::sm90,
                               BackwardKernel::flash_attention,
                               BackwardKernel::standard};
 
-// Of what all kernels with tensor cores take.
+// Why no kernel that computes S once takes the problem; empty where they may.
 std::string obstacle_one_pass(const Problem& p) {
   for (const auto& [size, n] :
        {std::pair{"seqlen_q", p.seqlen_q}, std::pair{"seqlen_k", p.seqlen_k}}) {

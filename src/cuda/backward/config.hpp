@@ -38,7 +38,8 @@ struct BackwardTensors {
   bool operator==(const BackwardTensors&) const = default;
 };
 
-// Of a kernel that computes one gradient, or two, or all three.
+// A kernel, what it computes (one gradient, two, or all three), its tile shape, and the features of
+// the problem that it is compiled for.
 struct BackwardConfig {
   BackwardKernel kernel = BackwardKernel::simt;
   device::Gradient gradient = device::Gradient::dq;

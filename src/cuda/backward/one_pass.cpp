@@ -13,11 +13,12 @@ namespace attn::cuda {
 namespace {
 
 constexpr int kWordBlocks = 32;  // of queries, of a word
-// Of a block of threads of the kernels around the main one, and of a word.
+// Threads of a block of threads of each of the kernels around the main one, and threads that make a
+// word.
 constexpr std::int64_t kRowsThreads = 256, kWordsThreads = 128, kDqThreads = 128, kWordThreads = 32;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-// Places of a head: whole blocks of queries of the kernel.
+// Places that the queries of a head fill: whole blocks of queries of the kernel.
 std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
   return divide_up(p.seqlen_q, c.block_n) * (c.block_n / kPlaceQueries);
 }
@@ -32,7 +33,7 @@ core::Size num_words(const Problem& p, const BackwardConfig& c) {
   return core::divide_up(query_blocks(p, c), kWordBlocks) * key_blocks(p, c) *
          (c.mask_heads ? p.heads_q : 1) * (c.mask_batches ? p.batch : 1);
 }
-// Of what tells tiles their turns (device/schedule/dq_turns.cuh), a multiple of 8.
+// Bytes of what tells tiles their turns (device/schedule/dq_turns.cuh), a multiple of 8.
 core::Size turns_bytes(const Problem& p, const BackwardConfig& c) {
   if (!c.ordered) return 0;
   constexpr std::int64_t kTiles = 32, kTurnColumns = 128;

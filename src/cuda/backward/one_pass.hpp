@@ -15,7 +15,7 @@
 
 namespace attn::cuda {
 
-// As attn::device::BackwardMaps.
+// Mirrors attn::device::BackwardMaps.
 struct BackwardMaps {
   CUtensorMap q, k, v, d_o;
 };
@@ -31,7 +31,7 @@ inline constexpr int kPlaceQueries = 64;
 // whole blocks of queries; on Hopper 8 bytes for what each 32 of these see of a tile of keys.
 // Linear in the length but for these last, which are 8 bytes for 2048 queries x 128 keys.
 core::Size one_pass_workspace(const Problem& problem, const BackwardConfig& config);
-// Of the largest grid, or its tiles.
+// Blocks of threads of the largest launch, or its tiles, where these are more.
 core::Size one_pass_blocks(const Problem& problem, const BackwardConfig& config);
 // Where in that workspace the parts begin, in bytes; dQ is first.
 struct OnePassPlaces {

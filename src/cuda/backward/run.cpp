@@ -57,7 +57,7 @@ struct GradientLaunch {
   LaunchConfig launch{};
 };
 
-// Of the gradients of buffers.
+// The launches for the gradients of buffers, and the bytes of their expressions.
 struct BuffersLaunch {
   ExpressionPack expressions{};
   BufferLaunches launches;

@@ -96,7 +96,7 @@ std::string kernel_name(const BackwardConfig& config) {
   return fmt::format("{}_{}", name(config.kernel), word(config.gradient));
 }
 
-// Of the kernels before and after a kernel of one pass.
+// The Config of the kernels before and after a kernel of one pass, which go place by place.
 std::string print_config_of_places(BackwardConfig config) {
   config.block_n = kPlaceQueries;
   return print_config(config);

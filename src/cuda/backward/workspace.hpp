@@ -9,7 +9,7 @@
 
 namespace attn::cuda {
 
-// Of batch, query head and query; each has RowTerms.
+// How many rows there are, one for each batch entry, query head and query; each has RowTerms.
 core::Size num_rows(const Problem& problem);
 core::Size row_terms_bytes(const Problem& problem);
 core::Size num_scores(const Problem& problem);  // elements of P

@@ -22,7 +22,8 @@ namespace attn::cuda {
 // That is so for [heads, query, key], but not for [heads] nor for a table of distances.
 struct OwnElements {
   std::vector<std::string> names{};
-  // The same for all of them, else the first ones of the score count.
+  // All of them read batch, head and position alike; of a score whose buffers differ, `names` has
+  // those that read as the first one does.
   bool reads_batch = false, reads_head = false;
   bool by_position = false;  // rows are positions (query + seqlen_k - seqlen_q), not queries
 
@@ -60,7 +61,8 @@ std::string print_buffer_gradients(const expr::Expr& score, const std::vector<st
 // Where the gradient of a buffer goes, on the device.
 struct BufferTarget {
   double* sums = nullptr;  // row-major; of buffers that are added to in memory
-  // Of the others: its element at an index is elements[split * split_stride + index * strides].
+  // Where sums is null: the element at an index is elements[split * split_stride + index *
+  // strides].
   float* elements = nullptr;
   std::array<long long, 4> strides{};
   long long split_stride = 0;

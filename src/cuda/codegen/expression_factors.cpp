@@ -87,7 +87,8 @@ class Terms {
     }
   }
 
-  // Of factor times the last instruction. None where the score must be computed as it is.
+  // Collects the terms of factor times the last instruction: none where the score must be computed
+  // as it is.
   void collect(double factor) {
     const std::size_t multiples = factors_.multiples.size();
     if (append(score_.instructions.size() - 1, factor)) {

@@ -46,7 +46,8 @@ bool loads_elements(const expr::Expr& score);  // not empty
 // buffer holds for a key. (Any arithmetic can overflow; that is not meant.)
 bool may_hide_keys(const expr::Expr& score);
 
-// Of compile(score); of the score itself, with nothing taken out, where `score` is empty.
+// The factors of compile(score); where `score` is empty, of the score itself, with nothing taken
+// out.
 ScoreFactors score_factors(const expr::Expr& score);
 
 }  // namespace attn::cuda

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t kMaxBuffers = 32;
 
-// As attn::device::BufferView in src/cuda/device/expr/buffer.cuh.
+// Mirrors attn::device::BufferView in src/cuda/device/expr/buffer.cuh.
 struct BufferView {
   const void* data = nullptr;
   std::uint32_t last[kMaxRank] = {};
@@ -31,7 +31,7 @@ struct BufferView {
 };
 static_assert(sizeof(BufferView) == 56 && alignof(BufferView) == 8);
 
-// As attn::device::Scalar there.
+// The size of attn::device::Scalar there.
 constexpr std::size_t kScalarBytes = 8;
 
 std::size_t bytes_of(const expr::Buffer& buffer) {

@@ -20,7 +20,7 @@ struct PrintedTensor {
 // without allocating. Immutable; threads may share it.
 class ExpressionPack {
  public:
-  // Views of the buffers, or values of scalars, then the numbers.
+  // Views of the buffers, or values of scalars, come first, then the numbers.
   explicit ExpressionPack(std::vector<std::shared_ptr<const expr::Buffer>> buffers = {},
                           std::vector<float> numbers = {});
 
@@ -40,8 +40,8 @@ class ExpressionPack {
   std::size_t size_;
 };
 
-// Of the struct of print_expressions, for a softmax_scale and the ATTN_PRECISE_MATH it is compiled
-// with; its size depends on neither.
+// The pack of the struct that print_expressions prints, for a softmax_scale and the
+// ATTN_PRECISE_MATH it is compiled with; its size depends on neither.
 ExpressionPack expression_pack(const expr::Expr& mask, const expr::Expr& score,
                                double softmax_scale, int precise_math);
 

@@ -121,7 +121,7 @@ std::string ExpressionValues::stepped(std::size_t i) const {
   return is_abs ? fmt::format("attn_abs({})", value) : value;
 }
 
-// As cuda_value, in the words of the struct.
+// What instruction i computes, as cuda_value writes it, with the names of the struct.
 std::string ExpressionValues::value_text(std::size_t i) const {
   const Instruction& in = program_.instructions[i];
   if (multiple(i) >= 0) return fmt::format("attn_mul(dot, multiple_{})", multiple(i));

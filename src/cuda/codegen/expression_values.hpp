@@ -18,7 +18,7 @@ inline bool is_leaf(const expr::Instruction& in) { return in.num_args == 0; }
 inline bool is_shared(const expr::Instruction& in) {
   return in.op == expr::Op::load && !is_leaf(in) && in.dependence != expr::Dependence::full;
 }
-// Of an instruction, from the texts of all.
+// The operands of an instruction, from the texts of all instructions.
 std::vector<std::string> operands_of(const expr::Instruction& in,
                                      const std::vector<std::string>& values);
 
@@ -30,9 +30,9 @@ class ExpressionValues {
   ExpressionValues(const expr::Program& program, expr::CudaMath math, const ScoreFactors* factors,
                    const std::vector<std::size_t>& results, bool is_small = false);
 
-  // Statements that name what value() refers to. Once.
+  // Statements that name what value() refers to; they are asked for once.
   std::string statements();
-  // After statements().
+  // The text of instruction i; statements() must have been called.
   const std::string& value(std::size_t i) const { return values_[i]; }
 
  private:

@@ -8,15 +8,16 @@
 
 namespace attn::cuda {
 
-// A struct with a function run() that issues wgmma.mma_async m64 x `columns` x k16 (PTX ISA) with
-// float accumulators. columns: a multiple of 8, up to 256; dtype: bf16 or f16.
+// The text of a struct with a function run(d, a, b, add), which issues wgmma.mma_async m64 x
+// `columns` x k16 (PTX ISA) with float accumulators. columns: a multiple of 8, up to 256; dtype:
+// bf16 or f16. Structs are templates of the element's type and of columns, and differ in how the
+// operands are stored: with rows along k, or transposed, with rows along m (of A) or n (of B).
 //
-//   ProductSS<Element, columns>::run(d, a, b, add)   A and B in shared memory, rows along k
-//   ProductRS<Element, columns>::run(d, a, b, add)   A in four registers, B with rows along columns
-//   ProductST<Element, columns>::run(d, a, b, add)   both in shared memory, B with rows along
-//   columns ProductTS<Element, columns>::run(d, a, b, add)   both in shared memory, A with rows
-//   along d's ProductTT<Element, columns>::run(d, a, b, add)   both in shared memory, with rows
-//   along d's
+//   ProductSS   A and B in shared memory, rows along k
+//   ProductRS   A in four registers, B in shared memory, transposed
+//   ProductST   A and B in shared memory, B transposed
+//   ProductTS   A and B in shared memory, A transposed
+//   ProductTT   A and B in shared memory, both transposed
 //
 // d: columns / 2 accumulators; a, b: low words of descriptors (src/cuda/device/ptx/wgmma.cuh);
 // add == 0: d is overwritten.

@@ -13,7 +13,7 @@
 namespace attn::cuda {
 namespace {
 
-// Of the library's interface, which CUDA 12 and 13 share.
+// Types and numbers of the library's interface, which CUDA 12 and 13 share.
 using Status = int;
 using Create = Status (*)(void** handle);
 using Destroy = Status (*)(void* handle);

@@ -70,7 +70,7 @@ CUcontext primary_context(int ordinal) {
   return s.primary;
 }
 
-// Of the innermost guard of this thread; -1: none.
+// The device of the innermost guard of this thread; -1: there is none.
 thread_local int guarded_device = -1;
 
 }  // namespace

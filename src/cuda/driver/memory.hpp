@@ -78,7 +78,7 @@ class Event {
   int device_ = 0;
   CUevent event_ = nullptr;
 };
-// Both were recorded and are waited for.
+// The time between two events in seconds; both were recorded and are waited for.
 double seconds_between(const Event& start, const Event& end);
 
 // What `work` puts into `stream`, as a graph to launch again. The stream is not the default one.

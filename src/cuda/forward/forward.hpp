@@ -9,7 +9,7 @@
 namespace attn::cuda {
 
 Plan plan_forward(const Problem& problem, const PlanOptions& options);
-// As cuda::forward (cuda.hpp).
+// Runs a plan as cuda::forward does (cuda.hpp).
 void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                  const Context& context);
 std::vector<Source> forward_sources(const Problem& problem, Arch arch, std::string_view kernel);

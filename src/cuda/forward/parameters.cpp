@@ -13,7 +13,8 @@ namespace {
 using core::divide_up;
 using core::Size;
 
-// Of batch, query head and query, in each split.
+// How many rows partial results have: one for each batch entry, query head and query, in each
+// split.
 Size partial_rows(const Problem& p, std::int32_t num_splits) {
   return Size(num_splits) * p.batch * p.heads_q * p.seqlen_q;
 }
@@ -21,7 +22,7 @@ Size partial_bytes(const Problem& p, std::int32_t num_splits) {
   if (num_splits == 1) return 0;
   return partial_rows(p, num_splits) * (p.head_dim_v + 1) * sizeof(float);
 }
-// Of flash_attention; what follows is aligned to 8 bytes.
+// Bytes of O that flash_attention keeps between blocks of keys; what follows is aligned to 8 bytes.
 Size row_o_bytes(const Problem& p) {
   return core::round_up(partial_rows(p, 1) * p.head_dim_v * sizeof(float),
                         alignof(device::RowSums));
@@ -47,7 +48,8 @@ bool encode_q(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
                      static_cast<std::uint32_t>(64 / config.group), 1, 1});
 }
 
-// Of K or V: columns, keys (of a page), heads, batch (pages).
+// Makes the map of K or V, whose dimensions are columns, keys (of a page), heads, batch entries
+// (pages).
 bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& k,
               std::int64_t columns) {
   const device::Strides s = strides_of(k, p.layout_k);
@@ -68,7 +70,7 @@ bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
       {kMapPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
 }
 
-// O, of which a warp writes 16 rows at once.
+// Makes the map of O, of which a warp writes 16 rows at once.
 bool encode_o(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& o) {
   if (!config.stores_boxes()) return true;
   const device::Strides s = strides_of(o, p.layout_q);

@@ -12,7 +12,7 @@
 
 namespace attn::cuda {
 
-// As attn::device::ForwardMaps.
+// Mirrors attn::device::ForwardMaps.
 struct ForwardMaps {
   CUtensorMap q, k, v, o;
 };
@@ -43,7 +43,7 @@ core::Size key_words_offset(const Problem& problem, std::int32_t num_splits);
 // blocks of keys; what flash_attention and standard keep. kernel: forward_kernel_name().
 core::Size workspace_bytes(const Problem& problem, Arch arch, std::int32_t num_splits,
                            std::string_view kernel);
-// Of the largest grid and of the tiles, whichever kernel runs.
+// Blocks of threads of the largest grid, or tiles, where these are more, whichever kernel runs.
 core::Size most_blocks(const Problem& problem, Arch arch, std::int32_t num_splits,
                        std::string_view kernel);
 

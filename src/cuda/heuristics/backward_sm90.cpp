@@ -10,9 +10,10 @@ constexpr int kQueries = 64;       // rows of one product of a warpgroup
 constexpr int kWarps = 16;         // producers, scores, dV, dK
 constexpr int kPartColumns = 128;  // of dQ, of one product
 
-// Of the thread that makes steps, which is ahead of all others, and of two kinds of loops with
-// products: of the scores of pairs (140 bytes stored in all, 220 with ALiBi and dropout) and, with
-// dropout, of dV and dK at head size 128. The most is loaded with dQ in order.
+// Bytes of spills that are accepted: those of the thread that makes steps, which is ahead of all
+// others, and of two kinds of loops with products, the scores of pairs (140 bytes stored in all,
+// 220 with ALiBi and dropout) and, with dropout, dV and dK at head size 128. The most is loaded
+// with dQ in order.
 constexpr int kStepSpills = 508;
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

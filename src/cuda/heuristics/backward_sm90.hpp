@@ -23,9 +23,10 @@ struct BackwardSm90Shape {
 
 // Whether two blocks of threads may share a tile.
 bool may_share_tiles(const Problem& problem);
-// In order of head_dim: the first row that is wide enough and may be is taken.
+// Shapes in order of head_dim: a problem gets the first that is wide enough and that it may have
+// (may_share_tiles).
 std::span<const BackwardSm90Shape> backward_sm90_shapes();
-// That row; null where none is.
+// The shape that a problem gets; null where there is none.
 const BackwardSm90Shape* backward_sm90_shape(const Problem& problem);
 
 // Sets a shape and the features of backward_sm90 in a configuration.

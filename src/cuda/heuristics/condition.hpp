@@ -19,9 +19,9 @@ enum class Condition : std::uint8_t {
   long_with_score,
   // head_dim_v is at most 128.
   narrow_values,
-  // So few keys that the last block counts: up to 576, nine blocks of 64.
+  // There are so few keys that the last block counts: up to 576, nine blocks of 64.
   few_keys,
-  // As few, under a mask: tiles of a few blocks.
+  // There are as few, under a mask: tiles have a few blocks.
   few_masked_keys,
 };
 

@@ -9,7 +9,8 @@ namespace attn::cuda {
 namespace {
 
 constexpr int kMostStages = 8;  // B_c of 512
-// Of the smallest of the GPUs this runs on; a B_c that the caller names may take more.
+// Shared memory of a block of threads on the smallest of the GPUs this runs on; a B_c that the
+// caller names may take more.
 constexpr std::int64_t kSharedBytes = 99 << 10;
 constexpr std::int64_t kMostSharedBytes = 227 << 10;  // of a block, on 9.0: the most of all
 

@@ -31,7 +31,8 @@ constexpr std::array kSm80Shapes{
               "16 rows a warp: O takes 128 registers; 96 KB; on an H200 a quarter faster than "
               "128 rows x 32 keys, as two blocks of threads share a multiprocessor"},
 };
-// For up to 64 rows of Q, as in decoding, which wait for K and V: more bytes in flight.
+// Shapes for up to 64 rows of Q, as in decoding: these wait for K and V, so more bytes are in
+// flight.
 constexpr int kFewRows = 64;
 constexpr std::array kSm80FewRowsShapes{
     Sm80Shape{128, kFewRows, 64, 4, 2, 0, "few rows; 80 KB, two tiles of K and V in flight"},

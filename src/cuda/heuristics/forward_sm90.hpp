@@ -34,7 +34,7 @@ constexpr int warpgroup_registers(int consumers) {
 // b4_sq16_sk4096_hq8_hk2_d64_paged16_causal_bf16, of which 52 are in the row of its shape.
 inline constexpr int kForwardSm90FollowerSpills = 200;
 
-// In order: the first row that a problem fits, by its head size and `when`, is taken.
+// Shapes in order: a problem gets the first that its head size fits and whose `when` holds.
 std::span<const ForwardSm90Shape> forward_sm90_shapes();
 
 }  // namespace attn::cuda

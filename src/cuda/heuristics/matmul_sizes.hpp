@@ -7,7 +7,7 @@
 
 namespace attn::cuda {
 
-// C row-major.
+// The sizes of a product whose C is row-major.
 struct MatmulSizes {
   std::int64_t batch, m, n, k;
   std::int64_t depth;     // steps of k of a stage with wgmma: 128 bytes

@@ -32,7 +32,7 @@ int blocks_by_registers(const MatmulShape& s) {
   return std::max(1, std::min(by_registers, kMostWarps / s.warps));
 }
 
-// Of a block, where so many share a multiprocessor.
+// Shared memory of a block, where so many share a multiprocessor.
 std::int64_t shared_of_each(int blocks, Arch arch) {
   constexpr std::int64_t kKept = 1024;  // of each block, by the system
   return (most_shared_bytes(arch) + kKept) / blocks - kKept;

@@ -23,8 +23,8 @@ MatmulShape complete_matmul_sm80(MatmulShape shape, Arch arch);
 // Why there is no such complete shape; empty where there is.
 std::string refuse_matmul_sm80(const MatmulShape& shape, Arch arch);
 
-// Of a complete shape: warps below each other, bytes of a block's ring, and blocks of threads that
-// registers and shared memory of a multiprocessor are shared by.
+// What follows from a complete shape: warps below each other, bytes of a block's ring, and blocks
+// of threads that registers and shared memory of a multiprocessor are shared by.
 int warps_down_of(const MatmulShape& shape);
 std::int64_t ring_bytes_of(const MatmulShape& shape);
 int blocks_of(const MatmulShape& shape, Arch arch);

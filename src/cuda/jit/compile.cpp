@@ -126,7 +126,7 @@ Sha256::Digest key_of(const Nvrtc& compiler, const Source& source,
   return hash.finish();
 }
 
-// Of files: what people look for, then enough of the key.
+// The stem of names of files: what people look for, then enough of the key.
 std::string stem_of(const Source& source, Arch arch, const Sha256::Digest& key) {
   std::string stem = source.name;
   const auto plain = [](char c) {

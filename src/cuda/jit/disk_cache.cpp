@@ -29,7 +29,7 @@ bool written_by_others(const struct stat& status) {
   return (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
 }
 
-// As mkdir -p. Errors show when the folder is opened.
+// Makes folders as mkdir -p does. Errors show when the folder is opened.
 void make_folders(const std::string& folder) {
   for (std::size_t slash = folder.find('/', 1);; slash = folder.find('/', slash + 1)) {
     mkdir(folder.substr(0, slash).c_str(), 0700);
@@ -54,7 +54,7 @@ class File {
   int descriptor_;
 };
 
-// 0 or errno.
+// Writes all bytes; returns 0 or errno.
 int write_all(int descriptor, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());

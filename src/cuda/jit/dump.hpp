@@ -14,7 +14,8 @@ struct Dump {
   bool any() const { return source || ptx || cubin || report; }
 };
 
-// From ATTN_DUMP, and ATTN_DUMP_DIR (default: attn_dump in the current folder).
+// What is to be written and where, from ATTN_DUMP, and ATTN_DUMP_DIR (default: attn_dump in the
+// current folder).
 Dump dump_from_environment();
 
 // Writes <stem>.cu, .ptx, .cubin and .txt, whatever is asked for, over earlier ones. Throws

@@ -36,7 +36,7 @@ class KernelsByKey {
   KeptRuns<Kept> kept_;
 };
 
-// Those of the process. Never destroyed: at exit the driver may be gone before this.
+// The kernels of the process. Never destroyed: at exit the driver may be gone before this.
 template <class Key>
 KernelsByKey<Key>& kernels_by_key() {
   static auto* const all = new KernelsByKey<Key>;

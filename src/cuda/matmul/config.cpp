@@ -200,7 +200,7 @@ int shared_beside_ring(const MatmulConfig& c) {
   return 128 + (c.splits - 1) * c.block_m * c.block_n / c.splits * kFloat;
 }
 
-// Of the rungs with wgmma: a ring of as many stages as fit, up to eight.
+// Sets the ring of the rungs with wgmma: as many stages as fit, up to eight.
 void set_ring(MatmulConfig& c, const MatmulShape& shape) {
   constexpr int kRow = 128, kBarriers = 16, kMost = 232448, kMostStages = 8;
   c.block_m = shape.rows;
@@ -217,7 +217,7 @@ void set_ring(MatmulConfig& c, const MatmulShape& shape) {
   c.shared_bytes = c.stages * stage + beside;
 }
 
-// shape: complete.
+// Sets what `pipelined` is compiled for; shape is complete.
 void set_pipelined(MatmulConfig& c, const MatmulShape& shape, Arch arch) {
   constexpr int kLane = 32;
   c.block_m = shape.rows;

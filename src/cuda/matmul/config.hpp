@@ -36,7 +36,8 @@ bool is_cuda_matmul_rung(std::string_view text) noexcept;
 // A tile of C, and the parts of k that run apart. 0 rows: to be chosen.
 struct MatmulShape {
   int rows = 0, columns = 0, splits = 1;
-  // Of `pipelined`; 0: to be chosen. Warps of a block, steps of k of a stage, stages of the ring.
+  // What names of `pipelined` say; 0: to be chosen. Warps of a block, steps of k of a stage, stages
+  // of the ring.
   int warps = 0, depth = 0, stages = 0;
   bool operator==(const MatmulShape&) const = default;
 };

@@ -28,14 +28,14 @@ struct alignas(64) Maps {
   CUtensorMap a, b, c;
 };
 
-// Of a cluster that has one B, the tiles below each other count as one.
+// Tiles of C; those below each other of a cluster that has one B count as one.
 core::Size num_tiles(const MatmulProblem& p, const MatmulConfig& c) {
   const bool swapped = p.order_c == MatrixOrder::column_major;
   return core::divide_up(core::Size(swapped ? p.n : p.m), std::int64_t{c.block_m} * c.multicast) *
          core::divide_up(core::Size(swapped ? p.m : p.n), c.block_n).value() * p.batch;
 }
 
-// Of stream_k: sums of a tile for each block, then flags.
+// The workspace of stream_k: sums of a tile for each block of threads, then flags.
 std::int64_t partial_bytes(const MatmulConfig& c, int sm_count) {
   return std::int64_t{4} * c.block_m * c.block_n * sm_count;
 }
@@ -55,7 +55,7 @@ void check_workspace(const MatmulPlan& plan, const MatmulConfig& c, int sm_count
                           to_string(plan.problem)));
 }
 
-// To 16 bytes: the address, and all strides but the one of neighbours.
+// Whether the address, and all strides but the one of neighbours, are multiples of 16 bytes.
 bool aligned(const MatrixView& x) {
   const auto bytes = static_cast<std::int64_t>(size_of(x.dtype));
   const auto fits = [&](std::int64_t stride) { return stride == 1 || stride * bytes % 16 == 0; };
@@ -168,7 +168,7 @@ std::optional<Maps> maps_of(const MatmulOperands& o, const MatmulConfig& c) {
                      c.steps_together_a, c.block_m) &&
       encode_operand(maps.b, o.b, o.n, o.k, o.batch, o.b.column_stride, o.b.row_stride,
                      c.steps_together_b, c.block_n / c.multicast) &&
-      // Of C a warp writes 16 rows at once.
+      // A warp writes 16 rows of C at once.
       (!c.stores_boxes ||
        encode_operand(maps.c, o.c, o.m, o.n, o.batch, o.c.row_stride, 1, true, 16));
   if (!encoded) return std::nullopt;
