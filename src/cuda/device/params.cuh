@@ -85,18 +85,18 @@ struct ForwardParams : ProblemParams {
   int num_tiles;
   int counter;  // of a stream, kGridCounter, or kNoCounter: tiles are dealt in turn
 
-  // Of a mask that is classified ahead (schedule/key_words.cuh), else null.
+  // The words of a mask that is classified ahead (schedule/key_words.cuh), else null.
   KeyWord* key_words;
   int key_windows;  // of 32 blocks of keys
 
   int num_pages;  // of K and V
 
-  // Of forward_flash_attention, between two blocks of keys: O [batch][heads_q][seqlen_q]
-  // [head_dim_v], normalised, and [batch][heads_q][seqlen_q]. Else null.
+  // What forward_flash_attention has between two blocks of keys: O [batch][heads_q][seqlen_q]
+  // [head_dim_v], normalised, and sums [batch][heads_q][seqlen_q]. Else null.
   float* row_o;
   RowSums* row_sums;
-  // Of forward_standard: S, then P, [batch][heads_q][seqlen_q][seqlen_k], and which of its three
-  // passes a launch is, 0 to 2. Else null and 0.
+  // What forward_standard has: S, then P, [batch][heads_q][seqlen_q][seqlen_k], and which of its
+  // three passes a launch is, 0 to 2. Else null and 0.
   float* scores;
   int pass;
 };

@@ -22,9 +22,9 @@ __device__ __forceinline__ float attn_abs(float a) { return ATTN_EXACT(fabsf, __
 __device__ __forceinline__ float attn_min(float a, float b) { return a < b ? a : b; }
 __device__ __forceinline__ float attn_max(float a, float b) { return a > b ? a : b; }
 __device__ __forceinline__ float attn_to_float(int a) { return static_cast<float>(a); }
-// Of sums and differences of positions and lengths. Conversions share the pipe of exp (16 results a
-// cycle); in short sequences (expr/integer.cuh) the operand lies in [-2^22, 2^22) and becomes the
-// low bits of 1.5 * 2^23, exactly.
+// Converts sums and differences of positions and lengths. Conversions share the pipe of exp (16
+// results a cycle); in short sequences (expr/integer.cuh) the operand lies in [-2^22, 2^22) and
+// becomes the low bits of 1.5 * 2^23, exactly.
 __device__ __forceinline__ float attn_position_to_float(int a) {
 #if ATTN_SHORT_SEQUENCES
   return __builtin_bit_cast(float, 0x4b400000 + a) - 0x1.8p+23f;
@@ -32,7 +32,7 @@ __device__ __forceinline__ float attn_position_to_float(int a) {
   return static_cast<float>(a);
 #endif
 }
-// Of a + step, both small.
+// Converts a + step, both of which are small.
 __device__ __forceinline__ float attn_position_to_float(int a, int step) {
 #if ATTN_SHORT_SEQUENCES
   const float first = attn_position_to_float(a);

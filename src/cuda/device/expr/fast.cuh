@@ -102,7 +102,7 @@ __device__ __forceinline__ float attn_sqrt(float a) { return mufu::square_root(a
 
 __device__ __forceinline__ float attn_erf(float a) { return exact::attn_erf(a); }
 
-// 2 MUFU, absolute error 2e-7.
+// tanh by two MUFU, with an absolute error of 2e-7.
 __device__ __forceinline__ float tanh_of_exp(float a) {
   return 1 - 2 * mufu::reciprocal(mufu::exp2(2 * kLog2e * a) + 1);
 }

@@ -3,13 +3,14 @@
 
 namespace attn::device {
 
-// In memory: any thread adds to any element.
+// A gradient that is summed in memory: any thread adds to any element.
 struct GradientSums {
   double* sums;        // row-major
   long long sizes[4];  // of the dimensions; 1: any index is good
 };
 
-// In registers: a thread has the element of one query and key, and stores it.
+// A gradient that is summed in registers: a thread has the element of one query and key, and stores
+// it.
 struct ElementGradient {
   float* to;  // of split 0
   long long sizes[4], strides[4];

@@ -45,7 +45,7 @@ __device__ __forceinline__ constexpr int attn_floor_mod(int a, int b) {
   return b == 0 ? 0 : attn_sub(a, attn_mul(attn_floor_div(a, b), b));
 }
 
-// An amount outside of 0 to 31 shifts every bit out.
+// An amount that is not in 0 to 31 shifts every bit out.
 __device__ __forceinline__ constexpr int attn_shift_left(int a, int amount) {
   const auto by = static_cast<unsigned>(amount);
   return by < 32 ? static_cast<int>(static_cast<unsigned>(a) << by) : 0;

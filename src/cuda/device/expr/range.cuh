@@ -100,7 +100,7 @@ __device__ __forceinline__ IntRange range_div(IntRange a, IntRange b) {
   if (b.hi > 0) result = range_hull(result, range_half(a, attn_max(b.lo, 1), b.hi));
   return result;
 }
-// By 2^kBits.
+// The range of a value that is shifted right by kBits.
 template <int kBits>
 __device__ __forceinline__ IntRange range_shift(IntRange a) {
   return {a.lo >> kBits, a.hi >> kBits};
@@ -123,7 +123,8 @@ __device__ __forceinline__ BitRange range_bits(IntRange a) {
   for (int shift = 1; shift < 32; shift *= 2) unknown |= unknown >> shift;
   return {static_cast<unsigned>(a.lo) & ~unknown, static_cast<unsigned>(a.lo) | unknown};
 }
-// As int32 the highest bit counts down.
+// An int32 whose highest bit is set is negative: where that bit may be either, it is set in the
+// least value and clear in the largest.
 __device__ __forceinline__ IntRange range_of_bits(unsigned ones, unsigned maybe) {
   const unsigned sign = (ones ^ maybe) & 0x80000000u;
   return {static_cast<int>(ones | sign), static_cast<int>(maybe & ~sign)};

@@ -93,7 +93,7 @@ __device__ __forceinline__ FloatRange range_abs(FloatRange a) {
   if (a.hi <= 0) return range_neg(a);
   return {0, attn_max(-a.lo, a.hi), a.nan};
 }
-// Of a power between `first` and `last`.
+// The range of a power, exp or exp2, that lies between `first` and `last`.
 __device__ __forceinline__ FloatRange range_power(float first, float last, bool nan) {
   constexpr float kTiny = 0x1p-126f;  // below it results may be flushed to zero
   const float lo = range_down(first);

@@ -32,7 +32,7 @@ namespace attn::device {
 template <class C>
 struct BackwardFlashLayout {
   static constexpr int kKeys = C::kBlockM, kQueries = C::kBlockN;
-  // Floats from row to row.
+  // Rows begin so many floats apart.
   static constexpr int kRow = C::kHeadDim | 1, kRowV = C::kHeadDimV | 1, kRowP = kQueries + 1;
   static constexpr int kVAt = kKeys * kRow, kDkAt = kVAt + kKeys * kRowV;
   static constexpr int kDvAt = kDkAt + kKeys * kRow, kQAt = kDvAt + kKeys * kRowV;

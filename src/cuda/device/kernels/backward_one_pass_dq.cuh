@@ -15,7 +15,7 @@
 
 namespace attn::device {
 
-// kPart: of dQ's columns.
+// kPart: which of the parts of dQ's columns.
 template <class C, int kPart>
 __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const float* sums,
                                               char* (&rows)[2], const bool (&present)[2],
@@ -52,7 +52,8 @@ __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const flo
 template <class C>
 __device__ __forceinline__ void backward_one_pass_dq(const BackwardParams& p) {
   wait_for_dependencies();
-  // From the last place to the first: the sums that were added last are still in L2.
+  // Blocks of threads go from the last place to the first: the sums that were added last are still
+  // in L2.
   const int place = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int pair = place / p.query_blocks;
   const int first = place % p.query_blocks * C::kBlockN;

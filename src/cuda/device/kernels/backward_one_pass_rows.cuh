@@ -20,7 +20,7 @@ namespace attn::device {
 
 inline constexpr int kBackwardOnePassRowsThreads = 256;
 
-// Eight elements; kAligned: at a multiple of 16 bytes.
+// Loads eight elements; kAligned: they lie at a multiple of 16 bytes.
 template <bool kAligned>
 __device__ __forceinline__ Words4 load_eight(const unsigned short* x) {
   if constexpr (kAligned) {
@@ -42,7 +42,8 @@ __device__ __forceinline__ void backward_one_pass_rows(const BackwardParams& p) 
     long long i = static_cast<long long>(blockIdx.x) * kBackwardOnePassRowsThreads + threadIdx.x;
     for (; i < size; i += step) DqTurns<C>::passed(p)[i] = 0;
   }
-  // From the last row to the first: what the main kernel needs first is then still in L2.
+  // Blocks of threads go from the last row to the first: what the main kernel needs first is then
+  // still in L2.
   const long long row = static_cast<long long>(gridDim.x - 1 - blockIdx.x) *
                             (kBackwardOnePassRowsThreads / kThreads) +
                         threadIdx.x / kThreads;

@@ -76,7 +76,7 @@ struct BackwardSimt {
     float s[kRows][4], dp[kRows][4];
     unsigned kept;  // by dropout: bit 4 r + i of s[r][i]
   };
-  // Of the gradients of buffers, what is not in memory yet.
+  // What a thread has of the gradients of buffers that is not in memory yet.
   struct BufferSums {
     PendingSum pending[Derivatives::kLoads];
     float elements[kRows][4][Derivatives::kElementsOr1] = {};

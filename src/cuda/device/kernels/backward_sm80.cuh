@@ -56,7 +56,7 @@ struct BackwardSm80Layout {
   static constexpr int kP = kV + C::kBlockM * TileO::kRowBytes;
   static constexpr int kDs = kP + C::kBlockN * TileP::kRowBytes;
   static constexpr int kStageAt = kDs + C::kBlockN * TileP::kRowBytes;
-  // From the start of a stage.
+  // Offsets in a stage, from its start.
   static constexpr int kOutput = C::kBlockN * TileQ::kRowBytes;
   static constexpr int kLse = kOutput + C::kBlockN * TileO::kRowBytes;
   static constexpr int kD = kLse + 4 * C::kBlockN;
@@ -153,7 +153,7 @@ struct BackwardSm80 {
   __device__ __forceinline__ int score_key() const {
     return tile.first + warp() / C::kScoreWarps * kScoreColumns + 2 * (lane() % 4);
   }
-  // LSE or D, at `from` in a stage, of a row.
+  // LSE or D of a row; from: kLse or kD, where it lies in a stage.
   static __device__ __forceinline__ float row_term(int stage, int from, int row) {
     extern __shared__ __align__(128) char memory[];
     return reinterpret_cast<const float*>(memory + stage_at(stage) + from)[row];
@@ -348,8 +348,8 @@ struct BackwardSm80 {
     }
   }
 
-  // Through the place at `at` of shared memory. Rows of a gradient that exist; 0 where they are not
-  // in use.
+  // Stores the rows of a gradient that exist, through the place at `at` of shared memory; those
+  // that are not in use become 0.
   template <class Tile, int kBlocks>
   __device__ __forceinline__ void store(const float (&sums)[kKeyRows / 16][kBlocks][8],
                                         float factor, int at, void* to,

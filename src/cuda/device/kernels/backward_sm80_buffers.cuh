@@ -72,7 +72,7 @@ struct BackwardSm80Buffers {
   static __device__ __forceinline__ int first_row() {
     return static_cast<int>(threadIdx.x / 32) * 16;
   }
-  // Row i of the thread's two, of the tile.
+  // Row i of the thread's two, counted in the tile.
   static __device__ __forceinline__ int row(int i) {
     return first_row() + static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
   }
@@ -144,7 +144,7 @@ struct BackwardSm80Buffers {
     });
   }
 
-  // Of a list that is not empty.
+  // Goes through a list that is not empty.
   template <class List>
   __device__ __forceinline__ void add_tiles(Thread& t, List& list) const {
     load_stage(0, list.block());

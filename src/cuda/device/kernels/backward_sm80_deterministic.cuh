@@ -82,7 +82,7 @@ struct BackwardSm80Deterministic {
   };
 
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
-  // Row i of the thread's two, of the sequence.
+  // Row i of the thread's two, counted in the sequence.
   __device__ __forceinline__ int row(int i) const {
     return tile.first + static_cast<int>(threadIdx.x / 32) * 16 + lane() / 4 + 8 * i;
   }
@@ -149,8 +149,8 @@ struct BackwardSm80Deterministic {
     return __syncthreads_or(holds_special<Element, kThreads>(at, C::kBlockN * Tile::kRowBytes)) !=
            0;
   }
-  // As add, of rows and columns that see each other alone: a weight of 0 takes nothing, whatever B
-  // holds. For tiles with infinities or NaN.
+  // As add, but only rows and columns that see each other: a weight of 0 takes nothing, whatever B
+  // holds. It is for tiles with infinities or NaN.
   template <class Tile, int kColumns>
   __device__ __forceinline__ void add_seen(float (&d)[kColumns / 2],
                                            const float (&weights)[C::kBlockN / 2], int at) const {

@@ -63,7 +63,7 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
   if (threadIdx.x == 0) {
     constexpr unsigned kCluster = C::kCluster;
     ring(Layout::kFullStep, Layout::kEmptyStep, Layout::kSteps, 1, kCluster);
-    // Of two score warpgroups none knows when both are done: who adds dQ does.
+    // Neither of two score warpgroups knows when both are done with K and V: who adds dQ does.
     constexpr unsigned kKeysReadBy = C::kScoreGroups == 1 ? 4 : 1;
     ring(Layout::kFullK, Layout::kEmptyK, 1, 1, kKeysReadBy);
     ring(Layout::kFullV, Layout::kEmptyV, 1, 1, kKeysReadBy);

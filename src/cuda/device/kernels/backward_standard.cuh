@@ -33,7 +33,7 @@ struct BackwardStandard {
 
   const Step step;
 
-  // Of a matrix: the row of a query.
+  // The row of a matrix that belongs to a query.
   __device__ __forceinline__ float* row_of(float* matrix, int query, int head_q) const {
     const BackwardParams& p = step.p;
     const long long pair = static_cast<long long>(step.tile.sequence.batch) * p.heads_q + head_q;
@@ -61,7 +61,7 @@ struct BackwardStandard {
     }
     __syncthreads();
   }
-  // The thread's elements.
+  // Calls each for the thread's elements.
   template <class Each>
   __device__ __forceinline__ void for_each_of_thread(Each each) const {
 #pragma unroll
@@ -203,7 +203,7 @@ struct BackwardStandard {
 
   // ---- the gradients
 
-  // Z x of x, P or dP.
+  // Multiplies x, which is P or dP, by Z.
   __device__ __forceinline__ void drop(Thread& t, int block, int head_q) const {
     step.draw(t, block, head_q);
 #pragma unroll

@@ -12,7 +12,7 @@
 
 namespace attn::device {
 
-// Of one sequence and head of Q.
+// Makes P and dS of the scores of one sequence and head of Q.
 template <class C, class Expressions, class Slope>
 struct BackwardWeights {
   static constexpr float kLog2E = 1.4426950408889634f;
@@ -100,7 +100,7 @@ struct BackwardWeights {
     }
     return kept;
   }
-  // Of the two elements of a pair.
+  // Whether dropout keeps one of the two elements of a pair, the odd one or the other.
   __device__ __forceinline__ bool keeps(unsigned pair, bool odd) const {
     return keeps_half(pair, odd, p.dropout_rule);
   }

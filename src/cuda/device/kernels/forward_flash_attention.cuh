@@ -28,7 +28,7 @@ struct ForwardFlashAttention {
   using Element = typename C::Element;
   using Storage = typename Scalar<Element>::Storage;
   static constexpr int kPiece = Step::kPiece, kPieces = Step::kPieces, kRows = Step::kRows;
-  // Of 64 keys, in elements: K [column][slot], then V [slot][column].
+  // Sizes for 64 keys, in elements: K [column][slot], then V [slot][column].
   static constexpr int kOfK = C::kHeadDim * Layout::kSlots, kColumnsV = kPieces * kPiece;
   static constexpr int kOfKeys = kOfK + C::kBlockN * kColumnsV;
   static constexpr int kBytes =

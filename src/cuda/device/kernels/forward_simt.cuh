@@ -214,7 +214,7 @@ struct ForwardSimt {
 
   // ---- softmax
 
-  // Of the 16 threads that share rows.
+  // The largest x of the 16 threads that share rows.
   static __device__ __forceinline__ float group_max(float x) {
     x = quad_max(x);
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 4));
@@ -226,7 +226,7 @@ struct ForwardSimt {
     return x + __shfl_xor_sync(~0u, x, 8);
   }
 
-  // S as score and mask change it.
+  // Changes S as score and mask say.
   __device__ __forceinline__ void change_scores(Thread& t, int block, bool mixed) const {
     const Sequence& q = tile.sequence;
 #pragma unroll
@@ -324,7 +324,7 @@ struct ForwardSimt {
     }
   }
 
-  // O times a factor, or zeros, of row r of the thread.
+  // Stores O times a factor, or zeros, of row r of the thread.
   __device__ __forceinline__ void store_row(const Thread& t, int r, float factor, bool zero) const {
     const int query = tile.query_of(first_row() + r), head = tile.head_of(first_row() + r);
     const long long part = C::kSplits ? tile.partial_row(p, query, head) : 0;
@@ -345,7 +345,7 @@ struct ForwardSimt {
     }
   }
 
-  // O / l and LSE of row r of the thread.
+  // Stores O / l and LSE of row r of the thread.
   __device__ __forceinline__ void finish_row(Thread& t, int r) const {
     const int row = first_row() + r;
     const int query = tile.query_of(row), head = tile.head_of(row);

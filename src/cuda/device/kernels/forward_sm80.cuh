@@ -191,7 +191,7 @@ struct ForwardSm80 {
     }
   }
 
-  // P of a block as operands, O multiplied where the references moved.
+  // Makes P of a block as operands, and multiplies O where the references moved.
   __device__ __forceinline__ void softmax(Warp& w, unsigned (&p16)[kTiles][C::kBlockN / 4],
                                           int block, bool mixed) const {
     const Sequence& q = tile.sequence;
@@ -285,7 +285,7 @@ struct ForwardSm80 {
     }
   }
 
-  // O / l and LSE of a thread's row i of two.
+  // Stores O / l and LSE of a thread's row i of two.
   __device__ __forceinline__ void finish(Warp& w, int m, int i) const {
     const int row = warp_row() + 16 * m + lane() / 4 + 8 * i;
     const int query = tile.query_of(row), head = tile.head_of(row);

@@ -51,7 +51,8 @@ struct Softmax {
     if (whole + thread < p.columns_x) f(x[whole + thread], whole + thread);
   }
 
-  // Of all threads, by combine(a, b), which is associative and commutative; each thread gets it.
+  // Combines what all threads have by combine(a, b), which is associative and commutative; each
+  // thread gets the result.
   template <class T, class Combine>
   __device__ __forceinline__ T of_block(T x, Combine combine) const {
 #pragma unroll
@@ -89,7 +90,7 @@ struct Softmax {
     }
     of.l += exact::attn_exp(x - of.m);
   }
-  // The same of several elements: l is rescaled once for all, and no thread of a warp waits while
+  // Adds several elements alike: l is rescaled once for all, and no thread of a warp waits while
   // the maximum of another one grows.
   template <int kCount>
   static __device__ __forceinline__ void add(RowSums& of, const float (&x)[kCount]) {
@@ -102,7 +103,7 @@ struct Softmax {
 #pragma unroll
     for (const float element : x) of.l += exact::attn_exp(element - from);
   }
-  // Of the elements of this thread, four loads at a time, then what is left.
+  // The sums of the elements of this thread, four loads at a time, then of what is left.
   __device__ __forceinline__ RowSums online(const float* x) const {
     constexpr int kPackets = 4, kStep = C::kWide * kSoftmaxThreads;
     const int thread = static_cast<int>(threadIdx.x), whole = p.columns_x / C::kWide * C::kWide;
@@ -123,7 +124,7 @@ struct Softmax {
     return of;
   }
 
-  // Largest first, of equal ones the first column.
+  // Whether a comes before b: the largest first, of equal ones the first column.
   static __device__ __forceinline__ bool before(const SoftmaxElement& a, const SoftmaxElement& b) {
     if (a.value != b.value) return a.value > b.value;
     return static_cast<unsigned>(a.column) < static_cast<unsigned>(b.column);

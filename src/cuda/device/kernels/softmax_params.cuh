@@ -3,7 +3,7 @@
 
 namespace attn::device {
 
-// Strides in elements.
+// Strides count elements.
 struct SoftmaxParams {
   const float* x;
   float* y;       // where C::kTop is 0

@@ -54,7 +54,7 @@ struct HopperRing {
   __device__ __forceinline__ unsigned empty(int stage) const {
     return full(stage) + 8 * C::kStages;
   }
-  // By one thread, before a barrier of all.
+  // Prepares the barriers; by one thread, before a barrier of all.
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < C::kStages; ++i) {
       mbarrier_init(full(i), 1);

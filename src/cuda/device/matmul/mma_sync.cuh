@@ -17,7 +17,7 @@ struct MmaSync : WarpTiles {
   static constexpr int kBytes = 2 * kSide * kPadded * 2;
 };
 
-// Two neighbours along k of a row of [row][step].
+// Loads two neighbours along k of a row of [row][step].
 __device__ __forceinline__ unsigned load_pair(const unsigned short* tile, int row, int step) {
   return *reinterpret_cast<const unsigned*>(tile + row * MmaSync::kPadded + step);
 }

@@ -139,8 +139,8 @@ __device__ __forceinline__ void matmul_all_tiles(const MatmulParams& p, const Ma
       });
 }
 
-// Of a masked C: f(tile) for those tiles that are there, dealt to the blocks of threads in turn, so
-// that each gets as many as any other. By all threads of a warp.
+// Calls f(tile) for those tiles of a masked C that are there, dealt to the blocks of threads in
+// turn, so that each gets as many as any other. By all threads of a warp.
 template <class C, class F>
 __device__ __forceinline__ void for_each_tile_there(const MatmulParams& p, F f) {
   const int tiles = p.batch * p.m_tiles * p.n_tiles;

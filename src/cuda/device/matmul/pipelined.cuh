@@ -79,7 +79,7 @@ struct Pipelined {
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
   static __device__ __forceinline__ int row() { return warp() / kWarpsAcross * kWarpRows; }
   static __device__ __forceinline__ int column() { return warp() % kWarpsAcross * kWarpColumns; }
-  // From one stage to the next.
+  // How many bytes further the next stage lies.
   static __device__ __forceinline__ int to_next(int stage) {
     return stage == kLast ? -kLast : kStageBytes;
   }

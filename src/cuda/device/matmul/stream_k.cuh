@@ -60,7 +60,7 @@ struct StreamK {
     return matmul_tile(p, piece.tile, Ring::kRows, C::kColumns);
   }
 
-  // Of four sums, of this thread in any block.
+  // Where four sums lie of this thread in any block.
   __device__ __forceinline__ float* place(int of_block, int four) const {
     const long long at =
         (static_cast<long long>(of_block) * kFours + four) * kThreads + threadIdx.x - 128;

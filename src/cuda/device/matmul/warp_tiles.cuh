@@ -11,7 +11,7 @@ namespace attn::device {
 struct WarpTiles {
   static constexpr int kSide = 128, kDepth = 32, kThreads = 256;
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
-  // Of the warp, in the tile.
+  // The first row and column of the warp, in the tile.
   static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x / 128) * 64; }
   static __device__ __forceinline__ int column() {
     return static_cast<int>(threadIdx.x / 32 % 4) * 32;

@@ -24,7 +24,7 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// To another block's shared memory, at a multiple of 16.
+// Stores four floats into another block's shared memory, at a multiple of 16.
 __device__ __forceinline__ void store_cluster(unsigned address, const float (&x)[4]) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x[0]),
                "f"(x[1]), "f"(x[2]), "f"(x[3])

@@ -19,13 +19,13 @@ __device__ __forceinline__ float max_or_nan(float x, float y) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
   return z;
 }
-// An ulp.
+// 1 / x, off by an ulp.
 __device__ __forceinline__ float reciprocal_approximate(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// In [0, 1]; NaN is 0.
+// x y + z, cut to [0, 1]; NaN becomes 0.
 __device__ __forceinline__ float fma_saturated(float x, float y, float z) {
   float r;
   asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(x), "f"(y), "f"(z));

@@ -20,7 +20,7 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&r)[4], unsig
                : "memory");
 }
 
-// As load_matrices, the other way; of two matrices the first 16 lanes give addresses.
+// Stores what load_matrices loads; of two matrices the first 16 lanes give addresses.
 __device__ __forceinline__ void store_matrices(unsigned address, const unsigned (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])

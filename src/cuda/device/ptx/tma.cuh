@@ -36,8 +36,8 @@ __device__ __forceinline__ void tma_prefetch_4d(const TensorMap& map, int c0, in
       : "memory");
 }
 
-// To the blocks of the cluster that have a bit in `ranks`: each gets the box and the bytes on its
-// barrier, at the same addresses.
+// Asks for a box for all blocks of the cluster that have a bit in `ranks`: each gets the box and
+// the bytes on its barrier, at the same addresses.
 __device__ __forceinline__ void tma_load_4d_multicast(unsigned destination, const TensorMap& map,
                                                       unsigned barrier, int c0, int c1, int c2,
                                                       int c3, unsigned short ranks,

@@ -15,7 +15,8 @@ class BlockList {
     load();
   }
   __device__ __forceinline__ bool more() const { return present_ != 0; }
-  // Of the block that comes next: its number, and whether the tile sees only a part of it.
+  // These are of the block that comes next: its number, and whether the tile sees only a part of
+  // it.
   __device__ __forceinline__ int block() const { return window_ + first(); }
   __device__ __forceinline__ bool mixed() const { return mixed_ >> first() & 1; }
   __device__ __forceinline__ void advance() {

@@ -18,7 +18,7 @@ struct BufferTiles {
   static constexpr bool kOwn = Derivatives::kElements > 0;
 
   const BackwardParams& p;
-  // Of kOwn: the row of elements that the tile begins with, which is a position where buffers are
+  // With kOwn: the row of elements that the tile begins with, which is a position where buffers are
   // read by position, else a query; the block of keys; and the first of the `count` pairs of batch
   // entry and head, of those that are gone through.
   int place, block;

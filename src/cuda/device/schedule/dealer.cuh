@@ -10,9 +10,9 @@ namespace attn::device {
 struct WorkCounter {
   unsigned next, done;
 };
-// Of a launch that was captured in a graph. Every executable graph has a number of its own for it,
-// which stays from launch to launch, so a counter once taken is kept. Two executables of one
-// captured graph may run at once: they have two counters.
+// The counter of a launch that was captured in a graph. Every executable graph has a number of its
+// own for it, which stays from launch to launch, so a counter once taken is kept. Two executables
+// of one captured graph may run at once: they have two counters.
 struct GridCounter {
   unsigned long long grid;  // its number + 1; 0: free
   WorkCounter counter;

@@ -27,7 +27,7 @@ namespace attn::device {
 
 template <class C>
 struct DqTurns {
-  // Turns of a block of queries: up to so many columns of its dQ each.
+  // A turn is of a block of queries and up to so many columns of its dQ.
   static constexpr int kColumns = 128;
   static constexpr int kOfPlace = (C::kHeadDim + kColumns - 1) / kColumns;
 
@@ -44,7 +44,7 @@ struct DqTurns {
   static __device__ __forceinline__ long long num_words(const BackwardParams& p) {
     return places(p) * kOfPlace + num_seen(p) + 1;
   }
-  // Of all places.
+  // The words of all places.
   static __device__ __forceinline__ unsigned* passed(const BackwardParams& p) {
     return reinterpret_cast<unsigned*>(p.d + places(p) * C::kBlockN);
   }

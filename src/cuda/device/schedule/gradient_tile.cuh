@@ -29,7 +29,7 @@ struct GradientTile {
   int head;   // of K where rows are keys, else of Q
   int first;  // row of the tile; with Gradient::buffers it may be below 0
 
-  // Of numbers up to 2^31 - 1.
+  // Divides and rounds up; for numbers up to 2^31 - 1.
   static __device__ __forceinline__ int divide_up(int a, int b) {
     return static_cast<int>((static_cast<unsigned>(a) + static_cast<unsigned>(b) - 1) /
                             static_cast<unsigned>(b));
@@ -50,7 +50,7 @@ struct GradientTile {
   __device__ __forceinline__ int rows_used() const {
     return kOfKeys ? sequence.length_k : sequence.length_q;
   }
-  // Blocks of columns, of each head.
+  // How many blocks of columns there are, of each head.
   __device__ __forceinline__ int blocks() const {
     const int columns = kOfKeys ? sequence.length_q : sequence.length_k;
     return divide_up(columns, C::kBlockN);

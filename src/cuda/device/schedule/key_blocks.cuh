@@ -46,7 +46,7 @@ __device__ __forceinline__ Coverage block_coverage(const Expressions& e, const K
 template <class C, class Expressions, class Tiles, bool kOwn>
 class KeyBlocks {
  public:
-  // None.
+  // An empty list.
   KeyBlocks() = default;
   __device__ __forceinline__ KeyBlocks(const Tiles& tiles, int slot) {
     const KeyRange r = tiles.keys(slot);
@@ -74,7 +74,7 @@ class KeyBlocks {
     return {next_, present_, __ballot_sync(~0u, c != Coverage::full),
             __ballot_sync(~0u, c == Coverage::empty)};
   }
-  // As a part of the tile sees it, where the mask is classified ahead.
+  // The window as a part of the tile sees it, where the mask is classified ahead.
   __device__ __forceinline__ KeyWindow window(const Tiles& tiles, int slot, int part) const {
     if (!more()) return {next_, 0, 0, 0};
     const KeyWord word = tiles.key_words(slot, next_ / 32)[part];
@@ -91,8 +91,8 @@ class KeyBlocks {
       return next_ - begin_ >= count;
     }
   }
-  // Of the block that comes next: its number; whether the caller's rows see only a part of it, or
-  // nothing.
+  // These are of the block that comes next: its number; whether the caller's rows see only a part
+  // of it, or nothing.
   __device__ __forceinline__ int block() const { return next_; }
   __device__ __forceinline__ bool mixed() const {
     if constexpr (Expressions::kHasMask) return mixed_ >> (next_ & 31) & 1;
@@ -109,7 +109,7 @@ class KeyBlocks {
   }
   // Whether there is a next block that needs no mask, and a step from it stays inside.
   __device__ __forceinline__ bool is_plain() const { return more() && !mixed() && steps_inside(); }
-  // That step.
+  // Takes that step.
   __device__ __forceinline__ void step(const Tiles& tiles, int slot) {
     if constexpr (C::kClassified) {
       advance(tiles, slot);

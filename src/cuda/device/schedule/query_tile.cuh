@@ -52,7 +52,7 @@ struct QueryTile {
     return {query_of(row), min(query_of(row + rows - 1), sequence.length_q - 1), head * C::kGroup,
             head * C::kGroup + C::kGroup - 1};
   }
-  // For KeyBlocks; `row` and `rows`: of the caller.
+  // What KeyBlocks makes a list from; `row` and `rows` are those of the caller.
   __device__ __forceinline__ KeyRange keys(int row, int rows) const {
     return {queries(row0, C::kBlockM),
             queries(row, rows),
@@ -63,7 +63,7 @@ struct QueryTile {
             end};
   }
 
-  // Of a window, where the mask is classified ahead.
+  // The words of a window, where the mask is classified ahead.
   __device__ __forceinline__ const KeyWord* key_words(const ForwardParams& p, int window) const {
     return key_words_at<C>(p, sequence.batch, head, row0 / C::kBlockM, window);
   }
@@ -73,13 +73,13 @@ struct QueryTile {
     return (C::kPackedQ ? 0 : sequence.batch * s.batch) +
            (static_cast<long long>(sequence.row_q) + query) * s.row + of_head * s.head;
   }
-  // To the first key, or to the first row of the first page.
+  // Elements from the start of a tensor to the first key, or to the first row of the first page.
   __device__ __forceinline__ long long first_key(const Strides& s, int of_head) const {
     const long long start = of_head * s.head;
     if constexpr (C::kPageSize > 0) return start;
     return start + (C::kPackedK ? sequence.row_k * s.row : sequence.batch * s.batch);
   }
-  // From there to a key below the length.
+  // Elements from there to a key below the length.
   __device__ __forceinline__ long long key_row(const ForwardParams& p, const Strides& s,
                                                int key) const {
     if constexpr (C::kPageSize > 0) return page_of(p, key) * s.batch + key % kPageSize * s.row;
@@ -92,7 +92,7 @@ struct QueryTile {
     return static_cast<unsigned>(page_of(p, key)) < static_cast<unsigned>(p.num_pages);
   }
 
-  // Rows of partial results.
+  // The row of a query among the partial results.
   __device__ __forceinline__ long long partial_row(const ForwardParams& p, int query,
                                                    int of_head) const {
     return ((static_cast<long long>(split) * p.batch + sequence.batch) * p.heads_q + of_head) *

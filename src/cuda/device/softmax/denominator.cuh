@@ -24,7 +24,7 @@ __device__ __forceinline__ Denominator denominator(float m, float l, float sink)
     const float sum = (seen ? l * share : 0) + expf(sink - top);
     return {share * inverse(sum), top + logf(sum)};
   }
-  // Without a branch: of 0 as well.
+  // There is no branch: both are computed where l is 0, too.
   const float factor = inverse(l), lse = m + logf(l);
   return {seen ? factor : 0, seen ? lse : nothing};
 }

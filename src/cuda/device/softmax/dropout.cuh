@@ -22,7 +22,7 @@ struct DropoutCall {
     return take_bytes(word[t], tie, upper ? 0x2705 : 0x3614);
   }
   __device__ __forceinline__ unsigned pair(int t) const { return pair(t % 4, t >= 4); }
-  // The same where t is not known at compile time.
+  // As pair(), where t is not known at compile time.
   __device__ __forceinline__ unsigned pair_at(int t) const {
     unsigned found = 0;
 #pragma unroll
@@ -145,12 +145,12 @@ struct DropoutRow {
     return keeps_half(numbers, (key & 1) != 0, dropout.rule);
   }
 
-  // The two elements of a pair.
+  // Drops of the two elements of a pair what is not kept.
   __device__ __forceinline__ void apply(float& even, float& odd, unsigned pair) const {
     even = keeps_half(pair, false, dropout.rule) ? even : 0.f;
     odd = keeps_half(pair, true, dropout.rule) ? odd : 0.f;
   }
-  // The same in 16 bits, packed.
+  // Does the same to two elements of 16 bits, packed.
   __device__ __forceinline__ void apply(unsigned& both, unsigned pair) const {
     both &= kept_halves(pair, dropout.rule);
   }

@@ -7,8 +7,8 @@
 
 namespace attn::device {
 
-// The same for a warp that is together: the keys take no register of every thread, and a state in
-// memory is read once.
+// As dropout_of, for a warp that is together: the keys take no register of every thread, and a
+// state in memory is read once.
 template <bool kRngState>
 __device__ __forceinline__ Dropout<kRngState> dropout_of_warp(const ProblemParams& p) {
   auto d = dropout_of<kRngState>(p);
@@ -23,7 +23,7 @@ __device__ __forceinline__ Dropout<kRngState> dropout_of_warp(const ProblemParam
 // first row, 8 more in the second. So one shift brings the bits of four pairs of neighbours to the
 // highest places of the four bytes.
 struct KeptBits {
-  // Those of the i-th row.
+  // Draws the bits of the i-th row.
   template <bool kRngState>
   static __device__ __forceinline__ unsigned draw(const DropoutRow<kRngState>& row, int i,
                                                   const DropoutColumns& columns) {

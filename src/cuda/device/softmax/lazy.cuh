@@ -8,7 +8,7 @@
 
 namespace attn::device {
 
-// Two rows of a thread (tile/accumulator.cuh).
+// The softmax of the two rows of a thread (tile/accumulator.cuh).
 struct LazySoftmax {
   static constexpr float kSlack = 8;
 

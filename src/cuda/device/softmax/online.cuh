@@ -25,7 +25,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 // fmaxf leaves out.
 __device__ __forceinline__ float reference_for(float top, float c) { return __fmul_ru(top, c); }
 
-// Two rows of a thread (tile/accumulator.cuh).
+// The softmax of the two rows of a thread (tile/accumulator.cuh).
 struct OnlineSoftmax {
   // Any P of this size is good: f16 ends at 65504. With a smaller limit more blocks would go back.
   static constexpr float kLimit = 8192;
@@ -88,8 +88,8 @@ struct OnlineSoftmax {
     if constexpr (!kJudge) return true;
     return __all_sync(~0u, good);
   }
-  // Raises the references of rows whose l is high by a power of 2; `factor`: of what was made with
-  // them.
+  // Raises the references of rows whose l is high, by a power of 2. `factor`: what must be
+  // multiplied, of all that was made with them.
   __device__ __forceinline__ void lower(float (&factor)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -105,7 +105,7 @@ struct OnlineSoftmax {
   __device__ __forceinline__ bool is_bare() const {
     return __any_sync(~0u, fminf(r[0], r[1]) == minus_infinity());
   }
-  // Gives such rows the references of their first block.
+  // Gives rows that have seen nothing the references of their first block.
   template <int kCount>
   __device__ __forceinline__ void begin_bare(const float (&s)[kCount], float c) {
     OnlineSoftmax fresh;

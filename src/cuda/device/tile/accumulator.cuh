@@ -68,7 +68,7 @@ __device__ __forceinline__ void store_row(const float (&o)[kColumns / 2], int i,
   }
 }
 
-// The same in float32.
+// As store_row, in float32.
 template <int kColumns>
 __device__ __forceinline__ void store_row_f32(const float (&o)[kColumns / 2], int i, float factor,
                                               float* row, bool write) {

@@ -145,7 +145,7 @@ __device__ __forceinline__ void put_sums(const float (&sums)[kRows][kColumns][8]
   }
 }
 
-// The same of contiguous blocks, without a factor, by stmatrix; shared: the address of offset 0.
+// As above, for contiguous blocks, without a factor, by stmatrix; shared: the address of offset 0.
 template <class Element, class Tile, int kRows, int kColumns>
 __device__ __forceinline__ void put_matrices(const float (&sums)[kRows][kColumns][8],
                                              unsigned shared, int at, int row, int column) {

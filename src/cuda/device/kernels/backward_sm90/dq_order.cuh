@@ -24,10 +24,10 @@ struct DqOrder {
   static constexpr __device__ __forceinline__ int piece_columns(int piece) {
     return piece + 1 < kPieces ? kPieceColumns : kHeadDim - kPieceColumns * (kPieces - 1);
   }
-  // Floats.
+  // These count floats.
   static constexpr int kWord = 32 * 4;  // from a word of a thread to its next
   static constexpr int kPiece = kQueries * kPieceColumns;
-  // To this thread's first word of a piece.
+  // Where this thread's first word of a piece lies, from the start of the piece.
   static __device__ __forceinline__ int thread_at(int piece) {
     return static_cast<int>(threadIdx.x % 128 / 32) * (piece_columns(piece) / 8 * kWord) +
            static_cast<int>(threadIdx.x % 32) * 4;

@@ -59,7 +59,7 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     }
     wgmma_commit();
   }
-  // The same where a product would spread NaN.
+  // Adds the same element by element, where a product would spread NaN.
   template <int kCount>
   __device__ __forceinline__ void add_visible_part(float (&sums)[kCount], int scores, int rows,
                                                    int part, int column, bool add) const {
@@ -93,7 +93,7 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     return (kOfV ? 1.f : p.scale) * (drops ? p.dropout_scale : 1.f);
   }
 
-  // s: of the tile.
+  // Stores the sums; s: a step of the tile.
   __device__ __forceinline__ void store(Sums& sums, const BackwardStep& s) const {
     void* const to = kOfV ? p.dv : p.dk;
     if (to == nullptr) return;

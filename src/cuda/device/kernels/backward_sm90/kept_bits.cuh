@@ -23,7 +23,7 @@ struct BackwardSm90KeptBits : BackwardSm90Tiles<C> {
     unsigned of[kWords];
   };
 
-  // Of the same thread in each warpgroup.
+  // Where the word of this thread lies, which is that of the same thread in each warpgroup.
   __device__ __forceinline__ unsigned address() const {
     return shared + static_cast<unsigned>(Layout::kKeptAt) + threadIdx.x % 128 * 4;
   }
@@ -64,7 +64,7 @@ struct BackwardSm90KeptBits : BackwardSm90Tiles<C> {
   }
 
  private:
-  // The bits of 64 keys, the k-th, of the rows kFirst to kEnd - 1 of the two of a thread.
+  // Draws the bits of 64 keys, the k-th, of the rows kFirst to kEnd - 1 of the two of a thread.
   template <int kFirst, int kEnd>
   __device__ __forceinline__ unsigned draw(const Random& random, const BackwardStep& t,
                                            int k) const {

@@ -16,7 +16,7 @@ struct BackwardMaps {
 // tile: each has half its keys, and half the columns of dQ.
 template <class C>
 struct BackwardSm90Layout {
-  // kKeys: of the tile, those of this block of threads.
+  // kKeys: those of the tile's keys that this block of threads has.
   static constexpr int kQueries = C::kBlockN, kTileKeys = C::kBlockM;
   static constexpr int kKeys = kTileKeys / C::kCluster;
   static constexpr int kPanels = (C::kHeadDim + 63) / 64, kPanelsV = (C::kHeadDimV + 63) / 64;
@@ -24,7 +24,7 @@ struct BackwardSm90Layout {
   static constexpr int kQ = kRowPanel * kPanels, kO = kRowPanel * kPanelsV;  // kO: of dO
   static constexpr int kK = kKeyPanel * kPanels, kV = kKeyPanel * kPanelsV;
   static constexpr int kOwnPanels = kPanels / C::kCluster;  // columns of dQ
-  // Those of the keys of the other block of threads, which dQ needs.
+  // Bytes of K of the keys of the other block of threads, which dQ needs.
   static constexpr int kOtherK = C::kCluster > 1 ? kKeyPanel* kOwnPanels : 0;
   static_assert(C::kCluster == 1 || (C::kCluster == 2 && kKeys == 64 && C::kHeadDim == 256 &&
                                      C::kHeadDimV == 256 && C::kScoreGroups == 1));

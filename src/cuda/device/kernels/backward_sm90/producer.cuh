@@ -92,8 +92,8 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     }
     mbarrier_arrive(ready);
   }
-  // In the second block of threads of a cluster: the steps that the first one makes arrive as
-  // bytes. Their places are given back there.
+  // Receives steps in the second block of threads of a cluster: those that the first one makes
+  // arrive as bytes. Their places are given back there.
   __device__ __forceinline__ void receive_steps() const {
     for (unsigned n = 0;; ++n) {
       mbarrier_arrive_expect(barrier(Layout::kFullStep, StepRing::stage(n)), Layout::kStepBytes);
@@ -193,7 +193,8 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     prefetch_tensor_map(rows);
     return {*this, keys, rows, kOfV ? p.d : p.lse2};
   }
-  // K, with that of the other block of threads for dQ, or V, for the tile of step s, its first.
+  // Asks for K, with that of the other block of threads for dQ, or for V, of the tile whose first
+  // step is s.
   template <bool kOfV>
   __device__ __forceinline__ void load_keys(const BackwardStep& s, Loads<kOfV>& x) const {
     using Side = BackwardSide<C, kOfV>;
@@ -217,7 +218,8 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
            s.key0 + (rank == 0 ? kKeys : -kKeys));
     }
   }
-  // In the order in which places become free: Q of a tile's first step before its K, V before dO.
+  // Asks in the order in which places become free: for Q of a tile's first step before its K, for V
+  // before dO.
   template <bool kOfV>
   __device__ __forceinline__ void load(unsigned n, const BackwardStep& s, Loads<kOfV>& x) const {
     using Side = BackwardSide<C, kOfV>;
@@ -323,7 +325,7 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       }
     }
   }
-  // Until what this thread asked to be added, but for the last kPending shares, was read from
+  // Waits until what this thread asked to be added, but for the last kPending shares, was read from
   // shared memory; where tiles take turns, until it was added.
   template <int kPending>
   static __device__ __forceinline__ void wait_for_additions() {

@@ -82,13 +82,13 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     wgmma_commit();
   }
 
-  // Piece by piece; the place of the first is waited for already.
+  // Puts dQ to its places, piece by piece; the place of the first is waited for already.
   template <int kPart, int kCount>
   __device__ __forceinline__ void put_dq(const float (&dq)[kCount], unsigned n) const {
     constexpr int kWords = Order::kPieceWords, kPieces = (kCount / 4 + kWords - 1) / kWords;
     put_pieces<kPart, 0, kPieces>(dq, n);
   }
-  // Those from kFirst on before kEnd, of the part.
+  // Puts the pieces of the part from kFirst on, before kEnd.
   template <int kPart, int kFirst, int kEnd, int kCount>
   __device__ __forceinline__ void put_pieces(const float (&dq)[kCount], unsigned n) const {
     constexpr int kWords = Order::kPieceWords;
@@ -185,7 +185,7 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     finish_dq<1>(c, mixed, n);
     if (kGroups == 1 && !early) arrive(Layout::kEmptyK, 0);
   }
-  // dQ of step n, and S of the next step of the tile.
+  // Issues dQ of step n, and S of the next step of the tile.
   __device__ __forceinline__ void turn_to_next(State& c, unsigned n, bool mixed) const {
     issue_dq<0>(c.dq, c);
     wait_for_staging(n, 0);
@@ -206,7 +206,7 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     }
   }
 
-  // Steps `group`, `group` + kGroups, ...: S -> P, dP -> dS, and dQ beside S of the next.
+  // Takes steps `group`, `group` + kGroups, ...: S -> P, dP -> dS, and dQ beside S of the next.
   __device__ __forceinline__ void run(unsigned group) const {
     unsigned n = group;
     unsigned tiles = kGroups > 1 && group > 0 && is_last(0) ? 1 : 0;  // before that of step n

@@ -22,7 +22,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   const Expressions& e;
   const Slope& slope;
 
-  // Of a thread's two rows.
+  // A number for each of a thread's two rows.
   struct Rows {
     float value[2];
   };

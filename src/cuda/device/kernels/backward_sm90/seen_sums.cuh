@@ -8,7 +8,7 @@
 
 namespace attn::device {
 
-// An element or two of a panel, by row and column.
+// Reads an element or two of a panel, by row and column.
 __device__ __forceinline__ unsigned panel_word(unsigned panels, int panel_bytes, int row,
                                                int column) {
   const unsigned panel = panels + static_cast<unsigned>(column / 64 * panel_bytes);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void add_seen(float (&sums)[kCount], Weight weight, u
 // lie the next sequence, whose values are not to change the order of sums.
 template <class Element, int kRows>
 __device__ __forceinline__ bool any_special(unsigned at, int bytes, int used) {
-  // Of an exponent of all ones the lowest bit and the exponent add up to the sign's bit.
+  // Where an exponent is all ones, it and its lowest bit add up to the sign's bit.
   constexpr unsigned kLow = Element::kExponent & (0u - Element::kExponent);
   unsigned sums = 0;
 #pragma unroll 4

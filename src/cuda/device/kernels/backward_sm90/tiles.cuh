@@ -53,7 +53,7 @@ struct BackwardSm90Tiles {
     store_shared(step_address(n), {s.flags, s.query0, s.key0, s.head_q});
     store_shared(step_address(n) + 16, {s.batch, s.length_q, s.length_k, s.place});
   }
-  // With the first of the keys of this block of threads.
+  // Step n, its first key being the first one of this block of threads.
   __device__ __forceinline__ BackwardStep step(unsigned n) const {
     const Int4 a = load_shared(step_address(n)), b = load_shared(step_address(n) + 16);
     return {a.x, a.y, a.z + static_cast<int>(rank) * kKeys, a.w, b.x, b.y, b.z, b.w};

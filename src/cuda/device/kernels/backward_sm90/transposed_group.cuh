@@ -38,12 +38,12 @@ struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
     }
     wgmma_commit();
   }
-  // Of the head, of row i of a thread's two.
+  // The column of the head that row i of a thread's two is.
   static __device__ __forceinline__ int column(int part, int i) {
     return 64 * part + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
            static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
   }
-  // The same where a product would spread NaN.
+  // Adds a step element by element, where a product would spread NaN.
   __device__ __forceinline__ void add_step_visible(Sums& sums, unsigned n, bool add) const {
     const unsigned scores = shared + static_cast<unsigned>(scores_at(n));
     const unsigned rows = shared + static_cast<unsigned>(rows_at(n));

@@ -17,7 +17,7 @@ struct BackwardTurnKeeper : BackwardSm90Tiles<C> {
   using Base = BackwardSm90Tiles<C>;
   using Base::barrier, Base::p;
   using typename Base::Layout, typename Base::StepRing, typename Base::TurnRing;
-  // Of a lane's turn. ahead: its step is not made yet; done: there is none any more.
+  // What a lane has of its turn. ahead: its step is not made yet; done: there is none any more.
   enum class State { ahead, waits, taken, done };
 
   // Null for a tile that nobody sees, which takes no turn. A place has dQ of 2 KB at least: no
@@ -27,7 +27,7 @@ struct BackwardTurnKeeper : BackwardSm90Tiles<C> {
     return DqTurns<C>::passed(p) + (static_cast<unsigned>(s.place) * DqTurns<C>::kOfPlace +
                                     this->rank + turn % Layout::kTurnsOfStep);
   }
-  // For a whole warp.
+  // Keeps the turns of all steps; for a whole warp.
   __device__ __forceinline__ void run() const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     unsigned turn = static_cast<unsigned>(lane);

@@ -31,7 +31,7 @@ struct ForwardSm90Epilogue {
             (!Tiles::kEndAligned || row >= 0) && query < t.w.sequence.rows_q,
             query < t.w.sequence.length_q};
   }
-  // Of a row among the partial results.
+  // The place of a row among the partial results.
   __device__ __forceinline__ long long partial_row(const Work& w, const Row& r) const {
     return ((static_cast<long long>(w.split) * tiles.p.batch + w.sequence.batch) * tiles.p.heads_q +
             r.head) *
@@ -39,7 +39,7 @@ struct ForwardSm90Epilogue {
            r.query;
   }
 
-  // Of the two rows of a thread: LSE, and what O must be multiplied by.
+  // What ends the two rows of a thread: LSE, and what O must be multiplied by.
   struct RowEnds {
     float lse[2], factor[2];
   };
@@ -82,7 +82,7 @@ struct ForwardSm90Epilogue {
     }
   }
 
-  // Of a row of O.
+  // The address of a row of O.
   __device__ __forceinline__ char* row_address(const Own& t, const Row& r) const {
     const Sequence& q = t.w.sequence;
     return static_cast<char*>(tiles.p.o) +
@@ -148,8 +148,8 @@ struct ForwardSm90Epilogue {
     give_back(slot, finite);
   }
 
-  // The same through `staging`, the place of the tile's Q, where each warp uses the rows that were
-  // its own. When it returns the place may be overwritten.
+  // Writes the same through `staging`, the place of the tile's Q, where each warp uses the rows
+  // that were its own. When it returns the place may be overwritten.
   static constexpr bool kCanStage =
       C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
   static_assert(kCanStage || !C::kStoresBoxes);

@@ -55,7 +55,8 @@ struct Ring {
   __device__ __forceinline__ unsigned empty(unsigned n) const {
     return shared + static_cast<unsigned>(kEmpty + 8 * place(n));
   }
-  // For one thread, before any use: how many arrive to fill a place, and to release it.
+  // Prepares the barriers; for one thread, before any use. It says how many arrive to fill a place,
+  // and to release it.
   __device__ __forceinline__ void init(unsigned filled_by, unsigned read_by) const {
     for (unsigned i = 0; i < kPlaces; ++i) {
       mbarrier_init(full(i), filled_by);
@@ -64,7 +65,7 @@ struct Ring {
   }
   // Waits until use n has arrived.
   __device__ __forceinline__ void wait(unsigned n) const { mbarrier_wait(full(n), parity(n)); }
-  // Likewise, unless `over` says that it is known to have.
+  // Waits likewise, unless `over` says that the use is known to have arrived.
   __device__ __forceinline__ void wait_unless(bool over, unsigned n) const {
     mbarrier_wait_unless(over, full(n), parity(n));
   }
@@ -72,7 +73,7 @@ struct Ring {
   __device__ __forceinline__ void wait_empty(unsigned n) const {
     mbarrier_wait(empty(n), parity(n) ^ 1);
   }
-  // For a warp that is done with use n.
+  // Releases the place of use n, for a warp that is done with it.
   __device__ __forceinline__ void release(unsigned n) const {
     if (elect_one()) mbarrier_arrive(empty(n));
   }

@@ -21,7 +21,7 @@ struct ForwardSm90Producer {
 
   const Tiles& tiles;
 
-  // Tile n of Q, of consumer `number`; for a whole warp.
+  // Loads tile n of Q, of consumer `number`; for a whole warp.
   __device__ __forceinline__ void load_q(const Work& w, int number, unsigned n) const {
     const auto ring = tiles.q_ring(number);
     const unsigned full = ring.full(n);
@@ -40,7 +40,8 @@ struct ForwardSm90Producer {
     }
   }
 
-  // Rows of a block of K or V: one box, or one a page; for one thread. head: of K and V.
+  // Loads the rows of a block of K or V, in one box, or one a page; for one thread. head: of K and
+  // V.
   template <int kPanels, int kAt, int kTileBytes>
   __device__ __forceinline__ void load_keys(const TensorMap& map, const Work& w, int head,
                                             int block, int stage, unsigned full) const {

@@ -78,7 +78,7 @@ struct ForwardSm90Tiles {
     }
   }
 
-  // A tile in shared memory.
+  // The address of a tile in shared memory.
   __device__ __forceinline__ unsigned slot_address(int slot) const {
     return shared + static_cast<unsigned>(Layout::kTileAt + Layout::kTileBytes * slot);
   }
@@ -134,7 +134,7 @@ struct ForwardSm90Tiles {
     return range;
   }
 
-  // Of a consumer, and of the producer.
+  // The blocks of keys as a consumer goes through them, and as a producer does.
   using Blocks = KeyBlocks<C, Expressions, ForwardSm90Tiles, true>;
   using AllBlocks = KeyBlocks<C, Expressions, ForwardSm90Tiles, false>;
   __device__ __forceinline__ KeyRange keys(int slot) const {
@@ -149,7 +149,7 @@ struct ForwardSm90Tiles {
             w.end};
   }
 
-  // Of a tile's window, where the mask is classified ahead.
+  // The words of a window of a tile, where the mask is classified ahead.
   __device__ __forceinline__ const KeyWord* key_words(int slot, int window) const {
     const Int4 tile = load_shared(slot_address(slot));
     return key_words_at<C>(p, tile.z, tile.y, tile.x / kBlockM, window);
@@ -160,7 +160,7 @@ struct ForwardSm90Tiles {
   using ValueRing = Ring<C::kStagesV, Layout::kFullV, Layout::kEmptyV>;
   using QueryRing = Ring<C::kStagesQ, Layout::kFullQ, Layout::kEmptyQ>;
   using TileRing = Ring<Layout::kTileStages, Layout::kFullTile, Layout::kEmptyTile>;
-  // Of tiles whose O is stored, for the follower; TileRing says when they were put there.
+  // The ring of tiles whose O is stored, for the follower; TileRing says when they were put there.
   using StoredRing = Ring<Layout::kTileStages, Layout::kStoredTile, Layout::kStoredTile>;
   __device__ __forceinline__ KeyRing k_ring() const { return {shared}; }
   __device__ __forceinline__ ValueRing v_ring() const { return {shared}; }
@@ -170,7 +170,7 @@ struct ForwardSm90Tiles {
   __device__ __forceinline__ TileRing tile_ring() const { return {shared}; }
   __device__ __forceinline__ StoredRing stored_ring() const { return {shared}; }
 
-  // Of a row of a tile.
+  // The query head of a row of a tile.
   static __device__ __forceinline__ int query_head(const Work& w, int row) {
     return kGroup > 1 ? w.head * kGroup + (row & (kGroup - 1)) : w.head;
   }
