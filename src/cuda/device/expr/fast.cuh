@@ -11,11 +11,12 @@
 //   sqrt    1 MUFU, rounded          1 MUFU, 1 ulp
 //   a / b   1 MUFU, 2 ulp; by a constant a multiplication, 1 ulp
 //
-// 2 suits float32 problems, 1 all 16-bit ones: at softcap(30) its scores err by 6e-6. 0 errs by a
-// quarter of what rounding the scores to bf16 does, but by more than rounding them to fp16. The
-// MUFU pipe gives 16 results a cycle, an eighth of the FMA pipe, and softmax already needs it once
-// for each score. So where an argument of tanh is mostly small, a score's exponent has a polynomial
-// instead (small_tanh.cuh), for kernels that can go back to the score.
+// Problems of float32 take 2, of f16 1 and of bf16 0 (precise_math in src/cuda/forward/source.hpp).
+// At softcap(30) the scores of 1 err by 6e-6. 0 errs by a quarter of what rounding the scores to
+// bf16 does, but by more than rounding them to fp16. The MUFU pipe gives 16 results a cycle, an
+// eighth of the FMA pipe, and softmax already needs it once for each score. So where an argument of
+// tanh is mostly small, a score's exponent has a polynomial instead (small_tanh.cuh), for kernels
+// that can go back to the score.
 #pragma once
 
 #ifndef ATTN_PRECISE_MATH
