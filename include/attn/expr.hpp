@@ -102,6 +102,8 @@ class Buffer {
   Buffer(std::string name, Tensor tensor, std::shared_ptr<const void> owner = nullptr);
   const std::string& name() const noexcept { return name_; }
   const Tensor& tensor() const noexcept { return tensor_; }
+  // The element at int32 indices, one a dimension, as int32 or float32. Both throw
+  // Error(invalid_argument) for another number or type of indices.
   Expr operator[](const Expr& index) const;                 // rank 1
   Expr operator()(const std::vector<Expr>& indices) const;  // any rank: buffer({s.batch, s.key})
 

@@ -22,7 +22,8 @@ enum class Activation : std::uint8_t {
   silu,       // x / (1 + exp(-x))
 };
 std::string_view name(Activation activation) noexcept;
-Activation parse_activation(std::string_view text);  // inverse of name(); throws Error
+// Its inverse. Throws Error(invalid_argument) that lists the names.
+Activation parse_activation(std::string_view text);
 
 // Which of the last two dimensions of a tensor has neighbours that lie next to each other in
 // memory.
@@ -124,7 +125,8 @@ MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c,
 
 // The plan of a product, which many calls may run, also at the same time. On a GPU it asks the
 // driver what the device is, and compiles nothing. Throws Error(invalid_argument | unsupported |
-// unavailable): unsupported names why the rung that was asked for does not take the problem.
+// unavailable), on a GPU Error(device) too: unsupported names why the rung that was asked for does
+// not take the problem.
 MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options = {},
                      const Context& context = {});
 

@@ -120,10 +120,11 @@ struct Plan {
 };
 
 // The plan of a problem that has every size set. It knows no tensors and assumes that they are
-// aligned: a run whose tensors are not takes another kernel of the same results. Of the context it
-// reads isa and the executor's concurrency (cpu). On a GPU it asks the driver what the device is,
-// and compiles nothing. About 0.1 ms at most on a CPU. Throws Error(invalid_argument | unsupported
-// | unavailable). Thread-safe; so are runs of one plan.
+// aligned: a run whose tensors are not takes another kernel, of the same accuracy. Of the context
+// it reads isa and the executor's concurrency (cpu). On a GPU it asks the driver what the device
+// is, and compiles nothing. About 0.1 ms at most on a CPU. Throws Error(invalid_argument |
+// unsupported | unavailable), on a GPU Error(device) too, where the driver refuses a call.
+// Thread-safe; so are runs of one plan.
 Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options = {},
                const Context& context = {});
 // Some lines for people: the problem, what runs it, tiles, workspace and the reasons.
