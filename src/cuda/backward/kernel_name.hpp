@@ -10,9 +10,10 @@
 namespace attn::cuda {
 
 // `shape` with the parts that `text` names: b<blocks of threads of a tile> c<score warpgroups>
-// n<keys> q<places of Q> o<places of dO> p<places of P and of dS> r<registers of a producer> x<of a
-// score thread> l<megabytes of the heads whose tiles are dealt together>. Gradient threads get the
-// registers that are left. Throws Error(invalid_argument) naming the part and what is accepted.
+// n<keys> q<places of Q> o<places of dO> p<places of P and of dS> w<columns of a staged piece of
+// dQ> g<places of these> r<registers of a producer> x<of a score thread> l<megabytes of the heads
+// whose tiles are dealt together>. Gradient threads get the registers that are left. Throws
+// Error(invalid_argument) naming the part and what is accepted.
 BackwardSm90Shape with_parts(BackwardSm90Shape shape, std::string_view text);
 
 // The same for backward_sm80: m<queries> n<keys> w<warps> s<stages> x<warps along the queries of S>
