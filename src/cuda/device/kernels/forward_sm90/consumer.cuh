@@ -85,8 +85,8 @@ struct ForwardSm90Consumer {
     tiles.q_ring(tiles.consumer).release(c.queries());
     c.next_query();
   }
-  // The end of the tile before the one begun last. O goes to memory through the place of its Q
-  // where the next tile's has another; the place is given back then.
+  // Ends the tile before the one begun last. O goes to memory through the place of its Q where the
+  // next tile's has another; the place is given back then.
   __device__ __forceinline__ void finish(State& c, const RowEnds& ends) const {
     if constexpr (Epilogue::kCanStage) {
       const auto ring = tiles.q_ring(tiles.consumer);
@@ -99,7 +99,7 @@ struct ForwardSm90Consumer {
       epilogue.write(c, slot_before(c), ends);
     }
   }
-  // A tile whose rows see no key.
+  // Writes a tile whose rows see no key.
   __device__ __forceinline__ void write_nothing_seen(State& c) const {
     c.softmax = OnlineSoftmax{};
 #pragma unroll
@@ -107,8 +107,8 @@ struct ForwardSm90Consumer {
     epilogue.write(c, slot_now(c), epilogue.ends_of(c.softmax, slot_now(c)));
   }
 
-  // From the first block of `list`, of tile `t`, for as long as the next tile begins with a block
-  // that this warpgroup works on. Leaves in `t` the tile after the last one done.
+  // Goes on from the first block of `list`, of tile `t`, for as long as the next tile begins with a
+  // block that this warpgroup works on. Leaves in `t` the tile after the last one done.
   __device__ __forceinline__ void attend(State& c, Own& t, Blocks& list) const {
     float factor[2];       // of O, of a step of the online softmax
     RowEnds ended;         // of the tile before

@@ -19,7 +19,7 @@ struct ForwardSm90Epilogue {
 
   const Tiles& tiles;
 
-  // The two rows of a thread at the end of a tile.
+  // A row of a thread's two, at the end of a tile.
   struct Row {
     int query, head;
     bool exists, used;
@@ -90,7 +90,7 @@ struct ForwardSm90Epilogue {
                 (q.row_q + r.query) * tiles.p.o_strides.row + r.head * tiles.p.o_strides.head);
   }
 
-  // Such a row of Q may hold anything, and so does its O.
+  // O of rows that are not in use becomes 0: their Q may hold anything, and so may their O.
   __device__ __forceinline__ void clear_unused_rows(State& c, const Own& t) const {
     if constexpr (C::kUsedQ) {
 #pragma unroll
@@ -102,7 +102,8 @@ struct ForwardSm90Epilogue {
   static __device__ __forceinline__ int warp_row() {
     return static_cast<int>(threadIdx.x % 128 / 32) * 16;
   }
-  // The tile goes to ForwardSm90Follower, where there is one, and what it needs to know.
+  // Gives the tile back, to ForwardSm90Follower, where there is one, and tells it whether rows are
+  // not finite.
   __device__ __forceinline__ void give_back(int slot, bool finite) const {
     if constexpr (Tiles::kFollowed) {
       if (!finite) {
@@ -120,7 +121,7 @@ struct ForwardSm90Epilogue {
       tiles.tile_ring().release(n);
     }
   }
-  // Whether the warp's rows of O are. A key that the mask hides may have made one NaN.
+  // Whether the warp's rows of O are finite. A key that the mask hides may have made one NaN.
   static __device__ __forceinline__ bool is_finite(const State& c, const RowEnds& ends) {
     if constexpr (!Tiles::kFollowed) return true;
     bool finite = true;
@@ -129,7 +130,7 @@ struct ForwardSm90Epilogue {
     return __all_sync(~0u, finite);
   }
 
-  // The end of a tile, from the accumulators.
+  // Ends a tile: LSE and O go to memory from registers.
   __device__ __forceinline__ void write(State& c, int slot, const RowEnds& ends) const {
     const Own t = tiles.own_at(slot);
     write_lse(t, ends.lse);

@@ -1,5 +1,5 @@
-// Behind the consumers of the Hopper forward kernel, under a mask and where references are judged
-// late: a warp that looks at each tile once it is stored. What it seldom does would cost the
+// A warp behind the consumers of the Hopper forward kernel, under a mask and where references are
+// judged late, that looks at each tile once it is stored. What it seldom does would cost the
 // consumers registers.
 #pragma once
 
@@ -25,7 +25,8 @@ struct ForwardSm90Follower {
     }
   }
 
-  // Rows of O that a hidden key made NaN are computed again; then the tile's place is free.
+  // Computes again rows of O that a hidden key made NaN, or that are lost; then the tile's place is
+  // free.
   __device__ __forceinline__ void follow_tiles() const {
     const auto ring = tiles.tile_ring();
     for (unsigned n = 0;; ++n) {

@@ -114,8 +114,8 @@ struct ForwardSm90Producer {
     if (leader) dealer.finish();
   }
 
-  // K of them, and V of them: a warp each. The place of K is free when S is there, that of V a
-  // softmax later; a warp that asked for both in turn would ask for K when V's place is free.
+  // Ask for K of the tiles, and for V: a warp each. The place of K is free when S is there, that of
+  // V a softmax later; a warp that asked for both in turn would ask for K when V's place is free.
   __device__ __forceinline__ void produce_keys() const {
     produce_blocks<true, Layout::kPanelsK, Layout::kKAt, Layout::kK>(tiles.maps.k, tiles.k_ring());
     if constexpr (C::kSplits) launch_dependents();

@@ -67,7 +67,7 @@ struct ForwardSm90Products {
     return descriptor_low(
         tiles.shared + Layout::kKAt + Tiles::KeyRing::stage(c.blocks) * Layout::kK, 0);
   }
-  // V of the block before: its P is ready.
+  // The descriptor of V of the block before, whose P is ready.
   __device__ __forceinline__ unsigned v_descriptor(const State& c) const {
     return descriptor_low(v_tile(c), Layout::kPanelBytes);
   }
@@ -92,14 +92,14 @@ struct ForwardSm90Products {
     wgmma_commit();
   }
 
-  // S of the next block, whose K is there.
+  // Issues S of the next block, whose K is there.
   __device__ __forceinline__ void issue_s(State& c, unsigned q, unsigned k) const {
     wait_turn();
     pin_all(c);
     wgmma_fence();
     issue_qk(c, q, k);
   }
-  // O += P V of the block before, whose V is there.
+  // Issues O += P V of the block before, whose V is there.
   __device__ __forceinline__ void issue_o(State& c, unsigned v, bool add) const {
     wgmma_fence();
     issue_pv(c, v, add);
@@ -116,7 +116,7 @@ struct ForwardSm90Products {
     tiles.v_ring().wait(c.blocks - 1);
     clear_tail(c, used);
   }
-  // O += P V and nothing else.
+  // Computes O += P V and nothing else.
   __device__ __forceinline__ void multiply_v(State& c, int used, bool add) const {
     wait_v(c, used);
     pin_all(c);

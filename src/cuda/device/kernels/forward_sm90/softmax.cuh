@@ -169,8 +169,8 @@ struct ForwardSm90Softmax {
         c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
   }
 
-  // A score far above all before it: the block once more from the product on, for this warp. `q`:
-  // the place of Q. `l`: the sums of P before the block.
+  // Computes a block once more from the product on, for this warp, where a score is far above all
+  // before it. `q`: the place of Q. `l`: the sums of P before the block.
   __device__ __forceinline__ void redo(State& c, const Own& t, int q, int block,
                                        const float (&l)[2], float (&alpha)[2]) const {
     c.softmax.l[0] = l[0];
