@@ -3,8 +3,8 @@
 // dQ will be summed and where the turns of tiles are kept.
 //
 // Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK,
-// kOrdered, and of schedule/dq_turns.cuh
-// Grid: kBackwardOnePassRowsThreads / row_threads rows a block of threads, of all places
+// kOrdered, kRowThreads (threads that share a row), and of schedule/dq_turns.cuh
+// Grid: kBackwardOnePassRowsThreads / kRowThreads rows a block of threads, of all places
 // (BackwardParams). dO is 16-byte aligned; O where kAlignedO is true.
 #pragma once
 

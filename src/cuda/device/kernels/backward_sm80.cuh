@@ -18,6 +18,7 @@
 //   kWarps, kScoreWarps, kKeyWarps, kQueryWarps    powers of two; a warp has whole blocks of 16 x
 //                          16 of each product, with dropout 32 keys of S or more
 //   kStages                1 or 2
+//   kPieceColumns          of a piece of dQ in memory (backward_sm90/dq_order.cuh)
 //   kStoreMatrices         P and dS are stored by stmatrix: 9.0 and up
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState, kLongestFirst
 //   kScoreHides            a score may be -inf

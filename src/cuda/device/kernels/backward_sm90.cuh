@@ -28,6 +28,7 @@
 //   kProducerRegisters, kScoreRegisters, kGradientRegisters   of a thread
 //   kLongestFirst        the order of tiles
 //   kOrdered             dQ is added in the order of schedule/dq_turns.cuh
+//   kScalesLate          dropout's factor is multiplied into dK and dQ when they are stored
 //   kGradient            Gradient::all
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState, kMaskBatches, kMaskHeads
 // and of ProductSS<Element, kKeys>, ProductTT<Element, kHeadDim> and <Element, kHeadDimV>,

@@ -5,7 +5,7 @@
 // kBias (0: none, 1: of columns, 2: of rows), kActivation (the enumerators of attn::Activation),
 // kMasked (the matrix that has a block mask, 0: none, 1: A, 2: B, 3: C) and kBlock, the side of its
 // blocks, kStepsTogetherA, kStepsTogetherB (neighbours along k lie together in A, in B), kAlignedC
-// (rows of C begin at multiples of 16 bytes).
+// (rows of C begin at multiples of 16 bytes), kFloatOutput (Result is Float32).
 #pragma once
 
 #include "matmul/params.cuh"
