@@ -25,8 +25,8 @@ namespace ATTN_API attn {
 // Error(invalid_argument) before anything is written, Error(unavailable | unsupported | device) for
 // a GPU that cannot be used. Thread-safe.
 void dropout_mask(const Problem& problem, const Tensor& kept, const Context& context = {});
-// As above, where problem.dropout.rng_state is true: seed and offset are read from `rng_state`
-// (Inputs::rng_state, on the device of `kept`) while the work runs.
+// This overload is for problem.dropout.rng_state: it reads seed and offset from `rng_state`
+// (Inputs::rng_state, on the device of `kept`) while the work runs. All else is as above.
 void dropout_mask(const Problem& problem, const Tensor& kept, const Tensor& rng_state,
                   const Context& context);
 

@@ -95,9 +95,9 @@ Problem complete(const Problem& problem, const Inputs& inputs);
 // (docs/plan-cache.md).
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              const PlanOptions& options = {}, const Context& context = {});
-// The same with a plan that make_plan gave for the forward phase; others are refused with
-// Error(invalid_argument). forward(plan, ...) is a template, as that of backward, so that {} is a
-// Problem: forward({}, inputs, outputs) is attention and nothing else.
+// Runs a plan that make_plan gave for the forward phase, and does what forward() does; another plan
+// is refused with Error(invalid_argument). forward(plan, ...) is a template, as that of backward,
+// so that {} is a Problem: forward({}, inputs, outputs) is attention and nothing else.
 void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                  const Context& context = {});
 template <std::same_as<Plan> P>
@@ -118,7 +118,8 @@ void forward(const P& plan, const Inputs& inputs, const Outputs& outputs,
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const PlanOptions& options = {}, const Context& context = {});
-// The same with a plan that make_plan gave for the backward phase.
+// Runs a plan that make_plan gave for the backward phase, and does what backward() does; another
+// plan is refused with Error(invalid_argument).
 void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                   const OutputGradients& d_outputs, const Gradients& gradients,
                   const Context& context = {});

@@ -78,7 +78,7 @@ double activate(Activation activation, double x);
 
 // Throws Error(invalid_argument) for sizes, dtypes or orders that describe no product.
 void validate_matmul(const MatmulProblem& problem);
-// And for tensors that are not of the problem, or share memory.
+// Throws for these too, and for tensors that are not those of the problem, or that share memory.
 void validate_matmul(const MatmulProblem& problem, const MatmulInputs& inputs, const Tensor& c,
                      Device device);
 

@@ -26,8 +26,8 @@ class Expressions : public core::MadeFor {
  public:
   // Compiles the expressions of plan.problem for the plan's phase, isa and compute.
   explicit Expressions(const Plan& plan);
-  // Those in plan.state; null where problem, phase, isa or compute was changed since they were
-  // made.
+  // The expressions in plan.state; null where problem, phase, isa or compute of the plan was
+  // changed since they were made.
   static const Expressions* of(const Plan& plan);
 
   const expr::Program& mask() const { return mask_program_; }

@@ -60,7 +60,7 @@ inline RowTasks row_tasks(const Attention& a, std::int64_t rows_per_task, std::i
       tasks.push_back(task);
     }
   }
-  // Not a stable sort, which asks for memory.
+  // A stable sort would ask for memory.
   std::sort(tasks.begin(), tasks.end(), [](const RowTask& x, const RowTask& y) {
     return std::tie(y.cost, x.pair, x.row0) < std::tie(x.cost, y.pair, y.row0);
   });

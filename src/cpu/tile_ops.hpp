@@ -214,9 +214,9 @@ struct TileOps {
   // of the next row may be written.
   void (*decode_scores)(const float* q, int count, const std::byte* const* k,
                         const std::byte* const* ahead, int keys, int dim, DType source, float* s);
-  // As softmax, for keys <= kBlockK: s <- P. m, l, alpha: [kMaxRows], what is of row r stands at r,
-  // r + stride, ... as far as a vector goes (m and l beforehand as well), and s may be written up
-  // to [kBlockK].
+  // The same as softmax, for keys <= kBlockK: s <- P. m, l and alpha are [kMaxRows]: what belongs
+  // to row r stands at r, r + stride, ... up to the end of a vector, in m and l before the call as
+  // well. s may be written up to [kBlockK].
   void (*decode_softmax)(float* s, int count, int keys, float c, const std::uint32_t* keep,
                          float* m, float* l, float* alpha);
   // o[r][d] <- alpha[r] o[r][d] + sum_key p[key][r] v[key][d], keys <= kDecodeKeys; o: f32

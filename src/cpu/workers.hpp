@@ -23,9 +23,10 @@ class Workers {
   int count() const { return count_; }
   Workspace& workspace() const { return workspace_; }
 
-  // As Executor::parallel_for, with 0 <= worker < count(): the executor runs a loop of one index a
-  // worker, and each of these takes indices until none is left. The body is passed by reference, so
-  // that std::function has nothing to allocate.
+  // Calls body(index, worker) for each index below count, as Executor::parallel_for does, with 0 <=
+  // worker < count(): the executor runs a loop of one index a worker, and each of these takes
+  // indices until none is left. The body is passed by reference, so that std::function has nothing
+  // to allocate.
   template <class Body>
   void parallel_for(std::int64_t count, const Body& body) const {
     const std::int64_t workers = std::min<std::int64_t>(count, count_);

@@ -41,14 +41,15 @@ inline void use_huge_pages([[maybe_unused]] std::byte* p, [[maybe_unused]] std::
       (kHugePage - reinterpret_cast<std::uintptr_t>(p) % kHugePage) % kHugePage;
   if (bytes < before + kHugePage) return;
   const std::size_t whole = (bytes - before) / kHugePage * kHugePage;
-  // Only advice: a kernel without huge pages refuses, and nothing is lost.
+  // This is only advice: a kernel without huge pages refuses it, and nothing is lost.
   static_cast<void>(madvise(p + before, whole, MADV_HUGEPAGE));
 #endif
 }
 
 // Throws Error(out_of_memory), which names the purpose and the size. The memory is not initialised.
-// Not by aligned_alloc: the block that glibc's frees is smaller than what it looks for when asked
-// for as much again, so that each run would take fresh pages, and the kernel clear them.
+// It does not come from aligned_alloc: the block that glibc's frees is smaller than the one that it
+// looks for when asked for as much again, so that each run would take fresh pages, and the kernel
+// clear them.
 inline AlignedBytes allocate(core::Size bytes, std::string_view purpose = "workspace") {
   const core::Size wanted = bytes + kAlignment;
   void* block = wanted.fits() ? std::malloc(wanted.bytes()) : nullptr;
@@ -88,7 +89,8 @@ class Workspace final : public std::pmr::memory_resource {
   // Uses block[0, bytes), which must outlive this; aligned to kAlignment.
   Workspace(std::byte* block, std::size_t bytes) : block_(block), bytes_(bytes) {}
 
-  // Not initialised. Throws Error(out_of_memory), which names the purpose and the size.
+  // Takes memory that is not initialised. Throws Error(out_of_memory), which names the purpose and
+  // the size.
   std::byte* take(core::Size bytes, std::string_view purpose = "workspace") {
     const core::Size wanted = aligned(bytes);
     const std::size_t piece = wanted.fits() ? wanted.bytes() : SIZE_MAX;

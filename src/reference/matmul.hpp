@@ -14,8 +14,8 @@ struct Element {
 Element matmul_element(const MatmulProblem& problem, const MatmulInputs& inputs, std::int64_t batch,
                        std::int64_t row, std::int64_t column);
 
-// The same element of 8-bit floats by the tensor cores of Hopper: each 128 steps are a sum of four
-// instructions of 32 (tensor_core.hpp), which are added in float.
+// The same element as the tensor cores of Hopper compute it from 8-bit floats: each 128 steps are a
+// sum of four instructions of 32 (tensor_core.hpp), and these sums are added in float.
 double matmul_element_float8(const MatmulProblem& problem, const MatmulInputs& inputs,
                              std::int64_t batch, std::int64_t row, std::int64_t column);
 

@@ -39,8 +39,8 @@ struct Order {
   }
 };
 
-// Of a problem whose rows and keys are some of a larger one's: where they stand there. Dropout
-// draws a bit for each place of the larger problem (docs/numerics.md).
+// Says, for a problem whose rows and keys are some of a larger one's, where they stand in that.
+// Dropout draws a bit for each place of the larger problem (docs/numerics.md).
 struct DropoutPlaces {
   std::int64_t first_head = 0;               // batch * heads_q + head of the first query head
   std::span<const std::int32_t> query, key;  // of each row and key; empty: where they stand here

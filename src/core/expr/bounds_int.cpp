@@ -83,8 +83,8 @@ Bounds bitwise(Op op, const Bounds& a, const Bounds& b) noexcept {
   return bounds_of({ones, ones | unknown});
 }
 
-// Both shifts are monotone in the value, and in an amount of 0 to 31; all other amounts do as one
-// that is larger, for which `outside` stands.
+// Both shifts are monotone in the value, and in an amount of 0 to 31. Every other amount, negative
+// or above 31, gives what an amount above 31 gives: `outside`.
 template <class Shift>
 Bounds shifted(const Bounds& a, const Bounds& amount, const Bounds& outside, Shift shift) noexcept {
   const std::int64_t least = std::max<std::int64_t>(amount.lo, 0);

@@ -61,8 +61,8 @@ enum class TanhSlope : std::uint8_t {
   squares,       // 1 - t t, which loses them as t nears 1: the shortest where there is an
                  // instruction for tanh, as on a GPU
 };
-// As derivative() and load_derivatives(), which write exponentials, but with the slope of tanh in
-// the form that is asked for.
+// These do what derivative() and load_derivatives() of expr.hpp do, which write exponentials, but
+// write the slope of tanh in the form that is asked for.
 Expr derivative(const Expr& e, TanhSlope form);
 std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buffer,
                                              TanhSlope form);

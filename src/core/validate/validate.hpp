@@ -23,7 +23,7 @@ class CallMemory {
   std::pmr::monotonic_buffer_resource resource_{bytes_.data(), bytes_.size()};
 };
 
-// Where the tensors of a call are: as q.
+// The device of the tensors of a call, which is that of q.
 Device device_of(const Inputs& inputs);
 
 // problem has every size set. Each throws Error(invalid_argument) with the argument, its value and

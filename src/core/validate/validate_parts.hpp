@@ -30,8 +30,8 @@ void check_rng_state(const ArgumentCheck& check, const Dropout& dropout, const T
 
 // [batch, seqlen_q, heads_q, dim] or packed [rows, heads_q, dim].
 Shape shape_like_q(const Problem& problem, std::int64_t rows, std::int64_t dim);
-// The same of a tensor like K; paged: [rows, page_size, heads_k, dim], rows being the number of
-// pages.
+// [batch, seqlen_k, heads_k, dim] or packed [rows, heads_k, dim]; paged, [rows, page_size, heads_k,
+// dim], `rows` being the number of pages.
 Shape shape_like_k(const Problem& problem, std::int64_t rows, std::int64_t dim);
 
 // A buffer of the mask or the score with the tensor that it reads in this call: one of the inputs,

@@ -68,8 +68,8 @@ class GradientContext {
   // where dropout keeps it, t->ds <- dS, the gradient with respect to the scaled score before the
   // expression.
   void tile_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
-  // As tile_gradients, without the expression's derivative: t->ds <- gradient with respect to the
-  // expression's value; t->raw: its scores.
+  // Does the same but leaves out the derivative of the expression: t->ds <- the gradient with
+  // respect to the value of the expression; t->raw <- its scores.
   void tile_value_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
 
   // Packs rows of K with those that are not finite as zeros; k_apart says which.

@@ -76,7 +76,7 @@ ATTN_INLINE F tanh(F x) {
   p = fma(p, z, set1(1.3331491288e-01f));
   p = fma(p, z, set1(-3.3333283925e-01f));
   const F small = fma(p * z, x, x);
-  // From 0.625 on at most 0.45 is subtracted from 1. tanh(10) rounds to 1.
+  // From 0.625 on, at most 0.45 is subtracted from 1. tanh(10) rounds to 1.
   const F large = 1.0f - 2.0f / (exp(bounded + bounded) + 1.0f);
   const F signed_large = bit_cast<F>(bit_cast<U>(large) | (bit_cast<U>(x) & 0x80000000u));
   return select(size < 0.625f, small, signed_large);
@@ -93,8 +93,8 @@ ATTN_INLINE F erf(F x) {
   p = fma(p, z, set1(-3.7612523280e-01f));
   p = fma(p, z, set1(1.2837915380e-01f));
   const F small = fma(p, x, x);
-  // From 0.9 on at most 0.21 is subtracted from 1: e^q, where q is a fit of log(1 - erf), whose
-  // error is 2e-9 of erf. erf(4) rounds to 1.
+  // From 0.9 on, at most 0.21 is subtracted from 1. That is e^q, where q is a fit of log(1 - erf)
+  // whose error is 2e-9 of erf. erf(4) rounds to 1.
   const F far = select(size > 4.0f, set1(4.0f), size);
   F q = fma(set1(1.9821890142e-04f), far, set1(-3.0654834639e-03f));
   q = fma(q, far, set1(2.2315187621e-02f));

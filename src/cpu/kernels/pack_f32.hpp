@@ -23,8 +23,8 @@ ATTN_INLINE void pack_row_f32(const std::byte* row, int dim, DType source, float
   for (; i < ld; i += kLanes) store(out + i, F{});
 }
 
-// In-place transpose of kCount vectors: their numbers, one vector after the other, are
-// [lane][vector]. Built from interleaves of halves: log2(kCount) rounds of kCount shuffles.
+// Transposes kCount vectors in place: the numbers of all, one vector after the other, become
+// [lane][vector]. It is made of interleaves of halves: log2(kCount) rounds of kCount shuffles.
 template <int kCount>
 ATTN_INLINE void transpose(F (&x)[kCount]) {
   I low, high;

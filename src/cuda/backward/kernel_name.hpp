@@ -16,8 +16,8 @@ namespace attn::cuda {
 // Error(invalid_argument) naming the part and what is accepted.
 BackwardSm90Shape with_parts(BackwardSm90Shape shape, std::string_view text);
 
-// The same for backward_sm80: m<queries> n<keys> w<warps> s<stages> x<warps along the queries of S>
-// k<along the keys of dK> q<along the queries of dQ> l<megabytes> t<stmatrix>.
+// Does the same for backward_sm80: m<queries> n<keys> w<warps> s<stages> x<warps along the queries
+// of S> k<along the keys of dK> q<along the queries of dQ> l<megabytes> t<stmatrix>.
 BackwardSm80Shape with_parts(BackwardSm80Shape shape, std::string_view text);
 
 // Why a shape cannot run with heads whose larger size is `widest`; empty where it can.

@@ -33,7 +33,7 @@ inline constexpr int kPlaceQueries = 64;
 core::Size one_pass_workspace(const Problem& problem, const BackwardConfig& config);
 // Blocks of threads of the largest launch, or its tiles, where these are more.
 core::Size one_pass_blocks(const Problem& problem, const BackwardConfig& config);
-// Where in that workspace the parts begin, in bytes; dQ is first.
+// The offsets, in bytes, at which the parts of that workspace begin; dQ is first.
 struct OnePassPlaces {
   std::int64_t lse2 = 0, d = 0, query_words = 0;
 };

@@ -61,7 +61,7 @@ std::string print_config(const BackwardConfig& c) {
   if (is_one_pass(c.kernel)) {
     text.number("kRowThreads", backward_row_threads(c));
     text.number("kPieceColumns", c.piece_columns);
-    // Not in f16, whose smallest numbers would lose digits of dS before they are scaled.
+    // f16 does not scale late: its smallest numbers would lose digits of dS before they are scaled.
     text.flag("kScalesLate",
               c.kernel == BackwardKernel::sm90 && c.dropout && c.dtype == DType::bf16);
     text.flag("kLongestFirst", c.longest_first);

@@ -13,7 +13,7 @@ namespace attn::cuda {
 core::Size num_rows(const Problem& problem);
 core::Size row_terms_bytes(const Problem& problem);
 core::Size num_scores(const Problem& problem);  // elements of P
-// Where the last part begins.
+// The offset, in bytes, at which the last part begins.
 core::Size one_pass_offset(const Problem& problem);
 
 // Bytes of all. Throws Error(unsupported) for problems whose memory or grids no GPU has.

@@ -66,7 +66,8 @@ std::string constants(const OwnElements& own, int loads, int elements) {
   const auto flag = [&](std::string_view name, bool value) {
     text += fmt::format("  static constexpr bool {} = {};\n", name, elements > 0 && value);
   };
-  // Without a load whose value counts, as of a buffer that only a condition reads, all stays 0.
+  // Arrays have one element at least. Where no load has a slope, as of a buffer that only a
+  // condition reads, all of it stays 0.
   number("kLoads", std::max(loads, 1));
   number("kElements", elements);
   number("kElementsOr1", std::max(elements, 1));

@@ -61,7 +61,7 @@ std::string print_buffer_gradients(const expr::Expr& score, const std::vector<st
 // Where the gradient of a buffer goes, on the device.
 struct BufferTarget {
   double* sums = nullptr;  // row-major; of buffers that are added to in memory
-  // Where sums is null: the element at an index is elements[split * split_stride + index *
+  // Where sums is null, the element at an index is elements[split * split_stride + index *
   // strides].
   float* elements = nullptr;
   std::array<long long, 4> strides{};

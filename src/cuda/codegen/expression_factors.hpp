@@ -29,7 +29,8 @@ struct ExponentTerm {
 // most two terms that load no element each; empty for others.
 struct ScoreFactors {
   std::vector<double> multiples;  // the c, each once
-  // For each instruction: which of `multiples` it is; -1: none, or only others are made of it.
+  // Each instruction has the number here of the one of `multiples` that it is; -1: it is none of
+  // them, or only others of them are made of it.
   std::vector<std::int32_t> multiple;
   std::size_t result = 0;              // the instruction that device code returns
   float after = 1;                     // what that must be multiplied by

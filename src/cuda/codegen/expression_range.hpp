@@ -12,8 +12,8 @@ namespace attn::cuda {
 // (attn_position_to_float in src/cuda/device/expr/exact.cuh).
 inline constexpr int kShortSequence = 1 << 20;
 
-// For each instruction: whether it is an int32 in [-2^22, 2^22) at every point of short
-// sequences, and up to a tile past their ends, where kernels evaluate what they then drop.
+// Tells for each instruction whether it is an int32 in [-2^22, 2^22) at every point of short
+// sequences, and up to a tile past their ends, where kernels evaluate scores that they then drop.
 std::vector<bool> small_in_short_sequences(const expr::Program& program);
 
 }  // namespace attn::cuda

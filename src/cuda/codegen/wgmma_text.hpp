@@ -27,8 +27,8 @@ std::string print_product_st(DType dtype, int columns);
 std::string print_product_ts(DType dtype, int columns);
 std::string print_product_tt(DType dtype, int columns);
 
-// The same of 8-bit floats, m64 x `columns` x k32, both in shared memory with rows along k, as
-// ProductSS of `element`, the device's type. format: "e4m3" or "e5m2".
+// Prints a product of 8-bit floats, m64 x `columns` x k32, both in shared memory with rows along k,
+// as ProductSS of `element`, the type's name in device code. format: "e4m3" or "e5m2".
 std::string print_product_float8(std::string_view element, std::string_view format, int columns);
 
 }  // namespace attn::cuda

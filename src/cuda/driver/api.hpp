@@ -27,7 +27,7 @@ struct Api {
 // Opens the driver at the first call. Throws Error(unavailable) saying what is missing.
 const Api& api();
 
-// As api(), without a throw: null where there is no usable driver or no device.
+// Does what api() does but throws nothing: null where there is no usable driver or no device.
 const Api* try_api() noexcept;
 
 // What is missing for running on a GPU: the driver library, a new enough driver, a device, or

@@ -15,7 +15,7 @@ namespace attn::cuda {
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  // Not initialised. managed: memory that the host can reach as well.
+  // The memory is not initialised. managed: the host can reach it as well.
   explicit DeviceBuffer(int device, std::size_t bytes, bool managed = false);
   ~DeviceBuffer();
   DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }

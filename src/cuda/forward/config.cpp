@@ -222,7 +222,8 @@ bool ForwardConfig::stores_boxes() const noexcept {
 std::int64_t ForwardConfig::shared_bytes() const noexcept {
   if (kernel == ForwardKernel::flash_attention) return forward_papers_shared_bytes(*this);
   if (kernel != ForwardKernel::sm90) return forward_portable_shared_bytes(*this);
-  // As ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand.
+  // This counts what ForwardSm90Layout lays out: Q, K, V in panels of 64 columns, barriers, four
+  // tiles at hand.
   const std::int64_t panels_k = divide_up(features.head_dim, 64);
   const std::int64_t panels_v = divide_up(features.head_dim_v, 64);
   const std::int64_t qs = std::int64_t{stages_q} * warps / 4;

@@ -36,7 +36,7 @@ int heads_at_once(const Problem& problem, const ForwardConfig& config);
 // Words of blocks of keys (src/cuda/device/schedule/key_words.cuh), 8 bytes each; 0 unless
 // config.classified.
 core::Size num_key_words(const Problem& problem, const ForwardConfig& config);
-// Where they begin in the workspace, in bytes.
+// The offset, in bytes, at which these words begin in the workspace.
 core::Size key_words_offset(const Problem& problem, std::int32_t num_splits);
 
 // Bytes that suffice whichever kernel runs: partial results, O and LSE in float32, and words of

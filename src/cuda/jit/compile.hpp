@@ -54,7 +54,8 @@ struct Compiled {
 // Thread-safe.
 Compiled compile(const Source& source, Arch arch, const Context& context);
 
-// As compile(), with the cache in `folder`; throws Error(io) when that cannot be used or written.
+// Does what compile() does with the cache in `folder`; throws Error(io) when that cannot be used or
+// written.
 Compiled compile_into(const Source& source, Arch arch, const Context& context,
                       const std::string& folder);
 

@@ -65,7 +65,7 @@ int write_all(int descriptor, std::string_view bytes) {
   return 0;
 }
 
-// Not used by another process or thread, nor left by one that was killed.
+// A name that no other process or thread uses, and that none which was killed has left behind.
 std::string temporary_name(const std::string& name) {
   static std::atomic<unsigned> count{0};
   return fmt::format(".{}.{}.{}.{:x}", name, getpid(), count++, std::random_device{}());

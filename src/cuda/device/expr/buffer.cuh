@@ -83,7 +83,8 @@ inline float half_to_float(unsigned short bits) {
   const unsigned sign = (bits & 0x8000u) << 16;
   const unsigned rest = bits & 0x7fffu;
   if (rest >= 0x7c00u) return __builtin_bit_cast(float, sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-  // As an integer the 15 bits are the float scaled by 2^-112, subnormal numbers included.
+  // Read as the bits of a float, the 15 bits are the value times 2^-112, subnormal numbers
+  // included.
   const float magnitude = __builtin_bit_cast(float, rest << 13) * 0x1p112f;
   return sign != 0 ? -magnitude : magnitude;
 }
@@ -144,9 +145,9 @@ __device__ __forceinline__ typename Element::Value load_element(const BufferView
 // What a shared load from a tensor without elements reads.
 static __device__ const float kNoElement = 0;
 
-// The same for loads that many scores share (of a row, a key, a head): it always reads, if need be
-// the nearest element, and by an ordinary load, which the compiler does once and early. (__ldg it
-// repeats, and a load behind a condition too.)
+// Loads an element that many scores share (that of a row, a key, a head). It always reads, if need
+// be the nearest element, and by an ordinary load, which the compiler does once and early. (It
+// repeats __ldg, and a load behind a condition too.)
 template <class Element, bool kUnit, class... Index>
 __device__ __forceinline__ typename Element::Value load_shared_element(const BufferView& view,
                                                                        Index... index) {

@@ -21,7 +21,8 @@ __device__ __forceinline__ void flush_to(PendingSum& pending, const GradientSums
   pending = {};
 }
 
-// The same for a warp that is together: one addition where all lanes have the same element.
+// Does the same for a warp whose threads all call it: one addition where all lanes have the same
+// element.
 __device__ __forceinline__ void flush_warp_to(PendingSum& pending, const GradientSums& g) {
   const long long first = __shfl_sync(~0u, pending.element, 0);
   if (__any_sync(~0u, pending.element != first)) return flush_to(pending, g);

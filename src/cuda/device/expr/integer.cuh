@@ -32,7 +32,7 @@ __device__ __forceinline__ constexpr int attn_position_sub(int a, int b) {
   return ATTN_SHORT_SEQUENCES ? a - b : attn_sub(a, b);
 }
 
-// By a constant the compiler leaves a multiplication, a shift and the correction of negative
+// A division by a constant is compiled to a multiplication, a shift and the correction of negative
 // dividends; powers of two are printed as shifts.
 __device__ __forceinline__ constexpr int attn_floor_div(int a, int b) {
   if (b == 0) return 0;

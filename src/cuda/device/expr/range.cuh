@@ -82,7 +82,7 @@ __device__ __forceinline__ IntRange range_mul(IntRange a, IntRange b) {
                        static_cast<long long>(a.hi) * b.lo, static_cast<long long>(a.hi) * b.hi);
 }
 
-// Not wrapped: -2^31 / -1 is 2^31.
+// The quotient is not wrapped to int32: -2^31 / -1 is 2^31.
 __device__ __forceinline__ long long range_quotient(int a, int b) {
   return b == -1 ? -static_cast<long long>(a) : attn_floor_div(a, b);
 }

@@ -85,7 +85,7 @@ __device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(cons
     const unsigned size = (hi < end ? hi : end) - lo + 1;
     count[kFirst + d] = size;
     stride[kFirst + d] = view.strides[d];
-    // Both factors are at most 257.
+    // Both factors are at most kMaxScannedElements + 1, so the product cannot overflow.
     elements *= size < kMaxScannedElements + 1 ? size : kMaxScannedElements + 1;
     if (elements > kMaxScannedElements) elements = kMaxScannedElements + 1;
   }

@@ -9,12 +9,13 @@ struct SmallTanh {
   float first, second, rest, least;
 };
 
-// For an ATTN_PRECISE_MATH (expr/fast.cuh). Minimax in the relative error: the cubic errs by 4.8e-4
-// for |x| <= 0.42, as much as tanh.approx; the quintic by 2.8e-5 for |x| <= 0.5, a tenth of what
-// rounding to fp16 does. The quintic is the best of those that are exact at 0 (first^2 + rest = 1),
-// where the scores of a cap of 50 lie: a free one errs by 2.3e-5, but everywhere, so that all
-// scores and with them LSE would be off by one factor. It is a square so that no instruction has
-// two constants. A template, so that kernels without it have no such data.
+// The polynomial of an ATTN_PRECISE_MATH (expr/fast.cuh), minimax in the relative error: the cubic
+// errs by 4.8e-4 for |x| <= 0.42, as much as tanh.approx; the quintic by 2.8e-5 for |x| <= 0.5, a
+// tenth of what rounding to fp16 does. The quintic is the best of those that are exact at 0
+// (first^2 + rest = 1), where the scores of a cap of 50 lie: a free one errs by 2.3e-5, but
+// everywhere, so that all scores and with them LSE would be off by one factor. It is a square so
+// that no instruction has two constants. This is a template, so that kernels without it have no
+// such data.
 template <int kPreciseMath>
 struct SmallTanhOf {
   static constexpr SmallTanh kValue =

@@ -77,7 +77,8 @@ struct BackwardSm80Deterministic {
     float first[kFirst ? C::kHeadDim / 2 : 1];
     float second[kSecond ? C::kHeadDimV / 2 : 1];
     float s[C::kBlockN / 2], dp[C::kBlockN / 2];
-    // Where this lane reads its operands (SharedTile::lane): rows, columns, columns transposed.
+    // The addresses at which this lane reads its operands (SharedTile::lane): rows, columns,
+    // columns transposed.
     unsigned a1, a2, b1, b2, b1_transposed, b2_transposed;
   };
 
@@ -149,8 +150,8 @@ struct BackwardSm80Deterministic {
     return __syncthreads_or(holds_special<Element, kThreads>(at, C::kBlockN * Tile::kRowBytes)) !=
            0;
   }
-  // As add, but only rows and columns that see each other: a weight of 0 takes nothing, whatever B
-  // holds. It is for tiles with infinities or NaN.
+  // Does what add does, but only for rows and columns that see each other: a weight of 0 takes
+  // nothing, whatever B holds. It is for tiles with infinities or NaN.
   template <class Tile, int kColumns>
   __device__ __forceinline__ void add_seen(float (&d)[kColumns / 2],
                                            const float (&weights)[C::kBlockN / 2], int at) const {

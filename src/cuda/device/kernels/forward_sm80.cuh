@@ -71,7 +71,7 @@ struct ForwardSm80 {
     float o[kTiles][C::kHeadDimV / 2];
     float s[kTiles][C::kBlockN / 2];
     LazySoftmax softmax[kTiles];
-    // Where this lane reads its operands (SharedTile::lane).
+    // The addresses at which this lane reads its operands (SharedTile::lane).
     unsigned q_lane, k_lane, v_lane;
   };
 
@@ -292,7 +292,7 @@ struct ForwardSm80 {
     const bool exists = query < tile.sequence.rows_q;
     const bool used = query < tile.sequence.length_q;
     const float l = quad_sum(w.softmax[m].l[i]);
-    // Without splits the sink is a constant of the row; of splits the first has it.
+    // The sink is added once to a row: where keys are split, by the first split.
     float sink = minus_infinity();
     if constexpr (C::kSink) {
       if (exists && (!C::kSplits || tile.split == 0)) sink = p.sink[head];

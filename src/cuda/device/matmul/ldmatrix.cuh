@@ -26,7 +26,8 @@ __device__ __forceinline__ void load_fragments(unsigned a, unsigned b, int step,
       load_matrices_transposed(f.a[i], Ring::TileA::address(a, row + second, step + in + third));
     }
   }
-  // Of B the four are 8 columns, the later 8 steps of them, and the same of the next 8 columns.
+  // The four matrices of B are: 8 columns, the later 8 steps of these, and the same of the next 8
+  // columns.
 #pragma unroll
   for (int j = 0; j < 4; j += 2) {
     const int column = Ring::column() + 8 * j;

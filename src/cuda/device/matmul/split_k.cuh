@@ -24,8 +24,8 @@ struct SplitK {
   static constexpr int kInbox = (Ring::kBytes + 127) / 128 * 128;
   static constexpr int kBytes = kInbox + (C::kSplits - 1) * C::kGroups * 128 * kPart * 4;
 
-  // Where four sums from a block lie in the inbox of another; a thread reads what the same thread
-  // of others wrote.
+  // The address, in the inbox of block `to`, of four sums from block `from`; a thread reads what
+  // the same thread of other blocks wrote.
   static __device__ __forceinline__ unsigned place(const Ring& ring, int from, int to, int four) {
     const int slot = from < to ? from : from - 1;
     const int thread = static_cast<int>(threadIdx.x) - 128;

@@ -60,7 +60,7 @@ struct StreamK {
     return matmul_tile(p, piece.tile, Ring::kRows, C::kColumns);
   }
 
-  // Where four sums lie of this thread in any block.
+  // The place, among the partial sums of a block, of four sums of this thread.
   __device__ __forceinline__ float* place(int of_block, int four) const {
     const long long at =
         (static_cast<long long>(of_block) * kFours + four) * kThreads + threadIdx.x - 128;

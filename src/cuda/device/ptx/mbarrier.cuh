@@ -93,7 +93,7 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
       : "memory");
 }
 
-// As mbarrier_wait, unless `over` says that the phase is known to be over.
+// Waits as mbarrier_wait does, unless `over` says that the phase is known to be over.
 __device__ __forceinline__ void mbarrier_wait_unless(bool over, unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n"

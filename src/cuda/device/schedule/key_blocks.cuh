@@ -20,8 +20,8 @@ struct KeyRange {
   int begin, end;  // blocks of keys
 };
 
-// Where a list is, of 32 blocks: the one that comes next, those still to come, those that the
-// caller's rows do not see wholly, or not at all.
+// The state of a list over 32 blocks: the block that comes next, those still to come, and those
+// that the caller's rows do not see wholly, or not at all.
 struct KeyWindow {
   int next;
   unsigned present, mixed, empty;

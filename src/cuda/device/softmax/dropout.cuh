@@ -22,7 +22,7 @@ struct DropoutCall {
     return take_bytes(word[t], tie, upper ? 0x2705 : 0x3614);
   }
   __device__ __forceinline__ unsigned pair(int t) const { return pair(t % 4, t >= 4); }
-  // As pair(), where t is not known at compile time.
+  // The same as pair(), where t is not known at compile time.
   __device__ __forceinline__ unsigned pair_at(int t) const {
     unsigned found = 0;
 #pragma unroll

@@ -7,8 +7,8 @@
 
 namespace attn::device {
 
-// As dropout_of, for a warp that is together: the keys take no register of every thread, and a
-// state in memory is read once.
+// Makes what dropout_of makes, where all threads of a warp call it: the keys take no register of
+// every thread, and a state in memory is read once.
 template <bool kRngState>
 __device__ __forceinline__ Dropout<kRngState> dropout_of_warp(const ProblemParams& p) {
   auto d = dropout_of<kRngState>(p);

@@ -171,7 +171,7 @@ struct VisibleRow {
       p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
     }
   }
-  // Where the row goes.
+  // The address that the row is stored to.
   __device__ __forceinline__ Stored* stored(int query, int head) const {
     if constexpr (C::kSplits) {
       return p.partial_o + tile.partial_row(p, query, head) * C::kHeadDimV;
@@ -181,8 +181,8 @@ struct VisibleRow {
   }
 };
 
-// Of the rows [row0, row0 + count) that the threads of this warp have stored, writes those that are
-// in use and not finite.
+// Writes again those of the rows [row0, row0 + count), which the threads of this warp have stored,
+// that are in use and not finite.
 template <class C, bool kStoresLse = false, class Expressions>
 __device__ __forceinline__ void write_visible_rows(const ForwardParams& p, const Expressions& e,
                                                    const QueryTile<C>& tile, int row0, int count) {

@@ -68,7 +68,7 @@ __device__ __forceinline__ void store_row(const float (&o)[kColumns / 2], int i,
   }
 }
 
-// As store_row, in float32.
+// Stores a row as store_row does, in float32.
 template <int kColumns>
 __device__ __forceinline__ void store_row_f32(const float (&o)[kColumns / 2], int i, float factor,
                                               float* row, bool write) {

@@ -98,7 +98,8 @@ __device__ __forceinline__ void add_product(float (&sums)[kRows][kColumns][8], c
   add_product<Element, kSteps>(sums, a, b, [](int) {});
 }
 
-// The same where A is 0 takes nothing of B, whatever it is: for tiles with infinities or NaN.
+// Does the same, but where A is 0 it takes nothing of B, whatever that is: for tiles with
+// infinities or NaN.
 template <class Element, int kSteps, int kRows, int kColumns, class A, class B>
 __device__ __forceinline__ void add_seen_product(float (&sums)[kRows][kColumns][8], const A& a,
                                                  const B& b) {
@@ -145,7 +146,8 @@ __device__ __forceinline__ void put_sums(const float (&sums)[kRows][kColumns][8]
   }
 }
 
-// As above, for contiguous blocks, without a factor, by stmatrix; shared: the address of offset 0.
+// Does the same for contiguous blocks, without a factor, by stmatrix; shared: the address of offset
+// 0.
 template <class Element, class Tile, int kRows, int kColumns>
 __device__ __forceinline__ void put_matrices(const float (&sums)[kRows][kColumns][8],
                                              unsigned shared, int at, int row, int column) {

@@ -27,12 +27,13 @@ struct SharedTile {
     return row * kRowBytes + 16 * (chunk ^ permutation(row));
   }
 
-  // Where a lane of ldmatrix reads: its row of the first matrices and which of two chunks.
+  // The address at which a lane of ldmatrix reads: its row of the first matrices, and which of two
+  // chunks.
   static __device__ __forceinline__ unsigned lane(unsigned tile, int row, int chunk) {
     return tile + static_cast<unsigned>(offset(row, chunk));
   }
-  // Where the same lane reads `rows` (a multiple of 8) and `chunks` (even) further on. The tile
-  // begins at a multiple of 128 bytes.
+  // The address at which the same lane reads `rows` (a multiple of 8) and `chunks` (even) further
+  // on. The tile begins at a multiple of 128 bytes.
   static __device__ __forceinline__ unsigned further(unsigned lane, int rows, int chunks) {
     return (lane ^ static_cast<unsigned>(16 * (chunks % kSwizzle))) +
            static_cast<unsigned>(rows * kRowBytes + 16 * (chunks / kSwizzle * kSwizzle));
@@ -80,7 +81,7 @@ __device__ __forceinline__ void load_tile(unsigned tile, Source source) {
   }
 }
 
-// As above, for rows that are `stride` bytes apart, of which the first `count` exist.
+// Does the same for rows that are `stride` bytes apart, of which the first `count` exist.
 template <class Tile, int kRows, int kThreads>
 __device__ __forceinline__ void load_tile(unsigned tile, const char* first, long long stride,
                                           int count) {

@@ -35,7 +35,7 @@ __device__ __forceinline__ void stage_rows(const float (&o)[kColumns / 2], const
   }
 }
 
-// Where a row goes.
+// The address that a row is stored to.
 struct RowPlace {
   char* at;  // 16-byte aligned
   bool exists;

@@ -50,7 +50,7 @@ struct BackwardSm90Layout {
   // takes were given back by readers who are past step n.
   static constexpr int kSteps = 16, kStepLag = 8, kStepBytes = 32;
   static_assert(C::kStagesQ <= 4 && C::kStagesO <= 4 && C::kStagesP <= 2);
-  // With two score warpgroups each has every second place of each ring for itself, so that what it
+  // With two score warpgroups, each has every second place of each ring for itself, so that what it
   // waits for is never two phases away; dQ is in one part.
   static_assert(C::kScoreGroups == 1 ||
                 (C::kStagesQ % 2 == 0 && C::kStagesO % 2 == 0 && C::kStagesP == 2 &&
@@ -62,12 +62,12 @@ struct BackwardSm90Layout {
   static constexpr int kKeptPlaces = C::kDropout && !C::kOrdered && C::kScoreGroups == 1 ? 1 : 0;
   static constexpr int kKeptAt = kDAt + C::kStagesO * kRows;
   static constexpr int kStepAt = kKeptAt + kKeptPlaces * kKept;
-  // Each ring has a barrier `full` and a barrier `empty` for each place.
   // Where tiles take turns to add to dQ, as many may be taken and not be passed on yet. A turn is
   // of a piece, or of all that a block of threads of a pair adds in a step.
   static constexpr int kTurns = 4, kTurnPlaces = C::kOrdered ? kTurns : 0;
   static constexpr unsigned kTurnsOfStep = C::kCluster > 1 ? 1 : kOwnPieces;
   static constexpr unsigned kTurnPieces = kOwnPieces / kTurnsOfStep;
+  // Each ring has a barrier `full` and a barrier `empty` for each place.
   static constexpr int kFullStep = kStepAt + kSteps * kStepBytes;
   static constexpr int kEmptyStep = kFullStep + 8 * kSteps;
   static constexpr int kFullK = kEmptyStep + 8 * kSteps, kEmptyK = kFullK + 8;
@@ -88,8 +88,8 @@ struct BackwardSm90Layout {
   static_assert(kBytes <= 232448);
 };
 
-// Where keys and rows of a side lie, V and dO or K and Q, and its scores: P, which are multiplied
-// by dO for dV, or dS, by Q for dK.
+// What belongs to one side, V and dO or K and Q: where its keys and rows lie, and its scores. These
+// are P, which are multiplied by dO for dV, or dS, which are multiplied by Q for dK.
 template <class C, bool kOfV>
 struct BackwardSide {
   using Layout = BackwardSm90Layout<C>;

@@ -23,7 +23,7 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
   using typename Base::State;
   static constexpr int kHalf = Layout::kOwnPieces / 2;  // pieces of dQ staged before dS
 
-  // Where dS of step n lies: that of this block of threads, or of the other.
+  // The offset of dS of step n: that of this block of threads, or of the other.
   static __device__ __forceinline__ int ds_at(unsigned n, bool other) {
     return (other ? Layout::kOtherSAt : Layout::kSAt) + ScoreRing::stage(n) * Layout::kP;
   }
@@ -71,7 +71,7 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
     c.d_o = uniform(descriptor(Layout::kOAt + OutputRing::stage(n) * Layout::kO, 0));
     c.d = this->load_d(OutputRing::stage(n));
   }
-  // Where K of this block of threads' own keys lies, in its columns of dQ.
+  // The offset of K of this block of threads' own keys, in its columns of dQ.
   __device__ __forceinline__ int own_k_at() const {
     return Layout::kKAt + static_cast<int>(rank) * Layout::kOwnPanels * Layout::kKeyPanel;
   }
@@ -95,7 +95,7 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
     }
     wgmma_commit();
   }
-  // As stage_dq, from dS and K of both blocks of threads.
+  // Stages dQ as stage_dq does, but made of dS and K of both blocks of threads.
   __device__ __forceinline__ void stage_both_dq(const float (&dq)[Order::columns(0) / 2],
                                                 bool mixed, unsigned n) const {
     this->wait_for_staging(n, 0);
