@@ -42,8 +42,8 @@ expr::Expr documents(const Tensor& ids_q, const Tensor& ids_k);
 // CPU; copies and mask() share them. Threads may read it at the same time; who writes is alone.
 class BlockMask {
  public:
-  // All blocks empty. Throws Error(invalid_argument) for sizes below 1, counts below 0 and more
-  // than 2^30 blocks, Error(out_of_memory) where there is none for them.
+  // Makes a mask whose blocks are all empty. Throws Error(invalid_argument) for sizes below 1,
+  // counts below 0 and more than 2^30 blocks, Error(out_of_memory) where there is none for them.
   BlockMask(std::int64_t blocks_q, std::int64_t blocks_k, std::int32_t block_q,
             std::int32_t block_k);
   // Fixed butterfly pattern (Pixelated Butterfly): the block diagonal, and i, j that differ in one

@@ -32,7 +32,7 @@ struct Wave {
 
 struct Waves {
   std::pmr::vector<Wave> list;
-  // Where the packed data of each pair starts in that of its wave, in bytes, or kNotPacked.
+  // The offset, in bytes, of the packed data of each pair in that of its wave, or kNotPacked.
   std::pmr::vector<std::size_t> offset;
 
   std::size_t offset_of(std::int64_t pair) const { return offset[static_cast<std::size_t>(pair)]; }

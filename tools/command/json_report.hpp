@@ -27,7 +27,7 @@ class JsonReport {
   JsonReport& operator=(const JsonReport&) = delete;
   ~JsonReport();
 
-  // Where text for people goes: standard error where the JSON takes standard output.
+  // The stream for text that people read: standard error where the JSON takes standard output.
   std::FILE* text() const { return path_ == "-" ? stderr : stdout; }
 
   void add(Json row);

@@ -54,7 +54,7 @@ class Axis {
     const double exponent = std::log(value) / std::log(base_);
     return from_ + (to_ - from_) * (exponent - min_) / (max_ - min_);
   }
-  // At most about ten.
+  // Powers of the base from the smallest number on, at most about ten.
   std::vector<double> ticks() const {
     const double step = std::ceil((max_ - min_) / 10);
     std::vector<double> result;

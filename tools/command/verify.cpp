@@ -106,8 +106,8 @@ std::string describe(const std::vector<RowSample>& samples, const Problem& probl
                      static_cast<std::int64_t>(samples.size()) * problem.heads_q / problem.heads_k);
 }
 
-// From a position in a result of a part to one in the whole: from [1, row, head, dim] of O and dQ,
-// [1, head, row] of LSE, [1, key, 1, dim] of dK and dV.
+// Changes a position in a result of a part to the one in the whole. It is [1, row, head, dim] of O
+// and dQ, [1, head, row] of LSE, [1, key, 1, dim] of dK and dV.
 void to_whole(const SampledProblem& part, std::string_view name, Index& at) {
   const RowSample& sample = part.sample();
   const auto row = [&](std::int64_t i) { return sample.rows[static_cast<std::size_t>(i)]; };
@@ -213,7 +213,7 @@ Verification verify_forward(const Problem& problem, const Inputs& inputs, const 
   }
   Verification result{.extent = small ? "all rows" : describe(samples, problem),
                       .comparisons = judge(parts)};
-  // Of inputs that are not finite, rows that were not drawn may be NaN as well.
+  // Where inputs are not finite, rows that were not drawn may be NaN as well.
   if (small || all_finite({inputs.q, inputs.k, inputs.v})) {
     look_for_nan(result, "o", outputs.o, parts, 0);
     look_for_nan(result, "lse", outputs.lse, parts, 1);

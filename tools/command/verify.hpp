@@ -14,8 +14,8 @@ struct Verification {
   std::string extent;                            // "all rows" or "256 rows of 16 heads"
   std::vector<harness::Comparison> comparisons;  // positions are those of the whole problem
   bool passed() const;
-  // Not for an empty list: the comparison that comes closest to, or passes furthest beyond, what is
-  // allowed.
+  // The comparison that comes closest to what is allowed, or passes furthest beyond it. The list
+  // must not be empty.
   const harness::Comparison& worst() const;
 };
 
@@ -40,11 +40,11 @@ Verification verify_backward(const Problem& problem, const Inputs& inputs,
                              DeviceType device,
                              const std::function<void(const OutputGradients& d_outputs)>& run);
 
-// For large problems without dropout. Calls `run(d_o)`, which computes `gradients` for a gradient
-// d_o of O that equals `d_o` at the drawn rows and is zero elsewhere: dK and dV then depend on
-// these rows only and are compared at every key, dQ at the rows. Which of two roundings comes off
-// better in the row that decides a largest error is luck: what one draw of rows fails is judged
-// again, over 8 draws, as `attn check` looks again at what it fails.
+// Verifies large problems without dropout. Calls `run(d_o)`, which computes `gradients` for a
+// gradient d_o of O that equals `d_o` at the drawn rows and is zero elsewhere: dK and dV then
+// depend on these rows only and are compared at every key, dQ at the rows. Which of two roundings
+// comes off better in the row that decides a largest error is luck: what one draw of rows fails is
+// judged again, over 8 draws, as `attn check` looks again at what it fails.
 Verification verify_backward_sampled(
     const Problem& problem, const Inputs& inputs, const Tensor& d_o, const Gradients& gradients,
     DeviceType device, const std::function<void(const OutputGradients& d_outputs)>& run);

@@ -15,7 +15,7 @@
 namespace attn::explain {
 namespace {
 
-// Of all buffers that have no data, together.
+// All buffers that have no data may have so many elements together.
 constexpr std::int64_t kMaxBufferElements = std::int64_t{1} << 28;
 constexpr std::int64_t kReferenceBlock = 64;  // the reference has no blocks; the map needs some
 
@@ -92,7 +92,7 @@ Json problem_part(const Request& r, const expr::Bindings& made_up) {
           {"made_up_buffers", names}};
 }
 
-// Without Plan::flops(), which looks at every element of a mask that nothing is proven about.
+// It leaves out Plan::flops(), which looks at every element of a mask that nothing is proven about.
 Json plan_part(const Plan& plan) {
   return {{"algorithm", name(plan.algorithm)},
           {"backend", name(plan.backend)},

@@ -8,9 +8,9 @@
 
 namespace attn::explain {
 
-// At most 12 queries and 12 keys (16 keys where the lengths differ), spread evenly over the
-// sequence, with at most 4 columns of Q, K and V. Mask and score see the true positions. "queries"
-// and "keys" are those positions; matrices are row-major:
+// A small part of the problem: at most 12 queries and 12 keys (16 keys where the lengths differ),
+// spread evenly over the sequence, with at most 4 columns of Q, K and V. Mask and score see the
+// true positions. "queries" and "keys" are those positions; matrices are row-major:
 //   {"queries", "keys", "d", "d_v", "scale", "q", "k", "v", "d_o", "visible": text of 0 and 1,
 //    "score": "text" or null, "scores": the score expression of each element or null, "slopes": its
 //    derivative, "dropout": Z or null, "sink": a number or null,

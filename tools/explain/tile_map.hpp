@@ -41,8 +41,8 @@ struct Tiling {
   std::int64_t tiles_k(const Scores& s) const { return (s.seqlen_k + block_k - 1) / block_k; }
 };
 
-// Of the tiles [row, row_end) x [column, column_end). Bounds of a part of a tile are within those
-// of the whole, so a range of tiles that is proven at once is not looked at one by one.
+// Counts the tiles [row, row_end) x [column, column_end). Bounds of a part of a tile are within
+// those of the whole, so a range of tiles that is proven at once is not looked at one by one.
 TileCounts count_tiles(const Scores& scores, const Tiling& tiling, std::int64_t row,
                        std::int64_t row_end, std::int64_t column, std::int64_t column_end);
 TileCounts count_tiles(const Scores& scores, const Tiling& tiling);

@@ -36,7 +36,7 @@ std::int64_t offset(const Tensor& tensor, const Index& index) {
 template <class T>
 double as_double(T value) {
   if constexpr (std::is_same_v<T, float16>) {
-    // All 65536 of them: half of what a comparison in f16 took was this conversion.
+    // A table of all 65536 values: half of what a comparison in f16 took was this conversion.
     static const auto all = [] {
       std::vector<float> values(1 << 16);
       for (std::size_t bits = 0; bits < values.size(); ++bits) {

@@ -54,10 +54,10 @@ struct Comparison {
 // expected: f64 of the shape of got.
 Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
                    double standard_error);
-// The same with the yardstick's result, f64.
+// Takes the result of the yardstick, f64, in place of its error.
 Comparison compare(std::string name, const Tensor& got, const Tensor& expected,
                    const Tensor& standard);
-// The same of tensors already read.
+// Takes tensors that are already read.
 Comparison compare(std::string name, const Elements& got, const Elements& expected,
                    double standard_error);
 // max |standard - expected| over the elements that are finite in both.

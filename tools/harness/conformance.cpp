@@ -49,7 +49,8 @@ struct Conformance::Draw {
   CaseData data;
   bool nolse;
   std::vector<Expected> forward, backward;
-  // The same by what tensor cores may do: made when the first GPU asks.
+  // What is expected where tensor cores compute the products (measure_tensor_cores); made when the
+  // first GPU asks.
   std::vector<Expected> gpu_forward{}, gpu_backward{};
 
   Draw(const Case& c, std::uint64_t seed, bool with_backward)

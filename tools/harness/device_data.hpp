@@ -67,7 +67,7 @@ class DeviceWorkspace {
 void forward_on_device(CaseData& data, const PlanOptions& options, const Context& context,
                        bool with_lse);
 
-// The same of the backward pass. O and LSE of the host are what it is given.
+// Does the same with the backward pass, which is given O and LSE of the host.
 void backward_on_device(CaseData& data, const PlanOptions& options, const Context& context);
 
 // Copies a tensor of the host, row-major, into `memory` and gives the view of it there.

@@ -10,7 +10,7 @@
 
 namespace attn::harness {
 
-// Of relative errors that rounding makes: a bound, and the root of the mean of their squares.
+// The relative errors that rounding makes: a bound, and the root of the mean of their squares.
 struct Roundoff {
   double largest = 0, mean = 0;
 };

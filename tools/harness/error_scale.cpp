@@ -90,8 +90,8 @@ struct ScoreSquares {
   double score = 0;     // of T = f(S)
 };
 
-// Of the visible keys of a row. A score is off by its own rounding, those of the operations of f,
-// and f' times what S is off by.
+// The squares of the errors of the scores of a row's visible keys. A score is off by its own
+// rounding, those of the operations of f, and f' times what S is off by.
 std::vector<ScoreSquares> score_squares(const Head<double>& head, std::int64_t i,
                                         const Row<double>& row,
                                         std::optional<RoundedExpression>& score) {

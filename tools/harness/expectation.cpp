@@ -181,7 +181,7 @@ void measure_forward(const Problem& problem, const Inputs& inputs,
   }
 }
 
-// Where one of `expected` is to be measured.
+// A tensor to measure one of `expected` with; none where `name` is not among them.
 Tensor like(Memory& memory, const std::vector<Expected>& expected, std::string_view name) {
   const auto named = std::ranges::find(expected, name, &Expected::name);
   return named == expected.end() ? Tensor{} : memory.like(named->got);

@@ -30,9 +30,10 @@ struct Expected {
 // scores: as many as cost little, 1 to 8.
 std::int64_t yardstick_orders(std::int64_t scores);
 
-// Of the tensors that `got` names, results of a complete problem of any size with valid inputs on
-// the host: the exact results, and the errors of `orders` orders of operations, in which standard
-// attention in the precision of the problem is computed. places: of dropout's bits, here and below.
+// Computes, for the tensors that `got` names, the exact results of a complete problem of any size
+// with valid inputs on the host, and the errors of `orders` orders of operations in which standard
+// attention in the precision of the problem is computed. places: those of dropout's bits, here and
+// below.
 std::vector<Expected> expect_forward(const Problem& problem, const Inputs& inputs,
                                      const Outputs& got, std::int64_t orders,
                                      const reference::DropoutPlaces& places = {});
@@ -40,15 +41,16 @@ std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inpu
                                       const OutputGradients& d_outputs, const Gradients& got,
                                       std::int64_t orders,
                                       const reference::DropoutPlaces& places = {});
-// As they are when tensor cores of a GPU compute the products of a 16-bit problem, which cut sums
-// off instead of rounding them: for results of `expected` that a GPU computed. Nothing in float32.
+// Adds the errors of standard attention where tensor cores of a GPU compute the products of a
+// 16-bit problem, which cut sums off instead of rounding them: for results of `expected` that a GPU
+// computed. Does nothing in float32.
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
                           std::vector<Expected>& expected,
                           const reference::DropoutPlaces& places = {});
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
                           const OutputGradients& d_outputs, std::vector<Expected>& expected,
                           const reference::DropoutPlaces& places = {});
-// More yardsticks for the same results of forward: of a problem whose results are those of
+// Adds yardsticks for the same results of forward: those of a problem whose results are those of
 // `expected`, as one with its keys in another order.
 void measure_forward(const Problem& problem, const Inputs& inputs, std::int64_t orders,
                      std::vector<Expected>& expected, const reference::DropoutPlaces& places = {});
@@ -56,7 +58,8 @@ void measure_forward(const Problem& problem, const Inputs& inputs, std::int64_t 
 // Results that are judged together with others of the same names: one draw, or one part.
 struct Part {
   std::vector<Expected>& expected;
-  // From a position in a tensor of the part to one in what it is a part of; empty: the same.
+  // Changes a position in a tensor of the part to the one in what it is a part of; empty: they are
+  // the same.
   std::function<void(std::string_view name, std::vector<std::int64_t>& where)> to_whole{};
 };
 

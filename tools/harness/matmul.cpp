@@ -56,8 +56,8 @@ void fill(const Tensor& t, Float8 float8, const Draw& draw) {
   }
 }
 
-// Of `columns` diagonals, how many have the share `density` of the blocks; one at least, unless
-// none are asked for: a product without blocks would be right whatever it computes.
+// How many of `columns` diagonals have the share `density` of the blocks. It is one at least,
+// unless none are asked for: a product without blocks would be right whatever it computes.
 std::int64_t diagonals(double density, std::int64_t columns) {
   const auto count = std::llround(density * static_cast<double>(columns));
   return density > 0 ? std::max<std::int64_t>(1, count) : 0;

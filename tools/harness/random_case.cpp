@@ -179,7 +179,8 @@ class Generator {
       const std::uint64_t seed = random_();
       put("seed", seed);
       if (chance(50)) put("offset", random_());
-      // Not drawn: later numbers, and so the rest of the problem, are as they were without it.
+      // This is not drawn, so that later numbers, and so the rest of the problem, are as they were
+      // before it was added.
       if (seed % 4 == 0) put("rngstate");
     }
     if (chance(10)) put("scale", pick(std::initializer_list<double>{-0.3, 0.0, 0.05, 1.0}));

@@ -28,7 +28,7 @@ std::optional<struct stat> status_of(const fs::path& path) {
   return std::nullopt;
 }
 
-// Where a chain of symbolic links ends, whether or not a file is there.
+// The path at which a chain of symbolic links ends, whether or not a file is there.
 fs::path follow_links(const fs::path& path) {
   constexpr int kMaxLinks = 40;  // as Linux itself follows
   fs::path target = path;
@@ -110,7 +110,7 @@ void OutputFile::open_temporary() {
   }
 }
 
-// Of a file that was not committed.
+// Closes a file, and removes it where it was not committed.
 void OutputFile::close() {
   if (descriptor_ < 0) return;
   ::close(std::exchange(descriptor_, -1));

@@ -60,7 +60,7 @@ class Cache : public Visitor {
 double line_accesses(const Problem& problem, Phase phase, Algorithm algorithm, const Blocks& blocks,
                      std::int64_t line_bytes);
 
-// All heads, each on an empty cache.
+// Simulates all heads, each on an empty cache.
 Traffic simulate(const Problem& problem, Phase phase, Algorithm algorithm, const Blocks& blocks,
                  const CacheShape& shape);
 

@@ -26,8 +26,8 @@ Traffic model(const Problem& problem, Phase phase, Algorithm algorithm, const Bl
 // Inputs and outputs moved once, K and V once a K, V head: what any algorithm moves at least.
 Traffic compulsory(const Problem& problem, Phase phase);
 
-// Of the matrix products, over the tiles visited: 2 products forward; backward 4 in standard
-// attention, which keeps P, and 5 elsewhere.
+// Operations of the matrix products, over the tiles visited: 2 products forward; backward 4 in
+// standard attention, which keeps P, and 5 elsewhere.
 double model_flops(const Problem& problem, Phase phase, Algorithm algorithm, const Blocks& blocks);
 
 }  // namespace attn::traffic

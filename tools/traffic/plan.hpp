@@ -20,10 +20,11 @@ struct PlanTraffic {
   std::int32_t num_splits = 1;
 };
 
-// Of a plan of the CPU backend: what its tasks move between memory (or the last-level cache) and
-// the scratch that a worker keeps in its L2. K, V blocks are 64 keys; rows of a GQA group share
-// them. Sequences have their full lengths; buffers of the mask without data leave every tile
-// visible. Deterministic for one number of threads: with more than one, the last tasks are divided.
+// Counts, for a plan of the CPU backend, what its tasks move between memory (or the last-level
+// cache) and the scratch that a worker keeps in its L2. K, V blocks are 64 keys; rows of a GQA
+// group share them. Sequences have their full lengths; buffers of the mask without data leave every
+// tile visible. Deterministic for one number of threads: with more than one, the last tasks are
+// divided.
 PlanTraffic cpu_plan_traffic(const Plan& plan);
 
 // A pass on a GPU of this architecture with `multiprocessors` of them: what blocks of threads load
@@ -34,7 +35,7 @@ PlanTraffic cpu_plan_traffic(const Plan& plan);
 PlanTraffic cuda_plan_traffic(const Problem& problem, Phase phase, cuda::Arch arch,
                               int multiprocessors, Algorithm algorithm = Algorithm::automatic,
                               const std::string& kernel = {});
-// The same of the backward pass.
+// Counts the same of a backward pass.
 PlanTraffic cuda_backward_traffic(const Problem& problem, cuda::Arch arch, Algorithm algorithm,
                                   const std::string& kernel);
 

@@ -96,11 +96,11 @@ class Count {
   void for_each_pair(const Visit& visit) {
     for (std::int64_t i = 0; i < cpu::pair_count(a_); ++i) visit(cpu::pair_at(a_, i));
   }
-  // Of rows of a tensor of the problem's dtype.
+  // Bytes of rows of a tensor of the problem's dtype.
   double row_bytes(std::int64_t rows, int dim) const {
     return static_cast<double>(rows) * dim * element_;
   }
-  // Of keys as they are packed: K and V.
+  // Bytes of K and V of keys as they are packed.
   double packed_bytes(std::int64_t keys) const {
     return static_cast<double>(keys) * (cpu::leading_dim(a_.dim) + cpu::leading_dim(a_.dim_v)) *
            operand_;

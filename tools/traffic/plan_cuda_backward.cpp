@@ -12,7 +12,8 @@
 namespace attn::traffic {
 namespace {
 
-// Of one query head; K, V and their gradients, which a group of heads shares, apart.
+// The traffic of one query head. K, V and their gradients, which a group of heads shares, are
+// counted apart.
 struct Heads {
   const Problem& p;
   const cuda::BackwardConfig& config;

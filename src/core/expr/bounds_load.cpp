@@ -68,7 +68,8 @@ Bounds float_elements(const Tensor& tensor, const Box& box) noexcept {
       bounds.fhi = std::max(bounds.fhi, value);
     }
   });
-  // Nothing but NaN: an empty range would make comparisons of bounds meaningless.
+  // Where all elements are NaN no range was found, and an empty one would make comparisons of
+  // bounds meaningless.
   return bounds.flo > bounds.fhi ? any_float() : bounds;
 }
 

@@ -91,7 +91,7 @@ void accumulate(const Attention& a, const std::byte* const* v, const std::byte* 
 constexpr std::int64_t kAheadBytes = std::int64_t{8} << 10;
 constexpr int kMostAhead = kBlockK;  // keys
 
-// Where the rows of a block of keys lie, of the first head, and those that follow.
+// The addresses of the rows of a block of keys, of the first head, and of those that follow.
 class BlockRows {
  public:
   // Rows [first, first + keys) of `rows`, then those from `next` on of `after`, before `end`.

@@ -36,7 +36,7 @@ bool take_bound(MaskBounds& b, const Expr& e) {
   const Expr &left = e.node().args[0], &right = e.node().args[1];
   if (const Expr above = bound(left, right); !above.empty()) {
     if (op == Op::eq) at_least(b, above);
-    // Nothing is below 0, and 0 - 1 does not wrap.
+    // No value is below 0, and 0 - 1 does not wrap.
     at_most(b, op == Op::lt ? max(above, Expr(0)) - Expr(1) : above);
     return true;
   }

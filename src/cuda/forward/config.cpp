@@ -149,7 +149,7 @@ bool runs_by_name_only(std::string_view kernel) {
                              [&](ForwardKernel k) { return name(k) == kernel; });
 }
 
-// Nothing where no tile shape suits. parts: of a shape of forward_sm90.
+// Chooses a tile shape; nothing where none suits. parts: of a shape of forward_sm90.
 std::optional<ForwardConfig> configured(ForwardKernel kernel, const Problem& p, Arch arch,
                                         const ForwardTensors& tensors, std::int32_t num_splits,
                                         std::string_view parts) {

@@ -23,7 +23,8 @@ namespace attn::cuda {
 
 std::string to_cache_entry(const Sha256::Digest& key, const Compiled& compiled);
 
-// Nothing unless every byte is as it was written, for this key and this version of the format.
+// Reads an entry; nothing unless every byte is as it was written, for this key and this version of
+// the format.
 std::optional<Compiled> from_cache_entry(const Sha256::Digest& key, std::string_view bytes);
 
 }  // namespace attn::cuda

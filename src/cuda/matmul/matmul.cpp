@@ -116,7 +116,8 @@ device::MatmulParams parameters_of(const MatmulOperands& o, const MatmulConfig& 
     auto* bytes = static_cast<std::byte*>(workspace.data);
     p.partial = reinterpret_cast<float*>(bytes);
     p.flags = reinterpret_cast<unsigned*>(bytes + partial_bytes(c, sm_count));
-    // All whole waves but one: what is left is at least a tile a block, and less than two.
+    // These are the tiles of all whole waves but one: what is left is at least a tile a block, and
+    // less than two.
     p.whole_tiles = static_cast<int>(std::max<std::int64_t>(0, tiles / sm_count - 1) * sm_count);
   }
   p.a_batch = o.a.batch_stride;

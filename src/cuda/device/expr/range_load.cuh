@@ -25,7 +25,8 @@ struct FloatScan {
     range.lo = value < range.lo ? value : range.lo;  // a NaN value changes neither
     range.hi = value > range.hi ? value : range.hi;
   }
-  // Nothing but NaN: an empty range would make comparisons of bounds meaningless.
+  // Where all elements are NaN no range was found, and an empty one would make comparisons of
+  // bounds meaningless.
   __device__ __forceinline__ FloatRange result() const {
     return range.lo > range.hi ? range_any_float() : range;
   }

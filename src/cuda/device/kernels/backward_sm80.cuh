@@ -110,7 +110,7 @@ struct BackwardSm80 {
   static constexpr __device__ __forceinline__ int stage_at(int stage) {
     return Layout::kStageAt + stage * Layout::kStage;
   }
-  // Where the first place of a block of queries is, in rows.
+  // The first row of the workspace that belongs to a block of queries.
   __device__ __forceinline__ long long row_of(int block, int head_q) const {
     const long long pair = static_cast<long long>(tile.sequence.batch) * p.heads_q + head_q;
     return pair * p.query_blocks * kPlace + block * C::kBlockN;

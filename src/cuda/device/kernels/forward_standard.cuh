@@ -28,7 +28,7 @@ struct ForwardStandard {
 
   __device__ __forceinline__ int length_k() const { return step.tile.sequence.length_k; }
   __device__ __forceinline__ int blocks() const { return step.tile.end; }
-  // Where S, or P, of a row of the tile begins.
+  // The address of S, or P, of a row of the tile.
   __device__ __forceinline__ float* row_at(int row) const {
     const QueryTile<C>& t = step.tile;
     return step.p.scores + t.partial_row(step.p, t.query_of(row), t.head_of(row)) * step.p.seqlen_k;

@@ -112,7 +112,7 @@ struct Pipelined {
         }
       }
     }
-    // All has been asked for.
+    // Goes on to the next step once all of this one has been asked for.
     __device__ __forceinline__ void move_on(const MatmulParams& p, const MatmulTile& t) {
       copy_async_commit();
       const int next = next_step<C>(p, t, ahead + C::kDepth);

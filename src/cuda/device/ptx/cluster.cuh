@@ -40,9 +40,9 @@ __device__ __forceinline__ void bulk_send(unsigned to, unsigned from, unsigned b
       "r"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// At a barrier of another block, after reads: of shared memory that the other block's copies are to
-// overwrite. It is no release of what this thread wrote: that (.release.cluster) is a fence of all
-// memory, about 1500 cycles.
+// Arrives at a barrier of another block after it has read shared memory that the other block's
+// copies are to overwrite. It is no release of what this thread wrote: that (.release.cluster) is a
+// fence of all memory, about 1500 cycles.
 __device__ __forceinline__ void mbarrier_arrive_cluster(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -36,7 +36,8 @@ struct KeptBits {
     }
     return kept;
   }
-  // All bits of each half that is kept of the k-th pair of neighbours, two rows by turns.
+  // A mask of the k-th pair of neighbours, two rows by turns: all bits are set of each half that is
+  // kept.
   static __device__ __forceinline__ unsigned halves(unsigned kept, int k) {
     return k % 2 == 0 ? signs_of_bytes<0>(kept << k / 2) : signs_of_bytes<1>(kept << k / 2);
   }

@@ -23,7 +23,7 @@ __device__ __forceinline__ void to_operand(const float (&s)[kCount], unsigned (&
   for (int i = 0; i < kCount / 2; ++i) p[i] = Element::pack(s[2 * i], s[2 * i + 1]);
 }
 
-// In lane t of each quad: word i of lanes 0..3 in, word t of lane i out at i.
+// Transposes 4 x 4 words of a quad of lanes: word i of lane t goes to word t of lane i.
 __device__ __forceinline__ void transpose_quad(unsigned (&w)[4]) {
   const bool high = threadIdx.x & 2, odd = threadIdx.x & 1;
   // Exchange pairs of words with the lane two away, then words with the neighbour.

@@ -27,7 +27,7 @@ struct DqOrder {
   // These count floats.
   static constexpr int kWord = 32 * 4;  // from a word of a thread to its next
   static constexpr int kPiece = kQueries * kPieceColumns;
-  // Where this thread's first word of a piece lies, from the start of the piece.
+  // The offset of this thread's first word of a piece from the start of the piece.
   static __device__ __forceinline__ int thread_at(int piece) {
     return static_cast<int>(threadIdx.x % 128 / 32) * (piece_columns(piece) / 8 * kWord) +
            static_cast<int>(threadIdx.x % 32) * 4;

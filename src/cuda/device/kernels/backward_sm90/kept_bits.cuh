@@ -23,7 +23,7 @@ struct BackwardSm90KeptBits : BackwardSm90Tiles<C> {
     unsigned of[kWords];
   };
 
-  // Where the word of this thread lies, which is that of the same thread in each warpgroup.
+  // The address of the word of this thread, which is that of the same thread in each warpgroup.
   __device__ __forceinline__ unsigned address() const {
     return shared + static_cast<unsigned>(Layout::kKeptAt) + threadIdx.x % 128 * 4;
   }

@@ -135,7 +135,8 @@ struct BackwardSm90ScoreGroup : BackwardSm90Scores<C, Expressions, Slope> {
     const unsigned at = n * Layout::kOwnPieces + static_cast<unsigned>(piece);
     wait(Layout::kEmptyStaged, StagedRing::stage(at), StagedRing::parity(at) ^ 1);
   }
-  // All parts but the first, which takes the place of the rest of the state.
+  // Makes and stages all parts of dQ from kPart on. The first part is made elsewhere, since it
+  // takes the place of the rest of the state.
   template <int kPart>
   __device__ __forceinline__ void finish_dq(State& c, bool mixed, unsigned n) const {
     if constexpr (kPart < Order::kParts) {

@@ -19,8 +19,9 @@ struct BackwardStep {
   // mixed: a query does not see all keys. first, last: of a tile. end: there is no step; each score
   // warpgroup gets one.
   static constexpr int kMixed = 1, kFirst = 2, kLast = 4, kEnd = 8;
-  // Where tiles take turns (schedule/dq_turns.cuh): nobody sees the tile, so it adds zeros and
-  // takes none; bits from kAfterShift on: when the turn comes.
+  // These are set where tiles take turns (schedule/dq_turns.cuh). kUnseen: nobody sees the tile, so
+  // it adds zeros and takes no turn. Bits from kAfterShift on are what the word of the turn is when
+  // it comes.
   static constexpr int kUnseen = 16, kAfterShift = 5;
   int flags, query0, key0, head_q;
   int batch, length_q, length_k;

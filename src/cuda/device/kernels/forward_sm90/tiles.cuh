@@ -213,7 +213,7 @@ struct ForwardSm90Tiles {
     }
   }
 
-  // All blocks of a tile, from there on.
+  // The list of all blocks of a tile, from there on.
   template <class List>
   __device__ __forceinline__ List first_blocks(int slot, int of_consumer, const Work& w) const {
     if constexpr (!Expressions::kHasMask) return List(*this, slot);
