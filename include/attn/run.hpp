@@ -65,8 +65,9 @@ struct Gradients {
   expr::Bindings buffers{};  // f32, shaped as the named buffer of the score: gradient of bias,
                              // slopes, ...; not of scalars; optional. On a GPU those whose
                              // elements many queries or keys share (slopes, tables of distances)
-                             // may differ in the last bit between runs: they are sums by atomics,
-                             // in float64
+                             // may differ in the last bit between runs, as they are sums in
+                             // float64 in no fixed order; PlanOptions::deterministic has them
+                             // summed exactly
 };
 
 // Fills the sizes that `problem` leaves at 0 and a dtype not given from the tensors, and checks all
@@ -112,7 +113,7 @@ void forward(const P& plan, const Inputs& inputs, const Outputs& outputs,
 // FlashAttention-2's algorithm 2) and regenerates the dropout mask. The gradient of LSE enters as
 // D = rowsum(dO * O) - dLSE, since dLSE_i / dT_ij = P_ij; the sink is a part of LSE. K and V
 // gradients of a GQA group are summed over its query heads. Not for paged K, V. Same inputs give
-// the same bits, but for two things on a GPU: dQ without PlanOptions::deterministic, and the
+// the same bits, but for two things on a GPU without PlanOptions::deterministic: dQ, and the
 // gradients of buffers whose elements many queries or keys share (Gradients::buffers). Accuracy,
 // errors and threads are as of forward.
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,

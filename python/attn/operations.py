@@ -76,7 +76,7 @@ def attention(
         threads: Workers on a CPU; 0: as many as there is work for.
         deterministic: Only kernels that give the same bits each time, as all do but some of the
             backward pass on a GPU. Gradients of buffers whose elements many queries or keys share
-            (ALiBi's slopes) are refused there; that of a bias is not.
+            (ALiBi's slopes) are summed exactly there, in 56 bytes of workspace an element.
 
     Masks are joined with "and"; scores change in the order softcap, alibi, bias, score.
 

@@ -1,8 +1,11 @@
-// The workspace that plans ask for: partial results of splits, and the words of blocks of keys
-// where the mask reads buffers.
+// The workspace that plans ask for: partial results of splits, the words of blocks of keys where
+// the mask reads buffers, and sums of the gradients of buffers.
+#include "cuda/backward/workspace.hpp"
+
 #include <gtest/gtest.h>
 
 #include "attn/problem.hpp"
+#include "cuda/backward/config.hpp"
 #include "cuda/forward/config.hpp"
 #include "cuda/forward/parameters.hpp"
 
@@ -72,6 +75,28 @@ TEST(Workspace, HoldsPartialResultsAndWords) {
   constexpr std::int64_t kOdd = 3 * 1 * 1 * 1 * (2 + 1) * 4;
   EXPECT_EQ(bytes("b1_sq1_sk900_h1_d2_f32" + kBlocks, 3) % 8, 0);
   EXPECT_GT(bytes("b1_sq1_sk900_h1_d2_f32" + kBlocks, 3), kOdd);
+}
+
+std::int64_t bytes_backward(const std::string& descriptor, bool deterministic) {
+  return checked_workspace(parse_problem(descriptor), BackwardKernel::simt,
+                           {.arch = kHopper, .deterministic = deterministic});
+}
+
+// LSE and D of each row, then sums: exact ones are of 56 bytes, those of elements of one query and
+// key each in parts of 4.
+TEST(Workspace, HoldsSumsOfBuffers) {
+  constexpr std::int64_t kRows = 2 * 3 * 50 * 8;
+  EXPECT_EQ(bytes_backward("b2_n50_h3_d20_f32", true), kRows);
+  EXPECT_EQ(bytes_backward("b2_n50_h3_d20_alibi_f32", false), kRows + 3 * 8);
+  EXPECT_EQ(bytes_backward("b2_n50_h3_d20_alibi_f32", true), kRows + 3 * 56);
+  for (const bool deterministic : {false, true}) {
+    EXPECT_EQ(bytes_backward("b2_n50_h3_d20_bias2x3x50x50_f32", deterministic), kRows);
+    EXPECT_EQ(bytes_backward("b2_n50_h3_d20_bias1x3x50x50_f32", deterministic),
+              kRows + 2 * 3 * 50 * 50 * 4);
+  }
+  const std::string both = "b2_n50_h3_d20_alibi_bias1x3x50x50_f32";
+  EXPECT_EQ(bytes_backward(both, false), kRows + 3 * 8 + 2 * 3 * 50 * 50 * 4);
+  EXPECT_EQ(bytes_backward(both, true), kRows + 3 * 56 + 2 * 3 * 50 * 50 * 4);
 }
 
 }  // namespace

@@ -89,6 +89,12 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
                     "order and computes S once",
                     name(faster)));
   }
+  if (buffers_config(problem, {}, gradient_names(problem), options.deterministic).exact_sums) {
+    plan.reasons.push_back(
+        fmt::format("deterministic: gradients of buffers whose elements many queries or keys share "
+                    "are summed exactly, in {} bytes of workspace an element instead of {}",
+                    sum_bytes(true), sum_bytes(false)));
+  }
   plan.state = backward_state(plan);
   return plan;
 }
@@ -117,8 +123,9 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
   if (problem.sink) sources.push_back(backward_sink_source());
   if (names.empty()) return sources;
   sources.push_back(backward_clear_source());
-  sources.push_back(backward_source(problem, buffers_config(problem, {}, names), names));
-  sources.push_back(backward_store_source());
+  const BackwardConfig config = buffers_config(problem, {}, names, options.deterministic);
+  sources.push_back(backward_source(problem, config, names));
+  sources.push_back(backward_store_source(config));
   return sources;
 }
 

@@ -45,8 +45,10 @@ core::Size doubles_of_splits(core::Size size, int splits) {
 }
 
 // What the kernel is compiled for in the calls that there may be: tensors may be aligned or not.
-std::vector<BackwardConfig> all_configs(const Problem& p, const std::vector<std::string>& names) {
-  return {buffers_config(p, {}, names), buffers_config(p, {.aligned = false}, names)};
+std::vector<BackwardConfig> all_configs(const Problem& p, const std::vector<std::string>& names,
+                                        bool deterministic) {
+  return {buffers_config(p, {}, names, deterministic),
+          buffers_config(p, {.aligned = false}, names, deterministic)};
 }
 
 LaunchConfig element_launch(std::int64_t count) {
@@ -66,47 +68,50 @@ std::vector<std::string> gradient_names(const Problem& p) {
 }
 
 BackwardConfig buffers_config(const Problem& p, const BackwardTensors& tensors,
-                              const std::vector<std::string>& names) {
+                              const std::vector<std::string>& names, bool deterministic) {
   BackwardConfig config = backward_config(
       takes_tensor_cores(p, tensors) ? BackwardKernel::sm80_buffers : BackwardKernel::simt, p,
       tensors, Gradient::buffers);
   const OwnElements own = own_elements(p.score);
-  config.own_elements = std::ranges::any_of(names, [&](const auto& name) { return own.has(name); });
+  const auto is_own = [&](const std::string& name) { return own.has(name); };
+  config.own_elements = std::ranges::any_of(names, is_own);
+  config.exact_sums = deterministic && !std::ranges::all_of(names, is_own);
   config.reads_batch = own.reads_batch;
   config.reads_head = own.reads_head;
   config.by_position = own.by_position;
   return config;
 }
 
-core::Size buffer_sums_bytes(const Problem& p) {
+core::Size buffer_sums_bytes(const Problem& p, bool deterministic) {
   const std::vector<std::string> names = gradient_names(p);
   if (names.empty()) return 0;
   const OwnElements own = own_elements(p.score);
+  const auto of_sum = static_cast<std::int64_t>(sum_bytes(deterministic));
   core::Size most = 0;
-  for (const BackwardConfig& config : all_configs(p, names)) {
+  for (const BackwardConfig& config : all_configs(p, names, deterministic)) {
     const int splits = num_splits(p, config);
-    core::Size doubles = 0;
+    core::Size bytes = 0;
     for_each_buffer(p, [&](const expr::Buffer& buffer) {
       const core::Size size = buffer.tensor().size();
       if (!own.has(buffer.name())) {
-        doubles = doubles + size;
+        bytes = bytes + size * of_sum;
       } else if (splits > 1) {
-        doubles = doubles + doubles_of_splits(size, splits);
+        bytes = bytes + doubles_of_splits(size, splits) * sizeof(double);
       }
     });
-    most = std::max(most, doubles * sizeof(double));
+    most = std::max(most, bytes);
   }
   return most;
 }
 
-core::Size buffer_blocks(const Problem& p) {
+core::Size buffer_blocks(const Problem& p, bool deterministic) {
   const std::vector<std::string> names = gradient_names(p);
   if (names.empty()) return 0;
-  core::Size most = core::divide_up(buffer_sums_bytes(p), 8 * 256);
+  core::Size most = core::divide_up(buffer_sums_bytes(p, deterministic), 8 * 256);
   for_each_buffer(p, [&](const expr::Buffer& buffer) {
     most = std::max(most, core::divide_up(buffer.tensor().size(), 256));
   });
-  for (const BackwardConfig& config : all_configs(p, names)) {
+  for (const BackwardConfig& config : all_configs(p, names, deterministic)) {
     most = std::max({most, num_tiles(p, config), core::Size(p.batch) * p.heads_q});
   }
   return most;
@@ -127,22 +132,9 @@ void check_buffer_gradients(const Problem& p, const Gradients& gradients) {
   });
 }
 
-void check_deterministic(const Problem& p, const std::vector<std::string>& names) {
-  const OwnElements own = own_elements(p.score);
-  for (const std::string& name : names) {
-    if (own.has(name)) continue;
-    throw Error(ErrorCode::unsupported,
-                fmt::format("deterministic is true and the gradient of the buffer '{}' is asked "
-                            "for, which the cuda backend sums in no fixed order; accepted there "
-                            "are gradients of buffers whose elements are each of one query and "
-                            "one key, as [heads, query, key] of a bias (problem {})",
-                            name, to_string(p)));
-  }
-}
-
 BufferLaunches::BufferLaunches(const Problem& p, const BackwardTensors& tensors,
-                               const std::vector<std::string>& names)
-    : config(buffers_config(p, tensors, names)),
+                               const std::vector<std::string>& names, bool deterministic)
+    : config(buffers_config(p, tensors, names, deterministic)),
       derivatives(p.score, names),
       splits(num_splits(p, config)) {
   const OwnElements owning = own_elements(p.score);
@@ -160,13 +152,14 @@ void BufferLaunches::launch(device::BackwardParams& parameters, std::byte* expre
                             const Context& context) const {
   auto* const first = reinterpret_cast<double*>(sums);
   double* next = first;
+  const auto doubles_of_sum = static_cast<long long>(sum_bytes(config.exact_sums) / sizeof(double));
   core::CallMemory memory;
   std::pmr::vector<BufferTarget> targets(&memory.resource());
-  std::pmr::vector<device::BufferGradientParams> stores(&memory.resource());
+  std::pmr::vector<device::BufferGradientParams<void>> stores(&memory.resource());
   for (std::size_t i = 0; i < gradients.buffers.size(); ++i) {
     const Tensor& to = gradients.buffers[i].second;
     BufferTarget target;
-    device::BufferGradientParams stored{};
+    device::BufferGradientParams<void> stored{};
     stored.to = static_cast<float*>(to.data);
     stored.size = to.size();
     std::ranges::fill(stored.shape, 1);
@@ -181,7 +174,7 @@ void BufferLaunches::launch(device::BackwardParams& parameters, std::byte* expre
     }
     if (!own[i]) {
       stored.sums = target.sums = next;
-      next += size;
+      next += size * doubles_of_sum;
     } else if (splits > 1) {
       stored.elements = target.elements = reinterpret_cast<float*>(next);
       stored.splits = splits;
@@ -193,12 +186,12 @@ void BufferLaunches::launch(device::BackwardParams& parameters, std::byte* expre
     targets.push_back(target);
     stores.push_back(stored);
   }
-  const auto store_all = [&](device::BufferGradientParams& stored) {
+  const auto store_all = [&](device::BufferGradientParams<void>& stored) {
     std::array<void*, 1> argument{&stored};
     if (stored.size == 0) return;
     store->launch(element_launch(stored.size), context.stream, argument.data());
   };
-  const auto is_summed = [](const device::BufferGradientParams& stored) {
+  const auto is_summed = [](const device::BufferGradientParams<void>& stored) {
     return stored.sums != nullptr || stored.splits > 0;
   };
   // What no tile reaches is 0.
@@ -215,7 +208,7 @@ void BufferLaunches::launch(device::BackwardParams& parameters, std::byte* expre
   derivatives.pack(targets, splits, inputs.buffers, packed.data());
   std::array<void*, 3> arguments{&parameters, expressions, packed.data()};
   if (add_launch.grid[0] > 0) add->launch(add_launch, context.stream, arguments.data());
-  for (device::BufferGradientParams& stored : stores) {
+  for (device::BufferGradientParams<void>& stored : stores) {
     if (is_summed(stored)) store_all(stored);
   }
 }

@@ -15,28 +15,27 @@
 namespace attn::cuda {
 
 // What the kernel for the gradients of buffers `names` is compiled for: backward_sm80_buffers, on
-// tensor cores, where it takes the tensors, else backward_simt, in float32.
+// tensor cores, where it takes the tensors, else backward_simt, in float32. deterministic:
+// PlanOptions::deterministic.
 BackwardConfig buffers_config(const Problem& problem, const BackwardTensors& tensors,
-                              const std::vector<std::string>& names);
+                              const std::vector<std::string>& names, bool deterministic);
 // The buffers of the score that may have a gradient: those of floats that are no scalars.
 std::vector<std::string> gradient_names(const Problem& problem);
 
-// What any call of the problem may need for sums: 8 bytes for each element that is added to in
+// What any call of the problem may need for sums: sum_bytes for each element that is added to in
 // memory, and 4 for each element and split of the others, where there are splits.
-core::Size buffer_sums_bytes(const Problem& problem);
+core::Size buffer_sums_bytes(const Problem& problem, bool deterministic);
 // The most blocks of threads of a launch, or of batch entries and heads that one counts.
-core::Size buffer_blocks(const Problem& problem);
+core::Size buffer_blocks(const Problem& problem, bool deterministic);
 
 // Throws Error(unsupported) where the gradient of a buffer is larger than the buffer's declaration,
 // which the workspace of a plan has room for.
 void check_buffer_gradients(const Problem& problem, const Gradients& gradients);
-// Throws Error(unsupported) for one that has no fixed order of sums.
-void check_deterministic(const Problem& problem, const std::vector<std::string>& names);
 
 // The launches of a call; made once for calls of one kind.
 struct BufferLaunches {
   BufferLaunches(const Problem& problem, const BackwardTensors& tensors,
-                 const std::vector<std::string>& names);
+                 const std::vector<std::string>& names, bool deterministic);
 
   // sums: where buffer_sums_bytes are free.
   void launch(device::BackwardParams& parameters, std::byte* expressions, std::byte* sums,

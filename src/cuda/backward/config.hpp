@@ -67,7 +67,8 @@ struct BackwardConfig {
   // Gradients of buffers: whether some are of OwnElements, and what these read
   // (codegen/buffer_gradients.hpp).
   bool own_elements = false, reads_batch = false, reads_head = false, by_position = false;
-  int l2_megabytes = 0;  // one pass: of the heads whose tiles are dealt together
+  bool exact_sums = false;  // others are summed in memory exactly, in any order: Superaccumulator
+  int l2_megabytes = 0;     // one pass: of the heads whose tiles are dealt together
   // One pass: the mask leaves tiles of different lengths. sm90: what blocks of queries see differs
   // between heads, and between batch entries. A score may be -inf.
   bool longest_first = false, mask_heads = false, mask_batches = false, score_hides = false;

@@ -126,7 +126,7 @@ BackwardRun make_run(const Plan& plan, const Asked& asked, const Inputs& inputs,
   run.all_buffers = ExpressionPack(expression_buffers(p.mask, p.score));
   run.printed = run.all_buffers.printed(inputs.buffers);
   run.slope = slope_pack(p.score);
-  run.one_pass_offset = one_pass_offset(p).value();
+  run.one_pass_offset = one_pass_offset(p, plan.deterministic).value();
   std::vector<KernelRequest> requests;
   const auto ask = [&](std::shared_ptr<const Kernel>& made, Source source) {
     requests.push_back({std::move(source), &made});
@@ -159,14 +159,14 @@ BackwardRun make_run(const Plan& plan, const Asked& asked, const Inputs& inputs,
     ask(run.sink.kernel, backward_sink_source());
   }
   if (!run.names.empty()) {
-    if (plan.deterministic) check_deterministic(p, run.names);
-    run.buffers.emplace(BuffersLaunch{.launches = BufferLaunches(p, asked.tensors, run.names)});
+    run.buffers.emplace(
+        BuffersLaunch{.launches = BufferLaunches(p, asked.tensors, run.names, plan.deterministic)});
     BufferLaunches& launches = run.buffers->launches;
     run.buffers->expressions = expression_pack(p.mask, score_expression(p), p.scale(),
                                                backward_precise_math(launches.config));
     ask(launches.clear, backward_clear_source());
     ask(launches.add, backward_source(p, launches.config, run.names, inputs.buffers));
-    ask(launches.store, backward_store_source());
+    ask(launches.store, backward_store_source(launches.config));
   }
   get_kernels(plan.device.index, requests, context);
   if (is_one_pass(kernel)) run.one_pass.main = run.gradients.front().kernel;

@@ -168,7 +168,7 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   // unless every score of a row is saturated (docs/numerics.md, "Extremes").
   const auto form =
       is_scalar(config.kernel) ? expr::TanhSlope::exponentials : expr::TanhSlope::squares;
-  source.text += buffers ? print_buffer_gradients(problem.score, names, bindings)
+  source.text += buffers ? print_buffer_gradients(problem.score, names, config.exact_sums, bindings)
                          : print_slope(problem.score, form, bindings);
   source.text += "namespace attn::device {\n" + print_config(config);
   if (hopper) source.text += print_products(config);
@@ -276,16 +276,20 @@ Source backward_clear_source() {
   return source;
 }
 
-Source backward_store_source() {
+Source backward_store_source(const BackwardConfig& config) {
   Source source;
   source.name = "backward_store";
   source.entry = "attn_backward_store";
-  source.text =
+  source.text = fmt::format(
       "#include \"kernels/backward_buffers.cuh\"\n"
+      "namespace attn::device {{\n"
+      "using Params = BufferGradientParams<{}>;\n"
+      "}}\n"
       "extern \"C\" __global__ void __launch_bounds__(256)\n"
-      "attn_backward_store(const __grid_constant__ attn::device::BufferGradientParams p) {\n"
+      "attn_backward_store(const __grid_constant__ attn::device::Params p) {{\n"
       "  attn::device::store_buffer_gradient(p);\n"
-      "}\n";
+      "}}\n",
+      sum_type(config.exact_sums));
   return source;
 }
 

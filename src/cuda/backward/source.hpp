@@ -29,8 +29,8 @@ Source backward_sm90_words_source(const Problem& problem, const BackwardConfig& 
                                   const expr::Bindings& bindings = {});
 Source backward_one_pass_dq_source(const BackwardConfig& config);
 Source backward_sink_source();
-// Sums of the gradients of buffers: 0 before, float32 after.
+// Sums of the gradients of buffers: 0 before, float32 after. config: of the gradients.
 Source backward_clear_source();
-Source backward_store_source();
+Source backward_store_source(const BackwardConfig& config);
 
 }  // namespace attn::cuda

@@ -16,15 +16,15 @@ core::Size row_terms_bytes(const Problem& p) { return num_rows(p) * sizeof(devic
 
 core::Size num_scores(const Problem& p) { return num_rows(p) * p.seqlen_k; }
 
-core::Size one_pass_offset(const Problem& p) {
+core::Size one_pass_offset(const Problem& p, bool deterministic) {
   constexpr std::int64_t kAlignment = 128;
-  return core::round_up(row_terms_bytes(p) + buffer_sums_bytes(p), kAlignment);
+  return core::round_up(row_terms_bytes(p) + buffer_sums_bytes(p, deterministic), kAlignment);
 }
 
 std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel, const BackwardWish& wish) {
-  core::Size bytes = row_terms_bytes(p) + buffer_sums_bytes(p);
-  core::Size blocks =
-      std::max({core::divide_up(num_rows(p), 4), core::Size(p.heads_q), buffer_blocks(p)});
+  core::Size bytes = row_terms_bytes(p) + buffer_sums_bytes(p, wish.deterministic);
+  core::Size blocks = std::max({core::divide_up(num_rows(p), 4), core::Size(p.heads_q),
+                                buffer_blocks(p, wish.deterministic)});
   // Tensors without a map get backward_sm80, those that are not aligned backward_simt, with tiles
   // of their own.
   const BackwardKernel unmapped = kernel == BackwardKernel::sm90 && wish.kernel.empty()
@@ -35,14 +35,16 @@ std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel, const Ba
     // Which tensors a call brings is not known: those that ask for most.
     const BackwardConfig config =
         backward_config(any, p, {.seqused_q = true, .seqused_k = true}, Gradient::all, wish);
-    bytes = std::max(bytes, one_pass_offset(p) + one_pass_workspace(p, config));
+    bytes = std::max(bytes, one_pass_offset(p, wish.deterministic) + one_pass_workspace(p, config));
     blocks = std::max(blocks, one_pass_blocks(p, config));
   }
   if (kernel == BackwardKernel::flash_attention) {
-    bytes = std::max(bytes, one_pass_offset(p) + num_rows(p) * p.head_dim * sizeof(float));
+    bytes = std::max(
+        bytes, one_pass_offset(p, wish.deterministic) + num_rows(p) * p.head_dim * sizeof(float));
   }
   if (kernel == BackwardKernel::standard) {
-    bytes = std::max(bytes, one_pass_offset(p) + num_scores(p) * (2 * sizeof(float)));
+    bytes = std::max(bytes,
+                     one_pass_offset(p, wish.deterministic) + num_scores(p) * (2 * sizeof(float)));
   }
   for (const BackwardKernel any : {kernel, unmapped, BackwardKernel::simt}) {
     for (const BackwardConfig& config : backward_launches(any, p, {}, {}, wish)) {

@@ -14,7 +14,7 @@ core::Size num_rows(const Problem& problem);
 core::Size row_terms_bytes(const Problem& problem);
 core::Size num_scores(const Problem& problem);  // elements of P
 // The offset, in bytes, at which the last part begins.
-core::Size one_pass_offset(const Problem& problem);
+core::Size one_pass_offset(const Problem& problem, bool deterministic);
 
 // Bytes of all. Throws Error(unsupported) for problems whose memory or grids no GPU has.
 std::int64_t checked_workspace(const Problem& problem, BackwardKernel kernel,

@@ -125,8 +125,13 @@ bool covers_elements(const Problem& p, std::string_view name) {
   return true;
 }
 
+std::string_view sum_type(bool exact) noexcept { return exact ? "Superaccumulator" : "double"; }
+std::size_t sum_bytes(bool exact) noexcept {
+  return exact ? sizeof(device::Superaccumulator) : sizeof(double);
+}
+
 std::string print_buffer_gradients(const Expr& score, const std::vector<std::string>& names,
-                                   const expr::Bindings& bindings) {
+                                   bool exact, const expr::Bindings& bindings) {
   const std::vector<Load> loads = loads_of(score, names);
   std::string members, functions, add, flush, store;
   int in_memory = 0, elements = 0;
@@ -145,7 +150,7 @@ std::string print_buffer_gradients(const Expr& score, const std::vector<std::str
                            indices);
       ++elements;
     } else {
-      members += fmt::format("  GradientSums sums_{};\n", i);
+      members += fmt::format("  GradientSums<{}> sums_{};\n", sum_type(exact), i);
       add += fmt::format("    add_to(pending[{0}], sums_{1}, d_t * factor_{1}({2}){3});\n",
                          in_memory, i, kArguments, indices);
       flush += fmt::format("    flush_warp_to(pending[{}], sums_{});\n", in_memory, i);
@@ -200,7 +205,7 @@ void BufferGradientsPack::pack(std::span<const BufferTarget> targets, int splits
       std::ranges::copy(target.strides, packed.strides);
       put(packed);
     } else {
-      device::GradientSums packed{target.sums, {}};
+      device::GradientSums<void> packed{target.sums, {}};
       std::ranges::copy(sizes, packed.sizes);
       put(packed);
     }
@@ -210,7 +215,7 @@ void BufferGradientsPack::pack(std::span<const BufferTarget> targets, int splits
 std::size_t buffer_gradients_bytes(const Expr& score, const std::vector<std::string>& names) {
   std::size_t bytes = buffers_bytes(expression_buffers({}, score)) + kSplitsBytes;
   for (const Load& load : loads_of(score, names)) {
-    bytes += load.own ? sizeof(device::ElementGradient) : sizeof(device::GradientSums);
+    bytes += load.own ? sizeof(device::ElementGradient) : sizeof(device::GradientSums<void>);
   }
   return bytes;
 }

@@ -55,12 +55,16 @@ bool covers_elements(const Problem& problem, std::string_view name);
 //   };
 //
 // (src/cuda/device/expr/buffer_gradient.cuh) for the gradients of buffers `names`.
+// exact: sums in memory are device::Superaccumulator, else float64.
 std::string print_buffer_gradients(const expr::Expr& score, const std::vector<std::string>& names,
-                                   const expr::Bindings& bindings = {});
+                                   bool exact, const expr::Bindings& bindings = {});
+// The device's type of a sum in memory, and its bytes.
+std::string_view sum_type(bool exact) noexcept;
+std::size_t sum_bytes(bool exact) noexcept;
 
 // Where the gradient of a buffer goes, on the device.
 struct BufferTarget {
-  double* sums = nullptr;  // row-major; of buffers that are added to in memory
+  void* sums = nullptr;  // row-major; of buffers that are added to in memory
   // Where sums is null, the element at an index is elements[split * split_stride + index *
   // strides].
   float* elements = nullptr;

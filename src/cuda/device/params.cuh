@@ -151,9 +151,10 @@ struct BackwardParams : ProblemParams {
 };
 
 // The gradient of a buffer that the score reads, as float32 in the strides asked for: its sums, or
-// the sum of its splits; 0 where there are neither.
+// the sum of its splits; 0 where there are neither. Sum: as of GradientSums.
+template <class Sum>
 struct BufferGradientParams {
-  const double* sums;     // row-major, or null
+  const Sum* sums;        // row-major, or null
   const float* elements;  // [splits][size]
   int splits;
   float* to;

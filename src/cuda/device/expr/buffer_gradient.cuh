@@ -1,12 +1,13 @@
 // Gradients of the buffers that a score reads. An element that one query and one key read is stored
 // by the thread that has them, so its sum has a fixed order (ElementGradient). All others are added
-// to in memory, in float64.
-//
-// The order of additions from different threads varies between runs, so equal inputs give sums that
-// differ in the last bits of float64; rounded to float32 they are equal but for rare cases.
+// to in memory (GradientSums), where the order of additions from different threads varies between
+// runs. In float64 equal inputs give sums that differ in the last bits; rounded to float32 they are
+// equal but for rare cases. A Superaccumulator is exact, so equal inputs give equal bits: what a
+// thread or a warp adds at once is summed in a fixed order.
 #pragma once
 
 #include "expr/gradient_sums.cuh"
+#include "expr/superaccumulator.cuh"
 
 namespace attn::device {
 
@@ -16,14 +17,16 @@ struct PendingSum {
   double sum = 0;
 };
 
-__device__ __forceinline__ void flush_to(PendingSum& pending, const GradientSums& g) {
-  if (pending.element >= 0) atomicAdd(g.sums + pending.element, pending.sum);
+template <class Sum>
+__device__ __forceinline__ void flush_to(PendingSum& pending, const GradientSums<Sum>& g) {
+  if (pending.element >= 0) add_to_sum(g.sums + pending.element, pending.sum);
   pending = {};
 }
 
 // Does the same for a warp whose threads all call it: one addition where all lanes have the same
 // element.
-__device__ __forceinline__ void flush_warp_to(PendingSum& pending, const GradientSums& g) {
+template <class Sum>
+__device__ __forceinline__ void flush_warp_to(PendingSum& pending, const GradientSums<Sum>& g) {
   const long long first = __shfl_sync(~0u, pending.element, 0);
   if (__any_sync(~0u, pending.element != first)) return flush_to(pending, g);
 #pragma unroll
@@ -41,8 +44,8 @@ __device__ __forceinline__ long long index_within(long long size, int index) {
 }
 
 // Adds x to the element at an index; to none outside the buffer.
-template <class... Index>
-__device__ __forceinline__ void add_to(PendingSum& pending, const GradientSums& g, float x,
+template <class Sum, class... Index>
+__device__ __forceinline__ void add_to(PendingSum& pending, const GradientSums<Sum>& g, float x,
                                        Index... index) {
   constexpr int kRank = sizeof...(Index);
   const int indices[kRank] = {index...};

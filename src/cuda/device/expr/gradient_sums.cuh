@@ -3,9 +3,17 @@
 
 namespace attn::device {
 
-// A gradient that is summed in memory: any thread adds to any element.
+// An exact sum of float32 (expr/superaccumulator.cuh). All bytes 0 is the sum 0.
+struct Superaccumulator {
+  unsigned long long words[6];  // two's complement, the lowest first
+  unsigned infinities, unused;  // what was added of them: 1 for +inf, 2 for -inf, 3 for NaN
+};
+
+// A gradient that is summed in memory: any thread adds to any element. Sum: double, or
+// Superaccumulator where the order of additions must not matter; void: one of them.
+template <class Sum>
 struct GradientSums {
-  double* sums;        // row-major
+  Sum* sums;           // row-major
   long long sizes[4];  // of the dimensions; 1: any index is good
 };
 

@@ -3,6 +3,7 @@
 // Grid: as many blocks of 256 threads as there are elements.
 #pragma once
 
+#include "expr/superaccumulator.cuh"
 #include "params.cuh"
 
 namespace attn::device {
@@ -13,11 +14,13 @@ __device__ __forceinline__ long long element_of_thread() {
   return static_cast<long long>(blockIdx.x) * kBackwardBuffersThreads + threadIdx.x;
 }
 
+// Sums of any type, as so many float64.
 __device__ __forceinline__ void clear_sums(double* sums, long long size) {
   if (element_of_thread() < size) sums[element_of_thread()] = 0;
 }
 
-__device__ __forceinline__ void store_buffer_gradient(const BufferGradientParams& p) {
+template <class Sum>
+__device__ __forceinline__ void store_buffer_gradient(const BufferGradientParams<Sum>& p) {
   const long long element = element_of_thread();
   if (element >= p.size) return;
   long long rest = element, at = 0;
@@ -26,7 +29,7 @@ __device__ __forceinline__ void store_buffer_gradient(const BufferGradientParams
     at += rest % p.shape[d] * p.strides[d];
     rest /= p.shape[d];
   }
-  double sum = p.sums != nullptr ? p.sums[element] : 0;
+  double sum = p.sums != nullptr ? rounded(p.sums[element]) : 0;
   for (int split = 0; split < p.splits; ++split) sum += p.elements[split * p.size + element];
   p.to[at] = static_cast<float>(sum);
 }

@@ -41,6 +41,9 @@ inline float __int_as_float(int x) { return attn_bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return attn_bits<float>(x); }
 inline int __vimin3_s32(int a, int b, int c) { return std::min(a, std::min(b, c)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline int __clzll(long long x) {
+  return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline float __fadd_rn(float a, float b) { return a + b; }
