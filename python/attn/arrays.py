@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from . import nvrtc
+from .errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,13 +25,22 @@ def export(array: Any, name: str) -> Any:
     """The DLPack capsule of an array, the argument `name` of a call. Its library has the data ready
     in the stream of `stream`.
     """
-    try:
-        device_type, _ = array.__dlpack_device__()
-    except AttributeError:
+    if not hasattr(array, "__dlpack_device__"):
         raise TypeError(
             f"{name} is a {type(array).__name__}, which shows no memory; accepted are arrays with "
             "data, and tracers of JAX in attn.jax"
-        ) from None
+        )
+    try:
+        return _capsule(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{name} is a {type(array).__name__} that shows no memory ({error}); accepted are "
+            "strided arrays in memory"
+        ) from error
+
+
+def _capsule(array: Any) -> Any:
+    device_type, _ = array.__dlpack_device__()
     arguments: dict[str, Any] = {}
     if device_type in (2, 13):  # CUDA, CUDA managed
         # -1: the work goes into the library's own stream, nothing has to wait.
@@ -56,8 +66,46 @@ def stream(array: Any) -> int:
 
 def records_gradients(tensor: Any) -> bool:
     """Whether PyTorch would record what happens to a tensor that requires a gradient."""
-    torch = sys.modules.get(_library(tensor))
-    return torch is None or bool(torch.is_grad_enabled())
+    return bool(sys.modules["torch"].is_grad_enabled())
+
+
+def has_tangent(tensor: Any) -> bool:
+    """Whether a tensor of PyTorch has a tangent of forward-mode differentiation."""
+    return sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def more_than_number(value: Any) -> str:
+    """What an array without dimensions has beside its number, in words; "" where that is nothing.
+
+    PyTorch and JAX follow a derivative from it into what is computed of it, and an array of
+    numpy.ma may hold no number at all: a number that is read from it would lose that.
+    """
+    torch, jax, ma = (sys.modules.get(name) for name in ("torch", "jax", "numpy.ma"))
+    if ma is not None and isinstance(value, ma.MaskedArray):
+        return "has a mask"
+    if jax is not None and isinstance(value, jax.core.Tracer):
+        return "is traced by JAX"
+    if torch is None or not isinstance(value, torch.Tensor):
+        return ""
+    if is_transformed(value):
+        return "is within a transform of torch.func"
+    if has_tangent(value):
+        return "has a tangent of forward-mode differentiation"
+    return "requires a gradient" if value.requires_grad and torch.is_grad_enabled() else ""
+
+
+def is_transformed(tensor: Any) -> bool:
+    """Whether a tensor of PyTorch is one of vmap's, grad's or another transform of torch.func."""
+    return bool(sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def is_traced() -> bool:
+    """Whether PyTorch writes down the operators that run now, by torch.jit.trace or make_fx."""
+    torch = sys.modules["torch"]
+    if torch._C._get_tracing_state() is not None:
+        return True
+    proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return proxies is not None and proxies.get_proxy_mode() is not None
 
 
 def empty(like: Any, shape: tuple[int, ...], float32: bool) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import refusal
+from .arrays import more_than_number
 
 BOOL, INT, FLOAT = 0, 1, 2
 TYPE_NAMES = ("boolean", "int32", "float32")
@@ -37,4 +38,6 @@ def is_number(array: Any) -> bool:
     module = type(array).__module__
     if module == "numpy" or refusal.is_compiling():
         return module == "numpy"
-    return module == "torch" and array.device.type == "cpu" and not array.requires_grad
+    if module != "torch" or array.device.type != "cpu" or array.requires_grad:
+        return False
+    return not more_than_number(array)

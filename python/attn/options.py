@@ -6,7 +6,7 @@ from math import isfinite
 from operator import index
 
 from . import _attn
-from .arrays import records_gradients
+from .arrays import more_than_number
 from .errors import InvalidArgument
 from .formula import Formula
 
@@ -25,19 +25,26 @@ MASK_ARRAY = "_allowed"
 HEAD_SLOPES = "_head_slopes"
 
 
-def _has_no_gradient(name: str, value: Any) -> None:
-    """Refuses a tensor that is read as a number, whose gradient would be dropped."""
-    if getattr(value, "requires_grad", False) and records_gradients(value):
+def refuse_more_than_number(name: str, value: Any) -> None:
+    """Refuses an array that is read as a number but has more than it, as a gradient to record."""
+    if more := more_than_number(value):
         raise InvalidArgument(
-            f"{name} is a tensor that requires a gradient, which is not recorded of {name}; "
-            "accepted are numbers, and in attn.torch a score that reads the tensor, as in "
-            "lambda s: s.score * tensor"
+            f"{name} is a {type(value).__name__} that {more}, which a number would lose; accepted "
+            "is a number, and in attn.torch a score that reads a tensor which requires a gradient, "
+            "as in lambda s: s.score * tensor"
         )
+
+
+def _integer(name: str, value: Any) -> int:
+    """As operator.index, of which vmap of torch.func gives a RuntimeError."""
+    if type(value) is not int:
+        refuse_more_than_number(name, value)
+    return index(value)
 
 
 def _number(name: str, value: Any) -> str:
     """As the descriptor reads it back, bit for bit."""
-    _has_no_gradient(name, value)
+    refuse_more_than_number(name, value)
     try:
         number = float(value)
         if isfinite(number):
@@ -49,7 +56,7 @@ def _number(name: str, value: Any) -> str:
 
 def _size(name: str, value: Any) -> int:
     try:
-        size = index(value)
+        size = _integer(name, value)
         if 0 <= size < 2**31:
             return size
     except TypeError:
@@ -61,6 +68,7 @@ def _is_set(name: str, value: Any) -> bool:
     """A flag. Text such as "false" would be true."""
     if isinstance(value, str) or (hasattr(value, "shape") and value.shape != ()):
         raise InvalidArgument(f"{name} is {value!r}; accepted is True or False")
+    refuse_more_than_number(name, value)
     return bool(value)
 
 
@@ -89,7 +97,7 @@ def _scalar(name: str, array: Array) -> int | float | None:
             f"{name} is a number in the memory of a GPU; accepted are numbers of Python and of "
             "CPU memory"
         )
-    _has_no_gradient(name, array)
+    refuse_more_than_number(name, array)
     value: int | float = array.item()
     return value
 
@@ -99,8 +107,11 @@ _FAR = 2**31 - 1  # no sequence is longer
 
 def _window(window: Any) -> str:
     try:
-        left, right = window
-        left, right = (-1 if side is None else min(index(side), _FAR) for side in (left, right))
+        left, right = (
+            -1 if side is None else min(_integer("window", side), _FAR) for side in window
+        )
+    except InvalidArgument:
+        raise
     except (TypeError, ValueError):
         raise InvalidArgument(
             f"window is {window!r}; accepted is (left, right): keys before and after the query's "
@@ -122,7 +133,9 @@ def rng_state(dropout: float, rng: Any) -> tuple[int, int, Array | None]:
         return 0, 0, rng
     try:
         seed, offset = (rng, 0) if hasattr(rng, "__index__") else rng
-        seed, offset = index(seed), index(offset)
+        seed, offset = _integer("rng", seed), _integer("rng", offset)
+    except InvalidArgument:
+        raise
     except (TypeError, ValueError):
         seed = offset = -1
     if not (0 <= seed < 2**64 and 0 <= offset < 2**64):
@@ -181,7 +194,8 @@ class _Problem:
         self.buffers: dict[str, Array] = {}
         self.declared: set[str] = set()  # those that have a token of their own
 
-    def declare(self, name: str, array: Array | float) -> None:
+    def declare(self, name: str, array: Array | float, argument: str = "") -> None:
+        """argument: what the caller knows the array by, its name where that is left out."""
         value = array if isinstance(array, (int, float)) else _scalar(name, array)
         keep(self.buffers, name, array if value is None else value)
         if name in self.declared:
@@ -190,7 +204,7 @@ class _Problem:
         if value is not None:
             self.tokens.append(f"scalar({name}:{'i32' if isinstance(value, int) else 'f32'})")
         else:
-            self.tokens.append(f"buffer({name}:{_attn.signature(name, array)})")
+            self.tokens.append(f"buffer({name}:{_attn.signature(argument or name, array)})")
 
     def formulas(self, mask: Any, score: Any) -> tuple[str, str]:
         """Texts of both, "" where there is none; what they read is declared."""
@@ -235,7 +249,7 @@ class _Problem:
                 f"alibi has shape {tuple(slopes.shape)}; accepted is [heads_q] or [batch, heads_q]"
             )
         if rank == 2:
-            self.declare(HEAD_SLOPES, slopes)
+            self.declare(HEAD_SLOPES, slopes, "alibi")
             self.tokens.append(
                 f"score(score - {HEAD_SLOPES}[batch, head] * abs(to_float(position - key)))"
             )
@@ -257,7 +271,13 @@ class _Problem:
 # Options without tensors, by their keywords. A program uses few, each many times.
 _KNOWN: dict[tuple[Any, ...], _attn.Options] = {}
 _MOST_KNOWN = 4096
-_PLAIN = (bool, int, float, str, tuple, type(None))
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the value is known by its hash: a tensor, also one of a window, may change."""
+    several = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(one, _PLAIN) for one in several)
 
 
 def make_options(**keywords: Unpack[Options]) -> _attn.Options:
@@ -268,7 +288,7 @@ def make_options(**keywords: Unpack[Options]) -> _attn.Options:
     except (KeyError, TypeError):  # TypeError: an array of NumPy has no hash
         pass
     made = _make_options(**keywords)
-    if all(isinstance(value, _PLAIN) for value in keywords.values()) and "rng" not in keywords:
+    if all(map(_is_plain, keywords.values())) and "rng" not in keywords:
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         _KNOWN[key] = made
@@ -359,8 +379,8 @@ def _make_options(
         tensors,
         problem.buffers,
         heads_first,
-        _size("max_seqlen_q", max_seqlen_q or 0),
-        _size("max_seqlen_k", max_seqlen_k or 0),
+        _size("max_seqlen_q", 0 if max_seqlen_q is None else max_seqlen_q),
+        _size("max_seqlen_k", 0 if max_seqlen_k is None else max_seqlen_k),
         seed,
         offset,
         _choice("backend", backend),

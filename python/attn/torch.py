@@ -15,7 +15,7 @@ import torch
 import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as _are_transforms_active
-from torch._C import _is_any_autocast_enabled
+from torch._C import _get_tracing_state, _is_any_autocast_enabled, _len_torch_dispatch_stack
 from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
@@ -134,18 +134,20 @@ def attention(
             return made
         if made is not None and not (made.has_arrays or _are_transforms_active()):
             return _apply_plain(made, q, k, v)
+    is_compiling = torch.compiler.is_compiling()
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise TypeError(
                 f"{name} is a {type(tensor).__name__}; accepted are tensors of PyTorch, and in "
                 "attn.attention arrays of other libraries"
             )
-    is_compiling = torch.compiler.is_compiling()
-    if not is_compiling and any(map(_is_wrapped, (q, k, v))):
-        raise Unsupported(
-            "q, k or v is within a transform of torch.func; accepted are torch.autograd, and a "
-            "dimension of the batch in place of vmap"
-        )
+        if tensor.layout is not torch.strided:
+            raise InvalidArgument(
+                f"{name} has the layout {tensor.layout}; accepted is torch.strided, and "
+                "cu_seqlens for sequences of several lengths"
+            )
+    if not is_compiling and _are_transforms_active():
+        _refuse_transformed({"q": q, "k": k, "v": v, **options})
     if is_compiling or _is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     if is_compiling or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
@@ -157,13 +159,11 @@ def attention(
             rng = rng.to(q.device)
         options["dropout"] = dropout
         options["rng"] = rng
-    if is_compiling or not _is_plain(q):
+    if is_compiling or not _is_plain(q) or _is_observed():
         out, lse = torch_ops.attention(q, k, v, **options)
         return (out, lse) if return_lse else out
     if made is None:
         made = make_options(**options)
-    if _forward_ad._current_level >= 0:
-        _refuse_tangents({"q": q, "k": k, "v": v, **made.tensors, **made.buffers})
     if torch.is_grad_enabled():
         tensors = _that_require_grad(made) if made.has_arrays else {}
         if q.requires_grad or k.requires_grad or v.requires_grad or tensors:
@@ -176,13 +176,18 @@ def attention(
     return result if return_lse else result[0]
 
 
-def _refuse_tangents(tensors: dict[str, Any]) -> None:
-    for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and _forward_ad.unpack_dual(tensor).tangent is not None:
+def _refuse_transformed(arguments: dict[str, Any]) -> None:
+    for name, tensor in arguments.items():
+        if isinstance(tensor, Tensor) and _is_wrapped(tensor):
             raise Unsupported(
-                f"{name} has a tangent of forward-mode differentiation, which would be lost; "
-                "accepted are torch.autograd's gradients"
+                f"{name} is within a transform of torch.func; accepted are torch.autograd, and a "
+                "dimension of the batch in place of vmap"
             )
+
+
+def _is_observed() -> bool:
+    """Whether a mode of PyTorch or torch.jit.trace follows the operators that run."""
+    return bool(_len_torch_dispatch_stack()) or _get_tracing_state() is not None
 
 
 def _that_require_grad(made: _attn.Options) -> dict[str, Tensor]:

@@ -58,7 +58,15 @@ struct Kind {
   const dlpack::ExchangeApi* api = nullptr;  // null: it has none
   bool is_pytorch = false;                   // torch.Tensor, or a class of it
   bool is_plain = false;                     // torch.Tensor or torch.nn.Parameter themselves
+  bool is_masked = false;                    // numpy.ma.MaskedArray, or a class of it
 };
+
+// Whether `type` is, or derives from, a class of a module that the program may have imported.
+bool derives_from(nb::handle type, const char* module, const char* name) {
+  const nb::object modules = nb::module_::import_("sys").attr("modules");
+  const nb::object found = modules.attr("get")(module);
+  return !found.is_none() && PyObject_IsSubclass(type.ptr(), found.attr(name).ptr()) == 1;
+}
 
 Kind kind_of_new(nb::handle type) {
   Kind kind{.type = nb::borrow(type)};
@@ -68,12 +76,12 @@ Kind kind_of_new(nb::handle type) {
     if (kind.api == nullptr) PyErr_Clear();
     if (kind.api != nullptr && kind.api->header.version.major != 1) kind.api = nullptr;
   }
-  const nb::object modules = nb::module_::import_("sys").attr("modules");
-  const nb::object torch = modules.attr("get")("torch");
-  if (kind.api == nullptr || torch.is_none()) return kind;
-  const nb::object tensor = torch.attr("Tensor");
-  kind.is_pytorch = PyObject_IsSubclass(type.ptr(), tensor.ptr()) == 1;
-  kind.is_plain = type.is(tensor) || type.is(torch.attr("nn").attr("Parameter"));
+  kind.is_masked = derives_from(type, "numpy.ma", "MaskedArray");
+  kind.is_pytorch = kind.api != nullptr && derives_from(type, "torch", "Tensor");
+  if (kind.is_pytorch) {
+    const nb::object torch = nb::module_::import_("torch");
+    kind.is_plain = type.is(torch.attr("Tensor")) || type.is(torch.attr("nn").attr("Parameter"));
+  }
   return kind;
 }
 
@@ -160,8 +168,12 @@ Tensor tensor_of_dlpack(std::string_view name, const dlpack::DLTensor& from, nb:
 }
 
 // With the reason that its library gave: the first line of the Python error that is set.
-[[noreturn]] void refuse_view(std::string_view name, nb::handle object) {
+[[noreturn]] void refuse_view(std::string_view name, nb::handle object, const Kind& kind) {
   const nb::python_error error;
+  if (kind.is_pytorch && nb::cast<bool>(arrays().attr("is_transformed")(object))) {
+    refuse(std::string(name) + " is within a transform of torch.func, of which its memory tells " +
+           "nothing; accepted are tensors outside of one");
+  }
   const std::string reason = nb::str(error.value()).c_str();
   refuse(std::string(name) + " is a " + class_of(object) + " that shows no memory (" +
          reason.substr(0, reason.find('\n')) + "); accepted are strided arrays in memory");
@@ -186,11 +198,11 @@ Array exchange_view(std::string_view name, nb::handle object, const Kind& kind) 
               .object = nb::borrow(object)};
   if (api.view_of_object != nullptr) {
     dlpack::DLTensor view{};
-    if (api.view_of_object(object.ptr(), &view) != 0) refuse_view(name, object);
+    if (api.view_of_object(object.ptr(), &view) != 0) refuse_view(name, object, kind);
     array.tensor = tensor_of_dlpack(name, view, object);
   } else {
     dlpack::ManagedTensorVersioned* managed = nullptr;
-    if (api.managed_from_object(object.ptr(), &managed) != 0) refuse_view(name, object);
+    if (api.managed_from_object(object.ptr(), &managed) != 0) refuse_view(name, object, kind);
     array.imported = nb::capsule(managed, [](void* p) noexcept {
       auto* owned = static_cast<dlpack::ManagedTensorVersioned*>(p);
       owned->deleter(owned);
@@ -363,8 +375,11 @@ Array numpy_allocate(const Array& like, ResultType type, const std::vector<std::
 }  // namespace
 
 Array view(std::string_view name, nb::handle object) {
-  if (const Kind& kind = kind_of(object.type()); kind.api != nullptr) {
-    return exchange_view(name, object, kind);
+  const Kind& kind = kind_of(object.type());
+  if (kind.api != nullptr) return exchange_view(name, object, kind);
+  if (kind.is_masked) {
+    refuse(std::string(name) + " is a " + class_of(object) +
+           ", whose mask would not be read; accepted are arrays without one, as its filled() is");
   }
   if (const nb::object capsule = find(object, names().array_struct); capsule.is_valid()) {
     return numpy_view(name, object, capsule);
@@ -415,6 +430,13 @@ Array allocate(const Array& like, ResultType type, const std::vector<std::int64_
                                                    type == ResultType::float32));
   }
   throw Error(ErrorCode::internal, "an array of unknown source");
+}
+
+void note_written(const Array& array) {
+  // Never freed: Python may be gone by then.
+  static const nb::handle increment =
+      nb::object(nb::module_::import_("torch.autograd.graph").attr("increment_version")).release();
+  if (array.is_pytorch) increment(array.object);
 }
 
 nb::object finished(const Array& like, const Array& made) {

@@ -50,6 +50,9 @@ bool requires_grad(nb::handle tensor);
 // float32.
 enum class ResultType : std::uint8_t { as_like, float32 };
 Array allocate(const Array& like, ResultType type, const std::vector<std::int64_t>& shape);
+// Tells PyTorch that a tensor of the caller's was written, so that a gradient which needs what it
+// held before is refused.
+void note_written(const Array& array);
 // What the caller receives for an array of allocate(): JAX arrays, for one, are made at the end.
 nb::object finished(const Array& like, const Array& made);
 

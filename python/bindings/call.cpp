@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "pytorch.hpp"
 
 namespace attn::python {
 
@@ -27,15 +28,23 @@ bool is_alibi(std::string_view name, const Tensor& tensor, const std::string& pr
   return problem.find("hq" + std::to_string(tensor.shape[0]) + "_alibi") != std::string::npos;
 }
 
+// What the caller knows a buffer of attn/options.py by.
+std::string_view argument_of(std::string_view buffer, const std::string& problem) {
+  if (buffer == "_allowed") return "mask";
+  const bool is_slopes = buffer == "slopes" && problem.find("_alibi") != std::string::npos;
+  return buffer == "_head_slopes" || is_slopes ? "alibi" : buffer;
+}
+
 }  // namespace
 
 Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Recording recording)
     : options_(options),
-      check_gradient_(recording),
+      check_derivative_(recording),
       plan_options_(options.plan),
       q_(input("q", q)),
       k_(input("k", k)),
       v_(input("v", v)) {
+  check_trace(recording);
   if (!is_floating(q_.tensor.dtype)) {
     throw Error(ErrorCode::invalid_argument,
                 "q is " + to_string(q_.tensor) + "; accepted are f32, bf16, f16 and f64");
@@ -48,14 +57,21 @@ Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Rec
   take_buffers(options.buffers);
 }
 
-void GradientCheck::operator()(std::string_view name, const Array& array) {
+void DerivativeCheck::operator()(std::string_view name, const Array& array) {
   // Never freed: Python may be gone by then.
   static const nb::handle records =
       nb::object(nb::module_::import_("attn.arrays").attr("records_gradients")).release();
-  if (recording_ == Recording::done_by_caller || !array.is_pytorch ||
-      !requires_grad(array.object)) {
-    return;
+  static const nb::handle has_tangent =
+      nb::object(nb::module_::import_("attn.arrays").attr("has_tangent")).release();
+  if (!array.is_pytorch) return;
+  if (!is_forward_mode_) is_forward_mode_ = pytorch::is_forward_mode();
+  if (*is_forward_mode_ && nb::cast<bool>(has_tangent(array.object))) {
+    throw Error(ErrorCode::unsupported,
+                std::string(name) +
+                    " has a tangent of forward-mode differentiation, which would be lost; accepted "
+                    "are torch.autograd's gradients");
   }
+  if (recording_ == Recording::done_by_caller || !requires_grad(array.object)) return;
   if (!records_gradients_) records_gradients_ = nb::cast<bool>(records(array.object));
   if (*records_gradients_) {
     throw Error(ErrorCode::invalid_argument,
@@ -65,9 +81,18 @@ void GradientCheck::operator()(std::string_view name, const Array& array) {
   }
 }
 
+// A trace would hold the call's result as a constant.
+void Call::check_trace(Recording recording) const {
+  if (recording == Recording::done_by_caller || !q_.is_pytorch || !pytorch::is_observed()) return;
+  if (!nb::cast<bool>(nb::module_::import_("attn.arrays").attr("is_traced")())) return;
+  throw Error(ErrorCode::unsupported,
+              "q is a tensor in a trace of PyTorch (torch.jit.trace, make_fx), which this call "
+              "would be missing from; accepted is attn.torch");
+}
+
 Array Call::input(std::string_view name, nb::handle object) {
   Array array = view(name, object);
-  check_gradient_(name, array);
+  check_derivative_(name, array);
   return array;
 }
 
@@ -91,7 +116,7 @@ void Call::take_buffers(const nb::dict& buffers) {
       inputs_.buffers.emplace_back(name, scalar(name, value));
       continue;
     }
-    Array array = input(name, value);
+    Array array = input(argument_of(name, options_.problem), value);
     if (name == "_allowed") check_mask(array.tensor);  // attn/options.py, MASK_ARRAY
     if (name == "_head_slopes" || is_alibi(name, array.tensor, options_.problem)) {
       check_alibi(array.tensor);
@@ -187,7 +212,7 @@ Array Call::result(std::string_view name, nb::handle given, ResultType type,
                    const std::vector<std::int64_t>& shape) {
   if (given.is_none()) return allocate(q_, type, shape);
   Array array = writable_view(name, given);
-  check_gradient_(name, array);
+  check_derivative_(name, array);
   return array;
 }
 

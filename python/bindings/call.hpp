@@ -38,15 +38,17 @@ Tensor* member(Inputs& inputs, std::string_view name);
 // Whether a call refuses tensors that PyTorch would record a gradient of, because nothing would.
 enum class Recording : std::uint8_t { refused, done_by_caller };
 
-// Refuses tensors of PyTorch, in calls that record no gradient, whose gradient would be recorded.
-class GradientCheck {
+// Refuses tensors of PyTorch whose derivative a call would lose: a tangent of forward mode, which
+// no call carries on, and, in calls that record no gradient, one that would be recorded.
+class DerivativeCheck {
  public:
-  explicit GradientCheck(Recording recording) : recording_(recording) {}
+  explicit DerivativeCheck(Recording recording) : recording_(recording) {}
   void operator()(std::string_view name, const Array& array);
 
  private:
   Recording recording_;
-  std::optional<bool> records_gradients_;  // asked once a call
+  std::optional<bool> records_gradients_;  // each asked once a call
+  std::optional<bool> is_forward_mode_;
 };
 
 class Call {
@@ -61,7 +63,7 @@ class Call {
   // library then refuses.
   std::vector<std::int64_t> o_shape() const;
   std::vector<std::int64_t> lse_shape() const;
-  // An array that the call reads. Refused where PyTorch would have to record a gradient.
+  // An array that the call reads. Refused where PyTorch would have to follow a derivative.
   Array input(std::string_view name, nb::handle object);
   // A result: the array that was given, or a new one like q.
   Array result(std::string_view name, nb::handle given, ResultType type,
@@ -82,6 +84,7 @@ class Call {
   const Array& buffer(std::string_view name) const;
 
  private:
+  void check_trace(Recording recording) const;
   void take_tensors(const nb::dict& tensors);
   void take_buffers(const nb::dict& buffers);
   void check_mask(const Tensor& mask) const;
@@ -89,7 +92,7 @@ class Call {
   Tensor scalar(std::string_view name, nb::handle number);
 
   const Options& options_;
-  GradientCheck check_gradient_;
+  DerivativeCheck check_derivative_;
   PlanOptions plan_options_;
   Inputs inputs_;
   Array q_, k_, v_;

@@ -49,6 +49,8 @@ nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle
     const nb::gil_scoped_release released;
     run_forward(*plan, call.inputs(), outputs, context);
   }
+  if (!out.is_none()) note_written(o_array);
+  if (!lse.is(Py_True) && !lse.is(Py_False)) note_written(lse_array);
   return nb::make_tuple(finished(call.q(), o_array), outputs.lse.given()
                                                          ? finished(call.q(), lse_array)
                                                          : nb::object(nb::none()));
@@ -125,8 +127,10 @@ nb::tuple recorded_backward(nb::handle ctx, nb::object d_out) {
   return nb::make_tuple(nb::none(), found[0], found[1], found[2]);
 }
 
-// How many of q, k and v are to have a gradient recorded; negative where one is no plain tensor.
+// How many of q, k and v are to have a gradient recorded; negative where one is no plain tensor or
+// the call is to be seen as an operator.
 int recorded(nb::handle q, nb::handle k, nb::handle v) {
+  if (!is_plain_tensor(q) || pytorch::is_observed()) return -1;
   const bool records = pytorch::records_gradients();
   int count = 0;
   for (const nb::handle tensor : {q, k, v}) {
@@ -177,10 +181,10 @@ nb::tuple merge(const std::vector<std::pair<nb::object, nb::object>>& parts) {
   std::vector<Array> arrays;
   arrays.reserve(2 * parts.size());
   std::vector<Outputs> outputs;
-  GradientCheck check_gradient(Recording::refused);
+  DerivativeCheck check_derivative(Recording::refused);
   for (const auto& [o, lse] : parts) {
-    check_gradient("out", arrays.emplace_back(view("out", o)));
-    check_gradient("lse", arrays.emplace_back(view("lse", lse)));
+    check_derivative("out", arrays.emplace_back(view("out", o)));
+    check_derivative("lse", arrays.emplace_back(view("lse", lse)));
     outputs.push_back(
         {.o = arrays[arrays.size() - 2].tensor, .lse = arrays[arrays.size() - 1].tensor});
   }
@@ -259,8 +263,11 @@ void write_dropout_mask(nb::handle kept, double probability, std::uint64_t seed,
   problem.dropout = {probability, seed, offset, state.tensor.given()};
   Context context;
   context.stream = current_stream(array);
-  const nb::gil_scoped_release released;
-  dropout_mask(problem, array.tensor, state.tensor, context);
+  {
+    const nb::gil_scoped_release released;
+    dropout_mask(problem, array.tensor, state.tensor, context);
+  }
+  note_written(array);
 }
 
 // "f32:8x64", as a descriptor declares a buffer.

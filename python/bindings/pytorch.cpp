@@ -116,4 +116,35 @@ bool records_gradients() {
   return !f.complete || f.grad_mode();
 }
 
+bool is_observed() {
+  // Never freed: Python may be gone by then.
+  static PyObject* const core = PyImport_ImportModule("torch._C");
+  const auto function = [](const char* name) {
+    return core == nullptr ? nullptr : PyObject_GetAttrString(core, name);
+  };
+  static PyObject* const modes = function("_len_torch_dispatch_stack");
+  static PyObject* const trace = function("_get_tracing_state");
+  const auto answers = [](PyObject* asked, PyObject* nothing) {
+    PyObject* const answer = asked == nullptr ? nullptr : PyObject_CallNoArgs(asked);
+    const bool is_something =
+        answer != nullptr && PyObject_RichCompareBool(answer, nothing, Py_EQ) == 0;
+    if (PyErr_Occurred() != nullptr) PyErr_Clear();
+    Py_XDECREF(answer);
+    return is_something;
+  };
+  static PyObject* const zero = PyLong_FromLong(0);
+  return answers(modes, zero) || answers(trace, Py_None);
+}
+
+bool is_forward_mode() {
+  // Never freed: Python may be gone by then.
+  static PyObject* const module = PyImport_ImportModule("torch.autograd.forward_ad");
+  static PyObject* const name = PyUnicode_InternFromString("_current_level");
+  PyObject* const level = module == nullptr ? nullptr : PyObject_GetAttr(module, name);
+  const bool is_none = level != nullptr && PyLong_Check(level) && PyLong_AsLong(level) < 0;
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  Py_XDECREF(level);
+  return !is_none;  // a PyTorch that says nothing is asked for each tensor
+}
+
 }  // namespace attn::python::pytorch

@@ -59,7 +59,7 @@ def test_dlpack_on_another_device():
         def __dlpack__(self, **arguments):
             raise BufferError("not here")
 
-    with pytest.raises(BufferError):
+    with pytest.raises(attn.InvalidArgument, match=r"q is a Elsewhere .* \(not here\); accepted"):
         attn.attention(Elsewhere(X), X, X)
 
 
@@ -74,6 +74,70 @@ def test_strides():
     many = np.broadcast_to(one, X.shape)
     np.testing.assert_array_equal(
         attn.attention(X, many, many, causal=True), attn.attention(X, one, one, causal=True)
+    )
+
+
+def added(table):
+    return lambda s: s.score + table[s.key]
+
+
+# What an array of numpy.ma hides would be read as if it were there.
+MASKED = {
+    "q": lambda masked: attn.attention(masked(X), X, X),
+    "k": lambda masked: attn.attention(X, masked(X), X),
+    "out": lambda masked: attn.attention(X, X, X, out=masked(X)),
+    "mask": lambda masked: attn.attention(X, X, X, mask=masked(np.ones((9, 9), bool))),
+    "bias": lambda masked: attn.attention(X, X, X, bias=masked(X[0, :, 0, :9])),
+    "alibi": lambda masked: attn.attention(X, X, X, alibi=masked(X[0, 0, :, 0])),
+    "seqused_k": lambda masked: attn.attention(X, X, X, seqused_k=masked(np.ones(2, np.int32))),
+    "rng": lambda masked: attn.attention(X, X, X, dropout=0.1, rng=masked(np.ones(2, np.int64))),
+    "block_mask": lambda masked: attn.attention(
+        X, X, X, mask=attn.block_mask(masked(np.ones((9, 9), bool)), 1, 1)
+    ),
+    "t0": lambda masked: attn.attention(X, X, X, score=added(masked(X[0, 0, 0]))),
+    "w": lambda masked: attn.attention(X, X, X, score=attn.Formula("score*w", w=masked(1.0))),
+    "scale": lambda masked: attn.attention(X, X, X, scale=masked(1.0)),
+    "softcap": lambda masked: attn.attention(X, X, X, softcap=masked(1.0)),
+    "causal": lambda masked: attn.attention(X, X, X, causal=masked(True)),
+    "window": lambda masked: attn.attention(X, X, X, window=(masked(1), 0)),
+    "threads": lambda masked: attn.attention(X, X, X, threads=masked(1)),
+    "dropout": lambda masked: attn.attention(X, X, X, dropout=masked(0.1), rng=1),
+    "kept": lambda masked: attn.dropout_mask(masked(np.ones((1, 1, 2, 2), bool)), 0.1, 1),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("hides", [False, True])
+def test_masked_arrays(name, hides):
+    with pytest.raises(attn.InvalidArgument, match=f"^{name} is a Masked.* mask"):
+        MASKED[name](lambda values: np.ma.masked_array(values, mask=hides))
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of numpy.matrix
+def test_numpy_subclasses():
+    class Subclass(np.ndarray):
+        pass
+
+    np.testing.assert_array_equal(attn.attention(X.view(Subclass), X, X, causal=True), EXPECTED)
+    allowed = np.matrix(np.tri(9, dtype=bool))
+    np.testing.assert_array_equal(attn.attention(X, X, X, mask=allowed), EXPECTED)
+    table = np.matrix(np.zeros((9, 9)))
+    np.testing.assert_array_equal(
+        attn.attention(X, X, X, causal=True, score=lambda s: s.score + table[s.query, s.key]),
+        EXPECTED,
+    )
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i4", ">i8"])
+def test_bytes_in_another_order(dtype):
+    array = np.arange(9).astype(dtype)
+    with pytest.raises(attn.InvalidArgument, match=f"w has dtype {dtype}; accepted"):
+        attn.attention(X, X, X, score=attn.Formula("score + w[key]", w=array))
+    with pytest.raises(attn.TraceError, match=f"an array of dtype {dtype}"):
+        attn.attention(X, X, X, score=lambda s: s.score + array[s.key])
+    one = array[1].reshape(())  # a number is read by NumPy
+    np.testing.assert_array_equal(
+        attn.attention(X, X, X, causal=True, score=attn.Formula("score * w", w=one)), EXPECTED
     )
 
 
@@ -140,7 +204,7 @@ class TestTorch:
                 call()
         for name in ("scale", "softcap"):
             number = {name: torch.tensor(0.5, requires_grad=True)}
-            with pytest.raises(attn.InvalidArgument, match=f"{name} is a tensor that requires"):
+            with pytest.raises(attn.InvalidArgument, match=f"{name} is a Tensor that requires"):
                 attn.attention(x, x, x, **number)
             with torch.no_grad():
                 attn.attention(x, x, x, **number)
@@ -218,9 +282,30 @@ class TestJax:
             with pytest.raises(TypeError, match=message):
                 jax.grad(lambda x: function(x).sum())(array)
 
-    @pytest.mark.parametrize("name", ["scale", "softcap", "rng"])
+    @pytest.mark.parametrize("name", ["scale", "softcap", "rng", "causal", "threads", "window"])
     def test_traced_numbers(self, jax, name):
         x = jax.numpy.asarray(X)
         dropout = 0.5 if name == "rng" else 0.0
+
+        def function(number):
+            value = (number, 0) if name == "window" else number
+            return attn.attention(x, x, x, dropout=dropout, **{name: value})
+
         with pytest.raises(attn.InvalidArgument, match=f"^{name} is .*Tracer.*; accepted is"):
-            jax.jit(lambda n: attn.attention(x, x, x, dropout=dropout, **{name: n}))(3)
+            jax.jit(function)(3)
+
+    def test_a_number_of_a_formula_keeps_no_derivative(self, jax):
+        x = jax.numpy.asarray(X)
+
+        def function(w):
+            return attn.attention(x, x, x, score=attn.Formula("score * w", w=w)).sum()
+
+        with pytest.raises(attn.InvalidArgument, match="^w is a .*Tracer that is traced by JAX"):
+            jax.grad(function)(1.0)
+        assert function(jax.numpy.float32(1)) == attn.attention(x, x, x).sum()
+
+    def test_deleted(self, jax):
+        x, gone = jax.numpy.asarray(X), jax.numpy.asarray(X) + 0
+        gone.delete()
+        with pytest.raises(attn.InvalidArgument, match="k is a ArrayImpl that shows no memory"):
+            attn.attention(x, gone, x)

@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import torch as attn_torch
 from ..errors import InvalidArgument
 from ..formula import Formula
+from ..options import refuse_more_than_number
 from ..torch_ops import draw_rng
 
 
@@ -48,6 +49,12 @@ def _check_slopes(slopes: Tensor, heads: int, batch: int) -> None:
             f"alibi_slopes is {slopes.dtype} {tuple(slopes.shape)}; accepted is float32 "
             f"({heads},) or ({batch}, {heads})"
         )
+
+
+def _scale(softmax_scale: Any) -> float | None:
+    if isinstance(softmax_scale, Tensor):
+        refuse_more_than_number("softmax_scale", softmax_scale)
+    return None if softmax_scale is None else float(softmax_scale)
 
 
 def attend(
@@ -96,7 +103,7 @@ def attend(
         k,
         v,
         mask=Formula(" && ".join(masks), **buffers) if masks else None,
-        scale=None if softmax_scale is None else float(softmax_scale),
+        scale=_scale(softmax_scale),
         causal=bool(causal),
         softcap=softcap if softcap > 0 else None,
         alibi=alibi_slopes,
