@@ -73,7 +73,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     if name in _EXPRESSIONS:
-        import_module(".functions", __name__)
+        import_module(".activations", __name__)  # fills the table of functions
         return getattr(import_module(f".{_EXPRESSIONS[name]}", __name__), name)
     if name in _MODULES:
         return import_module(f".{name}", __name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from .captured import is_numpy_number
 from .expression import (
@@ -19,6 +19,7 @@ from .expression import (
     Buffer,
     Expr,
     call,
+    integer,
     lift,
     load,
     number,
@@ -29,9 +30,13 @@ from .expression import (
 from .kinds import BOOL, FLOAT, INT
 from .refusal import refuse
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-def _function(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def entry(*names: str) -> Callable[[_Function], _Function]:
+    """Enters a function under the names of torch and NumPy."""
+
+    def add(function: _Function) -> _Function:
         FUNCTIONS.update(dict.fromkeys(names, function))
         return function
 
@@ -56,7 +61,9 @@ _FLOAT = {
 
 def _fill() -> None:
     for name, names in _FLOAT.items():
-        _function(*names)(lambda x, name=name: call(name, to_float(x)))
+        entry(*names)(lambda x, name=name: call(name, to_float(x)))
+    for name in ("floor", "ceil", "trunc", "fix", "round", "special_round", "rint"):
+        entry(name)(lambda x, name=name: _rounded(name, x))
     binary: dict[tuple[str, ...], Callable[[Expr, Any], Expr]] = {
         ("mul", "multiply", "__mul__", "__rmul__"): lambda a, b: a * b,
         ("remainder", "mod", "__mod__"): lambda a, b: a % b,
@@ -80,7 +87,7 @@ def _fill() -> None:
         ("__rmod__",): lambda a, b: lift(b) % a,
     }
     for several, operator in binary.items():
-        _function(*several)(lambda a, b, operator=operator: operator(lift(a), b))
+        entry(*several)(lambda a, b, operator=operator: operator(lift(a), b))
 
 
 def _truth(x: Any) -> Expr:
@@ -88,24 +95,24 @@ def _truth(x: Any) -> Expr:
     return e if e.type == BOOL else e != 0
 
 
-@_function("__getitem__")
+@entry("__getitem__")
 def _getitem(array: Any, index: Any) -> Any:
     if isinstance(array, Expr):
         refuse(f"an index of {array!r}, which is a scalar")
     return load(array, index)
 
 
-@_function("add", "__add__", "__radd__")
+@entry("add", "__add__", "__radd__")
 def _add(a: Any, b: Any, alpha: Any = 1) -> Expr:
     return lift(a) + (b if alpha == 1 else lift(b) * alpha)
 
 
-@_function("sub", "subtract", "__sub__")
+@entry("sub", "subtract", "__sub__")
 def _sub(a: Any, b: Any, alpha: Any = 1) -> Expr:
     return lift(a) - (b if alpha == 1 else lift(b) * alpha)
 
 
-@_function("div", "divide", "true_divide", "__truediv__")
+@entry("div", "divide", "true_divide", "__truediv__")
 def _div(a: Any, b: Any, rounding_mode: str | None = None) -> Expr:
     if rounding_mode == "floor":
         return lift(a) // b
@@ -116,49 +123,49 @@ def _div(a: Any, b: Any, rounding_mode: str | None = None) -> Expr:
     return lift(a) / b
 
 
-@_function("neg", "negative", "__neg__")
+@entry("neg", "negative", "__neg__")
 def _neg(x: Any) -> Expr:
     return -lift(x)
 
 
-@_function("abs", "absolute", "__abs__")
+@entry("abs", "absolute", "__abs__")
 def _abs(x: Any) -> Expr:
     return abs(lift(x))
 
 
-@_function("bitwise_not", "invert", "__invert__")
+@entry("bitwise_not", "invert", "__invert__")
 def _invert(x: Any) -> Expr:
     return ~lift(x)
 
 
-@_function("logical_not")
+@entry("logical_not")
 def _logical_not(x: Any) -> Expr:
     return ~_truth(x)
 
 
-@_function("minimum")
+@entry("minimum")
 def minimum(a: Any, b: Any) -> Expr:
     """The smaller one; b where a is NaN."""
     return call("min", a, b)
 
 
-@_function("maximum")
+@entry("maximum")
 def maximum(a: Any, b: Any) -> Expr:
     """The larger one; b where a is NaN."""
     return call("max", a, b)
 
 
-@_function("min")
+@entry("min")
 def _min(a: Any, b: Any = None) -> Expr:
     return lift(a) if b is None else minimum(a, b)
 
 
-@_function("max")
+@entry("max")
 def _max(a: Any, b: Any = None) -> Expr:
     return lift(a) if b is None else maximum(a, b)
 
 
-@_function("clamp", "clip")
+@entry("clamp", "clip")
 def clamp(x: Any, min: Any = None, max: Any = None) -> Expr:
     """The value within [min, max]; a NaN stays, as it is the second operand."""
     e = lift(x)
@@ -167,12 +174,12 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Expr:
     return e if max is None else call("min", max, e)
 
 
-@_function("clamp_min")
+@entry("clamp_min")
 def _clamp_min(x: Any, min: Any) -> Expr:
     return clamp(x, min)
 
 
-@_function("clamp_max")
+@entry("clamp_max")
 def _clamp_max(x: Any, max: Any) -> Expr:
     return clamp(x, None, max)
 
@@ -181,88 +188,72 @@ FUNCTIONS["where"] = where
 METHODS["where"] = lambda x, condition, other: where(condition, x, other)
 
 
-@_function("masked_fill")
+@entry("masked_fill")
 def _masked_fill(x: Any, condition: Any, value: Any) -> Expr:
     return where(condition, value, x)
 
 
-@_function("pow", "power", "__pow__", "float_power")
+@entry("pow", "power", "__pow__", "float_power")
 def _pow(x: Any, exponent: Any) -> Expr:
     if type(exponent) is Expr:
         if not (isinstance(x, (int, float)) or is_numpy_number(x)) or not 0 < x < math.inf:
             refuse(f"{x!r} to the power {exponent!r}: accepts a positive number as its base")
         return call("exp2", to_float(exponent) * math.log2(x))
     e = lift(x)
-    if exponent == 0.5:
-        return call("sqrt", to_float(e))
-    if not isinstance(exponent, int) or not 1 <= exponent <= 8:
-        refuse(f"the power {exponent!r} of {e!r}: accepts 0.5 and 1 to 8")
-    result = e
-    for _ in range(exponent - 1):
-        result = result * e
-    return result
+    if not isinstance(exponent, (int, float)) or abs(exponent) > 8 or 2 * exponent % 1:
+        refuse(f"the power {exponent!r} of {e!r}: accepts multiples of 0.5 from -8 to 8")
+    if isinstance(exponent, float):
+        e = to_float(e)
+    elif exponent < 0 and e.type != FLOAT:
+        refuse(f"the power {exponent} of {e!r}, which is an integer: accepts 0 to 8")
+    size = abs(exponent)
+    factors = [e] * int(size) + ([call("sqrt", e)] if size % 1 else [])
+    result = factors[0] if factors else lift(1.0 if e.type == FLOAT else 1)
+    for factor in factors[1:]:
+        result = result * factor
+    return 1 / result if exponent < 0 else result
 
 
-@_function("square")
+@entry("square")
 def _square(x: Any) -> Expr:
     return lift(x) * x
 
 
-@_function("rsqrt")
-def _rsqrt(x: Any) -> Expr:
-    return 1 / call("sqrt", to_float(x))
-
-
-@_function("reciprocal")
+@entry("reciprocal")
 def _reciprocal(x: Any) -> Expr:
     return 1 / lift(x)
 
 
-@_function("log2")
-def _log2(x: Any) -> Expr:
-    return call("log", to_float(x)) * (1 / math.log(2))
-
-
-@_function("sigmoid", "special_expit")
-def _sigmoid(x: Any) -> Expr:
-    e = to_float(x)
-    decay = call("exp", -abs(e))  # at most 1: exp(-x) is infinite below -88, and inf / inf^2 is NaN
-    return where(e < 0, decay, 1) / (1 + decay)
-
-
-@_function("silu")
-def _silu(x: Any, inplace: bool = False) -> Expr:
-    return lift(x) * _sigmoid(x)
-
-
-@_function("relu")
-def _relu(x: Any, inplace: bool = False) -> Expr:
-    return clamp(x, 0)
-
-
-@_function("gelu")
-def _gelu(x: Any, approximate: str = "none") -> Expr:
-    e = to_float(x)
-    if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (e + 0.044715 * e * e * e)
-        return 0.5 * e * (1 + call("tanh", inner))
-    return 0.5 * e * (1 + call("erf", e * math.sqrt(0.5)))
-
-
-@_function("sign", "sgn")
+@entry("sign", "sgn")
 def _sign(x: Any) -> Expr:
     e = number(x)
     return where(e > 0, 1, where(e < 0, -1, 0 * e))
 
 
-@_function("isnan")
+def _rounded(name: str, x: Any) -> Expr:
+    """An integer as it is."""
+    e = lift(x)
+    if e.type == FLOAT:
+        refuse(f"{name} of {e!r}, which is float32, has no form as an expression: accepts int32")
+    return e
+
+
+@entry("fmod")
+def _fmod(x: Any, y: Any) -> Expr:
+    """The remainder that has the sign of x."""
+    a, b = number(x), number(y)
+    remainder = integer("%", "fmod", abs(a), abs(b))
+    return where(a < 0, -remainder, remainder)
+
+
+@entry("isnan")
 def _isnan(x: Any) -> Expr:
     e = lift(x)
     return e != e  # NaN differs from itself
 
 
 # A symbol is a scalar: what changes the shape of a tensor leaves it as it is.
-@_function(
+@entry(
     "unsqueeze", "squeeze", "reshape", "expand", "expand_as", "clone", "contiguous",
     "broadcast_to", "ravel", "flatten",
 )  # fmt: skip
@@ -270,7 +261,7 @@ def _unchanged(x: Any, *args: Any, **kwargs: Any) -> Any:
     return x
 
 
-@_function("view")
+@entry("view")
 def _view(x: Any, *shape: Any, dtype: Any = None) -> Any:
     for kind in (*shape, dtype):
         if type(kind).__name__ == "dtype":
@@ -278,12 +269,12 @@ def _view(x: Any, *shape: Any, dtype: Any = None) -> Any:
     return x
 
 
-@_function("any", "all")
+@entry("any", "all")
 def _any(x: Any, *_: Any, **__: Any) -> Expr:
     return _truth(x)
 
 
-@_function("detach")
+@entry("detach")
 def _detach(x: Any) -> Any:
     """What has no gradient stays as it is; an expression cannot say that one ends here."""
     e = lift(x)
@@ -293,12 +284,12 @@ def _detach(x: Any) -> Any:
     return x
 
 
-@_function("float")
+@entry("float")
 def _to_float(x: Any, *_: Any, **__: Any) -> Expr:
     return to_float(x)
 
 
-@_function("int", "long")
+@entry("int", "long")
 def _to_int(x: Any, *_: Any, **__: Any) -> Expr:
     e = number(x)
     if e.type == FLOAT:
@@ -306,7 +297,7 @@ def _to_int(x: Any, *_: Any, **__: Any) -> Expr:
     return e
 
 
-@_function("bool")
+@entry("bool")
 def _to_bool(x: Any, *_: Any, **__: Any) -> Expr:
     return _truth(x)
 
@@ -324,7 +315,7 @@ def _cast(e: Expr, dtype: Any) -> Expr:
     return e  # kept in float32, which is more exact
 
 
-@_function("to", "astype", "type")
+@entry("to", "astype", "type")
 def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
     """x.to(dtype), x.to(device), x.to(other): places are of no interest to an expression."""
     dtype = kwargs.get("dtype")
@@ -338,7 +329,7 @@ def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
     return x if dtype is None else _cast(x, dtype)
 
 
-@_function("type_as")
+@entry("type_as")
 def _type_as(x: Any, other: Any) -> Any:
     return _to(x, other.dtype)
 
@@ -350,32 +341,32 @@ def _constant(value: Any, e: Expr, dtype: Any) -> Expr:
     return _cast(result, dtype)
 
 
-@_function("new_ones")
+@entry("new_ones")
 def _new_ones(e: Expr, *_: Any, dtype: Any = None, **__: Any) -> Expr:
     return _constant(_one(e), e, dtype)
 
 
-@_function("new_zeros")
+@entry("new_zeros")
 def _new_zeros(e: Expr, *_: Any, dtype: Any = None, **__: Any) -> Expr:
     return _constant(_zero(e), e, dtype)
 
 
-@_function("ones_like")
+@entry("ones_like")
 def _ones_like(e: Expr, dtype: Any = None, **__: Any) -> Expr:
     return _constant(_one(e), e, dtype)
 
 
-@_function("zeros_like")
+@entry("zeros_like")
 def _zeros_like(e: Expr, dtype: Any = None, **__: Any) -> Expr:
     return _constant(_zero(e), e, dtype)
 
 
-@_function("new_full")
+@entry("new_full")
 def _new_full(e: Expr, size: Any, fill_value: Any, dtype: Any = None, **__: Any) -> Expr:
     return _constant(fill_value, e, dtype)
 
 
-@_function("full_like")
+@entry("full_like")
 def _full_like(e: Expr, fill_value: Any, dtype: Any = None, **__: Any) -> Expr:
     return _constant(fill_value, e, dtype)
 

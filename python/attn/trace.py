@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from . import functions as _functions  # noqa: F401, fills the table of functions
+from . import activations as _activations  # noqa: F401, fills the table of functions
 from .captured import captured, is_numpy_number, with_literals
 from .expression import (
     Expr,

@@ -19,6 +19,12 @@ POINTS = torch.tensor(
     [-1e4, -104, -90, -87, -20, -9, -5.5, -3, -1.5, -0.5, -1e-3, 1e-3, 0.7, 1.6, 4, 9, 20, 90, 1e4]
 )
 TWO = torch.tensor(2.0)
+
+
+def _infinite_at_ends(s):
+    return torch.where(s > 5, torch.inf, torch.where(s < -5, -torch.inf, s))
+
+
 SCORES = {
     "erf": torch.erf,
     "special.erf": torch.special.erf,
@@ -42,6 +48,31 @@ SCORES = {
     "cube": lambda s: s**3,
     "power of a number": lambda s: 2.5 ** (s / 1000),
     "square root as a power": lambda s: (s.abs() + 1) ** 0.5,
+    "power of 1.5": lambda s: (s.abs() + 1) ** 1.5,
+    "power of -2": lambda s: (s.abs() + 1) ** -2,
+    "power of -0.5": lambda s: torch.pow(s.abs() + 1, -0.5),
+    "power of 2.0": lambda s: s**2.0,
+    "power of 0": lambda s: s**0 + s,
+    "softplus": F.softplus,
+    "softplus of a beta": lambda s: F.softplus(s, beta=0.5),
+    "softplus of a threshold": lambda s: F.softplus(s, threshold=3),
+    "logsigmoid": F.logsigmoid,
+    "mish": F.mish,
+    "elu": F.elu,
+    "elu of an alpha": lambda s: F.elu(s, 1.5),
+    "leaky_relu": F.leaky_relu,
+    "leaky_relu of a slope": lambda s: F.leaky_relu(s, 0.2),
+    "relu6": F.relu6,
+    "hardtanh": F.hardtanh,
+    "hardtanh of bounds": lambda s: F.hardtanh(s, -4.0, 8.0),
+    "softsign": F.softsign,
+    "log1p": lambda s: torch.log1p(s.abs()),
+    "expm1": lambda s: torch.expm1(s.clamp(max=80)),
+    "log10": lambda s: torch.log10(s.abs() + 2),
+    "isinf": lambda s: torch.where(torch.isinf(_infinite_at_ends(s)), 3.0, s),
+    "isfinite": lambda s: torch.where(torch.isfinite(_infinite_at_ends(s)), s, -3.0),
+    "isposinf": lambda s: torch.where(torch.isposinf(_infinite_at_ends(s)), 3.0, s),
+    "isneginf": lambda s: torch.where(torch.isneginf(_infinite_at_ends(s)), 3.0, s),
     "sign": torch.sign,
     "clamp": lambda s: s.clamp(-2, 5),
     "minimum": lambda s: torch.minimum(s, 3 * s),
@@ -76,12 +107,57 @@ def test_value_and_derivative(name):
     torch.testing.assert_close(found.flatten().double(), gradient, rtol=2e-6, atol=4e-6)
 
 
+def _value_and_derivative(function, points):
+    """Of the function in a score, then in double precision by PyTorch."""
+    q = points.view(1, -1, 1, 1).requires_grad_()
+    one = torch.ones(1, 1, 1, 1)
+    _, lse = attn.torch.attention(
+        q, one, one, score=lambda s, b, h, i, j: function(s), scale=1.0, return_lse=True
+    )
+    exact = points.detach().double().requires_grad_()
+    want = function(exact)
+    return [
+        (lse.flatten().double(), torch.autograd.grad(lse.sum(), q)[0].flatten().double()),
+        (want, torch.autograd.grad(want.sum(), exact)[0]),
+    ]
+
+
+def _either_sign(*sizes):
+    return torch.tensor([sign * size for size in sizes for sign in (-1, 1)])
+
+
+SMALL = _either_sign(1e-37, 1e-20, 3e-8, 1e-7, 3e-5, 1e-3, 0.03, 0.1, 0.2, 0.249, 0.251, 0.49, 0.51)
+# No digit is lost however small the result is: compared by the relative error alone.
+RELATIVE = {
+    "log1p": (torch.log1p, torch.cat([SMALL, torch.tensor([-0.999, -0.75, 2.0, 1e5, 3e38])])),
+    "expm1": (torch.expm1, torch.cat([SMALL, torch.tensor([-17.0, -2.0, 3.0, 88.0])])),
+    "softplus": (
+        F.softplus,
+        torch.tensor([-86.0, -60, -20, -5, -1, -0.1, 0, 0.1, 1, 19.9, 21, 1e30]),
+    ),
+    "logsigmoid": (F.logsigmoid, torch.tensor([86.0, 60, 20, 5, 1, 0.1, 0, -0.1, -1, -50, -1e30])),
+    "elu": (F.elu, SMALL),
+    "mish": (F.mish, torch.tensor([-80.0, -20, -5, -0.1, 0.1, 5, 30, 1e30])),
+    "softsign": (F.softsign, torch.cat([SMALL, torch.tensor([-1e30, 1e30])])),
+}
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_relative_error(name):
+    found, want = _value_and_derivative(*RELATIVE[name])
+    for ours, exact in zip(found, want, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=5e-7, atol=0)
+
+
 INTEGERS = {
     "//": lambda a, b: a // 3 + a // -3,
     "%": lambda a, b: a % 3 + (b % -3) * 10,
     "// of a number": lambda a, b: 100 // (b * b + 1) + 100 % (a * a + 1),
     "floor": lambda a, b: torch.div(a, b * b + 1, rounding_mode="floor"),
     "trunc": lambda a, b: torch.div(a, b * b + 1, rounding_mode="trunc"),
+    "floors of integers": lambda a, b: torch.floor(a) + 2 * torch.ceil(b) + torch.round(a).trunc(),
+    "fmod": lambda a, b: torch.fmod(a, 3) + 10 * torch.fmod(b, -4) + 100 * torch.fmod(a, b * b + 1),
+    "infinities": lambda a, b: torch.isfinite(a) * 2 + torch.isinf(b) * 4,
     "trunc of a negative": lambda a, b: torch.div(a, -3, rounding_mode="trunc"),
     "/": lambda a, b: a / 3 - a / ((b * b + 1) / 2),
     "shifts": lambda a, b: (a << 2) + (b >> 1) + (1 << (a & 3)),
@@ -127,6 +203,10 @@ def test_integers(name):
         ("score", lambda s, b, h, i, j: s * s.detach(), "detach of Expr('score')"),
         ("score", lambda s, b, h, i, j: s.view(torch.int32) * 1.0, "the bits of Expr('score')"),
         ("score", lambda s, b, h, i, j: torch.sin(s), "torch function sin"),
+        ("score", lambda s, b, h, i, j: torch.floor(s), "floor of Expr('score'), which is float32"),
+        ("score", lambda s, b, h, i, j: torch.fmod(s, 2.0), "fmod of float32"),
+        ("score", lambda s, b, h, i, j: s**0.3, "the power 0.3 of Expr('score'): accepts"),
+        ("score", lambda s, b, h, i, j: s + (i - j) ** -1, "which is an integer: accepts 0 to 8"),
     ],
 )
 def test_what_would_mean_something_else_is_refused(name, function, message):
@@ -149,7 +229,7 @@ def test_detach_of_what_has_no_gradient():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["where as a method", "silu", "gelu"])
+@pytest.mark.parametrize("name", ["where as a method", "silu", "gelu", "softplus", "elu", "log1p"])
 def test_compiled(name):
     q = POINTS.view(1, -1, 1, 1)
     one = torch.ones(1, 1, 1, 1)

@@ -124,7 +124,7 @@ def test_indices_one_at_a_time_and_from_the_end():
         (lambda b, h, q, k: q if q > k else k, "the truth of Expr('query > key')"),
         (lambda b, h, q, k: q > k and q > 3, "the truth of"),
         (lambda b, h, q, k: np.sort(q), "NumPy function sort"),
-        (lambda b, h, q, k: np.floor(q / 2), "NumPy function floor"),
+        (lambda b, h, q, k: np.floor(q / 2), "floor of Expr('to_float(query) / 2')"),
         (lambda s: s.key.frobnicate(), "method frobnicate"),
         (lambda s: range(s.key), "has no value as a Python number"),
         (lambda s: [1, 2, 3][s.key], "has no value as a Python number"),
