@@ -99,6 +99,12 @@ def is_transformed(tensor: Any) -> bool:
     return bool(sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def is_observed() -> bool:
+    """Whether a mode of PyTorch or torch.jit.trace follows the operators that run."""
+    core = sys.modules["torch"]._C
+    return bool(core._len_torch_dispatch_stack()) or core._get_tracing_state() is not None
+
+
 def is_traced() -> bool:
     """Whether PyTorch writes down the operators that run now, by torch.jit.trace or make_fx."""
     torch = sys.modules["torch"]

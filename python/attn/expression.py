@@ -37,13 +37,14 @@ class Expr:
     that are scalars.
     """
 
-    __slots__ = ("binds", "buffers", "text", "type")
+    __slots__ = ("binds", "buffers", "finished", "text", "type")
 
     def __init__(self, text: str, type: int, binds: int, buffers: dict[int, Any]) -> None:
         self.text = text
         self.type = type
         self.binds = binds
         self.buffers = buffers
+        self.finished: tuple[Any, ...] | None = None  # what `finish` gave, for attn.trace
 
     __hash__ = object.__hash__
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import isfinite
 from operator import index
 
@@ -12,6 +13,7 @@ from .formula import Formula
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from typing_extensions import Unpack
@@ -30,8 +32,8 @@ def refuse_more_than_number(name: str, value: Any) -> None:
     if more := more_than_number(value):
         raise InvalidArgument(
             f"{name} is a {type(value).__name__} that {more}, which a number would lose; accepted "
-            "is a number, and in attn.torch a score that reads a tensor which requires a gradient, "
-            "as in lambda s: s.score * tensor"
+            "is a number, and in attn.torch and attn.jax a score that reads an array with a "
+            "gradient, as in lambda s: s.score * array"
         )
 
 
@@ -44,7 +46,8 @@ def _integer(name: str, value: Any) -> int:
 
 def _number(name: str, value: Any) -> str:
     """As the descriptor reads it back, bit for bit."""
-    refuse_more_than_number(name, value)
+    if type(value) is not float:
+        refuse_more_than_number(name, value)
     try:
         number = float(value)
         if isfinite(number):
@@ -66,6 +69,8 @@ def _size(name: str, value: Any) -> int:
 
 def _is_set(name: str, value: Any) -> bool:
     """A flag. Text such as "false" would be true."""
+    if value is True or value is False:
+        return value
     if isinstance(value, str) or (hasattr(value, "shape") and value.shape != ()):
         raise InvalidArgument(f"{name} is {value!r}; accepted is True or False")
     refuse_more_than_number(name, value)
@@ -186,6 +191,14 @@ def keep(arrays: dict[str, Any], name: str, array: Any) -> None:
     )
 
 
+@cache
+def _resolve() -> Callable[[Any, Any], tuple[str, str, dict[str, Any]]]:
+    """attn.trace.resolve, imported once where a program writes functions."""
+    from .trace import resolve
+
+    return resolve
+
+
 class _Problem:
     """Collects the tokens of a descriptor and the buffers that they read."""
 
@@ -211,9 +224,7 @@ class _Problem:
         mask_text, score_text = self.plain(mask), self.plain(score)
         if mask_text is not None and score_text is not None:
             return mask_text, score_text
-        from .trace import resolve  # an expression or a function
-
-        new_mask, new_score, buffers = resolve(
+        new_mask, new_score, buffers = _resolve()(  # an expression or a function
             mask if mask_text is None else None, score if score_text is None else None
         )
         for name, array in buffers.items():
@@ -276,19 +287,24 @@ _PLAIN = (bool, int, float, str, type(None))
 
 def _is_plain(value: Any) -> bool:
     """Whether the value is known by its hash: a tensor, also one of a window, may change."""
-    several = value if isinstance(value, tuple) else (value,)
-    return all(isinstance(one, _PLAIN) for one in several)
+    if isinstance(value, tuple):
+        return all(isinstance(one, _PLAIN) for one in value)
+    return isinstance(value, _PLAIN)
 
 
 def make_options(**keywords: Unpack[Options]) -> _attn.Options:
     """The options of one call; attn.attention documents them."""
     key = tuple(keywords.items())
     try:
-        return _KNOWN[key]
-    except (KeyError, TypeError):  # TypeError: an array of NumPy has no hash
-        pass
+        known = _KNOWN.get(key)
+    except TypeError:  # an array of NumPy has no hash
+        known = None
+    if known is not None:
+        return known
     made = _make_options(**keywords)
-    if all(map(_is_plain, keywords.values())) and "rng" not in keywords:
+    if made.has_arrays or "rng" in keywords:
+        return made
+    if all(map(_is_plain, keywords.values())):
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         _KNOWN[key] = made

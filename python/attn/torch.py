@@ -15,12 +15,13 @@ import torch
 import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as _are_transforms_active
-from torch._C import _get_tracing_state, _is_any_autocast_enabled, _len_torch_dispatch_stack
+from torch._C import _is_any_autocast_enabled
 from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
 from . import _attn, merging, torch_ops
+from .arrays import is_observed
 from .errors import InvalidArgument, Unsupported
 from .options import make_options
 
@@ -159,7 +160,7 @@ def attention(
             rng = rng.to(q.device)
         options["dropout"] = dropout
         options["rng"] = rng
-    if is_compiling or not _is_plain(q) or _is_observed():
+    if is_compiling or not _is_plain(q) or is_observed():
         out, lse = torch_ops.attention(q, k, v, **options)
         return (out, lse) if return_lse else out
     if made is None:
@@ -183,11 +184,6 @@ def _refuse_transformed(arguments: dict[str, Any]) -> None:
                 f"{name} is within a transform of torch.func; accepted are torch.autograd, and a "
                 "dimension of the batch in place of vmap"
             )
-
-
-def _is_observed() -> bool:
-    """Whether a mode of PyTorch or torch.jit.trace follows the operators that run."""
-    return bool(_len_torch_dispatch_stack()) or _get_tracing_state() is not None
 
 
 def _that_require_grad(made: _attn.Options) -> dict[str, Tensor]:

@@ -311,10 +311,22 @@ def resolve(mask: Any, score: Any) -> tuple[str, str, dict[str, Any]]:
         for i, e in given:
             texts[i] = e.text
         return texts[0], texts[1], {}
-    *finished, arrays = finish(*[e for _, e in given])
+    *finished, arrays = _finished([e for _, e in given])
     for (i, _), text in zip(given, finished, strict=True):
         texts[i] = text
     return texts[0], texts[1], {name: loadable(a) for name, a in arrays.items()}
+
+
+def _finished(expressions: list[Expr]) -> tuple[Any, ...]:
+    """As `finish`; kept with an expression that stands alone, as each call of a function finds the
+    same one.
+    """
+    first = expressions[0]
+    if len(expressions) > 1:
+        return finish(*expressions)
+    if first.finished is None:
+        first.finished = finish(first)
+    return first.finished
 
 
 def loadable(array: Any) -> Any:

@@ -130,14 +130,13 @@ nb::tuple recorded_backward(nb::handle ctx, nb::object d_out) {
 // How many of q, k and v are to have a gradient recorded; negative where one is no plain tensor or
 // the call is to be seen as an operator.
 int recorded(nb::handle q, nb::handle k, nb::handle v) {
-  if (!is_plain_tensor(q) || pytorch::is_observed()) return -1;
   const bool records = pytorch::records_gradients();
   int count = 0;
   for (const nb::handle tensor : {q, k, v}) {
     if (!is_plain_tensor(tensor)) return -1;
     if (records && requires_grad(tensor)) ++count;
   }
-  return count;
+  return pytorch::is_observed() ? -1 : count;
 }
 
 // make_options(**keywords) of attn/options.py, whose table of known options is read here.

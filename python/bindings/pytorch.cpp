@@ -11,8 +11,9 @@ namespace {
 using Handle = void*;  // an at::Tensor* that its holder deletes
 
 // Of torch/csrc/inductor/aoti_torch/c/shim.h, which PyTorch keeps compatible from version to
-// version, and THPVariable_Wrap, by which extensions of PyTorch have returned tensors since 1.5;
-// its mangled name says its argument.
+// version; THPVariable_Wrap, by which extensions of PyTorch have returned tensors since 1.5, whose
+// mangled name says its argument; and TorchDispatchModeTLS::stack_len and getTracingState, for
+// which Python has functions that take ten times as long.
 struct Functions {
   std::int32_t (*empty_strided)(std::int64_t rank, const std::int64_t* shape,
                                 const std::int64_t* strides, std::int32_t dtype,
@@ -21,7 +22,9 @@ struct Functions {
   std::int32_t (*destroy)(Handle tensor);
   bool (*grad_mode)();
   PyObject* (*wrap)(const void* tensor);
-  std::int32_t cpu, cuda;                            // device types
+  std::int64_t (*modes)();                // how many dispatch modes are active; may be null
+  const void* const* (*tracing_state)();  // a shared_ptr, whose first word points; may be null
+  std::int32_t cpu, cuda;                 // device types
   std::int32_t float16, bfloat16, float32, float64;  // dtypes
   bool complete;
 };
@@ -44,6 +47,9 @@ Functions load() {
   // RTLD_NOLOAD: the libraries that `import torch` has opened.
   void* const core = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
   void* const python = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* const c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+  find(c10, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", f.modes);
+  find(core, "_ZN5torch3jit6tracer15getTracingStateEv", f.tracing_state);
   f.complete = find(core, "aoti_torch_empty_strided", f.empty_strided) &&
                find(core, "aoti_torch_get_data_ptr", f.data) &&
                find(core, "aoti_torch_delete_tensor_object", f.destroy) &&
@@ -117,23 +123,17 @@ bool records_gradients() {
 }
 
 bool is_observed() {
+  const Functions& f = functions();
+  if (f.modes != nullptr && f.tracing_state != nullptr) {
+    return f.modes() > 0 || *f.tracing_state() != nullptr;
+  }
   // Never freed: Python may be gone by then.
-  static PyObject* const core = PyImport_ImportModule("torch._C");
-  const auto function = [](const char* name) {
-    return core == nullptr ? nullptr : PyObject_GetAttrString(core, name);
-  };
-  static PyObject* const modes = function("_len_torch_dispatch_stack");
-  static PyObject* const trace = function("_get_tracing_state");
-  const auto answers = [](PyObject* asked, PyObject* nothing) {
-    PyObject* const answer = asked == nullptr ? nullptr : PyObject_CallNoArgs(asked);
-    const bool is_something =
-        answer != nullptr && PyObject_RichCompareBool(answer, nothing, Py_EQ) == 0;
-    if (PyErr_Occurred() != nullptr) PyErr_Clear();
-    Py_XDECREF(answer);
-    return is_something;
-  };
-  static PyObject* const zero = PyLong_FromLong(0);
-  return answers(modes, zero) || answers(trace, Py_None);
+  static PyObject* const module = PyImport_ImportModule("attn.arrays");
+  PyObject* const answer = PyObject_CallMethod(module, "is_observed", nullptr);
+  const bool is_not = answer == Py_False;
+  if (answer == nullptr) PyErr_Clear();
+  Py_XDECREF(answer);
+  return !is_not;
 }
 
 bool is_forward_mode() {
