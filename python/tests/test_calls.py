@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,6 +142,20 @@ def test_rng_in_an_array_is_read_by_each_call():
             for fill, rng in ((True, numbers), (False, state))
         ]
         assert np.array_equal(*masks)
+
+
+def test_the_command():
+    """Runs where pip installed it; elsewhere says so in a sentence."""
+    package = Path(attn.__file__).parent
+    command = [sys.executable, "-m", "attn", "info"]
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if (Path(attn._attn.__file__).parent / "bin" / "attn").exists():
+        assert done.stdout.startswith("version")
+        return
+    assert done.returncode == 3
+    assert done.stderr.startswith("attn: there is no command at ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_import_is_light():

@@ -162,7 +162,8 @@ def run(*arguments, path=""):
 
 def test_shim_for_one_program(tmp_path):
     script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
+    script.write_text("import beside\n" + PROGRAM)
+    (tmp_path / "beside.py").write_text("")  # a module of the program's folder
     done = run("-m", "attn.flash_attn", "run", script, "one", "--two")
     assert done.stdout == "works one --two\n", done.stderr
 

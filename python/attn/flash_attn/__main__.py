@@ -36,6 +36,7 @@ def main() -> None:
     if options.command == "run":
         install()
         sys.argv = [options.script, *options.arguments]
+        sys.path[0] = str(Path(options.script).resolve().parent)  # as `python SCRIPT` has it
         runpy.run_path(options.script, run_name="__main__")
         return
     done = write if options.command == "install" else remove
