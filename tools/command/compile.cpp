@@ -129,8 +129,10 @@ void add_compile(CLI::App& app, int& status, const std::string& command_line) {
   sub->add_option("--cache-dir", options->cache_dir,
                   "Default: ATTN_CACHE_DIR, or attn in the user's cache folder")
       ->type_name("FOLDER");
-  sub->add_flag("--strict", options->strict,
-                "Exit code 1 where a kernel spills registers, uses local memory or has a warning");
+  sub->add_flag(
+      "--strict", options->strict,
+      "Exit code 1 where a kernel spills more registers than the table of its tile shapes "
+      "allows, uses other local memory or has a warning");
   add_json_option(*sub, options->json);
   sub->footer(
       "Examples:\n"

@@ -77,9 +77,10 @@ void add_device_option(CLI::App& app, std::string& device) {
 }
 
 void add_kernel_option(CLI::App& app, std::string& kernel) {
-  app.add_option("--kernel", kernel,
-                 "On a GPU: forward_sm90, forward_sm80 or forward_simt; default: the fast one. "
-                 "forward_sm90/wg2_n160_s2_q2 names parts of a tile shape (docs/cuda.md)")
+  app.add_option(
+         "--kernel", kernel,
+         "On a GPU: a kernel by name, as forward_sm80 or backward_simt; default: the fast one. "
+         "forward_sm90/wg2_n160_s2_q2 names parts of a tile shape (docs/cuda.md)")
       ->take_last();
 }
 
