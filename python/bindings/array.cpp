@@ -433,10 +433,11 @@ Array allocate(const Array& like, ResultType type, const std::vector<std::int64_
 }
 
 void note_written(const Array& array) {
+  if (!array.is_pytorch) return;  // PyTorch may not be there
   // Never freed: Python may be gone by then.
   static const nb::handle increment =
       nb::object(nb::module_::import_("torch.autograd.graph").attr("increment_version")).release();
-  if (array.is_pytorch) increment(array.object);
+  increment(array.object);
 }
 
 nb::object finished(const Array& like, const Array& made) {
