@@ -133,8 +133,8 @@ TEST(ExpressionText, ExponentsAgreeWithEvaluation) {
       const float addend = static_cast<float>(random.uniform(-40, 40));
       const test::Exponent got = c.compiled.exponent(c.bytes.data(), at, addend);
       if (!got.exists || !got.good || !std::isfinite(expected)) continue;
-      // Polynomials of tanh err by 2.3e-5.
-      const double allowed = 4 * std::abs(standard - expected) + 2.4e-5 * std::abs(at.score) +
+      // Polynomials of tanh err by 2.8e-5 (small_tanh_test.cpp).
+      const double allowed = 4 * std::abs(standard - expected) + 2.9e-5 * std::abs(at.score) +
                              4e-6 * std::max({1.0, std::abs(expected), std::abs(1.0 * addend)});
       ASSERT_NEAR((got.value - addend) / std::numbers::log2e, expected, allowed) << describe(c, at);
       ++good;
