@@ -22,6 +22,8 @@ struct Handle {
   attn::Plan plan;
   // What mask and score read, in the order of their first use, mask first.
   std::vector<std::shared_ptr<const attn::expr::Buffer>> buffers;
+  // f32, contiguous, of the shapes of `buffers`; null for those without a gradient.
+  std::vector<void*> gradients;
   // Of packed tensors: rows where sequences start, and how many rows there are.
   attn::Tensor cu_seqlens{};
   std::int64_t rows = 0;
@@ -35,7 +37,7 @@ void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
     options.device = kDevice;
     options.kernel = kernel;
     options.deterministic = deterministic;
-    auto* handle = new Handle{problem, attn::make_plan(problem, phase, options), {}, {}, 0};
+    auto* handle = new Handle{problem, attn::make_plan(problem, phase, options), {}, {}, {}, 0};
     for (const attn::expr::Expr& e : {problem.mask, problem.score}) {
       if (e.empty()) continue;
       const auto found = attn::expr::buffers(e);
@@ -151,6 +153,13 @@ void attn_set_packed(void* plan, void* cu_seqlens, long long rows) {
   handle.rows = rows;
 }
 
+// Says where the gradients of a plan's buffers go: a device pointer for each of Handle::buffers,
+// null for none.
+void attn_set_gradients(void* plan, void** gradients) {
+  Handle& handle = *static_cast<Handle*>(plan);
+  handle.gradients.assign(gradients, gradients + handle.buffers.size());
+}
+
 // 0 when the work is in the stream. buffers: device pointers, in the order of Handle::buffers, each
 // contiguous and of the shape that its declaration gives; then that of seed and offset where
 // dropout reads them from memory.
@@ -163,7 +172,7 @@ int attn_forward(void* plan, void* q, void* k, void* v, void* o, void* lse, void
   });
 }
 
-// Likewise; no gradients of buffers.
+// Likewise; gradients of buffers where attn_set_gradients asked for them.
 int attn_backward(void* plan, void* q, void* k, void* v, void* o, void* lse, void* d_o, void* dq,
                   void* dk, void* dv, void** buffers, void* workspace, long long workspace_bytes,
                   void* stream) {
@@ -174,6 +183,14 @@ int attn_backward(void* plan, void* q, void* k, void* v, void* o, void* lse, voi
     gradients.dq = like_q(handle, dq, p.head_dim);
     gradients.dk = like_k(handle, dk, p.head_dim);
     gradients.dv = like_k(handle, dv, p.head_dim_v);
+    for (std::size_t i = 0; i < handle.gradients.size(); ++i) {
+      if (handle.gradients[i] == nullptr) continue;
+      attn::Tensor tensor = handle.buffers[i]->tensor();
+      tensor.data = handle.gradients[i];
+      tensor.dtype = attn::DType::f32;
+      tensor.device = kDevice;
+      gradients.buffers.emplace_back(handle.buffers[i]->name(), tensor);
+    }
     attn::backward(handle.plan, inputs_of(handle, q, k, v, buffers), outputs_of(handle, o, lse),
                    like_q(handle, d_o, p.head_dim_v), gradients,
                    context_of(workspace, workspace_bytes, stream));

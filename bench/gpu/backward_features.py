@@ -5,7 +5,7 @@ before anything is timed. Needs PyTorch and Triton. Kernels are compiled side by
   python3 bench/gpu/backward_features.py --library attn_c.so --fa3 libfa3.so --out bench/results/h200-backward-features.json
 
 --library, --fa3: as bench/gpu/backward_peers.py takes them."""
-import argparse, concurrent.futures, os, sys
+import argparse, concurrent.futures, math, os, sys
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -18,7 +18,7 @@ arguments.add_argument("--fa3", default="")
 arguments.add_argument("--out", default="")
 arguments.add_argument("--commit", default="")
 arguments.add_argument("--dims", default="128,64")
-arguments.add_argument("--parts", default="features,groups,packed,sparse,long")
+arguments.add_argument("--parts", default="features,bias,groups,packed,sparse,long")
 arguments.add_argument("--rep", type=int, default=20)
 options = arguments.parse_args()
 kLengths = (4096, 2048, 1024, 512, 3072, 1536, 2560, 1536)  # of packed sequences: 16384 tokens
@@ -68,6 +68,30 @@ def features(d, h):
     row("speed: dropout 0.1, of cuDNN's", d, n, ms["cudnn"] / ms["dropout"], 1.5)
 
 
+def bias(d, h):
+    """A bias of all batch entries, without and with its gradient."""
+    n, b = 4096, 4
+    given, words = random_inputs(b, n, h, h, d), f"b{b}_n{n}_h{h}_d{d}"
+    of_bias = f"{words}_bias1x{h}x{n}x{n}bf16_bf16"
+    buffers = [torch.randn(1, h, n, n, device="cuda", dtype=torch.bfloat16)]
+    calls = all_checked({"": (f"{words}_bf16", *given), "read": (of_bias, *given, buffers)})
+    gradient = torch.full((1, h, n, n), math.nan, device="cuda")
+    calls["trained"], gradients = Attention(options.library, of_bias, *given, buffers).backward(of_buffers=[gradient])
+    calls["trained"]()
+    expected = torch.zeros_like(gradient[:, :, :128])  # of some rows, in float32
+    for i in range(b):
+        q, k, v, d_o = (x[i].transpose(0, 1).float() for x in given)
+        p = torch.softmax(q[:, :128] @ k.mT / d ** 0.5 + buffers[0][0, :, :128].float(), -1)
+        d_p = d_o[:, :128] @ v.mT
+        expected[0] += p * (d_p - (p * d_p).sum(-1, keepdim=True))
+    difference = apart([gradient[:, :, :128]], [expected])
+    if gradient.isnan().any() or not difference < 0.02:
+        wrong.append((of_bias, difference))
+    ms = median_ms(calls, options.rep)
+    row("speed: bf16 bias, of plain", d, n, ms[""] / ms["read"], 0)
+    row("speed: bf16 bias with its gradient, of plain", d, n, ms[""] / ms["trained"], 0)
+
+
 def groups(d):
     for n in (4096, 8192):
         given, base = random_inputs(16384 // n, n, 32, 8, d), f"b{16384 // n}_n{n}_hq32_hk8_d{d}"
@@ -113,6 +137,8 @@ parts = options.parts.split(",")
 for d in map(int, options.dims.split(",")):
     if "features" in parts:
         features(d, 2048 // d)
+    if "bias" in parts:
+        bias(d, 2048 // d)
     if "groups" in parts and d == 128 and options.fa3:
         groups(d)
     if "packed" in parts:

@@ -63,9 +63,13 @@ class Attention:
         results = (*unwritten(q), torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda"))
         return self.bound("attn_forward", plan, (*self.inputs, *results), space, size), results
 
-    def backward(self, kernel="", deterministic=False):
-        return self.backward_of(
-            *self.planned("attn_plan_deterministic" if deterministic else "attn_plan_backward", kernel))
+    def backward(self, kernel="", deterministic=False, of_buffers=()):
+        """of_buffers: float32 tensors for the gradients of `buffers`, which come after dQ, dK and dV."""
+        plan, space, size = self.planned("attn_plan_deterministic" if deterministic else "attn_plan_backward", kernel)
+        if of_buffers:
+            self.library.attn_set_gradients(plan, (pointer * len(of_buffers))(*map(at, of_buffers)))
+        run, gradients = self.backward_of(plan, space, size)
+        return run, [*gradients, *of_buffers]
 
     def backward_of(self, plan, space, size):
         """backward() of a plan as planned() returns it, from O and LSE of our forward pass."""

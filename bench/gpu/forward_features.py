@@ -20,7 +20,7 @@ arguments.add_argument("--library", required=True)
 arguments.add_argument("--out", default="")
 arguments.add_argument("--commit", default="")
 arguments.add_argument("--dims", default="128,64")
-arguments.add_argument("--parts", default="features,sparse", help="some of features, sparse and shapes")
+arguments.add_argument("--parts", default="features,bias,sparse", help="some of features, bias, sparse and shapes")
 arguments.add_argument("--shapes", default=Path(__file__).parent / "shapes.txt", help="of the part 'shapes'")
 arguments.add_argument("--rep", type=int, default=30)
 options = arguments.parse_args()
@@ -56,6 +56,21 @@ def features(d, h):
         plain = "_causal" if words.startswith("_causal") else ""
         results.add(what=f"speed: {words[1:] or 'full'}, of {plain[1:] or 'full'}", d=d, n=n, ms=round(ms[words], 4),
                     value=round(ms[plain] / ms[words], 3), asked=asked)
+
+
+def bias(d, h):
+    """A bias of all batch entries."""
+    b, n = 4, 4096
+    q, k, v, _ = random_inputs(b, n, h, h, d)
+    added = torch.randn(1, h, n, n, device="cuda", dtype=torch.bfloat16)
+    calls = {"": Attention(options.library, f"b{b}_n{n}_h{h}_d{d}_bf16", q, k, v).forward()[0]}
+    calls["bias"], (o, _) = Attention(options.library, f"b{b}_n{n}_h{h}_d{d}_bias1x{h}x{n}x{n}bf16_bf16", q, k, v, None,
+                                      [added]).forward()
+    calls["bias"]()
+    of_rows = lambda s, distance: s + added[:, :2, distance[:, 0]].to(s.dtype)
+    accept((d, "bias"), error_of_rows(q, k, v, o, False, scored=of_rows))
+    ms = median_ms(calls, options.rep)
+    results.add(what="speed: bf16 bias, of full", d=d, n=n, ms=round(ms["bias"], 4), value=round(ms[""] / ms["bias"], 3), asked=0)
 
 
 def sparse(d, h):
@@ -102,6 +117,8 @@ parts = options.parts.split(",")
 for d in map(int, options.dims.split(",")):
     if "features" in parts:
         features(d, 2048 // d)
+    if "bias" in parts:
+        bias(d, 2048 // d)
     if "sparse" in parts:
         sparse(d, 2048 // d)
 if "shapes" in parts:
