@@ -148,7 +148,8 @@ def test_the_command():
     """Runs where pip installed it; elsewhere says so in a sentence."""
     package = Path(attn.__file__).parent
     command = [sys.executable, "-m", "attn", "info"]
-    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    path = os.pathsep.join(filter(None, (str(package.parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if (Path(attn._attn.__file__).parent / "bin" / "attn").exists():
         assert done.stdout.startswith("version")
