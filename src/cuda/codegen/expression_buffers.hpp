@@ -26,4 +26,8 @@ const Tensor& described(const expr::Buffer& buffer, const expr::Bindings& bindin
 // so its stride is 0.
 bool last_is_contiguous(const Tensor& tensor);
 
+// How many elements of the last dimension the text may read at once, at multiples of that number: 8
+// of 16 bits, 2 of 16 or 32 bits, else 1. Every row then begins, and ends, at such a multiple.
+int elements_at_once(const Tensor& tensor);
+
 }  // namespace attn::cuda

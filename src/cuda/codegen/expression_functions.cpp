@@ -7,9 +7,7 @@
 #include "cuda/codegen/expression_values.hpp"
 
 namespace attn::cuda {
-namespace {
-
-std::string_view element(DType dtype) {
+std::string_view element_name(DType dtype) {
   switch (dtype) {
     case DType::bf16:
       return "ElementBF16";
@@ -26,8 +24,6 @@ std::string_view element(DType dtype) {
   }
   return "ElementF32";  // the only one left that a buffer has (expr::Buffer)
 }
-
-}  // namespace
 
 std::string function(std::string_view result, std::string_view name, std::string_view parameters,
                      std::string_view body) {
@@ -80,7 +76,7 @@ std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const 
   const auto reader = [&](std::string_view prefix, std::string_view called) {
     return function(
         is_float ? "float" : "int", fmt::format("{}{}", prefix, name), values,
-        fmt::format("    return {}<{}, {}>(buffer_{}{});\n", called, element(tensor.dtype),
+        fmt::format("    return {}<{}, {}>(buffer_{}{});\n", called, element_name(tensor.dtype),
                     last_is_contiguous(tensor), name, arguments));
   };
   std::string text = fmt::format("\n  BufferView buffer_{};\n", name);
@@ -90,7 +86,7 @@ std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const 
   return text + "  template <class... Ranges>\n" +
          function(is_float ? "FloatRange" : "IntRange", "range_load_" + name, "Ranges... ranges",
                   fmt::format("    return range_load<{}>(buffer_{}, ranges...);\n",
-                              element(tensor.dtype), name));
+                              element_name(tensor.dtype), name));
 }
 
 }  // namespace attn::cuda

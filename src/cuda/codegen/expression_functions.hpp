@@ -31,6 +31,9 @@ std::string views_text(const expr::Expr& score, const expr::Bindings& bindings);
 // A struct of derivatives with these members, a kernel parameter, and what it includes.
 std::string struct_text(std::string_view name, std::string_view body);
 
+// The struct of device code (expr/buffer.cuh) for elements of a dtype that a buffer may have.
+std::string_view element_name(DType dtype);
+
 // How a buffer is read: an element for each score, one that many scores share, ranges.
 struct Readers {
   bool element = false, shared = false, range = false;

@@ -73,7 +73,7 @@ std::size_t struct_bytes(std::size_t of_views, std::size_t numbers) {
 PrintedTensor printed_tensor(const expr::Buffer& buffer, const expr::Bindings& bindings) {
   if (expr::is_scalar(buffer)) return {};
   const Tensor& tensor = described(buffer, bindings);
-  return {tensor.dtype, last_is_contiguous(tensor)};
+  return {tensor.dtype, last_is_contiguous(tensor), elements_at_once(tensor)};
 }
 
 // factor * tanh(multiple * dot) is dot times this polynomial of dot.
@@ -132,6 +132,25 @@ const Tensor& described(const expr::Buffer& buffer, const expr::Bindings& bindin
 bool last_is_contiguous(const Tensor& tensor) {
   const auto last = static_cast<std::size_t>(tensor.rank) - 1;
   return tensor.strides[last] == 1 && tensor.shape[last] != 1;
+}
+
+int elements_at_once(const Tensor& tensor) {
+  const auto size = static_cast<std::int64_t>(size_of(tensor.dtype));
+  const auto last = static_cast<std::size_t>(tensor.rank) - 1;
+  if (!last_is_contiguous(tensor) || size < 2 || size > 4) return 1;
+  const auto aligned = [&](std::int64_t count) {
+    if (tensor.shape[last] % count != 0) return false;
+    if (reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(count * size) !=
+        0) {
+      return false;
+    }
+    for (std::size_t d = 0; d < last; ++d) {
+      if (tensor.shape[d] != 1 && tensor.strides[d] % count != 0) return false;
+    }
+    return true;
+  };
+  if (size == 2 && aligned(8)) return 8;
+  return aligned(2) ? 2 : 1;
 }
 
 std::size_t buffers_bytes(const std::vector<std::shared_ptr<const expr::Buffer>>& buffers) {

@@ -13,6 +13,7 @@ namespace attn::cuda {
 struct PrintedTensor {
   DType dtype = DType::f32;
   bool contiguous = false;  // last_is_contiguous (expression_buffers.hpp)
+  int at_once = 1;          // elements_at_once, likewise
   bool operator==(const PrintedTensor&) const = default;
 };
 

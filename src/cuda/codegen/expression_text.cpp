@@ -15,6 +15,7 @@
 #include "cuda/codegen/expression_functions.hpp"
 #include "cuda/codegen/expression_range.hpp"
 #include "cuda/codegen/expression_values.hpp"
+#include "cuda/codegen/expression_vectors.hpp"
 #include "cuda/codegen/mask_bounds.hpp"
 
 namespace attn::cuda {
@@ -179,6 +180,12 @@ std::string score_parameters(const Program& program) {
                      parameters(all, program), uses(program, Op::key) ? " step" : "");
 }
 
+std::string vectors_of(const Program& score, const ScoreFactors& factors,
+                       const expr::Bindings& bindings) {
+  return vectors_text(score, factors, vector_loads(score, bindings), parameters(kPoint, score),
+                      score_parameters(score));
+}
+
 // The polynomial of exponent(), where it has one.
 std::string small_tanh_text(const ScoreFactors& factors) {
   if (factors.small_tanh < 0) return {};
@@ -313,6 +320,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   text += mask_text(bounds);
   text += function("float", "score", score_parameters(scored),
                    value_body(scored, expr::CudaMath::fast, &factors, factors.result));
+  text += vectors_of(scored, factors, bindings);
   text += exponent_text(scored, factors);
   text += function("Coverage", "classify", parameters(kTile, masked), range_body(masked));
   return text + "};\n\n}  // namespace attn::device\n";

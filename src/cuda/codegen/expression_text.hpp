@@ -26,6 +26,23 @@ namespace attn::cuda {
 //     // constant steps share more of the work.
 //     float score(float dot, int query, int key_first, int batch, int head, int seqlen_q,
 //                 int seqlen_k, int step = 0) const;
+//     // Where kVectorWords > 0, score_of_vectors() is score() of one of the 8 scores that a thread
+//     has
+//     // of a row and 32 keys, in the order of keys; load_vectors() loads what it reads of buffers,
+//     // given the first of those keys, of kCount groups of eight keys from kFirst on, and, if it
+//     is
+//     // kTurned, turn_vectors() hands it out (expr/vector.cuh). All threads of a warp call these
+//     two
+//     // together.
+//     static constexpr int kVectorWords;
+//     struct Vectors { unsigned words[kVectorWords]; };
+//     template <bool kTurned, int kFirst = 0, int kCount = 4>
+//     void load_vectors(Vectors& vectors, int query, int key, int batch, int head, int seqlen_q,
+//                       int seqlen_k) const;
+//     void turn_vectors(Vectors& vectors) const;
+//     float score_of_vectors(const Vectors& vectors, int element, float dot, int query,
+//                            int key_first, int batch, int head, int seqlen_q, int seqlen_k,
+//                            int step = 0) const;
 //     // Where kHasExponent: log2(e) times the score, plus addend, in fewer instructions than from
 //     // score(). share_row, where kCount > 0, gives what scores of a row have in common,
 //     // whatever the query unless kRowSharesQuery. Where kHasSmallTanh the result is right, or
@@ -52,10 +69,11 @@ namespace attn::cuda {
 // classify is worth doing once for all warps.
 //
 // mask must be boolean and without score, score float32; either may be empty. The text depends on
-// their trees, on the dtype of each buffer and on whether its last dimension is contiguous, as
-// bound, and on no value of a scalar. Throws Error(invalid_argument) for other types and where one
-// buffer name means two tensors, Error(unsupported) for more than 32 buffers. short_sequences:
-// seqlen_q and seqlen_k are at most 2^20, and more of the mask is bounds of the key.
+// their trees, on the dtype of each buffer, on whether its last dimension is contiguous and on how
+// many elements may be read at once, as bound, and on no value of a scalar. Throws
+// Error(invalid_argument) for other types and where one buffer name means two tensors,
+// Error(unsupported) for more than 32 buffers. short_sequences: seqlen_q and seqlen_k are at most
+// 2^20, and more of the mask is bounds of the key.
 std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
                               const expr::Bindings& bindings = {}, bool short_sequences = false);
 

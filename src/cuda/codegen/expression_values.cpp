@@ -49,11 +49,13 @@ std::vector<std::string> operands_of(const Instruction& in,
 
 ExpressionValues::ExpressionValues(const expr::Program& program, CudaMath math,
                                    const ScoreFactors* factors,
-                                   const std::vector<std::size_t>& results, bool is_small)
+                                   const std::vector<std::size_t>& results, bool is_small,
+                                   std::vector<std::string> given)
     : program_(program),
       factors_(factors),
       is_small_(is_small),
       math_(math),
+      given_(std::move(given)),
       small_(small_in_short_sequences(program)),
       users_(program.instructions.size()) {
   for (std::size_t i = 0; i < users_.size(); ++i) linear_.push_back(linear(i));
@@ -87,7 +89,7 @@ const Instruction& ExpressionValues::operand(std::size_t i) const {
 // Instructions whose values the text of this one contains.
 std::vector<std::size_t> ExpressionValues::read_by(std::size_t i) const {
   const Instruction& in = program_.instructions[i];
-  if (multiple(i) >= 0 || !stepped(i).empty()) return {};
+  if (is_given(i) || multiple(i) >= 0 || !stepped(i).empty()) return {};
   return {in.args, in.args + in.num_args};
 }
 
@@ -124,6 +126,7 @@ std::string ExpressionValues::stepped(std::size_t i) const {
 // What instruction i computes, as cuda_value writes it, with the names of the struct.
 std::string ExpressionValues::value_text(std::size_t i) const {
   const Instruction& in = program_.instructions[i];
+  if (is_given(i)) return given_[i];
   if (multiple(i) >= 0) return fmt::format("attn_mul(dot, multiple_{})", multiple(i));
   if (in.op == Op::score) return "dot";
   if (factors_ != nullptr && in.op == Op::key) return "key_first + step";

@@ -26,9 +26,11 @@ std::vector<std::string> operands_of(const expr::Instruction& in,
 class ExpressionValues {
  public:
   // factors: of a score's program, null for others. is_small: with a polynomial for
-  // factors->small_tanh.
+  // factors->small_tanh. given: texts of instructions whose values are there already, empty for
+  // others; no text at all where none is.
   ExpressionValues(const expr::Program& program, expr::CudaMath math, const ScoreFactors* factors,
-                   const std::vector<std::size_t>& results, bool is_small = false);
+                   const std::vector<std::size_t>& results, bool is_small = false,
+                   std::vector<std::string> given = {});
 
   // Statements that name what value() refers to; they are asked for once.
   std::string statements();
@@ -42,6 +44,7 @@ class ExpressionValues {
     int coefficient = 0;
   };
 
+  bool is_given(std::size_t i) const { return !given_.empty() && !given_[i].empty(); }
   int multiple(std::size_t i) const { return factors_ != nullptr ? factors_->multiple[i] : -1; }
   const expr::Instruction& operand(std::size_t i) const;
   std::vector<std::size_t> read_by(std::size_t i) const;
@@ -53,6 +56,7 @@ class ExpressionValues {
   const ScoreFactors* factors_;
   bool is_small_;
   expr::CudaMath math_;
+  std::vector<std::string> given_;
   std::vector<bool> small_;
   std::vector<int> users_;  // 0: its value is not needed
   std::vector<Linear> linear_;

@@ -55,6 +55,8 @@ bool holds(Condition condition, const Problem& problem) {
     }
     case Condition::long_with_score:
       return !problem.score.empty() && is_long(problem, 4096) && !loads_elements(problem.score);
+    case Condition::score_of_elements:
+      return !problem.score.empty() && loads_elements(problem.score);
     case Condition::narrow_values:
       return problem.head_dim_v <= 128;
     case Condition::few_keys:

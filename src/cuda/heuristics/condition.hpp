@@ -17,6 +17,8 @@ enum class Condition : std::uint8_t {
   long_and_plain,
   // 4096 or more, and the same otherwise, with a score that loads nothing for each element.
   long_with_score,
+  // The score loads an element for each query and key, as a bias does.
+  score_of_elements,
   // head_dim_v is at most 128.
   narrow_values,
   // There are so few keys that the last block counts: up to 576, nine blocks of 64.

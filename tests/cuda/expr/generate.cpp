@@ -12,6 +12,9 @@ constexpr const char* kHead = R"(
 #include "compiled.hpp"
 #define __device__
 #define __forceinline__ inline
+// A warp of one lane: vectors are loaded on a GPU, and its text must compile.
+struct { unsigned x; } constexpr threadIdx{0};
+inline unsigned __shfl_xor_sync(unsigned, unsigned x, int) { return x; }
 )";
 
 constexpr const char* kCalls = R"(

@@ -6,3 +6,4 @@
 #include "expr/fast.cuh"
 #include "expr/integer.cuh"
 #include "expr/range_load.cuh"
+#include "expr/vector.cuh"

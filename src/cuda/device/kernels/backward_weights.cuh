@@ -25,9 +25,16 @@ struct BackwardWeights {
 
   // Never above 1, however large the scores are. lse2: LSE in base 2.
   __device__ __forceinline__ float probability(float dot, float lse2, int query, int key) const {
-    float x = dot, c = p.scale * kLog2E;
+    float x = dot;
     if constexpr (Expressions::kHasScore) {
       x = e.score(dot, query, key, sequence.batch, head_q, sequence.length_q, sequence.length_k);
+    }
+    return probability_of(x, lse2);
+  }
+  // The same, of a score by expression; of q.k where there is none.
+  __device__ __forceinline__ float probability_of(float x, float lse2) const {
+    float c = p.scale * kLog2E;
+    if constexpr (Expressions::kHasScore) {
       if constexpr (C::kScoreHides) {
         if (x == minus_infinity()) return 0;  // also where LSE is NaN
       }

@@ -32,6 +32,7 @@
 #include "softmax/lazy.cuh"
 #include "softmax/visible_row.cuh"
 #include "tile/accumulator.cuh"
+#include "tile/score_vectors.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace attn::device {
@@ -191,13 +192,36 @@ struct ForwardSm80 {
     }
   }
 
+  // S <- the scores of 16 rows, whose elements of buffers are loaded for 32 keys at a time.
+  __device__ __forceinline__ void apply_vectors(float (&s)[C::kBlockN / 2], int m,
+                                                int block) const {
+    using Vectors = typename Expressions::Vectors;
+    const Sequence& q = tile.sequence;
+    const int key = block * C::kBlockN;
+    const auto row = [&](int i) { return warp_row() + 16 * m + lane() / 4 + 8 * i; };
+    const auto load = [&](Vectors& vectors, int i, int first) {
+      e.template load_vectors<true>(vectors, tile.query_of(row(i)), key + first, q.batch,
+                                    tile.head_of(row(i)), q.length_q, q.length_k);
+    };
+    ScoreVectors<Expressions, C::kBlockN, true, 1> vectors;
+#pragma unroll
+    for (int r = 0; r < C::kBlockN / 2; ++r) {
+      if (r % 16 == 0) vectors.take(e, r / 16, load);
+      const int of_two = r / 2 % 2;
+      s[r] = vectors.score(e, r, s[r], tile.query_of(row(of_two)), key + 2 * (lane() % 4), q.batch,
+                           tile.head_of(row(of_two)), q.length_q, q.length_k);
+    }
+  }
+
   // Makes P of a block as operands, and multiplies O where the references moved.
   __device__ __forceinline__ void softmax(Warp& w, unsigned (&p16)[kTiles][C::kBlockN / 4],
                                           int block, bool mixed) const {
     const Sequence& q = tile.sequence;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      if constexpr (Expressions::kHasScore) {
+      if constexpr (Expressions::kVectorWords > 0) {
+        apply_vectors(w.s[m], m, block);
+      } else if constexpr (Expressions::kHasScore) {
         for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key, int step) {
           x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
         });

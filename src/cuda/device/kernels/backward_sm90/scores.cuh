@@ -7,6 +7,7 @@
 #include "kernels/backward_sm90/tiles.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
+#include "tile/score_vectors.cuh"
 
 namespace attn::device {
 
@@ -139,10 +140,28 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     }
   }
 
+  // What a step's scores read of buffers for 32 keys at a time. A thread loads its own pairs: the
+  // exchange of turned vectors takes longer here than the loads that it saves.
+  using Vectors = ScoreVectors<Expressions, kKeys, false, 2>;
+  static constexpr bool kLoadsVectors = Expressions::kVectorWords > 0 && !Slope::kIsOfTanh;
+
+  // Called before the k-th 16 keys.
+  __device__ __forceinline__ void take_vectors(Vectors& vectors, const BackwardStep& t,
+                                               int k) const {
+    if constexpr (kLoadsVectors) {
+      using OfRow = typename Expressions::Vectors;
+      const auto load = [&](OfRow& of_row, int i, int first) {
+        e.template load_vectors<false>(of_row, t.query0 + first_row() + 8 * i, t.key0 + first,
+                                       t.batch, t.head_q, t.length_q, t.length_k);
+      };
+      if (k % 2 == 0) vectors.take(e, k / 2, load);
+    }
+  }
+
   // P of S = x; x becomes P, or P dT/dS, as dS needs it. Never above 1 where there is a score,
   // but by 2^-9 where that is a softcap.
-  __device__ __forceinline__ float probability(float& x, float lse2, int at,
-                                               const BackwardStep& t) const {
+  __device__ __forceinline__ float probability(float& x, float lse2, int at, const BackwardStep& t,
+                                               const Vectors& vectors) const {
     float y = x, gradient = 1.f;
     if constexpr (Slope::kIsOfTanh) {
       const int query = t.query0 + first_row() + at / 2 % 2 * 8;
@@ -154,7 +173,12 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     } else if constexpr (Expressions::kHasScore) {
       const int query = t.query0 + first_row() + at / 2 % 2 * 8;
       const int key = t.key0 + first_column(), step = at / 4 * 8 + at % 2;
-      const float score = e.score(x, query, key, t.batch, t.head_q, t.length_q, t.length_k, step);
+      float score;
+      if constexpr (kLoadsVectors) {
+        score = vectors.score(e, at, x, query, key, t.batch, t.head_q, t.length_q, t.length_k);
+      } else {
+        score = e.score(x, query, key, t.batch, t.head_q, t.length_q, t.length_k, step);
+      }
       y = fmaf(score, Expressions::kScoreFactor * kLog2E, -lse2);
       y = x == minus_infinity() ? x : y > 0 ? 0.f : y;
       if constexpr (Slope::kHasSlope) {
@@ -183,9 +207,11 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
     const unsigned matrices = matrix_address(to);
     const BackwardSm90KeptBits<C> kept{*this};
     if constexpr (C::kDropout) c.kept = kept.take(n);
+    [[maybe_unused]] Vectors vectors;
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
       between(k);
+      take_vectors(vectors, t, k);
       if constexpr (C::kDropout) {
         if (k % 4 == 0) kept.draw_late(c.random, c.kept, t, k / 4);
       }
@@ -196,7 +222,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int at = 8 * k + 2 * j + i;
-          probable[i] = probability(c.s[at], c.lse.value[j % 2], at, t);
+          probable[i] = probability(c.s[at], c.lse.value[j % 2], at, t, vectors);
         }
         words[j] = Element::pack(probable[0], probable[1]);
         if constexpr (C::kDropout) words[j] &= KeptBits::halves(c.kept.of[k / 4], 4 * k % 16 + j);

@@ -5,6 +5,7 @@
 #include "expr/visible_keys.cuh"
 #include "kernels/forward_sm90/products.cuh"
 #include "softmax/dropout.cuh"
+#include "tile/score_vectors.cuh"
 #include "tile/warp_scores.cuh"
 
 namespace attn::device {
@@ -43,12 +44,36 @@ struct ForwardSm90Softmax {
     }
   }
   __device__ __forceinline__ void apply_score(State& c, const Own& t, int block) const {
-    if constexpr (Expressions::kHasScore) {
+    if constexpr (Expressions::kVectorWords > 0) {
+      apply_vectors(c, t, block);
+    } else if constexpr (Expressions::kHasScore) {
       const Sequence& q = t.w.sequence;
       for_each_score<!Expressions::kScoreLoads>(
           c, t, block, [&](float& x, int, int query, int head, int key, int step) {
             x = tiles.e.score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
           });
+    }
+  }
+  // The same, where elements of buffers are loaded for 32 keys at a time.
+  __device__ __forceinline__ void apply_vectors(State& c, const Own& t, int block) const {
+    using Vectors = typename Expressions::Vectors;
+    const Sequence& q = t.w.sequence;
+    const int key = block * C::kBlockN, own = key + 2 * static_cast<int>(threadIdx.x % 4);
+    const auto query = [&](int i) { return (t.row + 8 * i) / C::kGroup; };
+    const auto head = [&](int i) { return Tiles::query_head(t.w, t.row + 8 * i); };
+    const auto load = [&](Vectors& vectors, int i, int first) {
+      tiles.e.template load_vectors<true>(vectors, query(i), key + first, q.batch, head(i),
+                                          q.length_q, q.length_k);
+    };
+    // More words than four of a row and 32 keys would be spilled.
+    constexpr int kAhead = Expressions::kVectorWords > 4 ? 1 : 2;
+    ScoreVectors<Expressions, C::kBlockN, true, kAhead> vectors;
+#pragma unroll
+    for (int r = 0; r < C::kBlockN / 2; ++r) {
+      if (r % 16 == 0) vectors.take(tiles.e, r / 16, load);
+      const int i = r / 2 % 2;
+      c.s[r] = vectors.score(tiles.e, r, c.s[r], query(i), own, q.batch, head(i), q.length_q,
+                             q.length_k);
     }
   }
   __device__ __forceinline__ void apply_mask(State& c, const Own& t, int block) const {
