@@ -302,6 +302,8 @@ TEST(Matmul, ThreadsDoNotChangeABit) {
   std::vector<MatmulProblem> problems;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     problems.push_back({.m = 300, .n = 700, .k = 500, .dtype = dtype});
+    problems.push_back({.m = 300, .n = 700, .k = 1000, .dtype = dtype});
+    problems.back().order_b = MatrixOrder::column_major;
     problems.push_back({.m = 1, .n = 150, .k = 9000, .dtype = dtype});
     problems.push_back({.m = 13, .n = 170, .k = 2500, .dtype = dtype});
     problems.push_back(problems.back());

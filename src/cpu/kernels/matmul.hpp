@@ -89,6 +89,20 @@ ATTN_INLINE void pack_lanes(const OperandBlock& block, int words, float* out) {
     for (int word = 0; word < words; word += kLanes) {
       const int step = word * Words::kSteps;
       F x[kGroup] = {};
+      // Loops whose counts are constants keep x in registers.
+      if (ahead >= kGroup && block.depth - step >= kLanes * Words::kSteps) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kGroup; ++i) {
+          x[i] = Words::load_steps(at + i * row, step, kLanes * Words::kSteps, block.dtype);
+          __builtin_prefetch(at + (kGroup + i) * row + step * bytes);
+        }
+        transpose(x);
+#pragma GCC unroll 16
+        for (int i = 0; i < kGroup; ++i) {
+          store(to + std::ptrdiff_t{word + i * kWords} * kPanel, x[i]);
+        }
+        continue;
+      }
       for (int i = 0; i < lanes; ++i) {
         x[i] = Words::load_steps(at + i * row, step, block.depth - step, block.dtype);
         if (i < ahead) __builtin_prefetch(at + (kGroup + i) * row + step * bytes);

@@ -45,6 +45,11 @@ struct SharedBlocks {
   }
 };
 
+// Bytes of a packed lane of so many steps.
+std::int64_t lane_bytes(int depth, const ProductVerbs& verbs) {
+  return round_up(depth, verbs.depth_multiple) * verbs.element_bytes;
+}
+
 // What a worker has for itself. A block of A or B that all share takes no place here.
 struct Scratch {
   ProductBlocks blocks;
@@ -60,6 +65,40 @@ struct Scratch {
     carver.take(b, own_b ? bytes(blocks.n.part) : core::Size(0));
     carver.take(c, core::Size(blocks.m.part) * blocks.n.part);
     carver.take(bias, core::Size(blocks.n.part));
+  }
+};
+
+// The pieces in which blocks that tasks share are packed. Where lanes are neighbours in memory a
+// piece has all lanes of a block and one of its pieces along k. Where steps are, it has some lanes
+// and as many pieces along k as leave four for each worker: the pages of these lanes are looked up
+// once for all of them.
+struct Pieces {
+  std::int64_t lanes, steps;   // of a piece
+  std::int64_t groups, count;  // of lanes, and pieces, of a block
+
+  Pieces(bool steps_are_neighbours, std::int64_t blocks, const Cut& across, std::int64_t all_steps,
+         int workers) {
+    // Whole panels of every B; no A has more lanes, whose last panel writes into the next one.
+    constexpr std::int64_t kLanes = 288;
+    lanes = steps_are_neighbours ? kLanes : across.part;
+    groups = (across.part + lanes - 1) / lanes;
+    steps = steps_are_neighbours ? std::clamp<std::int64_t>(
+                                       blocks * groups * all_steps / (4 * std::int64_t{workers}), 1,
+                                       std::max<std::int64_t>(1, all_steps))
+                                 : 1;
+    count = groups * ((all_steps + steps - 1) / steps);
+  }
+
+  // Calls body(first lane, lanes, piece of k) for what piece `index` of a block of so many lanes
+  // and pieces along k has.
+  template <class Body>
+  void each(std::int64_t index, std::int64_t of_lanes, std::int64_t of_steps,
+            const Body& body) const {
+    const std::int64_t first = index % groups * lanes, step = index / groups * steps;
+    if (first >= of_lanes) return;
+    for (std::int64_t i = step; i < std::min(step + steps, of_steps); ++i) {
+      body(first, static_cast<int>(std::min(lanes, of_lanes - first)), i);
+    }
   }
 };
 
@@ -114,7 +153,7 @@ void multiply_blocks(const Product& p, const ProductVerbs& verbs, const Tile& t,
     } else {
       verbs.pack_b(block_of_b(p, t.batch, step, t.column, t.columns, depth), s.b);
     }
-    const std::int64_t panel_depth = round_up(depth, verbs.depth_multiple) * verbs.element_bytes;
+    const std::int64_t panel_depth = lane_bytes(depth, verbs);
     // What is packed next comes into L2 while this piece is multiplied.
     std::int64_t next = i + 1;
     while (next < blocks.k.count() && !p.mask.multiplies(t.row, blocks.k.first(next), t.column)) {
@@ -259,24 +298,37 @@ void matmul_packed(const Product& p, const TileOps& ops, const ProductBlocks& bl
   shared.b = {sharing.b ? memory + (sharing.a ? down * steps * sharing.bytes_a : 0) : nullptr,
               sharing.bytes_b, steps};
 
-  // Blocks of A (of the whole product) and of B (of some columns), a task each.
+  using Of = core::BlockMaskView::Of;
+  const Pieces of_a(p.a.column_stride == 1, down, blocks.m, steps, workers.count());
+  const Pieces of_b(p.b.row_stride == 1, sharing.across, blocks.n, steps, workers.count());
+  const auto pack_a = [&](std::int64_t batch, std::int64_t block, std::int64_t piece) {
+    const std::int64_t row = blocks.m.first(block);
+    of_a.each(piece, blocks.m.size(block), steps,
+              [&](std::int64_t first, int lanes, std::int64_t i) {
+                const std::int64_t step = blocks.k.first(i);
+                if (p.mask.of == Of::a && !p.mask.has(row, step)) return;
+                const int depth = blocks.k.size(i);
+                verbs.pack_a(block_of_a(p, batch, row + first, step, lanes, depth),
+                             shared.a.at(block, i) + first * lane_bytes(depth, verbs));
+              });
+  };
+  const auto pack_b = [&](std::int64_t batch, std::int64_t block, std::int64_t piece) {
+    const std::int64_t j = shared.first_across + block, column = blocks.n.first(j);
+    of_b.each(piece, blocks.n.size(j), steps, [&](std::int64_t first, int lanes, std::int64_t i) {
+      const std::int64_t step = blocks.k.first(i);
+      if (p.mask.of == Of::b && !p.mask.has(step, column)) return;
+      const int depth = blocks.k.size(i);
+      verbs.pack_b(block_of_b(p, batch, step, column + first, lanes, depth),
+                   shared.b.at(block, i) + first * lane_bytes(depth, verbs));
+    });
+  };
+  // Blocks of A (of the whole product) and of B (of some columns).
   const auto pack = [&](std::int64_t batch, std::int64_t blocks_a, std::int64_t blocks_b) {
-    workers.parallel_for((blocks_a + blocks_b) * steps, [&](std::int64_t index, int) {
-      const std::int64_t block = index / steps, step = index % steps;
-      const std::int64_t first = blocks.k.first(step);
-      const int depth = blocks.k.size(step);
-      using Of = core::BlockMaskView::Of;
-      if (block < blocks_a) {
-        const std::int64_t row = blocks.m.first(block);
-        if (p.mask.of == Of::a && !p.mask.has(row, first)) return;
-        verbs.pack_a(block_of_a(p, batch, row, first, blocks.m.size(block), depth),
-                     shared.a.at(block, step));
-      } else {
-        const std::int64_t j = shared.first_across + block - blocks_a, column = blocks.n.first(j);
-        if (p.mask.of == Of::b && !p.mask.has(first, column)) return;
-        verbs.pack_b(block_of_b(p, batch, first, column, blocks.n.size(j), depth),
-                     shared.b.at(block - blocks_a, step));
-      }
+    const std::int64_t pieces_a = blocks_a * of_a.count, pieces_b = blocks_b * of_b.count;
+    workers.parallel_for(pieces_a + pieces_b, [&](std::int64_t index, int) {
+      if (index < pieces_a) return pack_a(batch, index / of_a.count, index % of_a.count);
+      const std::int64_t of_blocks_b = index - pieces_a;
+      pack_b(batch, of_blocks_b / of_b.count, of_blocks_b % of_b.count);
     });
   };
   const auto multiply = [&](std::int64_t first_batch, std::int64_t batches, std::int64_t columns) {
