@@ -13,6 +13,16 @@ inline constexpr int kMostGroup = kLanes < 8 ? kLanes : 8;
 // Words along k for which sums of a strip of columns stay in registers where columns are
 // neighbours: short enough that the next strip finds the same pages of B.
 inline constexpr int kStripWords = 32;
+// Of one row of A a strip is short where elements are floats, so that B is read nearly in the order
+// in which it lies: 1.14 to 1.2 times the speed on a Zen 4. With 16-bit elements it was 0.8 times.
+template <int kGroup>
+ATTN_INLINE int strip_words(std::ptrdiff_t bytes) {
+  return kGroup == 1 && bytes == 4 ? 4 : kStripWords;
+}
+template <int kGroup>
+ATTN_INLINE int words_ahead(std::ptrdiff_t bytes) {
+  return kGroup == 1 && bytes == 4 ? 16 : kStripWords;
+}
 // Bytes that are asked for ahead where columns are read from end to end.
 inline constexpr int kBytesAhead = 1 << 14;
 
@@ -72,8 +82,8 @@ ATTN_INLINE void multiply_strip(const RowGroup<kGroup>& a, const OperandBlock& b
     for (int v = 0; v < kVectors; ++v) {
       x[v] = Words::load_lanes(b, lane + v * kLanes, step, v + 1 < kVectors ? kLanes : count);
     }
-    // What the next strip of words needs, once a line.
-    const int ahead = step + kStripWords * Words::kSteps;
+    // What a later strip of words needs, once a line.
+    const int ahead = step + words_ahead<kGroup>(bytes) * Words::kSteps;
     if (ahead + Words::kSteps <= b.depth) {
       const std::byte* at = b.at + (ahead * b.step_stride + lane) * bytes;
 #pragma GCC unroll 2
@@ -110,8 +120,9 @@ ATTN_INLINE void multiply_columns(const RowGroup<kGroup>& a, const OperandBlock&
   constexpr int kSums = ATTN_VECTOR_BYTES == 64 ? 16 : 8;
   constexpr int kVectors = kGroup == 1 ? 8 : kSums / kGroup;
   const int words = (b.depth + Words::kSteps - 1) / Words::kSteps;
-  for (int word = 0; word < words; word += kStripWords, add = true) {
-    const int end = words - word < kStripWords ? words : word + kStripWords;
+  const int strip = strip_words<kGroup>(Words::bytes(b));
+  for (int word = 0; word < words; word += strip, add = true) {
+    const int end = words - word < strip ? words : word + strip;
     int lane = 0;
     for (; lane + kVectors * kLanes <= b.lanes; lane += kVectors * kLanes) {
       multiply_strip<kGroup, kVectors, Words>(a, b, lane, kLanes, word, end, add, c, ld);
