@@ -5,19 +5,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <list>
+#include <map>
+#include <mutex>
 #include <regex>
 #include <string>
 
 namespace attn::cuda {
 namespace {
 
+using Texts = std::map<std::string, std::string>;  // by the names that sources include
+
 struct Program {
-  std::filesystem::path folder;
+  std::filesystem::path folder, headers;
   std::string log, object;
 };
 
@@ -28,6 +34,43 @@ std::string read(const std::filesystem::path& path) {
 void write(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::create_directories(path.parent_path());
   std::ofstream(path, std::ios::binary) << text;
+}
+
+std::filesystem::path new_folder() {
+  std::string folder = (std::filesystem::temp_directory_path() / "attn_nvrtc_XXXXXX").string();
+  if (mkdtemp(folder.data()) == nullptr) {
+    std::fprintf(stderr, "emulated GPU: no folder %s can be made\n", folder.c_str());
+    std::abort();
+  }
+  return folder;
+}
+void remove_folder(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  if (std::getenv("ATTN_EMULATED_KEEP") == nullptr) {
+    std::filesystem::remove_all(folder, ignored);
+  }
+}
+
+// Headers of the library in a folder, as long as the process lives.
+struct Headers {
+  explicit Headers(Texts brought) : folder(new_folder()), texts(std::move(brought)) {
+    for (const auto& [name, text] : texts) write(folder / name, text);
+  }
+  Headers(const Headers&) = delete;
+  Headers& operator=(const Headers&) = delete;
+  ~Headers() { remove_folder(folder); }
+
+  std::filesystem::path folder;
+  Texts texts;
+};
+
+// Every program brings the same headers, some fifty: they are written for the first one.
+std::filesystem::path folder_of(Texts texts) {
+  static std::mutex mutex;
+  static std::list<Headers> all;
+  const std::lock_guard lock(mutex);
+  const auto same = std::ranges::find(all, texts, &Headers::texts);
+  return same != all.end() ? same->folder : all.emplace_back(std::move(texts)).folder;
 }
 
 Program& of(nvrtcProgram program) { return *reinterpret_cast<Program*>(program); }
@@ -81,10 +124,9 @@ nvrtcResult nvrtcVersion(int* major, int* minor) {
 const char* nvrtcGetErrorString(nvrtcResult) { return "the host's compiler failed"; }
 nvrtcResult nvrtcCreateProgram(nvrtcProgram* program, const char* source, const char*, int count,
                                const char* const* texts, const char* const* names) {
-  std::string folder = (std::filesystem::temp_directory_path() / "attn_nvrtc_XXXXXX").string();
-  if (mkdtemp(folder.data()) == nullptr) return static_cast<nvrtcResult>(1);
-  auto* made = new Program{folder, {}, {}};
-  for (int i = 0; i < count; ++i) write(made->folder / "library" / names[i], texts[i]);
+  Texts headers;
+  for (int i = 0; i < count; ++i) headers[names[i]] = texts[i];
+  auto* made = new Program{new_folder(), folder_of(std::move(headers)), {}, {}};
   std::string tail;
   const std::string head = around(source, tail);
   write(made->folder / "kernel.cpp", head + without_products(source) + tail);
@@ -92,10 +134,7 @@ nvrtcResult nvrtcCreateProgram(nvrtcProgram* program, const char* source, const 
   return NVRTC_SUCCESS;
 }
 nvrtcResult nvrtcDestroyProgram(nvrtcProgram* program) {
-  std::error_code ignored;
-  if (std::getenv("ATTN_EMULATED_KEEP") == nullptr) {
-    std::filesystem::remove_all(of(*program).folder, ignored);
-  }
+  remove_folder(of(*program).folder);
   delete &of(*program);
   return NVRTC_SUCCESS;
 }
@@ -103,10 +142,8 @@ nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int, const char* const*) {
   Program& p = of(program);
   const std::string at = p.folder.string();
   const std::string command = fmt::format(
-      "{} -std=c++20 -O1 -w -shared -fPIC -I{}/device -I{} -I{}/library -o {}/kernel.so "
-      "{}/kernel.cpp {} >{}/log 2>&1",
-      ATTN_HOST_COMPILER, ATTN_EMULATOR_SOURCE, ATTN_EMULATOR_SOURCE, at, at, at,
-      ATTN_EMULATOR_LIBRARY, at);
+      ATTN_KERNEL_COMPILER " -shared -I{} -o {}/kernel.so {}/kernel.cpp {} >{}/log 2>&1",
+      p.headers.string(), at, at, ATTN_EMULATOR_LIBRARY, at);
   const int status = std::system(command.c_str());
   p.log = read(p.folder / "log") + "ptxas info    : Used 1 registers\n";
   if (status != 0) return static_cast<nvrtcResult>(6);

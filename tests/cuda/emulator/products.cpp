@@ -1,6 +1,7 @@
 // The products of warpgroups, and the numbers that they read.
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "reference/tensor_core.hpp"
 #include "state.hpp"
@@ -103,18 +104,30 @@ void wait_products(unsigned groups) {
   all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(finished));
 }
 
+namespace {
+float widen_half(unsigned bits) {
+  const int exponent = static_cast<int>(bits >> 10 & 31), fraction = static_cast<int>(bits & 1023);
+  const float size = exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
+                     : exponent == 0
+                         ? std::ldexp(static_cast<float>(fraction), -24)
+                         : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+  return bits >> 15 != 0 ? -size : size;
+}
+std::vector<float> halves() {
+  std::vector<float> all(1 << 16);
+  for (unsigned bits = 0; bits < all.size(); ++bits) all[bits] = widen_half(bits);
+  return all;
+}
+}  // namespace
+
 float add_products(float sum, const float* a, const float* b) {
   return reference::tensor_core_sum(sum, a, b, 16);
 }
 
 float widen(std::uint16_t bits, bool half) {
   if (half) {
-    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const float size = exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
-                       : exponent == 0
-                           ? std::ldexp(static_cast<float>(fraction), -24)
-                           : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-    return bits >> 15 != 0 ? -size : size;
+    static const std::vector<float> floats = halves();
+    return floats[bits];
   }
   const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
   float value;

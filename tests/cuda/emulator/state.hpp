@@ -3,6 +3,7 @@
 
 #include <ucontext.h>
 
+#include <csetjmp>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -20,7 +21,9 @@ struct Copy {
 };
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t context;  // before it has run
+  jmp_buf place;       // after that, where it waits
+  bool started = false;
   std::unique_ptr<char[]> stack;
   Index index{};
   bool finished = false;
@@ -71,7 +74,7 @@ struct Block {
   std::deque<std::function<void()>> later;        // boxes under way
   std::vector<std::function<void()>> unreleased;  // floats that other blocks may see later
   Fiber* now = nullptr;
-  ucontext_t scheduler{};
+  jmp_buf scheduler;
 };
 
 extern Block* block;  // the one that runs
@@ -83,6 +86,8 @@ void wait_until(std::function<bool()> ready);
 void meet(Barrier& b, unsigned count);
 // Ends the process: the kernel did what a GPU forbids.
 [[noreturn]] void fail(const char* what);
-void check_address(unsigned address, std::size_t bytes);
+inline void check_address(unsigned address, std::size_t bytes) {
+  if (address + bytes > block->shared_bytes) fail("shared memory is left");
+}
 
 }  // namespace attn::emulator
