@@ -86,11 +86,8 @@ shards() {
 # beside the rest. Compiling takes most of the time, of the backward pass several seconds a problem.
 parts_of_test() {
   local program name
-  part far "bash -c 'code=0
-    for program in cuda_conformance_test cuda_backward_test; do
-      $build/tests/cuda/\$program --gtest_brief=0 --gtest_filter=*far* || code=1
-    done
-    exit \$code'"
+  local far="$build/tests/cuda/cuda_conformance_test $build/tests/cuda/cuda_backward_test"
+  part far "bash -c 'code=0; for program in $far; do \$program --gtest_brief=0 --gtest_filter=*far* || code=1; done; exit \$code'"
   shards cuda_conformance_test 32 '*:-*far*' conformance
   for program in "$build"/tests/cuda/cuda_*_test "$build"/tests/cuda/expr/cuda_expr_test; do
     name=${program##*/cuda_}
