@@ -95,6 +95,7 @@ constexpr ListedCase kCases[] = {
     {"b2_n70_h4_d64_bias", "bias of every head, query and key"},
     {"b2_n70_h4_d64_bias2x1x1x70_causal", "bias by batch and key: its gradient sums over the rest"},
     {"b1_n70_h2_d64_bias70x70bf16", "bias of rank 2, bf16"},
+    {"b1_n72_h2_d64_bias1x2x72x72bf16", "bias whose rows a GPU reads eight elements at a time"},
     {"b2_n70_h2_d64_softcap5_alibi_bias1x1x70x70", "three changes composed"},
     {"b1_n90_h2_d64_score(select(query>key,score*0.5,score-1.0))", "a score without shorthand"},
     {"b1_n90_h2_d64_score(score+0.3*tanh(w[key%4]*score))_buffer(w:f32:4)",

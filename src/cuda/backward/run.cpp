@@ -123,7 +123,7 @@ BackwardRun make_run(const Plan& plan, const Asked& asked, const Inputs& inputs,
   BackwardRun run{.asked = asked};
   for (const auto& [name, tensor] : gradients.buffers) run.names.push_back(name);
   fill_problem_parameters(run.parameters, p);
-  run.all_buffers = ExpressionPack(expression_buffers(p.mask, p.score));
+  run.all_buffers = ExpressionPack(expression_buffers(p.mask, p.score), {}, p.score);
   run.printed = run.all_buffers.printed(inputs.buffers);
   run.slope = slope_pack(p.score);
   run.one_pass_offset = one_pass_offset(p, plan.deterministic).value();

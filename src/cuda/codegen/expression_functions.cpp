@@ -7,6 +7,7 @@
 #include "cuda/codegen/expression_values.hpp"
 
 namespace attn::cuda {
+
 std::string_view element_name(DType dtype) {
   switch (dtype) {
     case DType::bf16:

@@ -16,6 +16,7 @@
 #include "cuda/codegen/expression_buffers.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/expression_text.hpp"
+#include "cuda/codegen/expression_vectors.hpp"
 #include "cuda/device/expr/small_tanh.cuh"
 
 namespace attn::cuda {
@@ -67,13 +68,6 @@ std::size_t count_numbers(const ScoreFactors& factors) {
 // Views, then numbers. The struct is aligned to 8 bytes, and never empty.
 std::size_t struct_bytes(std::size_t of_views, std::size_t numbers) {
   return (std::max<std::size_t>(of_views + numbers * sizeof(float), 1) + 7) / 8 * 8;
-}
-
-// A scalar is given by its value, whatever its tensor.
-PrintedTensor printed_tensor(const expr::Buffer& buffer, const expr::Bindings& bindings) {
-  if (expr::is_scalar(buffer)) return {};
-  const Tensor& tensor = described(buffer, bindings);
-  return {tensor.dtype, last_is_contiguous(tensor), elements_at_once(tensor)};
 }
 
 // factor * tanh(multiple * dot) is dot times this polynomial of dot.
@@ -135,22 +129,17 @@ bool last_is_contiguous(const Tensor& tensor) {
 }
 
 int elements_at_once(const Tensor& tensor) {
-  const auto size = static_cast<std::int64_t>(size_of(tensor.dtype));
-  const auto last = static_cast<std::size_t>(tensor.rank) - 1;
+  const std::size_t size = size_of(tensor.dtype);
   if (!last_is_contiguous(tensor) || size < 2 || size > 4) return 1;
-  const auto aligned = [&](std::int64_t count) {
-    if (tensor.shape[last] % count != 0) return false;
-    if (reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(count * size) !=
-        0) {
-      return false;
-    }
-    for (std::size_t d = 0; d < last; ++d) {
-      if (tensor.shape[d] != 1 && tensor.strides[d] % count != 0) return false;
-    }
-    return true;
-  };
-  if (size == 2 && aligned(8)) return 8;
-  return aligned(2) ? 2 : 1;
+  // What all of these are multiples of, so are the first and the last byte of each row.
+  const auto last = static_cast<std::size_t>(tensor.rank) - 1;
+  auto bytes = static_cast<std::uint64_t>(tensor.shape[last]) * size |
+               reinterpret_cast<std::uintptr_t>(tensor.data);
+  for (std::size_t d = 0; d < last; ++d) {
+    if (tensor.shape[d] != 1) bytes |= static_cast<std::uint64_t>(tensor.strides[d]) * size;
+  }
+  if (size == 2 && bytes % 16 == 0) return 8;
+  return bytes % (2 * size) == 0 ? 2 : 1;
 }
 
 std::size_t buffers_bytes(const std::vector<std::shared_ptr<const expr::Buffer>>& buffers) {
@@ -160,10 +149,17 @@ std::size_t buffers_bytes(const std::vector<std::shared_ptr<const expr::Buffer>>
 }
 
 ExpressionPack::ExpressionPack(std::vector<std::shared_ptr<const expr::Buffer>> buffers,
-                               std::vector<float> numbers)
+                               std::vector<float> numbers, const expr::Expr& score)
     : buffers_(std::move(buffers)),
+      vectors_(buffers_.size()),
       numbers_(std::move(numbers)),
-      size_(struct_bytes(buffers_bytes(buffers_), numbers_.size())) {}
+      size_(struct_bytes(buffers_bytes(buffers_), numbers_.size())) {
+  if (score.empty()) return;
+  const expr::Program program = compile(score);
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    vectors_[i] = may_load_vectors(program, *buffers_[i]);
+  }
+}
 
 void ExpressionPack::pack(const expr::Bindings& bindings, std::byte* to) const {
   const std::byte* const end = to + size_;
@@ -190,16 +186,26 @@ std::vector<std::byte> ExpressionPack::packed(const expr::Bindings& bindings) co
   return bytes;
 }
 
+// A scalar is given by its value, whatever its tensor.
+PrintedTensor ExpressionPack::printed_tensor(std::size_t i, const expr::Bindings& bindings) const {
+  if (expr::is_scalar(*buffers_[i])) return {};
+  const Tensor& tensor = described(*buffers_[i], bindings);
+  return {tensor.dtype, last_is_contiguous(tensor), vectors_[i] ? elements_at_once(tensor) : 1};
+}
+
 std::vector<PrintedTensor> ExpressionPack::printed(const expr::Bindings& bindings) const {
   std::vector<PrintedTensor> result;
-  for (const auto& buffer : buffers_) result.push_back(printed_tensor(*buffer, bindings));
+  for (std::size_t i = 0; i < buffers_.size(); ++i) result.push_back(printed_tensor(i, bindings));
   return result;
 }
 
 bool ExpressionPack::prints(const std::vector<PrintedTensor>& printed,
                             const expr::Bindings& bindings) const {
-  return std::ranges::equal(buffers_, printed, {},
-                            [&](const auto& buffer) { return printed_tensor(*buffer, bindings); });
+  if (printed.size() != buffers_.size()) return false;
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    if (printed[i] != printed_tensor(i, bindings)) return false;
+  }
+  return true;
 }
 
 ExpressionPack expression_pack(const expr::Expr& mask, const expr::Expr& score,
@@ -214,7 +220,7 @@ ExpressionPack expression_pack(const expr::Expr& mask, const expr::Expr& score,
     const auto tanh = small_tanh(softmax_scale * term.polynomial, term.factor, precise_math);
     numbers.insert(numbers.end(), {tanh.first, tanh.second, tanh.rest, tanh.least});
   }
-  return ExpressionPack(expression_buffers(mask, score), std::move(numbers));
+  return ExpressionPack(expression_buffers(mask, score), std::move(numbers), score);
 }
 
 std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score) {

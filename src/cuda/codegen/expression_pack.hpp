@@ -13,7 +13,7 @@ namespace attn::cuda {
 struct PrintedTensor {
   DType dtype = DType::f32;
   bool contiguous = false;  // last_is_contiguous (expression_buffers.hpp)
-  int at_once = 1;          // elements_at_once, likewise
+  int at_once = 1;          // elements_at_once, of a buffer that a score may read so
   bool operator==(const PrintedTensor&) const = default;
 };
 
@@ -21,9 +21,10 @@ struct PrintedTensor {
 // without allocating. Immutable; threads may share it.
 class ExpressionPack {
  public:
-  // Views of the buffers, or values of scalars, come first, then the numbers.
+  // Views of the buffers, or values of scalars, come first, then the numbers. score: of which the
+  // text is printed, or empty.
   explicit ExpressionPack(std::vector<std::shared_ptr<const expr::Buffer>> buffers = {},
-                          std::vector<float> numbers = {});
+                          std::vector<float> numbers = {}, const expr::Expr& score = {});
 
   std::size_t size() const noexcept { return size_; }  // a multiple of 8, at least 8
   // Writes size() bytes for tensors on a CUDA device: bound, or the buffers' own. Throws
@@ -36,7 +37,10 @@ class ExpressionPack {
   bool prints(const std::vector<PrintedTensor>& printed, const expr::Bindings& bindings) const;
 
  private:
+  PrintedTensor printed_tensor(std::size_t i, const expr::Bindings& bindings) const;
+
   std::vector<std::shared_ptr<const expr::Buffer>> buffers_;
+  std::vector<bool> vectors_;  // may_load_vectors (expression_vectors.hpp), of each buffer
   std::vector<float> numbers_;
   std::size_t size_;
 };

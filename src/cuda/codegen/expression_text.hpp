@@ -27,19 +27,16 @@ namespace attn::cuda {
 //     float score(float dot, int query, int key_first, int batch, int head, int seqlen_q,
 //                 int seqlen_k, int step = 0) const;
 //     // Where kVectorWords > 0, score_of_vectors() is score() of one of the 8 scores that a thread
-//     has
-//     // of a row and 32 keys, in the order of keys; load_vectors() loads what it reads of buffers,
-//     // given the first of those keys, of kCount groups of eight keys from kFirst on, and, if it
-//     is
-//     // kTurned, turn_vectors() hands it out (expr/vector.cuh). All threads of a warp call these
-//     two
-//     // together.
+//     // has of a row and 32 keys, `element`, in the order of keys. load_vectors() loads what it
+//     reads
+//     // of buffers, given the first of the 32 keys (expr/vector.cuh). With kTransposed,
+//     // transpose_vectors() comes between them, which all threads of a warp call together.
 //     static constexpr int kVectorWords;
 //     struct Vectors { unsigned words[kVectorWords]; };
-//     template <bool kTurned, int kFirst = 0, int kCount = 4>
+//     template <bool kTransposed>
 //     void load_vectors(Vectors& vectors, int query, int key, int batch, int head, int seqlen_q,
 //                       int seqlen_k) const;
-//     void turn_vectors(Vectors& vectors) const;
+//     void transpose_vectors(Vectors& vectors) const;
 //     float score_of_vectors(const Vectors& vectors, int element, float dot, int query,
 //                            int key_first, int batch, int head, int seqlen_q, int seqlen_k,
 //                            int step = 0) const;

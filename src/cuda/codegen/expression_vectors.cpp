@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/expr/cuda_text.hpp"
 #include "cuda/codegen/expression_buffers.hpp"
 #include "cuda/codegen/expression_functions.hpp"
@@ -15,7 +17,7 @@ using expr::Instruction;
 using expr::Op;
 using expr::Program;
 
-// Of both rows of a thread, and of the vector that is loaded ahead, these are four times as many.
+// A thread holds them for two rows, and two or three times, as vectors are loaded ahead.
 constexpr int kMostWords = 8;
 
 bool is_vector(const Program& score, const Instruction& in) {
@@ -32,6 +34,13 @@ bool is_vector(const Program& score, const Instruction& in) {
 }
 
 }  // namespace
+
+bool may_load_vectors(const Program& score, const expr::Buffer& buffer) {
+  return std::ranges::any_of(score.instructions, [&](const Instruction& in) {
+    return is_vector(score, in) &&
+           score.buffers[static_cast<std::size_t>(in.buffer)]->name() == buffer.name();
+  });
+}
 
 std::vector<VectorLoad> vector_loads(const Program& score, const expr::Bindings& bindings) {
   std::vector<VectorLoad> loads;
@@ -67,15 +76,15 @@ std::string vectors_text(const Program& score, const ScoreFactors& factors,
     given[load.instruction] = fmt::format("vector_element<{}>(vectors.words + {}, element)",
                                           load.element, load.first_word);
     if (load.at_once != 8) continue;
-    turned += fmt::format("    turn_vector(vectors.words + {});\n", load.first_word);
+    turned += fmt::format("    transpose_vector(vectors.words + {});\n", load.first_word);
   }
   ExpressionValues values(score, expr::CudaMath::fast, nullptr, indices);
   std::string loaded = values.statements();
   for (const VectorLoad& load : loads) {
     const Instruction& in = score.instructions[load.instruction];
     loaded +=
-        fmt::format("    load_vector<{}, {}, kFirst, kCount>(buffer_{}, vectors.words + {}, key",
-                    load.element, load.at_once == 8 ? "kTurned" : "false",
+        fmt::format("    load_vector<{}, {}>(buffer_{}, vectors.words + {}, key", load.element,
+                    load.at_once == 8 ? "kTransposed" : "false",
                     score.buffers[static_cast<std::size_t>(in.buffer)]->name(), load.first_word);
     for (int a = 0; a + 1 < in.num_args; ++a) {
       loaded += ", " + values.value(static_cast<std::size_t>(in.args[a]));
@@ -85,9 +94,9 @@ std::string vectors_text(const Program& score, const ScoreFactors& factors,
   ExpressionValues with(score, expr::CudaMath::fast, &factors, {factors.result}, false, given);
   std::string body = with.statements();
   body += fmt::format("    return {};\n", with.value(factors.result));
-  return text + "  template <bool kTurned, int kFirst = 0, int kCount = 4>\n" +
+  return text + "  template <bool kTransposed>\n" +
          function("void", "load_vectors", fmt::format("Vectors& vectors, {}", point), loaded) +
-         function("void", "turn_vectors", "Vectors& vectors", turned) +
+         function("void", "transpose_vectors", "Vectors& vectors", turned) +
          function("float", "score_of_vectors",
                   fmt::format("const Vectors& vectors, int element, {}", score_point), body);
 }

@@ -25,7 +25,7 @@ Tensor elements(DType dtype, std::int64_t keys) {
 }
 
 Expr scored(const Tensor& t) {
-  const expr::Symbols s = expr::symbols();
+  const expr::Symbols& s = expr::symbols();
   return s.score + Buffer("t", t)({s.head, s.query, s.key});
 }
 
@@ -61,15 +61,15 @@ bool has(const std::string& text, const std::string& part) {
 }
 
 TEST(ExpressionVectors, AreOfLoadsByKey) {
-  const expr::Symbols s = expr::symbols();
+  const expr::Symbols& s = expr::symbols();
   const std::string turned = cuda::print_expressions({}, scored(elements(DType::bf16, 16)));
   EXPECT_TRUE(has(turned, "kVectorWords = 4;")) << turned;
-  EXPECT_TRUE(has(turned, "load_vector<ElementBF16, kTurned, ")) << turned;
-  EXPECT_TRUE(has(turned, "turn_vector(vectors.words + 0);")) << turned;
+  EXPECT_TRUE(has(turned, "load_vector<ElementBF16, kTransposed>(")) << turned;
+  EXPECT_TRUE(has(turned, "transpose_vector(vectors.words + 0);")) << turned;
   const std::string pairs = cuda::print_expressions({}, scored(elements(DType::f32, 16)));
   EXPECT_TRUE(has(pairs, "kVectorWords = 8;")) << pairs;
-  EXPECT_TRUE(has(pairs, "load_vector<ElementF32, false, ")) << pairs;
-  EXPECT_FALSE(has(pairs, "turn_vector(vectors")) << pairs;
+  EXPECT_TRUE(has(pairs, "load_vector<ElementF32, false>(")) << pairs;
+  EXPECT_FALSE(has(pairs, "transpose_vector(vectors")) << pairs;
   // Neither of odd rows, nor of another order or distance of keys, nor of indices that depend on
   // the key.
   const Buffer t("t", elements(DType::bf16, 16));
@@ -84,15 +84,15 @@ TEST(ExpressionVectors, AreOfLoadsByKey) {
 }
 
 TEST(ExpressionVectors, HaveAtMostEightWords) {
-  const expr::Symbols s = expr::symbols();
+  const expr::Symbols& s = expr::symbols();
   const Buffer a("a", elements(DType::bf16, 16)), b("b", elements(DType::f16, 16)),
       c("c", elements(DType::bf16, 16));
   const Expr score = s.score + a({s.head, s.query, s.key}) + b({s.head, s.query, s.key}) +
                      c({s.head, s.query, s.key});
   const std::string text = cuda::print_expressions({}, score);
   EXPECT_TRUE(has(text, "kVectorWords = 8;")) << text;
-  EXPECT_TRUE(has(text, "load_vector<ElementF16, kTurned, kFirst, kCount>(buffer_b")) << text;
-  EXPECT_FALSE(has(text, "kCount>(buffer_c")) << text;
+  EXPECT_TRUE(has(text, "load_vector<ElementF16, kTransposed>(buffer_b")) << text;
+  EXPECT_FALSE(has(text, "(buffer_c, vectors")) << text;
 }
 
 TEST(ExpressionVectors, HaveATextOfTheirOwn) {

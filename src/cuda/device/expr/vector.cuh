@@ -1,7 +1,7 @@
-// Elements that a score reads of 32 keys of a row at once. In an accumulator a thread has two keys
-// of every eight (tile/accumulator.cuh), and a warp eight rows, so that an element at a time is
-// eight rows of memory an instruction for 32 elements. Turned: a thread loads 16 bytes of the row,
-// and the quad of threads that have the row exchange what they loaded. Else it loads its pairs.
+// Elements of a buffer that a score reads for 32 keys of a row. In an accumulator a thread has two
+// keys of every eight (tile/accumulator.cuh), and a warp has eight rows: an instruction that loads
+// one element a thread touches eight rows of memory for 32 elements. Here a thread loads 16 bytes
+// of a row, and the four threads of the row exchange words (transposed), or it loads its own pairs.
 #pragma once
 
 #include "expr/buffer.cuh"
@@ -31,23 +31,24 @@ __device__ __forceinline__ void read_words(bool inside, const void* from, unsign
 #else
 template <int kCount>
 inline void read_words(bool inside, const void* from, unsigned (&to)[kCount]) {
+  // A GPU takes no other address.
+  if (inside && reinterpret_cast<unsigned long long>(from) % sizeof(to) != 0) __builtin_trap();
   __builtin_memset(to, 0, sizeof(to));
   if (inside) __builtin_memcpy(to, from, sizeof(to));
 }
 #endif
 
-// Loads words of kCount groups of eight keys, from group kFirst of the 32 keys from `key` on, a
-// multiple of 8; elements outside the buffer are 0. Of the buffer's last dimension 8 elements may
-// be read at once if it is kTurned, else 2 (elements_at_once in
-// src/cuda/codegen/expression_buffers.hpp). index: all but the last, which is the key. All threads
-// of a warp call it for the same key; turned, it takes all four groups, and turn_vector comes next.
-template <class Element, bool kTurned, int kFirst, int kCount, class... Index>
+// Loads the words of a thread for the 32 keys from `key` on, a multiple of 8; elements outside the
+// buffer are 0. Of the buffer's last dimension 8 elements may be read at once if kTransposed, and
+// transpose_vector comes next; else 2 (elements_at_once in
+// src/cuda/codegen/expression_buffers.hpp). index: all indices but the last, which is the key.
+template <class Element, bool kTransposed, class... Index>
 __device__ __forceinline__ void load_vector(const BufferView& view, unsigned* words, int key,
                                             Index... index) {
   using Storage = typename Element::Storage;
   constexpr int kRank = sizeof...(Index), kBytes = static_cast<int>(sizeof(Storage));
-  static_assert(kTurned ? kBytes == 2 && kFirst == 0 && kCount == 4 : kBytes == 2 || kBytes == 4);
-  constexpr int kAtOnce = kTurned ? 8 : 2, kWords = kAtOnce * kBytes / 4;
+  static_assert(kBytes == 2 || (kBytes == 4 && !kTransposed));
+  constexpr int kAtOnce = kTransposed ? 8 : 2, kWords = kAtOnce * kBytes / 4;
   const int indices[kRank + 1] = {index..., 0};  // never empty
   bool inside = view.data != nullptr;
   long long bytes = 0;
@@ -59,19 +60,18 @@ __device__ __forceinline__ void load_vector(const BufferView& view, unsigned* wo
   const int first = key + kAtOnce * static_cast<int>(threadIdx.x % 4);
   const auto* row = at_index(at_offset<Storage>(view.data, bytes), first);
 #pragma unroll
-  for (int read = 0; read < (kTurned ? 1 : kCount); ++read) {
-    const int group = kFirst + read;
-    const auto at = static_cast<unsigned>(first + 8 * group);
+  for (int read = 0; read < 8 / kAtOnce; ++read) {
     unsigned w[kWords];
-    read_words(inside & (at <= view.last[kRank]), at_index(row, 8 * group), w);
+    const auto at = static_cast<unsigned>(first + 8 * read);
+    read_words(inside & (at <= view.last[kRank]), at_index(row, 8 * read), w);
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) words[kWords * group + i] = w[i];
+    for (int i = 0; i < kWords; ++i) words[kWords * read + i] = w[i];
   }
 }
 
 // Gives each thread what its keys need, in the order of vector_element. All threads of a warp call
 // it.
-__device__ __forceinline__ void turn_vector(unsigned* words) {
+__device__ __forceinline__ void transpose_vector(unsigned* words) {
   unsigned w[4] = {words[0], words[1], words[2], words[3]};
   transpose_quad(w);
 #pragma unroll

@@ -54,7 +54,7 @@ struct BackwardSm80Buffers {
   using Tiles = BufferTiles<C, BufferGradients>;
   using Weights = BackwardWeights<C, Expressions, BufferGradients>;
   static constexpr int kThreads = 32 * C::kWarps;
-  static constexpr bool kTurned = false;  // of vectors of a score: 3 to 15 % slower if they are
+  static constexpr bool kTransposed = false;  // of vectors of a score: 3 to 15 % slower if they are
   static constexpr int kSums = C::kBlockN / 2;  // elements of a tile that a thread holds
   static_assert(C::kBlockM == 16 * C::kWarps && C::kBlockN % 32 == 0);
 
@@ -133,10 +133,10 @@ struct BackwardSm80Buffers {
     if constexpr (Expressions::kVectorWords > 0) {
       using OfRow = typename Expressions::Vectors;
       const auto load = [&](OfRow& vectors, int i, int first) {
-        e.template load_vectors<kTurned>(vectors, query_of(i), first_key + first, q.batch,
-                                         tile.head, q.length_q, q.length_k);
+        e.template load_vectors<kTransposed>(vectors, query_of(i), first_key + first, q.batch,
+                                             tile.head, q.length_q, q.length_k);
       };
-      ScoreVectors<Expressions, C::kBlockN, kTurned, 1> vectors;
+      ScoreVectors<Expressions, C::kBlockN, kTransposed, 1> vectors;
 #pragma unroll
       for (int at = 0; at < kSums; ++at) {
         if (at % 16 == 0) vectors.take(e, at / 16, load);

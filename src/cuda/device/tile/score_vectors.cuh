@@ -5,20 +5,20 @@
 namespace attn::device {
 
 // What a thread has loaded for the scores of its two rows and kKeys keys: 32 keys in use, and
-// kAhead times as many to come, so that loads go on beside the keys before. kTurned: as
+// kAhead times as many to come, so that loads go on beside the keys before. kTransposed: as
 // load_vectors. Where the expressions load no vectors it is empty, and nothing is called.
-template <class Expressions, int kKeys, bool kTurned, int kAhead,
+template <class Expressions, int kKeys, bool kTransposed, int kAhead,
           bool kAny = (Expressions::kVectorWords > 0)>
 struct ScoreVectors {};
 
-template <class Expressions, int kKeys, bool kTurned, int kAhead>
-struct ScoreVectors<Expressions, kKeys, kTurned, kAhead, true> {
+template <class Expressions, int kKeys, bool kTransposed, int kAhead>
+struct ScoreVectors<Expressions, kKeys, kTransposed, kAhead, true> {
   using Vectors = typename Expressions::Vectors;
   Vectors rows[kAhead + 1][2];
 
   // Called before the first score of each 32 keys, by all threads of a warp. chunk: which they are,
-  // a constant. load(vectors, i, first): calls load_vectors<kTurned> for row i of the two and the
-  // 32 keys from `first` on, counted from the first of all.
+  // a constant. load(vectors, i, first): calls load_vectors<kTransposed> for row i of the two and
+  // the 32 keys from `first` on, counted from the first of all.
   template <class Load>
   __device__ __forceinline__ void take(const Expressions& e, int chunk, Load load) {
     if (chunk == 0) {
@@ -26,9 +26,9 @@ struct ScoreVectors<Expressions, kKeys, kTurned, kAhead, true> {
       for (int first = 0; first < kAhead; ++first) load_chunk(first, load);
     }
     load_chunk(chunk + kAhead, load);
-    if constexpr (kTurned) {
+    if constexpr (kTransposed) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) e.turn_vectors(rows[chunk % (kAhead + 1)][i]);
+      for (int i = 0; i < 2; ++i) e.transpose_vectors(rows[chunk % (kAhead + 1)][i]);
     }
   }
   // The score of register r of the accumulator, a constant, of the 32 keys that were taken last.

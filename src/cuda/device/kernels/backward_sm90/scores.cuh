@@ -141,7 +141,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   }
 
   // What a step's scores read of buffers for 32 keys at a time. A thread loads its own pairs: the
-  // exchange of turned vectors takes longer here than the loads that it saves.
+  // exchange of transposed vectors takes longer here than the loads that it saves.
   using Vectors = ScoreVectors<Expressions, kKeys, false, 2>;
   static constexpr bool kLoadsVectors = Expressions::kVectorWords > 0 && !Slope::kIsOfTanh;
 
