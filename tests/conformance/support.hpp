@@ -17,15 +17,10 @@ namespace attn::harness {
 // ATTN_TEST_QUICK=1 leaves out what takes long under a sanitizer.
 inline bool quick() { return std::getenv("ATTN_TEST_QUICK") != nullptr; }
 
-// ATTN_TEST_TWO_SETS=1 leaves the narrowest and the widest: ThreadSanitizer looks at how tasks
-// share data, which is the same code on all of them.
 inline std::vector<InstructionSet> available_instruction_sets() {
   std::vector<InstructionSet> sets;
   for (const InstructionSetInfo& info : instruction_sets()) {
     if (info.available) sets.push_back(info.isa);
-  }
-  if (std::getenv("ATTN_TEST_TWO_SETS") != nullptr && sets.size() > 2) {
-    sets = {sets.front(), sets.back()};
   }
   return sets;
 }

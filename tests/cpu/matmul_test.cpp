@@ -11,13 +11,11 @@
 #include <vector>
 
 #include "attn/attn.hpp"
-#include "conformance/support.hpp"
 #include "reference/matmul.hpp"
 
 namespace attn {
 namespace {
 
-using harness::available_instruction_sets;
 using harness::MatmulData;
 using harness::varied_problem;
 
@@ -28,6 +26,14 @@ std::string refusal(const std::function<void()>& call) {
     return error.what();
   }
   return "nothing was refused";
+}
+
+std::vector<InstructionSet> available() {
+  std::vector<InstructionSet> result;
+  for (const InstructionSetInfo& info : instruction_sets()) {
+    if (info.available) result.push_back(info.isa);
+  }
+  return result;
 }
 
 // Sizes around register tiles, blocks and vectors; k = 0 leaves bias and activation.
@@ -58,7 +64,7 @@ void expect_right(const MatmulProblem& problem, const std::string& rung, Instruc
 TEST(Matmul, EveryRungIsRight) {
   std::uint64_t seed = 1;
   for (const std::string& rung : matmul_rungs(Backend::cpu)) {
-    for (const InstructionSet isa : available_instruction_sets()) {
+    for (const InstructionSet isa : available()) {
       const bool once = rung == "naive" || rung == "blocked";  // the same on every one
       if (once && isa != InstructionSet::portable) continue;
       if (rung == "amx" && isa != InstructionSet::amx_bf16) continue;
@@ -77,7 +83,7 @@ TEST(Matmul, EveryRungIsRight) {
 // Several blocks of rows and columns have operands that are packed once for all tasks; B of the
 // last problem is packed in two parts, as it is larger than what a call may keep.
 TEST(Matmul, OperandsThatTasksShareAreRight) {
-  const InstructionSet best = available_instruction_sets().back();
+  const InstructionSet best = available().back();
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const std::string rung =
         dtype == DType::bf16 && best == InstructionSet::amx_bf16 ? "amx" : "packed";
@@ -98,7 +104,7 @@ TEST(Matmul, ShapesOfChanceAreRight) {
   for (int i = 0; i < 24; ++i) {
     const DType dtype = i % 3 == 0 ? DType::f32 : i % 3 == 1 ? DType::bf16 : DType::f16;
     const std::array<std::int64_t, 4> shape{draw(2), draw(400), draw(1400), draw(900)};
-    expect_right(varied_problem(shape, dtype, i % 8), "packed", available_instruction_sets().back(),
+    expect_right(varied_problem(shape, dtype, i % 8), "packed", available().back(),
                  300 + static_cast<std::uint64_t>(i));
   }
 }
@@ -111,7 +117,7 @@ TEST(Matmul, FewRowsAreRight) {
     return 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most));
   };
   std::uint64_t seed = 400;
-  for (const InstructionSet isa : available_instruction_sets()) {
+  for (const InstructionSet isa : available()) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (int variant = 0; variant < 8; ++variant) {
         const std::int64_t rows = draw(20), depth = draw(variant % 4 == 0 ? 6000 : 300);
@@ -127,7 +133,7 @@ TEST(Matmul, FewRowsAreRight) {
 TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
   std::uint64_t seed = 200;
   for (const char* rung : {"naive", "few_rows", "packed", "amx"}) {
-    for (const InstructionSet isa : available_instruction_sets()) {
+    for (const InstructionSet isa : available()) {
       if (std::string(rung) == "amx" && isa != InstructionSet::amx_bf16) continue;
       for (const MaskedMatrix masked : {MaskedMatrix::b, MaskedMatrix::c}) {
         for (int variant = static_cast<int>(seed % 2); variant < 8; variant += 2) {
@@ -140,7 +146,7 @@ TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
     }
   }
   // Several blocks of the caches in one of the mask, and the other way about.
-  const InstructionSet best = available_instruction_sets().back();
+  const InstructionSet best = available().back();
   MatmulProblem layer{.m = 1024, .n = 512, .k = 512, .masked = MaskedMatrix::b, .block = 256};
   EXPECT_EQ(make_plan(layer).block_k, 256);
   layer.block = 260;
@@ -201,7 +207,7 @@ TEST(Matmul, MasksHaveStridesAndMayBeEmpty) {
 }
 
 TEST(Matmul, TheFastRungTakesTheProblem) {
-  const InstructionSet best = available_instruction_sets().back();
+  const InstructionSet best = available().back();
   const MatmulPlan f32 = make_plan({.m = 64, .n = 64, .k = 64});
   EXPECT_EQ(f32.rung, "packed");
   const MatmulPlan bf16 = make_plan({.m = 64, .n = 64, .k = 64, .dtype = DType::bf16});
@@ -214,7 +220,7 @@ TEST(Matmul, TheFastRungTakesTheProblem) {
   EXPECT_EQ(make_plan(turned).rung, "few_rows");
   EXPECT_EQ(bf16.bytes, 2.0 * 64 * 64 * 2 + 64.0 * 64 * 4);
   EXPECT_EQ(bf16.problem.flops(), 2.0 * 64 * 64 * 64);
-  for (const InstructionSet isa : available_instruction_sets()) {
+  for (const InstructionSet isa : available()) {
     Context context;
     context.isa = isa;
     const bool multiplies_bf16 =
