@@ -17,7 +17,7 @@ struct MatmulSizes {
 // Which tiles a problem takes.
 struct MatmulTileLimits {
   // 8-bit floats need two sums for each element, 256 columns of which are too many registers.
-  int most_columns = 256;
+  int most_columns = 320;
   std::int64_t of_rows = 0, of_columns = 0;  // what rows and columns divide, as blocks of a mask
 
   bool take(const MatmulShape& s) const {

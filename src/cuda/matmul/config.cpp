@@ -239,14 +239,16 @@ std::string refuse_shape(MatmulRung rung, const MatmulShape& s, Arch arch) {
   const int multiple = rung == MatmulRung::cluster_multicast ? 128
                        : rung == MatmulRung::persistent      ? 16
                                                              : 64;
-  const bool fits = (s.rows == 64 || s.rows == 128) && s.columns >= 64 && s.columns <= 256 &&
-                    s.columns % multiple == 0 && s.splits >= (splits ? 2 : 1) &&
-                    s.splits <= (splits ? 8 : 1) && s.columns / 8 % s.splits == 0 && s.warps == 0 &&
-                    s.depth == 0 && s.stages == 0;
+  const bool wide = rung == MatmulRung::persistent && s.rows == 128 && s.columns == 320;
+  const bool fits = (s.rows == 64 || s.rows == 128) && s.columns >= 64 &&
+                    (s.columns <= kMostWgmmaColumns || wide) && s.columns % multiple == 0 &&
+                    s.splits >= (splits ? 2 : 1) && s.splits <= (splits ? 8 : 1) &&
+                    s.columns / 8 % s.splits == 0 && s.warps == 0 && s.depth == 0 && s.stages == 0;
   if (fits && in_table(rung)) return {};
   return fmt::format(
       "shape {}x{}_s{} of rung {}; accepted from persistent on are 64 or 128 rows, 64, 128, 192 or "
-      "256 columns (of persistent multiples of 16 between), and of split_k 2 to 8 parts that "
+      "256 columns (of persistent multiples of 16 between, and 128x320), and of split_k 2 to 8 "
+      "parts that "
       "divide the columns in multiples of 8",
       s.rows, s.columns, s.splits, name(rung));
 }
@@ -302,7 +304,8 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulReques
   }
   const bool float8 = p.float8 != Float8::none;
   MatmulShape tile{128, c.rung == MatmulRung::tma_wgmma || float8 ? 128 : 256, 1};
-  MatmulTileLimits limits{.most_columns = float8 ? 192 : 256};
+  MatmulTileLimits limits;
+  if (float8) limits.most_columns = 192;
   if (c.masked == 1 || c.masked == 3) limits.of_rows = c.block;
   if (c.masked == 2 || c.masked == 3) limits.of_columns = c.block;
   const bool named = c.rung == asked && in_table(asked) && request.shape.rows > 0;

@@ -33,6 +33,9 @@ std::string_view name(MatmulRung rung) noexcept;
 std::vector<std::string> cuda_matmul_rungs();
 bool is_cuda_matmul_rung(std::string_view text) noexcept;
 
+// Columns of B that one instruction of a warpgroup multiplies at most.
+inline constexpr int kMostWgmmaColumns = 256;
+
 // A tile of C, and the parts of k that run apart. 0 rows: to be chosen.
 struct MatmulShape {
   int rows = 0, columns = 0, splits = 1;

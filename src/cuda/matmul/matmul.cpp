@@ -168,7 +168,8 @@ std::optional<Maps> maps_of(const MatmulOperands& o, const MatmulConfig& c) {
       encode_operand(maps.a, o.a, o.m, o.k, o.batch, o.a.row_stride, o.a.column_stride,
                      c.steps_together_a, c.block_m) &&
       encode_operand(maps.b, o.b, o.n, o.k, o.batch, o.b.column_stride, o.b.row_stride,
-                     c.steps_together_b, c.block_n / c.multicast) &&
+                     c.steps_together_b,
+                     c.block_n > kMostWgmmaColumns ? 64 : c.block_n / c.multicast) &&
       // A warp writes 16 rows of C at once.
       (!c.stores_boxes ||
        encode_operand(maps.c, o.c, o.m, o.n, o.batch, o.c.row_stride, 1, true, 16));

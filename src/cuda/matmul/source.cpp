@@ -8,6 +8,8 @@
 namespace attn::cuda {
 namespace {
 
+constexpr int kFirstOfWide = 192;  // HopperRing::kAtOnce
+
 std::string_view element_of(const MatmulConfig& c) {
   switch (c.float8) {
     case Float8::none:
@@ -46,16 +48,22 @@ std::string print_config(const MatmulConfig& c) {
   return text.text();
 }
 
-std::string print_product(const MatmulConfig& c) {
+std::string print_product(const MatmulConfig& c, int columns) {
   if (c.float8 != Float8::none) {
-    return print_product_float8(element_of(c), name(c.float8), c.block_n);
+    return print_product_float8(element_of(c), name(c.float8), columns);
   }
   if (c.steps_together_a) {
-    return c.steps_together_b ? print_product_ss(c.dtype, c.block_n)
-                              : print_product_st(c.dtype, c.block_n);
+    return c.steps_together_b ? print_product_ss(c.dtype, columns)
+                              : print_product_st(c.dtype, columns);
   }
-  return c.steps_together_b ? print_product_ts(c.dtype, c.block_n)
-                            : print_product_tt(c.dtype, c.block_n);
+  return c.steps_together_b ? print_product_ts(c.dtype, columns)
+                            : print_product_tt(c.dtype, columns);
+}
+
+// Of tiles of more columns than an instruction multiplies the two that HopperRing takes.
+std::string print_products(const MatmulConfig& c) {
+  if (c.block_n <= kMostWgmmaColumns) return print_product(c, c.block_n);
+  return print_product(c, kFirstOfWide) + print_product(c, c.block_n - kFirstOfWide);
 }
 
 }  // namespace
@@ -72,7 +80,7 @@ Source matmul_source(const MatmulConfig& c) {
       source.text +=
           fmt::format("template <class Element, int kColumns>\nstruct Product{};\n", kind);
     }
-    source.text += print_product(c);
+    source.text += print_products(c);
   }
   source.text += fmt::format(
       "}}\n#include \"matmul/{0}.cuh\"\n"

@@ -5,7 +5,7 @@
 // of B C::kColumns columns. Where neighbours along k lie together it is one panel of 128-byte rows;
 // else panels of 64 rows (columns), [step][64], side by side (tile/swizzle.cuh), the last of them
 // whole even where fewer columns are multiplied. Past the ends of a matrix the copy engine writes
-// zeros.
+// zeros. An instruction multiplies 256 columns at most: tiles of 320 take two, of 192 and 128.
 //
 // Reads of C, beside what common.cuh does: kGroups (warpgroups that multiply), kColumns, kStages,
 // kMulticast (blocks of a cluster that have the same B: each asks for its part of it, for all).
@@ -41,6 +41,8 @@ struct HopperRing {
   static constexpr int kRows = 64 * C::kGroups, kPanel = 64 * 128;
   static constexpr int kDepth = C::kFloat8 ? 128 : 64;
   static constexpr int kPanelsB = (C::kColumns + 63) / 64;
+  static constexpr bool kWide = C::kColumns > 256;
+  static constexpr int kAtOnce = kWide ? 192 : C::kColumns;  // columns of the first instruction
   static constexpr int kA = kRows * 128;
   static constexpr int kB = C::kStepsTogetherB ? C::kColumns * 128 : kPanelsB * kPanel;
   static constexpr int kStageBytes = kA + kB;
@@ -88,8 +90,11 @@ struct HopperRing {
         tma_load_4d_multicast(to, map, barrier, across, down, batch, 0, (1 << kBlocks) - 1, policy);
       }
     };
-    if constexpr (kStepsTogether) {
+    if constexpr (kStepsTogether && kLanes <= 256) {
       load_box(at, step, lane);
+    } else if constexpr (kStepsTogether) {
+#pragma unroll
+      for (int i = 0; i < kLanes / 64; ++i) load_box(at + i * kPanel, step, lane + 64 * i);
     } else {
 #pragma unroll
       for (int i = 0; i < (kLanes + 63) / 64; ++i) load_box(at + i * kPanel, lane + 64 * i, step);
@@ -108,7 +113,6 @@ struct HopperRing {
   // Issues the products of a stage, by one warpgroup: sum += A B. add == 0: the sum starts here.
   __device__ __forceinline__ void multiply(int stage, int group, int add,
                                            float (&sum)[C::kColumns / 2]) const {
-    using Element = typename C::Element;
     const unsigned at = shared + static_cast<unsigned>(stage * kStageBytes);
     const unsigned a = descriptor_low(at + static_cast<unsigned>(group * kPanel), kPanel);
     const unsigned b = descriptor_low(at + kA, kPanel);
@@ -117,17 +121,27 @@ struct HopperRing {
       const unsigned da = a + (C::kStepsTogetherA ? 2 : 128) * l;
       const unsigned db = b + (C::kStepsTogetherB ? 2 : 128) * l;
       const int more = l == 0 ? add : 1;
-      if constexpr (C::kStepsTogetherA && C::kStepsTogetherB) {
-        ProductSS<Element, C::kColumns>::run(sum, da, db, more);
-      } else if constexpr (C::kStepsTogetherA) {
-        ProductST<Element, C::kColumns>::run(sum, da, db, more);
-      } else if constexpr (C::kStepsTogetherB) {
-        ProductTS<Element, C::kColumns>::run(sum, da, db, more);
-      } else {
-        ProductTT<Element, C::kColumns>::run(sum, da, db, more);
-      }
+      multiply_columns<0, kAtOnce>(da, db, more, sum);
+      if constexpr (kWide) multiply_columns<kAtOnce, C::kColumns - kAtOnce>(da, db, more, sum);
     }
     wgmma_commit();
+  }
+  // The columns from kFirst on, a multiple of 64: 128 bytes of shared memory each, in either order.
+  template <int kFirst, int kCount>
+  static __device__ __forceinline__ void multiply_columns(unsigned a, unsigned b, int add,
+                                                          float (&sum)[C::kColumns / 2]) {
+    using Element = typename C::Element;
+    auto& part = *reinterpret_cast<float(*)[kCount / 2]>(&sum[kFirst / 2]);
+    const unsigned from = b + kFirst * 128 / 16;
+    if constexpr (C::kStepsTogetherA && C::kStepsTogetherB) {
+      ProductSS<Element, kCount>::run(part, a, from, add);
+    } else if constexpr (C::kStepsTogetherA) {
+      ProductST<Element, kCount>::run(part, a, from, add);
+    } else if constexpr (C::kStepsTogetherB) {
+      ProductTS<Element, kCount>::run(part, a, from, add);
+    } else {
+      ProductTT<Element, kCount>::run(part, a, from, add);
+    }
   }
 };
 
