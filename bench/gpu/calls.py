@@ -90,9 +90,11 @@ class Attention:
 
 
 class FlashAttention3:
-    """The dense problem of its inputs."""
+    """The dense problem of its inputs, in bf16: the entry points take addresses and know no other type."""
 
     def __init__(self, library, q, k, v, causal, d_o=None):
+        if q.dtype != torch.bfloat16:
+            sys.exit(f"--fa3: its entry points take bf16, not {q.dtype}; leave it out")
         self.library = ctypes.CDLL(library)
         self.library.fa3_fwd.argtypes = [pointer] * 5 + [integer] * 7 + [ctypes.c_float, pointer, pointer]
         self.library.fa3_bwd.argtypes = [pointer] * 17 + [integer] * 7 + [ctypes.c_float, integer, pointer]
