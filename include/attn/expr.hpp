@@ -16,6 +16,10 @@
 // - float32 is IEEE single precision; the fp64 reference evaluates scores in double instead. exp,
 //   log, tanh and their kin are within a few units in the last place; 16-bit problems on a GPU take
 //   shorter forms, of which tanh errs most, by 5e-4 of its value (src/cuda/device/expr/fast.cuh).
+// - floor and to_int jump at integers, so their operand is float32 for every reader: each of its
+//   operations is rounded to float32 by itself, in the reference and in scores too. The score must
+//   not stand in it: kernels round a score each in their own way. to_int rounds toward zero; what
+//   lies outside of int32 becomes its nearest bound, and NaN 0.
 // - boolean: && and || evaluate both sides.
 // - Mixed int32 and float32 operands convert to float32; a boolean never converts.
 // - A load whose index lies outside the buffer's shape reads as zero; a dimension of size 1 accepts
@@ -66,6 +70,8 @@ enum class Op : std::uint8_t {
   erf,
   sqrt,
   to_float,
+  floor,
+  to_int,
   // Binary
   add,
   sub,
@@ -198,6 +204,12 @@ Expr tanh(const Expr& a);
 Expr erf(const Expr& a);  // of GELU: 0.5 * x * (1 + erf(x / sqrt(2)))
 Expr sqrt(const Expr& a);
 Expr to_float(const Expr& a);
+// These throw Error(invalid_argument), too, where the operand depends on score. An int32 operand of
+// floor, ceil and trunc becomes float32, which they leave as it is; to_int leaves an int32.
+Expr floor(const Expr& a);   // float32: toward minus infinity; infinities and NaN stay
+Expr ceil(const Expr& a);    // -floor(-a)
+Expr trunc(const Expr& a);   // float32: toward zero, for any magnitude
+Expr to_int(const Expr& a);  // int32: toward zero, saturating, 0 of NaN
 Expr min(const Expr& a, const Expr& b);
 Expr max(const Expr& a, const Expr& b);
 Expr select(const Expr& condition, const Expr& if_true, const Expr& if_false);
@@ -213,9 +225,9 @@ std::vector<std::shared_ptr<const Buffer>> buffers(const Expr& e);
 Expr substitute(const Expr& e, Op symbol, const Expr& replacement);
 
 // d e / d score, simplified (0.0 where e does not depend on it); where e has a kink (abs, min, max)
-// the derivative of the side that evaluate takes. And d e / d (the value read by each load of
-// `buffer`), summed by the caller per load; loads by which the derivative is 0 are left out. Both
-// throw Error(invalid_argument) unless e is float32.
+// the derivative of the side that evaluate takes, and of floor 0. And d e / d (the value read by
+// each load of `buffer`), summed by the caller per load; loads by which the derivative is 0 are
+// left out. Both throw Error(invalid_argument) unless e is float32.
 Expr derivative(const Expr& e);
 struct LoadDerivative {
   Expr load;        // the load node: its indices say which element

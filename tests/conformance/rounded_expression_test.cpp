@@ -38,6 +38,14 @@ TEST(RoundedExpression, EveryOperationBeforeTheLastCounts) {
   EXPECT_EQ(of("sqrt(abs(score) - abs(score))", 0.5).square, 0);  // a difference of 0, exactly
 }
 
+// What is in a floor is float32, where 0.7 * 10 is 7, and its result has no rounding.
+TEST(RoundedExpression, FloorsAreExact) {
+  const auto result = of("score + 3.0 * floor(0.7 * (query * query + 1))", 2);
+  EXPECT_EQ(result.value, 23);
+  EXPECT_EQ(result.slope, 1);
+  EXPECT_EQ(result.square, 21 * 21);  // of the product
+}
+
 // Every operation, conditions and loads: the sweeps give what the symbolic forms do,
 // whose constant factors are rounded to float.
 TEST(RoundedExpression, SlopeIsTheDerivative) {

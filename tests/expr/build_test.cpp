@@ -54,6 +54,10 @@ TEST(Build, Types) {
   EXPECT_EQ(tanh(s.query).type(), Type::float32);
   EXPECT_EQ(abs(s.query).type(), Type::int32);
   EXPECT_EQ(to_float(s.query).type(), Type::float32);
+  EXPECT_EQ(floor(0.5F * to_float(s.query)).type(), Type::float32);
+  EXPECT_EQ(floor(s.query).type(), Type::float32);
+  EXPECT_EQ(to_int(0.5F * to_float(s.query)).type(), Type::int32);
+  EXPECT_EQ(to_int(s.query).type(), Type::int32);
   EXPECT_EQ(select(s.key < 1, 1, 2.5).type(), Type::float32);
   EXPECT_EQ(select(s.key < 1, s.query < 2, true).type(), Type::boolean);
 }
@@ -76,6 +80,17 @@ TEST(Build, ErrorsPrintTheOperands) {
             "expression 'tanh' of 'query < key' (boolean): accepts int32 and float32");
   EXPECT_EQ(message_of([&] { to_float(flag); }),
             "expression 'to_float' of 'query < key' (boolean): accepts int32 and float32");
+  EXPECT_EQ(message_of([&] { to_int(flag); }),
+            "expression 'to_int' of 'query < key' (boolean): accepts int32 and float32");
+  const std::string of_score =
+      "accepts what does not depend on score, which each kernel rounds in its own way: one next to "
+      "an integer would become either of its neighbours";
+  EXPECT_EQ(message_of([&] { floor(2 * s.score); }),
+            "expression 'floor' of '2.0 * score' (float32): " + of_score);
+  EXPECT_EQ(message_of([&] { to_int(select(s.score < 1, 1.5F, 2)); }),
+            "expression 'to_int' of 'select(score < 1.0, 1.5, 2.0)' (float32): " + of_score);
+  EXPECT_NE(message_of([&] { trunc(s.score); }).find(of_score), std::string::npos);
+  EXPECT_NE(message_of([&] { ceil(s.score); }).find(of_score), std::string::npos);
   EXPECT_EQ(
       message_of([&] { static_cast<void>(flag == 1); }),
       "expression '==' of 'query < key' (boolean) and '1' (int32): accepts two numbers or two "

@@ -84,25 +84,38 @@ TEST(Classify, NeverContradictsEvaluation) {
 TEST(Classify, SpecialFloatsAreSafe) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr float kMost = std::numeric_limits<float>::max();
-  const float special[] = {0.0F,   -0.0F,     1.0F,      -2.0F,
-                           3.5F,   kInf,      -kInf,     kMost,
-                           -kMost, 0x1p-149F, 0x1p-126F, std::numeric_limits<float>::quiet_NaN()};
+  const float special[] = {0.0F,
+                           -0.0F,
+                           1.0F,
+                           -2.0F,
+                           3.5F,
+                           kInf,
+                           -kInf,
+                           kMost,
+                           -kMost,
+                           0x1p-149F,
+                           0x1p-126F,
+                           -2.5F,
+                           0x1p+31F,
+                           -0x1p+31F,
+                           0x1.fffffep+30F,
+                           std::numeric_limits<float>::quiet_NaN()};
   const auto& s = expr::symbols();
   int full = 0;
   for (std::uint32_t seed = 1; seed <= 20000; ++seed) {
     test::RandomExpr random(seed);
     std::vector<float> x(4);
     std::vector<float> y(4);
-    const auto draw = [&] { return special[random.uniform(0, 11)]; };
+    const auto draw = [&] { return special[random.uniform(0, 15)]; };
     for (float& value : x) value = draw();
     for (float& value : y) value = draw();
     const Expr a = expr::Buffer("x", tensor(x.data(), {4}))[s.query];
     const Expr b = expr::Buffer("y", tensor(y.data(), {4}))[s.key];
-    const Expr values[] = {a + b,     a - b,     a * b,   a / b,
-                           min(a, b), max(a, b), sqrt(a), log(a),
-                           exp(a),    tanh(a),   abs(a),  select(s.query < s.key, a, b),
-                           exp2(a),   erf(a)};
-    const Expr value = values[random.uniform(0, 13)];
+    const Expr values[] = {a + b,     a - b,     a * b,    a / b,
+                           min(a, b), max(a, b), sqrt(a),  log(a),
+                           exp(a),    tanh(a),   abs(a),   select(s.query < s.key, a, b),
+                           exp2(a),   erf(a),    floor(a), to_int(a)};
+    const Expr value = values[random.uniform(0, 15)];
     const Expr limit = draw();
     const Expr masks[] = {value < limit,  value <= limit, limit < value,
                           limit <= value, value == limit, value != limit};
@@ -122,6 +135,28 @@ TEST(Classify, SpecialFloatsAreSafe) {
     }
   }
   EXPECT_GT(full, 1000);
+}
+
+// Bands of keys whose edges are no integers: the answer is exact, not only safe.
+TEST(Classify, FloorsAreExact) {
+  const auto& s = expr::symbols();
+  const Expr place = s.key / 3.7;
+  int decided = 0;
+  for (const Expr& mask : {to_int(place) == 2, floor(place) == 2, floor(-place) < -4,
+                           ceil(place) <= 3, to_int(-place) != -1, trunc(-place) >= -2}) {
+    for (int first = 0; first < 30; ++first) {
+      for (int last = first; last < 30; ++last) {
+        Tile tile;
+        tile.key_min = first;
+        tile.key_max = last;
+        const Coverage truth = brute_force(mask, tile);
+        ASSERT_EQ(static_cast<int>(classify(mask, tile)), static_cast<int>(truth))
+            << to_string(mask) << " keys " << first << ".." << last;
+        decided += truth != Coverage::mixed ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(decided, 1000);
 }
 
 // For shapes of masks with one comparison a diagonal the answer is exact, not only safe.

@@ -132,6 +132,27 @@ TEST(Derivative, IsSimple) {
   EXPECT_EQ(to_string(derivative(select(w[s.key] > 0, s.score + 1, s.score))), "1.0");
 }
 
+TEST(Derivative, OfFloorIsZero) {
+  const auto& s = expr::symbols();
+  const float data[4] = {};
+  const expr::Buffer w("w", tensor(data, {4}));
+  const expr::Buffer v("v", tensor(data, {4}));
+  EXPECT_EQ(to_string(derivative(floor(w[s.key]))), "0.0");
+  EXPECT_EQ(to_string(derivative(s.score + floor(w[s.key]))), "1.0");
+  EXPECT_EQ(to_string(derivative(s.score * to_int(w[s.key]))), "to_float(to_int(w[key]))");
+  EXPECT_TRUE(load_derivatives(floor(w[s.key]), "w").empty());
+  EXPECT_TRUE(load_derivatives(to_float(to_int(w[s.key])) * s.score, "w").empty());
+  // The remainder of floats.
+  const Expr a = w[s.key], b = v[s.query];
+  const Expr remainder = s.score + (a - floor(a / b) * b);
+  const auto by_a = load_derivatives(remainder, "w");
+  const auto by_b = load_derivatives(remainder, "v");
+  ASSERT_EQ(by_a.size(), 1U);
+  ASSERT_EQ(by_b.size(), 1U);
+  EXPECT_EQ(to_string(by_a[0].derivative), "1.0");
+  EXPECT_EQ(to_string(by_b[0].derivative), "-floor(w[key] / v[query])");
+}
+
 // 1 - tanh^2 has no digit left at 9, where the derivative is 6e-8.
 TEST(Derivative, OfTanhKeepsItsDigitsWhereItSaturates) {
   const auto& s = expr::symbols();

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "attn/error.hpp"
@@ -165,6 +166,71 @@ TEST(Evaluate, Floats) {
   EXPECT_EQ(at(x == x, kNan), 0.0F);
   EXPECT_EQ(at(x != x, kNan), 1.0F);
   EXPECT_EQ(at(select(x < 1, 5, 6), kNan), 6.0F);
+}
+
+// The element x that is given, in an operation that does not fold.
+double on_float(const std::function<Expr(const Expr&)>& operation, float x) {
+  return evaluate<double>(operation(expr::Buffer("x", tensor(&x, {1}))[0]), {});
+}
+
+TEST(Evaluate, FloorsOfEveryKind) {
+  const struct {
+    float x, floor, ceil, trunc;
+    std::int32_t to_int;
+  } cases[] = {{0, 0, 0, 0, 0},
+               {0.99999994F, 0, 1, 0, 0},
+               {1, 1, 1, 1, 1},
+               {2.5F, 2, 3, 2, 2},
+               {-0.25F, -1, 0, 0, 0},
+               {-1, -1, -1, -1, -1},
+               {-2.5F, -3, -2, -2, -2},
+               {0x1p-149F, 0, 1, 0, 0},
+               {-0x1p-149F, -1, 0, 0, 0},
+               {8388607.5F, 8388607, 8388608, 8388607, 8388607},
+               {-8388607.5F, -8388608, -8388607, -8388607, -8388607},
+               {0x1.fffffep+30F, 0x1.fffffep+30F, 0x1.fffffep+30F, 0x1.fffffep+30F, 2147483520},
+               {0x1p+31F, 0x1p+31F, 0x1p+31F, 0x1p+31F, kMost},
+               {-0x1p+31F, -0x1p+31F, -0x1p+31F, -0x1p+31F, kLeast},
+               {-0x1.000002p+31F, -0x1.000002p+31F, -0x1.000002p+31F, -0x1.000002p+31F, kLeast},
+               {1e30F, 1e30F, 1e30F, 1e30F, kMost},
+               {kInf, kInf, kInf, kInf, kMost},
+               {-kInf, -kInf, -kInf, -kInf, kLeast}};
+  for (const auto& c : cases) {
+    EXPECT_EQ(on_float([](const Expr& x) { return floor(x); }, c.x), c.floor) << c.x;
+    EXPECT_EQ(on_float([](const Expr& x) { return ceil(x); }, c.x), c.ceil) << c.x;
+    EXPECT_EQ(on_float([](const Expr& x) { return trunc(x); }, c.x), c.trunc) << c.x;
+    EXPECT_EQ(on_float([](const Expr& x) { return to_int(x); }, c.x), c.to_int) << c.x;
+  }
+  EXPECT_TRUE(std::isnan(on_float([](const Expr& x) { return floor(x); }, kNan)));
+  EXPECT_TRUE(std::isnan(on_float([](const Expr& x) { return ceil(x); }, kNan)));
+  EXPECT_TRUE(std::isnan(on_float([](const Expr& x) { return trunc(x); }, kNan)));
+  EXPECT_EQ(on_float([](const Expr& x) { return to_int(x); }, kNan), 0);
+  // Integers become floats, as they do in ceil and trunc.
+  EXPECT_EQ(on_ints(floor(expr::symbols().query), -7, 0), -7);
+  EXPECT_EQ(on_ints(ceil(expr::symbols().query), -7, 0), -7);
+  EXPECT_EQ(on_ints(trunc(expr::symbols().query), -7, 0), -7);
+  EXPECT_EQ(on_ints(to_int(expr::symbols().query), kMost, 0), kMost);
+}
+
+// 0.7F * 10 is 7 in float32, and less in double.
+TEST(Evaluate, OperandsOfFloorAreFloat32InDoubleToo) {
+  const auto& s = expr::symbols();
+  EXPECT_EQ(on_ints(floor(0.7F * to_float(s.query)), 10, 0), 7);
+  EXPECT_EQ(on_ints(to_int(0.7F * to_float(s.query)), 10, 0), 7);
+  EXPECT_EQ(on_ints(ceil(-0.7F * to_float(s.query)), 10, 0), -7);
+  EXPECT_EQ(on_ints(trunc(-0.7F * to_float(s.query)), 10, 0), -7);
+  EXPECT_EQ(on_ints(floor(to_float(s.query) + 0.3F), 16777216, 0), 16777216);
+  int differ = 0;
+  for (std::int32_t i = 0; i < 2000; ++i) {
+    const float product = 0.7F * static_cast<float>(i);
+    EXPECT_EQ(on_ints(floor(0.7F * to_float(s.query) - 3), i, 0), std::floor(product - 3)) << i;
+    const double exact = static_cast<double>(0.7F) * i;
+    differ += std::floor(exact) != std::floor(product) ? 1 : 0;
+    // Around it everything is in double.
+    EXPECT_EQ(on_ints(0.7F * to_float(s.query) - floor(0.7F * to_float(s.query)), i, 0),
+              exact - std::floor(product));
+  }
+  EXPECT_GT(differ, 100);
 }
 
 // Each operation once: 2^60 of them would not end.

@@ -76,7 +76,7 @@ Expr RandomExpr::int32(int depth) {
     return leaves[uniform(0, 10)];
   }
   const auto sub = [&] { return int32(depth - 1 - uniform(0, 1)); };
-  switch (uniform(0, 16)) {
+  switch (uniform(0, 17)) {
     case 0:
       return -sub();
     case 1:
@@ -109,6 +109,8 @@ Expr RandomExpr::int32(int depth) {
       return sub() << (uniform(0, 1) == 0 ? sub() : Expr(uniform(-1, 33)));
     case 15:
       return sub() >> (uniform(0, 1) == 0 ? sub() : Expr(uniform(-1, 33)));
+    case 16:
+      return to_int(rounded_float(depth - 1));
     default:
       return sub() + uniform(-9, 9);
   }
@@ -134,7 +136,7 @@ Expr RandomExpr::float32(int depth, bool with_score) {
     }
   }
   const auto sub = [&] { return float32(depth - 1 - uniform(0, 1), with_score); };
-  switch (uniform(0, 17)) {
+  switch (uniform(0, 18)) {
     case 0:
       return -sub();
     case 1:
@@ -169,8 +171,39 @@ Expr RandomExpr::float32(int depth, bool with_score) {
       return exp2(sub());
     case 16:
       return erf(sub());
+    case 17:
+      return floor(rounded_float(depth - 1));
     default:
       return sub() * int32(depth - 1);
+  }
+}
+
+Expr RandomExpr::rounded_float(int depth) {
+  if (depth <= 0) {
+    if (uniform(0, 2) == 0) return real(-4, 4);
+    if (smooth_) return to_float(uniform(0, 1) == 0 ? expr::symbols().query : expr::symbols().key);
+    return uniform(0, 1) == 0 ? load(true, 0) : to_float(int32(0));
+  }
+  const auto sub = [&] { return rounded_float(depth - 1 - uniform(0, 1)); };
+  switch (uniform(0, 8)) {
+    case 0:
+      return -sub();
+    case 1:
+      return abs(sub());
+    case 2:
+      return sqrt(abs(sub()));
+    case 3:
+      return sub() + sub();
+    case 4:
+      return sub() - sub();
+    case 5:
+      return sub() * sub();
+    case 6:
+      return sub() / sub();
+    case 7:
+      return floor(sub());
+    default:
+      return uniform(0, 1) == 0 ? min(sub(), sub()) : select(sub() < sub(), sub(), sub());
   }
 }
 
@@ -181,7 +214,7 @@ Expr RandomExpr::smooth_float(int depth, bool with_score) {
     return uniform(0, 2) == 0 ? to_float(min(abs(s.query - s.key), 3)) : Expr(real(-2, 2));
   }
   const auto sub = [&] { return smooth_float(depth - 1 - uniform(0, 1), with_score); };
-  switch (uniform(0, 13)) {
+  switch (uniform(0, 14)) {
     case 0:
       return -sub();
     case 1:
@@ -208,6 +241,11 @@ Expr RandomExpr::smooth_float(int depth, bool with_score) {
       return erf(sub());
     case 12:
       return uniform(0, 1) == 0 ? min(sub(), sub()) : max(sub(), sub());
+    case 13: {
+      const Expr whole = uniform(0, 1) == 0 ? floor(rounded_float(depth - 1))
+                                            : to_float(to_int(rounded_float(depth - 1)));
+      return min(max(whole, -8), 8);
+    }
     default:
       return uniform(0, 1) == 0 ? select(boolean(depth - 1, false), sub(), sub()) : load(true, 1);
   }

@@ -33,6 +33,9 @@ class RandomExpr {
  private:
   expr::Expr load(bool is_float, int depth);
   expr::Expr smooth_float(int depth, bool with_score);
+  // Without the score, of operations that every backend rounds correctly: what floor and to_int are
+  // drawn of, as they would turn another last digit into another integer.
+  expr::Expr rounded_float(int depth);
 
   std::mt19937 random_;
   bool smooth_;

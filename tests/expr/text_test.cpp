@@ -79,6 +79,9 @@ TEST(Text, ReadsAsWritten) {
   EXPECT_EQ(to_string((s.query & 7) == (s.key >> 3) - 1), "(query & 7) == (key >> 3) - 1");
   EXPECT_EQ(to_string((s.query | (s.key ^ s.head)) << 2), "(query | key ^ head) << 2");
   EXPECT_EQ(to_string(erf(exp2(s.score))), "erf(exp2(score))");
+  EXPECT_EQ(to_string(floor(s.query / 2.5) * s.score), "floor(query / 2.5) * score");
+  EXPECT_EQ(to_string(slope[to_int(8 * log(s.key + 1.0))]), "slope[to_int(8.0 * log(key + 1.0))]");
+  EXPECT_EQ(to_string(to_int(to_float(s.key))), "to_int(to_float(key))");  // above 2^24 not the key
   EXPECT_EQ(to_string(Expr()), "");
 }
 
@@ -98,6 +101,10 @@ TEST(Text, ParseAcceptsWhatPeopleWrite) {
   EXPECT_TRUE(
       same(parse("(query&1)==0&&key>>1<=head"), (s.query & 1) == 0 && s.key >> 1 <= s.head));
   EXPECT_TRUE(same(parse("!!(key<3)"), s.key < 3));
+  EXPECT_TRUE(
+      same(parse("floor(key/2.5)+to_int(key/2.5)"), floor(s.key / 2.5) + to_int(s.key / 2.5)));
+  EXPECT_TRUE(same(parse("to_int(query)"), s.query));
+  EXPECT_TRUE(same(parse("floor(query)"), to_float(s.query)));
   EXPECT_TRUE(same(parse("-2147483648"), std::numeric_limits<std::int32_t>::min()));
   EXPECT_TRUE(same(parse("1 - 2 - 3 * 4 % 5 < 6"), Expr(true)));
   EXPECT_TRUE(same(parse("true || false && false"), Expr(true)));
@@ -194,6 +201,9 @@ TEST(Text, Cuda) {
             "(((query & key) ^ (head | 1)) == attn_add(attn_shift_left(query, 3), "
             "attn_shift_right(key, head)))");
   EXPECT_EQ(to_cuda(erf(exp2(s.score))), "attn_erf(attn_exp2(score))");
+  EXPECT_EQ(to_cuda(floor(s.key / 3.0) + to_int(s.key * 0.5)),
+            "attn_add(attn_floor(attn_div(attn_to_float(key), 0x1.8p+1f)), "
+            "attn_to_float(attn_to_int(attn_mul(attn_to_float(key), 0x1p-1f))))");
   EXPECT_EQ(to_cuda(s.key == std::numeric_limits<std::int32_t>::min() && true),
             "(key == (-2147483647 - 1))");
   const float inf = std::numeric_limits<float>::infinity();

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "attn/context.hpp"
 #include "attn/mask.hpp"
@@ -245,6 +246,69 @@ TEST(TileEvaluation, FunctionsAreAccurate) {
         ops->evaluate(program, tile.context, tile.s.data(), out.data());
         EXPECT_LE(ulps(out[0], f.exact(static_cast<double>(x))), 2.0)
             << f.name << " " << name(ops->isa) << "(" << x << ") = " << out[0];
+      }
+    }
+  }
+}
+
+// What T5's buckets of relative positions change at.
+TEST(TileEvaluation, LogarithmsOfPowersOfTwoAreRounded) {
+  for (const cpu::TileOps* ops : tables()) {
+    const expr::BoundProgram program = expr::bind(expr::compile(log(expr::symbols().score)), {});
+    test::RandomExpr random(5);
+    Tile tile(random, *ops, program);
+    tile.context.keys = cpu::kBlockK;
+    std::vector<float> out(tile.s.size(), kPoison);
+    for (int power = -126; power <= 127; ++power) {
+      std::fill(tile.s.begin(), tile.s.end(), std::ldexp(1.0F, power));
+      ops->evaluate(program, tile.context, tile.s.data(), out.data());
+      ASSERT_EQ(out[0], static_cast<float>(power * std::numbers::ln2)) << name(ops->isa) << power;
+    }
+  }
+}
+
+// Of every float whose bits are a multiple of 4999, and of those around the ends.
+TEST(TileEvaluation, FloorAndToIntAreExact) {
+  std::vector<float> values;
+  for (std::uint64_t bits = 0; bits <= 0xffffffffU; bits += 4999) {
+    values.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
+  }
+  for (const float end : {0.0F, 0x1p-149F, 1.0F, 2.0F, 0x1p+22F, 0x1p+23F, 0x1p+31F, 0x1p+32F,
+                          std::numeric_limits<float>::infinity(), kPoison}) {
+    for (const float x : {end, std::nextafter(end, 0.0F), std::nextafter(end, 1e38F)}) {
+      values.insert(values.end(), {x, -x, x + 0.5F, -x - 0.5F});
+    }
+  }
+  values.resize((values.size() + cpu::kBlockK - 1) / cpu::kBlockK * cpu::kBlockK);
+  std::vector<float> block(cpu::kBlockK);
+  const Expr x = expr::Buffer("x", tensor(block.data(), {cpu::kBlockK}))[expr::symbols().key];
+  for (const cpu::TileOps* ops : tables()) {
+    const expr::BoundProgram floors = expr::bind(expr::compile(floor(x)), {});
+    const expr::BoundProgram integers = expr::bind(expr::compile(to_int(x)), {});
+    test::RandomExpr random(5);
+    Tile tile(random, *ops, floors);
+    tile.scratch.resize(tile.scratch.size() + integers.scratch_floats());
+    auto address = reinterpret_cast<std::uintptr_t>(tile.scratch.data());
+    tile.context.scratch = tile.scratch.data() + (64 - address % 64) % 64 / sizeof(float);
+    tile.context.key0 = 0;
+    tile.context.keys = cpu::kBlockK;
+    for (std::size_t first = 0; first < values.size(); first += cpu::kBlockK) {
+      std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(first), cpu::kBlockK, block.begin());
+      std::vector<float> floored(tile.s.size(), kPoison), truncated(tile.s.size(), kPoison);
+      ops->evaluate(floors, tile.context, tile.s.data(), floored.data());
+      ops->evaluate(integers, tile.context, tile.s.data(), truncated.data());
+      for (int key = 0; key < cpu::kBlockK; ++key) {
+        const std::size_t i = tile.index(key, 0);
+        const float at = block[static_cast<std::size_t>(key)];
+        const float lower = std::floor(at);
+        ASSERT_TRUE(std::isnan(at) ? std::isnan(floored[i])
+                                   : std::bit_cast<std::uint32_t>(floored[i]) ==
+                                         std::bit_cast<std::uint32_t>(lower))
+            << name(ops->isa) << " floor(" << at << ") = " << floored[i];
+        const double whole = std::isnan(at) ? 0 : std::trunc(static_cast<double>(at));
+        ASSERT_EQ(std::bit_cast<std::int32_t>(truncated[i]),
+                  std::clamp(whole, -2147483648.0, 2147483647.0))
+            << name(ops->isa) << " to_int(" << at << ")";
       }
     }
   }

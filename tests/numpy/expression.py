@@ -122,6 +122,11 @@ class Evaluation:
             return Value("int", np.asarray(self.symbols[e[1]], np.int64))
         if op == "load":
             return self.load(e)
+        if op in ("floor", "to_int"):  # of an operand in float32, whatever the rest is computed in
+            operand = Evaluation(np.float32, self.symbols, self.buffers, self.ulp)(e[1])
+            if op == "to_int":
+                return Value("int", self.truncate(operand.x) if operand.kind == "float" else operand.x)
+            return Value("float", np.floor(self.to_float(operand).x).astype(self.real))
         args = [self(a) for a in e[1:]]
         if op in ("&&", "||", "!x"):
             assert all(a.kind == "bool" for a in args)
@@ -158,6 +163,12 @@ class Evaluation:
         self.loads[what] = (name, safe, inside)
         return Value("float", np.where(inside, buffer[safe].astype(self.real), self.real(0)),
                      {what: self.real(1)})
+
+    @staticmethod
+    def truncate(x):
+        """Toward zero, into int32: its nearest bound outside, 0 for NaN."""
+        x = np.asarray(x, np.float64)
+        return np.trunc(np.clip(np.where(np.isnan(x), 0, x), -2**31, 2**31 - 1)).astype(np.int64)
 
     @staticmethod
     def integer(op, a, b=None):

@@ -49,6 +49,8 @@ def boolean(random, depth, buffers):
                     f"(({a})==({b}))")
     a, b = integer(random, 2, buffers), integer(random, 1, buffers)
     if random.random() < 0.15:
+        if random.random() < 0.4:
+            return f"floor({a}*0.7){pick(random, '<', '==')}to_int({b}/1.7)"
         return f"to_float({a})*0.375{pick(random, '<', '>=')}sqrt(abs(to_float({b}))+0.5)"
     return f"{a}{pick(random, '<', '<=', '>', '>=', '!=', '==')}{b}"
 
@@ -58,7 +60,7 @@ def integer(random, depth, buffers):
         a, b = integer(random, depth - 1, buffers), integer(random, depth - 1, buffers)
         return pick(random, f"({a}+{b})", f"({a}-{b})", f"({a}*{b})", f"({a}/{b})", f"({a}%{b})",
                     f"min({a},{b})", f"max({a},{b})", f"abs({a})", f"-({a})", f"({a}&{b})",
-                    f"({a}|{b})", f"({a}^{b})", f"({a}<<({b})%34-1)", f"({a}>>({b})%34-1)")
+                    f"({a}|{b})", f"({a}^{b})", f"to_int({a}*0.7)", f"to_int({a}/({b}*1.7))", f"({a}<<({b})%34-1)", f"({a}>>({b})%34-1)")
     if buffers and random.random() < 0.3:
         name = pick(random, *buffers)
         indices = ",".join(pick(random, "query", "key", "head", "batch", "key/4", "query-key")
@@ -79,6 +81,8 @@ def score(random, floats):
                     f"select((query+key)%3==0,{text},({text})*0.5)", f"abs({text})",
                     f"log(exp({text})+1.0)", f"({text}-{c}*sqrt(to_float(abs(query-key))))",
                     f"({text})/(1.0+exp(-({text})))", f"-({text})",
+                    f"({text}-0.25*floor(abs(query-key)/1.7))",
+                    f"({text}+floor(0.7*key)-0.7*key)",
                     f"0.5*({text})*(1.0+erf(({text})*0.70710678))",
                     f"({text}-exp2(-0.5*to_float(head+3))*to_float(abs(query-key)))")
         if floats and random.random() < 0.5:

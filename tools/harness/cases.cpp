@@ -103,6 +103,12 @@ constexpr ListedCase kCases[] = {
     {"b1_n90_h2_d64_causal_score(0.5*score*(1.0+erf(score*0.70710678)))", "GELU of the score"},
     {"b1_n90_h4_d64_score(score-exp2(-0.5*(head+1))*abs(query-key))",
      "ALiBi with slopes that are powers of 2"},
+    {"b1_n90_h2_d64_mask(floor(query/3.7)>=to_int(0.3*key))", "bands with edges between keys"},
+    {"b1_n90_h2_d64_score(score-0.5*floor(0.7*abs(query-key)))",
+     "a floor of products that reach integers: 0.7 * 10 is less than 7 in double alone"},
+    {"b1_n90_h2_d64_score(score+w[min(to_int(3.3*log(abs(query-key)+1.0)),15),head])"
+     "_buffer(w:f32:16x2)",
+     "relative positions in buckets that grow, and the gradient of their table"},
     {"b1_n256_h2_d64_mask(abs((query&3|query>>2&12)-(key&3|key>>2&12))<=2&&(query^key)>>5<=1)",
      "a neighbourhood of places whose coordinates are bits of the index"},
     {"b1_n130_hq4_hk2_d64_mask(key<=query+w&&query-key<20)_score(x*tanh(score/"

@@ -109,6 +109,7 @@ class Generator {
         "mask(batch+1<2&&query>=key-5)",
         "mask(min(query,key)>=max(query,key)-20)",
         "mask(select(query%2==0,key%2,1)==1)",
+        "mask(floor(query/3.7)>=to_int(0.3*key))",
     };
     bool butterfly_used = false;
     for (int left = chance(30) ? 0 : chance(75) ? 1 : 2; left > 0; --left) {
@@ -143,6 +144,7 @@ class Generator {
         "score(sqrt(abs(score)+1.0))",
         "score(log(1.0+exp(min(score,20.0))))",
         "score(score/(1.0+0.1*abs(score)))",
+        "score(score-0.25*floor(abs(query-key)/1.7))",
     };
     bool bias_used = false;
     bool alibi_used = false;

@@ -87,8 +87,10 @@ std::size_t RoundedExpression::add(const expr::Expr& e) {
       std::ranges::find_if(steps_, [&](const Step& step) { return same(step.e, e); });
   if (known != steps_.end()) return static_cast<std::size_t>(known - steps_.begin());
   Step step{.e = e, .operands = {}};
+  // What is in a floor is rounded in every evaluation alike: the result is exact.
+  const bool is_exact = e.node().op == Op::floor;
   for (const expr::Expr& arg : e.node().args) {
-    if (arg.type() == expr::Type::float32) step.operands.push_back(add(arg));
+    if (arg.type() == expr::Type::float32 && !is_exact) step.operands.push_back(add(arg));
   }
   steps_.push_back(std::move(step));
   return steps_.size() - 1;
@@ -118,7 +120,7 @@ void RoundedExpression::evaluate(Step& step, const expr::Point& point,
                                  const expr::Bindings& buffers) {
   step.weight = 0;
   const expr::Node& node = step.e.node();
-  if (step.operands.empty()) {  // symbols, constants, loads and converted integers
+  if (step.operands.empty()) {  // symbols, constants, loads, converted integers and floors
     step.value = expr::evaluate<double>(step.e, point, buffers);
     return;
   }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/expr/bounds.hpp"
+#include "core/expr/scalar.hpp"
 
 namespace attn::expr {
 namespace {
@@ -104,6 +105,12 @@ Bounds root(const Bounds& a) noexcept {
   return float_bounds(std::sqrt(std::max(a.flo, 0.0f)), std::sqrt(std::max(a.fhi, 0.0f)), nan);
 }
 
+Bounds integer(const Bounds& a) noexcept {
+  const std::int64_t lo = truncate(a.flo), hi = truncate(a.fhi);
+  return a.nan ? int_bounds(std::min<std::int64_t>(lo, 0), std::max<std::int64_t>(hi, 0))
+               : int_bounds(lo, hi);
+}
+
 Bounds truth(bool always, bool never) noexcept { return int_bounds(always ? 1 : 0, never ? 0 : 1); }
 
 }  // namespace
@@ -138,6 +145,10 @@ Bounds apply_float(Op op, const Bounds& a, const Bounds& b) noexcept {
       return sigmoid(a, std::erf);
     case Op::sqrt:
       return root(a);
+    case Op::floor:
+      return float_bounds(std::floor(a.flo), std::floor(a.fhi), a.nan);
+    case Op::to_int:
+      return integer(a);
     case Op::add:
       return add(a, b);
     case Op::sub:

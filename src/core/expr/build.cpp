@@ -15,11 +15,12 @@ namespace attn::expr {
 namespace {
 
 // Indexed by Op.
-constexpr std::array<std::string_view, 38> kSpelling = {
-    "",    "score", "query", "key",  "batch", "head", "seqlen_q", "seqlen_k", "",         "-",
-    "!",   "abs",   "exp",   "exp2", "log",   "tanh", "erf",      "sqrt",     "to_float", "+",
-    "-",   "*",     "/",     "%",    "&",     "|",    "^",        "<<",       ">>",       "min",
-    "max", "<",     "<=",    "==",   "!=",    "&&",   "||",       "select"};
+constexpr std::array<std::string_view, 40> kSpelling = {
+    "",    "score", "query",    "key",   "batch",  "head", "seqlen_q", "seqlen_k",
+    "",    "-",     "!",        "abs",   "exp",    "exp2", "log",      "tanh",
+    "erf", "sqrt",  "to_float", "floor", "to_int", "+",    "-",        "*",
+    "/",   "%",     "&",        "|",     "^",      "<<",   ">>",       "min",
+    "max", "<",     "<=",       "==",    "!=",     "&&",   "||",       "select"};
 static_assert(kSpelling.size() == static_cast<std::size_t>(Op::select) + 1);
 
 Expr finish(Node node) {
@@ -108,9 +109,15 @@ Type fit(Op op, std::vector<Expr>& args) {
       break;
   }
   if (any_is(args, Type::boolean)) refuse(op, args, "int32 and float32");
-  if (is_transcendental(op)) args[0] = as_float(args[0]);
+  if (jumps(op) && depends_on(args[0], Op::score)) {
+    refuse(op, args,
+           "what does not depend on score, which each kernel rounds in its own way: one next to an "
+           "integer would become either of its neighbours");
+  }
+  if (is_transcendental(op) || op == Op::floor) args[0] = as_float(args[0]);
   if (is_binary(op)) promote(args[0], args[1]);
   if (op == Op::lt || op == Op::le) return Type::boolean;
+  if (op == Op::to_int) return Type::int32;
   return op == Op::to_float ? Type::float32 : args[0].type();
 }
 
@@ -183,7 +190,7 @@ Expr make(Op op, std::span<const Expr> operands) {
     }
   }
   const Type type = fit(op, args);
-  if (op == Op::to_float && args[0].type() == Type::float32) return args[0];
+  if ((op == Op::to_float || op == Op::to_int) && args[0].type() == type) return args[0];
   if (std::all_of(args.begin(), args.end(), is_constant)) return fold(op, type, args);
   if (Expr simpler = simplify(op, type, args); !simpler.empty()) return simpler;
   Node node;

@@ -27,10 +27,13 @@ inline constexpr std::string_view kPosition = "position";
 bool is_position(const Expr& e) noexcept;
 
 constexpr bool is_symbol(Op op) noexcept { return op >= Op::score && op <= Op::seqlen_k; }
-constexpr bool is_unary(Op op) noexcept { return op >= Op::neg && op <= Op::to_float; }
+constexpr bool is_unary(Op op) noexcept { return op >= Op::neg && op <= Op::to_int; }
 constexpr bool is_binary(Op op) noexcept { return op >= Op::add && op <= Op::logical_or; }
 // Unary operations that take float32 only (an int32 operand is converted).
 constexpr bool is_transcendental(Op op) noexcept { return op >= Op::exp && op <= Op::sqrt; }
+// Operations that jump where their operand reaches an integer. Every reader computes that operand
+// in float32, one rounding an operation.
+constexpr bool jumps(Op op) noexcept { return op == Op::floor || op == Op::to_int; }
 
 Expr constant(Type type, std::int32_t int_value, float float_value);
 inline Expr boolean(bool value) { return constant(Type::boolean, value ? 1 : 0, 0); }

@@ -39,6 +39,13 @@ class Evaluation {
         return apply_scalar<Real>(node.op, node.type, (*this)(node.args[1]), (*this)(node.args[2]),
                                   condition);
       }
+      case Op::floor:
+      case Op::to_int: {
+        const Value<float> a = Evaluation<float>(at_, bindings_)(node.args[0]);
+        const Value<float> result =
+            apply_scalar<float>(node.op, node.args[0].node().type, a, {}, false);
+        return {result.i, static_cast<Real>(result.f)};
+      }
       default: {
         const Value<Real> a = (*this)(node.args[0]);
         const Value<Real> b = node.args.size() == 2 ? (*this)(node.args[1]) : Value<Real>{};

@@ -156,6 +156,10 @@ Expr tanh(const Expr& a) { return make(Op::tanh, std::array{a}); }
 Expr erf(const Expr& a) { return make(Op::erf, std::array{a}); }
 Expr sqrt(const Expr& a) { return make(Op::sqrt, std::array{a}); }
 Expr to_float(const Expr& a) { return make(Op::to_float, std::array{a}); }
+Expr floor(const Expr& a) { return make(Op::floor, std::array{a}); }
+Expr ceil(const Expr& a) { return -floor(-to_float(a)); }
+Expr trunc(const Expr& a) { return max(0, floor(a)) + min(0, ceil(a)); }  // a NaN stays
+Expr to_int(const Expr& a) { return make(Op::to_int, std::array{a}); }
 Expr min(const Expr& a, const Expr& b) { return make(Op::min, std::array{a, b}); }
 Expr max(const Expr& a, const Expr& b) { return make(Op::max, std::array{a, b}); }
 Expr select(const Expr& condition, const Expr& if_true, const Expr& if_false) {

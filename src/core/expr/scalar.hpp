@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "attn/expr.hpp"
 
@@ -29,6 +30,16 @@ constexpr std::int64_t shift_left(std::int64_t a, std::int64_t amount) noexcept 
 }
 constexpr std::int64_t shift_right(std::int64_t a, std::int64_t amount) noexcept {
   return a >> (amount >= 0 && amount <= 31 ? amount : 31);
+}
+
+// Toward zero; the nearest bound of int32 where the value lies outside, 0 where it is NaN.
+template <class Real>
+constexpr std::int32_t truncate(Real value) noexcept {
+  constexpr Real kEnd = 2147483648;
+  if (value != value) return 0;
+  if (value >= kEnd) return std::numeric_limits<std::int32_t>::max();
+  return value <= -kEnd ? std::numeric_limits<std::int32_t>::min()
+                        : static_cast<std::int32_t>(value);
 }
 
 // i holds int32 and boolean (0 or 1) values, f float32 ones.
@@ -75,6 +86,10 @@ Value<Real> apply_scalar(Op op, Type operands, Value<Real> a, Value<Real> b, boo
       return of_float<Real>(std::sqrt(a.f));
     case Op::to_float:
       return of_float<Real>(static_cast<Real>(a.i));
+    case Op::floor:
+      return of_float<Real>(std::floor(a.f));
+    case Op::to_int:
+      return of_int<Real>(is_float ? truncate(a.f) : i);
     case Op::add:
       return is_float ? of_float<Real>(a.f + b.f) : of_int<Real>(i + j);
     case Op::sub:

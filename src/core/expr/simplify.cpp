@@ -38,6 +38,8 @@ Expr simplify_unary(Op op, const Expr& a) {
       return operation(a) == Op::neg ? make(Op::abs, std::array{operand(a)}) : Expr();
     case Op::logical_not:
       return simplify_not(a);
+    case Op::floor:
+      return operation(a) == Op::floor || operation(a) == Op::to_float ? a : Expr();
     default:
       return {};
   }

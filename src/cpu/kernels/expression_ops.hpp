@@ -109,6 +109,14 @@ ATTN_INLINE I shift_right(I a, I amount) {
   return a >> select(bit_cast<I>(bit_cast<U>(amount) < 32u), amount, set1(31));
 }
 
+// Toward zero, saturating; 0 of NaN. The conversion itself is only for what fits.
+ATTN_INLINE I truncate(F x) {
+  const F number = select(x == x, x, F{});
+  const F most = set1(0x1.fffffep30f);  // the largest float that fits
+  const F fits = min(most, max(set1(-0x1p31f), number));
+  return select(number > most, set1(0x7fffffff), to_int(fits));
+}
+
 static void execute_int(expr::Op op, const Operand* args, const Grid& grid, float* out) {
   using expr::Op;
   // Unsigned where the result may wrap: signed overflow is undefined.
@@ -182,6 +190,10 @@ static void execute_float(expr::Op op, const Operand* args, const Grid& grid, fl
       return map1<F>(args, grid, out, [](F a) { return erf(a); });
     case Op::sqrt:
       return map1<F>(args, grid, out, [](F a) { return sqrt(a); });
+    case Op::floor:
+      return map1<F>(args, grid, out, [](F a) { return floor(a); });
+    case Op::to_int:
+      return map1<F>(args, grid, out, [](F a) { return truncate(a); });
     case Op::add:
       return map2<F>(args, grid, out, [](F a, F b) { return a + b; });
     case Op::sub:

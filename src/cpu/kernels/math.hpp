@@ -107,6 +107,23 @@ ATTN_INLINE F erf(F x) {
   return select(size < 0.9f, small, signed_large);
 }
 
+// Toward minus infinity. Exact; -0.0, infinities and NaN stay.
+ATTN_INLINE F floor(F x) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#elif ATTN_VECTOR_BYTES == 32
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#else
+  const U sign = bit_cast<U>(x) & 0x80000000u;
+  // From 2^23 on every float is an integer.
+  const I has_fraction = bit_cast<I>((bit_cast<U>(x) ^ sign) < 0x4b000000u);
+  const F small = select(has_fraction, x, F{});
+  const F toward_zero = to_float(to_int(small));
+  const F lower = toward_zero - select(small < toward_zero, set1(1.0f), F{});
+  return select(has_fraction, bit_cast<F>(bit_cast<U>(lower) | sign), x);
+#endif
+}
+
 // Correctly rounded.
 ATTN_INLINE F sqrt(F x) {
 #if ATTN_VECTOR_BYTES == 64

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/expr/build.hpp"
 #include "cuda/codegen/expression_range.hpp"
 
 namespace attn::cuda {
@@ -30,6 +31,24 @@ std::string_view space_of(CudaMath math) {
       return "slope";
   }
   throw Error(ErrorCode::internal, "there is no such arithmetic of expressions");
+}
+
+// Instructions that operands of floor and to_int are made of.
+std::vector<bool> operands_of_jumps(const expr::Program& program) {
+  std::vector<bool> found(program.instructions.size());
+  for (std::size_t i = found.size(); i-- > 0;) {
+    const Instruction& in = program.instructions[i];
+    if (!found[i] && !expr::jumps(in.op)) continue;
+    for (int a = 0; a < in.num_args; ++a) found[static_cast<std::size_t>(in.args[a])] = true;
+  }
+  return found;
+}
+
+// Whether the function that computes it differs between the namespaces.
+bool has_forms(const Instruction& in) {
+  return in.operands == expr::Type::float32 &&
+         (expr::is_transcendental(in.op) || in.op == Op::add || in.op == Op::sub ||
+          in.op == Op::mul || in.op == Op::div);
 }
 
 std::string position_text(Op op, std::string_view a, std::string_view b) {
@@ -57,6 +76,7 @@ ExpressionValues::ExpressionValues(const expr::Program& program, CudaMath math,
       math_(math),
       given_(std::move(given)),
       small_(small_in_short_sequences(program)),
+      in_jump_(operands_of_jumps(program)),
       users_(program.instructions.size()) {
   for (std::size_t i = 0; i < users_.size(); ++i) linear_.push_back(linear(i));
   for (const std::size_t i : results) users_[i] = 1;
@@ -145,6 +165,9 @@ std::string ExpressionValues::value_text(std::size_t i) const {
   }
   if (is_small_ && factors_->small_tanh == static_cast<std::int32_t>(i)) {
     return fmt::format("attn_small_tanh({}, room)", operands[0]);
+  }
+  if (in_jump_[i] && math_ != CudaMath::exact && has_forms(in)) {
+    return "exact::" + expr::cuda_value(program_, in, operands, CudaMath::exact);
   }
   return expr::cuda_value(program_, in, operands, math_);
 }

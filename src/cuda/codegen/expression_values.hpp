@@ -58,7 +58,8 @@ class ExpressionValues {
   expr::CudaMath math_;
   std::vector<std::string> given_;
   std::vector<bool> small_;
-  std::vector<int> users_;  // 0: its value is not needed
+  std::vector<bool> in_jump_;  // stands in the operand of floor or to_int
+  std::vector<int> users_;     // 0: its value is not needed
   std::vector<Linear> linear_;
   std::vector<std::string> values_;
 };

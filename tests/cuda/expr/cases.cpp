@@ -38,26 +38,39 @@ expr::Expr morton_column(const expr::Expr& index) {
 DeviceExpressions special_floats(std::uint32_t seed) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr float kMost = std::numeric_limits<float>::max();
-  const float special[] = {0.0F,   -0.0F,     1.0F,      -2.0F,
-                           3.5F,   kInf,      -kInf,     kMost,
-                           -kMost, 0x1p-149F, 0x1p-126F, std::numeric_limits<float>::quiet_NaN()};
+  const float special[] = {0.0F,
+                           -0.0F,
+                           1.0F,
+                           -2.0F,
+                           3.5F,
+                           kInf,
+                           -kInf,
+                           kMost,
+                           -kMost,
+                           0x1p-149F,
+                           0x1p-126F,
+                           -2.5F,
+                           0x1p+31F,
+                           -0x1p+31F,
+                           0x1.fffffep+30F,
+                           std::numeric_limits<float>::quiet_NaN()};
   RandomExpr random(seed);
   struct Values {
     std::vector<float> x = std::vector<float>(26);
     std::vector<float> y = std::vector<float>(26);
   };
   auto values = std::make_shared<Values>();
-  for (float& x : values->x) x = special[random.uniform(0, 11)];
-  for (float& y : values->y) y = special[random.uniform(0, 11)];
+  for (float& x : values->x) x = special[random.uniform(0, 15)];
+  for (float& y : values->y) y = special[random.uniform(0, 15)];
   const auto& s = expr::symbols();
   const expr::Expr a = expr::Buffer("x", tensor(values->x.data(), {26}))[s.query];
   const expr::Expr b = expr::Buffer("y", tensor(values->y.data(), {26}))[s.key];
-  const expr::Expr results[] = {a + b,     a - b,     a * b,   a / b,
-                                min(a, b), max(a, b), sqrt(a), log(a),
-                                exp(a),    tanh(a),   abs(a),  select(s.query < s.key, a, b),
-                                exp2(a),   erf(a)};
-  const expr::Expr result = results[random.uniform(0, 13)];
-  const expr::Expr limit = special[random.uniform(0, 11)];
+  const expr::Expr results[] = {a + b,     a - b,     a * b,    a / b,
+                                min(a, b), max(a, b), sqrt(a),  log(a),
+                                exp(a),    tanh(a),   abs(a),   select(s.query < s.key, a, b),
+                                exp2(a),   erf(a),    floor(a), to_int(a)};
+  const expr::Expr result = results[random.uniform(0, 15)];
+  const expr::Expr limit = special[random.uniform(0, 15)];
   const expr::Expr masks[] = {result < limit,  result <= limit, limit < result,
                               limit <= result, result == limit, result != limit};
   return {"special " + std::to_string(seed), masks[random.uniform(0, 5)], {}, values};
@@ -109,6 +122,11 @@ std::vector<DeviceExpressions> device_expressions() {
       {"bias", distance >= 0, s.score + bias({s.head, s.query, s.key}), t},
       {"sinks", s.key < 4 || (distance >= 0 && distance < 9), softcap(3), t},
       {"downward", {}, 20 * tanh(-s.score / 20) - 0.5F * to_float(s.key), t},
+      {"floors", floor(s.query / -3.7) <= to_int(s.key / -3.7),
+       s.score - 0.25F * floor(abs(distance) / 1.7F) +
+           (to_float(s.key) / 5 - to_float(to_int(to_float(s.key) / 5))),
+       t},
+      {"t5", {}, s.score + slope[to_int(2 * log(abs(distance) + 1.0F) / 1.3F)], t},
       {"divided", s.query / 4 == s.key / 4 && s.key % 3 != s.head % 2, s.score * 0.5, t}};
   for (std::uint32_t i = 0; i < kMasks; ++i) {
     auto random = std::make_shared<RandomExpr>(i + 1);

@@ -336,6 +336,23 @@ TEST(ExpressionText, ConstantsLeaveTheScore) {
   expect(to_float(s.query), "attn_position_to_float(query)", {}, "0x1p+0f");
 }
 
+// Operands of floor and to_int are rounded one operation at a time in scores, as in masks.
+TEST(ExpressionText, OperandsOfFloorAreExact) {
+  const auto& s = expr::symbols();
+  const auto has = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
+  const Expr x = s.head * 0.7F;
+  EXPECT_TRUE(
+      has(cuda::print_expressions({}, to_float(to_int(log(x / 3)))),
+          "attn_to_int(exact::attn_log(exact::attn_div(exact::attn_mul(attn_to_float(head), "
+          "0x1.666666p-1f), 0x1.8p+1f)))"));
+  const std::string both = cuda::print_expressions({}, s.score + x / 3 * floor(x));
+  EXPECT_TRUE(has(both, " = exact::attn_mul(attn_to_float(head), 0x1.666666p-1f);")) << both;
+  EXPECT_TRUE(has(both, "attn_mul(attn_mul(v")) << both;  // x / 3 is a product
+  EXPECT_FALSE(has(cuda::print_expressions(floor(x / 3) < 2, s.score + x / 3), "exact::"));
+}
+
 // The lines of exponent() and of share_row() that give values.
 TEST(ExpressionText, ExponentsAreSumsOfProducts) {
   const auto& s = expr::symbols();

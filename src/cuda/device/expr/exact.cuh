@@ -22,6 +22,19 @@ __device__ __forceinline__ float attn_abs(float a) { return ATTN_EXACT(fabsf, __
 __device__ __forceinline__ float attn_min(float a, float b) { return a < b ? a : b; }
 __device__ __forceinline__ float attn_max(float a, float b) { return a > b ? a : b; }
 __device__ __forceinline__ float attn_to_float(int a) { return static_cast<float>(a); }
+__device__ __forceinline__ float attn_floor(float a) {
+  return ATTN_EXACT(floorf, __builtin_floorf)(a);
+}
+// Toward zero, saturating; 0 of NaN.
+__device__ __forceinline__ int attn_to_int(float a) {
+#ifdef __CUDACC__
+  return __float2int_rz(a);
+#else
+  constexpr float kEnd = 0x1p+31f;
+  if (a != a) return 0;
+  return a >= kEnd ? 2147483647 : a <= -kEnd ? -2147483647 - 1 : static_cast<int>(a);
+#endif
+}
 // Converts sums and differences of positions and lengths. Conversions share the pipe of exp (16
 // results a cycle); in short sequences (expr/integer.cuh) the operand lies in [-2^22, 2^22) and
 // becomes the low bits of 1.5 * 2^23, exactly.

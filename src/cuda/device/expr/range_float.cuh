@@ -123,6 +123,13 @@ __device__ __forceinline__ FloatRange range_sqrt(FloatRange a) {
   return {exact::attn_sqrt(attn_max(a.lo, 0.0f)), exact::attn_sqrt(attn_max(a.hi, 0.0f)),
           a.nan || a.lo < 0};
 }
+__device__ __forceinline__ FloatRange range_floor(FloatRange a) {
+  return {attn_floor(a.lo), attn_floor(a.hi), a.nan};
+}
+__device__ __forceinline__ IntRange range_to_int(FloatRange a) {
+  const IntRange range{attn_to_int(a.lo), attn_to_int(a.hi)};
+  return a.nan ? range_hull(range, {0, 0}) : range;
+}
 
 // Comparisons are false on NaN, but for !=.
 __device__ __forceinline__ BoolRange range_lt(FloatRange a, FloatRange b) {
