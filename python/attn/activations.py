@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from . import rounding as _rounding  # noqa: F401, fills the table of functions
 from .expression import Expr, call, lift, to_float, where
 from .functions import clamp, entry
 from .kinds import FLOAT

@@ -21,7 +21,7 @@ from .refusal import refuse
 
 # How tightly an operator binds; an operand that binds less tightly gets parentheses. Bitwise
 # operators always have them, as their place in C surprises.
-_BITS, _OR, _AND, _EQUAL, _ORDER, _SUM, _PRODUCT, _UNARY, PRIMARY = range(9)
+_BITS, _OR, _AND, _EQUAL, _ORDER, _SUM, PRODUCT, _UNARY, PRIMARY = range(9)
 
 _MAX_TEXT = 1 << 20  # characters; a tree has at most 65536 nodes
 _MAX_RANK = 4
@@ -75,28 +75,32 @@ class Expr:
         return arithmetic("-", _SUM, other, self)
 
     def __mul__(self, other: Any) -> Expr:
-        return arithmetic("*", _PRODUCT, self, other)
+        return arithmetic("*", PRODUCT, self, other)
 
     def __rmul__(self, other: Any) -> Expr:
-        return arithmetic("*", _PRODUCT, other, self)
+        return arithmetic("*", PRODUCT, other, self)
 
     def __truediv__(self, other: Any) -> Expr:
-        return arithmetic("/", _PRODUCT, to_float(self), other)
+        return arithmetic("/", PRODUCT, to_float(self), other)
 
     def __rtruediv__(self, other: Any) -> Expr:
-        return arithmetic("/", _PRODUCT, other, to_float(self))
+        return arithmetic("/", PRODUCT, other, to_float(self))
 
     def __floordiv__(self, other: Any) -> Expr:
-        return integer("/", "//", self, other)
+        result: Expr = FUNCTIONS["floor_divide"](self, other)
+        return result
 
     def __rfloordiv__(self, other: Any) -> Expr:
-        return integer("/", "//", other, self)
+        result: Expr = FUNCTIONS["floor_divide"](other, self)
+        return result
 
     def __mod__(self, other: Any) -> Expr:
-        return integer("%", "%", self, other)
+        result: Expr = FUNCTIONS["remainder"](self, other)
+        return result
 
     def __rmod__(self, other: Any) -> Expr:
-        return integer("%", "%", other, self)
+        result: Expr = FUNCTIONS["remainder"](other, self)
+        return result
 
     def __lt__(self, other: Any) -> Expr:
         return compare("<", _ORDER, self, other)
@@ -291,13 +295,6 @@ def arithmetic(operator: str, binds: int, x: Any, y: Any) -> Expr:
         refuse("an expression has too many operations; attn takes 65536")
     type = a.type if a.type >= b.type else b.type
     return Expr(f"{left} {operator} {right}", type, binds, merged(a, b))
-
-
-def integer(operator: str, name: str, x: Any, y: Any) -> Expr:
-    e = arithmetic(operator, _PRODUCT, x, y)
-    if e.type != INT:
-        refuse(f"{name} of float32 in {e!r} has no form as an expression: accepts int32")
-    return e
 
 
 def shift(operator: str, x: Any, y: Any) -> Expr:

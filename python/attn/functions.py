@@ -19,7 +19,6 @@ from .expression import (
     Buffer,
     Expr,
     call,
-    integer,
     lift,
     load,
     number,
@@ -62,12 +61,8 @@ _FLOAT = {
 def _fill() -> None:
     for name, names in _FLOAT.items():
         entry(*names)(lambda x, name=name: call(name, to_float(x)))
-    for name in ("floor", "ceil", "trunc", "fix", "round", "special_round", "rint"):
-        entry(name)(lambda x, name=name: _rounded(name, x))
     binary: dict[tuple[str, ...], Callable[[Expr, Any], Expr]] = {
         ("mul", "multiply", "__mul__", "__rmul__"): lambda a, b: a * b,
-        ("remainder", "mod", "__mod__"): lambda a, b: a % b,
-        ("floor_divide", "__floordiv__"): lambda a, b: a // b,
         ("eq", "equal"): lambda a, b: a == b,
         ("ne", "not_equal"): lambda a, b: a != b,
         ("lt", "less"): lambda a, b: a < b,
@@ -110,17 +105,6 @@ def _add(a: Any, b: Any, alpha: Any = 1) -> Expr:
 @entry("sub", "subtract", "__sub__")
 def _sub(a: Any, b: Any, alpha: Any = 1) -> Expr:
     return lift(a) - (b if alpha == 1 else lift(b) * alpha)
-
-
-@entry("div", "divide", "true_divide", "__truediv__")
-def _div(a: Any, b: Any, rounding_mode: str | None = None) -> Expr:
-    if rounding_mode == "floor":
-        return lift(a) // b
-    if rounding_mode == "trunc":
-        a, b = lift(a), lift(b)
-        quotient = abs(a) // abs(b)
-        return where((a < 0) ^ (b < 0), -quotient, quotient)
-    return lift(a) / b
 
 
 @entry("neg", "negative", "__neg__")
@@ -230,22 +214,6 @@ def _sign(x: Any) -> Expr:
     return where(e > 0, 1, where(e < 0, -1, 0 * e))
 
 
-def _rounded(name: str, x: Any) -> Expr:
-    """An integer as it is."""
-    e = lift(x)
-    if e.type == FLOAT:
-        refuse(f"{name} of {e!r}, which is float32, has no form as an expression: accepts int32")
-    return e
-
-
-@entry("fmod")
-def _fmod(x: Any, y: Any) -> Expr:
-    """The remainder that has the sign of x."""
-    a, b = number(x), number(y)
-    remainder = integer("%", "fmod", abs(a), abs(b))
-    return where(a < 0, -remainder, remainder)
-
-
 @entry("isnan")
 def _isnan(x: Any) -> Expr:
     e = lift(x)
@@ -289,14 +257,6 @@ def _to_float(x: Any, *_: Any, **__: Any) -> Expr:
     return to_float(x)
 
 
-@entry("int", "long")
-def _to_int(x: Any, *_: Any, **__: Any) -> Expr:
-    e = number(x)
-    if e.type == FLOAT:
-        refuse(f"{e!r} as an integer has no form as an expression")
-    return e
-
-
 @entry("bool")
 def _to_bool(x: Any, *_: Any, **__: Any) -> Expr:
     return _truth(x)
@@ -306,8 +266,11 @@ def _cast(e: Expr, dtype: Any) -> Expr:
     name = getattr(dtype, "__name__", str(dtype)).rpartition(".")[2]
     if name.startswith("bool"):
         return _to_bool(e)
-    if name.startswith(("int", "uint")):
-        return _to_int(e)
+    if name.startswith(("int", "uint", "long")):
+        if e.type == FLOAT and name not in ("int", "int32", "int64", "long"):
+            refuse(f"{e!r} as {dtype}: accepts int32 and int64, which is int32 in an expression")
+        result: Expr = FUNCTIONS["int"](e)
+        return result
     if name in ("float", "float32", "float64"):
         return to_float(e)
     if name not in ("float16", "bfloat16") or e.type != FLOAT:

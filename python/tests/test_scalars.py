@@ -40,6 +40,20 @@ def test_gradients():
         np.testing.assert_array_equal(results[0][name], results[1][name])
 
 
+def test_quotients_by_a_captured_float():
+    q, k, v = arrays()
+    key = np.arange(24, dtype=np.float32)
+
+    def bands(width):
+        return lambda s: (s.key // width) % 2.0 == 0
+
+    assert problem_of(mask=bands(2.0)) == problem_of(mask=bands(0.7))
+    for width in (2.0, 0.7, 3.1):
+        seen = np.broadcast_to((key // np.float32(width)) % 2 == 0, (24, 24))
+        found = attn.attention(q, k, v, mask=bands(width))
+        np.testing.assert_array_equal(found, attn.attention(q, k, v, mask=seen))
+
+
 def test_refused():
     q, k, v = arrays()
     with pytest.raises(attn.Error, match="reach is 1099511627776; accepted are integers of 32"):

@@ -6,6 +6,8 @@ queries.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -156,6 +158,31 @@ INTEGERS = {
     "floor": lambda a, b: torch.div(a, b * b + 1, rounding_mode="floor"),
     "trunc": lambda a, b: torch.div(a, b * b + 1, rounding_mode="trunc"),
     "floors of integers": lambda a, b: torch.floor(a) + 2 * torch.ceil(b) + torch.round(a).trunc(),
+    "floors": lambda a, b: (
+        torch.floor(a * 0.7) + 30 * torch.ceil(b / 3) + torch.trunc(a / -1.7) * 9
+    ),
+    "to integers": lambda a, b: (
+        (a * 0.7).int() + 30 * (b / 3).long() + (a / -4).to(torch.int32) * 9
+    ),
+    "round": lambda a, b: torch.round(a / 2) + 30 * (b / 4).round() + torch.round(a * 0.3) * 9,
+    "frac": lambda a, b: torch.frac(a / 4) + 30 * torch.frac(b * 0.7),
+    "// of floats": lambda a, b: (a * 0.7) // 2.5 + 30 * (b // -0.75) + 9 * (10.5 // (a * a + 1)),
+    "% of floats": lambda a, b: (a * 0.7) % 2.5 + 30 * (b % -0.75) + 9 * (10.5 % (a * a + 1)),
+    # Quotients that float32 rounds to integers.
+    "// by 0.1": lambda a, b: a // 0.1 + 900 * (b // -0.1),
+    "// of products": lambda a, b: (a * 0.7) // 0.1 + 900 * ((b * 2.1) // (0.3 + 0 * a)),
+    "% of products": lambda a, b: (a * 0.07) % 0.01 + (b * 0.21) % (-0.03 + 0 * a),
+    "// by a zero": lambda a, b: torch.where(((a * 0.7) // (0 * b)).isinf(), b, a),
+    "// of large numbers": lambda a, b: (a * 1e5 + 0.3) // 0.1 - (b * 1e30) // 3e25,
+    "fmod of floats": lambda a, b: (
+        torch.fmod(a, 0.1) + 30 * torch.fmod(b * 0.7, -2.1) + torch.fmod(a * 0.7, b * b + 0.1)
+    ),
+    "div of floats": lambda a, b: (
+        torch.div(a, 1.5, rounding_mode="floor") + 30 * torch.div(b, -1.5, rounding_mode="trunc")
+    ),
+    "floors of large numbers": lambda a, b: (
+        torch.floor((a * 1e6 + 0.5) * 1e6) + torch.trunc(b * 1e9)
+    ),
     "fmod": lambda a, b: torch.fmod(a, 3) + 10 * torch.fmod(b, -4) + 100 * torch.fmod(a, b * b + 1),
     "infinities": lambda a, b: torch.isfinite(a) * 2 + torch.isinf(b) * 4,
     "trunc of a negative": lambda a, b: torch.div(a, -3, rounding_mode="trunc"),
@@ -203,8 +230,15 @@ def test_integers(name):
         ("score", lambda s, b, h, i, j: s * s.detach(), "detach of Expr('score')"),
         ("score", lambda s, b, h, i, j: s.view(torch.int32) * 1.0, "the bits of Expr('score')"),
         ("score", lambda s, b, h, i, j: torch.sin(s), "torch function sin"),
-        ("score", lambda s, b, h, i, j: torch.floor(s), "floor of Expr('score'), which is float32"),
-        ("score", lambda s, b, h, i, j: torch.fmod(s, 2.0), "fmod of float32"),
+        ("score", lambda s, b, h, i, j: torch.floor(s), "floor of Expr('score'), which depends on"),
+        (
+            "score",
+            lambda s, b, h, i, j: torch.fmod(s, 2.0),
+            "fmod of Expr('abs(score) / 2.0'), which",
+        ),
+        ("score", lambda s, b, h, i, j: s + (s * 2).long(), "int of Expr('score * 2'), which"),
+        ("mask", lambda b, h, i, j: (i / 3).to(torch.uint8) == 1, "accepts int32 and int64"),
+        ("mask", lambda b, h, i, j: torch.round(i / 3, decimals=2) == 1, "decimals: accepts 0"),
         ("score", lambda s, b, h, i, j: s**0.3, "the power 0.3 of Expr('score'): accepts"),
         ("score", lambda s, b, h, i, j: s + (i - j) ** -1, "which is an integer: accepts 0 to 8"),
     ],
@@ -217,6 +251,60 @@ def test_what_would_mean_something_else_is_refused(name, function, message):
 
 
 TABLE = torch.ones(4, 4, requires_grad=True)
+
+
+def t5_bucket(distance, buckets=32, longest=128):
+    """Of a relative position: half of the buckets for each sign, half of these of one position, the
+    others growing by powers up to `longest`.
+    """
+    of_sign, exact = buckets // 2, buckets // 4
+    size = torch.abs(distance)
+    growth = torch.log(size.float() / exact) / math.log(longest / exact) * (of_sign - exact)
+    far = torch.clamp(exact + growth.to(torch.int32), max=of_sign - 1)
+    return (distance > 0).to(torch.int32) * of_sign + torch.where(size < exact, size, far)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_t5_relative_positions(dtype):
+    torch.manual_seed(5)
+    n, heads = 200, 4
+    q, k, v, d_o = (torch.randn(1, n, heads, 16).to(dtype) for _ in range(4))
+    table = torch.randn(32, heads, requires_grad=True)
+    out = attn.torch.attention(
+        q, k, v, score=lambda s, b, h, i, j: s + table[t5_bucket(j - i), h], scale=1.0
+    )
+    out.backward(d_o)
+    found, table.grad = table.grad, None
+    i, j = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
+    buckets = t5_bucket(j - i).long()
+    assert buckets.unique().numel() == 31  # none of a positive distance of 0
+    exact = table.detach().double().requires_grad_()
+    s = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) + exact[buckets].permute(2, 0, 1)
+    want = torch.einsum("bhij,bjhd->bihd", s.softmax(-1), v.double())
+    want.backward(d_o.double())
+    error = 2e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.double(), want, rtol=0, atol=error)
+    torch.testing.assert_close(
+        found.double(), exact.grad, rtol=0, atol=error * exact.grad.abs().max().item()
+    )
+
+
+def test_gradients_of_remainders():
+    """The floor has none: d(a % b) is d a - floor(a / b) d b."""
+    torch.manual_seed(6)
+    n = 24
+    a, b = (torch.randn(n) * 5).requires_grad_(), (torch.rand(n) + 0.5).requires_grad_()
+    q, v = torch.zeros(1, n, 1, 1), torch.randn(1, n, 1, 1)
+    out = attn.torch.attention(
+        q, q, v, score=lambda s, _, h, i, j: s + a[j] % b[j] + torch.floor(a[j]) * b[i]
+    )
+    d_o = torch.randn(1, n, 1, 1)
+    found = torch.autograd.grad(out, (a, b), d_o)
+    x, y = a.detach().double().requires_grad_(), b.detach().double().requires_grad_()
+    s = (x % y)[None, :] + torch.floor(x)[None, :] * y[:, None]
+    want = torch.autograd.grad(s.softmax(-1) @ v[0, :, 0].double(), (x, y), d_o[0, :, 0].double())
+    for ours, exact in zip(found, want, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_detach_of_what_has_no_gradient():

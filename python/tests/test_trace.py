@@ -94,6 +94,14 @@ def test_types_follow_torch():
     assert text_of(s.query / 2) == "to_float(query) / 2"
     assert text_of(1 / s.query) == "1 / to_float(query)"
     assert text_of(s.query // 2 % 3) == "query / 2 % 3"
+    assert text_of(s.query // 0.5) == "floor(query / 0.5)"
+    assert (
+        text_of((s.query / 3) % -4) == "to_float(query) / 3 - floor(to_float(query) / 3 / -4) * -4"
+    )
+    assert text_of((s.query / 3).int()) == "to_int(to_float(query) / 3)"
+    assert text_of((s.query / 3).astype(np.int64)) == "to_int(to_float(query) / 3)"
+    assert text_of(s.query.floor()) == text_of(s.query.long()) == "query"
+    assert text_of(np.ceil(s.query / 3)) == "-floor(-(to_float(query) / 3))"
     assert text_of((s.query < 3) * 2) == "select(query < 3, 1, 0) * 2"
     assert text_of(~s.query) == "-query - 1"
     assert text_of(~(s.query < 3)) == "!(query < 3)"
@@ -124,13 +132,17 @@ def test_indices_one_at_a_time_and_from_the_end():
         (lambda b, h, q, k: q if q > k else k, "the truth of Expr('query > key')"),
         (lambda b, h, q, k: q > k and q > 3, "the truth of"),
         (lambda b, h, q, k: np.sort(q), "NumPy function sort"),
-        (lambda b, h, q, k: np.floor(q / 2), "floor of Expr('to_float(query) / 2')"),
+        (lambda s: np.floor(s.score / 2), "floor of Expr('score / 2'), which depends on the score"),
+        (lambda s: s.score % 1, "% of Expr('score / 1'), which depends on the score"),
+        (lambda s: s.score.int(), "int of Expr('score'), which depends on the score"),
+        (lambda s: (s.key / 3).astype(np.int16), "accepts int32 and int64"),
+        (lambda s: np.round(s.key / 3, 1), "to 1 decimals: accepts 0"),
         (lambda s: s.key.frobnicate(), "method frobnicate"),
         (lambda s: range(s.key), "has no value as a Python number"),
         (lambda s: [1, 2, 3][s.key], "has no value as a Python number"),
         (lambda s: s.key + "x", "an operand of type str"),
         (lambda s: s.key < 2**31, "2147483648 does not fit int32"),
-        (lambda s: (s.score // 2) > 1, "// of float32"),
+        (lambda s: (s.score // 2) > 1, "// of Expr('score / 2'), which depends on the score"),
         (lambda s: s.score & 1, "accepts boolean and int32"),
         (lambda s: attn.buffer(np.zeros((2, 2)))[s.key] + 1, "an array of rank 1 is used as"),
         (lambda s: attn.buffer(np.zeros(2))[s.score], "is float32: accepts int32"),

@@ -471,13 +471,27 @@ def sigmoid_gate(lib):
 
 @score
 def t5_buckets(lib):
+    xp = lib.xp
     table = lib.array(_random(24).normal(size=(32, HEADS)).astype(np.float32))
-    bucket = lib.array(np.minimum(4 * np.log2(1 + np.arange(2 * LENGTH)), 31).astype(np.int64))
 
     def function(s, b, h, q, k):
-        return s + table[bucket[q - k + LENGTH - 1], h]
+        size = abs(q - k)
+        growth = xp.log(xp.clip(size, 1, LENGTH) / 4) / math.log(60 / 4) * 12
+        to_int = growth.int() if hasattr(growth, "int") else growth.astype(np.int64)
+        bucket = xp.where(size < 4, size, xp.clip(4 + to_int, 4, 15))
+        return s + table[bucket + xp.where(k > q, 16, 0), h]
 
     return function
+
+
+@mask
+def bands_of_floats(lib):
+    return lambda b, h, q, k: (lib.xp.floor(q / 3.75) == k // 3.75) & ((k / 8) % 2.5 < 1.75)
+
+
+@score
+def sawtooth(lib):
+    return lambda s, b, h, q, k: s + ((q - k) * 0.25) % 1.5 - ((q + 1) * 0.5) // 3.5
 
 
 @score
