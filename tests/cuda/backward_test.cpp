@@ -287,7 +287,7 @@ TEST(CudaBackward, GradientsOfElementsHaveEqualBits) {
   const int repeats = emulated ? 2 : 50;
   for (const char* descriptor :
        {"b9_n150_hq4_hk2_d64_causal_bias1x4x150x150_bf16", "b3_n90_h2_d128_bias_f16",
-        "b3_n70_h2_d20_packed_bias1x1x70x70_f32"}) {
+        "b2_n300_h3_d128_bias1x3x300x300bf16_bf16", "b3_n70_h2_d20_packed_bias1x1x70x70_f32"}) {
     SCOPED_TRACE(descriptor);
     CaseData data(harness::parse_case(descriptor), 3);
     ASSERT_FALSE(data.gradients.buffers.empty());

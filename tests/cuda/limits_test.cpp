@@ -88,7 +88,7 @@ TEST(Parameters, AreRefusedByNameWhereTheDriverIsOld) {
     make_plan(problem, Phase::backward, {.device = {DeviceType::cuda, 0}});
     std::vector<std::string> names;
     for (int i = 0; i < 24; ++i) names.push_back("t" + std::to_string(i));
-    const BackwardConfig config = buffers_config(problem, {}, names, false);
+    const BackwardConfig config = buffers_config(problem, {}, names, {});
     const std::string message =
         refusal(ErrorCode::unsupported, [&] { backward_source(problem, config, names); });
     names.resize(16);

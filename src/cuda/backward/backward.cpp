@@ -89,7 +89,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
                     "order and computes S once",
                     name(faster)));
   }
-  if (buffers_config(problem, {}, gradient_names(problem), options.deterministic).exact_sums) {
+  if (buffers_config(problem, {}, gradient_names(problem), wish).exact_sums) {
     plan.reasons.push_back(
         fmt::format("deterministic: gradients of buffers whose elements many queries or keys share "
                     "are summed exactly, in {} bytes of workspace an element instead of {}",
@@ -123,7 +123,7 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
   if (problem.sink) sources.push_back(backward_sink_source());
   if (names.empty()) return sources;
   sources.push_back(backward_clear_source());
-  const BackwardConfig config = buffers_config(problem, {}, names, options.deterministic);
+  const BackwardConfig config = buffers_config(problem, {}, names, wish);
   sources.push_back(backward_source(problem, config, names));
   sources.push_back(backward_store_source(config));
   return sources;

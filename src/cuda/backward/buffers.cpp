@@ -10,6 +10,9 @@
 #include "core/expr/build.hpp"
 #include "core/tensor/size.hpp"
 #include "core/validate/validate.hpp"
+#include "cuda/driver/counters.hpp"
+#include "cuda/heuristics/backward_sm90_buffers.hpp"
+#include "cuda/kernel_parts.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -21,6 +24,15 @@ bool takes_tensor_cores(const Problem& p, const BackwardTensors& tensors) {
   const auto fits = [](std::int64_t d) { return d % 8 == 0 && d <= kMostColumns; };
   return (p.dtype == DType::bf16 || p.dtype == DType::f16) && tensors.aligned && fits(p.head_dim) &&
          fits(p.head_dim_v);
+}
+
+// The Hopper kernel has the sums of one buffer, each of a query and a key, in registers.
+bool takes_hopper(const Problem& p, const BackwardTensors& tensors,
+                  const std::vector<std::string>& names, const BackwardWish& wish) {
+  const bool named =
+      wish.kernel.empty() || split_kernel_name(wish.kernel).kernel == name(BackwardKernel::sm90);
+  return named && wish.arch.number == 90 && tensors.mapped && names.size() == 1 &&
+         own_elements(p.score).has(names.front()) && backward_sm90_buffers_shape(p) != nullptr;
 }
 
 bool may_have_gradient(const expr::Buffer& buffer) {
@@ -44,11 +56,44 @@ core::Size doubles_of_splits(core::Size size, int splits) {
   return core::divide_up(size * splits, sizeof(double) / sizeof(float));
 }
 
-// What the kernel is compiled for in the calls that there may be: tensors may be aligned or not.
+// Those of the score that are no scalars.
+int num_buffers(const Problem& p) {
+  int count = 0;
+  if (p.score.empty()) return count;
+  core::CallMemory memory;
+  std::pmr::vector<const expr::Buffer*> buffers(&memory.resource());
+  expr::collect_buffers(p.score, buffers);
+  for (const expr::Buffer* buffer : buffers) count += expr::is_scalar(*buffer) ? 0 : 1;
+  return count;
+}
+
+BackwardConfig config_of(BackwardKernel kernel, const Problem& p, const BackwardTensors& tensors,
+                         const std::vector<std::string>& names, bool deterministic) {
+  BackwardConfig config = backward_config(kernel, p, tensors, Gradient::buffers);
+  const OwnElements own = own_elements(p.score);
+  const auto is_own = [&](const std::string& name) { return own.has(name); };
+  config.own_elements = std::ranges::any_of(names, is_own);
+  config.exact_sums = deterministic && !std::ranges::all_of(names, is_own);
+  config.reads_batch = own.reads_batch;
+  config.reads_head = own.reads_head;
+  config.by_position = own.by_position;
+  config.same_vectors = num_buffers(p) == 1;
+  return config;
+}
+
+// What the kernel is compiled for in the calls that there may be, on any GPU: some ask for one
+// buffer of several, and their tensors may be aligned or not.
 std::vector<BackwardConfig> all_configs(const Problem& p, const std::vector<std::string>& names,
                                         bool deterministic) {
-  return {buffers_config(p, {}, names, deterministic),
-          buffers_config(p, {.aligned = false}, names, deterministic)};
+  std::vector<BackwardConfig> configs;
+  const auto add = [&](BackwardKernel kernel) {
+    configs.push_back(config_of(kernel, p, {}, names, deterministic));
+  };
+  add(BackwardKernel::simt);
+  if (!takes_tensor_cores(p, {})) return configs;
+  add(BackwardKernel::sm80_buffers);
+  if (backward_sm90_buffers_shape(p) != nullptr) add(BackwardKernel::sm90_buffers);
+  return configs;
 }
 
 LaunchConfig element_launch(std::int64_t count) {
@@ -68,18 +113,13 @@ std::vector<std::string> gradient_names(const Problem& p) {
 }
 
 BackwardConfig buffers_config(const Problem& p, const BackwardTensors& tensors,
-                              const std::vector<std::string>& names, bool deterministic) {
-  BackwardConfig config = backward_config(
-      takes_tensor_cores(p, tensors) ? BackwardKernel::sm80_buffers : BackwardKernel::simt, p,
-      tensors, Gradient::buffers);
-  const OwnElements own = own_elements(p.score);
-  const auto is_own = [&](const std::string& name) { return own.has(name); };
-  config.own_elements = std::ranges::any_of(names, is_own);
-  config.exact_sums = deterministic && !std::ranges::all_of(names, is_own);
-  config.reads_batch = own.reads_batch;
-  config.reads_head = own.reads_head;
-  config.by_position = own.by_position;
-  return config;
+                              const std::vector<std::string>& names, const BackwardWish& wish) {
+  BackwardKernel kernel = BackwardKernel::simt;
+  if (takes_tensor_cores(p, tensors)) {
+    kernel = takes_hopper(p, tensors, names, wish) ? BackwardKernel::sm90_buffers
+                                                   : BackwardKernel::sm80_buffers;
+  }
+  return config_of(kernel, p, tensors, names, wish.deterministic);
 }
 
 core::Size buffer_sums_bytes(const Problem& p, bool deterministic) {
@@ -133,23 +173,28 @@ void check_buffer_gradients(const Problem& p, const Gradients& gradients) {
 }
 
 BufferLaunches::BufferLaunches(const Problem& p, const BackwardTensors& tensors,
-                               const std::vector<std::string>& names, bool deterministic)
-    : config(buffers_config(p, tensors, names, deterministic)),
+                               const std::vector<std::string>& names, const BackwardWish& wish,
+                               int sm_count)
+    : config(buffers_config(p, tensors, names, wish)),
       derivatives(p.score, names),
-      splits(num_splits(p, config)) {
+      splits(num_splits(p, config)),
+      tiles(num_tiles(p, config).value()) {
   const OwnElements owning = own_elements(p.score);
   for (const std::string& name : names) {
     own.push_back(owning.has(name));
     covered.push_back(own.back() && covers_elements(p, name));
   }
-  add_launch.grid[0] = num_tiles(p, config).value();
+  // On Hopper blocks of threads stay.
+  add_launch.grid[0] = config.kernel == BackwardKernel::sm90_buffers
+                           ? std::min<std::int64_t>(tiles, sm_count)
+                           : tiles;
   add_launch.block = static_cast<unsigned>(config.threads());
   add_launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
 }
 
-void BufferLaunches::launch(device::BackwardParams& parameters, std::byte* expressions,
-                            std::byte* sums, const Inputs& inputs, const Gradients& gradients,
-                            const Context& context) const {
+void BufferLaunches::launch(const device::BackwardParams& parameters, BackwardMaps* maps,
+                            std::byte* expressions, std::byte* sums, const Inputs& inputs,
+                            const Gradients& gradients, const Context& context) const {
   auto* const first = reinterpret_cast<double*>(sums);
   double* next = first;
   const auto doubles_of_sum = static_cast<long long>(sum_bytes(config.exact_sums) / sizeof(double));
@@ -206,8 +251,13 @@ void BufferLaunches::launch(device::BackwardParams& parameters, std::byte* expre
   }
   std::pmr::vector<std::byte> packed(derivatives.size(), &memory.resource());
   derivatives.pack(targets, splits, inputs.buffers, packed.data());
-  std::array<void*, 3> arguments{&parameters, expressions, packed.data()};
-  if (add_launch.grid[0] > 0) add->launch(add_launch, context.stream, arguments.data());
+  device::BackwardParams own_parameters = parameters;
+  own_parameters.num_tiles = static_cast<int>(tiles);
+  own_parameters.counter = reads_maps(config.kernel) && add_launch.grid[0] < tiles
+                               ? work_counter(context.stream)
+                               : device::kNoCounter;
+  std::array<void*, 4> arguments{&own_parameters, expressions, packed.data(), maps};
+  if (tiles > 0) add->launch(add_launch, context.stream, arguments.data());
   for (device::BufferGradientParams<void>& stored : stores) {
     if (is_summed(stored)) store_all(stored);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -9,16 +10,17 @@
 
 #include "attn/run.hpp"
 #include "cuda/backward/config.hpp"
+#include "cuda/backward/one_pass.hpp"
 #include "cuda/codegen/buffer_gradients.hpp"
 #include "cuda/jit/kernel.hpp"
 
 namespace attn::cuda {
 
-// What the kernel for the gradients of buffers `names` is compiled for: backward_sm80_buffers, on
-// tensor cores, where it takes the tensors, else backward_simt, in float32. deterministic:
-// PlanOptions::deterministic.
+// What the kernel for the gradients of buffers `names` is compiled for: backward_sm90_buffers, on
+// Hopper, or backward_sm80_buffers, on tensor cores, where they take them and the tensors, else
+// backward_simt, in float32. Where wish names another kernel than backward_sm90, the first is none.
 BackwardConfig buffers_config(const Problem& problem, const BackwardTensors& tensors,
-                              const std::vector<std::string>& names, bool deterministic);
+                              const std::vector<std::string>& names, const BackwardWish& wish);
 // The buffers of the score that may have a gradient: those of floats that are no scalars.
 std::vector<std::string> gradient_names(const Problem& problem);
 
@@ -35,11 +37,12 @@ void check_buffer_gradients(const Problem& problem, const Gradients& gradients);
 // The launches of a call; made once for calls of one kind.
 struct BufferLaunches {
   BufferLaunches(const Problem& problem, const BackwardTensors& tensors,
-                 const std::vector<std::string>& names, bool deterministic);
+                 const std::vector<std::string>& names, const BackwardWish& wish, int sm_count);
 
-  // sums: where buffer_sums_bytes are free.
-  void launch(device::BackwardParams& parameters, std::byte* expressions, std::byte* sums,
-              const Inputs& inputs, const Gradients& gradients, const Context& context) const;
+  // sums: where buffer_sums_bytes are free. maps: where the kernel reads_maps, else null.
+  void launch(const device::BackwardParams& parameters, BackwardMaps* maps, std::byte* expressions,
+              std::byte* sums, const Inputs& inputs, const Gradients& gradients,
+              const Context& context) const;
 
   BackwardConfig config;
   std::shared_ptr<const Kernel> clear{}, store{}, add{};
@@ -47,6 +50,7 @@ struct BufferLaunches {
   BufferGradientsPack derivatives;
   std::vector<bool> own, covered;  // whether a buffer is of OwnElements, and written as a whole
   int splits;
+  std::int64_t tiles;  // as num_tiles
 };
 
 }  // namespace attn::cuda

@@ -15,6 +15,7 @@
 #include "cuda/heuristics/backward_portable.hpp"
 #include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
+#include "cuda/heuristics/backward_sm90_buffers.hpp"
 #include "cuda/heuristics/shared_memory.hpp"
 #include "cuda/kernel_parts.hpp"
 #include "cuda/limits.hpp"
@@ -149,6 +150,8 @@ std::string_view name(BackwardKernel kernel) noexcept {
       return "backward_sm80_deterministic";
     case BackwardKernel::sm80_buffers:
       return "backward_sm80_buffers";
+    case BackwardKernel::sm90_buffers:
+      return "backward_sm90_buffers";
     case BackwardKernel::simt:
       return "backward_simt";
     case BackwardKernel::flash_attention:
@@ -170,6 +173,8 @@ std::int64_t BackwardConfig::shared_bytes() const noexcept {
     case BackwardKernel::simt:
     case BackwardKernel::standard:
       return backward_portable_shared_bytes(*this);
+    case BackwardKernel::sm90_buffers:
+      return backward_sm90_buffers_shared_bytes(*this);
     case BackwardKernel::flash_attention:
       return backward_flash_shared_bytes(*this);
   }
@@ -274,6 +279,9 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
     case BackwardKernel::standard:
       set_backward_shape(config);
       break;
+    case BackwardKernel::sm90_buffers:
+      set_backward_sm90_buffers(config, *backward_sm90_buffers_shape(p));
+      break;
     case BackwardKernel::flash_attention:
       set_backward_flash_shape(config, wish.arch, parts);
   }
@@ -321,13 +329,13 @@ core::Size element_tiles(const Problem& p, const BackwardConfig& c) {
 }  // namespace
 
 int num_splits(const Problem& p, const BackwardConfig& config) {
-  // Two blocks of threads for each multiprocessor of an H100; the same on every GPU, as the order
-  // of sums depends on it.
-  constexpr std::int64_t kFull = 264;
+  // Two blocks of threads for each multiprocessor of an H100, or the one that it holds; the same on
+  // every GPU, as the order of sums depends on it.
+  const std::int64_t full = config.kernel == BackwardKernel::sm90_buffers ? 132 : 264;
   if (!config.own_elements) return 1;
   const core::Size tiles = element_tiles(p, config);
-  if (tiles > kFull || tiles.value() == 0) return 1;
-  const core::Size wanted = core::divide_up(kFull, tiles.value());
+  if (tiles > full || tiles.value() == 0) return 1;
+  const core::Size wanted = core::divide_up(full, tiles.value());
   return static_cast<int>(
       std::clamp(num_pairs(p, !config.reads_batch, !config.reads_head), core::Size(1), wanted)
           .value());

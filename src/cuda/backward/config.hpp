@@ -18,6 +18,7 @@ enum class BackwardKernel : std::uint8_t {
   sm80,                // backward_sm80.cuh: mma.sync, any architecture from 8.0 on
   sm80_deterministic,  // the same with sums in a fixed order
   sm80_buffers,        // backward_sm80_buffers.cuh: gradients of the buffers that a score reads
+  sm90_buffers,        // backward_sm90_buffers.cuh: the gradient of a bias, on Hopper
   simt,                // backward_simt.cuh: float32 and whatever the others do not take
   flash_attention,     // backward_flash_attention.cuh: the paper's order, by name only
   standard,            // backward_standard.cuh: the paper's baseline, by name only
@@ -54,6 +55,7 @@ struct BackwardConfig {
   int piece_columns = 128, stages_dq = 0;  // of the pieces in which dQ is added; sm90: their places
   int score_groups = 1;  // sm90: warpgroups for S, dP and dQ; 2: one for both dV and dK
   int cluster = 1;       // sm90: blocks of threads that share a tile
+  int part_keys = 0;     // sm90_buffers: keys whose S and dP a thread holds at a time
   // sm80: warps along the queries of S and dP, the keys of dV and dK, the queries of dQ.
   int score_warps = 0, key_warps = 0, query_warps = 0;
   bool store_matrices = false;  // sm80: P and dS are stored by stmatrix
@@ -67,8 +69,9 @@ struct BackwardConfig {
   // Gradients of buffers: whether some are of OwnElements, and what these read
   // (codegen/buffer_gradients.hpp).
   bool own_elements = false, reads_batch = false, reads_head = false, by_position = false;
-  bool exact_sums = false;  // others are summed in memory exactly, in any order: Superaccumulator
-  int l2_megabytes = 0;     // one pass: of the heads whose tiles are dealt together
+  bool same_vectors = false;  // sm90_buffers: no other buffer than that of the elements is read
+  bool exact_sums = false;    // others are summed in memory exactly, in any order: Superaccumulator
+  int l2_megabytes = 0;       // one pass: of the heads whose tiles are dealt together
   // One pass: the mask leaves tiles of different lengths. sm90: what blocks of queries see differs
   // between heads, and between batch entries. A score may be -inf.
   bool longest_first = false, mask_heads = false, mask_batches = false, score_hides = false;
@@ -128,6 +131,11 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
 // One pass: threads of the kernel before it that share a row: as many as it has 16 bytes, a power
 // of two.
 int backward_row_threads(const BackwardConfig& config) noexcept;
+
+// Whether a kernel is given tensor maps, beside its parameters.
+constexpr bool reads_maps(BackwardKernel kernel) noexcept {
+  return kernel == BackwardKernel::sm90 || kernel == BackwardKernel::sm90_buffers;
+}
 
 // Gradients of buffers: parts into which the batch entries and heads that share elements are cut.
 int num_splits(const Problem& problem, const BackwardConfig& config);

@@ -85,12 +85,14 @@ void launch(const Kernel& kernel, std::int64_t blocks, std::int64_t threads, voi
 std::optional<BackwardMaps> backward_maps(const Problem& p, const BackwardConfig& config,
                                           const Inputs& inputs, const Tensor& d_o) {
   BackwardMaps maps{};
+  const bool of_keys = config.gradient == device::Gradient::all;  // rows of its tiles
+  const int query_rows = of_keys ? config.block_n : config.block_m;
+  const int key_rows = of_keys ? config.block_m / config.cluster : config.block_n;
   const auto queries = [&](CUtensorMap& map, const Tensor& t, std::int64_t columns) {
-    return encode_rows(map, t, p.layout_q, p, p.seqlen_q, p.heads_q, columns, config.block_n);
+    return encode_rows(map, t, p.layout_q, p, p.seqlen_q, p.heads_q, columns, query_rows);
   };
   const auto keys = [&](CUtensorMap& map, const Tensor& t, std::int64_t columns) {
-    return encode_rows(map, t, p.layout_k, p, p.seqlen_k, p.heads_k, columns,
-                       config.block_m / config.cluster);
+    return encode_rows(map, t, p.layout_k, p, p.seqlen_k, p.heads_k, columns, key_rows);
   };
   if (queries(maps.q, inputs.q, p.head_dim) && queries(maps.d_o, d_o, p.head_dim_v) &&
       keys(maps.k, inputs.k, p.head_dim) && keys(maps.v, inputs.v, p.head_dim_v)) {

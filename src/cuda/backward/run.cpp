@@ -80,8 +80,9 @@ struct BackwardRun {
   std::optional<BuffersLaunch> buffers{};
 
   bool needs_maps() const {
-    return one_pass.main != nullptr && gradients.front().config.kernel == BackwardKernel::sm90;
+    return one_pass.main != nullptr && reads_maps(gradients.front().config.kernel);
   }
+  bool buffers_need_maps() const { return buffers && reads_maps(buffers->launches.config.kernel); }
 };
 
 GradientLaunch gradient_launch(const Problem& p, BackwardConfig config) {
@@ -160,7 +161,8 @@ BackwardRun make_run(const Plan& plan, const Asked& asked, const Inputs& inputs,
   }
   if (!run.names.empty()) {
     run.buffers.emplace(
-        BuffersLaunch{.launches = BufferLaunches(p, asked.tensors, run.names, plan.deterministic)});
+        BuffersLaunch{.launches = BufferLaunches(p, asked.tensors, run.names, wish,
+                                                 device_info(plan.device.index).sm_count)});
     BufferLaunches& launches = run.buffers->launches;
     run.buffers->expressions = expression_pack(p.mask, score_expression(p), p.scale(),
                                                backward_precise_math(launches.config));
@@ -265,14 +267,14 @@ void launch_gradients(const Plan& plan, const BackwardRun& run, device::Backward
 
 // Their sums lie behind the terms of the rows.
 void launch_buffers(const BuffersLaunch& buffers, const Problem& p,
-                    device::BackwardParams& parameters, const Inputs& inputs,
+                    device::BackwardParams& parameters, BackwardMaps* maps, const Inputs& inputs,
                     const Gradients& gradients, const Context& context) {
   core::CallMemory memory;
   std::pmr::vector<std::byte> expressions(buffers.expressions.size(), &memory.resource());
   buffers.expressions.pack(inputs.buffers, expressions.data());
   std::byte* const sums =
       static_cast<std::byte*>(context.workspace.data) + row_terms_bytes(p).value();
-  buffers.launches.launch(parameters, expressions.data(), sums, inputs, gradients, context);
+  buffers.launches.launch(parameters, maps, expressions.data(), sums, inputs, gradients, context);
 }
 
 }  // namespace
@@ -301,20 +303,32 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
                    [&] { return make_run(plan, asked, inputs, gradients, context); });
   };
   const BackwardRun* run = find();
-  std::optional<BackwardMaps> maps;
-  if (run->needs_maps()) {
-    maps = backward_maps(p, run->gradients.front().config, inputs, d_outputs.o);
-    if (!maps) {
-      asked.tensors.mapped = false;
-      run = find();
+  std::optional<BackwardMaps> maps, buffer_maps;
+  // Whether the driver makes all maps that the run needs.
+  const auto make_maps = [&] {
+    if (run->needs_maps()) {
+      maps = backward_maps(p, run->gradients.front().config, inputs, d_outputs.o);
+      if (!maps) return false;
     }
+    if (run->buffers_need_maps()) {
+      buffer_maps = backward_maps(p, run->buffers->launches.config, inputs, d_outputs.o);
+      if (!buffer_maps) return false;
+    }
+    return true;
+  };
+  if (!make_maps()) {
+    asked.tensors.mapped = false;
+    run = find();
   }
   device::BackwardParams parameters = run->parameters;
   fill_backward_tensors(parameters, p, inputs, outputs, d_outputs, gradients, context.workspace);
   launch_rows(run->rows, parameters, context);
   launch_gradients(plan, *run, parameters, maps ? &*maps : nullptr, inputs, context);
   launch_rows(run->sink, parameters, context);
-  if (run->buffers) launch_buffers(*run->buffers, p, parameters, inputs, gradients, context);
+  if (run->buffers) {
+    launch_buffers(*run->buffers, p, parameters, buffer_maps ? &*buffer_maps : nullptr, inputs,
+                   gradients, context);
+  }
 }
 
 }  // namespace attn::cuda

@@ -73,6 +73,12 @@ std::string print_config(const BackwardConfig& c) {
     text.number("kQueryWarps", c.query_warps);
     text.flag("kStoreMatrices", c.store_matrices);
   }
+  if (c.kernel == BackwardKernel::sm90_buffers) {
+    text.number("kPartKeys", c.part_keys);
+    text.flag("kSameVectors", c.same_vectors);
+    text.number("kProducerRegisters", c.producer_registers);
+    text.number("kScoreRegisters", c.score_registers);
+  }
   if (c.kernel == BackwardKernel::sm90) {
     text.number("kScoreGroups", c.score_groups);
     text.number("kCluster", c.cluster);
@@ -90,7 +96,8 @@ std::string print_config(const BackwardConfig& c) {
 }
 
 std::string kernel_name(const BackwardConfig& config) {
-  if (config.gradient == Gradient::all || config.kernel == BackwardKernel::sm80_buffers) {
+  if (config.gradient == Gradient::all || config.kernel == BackwardKernel::sm80_buffers ||
+      config.kernel == BackwardKernel::sm90_buffers) {
     return std::string(name(config.kernel));
   }
   return fmt::format("{}_{}", name(config.kernel), word(config.gradient));
@@ -102,11 +109,14 @@ std::string print_config_of_places(BackwardConfig config) {
   return print_config(config);
 }
 
-// Warpgroup products of backward_sm90, each shape once.
+// Warpgroup products of a Hopper kernel, each shape once.
 std::string print_products(const BackwardConfig& c) {
   constexpr int kDqColumns = 128, kGradientColumns = 192;
-  std::string text =
-      "template <class Element, int kColumns>\nstruct ProductSS;\n"
+  std::string text = "template <class Element, int kColumns>\nstruct ProductSS;\n";
+  if (c.kernel == BackwardKernel::sm90_buffers) {
+    return text + print_product_ss(c.dtype, c.part_keys);
+  }
+  text +=
       "template <class Element, int kColumns>\nstruct ProductRS;\n"
       "template <class Element, int kColumns>\nstruct ProductST;\n"
       "template <class Element, int kColumns>\nstruct ProductTT;\n";
@@ -141,7 +151,7 @@ int backward_precise_math(const BackwardConfig& config) noexcept {
 void check_backward_parameters(const Problem& problem, const BackwardConfig& config,
                                const std::vector<std::string>& names) {
   const std::size_t maps =
-      config.kernel == BackwardKernel::sm90 ? sizeof(BackwardMaps) + alignof(BackwardMaps) : 0;
+      reads_maps(config.kernel) ? sizeof(BackwardMaps) + alignof(BackwardMaps) : 0;
   const std::size_t bytes =
       sizeof(device::BackwardParams) + maps +
       expressions_bytes(problem.mask, score_expression(problem)) +
@@ -155,7 +165,7 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   check_backward_parameters(problem, config, names);
   const bool buffers = config.gradient == Gradient::buffers;
   Source source;
-  const bool hopper = config.kernel == BackwardKernel::sm90;
+  const bool hopper = reads_maps(config.kernel);
   source.name = kernel_name(config);
   source.entry = "attn_backward";
   source.allowed_spill_bytes = config.allowed_spill_bytes;

@@ -77,6 +77,17 @@ std::string constants(const OwnElements& own, int loads, int elements) {
   return text;
 }
 
+// Which index of an element of OwnElements is the key.
+std::size_t key_dimension(const Expr& load) {
+  const auto& args = load.node().args;
+  return static_cast<std::size_t>(
+      std::ranges::find_if(args, [](const Expr& index) { return index.node().op == Op::key; }) -
+      args.begin());
+}
+
+constexpr std::string_view kNoDot =
+    "    [[maybe_unused]] constexpr float dot = 0;  // no index reads it\n";
+
 constexpr std::size_t kSplitsBytes = 8;  // an int, before members of 8 bytes
 
 }  // namespace
@@ -133,7 +144,7 @@ std::size_t sum_bytes(bool exact) noexcept {
 std::string print_buffer_gradients(const Expr& score, const std::vector<std::string>& names,
                                    bool exact, const expr::Bindings& bindings) {
   const std::vector<Load> loads = loads_of(score, names);
-  std::string members, functions, add, flush, store;
+  std::string members, functions, add, flush, store, row;
   int in_memory = 0, elements = 0;
   for (std::size_t i = 0; i < loads.size(); ++i) {
     const auto& [load, derivative] = loads[i].derivative;
@@ -148,6 +159,8 @@ std::string print_buffer_gradients(const Expr& score, const std::vector<std::str
       add += fmt::format("    elements[{}] += d_t * factor_{}({});\n", elements, i, kArguments);
       store += fmt::format("    store_element(element_{}, split, elements[{}]{});\n", i, elements,
                            indices);
+      row = fmt::format("    return element_row<{}>(element_{}, split{});\n", key_dimension(load),
+                        i, indices);
       ++elements;
     } else {
       members += fmt::format("  GradientSums<{}> sums_{};\n", sum_type(exact), i);
@@ -167,7 +180,12 @@ std::string print_buffer_gradients(const Expr& score, const std::vector<std::str
   body += function("void", "store",
                    fmt::format("const float (&elements)[kElementsOr1], int split, {}",
                                kPoint.substr(kPoint.find("int query"))),
-                   "    [[maybe_unused]] constexpr float dot = 0;  // no index reads it\n" + store);
+                   std::string(kNoDot) + store);
+  if (elements == 1) {
+    body += function("ElementRow", "row",
+                     "int split, int query, int batch, int head, int seqlen_q, int seqlen_k",
+                     std::string(kNoDot) + "    [[maybe_unused]] constexpr int key = 0;\n" + row);
+  }
   return struct_text("BufferGradients", body);
 }
 

@@ -52,6 +52,8 @@ bool covers_elements(const Problem& problem, std::string_view name);
 //     void flush(PendingSum (&sums)[kLoads]) const;
 //     // Stores a query's and key's own.
 //     void store(const float (&elements)[kElementsOr1], int split, int query, ...) const;
+//     // Where kElements is 1: those of a query.
+//     ElementRow row(int split, int query, int batch, ...) const;
 //   };
 //
 // (src/cuda/device/expr/buffer_gradient.cuh) for the gradients of buffers `names`.

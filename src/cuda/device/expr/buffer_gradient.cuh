@@ -82,4 +82,27 @@ __device__ __forceinline__ void store_element(const ElementGradient& g, int spli
   if (inside) g.to[at] = x;
 }
 
+// Elements of a query: that of a key is to[key * stride], for keys below `count`.
+struct ElementRow {
+  float* to;
+  long long count, stride;
+};
+// index: as of store_element; the one of dimension kKey, the key, is not looked at.
+template <int kKey, class... Index>
+__device__ __forceinline__ ElementRow element_row(const ElementGradient& g, int split,
+                                                  Index... index) {
+  constexpr int kRank = sizeof...(Index);
+  const int indices[kRank] = {index...};
+  long long at = split * g.split_stride;
+  bool inside = true;
+#pragma unroll
+  for (int d = 0; d < kRank; ++d) {
+    if (d == kKey) continue;
+    const long long i = index_within(g.sizes[d], indices[d]);
+    inside = inside & (i >= 0);
+    at += i * g.strides[d];
+  }
+  return {g.to + at, inside ? g.sizes[kKey] : 0, g.strides[kKey]};
+}
+
 }  // namespace attn::device

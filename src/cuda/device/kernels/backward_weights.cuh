@@ -31,11 +31,13 @@ struct BackwardWeights {
     }
     return probability_of(x, lse2);
   }
-  // The same, of a score by expression; of q.k where there is none.
+  // The same, of a score by expression; of q.k where there is none. kHides: it may be -inf, and LSE
+  // NaN.
+  template <bool kHides = C::kScoreHides>
   __device__ __forceinline__ float probability_of(float x, float lse2) const {
     float c = p.scale * kLog2E;
     if constexpr (Expressions::kHasScore) {
-      if constexpr (C::kScoreHides) {
+      if constexpr (kHides) {
         if (x == minus_infinity()) return 0;  // also where LSE is NaN
       }
       c = Expressions::kScoreFactor * kLog2E;
