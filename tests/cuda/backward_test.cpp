@@ -299,6 +299,34 @@ TEST(CudaBackward, GradientsOfElementsHaveEqualBits) {
   }
 }
 
+// Of all batch entries of a dense tensor of the host, [batch, rows, heads, columns].
+void fill_row(const Tensor& t, std::int64_t row, double x) {
+  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < t.shape[2]; ++h) {
+      for (std::int64_t c = 0; c < t.shape[3]; ++c) {
+        harness::store_element(t, b * t.strides[0] + row * t.strides[1] + h * t.strides[2] + c, x);
+      }
+    }
+  }
+}
+
+// A row of NaN is NaN in the gradient of what it sees, and 0 in that of what its score hides.
+TEST(CudaBackward, NaNDoesNotReachElementsOfHiddenScores) {
+  ATTN_NEEDS_GPU();
+  constexpr std::int64_t kLength = 128, kRow = 70;  // a tile of which all is seen
+  CaseData data(
+      harness::parse_case("b1_n128_h1_d64_score(select(a[query,key]<0.5,score+a[query,key],-inf))"
+                          "_buffer(a:bf16:128x128)_bf16"),
+      3);
+  fill_row(data.inputs.q, kRow, std::nan(""));
+  run_backward(data, "");
+  const Tensor &bias = data.inputs.buffers[0].second, &d_bias = data.gradients.buffers[0].second;
+  for (std::int64_t at = kRow * kLength; at < (kRow + 1) * kLength; ++at) {
+    const double x = harness::load_element(d_bias, at);
+    EXPECT_TRUE(harness::load_element(bias, at) < 0.5 ? std::isnan(x) : x == 0) << at << ": " << x;
+  }
+}
+
 // Sums of dQ may vary, those of dK and dV may not.
 TEST(CudaBackward, OnePassGivesEqualBitsOfDkAndDv) {
   ATTN_NEEDS_GPU();
@@ -316,17 +344,6 @@ TEST(CudaBackward, OnePassGivesEqualBitsOfDkAndDv) {
       }
       if (i == 0) expected = all;
       ASSERT_EQ(all, expected) << kernel << ", repeat " << i;
-    }
-  }
-}
-
-// Of all batch entries of a dense tensor of the host, [batch, rows, heads, columns].
-void fill_row(const Tensor& t, std::int64_t row, double x) {
-  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
-    for (std::int64_t h = 0; h < t.shape[2]; ++h) {
-      for (std::int64_t c = 0; c < t.shape[3]; ++c) {
-        harness::store_element(t, b * t.strides[0] + row * t.strides[1] + h * t.strides[2] + c, x);
-      }
     }
   }
 }
