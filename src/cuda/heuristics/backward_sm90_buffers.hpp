@@ -13,7 +13,7 @@ struct BackwardSm90BuffersShape {
   int part_keys;      // keys whose S and dP a thread holds at a time
   int stages;         // places for two operands of a product
   int producer_registers, score_registers;
-  int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels_backward.txt
+  int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels_backward*.txt
   std::string_view reason;
 };
 
