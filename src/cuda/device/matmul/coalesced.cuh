@@ -1,6 +1,6 @@
 // Rung 2, coalesced: the naive kernel, but threads of a warp have neighbouring columns. A load of B
 // (row-major) is one stretch of 128 bytes, that of A one number for all, and C is stored in lines.
-// Expected: 4 to 8 times the naive kernel. Measured: 3.3 times (1.6 TFLOP/s). It still loads two
+// Expected: 4 to 8 times the naive kernel. Measured: 2.9 times (1.5 TFLOP/s). It still loads two
 // numbers for each multiplication.
 //
 // Tile: 8 x 32, 256 threads.

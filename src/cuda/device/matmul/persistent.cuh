@@ -3,8 +3,8 @@
 // takes one tile after the other: the producer fills the ring for the next while the last products
 // and stores of this one run, and C goes through 8 KB panels of shared memory to the copy engine,
 // which writes them while the next tile is multiplied. Tiles are dealt in groups of rows, so that
-// those at work share A and B in L2. Expected: 1.05 to 1.15 times. Measured: 1.29 times (791
-// TFLOP/s; cuBLAS 792).
+// those at work share A and B in L2. Expected: 1.05 to 1.15 times. Measured: 1.13 times (787
+// TFLOP/s; cuBLAS 782).
 //
 // Tile: by the table of src/cuda/heuristics/matmul_sm90.cpp, 128 x 256 x 64 for large products,
 // with a producer and a warpgroup for each 64 rows. Reads of C also kStoresBoxes: C goes by the

@@ -7,7 +7,7 @@
 // has all it needs. Addresses move on by sums, copies are asked for between the products, and C
 // leaves through shared memory in whole lines. Expected: 1.3 to 1.6 times, most of what mma.sync
 // can give: on Hopper two thirds of the tensor cores' rate, the rest needs wgmma. Measured: 1.9
-// times (504 TFLOP/s, an H100, 0.64 of cuBLAS, which has wgmma).
+// times (500 TFLOP/s, 0.64 of cuBLAS, which has wgmma).
 //
 // Tile: by the table of src/cuda/heuristics/matmul_sm80.cpp, 128 x 256 x 64 with eight warps or 128
 // x 128 x 32 with four for large products. Takes what vector_loads takes. Reads of C also kRows,

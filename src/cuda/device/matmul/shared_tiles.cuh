@@ -1,6 +1,6 @@
 // Rung 3, shared_tiles: coalesced loads fetch each number once for every row or column that needs
 // it. Here a block of threads copies 32 x 32 of A and of B to shared memory and uses each number 32
-// times: a thirty-second of the bytes from L2. Expected: 1.5 to 2 times. Measured: 5.9 times (9.6
+// times: a thirty-second of the bytes from L2. Expected: 1.5 to 2 times. Measured: 5.4 times (8.0
 // TFLOP/s). Now shared memory is the limit: two loads from it for a multiplication.
 //
 // Tile: 32 x 32 x 32, 256 threads, four elements of C each.
