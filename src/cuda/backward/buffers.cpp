@@ -8,6 +8,7 @@
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
+#include "core/expr/program.hpp"
 #include "core/tensor/size.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/driver/counters.hpp"
@@ -56,15 +57,15 @@ core::Size doubles_of_splits(core::Size size, int splits) {
   return core::divide_up(size * splits, sizeof(double) / sizeof(float));
 }
 
-// Those of the score that are no scalars.
-int num_buffers(const Problem& p) {
-  int count = 0;
-  if (p.score.empty()) return count;
-  core::CallMemory memory;
-  std::pmr::vector<const expr::Buffer*> buffers(&memory.resource());
-  expr::collect_buffers(p.score, buffers);
-  for (const expr::Buffer* buffer : buffers) count += expr::is_scalar(*buffer) ? 0 : 1;
-  return count;
+// Loads of elements by the score, other than of run-time scalars: a buffer may be read in two
+// places.
+std::ptrdiff_t num_loads(const Problem& p) {
+  if (p.score.empty()) return 0;
+  const expr::Program program = expr::compile(p.score);
+  return std::ranges::count_if(program.instructions, [&](const expr::Instruction& in) {
+    return in.op == expr::Op::load &&
+           !expr::is_scalar(*program.buffers[static_cast<std::size_t>(in.buffer)]);
+  });
 }
 
 BackwardConfig config_of(BackwardKernel kernel, const Problem& p, const BackwardTensors& tensors,
@@ -77,7 +78,7 @@ BackwardConfig config_of(BackwardKernel kernel, const Problem& p, const Backward
   config.reads_batch = own.reads_batch;
   config.reads_head = own.reads_head;
   config.by_position = own.by_position;
-  config.same_vectors = num_buffers(p) == 1;
+  config.same_vectors = num_loads(p) == 1;
   return config;
 }
 

@@ -69,7 +69,7 @@ struct BackwardConfig {
   // Gradients of buffers: whether some are of OwnElements, and what these read
   // (codegen/buffer_gradients.hpp).
   bool own_elements = false, reads_batch = false, reads_head = false, by_position = false;
-  bool same_vectors = false;  // sm90_buffers: no other buffer than that of the elements is read
+  bool same_vectors = false;  // sm90_buffers: the score loads no elements but those of the buffer
   bool exact_sums = false;    // others are summed in memory exactly, in any order: Superaccumulator
   int l2_megabytes = 0;       // one pass: of the heads whose tiles are dealt together
   // One pass: the mask leaves tiles of different lengths. sm90: what blocks of queries see differs

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/expr/build.hpp"
 #include "cuda/codegen/expression_buffers.hpp"
 #include "cuda/codegen/expression_functions.hpp"
 #include "cuda/device/expr/gradient_sums.cuh"
@@ -77,12 +78,13 @@ std::string constants(const OwnElements& own, int loads, int elements) {
   return text;
 }
 
-// Which index of an element of OwnElements is the key.
+// Which index of an element of OwnElements is the key; a dimension of size 1 takes any index.
 std::size_t key_dimension(const Expr& load) {
   const auto& args = load.node().args;
-  return static_cast<std::size_t>(
-      std::ranges::find_if(args, [](const Expr& index) { return index.node().op == Op::key; }) -
-      args.begin());
+  const auto& shape = load.node().buffer->tensor().shape;
+  std::size_t d = 0;
+  while (shape[d] == 1 || args[d].node().op != Op::key) ++d;
+  return d;
 }
 
 constexpr std::string_view kNoDot =
@@ -156,7 +158,10 @@ std::string print_buffer_gradients(const Expr& score, const std::vector<std::str
     }
     if (loads[i].own) {
       members += fmt::format("  ElementGradient element_{};\n", i);
-      add += fmt::format("    elements[{}] += d_t * factor_{}({});\n", elements, i, kArguments);
+      // A score that is hidden has no share, also where its factor is infinite or NaN.
+      add += fmt::format("    {}elements[{}] += d_t * factor_{}({});\n",
+                         expr::is_constant(derivative) ? "" : "if (d_t != 0) ", elements, i,
+                         kArguments);
       store += fmt::format("    store_element(element_{}, split, elements[{}]{});\n", i, elements,
                            indices);
       row = fmt::format("    return element_row<{}>(element_{}, split{});\n", key_dimension(load),
