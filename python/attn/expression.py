@@ -234,7 +234,9 @@ def literal(value: bool | int | float) -> Expr:
         if int(value) not in _INT32:
             refuse(f"the number {value} does not fit int32")
         return Expr(str(int(value)), INT, PRIMARY if value >= 0 else _UNARY, _NONE)
-    if abs(value) >= _FLOAT32_MAX:
+    if value != value:
+        text = "nan"
+    elif abs(value) >= _FLOAT32_MAX:
         text = "inf" if value > 0 else "-inf"
     else:
         text = float.__repr__(value) if value == 0 or abs(value) > 1e-44 else "0.0"

@@ -278,7 +278,13 @@ def _cast(e: Expr, dtype: Any) -> Expr:
     return e  # kept in float32, which is more exact
 
 
-@entry("to", "astype", "type")
+@entry("astype", "type")
+def _astype(x: Any, dtype: Any, *_: Any, **__: Any) -> Any:
+    """A word is a type here, as in x.astype("int32"), and a device in x.to."""
+    return _to(x, dtype=dtype)
+
+
+@entry("to")
 def _to(x: Any, *args: Any, **kwargs: Any) -> Any:
     """x.to(dtype), x.to(device), x.to(other): places are of no interest to an expression."""
     dtype = kwargs.get("dtype")

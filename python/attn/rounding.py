@@ -82,12 +82,25 @@ def floor_divide(x: Any, y: Any, name: str = "//") -> Expr:
     a, b = number(x), number(y)
     if a.type == INT and b.type == INT:
         return arithmetic("/", PRODUCT, a, b)
-    rounded = _whole("floor", arithmetic("/", PRODUCT, a, b), name=name)
+    rounded = _rounded_quotient(a, b, name)
     if _is_power_of_two(y):
         return rounded
-    # A quotient just below an integer is rounded to it: 2.1 / 0.7 of float32 is 3, of which the
-    # exact remainder is -6e-8. So that remainder is computed. `product` is rounded, and what it has
-    # lost is the sum of products of halves, of 12 digits, which are exact (Dekker).
+    below = _left_of(a, b, rounded) * _sign(y, b) < 0
+    return _whole("floor", rounded - where(below, 1.0, 0.0))
+
+
+def _rounded_quotient(a: Expr, b: Expr, name: str) -> Expr:
+    """The floor of a / b as it is rounded: one too large where that is the next integer."""
+    return _whole("floor", arithmetic("/", PRODUCT, a, b), name=name)
+
+
+def _left_of(a: Expr, b: Expr, rounded: Expr) -> Expr:
+    """a - rounded * b, exactly, where it stands in the operand of a floor.
+
+    The quotient of 2.1 / 0.7 of float32 is rounded to 3, of which this remainder is -6e-8. `product` is
+    rounded, and what it has lost is the sum of products of halves, of 12 digits, which are exact (Dekker).
+    Of an infinite b they are not numbers, but the quotient is 0.
+    """
     scaled = to_float(b) * 4097
     b_high = scaled - (scaled - b)
     b_low = b - b_high
@@ -95,8 +108,14 @@ def floor_divide(x: Any, y: Any, name: str = "//") -> Expr:
     low = rounded - high
     product = rounded * b
     lost = ((high * b_high - product) + high * b_low + low * b_high) + low * b_low
-    left = (a - product) - lost
-    return _whole("floor", rounded - where(left / b < 0, 1.0, 0.0))
+    return where(rounded == 0, a, (a - product) - lost)
+
+
+def _sign(y: Any, b: Expr) -> Any:
+    """1.0 or -1.0; y: b as it was given."""
+    if isinstance(y, (int, float)) and not isinstance(y, (Int, Float)):
+        return math.copysign(1.0, y)
+    return where(b < 0, -1.0, 1.0)
 
 
 def _is_power_of_two(x: Any) -> bool:
@@ -108,11 +127,17 @@ def _is_power_of_two(x: Any) -> bool:
 
 @entry("remainder", "mod", "__mod__")
 def remainder(x: Any, y: Any, name: str = "%") -> Expr:
-    """What `floor_divide` leaves, with the sign of y; a rounding of x off."""
+    """What `floor_divide` leaves, with the sign of y, as PyTorch's float32 has it."""
     a, b = number(x), number(y)
     if a.type == INT and b.type == INT:
         return arithmetic("%", PRODUCT, a, b)
-    return a - floor_divide(a, y, name) * b
+    rounded = _rounded_quotient(a, b, name)
+    if _is_power_of_two(y):
+        return a - rounded * b
+    left = _left_of(a, b, rounded)
+    # The floor asks for the sign, and so makes `left` exact here too: it is one value in kernels.
+    below = _whole("floor", left * _sign(y, b), name=name) < 0
+    return left + where(below, b, 0.0)
 
 
 @entry("fmod")

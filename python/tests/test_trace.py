@@ -100,6 +100,8 @@ def test_types_follow_torch():
     )
     assert text_of((s.query / 3).int()) == "to_int(to_float(query) / 3)"
     assert text_of((s.query / 3).astype(np.int64)) == "to_int(to_float(query) / 3)"
+    assert text_of((s.query / 3).astype("int32")) == "to_int(to_float(query) / 3)"
+    assert text_of(attn.where(s.key > 5, float("nan"), s.score)) == "select(key > 5, nan, score)"
     assert text_of(s.query.floor()) == text_of(s.query.long()) == "query"
     assert text_of(np.ceil(s.query / 3)) == "-floor(-(to_float(query) / 3))"
     assert text_of((s.query < 3) * 2) == "select(query < 3, 1, 0) * 2"

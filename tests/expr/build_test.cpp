@@ -58,6 +58,8 @@ TEST(Build, Types) {
   EXPECT_EQ(floor(s.query).type(), Type::float32);
   EXPECT_EQ(to_int(0.5F * to_float(s.query)).type(), Type::int32);
   EXPECT_EQ(to_int(s.query).type(), Type::int32);
+  // An int32 stays as it is, whatever it depends on.
+  EXPECT_EQ(to_int(select(s.score < 1, 1, 2)).type(), Type::int32);
   EXPECT_EQ(select(s.key < 1, 1, 2.5).type(), Type::float32);
   EXPECT_EQ(select(s.key < 1, s.query < 2, true).type(), Type::boolean);
 }

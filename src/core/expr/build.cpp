@@ -109,7 +109,7 @@ Type fit(Op op, std::vector<Expr>& args) {
       break;
   }
   if (any_is(args, Type::boolean)) refuse(op, args, "int32 and float32");
-  if (jumps(op) && depends_on(args[0], Op::score)) {
+  if (jumps(op) && args[0].type() == Type::float32 && depends_on(args[0], Op::score)) {
     refuse(op, args,
            "what does not depend on score, which each kernel rounds in its own way: one next to an "
            "integer would become either of its neighbours");
