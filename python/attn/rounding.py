@@ -85,7 +85,7 @@ def floor_divide(x: Any, y: Any, name: str = "//") -> Expr:
     rounded = _rounded_quotient(a, b, name)
     if _is_power_of_two(y):
         return rounded
-    below = _left_of(a, b, rounded) * _sign(y, b) < 0
+    below = _left_of(a, b, y, rounded) * _sign(y, b) < 0
     return _whole("floor", rounded - where(below, 1.0, 0.0))
 
 
@@ -94,12 +94,12 @@ def _rounded_quotient(a: Expr, b: Expr, name: str) -> Expr:
     return _whole("floor", arithmetic("/", PRODUCT, a, b), name=name)
 
 
-def _left_of(a: Expr, b: Expr, rounded: Expr) -> Expr:
-    """a - rounded * b, exactly, where it stands in the operand of a floor.
+def _left_of(a: Expr, b: Expr, y: Any, rounded: Expr) -> Expr:
+    """What rounded * b leaves of a, exactly, where it stands in the operand of a floor.
 
-    The quotient of 2.1 / 0.7 of float32 is rounded to 3, of which this remainder is -6e-8. `product` is
-    rounded, and what it has lost is the sum of products of halves, of 12 digits, which are exact (Dekker).
-    Of an infinite b they are not numbers, but the quotient is 0.
+    The quotient of 2.1 / 0.7 of float32 is rounded to 3, which leaves -6e-8. `product`
+    is rounded, and what it has lost is the sum of products of halves, of 12 digits, which are exact
+    (Dekker). Of an infinite b they are not numbers, but the quotient is 0. y: b as it was given.
     """
     scaled = to_float(b) * 4097
     b_high = scaled - (scaled - b)
@@ -108,21 +108,23 @@ def _left_of(a: Expr, b: Expr, rounded: Expr) -> Expr:
     low = rounded - high
     product = rounded * b
     lost = ((high * b_high - product) + high * b_low + low * b_high) + low * b_low
-    return where(rounded == 0, a, (a - product) - lost)
+    left = (a - product) - lost
+    return left if _is_literal(y) and math.isfinite(y) else where(rounded == 0, a, left)
 
 
 def _sign(y: Any, b: Expr) -> Any:
     """1.0 or -1.0; y: b as it was given."""
-    if isinstance(y, (int, float)) and not isinstance(y, (Int, Float)):
-        return math.copysign(1.0, y)
-    return where(b < 0, -1.0, 1.0)
+    return math.copysign(1.0, y) if _is_literal(y) else where(b < 0, -1.0, 1.0)
+
+
+def _is_literal(x: Any) -> bool:
+    """Whether x is a number of the text. One that was captured may be another in the next call."""
+    return isinstance(x, (int, float)) and not isinstance(x, (Int, Float))
 
 
 def _is_power_of_two(x: Any) -> bool:
-    """Whether a quotient by x is exact. A captured number may be another one in the next call."""
-    if not isinstance(x, (int, float)) or isinstance(x, (Int, Float)):
-        return False
-    return x != 0 and abs(math.frexp(x)[0]) == 0.5
+    """Whether a quotient by x is exact."""
+    return _is_literal(x) and x != 0 and abs(math.frexp(x)[0]) == 0.5
 
 
 @entry("remainder", "mod", "__mod__")
@@ -134,7 +136,7 @@ def remainder(x: Any, y: Any, name: str = "%") -> Expr:
     rounded = _rounded_quotient(a, b, name)
     if _is_power_of_two(y):
         return a - rounded * b
-    left = _left_of(a, b, rounded)
+    left = _left_of(a, b, y, rounded)
     # The floor asks for the sign, and so makes `left` exact here too: it is one value in kernels.
     below = _whole("floor", left * _sign(y, b), name=name) < 0
     return left + where(below, b, 0.0)

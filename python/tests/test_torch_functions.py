@@ -289,22 +289,21 @@ def test_t5_relative_positions(dtype):
     )
 
 
+@pytest.mark.parametrize("function", [torch.remainder, torch.floor_divide])
 @pytest.mark.parametrize("divisor", [0.1, 0.7, -0.3, 3.7, math.inf, -math.inf, 0.25])
-def test_remainders_and_quotients_are_those_of_torch(divisor):
-    """To the bit: a mask of each shows where they differ by one rounding."""
+def test_remainders_and_quotients_are_those_of_torch(divisor, function):
+    """To the bit: a mask shows where they differ by one rounding."""
     n = 400
-    key = torch.arange(n) - 150
     by = torch.full((n,), divisor)
-    for function in (torch.remainder, torch.floor_divide):
-        want = function(key.float(), by[0])
-        for of in (lambda k: function(k - 150, divisor), lambda k: function(k - 150, by[k])):
-            seen = attn.torch.attention(
-                torch.zeros(1, 1, 1, 8),
-                torch.zeros(1, n, 1, 8),
-                torch.eye(n).reshape(1, n, 1, n),
-                mask=lambda b, h, q, k, of=of: of(k) == want[k],
-            )[0, 0, 0]
-            assert seen.count_nonzero() == n, (function, (seen == 0).nonzero().flatten() - 150)
+    want = function(torch.arange(n).float() - 150, by[0])
+    for of in (lambda k: function(k - 150, divisor), lambda k: function(k - 150, by[k])):
+        seen = attn.torch.attention(
+            torch.zeros(1, 1, 1, 8),
+            torch.zeros(1, n, 1, 8),
+            torch.eye(n).reshape(1, n, 1, n),
+            mask=lambda b, h, q, k, of=of: of(k) == want[k],
+        )[0, 0, 0]
+        assert seen.count_nonzero() == n, (seen == 0).nonzero().flatten() - 150
 
 
 def test_gradients_of_remainders():
