@@ -65,21 +65,35 @@ __device__ __forceinline__ void add_to(PendingSum& pending, const GradientSums<S
   pending.sum += x;
 }
 
-// Stores x as the element at an index; as none outside the buffer.
-template <class... Index>
-__device__ __forceinline__ void store_element(const ElementGradient& g, int split, float x,
-                                              Index... index) {
+// Where an element lies, and whether it is one of the buffer.
+struct ElementPlace {
+  long long at;
+  bool inside;
+};
+// Dimension kSkipped, if there is one, is not looked at.
+template <int kSkipped = -1, class... Index>
+__device__ __forceinline__ ElementPlace element_place(const ElementGradient& g, int split,
+                                                      Index... index) {
   constexpr int kRank = sizeof...(Index);
   const int indices[kRank] = {index...};
   long long at = split * g.split_stride;
   bool inside = true;
 #pragma unroll
   for (int d = 0; d < kRank; ++d) {
+    if (d == kSkipped) continue;
     const long long i = index_within(g.sizes[d], indices[d]);
     inside = inside & (i >= 0);
     at += i * g.strides[d];
   }
-  if (inside) g.to[at] = x;
+  return {at, inside};
+}
+
+// Stores x as the element at an index; as none outside the buffer.
+template <class... Index>
+__device__ __forceinline__ void store_element(const ElementGradient& g, int split, float x,
+                                              Index... index) {
+  const ElementPlace place = element_place(g, split, index...);
+  if (place.inside) g.to[place.at] = x;
 }
 
 // Elements of a query: that of a key is to[key * stride], for keys below `count`.
@@ -91,18 +105,8 @@ struct ElementRow {
 template <int kKey, class... Index>
 __device__ __forceinline__ ElementRow element_row(const ElementGradient& g, int split,
                                                   Index... index) {
-  constexpr int kRank = sizeof...(Index);
-  const int indices[kRank] = {index...};
-  long long at = split * g.split_stride;
-  bool inside = true;
-#pragma unroll
-  for (int d = 0; d < kRank; ++d) {
-    if (d == kKey) continue;
-    const long long i = index_within(g.sizes[d], indices[d]);
-    inside = inside & (i >= 0);
-    at += i * g.strides[d];
-  }
-  return {g.to + at, inside ? g.sizes[kKey] : 0, g.strides[kKey]};
+  const ElementPlace place = element_place<kKey>(g, split, index...);
+  return {g.to + place.at, place.inside ? g.sizes[kKey] : 0, g.strides[kKey]};
 }
 
 }  // namespace attn::device

@@ -16,7 +16,6 @@ struct BackwardSm90BuffersGroup {
   using Element = typename C::Element;
   using Weights = BackwardWeights<C, Expressions, BufferGradients>;
   using Step = BackwardSm90BuffersStep;
-  using Ring = BackwardRing<C::kStages>;
   static constexpr bool kTransposed = false;  // of vectors of a score
   // Where all steps of a tile read the same vectors, a thread loads those of 16-bit elements once a
   // tile.
@@ -39,7 +38,6 @@ struct BackwardSm90BuffersGroup {
     float x[kPartSums], dot[kPartSums];  // scores by expression, and the S that they are of
     float elements[kSums][1];
     Vectors vectors;
-    bool has_vectors;  // of the next tile already, where they are kept
   };
   // LSE in base 2, and D, of a thread's two rows.
   struct Rows {
@@ -100,16 +98,6 @@ struct BackwardSm90BuffersGroup {
   __device__ __forceinline__ void keep_vectors(State& c, const Step& step) const {
 #pragma unroll
     for (int chunk = 0; chunk < C::kBlockN / 32; ++chunk) take_vectors(c, chunk, step, step.key0);
-  }
-  // Loads those of the next tile, whose first step is use n, if its operands are there: the rest of
-  // this tile does not need its own any more.
-  __device__ __forceinline__ void load_ahead(State& c, unsigned n) const {
-    const bool full = mbarrier_try(ring.barrier(Layout::kFull, Ring::stage(n)), Ring::parity(n));
-    if (!__all_sync(~0u, full)) return;
-    const Step next = ring.step(n);
-    if ((next.flags & (Step::kEnd | Step::kUnseen)) != 0) return;
-    keep_vectors(c, next);
-    c.has_vectors = true;
   }
 
   // The scores by expression of a part, from S, which is kept beside them for derivatives that need
@@ -206,9 +194,6 @@ struct BackwardSm90BuffersGroup {
     pin(c.s);
     if (kLast) ring.give_back(n);
     take_scores<kPart>(c, step);
-    if constexpr (kKeeps && kLast) {
-      if ((step.flags & Step::kLast) != 0) load_ahead(c, n + 2);
-    }
     if constexpr (!kLast) issue<C::kHeadDim>(c.s, n, kPart + 1);
     wgmma_wait<kLast ? 0 : 1>();
     pin(c.dp);
@@ -235,7 +220,6 @@ struct BackwardSm90BuffersGroup {
   __device__ __forceinline__ void run() const {
     unsigned n = 0;  // uses so far
     State c;
-    c.has_vectors = false;
     while (true) {
       ring.wait_full(n);
       Step step = ring.step(n);
@@ -245,10 +229,7 @@ struct BackwardSm90BuffersGroup {
       if ((step.flags & Step::kUnseen) != 0) {
         ring.give_back(n++);
       } else {
-        if constexpr (kKeeps) {
-          if (!c.has_vectors) keep_vectors(c, step);
-          c.has_vectors = false;
-        }
+        if constexpr (kKeeps) keep_vectors(c, step);
         while (true) {
           add_step(c, n, step);
           n += 2;
