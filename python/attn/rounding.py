@@ -97,9 +97,9 @@ def _rounded_quotient(a: Expr, b: Expr, name: str) -> Expr:
 def _left_of(a: Expr, b: Expr, y: Any, rounded: Expr) -> Expr:
     """What rounded * b leaves of a, exactly, where it stands in the operand of a floor.
 
-    The quotient of 2.1 / 0.7 of float32 is rounded to 3, which leaves -6e-8. `product`
-    is rounded, and what it has lost is the sum of products of halves, of 12 digits, which are exact
-    (Dekker). Of an infinite b they are not numbers, but the quotient is 0. y: b as it was given.
+    The quotient of 2.1 / 0.7 of float32 is rounded to 3, which leaves -6e-8. `product` is rounded,
+    and what it has lost is the sum of products of halves, of 12 digits, which are exact (Dekker).
+    Of an infinite b they are not numbers, but the quotient is 0. y: b as it was given.
     """
     scaled = to_float(b) * 4097
     b_high = scaled - (scaled - b)

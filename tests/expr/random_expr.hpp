@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -24,6 +26,28 @@ class RandomExpr {
   int uniform(int lo, int hi) { return std::uniform_int_distribution<int>(lo, hi)(random_); }
   double real(double lo, double hi) {
     return std::uniform_real_distribution<double>(lo, hi)(random_);
+  }
+  // A value that breaks interval arithmetic.
+  float special_float() {
+    constexpr float kInf = std::numeric_limits<float>::infinity();
+    constexpr float kMost = std::numeric_limits<float>::max();
+    constexpr float kValues[] = {0.0F,
+                                 -0.0F,
+                                 1.0F,
+                                 -2.0F,
+                                 3.5F,
+                                 kInf,
+                                 -kInf,
+                                 kMost,
+                                 -kMost,
+                                 0x1p-149F,
+                                 0x1p-126F,
+                                 -2.5F,
+                                 0x1p+31F,
+                                 -0x1p+31F,
+                                 0x1.fffffep+30F,
+                                 std::numeric_limits<float>::quiet_NaN()};
+    return kValues[uniform(0, static_cast<int>(std::size(kValues)) - 1)];
   }
   // Small, or anywhere in int32 so that arithmetic wraps.
   std::int32_t any_int();

@@ -1,6 +1,5 @@
 #include "cases.hpp"
 
-#include <limits>
 #include <utility>
 
 #include "attn/mask.hpp"
@@ -36,32 +35,14 @@ expr::Expr morton_column(const expr::Expr& index) {
 
 // One operation on ranges of the values that break interval arithmetic.
 DeviceExpressions special_floats(std::uint32_t seed) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
-  constexpr float kMost = std::numeric_limits<float>::max();
-  const float special[] = {0.0F,
-                           -0.0F,
-                           1.0F,
-                           -2.0F,
-                           3.5F,
-                           kInf,
-                           -kInf,
-                           kMost,
-                           -kMost,
-                           0x1p-149F,
-                           0x1p-126F,
-                           -2.5F,
-                           0x1p+31F,
-                           -0x1p+31F,
-                           0x1.fffffep+30F,
-                           std::numeric_limits<float>::quiet_NaN()};
   RandomExpr random(seed);
   struct Values {
     std::vector<float> x = std::vector<float>(26);
     std::vector<float> y = std::vector<float>(26);
   };
   auto values = std::make_shared<Values>();
-  for (float& x : values->x) x = special[random.uniform(0, 15)];
-  for (float& y : values->y) y = special[random.uniform(0, 15)];
+  for (float& x : values->x) x = random.special_float();
+  for (float& y : values->y) y = random.special_float();
   const auto& s = expr::symbols();
   const expr::Expr a = expr::Buffer("x", tensor(values->x.data(), {26}))[s.query];
   const expr::Expr b = expr::Buffer("y", tensor(values->y.data(), {26}))[s.key];
@@ -70,7 +51,7 @@ DeviceExpressions special_floats(std::uint32_t seed) {
                                 exp(a),    tanh(a),   abs(a),   select(s.query < s.key, a, b),
                                 exp2(a),   erf(a),    floor(a), to_int(a)};
   const expr::Expr result = results[random.uniform(0, 15)];
-  const expr::Expr limit = special[random.uniform(0, 15)];
+  const expr::Expr limit = random.special_float();
   const expr::Expr masks[] = {result < limit,  result <= limit, limit < result,
                               limit <= result, result == limit, result != limit};
   return {"special " + std::to_string(seed), masks[random.uniform(0, 5)], {}, values};
