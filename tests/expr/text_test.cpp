@@ -191,7 +191,7 @@ TEST(Text, Cuda) {
   EXPECT_EQ(to_cuda(s.query / s.head == s.key % -8),
             "(attn_floor_div(query, head) == attn_floor_mod(key, -8))");
   EXPECT_EQ(to_cuda(select(s.head < 2 || !(s.score <= 0.1), -s.score, -s.query)),
-            "(((head < 2) | (!(score <= 0x1.99999ap-4f))) ? attn_neg(score) : "
+            "(((head < 2) | (!attn_le(score, 0x1.99999ap-4f))) ? attn_neg(score) : "
             "attn_to_float(attn_neg(query)))");
   EXPECT_EQ(to_cuda(min(abs(s.query) * 3, max(s.key, s.batch)) != -5),
             "(attn_min(attn_mul(attn_abs(query), 3), attn_max(key, batch)) != -5)");

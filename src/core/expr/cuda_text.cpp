@@ -143,11 +143,14 @@ std::string cuda_value(const Program& program, const Instruction& in,
       return fmt::format("({} & {})", operands[0], operands[1]);
     case Op::logical_or:
       return fmt::format("({} | {})", operands[0], operands[1]);
+    case Op::lt:
+    case Op::le:
+      if (in.operands == Type::float32)
+        return call(fmt::format("attn_{}", cuda_word(in.op)), operands);
+      [[fallthrough]];
     case Op::bit_and:
     case Op::bit_or:
     case Op::bit_xor:
-    case Op::lt:
-    case Op::le:
     case Op::eq:
     case Op::ne:
       return fmt::format("({} {} {})", operands[0], spelling(in.op), operands[1]);

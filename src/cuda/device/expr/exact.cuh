@@ -18,9 +18,28 @@ __device__ __forceinline__ float attn_bits(unsigned bits) {
 }
 __device__ __forceinline__ float attn_neg(float a) { return -a; }
 __device__ __forceinline__ float attn_abs(float a) { return ATTN_EXACT(fabsf, __builtin_fabsf)(a); }
-// A NaN operand gives b. Two instructions: fminf and fmaxf treat NaN otherwise.
-__device__ __forceinline__ float attn_min(float a, float b) { return a < b ? a : b; }
-__device__ __forceinline__ float attn_max(float a, float b) { return a > b ? a : b; }
+// False where an operand is NaN. ptxas (13.0) makes `true` of a comparison that the range of an
+// operand decides, as -2 < |x|, and forgets NaN: so whether both are numbers is asked beside it.
+#ifdef __CUDACC__
+#define ATTN_COMPARE(name, unordered, portable)                      \
+  __device__ __forceinline__ bool name(float a, float b) {           \
+    int r;                                                           \
+    asm("{ .reg .pred p, q; setp.num.f32 p, %1, %2; setp." unordered \
+        ".and.f32 q, %1, %2, p; selp.s32 %0, 1, 0, q; }"             \
+        : "=r"(r)                                                    \
+        : "f"(a), "f"(b));                                           \
+    return r != 0;                                                   \
+  }
+#else
+#define ATTN_COMPARE(name, unordered, portable) \
+  inline bool name(float a, float b) { return a portable b; }
+#endif
+ATTN_COMPARE(attn_lt, "ltu", <)
+ATTN_COMPARE(attn_le, "leu", <=)
+#undef ATTN_COMPARE
+// A NaN operand gives b; fminf and fmaxf treat NaN otherwise.
+__device__ __forceinline__ float attn_min(float a, float b) { return attn_lt(a, b) ? a : b; }
+__device__ __forceinline__ float attn_max(float a, float b) { return attn_lt(b, a) ? a : b; }
 __device__ __forceinline__ float attn_to_float(int a) { return static_cast<float>(a); }
 __device__ __forceinline__ float attn_floor(float a) {
   return ATTN_EXACT(floorf, __builtin_floorf)(a);
