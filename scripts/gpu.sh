@@ -110,7 +110,8 @@ parts_of_random() {
   done
 }
 
-# Small, and each with something of its own: edges of tiles, strides, packed, paged, splits, loads.
+# Small, and each with something of its own: edges of tiles, strides, packed, paged, splits, loads,
+# dQ in order. A row is a problem, and after a space the options of `attn check` that it is run with.
 sanitized=(
   b1_n64_h1_d64_bf16
   b2_n200_hq4_hk2_d64_causal_bf16
@@ -123,6 +124,7 @@ sanitized=(
   b1_n70_h1_d256_bf16
   b1_n33_h2_d40_f32
   b2_n160_h2_d64_bias1x2x160x160bf16_bf16
+  'b2_n300_hq2_hk1_d64_causal_bf16 --deterministic'
 )
 
 parts_of_sanitize() {
@@ -139,14 +141,15 @@ parts_of_sanitize() {
         # racecheck takes one lane's arrival for its warp alone (bench/gpu/racecheck_ring.cu).
         case $tool.$phase.$problem in
           racecheck.backward.b2_n200_hq4_hk2_d64_causal_bf16 | racecheck.backward.b1_n70_h1_d256_bf16 | \
-            racecheck.backward.b2_n160_h2_d64_bias1x2x160x160bf16_bf16)
+            racecheck.backward.b2_n160_h2_d64_bias1x2x160x160bf16_bf16 | \
+            'racecheck.backward.b2_n300_hq2_hk1_d64_causal_bf16 --deterministic')
             [[ $dry_run == yes ]] ||
               say "left out: racecheck knows no arrival of a lane for its warp: $phase of $problem"
             continue
             ;;
         esac
-        part "$tool.$phase.${problem//\//_}" "$sanitizer --tool $tool --error-exitcode 9" \
-          "$build/attn check '$problem' --phase $phase --device $device"
+        part "$tool.$phase.${problem//[\/ ]/_}" "$sanitizer --tool $tool --error-exitcode 9" \
+          "$build/attn check $problem --phase $phase --device $device"
       done
     done
   done

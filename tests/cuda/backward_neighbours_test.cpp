@@ -86,6 +86,7 @@ TEST_P(CudaBackwardNeighbours, DoNotChangeEachOther) {
     const bool with_dq = in_order() || Rows{before, false, b}.count() <= kKeysOfATile;
     const std::vector<std::uint64_t> expected = gradients_of(before, b, with_dq);
     for (const bool to_nan : {false, true}) {
+      if (to_nan && std::get<1>(GetParam()) == std::string("backward_sm90")) continue;
       CaseData after(c, kSeed);
       change_others(after, b, [&](double x) { return to_nan ? std::nan("") : -2 * x; });
       run(after);
@@ -104,16 +105,18 @@ constexpr auto kName =
                                 std::get<0>(info.param));
     };
 
-// Sequences that end inside a tile, of one row, of one tile of keys and of several. backward_sm90
-// has a test of other numbers in CudaBackward; where the K of the next sequence holds a NaN, it
-// computes dQ again, element by element, which may round it otherwise.
+// Sequences that end inside a tile, of one row, of one tile of keys and of several. Of
+// backward_sm90 other numbers alone: where the K of the next sequence holds a NaN, it computes dQ
+// again, element by element, which may round it otherwise
+// (CudaBackward.NaNReachesOnlyThoseWhoSeeIt).
 INSTANTIATE_TEST_SUITE_P(
     Cuda, CudaBackwardNeighbours,
     ::testing::Combine(
         ::testing::Values(
             "b3_n150_hq4_hk2_d64_packed_bf16/cuq0,20,21,150_cuk0,30,180,200",
             "b3_n90_h2_d40_causal_packed_alibi_dropout0.2_seed3_f16/cuq0,31,90,95_cuk0,17,40,130"),
-        ::testing::Values("backward_sm80", "backward_sm80_deterministic", "backward_simt")),
+        ::testing::Values("backward_sm90", "backward_sm80", "backward_sm80_deterministic",
+                          "backward_simt")),
     kName);
 
 }  // namespace

@@ -26,7 +26,7 @@ constexpr std::int64_t kQuickScores = 100'000;
 
 // backward_simt takes everything but paged K and V; backward_sm80_deterministic what tensor cores
 // do, backward_sm80 the same where there are queries and keys and the GPU's shared memory holds
-// them, and backward_sm90 where the GPU is one.
+// them, and backward_sm90, in order too, where the GPU is one.
 void check_all(const Case& c, std::uint64_t seed) {
   harness::Conformance conformance(c, seed, true);
   const Problem& p = c.problem;
@@ -34,10 +34,15 @@ void check_all(const Case& c, std::uint64_t seed) {
   const bool wide = p.head_dim % 8 != 0 || p.head_dim > 256 || p.head_dim_v % 8 != 0 ||
                     p.head_dim_v > 256 || p.dtype == DType::f32;
   const bool none = p.seqlen_q == 0 || p.seqlen_k == 0;
-  for (const std::string kernel :
-       {"backward_sm90", "backward_sm80", "backward_sm80_deterministic", "backward_simt"}) {
-    const Report report =
-        conformance.check({.phase = Phase::backward, .device = kGpu, .kernel = kernel});
+  for (const auto& [kernel, deterministic] : {std::pair<std::string, bool>{"backward_sm90", false},
+                                              {"backward_sm90", true},
+                                              {"backward_sm80", false},
+                                              {"backward_sm80_deterministic", false},
+                                              {"backward_simt", false}}) {
+    const Report report = conformance.check({.phase = Phase::backward,
+                                             .device = kGpu,
+                                             .kernel = kernel,
+                                             .deterministic = deterministic});
     const auto says = [&](const char* text) {
       return report.message.find(text) != std::string::npos;
     };
@@ -87,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Backward, CudaBackwardListed,
 
 std::uint64_t random_cases() { return why_no_driver() ? 0 : harness::quick() ? 10 : 100; }
 
-// A test a problem, so that parts of the tests can run side by side: each compiles four kernels.
+// A test a problem, so that parts of the tests can run side by side: each compiles five kernels.
 class CudaBackwardRandom : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(CudaBackwardRandom, AgreesWithTheReference) {
