@@ -13,6 +13,10 @@ on disk (ATTN_CACHE_DIR) and are shared out. Groups run in the order of a hash, 
 of time leaves out is random too. The summary counts what passed, what the file skips itself, and
 what failed, with both sides of the assertion.
 
+A case that asserts `dropout_fraction`, the share of some thousands of bits, within 0.01 of its
+probability misses it by chance one time in eight with 3,300 of them. It is drawn again, with the
+seeds 1 and 2 for the file's 0, and counted beside what passed.
+
 --cpu runs cases on CPU tensors, to try the command where there is no GPU: "cuda" is then the CPU.
 """
 
@@ -36,6 +40,7 @@ import re
 import sys
 import time
 import traceback
+import unittest.mock
 from pathlib import Path
 
 import pytest
@@ -166,6 +171,8 @@ def sides(error):
 
 
 KEPT_BYTES = 4 << 30
+MOST_DRAWS = 3
+OUTCOMES = ("passed", "redrawn", "skipped", "failed")
 _module = None
 
 
@@ -184,19 +191,26 @@ def run_part(cases, until):
     return [run(case) for case in cases if time.time() < until]
 
 
+def seeded(draw):
+    """Makes the file's own seed another one in draws after the first."""
+    seed = torch.random.manual_seed
+    return unittest.mock.patch.object(torch.random, "manual_seed", lambda s: seed(s + draw))
+
+
 def run(case):
-    """(case, outcome, what went wrong, seconds)."""
+    """(case, outcome, what went wrong, seconds); "redrawn": a later draw passed."""
     name, index = case
     function = getattr(_module, name)
     skips = [m for m in getattr(function, "pytestmark", []) if m.name == "skipif" and m.args[0]]
     if skips:
         return case, "skipped", "", 0.0
     began = time.perf_counter()
-    outcome, text = "passed", ""
+    outcome, text, draw = "passed", "", 0
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         for attempt in itertools.count():
             try:
-                function(**parameters(function, index))
+                with seeded(draw):
+                    function(**parameters(function, index))
             except pytest.skip.Exception:
                 outcome = "skipped"
             except torch.OutOfMemoryError as error:  # other processes hold the memory
@@ -206,9 +220,14 @@ def run(case):
                     continue
                 outcome, text = "failed", str(error)[:300]
             except Exception as error:
-                outcome = "failed"
                 text = f"{type(error).__name__}: {str(error)[:300]} {sides(error)}"
+                if "assert abs(dropout_fraction" in text and draw + 1 < MOST_DRAWS:
+                    draw += 1
+                    continue
+                outcome = "failed"
             break
+    if draw > 0 and outcome == "passed":
+        outcome = "redrawn"
     if torch.cuda.is_available() and torch.cuda.memory_reserved() > KEPT_BYTES:
         torch.cuda.empty_cache()  # other processes need memory too
     return case, outcome, text, time.perf_counter() - began
@@ -249,7 +268,7 @@ def main():
         f"{chosen} of {sum(totals.values())} cases in {len(groups)} groups, {options.jobs} jobs",
         flush=True,
     )
-    counts = {name: dict.fromkeys(("passed", "skipped", "failed"), 0) for name in totals}
+    counts = {name: dict.fromkeys(OUTCOMES, 0) for name in totals}
     failures, slowest, spent = [], [], dict.fromkeys(totals, 0.0)
     # The first part of each group; the others follow when it has made their kernels.
     left = collections.deque((parts[0], parts[1:]) for parts in groups)
@@ -278,7 +297,7 @@ def main():
     for name, found in counts.items():
         outcomes = " ".join(f"{found[o]:6d} {o}" for o in found)
         print(f"{name:48} {outcomes}  of {totals[name]}, {spent[name]:.0f} s of a process")
-    whole = {o: sum(found[o] for found in counts.values()) for o in ("passed", "skipped", "failed")}
+    whole = {o: sum(found[o] for found in counts.values()) for o in OUTCOMES}
     ran = sum(whole.values())
     taken = time.perf_counter() - began
     print(
