@@ -4,7 +4,7 @@
 
 writes OUT.svg (figure2_draw.py) and OUT.json, prints tables and a sentence for each claim. Left: standard attention, FlashAttention (K, V outer) and
 FlashAttention-2. Middle: bytes and time against B_c, in bf16 up to 512. Right: bytes and time against the share of blocks that a mask leaves. All of the forward pass; with --phase
-backward a table of algorithms 3 and 4, the block-sparse form and FlashAttention-2, and theorem 5's exponents, in OUT.json. Bytes: model and
+backward the same of algorithms 3 and 4, the block-sparse form and FlashAttention-2, on the left of both passes as in the paper, and theorem 5's exponents. Bytes: model and
 plan (`attn io --arch`) beside ncu's counters (io_gpu.py), "L2" being what passes between L2 and the multiprocessors, the paper's HBM accesses. Times:
 medians of CUDA events, each result compared with fp64 first. Needs PyTorch and NumPy; without ncu the counters' columns stay empty."""
 import argparse, json, math, statistics, sys, time
@@ -226,7 +226,7 @@ def proposition_4(rows):
 def main():
     io_gpu.require_gpu()
     if options.phase == "backward":
-        panels, timed, report = (backward_rows(), backward_theorem_rows()), 1, report_backward
+        panels, timed, report = (left_rows()[:3], backward_rows(), backward_theorem_rows()), 2, report_backward
     else:
         panels, timed, report = (left_rows(), middle_rows(), right_rows(), theorem_rows()), 3, report_forward
     configurations = [(entry["problem"], entry["kernel"]) for rows in panels for entry in rows]
@@ -269,14 +269,17 @@ def report_forward(left, middle, right, rows, why):
     save({"left": left, "middle": middle, "right": right, "theorem_2": {"rows": rows, "fit": fitted}, "proposition_4": proposition, "sentences": said}, why)
 
 
-def report_backward(rows, of_theorem, why):
+def report_backward(left, rows, of_theorem, why):
     if why:
         print(f"no counters: {why}")
+    show(f"Left: {LEFT}, forward", left, "algorithm")
     show("Backward", rows, "problem")
     fitted = theorem("Theorem 5", of_theorem)
-    said = [figure2_draw.fits("Theorem 5", of_theorem, fitted)]
+    said = [*figure2_draw.backward_sentences(left, rows), figure2_draw.fits("Theorem 5", of_theorem, fitted)]
     print("\n" + "\n".join(said))
-    save({"rows": rows, "theorem_5": {"rows": of_theorem, "fit": fitted}, "sentences": said}, why)
+    with open(options.out + ".svg", "w") as file:
+        file.write(figure2_draw.draw_backward(left, rows, torch.cuda.get_device_name()))
+    save({"left": left, "rows": rows, "theorem_5": {"rows": of_theorem, "fit": fitted}, "sentences": said}, why)
 
 
 if __name__ == "__main__":

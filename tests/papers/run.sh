@@ -33,6 +33,7 @@ said() {
 # ---- Python alone
 run find bench tests/papers -name '*.py' -exec python3 -c 'import ast, sys; [ast.parse(open(name).read(), name) for name in sys.argv[1:]]' {} +
 run python3 tests/papers/crossovers.py
+run python3 tests/papers/figure2.py
 run python3 bench/papers/speedups.py bench/results/h200-appendix-e.json --out "$out/speedups"
 said 'Linformer from n 1024 on' # the paper's table 20
 said 'BigBird from n 16384 on'
@@ -41,6 +42,9 @@ run python3 bench/papers/figure2_draw.py bench/results/h200-figure2.json --out "
 said 'Middle, bf16: from B_c 64 to 512'
 said 'none of l2 (3 of 16 counted)'
 run cmp "$out/figure2.svg" bench/results/h200-figure2.svg
+run python3 bench/papers/figure2_draw.py bench/results/h200-figure2-backward.json --out "$out/figure2"
+said 'Left, backward: FlashAttention (B_c 64)'
+run cmp "$out/figure2.svg" bench/results/h200-figure2-backward.svg
 run "$build/attn" explain b1_n256_h1_d32_causal_bf16 -o "$out/page.html"
 run test "$(wc -c <"$out/page.html")" -le 307200
 run grep -q '</html>' "$out/page.html"
