@@ -30,6 +30,7 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line);
 void add_io(CLI::App& app, int& status, const std::string& command_line);
 void add_matmul(CLI::App& app, int& status, const std::string& command_line);
 
+void add_launch(CLI::App& app, int& status);  // hidden: what `attn io --measure` runs under ncu
 void add_explain(CLI::App& app, int& status);
 void add_generate(CLI::App& app, int& status);
 

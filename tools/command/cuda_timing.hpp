@@ -16,6 +16,8 @@ class GpuCalls {
   // LSE. `plan` and `data` outlive this. Throws as forward.
   GpuCalls(const Plan& plan, harness::CaseData& data, const Context& context);
 
+  // One call. Waits; the results come back into `data`.
+  void compute_once() const;
   // Compares a call with fp64. Afterwards `data` holds the results of a call.
   Verification verify() const;
   // Times with events: many calls in one graph, so that the host's share does not count, going
@@ -28,7 +30,6 @@ class GpuCalls {
  private:
   void call(const harness::DeviceData& on, const OutputGradients& d_outputs) const;
   void call(const harness::DeviceData& on) const { call(on, on.d_outputs); }
-  void compute_once() const;
   template <class Work>
   double seconds(const Work& work) const;
 

@@ -99,7 +99,22 @@ Json plan_json(const traffic::PlanTraffic& plan) {
   return json;
 }
 
+Json gpu_counts_json(const IoRow& row) {
+  if (!row.gpu) return {{"counters", nullptr}, {"no_counters", row.no_gpu}};
+  const auto bytes = [](const std::optional<double>& value) {
+    return value ? Json(*value) : Json(nullptr);
+  };
+  return {{"counters",
+           {{"launches", row.gpu->launches},
+            {"l2_read_bytes", bytes(row.gpu->l2_read)},
+            {"l2_written_bytes", bytes(row.gpu->l2_written)},
+            {"dram_read_bytes", bytes(row.gpu->dram_read)},
+            {"dram_written_bytes", bytes(row.gpu->dram_written)},
+            {"shared_bytes", bytes(row.gpu->shared)}}}};
+}
+
 Json measured_json(const IoRow& row) {
+  if (row.choice.on_gpu) return gpu_counts_json(row);
   Json json = Json::object();
   json["simulator"] = row.simulated ? moved_json(*row.simulated) : Json(nullptr);
   if (!row.simulated) json["no_simulator"] = row.no_simulation;
@@ -157,10 +172,27 @@ void measure_io(IoRow& row, harness::CaseData& data) {
   row.counted = traffic::count_caches(call);
 }
 
-std::string io_table_header() {
-  return fmt::format("{:<18} {:>11} {:>13} {:>10} {:>10} {:>11} {:>10} {:>10} {:>10}", "algorithm",
-                     "blocks", "tiles", "FLOP", "model", "of inputs", "plan", "simulated",
-                     "L2 misses");
+bool measure_io_on_gpu(IoRow& row, const GpuPass& pass, harness::CaseData& data, const Ncu& ncu) {
+  try {
+    const std::string wrong = why_wrong(pass, data);
+    if (!wrong.empty()) {
+      row.no_gpu = "the results are wrong, so nothing is counted: " + wrong;
+      return false;
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    row.no_gpu = error.what();
+    return true;
+  }
+  row.gpu = ncu.count(pass);
+  return true;
+}
+
+std::string io_table_header(bool on_gpu) {
+  return fmt::format("{:<18} {:>11} {:>13} {:>10} {:>10} {:>11} {:>10} {}", "algorithm", "blocks",
+                     "tiles", "FLOP", "model", "of inputs", "plan",
+                     on_gpu ? fmt::format("{:>10} {:>10} {:>10}", "L2", "DRAM", "shared")
+                            : fmt::format("{:>10} {:>10}", "simulated", "L2 misses"));
 }
 
 std::string io_table_line(const IoRow& row) {
@@ -169,16 +201,26 @@ std::string io_table_line(const IoRow& row) {
   };
   const double compulsory = row.compulsory.bytes();
   const bool counted = row.counted && row.counted->missing.empty();
+  const auto of_gpu = [&](const std::optional<double>& value) {
+    return bytes(value.has_value(), value.value_or(0));
+  };
+  const traffic::GpuCounts gpu = row.gpu.value_or(traffic::GpuCounts());
+  const std::string measured =
+      row.choice.on_gpu
+          ? fmt::format("{:>10} {:>10} {:>10}", of_gpu(gpu.l2()), of_gpu(gpu.dram()),
+                        of_gpu(gpu.shared))
+          : fmt::format(
+                "{:>10} {:>10}",
+                bytes(row.simulated.has_value(), row.simulated ? row.simulated->bytes() : 0),
+                bytes(counted, counted ? row.counted->references * kLineBytes : 0));
   return fmt::format(
-      "{:<18} {:>11} {:>13} {:>10} {:>10} {:>11} {:>10} {:>10} {:>10}", name(row.choice.algorithm),
+      "{:<18} {:>11} {:>13} {:>10} {:>10} {:>11} {:>10} {}", name(row.choice.algorithm),
       row.model ? fmt::format("{}x{}", row.blocks.q, row.blocks.k) : "-",
       row.model ? fmt::format("{:.0f}/{:.0f}", row.tiles.visited, row.tiles.tiles) : "-",
       row.model ? fmt::format("{:.3g}", row.flops) : "-",
       bytes(row.model.has_value(), row.model ? row.model->bytes() : 0),
       row.model && compulsory > 0 ? fmt::format("{:.3g} x", row.model->bytes() / compulsory) : "-",
-      bytes(row.plan.has_value(), row.plan ? row.plan->traffic.bytes() : 0),
-      bytes(row.simulated.has_value(), row.simulated ? row.simulated->bytes() : 0),
-      bytes(counted, counted ? row.counted->references * kLineBytes : 0));
+      bytes(row.plan.has_value(), row.plan ? row.plan->traffic.bytes() : 0), measured);
 }
 
 std::vector<std::string> io_notes(const IoRow& row) {
@@ -190,6 +232,9 @@ std::vector<std::string> io_notes(const IoRow& row) {
   }
   if (row.counted && !row.counted->missing.empty()) {
     notes.push_back("no counters of the processor: " + row.counted->missing);
+  }
+  if (!row.no_gpu.empty()) {
+    notes.push_back(fmt::format("no counters of {}: {}", name(row.choice.algorithm), row.no_gpu));
   }
   return notes;
 }
@@ -208,7 +253,8 @@ Json io_json(const IoRow& row) {
             {"model", row.model ? moved_json(*row.model) : Json(nullptr)},
             {"plan", row.plan ? plan_json(*row.plan) : Json(nullptr)}};
   if (!row.plan) json["no_plan"] = row.no_plan;
-  if (row.simulated || !row.no_simulation.empty()) json["measured"] = measured_json(row);
+  const bool on_cpu = row.simulated || !row.no_simulation.empty();
+  if (on_cpu || row.gpu || !row.no_gpu.empty()) json["measured"] = measured_json(row);
   return json;
 }
 

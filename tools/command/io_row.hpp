@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attn/plan.hpp"
+#include "command/io_gpu.hpp"
 #include "command/json_report.hpp"
 #include "harness/data.hpp"
 #include "traffic/counters.hpp"
@@ -22,6 +23,7 @@ struct IoChoice {
   std::string arch{};                     // empty: the plan of the CPU backend
   std::string kernel{};                   // PlanOptions::kernel, with arch
   int multiprocessors = 132;
+  bool on_gpu = false;  // what is measured is what the counters of a GPU say
 };
 
 struct IoRow {
@@ -39,6 +41,9 @@ struct IoRow {
   std::string no_simulation{};
   std::optional<traffic::CacheCounts> counted{};
   double seconds = 0;  // of a call, median
+  // On a GPU in the place of both.
+  std::optional<traffic::GpuCounts> gpu{};
+  std::string no_gpu{};  // why there are none
 };
 
 // Sequences count with their full lengths. Throws Error as the library does for the problem.
@@ -47,7 +52,11 @@ IoRow make_io_row(const std::string& descriptor, const Problem& problem, const I
 // counters.
 void measure_io(IoRow& row, harness::CaseData& data);
 
-std::string io_table_header();
+// Runs the pass on the GPU: compares it with fp64, and then has ncu count it. False where its
+// results are wrong, so that nothing is counted. Throws as Ncu and forward do.
+bool measure_io_on_gpu(IoRow& row, const GpuPass& pass, harness::CaseData& data, const Ncu& ncu);
+
+std::string io_table_header(bool on_gpu);
 std::string io_table_line(const IoRow& row);
 // Why columns of the row are empty, a line each.
 std::vector<std::string> io_notes(const IoRow& row);

@@ -120,6 +120,7 @@ int run(int argc, char** argv) {
   add_check(app, status, line);
   add_bench(app, status, line);
   add_io(app, status, line);
+  add_launch(app, status);
   add_matmul(app, status, line);
   add_compile(app, status, line);
   add_explain(app, status);

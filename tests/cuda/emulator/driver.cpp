@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <span>
@@ -26,12 +27,22 @@ struct Library {
   void* handle = nullptr;
   void (*call)(void**) = nullptr;
   char* shared = nullptr;
+  std::string kernel{};
 };
 
 std::mutex mutex;
 std::map<CUdeviceptr, std::size_t> memory;
 bool failed = false;  // as after an illegal address: nothing runs any more
 constexpr std::size_t kSharedBytes = 232448;
+// Between cuProfilerStart and cuProfilerStop names of kernels go into the file that
+// ATTN_EMULATED_LAUNCHES names, a line a launch.
+bool profiling = false;
+
+void note_launch(const Library& library) {
+  const char* path = std::getenv("ATTN_EMULATED_LAUNCHES");
+  if (!profiling || path == nullptr) return;
+  std::ofstream(path, std::ios::app) << library.kernel << '\n';
+}
 
 }  // namespace
 
@@ -137,7 +148,8 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* data, int*, void**, u
   return CUDA_SUCCESS;
 }
 CUresult cuLibraryUnload(CUlibrary) { return CUDA_SUCCESS; }
-CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char*) {
+CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
+  reinterpret_cast<Library*>(library)->kernel = name;
   *kernel = reinterpret_cast<CUkernel>(library);
   return CUDA_SUCCESS;
 }
@@ -158,6 +170,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   if (failed) return CUDA_ERROR_LAUNCH_FAILED;
   if (config->sharedMemBytes > kSharedBytes) return CUDA_ERROR_INVALID_VALUE;
   const auto* library = reinterpret_cast<const Library*>(function);
+  note_launch(*library);
   unsigned cluster = 1;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
@@ -185,6 +198,15 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     failed = true;
   }
   return failed ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
+}
+
+CUresult cuProfilerStart() {
+  profiling = true;
+  return CUDA_SUCCESS;
+}
+CUresult cuProfilerStop() {
+  profiling = false;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, std::uint32_t rank,

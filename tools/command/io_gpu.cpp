@@ -1,0 +1,196 @@
+#include "command/io_gpu.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "attn/error.hpp"
+#include "command/command.hpp"
+#include "command/cuda_timing.hpp"
+#include "cuda/driver/shared_library.hpp"
+#include "harness/case.hpp"
+#include "io/file.hpp"
+
+namespace attn::command {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Removed with what is in it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "attn_ncu_XXXXXX").native();
+    if (mkdtemp(name.data()) == nullptr) io::fail(name, io::reason(errno));
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  fs::path file(const char* name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+std::string text_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The first program of this name in the folders of PATH.
+fs::path on_the_path(const std::string& name) {
+  const char* folders = std::getenv("PATH");
+  std::istringstream list(folders == nullptr ? "" : folders);
+  for (std::string folder; std::getline(list, folder, ':');) {
+    const fs::path path = fs::path(folder) / name;
+    if (fs::is_regular_file(path) && access(path.c_str(), X_OK) == 0) return path;
+  }
+  return {};
+}
+
+// Runs a program whose standard output and error go to a file; its exit code, 128 and more where a
+// signal ended it.
+int run_program(const fs::path& program, const std::vector<std::string>& words,
+                const fs::path& output) {
+  std::string name = program.native();
+  std::vector<std::string> copies = words;
+  std::vector<char*> arguments{name.data()};
+  for (std::string& word : copies) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, output.c_str(),
+                                   O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+  pid_t child = 0;
+  const int error =
+      posix_spawn(&child, program.c_str(), &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) {
+    throw Error(ErrorCode::unavailable,
+                fmt::format("{} cannot be run: {}", program.native(), io::reason(error)));
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Calls cuProfilerStart or cuProfilerStop, which no library code needs. They act on the current
+// context.
+void profiler(const char* symbol) {
+  using Call = cuda::CUresult (*)();
+  const auto call =
+      reinterpret_cast<Call>(cuda::find_symbol(cuda::open_library("libcuda.so.1"), symbol));
+  if (call == nullptr) {
+    throw Error(ErrorCode::unavailable, fmt::format("the NVIDIA driver has no {}", symbol));
+  }
+  cuda::check(call(), symbol);
+}
+
+struct LaunchOptions {
+  std::string descriptor, algorithm, device, kernel, phase = "forward";
+};
+
+int launch(const LaunchOptions& options) {
+  const Device device = parse_device(options.device);
+  if (device.type != DeviceType::cuda) {
+    throw Error(ErrorCode::invalid_argument, "--device is cpu; accepted are cuda and cuda:N");
+  }
+  harness::CaseData data(harness::at_full_length(harness::parse_case(options.descriptor)), 1);
+  const Phase phase = options.phase == "forward" ? Phase::forward : Phase::backward;
+  const Plan plan = make_plan(
+      complete(data.problem, data.inputs), phase,
+      plan_options(
+          {.algorithm = options.algorithm, .device = options.device, .kernel = options.kernel}));
+  const GpuCalls calls(plan, data, {});
+  calls.compute_once();  // compiles and loads what the next one runs
+  const cuda::ContextGuard guard(device.index);
+  profiler("cuProfilerStart");
+  calls.compute_once();
+  profiler("cuProfilerStop");
+  return kOk;
+}
+
+}  // namespace
+
+Ncu::Ncu() : program_(on_the_path("ncu")) {
+  if (program_.empty()) {
+    throw Error(ErrorCode::unavailable,
+                "--measure with --device cuda reads the GPU's counters by ncu (Nsight Compute), "
+                "which is in no folder of PATH; a CUDA toolkit has it in its bin");
+  }
+  const TemporaryFolder folder;
+  const fs::path listed = folder.file("metrics");
+  run_program(program_, {"--query-metrics"}, listed);
+  metrics_ = traffic::ncu_metrics(text_of(listed));
+}
+
+traffic::GpuCounts Ncu::count(const GpuPass& pass) const {
+  const TemporaryFolder folder;
+  const fs::path log = folder.file("log"), output = folder.file("output");
+  std::vector<std::string> command{fs::read_symlink("/proc/self/exe").native(),
+                                   "launch",
+                                   pass.descriptor,
+                                   "--phase",
+                                   std::string(name(pass.phase)),
+                                   "--algorithm",
+                                   std::string(name(pass.options.algorithm)),
+                                   "--device",
+                                   fmt::format("cuda:{}", pass.options.device.index)};
+  if (!pass.options.kernel.empty()) {
+    command.insert(command.end(), {"--kernel", pass.options.kernel});
+  }
+  const int code =
+      run_program(program_, traffic::ncu_words(metrics_, log.native(), command), output);
+  const std::string said = text_of(log);
+  const traffic::GpuCounts counts = traffic::parse_ncu(said);
+  if (code != 0 || counts.launches == 0) {
+    constexpr std::size_t kMost = 400;
+    std::string last = said + text_of(output);
+    std::ranges::replace(last, '\n', ' ');
+    last.erase(0, last.size() - std::min(last.size(), kMost));
+    last.erase(last.find_last_not_of(' ') + 1);
+    throw Error(ErrorCode::unavailable,
+                fmt::format("{} counted nothing of {}: it ended with {} and said: {}",
+                            program_.native(), pass.descriptor, code, last));
+  }
+  return counts;
+}
+
+std::string why_wrong(const GpuPass& pass, harness::CaseData& data) {
+  const Plan plan = make_plan(complete(data.problem, data.inputs), pass.phase, pass.options);
+  const GpuCalls calls(plan, data, {});
+  const Verification verification = calls.verify();
+  const std::string damage = data.damage();
+  if (!damage.empty()) return damage + " was written";
+  return verification.passed() ? "" : to_string(verification.worst());
+}
+
+void add_launch(CLI::App& app, int& status) {
+  auto options = std::make_shared<LaunchOptions>();
+  CLI::App* sub =
+      app.add_subcommand("launch", "One pass on a GPU, between cuProfilerStart and cuProfilerStop");
+  sub->group("");  // not shown: it is what `attn io --measure` has ncu run
+  sub->add_option("descriptor", options->descriptor)->required();
+  sub->add_option("--phase", options->phase)->check(CLI::IsMember({"forward", "backward"}));
+  add_algorithm_option(*sub, options->algorithm);
+  add_device_option(*sub, options->device);
+  add_kernel_option(*sub, options->kernel);
+  sub->callback([options, &status] { status = launch(*options); });
+}
+
+}  // namespace attn::command
