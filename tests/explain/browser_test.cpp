@@ -1,22 +1,15 @@
 // The page's own scripts in a real browser: what they compute against the library.
+#include "browser.hpp"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
-
-#include "explain/page.hpp"
-#include "explain_test_util.hpp"
 
 namespace attn::explain {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr Tiling kBlocks[] = {{16, 64}, {32, 32}, {64, 8}};
 constexpr const char* kAlgorithms[] = {"standard", "flash_attention", "flash_attention_2",
@@ -30,35 +23,8 @@ bool is_counted(const Problem& p) {
                      [](const auto& buffer) { return buffer->tensor().data != nullptr; });
 }
 
-class Browser : public testing::Test {
+class BrowserModels : public Browser {
  protected:
-  void SetUp() override {
-    for (const char* name : {"chromium", "chromium-browser", "google-chrome"}) {
-      if (std::system(fmt::format("command -v {} >/dev/null 2>&1", name).c_str()) == 0) {
-        program_ = name;
-        break;
-      }
-    }
-    if (program_.empty()) GTEST_SKIP() << "no browser is installed (Debian's package chromium)";
-    folder_ = fs::temp_directory_path() / fmt::format("attn_browser_{}", ::getpid());
-    fs::create_directories(folder_);
-  }
-  void TearDown() override {
-    if (!folder_.empty()) fs::remove_all(folder_);
-  }
-
-  // The document after its scripts have run. As root a browser needs --no-sandbox.
-  std::string document(const std::string& text, const std::string& step = "") const {
-    std::ofstream(folder_ / "page.html") << text;
-    const std::string line = fmt::format(
-        "timeout 300 {} --headless --disable-gpu --no-sandbox --disable-dev-shm-usage "
-        "--user-data-dir='{}' --virtual-time-budget=2000 --dump-dom 'file://{}{}' >'{}' 2>'{}'",
-        program_, (folder_ / "profile").native(), (folder_ / "page.html").native(), step,
-        (folder_ / "document").native(), (folder_ / "log").native());
-    EXPECT_EQ(std::system(line.c_str()), 0) << load("log");
-    return load("document");
-  }
-
   // The page's models against `attn io --json`, byte for byte: of every third problem, which have
   // the same blocks.
   void compare_with_io(const std::vector<Request>& requests, const Json& results, int kind,
@@ -93,22 +59,7 @@ class Browser : public testing::Test {
       }
     }
   }
-
- private:
-  std::string load(const char* name) const {
-    std::ifstream file(folder_ / name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  std::string program_;
-  fs::path folder_;
 };
-
-std::string between(const std::string& text, const std::string& open, const std::string& close) {
-  const std::size_t begin = text.find(open);
-  if (begin == std::string::npos) return {};
-  const std::size_t from = begin + open.size();
-  return text.substr(from, text.find(close, from) - from);
-}
 
 // Every script of the page, none of its elements.
 std::string scripts() {
@@ -166,7 +117,7 @@ TEST_F(Browser, IdeaLeadsToStepsThatShowIt) {
 }
 
 // Several problems in one start. ATTN_EXPLAIN_PROBLEMS=1000 takes more of them.
-TEST_F(Browser, WalksEndAtTheReferenceAndCountWhatTheModelsSay) {
+TEST_F(BrowserModels, WalksEndAtTheReferenceAndCountWhatTheModelsSay) {
   const char* wanted = std::getenv("ATTN_EXPLAIN_PROBLEMS");
   const int problems = wanted == nullptr ? 60 : std::atoi(wanted);
   Json list = Json::array();

@@ -18,13 +18,17 @@ constexpr std::string_view kBackward = "kernels/backward_sm80.cuh";
 
 std::vector<SourceLine> all_lines() {
   std::vector<SourceLine> lines{
+      {"three_pass", "scores", kStandard, "void scores() const"},
       {"three_pass", "maximum", kSoftmax, "of.m = fmaxf(of.m, element)"},
       {"three_pass", "sum", kSoftmax, "of.l += exact::attn_exp(element - from)"},
       {"three_pass", "divide", kSoftmax, "void store_y("},
+      {"three_pass", "product", kStandard, "void values() const"},
+      {"online", "scores", kStandard, "void scores() const"},
       {"online", "begin", kSoftmax, "RowSums of{minus_infinity(), 0}"},
       {"online", "maximum", kSoftmax, "if (x > of.m) {"},
       {"online", "sum", kSoftmax, "of.l += exact::attn_exp(x - of.m)"},
       {"online", "divide", kSoftmax, "void store_y("},
+      {"online", "product", kStandard, "void values() const"},
       {"standard", "scores", kStandard, "void scores() const"},
       {"standard", "softmax", kStandard, "void softmax(int row) const"},
       {"standard", "product", kStandard, "void values() const"},
