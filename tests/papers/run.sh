@@ -74,7 +74,8 @@ for table in 11 18 21; do
 done
 run "$python" bench/papers/cell_check.py
 run "$python" bench/papers/approximations.py
-run "$python" bench/papers/kernel_regression.py --attn "$build/attn" --n 600 --threads 1 --seconds 0.02
+run "$python" bench/papers/kernel_regression.py --attn "$build/attn" --n 600,300 --threads 1 --seconds 0.02 --rounds 1 --json "$out/regression.json"
+run grep -q '"torch_both_ms"' "$out/regression.json"
 # Programs of a GPU, on the CPU.
 run "${CXX:-c++}" -std=c++20 -shared -fPIC -DATTN_C_ON_CPU -Iinclude bench/gpu/attn_c.cpp "$library" -lfmt -ldl -lpthread -o "$out/attn_c.so"
 on_cpu() {
