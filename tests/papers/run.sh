@@ -76,6 +76,11 @@ run "$python" bench/papers/cell_check.py
 run "$python" bench/papers/approximations.py
 run "$python" bench/papers/kernel_regression.py --attn "$build/attn" --n 600,300 --threads 1 --seconds 0.02 --rounds 1 --json "$out/regression.json"
 run grep -q '"torch_both_ms"' "$out/regression.json"
+for phase in forward backward; do
+  run "$python" tests/papers/figure2_report.py "$build/attn" "$out/figure2" "$phase"
+done
+said 'Left, both passes: FlashAttention (B_c 64)'
+run grep -q 'b2 n1024 h16 d64 f32, both passes' "$out/figure2.svg"
 # Programs of a GPU, on the CPU.
 run "${CXX:-c++}" -std=c++20 -shared -fPIC -DATTN_C_ON_CPU -Iinclude bench/gpu/attn_c.cpp "$library" -lfmt -ldl -lpthread -o "$out/attn_c.so"
 on_cpu() {
