@@ -53,13 +53,14 @@ def series(rows, x, y, factor=1.0, base=None):
 
 COLUMNS = (("model bytes", "model", 1e-9, "GB", 1), ("plan", "plan", 1e-9, "GB", 0), ("L2, counted", "l2", 1e-9, "GB", 2),
            ("DRAM, counted", "dram", 1e-9, "GB", 4), ("time", "ms", 1, "ms", 3))
+LEFT_COLUMNS = (("GFLOP", "gflop", 1, "", 5), *COLUMNS)
 LINES = [(f"{name}, ms" if what == "ms" else name.split()[0] if what == "model" else name, what, factor, colour) for name, what, factor, _, colour in COLUMNS]
 
 
 def left_panel(title, bars):
     """Bars of standard attention, FlashAttention and FlashAttention-2, as shares of the first: columns that standard attention and another have."""
-    shares = [(f"{name}, of {bars[0][what] * factor:.3g} {unit}", colour, False, [(i, entry[what] / bars[0][what]) for i, entry in enumerate(bars, 1) if what in entry])
-              for name, what, factor, unit, colour in COLUMNS if what in bars[0] and any(what in entry for entry in bars[1:])]
+    shares = [(f"{name}, of {bars[0][what] * factor:.3g} {unit}".rstrip(), colour, False, [(i, entry[what] / bars[0][what]) for i, entry in enumerate(bars, 1) if what in entry])
+              for name, what, factor, unit, colour in LEFT_COLUMNS if what in bars[0] and any(what in entry for entry in bars[1:])]
     return {"title": title.replace("_", " "), "x": "", "y": "share", "groups": ["standard", "FlashAttention", "FlashAttention-2"], "series": shares}
 
 
@@ -88,7 +89,7 @@ def draw(left, middle, right, gpu):
 
 
 def sum_of(first, second):
-    return {what: first[what] + second[what] for _, what, *_ in COLUMNS if what in first and what in second}
+    return {what: first[what] + second[what] for _, what, *_ in LEFT_COLUMNS if what in first and what in second}
 
 
 def backward_panels(rows):

@@ -15,12 +15,12 @@ def entry(algorithm, kernel, dtype="f32", **values):
 
 
 def main():
-    forward = [entry("standard", "forward_standard", model=10e9, plan=20e9, l2=20e9, ms=6.0),
-               entry("flash_attention", "forward_flash_attention/n128", model=4e9, plan=4e9, l2=4e9, ms=3.0),
+    forward = [entry("standard", "forward_standard", gflop=2.0, model=10e9, plan=20e9, l2=20e9, ms=6.0),
+               entry("flash_attention", "forward_flash_attention/n128", gflop=2.0, model=4e9, plan=4e9, l2=4e9, ms=3.0),
                entry("flash_attention_2", "forward_simt", model=3e9, plan=3e9, l2=3e9, ms=2.0)]
-    backward = [entry("standard", "backward_standard", model=30e9, plan=60e9, l2=60e9, ms=14.0),
+    backward = [entry("standard", "backward_standard", gflop=4.0, model=30e9, plan=60e9, l2=60e9, ms=14.0),
                 entry("flash_attention", "backward_flash_attention/n16", model=24e9, plan=24e9, l2=24e9, ms=30.0),
-                entry("flash_attention", "backward_flash_attention/n64", model=6e9, plan=6e9, l2=6e9, ms=12.0),
+                entry("flash_attention", "backward_flash_attention/n64", gflop=5.5, model=6e9, plan=6e9, l2=6e9, ms=12.0),
                 entry("flash_attention_2", "backward_simt", model=5e9, l2=13e9, ms=8.0),
                 entry("flash_attention", "backward_flash_attention/n64", "bf16", model=3e9, plan=3e9, l2=3e9, ms=11.0),
                 entry("block_sparse", "backward_flash_attention/n64_sparse", model=8e9, l2=8e9, ms=8.0),
@@ -30,10 +30,10 @@ def main():
     expect("blocks", [(row["block"], row["dtype"]) for row in blocks], [(16, "f32"), (64, "f32"), (64, "bf16")])
     expect("densities", [row["density"] for row in sparse], [1.0, 0.25])
     both = [figure2_draw.sum_of(*pair) for pair in zip(forward, bars)]
-    expect("a column that one pass lacks has no sum", [sorted(total) for total in both], [["l2", "model", "ms", "plan"]] * 2 + [["l2", "model", "ms"]])
+    expect("a column that one pass lacks has no sum", [sorted(total) for total in both], [["gflop", "l2", "model", "ms", "plan"]] * 2 + [["l2", "model", "ms"]])
     panel = figure2_draw.left_panel("both", both)
     shares = {name.partition(",")[0]: [share for _, share in points] for name, _, _, points in panel["series"]}
-    expect("shares of both passes", shares, {"model bytes": [1.0, 0.25, 0.2], "plan": [1.0, 0.125], "L2": [1.0, 0.125, 0.2], "time": [1.0, 0.75, 0.5]})
+    expect("shares of both passes", shares, {"GFLOP": [1.0, 1.25], "model bytes": [1.0, 0.25, 0.2], "plan": [1.0, 0.125], "L2": [1.0, 0.125, 0.2], "time": [1.0, 0.75, 0.5]})
     said = figure2_draw.backward_sentences(forward, backward)
     expect("of both passes", said[0].partition(";")[0],
            "Left, both passes: FlashAttention (B_c 64) moves 1/8.0 of standard attention's bytes (l2")
