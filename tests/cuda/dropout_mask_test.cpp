@@ -84,10 +84,21 @@ TYPED_TEST(DropoutMask, Floats) {
   }
 }
 
+// The patterns of a type of 16 bits tell device code which it is.
+struct BFloat16 {
+  static constexpr unsigned kExponent = 0x7f80;
+};
+struct Float16 {
+  static constexpr unsigned kExponent = 0x7c00;
+};
+
 // Register 2 j + i holds two neighbouring keys of row i, the even one in the low half.
-template <int kTile, bool kRngState>
+template <bool kByProduct, class Element, int kTile, bool kRngState>
 void expect_operand(Case c, const device::Dropout<kRngState>& dropout) {
   constexpr unsigned kBoth = 0x3c013c02u;
+  // As bf16 what a product keeps has an exponent that is less by 7.
+  constexpr unsigned kKept =
+      kByProduct && device::undoes_product<Element>() == 128 ? kBoth - 0x03800380u : kBoth;
   Case below = c;  // the other row of the thread, of another head
   below.query += 8;
   below.batch_head ^= 1;
@@ -96,11 +107,11 @@ void expect_operand(Case c, const device::Dropout<kRngState>& dropout) {
   for (int pair = 0; pair < 4; ++pair) {
     unsigned p[kTile / 4];
     for (unsigned& x : p) x = kBoth;
-    device::drop(p, rows, c.first_key, pair);
+    device::drop<kByProduct, Element>(p, rows, c.first_key, pair);
     for (int r = 0; r < kTile / 4; ++r) {
       const Case& row = r % 2 == 0 ? c : below;
       const int key = r / 2 * 8 + 2 * pair;
-      unsigned expected = kBoth;
+      unsigned expected = kKept;
       if (!keep(row, key)) expected &= 0xffff0000u;
       if (!keep(row, key + 1)) expected &= 0xffffu;
       EXPECT_EQ(p[r], expected) << "query " << row.query << " key " << row.first_key + key;
@@ -108,15 +119,23 @@ void expect_operand(Case c, const device::Dropout<kRngState>& dropout) {
   }
 }
 
+template <bool kByProduct, class Element, bool kRngState>
+void expect_operands(Case c, const device::Dropout<kRngState>& dropout) {
+  expect_operand<kByProduct, Element, kKeys>(c, dropout);
+  expect_operand<kByProduct, Element, kKeys / 2>(c, dropout);  // half of what a call gives
+  c.first_key += kKeys / 2;
+  expect_operand<kByProduct, Element, kKeys / 2>(c, dropout);
+  expect_operand<kByProduct, Element, 3 * kKeys / 2>(c, dropout);
+}
+
 TYPED_TEST(DropoutMask, OperandOfHalves) {
-  for (Case c : kCases) {
+  for (const Case& c : kCases) {
     const Mask<TypeParam> mask(c);
     const auto dropout = mask.dropout();
-    expect_operand<kKeys>(c, dropout);
-    expect_operand<kKeys / 2>(c, dropout);  // half of what a call gives
-    c.first_key += kKeys / 2;
-    expect_operand<kKeys / 2>(c, dropout);
-    expect_operand<3 * kKeys / 2>(c, dropout);
+    expect_operands<false, BFloat16>(c, dropout);
+    if (dropout.rule.flip != 0) continue;  // which a product does not take
+    expect_operands<true, BFloat16>(c, dropout);
+    expect_operands<true, Float16>(c, dropout);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/philox.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/expression_text.hpp"
 #include "cuda/forward/kernel_name.hpp"
@@ -63,6 +64,7 @@ ForwardFeatures features_of(const Problem& p, const ForwardTensors& tensors) {
   f.used_k = tensors.seqused_k || f.paged;
   f.sink = p.sink;
   f.dropout = p.dropout.probability > 0;
+  f.dropout_flipped = core::dropout_rule(core::dropout_threshold(p.dropout.probability)).flipped;
   f.rng_state = f.dropout && p.dropout.rng_state;
   f.vector_o = tensors.aligned;
   f.mask_heads = depends_on(p.mask, expr::Op::head);
@@ -104,6 +106,8 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
     config.stages_k = shape.stages_k;
     config.stages_q = shape.stages_q;
     config.take_turns = shape.take_turns;
+    config.drops_by_product =
+        config.features.dropout && !config.features.dropout_flipped && shape.drops_by_product;
     config.producer_registers = shape.producer_registers;
     config.consumer_registers = shape.consumer_registers;
     config.group = packed_group(p, config.block_m, 64);

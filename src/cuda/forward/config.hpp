@@ -45,8 +45,9 @@ struct ForwardFeatures {
   bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
   int page_size = 0;  // when paged
   bool sink = false, dropout = false;
-  bool rng_state = false;  // seed and offset of dropout are read by the kernel
-  bool vector_o = true;    // O may be written 16 bytes at a time
+  bool dropout_flipped = false;  // core::DropoutRule::flipped
+  bool rng_state = false;        // seed and offset of dropout are read by the kernel
+  bool vector_o = true;          // O may be written 16 bytes at a time
   // What the mask says of blocks of keys differs between heads, and between batch entries.
   bool mask_heads = false, mask_batches = false;
   bool mask_reads_buffers = false;
@@ -67,7 +68,8 @@ struct ForwardConfig {
   int stages_k = 0, stages_q = 1;  // sm90: of K and of Q
   int group = 1;            // query heads of one K, V head that share a tile; 1: each has its own
   bool take_turns = false;  // sm90
-  int near_blocks = 2;      // sm90: the next tile is dealt when so many are not asked for
+  bool drops_by_product = false;  // sm90: P times 1 or 0 of a comparison, not `and` with its mask
+  int near_blocks = 2;            // sm90: the next tile is dealt when so many are not asked for
   int producer_registers = 0, consumer_registers = 0;  // of a thread; sm90
   int page_rows = 0;  // sm90: keys of one box of the copy engine when paged
 

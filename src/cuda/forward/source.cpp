@@ -50,6 +50,7 @@ std::string print_config(const ForwardConfig& c) {
   text.flag("kSkipsEmpty", c.skips_empty);
   text.flag("kSink", f.sink);
   text.flag("kDropout", f.dropout);
+  text.flag("kDropsByProduct", c.drops_by_product);
   text.flag("kRngState", f.rng_state);
   text.flag("kClassified", c.classified);
   text.flag("kMaskHeads", f.mask_heads);

@@ -15,6 +15,7 @@ struct ForwardSm90Shape {
   int block_n;
   int stages_k, stages_v, stages_q;
   bool take_turns;
+  bool drops_by_product;  // dropout: a multiplication takes half the clocks of an `and`
   int producer_registers, consumer_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels.txt
   std::string_view reason;

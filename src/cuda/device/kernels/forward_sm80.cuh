@@ -259,7 +259,7 @@ struct ForwardSm80 {
           static_cast<unsigned>(tile.query_of(r)));
     };
     const DropoutRow<C::kRngState> rows[2] = {row(0), row(1)};
-    drop(p16, rows, block * C::kBlockN, lane() % 4);
+    drop<false, Element>(p16, rows, block * C::kBlockN, lane() % 4);
   }
 
   // ---- the tile

@@ -24,6 +24,49 @@ __device__ __forceinline__ unsigned halves_at_least(unsigned x, unsigned least) 
 #endif
 }
 
+// The same comparison of each half, as 1 or 0 of f16.
+__device__ __forceinline__ unsigned ones_at_least(unsigned x, unsigned least) {
+#ifdef __CUDA_ARCH__
+  unsigned y;
+  asm("{\n"
+      ".reg .b32 size;\n"
+      "abs.f16x2 size, %1;\n"
+      "set.geu.f16x2.f16x2 %0, size, %2;\n"
+      "}"
+      : "=r"(y)
+      : "r"(x), "r"(least));
+  return y;
+#else
+  return halves_at_least(x, least) & 0x3c003c00u;
+#endif
+}
+
+// Halves of p times those of `ones`, 1 or 0 of f16. As bf16 that 1 is 2^-7, so that bf16 become
+// smaller by as much, exactly but for those below 2^-119.
+__device__ __forceinline__ unsigned times_ones_f16(unsigned p, unsigned ones) {
+#ifdef __CUDA_ARCH__
+  unsigned y;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(p), "r"(ones));
+  return y;
+#else
+  return p & ones / 0x3c00 * 0xffffu;
+#endif
+}
+inline constexpr float kOneOfF16AsBF16 = 0x1p-7f;
+__device__ __forceinline__ unsigned times_ones_bf16(unsigned p, unsigned ones) {
+#ifdef __CUDA_ARCH__
+  unsigned y;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(p), "r"(ones));
+  return y;
+#else
+  const auto product = [&](unsigned high_half, unsigned one) {
+    const float x = __builtin_bit_cast(float, high_half) * (one == 0 ? 0.f : kOneOfF16AsBF16);
+    return __builtin_bit_cast(unsigned, x) >> 16;
+  };
+  return product(p << 16, ones & 0xffffu) | product(p & 0xffff0000u, ones >> 16) << 16;
+#endif
+}
+
 // A word of four bytes of x and y: digit i of `bytes`, from the lowest one, says which is byte i;
 // 0 to 3 are those of x, 4 to 7 those of y. So 0x7610 has the low half of x, then the high one of
 // y.

@@ -108,6 +108,14 @@ struct DropoutColumns {
   }
 };
 
+template <class Element>
+inline constexpr bool is_bf16 = Element::kExponent == 0x7f80;
+// What undoes that a product drops elements.
+template <class Element>
+__device__ __forceinline__ constexpr float undoes_product() {
+  return is_bf16<Element> ? 1 / kOneOfF16AsBF16 : 1;
+}
+
 // Dropout of one row of P.
 template <bool kRngState>
 struct DropoutRow {
@@ -150,9 +158,17 @@ struct DropoutRow {
     even = keeps_half(pair, false, dropout.rule) ? even : 0.f;
     odd = keeps_half(pair, true, dropout.rule) ? odd : 0.f;
   }
-  // Does the same to two elements of 16 bits, packed.
+  // Does the same to two elements of 16 bits, packed. By a product, which takes half of the clocks,
+  // what is kept is divided by undoes_product<Element>(), and rule.flip has to be 0.
+  template <bool kByProduct, class Element>
   __device__ __forceinline__ void apply(unsigned& both, unsigned pair) const {
-    both &= kept_halves(pair, dropout.rule);
+    if constexpr (!kByProduct) {
+      both &= kept_halves(pair, dropout.rule);
+    } else if constexpr (is_bf16<Element>) {
+      both = times_ones_bf16(both, ones_at_least(pair, dropout.rule.least));
+    } else {
+      both = times_ones_f16(both, ones_at_least(pair, dropout.rule.least));
+    }
   }
 };
 
@@ -160,7 +176,7 @@ struct DropoutRow {
 // (tile/accumulator.cuh), 4 kCount keys from first_key on: they become 0. Both are multiples of 64,
 // or the keys are 32 or 96 and first_key a multiple of 32; then half of what is drawn is of no use.
 // Kept elements are multiplied at the end, with O; the sum of P is taken before.
-template <int kCount, bool kRngState>
+template <bool kByProduct, class Element, int kCount, bool kRngState>
 __device__ __forceinline__ void drop(unsigned (&p)[kCount], const DropoutRow<kRngState> (&rows)[2],
                                      int first_key, int pair) {
   static_assert(kCount % 8 == 0, "whole groups of 32 keys");
@@ -175,7 +191,8 @@ __device__ __forceinline__ void drop(unsigned (&p)[kCount], const DropoutRow<kRn
       const DropoutCall drawn = rows[i].call(columns);
 #pragma unroll
       for (int t = 0; t < kPairs; ++t) {
-        rows[i].apply(p[2 * (kPairs * group + t) + i], drawn.pair(t % 4, upper || t >= 4));
+        rows[i].template apply<kByProduct, Element>(p[2 * (kPairs * group + t) + i],
+                                                    drawn.pair(t % 4, upper || t >= 4));
       }
     }
   }

@@ -233,7 +233,8 @@ struct ForwardSm90Softmax {
                           static_cast<unsigned>(r / C::kGroup));
       };
       const DropoutRow<C::kRngState> rows[2] = {row(0), row(1)};
-      drop(c.probability, rows, block * C::kBlockN, static_cast<int>(threadIdx.x % 4));
+      drop<C::kDropsByProduct, Element>(c.probability, rows, block * C::kBlockN,
+                                        static_cast<int>(threadIdx.x % 4));
     }
   }
 };
