@@ -10,6 +10,7 @@
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
 #include "attn/problem.hpp"
+#include "core/text/shorthands.hpp"
 #include "expr/random_expr.hpp"
 
 namespace attn {
@@ -64,6 +65,24 @@ void expect_inverse(const Problem& p, const std::string& why) {
   EXPECT_TRUE(equal(p.mask, again.mask)) << why << ": " << text;
   EXPECT_TRUE(equal(p.score, again.score)) << why << ": " << text;
   EXPECT_EQ(to_string(again), text) << why;
+}
+
+// A token of each row, whose form has 2 for each of its numbers.
+TEST(Descriptor, EveryShorthandIsPrintedAsItIsRead) {
+  for (const core::Shorthand& row : core::shorthands()) {
+    std::string token;
+    bool inside = false;
+    for (const char c : row.form) {
+      if (c == '>') token += '2';
+      inside = c == '<' || (inside && c != '>');
+      if (!inside && c != '>') token += c;
+    }
+    EXPECT_TRUE(token.starts_with(row.name)) << row.form;
+    const std::string text = kSizes + token + "_f32";
+    const Problem p = parse_problem(text);
+    EXPECT_EQ(to_string(p), text);
+    EXPECT_TRUE((row.is_score ? p.mask : p.score).empty()) << text;
+  }
 }
 
 TEST(Descriptor, TwoOfAShorthandHaveBuffersOfTheirOwn) {
