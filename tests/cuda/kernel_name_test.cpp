@@ -1,6 +1,4 @@
 // Names of kernels with parts of a tile shape.
-#include "cuda/forward/kernel_name.hpp"
-
 #include <gtest/gtest.h>
 
 #include <tuple>
@@ -8,9 +6,10 @@
 #include "attn/error.hpp"
 #include "attn/problem.hpp"
 #include "cuda/backward/config.hpp"
-#include "cuda/forward/config.hpp"
 #include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
+#include "cuda/heuristics/choose_forward.hpp"
+#include "cuda/heuristics/forward_kernel_name.hpp"
 #include "cuda/heuristics/shared_memory.hpp"
 #include "cuda/support.hpp"
 

@@ -3,9 +3,9 @@
 #include <cstring>
 
 #include "cuda/device/params.cuh"
-#include "cuda/forward/config.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/gpu.hpp"
+#include "cuda/heuristics/choose_forward.hpp"
 #include "harness/data.hpp"
 
 namespace attn::cuda {

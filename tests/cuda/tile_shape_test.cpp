@@ -5,8 +5,8 @@
 
 #include "attn/mask.hpp"
 #include "attn/problem.hpp"
-#include "cuda/forward/config.hpp"
-#include "cuda/forward/parameters.hpp"
+#include "cuda/heuristics/choose_forward.hpp"
+#include "cuda/heuristics/forward_tiles.hpp"
 
 namespace attn::cuda {
 namespace {

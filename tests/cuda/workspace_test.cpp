@@ -6,8 +6,8 @@
 
 #include "attn/problem.hpp"
 #include "cuda/backward/config.hpp"
-#include "cuda/forward/config.hpp"
 #include "cuda/forward/parameters.hpp"
+#include "cuda/heuristics/choose_forward.hpp"
 
 namespace attn::cuda {
 namespace {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
-#include "cuda/forward/config.hpp"
+#include "cuda/heuristics/choose_forward.hpp"
+#include "cuda/heuristics/forward_kernel_name.hpp"
+#include "cuda/heuristics/forward_tiles.hpp"
 #include "traffic/plan.hpp"
 #include "traffic/tiles.hpp"
 

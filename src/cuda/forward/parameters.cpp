@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 
+#include "cuda/heuristics/choose_forward.hpp"
+#include "cuda/heuristics/forward_tiles.hpp"
 #include "cuda/problem_parameters.hpp"
 #include "cuda/tensor_map.hpp"
 
@@ -26,9 +28,6 @@ Size partial_bytes(const Problem& p, std::int32_t num_splits) {
 Size row_o_bytes(const Problem& p) {
   return core::round_up(partial_rows(p, 1) * p.head_dim_v * sizeof(float),
                         alignof(device::RowSums));
-}
-Size m_blocks(const Problem& p, const ForwardConfig& config) {
-  return divide_up(Size(p.seqlen_q) * config.group, config.block_m);
 }
 Size key_windows(const Problem& p, const ForwardConfig& config) {
   constexpr int kBlocks = 32;  // of a word
@@ -82,30 +81,6 @@ bool encode_o(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
 }
 
 }  // namespace
-
-int heads_at_once(const Problem& p, const ForwardConfig& config) {
-  if (p.mask.empty()) return 1;
-  const std::int64_t pairs =
-      std::max<std::int64_t>(1, p.batch * p.heads_q / std::int64_t{config.group});
-  // The first tile of a head waits for K and V from memory. Where a head has few tiles, and the
-  // first of many heads come together, all multiprocessors wait at a time; so those of half of them
-  // come together, beside later tiles of other heads. Head size 128, causal, 512 keys, TFLOP/s: 512
-  // heads 283, 128 (the rule below) 315, 33 324, 16 333; 1024 keys, 8 heads 487, 64 479.
-  // Other masks and fewer tiles a head follow by the same reason and were not timed.
-  constexpr std::int64_t kFewTiles = 8, kTilesTogether = 64;
-  const std::int64_t tiles = m_blocks(p, config).value();
-  const int head_dim = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
-  const bool measured = config.kernel == ForwardKernel::sm90 && config.block_m == 128 &&
-                        head_dim > 64 && head_dim <= 128;
-  if (measured && tiles > 0 && tiles <= kFewTiles) {
-    return static_cast<int>(std::min(pairs, kTilesTogether / tiles));
-  }
-  // Half of the 50 to 60 MB of L2 of the GPUs this runs on; a smaller one only costs traffic.
-  constexpr std::int64_t kBytes = 32 << 20;
-  const std::int64_t pair = std::max<std::int64_t>(
-      1, p.seqlen_k * (p.head_dim + p.head_dim_v) * static_cast<std::int64_t>(size_of(p.dtype)));
-  return static_cast<int>(std::clamp<std::int64_t>(kBytes / pair, 1, pairs));
-}
 
 Size key_words_offset(const Problem& p, std::int32_t num_splits) {
   return core::round_up(partial_bytes(p, num_splits), alignof(device::KeyWord));

@@ -8,7 +8,8 @@
 #include "core/tensor/size.hpp"
 #include "cuda/device/params.cuh"
 #include "cuda/driver/types.hpp"
-#include "cuda/forward/config.hpp"
+#include "cuda/heuristics/forward_config.hpp"
+#include "cuda/jit/compile.hpp"
 
 namespace attn::cuda {
 
@@ -27,11 +28,6 @@ device::ForwardParams forward_parameters(const Problem& problem, const ForwardCo
 void fill_forward_tensors(device::ForwardParams& to, const Problem& problem,
                           const ForwardConfig& config, const Inputs& inputs, const Outputs& outputs,
                           const Tensor& workspace);
-
-// Pairs of batch and head whose tiles come together, the longest first: their K and V are to stay
-// in L2, of which every multiprocessor works on some rows at a time. Without a mask all tiles of a
-// pair are as long, and pairs come one by one.
-int heads_at_once(const Problem& problem, const ForwardConfig& config);
 
 // Words of blocks of keys (src/cuda/device/schedule/key_words.cuh), 8 bytes each; 0 unless
 // config.classified.

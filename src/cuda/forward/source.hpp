@@ -2,8 +2,9 @@
 #pragma once
 
 #include "attn/expr.hpp"
+#include "attn/problem.hpp"
 #include "cuda/codegen/source.hpp"
-#include "cuda/forward/config.hpp"
+#include "cuda/heuristics/forward_config.hpp"
 
 namespace attn::cuda {
 

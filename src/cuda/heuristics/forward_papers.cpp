@@ -49,14 +49,4 @@ bool shape_of_papers(ForwardConfig& config, const Problem& p, std::string_view p
   return config.stages > 1 || config.shared_bytes() <= kMostSharedBytes;
 }
 
-std::int64_t forward_papers_shared_bytes(const ForwardConfig& c) noexcept {
-  // ForwardFlashAttention: Q and P as forward_simt has them, then K and V as they are stored.
-  constexpr std::int64_t kPad = 4;
-  const std::int64_t rows = c.block_m + kPad, slots = c.block_n + kPad;
-  const std::int64_t columns_v = (c.features.head_dim_v + 63) / 64 * 64;
-  const std::int64_t keys = c.features.head_dim * slots + c.block_n * columns_v;
-  return 4 * (c.features.head_dim + c.block_n) * rows +
-         c.stages * keys * static_cast<std::int64_t>(size_of(c.features.dtype));
-}
-
 }  // namespace attn::cuda

@@ -5,6 +5,8 @@
 #include <span>
 #include <string_view>
 
+#include "cuda/heuristics/forward_tiles.hpp"
+
 namespace attn::cuda {
 namespace {
 
@@ -44,7 +46,7 @@ std::span<const Sm80Shape> sm80_shapes(const Problem& p) {
   return kSm80Shapes;
 }
 
-constexpr int kSimtThreads = 128, kSimtBlockN = 64, kSimtPiece = 64, kSimtPad = 4;
+constexpr int kSimtThreads = 128, kSimtBlockN = 64;
 
 }  // namespace
 
@@ -70,17 +72,6 @@ bool shape_portable(ForwardConfig& config, const Problem& p, Arch) {
   }
   config.group = packed_group(p, config.block_m, config.block_m);
   return true;
-}
-
-std::int64_t forward_portable_shared_bytes(const ForwardConfig& c) noexcept {
-  if (c.kernel != ForwardKernel::sm80) {  // ForwardSimtLayout, which forward_standard has too
-    const std::int64_t rows = c.block_m + kSimtPad, slots = c.block_n + kSimtPad;
-    return 4 * (c.features.head_dim * rows + c.block_n * rows + kSimtPiece * slots);
-  }
-  // ForwardSm80Layout: rows of whole steps of 16 columns.
-  const std::int64_t row_k = (c.features.head_dim + 15) / 16 * 32;
-  const std::int64_t row_v = (c.features.head_dim_v + 15) / 16 * 32;
-  return c.block_m * row_k + std::int64_t{c.stages} * c.block_n * (row_k + row_v);
 }
 
 }  // namespace attn::cuda

@@ -4,11 +4,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
-#include "attn/plan.hpp"
-#include "core/tensor/size.hpp"
-#include "cuda/jit/compile.hpp"
+#include "attn/tensor.hpp"
 
 namespace attn::cuda {
 
@@ -21,13 +18,9 @@ enum class ForwardKernel : std::uint8_t {
   standard,         // forward_standard.cuh
 };
 std::string_view name(ForwardKernel kernel) noexcept;  // "forward_sm90", ...
-
-// The name of the kernel that has the algorithm, with the parts that `kernel` gives it:
-// PlanOptions::kernel where the algorithm is that of the fast ones. Throws Error(invalid_argument)
-// where `kernel` names one of another algorithm.
-std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel);
-// flash_attention_2 of the fast kernels.
-Algorithm algorithm_of(ForwardKernel kernel, bool skips_empty) noexcept;
+constexpr bool runs_by_name_only(ForwardKernel kernel) noexcept {
+  return kernel == ForwardKernel::flash_attention || kernel == ForwardKernel::standard;
+}
 
 // What the tensors of a call add to the problem.
 struct ForwardTensors {
@@ -89,27 +82,5 @@ struct ForwardConfig {
   bool stores_boxes() const noexcept;
   std::int64_t shared_bytes() const noexcept;  // dynamic
 };
-
-// The kernel and the shape for a problem; `forced` is a kernel's name or empty. Throws
-// Error(unsupported) naming the problem and what the forced kernel, or every kernel, takes.
-ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
-                             std::int32_t num_splits, std::string_view forced);
-
-// The choice for each kernel that may come to run the problem: which one does depends on the
-// tensors of a call. Features are those that ask for most.
-std::vector<ForwardConfig> possible_forwards(const Problem& problem, Arch arch,
-                                             std::int32_t num_splits, std::string_view forced);
-
-// Query heads of one K, V head that share a tile of block_m rows: all of a group where that leaves
-// a tenth fewer tiles, and where they divide `rows`; else 1.
-int packed_group(const Problem& problem, int block_m, int rows);
-
-constexpr std::int32_t kMostSplits = 128;
-// Parts of the keys so that a device with sm_count multiprocessors is busy, kMostSplits at most; 1
-// where tiles suffice, and of kernels that do not split.
-std::int32_t choose_splits(const Problem& problem, const ForwardConfig& config, int sm_count);
-
-// Tiles of O that the kernel works on, splits counted; flash_attention: query heads.
-core::Size num_tiles(const Problem& problem, const ForwardConfig& config, std::int32_t num_splits);
 
 }  // namespace attn::cuda

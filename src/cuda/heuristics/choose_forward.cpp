@@ -1,4 +1,4 @@
-#include "cuda/forward/config.hpp"
+#include "cuda/heuristics/choose_forward.hpp"
 
 #include <fmt/format.h>
 
@@ -12,17 +12,15 @@
 #include "core/philox.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/expression_text.hpp"
-#include "cuda/forward/kernel_name.hpp"
+#include "cuda/heuristics/forward_kernel_name.hpp"
 #include "cuda/heuristics/forward_papers.hpp"
 #include "cuda/heuristics/forward_portable.hpp"
 #include "cuda/heuristics/forward_sm90.hpp"
+#include "cuda/heuristics/forward_tiles.hpp"
 #include "cuda/kernel_parts.hpp"
 
 namespace attn::cuda {
 namespace {
-
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr int round_up(int a, int b) { return (a + b - 1) / b * b; }
 
 constexpr std::int64_t kSharedBytes = 227 << 10;  // of a block, on 9.0: the most of all
 
@@ -148,11 +146,6 @@ std::span<const ForwardKernel> candidates(std::string_view forced) {
   return forced.empty() ? all.first(kFastKernels) : all;
 }
 
-bool runs_by_name_only(std::string_view kernel) {
-  return std::ranges::any_of(std::span(kKernels).subspan(kFastKernels),
-                             [&](ForwardKernel k) { return name(k) == kernel; });
-}
-
 // Chooses a tile shape; nothing where none suits. parts: of a shape of forward_sm90.
 std::optional<ForwardConfig> configured(ForwardKernel kernel, const Problem& p, Arch arch,
                                         const ForwardTensors& tensors, std::int32_t num_splits,
@@ -180,113 +173,6 @@ std::optional<ForwardConfig> configured(ForwardKernel kernel, const Problem& p, 
 }
 
 }  // namespace
-
-int packed_group(const Problem& p, int block_m, int rows) {
-  const std::int64_t group = p.heads_q / p.heads_k;
-  if (group == 1 || rows % group != 0) return 1;
-  const std::int64_t apart = group * divide_up(p.seqlen_q, block_m);
-  const std::int64_t together = divide_up(p.seqlen_q * group, block_m);
-  return 10 * together <= 9 * apart ? static_cast<int>(group) : 1;
-}
-
-std::string_view name(ForwardKernel kernel) noexcept {
-  switch (kernel) {
-    case ForwardKernel::sm90:
-      return "forward_sm90";
-    case ForwardKernel::sm80:
-      return "forward_sm80";
-    case ForwardKernel::flash_attention:
-      return "forward_flash_attention";
-    case ForwardKernel::standard:
-      return "forward_standard";
-    case ForwardKernel::simt:
-      break;
-  }
-  return "forward_simt";
-}
-
-int ForwardConfig::threads() const noexcept {
-  return 32 * warps + (kernel == ForwardKernel::sm90 ? 128 : 0);
-}
-
-int ForwardConfig::keys_at_once() const noexcept {
-  return kernel == ForwardKernel::flash_attention ? block_n * stages : block_n;
-}
-
-int ForwardConfig::parts() const noexcept {
-  return kernel == ForwardKernel::sm90 ? warps / 4 : warps;
-}
-
-bool ForwardConfig::stores_boxes() const noexcept {
-  return kernel == ForwardKernel::sm90 && stages_q > 1 && !splits && group == 1 &&
-         !features.packed_q &&
-         divide_up(features.head_dim_v, 64) <= divide_up(features.head_dim, 64);
-}
-
-std::int64_t ForwardConfig::shared_bytes() const noexcept {
-  if (kernel == ForwardKernel::flash_attention) return forward_papers_shared_bytes(*this);
-  if (kernel != ForwardKernel::sm90) return forward_portable_shared_bytes(*this);
-  // This counts what ForwardSm90Layout lays out: Q, K, V in panels of 64 columns, barriers, four
-  // tiles at hand.
-  const std::int64_t panels_k = divide_up(features.head_dim, 64);
-  const std::int64_t panels_v = divide_up(features.head_dim_v, 64);
-  const std::int64_t qs = std::int64_t{stages_q} * warps / 4;
-  const std::int64_t barriers = 16 * qs + 16 * (stages_k + stages) + 72;
-  return qs * 64 * 128 * panels_k + block_n * 128 * (stages_k * panels_k + stages * panels_v) +
-         round_up(static_cast<int>(barriers), 16) + std::int64_t{4} * (48 + 16 * warps / 4) + 32;
-}
-
-std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
-  const KernelName named = split_kernel_name(kernel);
-  std::string_view base, shape;
-  switch (algorithm) {
-    case Algorithm::flash_attention:
-      base = name(ForwardKernel::flash_attention);
-      break;
-    case Algorithm::block_sparse:
-      base = name(ForwardKernel::flash_attention);
-      shape = "sparse";
-      break;
-    case Algorithm::standard:
-      base = name(ForwardKernel::standard);
-      break;
-    case Algorithm::flash_attention_2:
-    case Algorithm::flash_decoding:
-    case Algorithm::memory_efficient:
-      base = "forward_sm90, forward_sm80 or forward_simt";
-      break;
-    case Algorithm::automatic:
-      return std::string(kernel);
-  }
-  const bool by_name_only = runs_by_name_only(base);
-  if (!kernel.empty() && (by_name_only ? named.kernel != base : runs_by_name_only(named.kernel))) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("kernel is '{}' and algorithm is {}; accepted with it is {}", kernel,
-                            name(algorithm), base));
-  }
-  if (!by_name_only) return std::string(kernel);
-  std::string result(base);
-  for (const std::string_view part : {shape, named.shape}) {
-    if (part.empty() || result.ends_with(part)) continue;
-    result += result == base ? '/' : '_';
-    result += part;
-  }
-  return result;
-}
-
-Algorithm algorithm_of(ForwardKernel kernel, bool skips_empty) noexcept {
-  switch (kernel) {
-    case ForwardKernel::flash_attention:
-      return skips_empty ? Algorithm::block_sparse : Algorithm::flash_attention;
-    case ForwardKernel::standard:
-      return Algorithm::standard;
-    case ForwardKernel::sm90:
-    case ForwardKernel::sm80:
-    case ForwardKernel::simt:
-      break;
-  }
-  return Algorithm::flash_attention_2;
-}
 
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
                              std::int32_t num_splits, std::string_view forced) {
@@ -338,37 +224,6 @@ std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, std::i
     }
   }
   return all;
-}
-
-core::Size num_tiles(const Problem& p, const ForwardConfig& config, std::int32_t num_splits) {
-  if (config.kernel == ForwardKernel::flash_attention) return core::Size(p.heads_q) * p.batch;
-  return core::divide_up(core::Size(p.seqlen_q) * config.group, config.block_m) *
-         (p.heads_q / config.group) * p.batch * num_splits;
-}
-
-std::int32_t choose_splits(const Problem& p, const ForwardConfig& config, int sm_count) {
-  if (runs_by_name_only(name(config.kernel))) return 1;
-  const core::Size all = num_tiles(p, config, 1);
-  const std::int64_t tiles = all.value();
-  const std::int64_t blocks = divide_up(p.seqlen_k, config.block_n);
-  // A split reads at least two blocks; partial results cost memory traffic too, so the machine is
-  // split for only where it would stay a fifth empty.
-  if (tiles == 0 || all * 10 >= core::Size(8) * sm_count || blocks < 4) return 1;
-  const std::int64_t most =
-      std::min<std::int64_t>({kMostSplits, blocks / 2, divide_up(2 * sm_count, tiles)});
-  std::int64_t best = 1;
-  double best_share = 0;
-  for (std::int64_t splits = 1; splits <= most; ++splits) {
-    // Rounds of the machine times blocks of each, against the work there is.
-    const std::int64_t rounds = divide_up(tiles * splits, sm_count);
-    const double share = static_cast<double>(tiles * blocks) /
-                         static_cast<double>(rounds * divide_up(blocks, splits) * sm_count);
-    if (share > best_share * 1.05) {
-      best = splits;
-      best_share = share;
-    }
-  }
-  return static_cast<std::int32_t>(best);
 }
 
 }  // namespace attn::cuda
