@@ -5,9 +5,11 @@
 
 #include "attn/error.hpp"
 #include "attn/problem.hpp"
-#include "cuda/backward/config.hpp"
+#include "cuda/heuristics/backward_kernel_name.hpp"
 #include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
+#include "cuda/heuristics/backward_tiles.hpp"
+#include "cuda/heuristics/choose_backward.hpp"
 #include "cuda/heuristics/choose_forward.hpp"
 #include "cuda/heuristics/forward_kernel_name.hpp"
 #include "cuda/heuristics/shared_memory.hpp"

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "attn/problem.hpp"
-#include "cuda/backward/config.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/heuristics/choose_forward.hpp"
 

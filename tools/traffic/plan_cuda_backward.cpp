@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "attn/error.hpp"
-#include "cuda/backward/config.hpp"
+#include "cuda/heuristics/backward_kernel_name.hpp"
+#include "cuda/heuristics/choose_backward.hpp"
 #include "traffic/plan.hpp"
 #include "traffic/tiles.hpp"
 

@@ -8,11 +8,14 @@
 
 #include "attn/error.hpp"
 #include "cuda/backward/buffers.hpp"
-#include "cuda/backward/config.hpp"
 #include "cuda/backward/run.hpp"
 #include "cuda/backward/source.hpp"
 #include "cuda/backward/workspace.hpp"
 #include "cuda/driver/device.hpp"
+#include "cuda/heuristics/backward_kernel_name.hpp"
+#include "cuda/heuristics/backward_tiles.hpp"
+#include "cuda/heuristics/choose_backward.hpp"
+#include "cuda/heuristics/choose_buffers.hpp"
 
 namespace attn::cuda {
 namespace {

@@ -8,33 +8,14 @@
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
-#include "core/expr/program.hpp"
 #include "core/tensor/size.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/driver/counters.hpp"
-#include "cuda/heuristics/backward_sm90_buffers.hpp"
-#include "cuda/kernel_parts.hpp"
+#include "cuda/heuristics/backward_tiles.hpp"
+#include "cuda/heuristics/choose_buffers.hpp"
 
 namespace attn::cuda {
 namespace {
-
-using device::Gradient;
-
-bool takes_tensor_cores(const Problem& p, const BackwardTensors& tensors) {
-  constexpr std::int64_t kMostColumns = 256;
-  const auto fits = [](std::int64_t d) { return d % 8 == 0 && d <= kMostColumns; };
-  return (p.dtype == DType::bf16 || p.dtype == DType::f16) && tensors.aligned && fits(p.head_dim) &&
-         fits(p.head_dim_v);
-}
-
-// The Hopper kernel has the sums of one buffer, each of a query and a key, in registers.
-bool takes_hopper(const Problem& p, const BackwardTensors& tensors,
-                  const std::vector<std::string>& names, const BackwardWish& wish) {
-  const bool named =
-      wish.kernel.empty() || split_kernel_name(wish.kernel).kernel == name(BackwardKernel::sm90);
-  return named && wish.arch.number == 90 && tensors.mapped && names.size() == 1 &&
-         own_elements(p.score).has(names.front()) && backward_sm90_buffers_shape(p) != nullptr;
-}
 
 bool may_have_gradient(const expr::Buffer& buffer) {
   return is_floating(buffer.tensor().dtype) && !expr::is_scalar(buffer);
@@ -57,46 +38,6 @@ core::Size doubles_of_splits(core::Size size, int splits) {
   return core::divide_up(size * splits, sizeof(double) / sizeof(float));
 }
 
-// Loads of elements by the score, other than of run-time scalars: a buffer may be read in two
-// places.
-std::ptrdiff_t num_loads(const Problem& p) {
-  if (p.score.empty()) return 0;
-  const expr::Program program = expr::compile(p.score);
-  return std::ranges::count_if(program.instructions, [&](const expr::Instruction& in) {
-    return in.op == expr::Op::load &&
-           !expr::is_scalar(*program.buffers[static_cast<std::size_t>(in.buffer)]);
-  });
-}
-
-BackwardConfig config_of(BackwardKernel kernel, const Problem& p, const BackwardTensors& tensors,
-                         const std::vector<std::string>& names, bool deterministic) {
-  BackwardConfig config = backward_config(kernel, p, tensors, Gradient::buffers);
-  const OwnElements own = own_elements(p.score);
-  const auto is_own = [&](const std::string& name) { return own.has(name); };
-  config.own_elements = std::ranges::any_of(names, is_own);
-  config.exact_sums = deterministic && !std::ranges::all_of(names, is_own);
-  config.reads_batch = own.reads_batch;
-  config.reads_head = own.reads_head;
-  config.by_position = own.by_position;
-  config.same_vectors = num_loads(p) == 1;
-  return config;
-}
-
-// What the kernel is compiled for in the calls that there may be, on any GPU: some ask for one
-// buffer of several, and their tensors may be aligned or not.
-std::vector<BackwardConfig> all_configs(const Problem& p, const std::vector<std::string>& names,
-                                        bool deterministic) {
-  std::vector<BackwardConfig> configs;
-  const auto add = [&](BackwardKernel kernel) {
-    configs.push_back(config_of(kernel, p, {}, names, deterministic));
-  };
-  add(BackwardKernel::simt);
-  if (!takes_tensor_cores(p, {})) return configs;
-  add(BackwardKernel::sm80_buffers);
-  if (backward_sm90_buffers_shape(p) != nullptr) add(BackwardKernel::sm90_buffers);
-  return configs;
-}
-
 LaunchConfig element_launch(std::int64_t count) {
   constexpr unsigned kThreads = 256;  // kBackwardBuffersThreads
   LaunchConfig launch;
@@ -113,23 +54,13 @@ std::vector<std::string> gradient_names(const Problem& p) {
   return names;
 }
 
-BackwardConfig buffers_config(const Problem& p, const BackwardTensors& tensors,
-                              const std::vector<std::string>& names, const BackwardWish& wish) {
-  BackwardKernel kernel = BackwardKernel::simt;
-  if (takes_tensor_cores(p, tensors)) {
-    kernel = takes_hopper(p, tensors, names, wish) ? BackwardKernel::sm90_buffers
-                                                   : BackwardKernel::sm80_buffers;
-  }
-  return config_of(kernel, p, tensors, names, wish.deterministic);
-}
-
 core::Size buffer_sums_bytes(const Problem& p, bool deterministic) {
   const std::vector<std::string> names = gradient_names(p);
   if (names.empty()) return 0;
   const OwnElements own = own_elements(p.score);
   const auto of_sum = static_cast<std::int64_t>(sum_bytes(deterministic));
   core::Size most = 0;
-  for (const BackwardConfig& config : all_configs(p, names, deterministic)) {
+  for (const BackwardConfig& config : possible_buffers_configs(p, names, deterministic)) {
     const int splits = num_splits(p, config);
     core::Size bytes = 0;
     for_each_buffer(p, [&](const expr::Buffer& buffer) {
@@ -152,7 +83,7 @@ core::Size buffer_blocks(const Problem& p, bool deterministic) {
   for_each_buffer(p, [&](const expr::Buffer& buffer) {
     most = std::max(most, core::divide_up(buffer.tensor().size(), 256));
   });
-  for (const BackwardConfig& config : all_configs(p, names, deterministic)) {
+  for (const BackwardConfig& config : possible_buffers_configs(p, names, deterministic)) {
     most = std::max({most, num_tiles(p, config), core::Size(p.batch) * p.heads_q});
   }
   return most;

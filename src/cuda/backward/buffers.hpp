@@ -9,18 +9,14 @@
 #include <vector>
 
 #include "attn/run.hpp"
-#include "cuda/backward/config.hpp"
 #include "cuda/backward/one_pass.hpp"
 #include "cuda/codegen/buffer_gradients.hpp"
+#include "cuda/heuristics/backward_config.hpp"
+#include "cuda/heuristics/choose_backward.hpp"
 #include "cuda/jit/kernel.hpp"
 
 namespace attn::cuda {
 
-// What the kernel for the gradients of buffers `names` is compiled for: backward_sm90_buffers, on
-// Hopper, or backward_sm80_buffers, on tensor cores, where they take them and the tensors, else
-// backward_simt, in float32. Where wish names another kernel than backward_sm90, the first is none.
-BackwardConfig buffers_config(const Problem& problem, const BackwardTensors& tensors,
-                              const std::vector<std::string>& names, const BackwardWish& wish);
 // The buffers of the score that may have a gradient: those of floats that are no scalars.
 std::vector<std::string> gradient_names(const Problem& problem);
 

@@ -5,58 +5,24 @@
 
 #include "cuda/device/params.cuh"
 #include "cuda/driver/counters.hpp"
-#include "cuda/heuristics/backward_sm90.hpp"
+#include "cuda/heuristics/backward_tiles.hpp"
+#include "cuda/heuristics/one_pass_sizes.hpp"
 #include "cuda/problem_parameters.hpp"
 #include "cuda/tensor_map.hpp"
 
 namespace attn::cuda {
 namespace {
 
-constexpr int kWordBlocks = 32;  // of queries, of a word
-// Threads of a block of threads of each of the kernels around the main one, and threads that make a
-// word.
-constexpr std::int64_t kRowsThreads = 256, kWordsThreads = 128, kDqThreads = 128, kWordThreads = 32;
-
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-// Places that the queries of a head fill: whole blocks of queries of the kernel.
-std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
-  return divide_up(p.seqlen_q, c.block_n) * (c.block_n / kPlaceQueries);
-}
-std::int64_t key_blocks(const Problem& p, const BackwardConfig& c) {
-  return divide_up(p.seqlen_k, c.block_m);
-}
-core::Size num_rows(const Problem& p, const BackwardConfig& c) {
-  return core::divide_up(p.seqlen_q, c.block_n) * c.block_n * p.heads_q * p.batch;
-}
-core::Size num_words(const Problem& p, const BackwardConfig& c) {
-  if (c.kernel != BackwardKernel::sm90) return 0;
-  return core::divide_up(query_blocks(p, c), kWordBlocks) * key_blocks(p, c) *
-         (c.mask_heads ? p.heads_q : 1) * (c.mask_batches ? p.batch : 1);
-}
 // Bytes of what tells tiles their turns (device/schedule/dq_turns.cuh), a multiple of 8.
 core::Size turns_bytes(const Problem& p, const BackwardConfig& c) {
   if (!c.ordered) return 0;
   constexpr std::int64_t kTiles = 32, kTurnColumns = 128;
   const core::Size passed =
-      core::divide_up(num_rows(p, c), c.block_n) * divide_up(p.head_dim, kTurnColumns);
+      core::divide_up(one_pass_rows(p, c), c.block_n) * divide_up(p.head_dim, kTurnColumns);
   const core::Size seen = core::divide_up(key_blocks(p, c), kTiles) * query_blocks(p, c) *
                           (c.mask_heads ? p.heads_q : 1) * (c.mask_batches ? p.batch : 1);
   return core::round_up((passed + seen + 1) * 4, 8);
-}
-
-// Pairs of batch and K, V head whose Q, dO and float32 dQ are to stay in L2 together, of which
-// every multiprocessor works on some keys at a time. At least so many that each multiprocessor has
-// a tile of theirs: else the longest tiles of the last pair begin when most work is done, and keep
-// others waiting. Causal, 32 query and 8 K, V heads of 4096 rows, d 128, H200: 5 % over one pair.
-int heads_at_once(const Problem& p, const BackwardConfig& config) {
-  constexpr std::int64_t kLeastTiles = 128;
-  const std::int64_t bytes = std::int64_t{config.l2_megabytes} * 1'000'000;
-  const std::int64_t row = 2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim;
-  const std::int64_t pair = std::max<std::int64_t>(1, p.seqlen_q * (p.heads_q / p.heads_k) * row);
-  const std::int64_t least =
-      divide_up(kLeastTiles, std::max<std::int64_t>(1, key_blocks(p, config)));
-  return static_cast<int>(
-      even_group(std::max<std::int64_t>(1, p.batch * p.heads_k), std::max(bytes / pair, least)));
 }
 
 bool encode_rows(CUtensorMap& map, const Tensor& t, Layout layout, const Problem& p,
@@ -103,19 +69,12 @@ std::optional<BackwardMaps> backward_maps(const Problem& p, const BackwardConfig
 
 core::Size one_pass_workspace(const Problem& p, const BackwardConfig& config) {
   // dQ, LSE and D, each of whole blocks of 64 rows: multiples of 128 bytes.
-  return num_rows(p, config) * (4 * p.head_dim + 8) + turns_bytes(p, config) +
-         num_words(p, config) * static_cast<std::int64_t>(sizeof(device::QueryWord));
-}
-
-core::Size one_pass_blocks(const Problem& p, const BackwardConfig& config) {
-  const core::Size rows = core::divide_up(
-      num_rows(p, config) * static_cast<std::int64_t>(backward_row_threads(config)), kRowsThreads);
-  return std::max({rows, core::divide_up(num_words(p, config) * kWordThreads, kWordsThreads),
-                   core::divide_up(num_rows(p, config), kPlaceQueries), num_tiles(p, config)});
+  return one_pass_rows(p, config) * (4 * p.head_dim + 8) + turns_bytes(p, config) +
+         one_pass_words(p, config) * static_cast<std::int64_t>(sizeof(device::QueryWord));
 }
 
 OnePassPlaces one_pass_places(const Problem& p, const BackwardConfig& config) {
-  const std::int64_t rows = num_rows(p, config).value();
+  const std::int64_t rows = one_pass_rows(p, config).value();
   OnePassPlaces places;
   places.lse2 = rows * p.head_dim * static_cast<std::int64_t>(sizeof(float));
   places.d = places.lse2 + rows * static_cast<std::int64_t>(sizeof(float));

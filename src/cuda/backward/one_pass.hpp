@@ -8,9 +8,9 @@
 
 #include "attn/run.hpp"
 #include "core/tensor/size.hpp"
-#include "cuda/backward/config.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/types.hpp"
+#include "cuda/heuristics/backward_config.hpp"
 #include "cuda/jit/kernel.hpp"
 
 namespace attn::cuda {
@@ -24,15 +24,10 @@ struct BackwardMaps {
 std::optional<BackwardMaps> backward_maps(const Problem& problem, const BackwardConfig& config,
                                           const Inputs& inputs, const Tensor& d_o);
 
-// Queries of a place (device::BackwardParams), which the kernels before and after go by.
-inline constexpr int kPlaceQueries = 64;
-
 // Bytes of the workspace: of each query of each head LSE and D, and a row of dQ in float32, for
 // whole blocks of queries; on Hopper 8 bytes for what each 32 of these see of a tile of keys.
 // Linear in the length but for these last, which are 8 bytes for 2048 queries x 128 keys.
 core::Size one_pass_workspace(const Problem& problem, const BackwardConfig& config);
-// Blocks of threads of the largest launch, or its tiles, where these are more.
-core::Size one_pass_blocks(const Problem& problem, const BackwardConfig& config);
 // The offsets, in bytes, at which the parts of that workspace begin; dQ is first.
 struct OnePassPlaces {
   std::int64_t lse2 = 0, d = 0, query_words = 0;

@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "attn/plan.hpp"
-#include "cuda/backward/config.hpp"
 
 namespace attn::cuda {
 

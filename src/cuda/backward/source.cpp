@@ -14,6 +14,7 @@
 #include "cuda/codegen/expression_text.hpp"
 #include "cuda/codegen/wgmma_text.hpp"
 #include "cuda/forward/source.hpp"
+#include "cuda/heuristics/one_pass_sizes.hpp"
 #include "cuda/limits.hpp"
 
 namespace attn::cuda {

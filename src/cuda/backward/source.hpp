@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "attn/expr.hpp"
-#include "cuda/backward/config.hpp"
+#include "attn/problem.hpp"
 #include "cuda/codegen/source.hpp"
+#include "cuda/heuristics/backward_config.hpp"
 
 namespace attn::cuda {
 

@@ -4,6 +4,8 @@
 
 #include "cuda/backward/buffers.hpp"
 #include "cuda/backward/one_pass.hpp"
+#include "cuda/heuristics/backward_tiles.hpp"
+#include "cuda/heuristics/one_pass_sizes.hpp"
 #include "cuda/limits.hpp"
 
 namespace attn::cuda {

@@ -5,7 +5,8 @@
 
 #include <cstdint>
 
-#include "cuda/backward/config.hpp"
+#include "core/tensor/size.hpp"
+#include "cuda/heuristics/choose_backward.hpp"
 
 namespace attn::cuda {
 

@@ -37,11 +37,4 @@ void set_backward_flash_shape(BackwardConfig& config, Arch arch, std::string_vie
             [&](std::string_view part) { return set_part(config, part); });
 }
 
-std::int64_t backward_flash_shared_bytes(const BackwardConfig& c) noexcept {
-  // BackwardFlashLayout: K, V, dK, dV, Q and dO, P and dS, LSE and D.
-  const std::int64_t row = (c.head_dim | 1) + (c.head_dim_v | 1);
-  return 4 *
-         (2 * c.block_m * row + c.block_n * row + 2 * c.block_m * (c.block_n + 1) + 2 * c.block_n);
-}
-
 }  // namespace attn::cuda

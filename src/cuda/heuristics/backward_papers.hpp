@@ -3,7 +3,9 @@
 
 #include <string_view>
 
-#include "cuda/backward/config.hpp"
+#include "attn/problem.hpp"
+#include "cuda/heuristics/backward_config.hpp"
+#include "cuda/jit/compile.hpp"
 
 namespace attn::cuda {
 
@@ -13,6 +15,5 @@ inline constexpr std::string_view kSkipsEmpty = "sparse";
 // Sets the shape in a configuration whose kernel and features are set. parts: of the name of
 // backward_flash_attention, "n16", "n32" or "n64" (B_c and B_r) and "sparse".
 void set_backward_flash_shape(BackwardConfig& config, Arch arch, std::string_view parts);
-std::int64_t backward_flash_shared_bytes(const BackwardConfig& config) noexcept;
 
 }  // namespace attn::cuda

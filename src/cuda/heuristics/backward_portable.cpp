@@ -40,9 +40,7 @@ constexpr int kMostOfBoth = 256;  // head_dim + head_dim_v: 128 registers
 
 // A thread of backward_simt holds block_m / 8 rows of 4 of each 64 columns: at most 128 registers.
 constexpr int kSimtRows = 64, kSimtRowsOfWide = 32, kSimtWide = 128, kSimtColumns = 64;
-constexpr int kSimtWarps = 4, kSimtPiece = 64, kSimtPad = 4;  // BackwardSimtLayout
-
-constexpr std::int64_t row_bytes(int head_dim) { return (head_dim + 15) / 16 * 32; }
+constexpr int kSimtWarps = 4;
 
 void set_simt_shape(BackwardConfig& config) {
   const bool no_gradient = config.gradient == Gradient::buffers || config.gradient == Gradient::ds;
@@ -77,20 +75,6 @@ void set_backward_shape(BackwardConfig& config) {
 
 bool holds_dk_and_dv(BackwardKernel kernel, const Problem& p) {
   return kernel == BackwardKernel::sm80_deterministic && p.head_dim + p.head_dim_v <= kMostOfBoth;
-}
-
-std::int64_t backward_portable_shared_bytes(const BackwardConfig& c) noexcept {
-  if (is_scalar(c.kernel)) {
-    const std::int64_t rows = c.block_m + kSimtPad, slots = c.block_n + kSimtPad;
-    return 4 * (kSimtPiece * rows + kSimtPiece * slots + c.block_n * rows);
-  }
-  // BackwardSm80DeterministicLayout, BackwardSm80BuffersLayout
-  const std::int64_t row1 = row_bytes(c.head_dim), row2 = row_bytes(c.head_dim_v);
-  if (c.kernel == BackwardKernel::sm80_buffers) {
-    return std::int64_t{c.stages} * (c.block_m + c.block_n) * (row1 + row2);
-  }
-  const std::int64_t rows = c.block_m * (row1 + (c.gradient == Gradient::dv ? 0 : row2));
-  return rows + std::int64_t{c.stages} * c.block_n * (row1 + row2);
 }
 
 }  // namespace attn::cuda

@@ -31,14 +31,6 @@ constexpr std::array kShapes{
     BackwardSm80Shape{256, 64, 64, 8, 1, 4, 2, 2, false, 0, "as before with one stage; 145 KB"},
 };
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-// Columns for which rows in shared memory have room: warps take turns at blocks of 16.
-int padded(int head_dim, const BackwardConfig& c) {
-  const int turns = c.warps / std::min(c.key_warps, c.query_warps);
-  return static_cast<int>(divide_up(head_dim, 16 * turns)) * 16 * turns;
-}
-
 }  // namespace
 
 const BackwardSm80Shape* backward_sm80_shape(const Problem& p, Arch arch) {
@@ -46,10 +38,11 @@ const BackwardSm80Shape* backward_sm80_shape(const Problem& p, Arch arch) {
   for (const BackwardSm80Shape& row : kShapes) {
     if (widest > row.head_dim) continue;
     BackwardConfig config;
+    config.kernel = BackwardKernel::sm80;
     config.head_dim = static_cast<int>(p.head_dim);
     config.head_dim_v = static_cast<int>(p.head_dim_v);
     set_backward_sm80(config, p, row);
-    if (backward_sm80_shared_bytes(config) <= most_shared_bytes(arch)) return &row;
+    if (config.shared_bytes() <= most_shared_bytes(arch)) return &row;
   }
   return nullptr;
 }
@@ -67,13 +60,6 @@ void set_backward_sm80(BackwardConfig& config, const Problem& p, const BackwardS
   config.longest_first = !p.mask.empty();
   config.reason = shape.reason;
   config.allowed_spill_bytes = shape.spill_bytes;
-}
-
-std::int64_t backward_sm80_shared_bytes(const BackwardConfig& c) noexcept {
-  // BackwardSm80Layout
-  const std::int64_t row = 2 * (padded(c.head_dim, c) + padded(c.head_dim_v, c));
-  const std::int64_t stage = c.block_n * (row + 2 * static_cast<std::int64_t>(sizeof(float)));
-  return c.block_m * row + std::int64_t{2} * 2 * c.block_n * c.block_m + c.stages * stage;
 }
 
 }  // namespace attn::cuda

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <string_view>
 
-#include "cuda/backward/config.hpp"
+#include "attn/problem.hpp"
+#include "cuda/heuristics/backward_config.hpp"
+#include "cuda/jit/compile.hpp"
 
 namespace attn::cuda {
 
@@ -23,6 +25,5 @@ const BackwardSm80Shape* backward_sm80_shape(const Problem& problem, Arch arch);
 // Sets the shape in a configuration whose features are set.
 void set_backward_sm80(BackwardConfig& config, const Problem& problem,
                        const BackwardSm80Shape& shape);
-std::int64_t backward_sm80_shared_bytes(const BackwardConfig& config) noexcept;
 
 }  // namespace attn::cuda

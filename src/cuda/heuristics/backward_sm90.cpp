@@ -16,8 +16,6 @@ constexpr int kPartColumns = 128;  // of dQ, of one product
 // with dQ in order.
 constexpr int kStepSpills = 508;
 
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 // Bounds: 227 KB of shared memory = K, V (keys x head_dim), Q, dO, P, dS in their rings and one dQ
@@ -84,38 +82,6 @@ void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardS
   config.mask_heads = expr::depends_on(p.mask, expr::Op::head);
   config.mask_batches = expr::depends_on(p.mask, expr::Op::batch) || config.packed_q ||
                         config.packed_k || config.used_q || config.used_k;
-}
-
-std::int64_t even_group(std::int64_t pairs, std::int64_t most) noexcept {
-  most = std::clamp<std::int64_t>(most, 1, pairs);
-  for (std::int64_t size = most; 2 * size > most; --size) {
-    if (pairs % size == 0) return size;
-  }
-  return divide_up(pairs, divide_up(pairs, most));
-}
-
-std::int64_t backward_sm90_shared_bytes(const BackwardConfig& c) noexcept {
-  // BackwardSm90Layout
-  const std::int64_t panels = divide_up(c.head_dim, 64), panels_v = divide_up(c.head_dim_v, 64);
-  const std::int64_t row_panel = 128 * c.block_n, key_panel = 128 * c.block_m / c.cluster;
-  constexpr int kSteps = 16, kStepBytes = 32 + 16;
-  std::int64_t bytes = key_panel * (panels + panels_v);
-  if (c.cluster > 1) bytes += key_panel * panels / c.cluster + c.stages_p * row_panel;
-  bytes += row_panel * (c.stages * panels + c.stages_o * panels_v);
-  bytes += 2 * c.stages_p * row_panel * (c.block_m / c.cluster / 64);
-  const std::int64_t pieces = divide_up(c.head_dim, c.piece_columns) / c.cluster;
-  const std::int64_t staged = std::min<std::int64_t>(c.stages_dq, 2 * pieces);
-  bytes += 4 * staged * c.block_n * std::min(c.head_dim, c.piece_columns);
-  bytes += std::int64_t{4} * c.block_n * (c.stages + c.stages_o);
-  bytes += kSteps * kStepBytes;
-  constexpr std::int64_t kTurns = 4;
-  const std::int64_t turns = c.ordered ? kTurns : 0;
-  if (c.dropout && !c.ordered && c.score_groups == 1) {
-    bytes += 2 * 4 * 128 + 16;  // two words a thread, two barriers
-  }
-  // K, V, ..., dQ
-  const std::int64_t rings = 2 + c.stages + c.stages_o + 3 * c.stages_p + staged + turns;
-  return bytes + 16 * rings;
 }
 
 }  // namespace attn::cuda

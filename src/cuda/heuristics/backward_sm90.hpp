@@ -4,7 +4,8 @@
 #include <span>
 #include <string_view>
 
-#include "cuda/backward/config.hpp"
+#include "attn/problem.hpp"
+#include "cuda/heuristics/backward_config.hpp"
 
 namespace attn::cuda {
 
@@ -32,9 +33,5 @@ const BackwardSm90Shape* backward_sm90_shape(const Problem& problem);
 // Sets a shape and the features of backward_sm90 in a configuration.
 void set_backward_sm90(BackwardConfig& config, const Problem& problem,
                        const BackwardSm90Shape& shape);
-// How many of `pairs` things to take at a time, about `most`: groups of one size, as the tiles of a
-// last, smaller group would leave multiprocessors idle at the end. 128, 9: 8.
-std::int64_t even_group(std::int64_t pairs, std::int64_t most) noexcept;
-std::int64_t backward_sm90_shared_bytes(const BackwardConfig& config) noexcept;
 
 }  // namespace attn::cuda

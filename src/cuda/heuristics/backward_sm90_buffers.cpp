@@ -51,13 +51,4 @@ void set_backward_sm90_buffers(BackwardConfig& config, const BackwardSm90Buffers
   config.allowed_spill_bytes = shape.spill_bytes;
 }
 
-std::int64_t backward_sm90_buffers_shared_bytes(const BackwardConfig& c) noexcept {
-  // BackwardSm90BuffersLayout
-  constexpr std::int64_t kPanelColumns = 64, kStepBytes = 32, kBarriers = 16;
-  const std::int64_t panels =
-      (std::max(c.head_dim, c.head_dim_v) + kPanelColumns - 1) / kPanelColumns;
-  const std::int64_t place = 2 * kPanelColumns * panels * (c.block_m + c.block_n);
-  return c.stages * (place + kStepBytes + kBarriers);
-}
-
 }  // namespace attn::cuda

@@ -3,7 +3,8 @@
 
 #include <string_view>
 
-#include "cuda/backward/config.hpp"
+#include "attn/problem.hpp"
+#include "cuda/heuristics/backward_config.hpp"
 
 namespace attn::cuda {
 
@@ -21,6 +22,5 @@ struct BackwardSm90BuffersShape {
 const BackwardSm90BuffersShape* backward_sm90_buffers_shape(const Problem& problem);
 // Sets a shape in a configuration of backward_sm90_buffers.
 void set_backward_sm90_buffers(BackwardConfig& config, const BackwardSm90BuffersShape& shape);
-std::int64_t backward_sm90_buffers_shared_bytes(const BackwardConfig& config) noexcept;
 
 }  // namespace attn::cuda

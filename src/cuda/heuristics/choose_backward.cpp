@@ -1,21 +1,20 @@
-#include "cuda/backward/config.hpp"
+#include "cuda/heuristics/choose_backward.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <utility>
 
 #include "attn/error.hpp"
-#include "cuda/backward/kernel_name.hpp"
-#include "cuda/backward/one_pass.hpp"
 #include "cuda/codegen/expression_factors.hpp"
+#include "cuda/heuristics/backward_kernel_name.hpp"
 #include "cuda/heuristics/backward_papers.hpp"
 #include "cuda/heuristics/backward_portable.hpp"
 #include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
 #include "cuda/heuristics/backward_sm90_buffers.hpp"
+#include "cuda/heuristics/one_pass_sizes.hpp"
 #include "cuda/heuristics/shared_memory.hpp"
 #include "cuda/kernel_parts.hpp"
 #include "cuda/limits.hpp"
@@ -140,89 +139,6 @@ std::string obstacle(BackwardKernel kernel, const Problem& p, const BackwardTens
 
 }  // namespace
 
-std::string_view name(BackwardKernel kernel) noexcept {
-  switch (kernel) {
-    case BackwardKernel::sm90:
-      return "backward_sm90";
-    case BackwardKernel::sm80:
-      return "backward_sm80";
-    case BackwardKernel::sm80_deterministic:
-      return "backward_sm80_deterministic";
-    case BackwardKernel::sm80_buffers:
-      return "backward_sm80_buffers";
-    case BackwardKernel::sm90_buffers:
-      return "backward_sm90_buffers";
-    case BackwardKernel::simt:
-      return "backward_simt";
-    case BackwardKernel::flash_attention:
-      return "backward_flash_attention";
-    case BackwardKernel::standard:
-      return "backward_standard";
-  }
-  return {};
-}
-
-std::int64_t BackwardConfig::shared_bytes() const noexcept {
-  switch (kernel) {
-    case BackwardKernel::sm90:
-      return backward_sm90_shared_bytes(*this);
-    case BackwardKernel::sm80:
-      return backward_sm80_shared_bytes(*this);
-    case BackwardKernel::sm80_deterministic:
-    case BackwardKernel::sm80_buffers:
-    case BackwardKernel::simt:
-    case BackwardKernel::standard:
-      return backward_portable_shared_bytes(*this);
-    case BackwardKernel::sm90_buffers:
-      return backward_sm90_buffers_shared_bytes(*this);
-    case BackwardKernel::flash_attention:
-      return backward_flash_shared_bytes(*this);
-  }
-  return 0;
-}
-
-std::string backward_kernel_name(Algorithm algorithm, std::string_view kernel) {
-  constexpr std::string_view kFlash = "backward_flash_attention", kStandard = "backward_standard";
-  const KernelName named = split_kernel_name(kernel);
-  switch (algorithm) {
-    case Algorithm::automatic:
-      return std::string(kernel);
-    case Algorithm::flash_attention_2:
-      if (named.kernel != kFlash && named.kernel != kStandard) return std::string(kernel);
-      break;
-    case Algorithm::flash_attention:
-      if (kernel.empty()) return std::string(kFlash);
-      if (named.kernel == kFlash && !named.shape.ends_with(kSkipsEmpty)) return std::string(kernel);
-      break;
-    case Algorithm::block_sparse:
-      if (named.kernel != kFlash && !kernel.empty()) break;
-      if (named.shape.ends_with(kSkipsEmpty)) return std::string(kernel);
-      return fmt::format("{}/{}{}{}", kFlash, named.shape, named.shape.empty() ? "" : "_",
-                         kSkipsEmpty);
-    case Algorithm::standard:
-      if (kernel.empty() || kernel == kStandard) return std::string(kStandard);
-      break;
-    case Algorithm::flash_decoding:
-    case Algorithm::memory_efficient:
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("algorithm is {}; accepted by backward on the cuda backend are "
-                              "flash_attention_2, flash_attention, block_sparse and standard",
-                              name(algorithm)));
-  }
-  throw Error(
-      ErrorCode::invalid_argument,
-      fmt::format("kernel is '{}' and algorithm is {}; accepted are {} with flash_attention, "
-                  "with '{}' among its parts with block_sparse, {} with standard, and the other "
-                  "kernels with flash_attention_2",
-                  kernel, name(algorithm), kFlash, kSkipsEmpty, kStandard));
-}
-
-Algorithm algorithm_of(BackwardKernel kernel, bool skips_empty) noexcept {
-  if (kernel == BackwardKernel::standard) return Algorithm::standard;
-  if (kernel != BackwardKernel::flash_attention) return Algorithm::flash_attention_2;
-  return skips_empty ? Algorithm::block_sparse : Algorithm::flash_attention;
-}
-
 BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& tensors,
                                       const BackwardWish& wish) {
   std::string why;
@@ -307,47 +223,6 @@ std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Probl
   if (asked.dk && !together) add(Gradient::dk);
   if (asked.dv && !together) add(Gradient::dv);
   return launches;
-}
-
-int backward_row_threads(const BackwardConfig& config) noexcept {
-  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(config.head_dim_v / 8, 4))));
-}
-
-namespace {
-
-core::Size num_pairs(const Problem& p, bool of_batch, bool of_heads) {
-  return core::Size(of_batch ? p.batch : 1) * (of_heads ? p.heads_q : 1);
-}
-// Tiles of queries by blocks of keys of all that have elements of their own.
-core::Size element_tiles(const Problem& p, const BackwardConfig& c) {
-  if (p.batch == 0) return 0;  // no sequence whose lengths a tile could look at
-  const std::int64_t rows = c.by_position ? p.seqlen_k : p.seqlen_q;
-  return core::divide_up(rows, c.block_m) * core::divide_up(p.seqlen_k, c.block_n) *
-         num_pairs(p, c.reads_batch, c.reads_head);
-}
-
-}  // namespace
-
-int num_splits(const Problem& p, const BackwardConfig& config) {
-  // Two blocks of threads for each multiprocessor of an H100, or the one that it holds; the same on
-  // every GPU, as the order of sums depends on it.
-  const std::int64_t full = config.kernel == BackwardKernel::sm90_buffers ? 132 : 264;
-  if (!config.own_elements) return 1;
-  const core::Size tiles = element_tiles(p, config);
-  if (tiles > full || tiles.value() == 0) return 1;
-  const core::Size wanted = core::divide_up(full, tiles.value());
-  return static_cast<int>(
-      std::clamp(num_pairs(p, !config.reads_batch, !config.reads_head), core::Size(1), wanted)
-          .value());
-}
-
-core::Size num_tiles(const Problem& p, const BackwardConfig& config) {
-  if (config.own_elements) return element_tiles(p, config) * num_splits(p, config);
-  if (config.kernel == BackwardKernel::flash_attention) return core::Size(p.heads_k) * p.batch;
-  const bool of_queries = config.gradient == Gradient::dq || config.gradient == Gradient::buffers ||
-                          config.gradient == Gradient::ds;
-  const std::int64_t rows = of_queries ? p.seqlen_q : p.seqlen_k;
-  return core::divide_up(rows, config.block_m) * p.batch * (of_queries ? p.heads_q : p.heads_k);
 }
 
 }  // namespace attn::cuda

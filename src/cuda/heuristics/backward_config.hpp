@@ -4,12 +4,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
-#include "attn/plan.hpp"
-#include "core/tensor/size.hpp"
+#include "attn/tensor.hpp"
 #include "cuda/device/params.cuh"
-#include "cuda/jit/compile.hpp"
 
 namespace attn::cuda {
 
@@ -95,52 +92,9 @@ constexpr bool runs_by_name_only(BackwardKernel kernel) noexcept {
 constexpr bool reads_row_terms(BackwardKernel kernel) noexcept {
   return kernel == BackwardKernel::simt || kernel == BackwardKernel::sm80_deterministic;
 }
-
-// What the caller of a plan decides.
-struct BackwardWish {
-  Arch arch{};
-  std::string_view kernel{};   // PlanOptions::kernel
-  bool deterministic = false;  // PlanOptions::deterministic
-};
-
-// The name of the kernel that PlanOptions' algorithm and kernel ask for together, for
-// BackwardWish::kernel; empty where the library chooses. Throws Error(invalid_argument) where they
-// contradict each other, and Error(unsupported) for an algorithm without a kernel.
-std::string backward_kernel_name(Algorithm algorithm, std::string_view kernel);
-// What a plan for it says.
-Algorithm algorithm_of(BackwardKernel kernel, bool skips_empty) noexcept;
-
-// The kernel for a problem. Throws Error(unsupported) naming what no kernel, or the one that is
-// named, takes; Error(invalid_argument) for other names.
-BackwardKernel choose_backward_kernel(const Problem& problem, const BackwardTensors& tensors,
-                                      const BackwardWish& wish);
-BackwardConfig backward_config(BackwardKernel kernel, const Problem& problem,
-                               const BackwardTensors& tensors, device::Gradient gradient,
-                               const BackwardWish& wish = {});
-
-// The launches that give dQ, dK and dV, as far as they are asked for.
-struct AskedGradients {
-  bool dq = true, dk = true, dv = true;
-  bool operator==(const AskedGradients&) const = default;
-};
-std::vector<BackwardConfig> backward_launches(BackwardKernel kernel, const Problem& problem,
-                                              const BackwardTensors& tensors,
-                                              const AskedGradients& asked,
-                                              const BackwardWish& wish = {});
-
-// One pass: threads of the kernel before it that share a row: as many as it has 16 bytes, a power
-// of two.
-int backward_row_threads(const BackwardConfig& config) noexcept;
-
 // Whether a kernel is given tensor maps, beside its parameters.
 constexpr bool reads_maps(BackwardKernel kernel) noexcept {
   return kernel == BackwardKernel::sm90 || kernel == BackwardKernel::sm90_buffers;
 }
-
-// Gradients of buffers: parts into which the batch entries and heads that share elements are cut.
-int num_splits(const Problem& problem, const BackwardConfig& config);
-// Tiles of the gradient, one a block of threads; sm90: whose blocks of threads stay;
-// flash_attention: K, V heads, of which a block of threads has one.
-core::Size num_tiles(const Problem& problem, const BackwardConfig& config);
 
 }  // namespace attn::cuda

@@ -1,9 +1,11 @@
-// Tile shapes of backward_sm90 and backward_sm80 by name (cuda/kernel_parts.hpp).
+// Names of backward kernels, which say an algorithm, and of tile shapes (cuda/kernel_parts.hpp).
 #pragma once
 
 #include <string>
 #include <string_view>
 
+#include "attn/plan.hpp"
+#include "cuda/heuristics/backward_config.hpp"
 #include "cuda/heuristics/backward_sm80.hpp"
 #include "cuda/heuristics/backward_sm90.hpp"
 
@@ -23,5 +25,12 @@ BackwardSm80Shape with_parts(BackwardSm80Shape shape, std::string_view text);
 // Why a shape cannot run with heads whose larger size is `widest`; empty where it can.
 std::string obstacle_of(const BackwardSm90Shape& shape, std::int64_t widest);
 std::string obstacle_of(const BackwardSm80Shape& shape);
+
+// The name of the kernel that PlanOptions' algorithm and kernel ask for together, for
+// BackwardWish::kernel; empty where the library chooses. Throws Error(invalid_argument) where they
+// contradict each other, and Error(unsupported) for an algorithm without a kernel.
+std::string backward_kernel_name(Algorithm algorithm, std::string_view kernel);
+// What a plan for it says.
+Algorithm algorithm_of(BackwardKernel kernel, bool skips_empty) noexcept;
 
 }  // namespace attn::cuda

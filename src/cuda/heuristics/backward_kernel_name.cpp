@@ -1,9 +1,11 @@
-#include "cuda/backward/kernel_name.hpp"
+#include "cuda/heuristics/backward_kernel_name.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "attn/error.hpp"
+#include "cuda/heuristics/backward_papers.hpp"
 #include "cuda/kernel_parts.hpp"
 
 namespace attn::cuda {
@@ -146,6 +148,48 @@ std::string obstacle_of(const BackwardSm90Shape& shape, std::int64_t widest) {
     return fmt::format("the shape has n128 and heads of {} columns; accepted there is n64", widest);
   }
   return {};
+}
+
+std::string backward_kernel_name(Algorithm algorithm, std::string_view kernel) {
+  constexpr std::string_view kFlash = "backward_flash_attention", kStandard = "backward_standard";
+  const KernelName named = split_kernel_name(kernel);
+  switch (algorithm) {
+    case Algorithm::automatic:
+      return std::string(kernel);
+    case Algorithm::flash_attention_2:
+      if (named.kernel != kFlash && named.kernel != kStandard) return std::string(kernel);
+      break;
+    case Algorithm::flash_attention:
+      if (kernel.empty()) return std::string(kFlash);
+      if (named.kernel == kFlash && !named.shape.ends_with(kSkipsEmpty)) return std::string(kernel);
+      break;
+    case Algorithm::block_sparse:
+      if (named.kernel != kFlash && !kernel.empty()) break;
+      if (named.shape.ends_with(kSkipsEmpty)) return std::string(kernel);
+      return fmt::format("{}/{}{}{}", kFlash, named.shape, named.shape.empty() ? "" : "_",
+                         kSkipsEmpty);
+    case Algorithm::standard:
+      if (kernel.empty() || kernel == kStandard) return std::string(kStandard);
+      break;
+    case Algorithm::flash_decoding:
+    case Algorithm::memory_efficient:
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("algorithm is {}; accepted by backward on the cuda backend are "
+                              "flash_attention_2, flash_attention, block_sparse and standard",
+                              name(algorithm)));
+  }
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("kernel is '{}' and algorithm is {}; accepted are {} with flash_attention, "
+                  "with '{}' among its parts with block_sparse, {} with standard, and the other "
+                  "kernels with flash_attention_2",
+                  kernel, name(algorithm), kFlash, kSkipsEmpty, kStandard));
+}
+
+Algorithm algorithm_of(BackwardKernel kernel, bool skips_empty) noexcept {
+  if (kernel == BackwardKernel::standard) return Algorithm::standard;
+  if (kernel != BackwardKernel::flash_attention) return Algorithm::flash_attention_2;
+  return skips_empty ? Algorithm::block_sparse : Algorithm::flash_attention;
 }
 
 }  // namespace attn::cuda

@@ -1,0 +1,45 @@
+#include "cuda/heuristics/one_pass_sizes.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/heuristics/backward_tiles.hpp"
+
+namespace attn::cuda {
+namespace {
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
+  return divide_up(p.seqlen_q, c.block_n) * (c.block_n / kPlaceQueries);
+}
+
+std::int64_t key_blocks(const Problem& p, const BackwardConfig& c) {
+  return divide_up(p.seqlen_k, c.block_m);
+}
+
+core::Size one_pass_rows(const Problem& p, const BackwardConfig& c) {
+  return core::divide_up(p.seqlen_q, c.block_n) * c.block_n * p.heads_q * p.batch;
+}
+
+core::Size one_pass_words(const Problem& p, const BackwardConfig& c) {
+  if (c.kernel != BackwardKernel::sm90) return 0;
+  return core::divide_up(query_blocks(p, c), kWordBlocks) * key_blocks(p, c) *
+         (c.mask_heads ? p.heads_q : 1) * (c.mask_batches ? p.batch : 1);
+}
+
+int backward_row_threads(const BackwardConfig& config) noexcept {
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(config.head_dim_v / 8, 4))));
+}
+
+core::Size one_pass_blocks(const Problem& p, const BackwardConfig& config) {
+  const core::Size rows = core::divide_up(
+      one_pass_rows(p, config) * static_cast<std::int64_t>(backward_row_threads(config)),
+      kRowsThreads);
+  return std::max({rows, core::divide_up(one_pass_words(p, config) * kWordThreads, kWordsThreads),
+                   core::divide_up(one_pass_rows(p, config), kPlaceQueries), num_tiles(p, config)});
+}
+
+}  // namespace attn::cuda
