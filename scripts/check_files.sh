@@ -34,7 +34,7 @@ report 'no newline at the end' "$(
 # way.
 report 'an include that points back' "$(
   tracked src/cuda/heuristics |
-    xargs -0 grep -nE '#include "cuda/(forward|backward)/' || true)"
+    xargs -0 grep -nE '#include "cuda/(forward|backward|matmul)/' || true)"
 
 # Names such as Plan.RunsInItsOwnPhase are those of TEST, TEST_F or TEST_P.
 report 'docs/trust.md names tests that do not exist' "$(

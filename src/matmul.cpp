@@ -16,7 +16,7 @@
 #include "cpu/matmul/matmul.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
-#include "cuda/matmul/config.hpp"
+#include "cuda/heuristics/matmul_config.hpp"
 #include "cuda/matmul/matmul.hpp"
 #include "reference/matmul.hpp"
 

@@ -10,6 +10,7 @@
 
 #include "cuda/driver/memory.hpp"
 #include "cuda/heuristics/matmul_sm90.hpp"
+#include "cuda/matmul/source.hpp"
 #include "cuda/matmul_support.hpp"
 #include "cuda/support.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/matmul/config.hpp"
+#include "cuda/heuristics/matmul_config.hpp"
 
 namespace attn::cuda {
 

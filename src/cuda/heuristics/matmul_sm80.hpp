@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cuda/heuristics/matmul_sizes.hpp"
+#include "cuda/jit/compile.hpp"
 
 namespace attn::cuda {
 

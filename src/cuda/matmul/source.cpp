@@ -1,9 +1,9 @@
-// The text of the kernels of matrix products.
+#include "cuda/matmul/source.hpp"
+
 #include <fmt/format.h>
 
 #include "cuda/codegen/config_text.hpp"
 #include "cuda/codegen/wgmma_text.hpp"
-#include "cuda/matmul/config.hpp"
 
 namespace attn::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "cuda/matmul/config.hpp"
+#include "cuda/heuristics/choose_matmul.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,29 +10,11 @@
 #include <vector>
 
 #include "attn/error.hpp"
-#include "core/text/enum_names.hpp"
 #include "cuda/heuristics/matmul_sm80.hpp"
 #include "cuda/heuristics/matmul_sm90.hpp"
 
 namespace attn::cuda {
 namespace {
-
-constexpr core::EnumName<MatmulRung> kRungs[] = {
-    {MatmulRung::naive, "naive"},
-    {MatmulRung::coalesced, "coalesced"},
-    {MatmulRung::shared_tiles, "shared_tiles"},
-    {MatmulRung::register_tiles, "register_tiles"},
-    {MatmulRung::vector_loads, "vector_loads"},
-    {MatmulRung::mma_sync, "mma_sync"},
-    {MatmulRung::cp_async, "cp_async"},
-    {MatmulRung::ldmatrix, "ldmatrix"},
-    {MatmulRung::pipelined, "pipelined"},
-    {MatmulRung::tma_wgmma, "tma_wgmma"},
-    {MatmulRung::warp_specialised, "warp_specialised"},
-    {MatmulRung::persistent, "persistent"},
-    {MatmulRung::cluster_multicast, "cluster_multicast"},
-    {MatmulRung::split_k, "split_k"},
-    {MatmulRung::stream_k, "stream_k"}};
 
 // m and n as kernels have them, and how their operands lie.
 struct Shape {
@@ -255,18 +237,6 @@ std::string refuse_shape(MatmulRung rung, const MatmulShape& s, Arch arch) {
 
 }  // namespace
 
-std::string_view name(MatmulRung rung) noexcept { return core::name_of(kRungs, rung); }
-
-std::vector<std::string> cuda_matmul_rungs() {
-  std::vector<std::string> names;
-  for (const auto& row : kRungs) names.emplace_back(row.name);
-  return names;
-}
-
-bool is_cuda_matmul_rung(std::string_view text) noexcept {
-  return std::ranges::any_of(kRungs, [&](const auto& row) { return row.name == text; });
-}
-
 MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulRequest& request,
                            const MatmulTensors& tensors, int sm_count, bool or_slower) {
   const std::string_view rung = request.rung;
@@ -283,7 +253,7 @@ MatmulConfig choose_matmul(const MatmulProblem& p, Arch arch, const MatmulReques
   if (c.masked != 0) c.block = static_cast<int>(p.block);
   c.activation = p.activation;
   c.aligned_c = tensors.aligned_c;
-  c.rung = rung.empty() ? MatmulRung::stream_k : core::parse_name(kRungs, "rung", rung);
+  c.rung = rung.empty() ? MatmulRung::stream_k : parse_matmul_rung(rung);
   if (request.shape.rows > 0 && (in_table(c.rung) || !or_slower)) {
     const std::string why = refuse_shape(c.rung, request.shape, arch);
     if (!why.empty()) throw Error(ErrorCode::unsupported, why);

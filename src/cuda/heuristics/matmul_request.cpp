@@ -1,10 +1,10 @@
-// Rungs and shapes of tiles as people write them.
+#include "cuda/heuristics/matmul_request.hpp"
+
 #include <fmt/format.h>
 
 #include <charconv>
 
 #include "attn/error.hpp"
-#include "cuda/matmul/config.hpp"
 
 namespace attn::cuda {
 

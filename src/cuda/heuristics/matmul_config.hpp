@@ -1,4 +1,5 @@
-// Which rung of the ladder of matrix products a problem gets, and the shape of its tiles.
+// What a kernel of matrix products is compiled for: a rung of the ladder and the shape of its
+// tiles.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,6 @@
 #include <vector>
 
 #include "attn/matmul.hpp"
-#include "cuda/jit/compile.hpp"
 
 namespace attn::cuda {
 
@@ -32,6 +32,8 @@ enum class MatmulRung : std::uint8_t {
 std::string_view name(MatmulRung rung) noexcept;
 std::vector<std::string> cuda_matmul_rungs();
 bool is_cuda_matmul_rung(std::string_view text) noexcept;
+// Throws Error(invalid_argument) for other texts than a name.
+MatmulRung parse_matmul_rung(std::string_view text);
 
 // Columns of B that one instruction of a warpgroup multiplies at most.
 inline constexpr int kMostWgmmaColumns = 256;
@@ -43,22 +45,6 @@ struct MatmulShape {
   // of the ring.
   int warps = 0, depth = 0, stages = 0;
   bool operator==(const MatmulShape&) const = default;
-};
-
-// A rung by its name, and a shape where the name ends in one: "split_k/64x192_s8",
-// "pipelined/128x256_w8_k32_r4" or the first of its parts. Empty: to be chosen. Throws
-// Error(invalid_argument).
-struct MatmulRequest {
-  std::string_view rung;
-  MatmulShape shape;
-};
-MatmulRequest parse_matmul_request(std::string_view text);
-
-// What the tensors add to the problem; a plan assumes the best.
-struct MatmulTensors {
-  bool aligned = true;    // A and B, and their strides, to 16 bytes
-  bool aligned_c = true;  // C likewise
-  bool operator==(const MatmulTensors&) const = default;
 };
 
 // All that a kernel's source depends on, and what its launch needs.
@@ -86,12 +72,5 @@ struct MatmulConfig {
   int cluster() const { return splits * multicast; }
   bool operator==(const MatmulConfig&) const = default;
 };
-
-// What was asked for, or where that is empty the fastest that takes the problem; or_slower: or the
-// next below that takes it. Throws Error(unsupported) naming what it does not take.
-MatmulConfig choose_matmul(const MatmulProblem& problem, Arch arch, const MatmulRequest& request,
-                           const MatmulTensors& tensors, int sm_count, bool or_slower = false);
-
-Source matmul_source(const MatmulConfig& config);
 
 }  // namespace attn::cuda

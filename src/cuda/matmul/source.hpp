@@ -1,0 +1,11 @@
+// The text of the kernels of matrix products.
+#pragma once
+
+#include "cuda/codegen/source.hpp"
+#include "cuda/heuristics/matmul_config.hpp"
+
+namespace attn::cuda {
+
+Source matmul_source(const MatmulConfig& config);
+
+}  // namespace attn::cuda
