@@ -47,37 +47,33 @@
 
 namespace attn::device {
 
+template <class C>
+__device__ __forceinline__ void init_rings(const BackwardSm90Tiles<C>& tiles) {
+  using Layout = BackwardSm90Layout<C>;
+  tiles.step_ring().init(1, C::kCluster);
+  // Neither of two score warpgroups knows when both are done with K and V: who adds dQ does.
+  constexpr unsigned kKeysReadBy = C::kScoreGroups == 1 ? 4 : 1;
+  tiles.k_ring().init(1, kKeysReadBy);
+  tiles.v_ring().init(1, kKeysReadBy);
+  tiles.q_ring().init(1, 8);
+  tiles.o_ring().init(1, 8);
+  tiles.p_ring().init(4, 4);
+  tiles.ds_ring().init(4, 4);
+  tiles.other_ring().init(4, 4);
+  tiles.staged_ring().init(4, 1);
+  if constexpr (Layout::kTurnPlaces > 0) tiles.turn_ring().init(1, 1);
+  if constexpr (Layout::kKeptPlaces > 0) tiles.kept_ring().init(8, 4);
+  mbarrier_init_fence();
+}
+
 template <class C, class Expressions, class Slope>
 __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Expressions& e,
                                               const Slope& slope, const BackwardMaps& maps) {
-  using Layout = BackwardSm90Layout<C>;
   extern __shared__ __align__(1024) char memory[];
   const unsigned shared = shared_address(memory);
   const unsigned rank = C::kCluster > 1 ? uniform(cluster_rank()) : 0;
   const BackwardSm90Tiles<C> tiles{p, maps, shared, rank};
-  const auto ring = [&](int full, int empty, int stages, unsigned filled_by, unsigned read_by) {
-    for (int i = 0; i < stages; ++i) {
-      mbarrier_init(tiles.barrier(full, i), filled_by);
-      mbarrier_init(tiles.barrier(empty, i), read_by);
-    }
-  };
-  if (threadIdx.x == 0) {
-    constexpr unsigned kCluster = C::kCluster;
-    ring(Layout::kFullStep, Layout::kEmptyStep, Layout::kSteps, 1, kCluster);
-    // Neither of two score warpgroups knows when both are done with K and V: who adds dQ does.
-    constexpr unsigned kKeysReadBy = C::kScoreGroups == 1 ? 4 : 1;
-    ring(Layout::kFullK, Layout::kEmptyK, 1, 1, kKeysReadBy);
-    ring(Layout::kFullV, Layout::kEmptyV, 1, 1, kKeysReadBy);
-    ring(Layout::kFullQ, Layout::kEmptyQ, C::kStagesQ, 1, 8);
-    ring(Layout::kFullO, Layout::kEmptyO, C::kStagesO, 1, 8);
-    ring(Layout::kFullP, Layout::kEmptyP, C::kStagesP, 4, 4);
-    ring(Layout::kFullS, Layout::kEmptyS, C::kStagesP, 4, 4);
-    ring(Layout::kFullOther, Layout::kEmptyOther, C::kStagesP, 4, 4);
-    ring(Layout::kFullStaged, Layout::kEmptyStaged, Layout::kStagedPlaces, 4, 1);
-    ring(Layout::kFullTurn, Layout::kEmptyTurn, Layout::kTurnPlaces, 1, 1);
-    ring(Layout::kFullKept, Layout::kEmptyKept, Layout::kKeptPlaces, 8, 4);
-    mbarrier_init_fence();
-  }
+  if (threadIdx.x == 0) init_rings(tiles);
   wait_for_dependencies();
   if constexpr (C::kCluster > 1) {
     cluster_arrive();
@@ -93,19 +89,20 @@ __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Exp
   } else if (warpgroup <= C::kScoreGroups) {
     take_registers<C::kScoreRegisters>();
     if constexpr (C::kCluster > 1) {
-      BackwardSm90PairScoreGroup<C, Expressions, Slope>{{{tiles, e, slope}}}.run();
+      BackwardSm90PairScoreGroup<C, Expressions, Slope>{tiles, {tiles, e, slope}, {tiles}, {tiles}}
+          .run();
     } else {
-      BackwardSm90ScoreGroup<C, Expressions, Slope>{{tiles, e, slope}}.run(
+      BackwardSm90ScoreGroup<C, Expressions, Slope>{tiles, {tiles, e, slope}, {tiles}, {tiles}}.run(
           static_cast<unsigned>(warpgroup - 1));
     }
   } else {
     take_registers<C::kGradientRegisters>();
     if constexpr (C::kScoreGroups > 1) {
-      BackwardSm90Gradients<C>{{{tiles}}, {{tiles}}}.run();
+      BackwardSm90Gradients<C>{{tiles, {tiles}}, {tiles, {tiles}}}.run();
     } else if (warpgroup == 2) {
-      BackwardSm90GradientGroup<C, true>{tiles}.run();
+      BackwardSm90GradientGroup<C, true>{tiles, {tiles}}.run();
     } else {
-      BackwardSm90GradientGroup<C, false>{tiles}.run();
+      BackwardSm90GradientGroup<C, false>{tiles, {tiles}}.run();
     }
   }
   if constexpr (C::kCluster > 1) {  // its shared memory is there as long as the other needs it

@@ -2,24 +2,22 @@
 // keys in registers.
 #pragma once
 
+#include "kernels/backward_sm90/gradient_side.cuh"
 #include "kernels/backward_sm90/kept_bits.cuh"
-#include "kernels/backward_sm90/seen_sums.cuh"
-#include "kernels/backward_sm90/tiles.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/accumulator.cuh"
 
 namespace attn::device {
 
 template <class C, bool kOfV>
-struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
-  using Base = BackwardSm90Tiles<C>;
-  using Base::kKeys, Base::kQueries, Base::p, Base::shared, Base::wait;
-  using typename Base::Element, typename Base::Layout, typename Base::ScoreRing;
+struct BackwardSm90GradientGroup {
+  using Tiles = BackwardSm90Tiles<C>;
+  using Layout = typename Tiles::Layout;
+  using Element = typename Tiles::Element;
   using G = BackwardSide<C, kOfV>;
-  using RowRing = BackwardRing<G::kStages>;
+  static constexpr int kKeys = Tiles::kKeys, kQueries = Tiles::kQueries;
   static constexpr int kColumns = G::kColumns;
   static constexpr int kParts = kKeys / 64;  // of 64 keys
-  static constexpr int kBarrier = kOfV ? 1 : 2;
   // One product gives up to 192 columns: accumulators of more do not fit into the registers that a
   // thread is launched with. The rest has a product of its own.
   static constexpr int kMost = 128;
@@ -28,6 +26,9 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     float first[kParts][kFirst / 2];
     float rest[kRest > 0 ? kParts : 1][kRest > 0 ? kRest / 2 : 1];
   };
+
+  const Tiles& tiles;
+  BackwardSm90GradientSide<C, kOfV> side;
 
   static __device__ __forceinline__ void pin_all(Sums& sums) {
 #pragma unroll
@@ -63,7 +64,7 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
   template <int kCount>
   __device__ __forceinline__ void add_visible_part(float (&sums)[kCount], int scores, int rows,
                                                    int part, int column, bool add) const {
-    const unsigned at = shared + static_cast<unsigned>(scores);
+    const unsigned at = tiles.shared + static_cast<unsigned>(scores);
     if (!add) {
 #pragma unroll
       for (float& x : sums) x = 0;
@@ -75,7 +76,7 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
         [&](int i, int query) {
           return panel_element<Element>(at, Layout::kRowPanel, query, key + 8 * i);
         },
-        shared + static_cast<unsigned>(rows), Layout::kRowPanel, column);
+        tiles.shared + static_cast<unsigned>(rows), Layout::kRowPanel, column);
   }
   __device__ __forceinline__ void add_visible(Sums& sums, int scores, int rows, bool add) const {
 #pragma unroll
@@ -87,20 +88,14 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     }
   }
 
-  // What finished sums are multiplied by.
-  __device__ __forceinline__ float factor() const {
-    const bool drops = C::kDropout && (kOfV || C::kScalesLate);
-    return (kOfV ? 1.f : p.scale) * (drops ? p.dropout_scale : 1.f);
-  }
-
   // Stores the sums; s: a step of the tile.
   __device__ __forceinline__ void store(Sums& sums, const BackwardStep& s) const {
-    void* const to = kOfV ? p.dv : p.dk;
+    void* const to = kOfV ? tiles.p.dv : tiles.p.dk;
     if (to == nullptr) return;
-    const Strides& strides = kOfV ? p.dv_strides : p.dk_strides;
-    const float factor = this->factor();
-    const Sequence q = sequence_of<C>(p, s.batch);
-    const int head = s.head_q / p.group;
+    const Strides& strides = kOfV ? tiles.p.dv_strides : tiles.p.dk_strides;
+    const float factor = side.factor();
+    const Sequence q = sequence_of<C>(tiles.p, s.batch);
+    const int head = s.head_q / tiles.p.group;
     char* const first =
         static_cast<char*>(to) +
         2 * (head * strides.head + (C::kPackedK ? q.row_k * strides.row : s.batch * strides.batch));
@@ -129,43 +124,16 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
     }
   }
 
-  // The flags of step n, when its rows are there.
-  __device__ __forceinline__ int wait_for_rows(unsigned n) const {
-    wait(G::kFullRows, RowRing::stage(n), RowRing::parity(n));
-    return this->step_flags(n);
-  }
-  // Whether a row of step n has what a product would spread to keys that do not see it.
-  __device__ __forceinline__ bool is_special(unsigned n, int flags) const {
-    bool special = false;
-    if (this->is(flags, BackwardStep::kMixed)) {
-      const unsigned rows = shared + static_cast<unsigned>(rows_at(n));
-      int used = kQueries;
-      if constexpr (C::kPackedQ || C::kUsedQ) {
-        const BackwardStep s = this->step(n);
-        used = s.length_q - s.query0;
-      }
-      special =
-          barrier_or(kBarrier, 128, any_special<Element, kQueries>(rows, G::kRowsBytes, used));
-    }
-    return special;
-  }
-  __device__ __forceinline__ void wait_for_scores(unsigned n) const {
-    wait(G::kFullScores, ScoreRing::stage(n), ScoreRing::parity(n));
-  }
   __device__ __forceinline__ void add_step_visible(Sums& sums, unsigned n, bool add) const {
-    add_visible(sums, scores_at(n), rows_at(n), add);
+    add_visible(sums, side.scores_at(n), side.rows_at(n), add);
   }
   __device__ __forceinline__ void issue_step(Sums& sums, unsigned n, bool add) const {
     fence_proxy_async();
-    const unsigned a = uniform(this->descriptor(scores_at(n), 0));
-    const unsigned b = uniform(this->descriptor(rows_at(n), Layout::kRowPanel));
+    const unsigned a = uniform(tiles.descriptor(side.scores_at(n), 0));
+    const unsigned b = uniform(tiles.descriptor(side.rows_at(n), Layout::kRowPanel));
     pin_all(sums);
     wgmma_fence();
     issue(sums, a, b, add);
-  }
-  __device__ __forceinline__ void release(unsigned n) const {
-    this->arrive(G::kEmptyScores, ScoreRing::stage(n));
-    this->arrive(G::kEmptyRows, RowRing::stage(n));
   }
 
   // Each of the two warpgroups draws half of what dropout keeps.
@@ -173,23 +141,23 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
   __device__ __forceinline__ void draw_ahead(const Dropout<C::kRngState>& random,
                                              unsigned n) const {
     if constexpr (kDraws) {
-      BackwardSm90KeptBits<C>{*this}.template draw_ahead<kOfV ? 0 : 1>(random, n);
+      BackwardSm90KeptBits<C>{tiles}.template draw_ahead<kOfV ? 0 : 1>(random, n);
     }
   }
 
   __device__ __forceinline__ void run() const {
     unsigned n = 0;  // steps so far
     Dropout<C::kRngState> random{};
-    if constexpr (kDraws) random = dropout_of_warp<C::kRngState>(p);
+    if constexpr (kDraws) random = dropout_of_warp<C::kRngState>(tiles.p);
     draw_ahead(random, 0);
-    while (!this->is(wait_for_rows(n), BackwardStep::kEnd)) {
+    while (!Tiles::is(side.wait_for_rows(n), BackwardStep::kEnd)) {
       Sums sums;
       bool add = false;
       while (true) {
-        const int flags = wait_for_rows(n);
+        const int flags = side.wait_for_rows(n);
         draw_ahead(random, n + 1);
-        const bool special = is_special(n, flags);
-        wait_for_scores(n);
+        const bool special = side.is_special(n, flags);
+        side.wait_for_scores(n);
         if (__any_sync(~0u, special)) {
           add_step_visible(sums, n, add);
         } else {
@@ -197,22 +165,14 @@ struct BackwardSm90GradientGroup : BackwardSm90Tiles<C> {
           wgmma_wait<0>();
           pin_all(sums);
         }
-        release(n);
-        if (this->is(flags, BackwardStep::kLast)) break;
+        side.release(n);
+        if (Tiles::is(flags, BackwardStep::kLast)) break;
         ++n;
         add = true;
       }
-      store(sums, this->step(n));
+      store(sums, tiles.step(n));
       ++n;
     }
-  }
-
- protected:
-  static __device__ __forceinline__ int scores_at(unsigned n) {
-    return G::kScoresAt + ScoreRing::stage(n) * Layout::kP;
-  }
-  static __device__ __forceinline__ int rows_at(unsigned n) {
-    return G::kRowsAt + RowRing::stage(n) * G::kRowsBytes;
   }
 };
 

@@ -10,29 +10,29 @@
 namespace attn::device {
 
 template <class C>
-struct BackwardSm90KeptBits : BackwardSm90Tiles<C> {
-  using Base = BackwardSm90Tiles<C>;
-  using Base::arrive, Base::kKeys, Base::p, Base::shared, Base::wait;
-  using typename Base::Layout, typename Base::StepRing;
-  using Ring = BackwardRing<1>;
+struct BackwardSm90KeptBits {
+  using Tiles = BackwardSm90Tiles<C>;
+  using Layout = typename Tiles::Layout;
   static constexpr bool kAhead = Layout::kKeptPlaces > 0;
-  static constexpr int kWords = kKeys / 64;  // of a thread, in the order of KeptBits
+  static constexpr int kWords = Tiles::kKeys / 64;  // of a thread, in the order of KeptBits
   static_assert(kWords <= 2);
   using Random = Dropout<C::kRngState>;
   struct Words {
     unsigned of[kWords];
   };
 
+  const Tiles& tiles;
+
   // The address of the word of this thread, which is that of the same thread in each warpgroup.
   __device__ __forceinline__ unsigned address() const {
-    return shared + static_cast<unsigned>(Layout::kKeptAt) + threadIdx.x % 128 * 4;
+    return tiles.shared + static_cast<unsigned>(Layout::kKeptAt) + threadIdx.x % 128 * 4;
   }
   // Takes what was drawn ahead of step n, else nothing. A half is one of two words, or a row of
   // one.
   __device__ __forceinline__ Words take(unsigned n) const {
     Words words{};
     if constexpr (kAhead) {
-      wait(Layout::kFullKept, 0, Ring::parity(n));
+      tiles.kept_ring().wait(n);
       const auto first = static_cast<unsigned>(load_shared_word(address()));
       const auto second = static_cast<unsigned>(load_shared_word(address() + 512));
       if constexpr (kWords == 1) {
@@ -41,7 +41,7 @@ struct BackwardSm90KeptBits : BackwardSm90Tiles<C> {
         words.of[0] = first;
         words.of[1] = second;
       }
-      arrive(Layout::kEmptyKept, 0);
+      tiles.kept_ring().release(n);
     }
     return words;
   }
@@ -53,14 +53,14 @@ struct BackwardSm90KeptBits : BackwardSm90Tiles<C> {
   // Draws half of step n, if there is one, for who takes it.
   template <int kHalf>
   __device__ __forceinline__ void draw_ahead(const Random& random, unsigned n) const {
-    wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
-    const BackwardStep t = this->step(n);
-    if (this->is(t.flags, BackwardStep::kEnd)) return;
+    tiles.wait_for_step(n);
+    const BackwardStep t = tiles.step(n);
+    if (Tiles::is(t.flags, BackwardStep::kEnd)) return;
     const unsigned word =
         kWords > 1 ? draw<0, 2>(random, t, kHalf) : draw<kHalf, kHalf + 1>(random, t, 0);
-    wait(Layout::kEmptyKept, 0, Ring::parity(n) ^ 1);
+    tiles.kept_ring().wait_empty(n);
     store_shared_word(address() + 512 * kHalf, word);
-    arrive(Layout::kFullKept, 0);
+    tiles.kept_ring().fill(n);
   }
 
  private:
@@ -73,7 +73,7 @@ struct BackwardSm90KeptBits : BackwardSm90Tiles<C> {
     unsigned kept = 0;
 #pragma unroll
     for (int i = kFirst; i < kEnd; ++i) {
-      const DropoutRow row(random, static_cast<unsigned>(t.batch * p.heads_q + t.head_q),
+      const DropoutRow row(random, static_cast<unsigned>(t.batch * tiles.p.heads_q + t.head_q),
                            static_cast<unsigned>(t.query0 + first_row + 8 * i));
       kept += KeptBits::draw(row, i, columns);
     }

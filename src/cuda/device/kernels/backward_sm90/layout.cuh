@@ -2,9 +2,57 @@
 #pragma once
 
 #include "kernels/backward_sm90/dq_order.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 
 namespace attn::device {
+
+// A ring of kPlaces places in shared memory, each with two barriers: `full` completes when what was
+// put there has arrived, `empty` when all who read it have released it. Use n has place n %
+// kPlaces, so that a counter is all there is to keep.
+template <int kPlaces>
+struct BackwardRing {
+  unsigned shared;
+  int first_full, first_empty;  // barriers, from `shared` on
+
+  static __device__ __forceinline__ int stage(unsigned n) { return static_cast<int>(n % kPlaces); }
+  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / kPlaces & 1; }
+  // The barriers of use n, and of a place.
+  __device__ __forceinline__ unsigned full(unsigned n) const { return full_at(stage(n)); }
+  __device__ __forceinline__ unsigned empty(unsigned n) const { return empty_at(stage(n)); }
+  __device__ __forceinline__ unsigned full_at(int place) const { return at(first_full, place); }
+  __device__ __forceinline__ unsigned empty_at(int place) const { return at(first_empty, place); }
+  // Prepares the barriers; for one thread, before any use. It says how many arrive to fill a place,
+  // and to release it.
+  __device__ __forceinline__ void init(unsigned filled_by, unsigned read_by) const {
+    for (int i = 0; i < kPlaces; ++i) {
+      mbarrier_init(full_at(i), filled_by);
+      mbarrier_init(empty_at(i), read_by);
+    }
+  }
+  // Waits until use n has arrived.
+  __device__ __forceinline__ void wait(unsigned n) const { wait(first_full, stage(n), parity(n)); }
+  // Waits until the place of use n may be overwritten.
+  __device__ __forceinline__ void wait_empty(unsigned n) const {
+    wait(first_empty, stage(n), parity(n) ^ 1);
+  }
+  // Says that use n was put to its place: one arrival a warp, for what all its threads wrote.
+  __device__ __forceinline__ void fill(unsigned n) const { arrive(first_full, stage(n)); }
+  // Releases the place of use n, for a warp that is done with it.
+  __device__ __forceinline__ void release(unsigned n) const { arrive(first_empty, stage(n)); }
+
+ private:
+  __device__ __forceinline__ unsigned at(int first, int place) const {
+    return shared + static_cast<unsigned>(first + 8 * place);
+  }
+  __device__ __forceinline__ void wait(int first, int place, unsigned parity) const {
+    mbarrier_wait(at(first, place), parity);
+  }
+  __device__ __forceinline__ void arrive(int first, int place) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(at(first, place));
+  }
+};
 
 // (column, row, head, batch). Boxes: 64 columns, and kBlockN rows (q, d_o) or kBlockM rows (k, v).
 struct BackwardMaps {
@@ -103,18 +151,10 @@ struct BackwardSide {
   static constexpr int kVectorAt = kOfV ? Layout::kDAt : Layout::kLseAt;
   static constexpr int kFullRows = kOfV ? Layout::kFullO : Layout::kFullQ;
   static constexpr int kEmptyRows = kOfV ? Layout::kEmptyO : Layout::kEmptyQ;
-  static constexpr int kStages = kOfV ? C::kStagesO : C::kStagesQ;
+  using RowRing = BackwardRing<kOfV ? C::kStagesO : C::kStagesQ>;
   static constexpr int kScoresAt = kOfV ? Layout::kPAt : Layout::kSAt;
   static constexpr int kFullScores = kOfV ? Layout::kFullP : Layout::kFullS;
   static constexpr int kEmptyScores = kOfV ? Layout::kEmptyP : Layout::kEmptyS;
-};
-
-// Which place of a ring use n has, and the parity of its phase, so that a counter is all there is
-// to keep.
-template <int kStages>
-struct BackwardRing {
-  static __device__ __forceinline__ int stage(unsigned n) { return static_cast<int>(n % kStages); }
-  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / kStages & 1; }
 };
 
 }  // namespace attn::device

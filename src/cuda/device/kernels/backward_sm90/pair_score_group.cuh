@@ -9,23 +9,31 @@
 //   this group       [P1          ][stage dQ0][dS1, sent]  [P2
 #pragma once
 
-#include "kernels/backward_sm90/score_group.cuh"
+#include "kernels/backward_sm90/dq_stage.cuh"
+#include "kernels/backward_sm90/score_products.cuh"
+#include "kernels/backward_sm90/seen_sums.cuh"
 
 namespace attn::device {
 
 template <class C, class Expressions, class Slope>
-struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope> {
-  using Base = BackwardSm90ScoreGroup<C, Expressions, Slope>;
-  using Base::arrive, Base::barrier, Base::descriptor, Base::first_row, Base::kKeys, Base::rank;
-  using Base::shared, Base::wait, Base::warp;
-  using typename Base::Element, typename Base::Layout, typename Base::Order;
-  using typename Base::OutputRing, typename Base::QueryRing, typename Base::ScoreRing;
-  using typename Base::State;
+struct BackwardSm90PairScoreGroup {
+  using Tiles = BackwardSm90Tiles<C>;
+  using Layout = typename Tiles::Layout;
+  using Element = typename Tiles::Element;
+  using Order = typename Layout::Order;
+  using Scores = BackwardSm90Scores<C, Expressions, Slope>;
+  using Products = BackwardSm90ScoreProducts<C>;
+  using State = BackwardSm90State<C>;
   static constexpr int kHalf = Layout::kOwnPieces / 2;  // pieces of dQ staged before dS
+
+  const Tiles& tiles;
+  Scores scores;
+  Products products;
+  BackwardSm90DqStage<C> dq_stage;
 
   // The offset of dS of step n: that of this block of threads, or of the other.
   static __device__ __forceinline__ int ds_at(unsigned n, bool other) {
-    return (other ? Layout::kOtherSAt : Layout::kSAt) + ScoreRing::stage(n) * Layout::kP;
+    return (other ? Layout::kOtherSAt : Layout::kSAt) + Tiles::ScoreRing::stage(n) * Layout::kP;
   }
   // Hands this warp's 16 rows of dS over, to dK's warpgroup and to the other block of threads.
   // kFullOther gets an arrival of each warp of its own block, and the bytes of the other's.
@@ -34,60 +42,58 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
     fence_proxy_async();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      const int stage = ScoreRing::stage(n);
-      const unsigned at = shared + kBytes * static_cast<unsigned>(warp());
-      const unsigned ready = barrier(Layout::kFullOther, stage);
-      bulk_send(cluster_address(at + static_cast<unsigned>(ds_at(n, true)), 1 - rank),
+      const unsigned at = tiles.shared + kBytes * static_cast<unsigned>(Scores::warp());
+      const unsigned ready = tiles.other_ring().full(n);
+      bulk_send(cluster_address(at + static_cast<unsigned>(ds_at(n, true)), 1 - tiles.rank),
                 at + static_cast<unsigned>(ds_at(n, false)), kBytes,
-                cluster_address(ready, 1 - rank));
+                cluster_address(ready, 1 - tiles.rank));
       mbarrier_arrive_expect(ready, kBytes);
-      mbarrier_arrive(barrier(Layout::kFullS, stage));
+      mbarrier_arrive(tiles.ds_ring().full(n));
     }
   }
   // Tells the other block of threads that its dS was read.
   __device__ __forceinline__ void give_back_other(unsigned n) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      mbarrier_arrive_cluster(
-          cluster_address(barrier(Layout::kEmptyOther, ScoreRing::stage(n)), 1 - rank));
+      mbarrier_arrive_cluster(cluster_address(tiles.other_ring().empty(n), 1 - tiles.rank));
     }
   }
   // The place of dS here is free when dK's warpgroup has read dS of the step before, and the other
   // block of threads, which the copy engine read it for.
   __device__ __forceinline__ void wait_for_places(unsigned n) const {
-    this->wait_for_place(n);
-    wait(Layout::kEmptyOther, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
+    tiles.ds_ring().wait_empty(n);
+    tiles.other_ring().wait_empty(n);
   }
 
   __device__ __forceinline__ void issue_next_s(State& c, unsigned n) const {
-    wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
-    c.flags = this->step_flags(n);
-    c.q = uniform(descriptor(Layout::kQAt + QueryRing::stage(n) * Layout::kQ, 0));
-    c.lse = this->load_rows(Layout::kLseAt, QueryRing::stage(n));
-    this->issue_s(c);
+    tiles.q_ring().wait(n);
+    c.flags = tiles.step_flags(n);
+    c.q = uniform(tiles.descriptor(Layout::kQAt + Tiles::QueryRing::stage(n) * Layout::kQ, 0));
+    c.lse = scores.load_rows(Layout::kLseAt, Tiles::QueryRing::stage(n));
+    products.issue_s(c);
   }
   __device__ __forceinline__ void prepare_dp(State& c, unsigned n) const {
-    wait(Layout::kFullO, OutputRing::stage(n), OutputRing::parity(n));
-    c.d_o = uniform(descriptor(Layout::kOAt + OutputRing::stage(n) * Layout::kO, 0));
-    c.d = this->load_d(OutputRing::stage(n));
+    tiles.o_ring().wait(n);
+    c.d_o = uniform(tiles.descriptor(Layout::kOAt + Tiles::OutputRing::stage(n) * Layout::kO, 0));
+    c.d = scores.load_d(Tiles::OutputRing::stage(n));
   }
   // The offset of K of this block of threads' own keys, in its columns of dQ.
   __device__ __forceinline__ int own_k_at() const {
-    return Layout::kKAt + static_cast<int>(rank) * Layout::kOwnPanels * Layout::kKeyPanel;
+    return Layout::kKAt + static_cast<int>(tiles.rank) * Layout::kOwnPanels * Layout::kKeyPanel;
   }
   // Issues dQ of this block of threads' columns, from the keys of both, its own first.
   __device__ __forceinline__ void issue_both_dq(State& c, unsigned n) const {
-    wait(Layout::kFullS, ScoreRing::stage(n), ScoreRing::parity(n));
-    wait(Layout::kFullOther, ScoreRing::stage(n), ScoreRing::parity(n));
+    tiles.ds_ring().wait(n);
+    tiles.other_ring().wait(n);
     fence_proxy_async();
-    const unsigned ds[2] = {uniform(descriptor(ds_at(n, false), 0)),
-                            uniform(descriptor(ds_at(n, true), 0))};
-    const unsigned keys[2] = {uniform(descriptor(own_k_at(), Layout::kKeyPanel)),
-                              descriptor(Layout::kOtherKAt, Layout::kKeyPanel)};
+    const unsigned ds[2] = {uniform(tiles.descriptor(ds_at(n, false), 0)),
+                            uniform(tiles.descriptor(ds_at(n, true), 0))};
+    const unsigned keys[2] = {uniform(tiles.descriptor(own_k_at(), Layout::kKeyPanel)),
+                              tiles.descriptor(Layout::kOtherKAt, Layout::kKeyPanel)};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int step = 0; step < kKeys / 16; ++step) {
+      for (int step = 0; step < Tiles::kKeys / 16; ++step) {
         ProductST<Element, Order::columns(0)>::run(c.dq, ds[half] + ((step * 32) >> 4),
                                                    keys[half] + ((step * 2048) >> 4),
                                                    half > 0 || step > 0);
@@ -98,23 +104,24 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
   // Stages dQ as stage_dq does, but made of dS and K of both blocks of threads.
   __device__ __forceinline__ void stage_both_dq(const float (&dq)[Order::columns(0) / 2],
                                                 bool mixed, unsigned n) const {
-    this->wait_for_staging(n, 0);
+    dq_stage.wait_for_place(n, 0);
     if (mixed && __any_sync(~0u, zero_if_finite(dq) != 0)) {
       float again[Order::columns(0) / 2] = {};
       const auto add = [&](bool other, int keys_at) {
-        const unsigned ds = shared + static_cast<unsigned>(ds_at(n, other));
-        add_seen<Element, kKeys>(
+        const unsigned ds = tiles.shared + static_cast<unsigned>(ds_at(n, other));
+        add_seen<Element, Tiles::kKeys>(
             again,
             [&](int i, int key) {
-              return panel_element<Element>(ds, Layout::kRowPanel, first_row() + 8 * i, key);
+              return panel_element<Element>(ds, Layout::kRowPanel, Scores::first_row() + 8 * i,
+                                            key);
             },
-            shared + static_cast<unsigned>(keys_at), Layout::kKeyPanel, 0);
+            tiles.shared + static_cast<unsigned>(keys_at), Layout::kKeyPanel, 0);
       };
       add(false, own_k_at());
       add(true, Layout::kOtherKAt);
-      this->template put_dq<0>(again, n);
+      dq_stage.template put<0>(again, n);
     } else {
-      this->template put_dq<0>(dq, n);
+      dq_stage.template put<0>(dq, n);
     }
     give_back_other(n);
   }
@@ -123,66 +130,67 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
   __device__ __forceinline__ void take_dp(State& c, unsigned n, bool last) const {
     wgmma_wait<0>();
     pin(c.dp);
-    arrive(Layout::kEmptyO, OutputRing::stage(n));
-    if (last) arrive(Layout::kEmptyV, 0);
+    tiles.o_ring().release(n);
+    if (last) tiles.v_ring().release(0);
     wait_for_places(n);
   }
   // The last dQ of a tile, whose K is given back.
   __device__ __forceinline__ void end_tile(State& c, unsigned n, bool mixed) const {
     wgmma_wait<0>();
     pin(c.dq);
-    if (!mixed) arrive(Layout::kEmptyK, 0);  // read no more, but where dQ is not finite
+    if (!mixed) tiles.k_ring().release(0);  // read no more, but where dQ is not finite
     stage_both_dq(c.dq, mixed, n);
-    if (mixed) arrive(Layout::kEmptyK, 0);
+    if (mixed) tiles.k_ring().release(0);
   }
 
   __device__ __forceinline__ void run() const {
     unsigned n = 0;
-    unsigned tiles = 0;  // before that of step n
+    unsigned ended = 0;  // before that of step n
     while (true) {
-      wait(Layout::kFullQ, QueryRing::stage(n), QueryRing::parity(n));
-      if (this->is(this->step_flags(n), BackwardStep::kEnd)) break;
+      tiles.q_ring().wait(n);
+      if (Tiles::is(tiles.step_flags(n), BackwardStep::kEnd)) break;
       State c;
       if constexpr (C::kDropout && !BackwardSm90KeptBits<C>::kAhead) {
-        c.random = dropout_of_warp<C::kRngState>(this->p);
+        c.random = dropout_of_warp<C::kRngState>(tiles.p);
       }
-      wait(Layout::kFullK, 0, tiles & 1);
+      tiles.k_ring().wait(ended);
       issue_next_s(c, n);
       wgmma_commit();  // in place of dQ of a step before
-      wait(Layout::kFullV, 0, tiles++ & 1);
+      tiles.v_ring().wait(ended++);
       bool first = true, mixed_before = false, mixed, last;
       while (true) {
-        mixed = this->is(c.flags, BackwardStep::kMixed);
-        last = this->is(c.flags, BackwardStep::kLast);
+        mixed = Tiles::is(c.flags, BackwardStep::kMixed);
+        last = Tiles::is(c.flags, BackwardStep::kLast);
         wgmma_wait<1>();
         pin(c.s);
-        arrive(Layout::kEmptyQ, QueryRing::stage(n));
-        if constexpr (Slope::kIsOfTanh) this->take_tanh(c);
-        if (mixed) this->apply_mask(c, n);
-        wait(Layout::kEmptyP, ScoreRing::stage(n), ScoreRing::parity(n) ^ 1);
+        tiles.q_ring().release(n);
+        if constexpr (Slope::kIsOfTanh) scores.take_tanh(c);
+        if (mixed) scores.apply_mask(c, n);
+        tiles.p_ring().wait_empty(n);
         prepare_dp(c, n);
-        this->exponentiate(c, n, Layout::kPAt + ScoreRing::stage(n) * Layout::kP, [&](int k) {
-          if (k == Base::kLateProduct) this->issue_dp(c);
-        });
-        arrive(Layout::kFullP, ScoreRing::stage(n));
+        scores.exponentiate(c, n, Layout::kPAt + Tiles::ScoreRing::stage(n) * Layout::kP,
+                            [&](int k) {
+                              if (k == Products::kLateProduct) products.issue_dp(c);
+                            });
+        tiles.p_ring().fill(n);
         wgmma_wait<1>();
         pin(c.dq);
         const bool split = !first && !mixed_before;
         if (split) {
           give_back_other(n - 1);
-          this->wait_for_staging(n - 1, 0);
-          this->template put_pieces<0, 0, kHalf>(c.dq, n - 1);
+          dq_stage.wait_for_place(n - 1, 0);
+          dq_stage.template put_pieces<0, 0, kHalf>(c.dq, n - 1);
         } else if (!first) {
           stage_both_dq(c.dq, mixed_before, n - 1);
         }
         take_dp(c, n, last);
-        this->differentiate(c, mixed, ds_at(n, false));
+        scores.differentiate(c, mixed, ds_at(n, false));
         pin(c.dq);
         // The fence of what is sent would hold up S. A branch around S alone would make all
         // products wait for each other.
         const auto hand_over = [&] {
           hand_over_ds(n);
-          if (split) this->template put_pieces<0, kHalf, Layout::kOwnPieces>(c.dq, n - 1);
+          if (split) dq_stage.template put_pieces<0, kHalf, Layout::kOwnPieces>(c.dq, n - 1);
         };
         if (last) {
           hand_over();
@@ -200,7 +208,7 @@ struct BackwardSm90PairScoreGroup : BackwardSm90ScoreGroup<C, Expressions, Slope
       end_tile(c, n, mixed);
       ++n;
     }
-    this->finish(n);
+    dq_stage.finish(n);
   }
 };
 

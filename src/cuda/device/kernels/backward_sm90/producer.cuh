@@ -74,19 +74,20 @@ struct BackwardDealer<C, true> : RunningDealer {
 };
 
 template <class C>
-struct BackwardSm90Producer : BackwardSm90Tiles<C> {
-  using Base = BackwardSm90Tiles<C>;
-  using Base::barrier, Base::kKeys, Base::kQueries, Base::kTileKeys, Base::maps, Base::p;
-  using Base::rank, Base::shared, Base::wait;
-  using typename Base::Layout, typename Base::StagedRing, typename Base::StepRing;
-  using typename Base::TurnRing;
+struct BackwardSm90Producer {
+  using Tiles = BackwardSm90Tiles<C>;
+  using Layout = typename Tiles::Layout;
+  static constexpr int kQueries = Tiles::kQueries, kKeys = Tiles::kKeys;
+  static constexpr int kTileKeys = Tiles::kTileKeys;
+
+  const Tiles& tiles;
 
   __device__ __forceinline__ void publish(unsigned n, const BackwardStep& s) const {
-    wait(Layout::kEmptyStep, StepRing::stage(n), StepRing::parity(n) ^ 1);
-    this->put_step(n, s);
-    const unsigned ready = barrier(Layout::kFullStep, StepRing::stage(n));
+    tiles.step_ring().wait_empty(n);
+    tiles.put_step(n, s);
+    const unsigned ready = tiles.step_ring().full(n);
     if constexpr (C::kCluster > 1) {
-      const unsigned at = this->step_address(n);
+      const unsigned at = tiles.step_address(n);
       fence_proxy_async();
       bulk_send(cluster_address(at, 1), at, Layout::kStepBytes, cluster_address(ready, 1));
     }
@@ -96,9 +97,9 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   // arrive as bytes. Their places are given back there.
   __device__ __forceinline__ void receive_steps() const {
     for (unsigned n = 0;; ++n) {
-      mbarrier_arrive_expect(barrier(Layout::kFullStep, StepRing::stage(n)), Layout::kStepBytes);
-      wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
-      if ((this->step_flags(n) & BackwardStep::kEnd) != 0) return;
+      mbarrier_arrive_expect(tiles.step_ring().full(n), Layout::kStepBytes);
+      tiles.wait_for_step(n);
+      if ((tiles.step_flags(n) & BackwardStep::kEnd) != 0) return;
     }
   }
 
@@ -112,29 +113,30 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     };
 #pragma unroll 1
     for (int key = 0; key < kTileKeys; key += kKeys) {
-      prefetch(maps.k, Layout::kPanels, t.key_block * kTileKeys + key);
-      prefetch(maps.v, Layout::kPanelsV, t.key_block * kTileKeys + key);
+      prefetch(tiles.maps.k, Layout::kPanels, t.key_block * kTileKeys + key);
+      prefetch(tiles.maps.v, Layout::kPanelsV, t.key_block * kTileKeys + key);
     }
   }
 
   // Makes the steps of a tile, from step n on: one for each block of queries that sees some of it.
   __device__ __forceinline__ void make_tile_steps(const KeyTile& t, const Sequence& q,
                                                   unsigned& n) const {
-    BackwardBlocks<C> blocks(p, t);
-    typename BackwardBlocks<C>::Block block{t.head_k * p.group, 0, true};
+    BackwardBlocks<C> blocks(tiles.p, t);
+    typename BackwardBlocks<C>::Block block{t.head_k * tiles.p.group, 0, true};
     // A tile that nobody sees has a step all the same, of which all is masked.
     bool more = blocks.next(block);
     int flags = BackwardStep::kFirst;
     if (C::kOrdered && !more) flags |= BackwardStep::kUnseen;
     do {
-      BackwardStep s{flags,
-                     block.block * kQueries,
-                     t.key_block * kTileKeys,
-                     block.head_q,
-                     t.batch,
-                     q.length_q,
-                     q.length_k,
-                     (t.batch * p.heads_q + block.head_q) * p.query_blocks + block.block};
+      BackwardStep s{
+          flags,
+          block.block * kQueries,
+          t.key_block * kTileKeys,
+          block.head_q,
+          t.batch,
+          q.length_q,
+          q.length_k,
+          (t.batch * tiles.p.heads_q + block.head_q) * tiles.p.query_blocks + block.block};
       if (block.mixed) s.flags |= BackwardStep::kMixed;
       if constexpr (C::kOrdered) {
         s.flags |= blocks.turn_after(block) << BackwardStep::kAfterShift;
@@ -147,20 +149,20 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   }
   // Deals tiles and makes their steps.
   __device__ __forceinline__ void make_steps() const {
-    BackwardDealer<C> dealer(p);
+    BackwardDealer<C> dealer(tiles.p);
     unsigned n = 0;  // steps so far
     // A tile once drawn waits for this block of threads, however many steps are before it, so it is
     // drawn when few are.
     constexpr unsigned kLate = 6;
     const auto draw = [&] {
       if (n > 0) {
-        wait(Layout::kEmptyStep, StepRing::stage(n + kLate), StepRing::parity(n + kLate) ^ 1);
+        tiles.step_ring().wait_empty(n + kLate);
       }
       return dealer.next();
     };
-    for (int index = draw(); index < p.num_tiles; index = draw()) {
-      const KeyTile t = key_tile_at<C>(p, index);
-      const Sequence q = sequence_of<C>(p, t.batch);
+    for (int index = draw(); index < tiles.p.num_tiles; index = draw()) {
+      const KeyTile t = key_tile_at<C>(tiles.p, index);
+      const Sequence q = sequence_of<C>(tiles.p, t.batch);
       if (t.key_block * kTileKeys >= q.rows_k) continue;
       prefetch_keys(t, q);
       make_tile_steps(t, q, n);
@@ -188,24 +190,26 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   };
   template <bool kOfV>
   __device__ __forceinline__ Loads<kOfV> loads() const {
-    const TensorMap &keys = kOfV ? maps.v : maps.k, &rows = kOfV ? maps.d_o : maps.q;
+    const TensorMap &keys = kOfV ? tiles.maps.v : tiles.maps.k,
+                    &rows = kOfV ? tiles.maps.d_o : tiles.maps.q;
     prefetch_tensor_map(keys);
     prefetch_tensor_map(rows);
-    return {*this, keys, rows, kOfV ? p.d : p.lse2};
+    return {*this, keys, rows, kOfV ? tiles.p.d : tiles.p.lse2};
   }
   // Asks for K, with that of the other block of threads for dQ, or for V, of the tile whose first
   // step is s.
   template <bool kOfV>
   __device__ __forceinline__ void load_keys(const BackwardStep& s, Loads<kOfV>& x) const {
     using Side = BackwardSide<C, kOfV>;
-    const Sequence q = sequence_of<C>(p, s.batch);
-    const unsigned ready = barrier(Side::kFullKeys, 0);
-    wait(Side::kEmptyKeys, 0, ~x.tiles++ & 1);
+    const Sequence q = sequence_of<C>(tiles.p, s.batch);
+    const auto ring = kOfV ? tiles.v_ring() : tiles.k_ring();
+    const unsigned ready = ring.full(0);
+    ring.wait_empty(x.tiles++);
     constexpr int kOther = kOfV ? 0 : Layout::kOtherK;
     mbarrier_arrive_expect(ready, Side::kPanels * Layout::kKeyPanel + kOther);
     const auto load = [&](int at, int panel, int key0) {
-      tma_load_4d(shared + static_cast<unsigned>(at), x.keys, ready, 64 * panel, q.row_k + key0,
-                  s.head_q / p.group, C::kPackedK ? 0 : s.batch, kEvictFirst);
+      tma_load_4d(tiles.shared + static_cast<unsigned>(at), x.keys, ready, 64 * panel,
+                  q.row_k + key0, s.head_q / tiles.p.group, C::kPackedK ? 0 : s.batch, kEvictFirst);
     };
 #pragma unroll
     for (int panel = 0; panel < Side::kPanels; ++panel) {
@@ -214,8 +218,8 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
 #pragma unroll
     for (int panel = 0; panel < kOther / Layout::kKeyPanel; ++panel) {
       load(Layout::kOtherKAt + panel * Layout::kKeyPanel,
-           static_cast<int>(rank) * Layout::kOwnPanels + panel,
-           s.key0 + (rank == 0 ? kKeys : -kKeys));
+           static_cast<int>(tiles.rank) * Layout::kOwnPanels + panel,
+           s.key0 + (tiles.rank == 0 ? kKeys : -kKeys));
     }
   }
   // Asks in the order in which places become free: for Q of a tile's first step before its K, for V
@@ -223,15 +227,15 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   template <bool kOfV>
   __device__ __forceinline__ void load(unsigned n, const BackwardStep& s, Loads<kOfV>& x) const {
     using Side = BackwardSide<C, kOfV>;
-    using RowRing = BackwardRing<Side::kStages>;
     const bool first = (s.flags & BackwardStep::kFirst) != 0;
-    if (first) x.row_q = sequence_of<C>(p, s.batch).row_q;
+    if (first) x.row_q = sequence_of<C>(tiles.p, s.batch).row_q;
     if (kOfV && first) load_keys(s, x);
-    const int stage = RowRing::stage(n);
-    const unsigned ready = barrier(Side::kFullRows, stage);
-    wait(Side::kEmptyRows, stage, RowRing::parity(n) ^ 1);
+    const typename Side::RowRing ring{tiles.shared, Side::kFullRows, Side::kEmptyRows};
+    const int stage = ring.stage(n);
+    const unsigned ready = ring.full_at(stage);
+    ring.wait_empty(n);
     if (!kOfV && n >= Layout::kStepLag) {
-      const unsigned place = barrier(Layout::kEmptyStep, StepRing::stage(n - Layout::kStepLag));
+      const unsigned place = tiles.step_ring().empty(n - Layout::kStepLag);
       if constexpr (C::kCluster > 1) {
         mbarrier_arrive_cluster(cluster_address(place, 0));
       } else {
@@ -240,13 +244,14 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     }
     if ((s.flags & BackwardStep::kEnd) != 0) return mbarrier_arrive(ready);
     mbarrier_arrive_expect(ready, Side::kRowsBytes + Layout::kRows);
-    const unsigned to = shared + static_cast<unsigned>(Side::kRowsAt + stage * Side::kRowsBytes);
+    const unsigned to =
+        tiles.shared + static_cast<unsigned>(Side::kRowsAt + stage * Side::kRowsBytes);
 #pragma unroll
     for (int panel = 0; panel < Side::kPanels; ++panel) {
       tma_load_4d(to + static_cast<unsigned>(panel * Layout::kRowPanel), x.rows, ready, 64 * panel,
                   x.row_q + s.query0, s.head_q, C::kPackedQ ? 0 : s.batch, kEvictLast);
     }
-    bulk_load(shared + static_cast<unsigned>(Side::kVectorAt + stage * Layout::kRows),
+    bulk_load(tiles.shared + static_cast<unsigned>(Side::kVectorAt + stage * Layout::kRows),
               x.vector + static_cast<long long>(s.place) * kQueries, Layout::kRows, ready);
     if (!kOfV && first) load_keys(s, x);
   }
@@ -255,8 +260,8 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
   __device__ __forceinline__ void produce(Sides... sides) const {
     int ends = 0;
     for (unsigned n = 0;; ++n) {
-      wait(Layout::kFullStep, StepRing::stage(n), StepRing::parity(n));
-      const BackwardStep s = this->step(n);
+      tiles.wait_for_step(n);
+      const BackwardStep s = tiles.step(n);
       (sides(n, s), ...);
       if ((s.flags & BackwardStep::kEnd) != 0 && ++ends == C::kScoreGroups) return;
     }
@@ -274,42 +279,42 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
     const auto begins_turn = [&] { return C::kOrdered && pieces % kTurnPieces == 0; };
     const auto give_back = [&] {
       const unsigned turn = given_back / kTurnPieces;
-      mbarrier_arrive(barrier(Layout::kEmptyStaged, StagedRing::stage(given_back++)));
+      mbarrier_arrive(tiles.staged_ring().empty(given_back++));
       if (C::kOrdered && given_back % kTurnPieces == 0) {
-        mbarrier_arrive(barrier(Layout::kEmptyTurn, TurnRing::stage(turn)));
+        mbarrier_arrive(tiles.turn_ring().empty(turn));
       }
     };
     const auto is_next = [&] {  // staged, and its turn has come
       const unsigned turn = pieces / kTurnPieces;
-      return mbarrier_try(barrier(Layout::kFullStaged, StagedRing::stage(pieces)),
-                          StagedRing::parity(pieces)) &&
-             (!begins_turn() || mbarrier_try(barrier(Layout::kFullTurn, TurnRing::stage(turn)),
-                                             TurnRing::parity(turn)));
+      return mbarrier_try(tiles.staged_ring().full(pieces), Tiles::StagedRing::parity(pieces)) &&
+             (!begins_turn() ||
+              mbarrier_try(tiles.turn_ring().full(turn), Tiles::TurnRing::parity(turn)));
     };
     for (unsigned n = 0;; ++n) {
 #pragma unroll 1
       for (int i = 0; i < Layout::kOwnPieces; ++i, ++pieces) {
-        const int piece = static_cast<int>(rank) * Layout::kOwnPieces + i;
-        const int stage = StagedRing::stage(pieces);
+        const int piece = static_cast<int>(tiles.rank) * Layout::kOwnPieces + i;
+        const int stage = Tiles::StagedRing::stage(pieces);
         const unsigned staged =
-            shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged);
+            tiles.shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged);
         if (given_back < pieces && !is_next()) {
           wait_for_additions<0>();
           give_back();
         }
-        wait(Layout::kFullStaged, stage, StagedRing::parity(pieces));
-        const BackwardStep s = this->step(n);
+        tiles.staged_ring().wait(pieces);
+        const BackwardStep s = tiles.step(n);
         if ((s.flags & BackwardStep::kEnd) != 0) return bulk_wait();
-        float* const to = p.dq_sum + static_cast<long long>(s.place) * (kQueries * C::kHeadDim) +
+        float* const to = tiles.p.dq_sum +
+                          static_cast<long long>(s.place) * (kQueries * C::kHeadDim) +
                           piece * Order::kPiece;
         if (C::kScoreGroups > 1 && i == 0 && (s.flags & BackwardStep::kLast) != 0) {
           // Steps are staged in order: no score warpgroup needs this tile any more.
-          mbarrier_arrive(barrier(Layout::kEmptyV, 0));
-          mbarrier_arrive(barrier(Layout::kEmptyK, 0));
+          mbarrier_arrive(tiles.v_ring().empty(0));
+          mbarrier_arrive(tiles.k_ring().empty(0));
         }
         if (begins_turn()) {
           const unsigned turn = pieces / kTurnPieces;
-          wait(Layout::kFullTurn, TurnRing::stage(turn), TurnRing::parity(turn));
+          tiles.turn_ring().wait(turn);
           fence_proxy_async_global();
         }
         const int bytes = 4 * kQueries * Order::piece_columns(piece);
@@ -345,14 +350,14 @@ struct BackwardSm90Producer : BackwardSm90Tiles<C> {
       }
     } else if (threadIdx.x / 32 == 1) {
       if constexpr (C::kOrdered) {
-        BackwardTurnKeeper<C>{{*this}}.run();
+        BackwardTurnKeeper<C>{tiles}.run();
       } else if (threadIdx.x == 32) {
         produce(loads<true>());
       }
     } else if (threadIdx.x == 64) {
       add_staged();
     } else if (threadIdx.x == 96) {
-      if (rank == 0) {
+      if (tiles.rank == 0) {
         make_steps();
       } else {
         receive_steps();

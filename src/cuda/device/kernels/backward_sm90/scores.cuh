@@ -11,33 +11,41 @@
 
 namespace attn::device {
 
+// A number for each of a thread's two rows.
+struct BackwardRows {
+  float value[2];
+};
+// What a score warpgroup keeps of a step.
+template <class C>
+struct BackwardSm90State {
+  using Layout = BackwardSm90Layout<C>;
+  using Kept = BackwardSm90KeptBits<C>;
+  float s[Layout::kKeys / 2];   // S, then P, or P dT/dS
+  float dp[Layout::kKeys / 2];  // dP
+  float dq[Layout::Order::columns(0) / 2];
+  unsigned ds[Layout::kKeys / 4];
+  BackwardRows lse, d;
+  int flags;                     // of the step
+  unsigned q, d_o;               // descriptors of its Q and dO
+  typename Kept::Words kept;     // what dropout keeps
+  typename Kept::Random random;  // where it is drawn here
+};
+
 template <class C, class Expressions, class Slope>
-struct BackwardSm90Scores : BackwardSm90Tiles<C> {
-  using Base = BackwardSm90Tiles<C>;
-  using Base::kKeys, Base::kQueries, Base::p, Base::shared;
-  using typename Base::Element, typename Base::Layout;
+struct BackwardSm90Scores {
+  using Tiles = BackwardSm90Tiles<C>;
+  using Layout = typename Tiles::Layout;
+  using Element = typename Tiles::Element;
+  using State = BackwardSm90State<C>;
+  using Rows = BackwardRows;
+  static constexpr int kKeys = Tiles::kKeys;
   static constexpr float kLog2E = 1.4426950408889634f;
   static constexpr float kSmallTanh = 1.f / 16;  // multiples for which most scores are small
-  static_assert(kQueries == 64);
+  static_assert(Tiles::kQueries == 64);
 
+  const Tiles& tiles;
   const Expressions& e;
   const Slope& slope;
-
-  // A number for each of a thread's two rows.
-  struct Rows {
-    float value[2];
-  };
-  struct State {
-    float s[kKeys / 2];   // S, then P, or P dT/dS
-    float dp[kKeys / 2];  // dP
-    float dq[Layout::Order::columns(0) / 2];
-    unsigned ds[kKeys / 4];
-    Rows lse, d;
-    int flags;                                        // of the step
-    unsigned q, d_o;                                  // descriptors of its Q and dO
-    typename BackwardSm90KeptBits<C>::Words kept;     // what dropout keeps
-    typename BackwardSm90KeptBits<C>::Random random;  // where it is drawn here
-  };
 
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x % 128 / 32); }
   static __device__ __forceinline__ int first_row() {
@@ -48,7 +56,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   }
   __device__ __forceinline__ Rows load_rows(int at, int stage) const {
     const unsigned row =
-        shared + static_cast<unsigned>(at + stage * Layout::kRows + 4 * first_row());
+        tiles.shared + static_cast<unsigned>(at + stage * Layout::kRows + 4 * first_row());
     return {{__int_as_float(load_shared_word(row)), __int_as_float(load_shared_word(row + 32))}};
   }
 
@@ -56,7 +64,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   __device__ __forceinline__ Rows load_d(int stage) const {
     Rows d = load_rows(Layout::kDAt, stage);
     if constexpr (C::kScalesLate) {
-      const float kept = fmaf(static_cast<float>(p.dropout_threshold), -0x1p-15f, 1.f);
+      const float kept = fmaf(static_cast<float>(tiles.p.dropout_threshold), -0x1p-15f, 1.f);
       d.value[0] *= kept;
       d.value[1] *= kept;
     }
@@ -67,7 +75,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   // further on lie at this address with bits 5 and 6 changed.
   __device__ __forceinline__ unsigned matrix_address(int at) const {
     const unsigned lane = threadIdx.x % 32, row = lane % 16;
-    return shared + static_cast<unsigned>(at + warp() * 2048) + row * 128 +
+    return tiles.shared + static_cast<unsigned>(at + warp() * 2048) + row * 128 +
            ((lane / 16 ^ (row & 7)) << 4);
   }
   // Puts words of 16 keys, the k-th, to their place.
@@ -80,7 +88,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   // S becomes -inf where a query does not see a key, and NaN elsewhere in a row whose LSE is NaN,
   // which is 0 then: P of hidden keys is 0 in any case.
   __device__ __forceinline__ void apply_mask(State& c, unsigned n) const {
-    const BackwardStep t = this->step(n);
+    const BackwardStep t = tiles.step(n);
     const int first = t.key0 + first_column();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -108,7 +116,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   // S <- tanh(multiple S), what the score and its derivative are made of. By a polynomial where all
   // scores of a warp are small.
   __device__ __forceinline__ void take_tanh(State& c) const {
-    const float multiple = p.scale * Slope::kTanhMultiple;
+    const float multiple = tiles.p.scale * Slope::kTanhMultiple;
     if constexpr (Slope::kTanhMultiple <= kSmallTanh) {
       constexpr SmallTanh kTanh = SmallTanhOf<ATTN_PRECISE_MATH>::kValue;
       constexpr float kRange2 = (kTanh.least - kTanh.first) / kTanh.second;  // of the argument
@@ -182,11 +190,11 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
       y = fmaf(score, Expressions::kScoreFactor * kLog2E, -lse2);
       y = x == minus_infinity() ? x : y > 0 ? 0.f : y;
       if constexpr (Slope::kHasSlope) {
-        gradient =
-            slope.slope(x * p.scale, query, key + step, t.batch, t.head_q, t.length_q, t.length_k);
+        gradient = slope.slope(x * tiles.p.scale, query, key + step, t.batch, t.head_q, t.length_q,
+                               t.length_k);
       }
     } else {
-      y = fmaf(x, p.scale_log2, -lse2);
+      y = fmaf(x, tiles.p.scale_log2, -lse2);
     }
     const float probable = exp2_approximate(y);
     x = probable;
@@ -203,9 +211,9 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
   __device__ __forceinline__ void exponentiate(State& c, unsigned n, int to,
                                                Between between) const {
     BackwardStep t{};
-    if constexpr (Expressions::kHasScore || C::kDropout) t = this->step(n);
+    if constexpr (Expressions::kHasScore || C::kDropout) t = tiles.step(n);
     const unsigned matrices = matrix_address(to);
-    const BackwardSm90KeptBits<C> kept{*this};
+    const BackwardSm90KeptBits<C> kept{tiles};
     if constexpr (C::kDropout) c.kept = kept.take(n);
     [[maybe_unused]] Vectors vectors;
 #pragma unroll
@@ -241,7 +249,7 @@ struct BackwardSm90Scores : BackwardSm90Tiles<C> {
 #pragma unroll
         for (int bit = 0; bit < 32; ++bit) {  // in this order a few instructions test all
           float& x = c.dp[32 * word + KeptBits::score_of(bit)];
-          const float kept = C::kScalesLate ? x : x * p.dropout_scale;
+          const float kept = C::kScalesLate ? x : x * tiles.p.dropout_scale;
           x = (c.kept.of[word] >> bit & 1) != 0 ? kept : 0.f;
         }
       }

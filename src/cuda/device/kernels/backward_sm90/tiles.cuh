@@ -34,12 +34,14 @@ struct BackwardSm90Tiles {
   using Element = typename C::Element;
   static constexpr int kQueries = Layout::kQueries, kKeys = Layout::kKeys;
   static constexpr int kTileKeys = Layout::kTileKeys;
+  using KeysRing = BackwardRing<1>;  // of K, or of V
   using QueryRing = BackwardRing<C::kStagesQ>;
   using OutputRing = BackwardRing<C::kStagesO>;  // of dO
-  using ScoreRing = BackwardRing<C::kStagesP>;   // of P, and of dS
+  using ScoreRing = BackwardRing<C::kStagesP>;   // of P, or of dS
   using StepRing = BackwardRing<Layout::kSteps>;
   using StagedRing = BackwardRing<Layout::kStagedPlaces>;  // of pieces of dQ
   using TurnRing = BackwardRing<Layout::kTurns>;           // of the turns to add them
+  using KeptRing = BackwardRing<1>;                        // of what dropout keeps
 
   const BackwardParams& p;
   const BackwardMaps& maps;
@@ -59,6 +61,13 @@ struct BackwardSm90Tiles {
     const Int4 a = load_shared(step_address(n)), b = load_shared(step_address(n) + 16);
     return {a.x, a.y, a.z + static_cast<int>(rank) * kKeys, a.w, b.x, b.y, b.z, b.w};
   }
+  // Waits until step n is made. It is written out, since step_ring().wait(n) gives other machine
+  // code where tiles take turns.
+  __device__ __forceinline__ void wait_for_step(unsigned n) const {
+    const int place = StepRing::stage(n);
+    const unsigned parity = StepRing::parity(n);
+    mbarrier_wait(shared + static_cast<unsigned>(Layout::kFullStep + 8 * place), parity);
+  }
   __device__ __forceinline__ int step_flags(unsigned n) const {
     return load_shared_word(step_address(n));
   }
@@ -68,17 +77,41 @@ struct BackwardSm90Tiles {
     return __any_sync(~0u, (flags & flag) != 0);
   }
 
-  __device__ __forceinline__ unsigned barrier(int first, int stage) const {
-    return shared + static_cast<unsigned>(first + 8 * stage);
+  __device__ __forceinline__ KeysRing k_ring() const {
+    return {shared, Layout::kFullK, Layout::kEmptyK};
   }
-  __device__ __forceinline__ void wait(int first, int stage, unsigned parity) const {
-    mbarrier_wait(barrier(first, stage), parity);
+  __device__ __forceinline__ KeysRing v_ring() const {
+    return {shared, Layout::kFullV, Layout::kEmptyV};
   }
-  // One arrival a warp, for what all its threads read or wrote.
-  __device__ __forceinline__ void arrive(int first, int stage) const {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier(first, stage));
+  __device__ __forceinline__ QueryRing q_ring() const {
+    return {shared, Layout::kFullQ, Layout::kEmptyQ};
   }
+  __device__ __forceinline__ OutputRing o_ring() const {
+    return {shared, Layout::kFullO, Layout::kEmptyO};
+  }
+  __device__ __forceinline__ ScoreRing p_ring() const {
+    return {shared, Layout::kFullP, Layout::kEmptyP};
+  }
+  __device__ __forceinline__ ScoreRing ds_ring() const {
+    return {shared, Layout::kFullS, Layout::kEmptyS};
+  }
+  // The other block of threads' dS.
+  __device__ __forceinline__ ScoreRing other_ring() const {
+    return {shared, Layout::kFullOther, Layout::kEmptyOther};
+  }
+  __device__ __forceinline__ StepRing step_ring() const {
+    return {shared, Layout::kFullStep, Layout::kEmptyStep};
+  }
+  __device__ __forceinline__ StagedRing staged_ring() const {
+    return {shared, Layout::kFullStaged, Layout::kEmptyStaged};
+  }
+  __device__ __forceinline__ TurnRing turn_ring() const {
+    return {shared, Layout::kFullTurn, Layout::kEmptyTurn};
+  }
+  __device__ __forceinline__ KeptRing kept_ring() const {
+    return {shared, Layout::kFullKept, Layout::kEmptyKept};
+  }
+
   // Low word of the descriptor of the tile at a place (ptx/wgmma.cuh), whose panels `leading` bytes
   // apart matter where the product runs along its columns. Warps agree on the place, so no thread
   // is asked.

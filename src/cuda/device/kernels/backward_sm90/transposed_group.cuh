@@ -3,19 +3,26 @@
 // quarters of the shared memory that products of 64 keys by 64 columns do.
 #pragma once
 
-#include "kernels/backward_sm90/gradient_group.cuh"
+#include "kernels/backward_sm90/gradient_side.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/accumulator.cuh"
 
 namespace attn::device {
 
 template <class C, bool kOfV>
-struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
-  using Base = BackwardSm90GradientGroup<C, kOfV>;
-  using Base::kQueries, Base::kTileKeys, Base::p, Base::shared, Base::rows_at, Base::scores_at;
-  using typename Base::Element, typename Base::G, typename Base::Layout;
+struct BackwardSm90TransposedGroup {
+  using Tiles = BackwardSm90Tiles<C>;
+  using Layout = typename Tiles::Layout;
+  using Element = typename Tiles::Element;
+  using G = BackwardSide<C, kOfV>;
+  static constexpr int kQueries = Tiles::kQueries, kTileKeys = Tiles::kTileKeys;
   static constexpr int kParts = G::kPanels;  // of 64 columns
   struct Sums {
     float x[kParts][kTileKeys / 2];
   };
+
+  const Tiles& tiles;
+  BackwardSm90GradientSide<C, kOfV> side;
 
   static __device__ __forceinline__ void pin_all(Sums& sums) {
 #pragma unroll
@@ -23,8 +30,8 @@ struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
   }
   __device__ __forceinline__ void issue_step(Sums& sums, unsigned n, bool add) const {
     fence_proxy_async();
-    const unsigned a = uniform(this->descriptor(rows_at(n), 0));
-    const unsigned b = uniform(this->descriptor(scores_at(n), Layout::kRowPanel));
+    const unsigned a = uniform(tiles.descriptor(side.rows_at(n), 0));
+    const unsigned b = uniform(tiles.descriptor(side.scores_at(n), Layout::kRowPanel));
     pin_all(sums);
     wgmma_fence();
 #pragma unroll
@@ -45,8 +52,8 @@ struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
   }
   // Adds a step element by element, where a product would spread NaN.
   __device__ __forceinline__ void add_step_visible(Sums& sums, unsigned n, bool add) const {
-    const unsigned scores = shared + static_cast<unsigned>(scores_at(n));
-    const unsigned rows = shared + static_cast<unsigned>(rows_at(n));
+    const unsigned scores = tiles.shared + static_cast<unsigned>(side.scores_at(n));
+    const unsigned rows = tiles.shared + static_cast<unsigned>(side.rows_at(n));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (!add) {
@@ -80,12 +87,12 @@ struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
   // s: of the tile. Threads whose columns are neighbours exchange halves, so that each stores two
   // columns of a key.
   __device__ __forceinline__ void store(const Sums& sums, const BackwardStep& s) const {
-    void* const to = kOfV ? p.dv : p.dk;
+    void* const to = kOfV ? tiles.p.dv : tiles.p.dk;
     if (to == nullptr) return;
-    const Strides& strides = kOfV ? p.dv_strides : p.dk_strides;
-    const float factor = this->factor();
-    const Sequence q = sequence_of<C>(p, s.batch);
-    const int head = s.head_q / p.group;
+    const Strides& strides = kOfV ? tiles.p.dv_strides : tiles.p.dk_strides;
+    const float factor = side.factor();
+    const Sequence q = sequence_of<C>(tiles.p, s.batch);
+    const int head = s.head_q / tiles.p.group;
     char* const first =
         static_cast<char*>(to) +
         2 * (head * strides.head + (C::kPackedK ? q.row_k * strides.row : s.batch * strides.batch));
@@ -116,6 +123,7 @@ struct BackwardSm90TransposedGroup : BackwardSm90GradientGroup<C, kOfV> {
 // One warpgroup that keeps both.
 template <class C>
 struct BackwardSm90Gradients {
+  using Tiles = BackwardSm90Tiles<C>;
   using OfV = BackwardSm90TransposedGroup<C, true>;
   using OfK = BackwardSm90TransposedGroup<C, false>;
   OfV v;
@@ -123,37 +131,37 @@ struct BackwardSm90Gradients {
 
   __device__ __forceinline__ void run() const {
     unsigned n = 0;  // steps so far
-    while (!OfV::is(v.wait_for_rows(n), BackwardStep::kEnd)) {
+    while (!Tiles::is(v.side.wait_for_rows(n), BackwardStep::kEnd)) {
       typename OfV::Sums dv;
       typename OfK::Sums dk;
       bool add = false;
       while (true) {
-        const int flags = v.wait_for_rows(n);
-        k.wait_for_rows(n);
-        const bool special = v.is_special(n, flags) | k.is_special(n, flags);
+        const int flags = v.side.wait_for_rows(n);
+        k.side.wait_for_rows(n);
+        const bool special = v.side.is_special(n, flags) | k.side.is_special(n, flags);
         if (__any_sync(~0u, special)) {
-          v.wait_for_scores(n);
+          v.side.wait_for_scores(n);
           v.add_step_visible(dv, n, add);
-          v.release(n);
-          k.wait_for_scores(n);
+          v.side.release(n);
+          k.side.wait_for_scores(n);
           k.add_step_visible(dk, n, add);
         } else {
-          v.wait_for_scores(n);
+          v.side.wait_for_scores(n);
           v.issue_step(dv, n, add);
-          k.wait_for_scores(n);
+          k.side.wait_for_scores(n);
           k.issue_step(dk, n, add);
           wgmma_wait<1>();
-          v.release(n);
+          v.side.release(n);
           wgmma_wait<0>();
           OfV::pin_all(dv);
           OfK::pin_all(dk);
         }
-        k.release(n);
-        if (OfV::is(flags, BackwardStep::kLast)) break;
+        k.side.release(n);
+        if (Tiles::is(flags, BackwardStep::kLast)) break;
         ++n;
         add = true;
       }
-      const BackwardStep s = v.step(n);
+      const BackwardStep s = v.tiles.step(n);
       v.store(dv, s);
       k.store(dk, s);
       ++n;

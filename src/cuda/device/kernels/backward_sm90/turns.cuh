@@ -13,19 +13,20 @@ namespace attn::device {
 // Lane i keeps the turns in place i of their ring: i, i + kTurns, ... No lane waits for a turn that
 // has not come, so one that is over is passed on whatever the others ask for.
 template <class C>
-struct BackwardTurnKeeper : BackwardSm90Tiles<C> {
-  using Base = BackwardSm90Tiles<C>;
-  using Base::barrier, Base::p;
-  using typename Base::Layout, typename Base::StepRing, typename Base::TurnRing;
+struct BackwardTurnKeeper {
+  using Tiles = BackwardSm90Tiles<C>;
+  using Layout = typename Tiles::Layout;
   // What a lane has of its turn. ahead: its step is not made yet; done: there is none any more.
   enum class State { ahead, waits, taken, done };
+
+  const Tiles& tiles;
 
   // Null for a tile that nobody sees, which takes no turn. A place has dQ of 2 KB at least: no
   // memory holds 2^32 words.
   __device__ __forceinline__ unsigned* word_of(const BackwardStep& s, unsigned turn) const {
     if ((s.flags & BackwardStep::kUnseen) != 0) return nullptr;
-    return DqTurns<C>::passed(p) + (static_cast<unsigned>(s.place) * DqTurns<C>::kOfPlace +
-                                    this->rank + turn % Layout::kTurnsOfStep);
+    return DqTurns<C>::passed(tiles.p) + (static_cast<unsigned>(s.place) * DqTurns<C>::kOfPlace +
+                                          tiles.rank + turn % Layout::kTurnsOfStep);
   }
   // Keeps the turns of all steps; for a whole warp.
   __device__ __forceinline__ void run() const {
@@ -39,8 +40,8 @@ struct BackwardTurnKeeper : BackwardSm90Tiles<C> {
       bool end = false;
       if (state == State::ahead) {
         const unsigned n = turn / Layout::kTurnsOfStep;
-        if (mbarrier_try(barrier(Layout::kFullStep, StepRing::stage(n)), StepRing::parity(n))) {
-          const BackwardStep s = this->step(n);
+        if (mbarrier_try(tiles.step_ring().full(n), Tiles::StepRing::parity(n))) {
+          const BackwardStep s = tiles.step(n);
           end = (s.flags & BackwardStep::kEnd) != 0;
           state = end ? State::done : State::waits;
           word = word_of(s, turn);
@@ -52,11 +53,11 @@ struct BackwardTurnKeeper : BackwardSm90Tiles<C> {
       }
       ended = __any_sync(~0u, end) || ended;
       if (state == State::waits && (word == nullptr || word_is(word, after))) {
-        mbarrier_arrive(barrier(Layout::kFullTurn, lane));
+        mbarrier_arrive(tiles.turn_ring().full_at(lane));
         state = State::taken;
       }
       if (state == State::taken &&
-          mbarrier_try(barrier(Layout::kEmptyTurn, lane), TurnRing::parity(turn))) {
+          mbarrier_try(tiles.turn_ring().empty_at(lane), Tiles::TurnRing::parity(turn))) {
         if (word != nullptr) release_word(word, becomes);
         turn += Layout::kTurns;
         state = State::ahead;
