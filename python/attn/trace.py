@@ -8,12 +8,12 @@ Numbers that it captures become scalars, which another call may give other value
 literals in its text stay literals.
 A trace is kept by the function's code and by what it captures: numbers, texts and functions by
 value, arrays by identity. A function that captures anything else (an object whose attributes may
-change) is traced again at each call, which takes some microseconds.
+change), or that reads the elements of a tensor (attn.torch_reads), is traced again at each call,
+which takes some microseconds.
 """
 
 from __future__ import annotations
 
-import dis
 import inspect
 import weakref
 from collections.abc import Callable
@@ -84,13 +84,13 @@ _DEPTH = 8  # of functions that capture functions
 class _Captured:
     """All that a function may read besides its arguments, and whether that may change unseen."""
 
-    __slots__ = ("arrays", "cells", "codes", "depth", "names", "replaced", "stable")
+    __slots__ = ("arrays", "cells", "depth", "names", "replaced", "stable", "tensors")
 
     def __init__(self, function: FunctionType) -> None:
         self.cells: list[tuple[Any, Any]] = []  # with what it holds
         self.names: list[tuple[dict[str, Any], str, Any]] = []  # globals, name, what it stands for
-        self.codes: list[CodeType] = []
         self.arrays: list[Any] = []
+        self.tensors = False  # some of the arrays are PyTorch's
         # A number, or an array of a library that does not ask symbols what they mean.
         self.replaced = False
         self.stable = True  # a change of what is captured shows in cells and names
@@ -99,7 +99,6 @@ class _Captured:
 
     def function(self, f: FunctionType) -> None:
         code = f.__code__
-        self.codes.append(code)
         if f.__closure__:
             for cell in f.__closure__:
                 content = _content(cell)
@@ -138,7 +137,9 @@ class _Captured:
             self.depth -= 1
         elif hasattr(v, "__dlpack__") and hasattr(v, "shape"):
             self.arrays.append(v)
-            self.replaced |= not hasattr(v, "__torch_function__")
+            is_tensor = hasattr(v, "__torch_function__")
+            self.tensors |= is_tensor
+            self.replaced |= not is_tensor
         elif is_numpy_number(v):
             self.replaced = True
         elif kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
@@ -210,22 +211,19 @@ def _replaced(value: Any, depth: int = 0) -> Any:
     return made
 
 
-_READ = frozenset({"item", "tolist", "numpy", "int", "float", "bool", "range", "len"})
-_readers: dict[int, tuple[CodeType, bool]] = {}
+def _call_watched(function: FunctionType, found: _Captured) -> tuple[Expr, bool]:
+    """Traces the function; also whether the trace depends on what a tensor held at that moment.
 
-
-def _reads_values(code: CodeType) -> bool:
-    """Whether the code may turn elements of arrays into Python numbers, or decide by them.
-
-    A trace then holds for the values of that moment only.
+    Arrays of other libraries are Buffers by now, which have no values.
     """
-    found = _readers.get(id(code))
-    if found is None:
-        reads = not _READ.isdisjoint(code.co_names) or any(
-            "JUMP_IF" in i.opname for i in dis.get_instructions(code)
-        )
-        found = _readers[id(code)] = (code, reads)
-    return found[1]
+    changed: Any = _replaced(function) if found.replaced else function
+    if not (found.tensors and found.stable):
+        return call(changed), False
+    from .torch_reads import Reads
+
+    with Reads() as reads:
+        e = call(changed)
+    return e, reads.any
 
 
 # By the id of the function: itself, its code, what it captured, the trace. An entry goes when the
@@ -259,11 +257,10 @@ def trace(function: Callable[..., Any]) -> Expr:
     if type(function) is not FunctionType:
         return call(function)
     found = _Captured(function)
-    e = call(_replaced(function) if found.replaced else function)
+    e, reads = _call_watched(function, found)
     # An array that the function made itself, as t.to(dtype), holds values of this moment.
     arrays = {id(a) for a in found.arrays}
     known = all(key in arrays or isinstance(a, (int, float)) for key, a in e.buffers.items())
-    reads = found.arrays and any(map(_reads_values, found.codes))
     if found.stable and known and not reads:
         key = id(function)
         _traces[key] = (
