@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from . import rounding as _rounding  # noqa: F401, fills the table of functions
-from .expression import Expr, call, lift, to_float, where
+from .expression import Expr, call, lift, literal, to_float, where
 from .functions import clamp, entry
 from .kinds import FLOAT
 
@@ -147,11 +147,11 @@ def isneginf(x: Any) -> Expr:
 @entry("isfinite")
 def isfinite(x: Any) -> Expr:
     e = lift(x)
-    return abs(e) < math.inf if e.type == FLOAT else lift(True)
+    return abs(e) < math.inf if e.type == FLOAT else literal(True)
 
 
 def _is_float(x: Any, test: Any) -> Expr:
     """The test of a float; an integer is no infinity."""
     e = lift(x)
-    result: Expr = test(e) if e.type == FLOAT else lift(False)
+    result: Expr = test(e) if e.type == FLOAT else literal(False)
     return result

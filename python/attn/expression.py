@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from .captured import Float, Int, is_numpy_number
 from .kinds import BOOL, FLOAT, INT, TYPE_NAMES, is_number, kind_of
-from .refusal import refuse
+from .refusal import refuse, refuse_where_compiled
 
 # How tightly an operator binds; an operand that binds less tightly gets parentheses. Bitwise
 # operators always have them, as their place in C surprises.
@@ -227,19 +227,20 @@ def wrap(e: Expr, binds: int) -> str:
 
 
 def literal(value: bool | int | float) -> Expr:
-    if value is True or value is False:
+    """The number as text, which f-strings make of those that torch.compile takes for dynamic."""
+    if isinstance(value, bool):
         return Expr("true" if value else "false", BOOL, PRIMARY, _NONE)
     if isinstance(value, int):
         # A range is searched one by one for what is not an int itself.
         if int(value) not in _INT32:
             refuse(f"the number {value} does not fit int32")
-        return Expr(str(int(value)), INT, PRIMARY if value >= 0 else _UNARY, _NONE)
+        return Expr(f"{int(value)}", INT, PRIMARY if value >= 0 else _UNARY, _NONE)
     if value != value:
         text = "nan"
     elif abs(value) >= _FLOAT32_MAX:
         text = "inf" if value > 0 else "-inf"
     else:
-        text = float.__repr__(value) if value == 0 or abs(value) > 1e-44 else "0.0"
+        text = f"{float(value)!r}" if value == 0 or abs(value) > 1e-44 else "0.0"
     return Expr(text, FLOAT, _UNARY if text[0] == "-" else PRIMARY, _NONE)
 
 
@@ -253,7 +254,10 @@ def lift(x: Any) -> Expr:
     if kind is int:
         known = _SMALL.get(x)
         return literal(x) if known is None else known
-    if kind is float or kind is bool:
+    if kind is bool:
+        refuse_where_compiled(x)
+        return literal(x)
+    if kind is float:
         return literal(x)
     if kind is Int or kind is Float:
         if kind is Int and int(x) not in _INT32:

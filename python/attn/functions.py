@@ -20,6 +20,7 @@ from .expression import (
     Expr,
     call,
     lift,
+    literal,
     load,
     number,
     shift,
@@ -63,12 +64,12 @@ def _fill() -> None:
         entry(*names)(lambda x, name=name: call(name, to_float(x)))
     binary: dict[tuple[str, ...], Callable[[Expr, Any], Expr]] = {
         ("mul", "multiply", "__mul__", "__rmul__"): lambda a, b: a * b,
-        ("eq", "equal"): lambda a, b: a == b,
-        ("ne", "not_equal"): lambda a, b: a != b,
-        ("lt", "less"): lambda a, b: a < b,
-        ("le", "less_equal"): lambda a, b: a <= b,
-        ("gt", "greater"): lambda a, b: a > b,
-        ("ge", "greater_equal"): lambda a, b: a >= b,
+        ("eq", "__eq__", "equal"): lambda a, b: a == b,
+        ("ne", "__ne__", "not_equal"): lambda a, b: a != b,
+        ("lt", "__lt__", "less"): lambda a, b: a < b,
+        ("le", "__le__", "less_equal"): lambda a, b: a <= b,
+        ("gt", "__gt__", "greater"): lambda a, b: a > b,
+        ("ge", "__ge__", "greater_equal"): lambda a, b: a >= b,
         ("bitwise_and", "__and__", "__rand__"): lambda a, b: a & b,
         ("bitwise_or", "__or__", "__ror__"): lambda a, b: a | b,
         ("bitwise_xor", "__xor__", "__rxor__"): lambda a, b: a ^ b,
@@ -78,8 +79,12 @@ def _fill() -> None:
         ("bitwise_left_shift", "left_shift", "__lshift__"): lambda a, b: shift("<<", a, b),
         ("bitwise_right_shift", "right_shift", "__rshift__"): lambda a, b: shift(">>", a, b),
         ("__rsub__", "rsub"): lambda a, b: lift(b) - a,
+        ("__rtruediv__",): lambda a, b: lift(b) / a,
         ("__rfloordiv__",): lambda a, b: lift(b) // a,
         ("__rmod__",): lambda a, b: lift(b) % a,
+        ("__rpow__",): lambda a, b: _pow(b, a),
+        ("__rlshift__",): lambda a, b: shift("<<", b, a),
+        ("__rrshift__",): lambda a, b: shift(">>", b, a),
     }
     for several, operator in binary.items():
         entry(*several)(lambda a, b, operator=operator: operator(lift(a), b))
@@ -110,6 +115,11 @@ def _sub(a: Any, b: Any, alpha: Any = 1) -> Expr:
 @entry("neg", "negative", "__neg__")
 def _neg(x: Any) -> Expr:
     return -lift(x)
+
+
+@entry("positive", "__pos__")
+def _pos(x: Any) -> Expr:
+    return lift(x)
 
 
 @entry("abs", "absolute", "__abs__")
@@ -304,7 +314,7 @@ def _type_as(x: Any, other: Any) -> Any:
 
 
 def _constant(value: Any, e: Expr, dtype: Any) -> Expr:
-    result = lift(value)
+    result = literal(value) if isinstance(value, bool) else lift(value)
     if dtype is None:
         return to_float(result) if e.type == FLOAT else result
     return _cast(result, dtype)

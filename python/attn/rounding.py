@@ -109,12 +109,12 @@ def _left_of(a: Expr, b: Expr, y: Any, rounded: Expr) -> Expr:
     product = rounded * b
     lost = ((high * b_high - product) + high * b_low + low * b_high) + low * b_low
     left = (a - product) - lost
-    return left if _is_literal(y) and math.isfinite(y) else where(rounded == 0, a, left)
+    return left if _is_literal(y) and abs(y) < math.inf else where(rounded == 0, a, left)
 
 
 def _sign(y: Any, b: Expr) -> Any:
     """1.0 or -1.0; y: b as it was given."""
-    return math.copysign(1.0, y) if _is_literal(y) else where(b < 0, -1.0, 1.0)
+    return (-1.0 if y < 0 else 1.0) if _is_literal(y) else where(b < 0, -1.0, 1.0)
 
 
 def _is_literal(x: Any) -> bool:

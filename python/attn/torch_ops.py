@@ -337,8 +337,25 @@ def attention(
         given, texts["mask"], texts["score"], causal, layout, backend, algorithm, deterministic
     )
     numbers = (sizes, scale, softcap or 0.0, dropout)
-    result: tuple[Tensor, Tensor] = _Attention.apply(call, numbers, q, k, v, *given.values())
+    inputs = [q, k, v, *given.values()]
+    if torch.compiler.is_compiling():
+        inputs = _distinct(inputs)
+    result: tuple[Tensor, Tensor] = _Attention.apply(call, numbers, *inputs)
     return result
+
+
+def _distinct(inputs: list[Tensor]) -> list[Tensor]:
+    """The tensors, a view in place of one that was there before: Dynamo refuses it in the inputs
+    of an autograd.Function.
+    """
+    found: list[Tensor] = []
+    for t in inputs:
+        again = False
+        for known in found:
+            if t is known:
+                again = True
+        found.append(t.view_as(t) if again else t)
+    return found
 
 
 def _allowed(name: str, mask: Tensor) -> str:

@@ -16,6 +16,16 @@ from .trace import as_formula, call, expression
 refusal.is_compiling = torch.compiler.is_compiling
 
 
+# Methods of tensors that torch.compile shows by the name of what wraps them.
+_WRAPPED = {
+    name: getattr(Tensor, name)
+    for name in (
+        "__rsub__", "__rtruediv__", "__floordiv__", "__rfloordiv__", "__rmod__", "__pow__",
+        "__rpow__", "__rlshift__", "__rrshift__",
+    )
+}  # fmt: skip
+
+
 class _Loads(TorchFunctionMode):
     """Sees what a function does with tensors and symbols.
 
@@ -54,6 +64,9 @@ class _Loads(TorchFunctionMode):
         if not symbolic:
             return func(*args, **(kwargs or {}))
         name = func.__name__
+        for known, method in _WRAPPED.items():
+            if func is method:
+                name = known
         if name not in FUNCTIONS:
             refuse(f"torch function {name} has no form as an expression")
         lifted = [self.load(a, ()) if isinstance(a, Tensor) else a for a in args]

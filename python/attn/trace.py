@@ -61,11 +61,12 @@ def call(function: Callable[..., Any]) -> Expr:
 def _parameters(function: Any) -> int:
     if type(function) is FunctionType:
         code = function.__code__
-        if not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-            return code.co_argcount - len(function.__defaults__ or ())
+        if code.co_flags & inspect.CO_VARARGS:
+            return 4  # what combines masks, as in `lambda *places: ...`
+        return code.co_argcount - len(function.__defaults__ or ())
     every = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in every):
-        return 4  # what combines masks, as in `lambda *places: ...`
+        return 4
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in positional and p.default is p.empty for p in every)
 

@@ -1,0 +1,173 @@
+"""Masks and scores that torch.compile traces with the code around them: the bits of a call without.
+
+What such functions give without it is compared with PyTorch in test_torch_functions.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import attn.torch  # noqa: E402
+from test_torch_functions import INTEGERS  # noqa: E402
+from torch_problems import leaf  # noqa: E402
+
+# PyTorch's compiler uses what PyTorch calls deprecated.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+N = 24
+
+
+def compiled(function, dynamic=None, backend="eager"):
+    torch._dynamo.reset()
+    return torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+
+
+def attend(q, score=None, mask=None):
+    mask = mask and attn.torch.create_block_mask(mask, None, None, N, N)
+    return attn.torch.flex_attention(q, q, q, score, mask, return_lse=True)
+
+
+NAMES = (
+    "//", "%", "// of a number", "trunc", "to integers", "round", "// of floats", "% of floats",
+    "% of products", "// by a zero", "fmod of floats", "div of floats", "float functions",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_integers(name):
+    function = INTEGERS[name]
+
+    def call(q, key):
+        return attend(
+            q,
+            lambda s, b, h, i, j: s + function(i - 7, j - 11),
+            lambda b, h, i, j: j % 3 == key[0],
+        )[1]
+
+    made = compiled(call)
+    q = torch.randn(1, 1, N, 4)
+    for key in (torch.tensor([0], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)):
+        assert torch.equal(made(q, key), call(q, key))
+
+
+# Of a number that the functions capture, then a vector and 0.7 as tensors.
+MASKS = {
+    "//": lambda w, t, c: lambda b, h, i, j: (j // w) % 2.0 == 0,
+    "%": lambda w, t, c: lambda b, h, i, j: ((i - j) * 0.3) % w < 0.4,
+    "% of a number": lambda w, t, c: lambda b, h, i, j: (w % (j + 1)) < 0.71,
+    "of integers": lambda w, t, c: lambda b, h, i, j: (i // int(w * 3)) == (j // int(w * 3)),
+    "of a tensor": lambda w, t, c: lambda b, h, i, j: (t[j] // c) % 2 == 0,
+}
+SCORES = {
+    "//": lambda w, t, c: lambda s, b, h, i, j: s + (i - j) // w,
+    "%": lambda w, t, c: lambda s, b, h, i, j: s + (i * 0.3) % w - (t[j] % w),
+    "by a tensor": lambda w, t, c: lambda s, b, h, i, j: s + (i - j) % c + (i * 0.3) // c,
+    "of a tensor": lambda w, t, c: lambda s, b, h, i, j: (
+        s + c % (j + 1) + c // (j + 1) - c / (j + 1)
+    ),
+    "by elements": lambda w, t, c: lambda s, b, h, i, j: (
+        s + t[i] % (t[j] ** 2 + w * w) + i // (t[j] + 9)
+    ),
+    "div": lambda w, t, c: lambda s, b, h, i, j: (
+        s + torch.div(i - j, w, rounding_mode="floor") + torch.div(i - j, w, rounding_mode="trunc")
+    ),
+    "fmod": lambda w, t, c: lambda s, b, h, i, j: s + torch.fmod(i - j, w) + torch.remainder(i, w),
+    "powers": lambda w, t, c: lambda s, b, h, i, j: s + abs(w) ** ((i - j) / 24) + 2 ** (j & 3),
+    "shifts": lambda w, t, c: lambda s, b, h, i, j: s + (ONE << (j & 3)) + (ONE >> (j & 1)),
+    "comparisons": lambda w, t, c: lambda s, b, h, i, j: (
+        s + (c > j) * 2 + (c <= t[i]) * 3 + (c == t[j]) * 4 + (c != i) * 5 + (c < j) - (c >= i)
+    ),
+}  # fmt: skip
+ONE = torch.tensor(1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "dynamic"),
+    [("mask", name, None) for name in MASKS]
+    + [("score", name, None) for name in SCORES]
+    + [("mask", "%", True), ("score", "div", True)],
+)
+def test_numbers_that_change(kind, name, dynamic):
+    """From the second value on PyTorch takes a number for one that may change."""
+    vector, factor = torch.randn(N), torch.tensor(0.7)
+
+    def call(q, w):
+        return attend(q, **{kind: (MASKS if kind == "mask" else SCORES)[name](w, vector, factor)})
+
+    made = compiled(call, dynamic)
+    q = torch.randn(1, 2, N, 4)
+    found = []
+    for w in (0.7, -1.3):
+        out = call(q, w)
+        for a, b in zip(made(q, w), out, strict=True):
+            assert torch.equal(a, b)
+        found.append(out[1])
+    has_number = "tensor" not in name and name not in ("shifts", "comparisons")
+    assert torch.equal(*found) != has_number
+
+
+@pytest.mark.parametrize("of", ["a tensor", "a flag"])
+def test_comparisons_with_what_changes(of):
+    """PyTorch 2.15 makes False of == between an object and a number that changes: refused, as the
+    mask would be another one. A tensor is read at each call.
+    """
+
+    def call(q, w):
+        w = torch.tensor(w) if of == "a tensor" else w
+        return attend(q, mask=lambda b, h, i, j: (i - j == w) | (j == 0))[1]
+
+    def flagged(q, w):
+        return attend(q, mask=lambda b, h, i, j: (i >= j) & attn.literal(w != 0))[1]
+
+    made = compiled(call if of == "a tensor" else flagged)
+    q = torch.randn(1, 2, N, 4)
+    for w in (3, 7, 8):
+        assert torch.equal(made(q, w), (call if of == "a tensor" else flagged)(q, w))
+    if of == "a flag":
+        made = compiled(call)
+        made(q, 3)  # the first number is one of the text
+        with pytest.raises(Exception, match=r"False among symbols within torch.compile"):
+            made(q, 7)
+
+
+def test_gradients_of_remainders():
+    vector, divisors = leaf(N), leaf(N)
+
+    def call(q, vector, divisors):
+        out, lse = attend(
+            q, lambda s, b, h, i, j: s + vector[i] % divisors[j] + vector[j] // divisors[i]
+        )
+        return out.sum() + lse.square().sum()
+
+    tensors = [leaf(1, 2, N, 4), vector, divisors]
+    found, want = (
+        torch.autograd.grad(f(*tensors), tensors)
+        for f in (compiled(call, backend="aot_eager"), call)
+    )
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_tensor_in_several_places(count):
+    """Dynamo refuses a tensor that an autograd.Function is given twice."""
+    tensors = [leaf(1, N, 2, 8) for _ in range(count)]
+
+    def call(*tensors):
+        x, y = tensors[0], tensors[-1]
+        return attn.torch.attention(
+            x, y, y, score=lambda s, b, h, i, j: s + y[0, i, h, 0] * x[0, j, h, 1]
+        )
+
+    made = compiled(call, backend="aot_eager")
+    out = call(*tensors)
+    assert torch.equal(made(*tensors), out)
+    d_out = torch.randn_like(out)
+    found, want = (torch.autograd.grad(f(*tensors), tensors, d_out) for f in (made, call))
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
