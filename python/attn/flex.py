@@ -80,6 +80,13 @@ def flex_attention(
     Returns out, with return_lse (out, lse), with return_aux (out, AuxOutput); lse is the natural
     logarithm, float32 `[B, Hq, L]`.
     """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        attn_torch._check_tensor(name, tensor)
+        if tensor.dim() != 4:
+            raise InvalidArgument(
+                f"{name} has shape {tuple(tensor.shape)}; accepted is [batch, heads, seqlen, "
+                "head_dim]"
+            )
     if not enable_gqa and query.shape[1] != key.shape[1]:
         raise InvalidArgument(
             f"query has {query.shape[1]} heads and key {key.shape[1]}; accepted is the same "
@@ -87,8 +94,15 @@ def flex_attention(
         )
     if return_aux is not None and return_aux.max_scores:
         raise Unsupported("return_aux asks for max_scores; accepted is lse")
+    if key.shape[0] == 1 != query.shape[0]:  # PyTorch takes it with a block_mask
+        key, value = (t.expand(query.shape[0], -1, -1, -1) for t in (key, value))
     mask = None
     if block_mask is not None:
+        if not isinstance(block_mask, (BlockMask, TorchBlockMask)):
+            raise TypeError(
+                f"block_mask is a {type(block_mask).__name__}; accepted is what create_block_mask "
+                "makes, of attn.torch or PyTorch"
+            )
         q_len, kv_len = block_mask.seq_lengths
         if (q_len, kv_len) != (query.shape[2], key.shape[2]):
             raise InvalidArgument(

@@ -119,12 +119,12 @@ def attention(
     """attn.attention; out and lse are differentiable by all that the scores are made of.
 
     Arguments, layouts, results and errors are those of attn.attention, with these differences.
-    The last dimension of q, k and v may have any stride. Under autocast float32 q, k and v become
-    the autocast dtype. rng, where dropout is asked for, may be left out: it is then drawn from
-    PyTorch's generator of q's device, so that torch.manual_seed and checkpointing repeat it, and a
-    CUDA graph draws others at each replay. A tensor as rng that is not on q's device is copied
-    there. In torch.compile the call is one operator without a graph break, its mask and score
-    traced with the code around it. There is no second derivative.
+    The last dimension of q, k and v may have any stride. Under autocast q, k and v become of its
+    dtype, but those of float64. rng, where dropout is asked for, may be left out: it is then drawn
+    from PyTorch's generator of q's device, so that torch.manual_seed and checkpointing repeat it,
+    and a CUDA graph draws others at each replay. A tensor as rng that is not on q's device is
+    copied there. In torch.compile the call is one operator without a graph break, its mask and
+    score traced with the code around it. There is no second derivative.
     """
     made: Any = None
     # Dynamo answers this question while it traces; fake tensors, of other tracers, are not plain.
@@ -137,11 +137,7 @@ def attention(
             return _apply_plain(made, q, k, v)
     is_compiling = torch.compiler.is_compiling()
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"{name} is a {type(tensor).__name__}; accepted are tensors of PyTorch, and in "
-                "attn.attention arrays of other libraries"
-            )
+        _check_tensor(name, tensor)
         if tensor.layout is not torch.strided:
             raise InvalidArgument(
                 f"{name} has the layout {tensor.layout}; accepted is torch.strided, and "
@@ -177,6 +173,14 @@ def attention(
     return result if return_lse else result[0]
 
 
+def _check_tensor(name: str, given: Any) -> None:
+    if not isinstance(given, Tensor):
+        raise TypeError(
+            f"{name} is a {type(given).__name__}; accepted are tensors of PyTorch, and in "
+            "attn.attention arrays of other libraries"
+        )
+
+
 def _refuse_transformed(arguments: dict[str, Any]) -> None:
     for name, tensor in arguments.items():
         if isinstance(tensor, Tensor) and _is_wrapped(tensor):
@@ -206,11 +210,14 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return result
 
 
+_CAST = (torch.float32, torch.float16, torch.bfloat16)  # by autocast, as PyTorch's own functions
+
+
 def _autocast(*several: Tensor) -> Sequence[Tensor]:
     if several[0].is_meta or not torch.is_autocast_enabled(several[0].device.type):
         return several
     dtype = torch.get_autocast_dtype(several[0].device.type)
-    return [t.to(dtype) if t.dtype == torch.float32 else t for t in several]
+    return [t.to(dtype) if t.dtype in _CAST else t for t in several]
 
 
 def _is_plain(t: Tensor) -> bool:
@@ -253,11 +260,19 @@ def scaled_dot_product_attention(
     may require a gradient. is_causal aligns the first query with the first key. A row without keys
     gives 0. dropout_p is in [0, 1]; at 1 the result is 0, and so are its gradients.
     """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        _check_tensor(name, tensor)
+        if tensor.dim() < 2:
+            raise InvalidArgument(
+                f"{name} has shape {tuple(tensor.shape)}; accepted is [..., seqlen, head_dim]"
+            )
     if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         try:  # noqa: SIM105, a form that torch.compile reads
             query, key, value = _broadcast(query, key, value, enable_gqa)
         except RuntimeError:
             pass  # refused below, or by attention
+        if enable_gqa and query.dim() > 2 and key.shape[-3] != value.shape[-3]:
+            key, value = (_as_many_heads(t, query.shape[-3]) for t in (key, value))
     if not enable_gqa and query.dim() > 3 and query.shape[-3] != key.shape[-3]:
         raise InvalidArgument(
             f"query has {query.shape[-3]} heads and key {key.shape[-3]}; accepted is the same "
@@ -269,7 +284,7 @@ def scaled_dot_product_attention(
     mask: Any = "key <= query" if is_causal else None
     bias = None
     if attn_mask is not None:
-        attn_mask = _broadcastable(attn_mask, lead)
+        attn_mask = _broadcastable(attn_mask, (*lead, query.shape[-2], key.shape[-2]))
         if attn_mask.dtype == torch.bool:
             mask = attn_mask
         else:
@@ -285,17 +300,33 @@ def scaled_dot_product_attention(
     return out if query.dim() == 4 else out.reshape(*lead, *out.shape[-2:])
 
 
-def _broadcastable(attn_mask: Tensor, lead: torch.Size) -> Tensor:
-    """attn_mask as [batch or 1, heads or 1, seqlen_q, seqlen_k]; lead: of the query."""
+def _as_many_heads(t: Tensor, heads: int) -> Tensor:
+    """Keys or values of which each head serves several queries, with a head for each of these."""
+    fewer = t.shape[-3]
+    return t.repeat_interleave(heads // fewer, -3) if fewer and heads % fewer == 0 else t
+
+
+def _broadcastable(attn_mask: Tensor, scores: tuple[int, ...]) -> Tensor:
+    """attn_mask as [batch or 1, heads or 1, seqlen_q, seqlen_k]; scores: the shape of Q Kᵀ."""
+    _check_tensor("attn_mask", attn_mask)
+    shape = attn_mask.shape
+    fits = 0 < len(shape) <= len(scores)
+    for size, wanted in zip(reversed(shape), reversed(scores), strict=False):
+        fits = fits and size in (1, wanted)
+    if not fits or not (attn_mask.dtype == torch.bool or attn_mask.is_floating_point()):
+        raise InvalidArgument(
+            f"attn_mask is of {attn_mask.dtype} {tuple(shape)}; accepted is bool, or floats to "
+            f"add, of a shape that broadcasts to that of the scores, {tuple(scores)}"
+        )
     if attn_mask.dim() <= 2:
         while attn_mask.dim() < 4:
             attn_mask = attn_mask.unsqueeze(0)
         return attn_mask
-    if len(lead) == 2:
+    if len(scores) == 4:
         return attn_mask if attn_mask.dim() == 4 else attn_mask.unsqueeze(0)
-    if len(lead) == 1:
+    if len(scores) == 3:
         return attn_mask.unsqueeze(1)
-    whole = attn_mask.expand(*lead, *attn_mask.shape[-2:])
+    whole = attn_mask.expand(*scores[:-2], *shape[-2:])
     return whole.flatten(0, -4)
 
 

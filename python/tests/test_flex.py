@@ -126,6 +126,23 @@ def test_blocks_count_beside_the_mask():
     assert torch.equal(out, attn.torch.scaled_dot_product_attention(q, k, v, seen[None, None]))
 
 
+def test_one_batch_of_keys():
+    """PyTorch takes it where there is a block_mask of as many batches as queries have."""
+    q, k, v = leaf(3, 2, 16, 8), leaf(1, 2, 16, 8), leaf(1, 2, 16, 8)
+    made = theirs.create_block_mask(
+        lambda b, h, i, j: i >= j, 3, None, 16, 16, device="cpu", BLOCK_SIZE=16
+    )
+    wanted = theirs.flex_attention(*(t.detach() for t in (q, k, v)), block_mask=made)
+    found = attn.torch.flex_attention(q, k, v, block_mask=made)
+    torch.testing.assert_close(found, wanted)
+    weights = torch.randn_like(found)
+    ours = torch.autograd.grad(found, (q, k, v), weights)
+    heads_last = [t.transpose(1, 2) for t in (q, k.expand(3, -1, -1, -1), v.expand(3, -1, -1, -1))]
+    dense_out = dense(*heads_last, None, lambda b, h, i, j: i >= j).transpose(1, 2)
+    for a, b in zip(ours, torch.autograd.grad(dense_out, (q, k, v), weights), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
 def test_arguments():
     q = torch.randn(1, 2, 8, 4)
     mask = attn.torch.create_block_mask(lambda b, h, i, j: i >= j, None, None, 8, 9)
@@ -133,6 +150,15 @@ def test_arguments():
         attn.torch.flex_attention(q, q, q, block_mask=mask)
     with pytest.raises(ValueError, match="enable_gqa=True"):
         attn.torch.flex_attention(q, q[:, :1], q[:, :1])
+    for given, name in ((lambda b, h, i, j: i >= j, "function"), (torch.ones(8, 8), "Tensor")):
+        with pytest.raises(
+            TypeError, match=f"block_mask is a {name}; accepted is what create_block"
+        ):
+            attn.torch.flex_attention(q, q, q, block_mask=given)
+    with pytest.raises(ValueError, match=r"key has shape \(2, 8, 4\); accepted is \[batch, heads"):
+        attn.torch.flex_attention(q, q[0], q)
+    with pytest.raises(TypeError, match="value is a ndarray; accepted are tensors of PyTorch"):
+        attn.torch.flex_attention(q, q, q.numpy())
     out, aux = attn.torch.flex_attention(q, q, q, return_aux=theirs.AuxRequest(lse=True))
     assert out.shape == q.shape
     assert aux.lse.shape == (1, 2, 8)

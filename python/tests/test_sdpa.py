@@ -151,10 +151,66 @@ def test_sdpa_that_drops_all(has_bias, dtype):
         attn.torch.attention(q, k, v, dropout=1.0)
 
 
-def test_sdpa_refusals():
-    q, k = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8)
-    with pytest.raises(ValueError, match="enable_gqa=True"):
-        attn.torch.scaled_dot_product_attention(q, k, k)
-    mask = torch.ones(3, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match="accepted is one of them"):
-        attn.torch.scaled_dot_product_attention(q, q, q, mask, is_causal=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+def test_sdpa_under_autocast(dtype):
+    q, k, v = (leaf(1, 2, 6, 8, dtype=dtype) for _ in range(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, wanted = (
+            function(q, k, v)
+            for function in (
+                attn.torch.scaled_dot_product_attention,
+                F.scaled_dot_product_attention,
+            )
+        )
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("heads_k", "heads_v"), [(4, 2), (2, 4), (1, 8)])
+def test_sdpa_heads_of_values_differ(heads_k, heads_v):
+    tensors = [leaf(2, heads, 6, 8) for heads in (8, heads_k, heads_v)]
+    weights = torch.randn(2, 8, 6, 8)
+    found, wanted = (
+        torch.autograd.grad(function(*tensors, enable_gqa=True), tensors, weights)
+        for function in (attn.torch.scaled_dot_product_attention, F.scaled_dot_product_attention)
+    )
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def _mask(*shape, dtype=torch.float32):
+    return {"attn_mask": torch.zeros(shape, dtype=dtype)}
+
+
+X = torch.randn(1, 4, 3, 8)
+REFUSALS = {
+    "fewer heads": ((X, X[:, :2], X[:, :2]), {}, "enable_gqa=True"),
+    "two masks": (
+        (X, X, X),
+        {**_mask(3, 3, dtype=torch.bool), "is_causal": True},
+        "is one of them",
+    ),
+    "a vector": ((X[0, 0, 0], X, X), {}, r"query has shape \(8,\); accepted is \[..., seqlen"),
+    "a mask of other lengths": ((X, X, X), _mask(4, 3), r"attn_mask is of torch.float32 \(4, 3\)"),
+    "a mask of other heads": ((X, X, X), _mask(2, 3, 3), r"scores, \(1, 4, 3, 3\)"),
+    "a mask of more dimensions": ((X, X, X), _mask(1, 1, 4, 3, 3), "attn_mask is of torch.float32"),
+    "a mask of integers": (
+        (X, X, X),
+        _mask(3, 3, dtype=torch.int64),
+        "attn_mask is of torch.int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_sdpa_refusals(name):
+    tensors, keywords, message = REFUSALS[name]
+    with pytest.raises(ValueError, match=message):
+        attn.torch.scaled_dot_product_attention(*tensors, **keywords)
+
+
+def test_sdpa_of_other_libraries():
+    with pytest.raises(TypeError, match="key is a ndarray; accepted are tensors of PyTorch"):
+        attn.torch.scaled_dot_product_attention(X, X.numpy(), X)
+    with pytest.raises(TypeError, match="attn_mask is a ndarray; accepted are tensors of PyTorch"):
+        attn.torch.scaled_dot_product_attention(X, X, X, X[0, 0].numpy())
