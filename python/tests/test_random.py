@@ -16,28 +16,47 @@ def test_numpy(seed):
 
 
 class Torch(oracle.Library):
+    def __init__(self, device="cpu"):
+        self.device = device
+
     def buffer(self, x):
         import torch
 
-        return torch.from_numpy(x)
+        return torch.from_numpy(x).to(self.device)
 
     def tensor(self, x, dtype):
         import torch
 
         types = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-        return torch.from_numpy(x).to(types[dtype])
+        return torch.from_numpy(x).to(device=self.device, dtype=types[dtype])
 
     def numpy(self, x):
         import torch
 
         assert isinstance(x, torch.Tensor)
-        return x.to(torch.float64).numpy()
+        assert x.device.type == self.device
+        return x.to(torch.float64).cpu().numpy()
 
 
-@pytest.mark.parametrize("seed", range(SEED + COUNT, SEED + 2 * COUNT))
-def test_torch(seed):
-    pytest.importorskip("torch")
-    assert oracle.failures(seed, Torch()) == []
+def on_devices(first, count, on_a_gpu):
+    """Seeds from `first` on for tensors of the CPU, and then for those of a GPU, which compiles a
+    kernel for each.
+    """
+    seeds = [("cpu", seed) for seed in range(first, first + count)]
+    gpu = [("cuda", seed) for seed in range(first + count, first + count + on_a_gpu)]
+    return pytest.mark.parametrize(("device", "seed"), seeds + gpu)
+
+
+def needs(device):
+    torch = pytest.importorskip("torch")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+
+
+@on_devices(SEED + COUNT, COUNT, COUNT // 3)
+def test_torch(device, seed):
+    needs(device)
+    assert oracle.failures(seed, Torch(device)) == []
 
 
 class TorchGradients(Torch):
@@ -69,10 +88,10 @@ class TorchGradients(Torch):
         return results
 
 
-@pytest.mark.parametrize("seed", range(SEED + 4 * COUNT, SEED + 4 * COUNT + COUNT // 3))
-def test_torch_gradients(seed):
-    pytest.importorskip("torch")
-    assert oracle.failures(seed, TorchGradients()) == []
+@on_devices(SEED + 4 * COUNT, COUNT // 3, COUNT // 3)
+def test_torch_gradients(device, seed):
+    needs(device)
+    assert oracle.failures(seed, TorchGradients(device)) == []
 
 
 class Jax(oracle.Library):

@@ -11,6 +11,7 @@ from torch.nn import attention  # noqa: E402
 
 import attn.torch  # noqa: E402
 from attn import sdpa  # noqa: E402
+from torch_problems import GPU  # noqa: E402
 
 if not hasattr(attention, "activate_flash_attention_impl"):
     pytest.skip("this PyTorch has no list of implementations", allow_module_level=True)
@@ -40,11 +41,12 @@ def _active():
     attention.restore_flash_attention_impl()
 
 
-def tensors(*, heads_k=4, dtype=torch.float32):
+def tensors(*, dtype=torch.float32, device="cpu", lengths=(20, 24)):
     torch.manual_seed(3)
+    n, m = lengths
     return [
-        torch.randn(2, heads, length, 16, dtype=dtype, requires_grad=True)
-        for heads, length in ((4, 20), (heads_k, 24), (heads_k, 24))
+        torch.randn(2, 4, length, 16, dtype=dtype, device=device, requires_grad=True)
+        for length in (n, m, m)
     ]
 
 
@@ -56,33 +58,53 @@ OPTIONS = {
 }
 
 
-def results(options, dtype):
-    q, k, v = tensors(dtype=dtype)
-    out = F.scaled_dot_product_attention(q, k, v, **options)
+def results(options, inputs):
+    out = F.scaled_dot_product_attention(*inputs, **options)
     torch.manual_seed(4)
-    return [out, *torch.autograd.grad(out, [q, k, v], torch.randn(out.shape).to(dtype))]
+    d_out = torch.randn(out.shape).to(out)
+    return [out, *torch.autograd.grad(out, inputs, d_out)]
+
+
+def check(options, dtype, device, lengths=(20, 24)):
+    """attn computes both directions, as exactly as PyTorch's kernels of that device."""
+
+    def drawn():
+        return tensors(dtype=dtype, device=device, lengths=lengths)
+
+    names, found = calls(lambda: results(options, drawn()))
+    assert names == ["forward", "backward"]
+    attention.restore_flash_attention_impl()
+    names, theirs = calls(lambda: results(options, drawn()))
+    assert names == []
+    doubles = [t.detach().double().requires_grad_() for t in drawn()]
+    exact = {n: x.double() if n == "attn_mask" and x.dtype == torch.float32 else x
+             for n, x in options.items()}  # fmt: skip
+    with attention.sdpa_kernel(attention.SDPBackend.MATH):
+        out = F.scaled_dot_product_attention(*doubles, **exact)
+    torch.manual_seed(4)
+    d_out = torch.randn(out.shape).to(device=device, dtype=dtype).double()
+    wanted = [out, *torch.autograd.grad(out, doubles, d_out)]
+    for x, y, z in zip(found, theirs, wanted, strict=True):
+        assert x.device.type == device
+        rounding = torch.finfo(dtype).eps * z.abs().max()
+        assert (x - z).abs().max() <= 2 * (y - z).abs().max() + rounding
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.usefixtures("_active")
 def test_on_the_cpu(options, dtype):
-    names, found = calls(lambda: results(options, dtype))
-    assert names == ["forward", "backward"]
-    attention.restore_flash_attention_impl()
-    names, theirs = calls(lambda: results(options, dtype))
-    assert names == []
-    exact = {n: x.double() if n == "attn_mask" and x.dtype == torch.float32 else x
-             for n, x in options.items()}  # fmt: skip
-    with attention.sdpa_kernel(attention.SDPBackend.MATH):
-        q, k, v = (t.detach().double().requires_grad_() for t in tensors(dtype=dtype))
-        out = F.scaled_dot_product_attention(q, k, v, **exact)
-        torch.manual_seed(4)
-        d_out = torch.randn(out.shape).to(dtype).double()
-        wanted = [out, *torch.autograd.grad(out, [q, k, v], d_out)]
-    for x, y, z in zip(found, theirs, wanted, strict=True):
-        rounding = torch.finfo(dtype).eps * z.abs().max()
-        assert (x - z).abs().max() <= 2 * (y - z).abs().max() + rounding
+    check(options, dtype, "cpu")
+
+
+@GPU
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["plain", "causal"])
+@pytest.mark.usefixtures("_active")
+def test_on_a_gpu(name, dtype):
+    """What PyTorch sends to FlashAttention there: 16 bits, no mask, equal lengths where causal."""
+    with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+        check(OPTIONS[name], dtype, "cuda", (96, 96) if name == "causal" else (80, 96))
 
 
 @pytest.mark.usefixtures("_active")
@@ -130,32 +152,73 @@ def test_operators_of_a_gpu(causal, dropout):
         torch.testing.assert_close(x, y)
 
 
-@pytest.mark.parametrize("window", [None, (3, 1)])
-def test_varlen_operators_of_a_gpu(window):
-    torch.manual_seed(6)
-    q, k, v = (torch.randn(30, 4, 16, requires_grad=True) for _ in range(3))
-    lengths = torch.tensor([0, 11, 30], dtype=torch.int32)
-    left, right = window or (None, None)
-    packed = (lengths, lengths, 19, 19, 0.0, False)
-    sides = {"window_size_left": left, "window_size_right": right}
-    with torch.no_grad():
-        out, lse, rng, unused, _ = sdpa.varlen_forward(q, k, v, *packed, False, **sides)
-    d_out = torch.randn(out.shape)
-    with torch.no_grad():
-        found = sdpa.varlen_backward(d_out, q, k, v, out, lse, *packed, rng, unused, **sides)
+FIRST, LAST = 11, 30  # ends of two packed sequences
+
+
+def one_by_one(q, k, v, window):
+    """Attention within each of the sequences."""
     parts = []
-    for first, last in ((0, 11), (11, 30)):
-        place = torch.arange(last - first)
+    for first, last in ((0, FIRST), (FIRST, LAST)):
+        place = torch.arange(last - first, device=q.device)
         distance = place[None] - place[:, None]
         seen = torch.ones_like(distance, dtype=torch.bool)
         if window:
-            seen = (distance >= -left) & (distance <= right)
+            seen = (distance >= -window[0]) & (distance <= window[1])
         heads_first = (t[first:last].transpose(0, 1) for t in (q, k, v))
-        parts.append(F.scaled_dot_product_attention(*heads_first, seen).transpose(0, 1))
-    wanted = torch.cat(parts)
+        with attention.sdpa_kernel(attention.SDPBackend.MATH):
+            parts.append(F.scaled_dot_product_attention(*heads_first, seen).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def packed(device="cpu", dtype=torch.float32):
+    torch.manual_seed(6)
+    inputs = [
+        torch.randn(LAST, 4, 16, device=device, dtype=dtype, requires_grad=True) for _ in range(3)
+    ]
+    return inputs, torch.tensor([0, FIRST, LAST], dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize("window", [None, (3, 1)])
+def test_varlen_operators_of_a_gpu(window):
+    (q, k, v), ends = packed()
+    left, right = window or (None, None)
+    options = (ends, ends, 19, 19, 0.0, False)
+    sides = {"window_size_left": left, "window_size_right": right}
+    with torch.no_grad():
+        out, lse, rng, unused, _ = sdpa.varlen_forward(q, k, v, *options, False, **sides)
+    d_out = torch.randn(out.shape)
+    with torch.no_grad():
+        found = sdpa.varlen_backward(d_out, q, k, v, out, lse, *options, rng, unused, **sides)
+    wanted = one_by_one(q, k, v, window)
     torch.testing.assert_close(out, wanted)
     for x, y in zip(found, torch.autograd.grad(wanted, [q, k, v], d_out), strict=True):
         torch.testing.assert_close(x, y)
+
+
+@GPU
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.usefixtures("_active")
+def test_varlen_attn(causal, dtype):
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    inputs, ends = packed("cuda", dtype)
+    newer = "window_size" in varlen.varlen_attn.__annotations__  # PyTorch 2.11
+    options = {"window_size": (-1, 0 if causal else -1)} if newer else {"is_causal": causal}
+
+    def ours():
+        out = varlen.varlen_attn(*inputs, ends, ends, 19, 19, **options)
+        return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+    names, found = calls(ours)
+    assert names == ["forward", "backward"]
+    wanted = []
+    for t in (torch.float64, dtype):
+        leaves = [x.detach().to(t).requires_grad_() for x in inputs]
+        out = one_by_one(*leaves, (LAST, 0) if causal else None)
+        wanted.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
+    for x, exact, low in zip(found, *wanted, strict=True):
+        rounding = torch.finfo(dtype).eps * exact.abs().max()
+        assert (x - exact).abs().max() <= 2 * (low - exact).abs().max() + rounding
 
 
 def test_the_mask_of_dropout_is_refused():

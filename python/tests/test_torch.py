@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import attn  # noqa: E402
 import attn.torch  # noqa: E402
@@ -105,29 +100,6 @@ def test_a_tensor_changed_before_backward_is_refused():
         k.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_repeats_dropout(reentrant):
-    q, k, v = (leaf(1, 20, 2, 8) for _ in range(3))
-
-    def gradients(function):
-        torch.manual_seed(3)
-        out = function(q, k, v)
-        return [out, *torch.autograd.grad(out.square().sum(), [q, k, v])]
-
-    call = partial(attn.torch.attention, dropout=0.4, causal=True)
-    plain = gradients(call)
-    if reentrant:
-        torch.manual_seed(3)
-        out = checkpoint(call, q, k, v, use_reentrant=True)
-        out.square().sum().backward()
-        again = [out, q.grad, k.grad, v.grad]
-    else:
-        again = gradients(lambda *t: checkpoint(call, *t, use_reentrant=False))
-    for a, b in zip(plain, again, strict=True):
-        assert torch.equal(a, b)
-    assert not torch.equal(call(q, k, v), call(q, k, v))
 
 
 def test_rng_in_a_tensor():
@@ -240,147 +212,6 @@ def test_views_of_any_strides():
     views = [t.permute(0, 2, 3, 1) for t in (q, k, v)]  # the last dimension is not contiguous
     expected = attn.torch.attention(*[t.contiguous() for t in views])
     assert torch.equal(attn.torch.attention(*views), expected)
-
-
-OPCHECKS = {
-    "plain": {},
-    "causal": {"causal": True, "softcap": 2.0, "window": (3, -1)},
-    "heads first": {"layout": "bhsd", "scale": 0.3},
-    "tensors": {"bias": torch.randn(1, 4, 6, 6), "sink": torch.randn(4)},
-    "formula": {"mask": attn.Formula("ids[query] == ids[key]", ids=torch.zeros(6).int())},
-}
-
-
-@pytest.mark.parametrize("name", OPCHECKS)
-def test_opcheck(name):
-    from attn import torch_ops
-
-    calls = []
-
-    class Recorded(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.namespace == "attn":
-                calls.append((func, args))
-            return func(*args, **(kwargs or {}))
-
-    heads_first = OPCHECKS[name].get("layout") == "bhsd"
-    shape = (2, 4, 6, 8) if heads_first else (2, 6, 4, 8)
-    q, k, v = (leaf(*shape) for _ in range(3))
-    with Recorded():
-        out, _ = torch_ops.attention(q, k, v, **OPCHECKS[name])
-        out.sum().backward()
-    assert [str(func) for func, _ in calls] == ["attn.forward.default", "attn.backward.default"]
-    for func, args in calls:
-        detached = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
-        torch.library.opcheck(func, tuple(detached))
-
-
-@pytest.fixture
-def compiled():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    return partial(torch.compile, backend="aot_eager", fullgraph=True)
-
-
-def gradients_of(function, tensors):
-    out, lse = function(*tensors)
-    torch.manual_seed(1)
-    return [out, lse, *torch.autograd.grad(out, tensors, torch.randn(out.shape))]
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_is_one_graph(compiled, dynamic):
-    ids = torch.randint(0, 3, (40,)).sort().values
-    table = leaf(2, 4, 40, 40)
-
-    def function(q, k, v, slopes, factor):
-        computed = ids * 2
-
-        def mask(b, h, i, j):
-            return (computed[i] == computed[j]) & (i - j < 11) & (j <= i)
-
-        def score(s, b, h, i, j):
-            return s + factor * table[b, h, i, j] - slopes[h] * torch.abs(i - j)
-
-        return attn.torch.attention(q, k, v, mask=mask, score=score, layout="bhsd", return_lse=True)
-
-    tensors = [leaf(2, 4, 40, 16) for _ in range(3)] + [leaf(4), leaf()]
-    expected = gradients_of(function, tensors)
-    found = gradients_of(compiled(function, dynamic=dynamic), tensors)
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("count", range(5))
-def test_compile_without_gradients(compiled, count):
-    """Whatever the number of tensors beside q, k and v: two of them failed."""
-    names = ["a", "b", "c", "d"][:count]
-    q, *tensors = (torch.randn(1, 6, 2, 8) for _ in range(1 + count))
-    score = attn.Formula(
-        " + ".join(["score", *[f"{name}[0, query, head, 0]" for name in names]]),
-        **dict(zip(names, tensors, strict=True)),
-    )
-
-    def function(q):
-        return attn.torch.attention(q, q, q, score=score)
-
-    assert torch.equal(compiled(function)(q), function(q))
-
-
-def test_compile_with_dynamic_shapes_compiles_once(compiled):
-    def function(q, k, v):
-        return attn.torch.attention(
-            q, k, v, mask=lambda s: s.key <= s.position, bias=bias, return_lse=True
-        )
-
-    made = compiled(function, dynamic=True)
-    for n in (17, 23, 40):
-        bias = torch.randn(1, 1, n, n)
-        tensors = [leaf(2, n, 4, 8) for _ in range(3)]
-        for a, b in zip(gradients_of(made, tensors), gradients_of(function, tensors), strict=True):
-            assert torch.equal(a, b)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-
-
-def test_compile_draws_dropout_anew(compiled):
-    def function(q, k, v):
-        return attn.torch.attention(q, k, v, dropout=0.5, layout="bhsd")
-
-    made = compiled(function)
-    tensors = [torch.randn(1, 2, 9, 8) for _ in range(3)]
-    torch.manual_seed(5)
-    first, second = made(*tensors), made(*tensors)
-    torch.manual_seed(5)
-    assert torch.equal(made(*tensors), first)
-    assert not torch.equal(first, second)
-
-
-def test_compile_reads_rng_from_a_tensor(compiled):
-    made = compiled(lambda q, rng: attn.torch.attention(q, q, q, dropout=0.5, rng=rng))
-    q = torch.randn(1, 9, 2, 8)
-    for seed in (5, 6):
-        wanted = attn.torch.attention(q, q, q, dropout=0.5, rng=(seed, 1))
-        assert torch.equal(made(q, torch.tensor([seed, 1])), wanted)
-
-
-def test_compile_refuses_with_the_reason(compiled):
-    made = compiled(lambda q: attn.torch.attention(q, q, q, mask=lambda b, h, i, j: torch.sort(i)))
-    with pytest.raises(Exception, match="torch function sort has no form"):
-        made(torch.randn(1, 3, 2, 8))
-
-
-def test_compile_after_a_trace_with_numpy(compiled):
-    """What NumPy's arrays leave behind in attn is nothing that torch.compile cannot read."""
-    ids = np.zeros(5, np.int32)
-    x = np.ones((1, 5, 2, 8), np.float32)
-    attn.attention(x, x, x, mask=lambda s: attn.buffer(ids)[s.key] == 0)
-    table = torch.arange(5, dtype=torch.float32)
-
-    def function(q):
-        return attn.torch.attention(q, q, q, score=lambda s: s.score + table[s.key])
-
-    q = torch.randn(1, 5, 2, 8)
-    torch.testing.assert_close(compiled(function)(q), function(q))
 
 
 def test_an_array_of_a_formula_takes_no_other_name():

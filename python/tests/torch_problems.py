@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 
-def leaf(*shape, dtype=torch.float32):
-    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+def leaf(*shape, dtype=torch.float32, device="cpu"):
+    return torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
 
 
 def dense(q, k, v, score=None, mask=None, sink=None):
