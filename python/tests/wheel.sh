@@ -34,6 +34,25 @@ echo "$(basename "$wheel"): $bytes bytes"
 PATH=$out/tools/bin:$PATH auditwheel show "$wheel" | tee "$out/auditwheel.txt"
 grep -q manylinux_ "$out/auditwheel.txt" || fail 'auditwheel finds no platform for it'
 
+# commands COMMAND...: what the command of the wheel says of its machine, of its results and of its speed. It runs where
+# no file of this clone is found by chance.
+commands() (
+  cd "$out"
+  "$@" info | grep '^version' >/dev/null || fail "'$* info' tells no version"
+  "$@" check b2_n70_hq4_hk2_d32_causal_f32 b1_n33_h2_d64_softcap20_bf16 --phase both >check.txt ||
+    fail "'$* check': $(tail -n 1 check.txt)"
+  grep -qE '^2 cases, [1-9][0-9]* checks: [1-9][0-9]* passed, 0 failed$' check.txt || fail "'$* check' ends with $(tail -n 2 check.txt)"
+  rm -f bench.json
+  "$@" bench b1_n256_h2_d64_causal_f32 --json bench.json >bench.txt || fail "'$* bench': $(tail -n 1 bench.txt)"
+  "$environment/bin/python" -c '
+import json
+results = json.load(open("bench.json"))["results"]
+assert results and all(r["correct"] and r["seconds_median"] > 0 for r in results), results' || fail "'$* bench' gives no times"
+  local code=0
+  "$@" check nonsense >/dev/null 2>&1 || code=$?
+  ((code == 2)) || fail "'$* check nonsense' exits with $code; expected is 2, bad usage"
+)
+
 for python in "${pythons[@]}"; do
   environment=$out/$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
   "$python" -m venv "$environment"
@@ -42,5 +61,7 @@ for python in "${pythons[@]}"; do
 import sys, attn, numpy
 q = numpy.ones((1, 3, 2, 8), numpy.float32)
 assert (attn.attention(q, q, q, causal=True) == 1).all()
-print("works in Python", sys.version.split()[0])' && "$environment/bin/attn" info >/dev/null)
+print("works in Python", sys.version.split()[0])')
+  commands "$environment/bin/attn"
+  commands "$environment/bin/python" -m attn
 done
