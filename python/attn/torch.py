@@ -8,7 +8,8 @@ out = attn.torch.flex_attention(q, k, v, score_mod, block_mask)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active as _are_transforms_active
 from torch._C import _is_any_autocast_enabled
 from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
-from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
 from . import _attn, merging, torch_ops
@@ -56,6 +56,29 @@ def _gradients(
     return _attn.backward(options, d_out, q, k, v, out, lse, wanted, d_lse, None, True)
 
 
+_DelayedError: Any = torch._C._functions.DelayedError  # pyright: ignore
+_NO_SECOND = b"attn.torch has no second derivative; accepted is a gradient without create_graph"
+
+
+def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward function, whose gradients cannot be differentiated: this is an error where it is
+    tried. PyTorch's once_differentiable drops it without one where the gradient that comes in needs
+    none, as that of a sum, though q, k and v do.
+    """
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *given: Any) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, *given)
+        if not torch.is_grad_enabled():
+            return found
+        needing = [None if g is None else g.detach().requires_grad_() for g in found]
+        refused: Any = _DelayedError(_NO_SECOND, len(needing))
+        return refused(*needing)
+
+    return wrapper
+
+
 class _Plain(torch.autograd.Function):
     """Straight into the library: out, and gradients of q, k and v alone, where all three want one.
 
@@ -71,7 +94,7 @@ class _Plain(torch.autograd.Function):
         return _attn.recorded_backward(ctx, d_out)
 
 
-_backward_once = once_differentiable(_attn.recorded_backward)
+_backward_once = _once(_attn.recorded_backward)
 # What _Plain.apply calls in the end, where no transform of functorch is active: 2 of its 6 us.
 _apply_plain: Any = super(torch.autograd.Function, _Plain).apply  # pyright: ignore
 
@@ -91,7 +114,7 @@ class _Eager(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @_once
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
         saved: tuple[Tensor, ...] = ctx.saved_tensors
         tensors = saved[5:]

@@ -102,6 +102,20 @@ def test_a_tensor_changed_before_backward_is_refused():
         out.sum().backward()
 
 
+@pytest.mark.parametrize("kind", ["plain", "return_lse", "sink"])
+def test_no_second_derivative(kind):
+    """A penalty of the gradient's size was dropped: the sum's own gradient needs none."""
+    q, k, v = (leaf(1, 5, 2, 8) for _ in range(3))
+    options = {"plain": {}, "return_lse": {"return_lse": True}, "sink": {"sink": torch.zeros(2)}}
+    out = attn.torch.attention(q, k, v, **options[kind])
+    out = out[0] if kind == "return_lse" else out
+    gradients = torch.autograd.grad(out.sum(), (q, k, v), create_graph=True)
+    for a, b in zip(gradients, torch.autograd.grad(out.sum(), (q, k, v)), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(RuntimeError, match="attn.torch has no second derivative; accepted is a"):
+        (out.sum() + gradients[0].square().sum()).backward()
+
+
 def test_rng_in_a_tensor():
     q, k, v = (leaf(1, 20, 2, 8) for _ in range(3))
     state = torch.tensor([3, 4])
