@@ -13,6 +13,7 @@
 #include "attn/error.hpp"
 #include "core/matmul.hpp"
 #include "core/validate/argument_check.hpp"
+#include "core/validate/enumerator.hpp"
 #include "cpu/matmul/matmul.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
@@ -125,6 +126,9 @@ std::vector<std::string> matmul_rungs(Backend backend) {
 MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options,
                      const Context& context) {
   core::validate_matmul(problem);
+  const core::ArgumentCheck check;
+  core::check_enumerator(check, "backend", options.backend, "Backend");
+  core::check_enumerator(check, "isa of the context", context.isa, "InstructionSet");
   const Backend backend = choose_backend(problem, options.backend, options.device);
   check_rung(backend, options.rung);
   if (options.threads < 0) {

@@ -75,7 +75,7 @@ Plan choose_backend_plan(const Problem& problem, Phase phase, const PlanOptions&
                          const Context& context) {
   core::validate_problem(problem);
   core::validate_declarations(problem);
-  core::validate_options(problem, phase, options);
+  core::validate_options(problem, phase, options, context);
   switch (choose_backend(problem, options.backend, options.device)) {
     case Backend::reference:
       return reference_plan(problem, phase, options.backend == Backend::reference);

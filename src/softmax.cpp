@@ -10,8 +10,11 @@
 #include <functional>
 #include <limits>
 #include <span>
+#include <string_view>
 
+#include "core/text/enum_names.hpp"
 #include "core/validate/argument_check.hpp"
+#include "core/validate/enumerator.hpp"
 #include "cpu/plan_check.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
@@ -19,6 +22,9 @@
 
 namespace attn {
 namespace {
+
+constexpr core::EnumName<SoftmaxAlgorithm> kAlgorithms[] = {
+    {SoftmaxAlgorithm::three_pass, "three_pass"}, {SoftmaxAlgorithm::online, "online"}};
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
@@ -118,7 +124,8 @@ void for_each_row(const Tensor& x, const Context& context,
 
 // x and lse; x has rows of 2^31 - 1 columns at most where columns are counted in 32 bits.
 void check_arguments(const core::ArgumentCheck& check, const Tensor& x, const Tensor& lse,
-                     bool counts_columns) {
+                     SoftmaxAlgorithm algorithm, bool counts_columns) {
+  core::check_enumerator(check, "algorithm", algorithm, "SoftmaxAlgorithm");
   check.tensor("x", x, DType::f32, {core::kAnySize, core::kAnySize});
   check.contiguous_rows("x", x);
   if (counts_columns && x.shape[1] > INT32_MAX) {
@@ -137,11 +144,15 @@ void softmax_on_gpu(const core::ArgumentCheck& check, std::span<const core::Name
 
 }  // namespace
 
+std::string_view name(SoftmaxAlgorithm algorithm) noexcept {
+  return core::name_of(kAlgorithms, algorithm);
+}
+
 void softmax(const Tensor& x, const Tensor& y, const Tensor& lse, SoftmaxAlgorithm algorithm,
              const Context& context) {
   const core::ArgumentCheck check(nullptr, x.device);
   const bool gpu = x.device.type == DeviceType::cuda;
-  check_arguments(check, x, lse, gpu);
+  check_arguments(check, x, lse, algorithm, gpu);
   check.tensor("y", y, DType::f32, {x.shape[0], x.shape[1]});
   check.contiguous_rows("y", y);
   const bool in_place = x.data == y.data && (x.shape[0] <= 1 || x.strides[0] == y.strides[0]);
@@ -164,7 +175,7 @@ void softmax(const Tensor& x, const Tensor& y, const Tensor& lse, SoftmaxAlgorit
 void softmax_top(const Tensor& x, const Tensor& values, const Tensor& columns, const Tensor& lse,
                  SoftmaxAlgorithm algorithm, const Context& context) {
   const core::ArgumentCheck check(nullptr, x.device);
-  check_arguments(check, x, lse, true);
+  check_arguments(check, x, lse, algorithm, true);
   check.tensor("values", values, DType::f32, {x.shape[0], core::kAnySize});
   const std::int64_t k = values.shape[1];
   if (k < 1 || k > kMostSoftmaxTop) {

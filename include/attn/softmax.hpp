@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "attn/context.hpp"
 #include "attn/export.hpp"
@@ -14,6 +15,8 @@ enum class SoftmaxAlgorithm : std::uint8_t {
   three_pass,  // safe softmax: maximum, sum of exponentials, normalisation; reads x three times
   online,  // Milakov and Gimelshein 2018, algorithm 3: maximum and sum in one pass; reads x twice
 };
+// As spelled here; "unknown" for other values.
+std::string_view name(SoftmaxAlgorithm algorithm) noexcept;
 
 // y[i, :] <- exp(x[i, :] - max) / sum. x, y: f32 [rows, columns], last dimension contiguous, all
 // tensors on one device; y may be x. lse (f32 [rows], any stride, optional) <- log of the sum of

@@ -10,6 +10,7 @@
 #include "core/tensor/size.hpp"
 #include "core/text/enum_names.hpp"
 #include "core/validate/argument_check.hpp"
+#include "core/validate/enumerator.hpp"
 
 namespace attn {
 namespace {
@@ -21,6 +22,9 @@ constexpr core::EnumName<Activation> kActivations[] = {{Activation::none, "none"
                                                        {Activation::gelu, "gelu"},
                                                        {Activation::gelu_tanh, "gelu_tanh"},
                                                        {Activation::silu, "silu"}};
+
+constexpr core::EnumName<MatrixOrder> kMatrixOrders[] = {
+    {MatrixOrder::row_major, "row_major"}, {MatrixOrder::column_major, "column_major"}};
 
 constexpr core::EnumName<Float8> kFloat8s[] = {
     {Float8::none, "none"}, {Float8::e4m3, "e4m3"}, {Float8::e5m2, "e5m2"}};
@@ -80,9 +84,7 @@ std::string_view name(Float8 format) noexcept { return core::name_of(kFloat8s, f
 std::string_view name(MaskedMatrix masked) noexcept {
   return core::name_of(kMaskedMatrices, masked);
 }
-std::string_view name(MatrixOrder order) noexcept {
-  return order == MatrixOrder::row_major ? "row_major" : "column_major";
-}
+std::string_view name(MatrixOrder order) noexcept { return core::name_of(kMatrixOrders, order); }
 
 double MatmulProblem::flops() const {
   return 2.0 * static_cast<double>(batch) * static_cast<double>(m) * static_cast<double>(n) *
@@ -201,6 +203,12 @@ void validate_matmul(const MatmulProblem& p) {
                                to_string(p)));
     }
   }
+  check_enumerator(check, "order_a", p.order_a, "MatrixOrder");
+  check_enumerator(check, "order_b", p.order_b, "MatrixOrder");
+  check_enumerator(check, "order_c", p.order_c, "MatrixOrder");
+  check_enumerator(check, "activation", p.activation, "Activation");
+  check_enumerator(check, "float8", p.float8, "Float8");
+  check_enumerator(check, "masked", p.masked, "MaskedMatrix");
   const bool float8 = p.float8 != Float8::none;
   if (float8 ? p.dtype != DType::u8 : !is_floating(p.dtype)) {
     check.refuse(
@@ -210,7 +218,7 @@ void validate_matmul(const MatmulProblem& p) {
   }
   if (p.scaled && !float8) {
     check.refuse(
-        fmt::format("scale_a and scale_b are given; accepted are none where float8 is none "
+        fmt::format("scale_a or scale_b is given; accepted are none where float8 is none "
                     "(problem {})",
                     to_string(p)));
   }

@@ -6,6 +6,7 @@
 
 #include "attn/error.hpp"
 #include "attn/machine.hpp"
+#include "core/validate/enumerator.hpp"
 #include "cpu/plan_check.hpp"
 #include "cpu/tile_ops.hpp"
 
@@ -77,6 +78,8 @@ double measure_peak_gflops(DType dtype, const Context& context, double seconds) 
     throw Error(ErrorCode::invalid_argument,
                 "seconds is " + std::to_string(seconds) + "; accepted are finite numbers above 0");
   }
+  core::check_enumerator(core::ArgumentCheck(), "isa of the context", context.isa,
+                         "InstructionSet");
   const InstructionSet isa = cpu::best_instruction_set(context.isa);
   const bool bf16 =
       dtype == DType::bf16 && cpu::has_bf16_products(isa, context.isa == InstructionSet::automatic);

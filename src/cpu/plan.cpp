@@ -130,11 +130,6 @@ void check_options(const Problem& problem, Phase phase, const PlanOptions& optio
                                             " has no " + std::string(name(phase)) +
                                             " pass on the cpu backend");
   }
-  if (options.threads < 0) {
-    throw Error(ErrorCode::invalid_argument,
-                "threads is " + std::to_string(options.threads) +
-                    "; accepted are 0 (as many as there is work for) and more");
-  }
 }
 
 void choose_workers(Plan& plan, int asked, int workers) {

@@ -61,6 +61,9 @@ TEST(Machine, WhatCannotBeMeasuredIsRefused) {
   for (const DType dtype : {DType::i32, DType::u8, static_cast<DType>(99)}) {
     EXPECT_THROW(measure_peak_gflops(dtype), Error) << static_cast<int>(dtype);
   }
+  Context context;
+  context.isa = static_cast<InstructionSet>(99);
+  EXPECT_THROW(measure_peak_gflops(DType::f32, context), Error);
 }
 
 }  // namespace

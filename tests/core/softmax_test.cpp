@@ -191,6 +191,8 @@ TEST(SoftmaxTop, Refusals) {
   EXPECT_THROW(softmax_top(good_x, good_values, tensor(values.data() + 6, {3, 2})), Error);
   EXPECT_THROW(softmax_top(good_x, tensor(x.data(), {3, 2}), good_columns), Error);
   EXPECT_THROW(softmax_top(good_x, good_values, good_columns, tensor(values.data(), {3})), Error);
+  const auto unknown = static_cast<SoftmaxAlgorithm>(7);
+  EXPECT_THROW(softmax_top(good_x, good_values, good_columns, {}, unknown), Error);
   for (const float v : values) EXPECT_TRUE(std::isnan(v));
   for (const std::int32_t c : columns) EXPECT_EQ(c, -7);
 }
@@ -209,6 +211,7 @@ TEST(Softmax, Refusals) {
   EXPECT_THROW(softmax(good_x, good_y, tensor(lse.data(), {4})), Error);
   EXPECT_THROW(softmax(good_x, good_y, tensor(y.data(), {3})), Error);
   EXPECT_THROW(softmax(good_x, tensor(x.data() + 1, {2, 4})), Error);
+  EXPECT_THROW(softmax(good_x, good_y, {}, static_cast<SoftmaxAlgorithm>(7)), Error);
   for (const float v : y) EXPECT_TRUE(std::isnan(v));
 }
 

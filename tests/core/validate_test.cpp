@@ -95,6 +95,14 @@ TEST(Plan, RefusesWhatItCannotMean) {
   EXPECT_TRUE(has(plan({}, static_cast<Phase>(3)), "phase is 3"));
   EXPECT_TRUE(has(plan({.device = {static_cast<DeviceType>(5), 0}}), "device type is 5"));
   EXPECT_TRUE(has(plan({.kernel = "forward_sm90"}), "kernel is 'forward_sm90'"));
+  Context context;
+  context.isa = static_cast<InstructionSet>(99);
+  for (const Backend backend : {Backend::reference, Backend::cpu}) {
+    EXPECT_TRUE(has(plan({.backend = backend, .threads = -1}), "threads is -1")) << name(backend);
+    EXPECT_TRUE(has(refusal([&] { make_plan(p, Phase::forward, {.backend = backend}, context); }),
+                    "isa of the context is 99; accepted are the enumerators of InstructionSet"))
+        << name(backend);
+  }
   const Problem paged = parse_problem("b1_n8_h2_d8_paged4_f32");
   for (const Backend backend : {Backend::automatic, Backend::reference, Backend::cpu}) {
     const PlanOptions options{.backend = backend};

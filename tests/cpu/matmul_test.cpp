@@ -387,5 +387,31 @@ TEST(Matmul, ARefusalNamesTheArgumentItsValueAndWhatIsAccepted) {
   contains(refusal([&] { parse_activation("swish"); }), "'swish'; accepted are none, relu");
 }
 
+TEST(Matmul, NumbersThatAreNoEnumeratorsAreRefused) {
+  MatmulData data({.m = 4, .n = 6, .k = 8}, 1);
+  const auto expect = [](const std::string& text, const std::string& sentence) {
+    EXPECT_NE(text.find(sentence), std::string::npos) << text;
+  };
+  expect(refusal([&] { matmul(data.inputs, data.c, static_cast<Activation>(33)); }),
+         "activation is 33; accepted are the enumerators of Activation");
+  const MatmulProblem square{.m = 8, .n = 8, .k = 8};
+  MatmulProblem spoilt = square;
+  spoilt.order_a = static_cast<MatrixOrder>(4);
+  expect(refusal([&] { make_plan(spoilt); }), "order_a is 4; accepted are");
+  spoilt = square;
+  spoilt.float8 = static_cast<Float8>(5);
+  expect(refusal([&] { make_plan(spoilt); }), "float8 is 5; accepted are");
+  spoilt = square;
+  spoilt.masked = static_cast<MaskedMatrix>(6);
+  expect(refusal([&] { make_plan(spoilt); }), "masked is 6; accepted are");
+  for (const Backend backend : {static_cast<Backend>(9), Backend::reference, Backend::cpu}) {
+    Context context;
+    context.isa = static_cast<InstructionSet>(99);
+    expect(refusal([&] { make_plan(square, {.backend = backend}, context); }),
+           name(backend) == "unknown" ? "backend is 9; accepted are"
+                                      : "isa of the context is 99; accepted are");
+  }
+}
+
 }  // namespace
 }  // namespace attn

@@ -32,7 +32,8 @@ Device device_of(const Inputs& inputs);
 void validate_problem(const Problem& problem);
 // What is asked of a plan: enumerators, no kernel's name without a GPU, no backward pass of paged
 // K, V.
-void validate_options(const Problem& problem, Phase phase, const PlanOptions& options);
+void validate_options(const Problem& problem, Phase phase, const PlanOptions& options,
+                      const Context& context);
 // The plan is one that make_plan gave, of this phase, and still of its backend.
 void validate_plan(const Plan& plan, Phase phase);
 // Throws Error(unsupported).

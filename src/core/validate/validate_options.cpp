@@ -1,33 +1,24 @@
 // Checks of PlanOptions, and of a plan before it runs.
 #include <fmt/format.h>
 
-#include <string_view>
-
 #include "attn/error.hpp"
 #include "core/made_for.hpp"
+#include "core/validate/enumerator.hpp"
 #include "core/validate/validate.hpp"
 
 namespace attn::core {
-namespace {
 
-// name() of a value that is no enumerator.
-constexpr std::string_view kUnknown = "unknown";
-
-template <class Enum>
-void check_enumerator(const ArgumentCheck& check, std::string_view argument, Enum value,
-                      std::string_view type) {
-  if (name(value) != kUnknown) return;
-  check.refuse(fmt::format("{} is {}; accepted are the enumerators of {}", argument,
-                           static_cast<int>(value), type));
-}
-
-}  // namespace
-
-void validate_options(const Problem& problem, Phase phase, const PlanOptions& options) {
+void validate_options(const Problem& problem, Phase phase, const PlanOptions& options,
+                      const Context& context) {
   const ArgumentCheck check(&problem);
   check_enumerator(check, "phase", phase, "Phase");
   check_enumerator(check, "backend", options.backend, "Backend");
   check_enumerator(check, "algorithm", options.algorithm, "Algorithm");
+  check_enumerator(check, "isa of the context", context.isa, "InstructionSet");
+  if (options.threads < 0) {
+    check.refuse(fmt::format(
+        "threads is {}; accepted are 0 (as many as there is work for) and more", options.threads));
+  }
   const DeviceType type = options.device.type;
   if (type != DeviceType::cpu && type != DeviceType::cuda) {
     check.refuse(fmt::format("device type is {}; accepted are the enumerators of DeviceType",
