@@ -128,6 +128,7 @@ MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options,
   core::validate_matmul(problem);
   const core::ArgumentCheck check;
   core::check_enumerator(check, "backend", options.backend, "Backend");
+  check.device(options.device);
   core::check_enumerator(check, "isa of the context", context.isa, "InstructionSet");
   const Backend backend = choose_backend(problem, options.backend, options.device);
   check_rung(backend, options.rung);

@@ -212,6 +212,11 @@ TEST(Softmax, Refusals) {
   EXPECT_THROW(softmax(good_x, good_y, tensor(y.data(), {3})), Error);
   EXPECT_THROW(softmax(good_x, tensor(x.data() + 1, {2, 4})), Error);
   EXPECT_THROW(softmax(good_x, good_y, {}, static_cast<SoftmaxAlgorithm>(7)), Error);
+  for (const Device device : {Device{DeviceType::cpu, 1}, Device{static_cast<DeviceType>(9), 0}}) {
+    Tensor elsewhere_x = good_x, elsewhere_y = good_y;
+    elsewhere_x.device = elsewhere_y.device = device;
+    EXPECT_THROW(softmax(elsewhere_x, elsewhere_y), Error) << to_string(device);
+  }
   for (const float v : y) EXPECT_TRUE(std::isnan(v));
 }
 

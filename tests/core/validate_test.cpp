@@ -93,7 +93,8 @@ TEST(Plan, RefusesWhatItCannotMean) {
   EXPECT_TRUE(has(plan({.backend = static_cast<Backend>(9)}), "backend is 9"));
   EXPECT_TRUE(has(plan({.algorithm = static_cast<Algorithm>(77)}), "algorithm is 77"));
   EXPECT_TRUE(has(plan({}, static_cast<Phase>(3)), "phase is 3"));
-  EXPECT_TRUE(has(plan({.device = {static_cast<DeviceType>(5), 0}}), "device type is 5"));
+  EXPECT_TRUE(has(plan({.device = {static_cast<DeviceType>(5), 0}}), "device is device type 5"));
+  EXPECT_TRUE(has(plan({.device = {DeviceType::cpu, 1}}), "device is cpu:1; accepted are cpu and"));
   EXPECT_TRUE(has(plan({.kernel = "forward_sm90"}), "kernel is 'forward_sm90'"));
   Context context;
   context.isa = static_cast<InstructionSet>(99);

@@ -404,6 +404,10 @@ TEST(Matmul, NumbersThatAreNoEnumeratorsAreRefused) {
   spoilt = square;
   spoilt.masked = static_cast<MaskedMatrix>(6);
   expect(refusal([&] { make_plan(spoilt); }), "masked is 6; accepted are");
+  expect(refusal([&] {
+           make_plan(square, {.device = {DeviceType::cpu, 1}});
+         }),
+         "device is cpu:1; accepted are");
   for (const Backend backend : {static_cast<Backend>(9), Backend::reference, Backend::cpu}) {
     Context context;
     context.isa = static_cast<InstructionSet>(99);

@@ -68,7 +68,7 @@ Tensor tensor(const void* data, DType dtype, std::initializer_list<std::int64_t>
 std::string to_string(Device device) {
   switch (device.type) {
     case DeviceType::cpu:
-      return "cpu";
+      return device.index == 0 ? "cpu" : fmt::format("cpu:{}", device.index);
     case DeviceType::cuda:
       return fmt::format("cuda:{}", device.index);
   }

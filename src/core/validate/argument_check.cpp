@@ -79,6 +79,11 @@ void ArgumentCheck::refuse(const std::string& message) const {
               problem_ == nullptr ? message : message + descriptor(*problem_));
 }
 
+void ArgumentCheck::device(Device device) const {
+  if (is_device(device)) return;
+  refuse(fmt::format("device is {}; accepted are cpu and a GPU, as cuda:0", to_string(device)));
+}
+
 void ArgumentCheck::view(const Label& name, const Tensor& t) const {
   if (t.rank < 1 || t.rank > kMaxRank) {
     refuse(fmt::format("{} has rank {}; accepted are 1 to {}", to_string(name), t.rank, kMaxRank));
@@ -87,6 +92,10 @@ void ArgumentCheck::view(const Label& name, const Tensor& t) const {
   if (size == 0) {
     refuse(fmt::format("{} has dtype {}; accepted are the enumerators of DType", to_string(name),
                        static_cast<int>(t.dtype)));
+  }
+  if (!is_device(device_)) {
+    refuse(fmt::format("{} is {}; accepted are tensors on cpu and on a GPU, as cuda:0",
+                       to_string(name), to_string(t)));
   }
   if (t.device != device_) {
     refuse(fmt::format("{} is {}; accepted are tensors on {}", to_string(name), to_string(t),

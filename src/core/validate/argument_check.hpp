@@ -29,6 +29,11 @@ struct Label {
 };
 std::string to_string(const Label& label);
 
+// Whether there may be such a device: the CPU has the index 0 alone.
+inline bool is_device(Device device) noexcept {
+  return device.type == DeviceType::cuda || device == Device{};
+}
+
 // Sizes that a tensor must have, kAnySize where any will do.
 class Shape {
  public:
@@ -63,6 +68,9 @@ class ArgumentCheck {
   bool readable() const noexcept { return device_.type == DeviceType::cpu; }
 
   [[noreturn]] void refuse(const std::string& message) const;
+
+  // is_device() of the device of a plan's options.
+  void device(Device device) const;
 
   // Memory that can be addressed: rank, sizes that are not negative, number of elements and
   // distance between elements far below 2^63, data present and aligned to the element, on the

@@ -19,12 +19,8 @@ void validate_options(const Problem& problem, Phase phase, const PlanOptions& op
     check.refuse(fmt::format(
         "threads is {}; accepted are 0 (as many as there is work for) and more", options.threads));
   }
-  const DeviceType type = options.device.type;
-  if (type != DeviceType::cpu && type != DeviceType::cuda) {
-    check.refuse(fmt::format("device type is {}; accepted are the enumerators of DeviceType",
-                             static_cast<int>(type)));
-  }
-  if (!options.kernel.empty() && type != DeviceType::cuda) {
+  check.device(options.device);
+  if (!options.kernel.empty() && options.device.type != DeviceType::cuda) {
     check.refuse(
         fmt::format("kernel is '{}' and the device is {}; accepted there is none, as only "
                     "the cuda backend has kernels by name",
