@@ -100,6 +100,23 @@ const Refusal kProblems[] = {
      dense_call,
      [](Call& c) { c.problem.mask = parse_problem("d8_mask(key<w)_scalar(w:i32)").mask; },
      {"buffer 'w' is a scalar without a value", "bound to its name"}},
+    {"ScalarMisaligned",
+     dense_call,
+     [](Call& c) {
+       c.problem.mask = expr::symbols().key < expr::scalar("w", 3);
+       Tensor three = c.integers({3});
+       three.rank = 0;
+       three.data = static_cast<char*>(three.data) + 1;
+       c.in.buffers = {{"w", three}};
+     },
+     {"buffer 'w' has data at address", "multiples of 4"}},
+    {"ScalarsOfOneName",
+     dense_call,
+     [](Call& c) {
+       const auto& s = expr::symbols();
+       c.problem.mask = s.key < expr::scalar("w", 3) && s.query < expr::scalar("w", 4);
+     },
+     {"'w' stands for two tensors", "the scalar 3 of i32 and the scalar 4 of i32"}},
     // Numbers
     {"NaNScale",
      dense_call,
@@ -202,7 +219,7 @@ const Refusal kProblems[] = {
        c.problem.score =
            bias(tensor(static_cast<float*>(nullptr), {1, kHeadsQ, kSeqlenQ, kSeqlenK}));
      },
-     {"buffer 'bias' is", "data null"}},
+     {"buffer 'bias' is f32[1, 4, 5, 7]", "without data", "bound to its name in buffers"}},
     {"BufferDType",
      dense_call,
      [](Call& c) {

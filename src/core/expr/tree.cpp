@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/expr/bindings.hpp"
 #include "core/expr/build.hpp"
 
 namespace attn::expr {
@@ -15,6 +17,14 @@ namespace {
 bool same_float(float a, float b) {
   if (a != a || b != b) return a != a && b != b;
   return a == b && __builtin_signbit(a) == __builtin_signbit(b);
+}
+
+// A tensor of a Buffer in a message: a scalar by its value.
+std::string text_of(const Tensor& t) {
+  if (t.rank != 0) return to_string(t);
+  if (t.data == nullptr) return fmt::format("a scalar of {} without a value", name(t.dtype));
+  return t.dtype == DType::f32 ? fmt::format("the scalar {} of f32", read_float(t, 0))
+                               : fmt::format("the scalar {} of {}", read_int(t, 0), name(t.dtype));
 }
 
 // Calls visit(buffer) for the buffer of each load, operands first.
@@ -36,8 +46,8 @@ bool is_found(const Found& found, const Buffer& buffer) {
   if (!same_tensor(a, b)) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("buffer name '{}' stands for two tensors in one expression, {} and {}; "
-                            "each needs a name of its own",
-                            buffer.name(), to_string(a), to_string(b)));
+                            "accepted is a name of its own for each",
+                            buffer.name(), text_of(a), text_of(b)));
   }
   return true;
 }

@@ -117,7 +117,11 @@ void ArgumentCheck::view(const Label& name, const Tensor& t) const {
     refuse(fmt::format("{} is {} with data null; accepted is null only without elements",
                        to_string(name), to_string(t)));
   }
-  // Sizes are powers of two.
+  aligned(name, t);
+}
+
+void ArgumentCheck::aligned(const Label& name, const Tensor& t) const {
+  const std::size_t size = size_of(t.dtype);  // a power of two
   if ((reinterpret_cast<std::uintptr_t>(t.data) & (size - 1)) != 0) {
     refuse(fmt::format("{} has data at address {}; accepted are multiples of {} bytes for {}",
                        to_string(name), fmt::ptr(t.data), size, attn::name(t.dtype)));

@@ -76,6 +76,8 @@ class ArgumentCheck {
   // distance between elements far below 2^63, data present and aligned to the element, on the
   // device.
   void view(const Label& name, const Tensor& t) const;
+  // The address of data is a multiple of an element of the dtype, which is an enumerator.
+  void aligned(const Label& name, const Tensor& t) const;
   // view() and exactly this dtype and shape.
   void tensor(const Label& name, const Tensor& t, DType dtype, const Shape& shape) const;
   // The last dimension has stride 1.

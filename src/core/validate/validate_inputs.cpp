@@ -76,7 +76,7 @@ void check_binding_names(const ArgumentCheck& check, const Buffers& declared,
 }
 
 void check_scalar(const ArgumentCheck& check, const Label& label, DType dtype, const Tensor& t) {
-  if (t.rank != 0 || t.dtype != dtype || t.device.type != DeviceType::cpu) {
+  if (t.rank != 0 || t.dtype != dtype || t.device != Device{}) {
     check.refuse(fmt::format("{} is {} of rank {} on {}; accepted is a scalar, {} of rank 0 on cpu",
                              to_string(label), name(t.dtype), t.rank, to_string(t.device),
                              name(dtype)));
@@ -85,6 +85,7 @@ void check_scalar(const ArgumentCheck& check, const Label& label, DType dtype, c
     check.refuse(fmt::format("{} is a scalar without a value; accepted is one bound to its name",
                              to_string(label)));
   }
+  check.aligned(label, t);
 }
 
 std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Problem& problem,
@@ -102,6 +103,13 @@ std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Pr
       check_scalar(check, label, declaration.dtype, t);
       buffers.push_back({buffer->name(), t});
       continue;
+    }
+    const auto* const end = t.shape.begin() + t.rank;  // a Buffer has a rank that is accepted
+    if (binding == nullptr && t.data == nullptr && std::find(t.shape.begin(), end, 0) == end) {
+      check.refuse(
+          fmt::format("{} is {} without data; accepted is a tensor with data, in the problem's "
+                      "Buffer or bound to its name in buffers",
+                      to_string(label), to_string(t)));
     }
     check.view(label, t);
     if (t.dtype != declaration.dtype || t.rank != declaration.rank) {
