@@ -92,6 +92,8 @@ TEST_F(CommandMatmul, MemoryThatCannotBeHadIsToldWithItsSizeAndPurpose) {
   GTEST_SKIP() << "the allocator of the sanitizer ends the program";
 #endif
   expect_refused("matmul 9000000,9000000,1", 3, {"C [1, 9000000, 9000000] of f32 needs 324"});
+  expect_refused("matmul 4,2000000000,2000000000,0", 3,
+                 {"C [4, 2000000000, 2000000000] of f32 needs 2^63 - 1 or more bytes"});
 }
 
 }  // namespace

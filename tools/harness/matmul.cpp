@@ -11,6 +11,7 @@
 #include "core/float8.hpp"
 #include "core/matmul.hpp"
 #include "core/tensor/element.hpp"
+#include "core/tensor/size.hpp"
 #include "reference/matmul.hpp"
 
 namespace attn::harness {
@@ -18,21 +19,21 @@ namespace {
 
 constexpr std::byte kPoison{0xff};  // NaN in every floating dtype
 
-// A matrix of the order with gaps between its rows (columns), in `bytes`.
+// A matrix of the order with gaps between its rows (columns), in `bytes`, which have room for it
+// and no values yet.
 Tensor make(char matrix, std::vector<std::byte>& bytes, DType dtype, MatrixOrder order,
             std::int64_t batch, std::int64_t rows, std::int64_t columns, std::int64_t gap) {
   const bool by_rows = order == MatrixOrder::row_major;
   const std::int64_t across = by_rows ? columns : rows;
   const std::int64_t ld = gap < 0 ? (across / -gap + 1) * -gap : across + gap;
   const std::int64_t lines = by_rows ? rows : columns;
-  const std::size_t size =
-      static_cast<std::size_t>(std::max<std::int64_t>(1, batch * ld * lines)) * size_of(dtype);
+  const core::Size size = std::max(core::Size(1), core::Size(batch) * ld * lines) * size_of(dtype);
   try {
-    bytes.assign(size, kPoison);
+    bytes.reserve(size.bytes());
   } catch (const std::exception&) {
     throw Error(ErrorCode::out_of_memory,
                 fmt::format("{} [{}, {}, {}] of {} needs {} bytes, which could not be allocated",
-                            matrix, batch, rows, columns, name(dtype), size));
+                            matrix, batch, rows, columns, name(dtype), to_string(size)));
   }
   Tensor t = tensor(static_cast<void*>(bytes.data()), dtype, {batch, rows, columns});
   t.strides = {ld * lines, by_rows ? ld : 1, by_rows ? 1 : ld};
@@ -126,6 +127,10 @@ MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t 
   inputs.a = make('A', bytes_a, p.dtype, p.order_a, p.batch, p.m, p.k, gap);
   inputs.b = make('B', bytes_b, p.dtype, p.order_b, p.batch, p.k, p.n, gap);
   c = make('C', bytes_c, p.output, p.order_c, p.batch, p.m, p.n, gap);
+  // Pages are touched when there is room for all three.
+  for (std::vector<std::byte>* bytes : {&bytes_a, &bytes_b, &bytes_c}) {
+    bytes->assign(bytes->capacity(), kPoison);
+  }
   // Sums of twelve 16-bit numbers are close to normal and a hundred times as fast to draw.
   std::mt19937_64 random(seed);
   const auto normal = [&] {
