@@ -28,7 +28,8 @@ def compiled(function, dynamic=None, backend="eager"):
 
 
 def attend(q, score=None, mask=None):
-    mask = mask and attn.torch.create_block_mask(mask, None, None, N, N)
+    if mask is not None:  # PyTorch 2.11 traces no `mask and ...` of a function
+        mask = attn.torch.create_block_mask(mask, None, None, N, N)
     return attn.torch.flex_attention(q, q, q, score, mask, return_lse=True)
 
 
