@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 
 #include "attn/error.hpp"
@@ -118,6 +119,7 @@ int io(const IoOptions& options, const std::string& command_line) {
       }
       report.add(io_json(row));
       fmt::print(report.text(), "{}\n", io_table_line(row));
+      std::fflush(report.text());  // the next one may take a minute
       for (const std::string& note : io_notes(row)) {
         if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
       }
