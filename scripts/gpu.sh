@@ -149,7 +149,7 @@ parts_of_sanitize() {
             ;;
         esac
         part "$tool.$phase.${problem//[\/ ]/_}" "$sanitizer --tool $tool --error-exitcode 9" \
-          "$build/attn check $problem --phase $phase --device $device"
+          "$build/attn check '${problem%% *}'${problem#"${problem%% *}"} --phase $phase --device $device"
       done
     done
   done

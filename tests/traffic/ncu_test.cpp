@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "attn/error.hpp"
 
@@ -71,6 +72,12 @@ TEST(Ncu, WhatWasNotCountedIsEmpty) {
   EXPECT_FALSE(counts.dram_read || counts.dram_written || counts.shared || counts.l2_written);
   EXPECT_EQ(counts.l2_read, 3);
   EXPECT_FALSE(counts.l2() || counts.dram());
+  for (const auto& [first, second] : {std::pair{"n/a", "1,000"}, std::pair{"1,000", "n/a"}}) {
+    const GpuCounts of_one_launch =
+        parse_ncu(std::string(kHeader) + row(0, "dram__bytes_read.sum", "byte", first) +
+                  row(1, "dram__bytes_read.sum", "byte", second));
+    EXPECT_FALSE(of_one_launch.dram_read) << first;
+  }
   EXPECT_EQ(parse_ncu("==ERROR== ERR_NVGPUCTRPERM\n").launches, 0);
   EXPECT_EQ(parse_ncu("").launches, 0);
 }

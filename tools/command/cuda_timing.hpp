@@ -1,4 +1,4 @@
-// A line of `attn bench` on a GPU.
+// Passes on a GPU, as `attn bench` times and `attn io --measure` counts them.
 #pragma once
 
 #include <list>

@@ -61,6 +61,15 @@ IoChoice choice_of(const IoOptions& options, const Device& device) {
       .multiprocessors = options.multiprocessors > 0 ? options.multiprocessors : kMultiprocessors,
       .on_gpu = device.type == DeviceType::cuda};
   if (!options.arch.empty()) cuda::parse_arch(options.arch);
+  if (options.arch.empty() && !choice.on_gpu &&
+      (!options.kernel.empty() || options.multiprocessors > 0)) {
+    const bool has_kernel = !options.kernel.empty();
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} is {}, and the CPU's plan is counted; accepted is {}",
+                            has_kernel ? "--kernel" : "--multiprocessors",
+                            has_kernel ? options.kernel : std::to_string(options.multiprocessors),
+                            has_kernel ? "with --arch or --device cuda" : "with --arch"));
+  }
   if (choice.on_gpu) {
     if (!options.arch.empty() || options.multiprocessors > 0) {
       throw Error(ErrorCode::invalid_argument,
@@ -82,17 +91,15 @@ int io(const IoOptions& options, const std::string& command_line) {
   const Device device = parse_device(options.device);
   JsonReport report(options.json, command_line);
   IoChoice choice = choice_of(options, device);
-  std::optional<Ncu> ncu;
-  if (choice.on_gpu) {
-    report.set_machine("gpu", gpu_json(cuda::device_info(device.index)));
-    if (options.measure) ncu.emplace();
-  }
+  if (choice.on_gpu) report.set_machine("gpu", gpu_json(cuda::device_info(device.index)));
   int status = kOk;
   std::vector<harness::Case> cases;
   for (const std::string& text : options.descriptors) {
     cases.push_back(harness::at_full_length(harness::parse_case(text)));
     core::validate_problem(cases.back().problem);
   }
+  std::optional<Ncu> ncu;
+  if (choice.on_gpu && options.measure) ncu.emplace();
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const Problem& problem = cases[i].problem;
     fmt::print(report.text(), "{} {}, fast memory {}; inputs and outputs once: {}\n{}\n",

@@ -7,15 +7,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <sstream>
+#include <string_view>
 
 #include "attn/error.hpp"
 #include "command/command.hpp"
 #include "command/cuda_timing.hpp"
+#include "command/interrupt.hpp"
 #include "cuda/driver/shared_library.hpp"
 #include "harness/case.hpp"
 #include "io/file.hpp"
@@ -43,6 +47,10 @@ class TemporaryFolder {
 
  private:
   fs::path path_;
+  OnInterrupt remove_{[this] {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }};
 };
 
 std::string text_of(const fs::path& path) {
@@ -56,33 +64,80 @@ fs::path on_the_path(const std::string& name) {
   std::istringstream list(folders == nullptr ? "" : folders);
   for (std::string folder; std::getline(list, folder, ':');) {
     const fs::path path = fs::path(folder) / name;
-    if (fs::is_regular_file(path) && access(path.c_str(), X_OK) == 0) return path;
+    std::error_code unreadable;  // a folder that may not be looked into has none
+    if (fs::is_regular_file(path, unreadable) && access(path.c_str(), X_OK) == 0) return path;
   }
   return {};
 }
+
+// The environment with "LC_ALL=C": ncu groups digits as the locale does.
+std::vector<std::string> environment_of_c() {
+  std::vector<std::string> all{"LC_ALL=C"};
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (!std::string_view(*entry).starts_with("LC_ALL=")) all.emplace_back(*entry);
+  }
+  return all;
+}
+
+// The words as exec takes them; they have to outlive it.
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// A group of processes of its own, which ends with this process, and signals as at its start:
+// those that watch_interrupts() blocks here would be blocked there as well.
+class ChildAttributes {
+ public:
+  ChildAttributes() {
+    posix_spawnattr_init(&attributes_);
+    sigset_t none, as_usual;
+    sigemptyset(&none);
+    sigemptyset(&as_usual);
+    sigaddset(&as_usual, SIGXFSZ);  // main() ignores it
+    posix_spawnattr_setsigmask(&attributes_, &none);
+    posix_spawnattr_setsigdefault(&attributes_, &as_usual);
+    posix_spawnattr_setpgroup(&attributes_, 0);
+    posix_spawnattr_setflags(
+        &attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+  }
+  ~ChildAttributes() { posix_spawnattr_destroy(&attributes_); }
+  ChildAttributes(const ChildAttributes&) = delete;
+  ChildAttributes& operator=(const ChildAttributes&) = delete;
+  const posix_spawnattr_t* get() const { return &attributes_; }
+
+ private:
+  posix_spawnattr_t attributes_;
+};
 
 // Runs a program whose standard output and error go to a file; its exit code, 128 and more where a
 // signal ended it.
 int run_program(const fs::path& program, const std::vector<std::string>& words,
                 const fs::path& output) {
-  std::string name = program.native();
-  std::vector<std::string> copies = words;
-  std::vector<char*> arguments{name.data()};
-  for (std::string& word : copies) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
+  std::vector<std::string> command{program.native()};
+  command.insert(command.end(), words.begin(), words.end());
+  std::vector<std::string> environment = environment_of_c();
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, output.c_str(),
                                    O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+  std::atomic<pid_t> running = 0;
+  const OnInterrupt end_it([&running] {
+    if (const pid_t group = running; group > 0) kill(-group, SIGTERM);
+  });
   pid_t child = 0;
-  const int error =
-      posix_spawn(&child, program.c_str(), &actions, nullptr, arguments.data(), environ);
+  const ChildAttributes attributes;
+  const int error = posix_spawn(&child, program.c_str(), &actions, attributes.get(),
+                                pointers_to(command).data(), pointers_to(environment).data());
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     throw Error(ErrorCode::unavailable,
                 fmt::format("{} cannot be run: {}", program.native(), io::reason(error)));
   }
+  running = child;
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
@@ -157,8 +212,9 @@ traffic::GpuCounts Ncu::count(const GpuPass& pass) const {
   const int code =
       run_program(program_, traffic::ncu_words(metrics_, log.native(), command), output);
   const std::string said = text_of(log);
-  const traffic::GpuCounts counts = traffic::parse_ncu(said);
-  if (code != 0 || counts.launches == 0) {
+  const traffic::GpuCounts counts =
+      code == 0 ? traffic::parse_ncu(said) : traffic::GpuCounts();  // else the log may be cut off
+  if (counts.launches == 0) {
     constexpr std::size_t kMost = 400;
     std::string last = said + text_of(output);
     std::ranges::replace(last, '\n', ' ');

@@ -117,6 +117,7 @@ std::vector<std::string> ncu_words(const std::string& metrics, const std::string
 GpuCounts parse_ncu(std::string_view text) {
   GpuCounts counts;
   std::set<std::string> launches;
+  std::set<std::string_view> missing;
   std::vector<std::string> header;
   std::istringstream lines{std::string(text)};
   for (std::string line; std::getline(lines, line);) {
@@ -135,7 +136,12 @@ GpuCounts parse_ncu(std::string_view text) {
     const auto* const counter = std::ranges::find_if(
         kCounters, [&](const Counter& c) { return metric == fmt::format("{}{}", c.name, kSum); });
     const std::string value = cell("Metric Value");
-    if (counter == kCounters.end() || value == "n/a") continue;
+    if (counter == kCounters.end()) continue;
+    if (value == "n/a") missing.insert(counter->name);
+    if (missing.contains(counter->name)) {  // the sum of all launches is not known
+      (counts.*counter->bytes).reset();
+      continue;
+    }
     std::optional<double>& bytes = counts.*counter->bytes;
     bytes = bytes.value_or(0) +
             number_of(metric, value) * counter->factor * unit_of(metric, cell("Metric Unit"));
