@@ -60,6 +60,12 @@ Buffer::Buffer(std::string name, Tensor tensor, std::shared_ptr<const void> owne
         fmt::format("buffer '{}': a scalar of {} on {}; accepted are i32 and f32 on the CPU", name_,
                     attn::name(tensor_.dtype), attn::to_string(tensor_.device)));
   }
+  // Messages print a scalar, so it has to be readable before any check of a call.
+  if (is_scalar(*this) && reinterpret_cast<std::uintptr_t>(tensor_.data) % 4 != 0) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("buffer '{}': a scalar at address {}; accepted are multiples of 4",
+                            name_, tensor_.data));
+  }
   if (std::any_of(tensor_.shape.begin(), tensor_.shape.begin() + tensor_.rank,
                   [](std::int64_t size) { return size < 0; })) {
     throw Error(ErrorCode::invalid_argument,

@@ -104,8 +104,12 @@ std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Pr
       buffers.push_back({buffer->name(), t});
       continue;
     }
-    const auto* const end = t.shape.begin() + t.rank;  // a Buffer has a rank that is accepted
-    if (binding == nullptr && t.data == nullptr && std::find(t.shape.begin(), end, 0) == end) {
+    // Of a binding the rank is looked at below; a Buffer has one that is accepted.
+    const auto has_elements = [&] {
+      const auto* const end = t.shape.begin() + t.rank;
+      return std::find(t.shape.begin(), end, 0) == end;
+    };
+    if (binding == nullptr && t.data == nullptr && has_elements()) {
       check.refuse(
           fmt::format("{} is {} without data; accepted is a tensor with data, in the problem's "
                       "Buffer or bound to its name in buffers",
