@@ -98,7 +98,7 @@ void expect_operand(Case c, const device::Dropout<kRngState>& dropout) {
   constexpr unsigned kBoth = 0x3c013c02u;
   // As bf16 what a product keeps has an exponent that is less by 7.
   constexpr unsigned kKept =
-      kByProduct && device::undoes_product<Element>() == 128 ? kBoth - 0x03800380u : kBoth;
+      kByProduct && device::factor_after_product<Element>() == 128 ? kBoth - 0x03800380u : kBoth;
   Case below = c;  // the other row of the thread, of another head
   below.query += 8;
   below.batch_head ^= 1;

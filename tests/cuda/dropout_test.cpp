@@ -64,7 +64,9 @@ INSTANTIATE_TEST_SUITE_P(
                       "b1_n200_h2_d128_scale0_causal_dropout0.9_seed123456789012345_f16",
                       "b1_n150_h3_d64_scale0_dropout0.96875_seed4_bf16",
                       "b1_n150_h3_d64_scale0_dropout0.97_seed5_bf16",
-                      "b1_n150_h2_d128_scale0_dropout0.999_seed6_rngstate_f16"),
+                      "b1_n150_h2_d128_scale0_dropout0.999_seed6_rngstate_f16",
+                      "b1_n200_hq4_hk2_d128_scale0_causal_dropout0.5_seed7_bf16",
+                      "b1_n150_h2_d128_scale0_dropout0.96875_seed4_bf16"),
     [](const ::testing::TestParamInfo<const char*>& info) {
       return harness::test_name(info.param);
     });

@@ -9,7 +9,7 @@ namespace attn::cuda {
 // consumer, of which a consumer thread holds O (head_dim_v / 2), S (block_n / 2) and P (block_n /
 // 4). spill_bytes is what documents take; where a kernel has a follower, the producers' bytes are
 // added (kForwardSm90FollowerSpills). drops_by_product: +2 % at head size 128; at 64 its factor is
-// spilled, -1 %, and at 256 it gives -5 to +1 %.
+// spilled, -1 %, and at 256 it gives -5 to +1 %. Rows of `long` problems have no dropout.
 std::span<const ForwardSm90Shape> forward_sm90_shapes() {
   using enum Condition;
   static constexpr std::array<ForwardSm90Shape, 12> kShapes{{
@@ -25,11 +25,11 @@ std::span<const ForwardSm90Shape> forward_sm90_shapes() {
       {64, always, 3, 128, 4, 4, 2, true, false, 32, 160, 52,
        "three warpgroups of 160 registers hide the exponentials, which take as long as the "
        "products; 112 keys are 2 to 8 % slower"},
-      {128, long_and_plain, 2, 176, 2, 2, 1, true, true, 40, 232, 16,
+      {128, long_and_plain, 2, 176, 2, 2, 1, true, false, 40, 232, 16,
        "176 keys: Q is read from shared memory a quarter less often; +2 to +3 % from 4096 keys on, "
        "+5 to +7 % at head size 96; under a causal mask -5 % at 4096 keys, where the one place for "
        "Q is waited for"},
-      {128, long_with_score, 2, 160, 2, 2, 2, true, true, 40, 232, 8,
+      {128, long_with_score, 2, 160, 2, 2, 2, true, false, 40, 232, 8,
        "160 keys: as without a score, and two places for Q; +4 % at 4096 keys, 176 have +2 %"},
       {96, always, 2, 128, 2, 2, 2, true, false, 56, 224, 0,
        "two warpgroups of 224 registers; 64 rows x 128 keys each; a third stage of K gains "

@@ -1,5 +1,6 @@
 #include "cases.hpp"
 
+#include <cmath>
 #include <utility>
 
 #include "attn/mask.hpp"
@@ -15,6 +16,7 @@ constexpr std::uint32_t kSpecial = 200;
 struct Tensors {
   std::vector<std::int32_t> ids = std::vector<std::int32_t>(600);
   std::vector<float> slopes{0.5F, 0.25F, 0.125F, 0.0625F};
+  std::vector<float> odd{std::nanf(""), 1.5F, -std::nanf(""), -0.0F};
   std::vector<bfloat16> bias = std::vector<bfloat16>(4 * 24 * 24);
   BlockMask blocks = BlockMask::butterfly(24, 24, 4);
 
@@ -63,6 +65,7 @@ std::vector<DeviceExpressions> device_expressions() {
   const auto& s = expr::symbols();
   auto t = std::make_shared<Tensors>();
   const expr::Buffer slope("slope", tensor(t->slopes.data(), {4}));
+  const expr::Buffer odd("odd", tensor(t->odd.data(), {4}));
   const expr::Buffer bias("bias", tensor(t->bias.data(), {4, 24, 24}));
   // One more than classify scans in one dimension.
   const expr::Buffer ids("ids", tensor(t->ids.data(), {600}));
@@ -107,6 +110,11 @@ std::vector<DeviceExpressions> device_expressions() {
        s.score - 0.25F * floor(abs(distance) / 1.7F) +
            (to_float(s.key) / 5 - to_float(to_int(to_float(s.key) / 5))),
        t},
+      // Comparisons that are true of all numbers, and false on NaN.
+      {"not_numbers",
+       (-2.0F < abs(odd[s.head]) && s.key < 9) || (odd[s.head] * odd[s.head] >= 0 && s.key < 15) ||
+           (max(-1.0F, abs(odd[s.head])) > -0.5F && s.key == s.query),
+       select(exp2(odd[s.head]) >= -1.0F, s.score, -s.score), t},
       {"t5", {}, s.score + slope[to_int(2 * log(abs(distance) + 1.0F) / 1.3F)], t},
       {"divided", s.query / 4 == s.key / 4 && s.key % 3 != s.head % 2, s.score * 0.5, t}};
   for (std::uint32_t i = 0; i < kMasks; ++i) {

@@ -22,6 +22,7 @@
 //   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: none share
 //   kPageRows              keys of a box: divides kBlockN, a multiple of 8; 0: not paged
 //   kClearTail             rows of V past a length may hold anything
+//   kDropsByProduct        with kDropout: P times 1 or 0, for a DropoutRule whose flip is 0
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh)
 //   kParts                 of them: kConsumers

@@ -109,11 +109,11 @@ struct DropoutColumns {
 };
 
 template <class Element>
-inline constexpr bool is_bf16 = Element::kExponent == 0x7f80;
+inline constexpr bool kIsBF16 = Element::kExponent == 0x7f80;
 // What undoes that a product drops elements.
 template <class Element>
-__device__ __forceinline__ constexpr float undoes_product() {
-  return is_bf16<Element> ? 1 / kOneOfF16AsBF16 : 1;
+__device__ __forceinline__ constexpr float factor_after_product() {
+  return kIsBF16<Element> ? 1 / kOneOfF16AsBF16 : 1;
 }
 
 // Dropout of one row of P.
@@ -159,12 +159,12 @@ struct DropoutRow {
     odd = keeps_half(pair, true, dropout.rule) ? odd : 0.f;
   }
   // Does the same to two elements of 16 bits, packed. By a product, which takes half of the clocks,
-  // what is kept is divided by undoes_product<Element>(), and rule.flip has to be 0.
+  // what is kept is divided by factor_after_product<Element>(), and rule.flip has to be 0.
   template <bool kByProduct, class Element>
   __device__ __forceinline__ void apply(unsigned& both, unsigned pair) const {
     if constexpr (!kByProduct) {
       both &= kept_halves(pair, dropout.rule);
-    } else if constexpr (is_bf16<Element>) {
+    } else if constexpr (kIsBF16<Element>) {
       both = times_ones_bf16(both, ones_at_least(pair, dropout.rule.least));
     } else {
       both = times_ones_f16(both, ones_at_least(pair, dropout.rule.least));

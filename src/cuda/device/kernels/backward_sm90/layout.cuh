@@ -144,8 +144,6 @@ struct BackwardSide {
   static constexpr int kColumns = kOfV ? C::kHeadDimV : C::kHeadDim;
   static constexpr int kPanels = kOfV ? Layout::kPanelsV : Layout::kPanels;
   static constexpr int kKeysAt = kOfV ? Layout::kVAt : Layout::kKAt;
-  static constexpr int kFullKeys = kOfV ? Layout::kFullV : Layout::kFullK;
-  static constexpr int kEmptyKeys = kOfV ? Layout::kEmptyV : Layout::kEmptyK;
   static constexpr int kRowsAt = kOfV ? Layout::kOAt : Layout::kQAt;
   static constexpr int kRowsBytes = kOfV ? Layout::kO : Layout::kQ;
   static constexpr int kVectorAt = kOfV ? Layout::kDAt : Layout::kLseAt;

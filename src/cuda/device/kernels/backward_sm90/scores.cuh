@@ -167,7 +167,7 @@ struct BackwardSm90Scores {
   }
 
   // P of S = x; x becomes P, or P dT/dS, as dS needs it. Never above 1 where there is a score,
-  // but by 2^-9 where that is a softcap.
+  // but where that is a softcap by 2^-9 in f16 and 2^-6 in bf16.
   __device__ __forceinline__ float probability(float& x, float lse2, int at, const BackwardStep& t,
                                                const Vectors& vectors) const {
     float y = x, gradient = 1.f;

@@ -62,7 +62,7 @@ struct ForwardSm90Epilogue {
         if (r.used && l > OnlineSoftmax::kLost) ends.factor[i] = not_a_number();
       }
       if constexpr (C::kDropout) ends.factor[i] *= tiles.p.dropout_scale;
-      if constexpr (C::kDropsByProduct) ends.factor[i] *= undoes_product<Element>();
+      if constexpr (C::kDropsByProduct) ends.factor[i] *= factor_after_product<Element>();
     }
     return ends;
   }
