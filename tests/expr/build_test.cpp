@@ -196,6 +196,12 @@ TEST(Build, Scalars) {
   const std::uint8_t byte = 1;
   EXPECT_EQ(message_of([&] { Buffer("w", tensor(&byte, {})); }),
             "buffer 'w': a scalar of u8 on cpu; accepted are i32 and f32 on the CPU");
+  alignas(4) const std::uint8_t bytes[8] = {};
+  Tensor odd = tensor(bytes + 1, {});
+  odd.dtype = DType::i32;
+  const std::string refused = message_of([&] { Buffer("w", odd); });
+  EXPECT_TRUE(refused.starts_with("buffer 'w': a scalar at address 0x")) << refused;
+  EXPECT_TRUE(refused.ends_with("; accepted are multiples of 4")) << refused;
   EXPECT_EQ(message_of([&] { window.node().buffer->operator[](s.key); }),
             "expression buffer 'w': 1 indices given, its rank is 0");
 }
