@@ -14,7 +14,9 @@ import pytest
 import attn
 
 ROOT = Path(__file__).parents[2]
-NEED_A_FRAMEWORK = ("flash_attn", "flex", "hf", "jax", "sdpa", "torch", "torch_ops", "torch_trace")
+NEED_A_FRAMEWORK = (
+    "flash_attn", "flex", "hf", "jax", "sdpa", "torch", "torch_ops", "torch_reads", "torch_trace",
+)  # fmt: skip
 
 
 def expected(q, k, v, seen, score=lambda x: x, rows=slice(None)):
