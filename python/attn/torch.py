@@ -8,8 +8,7 @@ out = attn.torch.flex_attention(q, k, v, score_mod, block_mask)
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from . import _attn, merging, torch_ops
 from .arrays import is_observed
 from .errors import InvalidArgument, Unsupported
 from .options import make_options
+from .torch_second import once
 
 __all__ = [
     "attention",
@@ -56,29 +56,6 @@ def _gradients(
     return _attn.backward(options, d_out, q, k, v, out, lse, wanted, d_lse, None, True)
 
 
-_DelayedError: Any = torch._C._functions.DelayedError  # pyright: ignore
-_NO_SECOND = b"attn.torch has no second derivative; accepted is a gradient without create_graph"
-
-
-def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The backward function, whose gradients cannot be differentiated: this is an error where it is
-    tried. PyTorch's once_differentiable drops it without one where the gradient that comes in needs
-    none, as that of a sum, though q, k and v do.
-    """
-
-    @functools.wraps(backward)
-    def wrapper(ctx: Any, *given: Any) -> Any:
-        with torch.no_grad():
-            found = backward(ctx, *given)
-        if not torch.is_grad_enabled():
-            return found
-        needing = [None if g is None else g.detach().requires_grad_() for g in found]
-        refused: Any = _DelayedError(_NO_SECOND, len(needing))
-        return refused(*needing)
-
-    return wrapper
-
-
 class _Plain(torch.autograd.Function):
     """Straight into the library: out, and gradients of q, k and v alone, where all three want one.
 
@@ -89,12 +66,14 @@ class _Plain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> Any:
-        if torch.is_grad_enabled():  # a second derivative may be asked for
-            return _backward_once(ctx, d_out)
-        return _attn.recorded_backward(ctx, d_out)
+        if not torch.is_grad_enabled():
+            return _attn.recorded_backward(ctx, d_out)
+        saved = ctx.saved_tensors
+        with torch.no_grad():
+            found = _gradients(ctx.options, _QKV, d_out, None, *saved)
+        return (None, *once(found, d_out, *saved))
 
 
-_backward_once = _once(_attn.recorded_backward)
 # What _Plain.apply calls in the end, where no transform of functorch is active: 2 of its 6 us.
 _apply_plain: Any = super(torch.autograd.Function, _Plain).apply  # pyright: ignore
 
@@ -114,19 +93,22 @@ class _Eager(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @_once
     def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
         saved: tuple[Tensor, ...] = ctx.saved_tensors
         tensors = saved[5:]
         names = [*_QKV, *ctx.names]
         needed = ctx.needs_input_grad[2:]
         wanted = [name for name, is_needed in zip(names, needed, strict=True) if is_needed]
-        gradients = _gradients(ctx.options, wanted, d_out, d_lse, *saved[:5])
-        found = dict(zip(wanted, gradients, strict=True))
-        for name, tensor in zip(ctx.names, tensors, strict=True):
-            if name in found and found[name].dtype != tensor.dtype:
-                found[name] = found[name].to(tensor.dtype)
-        return (None, None, *map(found.get, names))
+        with torch.no_grad():
+            gradients = _gradients(ctx.options, wanted, d_out, d_lse, *saved[:5])
+            found = dict(zip(wanted, gradients, strict=True))
+            for name, tensor in zip(ctx.names, tensors, strict=True):
+                if name in found and found[name].dtype != tensor.dtype:
+                    found[name] = found[name].to(tensor.dtype)
+        results = tuple(map(found.get, names))
+        if torch.is_grad_enabled():
+            results = once(results, d_out, d_lse, *saved)
+        return (None, None, *results)
 
 
 def attention(

@@ -102,18 +102,50 @@ def test_a_tensor_changed_before_backward_is_refused():
         out.sum().backward()
 
 
-@pytest.mark.parametrize("kind", ["plain", "return_lse", "sink"])
-def test_no_second_derivative(kind):
+SECOND = {
+    "backward": lambda call, q, k, g: (call(q).sum() + g.square().sum()).backward(),
+    "backward to inputs": lambda call, q, k, g: g.square().sum().backward(inputs=[k]),
+    "grad": lambda call, q, k, g: torch.autograd.grad((g * q).sum(), q),
+    "hessian": lambda call, q, k, g: torch.autograd.functional.hessian(lambda q: call(q).sum(), q),
+    "hvp": lambda call, q, k, g: torch.autograd.functional.hvp(lambda q: call(q).sum(), q, q),
+}
+
+
+@pytest.mark.parametrize("way", SECOND)
+@pytest.mark.parametrize("kind", ["plain", "return_lse", "sink", "score", "sdpa"])
+def test_no_second_derivative(kind, way):
     """A penalty of the gradient's size was dropped: the sum's own gradient needs none."""
     q, k, v = (leaf(1, 5, 2, 8) for _ in range(3))
-    options = {"plain": {}, "return_lse": {"return_lse": True}, "sink": {"sink": torch.zeros(2)}}
-    out = attn.torch.attention(q, k, v, **options[kind])
-    out = out[0] if kind == "return_lse" else out
+    options = {
+        "return_lse": {"return_lse": True},
+        "sink": {"sink": torch.zeros(2)},
+        "score": {"score": lambda s: s.score + v[0, s.key, 0, 0]},
+    }
+
+    def call(q):
+        if kind == "sdpa":
+            return attn.torch.scaled_dot_product_attention(q, k, v)
+        out = attn.torch.attention(q, k, v, **options.get(kind, {}))
+        return out[0] if kind == "return_lse" else out
+
+    out = call(q)
     gradients = torch.autograd.grad(out.sum(), (q, k, v), create_graph=True)
     for a, b in zip(gradients, torch.autograd.grad(out.sum(), (q, k, v)), strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(RuntimeError, match="attn.torch has no second derivative; accepted is a"):
-        (out.sum() + gradients[0].square().sum()).backward()
+    with pytest.raises(attn.Unsupported, match="^attn.torch has no second derivative; accepted is"):
+        SECOND[way](call, q, k, gradients[0])
+    weight = leaf(8)  # nothing of the gradients depends on it
+    (found,) = torch.autograd.grad((gradients[0] * weight).sum(), weight)
+    assert torch.equal(found, gradients[0].sum((0, 1, 2)))
+
+
+def test_a_second_derivative_by_what_comes_in():
+    """The gradients depend on the layer after attention, through the gradient of its input."""
+    q, weight = leaf(1, 5, 2, 8), leaf(8)
+    out = (attn.torch.attention(q, q.detach(), q.detach()) * weight).sum()
+    (gradient,) = torch.autograd.grad(out, q, create_graph=True)
+    with pytest.raises(attn.Unsupported, match="^attn.torch has no second derivative"):
+        torch.autograd.grad(gradient.sum(), weight)
 
 
 def test_rng_in_a_tensor():
