@@ -1,12 +1,13 @@
 """attn's operators of PyTorch, torch.ops.attn: what torch.compile, meta tensors and the modes of
 PyTorch see in place of a call into the library.
 
+attention(q, k, v, call, ...) -> (out, lse) is what torch.compile reads. It consists of
 forward(q, k, v, call, ...) -> (out, lse) and backward(d_out, d_lse, q, k, v, out, lse, call,
-wanted, ...) -> gradients. `call` is what stays the same from call to call, in one text: `describe`
-writes it. Each argument of an operator costs a call 0.2 to 1 us, so that all others are left out
-where they have their defaults: the tensors among the keywords of attn.attention and the buffers of
-its mask and score, whose names are in `call`; numbers that may change (`sizes`); scale, softcap and
-dropout. Neither operator records a gradient: `attn.torch` does.
+wanted, ...) -> gradients, which record no gradient themselves. `call` is what stays the same from
+call to call, in one text: `describe` writes it. Each argument of an operator costs a call 0.2 to
+1 us, so that all others are left out where they have their defaults: the tensors among the
+keywords of attn.attention and the buffers of its mask and score, whose names are in `call`; numbers
+that may change (`sizes`); scale, softcap and dropout.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .errors import InvalidArgument
 from .expression import Expr, finish
 from .formula import Formula
 from .options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
+from .torch_second import once
 from .torch_trace import traced
 from .trace import loadable
 
@@ -30,10 +32,11 @@ _REST = (
     "float dropout=0.0"
 )
 _LIBRARY = torch.library.Library("attn", "DEF")
-_LIBRARY.define(
-    f"forward(Tensor q, Tensor k, Tensor v, str call, {_REST}) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+for _name in ("forward", "attention"):
+    _LIBRARY.define(
+        f"{_name}(Tensor q, Tensor k, Tensor v, str call, {_REST}) -> (Tensor, Tensor)",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
 _LIBRARY.define(
     "backward(Tensor d_out, Tensor d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"str call, str wanted, {_REST}) -> Tensor[]",
@@ -230,8 +233,6 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        # Named one by one they would be taken for those of a forward without ctx: so Dynamo does
-        # where no gradient is recorded and ctx and `given` are one more than the parameters.
         call, numbers, q, k, v, *tensors = given
         out, lse = torch.ops.attn.forward.default(q, k, v, call, *_rest(tensors, numbers))
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
@@ -241,18 +242,20 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        q, k, v, out, lse, *tensors = saved
         every = [q, k, v, *tensors]
         names = ["q", "k", "v", *ctx.call.split(_SEPARATOR)[0].split(",")]
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
-        found = torch.ops.attn.backward.default(
-            d_out, d_lse, q, k, v, out, lse, ctx.call, ",".join([names[i] for i in wanted]),
-            *_rest(tensors, ctx.numbers),
-        )  # fmt: skip
         result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        for i, gradient in zip(wanted, found, strict=True):
-            result[2 + i] = gradient.to(every[i].dtype)
-        return tuple(result)
+        with torch.no_grad():
+            found = torch.ops.attn.backward.default(
+                d_out, d_lse, q, k, v, out, lse, ctx.call, ",".join([names[i] for i in wanted]),
+                *_rest(tensors, ctx.numbers),
+            )  # fmt: skip
+            for i, gradient in zip(wanted, found, strict=True):
+                result[2 + i] = gradient.to(every[i].dtype)
+        return once(result, d_out, d_lse, *saved) if torch.is_grad_enabled() else tuple(result)
 
 
 def _rest(tensors: Sequence[Tensor], numbers: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -267,6 +270,28 @@ def _rest(tensors: Sequence[Tensor], numbers: tuple[Any, ...]) -> tuple[Any, ...
     else:
         count = 2 if sizes else 1 if tensors else 0
     return (list(tensors) or None, sizes, scale, softcap, dropout)[:count]
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    call: str,
+    tensors: Sequence[Tensor] | None = None,
+    sizes: Sequence[int] = (),
+    scale: float | None = None,
+    softcap: float = 0.0,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Of an operator: torch.compile would read _Attention.backward as code that records no
+    gradient, and so drop a second derivative in place of its refusal.
+    """
+    numbers = (sizes, scale, softcap, dropout)
+    result: tuple[Tensor, Tensor] = _Attention.apply(call, numbers, q, k, v, *(tensors or ()))
+    return result
+
+
+_LIBRARY.impl("attention", _attention, "CompositeImplicitAutograd")
 
 
 def attention(
@@ -337,25 +362,13 @@ def attention(
         given, texts["mask"], texts["score"], causal, layout, backend, algorithm, deterministic
     )
     numbers = (sizes, scale, softcap or 0.0, dropout)
-    inputs = [q, k, v, *given.values()]
+    result: tuple[Tensor, Tensor]
     if torch.compiler.is_compiling():
-        inputs = _distinct(inputs)
-    result: tuple[Tensor, Tensor] = _Attention.apply(call, numbers, *inputs)
+        rest = _rest(list(given.values()), numbers)
+        result = torch.ops.attn.attention.default(q, k, v, call, *rest)
+    else:
+        result = _Attention.apply(call, numbers, q, k, v, *given.values())
     return result
-
-
-def _distinct(inputs: list[Tensor]) -> list[Tensor]:
-    """The tensors, a view in place of one that was there before: Dynamo refuses it in the inputs
-    of an autograd.Function.
-    """
-    found: list[Tensor] = []
-    for t in inputs:
-        again = False
-        for known in found:
-            if t is known:
-                again = True
-        found.append(t.view_as(t) if again else t)
-    return found
 
 
 def _allowed(name: str, mask: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import attn  # noqa: E402
 import attn.torch  # noqa: E402
@@ -84,6 +86,37 @@ def test_opcheck(name, device):
     for func, args in calls:
         detached = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
         torch.library.opcheck(func, tuple(detached))
+
+
+@pytest.mark.parametrize("kind", ["plain", "score"])
+@pytest.mark.parametrize("through", ["a mode", "eager", "aot_eager"])
+def test_no_second_derivative(through, kind):
+    """As without the operators; with a backend of AOTAutograd PyTorch refuses it itself."""
+    q, k, v = (leaf(1, 5, 2, 8) for _ in range(3))
+    options = {"score": lambda s: s.score + v[0, s.key, 0, 0]} if kind == "score" else {}
+
+    def penalty(q):
+        loss = call(q).sum()
+        (gradient,) = torch.autograd.grad(loss, q, create_graph=True)
+        assert torch.equal(gradient, torch.autograd.grad(plain(q).sum(), q)[0])
+        (first,) = torch.autograd.grad(call(q).sum(), q)
+        assert not first.requires_grad
+        return gradient.square().sum()
+
+    def plain(q):
+        return attn.torch.attention(q, k, v, **options)
+
+    torch._dynamo.reset()
+    call = plain if through == "a mode" else torch.compile(plain, backend=through, fullgraph=True)
+    mode = FlopCounterMode(display=False) if through == "a mode" else nullcontext()
+    refused = "does not currently support double" if through == "aot_eager" else "no second deriv"
+    for differentiated in (
+        lambda loss: torch.autograd.grad(loss, q),
+        lambda loss: loss.backward(),
+        lambda loss: loss.backward(inputs=[v]),
+    ):
+        with mode, pytest.raises(RuntimeError, match=refused):
+            differentiated(penalty(q))
 
 
 @pytest.fixture
