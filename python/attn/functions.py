@@ -13,12 +13,15 @@ from typing import Any, TypeVar
 
 from .captured import is_numpy_number
 from .expression import (
+    _EQUAL,
+    _ORDER,
     FUNCTIONS,
     METHODS,
     PROPERTIES,
     Buffer,
     Expr,
     call,
+    compare,
     lift,
     literal,
     load,
@@ -64,12 +67,13 @@ def _fill() -> None:
         entry(*names)(lambda x, name=name: call(name, to_float(x)))
     binary: dict[tuple[str, ...], Callable[[Expr, Any], Expr]] = {
         ("mul", "multiply", "__mul__", "__rmul__"): lambda a, b: a * b,
-        ("eq", "__eq__", "equal"): lambda a, b: a == b,
-        ("ne", "__ne__", "not_equal"): lambda a, b: a != b,
-        ("lt", "__lt__", "less"): lambda a, b: a < b,
-        ("le", "__le__", "less_equal"): lambda a, b: a <= b,
-        ("gt", "__gt__", "greater"): lambda a, b: a > b,
-        ("ge", "__ge__", "greater_equal"): lambda a, b: a >= b,
+        # By name: torch.compile makes False of `a == b` for a number that changes.
+        ("eq", "__eq__", "equal"): lambda a, b: compare("==", _EQUAL, a, b),
+        ("ne", "__ne__", "not_equal"): lambda a, b: compare("!=", _EQUAL, a, b),
+        ("lt", "__lt__", "less"): lambda a, b: compare("<", _ORDER, a, b),
+        ("le", "__le__", "less_equal"): lambda a, b: compare("<=", _ORDER, a, b),
+        ("gt", "__gt__", "greater"): lambda a, b: compare(">", _ORDER, a, b),
+        ("ge", "__ge__", "greater_equal"): lambda a, b: compare(">=", _ORDER, a, b),
         ("bitwise_and", "__and__", "__rand__"): lambda a, b: a & b,
         ("bitwise_or", "__or__", "__ror__"): lambda a, b: a | b,
         ("bitwise_xor", "__xor__", "__rxor__"): lambda a, b: a ^ b,

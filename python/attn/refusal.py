@@ -50,6 +50,6 @@ def refuse_where_compiled(flag: bool) -> None:
     if is_compiling():
         raise TraceError(
             f"{flag} among symbols within torch.compile, which may be what it makes of == between "
-            "a symbol and a number that changes from call to call; accepted is such a number as a "
-            "tensor, torch.tensor(number), and attn.literal(flag) for a flag"
+            "a symbol and a number that changes from call to call; accepted is symbol.eq(number), "
+            "or such a number as a tensor, torch.tensor(number), and attn.literal(flag) for a flag"
         )

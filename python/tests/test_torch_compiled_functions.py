@@ -136,6 +136,37 @@ def test_comparisons_with_what_changes(of):
             made(q, 7)
 
 
+BY_NAME = {
+    "eq": lambda w: lambda s, b, h, i, j: s + 10.0 * (i - j).eq(w),
+    "torch.eq": lambda w: lambda s, b, h, i, j: s + (torch.eq(i, w) + torch.eq(j, w)),
+    "ne": lambda w: lambda s, b, h, i, j: s + (1 - (i - j).ne(w)) * 5,
+    "torch.ne": lambda w: lambda s, b, h, i, j: torch.where(~torch.ne(i - j, w), s, 0.5),
+    "order": lambda w: (
+        lambda s, b, h, i, j: (
+            s + (i - j).lt(w) + 2 * torch.le(i, w) + 4 * j.gt(w) + 8 * torch.ge(j - i, w)
+        )
+    ),
+    "eq of floats": lambda w: lambda s, b, h, i, j: s + 10.0 * (0.5 * i).eq(w / 2),
+    "eq of masks": lambda w: lambda b, h, i, j: ~(i - j).eq(w),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_comparisons_by_name(name):
+    """For these PyTorch asks attn, which it does not for the operators."""
+    kind = "mask" if name == "eq of masks" else "score"
+
+    def call(q, w):
+        return attend(q, **{kind: BY_NAME[name](w)})[1]
+
+    made = compiled(call)
+    q = torch.randn(1, 2, N, 4)
+    found = [made(q, w) for w in (3, 7, 8)]
+    for w, lse in zip((3, 7, 8), found, strict=True):
+        assert torch.equal(lse, call(q, w))
+    assert not torch.equal(*found[:2])
+
+
 def test_gradients_of_remainders():
     vector, divisors = leaf(N), leaf(N)
 
