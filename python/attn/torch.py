@@ -23,6 +23,7 @@ from . import _attn, merging, torch_ops
 from .arrays import is_observed
 from .errors import InvalidArgument, Unsupported
 from .options import make_options
+from .reached import by_scores
 from .torch_second import once
 
 __all__ = [
@@ -197,7 +198,12 @@ def _refuse_transformed(arguments: dict[str, Any]) -> None:
 
 def _that_require_grad(made: _attn.Options) -> dict[str, Tensor]:
     read = {**made.tensors, **made.buffers}
-    return {name: t for name, t in read.items() if getattr(t, "requires_grad", False)}
+    return {
+        name: t
+        for name, t in read.items()
+        if getattr(t, "requires_grad", False)
+        and (name in made.tensors or by_scores(made.problem, name))
+    }
 
 
 def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from .errors import InvalidArgument
 from .expression import Expr, finish
 from .formula import Formula
 from .options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
+from .reached import reads
 from .torch_second import once
 from .torch_trace import traced
 from .trace import loadable
@@ -348,6 +349,9 @@ def attention(
         texts.update(zip(expressions, finished, strict=True))
         for name, array in arrays.items():
             given[name] = loadable(array)
+    for name, t in given.items():
+        if name not in KEYWORDS and t.requires_grad and not reads(texts["score"], name):
+            given[name] = t.detach()
     if dropout:
         if not isinstance(rng, Tensor):
             rng = (rng, 0) if isinstance(rng, int) else rng

@@ -80,6 +80,23 @@ def test_gradients_of_arrays(name):
     np.testing.assert_array_equal(found, wanted[name])
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("form", ["function", "formula", "and the score"])
+def test_no_gradient_reaches_what_a_mask_reads(form, compiled):
+    q, k, v = qkv()
+    t = normal(8, 12)
+
+    def loss(q, t):
+        mask = attn.Formula("t[key] > -0.5", t=t) if form == "formula" else lambda s: t[s.key] > 0
+        score = (lambda s: s.score + t[s.key]) if form == "and the score" else None
+        return (attn.jax.attention(q, k, v, mask=mask, score=score) ** 2).sum()
+
+    grad = jax.grad(loss, argnums=(0, 1))
+    d_q, d_t = (jax.jit(grad) if compiled else grad)(q, t)
+    np.testing.assert_array_equal(d_q, jax.grad(loss)(q, t))
+    assert d_t.any() == (form == "and the score")
+
+
 def test_layouts():
     q, k, v = qkv()
     wanted = attn.attention(q, k, v, causal=True)

@@ -148,6 +148,59 @@ def test_a_second_derivative_by_what_comes_in():
         torch.autograd.grad(gradient.sum(), weight)
 
 
+MASKS = {
+    "function": lambda t: {"mask": lambda s: t[s.key] > -0.5},
+    "number": lambda t: {"mask": lambda s: s.key * 0.1 > t.mean() - 1},
+    "formula": lambda t: {"mask": attn.Formula("t1 [key] > -0.5", t1=t)},
+    "formulas": lambda t: {
+        "mask": attn.Formula("t1[key] > -0.5", t1=t),
+        "score": attn.Formula("score + t11[key]", t11=t.detach().requires_grad_()),
+    },
+    "bias": lambda t: {
+        "mask": lambda s: t[s.key] > -0.5,
+        "bias": torch.eye(5, requires_grad=True),
+    },
+    "slopes": lambda t: {
+        "mask": attn.Formula("t1[key] > -0.5", t1=t),
+        "alibi": torch.ones(2, requires_grad=True),
+    },
+    "named slopes": lambda t: {"causal": True, "mask": attn.Formula("slopes[key] > 0", slopes=t)},
+}
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+@pytest.mark.parametrize("name", MASKS)
+def test_no_gradient_reaches_what_a_mask_reads(name, way):
+    q, k, v = (leaf(1, 5, 2, 8) for _ in range(3))
+    t = leaf(5)
+    options = MASKS[name](t)
+
+    def call(q, k, v):
+        return attn.torch.attention(q, k, v, **options)
+
+    torch._dynamo.reset()
+    made = call if way == "eager" else torch.compile(call, backend="aot_eager", fullgraph=True)
+    d_out = torch.randn(1, 5, 2, 8)
+    *found, none = torch.autograd.grad(made(q, k, v), (q, k, v, t), d_out, allow_unused=True)
+    assert none is None or not none.any()
+    options |= MASKS[name](t.detach())
+    for a, b in zip(found, torch.autograd.grad(call(q, k, v), (q, k, v), d_out), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_gradient_of_what_mask_and_score_read():
+    q, t = torch.randn(1, 5, 2, 8), leaf(5)
+    d_out = torch.randn(1, 5, 2, 8)
+    found = []
+    for given in (t, t.detach()):
+        out = attn.torch.attention(
+            q, q, q, mask=lambda s, x=given: x[s.key] > 0, score=lambda s: s.score + t[s.key]
+        )
+        found += torch.autograd.grad(out, t, d_out)
+    assert found[0].any()
+    assert torch.equal(*found)
+
+
 def test_rng_in_a_tensor():
     q, k, v = (leaf(1, 20, 2, 8) for _ in range(3))
     state = torch.tensor([3, 4])
