@@ -62,6 +62,8 @@ def _parameters(function: Any) -> int:
     if type(function) is FunctionType:
         code = function.__code__
         if code.co_flags & inspect.CO_VARARGS:
+            if hasattr(function, "__wrapped__"):  # what functools.wraps decorates
+                return _parameters(function.__wrapped__)
             return 4  # what combines masks, as in `lambda *places: ...`
         return code.co_argcount - len(function.__defaults__ or ())
     every = inspect.signature(function).parameters.values()

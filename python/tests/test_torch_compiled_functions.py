@@ -5,6 +5,8 @@ What such functions give without it is compared with PyTorch in test_torch_funct
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -165,6 +167,36 @@ def test_comparisons_by_name(name):
     for w, lse in zip((3, 7, 8), found, strict=True):
         assert torch.equal(lse, call(q, w))
     assert not torch.equal(*found[:2])
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args)
+
+    return inner
+
+
+@decorated
+def banded(s):
+    return (s.query - s.key).abs() < 3
+
+
+def test_decorated_functions():
+    """Made outside of what is compiled and within."""
+
+    def call(q):
+        @decorated
+        def inner(s):
+            return (s.query - s.key).abs() < 3
+
+        outs = [attn.torch.attention(q, q, q, mask=mask) for mask in (inner, banded)]
+        return torch.stack(outs)
+
+    q = torch.randn(1, N, 2, 4)
+    out = compiled(call)(q)
+    assert torch.equal(out, call(q))
+    assert torch.equal(out[0], attn.torch.attention(q, q, q, mask="abs(query - key) < 3"))
 
 
 def test_gradients_of_remainders():

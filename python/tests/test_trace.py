@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 
@@ -174,6 +175,28 @@ def test_refusals_of_whole_functions():
     far = np.array([2**40])
     with pytest.raises(TraceError, match="outside of int32"):
         resolve(lambda s: attn.buffer(far)[s.key] == 0, None)
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args)
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s: s.key <= s.query,
+        lambda b, h, i, j: j <= i,
+        decorated(lambda s: s.key <= s.query),
+        lambda *places: places[3] <= places[2],
+    ],
+)
+def test_parameters_of_what_is_decorated(function):
+    """The decorator's own *args say nothing."""
+    assert finish(call(decorated(function)))[0] == "key <= query"
 
 
 def test_a_trace_is_kept_while_what_was_captured_stays():
