@@ -249,7 +249,7 @@ def trace(function: Callable[..., Any]) -> Expr:
         ref, code, defaults, cells, names, e = entry
         if ref() is function and function.__code__ is code and function.__defaults__ is defaults:
             for cell, content in cells:
-                if cell.cell_contents is not content:
+                if _content(cell) is not content:
                     break
             else:
                 for space, name, value in names:

@@ -177,6 +177,20 @@ def test_refusals_of_whole_functions():
         resolve(lambda s: attn.buffer(far)[s.key] == 0, None)
 
 
+def test_a_captured_name_that_is_not_assigned_yet():
+    def mask(s):
+        try:
+            return s.key < limit
+        except NameError:
+            return s.key <= s.query
+
+    for _ in range(2):
+        assert finish(trace(mask))[0] == "key <= query"
+    limit = 3
+    for _ in range(2):
+        assert finish(trace(mask))[0] == "key < t0"
+
+
 def decorated(function):
     @functools.wraps(function)
     def inner(*args):
