@@ -236,10 +236,13 @@ def _is_plain(t: Tensor) -> bool:
     return (type(t) is Tensor or type(t) is torch.nn.Parameter) and not t.is_meta
 
 
-def _heads_first(*several: Tensor) -> list[Tensor]:
-    """As [batch, heads, seqlen, head_dim]: leading dimensions are one batch."""
+def _heads_first(enable_gqa: bool, *several: Tensor) -> list[Tensor]:
+    """As [batch, heads, seqlen, head_dim]: leading dimensions are one batch, and a single one is
+    heads where these may differ.
+    """
+    one = 0 if enable_gqa else 1
     return [
-        t[None, None] if t.dim() == 2 else t.unsqueeze(-3) if t.dim() == 3 else t.flatten(0, -4)
+        t[None, None] if t.dim() == 2 else t.unsqueeze(one) if t.dim() == 3 else t.flatten(0, -4)
         for t in several
     ]
 
@@ -295,12 +298,15 @@ def scaled_dot_product_attention(
     mask: Any = "key <= query" if is_causal else None
     bias = None
     if attn_mask is not None:
-        attn_mask = _broadcastable(attn_mask, (*lead, query.shape[-2], key.shape[-2]))
+        scores = (*lead, query.shape[-2], key.shape[-2])
+        attn_mask = _broadcastable(attn_mask, scores, enable_gqa)
         if attn_mask.dtype == torch.bool:
             mask = attn_mask
         else:
             bias = attn_mask.float() if attn_mask.dtype == torch.float64 else attn_mask
-    q, k, v = (query, key, value) if query.dim() == 4 else _heads_first(query, key, value)
+    q, k, v = query, key, value
+    if query.dim() != 4:
+        q, k, v = _heads_first(enable_gqa, query, key, value)
     drops_all = isinstance(dropout_p, (int, float)) and dropout_p == 1
     dropout = 0.0 if drops_all else dropout_p
     out: Tensor = attention(
@@ -317,7 +323,7 @@ def _as_many_heads(t: Tensor, heads: int) -> Tensor:
     return t.repeat_interleave(heads // fewer, -3) if fewer and heads % fewer == 0 else t
 
 
-def _broadcastable(attn_mask: Tensor, scores: tuple[int, ...]) -> Tensor:
+def _broadcastable(attn_mask: Tensor, scores: tuple[int, ...], enable_gqa: bool) -> Tensor:
     """attn_mask as [batch or 1, heads or 1, seqlen_q, seqlen_k]; scores: the shape of Q Kᵀ."""
     _check_tensor("attn_mask", attn_mask)
     shape = attn_mask.shape
@@ -336,7 +342,7 @@ def _broadcastable(attn_mask: Tensor, scores: tuple[int, ...]) -> Tensor:
     if len(scores) == 4:
         return attn_mask if attn_mask.dim() == 4 else attn_mask.unsqueeze(0)
     if len(scores) == 3:
-        return attn_mask.unsqueeze(1)
+        return attn_mask.unsqueeze(0 if enable_gqa else 1)
     whole = attn_mask.expand(*scores[:-2], *shape[-2:])
     return whole.flatten(0, -4)
 

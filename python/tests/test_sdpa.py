@@ -125,6 +125,26 @@ def test_sdpa_broadcasts(name):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mask", [None, (4, 7), (6, 4, 7), (1, 4, 7), (6, 1, 1), "causal"])
+@pytest.mark.parametrize("heads", [(3, 3), (1, 1), (6, 6), (2, 3)])
+def test_sdpa_of_grouped_heads_without_a_batch(heads, mask):
+    tensors = [leaf(6, 4, 8), leaf(heads[0], 7, 8), leaf(heads[1], 7, 5)]
+    options = {"enable_gqa": True}
+    if mask == "causal":
+        options["is_causal"] = True
+    elif mask is not None:
+        options["attn_mask"] = torch.randn(mask) if mask != (1, 4, 7) else torch.rand(mask) < 0.7
+    found, wanted = (
+        function(*tensors, **options)
+        for function in (attn.torch.scaled_dot_product_attention, F.scaled_dot_product_attention)
+    )
+    torch.testing.assert_close(found, wanted)
+    weights = torch.randn_like(wanted)
+    gradients = [torch.autograd.grad(out, tensors, weights) for out in (found, wanted)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_sdpa_that_drops_all(has_bias, dtype):
