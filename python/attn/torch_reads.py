@@ -10,21 +10,24 @@ from torch.overrides import TorchFunctionMode
 
 from .expression import Buffer, Expr
 
-# What they give belongs to the tensor as its identity does, and so do attributes.
-_SIZES = frozenset({"size", "dim", "ndimension", "numel", "nelement", "stride", "__len__"})
+# Methods whose answers follow from the shape.
+_SIZES = frozenset({"size", "dim", "ndimension", "numel", "nelement", "__len__"})
 
 
 class Reads(TorchFunctionMode):
-    """Sees what becomes of tensors while it is entered; `any` says that values were read.
+    """Sees what becomes of tensors while it is entered.
 
-    All that makes something else of a tensor than a tensor or an expression counts: int(t), a
-    branch, t.item(), math.sqrt(t), and whatever has no name here. t.int() makes a tensor, which a
-    trace shows by reading it.
+    values: something was made of a tensor that is no tensor, no expression and no answer to a
+    question of `asked`: int(t), a branch, t.item(), math.sqrt(t), and whatever has no name here.
+    t.int() makes a tensor, which a trace shows by reading it.
+    asked: by the id of a tensor, the names of the attributes that it was asked for, as shape, dtype
+    and requires_grad, which may change while the tensor stays (t.resize_(7), t.data = other).
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.any = False
+        self.values = False
+        self.asked: dict[int, set[str]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -32,12 +35,18 @@ class Reads(TorchFunctionMode):
         if Expr in types:  # what PyTorch would ask next
             return Expr.__torch_function__(func, types, args, kwargs)
         result = func(*args, **(kwargs or {}))
-        if not isinstance(result, (Tensor, Expr, Buffer)) and not self._is_of_the_tensor(func):
-            self.any = True
+        if not isinstance(result, (Tensor, Expr, Buffer)):
+            name = self._attribute(func)
+            if name is None:
+                self.values = True
+            else:
+                self.asked.setdefault(id(args[0]), set()).add(name)
         return result
 
     @staticmethod
-    def _is_of_the_tensor(func: Any) -> bool:
-        if isinstance(getattr(func, "__self__", None), (GetSetDescriptorType, property)):
-            return True
-        return getattr(func, "__name__", "") in _SIZES
+    def _attribute(func: Any) -> str | None:
+        """The attribute that func reads, or from which its result follows."""
+        owner = getattr(func, "__self__", None)
+        if isinstance(owner, GetSetDescriptorType):
+            return owner.__name__
+        return "shape" if getattr(func, "__name__", "") in _SIZES else None

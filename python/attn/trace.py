@@ -7,9 +7,10 @@ Three forms, told apart by the number of parameters:
 Numbers that it captures become scalars, which another call may give other values (attn.captured);
 literals in its text stay literals.
 A trace is kept by the function's code and by what it captures: numbers, texts and functions by
-value, arrays by identity. A function that captures anything else (an object whose attributes may
-change), or that reads the elements of a tensor (attn.torch_reads), is traced again at each call,
-which takes some microseconds.
+value, arrays by identity and by what was asked of them, as their shape. A function that captures
+anything else (an object whose attributes may change, a bound method), that asks a module for its
+state (the generator of random numbers, whether gradients are recorded), or that reads the elements
+of a tensor (attn.torch_reads), is traced again at each call, which takes some microseconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
+from operator import attrgetter
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -80,43 +82,51 @@ def _name(function: Any) -> str:
 
 
 _TRUSTED_MODULES = frozenset({"torch", "numpy", "math", "attn", "operator", "jax"})
-_VALUES = frozenset({bool, str, bytes, type(None), BuiltinFunctionType})
+_VALUES = frozenset({bool, str, bytes, type(None)})
+# Beginnings of the names of functions that tell a state: is_grad_enabled, get_default_dtype,
+# are_deterministic_algorithms_enabled, cuda.current_device, initial_seed.
+_OF_STATE = ("is_", "are_", "get_", "current_", "seed", "initial_seed")
 _DEPTH = 8  # of functions that capture functions
 
 
 class _Captured:
     """All that a function may read besides its arguments, and whether that may change unseen."""
 
-    __slots__ = ("arrays", "cells", "depth", "names", "replaced", "stable", "tensors")
+    __slots__ = ("arrays", "cells", "depth", "functions", "names", "replaced", "stable", "torch")
 
     def __init__(self, function: FunctionType) -> None:
         self.cells: list[tuple[Any, Any]] = []  # with what it holds
-        self.names: list[tuple[dict[str, Any], str, Any]] = []  # globals, name, what it stands for
+        self.names: list[tuple[dict[str, Any], str, Any]] = []  # space, name, what it stands for
         self.arrays: list[Any] = []
-        self.tensors = False  # some of the arrays are PyTorch's
+        # Functions inside, with their code, defaults and defaults of keywords.
+        self.functions: list[tuple[FunctionType, CodeType, Any, Any]] = []
+        self.torch = False  # tensors of PyTorch may be read: some are captured, or its functions
         # A number, or an array of a library that does not ask symbols what they mean.
         self.replaced = False
-        self.stable = True  # a change of what is captured shows in cells and names
+        # A change of what is captured shows in cells, names, functions and what arrays are asked.
+        self.stable = True
         self.depth = 0
         self.function(function)
 
     def function(self, f: FunctionType) -> None:
-        code = f.__code__
+        names = _global_names(f.__code__)
+        self.stable &= not f.__dict__
         if f.__closure__:
             for cell in f.__closure__:
                 content = _content(cell)
                 self.cells.append((cell, content))
-                self.value(content)
-        if f.__defaults__ or f.__kwdefaults__:
-            for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
-                self.value(value)
-        space = f.__globals__
-        for name in _global_names(code):
-            if name in space:
-                self.names.append((space, name, space[name]))
-                self.value(space[name])
+                self.value(content, names)
+        for value in f.__defaults__ or ():
+            self.value(value, names)
+        keywords = f.__kwdefaults__ or {}
+        for space, known in ((keywords, tuple(keywords)), (f.__globals__, names)):
+            for name in known:
+                if name in space:
+                    self.names.append((space, name, space[name]))
+                    self.value(space[name], names)
 
-    def value(self, v: Any) -> None:
+    def value(self, v: Any, names: tuple[str, ...]) -> None:
+        """A value that is captured by a function whose code has these names."""
         kind = type(v)
         if kind is int or kind is float:
             self.replaced = True
@@ -124,9 +134,12 @@ class _Captured:
         if kind in _VALUES or v is symbols:
             return
         if kind is ModuleType:
-            self.stable &= _is_trusted(v.__name__)
+            self.module(v, names)
+        elif kind is BuiltinFunctionType:
+            self.builtin(v)
         elif kind is FunctionType or kind is tuple:
             if kind is FunctionType and v.__closure__ is None and _is_trusted(v.__module__):
+                self.library(v)
                 return
             if self.depth == _DEPTH:
                 self.stable = False
@@ -134,25 +147,72 @@ class _Captured:
             self.depth += 1
             if kind is tuple:
                 for x in v:
-                    self.value(x)
+                    self.value(x, names)
             else:
+                self.functions.append((v, v.__code__, v.__defaults__, v.__kwdefaults__))
                 self.function(v)
             self.depth -= 1
         elif hasattr(v, "__dlpack__") and hasattr(v, "shape"):
             self.arrays.append(v)
             is_tensor = hasattr(v, "__torch_function__")
-            self.tensors |= is_tensor
+            self.torch |= is_tensor
             self.replaced |= not is_tensor
+            self.stable &= not (is_tensor and v.__dict__)  # `t.window = 5`
         elif is_numpy_number(v):
             self.replaced = True
-        elif kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
+        elif _is_constant(kind):
             return
         else:
             self.stable &= kind is type and v.__module__ == "builtins"
 
+    def module(self, m: ModuleType, names: tuple[str, ...]) -> None:
+        """A module, and what the names may mean in it."""
+        if not _is_trusted(m.__name__):
+            self.stable = False
+            return
+        space = m.__dict__
+        self.torch |= m.__name__.startswith("torch")
+        for name in names:
+            if name not in space:
+                continue
+            v = space[name]
+            kind = type(v)
+            if kind is ModuleType:
+                # Without the name, as torch.torch is torch.
+                self.module(v, tuple([n for n in names if n != name]))
+            elif kind is BuiltinFunctionType:
+                self.builtin(v)
+            elif callable(v):
+                self.library(v)
+            elif not _is_constant(kind):
+                self.names.append((space, name, v))
+                if kind is not int and kind is not float:  # these are no numbers that one captured
+                    self.value(v, names)
+
+    def builtin(self, f: BuiltinFunctionType) -> None:
+        """A function of a library or of a type; bound to another object, it may change unseen."""
+        owner = f.__self__
+        if type(owner) is ModuleType:
+            self.stable &= owner.__name__ == "builtins" or _is_trusted(owner.__name__)
+        else:
+            self.stable &= owner is None or isinstance(owner, type)
+        self.library(f)
+
+    def library(self, f: Any) -> None:
+        module = getattr(f, "__module__", None) or ""
+        self.torch |= module.startswith("torch")
+        name = getattr(f, "__name__", "")
+        self.stable &= not (module.startswith("numpy.random") or name.startswith(_OF_STATE))
+
+
+def _is_constant(kind: type) -> bool:
+    return kind.__module__ == "torch" and kind.__name__ in ("dtype", "device")
+
 
 def _is_trusted(module: str | None) -> bool:
-    return module is not None and module.partition(".")[0] in _TRUSTED_MODULES
+    if module is None or module.startswith("numpy.random"):
+        return False
+    return module.partition(".")[0] in _TRUSTED_MODULES
 
 
 def _content(cell: Any) -> Any:
@@ -214,40 +274,85 @@ def _replaced(value: Any, depth: int = 0) -> Any:
     return made
 
 
-def _call_watched(function: FunctionType, found: _Captured) -> tuple[Expr, bool]:
-    """Traces the function; also whether the trace depends on what a tensor held at that moment.
+# Functions that a function captures, with their code, defaults and defaults of keywords; what else
+# than shape and dtype a tensor was asked: how, the tensor, the answer.
+_Inner = tuple[
+    list[tuple[FunctionType, CodeType, Any, Any]],
+    list[tuple[Callable[[Any], Any], Any, Any]],
+]
+
+
+def _call_watched(function: FunctionType, found: _Captured) -> tuple[Expr, _Inner, bool]:
+    """Traces the function; also what its inner functions and arrays must stay, and whether
+    the trace depends on what a tensor held at that moment.
 
     Arrays of other libraries are Buffers by now, which have no values.
     """
     changed: Any = _replaced(function) if found.replaced else function
-    if not (found.tensors and found.stable):
-        return call(changed), False
-    from .torch_reads import Reads
+    if not found.stable:
+        return call(changed), ([], []), False
+    of_tensors: dict[int, set[str]] = {}
+    values = False
+    if found.torch:
+        from .torch_reads import Reads
 
-    with Reads() as reads:
+        with Reads() as reads:
+            e = call(changed)
+        of_tensors, values = reads.asked, reads.values
+    else:
         e = call(changed)
-    return e, reads.any
+    asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
+    for a in {id(a): a for a in found.arrays}.values():
+        names = of_tensors.get(id(a), set()) - {"shape", "dtype"}
+        if hasattr(a, "__torch_function__") and len(a.shape) == 0:
+            names.update(("device", "requires_grad"))  # for is_number
+        for name in names:
+            ask = attrgetter(name)
+            asked.append((ask, a, ask(a)))
+    return e, (found.functions, asked), values
 
 
-# By the id of the function: itself, its code, what it captured, the trace. An entry goes when the
-# function does.
+# By the id of the function: itself, its code, its defaults and those of keywords, the cells and
+# names of _Captured, the arrays with shape and dtype, what else must stay, the trace. An entry goes
+# when the function does.
 _Entry = tuple[
     "weakref.ref[FunctionType]",
     CodeType,
     Any,
+    Any,
     tuple[tuple[Any, Any], ...],
     tuple[tuple[dict[str, Any], str, Any], ...],
+    tuple[tuple[Any, Any, Any], ...],
+    "_Inner | None",
     Expr,
 ]
 _traces: dict[int, _Entry] = {}
+
+
+def _unchanged(inner: _Inner) -> bool:
+    functions, asked = inner
+    for f, code, defaults, keywords in functions:
+        if f.__code__ is not code or f.__defaults__ is not defaults:
+            return False
+        if f.__kwdefaults__ is not keywords:
+            return False
+    for ask, array, answer in asked:  # noqa: SIM110, a generator takes longer
+        if ask(array) != answer:
+            return False
+    return True
 
 
 def trace(function: Callable[..., Any]) -> Expr:
     """The expression that the function returns for symbols. Thread-safe."""
     entry = _traces.get(id(function))
     if entry is not None:
-        ref, code, defaults, cells, names, e = entry
-        if ref() is function and function.__code__ is code and function.__defaults__ is defaults:
+        ref, code, defaults, keywords, cells, names, arrays, inner, e = entry
+        if (
+            ref() is function
+            and function.__code__ is code
+            and function.__defaults__ is defaults
+            and function.__kwdefaults__ is keywords
+        ):
             for cell, content in cells:
                 if _content(cell) is not content:
                     break
@@ -256,22 +361,30 @@ def trace(function: Callable[..., Any]) -> Expr:
                     if space.get(name) is not value:
                         break
                 else:
-                    return e
+                    for array, shape, dtype in arrays:
+                        if array.dtype is not dtype or array.shape != shape:
+                            break
+                    else:
+                        if inner is None or _unchanged(inner):
+                            return e
     if type(function) is not FunctionType:
         return call(function)
     found = _Captured(function)
-    e, reads = _call_watched(function, found)
+    e, inner, values = _call_watched(function, found)
     # An array that the function made itself, as t.to(dtype), holds values of this moment.
-    arrays = {id(a) for a in found.arrays}
-    known = all(key in arrays or isinstance(a, (int, float)) for key, a in e.buffers.items())
-    if found.stable and known and not reads:
+    captures = {id(a): a for a in found.arrays}
+    known = all(key in captures or isinstance(a, (int, float)) for key, a in e.buffers.items())
+    if found.stable and known and not values:
         key = id(function)
         _traces[key] = (
             weakref.ref(function, lambda _: _traces.pop(key, None)),
             function.__code__,
             function.__defaults__,
+            function.__kwdefaults__,
             tuple(found.cells),
             tuple(found.names),
+            tuple([(a, a.shape, a.dtype) for a in captures.values()]),
+            inner if any(inner) else None,
             e,
         )
     return e

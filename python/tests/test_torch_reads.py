@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import attn.torch  # noqa: E402
 from attn.expression import finish  # noqa: E402
-from attn.trace import trace  # noqa: E402
+from attn.trace import call, trace  # noqa: E402
 
 WIDTH, PARTS = 5, 4
 TABLE = torch.arange(1.0, 7.0)
@@ -51,24 +51,21 @@ READ = {
 }
 
 
-def counted(function, table, ids):
-    """The function as a score, and the list that grows by one at each trace."""
-    traces = []
+@pytest.fixture
+def traces(monkeypatch):
+    """A list that grows by one at each trace."""
+    made = []
 
-    def score(s, b, h, q, k):
-        note()
-        return s + function(b, h, q, k, table, ids)
+    def counting(function):
+        made.append(function)
+        return call(function)
 
-    # In no closure: a list may change unseen, so that the function would be traced again for it.
-    note.traces = traces
-    return score, traces
-
-
-def note():
-    note.traces.append(1)
+    monkeypatch.setattr("attn.trace.call", counting)
+    return made
 
 
-note.__module__ = "attn.tests"  # as a function of attn it is taken to change nothing
+def score_of(function, table, ids):
+    return lambda s, b, h, q, k: s + function(b, h, q, k, table, ids)
 
 
 def attended(score):
@@ -78,9 +75,9 @@ def attended(score):
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_traced_once(name):
+def test_traced_once(name, traces):
     table, ids = TABLE.clone(), IDS.repeat(1, 2)
-    score, traces = counted(KEPT[name], table, ids)
+    score = score_of(KEPT[name], table, ids)
     first = attended(score)
     for _ in range(3):
         assert torch.equal(attended(score), first)
@@ -91,15 +88,106 @@ def test_traced_once(name):
 
 
 @pytest.mark.parametrize("name", READ)
-def test_traced_at_each_call(name):
+def test_traced_at_each_call(name, traces):
     table, ids = TABLE.clone(), IDS.repeat(1, 2)
-    score, traces = counted(READ[name], table, ids)
+    score = score_of(READ[name], table, ids)
     attended(score)
     table.mul_(3)
     found = attended(score)
     assert len(traces) == 2
-    again, _ = counted(READ[name], table, ids)
-    assert torch.equal(found, attended(again))
+    assert torch.equal(found, attended(score_of(READ[name], table, ids)))
+
+
+def width_of(function):
+    """The number that the function compares the key with, `key < 7` or `key < 7 + ...`."""
+    text = finish(trace(function))[0]
+    return text.removeprefix("key < ").split(" ")[0]
+
+
+def set_data(t):
+    t.data = torch.zeros(7)
+
+
+@pytest.mark.parametrize("change", [lambda t: t.resize_(7), set_data], ids=["resize_", "data"])
+@pytest.mark.parametrize("read", [len, lambda t: t.shape[0], lambda t: t.size(0), torch.numel])
+def test_another_size_of_the_same_tensor(change, read):
+    t = torch.zeros(6)
+    function = lambda s: s.key < read(t)  # noqa: E731
+    assert width_of(function) == "6"
+    change(t)
+    assert width_of(function) == "7"
+
+
+def test_another_type_of_the_same_tensor():
+    t = torch.zeros(6, dtype=torch.int32)
+    half = lambda s: t[s.key] / 2 > 1  # noqa: E731
+    assert finish(trace(half))[0] == "to_float(t0[key]) / 2 > 1"
+    t.data = torch.zeros(6)
+    assert finish(trace(half))[0] == "t0[key] / 2 > 1"
+
+
+def test_attributes_of_a_tensor():
+    t = torch.zeros(6)
+    by_name = lambda s: s.key < t.window  # noqa: E731
+    for t.window in (5, 6):
+        assert width_of(by_name) == str(t.window)
+    plain = torch.zeros(6)
+    trained = lambda s: s.key < (3 if plain.requires_grad else 5)  # noqa: E731
+    assert width_of(trained) == "5"
+    plain.requires_grad_()
+    assert width_of(trained) == "3"
+
+
+def test_a_number_that_wants_a_gradient():
+    """A number of the CPU is read when a call is made, but not one that receives a gradient."""
+    t = torch.tensor(3.0)
+    function = lambda s, b, h, q, k: s * t  # noqa: E731
+    trace(function)
+    t.requires_grad_()
+    assert finish(trace(function))[0] == "score * t0[0]"
+
+
+def test_bound_methods():
+    t = torch.tensor(5)
+    item = t.item
+    function = lambda s: s.key < item()  # noqa: E731
+    assert width_of(function) == "5"
+    t.fill_(6)
+    assert width_of(function) == "6"
+
+
+def test_state_of_torch(monkeypatch):
+    enabled = torch.is_grad_enabled
+    by_module = lambda s: s.key < (3 if torch.is_grad_enabled() else 5)  # noqa: E731
+    by_name = lambda s: s.key < (3 if enabled() else 5)  # noqa: E731
+    by_type = lambda s: s.key < (3 if torch.get_default_dtype() == torch.float32 else 5)  # noqa: E731
+    attribute = lambda s: s.key < torch.my_width  # noqa: E731
+    assert (width_of(by_module), width_of(by_name), width_of(by_type)) == ("3", "3", "3")
+    with torch.no_grad():
+        assert (width_of(by_module), width_of(by_name)) == ("5", "5")
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert width_of(by_type) == "5"
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for width in (5, 6):
+        monkeypatch.setattr(torch, "my_width", width, raising=False)
+        assert width_of(attribute) == str(width)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s: s.key < torch.randint(0, 1 << 30, ()).item(),
+        lambda s, draw=torch.randint: s.key < int(draw(0, 1 << 30, ())),
+        lambda s: s.key < torch.initial_seed() % (1 << 30),
+    ],
+)
+def test_random_numbers_of_torch(function):
+    torch.manual_seed(1)
+    first = width_of(function)
+    torch.manual_seed(2)
+    assert width_of(function) != first
 
 
 def test_a_float_of_an_expression_is_no_read():
