@@ -12,12 +12,15 @@ An `Expr` never changes, so threads may share it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .captured import Float, Int, is_numpy_number
 from .kinds import BOOL, FLOAT, INT, TYPE_NAMES, is_number, kind_of
 from .refusal import refuse, refuse_where_compiled
+from .text import finish as finish
+from .text import of_float
 
 # How tightly an operator binds; an operand that binds less tightly gets parentheses. Bitwise
 # operators always have them, as their place in C surprises.
@@ -26,7 +29,6 @@ _BITS, _OR, _AND, _EQUAL, _ORDER, _SUM, PRODUCT, _UNARY, PRIMARY = range(9)
 _MAX_TEXT = 1 << 20  # characters; a tree has at most 65536 nodes
 _MAX_RANK = 4
 _INT32 = range(-(2**31), 2**31)
-_FLOAT32_MAX = 3.4028235677973366e38  # from here on a number rounds to infinity
 
 
 class Expr:
@@ -58,7 +60,10 @@ class Expr:
         )
 
     def _number(self, *_: Any) -> NoReturn:
-        refuse(f"{self!r} has no value as a Python number: it differs from element to element")
+        refuse(
+            f"{self!r} has no value as a Python number: it differs from element to element; an "
+            "array within a list or functools.partial is indexed by it as attn.buffer(array)"
+        )
 
     __int__ = __float__ = __index__ = __len__ = __iter__ = __array__ = item = tolist = _number
 
@@ -235,12 +240,7 @@ def literal(value: bool | int | float) -> Expr:
         if int(value) not in _INT32:
             refuse(f"the number {value} does not fit int32")
         return Expr(f"{int(value)}", INT, PRIMARY if value >= 0 else _UNARY, _NONE)
-    if value != value:
-        text = "nan"
-    elif abs(value) >= _FLOAT32_MAX:
-        text = "inf" if value > 0 else "-inf"
-    else:
-        text = f"{float(value)!r}" if value == 0 or abs(value) > 1e-44 else "0.0"
+    text = of_float(value)
     return Expr(text, FLOAT, _UNARY if text[0] == "-" else PRIMARY, _NONE)
 
 
@@ -395,6 +395,21 @@ class Buffer:
     def dtype(self) -> Any:
         return self.array.dtype
 
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # as Expr does
+            raise AttributeError(name)
+        refuse(
+            f"{name} of an array, {self.dtype} of shape {self.shape}, that is read when attention "
+            "runs; accepted are its elements by index, shape, ndim, size, dtype and len"
+        )
+
     def __getitem__(self, index: Any) -> Any:
         given = index if type(index) is tuple else (index,)
         indices = list(self.indices)
@@ -430,6 +445,7 @@ class Buffer:
     __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __matmul__ = refuse_value
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse_value
     __neg__ = __invert__ = __abs__ = __bool__ = __int__ = __float__ = __iter__ = refuse_value
+    __array__ = refuse_value
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = refuse_value
     __hash__ = object.__hash__
 
@@ -480,20 +496,3 @@ def load(array: Any, index: Any, key: int | None = None) -> Any:
 
 _SMALL = {i: literal(i) for i in range(-16, 257)}
 _ZERO = _SMALL[0]
-
-
-def finish(*expressions: Expr) -> tuple[Any, ...]:
-    """The text of each expression, then {name: array}: t0, t1, ... in order of first use."""
-    texts = [e.text for e in expressions]
-    arrays: dict[int, Any] = {}
-    for e in expressions:
-        if e.buffers:
-            arrays.update(e.buffers)
-    named: dict[str, Any] = {}
-    if arrays:
-        everything = "".join(texts)
-        for key in sorted(arrays, key=lambda k: everything.find(f"\x01{k}\x02")):
-            name = f"t{len(named)}"
-            named[name] = arrays[key]
-            texts = [text.replace(f"\x01{key}\x02", name) for text in texts]
-    return (*texts, named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from attn.trace import call, resolve, trace
 from traced_functions import BATCH, CASES, HEADS, LENGTH, Library
 
 NUMPY = Library(np, np.asarray)
+TABLE = np.zeros((2, 3), np.int32)
+TABLES = [TABLE]
 DIM = 16
 # Indices given one at a time mean the same for grids only if these are taken point by point.
 POINTWISE = {"chosen_blocks_of_sizes", "graphormer_edges"}
@@ -152,15 +155,29 @@ def test_indices_one_at_a_time_and_from_the_end():
         (lambda s: attn.buffer(np.zeros(2))[s.key, s.key], "2 indices of an array with 1"),
         (lambda s: attn.buffer(np.zeros(2, np.complex64))[s.key], "dtype complex64"),
         (lambda s: attn.buffer(np.zeros((1,) * 5)), "rank 5"),
+        (
+            lambda s: s.key < TABLE.max(),
+            "max of an array, int32 of shape (2, 3), that is read when",
+        ),
+        (lambda s: s.key < np.max(TABLE), "accepted are its elements by index, shape, ndim, size"),
+        (lambda s: TABLE[s.key].T > 0, "T of an array, int32 of shape (3,), that is read"),
+        (lambda s: TABLE.astype(np.float32)[0, s.key] > 0, "astype of an array, int32 of shape"),
+        (lambda s: s.key < np.exp(TABLE), "an array of rank 2 is used as a value"),
+        (lambda s: TABLES[0][0, s.key] > 0, "is indexed by it as attn.buffer(array)"),
+        (partial(lambda s, t: t[0, s.key] > 0, t=TABLE), "is indexed by it as attn.buffer(array)"),
     ],
 )
 def test_refusals_name_the_operation_and_the_line(function, message):
     with pytest.raises(TraceError) as refused:
         trace(function)
     assert message in str(refused.value)
-    assert f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}" in str(
-        refused.value
-    )
+    code = getattr(function, "func", function).__code__
+    assert f"{code.co_filename}:{code.co_firstlineno}" in str(refused.value)
+
+
+def test_sizes_of_a_captured_array():
+    mask = lambda s: s.key < len(TABLE) + TABLE.size + TABLE[0].size + TABLE.ndim  # noqa: E731
+    assert text_of(trace(mask)) == "key < 13"
 
 
 def test_refusals_of_whole_functions():
