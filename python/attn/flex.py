@@ -145,20 +145,51 @@ def _table(block_mask: TorchBlockMask) -> Tensor:
     return table.contiguous()
 
 
-_listed_masks: dict[int, tuple[weakref.ref[TorchBlockMask], Callable[..., Any]]] = {}
+# By the id of a BlockMask: itself, its mask_mod, the state of its lists, what they made, and the
+# lists, alive so that their ids are theirs.
+_Listed = tuple["weakref.ref[TorchBlockMask]", Callable[..., Any], Any, Callable[..., Any], Any]
+_listed_masks: dict[int, _Listed] = {}
+
+
+def _lists(block_mask: TorchBlockMask) -> tuple[Tensor | None, ...]:
+    return (
+        block_mask.kv_num_blocks,
+        block_mask.kv_indices,
+        block_mask.full_kv_num_blocks,
+        block_mask.full_kv_indices,
+    )
+
+
+def _state(lists: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    """Which tensors they are, their memory and how often that was written."""
+    return tuple(
+        [t if t is None else (id(t), t.untyped_storage()._cdata, _writes(t)) for t in lists]
+    )
+
+
+def _writes(t: Tensor) -> float:
+    """NaN, which equals nothing, for a tensor of torch.inference_mode: it does not count them."""
+    return float("nan") if t.is_inference() else t._version
 
 
 def _listed(block_mask: TorchBlockMask) -> Callable[..., Any]:
-    """What PyTorch's BlockMask shows, as a mask_mod; kept as long as the BlockMask."""
+    """What PyTorch's BlockMask shows, as a mask_mod; kept until the BlockMask changes or goes."""
+    mask_mod = block_mask.mask_mod
     if torch.compiler.is_compiling():
-        return _mask_of_blocks(_table(block_mask), block_mask.BLOCK_SIZE, block_mask.mask_mod)
-    key = id(block_mask)
+        return _mask_of_blocks(_table(block_mask), block_mask.BLOCK_SIZE, mask_mod)
+    key, lists = id(block_mask), _lists(block_mask)
+    state = _state(lists)
     known = _listed_masks.get(key)
-    if known is None or known[0]() is not block_mask:
+    if (
+        known is None
+        or known[0]() is not block_mask
+        or known[1] is not mask_mod
+        or known[2] != state
+    ):
         gone = weakref.ref(block_mask, lambda _: _listed_masks.pop(key, None))
-        function = _mask_of_blocks(_table(block_mask), block_mask.BLOCK_SIZE, block_mask.mask_mod)
-        known = _listed_masks[key] = (gone, function)
-    return known[1]
+        function = _mask_of_blocks(_table(block_mask), block_mask.BLOCK_SIZE, mask_mod)
+        known = _listed_masks[key] = (gone, mask_mod, state, function, lists)
+    return known[3]
 
 
 def _mask_of_blocks(

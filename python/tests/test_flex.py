@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
 import attn.torch  # noqa: E402
+from attn import flex  # noqa: E402
 from torch_problems import assert_as_exact, dense, leaf, relative_errors  # noqa: E402
 from traced_functions import BATCH, CASES, HEADS, LENGTH, Library  # noqa: E402
 
@@ -124,6 +126,51 @@ def test_blocks_count_beside_the_mask():
     i, j = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")
     seen = torch.where((i < 16) & (j >= 16), True, i >= j)
     assert torch.equal(out, attn.torch.scaled_dot_product_attention(q, k, v, seen[None, None]))
+
+
+CHANGES = {
+    "mask_mod": lambda made: setattr(made, "mask_mod", lambda b, h, i, j: i <= j),
+    "counts": lambda made: made.kv_num_blocks.sub_(1),
+    "places": lambda made: made.kv_indices.copy_(made.kv_indices.flip(-1)),
+    "full counts": lambda made: made.full_kv_num_blocks.zero_(),
+    "full places": lambda made: made.full_kv_indices.copy_(made.full_kv_indices.flip(-1)),
+    "another tensor": lambda made: setattr(
+        made, "full_kv_num_blocks", torch.zeros_like(made.full_kv_num_blocks)
+    ),
+    "no full blocks": lambda made: setattr(made, "full_kv_num_blocks", None),
+    "data": lambda made: setattr(
+        made.full_kv_num_blocks, "data", torch.zeros_like(made.full_kv_num_blocks)
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_block_mask_that_changes(change):
+    """It was kept as at its first call. A BlockMask made anew of the same lists is the measure."""
+    q, k, v = (torch.randn(1, 1, 64, 8) for _ in range(3))
+    made = theirs.create_block_mask(
+        lambda b, h, i, j: i >= j, None, None, 64, 64, device="cpu", BLOCK_SIZE=16
+    )
+    first = attn.torch.flex_attention(q, k, v, block_mask=made)
+    assert flex._listed(made) is flex._listed(made)
+    CHANGES[change](made)
+    found = attn.torch.flex_attention(q, k, v, block_mask=made)
+    assert not torch.equal(found, first)
+    assert torch.equal(found, attn.torch.flex_attention(q, k, v, block_mask=copy(made)))
+
+
+def test_a_block_mask_of_inference_mode():
+    """Its tensors do not count how often they are written."""
+    with torch.inference_mode():
+        q, k, v = (torch.randn(1, 1, 64, 8) for _ in range(3))
+        made = theirs.create_block_mask(
+            lambda b, h, i, j: i >= j, None, None, 64, 64, device="cpu", BLOCK_SIZE=16
+        )
+        first = attn.torch.flex_attention(q, k, v, block_mask=made)
+        made.full_kv_num_blocks.zero_()
+        found = attn.torch.flex_attention(q, k, v, block_mask=made)
+        assert not torch.equal(found, first)
+        assert torch.equal(found, attn.torch.flex_attention(q, k, v, block_mask=copy(made)))
 
 
 def test_one_batch_of_keys():
