@@ -39,7 +39,7 @@ def means(phase, rows):
     """One sentence of the README."""
     rows = rows.values()
     of = [f"{mean(rows, peer):.2f} of {name}" for peer, name in PEERS.items() if any(peer in row for row in rows)]
-    return f"{phase} ({len(rows)} of {2 * 3 * len(LENGTHS)}) {', '.join(of)}"
+    return f"{phase}, over {len(rows)} cells, {', '.join(of)}"
 
 
 def one(row, peers):
@@ -81,7 +81,7 @@ def main():
         tables.append(table(phase, file, rows))
         sentences.append(means(phase, rows))
     written["docs/speed.md"] = between_markers("docs/speed.md", "\n\n".join(tables))
-    written["README.md"] = between_markers("README.md", "Geometric means of speed over the cells of each pass: " + "; ".join(sentences) + ".")
+    written["README.md"] = between_markers("README.md", "Geometric means of speed: " + "; ".join(sentences) + ".")
     stale = [path for path, text in written.items() if not (ROOT / path).exists() or (ROOT / path).read_text() != text]
     if check:
         sys.exit(f"not what bench/results give, run bench/report.py: {', '.join(stale)}" if stale else 0)
