@@ -76,10 +76,14 @@ run "$python" bench/papers/cell_check.py
 run "$python" bench/papers/approximations.py
 run "$python" bench/papers/kernel_regression.py --attn "$build/attn" --n 600,300 --threads 1 --seconds 0.02 --rounds 1 --json "$out/regression.json"
 run grep -q '"torch_both_ms"' "$out/regression.json"
-for phase in forward backward; do
-  run "$python" tests/papers/figure2_report.py "$build/attn" "$out/figure2" "$phase"
-done
+report=("$python" tests/papers/figure2_report.py "$build/attn" "$out/figure2")
+run "${report[@]}" forward
+said 'Left: FlashAttention moves'
+said 'Middle, bf16: from B_c 64 to 512'
+said 'Theorem 2: exponents of model (16 problems), plan (16 problems), l2 (16 problems)'
+run "${report[@]}" backward
 said 'Left, both passes: FlashAttention (B_c 64)'
+said 'Theorem 5: exponents of model (18 problems), plan (18 problems), l2 (18 problems)'
 run grep -q 'b2 n1024 h16 d64 f32, both passes' "$out/figure2.svg"
 # Programs of a GPU, on the CPU.
 run "${CXX:-c++}" -std=c++20 -shared -fPIC -DATTN_C_ON_CPU -Iinclude bench/gpu/attn_c.cpp "$library" -lfmt -ldl -lpthread -o "$out/attn_c.so"
