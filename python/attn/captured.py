@@ -14,8 +14,12 @@ function's text are `Literal`s while it is traced: they ask whether the other op
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 _FLOAT32_MAX = 3.4028235677973366e38  # from here on a number rounds to infinity
 
@@ -87,17 +91,34 @@ for _name in _BOTH:
     setattr(Literal, f"__{_name}__", _ask(f"__{_name}__"))
 
 
-# By the id of a code: itself, which stays alive, and what it became.
-_codes: dict[int, tuple[CodeType, CodeType]] = {}
+class OfCode(Generic[T]):
+    """What was made of code objects, each for as long as the code lives.
+
+    They are told apart by id, as comparing them by value takes longer.
+    """
+
+    def __init__(self, make: Callable[[CodeType], T]) -> None:
+        self._make = make
+        self._made: dict[int, tuple[weakref.ref[CodeType], T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __call__(self, code: CodeType) -> T:
+        key = id(code)
+        found = self._made.get(key)
+        if found is None or found[0]() is not code:
+            gone = weakref.ref(code, lambda _: self._made.pop(key, None))
+            found = self._made[key] = (gone, self._make(code))
+        return found[1]
 
 
-def with_literals(code: CodeType) -> CodeType:
+def _with_literals(code: CodeType) -> CodeType:
     """The code with `Literal`s for its floats, those of functions inside of it too."""
-    found = _codes.get(id(code))
-    if found is None:
-        constants = tuple([_as_literal(c) for c in code.co_consts])
-        found = _codes[id(code)] = (code, code.replace(co_consts=constants))
-    return found[1]
+    return code.replace(co_consts=tuple([_as_literal(c) for c in code.co_consts]))
+
+
+with_literals = OfCode(_with_literals)
 
 
 def _as_literal(constant: Any) -> Any:

@@ -23,7 +23,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import activations as _activations  # noqa: F401, fills the table of functions
-from .captured import captured, is_numpy_number, with_literals
+from .captured import OfCode, captured, is_numpy_number, with_literals
 from .expression import (
     Expr,
     buffer,
@@ -222,19 +222,16 @@ def _content(cell: Any) -> Any:
         return None
 
 
-_global_names_of: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
-
-
-def _global_names(code: CodeType) -> tuple[str, ...]:
+def _find_global_names(code: CodeType) -> tuple[str, ...]:
     """Names that the code, or a function inside of it, may look up among the globals."""
-    found = _global_names_of.get(id(code))
-    if found is None:
-        names = dict.fromkeys(code.co_names)
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                names.update(dict.fromkeys(_global_names(constant)))
-        found = _global_names_of[id(code)] = (code, tuple(names))
-    return found[1]
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names.update(dict.fromkeys(_global_names(constant)))
+    return tuple(names)
+
+
+_global_names = OfCode(_find_global_names)
 
 
 def _replaced(value: Any, depth: int = 0) -> Any:

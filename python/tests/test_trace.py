@@ -283,10 +283,34 @@ def test_a_trace_goes_with_its_function():
     from attn import trace as module
 
     before = len(module._traces)
-    for i in range(100):
-        trace(lambda s, i=i: s.key < 3)
+    functions = [lambda s, i=i: s.key < 3 for i in range(100)]  # at once, or they share an id
+    for function in functions:
+        trace(function)
+    assert len(module._traces) >= before + 100
+    functions.clear()
+    del function
     gc.collect()
     assert len(module._traces) <= before + 1
+
+
+def test_what_is_made_of_a_code_goes_with_it():
+    """Masks that a program writes itself, each with a code of its own."""
+    from attn.captured import with_literals
+    from attn.trace import _global_names
+
+    before = len(with_literals), len(_global_names)
+    functions = [
+        eval(f"lambda s, w=3: (s.key < w) & (lambda x: x > {i}.5)(s.query)") for i in range(100)
+    ]
+    for function in functions:
+        trace(function)
+    assert len(with_literals) >= before[0] + 100
+    assert len(_global_names) >= before[1] + 100
+    functions.clear()
+    del function
+    gc.collect()
+    assert len(with_literals) <= before[0] + 2
+    assert len(_global_names) <= before[1] + 2
 
 
 def test_threads_trace_the_same_function():
