@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -50,7 +51,8 @@ class _Loads(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is Tensor.__getitem__:
+        # torch.export shows operators as functions of Python's module `operator`.
+        if func is Tensor.__getitem__ or func is operator.getitem:
             index = args[1]
             several = index if type(index) is tuple else (index,)
             for i in several:
@@ -64,11 +66,13 @@ class _Loads(TorchFunctionMode):
         if not symbolic:
             return func(*args, **(kwargs or {}))
         name = func.__name__
+        if name not in FUNCTIONS:  # operator.and_, operator.truediv
+            name = f"__{name.strip('_')}__"
         for known, method in _WRAPPED.items():
             if func is method:
                 name = known
         if name not in FUNCTIONS:
-            refuse(f"torch function {name} has no form as an expression")
+            refuse(f"torch function {func.__name__} has no form as an expression")
         lifted = [self.load(a, ()) if isinstance(a, Tensor) else a for a in args]
         if func is Tensor.where:
             return METHODS[name](*lifted, **(kwargs or {}))

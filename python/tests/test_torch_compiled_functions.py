@@ -235,3 +235,41 @@ def test_one_tensor_in_several_places(count):
     found, want = (torch.autograd.grad(f(*tensors), tensors, d_out) for f in (made, call))
     for a, b in zip(found, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+# Of a vector and a number, both tensors that a module holds.
+EXPORTED = {
+    "index": lambda t, z: lambda b, h, i, j: t[i] == t[j],
+    "where": lambda t, z: lambda b, h, i, j: torch.where(i > j, t[i], t[j]) > 0,
+    "and": lambda t, z: lambda b, h, i, j: (z > 0) & (i >= j),
+    "or": lambda t, z: lambda b, h, i, j: (z < 0) | (i >= j),
+    "xor": lambda t, z: lambda b, h, i, j: (z ^ i) > j,
+    "+": lambda t, z: lambda b, h, i, j: z + i > j,
+    "-": lambda t, z: lambda b, h, i, j: z - i < j,
+    "*": lambda t, z: lambda b, h, i, j: z * i >= j,
+    "/": lambda t, z: lambda b, h, i, j: 20 * z / (i + 1) > j,
+    "//": lambda t, z: lambda b, h, i, j: 20 * z // (i + 1) > j,
+    "%": lambda t, z: lambda b, h, i, j: z % (i + 1) <= j,
+    "<<": lambda t, z: lambda b, h, i, j: (z << (i & 3)) > j,
+    ">>": lambda t, z: lambda b, h, i, j: (20 * z >> (i & 7)) > j,
+    "order": lambda t, z: lambda b, h, i, j: z < j + 3,
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", EXPORTED)
+def test_export(name, strict):
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.arange(N, dtype=torch.int32) // 5)
+            self.register_buffer("number", torch.tensor(3, dtype=torch.int32))
+
+        def forward(self, q):
+            return attend(q, mask=EXPORTED[name](self.table, self.number))[0]
+
+    torch._dynamo.reset()
+    layer, q = Layer(), torch.randn(1, 1, N, 4)
+    assert not torch.equal(layer(q), attend(q)[0])
+    made = torch.export.export(layer, (q,), strict=strict).module()
+    assert torch.equal(made(q), layer(q))
