@@ -92,7 +92,9 @@ _DEPTH = 8  # of functions that capture functions
 class _Captured:
     """All that a function may read besides its arguments, and whether that may change unseen."""
 
-    __slots__ = ("arrays", "cells", "depth", "functions", "names", "replaced", "stable", "torch")
+    __slots__ = (
+        "arrays", "cells", "depth", "functions", "missing", "names", "replaced", "stable", "torch",
+    )  # fmt: skip
 
     def __init__(self, function: FunctionType) -> None:
         self.cells: list[tuple[Any, Any]] = []  # with what it holds
@@ -100,6 +102,7 @@ class _Captured:
         self.arrays: list[Any] = []
         # Functions inside, with their code, defaults and defaults of keywords.
         self.functions: list[tuple[FunctionType, CodeType, Any, Any]] = []
+        self.missing: list[tuple[dict[str, Any], str]] = []  # of modules, which may load them late
         self.torch = False  # tensors of PyTorch may be read: some are captured, or its functions
         # A number, or an array of a library that does not ask symbols what they mean.
         self.replaced = False
@@ -174,6 +177,7 @@ class _Captured:
         self.torch |= m.__name__.startswith("torch")
         for name in names:
             if name not in space:
+                self.missing.append((space, name))
                 continue
             v = space[name]
             kind = type(v)
@@ -371,7 +375,9 @@ def trace(function: Callable[..., Any]) -> Expr:
     # An array that the function made itself, as t.to(dtype), holds values of this moment.
     captures = {id(a): a for a in found.arrays}
     known = all(key in captures or isinstance(a, (int, float)) for key, a in e.buffers.items())
-    if found.stable and known and not values:
+    # As np.random, which is not looked at before the first function that asks for it.
+    loaded = any(name in space for space, name in found.missing)
+    if found.stable and known and not values and not loaded:
         key = id(function)
         _traces[key] = (
             weakref.ref(function, lambda _: _traces.pop(key, None)),

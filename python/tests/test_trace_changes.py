@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from random import Random
 
 import numpy as np
@@ -132,6 +134,18 @@ def test_attributes_of_functions():
 )
 def test_numpys_random_numbers(function):
     assert trace(function).text != trace(function).text
+
+
+def test_a_module_that_is_loaded_by_the_trace():
+    """NumPy loads its generators at the first look at them."""
+    program = """
+import numpy as np
+from attn.trace import trace
+assert "random" not in vars(np)
+mask = lambda s: s.key < np.random.randint(1 << 30)
+assert trace(mask).text != trace(mask).text
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_attributes_of_a_module(monkeypatch):
