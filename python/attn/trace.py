@@ -64,8 +64,9 @@ def _parameters(function: Any) -> int:
     if type(function) is FunctionType:
         code = function.__code__
         if code.co_flags & inspect.CO_VARARGS:
-            if hasattr(function, "__wrapped__"):  # what functools.wraps decorates
-                return _parameters(function.__wrapped__)
+            wrapped = getattr(function, "__wrapped__", None)  # what functools.wraps decorates
+            if wrapped is not None:
+                return _parameters(wrapped)
             return 4  # what combines masks, as in `lambda *places: ...`
         return code.co_argcount - len(function.__defaults__ or ())
     every = inspect.signature(function).parameters.values()
