@@ -110,11 +110,6 @@ std::vector<DeviceExpressions> device_expressions() {
        s.score - 0.25F * floor(abs(distance) / 1.7F) +
            (to_float(s.key) / 5 - to_float(to_int(to_float(s.key) / 5))),
        t},
-      // Comparisons that are true of all numbers, and false on NaN.
-      {"not_numbers",
-       (-2.0F < abs(odd[s.head]) && s.key < 9) || (odd[s.head] * odd[s.head] >= 0 && s.key < 15) ||
-           (max(-1.0F, abs(odd[s.head])) > -0.5F && s.key == s.query),
-       select(exp2(odd[s.head]) >= -1.0F, s.score, -s.score), t},
       {"t5", {}, s.score + slope[to_int(2 * log(abs(distance) + 1.0F) / 1.3F)], t},
       {"divided", s.query / 4 == s.key / 4 && s.key % 3 != s.head % 2, s.score * 0.5, t}};
   for (std::uint32_t i = 0; i < kMasks; ++i) {
@@ -128,6 +123,12 @@ std::vector<DeviceExpressions> device_expressions() {
     all.push_back({"score " + std::to_string(i), {}, score, random});
   }
   for (std::uint32_t i = 0; i < kSpecial; ++i) all.push_back(special_floats(i + 1));
+  // Comparisons that are true of all numbers, and false on NaN.
+  all.push_back({"not_numbers",
+                 (-2.0F < abs(odd[s.head]) && s.key < 9) ||
+                     (max(-1.0F, odd[s.head] * odd[s.head]) > -0.5F && s.key == s.query),
+                 {},
+                 t});
   return all;
 }
 
