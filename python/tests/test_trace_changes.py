@@ -27,6 +27,7 @@ def test_a_kept_trace_stays_where_nothing_changes():
     assert root(4) == 2
 
 
+@pytest.mark.filterwarnings("ignore:Setting the dtype")  # deprecated in NumPy 2.5
 def test_size_and_dtype_of_an_array():
     table = np.zeros(6, np.int32)
 
