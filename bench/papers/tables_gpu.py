@@ -270,26 +270,36 @@ def seconds_of(call):
 
 def cell(name, function, problem):
     """Seconds of forward, backward and both, and bytes of a step; None where it cannot be had, with why."""
+    # Of 2,400 right results of PyTorch's formula (n 256, d 32, fp16, on a CPU) one erred by 1.28 times what `exact` allows of a maximum, so a peer's
+    # inputs are drawn once more; what is not right fails twice.
+    seeds = (1,) if name.startswith("attn") else (1, 2)
+    for seed in seeds:
+        try:
+            return attempt(name, function, problem, seed), ""
+        except torch.OutOfMemoryError:
+            return None, "out of memory"
+        except cell_check.Wrong as error:
+            print(f"({error}) ", end="", flush=True)
+            why = str(error)
+        except (NotImplementedError, RuntimeError) as error:
+            return None, str(error).splitlines()[0][:120]
+    WRONG.append(why)
+    return None, f"wrong, so not timed: {why}"
+
+
+def attempt(name, function, problem, seed):
     torch.cuda.empty_cache()
-    torch.manual_seed(1)
-    try:
-        q, k, v, d_o = (torch.randn(problem["b"], problem["n"], problem["h"], problem["d"], device="cuda", dtype=torch.half) for _ in range(4))
-        run = Ours(problem, q, k, v, d_o, "sparse" in name) if name.startswith("attn") else Peer(problem, q, k, v, d_o, function)
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        run.allocate()
-        run.both()
-        bytes_ = torch.cuda.max_memory_allocated() - before
-        o = run.forward().clone()
-        check(name, problem, (q, k, v, d_o), run.results(), o)
-        return {"forward": seconds_of(run.forward), "backward": seconds_of(run.backward), "both": seconds_of(run.both), "bytes": bytes_}, ""
-    except torch.OutOfMemoryError:
-        return None, "out of memory"
-    except cell_check.Wrong as error:
-        WRONG.append(str(error))
-        return None, f"wrong, so not timed: {error}"
-    except (NotImplementedError, RuntimeError) as error:
-        return None, str(error).splitlines()[0][:120]
+    torch.manual_seed(seed)
+    q, k, v, d_o = (torch.randn(problem["b"], problem["n"], problem["h"], problem["d"], device="cuda", dtype=torch.half) for _ in range(4))
+    run = Ours(problem, q, k, v, d_o, "sparse" in name) if name.startswith("attn") else Peer(problem, q, k, v, d_o, function)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run.allocate()
+    run.both()
+    bytes_ = torch.cuda.max_memory_allocated() - before
+    o = run.forward().clone()
+    check(name, problem, (q, k, v, d_o), run.results(), o)
+    return {"forward": seconds_of(run.forward), "backward": seconds_of(run.backward), "both": seconds_of(run.both), "bytes": bytes_}
 
 
 def table(part, names, problems, rows=None):
