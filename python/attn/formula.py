@@ -38,6 +38,15 @@ class Formula:
         return f"Formula({self.text!r}, {', '.join(self.buffers)})"
 
 
+def reads(formula: str, name: str) -> bool:
+    """Whether the text of a formula reads the array, as `name[key]`. torch.compile follows it."""
+    text = "".join(formula.split())
+    at = text.find(name + "[")
+    while at > 0 and (text[at - 1].isalnum() or text[at - 1] == "_"):  # of a longer name
+        at = text.find(name + "[", at + 1)
+    return at >= 0
+
+
 def block_mask(blocks: Array, block_q: int, block_k: int, *, top_left: bool = False) -> Formula:
     """Block-sparse attention: a mask that is true where the block of the query and key is.
 

@@ -22,7 +22,6 @@ from . import _attn, merging, nvrtc
 from .errors import InvalidArgument
 from .formula import Formula
 from .options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
-from .reached import by_scores
 from .trace import resolve
 
 __all__ = ["attention", "dot_product_attention", "merge"]
@@ -115,11 +114,8 @@ def _backward_pass(call: _Call, kept: Any, cotangents: Any) -> Any:
     if not isinstance(d_lse, SymbolicZero):
         names, operands = (*names, "d_lse"), (*operands, d_lse)
     every = dict(zip(("q", "k", "v", *call.names), (q, k, v, *arrays), strict=True))
-    asked = [
-        name
-        for name, is_wanted in zip(every, wanted, strict=True)
-        if is_wanted and (name in ("q", "k", "v", "sink") or by_scores(call.problem, name))
-    ]
+    reached = ("q", "k", "v", "sink", *_attn.score_buffers(call.problem))
+    asked = [n for n, is_wanted in zip(every, wanted, strict=True) if is_wanted and n in reached]
     results = [
         jax.ShapeDtypeStruct(every[name].shape, q.dtype if name in ("q", "k", "v") else jnp.float32)
         for name in asked

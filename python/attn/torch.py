@@ -23,7 +23,6 @@ from . import _attn, merging, torch_ops
 from .arrays import is_observed
 from .errors import InvalidArgument, Unsupported
 from .options import make_options
-from .reached import by_scores
 from .torch_second import once
 
 __all__ = [
@@ -197,13 +196,9 @@ def _refuse_transformed(arguments: dict[str, Any]) -> None:
 
 
 def _that_require_grad(made: _attn.Options) -> dict[str, Tensor]:
-    read = {**made.tensors, **made.buffers}
-    return {
-        name: t
-        for name, t in read.items()
-        if getattr(t, "requires_grad", False)
-        and (name in made.tensors or by_scores(made.problem, name))
-    }
+    of_scores = _attn.score_buffers(made.problem)
+    reached = {**made.tensors, **{n: t for n, t in made.buffers.items() if n in of_scores}}
+    return {name: t for name, t in reached.items() if getattr(t, "requires_grad", False)}
 
 
 def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

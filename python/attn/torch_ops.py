@@ -21,9 +21,8 @@ from torch import Tensor
 from . import _attn
 from .errors import InvalidArgument
 from .expression import Expr, finish
-from .formula import Formula
+from .formula import Formula, reads
 from .options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
-from .reached import reads
 from .torch_second import once
 from .torch_trace import traced
 from .trace import loadable
@@ -350,6 +349,7 @@ def attention(
         for name, array in arrays.items():
             given[name] = loadable(array)
     for name, t in given.items():
+        # A mask compares what it reads, and a comparison has no gradient.
         if name not in KEYWORDS and t.requires_grad and not reads(texts["score"], name):
             given[name] = t.detach()
     if dropout:

@@ -280,6 +280,13 @@ std::string signature(std::string_view name, nb::handle object) {
   return text;
 }
 
+// The buffers that a gradient reaches. A mask compares what it reads, and a comparison has none.
+std::vector<std::string> score_buffers(const std::string& problem) {
+  std::vector<std::string> names;
+  for (const auto& buffer : expr::buffers(parsed(problem)->score)) names.push_back(buffer->name());
+  return names;
+}
+
 }  // namespace
 
 void bind_operations(nb::module_& module) {
@@ -335,6 +342,7 @@ void bind_operations(nb::module_& module) {
   module.def("tiles", &tiles, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_q"_a,
              "block_k"_a, "batch"_a, "head"_a);
   module.def("plans_made", &plans_made);
+  module.def("score_buffers", &score_buffers, "problem"_a);
   module.def("merge", &merge, "parts"_a);
   module.def("dropout_mask", &write_dropout_mask, "kept"_a, "probability"_a, "seed"_a, "offset"_a,
              "rng_state"_a.none());
