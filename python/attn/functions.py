@@ -133,12 +133,12 @@ def _abs(x: Any) -> Expr:
 
 @entry("bitwise_not", "invert", "__invert__")
 def _invert(x: Any) -> Expr:
-    return ~lift(x)
+    return lift(x).__invert__()  # PyTorch 2.11 compiles no `~` of an object
 
 
 @entry("logical_not")
 def _logical_not(x: Any) -> Expr:
-    return ~_truth(x)
+    return _truth(x).__invert__()
 
 
 @entry("minimum")

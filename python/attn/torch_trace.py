@@ -17,14 +17,21 @@ from .trace import as_formula, call, expression
 refusal.is_compiling = torch.compiler.is_compiling
 
 
-# Methods of tensors that torch.compile shows by the name of what wraps them.
-_WRAPPED = {
-    name: getattr(Tensor, name)
+# Functions whose __name__ is not the one in FUNCTIONS: methods of tensors, which torch.compile
+# shows by what wraps them, and those of the module `operator`, which torch.export shows.
+_NAMED: list[tuple[Any, str]] = [
+    (getattr(Tensor, name), name)
     for name in (
         "__rsub__", "__rtruediv__", "__floordiv__", "__rfloordiv__", "__rmod__", "__pow__",
         "__rpow__", "__rlshift__", "__rrshift__",
     )
-}  # fmt: skip
+] + [
+    (getattr(operator, name), name)
+    for name in (
+        "__truediv__", "__floordiv__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__",
+        "__pos__",
+    )
+]  # fmt: skip
 
 
 class _Loads(TorchFunctionMode):
@@ -51,7 +58,6 @@ class _Loads(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # torch.export shows operators as functions of Python's module `operator`.
         if func is Tensor.__getitem__ or func is operator.getitem:
             index = args[1]
             several = index if type(index) is tuple else (index,)
@@ -66,10 +72,8 @@ class _Loads(TorchFunctionMode):
         if not symbolic:
             return func(*args, **(kwargs or {}))
         name = func.__name__
-        if name not in FUNCTIONS:  # operator.and_, operator.truediv
-            name = f"__{name.strip('_')}__"
-        for known, method in _WRAPPED.items():
-            if func is method:
+        for function, known in _NAMED:
+            if func is function:
                 name = known
         if name not in FUNCTIONS:
             refuse(f"torch function {func.__name__} has no form as an expression")
