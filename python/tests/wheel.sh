@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The wheel, built as `pip install .` builds it: what that takes, what the wheel weighs, what it needs of a Linux
-# (auditwheel), and whether it works where there is nothing but NumPy. Needs PyPI. Not part of make test: it compiles
-# everything anew, without ccache.
+# (auditwheel), and whether it works where there is nothing but NumPy, and with NVRTC from PyPI. Needs PyPI. Not part of
+# make test: it compiles everything anew, without ccache.
 #
 #   python/tests/wheel.sh OUT [PYTHON...]    OUT: a folder, made; PYTHON: interpreters that try the wheel, else python3
 #
@@ -53,6 +53,20 @@ assert results and all(r["correct"] and r["seconds_median"] > 0 for r in results
   ((code == 2)) || fail "'$* check nonsense' exits with $code; expected is 2, bad usage"
 )
 
+# compiles EXTRA PACKAGE: a kernel, by the NVRTC in the package that the extra brings, whatever toolkit the machine has.
+# No GPU is needed, and no variable of the environment says where NVRTC is.
+compiles() (
+  cd "$out"
+  "$environment/bin/pip" install --quiet --disable-pip-version-check "$wheel[$1]"
+  clean=(env -i HOME="$out" PATH=/usr/bin:/bin "$environment/bin/python" -m attn)
+  "${clean[@]}" info | grep "^NVRTC .* at $environment/" || fail "[$1]: attn info tells of no NVRTC below $environment"
+  rm -rf "$out/kernels"
+  "${clean[@]}" compile b1_n512_h4_d128_causal_bf16 --arch sm_90a --cache-dir "$out/kernels" ||
+    fail "[$1]: NVRTC compiles no kernel"
+  compgen -G "$out/kernels/forward_sm90-sm_90a-*.kernel" >/dev/null || fail "[$1]: there is no kernel in the cache"
+  "$environment/bin/pip" uninstall --quiet --yes "$2"
+)
+
 for python in "${pythons[@]}"; do
   environment=$out/$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
   "$python" -m venv "$environment"
@@ -64,4 +78,6 @@ assert (attn.attention(q, q, q, causal=True) == 1).all()
 print("works in Python", sys.version.split()[0])')
   commands "$environment/bin/attn"
   commands "$environment/bin/python" -m attn
+  compiles cuda nvidia-cuda-nvrtc
+  compiles cuda12 nvidia-cuda-nvrtc-cu12
 done
