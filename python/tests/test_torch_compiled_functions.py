@@ -239,7 +239,7 @@ def test_decorated_functions(made):
 
     q = torch.randn(1, N, 2, 4)
     if made == "within" and VERSION < (2, 12):  # which has no __wrapped__ there
-        with pytest.raises(Exception, match="failed to bind arguments"):
+        with pytest.raises(Exception, match="bind arguments|too many positional arguments"):
             compiled(call)(q)
         return
     out = compiled(call)(q)

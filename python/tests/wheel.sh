@@ -57,7 +57,7 @@ assert results and all(r["correct"] and r["seconds_median"] > 0 for r in results
 # No GPU is needed, and no variable of the environment says where NVRTC is.
 compiles() (
   cd "$out"
-  "$environment/bin/pip" install --quiet --disable-pip-version-check "$wheel[$1]"
+  "$environment/bin/pip" install --quiet --disable-pip-version-check "${wheel}[$1]"
   clean=(env -i HOME="$out" PATH=/usr/bin:/bin "$environment/bin/python" -m attn)
   "${clean[@]}" info | grep "^NVRTC .* at $environment/" || fail "[$1]: attn info tells of no NVRTC below $environment"
   rm -rf "$out/kernels"
