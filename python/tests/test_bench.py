@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,3 +47,27 @@ def test_tracing_measures_every_row(monkeypatch, capsys, tmp_path):
         assert 0 < row["again"] < row["first"]  # it would be as long if nothing were kept
     assert all(0 < us < 1e5 for us in kept["plan_us"].values())
     assert "a softcap" in printed[5]
+
+
+def test_scalars_measures_every_function(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench/python"), *sys.path])
+    import scalars
+
+    file = tmp_path / "scalars.json"
+    arguments = ["--lengths", "40", "--pairs", "3", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["scalars.py", *arguments])
+    scalars.main()
+    kept = json.loads(file.read_text())
+    assert list(kept) == ["n 40, d 64", "n 40, d 128"]
+    names = list(scalars.functions(0.5, 2))
+    assert all(list(rows) == names for rows in kept.values())
+    assert all(row["ratio"] > 0 < row["literal_ms"] for r in kept.values() for row in r.values())
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * len(names)
+
+
+def test_scalars_ends_where_results_differ(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench/python"), *sys.path])
+    import scalars
+
+    with pytest.raises(SystemExit, match="other results"):
+        scalars.ratio(lambda: np.zeros(3), lambda: np.ones(3), 1)
