@@ -197,6 +197,11 @@ struct TileOps {
                          float keep_scale, const float* delta, float* ds);
   // ds <- ds * factor, and 0 where ds is 0 (a masked element's factor may be infinite or NaN).
   void (*multiply_gradient)(const float* factor, int keys, float* ds);
+  // sums <- ds times factor, 0 where ds is 0 as above, of the first `count` rows, added up where
+  // `by` does not vary: one number, [rows], [keys] or [keys][rows]. factor null: 1. Lanes past
+  // count hold anything, and take no part in sums over rows.
+  void (*sum_gradient)(const float* ds, const float* factor, int keys, int count,
+                       expr::Dependence by, double* sums);
   // P and dS, [key][rows], as the products take them: p_rows, ds_rows <- bf16 [key][rows] for
   // accumulate_rows, ds_pairs <- bf16 [ceil(keys / 2)][rows] pairs of keys for accumulate. Null for
   // f32 operands, which are taken as they are, and for AMX, whose backward pass takes f32.

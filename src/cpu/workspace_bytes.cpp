@@ -80,9 +80,9 @@ class Count {
     const Size block = gradient_block();
     const Size common =
         gradient_tiles() + block + 2 * keys + kFloat * kMaxRows * p_.head_dim + kRounding;
-    const Size of_buffers = plan_.threads * (common + kMaxRank * kFloat * kBlockK * kMaxRows) +
-                            8 * expressions_.gradient_elements() + Size(expressions_.view_bytes()) +
-                            kRounding;
+    const Size of_buffers =
+        plan_.threads * (common + (kMaxRank * kFloat + 8) * kBlockK * kMaxRows) +
+        8 * expressions_.gradient_elements() + Size(expressions_.view_bytes()) + kRounding;
     Size bytes = statistics + plan_.threads * common + of_buffers;
     if (plan_.algorithm == Algorithm::standard) return bytes + 2 * matrix();
     const Size chunk = 2 * kFloat * kChunkKeys * (d_ + d_v_);

@@ -69,11 +69,15 @@ TEST_P(Bitwise, DoesNotDependOnTheNumberOfThreads) {
 
 INSTANTIATE_TEST_SUITE_P(
     Conformance, Bitwise,
-    ::testing::Values("b1_sq333_sk700_h1_d64_causal_f32", "b2_sq200_sk300_hq6_hk2_d40_bf16",
-                      "b1_sq1_sk2000_hq8_hk2_d64_bf16", "b1_sq3_sk1500_h2_d64_paged16_f16",
-                      "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
-                      "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f32/padded",
-                      "b1_n512_h1_d32_window64x0_bf16"),
+    ::testing::Values(
+        "b1_sq333_sk700_h1_d64_causal_f32", "b2_sq200_sk300_hq6_hk2_d40_bf16",
+        "b1_sq1_sk2000_hq8_hk2_d64_bf16", "b1_sq3_sk1500_h2_d64_paged16_f16",
+        "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
+        "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f32/padded",
+        "b2_sq90_sk700_hq4_hk2_d16_causal_score(score-a[query]-b[key]+c[head]+e[batch,"
+        "key])_buffer(a:f32:90)_buffer(b:f32:700)_buffer(c:f32:4)_buffer(e:f32:2x700)_"
+        "f32",
+        "b1_n512_h1_d32_window64x0_bf16"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
 // The backward pass takes heads in waves of four tasks a thread at least, and no more where they

@@ -191,14 +191,17 @@ TEST_P(FiniteDifferences, AgreeWithBackward) {
 // would be off by 3e-8.
 INSTANTIATE_TEST_SUITE_P(
     Reference, FiniteDifferences,
-    ::testing::Values("b2_sq4_sk6_hq4_hk2_d3_dv2_causal_sink_f64",
-                      "b2_sq4_sk6_hq2_hk1_d3_dropout0.3_seed9_f64/padded",
-                      "b2_sq5_sk7_h2_d3_packed_causal_f64", "b1_sq4_sk6_h2_d3_softcap2_alibi_f64",
-                      "b2_sq4_sk5_h2_d3_bias_softcap4_sink_f64",
-                      "b2_sq6_sk4_hq4_hk2_d3_causal_softcap2_sink_dropout0.3_seed9_f64/dlse",
-                      "b2_sq5_sk7_h2_d3_packed_causal_alibi_f64/dlse_padded",
-                      "b2_sq4_sk5_h2_d3_bias2x1x1x5_window2x1_f64",
-                      "b1_sq4_sk5_h2_d3_score(score+0.3*tanh(w[key%4]*score))_buffer(w:f32:4)_f64"),
+    ::testing::Values(
+        "b2_sq4_sk6_hq4_hk2_d3_dv2_causal_sink_f64",
+        "b2_sq4_sk6_hq2_hk1_d3_dropout0.3_seed9_f64/padded", "b2_sq5_sk7_h2_d3_packed_causal_f64",
+        "b1_sq4_sk6_h2_d3_softcap2_alibi_f64", "b2_sq4_sk5_h2_d3_bias_softcap4_sink_f64",
+        "b2_sq6_sk4_hq4_hk2_d3_causal_softcap2_sink_dropout0.3_seed9_f64/dlse",
+        "b2_sq5_sk7_h2_d3_packed_causal_alibi_f64/dlse_padded",
+        "b2_sq4_sk5_h2_d3_bias2x1x1x5_window2x1_f64",
+        "b2_sq4_sk6_hq4_hk2_d3_packed_causal_score(score-a[query]+b[key]*score-c[head]*"
+        "b[query]+e[batch,key])_buffer(a:f32:4)_buffer(b:f32:6)_buffer(c:f32:4)_buffer("
+        "e:f32:2x6)_f64",
+        "b1_sq4_sk5_h2_d3_score(score+0.3*tanh(w[key%4]*score))_buffer(w:f32:4)_f64"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
 }  // namespace

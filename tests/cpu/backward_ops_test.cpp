@@ -196,6 +196,55 @@ TEST_P(Backward, RowsAreMultipliedWhereTheyLie) {
   }
 }
 
+// Where dS is 0 the factor is not finite, and lanes past the rows hold NaN; neither takes part.
+TEST_P(Backward, GradientsAreAddedUpWhereAnIndexDoesNotVary) {
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  using expr::Dependence;
+  for (const Dependence by :
+       {Dependence::uniform, Dependence::row, Dependence::key, Dependence::full}) {
+    const bool by_row = by == Dependence::row || by == Dependence::full;
+    const bool by_key = by == Dependence::key || by == Dependence::full;
+    for (const int keys : {1, 7, 64}) {
+      for (const int count : {1, ops().rows / 2 + 1, ops().rows}) {
+        for (const bool has_factor : {false, true}) {
+          Floats ds(kBlockK * kMaxRows), factor(kBlockK * kMaxRows);
+          const auto places = [&](std::size_t j, std::size_t r) {
+            return (by_key ? j * (by_row ? rows : 1) : 0) + (by_row ? r : 0);
+          };
+          std::vector<double> want(kBlockK * kMaxRows, 0.0);
+          for (std::size_t j = 0; j < static_cast<std::size_t>(keys); ++j) {
+            for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
+              const std::size_t at = j * rows + r;
+              const bool hidden = (j + r) % 3 == 1;
+              ds[at] = hidden ? 0.0f : normal();
+              factor[at] = hidden ? std::numeric_limits<float>::infinity() : normal();
+              if (hidden) continue;
+              want[places(j, r)] += double{ds[at]} * (has_factor ? double{factor[at]} : 1.0);
+            }
+          }
+          std::vector<double> got(kBlockK * kMaxRows + 1, -7.0);
+          ops().sum_gradient(ds.data(), has_factor ? factor.data() : nullptr, keys, count, by,
+                             got.data());
+          for (std::size_t j = 0; j < static_cast<std::size_t>(by_key ? keys : 1); ++j) {
+            for (std::size_t r = 0; r < static_cast<std::size_t>(by_row ? count : 1); ++r) {
+              ASSERT_NEAR(got[places(j, r)], want[places(j, r)], 1e-12)
+                  << "key " << j << " row " << r << " of " << keys << " keys, " << count << " rows";
+            }
+          }
+          const std::size_t end = static_cast<std::size_t>(by_key ? keys : 1) * (by_row ? rows : 1);
+          ASSERT_EQ(got[end], -7.0) << "past the sums";
+          // A gradient that is not finite reaches the sum that it is part of.
+          ds[0] = std::numeric_limits<float>::quiet_NaN();
+          factor[0] = 1;
+          ops().sum_gradient(ds.data(), has_factor ? factor.data() : nullptr, keys, count, by,
+                             got.data());
+          ASSERT_TRUE(std::isnan(got[0]));
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Backward, FindsTheRowsThatAreNotFinite) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     const std::size_t size = size_of(dtype);

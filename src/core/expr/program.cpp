@@ -13,11 +13,6 @@
 namespace attn::expr {
 namespace {
 
-Dependence join(Dependence a, Dependence b) {
-  if (a == b || b == Dependence::uniform) return a;
-  return a == Dependence::uniform ? b : Dependence::full;
-}
-
 Dependence of_leaf(Op op) {
   switch (op) {
     case Op::score:
@@ -182,6 +177,11 @@ struct Storage {
 };
 
 }  // namespace
+
+Dependence join(Dependence a, Dependence b) {
+  if (a == b || b == Dependence::uniform) return a;
+  return a == Dependence::uniform ? b : Dependence::full;
+}
 
 Program compile(const Expr& e) {
   e.type();  // refuses an empty expression

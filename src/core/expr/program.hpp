@@ -25,6 +25,9 @@ enum class Dependence : std::uint8_t {
   full,  // a row and a key, or the score
 };
 
+// What a value varies with that is made of two.
+Dependence join(Dependence a, Dependence b);
+
 // One operation. Values are 4 bytes: float32, int32, or a boolean as 0 or -1.
 struct Instruction {
   Op op = Op::constant;

@@ -1,6 +1,8 @@
 // Gradients of the buffers that a score expression reads (bias, slopes, ...): each element of dS,
 // times the expression's derivative with respect to a load, is added to the element that was
-// loaded. Sums are kept in f64. A buffer that is indexed by head (or batch) has tasks for each head
+// loaded. What a tile has for one element is added up first, where the indices show that it is one:
+// over the keys where they do not vary with the key, over the rows where they do not vary with the
+// row. Sums are kept in f64. A buffer that is indexed by head (or batch) has tasks for each head
 // (or batch), which cannot meet; other buffers are summed in one task. So the order of additions
 // never depends on the threads.
 #include <algorithm>
@@ -18,6 +20,9 @@ struct Load {
   expr::BoundProgram factor;  // derivative with respect to the load
   int indices = 0;
   expr::BoundProgram index[kMaxRank];
+  // What the loaded element varies with in a tile: what some index does, over a dimension of more
+  // than one element.
+  expr::Dependence by = expr::Dependence::uniform;
 };
 
 struct Scratch {
@@ -26,6 +31,7 @@ struct Scratch {
   GradientBlock* block = nullptr;
   KeyBlock keys;
   float* index[kMaxRank] = {};  // int32 bits, [kBlockK][rows]
+  double* sums = nullptr;       // as TileOps::sum_gradient leaves them
 
   void carve(Carver& c) {
     float* k = nullptr;
@@ -40,6 +46,7 @@ struct Scratch {
     keys.k = k;
     keys.v = v;
     for (float*& values : index) c.take(values, static_cast<std::size_t>(kBlockK * kMaxRows));
+    c.take(sums, static_cast<std::size_t>(kBlockK * kMaxRows));
   }
 };
 
@@ -72,6 +79,9 @@ class BufferGradient {
       l.has_factor = load.has_factor;
       if (l.has_factor) l.factor = a.bind(load.factor, workspace);
       for (const expr::Program& index : load.index) {
+        if (tensor.shape[static_cast<std::size_t>(l.indices)] != 1) {
+          l.by = expr::join(l.by, index.instructions.back().dependence);
+        }
         l.index[l.indices++] = a.bind(index, workspace);
       }
     }
@@ -114,18 +124,20 @@ class BufferGradient {
   void add_tile(const Load& load, int key0, int keys, Scratch& s) {
     GradientTiles& t = s.tiles;
     const QueryBlock& q = s.block->q;
-    const expr::TileContext context = a_.expression_context(q, key0, keys, t.tile);
+    expr::TileContext context = a_.expression_context(q, key0, keys, t.tile);
     if (load.has_factor) a_.ops.evaluate(load.factor, context, t.raw, t.factor);
+    a_.ops.sum_gradient(t.ds, load.has_factor ? t.factor : nullptr, keys, q.count, load.by, s.sums);
+    const bool by_row = load.by == expr::Dependence::row || load.by == expr::Dependence::full;
+    const bool by_key = load.by == expr::Dependence::key || load.by == expr::Dependence::full;
+    if (!by_key) context.keys = 1;  // every key has the indices of the first
     for (int d = 0; d < load.indices; ++d)
       a_.ops.evaluate(load.index[d], context, t.raw, s.index[d]);
-    for (int j = 0; j < keys; ++j) {
-      for (int r = 0; r < q.count; ++r) {
-        const std::ptrdiff_t at = std::ptrdiff_t{j} * a_.ops.rows + r;
-        if (t.ds[at] == 0) continue;
-        const std::int64_t element = element_of(load, s, at);
-        if (element < 0) continue;
-        const double factor = load.has_factor ? double{t.factor[at]} : 1.0;
-        sums_[static_cast<std::size_t>(element)] += double{t.ds[at]} * factor;
+    const double* sum = s.sums;
+    for (int j = 0; j < context.keys; ++j, sum += by_row ? a_.ops.rows : 1) {
+      for (int r = 0; r < (by_row ? q.count : 1); ++r) {
+        if (sum[r] == 0) continue;
+        const std::int64_t element = element_of(load, s, std::ptrdiff_t{j} * a_.ops.rows + r);
+        if (element >= 0) sums_[static_cast<std::size_t>(element)] += sum[r];
       }
     }
   }

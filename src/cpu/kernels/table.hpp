@@ -6,6 +6,7 @@
 #include "cpu/kernels/dropout.hpp"
 #include "cpu/kernels/expression.hpp"
 #include "cpu/kernels/finite.hpp"
+#include "cpu/kernels/gradient_sums.hpp"
 #include "cpu/kernels/matmul.hpp"
 #include "cpu/kernels/matmul_few_rows.hpp"
 #include "cpu/kernels/pack_f32.hpp"
@@ -42,6 +43,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.probabilities = probabilities;
   ops.score_gradient = score_gradient;
   ops.multiply_gradient = multiply_gradient;
+  ops.sum_gradient = sum_gradient;
   ops.accumulate_rows = accumulate_rows<F32Operand>;
   ops.decode_scores = decode_scores;
   ops.decode_softmax = decode_softmax<kExp2>;
