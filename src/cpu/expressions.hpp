@@ -43,7 +43,8 @@ class Expressions : public core::MadeFor {
   std::size_t scratch_floats() const;
   // Bytes that binding all of them takes from a Workspace, loads of buffers included.
   std::size_t view_bytes() const;
-  // Elements of the score's buffers that may have a gradient.
+  // The score's buffers that may have a gradient: their number and elements.
+  std::size_t gradient_buffers() const { return buffers_.size(); }
   std::int64_t gradient_elements() const { return gradient_elements_; }
 
  private:

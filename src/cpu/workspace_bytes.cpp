@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/backward/backward.hpp"
 #include "cpu/backward/gradient_context.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/forward/few_rows.hpp"
@@ -80,14 +81,18 @@ class Count {
     const Size block = gradient_block();
     const Size common =
         gradient_tiles() + block + 2 * keys + kFloat * kMaxRows * p_.head_dim + kRounding;
-    const Size of_buffers =
-        plan_.threads * (common + (kMaxRank * kFloat + 8) * kBlockK * kMaxRows) +
-        8 * expressions_.gradient_elements() + Size(expressions_.view_bytes()) + kRounding;
-    Size bytes = statistics + plan_.threads * common + of_buffers;
+    const Size chunk = kFloat * kChunkKeys * (d_ + d_v_);
+    Size bytes = statistics + plan_.threads * common;
+    if (expressions_.gradient_buffers() > 0) {
+      const Size of_tile = (kMaxRank * kFloat + 8) * kBlockK * kMaxRows;
+      bytes = bytes + plan_.threads * (common + chunk + of_tile) +
+              8 * expressions_.gradient_elements() +
+              Size(expressions_.gradient_buffers()) * (kBufferGradientBytes + kAlignment) +
+              Size(expressions_.view_bytes()) + kRounding;
+    }
     if (plan_.algorithm == Algorithm::standard) return bytes + 2 * matrix();
-    const Size chunk = 2 * kFloat * kChunkKeys * (d_ + d_v_);
-    bytes =
-        bytes + plan_.threads * (kGradientGroup * (gradient_tiles() + block) + chunk + kRounding);
+    bytes = bytes +
+            plan_.threads * (kGradientGroup * (gradient_tiles() + block) + 2 * chunk + kRounding);
     bytes = bytes + wave_lists();
     if (p_.seqlen_k > kChunkKeys) {
       bytes = bytes + std::min(Size(kQueryPackBudget), pairs_ * blocks_ * block);

@@ -29,8 +29,9 @@ class Generator {
     batch_ = 1 + below(3);
     const int heads_k = 1 + below(2);
     heads_ = heads_k * (1 + below(3));
-    queries_ = 1 + below(70);
-    keys_ = 1 + below(150);
+    const bool long_keys = below(4) == 0;  // more than the 512 of a chunk
+    queries_ = 1 + below(long_keys ? 8 : 70);
+    keys_ = long_keys ? 500 + below(300) : 1 + below(150);
     std::string text = fmt::format("b{}_sq{}_sk{}_hq{}_hk{}_d{}", batch_, queries_, keys_, heads_,
                                    heads_k, pick({3, 16, 33}));
     text += pick<std::string_view>({"", "", "_causal", "_window9x4", "_mask((query+key)%3!=0)"});

@@ -12,6 +12,8 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
                        const Workers& workers);
 void backward_flash(const Attention& a, const GradientContext& g, const Plan& plan,
                     const Gradients& gradients, const Workers& workers);
+// What a buffer takes beside its loads and sums while its gradient is computed.
+inline constexpr std::size_t kBufferGradientBytes = 128;
 // Gradients of sink and of named buffers, common to both.
 void backward_sink(const Attention& a, const GradientContext& g, const Gradients& gradients);
 void backward_buffers(const Attention& a, const GradientContext& g, const Gradients& gradients,

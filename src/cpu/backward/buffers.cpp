@@ -4,12 +4,14 @@
 // over the keys where they do not vary with the key, over the rows where they do not vary with the
 // row. Sums are kept in f64. A buffer that is indexed by head (or batch) has tasks for each head
 // (or batch), which cannot meet; other buffers are summed in one task. So the order of additions
-// never depends on the threads.
+// never depends on the threads. Buffers with the same tasks share one pass over the tiles.
 #include <algorithm>
 #include <cstring>
 
 #include "cpu/backward/backward.hpp"
+#include "cpu/budgets.hpp"
 #include "cpu/pairs.hpp"
+#include "cpu/tasks.hpp"
 
 namespace attn::cpu {
 namespace {
@@ -29,22 +31,19 @@ struct Scratch {
   int dim = 0, dim_v = 0;
   GradientTiles tiles;
   GradientBlock* block = nullptr;
-  KeyBlock keys;
-  float* index[kMaxRank] = {};  // int32 bits, [kBlockK][rows]
-  double* sums = nullptr;       // as TileOps::sum_gradient leaves them
+  std::byte *k = nullptr, *v = nullptr;  // [kChunkKeys][leading dimension]
+  float* index[kMaxRank] = {};           // int32 bits, [kBlockK][rows]
+  double* sums = nullptr;                // as TileOps::sum_gradient leaves them
 
   void carve(Carver& c) {
-    float* k = nullptr;
-    float* v = nullptr;
+    const DType operand = tiles.tile.operand;
     tiles.carve(c);
     c.take(block, 1);
     GradientBlock placed;
-    placed.carve(c, dim, dim_v, tiles.tile.operand);
+    placed.carve(c, dim, dim_v, operand);
     if (block != nullptr) *block = placed;
-    c.take(k, static_cast<std::size_t>(kBlockK * leading_dim(dim)));
-    c.take(v, static_cast<std::size_t>(kBlockK * leading_dim(dim_v)));
-    keys.k = k;
-    keys.v = v;
+    c.take(k, static_cast<std::size_t>(kChunkKeys * leading_dim(dim)) * size_of(operand));
+    c.take(v, static_cast<std::size_t>(kChunkKeys * leading_dim(dim_v)) * size_of(operand));
     for (float*& values : index) c.take(values, static_cast<std::size_t>(kBlockK * kMaxRows));
     c.take(sums, static_cast<std::size_t>(kBlockK * kMaxRows));
   }
@@ -63,17 +62,13 @@ bool indexed_by(const std::vector<LoadProgram>& loads, const Tensor& tensor, exp
 
 class BufferGradient {
  public:
-  BufferGradient(const Attention& a, const GradientContext& g, const std::string& name,
-                 const Tensor& tensor, Workspace& workspace)
+  BufferGradient(const Attention& a, const std::vector<LoadProgram>& loads, const Tensor& tensor,
+                 Workspace& workspace)
       : a_(a),
-        g_(g),
         tensor_(tensor),
         loads_(&workspace),
         sums_(static_cast<std::size_t>(tensor.size()), 0.0, &workspace) {
-    const std::vector<LoadProgram>& loads = a.programs.loads(name);
     loads_.reserve(loads.size());
-    by_head_ = indexed_by(loads, tensor, expr::Op::head);
-    by_batch_ = indexed_by(loads, tensor, expr::Op::batch);
     for (const LoadProgram& load : loads) {
       Load& l = loads_.emplace_back();
       l.has_factor = load.has_factor;
@@ -87,41 +82,27 @@ class BufferGradient {
     }
   }
 
-  void run(const Workers& workers) {
-    Scratch sizes;
-    sizes.dim = a_.dim;
-    sizes.dim_v = a_.dim_v;
-    sizes.tiles = g_.tiles();
-    const WorkerScratch<Scratch> scratch(workers.workspace(), workers.count(), sizes);
-    const std::int64_t heads = by_head_ ? a_.problem.heads_k : 1;
-    const std::int64_t batches = by_batch_ ? a_.problem.batch : 1;
-    workers.parallel_for(heads * batches, [&](std::int64_t task, int worker) {
-      Scratch s = scratch.of(worker);
-      for (std::int64_t pair = 0; pair < pair_count(a_); ++pair) {
-        const bool own_head = !by_head_ || pair % a_.problem.heads_k == task % heads;
-        const bool own_batch = !by_batch_ || pair / a_.problem.heads_k == task / heads;
-        if (own_head && own_batch) add_pair(pair, s);
-      }
-    });
-    store();
+  // Adds the tile that tile_value_gradients left in s.
+  void add_tile(int key0, int keys, Scratch& s) {
+    for (const Load& load : loads_) add_load(load, key0, keys, s);
   }
 
- private:
-  void add_pair(std::int64_t pair, Scratch& s) {
-    const Pair p = pair_at(a_, pair);
-    for (std::int64_t i = 0; i < g_.blocks(pair); ++i) {
-      g_.load(pair, i, *s.block);
-      for_visible_blocks(a_, s.block->q.tile, 0, p.sequence.length_k,
-                         [&](int key0, int keys, expr::Coverage coverage) {
-                           g_.load_keys(p.sequence, p.head_k, key0, keys, s.keys);
-                           const GradientTile tile{s.block, coverage, &s.tiles};
-                           g_.tile_value_gradients(&tile, 1, s.keys);
-                           for (const Load& load : loads_) add_tile(load, key0, keys, s);
-                         });
+  void store() const {
+    for (std::int64_t i = 0; i < tensor_.size(); ++i) {
+      std::int64_t rest = i;
+      std::int64_t offset = 0;
+      for (int d = tensor_.rank - 1; d >= 0; --d) {
+        const auto dim = static_cast<std::size_t>(d);
+        offset += rest % tensor_.shape[dim] * tensor_.strides[dim];
+        rest /= tensor_.shape[dim];
+      }
+      static_cast<float*>(tensor_.data)[offset] =
+          static_cast<float>(sums_[static_cast<std::size_t>(i)]);
     }
   }
 
-  void add_tile(const Load& load, int key0, int keys, Scratch& s) {
+ private:
+  void add_load(const Load& load, int key0, int keys, Scratch& s) {
     GradientTiles& t = s.tiles;
     const QueryBlock& q = s.block->q;
     expr::TileContext context = a_.expression_context(q, key0, keys, t.tile);
@@ -155,35 +136,98 @@ class BufferGradient {
     return position;
   }
 
-  void store() const {
-    for (std::int64_t i = 0; i < tensor_.size(); ++i) {
-      std::int64_t rest = i;
-      std::int64_t offset = 0;
-      for (int d = tensor_.rank - 1; d >= 0; --d) {
-        const auto dim = static_cast<std::size_t>(d);
-        offset += rest % tensor_.shape[dim] * tensor_.strides[dim];
-        rest /= tensor_.shape[dim];
+  const Attention& a_;
+  const Tensor& tensor_;
+  std::pmr::vector<Load> loads_;
+  std::pmr::vector<double> sums_;
+};
+static_assert(sizeof(BufferGradient) <= kBufferGradientBytes);
+
+// The buffers that have tasks for each head, or batch, or both, or neither.
+class Pass {
+ public:
+  Pass(const Attention& a, const GradientContext& g, bool by_head, bool by_batch,
+       const Gradients& gradients, Workspace& workspace)
+      : a_(a), g_(g), by_head_(by_head), by_batch_(by_batch), buffers_(&workspace) {
+    buffers_.reserve(gradients.buffers.size());
+    for (const auto& [name, tensor] : gradients.buffers) {
+      const std::vector<LoadProgram>& loads = a.programs.loads(name);
+      if (indexed_by(loads, tensor, expr::Op::head) == by_head &&
+          indexed_by(loads, tensor, expr::Op::batch) == by_batch) {
+        buffers_.emplace_back(a, loads, tensor, workspace);
       }
-      static_cast<float*>(tensor_.data)[offset] =
-          static_cast<float>(sums_[static_cast<std::size_t>(i)]);
+    }
+  }
+
+  void run(const Workers& workers) {
+    if (buffers_.empty()) return;
+    Scratch sizes;
+    sizes.dim = a_.dim;
+    sizes.dim_v = a_.dim_v;
+    sizes.tiles = g_.tiles();
+    const WorkerScratch<Scratch> scratch(workers.workspace(), workers.count(), sizes);
+    const std::int64_t heads = by_head_ ? a_.problem.heads_k : 1;
+    const std::int64_t batches = by_batch_ ? a_.problem.batch : 1;
+    workers.parallel_for(heads * batches, [&](std::int64_t task, int worker) {
+      Scratch s = scratch.of(worker);
+      for (std::int64_t pair = 0; pair < pair_count(a_); ++pair) {
+        const bool own_head = !by_head_ || pair % a_.problem.heads_k == task % heads;
+        const bool own_batch = !by_batch_ || pair / a_.problem.heads_k == task / heads;
+        if (!own_head || !own_batch) continue;
+        const std::int64_t keys = pair_at(a_, pair).sequence.length_k;
+        for (std::int64_t key = 0; key < keys; key += kChunkKeys) {
+          add_chunk(pair, {key, std::min<std::int64_t>(key + kChunkKeys, keys)}, s);
+        }
+      }
+    });
+    for (const BufferGradient& buffer : buffers_) buffer.store();
+  }
+
+ private:
+  // Every Q block of the pair against a chunk of keys, whose blocks are packed once for all.
+  void add_chunk(std::int64_t pair, KeyRange chunk, Scratch& s) {
+    const core::Sequence& sequence = pair_at(a_, pair).sequence;
+    const int head_k = pair_at(a_, pair).head_k;
+    const std::size_t size = size_of(a_.ops.operand);
+    KeyBlock blocks[kChunkKeys / kBlockK];  // without keys where not packed yet
+    for (std::int64_t i = 0; i < g_.blocks(pair); ++i) {
+      const std::int64_t row0 = i * a_.ops.rows;
+      const expr::Tile rows = a_.tile(
+          sequence, head_k, row0, std::min<std::int64_t>(a_.ops.rows, a_.rows(sequence) - row0));
+      bool loaded = false;
+      const auto visit = [&](int key0, int keys, expr::Coverage coverage) {
+        if (!loaded) g_.load(pair, i, *s.block);
+        loaded = true;
+        const auto j = static_cast<std::size_t>(key0 - chunk.begin);
+        KeyBlock& block = blocks[j / kBlockK];
+        if (block.keys == 0) {
+          block.k = s.k + j * static_cast<std::size_t>(leading_dim(a_.dim)) * size;
+          block.v = s.v + j * static_cast<std::size_t>(leading_dim(a_.dim_v)) * size;
+          g_.load_keys(sequence, head_k, key0, keys, block);
+        }
+        const GradientTile tile{s.block, coverage, &s.tiles};
+        g_.tile_value_gradients(&tile, 1, block);
+        for (BufferGradient& buffer : buffers_) buffer.add_tile(key0, keys, s);
+      };
+      for_visible_blocks(a_, rows, chunk.begin, chunk.end, visit);
     }
   }
 
   const Attention& a_;
   const GradientContext& g_;
-  const Tensor& tensor_;
-  std::pmr::vector<Load> loads_;
-  std::pmr::vector<double> sums_;
-  bool by_head_ = false, by_batch_ = false;
+  bool by_head_, by_batch_;
+  std::pmr::vector<BufferGradient> buffers_;
 };
 
 }  // namespace
 
 void backward_buffers(const Attention& a, const GradientContext& g, const Gradients& gradients,
                       const Workers& workers) {
-  for (const auto& [name, tensor] : gradients.buffers) {
-    const Workspace::Scope of_buffer(workers.workspace());
-    BufferGradient(a, g, name, tensor, workers.workspace()).run(workers);
+  for (const bool by_head : {false, true}) {
+    for (const bool by_batch : {false, true}) {
+      const Workspace::Scope of_pass(workers.workspace());
+      Pass(a, g, by_head, by_batch, gradients, workers.workspace()).run(workers);
+    }
   }
 }
 
