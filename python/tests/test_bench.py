@@ -70,4 +70,4 @@ def test_scalars_ends_where_results_differ(monkeypatch):
     import scalars
 
     with pytest.raises(SystemExit, match="other results"):
-        scalars.ratio(lambda: np.zeros(3), lambda: np.ones(3), 1)
+        scalars.ratio(lambda: np.zeros(3), lambda: np.ones(3), 1, scalars.processor_seconds)
