@@ -29,10 +29,18 @@ bool is_power_of_two(const Instruction& in) {
          std::has_single_bit(static_cast<std::uint32_t>(in.int_value));
 }
 
-// Division toward minus infinity by a power of two is a shift, its remainder a mask.
-std::string divide_int(Op op, const Instruction& divisor, std::span<const std::string> operands) {
+std::string scalar_name(const Program& program, const Instruction& in) {
+  return "scalar_" + program.buffers[static_cast<std::size_t>(in.buffer)]->name();
+}
+
+// Division toward minus infinity by a power of two is a shift, its remainder a mask. A scalar
+// divides as a whole, with what the host knows of its value.
+std::string divide_int(Op op, const Program& program, const Instruction& divisor,
+                       std::span<const std::string> operands) {
   if (!is_power_of_two(divisor)) {
-    return call(op == Op::div ? "attn_floor_div" : "attn_floor_mod", operands);
+    const bool is_scalar = divisor.op == Op::load && divisor.num_args == 0;
+    return fmt::format("{}({}, {})", op == Op::div ? "attn_floor_div" : "attn_floor_mod",
+                       operands[0], is_scalar ? scalar_name(program, divisor) : operands[1]);
   }
   const auto value = static_cast<std::uint32_t>(divisor.int_value);
   return op == Op::div ? fmt::format("({} >> {})", operands[0], std::countr_zero(value))
@@ -132,10 +140,10 @@ std::string cuda_value(const Program& program, const Instruction& in,
   switch (in.op) {
     case Op::constant:
       return cuda_constant(in);
-    case Op::load: {
-      const std::string& name = program.buffers[static_cast<std::size_t>(in.buffer)]->name();
-      return in.num_args == 0 ? "scalar_" + name + ".value" : call("attn_load_" + name, operands);
-    }
+    case Op::load:
+      if (in.num_args == 0) return scalar_name(program, in) + ".value";
+      return call("attn_load_" + program.buffers[static_cast<std::size_t>(in.buffer)]->name(),
+                  operands);
     case Op::logical_not:
       return fmt::format("(!{})", operands[0]);
     // Both operands are evaluated, so no branch is needed.
@@ -159,7 +167,7 @@ std::string cuda_value(const Program& program, const Instruction& in,
     case Op::div:
     case Op::mod: {
       const Instruction& divisor = program.instructions[static_cast<std::size_t>(in.args[1])];
-      return in.operands == Type::int32 ? divide_int(in.op, divisor, operands)
+      return in.operands == Type::int32 ? divide_int(in.op, program, divisor, operands)
                                         : divide_float(divisor, operands, math);
     }
     default:

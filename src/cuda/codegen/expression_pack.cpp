@@ -13,6 +13,7 @@
 #include "attn/error.hpp"
 #include "core/expr/bindings.hpp"
 #include "core/expr/build.hpp"
+#include "cuda/codegen/divisor.hpp"
 #include "cuda/codegen/expression_buffers.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/expression_text.hpp"
@@ -32,11 +33,15 @@ struct BufferView {
 };
 static_assert(sizeof(BufferView) == 56 && alignof(BufferView) == 8);
 
-// The size of attn::device::Scalar there.
-constexpr std::size_t kScalarBytes = 8;
+// Mirrors attn::device::Scalar there.
+struct alignas(8) FloatScalar {
+  float value = 0;
+};
+struct alignas(8) IntScalar : Divisor {};
 
 std::size_t bytes_of(const expr::Buffer& buffer) {
-  return expr::is_scalar(buffer) ? kScalarBytes : sizeof(BufferView);
+  if (!expr::is_scalar(buffer)) return sizeof(BufferView);
+  return buffer.tensor().dtype == DType::i32 ? sizeof(IntScalar) : sizeof(FloatScalar);
 }
 
 constexpr std::uint32_t kAnyIndex = ~0U;
@@ -168,7 +173,14 @@ void ExpressionPack::pack(const expr::Bindings& bindings, std::byte* to) const {
     const std::size_t bytes = bytes_of(*buffer);
     if (expr::is_scalar(*buffer)) {
       std::memset(to, 0, bytes);
-      std::memcpy(to, tensor.data, size_of(tensor.dtype));
+      if (tensor.dtype == DType::f32) {
+        std::memcpy(to, tensor.data, sizeof(float));
+      } else {
+        std::int32_t value = 0;
+        std::memcpy(&value, tensor.data, sizeof(value));
+        const Divisor divisor = divisor_of(value);
+        std::memcpy(to, &divisor, sizeof(divisor));
+      }
     } else {
       const BufferView view = view_of(tensor);
       std::memcpy(to, &view, sizeof(view));

@@ -1,6 +1,8 @@
 #include "cases.hpp"
 
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 #include "attn/mask.hpp"
@@ -72,6 +74,7 @@ std::vector<DeviceExpressions> device_expressions() {
   const expr::Buffer none("none", tensor(static_cast<const std::int32_t*>(nullptr), {0}));
   const expr::Buffer nothing("nothing", tensor(static_cast<const float*>(nullptr), {1, 0}));
   const expr::Expr offset = expr::scalar("offset", 3);
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
   const expr::Expr distance = s.query + s.seqlen_k - s.seqlen_q - s.key;
   std::vector<DeviceExpressions> all = {
       {"none", {}, {}, t},
@@ -98,8 +101,11 @@ std::vector<DeviceExpressions> device_expressions() {
            abs(morton_column(s.query >> 1) - morton_column(s.key >> 1)) <= 2,
        {},
        t},
-      {"scalars", s.key <= s.query + offset && s.query + offset - s.key < expr::scalar("w", 9),
-       expr::scalar("slope_of_all", 0.25F) * to_float(s.key) +
+      {"scalars",
+       s.key <= s.query + offset && s.query + offset - s.key < expr::scalar("w", 9) &&
+           ((s.query - s.key) % expr::scalar("period", 5) != 2 ||
+            s.key / expr::scalar("below", -3) > s.query * 715827883 / expr::scalar("most", kMost)),
+       expr::scalar("slope_of_all", 0.25F) * to_float(s.key / expr::scalar("width", 3)) +
            expr::scalar("factor", 2.0F) * s.score,
        t},
       {"alibi", causal(), s.score - slope[s.head] * to_float(abs(distance)), t},

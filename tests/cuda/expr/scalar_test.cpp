@@ -5,13 +5,64 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
 
+#include "cuda/codegen/divisor.hpp"
 #include "cuda/codegen/expression_pack.hpp"
 #include "cuda/codegen/expression_text.hpp"
 #include "cuda/cuda.hpp"
 
+#define __device__
+#define __forceinline__ inline
+#include "expr/integer.cuh"
+#undef __device__
+#undef __forceinline__
+
 namespace attn {
 namespace {
+
+// Device code that divides by a scalar, against division by the number.
+bool divides_as_numbers(std::int32_t a, std::int32_t b) {
+  const cuda::Divisor packed = cuda::divisor_of(b);
+  device::Divisor divisor;
+  static_assert(sizeof(divisor) == sizeof(packed));
+  std::memcpy(&divisor, &packed, sizeof(packed));
+  return device::attn_floor_div(a, divisor) == device::attn_floor_div(a, b) &&
+         device::attn_floor_mod(a, divisor) == device::attn_floor_mod(a, b);
+}
+
+TEST(Scalar, DividesAsItsValue) {
+  constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min(), kMost = -(kLeast + 1);
+  std::vector<std::int32_t> ends{kLeast, kLeast + 1, kMost, kMost - 1};
+  for (std::int32_t i = -70; i <= 70; ++i) ends.push_back(i);
+  for (int bit = 6; bit < 31; ++bit) {
+    for (const std::int32_t beside : {-1, 0, 1}) {
+      ends.push_back((1 << bit) + beside);
+      ends.push_back(-(1 << bit) + beside);
+    }
+  }
+  for (const std::int32_t a : ends) {
+    for (const std::int32_t b : ends) ASSERT_TRUE(divides_as_numbers(a, b)) << a << " / " << b;
+  }
+  // Numbers of all lengths, and dividends around multiples of the divisor.
+  std::mt19937 random(1);
+  const auto number = [&] {
+    const auto bits = static_cast<std::int32_t>(random() >> random() % 32);
+    return random() % 2 == 0 ? bits : ~bits;
+  };
+  for (int i = 0; i < 300'000; ++i) {
+    const std::int32_t a = number(), b = number();
+    ASSERT_TRUE(divides_as_numbers(a, b)) << a << " / " << b;
+    if (b == 0 || b == -1) continue;
+    const std::int32_t multiple = a / b * b;
+    ASSERT_TRUE(divides_as_numbers(multiple, b)) << multiple << " / " << b;
+    if (multiple == kLeast) continue;
+    ASSERT_TRUE(divides_as_numbers(multiple - 1, b)) << multiple - 1 << " / " << b;
+  }
+}
 
 // Kernels are kept by their text: another value needs no other kernel, and arrives with the bytes.
 TEST(Scalar, ValuesAreNoText) {

@@ -2,6 +2,8 @@
 // mirrors the layout.
 #pragma once
 
+#include "expr/integer.cuh"
+
 namespace attn::device {
 
 struct BufferView {
@@ -10,11 +12,13 @@ struct BufferView {
   long long strides[4];  // bytes; 0 where the size is 1
 };
 
-// A number that came with the call.
+// A number that came with the call; an int32 with what divides by it.
 template <class T>
 struct alignas(8) Scalar {
   T value;
 };
+template <>
+struct alignas(8) Scalar<int> : Divisor {};
 
 // Addresses may lie anywhere: what is outside is not read.
 #ifdef __CUDACC__

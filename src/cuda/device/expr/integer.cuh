@@ -45,6 +45,38 @@ __device__ __forceinline__ constexpr int attn_floor_mod(int a, int b) {
   return b == 0 ? 0 : attn_sub(a, attn_mul(attn_floor_div(a, b), b));
 }
 
+// A divisor that is no constant of the kernel, and what the host knows of it
+// (src/cuda/codegen/divisor.hpp mirrors this): for x in [0, 2^31], x / |value| is the upper word of
+// multiplier * x, shifted, + one * x. mask: all ones, or where value is 0 nothing, as are all
+// others there. Example: of 3 the multiplier is 0xaaaaaaab, the shift 1, one 0.
+struct Divisor {
+  int value;
+  unsigned multiplier, shift, one;
+  int mask;
+};
+
+__device__ __forceinline__ unsigned attn_upper_word(unsigned a, unsigned b) {
+#ifdef __CUDACC__
+  return __umulhi(a, b);
+#else
+  return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
+#endif
+}
+// As with a number, in a third of the instructions.
+__device__ __forceinline__ int attn_floor_div(int a, const Divisor& b) {
+  // The dividend of |b| is a or -a, which is u - negative and may be 2^31. Below 0 it is ~x, and
+  // floor(~x / |b|) = ~(x / |b|).
+  const int negative = b.value >> 31;
+  const int u = a ^ negative;
+  const unsigned below = u < negative ? ~0u : 0u;
+  const unsigned x = (static_cast<unsigned>(u) - static_cast<unsigned>(negative)) ^ below;
+  const unsigned quotient = (attn_upper_word(x, b.multiplier) >> b.shift) + b.one * x;
+  return static_cast<int>(quotient ^ below) & b.mask;
+}
+__device__ __forceinline__ int attn_floor_mod(int a, const Divisor& b) {
+  return attn_sub(a, attn_mul(attn_floor_div(a, b), b.value)) & b.mask;
+}
+
 // An amount that is not in 0 to 31 shifts every bit out.
 __device__ __forceinline__ constexpr int attn_shift_left(int a, int amount) {
   const auto by = static_cast<unsigned>(amount);
