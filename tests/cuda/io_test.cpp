@@ -17,7 +17,7 @@ class CudaIo : public Command {
     const Result result = attn("io b1_n64_h1_d32_f32 --device cuda");
     if (result.code != 3) return;
     EXPECT_TRUE(result.err_has("no GPU can be used")) << result.text();
-    GTEST_SKIP() << "no GPU";
+    GTEST_SKIP() << "skipped: no GPU";
   }
   void TearDown() override {
     ::setenv("PATH", path_.c_str(), 1);
@@ -51,7 +51,7 @@ TEST_F(CudaIo, CountsThePlanOfTheGpu) {
 }
 
 TEST_F(CudaIo, CountsOnePass) {
-  if (!use_fake_ncu()) GTEST_SKIP() << "ncu is another's";
+  if (!use_fake_ncu()) GTEST_SKIP() << "skipped: ncu is another's";
   // What algorithm 3 launches, and no forward pass before it; launch i of counter j gives (j + 1)
   // 10^6 + i.
   const Json row =
@@ -76,7 +76,7 @@ TEST_F(CudaIo, CountsOnePass) {
 }
 
 TEST_F(CudaIo, LeavesAColumnEmptyWithoutItsCounter) {
-  if (!use_fake_ncu("no_dram")) GTEST_SKIP() << "ncu is another's";
+  if (!use_fake_ncu("no_dram")) GTEST_SKIP() << "skipped: ncu is another's";
   const Json row =
       rows("io b1_n64_h1_d32_f32 --device cuda --measure --algorithm flash_attention")[0];
   EXPECT_TRUE(row["measured"]["counters"]["dram_read_bytes"].is_null());
@@ -84,7 +84,7 @@ TEST_F(CudaIo, LeavesAColumnEmptyWithoutItsCounter) {
 }
 
 TEST_F(CudaIo, SaysWhichPassThereIsNotAndGoesOn) {
-  if (!use_fake_ncu()) GTEST_SKIP() << "ncu is another's";
+  if (!use_fake_ncu()) GTEST_SKIP() << "skipped: ncu is another's";
   const Json both = rows(
       "io b1_n64_h1_d32_f32 --device cuda --measure --phase backward --algorithm "
       "memory_efficient,standard");
