@@ -52,20 +52,39 @@ std::optional<Multiple> as_multiple(const Program& program, const Instruction& i
   }
 }
 
-// The c of instructions that are c * score; 0 for all else.
-std::vector<double> multiples_of_score(const Program& program) {
-  std::vector<double> factors;
-  for (const Instruction& in : program.instructions) {
-    double factor = in.op == Op::score ? 1 : 0;
-    if (const auto multiple = as_multiple(program, in)) {
-      factor = factors[multiple->operand] * multiple->factor;
-    }
-    factors.push_back(is_moderate(factor) ? factor : 0);
+// What an instruction multiplies its operand of `multiples` by that is a run-time scalar.
+ScoreMultiple times_scalar(const Program& program, const Instruction& in,
+                           const std::vector<ScoreMultiple>& multiples) {
+  if (in.type != Type::float32 || (in.op != Op::mul && in.op != Op::div)) return {};
+  for (const int a : {0, 1}) {
+    ScoreMultiple multiple = multiples[static_cast<std::size_t>(in.args[a])];
+    const Instruction& other = program.instructions[static_cast<std::size_t>(in.args[1 - a])];
+    const bool is_scalar = other.op == Op::load && other.num_args == 0;
+    if (multiple.factor == 0 || !multiple.scalar.empty() || !is_scalar) continue;
+    if (in.op == Op::div && a == 1) continue;  // a scalar over the score
+    multiple.scalar = program.buffers[static_cast<std::size_t>(other.buffer)]->name();
+    multiple.divides = in.op == Op::div;
+    return multiple;
   }
-  return factors;
+  return {};
 }
 
-std::int32_t index_of(std::vector<double>& multiples, double c) {
+// The c of instructions that are c * score.
+std::vector<ScoreMultiple> multiples_of_score(const Program& program) {
+  std::vector<ScoreMultiple> multiples;
+  for (const Instruction& in : program.instructions) {
+    ScoreMultiple found = times_scalar(program, in, multiples);
+    if (in.op == Op::score) found.factor = 1;
+    if (const auto multiple = as_multiple(program, in)) {
+      found = multiples[multiple->operand];
+      found.factor *= multiple->factor;
+    }
+    multiples.push_back(is_moderate(found.factor) ? found : ScoreMultiple{});
+  }
+  return multiples;
+}
+
+std::int32_t index_of(std::vector<ScoreMultiple>& multiples, const ScoreMultiple& c) {
   const auto known = std::find(multiples.begin(), multiples.end(), c);
   const auto index = static_cast<std::int32_t>(known - multiples.begin());
   if (known == multiples.end()) multiples.push_back(c);
@@ -78,7 +97,7 @@ std::int32_t index_of(std::vector<double>& multiples, double c) {
 // row, unless it is alone.
 class Terms {
  public:
-  Terms(const Program& score, const std::vector<double>& of_score, ScoreFactors& factors)
+  Terms(const Program& score, const std::vector<ScoreMultiple>& of_score, ScoreFactors& factors)
       : score_(score), of_score_(of_score), factors_(factors) {
     for (const Instruction& in : score.instructions) {
       bool has = in.op == Op::score;
@@ -111,15 +130,17 @@ class Terms {
     return on == expr::Dependence::uniform || on == expr::Dependence::row;
   }
   bool is_plain(std::size_t i) const {
-    return of_score_[i] != 0 || score_.instructions[i].op == Op::tanh;
+    return of_score_[i].factor != 0 || score_.instructions[i].op == Op::tanh;
   }
 
   bool append(std::size_t i, double factor) {
     const Instruction& in = score_.instructions[i];
     const auto index = static_cast<std::int32_t>(i);
-    if (of_score_[i] != 0) {
-      if (!is_moderate(of_score_[i] * factor)) return add({.factor = factor, .value = index}, i);
-      return add({.multiple = index_of(factors_.multiples, of_score_[i] * factor)}, i);
+    if (of_score_[i].factor != 0) {
+      ScoreMultiple multiple = of_score_[i];
+      multiple.factor *= factor;
+      if (!is_moderate(multiple.factor)) return add({.factor = factor, .value = index}, i);
+      return add({.multiple = index_of(factors_.multiples, multiple)}, i);
     }
     if (is_of_row(i)) return add({.factor = factor, .row = index}, i);
     if (const auto multiple = as_multiple(score_, in);
@@ -150,15 +171,15 @@ class Terms {
       if (term.value < 0) continue;
       const Instruction& in = score_.instructions[static_cast<std::size_t>(term.value)];
       if (in.op != Op::tanh) continue;
-      const double c = of_score_[at(in, 0)];
-      if (c == 0 || std::abs(c) > kSmall) continue;
+      const double c = of_score_[at(in, 0)].factor;
+      if (c == 0 || !of_score_[at(in, 0)].scalar.empty() || std::abs(c) > kSmall) continue;
       factors_.small_tanh = term.value;
       if (c > 0 && term.factor > 0 && term.row < 0) term.polynomial = c;
     }
   }
 
   const Program& score_;
-  const std::vector<double>& of_score_;
+  const std::vector<ScoreMultiple>& of_score_;
   ScoreFactors& factors_;
   std::vector<bool> has_score_;
   int with_score_ = 0, without_score_ = 0;
@@ -191,7 +212,7 @@ ScoreFactors score_factors(const expr::Expr& e) {
   }
   const Program score = compile(e);
   const std::size_t count = score.instructions.size();
-  const std::vector<double> of_score = multiples_of_score(score);
+  const std::vector<ScoreMultiple> of_score = multiples_of_score(score);
   factors.multiple.assign(count, -1);
   std::vector<bool> needed(count, false);
 
@@ -207,7 +228,7 @@ ScoreFactors score_factors(const expr::Expr& e) {
   needed[factors.result] = true;
   for (std::size_t i = factors.result + 1; i-- > 0;) {
     if (!needed[i]) continue;
-    if (of_score[i] != 0) {
+    if (of_score[i].factor != 0) {
       factors.multiple[i] = index_of(factors.multiples, of_score[i]);
       continue;
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/expr/program.hpp"
@@ -20,15 +21,23 @@ struct ExponentTerm {
   double polynomial = 0;
 };
 
-// Before: the score is softmax_scale * q.k, and instructions that only multiply it by constants (a
-// product, a quotient, a negation) yield c * softmax_scale * q.k. Device code is given q.k and one
-// packed number for each c in use, so that each such value is one product.
+// What q.k is multiplied by: softmax_scale and factor, and a run-time scalar or its reciprocal.
+struct ScoreMultiple {
+  double factor = 0;     // 0: no multiple of q.k
+  std::string scalar;    // its name; empty: none
+  bool divides = false;  // by the scalar
+  bool operator==(const ScoreMultiple&) const = default;
+};
+
+// Before: the score is softmax_scale * q.k, and instructions that only multiply it by constants and
+// a run-time scalar (a product, a quotient, a negation) yield c * softmax_scale * q.k. Device code
+// is given q.k and one packed number for each c in use, so that each such value is one product.
 // After: a result that is a value times a constant above 0 leaves the constant to the exponential,
 // which multiplies by log2(e) anyway. (Above 0, because the largest score is looked for before.)
 // Exponent: with log2(e) in the numbers of q.k and in what a row's scores share, for scores of at
 // most two terms that load no element each; empty for others.
 struct ScoreFactors {
-  std::vector<double> multiples;  // the c, each once
+  std::vector<ScoreMultiple> multiples;  // the c, each once
   // Each instruction has the number here of the one of `multiples` that it is; -1: it is none of
   // them, or only others of them are made of it.
   std::vector<std::int32_t> multiple;

@@ -90,6 +90,16 @@ device::SmallTanh small_tanh(double multiple, double factor, int precise_math) {
   return {0, 0, 0, std::numeric_limits<float>::infinity()};
 }
 
+// A finite scalar leaves the number finite, so that a score of 0 stays 0.
+float scaled_number(const ScaledNumber& of, const Tensor& scalar) {
+  float value = 0;
+  std::memcpy(&value, scalar.data, sizeof(value));
+  const double number = of.divides ? of.base / value : of.base * value;
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const bool is_finite = std::isfinite(value) && !(of.divides && value == 0);
+  return static_cast<float>(is_finite ? std::clamp(number, -kMost, kMost) : number);
+}
+
 }  // namespace
 
 std::vector<std::shared_ptr<const expr::Buffer>> expression_buffers(const expr::Expr& mask,
@@ -154,10 +164,12 @@ std::size_t buffers_bytes(const std::vector<std::shared_ptr<const expr::Buffer>>
 }
 
 ExpressionPack::ExpressionPack(std::vector<std::shared_ptr<const expr::Buffer>> buffers,
-                               std::vector<float> numbers, const expr::Expr& score)
+                               std::vector<float> numbers, const expr::Expr& score,
+                               std::vector<ScaledNumber> scaled)
     : buffers_(std::move(buffers)),
       vectors_(buffers_.size()),
       numbers_(std::move(numbers)),
+      scaled_(std::move(scaled)),
       size_(struct_bytes(buffers_bytes(buffers_), numbers_.size())) {
   if (score.empty()) return;
   const expr::Program program = compile(score);
@@ -188,6 +200,11 @@ void ExpressionPack::pack(const expr::Bindings& bindings, std::byte* to) const {
     to += bytes;
   }
   std::ranges::copy(std::as_bytes(std::span(numbers_)), to);
+  for (const ScaledNumber& of : scaled_) {
+    const float number =
+        scaled_number(of, expr::resolve(*buffers_[of.scalar], bindings, DeviceType::cuda));
+    std::memcpy(to + of.number * sizeof(float), &number, sizeof(number));
+  }
   to += numbers_.size() * sizeof(float);
   std::memset(to, 0, static_cast<std::size_t>(end - to));
 }
@@ -223,16 +240,24 @@ bool ExpressionPack::prints(const std::vector<PrintedTensor>& printed,
 ExpressionPack expression_pack(const expr::Expr& mask, const expr::Expr& score,
                                double softmax_scale, int precise_math) {
   const ScoreFactors factors = score_factors(score);
+  auto buffers = expression_buffers(mask, score);
   std::vector<float> numbers;
-  for (const double c : factors.multiples) {
-    numbers.push_back(static_cast<float>(softmax_scale * c));
+  std::vector<ScaledNumber> scaled;
+  for (const ScoreMultiple& c : factors.multiples) {
+    if (!c.scalar.empty()) {
+      const auto at =
+          std::ranges::find(buffers, c.scalar, [](const auto& buffer) { return buffer->name(); });
+      scaled.push_back({numbers.size(), softmax_scale * c.factor,
+                        static_cast<std::size_t>(at - buffers.begin()), c.divides});
+    }
+    numbers.push_back(static_cast<float>(softmax_scale * c.factor));
   }
   for (const ExponentTerm& term : factors.exponent) {
     if (term.polynomial == 0) continue;
     const auto tanh = small_tanh(softmax_scale * term.polynomial, term.factor, precise_math);
     numbers.insert(numbers.end(), {tanh.first, tanh.second, tanh.rest, tanh.least});
   }
-  return ExpressionPack(expression_buffers(mask, score), std::move(numbers), score);
+  return ExpressionPack(std::move(buffers), std::move(numbers), score, std::move(scaled));
 }
 
 std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score) {

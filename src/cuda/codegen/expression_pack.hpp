@@ -17,6 +17,14 @@ struct PrintedTensor {
   bool operator==(const PrintedTensor&) const = default;
 };
 
+// A number of the struct that a scalar of each call multiplies.
+struct ScaledNumber {
+  std::size_t number = 0;  // which of them
+  double base = 0;         // what it is where the scalar is 1
+  std::size_t scalar = 0;  // which of the buffers, of float32
+  bool divides = false;    // the base by the scalar
+};
+
 // What follows from the expressions of such a struct, found once: each call packs its tensors
 // without allocating. Immutable; threads may share it.
 class ExpressionPack {
@@ -24,7 +32,8 @@ class ExpressionPack {
   // Views of the buffers, or values of scalars, come first, then the numbers. score: of which the
   // text is printed, or empty.
   explicit ExpressionPack(std::vector<std::shared_ptr<const expr::Buffer>> buffers = {},
-                          std::vector<float> numbers = {}, const expr::Expr& score = {});
+                          std::vector<float> numbers = {}, const expr::Expr& score = {},
+                          std::vector<ScaledNumber> scaled = {});
 
   std::size_t size() const noexcept { return size_; }  // a multiple of 8, at least 8
   // Writes size() bytes for tensors on a CUDA device: bound, or the buffers' own. Throws
@@ -42,6 +51,7 @@ class ExpressionPack {
   std::vector<std::shared_ptr<const expr::Buffer>> buffers_;
   std::vector<bool> vectors_;  // may_load_vectors (expression_vectors.hpp), of each buffer
   std::vector<float> numbers_;
+  std::vector<ScaledNumber> scaled_;
   std::size_t size_;
 };
 

@@ -314,7 +314,12 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
     text += buffer_text(*buffer, described(*buffer, bindings), readers_of(*buffer, masked, scored));
   }
   for (std::size_t i = 0; i < factors.multiples.size(); ++i) {
-    text += fmt::format("  float multiple_{};  // softmax_scale * {:a}\n", i, factors.multiples[i]);
+    const ScoreMultiple& c = factors.multiples[i];
+    text += fmt::format("  float multiple_{};  // softmax_scale * {:a}{}{}\n", i, c.factor,
+                        c.scalar.empty() ? ""
+                        : c.divides      ? " / "
+                                         : " * ",
+                        c.scalar);
   }
   text += small_tanh_text(factors) + '\n';
   text += mask_text(bounds);

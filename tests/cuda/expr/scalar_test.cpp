@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "cuda/codegen/divisor.hpp"
@@ -92,6 +93,36 @@ TEST(Scalar, ValuesAreNoText) {
   const std::int32_t four = 4;
   EXPECT_EQ(bytes(one, {{"w", tensor(&four, {})}}), bytes(other, {}));
   EXPECT_FALSE(cuda::mask_reads_buffers(one.mask));
+}
+
+// What q.k is multiplied by when a score is no more than that times a scalar, or over one.
+float multiple_of_qk(const expr::Expr& score, double softmax_scale, float bound) {
+  const auto bytes =
+      cuda::expression_pack({}, score, softmax_scale, 0).packed({{"x", tensor(&bound, {})}});
+  constexpr std::size_t kScalar = 8;  // what comes first
+  float number = 0;
+  std::memcpy(&number, bytes.data() + kScalar, sizeof(number));
+  return number;
+}
+
+TEST(Scalar, MultipliesTheScoreByWhatIsPacked) {
+  const auto& s = expr::symbols();
+  const expr::Expr x = expr::scalar("x", 7.0F);
+  EXPECT_EQ(multiple_of_qk(s.score * x, 0.25, 3), 0.75F);
+  EXPECT_EQ(multiple_of_qk(x * s.score, 0.25, -3), -0.75F);
+  EXPECT_EQ(multiple_of_qk(-(s.score / x), 0.25, 4), -0.0625F);
+  EXPECT_EQ(multiple_of_qk(tanh(4.0F * s.score * x), 0.25, 3), 3.0F);
+  // A finite scalar leaves a score of 0 what it is; another does not.
+  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(multiple_of_qk(tanh(4.0F * s.score * x), 1, -kMost), -kMost);
+  EXPECT_EQ(multiple_of_qk(s.score / x, 8, 1 / kMost), kMost);
+  EXPECT_EQ(multiple_of_qk(s.score * x, 1, kInfinity), kInfinity);
+  EXPECT_EQ(multiple_of_qk(s.score / x, 1, 0), kInfinity);
+  // The score's own function has one product left, that of q.k with the number.
+  const std::string text = cuda::print_expressions({}, s.score * x);
+  EXPECT_NE(text.find("float multiple_0;  // softmax_scale * 0x1p+0 * x"), std::string::npos)
+      << text;
 }
 
 }  // namespace
