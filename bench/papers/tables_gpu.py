@@ -270,8 +270,8 @@ def seconds_of(call):
 
 def cell(name, function, problem):
     """Seconds of forward, backward and both, and bytes of a step; None where it cannot be had, with why."""
-    # Of 2,400 right results of PyTorch's formula (n 256, d 32, fp16, on a CPU) one erred by 1.28 times what `exact` allows of a maximum, so a peer's
-    # inputs are drawn once more; what is not right fails twice.
+    # PyTorch's formula rounds S twice and may err by a little more than `exact` allows of a maximum, so a peer's inputs are drawn once more; what is not
+    # right fails twice.
     seeds = (1,) if name.startswith("attn") else (1, 2)
     for seed in seeds:
         try:

@@ -60,8 +60,8 @@ def inputs(n, d, device):
 
 def ratio(captured, literal, pairs, seconds_of):
     calls = (captured, literal)
-    # Bits may differ on a GPU, where a block that one formula proves to be full and the other does
-    # not takes its maximum first; two roundings of bf16 are allowed there.
+    # Bits of a factor differ on a GPU, where a literal is multiplied into the exponent and a captured
+    # number into the score; two roundings of bf16 are allowed there.
     one, other = captured(), literal()
     allowed = 0 if seconds_of is processor_seconds else 2**-7 * float(abs(other).max())
     if not float(abs(one - other).max()) <= allowed:
