@@ -27,9 +27,9 @@ __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const flo
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const int piece = kPart * Order::kPartPieces + j / Order::kPieceWords;
-      const Float4 v =
-          *reinterpret_cast<const Float4*>(sums + Order::kPiece * piece + Order::thread_at(piece) +
-                                           Order::kWord * (j % Order::kPieceWords));
+      const Float4 v = *reinterpret_cast<const Float4*>(sums + Order::kPiece * piece +
+                                                        Order::thread_at(threadIdx.x, piece) +
+                                                        Order::kWord * (j % Order::kPieceWords));
       x[4 * j] = v.x;
       x[4 * j + 1] = v.y;
       x[4 * j + 2] = v.z;

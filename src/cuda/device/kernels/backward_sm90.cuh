@@ -70,9 +70,12 @@ template <class C, class Expressions, class Slope>
 __device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Expressions& e,
                                               const Slope& slope, const BackwardMaps& maps) {
   extern __shared__ __align__(1024) char memory[];
-  const unsigned shared = shared_address(memory);
+  // Pairs have no registers to keep what does not change.
+  constexpr bool kKeeps = C::kCluster == 1;
+  const unsigned thread = kKeeps ? keep(threadIdx.x % 128) : threadIdx.x % 128;
+  const unsigned shared = kKeeps ? uniform(shared_address(memory)) : shared_address(memory);
   const unsigned rank = C::kCluster > 1 ? uniform(cluster_rank()) : 0;
-  const BackwardSm90Tiles<C> tiles{p, maps, shared, rank};
+  const BackwardSm90Tiles<C> tiles{p, maps, shared, rank, thread};
   if (threadIdx.x == 0) init_rings(tiles);
   wait_for_dependencies();
   if constexpr (C::kCluster > 1) {

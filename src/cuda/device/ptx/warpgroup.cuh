@@ -17,6 +17,12 @@ __device__ __forceinline__ void take_registers() {
 // takes no register of every thread.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 __device__ __forceinline__ unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }
+// x, which differs between threads, in a register of its own. What follows from threadIdx is else
+// computed again where it is used, and reading threadIdx waits in the queue of memory instructions,
+// behind products that were asked for. For a whole warp.
+__device__ __forceinline__ unsigned keep(unsigned x) {
+  return __shfl_sync(~0u, x, static_cast<int>(threadIdx.x % 32));
+}
 // True in one thread of a warp that is together.
 __device__ __forceinline__ bool elect_one() {
   unsigned elected;

@@ -27,10 +27,11 @@ struct DqOrder {
   // These count floats.
   static constexpr int kWord = 32 * 4;  // from a word of a thread to its next
   static constexpr int kPiece = kQueries * kPieceColumns;
-  // The offset of this thread's first word of a piece from the start of the piece.
-  static __device__ __forceinline__ int thread_at(int piece) {
-    return static_cast<int>(threadIdx.x % 128 / 32) * (piece_columns(piece) / 8 * kWord) +
-           static_cast<int>(threadIdx.x % 32) * 4;
+  // The offset of a thread's first word of a piece (its number is of the warpgroup) from the start
+  // of the piece.
+  static __device__ __forceinline__ int thread_at(unsigned thread, int piece) {
+    return static_cast<int>(thread / 32) * (piece_columns(piece) / 8 * kWord) +
+           static_cast<int>(thread % 32) * 4;
   }
 };
 

@@ -36,7 +36,7 @@ struct BackwardSm90DqStage {
       const int stage = Tiles::StagedRing::stage(use);
       const unsigned to =
           tiles.shared + static_cast<unsigned>(Layout::kStagedAt + stage * Layout::kStaged +
-                                               4 * Order::thread_at(piece));
+                                               4 * Order::thread_at(tiles.thread, piece));
 #pragma unroll
       for (int j = kWords * i; j < kCount / 4 && j < kWords * (i + 1); ++j) {
         const float* const x = &dq[4 * j];

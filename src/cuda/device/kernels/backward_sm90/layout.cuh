@@ -4,6 +4,7 @@
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
 
 namespace attn::device {
 
@@ -50,7 +51,7 @@ struct BackwardRing {
   }
   __device__ __forceinline__ void arrive(int first, int place) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(at(first, place));
+    if (elect_one()) mbarrier_arrive(at(first, place));
   }
 };
 

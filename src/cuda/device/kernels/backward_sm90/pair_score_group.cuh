@@ -41,8 +41,8 @@ struct BackwardSm90PairScoreGroup {
     constexpr unsigned kBytes = 16 * 128;
     fence_proxy_async();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      const unsigned at = tiles.shared + kBytes * static_cast<unsigned>(Scores::warp());
+    if (elect_one()) {
+      const unsigned at = tiles.shared + kBytes * static_cast<unsigned>(scores.warp());
       const unsigned ready = tiles.other_ring().full(n);
       bulk_send(cluster_address(at + static_cast<unsigned>(ds_at(n, true)), 1 - tiles.rank),
                 at + static_cast<unsigned>(ds_at(n, false)), kBytes,
@@ -54,7 +54,7 @@ struct BackwardSm90PairScoreGroup {
   // Tells the other block of threads that its dS was read.
   __device__ __forceinline__ void give_back_other(unsigned n) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
+    if (elect_one()) {
       mbarrier_arrive_cluster(cluster_address(tiles.other_ring().empty(n), 1 - tiles.rank));
     }
   }
@@ -112,8 +112,7 @@ struct BackwardSm90PairScoreGroup {
         add_seen<Element, Tiles::kKeys>(
             again,
             [&](int i, int key) {
-              return panel_element<Element>(ds, Layout::kRowPanel, Scores::first_row() + 8 * i,
-                                            key);
+              return panel_element<Element>(ds, Layout::kRowPanel, scores.first_row() + 8 * i, key);
             },
             tiles.shared + static_cast<unsigned>(keys_at), Layout::kKeyPanel, 0);
       };

@@ -57,7 +57,7 @@ struct BackwardSm90ScoreGroup {
       add_seen<Element, Tiles::kKeys>(
           again,
           [&](int i, int key) {
-            return panel_element<Element>(ds, Layout::kRowPanel, Scores::first_row() + 8 * i, key);
+            return panel_element<Element>(ds, Layout::kRowPanel, scores.first_row() + 8 * i, key);
           },
           tiles.shared + static_cast<unsigned>(Layout::kKAt), Layout::kKeyPanel,
           kPart * Order::kMostColumns);

@@ -47,12 +47,12 @@ struct BackwardSm90Scores {
   const Expressions& e;
   const Slope& slope;
 
-  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x % 128 / 32); }
-  static __device__ __forceinline__ int first_row() {
-    return warp() * 16 + static_cast<int>(threadIdx.x % 32 / 4);
+  __device__ __forceinline__ int warp() const { return static_cast<int>(tiles.thread / 32); }
+  __device__ __forceinline__ int first_row() const {
+    return warp() * 16 + static_cast<int>(tiles.thread % 32 / 4);
   }
-  static __device__ __forceinline__ int first_column() {
-    return 2 * static_cast<int>(threadIdx.x % 4);
+  __device__ __forceinline__ int first_column() const {
+    return 2 * static_cast<int>(tiles.thread % 4);
   }
   __device__ __forceinline__ Rows load_rows(int at, int stage) const {
     const unsigned row =
@@ -74,7 +74,7 @@ struct BackwardSm90Scores {
   // Address of this thread's row of the matrices that stmatrix writes first; matrices of 16 keys
   // further on lie at this address with bits 5 and 6 changed.
   __device__ __forceinline__ unsigned matrix_address(int at) const {
-    const unsigned lane = threadIdx.x % 32, row = lane % 16;
+    const unsigned lane = tiles.thread % 32, row = lane % 16;
     return tiles.shared + static_cast<unsigned>(at + warp() * 2048) + row * 128 +
            ((lane / 16 ^ (row & 7)) << 4);
   }

@@ -47,6 +47,7 @@ struct BackwardSm90Tiles {
   const BackwardMaps& maps;
   unsigned shared;  // 1024-byte aligned
   unsigned rank;    // of this block of threads in its cluster
+  unsigned thread;  // of its warpgroup
 
   __device__ __forceinline__ unsigned step_address(unsigned n) const {
     return shared +

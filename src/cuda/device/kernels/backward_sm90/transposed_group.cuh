@@ -30,8 +30,8 @@ struct BackwardSm90TransposedGroup {
   }
   __device__ __forceinline__ void issue_step(Sums& sums, unsigned n, bool add) const {
     fence_proxy_async();
-    const unsigned a = uniform(tiles.descriptor(side.rows_at(n), 0));
-    const unsigned b = uniform(tiles.descriptor(side.scores_at(n), Layout::kRowPanel));
+    const unsigned a = tiles.descriptor(side.rows_at(n), 0);
+    const unsigned b = tiles.descriptor(side.scores_at(n), Layout::kRowPanel);
     pin_all(sums);
     wgmma_fence();
 #pragma unroll
@@ -129,27 +129,38 @@ struct BackwardSm90Gradients {
   OfV v;
   OfK k;
 
+  // The flags of step n, when its dO and Q are there.
+  __device__ __forceinline__ int wait_for_rows(unsigned n) const {
+    v.side.wait_for_rows(n);
+    return k.side.wait_for_rows(n);
+  }
+
   __device__ __forceinline__ void run() const {
     unsigned n = 0;  // steps so far
-    while (!Tiles::is(v.side.wait_for_rows(n), BackwardStep::kEnd)) {
+    int flags = wait_for_rows(n);
+    while (!Tiles::is(flags, BackwardStep::kEnd)) {
       typename OfV::Sums dv;
       typename OfK::Sums dk;
       bool add = false;
       while (true) {
-        const int flags = v.side.wait_for_rows(n);
-        k.side.wait_for_rows(n);
-        const bool special = v.side.is_special(n, flags) | k.side.is_special(n, flags);
-        if (__any_sync(~0u, special)) {
-          v.side.wait_for_scores(n);
+        const bool last = Tiles::is(flags, BackwardStep::kLast);
+        bool special = false;
+        if (Tiles::is(flags, BackwardStep::kMixed)) {
+          special = __any_sync(~0u, v.side.is_special(n, flags) | k.side.is_special(n, flags));
+        }
+        v.side.wait_for_scores(n);
+        if (special) {
           v.add_step_visible(dv, n, add);
           v.side.release(n);
           k.side.wait_for_scores(n);
           k.add_step_visible(dk, n, add);
+          if (!last) flags = wait_for_rows(n + 1);
         } else {
-          v.side.wait_for_scores(n);
           v.issue_step(dv, n, add);
           k.side.wait_for_scores(n);
           k.issue_step(dk, n, add);
+          // What the next step waits for, beside the products.
+          if (!last) flags = wait_for_rows(n + 1);
           wgmma_wait<1>();
           v.side.release(n);
           wgmma_wait<0>();
@@ -157,14 +168,14 @@ struct BackwardSm90Gradients {
           OfK::pin_all(dk);
         }
         k.side.release(n);
-        if (Tiles::is(flags, BackwardStep::kLast)) break;
-        ++n;
+        n = uniform(n + 1);
+        if (last) break;
         add = true;
       }
-      const BackwardStep s = v.tiles.step(n);
+      const BackwardStep s = v.tiles.step(n - 1);
       v.store(dv, s);
       k.store(dk, s);
-      ++n;
+      flags = wait_for_rows(n);
     }
   }
 };
