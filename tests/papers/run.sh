@@ -38,6 +38,7 @@ run python3 bench/papers/speedups.py bench/results/h200-appendix-e.json --out "$
 said 'Linformer from n 1024 on' # the paper's table 20
 said 'BigBird from n 16384 on'
 run grep -q 'over cuDNN, causal' "$out/speedups.svg"
+run python3 tests/papers/samples.py
 run python3 bench/papers/figure2_draw.py bench/results/h200-figure2.json --out "$out/figure2"
 said 'Middle, bf16: from B_c 64 to 512'
 said 'none of l2 (3 of 16 counted)'
