@@ -8,7 +8,7 @@ For each loop: how many warps of a multiprocessor are in it, clocks of a turn, a
 for --least clocks or longer (products and waits always), with the two reasons that ncu counts most, in
 percent; products wait for their own queue for no reason that ncu names. docs/log/cuda-backward-samples.md has what such a
 table showed."""
-import argparse, csv, re, subprocess, sys, tempfile
+import argparse, csv, re, shutil, subprocess, sys, tempfile
 
 kShown = ("HGMMA", "DEPBAR", "TRYWAIT")
 kLeastShare = 0.02  # of all samples, of a loop that is shown
@@ -101,6 +101,8 @@ def print_loops(source, cycles):
 
 if bool(options.csv) == bool(options.descriptor):
     sys.exit("give a descriptor, or --csv and --cycles")
+if not options.csv and not shutil.which("ncu"):
+    sys.exit("ncu is not found; accepted without it are --csv and --cycles")
 if options.csv and not options.cycles:
     sys.exit("--cycles is not given; accepted with --csv are the cycles of the launch")
 if options.csv:

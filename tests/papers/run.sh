@@ -99,6 +99,11 @@ on_cpu bench/papers/tables_gpu.py --lengths 256,512 --parts heads --dims 32 --me
 run grep -q 'over standard, mask, dropout' "$out/tables-heads.svg"
 on_cpu bench/gpu/forward_peers.py --dtype f16 --peers cudnn --lengths 512 --dims 256 --out "$out/forward.json"
 run grep -q '"dtype": "f16"' "$out/forward.json"
+run cp "$out/attn_c.so" "$out/attn_c_2.so"
+for phase in forward backward; do
+  run "$python" tests/papers/on_cpu.py bench/gpu/builds.py --libraries "$out/attn_c.so,$out/attn_c_2.so" --phase "$phase" --lengths 64 --dims 256
+  said 'attn_c_2.so, d 256:'
+done
 for script in bench/papers/{figure2_gpu,io_gpu}.py bench/gpu/{backward_peers,forward_features,backward_features,backward_deterministic,matmul_peers}.py; do
   run "$python" tests/papers/on_cpu.py "$script" --help
 done

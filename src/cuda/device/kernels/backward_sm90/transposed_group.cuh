@@ -159,7 +159,8 @@ struct BackwardSm90Gradients {
           v.issue_step(dv, n, add);
           k.side.wait_for_scores(n);
           k.issue_step(dk, n, add);
-          // What the next step waits for, beside the products.
+          // What the next step waits for, beside the products. After the last step of a tile that
+          // would keep dV and dK from being stored.
           if (!last) flags = wait_for_rows(n + 1);
           wgmma_wait<1>();
           v.side.release(n);
@@ -168,7 +169,7 @@ struct BackwardSm90Gradients {
           OfK::pin_all(dk);
         }
         k.side.release(n);
-        n = uniform(n + 1);
+        n = uniform(n + 1);  // so descriptors are scalar
         if (last) break;
         add = true;
       }
