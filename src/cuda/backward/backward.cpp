@@ -81,7 +81,8 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
     plan.reasons.emplace_back(
         config.ordered
             ? "deterministic: tiles of keys take turns to add to dQ, in a fixed order, so that "
-              "equal inputs give equal bits; that costs a twentieth of the speed"
+              "equal inputs give equal bits; that costs up to a tenth of the speed where there are "
+              "many tiles, more where there are few"
             : "dQ is added in no fixed order, so that its last bits may differ between calls; "
               "deterministic asks for equal ones");
   }

@@ -413,6 +413,16 @@ void add_floats(float* to, unsigned source, unsigned bytes) {
         [to, x = std::move(x)] { std::transform(x.begin(), x.end(), to, to, std::plus<>()); });
   });
 }
+void store_bytes(void* to, unsigned source, unsigned bytes) {
+  if (bytes % 16 != 0 || source % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
+    fail("bytes are stored that are not aligned to 16");
+  check_address(source, bytes);
+  now().stores.back().emplace_back([to, source, bytes] {
+    std::vector<char> x(block->shared + source, block->shared + source + bytes);
+    block->unreleased.emplace_back(
+        [to, x = std::move(x)] { std::ranges::copy(x, static_cast<char*>(to)); });
+  });
+}
 void release_memory() { release(*block); }
 void commit_stores() { now().stores.emplace_back(); }
 void finish_stores(std::size_t pending) {

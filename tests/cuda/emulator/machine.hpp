@@ -79,6 +79,8 @@ void copy_bytes(unsigned destination, const void* source, unsigned bytes, unsign
 // Floats added to memory: read as those of store_box, and added when a thread of the block releases
 // what was waited for, or when the block's cluster has ended.
 void add_floats(float* to, unsigned source, unsigned bytes);
+// Bytes written to memory, when floats would be added.
+void store_bytes(void* to, unsigned source, unsigned bytes);
 void release_memory();
 void commit_stores();
 // All groups that were committed but the last `pending`.

@@ -2,7 +2,8 @@
 // the order of accumulators to its tensor.
 //
 // Reads of C: Element, kHeadDim, kPieceColumns, kBlockN (queries), kPackedQ, kPackedK, kUsedQ,
-// kUsedK, kScalesLate: the sums are not yet multiplied by dropout_scale
+// kUsedK, kScalesLate: the sums are not yet multiplied by dropout_scale; kOrdered, and what
+// schedule/dq_turns.cuh reads
 //
 // Grid: a block of 128 threads for each place (BackwardParams), launched as a dependent of theirs.
 #pragma once
@@ -10,16 +11,17 @@
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
+#include "schedule/dq_turns.cuh"
 #include "schedule/sequence.cuh"
 #include "tile/accumulator.cuh"
 
 namespace attn::device {
 
-// kPart: which of the parts of dQ's columns.
+// kPart: which of the parts of dQ's columns. seen: by any tile; of others there are no sums.
 template <class C, int kPart>
 __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const float* sums,
                                               char* (&rows)[2], const bool (&present)[2],
-                                              const bool (&used)[2]) {
+                                              const bool (&used)[2], bool seen) {
   using Order = DqOrder<C::kBlockN, C::kHeadDim, C::kPieceColumns>;
   if constexpr (kPart < Order::kParts) {
     constexpr int kColumns = Order::columns(kPart);
@@ -27,9 +29,12 @@ __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const flo
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const int piece = kPart * Order::kPartPieces + j / Order::kPieceWords;
-      const Float4 v = *reinterpret_cast<const Float4*>(sums + Order::kPiece * piece +
-                                                        Order::thread_at(threadIdx.x, piece) +
-                                                        Order::kWord * (j % Order::kPieceWords));
+      Float4 v{};
+      if (seen) {
+        v = *reinterpret_cast<const Float4*>(sums + Order::kPiece * piece +
+                                             Order::thread_at(threadIdx.x, piece) +
+                                             Order::kWord * (j % Order::kPieceWords));
+      }
       x[4 * j] = v.x;
       x[4 * j + 1] = v.y;
       x[4 * j + 2] = v.z;
@@ -45,7 +50,7 @@ __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const flo
       store_row<typename C::Element, kColumns>(
           x, i, factor, rows[i] + 2 * Order::kMostColumns * kPart, present[i]);
     }
-    store_dq_part<C, kPart + 1>(p, sums, rows, present, used);
+    store_dq_part<C, kPart + 1>(p, sums, rows, present, used, seen);
   }
 }
 
@@ -58,6 +63,10 @@ __device__ __forceinline__ void backward_one_pass_dq(const BackwardParams& p) {
   const int pair = place / p.query_blocks;
   const int first = place % p.query_blocks * C::kBlockN;
   const int batch = pair / p.heads_q, head = pair % p.heads_q;
+  bool seen = true;
+  if constexpr (C::kOrdered) {
+    seen = DqTurns<C>::any_sees(p, DqTurns<C>::seen(p, batch, head, place % p.query_blocks));
+  }
   const Sequence s = sequence_of<C>(p, batch);
   if (first >= s.rows_q) return;
   char* rows[2];
@@ -74,7 +83,7 @@ __device__ __forceinline__ void backward_one_pass_dq(const BackwardParams& p) {
     rows[i] = static_cast<char*>(p.dq) + 2 * at;
   }
   store_dq_part<C, 0>(p, p.dq_sum + static_cast<long long>(place) * C::kBlockN * C::kHeadDim, rows,
-                      present, used);
+                      present, used, seen);
 }
 
 }  // namespace attn::device

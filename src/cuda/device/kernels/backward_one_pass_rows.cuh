@@ -1,6 +1,6 @@
 // Before the kernels that compute S once, backward_sm90 and backward_sm80: D = rowsum(dO * O) -
 // dLSE and LSE in base 2 of each row of Q (FlashAttention-2, algorithm 2, line 4), and zeros where
-// dQ will be summed and where the turns of tiles are kept.
+// dQ will be summed, or where the turns of tiles are kept.
 //
 // Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK,
 // kOrdered, kRowThreads (threads that share a row), and of schedule/dq_turns.cuh
@@ -89,9 +89,11 @@ __device__ __forceinline__ void backward_one_pass_rows(const BackwardParams& p) 
     p.lse2[row] = lse2;
     p.d[row] = d - d_lse;
   }
-  auto* const sum = reinterpret_cast<Float4*>(p.dq_sum + row * C::kHeadDim);
+  if constexpr (!C::kOrdered) {  // else the first tile stores what others add to
+    auto* const sum = reinterpret_cast<Float4*>(p.dq_sum + row * C::kHeadDim);
 #pragma unroll
-  for (int i = chunk; i < C::kHeadDim / 4; i += kThreads) sum[i] = {0, 0, 0, 0};
+    for (int i = chunk; i < C::kHeadDim / 4; i += kThreads) sum[i] = {0, 0, 0, 0};
+  }
 }
 
 }  // namespace attn::device

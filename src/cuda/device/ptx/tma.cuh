@@ -93,6 +93,13 @@ __device__ __forceinline__ void bulk_load(unsigned destination, const void* sour
       "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// Asks for `bytes` of shared memory, a multiple of 16 at a multiple of 16, to be written to memory.
+// bulk_commit() ends a group of such requests.
+__device__ __forceinline__ void bulk_store(void* to, unsigned source, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(source),
+               "r"(bytes)
+               : "memory");
+}
 // Asks for `bytes` of floats in shared memory to be added to memory, each by itself and in no
 // order. bulk_commit() ends a group of such requests.
 __device__ __forceinline__ void bulk_add(float* to, unsigned source, unsigned bytes) {

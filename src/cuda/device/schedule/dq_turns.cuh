@@ -4,6 +4,8 @@
 // blocks from 2 j on, tile j + 1 is there two steps earlier. Without a mask each is a step behind.
 // Of heads whose tiles are KeyTile::from_last all of it is the other way round, since there the
 // longest tiles are to come first: each is a step behind.
+// The first tile stores what the others add to, so that no zeros are written before; dQ of a block
+// that no tile sees has no sums (any_sees).
 // What the order needs lies in the workspace behind BackwardParams::d, all of it 0 before the words
 // of query_words.cuh are made:
 //
@@ -59,6 +61,12 @@ struct DqTurns {
     return passed(p) + num_words(p) - 1;
   }
 
+  // Whether some tile sees a block.
+  static __device__ __forceinline__ bool any_sees(const BackwardParams& p, const unsigned* seen) {
+    unsigned any = 0;
+    for (int window = 0; window < windows(p); ++window) any |= seen[window];
+    return any != 0;
+  }
   // What `passed` of a block is when a tile's turn comes. seen: of the block; word: the one that
   // has the tile's bit.
   static __device__ __forceinline__ int turn_after(const BackwardParams& p, const unsigned* seen,

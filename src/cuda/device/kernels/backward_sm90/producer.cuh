@@ -267,10 +267,21 @@ struct BackwardSm90Producer {
     }
   }
 
+  // Asks for bytes of a staged piece of dQ of step s to be added to memory, or to be stored there,
+  // where tiles take turns and this is the first.
+  static __device__ __forceinline__ void add(const BackwardStep& s, float* to, unsigned staged,
+                                             unsigned bytes) {
+    if (C::kOrdered && s.is_first_turn()) {
+      bulk_store(to, staged, bytes);
+    } else {
+      bulk_add(to, staged, bytes);
+    }
+    bulk_commit();
+  }
   // Asks for staged pieces of dQ to be added, in shares of which at most two wait at a time, so
   // that loads come between them. The place of a piece is given back when it was read, which is
   // waited for while the next is on its way, or when there is no next yet. Where tiles take turns,
-  // the first piece of each waits for it.
+  // the first piece of each waits for it, and a place is given back when its piece was added.
   __device__ __forceinline__ void add_staged() const {
     using Order = typename Layout::Order;
     constexpr int kShare = 4096;
@@ -319,13 +330,21 @@ struct BackwardSm90Producer {
         }
         const int bytes = 4 * kQueries * Order::piece_columns(piece);
         fence_proxy_async();
+        if (C::kOrdered && (s.flags & BackwardStep::kUnseen) != 0) {  // zeros
+          wait_for_additions<0>();
+          if (given_back < pieces) give_back();
+          continue;
+        }
 #pragma unroll 1
         for (int at = 0; at < bytes; at += kShare) {
-          bulk_add(to + at / 4, staged + static_cast<unsigned>(at),
-                   static_cast<unsigned>(min(kShare, bytes - at)));
-          bulk_commit();
-          wait_for_additions<1>();
-          if (given_back < pieces) give_back();
+          add(s, to + at / 4, staged + static_cast<unsigned>(at),
+              static_cast<unsigned>(min(kShare, bytes - at)));
+          if (given_back < pieces) {
+            wait_for_additions<1>();
+            give_back();
+          } else {
+            bulk_wait_read<1>();
+          }
         }
       }
     }

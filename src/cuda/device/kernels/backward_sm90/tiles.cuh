@@ -20,9 +20,13 @@ struct BackwardStep {
   // warpgroup gets one.
   static constexpr int kMixed = 1, kFirst = 2, kLast = 4, kEnd = 8;
   // These are set where tiles take turns (schedule/dq_turns.cuh). kUnseen: nobody sees the tile, so
-  // it adds zeros and takes no turn. Bits from kAfterShift on are what the word of the turn is when
-  // it comes.
+  // it adds nothing and takes no turn. Bits from kAfterShift on are what the word of the turn is
+  // when it comes.
   static constexpr int kUnseen = 16, kAfterShift = 5;
+  // Whether no tile before this one sees the block, so that dQ is stored and not added.
+  __device__ __forceinline__ bool is_first_turn() const {
+    return static_cast<unsigned>(flags) >> kAfterShift == 0;
+  }
   int flags, query0, key0, head_q;
   int batch, length_q, length_k;
   int place;  // BackwardParams

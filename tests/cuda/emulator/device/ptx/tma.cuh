@@ -49,6 +49,9 @@ void bulk_wait() {
 inline void bulk_load(unsigned destination, const void* source, unsigned bytes, unsigned barrier) {
   emulator::copy_bytes(destination, source, bytes, barrier);
 }
+inline void bulk_store(void* to, unsigned source, unsigned bytes) {
+  emulator::store_bytes(to, source, bytes);
+}
 inline void bulk_add(float* to, unsigned source, unsigned bytes) {
   emulator::add_floats(to, source, bytes);
 }
