@@ -188,6 +188,24 @@ TEST(KernelName, BackwardPartsOfThePortableKernel) {
   EXPECT_EQ(named.key_warps, table.key_warps);
 }
 
+// Few tiles of keys and many in all: a pass in order is faster and is chosen, asked for or not.
+TEST(KernelName, BackwardTakesTurnsWhereThatIsFaster) {
+  const auto ordered = [](const char* descriptor) {
+    return backward_chosen(descriptor, "backward_sm90").ordered;
+  };
+  for (const char* descriptor : {"b32_n512_h32_d64_bf16", "b32_n512_h16_d128_causal_bf16",
+                                 "b32_n512_h8_d256_f16", "b128_sq2000_sk128_h16_d64_bf16"}) {
+    EXPECT_TRUE(ordered(descriptor)) << descriptor;
+  }
+  for (const char* descriptor :
+       {"b1_n512_h16_d128_bf16", "b16_n1024_h32_d64_bf16", "b32_n512_h8_d128_bf16",
+        "b32_n512_hq32_hk4_d64_bf16", "b32_n512_h32_d64_dropout0.1_seed3_bf16",
+        "b32_n512_h32_d64_packed_bf16", "b64_n512_h8_d192_bf16"}) {
+    EXPECT_FALSE(ordered(descriptor)) << descriptor;
+  }
+  EXPECT_TRUE(backward_chosen("b1_n4096_h16_d128_bf16", "", true).ordered);
+}
+
 // What a GPU's shared memory does not hold is left to the kernel of two passes; so is what is to
 // give equal bits.
 TEST(KernelName, BackwardFitsTheArchitecture) {

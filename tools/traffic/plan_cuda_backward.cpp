@@ -113,9 +113,9 @@ struct Heads {
     traffic += sum;
   }
 
-  // backward_sm80 and backward_sm90: a kernel ahead makes LSE and D of each row and clears the sums
-  // of dQ, tiles add to these in float32, of whole blocks of queries, and a kernel behind rounds
-  // them.
+  // backward_sm80 and backward_sm90: a kernel ahead makes LSE and D of each row and, but for tiles
+  // that add in order, clears the sums of dQ, tiles add to these in float32, of whole blocks of
+  // queries, and a kernel behind rounds them.
   void count_one_pass(std::int64_t batch, std::int64_t head, double weight) {
     Traffic sum;
     const std::int64_t rows = p.seqlen_q;
@@ -126,7 +126,7 @@ struct Heads {
     sum[Operand::o].read = sum[Operand::d_o].read = bytes(rows, p.head_dim_v);
     sum[Operand::lse].read = 4.0 * static_cast<double>(rows);
     sum[Operand::d].written = 8.0 * static_cast<double>(rows);
-    sum[Operand::dq].written = all + bytes(rows, p.head_dim);
+    sum[Operand::dq].written = (config.ordered ? 0 : all) + bytes(rows, p.head_dim);
     sum[Operand::dq].read = all;
     for_each_tile(batch, head, false, [&](std::int64_t of, bool, bool) {
       sum[Operand::q].read += bytes(of, p.head_dim);

@@ -79,7 +79,10 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.reasons.push_back(passes_reason(kernel, launches.size()));
   if (is_one_pass(kernel)) {
     plan.reasons.emplace_back(
-        config.ordered
+        config.ordered && !wish.deterministic
+            ? "tiles of keys take turns to add to dQ, in a fixed order, which is faster for so few "
+              "keys; equal inputs give equal bits of it"
+        : config.ordered
             ? "deterministic: tiles of keys take turns to add to dQ, in a fixed order, so that "
               "equal inputs give equal bits; that costs up to a tenth of the speed where there are "
               "many tiles, more where there are few"

@@ -61,7 +61,7 @@ struct BackwardConfig {
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
   bool dropout = false;
   bool rng_state = false;    // seed and offset of dropout are read by the kernel
-  bool ordered = false;      // sm90: tiles add to dQ in a fixed order
+  bool ordered = false;      // sm90: tiles add to dQ in a fixed order, asked for or faster
   bool skips_empty = false;  // flash_attention: tiles that the mask empties are left out
   // Gradients of buffers: whether some are of OwnElements, and what these read
   // (codegen/buffer_gradients.hpp).

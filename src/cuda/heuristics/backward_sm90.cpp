@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "core/tensor/size.hpp"
+
 namespace attn::cuda {
 namespace {
 
@@ -15,6 +17,20 @@ constexpr int kPartColumns = 128;  // of dQ, of one product
 // 220 with ALiBi and dropout) and, with dropout, dV and dK at head size 128. The most is loaded
 // with dQ in order.
 constexpr int kStepSpills = 508;
+
+// Where tiles take turns though nobody asks for it: up to so many tiles of keys, dense, without
+// dropout, and from so many tiles in all on, with which the multiprocessors of an H200 are filled
+// 15 times. A pass in order writes and reads 8 bytes an element of dQ less, which is more there
+// than turns cost: 1 to 6 % at n 512, nothing at 1024 (bench/results/h200-backward-builds.txt).
+// With dropout, score warpgroups would draw its bits. Sequences of other lengths may have fewer
+// tiles than are counted.
+constexpr std::int64_t kFewKeyTiles = 4, kManyTiles = 2048;
+
+bool is_faster_in_order(const BackwardConfig& c, const Problem& p, const BackwardSm90Shape& shape) {
+  if (c.packed_q || c.packed_k || c.used_q || c.used_k || c.dropout) return false;
+  const core::Size tiles = core::divide_up(p.seqlen_k, shape.keys) * p.heads_k * p.batch;
+  return p.seqlen_k <= kFewKeyTiles * shape.keys && tiles * shape.cluster >= kManyTiles;
+}
 
 }  // namespace
 
@@ -60,6 +76,7 @@ const BackwardSm90Shape* backward_sm90_shape(const Problem& p) {
 }
 
 void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardSm90Shape& shape) {
+  config.ordered = config.ordered || is_faster_in_order(config, p, shape);
   config.block_m = shape.keys;
   config.block_n = kQueries;
   config.warps = kWarps;
