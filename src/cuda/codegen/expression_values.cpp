@@ -110,6 +110,9 @@ const Instruction& ExpressionValues::operand(std::size_t i) const {
 std::vector<std::size_t> ExpressionValues::read_by(std::size_t i) const {
   const Instruction& in = program_.instructions[i];
   if (is_given(i) || multiple(i) >= 0 || !stepped(i).empty()) return {};
+  if (const Instruction* remainder = divided_by_scalar(i); remainder != nullptr) {
+    return {static_cast<std::size_t>(remainder->args[0])};
+  }
   return {in.args, in.args + in.num_args};
 }
 
@@ -143,6 +146,23 @@ std::string ExpressionValues::stepped(std::size_t i) const {
   return is_abs ? fmt::format("attn_abs({})", value) : value;
 }
 
+// The remainder x % s of an int32 scalar that i compares with 0, which takes no division; else
+// null.
+const Instruction* ExpressionValues::divided_by_scalar(std::size_t i) const {
+  const Instruction& in = program_.instructions[i];
+  if ((in.op != Op::eq && in.op != Op::ne) || in.operands != expr::Type::int32) return nullptr;
+  const auto argument = [&](const Instruction& of, int a) -> const Instruction& {
+    return program_.instructions[static_cast<std::size_t>(of.args[a])];
+  };
+  for (const int a : {0, 1}) {
+    const Instruction &remainder = argument(in, a), &zero = argument(in, 1 - a);
+    if (zero.op != Op::constant || zero.int_value != 0 || remainder.op != Op::mod) continue;
+    const Instruction& divisor = argument(remainder, 1);
+    if (divisor.op == Op::load && divisor.num_args == 0) return &remainder;
+  }
+  return nullptr;
+}
+
 // What instruction i computes, as cuda_value writes it, with the names of the struct.
 std::string ExpressionValues::value_text(std::size_t i) const {
   const Instruction& in = program_.instructions[i];
@@ -152,6 +172,13 @@ std::string ExpressionValues::value_text(std::size_t i) const {
   if (factors_ != nullptr && in.op == Op::key) return "key_first + step";
   if (std::string value = stepped(i); !value.empty()) return value;
   const std::vector<std::string> operands = operands_of(in, values_);
+  if (const Instruction* remainder = divided_by_scalar(i); remainder != nullptr) {
+    const Instruction& divisor =
+        program_.instructions[static_cast<std::size_t>(remainder->args[1])];
+    return fmt::format("({}attn_divides(scalar_{}, {}))", in.op == Op::eq ? "" : "!",
+                       program_.buffers[static_cast<std::size_t>(divisor.buffer)]->name(),
+                       values_[static_cast<std::size_t>(remainder->args[0])]);
+  }
   if ((in.op == Op::add || in.op == Op::sub) && small_[i]) {
     return position_text(in.op, operands[0], operands[1]);
   }
