@@ -2,7 +2,8 @@
 gradients are apart, and whether repeats give equal bits: of dQ, dK and dV, and of all that the pass leaves in its
 workspace. Among that are the float32 sums of dQ, where an order that changed shows in each repeat; rounded to bfloat16
 it shows in one of thousands of elements. The default pass is repeated too: its workspace is to differ, or else the
-comparison sees nothing. Needs PyTorch and Triton.
+comparison sees nothing; at n 512 it goes in order by itself, so that a longer one is needed. Needs PyTorch and
+Triton.
 
   python3 bench/gpu/backward_deterministic.py --library attn_c.so --out bench/results/h200-backward-deterministic.json
 

@@ -62,9 +62,9 @@ struct PlanOptions {
   // (of as many multiprocessors). What is computed and how accurately is the same either way; a
   // call that cannot promise it is refused with Error(unsupported). Forward passes, and the cpu and
   // reference backends, keep the promise unasked, so it costs nothing there. cuda, backward:
-  // without it, the kernels with tensor cores add dQ to memory in the order in which tiles of keys
-  // get there, so that the last bits of dQ (not of dK, dV, dsink) may differ between two calls.
-  // With it tiles take turns on Hopper, and on other GPUs another kernel runs. The gradient of a
+  // without it, the kernels with tensor cores may add dQ to memory in the order in which tiles of
+  // keys get there, so that its last bits (not of dK, dV, dsink) may differ between two calls. With
+  // it tiles take turns on Hopper, and on other GPUs another kernel runs. The gradient of a
   // buffer whose elements are each of one query and one key, as those of a bias, keeps the promise
   // unasked; of others, as slopes, sums of threads are added exactly with this, in 56 bytes of
   // workspace an element, not 8. Plan::reasons says what it costs.

@@ -204,6 +204,10 @@ TEST(KernelName, BackwardTakesTurnsWhereThatIsFaster) {
     EXPECT_FALSE(ordered(descriptor)) << descriptor;
   }
   EXPECT_TRUE(backward_chosen("b1_n4096_h16_d128_bf16", "", true).ordered);
+  // Named parts are as named.
+  const BackwardConfig named = backward_chosen("b32_n512_h16_d128_bf16", "backward_sm90/w32_g4");
+  EXPECT_FALSE(named.ordered);
+  EXPECT_EQ(named.piece_columns, 32);
 }
 
 // What a GPU's shared memory does not hold is left to the kernel of two passes; so is what is to

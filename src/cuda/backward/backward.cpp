@@ -78,10 +78,11 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   plan.reasons.push_back(config.reason);
   plan.reasons.push_back(passes_reason(kernel, launches.size()));
   if (is_one_pass(kernel)) {
+    const bool unasked =
+        backward_config(kernel, problem, {}, device::Gradient::all, {arch, named, false}).ordered;
     plan.reasons.emplace_back(
-        config.ordered && !wish.deterministic
-            ? "tiles of keys take turns to add to dQ, in a fixed order, which is faster for so few "
-              "keys; equal inputs give equal bits of it"
+        unasked ? "tiles of keys take turns to add to dQ, in a fixed order, which is faster for so "
+                  "few of them"
         : config.ordered
             ? "deterministic: tiles of keys take turns to add to dQ, in a fixed order, so that "
               "equal inputs give equal bits; that costs up to a tenth of the speed where there are "

@@ -25,7 +25,8 @@ std::optional<BackwardMaps> backward_maps(const Problem& problem, const Backward
                                           const Inputs& inputs, const Tensor& d_o);
 
 // Bytes of the workspace: of each query of each head LSE and D, and a row of dQ in float32, for
-// whole blocks of queries; on Hopper 8 bytes for what each 32 of these see of a tile of keys.
+// whole blocks of queries; on Hopper 8 bytes for what each 32 of these see of a tile of keys, and
+// where tiles take turns the words of schedule/dq_turns.cuh.
 // Linear in the length but for these last, which are 8 bytes for 2048 queries x 128 keys.
 core::Size one_pass_workspace(const Problem& problem, const BackwardConfig& config);
 // The offsets, in bytes, at which the parts of that workspace begin; dQ is first.

@@ -34,11 +34,15 @@ std::int64_t checked_workspace(const Problem& p, BackwardKernel kernel, const Ba
                                       : kernel;
   for (const BackwardKernel any : {kernel, unmapped}) {
     if (!is_one_pass(any)) continue;
-    // Which tensors a call brings is not known: those that ask for most.
-    const BackwardConfig config =
-        backward_config(any, p, {.seqused_q = true, .seqused_k = true}, Gradient::all, wish);
-    bytes = std::max(bytes, one_pass_offset(p, wish.deterministic) + one_pass_workspace(p, config));
-    blocks = std::max(blocks, one_pass_blocks(p, config));
+    // Which tensors a call brings is not known. Those that ask for most are lengths, as what is
+    // seen then differs between batch entries, or none, as tiles may then take turns unasked.
+    for (const bool used : {false, true}) {
+      const BackwardConfig config =
+          backward_config(any, p, {.seqused_q = used, .seqused_k = used}, Gradient::all, wish);
+      bytes =
+          std::max(bytes, one_pass_offset(p, wish.deterministic) + one_pass_workspace(p, config));
+      blocks = std::max(blocks, one_pass_blocks(p, config));
+    }
   }
   if (kernel == BackwardKernel::flash_attention) {
     bytes = std::max(

@@ -21,7 +21,7 @@ enum class BackwardKernel : std::uint8_t {
   standard,            // backward_standard.cuh: the paper's baseline, by name only
 };
 std::string_view name(BackwardKernel kernel) noexcept;  // "backward_sm90", ...
-// Whether a kernel computes S once: it adds dQ to memory, in no fixed order.
+// Whether a kernel computes S once: it adds dQ to memory, in no fixed order but where `ordered`.
 constexpr bool is_one_pass(BackwardKernel kernel) noexcept {
   return kernel == BackwardKernel::sm90 || kernel == BackwardKernel::sm80;
 }

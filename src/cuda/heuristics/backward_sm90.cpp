@@ -26,12 +26,6 @@ constexpr int kStepSpills = 508;
 // tiles than are counted.
 constexpr std::int64_t kFewKeyTiles = 4, kManyTiles = 2048;
 
-bool is_faster_in_order(const BackwardConfig& c, const Problem& p, const BackwardSm90Shape& shape) {
-  if (c.packed_q || c.packed_k || c.used_q || c.used_k || c.dropout) return false;
-  const core::Size tiles = core::divide_up(p.seqlen_k, shape.keys) * p.heads_k * p.batch;
-  return p.seqlen_k <= kFewKeyTiles * shape.keys && tiles * shape.cluster >= kManyTiles;
-}
-
 }  // namespace
 
 // Bounds: 227 KB of shared memory = K, V (keys x head_dim), Q, dO, P, dS in their rings and one dQ
@@ -64,6 +58,12 @@ std::span<const BackwardSm90Shape> backward_sm90_shapes() {
   return kShapes;
 }
 
+bool is_faster_in_order(const BackwardConfig& c, const Problem& p, const BackwardSm90Shape& shape) {
+  if (c.packed_q || c.packed_k || c.used_q || c.used_k || c.dropout) return false;
+  const core::Size tiles = core::divide_up(p.seqlen_k, shape.keys) * p.heads_k * p.batch;
+  return p.seqlen_k <= kFewKeyTiles * shape.keys && tiles * shape.cluster >= kManyTiles;
+}
+
 bool may_share_tiles(const Problem& p) { return p.head_dim == 256 && p.head_dim_v == 256; }
 
 const BackwardSm90Shape* backward_sm90_shape(const Problem& p) {
@@ -76,7 +76,6 @@ const BackwardSm90Shape* backward_sm90_shape(const Problem& p) {
 }
 
 void set_backward_sm90(BackwardConfig& config, const Problem& p, const BackwardSm90Shape& shape) {
-  config.ordered = config.ordered || is_faster_in_order(config, p, shape);
   config.block_m = shape.keys;
   config.block_n = kQueries;
   config.warps = kWarps;

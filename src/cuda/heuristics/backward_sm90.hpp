@@ -30,6 +30,11 @@ std::span<const BackwardSm90Shape> backward_sm90_shapes();
 // The shape that a problem gets; null where there is none.
 const BackwardSm90Shape* backward_sm90_shape(const Problem& problem);
 
+// Whether tiles of a shape take turns to add to dQ though nobody asks for it, as that is faster.
+// Reads of config: packed_q, packed_k, used_q, used_k, dropout.
+bool is_faster_in_order(const BackwardConfig& config, const Problem& problem,
+                        const BackwardSm90Shape& shape);
+
 // Sets a shape and the features of backward_sm90 in a configuration.
 void set_backward_sm90(BackwardConfig& config, const Problem& problem,
                        const BackwardSm90Shape& shape);

@@ -181,10 +181,14 @@ BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,
   config.score_hides = may_hide_keys(p.score);
   const std::string_view parts = split_kernel_name(wish.kernel).shape;
   switch (kernel) {
-    case BackwardKernel::sm90:
-      config.ordered = wish.deterministic;
-      set_backward_sm90(config, p, with_parts(*backward_sm90_shape(p), parts));
+    case BackwardKernel::sm90: {
+      const BackwardSm90Shape shape = with_parts(*backward_sm90_shape(p), parts);
+      // Order has places of its own for dQ, which a name may set otherwise.
+      config.ordered =
+          wish.deterministic || (parts.empty() && is_faster_in_order(config, p, shape));
+      set_backward_sm90(config, p, shape);
       break;
+    }
     case BackwardKernel::sm80:
       set_backward_sm80(config, p, with_parts(*backward_sm80_shape(p, wish.arch), parts));
       config.store_matrices = config.store_matrices && wish.arch.number >= 90;
