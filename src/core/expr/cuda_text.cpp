@@ -29,10 +29,6 @@ bool is_power_of_two(const Instruction& in) {
          std::has_single_bit(static_cast<std::uint32_t>(in.int_value));
 }
 
-std::string scalar_name(const Program& program, const Instruction& in) {
-  return "scalar_" + program.buffers[static_cast<std::size_t>(in.buffer)]->name();
-}
-
 // Division toward minus infinity by a power of two is a shift, its remainder a mask. A scalar
 // divides as a whole, with what the host knows of its value.
 std::string divide_int(Op op, const Program& program, const Instruction& divisor,
@@ -66,6 +62,10 @@ std::string divide_float(const Instruction& divisor, std::span<const std::string
 }
 
 }  // namespace
+
+std::string scalar_name(const Program& program, const Instruction& in) {
+  return "scalar_" + program.buffers[static_cast<std::size_t>(in.buffer)]->name();
+}
 
 std::string_view cuda_type(Type type) noexcept {
   switch (type) {

@@ -175,8 +175,8 @@ std::string ExpressionValues::value_text(std::size_t i) const {
   if (const Instruction* remainder = divided_by_scalar(i); remainder != nullptr) {
     const Instruction& divisor =
         program_.instructions[static_cast<std::size_t>(remainder->args[1])];
-    return fmt::format("({}attn_divides(scalar_{}, {}))", in.op == Op::eq ? "" : "!",
-                       program_.buffers[static_cast<std::size_t>(divisor.buffer)]->name(),
+    return fmt::format("({}attn_divides({}, {}))", in.op == Op::eq ? "" : "!",
+                       expr::scalar_name(program_, divisor),
                        values_[static_cast<std::size_t>(remainder->args[0])]);
   }
   if ((in.op == Op::add || in.op == Op::sub) && small_[i]) {

@@ -343,7 +343,7 @@ struct BackwardSm90Producer {
             wait_for_additions<1>();
             give_back();
           } else {
-            bulk_wait_read<1>();
+            bulk_wait_read<1>();  // the other wait clears L1
           }
         }
       }
