@@ -55,7 +55,7 @@ struct DropoutTile {
 // The first `count` rows of a Q block and their weights.
 struct WeightedRows {
   const void* t = nullptr;  // [key][rows] in the operand type
-  const void* x = nullptr;  // [row][leading dimension]; bf16: pairs of rows, as pack_v packs
+  const void* x = nullptr;  // [row][leading dimension], as pack_rows packs
   int count = 0;
 };
 
@@ -150,6 +150,9 @@ struct TileOps {
   void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
                    std::byte* const* row, int count);
 
+  // x of WeightedRows, up to `rows` of them; bf16: pairs of rows, as words of P and dS hold them.
+  void (*pack_rows)(const std::byte* const* row, int count, int dim, DType source, void* x);
+
   // Whether `floats` words (f32, or bf16 pairs) of what pack_v wrote hold no infinity and no NaN;
   // a multiple of 16.
   bool (*all_finite)(const void* packed, int floats);
@@ -203,12 +206,19 @@ struct TileOps {
   void (*sum_gradient)(const float* ds, const float* factor, int keys, int count,
                        expr::Dependence by, double* sums);
   // P and dS, [key][rows], as the products take them: p_rows, ds_rows <- bf16 [key][rows] for
-  // accumulate_rows, ds_pairs <- bf16 [ceil(keys / 2)][rows] pairs of keys for accumulate. Null for
-  // f32 operands, which are taken as they are, and for AMX, whose backward pass takes f32.
-  void (*round_gradients)(const float* p, const float* ds, int keys, void* p_rows, void* ds_rows,
-                          void* ds_pairs);
+  // accumulate_rows, ds_pairs <- bf16 [ceil(keys / 2)][rows] pairs of keys for accumulate. Rows
+  // from count on are zeros, and with AMX keys up to a multiple of 32, and lane i of both vectors
+  // makes a pair of rows. Null for f32 operands, which are taken as they are.
+  void (*round_gradients)(const float* p, const float* ds, int keys, int count, void* p_rows,
+                          void* ds_rows, void* ds_pairs);
+  // What probabilities, score_gradient without dropout and round_gradients leave in p_rows, ds_rows
+  // and ds_pairs, in one pass, with P good to bf16. Null where no table has it.
+  void (*softmax_gradient)(const float* s, const float* dp, int keys, int count, float scale,
+                           const float* lse, const float* delta, void* p_rows, void* ds_rows,
+                           void* ds_pairs);
   // g[key][ld] += sum_row t[key][row] x[row][ld] over the rows of `blocks` Q blocks, one after the
-  // other; ld = leading_dim(dim).
+  // other; ld = leading_dim(dim). AMX changes g up to a multiple of 32 keys, where t is zero: by
+  // nothing, if g is a number.
   void (*accumulate_rows)(const WeightedRows* block, int blocks, int keys, int dim, float* g);
 
   // --- Decoding: few rows, dims in lanes, K and V read where they lie. Scores are [key][stride],

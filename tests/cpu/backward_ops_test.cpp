@@ -22,8 +22,9 @@ INSTANTIATE_TEST_SUITE_P(Tables, BackwardProducts, ::testing::ValuesIn(backward_
 // dV = P^T dO and dK = dS^T Q over two Q blocks, the last of them a single row.
 TEST_P(BackwardProducts, RowsAccumulateAsDefined) {
   const auto rows = static_cast<std::size_t>(ops().rows);
-  for (const int dim : {1, 16, 40, 64, 111}) {
-    for (const int keys : {1, 7, 64}) {
+  for (const int dim : {1, 16, 40, 64, 96, 111}) {
+    if (dim % ops().dim_multiple != 0) continue;
+    for (const int keys : {1, 7, 33, 64}) {
       const auto ld = static_cast<std::size_t>(leading_dim(dim));
       const auto n = static_cast<std::size_t>(keys);
       Floats g(kBlockK * ld), unused(kBlockK * kMaxRows);
@@ -39,12 +40,14 @@ TEST_P(BackwardProducts, RowsAccumulateAsDefined) {
         for (int e = 0; e < count * dim; ++e) x.push_back(rounded(normal()));
         const SourceRows source(count, dim, bf16(), x);
         Floats& packed = kept.emplace_back(kMaxRows * ld);
-        ops().pack_v(source.rows.data(), count, dim, source.dtype, packed.data());
+        ops().pack_rows(source.rows.data(), count, dim, source.dtype, packed.data());
         Floats& t = kept.emplace_back(kBlockK * kMaxRows);
         fill(t);
         for (std::size_t j = 0; j < n; ++j) {
-          // Lanes past count have no weight.
-          for (auto r = static_cast<std::size_t>(count); r < rows; ++r) t[j * rows + r] = 0;
+          // Lanes past count have no weight, whatever they hold.
+          for (auto r = static_cast<std::size_t>(count); r < rows; ++r) {
+            t[j * rows + r] = std::numeric_limits<float>::quiet_NaN();
+          }
           for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
             for (std::size_t d = 0; d < static_cast<std::size_t>(dim); ++d) {
               sum[j * ld + d] += double{rounded(t[j * rows + r])} *
@@ -55,7 +58,7 @@ TEST_P(BackwardProducts, RowsAccumulateAsDefined) {
         blocks[i] = {t.data(), packed.data(), count};
         if (bf16()) {
           Floats& t_rows = kept.emplace_back(kBlockK * kMaxRows);
-          ops().round_gradients(t.data(), t.data(), keys, t_rows.data(), unused.data(),
+          ops().round_gradients(t.data(), t.data(), keys, count, t_rows.data(), unused.data(),
                                 unused.data());
           blocks[i].t = t_rows.data();
         }
@@ -70,33 +73,125 @@ TEST_P(BackwardProducts, RowsAccumulateAsDefined) {
   }
 }
 
+// P and dS of a tile as the products with bf16 operands take them.
+struct RoundedTile {
+  Floats p{kBlockK * kMaxRows / 2}, ds{kBlockK * kMaxRows / 2}, ds_pairs{kBlockK * kMaxRows / 2};
+
+  static float half(Floats& x, std::size_t i) {
+    bfloat16 value;
+    std::memcpy(&value, reinterpret_cast<const std::byte*>(x.data()) + 2 * i, sizeof(value));
+    return static_cast<float>(value);
+  }
+};
+
+// Where row r stands among those of a key: AMX pairs rows r and 16 + r, others neighbours.
+std::size_t place_of_row(const TileOps& ops, std::size_t r) {
+  if (ops.isa != InstructionSet::amx_bf16) return r;
+  return r < 16 ? 2 * r : 2 * (r - 16) + 1;
+}
+
+// Keys that a pass over pairs of them (AMX: over 32) fills with zeros.
+std::size_t keys_written(const TileOps& ops, std::size_t keys) {
+  const std::size_t multiple = ops.isa == InstructionSet::amx_bf16 ? 32 : 2;
+  return (keys + multiple - 1) / multiple * multiple;
+}
+
 TEST_P(BackwardProducts, GradientsAreRoundedToTheOperandType) {
   if (!bf16()) return;
   const auto rows = static_cast<std::size_t>(ops().rows);
-  for (const int keys : {1, 2, 7, 64}) {
-    Floats p(kBlockK * kMaxRows), ds(kBlockK * kMaxRows), p_rows(kBlockK * kMaxRows / 2),
-        ds_rows(kBlockK * kMaxRows / 2), ds_pairs(kBlockK * kMaxRows / 2);
-    fill(p);
-    fill(ds);
-    ops().round_gradients(p.data(), ds.data(), keys, p_rows.data(), ds_rows.data(),
-                          ds_pairs.data());
-    const auto half = [](Floats& x, std::size_t i) {
-      bfloat16 value;
-      std::memcpy(&value, reinterpret_cast<const std::byte*>(x.data()) + 2 * i, sizeof(value));
-      return static_cast<float>(value);
-    };
-    const auto n = static_cast<std::size_t>(keys);
-    for (std::size_t j = 0; j < n + n % 2; ++j) {
-      for (std::size_t r = 0; r < rows; ++r) {
-        const std::size_t paired = (j / 2 * rows + r) * 2 + j % 2;
-        if (j == n) {  // the second of the last pair
-          ASSERT_EQ(half(ds_pairs, paired), 0);
-          continue;
+  for (const int keys : {1, 2, 7, 33, 64}) {
+    for (const int count : {1, 16, 19, ops().rows}) {
+      Floats p(kBlockK * kMaxRows), ds(kBlockK * kMaxRows);
+      RoundedTile out;
+      fill(p);
+      fill(ds);
+      // Rows past count hold anything; a NaN stays one, whatever its payload.
+      for (std::size_t j = 0; j < kBlockK; ++j) {
+        for (auto r = static_cast<std::size_t>(count); r < rows; ++r) {
+          p[j * rows + r] = ds[j * rows + r] = std::numeric_limits<float>::quiet_NaN();
         }
-        const float expected = rounded(ds[j * rows + r]);
-        ASSERT_EQ(half(p_rows, j * rows + r), rounded(p[j * rows + r]));
-        ASSERT_EQ(half(ds_rows, j * rows + r), expected);
-        ASSERT_EQ(half(ds_pairs, paired), expected) << "key " << j << " row " << r;
+      }
+      std::memset(&p[0], 0xff, sizeof(float));
+      std::memset(&ds[0], 0xff, sizeof(float));
+      ops().round_gradients(p.data(), ds.data(), keys, count, out.p.data(), out.ds.data(),
+                            out.ds_pairs.data());
+      const auto n = static_cast<std::size_t>(keys);
+      for (std::size_t j = 0; j < keys_written(ops(), n); ++j) {
+        for (std::size_t r = 0; r < rows; ++r) {
+          const std::size_t paired = (j / 2 * rows + r) * 2 + j % 2;
+          const std::size_t place = j * rows + place_of_row(ops(), r);
+          const bool real = j < n && r < static_cast<std::size_t>(count);
+          if (j == 0 && r == 0) {
+            ASSERT_TRUE(std::isnan(RoundedTile::half(out.p, place)));
+            ASSERT_TRUE(std::isnan(RoundedTile::half(out.ds, place)));
+            ASSERT_TRUE(std::isnan(RoundedTile::half(out.ds_pairs, paired)));
+            continue;
+          }
+          // One of the nearest: halves may be rounded to even, or up.
+          const auto nearest = [&](float got, float x) {
+            if (!real) return got == 0;
+            return std::fabs(got - x) <= std::fabs(rounded(x) - x);
+          };
+          const float of_p = p[j * rows + r], of_ds = ds[j * rows + r];
+          ASSERT_TRUE(nearest(RoundedTile::half(out.ds_pairs, paired), of_ds)) << "key " << j;
+          if (j >= n && ops().isa != InstructionSet::amx_bf16) continue;
+          ASSERT_TRUE(nearest(RoundedTile::half(out.p, place), of_p)) << "key " << j;
+          ASSERT_TRUE(nearest(RoundedTile::half(out.ds, place), of_ds)) << "key " << j;
+        }
+      }
+    }
+  }
+}
+
+// Against the three verbs that it stands for, in f64; rows past count and what is hidden are zero.
+TEST_P(BackwardProducts, SoftmaxGradientMatchesItsDefinition) {
+  if (ops().softmax_gradient == nullptr) return;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  const auto rows = static_cast<std::size_t>(ops().rows);
+  const float scale = 0.3f;
+  for (const int keys : {1, 7, 33, 64}) {
+    for (const int count : {1, 19, ops().rows}) {
+      Floats s(kBlockK * kMaxRows), dp(kBlockK * kMaxRows), lse(kMaxRows), delta(kMaxRows);
+      fill(s);
+      fill(dp);
+      for (std::size_t r = 0; r < rows; ++r) {
+        lse[r] = r < static_cast<std::size_t>(count) ? 1 + normal() : kInfinity;
+        delta[r] = r < static_cast<std::size_t>(count) ? normal() : kNaN;
+      }
+      // Row 0 of the first key is hidden, and nothing that is not finite reaches it.
+      s[0] = -kInfinity;
+      dp[0] = kInfinity;
+      if (count > 16) {  // row 16 has neither LSE nor D, and memory filled with ones for a NaN
+        std::memset(&lse[16], 0xff, sizeof(float));
+        std::memset(&delta[16], 0xff, sizeof(float));
+        s[16] = -kInfinity;
+      }
+      RoundedTile out;
+      ops().softmax_gradient(s.data(), dp.data(), keys, count, scale, lse.data(), delta.data(),
+                             out.p.data(), out.ds.data(), out.ds_pairs.data());
+      const auto n = static_cast<std::size_t>(keys);
+      for (std::size_t j = 0; j < keys_written(ops(), n); ++j) {
+        for (std::size_t r = 0; r < rows; ++r) {
+          const std::size_t at = j * rows + r;
+          const float p = RoundedTile::half(out.p, j * rows + place_of_row(ops(), r));
+          const float ds = RoundedTile::half(out.ds, j * rows + place_of_row(ops(), r));
+          const float pair = RoundedTile::half(out.ds_pairs, (j / 2 * rows + r) * 2 + j % 2);
+          if (j >= n || r >= static_cast<std::size_t>(count) || s[at] == -kInfinity) {
+            ASSERT_TRUE(p == 0 && ds == 0 && pair == 0) << "key " << j << " row " << r;
+            continue;
+          }
+          if (std::isnan(lse[r])) {
+            ASSERT_TRUE(std::isnan(p) && std::isnan(ds) && std::isnan(pair));
+            continue;
+          }
+          const double want =
+              std::exp(std::min(0.0, double{s[at]} * double{scale} - double{lse[r]}));
+          const double of_ds = want * (double{dp[at]} - double{delta[r]});
+          ASSERT_NEAR(p, want, 0.00392 * want) << "key " << j << " row " << r;
+          ASSERT_NEAR(ds, of_ds, 0.00392 * std::fabs(of_ds) + 1e-6) << "key " << j << " row " << r;
+          ASSERT_EQ(pair, ds) << "key " << j << " row " << r;
+        }
       }
     }
   }

@@ -169,6 +169,7 @@ class Pass {
     const std::int64_t heads = by_head_ ? a_.problem.heads_k : 1;
     const std::int64_t batches = by_batch_ ? a_.problem.batch : 1;
     workers.parallel_for(heads * batches, [&](std::int64_t task, int worker) {
+      const TileState tile_state(a_.ops);
       Scratch s = scratch.of(worker);
       for (std::int64_t pair = 0; pair < pair_count(a_); ++pair) {
         const bool own_head = !by_head_ || pair % a_.problem.heads_k == task % heads;

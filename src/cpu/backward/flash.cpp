@@ -278,6 +278,7 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
       const std::int64_t pair = wave.first + index % pairs;
       const std::int64_t split = index / pairs;
       const auto [sequence, head_k] = pair_at(a, pair);
+      const TileState tile_state(a.ops);
       Scratch s = scratch.of(worker);
       std::fill_n(memory.dq(split, g.first_block(pair) - first),
                   g.blocks(pair) * memory.block_floats, 0.0f);

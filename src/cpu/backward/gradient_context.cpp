@@ -138,8 +138,8 @@ void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& blo
     for_each_bit(block.q_apart, count, [&](int r) { q[r] = nullptr; });
     for_each_bit(block.do_apart, count, [&](int r) { d_o[r] = nullptr; });
   }
-  a_.ops.pack_v(q, count, a_.dim, a_.problem.dtype, block.q_rows);
-  a_.ops.pack_v(d_o, count, a_.dim_v, a_.problem.dtype, block.do_rows);
+  a_.ops.pack_rows(q, count, a_.dim, a_.problem.dtype, block.q_rows);
+  a_.ops.pack_rows(d_o, count, a_.dim_v, a_.problem.dtype, block.do_rows);
   block.lse = lse(first_block(pair) + i);
   block.delta = delta(first_block(pair) + i);
 }
@@ -150,10 +150,9 @@ GradientTiles GradientContext::tiles() const {
   return t;
 }
 
-void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
-                                           const KeyBlock& keys) const {
+void GradientContext::tile_products(const GradientTile* tile, int tiles,
+                                    const KeyBlock& keys) const {
   const int n = keys.keys;
-  const auto natural = static_cast<float>(a_.natural());
   ScoreTile scores[kMaxRegisterBlocks], dp[kMaxRegisterBlocks];
   for (int i = 0; i < tiles; ++i) {
     scores[i] = {tile[i].block->q.q_t, tile[i].t->tile.s, nullptr};
@@ -166,33 +165,51 @@ void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
       const std::byte* row = key_row(tile[i], keys.key0 + j);
       score_apart(a_, tile[i].block->q, row, t.tile.s + j * a_.ops.rows);
     });
-    float* p = t.tile.s;
-    if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
+    if (a_.has_score()) std::copy_n(t.tile.s, n * a_.ops.rows, t.raw);
     a_.modify(tile[i].block->q, keys.key0, n, tile[i].coverage, t.tile);
-    a_.ops.probabilities(p, n, natural, tile[i].block->lse, p);
   }
   a_.ops.scores(dp, tiles, keys.v, n, a_.dim_v);
-  for (int i = 0; i < tiles; ++i) {
-    const GradientBlock& block = *tile[i].block;
-    GradientTiles& t = *tile[i].t;
-    const std::uint32_t* keep = a_.keep(block.q, keys.key0, n, t.tile);
-    a_.ops.score_gradient(t.tile.s, t.ds, n, keep, a_.dropout_scale(), block.delta, t.ds);
-  }
+}
+
+void GradientContext::value_gradient(const GradientTile& tile, const KeyBlock& keys) const {
+  const int n = keys.keys;
+  const GradientBlock& block = *tile.block;
+  GradientTiles& t = *tile.t;
+  float* p = t.tile.s;
+  a_.ops.probabilities(p, n, static_cast<float>(a_.natural()), block.lse, p);
+  const std::uint32_t* keep = a_.keep(block.q, keys.key0, n, t.tile);
+  a_.ops.score_gradient(p, t.ds, n, keep, a_.dropout_scale(), block.delta, t.ds);
+}
+
+void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
+                                           const KeyBlock& keys) const {
+  tile_products(tile, tiles, keys);
+  for (int i = 0; i < tiles; ++i) value_gradient(tile[i], keys);
 }
 
 void GradientContext::tile_gradients(const GradientTile* tile, int tiles,
                                      const KeyBlock& keys) const {
-  tile_value_gradients(tile, tiles, keys);
+  tile_products(tile, tiles, keys);
   for (int i = 0; i < tiles; ++i) {
+    const GradientBlock& block = *tile[i].block;
     GradientTiles& t = *tile[i].t;
+    // Rows and keys set apart need P and dS in f32 afterwards.
+    if (a_.ops.softmax_gradient != nullptr && !has_factor_ && !a_.has_dropout() &&
+        (keys.k_apart | block.q_apart | block.do_apart) == 0) {
+      a_.ops.softmax_gradient(t.tile.s, t.ds, keys.keys, block.q.count,
+                              static_cast<float>(a_.natural()), block.lse, block.delta, t.tile.p,
+                              t.ds_rows, t.ds_pairs);
+      continue;
+    }
+    value_gradient(tile[i], keys);
     if (has_factor_) {
-      a_.ops.evaluate(derivative_,
-                      a_.expression_context(tile[i].block->q, keys.key0, keys.keys, t.tile), t.raw,
-                      t.factor);
+      a_.ops.evaluate(derivative_, a_.expression_context(block.q, keys.key0, keys.keys, t.tile),
+                      t.raw, t.factor);
       a_.ops.multiply_gradient(t.factor, keys.keys, t.ds);
     }
     if (a_.ops.round_gradients != nullptr) {
-      a_.ops.round_gradients(t.tile.s, t.ds, keys.keys, t.tile.p, t.ds_rows, t.ds_pairs);
+      a_.ops.round_gradients(t.tile.s, t.ds, keys.keys, block.q.count, t.tile.p, t.ds_rows,
+                             t.ds_pairs);
     }
   }
 }

@@ -89,6 +89,11 @@ class GradientContext {
   // Whether P may be 0 where K, Q or dO is used.
   bool may_hide() const { return a_.has_mask() || a_.has_score(); }
   const std::byte* key_row(const GradientTile& tile, int key) const;
+  // t->tile.s <- the scores, after the expression and the mask; t->raw <- before the expression;
+  // t->ds <- dP.
+  void tile_products(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
+  // Of what tile_products left, makes what tile_value_gradients leaves.
+  void value_gradient(const GradientTile& tile, const KeyBlock& keys) const;
 
   const Attention& a_;
   OutputGradients d_outputs_;

@@ -2,6 +2,7 @@
 #define ATTN_ISA amx_bf16
 #define ATTN_VECTOR_BYTES 64
 #include "cpu/kernels/amx.hpp"
+#include "cpu/kernels/amx_backward.hpp"
 #include "cpu/kernels/matmul_amx.hpp"
 #include "cpu/kernels/table.hpp"
 
@@ -22,6 +23,10 @@ static constexpr TileOps amx_ops() {
   ops.scores = scores_each<scores_amx>;
   ops.softmax = softmax_amx;
   ops.accumulate = accumulate_each<accumulate_amx>;
+  ops.pack_rows = pack_row_pairs;
+  ops.softmax_gradient = softmax_gradient_amx;
+  ops.round_gradients = round_gradients_amx;
+  ops.accumulate_rows = accumulate_rows_amx;
   ops.product = product_amx();
   ops.peak_flops = peak_flops_amx;
   return ops;

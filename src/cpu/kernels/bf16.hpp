@@ -86,14 +86,15 @@ static void softmax_bf16(float* s, int keys, float c, const float* row_max,
   }
 }
 
-// One row of P or dS, [kRows], rounded.
-ATTN_INLINE U round_row(const float* x) {
-  static_assert(kVectors == 2);
-  return bit_cast<U>(_mm512_cvtne2ps_pbh(load(x + kLanes), load(x)));
-}
-
-static void round_gradients(const float* p, const float* ds, int keys, void* p_rows, void* ds_rows,
-                            void* ds_pairs) {
+static void round_gradients(const float* p, const float* ds, int keys, int count, void* p_rows,
+                            void* ds_rows, void* ds_pairs) {
+  static_assert(kRows == 2 * kLanes);
+  const std::uint64_t rows = (std::uint64_t{1} << count) - 1;
+  const auto round_row = [&](const float* x) __attribute__((always_inline)) {
+    const F low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(rows), x);
+    const F high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(rows >> kLanes), x + kLanes);
+    return bit_cast<U>(_mm512_cvtne2ps_pbh(high, low));
+  };
   std::uint32_t* of_p = static_cast<std::uint32_t*>(p_rows);
   std::uint32_t* of_ds = static_cast<std::uint32_t*>(ds_rows);
   std::uint32_t* pairs = static_cast<std::uint32_t*>(ds_pairs);

@@ -1,0 +1,155 @@
+// The backward pass on AMX tiles. Its products take what those of the forward pass do (amx.hpp):
+// S^T and dP^T are scores with K and V as A; dQ^T += K^T dS^T is accumulate. Two more sum over the
+// rows of Q blocks: dV += P^T dO and dK += dS^T Q take P^T and dS^T, [key][rows], as A, so that the
+// 32 rows of a Q block are the depth of one product, and dO and Q as B, in pairs of rows.
+//
+// A pair is rows i and 16 + i, lane i of both vectors of a key: then a shift and a blend make the
+// words of A. A sum does not mind the order of its terms.
+#pragma once
+
+#include "cpu/kernels/amx.hpp"
+
+namespace attn::cpu::ATTN_ISA {
+
+static_assert(kRows == kTileDepth && kVectors == 2);
+
+// Word [i][d]: element d of row i, and above it that of row 16 + i; zero past count.
+static void pack_row_pairs(const std::byte* const* row, int count, int dim, DType, void* x) {
+  std::uint32_t* out = static_cast<std::uint32_t*>(x);
+  for (int i = 0; i < kLanes; ++i) {
+    const std::byte* low = i < count ? row[i] : nullptr;
+    const std::byte* high = kLanes + i < count ? row[kLanes + i] : nullptr;
+    for (int d = 0; d < dim; d += kLanes) {
+      store(out + d * kTileRows + i * kLanes, load_pairs(low, high, d, dim));
+    }
+  }
+}
+
+// Tiles 0 to 3 sum 32 keys of 32 dims over all Q blocks before they are stored.
+static void accumulate_rows_amx(const WeightedRows* block, int blocks, int keys, int dim,
+                                float* g) {
+  const std::ptrdiff_t stride = std::ptrdiff_t{4} * dim;
+  for (int d = 0; d < dim; d += 2 * kTileRows) {
+    for (int key = 0; key < keys; key += kTileDepth) {
+      float* const sums = g + std::ptrdiff_t{key} * dim + d;
+      float* const lower = sums + std::ptrdiff_t{kTileRows} * dim;
+      load_tile<0>(sums, stride);
+      load_tile<1>(sums + kTileRows, stride);
+      load_tile<2>(lower, stride);
+      load_tile<3>(lower + kTileRows, stride);
+      for (int i = 0; i < blocks; ++i) {
+        const std::uint32_t* t = static_cast<const std::uint32_t*>(block[i].t) + key * kLanes;
+        const std::uint32_t* x = static_cast<const std::uint32_t*>(block[i].x) + d * kTileRows;
+        load_tile<4>(t, 4 * kLanes);
+        load_tile<6>(x, 4 * kLanes);
+        load_tile<5>(t + kTileRows * kLanes, 4 * kLanes);
+        load_tile<7>(x + kTileRows * kLanes, 4 * kLanes);
+        add_four_products();
+      }
+      store_tile<0>(sums, stride);
+      store_tile<1>(sums + kTileRows, stride);
+      store_tile<2>(lower, stride);
+      store_tile<3>(lower + kTileRows, stride);
+    }
+  }
+}
+
+// Words of the upper halves: that of `low` below that of `high`.
+ATTN_INLINE U join_halves(U low, U high) {
+  const U shifted = low >> 16;
+  return bit_cast<U>(
+      _mm512_mask_blend_epi16(0xaaaaaaaau, bit_cast<__m512i>(shifted), bit_cast<__m512i>(high)));
+}
+ATTN_INLINE U add_half(F x) { return bit_cast<U>(x) + 0x8000u; }
+
+// A NaN of another payload could round up to 0; this one stays a NaN.
+ATTN_INLINE F plain_nan(F x) {
+  constexpr int kIndefinite = 3;  // in place of a quiet and of a signalling NaN, classes 0 and 1
+  return _mm512_fixupimm_ps(x, x, _mm512_set1_epi32(kIndefinite | kIndefinite << 4), 0);
+}
+
+// Where P and dS of a tile go, in the operand type.
+struct RoundedTile {
+  std::uint32_t *p, *ds, *ds_pairs;
+};
+// p, ds: [2 keys][vectors of a row].
+ATTN_INLINE void store_keys(const RoundedTile& out, int key, const F (*p)[2], const F (*ds)[2]) {
+  U x[2][2];
+#pragma GCC unroll 2
+  for (int k = 0; k < 2; ++k) {
+    store(out.p + (key + k) * kLanes, join_halves(add_half(p[k][0]), add_half(p[k][1])));
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) x[k][v] = add_half(ds[k][v]);
+    store(out.ds + (key + k) * kLanes, join_halves(x[k][0], x[k][1]));
+  }
+#pragma GCC unroll 2
+  for (int v = 0; v < 2; ++v) {
+    store(out.ds_pairs + key / 2 * kRows + v * kLanes, join_halves(x[0][v], x[1][v]));
+  }
+}
+
+// gradients(key, v, p, ds) for all vectors of all keys, whose lanes from count on count for zero.
+template <class Gradients>
+ATTN_INLINE void round_tile(int keys, const RoundedTile& out, const Gradients& gradients) {
+  const auto pair = [&](int key, int count) __attribute__((always_inline)) {
+    F p[2][2] = {}, ds[2][2] = {};
+#pragma GCC unroll 2
+    for (int k = 0; k < count; ++k) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) gradients(key + k, v, p[k][v], ds[k][v]);
+    }
+    store_keys(out, key, p, ds);
+  };
+  int key = 0;
+  for (; key + 2 <= keys; key += 2) pair(key, 2);
+  if (key < keys) {
+    pair(key, 1);
+    key += 2;
+  }
+  for (; key % kTileDepth != 0; key += 2) pair(key, 0);
+}
+
+// The lanes of vector v that hold rows below count.
+ATTN_INLINE __mmask16 lanes_of_rows(int count, int v) {
+  return static_cast<__mmask16>(((std::uint64_t{1} << count) - 1) >> (v * kLanes));
+}
+
+static void round_gradients_amx(const float* p, const float* ds, int keys, int count, void* p_rows,
+                                void* ds_rows, void* ds_pairs) {
+  const __mmask16 lanes[2] = {lanes_of_rows(count, 0), lanes_of_rows(count, 1)};
+  const RoundedTile out{static_cast<std::uint32_t*>(p_rows), static_cast<std::uint32_t*>(ds_rows),
+                        static_cast<std::uint32_t*>(ds_pairs)};
+  round_tile(
+      keys, out, [&](int key, int v, F& of_p, F& of_ds) __attribute__((always_inline)) {
+        const int at = key * kRows + v * kLanes;
+        of_p = plain_nan(_mm512_maskz_loadu_ps(lanes[v], p + at));
+        of_ds = plain_nan(_mm512_maskz_loadu_ps(lanes[v], ds + at));
+      });
+}
+
+// P is rounded to 2^-9, for which exp2_bf16 is enough; the difference to LSE is taken before it is
+// scaled, as in probabilities().
+static void softmax_gradient_amx(const float* s, const float* dp, int keys, int count, float scale,
+                                 const float* lse, const float* delta, void* p_rows, void* ds_rows,
+                                 void* ds_pairs) {
+  const __mmask16 lanes[2] = {lanes_of_rows(count, 0), lanes_of_rows(count, 1)};
+  const F factor = set1(scale);
+  const F of_lse[2] = {load(lse), load(lse + kLanes)};
+  const F of_delta[2] = {plain_nan(load(delta)), plain_nan(load(delta + kLanes))};
+  const RoundedTile out{static_cast<std::uint32_t*>(p_rows), static_cast<std::uint32_t*>(ds_rows),
+                        static_cast<std::uint32_t*>(ds_pairs)};
+  round_tile(
+      keys, out, [&](int key, int v, F& of_p, F& of_ds) __attribute__((always_inline)) {
+        const int at = key * kRows + v * kLanes;
+        const F score = load(s + at);
+        const F d = min(F{}, _mm512_fmsub_ps(score, factor, of_lse[v]));
+        // -inf is a key that is not seen, whatever LSE.
+        const __mmask16 seen =
+            _mm512_mask_cmp_ps_mask(lanes[v], score, set1(-__builtin_inff()), _CMP_NEQ_UQ);
+        of_p = plain_nan(_mm512_maskz_mov_ps(seen, exp2_bf16(d * set1(1.44269504f))));
+        const F gradient = load(dp + at) - of_delta[v];
+        of_ds = _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(of_p, F{}, _CMP_NEQ_UQ), of_p, gradient);
+      });
+}
+
+}  // namespace attn::cpu::ATTN_ISA
