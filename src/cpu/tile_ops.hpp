@@ -212,10 +212,10 @@ struct TileOps {
   void (*round_gradients)(const float* p, const float* ds, int keys, int count, void* p_rows,
                           void* ds_rows, void* ds_pairs);
   // What probabilities, score_gradient without dropout and round_gradients leave in p_rows, ds_rows
-  // and ds_pairs, in one pass, with P good to bf16. Null where no table has it.
-  void (*softmax_gradient)(const float* s, const float* dp, int keys, int count, float scale,
-                           const float* lse, const float* delta, void* p_rows, void* ds_rows,
-                           void* ds_pairs);
+  // and ds_pairs, in one pass, with P good to bf16; s and dp may be changed. Null where there is
+  // none.
+  void (*softmax_gradient)(float* s, float* dp, int keys, int count, float scale, const float* lse,
+                           const float* delta, void* p_rows, void* ds_rows, void* ds_pairs);
   // g[key][ld] += sum_row t[key][row] x[row][ld] over the rows of `blocks` Q blocks, one after the
   // other; ld = leading_dim(dim). AMX changes g up to a multiple of 32 keys, where t is zero: by
   // nothing, if g is a number.

@@ -147,7 +147,6 @@ TEST_P(BackwardProducts, GradientsAreRoundedToTheOperandType) {
 TEST_P(BackwardProducts, SoftmaxGradientMatchesItsDefinition) {
   if (ops().softmax_gradient == nullptr) return;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   const auto rows = static_cast<std::size_t>(ops().rows);
   const float scale = 0.3f;
   for (const int keys : {1, 7, 33, 64}) {
@@ -157,16 +156,21 @@ TEST_P(BackwardProducts, SoftmaxGradientMatchesItsDefinition) {
       fill(dp);
       for (std::size_t r = 0; r < rows; ++r) {
         lse[r] = r < static_cast<std::size_t>(count) ? 1 + normal() : kInfinity;
-        delta[r] = r < static_cast<std::size_t>(count) ? normal() : kNaN;
+        delta[r] = r < static_cast<std::size_t>(count) ? normal() : 0;
       }
       // Row 0 of the first key is hidden, and nothing that is not finite reaches it.
       s[0] = -kInfinity;
       dp[0] = kInfinity;
-      if (count > 16) {  // row 16 has neither LSE nor D, and memory filled with ones for a NaN
+      // Scores of rows past count hold anything.
+      if (count < ops().rows) s[rows - 1] = dp[rows - 1] = std::numeric_limits<float>::quiet_NaN();
+      if (count > 16 &&
+          keys > 7) {  // row 16 has neither LSE nor D, and memory filled with ones for a NaN
         std::memset(&lse[16], 0xff, sizeof(float));
         std::memset(&delta[16], 0xff, sizeof(float));
         s[16] = -kInfinity;
       }
+      const std::vector<float> scores(s.data(), s.data() + s.size());
+      const std::vector<float> of_dp(dp.data(), dp.data() + dp.size());
       RoundedTile out;
       ops().softmax_gradient(s.data(), dp.data(), keys, count, scale, lse.data(), delta.data(),
                              out.p.data(), out.ds.data(), out.ds_pairs.data());
@@ -177,7 +181,7 @@ TEST_P(BackwardProducts, SoftmaxGradientMatchesItsDefinition) {
           const float p = RoundedTile::half(out.p, j * rows + place_of_row(ops(), r));
           const float ds = RoundedTile::half(out.ds, j * rows + place_of_row(ops(), r));
           const float pair = RoundedTile::half(out.ds_pairs, (j / 2 * rows + r) * 2 + j % 2);
-          if (j >= n || r >= static_cast<std::size_t>(count) || s[at] == -kInfinity) {
+          if (j >= n || r >= static_cast<std::size_t>(count) || scores[at] == -kInfinity) {
             ASSERT_TRUE(p == 0 && ds == 0 && pair == 0) << "key " << j << " row " << r;
             continue;
           }
@@ -186,8 +190,8 @@ TEST_P(BackwardProducts, SoftmaxGradientMatchesItsDefinition) {
             continue;
           }
           const double want =
-              std::exp(std::min(0.0, double{s[at]} * double{scale} - double{lse[r]}));
-          const double of_ds = want * (double{dp[at]} - double{delta[r]});
+              std::exp(std::min(0.0, double{scores[at]} * double{scale} - double{lse[r]}));
+          const double of_ds = want * (double{of_dp[at]} - double{delta[r]});
           ASSERT_NEAR(p, want, 0.00392 * want) << "key " << j << " row " << r;
           ASSERT_NEAR(ds, of_ds, 0.00392 * std::fabs(of_ds) + 1e-6) << "key " << j << " row " << r;
           ASSERT_EQ(pair, ds) << "key " << j << " row " << r;

@@ -33,6 +33,7 @@ struct Scratch {
       if (tiles == nullptr) continue;
       tiles[i] = placed;
       tiles[i].tile.expression = tiles[0].tile.expression;
+      tiles[i].factor = tiles[0].factor;
     }
     c.take(block, blocks);
     GradientBlock counted;
@@ -91,15 +92,6 @@ void pack_queries(const Attention& a, const GradientContext& g, const Waves& wav
 // Bytes of `keys` packed rows of K or V, ld elements each; pairs of keys take as many.
 std::size_t key_bytes(const Attention& a, std::int64_t keys, int ld) {
   return static_cast<std::size_t>(keys * ld) * size_of(a.ops.operand);
-}
-
-// K of the block, which its sum over keys takes in pairs of them.
-void pack_key_pairs(const Attention& a, const KeyBlock& block, std::byte* k_pairs) {
-  const std::byte* row[kBlockK];
-  for (int j = 0; j < block.keys; ++j) {
-    row[j] = static_cast<const std::byte*>(block.k) + key_bytes(a, j, leading_dim(a.dim));
-  }
-  a.ops.pack_v(row, block.keys, a.dim, a.problem.dtype, k_pairs);
 }
 
 // Q blocks [first, first + count) of the pair against one chunk of keys: dQ is added to theirs, dK
@@ -181,9 +173,8 @@ void chunk_gradient(const Attention& a, const GradientContext& g, const Waves& w
   for (int j = 0; j < count; j += kBlockK) {
     KeyBlock block{0, 0, s.k + key_bytes(a, j, ld), s.v + key_bytes(a, j, ld_v)};
     g.load_keys(sequence, head_k, static_cast<int>(keys.begin) + j, std::min(kBlockK, count - j),
-                block);
+                block, s.k_pairs != s.k ? s.k_pairs + key_bytes(a, j, ld) : nullptr);
     s.k_apart[j / kBlockK] = block.k_apart;
-    if (s.k_pairs != s.k) pack_key_pairs(a, block, s.k_pairs + key_bytes(a, j, ld));
   }
   std::fill_n(s.dk, count * ld, 0.0f);
   std::fill_n(s.dv, count * ld_v, 0.0f);

@@ -14,6 +14,10 @@ namespace {
 // LSE of a row without visible keys, and of lanes without a row: 2^(s - this) is 0 for every score.
 constexpr float kNoKeys = std::numeric_limits<float>::infinity();
 
+// S and dP of so many keys and 32 rows are 8 KB, which stay in L1 whatever passes by: from L2
+// storing a tile of AMX takes four times as long.
+constexpr int kStripKeys = kBlockK / 2;
+
 float element(const Attention& a, const std::byte* row, int d) {
   const auto size = static_cast<std::ptrdiff_t>(size_of(a.problem.dtype));
   return static_cast<float>(core::load_element(row + d * size, a.problem.dtype));
@@ -150,9 +154,10 @@ GradientTiles GradientContext::tiles() const {
   return t;
 }
 
-void GradientContext::tile_products(const GradientTile* tile, int tiles,
-                                    const KeyBlock& keys) const {
+void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
+                                           const KeyBlock& keys) const {
   const int n = keys.keys;
+  const auto natural = static_cast<float>(a_.natural());
   ScoreTile scores[kMaxRegisterBlocks], dp[kMaxRegisterBlocks];
   for (int i = 0; i < tiles; ++i) {
     scores[i] = {tile[i].block->q.q_t, tile[i].t->tile.s, nullptr};
@@ -165,57 +170,66 @@ void GradientContext::tile_products(const GradientTile* tile, int tiles,
       const std::byte* row = key_row(tile[i], keys.key0 + j);
       score_apart(a_, tile[i].block->q, row, t.tile.s + j * a_.ops.rows);
     });
-    if (a_.has_score()) std::copy_n(t.tile.s, n * a_.ops.rows, t.raw);
+    float* p = t.tile.s;
+    if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
     a_.modify(tile[i].block->q, keys.key0, n, tile[i].coverage, t.tile);
+    a_.ops.probabilities(p, n, natural, tile[i].block->lse, p);
   }
   a_.ops.scores(dp, tiles, keys.v, n, a_.dim_v);
+  for (int i = 0; i < tiles; ++i) {
+    const GradientBlock& block = *tile[i].block;
+    GradientTiles& t = *tile[i].t;
+    const std::uint32_t* keep = a_.keep(block.q, keys.key0, n, t.tile);
+    a_.ops.score_gradient(t.tile.s, t.ds, n, keep, a_.dropout_scale(), block.delta, t.ds);
+  }
 }
 
-void GradientContext::value_gradient(const GradientTile& tile, const KeyBlock& keys) const {
-  const int n = keys.keys;
+void GradientContext::gradients_in_strips(const GradientTile& tile, const KeyBlock& keys) const {
   const GradientBlock& block = *tile.block;
-  GradientTiles& t = *tile.t;
-  float* p = t.tile.s;
-  a_.ops.probabilities(p, n, static_cast<float>(a_.natural()), block.lse, p);
-  const std::uint32_t* keep = a_.keep(block.q, keys.key0, n, t.tile);
-  a_.ops.score_gradient(p, t.ds, n, keep, a_.dropout_scale(), block.delta, t.ds);
+  const TileOps& ops = a_.ops;
+  TileScratch strip = tile.t->tile;
+  strip.s = tile.t->factor;
+  float* const dp = tile.t->factor + kStripKeys * ops.rows;
+  for (int j = 0; j < keys.keys; j += kStripKeys) {
+    const int n = std::min(kStripKeys, keys.keys - j);
+    const auto from = [&](void* x, int row) {
+      return static_cast<std::byte*>(x) + static_cast<std::size_t>(j * row) * size_of(ops.operand);
+    };
+    const ScoreTile scores{block.q.q_t, strip.s, nullptr}, of_dp{block.do_t, dp, nullptr};
+    ops.scores(&scores, 1, from(keys.k, leading_dim(a_.dim)), n, a_.dim);
+    a_.modify(block.q, keys.key0 + j, n, tile.coverage, strip);
+    ops.scores(&of_dp, 1, from(keys.v, leading_dim(a_.dim_v)), n, a_.dim_v);
+    ops.softmax_gradient(strip.s, dp, n, block.q.count, static_cast<float>(a_.natural()), block.lse,
+                         block.delta, from(tile.t->tile.p, ops.rows),
+                         from(tile.t->ds_rows, ops.rows), from(tile.t->ds_pairs, ops.rows));
+  }
 }
 
-void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
-                                           const KeyBlock& keys) const {
-  tile_products(tile, tiles, keys);
-  for (int i = 0; i < tiles; ++i) value_gradient(tile[i], keys);
+bool GradientContext::in_strips(const GradientTile& tile, const KeyBlock& keys) const {
+  return a_.ops.softmax_gradient != nullptr && !has_factor_ && !a_.has_dropout() &&
+         (keys.k_apart | tile.block->q_apart | tile.block->do_apart) == 0;
 }
 
 void GradientContext::tile_gradients(const GradientTile* tile, int tiles,
                                      const KeyBlock& keys) const {
-  tile_products(tile, tiles, keys);
+  if (tiles == 1 && in_strips(*tile, keys)) return gradients_in_strips(*tile, keys);
+  tile_value_gradients(tile, tiles, keys);
   for (int i = 0; i < tiles; ++i) {
-    const GradientBlock& block = *tile[i].block;
+    const QueryBlock& q = tile[i].block->q;
     GradientTiles& t = *tile[i].t;
-    // Rows and keys set apart need P and dS in f32 afterwards.
-    if (a_.ops.softmax_gradient != nullptr && !has_factor_ && !a_.has_dropout() &&
-        (keys.k_apart | block.q_apart | block.do_apart) == 0) {
-      a_.ops.softmax_gradient(t.tile.s, t.ds, keys.keys, block.q.count,
-                              static_cast<float>(a_.natural()), block.lse, block.delta, t.tile.p,
-                              t.ds_rows, t.ds_pairs);
-      continue;
-    }
-    value_gradient(tile[i], keys);
     if (has_factor_) {
-      a_.ops.evaluate(derivative_, a_.expression_context(block.q, keys.key0, keys.keys, t.tile),
-                      t.raw, t.factor);
+      a_.ops.evaluate(derivative_, a_.expression_context(q, keys.key0, keys.keys, t.tile), t.raw,
+                      t.factor);
       a_.ops.multiply_gradient(t.factor, keys.keys, t.ds);
     }
     if (a_.ops.round_gradients != nullptr) {
-      a_.ops.round_gradients(t.tile.s, t.ds, keys.keys, block.q.count, t.tile.p, t.ds_rows,
-                             t.ds_pairs);
+      a_.ops.round_gradients(t.tile.s, t.ds, keys.keys, q.count, t.tile.p, t.ds_rows, t.ds_pairs);
     }
   }
 }
 
 void GradientContext::load_keys(const core::Sequence& sequence, int head_k, int key0, int keys,
-                                KeyBlock& block) const {
+                                KeyBlock& block, void* k_pairs) const {
   const std::byte *k[kBlockK], *v[kBlockK];
   for (int j = 0; j < keys; ++j) {
     k[j] = sequence.k.row(key0 + j, head_k);
@@ -227,6 +241,7 @@ void GradientContext::load_keys(const core::Sequence& sequence, int head_k, int 
   block.k_apart = may_hide() ? a_.ops.nonfinite_rows(k, keys, a_.dim, dtype) : 0;
   for_each_bit(block.k_apart, keys, [&](int j) { k[j] = nullptr; });
   a_.ops.pack_k(k, keys, a_.dim, dtype, block.k);
+  if (k_pairs != nullptr) a_.ops.pack_v(k, keys, a_.dim, dtype, k_pairs);
   a_.ops.pack_k(v, keys, a_.dim_v, dtype, block.v);
 }
 

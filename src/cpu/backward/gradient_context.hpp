@@ -66,15 +66,17 @@ class GradientContext {
 
   // FlashAttention, algorithm 4, lines 11 to 20, for up to kMaxRegisterBlocks tiles: t->tile.s <- P
   // where dropout keeps it, t->ds <- dS, the gradient with respect to the scaled score before the
-  // expression.
+  // expression; with bf16 operands rounded as well, and then the f32 numbers may be left out where
+  // no row or key is set apart.
   void tile_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
   // Does the same but leaves out the derivative of the expression: t->ds <- the gradient with
   // respect to the value of the expression; t->raw <- its scores.
   void tile_value_gradients(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
 
-  // Packs rows of K with those that are not finite as zeros; k_apart says which.
-  void load_keys(const core::Sequence& sequence, int head_k, int key0, int keys,
-                 KeyBlock& block) const;
+  // Packs rows of K with those that are not finite as zeros; k_apart says which. k_pairs, where it
+  // is not null: K again, as dQ takes it.
+  void load_keys(const core::Sequence& sequence, int head_k, int key0, int keys, KeyBlock& block,
+                 void* k_pairs = nullptr) const;
   // dq_t[d][row] += dS[key][row] k[key][d] of the keys set apart, where dS is not 0.
   void add_keys_apart(const KeyBlock& keys, const GradientTile& tile, float* dq_t) const;
   // dv[key] += P[key][row] dO[row] and dk[key] += dS[key][row] q[row] of the rows set apart, where
@@ -89,11 +91,10 @@ class GradientContext {
   // Whether P may be 0 where K, Q or dO is used.
   bool may_hide() const { return a_.has_mask() || a_.has_score(); }
   const std::byte* key_row(const GradientTile& tile, int key) const;
-  // t->tile.s <- the scores, after the expression and the mask; t->raw <- before the expression;
-  // t->ds <- dP.
-  void tile_products(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
-  // Of what tile_products left, makes what tile_value_gradients leaves.
-  void value_gradient(const GradientTile& tile, const KeyBlock& keys) const;
+  // Whether nothing needs P and dS in f32, or their whole tile at once.
+  bool in_strips(const GradientTile& tile, const KeyBlock& keys) const;
+  // P and dS in the operand type, some keys at a time; t->factor is scratch.
+  void gradients_in_strips(const GradientTile& tile, const KeyBlock& keys) const;
 
   const Attention& a_;
   OutputGradients d_outputs_;

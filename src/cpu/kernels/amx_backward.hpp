@@ -62,10 +62,25 @@ ATTN_INLINE U join_halves(U low, U high) {
 }
 ATTN_INLINE U add_half(F x) { return bit_cast<U>(x) + 0x8000u; }
 
-// A NaN of another payload could round up to 0; this one stays a NaN.
-ATTN_INLINE F plain_nan(F x) {
-  constexpr int kIndefinite = 3;  // in place of a quiet and of a signalling NaN, classes 0 and 1
-  return _mm512_fixupimm_ps(x, x, _mm512_set1_epi32(kIndefinite | kIndefinite << 4), 0);
+// A NaN of another payload could round up to 0; this one stays a NaN. The table says what replaces
+// a number of each class, 4 bits a class: 0 nothing, 3 the NaN, 8 zero. Quiet and signalling NaN
+// are classes 0 and 1.
+ATTN_INLINE F plain_nan(F x) { return _mm512_fixupimm_ps(x, x, _mm512_set1_epi32(0x33), 0); }
+// The same, and 0 in place of what is above: of 1, +inf and other positive numbers, classes 3,
+// 5, 7.
+ATTN_INLINE F at_most_zero(F x) {
+  constexpr std::uint32_t kTable = 0x80808033u;
+  return _mm512_fixupimm_ps(x, x, _mm512_set1_epi32(static_cast<int>(kTable)), 0);
+}
+
+// exp2() with a polynomial of degree 4, within 3e-6, and exact at whole numbers: a row with one key
+// has P = 1.
+ATTN_INLINE F exp2_to_round(F y) {
+  const F f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  F p = fma(set1(1.3426696882e-2f), f, set1(5.2242454141e-2f));
+  p = fma(p, f, set1(2.4128021300e-1f));
+  p = fma(p, f, set1(6.9304484129e-1f));
+  return _mm512_scalef_ps(fma(p, f, set1(1.0f)), y);
 }
 
 // Where P and dS of a tile go, in the operand type.
@@ -127,26 +142,28 @@ static void round_gradients_amx(const float* p, const float* ds, int keys, int c
       });
 }
 
-// P is rounded to 2^-9, for which exp2_bf16 is enough; the difference to LSE is taken before it is
-// scaled, as in probabilities().
-static void softmax_gradient_amx(const float* s, const float* dp, int keys, int count, float scale,
+// The difference to LSE is taken before it is scaled, as in probabilities().
+static void softmax_gradient_amx(float* s, float* dp, int keys, int count, float scale,
                                  const float* lse, const float* delta, void* p_rows, void* ds_rows,
                                  void* ds_pairs) {
+  const F of_lse[2] = {load(lse), load(lse + kLanes)};
+  const F of_delta[2] = {load(delta), load(delta + kLanes)};
+  if (any_nan(of_lse[0] + of_delta[0]) || any_nan(of_lse[1] + of_delta[1])) {
+    // Hidden keys stay hidden and every NaN stays one: at leisure.
+    probabilities(s, keys, scale, lse, s);
+    score_gradient(s, dp, keys, nullptr, 1.0f, delta, dp);
+    round_gradients_amx(s, dp, keys, count, p_rows, ds_rows, ds_pairs);
+    return;
+  }
   const __mmask16 lanes[2] = {lanes_of_rows(count, 0), lanes_of_rows(count, 1)};
   const F factor = set1(scale);
-  const F of_lse[2] = {load(lse), load(lse + kLanes)};
-  const F of_delta[2] = {plain_nan(load(delta)), plain_nan(load(delta + kLanes))};
   const RoundedTile out{static_cast<std::uint32_t*>(p_rows), static_cast<std::uint32_t*>(ds_rows),
                         static_cast<std::uint32_t*>(ds_pairs)};
   round_tile(
       keys, out, [&](int key, int v, F& of_p, F& of_ds) __attribute__((always_inline)) {
         const int at = key * kRows + v * kLanes;
-        const F score = load(s + at);
-        const F d = min(F{}, _mm512_fmsub_ps(score, factor, of_lse[v]));
-        // -inf is a key that is not seen, whatever LSE.
-        const __mmask16 seen =
-            _mm512_mask_cmp_ps_mask(lanes[v], score, set1(-__builtin_inff()), _CMP_NEQ_UQ);
-        of_p = plain_nan(_mm512_maskz_mov_ps(seen, exp2_bf16(d * set1(1.44269504f))));
+        const F d = at_most_zero(_mm512_fmsub_ps(load(s + at), factor, of_lse[v]));
+        of_p = _mm512_maskz_mov_ps(lanes[v], exp2_to_round(d * set1(1.44269504f)));
         const F gradient = load(dp + at) - of_delta[v];
         of_ds = _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(of_p, F{}, _CMP_NEQ_UQ), of_p, gradient);
       });
