@@ -193,6 +193,7 @@ struct TileOps {
   void (*dot_rows)(const std::byte* const* x, const std::byte* const* y, int count, int dim,
                    DType source, float* dot);
   // p[key][row] <- e^(scale s - lse[row]), 0 where s is -inf whatever lse; s may be p. scale > 0.
+  // Where P is rounded to bf16 it may be good to 3e-6 only.
   void (*probabilities)(const float* s, int keys, float scale, const float* lse, float* p);
   // ds <- p (keep_scale keep dp - delta[row]), 0 where p is 0 whatever dp and delta; p <- keep p.
   // keep null: all kept and keep_scale 1.
@@ -212,8 +213,7 @@ struct TileOps {
   void (*round_gradients)(const float* p, const float* ds, int keys, int count, void* p_rows,
                           void* ds_rows, void* ds_pairs);
   // What probabilities, score_gradient without dropout and round_gradients leave in p_rows, ds_rows
-  // and ds_pairs, in one pass, with P good to bf16; s and dp may be changed. Null where there is
-  // none.
+  // and ds_pairs, in one pass, to the bit; s and dp may be changed. Null where there is none.
   void (*softmax_gradient)(float* s, float* dp, int keys, int count, float scale, const float* lse,
                            const float* delta, void* p_rows, void* ds_rows, void* ds_pairs);
   // g[key][ld] += sum_row t[key][row] x[row][ld] over the rows of `blocks` Q blocks, one after the

@@ -143,7 +143,8 @@ TEST_P(BackwardProducts, GradientsAreRoundedToTheOperandType) {
   }
 }
 
-// Against the three verbs that it stands for, in f64; rows past count and what is hidden are zero.
+// Against the three verbs that it stands for, to the bit, and against f64; rows past count and what
+// is hidden are zero.
 TEST_P(BackwardProducts, SoftmaxGradientMatchesItsDefinition) {
   if (ops().softmax_gradient == nullptr) return;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -174,7 +175,18 @@ TEST_P(BackwardProducts, SoftmaxGradientMatchesItsDefinition) {
       RoundedTile out;
       ops().softmax_gradient(s.data(), dp.data(), keys, count, scale, lse.data(), delta.data(),
                              out.p.data(), out.ds.data(), out.ds_pairs.data());
+      Floats p_f32(kBlockK * kMaxRows), ds_f32(kBlockK * kMaxRows);
+      ops().probabilities(scores.data(), keys, scale, lse.data(), p_f32.data());
+      ops().score_gradient(p_f32.data(), of_dp.data(), keys, nullptr, 1, delta.data(),
+                           ds_f32.data());
+      RoundedTile by_verbs;
+      ops().round_gradients(p_f32.data(), ds_f32.data(), keys, count, by_verbs.p.data(),
+                            by_verbs.ds.data(), by_verbs.ds_pairs.data());
       const auto n = static_cast<std::size_t>(keys);
+      const std::size_t bytes = keys_written(ops(), n) * rows * 2;
+      ASSERT_EQ(std::memcmp(out.p.data(), by_verbs.p.data(), bytes), 0);
+      ASSERT_EQ(std::memcmp(out.ds.data(), by_verbs.ds.data(), bytes), 0);
+      ASSERT_EQ(std::memcmp(out.ds_pairs.data(), by_verbs.ds_pairs.data(), bytes), 0);
       for (std::size_t j = 0; j < keys_written(ops(), n); ++j) {
         for (std::size_t r = 0; r < rows; ++r) {
           const std::size_t at = j * rows + r;

@@ -24,6 +24,7 @@ static constexpr TileOps amx_ops() {
   ops.softmax = softmax_amx;
   ops.accumulate = accumulate_each<accumulate_amx>;
   ops.pack_rows = pack_row_pairs;
+  ops.probabilities = probabilities_amx;
   ops.softmax_gradient = softmax_gradient_amx;
   ops.round_gradients = round_gradients_amx;
   ops.accumulate_rows = accumulate_rows_amx;

@@ -83,6 +83,24 @@ ATTN_INLINE F exp2_to_round(F y) {
   return _mm512_scalef_ps(fma(p, f, set1(1.0f)), y);
 }
 
+// P of scores before it is rounded: e^(scale s - lse), and 1 above. The difference to LSE is taken
+// before it is scaled, as in probabilities().
+ATTN_INLINE F probability_to_round(F score, F scale, F lse) {
+  return exp2_to_round(at_most_zero(_mm512_fmsub_ps(score, scale, lse)) * set1(1.44269504f));
+}
+
+// What softmax_gradient leaves out, with the same P to the bit: which of them a tile takes depends
+// on rows and keys that are not finite, and others must not feel it.
+static void probabilities_amx(const float* s, int keys, float scale, const float* lse, float* p) {
+  const F factor = set1(scale);
+  for (int i = 0; i < keys * kRows; i += kLanes) {
+    const F score = load(s + i);
+    const __mmask16 seen = _mm512_cmp_ps_mask(score, set1(-__builtin_inff()), _CMP_NEQ_UQ);
+    store(p + i,
+          _mm512_maskz_mov_ps(seen, probability_to_round(score, factor, load(lse + i % kRows))));
+  }
+}
+
 // Where P and dS of a tile go, in the operand type.
 struct RoundedTile {
   std::uint32_t *p, *ds, *ds_pairs;
@@ -142,7 +160,6 @@ static void round_gradients_amx(const float* p, const float* ds, int keys, int c
       });
 }
 
-// The difference to LSE is taken before it is scaled, as in probabilities().
 static void softmax_gradient_amx(float* s, float* dp, int keys, int count, float scale,
                                  const float* lse, const float* delta, void* p_rows, void* ds_rows,
                                  void* ds_pairs) {
@@ -150,7 +167,7 @@ static void softmax_gradient_amx(float* s, float* dp, int keys, int count, float
   const F of_delta[2] = {load(delta), load(delta + kLanes)};
   if (any_nan(of_lse[0] + of_delta[0]) || any_nan(of_lse[1] + of_delta[1])) {
     // Hidden keys stay hidden and every NaN stays one: at leisure.
-    probabilities(s, keys, scale, lse, s);
+    probabilities_amx(s, keys, scale, lse, s);
     score_gradient(s, dp, keys, nullptr, 1.0f, delta, dp);
     round_gradients_amx(s, dp, keys, count, p_rows, ds_rows, ds_pairs);
     return;
@@ -162,8 +179,7 @@ static void softmax_gradient_amx(float* s, float* dp, int keys, int count, float
   round_tile(
       keys, out, [&](int key, int v, F& of_p, F& of_ds) __attribute__((always_inline)) {
         const int at = key * kRows + v * kLanes;
-        const F d = at_most_zero(_mm512_fmsub_ps(load(s + at), factor, of_lse[v]));
-        of_p = _mm512_maskz_mov_ps(lanes[v], exp2_to_round(d * set1(1.44269504f)));
+        of_p = _mm512_maskz_mov_ps(lanes[v], probability_to_round(load(s + at), factor, of_lse[v]));
         const F gradient = load(dp + at) - of_delta[v];
         of_ds = _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(of_p, F{}, _CMP_NEQ_UQ), of_p, gradient);
       });
