@@ -12,12 +12,13 @@ static void pack_q_bf16(const std::byte* const* row, int count, int dim, DType, 
   const int pairs = (dim + 1) / 2;
   for (int r0 = 0; r0 < kRows; r0 += kLanes) {
     for (int d0 = 0; d0 < pairs; d0 += kLanes) {
-      const int bytes = 2 * dim - 4 * d0;
+      const int rest = dim - 2 * d0;
+      const __mmask32 within = rest < 2 * kLanes ? (std::uint32_t{1} << rest) - 1 : 0xffffffffu;
       F x[kLanes] = {};
       for (int r = 0; r < kLanes && r0 + r < count; ++r) {
         const std::byte* p = row[r0 + r];
         if (p == nullptr) continue;
-        __builtin_memcpy(&x[r], p + 4 * d0, static_cast<std::size_t>(bytes < 64 ? bytes : 64));
+        x[r] = bit_cast<F>(_mm512_maskz_loadu_epi16(within, p + 4 * d0));
       }
       transpose(x);
       for (int d = 0; d < kLanes && d0 + d < pairs; ++d) {
@@ -28,16 +29,17 @@ static void pack_q_bf16(const std::byte* const* row, int count, int dim, DType, 
 }
 
 // Pairs of dims [d, d + kLanes) of two rows: the low half from `even`, the high half from `odd`; a
-// null row and dims past the end are zero.
+// null row and dims past the end are zero. Loads under a mask: a copy of a varying size is a call.
 ATTN_INLINE U load_pairs(const std::byte* even, const std::byte* odd, int d, int dim) {
-  const int rest = dim - d < kLanes ? dim - d : kLanes;
-  H low{}, high{};
-  if (rest > 0) {
-    const auto bytes = 2 * static_cast<std::size_t>(rest);
-    if (even != nullptr) __builtin_memcpy(&low, even + 2 * static_cast<std::ptrdiff_t>(d), bytes);
-    if (odd != nullptr) __builtin_memcpy(&high, odd + 2 * static_cast<std::ptrdiff_t>(d), bytes);
-  }
-  return widen(low) | (widen(high) << 16);
+  const int rest = dim - d;
+  const __mmask16 within = rest >= kLanes
+                               ? __mmask16{0xffff}
+                               : static_cast<__mmask16>((1u << (rest > 0 ? rest : 0)) - 1);
+  const auto half = [&](const std::byte* row) __attribute__((always_inline)) {
+    if (row == nullptr) return U{};
+    return bit_cast<U>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(within, row + 2 * d)));
+  };
+  return half(even) | (half(odd) << 16);
 }
 
 }  // namespace attn::cpu::ATTN_ISA
