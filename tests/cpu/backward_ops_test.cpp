@@ -164,8 +164,8 @@ TEST_P(BackwardProducts, SoftmaxGradientMatchesItsDefinition) {
       dp[0] = kInfinity;
       // Scores of rows past count hold anything.
       if (count < ops().rows) s[rows - 1] = dp[rows - 1] = std::numeric_limits<float>::quiet_NaN();
-      if (count > 16 &&
-          keys > 7) {  // row 16 has neither LSE nor D, and memory filled with ones for a NaN
+      // Row 16 has neither LSE nor D, and memory filled with ones for a NaN.
+      if (count > 16 && keys > 7) {
         std::memset(&lse[16], 0xff, sizeof(float));
         std::memset(&delta[16], 0xff, sizeof(float));
         s[16] = -kInfinity;

@@ -33,7 +33,7 @@ struct Scratch {
       if (tiles == nullptr) continue;
       tiles[i] = placed;
       tiles[i].tile.expression = tiles[0].tile.expression;
-      tiles[i].factor = tiles[0].factor;
+      tiles[i].factor = tiles[0].factor;  // nor does a tile need it after its turn
     }
     c.take(block, blocks);
     GradientBlock counted;

@@ -54,19 +54,20 @@ ATTN_INLINE void zero_sums() {
   zero_tile<2>();
   zero_tile<3>();
 }
-// [kTileDepth][kRows] floats.
-constexpr std::ptrdiff_t kSumStride = 4 * kRows;
-ATTN_INLINE void load_sums(const float* at) {
-  load_tile<0>(at, kSumStride);
-  load_tile<1>(at + kTileRows, kSumStride);
-  load_tile<2>(at + kTileRows * kRows, kSumStride);
-  load_tile<3>(at + kTileRows * kRows + kTileRows, kSumStride);
+// [2 * kTileRows][ld] floats, the first 2 * kTileRows of each row.
+ATTN_INLINE void load_sums(const float* at, std::ptrdiff_t ld) {
+  const float* const lower = at + kTileRows * ld;
+  load_tile<0>(at, 4 * ld);
+  load_tile<1>(at + kTileRows, 4 * ld);
+  load_tile<2>(lower, 4 * ld);
+  load_tile<3>(lower + kTileRows, 4 * ld);
 }
-ATTN_INLINE void store_sums(float* at) {
-  store_tile<0>(at, kSumStride);
-  store_tile<1>(at + kTileRows, kSumStride);
-  store_tile<2>(at + kTileRows * kRows, kSumStride);
-  store_tile<3>(at + kTileRows * kRows + kTileRows, kSumStride);
+ATTN_INLINE void store_sums(float* at, std::ptrdiff_t ld) {
+  float* const lower = at + kTileRows * ld;
+  store_tile<0>(at, 4 * ld);
+  store_tile<1>(at + kTileRows, 4 * ld);
+  store_tile<2>(lower, 4 * ld);
+  store_tile<3>(lower + kTileRows, 4 * ld);
 }
 ATTN_INLINE void add_four_products() {
   add_product<0, 4, 6>();
@@ -124,7 +125,7 @@ static void scores_amx(const ScoreTile& tile, const void* k, int keys, int dim) 
     for (int d = 0; d < dim; d += kTileDepth) {
       add_products(rows + std::ptrdiff_t{d} * 2, dim * 2, q + d / 2 * kRows);
     }
-    store_sums(tile.s + key * kRows);
+    store_sums(tile.s + key * kRows, kRows);
   }
   if (tile.row_max != nullptr) row_max(tile.s, keys, tile.row_max);
 }
@@ -180,6 +181,8 @@ static void softmax_amx(float* s, int keys, float c, const float* row_max,
     store(l + lane, fma(load(l + lane), load(alpha + lane), total));
   }
 }
+
+constexpr std::ptrdiff_t kSumStride = 4 * kRows;  // bytes from one row of O^T or P^T to the next
 
 // P^T stays in tiles 4 to 7 while 16 dims after the other pass by.
 static void accumulate_amx(const OutputTile& tile, const void* v, int keys, int dim) {

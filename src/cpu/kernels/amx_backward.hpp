@@ -28,15 +28,10 @@ static void pack_row_pairs(const std::byte* const* row, int count, int dim, DTyp
 // Tiles 0 to 3 sum 32 keys of 32 dims over all Q blocks before they are stored.
 static void accumulate_rows_amx(const WeightedRows* block, int blocks, int keys, int dim,
                                 float* g) {
-  const std::ptrdiff_t stride = std::ptrdiff_t{4} * dim;
   for (int d = 0; d < dim; d += 2 * kTileRows) {
     for (int key = 0; key < keys; key += kTileDepth) {
       float* const sums = g + std::ptrdiff_t{key} * dim + d;
-      float* const lower = sums + std::ptrdiff_t{kTileRows} * dim;
-      load_tile<0>(sums, stride);
-      load_tile<1>(sums + kTileRows, stride);
-      load_tile<2>(lower, stride);
-      load_tile<3>(lower + kTileRows, stride);
+      load_sums(sums, dim);
       for (int i = 0; i < blocks; ++i) {
         const std::uint32_t* t = static_cast<const std::uint32_t*>(block[i].t) + key * kLanes;
         const std::uint32_t* x = static_cast<const std::uint32_t*>(block[i].x) + d * kTileRows;
@@ -46,10 +41,7 @@ static void accumulate_rows_amx(const WeightedRows* block, int blocks, int keys,
         load_tile<7>(x + kTileRows * kLanes, 4 * kLanes);
         add_four_products();
       }
-      store_tile<0>(sums, stride);
-      store_tile<1>(sums + kTileRows, stride);
-      store_tile<2>(lower, stride);
-      store_tile<3>(lower + kTileRows, stride);
+      store_sums(sums, dim);
     }
   }
 }

@@ -57,13 +57,8 @@ static void multiply_panels_amx(const void* a_panel, const void* b_panel, int de
                                 int /*wanted*/, float* c, int ld) {
   const std::uint32_t* a = static_cast<const std::uint32_t*>(a_panel);
   const std::uint32_t* b = static_cast<const std::uint32_t*>(b_panel);
-  const std::ptrdiff_t stride = 4 * ld;
-  float* low = c + std::ptrdiff_t{kTileRows} * ld;
   if (add) {
-    load_tile<0>(c, stride);
-    load_tile<1>(c + kTileRows, stride);
-    load_tile<2>(low, stride);
-    load_tile<3>(low + kTileRows, stride);
+    load_sums(c, ld);
   } else {
     zero_sums();
   }
@@ -74,10 +69,7 @@ static void multiply_panels_amx(const void* a_panel, const void* b_panel, int de
     load_tile<5>(a + kTileWords, 64);
     add_four_products();
   }
-  store_tile<0>(c, stride);
-  store_tile<1>(c + kTileRows, stride);
-  store_tile<2>(low, stride);
-  store_tile<3>(low + kTileRows, stride);
+  store_sums(c, ld);
 }
 
 static constexpr ProductVerbs product_amx() {
