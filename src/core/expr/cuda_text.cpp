@@ -24,11 +24,6 @@ std::string call(std::string_view function, std::span<const std::string> operand
   return text;
 }
 
-bool is_power_of_two(const Instruction& in) {
-  return in.op == Op::constant && in.type == Type::int32 && in.int_value > 0 &&
-         std::has_single_bit(static_cast<std::uint32_t>(in.int_value));
-}
-
 // Division toward minus infinity by a power of two is a shift, its remainder a mask. A scalar
 // divides as a whole, with what the host knows of its value.
 std::string divide_int(Op op, const Program& program, const Instruction& divisor,
@@ -62,6 +57,11 @@ std::string divide_float(const Instruction& divisor, std::span<const std::string
 }
 
 }  // namespace
+
+bool is_power_of_two(const Instruction& in) noexcept {
+  return in.op == Op::constant && in.type == Type::int32 && in.int_value > 0 &&
+         std::has_single_bit(static_cast<std::uint32_t>(in.int_value));
+}
 
 std::string scalar_name(const Program& program, const Instruction& in) {
   return "scalar_" + program.buffers[static_cast<std::size_t>(in.buffer)]->name();

@@ -19,6 +19,8 @@ std::string_view cuda_type(Type type) noexcept;
 // What the functions for op are named after: attn_<word>, range_<word>. Not for leaves.
 std::string_view cuda_word(Op op) noexcept;
 std::string cuda_constant(const Instruction& constant);
+// Whether it is a constant of int32 by which a division is a shift.
+bool is_power_of_two(const Instruction& in) noexcept;
 // What holds the scalar that `in`, a load without indices, reads.
 std::string scalar_name(const Program& program, const Instruction& in);
 // The value of `in`, an instruction of `program`, given the text of its operands. Each is one

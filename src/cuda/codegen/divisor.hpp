@@ -1,4 +1,4 @@
-// What a kernel divides by that is no constant of it.
+// What kernels know of a number that they divide by.
 #pragma once
 
 #include <bit>
@@ -6,13 +6,16 @@
 
 namespace attn::cuda {
 
-// Mirrors attn::device::Divisor in src/cuda/device/expr/integer.cuh, which says what the numbers
-// are for.
+// Both mirror those of attn::device in src/cuda/device/expr/integer.cuh, which says what the
+// numbers are for.
+struct Multiples {
+  std::uint32_t inverse = 0, offset = 0, twos = 0, most = 0;
+};
 struct Divisor {
   std::int32_t value = 0;
   std::uint32_t multiplier = 0, shift = 0, one = 0;
   std::int32_t mask = 0;
-  std::uint32_t inverse = 0, offset = 0, twos = 0, most = 0;
+  Multiples multiples;
 };
 
 // The number that x is multiplied by, modulo 2^32, for 1; x is odd. Each step of Newton's method
@@ -28,13 +31,17 @@ constexpr std::uint32_t inverse_of(std::uint32_t x) {
 // and o odd, a word's product by the inverse of o, rotated to the right by t, is another for each
 // word, and q for q d (H. S. Warren, "Hacker's Delight", section 10-17). So the words q d up to
 // 2^32 - 1 - r are those whose results are q <= (2^32 - 1 - r) / d, and words above are y below 0.
-constexpr void set_divisibility(Divisor& to, std::uint32_t d) {
+constexpr Multiples multiples_of(std::uint32_t d) {
   constexpr std::uint32_t kHalf = 1U << 31;
   const std::uint32_t rest = kHalf % d;
-  to.twos = static_cast<std::uint32_t>(std::countr_zero(d));
-  to.inverse = inverse_of(d >> to.twos);
-  to.offset = (kHalf - rest) * to.inverse;
-  to.most = (~0U - rest) / d;
+  const auto twos = static_cast<std::uint32_t>(std::countr_zero(d));
+  const std::uint32_t inverse = inverse_of(d >> twos);
+  return {inverse, (kHalf - rest) * inverse, twos, (~0U - rest) / d};
+}
+
+constexpr std::uint32_t magnitude_of(std::int32_t value) {
+  const auto word = static_cast<std::uint32_t>(value);
+  return value < 0 ? 0U - word : word;
 }
 
 // With d = |value| and 2^(s - 1) < d <= 2^s the multiplier is m = ceil(2^(31 + s) / d), below 2^32,
@@ -44,10 +51,8 @@ constexpr void set_divisibility(Divisor& to, std::uint32_t d) {
 // the upper word is shifted by 32 already; where d = 1 it would be -1, and the quotient is x.
 constexpr Divisor divisor_of(std::int32_t value) {
   if (value == 0) return {};
-  const std::uint32_t d =
-      value < 0 ? 0U - static_cast<std::uint32_t>(value) : static_cast<std::uint32_t>(value);
-  Divisor divisor{.value = value, .mask = -1};
-  set_divisibility(divisor, d);
+  const std::uint32_t d = magnitude_of(value);
+  Divisor divisor{.value = value, .mask = -1, .multiples = multiples_of(d)};
   if (d == 1) {
     divisor.one = 1;
     return divisor;

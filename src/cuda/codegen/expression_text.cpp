@@ -47,10 +47,9 @@ std::string_view range_type(Type type) {
 int shift_of(const Program& program, const Instruction& in) {
   if (in.op != Op::div || in.operands != Type::int32) return 0;
   const Instruction& divisor = program.instructions[static_cast<std::size_t>(in.args[1])];
-  const auto value = static_cast<std::uint32_t>(divisor.int_value);
-  const bool power =
-      divisor.op == Op::constant && divisor.int_value > 0 && std::has_single_bit(value);
-  return power ? std::countr_zero(value) : 0;
+  return expr::is_power_of_two(divisor)
+             ? std::countr_zero(static_cast<std::uint32_t>(divisor.int_value))
+             : 0;
 }
 
 // Indices of a load: numbers where the tile has but one.

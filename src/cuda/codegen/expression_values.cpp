@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
+#include "cuda/codegen/divisor.hpp"
 #include "cuda/codegen/expression_range.hpp"
 
 namespace attn::cuda {
@@ -53,6 +55,13 @@ bool has_forms(const Instruction& in) {
 
 std::string position_text(Op op, std::string_view a, std::string_view b) {
   return fmt::format("attn_position_{}({}, {})", expr::cuda_word(op), a, b);
+}
+
+// Of a literal that is not 0, as attn_divides takes them.
+std::string multiples_text(std::int32_t value) {
+  const Multiples m = multiples_of(magnitude_of(value));
+  return fmt::format("Multiples{{{:#x}u, {:#x}u, {}u, {:#x}u}}", m.inverse, m.offset, m.twos,
+                     m.most);
 }
 
 }  // namespace
@@ -110,7 +119,7 @@ const Instruction& ExpressionValues::operand(std::size_t i) const {
 std::vector<std::size_t> ExpressionValues::read_by(std::size_t i) const {
   const Instruction& in = program_.instructions[i];
   if (is_given(i) || multiple(i) >= 0 || !stepped(i).empty()) return {};
-  if (const Instruction* remainder = divided_by_scalar(i); remainder != nullptr) {
+  if (const Instruction* remainder = compared_remainder(i); remainder != nullptr) {
     return {static_cast<std::size_t>(remainder->args[0])};
   }
   return {in.args, in.args + in.num_args};
@@ -146,9 +155,9 @@ std::string ExpressionValues::stepped(std::size_t i) const {
   return is_abs ? fmt::format("attn_abs({})", value) : value;
 }
 
-// The remainder x % s of an int32 scalar that i compares with 0, which takes no division; else
-// null.
-const Instruction* ExpressionValues::divided_by_scalar(std::size_t i) const {
+// The remainder of an int32 by a scalar or a literal that i compares with 0, which takes no
+// division; else null. One by a power of two is printed as `&`, and 0 has no inverse.
+const Instruction* ExpressionValues::compared_remainder(std::size_t i) const {
   const Instruction& in = program_.instructions[i];
   if ((in.op != Op::eq && in.op != Op::ne) || in.operands != expr::Type::int32) return nullptr;
   const auto argument = [&](const Instruction& of, int a) -> const Instruction& {
@@ -158,7 +167,11 @@ const Instruction* ExpressionValues::divided_by_scalar(std::size_t i) const {
     const Instruction &remainder = argument(in, a), &zero = argument(in, 1 - a);
     if (zero.op != Op::constant || zero.int_value != 0 || remainder.op != Op::mod) continue;
     const Instruction& divisor = argument(remainder, 1);
-    if (divisor.op == Op::load && divisor.num_args == 0) return &remainder;
+    const bool is_scalar = divisor.op == Op::load && divisor.num_args == 0;
+    if (is_scalar ||
+        (divisor.op == Op::constant && divisor.int_value != 0 && !expr::is_power_of_two(divisor))) {
+      return &remainder;
+    }
   }
   return nullptr;
 }
@@ -172,11 +185,12 @@ std::string ExpressionValues::value_text(std::size_t i) const {
   if (factors_ != nullptr && in.op == Op::key) return "key_first + step";
   if (std::string value = stepped(i); !value.empty()) return value;
   const std::vector<std::string> operands = operands_of(in, values_);
-  if (const Instruction* remainder = divided_by_scalar(i); remainder != nullptr) {
+  if (const Instruction* remainder = compared_remainder(i); remainder != nullptr) {
     const Instruction& divisor =
         program_.instructions[static_cast<std::size_t>(remainder->args[1])];
     return fmt::format("({}attn_divides({}, {}))", in.op == Op::eq ? "" : "!",
-                       expr::scalar_name(program_, divisor),
+                       divisor.op == Op::load ? expr::scalar_name(program_, divisor) + ".multiples"
+                                              : multiples_text(divisor.int_value),
                        values_[static_cast<std::size_t>(remainder->args[0])]);
   }
   if ((in.op == Op::add || in.op == Op::sub) && small_[i]) {

@@ -50,7 +50,7 @@ class ExpressionValues {
   std::vector<std::size_t> read_by(std::size_t i) const;
   Linear linear(std::size_t i) const;
   std::string stepped(std::size_t i) const;
-  const expr::Instruction* divided_by_scalar(std::size_t i) const;
+  const expr::Instruction* compared_remainder(std::size_t i) const;
   std::string value_text(std::size_t i) const;
 
   const expr::Program& program_;

@@ -33,7 +33,7 @@ bool divides_as_numbers(std::int32_t a, std::int32_t b) {
   std::memcpy(&divisor, &packed, sizeof(packed));
   return device::attn_floor_div(a, divisor) == device::attn_floor_div(a, b) &&
          device::attn_floor_mod(a, divisor) == device::attn_floor_mod(a, b) &&
-         device::attn_divides(divisor, a) == (device::attn_floor_mod(a, b) == 0);
+         device::attn_divides(divisor.multiples, a) == (device::attn_floor_mod(a, b) == 0);
 }
 
 TEST(Scalar, DividesAsItsValue) {

@@ -48,15 +48,19 @@ __device__ __forceinline__ constexpr int attn_floor_mod(int a, int b) {
 // A divisor that is no constant of the kernel, and what the host knows of it
 // (src/cuda/codegen/divisor.hpp mirrors this): for x in [0, 2^31], x / |value| is the upper word of
 // multiplier * x, shifted, + one * x. mask: all ones, or where value is 0 nothing, as are all
-// others there. Example: of 3 the multiplier is 0xaaaaaaab, the shift 1, one 0. And value divides x
-// where inverse * x + offset, rotated to the right by twos, is at most `most`. Example: of 6 these
-// are 0xaaaaaaab, 0x2aaaaaaa, 1 and 0x2aaaaaaa; of 12 the sum wraps to 0x2aaaaaae, of 13 to
-// 0xd5555559.
+// others there. Example: of 3 the multiplier is 0xaaaaaaab, the shift 1, one 0.
+//
+// Multiples tell whether a number, also a constant, divides x: where inverse * x + offset, rotated
+// to the right by twos, is at most `most`. Example: of 6 these are 0xaaaaaaab, 0x2aaaaaaa, 1 and
+// 0x2aaaaaaa; of 12 the sum wraps to 0x2aaaaaae, of 13 to 0xd5555559.
+struct Multiples {
+  unsigned inverse, offset, twos, most;
+};
 struct Divisor {
   int value;
   unsigned multiplier, shift, one;
   int mask;
-  unsigned inverse, offset, twos, most;
+  Multiples multiples;
 };
 
 __device__ __forceinline__ unsigned attn_upper_word(unsigned a, unsigned b) {
@@ -81,8 +85,8 @@ __device__ __forceinline__ int attn_floor_mod(int a, const Divisor& b) {
   return attn_sub(a, attn_mul(attn_floor_div(a, b), b.value)) & b.mask;
 }
 
-// Whether a % b is 0.
-__device__ __forceinline__ bool attn_divides(const Divisor& b, int a) {
+// Whether a is one of them, which is whether a % b is 0.
+__device__ __forceinline__ bool attn_divides(const Multiples& b, int a) {
   const unsigned x = static_cast<unsigned>(a) * b.inverse + b.offset;
 #ifdef __CUDACC__
   return __funnelshift_r(x, x, b.twos) <= b.most;
