@@ -20,7 +20,7 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
   std::vector<double> lse(static_cast<std::size_t>(sequence.capacity_q),
                           -std::numeric_limits<double>::infinity());
   for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-    const Row<Real> row = score_row(head, i, head.order);
+    const Row<Real> row = score_row(head, i, head.order, head.rounding.tensor_core);
     const std::vector<Real> probabilities = softmax_of_row(head, row);
     lse[static_cast<std::size_t>(i)] = static_cast<double>(row.lse);
     ProductSum<Real> sum(o[i], o.columns, head.rounding.tensor_core);

@@ -132,8 +132,9 @@ Real weight(const Rounding& rounding, Real t, Real max) {
   return std::exp2(std::fma(t, log2e, -(max * log2e)));
 }
 
+// tensor_core: whether q.k adds as tensor cores do.
 template <class Real>
-Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order) {
+Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order, bool tensor_core) {
   constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   const Problem& problem = head.problem;
   const std::int64_t n = head.keys();
@@ -142,7 +143,7 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order) {
   const auto scale = static_cast<Real>(problem.scale());
   const Real scale_q = order.scale_q ? scale : Real{1};
   const Real scale_s = order.scale_q ? Real{1} : scale;
-  ProductSum<Real> sum(row.s.data(), n, head.rounding.tensor_core);
+  ProductSum<Real> sum(row.s.data(), n, tensor_core);
   for (std::int64_t step = 0; step < problem.head_dim; ++step) {
     const std::int64_t c = order.at(step, problem.head_dim);
     sum.add(scale_q * head.q[i][c], head.k_transposed[c]);

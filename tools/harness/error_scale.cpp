@@ -209,7 +209,7 @@ class Backward {
         head.head, sequence.length_q, problem_.head_dim_v);
     Sums dq(sequence.length_q, problem_.head_dim);
     for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-      const Row<double> row = score_row(head, i, {});
+      const Row<double> row = score_row(head, i, {}, false);
       const std::vector<double> p = softmax_of_row(head, row);
       const std::vector<ScoreSquares> squares = score_squares(head, i, row, score_);
       std::vector<double> dp(p.size()), dp_error(p.size()), score_error(p.size()),
@@ -355,7 +355,7 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
         core::store_element(lse.base + i * lse.stride, DType::f64, 0);
       }
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-        const Row<double> row = score_row(head, i, {});
+        const Row<double> row = score_row(head, i, {}, false);
         const std::vector<double> p = softmax_of_row(head, row);
         if (lse.base != nullptr) {
           core::store_element(lse.base + i * lse.stride, DType::f64,
