@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import operator
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from .refusal import refuse
 from .trace import as_formula, call, expression
 
 refusal.is_compiling = torch.compiler.is_compiling
+_LOSES_EQUALITIES = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 12)
 
 
 # Functions whose __name__ is not the one in FUNCTIONS: methods of tensors, which torch.compile
@@ -83,6 +86,38 @@ class _Loads(TorchFunctionMode):
         return FUNCTIONS[name](*lifted, **(kwargs or {}))
 
 
+@torch.compiler.assume_constant_result
+def _equalities(code: CodeType) -> int:
+    """How often the text of a function has == or !=, with the functions that it makes."""
+    inside = [constant for constant in code.co_consts if type(constant) is CodeType]
+    own = [i for i in dis.get_instructions(code) if i.opname == "COMPARE_OP"]
+    return sum(i.argval in ("==", "!=") for i in own) + sum(map(_equalities, inside))
+
+
+def _refuse_lost_equalities(function: Any, text: str) -> None:
+    """Refuses a function that has more == and != than the text of the expression that came of it.
+
+    PyTorch 2.12 and newer make False of == between a symbol and a number that changes, and True of
+    !=, without asking the symbol; in arithmetic such a flag is a number as others are. A flag that
+    attn.literal made may be one of a comparison without symbols, and a condition of -1 or -2, which
+    is compared with 0, is `~` of a flag.
+    """
+    if type(function) is not FunctionType:
+        return
+    found = 0
+    for word in ("==", "!=", "true", "false"):
+        found += text.count(word)
+    for word in ("-1 != 0", "-2 != 0"):
+        found -= text.count(word)
+    if found < _equalities(function.__code__):
+        refuse(
+            f"== or != in {function.__qualname__} of which no comparison came: torch.compile makes "
+            "a flag of it between a symbol and a number that changes from call to call; accepted "
+            "are symbol.eq(number) and symbol.ne(number), and for what has no symbol "
+            "attn.literal(flag) or a comparison outside of the function"
+        )
+
+
 def traced(given: Any, name: str, arrays: list[Tensor]) -> Expr:
     """As `expression`; inside of torch.compile, part of what is compiled, and never kept.
 
@@ -92,5 +127,8 @@ def traced(given: Any, name: str, arrays: list[Tensor]) -> Expr:
         return expression(given, name)
     if callable(given):
         with _Loads(arrays):
-            given = call(given)
+            formula = call(given)
+        if _LOSES_EQUALITIES:
+            _refuse_lost_equalities(given, formula.text)
+        given = formula
     return as_formula(lift(given), name)
