@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import operator
+from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -86,12 +87,15 @@ class _Loads(TorchFunctionMode):
         return FUNCTIONS[name](*lifted, **(kwargs or {}))
 
 
-@torch.compiler.assume_constant_result
-def _equalities(code: CodeType) -> int:
+def _count_equalities(code: CodeType) -> int:
     """How often the text of a function has == or !=, with the functions that it makes."""
     inside = [constant for constant in code.co_consts if type(constant) is CodeType]
     own = [i for i in dis.get_instructions(code) if i.opname == "COMPARE_OP"]
-    return sum(i.argval in ("==", "!=") for i in own) + sum(map(_equalities, inside))
+    return sum(i.argval in ("==", "!=") for i in own) + sum(map(_count_equalities, inside))
+
+
+# torch.compile calls it and reads nothing of it.
+_equalities: Callable[[CodeType], int] = torch.compiler.assume_constant_result(_count_equalities)
 
 
 def _refuse_lost_equalities(function: Any, text: str) -> None:
