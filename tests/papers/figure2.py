@@ -40,6 +40,10 @@ def main():
     expect("of the backward pass alone", figure2_draw.backward_sentences([], backward), said[1:])
     titles = lambda left: re.findall(r'font-size="14">([^<]*)<', figure2_draw.draw_backward(left, backward, "a GPU"))
     alone = ["b1 n1024 h16 d64 f32, backward", "block size", "sparsity, n 4096"]
+    rows = [{"model": 1.0, "plan": 1.0, "l2": 1.0}, {"model": 1.0, "plan": 1.0}]
+    expect("columns that were not counted", figure2_draw.fits("Theorem 2", rows, {"model": 1, "plan": 1}),
+           "Theorem 2: exponents of model (2 problems), plan (2 problems); none of l2 (1 of 2 counted), dram (0 of 2 counted): 8 are needed, and counting "
+           "ends with --seconds.")
     expect("panels without the forward pass", titles([]), alone)
     expect("panels", titles(forward), ["b1 n1024 h16 d64 f32, both passes", *alone])
 

@@ -41,7 +41,7 @@ run grep -q 'over cuDNN, causal' "$out/speedups.svg"
 run python3 tests/papers/samples.py
 run python3 bench/papers/figure2_draw.py bench/results/h200-figure2.json --out "$out/figure2"
 said 'Middle, bf16: from B_c 64 to 512'
-said 'none of l2 (3 of 16 counted)'
+said 'Theorem 2: exponents of model (16 problems), plan (16 problems), l2 (16 problems)'
 run cmp "$out/figure2.svg" bench/results/h200-figure2.svg
 run python3 bench/papers/figure2_draw.py bench/results/h200-figure2-backward.json --out "$out/figure2"
 said 'Left, backward: FlashAttention (B_c 64)'
