@@ -35,11 +35,15 @@ constexpr std::int64_t kMinFewRowsSplitKeys = 256;
 void choose_forward(Plan& plan) {
   const Problem& p = plan.problem;
   const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
-  // Few rows: heads that lie side by side in memory share a task, so only sequences and splits are
-  // sure to run in parallel.
+  // Heads that lie side by side in memory share a task, all of them where rows are few, some where
+  // they are a Q block: only sequences, groups of heads and splits are sure to run in parallel.
+  const bool one_block = rows <= plan.block_q;
+  const std::int64_t heads_of_task = one_block ? kMaxBlocksPerTask : 1;
   const std::int64_t tasks = std::max<std::int64_t>(
-      1, has_few_rows(p) ? p.batch
-                         : (Size(p.batch) * p.heads_k * ceil_div(rows, plan.block_q)).value());
+      1, has_few_rows(p)
+             ? p.batch
+             : (Size(p.batch) * ceil_div(p.heads_k, heads_of_task) * ceil_div(rows, plan.block_q))
+                   .value());
   const std::int64_t wanted = ceil_div(kEnoughTasks, tasks);
   const std::int64_t useful = std::max<std::int64_t>(
       1, p.seqlen_k / (has_few_rows(p) ? kMinFewRowsSplitKeys : kMinSplitKeys));
@@ -48,6 +52,11 @@ void choose_forward(Plan& plan) {
       plan.algorithm = Algorithm::flash_decoding;
       plan.reasons.push_back("flash_decoding: at most " + std::to_string(kMaxDecodeRows) +
                              " rows share a K, V head, so time is reading K and V once");
+    } else if (one_block && p.heads_k > 1 && useful > 1) {
+      plan.algorithm = Algorithm::flash_decoding;
+      plan.reasons.emplace_back(
+          "flash_decoding: the rows that share a K, V head are one Q block, so "
+          "that heads which lie side by side are read together");
     } else if (tasks < kEnoughTasks / 2 && useful > 1) {
       plan.algorithm = Algorithm::flash_decoding;
       plan.reasons.push_back(
@@ -188,7 +197,8 @@ void choose_tasks(Plan& plan) {
   } else {
     // Rows that share a pass over K and V share its packing; fewer where that would leave threads
     // without a task.
-    int blocks = kMaxBlocksPerTask;
+    auto blocks = static_cast<int>(
+        std::clamp<std::int64_t>(ceil_div(rows, plan.block_q), 1, kMaxBlocksPerTask));
     while (blocks > 1 &&
            pairs * ceil_div(rows, std::int64_t{blocks} * plan.block_q) < 4 * plan.threads) {
       blocks /= 2;

@@ -61,7 +61,7 @@ class Count {
         return scratch + task_lists() +
                plan_.threads * kMaxBlocksPerTask * plan_.num_splits * partial;
       case Algorithm::flash_decoding:
-        return scratch + few_rows() + task_lists() +
+        return scratch + few_rows() + Size(p_.batch) * 8 + kRounding + task_lists() +
                tasks_ * plan_.num_splits *
                    core::divide_up(Size(plan_.rows_per_task), plan_.block_q) *
                    Partials::bytes_each(static_cast<int>(p_.head_dim_v),
@@ -115,7 +115,7 @@ class Count {
     s.dim_v = static_cast<int>(p_.head_dim_v);
     s.heads = most_heads_per_group(p_);
     s.tile = tile_;
-    return plan_.threads * (scratch_bytes(s) + kRounding) + Size(p_.batch) * 8 + kRounding;
+    return plan_.threads * (scratch_bytes(s) + kRounding);
   }
   // Bytes of a worker that takes one Q block at a time: a tile, the Q block with its Q^T, a K, V
   // block.

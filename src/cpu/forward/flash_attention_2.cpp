@@ -68,9 +68,9 @@ void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outpu
           const PackedKeys packed(a, sequence, offset == kNotPacked ? nullptr : memory + offset);
           GroupScratch s = scratch.of(worker);
           const TileState tile_state(a.ops);
-          const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s);
+          const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s.blocks);
           const expr::Tile rows = a.tile(sequence, head_k, task.row0, task.rows);
-          attend(a, sequence, head_k, rows, blocks, 0, sequence.length_k, packed, s);
+          attend(a, sequence, {head_k, 1}, rows, blocks, 0, sequence.length_k, packed, s);
           for (int i = 0; i < blocks; ++i) a.store_block(sequence, s.blocks[i], outputs);
         });
   }

@@ -30,9 +30,9 @@ void tile_parts(const Attention& a, const RowTasks& tasks, const PartialIndex& a
     const KeyRange range = split_range(sequence.length_k, at.splits, index % at.splits);
     GroupScratch s = scratch.of(worker);
     const TileState tile_state(a.ops);
-    const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s);
-    attend(a, sequence, head_k, a.tile(sequence, head_k, task.row0, task.rows), blocks, range.begin,
-           range.end, PackedKeys(a, sequence, nullptr), s);
+    const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s.blocks);
+    attend(a, sequence, {head_k, 1}, a.tile(sequence, head_k, task.row0, task.rows), blocks,
+           range.begin, range.end, PackedKeys(a, sequence, nullptr), s);
     for (int i = 0; i < blocks; ++i) {
       save_partial(a, s.blocks[i], s.blocks[i].o_t,
                    partials[at(index / at.splits, index % at.splits, i)]);
@@ -53,8 +53,12 @@ Batches batches_with_rows(const Attention& a, Workspace& workspace) {
   return batches;
 }
 
+const core::Sequence& sequence_at(const Attention& a, const Batches& batches, std::int64_t place) {
+  return a.sequences[static_cast<std::size_t>(batches[static_cast<std::size_t>(place)])];
+}
+
 // One task a pair, in the order of `batches`.
-RowTasks few_row_tasks(const Attention& a, const Batches& batches, Workspace& workspace) {
+RowTasks pair_tasks(const Attention& a, const Batches& batches, Workspace& workspace) {
   const std::int64_t heads_k = a.problem.heads_k;
   RowTasks tasks(&workspace);
   tasks.reserve(batches.size() * static_cast<std::size_t>(heads_k));
@@ -67,29 +71,70 @@ RowTasks few_row_tasks(const Attention& a, const Batches& batches, Workspace& wo
   return tasks;
 }
 
+// Calls part(batch place, first head, heads, split, worker) for all parts of those tasks, of groups
+// of so many heads.
+template <class Part>
+void for_head_groups(const Attention& a, const Batches& batches, std::int64_t heads_per_group,
+                     std::int64_t splits, const Workers& workers, const Part& part) {
+  const std::int64_t heads_k = a.problem.heads_k;
+  const std::int64_t groups = (heads_k + heads_per_group - 1) / heads_per_group;
+  const auto count = static_cast<std::int64_t>(batches.size());
+  workers.parallel_for(count * groups * splits, [&](std::int64_t index, int worker) {
+    const std::int64_t first = index / splits % groups * heads_per_group;
+    const HeadRange heads{static_cast<int>(first),
+                          static_cast<int>(std::min(heads_per_group, heads_k - first))};
+    part(index / splits / groups, heads, index % splits, worker);
+  });
+}
+
 // The partials of those tasks.
 void few_row_parts(const Attention& a, const Batches& batches, const PartialIndex& at,
                    const Partials& partials, const Workers& workers) {
   const Workspace::Scope of_parts(workers.workspace());
   const FewRowsScratch sizes = few_rows_scratch(a);
   const WorkerScratch<FewRowsScratch> scratch(workers.workspace(), workers.count(), sizes);
-  const std::int64_t heads_k = a.problem.heads_k;
-  const std::int64_t groups = (heads_k + sizes.heads - 1) / sizes.heads;
-  const auto count = static_cast<std::int64_t>(batches.size());
-  workers.parallel_for(count * groups * at.splits, [&](std::int64_t index, int worker) {
-    const std::int64_t split = index % at.splits;
-    const std::int64_t head_first = index / at.splits % groups * sizes.heads;
-    const std::int64_t place = index / at.splits / groups;
-    const std::int64_t batch = batches[static_cast<std::size_t>(place)];
-    const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(batch)];
-    const std::int64_t heads = std::min(sizes.heads, heads_k - head_first);
+  const auto part = [&](std::int64_t place, HeadRange heads, std::int64_t split, int worker) {
+    const core::Sequence& sequence = sequence_at(a, batches, place);
     FewRowsScratch s = scratch.of(worker);
-    attend_few_rows(a, sequence, static_cast<int>(head_first), static_cast<int>(heads),
+    attend_few_rows(a, sequence, heads.first, heads.count,
                     split_range(sequence.length_k, at.splits, split), s);
-    for (std::int64_t h = 0; h < heads; ++h) {
-      save_few_rows(a, s.head[h], partials[at(place * heads_k + head_first + h, split, 0)]);
+    for (int h = 0; h < heads.count; ++h) {
+      const std::int64_t task = place * a.problem.heads_k + heads.first + h;
+      save_few_rows(a, s.head[h], partials[at(task, split, 0)]);
     }
-  });
+  };
+  for_head_groups(a, batches, sizes.heads, at.splits, workers, part);
+}
+
+// The same by tiles: pairs of one Q block whose K, V heads lie side by side, and are read together.
+void tile_parts_of_groups(const Attention& a, const Batches& batches, const PartialIndex& at,
+                          const Partials& partials, const Workers& workers) {
+  const Workspace::Scope of_parts(workers.workspace());
+  int most = heads_per_tile_group(a);
+  // Which heads share a task changes no result, so it may depend on the workers.
+  const auto pairs = static_cast<std::int64_t>(batches.size()) * a.problem.heads_k;
+  while (most > 1 && pairs / most * at.splits < 2 * workers.count()) most /= 2;
+  const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(),
+                                            group_scratch(a, most));
+  const auto part = [&](std::int64_t place, HeadRange heads, std::int64_t split, int worker) {
+    const core::Sequence& sequence = sequence_at(a, batches, place);
+    const std::int64_t rows = a.rows(sequence);
+    const KeyRange range = split_range(sequence.length_k, at.splits, split);
+    GroupScratch s = scratch.of(worker);
+    const TileState tile_state(a.ops);
+    for (int h = 0; h < heads.count; ++h) {
+      load_query_group(a, sequence, heads.first + h, 0, rows, s.blocks + h);
+    }
+    expr::Tile tile = s.blocks[0].tile;
+    tile.head_max = s.blocks[heads.count - 1].tile.head_max;
+    attend(a, sequence, heads, tile, 1, range.begin, range.end, PackedKeys(a, sequence, nullptr),
+           s);
+    for (int h = 0; h < heads.count; ++h) {
+      const std::int64_t task = place * a.problem.heads_k + heads.first + h;
+      save_partial(a, s.blocks[h], s.blocks[h].o_t, partials[at(task, split, 0)]);
+    }
+  };
+  for_head_groups(a, batches, most, at.splits, workers, part);
 }
 
 }  // namespace
@@ -99,16 +144,19 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
   if (a.sequences.empty()) return;
   const bool few_rows = has_few_rows(a.problem);
   Workspace& workspace = workers.workspace();
+  const bool in_groups = few_rows || heads_per_tile_group(a) > 1;
   Batches batches(&workspace);
-  if (few_rows) batches = batches_with_rows(a, workspace);
+  if (in_groups) batches = batches_with_rows(a, workspace);
   const RowTasks tasks =
-      few_rows ? few_row_tasks(a, batches, workspace) : row_tasks(a, plan.rows_per_task, workspace);
+      in_groups ? pair_tasks(a, batches, workspace) : row_tasks(a, plan.rows_per_task, workspace);
   const PartialIndex at{plan.num_splits, (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
   const auto count = static_cast<std::int64_t>(tasks.size());
   const Partials partials(workspace, core::Size(count) * at.splits * at.blocks_per_task, a.dim_v,
                           partial_rows(a.problem, a.ops.rows));
   if (few_rows) {
     few_row_parts(a, batches, at, partials, workers);
+  } else if (in_groups) {
+    tile_parts_of_groups(a, batches, at, partials, workers);
   } else {
     tile_parts(a, tasks, at, partials, workers);
   }

@@ -29,8 +29,8 @@ void forward_memory_efficient(const Attention& a, const Plan& plan, const Output
         int blocks = 0;
         for (int chunk = 0; chunk < chunks; ++chunk) {
           const KeyRange keys = split_range(sequence.length_k, chunks, chunk);
-          blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s);
-          attend(a, sequence, head_k, rows, blocks, keys.begin, keys.end,
+          blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s.blocks);
+          attend(a, sequence, {head_k, 1}, rows, blocks, keys.begin, keys.end,
                  PackedKeys(a, sequence, nullptr), s);
           for (int i = 0; i < blocks; ++i) {
             save_partial(a, s.blocks[i], s.blocks[i].o_t,

@@ -47,20 +47,31 @@ struct GroupScratch {
   }
 };
 
-inline GroupScratch group_scratch(const Attention& a) {
+// Heads that a task reads together where each has one Q block and they lie side by side, so that
+// each alone would fetch every memory page again (few_rows.hpp); else 1.
+inline int heads_per_tile_group(const Attention& a) {
+  const core::Rows& k = a.sequences.front().k;
+  const bool side_by_side = k.head_stride < k.row_stride;
+  if (!side_by_side || a.most_blocks(2) > 1) return 1;
+  return static_cast<int>(std::min<std::int64_t>(a.problem.heads_k, kMaxBlocksPerTask));
+}
+
+// heads: of one Q block each, if there are several.
+inline GroupScratch group_scratch(const Attention& a, int heads = 1) {
   GroupScratch scratch;
   scratch.dim = a.dim;
   scratch.dim_v = a.dim_v;
-  scratch.block_count = a.most_blocks(kMaxBlocksPerTask);
+  scratch.block_count = heads == 1 ? a.most_blocks(kMaxBlocksPerTask) : heads;
   // One after the other the tiles evaluate expressions: the scratch of the first serves all.
   std::fill_n(scratch.tile, kMaxRegisterBlocks, a.tile_scratch());
   for (int i = 1; i < kMaxRegisterBlocks; ++i) scratch.tile[i].expression_floats = 0;
   return scratch;
 }
 
-// Loads the Q blocks of rows [row0, row0 + rows) and clears their O; returns how many.
+// Loads the Q blocks of rows [row0, row0 + rows) of a head into q_blocks and clears their O;
+// returns how many.
 inline int load_query_group(const Attention& a, const core::Sequence& sequence, int head_k,
-                            std::int64_t row0, std::int64_t rows, GroupScratch& s) {
+                            std::int64_t row0, std::int64_t rows, QueryBlock* q_blocks) {
   // Rows of Q lie heads * head_dim apart: asked for together, their cache misses overlap.
   const std::size_t row_bytes = static_cast<std::size_t>(a.dim) * size_of(a.problem.dtype);
   std::int64_t query = row0 / a.group, in_group = row0 % a.group;
@@ -73,7 +84,7 @@ inline int load_query_group(const Attention& a, const core::Sequence& sequence, 
   }
   int blocks = 0;
   for (std::int64_t r = 0; r < rows; r += a.ops.rows, ++blocks) {
-    QueryBlock& q = s.blocks[blocks];
+    QueryBlock& q = q_blocks[blocks];
     a.load_query_block(sequence, head_k, row0 + r,
                        static_cast<int>(std::min<std::int64_t>(rows - r, a.ops.rows)), q);
     std::fill_n(q.o_t, a.dim_v * a.ops.rows, 0.0f);
@@ -81,47 +92,70 @@ inline int load_query_group(const Attention& a, const core::Sequence& sequence, 
   return blocks;
 }
 
-// FlashAttention-2, algorithm 1, lines 6 to 11, over keys [key_begin, key_end): m, l and the
-// unnormalised O of each Q block take in every visible K, V block.
-inline void attend(const Attention& a, const core::Sequence& sequence, int head_k,
+// K, V heads [first, first + count) that a task reads.
+struct HeadRange {
+  int first = 0, count = 1;
+};
+
+// FlashAttention-2, algorithm 1, lines 6 to 11, for one K, V block: m, l and the unnormalised O of
+// the `blocks` Q blocks of a head take it in.
+inline void attend_block(const Attention& a, const core::Sequence& sequence, int head_k, int key0,
+                         int n, expr::Coverage coverage, std::int64_t key_end,
+                         const PackedKeys& packed, QueryBlock* q_blocks, int blocks,
+                         GroupScratch& s) {
+  if (!packed.packed()) a.load_key_block(sequence, head_k, key0, n, s.keys);
+  KeyBlock block = packed.packed() ? packed.block(key0, n) : s.keys;
+  const std::uint64_t apart = set_apart_values(a, sequence, head_k, coverage, s.keys.v, block);
+  QueryTile tile[kMaxRegisterBlocks];
+  int tiles = 0;
+  int tile_keys = 0;  // of each
+  const auto add_tiles = [&] {
+    a.scores(tile, tiles, block.k, key0, tile_keys);
+    OutputTile output[kMaxRegisterBlocks];
+    for (int i = 0; i < tiles; ++i) {
+      QueryBlock& q = *tile[i].q;
+      TileScratch& t = *tile[i].t;
+      a.ops.softmax(t.s, tile_keys, a.c(), t.row_max, a.keep(q, key0, tile_keys, t), q.m, q.l,
+                    t.alpha, t.p);
+      output[i] = {t.p, t.alpha, q.o_t};
+    }
+    a.ops.accumulate(output, tiles, block.v, tile_keys, a.dim_v);
+    for (int i = 0; apart != 0 && i < tiles; ++i) {
+      add_values_apart(a, sequence, head_k, key0, tile_keys, apart, output[i]);
+    }
+    tiles = 0;
+  };
+  for (int i = 0; i < blocks; ++i) {
+    if (packed.packed() && key0 + kBlockK < key_end) packed.prefetch(key0 + kBlockK, i, blocks);
+    QueryBlock& q = q_blocks[i];
+    const expr::Coverage own =
+        coverage == expr::Coverage::full || blocks == 1 ? coverage : a.coverage(q.tile, key0, n);
+    if (own == expr::Coverage::empty) continue;
+    const int keys = own == expr::Coverage::mixed ? a.visible_keys(q.tile, key0, n) : n;
+    if (tiles > 0 && keys != tile_keys) add_tiles();
+    tile[tiles] = {&q, own, &s.tile[tiles]};
+    tile_keys = keys;
+    if (++tiles == a.ops.q_blocks) add_tiles();
+  }
+  if (tiles > 0) add_tiles();
+}
+
+// The same over keys [key_begin, key_end), for every K, V block that is visible. s.blocks: `blocks`
+// of a head; of several heads one each.
+inline void attend(const Attention& a, const core::Sequence& sequence, HeadRange heads,
                    const expr::Tile& rows, int blocks, std::int64_t key_begin, std::int64_t key_end,
                    const PackedKeys& packed, GroupScratch& s) {
   for_visible_blocks(a, rows, key_begin, key_end, [&](int key0, int n, expr::Coverage coverage) {
-    if (!packed.packed()) a.load_key_block(sequence, head_k, key0, n, s.keys);
-    KeyBlock block = packed.packed() ? packed.block(key0, n) : s.keys;
-    const std::uint64_t apart = set_apart_values(a, sequence, head_k, coverage, s.keys.v, block);
-    QueryTile tile[kMaxRegisterBlocks];
-    int tiles = 0;
-    int tile_keys = 0;  // of each
-    const auto add_tiles = [&] {
-      a.scores(tile, tiles, block.k, key0, tile_keys);
-      OutputTile output[kMaxRegisterBlocks];
-      for (int i = 0; i < tiles; ++i) {
-        QueryBlock& q = *tile[i].q;
-        TileScratch& t = *tile[i].t;
-        a.ops.softmax(t.s, tile_keys, a.c(), t.row_max, a.keep(q, key0, tile_keys, t), q.m, q.l,
-                      t.alpha, t.p);
-        output[i] = {t.p, t.alpha, q.o_t};
-      }
-      a.ops.accumulate(output, tiles, block.v, tile_keys, a.dim_v);
-      for (int i = 0; apart != 0 && i < tiles; ++i) {
-        add_values_apart(a, sequence, head_k, key0, tile_keys, apart, output[i]);
-      }
-      tiles = 0;
-    };
-    for (int i = 0; i < blocks; ++i) {
-      if (packed.packed() && key0 + kBlockK < key_end) packed.prefetch(key0 + kBlockK, i, blocks);
-      QueryBlock& q = s.blocks[i];
-      const expr::Coverage own =
-          coverage == expr::Coverage::full || blocks == 1 ? coverage : a.coverage(q.tile, key0, n);
-      if (own == expr::Coverage::empty) continue;
-      const int keys = own == expr::Coverage::mixed ? a.visible_keys(q.tile, key0, n) : n;
-      if (tiles > 0 && keys != tile_keys) add_tiles();
-      tile[tiles] = {&q, own, &s.tile[tiles]};
-      tile_keys = keys;
-      if (++tiles == a.ops.q_blocks) add_tiles();
+    if (heads.count == 1) {
+      return attend_block(a, sequence, heads.first, key0, n, coverage, key_end, packed, s.blocks,
+                          blocks, s);
     }
-    if (tiles > 0) add_tiles();
+    for (int h = 0; h < heads.count; ++h) {
+      const expr::Coverage own =
+          coverage == expr::Coverage::full ? coverage : a.coverage(s.blocks[h].tile, key0, n);
+      if (own == expr::Coverage::empty) continue;
+      attend_block(a, sequence, heads.first + h, key0, n, own, key_end, packed, s.blocks + h, 1, s);
+    }
   });
 }
 
