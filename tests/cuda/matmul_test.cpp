@@ -102,6 +102,15 @@ TEST(CudaMatmul, OnlyBlocksOfTheMaskAreMultiplied) {
   p.masked = MaskedMatrix::c;
   p.block = 64;
   EXPECT_EQ(failure(p, "persistent/64x64", 8, ++seed), "");
+  // Columns of tiles in the order of their blocks, in two groups of rows; more than are ordered.
+  p = varied_problem({1, 1100, 520, 200}, DType::bf16, 0);
+  p.masked = MaskedMatrix::b;
+  p.block = 64;
+  EXPECT_EQ(failure(p, "persistent/64x64", 8, ++seed), "");
+  p = varied_problem({1, 100, 2200, 72}, DType::f16, 0);
+  p.masked = MaskedMatrix::b;
+  p.block = 64;
+  EXPECT_EQ(failure(p, "persistent/64x64", 8, ++seed), "");
   MatmulProblem f{.m = 200, .n = 264, .k = 520, .dtype = DType::u8, .output = DType::bf16};
   f.order_b = MatrixOrder::column_major;
   f.float8 = Float8::e4m3;
@@ -261,6 +270,16 @@ TEST(CudaMatmul, KernelsCompileWithoutSpills) {
     const Report report = compile_into(source, {90, true}, {}, folder).report;
     EXPECT_EQ(report.spill_store_bytes, 0) << rung << " of 8-bit floats";
     EXPECT_TRUE(report.warnings.empty()) << rung << ": " << report.warnings.front();
+  }
+  for (const MaskedMatrix masked : {MaskedMatrix::b, MaskedMatrix::c}) {
+    MatmulProblem p = varied_problem({1, 512, 512, 512}, DType::bf16, 0);
+    p.masked = masked;
+    p.block = 256;
+    const MatmulRequest request = parse_matmul_request("persistent/128x256");
+    const Source source = matmul_source(choose_matmul(p, {90, true}, request, {}, 132));
+    const Report report = compile_into(source, {90, true}, {}, folder).report;
+    EXPECT_EQ(report.spill_store_bytes, 0) << "of a mask";
+    EXPECT_TRUE(report.warnings.empty()) << "of a mask: " << report.warnings.front();
   }
 }
 

@@ -108,6 +108,50 @@ __device__ __forceinline__ MatmulTile persistent_tile(const MatmulParams& p, int
   return t;
 }
 
+// The order in which columns of tiles are dealt that have unlike many blocks of a masked B: in each
+// group of rows by how many, from the most to the fewest and in the next group back, so that
+// blocks of threads that are dealt tiles in turn get tiles of about one length; the last group ends
+// with the fewest. Up to 32 columns, one a lane: others stay where they are. By all threads of a
+// warp, as are its functions.
+template <class C>
+struct ColumnOrder {
+  static constexpr bool kSorts = C::kMasked == 2 && C::kMulticast == 1;
+  int column = 0;  // of this lane's place
+
+  __device__ __forceinline__ explicit ColumnOrder(const MatmulParams& p) {
+    if constexpr (!kSorts) return;
+    if (p.n_tiles > 32) return;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    int blocks = -1;  // of a column that there is
+    if (lane < p.n_tiles) {
+      blocks = 0;
+#pragma unroll 8
+      for (int step = 0; step < p.k; step += C::kBlock) {
+        blocks += has_block<C>(p, step, lane * C::kColumns);
+      }
+    }
+    int rank = 0;
+    for (int other = 0; other < 32; ++other) {
+      const int theirs = __shfl_sync(0xffffffff, blocks, other);
+      rank += theirs > blocks || (theirs == blocks && other < lane);
+    }
+    for (int other = 0; other < 32; ++other) {
+      if (__shfl_sync(0xffffffff, rank, other) == lane) column = other;
+    }
+  }
+  __device__ __forceinline__ MatmulTile tile(const MatmulParams& p, int index) const {
+    MatmulTile t = persistent_tile<C>(p, index);
+    if constexpr (!kSorts) return t;
+    if (p.n_tiles > 32) return t;
+    const int rows = p.group * HopperRing<C>::kRows;
+    const int groups_left = (p.m_tiles - 1) / p.group - t.row / rows;
+    const int place = t.column / C::kColumns;
+    const int from = groups_left % 2 == 0 ? place : p.n_tiles - 1 - place;
+    t.column = __shfl_sync(0xffffffff, column, from) * C::kColumns;
+    return t;
+  }
+};
+
 template <class C>
 __device__ __forceinline__ void matmul_all_tiles(const MatmulParams& p, const MatmulMaps& maps) {
   using Kernel = Persistent<C>;
@@ -116,12 +160,17 @@ __device__ __forceinline__ void matmul_all_tiles(const MatmulParams& p, const Ma
   const int blocks = static_cast<int>(gridDim.x) / C::kMulticast;
   // Before the block meets: the first load waits for it.
   const MatmulTile first_tile = persistent_tile<C>(p, first);
+  // A mask may be what the kernel before this one in the stream writes.
+  const auto begin = [&](const ColumnOrder<C>& order) {
+    return ColumnOrder<C>::kSorts ? order.tile(p, first) : first_tile;
+  };
   specialise<C>(
       maps,
       [&](const HopperRing<C>& ring) {
         RingPlace<C> place;
-        MatmulTile t = first_tile;
-        for (int i = first;; t = persistent_tile<C>(p, i)) {
+        const ColumnOrder<C> order(p);
+        MatmulTile t = begin(order);
+        for (int i = first;; t = order.tile(p, i)) {
           produce<C>(p, maps, ring, t, 0, p.k, place);
           if ((i += blocks) >= tiles) break;
         }
@@ -129,8 +178,9 @@ __device__ __forceinline__ void matmul_all_tiles(const MatmulParams& p, const Ma
       [&](const HopperRing<C>& ring, int group) {
         RingPlace<C> place;
         float sum[C::kColumns / 2];
-        MatmulTile t = first_tile;
-        for (int i = first;; t = persistent_tile<C>(p, i)) {
+        const ColumnOrder<C> order(p);
+        MatmulTile t = begin(order);
+        for (int i = first;; t = order.tile(p, i)) {
           consume<C>(p, ring, t, group, 0, p.k, place, sum);
           Kernel::store(p, maps, t, group, ring, sum);
           if ((i += blocks) >= tiles) break;
