@@ -248,6 +248,18 @@ TEST(Classify, LoadsLookAtElements) {
   EXPECT_EQ(classify(positive, {.key_min = -5, .key_max = -1}), Coverage::full);
 }
 
+// What is proven of a range is proven of its parts, also where some of what is read is NaN: else
+// the bits of a result could depend on which heads share a task.
+TEST(Classify, PartsOfARangeAreNoLessKnown) {
+  const auto& s = expr::symbols();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> values{9, 9, kNan, kNan};
+  const Expr mask = expr::Buffer("w", tensor(values.data(), {4}))[s.head] != 5.0;
+  EXPECT_EQ(classify(mask, {.head_min = 0, .head_max = 1}), Coverage::full);
+  EXPECT_EQ(classify(mask, {.head_min = 2, .head_max = 3}), Coverage::mixed);
+  EXPECT_EQ(classify(mask, {.head_min = 0, .head_max = 3}), Coverage::mixed);
+}
+
 TEST(Classify, BindingsWin) {
   const auto& s = expr::symbols();
   const std::vector<std::int32_t> zeros(8, 0);

@@ -69,8 +69,9 @@ Bounds float_elements(const Tensor& tensor, const Box& box) noexcept {
     }
   });
   // Where all elements are NaN no range was found, and an empty one would make comparisons of
-  // bounds meaningless.
-  return bounds.flo > bounds.fhi ? any_float() : bounds;
+  // bounds meaningless. Others with a NaN have as wide a range, so that a part of a box is never
+  // wider than the box: who reads more at once must not know more of a mask.
+  return bounds.nan ? any_float() : bounds;
 }
 
 }  // namespace

@@ -26,9 +26,9 @@ struct FloatScan {
     range.hi = value > range.hi ? value : range.hi;
   }
   // Where all elements are NaN no range was found, and an empty one would make comparisons of
-  // bounds meaningless.
+  // bounds meaningless; others with a NaN have as wide a range, as on the CPU.
   __device__ __forceinline__ FloatRange result() const {
-    return range.lo > range.hi ? range_any_float() : range;
+    return range.nan ? range_any_float() : range;
   }
 };
 template <class Element>
