@@ -38,15 +38,16 @@ void choose_forward(Plan& plan) {
   // Heads that lie side by side in memory share a task, all of them where rows are few, some where
   // they are a Q block: only sequences, groups of heads and splits are sure to run in parallel.
   const bool one_block = rows <= plan.block_q;
-  const std::int64_t heads_of_task = one_block ? kMaxBlocksPerTask : 1;
+  const std::int64_t blocks = (Size(p.batch) * p.heads_k * ceil_div(rows, plan.block_q)).value();
   const std::int64_t tasks = std::max<std::int64_t>(
-      1, has_few_rows(p)
-             ? p.batch
-             : (Size(p.batch) * ceil_div(p.heads_k, heads_of_task) * ceil_div(rows, plan.block_q))
-                   .value());
+      1, has_few_rows(p) ? p.batch
+         : one_block     ? (Size(p.batch) * ceil_div(p.heads_k, kMaxBlocksPerTask)).value()
+                         : blocks);
   const std::int64_t wanted = ceil_div(kEnoughTasks, tasks);
   const std::int64_t useful = std::max<std::int64_t>(
       1, p.seqlen_k / (has_few_rows(p) ? kMinFewRowsSplitKeys : kMinSplitKeys));
+  // By name it splits the keys where that is of any use.
+  std::int64_t least_splits = std::min<std::int64_t>(2, useful);
   if (plan.algorithm == Algorithm::automatic) {
     if (has_few_rows(p)) {
       plan.algorithm = Algorithm::flash_decoding;
@@ -54,24 +55,24 @@ void choose_forward(Plan& plan) {
                              " rows share a K, V head, so time is reading K and V once");
     } else if (one_block && p.heads_k > 1 && useful > 1) {
       plan.algorithm = Algorithm::flash_decoding;
+      least_splits = 1;
       plan.reasons.emplace_back(
           "flash_decoding: the rows that share a K, V head are one Q block, so "
           "that heads which lie side by side are read together");
-    } else if (tasks < kEnoughTasks / 2 && useful > 1) {
+    } else if (blocks < kEnoughTasks / 2 && useful > 1) {
       plan.algorithm = Algorithm::flash_decoding;
       plan.reasons.push_back(
-          "flash_decoding: " + std::to_string(tasks) +
+          "flash_decoding: " + std::to_string(blocks) +
           " Q blocks alone would leave threads idle, so the keys are split as well");
     } else {
       plan.algorithm = Algorithm::flash_attention_2;
-      plan.reasons.push_back("flash_attention_2: " + std::to_string(tasks) +
+      plan.reasons.push_back("flash_attention_2: " + std::to_string(blocks) +
                              " Q blocks to run in parallel");
     }
   }
   switch (plan.algorithm) {
     case Algorithm::flash_decoding:
-      plan.num_splits =
-          static_cast<std::int32_t>(std::clamp(wanted, std::min<std::int64_t>(2, useful), useful));
+      plan.num_splits = static_cast<std::int32_t>(std::clamp(wanted, least_splits, useful));
       break;
     case Algorithm::memory_efficient: {
       // sqrt(n) keys a chunk, as in the paper, in whole K blocks.

@@ -62,7 +62,7 @@ class Count {
                plan_.threads * kMaxBlocksPerTask * plan_.num_splits * partial;
       case Algorithm::flash_decoding:
         return scratch + few_rows() + Size(p_.batch) * 8 + kRounding + task_lists() +
-               tasks_ * plan_.num_splits *
+               (has_few_rows(p_) || plan_.num_splits > 1 ? tasks_ : Size(0)) * plan_.num_splits *
                    core::divide_up(Size(plan_.rows_per_task), plan_.block_q) *
                    Partials::bytes_each(static_cast<int>(p_.head_dim_v),
                                         partial_rows(p_, plan_.block_q));

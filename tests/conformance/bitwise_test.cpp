@@ -77,7 +77,8 @@ INSTANTIATE_TEST_SUITE_P(
         "b2_sq90_sk700_hq4_hk2_d16_causal_score(score-a[query]-b[key]+c[head]+e[batch,"
         "key])_buffer(a:f32:90)_buffer(b:f32:700)_buffer(c:f32:4)_buffer(e:f32:2x700)_"
         "f32",
-        "b1_n512_h1_d32_window64x0_bf16"),
+        "b1_n512_h1_d32_window64x0_bf16",
+        "b2_sq4_sk1300_hq36_hk9_d40_mask(head%2==0||key<=query+900)_bf16"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
 // The backward pass takes heads in waves of four tasks a thread at least, and no more where they

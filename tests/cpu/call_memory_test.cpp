@@ -127,7 +127,8 @@ INSTANTIATE_TEST_SUITE_P(
                       "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
                       "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f32/padded",
                       "b2_n300_h2_d32_window64x0_documents_bf16", "b1_n1200_h2_d64_dv32_f32",
-                      "b1_n64_h2_d512_f16"),
+                      "b1_n64_h2_d512_f16",
+                      "b3_sq4_sk1100_hq36_hk9_d64_mask(head%2==0||key<=query)_bf16/padded"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
 // Calls at the same time on one executor have a block each: results stay what they are alone.

@@ -25,6 +25,8 @@ constexpr ListedCase kCases[] = {
     {"b1_sq100_sk300_h2_d64_causaltl", "top-left alignment: the last keys are seen by nobody"},
     {"b1_sq90_sk1100_h1_d64_softcap30", "a thousand keys, each of little weight"},
     {"b1_sq17_sk4096_h1_d64", "few queries, long cache: split over keys"},
+    {"b2_sq3_sk1100_hq36_hk9_d32_mask(head%4==0||key<=query+1000)",
+     "rows of one Q block of more heads than are read together, some of which see less"},
     // Head sizes
     {"b1_n70_h2_d1", "head_dim 1"},
     {"b1_n70_h2_d40", "head_dim no multiple of 16"},

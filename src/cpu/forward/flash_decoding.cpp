@@ -19,24 +19,67 @@ struct PartialIndex {
   }
 };
 
-void tile_parts(const Attention& a, const RowTasks& tasks, const PartialIndex& at,
-                const Partials& partials, const Workers& workers) {
+// Where parts by tiles go: to partials, or where each task is one part to the outputs.
+struct TileResults {
+  const PartialIndex& at;
+  const Partials& partials;
+  const Outputs& outputs;
+};
+
+bool sees_nothing(const Attention& a, const expr::Tile& rows, const KeyRange& range) {
+  return range.begin >= range.end ||
+         a.coverage(rows, static_cast<int>(range.begin),
+                    static_cast<int>(range.end - range.begin)) == expr::Coverage::empty;
+}
+
+// Rows [row0, row0 + rows) of a group of heads, of which there is one or each has one Q block, with
+// part `split` of the keys. first_task: of the first head.
+void attend_part(const Attention& a, const core::Sequence& sequence, HeadRange heads,
+                 std::int64_t row0, std::int64_t rows, std::int64_t split, std::int64_t first_task,
+                 const TileResults& results, GroupScratch& s) {
+  const PartialIndex& at = results.at;
+  const bool is_whole = at.splits == 1;
+  const KeyRange range = split_range(sequence.length_k, at.splits, split);
+  expr::Tile tile = a.tile(sequence, heads.first, row0, rows);
+  tile.head_max = a.tile(sequence, heads.first + heads.count - 1, row0, rows).head_max;
+  const auto blocks = static_cast<int>((rows + a.ops.rows - 1) / a.ops.rows);
+  const auto partial = [&](int h, int i) { return results.partials[at(first_task + h, split, i)]; };
+  if (!is_whole && sees_nothing(a, tile, range)) {
+    for (int h = 0; h < heads.count; ++h) {
+      for (int i = 0; i < blocks; ++i) save_nothing(a, partial(h, i));
+    }
+    return;
+  }
+  const TileState tile_state(a.ops);
+  for (int h = 0; h < heads.count; ++h) {
+    load_query_group(a, sequence, heads.first + h, row0, rows, s.blocks + h * blocks);
+  }
+  attend(a, sequence, heads, tile, blocks, range.begin, range.end, PackedKeys(a, sequence, nullptr),
+         s);
+  for (int h = 0; h < heads.count; ++h) {
+    for (int i = 0; i < blocks; ++i) {
+      QueryBlock& q = s.blocks[h * blocks + i];
+      if (is_whole) {
+        a.store_block(sequence, q, results.outputs);
+      } else {
+        save_partial(a, q, q.o_t, partial(h, i));
+      }
+    }
+  }
+}
+
+void tile_parts(const Attention& a, const RowTasks& tasks, const TileResults& results,
+                const Workers& workers) {
   const Workspace::Scope of_parts(workers.workspace());
   const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(), group_scratch(a));
+  const std::int64_t splits = results.at.splits;
   const auto count = static_cast<std::int64_t>(tasks.size());
-  workers.parallel_for(count * at.splits, [&](std::int64_t index, int worker) {
-    const RowTask& task = tasks[static_cast<std::size_t>(index / at.splits)];
+  workers.parallel_for(count * splits, [&](std::int64_t index, int worker) {
+    const RowTask& task = tasks[static_cast<std::size_t>(index / splits)];
     const auto [sequence, head_k] = pair_at(a, task.pair);
-    const KeyRange range = split_range(sequence.length_k, at.splits, index % at.splits);
     GroupScratch s = scratch.of(worker);
-    const TileState tile_state(a.ops);
-    const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s.blocks);
-    attend(a, sequence, {head_k, 1}, a.tile(sequence, head_k, task.row0, task.rows), blocks,
-           range.begin, range.end, PackedKeys(a, sequence, nullptr), s);
-    for (int i = 0; i < blocks; ++i) {
-      save_partial(a, s.blocks[i], s.blocks[i].o_t,
-                   partials[at(index / at.splits, index % at.splits, i)]);
-    }
+    attend_part(a, sequence, {head_k, 1}, task.row0, task.rows, index % splits, index / splits,
+                results, s);
   });
 }
 
@@ -106,35 +149,39 @@ void few_row_parts(const Attention& a, const Batches& batches, const PartialInde
   for_head_groups(a, batches, sizes.heads, at.splits, workers, part);
 }
 
+// Parts of which some row may see a key, of all heads together.
+std::int64_t count_visible_parts(const Attention& a, const Batches& batches, std::int64_t splits) {
+  std::int64_t count = 0;
+  for (std::int64_t place = 0; place < static_cast<std::int64_t>(batches.size()); ++place) {
+    const core::Sequence& sequence = sequence_at(a, batches, place);
+    expr::Tile tile = a.tile(sequence, 0, 0, a.rows(sequence));
+    tile.head_max =
+        a.tile(sequence, static_cast<int>(a.problem.heads_k) - 1, 0, a.rows(sequence)).head_max;
+    for (std::int64_t split = 0; split < splits; ++split) {
+      count += !sees_nothing(a, tile, split_range(sequence.length_k, splits, split));
+    }
+  }
+  return count;
+}
+
 // The same by tiles: pairs of one Q block whose K, V heads lie side by side, and are read together.
-void tile_parts_of_groups(const Attention& a, const Batches& batches, const PartialIndex& at,
-                          const Partials& partials, const Workers& workers) {
+void tile_parts_of_groups(const Attention& a, const Batches& batches, const TileResults& results,
+                          const Workers& workers) {
   const Workspace::Scope of_parts(workers.workspace());
+  const std::int64_t splits = results.at.splits;
   int most = heads_per_tile_group(a);
   // Which heads share a task changes no result, so it may depend on the workers.
-  const auto pairs = static_cast<std::int64_t>(batches.size()) * a.problem.heads_k;
-  while (most > 1 && pairs / most * at.splits < 2 * workers.count()) most /= 2;
+  const std::int64_t parts = count_visible_parts(a, batches, splits) * a.problem.heads_k;
+  while (most > 1 && parts / most < 2 * workers.count()) most /= 2;
   const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(),
                                             group_scratch(a, most));
-  const auto part = [&](std::int64_t place, HeadRange heads, std::int64_t split, int worker) {
-    const core::Sequence& sequence = sequence_at(a, batches, place);
-    const std::int64_t rows = a.rows(sequence);
-    const KeyRange range = split_range(sequence.length_k, at.splits, split);
-    GroupScratch s = scratch.of(worker);
-    const TileState tile_state(a.ops);
-    for (int h = 0; h < heads.count; ++h) {
-      load_query_group(a, sequence, heads.first + h, 0, rows, s.blocks + h);
-    }
-    expr::Tile tile = s.blocks[0].tile;
-    tile.head_max = s.blocks[heads.count - 1].tile.head_max;
-    attend(a, sequence, heads, tile, 1, range.begin, range.end, PackedKeys(a, sequence, nullptr),
-           s);
-    for (int h = 0; h < heads.count; ++h) {
-      const std::int64_t task = place * a.problem.heads_k + heads.first + h;
-      save_partial(a, s.blocks[h], s.blocks[h].o_t, partials[at(task, split, 0)]);
-    }
-  };
-  for_head_groups(a, batches, most, at.splits, workers, part);
+  for_head_groups(a, batches, most, splits, workers,
+                  [&](std::int64_t place, HeadRange heads, std::int64_t split, int worker) {
+                    const core::Sequence& sequence = sequence_at(a, batches, place);
+                    GroupScratch s = scratch.of(worker);
+                    attend_part(a, sequence, heads, 0, a.rows(sequence), split,
+                                place * a.problem.heads_k + heads.first, results, s);
+                  });
 }
 
 }  // namespace
@@ -151,15 +198,19 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
       in_groups ? pair_tasks(a, batches, workspace) : row_tasks(a, plan.rows_per_task, workspace);
   const PartialIndex at{plan.num_splits, (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
   const auto count = static_cast<std::int64_t>(tasks.size());
-  const Partials partials(workspace, core::Size(count) * at.splits * at.blocks_per_task, a.dim_v,
-                          partial_rows(a.problem, a.ops.rows));
+  const bool has_partials = few_rows || at.splits > 1;
+  const Partials partials(workspace,
+                          has_partials ? core::Size(count) * at.splits * at.blocks_per_task : 0,
+                          a.dim_v, partial_rows(a.problem, a.ops.rows));
+  const TileResults results{at, partials, outputs};
   if (few_rows) {
     few_row_parts(a, batches, at, partials, workers);
   } else if (in_groups) {
-    tile_parts_of_groups(a, batches, at, partials, workers);
+    tile_parts_of_groups(a, batches, results, workers);
   } else {
-    tile_parts(a, tasks, at, partials, workers);
+    tile_parts(a, tasks, results, workers);
   }
+  if (!has_partials) return;
 
   const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(), group_scratch(a));
   workers.parallel_for(count, [&](std::int64_t index, int worker) {

@@ -14,8 +14,11 @@ namespace attn::cpu {
 struct Partial {
   float* m = nullptr;    // [rows]
   float* l = nullptr;    // [rows]
-  float* o_t = nullptr;  // [dim_v][rows]
+  float* o_t = nullptr;  // [dim_v][rows]; holds anything where l is 0 in all rows
 };
+inline bool is_empty(const float* l, int rows) {
+  return std::all_of(l, l + rows, [](float x) { return x == 0; });
+}
 
 // [count] partials in one block of memory.
 class Partials {
@@ -45,7 +48,12 @@ inline void save_partial(const Attention& a, const QueryBlock& q, const float* o
                          const Partial& p) {
   std::copy_n(q.m, a.ops.rows, p.m);
   std::copy_n(q.l, a.ops.rows, p.l);
-  std::copy_n(o_t, a.dim_v * a.ops.rows, p.o_t);
+  if (!is_empty(q.l, a.ops.rows)) std::copy_n(o_t, a.dim_v * a.ops.rows, p.o_t);
+}
+// Saves that no row sees a key.
+inline void save_nothing(const Attention& a, const Partial& p) {
+  std::fill_n(p.m, a.ops.rows, kMaximumStart);
+  std::fill_n(p.l, a.ops.rows, 0.0f);
 }
 
 // q.m, q.l, q.o_t <- the merge of partials first, first + step, ... (count of them), in that order;
@@ -63,6 +71,7 @@ inline void merge_partials(const Attention& a, const Partials& partials, std::in
   }
   for (int i = 0; i < count; ++i) {
     const Partial p = partials[first + i * step];
+    if (is_empty(p.l, rows)) continue;
     float weight[kMaxRows];
     for (int r = 0; r < rows; ++r) {
       // The floor keeps -FLT_MAX, of a part without visible keys, times c from overflowing.
