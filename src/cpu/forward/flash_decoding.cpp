@@ -32,6 +32,14 @@ bool sees_nothing(const Attention& a, const expr::Tile& rows, const KeyRange& ra
                     static_cast<int>(range.end - range.begin)) == expr::Coverage::empty;
 }
 
+// Those rows of all of these heads.
+expr::Tile tile_of(const Attention& a, const core::Sequence& sequence, HeadRange heads,
+                   std::int64_t row0, std::int64_t rows) {
+  expr::Tile tile = a.tile(sequence, heads.first, row0, rows);
+  tile.head_max = a.tile(sequence, heads.first + heads.count - 1, row0, rows).head_max;
+  return tile;
+}
+
 // Rows [row0, row0 + rows) of a group of heads, of which there is one or each has one Q block, with
 // part `split` of the keys. first_task: of the first head.
 void attend_part(const Attention& a, const core::Sequence& sequence, HeadRange heads,
@@ -40,8 +48,7 @@ void attend_part(const Attention& a, const core::Sequence& sequence, HeadRange h
   const PartialIndex& at = results.at;
   const bool is_whole = at.splits == 1;
   const KeyRange range = split_range(sequence.length_k, at.splits, split);
-  expr::Tile tile = a.tile(sequence, heads.first, row0, rows);
-  tile.head_max = a.tile(sequence, heads.first + heads.count - 1, row0, rows).head_max;
+  const expr::Tile tile = tile_of(a, sequence, heads, row0, rows);
   const auto blocks = static_cast<int>((rows + a.ops.rows - 1) / a.ops.rows);
   const auto partial = [&](int h, int i) { return results.partials[at(first_task + h, split, i)]; };
   if (!is_whole && sees_nothing(a, tile, range)) {
@@ -154,9 +161,8 @@ std::int64_t count_visible_parts(const Attention& a, const Batches& batches, std
   std::int64_t count = 0;
   for (std::int64_t place = 0; place < static_cast<std::int64_t>(batches.size()); ++place) {
     const core::Sequence& sequence = sequence_at(a, batches, place);
-    expr::Tile tile = a.tile(sequence, 0, 0, a.rows(sequence));
-    tile.head_max =
-        a.tile(sequence, static_cast<int>(a.problem.heads_k) - 1, 0, a.rows(sequence)).head_max;
+    const HeadRange all{0, static_cast<int>(a.problem.heads_k)};
+    const expr::Tile tile = tile_of(a, sequence, all, 0, a.rows(sequence));
     for (std::int64_t split = 0; split < splits; ++split) {
       count += !sees_nothing(a, tile, split_range(sequence.length_k, splits, split));
     }
