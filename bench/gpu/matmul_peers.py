@@ -104,12 +104,13 @@ def seconds_of(work):
     return start.elapsed_time(end) * 1e-3
 
 
-def microseconds(calls, m, n, k):
-    """Medians of {name: call}, of products of this shape: as many in a graph as take about a millisecond."""
-    guess = max(2.0 * m * n * k / 6e14, (m * k + k * n + m * n) / 2e12, 3e-6)
-    count = max(1, min(300, round(1e-3 / guess)))
-    graphs = {}
+def microseconds(calls, m, n, k, densities={}):
+    """Medians of {name: call}, of products of this shape: as many in a graph as take about a millisecond. densities: of calls that multiply less."""
+    graphs, counts = {}, {}
     for name, call in calls.items():
+        flops = 2.0 * m * n * k * densities.get(name, 1.0)
+        guess = max(flops / 6e14, (m * k + k * n + m * n) / 2e12, 3e-6)
+        counts[name] = max(1, min(300, round(1e-3 / guess)))
         torch.cuda.synchronize()
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
@@ -117,7 +118,7 @@ def microseconds(calls, m, n, k):
         torch.cuda.synchronize()
         graphs[name] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[name]):
-            for _ in range(count):
+            for _ in range(counts[name]):
                 call()
         graphs[name].replay()
     times = {name: [] for name in calls}
@@ -125,7 +126,7 @@ def microseconds(calls, m, n, k):
         for name in random.sample(list(calls), len(calls)):
             torch.cuda.synchronize()
             time.sleep(options.rest)
-            times[name].append(seconds_of(graphs[name].replay) / count * 1e6)
+            times[name].append(seconds_of(graphs[name].replay) / counts[name] * 1e6)
     return {name: statistics.median(t) for name, t in times.items()}
 
 
@@ -175,38 +176,48 @@ def layer_products(tokens, width):
     return (("Y = X W", "rrr", x, w, "b", False), ("dX = dZ W^T", "rcr", dz, w.t(), "b", True), ("dW = X^T dZ", "crr", x.t(), dz, "c", False))
 
 
-def time_layer(results, file):
-    """Times of products with a mask, as multiples of the density's share of dense."""
+def time_layer(results):
+    """Times of products with a mask, as multiples of the density's share of dense: by all libraries and rungs with the same masks."""
     tokens, width = map(int, options.layer.split("x"))
     blocks = -(-width // MASK_BLOCK)
+    densities = [*map(float, options.densities.split(","))]
     for what, orders, a, b, masked, transposed in layer_products(tokens, width):
-        calls, checks = {}, []
-        for density in (1.0, *map(float, options.densities.split(","))):
-            mask = room(blocks, blocks, torch.uint8)
-            mask.copy_((torch.randperm(blocks * blocks) < round(density * blocks * blocks)).reshape(blocks, blocks))
-            mask = mask.t() if transposed else mask
+        calls, density_of = {}, {}
+
+        def add(name, file, rung, density, mask):
+            given = (masked, mask.t() if transposed else mask) if density < 1 else ("", None)
             c = room(a.shape[0], b.shape[1], RESULT).fill_(math.nan)
-            call = Ours(file, orders, a, b, c, "", (masked, mask) if density < 1 else ("", None))
-            there = mask.repeat_interleave(MASK_BLOCK, 0).repeat_interleave(MASK_BLOCK, 1).bool()
+            call = Ours(file, orders, a, b, c, rung, given)
+            there = (mask.t() if transposed else mask).repeat_interleave(MASK_BLOCK, 0).repeat_interleave(MASK_BLOCK, 1).bool()
             there = there[:b.shape[0] if masked == "b" else a.shape[0], :b.shape[1]]
             call()
             torch.cuda.synchronize()
-            why = wrong(c, a, b * there if masked == "b" and density < 1 else b, 1.0, there if masked == "c" and density < 1 else None)
+            why = wrong(c, a, b * there if masked == "b" else b, 1.0, there if masked == "c" else None)
             if why:
-                sys.exit(f"{what} at density {density} is wrong, so not timed: {why}")
-            calls[density] = call
+                sys.exit(f"{what} at density {density} by {call.text()} ({name}) is wrong, so not timed: {why}")
+            calls[name, density], density_of[name, density] = call, density
+
+        for density in (1.0, *densities):
+            mask = room(blocks, blocks, torch.uint8)
+            mask.copy_((torch.randperm(blocks * blocks) < round(density * blocks * blocks)).reshape(blocks, blocks))
+            for name, file in libraries().items():
+                for rung in options.rungs.split(",") if density < 1 else ("",):
+                    add(f"{name}:{rung}" if rung else name, file, rung, density, mask)
         c = room(a.shape[0], b.shape[1], RESULT)
-        us = microseconds({**calls, "cublas": lambda: torch.mm(a, b, out=c)}, a.shape[0], b.shape[1], a.shape[1])
-        shares = {density: round(us[density] / (us[1.0] * density), 3) for density in calls}
-        results.rows.append(dict(layer=options.layer, product=what, us={str(name): round(t, 2) for name, t in us.items()}, of_its_share=shares))
-        print(f"{options.layer} {what:12} dense {us[1.0]:.1f} us (cublas {us['cublas']:.1f}); of its share: "
-              + ", ".join(f"{density:g}: {share:.3f} ({us[density]:.1f} us)" for density, share in shares.items() if density < 1), flush=True)
+        us = microseconds({**calls, ("cublas", 1.0): lambda: torch.mm(a, b, out=c)}, a.shape[0], b.shape[1], a.shape[1], density_of)
+        dense = us[next(iter(libraries())), 1.0]
+        for name in dict.fromkeys(name for name, density in calls if density < 1):
+            shares = {density: round(us[name, density] / (dense * density), 3) for density in densities}
+            results.rows.append(dict(layer=options.layer, product=what, name=name, us={str(d): round(us[name, d], 2) for d in densities},
+                                     dense_us=round(dense, 2), of_its_share=shares))
+            print(f"{options.layer} {what:12} {name:24} dense {dense:.1f} us (cublas {us['cublas', 1.0]:.1f}); of its share: "
+                  + ", ".join(f"{d:g}: {share:.3f} ({us[name, d]:.1f} us)" for d, share in shares.items()), flush=True)
 
 
 def main():
     results = Results(options.out, options.commit)
     if options.layer:
-        time_layer(results, next(iter(libraries().values())))
+        time_layer(results)
     else:
         for shape in options.shapes or (SHAPES_FLOAT8 if FLOAT8 else SHAPES).split():
             if time.monotonic() - BEGIN > options.seconds:
