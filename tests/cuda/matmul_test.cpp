@@ -54,6 +54,9 @@ TEST(CudaMatmul, ManyTilesAndManySteps) {
   EXPECT_EQ(failure(varied_problem({1, 40, 80, 1100}, DType::bf16, 1), "split_k", 8, 8), "");
   EXPECT_EQ(failure(varied_problem({1, 72, 248, 136}, DType::bf16, 6), "persistent/64x80", 8, 12),
             "");
+  // Two groups of rows of tiles, of 12 and 7.
+  EXPECT_EQ(failure(varied_problem({1, 1160, 152, 72}, DType::bf16, 0), "persistent/64x64", 8, 13),
+            "");
   // Waves of whole tiles, then pieces of tiles; a tile that three blocks and more have pieces of.
   EXPECT_EQ(failure(varied_problem({1, 648, 520, 72}, DType::bf16, 0), "stream_k", 8, 9), "");
   EXPECT_EQ(failure(varied_problem({1, 40, 200, 1100}, DType::f16, 2), "stream_k/64x64", 8, 10),

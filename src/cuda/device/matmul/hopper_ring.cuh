@@ -72,12 +72,12 @@ struct HopperRing {
     mbarrier_arrive_expect(full(stage), kStageBytes);
     const int batch_a = p.a_batch == 0 ? 0 : t.batch, batch_b = p.b_batch == 0 ? 0 : t.batch;
     load_operand<C::kStepsTogetherA, kRows>(at, maps.a, full(stage), t.row, step, batch_a,
-                                            kEvictLast);
+                                            kEvictNormal);
     constexpr int kPart = C::kColumns / C::kMulticast;
     const int part = C::kMulticast > 1 ? static_cast<int>(cluster_rank()) * kPart : 0;
     load_operand<C::kStepsTogetherB, kPart, C::kMulticast>(
         at + kA + static_cast<unsigned>(part * 128), maps.b, full(stage), t.column + part, step,
-        batch_b, p.streams_b ? kEvictFirst : kEvictLast);
+        batch_b, p.streams_b ? kEvictFirst : kEvictNormal);
   }
   template <bool kStepsTogether, int kLanes, int kBlocks = 1>
   static __device__ __forceinline__ void load_operand(unsigned at, const TensorMap& map,

@@ -14,6 +14,7 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 }
 
 // Cache policies of createpolicy.fractional for whole lines.
+inline constexpr unsigned long long kEvictNormal = 0x1000000000000000ull;
 inline constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull;
 inline constexpr unsigned long long kEvictLast = 0x14F0000000000000ull;
 

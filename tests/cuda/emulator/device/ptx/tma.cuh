@@ -6,7 +6,7 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 inline void prefetch_tensor_map(const TensorMap&) {}
-inline constexpr unsigned long long kEvictFirst = 0, kEvictLast = 1;
+inline constexpr unsigned long long kEvictNormal = 0, kEvictFirst = 1, kEvictLast = 2;
 
 inline void tma_load(unsigned destination, const TensorMap& map, unsigned barrier,
                      const int* coordinates, unsigned ranks = 1u << emulator::cluster_rank()) {
