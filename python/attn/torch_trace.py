@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import operator
 from collections.abc import Callable
 from types import CodeType, FunctionType
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from . import refusal
+from .equalities import count_equalities
 from .expression import FUNCTIONS, METHODS, Expr, lift, load
 from .refusal import refuse
 from .trace import as_formula, call, expression
@@ -87,19 +87,13 @@ class _Loads(TorchFunctionMode):
         return FUNCTIONS[name](*lifted, **(kwargs or {}))
 
 
-def _count_equalities(code: CodeType) -> int:
-    """How often the text of a function has == or !=, with the functions that it makes."""
-    inside = [constant for constant in code.co_consts if type(constant) is CodeType]
-    own = [i for i in dis.get_instructions(code) if i.opname == "COMPARE_OP"]
-    return sum(i.argval in ("==", "!=") for i in own) + sum(map(_count_equalities, inside))
-
-
 # torch.compile calls it and reads nothing of it.
-_equalities: Callable[[CodeType], int] = torch.compiler.assume_constant_result(_count_equalities)
+_equalities: Callable[[CodeType], int] = torch.compiler.assume_constant_result(count_equalities)
 
 
 def _refuse_lost_equalities(function: Any, text: str) -> None:
-    """Refuses a function that has more == and != than the text of the expression that came of it.
+    """Refuses a function that has more == and !=, with those of the functions that it calls, than
+    the text of the expression that came of it.
 
     PyTorch 2.12 and newer make False of == between a symbol and a number that changes, and True of
     !=, without asking the symbol; in arithmetic such a flag is a number as others are. A flag that
@@ -115,10 +109,10 @@ def _refuse_lost_equalities(function: Any, text: str) -> None:
         found -= text.count(word)
     if found < _equalities(function.__code__):
         refuse(
-            f"== or != in {function.__qualname__} of which no comparison came: torch.compile makes "
-            "a flag of it between a symbol and a number that changes from call to call; accepted "
-            "are symbol.eq(number) and symbol.ne(number), and for what has no symbol "
-            "attn.literal(flag) or a comparison outside of the function"
+            f"== or != in {function.__qualname__}, or in what it calls, of which no comparison "
+            "came: torch.compile makes a flag of it between a symbol and a number that changes "
+            "from call to call; accepted are symbol.eq(number) and symbol.ne(number), and for what "
+            "has no symbol attn.literal(flag) or a comparison outside of the function"
         )
 
 

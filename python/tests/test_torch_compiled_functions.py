@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import attn.torch  # noqa: E402
+import torch_problems  # noqa: E402
 from test_torch_functions import INTEGERS  # noqa: E402
 from torch_problems import leaf  # noqa: E402
 
@@ -146,9 +147,15 @@ def same(a, b):
     return a == b
 
 
-UNSEEN = pytest.mark.xfail(
-    VERSION >= (2, 12), reason="PyTorch makes False of ==", raises=AssertionError, strict=True
-)
+def same_place(i, j, w):
+    return same(i - j, w)
+
+
+def with_local_function(w):
+    def close(a, b):
+        return a == b
+
+    return lambda s, b, h, i, j: s + 10.0 * close(i - j, w)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +165,12 @@ UNSEEN = pytest.mark.xfail(
         lambda w: lambda s, b, h, i, j: s + 10.0 * (i - j != w),
         lambda w: lambda s, b, h, i, j: torch.where(~(i - j == w), s, 0.5),
         lambda w: lambda s, b, h, i, j: s + 1.0 if i == w else s,
-        pytest.param(lambda w: lambda s, b, h, i, j: s + 10.0 * same(i - j, w), marks=UNSEEN),
+        lambda w: lambda s, b, h, i, j: s + 10.0 * same(i - j, w),
+        lambda w: lambda s, b, h, i, j: s + 10.0 * same_place(i, j, w),
+        lambda w: lambda s, b, h, i, j: s + 10.0 * torch_problems.same(i - j, w),
+        with_local_function,
     ],
-    ids=["==", "!=", "~", "if", "in a function that is called"],
+    ids=["==", "!=", "~", "if", "called", "called by what is called", "of a module", "local"],
 )
 def test_no_comparison_is_another_number(function):
     """Refused, or right. Where it is neither, docs/coming-from/flexattention.md says so."""
