@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -158,6 +159,11 @@ TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
       p.block = std::array{500, 64, 250}[static_cast<std::size_t>(variant / 3)];
       expect_right(p, "packed", best, ++seed);
     }
+    // One block, whose side is the largest that there is.
+    MatmulProblem p = varied_problem({1, 60, 50, 40}, DType::f32, 0);
+    p.masked = masked;
+    p.block = std::numeric_limits<std::int64_t>::max();
+    expect_right(p, "packed", best, ++seed);
   }
 }
 

@@ -251,8 +251,10 @@ Sharing share(const ProductBlocks& blocks, const ProductVerbs& verbs, bool used_
 // A copy of all of A and B would go through L3 and memory then; packed by the task they stay in L2.
 bool uses_operands_seldom(const Product& p) {
   if (p.mask.of != core::BlockMaskView::Of::c) return false;
-  const std::int64_t down = (p.m + p.mask.block - 1) / p.mask.block;
-  const std::int64_t across = (p.n + p.mask.block - 1) / p.mask.block;
+  const auto blocks = [&](std::int64_t size) {
+    return size / p.mask.block + (size % p.mask.block != 0);
+  };
+  const std::int64_t down = blocks(p.m), across = blocks(p.n);
   std::int64_t there = 0;
   for (std::int64_t i = 0; i < down; ++i) {
     for (std::int64_t j = 0; j < across; ++j) {
