@@ -164,6 +164,8 @@ TEST_F(Command, NumbersOutOfRange) {
   expect_refused("bench b1_n8_d8 --repeat 0", 2, {"--repeat: 0 is given", "from 1 to"});
   expect_refused("check --random -1", 2, {"--random: -1 is given"});
   expect_refused("check b1_n8_d8 --seed -1", 2, {"--seed: -1 is given"});
+  expect_refused("explain n8_d8 -o page.html --seed -1", 2, {"--seed: -1 is given"});
+  expect_refused("info --threads 010", 2, {"--threads: 010 is given", "without zeros before it"});
   expect_refused("check b1_n8_d8 --threads 4097", 2, {"--threads: 4097 is given", "1 to 4096"});
   // Before the first row.
   const Result late = attn("bench b1_n8_d8 --repeat 1 --algorithm standard,fast");

@@ -1,6 +1,7 @@
 // attn explain: a page that shows how a problem is computed.
 #include <fmt/format.h>
 
+#include <limits>
 #include <memory>
 
 #include "attn/error.hpp"
@@ -29,8 +30,8 @@ std::string page_of(const explain::Request& request) {
     if (page.size() <= explain::kMaxPageBytes) return page;
     if (cells < kFewestCells) {
       throw Error(ErrorCode::unsupported,
-                  fmt::format("the page of {} takes {} bytes; accepted are {}",
-                              to_string(request.problem), page.size(), explain::kMaxPageBytes));
+                  fmt::format("the page takes {} bytes; accepted are {} (problem {})", page.size(),
+                              explain::kMaxPageBytes, to_string(request.problem)));
     }
   }
 }
@@ -80,6 +81,7 @@ void add_explain(CLI::App& app, int& status) {
   number("--block-q", options->block_q, 1, "Queries of a tile of the map; default: the plan's");
   number("--block-k", options->block_k, 1, "Keys of a tile of the map; default: the plan's");
   sub->add_option("--seed", options->seed, "Of the sample and of buffers, which are made up")
+      ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
       ->capture_default_str()
       ->take_last();
   sub->footer(

@@ -119,8 +119,11 @@ CLI::Validator whole_number(std::uint64_t min, std::uint64_t max) {
   return {[=](const std::string& text) {
             std::uint64_t value = 0;
             const bool fits = reads_as(text, value) && value >= min && value <= max;
-            return fits ? std::string()
-                        : fmt::format("{} is given; accepted is {}", io::printable(text), accepted);
+            // CLI11 would read 010 as 8.
+            const bool octal = text.size() > 1 && text.front() == '0';
+            if (fits && !octal) return std::string();
+            return fmt::format("{} is given; accepted is {}{}", io::printable(text), accepted,
+                               fits ? ", without zeros before it" : "");
           },
           ""};
 }
