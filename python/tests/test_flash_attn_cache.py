@@ -284,3 +284,44 @@ def test_refusals():
             rotary_sin=torch.ones(2, 4),
         )  # fmt: skip
     assert torch.equal(cache, cache.clone())
+
+
+REFUSED = {
+    "alibi_slopes": {"alibi_slopes": torch.rand(3)},
+    "window_size": {"window_size": (1,)},
+    "softmax_scale": {"softmax_scale": float("nan")},
+    "softmax_scale is text": {"softmax_scale": "x"},
+    "softcap": {"softcap": float("nan")},
+    "heads of q": {"q": torch.randn(2, 3, 3, 8)},
+    "dtype of q": {"q": torch.randn(2, 3, 4, 8).half()},
+    "headdim of q": {"q": torch.randn(2, 3, 4, 6)},
+    "rows of v_cache": {"v_cache": torch.zeros(2, 19, 2, 8)},
+    "batch of v_cache": {"v_cache": torch.zeros(1, 20, 2, 8)},
+    "dtype of v_cache": {"v_cache": torch.zeros(2, 20, 2, 8).half()},
+    "batch of k_cache": {"k_cache": torch.zeros(1, 20, 2, 8), "v_cache": torch.zeros(1, 20, 2, 8)},
+    "batch of block_table": {"block_table": torch.zeros(3, 2, dtype=torch.int32)},
+    "dtype of block_table": {"block_table": torch.zeros(2, 2, dtype=torch.int64)},
+    "pages of v_cache": {
+        "block_table": torch.tensor([[0], [1]], dtype=torch.int32),
+        "v_cache": torch.zeros(1, 20, 2, 8),
+    },
+    "qv": {"qv": torch.randn(2, 3, 4, 7)},
+    "attention_chunk": {"attention_chunk": "a"},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_call_writes_nothing(name):
+    given = {
+        "q": torch.randn(2, 3, 4, 8),
+        "k_cache": torch.zeros(2, 20, 2, 8),
+        "v_cache": torch.zeros(2, 20, 2, 8),
+        "k": torch.ones(2, 3, 2, 8),
+        "v": torch.ones(2, 3, 2, 8),
+        "cache_seqlens": torch.tensor([4, 5], dtype=torch.int32),
+    } | REFUSED[name]
+    version = fa3 if name in ("qv", "attention_chunk") else fa2
+    with pytest.raises(attn.Error):
+        version.flash_attn_with_kvcache(**given)
+    assert not given["k_cache"].any()
+    assert not given["v_cache"].any()

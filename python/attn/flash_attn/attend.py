@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from operator import index
 from typing import Any
 
 import torch
@@ -51,16 +53,32 @@ def _check_slopes(slopes: Tensor, heads: int, batch: int) -> None:
         )
 
 
-def _scale(softmax_scale: Any) -> float | None:
-    if isinstance(softmax_scale, Tensor):
-        refuse_more_than_number("softmax_scale", softmax_scale)
-    return None if softmax_scale is None else float(softmax_scale)
+def _number(name: str, value: Any) -> float:
+    """A finite number; one that torch.compile lets change is asked nothing."""
+    if isinstance(value, Tensor):
+        refuse_more_than_number(name, value)
+    if torch.compiler.is_compiling():
+        return float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidArgument(f"{name} is {value!r}; accepted is a finite number")
+    return number
 
 
-def attend(
+def _chunk(attention_chunk: Any) -> int:
+    try:
+        return index(attention_chunk)
+    except TypeError:
+        raise InvalidArgument(
+            f"attention_chunk is {attention_chunk!r}; accepted is a number of keys, 0 for no chunks"
+        ) from None
+
+
+def arguments_of(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
     *,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
@@ -75,8 +93,8 @@ def attend(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """(out, lse), differentiable. A row without keys has out 0 and lse -inf.
+) -> dict[str, Any]:
+    """The keywords of attn.torch.attention, checked, of which q is looked at for its shape.
 
     attention_chunk: a query sees keys of the chunk of its place alone, where chunks are of so many
     keys. leftpad: int32 [batch], the first key that counts. rng: what `draw_rng` gives.
@@ -87,8 +105,8 @@ def attend(
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         _check_slopes(alibi_slopes, q.shape[-2], batch)
     masks, buffers = window_masks(window_size)
-    if attention_chunk:
-        masks.append(f"key / {int(attention_chunk)} == position / {int(attention_chunk)}")
+    if chunk := _chunk(attention_chunk):
+        masks.append(f"key / {chunk} == position / {chunk}")
     if leftpad is not None:
         masks.append("key >= leftpad[batch]")
         buffers["leftpad"] = leftpad
@@ -98,18 +116,24 @@ def attend(
         options["cu_seqlens_q"] = cu_seqlens_q.contiguous()
     if cu_seqlens_k is not None:
         options["cu_seqlens_k"] = cu_seqlens_k.contiguous()
-    result: tuple[Tensor, Tensor] = attn_torch.attention(
-        q,
-        k,
-        v,
+    cap = _number("softcap", softcap)
+    options.update(
         mask=Formula(" && ".join(masks), **buffers) if masks else None,
-        scale=_scale(softmax_scale),
+        scale=None if softmax_scale is None else _number("softmax_scale", softmax_scale),
         causal=bool(causal),
-        softcap=softcap if softcap > 0 else None,
+        softcap=cap if cap > 0 else None,
         alibi=alibi_slopes,
         sink=None if sink is None else sink.float(),
-        return_lse=True,
-        **options,
+    )
+    return options
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """(out, lse), differentiable. A row without keys has out 0 and lse -inf. options: those of
+    `arguments_of`.
+    """
+    result: tuple[Tensor, Tensor] = attn_torch.attention(
+        q, k, v, return_lse=True, **arguments_of(q, **options)
     )
     return result
 

@@ -56,6 +56,53 @@ def lengths(cache_seqlens: Any, batch: int, k_cache: Tensor) -> Tensor | None:
     return torch.full((batch,), rows, dtype=torch.int32, device=k_cache.device)
 
 
+def check_cache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, qv: Tensor | None, batch: int | None,
+    *, is_packed: bool,
+) -> None:  # fmt: skip
+    """batch: sequences that the cache must have, None where a table or an index names them."""
+    if k_cache.dim() != 4 or (batch is not None and len(k_cache) < batch):
+        raise InvalidArgument(
+            f"k_cache has shape {tuple(k_cache.shape)}; accepted is (batch or pages, rows, "
+            f"nheads_k, headdim)" + ("" if batch is None else f", for {batch} sequences")
+        )
+    if v_cache.shape[:-1] != k_cache.shape[:-1]:
+        raise InvalidArgument(
+            f"v_cache has shape {tuple(v_cache.shape)}; accepted is {tuple(k_cache.shape[:-1])} "
+            "as k_cache, and headdim_v"
+        )
+    heads = k_cache.shape[-2]
+    lead = 1 if is_packed else 2
+    fits = q.dim() == lead + 2 and q.shape[-1] == k_cache.shape[-1]
+    if not fits or heads == 0 or q.shape[-2] % heads:
+        accepted = "total" if is_packed else "batch, seqlen"
+        raise InvalidArgument(
+            f"q has shape {tuple(q.shape)}; accepted is ({accepted}, a multiple of {heads} heads, "
+            f"{k_cache.shape[-1]})"
+        )
+    if qv is not None and qv.shape != (*q.shape[:-1], v_cache.shape[-1]):
+        raise InvalidArgument(
+            f"qv has shape {tuple(qv.shape)}; accepted is {(*q.shape[:-1], v_cache.shape[-1])}"
+        )
+    casts = torch.is_autocast_enabled(q.device.type)
+    others = {"k_cache": k_cache, "v_cache": v_cache} | ({} if qv is None else {"qv": qv})
+    for name, tensor in others.items():
+        if tensor.device != q.device or not (casts or tensor.dtype == q.dtype):
+            raise InvalidArgument(
+                f"{name} is {tensor.dtype} on {tensor.device}; accepted is {q.dtype} on "
+                f"{q.device}, as q"
+            )
+
+
+def check_table(name: str, table: Tensor, rows: int | None) -> None:
+    """rows: the sequences, None where an index chooses some."""
+    if table.dtype != torch.int32 or table.dim() != 2 or rows not in (None, len(table)):
+        raise InvalidArgument(
+            f"{name} is {table.dtype} {tuple(table.shape)}; accepted is int32 "
+            f"({'sequences' if rows is None else rows}, pages)"
+        )
+
+
 def check_new_rows(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: int, is_packed: bool
 ) -> None:

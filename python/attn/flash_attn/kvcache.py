@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import torch as attn_torch
 from ..errors import InvalidArgument
 from . import cache_checks
-from .attend import attend, is_local, lengths_of
+from .attend import arguments_of, is_local, lengths_of
 from .layers.rotary import apply_rotary_emb, sequence_of
 
 
@@ -76,6 +77,16 @@ def attend_with_cache(
     if k is not None and v is not None:
         is_packed = cu_seqlens_k_new is not None
         cache_checks.check_new_rows(k, v, k_cache, v_cache, batch, is_packed)
+    held = batch if page_table is None and cache_batch_idx is None else None
+    cache_checks.check_cache(q, k_cache, v_cache, qv, held, is_packed=cu_seqlens_q is not None)
+    if page_table is not None:
+        listed = batch if cache_batch_idx is None else None
+        cache_checks.check_table(page_table_name, page_table, listed)
+    if cu_seqlens_q is not None:
+        options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
+    arguments = arguments_of(
+        q, causal=causal, window_size=window_size, leftpad=cache_leftpad, **options
+    )
     if cache_leftpad is not None:
         cache_checks.check_vector("cache_leftpad", cache_leftpad, batch)
     if cache_batch_idx is not None:
@@ -127,12 +138,11 @@ def attend_with_cache(
             total = torch.full((batch,), room, dtype=torch.int32, device=q.device)
         if qv is not None:
             q, k_cache = torch.cat((q, qv), -1), torch.cat((k_cache, v_cache), -1)
-        if cu_seqlens_q is not None:
-            options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
-        return attend(
-            q, k_cache, v_cache, causal=causal, window_size=window_size, leftpad=cache_leftpad,
-            seqused_k=total, page_table=page_table, **options,
+        result: tuple[Tensor, Tensor] = attn_torch.attention(
+            q, k_cache, v_cache, return_lse=True, seqused_k=total, page_table=page_table,
+            **arguments,
         )  # fmt: skip
+        return result
 
 
 def _rotated_queries(
