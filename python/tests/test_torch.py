@@ -48,6 +48,8 @@ def test_gradients_of_all_that_a_score_reads():
         ["q", "k", "v", "bias", "slopes", "sink", "table", "weight"], ours, found, strict=True
     ):
         scale = b.abs().max()
+        if name == "weight":  # a sum of the others' products, which may cancel
+            scale = (found[6] * table64).abs().sum()
         assert (a - b).abs().max() <= 2e-5 * scale, name
         assert a.shape == b.shape, name
     assert [g.dtype for g in ours] == [t.dtype for t in wanted]
