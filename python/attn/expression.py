@@ -12,12 +12,12 @@ An `Expr` never changes, so threads may share it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from .buffers import MAX_RANK, Buffer
 from .captured import Float, Int, is_numpy_number
-from .kinds import BOOL, FLOAT, INT, TYPE_NAMES, is_number, kind_of
+from .kinds import BOOL, FLOAT, INT, is_number, kind_of
 from .refusal import refuse, refuse_where_compiled
 from .text import finish as finish
 from .text import of_float
@@ -27,7 +27,6 @@ from .text import of_float
 _BITS, _OR, _AND, _EQUAL, _ORDER, _SUM, PRODUCT, _UNARY, PRIMARY = range(9)
 
 _MAX_TEXT = 1 << 20  # characters; a tree has at most 65536 nodes
-_MAX_RANK = 4
 _INT32 = range(-(2**31), 2**31)
 
 
@@ -293,7 +292,17 @@ def merged(a: Expr, b: Expr) -> dict[int, Any]:
     return {**a.buffers, **b.buffers}
 
 
+def _is_flag(x: Any) -> bool:
+    return x.type == BOOL if type(x) is Expr else isinstance(x, bool)
+
+
 def arithmetic(operator: str, binds: int, x: Any, y: Any) -> Expr:
+    if _is_flag(x) and _is_flag(y):  # of arrays their sum and product are booleans too
+        if operator == "+":
+            return logical("||", "|", _OR, x, y)
+        if operator == "*":
+            return logical("&&", "&", _AND, x, y)
+        refuse(f"{x!r} {operator} {y!r} of booleans: accepts | & ^, and numbers, as x.int() is one")
     a, b = number(x), number(y)
     left = a.text if a.binds >= binds else f"({a.text})"
     right = b.text if b.binds > binds else f"({b.text})"
@@ -359,97 +368,6 @@ def where(condition: Any, x: Any, y: Any) -> Expr:
     return Expr(text, max(a.type, b.type), PRIMARY, buffers)
 
 
-class Buffer:
-    """An array that expressions read: buffer(slopes)[s.head], buffer(bias)[s.batch, s.key].
-
-    Indices may come one at a time, t[i][j]; an index outside of the array reads 0.
-    """
-
-    __slots__ = ("array", "indices", "key")
-
-    def __init__(
-        self,
-        array: Any,
-        indices: tuple[Expr | None, ...] | None = None,
-        key: int | None = None,
-    ) -> None:
-        if indices is None:
-            rank = len(array.shape)
-            if rank > _MAX_RANK:
-                refuse(f"an array of rank {rank} in an expression: accepts rank 0 to {_MAX_RANK}")
-            indices = (None,) * rank
-        self.array = array
-        self.indices = indices
-        self.key = id(array) if key is None else key
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        pairs = zip(self.array.shape, self.indices, strict=True)
-        return tuple(size for size, index in pairs if index is None)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return self.array.dtype
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # as Expr does
-            raise AttributeError(name)
-        refuse(
-            f"{name} of an array, {self.dtype} of shape {self.shape}, that is read when attention "
-            "runs; accepted are its elements by index, shape, ndim, size, dtype and len"
-        )
-
-    def __getitem__(self, index: Any) -> Any:
-        given = index if type(index) is tuple else (index,)
-        indices = list(self.indices)
-        places = [i for i, e in enumerate(indices) if e is None]
-        if any(i is Ellipsis for i in given):
-            at = next(n for n, i in enumerate(given) if i is Ellipsis)
-            given = (*given[:at], *[slice(None)] * (len(places) - len(given) + 1), *given[at + 1 :])
-        if len(given) > len(places):
-            refuse(f"{len(given)} indices of an array with {len(places)} dimensions left")
-        left = len(places)
-        for place, i in zip(places, given):  # noqa: B905, fewer indices leave dimensions open
-            if type(i) is not slice or i != slice(None):
-                indices[place] = self._index(i, place)
-                left -= 1
-        if left:
-            return Buffer(self.array, tuple(indices), self.key)
-        return _load(self.array, indices, self.key)
-
-    def _index(self, i: Any, place: int) -> Expr:
-        if i is None or isinstance(i, (slice, list, str)):
-            refuse(f"an index of type {type(i).__name__}: accepts int32 values and a full slice")
-        if isinstance(i, int) and i < 0:  # from the end
-            i = i + int(self.array.shape[place])
-        e = lift(i)
-        if e.type != INT:
-            refuse(f"the index {e!r} is {TYPE_NAMES[e.type]}: accepts int32")
-        return e
-
-    def refuse_value(self, *_: Any) -> NoReturn:
-        refuse(f"an array of rank {self.ndim} is used as a value: index each dimension")
-
-    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = refuse_value
-    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __matmul__ = refuse_value
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse_value
-    __neg__ = __invert__ = __abs__ = __bool__ = __int__ = __float__ = __iter__ = refuse_value
-    __array__ = refuse_value
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = refuse_value
-    __hash__ = object.__hash__
-
-
 def buffer(array: Any) -> Any:
     """The array, to be indexed by expressions; of rank 0, the expression that reads it.
 
@@ -460,7 +378,7 @@ def buffer(array: Any) -> Any:
     return Buffer(array) if len(array.shape) else lift(array)
 
 
-def _load(array: Any, indices: Any, key: int) -> Expr:
+def load_elements(array: Any, indices: Any, key: int) -> Expr:
     buffers = {key: array}
     for e in indices:
         if e.buffers:
@@ -483,14 +401,14 @@ def load(array: Any, index: Any, key: int | None = None) -> Any:
     if key is None:
         key = id(array)
     given = index if type(index) is tuple else (index,)
-    if len(given) == len(array.shape) <= _MAX_RANK:
+    if len(given) == len(array.shape) <= MAX_RANK:
         for e in given:
             if type(e) is not Expr or e.type != INT:
                 break
         else:  # nothing to convert
             if not given and is_number(array):
                 return _read(f"\x01{key}\x02", array, {key: array})
-            return _load(array, given or (_ZERO,), key)
+            return load_elements(array, given or (_ZERO,), key)
     return Buffer(array, None, key)[given]
 
 

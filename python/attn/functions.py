@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .buffers import Buffer
 from .captured import is_numpy_number
 from .expression import (
     _EQUAL,
@@ -18,7 +19,6 @@ from .expression import (
     FUNCTIONS,
     METHODS,
     PROPERTIES,
-    Buffer,
     Expr,
     call,
     compare,
@@ -82,7 +82,6 @@ def _fill() -> None:
         ("logical_xor",): lambda a, b: _truth(a) ^ _truth(b),
         ("bitwise_left_shift", "left_shift", "__lshift__"): lambda a, b: shift("<<", a, b),
         ("bitwise_right_shift", "right_shift", "__rshift__"): lambda a, b: shift(">>", a, b),
-        ("__rsub__", "rsub"): lambda a, b: lift(b) - a,
         ("__rtruediv__",): lambda a, b: lift(b) / a,
         ("__rfloordiv__",): lambda a, b: lift(b) // a,
         ("__rmod__",): lambda a, b: lift(b) % a,
@@ -114,6 +113,11 @@ def _add(a: Any, b: Any, alpha: Any = 1) -> Expr:
 @entry("sub", "subtract", "__sub__")
 def _sub(a: Any, b: Any, alpha: Any = 1) -> Expr:
     return lift(a) - (b if alpha == 1 else lift(b) * alpha)
+
+
+@entry("rsub", "__rsub__")
+def _rsub(a: Any, b: Any, alpha: Any = 1) -> Expr:
+    return lift(b) - (a if alpha == 1 else a * alpha)
 
 
 @entry("neg", "negative", "__neg__")
@@ -281,7 +285,7 @@ def _cast(e: Expr, dtype: Any) -> Expr:
     if name.startswith("bool"):
         return _to_bool(e)
     if name.startswith(("int", "uint", "long")):
-        if e.type == FLOAT and name not in ("int", "int32", "int64", "long"):
+        if e.type != BOOL and name not in ("int", "int32", "int64", "long"):
             refuse(f"{e!r} as {dtype}: accepts int32 and int64, which is int32 in an expression")
         result: Expr = FUNCTIONS["int"](e)
         return result

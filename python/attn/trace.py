@@ -298,7 +298,7 @@ def _call_watched(function: FunctionType, found: _Captured) -> tuple[Expr, _Inne
     if found.torch:
         from .torch_reads import Reads
 
-        with Reads() as reads:
+        with Reads(found.arrays) as reads:
             e = call(changed)
         of_tensors, values = reads.asked, reads.values
     else:

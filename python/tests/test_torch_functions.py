@@ -153,6 +153,10 @@ def test_relative_error(name):
 
 INTEGERS = {
     "//": lambda a, b: a // 3 + a // -3,
+    "sums of booleans": lambda a, b: (
+        ((a > b) + (a > 2)) * 3 + ((a > b) * (a > 2)).to(torch.int32) + ~((a > b) * (b > 1)) * 5
+    ),
+    "rsub": lambda a, b: torch.rsub(a, b, alpha=3) + torch.rsub(a, b),
     "%": lambda a, b: a % 3 + (b % -3) * 10,
     "// of a number": lambda a, b: 100 // (b * b + 1) + 100 % (a * a + 1),
     "floor": lambda a, b: torch.div(a, b * b + 1, rounding_mode="floor"),
@@ -238,6 +242,8 @@ def test_integers(name):
         ),
         ("score", lambda s, b, h, i, j: s + (s * 2).long(), "int of Expr('score * 2'), which"),
         ("mask", lambda b, h, i, j: (i / 3).to(torch.uint8) == 1, "accepts int32 and int64"),
+        ("mask", lambda b, h, i, j: j.to(torch.uint8) < 2, "accepts int32 and int64"),
+        ("score", lambda s, b, h, i, j: s + ((j > i) - (j > 2)), "of booleans: accepts"),
         ("mask", lambda b, h, i, j: torch.round(i / 3, decimals=2) == 1, "decimals: accepts 0"),
         ("score", lambda s, b, h, i, j: s**0.3, "the power 0.3 of Expr('score'): accepts"),
         ("score", lambda s, b, h, i, j: s + (i - j) ** -1, "which is an integer: accepts 0 to 8"),

@@ -1,0 +1,107 @@
+"""Arrays that expressions read."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import expression
+from .captured import is_numpy_number
+from .kinds import INT, TYPE_NAMES
+from .refusal import refuse
+
+if TYPE_CHECKING:
+    from .expression import Expr
+
+MAX_RANK = 4
+
+
+class Buffer:
+    """An array that expressions read: buffer(slopes)[s.head], buffer(bias)[s.batch, s.key].
+
+    Indices may come one at a time, t[i][j]; an index outside of the array reads 0.
+    """
+
+    __slots__ = ("array", "indices", "key")
+
+    def __init__(
+        self,
+        array: Any,
+        indices: tuple[Expr | None, ...] | None = None,
+        key: int | None = None,
+    ) -> None:
+        if indices is None:
+            rank = len(array.shape)
+            if rank > MAX_RANK:
+                refuse(f"an array of rank {rank} in an expression: accepts rank 0 to {MAX_RANK}")
+            indices = (None,) * rank
+        self.array = array
+        self.indices = indices
+        self.key = id(array) if key is None else key
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        pairs = zip(self.array.shape, self.indices, strict=True)
+        return tuple(size for size, index in pairs if index is None)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # as Expr does
+            raise AttributeError(name)
+        refuse(
+            f"{name} of an array, {self.dtype} of shape {self.shape}, that is read when attention "
+            "runs; accepted are its elements by index, shape, ndim, size, dtype and len"
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        given = index if type(index) is tuple else (index,)
+        indices = list(self.indices)
+        places = [i for i, e in enumerate(indices) if e is None]
+        if any(i is Ellipsis for i in given):
+            at = next(n for n, i in enumerate(given) if i is Ellipsis)
+            given = (*given[:at], *[slice(None)] * (len(places) - len(given) + 1), *given[at + 1 :])
+        if len(given) > len(places):
+            refuse(f"{len(given)} indices of an array with {len(places)} dimensions left")
+        left = len(places)
+        for place, i in zip(places, given):  # noqa: B905, fewer indices leave dimensions open
+            if type(i) is not slice or i != slice(None):
+                indices[place] = self._index(i, place)
+                left -= 1
+        if left:
+            return Buffer(self.array, tuple(indices), self.key)
+        return expression.load_elements(self.array, indices, self.key)
+
+    def _index(self, i: Any, place: int) -> Expr:
+        if i is None or isinstance(i, (slice, list, str)):
+            refuse(f"an index of type {type(i).__name__}: accepts int32 values and a full slice")
+        if (isinstance(i, int) or is_numpy_number(i)) and i < 0:  # from the end
+            i = i + int(self.array.shape[place])
+        e = expression.lift(i)
+        if e.type != INT:
+            refuse(f"the index {e!r} is {TYPE_NAMES[e.type]}: accepts int32")
+        return e
+
+    def refuse_value(self, *_: Any) -> NoReturn:
+        refuse(f"an array of rank {self.ndim} is used as a value: index each dimension")
+
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = refuse_value
+    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __matmul__ = refuse_value
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse_value
+    __neg__ = __invert__ = __abs__ = __bool__ = __int__ = __float__ = __iter__ = refuse_value
+    __array__ = refuse_value
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = refuse_value
+    __hash__ = object.__hash__
