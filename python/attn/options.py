@@ -67,7 +67,7 @@ def _size(name: str, value: Any) -> int:
     raise InvalidArgument(f"{name} is {value!r}; accepted is an integer in [0, 2^31)")
 
 
-def _is_set(name: str, value: Any) -> bool:
+def is_set(name: str, value: Any) -> bool:
     """A flag. Text such as "false" would be true."""
     if value is True or value is False:
         return value
@@ -110,19 +110,20 @@ def _scalar(name: str, array: Array) -> int | float | None:
 _FAR = 2**31 - 1  # no sequence is longer
 
 
-def _window(window: Any) -> str:
+def window_sides(window: Any) -> tuple[int, int]:
+    """Keys before and after the query's place that it sees; -1: all."""
     try:
-        left, right = (
-            -1 if side is None else min(_integer("window", side), _FAR) for side in window
-        )
+        sides = [-1 if side is None else min(_integer("window", side), _FAR) for side in window]
     except InvalidArgument:
         raise
     except (TypeError, ValueError):
+        sides = []
+    if len(sides) != 2:
         raise InvalidArgument(
             f"window is {window!r}; accepted is (left, right): keys before and after the query's "
             "place, -1 or None for no bound"
-        ) from None
-    return f"window{left}x{right}"
+        )
+    return sides[0], sides[1]
 
 
 def rng_state(dropout: float, rng: Any) -> tuple[int, int, Array | None]:
@@ -255,7 +256,7 @@ class _Problem:
 
     def alibi(self, slopes: Array) -> None:
         rank = _rank("alibi", slopes)
-        if rank not in (1, 2):
+        if rank not in (1, 2) or slopes.shape[-1] == 0:
             raise InvalidArgument(
                 f"alibi has shape {tuple(slopes.shape)}; accepted is [heads_q] or [batch, heads_q]"
             )
@@ -340,10 +341,11 @@ def _make_options(
     heads_first = layout is not None and _heads_first(layout, cu_seqlens_q)
     problem = _Problem()
     tokens = problem.tokens
-    if causal is not False and _is_set("causal", causal):
+    if causal is not False and is_set("causal", causal):
         tokens.append("causal")
     if window is not None:
-        tokens.append(_window(window))
+        left, right = window_sides(window)
+        tokens.append(f"window{left}x{right}")
     if softcap is not None:
         text = _number("softcap", softcap)
         if float(text):
@@ -384,10 +386,10 @@ def _make_options(
     ):
         if array is not None:
             tensors[name] = array
-    for name in tensors:
+    for name in ("q", "k", "v", *tensors):
         if name in problem.buffers:  # their gradients would have one name
             raise InvalidArgument(
-                f"buffer {name!r} of a formula has the name of a keyword that is given; accepted "
+                f"buffer {name!r} of a formula has the name of an argument that is given; accepted "
                 "is another name"
             )
     return _attn.Options(
@@ -402,7 +404,7 @@ def _make_options(
         _choice("backend", backend),
         _choice("algorithm", algorithm),
         _size("threads", threads),
-        _is_set("deterministic", deterministic),
+        is_set("deterministic", deterministic),
     )
 
 

@@ -19,7 +19,9 @@ def of_float(value: float) -> str:
 
 
 def finish(*expressions: Expr) -> tuple[Any, ...]:
-    """The text of each expression, then {name: array}: t0, t1, ... in order of first use."""
+    """The text of each expression, then {name: array}: _t0, _t1, ... in order of first use. A call
+    that has another array of such a name is refused.
+    """
     texts = [e.text for e in expressions]
     arrays: dict[int, Any] = {}
     for e in expressions:
@@ -29,7 +31,7 @@ def finish(*expressions: Expr) -> tuple[Any, ...]:
     if arrays:
         everything = "".join(texts)
         for key in sorted(arrays, key=lambda k: everything.find(f"\x01{k}\x02")):
-            name = f"t{len(named)}"
+            name = f"_t{len(named)}"
             named[name] = arrays[key]
             texts = [text.replace(f"\x01{key}\x02", name) for text in texts]
     return (*texts, named)

@@ -169,9 +169,8 @@ def attention(
     if torch.is_grad_enabled():
         tensors = _that_require_grad(made) if made.has_arrays else {}
         if q.requires_grad or k.requires_grad or v.requires_grad or tensors:
-            if dropout and "rng_state" in made.tensors:
-                # Saved as well, so that PyTorch refuses backward if it was written meanwhile.
-                tensors["rng_state"] = made.tensors["rng_state"]
+            if made.has_arrays:
+                tensors = {**_without_gradient(made, tensors), **tensors}
             out, lse = _Eager.apply(made, list(tensors), q, k, v, *tensors.values())
             return (out, lse) if return_lse else out
     result = _attn.forward(made, q, k, v, None, return_lse, None, True)
@@ -199,6 +198,17 @@ def _that_require_grad(made: _attn.Options) -> dict[str, Tensor]:
     of_scores = _attn.score_buffers(made.problem)
     reached = {**made.tensors, **{n: t for n, t in made.buffers.items() if n in of_scores}}
     return {name: t for name, t in reached.items() if getattr(t, "requires_grad", False)}
+
+
+def _without_gradient(made: _attn.Options, reached: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The other tensors of a call, saved so that PyTorch refuses backward if one was written
+    meanwhile.
+    """
+    return {
+        name: t.detach() if t.requires_grad else t
+        for name, t in {**made.tensors, **made.buffers}.items()
+        if name not in reached and isinstance(t, Tensor)
+    }
 
 
 def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

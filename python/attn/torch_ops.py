@@ -22,7 +22,7 @@ from . import _attn
 from .errors import InvalidArgument
 from .expression import Expr, finish
 from .formula import Formula, reads
-from .options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
+from .options import HEAD_SLOPES, MASK_ARRAY, is_set, keep, make_options, rng_state, window_sides
 from .torch_second import once
 from .torch_trace import traced
 from .trace import loadable
@@ -317,28 +317,35 @@ def attention(
     **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) through the operators, differentiable; the keywords of attn.attention."""
-    given = {name: t for name, t in tensors.items() if t is not None}
-    unknown = [name for name in given if name not in KEYWORDS]
+    unknown = [name for name, t in tensors.items() if t is not None and name not in KEYWORDS]
     if unknown:
         raise TypeError(f"attention() got an unexpected keyword argument {unknown[0]!r}")
+    given = {name: torch.as_tensor(t) for name, t in tensors.items() if t is not None}
     texts = {"mask": "", "score": ""}
     expressions: dict[str, Expr] = {}
     read: list[Tensor] = []
     formulas_read: dict[str, Any] = {}
     for name, formula in (("mask", mask), ("score", score)):
+        if not isinstance(formula, Tensor) and hasattr(formula, "__dlpack__"):  # of NumPy
+            formula = torch.as_tensor(formula)
         if isinstance(formula, Tensor):
             texts[name] = _allowed(name, formula)
             given[MASK_ARRAY] = formula
         elif isinstance(formula, Formula):
             texts[name] = formula.text
             for n, x in formula.buffers.items():
-                if n in KEYWORDS:
+                if n in KEYWORDS or n in ("q", "k", "v"):
                     raise InvalidArgument(
-                        f"buffer {n!r} of {name} has the name of a keyword of attention; accepted "
-                        "by attn.torch is another name"
+                        f"buffer {n!r} of {name} has the name of an argument of attention; "
+                        "accepted by attn.torch is another name"
                     )
                 keep(formulas_read, n, x)
                 given[n] = torch.as_tensor(x)
+                if given[n].requires_grad and not given[n].dim():
+                    raise InvalidArgument(
+                        f"{n} is a Tensor that requires a gradient, which a number would lose; "
+                        "accepted is a score that reads it, as in lambda s: s.score * tensor"
+                    )
         elif isinstance(formula, str):
             texts[name] = formula
         elif formula is not None:
@@ -347,6 +354,11 @@ def attention(
         *finished, arrays = finish(*expressions.values())
         texts.update(zip(expressions, finished, strict=True))
         for name, array in arrays.items():
+            if name in given:
+                raise InvalidArgument(
+                    f"buffer {name!r} of a formula has a name that attn gives to the arrays of "
+                    "functions; accepted is another name"
+                )
             given[name] = loadable(array)
     for name, t in given.items():
         # A mask compares what it reads, and a comparison has no gradient.
@@ -354,17 +366,18 @@ def attention(
             given[name] = t.detach()
     if dropout:
         if not isinstance(rng, Tensor):
-            rng = (rng, 0) if isinstance(rng, int) else rng
-            rng = torch.tensor(rng, dtype=torch.int64, device=q.device)
+            seed, offset, _ = rng_state(dropout, rng)
+            bits = [n - 2**64 if n >= 2**63 else n for n in (seed, offset)]
+            rng = torch.tensor(bits, dtype=torch.int64, device=q.device)
         given["rng"] = rng
     sizes: list[int] = []
     if window is not None or max_seqlen_q or max_seqlen_k or threads:
-        sides = () if window is None else window
         sizes = [max_seqlen_q or 0, max_seqlen_k or 0, threads]
-        sizes += [-1 if side is None else side for side in sides]
+        sizes += () if window is None else window_sides(window)
     call = describe(
-        given, texts["mask"], texts["score"], causal, layout, backend, algorithm, deterministic
-    )
+        given, texts["mask"], texts["score"], is_set("causal", causal), layout, backend, algorithm,
+        is_set("deterministic", deterministic),
+    )  # fmt: skip
     numbers = (sizes, scale, softcap or 0.0, dropout)
     result: tuple[Tensor, Tensor]
     if torch.compiler.is_compiling():

@@ -94,7 +94,7 @@ MASKED = {
     "block_mask": lambda masked: attn.attention(
         X, X, X, mask=attn.block_mask(masked(np.ones((9, 9), bool)), 1, 1)
     ),
-    "t0": lambda masked: attn.attention(X, X, X, score=added(masked(X[0, 0, 0]))),
+    "_t0": lambda masked: attn.attention(X, X, X, score=added(masked(X[0, 0, 0]))),
     "w": lambda masked: attn.attention(X, X, X, score=attn.Formula("score*w", w=masked(1.0))),
     "scale": lambda masked: attn.attention(X, X, X, scale=masked(1.0)),
     "softcap": lambda masked: attn.attention(X, X, X, softcap=masked(1.0)),

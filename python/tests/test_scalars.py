@@ -75,7 +75,7 @@ def scaled(factor, offset=0.25):
 def test_a_captured_number_plans_and_compiles_nothing_anew():
     q, k, v = arrays()
     text = problem_of(mask=window(3), score=scaled(0.5))
-    assert "scalar(t0:i32)_scalar(t1:i32)_scalar(t2:f32)_scalar(t3:f32)" in text
+    assert "scalar(_t0:i32)_scalar(_t1:i32)_scalar(_t2:f32)_scalar(_t3:f32)" in text
     attn.attention(q, k, v, mask=window(3), score=scaled(0.5))
     before = _attn.plans_made()
     found = [
@@ -133,7 +133,7 @@ def test_kinds_of_captured_integers(number):
         lambda s: s.position - s.key < number,
         lambda s, number=number: s.position - s.key < number,
     ):
-        assert "scalar(t0:i32)" in problem_of(mask=mask)
+        assert "scalar(_t0:i32)" in problem_of(mask=mask)
         np.testing.assert_array_equal(attn.attention(q, k, v, mask=mask), expected)
 
 

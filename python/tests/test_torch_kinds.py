@@ -114,7 +114,7 @@ def _with(name, tensor, entry):
     call = ENTRIES[entry]
     if name in ("q", "k", "v"):
         return call(**{"q": X, "k": K, "v": V, name: tensor})
-    if name in ("t0", "w"):
+    if name in ("_t0", "w"):
         score = attn.Formula("score * w", w=tensor) if name == "w" else lambda s: s.score * tensor
         return call(X, K, V, score=score)
     return call(X, K, V, **{name: tensor})
@@ -123,7 +123,7 @@ def _with(name, tensor, entry):
 ONE = torch.tensor(1.0)
 ARGUMENTS = {
     "q": X, "k": K, "v": V, "scale": ONE, "softcap": ONE, "bias": torch.zeros(6, 6),
-    "alibi": torch.zeros(2), "sink": torch.zeros(2), "t0": ONE, "w": ONE,
+    "alibi": torch.zeros(2), "sink": torch.zeros(2), "_t0": ONE, "w": ONE,
 }  # fmt: skip
 ALIBI_OF_BATCH = {"alibi": torch.zeros(1, 2)}
 

@@ -121,9 +121,9 @@ def test_another_size_of_the_same_tensor(change, read):
 def test_another_type_of_the_same_tensor():
     t = torch.zeros(6, dtype=torch.int32)
     half = lambda s: t[s.key] / 2 > 1  # noqa: E731
-    assert finish(trace(half))[0] == "to_float(t0[key]) / 2 > 1"
+    assert finish(trace(half))[0] == "to_float(_t0[key]) / 2 > 1"
     t.data = torch.zeros(6)
-    assert finish(trace(half))[0] == "t0[key] / 2 > 1"
+    assert finish(trace(half))[0] == "_t0[key] / 2 > 1"
 
 
 def test_attributes_of_a_tensor():
@@ -144,7 +144,7 @@ def test_a_number_that_wants_a_gradient():
     function = lambda s, b, h, q, k: s * t  # noqa: E731
     trace(function)
     t.requires_grad_()
-    assert finish(trace(function))[0] == "score * t0[0]"
+    assert finish(trace(function))[0] == "score * _t0[0]"
 
 
 def test_bound_methods():
@@ -199,4 +199,25 @@ def test_a_float_of_an_expression_is_no_read():
 
     first = trace(mask)
     assert trace(mask) is first
-    assert finish(first)[0] == "t0[to_int(to_float(query) / 2)] > 0"
+    assert finish(first)[0] == "_t0[to_int(to_float(query) / 2)] > 0"
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda t: t.nonzero().shape[0],
+        lambda t: len(t[t > 0]),
+        lambda t: t.unique().numel(),
+        lambda t: torch.ones(9)[: t[0]].size(0),
+    ],
+)
+def test_shapes_that_follow_from_values(size):
+    """The trace was kept as that of the first values."""
+    t = torch.tensor([1, 0, 0, 0])
+
+    def function(s):
+        return s.key < size(t)
+
+    first = width_of(function)
+    t.copy_(torch.tensor([2, 3, 4, 5]))
+    assert width_of(function) != first

@@ -64,7 +64,7 @@ def test_mask_and_score_have_buffers_of_their_own_names():
     mask, score = CASES["documents"][1](NUMPY), CASES["graphormer"][1](NUMPY)
     o = attn.attention(q, k, v, mask=mask, score=score)
     np.testing.assert_allclose(o, expected(q, k, v, mask, score), rtol=0, atol=2e-5)
-    assert sorted(resolve(mask, score)[2]) == ["t0", "t1", "t2"]
+    assert sorted(resolve(mask, score)[2]) == ["_t0", "_t1", "_t2"]
 
 
 def test_attns_own_form():
@@ -126,10 +126,11 @@ def test_types_follow_torch():
 def test_indices_one_at_a_time_and_from_the_end():
     s = attn.symbols
     t = attn.buffer(np.zeros((2, 3, 4), np.float32))
-    assert text_of(t[s.batch][1][s.key]) == "t0[batch, 1, key]"
-    assert text_of(t[s.batch, :, s.key][-1]) == "t0[batch, 2, key]"
-    assert text_of(t[..., -1][s.batch, s.head]) == "t0[batch, head, 3]"
-    assert text_of(attn.buffer(np.full((), 3.0))) == "t0"  # a scalar
+    assert text_of(t[s.batch][1][s.key]) == "_t0[batch, 1, key]"
+    assert text_of(t[s.batch, :, s.key][-1]) == "_t0[batch, 2, key]"
+    assert text_of(t[..., -1][s.batch, s.head]) == "_t0[batch, head, 3]"
+    assert text_of(t[..., np.int64(-1)][s.batch, s.head]) == "_t0[batch, head, 3]"
+    assert text_of(attn.buffer(np.full((), 3.0))) == "_t0"  # a scalar
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,7 @@ def test_indices_one_at_a_time_and_from_the_end():
         (lambda s: s.score % 1, "% of Expr('score / 1'), which depends on the score"),
         (lambda s: s.score.int(), "int of Expr('score'), which depends on the score"),
         (lambda s: (s.key / 3).astype(np.int16), "accepts int32 and int64"),
+        (lambda s: (s.key > 1) - True, "of booleans: accepts | & ^, and numbers"),
         (lambda s: np.round(s.key / 3, 1), "to 1 decimals: accepts 0"),
         (lambda s: s.key.frobnicate(), "method frobnicate"),
         (lambda s: range(s.key), "has no value as a Python number"),
@@ -205,7 +207,7 @@ def test_a_captured_name_that_is_not_assigned_yet():
         assert finish(trace(mask))[0] == "key <= query"
     limit = 3
     for _ in range(2):
-        assert finish(trace(mask))[0] == "key < t0"
+        assert finish(trace(mask))[0] == "key < _t0"
 
 
 def decorated(function):
@@ -240,9 +242,9 @@ def test_a_trace_is_kept_while_what_was_captured_stays():
     assert trace(function) is first
     width = 6
     text, _, numbers = resolve(function, None)
-    assert (text, numbers) == ("query - key < t0", {"t0": 6})
+    assert (text, numbers) == ("query - key < _t0", {"_t0": 6})
     width = 6.0
-    assert resolve(function, None)[2] == {"t0": 6.0}
+    assert resolve(function, None)[2] == {"_t0": 6.0}
 
 
 def test_what_may_change_unseen_is_traced_again():

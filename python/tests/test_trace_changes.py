@@ -34,16 +34,16 @@ def test_size_and_dtype_of_an_array():
     def function(s):
         return s.key < table.shape[0] + 0 * table[s.key]
 
-    assert resolve(function, None)[0] == "key < 6 + 0 * t0[key]"
+    assert resolve(function, None)[0] == "key < 6 + 0 * _t0[key]"
     table.resize(7, refcheck=False)
-    assert resolve(function, None)[0] == "key < 7 + 0 * t0[key]"
+    assert resolve(function, None)[0] == "key < 7 + 0 * _t0[key]"
 
     def half(s):
         return table[s.key] / 2 > 1
 
-    assert resolve(half, None)[0] == "to_float(t0[key]) / 2 > 1"
+    assert resolve(half, None)[0] == "to_float(_t0[key]) / 2 > 1"
     table.dtype = np.float32
-    assert resolve(half, None)[0] == "t0[key] / 2 > 1"
+    assert resolve(half, None)[0] == "_t0[key] / 2 > 1"
 
 
 def test_bound_methods_of_builtin_types():
@@ -71,7 +71,7 @@ def test_defaults_of_keywords():
         return s.key < w
 
     def value():
-        return resolve(function, None)[2]["t0"]
+        return resolve(function, None)[2]["_t0"]
 
     assert value() == 5
     function.__kwdefaults__["w"] = 6
@@ -104,7 +104,7 @@ def test_functions_that_a_function_captures():
     keyword.__kwdefaults__ = {"w": 8}
     assert values() == [6, 8]
     inner.__code__ = other.__code__
-    assert resolve(function, None)[0] == "key > 9 && key < t0"
+    assert resolve(function, None)[0] == "key > 9 && key < _t0"
 
 
 def test_attributes_of_functions():
