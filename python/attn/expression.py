@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from .buffers import MAX_RANK, Buffer
+from . import buffers as _buffers  # which imports this file: either may come first
 from .captured import Float, Int, is_numpy_number
 from .kinds import BOOL, FLOAT, INT, is_number, kind_of
 from .refusal import refuse, refuse_where_compiled
@@ -264,7 +264,7 @@ def lift(x: Any) -> Expr:
         return Expr(f"\x01{id(x)}\x02", INT if kind is Int else FLOAT, PRIMARY, {id(x): x})
     if isinstance(x, float):  # numpy.float64
         return literal(float(x))
-    if kind is Buffer:
+    if kind is _buffers.Buffer:
         x.refuse_value()
     if not (hasattr(x, "dtype") and hasattr(x, "shape")):
         refuse(f"an operand of type {kind.__name__} has no form as an expression")
@@ -373,9 +373,9 @@ def buffer(array: Any) -> Any:
 
     array: torch, NumPy, JAX or other DLPack array of rank 0 to 4, kept alive.
     """
-    if isinstance(array, (Buffer, Expr)):  # made of what a traced function captured
+    if isinstance(array, (_buffers.Buffer, Expr)):  # made of what a traced function captured
         return array
-    return Buffer(array) if len(array.shape) else lift(array)
+    return _buffers.Buffer(array) if len(array.shape) else lift(array)
 
 
 def load_elements(array: Any, indices: Any, key: int) -> Expr:
@@ -401,7 +401,7 @@ def load(array: Any, index: Any, key: int | None = None) -> Any:
     if key is None:
         key = id(array)
     given = index if type(index) is tuple else (index,)
-    if len(given) == len(array.shape) <= MAX_RANK:
+    if len(given) == len(array.shape) <= _buffers.MAX_RANK:
         for e in given:
             if type(e) is not Expr or e.type != INT:
                 break
@@ -409,7 +409,7 @@ def load(array: Any, index: Any, key: int | None = None) -> Any:
             if not given and is_number(array):
                 return _read(f"\x01{key}\x02", array, {key: array})
             return load_elements(array, given or (_ZERO,), key)
-    return Buffer(array, None, key)[given]
+    return _buffers.Buffer(array, None, key)[given]
 
 
 _SMALL = {i: literal(i) for i in range(-16, 257)}
