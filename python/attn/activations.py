@@ -147,11 +147,11 @@ def isneginf(x: Any) -> Expr:
 @entry("isfinite")
 def isfinite(x: Any) -> Expr:
     e = lift(x)
-    return abs(e) < math.inf if e.type == FLOAT else literal(True)
+    return abs(e) < math.inf if e.kind == FLOAT else literal(True)
 
 
 def _is_float(x: Any, test: Any) -> Expr:
     """The test of a float; an integer is no infinity."""
     e = lift(x)
-    result: Expr = test(e) if e.type == FLOAT else literal(False)
+    result: Expr = test(e) if e.kind == FLOAT else literal(False)
     return result

@@ -91,8 +91,8 @@ class Buffer:
         if (isinstance(i, int) or is_numpy_number(i)) and i < 0:  # from the end
             i = i + int(self.array.shape[place])
         e = expression.lift(i)
-        if e.type != INT:
-            refuse(f"the index {e!r} is {TYPE_NAMES[e.type]}: accepts int32")
+        if e.kind != INT:
+            refuse(f"the index {e!r} is {TYPE_NAMES[e.kind]}: accepts int32")
         return e
 
     def refuse_value(self, *_: Any) -> NoReturn:

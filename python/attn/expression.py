@@ -34,15 +34,15 @@ class Expr:
     """A boolean, int32 or float32 value of each element of S = Q Kᵀ.
 
     text: what attn's parser reads, with a placeholder for each buffer (`finish` names them).
-    type: BOOL, INT or FLOAT. buffers: {id: array} of the arrays that are read, and of the numbers
+    kind: BOOL, INT or FLOAT. buffers: {id: array} of the arrays that are read, and of the numbers
     that are scalars.
     """
 
-    __slots__ = ("binds", "buffers", "finished", "text", "type")
+    __slots__ = ("binds", "buffers", "finished", "kind", "text")
 
-    def __init__(self, text: str, type: int, binds: int, buffers: dict[int, Any]) -> None:
+    def __init__(self, text: str, kind: int, binds: int, buffers: dict[int, Any]) -> None:
         self.text = text
-        self.type = type
+        self.kind = kind
         self.binds = binds
         self.buffers = buffers
         self.finished: tuple[Any, ...] | None = None  # what `finish` gave, for attn.trace
@@ -164,19 +164,19 @@ class Expr:
 
     def __neg__(self) -> Expr:
         e = number(self)
-        return Expr("-" + wrap(e, _UNARY), e.type, _UNARY, e.buffers)
+        return Expr("-" + wrap(e, _UNARY), e.kind, _UNARY, e.buffers)
 
     def __pos__(self) -> Expr:
         return self
 
     def __abs__(self) -> Expr:
         e = number(self)
-        return Expr(f"abs({e.text})", e.type, PRIMARY, e.buffers)
+        return Expr(f"abs({e.text})", e.kind, PRIMARY, e.buffers)
 
     def __invert__(self) -> Expr:
-        if self.type == BOOL:
+        if self.kind == BOOL:
             return Expr("!" + wrap(self, _UNARY), BOOL, _UNARY, self.buffers)
-        if self.type == FLOAT:
+        if self.kind == FLOAT:
             refuse(f"~ of {self!r}, which is float32: accepts boolean and int32")
         return -self - 1  # two's complement
 
@@ -279,7 +279,7 @@ def lift(x: Any) -> Expr:
 def number(x: Any) -> Expr:
     """x, a boolean as 0 or 1."""
     e = x if type(x) is Expr else lift(x)
-    if e.type == BOOL:
+    if e.kind == BOOL:
         return Expr(f"select({e.text}, 1, 0)", INT, PRIMARY, e.buffers)
     return e
 
@@ -293,7 +293,7 @@ def merged(a: Expr, b: Expr) -> dict[int, Any]:
 
 
 def _is_flag(x: Any) -> bool:
-    return x.type == BOOL if type(x) is Expr else isinstance(x, bool)
+    return x.kind == BOOL if type(x) is Expr else isinstance(x, bool)
 
 
 def arithmetic(operator: str, binds: int, x: Any, y: Any) -> Expr:
@@ -308,13 +308,13 @@ def arithmetic(operator: str, binds: int, x: Any, y: Any) -> Expr:
     right = b.text if b.binds > binds else f"({b.text})"
     if len(left) > _MAX_TEXT:
         refuse("an expression has too many operations; attn takes 65536")
-    type = a.type if a.type >= b.type else b.type
-    return Expr(f"{left} {operator} {right}", type, binds, merged(a, b))
+    kind = a.kind if a.kind >= b.kind else b.kind
+    return Expr(f"{left} {operator} {right}", kind, binds, merged(a, b))
 
 
 def shift(operator: str, x: Any, y: Any) -> Expr:
     a, b = number(x), number(y)
-    if a.type != INT or b.type != INT:
+    if a.kind != INT or b.kind != INT:
         refuse(f"{operator} of {a!r} and {b!r}: accepts int32")
     return Expr(f"{wrap(a, PRIMARY)} {operator} {wrap(b, PRIMARY)}", INT, _BITS, merged(a, b))
 
@@ -322,7 +322,7 @@ def shift(operator: str, x: Any, y: Any) -> Expr:
 def compare(operator: str, binds: int, x: Any, y: Any) -> Expr:
     a = x if type(x) is Expr else lift(x)
     b = y if type(y) is Expr else lift(y)
-    if a.type != b.type or (a.type == BOOL and binds == _ORDER):
+    if a.kind != b.kind or (a.kind == BOOL and binds == _ORDER):
         a, b = number(a), number(b)
     left = a.text if a.binds > binds else f"({a.text})"
     right = b.text if b.binds > binds else f"({b.text})"
@@ -332,10 +332,10 @@ def compare(operator: str, binds: int, x: Any, y: Any) -> Expr:
 def logical(operator: str, bits: str, binds: int, x: Any, y: Any) -> Expr:
     """`operator` of two booleans; `bits` of integers, where a boolean counts as 0 or 1."""
     a, b = lift(x), lift(y)
-    if a.type == BOOL and b.type == BOOL:
+    if a.kind == BOOL and b.kind == BOOL:
         tighter = binds + 1 if operator == "!=" else binds
         return Expr(f"{wrap(a, tighter)} {operator} {wrap(b, tighter)}", BOOL, binds, merged(a, b))
-    if a.type == FLOAT or b.type == FLOAT:
+    if a.kind == FLOAT or b.kind == FLOAT:
         refuse(f"{bits} of {a!r} and {b!r}: accepts boolean and int32")
     a, b = number(a), number(b)
     return Expr(f"{wrap(a, PRIMARY)} {bits} {wrap(b, PRIMARY)}", INT, _BITS, merged(a, b))
@@ -347,25 +347,25 @@ def call(name: str, *operands: Any, to: int | None = None) -> Expr:
     buffers = args[0].buffers
     for e in args[1:]:
         buffers = {**buffers, **e.buffers} if e.buffers else buffers
-    type = max(e.type for e in args) if to is None else to
-    return Expr(f"{name}({', '.join([e.text for e in args])})", type, PRIMARY, buffers)
+    kind = max(e.kind for e in args) if to is None else to
+    return Expr(f"{name}({', '.join([e.text for e in args])})", kind, PRIMARY, buffers)
 
 
 def to_float(x: Any) -> Expr:
     e = number(x)
-    return e if e.type == FLOAT else call("to_float", e, to=FLOAT)
+    return e if e.kind == FLOAT else call("to_float", e, to=FLOAT)
 
 
 def where(condition: Any, x: Any, y: Any) -> Expr:
     """The first where the condition is true, else y; both are evaluated."""
     c, a, b = lift(condition), lift(x), lift(y)
-    if c.type != BOOL:
+    if c.kind != BOOL:
         c = c != 0
-    if a.type != b.type:
+    if a.kind != b.kind:
         a, b = number(a), number(b)
     buffers = {**c.buffers, **a.buffers, **b.buffers}
     text = f"select({c.text}, {a.text}, {b.text})"
-    return Expr(text, max(a.type, b.type), PRIMARY, buffers)
+    return Expr(text, max(a.kind, b.kind), PRIMARY, buffers)
 
 
 def buffer(array: Any) -> Any:
@@ -403,7 +403,7 @@ def load(array: Any, index: Any, key: int | None = None) -> Any:
     given = index if type(index) is tuple else (index,)
     if len(given) == len(array.shape) <= _buffers.MAX_RANK:
         for e in given:
-            if type(e) is not Expr or e.type != INT:
+            if type(e) is not Expr or e.kind != INT:
                 break
         else:  # nothing to convert
             if not given and is_number(array):

@@ -95,7 +95,7 @@ def _fill() -> None:
 
 def _truth(x: Any) -> Expr:
     e = lift(x)
-    return e if e.type == BOOL else e != 0
+    return e if e.kind == BOOL else e != 0
 
 
 @entry("__getitem__")
@@ -206,11 +206,11 @@ def _pow(x: Any, exponent: Any) -> Expr:
         refuse(f"the power {exponent!r} of {e!r}: accepts multiples of 0.5 from -8 to 8")
     if isinstance(exponent, float):
         e = to_float(e)
-    elif exponent < 0 and e.type != FLOAT:
+    elif exponent < 0 and e.kind != FLOAT:
         refuse(f"the power {exponent} of {e!r}, which is an integer: accepts 0 to 8")
     size = abs(exponent)
     factors = [e] * int(size) + ([call("sqrt", e)] if size % 1 else [])
-    result = factors[0] if factors else lift(1.0 if e.type == FLOAT else 1)
+    result = factors[0] if factors else lift(1.0 if e.kind == FLOAT else 1)
     for factor in factors[1:]:
         result = result * factor
     return 1 / result if exponent < 0 else result
@@ -265,7 +265,7 @@ def _detach(x: Any) -> Any:
     """What has no gradient stays as it is; an expression cannot say that one ends here."""
     e = lift(x)
     given = any(getattr(a, "requires_grad", False) for a in e.buffers.values())
-    if e.type == FLOAT and (given or "score" in e.text):
+    if e.kind == FLOAT and (given or "score" in e.text):
         refuse(f"detach of {e!r}: accepts what has no gradient, as an array detached before")
     return x
 
@@ -285,13 +285,13 @@ def _cast(e: Expr, dtype: Any) -> Expr:
     if name.startswith("bool"):
         return _to_bool(e)
     if name.startswith(("int", "uint", "long")):
-        if e.type != BOOL and name not in ("int", "int32", "int64", "long"):
+        if e.kind != BOOL and name not in ("int", "int32", "int64", "long"):
             refuse(f"{e!r} as {dtype}: accepts int32 and int64, which is int32 in an expression")
         result: Expr = FUNCTIONS["int"](e)
         return result
     if name in ("float", "float32", "float64"):
         return to_float(e)
-    if name not in ("float16", "bfloat16") or e.type != FLOAT:
+    if name not in ("float16", "bfloat16") or e.kind != FLOAT:
         refuse(f"{e!r} as {dtype} has no form as an expression")
     return e  # kept in float32, which is more exact
 
@@ -324,7 +324,7 @@ def _type_as(x: Any, other: Any) -> Any:
 def _constant(value: Any, e: Expr, dtype: Any) -> Expr:
     result = literal(value) if isinstance(value, bool) else lift(value)
     if dtype is None:
-        return to_float(result) if e.type == FLOAT else result
+        return to_float(result) if e.kind == FLOAT else result
     return _cast(result, dtype)
 
 
@@ -359,11 +359,11 @@ def _full_like(e: Expr, fill_value: Any, dtype: Any = None, **__: Any) -> Expr:
 
 
 def _one(e: Expr) -> bool | int:
-    return True if e.type == BOOL else 1
+    return True if e.kind == BOOL else 1
 
 
 def _zero(e: Expr) -> bool | int:
-    return False if e.type == BOOL else 0
+    return False if e.kind == BOOL else 0
 
 
 class _Device:
@@ -391,7 +391,7 @@ def device(e: Expr) -> _Device:
 
 @_property
 def dtype(e: Expr) -> Any:
-    name = {BOOL: "bool", INT: "int32", FLOAT: "float32"}[e.type]
+    name = {BOOL: "bool", INT: "int32", FLOAT: "float32"}[e.kind]
     library = sys.modules.get("torch") or sys.modules.get("numpy")
     return getattr(library, name, name)
 

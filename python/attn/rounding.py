@@ -20,7 +20,7 @@ from .refusal import refuse
 def _whole(function: str, x: Any, to: int = FLOAT, name: str | None = None) -> Expr:
     """A float32 by `function`, floor or to_int; an integer as it is. name: what was asked for."""
     e = number(x)
-    if e.type != FLOAT:
+    if e.kind != FLOAT:
         return e
     if "score" in e.text:
         refuse(
@@ -45,14 +45,14 @@ def floor(x: Any) -> Expr:
 @entry("ceil")
 def ceil(x: Any, name: str = "ceil") -> Expr:
     e = number(x)
-    return -_whole("floor", -e, name=name) if e.type == FLOAT else e
+    return -_whole("floor", -e, name=name) if e.kind == FLOAT else e
 
 
 @entry("trunc", "fix")
 def trunc(x: Any, name: str = "trunc") -> Expr:
     """Toward zero; a NaN stays, as it is the second operand."""
     e = number(x)
-    if e.type != FLOAT:
+    if e.kind != FLOAT:
         return e
     return call("max", 0.0, _whole("floor", e, name=name)) + call("min", 0.0, ceil(e))
 
@@ -68,7 +68,7 @@ def round(x: Any, decimals: int = 0) -> Expr:
     if decimals != 0:
         refuse(f"round of {x!r} to {decimals} decimals: accepts 0")
     e = number(x)
-    if e.type != FLOAT:
+    if e.kind != FLOAT:
         return e
     # The ones digit of a float from 2^23 to 2^24 is its last, so the sum is rounded there.
     size = (abs(e) + 2.0**23) - 2.0**23
@@ -80,7 +80,7 @@ def round(x: Any, decimals: int = 0) -> Expr:
 def floor_divide(x: Any, y: Any, name: str = "//") -> Expr:
     """The largest integer that is not above x / y, as an int32 or float32."""
     a, b = number(x), number(y)
-    if a.type == INT and b.type == INT:
+    if a.kind == INT and b.kind == INT:
         return arithmetic("/", PRODUCT, a, b)
     rounded = _rounded_quotient(a, b, name)
     if _is_power_of_two(y):
@@ -131,7 +131,7 @@ def _is_power_of_two(x: Any) -> bool:
 def remainder(x: Any, y: Any, name: str = "%") -> Expr:
     """What `floor_divide` leaves, with the sign of y, as PyTorch's float32 has it."""
     a, b = number(x), number(y)
-    if a.type == INT and b.type == INT:
+    if a.kind == INT and b.kind == INT:
         return arithmetic("%", PRODUCT, a, b)
     rounded = _rounded_quotient(a, b, name)
     if _is_power_of_two(y):
@@ -156,7 +156,7 @@ def div(a: Any, b: Any, rounding_mode: str | None = None) -> Expr:
         return floor_divide(a, b)
     if rounding_mode == "trunc":
         a, b = number(a), number(b)
-        if a.type == FLOAT or b.type == FLOAT:
+        if a.kind == FLOAT or b.kind == FLOAT:
             return trunc(to_float(a) / b, "div with rounding_mode 'trunc'")
         size = abs(a) // abs(b)
         return where((a < 0) ^ (b < 0), -size, size)

@@ -403,12 +403,12 @@ def expression(given: Any, name: str) -> Expr:
 def as_formula(e: Expr, name: str) -> Expr:
     """E as a mask, boolean, or as a score, float32; name is "mask" or "score"."""
     if name == "score":
-        if e.type == BOOL:
+        if e.kind == BOOL:
             raise TraceError(f"score {e!r} is boolean: accepts float32 or int32")
         return to_float(e)
-    if e.type == FLOAT:
-        raise TraceError(f"mask {e!r} is {TYPE_NAMES[e.type]}: accepts boolean or int32")
-    return e if e.type == BOOL else e != 0
+    if e.kind == FLOAT:
+        raise TraceError(f"mask {e!r} is {TYPE_NAMES[e.kind]}: accepts boolean or int32")
+    return e if e.kind == BOOL else e != 0
 
 
 def resolve(mask: Any, score: Any) -> tuple[str, str, dict[str, Any]]:

@@ -156,6 +156,7 @@ INTEGERS = {
     "sums of booleans": lambda a, b: (
         ((a > b) + (a > 2)) * 3 + ((a > b) * (a > 2)).to(torch.int32) + ~((a > b) * (b > 1)) * 5
     ),
+    "type": lambda a, b: (a / 3).type(torch.int32) + b.type(torch.float32) * 5 + a.type_as(b),
     "rsub": lambda a, b: torch.rsub(a, b, alpha=3) + torch.rsub(a, b),
     "%": lambda a, b: a % 3 + (b % -3) * 10,
     "// of a number": lambda a, b: 100 // (b * b + 1) + 100 % (a * a + 1),
