@@ -24,8 +24,8 @@ def count_equalities(code: CodeType) -> int:
         if type(thing) is FunctionType and thing.__code__.co_filename == code.co_filename
     ]
     around: dict[str, Any] = {}  # what a name of the function means, the nearest last
-    for function in near[:1]:
-        around |= function.__globals__
+    if near:
+        around |= near[0].__globals__
     for function in near:
         made = list(_made_in(function.__code__))
         if code in made:

@@ -280,9 +280,7 @@ void validate_matmul(const MatmulProblem& p, const MatmulInputs& inputs, const T
   }
   if (p.masked != MaskedMatrix::none) {
     const std::int64_t rows = p.masked == MaskedMatrix::b ? p.k : p.m;
-    const auto blocks = [&](std::int64_t size) {  // of a side that may be as long as can be
-      return size / p.block + (size % p.block != 0);
-    };
+    const auto blocks = [&](std::int64_t size) { return divide_up(size, p.block).value(); };
     check.tensor("block_mask", inputs.block_mask, DType::u8, {blocks(rows), blocks(p.n)});
   }
   const NamedTensor written[] = {{"c", c}};

@@ -67,7 +67,7 @@ std::int64_t diagonals(double density, std::int64_t columns) {
 // Diagonals of blocks, equally far apart, with a gap between its rows. density: the share asked
 // for, then the share that the mask has.
 Tensor mask_of(const MatmulProblem& p, double& density, std::vector<std::byte>& bytes) {
-  const auto blocks = [&](std::int64_t size) { return size / p.block + (size % p.block != 0); };
+  const auto blocks = [&](std::int64_t size) { return core::divide_up(size, p.block).value(); };
   const std::int64_t rows = blocks(p.masked == MaskedMatrix::b ? p.k : p.m), columns = blocks(p.n);
   const std::int64_t count = diagonals(density, columns);
   density = columns > 0 ? static_cast<double>(count) / static_cast<double>(columns) : 0;

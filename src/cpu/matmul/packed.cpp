@@ -7,6 +7,7 @@
 // bf16 where VDPBF16PS multiplies pairs; AMX on a Xeon 853 at 1024 x 1024 x 1024.
 #include <algorithm>
 
+#include "core/tensor/size.hpp"
 #include "cpu/matmul/tile.hpp"
 
 namespace attn::cpu {
@@ -252,7 +253,7 @@ Sharing share(const ProductBlocks& blocks, const ProductVerbs& verbs, bool used_
 bool uses_operands_seldom(const Product& p) {
   if (p.mask.of != core::BlockMaskView::Of::c) return false;
   const auto blocks = [&](std::int64_t size) {
-    return size / p.mask.block + (size % p.mask.block != 0);
+    return core::divide_up(size, p.mask.block).value();
   };
   const std::int64_t down = blocks(p.m), across = blocks(p.n);
   std::int64_t there = 0;

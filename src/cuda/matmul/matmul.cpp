@@ -102,7 +102,7 @@ LaunchConfig launch_of(const MatmulConfig& c, std::int64_t tiles, int sm_count) 
 
 // Rows of tiles that are worked on together, so that they share L2; of a cluster those below each
 // other count as one. With 12 of them 132 multiprocessors work on about 12 x 11 tiles of 128 x 256:
-// with 16 x 8, whose rows of A and columns of B are as many bytes, 16384^3 takes 1 to 2 % longer,
+// with 16 x 8, whose rows of A and columns of B are as many bytes, 16384^3 takes 1 to 3 % longer,
 // with 8 x 16 4096^3 0.7 %.
 int group_of(const MatmulConfig& c, int m_tiles) {
   constexpr int kGroup = 12, kEvenGroup = 16, kGroupRows = 2048;
