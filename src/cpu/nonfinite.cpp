@@ -22,21 +22,30 @@ std::uint64_t nonfinite_rows(const Attention& a, const core::Rows& rows, int hea
   return a.ops.nonfinite_rows(row, count, dim, a.problem.dtype);
 }
 
-std::uint64_t set_apart_values(const Attention& a, const core::Sequence& sequence, int head_k,
-                               expr::Coverage coverage, void* memory, KeyBlock& block) {
+std::uint64_t values_to_set_apart(const Attention& a, const core::Sequence& sequence, int head_k,
+                                  expr::Coverage coverage, const KeyBlock& block) {
   if (!may_hide(a, coverage)) return 0;
   // The packed block is contiguous and about to be read; rows may be anywhere. The tables of bf16
   // operands pack whole numbers of 32 keys alike.
   const bool f32 = a.ops.operand == DType::f32;
   const int floats = block.keys * leading_dim(a.dim_v) / (f32 ? 1 : 2);
   if ((f32 || block.keys % 32 == 0) && a.ops.all_finite(block.v, floats)) return 0;
+  return nonfinite_rows(a, sequence.v, head_k, block.key0, block.keys, a.dim_v);
+}
+
+void pack_values_without(const Attention& a, const core::Sequence& sequence, int head_k,
+                         std::uint64_t apart, void* memory, KeyBlock& block) {
   const std::byte* row[kBlockK];
   for (int j = 0; j < block.keys; ++j) row[j] = sequence.v.row(block.key0 + j, head_k);
-  const std::uint64_t apart = a.ops.nonfinite_rows(row, block.keys, a.dim_v, a.problem.dtype);
-  if (apart == 0) return 0;
   for_each_bit(apart, block.keys, [&](int j) { row[j] = nullptr; });
   a.ops.pack_v(row, block.keys, a.dim_v, a.problem.dtype, memory);
   block.v = memory;
+}
+
+std::uint64_t set_apart_values(const Attention& a, const core::Sequence& sequence, int head_k,
+                               expr::Coverage coverage, void* memory, KeyBlock& block) {
+  const std::uint64_t apart = values_to_set_apart(a, sequence, head_k, coverage, block);
+  if (apart != 0) pack_values_without(a, sequence, head_k, apart, memory, block);
   return apart;
 }
 

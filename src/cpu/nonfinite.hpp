@@ -31,8 +31,13 @@ void for_each_bit(std::uint64_t bits, int count, const Visit& visit) {
   }
 }
 
-// Where `coverage` may hide keys of the block and rows of its V are not finite: packs V into
-// `memory` without these, which becomes block.v, and returns their bits. Otherwise 0.
+// Bit j: row j of the block's V is not finite, and `coverage` may hide keys of the block from rows.
+std::uint64_t values_to_set_apart(const Attention& a, const core::Sequence& sequence, int head_k,
+                                  expr::Coverage coverage, const KeyBlock& block);
+// Packs V into `memory` without the rows of these bits, which becomes block.v.
+void pack_values_without(const Attention& a, const core::Sequence& sequence, int head_k,
+                         std::uint64_t apart, void* memory, KeyBlock& block);
+// Both, for tiles of one coverage: returns the bits.
 std::uint64_t set_apart_values(const Attention& a, const core::Sequence& sequence, int head_k,
                                expr::Coverage coverage, void* memory, KeyBlock& block);
 // What the values set apart add to the O^T of a tile: o_t[d][row] += p[key][row] v[key][d] where p

@@ -1,6 +1,8 @@
 // The same inputs give the same bits, whatever the number of threads.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "attn/context.hpp"
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
@@ -80,6 +82,34 @@ INSTANTIATE_TEST_SUITE_P(
         "b1_n512_h1_d32_window64x0_bf16",
         "b2_sq4_sk1300_hq36_hk9_d40_mask(head%2==0||key<=query+900)_bf16"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
+
+// A V block that holds an infinity is multiplied without that row where the mask hides it: decided
+// for each Q block, not for the rows of a task, which fewer threads make longer.
+TEST(BitwiseInfinities, InVDoNotDependOnTheNumberOfThreads) {
+  for (const char* text : {"b1_n700_h1_d32_causal_f32", "b1_n700_h1_d64_causal_bf16"}) {
+    const Case c = parse_case(text);
+    CaseData one(c, kSeed);
+    CaseData many(c, kSeed);
+    for (const CaseData* data : {&one, &many}) {
+      for (const std::int64_t key : {10, 75, 300, 301}) {
+        store_element(data->inputs.v, key * data->problem.head_dim_v + key % 8,
+                      std::numeric_limits<double>::infinity());
+      }
+    }
+    for (const InstructionSet isa : available_instruction_sets()) {
+      for (const Algorithm algorithm : algorithms(Phase::forward)) {
+        run(one, algorithm, Algorithm::automatic, isa, 1);
+        for (const int threads : {3, 8}) {
+          run(many, algorithm, Algorithm::automatic, isa, threads);
+          expect_same_bits(one, many,
+                           std::string(text) + ", " + std::string(name(algorithm)) + ", " +
+                               std::string(name(isa)) + ", " + std::to_string(threads) +
+                               " threads");
+        }
+      }
+    }
+  }
+}
 
 // The backward pass takes heads in waves of four tasks a thread at least, and no more where they
 // are over 12 MiB (src/cpu/budgets.hpp): of these ten, of 4 MiB and a task each, four, four and two

@@ -105,11 +105,10 @@ inline void attend_block(const Attention& a, const core::Sequence& sequence, int
                          GroupScratch& s) {
   if (!packed.packed()) a.load_key_block(sequence, head_k, key0, n, s.keys);
   KeyBlock block = packed.packed() ? packed.block(key0, n) : s.keys;
-  const std::uint64_t apart = set_apart_values(a, sequence, head_k, coverage, s.keys.v, block);
   QueryTile tile[kMaxRegisterBlocks];
   int tiles = 0;
   int tile_keys = 0;  // of each
-  const auto add_tiles = [&] {
+  const auto add_tiles = [&](std::uint64_t apart) {
     a.scores(tile, tiles, block.k, key0, tile_keys);
     OutputTile output[kMaxRegisterBlocks];
     for (int i = 0; i < tiles; ++i) {
@@ -125,19 +124,29 @@ inline void attend_block(const Attention& a, const core::Sequence& sequence, int
     }
     tiles = 0;
   };
-  for (int i = 0; i < blocks; ++i) {
-    if (packed.packed() && key0 + kBlockK < key_end) packed.prefetch(key0 + kBlockK, i, blocks);
-    QueryBlock& q = q_blocks[i];
-    const expr::Coverage own =
-        coverage == expr::Coverage::full || blocks == 1 ? coverage : a.coverage(q.tile, key0, n);
-    if (own == expr::Coverage::empty) continue;
-    const int keys = own == expr::Coverage::mixed ? a.visible_keys(q.tile, key0, n) : n;
-    if (tiles > 0 && keys != tile_keys) add_tiles();
-    tile[tiles] = {&q, own, &s.tile[tiles]};
-    tile_keys = keys;
-    if (++tiles == a.ops.q_blocks) add_tiles();
-  }
-  if (tiles > 0) add_tiles();
+  // The Q blocks that `takes` the coverage of.
+  const auto add_blocks = [&](std::uint64_t apart, const auto& takes) {
+    for (int i = 0; i < blocks; ++i) {
+      if (packed.packed() && key0 + kBlockK < key_end) packed.prefetch(key0 + kBlockK, i, blocks);
+      QueryBlock& q = q_blocks[i];
+      const expr::Coverage own =
+          coverage == expr::Coverage::full || blocks == 1 ? coverage : a.coverage(q.tile, key0, n);
+      if (own == expr::Coverage::empty || !takes(own)) continue;
+      const int keys = own == expr::Coverage::mixed ? a.visible_keys(q.tile, key0, n) : n;
+      if (tiles > 0 && keys != tile_keys) add_tiles(apart);
+      tile[tiles] = {&q, own, &s.tile[tiles]};
+      tile_keys = keys;
+      if (++tiles == a.ops.q_blocks) add_tiles(apart);
+    }
+    if (tiles > 0) add_tiles(apart);
+  };
+  const std::uint64_t apart = values_to_set_apart(a, sequence, head_k, coverage, block);
+  if (apart == 0) return add_blocks(0, [](expr::Coverage) { return true; });
+  // What a row adds apart comes last in its sums. So that a Q block has the same bits in any task,
+  // its own coverage decides: one that sees all keys reads V as it is.
+  add_blocks(0, [&](expr::Coverage own) { return !may_hide(a, own); });
+  pack_values_without(a, sequence, head_k, apart, s.keys.v, block);
+  add_blocks(apart, [&](expr::Coverage own) { return may_hide(a, own); });
 }
 
 // The same over keys [key_begin, key_end), for every K, V block that is visible. s.blocks: `blocks`
