@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "attn/error.hpp"
+#include "attn/plan.hpp"
+#include "core/problem/costs.hpp"
 #include "harness/data.hpp"
 
 namespace attn::harness {
@@ -37,6 +41,23 @@ TEST(AtFullLength, GivenLengthsAndDenseCasesStay) {
   EXPECT_EQ(to_string(at_full_length(dense)), to_string(dense));
 }
 
+// GFLOP/s of attn bench once were those of full lengths.
+TEST(CaseLengths, AreThoseThatFlopsAndBytesAreCountedOf) {
+  const auto counts = [](const char* text) {
+    const CaseData data(at_full_length(parse_case(text)), 1);
+    const Problem p = complete(data.problem, data.inputs);
+    return std::pair(core::flops(p, Phase::forward, data.inputs),
+                     core::bytes(p, Phase::forward, data.inputs));
+  };
+  // Sequences of 3 and 2 rows, whose causal triangles have 6 and 3 elements, of 4 * 16 flops each.
+  EXPECT_EQ(counts("b2_n9_h1_d16_causal_packed_f32/cuq0,3,5_cuk0,3,5"),
+            std::pair((6 + 3) * 64.0, 5 * (4.0 * 16 * 4 + 4)));
+  EXPECT_EQ(counts("b2_sq1_sk9_hq4_hk2_d16_f16/usedk7,2"),
+            std::pair(4 * 9 * 64.0, 8 * (2.0 * 16 * 2 + 4) + 2 * 9 * 2.0 * 16 * 2));
+  const Plan whole = make_plan(attn::parse_problem("b2_n9_h2_d16_causal"), Phase::forward);
+  EXPECT_EQ(counts("b2_n9_h2_d16_causal_packed"), std::pair(whole.flops(), whole.bytes));
+}
+
 // Once they were taken for 1.
 TEST(CaseSizes, OfZeroAreRefused) {
   for (const auto& [text, token] :
@@ -63,7 +84,10 @@ TEST(CaseLengths, AreThoseOfSequences) {
            {"b1_n8_h1_d8/usedk9", "seqused_k has 9"},
            {"b1_n8_h1_d8_packed/cuk0,-1", "cu_seqlens_k has -1"},
            {"b1_n8_h1_d8_packed/cuk1,8", "cu_seqlens_k begins with 1"},
-           {"b2_n8_h1_d8_packed/cuq0,4,2", "cu_seqlens_q has 2 after 4"}}) {
+           {"b2_n8_h1_d8_packed/cuq0,4,2", "cu_seqlens_q has 2 after 4"},
+           {"b2_n8_h1_d8_packed/cuk0,4,13", "cu_seqlens_k has a sequence of 9 rows"},
+           {"b2_n8_h1_d8/cuq0,4,8", "hint 'cuq0,4,8' is of a case that is not packed"},
+           {"b2_n8_h1_d8_paged4/cuk0,4,8", "hint 'cuk0,4,8' is of a case that is not packed"}}) {
     try {
       const CaseData data(parse_case(text), 1);
       ADD_FAILURE() << text;

@@ -78,6 +78,7 @@ TEST_F(CommandMatmul, RefusesByName) {
   expect_refused("matmul 4,4", 2, {"the shape is 4,4", "M,N,K"});
   expect_refused("matmul 4,4,x", 2, {"the shape is 4,4,x"});
   expect_refused("matmul 4,4,4 --orders rr", 2, {"--orders is rr"});
+  expect_refused("matmul 4,4,4 --density 0.25", 2, {"--density", "--mask"});
   expect_refused("matmul 4,4,4 --rung fastest", 2,
                  {"rung is fastest", "naive, blocked, few_rows, packed"});
   expect_refused("matmul 4,4,4 --rung amx", 3, {"rung amx takes bf16"});

@@ -39,7 +39,7 @@ Json row_json(const BenchRow& row) {
   json["seconds_median"] = row.timing.median();
   json["seconds_minimum"] = row.timing.minimum();
   json["flops"] = row.flops;
-  json["bytes"] = row.plan.bytes;
+  json["bytes"] = row.bytes;
   json["gflops"] = row.gflops();
   json["peak_gflops"] = row.peak_gflops;
   json["share_of_peak"] = row.gflops() / row.peak_gflops;

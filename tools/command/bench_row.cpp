@@ -7,6 +7,7 @@
 #include "command/cuda_timing.hpp"
 #include "command/memory.hpp"
 #include "command/verify.hpp"
+#include "core/problem/costs.hpp"
 #include "harness/conformance.hpp"
 
 namespace attn::command {
@@ -116,7 +117,8 @@ BenchRow measure_row(const harness::Case& c, harness::CaseData& data, Phase phas
   row.plan.threads = context.executor->concurrency();
   try {
     row.plan = make_plan(complete(data.problem, data.inputs), phase, options, context);
-    row.flops = row.plan.flops();
+    row.flops = core::flops(row.plan.problem, phase, data.inputs);
+    row.bytes = core::bytes(row.plan.problem, phase, data.inputs);
     if (row.on_gpu()) {
       measure_on_gpu(row, data, context, rule, peaks);
     } else {

@@ -29,7 +29,8 @@ class Peaks {
 struct BenchRow {
   std::string descriptor;
   Plan plan;
-  double flops = 0;     // Plan::flops
+  double flops = 0;     // as Plan::flops, of the lengths that the case has
+  double bytes = 0;     // likewise Plan::bytes
   std::string refused;  // why there is no result; the rest is empty then
   bool correct = false;
   std::string checked, worst;               // what was compared, and the worst comparison
@@ -38,10 +39,10 @@ struct BenchRow {
   std::optional<std::int64_t> peak_memory;  // growth of resident memory during a call, bytes
 
   double gflops() const { return flops / timing.median() * 1e-9; }
-  double gbps() const { return plan.bytes / timing.median() * 1e-9; }
+  double gbps() const { return bytes / timing.median() * 1e-9; }
   bool on_gpu() const { return plan.device.type == DeviceType::cuda; }
   // Reading and writing takes longer than computing when both run at their peak: decoding does.
-  bool memory_bound() const { return plan.bytes * peak_gflops > flops * read_gbps; }
+  bool memory_bound() const { return bytes * peak_gflops > flops * read_gbps; }
 };
 
 // Verifies, measures memory, then times. `data` is of the case and is used again for other rows.

@@ -95,7 +95,16 @@ int io(const IoOptions& options, const std::string& command_line) {
   int status = kOk;
   std::vector<harness::Case> cases;
   for (const std::string& text : options.descriptors) {
-    cases.push_back(harness::at_full_length(harness::parse_case(text)));
+    const harness::Case c = harness::parse_case(text);
+    const harness::Hints& hints = c.hints;
+    if (!(hints.cu_q.empty() && hints.cu_k.empty() && hints.used_q.empty() &&
+          hints.used_k.empty())) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("'{}' gives lengths; accepted are cases of full lengths, of which "
+                              "bytes are counted",
+                              text));
+    }
+    cases.push_back(harness::at_full_length(c));
     core::validate_problem(cases.back().problem);
   }
   std::optional<Ncu> ncu;

@@ -225,15 +225,17 @@ void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
   sub->add_option("--activation", options->activation, "none, relu, gelu, gelu_tanh or silu")
       ->capture_default_str()
       ->take_last();
-  sub->add_option("--mask", options->mask,
-                  "Multiply some blocks only: of b or c, and their side, as in b256")
-      ->type_name("MASK")
-      ->take_last();
+  CLI::Option* const mask =
+      sub->add_option("--mask", options->mask,
+                      "Multiply some blocks only: of b or c, and their side, as in b256")
+          ->type_name("MASK")
+          ->take_last();
   sub->add_option(
          "--density", options->density,
          "Share of the blocks that --mask has, to the nearest number of diagonals of them; "
          "one at least, unless 0")
       ->check(CLI::Range(0.0, 1.0))
+      ->needs(mask)
       ->capture_default_str()
       ->take_last();
   add_device_option(*sub, options->device);

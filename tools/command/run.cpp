@@ -17,6 +17,7 @@
 #include "command/run_results.hpp"
 #include "command/timing.hpp"
 #include "command/verify.hpp"
+#include "core/problem/costs.hpp"
 
 namespace attn::command {
 namespace {
@@ -107,7 +108,8 @@ class Runner {
   }
 
   void begin(const Plan& plan, const Timing& timing) {
-    const double gflops = plan.flops() / timing.median() * 1e-9;
+    const double gflops =
+        core::flops(plan.problem, plan.phase, read_.inputs) / timing.median() * 1e-9;
     fmt::print(report_.text(), "time      {} {}, median of {}; {:.1f} GFLOP/s\n", name(plan.phase),
                format_seconds(timing.median()), timing.seconds.size(), gflops);
     phase_ = {{"phase", name(plan.phase)},

@@ -1,11 +1,13 @@
 #include "harness/data.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <tuple>
 
 #include "attn/error.hpp"
 #include "core/problem/rows.hpp"
@@ -149,6 +151,14 @@ std::int64_t CaseData::below(std::int64_t limit) {
 }
 
 void CaseData::make_lengths() {
+  for (const auto& [hint, given, layout] : {std::tuple{"cuq", &hints_.cu_q, problem.layout_q},
+                                            {"cuk", &hints_.cu_k, problem.layout_k}}) {
+    if (given->empty() || layout == Layout::packed) continue;
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("hint '{}{}' is of a case that is not packed; accepted beside it is "
+                            "packed",
+                            hint, fmt::join(*given, ",")));
+  }
   if (problem.layout_q == Layout::packed) {
     inputs.cu_seqlens_q = make_cu_seqlens("cu_seqlens_q", hints_.cu_q, problem.seqlen_q);
   }
@@ -187,6 +197,12 @@ Tensor CaseData::make_cu_seqlens(const std::string& name, const std::vector<std:
           fmt::format("hint for {} has {} after {}; accepted are numbers from 0 that do not "
                       "decrease",
                       name, i32(cu, b + 1), i32(cu, b)));
+    }
+    if (i32(cu, b + 1) - i32(cu, b) > seqlen) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("hint for {} has a sequence of {} rows; accepted are up to {}, the "
+                              "length of the descriptor",
+                              name, i32(cu, b + 1) - i32(cu, b), seqlen));
     }
   }
   if (!given.empty() && given[0] != 0) {

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/problem/rows.hpp"
+
 namespace attn::core {
 namespace {
 
@@ -109,28 +111,28 @@ bool reads_missing_data(const expr::Expr& e) {
   });
 }
 
-}  // namespace
-
-double visible_elements(const Problem& p) {
-  const double all = static_cast<double>(p.batch) * static_cast<double>(p.heads_q) *
-                     static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k);
+// Of a head of batch entries [first, first + batches), whose sequences have these lengths.
+double visible_in(const Problem& p, std::int64_t first, std::int64_t batches, std::int64_t seqlen_q,
+                  std::int64_t seqlen_k) {
+  const double all = static_cast<double>(batches) * static_cast<double>(p.heads_q) *
+                     static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k);
   if (p.mask.empty() || all == 0 || reads_missing_data(p.mask)) return all;
-  const std::int64_t batches = expr::depends_on(p.mask, expr::Op::batch) ? p.batch : 1;
+  if (!expr::depends_on(p.mask, expr::Op::batch)) batches = 1;
   const std::int64_t heads = expr::depends_on(p.mask, expr::Op::head) ? p.heads_q : 1;
   // One row stands for all where they are alike, and one column.
   using expr::Op;
   const bool rows_alike = !expr::depends_on(p.mask, Op::query);
   const bool columns_alike = !expr::depends_on(p.mask, Op::key);
   std::vector<expr::Tile> tiles;
-  for (std::int64_t b = 0; b < batches; ++b) {
+  for (std::int64_t b = first; b < first + batches; ++b) {
     for (std::int64_t h = 0; h < heads; ++h) {
       expr::Tile t;
-      t.query_max = rows_alike ? 0 : static_cast<std::int32_t>(p.seqlen_q - 1);
-      t.key_max = columns_alike ? 0 : static_cast<std::int32_t>(p.seqlen_k - 1);
+      t.query_max = rows_alike ? 0 : static_cast<std::int32_t>(seqlen_q - 1);
+      t.key_max = columns_alike ? 0 : static_cast<std::int32_t>(seqlen_k - 1);
       t.batch = static_cast<std::int32_t>(b);
       t.head_min = t.head_max = static_cast<std::int32_t>(h);
-      t.seqlen_q = static_cast<std::int32_t>(p.seqlen_q);
-      t.seqlen_k = static_cast<std::int32_t>(p.seqlen_k);
+      t.seqlen_q = static_cast<std::int32_t>(seqlen_q);
+      t.seqlen_k = static_cast<std::int32_t>(seqlen_k);
       tiles.push_back(t);
     }
   }
@@ -142,11 +144,10 @@ double visible_elements(const Problem& p) {
   return all * share;
 }
 
-double bytes(const Problem& p, Phase phase) {
+// Q, O and LSE have rows_q rows of all heads, K and V rows_k.
+double bytes_of_rows(const Problem& p, Phase phase, double rows_q, double rows_k) {
   const auto d = static_cast<double>(p.head_dim);
   const auto d_v = static_cast<double>(p.head_dim_v);
-  const double rows_q = static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seqlen_q);
-  const double rows_k = static_cast<double>(p.batch * p.heads_k) * static_cast<double>(p.seqlen_k);
   const auto element = static_cast<double>(size_of(p.dtype));
   if (phase == Phase::forward) {
     return element * (rows_q + rows_k) * (d + d_v) + 4 * rows_q;  // Q, K, V, O; LSE
@@ -154,11 +155,48 @@ double bytes(const Problem& p, Phase phase) {
   return element * (rows_q * (2 * d + 2 * d_v) + rows_k * 2 * (d + d_v)) + 4 * rows_q;
 }
 
+}  // namespace
+
+double visible_elements(const Problem& p) {
+  return visible_in(p, 0, p.batch, p.seqlen_q, p.seqlen_k);
+}
+
+double bytes(const Problem& p, Phase phase) {
+  return bytes_of_rows(p, phase,
+                       static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seqlen_q),
+                       static_cast<double>(p.batch * p.heads_k) * static_cast<double>(p.seqlen_k));
+}
+
 double flops_per_element(const Problem& p, Phase phase) {
   const auto d = static_cast<double>(p.head_dim);
   const auto d_v = static_cast<double>(p.head_dim_v);
   if (phase == Phase::forward) return 2 * (d + d_v);  // Q K^T and P V
   return 2 * (3 * d + 2 * d_v);                       // Q K^T, dO V^T, P^T dO, dS^T Q, dS K
+}
+
+double flops(const Problem& p, Phase phase, const Inputs& inputs) {
+  bool whole = true;  // counted together, in less time
+  double elements = 0;
+  for (std::int64_t b = 0; b < p.batch && whole; ++b) {
+    const Sequence s = sequence(p, inputs, b);
+    whole = s.length_q == p.seqlen_q && s.length_k == p.seqlen_k;
+  }
+  if (whole) elements = visible_elements(p);
+  for (std::int64_t b = 0; b < p.batch && !whole; ++b) {
+    const Sequence s = sequence(p, inputs, b);
+    elements += visible_in(p, b, 1, s.length_q, s.length_k);
+  }
+  return elements * flops_per_element(p, phase);
+}
+
+double bytes(const Problem& p, Phase phase, const Inputs& inputs) {
+  double rows_q = 0, rows_k = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence(p, inputs, b);
+    rows_q += static_cast<double>(p.heads_q) * s.length_q;
+    rows_k += static_cast<double>(p.heads_k) * s.length_k;
+  }
+  return bytes_of_rows(p, phase, rows_q, rows_k);
 }
 
 }  // namespace attn::core

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attn/plan.hpp"
+#include "attn/run.hpp"
 
 namespace attn::core {
 
@@ -14,5 +15,10 @@ double flops_per_element(const Problem& problem, Phase phase);
 
 // Plan::bytes.
 double bytes(const Problem& problem, Phase phase);
+
+// Plan::flops and Plan::bytes of the lengths that cu_seqlens and seqused give; these are read on
+// the CPU.
+double flops(const Problem& problem, Phase phase, const Inputs& inputs);
+double bytes(const Problem& problem, Phase phase, const Inputs& inputs);
 
 }  // namespace attn::core
