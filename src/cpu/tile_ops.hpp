@@ -112,14 +112,18 @@ struct ProductVerbs {
   void (*finish)(float* sums, int ld, const OutputBlock& out);
 };
 
-// The verbs of products of few rows, which read B where it lies.
+// The verbs of products of few rows, which read B where it lies; between enter() and leave().
 struct FewRowsVerbs {
+  int rows;            // of A, for which B is read once
+  int row_multiple;    // packed A, and the sums, have rows up to it
   int depth_multiple;  // rows of packed A are as long as their depth rounded up to it
   int element_bytes;   // of packed A
-  // packed[lane][ld words of 4 bytes] <- A, zero up to ld.
-  void (*pack_a)(const OperandBlock& a, int ld, void* packed);
+  int packed_bytes;    // of packed A, at most: what the caches hold beside B
+  // packed[lane][ld words of 4 bytes] <- A, zero up to ld. AMX has tiles instead, in the order that
+  // the product with b takes.
+  void (*pack_a)(const OperandBlock& a, const OperandBlock& b, int ld, void* packed);
   // c[rows][b.lanes] (rows ld apart) <- (add ? c : 0) + packed A times B; whole vectors are
-  // written, up to 16 elements.
+  // written, up to 16 elements, and rows up to row_multiple.
   void (*multiply)(const void* packed, int a_ld, int rows, const OperandBlock& b, bool add,
                    float* c, int ld);
 };

@@ -57,7 +57,7 @@ TEST_P(FewRows, MultiplyAsDefined) {
       {{1, 1}, {15, 33}, {16, 64}, {37, 17}, {130, 31}, {129, 100}, {300, 131}}};
   for (const DType dtype : dtypes) {
     for (const auto& [columns, depth] : sizes) {
-      for (const int rows : {1, 2, 3, 4, 5, 8, 9, 17}) {
+      for (const int rows : {1, 2, 3, 4, 5, 8, 9, 17, 40, 64}) {
         for (int orders = 0; orders < 4; ++orders) {
           Operand a(rows, depth, dtype, orders % 2 == 1);
           Operand b(columns, depth, dtype, orders / 2 == 1);
@@ -68,9 +68,12 @@ TEST_P(FewRows, MultiplyAsDefined) {
           const int padded =
               (depth + verbs.depth_multiple - 1) / verbs.depth_multiple * verbs.depth_multiple;
           const int a_ld = padded * verbs.element_bytes / 4, ld = (columns + 15) / 16 * 16;
-          Floats packed(static_cast<std::size_t>(rows * a_ld));
-          Floats c(static_cast<std::size_t>(rows * ld));
-          verbs.pack_a(a.block(), a_ld, packed.data());
+          const int padded_rows =
+              (rows + verbs.row_multiple - 1) / verbs.row_multiple * verbs.row_multiple;
+          Floats packed(static_cast<std::size_t>(padded_rows * a_ld));
+          Floats c(static_cast<std::size_t>(padded_rows * ld));
+          const TileState state(ops());
+          verbs.pack_a(a.block(), b.block(), a_ld, packed.data());
           verbs.multiply(packed.data(), a_ld, rows, b.block(), false, c.data(), ld);
           const std::vector<float> once(c.data(), c.data() + c.size());
           verbs.multiply(packed.data(), a_ld, rows, b.block(), true, c.data(), ld);
@@ -101,17 +104,22 @@ TEST_P(FewRows, ColumnsTogetherAreThoseOfEachAlone) {
   const FewRowsVerbs& verbs = ops().few_rows;
   const DType dtype = verbs.element_bytes == 2 ? DType::bf16 : DType::f32;
   constexpr int kColumns = 150, kDepth = 200, kLd = 160;
-  for (const int rows : {1, 3, 8}) {
+  for (const int rows : {1, 3, 8, 33}) {
     for (const bool lanes_first : {false, true}) {
       Operand a(rows, kDepth, dtype, false), b(kColumns, kDepth, dtype, lanes_first);
       for (int l = 0; l < kDepth; ++l) {
         for (int i = 0; i < rows; ++i) core::store_element(a.at(i, l), dtype, normal());
         for (int j = 0; j < kColumns; ++j) core::store_element(b.at(j, l), dtype, normal());
       }
-      const int a_ld = (kDepth + 63) / 64 * 64;
-      Floats packed(static_cast<std::size_t>(rows * a_ld));
-      Floats all(static_cast<std::size_t>(rows * kLd)), some(static_cast<std::size_t>(rows * 16));
-      verbs.pack_a(a.block(), a_ld, packed.data());
+      const int a_ld = (kDepth + verbs.depth_multiple - 1) / verbs.depth_multiple *
+                       verbs.depth_multiple * verbs.element_bytes / 4;
+      const int padded_rows =
+          (rows + verbs.row_multiple - 1) / verbs.row_multiple * verbs.row_multiple;
+      Floats packed(static_cast<std::size_t>(padded_rows * a_ld));
+      Floats all(static_cast<std::size_t>(padded_rows * kLd));
+      Floats some(static_cast<std::size_t>(padded_rows * 16));
+      const TileState state(ops());
+      verbs.pack_a(a.block(), b.block(), a_ld, packed.data());
       verbs.multiply(packed.data(), a_ld, rows, b.block(), false, all.data(), kLd);
       for (int j = 0; j < kColumns; j += 7) {
         OperandBlock part = b.block();

@@ -130,6 +130,26 @@ TEST(Matmul, FewRowsAreRight) {
   }
 }
 
+// Tiles of AMX: one to four of rows, strips and pieces of k, columns and steps that end within a
+// tile; the rung of a call below 64 rows, and few_rows beyond.
+TEST(Matmul, FewRowsOfTilesAreRight) {
+  std::mt19937_64 random(9);
+  const auto draw = [&](std::int64_t most) {
+    return 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most));
+  };
+  std::uint64_t seed = 500;
+  for (const InstructionSet isa : available()) {
+    if (isa != InstructionSet::amx_bf16) continue;
+    for (int variant = 0; variant < 48; ++variant) {
+      const std::int64_t rows = draw(variant % 2 == 0 ? 64 : 150);
+      MatmulProblem p = varied_problem(
+          {draw(2), rows, draw(700), draw(variant % 4 < 2 ? 2500 : 300)}, DType::bf16, variant % 8);
+      if (p.order_c == MatrixOrder::column_major) std::swap(p.m, p.n);
+      expect_right(p, rows > 64 ? "few_rows" : "", isa, ++seed);
+    }
+  }
+}
+
 // Masks of B and C, with blocks that are not those of the caches and ragged last ones.
 TEST(Matmul, OnlyBlocksOfTheMaskAreMultiplied) {
   std::uint64_t seed = 200;
@@ -217,7 +237,14 @@ TEST(Matmul, TheFastRungTakesTheProblem) {
   const MatmulPlan f32 = make_plan({.m = 64, .n = 64, .k = 64});
   EXPECT_EQ(f32.rung, "packed");
   const MatmulPlan bf16 = make_plan({.m = 64, .n = 64, .k = 64, .dtype = DType::bf16});
-  EXPECT_EQ(bf16.rung, best == InstructionSet::amx_bf16 ? "amx" : "packed");
+  const bool amx = best == InstructionSet::amx_bf16;
+  EXPECT_EQ(bf16.rung, amx ? "few_rows" : "packed");
+  MatmulProblem rows{.m = 65, .n = 64, .k = 64, .dtype = DType::bf16};
+  EXPECT_EQ(make_plan(rows).rung, amx ? "amx" : "packed");
+  rows.order_b = MatrixOrder::column_major;
+  EXPECT_EQ(make_plan(rows).rung, amx ? "few_rows" : "packed");
+  rows.m = 129;
+  EXPECT_EQ(make_plan(rows).rung, amx ? "amx" : "packed");
   EXPECT_EQ(make_plan({.m = 16, .n = 64, .k = 64}).rung, "few_rows");
   EXPECT_EQ(make_plan({.m = 17, .n = 64, .k = 64}).rung, "packed");
   MatmulProblem turned{.m = 64, .n = 16, .k = 64};

@@ -4,6 +4,7 @@
 #include "cpu/kernels/amx.hpp"
 #include "cpu/kernels/amx_backward.hpp"
 #include "cpu/kernels/matmul_amx.hpp"
+#include "cpu/kernels/matmul_few_rows_amx.hpp"
 #include "cpu/kernels/table.hpp"
 
 namespace attn::cpu {
@@ -29,6 +30,7 @@ static constexpr TileOps amx_ops() {
   ops.round_gradients = round_gradients_amx;
   ops.accumulate_rows = accumulate_rows_amx;
   ops.product = product_amx();
+  ops.few_rows = few_rows_amx();
   ops.peak_flops = peak_flops_amx;
   return ops;
 }

@@ -28,7 +28,7 @@ inline constexpr int kBytesAhead = 1 << 14;
 
 // packed[lane of A][ld words] <- the block, zero up to ld.
 template <class Words>
-static void pack_few_rows(const OperandBlock& a, int ld, void* packed) {
+static void pack_few_rows(const OperandBlock& a, const OperandBlock&, int ld, void* packed) {
   float* out = static_cast<float*>(packed);
   const int words = (a.depth + Words::kSteps - 1) / Words::kSteps;
   if (a.step_stride == 1) {
@@ -226,8 +226,11 @@ static void multiply_few_rows(const void* packed, int a_ld, int rows, const Oper
 
 template <class Words>
 static constexpr FewRowsVerbs few_rows_of() {
-  return {.depth_multiple = kLanes * Words::kSteps,
+  return {.rows = 8,
+          .row_multiple = 1,
+          .depth_multiple = kLanes * Words::kSteps,
           .element_bytes = 4 / Words::kSteps,
+          .packed_bytes = 1 << 15,  // two thirds of an L1 of 48 KB
           .pack_a = pack_few_rows<Words>,
           .multiply = multiply_few_rows<Words>};
 }

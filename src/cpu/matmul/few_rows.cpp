@@ -2,7 +2,8 @@
 // stay in registers, and each task reads its columns of B where they lie, once for up to eight rows
 // of A: all that a product of so few rows has to do. One of many rows reads B once for each eight.
 // Measured beside `packed`, 4096 steps and columns: one row 2.6 to 2.8 times as fast in f32 and 2.2
-// to 5.5 in bf16, 16 rows 1.5 and 1.1 to 1.6 (docs/matmul.md).
+// to 5.5 in bf16, 16 rows 1.5 and 1.1 to 1.6. By tiles of AMX up to 64 rows share a reading of B in
+// bf16: beside `amx` 64 rows are 1.2 to 2.2 times as fast (docs/matmul.md).
 #include <algorithm>
 
 #include "cpu/matmul/tile.hpp"
@@ -10,21 +11,17 @@
 namespace attn::cpu {
 namespace {
 
-// Rows of a task: of the register tiles with which B is read once.
-constexpr std::int64_t kRows = 8;
 // Columns of a task: rows of B are read in pieces of some KB, and sums of eight rows stay in L1.
 constexpr std::int64_t kMostColumns = 512;
-// Bytes of packed A, two thirds of an L1 of 48 KB.
-constexpr std::int64_t kPackedBytes = std::int64_t{32} << 10;
 
 // What a worker has for itself.
 struct Scratch {
   ProductBlocks blocks;
-  std::int64_t a_words = 0;
+  std::int64_t rows = 0, a_words = 0;
   float *a = nullptr, *c = nullptr, *bias = nullptr;
   void carve(Carver& carver) {
-    carver.take(a, core::Size(blocks.m.part) * a_words);
-    carver.take(c, core::Size(blocks.m.part) * blocks.n.part);
+    carver.take(a, core::Size(rows) * a_words);
+    carver.take(c, core::Size(rows) * blocks.n.part);
     carver.take(bias, core::Size(blocks.n.part));
   }
 };
@@ -34,7 +31,9 @@ std::int64_t words_of(std::int64_t depth, const FewRowsVerbs& verbs) {
 }
 
 Scratch scratch_of(const ProductBlocks& blocks, const FewRowsVerbs& verbs) {
-  return {.blocks = blocks, .a_words = words_of(blocks.k.part, verbs)};
+  return {.blocks = blocks,
+          .rows = round_up(blocks.m.part, verbs.row_multiple),
+          .a_words = words_of(blocks.k.part, verbs)};
 }
 
 }  // namespace
@@ -49,10 +48,11 @@ std::int64_t few_rows_columns(const MatmulProblem& problem, const FewRowsVerbs& 
 ProductBlocks few_rows_blocks(const MatmulProblem& problem, const FewRowsVerbs& verbs,
                               std::int64_t columns) {
   const MaskedSizes sizes(problem);
-  const std::int64_t rows = std::clamp<std::int64_t>(sizes.m, 1, kRows);
-  return {.m = cut(sizes.m, sizes.block_m, kRows, 1),
+  const std::int64_t rows =
+      round_up(std::clamp<std::int64_t>(sizes.m, 1, verbs.rows), verbs.row_multiple);
+  return {.m = cut(sizes.m, sizes.block_m, verbs.rows, 1),
           .n = cut(sizes.n, sizes.block_n, columns, 16),
-          .k = cut(problem.k, sizes.block_k, kPackedBytes / (rows * verbs.element_bytes),
+          .k = cut(problem.k, sizes.block_k, verbs.packed_bytes / (rows * verbs.element_bytes),
                    verbs.depth_multiple)};
 }
 
@@ -71,6 +71,7 @@ void matmul_few_rows(const Product& p, const TileOps& ops, const ProductBlocks& 
     const std::int64_t i = index % down, j = index / down % across;
     const Tile t = tile_at(blocks, index / (down * across), i, j);
     if (p.mask.of == core::BlockMaskView::Of::c && !p.mask.has(t.row, t.column)) return;
+    const TileState state(ops);
     const Scratch s = scratch.of(worker);
     bool add = false;
     for (std::int64_t piece = 0; piece < blocks.k.count(); ++piece) {
@@ -78,9 +79,9 @@ void matmul_few_rows(const Product& p, const TileOps& ops, const ProductBlocks& 
       if (!p.mask.multiplies(t.row, step, t.column)) continue;
       const int depth = blocks.k.size(piece);
       const auto ld = static_cast<int>(words_of(depth, verbs));
-      verbs.pack_a(block_of_a(p, t.batch, t.row, step, t.rows, depth), ld, s.a);
-      verbs.multiply(s.a, ld, t.rows, block_of_b(p, t.batch, step, t.column, t.columns, depth), add,
-                     s.c, blocks.n.part);
+      const OperandBlock b = block_of_b(p, t.batch, step, t.column, t.columns, depth);
+      verbs.pack_a(block_of_a(p, t.batch, t.row, step, t.rows, depth), b, ld, s.a);
+      verbs.multiply(s.a, ld, t.rows, b, add, s.c, blocks.n.part);
       add = true;
     }
     if (!add) std::fill_n(s.c, std::ptrdiff_t{t.rows} * blocks.n.part, 0.0F);

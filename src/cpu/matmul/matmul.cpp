@@ -23,12 +23,26 @@ bool takes_amx(const MatmulProblem& p, InstructionSet isa) {
   return p.dtype == DType::bf16 && isa == InstructionSet::amx_bf16;
 }
 
+// Of the product that is computed: of C^T = B^T A^T where C is column-major.
+std::int64_t rows_of(const MatmulProblem& p) {
+  return p.order_c == MatrixOrder::column_major ? p.n : p.m;
+}
+
+std::int64_t most_few_rows(const MatmulProblem& p, InstructionSet isa) {
+  if (!takes_amx(p, isa)) return kFewRows;
+  const bool steps_are_neighbours = p.order_c == MatrixOrder::column_major
+                                        ? p.order_a == MatrixOrder::row_major
+                                        : p.order_b == MatrixOrder::column_major;
+  return steps_are_neighbours ? kFewRowsOfSteps : kFewRowsOfColumns;
+}
+
 // The fastest rung and why it is.
 Rung fastest(const MatmulProblem& p, InstructionSet isa, std::vector<std::string>& reasons) {
   const bool swapped = p.order_c == MatrixOrder::column_major;
-  if ((swapped ? p.n : p.m) <= kFewRows) {
+  const std::int64_t few = most_few_rows(p, isa);
+  if (rows_of(p) <= few) {
     reasons.push_back(fmt::format("{} of up to {} does not pay for a packed copy of {}",
-                                  swapped ? "an n" : "an m", kFewRows, swapped ? 'A' : 'B'));
+                                  swapped ? "an n" : "an m", few, swapped ? 'A' : 'B'));
     return Rung::few_rows;
   }
   if (takes_amx(p, isa)) {
@@ -87,11 +101,12 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
                             name(problem.masked), to_string(problem)));
   }
   plan.rung = core::name_of(kRungs, rung);
-  // AMX's table has no other product of bf16.
+  const bool tiles = rung == Rung::amx || (rung == Rung::few_rows && takes_amx(problem, plan.isa) &&
+                                           rows_of(problem) > kFewestOfTiles);
   const bool pairs = problem.dtype == DType::bf16 && plan.isa == InstructionSet::avx512_bf16 &&
                      (rung == Rung::packed || rung == Rung::few_rows) &&
                      has_bf16_products(plan.isa, context.isa == InstructionSet::automatic);
-  plan.compute = rung == Rung::amx || pairs ? DType::bf16 : DType::f32;
+  plan.compute = tiles || pairs ? DType::bf16 : DType::f32;
   const std::shared_ptr<Executor> executor = executor_of(context);
   const int available = std::max(1, executor->concurrency());
   const int wanted = options.threads > 0 ? std::min(options.threads, available) : available;

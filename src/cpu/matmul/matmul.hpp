@@ -45,9 +45,14 @@ struct ProductBlocks {
   Cut m, n, k;
 };
 
-// Rung 3: B is read where it lies, once for up to eight rows. Problems of up to kFewRows take it:
-// at 16 it is 1.2 to 1.6 times as fast as rung 4, at 32 0.95 to 1.25 (Zen 5, docs/matmul.md).
+// Rung 3: B is read where it lies, once for up to eight rows, or 64 by tiles of AMX. Problems of up
+// to kFewRows take it: at 16 it is 1.2 to 1.6 times as fast as rung 4, at 32 0.95 to 1.25 (Zen 5,
+// docs/matmul.md).
 inline constexpr std::int64_t kFewRows = 16;
+// The same of bf16 on AMX, by the order of B: with neighbouring columns 64 rows are 1.2 to 1.7
+// times as fast as by rung 5, 96 0.7 to 0.9; with neighbouring steps, whose tiles lie in memory,
+// 128 1.1 to 1.7 times (docs/matmul.md). Up to kFewestOfTiles rows f32 is as fast as B can be read.
+inline constexpr std::int64_t kFewRowsOfColumns = 64, kFewRowsOfSteps = 128, kFewestOfTiles = 4;
 // Columns of a block of C, at most, as of packed_columns.
 std::int64_t few_rows_columns(const MatmulProblem& problem, const FewRowsVerbs& verbs, int threads);
 ProductBlocks few_rows_blocks(const MatmulProblem& problem, const FewRowsVerbs& verbs,
