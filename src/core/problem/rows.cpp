@@ -62,6 +62,15 @@ Sequence sequence(const Problem& problem, const Inputs& inputs, std::int64_t bat
       capacity(cu_seqlens(problem.layout_k, inputs.cu_seqlens_k), problem.seqlen_k, batch);
   s.length_q = length(inputs.seqused_q, s.capacity_q, batch);
   s.length_k = length(inputs.seqused_k, s.capacity_k, batch);
+  // Rows of a packed tensor behind all sequences are unused rows of the last one.
+  if (batch + 1 == problem.batch) {
+    if (problem.layout_q == Layout::packed) {
+      s.capacity_q = inputs.q.shape[0] - i32(inputs.cu_seqlens_q)[batch];
+    }
+    if (problem.layout_k == Layout::packed) {
+      s.capacity_k = inputs.k.shape[0] - i32(inputs.cu_seqlens_k)[batch];
+    }
+  }
   s.q = rows_like_q(problem, inputs, inputs.q, batch);
   if (problem.layout_k == Layout::paged) {
     s.k = paged_rows(problem, inputs, inputs.k, batch);

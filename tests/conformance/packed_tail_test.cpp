@@ -1,0 +1,88 @@
+// Rows of packed tensors behind the last sequence, as of a buffer of tokens that is not full: they
+// are read into no result, and are in results as rows past seqused are.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attn/attn.hpp"
+#include "conformance/support.hpp"
+
+namespace attn::harness {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr std::int64_t kTotal = 23, kUsed = 16, kHeads = 2, kDim = 8;
+constexpr std::int64_t kRow = kHeads * kDim;
+const std::vector<std::int32_t> kStarts = {0, 4, 4, kUsed};
+
+// NaN from row kUsed on.
+std::vector<float> rows_of_chance(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<float> x(kTotal * kRow, kNaN);
+  for (std::int64_t i = 0; i < kUsed * kRow; ++i) {
+    x[static_cast<std::size_t>(i)] = static_cast<float>(random() % 1000) / 500 - 1;
+  }
+  return x;
+}
+
+Tensor packed(std::vector<float>& x) { return tensor(x.data(), {kTotal, kHeads, kDim}); }
+
+void expect_tail(const std::vector<float>& x, float wanted, const std::string& what) {
+  for (std::int64_t i = 0; i < kTotal * kRow; ++i) {
+    const float value = x[static_cast<std::size_t>(i)];
+    if (i >= kUsed * kRow) {
+      ASSERT_EQ(value, wanted) << what << ", element " << i;
+    } else {
+      ASSERT_TRUE(std::isfinite(value)) << what << ", element " << i;
+    }
+  }
+}
+
+TEST(PackedTail, IsZeroInEveryResult) {
+  std::vector<float> q = rows_of_chance(1), k = rows_of_chance(2), v = rows_of_chance(3),
+                     d_o = rows_of_chance(4);
+  std::vector<std::int32_t> starts = kStarts;
+  Inputs inputs{.q = packed(q), .k = packed(k), .v = packed(v)};
+  inputs.cu_seqlens_q = inputs.cu_seqlens_k = tensor(starts.data(), {4});
+  Problem described{.mask = causal()};
+  described.layout_q = described.layout_k = Layout::packed;
+  const Problem problem = complete(described, inputs);
+  const auto check = [&](const PlanOptions& forward_options, const PlanOptions& backward_options,
+                         const Context& context, const std::string& what) {
+    std::vector<float> o(q.size(), kNaN), dq(o), dk(o), dv(o), lse(kHeads * kTotal, kNaN);
+    const Outputs outputs{.o = packed(o), .lse = tensor(lse.data(), {kHeads, kTotal})};
+    const Gradients gradients{.dq = packed(dq), .dk = packed(dk), .dv = packed(dv)};
+    forward(problem, inputs, outputs, forward_options, context);
+    backward(problem, inputs, outputs, packed(d_o), gradients, backward_options, context);
+    expect_tail(o, 0, what + ": o");
+    expect_tail(dq, 0, what + ": dq");
+    expect_tail(dk, 0, what + ": dk");
+    expect_tail(dv, 0, what + ": dv");
+    for (std::int64_t h = 0; h < kHeads; ++h) {
+      for (std::int64_t i = 0; i < kTotal; ++i) {
+        const float value = lse[static_cast<std::size_t>(h * kTotal + i)];
+        EXPECT_EQ(std::isinf(value), i >= kUsed) << what << ": lse, row " << i;
+        EXPECT_FALSE(std::isnan(value)) << what << ": lse, row " << i;
+      }
+    }
+  };
+  check({.backend = Backend::reference}, {.backend = Backend::reference}, {}, "reference");
+  const std::vector<Algorithm> backward = algorithms(Phase::backward);
+  std::size_t turn = 0;
+  for (const InstructionSet isa : available_instruction_sets()) {
+    for (const Algorithm algorithm : algorithms(Phase::forward)) {
+      Context context;
+      context.isa = isa;
+      check({.backend = Backend::cpu, .algorithm = algorithm},
+            {.backend = Backend::cpu, .algorithm = backward[turn++ % backward.size()]}, context,
+            std::string(name(algorithm)) + ", " + std::string(name(isa)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attn::harness
