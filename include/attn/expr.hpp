@@ -237,9 +237,9 @@ std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buf
 
 // Readable infix text; parse(to_string(e), buffers) gives an Expr with same(e, result).
 std::string to_string(const Expr& e);
-// Names in the text: score query key batch head seqlen_q seqlen_k position, functions as above, and
-// the given buffers written name[i, j]. Throws Error(invalid_argument) with the column and what was
-// expected. Depth and length bounded.
+// Names in the text: score query key batch head seqlen_q seqlen_k position, functions as above but
+// ceil and trunc, which are made of others, and the given buffers written name[i, j]. Throws
+// Error(invalid_argument) with the column and what was expected. Depth and length bounded.
 Expr parse(std::string_view text, const std::vector<Buffer>& buffers = {});
 
 // One CUDA C++ expression. Symbols print as the identifiers of the same name, literals exactly (hex

@@ -19,9 +19,9 @@ struct Machine {
 // What the operating system tells, read anew at each call. Thread-safe.
 Machine describe_machine();
 
-// GFLOP/s of independent multiply-adds in registers (f32: FMA; bf16: VDPBF16PS where the
-// instruction set has it, else as f32) on `threads` workers of the context at once, the best of
-// several short runs within about `seconds`. f16 and f64 count as f32. Throws
+// GFLOP/s of independent multiply-adds in registers (f32: FMA; bf16: tiles of AMX or
+// VDPBF16PS where the instruction set has them, else as f32) on `threads` workers of the context at
+// once, the best of several short runs within about `seconds`. f16 and f64 count as f32. Throws
 // Error(invalid_argument) for types that are not floating and for seconds that are not above 0,
 // Error(unavailable) for an instruction set that the machine lacks. Calls at the same time, like
 // any other load, disturb each other's numbers.

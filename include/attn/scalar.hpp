@@ -2,7 +2,7 @@
 // from step to step:
 //
 //   Expr offset = attn::expr::scalar("offset", 17);
-//   Problem p{.mask = s.key <= s.query + offset};
+//   Problem p = complete({.mask = s.key <= s.query + offset}, inputs);
 //   Plan plan = make_plan(p, Phase::forward);
 //   std::int32_t now = 18;
 //   inputs.buffers = {{"offset", tensor(&now, {})}};  // this call's; without it 17

@@ -233,8 +233,9 @@ void validate_matmul(const MatmulProblem& p) {
                              name(p.output), to_string(p)));
   }
   if (p.output != p.dtype && (p.output != DType::f32 || p.dtype == DType::f64)) {
-    check.refuse(fmt::format("output is {}; accepted are {}{} (problem {})", name(p.output),
-                             name(p.dtype), p.dtype == DType::f64 ? "" : " and f32", to_string(p)));
+    check.refuse(fmt::format(
+        "output is {}; accepted are {}{} (problem {})", name(p.output), name(p.dtype),
+        p.dtype == DType::f64 || p.dtype == DType::f32 ? "" : " and f32", to_string(p)));
   }
 }
 

@@ -136,9 +136,11 @@ void check_options(const Problem& problem, Phase phase, const PlanOptions& optio
   const std::vector<Algorithm> known = algorithms(phase);
   if (options.algorithm != Algorithm::automatic &&
       std::find(known.begin(), known.end(), options.algorithm) == known.end()) {
+    std::string names = "automatic";
+    for (const Algorithm algorithm : known) names += ", " + std::string(name(algorithm));
     throw Error(ErrorCode::unsupported, "algorithm " + std::string(name(options.algorithm)) +
                                             " has no " + std::string(name(phase)) +
-                                            " pass on the cpu backend");
+                                            " pass on the cpu backend; accepted are " + names);
   }
 }
 

@@ -258,7 +258,8 @@ void add_run(CLI::App& app, int& status, const std::string& command_line) {
   sub->footer(
       "Examples:\n"
       "  attn run --input examples/data/minilm_layer3.safetensors --output o.safetensors --verify\n"
-      "  attn run --input qkv.safetensors --output o.npy --causal --softcap 30 --dtype bf16\n"
+      "  attn run --input qkv.safetensors --output o.safetensors --causal --softcap 30 --dtype "
+      "bf16\n"
       "  attn run --q q.npy --k k.npy --v v.npy --mask 'query >= key && query - key < 1024' "
       "--verify\n"
       "  attn run --input qkv.safetensors --score 'score - w[head] * (query - key)' --buffer "

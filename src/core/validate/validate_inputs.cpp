@@ -104,12 +104,9 @@ std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Pr
       buffers.push_back({buffer->name(), t});
       continue;
     }
-    // Of a binding the rank is looked at below; a Buffer has one that is accepted.
-    const auto has_elements = [&] {
-      const auto* const end = t.shape.begin() + t.rank;
-      return std::find(t.shape.begin(), end, 0) == end;
-    };
-    if (binding == nullptr && t.data == nullptr && has_elements()) {
+    // A size of 0 stands for that of the binding, unless nothing is there to be read.
+    const bool is_read = problem.batch > 0 && problem.seqlen_q > 0 && problem.seqlen_k > 0;
+    if (binding == nullptr && t.data == nullptr && is_read) {
       check.refuse(
           fmt::format("{} is {} without data; accepted is a tensor with data, in the problem's "
                       "Buffer or bound to its name in buffers",
