@@ -72,8 +72,8 @@ def _mask(
 
 
 def _offset(value: int | Tensor, device: Any) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value.reshape(())
+    if isinstance(value, Tensor):  # the cache raises its own in place before the mask is read
+        return value.clone().reshape(())
     return torch.tensor(value, dtype=torch.int32, device=device) if value else None
 
 

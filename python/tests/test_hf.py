@@ -161,11 +161,28 @@ def assert_generates_same(model, **options):
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_generate(name, cache, padding, device):
     assert_generates_same(decoder(name, device), **tokens(padding), cache_implementation=cache)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_static_cache_is_filled_in_chunks(name, device):
+    """The cache raises its length in place between making a mask and reading it."""
+    model = decoder(name, device)
+    ids = on_device_of(model, tokens("none"))["input_ids"]
+    found = {}
+    for implementation in ("eager", "attn"):
+        model.set_attn_implementation(implementation)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=ids.shape[1] + 3)
+        with torch.no_grad():
+            found[implementation] = [
+                model(chunk, past_key_values=cache).logits for chunk in ids.split(4, dim=1)
+            ]
+    for ours, eager in zip(found["attn"], found["eager"], strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", DECODERS)
