@@ -49,7 +49,8 @@ def captured(value: Any) -> Any:
     if kind is float:
         return Float(value) if abs(value) < _FLOAT32_MAX else value
     if is_numpy_number(value):
-        return captured(value.item())
+        item = value.item()
+        return captured(float(item) if is_numpy_number(item) else item)  # item: of longdouble
     return value
 
 

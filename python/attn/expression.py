@@ -12,6 +12,7 @@ An `Expr` never changes, so threads may share it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -48,6 +49,10 @@ class Expr:
         self.finished: tuple[Any, ...] | None = None  # what `finish` gave, for attn.trace
 
     __hash__ = object.__hash__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy reads copies of the arrays, whose ids are others."""
+        return _copied, (self.text, self.kind, self.binds, list(self.buffers.items()))
 
     def __repr__(self) -> str:
         return f"Expr({finish(self)[0]!r})"
@@ -366,6 +371,12 @@ def where(condition: Any, x: Any, y: Any) -> Expr:
     buffers = {**c.buffers, **a.buffers, **b.buffers}
     text = f"select({c.text}, {a.text}, {b.text})"
     return Expr(text, max(a.kind, b.kind), PRIMARY, buffers)
+
+
+def _copied(text: str, kind: int, binds: int, buffers: list[tuple[int, Any]]) -> Expr:
+    keys = {str(old): id(array) for old, array in buffers}
+    text = re.sub("\x01([^\x02]*)\x02", lambda found: f"\x01{keys[found[1]]}\x02", text)
+    return Expr(text, kind, binds, {id(array): array for _, array in buffers})
 
 
 def buffer(array: Any) -> Any:

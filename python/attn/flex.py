@@ -111,6 +111,12 @@ def flex_attention(
             )
         mask = block_mask.mask_mod
         if isinstance(block_mask, TorchBlockMask):
+            batch, heads = block_mask.shape[:2]
+            if batch not in (1, query.shape[0]) or heads not in (1, query.shape[1]):
+                raise InvalidArgument(  # an index out of range would read 0
+                    f"block_mask is of batch {batch} and {heads} heads; accepted are those of "
+                    f"query, {query.shape[0]} and {query.shape[1]}, or 1"
+                )
             mask = _listed(block_mask)
     out, lse = attn_torch.attention(
         query, key, value, mask=mask, score=score_mod, scale=scale, layout="bhsd", return_lse=True

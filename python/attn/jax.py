@@ -166,12 +166,13 @@ def attention(
     """attn.attention, to be used under jax.jit, jax.grad and jax.vmap, and by itself.
 
     Arguments, layouts, results and errors are those of attn.attention, with these differences.
-    Arrays may be traced; out and lse are differentiable by q, k, v, sink, bias, alibi and by the
-    arrays that the score reads. rng may be a key (jax.random.key, or its data, uint32 [2]), which a
-    compiled program takes as an argument. Numbers are part of what is compiled.
-    Packed sequences need max_seqlen_q and max_seqlen_k on a GPU. vmap adds to the batch where
-    nothing tells the sequences apart, else one element runs after the other. Errors that show when
-    the program runs are JAX's own, with attn's text. There is no second derivative.
+    Results are new arrays: there is no out= and no lse=. Arrays may be traced; out and lse are
+    differentiable by q, k, v, sink, bias, alibi and by the arrays that the score reads. rng may
+    be a key (jax.random.key, or its data, uint32 [2]), which a compiled program takes as an
+    argument. Numbers are part of what is compiled. Packed sequences need max_seqlen_q and
+    max_seqlen_k on a GPU. vmap adds to the batch where nothing tells the sequences apart, else
+    one element runs after the other. Errors that show when the program runs are JAX's own, with
+    attn's text. There is no second derivative.
 
     Returns:
         `out`, or `(out, lse)`; lse is float32 `[batch, heads_q, seqlen_q]`, natural logarithm.
@@ -258,9 +259,11 @@ def _with_numbers(made: _attn.Options) -> str:
     problem = made.problem
     for name, value in made.buffers.items():
         if isinstance(value, int):
-            problem = problem.replace(f"scalar({name}:i32)", f"scalar({name}={value})")
+            problem = problem.replace(f"scalar({name}:i32)", f"scalar({name}={int(value)})")
         elif isinstance(value, float):
-            problem = problem.replace(f"scalar({name}:f32)", f"scalar({name}={value!r})")
+            with np.errstate(over="ignore"):
+                rounded = float(np.float32(value))  # as in a call that is not traced
+            problem = problem.replace(f"scalar({name}:f32)", f"scalar({name}={rounded!r})")
     return problem
 
 
@@ -279,6 +282,16 @@ def _words(rng: Any) -> Any:
 def _state(words: Any) -> Any:
     """Seed and offset as the library reads them, two integers of 64 bits: the key, and 0."""
     return jnp.concatenate((words[::-1], jnp.zeros(2, jnp.uint32)))
+
+
+def _of_batch(name: str, lengths: Any, query: Any) -> Any:
+    """One for each sequence, since an index out of range reads 0."""
+    if lengths.dtype != jnp.int32 or lengths.shape != query.shape[:1]:
+        raise InvalidArgument(
+            f"{name} is of {lengths.dtype} {tuple(lengths.shape)}; accepted is int32 "
+            f"[{query.shape[0]}], one for each sequence"
+        )
+    return lengths
 
 
 def _of_scores(name: str, array: Any, query: Any, key: Any) -> Any:
@@ -329,12 +342,12 @@ def dot_product_attention(
         )
         terms += [f"query - key <= {int(left)}", f"key - query <= {int(right)}"]
     buffers: dict[str, Any] = {}
-    for name, symbol, lengths in (
-        ("lengths_q", "query", query_seq_lengths),
-        ("lengths_k", "key", key_value_seq_lengths),
+    for name, symbol, argument, lengths in (
+        ("lengths_q", "query", "query", query_seq_lengths),
+        ("lengths_k", "key", "key_value", key_value_seq_lengths),
     ):
         if lengths is not None:
-            buffers[name] = jnp.asarray(lengths)
+            buffers[name] = _of_batch(f"{argument}_seq_lengths", jnp.asarray(lengths), query)
             terms.append(f"{symbol} < {name}[batch]")
     if mask is not None:
         mask = jnp.asarray(mask)

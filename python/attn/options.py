@@ -298,7 +298,7 @@ def make_options(**keywords: Unpack[Options]) -> _attn.Options:
     key = tuple(keywords.items())
     try:
         known = _KNOWN.get(key)
-    except TypeError:  # an array of NumPy has no hash
+    except (TypeError, ValueError):  # an array of NumPy has no hash, nor a writable memoryview
         known = None
     if known is not None:
         return known

@@ -119,6 +119,8 @@ def cpu_backward(
 def _four(attn_mask: Tensor | None) -> Tensor | None:
     if attn_mask is None:
         return None
+    if attn_mask.dtype == torch.float64:  # as PyTorch makes a mask of booleans for float64
+        attn_mask = attn_mask.float()
     return attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
 
 

@@ -1,5 +1,6 @@
 #include "call.hpp"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -30,12 +31,76 @@ bool is_alibi(std::string_view name, const Tensor& tensor, const std::string& pr
 
 // What the caller knows a buffer of attn/options.py by.
 std::string_view argument_of(std::string_view buffer, const std::string& problem) {
-  if (buffer == "_allowed") return "mask";
+  if (buffer == kMaskArray) return "mask";
   const bool is_slopes = buffer == "slopes" && problem.find("_alibi") != std::string::npos;
-  return buffer == "_head_slopes" || is_slopes ? "alibi" : buffer;
+  return buffer == kHeadSlopes || is_slopes ? "alibi" : buffer;
+}
+
+// The largest of the numbers (of the differences of neighbours), which are on the CPU; 0 where they
+// are not, or are no lengths, which the library then refuses.
+std::int64_t longest(const Tensor& lengths, bool differences) {
+  if (lengths.device.type != DeviceType::cpu || lengths.data == nullptr || lengths.rank != 1 ||
+      lengths.dtype != DType::i32 || lengths.strides[0] != 1) {
+    return 0;
+  }
+  const auto* at = static_cast<const std::int32_t*>(lengths.data);
+  std::int64_t most = 0;
+  for (std::int64_t i = differences ? 1 : 0; i < lengths.shape[0]; ++i) {
+    most = std::max(most, std::int64_t{at[i]} - (differences ? at[i - 1] : 0));
+  }
+  return most;
 }
 
 }  // namespace
+
+// An index out of range reads 0, so that an array of other lengths would hide keys without a word.
+void check_mask(const Tensor& mask, const Inputs& inputs) {
+  const Tensor& q = inputs.q;
+  const Tensor& k = inputs.k;
+  const bool packed_q = inputs.cu_seqlens_q.given(), packed_k = inputs.cu_seqlens_k.given();
+  const bool paged = inputs.page_table.given();
+  if (q.rank != (packed_q ? 3 : 4) || k.rank != (packed_k ? 3 : 4)) return;  // refused later
+  // Sequences of a packed or paged tensor have lengths of their own, which on a GPU are not looked
+  // at: a mask has a row and a column for the longest one at least.
+  const auto length = [](const Tensor& x, bool packed, const Tensor& cu_seqlens) {
+    return packed ? longest(cu_seqlens, true) : x.shape[1];
+  };
+  const std::array<std::int64_t, 4> whole{
+      packed_q ? inputs.cu_seqlens_q.shape[0] - 1 : q.shape[0], q.shape[packed_q ? 1 : 2],
+      length(q, packed_q, inputs.cu_seqlens_q),
+      paged ? longest(inputs.seqused_k, false) : length(k, packed_k, inputs.cu_seqlens_k)};
+  const std::array<bool, 4> at_least{false, false, packed_q, packed_k || paged};
+  for (std::int32_t i = 1; i <= mask.rank; ++i) {
+    const auto axis = static_cast<std::size_t>(4 - i);
+    const std::int64_t size = mask.shape[static_cast<std::size_t>(mask.rank - i)];
+    if (size == 1 || size == whole[axis] || (at_least[axis] && size > whole[axis])) continue;
+    const auto sizes = [&](std::size_t which) {
+      return std::to_string(whole[which]) + (at_least[which] ? " or more" : "");
+    };
+    throw Error(ErrorCode::invalid_argument,
+                "mask is " + to_string(mask) + "; accepted are [seqlen_q, seqlen_k] and [batch, " +
+                    "heads_q, seqlen_q, seqlen_k], here of " + sizes(0) + ", " + sizes(1) + ", " +
+                    sizes(2) + " and " + sizes(3) + ", where sizes of 1 broadcast");
+  }
+}
+
+// As for masks: heads without a slope would have none without a word.
+void check_alibi(const Tensor& slopes, const Inputs& inputs) {
+  const Tensor& q = inputs.q;
+  if (q.rank < 3) return;  // refused later
+  const std::int64_t heads = q.shape[static_cast<std::size_t>(q.rank) - 2];
+  const std::int64_t batch =
+      inputs.cu_seqlens_q.given() ? inputs.cu_seqlens_q.shape[0] - 1 : q.shape[0];
+  const auto fits = [](std::int64_t size, std::int64_t wanted) {
+    return size == 1 || size == wanted;
+  };
+  if (slopes.rank == 2 && fits(slopes.shape[0], batch) && fits(slopes.shape[1], heads)) return;
+  if (slopes.rank == 1 && slopes.shape[0] == heads && slopes.dtype == DType::f32) return;
+  throw Error(ErrorCode::invalid_argument,
+              "alibi is " + to_string(slopes) +
+                  "; accepted are f32[heads_q] and f32[batch, heads_q], " + "here of " +
+                  std::to_string(batch) + " and " + std::to_string(heads));
+}
 
 Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Recording recording)
     : options_(options),
@@ -117,50 +182,13 @@ void Call::take_buffers(const nb::dict& buffers) {
       continue;
     }
     Array array = input(argument_of(name, options_.problem), value);
-    if (name == "_allowed") check_mask(array.tensor);  // attn/options.py, MASK_ARRAY
-    if (name == "_head_slopes" || is_alibi(name, array.tensor, options_.problem)) {
-      check_alibi(array.tensor);
+    if (name == kMaskArray) check_mask(array.tensor, inputs_);
+    if (name == kHeadSlopes || is_alibi(name, array.tensor, options_.problem)) {
+      check_alibi(array.tensor, inputs_);
     }
     inputs_.buffers.emplace_back(name, array.tensor);
     buffers_.emplace_back(std::move(name), std::move(array));
   }
-}
-
-// An index out of range reads 0, so that an array of other lengths would hide keys without a word.
-void Call::check_mask(const Tensor& mask) const {
-  const Tensor& q = inputs_.q;
-  const Tensor& k = inputs_.k;
-  // Sequences of a packed or paged tensor have lengths of their own.
-  if (q.rank != 4 || k.rank != 4 || inputs_.page_table.given()) return;
-  const std::array<std::int64_t, 4> whole{q.shape[0], q.shape[2], q.shape[1], k.shape[1]};
-  for (std::int32_t i = 1; i <= mask.rank; ++i) {
-    const std::int64_t size = mask.shape[static_cast<std::size_t>(mask.rank - i)];
-    const std::int64_t wanted = whole[static_cast<std::size_t>(4 - i)];
-    if (size == 1 || size == wanted) continue;
-    throw Error(ErrorCode::invalid_argument,
-                "mask is " + to_string(mask) + "; accepted are [seqlen_q, seqlen_k] and [batch, " +
-                    "heads_q, seqlen_q, seqlen_k], here of " + std::to_string(whole[0]) + ", " +
-                    std::to_string(whole[1]) + ", " + std::to_string(whole[2]) + " and " +
-                    std::to_string(whole[3]) + ", where sizes of 1 broadcast");
-  }
-}
-
-// As for masks: heads without a slope would have none without a word.
-void Call::check_alibi(const Tensor& slopes) const {
-  const Tensor& q = inputs_.q;
-  if (q.rank < 3) return;  // refused later
-  const std::int64_t heads = q.shape[static_cast<std::size_t>(q.rank) - 2];
-  const std::int64_t batch =
-      inputs_.cu_seqlens_q.given() ? inputs_.cu_seqlens_q.shape[0] - 1 : q.shape[0];
-  const auto fits = [](std::int64_t size, std::int64_t wanted) {
-    return size == 1 || size == wanted;
-  };
-  if (slopes.rank == 2 && fits(slopes.shape[0], batch) && fits(slopes.shape[1], heads)) return;
-  if (slopes.rank == 1 && slopes.shape[0] == heads && slopes.dtype == DType::f32) return;
-  throw Error(ErrorCode::invalid_argument,
-              "alibi is " + to_string(slopes) +
-                  "; accepted are f32[heads_q] and f32[batch, heads_q], " + "here of " +
-                  std::to_string(batch) + " and " + std::to_string(heads));
 }
 
 // A number of the mask or score, in memory that lives as long as the call.

@@ -35,6 +35,14 @@ struct Options {
 // The tensor of that name, or null: then it is a buffer.
 Tensor* member(Inputs& inputs, std::string_view name);
 
+// The buffers of a mask that is an array, and of slopes of each sequence: MASK_ARRAY and
+// HEAD_SLOPES of attn/options.py.
+inline constexpr std::string_view kMaskArray = "_allowed", kHeadSlopes = "_head_slopes";
+
+// Refuse what has not the sizes of the call.
+void check_mask(const Tensor& mask, const Inputs& inputs);
+void check_alibi(const Tensor& slopes, const Inputs& inputs);
+
 // Whether a call refuses tensors that PyTorch would record a gradient of, because nothing would.
 enum class Recording : std::uint8_t { refused, done_by_caller };
 
@@ -87,8 +95,6 @@ class Call {
   void check_trace(Recording recording) const;
   void take_tensors(const nb::dict& tensors);
   void take_buffers(const nb::dict& buffers);
-  void check_mask(const Tensor& mask) const;
-  void check_alibi(const Tensor& slopes) const;
   Tensor scalar(std::string_view name, nb::handle number);
 
   const Options& options_;

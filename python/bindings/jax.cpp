@@ -270,6 +270,14 @@ class Invocation {
       }
     }
     // A gradient of what is shared is one for each element.
+    const std::vector<std::string_view> wanted = phase_ == Phase::forward
+                                                     ? std::vector<std::string_view>{}
+                                                     : split(attributes_.text("wanted"));
+    if (std::any_of(wanted.begin(), wanted.end(), [](std::string_view name) {
+          return name != "q" && name != "k" && name != "v";
+        })) {
+      return false;
+    }
     return std::all_of(results_.begin(), results_.end(),
                        [](const Operand& one) { return one.tensor.rank >= 3; });
   }
@@ -307,6 +315,10 @@ class Invocation {
       } else {
         inputs.buffers.emplace_back(name, tensor);
       }
+    }
+    for (const auto& [name, tensor] : inputs.buffers) {
+      if (name == kMaskArray) check_mask(tensor, inputs);
+      if (name == kHeadSlopes) check_alibi(tensor, inputs);
     }
     const std::shared_ptr<const Plan> known = plan_of(described_, inputs, phase_, options_);
     const Plan& plan = *known;

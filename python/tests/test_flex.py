@@ -195,6 +195,12 @@ def test_arguments():
     mask = attn.torch.create_block_mask(lambda b, h, i, j: i >= j, None, None, 8, 9)
     with pytest.raises(ValueError, match="accepted are those of the tensors, 8 and 8"):
         attn.torch.flex_attention(q, q, q, block_mask=mask)
+    for batch, heads in ((2, None), (None, 3)):  # of PyTorch, whose blocks are read by index
+        mask = theirs.create_block_mask(
+            lambda b, h, i, j: i >= j, batch, heads, 8, 8, device="cpu", BLOCK_SIZE=4
+        )
+        with pytest.raises(ValueError, match="block_mask is of batch .*, 4 and 2, or 1"):
+            attn.torch.flex_attention(*[torch.randn(4, 2, 8, 4)] * 3, block_mask=mask)
     with pytest.raises(ValueError, match="enable_gqa=True"):
         attn.torch.flex_attention(q, q[:, :1], q[:, :1])
     for given, name in ((lambda b, h, i, j: i >= j, "function"), (torch.ones(8, 8), "Tensor")):

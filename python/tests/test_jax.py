@@ -199,6 +199,34 @@ def test_vmap_within_vmap():
         np.testing.assert_array_equal(found[i, j], one(q[i, j], k[i, j], v[i, j], bias[j]))
 
 
+def test_gradients_of_a_shared_bias_within_vmap():
+    random = np.random.default_rng(12)
+    q = jnp.asarray(random.normal(size=(3, 1, 4, 2, 8)), jnp.float32)
+    bias = jnp.asarray(random.normal(size=(1, 2, 4, 4)), jnp.float32)
+
+    def loss(attend, bias):
+        return (attend(bias) ** 2).sum()
+
+    def one(q, bias):
+        return attn.jax.attention(q, q, q, bias=bias)
+
+    mapped = jax.vmap(one, in_axes=(0, None))
+    found = jax.grad(lambda b: loss(lambda b: mapped(q, b), b))(bias)
+    wanted = sum(jax.grad(lambda b, x=x: loss(lambda b: one(x, b), b))(bias) for x in q)
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+    each = jax.vmap(jax.grad(lambda b, x: loss(lambda b: one(x, b), b)), in_axes=(None, 0))
+    np.testing.assert_allclose(each(bias, q).sum(0), wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("number", [np.float64(2.5), np.float32(0.3), True, np.bool_(True), 1e-50])
+def test_numbers_of_a_formula(number):
+    q, k, v = qkv()
+    score = attn.Formula("score * x", x=number)
+    found = attn.jax.attention(q, k, v, score=score)
+    wanted = attn.attention(*map(np.asarray, (q, k, v)), score=score)
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_numbers_of_numpy_as_seeds():
     q = jnp.ones((1, 8, 2, 4))
     found = attn.jax.attention(q, q, q, dropout=0.5, rng=np.int64(7))
@@ -277,6 +305,21 @@ def test_refusals():
     for options in ({"mask": jnp.ones((11, 12), bool)}, {"bias": jnp.ones((1, 3, 12, 12))}):
         with pytest.raises(attn.InvalidArgument, match=f"{next(iter(options))} has shape"):
             attn.jax.dot_product_attention(q, k, v, **options)
+    for lengths in (
+        jnp.zeros(1, jnp.int32),
+        jnp.zeros(2),
+        jnp.int32(3),
+        jnp.zeros((2, 1), jnp.int32),
+    ):
+        with pytest.raises(attn.InvalidArgument, match="key_value_seq_lengths is of"):
+            attn.jax.dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
+    used = jnp.full(2, 9, jnp.int32)
+    for options, message in (
+        ({"mask": jnp.ones((3, 1, 12, 12), bool)}, "mask is"),
+        ({"alibi": jnp.ones((3, 4))}, "alibi is"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            attn.jax.attention(q, k, v, seqused_k=used, **options).block_until_ready()
     with pytest.raises(TypeError, match="reach"):
         attn.jax.attention(q, k, v, reach=3)
     lengths = np.array([0, 30], np.int32)  # past the 24 rows

@@ -82,6 +82,39 @@ REFUSED = {
         lambda: attn.attention(X, X, X, mask=np.ones((7, 8), bool)),
         r"mask is u8\[7, 8\].*accepted are \[seqlen_q, seqlen_k\]",
     ),
+    "size of a mask of packed sequences": (
+        lambda: attn.attention(
+            X[0],
+            X[0],
+            X[0],
+            mask=np.ones((2, 2), bool),
+            cu_seqlens_q=np.array([0, 3, 8], np.int32),
+            cu_seqlens_k=np.array([0, 3, 8], np.int32),
+        ),
+        r"mask is u8\[2, 2\].*here of 2, 2, 5 or more and 5 or more",
+    ),
+    "heads of a mask of packed sequences": (
+        lambda: attn.attention(
+            X[0],
+            X[0],
+            X[0],
+            mask=np.ones((2, 3, 8, 8), bool),
+            cu_seqlens_q=np.array([0, 3, 8], np.int32),
+            cu_seqlens_k=np.array([0, 3, 8], np.int32),
+        ),
+        r"mask is u8\[2, 3, 8, 8\]",
+    ),
+    "size of a mask of pages": (
+        lambda: attn.attention(
+            X,
+            np.ones((2, 8, 2, 16), np.float32),
+            np.ones((2, 8, 2, 16), np.float32),
+            mask=np.ones((8, 9), bool),
+            page_table=np.zeros((1, 2), np.int32),
+            seqused_k=np.array([12], np.int32),
+        ),
+        r"mask is u8\[8, 9\].*and 12 or more",
+    ),
     "softcap of several": (
         lambda: attn.attention(X, X, X, softcap=np.zeros(2)),
         r"softcap is array\(\[0., 0.\]\); accepted is a finite number",

@@ -121,6 +121,17 @@ def test_compiled():
         torch.testing.assert_close(x, y)
 
 
+@pytest.mark.usefixtures("_active")
+def test_booleans_for_float64():
+    """PyTorch makes numbers of float64 of them."""
+    q = torch.randn(1, 2, 8, 4, dtype=torch.float64)
+    mask = torch.rand(8, 8) < 0.7
+    mask |= torch.eye(8, dtype=torch.bool)
+    found = F.scaled_dot_product_attention(q, q, q, mask)
+    wanted = torch.softmax((q @ q.mT / 2).masked_fill(~mask, -torch.inf), -1) @ q
+    torch.testing.assert_close(found, wanted)
+
+
 def test_the_list():
     assert "attn" in attention.list_flash_attention_impls()
     assert attention.current_flash_attention_impl() is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import pickle
 import threading
 from functools import partial
 
@@ -334,7 +336,38 @@ def test_threads_trace_the_same_function():
     assert len(texts) == 16000
 
 
+def test_a_captured_number_of_more_digits():
+    q = np.ones((1, 4, 1, 4), np.float32)
+
+    def call(x):
+        return attn.attention(q, q, q, score=lambda s: s.score * x)
+
+    np.testing.assert_array_equal(call(np.longdouble(2)), call(2.0))
+
+
 def test_text_passes_through():
     assert resolve("query < 3", None) == ("query < 3", "", {})
     assert resolve(True, None) == ("true", "", {})
     assert call(lambda s: True).text == "true"
+
+
+def test_copies_read_copies_of_arrays():
+    """An expression tells arrays apart by their ids, which those of a copy are not."""
+    random = np.random.default_rng(5)
+    q = random.normal(size=(1, 6, 1, 4)).astype(np.float32)
+    a, b = (random.normal(size=6).astype(np.float32) for _ in range(2))
+    read = (
+        attn.buffer(a)[attn.symbols.key]
+        - 2 * attn.buffer(b)[attn.symbols.query] * attn.buffer(a)[attn.symbols.query]
+    )
+    wanted = attn.attention(q, q, q, score=attn.symbols.score + read)
+    for made in (copy.copy(read), copy.deepcopy(read), pickle.loads(pickle.dumps(read))):
+        np.testing.assert_array_equal(
+            attn.attention(q, q, q, score=attn.symbols.score + made), wanted
+        )
+    other = copy.deepcopy(read)
+    for array in other.buffers.values():
+        array[:] = 0
+    np.testing.assert_array_equal(
+        attn.attention(q, q, q, score=attn.symbols.score + read + other), wanted
+    )
