@@ -14,8 +14,9 @@
 namespace attn::cpu::ATTN_ISA {
 
 inline constexpr int kRowsOfTiles = 4 * kTileRows;
-// Steps for which a buffer holds pairs of 32 columns of B: sums are loaded and stored once for
-// them.
+// Blocks of 32 steps of which a buffer holds pairs of 32 columns of B: sums are loaded and stored
+// once for them. Of one tile of rows, whose products take less time than reading B, one block is
+// taken: more rows of B at a time are more streams than the caches follow (docs/log/cpu.md).
 inline constexpr int kBufferBlocks = 2;
 // Bytes of a column of B that are asked for ahead.
 inline constexpr int kColumnBytesAhead = 512;

@@ -3,7 +3,7 @@
 // of A: all that a product of so few rows has to do. One of many rows reads B once for each eight.
 // Measured beside `packed`, 4096 steps and columns: one row 2.6 to 2.8 times as fast in f32 and 2.2
 // to 5.5 in bf16, 16 rows 1.5 and 1.1 to 1.6. By tiles of AMX up to 64 rows share a reading of B in
-// bf16: beside `amx` 64 rows are 1.2 to 2.2 times as fast (docs/matmul.md).
+// bf16: beside `amx` 64 rows are 1.0 to 2.2 times as fast (docs/matmul.md).
 #include <algorithm>
 
 #include "cpu/matmul/tile.hpp"

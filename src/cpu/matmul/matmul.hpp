@@ -49,7 +49,7 @@ struct ProductBlocks {
 // to kFewRows take it: at 16 it is 1.2 to 1.6 times as fast as rung 4, at 32 0.95 to 1.25 (Zen 5,
 // docs/matmul.md).
 inline constexpr std::int64_t kFewRows = 16;
-// The same of bf16 on AMX, by the order of B: with neighbouring columns 64 rows are 1.2 to 1.7
+// The same of bf16 on AMX, by the order of B: with neighbouring columns 64 rows are 1.0 to 1.7
 // times as fast as by rung 5, 96 0.7 to 0.9; with neighbouring steps, whose tiles lie in memory,
 // 128 1.1 to 1.7 times (docs/matmul.md). Up to kFewestOfTiles rows f32 is as fast as B can be read.
 inline constexpr std::int64_t kFewRowsOfColumns = 64, kFewRowsOfSteps = 128, kFewestOfTiles = 4;
