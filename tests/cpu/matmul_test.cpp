@@ -96,12 +96,20 @@ TEST(Matmul, OperandsThatTasksShareAreRight) {
   expect_right(varied_problem({1, 520, 1100, 4500}, DType::f32, 1), "packed", best, 99);
 }
 
+class Sizes {
+ public:
+  explicit Sizes(std::uint64_t seed) : random_(seed) {}
+  std::int64_t operator()(std::int64_t most) {
+    return 1 + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(most));
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
 // Sizes of chance, none of them a multiple of a tile but by it; several blocks of each dimension.
 TEST(Matmul, ShapesOfChanceAreRight) {
-  std::mt19937_64 random(7);
-  const auto draw = [&](std::int64_t most) {
-    return 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most));
-  };
+  Sizes draw(7);
   for (int i = 0; i < 24; ++i) {
     const DType dtype = i % 3 == 0 ? DType::f32 : i % 3 == 1 ? DType::bf16 : DType::f16;
     const std::array<std::int64_t, 4> shape{draw(2), draw(400), draw(1400), draw(900)};
@@ -113,10 +121,7 @@ TEST(Matmul, ShapesOfChanceAreRight) {
 // Up to 20 rows, several pieces of k, columns that are no multiple of a vector; the rung that a
 // call gets, and few_rows where that is another.
 TEST(Matmul, FewRowsAreRight) {
-  std::mt19937_64 random(8);
-  const auto draw = [&](std::int64_t most) {
-    return 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most));
-  };
+  Sizes draw(8);
   std::uint64_t seed = 400;
   for (const InstructionSet isa : available()) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
@@ -133,20 +138,16 @@ TEST(Matmul, FewRowsAreRight) {
 // Tiles of AMX: one to four of rows, strips and pieces of k, columns and steps that end within a
 // tile; the rung of a call below 64 rows, and few_rows beyond.
 TEST(Matmul, FewRowsOfTilesAreRight) {
-  std::mt19937_64 random(9);
-  const auto draw = [&](std::int64_t most) {
-    return 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most));
-  };
+  Sizes draw(9);
+  constexpr InstructionSet kAmx = InstructionSet::amx_bf16;
+  if (available().back() != kAmx) GTEST_SKIP() << "no AMX";
   std::uint64_t seed = 500;
-  for (const InstructionSet isa : available()) {
-    if (isa != InstructionSet::amx_bf16) continue;
-    for (int variant = 0; variant < 48; ++variant) {
-      const std::int64_t rows = draw(variant % 2 == 0 ? 64 : 150);
-      MatmulProblem p = varied_problem(
-          {draw(2), rows, draw(700), draw(variant % 4 < 2 ? 2500 : 300)}, DType::bf16, variant % 8);
-      if (p.order_c == MatrixOrder::column_major) std::swap(p.m, p.n);
-      expect_right(p, rows > 64 ? "few_rows" : "", isa, ++seed);
-    }
+  for (int variant = 0; variant < 48; ++variant) {
+    const std::int64_t rows = draw(variant % 2 == 0 ? 64 : 150);
+    MatmulProblem p = varied_problem({draw(2), rows, draw(700), draw(variant % 4 < 2 ? 2500 : 300)},
+                                     DType::bf16, variant % 8);
+    if (p.order_c == MatrixOrder::column_major) std::swap(p.m, p.n);
+    expect_right(p, rows > 64 ? "few_rows" : "", kAmx, ++seed);
   }
 }
 
