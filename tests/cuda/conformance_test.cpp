@@ -1,4 +1,5 @@
 // Every listed case in every dtype, and random ones, on a GPU against fp64.
+#include <algorithm>
 #include <string_view>
 #include <tuple>
 
@@ -23,7 +24,8 @@ constexpr Algorithm kAlgorithms[] = {Algorithm::flash_attention_2, Algorithm::fl
 constexpr Algorithm kOrders[] = {Algorithm::standard, Algorithm::flash_attention,
                                  Algorithm::block_sparse};
 
-constexpr std::string_view kKernels[] = {"forward_sm90", "forward_sm80", "forward_simt"};
+constexpr std::string_view kKernels[] = {"forward_sm80_few_rows", "forward_sm90", "forward_sm80",
+                                         "forward_simt"};
 
 // Whether a kernel has to take the case, as docs/cuda-forward.md, "Which kernel" says. Where it
 // depends on addresses and pages it may take the case or not.
@@ -35,6 +37,11 @@ bool must_take(std::string_view kernel, const Case& c) {
   if (p.dtype == DType::f32 || !fits(p.head_dim) || !fits(p.head_dim_v)) return false;
   if (c.hints.strided || c.hints.far) return false;
   if (kernel == "forward_sm80") return true;
+  if (kernel == "forward_sm80_few_rows") {
+    const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
+    const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
+    return rows <= (narrow ? 32 : 16) && p.dropout.probability == 0;
+  }
   return device_info(kGpu.index).arch == 90 && p.layout_k != Layout::paged;
 }
 

@@ -196,6 +196,14 @@ INSTANTIATE_TEST_SUITE_P(
             "b2_n100_h1_d64_mask(key<query-20||key==query/2)_alibi_bf16"),
         kKernels),
     kName);
+INSTANTIATE_TEST_SUITE_P(
+    CudaFewRows, CudaHidden,
+    ::testing::Combine(::testing::Values("b2_sq3_sk700_hq4_hk2_d64_causal_paged16_bf16",
+                                         "b1_sq5_sk900_hq2_hk1_d128_causal_softcap30_f16",
+                                         "b3_sq4_sk300_hq4_hk2_d64_causal_packed_bf16",
+                                         "b2_sq4_sk300_hq8_hk2_d64_causal_sink_bf16"),
+                       ::testing::Values("forward_sm80_few_rows")),
+    kName);
 INSTANTIATE_TEST_SUITE_P(CudaFloat, CudaHidden,
                          ::testing::Combine(::testing::Values("b1_n100_h2_d300_dv40_causal_f32"),
                                             ::testing::Values("forward_simt")),

@@ -146,5 +146,22 @@ INSTANTIATE_TEST_SUITE_P(
         kKernels),
     kName);
 
+const auto kFewRows = ::testing::Values("forward_sm80_few_rows");
+INSTANTIATE_TEST_SUITE_P(
+    CudaFewRows, CudaNeighbours,
+    ::testing::Combine(
+        ::testing::Values("b3_sq3_sk900_hq2_hk1_d64_packed_bf16/cuq0,1,4,6_cuk0,700,1500,2100",
+                          "b2_sq4_sk600_hq4_hk2_d128_bf16/usedq1,3_usedk600,551",
+                          "b2_sq3_sk500_h1_d64_packedq_paged16_bf16/cuq0,2,5_usedk500,499"),
+        kFewRows),
+    kName);
+INSTANTIATE_TEST_SUITE_P(
+    CudaFewRows, CudaUnusedRows,
+    ::testing::Combine(
+        ::testing::Values("b2_sq4_sk600_hq2_hk2_d64_bf16/usedq2,3_usedk600,551",
+                          "b2_sq4_sk600_hq4_hk2_d64_packed_f16/cuq0,3,7_usedq2,1_cuk0,600,1100"),
+        kFewRows),
+    kName);
+
 }  // namespace
 }  // namespace attn::cuda

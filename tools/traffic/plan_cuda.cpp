@@ -138,6 +138,7 @@ PlanTraffic cuda_plan_traffic(const Problem& problem, Phase phase, cuda::Arch ar
           break;
         case cuda::ForwardKernel::sm90:
         case cuda::ForwardKernel::sm80:
+        case cuda::ForwardKernel::few_rows:
         case cuda::ForwardKernel::simt:
           tiles.count(b, g * config.group, weight);
           break;

@@ -79,12 +79,12 @@ LaunchConfig classify_launch(std::int64_t words, int parts) {
   return launch;
 }
 
-LaunchConfig combine_launch(const Problem& p, bool hopper) {
-  constexpr int kRowsPerBlock = 4;  // one warp each, 128 threads
+LaunchConfig combine_launch(const Problem& p, const CombineShape& shape, bool hopper) {
   LaunchConfig launch;
   launch.grid[0] =
-      core::divide_up(core::Size(p.batch) * p.heads_q * p.seqlen_q, kRowsPerBlock).value();
-  launch.block = 32 * kRowsPerBlock;
+      core::divide_up(core::Size(p.batch) * p.heads_q * p.seqlen_q, shape.rows()).value();
+  launch.block = static_cast<unsigned>(shape.threads);
+  launch.shared_bytes = static_cast<unsigned>(shape.shared_bytes);
   launch.programmatic_dependent_launch = hopper;
   return launch;
 }
@@ -121,10 +121,13 @@ ForwardRun make_run(const Plan& plan, const ForwardTensors& tensors, const Input
     run.classify_launch = classify_launch(words, config.parts());
     run.forward_launch.programmatic_dependent_launch = hopper;
   }
+  if (config.kernel == ForwardKernel::few_rows) {
+    run.forward_launch.programmatic_dependent_launch = hopper;
+  }
   requests.push_back({forward_source(p, config, inputs.buffers), &run.forward});
   if (config.splits) {
     requests.push_back({combine_source(config), &run.combine});
-    run.combine_launch = combine_launch(p, hopper);
+    run.combine_launch = combine_launch(p, config.combine, hopper);
   }
   const std::int64_t tiles = num_tiles(p, config, plan.num_splits).value();
   run.forward_launch.grid[0] = blocks_of(config, tiles, device.sm_count);

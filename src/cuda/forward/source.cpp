@@ -58,6 +58,24 @@ std::string print_config(const ForwardConfig& c) {
   return text.text();
 }
 
+// The constants that combine reads: few, so that many problems share a kernel.
+std::string print_combine_config(const ForwardConfig& c) {
+  const ForwardFeatures& f = c.features;
+  ConfigText text(f.dtype);
+  text.number("kHeadDimV", f.head_dim_v);
+  text.flag("kVectorO", f.vector_o);
+  text.number("kAcross", c.combine.across);
+  text.number("kSplitLanes", c.combine.split_lanes);
+  text.number("kThreads", c.combine.threads);
+  const bool by_length = c.kernel == ForwardKernel::few_rows && (f.packed_k || f.used_k);
+  text.number("kBlockKeys", by_length ? c.block_n : 0);
+  text.flag("kPackedQ", f.packed_q);
+  text.flag("kUsedQ", f.used_q);
+  text.flag("kPackedK", by_length && f.packed_k);
+  text.flag("kUsedK", by_length && f.used_k);
+  return text.text();
+}
+
 }  // namespace
 
 expr::Expr score_expression(const Problem& problem) {
@@ -139,11 +157,11 @@ Source combine_source(const ForwardConfig& config) {
   Source source;
   source.name = "combine";
   source.entry = "attn_combine";
-  source.text =
-      "#include \"ptx/math.cuh\"\nnamespace attn::device {\n" + print_config(config) + "}\n";
+  source.text = "#include \"ptx/math.cuh\"\nnamespace attn::device {\n" +
+                print_combine_config(config) + "}\n";
   source.text +=
       "#include \"kernels/combine.cuh\"\n"
-      "extern \"C\" __global__ void __launch_bounds__(128)\n"
+      "extern \"C\" __global__ void __launch_bounds__(attn::device::Config::kThreads)\n"
       "attn_combine(const __grid_constant__ attn::device::ForwardParams p) {\n"
       "  attn::device::combine<attn::device::Config>(p);\n"
       "}\n";

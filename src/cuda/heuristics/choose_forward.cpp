@@ -12,6 +12,7 @@
 #include "core/philox.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/expression_text.hpp"
+#include "cuda/heuristics/forward_few_rows.hpp"
 #include "cuda/heuristics/forward_kernel_name.hpp"
 #include "cuda/heuristics/forward_papers.hpp"
 #include "cuda/heuristics/forward_portable.hpp"
@@ -41,11 +42,21 @@ std::string obstacle_16_bit(const Problem& p, const ForwardTensors& tensors) {
 std::string obstacle(ForwardKernel kernel, const Problem& p, Arch arch,
                      const ForwardTensors& tensors) {
   if (p.dtype == DType::f64) return "dtype is f64; accepted are f32, bf16 and f16";
-  if (kernel != ForwardKernel::sm90 && kernel != ForwardKernel::sm80) return {};
+  switch (kernel) {
+    case ForwardKernel::sm90:
+    case ForwardKernel::sm80:
+    case ForwardKernel::few_rows:
+      break;
+    case ForwardKernel::simt:
+    case ForwardKernel::flash_attention:
+    case ForwardKernel::standard:
+      return {};
+  }
   if (std::string why = obstacle_16_bit(p, tensors); !why.empty()) return why;
   if (kernel == ForwardKernel::sm90 && arch.number != 90) {
     return fmt::format("the architecture is {}; accepted is sm_90a", to_string(arch));
   }
+  if (kernel == ForwardKernel::few_rows) return few_rows_obstacle(p);
   return {};
 }
 
@@ -137,9 +148,13 @@ bool shape_sm90(ForwardConfig& config, const Problem& p, std::string_view parts)
 }
 
 // The fast ones in the order of preference, then those that run by name only.
-constexpr std::array kKernels{ForwardKernel::sm90, ForwardKernel::sm80, ForwardKernel::simt,
-                              ForwardKernel::flash_attention, ForwardKernel::standard};
-constexpr std::size_t kFastKernels = 3;
+constexpr std::array kKernels{ForwardKernel::few_rows,
+                              ForwardKernel::sm90,
+                              ForwardKernel::sm80,
+                              ForwardKernel::simt,
+                              ForwardKernel::flash_attention,
+                              ForwardKernel::standard};
+constexpr std::size_t kFastKernels = 4;
 
 std::span<const ForwardKernel> candidates(std::string_view forced) {
   const std::span all(kKernels);
@@ -153,12 +168,17 @@ std::optional<ForwardConfig> configured(ForwardKernel kernel, const Problem& p, 
   ForwardConfig config;
   config.kernel = kernel;
   config.splits = num_splits > 1;
+  if (config.splits) config.combine = choose_combine(p.head_dim_v, num_splits);
   config.features = features_of(p, tensors);
   config.classified = config.features.mask_reads_buffers;
   bool fits = false;
   switch (kernel) {
     case ForwardKernel::sm90:
       fits = shape_sm90(config, p, parts);
+      break;
+    case ForwardKernel::few_rows:
+      shape_few_rows(config, p);
+      fits = true;
       break;
     case ForwardKernel::sm80:
     case ForwardKernel::simt:
@@ -204,7 +224,8 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
   if (!forced.empty() && why.empty()) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("kernel is '{}'; accepted are forward_sm90, forward_sm80, "
-                            "forward_simt, forward_flash_attention and forward_standard",
+                            "forward_sm80_few_rows, forward_simt, forward_flash_attention and "
+                            "forward_standard",
                             forced));
   }
   throw Error(ErrorCode::unsupported,

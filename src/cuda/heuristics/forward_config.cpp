@@ -1,5 +1,7 @@
 #include "cuda/heuristics/forward_config.hpp"
 
+#include <algorithm>
+
 namespace attn::cuda {
 namespace {
 
@@ -23,6 +25,16 @@ std::int64_t sm80_bytes(const ForwardConfig& c) {
   const std::int64_t row_k = round_up(c.features.head_dim, 16) * 2;
   const std::int64_t row_v = round_up(c.features.head_dim_v, 16) * 2;
   return c.block_m * row_k + std::int64_t{c.stages} * c.block_n * (row_k + row_v);
+}
+
+// ForwardFewRowsLayout: stages of each warp, or O of each warp in rows of float32 and two sums a
+// row.
+std::int64_t few_rows_bytes(const ForwardConfig& c) {
+  const std::int64_t row_k = round_up(c.features.head_dim, 16) * 2;
+  const std::int64_t row_v = round_up(c.features.head_dim_v, 16) * 2;
+  const std::int64_t merged =
+      std::int64_t{c.warps} * c.block_m * (4 * (std::int64_t{c.features.head_dim_v} + 8) + 8);
+  return std::max(std::int64_t{c.stages} * c.block_n * (row_k + row_v), merged);
 }
 
 constexpr std::int64_t kSimtPiece = 64, kSimtPad = 4;
@@ -50,6 +62,8 @@ std::string_view name(ForwardKernel kernel) noexcept {
       return "forward_sm90";
     case ForwardKernel::sm80:
       return "forward_sm80";
+    case ForwardKernel::few_rows:
+      return "forward_sm80_few_rows";
     case ForwardKernel::flash_attention:
       return "forward_flash_attention";
     case ForwardKernel::standard:
@@ -69,6 +83,7 @@ int ForwardConfig::keys_at_once() const noexcept {
 }
 
 int ForwardConfig::parts() const noexcept {
+  if (kernel == ForwardKernel::few_rows) return 1;
   return kernel == ForwardKernel::sm90 ? warps / 4 : warps;
 }
 
@@ -84,6 +99,8 @@ std::int64_t ForwardConfig::shared_bytes() const noexcept {
       return sm90_bytes(*this);
     case ForwardKernel::sm80:
       return sm80_bytes(*this);
+    case ForwardKernel::few_rows:
+      return few_rows_bytes(*this);
     case ForwardKernel::flash_attention:
       return flash_bytes(*this);
     case ForwardKernel::simt:

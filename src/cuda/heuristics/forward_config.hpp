@@ -6,13 +6,15 @@
 #include <string_view>
 
 #include "attn/tensor.hpp"
+#include "cuda/heuristics/combine_shape.hpp"
 
 namespace attn::cuda {
 
 enum class ForwardKernel : std::uint8_t {
-  sm90,  // src/cuda/device/kernels/forward_sm90.cuh: Hopper
-  sm80,  // forward_sm80.cuh: mma.sync, any architecture from 8.0 on
-  simt,  // forward_simt.cuh: float32 and whatever the others do not take
+  sm90,      // src/cuda/device/kernels/forward_sm90.cuh: Hopper
+  sm80,      // forward_sm80.cuh: mma.sync, any architecture from 8.0 on
+  few_rows,  // forward_sm80_few_rows.cuh: the same, decoding
+  simt,      // forward_simt.cuh: float32 and whatever the others do not take
   // The papers' other orders, which run when their algorithm or they are asked for:
   flash_attention,  // forward_flash_attention.cuh
   standard,         // forward_standard.cuh
@@ -67,6 +69,7 @@ struct ForwardConfig {
   int page_rows = 0;  // sm90: keys of one box of the copy engine when paged
 
   bool splits = false;
+  CombineShape combine;      // where keys are split
   bool skips_empty = false;  // flash_attention: tiles that the mask empties are left out
   // A kernel of its own classifies blocks of keys before (device/kernels/classify.cuh), since the
   // mask reads buffers.

@@ -70,7 +70,7 @@ std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
     case Algorithm::flash_attention_2:
     case Algorithm::flash_decoding:
     case Algorithm::memory_efficient:
-      base = "forward_sm90, forward_sm80 or forward_simt";
+      base = "forward_sm90, forward_sm80, forward_sm80_few_rows or forward_simt";
       break;
     case Algorithm::automatic:
       return std::string(kernel);
@@ -99,6 +99,7 @@ Algorithm algorithm_of(ForwardKernel kernel, bool skips_empty) noexcept {
       return Algorithm::standard;
     case ForwardKernel::sm90:
     case ForwardKernel::sm80:
+    case ForwardKernel::few_rows:
     case ForwardKernel::simt:
       break;
   }

@@ -1,36 +1,49 @@
-// Merges the partial results of splits: LSE = log sum exp(LSE_s), O = sum exp(LSE_s - LSE) O_s. One
-// warp a row.
+// Merges the partial results of splits: LSE = log sum exp(LSE_s), O = sum exp(LSE_s - LSE) O_s
+// (Flash-Decoding). Several threads share a column of O, each with some of the splits, so that the
+// loads of a row are on their way together; their sums are added in a fixed order.
 //
-// Reads of C:
-//   Element      of O: Float32, BFloat16 or Float16
-//   kHeadDimV    1 to 512
-//   kVectorO     the address and strides of O are multiples of 4 elements
-//   kPackedQ, kUsedQ
-// Grid: a quarter of the number of rows, batch * heads_q * seqlen_q; 128 threads. May be
-// launched as a dependent of the forward kernel.
+// Reads of C (heuristics/combine_shape.hpp):
+//   Element        of O: Float32, BFloat16 or Float16
+//   kHeadDimV      1 to 512
+//   kVectorO       the address and strides of O are multiples of 4 elements
+//   kAcross        threads side by side, each with kWide columns; a power of two up to 128
+//   kSplitLanes    threads that share a column; kAcross * kSplitLanes is a multiple of 32
+//   kThreads       of a block: a multiple of kAcross * kSplitLanes
+//   kBlockKeys     0, or the keys of a block where splits that end before a sequence does were not
+//                  written, and rows of sequences that one split holds are there already
+//   kPackedQ, kUsedQ, kPackedK, kUsedK
+// Grid: rows, batch * heads_q * seqlen_q, over kThreads / (kAcross * kSplitLanes), with
+// CombineShape::shared_bytes of dynamic shared memory. May be launched as a dependent of the
+// forward kernel.
 #pragma once
 
 #include "params.cuh"
 #include "ptx/dependent.cuh"
+#include "schedule/sequence.cuh"
 #include "softmax/online.cuh"
 #include "tile/scalar.cuh"
 
 namespace attn::device {
 
-inline constexpr int kCombineThreads = 128;
-
 template <class C>
 struct Combine {
   using Element = typename C::Element;
-  // Columns that a lane has side by side, and sets of columns that the warp goes through.
+  using Storage = typename Scalar<Element>::Storage;
+  // Columns that a thread has side by side, and how often its row goes over them.
   static constexpr int kWide = C::kHeadDimV % 4 == 0 ? 4 : 1;
-  static constexpr int kSets = (C::kHeadDimV + 32 * kWide - 1) / (32 * kWide);
+  static constexpr int kSets = (C::kHeadDimV + C::kAcross * kWide - 1) / (C::kAcross * kWide);
+  static constexpr int kRowThreads = C::kAcross * C::kSplitLanes;
+  // Threads whose sums are together in registers of a warp or of warps that share no column; the
+  // other kParts of a row come through shared memory.
+  static constexpr int kPartThreads = C::kAcross < 32 ? 32 : C::kAcross;
+  static constexpr int kParts = kRowThreads / kPartThreads;
+  static_assert(kRowThreads % 32 == 0 && C::kThreads % kRowThreads == 0);
 
   struct alignas(4 * kWide) Partial {
     float x[kWide];
   };
-  struct alignas(sizeof(typename Scalar<Element>::Storage) * (C::kVectorO ? kWide : 1)) Packet {
-    typename Scalar<Element>::Storage x[kWide];
+  struct alignas(sizeof(Storage) * (C::kVectorO ? kWide : 1)) Packet {
+    Storage x[kWide];
   };
 
   const ForwardParams& p;
@@ -38,7 +51,17 @@ struct Combine {
   long long rows;  // of one split
 
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
-
+  // This thread among those of its row.
+  static __device__ __forceinline__ int own() {
+    return static_cast<int>(threadIdx.x % kRowThreads);
+  }
+  static __device__ __forceinline__ int split_lane() { return own() / C::kAcross; }
+  static __device__ __forceinline__ int column(int set) {
+    return kWide * (C::kAcross * set + own() % C::kAcross);
+  }
+  static __device__ __forceinline__ bool inside(int set) {
+    return C::kHeadDimV % (C::kAcross * kWide) == 0 || column(set) < C::kHeadDimV;
+  }
   static __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
@@ -49,15 +72,22 @@ struct Combine {
     for (int i = 1; i < 32; i *= 2) x += __shfl_xor_sync(~0u, x, i);
     return x;
   }
-  __device__ __forceinline__ float partial_lse(int split) const {
-    return split < p.num_splits ? p.partial_lse[split * rows + row] : minus_infinity();
-  }
-  static __device__ __forceinline__ int column(int set) { return kWide * (32 * set + lane()); }
-  static __device__ __forceinline__ bool inside(int set) {
-    return C::kHeadDimV % (32 * kWide) == 0 || column(set) < C::kHeadDimV;
-  }
 
-  __device__ __forceinline__ void run() const {
+  // Where the row goes, and its parts: 0 where the row is not in use. exists: it is to be written.
+  struct Place {
+    int batch, head;
+    long long at;
+    bool exists;
+    int splits;
+  };
+  __device__ __forceinline__ int splits_of(int batch) const {
+    if constexpr (C::kBlockKeys == 0) return p.num_splits;
+    const Sequence s = sequence_of<C>(p, batch);
+    const int blocks = (s.length_k + C::kBlockKeys - 1) / C::kBlockKeys;
+    return max(1, (blocks + p.blocks_per_split - 1) / p.blocks_per_split);
+  }
+  __device__ __forceinline__ Place place() const {
+    if (row >= rows) return {0, 0, 0, false, 0};
     const long long pair = row / p.seqlen_q;
     const int query = static_cast<int>(row - pair * p.seqlen_q);
     const int batch = static_cast<int>(pair / p.heads_q);
@@ -68,16 +98,24 @@ struct Combine {
       const int start = p.cu_seqlens_q[batch];
       length = p.cu_seqlens_q[batch + 1] - start;
       at += start;
-      if (query >= length) return;
+      if (query >= length) return {0, 0, 0, false, 0};
     }
     if constexpr (C::kUsedQ) length = p.seqused_q[batch];
-    const bool used = query < length;
+    const int splits = splits_of(batch);
+    if (C::kBlockKeys > 0 && splits == 1) return {0, 0, 0, false, 0};
+    return {batch, head, at, true, query < length ? splits : 0};
+  }
 
+  __device__ __forceinline__ float partial_lse(int split, int splits) const {
+    return split < splits ? p.partial_lse[split * rows + row] : minus_infinity();
+  }
+
+  __device__ __forceinline__ void run() const {
+    const Place to = place();
+    const int splits = to.splits;
     float top = minus_infinity();
-    if (used) {
-      for (int split = lane(); split < p.num_splits; split += 32) {
-        top = fmaxf(top, partial_lse(split));
-      }
+    for (int split = lane(); split < splits; split += 32) {
+      top = fmaxf(top, partial_lse(split, splits));
     }
     top = warp_max(top);
     const float from = top == minus_infinity() ? 0 : top;
@@ -88,42 +126,79 @@ struct Combine {
 #pragma unroll
       for (int i = 0; i < kWide; ++i) o[set][i] = 0;
     }
-    const int splits = used ? p.num_splits : 0;
     for (int first = 0; first < splits; first += 32) {
-      const float share = expf(partial_lse(first + lane()) - from);
+      const float share = expf(partial_lse(first + lane(), splits) - from);
       sum += share;
-      add(o, share, first, min(32, splits - first));
+      add(o, share, first, splits);
     }
     sum = warp_sum(sum);
-    const float inverse = sum == 0 ? 0 : 1 / sum;
-    store(o, inverse,
-          element<Element>(p.o, (C::kPackedQ ? 0 : batch * p.o_strides.batch) +
-                                    at * p.o_strides.row + head * p.o_strides.head));
-    if (p.lse != nullptr && lane() == 0) {
-      p.lse[(C::kPackedQ ? 0 : batch * p.lse_strides.batch) + at * p.lse_strides.row +
-            head * p.lse_strides.head] = sum == 0 ? minus_infinity() : top + logf(sum);
+    add_lanes(o);
+    if (!to.exists || split_lane() != 0) return;
+    store(o, sum == 0 ? 0 : 1 / sum,
+          element<Element>(p.o, (C::kPackedQ ? 0 : to.batch * p.o_strides.batch) +
+                                    to.at * p.o_strides.row + to.head * p.o_strides.head));
+    if (p.lse != nullptr && own() == 0) {
+      p.lse[(C::kPackedQ ? 0 : to.batch * p.lse_strides.batch) + to.at * p.lse_strides.row +
+            to.head * p.lse_strides.head] = sum == 0 ? minus_infinity() : top + logf(sum);
     }
   }
 
-  // O += share O_s of `count` splits from `first` on, whose shares the lanes hold.
+  // O += share O_s of those of the 32 splits from `first` on that this thread has; the lanes of the
+  // warp hold their shares.
   __device__ __forceinline__ void add(float (&o)[kSets][kWide], float share, int first,
-                                      int count) const {
-#pragma unroll 4
-    for (int s = 0; s < count; ++s) {
-      const float weight = __shfl_sync(~0u, share, s);
-      const float* from = p.partial_o + ((first + s) * rows + row) * C::kHeadDimV;
+                                      int splits) const {
+#pragma unroll 8
+    for (int i = 0; i < 32; i += C::kSplitLanes) {
+      if (first + i >= splits) break;  // the same for all threads of the row
+      const int split = i + split_lane();
+      const float weight = __shfl_sync(~0u, share, split);
+      if (first + split >= splits) continue;
+      const float* from = p.partial_o + ((first + split) * rows + row) * C::kHeadDimV;
 #pragma unroll
       for (int set = 0; set < kSets; ++set) {
         if (!inside(set)) continue;
         const Partial x = *reinterpret_cast<const Partial*>(from + column(set));
 #pragma unroll
-        for (int i = 0; i < kWide; ++i) o[set][i] = fmaf(weight, x.x[i], o[set][i]);
+        for (int k = 0; k < kWide; ++k) o[set][k] = fmaf(weight, x.x[k], o[set][k]);
+      }
+    }
+  }
+
+  // Adds up what the threads of a column have; the first of them gets the sum.
+  static __device__ __forceinline__ void add_lanes(float (&o)[kSets][kWide]) {
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) {
+#pragma unroll
+        for (int i = C::kAcross; i < 32; i *= 2) o[set][k] += __shfl_xor_sync(~0u, o[set][k], i);
+      }
+    }
+    if constexpr (kParts > 1) {
+      extern __shared__ __align__(16) char memory[];
+      Partial* const parts = reinterpret_cast<Partial*>(memory);
+#pragma unroll
+      for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+        for (int k = 0; k < kWide; ++k) parts[set * C::kThreads + threadIdx.x].x[k] = o[set][k];
+      }
+      __syncthreads();
+      if (own() >= C::kAcross) return;
+#pragma unroll
+      for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+        for (int part = 1; part < kParts; ++part) {
+#pragma unroll
+          for (int k = 0; k < kWide; ++k) {
+            o[set][k] += parts[set * C::kThreads + threadIdx.x + part * kPartThreads].x[k];
+          }
+        }
       }
     }
   }
 
   static __device__ __forceinline__ void store(const float (&o)[kSets][kWide], float factor,
-                                               typename Scalar<Element>::Storage* to) {
+                                               Storage* to) {
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
       if (!inside(set)) continue;
@@ -137,11 +212,13 @@ struct Combine {
 
 template <class C>
 __device__ __forceinline__ void combine(const ForwardParams& p) {
+  launch_dependents();
   wait_for_dependencies();
   const long long rows = static_cast<long long>(p.batch) * p.heads_q * p.seqlen_q;
+  constexpr int kRows = C::kThreads / Combine<C>::kRowThreads;
   const long long row =
-      static_cast<long long>(blockIdx.x) * (kCombineThreads / 32) + threadIdx.x / 32;
-  if (row < rows) Combine<C>{p, row, rows}.run();
+      static_cast<long long>(blockIdx.x) * kRows + threadIdx.x / Combine<C>::kRowThreads;
+  Combine<C>{p, row, rows}.run();
 }
 
 }  // namespace attn::device

@@ -34,6 +34,7 @@
 #include "tile/accumulator.cuh"
 #include "tile/score_vectors.cuh"
 #include "tile/shared_tile.cuh"
+#include "tile/warp_values.cuh"
 
 namespace attn::device {
 
@@ -144,27 +145,6 @@ struct ForwardSm80 {
         for (int m = 0; m < kTiles; ++m) {
           multiply(Element{}, w.s[m] + 8 * j, q[m], k[0], k[1]);
           multiply(Element{}, w.s[m] + 8 * j + 4, q[m], k[2], k[3]);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void multiply_pv(Warp& w,
-                                              const unsigned (&p16)[kTiles][C::kBlockN / 4],
-                                              int stage) const {
-    const unsigned v_lane = w.v_lane + static_cast<unsigned>(stage * Layout::kV);
-#pragma unroll
-    for (int step = 0; step < C::kBlockN / 16; ++step) {
-#pragma unroll
-      for (int j = 0; j < TileV::kChunks / 2; ++j) {
-        unsigned v[4];
-        load_matrices_transposed(v, TileV::further(v_lane, 16 * step, 2 * j));
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-          multiply(Element{}, w.o[m] + 8 * j, &p16[m][4 * step], v[0], v[1]);
-          if (2 * j + 1 < TileV::kUsedChunks) {
-            multiply(Element{}, w.o[m] + 8 * j + 4, &p16[m][4 * step], v[2], v[3]);
-          }
         }
       }
     }
@@ -302,7 +282,8 @@ struct ForwardSm80 {
         softmax(w, p16, block, mixed);
         // V is not read ahead into the softmax, which has no registers to spare.
         __syncwarp();
-        multiply_pv(w, p16, stage);
+        multiply_values<Element, TileV>(w.o, p16,
+                                        w.v_lane + static_cast<unsigned>(stage * Layout::kV));
       }
       if (ends) break;
       stage ^= C::kStages - 1;

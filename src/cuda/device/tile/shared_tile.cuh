@@ -96,6 +96,26 @@ __device__ __forceinline__ void load_tile(unsigned tile, const char* first, long
   }
 }
 
+// Asks one warp for the kRows rows of a tile of its own; source(row) gives the SourceRow.
+template <class Tile, int kRows, class Source>
+__device__ __forceinline__ void load_warp_tile(unsigned tile, Source source) {
+  constexpr int kAcross = Tile::kSwizzle, kDown = 32 / kAcross;
+  static_assert(kRows % kDown == 0);
+  const int lane = static_cast<int>(threadIdx.x % 32), column = lane % kAcross;
+#pragma unroll
+  for (int rows = 0; rows < kRows; rows += kDown) {
+    const int row = rows + lane / kAcross;
+    const SourceRow from = source(row);
+    const unsigned to = tile + static_cast<unsigned>(Tile::offset(row, column));
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; chunk += kAcross) {
+      const bool inside = Tile::kUsedChunks == Tile::kChunks || chunk + column < Tile::kUsedChunks;
+      copy_async(to + static_cast<unsigned>(16 * chunk), from.data + 16 * (chunk + column),
+                 from.exists && inside);
+    }
+  }
+}
+
 // Stores the kRows rows of a tile at offset `at` of shared memory as load_tile asks for them:
 // `present` rows exist, of which those from `used` on become zeros.
 template <class Tile, int kRows, int kThreads>

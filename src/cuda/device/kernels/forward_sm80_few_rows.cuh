@@ -1,0 +1,437 @@
+// Forward pass of a few rows over many keys, as in decoding, on any architecture from sm_80 on:
+// Flash-Decoding inside a block of threads. Its warps have the same rows and different keys, so
+// that none waits for another until the end, where their parts are merged.
+//
+// A block of keys is cut into one piece a warp. A warp copies its piece of K and V by cp.async into
+// stages of its own, C::kStages blocks ahead, computes S = Q K^T, P and O += P V of it with
+// products of one warp, and keeps m, l and O in registers. With few rows all that counts is how
+// many bytes are on their way: no barrier of the block stands between a warp's copies.
+//
+// Reads of C:
+//   Element                BFloat16 or Float16
+//   kHeadDim, kHeadDimV    multiples of 8, up to 256
+//   kBlockM                rows: 16 or 32, all those of a K, V head and sequence
+//   kWarps, kBlockN        warps, and keys of a block: a multiple of 16 for each warp
+//   kStages                pieces of K and V of a warp in shared memory, 2 or more
+//   kGroup                 query heads of a K, V head; all share the tile
+//   kPageSize              of paged K and V; 0: not paged
+//   kHidesKeys             rows of O that are not finite are looked at again
+//   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 1
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kMaskBatches, kMaskHeads
+// May be launched as a dependent of whatever comes before. Q, K, V and O are 16-byte aligned, and
+// so are their strides. Grid: p.num_tiles blocks of 32 kWarps threads with
+// ForwardFewRowsLayout<C>::kBytes of dynamic shared memory.
+#pragma once
+
+#include "params.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/dependent.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/special.cuh"
+#include "schedule/query_tile.cuh"
+#include "softmax/denominator.cuh"
+#include "softmax/lazy.cuh"
+#include "softmax/visible_row.cuh"
+#include "tile/accumulator.cuh"
+#include "tile/shared_tile.cuh"
+#include "tile/warp_values.cuh"
+
+namespace attn::device {
+
+// Shared memory, in bytes: the stages of each warp, K then V; at the end, in their place, O of each
+// warp in float32, then the sums of its rows.
+template <class C>
+struct ForwardFewRowsLayout {
+  using TileK = SharedTile<C::kHeadDim>;
+  using TileV = SharedTile<C::kHeadDimV>;
+  static constexpr int kKeys = C::kBlockN / C::kWarps;  // of a warp
+  static constexpr int kK = kKeys * TileK::kRowBytes, kV = kKeys * TileV::kRowBytes;
+  static constexpr int kWarpBytes = C::kStages * (kK + kV);
+  // Rows are padded by 8 floats: the 8 rows that a warp stores at once lie in different banks.
+  static constexpr int kRowBytes = 4 * (C::kHeadDimV + 8);
+  static constexpr int kSumsAt = C::kWarps * C::kBlockM * kRowBytes;
+  static constexpr int kMergeBytes = kSumsAt + C::kWarps * C::kBlockM * 8;
+  static constexpr int kBytes =
+      C::kWarps * kWarpBytes > kMergeBytes ? C::kWarps* kWarpBytes : kMergeBytes;
+};
+
+// The same where keys are not split.
+template <class C>
+struct Unsplit : C {
+  static constexpr bool kSplits = false;
+};
+
+template <class C, class Expressions>
+struct ForwardFewRows {
+  using Layout = ForwardFewRowsLayout<C>;
+  using TileK = typename Layout::TileK;
+  using TileV = typename Layout::TileV;
+  using Element = typename C::Element;
+  using Blocks = KeyBlocks<C, Expressions, ForwardFewRows, C::kClassified>;
+  static constexpr int kThreads = 32 * C::kWarps, kKeys = Layout::kKeys;
+  static constexpr int kTiles = C::kBlockM / 16;
+  static constexpr int kSteps = TileK::kChunks / 2;
+  static constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+  // Where sequences have lengths of their own, those that one split holds are stored as they are,
+  // not as a part, and splits past the end of a sequence do nothing (kernels/combine.cuh,
+  // kBlockKeys).
+  static constexpr bool kByLength = C::kSplits && (C::kUsedK || C::kPackedK);
+  static_assert(kTiles == 1 || kTiles == 2);
+  static_assert(kKeys % 16 == 0 && C::kStages >= 2 && !C::kDropout);
+
+  const ForwardParams& p;
+  const Expressions& e;
+  const QueryTile<C> tile;
+  char* const memory;
+  const unsigned shared;  // the address of `memory`, 128-byte aligned
+
+  struct Warp {
+    unsigned q[kTiles][kSteps][4];
+    float o[kTiles][C::kHeadDimV / 2];
+    float s[kTiles][kKeys / 2];
+    LazySoftmax softmax[kTiles];
+    unsigned k_lane, v_lane;  // where this lane reads its operands (SharedTile::lane), in stage 0
+  };
+  struct alignas(16) Four {
+    float x[4];
+  };
+  struct alignas(8) FourElements {
+    unsigned x[2];
+  };
+  // Of a row, as one warp has it: what its exponents are taken against, in base 2, and their sum.
+  struct alignas(8) Sums {
+    float r, l;
+  };
+
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
+  __device__ __forceinline__ KeyRange keys(int) const { return tile.keys(tile.row0, C::kBlockM); }
+  __device__ __forceinline__ const KeyWord* key_words(int, int window) const {
+    return tile.key_words(p, window);
+  }
+  static __device__ __forceinline__ int part() { return 0; }
+
+  // ---- copies
+
+  // Q as operands, straight from memory: rows that do not exist are zeros.
+  __device__ __forceinline__ void load_q(Warp& w) const {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = tile.row0 + 16 * m + lane() / 4 + 8 * i;
+        const int query = tile.query_of(row), head = tile.head_of(row);
+        const bool exists = query < tile.sequence.length_q;
+        const unsigned* from =
+            reinterpret_cast<const unsigned*>(
+                static_cast<const char*>(p.q) +
+                2 * tile.query_row(p.q_strides, exists ? query : 0, exists ? head : 0)) +
+            lane() % 4;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const bool inside = 16 * step + 8 * half < C::kHeadDim;
+            w.q[m][step][2 * half + i] = exists && inside ? from[8 * step + 4 * half] : 0u;
+          }
+        }
+      }
+    }
+  }
+  // The first of this warp's keys of a block.
+  static __device__ __forceinline__ int first_key(int block) {
+    return block * C::kBlockN + warp() * kKeys;
+  }
+  // The page of one key of the block that comes next, a key a lane: looked up a block ahead, since
+  // the copies cannot be asked for before it is here.
+  __device__ __forceinline__ int next_page(const Blocks& list) const {
+    if constexpr (C::kPageSize > 0) {
+      const int key = first_key(list.block()) + lane() % kKeys;
+      if (list.more() && key < tile.sequence.length_k)
+        return static_cast<int>(tile.page_of(p, key));
+    }
+    return -1;
+  }
+  // Rows past the length are zeros: P = 0 would not undo a NaN in V.
+  template <class Tile>
+  __device__ __forceinline__ void load_keys(unsigned to, const char* from, const Strides& strides,
+                                            int key0, int page) const {
+    load_warp_tile<Tile, kKeys>(to, [&](int row) {
+      const int key = key0 + row;
+      bool exists = key < tile.sequence.length_k;
+      long long at = key * strides.row;
+      if constexpr (C::kPageSize > 0) {
+        const int own = __shfl_sync(~0u, page, row);
+        exists = exists && static_cast<unsigned>(own) < static_cast<unsigned>(p.num_pages);
+        at = own * strides.batch + key % C::kPageSize * strides.row;
+      }
+      return SourceRow{from + (exists ? 2 * at : 0), exists};
+    });
+  }
+  // Asks for this warp's keys of the next block, and for V of them, and goes on to the one after.
+  struct Copies {
+    Blocks list;
+    int page;
+    const char *k, *v;
+  };
+  __device__ __forceinline__ void load_next(Copies& next, int stage) const {
+    if (next.list.more()) {
+      const int key0 = first_key(next.list.block()), page = next.page;
+      next.list.advance(*this, 0);
+      next.page = next_page(next.list);
+      const unsigned to = shared + static_cast<unsigned>(warp() * Layout::kWarpBytes +
+                                                         stage * (Layout::kK + Layout::kV));
+      load_keys<TileK>(to, next.k, p.k_strides, key0, page);
+      load_keys<TileV>(to + Layout::kK, next.v, p.v_strides, key0, page);
+    }
+    copy_async_commit();
+  }
+
+  // ---- a block of keys
+
+  __device__ __forceinline__ void multiply_qk(Warp& w, unsigned stage) const {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) w.s[m][i] = 0;
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int j = 0; j < kKeys / 16; ++j) {
+        unsigned k[4];
+        load_matrices(k, TileK::further(w.k_lane + stage, 16 * j, 2 * step));
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          multiply(Element{}, w.s[m] + 8 * j, w.q[m][step], k[0], k[1]);
+          multiply(Element{}, w.s[m] + 8 * j + 4, w.q[m][step], k[2], k[3]);
+        }
+      }
+    }
+  }
+
+  // Calls f(score, query, head, key, step) for each score of 16 rows, whose key is key + step; step
+  // is a constant.
+  template <class F>
+  __device__ __forceinline__ void for_each_score(float (&s)[kKeys / 2], int m, int block,
+                                                 F f) const {
+    const int key = first_key(block) + 2 * (lane() % 4);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = tile.row0 + 16 * m + lane() / 4 + 8 * i;
+      const int query = tile.query_of(row), head = tile.head_of(row);
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          f(s[4 * j + 2 * i + column], query, head, key, 8 * j + column);
+        }
+      }
+    }
+  }
+
+  // Makes P of a block as operands, and multiplies O where the references moved.
+  __device__ __forceinline__ void softmax(Warp& w, unsigned (&p16)[kTiles][kKeys / 4], int block,
+                                          bool mixed) const {
+    const Sequence& q = tile.sequence;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      if constexpr (Expressions::kHasScore) {
+        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key, int step) {
+          x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
+        });
+      }
+      if (mixed) {
+        for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int first, int step) {
+          const int key = first + step;
+          bool visible = key < q.length_k;
+          if constexpr (Expressions::kHasMask) {
+            visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
+          }
+          x = visible ? x : minus_infinity();
+        });
+      }
+      float alpha[2];
+      const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
+      if (w.softmax[m].exponentiate(w.s[m], c, alpha)) {
+#pragma unroll
+        for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
+      }
+      to_operand<Element>(w.s[m], p16[m]);
+    }
+  }
+
+  // Goes through the blocks of keys of the tile.
+  __device__ __forceinline__ void attend(Warp& w) const {
+    const int head = tile.key_head(p);
+    Blocks list(*this, 0);
+    Copies next{list, next_page(list),
+                static_cast<const char*>(p.k) + 2 * tile.first_key(p.k_strides, head),
+                static_cast<const char*>(p.v) + 2 * tile.first_key(p.v_strides, head)};
+#pragma unroll
+    for (int stage = 0; stage < C::kStages - 1; ++stage) load_next(next, stage);
+    load_q(w);
+    int stage = 0, free = C::kStages - 1;
+#pragma unroll 1
+    while (list.more()) {
+      const int block = list.block();
+      const bool mixed = list.mixed();
+      list.advance(*this, 0);
+      copy_async_wait<C::kStages - 2>();
+      __syncwarp();  // the block is here, and the stage before it is no longer read
+      load_next(next, free);
+      const auto at = static_cast<unsigned>(stage * (Layout::kK + Layout::kV));
+      multiply_qk(w, at);
+      unsigned p16[kTiles][kKeys / 4];
+      softmax(w, p16, block, mixed);
+      multiply_values<Element, TileV>(w.o, p16, w.v_lane + at);
+      free = stage;
+      stage = stage + 1 == C::kStages ? 0 : stage + 1;
+    }
+    copy_async_wait<0>();
+  }
+
+  // ---- the end: O = sum of 2^(r_w - r) O_w over the warps, and l alike
+
+  __device__ __forceinline__ float* part_row(int of_warp, int row) const {
+    return reinterpret_cast<float*>(memory + (of_warp * C::kBlockM + row) * Layout::kRowBytes);
+  }
+  __device__ __forceinline__ Sums* sums(int of_warp, int row) const {
+    return reinterpret_cast<Sums*>(memory + Layout::kSumsAt) + of_warp * C::kBlockM + row;
+  }
+  __device__ __forceinline__ bool row_exists(int row) const {
+    return tile.query_of(tile.row0 + row) < tile.sequence.rows_q;
+  }
+
+  __device__ __forceinline__ void put(const Warp& w) const {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float l = quad_sum(w.softmax[m].l[i]);
+        const int row = 16 * m + lane() / 4 + 8 * i;
+        if (!row_exists(row)) continue;
+        if (lane() % 4 == 0) *sums(warp(), row) = {w.softmax[m].r[i], l};
+        float2* o = reinterpret_cast<float2*>(part_row(warp(), row)) + lane() % 4;
+#pragma unroll
+        for (int j = 0; j < C::kHeadDimV / 8; ++j) {
+          o[4 * j] = {w.o[m][4 * j + 2 * i], w.o[m][4 * j + 2 * i + 1]};
+        }
+      }
+    }
+  }
+
+  // Merges and stores four columns of a row; whole: this split has all keys. Returns 0 where they
+  // are finite, else NaN.
+  __device__ __forceinline__ float merge(int row, int column, bool whole) const {
+    const int query = tile.query_of(tile.row0 + row), head = tile.head_of(tile.row0 + row);
+    const bool used = query < tile.sequence.length_q;
+    float r = minus_infinity();
+#pragma unroll
+    for (int i = 0; i < C::kWarps; ++i) r = fmaxf(r, sums(i, row)->r);
+    float l = 0;
+    Four o{};
+#pragma unroll
+    for (int i = 0; i < C::kWarps; ++i) {
+      const Sums part = *sums(i, row);
+      const float share = part.r == minus_infinity() ? 0.f : exp2_approximate(part.r - r);
+      const Four x = *reinterpret_cast<const Four*>(part_row(i, row) + column);
+      l = fmaf(share, part.l, l);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) o.x[k] = fmaf(share, x.x[k], o.x[k]);
+    }
+    // The sink is added once to a row: where keys are split, by the first split.
+    float sink = minus_infinity();
+    if constexpr (C::kSink) {
+      if (!C::kSplits || tile.split == 0) sink = p.sink[head];
+    }
+    const Denominator d = denominator<C::kSink, true>(r * kLn2, l, sink);
+    const float lse = used ? d.lse : minus_infinity();
+    // Rows that see nothing are 0 whatever V holds.
+    const bool empty = !used || l == 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) o.x[k] = empty ? 0.f : o.x[k] * d.inverse;
+    if (C::kSplits && !whole) {
+      const long long part = tile.partial_row(p, query, head);
+      *reinterpret_cast<Four*>(p.partial_o + part * C::kHeadDimV + column) = o;
+      if (column == 0) p.partial_lse[part] = lse;
+    } else {
+      char* to = static_cast<char*>(p.o) + 2 * (tile.query_row(p.o_strides, query, head) + column);
+      *reinterpret_cast<FourElements*>(to) = {Element::pack(o.x[0], o.x[1]),
+                                              Element::pack(o.x[2], o.x[3])};
+      if (p.lse != nullptr && column == 0) {
+        p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
+      }
+    }
+    return zero_if_finite(o.x);
+  }
+
+  // Computes rows again that are not finite (visible_row.cuh).
+  template <class Stored>
+  __device__ __forceinline__ void mend() const {
+    constexpr int kRows = C::kBlockM / C::kWarps;
+    const QueryTile<Stored> same{tile.sequence, tile.head,  tile.split,
+                                 tile.row0,     tile.begin, tile.end};
+    write_visible_rows<Stored>(p, e, same, tile.row0 + warp() * kRows, kRows);
+  }
+
+  __device__ __forceinline__ void finish(const Warp& w, bool whole) const {
+    __syncthreads();  // nobody reads K and V any more
+    put(w);
+    __syncthreads();
+    constexpr int kFours = C::kHeadDimV / 4;
+    float zero = 0;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < C::kBlockM * kFours; i += kThreads) {
+      const int row = i / kFours;
+      if (row_exists(row)) zero += merge(row, 4 * (i % kFours), whole);
+    }
+    if constexpr (C::kHidesKeys) {
+      if (__syncthreads_or(zero != 0)) {
+        if constexpr (kByLength) {
+          if (whole) {
+            mend<Unsplit<C>>();
+            return;
+          }
+        }
+        mend<C>();
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    if constexpr (C::kSplits) launch_dependents();
+    bool whole = !C::kSplits;
+    if constexpr (kByLength) {
+      const int blocks = (tile.sequence.length_k + C::kBlockN - 1) / C::kBlockN;
+      whole = blocks <= p.blocks_per_split;
+      if (tile.split > 0 && tile.begin >= blocks) return;
+    }
+    Warp w;
+    const int l = lane();
+    const unsigned own = shared + static_cast<unsigned>(warp() * Layout::kWarpBytes);
+    w.k_lane = TileK::lane(own, l / 16 * 8 + l % 8, l / 8 % 2);
+    w.v_lane = TileV::lane(own + Layout::kK, l % 16, l / 16);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] = 0;
+    }
+    attend(w);
+    finish(w, whole);
+  }
+};
+
+template <class C, class Expressions>
+__device__ __forceinline__ void forward_sm80_few_rows(const ForwardParams& p,
+                                                      const Expressions& e) {
+  extern __shared__ __align__(128) char memory[];
+  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
+  using Kernel = ForwardFewRows<C, Expressions>;
+  // It is launched while what comes before it ends, which may have written any of its operands.
+  // What merges its results is launched in turn once all of its blocks of threads are under way.
+  wait_for_dependencies();
+  Kernel{p, e, QueryTile<C>::at(p, block_index_anew()), memory, shared}.run();
+}
+
+}  // namespace attn::device
