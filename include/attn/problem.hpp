@@ -4,8 +4,8 @@
 //   P(i, j)     = exp(score(i, j) - LSE(i)),   LSE(i) = log(sum_j exp(score(i, j)) + exp(sink_h))
 //   O(i)        = sum_j Z(i, j) P(i, j) v_j,   Z the dropout factor: 0 or 1 / (1 - probability)
 //
-// A row that attends to nothing gives O = 0, LSE = -inf (the sink, if there is one) and zero
-// gradients.
+// A row that attends to nothing gives O = 0, LSE = -inf (the sink, if there is one, also +inf and
+// NaN) and zero gradients. Such a sink makes O and LSE of all other rows NaN.
 //
 // A row sees the keys where the mask is true. O(i), LSE(i) and dQ(i) depend on the keys that row i
 // sees and on nothing else, dK(j) and dV(j) on the rows that see key j: whatever else K, V, Q and

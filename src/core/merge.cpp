@@ -1,6 +1,7 @@
 // attn::merge: partial results over disjoint keys become one, in double, on the calling thread.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -104,6 +105,13 @@ Sizes check_arguments(const std::vector<Outputs>& parts, const Outputs& result) 
 
 // weights[p] <- exp(LSE_p - LSE) of one row; returns LSE. Parts that attend to nothing get 0.
 double weigh(std::vector<double>& weights) {
+  const auto attends = [](double lse) { return !(std::isinf(lse) && lse < 0); };
+  if (std::ranges::count_if(weights, attends) == 1) {
+    // A part alone is the result, also where its LSE is infinite or NaN, as a sink without keys.
+    const double lse = *std::ranges::find_if(weights, attends);
+    for (double& weight : weights) weight = attends(weight) ? 1 : 0;
+    return lse;
+  }
   double maximum = -std::numeric_limits<double>::infinity();
   for (const double lse : weights) {
     if (lse > maximum) maximum = lse;

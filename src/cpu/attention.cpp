@@ -201,18 +201,21 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
     double m = double{block.m[r]} * natural_;
     double l = block.l[r];
     double rescale = 1;
+    double empty_lse = -std::numeric_limits<double>::infinity();
+    const bool empty = l == 0;  // the row sees no key: O is 0, whatever the sink
     if (problem.sink) {
       const double sink = static_cast<const float*>(inputs.sink.data)[block.head[r]];
       const double maximum = std::max(m, sink);
       rescale = std::exp(m - maximum);
       l = l * rescale + std::exp(sink - maximum);
       m = maximum;
+      empty_lse = sink;
     }
     const double normalizer = normalized ? rescale * double{block.l[r]} : rescale;
-    factor[r] = l == 0 ? 0.0f : static_cast<float>(normalizer / l * double{dropout_scale_});
+    factor[r] = empty ? 0.0f : static_cast<float>(normalizer / l * double{dropout_scale_});
     if (has_lse) {
       *reinterpret_cast<float*>(lse.row(block.query[r], block.head[r])) =
-          l == 0 ? -std::numeric_limits<float>::infinity() : static_cast<float>(m + std::log(l));
+          static_cast<float>(empty ? empty_lse : m + std::log(l));
     }
   }
   ops.unpack_o(block.o_t, dim_v, factor, problem.dtype, row, block.count);
@@ -248,14 +251,21 @@ void zero_rows(const core::Rows& rows, std::int64_t begin, std::int64_t end, std
   }
 }
 
+// Visits every sequence whose unused rows are cleared (core::cleared_sequences).
+template <class Visit>
+void for_cleared(const Attention& a, const Visit& visit) {
+  for (const core::Sequence& sequence : a.sequences) visit(sequence);
+  if (a.sequences.empty()) visit(core::sequence(a.problem, a.inputs, 0));
+}
+
 }  // namespace
 
 void Attention::clear_unused_rows(const Outputs& outputs) const {
   const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(problem.dtype);
-  for (const core::Sequence& q : sequences) {
+  for_cleared(*this, [&](const core::Sequence& q) {
     zero_rows(core::rows_like_q(problem, inputs, outputs.o, q.batch), q.length_q, q.capacity_q,
               problem.heads_q, row_bytes);
-    if (!outputs.lse.given()) continue;
+    if (!outputs.lse.given()) return;
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       const core::LseRow lse = core::lse_row(problem, inputs, outputs.lse, q.batch, h);
       for (std::int64_t i = q.length_q; i < q.capacity_q; ++i) {
@@ -263,13 +273,13 @@ void Attention::clear_unused_rows(const Outputs& outputs) const {
             -std::numeric_limits<float>::infinity();
       }
     }
-  }
+  });
 }
 
 void Attention::clear_unused_gradients(const Gradients& gradients) const {
   const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(problem.dtype);
   const std::size_t bytes_v = static_cast<std::size_t>(dim_v) * size_of(problem.dtype);
-  for (const core::Sequence& s : sequences) {
+  for_cleared(*this, [&](const core::Sequence& s) {
     if (gradients.dq.given()) {
       zero_rows(core::rows_like_q(problem, inputs, gradients.dq, s.batch), s.length_q, s.capacity_q,
                 problem.heads_q, bytes);
@@ -282,7 +292,7 @@ void Attention::clear_unused_gradients(const Gradients& gradients) const {
       zero_rows(core::rows_like_k(problem, inputs, gradients.dv, s.batch), s.length_k, s.capacity_k,
                 problem.heads_k, bytes_v);
     }
-  }
+  });
 }
 
 }  // namespace attn::cpu

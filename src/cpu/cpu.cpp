@@ -35,7 +35,9 @@ struct Call {
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
   check_plan(plan, Phase::forward);
-  if (plan.problem.seqlen_q == 0) return;  // no row, however large the batch
+  const Problem& p = plan.problem;
+  // No row, however large the batch; packed tensors may have some behind the last sequence.
+  if (p.seqlen_q == 0 && p.layout_q != Layout::packed) return;
   Call call(plan, inputs, plan.compute, context);
   const Attention& a = call.attention;
   switch (plan.algorithm) {

@@ -1,5 +1,6 @@
 // The gradients of standard attention by their definition (docs/numerics.md, "Backward"), in fp64
 // or in the precision of a yardstick.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -37,10 +38,12 @@ struct BufferGradient {
 template <class Real>
 class Backward {
  public:
-  Backward(const Problem& problem, const Inputs& inputs, const OutputGradients& d_outputs,
-           const Gradients& gradients, Rounding rounding, Order order, const DropoutPlaces& places)
+  Backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+           const OutputGradients& d_outputs, const Gradients& gradients, Rounding rounding,
+           Order order, const DropoutPlaces& places)
       : problem_(problem),
         inputs_(inputs),
+        outputs_(outputs),
         d_outputs_(d_outputs),
         gradients_(gradients),
         rounding_(rounding),
@@ -55,7 +58,7 @@ class Backward {
 
   void run() {
     const std::int64_t group = problem_.heads_q / problem_.heads_k;
-    for (std::int64_t batch = 0; batch < problem_.batch; ++batch) {
+    for (std::int64_t batch = 0; batch < core::cleared_sequences(problem_); ++batch) {
       const core::Sequence sequence = core::sequence(problem_, inputs_, batch);
       for (std::int64_t head_k = 0; head_k < problem_.heads_k; ++head_k) {
         KeyGradients sums(*this, sequence.length_k);
@@ -101,13 +104,18 @@ class Backward {
 
   struct QueryHead {
     Head<Real> head;
-    Matrix<Real> d_o, v_transposed, dq;
+    Matrix<Real> d_o, o, v_transposed, dq;  // o: without rows where it is not given
 
     QueryHead(const Backward& b, const core::Sequence& sequence, std::int64_t h)
         : head(b.problem_, b.inputs_, sequence, b.rounding_, b.order_, b.places_, h),
           d_o(load_matrix<Real>(
               core::rows_like_q(b.problem_, b.inputs_, b.d_outputs_.o, sequence.batch),
               b.d_outputs_.o.dtype, h, sequence.length_q, b.problem_.head_dim_v)),
+          o(b.outputs_.o.given()
+                ? load_matrix<Real>(
+                      core::rows_like_q(b.problem_, b.inputs_, b.outputs_.o, sequence.batch),
+                      b.outputs_.o.dtype, h, sequence.length_q, b.problem_.head_dim_v)
+                : Matrix<Real>(0, 0)),
           v_transposed(transposed(head.v)),
           dq(sequence.length_q, b.problem_.head_dim) {}
   };
@@ -139,7 +147,7 @@ class Backward {
     const Matrix<Real>& d_o = query_head.d_o;
     const std::int64_t n = head.keys();
     const auto scale = static_cast<Real>(problem_.scale());
-    const Row<Real> row = recomputed_row(head, i);
+    const Row<Real> row = row_to_differentiate(head, i);
     const std::vector<Real> probabilities = softmax_from_lse(head, row);
     std::vector<Real> dp(static_cast<std::size_t>(n));
     ProductSum<Real> dp_sum(dp.data(), n, rounding_.tensor_core);
@@ -163,12 +171,16 @@ class Backward {
     }
     o_sum.finish();
     Real d = 0;
-    for (auto c = o.size(); c-- > 0;) {
-      d += d_o[i][static_cast<std::int64_t>(c)] * rounded(o[c], rounding_.operands);
+    for (std::int64_t c = problem_.head_dim_v; c-- > 0;) {
+      const Real own = rounded(o[static_cast<std::size_t>(c)], rounding_.operands);
+      d += d_o[i][c] * (outputs_.o.given() ? query_head.o[i][c] : own);
     }
-    d -= d_lse(head, i);
+    d -= of_row(d_outputs_.lse, head, i);
     if (problem_.sink && row.lse != -std::numeric_limits<Real>::infinity()) {
-      d_sink_[static_cast<std::size_t>(head.head)] -= std::exp(head.sink() - row.lse) * d;
+      // A row without keys has P_sink = 1, be the sink infinite or NaN.
+      const bool all = row.lse == head.sink() || std::isnan(head.sink());
+      d_sink_[static_cast<std::size_t>(head.head)] -=
+          (all ? 1 : std::exp(head.sink() - row.lse)) * d;
     }
     ProductSum<Real> dq_sum(query_head.dq[i], problem_.head_dim, rounding_.tensor_core);
     for (std::int64_t step = 0; step < n; ++step) {
@@ -207,11 +219,24 @@ class Backward {
     return row;
   }
 
-  Real d_lse(const Head<Real>& head, std::int64_t i) const {
-    const Tensor& t = d_outputs_.lse;
-    if (!t.given()) return 0;
-    const core::LseRow row = core::lse_row(problem_, inputs_, t, head.sequence.batch, head.head);
-    return static_cast<Real>(core::load_element(row.base + i * row.stride, t.dtype));
+  // With the LSE that was given, where one was.
+  Row<Real> row_to_differentiate(const Head<Real>& head, std::int64_t i) const {
+    Row<Real> row = recomputed_row(head, i);
+    if (!outputs_.lse.given()) return row;
+    row.lse = of_row(outputs_.lse, head, i);
+    if (row.lse == -std::numeric_limits<Real>::infinity()) {
+      std::fill(row.t.begin(), row.t.end(), row.lse);  // a row that sees no key
+    }
+    for (Real& t : row.t) t = std::min(t, row.lse);  // P is 1 at most
+    return row;
+  }
+
+  // What a tensor laid out as LSE says of a row; 0 where it is not given.
+  Real of_row(const Tensor& like_lse, const Head<Real>& head, std::int64_t i) const {
+    if (!like_lse.given()) return 0;
+    const core::LseRow row =
+        core::lse_row(problem_, inputs_, like_lse, head.sequence.batch, head.head);
+    return static_cast<Real>(core::load_element(row.base + i * row.stride, like_lse.dtype));
   }
 
   // dS from dT; on the way, the gradients of the buffers.
@@ -232,6 +257,7 @@ class Backward {
 
   const Problem& problem_;
   const Inputs& inputs_;
+  const Outputs& outputs_;
   const OutputGradients& d_outputs_;
   const Gradients& gradients_;
   Rounding rounding_;
@@ -244,16 +270,16 @@ class Backward {
 
 }  // namespace
 
-void backward(const Problem& problem, const Inputs& inputs, const Outputs&,
+void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients, Precision precision,
               Order order, const DropoutPlaces& places) {
   if (precision == Precision::f64 || problem.dtype == DType::f64) {
-    Backward<double>(problem, inputs, d_outputs, gradients, rounding(Precision::f64, problem.dtype),
-                     order, places)
+    Backward<double>(problem, inputs, outputs, d_outputs, gradients,
+                     rounding(Precision::f64, problem.dtype), order, places)
         .run();
   } else {
-    Backward<float>(problem, inputs, d_outputs, gradients, rounding(precision, problem.dtype),
-                    order, places)
+    Backward<float>(problem, inputs, outputs, d_outputs, gradients,
+                    rounding(precision, problem.dtype), order, places)
         .run();
   }
 }

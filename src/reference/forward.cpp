@@ -50,7 +50,7 @@ void forward_head(const Head<Real>& head, const Outputs& outputs) {
 template <class Real>
 void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                 Rounding rounding, Order order, const DropoutPlaces& places) {
-  for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
+  for (std::int64_t batch = 0; batch < core::cleared_sequences(problem); ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       forward_head(Head<Real>(problem, inputs, sequence, rounding, order, places, h), outputs);

@@ -153,6 +153,7 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order, bool te
 
   row.t = row.s;
   row.max = head.sink();
+  bool empty = true;
   for (std::int64_t j = 0; j < n; ++j) {
     Real& t = row.t[static_cast<std::size_t>(j)];
     if (!head.visible(i, j)) {
@@ -163,9 +164,10 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order, bool te
       t = as_score(t, problem.dtype);
     }
     if (t > row.max || std::isnan(t)) row.max = t;
+    empty = empty && t == -kInfinity;
   }
-  if (row.max == -kInfinity) {
-    row.lse = -kInfinity;
+  if (empty) {
+    row.lse = head.sink();
     return row;
   }
   row.sum = weight(head.rounding, head.sink(), row.max);

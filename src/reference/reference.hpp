@@ -54,8 +54,8 @@ void forward(const Problem& problem, const Inputs& inputs, const Outputs& output
              Precision precision = Precision::f64, Order order = {},
              const DropoutPlaces& places = {});
 
-// Recomputes P and O from the inputs; O and LSE in `outputs` are not read, only their absence is
-// allowed.
+// Takes D from O and P from LSE of `outputs`, as every backend does; where one is not given, the
+// reference's own of `precision` takes its place.
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               Precision precision = Precision::f64, Order order = {},

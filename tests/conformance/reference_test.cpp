@@ -100,6 +100,48 @@ TEST(Reference, RowsPastALengthAreCleared) {
   EXPECT_NE(at(data.gradients.dv, {0, 1, 0, 1}), 0);
 }
 
+// Keys in two parts, each differentiated with O and LSE of the whole, as in a ring of machines: the
+// gradients are those of the whole on every backend.
+TEST(Reference, BackwardTakesOAndLseThatAreGiven) {
+  constexpr std::int64_t kQueries = 5, kKeys = 8, kHalf = kKeys / 2, kDim = 4;
+  const auto random = [](std::int64_t n, float step) {
+    std::vector<float> x(static_cast<std::size_t>(n * kDim));
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(step * static_cast<float>(i + 1));
+    return x;
+  };
+  std::vector<float> q = random(kQueries, 1.1f), k = random(kKeys, 2.3f), v = random(kKeys, 3.7f),
+                     d_o = random(kQueries, 4.9f), o(q.size()), lse(kQueries);
+  const auto rows = [](std::vector<float>& x, std::int64_t first, std::int64_t n) {
+    return tensor(x.data() + first * kDim, {1, n, 1, kDim});
+  };
+  const Outputs outputs{.o = rows(o, 0, kQueries), .lse = tensor(lse.data(), {1, 1, kQueries})};
+  for (const Backend backend : {Backend::reference, Backend::cpu}) {
+    const PlanOptions options{.backend = backend};
+    std::vector<float> dq(q.size()), dk(k.size()), dv(k.size());
+    std::vector<float> dq_part(q.size()), dq_sum(q.size()), dk_parts(k.size()), dv_parts(k.size());
+    const Inputs whole{.q = rows(q, 0, kQueries), .k = rows(k, 0, kKeys), .v = rows(v, 0, kKeys)};
+    forward({}, whole, outputs, options);
+    backward({}, whole, outputs, rows(d_o, 0, kQueries),
+             {.dq = rows(dq, 0, kQueries), .dk = rows(dk, 0, kKeys), .dv = rows(dv, 0, kKeys)},
+             options);
+    for (const std::int64_t first : {std::int64_t{0}, kHalf}) {
+      const Inputs part{
+          .q = rows(q, 0, kQueries), .k = rows(k, first, kHalf), .v = rows(v, first, kHalf)};
+      backward({}, part, outputs, rows(d_o, 0, kQueries),
+               {.dq = rows(dq_part, 0, kQueries),
+                .dk = rows(dk_parts, first, kHalf),
+                .dv = rows(dv_parts, first, kHalf)},
+               options);
+      for (std::size_t i = 0; i < dq_sum.size(); ++i) dq_sum[i] += dq_part[i];
+    }
+    for (std::size_t i = 0; i < dq.size(); ++i) EXPECT_NEAR(dq_sum[i], dq[i], 1e-6) << i;
+    for (std::size_t i = 0; i < dk.size(); ++i) {
+      EXPECT_NEAR(dk_parts[i], dk[i], 1e-6) << i;
+      EXPECT_NEAR(dv_parts[i], dv[i], 1e-6) << i;
+    }
+  }
+}
+
 // O of dropped attention with V = 1 is the sum of kept probabilities, each 1 / 64 here, times the
 // scale.
 TEST(Reference, DropoutKeepsWhatPhiloxSays) {
@@ -175,6 +217,7 @@ class FiniteDifferences : public ::testing::TestWithParam<const char*> {
 
 TEST_P(FiniteDifferences, AgreeWithBackward) {
   const Gradients gradients = data_.f64_gradients();
+  reference::forward(data_.problem, data_.inputs, o_);
   reference::backward(data_.problem, data_.inputs, o_, data_.d_outputs(), gradients);
   expect_gradient("q", data_.inputs.q, gradients.dq);
   expect_gradient("k", data_.inputs.k, gradients.dk);

@@ -231,5 +231,21 @@ TEST(Merge, Refusals) {
   refused({a.outputs()}, broadcast, "result.o");
 }
 
+// As one that saw no key and has a sink of infinity or NaN.
+TEST(Merge, APartAloneIsTheResultWhateverItsLse) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNaN = NAN;
+  for (const float alone : {kInfinity, kNaN, 1.5f}) {
+    float o[] = {0, 0}, of_nothing[] = {kNaN, kNaN}, lse = alone, nothing = -kInfinity;
+    float merged[] = {kNaN, kNaN}, merged_lse = 0;
+    const auto outputs = [](float* x, float* l) {
+      return Outputs{.o = tensor(x, {1, 1, 1, 2}), .lse = tensor(l, {1, 1, 1})};
+    };
+    merge({outputs(of_nothing, &nothing), outputs(o, &lse)}, outputs(merged, &merged_lse));
+    EXPECT_EQ(merged[0], 0);
+    EXPECT_EQ(merged[1], 0);
+    EXPECT_TRUE(merged_lse == alone || (std::isnan(merged_lse) && std::isnan(alone)));
+  }
+}
+
 }  // namespace
 }  // namespace attn

@@ -56,14 +56,16 @@ std::int32_t length(const Tensor& seqused, std::int64_t capacity, std::int64_t b
 Sequence sequence(const Problem& problem, const Inputs& inputs, std::int64_t batch) {
   Sequence s;
   s.batch = static_cast<std::int32_t>(batch);
-  s.capacity_q =
-      capacity(cu_seqlens(problem.layout_q, inputs.cu_seqlens_q), problem.seqlen_q, batch);
-  s.capacity_k =
-      capacity(cu_seqlens(problem.layout_k, inputs.cu_seqlens_k), problem.seqlen_k, batch);
-  s.length_q = length(inputs.seqused_q, s.capacity_q, batch);
-  s.length_k = length(inputs.seqused_k, s.capacity_k, batch);
+  if (batch < problem.batch) {
+    s.capacity_q =
+        capacity(cu_seqlens(problem.layout_q, inputs.cu_seqlens_q), problem.seqlen_q, batch);
+    s.capacity_k =
+        capacity(cu_seqlens(problem.layout_k, inputs.cu_seqlens_k), problem.seqlen_k, batch);
+    s.length_q = length(inputs.seqused_q, s.capacity_q, batch);
+    s.length_k = length(inputs.seqused_k, s.capacity_k, batch);
+  }
   // Rows of a packed tensor behind all sequences are unused rows of the last one.
-  if (batch + 1 == problem.batch) {
+  if (batch + 1 >= problem.batch) {
     if (problem.layout_q == Layout::packed) {
       s.capacity_q = inputs.q.shape[0] - i32(inputs.cu_seqlens_q)[batch];
     }

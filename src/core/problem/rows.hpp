@@ -39,7 +39,14 @@ struct Sequence {
   Rows q, k, v;
 };
 
+// Of an empty batch there is one, 0, which has no keys and no queries.
 Sequence sequence(const Problem& problem, const Inputs& inputs, std::int64_t batch);
+
+// How many sequences the results are cleared by: at least one, since packed tensors of an empty
+// batch have rows all the same. That one has the length 0 and all rows (sequence()).
+inline std::int64_t cleared_sequences(const Problem& problem) {
+  return problem.batch == 0 ? 1 : problem.batch;
+}
 
 // Rows of sequence `batch` of a tensor laid out as Q (O, dQ, dO) or as dense or packed K (V, dK,
 // dV).

@@ -18,7 +18,11 @@ void backward_sink(const Attention& a, const GradientContext& g, const Gradients
       const float* lse = g.lse(first);
       const float* delta = g.delta(first);
       for (std::int64_t row = head % a.group; row < a.rows(sequence); row += a.group) {
-        sum -= std::exp(logit - double{lse[row]}) * double{delta[row]};
+        // A row without keys has P_sink = 1, be the sink infinite or NaN. A row with keys that sees
+        // such a sink has an O, and so a D, that is NaN.
+        const bool all = double{lse[row]} == logit || std::isnan(logit);
+        const double p = all ? 1 : std::exp(logit - double{lse[row]});
+        sum -= p * double{delta[row]};
       }
     }
     d_sink[head * gradients.dsink.strides[0]] = static_cast<float>(sum);

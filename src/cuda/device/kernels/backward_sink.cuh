@@ -25,7 +25,11 @@ __device__ __forceinline__ void backward_sink(const BackwardParams& p) {
     const RowTerms* rows =
         p.row_terms + (static_cast<long long>(batch) * p.heads_q + head) * p.seqlen_q;
     for (int i = static_cast<int>(threadIdx.x); i < p.seqlen_q; i += kBackwardSinkThreads) {
-      if (rows[i].lse != -minus_infinity()) sum -= expf(sink - rows[i].lse) * rows[i].d;
+      // A row without keys has P_sink = 1, be the sink infinite or NaN.
+      const bool all = rows[i].lse == sink || sink != sink;
+      if (all || rows[i].lse != -minus_infinity()) {
+        sum -= (all ? 1 : expf(sink - rows[i].lse)) * rows[i].d;
+      }
     }
   }
   sum = warp_sum_of_sink(sum);

@@ -114,10 +114,19 @@ struct Combine {
     const Place to = place();
     const int splits = to.splits;
     float top = minus_infinity();
+    // The sum of LSE over the splits that attend to something, and their number.
+    float only = 0, parts = 0;
     for (int split = lane(); split < splits; split += 32) {
-      top = fmaxf(top, partial_lse(split, splits));
+      const float lse = partial_lse(split, splits);
+      top = fmaxf(top, lse);
+      if (lse == minus_infinity()) continue;
+      only += lse;
+      parts += 1;
     }
     top = warp_max(top);
+    only = warp_sum(only);
+    // One part alone is the result, also where its LSE is infinite or NaN, as a sink without keys.
+    const bool alone = warp_sum(parts) == 1;
     const float from = top == minus_infinity() ? 0 : top;
     float sum = 0;
     float o[kSets][kWide];
@@ -127,7 +136,8 @@ struct Combine {
       for (int i = 0; i < kWide; ++i) o[set][i] = 0;
     }
     for (int first = 0; first < splits; first += 32) {
-      const float share = expf(partial_lse(first + lane(), splits) - from);
+      const float lse = partial_lse(first + lane(), splits);
+      const float share = alone ? (lse == minus_infinity() ? 0 : 1) : expf(lse - from);
       sum += share;
       add(o, share, first, splits);
     }
@@ -139,7 +149,9 @@ struct Combine {
                                     to.at * p.o_strides.row + to.head * p.o_strides.head));
     if (p.lse != nullptr && own() == 0) {
       p.lse[(C::kPackedQ ? 0 : to.batch * p.lse_strides.batch) + to.at * p.lse_strides.row +
-            to.head * p.lse_strides.head] = sum == 0 ? minus_infinity() : top + logf(sum);
+            to.head * p.lse_strides.head] = alone      ? only
+                                            : sum == 0 ? minus_infinity()
+                                                       : top + logf(sum);
     }
   }
 
