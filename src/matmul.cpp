@@ -12,6 +12,8 @@
 
 #include "attn/error.hpp"
 #include "core/matmul.hpp"
+#include "core/plan_record.hpp"
+#include "core/text/echo.hpp"
 #include "core/validate/argument_check.hpp"
 #include "core/validate/enumerator.hpp"
 #include "cpu/matmul/matmul.hpp"
@@ -65,10 +67,10 @@ void check_rung(Backend backend, const std::string& rung) {
   if (rung.empty() || has_rung(backend, rung)) return;
   const std::vector<std::string> rungs = matmul_rungs(backend);
   throw Error(ErrorCode::invalid_argument,
-              rungs.empty()
-                  ? fmt::format("rung is {}; the {} backend has none", rung, name(backend))
-                  : fmt::format("rung is {}; accepted on the {} backend are {}", rung,
-                                name(backend), fmt::join(rungs, ", ")));
+              rungs.empty() ? fmt::format("rung is {}; the {} backend has none", core::echo(rung),
+                                          name(backend))
+                            : fmt::format("rung is {}; accepted on the {} backend are {}",
+                                          core::echo(rung), name(backend), fmt::join(rungs, ", ")));
 }
 
 // Memory of the device, and a workspace where the plan needs one.
@@ -98,6 +100,27 @@ void check_gpu(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor&
     check.disjoint(std::span(tensors).last(1), std::span(tensors).first(7));
   }
   cuda::check_memory(check, tensors, plan.device.index);
+}
+
+// Refuses a plan that nobody made, or whose backend, or a field that a call does not read, was
+// changed.
+void check_made(const MatmulPlan& plan) {
+  const core::ArgumentCheck check;
+  const core::MatmulMadeFor* const made = core::made_for(plan);
+  if (made == nullptr) {
+    check.refuse(
+        "state of the plan is empty; accepted are plans that make_plan gave and that were not "
+        "moved from");
+  }
+  if (plan.backend != made->backend) {
+    check.refuse(fmt::format("backend of the plan is {}; accepted is {}, as make_plan set it",
+                             name(plan.backend), name(made->backend)));
+  }
+  if ((plan.device.type == DeviceType::cuda) != (made->backend == Backend::cuda)) {
+    check.refuse(fmt::format("device of the plan is {}; accepted by its backend {} is another",
+                             to_string(plan.device), name(made->backend)));
+  }
+  made->record.check(plan);
 }
 
 double moved_once(const MatmulProblem& p) {
@@ -152,11 +175,13 @@ MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options,
   }
   plan.device = options.device;
   plan.bytes = moved_once(problem);
+  plan.state = std::make_shared<const core::MatmulMadeFor>(plan);
   return plan;
 }
 
 void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
             const Context& context) {
+  check_made(plan);
   core::validate_matmul(plan.problem);
   core::validate_matmul(plan.problem, inputs, c, plan.device);
   check_rung(plan.backend, plan.rung);

@@ -14,6 +14,7 @@
 #include "core/expr/build.hpp"
 #include "core/made_for.hpp"
 #include "core/problem/costs.hpp"
+#include "core/text/echo.hpp"
 #include "core/validate/validate.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/plan_check.hpp"
@@ -38,7 +39,7 @@ Backend choose_backend(const Problem& problem, Backend asked, Device device) {
                     to_string(device) +
                     "; accepted on a GPU is cuda, elsewhere are cpu and "
                     "reference (problem " +
-                    to_string(problem) + ")");
+                    core::echo(problem) + ")");
   }
   return asked;
 }
@@ -67,7 +68,7 @@ auto with_problem(const Problem& problem, Call&& call) {
     if (error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::unsupported) {
       throw;
     }
-    throw Error(error.code(), error.what() + (" (problem " + to_string(problem) + ")"));
+    throw Error(error.code(), error.what() + (" (problem " + core::echo(problem) + ")"));
   }
 }
 
@@ -92,10 +93,15 @@ Plan choose_backend_plan(const Problem& problem, Phase phase, const PlanOptions&
   return cpu::plan(problem, phase, options, context);
 }
 
+void record_fields(const Plan& plan) {
+  static_cast<core::MadeFor*>(plan.state.get())->record = core::PlanRecord(plan);
+}
+
 Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
             const Context& context) {
   Plan plan = choose_backend_plan(problem, phase, options, context);
   plan.deterministic = options.deterministic;
+  record_fields(plan);
   return plan;
 }
 
@@ -186,6 +192,7 @@ Plan make_plan(const Problem& problem, Phase phase, const PlanOptions& options,
                const Context& context) {
   Plan plan = choose(problem, phase, options, context);
   plan.bytes = core::bytes(plan.problem, phase);
+  record_fields(plan);
   return plan;
 }
 

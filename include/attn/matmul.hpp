@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -78,7 +79,7 @@ std::string to_string(
 struct MatmulInputs {
   Tensor a{};                   // [m, k] or [batch, m, k]
   Tensor b{};                   // [k, n] or [batch, k, n]
-  Tensor bias{};                // f32 [n], any stride; optional
+  Tensor bias{};                // f32 [n] (f64 where dtype is), any stride; optional
   Tensor scale_a{}, scale_b{};  // f32 [1], both or none
   // u8, any strides, the same for the whole batch: not 0 where a block of the masked matrix is
   // there. [ceil(k / block), ceil(n / block)] of B, [ceil(m / block), ceil(n / block)] of C.
@@ -98,7 +99,7 @@ struct MatmulOptions {
 // (docs/matmul.md). Empty for the reference.
 std::vector<std::string> matmul_rungs(Backend backend);
 
-// How a product will run.
+// How a product will run. A call honours or refuses fields that were changed, but for `reasons`.
 struct MatmulPlan {
   MatmulProblem problem{};
   Backend backend = Backend::cpu;
@@ -114,6 +115,9 @@ struct MatmulPlan {
   Launch launch{};
   double bytes = 0;  // inputs and output, each moved once
   std::vector<std::string> reasons{};
+  // What make_plan set, by which a call sees what was changed. Copies of a plan share it. Empty in
+  // a plan that was moved from, which a call refuses.
+  std::shared_ptr<const void> state{};
 };
 std::string to_string(const MatmulPlan& plan);
 

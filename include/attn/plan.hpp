@@ -82,8 +82,8 @@ struct Launch {
   std::int32_t stages = 0;             // K, V blocks in flight (V, where K has more)
 };
 
-// A complete description of how a problem will run. Reading it costs nothing; the fields are for
-// people and tests.
+// A complete description of how a problem will run. Reading it costs nothing. A run honours or
+// refuses fields that were changed, but for `reasons`.
 struct Plan {
   Problem problem{};  // complete: every size set
   Phase phase = Phase::forward;

@@ -4,14 +4,17 @@
 #include <memory>
 
 #include "attn/plan.hpp"
+#include "core/plan_record.hpp"
 
 namespace attn::core {
 
-// The backend and the phase that a plan was made for: they say which type its state has. A state
+// The backend and the phase that a plan was made for: they say which type its state has; and what
+// its fields were. A state
 // derives from this, and Plan::state points at this part of it.
 struct MadeFor {
   Backend backend;
   Phase phase;
+  PlanRecord record{};
 };
 
 // Null where the plan has none: it was moved from, or nobody made it.

@@ -19,19 +19,13 @@ namespace {
 using core::check_plan_range;
 using core::refuse_plan_field;
 
-// Looked up once: a run allocates nothing.
+// Looked up once: a run allocates nothing. These lists are never destroyed, so that static
+// destructors may call.
 bool has_pass(Algorithm algorithm, Phase phase) {
-  static const std::vector<Algorithm> known[] = {algorithms(Phase::forward),
-                                                 algorithms(Phase::backward)};
-  const std::vector<Algorithm>& list = known[phase == Phase::backward ? 1 : 0];
+  static const auto& of_forward = *new const std::vector(algorithms(Phase::forward));
+  static const auto& of_backward = *new const std::vector(algorithms(Phase::backward));
+  const std::vector<Algorithm>& list = phase == Phase::backward ? of_backward : of_forward;
   return std::find(list.begin(), list.end(), algorithm) != list.end();
-}
-
-bool is_available(InstructionSet isa) {
-  static const std::vector<InstructionSetInfo> known = instruction_sets();
-  return std::any_of(known.begin(), known.end(), [isa](const InstructionSetInfo& info) {
-    return info.isa == isa && info.available;
-  });
 }
 
 // Whether the instruction set multiplies bf16 operands of this problem.
@@ -45,6 +39,13 @@ bool takes_bf16(const Plan& plan, Phase phase) {
 }
 
 }  // namespace
+
+bool is_available(InstructionSet isa) {
+  static const auto& known = *new const std::vector(instruction_sets());
+  return std::any_of(known.begin(), known.end(), [isa](const InstructionSetInfo& info) {
+    return info.isa == isa && info.available;
+  });
+}
 
 std::shared_ptr<Executor> executor_of(const Context& context) {
   std::shared_ptr<Executor> executor =

@@ -16,4 +16,7 @@ std::shared_ptr<Executor> executor_of(const Context& context);
 // on the cpu backend cannot take. The problem was checked before.
 void check_plan(const Plan& plan, Phase phase);
 
+// Whether this machine has it.
+bool is_available(InstructionSet isa);
+
 }  // namespace attn::cpu

@@ -76,6 +76,20 @@ TEST(Plan, EditedToNonsenseIsRefusedByField) {
       {"isa of the plan is unknown", [](Plan& p) { p.isa = static_cast<InstructionSet>(99); }},
       {"compute of the plan is bf16", [](Plan& p) { p.compute = DType::bf16; }},
       {"compute of the plan is f64", [](Plan& p) { p.compute = DType::f64; }},
+      // What a run does not read.
+      {"tasks of the plan is 77", [](Plan& p) { p.tasks = 77; }},
+      {"workspace_bytes of the plan is 1", [](Plan& p) { p.workspace_bytes = 1; }},
+      {"kernel of the plan is forward_sm80", [](Plan& p) { p.kernel = "forward_sm80"; }},
+      {"launch.kernel of the plan is x", [](Plan& p) { p.launch.kernel = "x"; }},
+      {"launch.arch of the plan is sm_90a", [](Plan& p) { p.launch.arch = "sm_90a"; }},
+      {"launch.grid[0] of the plan is 3", [](Plan& p) { p.launch.grid[0] = 3; }},
+      {"launch.grid[1] of the plan is 3", [](Plan& p) { p.launch.grid[1] = 3; }},
+      {"launch.grid[2] of the plan is 3", [](Plan& p) { p.launch.grid[2] = 3; }},
+      {"launch.threads of the plan is 128", [](Plan& p) { p.launch.threads = 128; }},
+      {"launch.cluster of the plan is 2", [](Plan& p) { p.launch.cluster = 2; }},
+      {"launch.shared_bytes of the plan is 9", [](Plan& p) { p.launch.shared_bytes = 9; }},
+      {"launch.stages of the plan is 2", [](Plan& p) { p.launch.stages = 2; }},
+      {"bytes of the plan is 1", [](Plan& p) { p.bytes = 1; }},
   };
   for (const Phase phase : {Phase::forward, Phase::backward}) {
     for (const Edit& edit : edits) {
@@ -88,6 +102,52 @@ TEST(Plan, EditedToNonsenseIsRefusedByField) {
       EXPECT_NE(message.find(edit.expected), std::string::npos) << edit.expected << ": " << message;
       EXPECT_NE(message.find("accepted"), std::string::npos) << message;
       for (const float x : call.o) ASSERT_TRUE(std::isnan(x)) << "written before the refusal";
+    }
+  }
+}
+
+// The reference runs in one way only.
+TEST(Plan, OfTheReferenceHasNothingToEdit) {
+  const Edit edits[] = {
+      {"algorithm of the plan is flash_attention",
+       [](Plan& p) { p.algorithm = Algorithm::flash_attention; }},
+      {"isa of the plan is avx2", [](Plan& p) { p.isa = InstructionSet::avx2; }},
+      {"compute of the plan is f32", [](Plan& p) { p.compute = DType::f32; }},
+      {"block_q of the plan is 1", [](Plan& p) { p.block_q = 1; }},
+      {"block_k of the plan is 1", [](Plan& p) { p.block_k = 1; }},
+      {"rows_per_task of the plan is 1", [](Plan& p) { p.rows_per_task = 1; }},
+      {"num_splits of the plan is 2", [](Plan& p) { p.num_splits = 2; }},
+      {"threads of the plan is 2", [](Plan& p) { p.threads = 2; }},
+      {"tasks of the plan is 77", [](Plan& p) { p.tasks = 77; }},
+      {"workspace_bytes of the plan is 1", [](Plan& p) { p.workspace_bytes = 1; }},
+  };
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    for (const Edit& edit : edits) {
+      Call call;
+      Plan plan = make_plan(call.problem, phase, {.backend = Backend::reference});
+      edit.edit(plan);
+      const std::string message = refusal(ErrorCode::invalid_argument, [&] { call.run(plan); });
+      EXPECT_NE(message.find(edit.expected), std::string::npos) << edit.expected << ": " << message;
+      for (const float x : call.o) ASSERT_TRUE(std::isnan(x)) << "written before the refusal";
+    }
+  }
+}
+
+// Fields that change nothing, or how a plan runs and not what it gives.
+TEST(Plan, EditsThatARunHonours) {
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    Call call;
+    Plan plan = make_plan(call.problem, phase);
+    plan.reasons = {"mine"};
+    plan.deterministic = true;
+    plan.threads += 1;
+    EXPECT_NO_THROW(call.run(plan));
+    for (const Algorithm algorithm : algorithms(phase)) {
+      plan.algorithm = algorithm;
+      plan.isa = InstructionSet::portable;
+      plan.block_q = make_plan(call.problem, phase, {}, {.isa = plan.isa}).block_q;
+      plan.rows_per_task = plan.block_q;
+      EXPECT_NO_THROW(call.run(plan)) << name(algorithm);
     }
   }
 }

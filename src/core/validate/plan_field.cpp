@@ -5,14 +5,28 @@
 #include <string>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::core {
 
-void refuse_plan_field(const Plan& plan, std::string_view field, std::string_view value,
-                       std::string_view accepted) {
+namespace {
+
+[[noreturn]] void refuse(const std::string& problem, std::string_view field, std::string_view value,
+                         std::string_view accepted) {
   throw Error(ErrorCode::invalid_argument,
               fmt::format("{} of the plan is {}; accepted is {}, as make_plan sets it (problem {})",
-                          field, value, accepted, to_string(plan.problem)));
+                          field, value, accepted, problem));
+}
+
+}  // namespace
+
+void refuse_plan_field(const Plan& plan, std::string_view field, std::string_view value,
+                       std::string_view accepted) {
+  refuse(echo(plan.problem), field, value, accepted);
+}
+void refuse_plan_field(const MatmulPlan& plan, std::string_view field, std::string_view value,
+                       std::string_view accepted) {
+  refuse(to_string(plan.problem), field, value, accepted);
 }
 
 void check_plan_range(const Plan& plan, std::string_view field, std::int64_t value,

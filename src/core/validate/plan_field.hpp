@@ -4,12 +4,16 @@
 #include <cstdint>
 #include <string_view>
 
+#include "attn/matmul.hpp"
 #include "attn/plan.hpp"
 
 namespace attn::core {
 
 // Throws Error(invalid_argument) that names the field, its value and what is accepted.
 [[noreturn]] void refuse_plan_field(const Plan& plan, std::string_view field,
+                                    std::string_view value, std::string_view accepted);
+
+[[noreturn]] void refuse_plan_field(const MatmulPlan& plan, std::string_view field,
                                     std::string_view value, std::string_view accepted);
 
 // Refuses a value outside of min to max.

@@ -3,6 +3,7 @@
 
 #include "attn/error.hpp"
 #include "core/made_for.hpp"
+#include "core/text/echo.hpp"
 #include "core/validate/enumerator.hpp"
 #include "core/validate/validate.hpp"
 
@@ -24,7 +25,7 @@ void validate_options(const Problem& problem, Phase phase, const PlanOptions& op
     check.refuse(
         fmt::format("kernel is '{}' and the device is {}; accepted there is none, as only "
                     "the cuda backend has kernels by name",
-                    options.kernel, to_string(options.device)));
+                    echo(options.kernel), to_string(options.device)));
   }
   if (phase == Phase::backward) refuse_paged_backward(problem);
 }
@@ -34,7 +35,7 @@ void refuse_paged_backward(const Problem& problem) {
   throw Error(
       ErrorCode::unsupported,
       fmt::format("layout_k is paged; accepted by backward are dense and packed (problem {})",
-                  to_string(problem)));
+                  echo(problem)));
 }
 
 void validate_plan(const Plan& plan, Phase phase) {
@@ -61,6 +62,7 @@ void validate_plan(const Plan& plan, Phase phase) {
     check.refuse(fmt::format("device of the plan is {}; accepted by its backend {} is another",
                              to_string(plan.device), name(made->backend)));
   }
+  made->record.check(plan);
 }
 
 }  // namespace attn::core

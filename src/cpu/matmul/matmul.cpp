@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "attn/error.hpp"
+#include "core/plan_record.hpp"
 #include "core/text/enum_names.hpp"
+#include "core/validate/plan_field.hpp"
 #include "cpu/plan_check.hpp"
 #include "cpu/workspace_store.hpp"
 
@@ -54,6 +56,18 @@ Rung fastest(const MatmulProblem& p, InstructionSet isa, std::vector<std::string
   return Rung::packed;
 }
 
+// Whether bf16 is multiplied by AMX.
+bool multiplies_tiles(const MatmulProblem& p, Rung rung, InstructionSet isa) {
+  return rung == Rung::amx ||
+         (rung == Rung::few_rows && takes_amx(p, isa) && rows_of(p) > kFewestOfTiles);
+}
+
+// Whether bf16 can be multiplied by VDPBF16PS.
+bool may_multiply_pairs(const MatmulProblem& p, Rung rung, InstructionSet isa) {
+  return p.dtype == DType::bf16 && isa == InstructionSet::avx512_bf16 &&
+         (rung == Rung::packed || rung == Rung::few_rows);
+}
+
 const TileOps& ops_of(const MatmulPlan& plan) { return tile_ops(plan.isa, plan.compute); }
 
 Cut whole(std::int64_t total, int part) {
@@ -61,7 +75,9 @@ Cut whole(std::int64_t total, int part) {
   part = std::max(1, part);
   return {total, block, (block + part - 1) / part, part};
 }
-ProductBlocks blocks_of(const MatmulProblem& p, Rung rung, const TileOps& ops, int threads) {
+// columns: the most that a block of C has, where the rung can choose.
+ProductBlocks blocks_of_columns(const MatmulProblem& p, Rung rung, const TileOps& ops,
+                                std::int64_t columns) {
   const bool swapped = p.order_c == MatrixOrder::column_major;
   const std::int64_t m = swapped ? p.n : p.m, n = swapped ? p.m : p.n;
   switch (rung) {
@@ -70,12 +86,53 @@ ProductBlocks blocks_of(const MatmulProblem& p, Rung rung, const TileOps& ops, i
     case Rung::blocked:
       return {whole(m, 64), whole(n, 256), whole(p.k, 128)};
     case Rung::few_rows:
-      return few_rows_blocks(p, ops.few_rows, few_rows_columns(p, ops.few_rows, threads));
+      return few_rows_blocks(p, ops.few_rows, columns);
     case Rung::packed:
     case Rung::amx:
       break;
   }
-  return packed_blocks(p, ops.product, packed_columns(p, ops.product, threads));
+  return packed_blocks(p, ops.product, columns);
+}
+ProductBlocks blocks_of(const MatmulProblem& p, Rung rung, const TileOps& ops, int threads) {
+  return blocks_of_columns(p, rung, ops,
+                           rung == Rung::few_rows ? few_rows_columns(p, ops.few_rows, threads)
+                                                  : packed_columns(p, ops.product, threads));
+}
+
+// Refuses fields that a call reads and that were changed to what it cannot do.
+void check_plan(const MatmulPlan& plan, Rung rung) {
+  const MatmulProblem& p = plan.problem;
+  constexpr std::int32_t kMostThreads = 1 << 20;
+  if (plan.threads < 1 || plan.threads > kMostThreads) {
+    core::refuse_plan_field(plan, "threads", std::to_string(plan.threads),
+                            fmt::format("1 to {}", kMostThreads));
+  }
+  const core::MatmulMadeFor& made = *core::made_for(plan);
+  if (made.problem == p && made.rung == plan.rung && made.isa == plan.isa &&
+      made.compute == plan.compute && made.block_n == plan.block_n) {
+    return;
+  }
+  if (!is_available(plan.isa)) {
+    core::refuse_plan_field(plan, "isa", name(plan.isa),
+                            "an instruction set that this machine has");
+  }
+  const bool no_tiles = rung == Rung::amx && !takes_amx(p, plan.isa);
+  if (no_tiles || (rung == Rung::blocked && p.masked != MaskedMatrix::none)) {
+    core::refuse_plan_field(plan, "rung", plan.rung, "one that takes the problem");
+  }
+  const bool tiles = multiplies_tiles(p, rung, plan.isa);
+  const bool bf16 = tiles || may_multiply_pairs(p, rung, plan.isa);
+  if (plan.compute != (bf16 ? DType::bf16 : DType::f32) && (tiles || plan.compute != DType::f32)) {
+    core::refuse_plan_field(plan, "compute", name(plan.compute),
+                            bf16 ? "bf16" : "f32, as the rung and its instruction set multiply");
+  }
+  // The widest block of columns is that of one thread.
+  const std::int32_t most = blocks_of(p, rung, ops_of(plan), 1).n.part;
+  if (plan.block_n < 1 || plan.block_n > most ||
+      blocks_of_columns(p, rung, ops_of(plan), plan.block_n).n.part != plan.block_n) {
+    core::refuse_plan_field(plan, "block_n", std::to_string(plan.block_n),
+                            fmt::format("a number up to {} that cuts the product evenly", most));
+  }
 }
 
 }  // namespace
@@ -101,12 +158,9 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
                             name(problem.masked), to_string(problem)));
   }
   plan.rung = core::name_of(kRungs, rung);
-  const bool tiles = rung == Rung::amx || (rung == Rung::few_rows && takes_amx(problem, plan.isa) &&
-                                           rows_of(problem) > kFewestOfTiles);
-  const bool pairs = problem.dtype == DType::bf16 && plan.isa == InstructionSet::avx512_bf16 &&
-                     (rung == Rung::packed || rung == Rung::few_rows) &&
+  const bool pairs = may_multiply_pairs(problem, rung, plan.isa) &&
                      has_bf16_products(plan.isa, context.isa == InstructionSet::automatic);
-  plan.compute = tiles || pairs ? DType::bf16 : DType::f32;
+  plan.compute = multiplies_tiles(problem, rung, plan.isa) || pairs ? DType::bf16 : DType::f32;
   const std::shared_ptr<Executor> executor = executor_of(context);
   const int available = std::max(1, executor->concurrency());
   const int wanted = options.threads > 0 ? std::min(options.threads, available) : available;
@@ -126,13 +180,15 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
 
 void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
             const Context& context) {
+  const Rung rung = core::parse_name(kRungs, "rung", plan.rung);
+  check_plan(plan, rung);
   const std::shared_ptr<Executor> executor = executor_of(context);
   CallWorkspace workspace(*executor, {});
   const Workers workers(*executor, plan.threads, *workspace);
   const Product product(plan.problem, inputs, c);
   if (product.batch == 0 || product.m == 0 || product.n == 0) return;
   const TileOps& ops = ops_of(plan);
-  switch (core::parse_name(kRungs, "rung", plan.rung)) {
+  switch (rung) {
     case Rung::naive:
       return matmul_naive(product, workers);
     case Rung::blocked:
