@@ -8,6 +8,7 @@
 #include "attn/error.hpp"
 #include "core/problem/costs.hpp"
 #include "core/tensor/size.hpp"
+#include "core/text/echo.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/expressions.hpp"
@@ -219,7 +220,7 @@ void bind_expressions(Plan& plan) {
     throw Error(ErrorCode::out_of_memory, "workspace of " + std::string(name(plan.algorithm)) +
                                               " is " + to_string(workspace) +
                                               " bytes, which no memory has (problem " +
-                                              to_string(plan.problem) + ")");
+                                              core::echo(plan.problem) + ")");
   }
   plan.workspace_bytes = workspace.value();
   plan.state = std::shared_ptr<core::MadeFor>(expressions);

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::cuda {
 
@@ -30,7 +31,7 @@ void set_parts(std::string_view kernel, std::string_view text, std::string_view 
     if (!set(part)) {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("kernel is '{}/{}': '{}' is no part of a tile shape; accepted are {}",
-                              kernel, text, part, accepted));
+                              kernel, core::echo(text), core::echo(part), accepted));
     }
     begin = end + 1;
   }

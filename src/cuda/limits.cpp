@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 #include "cuda/driver/api.hpp"
 #include "cuda/driver/nvrtc.hpp"
 
@@ -25,19 +26,19 @@ void check_sizes(const Problem& p, Phase phase, core::Size workspace, core::Size
        {std::pair{"seqlen_q", p.seqlen_q}, std::pair{"seqlen_k", p.seqlen_k}}) {
     if (rows <= kMostRows) continue;
     refuse(fmt::format("{} is {}; accepted on the cuda backend are up to {} (problem {})", name,
-                       rows, kMostRows, to_string(p)));
+                       rows, kMostRows, core::echo(p)));
   }
   if (!workspace.fits()) {
     refuse(
         fmt::format("the workspace of the {} pass is {} bytes; accepted is what 63 bits hold "
                     "(problem {})",
-                    name(phase), core::to_string(workspace), to_string(p)));
+                    name(phase), core::to_string(workspace), core::echo(p)));
   }
   if (blocks > kMostBlocks) {
     refuse(
         fmt::format("the {} pass has {} blocks of threads or tiles in a launch; accepted on the "
                     "cuda backend are up to {} (problem {})",
-                    name(phase), core::to_string(blocks), kMostBlocks, to_string(p)));
+                    name(phase), core::to_string(blocks), kMostBlocks, core::echo(p)));
   }
 }
 
@@ -54,7 +55,7 @@ void check_parameters(const Problem& p, std::string_view kernel, std::int64_t by
       fmt::format("the parameters of {} are {} bytes, 56 for each buffer that mask and score "
                   "read and more for what their derivatives need; accepted are up to {} here, "
                   "and {} where NVRTC and driver are of CUDA 12.1 or newer (problem {})",
-                  kernel, bytes, parameter_space(), kLargeSpace, to_string(p)));
+                  kernel, bytes, parameter_space(), kLargeSpace, core::echo(p)));
 }
 
 }  // namespace attn::cuda

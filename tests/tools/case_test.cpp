@@ -34,6 +34,14 @@ TEST(AtFullLength, LengthsThatWouldBeRandomAreTheLargest) {
   EXPECT_EQ(values(both.inputs.seqused_k), (Lengths{9, 9}));
 }
 
+// "qnan" is a number that std::from_chars reads.
+TEST(CaseHints, FactorsAreFinite) {
+  for (const char* text : {"b1_n8_h1_d8/qnan", "b1_n8_h1_d8/kinf", "b1_n8_h1_d8/q-inf"}) {
+    EXPECT_THROW(parse_case(text), Error) << text;
+  }
+  EXPECT_EQ(parse_case("b1_n8_h1_d8/q2.5").hints.q_factor, 2.5);
+}
+
 TEST(AtFullLength, GivenLengthsAndDenseCasesStay) {
   const Case given = parse_case("b2_sk90_sq4_h1_d16_paged8/usedk7,90");
   EXPECT_EQ(to_string(at_full_length(given)), to_string(given));

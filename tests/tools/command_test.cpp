@@ -35,6 +35,13 @@ TEST_F(Command, InfoTellsWhatIsMissingForAGpu) {
   EXPECT_EQ(gpu, result.out_has("cuda:0")) << result.text();
 }
 
+// Tiles would be counted for years, without a word.
+TEST_F(Command, IoOfHugeProblems) {
+  expect_refused("io b1_n999999999_h1_d64", 2, {"b1_n999999999_h1_d64", "tiles", "at most 1e+08"});
+  expect_refused("io b1_n999999999_h1_d64_causal --phase backward", 2, {"tiles"});
+  EXPECT_EQ(attn("io b999999999_n64_h8_d64 --algorithm flash_attention_2").code, 0);
+}
+
 TEST_F(Command, CompileRefusals) {
   const std::string problem = "b1_n64_h2_d64_bf16";
   expect_refused("compile", 2, {"descriptors"});

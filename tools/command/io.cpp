@@ -106,6 +106,10 @@ int io(const IoOptions& options, const std::string& command_line) {
     }
     cases.push_back(harness::at_full_length(c));
     core::validate_problem(cases.back().problem);
+    for (const Algorithm algorithm : chosen(options)) {
+      choice.algorithm = algorithm;
+      check_io_size(text, cases.back().problem, choice);
+    }
   }
   std::optional<Ncu> ncu;
   if (choice.on_gpu && options.measure) ncu.emplace();

@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "attn/error.hpp"
 #include "attn/run.hpp"
 #include "command/command.hpp"
 #include "command/timing.hpp"
+#include "core/text/echo.hpp"
 #include "traffic/cache.hpp"
 #include "traffic/model.hpp"
 
@@ -15,6 +18,8 @@ namespace {
 constexpr std::int64_t kLineBytes = 64;
 // Some 30 s of simulation.
 constexpr double kMostLineAccesses = 3e9;
+// Some 7 s of counting for an algorithm.
+constexpr double kMostTiles = 1e8;
 
 bool has_pass(const IoChoice& choice) {
   for (const Algorithm algorithm : algorithms(choice.phase)) {
@@ -51,12 +56,26 @@ void add_plan(IoRow& row, const Problem& problem) {
       make_plan(problem, choice.phase, {.algorithm = choice.algorithm, .threads = 1}));
 }
 
-void simulate(IoRow& row, const Problem& problem) {
-  const IoChoice& choice = row.choice;
+// Heads that are counted by themselves.
+double counted_heads(const Problem& problem) {
   double heads = 0;
   traffic::for_each_head(problem, [&](std::int64_t, std::int64_t, double) { ++heads; });
-  const double lines = heads * traffic::line_accesses(problem, choice.phase, choice.algorithm,
-                                                      row.blocks, kLineBytes);
+  return heads;
+}
+
+traffic::Blocks blocks_of(const Problem& problem, const IoChoice& choice) {
+  traffic::Blocks blocks =
+      traffic::paper_blocks(problem, choice.phase, choice.algorithm, choice.fast_bytes);
+  if (choice.block_q > 0) blocks.q = choice.block_q;
+  if (choice.block_k > 0) blocks.k = choice.block_k;
+  return blocks;
+}
+
+void simulate(IoRow& row, const Problem& problem) {
+  const IoChoice& choice = row.choice;
+  const double lines =
+      counted_heads(problem) *
+      traffic::line_accesses(problem, choice.phase, choice.algorithm, row.blocks, kLineBytes);
   if (lines > kMostLineAccesses) {
     row.no_simulation =
         fmt::format("{:.2g} accesses of cache lines would take long; simulated are at most {:.2g}",
@@ -132,11 +151,23 @@ Json measured_json(const IoRow& row) {
 
 }  // namespace
 
+void check_io_size(const std::string& descriptor, const Problem& p, const IoChoice& choice) {
+  // Plans have tiles of this size or larger ones, whatever the model's are.
+  constexpr double kPlanTile = 512 * 64;
+  const traffic::Blocks blocks = blocks_of(p, choice);
+  const double tile =
+      std::min(kPlanTile, static_cast<double>(blocks.q) * static_cast<double>(blocks.k));
+  const double tiles =
+      counted_heads(p) * static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k) / tile;
+  if (tiles <= kMostTiles) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} has {:.2g} tiles of {:.0f} scores; counted are at most {:.2g}",
+                          core::echo(descriptor), tiles, tile, kMostTiles));
+}
+
 IoRow make_io_row(const std::string& descriptor, const Problem& problem, const IoChoice& choice) {
   IoRow row{.descriptor = descriptor, .choice = choice};
-  row.blocks = traffic::paper_blocks(problem, choice.phase, choice.algorithm, choice.fast_bytes);
-  if (choice.block_q > 0) row.blocks.q = choice.block_q;
-  if (choice.block_k > 0) row.blocks.k = choice.block_k;
+  row.blocks = blocks_of(problem, choice);
   row.compulsory = traffic::compulsory(problem, choice.phase);
   if (traffic::is_modelled(choice.algorithm)) {
     row.tiles = traffic::tile_sums(problem, choice.algorithm, row.blocks);

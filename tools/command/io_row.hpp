@@ -46,6 +46,8 @@ struct IoRow {
   std::string no_gpu{};  // why there are none
 };
 
+// Refuses a problem of which the algorithm has too many tiles to count.
+void check_io_size(const std::string& descriptor, const Problem& problem, const IoChoice& choice);
 // Sequences count with their full lengths. Throws Error as the library does for the problem.
 IoRow make_io_row(const std::string& descriptor, const Problem& problem, const IoChoice& choice);
 // Simulates a cache of fast_bytes, and runs the CPU backend on one thread under the processor's

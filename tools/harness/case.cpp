@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::harness {
 namespace {
@@ -46,7 +47,7 @@ constexpr Factor kFactors[] = {{"q", &Hints::q_factor}, {"k", &Hints::k_factor}}
   throw Error(ErrorCode::invalid_argument,
               fmt::format("hint '{}' of a case is not known; accepted are {}q<x> k<x> and "
                           "cuq|cuk|usedq|usedk<n,n,...>",
-                          token, flags));
+                          core::echo(token), flags));
 }
 
 template <class T>
@@ -77,7 +78,9 @@ void read_hint(std::string_view token, Hints& hints) {
   }
   for (const Factor& factor : kFactors) {
     if (!token.starts_with(factor.name)) continue;
-    hints.*factor.field = number<double>(token.substr(1), token);
+    const auto value = number<double>(token.substr(1), token);
+    if (!std::isfinite(value)) refuse(token);  // "qnan" is read as a number
+    hints.*factor.field = value;
     return;
   }
   refuse(token);
@@ -106,7 +109,7 @@ void refuse_no_elements(std::string_view problem) {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("'{}' in the case '{}' leaves nothing to check; accepted are 1 and "
                               "more, and no token, which means 1",
-                              token, problem));
+                              token, core::echo(problem)));
     }
   }
 }

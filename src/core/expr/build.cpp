@@ -10,6 +10,7 @@
 #include "attn/error.hpp"
 #include "core/expr/scalar.hpp"
 #include "core/expr/simplify.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::expr {
 namespace {
@@ -39,12 +40,8 @@ Expr finish(Node node) {
   return Expr(std::make_shared<const Node>(std::move(node)));
 }
 
-// Operands in an error: long ones are cut, the sentence stays readable.
 std::string quoted(const Expr& e) {
-  constexpr std::size_t kShown = 60;
-  std::string text = to_string(e);
-  if (text.size() > kShown) text = text.substr(0, kShown) + "...";
-  return fmt::format("'{}' ({})", text, name(e.type()));
+  return fmt::format("'{}' ({})", core::echo(to_string(e)), name(e.type()));
 }
 
 [[noreturn]] void refuse(Op op, std::span<const Expr> args, std::string_view accepted) {

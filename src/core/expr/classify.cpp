@@ -6,6 +6,7 @@
 #include "attn/error.hpp"
 #include "core/expr/bindings.hpp"
 #include "core/expr/bounds.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::expr {
 namespace {
@@ -77,7 +78,7 @@ Bounds bounds_of(const Expr& e, const Tile& tile, const Bindings& bindings) {
 
 Coverage classify(const Expr& mask, const Tile& tile, const Bindings& bindings) {
   if (mask.type() != Type::boolean) {
-    throw Error(ErrorCode::invalid_argument, "classify: the mask '" + to_string(mask) +
+    throw Error(ErrorCode::invalid_argument, "classify: the mask '" + core::echo(to_string(mask)) +
                                                  "' is not boolean; a boolean is accepted");
   }
   const Bounds bounds = bounds_of(mask, tile, bindings);

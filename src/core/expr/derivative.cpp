@@ -11,6 +11,7 @@
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::expr {
 namespace {
@@ -134,7 +135,7 @@ void require_float(const Expr& e, std::string_view function) {
   if (e.type() != Type::float32) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{}: '{}' is {}; a float32 expression is accepted", function,
-                            to_string(e), name(e.type())));
+                            core::echo(to_string(e)), name(e.type())));
   }
 }
 

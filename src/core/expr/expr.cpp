@@ -10,6 +10,7 @@
 #include "attn/error.hpp"
 #include "attn/scalar.hpp"
 #include "core/expr/build.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::expr {
 namespace {
@@ -46,7 +47,7 @@ Buffer::Buffer(std::string name, Tensor tensor, std::shared_ptr<const void> owne
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("buffer name '{}': accepted are 1 to 64 letters, digits and _, not "
                             "starting with a digit, other than the names of symbols and functions",
-                            name_.substr(0, 80)));
+                            core::echo(name_)));
   }
   if (tensor_.rank < 0 || tensor_.rank > kMaxRank) {
     throw Error(
@@ -96,8 +97,8 @@ Expr Buffer::operator()(const std::vector<Expr>& indices) const {
 Expr scalar(std::string name, const Expr& value) {
   if (value.empty() || !is_constant(value) || value.type() == Type::boolean) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("scalar '{}' of value '{}'; accepted is a number", name.substr(0, 80),
-                            to_string(value)));
+                fmt::format("scalar '{}' of value '{}'; accepted is a number", core::echo(name),
+                            core::echo(to_string(value))));
   }
   const Node& node = value.node();
   const Tensor number =
@@ -125,12 +126,13 @@ Type Expr::type() const {
 }
 
 const Symbols& symbols() {
-  static const Symbols symbols = [] {
+  // Never destroyed, as what follows it may not be: static destructors may call.
+  static const Symbols& symbols = *new const Symbols([] {
     Symbols s{symbol(Op::score), symbol(Op::query),    symbol(Op::key),      symbol(Op::batch),
               symbol(Op::head),  symbol(Op::seqlen_q), symbol(Op::seqlen_k), {}};
     s.position = s.query + (s.seqlen_k - s.seqlen_q);
     return s;
-  }();
+  }());
   return symbols;
 }
 

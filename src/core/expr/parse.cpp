@@ -6,16 +6,20 @@
 #include <array>
 #include <charconv>
 #include <limits>
-#include <optional>
+#include <span>
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
 #include "core/expr/grammar.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::expr {
 namespace {
 
-// Each level of a tree needs at most two of text: a prefix or call, and parentheses.
+// Each level of a tree needs at most two of text: an operator, a prefix or the list of a call, and
+// what stands there in parentheses or by itself. The functions that call each other here take up to
+// 210 bytes of stack a level, of which threads may have as little as 128 KB: what needs more, they
+// leave to others that are not inlined.
 constexpr int kMaxNesting = 2 * kMaxDepth;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -66,36 +70,38 @@ class Parser {
     while (true) {
       skip_space();
       const std::size_t column = at_;
-      const auto op = next_operator();
-      if (!op || precedence(op->op) < least) return left;
+      const BinaryOperator* const op = next_operator();
+      if (op == nullptr || precedence(op->op) < least) return left;
       at_ += op->text.size();
+      enter(column, 1);
       const Expr right = expression(precedence(op->op) + 1);
-      left = checked(column, [&] {
-        return op->swapped ? make(op->op, std::array{right, left})
-                           : make(op->op, std::array{left, right});
-      });
+      nesting_ -= 1;
+      left = op->swapped ? built(column, op->op, {&right, 1}, left)
+                         : built(column, op->op, {&left, 1}, right);
     }
   }
 
   Expr unary() {
     skip_space();
     const std::size_t column = at_;
-    if (++nesting_ > kMaxNesting) {
-      fail(column, fmt::format("nested more than {} levels deep", kMaxNesting));
-    }
+    enter(column, 1);
     Expr e;
     if (peek() == '-' && at_ + 1 < text_.size() && starts_number(at_ + 1)) {
       e = number();  // with its sign: -2147483648 is an int32
     } else if (peek() == '-' || peek() == '!') {
       const Op op = peek() == '-' ? Op::neg : Op::logical_not;
       ++at_;
-      const Expr operand = unary();
-      e = checked(column, [&] { return make(op, std::array{operand}); });
+      e = built(column, op, {}, unary());
     } else {
       e = primary();
     }
-    --nesting_;
+    nesting_ -= 1;
     return e;
+  }
+
+  void enter(std::size_t column, int levels) {
+    nesting_ += levels;
+    if (nesting_ > kMaxNesting) too_deep(column);
   }
 
   Expr primary() {
@@ -107,13 +113,23 @@ class Parser {
       return e;
     }
     if (is_letter(peek())) return word();
-    fail(at_, fmt::format("expected a value, found {}", found()));
+    no_value();
   }
 
-  Expr word() {
+  [[gnu::noinline]] Expr word() {
     const std::size_t column = at_;
     while (at_ < text_.size() && (is_letter(text_[at_]) || is_digit(text_[at_]))) ++at_;
     const std::string_view name = text_.substr(column, at_ - column);
+    for (const Op op : kFunctions) {
+      if (name == spelling(op)) return call(column, op);
+    }
+    for (const auto& buffer : buffers_) {
+      if (name == buffer->name()) return element(column, buffer);
+    }
+    return symbol(column, name);
+  }
+
+  [[gnu::noinline]] static Expr symbol(std::size_t column, std::string_view name) {
     if (name == "true" || name == "false") return boolean(name == "true");
     if (name == "inf") return float32(std::numeric_limits<float>::infinity());
     if (name == "nan") return float32(std::numeric_limits<float>::quiet_NaN());
@@ -123,30 +139,25 @@ class Parser {
          {&s.score, &s.query, &s.key, &s.batch, &s.head, &s.seqlen_q, &s.seqlen_k}) {
       if (name == spelling(symbol->node().op)) return *symbol;
     }
-    for (const Op op : kFunctions) {
-      if (name == spelling(op)) return call(column, op);
-    }
-    for (const auto& buffer : buffers_) {
-      if (name == buffer->name()) {
-        const std::vector<Expr> indices = is_scalar(*buffer) ? std::vector<Expr>() : list('[', ']');
-        return checked(column, [&] { return load(buffer, indices); });
-      }
-    }
-    fail(column, fmt::format("expected a symbol, function or buffer, found '{}'", shortened(name)));
+    fail(column,
+         fmt::format("expected a symbol, function or buffer, found '{}'", core::echo(name)));
   }
 
   Expr call(std::size_t column, Op op) {
     const std::vector<Expr> args = list('(', ')');
     const std::size_t arity = is_unary(op) ? 1 : is_binary(op) ? 2 : 3;
-    if (args.size() != arity) {
-      fail(column,
-           fmt::format("expected {} operands of {}, found {}", arity, spelling(op), args.size()));
-    }
-    return checked(column, [&] { return make(op, args); });
+    if (args.size() != arity) wrong_arity(column, op, arity, args.size());
+    return built(column, op, args);
+  }
+
+  Expr element(std::size_t column, const std::shared_ptr<const Buffer>& buffer) {
+    const std::vector<Expr> indices = is_scalar(*buffer) ? std::vector<Expr>() : list('[', ']');
+    return loaded(column, buffer, indices);
   }
 
   std::vector<Expr> list(char open, char close) {
     expect(open);
+    enter(at_, 1);
     std::vector<Expr> items;
     while (true) {
       items.push_back(expression(1));
@@ -154,11 +165,12 @@ class Parser {
       if (peek() != ',') break;
       ++at_;
     }
+    nesting_ -= 1;
     expect(close);
     return items;
   }
 
-  Expr number() {
+  [[gnu::noinline]] Expr number() {
     const std::size_t column = at_;
     std::size_t end = at_ + (text_[at_] == '-' ? 1 : 0);
     bool is_float = false;
@@ -182,7 +194,7 @@ class Parser {
         std::from_chars(literal.data(), literal.data() + literal.size(), value);
     if (error != std::errc() || end != literal.data() + literal.size()) {
       fail(column,
-           fmt::format("expected a number that fits {}, found '{}'", type, shortened(literal)));
+           fmt::format("expected a number that fits {}, found '{}'", type, core::echo(literal)));
     }
     return Expr(value);
   }
@@ -192,18 +204,18 @@ class Parser {
            (text_[at] == '.' && at + 1 < text_.size() && is_digit(text_[at + 1]));
   }
 
-  std::optional<BinaryOperator> next_operator() const {
+  // Null where none stands here.
+  const BinaryOperator* next_operator() const {
     const auto* found =
         std::find_if(kBinaryOperators.begin(), kBinaryOperators.end(), [&](const auto& candidate) {
           return text_.substr(at_, candidate.text.size()) == candidate.text;
         });
-    if (found == kBinaryOperators.end()) return std::nullopt;
-    return *found;
+    return found == kBinaryOperators.end() ? nullptr : found;
   }
 
   void expect(char c) {
     skip_space();
-    if (peek() != c) fail(at_, fmt::format("expected '{}', found {}", c, found()));
+    if (peek() != c) not_found(c);
     ++at_;
   }
 
@@ -222,12 +234,21 @@ class Parser {
                                : fmt::format("byte {}", static_cast<unsigned char>(c));
   }
 
-  static std::string shortened(std::string_view text) {
-    constexpr std::size_t kShown = 40;
-    return std::string(text.substr(0, kShown)) + (text.size() > kShown ? "..." : "");
+  // Build, and add the column to what a type error says.
+  [[gnu::noinline]] static Expr built(std::size_t at, Op op, std::span<const Expr> args) {
+    return checked(at, [&] { return make(op, args); });
   }
-
-  // Builds, and adds the column to what a type error says.
+  // Of some operands and a last one.
+  [[gnu::noinline]] static Expr built(std::size_t at, Op op, std::span<const Expr> first,
+                                      const Expr& last) {
+    std::vector<Expr> args(first.begin(), first.end());
+    args.push_back(last);
+    return built(at, op, args);
+  }
+  [[gnu::noinline]] static Expr loaded(std::size_t at, const std::shared_ptr<const Buffer>& buffer,
+                                       const std::vector<Expr>& indices) {
+    return checked(at, [&] { return load(buffer, indices); });
+  }
   template <class Build>
   static Expr checked(std::size_t at, Build build) {
     try {
@@ -237,6 +258,19 @@ class Parser {
     }
   }
 
+  [[noreturn, gnu::noinline]] static void too_deep(std::size_t column) {
+    fail(column, fmt::format("nested more than {} levels deep", kMaxNesting));
+  }
+  [[noreturn, gnu::noinline]] void no_value() const {
+    fail(at_, fmt::format("expected a value, found {}", found()));
+  }
+  [[noreturn, gnu::noinline]] void not_found(char c) const {
+    fail(at_, fmt::format("expected '{}', found {}", c, found()));
+  }
+  [[noreturn, gnu::noinline]] static void wrong_arity(std::size_t column, Op op, std::size_t arity,
+                                                      std::size_t found) {
+    fail(column, fmt::format("expected {} operands of {}, found {}", arity, spelling(op), found));
+  }
   [[noreturn]] static void fail(std::size_t at, const std::string& message) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("expression text, column {}: {}", at + 1, message));

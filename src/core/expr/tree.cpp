@@ -10,6 +10,7 @@
 #include "attn/error.hpp"
 #include "core/expr/bindings.hpp"
 #include "core/expr/build.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::expr {
 namespace {
@@ -127,7 +128,8 @@ Expr substitute(const Expr& e, Op symbol, const Expr& replacement) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("substitute: '{}' ({}) for '{}'; a symbol is replaced by an expression "
                             "of its type",
-                            to_string(replacement), name(replacement.type()), spelling(symbol)));
+                            core::echo(to_string(replacement)), name(replacement.type()),
+                            spelling(symbol)));
   }
   return Substitution(symbol, replacement)(e);
 }

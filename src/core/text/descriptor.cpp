@@ -9,6 +9,7 @@
 #include "attn/error.hpp"
 #include "attn/scalar.hpp"
 #include "core/expr/grammar.hpp"
+#include "core/text/echo.hpp"
 #include "core/text/shorthands.hpp"
 #include "core/text/token.hpp"
 
@@ -91,7 +92,7 @@ class Parser {
     for (const core::Shorthand& known : core::shorthands()) forms.push_back(known.form);
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("descriptor token '{}' in '{}' is not known; accepted are {}",
-                            token_.text, text_, fmt::join(forms, " ")));
+                            core::echo(token_.text), core::echo(text_), fmt::join(forms, " ")));
   }
 
   void once(std::string_view field) {
@@ -99,7 +100,7 @@ class Parser {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("descriptor token '{}' in '{}' sets {} a second time; each size and "
                               "option is accepted once",
-                              token_.text, text_, field));
+                              core::echo(token_.text), core::echo(text_), field));
     }
   }
 

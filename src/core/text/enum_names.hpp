@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::core {
 
@@ -36,7 +37,7 @@ Enum parse_name(const EnumName<Enum> (&table)[n], std::string_view what, std::st
     accepted += row.name;
   }
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} is '{}'; accepted are {}", what, text, accepted));
+              fmt::format("{} is '{}'; accepted are {}", what, echo(text), accepted));
 }
 
 }  // namespace attn::core

@@ -5,13 +5,14 @@
 #include <algorithm>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::core {
 
 void Token::refuse(std::string_view accepted) const {
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("descriptor token '{}' in '{}' cannot be read; accepted is {}", text,
-                          descriptor, accepted));
+              fmt::format("descriptor token '{}' in '{}' cannot be read; accepted is {}",
+                          echo(text), echo(descriptor), accepted));
 }
 
 void Token::take_no_value() const {

@@ -14,6 +14,7 @@
 
 #include "attn/error.hpp"
 #include "core/tensor/overlap.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::core {
 namespace {
@@ -60,7 +61,7 @@ std::string shape_text(DType dtype, const Shape& shape) {
 std::string descriptor(const Problem& p) {
   if (p.heads_q <= 0 || p.heads_k <= 0 || p.head_dim <= 0 || p.head_dim_v <= 0) return {};
   try {
-    return fmt::format(" (problem {})", to_string(p));
+    return fmt::format(" (problem {})", echo(p));
   } catch (const std::exception&) {  // a problem too broken to describe is refused for what is
                                      // wrong with it
     return {};
@@ -71,7 +72,7 @@ std::string descriptor(const Problem& p) {
 
 std::string to_string(const Label& label) {
   return label.name.empty() ? std::string(label.kind)
-                            : fmt::format("{} '{}'", label.kind, label.name);
+                            : fmt::format("{} '{}'", label.kind, echo(label.name));
 }
 
 void ArgumentCheck::refuse(const std::string& message) const {

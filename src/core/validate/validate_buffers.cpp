@@ -93,11 +93,13 @@ void check_shorthand_shape(const ArgumentCheck& check, const Problem& problem, c
   }
   for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
     const std::int64_t size = t.shape[d];
-    if (size == extents[d] || size == 1 || (declaration && size == 0)) continue;
-    check.refuse(fmt::format(
-        "buffer '{}' of {} is {}; accepted is [{}], where a size of 1 serves every index",
-        buffer.name(), shorthand->name, to_string(t),
-        fmt::join(extents.begin(), extents.begin() + t.rank, ", ")));
+    // Blocks are as many as cover the scores: one that stood for all would be a mistake.
+    const bool one_serves = size == 1 && !shorthand->blocks;
+    if (size == extents[d] || one_serves || (declaration && size == 0)) continue;
+    check.refuse(fmt::format("buffer '{}' of {} is {}; accepted is [{}]{}", buffer.name(),
+                             shorthand->name, to_string(t),
+                             fmt::join(extents.begin(), extents.begin() + t.rank, ", "),
+                             shorthand->blocks ? "" : ", where a size of 1 serves every index"));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/expr/build.hpp"
+#include "core/text/echo.hpp"
 #include "core/validate/validate_parts.hpp"
 
 namespace attn::core {
@@ -66,11 +67,12 @@ void check_binding_names(const ArgumentCheck& check, const Buffers& declared,
     const std::string& name = binding->first;
     if (std::none_of(declared.begin(), declared.end(),
                      [&](const Buffer* buffer) { return buffer->name() == name; })) {
-      check.refuse(fmt::format("buffers names '{}'; accepted are {}", name, names_of(declared)));
+      check.refuse(
+          fmt::format("buffers names '{}'; accepted are {}", echo(name), names_of(declared)));
     }
     if (std::any_of(bindings.begin(), binding,
                     [&](const auto& earlier) { return earlier.first == name; })) {
-      check.refuse(fmt::format("buffers names '{}' twice; accepted is each name once", name));
+      check.refuse(fmt::format("buffers names '{}' twice; accepted is each name once", echo(name)));
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
 #include "core/tensor/size.hpp"
+#include "core/text/echo.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/driver/counters.hpp"
 #include "cuda/heuristics/backward_tiles.hpp"
@@ -99,7 +100,7 @@ void check_buffer_gradients(const Problem& p, const Gradients& gradients) {
                               "declared with {}, for which the plan has workspace; accepted by "
                               "backward on the cuda backend are buffers that are declared with "
                               "their sizes, not 0 (problem {})",
-                              name, tensor.size(), buffer.tensor().size(), to_string(p)));
+                              name, tensor.size(), buffer.tensor().size(), core::echo(p)));
     }
   });
 }

@@ -10,6 +10,7 @@
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
 #include "core/expr/cuda_text.hpp"
+#include "core/text/echo.hpp"
 #include "cuda/codegen/expression_buffers.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/expression_functions.hpp"
@@ -274,7 +275,7 @@ Readers readers_of(const expr::Buffer& buffer, const Program& mask, const Progra
 void check_type(std::string_view argument, const Expr& e, Type type, std::string_view accepted) {
   if (e.empty() || e.type() == type) return;
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} '{}' is {}; accepted is {}", argument, to_string(e),
+              fmt::format("{} '{}' is {}; accepted is {}", argument, core::echo(to_string(e)),
                           expr::name(e.type()), accepted));
 }
 
@@ -288,7 +289,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("mask '{}' depends on score; accepted are query, key, batch, head, "
                             "seqlen_q, seqlen_k and buffers",
-                            to_string(mask)));
+                            core::echo(to_string(mask))));
   }
   const auto buffers = expression_buffers(mask, score);
   // Without an expression every point is visible and every score stays.

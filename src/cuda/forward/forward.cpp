@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 #include "core/validate/plan_field.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/codegen/expression_pack.hpp"
@@ -180,7 +181,7 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
                   fmt::format("algorithm is {}; accepted by forward on the cuda backend are "
                               "flash_attention_2, flash_decoding, flash_attention, block_sparse "
                               "and standard (problem {})",
-                              name(options.algorithm), to_string(problem)));
+                              name(options.algorithm), core::echo(problem)));
   }
   plan.compute = problem.dtype;
   plan.block_q = plan.rows_per_task = config.block_m;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 #include "cuda/heuristics/backward_papers.hpp"
 #include "cuda/kernel_parts.hpp"
 
@@ -183,7 +184,7 @@ std::string backward_kernel_name(Algorithm algorithm, std::string_view kernel) {
       fmt::format("kernel is '{}' and algorithm is {}; accepted are {} with flash_attention, "
                   "with '{}' among its parts with block_sparse, {} with standard, and the other "
                   "kernels with flash_attention_2",
-                  kernel, name(algorithm), kFlash, kSkipsEmpty, kStandard));
+                  core::echo(kernel), name(algorithm), kFlash, kSkipsEmpty, kStandard));
 }
 
 Algorithm algorithm_of(BackwardKernel kernel, bool skips_empty) noexcept {

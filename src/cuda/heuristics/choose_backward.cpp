@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/heuristics/backward_kernel_name.hpp"
 #include "cuda/heuristics/backward_papers.hpp"
@@ -156,11 +157,11 @@ BackwardKernel choose_backward_kernel(const Problem& p, const BackwardTensors& t
                             "backward_sm80 and backward_flash_attention, alone or with parts of a "
                             "tile shape (backward_sm90/q3_o3), backward_sm80_deterministic, "
                             "backward_simt and backward_standard",
-                            wish.kernel));
+                            core::echo(wish.kernel)));
   }
   throw Error(ErrorCode::unsupported,
               fmt::format("no kernel of the cuda backend takes the backward pass of {}: {}",
-                          to_string(p), why));
+                          core::echo(p), why));
 }
 
 BackwardConfig backward_config(BackwardKernel kernel, const Problem& p,

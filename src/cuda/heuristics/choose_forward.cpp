@@ -10,6 +10,7 @@
 
 #include "attn/error.hpp"
 #include "core/philox.hpp"
+#include "core/text/echo.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/expression_text.hpp"
 #include "cuda/heuristics/forward_few_rows.hpp"
@@ -202,7 +203,7 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("kernel is '{}'; only forward_sm90 and forward_flash_attention take "
                             "parts of a tile shape",
-                            forced));
+                            core::echo(forced)));
   }
   std::string why;
   for (const ForwardKernel kernel : candidates(forced)) {
@@ -214,7 +215,7 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("kernel is '{}': its tiles take {} bytes of shared memory; accepted "
                               "are at most {}",
-                              forced, config->shared_bytes(), kSharedBytes));
+                              core::echo(forced), config->shared_bytes(), kSharedBytes));
     }
     if (config) return *config;
     why = kernel == ForwardKernel::flash_attention
@@ -226,10 +227,10 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
                 fmt::format("kernel is '{}'; accepted are forward_sm90, forward_sm80, "
                             "forward_sm80_few_rows, forward_simt, forward_flash_attention and "
                             "forward_standard",
-                            forced));
+                            core::echo(forced)));
   }
   throw Error(ErrorCode::unsupported,
-              fmt::format("no kernel of the cuda backend takes {}: {}", to_string(problem), why));
+              fmt::format("no kernel of the cuda backend takes {}: {}", core::echo(problem), why));
 }
 
 std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, std::int32_t num_splits,

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 #include "cuda/kernel_parts.hpp"
 
 namespace attn::cuda {
@@ -78,8 +79,8 @@ std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
   const bool by_name_only = runs_by_name_only(base);
   if (!kernel.empty() && (by_name_only ? named.kernel != base : runs_by_name_only(named.kernel))) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("kernel is '{}' and algorithm is {}; accepted with it is {}", kernel,
-                            name(algorithm), base));
+                fmt::format("kernel is '{}' and algorithm is {}; accepted with it is {}",
+                            core::echo(kernel), name(algorithm), base));
   }
   if (!by_name_only) return std::string(kernel);
   std::string result(base);
