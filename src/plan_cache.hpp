@@ -9,6 +9,7 @@
 #include <shared_mutex>
 
 #include "attn/plan.hpp"
+#include "core/fork_safe.hpp"
 
 namespace attn {
 
@@ -37,7 +38,7 @@ class PlanCache {
  private:
   struct Entry;
 
-  std::shared_mutex mutex_;
+  core::ForkSafe<std::shared_mutex> mutex_;
   std::array<std::uint64_t, kPlans> hashes_{};
   std::array<std::shared_ptr<const Entry>, kPlans> entries_{};
   std::array<std::atomic<std::uint64_t>, kPlans> last_use_{};  // 0: free

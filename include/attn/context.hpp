@@ -45,7 +45,7 @@ class Executor {
 // before run on their caller alone; a pool made there has workers.
 std::shared_ptr<Executor> make_thread_pool(int threads = 0);
 // The pool used when a Context has none: made at first use with make_thread_pool(0), one for the
-// process. Thread-safe.
+// process, and never destroyed, so that static destructors may use it. Thread-safe.
 std::shared_ptr<Executor> default_executor();
 
 // What the kernels of the CPU backend are compiled for. All give results within the error rule, not

@@ -80,7 +80,7 @@ std::shared_ptr<const Problem> parsed(const std::string& text) {
   // A program uses few, each many times.
   constexpr std::size_t kMaxTexts = 4096;
   static std::mutex mutex;
-  static std::unordered_map<std::string, std::shared_ptr<const Problem>> known;
+  static auto& known = *new std::unordered_map<std::string, std::shared_ptr<const Problem>>;
   const std::lock_guard lock(mutex);
   if (const auto at = known.find(text); at != known.end()) return at->second;
   auto problem = std::make_shared<const Problem>(text.empty() ? Problem{} : parse_problem(text));

@@ -10,11 +10,13 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "attn/context.hpp"
 #include "attn/error.hpp"
+#include "core/fork_safe.hpp"
 #include "cpu/available_cpus.hpp"
 
 namespace attn {
@@ -114,6 +116,11 @@ class ThreadPool final : public Executor {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
+  // Ends the workers unless they are at work; loops run on their caller alone from then on.
+  void retire() {
+    if (!busy_.exchange(true, std::memory_order_acquire)) stop();
+  }
+
   int concurrency() const noexcept override { return static_cast<int>(slots_.size()) + 1; }
 
   void parallel_for(std::int64_t count, const Body& body) override {
@@ -183,8 +190,30 @@ std::shared_ptr<Executor> make_thread_pool(int threads) {
 }
 
 std::shared_ptr<Executor> default_executor() {
-  static const std::shared_ptr<Executor> pool = make_thread_pool(0);
-  return pool;
+  // The pool is never destroyed, so that static destructors may use it: its workers end with the
+  // process's static objects, and loops run on their caller alone from then on.
+  struct Default {
+    core::ForkSafe<std::mutex> mutex;
+    std::atomic<ThreadPool*> made{nullptr};
+    std::shared_ptr<Executor> pool;
+  };
+  struct Retire {
+    Default& of;
+    ~Retire() {
+      if (of.pool != nullptr) of.made.load()->retire();
+    }
+  };
+  static auto& shared = *new Default;
+  static const Retire at_exit{shared};
+  if (shared.made.load(std::memory_order_acquire) == nullptr) {
+    const std::lock_guard lock(shared.mutex);
+    if (shared.pool == nullptr) {
+      auto pool = std::make_shared<ThreadPool>(cpu::available_cpus());
+      shared.pool = pool;
+      shared.made.store(pool.get(), std::memory_order_release);
+    }
+  }
+  return shared.pool;
 }
 
 }  // namespace attn

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attn/context.hpp"
+#include "core/fork_safe.hpp"
 #include "cpu/workspace.hpp"
 
 namespace attn::cpu {
@@ -28,7 +29,7 @@ class WorkspaceStore {
   void give_back(Block block, std::size_t wanted) noexcept;
 
  private:
-  std::mutex mutex_;
+  core::ForkSafe<std::mutex> mutex_;
   std::vector<Block> blocks_;
   std::size_t bytes_ = 0;  // of blocks_ and of those that are lent
 };

@@ -59,7 +59,7 @@ Driver open_driver() {
 }
 
 const Driver& driver() {
-  static const Driver driver = open_driver();
+  static const auto& driver = *new const Driver(open_driver());  // of use to static destructors
   return driver;
 }
 

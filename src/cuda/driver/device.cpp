@@ -19,7 +19,7 @@ struct Slot {
 
 // One slot a device; a deque, because a once_flag cannot be moved.
 Slot& slot(int ordinal) {
-  static std::deque<Slot> slots(static_cast<std::size_t>(api().device_count));
+  static auto& slots = *new std::deque<Slot>(static_cast<std::size_t>(api().device_count));
   if (ordinal < 0 || ordinal >= api().device_count) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("device is cuda:{}; accepted are cuda:0 to cuda:{}", ordinal,

@@ -90,7 +90,7 @@ Compiler open_compiler() {
 }
 
 const Compiler& compiler() {
-  static const Compiler compiler = open_compiler();
+  static const auto& compiler = *new const Compiler(open_compiler());
   return compiler;
 }
 

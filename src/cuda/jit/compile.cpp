@@ -10,6 +10,7 @@
 #include <set>
 
 #include "attn/error.hpp"
+#include "core/fork_safe.hpp"
 #include "cuda/driver/nvrtc.hpp"
 #include "cuda/jit/cache_entry.hpp"
 #include "cuda/jit/disk_cache.hpp"
@@ -161,8 +162,8 @@ Compiled run_compiler(const Nvrtc& compiler, const Source& source, Arch arch,
 // warning each.
 void warn_once(const Context& context, const std::string& about, const std::string& message) {
   if (!context.log) return;
-  static std::mutex mutex;
-  static std::set<std::string> told;
+  static auto& mutex = *new core::ForkSafe<std::mutex>;
+  static auto& told = *new std::set<std::string>;
   {
     const std::lock_guard lock(mutex);
     if (!told.insert(about).second) return;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/fork_safe.hpp"
 #include "cuda/driver/device.hpp"
 
 namespace attn::cuda {
@@ -158,7 +159,7 @@ struct Slot {
 };
 
 struct Kernels {
-  std::mutex mutex;
+  core::ForkSafe<std::mutex> mutex;
   std::unordered_map<std::string, std::shared_ptr<Slot>> slots;
 };
 

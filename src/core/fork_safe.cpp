@@ -1,0 +1,56 @@
+#include "core/fork_safe.hpp"
+
+#include <pthread.h>
+
+#include <mutex>
+
+namespace attn::core {
+
+// The list of all handlers of the process.
+class ForkHandlers {
+ public:
+  // Never destroyed: objects with static storage leave the list when they are.
+  static ForkHandlers& all() {
+    static ForkHandlers& list = *new ForkHandlers;
+    return list;
+  }
+
+  void add(ForkHandler& handler) {
+    const std::lock_guard lock(mutex_);
+    handler.next_ = first_;
+    if (first_ != nullptr) first_->previous_ = &handler;
+    first_ = &handler;
+  }
+
+  void remove(ForkHandler& handler) {
+    const std::lock_guard lock(mutex_);
+    (handler.previous_ != nullptr ? handler.previous_->next_ : first_) = handler.next_;
+    if (handler.next_ != nullptr) handler.next_->previous_ = handler.previous_;
+  }
+
+ private:
+  ForkHandlers() {
+    pthread_atfork([] { all().prepare(); }, [] { all().parent(); }, [] { all().child(); });
+  }
+
+  void prepare() {
+    mutex_.lock();
+    for (ForkHandler* h = first_; h != nullptr; h = h->next_) h->lock_before_fork();
+  }
+  void parent() {
+    for (ForkHandler* h = first_; h != nullptr; h = h->next_) h->unlock_in_parent();
+    mutex_.unlock();
+  }
+  void child() {
+    for (ForkHandler* h = first_; h != nullptr; h = h->next_) h->renew_in_child();
+    std::construct_at(&mutex_);
+  }
+
+  std::mutex mutex_;
+  ForkHandler* first_ = nullptr;
+};
+
+ForkHandler::ForkHandler() { ForkHandlers::all().add(*this); }
+ForkHandler::~ForkHandler() { ForkHandlers::all().remove(*this); }
+
+}  // namespace attn::core
