@@ -25,11 +25,11 @@ docs: build/build.ninja ## pages that explain problems, in build/docs
 	build/attn explain n4096_h8_d64_butterfly64 --algorithm block_sparse -o build/docs/block-sparse.html
 	build/attn explain b8_sq1_sk32768_hq32_hk8_d128_bf16 -o build/docs/decoding.html
 
-test: ## build everything and run every test
+test: ## build everything, run every test, say what was skipped and why
 	@bash scripts/setup.sh build test
 	@$(configure) -DATTN_BUILD_TESTS=ON
 	@cmake --build build
-	@ctest --preset release -j $(jobs)
+	@code=0; ctest --preset release -j $(jobs) || code=$$?; bash scripts/skipped_tests.sh build; exit $$code
 
 format: ## rewrite every C++ file in the project's format
 	@bash scripts/setup.sh check
