@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -166,6 +167,28 @@ TEST(Merge, PartsThatAttendToNothing) {
   merge({a.outputs(), a.outputs()}, result.outputs());
   EXPECT_EQ(result.o, std::vector<float>(result.o.size(), 0));
   EXPECT_EQ(result.lse, a.lse);
+}
+
+// Each key a part of its own. The first parts have no keys, so that what the last ones give is most
+// of the result.
+TEST(Merge, PartsOfOneKeyEach) {
+  const Attention attention(5);
+  std::vector<double> o, lse;
+  std::vector<Part<double>> parts(kKeys + 4);
+  std::vector<Outputs> outputs;
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const std::int64_t key = static_cast<std::int64_t>(p) - 4;
+    attention.compute(std::max<std::int64_t>(key, 0), key + 1, o, lse);
+    parts[p].set(o, lse);
+    outputs.push_back(parts[p].outputs());
+  }
+  Part<double> result;
+  merge(outputs, result.outputs());
+  attention.compute(0, kKeys, o, lse);
+  for (std::size_t n = 0; n < o.size(); ++n) ASSERT_NEAR(result.o[n], o[n], 1e-12) << n;
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    ASSERT_NEAR(result.lse[lse_index(r)], lse[static_cast<std::size_t>(r)], 1e-12) << r;
+  }
 }
 
 // 2^53 and more apart from the LSE of its parts, log 2 is lost; the mean is not.

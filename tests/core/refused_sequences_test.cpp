@@ -120,6 +120,14 @@ const Refusal kSequences[] = {
      },
      {"page_table[1, 2] is -1", "some row sees a key"},
      kForward},
+    {"PageThatTheLastHeadSees",
+     paged_call,
+     [](Call& c) {
+       c.problem.mask = expr::symbols().key < 4 || expr::symbols().head == kHeadsQ - 1;
+       c.integer(c.in.page_table, 5) = -1;
+     },
+     {"page_table[1, 2] is -1", "some row sees a key"},
+     kForward},
     {"PagesTooFew",
      paged_call,
      [](Call& c) { c.problem.seqlen_k = 13; },
