@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "attn/attn.hpp"
@@ -49,6 +52,26 @@ TEST(Workers, AsManyAsThereIsWorkFor) {
   EXPECT_EQ(workers_of("b1_n16_h16_d64", 0), 1);  // 16 tasks of a microsecond
   EXPECT_EQ(workers_of("b1_n64_h8_d64", 0), 5);   // 8.4 MFLOP and 0.5 MB
   EXPECT_EQ(workers_of("b1_n1024_h4_d64", 0), 64);
+}
+
+// Calls so small that a second thread would only cost.
+TEST(Workers, OneForTinyCallsOfBothPasses) {
+  for (const std::int64_t n : {1, 16, 32}) {
+    const Problem p = parse_problem("b1_n" + std::to_string(n) + "_h2_d64");
+    std::vector<float> x(static_cast<std::size_t>(n * 2 * 64), 1), o(x.size()), dq(x.size());
+    std::vector<float> dk(x.size()), dv(x.size()), lse(static_cast<std::size_t>(n * 2));
+    const auto view = [n](std::vector<float>& of) { return tensor(of.data(), {1, n, 2, 64}); };
+    const Inputs inputs{.q = view(x), .k = view(x), .v = view(x)};
+    const Outputs outputs{.o = view(o), .lse = tensor(lse.data(), {1, 2, n})};
+    const auto spy = std::make_shared<Spy>(64);
+    const Context context{.executor = spy};
+    forward(make_plan(p, Phase::forward, {.backend = Backend::cpu}, context), inputs, outputs,
+            context);
+    EXPECT_EQ(spy->most, 1) << n;
+    backward(make_plan(p, Phase::backward, {.backend = Backend::cpu}, context), inputs, outputs,
+             view(x), {.dq = view(dq), .dk = view(dk), .dv = view(dv)}, context);
+    EXPECT_EQ(spy->most, 1) << n;
+  }
 }
 
 TEST(Workers, AsManyAsAskedFor) {
