@@ -11,7 +11,7 @@ root=$PWD
 if [[ ${1:-} == --check ]]; then
   stale=0
   while IFS='|' read -r name file change _; do
-    if perl -0pe "$change" "$file" | cmp -s - "$file"; then
+    if ! changed=$(perl -0pe "$change" "$file") || [[ $changed == "$(< "$file")" ]]; then
       echo "mutate.sh: $name changes nothing in $file" >&2
       stale=1
     fi

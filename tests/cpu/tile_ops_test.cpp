@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
 
 #include "core/philox.hpp"
+#include "core/tensor/element.hpp"
 #include "cpu/attention.hpp"
 
 namespace attn::cpu::testing {
@@ -331,6 +333,32 @@ TEST_P(Decode, ScoresAndSumsMatchTheirDefinitions) {
 }
 
 // Two blocks of keys, the second with scores of -inf and dropout.
+// Halfway between two numbers of the type, as tensor_test.cpp holds the conversions of elements to.
+TEST_P(Decode, StoresRoundTiesToEven) {
+  constexpr int kWidth = 64;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    std::vector<float> x(kWidth), o_t(static_cast<std::size_t>(kWidth * ops().rows));
+    std::vector<std::uint16_t> want(kWidth), row(kWidth), block_row(kWidth);
+    for (std::size_t i = 0; i < kWidth; ++i) {
+      const auto code = static_cast<std::uint16_t>(0x3800 + 97 * i);  // even and odd, in turn
+      const auto next = static_cast<std::uint16_t>(code + 1);
+      const auto value = [&](const std::uint16_t& of) {
+        return static_cast<float>(
+            core::load_element(reinterpret_cast<const std::byte*>(&of), dtype));
+      };
+      x[i] = (value(code) + value(next)) / 2;
+      want[i] = code % 2 == 0 ? code : next;
+      o_t[i * static_cast<std::size_t>(ops().rows)] = x[i];
+    }
+    ops().store_row(x.data(), kWidth, 1, dtype, reinterpret_cast<std::byte*>(row.data()));
+    EXPECT_EQ(row, want) << name(dtype);
+    const std::vector<float> ones(kMaxRows, 1);
+    std::byte* rows[kMaxRows] = {reinterpret_cast<std::byte*>(block_row.data())};
+    ops().unpack_o(o_t.data(), kWidth, ones.data(), dtype, rows, 1);
+    EXPECT_EQ(block_row, want) << name(dtype);
+  }
+}
+
 TEST_P(Decode, SoftmaxMatchesItsDefinition) {
   const double infinity = std::numeric_limits<double>::infinity();
   for (int count = 1; count <= kMaxDecodeRows; ++count) {

@@ -158,6 +158,9 @@ constexpr ListedCase kCases[] = {
     {"b2_sq40_sk50_hq4_hk2_d64_causal_sink/dlse", "the loss uses LSE"},
     {"b3_n90_h2_d64_packed_softcap5/dlse_padded", "likewise, packed"},
     {"b1_sq90_sk50_h2_d64_causal_dropout0.2_seed3/dlse", "likewise, rows that see no key"},
+    // Long; last, as a case's place is its seed
+    {"b1_sq12_sk5000_h1_d16_mask((query+key)%3!=0)_softcap5_dropout0.5_seed7",
+     "mixed tiles with score and dropout past 4096 keys, and dQ from several ranges of keys"},
 };
 
 }  // namespace
