@@ -1,38 +1,30 @@
-"""attn in JAX: jit, grad, vmap, and dot_product_attention with jax.nn's signature.
+"""attn in JAX: jit, grad, vmap, shard_map, and dot_product_attention with jax.nn's signature.
 
 import attn.jax
 out = attn.jax.attention(q, k, v, mask=lambda s: s.key <= s.position)
 out = attn.jax.dot_product_attention(q, k, v, is_causal=True)
 
-A call is a foreign function of XLA (python/bindings/jax.cpp), on the CPU and on NVIDIA GPUs.
+A call is a foreign function of XLA (jax_ops.py), on the CPU and on NVIDIA GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
 from . import _attn, merging, nvrtc
 from .errors import InvalidArgument
 from .formula import Formula
+from .jax_ops import Call, run
 from .options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
 from .trace import resolve
 
 __all__ = ["attention", "dot_product_attention", "merge"]
-
-for _backward in (False, True):
-    for _platform in ("cpu", "CUDA"):
-        jax.ffi.register_ffi_target(
-            "attn_backward" if _backward else "attn_forward",
-            _attn.xla_handler(_backward, _platform == "CUDA"),
-            platform=_platform,
-        )
 
 
 @lru_cache(maxsize=1)
@@ -52,90 +44,6 @@ _ARRAYS = (
     "seqused_k",
     "page_table",
 )
-
-
-class _Call(NamedTuple):
-    """What a compiled call is made for: attributes of the foreign function."""
-
-    problem: str  # descriptor
-    names: tuple[str, ...]  # of the arrays beside q, k, v
-    rank: int  # of q
-    heads_first: bool
-    seqlen_q: int
-    seqlen_k: int
-    seed: int
-    offset: int
-    backend: str
-    algorithm: str
-    threads: int
-
-    def attributes(self, names: tuple[str, ...]) -> dict[str, Any]:
-        found: dict[str, Any] = {**self._asdict(), "names": ",".join(names)}
-        for name, value in found.items():
-            if not isinstance(value, str):  # seeds of 64 bits keep their bits
-                found[name] = np.int64(value if value < 2**63 else value - 2**64)
-        return found
-
-
-@jax.tree_util.register_static
-class _Wanted(tuple[bool, ...]):
-    """Which of q, k, v and the arrays need a gradient."""
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(call: _Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
-    """(out, lse)."""
-    lse = q.shape[:-1]  # with the heads before the rows
-    if not call.heads_first or call.rank == 3:
-        lse = (*lse[:-2], lse[-1], lse[-2])
-    results = (
-        jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
-        jax.ShapeDtypeStruct(lse, jnp.float64 if q.dtype == jnp.float64 else jnp.float32),
-    )
-    function: Any = jax.ffi.ffi_call("attn_forward", results, vmap_method="expand_dims")
-    return tuple(function(q, k, v, *arrays, **call.attributes(call.names)))
-
-
-def _forward(call: _Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
-    given = (q, k, v, *arrays)
-    q, k, v, *values = (x.value for x in given)
-    results: Any = _attention(call, q, k, v, tuple(values))
-    out, lse = results
-    wanted = _Wanted(x.perturbed and jnp.issubdtype(x.value.dtype, jnp.floating) for x in given)
-    return (out, lse), (wanted, q, k, v, tuple(values), out, lse)
-
-
-def _backward_pass(call: _Call, kept: Any, cotangents: Any) -> Any:
-    wanted, q, k, v, arrays, out, lse = kept
-    d_out, d_lse = cotangents
-    if isinstance(d_out, SymbolicZero):
-        d_out = jnp.zeros_like(out)
-    names, operands = call.names, arrays
-    if not isinstance(d_lse, SymbolicZero):
-        names, operands = (*names, "d_lse"), (*operands, d_lse)
-    every = dict(zip(("q", "k", "v", *call.names), (q, k, v, *arrays), strict=True))
-    reached = ("q", "k", "v", "sink", *_attn.score_buffers(call.problem))
-    asked = [n for n, is_wanted in zip(every, wanted, strict=True) if is_wanted and n in reached]
-    results = [
-        jax.ShapeDtypeStruct(every[name].shape, q.dtype if name in ("q", "k", "v") else jnp.float32)
-        for name in asked
-    ]
-    found: dict[str, Any] = {}
-    if asked:
-        function = jax.ffi.ffi_call("attn_backward", results, vmap_method="expand_dims")
-        gradients = function(
-            d_out, q, k, v, out, lse, *operands,
-            wanted=",".join(asked), **call.attributes(names),
-        )  # fmt: skip
-        found = {
-            name: gradient.astype(every[name].dtype)
-            for name, gradient in zip(asked, gradients, strict=True)
-        }
-    return (*map(found.get, ("q", "k", "v")), tuple(map(found.get, call.names)))
-
-
-_attention.defvjp(_forward, _backward_pass, symbolic_zeros=True)
-_compiled = jax.jit(_attention, static_argnums=0)
 
 
 @lru_cache(maxsize=4096)
@@ -163,7 +71,7 @@ def attention(
     rng: Any = None,
     **options: Any,
 ) -> Any:
-    """attn.attention, to be used under jax.jit, jax.grad and jax.vmap, and by itself.
+    """attn.attention for jax.jit, jax.grad, jax.vmap and jax.shard_map, and by itself.
 
     Arguments, layouts, results and errors are those of attn.attention, with these differences.
     Results are new arrays: there is no out= and no lse=. Arrays may be traced; out and lse are
@@ -202,7 +110,7 @@ def attention(
     backend = options.get("backend", "auto")
     if backend != "cuda" and not arrays.keys() & _LENGTHS:
         _attn.plan(made, _like(q), _like(k), _like(v), False)  # what is wrong is said now
-    call = _Call(
+    call = Call(
         _with_numbers(made),
         tuple(arrays),
         q.ndim,
@@ -215,7 +123,7 @@ def attention(
         options.get("algorithm", "auto"),
         options.get("threads", 0),
     )
-    out, lse = _compiled(call, q, k, v, tuple(arrays.values()))
+    out, lse = run(call, q, k, v, tuple(arrays.values()))
     return (out, lse) if return_lse else out
 
 

@@ -1,0 +1,287 @@
+"""The foreign functions of python/bindings/jax.cpp: their gradient, under vmap, and on a mesh.
+
+From outside to inside: jax.custom_vjp, jax.custom_batching.custom_vmap, custom_partitioning, the
+foreign function. Each layer is JAX's own; this file says what they need to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    SdyShardingRule,
+    custom_partitioning,
+)
+from jax.sharding import AxisType, NamedSharding
+
+from . import _attn
+from . import jax_sharding as sharding
+
+for _backward in (False, True):
+    for _platform in ("cpu", "CUDA"):
+        jax.ffi.register_ffi_target(
+            "attn_backward" if _backward else "attn_forward",
+            _attn.xla_handler(_backward, _platform == "CUDA"),
+            platform=_platform,
+        )
+
+
+class Call(NamedTuple):
+    """What a compiled call is made for: attributes of the foreign function."""
+
+    problem: str  # descriptor
+    names: tuple[str, ...]  # of the arrays beside q, k, v
+    rank: int  # of q
+    heads_first: bool
+    seqlen_q: int
+    seqlen_k: int
+    seed: int
+    offset: int
+    backend: str
+    algorithm: str
+    threads: int
+
+    def attributes(self) -> dict[str, Any]:
+        found: dict[str, Any] = {**self._asdict(), "names": ",".join(self.names)}
+        for name, value in found.items():
+            if not isinstance(value, str):  # seeds of 64 bits keep their bits
+                found[name] = np.int64(value if value < 2**63 else value - 2**64)
+        return found
+
+
+class _Pass(NamedTuple):
+    """A foreign function with its attributes."""
+
+    call: Call
+    wanted: tuple[str, ...] | None  # gradients that a backward pass gives; None: forward
+    added: int = 0  # dimensions in front, of jax.vmap
+
+    def operands(self) -> tuple[str, ...]:
+        first = ("q", "k", "v") if self.wanted is None else ("d_out", "q", "k", "v", "out", "lse")
+        return (*first, *self.call.names)
+
+    def results(self) -> tuple[str, ...]:
+        return ("out", "lse") if self.wanted is None else self.wanted
+
+    def described(self, arrays: Any) -> sharding.Described:
+        shapes = tuple(tuple(x.shape) for x in arrays)
+        call = self.call
+        return sharding.Described(
+            call.problem, self.operands(), shapes, self.added, call.heads_first
+        )
+
+    def factors(self, arrays: Any) -> tuple[list[sharding.Factors], list[sharding.Factors]]:
+        """Of the operands and of the results."""
+        described = self.described(arrays)
+        known = sharding.factors(described)
+        each = [sharding.added(described, x.shape) for x in arrays]
+        front = tuple(next(filter(None, those), None) for those in zip(*each, strict=True))
+        return (
+            [
+                (*of_front, *known[name])
+                for of_front, name in zip(each, self.operands(), strict=True)
+            ],
+            [(*front, *known[name]) for name in self.results()],
+        )
+
+
+def _foreign(one: _Pass, *operands: Any) -> tuple[Any, ...]:
+    """The foreign function; operands of one device."""
+    operands = sharding.vary_alike(operands)
+    every = dict(zip(one.operands(), operands, strict=True))
+    q, v = every["q"], every["v"]
+    sizes = [{x.shape[i] for x in operands} - {1} for i in range(one.added)]
+    front = tuple(next(iter(those), 1) for those in sizes)
+
+    def described(name: str) -> Any:
+        if name == "out":
+            shape, dtype = (*q.shape[one.added : -1], v.shape[-1]), q.dtype
+        elif name == "lse":
+            shape = q.shape[one.added : -1]  # with the heads before the rows
+            if not one.call.heads_first or one.call.rank == 3:
+                shape = (*shape[:-2], shape[-1], shape[-2])
+            dtype = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+        else:
+            shape = every[name].shape[one.added :]
+            dtype = q.dtype if name in ("q", "k", "v") else jnp.float32
+        return sharding.result((*front, *shape), dtype, q)
+
+    attributes = one.call.attributes()
+    if one.wanted is not None:
+        attributes["wanted"] = ",".join(one.wanted)
+    function: Any = jax.ffi.ffi_call(
+        "attn_forward" if one.wanted is None else "attn_backward",
+        [described(name) for name in one.results()],
+    )
+    return tuple(function(*operands, **attributes))
+
+
+_partitioned = custom_partitioning(_foreign, static_argnums=(0,))
+
+
+def _axes(one: _Pass, mesh: Any, arrays: Any, results: Any) -> sharding.Axes:
+    of_operands, of_results = one.factors(arrays)
+    every = dict(zip(one.operands(), zip(arrays, of_operands, strict=True), strict=True))
+    first = every.pop("q")
+    others = zip(results, of_results, strict=False)  # none where they are to be chosen
+    return sharding.chosen(mesh, (first, *every.values(), *others))
+
+
+def _shardings(
+    one: _Pass, mesh: Any, arrays: Any, results: Any
+) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
+    axes = _axes(one, mesh, arrays, results)
+    return tuple(  # type: ignore[return-value]
+        tuple(NamedSharding(mesh, sharding.split(axes, dimensions)) for dimensions in those)
+        for those in one.factors(arrays)
+    )
+
+
+def _partition(one: _Pass, mesh: Any, arrays: Any, results: Any) -> Any:
+    mesh = sharding.devices_of(mesh, arrays[0].sharding)
+    axes = _axes(one, mesh, arrays, results)
+    of_operands, of_results = _shardings(one, mesh, arrays, results)
+
+    def part(*operands: Any) -> Any:
+        shapes = {
+            name: x.shape[one.added :] for name, x in zip(one.operands(), operands, strict=True)
+        }
+        call = one.call._replace(problem=sharding.with_shapes(one.call.problem, shapes))
+        found = _foreign(one._replace(call=call), *operands)
+        if one.wanted is None:
+            return found
+        sums = [sharding.summed(axes, those) for those in one.factors(arrays)[1]]
+        return tuple(
+            jax.lax.psum(gradient, over) if over else gradient
+            for gradient, over in zip(found, sums, strict=True)
+        )
+
+    return mesh, part, of_results, of_operands
+
+
+def _inferred(one: _Pass, mesh: Any, arrays: Any, results: Any) -> Any:
+    mesh = sharding.devices_of(mesh, arrays[0].sharding)
+    return _shardings(one, mesh, arrays, ())[1]
+
+
+def _rule(one: _Pass, mesh: Any, operands: Any, results: Any) -> Any:
+    """For Shardy, which splits what has one name alike and leaves the rest whole."""
+    arrays = [jax.ShapeDtypeStruct(tuple(x.shape), np.float32) for x in operands]
+    whole: list[str] = []
+
+    def mapping(shape: Any, dimensions: sharding.Factors) -> Any:
+        names = []
+        for size, factor in zip(shape, dimensions, strict=True):
+            # Heads of q and of k may be of other numbers: what is left of them is _partition's.
+            names.append(f"{factor}{size}" if factor else f"whole{len(whole)}")
+            if not factor:
+                whole.append(names[-1])
+        return ArrayMapping(*names)
+
+    of_operands, of_results = one.factors(arrays)
+    return SdyShardingRule(
+        tuple(mapping(x.shape, those) for x, those in zip(arrays, of_operands, strict=True)),
+        tuple(mapping(x.shape, those) for x, those in zip(results, of_results, strict=True)),
+        need_replication_factors=tuple(whole),
+    )
+
+
+_partitioned.def_partition(_partition, infer_sharding_from_operands=_inferred, sharding_rule=_rule)
+
+
+@lru_cache(maxsize=4096)
+def _mapped(one: _Pass) -> Callable[..., tuple[Any, ...]]:
+    """The pass, which jax.vmap gives one dimension more in front."""
+
+    @custom_vmap
+    def function(*operands: Any) -> tuple[Any, ...]:
+        # Within jax.shard_map each device has its part already.
+        is_split = jax.sharding.get_abstract_mesh().manual_axes
+        return (_foreign if is_split else _partitioned)(one, *operands)
+
+    @function.def_vmap
+    def _(size: int, are_mapped: Any, *operands: Any) -> Any:
+        more = [
+            x if is_mapped else x[None] for x, is_mapped in zip(operands, are_mapped, strict=True)
+        ]
+        found = _mapped(one._replace(added=one.added + 1))(*more)
+        return found, (True,) * len(found)
+
+    return function
+
+
+@jax.tree_util.register_static
+class _Wanted(tuple[bool, ...]):
+    """Which of q, k, v and the arrays need a gradient."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _differentiable(call: Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
+    return _mapped(_Pass(call, None))(q, k, v, *arrays)
+
+
+def _forward(call: Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
+    given = (q, k, v, *arrays)
+    q, k, v, *values = (x.value for x in given)
+    results: Any = _differentiable(call, q, k, v, tuple(values))
+    out, lse = results
+    wanted = _Wanted(x.perturbed and jnp.issubdtype(x.value.dtype, jnp.floating) for x in given)
+    return (out, lse), (wanted, q, k, v, tuple(values), out, lse)
+
+
+def _backward_pass(call: Call, kept: Any, cotangents: Any) -> Any:
+    wanted, q, k, v, arrays, out, lse = kept
+    d_out, d_lse = cotangents
+    if isinstance(d_out, SymbolicZero):
+        d_out = jnp.zeros_like(out)
+    names, operands = call.names, arrays
+    if not isinstance(d_lse, SymbolicZero):
+        names, operands = (*names, "d_lse"), (*operands, d_lse)
+    every = dict(zip(("q", "k", "v", *call.names), (q, k, v, *arrays), strict=True))
+    reached = ("q", "k", "v", "sink", *_attn.score_buffers(call.problem))
+    asked = tuple(
+        n for n, is_wanted in zip(every, wanted, strict=True) if is_wanted and n in reached
+    )
+    found: dict[str, Any] = {}
+    if asked:
+        backward = _mapped(_Pass(call._replace(names=names), asked))
+        gradients = backward(d_out, q, k, v, out, lse, *operands)
+        found = {
+            name: gradient.astype(every[name].dtype)
+            for name, gradient in zip(asked, gradients, strict=True)
+        }
+    return (*map(found.get, ("q", "k", "v")), tuple(map(found.get, call.names)))
+
+
+_differentiable.defvjp(_forward, _backward_pass, symbolic_zeros=True)
+
+
+@partial(jax.jit, static_argnums=0)
+def run(call: Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
+    """(out, lse)."""
+    q, k, v, *others = sharding.vary_alike((q, k, v, *arrays))
+    given = (q, k, v, tuple(others))
+    types = list(map(jax.typeof, (q, k, v, *others)))
+    mesh = types[0].sharding.mesh
+    explicit = tuple(
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Explicit
+    )
+    if not explicit:
+        return _differentiable(call, *given)
+    # Types say how arrays are split: the results' are those that the compiler is to choose.
+    one = _Pass(call, None)
+    of_results = _shardings(one, mesh, types, ())[1]
+    inner: Any = jax.sharding.auto_axes(
+        partial(_differentiable, call), axes=explicit, out_sharding=of_results
+    )
+    return inner(*given)
