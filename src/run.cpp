@@ -30,8 +30,7 @@ namespace {
 Backend choose_backend(const Problem& problem, Backend asked, Device device) {
   const bool gpu = device.type == DeviceType::cuda;
   if (asked == Backend::automatic) {
-    if (gpu) return Backend::cuda;
-    return problem.dtype == DType::f64 ? Backend::reference : Backend::cpu;
+    return gpu ? Backend::cuda : Backend::cpu;
   }
   if (gpu != (asked == Backend::cuda)) {
     throw Error(ErrorCode::invalid_argument,
@@ -44,7 +43,7 @@ Backend choose_backend(const Problem& problem, Backend asked, Device device) {
   return asked;
 }
 
-Plan reference_plan(const Problem& problem, Phase phase, bool asked) {
+Plan reference_plan(const Problem& problem, Phase phase) {
   Plan plan;
   plan.problem = problem;
   plan.phase = phase;
@@ -54,8 +53,7 @@ Plan reference_plan(const Problem& problem, Phase phase, bool asked) {
   plan.tasks = problem.batch * problem.heads_q;
   plan.state = std::make_shared<core::MadeFor>(core::MadeFor{Backend::reference, phase});
   plan.workspace_bytes = 8 * (problem.seqlen_k + problem.head_dim_v) * 8;
-  plan.reasons.emplace_back(asked ? "the reference backend was asked for"
-                                  : "f64 runs on the reference backend");
+  plan.reasons.emplace_back("the reference backend was asked for");
   return plan;
 }
 
@@ -79,7 +77,7 @@ Plan choose_backend_plan(const Problem& problem, Phase phase, const PlanOptions&
   core::validate_options(problem, phase, options, context);
   switch (choose_backend(problem, options.backend, options.device)) {
     case Backend::reference:
-      return reference_plan(problem, phase, options.backend == Backend::reference);
+      return reference_plan(problem, phase);
     case Backend::cuda: {
       Plan plan =
           with_problem(problem, [&] { return cuda::plan(problem, phase, options, context); });
@@ -144,8 +142,8 @@ class PlannedCall {
       plan_ = std::make_shared<const Plan>(make(whole));  // the run refuses it
       return;
     }
-    const bool on_cpu = options.device.type == DeviceType::cpu &&
-                        options.backend != Backend::reference && whole.dtype != DType::f64;
+    const bool on_cpu =
+        options.device.type == DeviceType::cpu && options.backend != Backend::reference;
     const int workers = on_cpu ? cpu::executor_of(context)->concurrency() : 0;
     // `make` is passed by reference, as a std::function of its captures would allocate.
     plan_ = plan_cache().find({whole, phase, options, context.isa, workers}, std::ref(make));

@@ -35,7 +35,7 @@ def attention(
 
     Args:
         q: `[batch, seqlen_q, heads_q, head_dim]`, or `[total_q, heads_q, head_dim]` with
-            `cu_seqlens_q`. float32, bfloat16, float16; float64 computes the fp64 reference.
+            `cu_seqlens_q`. float32, bfloat16, float16, float64 (on a CPU).
         k: `[batch, seqlen_k, heads_k, head_dim]`, `[total_k, heads_k, head_dim]` with
             `cu_seqlens_k`, or `[pages, page_size, heads_k, head_dim]` with `page_table`. `heads_k`
             divides `heads_q` (MHA, GQA, MQA).

@@ -7,6 +7,7 @@
 
 #include "core/philox.hpp"
 #include "core/problem/dropout_state.hpp"
+#include "core/tensor/element.hpp"
 #include "cpu/workspace.hpp"
 
 namespace attn::cpu {
@@ -269,8 +270,8 @@ void Attention::clear_unused_rows(const Outputs& outputs) const {
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       const core::LseRow lse = core::lse_row(problem, inputs, outputs.lse, q.batch, h);
       for (std::int64_t i = q.length_q; i < q.capacity_q; ++i) {
-        *reinterpret_cast<float*>(lse.base + i * lse.stride) =
-            -std::numeric_limits<float>::infinity();
+        core::store_element(lse.base + i * lse.stride, outputs.lse.dtype,
+                            -std::numeric_limits<double>::infinity());
       }
     }
   });

@@ -149,6 +149,10 @@ class Attention {
   // Scores to natural units: 1, but for bf16 operands, which softmax_scale is not folded into.
   double natural() const { return natural_; }
   float dropout_scale() const { return dropout_scale_; }  // 1 / (1 - probability)
+  const Dropout& dropout() const { return dropout_; }     // with its seed and offset
+  std::uint32_t dropout_threshold() const { return dropout_threshold_; }
+  const expr::BoundProgram& mask() const { return mask_; }
+  const expr::BoundProgram& score() const { return score_; }
   bool has_mask() const { return has_mask_; }
   bool has_score() const { return has_score_; }
   float q_scale() const { return q_scale_; }  // folded into Q^T

@@ -5,6 +5,7 @@
 #include "attn/error.hpp"
 #include "cpu/backward/backward.hpp"
 #include "cpu/expressions.hpp"
+#include "cpu/f64/f64.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/plan_check.hpp"
 #include "cpu/workspace_store.hpp"
@@ -40,6 +41,10 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   if (p.seqlen_q == 0 && p.layout_q != Layout::packed) return;
   Call call(plan, inputs, plan.compute, context);
   const Attention& a = call.attention;
+  if (plan.compute == DType::f64) {
+    f64::forward(a, plan, outputs, call.workers);
+    return a.clear_unused_rows(outputs);
+  }
   switch (plan.algorithm) {
     case Algorithm::standard:
       forward_standard(a, plan, outputs, call.workers);
@@ -67,6 +72,10 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   check_plan(plan, Phase::backward);
   Call call(plan, inputs, plan.compute, context);
   const Attention& a = call.attention;
+  if (plan.compute == DType::f64) {
+    f64::backward(a, plan, outputs, d_outputs, gradients, call.workers);
+    return a.clear_unused_gradients(gradients);
+  }
   const GradientContext g(a, outputs, d_outputs, call.workers);
   if (gradients.dq.given() || gradients.dk.given() || gradients.dv.given()) {
     if (plan.algorithm == Algorithm::standard) {

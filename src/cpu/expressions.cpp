@@ -91,6 +91,13 @@ std::size_t Expressions::scratch_floats() const {
   return floats;
 }
 
+std::size_t Expressions::most_instructions() const {
+  std::size_t most = 0;
+  for_each_program(
+      [&](const expr::Program& program) { most = std::max(most, program.instructions.size()); });
+  return most;
+}
+
 std::size_t Expressions::view_bytes() const {
   std::size_t bytes = 0;
   for_each_program([&](const expr::Program& program) {

@@ -41,6 +41,8 @@ class Expressions : public core::MadeFor {
 
   // Floats that any of them needs to be evaluated.
   std::size_t scratch_floats() const;
+  // Instructions of the longest of them.
+  std::size_t most_instructions() const;
   // Bytes that binding all of them takes from a Workspace, loads of buffers included.
   std::size_t view_bytes() const;
   // The score's buffers that may have a gradient: their number and elements.

@@ -12,6 +12,7 @@
 #include "cpu/budgets.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/expressions.hpp"
+#include "cpu/f64/f64.hpp"
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/plan_check.hpp"
 #include "cpu/workspace_bytes.hpp"
@@ -100,8 +101,8 @@ void choose_backward(Plan& plan) {
   }
   if (plan.algorithm == Algorithm::standard) return;
   const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.heads_k);
-  const std::int64_t split_bytes =
-      std::max<std::int64_t>(1, (Size(p.batch) * p.heads_q * p.seqlen_q * p.head_dim * 4).value());
+  const std::int64_t split_bytes = std::max<std::int64_t>(
+      1, (Size(p.batch) * p.heads_q * p.seqlen_q * p.head_dim * size_of(plan.compute)).value());
   const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
   plan.num_splits = static_cast<std::int32_t>(std::clamp<std::int64_t>(
       std::min(ceil_div(kEnoughRangeTasks, heads), kSplitBudget / split_bytes), 1, useful));
@@ -129,10 +130,12 @@ int choose_threads(const Problem& p, Phase phase, int available) {
 }
 
 void check_options(const Problem& problem, Phase phase, const PlanOptions& options) {
-  if (problem.dtype == DType::f64) {
-    throw Error(
-        ErrorCode::unsupported,
-        "dtype f64 runs on the reference backend only; the cpu backend takes f32, bf16 and f16");
+  if (problem.dtype == DType::f64 && options.algorithm != Algorithm::automatic &&
+      options.algorithm != Algorithm::flash_attention_2) {
+    throw Error(ErrorCode::unsupported,
+                "algorithm " + std::string(name(options.algorithm)) + " has no f64 " +
+                    std::string(name(phase)) +
+                    " pass on the cpu backend; accepted are automatic, flash_attention_2");
   }
   const std::vector<Algorithm> known = algorithms(phase);
   if (options.algorithm != Algorithm::automatic &&
@@ -192,6 +195,10 @@ void choose_operands(Plan& plan, InstructionSet asked) {
   }
 }
 
+std::int64_t most_blocks_per_task(const Problem& p) {
+  return p.dtype == DType::f64 ? f64::kMaxBlocksPerTask : kMaxBlocksPerTask;
+}
+
 void choose_tasks(Plan& plan) {
   const Problem& p = plan.problem;
   const Size pairs = Size(p.batch) * p.heads_k;
@@ -202,7 +209,7 @@ void choose_tasks(Plan& plan) {
     // Rows that share a pass over K and V share its packing; fewer where that would leave threads
     // without a task.
     auto blocks = static_cast<int>(
-        std::clamp<std::int64_t>(ceil_div(rows, plan.block_q), 1, kMaxBlocksPerTask));
+        std::clamp<std::int64_t>(ceil_div(rows, plan.block_q), 1, most_blocks_per_task(p)));
     while (blocks > 1 &&
            pairs * ceil_div(rows, std::int64_t{blocks} * plan.block_q) < 4 * plan.threads) {
       blocks /= 2;
@@ -234,11 +241,16 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
   plan.problem = problem;
   plan.phase = phase;
   plan.backend = Backend::cpu;
-  plan.algorithm = options.algorithm;
+  const bool is_f64 = problem.dtype == DType::f64;
+  plan.algorithm = is_f64 ? Algorithm::flash_attention_2 : options.algorithm;
+  plan.compute = is_f64 ? DType::f64 : DType::f32;
   plan.isa = best_instruction_set(context.isa);
-  plan.block_q = tile_ops(plan.isa, DType::f32).rows;
+  plan.block_q = is_f64 ? f64::kBlockQ : tile_ops(plan.isa, DType::f32).rows;
   plan.block_k = kBlockK;
   choose_workers(plan, options.threads, executor_of(context)->concurrency());
+  if (is_f64) {
+    plan.reasons.emplace_back("flash_attention_2: the one algorithm in f64, on f64 operands");
+  }
   phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
   choose_operands(plan, context.isa);
   choose_tasks(plan);

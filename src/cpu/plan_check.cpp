@@ -10,6 +10,7 @@
 
 #include "attn/error.hpp"
 #include "core/validate/plan_field.hpp"
+#include "cpu/f64/f64.hpp"
 #include "cpu/forward/query_group.hpp"
 #include "cpu/tile_ops.hpp"
 
@@ -59,22 +60,28 @@ std::shared_ptr<Executor> executor_of(const Context& context) {
 }
 
 void check_plan(const Plan& plan, Phase phase) {
-  if (!has_pass(plan.algorithm, phase)) {
+  const bool is_f64 = plan.problem.dtype == DType::f64;
+  if (is_f64 ? plan.algorithm != Algorithm::flash_attention_2 : !has_pass(plan.algorithm, phase)) {
     refuse_plan_field(plan, "algorithm", name(plan.algorithm),
-                      fmt::format("one that has a {} pass on the cpu backend", name(phase)));
+                      fmt::format("one that has a {} pass {}on the cpu backend", name(phase),
+                                  is_f64 ? "in f64 " : ""));
   }
   if (!is_available(plan.isa)) {
     refuse_plan_field(plan, "isa", name(plan.isa), "an instruction set that this machine has");
   }
-  if (plan.compute != DType::f32 && !(plan.compute == DType::bf16 && takes_bf16(plan, phase))) {
+  if (is_f64 ? plan.compute != DType::f64
+             : plan.compute != DType::f32 &&
+                   !(plan.compute == DType::bf16 && takes_bf16(plan, phase))) {
     refuse_plan_field(plan, "compute", name(plan.compute),
-                      "f32, or bf16 where the instruction set and the problem take it");
+                      is_f64 ? "f64, as the dtype of the problem"
+                             : "f32, or bf16 where the instruction set and the problem take it");
   }
-  const int rows = tile_ops(plan.isa, DType::f32).rows;
+  const int rows = is_f64 ? f64::kBlockQ : tile_ops(plan.isa, DType::f32).rows;
+  const int blocks_per_task = is_f64 ? f64::kMaxBlocksPerTask : kMaxBlocksPerTask;
   check_plan_range(plan, "block_q", plan.block_q, rows, rows);
   check_plan_range(plan, "block_k", plan.block_k, kBlockK, kBlockK);
   check_plan_range(plan, "rows_per_task", plan.rows_per_task, 1,
-                   std::int64_t{kMaxBlocksPerTask} * rows);
+                   std::int64_t{blocks_per_task} * rows);
   const std::int64_t blocks = (plan.problem.seqlen_k + kBlockK - 1) / kBlockK;
   check_plan_range(plan, "num_splits", plan.num_splits, 1, std::max<std::int64_t>(1, blocks));
   check_plan_range(plan, "threads", plan.threads, 1, std::int64_t{1} << 20);

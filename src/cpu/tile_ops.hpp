@@ -18,6 +18,7 @@
 #include "attn/matmul.hpp"
 #include "attn/tensor.hpp"
 #include "core/expr/program.hpp"
+#include "cpu/f64/verbs.hpp"
 
 namespace attn::cpu {
 
@@ -246,6 +247,7 @@ struct TileOps {
 
   ProductVerbs product;  // between enter() and leave()
   FewRowsVerbs few_rows;
+  VerbsF64 f64;  // of tables for f32 operands
 
   // Multiply-adds in registers for about `seconds`; returns flops done. For measure_peak_gflops.
   double (*peak_flops)(double seconds);

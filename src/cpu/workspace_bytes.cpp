@@ -5,6 +5,7 @@
 #include "cpu/backward/backward.hpp"
 #include "cpu/backward/gradient_context.hpp"
 #include "cpu/budgets.hpp"
+#include "cpu/f64/f64.hpp"
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/forward/partial.hpp"
 #include "cpu/pairs.hpp"
@@ -157,6 +158,10 @@ class Count {
 core::Size workspace_bytes(const Plan& plan, const Expressions& expressions) {
   if (plan.phase == Phase::forward && plan.problem.seqlen_q == 0) return 0;
   const Count count(plan, expressions);
+  if (plan.compute == DType::f64) {
+    return count.call() + (plan.phase == Phase::forward ? f64::forward_bytes(plan, expressions)
+                                                        : f64::backward_bytes(plan, expressions));
+  }
   return count.call() + (plan.phase == Phase::forward ? count.forward() : count.backward());
 }
 

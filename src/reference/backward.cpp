@@ -30,7 +30,7 @@ struct BufferGradient {
   void add(Real d_t, const expr::Point& at, const expr::Bindings& buffers) {
     elements.visit(at, buffers, [&](std::size_t element, std::size_t load) {
       const expr::Expr& factor = elements.loads()[load].derivative;
-      sum[element] += d_t * expr::evaluate<Real>(factor, at, buffers);
+      sum[element] += d_t * value_of<Real>(factor, at, buffers);
     });
   }
 };
@@ -245,7 +245,7 @@ class Backward {
     if (problem_.score.empty()) return d_t;
     const expr::Point at = head.point(i, j, row.s[static_cast<std::size_t>(j)]);
     for (BufferGradient<Real>& gradient : d_buffers_) gradient.add(d_t, at, inputs_.buffers);
-    return d_t * expr::evaluate<Real>(d_score_, at, inputs_.buffers);
+    return d_t * value_of<Real>(d_score_, at, inputs_.buffers);
   }
 
   void store_like_k(const Matrix<Real>& gradient, const Tensor& to, const core::Sequence& sequence,
@@ -273,7 +273,11 @@ class Backward {
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients, Precision precision,
               Order order, const DropoutPlaces& places) {
-  if (precision == Precision::f64 || problem.dtype == DType::f64) {
+  if (precision == Precision::f64 && problem.dtype == DType::f64) {
+    Backward<long double>(problem, inputs, outputs, d_outputs, gradients,
+                          rounding(precision, problem.dtype), order, places)
+        .run();
+  } else if (precision == Precision::f64 || problem.dtype == DType::f64) {
     Backward<double>(problem, inputs, outputs, d_outputs, gradients,
                      rounding(Precision::f64, problem.dtype), order, places)
         .run();

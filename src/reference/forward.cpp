@@ -62,7 +62,10 @@ void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& out
 
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              Precision precision, Order order, const DropoutPlaces& places) {
-  if (precision == Precision::f64 || problem.dtype == DType::f64) {
+  if (precision == Precision::f64 && problem.dtype == DType::f64) {
+    forward_as<long double>(problem, inputs, outputs, rounding(precision, problem.dtype), order,
+                            places);
+  } else if (precision == Precision::f64 || problem.dtype == DType::f64) {
     forward_as<double>(problem, inputs, outputs, rounding(Precision::f64, problem.dtype), order,
                        places);
   } else {

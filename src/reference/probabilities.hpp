@@ -124,6 +124,13 @@ Real as_score(Real t, DType dtype) {
   return std::copysign(std::numeric_limits<Real>::infinity(), t);
 }
 
+// An expression in the arithmetic of Real, but in double for long double.
+template <class Real>
+Real value_of(const expr::Expr& e, const expr::Point& at, const expr::Bindings& buffers) {
+  using Scalar = std::conditional_t<std::is_same_v<Real, float>, float, double>;
+  return expr::evaluate<Scalar>(e, at, buffers);
+}
+
 // exp(t - max).
 template <class Real>
 Real weight(const Rounding& rounding, Real t, Real max) {
@@ -159,7 +166,7 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order, bool te
     if (!head.visible(i, j)) {
       t = -kInfinity;
     } else if (!problem.score.empty()) {
-      t = rounded(expr::evaluate<Real>(problem.score, head.point(i, j, t), head.inputs.buffers),
+      t = rounded(value_of<Real>(problem.score, head.point(i, j, t), head.inputs.buffers),
                   head.rounding.scores);
       t = as_score(t, problem.dtype);
     }

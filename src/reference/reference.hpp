@@ -12,7 +12,7 @@
 namespace attn::reference {
 
 enum class Precision : std::uint8_t {
-  f64,      // every step in double: the definition
+  f64,      // every step in double, of f64 problems in long double: the definition
   f32,      // every step in float (double when the problem is f64)
   problem,  // as f32, and S, P, O, dP, dS rounded to problem.dtype, as standard attention built
             // from matrix products would hold them. This and f32 are the yardsticks of the error

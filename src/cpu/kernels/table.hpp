@@ -5,6 +5,7 @@
 #include "cpu/kernels/dot_rows.hpp"
 #include "cpu/kernels/dropout.hpp"
 #include "cpu/kernels/expression.hpp"
+#include "cpu/kernels/f64.hpp"
 #include "cpu/kernels/finite.hpp"
 #include "cpu/kernels/gradient_sums.hpp"
 #include "cpu/kernels/matmul.hpp"
@@ -51,6 +52,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.decode_accumulate = decode_accumulate;
   ops.product = product_f32();
   ops.few_rows = few_rows_of<F32Words>();
+  ops.f64 = verbs_f64();
   ops.peak_flops = peak_flops_f32;
   return ops;
 }
