@@ -52,10 +52,11 @@ TEST_P(Bitwise, DoesNotDependOnTheNumberOfThreads) {
   const Case c = parse_case(GetParam());
   CaseData one(c, kSeed);
   CaseData many(c, kSeed);
-  const std::vector<Algorithm> backward = algorithms(Phase::backward);
+  const DType dtype = c.problem.dtype;
+  const std::vector<Algorithm> backward = algorithms_for(dtype, Phase::backward);
   std::size_t turn = 0;
   for (const InstructionSet isa : available_instruction_sets()) {
-    for (const Algorithm algorithm : algorithms(Phase::forward)) {
+    for (const Algorithm algorithm : algorithms_for(dtype, Phase::forward)) {
       const Algorithm backward_algorithm = backward[turn++ % backward.size()];
       run(one, algorithm, backward_algorithm, isa, 1);
       for (const int threads : {2, 3, 5}) {
@@ -80,7 +81,9 @@ INSTANTIATE_TEST_SUITE_P(
         "key])_buffer(a:f32:90)_buffer(b:f32:700)_buffer(c:f32:4)_buffer(e:f32:2x700)_"
         "f32",
         "b1_n512_h1_d32_window64x0_bf16",
-        "b2_sq4_sk1300_hq36_hk9_d40_mask(head%2==0||key<=query+900)_bf16"),
+        "b2_sq4_sk1300_hq36_hk9_d40_mask(head%2==0||key<=query+900)_bf16",
+        "b1_sq333_sk1100_h1_d64_causal_f64",
+        "b2_n150_hq4_hk2_d40_softcap10_alibi_bias_sink_dropout0.2_seed3_f64/padded"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
 // A V block that holds an infinity is multiplied without that row where the mask hides it: decided

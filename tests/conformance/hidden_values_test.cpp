@@ -237,7 +237,8 @@ class HiddenValues : public ::testing::TestWithParam<const char*> {
  protected:
   void check(bool keys, bool queries) {
     const Case c = parse_case(GetParam());
-    const std::vector<Algorithm> backward = algorithms(Phase::backward);
+    const DType dtype = c.problem.dtype;
+    const std::vector<Algorithm> backward = algorithms_for(dtype, Phase::backward);
     for (const float value :
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
           -std::numeric_limits<float>::infinity()}) {
@@ -247,7 +248,7 @@ class HiddenValues : public ::testing::TestWithParam<const char*> {
       const Spoilt spoilt = spoil(got, visible, keys, queries, value);
       std::size_t turn = 0;
       for (const InstructionSet isa : available_instruction_sets()) {
-        for (const Algorithm algorithm : algorithms(Phase::forward)) {
+        for (const Algorithm algorithm : algorithms_for(dtype, Phase::forward)) {
           const Algorithms a{algorithm, backward[turn++ % backward.size()], isa};
           run(clean, a);
           run(got, a);
@@ -280,7 +281,8 @@ INSTANTIATE_TEST_SUITE_P(
         "b2_sq60_sk150_hq4_hk2_d64_window20x0_paged16_bf16",
         "b3_sq90_sk100_hq4_hk2_d32_causal_packed_f32",
         "b2_n130_h2_d64_softcap10_alibi_bias_window40x0_sink_dropout0.2_seed3_f32",
-        "b2_n130_h2_d64_window40x0_dropout0.5_seed9_bf16", "b1_n600_h1_d64_window70x0_f32"),
+        "b2_n130_h2_d64_window40x0_dropout0.5_seed9_bf16", "b1_n600_h1_d64_window70x0_f32",
+        "b2_sq70_sk150_hq4_hk2_d40_causal_f64", "b2_n130_h2_d64_window40x0_dropout0.5_seed9_f64"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
 // A key with a score of -inf takes nothing of the row and gives it nothing, as the reference has

@@ -44,7 +44,8 @@ inline bool same_lse(const CaseData& a, const CaseData& b, std::int64_t batch, s
                      std::int64_t i) {
   const core::LseRow x = core::lse_row(a.problem, a.inputs, a.outputs.lse, batch, head);
   const core::LseRow y = core::lse_row(b.problem, b.inputs, b.outputs.lse, batch, head);
-  return std::memcmp(x.base + i * x.stride, y.base + i * y.stride, sizeof(float)) == 0;
+  return std::memcmp(x.base + i * x.stride, y.base + i * y.stride, size_of(a.outputs.lse.dtype)) ==
+         0;
 }
 
 }  // namespace attn::harness

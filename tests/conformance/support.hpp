@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attn/context.hpp"
+#include "attn/plan.hpp"
 #include "harness/case.hpp"
 #include "harness/cases.hpp"
 
@@ -23,6 +24,12 @@ inline std::vector<InstructionSet> available_instruction_sets() {
     if (info.available) sets.push_back(info.isa);
   }
   return sets;
+}
+
+// The algorithms that take a problem of this dtype.
+inline std::vector<Algorithm> algorithms_for(DType dtype, Phase phase) {
+  if (dtype == DType::f64) return {Algorithm::flash_attention_2};
+  return algorithms(phase);
 }
 
 // A descriptor as a GoogleTest name: letters, digits and '_'.

@@ -51,6 +51,10 @@ void add_plan(IoRow& row, const Problem& problem) {
                               name(choice.algorithm));
     return;
   }
+  if (problem.dtype == DType::f64) {
+    row.no_plan = "the cpu backend's passes in f64 have no count";
+    return;
+  }
   // One thread: more divide the last tasks, so that the count would depend on the machine.
   row.plan = traffic::cpu_plan_traffic(
       make_plan(problem, choice.phase, {.algorithm = choice.algorithm, .threads = 1}));

@@ -1,0 +1,104 @@
+// The cpu backend in f64 against the reference, which computes problems in f64 in long double: each
+// feature on each instruction set, how small a mistake is seen, and what is refused.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "attn/error.hpp"
+#include "attn/run.hpp"
+#include "conformance/support.hpp"
+#include "harness/compare.hpp"
+#include "harness/conformance.hpp"
+#include "harness/data.hpp"
+#include "reference/reference.hpp"
+
+namespace attn::harness {
+namespace {
+
+constexpr std::uint64_t kSeed = 20261128;
+
+class F64 : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(F64, AgreesWithTheReference) {
+  const Case c = parse_case(GetParam());
+  const bool paged = c.problem.layout_k == Layout::paged;
+  Conformance conformance(c, kSeed, !paged);
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    if (paged && phase == Phase::backward) continue;
+    for (const InstructionSet isa : available_instruction_sets()) {
+      const Report report =
+          conformance.check({.phase = phase, .backend = Backend::cpu, .isa = isa});
+      EXPECT_EQ(report.status, Status::passed) << to_string(report);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Conformance, F64,
+    ::testing::Values(
+        "b1_n130_h2_d64_f64", "b2_sq40_sk100_hq4_hk2_d40_dv24_causal_sink_f64", "b1_n1_h1_d1_f64",
+        "b1_sq1_sk300_hq8_hk2_d128_f64", "b1_sq64_sk0_h1_d16_f64",
+        "b1_sq90_sk33_h1_d17_dv9_causal_f64/strided", "b1_n200_h1_d32_window64x0_f64/negative",
+        "b3_sq70_sk90_hq4_hk2_d64_causal_packed_f64", "b1_sq3_sk150_h2_d64_paged16_f64",
+        "b2_n70_hq4_hk1_d24_documents_f64/padded_dlse",
+        "b2_n90_h4_d32_softcap10_alibi_bias_sink_dropout0.2_seed3_f64/padded",
+        "b1_sq80_sk100_h2_d48_score(select(key%3==0,score-0.01*score*score,score+a[head]*exp("
+        "-abs(score))))_buffer(a:f32:2)_f64",
+        "b1_sq40_sk100_h2_d16_score(score+a[to_int(0.37*to_float(query+key))%7]-b[key,head])_"
+        "buffer(a:bf16:7)_buffer(b:f16:100x2)_f64",
+        "b2_n70_h2_d16_dropout0.5_seed9_scale-0.3_f64/bcastk"),
+    [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
+
+// Every element off by some units in the last place of double: what float anywhere on the way does
+// is a million times more.
+TEST(F64Slack, AFactorOfAFewRoundingsIsSeen) {
+  Conformance conformance(parse_case("b1_n130_h2_d64_causal_f64"), kSeed, true);
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    for (const double factor : {1.0, 1 + 0x1p-46, 1 - 0x1p-46}) {
+      const auto tamper = [&](CaseData& data) {
+        const Tensor& changed = phase == Phase::forward ? data.outputs.o : data.gradients.dq;
+        for (std::int64_t i = 0; i < changed.size(); ++i) {
+          store_element(changed, i, factor * load_element(changed, i));
+        }
+      };
+      const Report report =
+          conformance.check({.phase = phase, .backend = Backend::cpu, .tamper = tamper});
+      EXPECT_EQ(report.status, factor == 1 ? Status::passed : Status::failed) << to_string(report);
+    }
+  }
+}
+
+std::string message_of(const PlanOptions& options, Phase phase) {
+  try {
+    make_plan(parse_case("b1_n8_h1_d8_f64").problem, phase, options);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(F64Plan, IsOfTheCpuAndSaysWhy) {
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    const Plan plan = make_plan(parse_case("b1_n1024_h2_d64_f64").problem, phase);
+    EXPECT_EQ(plan.backend, Backend::cpu);
+    EXPECT_EQ(plan.algorithm, Algorithm::flash_attention_2);
+    EXPECT_EQ(plan.compute, DType::f64);
+    EXPECT_NE(to_string(plan).find("flash_attention_2"), std::string::npos) << to_string(plan);
+  }
+  EXPECT_EQ(message_of({.algorithm = Algorithm::standard}, Phase::backward),
+            "algorithm standard has no f64 backward pass on the cpu backend; accepted are "
+            "automatic, flash_attention_2");
+}
+
+TEST(F64Plan, IsRefusedWhereItWasChanged) {
+  CaseData data(parse_case("b1_n8_h1_d8_f64"), kSeed);
+  Plan plan = make_plan(data.problem, Phase::forward);
+  plan.compute = DType::f32;
+  data.poison();
+  EXPECT_THROW(forward(plan, data.inputs, data.outputs), Error);
+  EXPECT_EQ(data.damage(), "");
+}
+
+}  // namespace
+}  // namespace attn::harness
