@@ -18,6 +18,7 @@ arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argpars
 arguments.add_argument("--heads", type=int, default=2)
 arguments.add_argument("--rounds", type=int, default=7)
 arguments.add_argument("--seconds", type=float, default=8.0, help="of timing a cell, at most")
+arguments.add_argument("--n", type=int, nargs="*", default=[512, 1024, 2048, 4096])
 arguments.add_argument("--out", default="")
 options = arguments.parse_args()
 torch.set_num_threads(1)
@@ -61,7 +62,7 @@ def cell(n, d, causal):
 
 rows = []
 for d in (64, 128):
-    for n in (512, 1024, 2048, 4096):
+    for n in options.n:
         for causal in (False, True):
             rounds = cell(n, d, causal)
             flops = 4 * n * n * d * options.heads / (2 if causal else 1)

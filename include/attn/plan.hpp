@@ -91,10 +91,10 @@ struct Plan {
   Device device{};
   Algorithm algorithm = Algorithm::flash_attention_2;
   InstructionSet isa = InstructionSet::portable;
-  DType compute = DType::f32;  // operands of the matrix products: f32, bf16, or f64 (reference);
-                               // sums are f32 (f64)
-  std::int32_t block_q = 0;    // rows of a Q block (one row a query and head)
-  std::int32_t block_k = 0;    // keys of a K, V block
+  DType compute = DType::f32;      // operands of the matrix products: f32, bf16, or f64;
+                                   // sums are f32 (f64)
+  std::int32_t block_q = 0;        // rows of a Q block (one row a query and head)
+  std::int32_t block_k = 0;        // keys of a K, V block
   std::int32_t rows_per_task = 0;  // rows that share one pass over K, V
   std::int32_t num_splits =
       1;  // parts of the keys that run apart and are merged; never depends on the threads

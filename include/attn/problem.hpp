@@ -74,7 +74,7 @@ struct Problem {
   std::int64_t heads_k = 0;     // divides heads_q: MHA, GQA or MQA
   std::int64_t head_dim = 0;    // of Q and K, 1 to 512
   std::int64_t head_dim_v = 0;  // of V and O, 1 to 512
-  // The type of Q, K, V, O and their gradients: f32, bf16, f16; f64 on the reference backend. Not
+  // The type of Q, K, V, O and their gradients: f32, bf16, f16; f64 on a CPU. Not
   // given, it is taken from the tensors as a size of 0 is, and f32 where there are none; given, it
   // must be theirs.
   OptionalDType dtype{};

@@ -76,7 +76,7 @@ class CallMemory : public ::testing::TestWithParam<const char*> {
     forward(data.problem, data.inputs, data.outputs, {.backend = Backend::cpu}, context);
     for (const Phase phase : {Phase::forward, Phase::backward}) {
       if (phase == Phase::backward && data.problem.layout_k == Layout::paged) continue;
-      for (const Algorithm algorithm : algorithms(phase)) {
+      for (const Algorithm algorithm : algorithms_for(data.problem.dtype, phase)) {
         const PlanOptions options{
             .backend = Backend::cpu, .algorithm = algorithm, .threads = threads};
         const PlannedCall run{data, make_plan(data.problem, phase, options, context)};
@@ -128,7 +128,9 @@ INSTANTIATE_TEST_SUITE_P(
                       "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f32/padded",
                       "b2_n300_h2_d32_window64x0_documents_bf16", "b1_n1200_h2_d64_dv32_f32",
                       "b1_n64_h2_d512_f16",
-                      "b3_sq4_sk1100_hq36_hk9_d64_mask(head%2==0||key<=query)_bf16/padded"),
+                      "b3_sq4_sk1100_hq36_hk9_d64_mask(head%2==0||key<=query)_bf16/padded",
+                      "b2_sq100_sk700_hq6_hk2_d40_causal_f64", "b1_n600_h1_d64_dv32_f64",
+                      "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f64/padded"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
 // Calls at the same time on one executor have a block each: results stay what they are alone.
