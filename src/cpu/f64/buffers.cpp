@@ -120,7 +120,8 @@ void backward_buffers(const Attention& a, const GradientTiles& g, const Gradient
     }
   };
   for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
-    const auto [sequence, head_k] = pair_at(a, pair);
+    const core::Sequence& sequence = pair_at(a, pair).sequence;
+    const int head_k = pair_at(a, pair).head_k;
     for (std::int64_t row = 0; row < g.rows(pair); row += kRows) {
       g.load(pair, row, *s.rows);
       for_visible_blocks(a, s.rows->rows.tile, 0, sequence.length_k,

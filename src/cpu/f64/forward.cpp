@@ -46,7 +46,9 @@ class Forward {
   Forward(const Attention& a, const Outputs& outputs) : a_(a), tiles_(a), outputs_(outputs) {}
 
   void run(const RowTask& task, Scratch& s) const {
-    const auto [sequence, head_k] = pair_at(a_, task.pair);
+    const Pair pair = pair_at(a_, task.pair);
+    const core::Sequence& sequence = pair.sequence;
+    const int head_k = pair.head_k;
     const auto blocks = static_cast<int>((task.rows + kRows - 1) / kRows);
     for (int i = 0; i < blocks; ++i) {
       Block& block = s.blocks[i];
