@@ -64,6 +64,36 @@ def stream(array: Any) -> int:
     return 0
 
 
+def class_meaning(kind: type) -> tuple[str, bool]:
+    """What a class of torch.Tensor makes of its tensors beside their memory, in words, "" where that
+    is nothing; and whether a call that has asked the class may read the memory.
+    """
+    torch = sys.modules["torch"]
+    bias = sys.modules.get("torch.nn.attention.bias")
+    if bias is not None and issubclass(kind, bias.CausalBias):
+        words = (
+            "which has no memory; accepted are causal=True for causal_lower_right, "
+            "mask='key <= query' for causal_upper_left, and either as the attn_mask of "
+            "attn.torch.scaled_dot_product_attention"
+        )
+        return words, False
+    plain = {
+        "__torch_dispatch__": torch._C._disabled_torch_dispatch_impl,
+        "__torch_function__": torch._C._disabled_torch_function_impl,
+    }
+    for name, disabled in plain.items():
+        own = getattr(kind, name)
+        function = getattr(own, "__func__", own)
+        if function is disabled or function is torch.Tensor.__torch_function__.__func__:
+            continue
+        words = (
+            f"whose class says by {name} what functions make of it; accepted are tensors without "
+            "such a class, as tensor.as_subclass(torch.Tensor) may be"
+        )
+        return words, name == "__torch_function__"
+    return "", True
+
+
 def records_gradients(tensor: Any) -> bool:
     """Whether PyTorch would record what happens to a tensor that requires a gradient."""
     return bool(sys.modules["torch"].is_grad_enabled())

@@ -91,6 +91,11 @@ def _rank(name: str, array: Array) -> int:
             f"{name} is a {type(array).__name__}; accepted are arrays of NumPy, PyTorch, JAX, CuPy "
             "or others with __dlpack__"
         ) from None
+    except RuntimeError as error:  # a nested tensor, or a parameter without memory yet
+        raise InvalidArgument(
+            f"{name} is a {type(array).__name__} that shows no shape ({error}); accepted are "
+            "strided arrays in memory"
+        ) from None
 
 
 def _scalar(name: str, array: Array) -> int | float | None:
@@ -210,6 +215,8 @@ class _Problem:
 
     def declare(self, name: str, array: Array | float, argument: str = "") -> None:
         """argument: what the caller knows the array by, its name where that is left out."""
+        if name == MASK_ARRAY:
+            argument = "mask"
         value = array if isinstance(array, (int, float)) else _scalar(name, array)
         keep(self.buffers, name, array if value is None else value)
         if name in self.declared:
@@ -246,7 +253,8 @@ class _Problem:
 
     def allowed(self, mask: Array) -> str:
         indices = {2: "query, key", 4: "batch, head, query, key"}.get(_rank("mask", mask))
-        if indices is None or not _attn.signature("mask", mask).startswith("u8"):
+        is_flags = _attn.signature("mask", mask).startswith("u8")  # refuses what is no memory
+        if indices is None or not is_flags:
             raise InvalidArgument(
                 f"mask is an array of {mask.dtype} {tuple(mask.shape)}; accepted is bool or uint8 "
                 "[query, key] or [batch, head, query, key]; numbers to add are a bias"

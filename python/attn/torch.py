@@ -21,7 +21,7 @@ from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
 from . import _attn, merging, torch_ops
 from .arrays import is_observed
-from .errors import InvalidArgument, Unsupported
+from .errors import Error, InvalidArgument, Unsupported
 from .options import make_options
 from .torch_second import once
 
@@ -162,11 +162,17 @@ def attention(
             rng = rng.to(q.device)
         options["dropout"] = dropout
         options["rng"] = rng
-    if is_compiling or not _is_plain(q) or is_observed():
-        out, lse = torch_ops.attention(q, k, v, **options)
+    asking = None
+    if made is None and not is_compiling:
+        asking = _asking({"q": q, "k": k, "v": v, **options})
+    if is_compiling or asking or not _is_plain(q) or is_observed():
+        out, lse = _by_operators(q, k, v, options, asking)
         return (out, lse) if return_lse else out
     if made is None:
         made = make_options(**options)
+        if made.has_arrays and (asking := _asking(made.buffers)):  # a tensor that a function reads
+            out, lse = _by_operators(q, k, v, options, asking)
+            return (out, lse) if return_lse else out
     if torch.is_grad_enabled():
         tensors = _that_require_grad(made) if made.has_arrays else {}
         if q.requires_grad or k.requires_grad or v.requires_grad or tensors:
@@ -176,6 +182,36 @@ def attention(
             return (out, lse) if return_lse else out
     result = _attn.forward(made, q, k, v, None, return_lse, None, True)
     return result if return_lse else result[0]
+
+
+def _asking(arguments: dict[str, Any]) -> tuple[str, Tensor] | None:
+    """The first argument whose class says what operators make of it, and its name."""
+    for name, value in arguments.items():
+        if _attn.asks_class(value):
+            return name, value
+    return None
+
+
+def _by_operators(
+    q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], asking: tuple[str, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Through PyTorch, which asks the class of `asking`."""
+    if asking is None:
+        return torch_ops.attention(q, k, v, **options)
+    name, tensor = asking
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is Tensor.__torch_dispatch__ and tensor.dim():
+        _attn.signature(name, tensor)  # refuses a CausalBias, whose memory operators would read
+    try:
+        return torch_ops.attention(q, k, v, **options)
+    except (AssertionError, NotImplementedError, TypeError) as error:
+        if isinstance(error, Error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise InvalidArgument(
+            f"{name} is a {kind.__name__}, whose class does not take attn's operators ({reason}); "
+            "accepted are tensors without such a class, and those whose class does"
+        ) from error
 
 
 def _check_tensor(name: str, given: Any) -> None:
@@ -277,7 +313,7 @@ def scaled_dot_product_attention(
 
     query `[N, ..., Hq, L, E]`, key `[N, ..., H, S, E]`, value `[N, ..., H, S, Ev]`. attn_mask,
     broadcast to `[N, ..., Hq, L, S]`: bool, true where the key is seen, or numbers to add, which
-    may require a gradient. is_causal aligns the first query with the first key. A row without keys
+    may require a gradient; or a causal_upper_left or causal_lower_right of PyTorch. is_causal aligns the first query with the first key. A row without keys
     gives 0. dropout_p is in [0, 1]; at 1 the result is 0, and so are its gradients.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -303,7 +339,16 @@ def scaled_dot_product_attention(
     lead = query.shape[:-2]
     mask: Any = "key <= query" if is_causal else None
     bias = None
-    if attn_mask is not None:
+    causal = False
+    if attn_mask is not None and (sizes := _causal_bias(attn_mask)) is not None:
+        if sizes[1:] != (query.shape[-2], key.shape[-2]):
+            raise InvalidArgument(
+                f"attn_mask is a CausalBias of {sizes[1]} queries and {sizes[2]} keys; accepted "
+                f"are those of the tensors, {query.shape[-2]} and {key.shape[-2]}"
+            )
+        causal = sizes[0] == "LOWER_RIGHT"
+        mask = None if causal else "key <= query"
+    elif attn_mask is not None:
         scores = (*lead, query.shape[-2], key.shape[-2])
         attn_mask = _broadcastable(attn_mask, scores, enable_gqa)
         if attn_mask.dtype == torch.bool:
@@ -316,7 +361,7 @@ def scaled_dot_product_attention(
     drops_all = isinstance(dropout_p, (int, float)) and dropout_p == 1
     dropout = 0.0 if drops_all else dropout_p
     out: Tensor = attention(
-        q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, layout="bhsd"
+        q, k, v, mask=mask, bias=bias, causal=causal, scale=scale, dropout=dropout, layout="bhsd"
     )
     if drops_all:  # P times 0, as PyTorch: NaN of the inputs stays, and all gradients are 0
         out = out * 0.0
@@ -329,9 +374,25 @@ def _as_many_heads(t: Tensor, heads: int) -> Tensor:
     return t.repeat_interleave(heads // fewer, -3) if fewer and heads % fewer == 0 else t
 
 
+def _causal_bias(attn_mask: Any) -> tuple[str, int, int] | None:
+    """Variant, queries and keys of a bias of torch.nn.attention.bias, which has no memory."""
+    if type(attn_mask) is Tensor or not isinstance(attn_mask, Tensor):
+        return None
+    from torch.nn.attention.bias import CausalBias
+
+    if not isinstance(attn_mask, CausalBias):
+        return None
+    return attn_mask.variant.name, attn_mask.seq_len_q, attn_mask.seq_len_kv
+
+
 def _broadcastable(attn_mask: Tensor, scores: tuple[int, ...], enable_gqa: bool) -> Tensor:
     """attn_mask as [batch or 1, heads or 1, seqlen_q, seqlen_k]; scores: the shape of Q Kᵀ."""
     _check_tensor("attn_mask", attn_mask)
+    if attn_mask.layout is not torch.strided or attn_mask.is_nested:
+        raise InvalidArgument(
+            f"attn_mask is a {type(attn_mask).__name__} of layout {attn_mask.layout}"
+            f"{', nested' if attn_mask.is_nested else ''}; accepted is a strided tensor"
+        )
     shape = attn_mask.shape
     fits = 0 < len(shape) <= len(scores)
     for size, wanted in zip(reversed(shape), reversed(scores), strict=False):

@@ -59,6 +59,10 @@ struct Kind {
   bool is_pytorch = false;                   // torch.Tensor, or a class of it
   bool is_plain = false;                     // torch.Tensor or torch.nn.Parameter themselves
   bool is_masked = false;                    // numpy.ma.MaskedArray, or a class of it
+  // Of a class of torch.Tensor: what it makes of a tensor beside its memory, in words, and whether
+  // a caller that has asked the class may read the memory.
+  std::string meaning{};
+  bool is_readable = true;
 };
 
 // Whether `type` is, or derives from, a class of a module that the program may have imported.
@@ -77,7 +81,13 @@ Kind kind_of_new(nb::handle type) {
     if (kind.api != nullptr && kind.api->header.version.major != 1) kind.api = nullptr;
   }
   kind.is_masked = derives_from(type, "numpy.ma", "MaskedArray");
-  kind.is_pytorch = kind.api != nullptr && derives_from(type, "torch", "Tensor");
+  const bool is_tensor = derives_from(type, "torch", "Tensor");
+  kind.is_pytorch = kind.api != nullptr && is_tensor;
+  if (is_tensor) {
+    const nb::object found = arrays().attr("class_meaning")(type);
+    kind.meaning = nb::cast<std::string>(found[0]);
+    kind.is_readable = nb::cast<bool>(found[1]);
+  }
   if (kind.is_pytorch) {
     const nb::object torch = nb::module_::import_("torch");
     kind.is_plain = type.is(torch.attr("Tensor")) || type.is(torch.attr("nn").attr("Parameter"));
@@ -177,6 +187,10 @@ Tensor tensor_of_dlpack(std::string_view name, const dlpack::DLTensor& from, nb:
   const std::string reason = nb::str(error.value()).c_str();
   refuse(std::string(name) + " is a " + class_of(object) + " that shows no memory (" +
          reason.substr(0, reason.find('\n')) + "); accepted are strided arrays in memory");
+}
+
+[[noreturn]] void refuse_meaning(std::string_view name, nb::handle object, const Kind& kind) {
+  refuse(std::string(name) + " is a " + class_of(object) + ", " + kind.meaning);
 }
 
 // Whether a tensor of PyTorch stands for the negative of what its memory holds.
@@ -376,7 +390,11 @@ Array numpy_allocate(const Array& like, ResultType type, const std::vector<std::
 
 Array view(std::string_view name, nb::handle object) {
   const Kind& kind = kind_of(object.type());
-  if (kind.api != nullptr) return exchange_view(name, object, kind);
+  if (kind.api != nullptr) {
+    Array array = exchange_view(name, object, kind);
+    if (!kind.is_readable) refuse_meaning(name, object, kind);
+    return array;
+  }
   if (kind.is_masked) {
     refuse(std::string(name) + " is a " + class_of(object) +
            ", whose mask would not be read; accepted are arrays without one, as its filled() is");
@@ -384,11 +402,21 @@ Array view(std::string_view name, nb::handle object) {
   if (const nb::object capsule = find(object, names().array_struct); capsule.is_valid()) {
     return numpy_view(name, object, capsule);
   }
-  if (nb::hasattr(object, "__dlpack__")) return dlpack_view(name, object);
+  if (nb::hasattr(object, "__dlpack__")) {
+    if (!kind.is_readable) refuse_meaning(name, object, kind);
+    return dlpack_view(name, object);
+  }
   throw nb::type_error((std::string(name) + " is a " + class_of(object) +
                         "; accepted are arrays of NumPy, PyTorch, JAX, CuPy or others with "
                         "__dlpack__")
                            .c_str());
+}
+
+bool asks_class(nb::handle object) { return !kind_of(object.type()).meaning.empty(); }
+
+void check_class(std::string_view name, const Array& array) {
+  const Kind& kind = kind_of(array.object.type());
+  if (!kind.meaning.empty()) refuse_meaning(name, array.object, kind);
 }
 
 bool is_plain_tensor(nb::handle object) {

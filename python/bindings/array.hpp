@@ -43,6 +43,11 @@ Array writable_view(std::string_view name, nb::handle object);
 // Whether it is a torch.Tensor or torch.nn.Parameter itself with memory and a contiguous last
 // dimension, as the library takes it.
 bool is_plain_tensor(nb::handle object);
+// Whether it is a tensor of PyTorch of a class that says by __torch_function__ or
+// __torch_dispatch__ what functions make of it.
+bool asks_class(nb::handle object);
+// Refuses such a tensor.
+void check_class(std::string_view name, const Array& array);
 // Of a tensor of PyTorch.
 bool requires_grad(nb::handle tensor);
 

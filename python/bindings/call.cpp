@@ -136,7 +136,9 @@ void DerivativeCheck::operator()(std::string_view name, const Array& array) {
                     " has a tangent of forward-mode differentiation, which would be lost; accepted "
                     "are torch.autograd's gradients");
   }
-  if (recording_ == Recording::done_by_caller || !requires_grad(array.object)) return;
+  if (recording_ == Recording::done_by_caller) return;
+  check_class(name, array);
+  if (!requires_grad(array.object)) return;
   if (!records_gradients_) records_gradients_ = nb::cast<bool>(records(array.object));
   if (*records_gradients_) {
     throw Error(ErrorCode::invalid_argument,

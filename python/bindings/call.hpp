@@ -43,11 +43,13 @@ inline constexpr std::string_view kMaskArray = "_allowed", kHeadSlopes = "_head_
 void check_mask(const Tensor& mask, const Inputs& inputs);
 void check_alibi(const Tensor& slopes, const Inputs& inputs);
 
-// Whether a call refuses tensors that PyTorch would record a gradient of, because nothing would.
+// Whether a call refuses tensors that PyTorch would record a gradient of, or would ask the class
+// of, because nothing would.
 enum class Recording : std::uint8_t { refused, done_by_caller };
 
 // Refuses tensors of PyTorch whose derivative a call would lose: a tangent of forward mode, which
-// no call carries on, and, in calls that record no gradient, one that would be recorded.
+// no call carries on, and, in calls that record no gradient, one that would be recorded. These also
+// refuse tensors whose class would be passed by.
 class DerivativeCheck {
  public:
   explicit DerivativeCheck(Recording recording) : recording_(recording) {}

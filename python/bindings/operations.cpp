@@ -161,14 +161,25 @@ bool records_any(const nb::dict& arrays) {
   return false;
 }
 
+// Whether the class of one of the arrays is to be asked.
+bool asks_any(const nb::dict& arrays) {
+  for (const auto [name, array] : arrays) {
+    if (asks_class(array)) return true;
+  }
+  return false;
+}
+
 // What attn.torch.attention asks first, of a call without dropout that wants no LSE: out, where
 // q, k and v are plain tensors and no gradient is recorded; the call's Options, where one is
 // recorded of all three or of another array; None for the rest.
 nb::object attended(nb::handle q, nb::handle k, nb::handle v, nb::dict keywords) {
   const int count = recorded(q, k, v);
   if (count != 0 && count != 3) return nb::none();
+  // Before anything reads them: a class may know the operator and have no memory.
+  if (asks_any(keywords)) return nb::none();
   nb::object made = options_of(keywords);
   const auto& options = nb::cast<const Options&>(made);
+  if (asks_any(options.buffers)) return nb::none();
   if (count == 3 || records_any(options.tensors) || records_any(options.buffers)) return made;
   return forward(options, q, k, v, nb::none(), nb::bool_(false), nullptr, true)[0];
 }
@@ -346,6 +357,7 @@ void bind_operations(nb::module_& module) {
   module.def("merge", &merge, "parts"_a);
   module.def("dropout_mask", &write_dropout_mask, "kept"_a, "probability"_a, "seed"_a, "offset"_a,
              "rng_state"_a.none());
+  module.def("asks_class", &asks_class, "object"_a.none());
   module.def("signature", &signature, "name"_a, "array"_a);
 }
 

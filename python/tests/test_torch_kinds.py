@@ -82,7 +82,11 @@ KINDS = {
         "k is a Tensor that shows no memory",
     ),
     "on meta": (lambda t: t.to("meta"), "k is a Tensor that shows no memory"),
-    "fake": (lambda t: FakeTensorMode().from_tensor(t), "k is a FakeTensor without data"),
+    "fake": (
+        lambda t: FakeTensorMode().from_tensor(t),
+        "k is a FakeTensor without data",
+        "k is a FakeTensor, whose class does not take attn's operators",
+    ),
     "a zero without memory": (lambda t: torch._efficientzerotensor(t.shape), "without data"),
     "of a freed storage": (freed, "k is a Tensor without data"),
     "nested": (lambda t: torch.nested.nested_tensor([t[0]]), "k is a Tensor that shows no memory"),
@@ -91,7 +95,11 @@ KINDS = {
         "k is a NestedTensor that shows no memory",
         "k has the layout torch.jagged",
     ),
-    "masked": (lambda t: masked_tensor(t, t > 0), "k is a MaskedTensor without data"),
+    "masked": (
+        lambda t: masked_tensor(t, t > 0),
+        "k is a MaskedTensor without data",
+        "k is a MaskedTensor, whose class does not take attn's operators",
+    ),
 }
 
 
