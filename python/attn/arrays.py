@@ -65,8 +65,8 @@ def stream(array: Any) -> int:
 
 
 def class_meaning(kind: type) -> tuple[str, bool]:
-    """What a class of torch.Tensor makes of its tensors beside their memory, in words, "" where that
-    is nothing; and whether a call that has asked the class may read the memory.
+    """What a class of torch.Tensor makes of its tensors beside their memory, in words, else "",
+    and whether a call that has asked the class may read the memory.
     """
     torch = sys.modules["torch"]
     bias = sys.modules.get("torch.nn.attention.bias")

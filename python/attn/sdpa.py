@@ -39,13 +39,21 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> _Rows:
 
 
 def _backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    row_major: bool = False,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """row_major: how the gradients lie in memory, else as q, k and v do."""
     d_out, q, k, v, out = map(last_contiguous, (d_out, q, k, v, out))
     made = make_options(**options)
     wanted = ("q", "k", "v")
     d_q, d_k, d_v = _attn.backward(
-        made, d_out, q, k, v, out, lse.contiguous(), wanted, None, None, True
+        made, d_out, q, k, v, out, lse.contiguous(), wanted, None, None, True, row_major
     )
     return d_q, d_k, d_v
 
@@ -66,7 +74,11 @@ def _refuse_debug(return_debug_mask: bool) -> None:
 
 
 def _causal(is_causal: bool) -> str | None:
-    """As scaled_dot_product_attention has it: the first query stands at the first key."""
+    """As scaled_dot_product_attention has it: the first query stands at the first key.
+
+    So has its operator of the CPU. In that of a GPU the last query stands at the last key: PyTorch
+    sends it equal lengths, or a causal_lower_right.
+    """
     return "key <= query" if is_causal else None
 
 
@@ -109,6 +121,7 @@ def cpu_backward(
         v,
         o,
         logsumexp,
+        row_major=True,  # [batch, seqlen, heads, head_dim], as PyTorch tells its compiler
         mask=_causal(is_causal),
         bias=_four(attn_mask),
         scale=scale,
@@ -137,7 +150,7 @@ def dense_forward(
     """aten::_scaled_dot_product_flash_attention."""
     _refuse_debug(return_debug_mask)
     dropout, words = _dropout(dropout_p, query)
-    out, lse = _forward(*_rows(query, key, value), mask=_causal(is_causal), scale=scale, **dropout)
+    out, lse = _forward(*_rows(query, key, value), causal=is_causal, scale=scale, **dropout)
     (out,) = _rows(out)
     rest = words, words, query.new_empty(0)
     return out, lse, None, None, query.shape[2], key.shape[2], *rest
@@ -170,7 +183,7 @@ def dense_backward(
         v,
         o,
         logsumexp,
-        mask=_causal(is_causal),
+        causal=is_causal,
         scale=scale,
         **_again(dropout_p, philox_seed),
     )

@@ -124,9 +124,10 @@ def attention(
     """attn.attention; out and lse are differentiable by all that the scores are made of.
 
     Arguments, layouts, results and errors are those of attn.attention, with these differences.
-    Results are new tensors: there is no out= and no lse=. The last dimension of q, k and v may
-    have any stride. Under autocast q, k and v become of its dtype, but those of float64. rng,
-    where dropout is asked for, may be left out: it is then drawn from PyTorch's generator of
+    Results are new tensors: there is no out= and no lse=. out lies in memory as q does, in the
+    order of its dimensions but the last, and gradients as what they belong to. The last dimension
+    of q, k and v may have any stride. Under autocast q, k and v become of its dtype, but those of
+    float64. rng, where dropout is asked for, may be left out: it is then drawn from PyTorch's generator of
     q's device, so that torch.manual_seed and checkpointing repeat it, and a CUDA graph draws
     others at each replay. A tensor as rng that is not on q's device is copied there. In
     torch.compile the call is one operator without a graph break, its mask and score traced with
@@ -313,8 +314,10 @@ def scaled_dot_product_attention(
 
     query `[N, ..., Hq, L, E]`, key `[N, ..., H, S, E]`, value `[N, ..., H, S, Ev]`. attn_mask,
     broadcast to `[N, ..., Hq, L, S]`: bool, true where the key is seen, or numbers to add, which
-    may require a gradient; or a causal_upper_left or causal_lower_right of PyTorch. is_causal aligns the first query with the first key. A row without keys
-    gives 0. dropout_p is in [0, 1]; at 1 the result is 0, and so are its gradients.
+    may require a gradient; or a causal_upper_left or causal_lower_right of PyTorch. is_causal
+    aligns the first query with the first key. A row without keys gives 0. dropout_p is in [0, 1];
+    at 1 the result is 0, and so are its gradients. The result lies in memory as query does, in the
+    order of its dimensions; in the usual one where query has more than four.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _check_tensor(name, tensor)
@@ -355,6 +358,8 @@ def scaled_dot_product_attention(
             mask = attn_mask
         else:
             bias = attn_mask.float() if attn_mask.dtype == torch.float64 else attn_mask
+    if query.stride(-1) != 1:
+        query = query.contiguous()
     q, k, v = query, key, value
     if query.dim() != 4:
         q, k, v = _heads_first(enable_gqa, query, key, value)
@@ -365,7 +370,10 @@ def scaled_dot_product_attention(
     )
     if drops_all:  # P times 0, as PyTorch: NaN of the inputs stays, and all gradients are 0
         out = out * 0.0
-    return out if query.dim() == 4 else out.reshape(*lead, *out.shape[-2:])
+    if query.dim() == 4:
+        return out
+    out = out.reshape(*lead, *out.shape[-2:])
+    return out.contiguous() if query.dim() > 4 else out
 
 
 def _as_many_heads(t: Tensor, heads: int) -> Tensor:

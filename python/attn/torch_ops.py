@@ -180,7 +180,35 @@ def draw_rng(like: Tensor) -> Tensor:
 
 
 def last_contiguous(t: Tensor) -> Tensor:
-    return t if t.stride(-1) == 1 else t.contiguous()
+    """With the last dimension innermost in memory, the others in the order that they had."""
+    if t.stride(-1) == 1:
+        return t
+    order: list[int] = []
+    for i in range(t.dim() - 1):
+        at = 0
+        while at < len(order) and t.stride(order[at]) >= t.stride(i):
+            at += 1
+        order.insert(at, i)
+    back = [order.index(i) for i in range(len(order))]
+    return t.permute(*order, -1).contiguous().permute(*back, -1)
+
+
+def _empty_as(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """A result that lies in memory as `t` does: the strides of bindings/pytorch.cpp."""
+    strides = list(torch.empty_like(t).stride())
+    if list(shape) != list(t.shape):
+        inner_first = sorted(reversed(range(t.dim())), key=lambda i: strides[i])
+        step = 1
+        for i in inner_first:
+            strides[i] = step
+            step = step * max(shape[i], 1)
+    if strides[-1] != 1 and shape[-1] != 1:
+        return t.new_empty(shape)
+    strides[-1] = 1
+    for i in reversed(range(t.dim() - 1)):
+        if shape[i] == 1:
+            strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return t.new_empty_strided(shape, strides)
 
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -195,7 +223,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tup
     else:
         lse_shape = [q.shape[0], q.shape[2], q.shape[1]]
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty([*q.shape[:-1], v.shape[-1]])
+    out = _empty_as(q, [*q.shape[:-1], v.shape[-1]])
     return out, q.new_empty(lse_shape, dtype=lse_dtype)
 
 
@@ -215,7 +243,9 @@ def _backward_fake(
     known = _named(call, tensors)
     known.update(q=q, k=k, v=v)
     return [
-        q.new_empty(known[name].shape, dtype=q.dtype if name in ("q", "k", "v") else torch.float32)
+        _empty_as(known[name], known[name].shape)
+        if name in ("q", "k", "v")
+        else q.new_empty(known[name].shape, dtype=torch.float32)
         for name in wanted.split(",")
     ]
 

@@ -330,11 +330,11 @@ dlpack::DataType dlpack_dtype(DType dtype) {
   return {dtype == DType::bf16 ? dlpack::kBfloat : dlpack::kFloat, bits, 1};
 }
 
-Array exchange_allocate(const Array& like, ResultType type,
-                        const std::vector<std::int64_t>& shape) {
+Array exchange_allocate(const Array& like, ResultType type, const std::vector<std::int64_t>& shape,
+                        const Tensor* order) {
   const DType dtype = type == ResultType::float32 ? DType::f32 : like.tensor.dtype;
   if (like.is_pytorch) {
-    const pytorch::Made made = pytorch::empty(dtype, like.tensor.device, shape);
+    const pytorch::Made made = pytorch::empty(dtype, like.tensor.device, shape, order);
     if (made.object != nullptr) {
       return {.tensor = made.tensor,
               .source = Source::exchange,
@@ -447,10 +447,11 @@ Array writable_view(std::string_view name, nb::handle object) {
   return array;
 }
 
-Array allocate(const Array& like, ResultType type, const std::vector<std::int64_t>& shape) {
+Array allocate(const Array& like, ResultType type, const std::vector<std::int64_t>& shape,
+               const Tensor* order) {
   switch (like.source) {
     case Source::exchange:
-      return exchange_allocate(like, type, shape);
+      return exchange_allocate(like, type, shape, order);
     case Source::numpy:
       return numpy_allocate(like, type, shape);
     case Source::dlpack:

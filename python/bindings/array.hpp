@@ -51,10 +51,12 @@ void check_class(std::string_view name, const Array& array);
 // Of a tensor of PyTorch.
 bool requires_grad(nb::handle tensor);
 
-// An uninitialised row-major array of the library and device of `like`, and of its dtype or
-// float32.
+// An uninitialised array of the library and device of `like`, and of its dtype or float32. Tensors
+// of PyTorch lie in memory as `order` does where it is given (pytorch::empty), as those of its own
+// functions do; other arrays are row-major.
 enum class ResultType : std::uint8_t { as_like, float32 };
-Array allocate(const Array& like, ResultType type, const std::vector<std::int64_t>& shape);
+Array allocate(const Array& like, ResultType type, const std::vector<std::int64_t>& shape,
+               const Tensor* order = nullptr);
 // Tells PyTorch that a tensor of the caller's was written, so that a gradient which needs what it
 // held before is refused.
 void note_written(const Array& array);

@@ -240,7 +240,9 @@ std::vector<std::int64_t> Call::lse_shape() const {
 
 Array Call::result(std::string_view name, nb::handle given, ResultType type,
                    const std::vector<std::int64_t>& shape) {
-  if (given.is_none()) return allocate(q_, type, shape);
+  // Only the output has the rank of q and its dimensions, in their order.
+  const Tensor* order = name == "out" ? &q_.tensor : nullptr;
+  if (given.is_none()) return allocate(q_, type, shape, order);
   Array array = writable_view(name, given);
   check_derivative_(name, array);
   return array;

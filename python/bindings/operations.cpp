@@ -56,11 +56,12 @@ nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle
                                                          : nb::object(nb::none()));
 }
 
-// The gradient of each of `wanted`: q, k, v, sink, or a buffer of the score.
+// The gradient of each of `wanted`: q, k, v, sink, or a buffer of the score. row_major: how those
+// of q, k and v lie in memory, else as these do where PyTorch has them.
 nb::tuple backward(const Options& options, nb::handle d_out, nb::handle q, nb::handle k,
                    nb::handle v, nb::handle out, nb::handle lse,
                    const std::vector<std::string_view>& wanted, nb::handle d_lse, const Plan* plan,
-                   bool is_recorded) {
+                   bool is_recorded, bool row_major) {
   Call call(options, q, k, v, is_recorded ? Recording::done_by_caller : Recording::refused);
   const Array d_o = call.input("d_out", d_out), o = call.input("out", out);
   const Array l = call.input("lse", lse);
@@ -73,22 +74,26 @@ nb::tuple backward(const Options& options, nb::handle d_out, nb::handle q, nb::h
   Gradients gradients;
   std::vector<Array> arrays;
   arrays.reserve(wanted.size());
-  const auto make = [&](const Tensor& like, ResultType type) {
+  const auto make = [&](const Tensor& like, ResultType type, const Tensor* order) {
     const std::vector<std::int64_t> shape(like.shape.begin(), like.shape.begin() + like.rank);
-    return arrays.emplace_back(allocate(call.q(), type, shape));
+    return arrays.emplace_back(allocate(call.q(), type, shape, order));
+  };
+  const auto make_as = [&](const Array& input) {
+    const Tensor* const order = row_major ? nullptr : &input.tensor;
+    return call.ordered(make(input.tensor, ResultType::as_like, order));
   };
   for (const std::string_view name : wanted) {
     if (name == "q") {
-      gradients.dq = call.ordered(make(call.q().tensor, ResultType::as_like));
+      gradients.dq = make_as(call.q());
     } else if (name == "k") {
-      gradients.dk = call.ordered(make(call.k().tensor, ResultType::as_like));
+      gradients.dk = make_as(call.k());
     } else if (name == "v") {
-      gradients.dv = call.ordered(make(call.v().tensor, ResultType::as_like));
+      gradients.dv = make_as(call.v());
     } else if (name == "sink" && call.inputs().sink.given()) {
-      gradients.dsink = make(call.inputs().sink, ResultType::float32).tensor;
+      gradients.dsink = make(call.inputs().sink, ResultType::float32, nullptr).tensor;
     } else {
       const Tensor& buffer = call.buffer(name).tensor;
-      gradients.buffers.emplace_back(name, make(buffer, ResultType::float32).tensor);
+      gradients.buffers.emplace_back(name, make(buffer, ResultType::float32, nullptr).tensor);
     }
   }
   const Context context = call.context(*plan);
@@ -123,7 +128,7 @@ nb::tuple recorded_backward(nb::handle ctx, nb::object d_out) {
   }
   const nb::tuple found =
       backward(nb::cast<const Options&>(options), d_out, saved[0], saved[1], saved[2], saved[3],
-               saved[4], {"q", "k", "v"}, nb::none(), nullptr, true);
+               saved[4], {"q", "k", "v"}, nb::none(), nullptr, true, false);
   return nb::make_tuple(nb::none(), found[0], found[1], found[2]);
 }
 
@@ -345,7 +350,8 @@ void bind_operations(nb::module_& module) {
              "out"_a.none(), "lse"_a, "plan"_a.none() = nb::none(), "is_recorded"_a = false);
   module.def("backward", &backward, "options"_a, "d_out"_a.none(), "q"_a.none(), "k"_a.none(),
              "v"_a.none(), "out"_a.none(), "lse"_a.none(), "wanted"_a,
-             "d_lse"_a.none() = nb::none(), "plan"_a.none() = nb::none(), "is_recorded"_a = false);
+             "d_lse"_a.none() = nb::none(), "plan"_a.none() = nb::none(), "is_recorded"_a = false,
+             "row_major"_a = false);
   module.def("attended", &attended, "q"_a.none(), "k"_a.none(), "v"_a.none(), "keywords"_a);
   module.def("recorded_forward", &recorded_forward, "ctx"_a, "options"_a, "q"_a, "k"_a, "v"_a);
   module.def("recorded_backward", &recorded_backward, "ctx"_a, "d_out"_a);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 namespace attn::python::pytorch {
 namespace {
@@ -89,9 +90,95 @@ std::int32_t code_of(const Functions& f, DType dtype) {
   return -1;
 }
 
+using Strides = std::array<std::int64_t, kMaxRank>;
+using Axes = std::array<std::size_t, kMaxRank>;
+
+std::size_t rank_of(const Tensor& t) { return static_cast<std::size_t>(t.rank); }
+
+// Strides that put the axes into memory without gaps, `axes` from the innermost on.
+Strides packed(const Axes& axes, std::span<const std::int64_t> shape) {
+  Strides strides{};
+  std::int64_t stride = 1;
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    strides[axes[i]] = stride;
+    stride *= std::max<std::int64_t>(shape[axes[i]], 1);
+  }
+  return strides;
+}
+
+Axes last_first(std::size_t rank) {
+  Axes axes{};
+  for (std::size_t i = 0; i < rank; ++i) axes[i] = rank - 1 - i;
+  return axes;
+}
+
+// at::is_non_overlapping_and_dense: whether the elements lie side by side, in any order of the
+// axes.
+bool is_dense(const Tensor& t) {
+  const auto counts = [&](std::size_t axis) { return t.shape[axis] > 1; };
+  const Axes axes = last_first(rank_of(t));
+  const std::span used(axes.data(), rank_of(t));
+  std::int64_t stride = 1;
+  for (auto left = std::ranges::count_if(used, counts); left > 0; --left) {
+    const auto next = std::ranges::find_if(
+        used, [&](std::size_t axis) { return counts(axis) && t.strides[axis] == stride; });
+    if (next == used.end()) return false;
+    stride *= t.shape[*next];
+  }
+  return true;
+}
+
+// The axes in the order that `compare` (negative: before) says, by at::infer_dense_strides'
+// insertion sort: strides of 0 are equal to all others, so that there is no order which any sort
+// would find.
+template <class Compare>
+Axes inner_first(std::size_t rank, const Compare& compare) {
+  Axes axes = last_first(rank);
+  for (std::size_t i = 1; i < rank; ++i) {
+    std::size_t at = i;
+    for (std::size_t before = i; before-- > 0;) {
+      const int order = compare(axes[before], axes[at]);
+      if (order < 0) break;
+      if (order == 0) continue;
+      std::swap(axes[before], axes[at]);
+      at = before;
+    }
+  }
+  return axes;
+}
+
+Strides dense_strides(const Tensor& t) {
+  const auto compare = [&](std::size_t a, std::size_t b) {
+    if (t.strides[a] == 0 || t.strides[b] == 0) return 0;
+    if (t.strides[a] != t.strides[b]) return t.strides[a] < t.strides[b] ? -1 : 1;
+    return t.shape[a] > t.shape[b] ? 1 : 0;
+  };
+  return packed(inner_first(rank_of(t), compare), {t.shape.data(), rank_of(t)});
+}
+
+Strides strides_as(const Tensor* order, std::span<const std::int64_t> shape) {
+  const std::size_t rank = shape.size();
+  const Strides row_major = packed(last_first(rank), shape);
+  if (order == nullptr || rank_of(*order) != rank || rank == 0) return row_major;
+  Strides strides = is_dense(*order) ? order->strides : dense_strides(*order);
+  if (!std::ranges::equal(shape, std::span(order->shape.data(), rank))) {
+    const auto compare = [&](std::size_t a, std::size_t b) {
+      return strides[a] == strides[b] ? 0 : strides[a] < strides[b] ? -1 : 1;
+    };
+    strides = packed(inner_first(rank, compare), shape);
+  }
+  if (strides[rank - 1] != 1) return row_major;
+  // DLPack does not tell the stride of an axis of one element.
+  for (std::size_t axis = rank - 1; axis-- > 0;) {
+    if (shape[axis] == 1)
+      strides[axis] = strides[axis + 1] * std::max<std::int64_t>(shape[axis + 1], 1);
+  }
+  return strides;
+}
+
 }  // namespace
 
-Made empty(DType dtype, Device device, std::span<const std::int64_t> shape) {
+Made empty(DType dtype, Device device, std::span<const std::int64_t> shape, const Tensor* order) {
   const Functions& f = functions();
   const std::int32_t code = f.complete ? code_of(f, dtype) : -1;
   if (code < 0 || shape.size() > kMaxRank) return {};
@@ -101,10 +188,7 @@ Made empty(DType dtype, Device device, std::span<const std::int64_t> shape) {
   t.device = device;
   t.rank = static_cast<std::int32_t>(shape.size());
   std::ranges::copy(shape, t.shape.begin());
-  std::int64_t stride = 1;
-  for (std::size_t k = shape.size(); k-- > 0; stride *= std::max<std::int64_t>(shape[k], 1)) {
-    t.strides[k] = stride;
-  }
+  t.strides = strides_as(order, shape);
   const bool on_gpu = device.type == DeviceType::cuda;
   Handle handle = nullptr;
   if (f.empty_strided(t.rank, t.shape.data(), t.strides.data(), code, on_gpu ? f.cuda : f.cpu,

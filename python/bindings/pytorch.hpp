@@ -11,7 +11,7 @@
 
 namespace attn::python::pytorch {
 
-// A new tensor of PyTorch, row-major and uninitialised, and its object in Python (a new reference).
+// A new tensor of PyTorch, uninitialised, and its object in Python (a new reference).
 struct Made {
   Tensor tensor{};
   PyObject* object = nullptr;
@@ -19,8 +19,13 @@ struct Made {
 
 // One in the time of torch.empty in C++, half of that of DLPack's allocator (which wraps the memory
 // in a tensor again). `object` is null where this PyTorch lacks the functions or memory is short:
-// DLPack's allocator then says why. The interpreter lock is held.
-Made empty(DType dtype, Device device, std::span<const std::int64_t> shape);
+// DLPack's allocator then says why. The interpreter lock is held. It lies in memory as `order`, of
+// its rank, does: with the strides of torch.empty_like(order) where the shapes are equal, else with
+// its dimensions from the outermost to the innermost in that order; the stride of a dimension of
+// one element is as in a row-major tensor. Row-major where `order` is null or its last dimension
+// would not be contiguous. attn/torch_ops.py has the same rule.
+Made empty(DType dtype, Device device, std::span<const std::int64_t> shape,
+           const Tensor* order = nullptr);
 
 // Whether PyTorch records gradients in this thread; true where it cannot be asked in C.
 bool records_gradients();

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from torch.nn import attention  # noqa: E402
+from torch.nn.attention.bias import causal_lower_right  # noqa: E402
 
 import attn.torch  # noqa: E402
 from attn import sdpa  # noqa: E402
@@ -155,9 +156,8 @@ def test_operators_of_a_gpu(causal, dropout):
         causal, seed, offset, scale=0.5,
     )  # fmt: skip
     torch.manual_seed(5)
-    wanted = attn.torch.scaled_dot_product_attention(
-        q, k, v, dropout_p=dropout, is_causal=causal, scale=0.5
-    )
+    bias = causal_lower_right(20, 24) if causal else None
+    wanted = attn.torch.scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout, scale=0.5)
     torch.testing.assert_close(out, wanted)
     for x, y in zip(gradients, torch.autograd.grad(wanted, [q, k, v], d_out), strict=True):
         torch.testing.assert_close(x, y)
