@@ -83,6 +83,17 @@ def _choice(name: str, value: Any) -> str:
     return value
 
 
+_BACKENDS = ("auto", "cpu", "cuda", "reference")
+
+
+def _backend(value: Any) -> str:
+    if _choice("backend", value) not in _BACKENDS:
+        raise InvalidArgument(
+            f"backend is {value!r}; accepted are {', '.join(map(repr, _BACKENDS))}"
+        )
+    return str(value)
+
+
 def _rank(name: str, array: Array) -> int:
     try:
         return len(array.shape)
@@ -409,7 +420,7 @@ def _make_options(
         _size("max_seqlen_k", 0 if max_seqlen_k is None else max_seqlen_k),
         seed,
         offset,
-        _choice("backend", backend),
+        _backend(backend),
         _choice("algorithm", algorithm),
         _size("threads", threads),
         is_set("deterministic", deterministic),

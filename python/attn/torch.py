@@ -127,11 +127,11 @@ def attention(
     Results are new tensors: there is no out= and no lse=. out lies in memory as q does, in the
     order of its dimensions but the last, and gradients as what they belong to. The last dimension
     of q, k and v may have any stride. Under autocast q, k and v become of its dtype, but those of
-    float64. rng, where dropout is asked for, may be left out: it is then drawn from PyTorch's generator of
-    q's device, so that torch.manual_seed and checkpointing repeat it, and a CUDA graph draws
-    others at each replay. A tensor as rng that is not on q's device is copied there. In
-    torch.compile the call is one operator without a graph break, its mask and score traced with
-    the code around it. There is no second derivative.
+    float64. rng, where dropout is asked for, may be left out: it is then drawn from PyTorch's
+    generator of q's device, so that torch.manual_seed and checkpointing repeat it, and a CUDA graph
+    draws others at each replay. A tensor as rng that is not on q's device is copied there. In
+    torch.compile the call is one operator without a graph break, its mask and score traced with the
+    code around it. There is no second derivative.
     """
     made: Any = None
     # Dynamo answers this question while it traces; fake tensors, of other tracers, are not plain.

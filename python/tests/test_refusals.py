@@ -161,7 +161,10 @@ REFUSED = {
         lambda: attn.attention(X, X, X, mask=attn.Formula("key < 3", w=X[0, 0, 0])),
         "w",
     ),
-    "backend": (lambda: attn.attention(X, X, X, backend="tpu"), "tpu"),
+    "backend": (
+        lambda: attn.attention(X, X, X, backend="gpu"),
+        "backend is 'gpu'; accepted are 'auto', 'cpu', 'cuda', 'reference'",
+    ),
     "algorithm": (lambda: attn.attention(X, X, X, algorithm="magic"), "magic"),
     "no parts": (lambda: attn.merge([]), "parts is empty"),
     "a gradient of nothing": (
