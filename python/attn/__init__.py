@@ -30,6 +30,18 @@ from .operations import (
     tiles,
 )
 
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from . import flash_attn as flash_attn
+    from . import flex as flex
+    from . import hf as hf
+    from . import jax as jax
+    from . import torch as torch
+    from .expression import buffer, literal, where
+    from .functions import clamp, maximum, minimum
+    from .refusal import TraceError
+    from .symbol import symbols
+
 # Imported when they are first asked for: most programs write no expressions, few use every library.
 _EXPRESSIONS = {
     "TraceError": "refusal",
@@ -52,6 +64,7 @@ __all__ = [
     "InvalidArgument",
     "OutOfMemory",
     "Plan",
+    "TraceError",
     "Unavailable",
     "Unsupported",
     "__version__",
@@ -59,22 +72,34 @@ __all__ = [
     "attention",
     "attention_backward",
     "block_mask",
+    "buffer",
+    "clamp",
     "compile",
     "dropout_mask",
     "info",
+    "literal",
+    "maximum",
     "merge",
+    "minimum",
     "plan",
+    "symbols",
     "tiles",
-    *_EXPRESSIONS,
+    "where",
 ]
 
 
-def __getattr__(name: str) -> object:
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker would take any name
 
-    if name in _EXPRESSIONS:
-        import_module(".activations", __name__)  # fills the table of functions
-        return getattr(import_module(f".{_EXPRESSIONS[name]}", __name__), name)
-    if name in _MODULES:
-        return import_module(f".{name}", __name__)
-    raise AttributeError(f"module 'attn' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name in _EXPRESSIONS:
+            import_module(".activations", __name__)  # fills the table of functions
+            return getattr(import_module(f".{_EXPRESSIONS[name]}", __name__), name)
+        if name in _MODULES:
+            return import_module(f".{name}", __name__)
+        raise AttributeError(f"module 'attn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

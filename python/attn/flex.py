@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
-from torch.nn.attention.flex_attention import BlockMask as TorchBlockMask
 
 from . import torch as attn_torch
 from .errors import InvalidArgument, Unsupported
 from .trace import trace
+
+if TYPE_CHECKING:  # it takes seconds to import
+    from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
+    from torch.nn.attention.flex_attention import BlockMask as TorchBlockMask
 
 
 class BlockMask:
@@ -57,6 +59,48 @@ def create_block_mask(
     return BlockMask(mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE)
 
 
+@overload
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | TorchBlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: Literal[False] = False,
+    kernel_options: dict[str, Any] | None = None,
+    *,
+    return_aux: None = None,
+) -> Tensor: ...
+@overload
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | TorchBlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: Literal[True],
+    kernel_options: dict[str, Any] | None = None,
+    return_aux: None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | TorchBlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: dict[str, Any] | None = None,
+    *,
+    return_aux: AuxRequest,
+) -> tuple[Tensor, AuxOutput]: ...
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -98,7 +142,7 @@ def flex_attention(
         key, value = (t.expand(query.shape[0], -1, -1, -1) for t in (key, value))
     mask = None
     if block_mask is not None:
-        if not isinstance(block_mask, (BlockMask, TorchBlockMask)):
+        if not isinstance(block_mask, BlockMask) and not _is_of_torch(block_mask):
             raise TypeError(
                 f"block_mask is a {type(block_mask).__name__}; accepted is what create_block_mask "
                 "makes, of attn.torch or PyTorch"
@@ -110,7 +154,7 @@ def flex_attention(
                 f"tensors, {query.shape[2]} and {key.shape[2]}"
             )
         mask = block_mask.mask_mod
-        if isinstance(block_mask, TorchBlockMask):
+        if not isinstance(block_mask, BlockMask):
             batch, heads = block_mask.shape[:2]
             if batch not in (1, query.shape[0]) or heads not in (1, query.shape[1]):
                 raise InvalidArgument(  # an index out of range would read 0
@@ -122,8 +166,16 @@ def flex_attention(
         query, key, value, mask=mask, score=score_mod, scale=scale, layout="bhsd", return_lse=True
     )
     if return_aux is not None:
+        from torch.nn.attention.flex_attention import AuxOutput
+
         return out, AuxOutput(lse=lse if return_aux.lse else None)
     return (out, lse) if return_lse else out
+
+
+def _is_of_torch(block_mask: object) -> TypeGuard[TorchBlockMask]:
+    from torch.nn.attention.flex_attention import BlockMask as TorchBlockMask
+
+    return isinstance(block_mask, TorchBlockMask)
 
 
 def _table(block_mask: TorchBlockMask) -> Tensor:

@@ -9,7 +9,7 @@ out = attn.torch.flex_attention(q, k, v, score_mod, block_mask)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import torch.autograd.forward_ad as _forward_ad
@@ -24,6 +24,11 @@ from .arrays import is_observed
 from .errors import Error, InvalidArgument, Unsupported
 from .options import make_options
 from .torch_second import once
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .types import Array, Problem
 
 __all__ = [
     "attention",
@@ -111,6 +116,39 @@ class _Eager(torch.autograd.Function):
         return (None, None, *results)
 
 
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    dropout: float = 0.0,
+    rng: int | tuple[int, int] | Array | None = None,
+    **options: Unpack[Problem],
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[True],
+    dropout: float = 0.0,
+    rng: int | tuple[int, int] | Array | None = None,
+    **options: Unpack[Problem],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool,
+    dropout: float = 0.0,
+    rng: int | tuple[int, int] | Array | None = None,
+    **options: Unpack[Problem],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
     k: Tensor,

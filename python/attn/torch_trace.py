@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -87,8 +86,9 @@ class _Loads(TorchFunctionMode):
         return FUNCTIONS[name](*lifted, **(kwargs or {}))
 
 
-# torch.compile calls it and reads nothing of it.
-_equalities: Callable[[CodeType], int] = torch.compiler.assume_constant_result(count_equalities)
+# torch.compile calls it and reads nothing of it: this is what torch.compiler.assume_constant_result
+# sets, which imports torch._dynamo, for seconds and also where nothing is compiled.
+count_equalities._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _refuse_lost_equalities(function: Any, text: str) -> None:
@@ -107,7 +107,7 @@ def _refuse_lost_equalities(function: Any, text: str) -> None:
         found += text.count(word)
     for word in ("-1 != 0", "-2 != 0"):
         found -= text.count(word)
-    if found < _equalities(function.__code__):
+    if found < count_equalities(function.__code__):
         refuse(
             f"== or != in {function.__qualname__}, or in what it calls, of which no comparison "
             "came: torch.compile makes a flag of it between a symbol and a number that changes "

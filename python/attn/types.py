@@ -12,8 +12,8 @@ Score: TypeAlias = str | Formula | Callable[..., Any]
 Mask: TypeAlias = Score | Array
 
 
-class Options(TypedDict, total=False):
-    """The keywords of attn.attention, which documents them."""
+class Problem(TypedDict, total=False):
+    """The keywords of attn.attention but for dropout, of which attn.torch draws rng itself."""
 
     mask: Mask | None
     score: Score | None
@@ -24,8 +24,6 @@ class Options(TypedDict, total=False):
     alibi: Array | None
     bias: Array | None
     sink: Array | None
-    dropout: float
-    rng: int | tuple[int, int] | Array | None
     cu_seqlens_q: Array | None
     cu_seqlens_k: Array | None
     max_seqlen_q: int | None
@@ -38,3 +36,10 @@ class Options(TypedDict, total=False):
     algorithm: str
     threads: int
     deterministic: bool
+
+
+class Options(Problem, total=False):
+    """The keywords of attn.attention, which documents them."""
+
+    dropout: float
+    rng: int | tuple[int, int] | Array | None
