@@ -16,13 +16,12 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as _are_transforms_active
 from torch._C import _is_any_autocast_enabled
-from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
 from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
 from . import _attn, merging, torch_ops
 from .arrays import is_observed
 from .errors import Error, InvalidArgument, Unsupported
-from .options import make_options
+from .options import make_options, refuse_more_than_number
 from .torch_second import once
 
 if TYPE_CHECKING:
@@ -173,12 +172,14 @@ def attention(
     """
     made: Any = None
     # Dynamo answers this question while it traces; fake tensors, of other tracers, are not plain.
-    is_special = _is_dynamo_compiling() or _forward_ad._current_level >= 0
+    is_special = (
+        _is_dynamo_compiling() or _are_transforms_active() or _forward_ad._current_level >= 0
+    )
     if not (is_special or dropout or return_lse or _is_any_autocast_enabled()):
         made = _attn.attended(q, k, v, options)
         if type(made) is Tensor:
             return made
-        if made is not None and not (made.has_arrays or _are_transforms_active()):
+        if made is not None and not made.has_arrays:
             return _apply_plain(made, q, k, v)
     is_compiling = torch.compiler.is_compiling()
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -188,8 +189,11 @@ def attention(
                 f"{name} has the layout {tensor.layout}; accepted is torch.strided, and "
                 "cu_seqlens for sequences of several lengths"
             )
-    if not is_compiling and _are_transforms_active():
-        _refuse_transformed({"q": q, "k": k, "v": v, **options})
+    is_transformed = not is_compiling and _are_transforms_active()
+    if is_transformed:
+        for name in _NUMBERS:
+            refuse_more_than_number(name, options.get(name))
+        refuse_more_than_number("dropout", dropout)
     if is_compiling or _is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     if is_compiling or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
@@ -202,9 +206,9 @@ def attention(
         options["dropout"] = dropout
         options["rng"] = rng
     asking = None
-    if made is None and not is_compiling:
+    if made is None and not is_compiling and not is_transformed:
         asking = _asking({"q": q, "k": k, "v": v, **options})
-    if is_compiling or asking or not _is_plain(q) or is_observed():
+    if is_compiling or is_transformed or asking or not _is_plain(q) or is_observed():
         out, lse = _by_operators(q, k, v, options, asking)
         return (out, lse) if return_lse else out
     if made is None:
@@ -261,13 +265,8 @@ def _check_tensor(name: str, given: Any) -> None:
         )
 
 
-def _refuse_transformed(arguments: dict[str, Any]) -> None:
-    for name, tensor in arguments.items():
-        if isinstance(tensor, Tensor) and _is_wrapped(tensor):
-            raise Unsupported(
-                f"{name} is within a transform of torch.func; accepted are torch.autograd, and a "
-                "dimension of the batch in place of vmap"
-            )
+# Options that are numbers of Python, for which a tensor of a transform has no value.
+_NUMBERS = ("scale", "softcap", "causal", "max_seqlen_q", "max_seqlen_k", "threads")
 
 
 def _that_require_grad(made: _attn.Options) -> dict[str, Tensor]:

@@ -23,8 +23,9 @@ from .errors import InvalidArgument
 from .expression import Expr, finish
 from .formula import Formula, reads
 from .options import HEAD_SLOPES, MASK_ARRAY, is_set, keep, make_options, rng_state, window_sides
-from .torch_second import once
+from .torch_second import are_transforms_active, once, refuse_forward_mode
 from .torch_trace import traced
+from .torch_transforms import in_vmap_of, rule
 from .trace import loadable
 
 _REST = (
@@ -256,19 +257,38 @@ torch.library.register_fake("attn::forward", _forward_fake, lib=_LIBRARY)
 torch.library.register_fake("attn::backward", _backward_fake, lib=_LIBRARY)
 
 
+for _name, _rows in (("forward", 3), ("backward", 7)):
+    torch.library.register_vmap(
+        f"attn::{_name}",
+        rule(getattr(torch.ops.attn, _name).default, _rows, _SEPARATOR, last_contiguous),
+        lib=_LIBRARY,
+    )
+
+
 class _Attention(torch.autograd.Function):
     """(call, numbers, q, k, v, *tensors) -> (out, lse), of the operators' arguments: `numbers` is
     what follows the tensors there.
     """
 
+    generate_vmap_rule = True  # from those of the operators
+
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Any:
-        call, numbers, q, k, v, *tensors = given
-        out, lse = torch.ops.attn.forward.default(q, k, v, call, *_rest(tensors, numbers))
-        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+    def forward(call: str, numbers: tuple[Any, ...], *given: Tensor) -> Any:
+        q, k, v, *tensors = given
+        if tensors and are_transforms_active():
+            q = last_contiguous(in_vmap_of(tensors, q))
+        return torch.ops.attn.forward.default(q, k, v, call, *_rest(tensors, numbers))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        call, numbers, q, k, v, *tensors = inputs
+        ctx.save_for_backward(q, k, v, *output, *tensors)
         ctx.call = call
         ctx.numbers = numbers
-        return out, lse
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        refuse_forward_mode()
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
@@ -322,6 +342,8 @@ def _attention(
 
 
 _LIBRARY.impl("attention", _attention, "CompositeImplicitAutograd")
+# The transforms of torch.func take an autograd.Function whole, not within what one of them does.
+_LIBRARY.impl("attention", _attention, "FuncTorchDynamicLayerFrontMode")
 
 
 def attention(

@@ -7,12 +7,20 @@ that of a sum does not, and only where the second derivative goes to every leaf.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as are_transforms_active
 
 from .errors import Unsupported
+
+
+def refuse_forward_mode() -> NoReturn:
+    raise Unsupported(
+        "attn.torch has no derivative of forward mode, as of torch.func.jvp and jacfwd; accepted "
+        "are those of reverse mode, as torch.func.grad, vjp and jacrev"
+    )
 
 
 class _Gradients(torch.autograd.Function):
@@ -23,9 +31,22 @@ class _Gradients(torch.autograd.Function):
     that is an argument would be a view.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, found: list[Tensor], *sources: Tensor | None) -> Any:
-        return tuple(found)
+    def forward(found: list[Tensor], *sources: Tensor | None) -> Any:
+        if not are_transforms_active():
+            return tuple(found)
+        return tuple(
+            [g.clone() for g in found]
+        )  # torch.func would know an argument by its identity
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        refuse_forward_mode()
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:

@@ -472,7 +472,11 @@ def loadable(array: Any) -> Any:
 
         converted = array.view(torch.uint8) if name == "bool" else array.to(getattr(torch, to))
         known = name == "int64" and array.device.type == "cpu" and not torch.compiler.is_compiling()
-        unchanged = not known or bool((converted == array).all())
+        unchanged = True
+        if known:
+            while torch._C._functorch.is_functorch_wrapped_tensor(array):  # vmap tells no values
+                array = torch._C._functorch.get_unwrapped(array)
+            unchanged = bool((array == array.to(torch.int32)).all())
     if not unchanged:
         raise TraceError("an int64 array that an expression reads has values outside of int32")
     return converted

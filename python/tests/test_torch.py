@@ -265,22 +265,6 @@ def test_what_is_no_memory_of_one_device_is_refused():
             attend(q, torch._neg_view(q), q)
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f, q: torch.func.grad(lambda x: f(x).sum())(q),
-        lambda f, q: torch.vmap(f)(q[None]),
-        lambda f, q: torch.func.jvp(f, (q,), (q,)),
-    ],
-    ids=["grad", "vmap", "jvp"],
-)
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # PyTorch 2.15's own, of jvp
-def test_transforms_of_torch_func_are_refused(transform):
-    q = torch.randn(2, 5, 4, 8)
-    with pytest.raises(attn.Unsupported, match="within a transform of torch.func; accepted are"):
-        transform(lambda x: attn.torch.attention(x, q, q), q)
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # PyTorch's own, where it makes a dual tensor
 @pytest.mark.parametrize("name", ["q", "k", "v", "bias", "alibi", "sink", "table"])
 def test_tangents_are_refused(name):
