@@ -18,7 +18,7 @@ from torch._C import _are_functorch_transforms_active as _are_transforms_active
 from torch._C import _is_any_autocast_enabled
 from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
-from . import _attn, merging, torch_ops
+from . import _attn, merging, torch_nested, torch_ops
 from .arrays import is_observed
 from .errors import Error, InvalidArgument, Unsupported
 from .options import make_options, refuse_more_than_number
@@ -184,10 +184,16 @@ def attention(
     is_compiling = torch.compiler.is_compiling()
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_tensor(name, tensor)
-        if tensor.layout is not torch.strided:
+        if tensor.layout is torch.jagged:
+            return torch_nested.attention(
+                attention, q, k, v, return_lse=return_lse, dropout=dropout, rng=rng,
+                **{"layout": None, **options},
+            )  # fmt: skip
+        if tensor.layout is not torch.strided or tensor.is_nested:
             raise InvalidArgument(
-                f"{name} has the layout {tensor.layout}; accepted is torch.strided, and "
-                "cu_seqlens for sequences of several lengths"
+                f"{name} is {'nested, of' if tensor.is_nested else 'of'} the layout "
+                f"{tensor.layout}; accepted are torch.strided, and torch.jagged or cu_seqlens for "
+                "sequences of several lengths"
             )
     is_transformed = not is_compiling and _are_transforms_active()
     if is_transformed:
@@ -376,6 +382,16 @@ def scaled_dot_product_attention(
         )
     if is_causal and attn_mask is not None:
         raise InvalidArgument("attn_mask is given and is_causal=True; accepted is one of them")
+    if query.is_nested and query.dim() != 4:
+        raise InvalidArgument(
+            f"query is nested, of {query.dim()} dimensions; accepted is [batch, heads, seqlen, "
+            "head_dim], jagged in seqlen"
+        )
+    if attn_mask is not None and query.is_nested:
+        raise InvalidArgument(
+            "attn_mask is given beside nested tensors; accepted is is_causal, and in "
+            "attn.torch.attention a mask or score that is a function"
+        )
     lead = query.shape[:-2]
     mask: Any = "key <= query" if is_causal else None
     bias = None

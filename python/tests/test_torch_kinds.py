@@ -89,11 +89,15 @@ KINDS = {
     ),
     "a zero without memory": (lambda t: torch._efficientzerotensor(t.shape), "without data"),
     "of a freed storage": (freed, "k is a Tensor without data"),
-    "nested": (lambda t: torch.nested.nested_tensor([t[0]]), "k is a Tensor that shows no memory"),
+    "nested": (
+        lambda t: torch.nested.nested_tensor([t[0]]),
+        "k is a Tensor that shows no memory",
+        "k is nested, of the layout torch.strided",
+    ),
     "nested with offsets": (
         lambda t: torch.nested.nested_tensor([t[0]], layout=torch.jagged),
         "k is a NestedTensor that shows no memory",
-        "k has the layout torch.jagged",
+        "q has the layout torch.strided beside a nested tensor",
     ),
     "masked": (
         lambda t: masked_tensor(t, t > 0),
