@@ -114,6 +114,40 @@ def elu(x: Any, alpha: float = 1.0, inplace: bool = False) -> Expr:
     return where(e > 0, e, alpha * expm1(e))
 
 
+@entry("selu")
+def selu(x: Any, inplace: bool = False) -> Expr:
+    e = to_float(x)  # the constants of PyTorch, in double precision
+    return 1.0507009873554805 * where(e > 0, e, 1.6732632423543772 * expm1(e))
+
+
+@entry("logaddexp")
+def logaddexp(x: Any, other: Any) -> Expr:
+    """log(exp(x) + exp(other)), without an exponential above 1; of two equal infinities it is
+    that infinity, of which the difference would be NaN.
+    """
+    a, b = to_float(x), to_float(other)
+    larger = where(a > b, a, b)
+    smooth = larger + log1p(call("exp", -abs(a - b)))
+    return where((a == b) & (abs(a) == math.inf), a, smooth)
+
+
+@entry("lerp")
+def lerp(x: Any, end: Any, weight: Any) -> Expr:
+    """From the nearer end, as PyTorch's, so that weights of 0 and 1 are exact."""
+    a, b, w = to_float(x), to_float(end), to_float(weight)
+    return where(abs(w) < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
+
+
+@entry("addcmul")
+def addcmul(x: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Expr:
+    return lift(x) + lift(value) * tensor1 * tensor2
+
+
+@entry("addcdiv")
+def addcdiv(x: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Expr:
+    return lift(x) + lift(value) * tensor1 / tensor2
+
+
 @entry("log2")
 def log2(x: Any) -> Expr:
     return call("log", to_float(x)) * (1 / math.log(2))

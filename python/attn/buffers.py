@@ -98,10 +98,22 @@ class Buffer:
     def refuse_value(self, *_: Any) -> NoReturn:
         refuse(f"an array of rank {self.ndim} is used as a value: index each dimension")
 
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if expression.Expr in types:
+            return NotImplemented  # which that class answers
+        return refuse(
+            f"torch function {func.__name__} of a part of an array, which is read when attention "
+            "runs: accepts its elements, each dimension indexed"
+        )
+
     __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = refuse_value
     __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __matmul__ = refuse_value
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse_value
     __neg__ = __invert__ = __abs__ = __bool__ = __int__ = __float__ = __iter__ = refuse_value
     __array__ = refuse_value
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = refuse_value
+    __rmatmul__ = refuse_value
     __hash__ = object.__hash__

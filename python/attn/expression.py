@@ -69,6 +69,10 @@ class Expr:
             "array within a list or functools.partial is indexed by it as attn.buffer(array)"
         )
 
+    def _matrix(self, _: Any) -> NoReturn:
+        refuse(f"@ of {self!r}, which is a scalar: accepts * of elements")
+
+    __matmul__ = __rmatmul__ = _matrix
     __int__ = __float__ = __index__ = __len__ = __iter__ = __array__ = item = tolist = _number
 
     def __add__(self, other: Any) -> Expr:

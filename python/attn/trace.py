@@ -32,7 +32,7 @@ from .expression import (
     to_float,
 )
 from .kinds import BOOL, FLOAT, INT, TYPE_NAMES, is_number, kind_of
-from .refusal import TraceError
+from .refusal import TraceError, refuse
 from .symbol import symbols
 
 _FLEX_MASK = (symbols.batch, symbols.head, symbols.query, symbols.key)
@@ -166,6 +166,11 @@ class _Captured:
             self.replaced = True
         elif _is_constant(kind):
             return
+        elif kind.__name__ == "FunctionMeta" and kind.__module__ == "torch.autograd.function":
+            refuse(
+                f"{v.__name__} is an autograd.Function, whose own backward an expression cannot "
+                "have: accepts functions that attn differentiates"
+            )
         else:
             self.stable &= kind is type and v.__module__ == "builtins"
 

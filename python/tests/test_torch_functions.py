@@ -23,11 +23,34 @@ POINTS = torch.tensor(
 TWO = torch.tensor(2.0)
 
 
+class Straight(torch.autograd.Function):
+    """A derivative that is not the one of its value, which a trace would not see."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def _by_straight(s):
+    return Straight.apply(s) + 1
+
+
 def _infinite_at_ends(s):
     return torch.where(s > 5, torch.inf, torch.where(s < -5, -torch.inf, s))
 
 
 SCORES = {
+    "selu": F.selu,
+    "logaddexp": lambda s: torch.logaddexp(s, 2 - s / 3),
+    "logaddexp of a number": lambda s: torch.logaddexp(s, TWO),
+    "lerp": lambda s: torch.lerp(s, 1 - s / 4, 0.3),
+    "lerp by a score": lambda s: torch.lerp(1 - s, s * 0.5, torch.sigmoid(s)),
+    "addcmul": lambda s: torch.addcmul(s, s, TWO, value=0.5),
+    "addcdiv": lambda s: torch.addcdiv(s, TWO, s.abs() + 1, value=3.0),
     "erf": torch.erf,
     "special.erf": torch.special.erf,
     "erf of a part": lambda s: 3 * torch.erf(s / 7 - 0.25),
@@ -235,6 +258,12 @@ def test_integers(name):
         ("score", lambda s, b, h, i, j: s * s.detach(), "detach of Expr('score')"),
         ("score", lambda s, b, h, i, j: s.view(torch.int32) * 1.0, "the bits of Expr('score')"),
         ("score", lambda s, b, h, i, j: torch.sin(s), "torch function sin"),
+        ("score", lambda s, b, h, i, j: s + torch.dot(TABLE[i], TABLE[j]), "torch function dot of"),
+        ("score", lambda s, b, h, i, j: s + TABLE[i] @ TABLE[j], "rank 1 is used as a value"),
+        ("score", lambda s, b, h, i, j: s + TABLE[0] @ TABLE[j], "of a part of an array, which"),
+        ("score", lambda s, b, h, i, j: s @ s, "@ of Expr('score'), which is a scalar"),
+        ("score", lambda s, b, h, i, j: Straight.apply(s), "Straight is an autograd.Function"),
+        ("score", lambda s, b, h, i, j: _by_straight(s), "Straight is an autograd.Function"),
         ("score", lambda s, b, h, i, j: torch.floor(s), "floor of Expr('score'), which depends on"),
         (
             "score",
