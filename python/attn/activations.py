@@ -140,12 +140,12 @@ def lerp(x: Any, end: Any, weight: Any) -> Expr:
 
 @entry("addcmul")
 def addcmul(x: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Expr:
-    return lift(x) + lift(value) * tensor1 * tensor2
+    return lift(x) + lift(value) * lift(tensor1) * lift(tensor2)
 
 
 @entry("addcdiv")
 def addcdiv(x: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Expr:
-    return lift(x) + lift(value) * tensor1 / tensor2
+    return lift(x) + lift(value) * lift(tensor1) / lift(tensor2)
 
 
 @entry("log2")

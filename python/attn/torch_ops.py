@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as are_transforms_active
 
 from . import _attn
 from .errors import InvalidArgument
 from .expression import Expr, finish
 from .formula import Formula, reads
 from .options import HEAD_SLOPES, MASK_ARRAY, is_set, keep, make_options, rng_state, window_sides
-from .torch_second import are_transforms_active, once, refuse_forward_mode
+from .torch_second import once, refuse_forward_mode
 from .torch_trace import traced
 from .torch_transforms import in_vmap_of, rule
 from .trace import loadable
