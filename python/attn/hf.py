@@ -6,75 +6,19 @@ model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="attn")
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from . import torch as attn_torch
-from .errors import InvalidArgument
-from .symbol import symbols
+from .errors import InvalidArgument, Unsupported
+from .hf_mask import Mask, make_mask
 
 __all__ = ["register", "set_paged"]
-
-
-class _Mask(BlockMask):
-    """An index function in the place where transformers looks for a tensor or a BlockMask."""
-
-    def __init__(self, mask_mod: Callable[..., Any], shape: tuple[int, int, int, int]) -> None:
-        self.mask_mod = mask_mod
-        self.sizes = shape
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.sizes
-
-    def contiguous(self) -> _Mask:
-        """Itself: transformers 5.23 asks for it where a cache is static."""
-        return self
-
-    def __repr__(self) -> str:
-        return f"attn mask of {self.sizes}"
-
-
-def _mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
-    device: Any = "cpu",
-    **_: Any,
-) -> _Mask:
-    """The index function with its offsets and the padding, transformers' `sdpa_mask` as a formula.
-
-    Offsets that change from step to step are read from memory, so that one kernel serves all steps;
-    the usual ones are none: the last query stands at the last key.
-    """
-    static = isinstance(q_offset, Tensor)
-    # Place of the query: symbols.position + shift, or, where a tensor says it, query + q_offset.
-    shift = q_offset if static else q_offset - (kv_length - q_length)
-    start = _offset(shift, device)
-    key_start = _offset(kv_offset, device)
-    first = symbols.query if static else symbols.position
-
-    def function(b: Any, h: Any, q: Any, k: Any) -> Any:
-        q = first if start is None else first + start
-        k = k if key_start is None else k + key_start
-        seen = True if mask_function is None else mask_function(b, h, q, k)
-        return seen if attention_mask is None else seen & attention_mask[b, k]
-
-    return _Mask(function, (batch_size, 1, q_length, kv_length))
-
-
-def _offset(value: int | Tensor, device: Any) -> Tensor | None:
-    if isinstance(value, Tensor):  # the cache raises its own in place before the mask is read
-        return value.clone().reshape(())
-    return torch.tensor(value, dtype=torch.int32, device=device) if value else None
 
 
 def _attention(
@@ -82,31 +26,46 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | BlockMask | None,
+    attention_mask: Tensor | Mask | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: Any,
+    sliding_window: int | None = None,  # the mask has it
+    output_attentions: bool | None = None,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
     """Transformers' `AttentionInterface`: q, k, v `[B, H, S, D]` to `[B, S, H, D]`."""
+    _refuse_weights(output_attentions)
+    _refuse_unknown(type(module), rest)
     mask: Any = None
-    bias = position_bias
-    if isinstance(attention_mask, _Mask):
-        mask = attention_mask.mask_mod
-    elif isinstance(attention_mask, Tensor):
-        allowed = attention_mask[..., : key.shape[2]]
-        if allowed.dtype == torch.bool:
-            mask = allowed
+    bias = None
+    scores = (*query.shape[:3], key.shape[2])
+    if isinstance(attention_mask, Mask):
+        if attention_mask.tensor is None and attention_mask.shape == (scores[0], 1, *scores[2:]):
+            mask = attention_mask.mask_mod
         else:
-            bias = allowed if bias is None else bias + allowed
-    elif query.shape[2] > 1:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        mask = "key <= query" if causal else None
-    if bias is not None:
-        bias = bias[..., : key.shape[2]]
+            _check_sizes("attention_mask", attention_mask, scores)
+            attention_mask = attention_mask.as_tensor()
+    elif attention_mask is None:
+        if query.shape[2] > 1:
+            causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+            mask = "key <= query" if causal else None
+    elif not isinstance(attention_mask, Tensor):
+        raise InvalidArgument(
+            f"attention_mask is a {type(attention_mask).__name__}; accepted are a tensor, None and "
+            "what transformers makes of these"
+        )
+    for name, tensor in (("attention_mask", attention_mask), ("position_bias", position_bias)):
+        if not isinstance(tensor, Tensor):
+            continue
+        _check_sizes(name, tensor, scores)
+        if tensor.dtype == torch.bool:
+            mask = tensor
+        else:
+            bias = tensor if bias is None else bias + tensor
     out = attn_torch.attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -119,6 +78,64 @@ def _attention(
         dropout=dropout,
     )
     return out, None
+
+
+def _refuse_weights(output_attentions: bool | None) -> None:
+    from transformers.utils import output_capturing
+
+    wanted = output_capturing._active_collector.get() or {}
+    if output_attentions or any(name.endswith("attentions") for name in wanted):
+        raise Unsupported(
+            "output_attentions is True; accepted is False, or model.set_attn_implementation"
+            "('eager'): attn never holds the weights of attention"
+        )
+
+
+def _refuse_unknown(layer: type, given: dict[str, Any]) -> None:
+    """Refuses keywords that change what "eager" computes."""
+    read = _read_by_eager(layer.__module__)
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in read if read is not None else isinstance(value, Tensor) and name not in _IGNORED:
+            raise Unsupported(
+                f"{name} is given by {layer.__name__}; accepted is None: attn knows no such "
+                "argument of a model's attention, and model.set_attn_implementation('eager') does"
+            )
+
+
+# Tensors that transformers hands to every attention, and "eager" does not read.
+_IGNORED = ("cu_seq_lens_q", "cu_seq_lens_k", "num_items_in_batch", "position_ids", "seq_idx")
+
+
+@torch.compiler.assume_constant_result
+def _read_by_eager(module: str) -> tuple[str, ...] | None:
+    """The names that a model's own formula reads; None where its module has none."""
+    return _names_in(module)
+
+
+@cache
+def _names_in(module: str) -> tuple[str, ...] | None:
+    functions = [
+        value
+        for name, value in vars(sys.modules[module]).items()
+        if name.endswith("eager_attention_forward")
+    ]
+    if not functions:
+        return None
+    known = signature(_attention).parameters.keys()
+    return tuple({n for f in functions for n in signature(f).parameters if n not in known})
+
+
+def _check_sizes(name: str, given: Tensor | Mask, scores: tuple[int, ...]) -> None:
+    """Refuses what the sum with scores `[batch, heads, seqlen_q, seqlen_k]` would refuse too."""
+    if len(given.shape) != 4 or any(
+        n not in (1, most) for n, most in zip(given.shape, scores, strict=True)
+    ):
+        raise InvalidArgument(
+            f"{name} has shape {tuple(given.shape)}; accepted is {scores}, that of the scores, or "
+            "1 in place of any of these"
+        )
 
 
 def _paged_attention(
@@ -228,10 +245,10 @@ def register(name: str = "attn") -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, _attention)
-    AttentionMaskInterface.register(name, _mask)
+    AttentionMaskInterface.register(name, make_mask)
     for paged in (f"paged|{name}", f"{name}_flash"):
         AttentionInterface.register(paged, _paged_attention)
-        AttentionMaskInterface.register(paged, _mask)
+        AttentionMaskInterface.register(paged, make_mask)
 
 
 def set_paged(model: Any, name: str = "attn") -> None:
@@ -240,8 +257,6 @@ def set_paged(model: Any, name: str = "attn") -> None:
     `register(name)` comes before. `model.set_attn_implementation(name)` takes it back: what runs
     outside of continuous batching needs that.
     """
-    from inspect import signature
-
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
     if "kwargs" not in signature(PagedAttentionCache.update).parameters:  # pyright: ignore
