@@ -43,7 +43,10 @@ def attend(
     if window_size[1] >= 0:
         seen &= j <= i + window_size[1]
     if chunk:
-        seen &= j.div(chunk, rounding_mode="floor") == i.div(chunk, rounding_mode="floor")
+        of_key, of_query = (  # chunks are counted from the first key that counts
+            (place - leftpad).div(chunk, rounding_mode="floor") for place in (j, i)
+        )
+        seen &= of_key == of_query
     s = s.masked_fill(~seen, -torch.inf)
     if sink is not None:
         s = torch.cat((s, sink[:, None, None].expand(-1, s.shape[1], 1)), -1)

@@ -74,7 +74,7 @@ def test_cache(kind, rotary, seed):
     window = choose.choice([(-1, -1), (6, 1)])
     interleaved = choose.random() < 0.5
     slopes = torch.rand(batch, heads) if choose.random() < 0.3 else None
-    leftpad = torch.tensor([0, 3]) if kind != "pages" and choose.random() < 0.4 else None
+    leftpad = torch.tensor([0, 3]) if choose.random() < 0.4 else None
     used = [choose.randint(4, ROOM - 5) for _ in range(batch)]
     if choose.random() < 0.2:
         used = [used[0]] * batch
@@ -160,6 +160,26 @@ def test_packed_queries_and_keys(paged):
         exact, _ = stacked(batched([at], [keys], [values], causal=True, chunk=6))
         assert_close(out[cu_q[b] : cu_q[b + 1]], exact[0])
         assert_close(cache.rows(cache.k, b)[used[b] : used[b] + len(k_new)], k_new, 1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "indices", "pages"])
+def test_chunks_begin_at_the_first_key_that_counts(kind, causal):
+    torch.manual_seed(6)
+    cache = Cache(kind, 3, 2, 16)
+    q = torch.randn(3, 7, 4, 16)
+    used, leftpad = torch.tensor([20, 11, 9]), torch.tensor([0, 4, 5])  # of 9, 4 count: q has more
+    out, lse, *_ = fa3.flash_attn_with_kvcache(
+        q, cache.k, cache.v, cache_seqlens=used.int(), cache_batch_idx=cache.batch_idx,
+        cache_leftpad=leftpad.int(), page_table=cache.table, causal=causal, attention_chunk=3,
+        return_softmax_lse=True,
+    )  # fmt: skip
+    for b in range(3):
+        # As if the cache held nothing but what counts.
+        k, v = (cache.rows(x, b)[leftpad[b] : used[b]].double() for x in (cache.k, cache.v))
+        exact, exact_lse = stacked(batched([q[b].double()], [k], [v], causal=causal, chunk=3))
+        assert_close(out[b : b + 1], exact)
+        assert_close(lse[b : b + 1], exact_lse)
 
 
 def test_rows_of_a_page_table_and_qv():
@@ -276,8 +296,6 @@ def test_refusals():
         call(q, cache, cache, q, q)
     with pytest.raises(attn.InvalidArgument, match="rotary_cos, rotary_sin, k and v are not all"):
         call(q, cache, cache, rotary_cos=torch.ones(6, 4), rotary_sin=torch.ones(6, 4))
-    with pytest.raises(attn.InvalidArgument, match="cache_leftpad and block_table are both given"):
-        call(q, cache, cache, cache_seqlens=3, cache_leftpad=table[:, 0], block_table=table)
     with pytest.raises(attn.InvalidArgument, match="cos has 2 rows and row 3 is needed"):
         call(
             q, cache, cache, q, q, cache_seqlens=3, rotary_cos=torch.ones(2, 4),

@@ -97,7 +97,7 @@ def arguments_of(
     """The keywords of attn.torch.attention, checked, of which q is looked at for its shape.
 
     attention_chunk: a query sees keys of the chunk of its place alone, where chunks are of so many
-    keys. leftpad: int32 [batch], the first key that counts. rng: what `draw_rng` gives.
+    keys, from the first that counts. leftpad: int32 [batch], that key. rng: what `draw_rng` gives.
     """
     if not 0 <= dropout_p < 1:
         raise InvalidArgument(f"dropout_p is {dropout_p!r}; accepted is a number in [0, 1)")
@@ -105,8 +105,9 @@ def arguments_of(
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         _check_slopes(alibi_slopes, q.shape[-2], batch)
     masks, buffers = window_masks(window_size)
+    first = "" if leftpad is None else " - leftpad[batch]"
     if chunk := _chunk(attention_chunk):
-        masks.append(f"key / {chunk} == position / {chunk}")
+        masks.append(f"(key{first}) / {chunk} == (position{first}) / {chunk}")
     if leftpad is not None:
         masks.append("key >= leftpad[batch]")
         buffers["leftpad"] = leftpad

@@ -70,10 +70,6 @@ def attend_with_cache(
             "cache_seqlens is None and k is given; accepted are an int or int32 "
             f"({batch},), the rows before those appended"
         )
-    if page_table is not None and (cache_leftpad is not None):
-        raise InvalidArgument(
-            f"cache_leftpad and {page_table_name} are both given; accepted is one of them"
-        )
     if k is not None and v is not None:
         is_packed = cu_seqlens_k_new is not None
         cache_checks.check_new_rows(k, v, k_cache, v_cache, batch, is_packed)
