@@ -34,10 +34,14 @@ def _attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,  # the mask has it
+    indices: Tensor | None = None,
     output_attentions: bool | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' `AttentionInterface`: q, k, v `[B, H, S, D]` to `[B, S, H, D]`."""
+    """Transformers' `AttentionInterface`: q, k, v `[B, H, S, D]` to `[B, S, H, D]`.
+
+    indices: `[B, S, topk]`, the keys that a query sees of those that the mask lets it see.
+    """
     _refuse_weights(output_attentions)
     _refuse_unknown(type(module), rest)
     mask: Any = None
@@ -66,6 +70,10 @@ def _attention(
             mask = tensor
         else:
             bias = tensor if bias is None else bias + tensor
+    if indices is not None:
+        none = query.new_full((scores[0], 1, *scores[2:]), -torch.inf)
+        chosen = none.scatter(3, indices.long().unsqueeze(1), 0.0)
+        bias = chosen if bias is None else bias + chosen
     out = attn_torch.attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -81,9 +89,9 @@ def _attention(
 
 
 def _refuse_weights(output_attentions: bool | None) -> None:
-    from transformers.utils import output_capturing
-
-    wanted = output_capturing._active_collector.get() or {}
+    capturing: Any = sys.modules.get("transformers.utils.output_capturing")
+    collected = getattr(capturing, "_active_collector", None)
+    wanted = (collected.get() if collected is not None else None) or ()
     if output_attentions or any(name.endswith("attentions") for name in wanted):
         raise Unsupported(
             "output_attentions is True; accepted is False, or model.set_attn_implementation"
@@ -92,12 +100,12 @@ def _refuse_weights(output_attentions: bool | None) -> None:
 
 
 def _refuse_unknown(layer: type, given: dict[str, Any]) -> None:
-    """Refuses keywords that change what "eager" computes."""
+    """Refuses what may change the result: other tensors, and other arguments of "eager"."""
     read = _read_by_eager(layer.__module__)
     for name, value in given.items():
-        if value is None:
+        if value is None or name in _IGNORED:
             continue
-        if name in read if read is not None else isinstance(value, Tensor) and name not in _IGNORED:
+        if isinstance(value, Tensor) or name in read:
             raise Unsupported(
                 f"{name} is given by {layer.__name__}; accepted is None: attn knows no such "
                 "argument of a model's attention, and model.set_attn_implementation('eager') does"
@@ -109,20 +117,18 @@ _IGNORED = ("cu_seq_lens_q", "cu_seq_lens_k", "num_items_in_batch", "position_id
 
 
 @torch.compiler.assume_constant_result
-def _read_by_eager(module: str) -> tuple[str, ...] | None:
-    """The names that a model's own formula reads; None where its module has none."""
+def _read_by_eager(module: str) -> tuple[str, ...]:
+    """The names that the formula in a model's own module reads, and `_attention` does not."""
     return _names_in(module)
 
 
 @cache
-def _names_in(module: str) -> tuple[str, ...] | None:
+def _names_in(module: str) -> tuple[str, ...]:
     functions = [
         value
         for name, value in vars(sys.modules[module]).items()
         if name.endswith("eager_attention_forward")
     ]
-    if not functions:
-        return None
     known = signature(_attention).parameters.keys()
     return tuple({n for f in functions for n in signature(f).parameters if n not in known})
 
@@ -238,9 +244,10 @@ def _packed(
 def register(name: str = "attn") -> None:
     """Makes attn known to transformers (5 or newer) as `attn_implementation=name`.
 
-    `set_paged` is for continuous batching. Masks stay formulas: of the padding and of packed
-    sequences as well. Sinks, softcap, sliding windows and position biases are those that the model
-    passes. Attention weights are not returned.
+    `set_paged` is for continuous batching. Masks stay formulas, of the padding and of packed
+    sequences as well, until a model works on them. Sinks, softcap, sliding windows, position biases
+    and chosen keys are those that the model passes; other tensors, and attention weights as a
+    result, are refused.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
