@@ -21,7 +21,7 @@ SIZES = {
     r"moe_k": 2,
     r".*(attention|key|value|query)_heads|(n|num)_heads?|n_head|.*num_heads|.*attn_heads": 4,
     r"rotary_dim": 8,
-    r".*head_dim|d_kv|kv_channels|.*lora_rank|query_pre_attn_scalar": 16,
+    r".*head_dim|d_kv|d_head|kv_channels|.*lora_rank|query_pre_attn_scalar": 16,
     DEPTH: 2,
     r".*(num_experts_per_tok|top_?k|topk)(_experts)?|moe_topk": 2,
     r"n_group|topk_group|num_expert_groups?": 1,
@@ -40,7 +40,7 @@ SIZES = {
 
 # Where a configuration holds its sizes together.
 MORE: dict[str, dict[str, Any]] = {
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]},
     "dory": {
         "num_hidden_layers": 3,
         "n_input_layers": 1,
@@ -49,9 +49,16 @@ MORE: dict[str, dict[str, Any]] = {
         "layer_types": None,
     },
     "dots3_note_text": {"swa_head_dim": 32},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128},
 }
-ABSENT = {"num_experts_per_tok": 2, "n_routed_experts": 4, "num_local_experts": 4}
+ABSENT = {
+    "head_dim": 16,
+    "num_key_value_heads": 4,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+}
 
 
 def _size(name: str, value: int) -> int:
@@ -66,7 +73,7 @@ def _size(name: str, value: int) -> int:
 def shrunk(given: dict[str, Any], *, deep: bool = False) -> dict[str, Any]:
     """A configuration as a dict, with small sizes; lists of layers keep each kind of layer."""
     kinds = [
-        list(dict.fromkeys(value))
+        list(dict.fromkeys(map(str, value)))
         for name, value in given.items()
         if isinstance(value, list) and name.endswith("types") and value
     ]
@@ -91,7 +98,11 @@ def shrunk(given: dict[str, Any], *, deep: bool = False) -> dict[str, Any]:
             made[name] = value if deep and is_depth else _size(name, value)
             if not deep and name in ("num_hidden_layers", "n_layer", "num_layers"):
                 made[name] = min(layers, value)
-        elif name.endswith("dropout") or name in ("attn_pdrop", "resid_pdrop", "embd_pdrop"):
+        elif (name.endswith("dropout") and isinstance(value, float)) or name in (
+            "attn_pdrop",
+            "resid_pdrop",
+            "embd_pdrop",
+        ):
             made[name] = 0.0
         else:
             made[name] = value
@@ -140,6 +151,8 @@ TASKS = (
 def class_of(config: Any) -> type | None:
     """The model of a configuration: one with a head that generates, if there is one."""
     for task in TASKS:
+        if task == "CAUSAL_LM" and not hasattr(config, "vocab_size"):
+            continue  # of the text alone, whose configuration is another
         table = f"MODEL_FOR_{task}_MAPPING" if task else "MODEL_MAPPING"
         found = getattr(modeling_auto, table).get(type(config), None)
         if found is not None:

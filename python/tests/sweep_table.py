@@ -1,0 +1,81 @@
+"""The page that `sweep_transformers.py` writes."""
+
+from __future__ import annotations
+
+import textwrap
+
+import transformers
+
+WRONG = ("differs", "crashes", "returns")
+
+
+def summary(result: dict[str, str]) -> str:
+    """One line: what is not equal, the refusal of `output_attentions` aside."""
+    others = {
+        name: text
+        for name, text in result.items()
+        if text != "equal" and not (name == "output_attentions" and text.startswith("refused"))
+    }
+    return "; ".join(f"{n}: {t}" if n else t for n, t in others.items()) or "equal"
+
+
+GROUPS = {
+    "Equal": ("equal", 'as "eager" in all that was compared'),
+    "Refused": ("refused", "what is refused, with the message; the rest is equal"),
+    "Wrong": (WRONG, "must be empty"),
+    "Without attention by attn": ("never calls attn", "the model computes attention itself"),
+    "Not taken by transformers": ("not taken", "the model knows no other implementations"),
+    "Not compared": ("not built", "no small configuration was found, or it takes other inputs"),
+}
+
+
+def group_of(result: dict[str, str]) -> str:
+    """The first of these that any step is in; output_attentions may be refused everywhere."""
+    texts = [t for n, t in result.items() if n != "output_attentions" or t.startswith(WRONG)]
+    for name in ("Wrong", "Refused", *GROUPS):
+        if any(text.startswith(GROUPS[name][0]) for text in texts or ["equal"]):
+            return name
+    raise ValueError(f"{result} is in none of {list(GROUPS)}")
+
+
+def refusals(result: dict[str, str]) -> str:
+    """Each message once, behind the steps that it ends."""
+    steps: dict[str, list[str]] = {}
+    for name, text in result.items():
+        if name != "output_attentions" and text != "equal":
+            steps.setdefault(text.removeprefix("refused: "), []).append(name)
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in steps.items())
+
+
+def table(results: dict[str, dict[str, str]], kinds: list[str]) -> str:
+    """docs/transformers.md."""
+    groups: dict[str, list[str]] = {name: [] for name in GROUPS}
+    for kind in sorted(results):
+        groups[group_of(results[kind])].append(kind)
+    lines = [
+        "# Architectures of transformers under attn",
+        "",
+        "What `attn.hf` ([python.md](python.md#transformers)) does in each architecture of "
+        f"transformers {transformers.__version__}, beside",
+        '"eager", in a small random model in float32: outputs and gradients with and without '
+        "padding on the left, eight tokens that",
+        "are generated with a dynamic and with a static cache, padded and not. "
+        "`output_attentions=True` is refused, never left out.",
+        "",
+        "```",
+        "PYTHONPATH=build/python/package python python/tests/sweep_transformers.py "
+        "--out docs/transformers.md",
+        "```",
+        "",
+        f"{len(results)} of {len(kinds)} model types that have a model were run.",
+    ]
+    for name, (_, meaning) in GROUPS.items():
+        members = groups[name]
+        lines += ["", f"## {name}: {len(members)}", f"{meaning[0].upper()}{meaning[1:]}.", ""]
+        if name in ("Refused", "Wrong"):
+            if members:
+                lines += ["| model type | |", "|---|---|"]
+            lines += [f"| {kind} | {refusals(results[kind])} |" for kind in members]
+        elif members:
+            lines += textwrap.wrap(", ".join(members), 119, break_on_hyphens=False)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,250 @@
+"""attn.hf against "eager" in every architecture of the installed transformers, at toy size.
+
+PYTHONPATH=build/python/package python python/tests/sweep_transformers.py --out TABLE.md
+    [--only NAME,...] [--jobs 2] [--limit 60]
+
+Each in a process of its own: a forward and a backward pass, with and without padding on the left,
+generated tokens with a dynamic and a static cache, and `output_attentions=True`. Writes a table of
+what is equal, refused by name, not reached, or wrong; ends with 1 if anything is wrong. Results are
+kept in TABLE.jsonl on the way, so that a run that was ended goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parent))
+import attn.hf
+import toy_models
+from sweep_table import WRONG, summary, table
+
+CLOSE = 1e-4  # of the largest number; float32 through a few layers
+calls = {"attn": 0}
+
+
+def count_calls() -> None:
+    """Registers attn so that it is seen whether a model calls it."""
+    attn.hf.register()
+    table = transformers.AttentionInterface._global_mapping
+    inner = table["attn"]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls["attn"] += 1
+        return inner(*args, **kwargs)
+
+    table["attn"] = counted
+
+
+def floats(result: Any) -> list[torch.Tensor]:
+    """The floating point tensors of a model's output, its cache aside."""
+    if isinstance(result, torch.Tensor):
+        return [result] if result.is_floating_point() else []
+    if isinstance(result, dict):
+        kept = [v for n, v in result.items() if n not in ("cache", "past_key_values")]
+        return [t for v in kept for t in floats(v)]
+    if isinstance(result, (list, tuple)):
+        return [t for v in result for t in floats(v)]
+    return []
+
+
+def passes(model: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(4)
+    out = model(**inputs)
+    found = floats(out)
+    mask = inputs.get("attention_mask")
+    if mask is not None:  # rows of padding may hold anything
+        found = [
+            t * mask.view(*mask.shape, *[1] * (t.dim() - 2)) if t.shape[:2] == mask.shape else t
+            for t in found
+        ]
+    sum((t * torch.linspace(0.5, 1.5, t.numel()).view(t.shape)).sum() for t in found).backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return [*found, torch.cat(gradients)]
+
+
+def generated(model: Any, inputs: dict[str, torch.Tensor], cache: str) -> list[torch.Tensor]:
+    given = {n: t for n, t in inputs.items() if n != "decoder_input_ids"}
+    torch.manual_seed(4)
+    out = model.generate(
+        **given,
+        max_new_tokens=8,
+        do_sample=False,
+        disable_compile=True,
+        output_logits=True,
+        return_dict_in_generate=True,
+        cache_implementation=cache,
+    )
+    return list(out.logits)
+
+
+def weights(model: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    with torch.no_grad():
+        out = model(**inputs, output_attentions=True)
+    return [t for n, v in out.items() if n.endswith("attentions") for t in floats(v)]
+
+
+def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    if [t.shape for t in found] != [t.shape for t in wanted]:
+        return float("inf")
+    worst = 0.0
+    for x, y in zip(found, wanted, strict=True):
+        x, y = torch.nan_to_num(x, 1e4), torch.nan_to_num(y, 1e4)
+        scale = max(float(y.abs().max()) if y.numel() else 0.0, 1e-3)
+        worst = max(worst, float((x - y).abs().max()) / scale if y.numel() else 0.0)
+    return worst
+
+
+def sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:220]}"
+
+
+def compare(ours: Any, eager: Any, step: Any) -> str | None:
+    """ "equal" or what is not; None where "eager" has no result either."""
+    before = calls["attn"]
+    try:
+        wanted = step(eager)
+    except Exception as error:
+        wanted = error
+    try:
+        found = step(ours)
+    except attn.Error as error:
+        return f"refused: {str(error)[:220]}"
+    except Exception as error:
+        return None if isinstance(wanted, Exception) else f"crashes: {sentence(error)}"
+    if isinstance(wanted, Exception):
+        is_ours = calls["attn"] > before
+        return f"returns where eager raises {sentence(wanted)}" if is_ours else None
+    far = distance(found, wanted)
+    if far <= CLOSE:
+        return "equal"
+    return f"differs: {far:.2g} of the largest number{own_error(eager, step, wanted)}"
+
+
+def own_error(eager: Any, step: Any, wanted: Any) -> str:
+    """How far "eager" is from itself in float64, where it can be computed there."""
+    try:
+        exact = step(copy.deepcopy(eager).double())
+    except Exception:
+        return ""
+    return f", eager from itself in float64 {distance(wanted, [t.float() for t in exact]):.2g}"
+
+
+def examine(kind: str) -> dict[str, str]:
+    config = toy_models.configuration(kind)
+    cls: Any = toy_models.class_of(config)
+    if cls is None:
+        return {"": "not built: its configuration names no model"}
+    with torch.device("meta"):
+        count = sum(p.numel() for p in cls._from_config(config).parameters())
+    if count > 2e7:
+        return {"": f"not built: {count} parameters at toy size"}
+    eager = toy_models.model_of(cls, toy_models.configuration(kind), "eager")
+    try:
+        ours = toy_models.model_of(cls, toy_models.configuration(kind), "attn")
+    except Exception as error:
+        return {"": f"not taken by transformers: {sentence(error)}"}
+    plain, padded = (toy_models.inputs_of(eager, config, p) for p in (False, True))
+    try:
+        passes(eager, plain)
+    except Exception:  # most often a model of texts and images
+        images = toy_models.images_of(config)
+        plain.update(images)
+        padded.update(images)
+        passes(eager, plain)  # raises where the toy itself is wrong
+    steps = {
+        "passes": lambda m: passes(m, plain),
+        "passes, padded": lambda m: passes(m, padded),
+        "output_attentions": lambda m: weights(m, plain),
+    }
+    if cls.can_generate():
+        for cache in ("dynamic", "static"):
+            for name, inputs in (("", plain), (", padded", padded)):
+                steps[f"{cache} cache{name}"] = lambda m, c=cache, i=inputs: generated(m, i, c)
+    if "attention_mask" not in plain:
+        steps = {name: step for name, step in steps.items() if "padded" not in name}
+    found = {name: compare(ours, eager, step) for name, step in steps.items()}
+    if not calls["attn"]:
+        made = {n: r for n, r in found.items() if r and r.startswith(WRONG)}
+        return made or {"": "never calls attn"}
+    return {name: result for name, result in found.items() if result}
+
+
+def child(kind: str, pipe: Any) -> None:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    torch.set_num_threads(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        pipe.send(examine(kind))
+    except Exception as error:
+        pipe.send({"": f"not built: {sentence(error)}"})
+
+
+def sweep(kinds: list[str], jobs: int, limit: float, journal: Path) -> dict[str, dict[str, str]]:
+    fork = multiprocessing.get_context("fork")
+    waiting, running, results = list(kinds), {}, {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            kind = waiting.pop(0)
+            ends = fork.Pipe(duplex=False)
+            process = fork.Process(target=child, args=(kind, ends[1]))
+            process.start()
+            ends[1].close()
+            running[kind] = (process, ends[0], time.monotonic())
+        for kind, (process, pipe, start) in list(running.items()):
+            result = None
+            if pipe.poll(0.02):
+                try:
+                    result = pipe.recv()
+                except EOFError:
+                    result = {"": f"crashes: the process ended with {process.exitcode}"}
+            elif time.monotonic() - start > limit:
+                result = {"": f"not built: not done after {limit:.0f} s"}
+            if result is None:
+                continue
+            process.kill()
+            process.join()
+            del running[kind]
+            results[kind] = result
+            with journal.open("a") as file:
+                file.write(json.dumps({kind: result}) + "\n")
+            print(f"[{len(results)}/{len(kinds)}] {kind}: {summary(result)}", flush=True)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=90)
+    given = parser.parse_args()
+    count_calls()
+    kinds = given.only.split(",") if given.only else toy_models.kinds()
+    journal = given.out.with_suffix(".jsonl")
+    done: dict[str, dict[str, str]] = {}
+    if journal.exists():
+        for line in journal.read_text().splitlines():
+            done |= json.loads(line)
+    left = [kind for kind in kinds if kind not in done]
+    results = done | sweep(left, given.jobs, given.limit, journal)
+    given.out.write_text(table(results, kinds))
+    return any(r.startswith(WRONG) for found in results.values() for r in found.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
