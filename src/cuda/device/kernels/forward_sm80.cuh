@@ -218,7 +218,7 @@ struct ForwardSm80 {
       }
       float alpha[2];
       const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
-      if (w.softmax[m].exponentiate(w.s[m], c, alpha)) {
+      if (w.softmax[m].template exponentiate<Expressions::kHasScore>(w.s[m], c, alpha)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
       }
@@ -302,7 +302,11 @@ struct ForwardSm80 {
     if constexpr (C::kSink) {
       if (exists && (!C::kSplits || tile.split == 0)) sink = p.sink[head];
     }
-    const Denominator d = denominator<C::kSink, true>(w.softmax[m].r[i] * kLn2, l, sink);
+    float top = w.softmax[m].r[i] * kLn2;
+    if constexpr (Expressions::kHasScore) {
+      if (is_far(w.softmax[m].r[i])) top = w.softmax[m].m[i] * Expressions::kScoreFactor;
+    }
+    const Denominator d = denominator<C::kSink, true>(top, l, sink);
     const float lse = used ? d.lse : minus_infinity();
     float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
     if (C::kUsedQ && !used) factor = 0;  // l may be NaN

@@ -14,12 +14,13 @@ struct LazySoftmax {
 
   float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
   float l[2] = {0, 0};                                // sum of P over this thread's columns
+  float m[2] = {minus_infinity(), minus_infinity()};  // kFar: the score that r is of
 
   // S <- P; scores may be -inf, also all of a row. True, in the whole warp alike, when O must be
-  // multiplied by alpha.
-  template <int kCount>
+  // multiplied by alpha. kFar: references may be far (online.cuh).
+  template <bool kFar, int kCount>
   __device__ __forceinline__ bool exponentiate(float (&s)[kCount], float c, float (&alpha)[2]) {
-    float top[2];
+    float top[2], largest[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float best[2] = {s[2 * i], s[2 * i + 1]};
@@ -28,21 +29,37 @@ struct LazySoftmax {
         best[0] = fmaxf(best[0], s[4 * j + 2 * i]);
         best[1] = fmaxf(best[1], s[4 * j + 2 * i + 1]);
       }
-      top[i] = reference_for(quad_max(fmaxf(best[0], best[1])), c);
+      largest[i] = quad_max(fmaxf(best[0], best[1]));
+      top[i] = reference_for(largest[i], c);
+      if constexpr (kFar) top[i] = fminf(top[i], kLargestFloat);
     }
-    const bool raise = __any_sync(~0u, top[0] > r[0] + kSlack || top[1] > r[1] + kSlack);
+    bool higher = top[0] > r[0] + kSlack || top[1] > r[1] + kSlack;
+    if constexpr (kFar) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) higher = higher || (is_far(top[i]) && largest[i] > m[i]);
+    }
+    const bool raise = __any_sync(~0u, higher);
     if (raise) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float next = fmaxf(r[i], top[i]);
         alpha[i] = next == r[i] ? 1.f : exp2_approximate(r[i] - next);
+        if constexpr (kFar) {
+          const float next_m = fmaxf(m[i], largest[i]);
+          if (is_far(next) || is_far(r[i])) alpha[i] = far_alpha(m[i], next_m, c);
+          m[i] = next_m;
+        }
         r[i] = next;
         l[i] *= alpha[i];
       }
     }
+    if constexpr (kFar) {
+      if (__any_sync(~0u, is_far(r[0]) || is_far(r[1]))) subtract_far(s, r, m);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float offset = r[i] == minus_infinity() ? 0.f : -r[i];
+      float offset = r[i] == minus_infinity() ? 0.f : -r[i];
+      if constexpr (kFar) offset = is_far(r[i]) ? 0.f : offset;
       float sum[2] = {0, 0};
 #pragma unroll
       for (int j = 0; j < kCount / 4; ++j) {

@@ -25,6 +25,26 @@ __device__ __forceinline__ float quad_sum(float x) {
 // fmaxf leaves out.
 __device__ __forceinline__ float reference_for(float top, float c) { return __fmul_ru(top, c); }
 
+// Where a reference is far from 0, what rounding took from it is no longer small: of scores of -1e30
+// it is 2^77, and c s - r of the largest score is as far below 0, so that no P would be left. Such a
+// row has its exponents from the difference to its largest score, c (s - m). Few scores get there
+// but those of a key that an additive mask hides. Needs kFar of the functions below.
+inline constexpr float kFarReference = 0x1p22f, kLargestFloat = 0x1.fffffep127f;
+__device__ __forceinline__ bool is_far(float r) {
+  return fabsf(r) > kFarReference && fabsf(r) <= kLargestFloat;
+}
+// What O and l are multiplied by where the reference of a row, or its largest score, has moved.
+__device__ __forceinline__ float far_alpha(float m, float next, float c) {
+  return next == m ? 1.f : exp2_approximate((m - next) * c);
+}
+// Scores s of the two rows of a thread less the largest, m, where the row is far.
+template <int kCount>
+__device__ __forceinline__ void subtract_far(float (&s)[kCount], const float (&r)[2],
+                                             const float (&m)[2]) {
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) s[j] -= is_far(r[j / 2 % 2]) ? m[j / 2 % 2] : 0.f;
+}
+
 // The softmax of the two rows of a thread (tile/accumulator.cuh).
 struct OnlineSoftmax {
   // Any P of this size is good: f16 ends at 65504. With a smaller limit more blocks would go back.
@@ -37,9 +57,10 @@ struct OnlineSoftmax {
 
   float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
   float l[2] = {0, 0};                                // sum of P over this thread's columns
+  float m[2] = {minus_infinity(), minus_infinity()};  // kFar: the largest score, where r is its
 
   // Moves the references to the largest of the scores s. `alpha`: what O must be multiplied by.
-  template <int kCount>
+  template <bool kFar, int kCount>
   __device__ __forceinline__ void raise(const float (&s)[kCount], float c, float (&alpha)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -48,8 +69,15 @@ struct OnlineSoftmax {
       for (int j = 0; j < kCount / 4; ++j) {
         top = fmaxf(top, fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
       }
-      const float next = fmaxf(r[i], reference_for(quad_max(top), c));
+      const float largest = quad_max(top);
+      float next = fmaxf(r[i], reference_for(largest, c));
+      if constexpr (kFar) next = fminf(next, kLargestFloat);
       alpha[i] = next == r[i] ? 1.f : exp2_approximate(r[i] - next);
+      if constexpr (kFar) {
+        const float next_m = fmaxf(m[i], largest);
+        if (is_far(next) || is_far(r[i])) alpha[i] = far_alpha(m[i], next_m, c);
+        m[i] = next_m;
+      }
       r[i] = next;
       l[i] *= alpha[i];
     }
@@ -110,7 +138,7 @@ struct OnlineSoftmax {
   __device__ __forceinline__ void begin_bare(const float (&s)[kCount], float c) {
     OnlineSoftmax fresh;
     float alpha[2];
-    fresh.raise(s, c, alpha);
+    fresh.raise<false>(s, c, alpha);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (r[i] == minus_infinity()) r[i] = fresh.r[i];

@@ -115,7 +115,7 @@ struct ForwardSm90Consumer {
     int used = 0;          // keys in use of the block whose P waits for its V
     bool pending = false;  // there is such a block
     bool add = false;      // O holds earlier blocks of the tile
-    bool large = false;    // a score of the tile was: further blocks are careful
+    bool large = false;    // a score of the tile was, or is far: further blocks are careful
     c.k_ready = false;
     while (true) {
       const bool begins = !pending || !list.more();
@@ -158,21 +158,21 @@ struct ForwardSm90Consumer {
       products.wait_s(c);
       used = t.w.sequence.length_k - block * C::kBlockN;
       const bool careful = Tiles::kHasPlainRounds || begins || mixed || large;
-      bool good = true;
+      bool good = true, far = false;
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
       if (careful) {
-        softmax.template raise<false>(c, t, block, mixed, factor);
+        far = softmax.template raise<false>(c, t, block, mixed, factor);
       } else {
         good = softmax.keep(c, t, shared_by, block, large);
       }
-      if (!good) softmax.redo(c, t, products.q_slot(c), block, l, factor);
+      if (!good) far = softmax.redo(c, t, products.q_slot(c), block, l, factor);
       if constexpr (!Tiles::kJudgesLate) tiles.k_ring().release(c.blocks);
       if (pending) tiles.v_ring().release(c.blocks - 1);
       ++c.blocks;
       if (!begins && (careful || !good)) scale(c, factor);
       softmax.drop_elements(c, t, block);
       if (pending && begins) finish(c, ended);
-      if constexpr (Expressions::kHasSmallTanh) large = large && !begins;
+      if constexpr (Expressions::kHasSmallTanh || Tiles::kFar) large = (large && !begins) || far;
       add = !begins;
       pending = true;
       if constexpr (Tiles::kHasPlainRounds) {

@@ -55,7 +55,11 @@ struct ForwardSm90Epilogue {
       if constexpr (C::kSink) {
         if (!C::kSplits || t.w.split == 0) sink = tiles.p.sink[r.head];
       }
-      const Denominator end = denominator<C::kSink, true>(softmax.r[i] * kLn2, l, sink);
+      float top = softmax.r[i] * kLn2;
+      if constexpr (Tiles::kFar) {
+        if (is_far(softmax.r[i])) top = softmax.m[i] * Expressions::kScoreFactor;
+      }
+      const Denominator end = denominator<C::kSink, true>(top, l, sink);
       ends.lse[i] = r.used ? end.lse : minus_infinity();
       ends.factor[i] = r.used ? end.inverse : 0.f;
       if constexpr (Tiles::kJudgesLate) {

@@ -179,9 +179,9 @@ struct ForwardSm90Softmax {
     }
   }
 
-  // S <- P with new references.
+  // S <- P with new references. Returns whether one is far, the same answer in the whole warp.
   template <bool kAgain>
-  __device__ __forceinline__ void raise(State& c, const Own& t, int block, bool mixed,
+  __device__ __forceinline__ bool raise(State& c, const Own& t, int block, bool mixed,
                                         float (&alpha)[2]) const {
     // The other way to compute P begins with the same scores. The compiler would take them out of
     // both; left apart, scores and exponentials overlap there.
@@ -189,14 +189,27 @@ struct ForwardSm90Softmax {
     apply_score(c, t, block);
     if (mixed) apply_mask(c, t, block);
     const float scale = exponent_scale();
-    c.softmax.raise(c.s, scale, alpha);
-    exponentiate<true, kAgain>(
-        c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
+    c.softmax.template raise<Tiles::kFar>(c.s, scale, alpha);
+    if constexpr (!Tiles::kFar) {
+      exponentiate<true, kAgain>(
+          c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
+      return false;
+    } else {
+      const bool far_row[2] = {is_far(c.softmax.r[0]), is_far(c.softmax.r[1])};
+      const bool far = __any_sync(~0u, far_row[0] || far_row[1]);
+      if (far) [[unlikely]] {
+        subtract_far(c.s, c.softmax.r, c.softmax.m);
+      }
+      exponentiate<true, kAgain>(c, [&](float x, float offset, int i, int) {
+        return fmaf(x, scale, far_row[i] ? 0.f : offset);
+      });
+      return far;
+    }
   }
 
   // Computes a block once more from the product on, for this warp, where a score is far above all
   // before it. `q`: the place of Q. `l`: the sums of P before the block.
-  __device__ __forceinline__ void redo(State& c, const Own& t, int q, int block,
+  __device__ __forceinline__ bool redo(State& c, const Own& t, int q, int block,
                                        const float (&l)[2], float (&alpha)[2]) const {
     c.softmax.l[0] = l[0];
     c.softmax.l[1] = l[1];
@@ -205,7 +218,7 @@ struct ForwardSm90Softmax {
         static_cast<int>(threadIdx.x % 128 / 32) * 16, 8192,
         tiles.shared + Layout::kKAt + tiles.k_ring().place(c.blocks) * Layout::kK,
         Layout::kPanelBytes);
-    raise<true>(c, t, block, false, alpha);
+    return raise<true>(c, t, block, false, alpha);
   }
 
   // Moves the references of rows whose l has grown large, and what was made with them: O, l and P,

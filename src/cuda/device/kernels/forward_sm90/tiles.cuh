@@ -30,6 +30,8 @@ struct ForwardSm90Tiles {
   static constexpr bool kHasPlainRounds =
       !Expressions::kHasScore ||
       (Expressions::kHasSmallTanh && Expressions::RowShared::kCount == 0);
+  // References may be far from 0 (softmax/online.cuh). A tanh alone is not.
+  static constexpr bool kFar = Expressions::kHasScore && !kHasPlainRounds;
   // The first of the named barriers, of which each consumer has one of each kind.
   static constexpr int kTurnBarrier = 1, kWarpgroupBarrier = kTurnBarrier + C::kConsumers;
   // Rows of O may have to be computed again.
