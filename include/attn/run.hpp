@@ -19,8 +19,7 @@ namespace ATTN_API attn {
 // Shapes by Layout (problem.hpp). The last dimension of Q, K, V, O and their gradients is
 // contiguous (stride 1); other strides are free, and may be 0 for inputs. What lies in unused
 // pages, padding or past a length is never read into a result. Rows of a packed tensor from
-// cu_seqlens[batch] on belong to no sequence: in results they are as rows past seqused, but on a
-// GPU, where they keep what they held.
+// cu_seqlens[batch] on belong to no sequence: in results they are as rows past seqused.
 // Members have initialisers so that a braced list may name only some of them without a warning.
 struct Inputs {
   Tensor q{};  // [batch, seqlen_q, heads_q, head_dim] or packed [total_q, heads_q, head_dim]

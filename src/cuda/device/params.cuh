@@ -57,6 +57,20 @@ struct DropoutMaskParams : ProblemParams {
 };
 inline constexpr int kDropoutMaskThreads = 128;
 
+// Rows of a packed result from *end on, to be filled with a value (kernels/packed_tail.cuh).
+struct PackedTail {
+  void* data;
+  const int* end;                           // cu_seqlens[batch]
+  long long rows, row_stride, head_stride;  // rows of the tensor; elements
+  int heads, columns, element_bytes;        // bytes: 2 or 4
+  unsigned value;                           // the bits of an element
+};
+struct PackedTailParams {
+  PackedTail tails[3];
+  int count;  // of tails in use
+};
+inline constexpr int kPackedTailThreads = 256;
+
 // Where the blocks of threads of a launch get their tiles from (schedule/dealer.cuh).
 inline constexpr int kNoCounter = -1, kGridCounter = -2, kStreamCounters = 128;
 
