@@ -187,7 +187,8 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order, bool te
 
 // P of a row two ways that differ in rounding alone: from maximum and sum, as softmax is computed
 // forward (with tensor cores not divided by the sum yet), and from LSE, which is all that backward
-// has of it.
+// has of it. In double, which defines P, both are the former: LSE of keys with -1e30 added does not
+// say how many they are.
 template <class Real>
 std::vector<Real> softmax_of_row(const Head<Real>& head, const Row<Real>& row) {
   std::vector<Real> p(row.t.size());
@@ -203,7 +204,11 @@ std::vector<Real> softmax_from_lse(const Head<Real>& head, const Row<Real>& row)
   std::vector<Real> p(row.t.size());
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
-    p[j] = rounded(std::exp(row.t[j] - row.lse), head.rounding.scores);
+    if constexpr (std::is_same_v<Real, double>) {
+      p[j] = std::exp(row.t[j] - row.max) / row.sum;
+    } else {
+      p[j] = rounded(std::exp(row.t[j] - row.lse), head.rounding.scores);
+    }
   }
   return p;
 }

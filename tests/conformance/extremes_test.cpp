@@ -1,10 +1,12 @@
 // What is promised of scores so large that float no longer tells them apart (docs/numerics.md).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "attn/mask.hpp"
 #include "attn/run.hpp"
@@ -67,6 +69,63 @@ TEST(LargeValues, UpToTheRangeOfFloatByTheKeys) {
               {.backend = Backend::cpu, .algorithm = algorithm}, {.isa = isa, .log = nullptr});
       for (std::int64_t i = 0; i < data.outputs.o.size(); ++i) {
         ASSERT_NEAR(load_element(data.outputs.o, i), value, 1e-5 * value);
+      }
+    }
+  }
+}
+
+// The additive mask of a batch that is padded on the left: rows before the first token see keys of
+// the mask's value alone, all of one weight, of which an LSE of that size says nothing.
+TEST(AdditiveMask, RowsOfItAloneHaveTheMeanOfTheirKeysAndItsGradients) {
+  constexpr std::int64_t kPadding = 11;
+  for (const char* text :
+       {"b1_n70_hq4_hk2_d16_bias1x4x70x70_f32/dlse", "b2_n40_hq2_hk1_d64_bias1x2x40x40bf16_bf16",
+        "b1_n150_h1_d64_bias1x1x150x150_dropout0.2_seed3_bf16",
+        "b1_n70_hq2_hk1_d64_causal_bias1x2x70x70_f16/padded"}) {
+    for (const double low : {-1e9, -1e30, -0x1.fep127}) {
+      CaseData data(parse_case(text), 1);
+      const Problem& problem = data.problem;
+      const Tensor& bias = data.inputs.buffers.at(0).second;
+      for (std::int64_t i = 0; i < bias.size(); ++i) {
+        const std::int64_t key = i % problem.seqlen_k,
+                           query = i / problem.seqlen_k % problem.seqlen_q;
+        store_element(bias, i, std::min(key, query) < kPadding ? low : 0);
+      }
+      // The reference adds in double, where -1e9 does not swallow a score.
+      for (std::int64_t b = 0; b < problem.batch; ++b) {
+        for (std::int64_t e = 0; e < kPadding * problem.heads_q * problem.head_dim; ++e) {
+          store_element(data.inputs.q, data.inputs.q.offset({b, 0, 0, 0}) + e, 0);
+        }
+      }
+      const auto run = [&](const PlanOptions& options, const Context& context) {
+        backward(problem, data.inputs, data.outputs, data.d_outputs(), data.gradients, options,
+                 context);
+        std::vector<std::vector<double>> all;
+        std::vector<Tensor> tensors = {data.gradients.dq, data.gradients.dk, data.gradients.dv};
+        for (const auto& [name, tensor] : data.gradients.buffers) tensors.push_back(tensor);
+        for (const Tensor& t : tensors) {
+          std::vector<double>& x = all.emplace_back();
+          for (std::int64_t i = 0; i < t.size(); ++i) x.push_back(load_element(t, i));
+        }
+        return all;
+      };
+      forward(problem, data.inputs, data.outputs, {.backend = Backend::reference}, {});
+      const auto expected = run({.backend = Backend::reference}, {});
+      const double tolerance = problem.dtype == DType::f32 ? 1e-5 : 0.02;
+      for (const InstructionSet isa : available_instruction_sets()) {
+        for (const Algorithm algorithm : algorithms(Phase::backward)) {
+          SCOPED_TRACE(std::string(text) + ", " + std::string(name(algorithm)) + ", " +
+                       std::string(name(isa)) + ", mask of " + std::to_string(low));
+          const auto got = run({.backend = Backend::cpu, .algorithm = algorithm}, {.isa = isa});
+          for (std::size_t t = 0; t < expected.size(); ++t) {
+            double most = 0, error = 0;
+            for (std::size_t i = 0; i < expected[t].size(); ++i) {
+              most = std::max(most, std::abs(expected[t][i]));
+              error = std::max(error, std::abs(got[t][i] - expected[t][i]));
+            }
+            EXPECT_LE(error, tolerance * most) << "gradient " << t;
+          }
+        }
       }
     }
   }

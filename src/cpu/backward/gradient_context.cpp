@@ -1,6 +1,7 @@
 #include "cpu/backward/gradient_context.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -14,6 +15,11 @@ namespace {
 // LSE of a row without visible keys, and of lanes without a row: 2^(s - this) is 0 for every score.
 constexpr float kNoKeys = std::numeric_limits<float>::infinity();
 
+// From here on LSE, a float, is off by 2^-4 and more, and P = exp(s - LSE) by as much as a factor:
+// of keys with a mask of -1e9 added LSE is -1e9 whatever their number. P of such rows is divided by
+// its sum.
+constexpr float kFarLse = 0x1p20f;
+
 // S and dP of so many keys and 32 rows are 8 KB, which stay in L1 whatever passes by: from L2
 // storing a tile of AMX takes four times as long.
 constexpr int kStripKeys = kBlockK / 2;
@@ -23,10 +29,31 @@ float element(const Attention& a, const std::byte* row, int d) {
   return static_cast<float>(core::load_element(row + d * size, a.problem.dtype));
 }
 
+bool is_far(float lse) { return std::abs(lse) >= kFarLse && std::isfinite(lse); }
+
 // What a tensor laid out as LSE says of row r of a Q block.
 float of_row(const core::Rows& like_lse, const QueryBlock& q, int r) {
   return *reinterpret_cast<const float*>(like_lse.row(q.query[r], q.head[r]));
 }
+
+// Memory of a worker that adds up P of a block of rows.
+struct SumScratch {
+  int dim = 0, dim_v = 0;
+  GradientTiles tiles;
+  GradientBlock* block = nullptr;
+  std::byte *k = nullptr, *v = nullptr;  // a block of keys
+
+  void carve(Carver& c) {
+    const DType operand = tiles.tile.operand;
+    tiles.carve(c);
+    c.take(block, 1);
+    GradientBlock placed;
+    placed.carve(c, dim, dim_v, operand);
+    if (block != nullptr) *block = placed;
+    c.take(k, static_cast<std::size_t>(kBlockK * leading_dim(dim)) * size_of(operand));
+    c.take(v, static_cast<std::size_t>(kBlockK * leading_dim(dim_v)) * size_of(operand));
+  }
+};
 
 // s[row] <- the scores of one key with the Q block.
 void score_apart(const Attention& a, const QueryBlock& q, const std::byte* key, float* s) {
@@ -84,6 +111,7 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
   lse_ = workspace.take_array<float>(floats, "LSE of every row");
   delta_ = workspace.take_array<float>(floats, "D of every row");
 
+  std::atomic<bool> far = false;
   workers.parallel_for(first_block_.back(), [&](std::int64_t block, int) {
     const std::int64_t pair = pair_of_block(block);
     const auto [sequence, head_k] = pair_at(a, pair);
@@ -111,9 +139,58 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
       const float natural = of_row(lse_rows, q, r);
       if (natural == -std::numeric_limits<float>::infinity()) continue;
       lse[r] = natural;
+      if (is_far(natural)) far.store(true, std::memory_order_relaxed);
       if (d_outputs.lse.given()) delta[r] -= of_row(d_lse_rows, q, r);
     }
   });
+  if (far) weigh_far_rows(workers);
+}
+
+void GradientContext::weigh_far_rows(const Workers& workers) {
+  const int rows = a_.ops.rows;
+  auto* const weights = workers.workspace().take_array<float>(
+      core::Size(first_block_.back()) * rows, "weights of every row");
+  SumScratch sizes;
+  sizes.dim = a_.dim;
+  sizes.dim_v = a_.dim_v;
+  sizes.tiles = tiles();
+  const WorkerScratch<SumScratch> scratch(workers.workspace(), workers.count(), sizes);
+  workers.parallel_for(first_block_.back(), [&](std::int64_t block, int worker) {
+    float* const weight = weights + block * rows;
+    std::fill_n(weight, rows, 1.0f);
+    const float* const of_block = lse(block);
+    if (std::none_of(of_block, of_block + rows, is_far)) return;
+    const TileState tile_state(a_.ops);
+    SumScratch s = scratch.of(worker);
+    const std::int64_t pair = pair_of_block(block);
+    load(pair, block - first_block(pair), *s.block);
+    const auto coverage = a_.has_mask() ? expr::Coverage::mixed : expr::Coverage::full;
+    double sum[kMaxRows] = {};
+    sum_exponentials(pair, {s.block, coverage, &s.tiles}, {0, 0, s.k, s.v}, sum);
+    for (int r = 0; r < s.block->q.count; ++r) {
+      if (is_far(of_block[r]) && sum[r] > 0) weight[r] = static_cast<float>(1 / sum[r]);
+    }
+  });
+  weight_ = weights;
+}
+
+void GradientContext::sum_exponentials(std::int64_t pair, const GradientTile& tile,
+                                       const KeyBlock& room, double* sum) const {
+  const auto [sequence, head_k] = pair_at(a_, pair);
+  const QueryBlock& q = tile.block->q;
+  KeyBlock keys = room;
+  for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
+    load_keys(sequence, head_k, key0, std::min(kBlockK, sequence.length_k - key0), keys);
+    exponentials(&tile, 1, keys);
+    for (int j = 0; j < keys.keys; ++j) {
+      for (int r = 0; r < q.count; ++r) sum[r] += double{tile.t->tile.s[j * a_.ops.rows + r]};
+    }
+  }
+  if (!a_.problem.sink) return;
+  const auto* const sink = static_cast<const float*>(a_.inputs.sink.data);
+  for (int r = 0; r < q.count; ++r) {
+    sum[r] += std::exp(double{sink[q.head[r]]} - double{tile.block->lse[r]});
+  }
 }
 
 std::int64_t GradientContext::pair_of_block(std::int64_t block) const {
@@ -146,6 +223,7 @@ void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& blo
   a_.ops.pack_rows(d_o, count, a_.dim_v, a_.problem.dtype, block.do_rows);
   block.lse = lse(first_block(pair) + i);
   block.delta = delta(first_block(pair) + i);
+  block.weight = weight(first_block(pair) + i);
 }
 
 GradientTiles GradientContext::tiles() const {
@@ -154,14 +232,13 @@ GradientTiles GradientContext::tiles() const {
   return t;
 }
 
-void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
-                                           const KeyBlock& keys) const {
+void GradientContext::exponentials(const GradientTile* tile, int tiles,
+                                   const KeyBlock& keys) const {
   const int n = keys.keys;
   const auto natural = static_cast<float>(a_.natural());
-  ScoreTile scores[kMaxRegisterBlocks], dp[kMaxRegisterBlocks];
+  ScoreTile scores[kMaxRegisterBlocks];
   for (int i = 0; i < tiles; ++i) {
     scores[i] = {tile[i].block->q.q_t, tile[i].t->tile.s, nullptr};
-    dp[i] = {tile[i].block->do_t, tile[i].t->ds, nullptr};
   }
   a_.ops.scores(scores, tiles, keys.k, n, a_.dim);
   for (int i = 0; i < tiles; ++i) {
@@ -174,6 +251,20 @@ void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
     if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
     a_.modify(tile[i].block->q, keys.key0, n, tile[i].coverage, t.tile);
     a_.ops.probabilities(p, n, natural, tile[i].block->lse, p);
+  }
+}
+
+void GradientContext::tile_value_gradients(const GradientTile* tile, int tiles,
+                                           const KeyBlock& keys) const {
+  const int n = keys.keys;
+  exponentials(tile, tiles, keys);
+  ScoreTile dp[kMaxRegisterBlocks];
+  for (int i = 0; i < tiles; ++i) {
+    dp[i] = {tile[i].block->do_t, tile[i].t->ds, nullptr};
+    const float* const weight = tile[i].block->weight;
+    for (int j = 0; weight != nullptr && j < n * a_.ops.rows; ++j) {
+      tile[i].t->tile.s[j] *= weight[j % a_.ops.rows];
+    }
   }
   a_.ops.scores(dp, tiles, keys.v, n, a_.dim_v);
   for (int i = 0; i < tiles; ++i) {
@@ -207,6 +298,7 @@ void GradientContext::gradients_in_strips(const GradientTile& tile, const KeyBlo
 
 bool GradientContext::in_strips(const GradientTile& tile, const KeyBlock& keys) const {
   return a_.ops.softmax_gradient != nullptr && !has_factor_ && !a_.has_dropout() &&
+         tile.block->weight == nullptr &&
          (keys.k_apart | tile.block->q_apart | tile.block->do_apart) == 0;
 }
 

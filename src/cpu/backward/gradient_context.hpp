@@ -22,6 +22,7 @@ struct GradientBlock {
   std::uint64_t q_apart = 0, do_apart = 0;  // bit r: row r is not finite, see nonfinite.hpp
   const float* lse = nullptr;               // [rows], natural
   const float* delta = nullptr;             // [rows], D = rowsum(dO * O) - dLSE
+  const float* weight = nullptr;            // [rows], of P; null: 1
 
   void carve(Carver& c, int dim, int dim_v, DType operand);
 };
@@ -60,6 +61,10 @@ class GradientContext {
   std::int64_t pair_of_block(std::int64_t block) const;
   const float* lse(std::int64_t block) const { return lse_ + block * a_.ops.rows; }
   const float* delta(std::int64_t block) const { return delta_ + block * a_.ops.rows; }
+  // What exp(s - LSE) is multiplied by to be P, of each row; null: 1.
+  const float* weight(std::int64_t block) const {
+    return weight_ == nullptr ? nullptr : weight_ + block * a_.ops.rows;
+  }
 
   // Describes and packs Q block i of the pair.
   void load(std::int64_t pair, std::int64_t i, GradientBlock& block) const;
@@ -88,6 +93,13 @@ class GradientContext {
   GradientTiles tiles() const;  // sizes only, to be carved
 
  private:
+  // Fills weight_ where an LSE is too far from 0 to say what P adds up to.
+  void weigh_far_rows(const Workers& workers);
+  // exp(s - LSE) of the rows of a block, summed over all keys and the sink.
+  void sum_exponentials(std::int64_t pair, const GradientTile& tile, const KeyBlock& room,
+                        double* sum) const;
+  // t->tile.s <- exp(s - LSE); t->raw as in tile_value_gradients.
+  void exponentials(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
   // Whether P may be 0 where K, Q or dO is used.
   bool may_hide() const { return a_.has_mask() || a_.has_score(); }
   const std::byte* key_row(const GradientTile& tile, int key) const;
@@ -101,6 +113,7 @@ class GradientContext {
   std::pmr::vector<std::int64_t> first_block_;  // [pairs + 1]
   float* lse_ = nullptr;
   float* delta_ = nullptr;
+  float* weight_ = nullptr;  // null: all 1
   bool has_factor_ = false;  // the expression's derivative is not 1
   expr::BoundProgram derivative_;
 };

@@ -17,11 +17,14 @@ void backward_sink(const Attention& a, const GradientContext& g, const Gradients
       const std::int64_t first = g.first_block(sequence.batch * a.problem.heads_k + head_k);
       const float* lse = g.lse(first);
       const float* delta = g.delta(first);
+      const float* weight = g.weight(first);
       for (std::int64_t row = head % a.group; row < a.rows(sequence); row += a.group) {
         // A row without keys has P_sink = 1, be the sink infinite or NaN. A row with keys that sees
         // such a sink has an O, and so a D, that is NaN.
         const bool all = double{lse[row]} == logit || std::isnan(logit);
-        const double p = all ? 1 : std::exp(logit - double{lse[row]});
+        const double p = all ? 1
+                             : std::exp(logit - double{lse[row]}) *
+                                   (weight != nullptr ? double{weight[row]} : 1.0);
         sum -= p * double{delta[row]};
       }
     }
