@@ -25,10 +25,10 @@ __device__ __forceinline__ float quad_sum(float x) {
 // fmaxf leaves out.
 __device__ __forceinline__ float reference_for(float top, float c) { return __fmul_ru(top, c); }
 
-// Where a reference is far from 0, what rounding took from it is no longer small: of scores of -1e30
-// it is 2^77, and c s - r of the largest score is as far below 0, so that no P would be left. Such a
-// row has its exponents from the difference to its largest score, c (s - m). Few scores get there
-// but those of a key that an additive mask hides. Needs kFar of the functions below.
+// Where a reference is far from 0, what rounding took from it is no longer small: of scores of
+// -1e30 it is 2^77, and c s - r of the largest score is as far below 0, so that no P would be left.
+// Such a row has its exponents from the difference to its largest score, c (s - m). Few scores get
+// there but those of a key that an additive mask hides. Needs kFar of the functions below.
 inline constexpr float kFarReference = 0x1p22f, kLargestFloat = 0x1.fffffep127f;
 __device__ __forceinline__ bool is_far(float r) {
   return fabsf(r) > kFarReference && fabsf(r) <= kLargestFloat;
