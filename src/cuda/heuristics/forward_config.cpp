@@ -27,13 +27,13 @@ std::int64_t sm80_bytes(const ForwardConfig& c) {
   return c.block_m * row_k + std::int64_t{c.stages} * c.block_n * (row_k + row_v);
 }
 
-// ForwardFewRowsLayout: stages of each warp, or O of each warp in rows of float32 and two sums a
-// row.
+// ForwardFewRowsLayout: stages of each warp, or O of each warp in rows of float32 and the sums of
+// each.
 std::int64_t few_rows_bytes(const ForwardConfig& c) {
   const std::int64_t row_k = round_up(c.features.head_dim, 16) * 2;
   const std::int64_t row_v = round_up(c.features.head_dim_v, 16) * 2;
   const std::int64_t merged =
-      std::int64_t{c.warps} * c.block_m * (4 * (std::int64_t{c.features.head_dim_v} + 8) + 8);
+      std::int64_t{c.warps} * c.block_m * (4 * (std::int64_t{c.features.head_dim_v} + 8) + 16);
   return std::max(std::int64_t{c.stages} * c.block_n * (row_k + row_v), merged);
 }
 

@@ -50,7 +50,7 @@ struct ForwardFewRowsLayout {
   // Rows are padded by 8 floats: the 8 rows that a warp stores at once lie in different banks.
   static constexpr int kRowBytes = 4 * (C::kHeadDimV + 8);
   static constexpr int kSumsAt = C::kWarps * C::kBlockM * kRowBytes;
-  static constexpr int kMergeBytes = kSumsAt + C::kWarps * C::kBlockM * 8;
+  static constexpr int kMergeBytes = kSumsAt + C::kWarps * C::kBlockM * 16;
   static constexpr int kBytes =
       C::kWarps * kWarpBytes > kMergeBytes ? C::kWarps* kWarpBytes : kMergeBytes;
 };
@@ -98,10 +98,14 @@ struct ForwardFewRows {
   struct alignas(8) FourElements {
     unsigned x[2];
   };
-  // Of a row, as one warp has it: what its exponents are taken against, in base 2, and their sum.
-  struct alignas(8) Sums {
-    float r, l;
+  // Of a row, as one warp has it: what its exponents are taken against, in base 2, their sum, and
+  // with a score the largest, from which exponents are taken where r is far (softmax/online.cuh).
+  struct alignas(16) Sums {
+    float r, l, m;
   };
+  static __device__ __forceinline__ bool is_far_row(float r) {
+    return Expressions::kHasScore && is_far(r);
+  }
 
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
@@ -253,7 +257,7 @@ struct ForwardFewRows {
       }
       float alpha[2];
       const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
-      if (w.softmax[m].exponentiate(w.s[m], c, alpha)) {
+      if (w.softmax[m].template exponentiate<Expressions::kHasScore>(w.s[m], c, alpha)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
       }
@@ -311,7 +315,7 @@ struct ForwardFewRows {
         const float l = quad_sum(w.softmax[m].l[i]);
         const int row = 16 * m + lane() / 4 + 8 * i;
         if (!row_exists(row)) continue;
-        if (lane() % 4 == 0) *sums(warp(), row) = {w.softmax[m].r[i], l};
+        if (lane() % 4 == 0) *sums(warp(), row) = {w.softmax[m].r[i], l, w.softmax[m].m[i]};
         float2* o = reinterpret_cast<float2*>(part_row(warp(), row)) + lane() % 4;
 #pragma unroll
         for (int j = 0; j < C::kHeadDimV / 8; ++j) {
@@ -326,15 +330,21 @@ struct ForwardFewRows {
   __device__ __forceinline__ float merge(int row, int column, bool whole) const {
     const int query = tile.query_of(tile.row0 + row), head = tile.head_of(tile.row0 + row);
     const bool used = query < tile.sequence.length_q;
-    float r = minus_infinity();
+    float r = minus_infinity(), m = r;
 #pragma unroll
-    for (int i = 0; i < C::kWarps; ++i) r = fmaxf(r, sums(i, row)->r);
+    for (int i = 0; i < C::kWarps; ++i) {
+      r = fmaxf(r, sums(i, row)->r);
+      m = fmaxf(m, sums(i, row)->m);
+    }
+    constexpr float c = Expressions::kHasScore ? Expressions::kScoreFactor : 0.f;
     float l = 0;
     Four o{};
 #pragma unroll
     for (int i = 0; i < C::kWarps; ++i) {
       const Sums part = *sums(i, row);
-      const float share = part.r == minus_infinity() ? 0.f : exp2_approximate(part.r - r);
+      const bool far = is_far_row(r) || is_far_row(part.r);
+      const float distance = far ? (part.m - m) * (c * kLog2E) : part.r - r;
+      const float share = part.r == minus_infinity() ? 0.f : exp2_approximate(distance);
       const Four x = *reinterpret_cast<const Four*>(part_row(i, row) + column);
       l = fmaf(share, part.l, l);
 #pragma unroll
@@ -345,7 +355,7 @@ struct ForwardFewRows {
     if constexpr (C::kSink) {
       if (!C::kSplits || tile.split == 0) sink = p.sink[head];
     }
-    const Denominator d = denominator<C::kSink, true>(r * kLn2, l, sink);
+    const Denominator d = denominator<C::kSink, true>(is_far_row(r) ? m * c : r * kLn2, l, sink);
     const float lse = used ? d.lse : minus_infinity();
     // Rows that see nothing are 0 whatever V holds.
     const bool empty = !used || l == 0;
