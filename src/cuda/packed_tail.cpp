@@ -58,7 +58,7 @@ class Tails {
       rows = std::max<std::int64_t>(rows, parameters_.tails[i].rows);
     }
     LaunchConfig launch;
-    launch.block = device::kPackedTailThreads;
+    launch.block = 256;
     launch.grid[0] = std::min(rows, kMostBlocks) * parameters_.count;
     std::array<void*, 1> arguments{&parameters_};
     kernels_by_key<PackedTailConfig>()
@@ -79,7 +79,7 @@ Source packed_tail_source() {
   source.entry = "attn_packed_tail";
   source.text =
       "#include \"kernels/packed_tail.cuh\"\n"
-      "extern \"C\" __global__ void __launch_bounds__(attn::device::kPackedTailThreads)\n"
+      "extern \"C\" __global__ void __launch_bounds__(256)\n"
       "attn_packed_tail(const __grid_constant__ attn::device::PackedTailParams p) {\n"
       "  attn::device::write_packed_tail(p);\n"
       "}\n";

@@ -69,7 +69,6 @@ struct PackedTailParams {
   PackedTail tails[3];
   int count;  // of tails in use
 };
-inline constexpr int kPackedTailThreads = 256;
 
 // Where the blocks of threads of a launch get their tiles from (schedule/dealer.cuh).
 inline constexpr int kNoCounter = -1, kGridCounter = -2, kStreamCounters = 128;

@@ -1,7 +1,7 @@
 // Rows of packed results behind the last sequence, as of a buffer of tokens that is not full: they
 // belong to nobody, so no tile writes them. How many there are is known on the device alone.
 //
-// Grid: any number of blocks of kPackedTailThreads threads for each tensor.
+// Grid: any number of blocks of 256 threads for each tensor.
 #pragma once
 
 #include "params.cuh"
@@ -14,7 +14,7 @@ __device__ __forceinline__ void write_packed_tail(const PackedTailParams& p) {
   const int of_row = t.heads * t.columns;
   for (long long row = *t.end + static_cast<long long>(block / count); row < t.rows;
        row += static_cast<int>(gridDim.x) / count) {
-    for (int i = static_cast<int>(threadIdx.x); i < of_row; i += kPackedTailThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < of_row; i += 256) {
       const long long at = row * t.row_stride + i / t.columns * t.head_stride + i % t.columns;
       if (t.element_bytes == 2) {
         static_cast<unsigned short*>(t.data)[at] = static_cast<unsigned short>(t.value);

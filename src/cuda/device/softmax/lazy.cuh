@@ -31,7 +31,7 @@ struct LazySoftmax {
       }
       largest[i] = quad_max(fmaxf(best[0], best[1]));
       top[i] = reference_for(largest[i], c);
-      if constexpr (kFar) top[i] = fminf(top[i], kLargestFloat);
+      if constexpr (kFar) top[i] = fminf(top[i], largest_float());
     }
     bool higher = top[0] > r[0] + kSlack || top[1] > r[1] + kSlack;
     if constexpr (kFar) {

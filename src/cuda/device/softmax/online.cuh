@@ -29,9 +29,9 @@ __device__ __forceinline__ float reference_for(float top, float c) { return __fm
 // -1e30 it is 2^77, and c s - r of the largest score is as far below 0, so that no P would be left.
 // Such a row has its exponents from the difference to its largest score, c (s - m). Few scores get
 // there but those of a key that an additive mask hides. Needs kFar of the functions below.
-inline constexpr float kFarReference = 0x1p22f, kLargestFloat = 0x1.fffffep127f;
+__device__ __forceinline__ float largest_float() { return 0x1.fffffep127f; }
 __device__ __forceinline__ bool is_far(float r) {
-  return fabsf(r) > kFarReference && fabsf(r) <= kLargestFloat;
+  return fabsf(r) > 0x1p22f && fabsf(r) <= largest_float();
 }
 // What O and l are multiplied by where the reference of a row, or its largest score, has moved.
 __device__ __forceinline__ float far_alpha(float m, float next, float c) {
@@ -71,7 +71,7 @@ struct OnlineSoftmax {
       }
       const float largest = quad_max(top);
       float next = fmaxf(r[i], reference_for(largest, c));
-      if constexpr (kFar) next = fminf(next, kLargestFloat);
+      if constexpr (kFar) next = fminf(next, largest_float());
       alpha[i] = next == r[i] ? 1.f : exp2_approximate(r[i] - next);
       if constexpr (kFar) {
         const float next_m = fmaxf(m[i], largest);
