@@ -53,10 +53,8 @@ def _attention(
         else:
             _check_sizes("attention_mask", attention_mask, scores)
             attention_mask = attention_mask.as_tensor()
-    elif attention_mask is None:
-        if query.shape[2] > 1:
-            causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-            mask = "key <= query" if causal else None
+    elif attention_mask is None:  # `make_mask` leaves none out: the model wants none
+        mask = "key <= query" if is_causal and query.shape[2] > 1 else None
     elif not isinstance(attention_mask, Tensor):
         raise InvalidArgument(
             f"attention_mask is a {type(attention_mask).__name__}; accepted are a tensor, None and "

@@ -49,11 +49,12 @@ def count_calls() -> None:
 
 
 def floats(result: Any) -> list[torch.Tensor]:
-    """The floating point tensors of a model's output, its cache aside."""
+    """The floating point tensors of a model's output, its cache and weights aside."""
     if isinstance(result, torch.Tensor):
         return [result] if result.is_floating_point() else []
     if isinstance(result, dict):
-        kept = [v for n, v in result.items() if n not in ("cache", "past_key_values")]
+        apart = ("cache", "past_key_values", "attentions", "cross_attentions")
+        kept = [v for n, v in result.items() if n not in apart]
         return [t for v in kept for t in floats(v)]
     if isinstance(result, (list, tuple)):
         return [t for v in result for t in floats(v)]

@@ -141,6 +141,17 @@ def test_a_mask_that_was_changed_in_place():
     assert not torch.equal(call(mask=mask), call(mask=masks()[0]))
 
 
+def test_without_a_mask_all_is_seen():
+    """Also in a layer that says it is causal, as BridgeTower's of images do, as with "eager"."""
+    torch.manual_seed(1)
+    q, k = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 3, 8)
+    exact = torch.softmax(q @ k.mT * 8**-0.5, -1) @ k
+    layer = torch.nn.Identity()
+    layer.is_causal = True
+    found = attn.hf._attention(layer, q, k, k, None)[0].transpose(1, 2)
+    torch.testing.assert_close(found, exact)
+
+
 def test_other_arguments_are_refused():
     with pytest.raises(attn.InvalidArgument, match=r"attention_mask has shape \(2, 1, 3, 5\)"):
         call(mask=masks()[0], keys=6)
