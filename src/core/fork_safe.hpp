@@ -26,8 +26,8 @@ class ForkHandler {
   ForkHandler* next_ = nullptr;
 };
 
-// A std::mutex or std::shared_mutex with the members of it. No thread may hold two of them at once,
-// nor call fork() with one.
+// A std::mutex or std::shared_mutex with the members of it. A thread that holds one may not lock,
+// make or destroy another, nor call fork(): fork() locks the list of them, then each.
 template <class Mutex>
 class ForkSafe final : private ForkHandler {
  public:

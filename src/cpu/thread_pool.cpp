@@ -206,9 +206,11 @@ std::shared_ptr<Executor> default_executor() {
   static auto& shared = *new Default;
   static const Retire at_exit{shared};
   if (shared.made.load(std::memory_order_acquire) == nullptr) {
+    // A pool has locks of its own, so it is made and destroyed without this one (fork_safe.hpp); of
+    // two threads that make one, the first to be done has made the default.
+    auto pool = std::make_shared<ThreadPool>(cpu::available_cpus());
     const std::lock_guard lock(shared.mutex);
     if (shared.pool == nullptr) {
-      auto pool = std::make_shared<ThreadPool>(cpu::available_cpus());
       shared.pool = pool;
       shared.made.store(pool.get(), std::memory_order_release);
     }
