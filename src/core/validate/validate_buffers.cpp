@@ -93,13 +93,15 @@ void check_shorthand_shape(const ArgumentCheck& check, const Problem& problem, c
   }
   for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
     const std::int64_t size = t.shape[d];
-    // Blocks are as many as cover the scores: one that stood for all would be a mistake.
-    const bool one_serves = size == 1 && !shorthand->blocks;
+    // Blocks, the last two dimensions, are as many as cover the scores: one for all is a mistake.
+    const bool one_serves =
+        size == 1 && !(shorthand->blocks && d + 2 >= static_cast<std::size_t>(t.rank));
     if (size == extents[d] || one_serves || (declaration && size == 0)) continue;
-    check.refuse(fmt::format("buffer '{}' of {} is {}; accepted is [{}]{}", buffer.name(),
-                             shorthand->name, to_string(t),
-                             fmt::join(extents.begin(), extents.begin() + t.rank, ", "),
-                             shorthand->blocks ? "" : ", where a size of 1 serves every index"));
+    check.refuse(
+        fmt::format("buffer '{}' of {} is {}; accepted is [{}]{}", buffer.name(), shorthand->name,
+                    to_string(t), fmt::join(extents.begin(), extents.begin() + t.rank, ", "),
+                    shorthand->blocks ? ", where a size of 1 serves every batch entry and head"
+                                      : ", where a size of 1 serves every index"));
   }
 }
 
