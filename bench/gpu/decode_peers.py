@@ -1,0 +1,142 @@
+"""Decoding beside its peers on one GPU, row by row in one process: cuDNN as PyTorch has it, and FlashAttention-3 where its
+extension is given. Each call is a node of a CUDA graph of many, with K and V of its own, so that none finds them in L2. O is
+compared with fp64 before it is timed. Needs PyTorch.
+
+  python3 bench/gpu/decode_peers.py --library attn_c.so --fa3 fa3_fwd/_C.abi3.so --out bench/results/h100-decode.json
+
+--library: bench/gpu/attn_c.cpp as a shared object. --fa3: of the wheel fa3-fwd, which plans its splits itself. --kernels:
+attn's, by name; "" is its own choice."""
+
+import argparse, math, random, statistics, sys
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from calls import Attention, Results
+
+kRows = [  # batch, heads of Q, of K, head size, keys, queries
+    (1, 8, 1, 64, 8192, 1),
+    (1, 8, 1, 64, 32768, 1),
+    (1, 8, 1, 64, 131072, 1),
+    (1, 8, 1, 64, 32768, 4),
+    (1, 8, 1, 128, 8192, 1),
+    (1, 8, 1, 128, 32768, 1),
+    (1, 4, 1, 256, 32768, 1),
+    (1, 32, 4, 64, 32768, 1),
+    (1, 64, 8, 64, 32768, 1),
+    (1, 32, 8, 128, 1024, 1),
+    (1, 32, 8, 128, 4096, 1),
+    (1, 32, 8, 128, 8192, 1),
+    (1, 32, 8, 128, 32768, 1),
+    (1, 32, 8, 128, 131072, 1),
+    (1, 32, 8, 128, 32768, 4),
+    (1, 16, 16, 128, 8192, 1),
+    (4, 32, 8, 128, 4096, 1),
+    (8, 8, 1, 64, 8192, 1),
+    (8, 8, 1, 128, 4096, 1),
+    (8, 32, 8, 128, 2048, 1),
+    (8, 16, 8, 256, 8192, 1),
+    (16, 8, 1, 128, 8192, 1),
+    (16, 32, 8, 128, 1024, 1),
+    (32, 64, 8, 64, 8192, 1),
+    (64, 8, 1, 128, 8192, 1),
+    (64, 32, 8, 128, 4096, 1),
+    (64, 32, 32, 128, 2048, 1),
+]
+kColdBytes = 600_000_000  # of K and V of a graph, twelve times the L2 of an H100
+arguments = argparse.ArgumentParser()
+arguments.add_argument("--library", required=True)
+arguments.add_argument("--fa3", default="")
+arguments.add_argument("--kernels", default="", help="of attn, with commas between them")
+arguments.add_argument("--out", default="")
+arguments.add_argument("--commit", default="")
+arguments.add_argument("--rounds", type=int, default=3)
+options = arguments.parse_args()
+results, wrong = Results(options.out, options.commit, dtype="bf16"), []
+if options.fa3:
+    torch.ops.load_library(options.fa3)
+
+
+def exact(q, k, v, causal):
+    """O of the first batch entry in fp64; causal: the last query sees the last key."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (x[0].double().repeat_interleave(group, 1) for x in (k, v))
+    s = torch.einsum("qhd,khd->hqk", q[0].double(), k) * q.shape[-1] ** -0.5
+    if causal:
+        s += torch.full(s.shape[1:], -math.inf, device="cuda", dtype=s.dtype).triu(
+            s.shape[2] - s.shape[1] + 1
+        )
+    return torch.einsum("hqk,khd->qhd", s.softmax(-1), v)
+
+
+def fa3(q, k, v, causal):
+    scale = q.shape[-1] ** -0.5
+    return torch.ops.fa3_fwd.fwd(
+        q, k, v, *[None] * 20, scale, causal, -1, -1, 0, 0.0, True, None, 0, None, 0
+    )[0]
+
+
+def cudnn(q, k, v, _):
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        o = F.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=q.shape[2] != k.shape[2]
+        )
+    return o.transpose(1, 2)
+
+
+def row(b, heads_q, heads_k, d, keys, queries):
+    bytes_of_call, causal = 4 * b * heads_k * keys * d, queries > 1
+    copies = max(2, min(48, -(-kColdBytes // bytes_of_call)))
+    shapes = [(b, n, h, d) for n, h in ((queries, heads_q), (keys, heads_k), (keys, heads_k))]
+    inputs = [
+        [torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes] for _ in range(copies)
+    ]
+    descriptor = (
+        f"b{b}_sq{queries}_sk{keys}_hq{heads_q}_hk{heads_k}_d{d}{'_causal' if causal else ''}_bf16"
+    )
+    side = torch.cuda.Stream()
+    calls, graphs = {}, {}
+    with torch.cuda.stream(side):  # which our calls are bound to
+        for kernel in options.kernels.split(","):
+            ours = [Attention(options.library, descriptor, *x).forward(kernel) for x in inputs]
+            calls[kernel or "ours"] = lambda i, ours=ours: (ours[i][0](), ours[i][1][0])[1]
+    if options.fa3:
+        calls["fa3"] = lambda i: fa3(*inputs[i], causal)
+    if not causal:
+        calls["cudnn"] = lambda i: cudnn(*inputs[i], causal)
+    expected = exact(*inputs[0], causal)
+    found = {"problem": descriptor}
+    for name, call in calls.items():
+        with torch.cuda.stream(side):
+            o = call(0)[0].double()
+            side.synchronize()
+            error = ((o - expected).abs().max() / expected.abs().max()).item()
+            if not error < 0.02:
+                wrong.append((descriptor, name, error))
+                continue
+            graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[name], stream=side):
+                for i in range(copies):
+                    call(i)
+    times = {name: [] for name in graphs}
+    for _ in range(options.rounds):
+        for name in random.sample(list(graphs), len(graphs)):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graphs[name].replay()
+            start.record()
+            for _ in range(12):
+                graphs[name].replay()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) * 1e3 / 12 / copies)
+    found.update({f"{name} us": round(statistics.median(t), 2) for name, t in times.items()})
+    results.add(**found)
+
+
+for problem in kRows:
+    row(*problem)
+    torch.cuda.empty_cache()
+if wrong:
+    print("WRONG:", *wrong, sep="\n")
+    sys.exit(1)
