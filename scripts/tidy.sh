@@ -6,6 +6,8 @@
 # told only in a file read by itself, so GCC warns of those (-Wunused-const-variable).
 #
 #   scripts/tidy.sh BUILD [FILE...]    BUILD: a configured build folder; FILE: only these, one by one
+#   scripts/tidy.sh BUILD --changed    what changed in the day before the newest commit: sources, and of each header one
+#                                      source that includes it; all where the history does not go back so far
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,14 +39,37 @@ check() {
 }
 export -f tidy check
 
+including() { git grep -lF "$1" -- '*.cpp' | sed -n 1p || true; } # TEXT: the first source with it
+# The sources to read: none stands for all.
+changed() {
+  local newest base file
+  newest=$(git log -1 --format=%ct)
+  base=$(git rev-list -1 --before=$((newest - 24 * 60 * 60)) HEAD)
+  [[ -n $base ]] || return 0
+  git diff --name-only --diff-filter=d "$base" -- '*.cpp' '*.hpp' '*.h' | while IFS= read -r file; do
+    case $file in
+      *.cpp) echo "$file" ;;
+      include/*) including "${file#include/}" ;;
+      *) including "\"${file#*/}\"" ;;
+    esac
+  done | sort -u | tr '\n' ' '
+}
+only=
+if [[ ${1:-} == --changed ]]; then
+  only=$(changed)
+  shift
+fi
+
 # One batch a line: its folder and its files, those of one compiler command after each other.
 batches() {
   local folder
   folder=$(realpath "$build")/tidy
   rm -rf "$folder"
-  awk -F '"' -v root="$PWD/" -v folder="$folder" '
+  awk -F '"' -v root="$PWD/" -v folder="$folder" -v only="$only" '
+    BEGIN { some = split(only, names, " "); for (i in names) wanted[root names[i]] }
     $2 == "command" { command = $0; sub(/ -o .*/, "", command) }
-    $2 == "file" && index($4, root) == 1 && index($4, folder) != 1 && $4 !~ root "build" && !seen[$4]++ {
+    $2 == "file" && index($4, root) == 1 && index($4, folder) != 1 && $4 !~ root "build" &&
+      (!some || $4 in wanted) && !seen[$4]++ {
       if (!(command in group)) group[command] = ++groups
       g = group[command]
       files[g, n[g]++] = $4
@@ -53,7 +78,7 @@ batches() {
       for (g = 1; g <= groups; g++)
         for (i = 0; i < n[g]; i++)
           printf "%s%s", i % 8 ? " " : (i || g > 1 ? "\n" : "") folder "/" ++batch " ", files[g, i]
-      print ""
+      if (batch) print ""
     }' "$build/compile_commands.json"
 }
 # shellcheck disable=SC2016  # $0 is the inner shell's: one line of batches
@@ -61,5 +86,5 @@ if (($#)); then
   printf 'none %s\n' "$@"
 else
   batches
-fi | xargs -d '\n' -n 1 -P "$(nproc)" bash -c 'set -f; check $0' 2> >(
+fi | xargs -r -d '\n' -n 1 -P "$(nproc)" bash -c 'set -f; check $0' 2> >(
   grep -v 'warnings\? generated\.$\|^Suppressed \|^Use -header-filter' >&2)
