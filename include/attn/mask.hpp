@@ -1,9 +1,9 @@
 // Shorthands for common masks and score changes. Each is an ordinary expression tree. The tensors
 // that they read must have the shapes said here, with the problem's seqlen_q and seqlen_k, also
-// where sequences are shorter; a size of 1, but of blocks, serves every index. make_plan() and calls
-// refuse all others. A function here throws Error(invalid_argument) for what
-// it can see itself: a dtype, a rank, a number out of range. Their tensors are not copied and must
-// live as long as calls read them, or be bound by name (Inputs::buffers). Thread-safe.
+// where sequences are shorter; a size of 1, but of blocks, serves every index. make_plan() and
+// calls refuse all others. A function here throws Error(invalid_argument) for what it can see
+// itself: a dtype, a rank, a number out of range. Their tensors are not copied and must live as
+// long as calls read them, or be bound by name (Inputs::buffers). Thread-safe.
 #pragma once
 
 #include <cstdint>
