@@ -185,10 +185,13 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order, bool te
   return row;
 }
 
+// From here on the float of LSE says little of how many keys a row has.
+inline constexpr double kFarLse = 0x1p20;
+
 // P of a row two ways that differ in rounding alone: from maximum and sum, as softmax is computed
 // forward (with tensor cores not divided by the sum yet), and from LSE, which is all that backward
-// has of it. In double, which defines P, both are the former: LSE of keys with -1e30 added does not
-// say how many they are.
+// has of it. In double, which defines P, the former stands for both where LSE is far from 0: of
+// keys with -1e30 added it does not say how many they are (docs/numerics.md, "Extremes").
 template <class Real>
 std::vector<Real> softmax_of_row(const Head<Real>& head, const Row<Real>& row) {
   std::vector<Real> p(row.t.size());
@@ -204,7 +207,7 @@ std::vector<Real> softmax_from_lse(const Head<Real>& head, const Row<Real>& row)
   std::vector<Real> p(row.t.size());
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
-    if constexpr (std::is_same_v<Real, double>) {
+    if (!std::is_same_v<Real, float> && std::abs(row.lse) >= kFarLse) {
       p[j] = std::exp(row.t[j] - row.max) / row.sum;
     } else {
       p[j] = rounded(std::exp(row.t[j] - row.lse), head.rounding.scores);

@@ -1,5 +1,11 @@
 // The page of `attn explain` as a reader uses it: keys, pointer, sliders, addresses, in a real
 // browser.
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "attn/attn.hpp"
 #include "browser.hpp"
 
 namespace attn::explain {
@@ -70,28 +76,35 @@ TEST_F(Reader, Keys) {
 }
 
 TEST_F(Reader, TileMapProvesWhatIsPointedAt) {
-  const Json results = results_of("n256_h2_d64_mask(key<=query&&query-key<100)_f32", R"js(
+  const char* const descriptor = "n256_h2_d64_mask(key<=query&&query-key<100)_f32";
+  // Rows of a tile, which differ between instruction sets.
+  const std::int64_t rows = make_plan(parse_problem(descriptor), Phase::forward).block_q;
+  ASSERT_EQ(64 % rows, 0);
+  const std::string script = fmt::format("const rows = {}, tiles = 256 / rows;", rows) + R"js(
     const map = document.querySelector(".tile-map");
     const box = map.getBoundingClientRect();
     const point = (row, column) => {
       map.dispatchEvent(new PointerEvent("pointermove", { bubbles: true,
-        clientX: box.left + box.width * (column + 0.5) / 4, clientY: box.top + box.height * (row + 0.5) / 8 }));
+        clientX: box.left + box.width * (column + 0.5) / 4, clientY: box.top + box.height * (row + 0.5) / tiles }));
       return shown("map-proof");
     };
-    results.full = point(2, 0); results.mixed = point(0, 0); results.empty = point(0, 3);
+    results.full = point(64 / rows, 0); results.mixed = point(0, 0); results.empty = point(0, 3);
     press("ArrowDown", map); results.below = shown("map-proof");
     press("ArrowRight", map); results.edge = shown("map-proof");
-  )js");
-  const auto has = [&](const char* name, std::initializer_list<const char*> parts) {
-    for (const char* part : parts) {
+  )js";
+  const Json results = results_of(descriptor, script);
+  const auto has = [&](const char* name, const std::vector<std::string>& parts) {
+    for (const std::string& part : parts) {
       EXPECT_NE(results[name].get<std::string>().find(part), std::string::npos)
           << name << ": " << part << " in " << results[name];
     }
   };
-  has("empty", {"Tile (0, 3)", "query ∈ [0, 31]", "key ∈ [192, 255]", "all of ✗ never",
-                "key <= query ✗ never", "query - key", "∈ [−255, −161]", "Empty"});
+  has("empty", {"Tile (0, 3)", fmt::format("query ∈ [0, {}]", rows - 1), "key ∈ [192, 255]",
+                "all of ✗ never", "key <= query ✗ never", "query - key",
+                fmt::format("∈ [−255, −{}]", 193 - rows), "Empty"});
   has("mixed", {"Tile (0, 0)", "~ sometimes", "Mixed"});
-  has("full", {"Tile (2, 0)", "query ∈ [64, 95]", "all of ✓ always", "Full"});
+  has("full", {fmt::format("Tile ({}, 0)", 64 / rows), fmt::format("query ∈ [64, {}]", 63 + rows),
+               "all of ✓ always", "Full"});
   has("below", {"Tile (1, 3)"});
   has("edge", {"Tile (1, 3)"});
 }

@@ -50,38 +50,38 @@ std::vector<SourceLine> all_lines() {
   for (const std::string_view algorithm : {"flash_attention_2", "flash_decoding"}) {
     lines.insert(lines.end(), {
                                   {algorithm, "scores", kFlash2, "multiply_qk(w, stage);"},
-                                  {algorithm, "maximum", kFlash2, "exponentiate(w.s[m], c, alpha)"},
+                                  {algorithm, "maximum", kFlash2,
+                                   "exponentiate<Expressions::kHasScore>(w.s[m], c, alpha)"},
                                   {algorithm, "rescale", kFlash2, "w.o[m][i] *= alpha"},
-                                  {algorithm, "add", kFlash2, "multiply_pv(w, p16, stage);"},
+                                  {algorithm, "add", kFlash2, "multiply_values<Element, TileV>("},
                               });
   }
-  lines.insert(
-      lines.end(),
-      {
-          {"flash_attention_2", "outer", kFlash2, "Kernel{p, e, QueryTile<C>::at"},
-          {"flash_attention_2", "load_q", kFlash2, "load_q();"},
-          {"flash_attention_2", "begin", kFlash2, "w.o[m][i] = 0;"},
-          {"flash_attention_2", "inner", kFlash2, "list.advance(*this, 0);"},
-          {"flash_attention_2", "load_kv", kFlash2, "load_k(stage ^ 1, k, list.block());"},
-          {"flash_attention_2", "normalise", kFlash2, "const Denominator d = denominator"},
-          {"flash_attention_2", "store", kFlash2, "store_row<Element, C::kHeadDimV>"},
-          {"flash_decoding", "split", kFlash2, "Kernel{p, e, QueryTile<C>::at"},
-          {"flash_decoding", "load", kFlash2, "load_k(stage ^ 1, k, list.block());"},
-          {"flash_decoding", "store", kFlash2, "p.partial_lse[part] = lse"},
-          {"flash_decoding", "weigh", kCombine, "top + logf(sum)"},
-          {"flash_decoding", "merge", kCombine, "add(o, share, first, min(32, splits - first));"},
-          {"backward", "begin", kBackwardRows, "sum[i] = {0, 0, 0, 0};"},
-          {"backward", "delta", kBackwardRows, "p.d[row] = d - d_lse;"},
-          {"backward", "load_kv", kBackward, "load_keys();"},
-          {"backward", "skip", kBackward, "list.advance();"},
-          {"backward", "load_q", kBackward, "load_queries(to, list.block()"},
-          {"backward", "recompute", kBackward, "weights.probability(s[i][j][r]"},
-          {"backward", "dv", kBackward, "dv, SharedOperand"},
-          {"backward", "ds", kBackward, "weights.template weigh<true, true>"},
-          {"backward", "dq", kBackward, "add_to_memory(to + half"},
-          {"backward", "dk", kBackward, "dk, SharedOperand"},
-          {"backward", "store", kBackward, "store<TileQ>(dk"},
-      });
+  lines.insert(lines.end(),
+               {
+                   {"flash_attention_2", "outer", kFlash2, "Kernel{p, e, QueryTile<C>::at"},
+                   {"flash_attention_2", "load_q", kFlash2, "load_q();"},
+                   {"flash_attention_2", "begin", kFlash2, "w.o[m][i] = 0;"},
+                   {"flash_attention_2", "inner", kFlash2, "list.advance(*this, 0);"},
+                   {"flash_attention_2", "load_kv", kFlash2, "load_k(stage ^ 1, k, list.block());"},
+                   {"flash_attention_2", "normalise", kFlash2, "const Denominator d = denominator"},
+                   {"flash_attention_2", "store", kFlash2, "store_row<Element, C::kHeadDimV>"},
+                   {"flash_decoding", "split", kFlash2, "Kernel{p, e, QueryTile<C>::at"},
+                   {"flash_decoding", "load", kFlash2, "load_k(stage ^ 1, k, list.block());"},
+                   {"flash_decoding", "store", kFlash2, "p.partial_lse[part] = lse"},
+                   {"flash_decoding", "weigh", kCombine, "top + logf(sum)"},
+                   {"flash_decoding", "merge", kCombine, "add(o, share, first, splits);"},
+                   {"backward", "begin", kBackwardRows, "sum[i] = {0, 0, 0, 0};"},
+                   {"backward", "delta", kBackwardRows, "p.d[row] = d - d_lse;"},
+                   {"backward", "load_kv", kBackward, "load_keys();"},
+                   {"backward", "skip", kBackward, "list.advance();"},
+                   {"backward", "load_q", kBackward, "load_queries(to, list.block()"},
+                   {"backward", "recompute", kBackward, "weights.probability(s[i][j][r]"},
+                   {"backward", "dv", kBackward, "dv, SharedOperand"},
+                   {"backward", "ds", kBackward, "weights.template weigh<true, true>"},
+                   {"backward", "dq", kBackward, "add_to_memory(to + half"},
+                   {"backward", "dk", kBackward, "dk, SharedOperand"},
+                   {"backward", "store", kBackward, "store<TileQ>(dk"},
+               });
   return lines;
 }
 
