@@ -323,5 +323,15 @@ TEST(KernelName, BackwardFollowsTheAlgorithm) {
   EXPECT_TRUE(backward_chosen("b1_n9_h1_d8_f32", "backward_flash_attention/sparse").skips_empty);
 }
 
+// On architectures with less shared memory than its stages take, the next kernel is chosen.
+TEST(KernelName, FewRowsNeedRoomForTheirStages) {
+  const Problem wide = parse_problem("b1_sq1_sk8192_hq4_hk1_d256_bf16");
+  const Problem narrow = parse_problem("b1_sq1_sk8192_hq4_hk1_d128_bf16");
+  EXPECT_EQ(choose_forward(wide, Arch{90, true}, {}, 1, "").kernel, ForwardKernel::few_rows);
+  EXPECT_EQ(choose_forward(wide, Arch{80, false}, {}, 1, "").kernel, ForwardKernel::sm80);
+  EXPECT_EQ(choose_forward(wide, Arch{89, false}, {}, 1, "").kernel, ForwardKernel::sm80);
+  EXPECT_EQ(choose_forward(narrow, Arch{89, false}, {}, 1, "").kernel, ForwardKernel::few_rows);
+}
+
 }  // namespace
 }  // namespace attn::cuda

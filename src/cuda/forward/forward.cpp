@@ -122,7 +122,11 @@ ForwardRun make_run(const Plan& plan, const ForwardTensors& tensors, const Input
     run.classify_launch = classify_launch(words, config.parts());
     run.forward_launch.programmatic_dependent_launch = hopper;
   }
-  if (config.kernel == ForwardKernel::few_rows) {
+  // Loads of buffers are not ordered behind the wait for what comes before
+  // (device/expr/buffer.cuh).
+  const auto reads = [](const expr::Expr& e) { return !e.empty() && !expr::buffers(e).empty(); };
+  const bool reads_buffers = reads(p.mask) || reads(p.score);
+  if (config.kernel == ForwardKernel::few_rows && !reads_buffers) {
     run.forward_launch.programmatic_dependent_launch = hopper;
   }
   requests.push_back({forward_source(p, config, inputs.buffers), &run.forward});

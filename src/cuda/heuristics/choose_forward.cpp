@@ -57,7 +57,7 @@ std::string obstacle(ForwardKernel kernel, const Problem& p, Arch arch,
   if (kernel == ForwardKernel::sm90 && arch.number != 90) {
     return fmt::format("the architecture is {}; accepted is sm_90a", to_string(arch));
   }
-  if (kernel == ForwardKernel::few_rows) return few_rows_obstacle(p);
+  if (kernel == ForwardKernel::few_rows) return few_rows_obstacle(p, arch);
   return {};
 }
 

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "cuda/heuristics/shared_memory.hpp"
+
 namespace attn::cuda {
 namespace {
 
@@ -38,13 +40,22 @@ const FewRowsShape* find_shape(const Problem& p) {
 
 }  // namespace
 
-std::string few_rows_obstacle(const Problem& p) {
+std::string few_rows_obstacle(const Problem& p, Arch arch) {
   if (p.dropout.probability > 0) return "there is dropout; accepted is none";
   if (find_shape(p) == nullptr) {
     return fmt::format(
         "a K, V head of size {} has {} rows of Q (seqlen_q * heads_q / heads_k); accepted are up "
         "to 32 at head sizes up to 64, up to 16 at larger ones",
         widest(p), rows_of(p));
+  }
+  ForwardConfig config;
+  config.kernel = ForwardKernel::few_rows;
+  config.features.head_dim = static_cast<int>(p.head_dim);
+  config.features.head_dim_v = static_cast<int>(p.head_dim_v);
+  shape_few_rows(config, p);
+  if (config.shared_bytes() > most_shared_bytes(arch)) {
+    return fmt::format("its stages take {} bytes of shared memory; accepted by {} are at most {}",
+                       config.shared_bytes(), to_string(arch), most_shared_bytes(arch));
   }
   return {};
 }

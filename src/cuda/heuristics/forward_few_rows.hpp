@@ -5,11 +5,12 @@
 
 #include "attn/problem.hpp"
 #include "cuda/heuristics/forward_config.hpp"
+#include "cuda/jit/compile.hpp"
 
 namespace attn::cuda {
 
 // Why the kernel does not take a problem of 16-bit types; empty when it does.
-std::string few_rows_obstacle(const Problem& problem);
+std::string few_rows_obstacle(const Problem& problem, Arch arch);
 
 // The shape for a problem that it takes.
 void shape_few_rows(ForwardConfig& config, const Problem& problem);

@@ -84,7 +84,8 @@ struct Combine {
     if constexpr (C::kBlockKeys == 0) return p.num_splits;
     const Sequence s = sequence_of<C>(p, batch);
     const int blocks = (s.length_k + C::kBlockKeys - 1) / C::kBlockKeys;
-    return max(1, (blocks + p.blocks_per_split - 1) / p.blocks_per_split);
+    const int each = max(1, p.blocks_per_split);
+    return min(p.num_splits, max(1, (blocks + each - 1) / each));
   }
   __device__ __forceinline__ Place place() const {
     if (row >= rows) return {0, 0, 0, false, 0};

@@ -304,7 +304,7 @@ struct ForwardFewRows {
     return reinterpret_cast<Sums*>(memory + Layout::kSumsAt) + of_warp * C::kBlockM + row;
   }
   __device__ __forceinline__ bool row_exists(int row) const {
-    return tile.query_of(tile.row0 + row) < tile.sequence.rows_q;
+    return tile.query_of(tile.row0 + row) < min(tile.sequence.rows_q, p.seqlen_q);
   }
 
   __device__ __forceinline__ void put(const Warp& w) const {
