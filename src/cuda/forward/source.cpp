@@ -157,6 +157,8 @@ Source combine_source(const ForwardConfig& config) {
   Source source;
   source.name = "combine";
   source.entry = "attn_combine";
+  // For sm_100 the assembler keeps to 40 registers, and a number of the loop's end does not fit.
+  source.allowed_spill_bytes = 8;
   source.text = "#include \"ptx/math.cuh\"\nnamespace attn::device {\n" +
                 print_combine_config(config) + "}\n";
   source.text +=

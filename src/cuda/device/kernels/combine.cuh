@@ -81,11 +81,14 @@ struct Combine {
     int splits;
   };
   __device__ __forceinline__ int splits_of(int batch) const {
-    if constexpr (C::kBlockKeys == 0) return p.num_splits;
-    const Sequence s = sequence_of<C>(p, batch);
-    const int blocks = (s.length_k + C::kBlockKeys - 1) / C::kBlockKeys;
-    const int each = max(1, p.blocks_per_split);
-    return min(p.num_splits, max(1, (blocks + each - 1) / each));
+    if constexpr (C::kBlockKeys > 0) {
+      const Sequence s = sequence_of<C>(p, batch);
+      const int blocks = (s.length_k + C::kBlockKeys - 1) / C::kBlockKeys;
+      const int each = max(1, p.blocks_per_split);
+      return min(p.num_splits, max(1, (blocks + each - 1) / each));
+    } else {
+      return p.num_splits;
+    }
   }
   __device__ __forceinline__ Place place() const {
     if (row >= rows) return {0, 0, 0, false, 0};
@@ -160,19 +163,22 @@ struct Combine {
   // warp hold their shares.
   __device__ __forceinline__ void add(float (&o)[kSets][kWide], float share, int first,
                                       int splits) const {
-#pragma unroll 8
+#pragma unroll 4
     for (int i = 0; i < 32; i += C::kSplitLanes) {
       if (first + i >= splits) break;  // the same for all threads of the row
       const int split = i + split_lane();
       const float weight = __shfl_sync(~0u, share, split);
-      if (first + split >= splits) continue;
-      const float* from = p.partial_o + ((first + split) * rows + row) * C::kHeadDimV;
+      const bool there = first + split < splits;
+      const float* from =
+          p.partial_o + ((there ? first + split : first) * rows + row) * C::kHeadDimV;
 #pragma unroll
       for (int set = 0; set < kSets; ++set) {
         if (!inside(set)) continue;
         const Partial x = *reinterpret_cast<const Partial*>(from + column(set));
 #pragma unroll
-        for (int k = 0; k < kWide; ++k) o[set][k] = fmaf(weight, x.x[k], o[set][k]);
+        for (int k = 0; k < kWide; ++k) {
+          o[set][k] = fmaf(weight, there ? x.x[k] : 0.f, o[set][k]);
+        }
       }
     }
   }
