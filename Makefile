@@ -38,7 +38,7 @@ format: ## rewrite every C++ file in the project's format
 tidy: ## clang-tidy on every source file
 	@bash scripts/setup.sh build test check
 	@$(configure) -DATTN_BUILD_TESTS=ON
-	@bash scripts/tidy.sh build
+	@python3 scripts/tidy.py build
 
 clean: ## remove what was built
 	rm -rf build build-dev build-asan build-tsan build-consumer build-clang

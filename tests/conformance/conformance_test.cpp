@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <tuple>
+#include <vector>
 
 #include "attn/plan.hpp"
 #include "conformance/support.hpp"
@@ -31,7 +33,9 @@ TEST_P(Listed, AgreesWithTheReference) {
   const ListedCase& listed = listed_cases()[index];
   SCOPED_TRACE(listed.reason);
   const Case c = with_dtype(parse_case(listed.descriptor), dtype);
-  if (quick() && (scores(c) > kQuickScores || c.hints.far)) {
+  // A sanitizer looks at addresses, which the next case has in the next dtype.
+  const bool in_turn = dtype == std::array{DType::f32, DType::bf16, DType::f16}.at(index % 3);
+  if (quick() && (!in_turn || scores(c) > kQuickScores || c.hints.far)) {
     GTEST_SKIP() << "ATTN_TEST_QUICK is set";
   }
   const bool paged = c.problem.layout_k == Layout::paged;
@@ -39,9 +43,12 @@ TEST_P(Listed, AgreesWithTheReference) {
   for (const Phase phase : {Phase::forward, Phase::backward}) {
     if (paged && phase == Phase::backward) continue;
     expect_passed(conformance, {.phase = phase, .backend = Backend::reference});
-    for (const InstructionSet isa : available_instruction_sets()) {
+    std::size_t turn = index;
+    const std::vector<InstructionSet> sets = available_instruction_sets();
+    for (const InstructionSet isa : sets) {
       expect_passed(conformance, {.phase = phase, .backend = Backend::cpu, .isa = isa});
       for (const Algorithm algorithm : algorithms(phase)) {
+        if (quick() && turn++ % sets.size() != 0) continue;
         expect_passed(
             conformance,
             {.phase = phase, .backend = Backend::cpu, .algorithm = algorithm, .isa = isa});
