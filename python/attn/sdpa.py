@@ -22,7 +22,8 @@ from torch.library import Library
 from . import _attn
 from .errors import Unsupported
 from .options import make_options
-from .torch_ops import draw_rng, last_contiguous
+from .torch_ops import last_contiguous
+from .torch_rng import draw_rng, memory_budget
 
 _Rows = tuple[Tensor, Tensor]
 
@@ -59,7 +60,17 @@ def _backward(
 
 
 def _dropout(probability: float, query: Tensor) -> tuple[dict[str, Any], Tensor]:
-    """The options, and seed and offset for the backward pass, on the device of `query`."""
+    """The options, and seed and offset for the backward pass, on the device of `query`.
+
+    These are results of PyTorch's operator: where compiled code computes it again in the backward
+    pass, to save memory, other ones, and neither the operator nor attn can tell that it does.
+    """
+    if probability and (budget := memory_budget()) < 1:
+        raise Unsupported(
+            f"dropout_p is {probability} and torch._functorch.config.activation_memory_budget "
+            f"{budget}, with which torch.compile draws another mask in the backward pass; accepted "
+            "are a budget of 1 and attn.torch.scaled_dot_product_attention"
+        )
     words = draw_rng(query) if probability else query.new_empty(2, dtype=torch.int64)
     return _again(probability, words), words
 

@@ -22,6 +22,7 @@ from . import _attn, merging, torch_nested, torch_ops
 from .arrays import is_observed
 from .errors import Error, InvalidArgument
 from .options import make_options, refuse_more_than_number
+from .torch_rng import draw_rng
 from .torch_second import once
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def attention(
         q, k, v = map(torch_ops.last_contiguous, (q, k, v))
     if dropout:
         if rng is None:
-            rng = torch_ops.draw_rng(q)
+            rng = draw_rng(q)
         elif isinstance(rng, Tensor):
             rng = rng.to(q.device)
         options["dropout"] = dropout

@@ -173,14 +173,6 @@ def buffer_names(wanted: list[str], tensors: dict[str, Tensor]) -> list[str]:
     return wanted
 
 
-def draw_rng(like: Tensor) -> Tensor:
-    """Seed and offset of dropout from PyTorch's generator of the device of `like`.
-
-    torch.manual_seed and checkpointing repeat them, and a CUDA graph draws others at each replay.
-    """
-    return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=like.device)
-
-
 def last_contiguous(t: Tensor) -> Tensor:
     """With the last dimension innermost in memory, the others in the order that they had."""
     if t.stride(-1) == 1:

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from torch._functorch import config  # noqa: E402
 from torch.nn import attention  # noqa: E402
 from torch.nn.attention.bias import causal_lower_right  # noqa: E402
 
@@ -230,6 +231,15 @@ def test_varlen_attn(causal, dtype):
     for x, exact, low in zip(found, *wanted, strict=True):
         rounding = torch.finfo(dtype).eps * exact.abs().max()
         assert (x - exact).abs().max() <= 2 * (low - exact).abs().max() + rounding
+
+
+def test_dropout_that_is_drawn_again_is_refused():
+    """torch.compile computes PyTorch's operators again where a budget of memory asks for it."""
+    q, k, v = (t.detach() for t in tensors())
+    with config.patch(activation_memory_budget=0.5):
+        with pytest.raises(attn.Unsupported, match="activation_memory_budget 0.5, with which"):
+            sdpa.dense_forward(q, k, v, 0.1)
+        sdpa.dense_forward(q, k, v)
 
 
 def test_the_mask_of_dropout_is_refused():
