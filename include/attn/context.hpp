@@ -44,8 +44,18 @@ class Executor {
 // where the system does not start as many. In a child of fork() loops of a pool that was made
 // before run on their caller alone; a pool made there has workers.
 std::shared_ptr<Executor> make_thread_pool(int threads = 0);
-// The pool used when a Context has none: made at first use with make_thread_pool(0), one for the
-// process, and never destroyed, so that static destructors may use it. Thread-safe.
+// How many workers the default executor has: what set_num_threads() said last, else the environment
+// variable ATTN_NUM_THREADS, else the first number of OMP_NUM_THREADS, else one for each CPU this
+// process may run on. Results do not depend on it. Thread-safe. Throws Error(invalid_argument)
+// where ATTN_NUM_THREADS holds anything but a number from 1 to 4096.
+int get_num_threads();
+// For calls that begin later, in the whole process; 0: as if it had never been called. Thread-safe.
+// Throws Error(invalid_argument) for less than 0 or more than 4096.
+void set_num_threads(int threads);
+// The process's pool of that many workers, made at first use and never destroyed, so that static
+// destructors may use it. Thread-safe. Throws as make_thread_pool().
+std::shared_ptr<Executor> shared_executor(int threads);
+// The pool used when a Context has none: shared_executor(get_num_threads()).
 std::shared_ptr<Executor> default_executor();
 
 // What the kernels of the CPU backend are compiled for. All give results within the error rule, not

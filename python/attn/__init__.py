@@ -18,7 +18,7 @@ from .errors import (
     Unsupported,
 )
 from .formula import Formula, block_mask
-from .information import alibi_slopes, info
+from .information import alibi_slopes, get_num_threads, info, set_num_threads
 from .operations import (
     Plan,
     attention,
@@ -76,12 +76,14 @@ __all__ = [
     "clamp",
     "compile",
     "dropout_mask",
+    "get_num_threads",
     "info",
     "literal",
     "maximum",
     "merge",
     "minimum",
     "plan",
+    "set_num_threads",
     "symbols",
     "tiles",
     "where",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import _attn, nvrtc
+from .errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,26 @@ def info() -> dict[str, Any]:
     nvrtc.load()
     result: dict[str, Any] = _attn.info()
     return result
+
+
+def get_num_threads() -> int:
+    """Threads that work for a call on a CPU, the caller's among them.
+
+    What set_num_threads said last; else the environment variable ATTN_NUM_THREADS, else
+    OMP_NUM_THREADS, else one for each CPU. A call on tensors of PyTorch takes no more than
+    torch.get_num_threads() says.
+    """
+    return _attn.get_num_threads()
+
+
+def set_num_threads(threads: int) -> None:
+    """For calls that begin later, in the whole process; 0: as if it had never been called.
+
+    Results are the same bits for any number.
+    """
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= 4096:
+        raise InvalidArgument(f"threads is {threads!r}; accepted are 0 (the default) to 4096")
+    _attn.set_num_threads(threads)
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -122,10 +122,17 @@ Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Rec
   take_buffers(options.buffers);
 }
 
+  if (!on_gpu()) context_.executor = executor_of(q_);
 void DerivativeCheck::operator()(std::string_view name, const Array& array) {
   // Never freed: Python may be gone by then.
   static const nb::handle records =
       nb::object(nb::module_::import_("attn.arrays").attr("records_gradients")).release();
+std::shared_ptr<Executor> executor_of(const Array& q) {
+  const int threads = get_num_threads();
+  const int theirs = q.is_pytorch ? pytorch::num_threads() : 0;
+  return shared_executor(theirs > 0 ? std::min(threads, theirs) : threads);
+}
+
   static const nb::handle has_tangent =
       nb::object(nb::module_::import_("attn.arrays").attr("has_tangent")).release();
   if (!array.is_pytorch) return;
@@ -249,15 +256,15 @@ Array Call::result(std::string_view name, nb::handle given, ResultType type,
 }
 
 Plan Call::plan(Phase phase) const {
-  return make_plan(complete(options_.described, inputs_), phase, plan_options_);
+  return make_plan(complete(options_.described, inputs_), phase, plan_options_, context_);
 }
 
 std::shared_ptr<const Plan> Call::known_plan(Phase phase) const {
-  return plan_of(options_.described, inputs_, phase, plan_options_);
+  return plan_of(options_.described, inputs_, phase, plan_options_, context_);
 }
 
 Context Call::context(const Plan& plan) {
-  Context context;
+  Context context = context_;
   if (!on_gpu()) return context;
   context.stream = current_stream(q_);
   if (plan.workspace_bytes > 0) {

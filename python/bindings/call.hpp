@@ -61,6 +61,10 @@ class DerivativeCheck {
   std::optional<bool> is_forward_mode_;
 };
 
+// The threads of a call on a CPU: as many as attn has, and no more than PyTorch uses where q is its
+// tensor.
+std::shared_ptr<Executor> executor_of(const Array& q);
+
 class Call {
  public:
   // `options` must live as long as the call.
@@ -103,6 +107,7 @@ class Call {
   DerivativeCheck check_derivative_;
   PlanOptions plan_options_;
   Inputs inputs_;
+  Context context_;  // without stream and workspace
   Array q_, k_, v_;
   std::vector<Array> kept_;  // the tensors of inputs_ beside q, k, v
   std::vector<std::pair<std::string, Array>> buffers_;

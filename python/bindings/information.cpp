@@ -59,9 +59,12 @@ nb::list slopes(std::int64_t heads) {
 }  // namespace
 
 void bind_information(nb::module_& module) {
+  using namespace nb::literals;  // NOLINT(google-build-using-namespace): only literals
   module.attr("__version__") = ATTN_VERSION_STRING;
   module.def("info", &information);
   module.def("alibi_slopes", &slopes);
+  module.def("get_num_threads", &get_num_threads);
+  module.def("set_num_threads", &set_num_threads, "threads"_a);
 }
 
 }  // namespace attn::python

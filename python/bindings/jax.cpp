@@ -320,7 +320,10 @@ class Invocation {
       if (name == kMaskArray) check_mask(tensor, inputs);
       if (name == kHeadSlopes) check_alibi(tensor, inputs);
     }
-    const std::shared_ptr<const Plan> known = plan_of(described_, inputs, phase_, options_);
+    Context context;
+    if (device_.type == DeviceType::cpu) context.executor = default_executor();
+    const std::shared_ptr<const Plan> known =
+        plan_of(described_, inputs, phase_, options_, context);
     const Plan& plan = *known;
     std::optional<Workspace> workspace;
     Context context;

@@ -14,7 +14,7 @@ namespace {
 
 // What a plan depends on, as numbers. The problem is known by its place in memory, which the entry
 // keeps from being another's.
-using Key = std::array<std::int64_t, 23>;
+using Key = std::array<std::int64_t, 24>;
 
 struct Hash {
   std::size_t operator()(const Key& key) const {
@@ -35,7 +35,7 @@ struct Entry {
 std::atomic<std::int64_t> made{0};
 
 Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqlen_k,
-           const Inputs& inputs, Phase phase, const PlanOptions& options) {
+           const Inputs& inputs, Phase phase, const PlanOptions& options, const Context& context) {
   const auto& q = inputs.q.shape;
   const auto& k = inputs.k.shape;
   const auto& v = inputs.v.shape;
@@ -54,6 +54,7 @@ Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqle
           choices,
           options.device.index,
           options.threads,
+          context.executor == nullptr ? 0 : context.executor->concurrency(),
           seqlen_q,
           seqlen_k,
           q[0],
@@ -107,7 +108,7 @@ Problem complete(const Described& described, const Inputs& inputs) {
 }
 
 std::shared_ptr<const Plan> plan_of(const Described& described, const Inputs& inputs, Phase phase,
-                                    const PlanOptions& options) {
+                                    const PlanOptions& options, const Context& context) {
   constexpr std::size_t kMaxPlans = 256;
   static std::mutex mutex;
   // Never destroyed: kernels of a GPU in it would outlive the driver.
@@ -119,14 +120,15 @@ std::shared_ptr<const Plan> plan_of(const Described& described, const Inputs& in
     seqlen_q = problem.seqlen_q;
     seqlen_k = problem.seqlen_k;
   }
-  const Key key = key_of(described, seqlen_q, seqlen_k, inputs, phase, options);
+  const Key key = key_of(described, seqlen_q, seqlen_k, inputs, phase, options, context);
   std::shared_ptr<const Plan> plan;
   {
     const std::lock_guard lock(mutex);
     if (const auto at = known.find(key); at != known.end()) plan = at->second.plan;
   }
   if (plan == nullptr) {
-    plan = std::make_shared<const Plan>(make_plan(complete(described, inputs), phase, options));
+    plan = std::make_shared<const Plan>(
+        make_plan(complete(described, inputs), phase, options, context));
     ++made;
     const std::lock_guard lock(mutex);
     if (known.size() >= kMaxPlans) known.clear();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "attn/context.hpp"
 #include "attn/plan.hpp"
 #include "attn/problem.hpp"
 #include "attn/run.hpp"
@@ -27,12 +28,13 @@ std::shared_ptr<const Problem> parsed(const std::string& text);
 // The whole problem of a call: packed or paged as its tensors say, with every size.
 Problem complete(const Described& described, const Inputs& inputs);
 
-// How a call runs: the plan of an earlier call with the same problem, sizes, dtype and options, or
-// a new one. On a GPU a plan holds the kernels that it found, and to find them again would take
-// longer than to launch them. Holds the last 256 plans. Thread-safe. Throws what complete() and
-// make_plan() throw; where the plan is known, tensors are checked by the run alone.
+// How a call runs: the plan of an earlier call with the same problem, sizes, dtype, options and
+// number of threads, or a new one. The context of a call on a CPU has an executor. On a GPU a plan
+// holds the kernels that it found, and to find them again would take longer than to launch them.
+// Holds the last 256 plans. Thread-safe. Throws what complete() and make_plan() throw; where the
+// plan is known, tensors are checked by the run alone.
 std::shared_ptr<const Plan> plan_of(const Described& described, const Inputs& inputs, Phase phase,
-                                    const PlanOptions& options);
+                                    const PlanOptions& options, const Context& context);
 
 // The plan itself where it has the state of dropout that the call has, else a copy in `other` that
 // does.

@@ -13,8 +13,9 @@ using Handle = void*;  // an at::Tensor* that its holder deletes
 
 // Of torch/csrc/inductor/aoti_torch/c/shim.h, which PyTorch keeps compatible from version to
 // version; THPVariable_Wrap, by which extensions of PyTorch have returned tensors since 1.5, whose
-// mangled name says its argument; and TorchDispatchModeTLS::stack_len and getTracingState, for
-// which Python has functions that take ten times as long.
+// mangled name says its argument; and TorchDispatchModeTLS::stack_len, getTracingState,
+// at::hasCallbacks and at::get_num_threads, for which Python has functions that take ten times as
+// long.
 struct Functions {
   std::int32_t (*empty_strided)(std::int64_t rank, const std::int64_t* shape,
                                 const std::int64_t* strides, std::int32_t dtype,
@@ -25,6 +26,8 @@ struct Functions {
   PyObject* (*wrap)(const void* tensor);
   std::int64_t (*modes)();                // how many dispatch modes are active; may be null
   const void* const* (*tracing_state)();  // a shared_ptr, whose first word points; may be null
+  bool (*callbacks)();                    // of profilers; may be null
+  int (*threads)();                       // may be null
   std::int32_t cpu, cuda;                 // device types
   std::int32_t float16, bfloat16, float32, float64;  // dtypes
   bool complete;
@@ -51,6 +54,8 @@ Functions load() {
   void* const c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
   find(c10, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", f.modes);
   find(core, "_ZN5torch3jit6tracer15getTracingStateEv", f.tracing_state);
+  find(core, "_ZN2at12hasCallbacksEv", f.callbacks);
+  find(core, "_ZN2at15get_num_threadsEv", f.threads);
   f.complete = find(core, "aoti_torch_empty_strided", f.empty_strided) &&
                find(core, "aoti_torch_get_data_ptr", f.data) &&
                find(core, "aoti_torch_delete_tensor_object", f.destroy) &&
@@ -206,10 +211,15 @@ bool records_gradients() {
   return !f.complete || f.grad_mode();
 }
 
+int num_threads() {
+  const Functions& f = functions();
+  return f.threads == nullptr ? 0 : f.threads();
+}
+
 bool is_observed() {
   const Functions& f = functions();
-  if (f.modes != nullptr && f.tracing_state != nullptr) {
-    return f.modes() > 0 || *f.tracing_state() != nullptr;
+  if (f.modes != nullptr && f.tracing_state != nullptr && f.callbacks != nullptr) {
+    return f.modes() > 0 || *f.tracing_state() != nullptr || f.callbacks();
   }
   // Never freed: Python may be gone by then.
   static PyObject* const module = PyImport_ImportModule("attn.arrays");

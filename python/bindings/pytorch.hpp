@@ -30,8 +30,12 @@ Made empty(DType dtype, Device device, std::span<const std::int64_t> shape,
 // Whether PyTorch records gradients in this thread; true where it cannot be asked in C.
 bool records_gradients();
 
-// Whether a mode of PyTorch or torch.jit.trace follows the operators that run in this thread.
-// PyTorch has been imported.
+// The number of threads of PyTorch's own operators in this thread, as torch.get_num_threads() has
+// it; 0 where it cannot be asked in C.
+int num_threads();
+
+// Whether a mode of PyTorch, a profiler of it or torch.jit.trace follows the operators that run in
+// this thread. PyTorch has been imported.
 bool is_observed();
 
 // Whether tensors may have tangents of forward-mode differentiation now. PyTorch has been imported.

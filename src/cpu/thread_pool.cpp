@@ -10,21 +10,19 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "attn/context.hpp"
 #include "attn/error.hpp"
-#include "core/fork_safe.hpp"
 #include "cpu/available_cpus.hpp"
+#include "cpu/num_threads.hpp"
 
 namespace attn {
 namespace {
 
 using Body = std::function<void(std::int64_t index, int worker)>;
 
-constexpr int kMaxThreads = 4096;
 // Waking a parked thread takes 5 to 50 us; spinning as long bridges the gaps between the loops of
 // one call at no more than twice the cost of the better choice.
 constexpr std::chrono::microseconds kSpin(30);
@@ -181,41 +179,49 @@ class ThreadPool final : public Executor {
 }  // namespace
 
 std::shared_ptr<Executor> make_thread_pool(int threads) {
-  if (threads < 0 || threads > kMaxThreads) {
+  if (threads < 0 || threads > cpu::kMaxThreads) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("threads is {}; accepted are 0 (one for each CPU) to {}", threads,
-                            kMaxThreads));
+                            cpu::kMaxThreads));
   }
   return std::make_shared<ThreadPool>(threads == 0 ? cpu::available_cpus() : threads);
 }
 
-std::shared_ptr<Executor> default_executor() {
-  // The pool is never destroyed, so that static destructors may use it: its workers end with the
-  // process's static objects, and loops run on their caller alone from then on.
-  struct Default {
-    core::ForkSafe<std::mutex> mutex;
-    std::atomic<ThreadPool*> made{nullptr};
-    std::shared_ptr<Executor> pool;
+std::shared_ptr<Executor> shared_executor(int threads) {
+  // Pools are added to a list and never leave it, so that it needs no lock, which a child of fork()
+  // might find held. Their workers end with the process's static objects, and loops run on their
+  // caller alone from then on.
+  struct Shared {
+    int threads;
+    std::shared_ptr<ThreadPool> pool;
+    Shared* next;
   };
+  static std::atomic<Shared*> first{nullptr};
   struct Retire {
-    Default& of;
     ~Retire() {
-      if (of.pool != nullptr) of.made.load()->retire();
+      for (Shared* s = first.load(); s != nullptr; s = s->next) s->pool->retire();
     }
   };
-  static auto& shared = *new Default;
-  static const Retire at_exit{shared};
-  if (shared.made.load(std::memory_order_acquire) == nullptr) {
-    // A pool has locks of its own, so it is made and destroyed without this one (fork_safe.hpp); of
-    // two threads that make one, the first to be done has made the default.
-    auto pool = std::make_shared<ThreadPool>(cpu::available_cpus());
-    const std::lock_guard lock(shared.mutex);
-    if (shared.pool == nullptr) {
-      shared.pool = pool;
-      shared.made.store(pool.get(), std::memory_order_release);
-    }
+  static const Retire at_exit;
+  const auto find = [threads](Shared* from) {
+    while (from != nullptr && from->threads != threads) from = from->next;
+    return from;
+  };
+  Shared* head = first.load(std::memory_order_acquire);
+  if (Shared* const known = find(head)) return known->pool;
+  if (threads < 1 || threads > cpu::kMaxThreads) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("threads is {}; accepted are 1 to {}", threads, cpu::kMaxThreads));
   }
-  return shared.pool;
+  auto made =
+      std::make_unique<Shared>(Shared{threads, std::make_shared<ThreadPool>(threads), nullptr});
+  do {
+    if (Shared* const known = find(head)) return known->pool;  // another thread was first
+    made->next = head;
+  } while (!first.compare_exchange_weak(head, made.get(), std::memory_order_acq_rel));
+  return made.release()->pool;
 }
+
+std::shared_ptr<Executor> default_executor() { return shared_executor(get_num_threads()); }
 
 }  // namespace attn
