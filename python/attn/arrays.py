@@ -130,9 +130,14 @@ def is_transformed(tensor: Any) -> bool:
 
 
 def is_observed() -> bool:
-    """Whether a mode of PyTorch or torch.jit.trace follows the operators that run."""
-    core = sys.modules["torch"]._C
-    return bool(core._len_torch_dispatch_stack()) or core._get_tracing_state() is not None
+    """Whether a mode of PyTorch, its profiler or torch.jit.trace follows the operators that run."""
+    torch = sys.modules["torch"]
+    core = torch._C
+    return (
+        bool(core._len_torch_dispatch_stack())
+        or core._get_tracing_state() is not None
+        or torch.autograd._profiler_enabled()
+    )
 
 
 def is_traced() -> bool:

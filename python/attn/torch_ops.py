@@ -24,6 +24,7 @@ from .errors import InvalidArgument
 from .expression import Expr, finish
 from .formula import Formula, reads
 from .options import HEAD_SLOPES, MASK_ARRAY, is_set, keep, make_options, rng_state, window_sides
+from .torch_flops import Counting
 from .torch_second import once, refuse_forward_mode
 from .torch_trace import traced
 from .torch_transforms import in_vmap_of, rule
@@ -141,6 +142,13 @@ def _named(call: str, tensors: Sequence[Tensor] | None) -> dict[str, Tensor]:
     return dict(zip(call.partition(_SEPARATOR)[0].split(","), tensors or (), strict=False))
 
 
+def _layout(call: str) -> str:
+    return call.split(_SEPARATOR)[4]
+
+
+_COUNTING = Counting(_named, _layout)
+
+
 def _forward(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tuple[Tensor, Tensor]:
     out, lse = _attn.forward(options(call, *rest), q, k, v, None, True, None, True)
     return out, lse
@@ -206,13 +214,14 @@ def _empty_as(t: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tuple[Tensor, Tensor]:
+    _COUNTING.register()
     if not q.device == k.device == v.device:
         raise InvalidArgument(
             f"q, k and v are on {q.device}, {k.device} and {v.device}; accepted is one device"
         )
     if q.dim() == 3:
         lse_shape = [q.shape[1], q.shape[0]]
-    elif call.split(_SEPARATOR)[4] == "bhsd":
+    elif _layout(call) == "bhsd":
         lse_shape = [q.shape[0], q.shape[1], q.shape[2]]
     else:
         lse_shape = [q.shape[0], q.shape[2], q.shape[1]]
@@ -429,6 +438,7 @@ def attention(
         rest = _rest(list(given.values()), numbers)
         result = torch.ops.attn.attention.default(q, k, v, call, *rest)
     else:
+        _COUNTING.register()
         result = _Attention.apply(call, numbers, q, k, v, *given.values())
     return result
 
