@@ -19,8 +19,8 @@
 #include "cpu/matmul/matmul.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
-#include "cuda/heuristics/matmul_config.hpp"
 #include "cuda/matmul/matmul.hpp"
+#include "cuda/matmul/matmul_config.hpp"
 #include "reference/matmul.hpp"
 
 namespace attn {

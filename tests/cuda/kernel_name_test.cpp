@@ -10,9 +10,10 @@
 #include "cuda/heuristics/backward_sm90.hpp"
 #include "cuda/heuristics/backward_tiles.hpp"
 #include "cuda/heuristics/choose_backward.hpp"
-#include "cuda/heuristics/choose_forward.hpp"
-#include "cuda/heuristics/forward_kernel_name.hpp"
-#include "cuda/heuristics/shared_memory.hpp"
+#include "cuda/kernels/forward_sm90/kernel.hpp"
+#include "cuda/kernels/shared_memory.hpp"
+#include "cuda/plan/choose_forward.hpp"
+#include "cuda/plan/forward_kernel_name.hpp"
 #include "cuda/support.hpp"
 
 namespace attn::cuda {
@@ -24,31 +25,35 @@ ForwardConfig chosen(const std::string& descriptor, std::string_view kernel) {
   return choose_forward(parse_problem(descriptor), kHopper, {}, 1, kernel);
 }
 
+const ForwardSm90Shape& sm90(const ForwardConfig& config) {
+  return dynamic_cast<const ForwardSm90&>(*config.shape).shape;
+}
+
 TEST(KernelName, PartsReplaceThoseOfTheTable) {
   const ForwardConfig table = chosen("b1_n2048_h16_d128_bf16", "");
   const ForwardConfig same = chosen("b1_n2048_h16_d128_bf16", "forward_sm90");
-  EXPECT_EQ(table.block_n, same.block_n);
-  ASSERT_EQ(table.block_n, 128);
-  ASSERT_EQ(table.stages_k, 3);
+  EXPECT_EQ(table.tiling.keys, same.tiling.keys);
+  ASSERT_EQ(table.tiling.keys, 128);
+  ASSERT_EQ(sm90(table).stages_k, 3);
   const ForwardConfig wide = chosen("b1_n2048_h16_d128_bf16", "forward_sm90/n160_p40_s2");
-  EXPECT_EQ(wide.block_n, 160);
-  EXPECT_EQ(wide.producer_registers, 40);
-  EXPECT_EQ(wide.consumer_registers, 232);  // (504 - 40) / 2, a multiple of 8
-  EXPECT_EQ(wide.stages, 2);
-  EXPECT_EQ(wide.stages_k, 2);
-  EXPECT_EQ(wide.stages_q, table.stages_q);
-  EXPECT_EQ(wide.block_m, table.block_m);
+  EXPECT_EQ(wide.tiling.keys, 160);
+  EXPECT_EQ(sm90(wide).producer_registers, 40);
+  EXPECT_EQ(sm90(wide).consumer_registers, 232);  // (504 - 40) / 2, a multiple of 8
+  EXPECT_EQ(wide.tiling.stages, 2);
+  EXPECT_EQ(sm90(wide).stages_k, 2);
+  EXPECT_EQ(sm90(wide).stages_q, sm90(table).stages_q);
+  EXPECT_EQ(wide.tiling.rows, table.tiling.rows);
   const ForwardConfig other = chosen("b1_n4096_h32_d64_bf16", "forward_sm90/wg2_s2_q1_p56_noturns");
-  EXPECT_EQ(other.block_m, 128);
-  EXPECT_EQ(other.stages, 2);
-  EXPECT_EQ(other.stages_k, 2);
-  EXPECT_EQ(other.stages_q, 1);
+  EXPECT_EQ(other.tiling.rows, 128);
+  EXPECT_EQ(other.tiling.stages, 2);
+  EXPECT_EQ(sm90(other).stages_k, 2);
+  EXPECT_EQ(sm90(other).stages_q, 1);
   const ForwardConfig deep = chosen("b1_n2048_h16_d128_bf16", "forward_sm90/s3_k2");
-  EXPECT_EQ(deep.stages, 3);
-  EXPECT_EQ(deep.stages_k, 2);
-  EXPECT_EQ(other.consumer_registers, 224);
-  EXPECT_FALSE(other.take_turns);
-  EXPECT_TRUE(chosen("b1_n4096_h32_d64_bf16", "forward_sm90/turns").take_turns);
+  EXPECT_EQ(deep.tiling.stages, 3);
+  EXPECT_EQ(sm90(deep).stages_k, 2);
+  EXPECT_EQ(sm90(other).consumer_registers, 224);
+  EXPECT_FALSE(sm90(other).take_turns);
+  EXPECT_TRUE(sm90(chosen("b1_n4096_h32_d64_bf16", "forward_sm90/turns")).take_turns);
 }
 
 // setmaxnreg never returns where there are fewer registers than asked for.
@@ -58,12 +63,12 @@ TEST(KernelName, RegistersAreThoseOfTheLaunch) {
       const ForwardConfig config =
           chosen("b1_n512_h2_d64_bf16", std::string("forward_sm90/n64_s2_q1_") + warpgroups + "_p" +
                                             std::to_string(producer));
-      const int consumers = config.warps / 4;
-      const int at_launch = 65536 / config.threads() / 8 * 8;  // of a thread
-      EXPECT_LE(config.producer_registers + consumers * config.consumer_registers,
+      const int consumers = config.tiling.parts;
+      const int at_launch = 65536 / config.tiling.threads / 8 * 8;  // of a thread
+      EXPECT_LE(sm90(config).producer_registers + consumers * sm90(config).consumer_registers,
                 (1 + consumers) * at_launch)
           << warpgroups << ' ' << producer;
-      EXPECT_GE(config.consumer_registers, at_launch);
+      EXPECT_GE(sm90(config).consumer_registers, at_launch);
     }
   }
   for (const ForwardSm90Shape& row : forward_sm90_shapes()) {
@@ -86,7 +91,8 @@ TEST(KernelName, Refusals) {
   expect_contains(refused("forward_sm90/n128_"), "''");
   expect_contains(refused("forward_sm80/n128"), "only forward_sm90");
   expect_contains(refused("forward_sm90/n256_s8"), "shared memory");
-  expect_contains(refused("fast"), "accepted are forward_sm90");
+  expect_contains(refused("fast"),
+                  "accepted are forward_sm80_few_rows, forward_sm90, forward_sm80, ");
 }
 
 // Bits of dropout come for 64 keys, of which a tile may use 32: 16 would be none.
@@ -96,10 +102,10 @@ TEST(KernelName, TilesWithDropoutHaveKeys) {
       refusal(ErrorCode::invalid_argument, [&] { chosen(descriptor, "forward_sm90/wg2_n16"); });
   expect_contains(text, "'forward_sm90/wg2_n16', of 16 keys");
   expect_contains(text, "n32 to n256");
-  EXPECT_EQ(chosen(descriptor, "forward_sm90/n48").block_n, 32);
-  EXPECT_EQ(chosen(descriptor, "forward_sm90/n96").block_n, 64);
-  EXPECT_EQ(chosen(descriptor, "forward_sm90/n160_s2").block_n, 128);
-  EXPECT_EQ(chosen("b1_n512_h2_d128_bf16", "forward_sm90/n16").block_n, 16);
+  EXPECT_EQ(chosen(descriptor, "forward_sm90/n48").tiling.keys, 32);
+  EXPECT_EQ(chosen(descriptor, "forward_sm90/n96").tiling.keys, 64);
+  EXPECT_EQ(chosen(descriptor, "forward_sm90/n160_s2").tiling.keys, 128);
+  EXPECT_EQ(chosen("b1_n512_h2_d128_bf16", "forward_sm90/n16").tiling.keys, 16);
 }
 
 TEST(KernelName, AlgorithmsOfThePapersHaveAKernelEach) {
@@ -110,21 +116,20 @@ TEST(KernelName, AlgorithmsOfThePapersHaveAKernelEach) {
   const std::string sparse =
       forward_kernel_name(Algorithm::block_sparse, "forward_flash_attention/n128");
   const ForwardConfig config = chosen("b1_n2048_h16_d64_causal_bf16", sparse);
-  EXPECT_EQ(config.keys_at_once(), 128);
-  EXPECT_TRUE(config.skips_empty);
-  EXPECT_EQ(algorithm_of(config.kernel, config.skips_empty), Algorithm::block_sparse);
+  EXPECT_EQ(config.tiling.keys_at_once(), 128);
+  EXPECT_EQ(config.algorithm, Algorithm::block_sparse);
   // Without a number, as many keys as let the smallest GPU hold them.
   const ForwardConfig d64 = chosen("b1_n2048_h16_d64_bf16", "forward_flash_attention");
-  EXPECT_EQ(d64.keys_at_once(), 192);
-  EXPECT_LE(d64.shared_bytes(), 99 << 10);
-  EXPECT_EQ(chosen("b1_n2048_h16_d64_bf16", "").kernel, ForwardKernel::sm90);  // never unasked
+  EXPECT_EQ(d64.tiling.keys_at_once(), 192);
+  EXPECT_LE(d64.tiling.shared_bytes, 99 << 10);
+  EXPECT_EQ(chosen("b1_n2048_h16_d64_bf16", "").kernel->name, "forward_sm90");  // never unasked
 }
 
 // forward_standard works in the tiles of forward_simt, so it needs as much.
 TEST(KernelName, StandardHasTheSharedMemoryOfSimt) {
   for (const char* text : {"b1_n300_h2_d64_bf16", "b1_n300_h2_d512_f32"}) {
-    EXPECT_EQ(chosen(text, "forward_standard").shared_bytes(),
-              chosen(text, "forward_simt").shared_bytes());
+    EXPECT_EQ(chosen(text, "forward_standard").tiling.shared_bytes,
+              chosen(text, "forward_simt").tiling.shared_bytes);
   }
 }
 
@@ -327,10 +332,11 @@ TEST(KernelName, BackwardFollowsTheAlgorithm) {
 TEST(KernelName, FewRowsNeedRoomForTheirStages) {
   const Problem wide = parse_problem("b1_sq1_sk8192_hq4_hk1_d256_bf16");
   const Problem narrow = parse_problem("b1_sq1_sk8192_hq4_hk1_d128_bf16");
-  EXPECT_EQ(choose_forward(wide, Arch{90, true}, {}, 1, "").kernel, ForwardKernel::few_rows);
-  EXPECT_EQ(choose_forward(wide, Arch{80, false}, {}, 1, "").kernel, ForwardKernel::sm80);
-  EXPECT_EQ(choose_forward(wide, Arch{89, false}, {}, 1, "").kernel, ForwardKernel::sm80);
-  EXPECT_EQ(choose_forward(narrow, Arch{89, false}, {}, 1, "").kernel, ForwardKernel::few_rows);
+  EXPECT_EQ(choose_forward(wide, Arch{90, true}, {}, 1, "").kernel->name, "forward_sm80_few_rows");
+  EXPECT_EQ(choose_forward(wide, Arch{80, false}, {}, 1, "").kernel->name, "forward_sm80");
+  EXPECT_EQ(choose_forward(wide, Arch{89, false}, {}, 1, "").kernel->name, "forward_sm80");
+  EXPECT_EQ(choose_forward(narrow, Arch{89, false}, {}, 1, "").kernel->name,
+            "forward_sm80_few_rows");
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include "cuda/device/params.cuh"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/gpu.hpp"
-#include "cuda/heuristics/choose_forward.hpp"
+#include "cuda/plan/choose_forward.hpp"
 #include "harness/data.hpp"
 
 namespace attn::cuda {
@@ -31,9 +31,11 @@ TEST_P(CudaKeyWords, SayWhatTheMaskSays) {
   const Plan plan = make_plan(p, Phase::forward, options);
   const ForwardConfig config = choose_forward(p, arch, {}, plan.num_splits, options.kernel);
   const auto count = num_key_words(p, config).bytes();
-  const int rows = config.block_m / config.parts();
-  const std::int64_t parts = (p.seqlen_q + config.block_m - 1) / config.block_m * config.parts();
-  const std::int64_t windows = (p.seqlen_k + 32 * config.block_n - 1) / (32 * config.block_n);
+  const int rows = config.tiling.rows / config.tiling.parts;
+  const std::int64_t parts =
+      (p.seqlen_q + config.tiling.rows - 1) / config.tiling.rows * config.tiling.parts;
+  const std::int64_t windows =
+      (p.seqlen_k + 32 * config.tiling.keys - 1) / (32 * config.tiling.keys);
   ASSERT_EQ(count, static_cast<std::size_t>(p.heads_q * parts * windows));  // of both batch entries
 
   DeviceBuffer workspace(kGpu.index, static_cast<std::size_t>(plan.workspace_bytes));
@@ -56,18 +58,19 @@ TEST_P(CudaKeyWords, SayWhatTheMaskSays) {
   int full = 0, empty = 0;
   std::size_t at = 0;
   for (std::int64_t head = 0; head < p.heads_q; ++head) {
-    for (std::int64_t m_block = 0; m_block * config.block_m < p.seqlen_q; ++m_block) {
+    for (std::int64_t m_block = 0; m_block * config.tiling.rows < p.seqlen_q; ++m_block) {
       for (std::int64_t window = 0; window < windows; ++window) {
-        for (std::int64_t part = 0; part < config.parts(); ++part) {
-          const std::int64_t first = m_block * config.block_m + part * rows;
+        for (std::int64_t part = 0; part < config.tiling.parts; ++part) {
+          const std::int64_t first = m_block * config.tiling.rows + part * rows;
           const device::KeyWord word = words[at++];
           for (std::int64_t bit = 0; bit < 32; ++bit) {
-            const std::int64_t key0 = (window * 32 + bit) * config.block_n;
+            const std::int64_t key0 = (window * 32 + bit) * config.tiling.keys;
             bool some = false;
             // Rows past the length are nobody's; keys past it must be masked.
-            bool all = key0 + config.block_n <= p.seqlen_k && first < p.seqlen_q;
+            bool all = key0 + config.tiling.keys <= p.seqlen_k && first < p.seqlen_q;
             for (std::int64_t q = first; q < std::min(first + rows, p.seqlen_q); ++q) {
-              for (std::int64_t k = key0; k < std::min(key0 + config.block_n, p.seqlen_k); ++k) {
+              for (std::int64_t k = key0; k < std::min(key0 + config.tiling.keys, p.seqlen_k);
+                   ++k) {
                 const bool visible = blocks[(head * 10 + q / 32) * 22 + k / 32] != 0;
                 some = some || visible;
                 all = all && visible;

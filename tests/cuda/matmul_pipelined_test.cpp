@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cuda/driver/device.hpp"
-#include "cuda/heuristics/matmul_sm80.hpp"
-#include "cuda/heuristics/shared_memory.hpp"
+#include "cuda/kernels/shared_memory.hpp"
+#include "cuda/matmul/matmul_sm80.hpp"
 #include "cuda/matmul/source.hpp"
 #include "cuda/matmul_support.hpp"
 #include "cuda/support.hpp"

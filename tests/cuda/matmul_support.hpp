@@ -5,7 +5,7 @@
 #include <string>
 
 #include "attn/attn.hpp"
-#include "cuda/heuristics/choose_matmul.hpp"
+#include "cuda/matmul/choose_matmul.hpp"
 #include "harness/device_matmul.hpp"
 
 namespace attn::cuda {

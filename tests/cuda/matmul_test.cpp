@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cuda/driver/memory.hpp"
-#include "cuda/heuristics/matmul_sm90.hpp"
+#include "cuda/matmul/matmul_sm90.hpp"
 #include "cuda/matmul/source.hpp"
 #include "cuda/matmul_support.hpp"
 #include "cuda/support.hpp"

@@ -5,14 +5,15 @@
 
 #include "attn/mask.hpp"
 #include "attn/problem.hpp"
-#include "cuda/heuristics/choose_forward.hpp"
-#include "cuda/heuristics/forward_tiles.hpp"
+#include "cuda/kernels/forward_sm90/kernel.hpp"
+#include "cuda/plan/choose_forward.hpp"
+#include "cuda/plan/tile_order.hpp"
 
 namespace attn::cuda {
 namespace {
 
 int rows_of_tile(const Problem& problem) {
-  return choose_forward(problem, Arch{90, true}, {}, 1, "forward_sm90").block_m;
+  return choose_forward(problem, Arch{90, true}, {}, 1, "forward_sm90").tiling.rows;
 }
 int rows_of_tile(const std::string& mask) {
   return rows_of_tile(parse_problem("b1_n4096_h32_d64_bf16_buffer(blocks:u8:8x64x64)" + mask));
@@ -50,7 +51,8 @@ struct Keys {
 void expect(std::initializer_list<Keys> all) {
   for (const auto& [problem, keys] : all) {
     const Problem p = parse_problem(problem);
-    EXPECT_EQ(choose_forward(p, Arch{90, true}, {}, 1, "forward_sm90").block_n, keys) << problem;
+    EXPECT_EQ(choose_forward(p, Arch{90, true}, {}, 1, "forward_sm90").tiling.keys, keys)
+        << problem;
   }
 }
 
@@ -99,7 +101,9 @@ TEST(TileShape, FollowsWhatIsDoneWithScores) {
 }
 
 int near_blocks(const char* problem) {
-  return choose_forward(parse_problem(problem), Arch{90, true}, {}, 1, "forward_sm90").near_blocks;
+  const ForwardConfig config =
+      choose_forward(parse_problem(problem), Arch{90, true}, {}, 1, "forward_sm90");
+  return dynamic_cast<const ForwardSm90&>(*config.shape).near_blocks;
 }
 
 TEST(TileShape, DealsLateWhereTilesAreShort) {

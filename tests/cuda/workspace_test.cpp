@@ -8,7 +8,7 @@
 #include "cuda/backward/one_pass.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/heuristics/choose_backward.hpp"
-#include "cuda/heuristics/choose_forward.hpp"
+#include "cuda/plan/choose_forward.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -65,9 +65,9 @@ TEST(Workspace, HoldsPartialResultsAndWords) {
   std::int64_t largest = 0;
   for (const char* kernel : {"forward_sm90", "forward_sm80", "forward_simt"}) {
     const ForwardConfig config = choose_forward(problem, kHopper, {.seqused_q = true}, 1, kernel);
-    const std::int64_t tiles = (100 + config.block_m - 1) / config.block_m;
-    const std::int64_t windows = (5000 + 32 * config.block_n - 1) / (32 * config.block_n);
-    const std::int64_t of_kernel = 8 * 2 * tiles * windows * config.parts();
+    const std::int64_t tiles = (100 + config.tiling.rows - 1) / config.tiling.rows;
+    const std::int64_t windows = (5000 + 32 * config.tiling.keys - 1) / (32 * config.tiling.keys);
+    const std::int64_t of_kernel = 8 * 2 * tiles * windows * config.tiling.parts;
     EXPECT_EQ((num_key_words(problem, config) * 8).value(), of_kernel) << kernel;
     largest = std::max(largest, of_kernel);
   }

@@ -16,7 +16,7 @@ struct Source {
   std::string entry;                 // extern "C" __global__ function
   std::vector<std::string> options;  // further options of NVRTC
   // Bytes of spills, stores and loads each, that the kernel's tile shape was accepted with
-  // (src/cuda/heuristics); more is an error of `attn compile --strict`.
+  // (src/cuda/kernels); more is an error of `attn compile --strict`.
   int allowed_spill_bytes = 0;
 };
 

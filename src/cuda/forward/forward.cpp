@@ -22,29 +22,29 @@
 #include "cuda/driver/pointer.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/source.hpp"
-#include "cuda/heuristics/choose_forward.hpp"
-#include "cuda/heuristics/forward_kernel_name.hpp"
-#include "cuda/heuristics/forward_tiles.hpp"
 #include "cuda/jit/kernel.hpp"
+#include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/limits.hpp"
+#include "cuda/plan/choose_forward.hpp"
+#include "cuda/plan/forward_kernel_name.hpp"
+#include "cuda/plan/splits.hpp"
 #include "cuda/plan_state.hpp"
 
 namespace attn::cuda {
 namespace {
 
 std::int64_t blocks_of(const ForwardConfig& config, std::int64_t tiles, int sm_count) {
-  // The Hopper kernel stays and takes tile after tile.
-  return config.kernel == ForwardKernel::sm90 ? std::min<std::int64_t>(tiles, sm_count) : tiles;
+  return config.kernel->stays ? std::min<std::int64_t>(tiles, sm_count) : tiles;
 }
 
 Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
   Launch launch;
-  launch.kernel = name(config.kernel);
+  launch.kernel = config.kernel->name;
   launch.arch = to_string(arch);
   launch.grid = {blocks, 1, 1};
-  launch.threads = config.threads();
-  launch.shared_bytes = config.shared_bytes();
-  launch.stages = config.stages;
+  launch.threads = config.tiling.threads;
+  launch.shared_bytes = config.tiling.shared_bytes;
+  launch.stages = config.tiling.stages;
   return launch;
 }
 
@@ -106,7 +106,9 @@ ForwardRun make_run(const Plan& plan, const ForwardTensors& tensors, const Input
   const Arch arch = arch_of_capability(device.arch);
   const bool hopper = device.arch >= 90;
   const std::string named = forward_kernel_name(plan.algorithm, plan.kernel);
-  const std::string kernel = tensors.mapped ? named : std::string(name(ForwardKernel::sm80));
+  // Where the driver does not take the strides.
+  constexpr std::string_view kWithoutMaps = "forward_sm80";
+  const std::string_view kernel = tensors.mapped ? std::string_view(named) : kWithoutMaps;
   check_plan(plan, arch, named);
   const ForwardConfig config = choose_forward(p, arch, tensors, plan.num_splits, kernel);
   ForwardRun run{.tensors = tensors,
@@ -119,14 +121,14 @@ ForwardRun make_run(const Plan& plan, const ForwardTensors& tensors, const Input
   const std::int64_t words = num_key_words(p, config).value();
   if (words > 0) {
     requests.push_back({classify_source(p, config, inputs.buffers), &run.classify});
-    run.classify_launch = classify_launch(words, config.parts());
+    run.classify_launch = classify_launch(words, config.tiling.parts);
     run.forward_launch.programmatic_dependent_launch = hopper;
   }
   // Loads of buffers are not ordered behind the wait for what comes before
   // (device/expr/buffer.cuh).
   const auto reads = [](const expr::Expr& e) { return !e.empty() && !expr::buffers(e).empty(); };
   const bool reads_buffers = reads(p.mask) || reads(p.score);
-  if (config.kernel == ForwardKernel::few_rows && !reads_buffers) {
+  if (config.kernel->begins_early && !reads_buffers) {
     run.forward_launch.programmatic_dependent_launch = hopper;
   }
   requests.push_back({forward_source(p, config, inputs.buffers), &run.forward});
@@ -136,9 +138,9 @@ ForwardRun make_run(const Plan& plan, const ForwardTensors& tensors, const Input
   }
   const std::int64_t tiles = num_tiles(p, config, plan.num_splits).value();
   run.forward_launch.grid[0] = blocks_of(config, tiles, device.sm_count);
-  run.forward_launch.block = static_cast<unsigned>(config.threads());
-  run.forward_launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
-  run.deals_tiles = config.kernel == ForwardKernel::sm90 && tiles > device.sm_count;
+  run.forward_launch.block = static_cast<unsigned>(config.tiling.threads);
+  run.forward_launch.shared_bytes = static_cast<unsigned>(config.tiling.shared_bytes);
+  run.deals_tiles = config.kernel->stays && tiles > device.sm_count;
   get_kernels(plan.device.index, requests, context);
   return run;
 }
@@ -155,7 +157,7 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   }
   const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
   ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
-  const Algorithm own = algorithm_of(config.kernel, config.skips_empty);
+  const Algorithm own = config.algorithm;
   Plan plan;
   plan.problem = problem;
   plan.phase = Phase::forward;
@@ -188,8 +190,8 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
                               name(options.algorithm), core::echo(problem)));
   }
   plan.compute = problem.dtype;
-  plan.block_q = plan.rows_per_task = config.block_m;
-  plan.block_k = config.keys_at_once();
+  plan.block_q = plan.rows_per_task = config.tiling.rows;
+  plan.block_k = config.tiling.keys_at_once();
   const core::Size workspace = workspace_bytes(problem, arch, plan.num_splits, kernel);
   check_sizes(problem, Phase::forward, workspace,
               most_blocks(problem, arch, plan.num_splits, kernel));
@@ -197,11 +199,12 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   plan.tasks = num_tiles(problem, config, plan.num_splits).value();
   plan.workspace_bytes = workspace.value();
   plan.launch = describe(config, arch, blocks_of(config, plan.tasks, device.sm_count));
-  plan.reasons.push_back(config.reason);
-  if (config.group > 1) {
+  plan.reasons.emplace_back(config.tiling.reason);
+  if (config.tiling.group > 1) {
     plan.reasons.push_back(fmt::format(
         "the {} query heads of a group share tiles: {} rows a tile would stay empty otherwise",
-        config.group, config.block_m - static_cast<int>(problem.seqlen_q) % config.block_m));
+        config.tiling.group,
+        config.tiling.rows - static_cast<int>(problem.seqlen_q) % config.tiling.rows));
   }
   if (config.splits) {
     plan.reasons.push_back(
@@ -233,8 +236,8 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   };
   const ForwardRun* run = find();
   std::optional<ForwardMaps> maps;
-  if (run->config.kernel == ForwardKernel::sm90) {
-    maps = forward_maps(problem, run->config, inputs, outputs);
+  if (run->config.kernel->reads_maps) {
+    maps = run->config.shape->maps(run->config, problem, inputs, outputs);
     if (!maps) {
       tensors.mapped = false;
       run = find();
@@ -250,8 +253,8 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   if (run->classify != nullptr) {
     run->classify->launch(run->classify_launch, context.stream, arguments.data());
   }
-  const int passes = run->config.kernel == ForwardKernel::standard ? 3 : 1;
-  for (parameters.pass = 0; parameters.pass < passes; ++parameters.pass) {
+  const int launches = run->config.kernel->launches;
+  for (parameters.pass = 0; parameters.pass < launches; ++parameters.pass) {
     run->forward->launch(run->forward_launch, context.stream, arguments.data());
   }
   if (run->combine != nullptr) {

@@ -4,7 +4,7 @@
 #include "attn/expr.hpp"
 #include "attn/problem.hpp"
 #include "cuda/codegen/source.hpp"
-#include "cuda/heuristics/forward_config.hpp"
+#include "cuda/kernels/forward_kernel.hpp"
 
 namespace attn::cuda {
 

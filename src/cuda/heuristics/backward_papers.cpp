@@ -1,7 +1,7 @@
 #include "cuda/heuristics/backward_papers.hpp"
 
-#include "cuda/heuristics/shared_memory.hpp"
 #include "cuda/kernel_parts.hpp"
+#include "cuda/kernels/shared_memory.hpp"
 
 namespace attn::cuda {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "cuda/heuristics/shared_memory.hpp"
+#include "cuda/kernels/shared_memory.hpp"
 
 namespace attn::cuda {
 namespace {

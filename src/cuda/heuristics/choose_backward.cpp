@@ -16,8 +16,8 @@
 #include "cuda/heuristics/backward_sm90.hpp"
 #include "cuda/heuristics/backward_sm90_buffers.hpp"
 #include "cuda/heuristics/one_pass_sizes.hpp"
-#include "cuda/heuristics/shared_memory.hpp"
 #include "cuda/kernel_parts.hpp"
+#include "cuda/kernels/shared_memory.hpp"
 #include "cuda/limits.hpp"
 
 namespace attn::cuda {

@@ -13,10 +13,10 @@
 #include "cuda/device/matmul/params.cuh"
 #include "cuda/driver/api.hpp"
 #include "cuda/driver/device.hpp"
-#include "cuda/heuristics/choose_matmul.hpp"
-#include "cuda/heuristics/matmul_sm90.hpp"
 #include "cuda/jit/kernels_by_key.hpp"
 #include "cuda/limits.hpp"
+#include "cuda/matmul/choose_matmul.hpp"
+#include "cuda/matmul/matmul_sm90.hpp"
 #include "cuda/matmul/source.hpp"
 #include "cuda/tensor_map.hpp"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/codegen/source.hpp"
-#include "cuda/heuristics/matmul_config.hpp"
+#include "cuda/matmul/matmul_config.hpp"
 
 namespace attn::cuda {
 

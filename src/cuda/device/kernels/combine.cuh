@@ -2,7 +2,7 @@
 // (Flash-Decoding). Several threads share a column of O, each with some of the splits, so that the
 // loads of a row are on their way together; their sums are added in a fixed order.
 //
-// Reads of C (heuristics/combine_shape.hpp):
+// Reads of C (kernels/combine_shape.hpp):
 //   Element        of O: Float32, BFloat16 or Float16
 //   kHeadDimV      1 to 512
 //   kVectorO       the address and strides of O are multiples of 4 elements

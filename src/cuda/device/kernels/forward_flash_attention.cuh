@@ -33,6 +33,7 @@ struct ForwardFlashAttention {
   static constexpr int kOfKeys = kOfK + C::kBlockN * kColumnsV;
   static constexpr int kBytes =
       4 * Layout::kKeysAt + C::kStages * kOfKeys * static_cast<int>(sizeof(Storage));
+  static_assert(kBytes == C::kSharedBytes);  // that the launch gives
 
   const ForwardParams& p;
   const Expressions& e;

@@ -419,6 +419,7 @@ __device__ __forceinline__ float* shared_memory() {
 
 template <class C, class Expressions>
 __device__ __forceinline__ void forward_simt(const ForwardParams& p, const Expressions& e) {
+  static_assert(ForwardSimtLayout<C>::kBytes == C::kSharedBytes);  // that the launch gives
   ForwardSimt<C, Expressions>{p, e, QueryTile<C>::at(p, static_cast<int>(blockIdx.x)),
                               shared_memory()}
       .run();

@@ -61,6 +61,7 @@ struct ForwardSm80 {
   static constexpr int kTiles = kRows / 16;
   static constexpr int kSteps = TileK::kChunks / 2;
   static constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+  static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
   static_assert(kRows == 16 || kRows == 32);
   static_assert(C::kBlockN % (C::kDropout ? 32 : 16) == 0 && (C::kStages == 1 || C::kStages == 2));
 

@@ -76,6 +76,7 @@ struct ForwardFewRows {
   // not as a part, and splits past the end of a sequence do nothing (kernels/combine.cuh,
   // kBlockKeys).
   static constexpr bool kByLength = C::kSplits && (C::kUsedK || C::kPackedK);
+  static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
   static_assert(kTiles == 1 || kTiles == 2);
   static_assert(kKeys % 16 == 0 && C::kStages >= 2 && !C::kDropout);
 

@@ -133,6 +133,7 @@ struct ForwardStandard {
 
 template <class C, class Expressions>
 __device__ __forceinline__ void forward_standard(const ForwardParams& p, const Expressions& e) {
+  static_assert(ForwardSimtLayout<C>::kBytes == C::kSharedBytes);  // that the launch gives
   const ForwardStandard<C, Expressions> standard{
       {p, e, QueryTile<C>::at(p, static_cast<int>(blockIdx.x)), shared_memory()}};
   if (p.pass == 0) standard.scores();

@@ -6,7 +6,7 @@
 // those at work share A and B in L2. Expected: 1.05 to 1.15 times. Measured: 1.13 times (787
 // TFLOP/s; cuBLAS 782).
 //
-// Tile: by the table of src/cuda/heuristics/matmul_sm90.cpp, 128 x 256 x 64 for large products,
+// Tile: by the table of src/cuda/matmul/matmul_sm90.cpp, 128 x 256 x 64 for large products,
 // with a producer and a warpgroup for each 64 rows. Reads of C also kStoresBoxes: C goes by the
 // copy engine, which takes 16-bit elements in rows of multiples of 16 bytes; else each thread
 // stores what it holds.

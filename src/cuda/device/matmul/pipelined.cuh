@@ -9,7 +9,7 @@
 // can give: on Hopper two thirds of the tensor cores' rate, the rest needs wgmma. Measured: 1.9
 // times (500 TFLOP/s, 0.64 of cuBLAS, which has wgmma).
 //
-// Tile: by the table of src/cuda/heuristics/matmul_sm80.cpp, 128 x 256 x 64 with eight warps or 128
+// Tile: by the table of src/cuda/matmul/matmul_sm80.cpp, 128 x 256 x 64 with eight warps or 128
 // x 128 x 32 with four for large products. Takes what vector_loads takes. Reads of C also kRows,
 // kColumns, kDepth, kStages, kThreads and kWarpsDown, the warps below each other.
 #pragma once

@@ -7,7 +7,7 @@
 // 3072. Measured there: 6.7 us for 7.9 of persistent with 64 x 64 and 23.8 with 128 x 192: 1.2 and
 // 3.6 times; cuBLAS takes 7.6.
 //
-// Tile: by the table of src/cuda/heuristics/matmul_sm90.cpp, p.steps_per_split steps of k a block.
+// Tile: by the table of src/cuda/matmul/matmul_sm90.cpp, p.steps_per_split steps of k a block.
 // Reads of C also kSplits, the blocks of a cluster, of which kColumns / 8 is a multiple.
 #pragma once
 

@@ -16,6 +16,7 @@ namespace attn::device {
 template <class C, class Expressions>
 struct ForwardSm90Tiles {
   using Layout = ForwardSm90Layout<C>;
+  static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
   using Element = typename C::Element;
   static constexpr int kBlockM = 64 * C::kConsumers;
   static constexpr int kGroup = C::kGroup;  // a power of two, as it divides 64

@@ -1,0 +1,37 @@
+// What a problem and the tensors of a call ask of a forward kernel, whatever its tile shape.
+#pragma once
+
+#include "attn/problem.hpp"
+#include "attn/tensor.hpp"
+
+namespace attn::cuda {
+
+// What the tensors of a call add to the problem.
+struct ForwardTensors {
+  bool seqused_q = false, seqused_k = false;
+  // Addresses and strides of Q, K, V and O are multiples of 16 bytes.
+  bool aligned = true;
+  bool mapped = true;  // the driver makes tensor maps of them, which forward_sm90 needs
+  bool operator==(const ForwardTensors&) const = default;
+};
+
+struct ForwardFeatures {
+  DType dtype = DType::bf16;
+  int head_dim = 0, head_dim_v = 0;
+  bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
+  int page_size = 0;  // when paged
+  bool sink = false, dropout = false;
+  bool dropout_flipped = false;  // core::DropoutRule::flipped
+  bool rng_state = false;        // seed and offset of dropout are read by the kernel
+  bool vector_o = true;          // O may be written 16 bytes at a time
+  // What the mask says of blocks of keys differs between heads, and between batch entries.
+  bool mask_heads = false, mask_batches = false;
+  bool mask_reads_buffers = false;
+  // The mask is not empty, or a score may be -inf: rows of O that are not finite are looked at
+  // again (device/softmax/visible_row.cuh).
+  bool hides_keys = false;
+};
+
+ForwardFeatures forward_features(const Problem& problem, const ForwardTensors& tensors);
+
+}  // namespace attn::cuda

@@ -1,0 +1,122 @@
+// What a forward kernel tells the library about itself, and what it is compiled for. Each has a
+// folder beside this file, and a row in the table of forward_kernels.cpp; nothing else names it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "attn/plan.hpp"
+#include "attn/run.hpp"
+#include "core/tensor/size.hpp"
+#include "cuda/codegen/config_text.hpp"
+#include "cuda/device/params.cuh"
+#include "cuda/driver/types.hpp"
+#include "cuda/jit/compile.hpp"
+#include "cuda/kernels/combine_shape.hpp"
+#include "cuda/kernels/forward_features.hpp"
+#include "cuda/kernels/tiling.hpp"
+
+namespace attn::cuda {
+
+struct ForwardConfig;
+
+// Mirrors attn::device::ForwardMaps.
+struct ForwardMaps {
+  CUtensorMap q, k, v, o;
+};
+
+// What was chosen for a problem that only the kernel itself knows of. Immutable.
+class ForwardShape {
+ public:
+  ForwardShape() = default;
+  ForwardShape(const ForwardShape&) = delete;
+  ForwardShape& operator=(const ForwardShape&) = delete;
+  virtual ~ForwardShape() = default;
+
+  // Constants that the kernel reads beside those that every kernel has (forward/source.cpp).
+  virtual void print(const ForwardConfig& config, ConfigText& to) const = 0;
+  // Text that stands before the kernel's header, in namespace attn::device.
+  virtual std::string declarations(const ForwardConfig&) const { return {}; }
+  // The tensor maps, of kernels whose row says that they are given them; nothing where the driver
+  // does not take the strides.
+  virtual std::optional<ForwardMaps> maps(const ForwardConfig&, const Problem&, const Inputs&,
+                                          const Outputs&) const {
+    return std::nullopt;
+  }
+};
+
+// What a kernel is asked to choose a tile shape for.
+struct ForwardRequest {
+  const Problem& problem;
+  Arch arch;
+  const ForwardTensors& tensors;
+  ForwardFeatures features;
+  bool splits;             // keys are split
+  std::string_view parts;  // of a tile shape, that the caller names ("n128_s2"), or empty
+};
+
+// Where obstacle is not empty the kernel does not take the problem, for that reason, and the rest
+// is not set.
+struct ForwardChoice {
+  Tiling tiling{};
+  std::shared_ptr<const ForwardShape> shape{};
+  bool skips_empty = false;  // block_sparse: tiles that the mask empties are left out
+  std::string obstacle{};
+
+  static ForwardChoice refused(std::string why) { return {.obstacle = std::move(why)}; }
+};
+
+// A row of the table.
+struct ForwardKernel {
+  // Of the kernel, its header in device/kernels/ and the function in that header.
+  std::string_view name;
+  // Kernels of another algorithm than this one run only where they or that are asked for by name.
+  Algorithm algorithm = Algorithm::flash_attention_2;
+  // Whether the kernel takes the problem, and with which tile shape. Throws Error(invalid_argument)
+  // for parts that it does not have.
+  ForwardChoice (*choose)(const ForwardRequest& request);
+  // Instead of the rule of plan/splits.cpp.
+  std::int32_t (*choose_splits)(const Problem& problem, const ForwardConfig& config,
+                                int sm_count) = nullptr;
+  // Bytes of the workspace, of a kernel that keeps something else there than parts of O, and where
+  // it finds it.
+  core::Size (*workspace)(const Problem& problem) = nullptr;
+  void (*place)(device::ForwardParams& to, const Problem& problem, void* workspace) = nullptr;
+
+  int launches = 1;               // one after the other, with ForwardParams::pass
+  bool takes_parts = false;       // a name may go on with parts of a tile shape
+  bool reads_maps = false;        // is given tensor maps
+  bool stays = false;             // one thread block a multiprocessor, which takes tile after tile
+  bool begins_early = false;      // while the kernel before ends, where nothing reads buffers
+  bool tile_is_head = false;      // a thread block has all rows of a query head
+  bool splits_by_length = false;  // a sequence that one split holds is stored whole (combine.cuh)
+  bool bounds_keys = false;       // takes more of the mask as bounds of the key
+
+  bool runs_by_name_only() const noexcept { return algorithm != Algorithm::flash_attention_2; }
+};
+
+// In order of preference; those that run by name only are the last.
+std::span<const ForwardKernel> forward_kernels() noexcept;
+// Null where there is none of that name.
+const ForwardKernel* find_forward_kernel(std::string_view name) noexcept;
+
+// A kernel, its tile shape, and what else was chosen for the problem.
+struct ForwardConfig {
+  const ForwardKernel* kernel = nullptr;
+  ForwardFeatures features{};
+  Tiling tiling{};
+  std::shared_ptr<const ForwardShape> shape{};
+  Algorithm algorithm = Algorithm::flash_attention_2;
+
+  bool splits = false;
+  CombineShape combine{};  // where keys are split
+  // A kernel of its own classifies blocks of keys before (device/kernels/classify.cuh), since the
+  // mask reads buffers.
+  bool classified = false;
+};
+
+}  // namespace attn::cuda

@@ -1,0 +1,27 @@
+// The tiles of a forward pass: how rows of query heads share them, and how many there are.
+#pragma once
+
+#include <cstdint>
+
+#include "attn/problem.hpp"
+#include "core/tensor/size.hpp"
+#include "cuda/kernels/forward_kernel.hpp"
+
+namespace attn::cuda {
+
+// Query heads of one K, V head that share a tile of tile_rows rows: all of a group where that
+// leaves a tenth fewer tiles, and where they divide `rows`; else 1.
+int packed_group(const Problem& problem, int tile_rows, int rows);
+
+// Rows of O, one for each batch entry, query head and query.
+core::Size all_rows(const Problem& problem);
+
+// Tiles of the rows of a group's query heads.
+core::Size m_blocks(const Problem& problem, const ForwardConfig& config);
+
+// Tiles of O that the kernel works on, splits counted; query heads where each is a tile.
+core::Size num_tiles(const Problem& problem, const ForwardConfig& config, std::int32_t num_splits);
+
+inline constexpr std::int32_t kMostSplits = 128;
+
+}  // namespace attn::cuda

@@ -1,0 +1,109 @@
+#include "cuda/plan/choose_forward.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <string>
+#include <utility>
+
+#include "attn/error.hpp"
+#include "core/text/echo.hpp"
+#include "cuda/kernel_parts.hpp"
+
+namespace attn::cuda {
+namespace {
+
+constexpr std::int64_t kSharedBytes = 227 << 10;  // of a block, on 9.0: the most of all
+
+// Names of the kernels of which `is` is true, as a list in prose.
+template <class Is>
+std::string names_of(const Is& is) {
+  std::vector<std::string_view> names;
+  for (const ForwardKernel& kernel : forward_kernels()) {
+    if (is(kernel)) names.push_back(kernel.name);
+  }
+  const std::string_view last = names.back();
+  names.pop_back();
+  return fmt::format("{} and {}", fmt::join(names, ", "), last);
+}
+
+// The kernel with the shape that it chose, or why it does not take the problem.
+std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
+                                                 const ForwardRequest& request,
+                                                 std::int32_t num_splits) {
+  const Problem& p = request.problem;
+  if (p.dtype == DType::f64) return {{}, "dtype is f64; accepted are f32, bf16 and f16"};
+  ForwardChoice choice = kernel.choose(request);
+  if (!choice.obstacle.empty()) return {{}, std::move(choice.obstacle)};
+  ForwardConfig config{.kernel = &kernel,
+                       .features = request.features,
+                       .tiling = choice.tiling,
+                       .shape = std::move(choice.shape),
+                       .algorithm = choice.skips_empty ? Algorithm::block_sparse : kernel.algorithm,
+                       .splits = request.splits};
+  if (config.splits) config.combine = choose_combine(p.head_dim_v, num_splits);
+  // The papers' kernels look at masks tile by tile.
+  config.classified = config.features.mask_reads_buffers && !kernel.runs_by_name_only();
+  return {std::move(config), {}};
+}
+
+ForwardRequest request_of(const Problem& p, Arch arch, const ForwardTensors& tensors,
+                          std::int32_t num_splits, std::string_view parts) {
+  return {p, arch, tensors, forward_features(p, tensors), num_splits > 1, parts};
+}
+
+}  // namespace
+
+ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
+                             std::int32_t num_splits, std::string_view forced) {
+  const KernelName named = split_kernel_name(forced);
+  const ForwardKernel* const only = find_forward_kernel(named.kernel);
+  if (!named.shape.empty() && (only == nullptr || !only->takes_parts)) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("kernel is '{}'; only {} take parts of a tile shape", core::echo(forced),
+                    names_of([](const ForwardKernel& kernel) { return kernel.takes_parts; })));
+  }
+  if (!forced.empty() && only == nullptr) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("kernel is '{}'; accepted are {}", core::echo(forced),
+                            names_of([](const ForwardKernel&) { return true; })));
+  }
+  const ForwardRequest request = request_of(problem, arch, tensors, num_splits, named.shape);
+  std::string why;
+  for (const ForwardKernel& kernel : forward_kernels()) {
+    if (only != nullptr ? &kernel != only : kernel.runs_by_name_only()) continue;
+    auto [config, obstacle] = configured(kernel, request, num_splits);
+    why = std::move(obstacle);
+    if (!why.empty()) continue;
+    if (const std::int64_t bytes = config.tiling.shared_bytes; bytes > kSharedBytes) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("kernel is '{}': its tiles take {} bytes of shared memory; accepted "
+                              "are at most {}",
+                              core::echo(forced), bytes, kSharedBytes));
+    }
+    return std::move(config);
+  }
+  throw Error(ErrorCode::unsupported,
+              fmt::format("no kernel of the cuda backend takes {}: {}", core::echo(problem), why));
+}
+
+std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, std::int32_t num_splits,
+                                             std::string_view forced) {
+  const ForwardTensors most{.seqused_q = true, .seqused_k = true};
+  const auto [named, parts] = split_kernel_name(forced);
+  const ForwardKernel* const only = find_forward_kernel(named);
+  if (only != nullptr && only->runs_by_name_only()) {
+    return {choose_forward(p, arch, most, num_splits, forced)};
+  }
+  const ForwardRequest request = request_of(p, arch, most, num_splits, parts);
+  std::vector<ForwardConfig> all;
+  for (const ForwardKernel& kernel : forward_kernels()) {
+    if (kernel.runs_by_name_only()) continue;
+    auto [config, why] = configured(kernel, request, num_splits);
+    if (why.empty()) all.push_back(std::move(config));
+  }
+  return all;
+}
+
+}  // namespace attn::cuda

@@ -1,0 +1,24 @@
+// Which forward kernel a problem gets, and which tile shape.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "attn/problem.hpp"
+#include "cuda/jit/compile.hpp"
+#include "cuda/kernels/forward_kernel.hpp"
+
+namespace attn::cuda {
+
+// The kernel and the shape for a problem; `forced` is a kernel's name or empty. Throws
+// Error(unsupported) naming the problem and what the forced kernel, or every kernel, takes.
+ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
+                             std::int32_t num_splits, std::string_view forced);
+
+// The choice for each kernel that may come to run the problem: which one does depends on the
+// tensors of a call. Features are those that ask for most.
+std::vector<ForwardConfig> possible_forwards(const Problem& problem, Arch arch,
+                                             std::int32_t num_splits, std::string_view forced);
+
+}  // namespace attn::cuda

@@ -1,0 +1,62 @@
+#include "cuda/plan/forward_kernel_name.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "attn/error.hpp"
+#include "core/text/echo.hpp"
+#include "cuda/kernel_parts.hpp"
+#include "cuda/kernels/forward_kernel.hpp"
+
+namespace attn::cuda {
+namespace {
+
+std::string_view kernel_of(Algorithm algorithm) {
+  return std::ranges::find(forward_kernels(), algorithm, &ForwardKernel::algorithm)->name;
+}
+
+bool runs_by_name_only(std::string_view name) {
+  const ForwardKernel* const kernel = find_forward_kernel(name);
+  return kernel != nullptr && kernel->runs_by_name_only();
+}
+
+}  // namespace
+
+std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
+  const KernelName named = split_kernel_name(kernel);
+  std::string_view base, shape;
+  switch (algorithm) {
+    case Algorithm::flash_attention:
+    case Algorithm::standard:
+      base = kernel_of(algorithm);
+      break;
+    case Algorithm::block_sparse:
+      base = kernel_of(Algorithm::flash_attention);
+      shape = "sparse";
+      break;
+    case Algorithm::flash_attention_2:
+    case Algorithm::flash_decoding:
+    case Algorithm::memory_efficient:
+      base = "forward_sm90, forward_sm80, forward_sm80_few_rows or forward_simt";
+      break;
+    case Algorithm::automatic:
+      return std::string(kernel);
+  }
+  const bool by_name_only = runs_by_name_only(base);
+  if (!kernel.empty() && (by_name_only ? named.kernel != base : runs_by_name_only(named.kernel))) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("kernel is '{}' and algorithm is {}; accepted with it is {}",
+                            core::echo(kernel), name(algorithm), base));
+  }
+  if (!by_name_only) return std::string(kernel);
+  std::string result(base);
+  for (const std::string_view part : {shape, named.shape}) {
+    if (part.empty() || result.ends_with(part)) continue;
+    result += result == base ? '/' : '_';
+    result += part;
+  }
+  return result;
+}
+
+}  // namespace attn::cuda
