@@ -8,6 +8,7 @@
 
 #include "attn/error.hpp"
 #include "attn/run.hpp"
+#include "core/ceil_div.hpp"
 #include "harness/cases.hpp"
 #include "harness/device_data.hpp"
 #include "harness/expectation.hpp"
@@ -29,7 +30,7 @@ constexpr std::int64_t kMaxPairs = 1 << 16;
 constexpr std::size_t kSecondLookDraws = 128;
 constexpr std::int64_t kSecondLookPairs = 1 << 22;
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 // smallest_sum: elements of the smallest gradient of a buffer.
 std::int64_t draws_for(const Problem& p, const Hints& hints, std::int64_t smallest_sum) {
@@ -38,7 +39,7 @@ std::int64_t draws_for(const Problem& p, const Hints& hints, std::int64_t smalle
   std::int64_t rows = p.batch * std::min(p.heads_q * p.seqlen_q, p.heads_k * p.seqlen_k);
   if (p.sink) rows = std::min(rows, p.heads_q);
   rows = std::min(rows, smallest_sum);
-  const std::int64_t wanted = divide_up(kRows, std::max<std::int64_t>(1, rows));
+  const std::int64_t wanted = ceil_div(kRows, std::max<std::int64_t>(1, rows));
   const std::int64_t affordable = kMaxPairs / std::max<std::int64_t>(1, pairs);
   return std::clamp<std::int64_t>(std::min(wanted, affordable), 1, kMaxDraws);
 }

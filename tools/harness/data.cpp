@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "attn/error.hpp"
+#include "core/ceil_div.hpp"
 #include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
 
@@ -18,7 +19,7 @@ namespace {
 
 std::int32_t& i32(const Tensor& t, std::int64_t i) { return static_cast<std::int32_t*>(t.data)[i]; }
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 std::vector<std::int64_t> shape_of(const Tensor& t) {
   return {t.shape.begin(), t.shape.begin() + t.rank};
@@ -236,12 +237,12 @@ Tensor CaseData::make_seqused(const std::string& name, const std::vector<std::in
 
 // Pages in use in random order, so that the pool has unused pages between them.
 void CaseData::make_page_table() {
-  const std::int64_t width = divide_up(problem.seqlen_k, problem.page_size);
+  const std::int64_t width = ceil_div(problem.seqlen_k, problem.page_size);
   inputs.page_table =
       input("page_table", DType::i32, {problem.batch, width}, {.strided = hints_.strided});
   std::int64_t in_use = 0;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    in_use += divide_up(i32(inputs.seqused_k, b), problem.page_size);
+    in_use += ceil_div(i32(inputs.seqused_k, b), problem.page_size);
   }
   std::vector<std::int32_t> pages(static_cast<std::size_t>(in_use + 1 + below(4)));
   std::iota(pages.begin(), pages.end(), 0);
@@ -250,7 +251,7 @@ void CaseData::make_page_table() {
   constexpr std::int32_t kNonsense[] = {-1, std::numeric_limits<std::int32_t>::max(),
                                         std::numeric_limits<std::int32_t>::min()};
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const std::int64_t used = divide_up(i32(inputs.seqused_k, b), problem.page_size);
+    const std::int64_t used = ceil_div(i32(inputs.seqused_k, b), problem.page_size);
     for (std::int64_t i = 0; i < width; ++i) {
       std::int32_t& entry = i32(inputs.page_table, inputs.page_table.offset({b, i}));
       entry = kNonsense[below(3)];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/ceil_div.hpp"
 #include "cuda/device/params.cuh"
 #include "cuda/driver/counters.hpp"
 #include "cuda/heuristics/backward_tiles.hpp"
@@ -13,13 +14,13 @@
 namespace attn::cuda {
 namespace {
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 // Bytes of what tells tiles their turns (device/schedule/dq_turns.cuh), a multiple of 8.
 core::Size turns_bytes(const Problem& p, const BackwardConfig& c) {
   if (!c.ordered) return 0;
   constexpr std::int64_t kTiles = 32, kTurnColumns = 128;
   const core::Size passed =
-      core::divide_up(one_pass_rows(p, c), c.block_n) * divide_up(p.head_dim, kTurnColumns);
+      core::divide_up(one_pass_rows(p, c), c.block_n) * ceil_div(p.head_dim, kTurnColumns);
   const core::Size seen = core::divide_up(key_blocks(p, c), kTiles) * query_blocks(p, c) *
                           (c.mask_heads ? p.heads_q : 1) * (c.mask_batches ? p.batch : 1);
   return core::round_up((passed + seen + 1) * 4, 8);
@@ -93,7 +94,7 @@ void place_one_pass(device::BackwardParams& to, const OnePassPlaces& places, std
 void set_one_pass_parameters(device::BackwardParams& to, const Problem& p,
                              const BackwardConfig& config) {
   to.query_blocks = static_cast<int>(query_blocks(p, config));
-  to.query_windows = static_cast<int>(divide_up(to.query_blocks, kWordBlocks));
+  to.query_windows = static_cast<int>(ceil_div(to.query_blocks, kWordBlocks));
   to.key_blocks = static_cast<int>(key_blocks(p, config));
   to.group = static_cast<int>(p.heads_q / p.heads_k);
   to.heads_at_once = heads_at_once(p, config);
@@ -111,13 +112,13 @@ void launch_one_pass(const OnePassKernels& kernels, const BackwardConfig& config
   const bool dependent = device.arch >= 90;
   std::array<void*, 4> arguments{&p, expressions, slope, maps};
   launch(*kernels.rows,
-         divide_up(places * kPlaceQueries * backward_row_threads(config), kRowsThreads),
+         ceil_div(places * kPlaceQueries * backward_row_threads(config), kRowsThreads),
          kRowsThreads, arguments.data(), context, false);
   if (kernels.words != nullptr) {
     const std::int64_t words = std::int64_t{p.query_windows} * p.key_blocks *
                                (config.mask_heads ? p.heads_q : 1) *
                                (config.mask_batches ? p.batch : 1);
-    launch(*kernels.words, divide_up(words * kWordThreads, kWordsThreads), kWordsThreads,
+    launch(*kernels.words, ceil_div(words * kWordThreads, kWordsThreads), kWordsThreads,
            arguments.data(), context, dependent);
   }
   LaunchConfig main;

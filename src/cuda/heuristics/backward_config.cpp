@@ -1,23 +1,25 @@
 #include "cuda/heuristics/backward_config.hpp"
 
+#include "core/ceil_div.hpp"
+
 #include <algorithm>
 
 namespace attn::cuda {
 namespace {
 
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 // Bytes of shared memory of each kernel, as its layout in src/cuda/device counts them.
 // BackwardSm90Layout has K, V, then rings of Q, dO, P, dS and pieces of dQ, then steps.
 std::int64_t sm90_bytes(const BackwardConfig& c) {
-  const std::int64_t panels = divide_up(c.head_dim, 64), panels_v = divide_up(c.head_dim_v, 64);
+  const std::int64_t panels = ceil_div(c.head_dim, 64), panels_v = ceil_div(c.head_dim_v, 64);
   const std::int64_t row_panel = 128 * c.block_n, key_panel = 128 * c.block_m / c.cluster;
   constexpr int kSteps = 16, kStepBytes = 32 + 16;
   std::int64_t bytes = key_panel * (panels + panels_v);
   if (c.cluster > 1) bytes += key_panel * panels / c.cluster + c.stages_p * row_panel;
   bytes += row_panel * (c.stages * panels + c.stages_o * panels_v);
   bytes += 2 * c.stages_p * row_panel * (c.block_m / c.cluster / 64);
-  const std::int64_t pieces = divide_up(c.head_dim, c.piece_columns) / c.cluster;
+  const std::int64_t pieces = ceil_div(c.head_dim, c.piece_columns) / c.cluster;
   const std::int64_t staged = std::min<std::int64_t>(c.stages_dq, 2 * pieces);
   bytes += 4 * staged * c.block_n * std::min(c.head_dim, c.piece_columns);
   bytes += std::int64_t{4} * c.block_n * (c.stages + c.stages_o);
@@ -35,7 +37,7 @@ std::int64_t sm90_bytes(const BackwardConfig& c) {
 // Columns for which rows in shared memory have room: warps take turns at blocks of 16.
 int padded(int head_dim, const BackwardConfig& c) {
   const int turns = c.warps / std::min(c.key_warps, c.query_warps);
-  return static_cast<int>(divide_up(head_dim, 16 * turns)) * 16 * turns;
+  return static_cast<int>(ceil_div(head_dim, 16 * turns)) * 16 * turns;
 }
 
 // BackwardSm80Layout
@@ -54,7 +56,7 @@ std::int64_t sm90_buffers_bytes(const BackwardConfig& c) {
   return c.stages * (place + kStepBytes + kBarriers);
 }
 
-constexpr std::int64_t row_bytes(int head_dim) { return divide_up(head_dim, 16) * 32; }
+constexpr std::int64_t row_bytes(int head_dim) { return ceil_div(head_dim, 16) * 32; }
 
 // BackwardSm80BuffersLayout
 std::int64_t sm80_buffers_bytes(const BackwardConfig& c) {

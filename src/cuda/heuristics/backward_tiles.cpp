@@ -1,5 +1,7 @@
 #include "cuda/heuristics/backward_tiles.hpp"
 
+#include "core/ceil_div.hpp"
+
 #include <algorithm>
 
 namespace attn::cuda {
@@ -7,7 +9,7 @@ namespace {
 
 using device::Gradient;
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 core::Size num_pairs(const Problem& p, bool of_batch, bool of_heads) {
   return core::Size(of_batch ? p.batch : 1) * (of_heads ? p.heads_q : 1);
@@ -50,7 +52,7 @@ int heads_at_once(const Problem& p, const BackwardConfig& config) {
   const std::int64_t row = 2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim;
   const std::int64_t pair = std::max<std::int64_t>(1, p.seqlen_q * (p.heads_q / p.heads_k) * row);
   const std::int64_t least =
-      divide_up(kLeastTiles, std::max<std::int64_t>(1, divide_up(p.seqlen_k, config.block_m)));
+      ceil_div(kLeastTiles, std::max<std::int64_t>(1, ceil_div(p.seqlen_k, config.block_m)));
   return static_cast<int>(
       even_group(std::max<std::int64_t>(1, p.batch * p.heads_k), std::max(bytes / pair, least)));
 }
@@ -60,7 +62,7 @@ std::int64_t even_group(std::int64_t pairs, std::int64_t most) noexcept {
   for (std::int64_t size = most; 2 * size > most; --size) {
     if (pairs % size == 0) return size;
   }
-  return divide_up(pairs, divide_up(pairs, most));
+  return ceil_div(pairs, ceil_div(pairs, most));
 }
 
 }  // namespace attn::cuda

@@ -3,21 +3,18 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/ceil_div.hpp"
 #include "cuda/heuristics/backward_tiles.hpp"
 
 namespace attn::cuda {
-namespace {
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
+using core::ceil_div;
 
 std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
-  return divide_up(p.seqlen_q, c.block_n) * (c.block_n / kPlaceQueries);
+  return ceil_div(p.seqlen_q, c.block_n) * (c.block_n / kPlaceQueries);
 }
 
 std::int64_t key_blocks(const Problem& p, const BackwardConfig& c) {
-  return divide_up(p.seqlen_k, c.block_m);
+  return ceil_div(p.seqlen_k, c.block_m);
 }
 
 core::Size one_pass_rows(const Problem& p, const BackwardConfig& c) {

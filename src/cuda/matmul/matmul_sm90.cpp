@@ -1,12 +1,14 @@
 #include "cuda/matmul/matmul_sm90.hpp"
 
+#include "core/ceil_div.hpp"
+
 #include <algorithm>
 #include <array>
 
 namespace attn::cuda {
 namespace {
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 // Blocks of clusters that run at once: a cluster lies in one group of 14 to 18 multiprocessors, so
 // some stay empty. 66 clusters of two fit 132 of them; 16 of eight did not, 12 did.
@@ -72,11 +74,11 @@ double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, 
   const int rows = row.shape.rows, columns = row.shape.columns, splits = row.shape.splits;
   const bool multicast = row.rung == MatmulRung::cluster_multicast;
   const std::int64_t cluster = multicast ? 2 : splits;
-  const std::int64_t tiles = sizes.batch * divide_up(divide_up(sizes.m, rows), multicast ? 2 : 1) *
-                             (multicast ? 2 : 1) * divide_up(sizes.n, columns);
-  const std::int64_t stages = divide_up(divide_up(sizes.k, sizes.depth), splits);
+  const std::int64_t tiles = sizes.batch * ceil_div(ceil_div(sizes.m, rows), multicast ? 2 : 1) *
+                             (multicast ? 2 : 1) * ceil_div(sizes.n, columns);
+  const std::int64_t stages = ceil_div(ceil_div(sizes.k, sizes.depth), splits);
   const std::int64_t at_once = std::min(tiles * splits, blocks_at_once(cluster, sm_count));
-  const auto waves = static_cast<double>(divide_up(tiles * splits, at_once));
+  const auto waves = static_cast<double>(ceil_div(tiles * splits, at_once));
   const double area = static_cast<double>(rows) * columns;
   // A stage: 128 bytes of each row and column at what L2 gives a multiprocessor, less where it
   // lasts for several waves, and flops at the tensor cores' rate. This and what follows fits the
@@ -89,7 +91,7 @@ double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, 
   // Multicast halves what is fetched of B, but 4096^3 takes no less time, and 64 x 128 at 1024 x
   // 768 x 3072 takes 1.15 times as long, so nothing for it here.
   const double fetched =
-      rows + static_cast<double>(between_lines ? 2 * divide_up(columns, 64) * 64 : columns);
+      rows + static_cast<double>(between_lines ? 2 * ceil_div(columns, 64) * 64 : columns);
   // 8-bit floats in 144 columns take a tenth more than their products say: 862 us at 8192^3, where
   // 192 columns take 783.
   const double per_product = float8 && columns > 128 && columns % 64 != 0 ? 1.1 : 1;
@@ -98,7 +100,7 @@ double matmul_sm90_cycles(const MatmulSizes& sizes, const MatmulSm90Shape& row, 
   // still, at 60 to both, which share a way to L2, and at 2400 to all: 64 x 12288 x 4096 takes 28
   // us in 64 tiles of 192 columns, which lie on as many pairs, and 33 us in 96 of 128.
   double from_memory = 0;
-  if (streams_b(sizes.n, sizes.k, 128 / sizes.depth, divide_up(sizes.m, rows))) {
+  if (streams_b(sizes.n, sizes.k, 128 / sizes.depth, ceil_div(sizes.m, rows))) {
     constexpr double kAlone = 46, kPair = 60, kMemory = 2400;
     const bool alone = 2 * at_once <= sm_count;
     stage = std::max(stage, fetched * 128 / (alone ? kAlone : kPair / 2));

@@ -2,6 +2,7 @@
 // mirrors the layout.
 #pragma once
 
+#include "device.cuh"
 #include "expr/integer.cuh"
 
 namespace attn::device {
@@ -23,11 +24,11 @@ struct alignas(8) Scalar<int> : Divisor {};
 // Addresses may lie anywhere: what is outside is not read.
 #ifdef __CUDACC__
 template <class T>
-__device__ __forceinline__ const T* at_offset(const void* data, long long bytes) {
+ATTN_DEVICE const T* at_offset(const void* data, long long bytes) {
   return reinterpret_cast<const T*>(static_cast<const char*>(data) + bytes);
 }
 template <class T>
-__device__ __forceinline__ const T* at_index(const T* data, int index) {
+ATTN_DEVICE const T* at_index(const T* data, int index) {
   return data + index;
 }
 #else
@@ -46,7 +47,7 @@ inline const T* at_index(const T* data, int index) {
 #ifdef __CUDACC__
 // What lies at the address, 0 where it must not be read: one predicated load through the read-only
 // cache. A condition around a load would become a branch for each score.
-__device__ __forceinline__ unsigned char read_if(bool inside, const unsigned char* address) {
+ATTN_DEVICE unsigned char read_if(bool inside, const unsigned char* address) {
   unsigned value;
   asm("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\tmov.u32 %0, 0;\n\t"
       "@p ld.global.nc.u8 %0, [%1];\n\t}"
@@ -54,7 +55,7 @@ __device__ __forceinline__ unsigned char read_if(bool inside, const unsigned cha
       : "l"(address), "r"(static_cast<unsigned>(inside)));
   return static_cast<unsigned char>(value);
 }
-__device__ __forceinline__ unsigned short read_if(bool inside, const unsigned short* address) {
+ATTN_DEVICE unsigned short read_if(bool inside, const unsigned short* address) {
   unsigned short value;
   asm("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\tmov.u16 %0, 0;\n\t"
       "@p ld.global.nc.u16 %0, [%1];\n\t}"
@@ -62,7 +63,7 @@ __device__ __forceinline__ unsigned short read_if(bool inside, const unsigned sh
       : "l"(address), "r"(static_cast<unsigned>(inside)));
   return value;
 }
-__device__ __forceinline__ int read_if(bool inside, const int* address) {
+ATTN_DEVICE int read_if(bool inside, const int* address) {
   int value;
   asm("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\tmov.u32 %0, 0;\n\t"
       "@p ld.global.nc.u32 %0, [%1];\n\t}"
@@ -70,10 +71,10 @@ __device__ __forceinline__ int read_if(bool inside, const int* address) {
       : "l"(address), "r"(static_cast<unsigned>(inside)));
   return value;
 }
-__device__ __forceinline__ float read_if(bool inside, const float* address) {
+ATTN_DEVICE float read_if(bool inside, const float* address) {
   return __int_as_float(read_if(inside, reinterpret_cast<const int*>(address)));
 }
-__device__ __forceinline__ float half_to_float(unsigned short bits) {
+ATTN_DEVICE float half_to_float(unsigned short bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
@@ -97,39 +98,36 @@ inline float half_to_float(unsigned short bits) {
 struct ElementF32 {
   using Storage = float;
   using Value = float;
-  static __device__ __forceinline__ float value(float stored) { return stored; }
+  static ATTN_DEVICE float value(float stored) { return stored; }
 };
 struct ElementBF16 {
   using Storage = unsigned short;
   using Value = float;
-  static __device__ __forceinline__ float value(unsigned short stored) {
+  static ATTN_DEVICE float value(unsigned short stored) {
     return __builtin_bit_cast(float, static_cast<unsigned>(stored) << 16);
   }
 };
 struct ElementF16 {
   using Storage = unsigned short;
   using Value = float;
-  static __device__ __forceinline__ float value(unsigned short stored) {
-    return half_to_float(stored);
-  }
+  static ATTN_DEVICE float value(unsigned short stored) { return half_to_float(stored); }
 };
 struct ElementI32 {
   using Storage = int;
   using Value = int;
-  static __device__ __forceinline__ int value(int stored) { return stored; }
+  static ATTN_DEVICE int value(int stored) { return stored; }
 };
 struct ElementU8 {
   using Storage = unsigned char;
   using Value = int;
-  static __device__ __forceinline__ int value(unsigned char stored) { return stored; }
+  static ATTN_DEVICE int value(unsigned char stored) { return stored; }
 };
 
 // The element at an index, 0 outside: one unsigned comparison a dimension. kUnit: the last
 // dimension is contiguous, so that indices a constant apart share an address. For loads that differ
 // for every score.
 template <class Element, bool kUnit, class... Index>
-__device__ __forceinline__ typename Element::Value load_element(const BufferView& view,
-                                                                Index... index) {
+ATTN_DEVICE typename Element::Value load_element(const BufferView& view, Index... index) {
   constexpr int kRank = sizeof...(Index);
   const int indices[kRank] = {index...};
   bool inside = view.data != nullptr;
@@ -153,8 +151,7 @@ static __device__ const float kNoElement = 0;
 // be the nearest element, and by an ordinary load, which the compiler does once and early. (It
 // repeats __ldg, and a load behind a condition too.)
 template <class Element, bool kUnit, class... Index>
-__device__ __forceinline__ typename Element::Value load_shared_element(const BufferView& view,
-                                                                       Index... index) {
+ATTN_DEVICE typename Element::Value load_shared_element(const BufferView& view, Index... index) {
   constexpr int kRank = sizeof...(Index);
   const int indices[kRank] = {index...};
   bool inside = view.data != nullptr;

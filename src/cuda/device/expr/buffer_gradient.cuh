@@ -6,6 +6,7 @@
 // thread or a warp adds at once is summed in a fixed order.
 #pragma once
 
+#include "device.cuh"
 #include "expr/gradient_sums.cuh"
 #include "expr/superaccumulator.cuh"
 
@@ -18,7 +19,7 @@ struct PendingSum {
 };
 
 template <class Sum>
-__device__ __forceinline__ void flush_to(PendingSum& pending, const GradientSums<Sum>& g) {
+ATTN_DEVICE void flush_to(PendingSum& pending, const GradientSums<Sum>& g) {
   if (pending.element >= 0) add_to_sum(g.sums + pending.element, pending.sum);
   pending = {};
 }
@@ -26,7 +27,7 @@ __device__ __forceinline__ void flush_to(PendingSum& pending, const GradientSums
 // Does the same for a warp whose threads all call it: one addition where all lanes have the same
 // element.
 template <class Sum>
-__device__ __forceinline__ void flush_warp_to(PendingSum& pending, const GradientSums<Sum>& g) {
+ATTN_DEVICE void flush_warp_to(PendingSum& pending, const GradientSums<Sum>& g) {
   const long long first = __shfl_sync(~0u, pending.element, 0);
   if (__any_sync(~0u, pending.element != first)) return flush_to(pending, g);
 #pragma unroll
@@ -38,15 +39,14 @@ __device__ __forceinline__ void flush_warp_to(PendingSum& pending, const Gradien
 }
 
 // index[d] within the dimension d, of which a size of 1 takes any; -1: outside.
-__device__ __forceinline__ long long index_within(long long size, int index) {
+ATTN_DEVICE long long index_within(long long size, int index) {
   if (size == 1) return 0;
   return index >= 0 && index < size ? index : -1;
 }
 
 // Adds x to the element at an index; to none outside the buffer.
 template <class Sum, class... Index>
-__device__ __forceinline__ void add_to(PendingSum& pending, const GradientSums<Sum>& g, float x,
-                                       Index... index) {
+ATTN_DEVICE void add_to(PendingSum& pending, const GradientSums<Sum>& g, float x, Index... index) {
   constexpr int kRank = sizeof...(Index);
   const int indices[kRank] = {index...};
   long long element = 0;
@@ -72,8 +72,7 @@ struct ElementPlace {
 };
 // Dimension kSkipped, if there is one, is not looked at.
 template <int kSkipped = -1, class... Index>
-__device__ __forceinline__ ElementPlace element_place(const ElementGradient& g, int split,
-                                                      Index... index) {
+ATTN_DEVICE ElementPlace element_place(const ElementGradient& g, int split, Index... index) {
   constexpr int kRank = sizeof...(Index);
   const int indices[kRank] = {index...};
   long long at = split * g.split_stride;
@@ -90,8 +89,7 @@ __device__ __forceinline__ ElementPlace element_place(const ElementGradient& g, 
 
 // Stores x as the element at an index; as none outside the buffer.
 template <class... Index>
-__device__ __forceinline__ void store_element(const ElementGradient& g, int split, float x,
-                                              Index... index) {
+ATTN_DEVICE void store_element(const ElementGradient& g, int split, float x, Index... index) {
   const ElementPlace place = element_place(g, split, index...);
   if (place.inside) g.to[place.at] = x;
 }
@@ -103,8 +101,7 @@ struct ElementRow {
 };
 // index: as of store_element; the one of dimension kKey, the key, is not looked at.
 template <int kKey, class... Index>
-__device__ __forceinline__ ElementRow element_row(const ElementGradient& g, int split,
-                                                  Index... index) {
+ATTN_DEVICE ElementRow element_row(const ElementGradient& g, int split, Index... index) {
   const ElementPlace place = element_place<kKey>(g, split, index...);
   return {g.to + place.at, place.inside ? g.sizes[kKey] : 0, g.strides[kKey]};
 }

@@ -19,6 +19,8 @@
 // that can go back to the score.
 #pragma once
 
+#include "device.cuh"
+
 #ifndef ATTN_PRECISE_MATH
 #define ATTN_PRECISE_MATH 2
 #endif
@@ -30,33 +32,33 @@ namespace attn::device {
 namespace mufu {
 
 #ifdef __CUDACC__
-__device__ __forceinline__ float exp2(float x) {
+ATTN_DEVICE float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float log2(float x) {
+ATTN_DEVICE float log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float reciprocal(float x) {
+ATTN_DEVICE float reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float square_root(float x) {
+ATTN_DEVICE float square_root(float x) {
   float y;
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float tanh(float x) {
+ATTN_DEVICE float tanh(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // Scales operands, so that it holds over the full range, unlike a * reciprocal(b).
-__device__ __forceinline__ float divide(float a, float b) {
+ATTN_DEVICE float divide(float a, float b) {
   float y;
   asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
@@ -77,11 +79,11 @@ namespace fast {
 inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kLn2 = 0x1.62e430p-1f;
 
-__device__ __forceinline__ float attn_add(float a, float b) { return a + b; }
-__device__ __forceinline__ float attn_sub(float a, float b) { return a - b; }
-__device__ __forceinline__ float attn_mul(float a, float b) { return a * b; }
-__device__ __forceinline__ float attn_div(float a, float b) { return mufu::divide(a, b); }
-__device__ __forceinline__ float attn_fma(float a, float b, float c) {
+ATTN_DEVICE float attn_add(float a, float b) { return a + b; }
+ATTN_DEVICE float attn_sub(float a, float b) { return a - b; }
+ATTN_DEVICE float attn_mul(float a, float b) { return a * b; }
+ATTN_DEVICE float attn_div(float a, float b) { return mufu::divide(a, b); }
+ATTN_DEVICE float attn_fma(float a, float b, float c) {
 #ifdef __CUDACC__
   return fmaf(a, b, c);
 #else
@@ -90,24 +92,24 @@ __device__ __forceinline__ float attn_fma(float a, float b, float c) {
 }
 
 #if ATTN_PRECISE_MATH >= 2
-__device__ __forceinline__ float attn_exp(float a) { return exact::attn_exp(a); }
-__device__ __forceinline__ float attn_exp2(float a) { return exact::attn_exp2(a); }
-__device__ __forceinline__ float attn_log(float a) { return exact::attn_log(a); }
-__device__ __forceinline__ float attn_sqrt(float a) { return exact::attn_sqrt(a); }
+ATTN_DEVICE float attn_exp(float a) { return exact::attn_exp(a); }
+ATTN_DEVICE float attn_exp2(float a) { return exact::attn_exp2(a); }
+ATTN_DEVICE float attn_log(float a) { return exact::attn_log(a); }
+ATTN_DEVICE float attn_sqrt(float a) { return exact::attn_sqrt(a); }
 #else
-__device__ __forceinline__ float attn_exp(float a) { return mufu::exp2(a * kLog2e); }
-__device__ __forceinline__ float attn_exp2(float a) { return mufu::exp2(a); }
-__device__ __forceinline__ float attn_log(float a) { return mufu::log2(a) * kLn2; }
-__device__ __forceinline__ float attn_sqrt(float a) { return mufu::square_root(a); }
+ATTN_DEVICE float attn_exp(float a) { return mufu::exp2(a * kLog2e); }
+ATTN_DEVICE float attn_exp2(float a) { return mufu::exp2(a); }
+ATTN_DEVICE float attn_log(float a) { return mufu::log2(a) * kLn2; }
+ATTN_DEVICE float attn_sqrt(float a) { return mufu::square_root(a); }
 #endif
 
-__device__ __forceinline__ float attn_erf(float a) { return exact::attn_erf(a); }
+ATTN_DEVICE float attn_erf(float a) { return exact::attn_erf(a); }
 
 // tanh by two MUFU, with an absolute error of 2e-7.
-__device__ __forceinline__ float tanh_of_exp(float a) {
+ATTN_DEVICE float tanh_of_exp(float a) {
   return 1 - 2 * mufu::reciprocal(mufu::exp2(2 * kLog2e * a) + 1);
 }
-__device__ __forceinline__ float attn_tanh(float a) {
+ATTN_DEVICE float attn_tanh(float a) {
 #if ATTN_PRECISE_MATH >= 2
   return exact::attn_tanh(a);
 #elif ATTN_PRECISE_MATH == 1
@@ -121,7 +123,7 @@ __device__ __forceinline__ float attn_tanh(float a) {
 // itself and the bits of p as an integer: below those of tanh.least where |x| is too large. Of NaN
 // they are above all, and the result is NaN.
 template <int kPreciseMath = ATTN_PRECISE_MATH>
-__device__ __forceinline__ float small_tanh_ratio(float x, SmallTanh tanh, int& room) {
+ATTN_DEVICE float small_tanh_ratio(float x, SmallTanh tanh, int& room) {
   const float p = x * tanh.second * x + tanh.first;
   room = attn_min(room, __builtin_bit_cast(int, p));
   if constexpr (kPreciseMath == 0) {
@@ -131,7 +133,7 @@ __device__ __forceinline__ float small_tanh_ratio(float x, SmallTanh tanh, int& 
   }
 }
 template <int kPreciseMath = ATTN_PRECISE_MATH>
-__device__ __forceinline__ float attn_small_tanh(float x, int& room) {
+ATTN_DEVICE float attn_small_tanh(float x, int& room) {
   constexpr SmallTanh kTanh = SmallTanhOf<kPreciseMath>::kValue;
   return x * small_tanh_ratio<kPreciseMath>(x, kTanh, room);
 }
@@ -152,7 +154,7 @@ using fast::attn_mul;
 using fast::attn_sqrt;
 using fast::attn_sub;
 
-__device__ __forceinline__ float attn_tanh(float a) {
+ATTN_DEVICE float attn_tanh(float a) {
 #if ATTN_PRECISE_MATH >= 2
   return exact::attn_tanh(a);
 #else

@@ -2,21 +2,23 @@
 // gives zero. Unsigned arithmetic wraps by definition and costs the same.
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
-__device__ __forceinline__ constexpr int attn_add(int a, int b) {
+ATTN_DEVICE constexpr int attn_add(int a, int b) {
   return static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b));
 }
-__device__ __forceinline__ constexpr int attn_sub(int a, int b) {
+ATTN_DEVICE constexpr int attn_sub(int a, int b) {
   return static_cast<int>(static_cast<unsigned>(a) - static_cast<unsigned>(b));
 }
-__device__ __forceinline__ constexpr int attn_mul(int a, int b) {
+ATTN_DEVICE constexpr int attn_mul(int a, int b) {
   return static_cast<int>(static_cast<unsigned>(a) * static_cast<unsigned>(b));
 }
-__device__ __forceinline__ constexpr int attn_neg(int a) { return attn_sub(0, a); }
-__device__ __forceinline__ constexpr int attn_abs(int a) { return a < 0 ? attn_neg(a) : a; }
-__device__ __forceinline__ constexpr int attn_min(int a, int b) { return a < b ? a : b; }
-__device__ __forceinline__ constexpr int attn_max(int a, int b) { return a > b ? a : b; }
+ATTN_DEVICE constexpr int attn_neg(int a) { return attn_sub(0, a); }
+ATTN_DEVICE constexpr int attn_abs(int a) { return a < 0 ? attn_neg(a) : a; }
+ATTN_DEVICE constexpr int attn_min(int a, int b) { return a < b ? a : b; }
+ATTN_DEVICE constexpr int attn_max(int a, int b) { return a > b ? a : b; }
 
 // Sums of positions and lengths. Where the host knows sequences to be of 2^20 rows at most
 // (ATTN_SHORT_SEQUENCES=1) they cannot wrap, and saying so to the compiler, by signed arithmetic,
@@ -25,23 +27,23 @@ __device__ __forceinline__ constexpr int attn_max(int a, int b) { return a > b ?
 #ifndef ATTN_SHORT_SEQUENCES
 #define ATTN_SHORT_SEQUENCES 0
 #endif
-__device__ __forceinline__ constexpr int attn_position_add(int a, int b) {
+ATTN_DEVICE constexpr int attn_position_add(int a, int b) {
   return ATTN_SHORT_SEQUENCES ? a + b : attn_add(a, b);
 }
-__device__ __forceinline__ constexpr int attn_position_sub(int a, int b) {
+ATTN_DEVICE constexpr int attn_position_sub(int a, int b) {
   return ATTN_SHORT_SEQUENCES ? a - b : attn_sub(a, b);
 }
 
 // A division by a constant is compiled to a multiplication, a shift and the correction of negative
 // dividends; powers of two are printed as shifts.
-__device__ __forceinline__ constexpr int attn_floor_div(int a, int b) {
+ATTN_DEVICE constexpr int attn_floor_div(int a, int b) {
   if (b == 0) return 0;
   if (b == -1) return attn_neg(a);  // -2^31 / -1 leaves int32
   const int quotient = a / b;
   const int remainder = a - quotient * b;
   return quotient - (remainder != 0 && (remainder < 0) != (b < 0) ? 1 : 0);
 }
-__device__ __forceinline__ constexpr int attn_floor_mod(int a, int b) {
+ATTN_DEVICE constexpr int attn_floor_mod(int a, int b) {
   return b == 0 ? 0 : attn_sub(a, attn_mul(attn_floor_div(a, b), b));
 }
 
@@ -63,7 +65,7 @@ struct Divisor {
   Multiples multiples;
 };
 
-__device__ __forceinline__ unsigned attn_upper_word(unsigned a, unsigned b) {
+ATTN_DEVICE unsigned attn_upper_word(unsigned a, unsigned b) {
 #ifdef __CUDACC__
   return __umulhi(a, b);
 #else
@@ -71,7 +73,7 @@ __device__ __forceinline__ unsigned attn_upper_word(unsigned a, unsigned b) {
 #endif
 }
 // As with a number, in a third of the instructions.
-__device__ __forceinline__ int attn_floor_div(int a, const Divisor& b) {
+ATTN_DEVICE int attn_floor_div(int a, const Divisor& b) {
   // The dividend of |b| is a or -a, which is u - negative and may be 2^31. Below 0 it is ~x, and
   // floor(~x / |b|) = ~(x / |b|).
   const int negative = b.value >> 31;
@@ -81,12 +83,12 @@ __device__ __forceinline__ int attn_floor_div(int a, const Divisor& b) {
   const unsigned quotient = (attn_upper_word(x, b.multiplier) >> b.shift) + b.one * x;
   return static_cast<int>(quotient ^ below) & b.mask;
 }
-__device__ __forceinline__ int attn_floor_mod(int a, const Divisor& b) {
+ATTN_DEVICE int attn_floor_mod(int a, const Divisor& b) {
   return attn_sub(a, attn_mul(attn_floor_div(a, b), b.value)) & b.mask;
 }
 
 // Whether a is one of them, which is whether a % b is 0.
-__device__ __forceinline__ bool attn_divides(const Multiples& b, int a) {
+ATTN_DEVICE bool attn_divides(const Multiples& b, int a) {
   const unsigned x = static_cast<unsigned>(a) * b.inverse + b.offset;
 #ifdef __CUDACC__
   return __funnelshift_r(x, x, b.twos) <= b.most;
@@ -96,11 +98,11 @@ __device__ __forceinline__ bool attn_divides(const Multiples& b, int a) {
 }
 
 // An amount that is not in 0 to 31 shifts every bit out.
-__device__ __forceinline__ constexpr int attn_shift_left(int a, int amount) {
+ATTN_DEVICE constexpr int attn_shift_left(int a, int amount) {
   const auto by = static_cast<unsigned>(amount);
   return by < 32 ? static_cast<int>(static_cast<unsigned>(a) << by) : 0;
 }
-__device__ __forceinline__ constexpr int attn_shift_right(int a, int amount) {
+ATTN_DEVICE constexpr int attn_shift_right(int a, int amount) {
   const auto by = static_cast<unsigned>(amount);
   return a >> (by < 32 ? by : 31);
 }

@@ -1,6 +1,7 @@
 // Ranges of what a load reads.
 #pragma once
 
+#include "device.cuh"
 #include "expr/buffer.cuh"
 #include "expr/range_float.cuh"
 
@@ -14,40 +15,38 @@ inline constexpr unsigned kMaxScannedElements = 256;
 struct IntScan {
   using Range = IntRange;
   IntRange range{kIntMax, kIntMin};
-  __device__ __forceinline__ void add(int value) { range = range_hull(range, range_of(value)); }
-  __device__ __forceinline__ IntRange result() const { return range; }
+  ATTN_DEVICE void add(int value) { range = range_hull(range, range_of(value)); }
+  ATTN_DEVICE IntRange result() const { return range; }
 };
 struct FloatScan {
   using Range = FloatRange;
   FloatRange range{kInfinity, -kInfinity, false};
-  __device__ __forceinline__ void add(float value) {
+  ATTN_DEVICE void add(float value) {
     range.nan = range.nan || value != value;
     range.lo = value < range.lo ? value : range.lo;  // a NaN value changes neither
     range.hi = value > range.hi ? value : range.hi;
   }
   // Where all elements are NaN no range was found, and an empty one would make comparisons of
   // bounds meaningless; others with a NaN have as wide a range, as on the CPU.
-  __device__ __forceinline__ FloatRange result() const {
-    return range.nan ? range_any_float() : range;
-  }
+  ATTN_DEVICE FloatRange result() const { return range.nan ? range_any_float() : range; }
 };
 template <class Element>
 struct ScanOf {
   using Scan = FloatScan;
-  static __device__ __forceinline__ FloatRange any() { return range_any_float(); }
-  static __device__ __forceinline__ FloatRange zero() { return {0, 0, false}; }
+  static ATTN_DEVICE FloatRange any() { return range_any_float(); }
+  static ATTN_DEVICE FloatRange zero() { return {0, 0, false}; }
 };
 template <>
 struct ScanOf<ElementI32> {
   using Scan = IntScan;
-  static __device__ __forceinline__ IntRange any() { return {kIntMin, kIntMax}; }
-  static __device__ __forceinline__ IntRange zero() { return {0, 0}; }
+  static ATTN_DEVICE IntRange any() { return {kIntMin, kIntMax}; }
+  static ATTN_DEVICE IntRange zero() { return {0, 0}; }
 };
 template <>
 struct ScanOf<ElementU8> {
   using Scan = IntScan;
-  static __device__ __forceinline__ IntRange any() { return {0, 255}; }
-  static __device__ __forceinline__ IntRange zero() { return {0, 0}; }
+  static ATTN_DEVICE IntRange any() { return {0, 255}; }
+  static ATTN_DEVICE IntRange zero() { return {0, 0}; }
 };
 
 // An index that is one number needs no loop.
@@ -59,8 +58,8 @@ inline constexpr bool kIsRange<IntRange> = true;
 // The element at any index of the box with one range, or one number, a dimension: the same rules as
 // src/core/expr/bounds_load.cpp.
 template <class Element, class... Ranges>
-__device__ __forceinline__ typename ScanOf<Element>::Scan::Range range_load(const BufferView& view,
-                                                                            Ranges... ranges) {
+ATTN_DEVICE typename ScanOf<Element>::Scan::Range range_load(const BufferView& view,
+                                                             Ranges... ranges) {
   using Of = ScanOf<Element>;
   constexpr int kRank = sizeof...(Ranges);
   constexpr int kFirst = 4 - kRank;  // dimensions before it have one element

@@ -9,6 +9,7 @@
 // buffer, which makes 2^84 numbers.
 #pragma once
 
+#include "device.cuh"
 #include "expr/gradient_sums.cuh"
 
 namespace attn::device {
@@ -16,7 +17,7 @@ namespace attn::device {
 // Adds x, a sum of float32 rounded to float64. Threads may add to the same sum at once: each word
 // tells by its value before an addition whether that carried into the next word, so that no carry
 // is lost or counted twice, and the words end as the digits of the sum.
-__device__ __forceinline__ void add_to_sum(Superaccumulator* sum, double x) {
+ATTN_DEVICE void add_to_sum(Superaccumulator* sum, double x) {
   constexpr int kWords = sizeof(sum->words) / sizeof(sum->words[0]);
   constexpr int kMantissa = 52, kNonFinite = 0x7ff;
   constexpr int kUnit = 1075 - 149;  // the exponent field of 2^52 units
@@ -49,11 +50,11 @@ __device__ __forceinline__ void add_to_sum(Superaccumulator* sum, double x) {
   }
 }
 // The same without a promise about the order: the last bits depend on it.
-__device__ __forceinline__ void add_to_sum(double* sum, double x) { atomicAdd(sum, x); }
+ATTN_DEVICE void add_to_sum(double* sum, double x) { atomicAdd(sum, x); }
 
 // The sum as the nearest float32, ties to even; past the range infinite. Where infinities or NaN
 // were added, what IEEE 754 gives in any order: NaN of both infinities.
-__device__ __forceinline__ float rounded(const Superaccumulator& sum) {
+ATTN_DEVICE float rounded(const Superaccumulator& sum) {
   constexpr unsigned kInfinity = 0x7f800000u, kQuietNaN = 0x7fffffffu, kSign = 1u << 31;
   constexpr int kTop = sizeof(sum.words) / sizeof(sum.words[0]) - 1;
   if (sum.infinities != 0) {
@@ -101,6 +102,6 @@ __device__ __forceinline__ float rounded(const Superaccumulator& sum) {
   if (dropped > kHalf || (dropped == kHalf && (rest || magnitude_bits % 2 != 0))) ++magnitude_bits;
   return __builtin_bit_cast(float, sign | min(magnitude_bits, kInfinity));
 }
-__device__ __forceinline__ double rounded(double sum) { return sum; }
+ATTN_DEVICE double rounded(double sum) { return sum; }
 
 }  // namespace attn::device

@@ -4,6 +4,7 @@
 // of a row, and the four threads of the row exchange words (transposed), or it loads its own pairs.
 #pragma once
 
+#include "device.cuh"
 #include "expr/buffer.cuh"
 #include "tile/transpose_quad.cuh"
 
@@ -12,20 +13,20 @@ namespace attn::device {
 // Words from an address that is a multiple of their size together, 0 where it must not be read: one
 // predicated load, as read_if.
 #ifdef __CUDACC__
-__device__ __forceinline__ void read_words(bool inside, const void* from, unsigned (&to)[4]) {
+ATTN_DEVICE void read_words(bool inside, const void* from, unsigned (&to)[4]) {
   asm("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
       "mov.u32 %0, 0;\n\tmov.u32 %1, 0;\n\tmov.u32 %2, 0;\n\tmov.u32 %3, 0;\n\t"
       "@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
       : "l"(from), "r"(static_cast<unsigned>(inside)));
 }
-__device__ __forceinline__ void read_words(bool inside, const void* from, unsigned (&to)[2]) {
+ATTN_DEVICE void read_words(bool inside, const void* from, unsigned (&to)[2]) {
   asm("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\tmov.u32 %0, 0;\n\tmov.u32 %1, 0;\n\t"
       "@p ld.global.nc.v2.u32 {%0, %1}, [%2];\n\t}"
       : "=r"(to[0]), "=r"(to[1])
       : "l"(from), "r"(static_cast<unsigned>(inside)));
 }
-__device__ __forceinline__ void read_words(bool inside, const void* from, unsigned (&to)[1]) {
+ATTN_DEVICE void read_words(bool inside, const void* from, unsigned (&to)[1]) {
   to[0] = static_cast<unsigned>(read_if(inside, static_cast<const int*>(from)));
 }
 #else
@@ -43,8 +44,7 @@ inline void read_words(bool inside, const void* from, unsigned (&to)[kCount]) {
 // transpose_vector comes next; else 2 (elements_at_once in
 // src/cuda/codegen/expression_buffers.hpp). index: all indices but the last, which is the key.
 template <class Element, bool kTransposed, class... Index>
-__device__ __forceinline__ void load_vector(const BufferView& view, unsigned* words, int key,
-                                            Index... index) {
+ATTN_DEVICE void load_vector(const BufferView& view, unsigned* words, int key, Index... index) {
   using Storage = typename Element::Storage;
   constexpr int kRank = sizeof...(Index), kBytes = static_cast<int>(sizeof(Storage));
   static_assert(kBytes == 2 || (kBytes == 4 && !kTransposed));
@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_vector(const BufferView& view, unsigned* wo
 
 // Gives each thread what its keys need, in the order of vector_element. All threads of a warp call
 // it.
-__device__ __forceinline__ void transpose_vector(unsigned* words) {
+ATTN_DEVICE void transpose_vector(unsigned* words) {
   unsigned w[4] = {words[0], words[1], words[2], words[3]};
   transpose_quad(w);
 #pragma unroll
@@ -80,7 +80,7 @@ __device__ __forceinline__ void transpose_vector(unsigned* words) {
 
 // The element of key 8 (i / 2) + 2 (lane % 4) + i % 2 of the 32. i: a constant.
 template <class Element>
-__device__ __forceinline__ typename Element::Value vector_element(const unsigned* words, int i) {
+ATTN_DEVICE typename Element::Value vector_element(const unsigned* words, int i) {
   using Storage = typename Element::Storage;
   if constexpr (sizeof(Storage) == 2) {
     return Element::value(static_cast<Storage>(words[i / 2] >> 16 * (i % 2)));

@@ -3,6 +3,7 @@
 // Grid: as many blocks of 256 threads as there are elements.
 #pragma once
 
+#include "device.cuh"
 #include "expr/superaccumulator.cuh"
 #include "params.cuh"
 
@@ -10,17 +11,17 @@ namespace attn::device {
 
 inline constexpr int kBackwardBuffersThreads = 256;
 
-__device__ __forceinline__ long long element_of_thread() {
+ATTN_DEVICE long long element_of_thread() {
   return static_cast<long long>(blockIdx.x) * kBackwardBuffersThreads + threadIdx.x;
 }
 
 // Sums of any type, as so many float64.
-__device__ __forceinline__ void clear_sums(double* sums, long long size) {
+ATTN_DEVICE void clear_sums(double* sums, long long size) {
   if (element_of_thread() < size) sums[element_of_thread()] = 0;
 }
 
 template <class Sum>
-__device__ __forceinline__ void store_buffer_gradient(const BufferGradientParams<Sum>& p) {
+ATTN_DEVICE void store_buffer_gradient(const BufferGradientParams<Sum>& p) {
   const long long element = element_of_thread();
   if (element >= p.size) return;
   long long rest = element, at = 0;

@@ -23,6 +23,7 @@
 // shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_simt.cuh"
 
 namespace attn::device {
@@ -59,10 +60,8 @@ struct BackwardFlashAttention {
   const Slope& slope;
   float* const shared;
 
-  static __device__ __forceinline__ int group() { return static_cast<int>(threadIdx.x) / kMembers; }
-  static __device__ __forceinline__ int member() {
-    return static_cast<int>(threadIdx.x) % kMembers;
-  }
+  static ATTN_DEVICE int group() { return static_cast<int>(threadIdx.x) / kMembers; }
+  static ATTN_DEVICE int member() { return static_cast<int>(threadIdx.x) % kMembers; }
 
   // ---- products
 
@@ -75,8 +74,8 @@ struct BackwardFlashAttention {
   // d <- the thread's part of a b over `steps`, of the `columns` columns of b from `first` on. What
   // weighs nothing is left out: where a query does not see a key, their rows may hold anything.
   template <int kRows, int kColumns, bool kWeights>
-  static __device__ __forceinline__ void multiply(float (&d)[kRows][kColumns], Matrix a, Matrix b,
-                                                  int steps, int first, int columns) {
+  static ATTN_DEVICE void multiply(float (&d)[kRows][kColumns], Matrix a, Matrix b, int steps,
+                                   int first, int columns) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -103,8 +102,7 @@ struct BackwardFlashAttention {
 
   // each(row, column, sum) for the thread's elements of weights * b, which has kWidth columns.
   template <int kRows, int kWidth, class Each>
-  static __device__ __forceinline__ void for_each_sum(Matrix weights, Matrix b, int steps,
-                                                      Each each) {
+  static ATTN_DEVICE void for_each_sum(Matrix weights, Matrix b, int steps, Each each) {
 #pragma unroll 1
     for (int first = 0; first < kWidth; first += kPiece) {
       float sum[kRows][4];
@@ -125,8 +123,7 @@ struct BackwardFlashAttention {
   // each(row, column, x) for rows first to first + kRows of a tensor with kWidth columns, then
   // end(row): a row is of one group.
   template <int kRows, int kWidth, class Each, class End>
-  static __device__ __forceinline__ void for_each_element(const TensorRows& rows, int first,
-                                                          Each each, End end) {
+  static ATTN_DEVICE void for_each_element(const TensorRows& rows, int first, Each each, End end) {
 #pragma unroll 1
     for (int row = group(); row < kRows; row += kGroups) {
       const bool exists = first + row < rows.count;
@@ -139,14 +136,14 @@ struct BackwardFlashAttention {
     }
   }
   template <int kRows, int kWidth>
-  static __device__ __forceinline__ void load(const TensorRows& rows, int first, float* to) {
+  static ATTN_DEVICE void load(const TensorRows& rows, int first, float* to) {
     for_each_element<kRows, kWidth>(
         rows, first, [&](int row, int column, float x) { to[row * (kWidth | 1) + column] = x; },
         [](int) {});
   }
 
   // Lines 7 and 8.
-  __device__ __forceinline__ void load_keys(const GradientTile<C>& tile) const {
+  ATTN_DEVICE void load_keys(const GradientTile<C>& tile) const {
     load<kKeys, C::kHeadDim>(tile.of_keys(p.k, p.k_strides, tile.head), tile.first, shared);
     load<kKeys, C::kHeadDimV>(tile.of_keys(p.v, p.v_strides, tile.head), tile.first,
                               shared + Layout::kVAt);
@@ -156,8 +153,7 @@ struct BackwardFlashAttention {
   }
 
   // Lines 10 and 19: Q_i, dO_i, LSE and D = rowsum(dO * O) - dLSE of queries from `first` on.
-  __device__ __forceinline__ void load_queries(const GradientTile<C>& tile, int head,
-                                               int first) const {
+  ATTN_DEVICE void load_queries(const GradientTile<C>& tile, int head, int first) const {
     load<kQueries, C::kHeadDim>(tile.of_queries(p.q, p.q_strides, head), first,
                                 shared + Layout::kQAt);
     const TensorRows o = tile.of_queries(p.o, p.o_strides, head);
@@ -179,8 +175,8 @@ struct BackwardFlashAttention {
         });
   }
   // Where a query sees no key, P is 0: its LSE counts as +inf.
-  __device__ __forceinline__ void store_terms(const GradientTile<C>& tile, int head, int first,
-                                              int row, float d) const {
+  ATTN_DEVICE void store_terms(const GradientTile<C>& tile, int head, int first, int row,
+                               float d) const {
     float lse = minus_infinity();
     const auto at = [&](const void* data, const Strides& strides) {
       const TensorRows rows = tile.of_queries(data, strides, head);
@@ -195,9 +191,8 @@ struct BackwardFlashAttention {
 
   // Line 24, of one gradient.
   template <int kWidth>
-  __device__ __forceinline__ void store_keys(const GradientTile<C>& tile, void* data,
-                                             const Strides& strides, const float* from,
-                                             float factor) const {
+  ATTN_DEVICE void store_keys(const GradientTile<C>& tile, void* data, const Strides& strides,
+                              const float* from, float factor) const {
     if (data == nullptr) return;
     const TensorRows rows = tile.of_keys(data, strides, tile.head);
     for (int row = group(); row < kKeys; row += kGroups) {
@@ -214,7 +209,7 @@ struct BackwardFlashAttention {
   // ---- the tile
 
   // Lines 11 to 20: P, with what dropout leaves of it, and dS.
-  __device__ __forceinline__ void weigh(const Step& step, int head, int first) const {
+  ATTN_DEVICE void weigh(const Step& step, int head, int first) const {
     const GradientTile<C>& tile = step.tile;
     const Sequence& s = tile.sequence;
     float dots[kKeysOf][kColumnsOf], dp[kKeysOf][kColumnsOf];
@@ -254,8 +249,8 @@ struct BackwardFlashAttention {
 
   // Line 21: dQ_i of memory, but for zeros at the first block of keys; after the last one the
   // result.
-  __device__ __forceinline__ void add_dq(const GradientTile<C>& tile, int head, int first,
-                                         bool begins, bool ends) const {
+  ATTN_DEVICE void add_dq(const GradientTile<C>& tile, int head, int first, bool begins,
+                          bool ends) const {
     const TensorRows rows = tile.of_queries(p.dq, p.dq_strides, head);
     float* const sums =
         p.dq_sum +
@@ -278,8 +273,7 @@ struct BackwardFlashAttention {
   }
 
   // Lines 10 to 22: a block of keys meets queries from `first` on.
-  __device__ __forceinline__ void update(const Step& step, int head, int first, bool begins,
-                                         bool ends) const {
+  ATTN_DEVICE void update(const Step& step, int head, int first, bool begins, bool ends) const {
     const GradientTile<C>& tile = step.tile;
     if constexpr (C::kSkipsEmpty) {
       // The first block of keys makes the rows of the workspace and the last one those of dQ.
@@ -304,7 +298,7 @@ struct BackwardFlashAttention {
     add_dq(tile, head, first, begins, ends);
   }
 
-  __device__ __forceinline__ void run(int batch, int head_k) const {
+  ATTN_DEVICE void run(int batch, int head_k) const {
     const Sequence sequence = sequence_of<C>(p, batch);
     const int group_size = p.heads_q / p.heads_k;
 #pragma unroll 1
@@ -329,8 +323,8 @@ struct BackwardFlashAttention {
 };
 
 template <class C, class Expressions, class Slope>
-__device__ __forceinline__ void backward_flash_attention(const BackwardParams& p,
-                                                         const Expressions& e, const Slope& slope) {
+ATTN_DEVICE void backward_flash_attention(const BackwardParams& p, const Expressions& e,
+                                          const Slope& slope) {
   const int pair = static_cast<int>(blockIdx.x);
   BackwardFlashAttention<C, Expressions, Slope>{p, e, slope, shared_memory()}.run(pair / p.heads_k,
                                                                                   pair % p.heads_k);

@@ -8,6 +8,7 @@
 // Grid: a block of 128 threads for each place (BackwardParams), launched as a dependent of theirs.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
@@ -19,9 +20,8 @@ namespace attn::device {
 
 // kPart: which of the parts of dQ's columns. seen: by any tile; of others there are no sums.
 template <class C, int kPart>
-__device__ __forceinline__ void store_dq_part(const BackwardParams& p, const float* sums,
-                                              char* (&rows)[2], const bool (&present)[2],
-                                              const bool (&used)[2], bool seen) {
+ATTN_DEVICE void store_dq_part(const BackwardParams& p, const float* sums, char* (&rows)[2],
+                               const bool (&present)[2], const bool (&used)[2], bool seen) {
   using Order = DqOrder<C::kBlockN, C::kHeadDim, C::kPieceColumns>;
   if constexpr (kPart < Order::kParts) {
     constexpr int kColumns = Order::columns(kPart);
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_dq_part(const BackwardParams& p, const flo
 }
 
 template <class C>
-__device__ __forceinline__ void backward_one_pass_dq(const BackwardParams& p) {
+ATTN_DEVICE void backward_one_pass_dq(const BackwardParams& p) {
   wait_for_dependencies();
   // Blocks of threads go from the last place to the first: the sums that were added last are still
   // in L2.

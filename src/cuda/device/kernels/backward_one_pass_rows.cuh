@@ -8,6 +8,7 @@
 // (BackwardParams). dO is 16-byte aligned; O where kAlignedO is true.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
@@ -22,7 +23,7 @@ inline constexpr int kBackwardOnePassRowsThreads = 256;
 
 // Loads eight elements; kAligned: they lie at a multiple of 16 bytes.
 template <bool kAligned>
-__device__ __forceinline__ Words4 load_eight(const unsigned short* x) {
+ATTN_DEVICE Words4 load_eight(const unsigned short* x) {
   if constexpr (kAligned) {
     return *reinterpret_cast<const Words4*>(x);
   } else {
@@ -32,7 +33,7 @@ __device__ __forceinline__ Words4 load_eight(const unsigned short* x) {
 }
 
 template <class C, bool kAlignedO>
-__device__ __forceinline__ void backward_one_pass_rows(const BackwardParams& p) {
+ATTN_DEVICE void backward_one_pass_rows(const BackwardParams& p) {
   using Element = typename C::Element;
   constexpr int kThreads = C::kRowThreads;  // of a row
   launch_dependents();

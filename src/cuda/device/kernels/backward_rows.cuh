@@ -5,6 +5,7 @@
 // Grid: a quarter of the number of rows, batch * heads_q * seqlen_q; 128 threads.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "schedule/sequence.cuh"
 #include "tile/scalar.cuh"
@@ -14,7 +15,7 @@ namespace attn::device {
 inline constexpr int kBackwardRowsThreads = 128;
 
 template <class C>
-__device__ __forceinline__ void backward_rows(const BackwardParams& p) {
+ATTN_DEVICE void backward_rows(const BackwardParams& p) {
   using Element = typename C::Element;
   const long long row =
       static_cast<long long>(blockIdx.x) * (kBackwardRowsThreads / 32) + threadIdx.x / 32;

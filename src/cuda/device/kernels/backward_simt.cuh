@@ -29,6 +29,7 @@
 // (of Q for dQ, else of K), with BackwardSimtLayout<C>::kBytes of dynamic shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "expr/buffer_gradient.cuh"
 #include "params.cuh"
 #include "ptx/math.cuh"
@@ -88,25 +89,22 @@ struct BackwardSimt {
   const GradientTile<C> tile;
   float* const shared;
 
-  static __device__ __forceinline__ int group() { return static_cast<int>(threadIdx.x / 16); }
-  static __device__ __forceinline__ int member() { return static_cast<int>(threadIdx.x % 16); }
+  static ATTN_DEVICE int group() { return static_cast<int>(threadIdx.x / 16); }
+  static ATTN_DEVICE int member() { return static_cast<int>(threadIdx.x % 16); }
 
   // Slots of keys are in an order in which those of 32 keys that one call of Philox serves are
   // eight neighbours.
-  static __device__ __forceinline__ int key_of(int slot) {
+  static ATTN_DEVICE int key_of(int slot) {
     return slot / 32 * 32 + slot / 2 % 4 * 8 + slot / 8 % 4 * 2 + slot % 2;
   }
-  static __device__ __forceinline__ int row_of(int slot) { return kOfKeys ? key_of(slot) : slot; }
-  static __device__ __forceinline__ int column_of(int slot) {
-    return kOfKeys ? slot : key_of(slot);
-  }
+  static ATTN_DEVICE int row_of(int slot) { return kOfKeys ? key_of(slot) : slot; }
+  static ATTN_DEVICE int column_of(int slot) { return kOfKeys ? slot : key_of(slot); }
 
   // ---- copies. Elements outside a tensor or past a length are zeros.
 
   // put(slot, column, x) for kPiece columns from column0 on of rows index_of(slot), kSlots of them.
   template <int kSlots, int kWidthOf, class IndexOf, class Put>
-  static __device__ __forceinline__ void load(const TensorRows& rows, int column0, IndexOf index_of,
-                                              Put put) {
+  static ATTN_DEVICE void load(const TensorRows& rows, int column0, IndexOf index_of, Put put) {
     const int column = static_cast<int>(threadIdx.x % 16);
 #pragma unroll(kPieces > 4 ? 1 : 2)  // registers
     for (int slot = static_cast<int>(threadIdx.x / 16); slot < kSlots; slot += kThreads / 16) {
@@ -127,8 +125,8 @@ struct BackwardSimt {
   // d[r][i] += a[r] b[i] over `count` steps; steps of a and b are kA and kB floats apart. kCareful:
   // where a is 0, b may be anything, since what a row does not see must not reach it.
   template <int kA, int kB, bool kCareful = false>
-  static __device__ __forceinline__ void multiply(float (&d)[kRows][4], const float* a,
-                                                  const float* b, int count) {
+  static ATTN_DEVICE void multiply(float (&d)[kRows][4], const float* a, const float* b,
+                                   int count) {
 #pragma unroll 4
     for (int step = 0; step < count; ++step) {
       float x[kRows];
@@ -151,8 +149,8 @@ struct BackwardSimt {
 
   // d <- rows columns^T, of tensors with kWidthOf columns.
   template <int kWidthOf>
-  __device__ __forceinline__ void multiply_rows(float (&d)[kRows][4], const TensorRows& rows,
-                                                const TensorRows& columns, int block) const {
+  ATTN_DEVICE void multiply_rows(float (&d)[kRows][4], const TensorRows& rows,
+                                 const TensorRows& columns, int block) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -177,8 +175,7 @@ struct BackwardSimt {
   }
 
   // gradient += weights columns.
-  __device__ __forceinline__ void add(Thread& t, const TensorRows& columns, int block,
-                                      bool careful) const {
+  ATTN_DEVICE void add(Thread& t, const TensorRows& columns, int block, bool careful) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float* to =
@@ -209,8 +206,7 @@ struct BackwardSimt {
   // ---- weights
 
   // P, which is 0 where LSE is +inf, and never above 1, however large the scores are.
-  __device__ __forceinline__ float probability(float dot, float lse, int query, int key,
-                                               int head_q) const {
+  ATTN_DEVICE float probability(float dot, float lse, int query, int key, int head_q) const {
     float x;
     if constexpr (Expressions::kHasScore) {
       x = e.score(dot, query, key, tile.sequence.batch, head_q, tile.sequence.length_q,
@@ -226,8 +222,8 @@ struct BackwardSimt {
   }
 
   // dS, or Z P for dV, or dT for buffers. z: 0, or what kept elements are multiplied by.
-  __device__ __forceinline__ float weight(float dot, float dp, float z, const RowTerms& row,
-                                          int query, int key, int head_q) const {
+  ATTN_DEVICE float weight(float dot, float dp, float z, const RowTerms& row, int query, int key,
+                           int head_q) const {
     const float probable = probability(dot, row.lse, query, key, head_q);
     if constexpr (C::kGradient == Gradient::dv) return z * probable;
     float ds = probable * fmaf(z, dp, -row.d);
@@ -243,8 +239,7 @@ struct BackwardSimt {
   // S <- weights; 0 where a query does not see a key. Whether some weight is 0, with kScoreHides.
   // take(weight, S, r, i, query, key) is called with each.
   template <class Take>
-  __device__ __forceinline__ bool weigh(Thread& t, int block, int head_q, bool mixed,
-                                        Take take) const {
+  ATTN_DEVICE bool weigh(Thread& t, int block, int head_q, bool mixed, Take take) const {
     bool any_zero = false;
     if constexpr (C::kDropout) draw(t, block, head_q);
     const RowTerms* terms = tile.terms(p, head_q);
@@ -278,7 +273,7 @@ struct BackwardSimt {
   // ---- dropout (docs/numerics.md)
 
   // The call of a key, and of the slots of keys about it.
-  __device__ __forceinline__ DropoutCall call(int query, int key, int head_q) const {
+  ATTN_DEVICE DropoutCall call(int query, int key, int head_q) const {
     const auto dropout = dropout_of<C::kRngState>(p);
     const DropoutRow row(
         dropout,
@@ -288,11 +283,11 @@ struct BackwardSimt {
     return row.call(DropoutColumns(dropout, key / 64, key % 8 / 2));
   }
   // Whether the j-th slot from that of `key` on is kept, which is even.
-  __device__ __forceinline__ unsigned kept(const DropoutCall& drawn, int key, int j) const {
+  ATTN_DEVICE unsigned kept(const DropoutCall& drawn, int key, int j) const {
     const unsigned pair = drawn.pair_at(key / 8 % 8 + j / 2);
     return keeps_half(pair, j % 2 != 0, p.dropout_rule) ? 1u : 0u;
   }
-  __device__ __forceinline__ void draw(Thread& t, int block, int head_q) const {
+  ATTN_DEVICE void draw(Thread& t, int block, int head_q) const {
     t.kept = 0;
     if constexpr (kOfKeys) {
       const int key = tile.first + key_of(group() * kRows);
@@ -316,7 +311,7 @@ struct BackwardSimt {
   // ---- the tile
 
   // S of a block of keys and what it is weighed by, of the queries of one head.
-  __device__ __forceinline__ void multiply_block(Thread& t, int block, int head_q) const {
+  ATTN_DEVICE void multiply_block(Thread& t, int block, int head_q) const {
     const TensorRows q = tile.of_queries(p.q, p.q_strides, head_q);
     const TensorRows d_o = tile.of_queries(p.d_o, p.d_o_strides, head_q);
     const TensorRows k = tile.of_keys(p.k, p.k_strides, tile.head_k(p));
@@ -327,7 +322,7 @@ struct BackwardSimt {
     }
   }
   // What the queries of one head add to the tile.
-  __device__ __forceinline__ void add_head(Thread& t, int head_q) const {
+  ATTN_DEVICE void add_head(Thread& t, int head_q) const {
     const TensorRows q = tile.of_queries(p.q, p.q_strides, head_q);
     const TensorRows d_o = tile.of_queries(p.d_o, p.d_o_strides, head_q);
     const TensorRows k = tile.of_keys(p.k, p.k_strides, tile.head_k(p));
@@ -348,7 +343,7 @@ struct BackwardSimt {
     }
   }
 
-  __device__ __forceinline__ void store(const Thread& t) const {
+  ATTN_DEVICE void store(const Thread& t) const {
     void* const to = C::kGradient == Gradient::dq   ? p.dq
                      : C::kGradient == Gradient::dk ? p.dk
                                                     : p.dv;
@@ -376,7 +371,7 @@ struct BackwardSimt {
     }
   }
 
-  static __device__ __forceinline__ void clear(Thread& t) {
+  static ATTN_DEVICE void clear(Thread& t) {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
 #pragma unroll
@@ -387,7 +382,7 @@ struct BackwardSimt {
     }
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     static_assert((C::kBlockM == 64 || C::kBlockM == 32) && C::kBlockN == 64);
     Thread t;
     clear(t);
@@ -398,7 +393,7 @@ struct BackwardSimt {
 
   // f(r, i, query, key) for each element of a block that the thread has.
   template <class F>
-  __device__ __forceinline__ void for_each_element(int block, F f) const {
+  ATTN_DEVICE void for_each_element(int block, F f) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -409,8 +404,7 @@ struct BackwardSimt {
     }
   }
   // What the tile and a block of keys add to the gradients of buffers.
-  __device__ __forceinline__ void add_to_buffers(Thread& t, BufferSums& sums, int block,
-                                                 bool mixed) const {
+  ATTN_DEVICE void add_to_buffers(Thread& t, BufferSums& sums, int block, bool mixed) const {
     const Sequence& q = tile.sequence;
     multiply_block(t, block, tile.head);
     weigh(t, block, tile.head, mixed, [&](float d_t, float s, int r, int i, int query, int key) {
@@ -419,8 +413,7 @@ struct BackwardSimt {
                       q.length_q, q.length_k);
     });
   }
-  __device__ __forceinline__ void store_elements(const BufferSums& sums, int block,
-                                                 int split) const {
+  ATTN_DEVICE void store_elements(const BufferSums& sums, int block, int split) const {
     const Sequence& q = tile.sequence;
     for_each_element(block, [&](int r, int i, int query, int key) {
       derivatives.store(sums.elements[r][i], split, query, key, q.batch, tile.head, q.length_q,
@@ -429,14 +422,14 @@ struct BackwardSimt {
   }
 };
 
-__device__ __forceinline__ float* shared_memory() {
+ATTN_DEVICE float* shared_memory() {
   extern __shared__ __align__(16) float shared_floats[];
   return shared_floats;
 }
 
 template <class C, class Expressions, class BufferGradients>
-__device__ __forceinline__ void backward_simt_buffers(const BackwardParams& p, const Expressions& e,
-                                                      const BufferGradients& gradients) {
+ATTN_DEVICE void backward_simt_buffers(const BackwardParams& p, const Expressions& e,
+                                       const BufferGradients& gradients) {
   using Kernel = BackwardSimt<C, Expressions, BufferGradients>;
   using Tiles = BufferTiles<C, BufferGradients>;
   const auto tiles = Tiles::at(p, gradients.splits, static_cast<int>(blockIdx.x));
@@ -460,8 +453,8 @@ __device__ __forceinline__ void backward_simt_buffers(const BackwardParams& p, c
 }
 
 template <class C, class Expressions, class Derivatives>
-__device__ __forceinline__ void backward_simt(const BackwardParams& p, const Expressions& e,
-                                              const Derivatives& derivatives) {
+ATTN_DEVICE void backward_simt(const BackwardParams& p, const Expressions& e,
+                               const Derivatives& derivatives) {
   if constexpr (C::kGradient == Gradient::buffers) {
     backward_simt_buffers<C>(p, e, derivatives);
   } else {

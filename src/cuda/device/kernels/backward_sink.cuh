@@ -3,6 +3,7 @@
 // Grid: heads_q blocks of 1024 threads with 4 bytes of dynamic shared memory for each of 32 warps.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "ptx/math.cuh"
 
@@ -10,13 +11,13 @@ namespace attn::device {
 
 inline constexpr int kBackwardSinkThreads = 1024;
 
-__device__ __forceinline__ float warp_sum_of_sink(float x) {
+ATTN_DEVICE float warp_sum_of_sink(float x) {
 #pragma unroll
   for (int i = 1; i < 32; i *= 2) x += __shfl_xor_sync(~0u, x, i);
   return x;
 }
 
-__device__ __forceinline__ void backward_sink(const BackwardParams& p) {
+ATTN_DEVICE void backward_sink(const BackwardParams& p) {
   extern __shared__ __align__(16) float shared_floats[];
   const int head = static_cast<int>(blockIdx.x);
   const float sink = p.sink[head];

@@ -28,6 +28,7 @@
 // between backward_one_pass_rows and backward_one_pass_dq, whose dependent it is.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "kernels/backward_weights.cuh"
 #include "params.cuh"
@@ -105,13 +106,13 @@ struct BackwardSm80 {
   const GradientTile<C> tile;
   const unsigned shared;  // 128-byte aligned
 
-  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
-  static constexpr __device__ __forceinline__ int stage_at(int stage) {
+  static ATTN_DEVICE int warp() { return static_cast<int>(threadIdx.x / 32); }
+  static ATTN_DEVICE int lane() { return static_cast<int>(threadIdx.x % 32); }
+  static constexpr ATTN_DEVICE int stage_at(int stage) {
     return Layout::kStageAt + stage * Layout::kStage;
   }
   // The first row of the workspace that belongs to a block of queries.
-  __device__ __forceinline__ long long row_of(int block, int head_q) const {
+  ATTN_DEVICE long long row_of(int block, int head_q) const {
     const long long pair = static_cast<long long>(tile.sequence.batch) * p.heads_q + head_q;
     return pair * p.query_blocks * kPlace + block * C::kBlockN;
   }
@@ -119,17 +120,17 @@ struct BackwardSm80 {
   // ---- copies. Rows past a length are zeros: a weight of 0 would not undo a NaN.
 
   template <class Tile, int kRows>
-  __device__ __forceinline__ void load(int at, const TensorRows& rows, int first) const {
+  ATTN_DEVICE void load(int at, const TensorRows& rows, int first) const {
     load_tile<Tile, kRows, kThreads>(
         shared + static_cast<unsigned>(at),
         static_cast<const char*>(rows.data) + 2 * (rows.start + first * rows.stride),
         2 * rows.stride, rows.count - first);
   }
-  __device__ __forceinline__ void load_keys() const {
+  ATTN_DEVICE void load_keys() const {
     load<TileQ, C::kBlockM>(0, tile.of_keys(p.k, p.k_strides, tile.head), tile.first);
     load<TileO, C::kBlockM>(Layout::kV, tile.of_keys(p.v, p.v_strides, tile.head), tile.first);
   }
-  __device__ __forceinline__ void load_queries(int stage, int block, int head_q) const {
+  ATTN_DEVICE void load_queries(int stage, int block, int head_q) const {
     const int at = stage_at(stage), first = block * C::kBlockN;
     load<TileQ, C::kBlockN>(at, tile.of_queries(p.q, p.q_strides, head_q), first);
     load<TileO, C::kBlockN>(at + Layout::kOutput, tile.of_queries(p.d_o, p.d_o_strides, head_q),
@@ -148,21 +149,19 @@ struct BackwardSm80 {
   // ---- a block of queries
 
   // The thread's rows of S and dP, and its first column.
-  static __device__ __forceinline__ int score_row() {
-    return warp() % C::kScoreWarps * kScoreRows + lane() / 4;
-  }
-  __device__ __forceinline__ int score_key() const {
+  static ATTN_DEVICE int score_row() { return warp() % C::kScoreWarps * kScoreRows + lane() / 4; }
+  ATTN_DEVICE int score_key() const {
     return tile.first + warp() / C::kScoreWarps * kScoreColumns + 2 * (lane() % 4);
   }
   // LSE or D of a row; from: kLse or kD, where it lies in a stage.
-  static __device__ __forceinline__ float row_term(int stage, int from, int row) {
+  static ATTN_DEVICE float row_term(int stage, int from, int row) {
     extern __shared__ __align__(128) char memory[];
     return reinterpret_cast<const float*>(memory + stage_at(stage) + from)[row];
   }
   // f(i, j, r, row of the block, key) for the part `part` of `parts` of what sums[i][j][r] a thread
   // has.
   template <class F>
-  __device__ __forceinline__ void for_each_score(int part, int parts, F f) const {
+  ATTN_DEVICE void for_each_score(int part, int parts, F f) const {
     constexpr int kColumns = kScoreColumns / 16, kAll = kScoreRows / 16 * kColumns * 8;
 #pragma unroll
     for (int at = 0; at < kAll; ++at) {
@@ -174,8 +173,8 @@ struct BackwardSm80 {
 
   // S <- P of what dropout keeps and dP <- dS. Whether some P is 0. kExponentiated: S is P already.
   template <bool kMixed, bool kExponentiated>
-  __device__ __forceinline__ bool weigh(const Weights& weights, Scores& s, Scores& dp, int stage,
-                                        int first_query) const {
+  ATTN_DEVICE bool weigh(const Weights& weights, Scores& s, Scores& dp, int stage,
+                         int first_query) const {
     unsigned long long kept[kScoreRows / 16];
 #pragma unroll
     for (int i = 0; i < kScoreRows / 16; ++i) {
@@ -200,8 +199,7 @@ struct BackwardSm80 {
     return any_zero;
   }
 
-  __device__ __forceinline__ void put_weights_at(const Scores& x, int at, int row,
-                                                 int column) const {
+  ATTN_DEVICE void put_weights_at(const Scores& x, int at, int row, int column) const {
     if constexpr (C::kStoreMatrices) {
       put_matrices<Element, TileP>(x, shared, at, row, column);
     } else {
@@ -211,7 +209,7 @@ struct BackwardSm80 {
 
   // P and dS to shared memory. Whether some P is 0; the same answer in all threads, which have all
   // put theirs there.
-  __device__ __forceinline__ bool put_weights(int stage, int block, int head_q, bool mixed) const {
+  ATTN_DEVICE bool put_weights(int stage, int block, int head_q, bool mixed) const {
     const Weights weights{p, e, slope, tile.sequence, head_q};
     const int row = warp() % C::kScoreWarps * kScoreRows, first_query = block * C::kBlockN;
     const int column = warp() / C::kScoreWarps * kScoreColumns;
@@ -247,8 +245,7 @@ struct BackwardSm80 {
 
   // kSeen: where a weight is 0, whatever it is multiplied with takes no part.
   template <bool kSeen, int kProductSteps, int kRows, int kColumns, class A, class B>
-  static __device__ __forceinline__ void add(float (&sums)[kRows][kColumns][8], const A& a,
-                                             const B& b) {
+  static ATTN_DEVICE void add(float (&sums)[kRows][kColumns][8], const A& a, const B& b) {
     if constexpr (kSeen) {
       add_seen_product<Element, kProductSteps>(sums, a, b);
     } else {
@@ -257,8 +254,7 @@ struct BackwardSm80 {
   }
 
   template <bool kSeen>
-  __device__ __forceinline__ void add_gradients(SumsK& dk, SumsV& dv, int stage, int block,
-                                                int head_q) const {
+  ATTN_DEVICE void add_gradients(SumsK& dk, SumsV& dv, int stage, int block, int head_q) const {
     const int keys = warp() % C::kKeyWarps * kKeyRows, column = warp() / C::kKeyWarps * 16;
     add<kSeen, C::kBlockN / 16>(
         dv, SharedOperand<Element, TileP, Side::a, true>(shared, Layout::kP, keys),
@@ -272,7 +268,7 @@ struct BackwardSm80 {
   }
 
   template <bool kSeen>
-  __device__ __forceinline__ void add_dq(int block, int head_q) const {
+  ATTN_DEVICE void add_dq(int block, int head_q) const {
     const int row = warp() % C::kQueryWarps * kQueryRows, column_warp = warp() / C::kQueryWarps;
     float dq[kQueryRows / 16][kDqBlocks][8];
     clear(dq);
@@ -306,7 +302,7 @@ struct BackwardSm80 {
   }
 
   // Whether Q, dO or K holds an infinity or NaN; the same answer in all threads.
-  __device__ __forceinline__ bool any_special(int stage) const {
+  ATTN_DEVICE bool any_special(int stage) const {
     const bool special = holds_special<Element, kThreads>(0, C::kBlockM * TileQ::kRowBytes) |
                          holds_special<Element, kThreads>(stage_at(stage), Layout::kLse);
     return __syncthreads_or(special) != 0;
@@ -316,7 +312,7 @@ struct BackwardSm80 {
 
   // Goes through the blocks of a list that is not empty: `blocks` of each head, head after head.
   template <class List>
-  __device__ __forceinline__ void accumulate(SumsK& dk, SumsV& dv, List& list, int blocks) const {
+  ATTN_DEVICE void accumulate(SumsK& dk, SumsV& dv, List& list, int blocks) const {
     const auto head_of = [&](int i) { return tile.head_q(p) + i / blocks; };
     load_keys();
     load_queries(0, list.block() % blocks, head_of(list.block()));
@@ -352,9 +348,8 @@ struct BackwardSm80 {
   // Stores the rows of a gradient that exist, through the place at `at` of shared memory; those
   // that are not in use become 0.
   template <class Tile, int kBlocks>
-  __device__ __forceinline__ void store(const float (&sums)[kKeyRows / 16][kBlocks][8],
-                                        float factor, int at, void* to,
-                                        const Strides& strides) const {
+  ATTN_DEVICE void store(const float (&sums)[kKeyRows / 16][kBlocks][8], float factor, int at,
+                         void* to, const Strides& strides) const {
     if (to == nullptr) return;
     put_sums<Element, Tile, 16 * kKeyTurns>(sums, factor, at, warp() % C::kKeyWarps * kKeyRows,
                                             warp() / C::kKeyWarps * 16);
@@ -365,7 +360,7 @@ struct BackwardSm80 {
         tile.rows_present() - tile.first, rows.count - tile.first);
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     SumsK dk;
     SumsV dv;
     clear(dk);
@@ -383,8 +378,7 @@ struct BackwardSm80 {
 };
 
 template <class C, class Expressions, class Slope>
-__device__ __forceinline__ void backward_sm80(const BackwardParams& p, const Expressions& e,
-                                              const Slope& slope) {
+ATTN_DEVICE void backward_sm80(const BackwardParams& p, const Expressions& e, const Slope& slope) {
   extern __shared__ __align__(128) char memory[];
   wait_for_dependencies();
   launch_dependents();

@@ -23,6 +23,7 @@
 // for each of BufferTiles, with BackwardSm80BuffersLayout<C>::kBytes of dynamic shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_weights.cuh"
 #include "params.cuh"
 #include "ptx/cp_async.cuh"
@@ -71,17 +72,15 @@ struct BackwardSm80Buffers {
     unsigned q, d_o, k, v;  // where this lane reads its operands of the first stage
   };
 
-  static __device__ __forceinline__ int first_row() {
-    return static_cast<int>(threadIdx.x / 32) * 16;
-  }
+  static ATTN_DEVICE int first_row() { return static_cast<int>(threadIdx.x / 32) * 16; }
   // Row i of the thread's two, counted in the tile.
-  static __device__ __forceinline__ int row(int i) {
+  static ATTN_DEVICE int row(int i) {
     return first_row() + static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
   }
 
   // Rows that are none of the sequence are zeros.
   template <class Tile, int kRows>
-  static __device__ __forceinline__ void load(unsigned to, const TensorRows& rows, int first) {
+  static ATTN_DEVICE void load(unsigned to, const TensorRows& rows, int first) {
     load_tile<Tile, kRows, kThreads>(to, [&](int row) {
       const int index = first + row;
       const bool exists = static_cast<unsigned>(index) < static_cast<unsigned>(rows.count);
@@ -90,7 +89,7 @@ struct BackwardSm80Buffers {
                        exists};
     });
   }
-  __device__ __forceinline__ void load_stage(int stage, int i) const {
+  ATTN_DEVICE void load_stage(int stage, int i) const {
     const GradientTile<C> t = tiles.tile(i);
     const unsigned to = shared + static_cast<unsigned>(stage * Layout::kStage);
     const int key = tiles.key_block(i) * C::kBlockN, head_k = t.head_k(p);
@@ -103,7 +102,7 @@ struct BackwardSm80Buffers {
   }
 
   // Adds dT of the i-th tile, whose S and dP the thread holds, to the gradients.
-  __device__ __forceinline__ void add_tile(Thread& t, int i, bool mixed) const {
+  ATTN_DEVICE void add_tile(Thread& t, int i, bool mixed) const {
     const GradientTile<C> tile = tiles.tile(i);
     const Sequence& q = tile.sequence;
     const Weights weights{p, e, gradients, q, tile.head};
@@ -160,8 +159,7 @@ struct BackwardSm80Buffers {
   }
 
   // Elements of the thread, `apart` from one another: 0 where one stands for all.
-  __device__ __forceinline__ void store(const float (*elements)[BufferGradients::kElementsOr1],
-                                        int apart) const {
+  ATTN_DEVICE void store(const float (*elements)[BufferGradients::kElementsOr1], int apart) const {
     const GradientTile<C> tile = tiles.tile(0);
     const Sequence& q = tile.sequence;
     float order[kSums] = {};
@@ -175,7 +173,7 @@ struct BackwardSm80Buffers {
 
   // Goes through a list that is not empty.
   template <class List>
-  __device__ __forceinline__ void add_tiles(Thread& t, List& list) const {
+  ATTN_DEVICE void add_tiles(Thread& t, List& list) const {
     load_stage(0, list.block());
     int stage = 0;
     while (true) {
@@ -201,7 +199,7 @@ struct BackwardSm80Buffers {
     }
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     const auto coverage_of = [&](int i) { return tiles.coverage(e, i); };
     BlockList list(coverage_of, tiles.count);
     if (!list.more()) {  // elements that nobody sees are 0
@@ -226,8 +224,8 @@ struct BackwardSm80Buffers {
 };
 
 template <class C, class Expressions, class BufferGradients>
-__device__ __forceinline__ void backward_sm80_buffers(const BackwardParams& p, const Expressions& e,
-                                                      const BufferGradients& gradients) {
+ATTN_DEVICE void backward_sm80_buffers(const BackwardParams& p, const Expressions& e,
+                                       const BufferGradients& gradients) {
   extern __shared__ __align__(128) char memory[];
   using Kernel = BackwardSm80Buffers<C, Expressions, BufferGradients>;
   const auto tiles = Kernel::Tiles::at(p, gradients.splits, static_cast<int>(blockIdx.x));

@@ -27,6 +27,7 @@
 // BackwardSm80DeterministicLayout<C>::kBytes of dynamic shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_weights.cuh"
 #include "params.cuh"
 #include "ptx/cp_async.cuh"
@@ -82,21 +83,21 @@ struct BackwardSm80Deterministic {
     unsigned a1, a2, b1, b2, b1_transposed, b2_transposed;
   };
 
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+  static ATTN_DEVICE int lane() { return static_cast<int>(threadIdx.x % 32); }
   // Row i of the thread's two, counted in the sequence.
-  __device__ __forceinline__ int row(int i) const {
+  ATTN_DEVICE int row(int i) const {
     return tile.first + static_cast<int>(threadIdx.x / 32) * 16 + lane() / 4 + 8 * i;
   }
 
   // ---- copies. Rows past a length are zeros: a weight of 0 would not undo a NaN.
 
   template <class Tile, int kRows>
-  __device__ __forceinline__ void load(unsigned to, const TensorRows& rows, int first) const {
+  ATTN_DEVICE void load(unsigned to, const TensorRows& rows, int first) const {
     load_tile<Tile, kRows, kThreads>(
         to, static_cast<const char*>(rows.data) + 2 * (rows.start + first * rows.stride),
         2 * rows.stride, rows.count - first);
   }
-  __device__ __forceinline__ void load_rows() const {
+  ATTN_DEVICE void load_rows() const {
     const int head_q = tile.head_q(p), head_k = tile.head_k(p);
     load<Tile1, C::kBlockM>(shared,
                             kOfKeys ? tile.of_keys(p.k, p.k_strides, head_k)
@@ -109,7 +110,7 @@ struct BackwardSm80Deterministic {
                               tile.first);
     }
   }
-  __device__ __forceinline__ void load_columns(int stage, int block, int head_q) const {
+  ATTN_DEVICE void load_columns(int stage, int block, int head_q) const {
     const int head_k = tile.head_k(p);
     load<Tile1, C::kBlockN>(shared + Layout::kB1At + stage * Layout::kB1,
                             kOfKeys ? tile.of_queries(p.q, p.q_strides, head_q)
@@ -125,9 +126,8 @@ struct BackwardSm80Deterministic {
 
   // d += weights B
   template <class Tile, int kCount>
-  static __device__ __forceinline__ void add(float (&d)[kCount],
-                                             const float (&weights)[C::kBlockN / 2],
-                                             unsigned b_lane) {
+  static ATTN_DEVICE void add(float (&d)[kCount], const float (&weights)[C::kBlockN / 2],
+                              unsigned b_lane) {
     unsigned a[C::kBlockN / 4];
     to_operand<Element>(weights, a);
 #pragma unroll
@@ -146,15 +146,15 @@ struct BackwardSm80Deterministic {
 
   // Whether a tile of columns holds an infinity or NaN; the same answer in all threads.
   template <class Tile>
-  static __device__ __forceinline__ bool any_special(int at) {
+  static ATTN_DEVICE bool any_special(int at) {
     return __syncthreads_or(holds_special<Element, kThreads>(at, C::kBlockN * Tile::kRowBytes)) !=
            0;
   }
   // Does what add does, but only for rows and columns that see each other: a weight of 0 takes
   // nothing, whatever B holds. It is for tiles with infinities or NaN.
   template <class Tile, int kColumns>
-  __device__ __forceinline__ void add_seen(float (&d)[kColumns / 2],
-                                           const float (&weights)[C::kBlockN / 2], int at) const {
+  ATTN_DEVICE void add_seen(float (&d)[kColumns / 2], const float (&weights)[C::kBlockN / 2],
+                            int at) const {
     extern __shared__ __align__(128) char memory[];
 #pragma unroll
     for (int j = 0; j < C::kBlockN / 8; ++j) {
@@ -193,7 +193,7 @@ struct BackwardSm80Deterministic {
 
   // S <- P of what dropout keeps and dP <- dS, each as far as a sum needs it; 0 where a query does
   // not see a key. Whether some P is 0.
-  __device__ __forceinline__ bool weigh(Warp& w, int block, int head_q, bool mixed) const {
+  ATTN_DEVICE bool weigh(Warp& w, int block, int head_q, bool mixed) const {
     const Weights weights{p, e, slope, tile.sequence, head_q};
     const RowTerms* all = tile.terms(p, head_q);
     unsigned long long kept = ~0ull;
@@ -219,7 +219,7 @@ struct BackwardSm80Deterministic {
 
   // What dropout keeps of the thread's elements where columns are queries from `first` on, in the
   // order of for_each_sum (docs/numerics.md).
-  __device__ __forceinline__ unsigned long long draw(const Weights& weights, int first) const {
+  ATTN_DEVICE unsigned long long draw(const Weights& weights, int first) const {
     const auto dropout = weights.dropout();
     const int key = row(0);
     const int t = key / 8 % 8;  // even: a warp's 16 keys begin at a multiple of 16
@@ -245,7 +245,7 @@ struct BackwardSm80Deterministic {
 
   // Goes through the blocks of a list that is not empty: `blocks` of each head, head after head.
   template <class List>
-  __device__ __forceinline__ void accumulate(Warp& w, List& list, int blocks) const {
+  ATTN_DEVICE void accumulate(Warp& w, List& list, int blocks) const {
     const auto head_of = [&](int i) { return tile.head_q(p) + i / blocks; };
     load_rows();
     load_columns(0, list.block() % blocks, head_of(list.block()));
@@ -297,8 +297,8 @@ struct BackwardSm80Deterministic {
 
   // Rows of a gradient that exist; 0 where they are not in use.
   template <int kColumns>
-  __device__ __forceinline__ void store(float (&x)[kColumns / 2], float factor, void* to,
-                                        const Strides& strides) const {
+  ATTN_DEVICE void store(float (&x)[kColumns / 2], float factor, void* to,
+                         const Strides& strides) const {
     if (to == nullptr) return;
     const TensorRows rows =
         kOfKeys ? tile.of_keys(to, strides, tile.head) : tile.of_queries(to, strides, tile.head);
@@ -314,7 +314,7 @@ struct BackwardSm80Deterministic {
     }
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     Warp w;
     const int l = lane(), row16 = static_cast<int>(threadIdx.x / 32) * 16;
     w.a1 = row_operand<Tile1>(shared, row16);
@@ -344,9 +344,8 @@ struct BackwardSm80Deterministic {
 };
 
 template <class C, class Expressions, class Slope>
-__device__ __forceinline__ void backward_sm80_deterministic(const BackwardParams& p,
-                                                            const Expressions& e,
-                                                            const Slope& slope) {
+ATTN_DEVICE void backward_sm80_deterministic(const BackwardParams& p, const Expressions& e,
+                                             const Slope& slope) {
   extern __shared__ __align__(128) char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
   const auto tile = GradientTile<C>::at(p, static_cast<int>(blockIdx.x));

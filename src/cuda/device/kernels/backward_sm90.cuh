@@ -38,6 +38,7 @@
 // BackwardSm90Layout<C>::kBytes of dynamic shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/gradient_group.cuh"
 #include "kernels/backward_sm90/pair_score_group.cuh"
 #include "kernels/backward_sm90/producer.cuh"
@@ -48,7 +49,7 @@
 namespace attn::device {
 
 template <class C>
-__device__ __forceinline__ void init_rings(const BackwardSm90Tiles<C>& tiles) {
+ATTN_DEVICE void init_rings(const BackwardSm90Tiles<C>& tiles) {
   using Layout = BackwardSm90Layout<C>;
   tiles.step_ring().init(1, C::kCluster);
   // Neither of two score warpgroups knows when both are done with K and V: who adds dQ does.
@@ -67,8 +68,8 @@ __device__ __forceinline__ void init_rings(const BackwardSm90Tiles<C>& tiles) {
 }
 
 template <class C, class Expressions, class Slope>
-__device__ __forceinline__ void backward_sm90(const BackwardParams& p, const Expressions& e,
-                                              const Slope& slope, const BackwardMaps& maps) {
+ATTN_DEVICE void backward_sm90(const BackwardParams& p, const Expressions& e, const Slope& slope,
+                               const BackwardMaps& maps) {
   extern __shared__ __align__(1024) char memory[];
   // Pairs have no registers to keep what does not change.
   constexpr bool kKeeps = C::kCluster == 1;

@@ -29,15 +29,15 @@
 // with BackwardSm90BuffersLayout<C>::kBytes of dynamic shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90_buffers/producer.cuh"
 #include "kernels/backward_sm90_buffers/score_group.cuh"
 
 namespace attn::device {
 
 template <class C, class Expressions, class BufferGradients>
-__device__ __forceinline__ void backward_sm90_buffers(const BackwardParams& p, const Expressions& e,
-                                                      const BufferGradients& gradients,
-                                                      const BackwardMaps& maps) {
+ATTN_DEVICE void backward_sm90_buffers(const BackwardParams& p, const Expressions& e,
+                                       const BufferGradients& gradients, const BackwardMaps& maps) {
   using Layout = BackwardSm90BuffersLayout<C>;
   extern __shared__ __align__(1024) char memory[];
   const BackwardSm90BuffersRing<C> ring{shared_address(memory)};

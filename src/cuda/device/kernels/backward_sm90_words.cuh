@@ -10,6 +10,7 @@
 // kernels/backward_one_pass_rows.cuh, of which it reads nothing but those zeros.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/dependent.cuh"
 #include "schedule/dq_turns.cuh"
 #include "schedule/gradient_tile.cuh"
@@ -20,7 +21,7 @@ namespace attn::device {
 inline constexpr int kBackwardWordsThreads = 128;
 
 template <class C, class Expressions>
-__device__ __forceinline__ void backward_sm90_words(const BackwardParams& p, const Expressions& e) {
+ATTN_DEVICE void backward_sm90_words(const BackwardParams& p, const Expressions& e) {
   launch_dependents();
   const long long word =
       static_cast<long long>(blockIdx.x) * (kBackwardWordsThreads / 32) + threadIdx.x / 32;

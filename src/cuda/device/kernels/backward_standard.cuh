@@ -18,6 +18,7 @@
 // Reads of C: what backward_simt.cuh reads. Grid: likewise; tiles of Gradient::ds have queries.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_simt.cuh"
 
 namespace attn::device {
@@ -34,7 +35,7 @@ struct BackwardStandard {
   const Step step;
 
   // The row of a matrix that belongs to a query.
-  __device__ __forceinline__ float* row_of(float* matrix, int query, int head_q) const {
+  ATTN_DEVICE float* row_of(float* matrix, int query, int head_q) const {
     const BackwardParams& p = step.p;
     const long long pair = static_cast<long long>(step.tile.sequence.batch) * p.heads_q + head_q;
     return matrix + (pair * p.seqlen_q + query) * p.seqlen_k;
@@ -44,8 +45,7 @@ struct BackwardStandard {
 
   // copy(there, in memory) for each element; null where the sequence has no such query or key.
   template <class Copy>
-  __device__ __forceinline__ void for_each_element(float* matrix, int block, int head_q,
-                                                   Copy copy) const {
+  ATTN_DEVICE void for_each_element(float* matrix, int block, int head_q, Copy copy) const {
     constexpr int kKeys = kOfKeys ? C::kBlockM : C::kBlockN;
     const Sequence& s = step.tile.sequence;
     __syncthreads();
@@ -63,7 +63,7 @@ struct BackwardStandard {
   }
   // Calls each for the thread's elements.
   template <class Each>
-  __device__ __forceinline__ void for_each_of_thread(Each each) const {
+  ATTN_DEVICE void for_each_of_thread(Each each) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -73,14 +73,13 @@ struct BackwardStandard {
       }
     }
   }
-  __device__ __forceinline__ void store(const Thread& t, float* matrix, int block,
-                                        int head_q) const {
+  ATTN_DEVICE void store(const Thread& t, float* matrix, int block, int head_q) const {
     for_each_of_thread([&](int r, int i, int, int, float& x) { x = t.s[r][i]; });
     for_each_element(matrix, block, head_q, [](float x, float* to) {
       if (to != nullptr) *to = x;
     });
   }
-  __device__ __forceinline__ void load(Thread& t, float* matrix, int block, int head_q) const {
+  ATTN_DEVICE void load(Thread& t, float* matrix, int block, int head_q) const {
     for_each_element(matrix, block, head_q,
                      [](float& x, const float* from) { x = from == nullptr ? 0 : *from; });
     for_each_of_thread([&](int r, int i, int, int, float x) { t.s[r][i] = x; });
@@ -89,13 +88,13 @@ struct BackwardStandard {
   // ---- Gradient::ds
 
   // -inf where a query sees no key.
-  __device__ __forceinline__ float lse_of(int query, int head_q) const {
+  ATTN_DEVICE float lse_of(int query, int head_q) const {
     const TensorRows rows = step.tile.of_queries(step.p.lse, step.p.lse_strides, head_q);
     return query < rows.count ? step.p.lse[rows.start + query * rows.stride] : minus_infinity();
   }
 
   // S <- P.
-  __device__ __forceinline__ void probabilities(Thread& t, int block, int head_q) const {
+  ATTN_DEVICE void probabilities(Thread& t, int block, int head_q) const {
     const Sequence& s = step.tile.sequence;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -114,7 +113,7 @@ struct BackwardStandard {
   }
 
   // dT/dS of an element, whose score is computed again.
-  __device__ __forceinline__ float slope(int query, int key, int head_q) const {
+  ATTN_DEVICE float slope(int query, int key, int head_q) const {
     const GradientTile<C>& tile = step.tile;
     const BackwardParams& p = step.p;
     const TensorRows q = tile.of_queries(p.q, p.q_strides, head_q);
@@ -130,8 +129,8 @@ struct BackwardStandard {
   }
 
   // sum_l P Z dP of a tile, Z dP in t. Where P is 0, dP may be anything.
-  __device__ __forceinline__ void add_to_d(float (&d)[kRows], const float (&weights)[kRows][4],
-                                           const Thread& t) const {
+  ATTN_DEVICE void add_to_d(float (&d)[kRows], const float (&weights)[kRows][4],
+                            const Thread& t) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -142,7 +141,7 @@ struct BackwardStandard {
   }
 
   // Line 3 of a row, by a warp, but for the sum.
-  __device__ __forceinline__ void differentiate(int query, int head_q, float d) const {
+  ATTN_DEVICE void differentiate(int query, int head_q, float d) const {
     const BackwardParams& p = step.p;
     const Sequence& s = step.tile.sequence;
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -160,7 +159,7 @@ struct BackwardStandard {
     }
   }
 
-  __device__ __forceinline__ void scores() const {
+  ATTN_DEVICE void scores() const {
     const GradientTile<C>& tile = step.tile;
     const BackwardParams& p = step.p;
     const int head = tile.head_q(p);
@@ -204,7 +203,7 @@ struct BackwardStandard {
   // ---- the gradients
 
   // Multiplies x, which is P or dP, by Z.
-  __device__ __forceinline__ void drop(Thread& t, int block, int head_q) const {
+  ATTN_DEVICE void drop(Thread& t, int block, int head_q) const {
     step.draw(t, block, head_q);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -215,7 +214,7 @@ struct BackwardStandard {
     }
   }
 
-  __device__ __forceinline__ void gradient() const {
+  ATTN_DEVICE void gradient() const {
     const GradientTile<C>& tile = step.tile;
     const BackwardParams& p = step.p;
     constexpr bool kOfValues = C::kGradient == Gradient::dv;
@@ -238,8 +237,8 @@ struct BackwardStandard {
 };
 
 template <class C, class Expressions, class Slope>
-__device__ __forceinline__ void backward_standard(const BackwardParams& p, const Expressions& e,
-                                                  const Slope& slope) {
+ATTN_DEVICE void backward_standard(const BackwardParams& p, const Expressions& e,
+                                   const Slope& slope) {
   const auto tile = GradientTile<C>::at(p, static_cast<int>(blockIdx.x));
   if (tile.first >= tile.rows_present()) return;
   const BackwardStandard<C, Expressions, Slope> standard{{p, e, slope, tile, shared_memory()}};

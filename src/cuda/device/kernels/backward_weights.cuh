@@ -5,6 +5,7 @@
 // Slope: src/cuda/codegen/expression_gradients.hpp.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "ptx/math.cuh"
 #include "schedule/sequence.cuh"
@@ -24,7 +25,7 @@ struct BackwardWeights {
   int head_q;
 
   // Never above 1, however large the scores are. lse2: LSE in base 2.
-  __device__ __forceinline__ float probability(float dot, float lse2, int query, int key) const {
+  ATTN_DEVICE float probability(float dot, float lse2, int query, int key) const {
     float x = dot;
     if constexpr (Expressions::kHasScore) {
       x = e.score(dot, query, key, sequence.batch, head_q, sequence.length_q, sequence.length_k);
@@ -34,7 +35,7 @@ struct BackwardWeights {
   // The same, of a score by expression; of q.k where there is none. kHides: it may be -inf, and LSE
   // NaN.
   template <bool kHides = C::kScoreHides>
-  __device__ __forceinline__ float probability_of(float x, float lse2) const {
+  ATTN_DEVICE float probability_of(float x, float lse2) const {
     float c = p.scale * kLog2E;
     if constexpr (Expressions::kHasScore) {
       if constexpr (kHides) {
@@ -49,8 +50,8 @@ struct BackwardWeights {
   // s, which is S, <- P where dropout keeps it, to be multiplied by dropout_scale with the sum; dp
   // <- dS. Each only if it is asked for; 0 where a query of a mixed block does not see a key.
   template <bool kOfP, bool kOfDs>
-  __device__ __forceinline__ void weigh(float probable, float& s, float& dp, float d, int query,
-                                        int key, bool mixed, bool kept) const {
+  ATTN_DEVICE void weigh(float probable, float& s, float& dp, float d, int query, int key,
+                         bool mixed, bool kept) const {
     bool visible = true;
     if (mixed) {
       visible = static_cast<unsigned>(query) < static_cast<unsigned>(sequence.length_q) &&
@@ -74,10 +75,8 @@ struct BackwardWeights {
     if constexpr (kOfP) s = visible && kept ? probable : 0;
   }
 
-  __device__ __forceinline__ Dropout<C::kRngState> dropout() const {
-    return dropout_of<C::kRngState>(p);
-  }
-  __device__ __forceinline__ unsigned batch_head() const {
+  ATTN_DEVICE Dropout<C::kRngState> dropout() const { return dropout_of<C::kRngState>(p); }
+  ATTN_DEVICE unsigned batch_head() const {
     return static_cast<unsigned>(sequence.batch) * static_cast<unsigned>(p.heads_q) +
            static_cast<unsigned>(head_q);
   }
@@ -85,7 +84,7 @@ struct BackwardWeights {
   // both multiples of 64, or of 32 (then half of what is drawn is of no use): bit r is register r
   // of an accumulator (tile/accumulator.cuh, docs/numerics.md).
   template <int kColumns>
-  __device__ __forceinline__ unsigned long long draw(int query, int first_key) const {
+  ATTN_DEVICE unsigned long long draw(int query, int first_key) const {
     constexpr int kPairs = kColumns % 64 == 0 ? 8 : 4;  // of a call
     unsigned long long kept = 0;
     const auto all = dropout();
@@ -110,7 +109,7 @@ struct BackwardWeights {
     return kept;
   }
   // Whether dropout keeps one of the two elements of a pair, the odd one or the other.
-  __device__ __forceinline__ bool keeps(unsigned pair, bool odd) const {
+  ATTN_DEVICE bool keeps(unsigned pair, bool odd) const {
     return keeps_half(pair, odd, p.dropout_rule);
   }
 };

@@ -9,6 +9,7 @@
 // a lane for each block of keys. The forward kernel may be launched as its dependent.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
 #include "schedule/key_words.cuh"
@@ -17,7 +18,7 @@
 namespace attn::device {
 
 template <class C, class Expressions>
-__device__ __forceinline__ void classify_key_blocks(const ForwardParams& p, const Expressions& e) {
+ATTN_DEVICE void classify_key_blocks(const ForwardParams& p, const Expressions& e) {
   static_assert(!C::kSplits);
   launch_dependents();
   const auto windows = static_cast<unsigned>(p.key_windows);

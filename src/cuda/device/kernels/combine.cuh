@@ -17,6 +17,7 @@
 // forward kernel.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
 #include "schedule/sequence.cuh"
@@ -50,24 +51,20 @@ struct Combine {
   long long row;   // of partial results of one split
   long long rows;  // of one split
 
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+  static ATTN_DEVICE int lane() { return static_cast<int>(threadIdx.x % 32); }
   // This thread among those of its row.
-  static __device__ __forceinline__ int own() {
-    return static_cast<int>(threadIdx.x % kRowThreads);
-  }
-  static __device__ __forceinline__ int split_lane() { return own() / C::kAcross; }
-  static __device__ __forceinline__ int column(int set) {
-    return kWide * (C::kAcross * set + own() % C::kAcross);
-  }
-  static __device__ __forceinline__ bool inside(int set) {
+  static ATTN_DEVICE int own() { return static_cast<int>(threadIdx.x % kRowThreads); }
+  static ATTN_DEVICE int split_lane() { return own() / C::kAcross; }
+  static ATTN_DEVICE int column(int set) { return kWide * (C::kAcross * set + own() % C::kAcross); }
+  static ATTN_DEVICE bool inside(int set) {
     return C::kHeadDimV % (C::kAcross * kWide) == 0 || column(set) < C::kHeadDimV;
   }
-  static __device__ __forceinline__ float warp_max(float x) {
+  static ATTN_DEVICE float warp_max(float x) {
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
     return x;
   }
-  static __device__ __forceinline__ float warp_sum(float x) {
+  static ATTN_DEVICE float warp_sum(float x) {
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) x += __shfl_xor_sync(~0u, x, i);
     return x;
@@ -80,7 +77,7 @@ struct Combine {
     bool exists;
     int splits;
   };
-  __device__ __forceinline__ int splits_of(int batch) const {
+  ATTN_DEVICE int splits_of(int batch) const {
     if constexpr (C::kBlockKeys > 0) {
       const Sequence s = sequence_of<C>(p, batch);
       const int blocks = (s.length_k + C::kBlockKeys - 1) / C::kBlockKeys;
@@ -90,7 +87,7 @@ struct Combine {
       return p.num_splits;
     }
   }
-  __device__ __forceinline__ Place place() const {
+  ATTN_DEVICE Place place() const {
     if (row >= rows) return {0, 0, 0, false, 0};
     const long long pair = row / p.seqlen_q;
     const int query = static_cast<int>(row - pair * p.seqlen_q);
@@ -110,11 +107,11 @@ struct Combine {
     return {batch, head, at, true, query < length ? splits : 0};
   }
 
-  __device__ __forceinline__ float partial_lse(int split, int splits) const {
+  ATTN_DEVICE float partial_lse(int split, int splits) const {
     return split < splits ? p.partial_lse[split * rows + row] : minus_infinity();
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     const Place to = place();
     const int splits = to.splits;
     float top = minus_infinity();
@@ -161,8 +158,7 @@ struct Combine {
 
   // O += share O_s of those of the 32 splits from `first` on that this thread has; the lanes of the
   // warp hold their shares.
-  __device__ __forceinline__ void add(float (&o)[kSets][kWide], float share, int first,
-                                      int splits) const {
+  ATTN_DEVICE void add(float (&o)[kSets][kWide], float share, int first, int splits) const {
 #pragma unroll 4
     for (int i = 0; i < 32; i += C::kSplitLanes) {
       if (first + i >= splits) break;  // the same for all threads of the row
@@ -184,7 +180,7 @@ struct Combine {
   }
 
   // Adds up what the threads of a column have; the first of them gets the sum.
-  static __device__ __forceinline__ void add_lanes(float (&o)[kSets][kWide]) {
+  static ATTN_DEVICE void add_lanes(float (&o)[kSets][kWide]) {
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
 #pragma unroll
@@ -216,8 +212,7 @@ struct Combine {
     }
   }
 
-  static __device__ __forceinline__ void store(const float (&o)[kSets][kWide], float factor,
-                                               Storage* to) {
+  static ATTN_DEVICE void store(const float (&o)[kSets][kWide], float factor, Storage* to) {
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
       if (!inside(set)) continue;
@@ -230,7 +225,7 @@ struct Combine {
 };
 
 template <class C>
-__device__ __forceinline__ void combine(const ForwardParams& p) {
+ATTN_DEVICE void combine(const ForwardParams& p) {
   launch_dependents();
   wait_for_dependencies();
   const long long rows = static_cast<long long>(p.batch) * p.heads_q * p.seqlen_q;

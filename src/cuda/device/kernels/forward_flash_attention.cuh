@@ -16,6 +16,7 @@
 // shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/forward_simt.cuh"
 
 namespace attn::device {
@@ -39,12 +40,12 @@ struct ForwardFlashAttention {
   const Expressions& e;
   float* const shared;
 
-  __device__ __forceinline__ Storage* keys_at(int i) const {
+  ATTN_DEVICE Storage* keys_at(int i) const {
     return reinterpret_cast<Storage*>(shared + Layout::kKeysAt) + i * kOfKeys;
   }
 
   // Line 6: K_j and V_j, from block0 on.
-  __device__ __forceinline__ void load_keys(const Step& step, int block0) const {
+  ATTN_DEVICE void load_keys(const Step& step, int block0) const {
     __syncthreads();  // nobody reads those of before
 #pragma unroll 1
     for (int i = 0; i < C::kStages; ++i) {
@@ -71,18 +72,17 @@ struct ForwardFlashAttention {
 
   // ---- O, l and m of a row in memory
 
-  __device__ __forceinline__ long long row_of(const Step& step, int r) const {
+  ATTN_DEVICE long long row_of(const Step& step, int r) const {
     const int row = step.first_row() + r;
     const QueryTile<C>& t = step.tile;
     return t.partial_row(p, t.query_of(row), t.head_of(row));
   }
-  __device__ __forceinline__ bool exists(const Step& step, int r) const {
+  ATTN_DEVICE bool exists(const Step& step, int r) const {
     return step.tile.query_of(step.first_row() + r) < step.tile.sequence.rows_q;
   }
 
   // Line 8. O, which is normalised there, comes as l O; l is the sum of what threads of a row have.
-  __device__ __forceinline__ void load_rows(const Step& step, Thread& t,
-                                            RowSums (&before)[kRows]) const {
+  ATTN_DEVICE void load_rows(const Step& step, Thread& t, RowSums (&before)[kRows]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (!exists(step, r)) continue;
@@ -104,8 +104,8 @@ struct ForwardFlashAttention {
 
   // Lines 12 and 13. A row that sees no key of the block keeps its O: l (1 / l) would wear it down
   // by an ulp.
-  __device__ __forceinline__ void store_rows(const Step& step, const Thread& t,
-                                             const RowSums (&before)[kRows]) const {
+  ATTN_DEVICE void store_rows(const Step& step, const Thread& t,
+                              const RowSums (&before)[kRows]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const float l = Step::group_sum(t.l[r]);
@@ -128,7 +128,7 @@ struct ForwardFlashAttention {
   // ---- the loops
 
   // Whether the tile sees a key of the block of 64.
-  __device__ __forceinline__ bool sees(const Step& step, int block) const {
+  ATTN_DEVICE bool sees(const Step& step, int block) const {
     if (block * C::kBlockN >= step.tile.sequence.length_k) return false;
     if constexpr (!C::kSkipsEmpty || !Expressions::kHasMask) return true;
     const KeyRange keys = step.tile.keys(step.tile.row0, C::kBlockM);
@@ -136,8 +136,7 @@ struct ForwardFlashAttention {
   }
 
   // Lines 8 to 13: O_i, l_i and m_i meet K_j and V_j.
-  __device__ __forceinline__ void update(const Step& step, int block0, bool first,
-                                         bool last) const {
+  ATTN_DEVICE void update(const Step& step, int block0, bool first, bool last) const {
     unsigned seen = 0;
 #pragma unroll 1
     for (int i = 0; i < C::kStages; ++i) seen |= (sees(step, block0 + i) ? 1u : 0u) << i;
@@ -181,7 +180,7 @@ struct ForwardFlashAttention {
     }
   }
 
-  __device__ __forceinline__ void run(int batch, int head) const {
+  ATTN_DEVICE void run(int batch, int head) const {
     const Step any{p, e, QueryTile<C>::of(p, {0, head, batch, 0}), shared};
     const int blocks = any.tile.end;  // of 64 keys; without any, O is zeros
 #pragma unroll 1
@@ -197,8 +196,7 @@ struct ForwardFlashAttention {
 };
 
 template <class C, class Expressions>
-__device__ __forceinline__ void forward_flash_attention(const ForwardParams& p,
-                                                        const Expressions& e) {
+ATTN_DEVICE void forward_flash_attention(const ForwardParams& p, const Expressions& e) {
   const int pair = static_cast<int>(blockIdx.x);
   ForwardFlashAttention<C, Expressions>{p, e, shared_memory()}.run(pair / p.heads_q,
                                                                    pair % p.heads_q);

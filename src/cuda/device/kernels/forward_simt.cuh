@@ -20,6 +20,7 @@
 // memory.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
 #include "schedule/query_tile.cuh"
@@ -52,13 +53,13 @@ struct alignas(8) Short4 {
 };
 // Four neighbours of a tile in shared memory.
 template <class Element>
-__device__ __forceinline__ Float4 four(const typename Scalar<Element>::Storage* from) {
+ATTN_DEVICE Float4 four(const typename Scalar<Element>::Storage* from) {
   const Short4 x = *reinterpret_cast<const Short4*>(from);
   return {{Scalar<Element>::from(x.x[0]), Scalar<Element>::from(x.x[1]),
            Scalar<Element>::from(x.x[2]), Scalar<Element>::from(x.x[3])}};
 }
 template <>
-__device__ __forceinline__ Float4 four<Float32>(const float* from) {
+ATTN_DEVICE Float4 four<Float32>(const float* from) {
   return *reinterpret_cast<const Float4*>(from);
 }
 
@@ -86,26 +87,24 @@ struct ForwardSimt {
     float l[kRows];  // sum of P over this thread's keys
   };
 
-  static __device__ __forceinline__ int group() { return static_cast<int>(threadIdx.x / 16); }
-  static __device__ __forceinline__ int member() { return static_cast<int>(threadIdx.x % 16); }
-  __device__ __forceinline__ int first_row() const { return tile.row0 + group() * kRows; }
-  __device__ __forceinline__ KeyRange keys(int) const {
+  static ATTN_DEVICE int group() { return static_cast<int>(threadIdx.x / 16); }
+  static ATTN_DEVICE int member() { return static_cast<int>(threadIdx.x % 16); }
+  ATTN_DEVICE int first_row() const { return tile.row0 + group() * kRows; }
+  ATTN_DEVICE KeyRange keys(int) const {
     return tile.keys(tile.row0 + part() * 2 * kRows, 2 * kRows);
   }
-  __device__ __forceinline__ const KeyWord* key_words(int, int window) const {
-    return tile.key_words(p, window);
-  }
-  static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x / 32); }
+  ATTN_DEVICE const KeyWord* key_words(int, int window) const { return tile.key_words(p, window); }
+  static ATTN_DEVICE int part() { return static_cast<int>(threadIdx.x / 32); }
 
   // Keys of a block in the order in which threads take them, 4 slots each: those of 32 keys whose
   // dropout bits one call of Philox gives are neighbours.
-  static __device__ __forceinline__ int key_of(int slot) {
+  static ATTN_DEVICE int key_of(int slot) {
     return slot / 32 * 32 + slot / 2 % 4 * 8 + slot / 8 % 4 * 2 + slot % 2;
   }
 
   // ---- copies. Elements outside a tensor are zeros.
 
-  __device__ __forceinline__ void load_q() const {
+  ATTN_DEVICE void load_q() const {
     const int column0 = static_cast<int>(threadIdx.x % 8);
     for (int row = static_cast<int>(threadIdx.x / 8); row < C::kBlockM; row += kThreads / 8) {
       const int query = tile.query_of(tile.row0 + row), head = tile.head_of(tile.row0 + row);
@@ -122,8 +121,8 @@ struct ForwardSimt {
   // Columns [column0, column0 + kPiece) of a block of keys. 16 or 8 neighbouring threads read
   // neighbouring columns. kAcross: threads along a row of the source.
   template <int kColumns, int kAcross, class Put>
-  __device__ __forceinline__ void load_keys(const void* data, const Strides& strides, int block,
-                                            int column0, Put put) const {
+  ATTN_DEVICE void load_keys(const void* data, const Strides& strides, int block, int column0,
+                             Put put) const {
     const long long start = tile.first_key(strides, tile.key_head(p));
     const int column = column0 + static_cast<int>(threadIdx.x % kAcross);
 #pragma unroll 4
@@ -139,13 +138,13 @@ struct ForwardSimt {
       }
     }
   }
-  __device__ __forceinline__ void load_k(int block, int column0) const {
+  ATTN_DEVICE void load_k(int block, int column0) const {
     float* to = shared + Layout::kKeysAt;
     load_keys<C::kHeadDim, 8>(p.k, p.k_strides, block, column0, [&](int slot, int column, float x) {
       to[column * Layout::kSlots + slot] = x;
     });
   }
-  __device__ __forceinline__ void load_v(int block, int column0) const {
+  ATTN_DEVICE void load_v(int block, int column0) const {
     float* to = shared + Layout::kKeysAt;
     load_keys<C::kHeadDimV, 16>(
         p.v, p.v_strides, block, column0,
@@ -157,9 +156,8 @@ struct ForwardSimt {
   // d[r][i] += a[r] b[i] over `count` steps; steps of a are kA floats apart, those of b, which is
   // stored as Operand, kB elements.
   template <int kA, int kB, class Operand = Float32>
-  static __device__ __forceinline__ void multiply(float (&d)[kRows][4], const float* a,
-                                                  const typename Scalar<Operand>::Storage* b,
-                                                  int count) {
+  static ATTN_DEVICE void multiply(float (&d)[kRows][4], const float* a,
+                                   const typename Scalar<Operand>::Storage* b, int count) {
 #pragma unroll(kPieces > 4 ? 4 : 8)  // compile time
     for (int step = 0; step < count; ++step) {
       float x[kRows];
@@ -178,7 +176,7 @@ struct ForwardSimt {
     }
   }
 
-  static __device__ __forceinline__ void clear_s(Thread& t) {
+  static ATTN_DEVICE void clear_s(Thread& t) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -186,7 +184,7 @@ struct ForwardSimt {
     }
   }
 
-  __device__ __forceinline__ void multiply_qk(Thread& t, int block, bool empty) const {
+  ATTN_DEVICE void multiply_qk(Thread& t, int block, bool empty) const {
     clear_s(t);
 #pragma unroll 1
     for (int column = 0; column < C::kHeadDim; column += kPiece) {
@@ -200,7 +198,7 @@ struct ForwardSimt {
     }
   }
 
-  __device__ __forceinline__ void multiply_pv(Thread& t, int block, bool empty) const {
+  ATTN_DEVICE void multiply_pv(Thread& t, int block, bool empty) const {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       __syncthreads();  // nobody reads the buffer any more; P is there
@@ -215,19 +213,19 @@ struct ForwardSimt {
   // ---- softmax
 
   // The largest x of the 16 threads that share rows.
-  static __device__ __forceinline__ float group_max(float x) {
+  static ATTN_DEVICE float group_max(float x) {
     x = quad_max(x);
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 4));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 8));
   }
-  static __device__ __forceinline__ float group_sum(float x) {
+  static ATTN_DEVICE float group_sum(float x) {
     x = quad_sum(x);
     x += __shfl_xor_sync(~0u, x, 4);
     return x + __shfl_xor_sync(~0u, x, 8);
   }
 
   // Changes S as score and mask say.
-  __device__ __forceinline__ void change_scores(Thread& t, int block, bool mixed) const {
+  ATTN_DEVICE void change_scores(Thread& t, int block, bool mixed) const {
     const Sequence& q = tile.sequence;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -252,7 +250,7 @@ struct ForwardSimt {
   }
 
   // S <- P = 2^(c (s - m)): the difference is taken first, which is exact where P is near 1.
-  __device__ __forceinline__ void softmax(Thread& t, int block) const {
+  ATTN_DEVICE void softmax(Thread& t, int block) const {
     const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -282,7 +280,7 @@ struct ForwardSimt {
     }
   }
 
-  __device__ __forceinline__ void drop(float (&s)[4], int query, int head, int block) const {
+  ATTN_DEVICE void drop(float (&s)[4], int query, int head, int block) const {
     const auto dropout = dropout_of<C::kRngState>(p);
     const DropoutRow row(
         dropout,
@@ -297,7 +295,7 @@ struct ForwardSimt {
   }
 
   // P, from where multiply_pv takes it.
-  __device__ __forceinline__ void store_p(const Thread& t) const {
+  ATTN_DEVICE void store_p(const Thread& t) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float* to = shared + Layout::kPAt + (4 * member() + i) * Layout::kRows + group() * kRows;
@@ -311,7 +309,7 @@ struct ForwardSimt {
 
   // ---- the tile
 
-  static __device__ __forceinline__ void clear(Thread& t) {
+  static ATTN_DEVICE void clear(Thread& t) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       t.m[r] = minus_infinity();
@@ -325,7 +323,7 @@ struct ForwardSimt {
   }
 
   // Stores O times a factor, or zeros, of row r of the thread.
-  __device__ __forceinline__ void store_row(const Thread& t, int r, float factor, bool zero) const {
+  ATTN_DEVICE void store_row(const Thread& t, int r, float factor, bool zero) const {
     const int query = tile.query_of(first_row() + r), head = tile.head_of(first_row() + r);
     const long long part = C::kSplits ? tile.partial_row(p, query, head) : 0;
     const long long at = C::kSplits ? 0 : tile.query_row(p.o_strides, query, head);
@@ -346,7 +344,7 @@ struct ForwardSimt {
   }
 
   // Stores O / l and LSE of row r of the thread.
-  __device__ __forceinline__ void finish_row(Thread& t, int r) const {
+  ATTN_DEVICE void finish_row(Thread& t, int r) const {
     const int row = first_row() + r;
     const int query = tile.query_of(row), head = tile.head_of(row);
     const bool used = query < tile.sequence.length_q;
@@ -369,13 +367,13 @@ struct ForwardSimt {
     }
   }
 
-  __device__ __forceinline__ void finish(Thread& t) const {
+  ATTN_DEVICE void finish(Thread& t) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) finish_row(t, r);
     repair(t);
   }
   // Rows of O that are not finite, which are stored, are computed again.
-  __device__ __forceinline__ void repair(const Thread& t) const {
+  ATTN_DEVICE void repair(const Thread& t) const {
     if constexpr (C::kHidesKeys) {
       float zero = 0;
 #pragma unroll
@@ -389,7 +387,7 @@ struct ForwardSimt {
     }
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     if constexpr (C::kClassified) wait_for_dependencies();
     Thread t;
     clear(t);
@@ -412,13 +410,13 @@ struct ForwardSimt {
 };
 
 // The dynamic shared memory of a block.
-__device__ __forceinline__ float* shared_memory() {
+ATTN_DEVICE float* shared_memory() {
   extern __shared__ __align__(16) float shared_floats[];
   return shared_floats;
 }
 
 template <class C, class Expressions>
-__device__ __forceinline__ void forward_simt(const ForwardParams& p, const Expressions& e) {
+ATTN_DEVICE void forward_simt(const ForwardParams& p, const Expressions& e) {
   static_assert(ForwardSimtLayout<C>::kBytes == C::kSharedBytes);  // that the launch gives
   ForwardSimt<C, Expressions>{p, e, QueryTile<C>::at(p, static_cast<int>(blockIdx.x)),
                               shared_memory()}

@@ -21,6 +21,7 @@
 // kWarps threads with ForwardSm80Layout<C>::kBytes of dynamic shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent.cuh"
@@ -78,20 +79,18 @@ struct ForwardSm80 {
     unsigned q_lane, k_lane, v_lane;
   };
 
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+  static ATTN_DEVICE int lane() { return static_cast<int>(threadIdx.x % 32); }
   // First row of the warp.
-  __device__ __forceinline__ int warp_row() const {
+  ATTN_DEVICE int warp_row() const {
     return tile.row0 + static_cast<int>(threadIdx.x / 32) * kRows;
   }
-  __device__ __forceinline__ KeyRange keys(int) const { return tile.keys(warp_row(), kRows); }
-  __device__ __forceinline__ const KeyWord* key_words(int, int window) const {
-    return tile.key_words(p, window);
-  }
-  static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x / 32); }
+  ATTN_DEVICE KeyRange keys(int) const { return tile.keys(warp_row(), kRows); }
+  ATTN_DEVICE const KeyWord* key_words(int, int window) const { return tile.key_words(p, window); }
+  static ATTN_DEVICE int part() { return static_cast<int>(threadIdx.x / 32); }
 
   // ---- copies
 
-  __device__ __forceinline__ void load_q() const {
+  ATTN_DEVICE void load_q() const {
     load_tile<TileK, C::kBlockM, kThreads>(shared, [&](int row) {
       const int query = tile.query_of(tile.row0 + row), head = tile.head_of(tile.row0 + row);
       const bool exists = query < tile.sequence.length_q;
@@ -102,8 +101,8 @@ struct ForwardSm80 {
   }
   // Rows past the length are zeros: P = 0 would not undo a NaN in V.
   template <class Tile>
-  __device__ __forceinline__ void load_keys(unsigned to, const char* from, const Strides& strides,
-                                            int block) const {
+  ATTN_DEVICE void load_keys(unsigned to, const char* from, const Strides& strides,
+                             int block) const {
     const int key0 = block * C::kBlockN;
     if constexpr (C::kPageSize > 0) {
       load_tile<Tile, C::kBlockN, kThreads>(to, [&](int row) {
@@ -115,16 +114,16 @@ struct ForwardSm80 {
                                             tile.sequence.length_k - key0);
     }
   }
-  __device__ __forceinline__ void load_k(int stage, const char* from, int block) const {
+  ATTN_DEVICE void load_k(int stage, const char* from, int block) const {
     load_keys<TileK>(shared + Layout::kKAt + stage * Layout::kK, from, p.k_strides, block);
   }
-  __device__ __forceinline__ void load_v(int stage, const char* from, int block) const {
+  ATTN_DEVICE void load_v(int stage, const char* from, int block) const {
     load_keys<TileV>(shared + Layout::kVAt + stage * Layout::kV, from, p.v_strides, block);
   }
 
   // ---- products
 
-  __device__ __forceinline__ void multiply_qk(Warp& w, int stage) const {
+  ATTN_DEVICE void multiply_qk(Warp& w, int stage) const {
     const unsigned k_lane = w.k_lane + static_cast<unsigned>(stage * Layout::kK);
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
@@ -156,8 +155,7 @@ struct ForwardSm80 {
   // Calls f(score, query, head, key, step) for each score of 16 rows, whose key is key + step; step
   // is a constant.
   template <class F>
-  __device__ __forceinline__ void for_each_score(float (&s)[C::kBlockN / 2], int m, int block,
-                                                 F f) const {
+  ATTN_DEVICE void for_each_score(float (&s)[C::kBlockN / 2], int m, int block, F f) const {
     const int key = block * C::kBlockN + 2 * (lane() % 4);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -174,8 +172,7 @@ struct ForwardSm80 {
   }
 
   // S <- the scores of 16 rows, whose elements of buffers are loaded for 32 keys at a time.
-  __device__ __forceinline__ void apply_vectors(float (&s)[C::kBlockN / 2], int m,
-                                                int block) const {
+  ATTN_DEVICE void apply_vectors(float (&s)[C::kBlockN / 2], int m, int block) const {
     using Vectors = typename Expressions::Vectors;
     const Sequence& q = tile.sequence;
     const int key = block * C::kBlockN;
@@ -195,8 +192,8 @@ struct ForwardSm80 {
   }
 
   // Makes P of a block as operands, and multiplies O where the references moved.
-  __device__ __forceinline__ void softmax(Warp& w, unsigned (&p16)[kTiles][C::kBlockN / 4],
-                                          int block, bool mixed) const {
+  ATTN_DEVICE void softmax(Warp& w, unsigned (&p16)[kTiles][C::kBlockN / 4], int block,
+                           bool mixed) const {
     const Sequence& q = tile.sequence;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
@@ -228,8 +225,7 @@ struct ForwardSm80 {
     }
   }
 
-  __device__ __forceinline__ void drop_elements(unsigned (&p16)[C::kBlockN / 4], int m,
-                                                int block) const {
+  ATTN_DEVICE void drop_elements(unsigned (&p16)[C::kBlockN / 4], int m, int block) const {
     const auto dropout = dropout_of<C::kRngState>(p);
     const auto row = [&](int i) {
       const int r = warp_row() + 16 * m + lane() / 4 + 8 * i;
@@ -246,7 +242,7 @@ struct ForwardSm80 {
   // ---- the tile
 
   // Goes through the blocks of keys of a list that is not empty.
-  __device__ __forceinline__ void attend(Warp& w, Blocks& list) const {
+  ATTN_DEVICE void attend(Warp& w, Blocks& list) const {
     const int head = tile.key_head(p);
     const char* k = static_cast<const char*>(p.k) + 2 * tile.first_key(p.k_strides, head);
     const char* v = static_cast<const char*>(p.v) + 2 * tile.first_key(p.v_strides, head);
@@ -292,7 +288,7 @@ struct ForwardSm80 {
   }
 
   // Stores O / l and LSE of a thread's row i of two.
-  __device__ __forceinline__ void finish(Warp& w, int m, int i) const {
+  ATTN_DEVICE void finish(Warp& w, int m, int i) const {
     const int row = warp_row() + 16 * m + lane() / 4 + 8 * i;
     const int query = tile.query_of(row), head = tile.head_of(row);
     const bool exists = query < tile.sequence.rows_q;
@@ -337,7 +333,7 @@ struct ForwardSm80 {
     }
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     if constexpr (C::kClassified) wait_for_dependencies();
     Warp w;
     const int l = lane(), row = static_cast<int>(threadIdx.x / 32) * kRows;
@@ -371,7 +367,7 @@ struct ForwardSm80 {
 };
 
 template <class C, class Expressions>
-__device__ __forceinline__ void forward_sm80(const ForwardParams& p, const Expressions& e) {
+ATTN_DEVICE void forward_sm80(const ForwardParams& p, const Expressions& e) {
   extern __shared__ __align__(128) char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
   using Kernel = ForwardSm80<C, Expressions>;

@@ -23,6 +23,7 @@
 // ForwardFewRowsLayout<C>::kBytes of dynamic shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent.cuh"
@@ -104,22 +105,18 @@ struct ForwardFewRows {
   struct alignas(16) Sums {
     float r, l, m;
   };
-  static __device__ __forceinline__ bool is_far_row(float r) {
-    return Expressions::kHasScore && is_far(r);
-  }
+  static ATTN_DEVICE bool is_far_row(float r) { return Expressions::kHasScore && is_far(r); }
 
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
-  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
-  __device__ __forceinline__ KeyRange keys(int) const { return tile.keys(tile.row0, C::kBlockM); }
-  __device__ __forceinline__ const KeyWord* key_words(int, int window) const {
-    return tile.key_words(p, window);
-  }
-  static __device__ __forceinline__ int part() { return 0; }
+  static ATTN_DEVICE int lane() { return static_cast<int>(threadIdx.x % 32); }
+  static ATTN_DEVICE int warp() { return static_cast<int>(threadIdx.x / 32); }
+  ATTN_DEVICE KeyRange keys(int) const { return tile.keys(tile.row0, C::kBlockM); }
+  ATTN_DEVICE const KeyWord* key_words(int, int window) const { return tile.key_words(p, window); }
+  static ATTN_DEVICE int part() { return 0; }
 
   // ---- copies
 
   // Q as operands, straight from memory: rows that do not exist are zeros.
-  __device__ __forceinline__ void load_q(Warp& w) const {
+  ATTN_DEVICE void load_q(Warp& w) const {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -144,12 +141,10 @@ struct ForwardFewRows {
     }
   }
   // The first of this warp's keys of a block.
-  static __device__ __forceinline__ int first_key(int block) {
-    return block * C::kBlockN + warp() * kKeys;
-  }
+  static ATTN_DEVICE int first_key(int block) { return block * C::kBlockN + warp() * kKeys; }
   // The page of one key of the block that comes next, a key a lane: looked up a block ahead, since
   // the copies cannot be asked for before it is here.
-  __device__ __forceinline__ int next_page(const Blocks& list) const {
+  ATTN_DEVICE int next_page(const Blocks& list) const {
     if constexpr (C::kPageSize > 0) {
       const int key = first_key(list.block()) + lane() % kKeys;
       if (list.more() && key < tile.sequence.length_k)
@@ -159,8 +154,8 @@ struct ForwardFewRows {
   }
   // Rows past the length are zeros: P = 0 would not undo a NaN in V.
   template <class Tile>
-  __device__ __forceinline__ void load_keys(unsigned to, const char* from, const Strides& strides,
-                                            int key0, int page) const {
+  ATTN_DEVICE void load_keys(unsigned to, const char* from, const Strides& strides, int key0,
+                             int page) const {
     load_warp_tile<Tile, kKeys>(to, [&](int row) {
       const int key = key0 + row;
       bool exists = key < tile.sequence.length_k;
@@ -179,7 +174,7 @@ struct ForwardFewRows {
     int page;
     const char *k, *v;
   };
-  __device__ __forceinline__ void load_next(Copies& next, int stage) const {
+  ATTN_DEVICE void load_next(Copies& next, int stage) const {
     if (next.list.more()) {
       const int key0 = first_key(next.list.block()), page = next.page;
       next.list.advance(*this, 0);
@@ -194,7 +189,7 @@ struct ForwardFewRows {
 
   // ---- a block of keys
 
-  __device__ __forceinline__ void multiply_qk(Warp& w, unsigned stage) const {
+  ATTN_DEVICE void multiply_qk(Warp& w, unsigned stage) const {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -218,8 +213,7 @@ struct ForwardFewRows {
   // Calls f(score, query, head, key, step) for each score of 16 rows, whose key is key + step; step
   // is a constant.
   template <class F>
-  __device__ __forceinline__ void for_each_score(float (&s)[kKeys / 2], int m, int block,
-                                                 F f) const {
+  ATTN_DEVICE void for_each_score(float (&s)[kKeys / 2], int m, int block, F f) const {
     const int key = first_key(block) + 2 * (lane() % 4);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -236,8 +230,8 @@ struct ForwardFewRows {
   }
 
   // Makes P of a block as operands, and multiplies O where the references moved.
-  __device__ __forceinline__ void softmax(Warp& w, unsigned (&p16)[kTiles][kKeys / 4], int block,
-                                          bool mixed) const {
+  ATTN_DEVICE void softmax(Warp& w, unsigned (&p16)[kTiles][kKeys / 4], int block,
+                           bool mixed) const {
     const Sequence& q = tile.sequence;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
@@ -267,7 +261,7 @@ struct ForwardFewRows {
   }
 
   // Goes through the blocks of keys of the tile.
-  __device__ __forceinline__ void attend(Warp& w) const {
+  ATTN_DEVICE void attend(Warp& w) const {
     const int head = tile.key_head(p);
     Blocks list(*this, 0);
     Copies next{list, next_page(list),
@@ -298,17 +292,17 @@ struct ForwardFewRows {
 
   // ---- the end: O = sum of 2^(r_w - r) O_w over the warps, and l alike
 
-  __device__ __forceinline__ float* part_row(int of_warp, int row) const {
+  ATTN_DEVICE float* part_row(int of_warp, int row) const {
     return reinterpret_cast<float*>(memory + (of_warp * C::kBlockM + row) * Layout::kRowBytes);
   }
-  __device__ __forceinline__ Sums* sums(int of_warp, int row) const {
+  ATTN_DEVICE Sums* sums(int of_warp, int row) const {
     return reinterpret_cast<Sums*>(memory + Layout::kSumsAt) + of_warp * C::kBlockM + row;
   }
-  __device__ __forceinline__ bool row_exists(int row) const {
+  ATTN_DEVICE bool row_exists(int row) const {
     return tile.query_of(tile.row0 + row) < min(tile.sequence.rows_q, p.seqlen_q);
   }
 
-  __device__ __forceinline__ void put(const Warp& w) const {
+  ATTN_DEVICE void put(const Warp& w) const {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -328,7 +322,7 @@ struct ForwardFewRows {
 
   // Merges and stores four columns of a row; whole: this split has all keys. Returns 0 where they
   // are finite, else NaN.
-  __device__ __forceinline__ float merge(int row, int column, bool whole) const {
+  ATTN_DEVICE float merge(int row, int column, bool whole) const {
     const int query = tile.query_of(tile.row0 + row), head = tile.head_of(tile.row0 + row);
     const bool used = query < tile.sequence.length_q;
     float r = minus_infinity(), m = r;
@@ -379,14 +373,14 @@ struct ForwardFewRows {
 
   // Computes rows again that are not finite (visible_row.cuh).
   template <class Stored>
-  __device__ __forceinline__ void mend() const {
+  ATTN_DEVICE void mend() const {
     constexpr int kRows = C::kBlockM / C::kWarps;
     const QueryTile<Stored> same{tile.sequence, tile.head,  tile.split,
                                  tile.row0,     tile.begin, tile.end};
     write_visible_rows<Stored>(p, e, same, tile.row0 + warp() * kRows, kRows);
   }
 
-  __device__ __forceinline__ void finish(const Warp& w, bool whole) const {
+  ATTN_DEVICE void finish(const Warp& w, bool whole) const {
     __syncthreads();  // nobody reads K and V any more
     put(w);
     __syncthreads();
@@ -410,7 +404,7 @@ struct ForwardFewRows {
     }
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     if constexpr (C::kSplits) launch_dependents();
     bool whole = !C::kSplits;
     if constexpr (kByLength) {
@@ -434,8 +428,7 @@ struct ForwardFewRows {
 };
 
 template <class C, class Expressions>
-__device__ __forceinline__ void forward_sm80_few_rows(const ForwardParams& p,
-                                                      const Expressions& e) {
+ATTN_DEVICE void forward_sm80_few_rows(const ForwardParams& p, const Expressions& e) {
   extern __shared__ __align__(128) char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
   using Kernel = ForwardFewRows<C, Expressions>;

@@ -33,6 +33,7 @@
 // multiprocessor, with ForwardSm90Layout<C>::kBytes of dynamic shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/forward_sm90/consumer.cuh"
 #include "kernels/forward_sm90/follower.cuh"
 #include "kernels/forward_sm90/producer.cuh"
@@ -41,7 +42,7 @@
 namespace attn::device {
 
 template <class C, class Expressions>
-__device__ __forceinline__ void init_rings(const ForwardSm90Tiles<C, Expressions>& tiles) {
+ATTN_DEVICE void init_rings(const ForwardSm90Tiles<C, Expressions>& tiles) {
   using Tiles = ForwardSm90Tiles<C, Expressions>;
   using Layout = typename Tiles::Layout;
   constexpr unsigned kWarps = 4 * C::kConsumers;
@@ -63,8 +64,8 @@ __device__ __forceinline__ void init_rings(const ForwardSm90Tiles<C, Expressions
 }
 
 template <class C, class Expressions>
-__device__ __forceinline__ void forward_sm90(const ForwardParams& p, const Expressions& e,
-                                             const ForwardMaps& maps) {
+ATTN_DEVICE void forward_sm90(const ForwardParams& p, const Expressions& e,
+                              const ForwardMaps& maps) {
   extern __shared__ __align__(1024) char memory[];
   const int warpgroup = uniform(static_cast<int>(threadIdx.x / 128));
   const ForwardSm90Tiles<C, Expressions> tiles{p, e, maps, shared_address(memory), warpgroup - 1};

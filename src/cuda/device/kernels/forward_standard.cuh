@@ -11,6 +11,7 @@
 // which pass.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/forward_simt.cuh"
 
 namespace attn::device {
@@ -26,20 +27,20 @@ struct ForwardStandard {
 
   const Step step;
 
-  __device__ __forceinline__ int length_k() const { return step.tile.sequence.length_k; }
-  __device__ __forceinline__ int blocks() const { return step.tile.end; }
+  ATTN_DEVICE int length_k() const { return step.tile.sequence.length_k; }
+  ATTN_DEVICE int blocks() const { return step.tile.end; }
   // The address of S, or P, of a row of the tile.
-  __device__ __forceinline__ float* row_at(int row) const {
+  ATTN_DEVICE float* row_at(int row) const {
     const QueryTile<C>& t = step.tile;
     return step.p.scores + t.partial_row(step.p, t.query_of(row), t.head_of(row)) * step.p.seqlen_k;
   }
-  __device__ __forceinline__ bool is_used(int row) const {
+  ATTN_DEVICE bool is_used(int row) const {
     return step.tile.query_of(row) < step.tile.sequence.length_q;
   }
 
   // Copies between the tile of P in shared memory and rows of memory, 64 keys of each.
   template <class Copy>
-  __device__ __forceinline__ void for_each_score(int block, Copy copy) const {
+  ATTN_DEVICE void for_each_score(int block, Copy copy) const {
     __syncthreads();
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < C::kBlockM * C::kBlockN; i += Step::kThreads) {
@@ -53,7 +54,7 @@ struct ForwardStandard {
   }
 
   // Line 1.
-  __device__ __forceinline__ void scores() const {
+  ATTN_DEVICE void scores() const {
     step.load_q();
     Thread t;
 #pragma unroll 1
@@ -68,7 +69,7 @@ struct ForwardStandard {
   }
 
   // Line 2, of a row, by a warp: the largest score and the sum, each lane its own, then P.
-  __device__ __forceinline__ void softmax(int row) const {
+  ATTN_DEVICE void softmax(int row) const {
     const ForwardParams& p = step.p;
     const int query = step.tile.query_of(row), head = step.tile.head_of(row);
     const float c =
@@ -93,12 +94,12 @@ struct ForwardStandard {
     }
     store_lse(row, d.lse);
   }
-  __device__ __forceinline__ void store_lse(int row, float lse) const {
+  ATTN_DEVICE void store_lse(int row, float lse) const {
     const QueryTile<C>& t = step.tile;
     if (Row::lane() != 0 || step.p.lse == nullptr) return;
     step.p.lse[t.query_row(step.p.lse_strides, t.query_of(row), t.head_of(row))] = lse;
   }
-  __device__ __forceinline__ void softmax() const {
+  ATTN_DEVICE void softmax() const {
 #pragma unroll 1
     for (int r = Step::part(); r < C::kBlockM; r += kWarps) {
       const int row = step.tile.row0 + r;
@@ -112,7 +113,7 @@ struct ForwardStandard {
   }
 
   // Line 3.
-  __device__ __forceinline__ void values() const {
+  ATTN_DEVICE void values() const {
     Thread t;
     Step::clear(t);
 #pragma unroll 1
@@ -132,7 +133,7 @@ struct ForwardStandard {
 };
 
 template <class C, class Expressions>
-__device__ __forceinline__ void forward_standard(const ForwardParams& p, const Expressions& e) {
+ATTN_DEVICE void forward_standard(const ForwardParams& p, const Expressions& e) {
   static_assert(ForwardSimtLayout<C>::kBytes == C::kSharedBytes);  // that the launch gives
   const ForwardStandard<C, Expressions> standard{
       {p, e, QueryTile<C>::at(p, static_cast<int>(blockIdx.x)), shared_memory()}};

@@ -4,11 +4,12 @@
 // Grid: any number of blocks of 256 threads for each tensor.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 
 namespace attn::device {
 
-__device__ __forceinline__ void write_packed_tail(const PackedTailParams& p) {
+ATTN_DEVICE void write_packed_tail(const PackedTailParams& p) {
   const int count = p.count, block = static_cast<int>(blockIdx.x);
   const PackedTail& t = p.tails[block % count];
   const int of_row = t.heads * t.columns;

@@ -10,6 +10,7 @@
 // Grid: any number of blocks of kSoftmaxThreads, kSoftmaxBytes of shared memory.
 #pragma once
 
+#include "device.cuh"
 #include "expr/exact.cuh"
 #include "kernels/softmax_params.cuh"
 #include "params.cuh"
@@ -40,7 +41,7 @@ struct Softmax {
 
   // Calls f(x, j) for the elements of this thread, j growing.
   template <class F>
-  __device__ __forceinline__ void for_each(const float* x, F f) const {
+  ATTN_DEVICE void for_each(const float* x, F f) const {
     const int thread = static_cast<int>(threadIdx.x), whole = p.columns_x / C::kWide * C::kWide;
 #pragma unroll 4
     for (long long j = C::kWide * thread; j < whole; j += C::kWide * kSoftmaxThreads) {
@@ -54,7 +55,7 @@ struct Softmax {
   // Combines what all threads have by combine(a, b), which is associative and commutative; each
   // thread gets the result.
   template <class T, class Combine>
-  __device__ __forceinline__ T of_block(T x, Combine combine) const {
+  ATTN_DEVICE T of_block(T x, Combine combine) const {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
       Words words = __builtin_bit_cast(Words, x);
@@ -72,17 +73,15 @@ struct Softmax {
     return x;
   }
 
-  static __device__ __forceinline__ RowSums apart(RowSums a, RowSums b) {
-    return {fmaxf(a.m, b.m), a.l + b.l};
-  }
+  static ATTN_DEVICE RowSums apart(RowSums a, RowSums b) { return {fmaxf(a.m, b.m), a.l + b.l}; }
   // Section 3.1, of all threads at once: l is rescaled to the block's maximum once a thread, which
   // merges in pairs would do for each pair. Where m is -inf, l is 0 or NaN, and stays that.
-  __device__ __forceinline__ RowSums merge(RowSums of) const {
+  ATTN_DEVICE RowSums merge(RowSums of) const {
     const float m = of_block(RowSums{of.m, 0}, apart).m, from = m == minus_infinity() ? 0.f : m;
     return of_block(RowSums{m, of.l * exact::attn_exp(of.m - from)}, apart);
   }
   // Algorithm 3, lines 4 and 5. The maximum of a long row grows some ten times only.
-  static __device__ __forceinline__ void add(RowSums& of, float x) {
+  static ATTN_DEVICE void add(RowSums& of, float x) {
     if (x == minus_infinity()) return;  // adds nothing; -inf - -inf would be NaN
     if (x > of.m) {
       of.l *= exact::attn_exp(of.m - x);
@@ -93,7 +92,7 @@ struct Softmax {
   // Adds several elements alike: l is rescaled once for all, and no thread of a warp waits while
   // the maximum of another one grows.
   template <int kCount>
-  static __device__ __forceinline__ void add(RowSums& of, const float (&x)[kCount]) {
+  static ATTN_DEVICE void add(RowSums& of, const float (&x)[kCount]) {
     float m = of.m;
 #pragma unroll
     for (const float element : x) m = fmaxf(m, element);
@@ -104,7 +103,7 @@ struct Softmax {
     for (const float element : x) of.l += exact::attn_exp(element - from);
   }
   // The sums of the elements of this thread, four loads at a time, then of what is left.
-  __device__ __forceinline__ RowSums online(const float* x) const {
+  ATTN_DEVICE RowSums online(const float* x) const {
     constexpr int kPackets = 4, kStep = C::kWide * kSoftmaxThreads;
     const int thread = static_cast<int>(threadIdx.x), whole = p.columns_x / C::kWide * C::kWide;
     RowSums of{minus_infinity(), 0};
@@ -125,19 +124,19 @@ struct Softmax {
   }
 
   // Whether a comes before b: the largest first, of equal ones the first column.
-  static __device__ __forceinline__ bool before(const SoftmaxElement& a, const SoftmaxElement& b) {
+  static ATTN_DEVICE bool before(const SoftmaxElement& a, const SoftmaxElement& b) {
     if (a.value != b.value) return a.value > b.value;
     return static_cast<unsigned>(a.column) < static_cast<unsigned>(b.column);
   }
   struct Top {
     SoftmaxElement element[C::kTop == 0 ? 1 : C::kTop];
 
-    __device__ __forceinline__ Top() {
+    ATTN_DEVICE Top() {
 #pragma unroll
       for (SoftmaxElement& e : element) e = {minus_infinity(), -1};
     }
     // Columns come in growing order, so that an equal one stays behind.
-    __device__ __forceinline__ void add(float x, int column) {
+    ATTN_DEVICE void add(float x, int column) {
       if (!(x > element[C::kTop - 1].value)) return;
 #pragma unroll
       for (int i = C::kTop - 1; i >= 0; --i) {
@@ -146,14 +145,14 @@ struct Softmax {
         if (here) return;
       }
     }
-    __device__ __forceinline__ void pop() {
+    ATTN_DEVICE void pop() {
 #pragma unroll
       for (int i = 0; i + 1 < C::kTop; ++i) element[i] = element[i + 1];
       element[C::kTop - 1] = {minus_infinity(), -1};
     }
   };
 
-  __device__ __forceinline__ RowSums sums(const float* x, Top& top) const {
+  ATTN_DEVICE RowSums sums(const float* x, Top& top) const {
     RowSums of{minus_infinity(), 0};
     if constexpr (C::kThreePass) {
       for_each(x, [&](float element, int) { of.m = fmaxf(of.m, element); });
@@ -180,7 +179,7 @@ struct Softmax {
   }
 
   // The largest of the threads' largest, k times; who had it goes on to its next.
-  __device__ __forceinline__ void store_top(long long row, Top& top, RowSums of) const {
+  ATTN_DEVICE void store_top(long long row, Top& top, RowSums of) const {
     float* values = p.values + row * p.values_row;
     int* columns = p.columns + row * p.columns_row;
     for (int i = 0; i < C::kTop; ++i) {
@@ -193,7 +192,7 @@ struct Softmax {
       columns[i * p.columns_column] = first.column;
     }
   }
-  __device__ __forceinline__ void store_y(const float* x, float* y, RowSums of) const {
+  ATTN_DEVICE void store_y(const float* x, float* y, RowSums of) const {
     const float factor = of.l == 0 ? 0.f : 1.f / of.l;
     const int thread = static_cast<int>(threadIdx.x), whole = p.columns_x / C::kWide * C::kWide;
     const auto softmax = [&](float element) {
@@ -209,7 +208,7 @@ struct Softmax {
     if (whole + thread < p.columns_x) y[whole + thread] = softmax(x[whole + thread]);
   }
 
-  __device__ __forceinline__ void run(long long row) const {
+  ATTN_DEVICE void run(long long row) const {
     const float* x = p.x + row * p.x_row;
     Top top;
     const RowSums of = sums(x, top);
@@ -227,7 +226,7 @@ struct Softmax {
 inline constexpr int kSoftmaxBytes = kSoftmaxThreads / 32 * 8;
 
 template <class C>
-__device__ __forceinline__ void softmax(const SoftmaxParams& p) {
+ATTN_DEVICE void softmax(const SoftmaxParams& p) {
   extern __shared__ __align__(16) char memory[];
   const Softmax<C> kernel{p, reinterpret_cast<typename Softmax<C>::Words*>(memory)};
   for (long long row = blockIdx.x; row < p.rows; row += gridDim.x) kernel.run(row);

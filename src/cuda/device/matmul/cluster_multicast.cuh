@@ -8,13 +8,13 @@
 // Tile: as persistent, two of them below each other.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/persistent.cuh"
 
 namespace attn::device {
 
 template <class C>
-__device__ __forceinline__ void matmul_cluster_multicast(const MatmulParams& p,
-                                                         const MatmulMaps& maps) {
+ATTN_DEVICE void matmul_cluster_multicast(const MatmulParams& p, const MatmulMaps& maps) {
   static_assert(C::kMulticast == 2, "two blocks share B");
   matmul_persistent<C>(p, maps);
 }

@@ -6,12 +6,13 @@
 // Tile: 8 x 32, 256 threads.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/naive.cuh"
 
 namespace attn::device {
 
 template <class C>
-__device__ __forceinline__ void matmul_coalesced(const MatmulParams& p) {
+ATTN_DEVICE void matmul_coalesced(const MatmulParams& p) {
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), 8, 32);
   const int row = t.row + static_cast<int>(threadIdx.x / 32);
   const int column = t.column + static_cast<int>(threadIdx.x % 32);

@@ -7,6 +7,7 @@
 // Tile: 128 x 128 x 32, 256 threads, four stages. Takes what vector_loads takes.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/warp_tiles.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -23,8 +24,8 @@ struct RingTile {
 
   // first: of the tile; stride: of its rows, in bytes; rows, columns: that the matrix still has,
   // columns in multiples of 8.
-  static __device__ __forceinline__ void load(unsigned tile, const char* first, long long stride,
-                                              int rows, int columns) {
+  static ATTN_DEVICE void load(unsigned tile, const char* first, long long stride, int rows,
+                               int columns) {
     // A count that is no thread's own: the compiler would make branches of another.
     constexpr int kEach = kRows * Tile::kChunks / WarpTiles::kThreads;
     static_assert(kEach * WarpTiles::kThreads == kRows * Tile::kChunks, "threads share evenly");
@@ -38,12 +39,12 @@ struct RingTile {
     }
   }
   // Address of an element.
-  static __device__ __forceinline__ unsigned address(unsigned tile, int lane, int step) {
+  static ATTN_DEVICE unsigned address(unsigned tile, int lane, int step) {
     const int row = kStepsTogether ? lane : step, column = kStepsTogether ? step : lane;
     return tile + static_cast<unsigned>(Tile::offset(row, column / 8) + column % 8 * 2);
   }
   // Neighbours along k.
-  static __device__ __forceinline__ unsigned pair(unsigned tile, int lane, int step) {
+  static ATTN_DEVICE unsigned pair(unsigned tile, int lane, int step) {
     if constexpr (kStepsTogether) {
       return static_cast<unsigned>(load_shared_word(address(tile, lane, step)));
     } else {
@@ -64,8 +65,8 @@ struct MmaRing : WarpTiles {
   static constexpr int kStageBytes = TileA::kBytes + TileB::kBytes;
   static constexpr int kBytes = kStages * kStageBytes;
 
-  static __device__ __forceinline__ void load(const MatmulParams& p, const MatmulTile& t, int step,
-                                              unsigned stage) {
+  static ATTN_DEVICE void load(const MatmulParams& p, const MatmulTile& t, int step,
+                               unsigned stage) {
     if (step < p.k) {
       const long long a = t.batch * p.a_batch + t.row * p.a_row + step * p.a_step;
       const long long b = t.batch * p.b_batch + step * p.b_step + t.column * p.b_column;
@@ -81,8 +82,8 @@ struct MmaRing : WarpTiles {
   }
 
   template <class Multiply>
-  static __device__ __forceinline__ void for_each_tile(const MatmulParams& p, const MatmulTile& t,
-                                                       unsigned shared, Multiply multiply_tile) {
+  static ATTN_DEVICE void for_each_tile(const MatmulParams& p, const MatmulTile& t, unsigned shared,
+                                        Multiply multiply_tile) {
     int ahead = next_step<C>(p, t, 0);
     const auto load_next = [&](int to) {
       load(p, t, ahead, shared + static_cast<unsigned>(to * kStageBytes));
@@ -103,7 +104,7 @@ struct MmaRing : WarpTiles {
 };
 
 template <class C>
-__device__ __forceinline__ void matmul_cp_async(const MatmulParams& p) {
+ATTN_DEVICE void matmul_cp_async(const MatmulParams& p) {
   using Ring = MmaRing<C>;
   extern __shared__ __align__(1024) char memory[];
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), Ring::kSide, Ring::kSide);

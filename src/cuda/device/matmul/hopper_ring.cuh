@@ -11,6 +11,7 @@
 // kMulticast (blocks of a cluster that have the same B: each asks for its part of it, for all).
 #pragma once
 
+#include "device.cuh"
 #include "matmul/common.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/dependent.cuh"
@@ -18,6 +19,7 @@
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/matrix_descriptor.cuh"
 
 namespace attn::device {
 
@@ -27,7 +29,7 @@ struct MatmulMaps {
 
 // Calls f(row, column, x, y) for neighbouring sums of a thread, of the 64 rows of its warpgroup.
 template <int kCount, class F>
-__device__ __forceinline__ void for_each_pair(const float (&sum)[kCount], F f) {
+ATTN_DEVICE void for_each_pair(const float (&sum)[kCount], F f) {
   const int row = static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
   const int column = static_cast<int>(threadIdx.x % 4) * 2;
 #pragma unroll
@@ -50,14 +52,12 @@ struct HopperRing {
   static constexpr int kBytes = kBarriers + 16 * C::kStages;
 
   unsigned shared;
-  __device__ __forceinline__ unsigned full(int stage) const {
+  ATTN_DEVICE unsigned full(int stage) const {
     return shared + kBarriers + static_cast<unsigned>(8 * stage);
   }
-  __device__ __forceinline__ unsigned empty(int stage) const {
-    return full(stage) + 8 * C::kStages;
-  }
+  ATTN_DEVICE unsigned empty(int stage) const { return full(stage) + 8 * C::kStages; }
   // Prepares the barriers; by one thread, before a barrier of all.
-  __device__ __forceinline__ void init() const {
+  ATTN_DEVICE void init() const {
     for (int i = 0; i < C::kStages; ++i) {
       mbarrier_init(full(i), 1);
       mbarrier_init(empty(i), 4 * C::kGroups * C::kMulticast);  // a warp each
@@ -66,8 +66,8 @@ struct HopperRing {
   }
 
   // Asks for the steps of a stage from `step` on of the tile; one thread.
-  __device__ __forceinline__ void load(const MatmulParams& p, const MatmulMaps& maps,
-                                       const MatmulTile& t, int step, int stage) const {
+  ATTN_DEVICE void load(const MatmulParams& p, const MatmulMaps& maps, const MatmulTile& t,
+                        int step, int stage) const {
     const unsigned at = shared + static_cast<unsigned>(stage * kStageBytes);
     mbarrier_arrive_expect(full(stage), kStageBytes);
     const int batch_a = p.a_batch == 0 ? 0 : t.batch, batch_b = p.b_batch == 0 ? 0 : t.batch;
@@ -80,9 +80,8 @@ struct HopperRing {
         batch_b, p.streams_b ? kEvictFirst : kEvictNormal);
   }
   template <bool kStepsTogether, int kLanes, int kBlocks = 1>
-  static __device__ __forceinline__ void load_operand(unsigned at, const TensorMap& map,
-                                                      unsigned barrier, int lane, int step,
-                                                      int batch, unsigned long long policy) {
+  static ATTN_DEVICE void load_operand(unsigned at, const TensorMap& map, unsigned barrier,
+                                       int lane, int step, int batch, unsigned long long policy) {
     const auto load_box = [&](unsigned to, int across, int down) {
       if constexpr (kBlocks == 1) {
         tma_load_4d(to, map, barrier, across, down, batch, 0, policy);
@@ -101,7 +100,7 @@ struct HopperRing {
     }
   }
   // Gives a stage back, to all who fill it; by all threads of a warp.
-  __device__ __forceinline__ void release(int stage) const {
+  ATTN_DEVICE void release(int stage) const {
     if constexpr (C::kMulticast == 1) {
       if (threadIdx.x % 32 == 0) mbarrier_arrive(empty(stage));
     } else {
@@ -111,11 +110,10 @@ struct HopperRing {
   }
 
   // Issues the products of a stage, by one warpgroup: sum += A B. add == 0: the sum starts here.
-  __device__ __forceinline__ void multiply(int stage, int group, int add,
-                                           float (&sum)[C::kColumns / 2]) const {
+  ATTN_DEVICE void multiply(int stage, int group, int add, float (&sum)[C::kColumns / 2]) const {
     const unsigned at = shared + static_cast<unsigned>(stage * kStageBytes);
-    const unsigned a = descriptor_low(at + static_cast<unsigned>(group * kPanel), kPanel);
-    const unsigned b = descriptor_low(at + kA, kPanel);
+    const unsigned a = uniform_descriptor(at + static_cast<unsigned>(group * kPanel), kPanel);
+    const unsigned b = uniform_descriptor(at + kA, kPanel);
 #pragma unroll
     for (int l = 0; l < 4; ++l) {  // 16 (32) steps: 32 bytes of a row, or 16 rows
       const unsigned da = a + (C::kStepsTogetherA ? 2 : 128) * l;
@@ -128,8 +126,8 @@ struct HopperRing {
   }
   // The columns from kFirst on, a multiple of 64: 128 bytes of shared memory each, in either order.
   template <int kFirst, int kCount>
-  static __device__ __forceinline__ void multiply_columns(unsigned a, unsigned b, int add,
-                                                          float (&sum)[C::kColumns / 2]) {
+  static ATTN_DEVICE void multiply_columns(unsigned a, unsigned b, int add,
+                                           float (&sum)[C::kColumns / 2]) {
     using Element = typename C::Element;
     auto& part = *reinterpret_cast<float(*)[kCount / 2]>(&sum[kFirst / 2]);
     const unsigned from = b + kFirst * 128 / 16;

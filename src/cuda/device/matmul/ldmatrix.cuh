@@ -7,12 +7,13 @@
 // Tile: 128 x 128 x 32, 256 threads, four stages. Takes what vector_loads takes.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/cp_async.cuh"
 
 namespace attn::device {
 
 template <class C>
-__device__ __forceinline__ void load_fragments(unsigned a, unsigned b, int step, Fragments& f) {
+ATTN_DEVICE void load_fragments(unsigned a, unsigned b, int step, Fragments& f) {
   using Ring = MmaRing<C>;
   // Lanes 0 to 7 give the rows of the first 8 x 8 matrix, and so on. Of A the four are rows 0 to 7,
   // 8 to 15, and the same of the later 8 steps.
@@ -45,7 +46,7 @@ __device__ __forceinline__ void load_fragments(unsigned a, unsigned b, int step,
 }
 
 template <class C>
-__device__ __forceinline__ void matmul_ldmatrix(const MatmulParams& p) {
+ATTN_DEVICE void matmul_ldmatrix(const MatmulParams& p) {
   using Ring = MmaRing<C>;
   extern __shared__ __align__(1024) char memory[];
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), Ring::kSide, Ring::kSide);

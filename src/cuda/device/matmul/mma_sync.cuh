@@ -7,6 +7,7 @@
 // Tile: 128 x 128 x 32, 256 threads.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/warp_tiles.cuh"
 
 namespace attn::device {
@@ -18,12 +19,12 @@ struct MmaSync : WarpTiles {
 };
 
 // Loads two neighbours along k of a row of [row][step].
-__device__ __forceinline__ unsigned load_pair(const unsigned short* tile, int row, int step) {
+ATTN_DEVICE unsigned load_pair(const unsigned short* tile, int row, int step) {
   return *reinterpret_cast<const unsigned*>(tile + row * MmaSync::kPadded + step);
 }
 
 template <class C>
-__device__ __forceinline__ void matmul_mma_sync(const MatmulParams& p) {
+ATTN_DEVICE void matmul_mma_sync(const MatmulParams& p) {
   using L = MmaSync;
   extern __shared__ __align__(1024) char memory[];
   auto* const a = reinterpret_cast<unsigned short*>(memory);  // [row][step]

@@ -7,14 +7,14 @@
 // Tile: 32 x 8, 256 threads.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/common.cuh"
 
 namespace attn::device {
 
 // C_ij, unless a mask leaves it out.
 template <class C>
-__device__ __forceinline__ void compute_element(const MatmulParams& p, int batch, int row,
-                                                int column) {
+ATTN_DEVICE void compute_element(const MatmulParams& p, int batch, int row, int column) {
   using S = Scalar<typename C::Element>;
   const MatmulTile one{batch, row, column};
   if (!has_tile<C>(p, one)) return;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void compute_element(const MatmulParams& p, int batch
 }
 
 template <class C>
-__device__ __forceinline__ void matmul_naive(const MatmulParams& p) {
+ATTN_DEVICE void matmul_naive(const MatmulParams& p) {
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), 32, 8);
   const int row = t.row + static_cast<int>(threadIdx.x % 32);
   const int column = t.column + static_cast<int>(threadIdx.x / 32);

@@ -12,6 +12,7 @@
 // stores what it holds.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/warp_specialised.cuh"
 #include "tile/staged_rows.cuh"
 
@@ -25,10 +26,9 @@ struct Persistent {
   static constexpr int kBytes = kStaging + (C::kStoresBoxes ? C::kGroups * 2 * Ring::kPanel : 0);
 
   // Panels go in pairs: both are staged, then the engine is told once that they are there.
-  static __device__ __forceinline__ void store_boxes(const MatmulParams& p, const MatmulMaps& maps,
-                                                     const MatmulTile& t, int group,
-                                                     unsigned staging,
-                                                     float (&sum)[C::kColumns / 2]) {
+  static ATTN_DEVICE void store_boxes(const MatmulParams& p, const MatmulMaps& maps,
+                                      const MatmulTile& t, int group, unsigned staging,
+                                      float (&sum)[C::kColumns / 2]) {
     constexpr int kPanels = C::kColumns / 64;
     constexpr float kOne[2] = {1, 1};
     const int warp_row = static_cast<int>(threadIdx.x % 128 / 32) * 16;
@@ -79,9 +79,8 @@ struct Persistent {
     }
   }
   // The end of a tile, by the way that C takes.
-  static __device__ __forceinline__ void store(const MatmulParams& p, const MatmulMaps& maps,
-                                               const MatmulTile& t, int group, const Ring& ring,
-                                               float (&sum)[C::kColumns / 2]) {
+  static ATTN_DEVICE void store(const MatmulParams& p, const MatmulMaps& maps, const MatmulTile& t,
+                                int group, const Ring& ring, float (&sum)[C::kColumns / 2]) {
     if constexpr (C::kStoresBoxes) {
       store_boxes(p, maps, t, group, ring.shared + kStaging, sum);
     } else {
@@ -91,7 +90,7 @@ struct Persistent {
     }
   }
   // Shared memory is read before the block ends.
-  static __device__ __forceinline__ void finish_stores() {
+  static ATTN_DEVICE void finish_stores() {
     if constexpr (C::kStoresBoxes) {
       if (elect_one()) bulk_wait_read();
     }
@@ -101,7 +100,7 @@ struct Persistent {
 // Tiles of a block: the blocks of a cluster, where they have the same B, work on rows below each
 // other, and p.m_tiles counts the rows of a cluster.
 template <class C>
-__device__ __forceinline__ MatmulTile persistent_tile(const MatmulParams& p, int index) {
+ATTN_DEVICE MatmulTile persistent_tile(const MatmulParams& p, int index) {
   constexpr int kRows = HopperRing<C>::kRows;
   MatmulTile t = matmul_tile(p, index, kRows * C::kMulticast, C::kColumns);
   if constexpr (C::kMulticast > 1) t.row += static_cast<int>(cluster_rank()) * kRows;
@@ -118,7 +117,7 @@ struct ColumnOrder {
   static constexpr bool kSorts = C::kMasked == 2 && C::kMulticast == 1;
   int column = 0;  // of this lane's place
 
-  __device__ __forceinline__ explicit ColumnOrder(const MatmulParams& p) {
+  ATTN_DEVICE explicit ColumnOrder(const MatmulParams& p) {
     if constexpr (!kSorts) return;
     if (p.n_tiles > 32) return;
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -139,7 +138,7 @@ struct ColumnOrder {
       if (__shfl_sync(0xffffffff, rank, other) == lane) column = other;
     }
   }
-  __device__ __forceinline__ MatmulTile tile(const MatmulParams& p, int index) const {
+  ATTN_DEVICE MatmulTile tile(const MatmulParams& p, int index) const {
     MatmulTile t = persistent_tile<C>(p, index);
     if constexpr (!kSorts) return t;
     if (p.n_tiles > 32) return t;
@@ -153,7 +152,7 @@ struct ColumnOrder {
 };
 
 template <class C>
-__device__ __forceinline__ void matmul_all_tiles(const MatmulParams& p, const MatmulMaps& maps) {
+ATTN_DEVICE void matmul_all_tiles(const MatmulParams& p, const MatmulMaps& maps) {
   using Kernel = Persistent<C>;
   const int tiles = p.batch * p.m_tiles * p.n_tiles;
   const int first = static_cast<int>(blockIdx.x) / C::kMulticast;
@@ -192,7 +191,7 @@ __device__ __forceinline__ void matmul_all_tiles(const MatmulParams& p, const Ma
 // Calls f(tile) for those tiles of a masked C that are there, dealt to the blocks of threads in
 // turn, so that each gets as many as any other. By all threads of a warp.
 template <class C, class F>
-__device__ __forceinline__ void for_each_tile_there(const MatmulParams& p, F f) {
+ATTN_DEVICE void for_each_tile_there(const MatmulParams& p, F f) {
   const int tiles = p.batch * p.m_tiles * p.n_tiles;
   int next = static_cast<int>(blockIdx.x);  // of the tiles that are there
   int before = 0;                           // there before the word that is looked at
@@ -219,7 +218,7 @@ __device__ __forceinline__ void for_each_tile_there(const MatmulParams& p, F f) 
   }
 }
 template <class C>
-__device__ __forceinline__ void matmul_tiles_there(const MatmulParams& p, const MatmulMaps& maps) {
+ATTN_DEVICE void matmul_tiles_there(const MatmulParams& p, const MatmulMaps& maps) {
   using Kernel = Persistent<C>;
   specialise<C>(
       maps,
@@ -240,7 +239,7 @@ __device__ __forceinline__ void matmul_tiles_there(const MatmulParams& p, const 
 }
 
 template <class C>
-__device__ __forceinline__ void matmul_persistent(const MatmulParams& p, const MatmulMaps& maps) {
+ATTN_DEVICE void matmul_persistent(const MatmulParams& p, const MatmulMaps& maps) {
   if constexpr (C::kMasked == 3) {
     matmul_tiles_there<C>(p, maps);
   } else {

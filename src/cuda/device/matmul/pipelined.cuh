@@ -14,6 +14,7 @@
 // kColumns, kDepth, kStages, kThreads and kWarpsDown, the warps below each other.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/common.cuh"
 #include "ptx/mbarrier.cuh"
 #include "tile/shared_product.cuh"
@@ -40,21 +41,21 @@ struct OperandCopy {
 
   // first: of the tile's first step; row_stride: in elements; lanes, steps: of the matrix from
   // there.
-  __device__ __forceinline__ OperandCopy(const void* matrix, long long first, long long row_stride,
-                                         int lanes_left, int steps_left, unsigned tile)
+  ATTN_DEVICE OperandCopy(const void* matrix, long long first, long long row_stride, int lanes_left,
+                          int steps_left, unsigned tile)
       : row(2 * row_stride) {
     from = static_cast<const char*>(matrix) + 2 * first + Share::row() * row + 16 * Share::column();
     lanes = lanes_left - (kStepsTogether ? Share::row() : 8 * Share::column());
     steps = steps_left - (kStepsTogether ? 8 * Share::column() : Share::row());
     to = tile + static_cast<unsigned>(Tile::offset(Share::row(), Share::column()));
   }
-  __device__ __forceinline__ void copy(int i, unsigned stage) const {
+  ATTN_DEVICE void copy(int i, unsigned stage) const {
     const int rows = i % kDown * Share::kDown, chunks = i / kDown * Share::kAcross;
     const int lane = kStepsTogether ? rows : 8 * chunks, step = kStepsTogether ? 8 * chunks : rows;
     copy_async(to + stage + static_cast<unsigned>(rows * Tile::kRowBytes + 16 * chunks),
                from + rows * row + 16 * chunks, lane < lanes && step < steps);
   }
-  __device__ __forceinline__ void move_on(int by) {
+  ATTN_DEVICE void move_on(int by) {
     from += kStepsTogether ? 2 * by : by * row;
     steps -= by;
   }
@@ -76,13 +77,11 @@ struct Pipelined {
   using OperandB = SharedOperand<Element, typename CopyB::Tile, Side::b, !C::kStepsTogetherB>;
   using Sums = float[kDown][kAcross][8];
 
-  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
-  static __device__ __forceinline__ int row() { return warp() / kWarpsAcross * kWarpRows; }
-  static __device__ __forceinline__ int column() { return warp() % kWarpsAcross * kWarpColumns; }
+  static ATTN_DEVICE int warp() { return static_cast<int>(threadIdx.x / 32); }
+  static ATTN_DEVICE int row() { return warp() / kWarpsAcross * kWarpRows; }
+  static ATTN_DEVICE int column() { return warp() % kWarpsAcross * kWarpColumns; }
   // How many bytes further the next stage lies.
-  static __device__ __forceinline__ int to_next(int stage) {
-    return stage == kLast ? -kLast : kStageBytes;
-  }
+  static ATTN_DEVICE int to_next(int stage) { return stage == kLast ? -kLast : kStageBytes; }
 
   struct Copies {
     CopyA a;
@@ -90,8 +89,7 @@ struct Pipelined {
     int ahead;      // the first step of the tile that is asked for next
     int stage = 0;  // where it goes
 
-    __device__ __forceinline__ Copies(const MatmulParams& p, const MatmulTile& t, unsigned shared,
-                                      int first)
+    ATTN_DEVICE Copies(const MatmulParams& p, const MatmulTile& t, unsigned shared, int first)
         : a(p.a, t.batch * p.a_batch + t.row * p.a_row + first * p.a_step,
             C::kStepsTogetherA ? p.a_row : p.a_step, p.m - t.row, p.k - first, shared),
           b(p.b, t.batch * p.b_batch + first * p.b_step + t.column * p.b_column,
@@ -100,7 +98,7 @@ struct Pipelined {
           ahead(first) {}
     // A share of the tile's copies for each of its kSteps steps; what comes after the last step of
     // the product is zeros.
-    __device__ __forceinline__ void ask(int part) const {
+    ATTN_DEVICE void ask(int part) const {
       constexpr int kCopies = CopyA::kCopies + CopyB::kCopies;
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
@@ -113,7 +111,7 @@ struct Pipelined {
       }
     }
     // Goes on to the next step once all of this one has been asked for.
-    __device__ __forceinline__ void move_on(const MatmulParams& p, const MatmulTile& t) {
+    ATTN_DEVICE void move_on(const MatmulParams& p, const MatmulTile& t) {
       copy_async_commit();
       const int next = next_step<C>(p, t, ahead + C::kDepth);
       const int by = C::kMasked == 1 || C::kMasked == 2 ? next - ahead : C::kDepth;
@@ -127,13 +125,13 @@ struct Pipelined {
   struct Fragments {
     unsigned a[kDown][4], b[kAcross][4];
 
-    __device__ __forceinline__ void load(const OperandA& from_a, const OperandB& from_b, int step) {
+    ATTN_DEVICE void load(const OperandA& from_a, const OperandB& from_b, int step) {
 #pragma unroll
       for (int i = 0; i < kDown; ++i) from_a.load(a[i], i, step);
 #pragma unroll
       for (int j = 0; j < kAcross; ++j) from_b.load(b[j], j, step);
     }
-    __device__ __forceinline__ void multiply_into(Sums& sums) const {
+    ATTN_DEVICE void multiply_into(Sums& sums) const {
 #pragma unroll
       for (int j = 0; j < kAcross; ++j) {
 #pragma unroll
@@ -145,8 +143,8 @@ struct Pipelined {
     }
   };
 
-  static __device__ __forceinline__ void multiply_all(const MatmulParams& p, const MatmulTile& t,
-                                                      unsigned shared, Sums& sums) {
+  static ATTN_DEVICE void multiply_all(const MatmulParams& p, const MatmulTile& t, unsigned shared,
+                                       Sums& sums) {
     const int first = next_step<C>(p, t, 0);
     Copies copies(p, t, shared, first);
 #pragma unroll
@@ -185,7 +183,7 @@ struct Pipelined {
 
   // f(row, column, values) of the tile for each pair of neighbours that this thread has sums of.
   template <class F>
-  static __device__ __forceinline__ void for_each_pair(Sums& sums, F f) {
+  static ATTN_DEVICE void for_each_pair(Sums& sums, F f) {
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < kDown; ++i) {
@@ -201,8 +199,7 @@ struct Pipelined {
   }
 
   // Each warp's part of C as rows of chunks of 16 bytes.
-  static __device__ __forceinline__ void store_rows(const MatmulParams& p, const MatmulTile& t,
-                                                    Sums& sums) {
+  static ATTN_DEVICE void store_rows(const MatmulParams& p, const MatmulTile& t, Sums& sums) {
     extern __shared__ __align__(1024) char memory[];
     using Part = SharedTile<kWarpColumns>;
     for_each_pair(sums, [&](int row, int column, float* x) {
@@ -234,8 +231,7 @@ struct Pipelined {
       }
     }
   }
-  static __device__ __forceinline__ void store(const MatmulParams& p, const MatmulTile& t,
-                                               Sums& sums) {
+  static ATTN_DEVICE void store(const MatmulParams& p, const MatmulTile& t, Sums& sums) {
     if constexpr (C::kAlignedC && !C::kFloatOutput) {
       // What was asked for after the last step, zeros, is not to come over C. Of the last copies no
       // group was made yet, and only groups are waited for.
@@ -252,7 +248,7 @@ struct Pipelined {
 };
 
 template <class C>
-__device__ __forceinline__ void matmul_pipelined(const MatmulParams& p) {
+ATTN_DEVICE void matmul_pipelined(const MatmulParams& p) {
   extern __shared__ __align__(1024) char memory[];
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), C::kRows, C::kColumns);
   if (!has_tile<C>(p, t)) return;

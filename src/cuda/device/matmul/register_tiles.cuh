@@ -6,6 +6,7 @@
 // Tile: 128 x 128 x 16, 256 threads.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/common.cuh"
 
 namespace attn::device {
@@ -17,8 +18,8 @@ struct RegisterTiles {
 
 // sum[i][j] += the products of the tiles a [step][row] and b [step][column]: rows 4 y + i and that
 // + 64, columns likewise of x.
-__device__ __forceinline__ void multiply_registers(const float* a, const float* b, int y, int x,
-                                                   float (&sum)[8][8]) {
+ATTN_DEVICE void multiply_registers(const float* a, const float* b, int y, int x,
+                                    float (&sum)[8][8]) {
 #pragma unroll 4
   for (int l = 0; l < RegisterTiles::kDepth; ++l) {
     float u[8], v[8];
@@ -36,8 +37,8 @@ __device__ __forceinline__ void multiply_registers(const float* a, const float* 
 }
 
 template <class C>
-__device__ __forceinline__ void store_registers(const MatmulParams& p, const MatmulTile& t, int y,
-                                                int x, const float (&sum)[8][8]) {
+ATTN_DEVICE void store_registers(const MatmulParams& p, const MatmulTile& t, int y, int x,
+                                 const float (&sum)[8][8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
 #pragma unroll
@@ -49,7 +50,7 @@ __device__ __forceinline__ void store_registers(const MatmulParams& p, const Mat
 }
 
 template <class C>
-__device__ __forceinline__ void matmul_register_tiles(const MatmulParams& p) {
+ATTN_DEVICE void matmul_register_tiles(const MatmulParams& p) {
   using L = RegisterTiles;
   using S = Scalar<typename C::Element>;
   extern __shared__ __align__(1024) char memory[];

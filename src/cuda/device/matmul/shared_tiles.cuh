@@ -6,6 +6,7 @@
 // Tile: 32 x 32 x 32, 256 threads, four elements of C each.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/common.cuh"
 
 namespace attn::device {
@@ -17,7 +18,7 @@ struct SharedTiles {
 };
 
 template <class C>
-__device__ __forceinline__ void matmul_shared_tiles(const MatmulParams& p) {
+ATTN_DEVICE void matmul_shared_tiles(const MatmulParams& p) {
   using L = SharedTiles<C>;
   using S = Scalar<typename C::Element>;
   extern __shared__ __align__(1024) char memory[];

@@ -11,6 +11,7 @@
 // Reads of C also kSplits, the blocks of a cluster, of which kColumns / 8 is a multiple.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/warp_specialised.cuh"
 
 namespace attn::device {
@@ -26,14 +27,13 @@ struct SplitK {
 
   // The address, in the inbox of block `to`, of four sums from block `from`; a thread reads what
   // the same thread of other blocks wrote.
-  static __device__ __forceinline__ unsigned place(const Ring& ring, int from, int to, int four) {
+  static ATTN_DEVICE unsigned place(const Ring& ring, int from, int to, int four) {
     const int slot = from < to ? from : from - 1;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     return ring.shared + kInbox +
            static_cast<unsigned>(((slot * (kPart / 4) + four) * C::kGroups * 128 + thread) * 16);
   }
-  static __device__ __forceinline__ void send(const Ring& ring, int rank,
-                                              const float (&sum)[C::kColumns / 2]) {
+  static ATTN_DEVICE void send(const Ring& ring, int rank, const float (&sum)[C::kColumns / 2]) {
 #pragma unroll
     for (int to = 0; to < C::kSplits; ++to) {
       if (to == rank) continue;
@@ -46,9 +46,8 @@ struct SplitK {
     }
   }
   // part <- the sums of all blocks, of the columns of this one.
-  static __device__ __forceinline__ void receive(const Ring& ring, int rank,
-                                                 const float (&sum)[C::kColumns / 2],
-                                                 float (&part)[kPart]) {
+  static ATTN_DEVICE void receive(const Ring& ring, int rank, const float (&sum)[C::kColumns / 2],
+                                  float (&part)[kPart]) {
     float own[kPart];
 #pragma unroll
     for (int to = 0; to < C::kSplits; ++to) {
@@ -76,7 +75,7 @@ struct SplitK {
 };
 
 template <class C>
-__device__ __forceinline__ void matmul_split_k(const MatmulParams& p, const MatmulMaps& maps) {
+ATTN_DEVICE void matmul_split_k(const MatmulParams& p, const MatmulMaps& maps) {
   using Kernel = SplitK<C>;
   const int rank = static_cast<int>(blockIdx.x) % C::kSplits;
   const MatmulTile t =

@@ -14,6 +14,7 @@
 // zero.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/persistent.cuh"
 #include "ptx/flag.cuh"
 
@@ -31,20 +32,20 @@ struct StreamK {
 
   const MatmulParams& p;
   int stages, blocks, block;  // stages of a tile
-  __device__ __forceinline__ explicit StreamK(const MatmulParams& params)
+  ATTN_DEVICE explicit StreamK(const MatmulParams& params)
       : p(params),
         stages((params.k + Ring::kDepth - 1) / Ring::kDepth),
         blocks(static_cast<int>(gridDim.x)),
         block(static_cast<int>(blockIdx.x)) {}
 
   // The first stage of a block, of those of the tiles that are dealt by steps.
-  __device__ __forceinline__ long long begin(int of_block) const {
+  ATTN_DEVICE long long begin(int of_block) const {
     const long long tiles = static_cast<long long>(p.batch) * p.m_tiles * p.n_tiles;
     return (tiles - p.whole_tiles) * stages * of_block / blocks;
   }
   // Calls f(piece) for all that this block does.
   template <class F>
-  __device__ __forceinline__ void for_each_piece(F f) const {
+  ATTN_DEVICE void for_each_piece(F f) const {
     const long long from = begin(block);
     for (long long to = begin(block + 1); to > from;) {
       const int tile = static_cast<int>((to - 1) / stages);
@@ -56,20 +57,20 @@ struct StreamK {
     }
     for (int tile = block; tile < p.whole_tiles; tile += blocks) f(StreamPiece{tile, 0, stages});
   }
-  __device__ __forceinline__ MatmulTile tile(const StreamPiece& piece) const {
+  ATTN_DEVICE MatmulTile tile(const StreamPiece& piece) const {
     return matmul_tile(p, piece.tile, Ring::kRows, C::kColumns);
   }
 
   // The place, among the partial sums of a block, of four sums of this thread.
-  __device__ __forceinline__ float* place(int of_block, int four) const {
+  ATTN_DEVICE float* place(int of_block, int four) const {
     const long long at =
         (static_cast<long long>(of_block) * kFours + four) * kThreads + threadIdx.x - 128;
     return p.partial + 4 * at;
   }
-  __device__ __forceinline__ unsigned* flag(int of_block, int group) const {
+  ATTN_DEVICE unsigned* flag(int of_block, int group) const {
     return p.flags + of_block * C::kGroups + group;
   }
-  __device__ __forceinline__ void write(int group, const float (&sum)[C::kColumns / 2]) const {
+  ATTN_DEVICE void write(int group, const float (&sum)[C::kColumns / 2]) const {
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
       *reinterpret_cast<Int4*>(place(block, i)) = {
@@ -80,8 +81,7 @@ struct StreamK {
     if (threadIdx.x % 128 == 0) set_flag(flag(block, group));
   }
   // Adds what blocks before this one did of its tile.
-  __device__ __forceinline__ void add(const StreamPiece& piece, int group,
-                                      float (&sum)[C::kColumns / 2]) const {
+  ATTN_DEVICE void add(const StreamPiece& piece, int group, float (&sum)[C::kColumns / 2]) const {
     const long long start = static_cast<long long>(piece.tile - p.whole_tiles) * stages;
     for (int other = block - 1; begin(other + 1) > start; --other) {
       if (begin(other) == begin(other + 1)) continue;
@@ -100,7 +100,7 @@ struct StreamK {
 };
 
 template <class C>
-__device__ __forceinline__ void matmul_stream_k(const MatmulParams& p, const MatmulMaps& maps) {
+ATTN_DEVICE void matmul_stream_k(const MatmulParams& p, const MatmulMaps& maps) {
   using Kernel = Persistent<C>;
   constexpr int kDepth = HopperRing<C>::kDepth;
   const StreamK<C> work(p);

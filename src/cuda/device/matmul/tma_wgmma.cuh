@@ -7,12 +7,13 @@
 // Tile: 128 x 128 x 64, two warpgroups, four stages.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/hopper_ring.cuh"
 
 namespace attn::device {
 
 template <class C>
-__device__ __forceinline__ void matmul_tma_wgmma(const MatmulParams& p, const MatmulMaps& maps) {
+ATTN_DEVICE void matmul_tma_wgmma(const MatmulParams& p, const MatmulMaps& maps) {
   extern __shared__ __align__(1024) char memory[];
   const HopperRing<C> ring{shared_address(memory)};
   if (threadIdx.x == 0) ring.init();

@@ -7,6 +7,7 @@
 // begin at multiples of 16 bytes and are multiples of 16 bytes long.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/register_tiles.cuh"
 #include "ptx/mbarrier.cuh"
 
@@ -23,17 +24,17 @@ struct VectorShare {
       RegisterTiles::kSide * RegisterTiles::kDepth / kWidth / RegisterTiles::kThreads;
   Int4 vectors[kCount];
 
-  static __device__ __forceinline__ int lane(int i) {  // of the row or column
+  static ATTN_DEVICE int lane(int i) {  // of the row or column
     const int at = static_cast<int>(threadIdx.x) + i * RegisterTiles::kThreads;
     return kAlongSteps ? at / kAcross : at % kAcross * kWidth;
   }
-  static __device__ __forceinline__ int step(int i) {
+  static ATTN_DEVICE int step(int i) {
     const int at = static_cast<int>(threadIdx.x) + i * RegisterTiles::kThreads;
     return kAlongSteps ? at % kAcross * kWidth : at / kAcross;
   }
   // first: of the tile; lanes, steps: that the matrix still has.
-  __device__ __forceinline__ void load(const Storage* first, long long lane_stride,
-                                       long long step_stride, int lanes, int steps) {
+  ATTN_DEVICE void load(const Storage* first, long long lane_stride, long long step_stride,
+                        int lanes, int steps) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       vectors[i] = Int4{0, 0, 0, 0};
@@ -43,7 +44,7 @@ struct VectorShare {
       }
     }
   }
-  __device__ __forceinline__ void store(float* tile) const {
+  ATTN_DEVICE void store(float* tile) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const auto* x = reinterpret_cast<const Storage*>(&vectors[i]);
@@ -58,7 +59,7 @@ struct VectorShare {
 };
 
 template <class C>
-__device__ __forceinline__ void matmul_vector_loads(const MatmulParams& p) {
+ATTN_DEVICE void matmul_vector_loads(const MatmulParams& p) {
   using L = RegisterTiles;
   using Element = typename C::Element;
   extern __shared__ __align__(1024) char memory[];

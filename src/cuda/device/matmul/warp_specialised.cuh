@@ -8,6 +8,7 @@
 // Tile: 128 x 256 x 64, a producer and two warpgroups, four stages.
 #pragma once
 
+#include "device.cuh"
 #include "matmul/hopper_ring.cuh"
 
 namespace attn::device {
@@ -17,7 +18,7 @@ template <class C>
 struct RingPlace {
   int stage = 0;
   unsigned parity = 0;
-  __device__ __forceinline__ void advance() {
+  ATTN_DEVICE void advance() {
     if (++stage == C::kStages) {
       stage = 0;
       parity ^= 1;
@@ -33,7 +34,7 @@ struct MaskedSteps {
   int first_block = -1;  // of those whose bits are known
   unsigned there = 0;
 
-  __device__ __forceinline__ int next(const MatmulParams& p, const MatmulTile& t, int step) {
+  ATTN_DEVICE int next(const MatmulParams& p, const MatmulTile& t, int step) {
     if constexpr (kMasked) {
       while (step < p.k) {
         const int block = step / C::kBlock, in_word = block % 32;
@@ -47,7 +48,7 @@ struct MaskedSteps {
   }
 
  private:
-  __device__ __forceinline__ void look(const MatmulParams& p, const MatmulTile& t, int block) {
+  ATTN_DEVICE void look(const MatmulParams& p, const MatmulTile& t, int block) {
     const int at = (block + static_cast<int>(threadIdx.x % 32)) * C::kBlock;
     const bool inside = at < p.k && (C::kMasked == 1 ? t.row < p.m : t.column < p.n);
     first_block = block;
@@ -59,9 +60,8 @@ struct MaskedSteps {
 // Asks for tiles of the steps [first, last) of a tile of C; by all threads of a warp, so that
 // addresses are scalar, of which one asks.
 template <class C>
-__device__ __forceinline__ void produce(const MatmulParams& p, const MatmulMaps& maps,
-                                        const HopperRing<C>& ring, const MatmulTile& t, int first,
-                                        int last, RingPlace<C>& place) {
+ATTN_DEVICE void produce(const MatmulParams& p, const MatmulMaps& maps, const HopperRing<C>& ring,
+                         const MatmulTile& t, int first, int last, RingPlace<C>& place) {
   MaskedSteps<C> steps;
   for (int step = steps.next(p, t, first); step < last;
        step = steps.next(p, t, step + ring.kDepth)) {
@@ -75,9 +75,9 @@ __device__ __forceinline__ void produce(const MatmulParams& p, const MatmulMaps&
 // 128 steps is a sum of its own and is added in float. Meanwhile the next stage is multiplied into
 // another sum, where there are registers for it, and by the other warpgroup.
 template <class C>
-__device__ __forceinline__ void consume_float8(const MatmulParams& p, const HopperRing<C>& ring,
-                                               MatmulTile t, int group, int first, int last,
-                                               RingPlace<C>& place, float (&sum)[C::kColumns / 2]) {
+ATTN_DEVICE void consume_float8(const MatmulParams& p, const HopperRing<C>& ring, MatmulTile t,
+                                int group, int first, int last, RingPlace<C>& place,
+                                float (&sum)[C::kColumns / 2]) {
   constexpr int kCount = C::kColumns / 2, kParts = C::kColumns <= 128 ? 2 : 1;
   float part[kParts][kCount];
 #pragma unroll
@@ -133,9 +133,8 @@ __device__ __forceinline__ void consume_float8(const MatmulParams& p, const Hopp
 // runs, so that the tensor cores always have one waiting. The tile comes by value: by reference the
 // compiler makes other code of what follows.
 template <class C>
-__device__ __forceinline__ void consume(const MatmulParams& p, const HopperRing<C>& ring,
-                                        MatmulTile t, int group, int first, int last,
-                                        RingPlace<C>& place, float (&sum)[C::kColumns / 2]) {
+ATTN_DEVICE void consume(const MatmulParams& p, const HopperRing<C>& ring, MatmulTile t, int group,
+                         int first, int last, RingPlace<C>& place, float (&sum)[C::kColumns / 2]) {
   if constexpr (C::kFloat8) {
     consume_float8<C>(p, ring, t, group, first, last, place, sum);
     return;
@@ -171,8 +170,7 @@ inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 // they reach each other's shared memory, at the end. All that needs no operand is done while the
 // kernel before this one in the stream still runs.
 template <class C, class Producer, class Consumer>
-__device__ __forceinline__ void specialise(const MatmulMaps& maps, Producer producer,
-                                           Consumer consumer) {
+ATTN_DEVICE void specialise(const MatmulMaps& maps, Producer producer, Consumer consumer) {
   extern __shared__ __align__(1024) char memory[];
   const HopperRing<C> ring{shared_address(memory)};
   if (threadIdx.x == 32) {
@@ -208,8 +206,7 @@ __device__ __forceinline__ void specialise(const MatmulMaps& maps, Producer prod
 }
 
 template <class C>
-__device__ __forceinline__ void matmul_warp_specialised(const MatmulParams& p,
-                                                        const MatmulMaps& maps) {
+ATTN_DEVICE void matmul_warp_specialised(const MatmulParams& p, const MatmulMaps& maps) {
   const MatmulTile t =
       matmul_tile(p, static_cast<int>(blockIdx.x), HopperRing<C>::kRows, C::kColumns);
   specialise<C>(

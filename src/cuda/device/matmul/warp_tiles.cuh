@@ -2,6 +2,7 @@
 // tile of C each, as 4 x 4 products of m16n8k16 (ptx/mma.cuh).
 #pragma once
 
+#include "device.cuh"
 #include "matmul/common.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
@@ -10,12 +11,10 @@ namespace attn::device {
 
 struct WarpTiles {
   static constexpr int kSide = 128, kDepth = 32, kThreads = 256;
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
+  static ATTN_DEVICE int lane() { return static_cast<int>(threadIdx.x % 32); }
   // The first row and column of the warp, in the tile.
-  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x / 128) * 64; }
-  static __device__ __forceinline__ int column() {
-    return static_cast<int>(threadIdx.x / 32 % 4) * 32;
-  }
+  static ATTN_DEVICE int row() { return static_cast<int>(threadIdx.x / 128) * 64; }
+  static ATTN_DEVICE int column() { return static_cast<int>(threadIdx.x / 32 % 4) * 32; }
 };
 
 // Operands of 16 steps: of A four registers for each 16 rows, of B two for each 8 columns.
@@ -24,7 +23,7 @@ struct Fragments {
 };
 
 template <class Element>
-__device__ __forceinline__ void multiply_fragments(const Fragments& f, float (&sum)[4][4][4]) {
+ATTN_DEVICE void multiply_fragments(const Fragments& f, float (&sum)[4][4][4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -33,8 +32,8 @@ __device__ __forceinline__ void multiply_fragments(const Fragments& f, float (&s
 }
 
 template <class C>
-__device__ __forceinline__ void store_warp_tile(const MatmulParams& p, const MatmulTile& t,
-                                                const float (&sum)[4][4][4]) {
+ATTN_DEVICE void store_warp_tile(const MatmulParams& p, const MatmulTile& t,
+                                 const float (&sum)[4][4][4]) {
   const int row = t.row + WarpTiles::row() + WarpTiles::lane() / 4;
   const int column = t.column + WarpTiles::column() + WarpTiles::lane() % 4 * 2;
 #pragma unroll

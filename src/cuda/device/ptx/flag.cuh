@@ -3,12 +3,14 @@
 // before a barrier that it came to, is seen after the flag was read as set.
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
-__device__ __forceinline__ void set_flag(unsigned* flag) {
+ATTN_DEVICE void set_flag(unsigned* flag) {
   asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
 }
-__device__ __forceinline__ void wait_for_flag(const unsigned* flag) {
+ATTN_DEVICE void wait_for_flag(const unsigned* flag) {
   unsigned set = 0;
   while (set == 0) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(set) : "l"(flag) : "memory");

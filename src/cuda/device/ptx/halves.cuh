@@ -1,13 +1,15 @@
 // Two numbers in a word (PTX ISA, "set", of f16x2), and bytes of two words ("prmt").
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
 // All bits of each half of x whose lower 15 are at least those of the same half of `least`, which
 // is at most 0x7c00. Without their sign, which is the highest bit, patterns of f16 are in the order
 // of numbers, up to 0x7c00, infinity; the rest is NaN, which is "not less" than any. So one
 // instruction compares both halves, drops the highest bits and copies the outcome to 16 bits.
-__device__ __forceinline__ unsigned halves_at_least(unsigned x, unsigned least) {
+ATTN_DEVICE unsigned halves_at_least(unsigned x, unsigned least) {
 #ifdef __CUDA_ARCH__
   unsigned y;
   asm("{\n"
@@ -25,7 +27,7 @@ __device__ __forceinline__ unsigned halves_at_least(unsigned x, unsigned least) 
 }
 
 // The same comparison of each half, as 1 or 0 of f16.
-__device__ __forceinline__ unsigned ones_at_least(unsigned x, unsigned least) {
+ATTN_DEVICE unsigned ones_at_least(unsigned x, unsigned least) {
 #ifdef __CUDA_ARCH__
   unsigned y;
   asm("{\n"
@@ -43,7 +45,7 @@ __device__ __forceinline__ unsigned ones_at_least(unsigned x, unsigned least) {
 
 // Halves of p times those of `ones`, 1 or 0 of f16. As bf16 that 1 is 2^-7, so that bf16 become
 // smaller by as much, exactly but for those below 2^-119.
-__device__ __forceinline__ unsigned times_ones_f16(unsigned p, unsigned ones) {
+ATTN_DEVICE unsigned times_ones_f16(unsigned p, unsigned ones) {
 #ifdef __CUDA_ARCH__
   unsigned y;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(p), "r"(ones));
@@ -53,7 +55,7 @@ __device__ __forceinline__ unsigned times_ones_f16(unsigned p, unsigned ones) {
 #endif
 }
 inline constexpr float kOneOfF16AsBF16 = 0x1p-7f;
-__device__ __forceinline__ unsigned times_ones_bf16(unsigned p, unsigned ones) {
+ATTN_DEVICE unsigned times_ones_bf16(unsigned p, unsigned ones) {
 #ifdef __CUDA_ARCH__
   unsigned y;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(p), "r"(ones));
@@ -70,7 +72,7 @@ __device__ __forceinline__ unsigned times_ones_bf16(unsigned p, unsigned ones) {
 // A word of four bytes of x and y: digit i of `bytes`, from the lowest one, says which is byte i;
 // 0 to 3 are those of x, 4 to 7 those of y. So 0x7610 has the low half of x, then the high one of
 // y.
-__device__ __forceinline__ unsigned take_bytes(unsigned x, unsigned y, unsigned bytes) {
+ATTN_DEVICE unsigned take_bytes(unsigned x, unsigned y, unsigned bytes) {
 #ifdef __CUDA_ARCH__
   unsigned z;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(y), "r"(bytes));
@@ -88,7 +90,7 @@ __device__ __forceinline__ unsigned take_bytes(unsigned x, unsigned y, unsigned 
 // The word whose halves have the signs, the highest bits, of bytes kFirst and kFirst + 2 of x in
 // all bits; kFirst: 0 or 1.
 template <int kFirst>
-__device__ __forceinline__ unsigned signs_of_bytes(unsigned x) {
+ATTN_DEVICE unsigned signs_of_bytes(unsigned x) {
   unsigned y;
   asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(x), "n"(0xaa88 + 0x1111 * kFirst));
   return y;

@@ -1,37 +1,37 @@
 // Arithmetic that has an instruction of its own.
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
-__device__ __forceinline__ float minus_infinity() {
-  return __int_as_float(static_cast<int>(0xff800000));
-}
-__device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
+ATTN_DEVICE float minus_infinity() { return __int_as_float(static_cast<int>(0xff800000)); }
+ATTN_DEVICE float not_a_number() { return __int_as_float(0x7fffffff); }
 
-__device__ __forceinline__ float exp2_approximate(float x) {
+ATTN_DEVICE float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // NaN where one of them is.
-__device__ __forceinline__ float max_or_nan(float x, float y) {
+ATTN_DEVICE float max_or_nan(float x, float y) {
   float z;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
   return z;
 }
 // 1 / x, off by an ulp.
-__device__ __forceinline__ float reciprocal_approximate(float x) {
+ATTN_DEVICE float reciprocal_approximate(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // x y + z, cut to [0, 1]; NaN becomes 0.
-__device__ __forceinline__ float fma_saturated(float x, float y, float z) {
+ATTN_DEVICE float fma_saturated(float x, float y, float z) {
   float r;
   asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(x), "f"(y), "f"(z));
   return r;
 }
-__device__ __forceinline__ float float_of_half(unsigned short half) {
+ATTN_DEVICE float float_of_half(unsigned short half) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
   return x;
@@ -40,7 +40,7 @@ __device__ __forceinline__ float float_of_half(unsigned short half) {
 // Two floats rounded to the 16-bit type, the first in the low half.
 struct BFloat16 {
   static constexpr unsigned kExponent = 0x7f80;  // all ones in infinities and NaN
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
+  static ATTN_DEVICE unsigned pack(float low, float high) {
     unsigned r;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
@@ -48,7 +48,7 @@ struct BFloat16 {
 };
 struct Float16 {
   static constexpr unsigned kExponent = 0x7c00;
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
+  static ATTN_DEVICE unsigned pack(float low, float high) {
     unsigned r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;

@@ -2,21 +2,23 @@
 // expected arrivals and bytes came. Addresses are 32-bit shared-memory addresses of 8-byte words.
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
-__device__ __forceinline__ unsigned shared_address(const void* p) {
+ATTN_DEVICE unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
 struct alignas(16) Int4 {
   int x, y, z, w;
 };
-__device__ __forceinline__ void store_shared(unsigned address, const Int4& v) {
+ATTN_DEVICE void store_shared(unsigned address, const Int4& v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
                : "memory");
 }
-__device__ __forceinline__ Int4 load_shared(unsigned address) {
+ATTN_DEVICE Int4 load_shared(unsigned address) {
   Int4 v;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -24,45 +26,45 @@ __device__ __forceinline__ Int4 load_shared(unsigned address) {
                : "memory");
   return v;
 }
-__device__ __forceinline__ int load_shared_word(unsigned address) {
+ATTN_DEVICE int load_shared_word(unsigned address) {
   int x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
 }
-__device__ __forceinline__ void store_shared_word(unsigned address, unsigned x) {
+ATTN_DEVICE void store_shared_word(unsigned address, unsigned x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
-__device__ __forceinline__ void store_shared_byte(unsigned address, unsigned x) {
+ATTN_DEVICE void store_shared_byte(unsigned address, unsigned x) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
-__device__ __forceinline__ unsigned load_shared_byte(unsigned address) {
+ATTN_DEVICE unsigned load_shared_byte(unsigned address) {
   unsigned x;
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
 }
 
-__device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned arrivals) {
+ATTN_DEVICE void mbarrier_init(unsigned barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
 // Makes initialised barriers visible to the copy engine; a block-wide barrier must follow.
-__device__ __forceinline__ void mbarrier_init_fence() {
+ATTN_DEVICE void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
+ATTN_DEVICE void mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Arrives and adds to the bytes that the phase waits for.
-__device__ __forceinline__ void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) {
+ATTN_DEVICE void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
                "r"(bytes)
                : "memory");
 }
 
 // Whether the phase of the given parity is over. Asked early, the answer costs no time later.
-__device__ __forceinline__ bool mbarrier_try(unsigned barrier, unsigned parity) {
+ATTN_DEVICE bool mbarrier_try(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(
       "{\n"
@@ -85,7 +87,7 @@ __device__ __forceinline__ bool mbarrier_try(unsigned barrier, unsigned parity) 
   "over:\n"
 
 // Returns once the phase of the given parity is over.
-__device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity) {
+ATTN_DEVICE void mbarrier_wait(unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n" ATTN_MBARRIER_WAIT "}" ::"r"(barrier),
@@ -94,7 +96,7 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
 }
 
 // Waits as mbarrier_wait does, unless `over` says that the phase is known to be over.
-__device__ __forceinline__ void mbarrier_wait_unless(bool over, unsigned barrier, unsigned parity) {
+ATTN_DEVICE void mbarrier_wait_unless(bool over, unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"

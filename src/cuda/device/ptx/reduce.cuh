@@ -1,11 +1,13 @@
 // Additions to global memory that return nothing (PTX ISA, "red").
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
 // Adds four floats, each by itself, to those at a multiple of 16 bytes. One instruction from 9.0
 // on, four before.
-__device__ __forceinline__ void add_to_memory(float* at, float x, float y, float z, float w) {
+ATTN_DEVICE void add_to_memory(float* at, float x, float y, float z, float w) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x),
                "f"(y), "f"(z), "f"(w)

@@ -4,17 +4,19 @@
 // others see what the copy engine added only after a release that follows it.
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
 // Whether the word is x. Some 700 clocks, also for many lanes at once.
-__device__ __forceinline__ bool word_is(const unsigned* word, unsigned x) {
+ATTN_DEVICE bool word_is(const unsigned* word, unsigned x) {
   unsigned now;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
   return now == x;
 }
 // Sets a word after all that this thread has written, and what others have that it was told of.
 // Some 2000 clocks, also for many lanes at once.
-__device__ __forceinline__ void release_word(unsigned* word, unsigned x) {
+ATTN_DEVICE void release_word(unsigned* word, unsigned x) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
 }
 

@@ -2,29 +2,31 @@
 // "elect.sync", "bar").
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
 template <int kRegisters>
-__device__ __forceinline__ void release_registers() {
+ATTN_DEVICE void release_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
+ATTN_DEVICE void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 // A value that is the same in all threads of a warp, said so: arithmetic on it is scalar, and it
 // takes no register of every thread.
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
-__device__ __forceinline__ unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }
+ATTN_DEVICE int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+ATTN_DEVICE unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }
 // x, which differs between threads, in a register of its own. What follows from threadIdx is else
 // computed again where it is used, and reading threadIdx waits in the queue of memory instructions,
 // behind products that were asked for. For a whole warp.
-__device__ __forceinline__ unsigned keep(unsigned x) {
+ATTN_DEVICE unsigned keep(unsigned x) {
   return __shfl_sync(~0u, x, static_cast<int>(threadIdx.x % 32));
 }
 // True in one thread of a warp that is together.
-__device__ __forceinline__ bool elect_one() {
+ATTN_DEVICE bool elect_one() {
   unsigned elected;
   asm volatile(
       "{\n"
@@ -36,11 +38,11 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-__device__ __forceinline__ void barrier_sync(int id, int threads) {
+ATTN_DEVICE void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 // Meets as barrier_sync and says whether x is true in any of the threads.
-__device__ __forceinline__ bool barrier_or(int id, int threads, bool x) {
+ATTN_DEVICE bool barrier_or(int id, int threads, bool x) {
   unsigned any;
   asm volatile(
       "{\n"
@@ -54,7 +56,7 @@ __device__ __forceinline__ bool barrier_or(int id, int threads, bool x) {
       : "memory");
   return any != 0;
 }
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+ATTN_DEVICE void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 

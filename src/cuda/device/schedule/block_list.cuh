@@ -1,6 +1,7 @@
 // The blocks of queries or keys that meet a tile of the other, from the first to the last.
 #pragma once
 
+#include "device.cuh"
 #include "tile/coverage.cuh"
 
 namespace attn::device {
@@ -10,16 +11,16 @@ namespace attn::device {
 template <class CoverageOf>
 class BlockList {
  public:
-  __device__ __forceinline__ BlockList(const CoverageOf& coverage, int count)
+  ATTN_DEVICE BlockList(const CoverageOf& coverage, int count)
       : coverage_(coverage), count_(count) {
     load();
   }
-  __device__ __forceinline__ bool more() const { return present_ != 0; }
+  ATTN_DEVICE bool more() const { return present_ != 0; }
   // These are of the block that comes next: its number, and whether the tile sees only a part of
   // it.
-  __device__ __forceinline__ int block() const { return window_ + first(); }
-  __device__ __forceinline__ bool mixed() const { return mixed_ >> first() & 1; }
-  __device__ __forceinline__ void advance() {
+  ATTN_DEVICE int block() const { return window_ + first(); }
+  ATTN_DEVICE bool mixed() const { return mixed_ >> first() & 1; }
+  ATTN_DEVICE void advance() {
     present_ &= present_ - 1;
     if (present_ != 0) return;
     window_ += 32;
@@ -27,11 +28,9 @@ class BlockList {
   }
 
  private:
-  __device__ __forceinline__ int first() const {
-    return 31 - __clz(static_cast<int>(present_ & -present_));
-  }
+  ATTN_DEVICE int first() const { return 31 - __clz(static_cast<int>(present_ & -present_)); }
   // The next window that has a block.
-  __device__ __forceinline__ void load() {
+  ATTN_DEVICE void load() {
     for (; window_ < count_; window_ += 32) {
       const int block = window_ + static_cast<int>(threadIdx.x % 32);
       const Coverage c = block < count_ ? coverage_(block) : Coverage::empty;

@@ -9,6 +9,7 @@
 // Derivatives: src/cuda/codegen/buffer_gradients.hpp.
 #pragma once
 
+#include "device.cuh"
 #include "schedule/gradient_tile.cuh"
 
 namespace attn::device {
@@ -25,7 +26,7 @@ struct BufferTiles {
   int batch, head;  // where they are the same for all
   int split, begin, count;
 
-  static __device__ __forceinline__ BufferTiles at(const BackwardParams& p, int splits, int index) {
+  static ATTN_DEVICE BufferTiles at(const BackwardParams& p, int splits, int index) {
     using Tile = GradientTile<C>;
     const int rows = Derivatives::kByPosition ? p.seqlen_k : p.seqlen_q;
     const int tiles = Tile::divide_up(rows, C::kBlockM);
@@ -53,7 +54,7 @@ struct BufferTiles {
 
   // The i-th of `count`: the tile of queries, and its block of keys. The first query may be below
   // 0.
-  __device__ __forceinline__ GradientTile<C> tile(int i) const {
+  ATTN_DEVICE GradientTile<C> tile(int i) const {
     if constexpr (!kOwn) {
       return {sequence_of<C>(p, batch), head, place};
     } else {
@@ -63,10 +64,10 @@ struct BufferTiles {
               place - (Derivatives::kByPosition ? s.length_k - s.length_q : 0)};
     }
   }
-  __device__ __forceinline__ int key_block(int i) const { return kOwn ? block : i; }
+  ATTN_DEVICE int key_block(int i) const { return kOwn ? block : i; }
 
   template <class Expressions>
-  __device__ __forceinline__ Coverage coverage(const Expressions& e, int i) const {
+  ATTN_DEVICE Coverage coverage(const Expressions& e, int i) const {
     const GradientTile<C> t = tile(i);
     return t.coverage(e, key_block(i), t.head);
   }

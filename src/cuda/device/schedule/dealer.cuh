@@ -1,6 +1,7 @@
 // Deals tiles to the blocks of threads of a launch.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "ptx/special.cuh"
 
@@ -26,7 +27,7 @@ constexpr unsigned kGridCounters = 1024, kGridProbes = 32;
 __device__ GridCounter grid_counters[kGridCounters];
 
 // Null where others hold all that it might take: no block of threads of the grid gets one then.
-__device__ __forceinline__ WorkCounter* counter_of_grid() {
+ATTN_DEVICE WorkCounter* counter_of_grid() {
   const unsigned long long grid = grid_id() + 1;
 #pragma unroll 1
   for (unsigned i = 0; i < kGridProbes; ++i) {
@@ -43,11 +44,11 @@ __device__ __forceinline__ WorkCounter* counter_of_grid() {
 class TileDealer {
  public:
   // counter: ForwardParams::counter or BackwardParams::counter.
-  __device__ __forceinline__ explicit TileDealer(int counter, unsigned cluster = 1)
+  ATTN_DEVICE explicit TileDealer(int counter, unsigned cluster = 1)
       : cluster_(cluster), of_grid_(counter == kGridCounter) {
     if (counter >= 0) counter_ = &stream_counters[counter].counter;
   }
-  __device__ __forceinline__ int next() {
+  ATTN_DEVICE int next() {
     if (tile_ < 0) return tile_ = static_cast<int>(blockIdx.x / cluster_);
     if (of_grid_) {  // nobody waits for the second tile yet: time to find the counter
       of_grid_ = false;
@@ -58,7 +59,7 @@ class TileDealer {
     return tile_ = static_cast<int>(gridDim.x / cluster_) + drawn;
   }
   // After the last tile. The last block of threads leaves the counter as it was.
-  __device__ __forceinline__ void finish() {
+  ATTN_DEVICE void finish() {
     if (counter_ == nullptr) return;
     __threadfence();
     if (atomicAdd(&counter_->done, 1u) == gridDim.x / cluster_ - 1) {
@@ -79,9 +80,9 @@ class TileDealer {
 class RunningDealer {
  public:
   // drawn: 0 when the launch begins.
-  __device__ __forceinline__ explicit RunningDealer(unsigned* drawn) : drawn_(drawn) {}
-  __device__ __forceinline__ int next() { return static_cast<int>(atomicAdd(drawn_, 1u)); }
-  __device__ __forceinline__ void finish() {}
+  ATTN_DEVICE explicit RunningDealer(unsigned* drawn) : drawn_(drawn) {}
+  ATTN_DEVICE int next() { return static_cast<int>(atomicAdd(drawn_, 1u)); }
+  ATTN_DEVICE void finish() {}
 
  private:
   unsigned* drawn_;

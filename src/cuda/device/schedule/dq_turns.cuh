@@ -23,6 +23,7 @@
 // Reads of C: kBlockN (queries), kHeadDim, kMaskBatches, kMaskHeads
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 
 namespace attn::device {
@@ -33,44 +34,43 @@ struct DqTurns {
   static constexpr int kColumns = 128;
   static constexpr int kOfPlace = (C::kHeadDim + kColumns - 1) / kColumns;
 
-  static __device__ __forceinline__ long long places(const BackwardParams& p) {
+  static ATTN_DEVICE long long places(const BackwardParams& p) {
     return static_cast<long long>(p.batch) * p.heads_q * p.query_blocks;
   }
-  static __device__ __forceinline__ int windows(const BackwardParams& p) {
+  static ATTN_DEVICE int windows(const BackwardParams& p) {
     return static_cast<int>((static_cast<unsigned>(p.key_blocks) + 31) / 32);
   }
-  static __device__ __forceinline__ long long num_seen(const BackwardParams& p) {
+  static ATTN_DEVICE long long num_seen(const BackwardParams& p) {
     return static_cast<long long>(C::kMaskBatches ? p.batch : 1) * (C::kMaskHeads ? p.heads_q : 1) *
            p.query_blocks * windows(p);
   }
-  static __device__ __forceinline__ long long num_words(const BackwardParams& p) {
+  static ATTN_DEVICE long long num_words(const BackwardParams& p) {
     return places(p) * kOfPlace + num_seen(p) + 1;
   }
   // The words of all places.
-  static __device__ __forceinline__ unsigned* passed(const BackwardParams& p) {
+  static ATTN_DEVICE unsigned* passed(const BackwardParams& p) {
     return reinterpret_cast<unsigned*>(p.d + places(p) * C::kBlockN);
   }
-  static __device__ __forceinline__ unsigned* seen(const BackwardParams& p, int batch, int head_q,
-                                                   int block) {
+  static ATTN_DEVICE unsigned* seen(const BackwardParams& p, int batch, int head_q, int block) {
     const int pair = (C::kMaskBatches ? batch : 0) * (C::kMaskHeads ? p.heads_q : 1) +
                      (C::kMaskHeads ? head_q : 0);
     return passed(p) + places(p) * kOfPlace +
            (static_cast<long long>(pair) * p.query_blocks + block) * windows(p);
   }
-  static __device__ __forceinline__ unsigned* drawn(const BackwardParams& p) {
+  static ATTN_DEVICE unsigned* drawn(const BackwardParams& p) {
     return passed(p) + num_words(p) - 1;
   }
 
   // Whether some tile sees a block.
-  static __device__ __forceinline__ bool any_sees(const BackwardParams& p, const unsigned* seen) {
+  static ATTN_DEVICE bool any_sees(const BackwardParams& p, const unsigned* seen) {
     unsigned any = 0;
     for (int window = 0; window < windows(p); ++window) any |= seen[window];
     return any != 0;
   }
   // What `passed` of a block is when a tile's turn comes. seen: of the block; word: the one that
   // has the tile's bit.
-  static __device__ __forceinline__ int turn_after(const BackwardParams& p, const unsigned* seen,
-                                                   unsigned word, int key_block, bool from_last) {
+  static ATTN_DEVICE int turn_after(const BackwardParams& p, const unsigned* seen, unsigned word,
+                                    int key_block, bool from_last) {
     int window = key_block / 32;
     if (from_last) {
       word &= (1u << key_block % 32) - 1;

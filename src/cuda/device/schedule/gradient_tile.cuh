@@ -6,6 +6,7 @@
 // kPackedK, kUsedQ, kUsedK
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "schedule/sequence.cuh"
 #include "tile/coverage.cuh"
@@ -30,13 +31,13 @@ struct GradientTile {
   int first;  // row of the tile; with Gradient::buffers it may be below 0
 
   // Divides and rounds up; for numbers up to 2^31 - 1.
-  static __device__ __forceinline__ int divide_up(int a, int b) {
+  static ATTN_DEVICE int divide_up(int a, int b) {
     return static_cast<int>((static_cast<unsigned>(a) + static_cast<unsigned>(b) - 1) /
                             static_cast<unsigned>(b));
   }
 
   // Tiles that see most under a causal mask come first: the first keys, the last queries.
-  static __device__ __forceinline__ GradientTile at(const BackwardParams& p, int index) {
+  static ATTN_DEVICE GradientTile at(const BackwardParams& p, int index) {
     const int rows = kOfKeys ? p.seqlen_k : p.seqlen_q, heads = kOfKeys ? p.heads_k : p.heads_q;
     const int tiles = divide_up(rows, C::kBlockM), pairs = heads * p.batch;
     const int pair = index % pairs, tile = index / pairs;
@@ -44,46 +45,40 @@ struct GradientTile {
             (kOfKeys ? tile : tiles - 1 - tile) * C::kBlockM};
   }
 
-  __device__ __forceinline__ int rows_present() const {
-    return kOfKeys ? sequence.rows_k : sequence.rows_q;
-  }
-  __device__ __forceinline__ int rows_used() const {
-    return kOfKeys ? sequence.length_k : sequence.length_q;
-  }
+  ATTN_DEVICE int rows_present() const { return kOfKeys ? sequence.rows_k : sequence.rows_q; }
+  ATTN_DEVICE int rows_used() const { return kOfKeys ? sequence.length_k : sequence.length_q; }
   // How many blocks of columns there are, of each head.
-  __device__ __forceinline__ int blocks() const {
+  ATTN_DEVICE int blocks() const {
     const int columns = kOfKeys ? sequence.length_q : sequence.length_k;
     return divide_up(columns, C::kBlockN);
   }
   // Heads of Q whose queries or keys the tile meets: the first, and how many.
-  __device__ __forceinline__ int heads(const BackwardParams& p) const {
+  ATTN_DEVICE int heads(const BackwardParams& p) const {
     return kOfKeys ? p.heads_q / p.heads_k : 1;
   }
-  __device__ __forceinline__ int head_q(const BackwardParams& p) const { return head * heads(p); }
-  __device__ __forceinline__ int head_k(const BackwardParams& p) const {
+  ATTN_DEVICE int head_q(const BackwardParams& p) const { return head * heads(p); }
+  ATTN_DEVICE int head_k(const BackwardParams& p) const {
     return kOfKeys ? head : head / (p.heads_q / p.heads_k);
   }
 
-  __device__ __forceinline__ TensorRows of_queries(const void* data, const Strides& s,
-                                                   int of_head) const {
+  ATTN_DEVICE TensorRows of_queries(const void* data, const Strides& s, int of_head) const {
     return {data,
             (C::kPackedQ ? sequence.row_q * s.row : sequence.batch * s.batch) + of_head * s.head,
             s.row, sequence.length_q};
   }
-  __device__ __forceinline__ TensorRows of_keys(const void* data, const Strides& s,
-                                                int of_head) const {
+  ATTN_DEVICE TensorRows of_keys(const void* data, const Strides& s, int of_head) const {
     return {data,
             (C::kPackedK ? sequence.row_k * s.row : sequence.batch * s.batch) + of_head * s.head,
             s.row, sequence.length_k};
   }
-  __device__ __forceinline__ const RowTerms* terms(const BackwardParams& p, int of_head) const {
+  ATTN_DEVICE const RowTerms* terms(const BackwardParams& p, int of_head) const {
     return p.row_terms +
            (static_cast<long long>(sequence.batch) * p.heads_q + of_head) * p.seqlen_q;
   }
 
   // What the tile and a block of columns have in common, seen by a head of Q.
   template <class Expressions>
-  __device__ __forceinline__ Coverage coverage(const Expressions& e, int block, int of_head) const {
+  ATTN_DEVICE Coverage coverage(const Expressions& e, int block, int of_head) const {
     const int row_end = first + C::kBlockM - 1;
     const int column = block * C::kBlockN, column_end = column + C::kBlockN - 1;
     const int query_begin = kOfKeys ? column : first, query_end = kOfKeys ? column_end : row_end;

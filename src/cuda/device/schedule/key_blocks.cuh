@@ -1,6 +1,7 @@
 // The blocks of keys that a tile of queries sees, from the last to the first.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "tile/coverage.cuh"
 
@@ -29,8 +30,8 @@ struct KeyWindow {
 
 // What `rows` see of the block that begins with `key`, which is below r.seqlen_k.
 template <class C, class Expressions>
-__device__ __forceinline__ Coverage block_coverage(const Expressions& e, const KeyRange& r,
-                                                   const QueryRange& rows, int key) {
+ATTN_DEVICE Coverage block_coverage(const Expressions& e, const KeyRange& r, const QueryRange& rows,
+                                    int key) {
   if (rows.first > rows.last) return Coverage::empty;
   const int last = min(key + C::kBlockN, r.seqlen_k) - 1;
   const Coverage c = e.classify(rows.first, rows.last, key, last, r.batch, rows.head_first,
@@ -48,7 +49,7 @@ class KeyBlocks {
  public:
   // An empty list.
   KeyBlocks() = default;
-  __device__ __forceinline__ KeyBlocks(const Tiles& tiles, int slot) {
+  ATTN_DEVICE KeyBlocks(const Tiles& tiles, int slot) {
     const KeyRange r = tiles.keys(slot);
     if constexpr (C::kSplits) begin_ = r.begin;
     if constexpr (Expressions::kHasMask) {
@@ -62,11 +63,10 @@ class KeyBlocks {
   }
 
   // Goes on from a window.
-  __device__ __forceinline__ KeyBlocks(const KeyWindow& w, int begin)
+  ATTN_DEVICE KeyBlocks(const KeyWindow& w, int begin)
       : begin_(begin), next_(w.next), present_(w.present), mixed_(w.mixed), empty_(w.empty) {}
   // The window as rows `own` of the tile see it; with a mask.
-  __device__ __forceinline__ KeyWindow window(const Tiles& tiles, const KeyRange& r,
-                                              const QueryRange& own) const {
+  ATTN_DEVICE KeyWindow window(const Tiles& tiles, const KeyRange& r, const QueryRange& own) const {
     const int block = (next_ & ~31) + static_cast<int>(threadIdx.x % 32);
     const bool inside = block >= r.begin && block < r.end;
     const Coverage c =
@@ -75,16 +75,16 @@ class KeyBlocks {
             __ballot_sync(~0u, c == Coverage::empty)};
   }
   // The window as a part of the tile sees it, where the mask is classified ahead.
-  __device__ __forceinline__ KeyWindow window(const Tiles& tiles, int slot, int part) const {
+  ATTN_DEVICE KeyWindow window(const Tiles& tiles, int slot, int part) const {
     if (!more()) return {next_, 0, 0, 0};
     const KeyWord word = tiles.key_words(slot, next_ / 32)[part];
     return {next_, present_, word.mixed, word.empty};
   }
 
-  __device__ __forceinline__ bool more() const { return next_ >= begin_; }
+  ATTN_DEVICE bool more() const { return next_ >= begin_; }
   // Whether more than `count` blocks are to come, as far as it is known: with a mask, blocks
   // before the 32 around the next one count as more.
-  __device__ __forceinline__ bool longer_than(int count) const {
+  ATTN_DEVICE bool longer_than(int count) const {
     if constexpr (Expressions::kHasMask) {
       return (next_ & ~31) > begin_ || (more() && __popc(present_) >= count);
     } else {
@@ -93,24 +93,24 @@ class KeyBlocks {
   }
   // These are of the block that comes next: its number; whether the caller's rows see only a part
   // of it, or nothing.
-  __device__ __forceinline__ int block() const { return next_; }
-  __device__ __forceinline__ bool mixed() const {
+  ATTN_DEVICE int block() const { return next_; }
+  ATTN_DEVICE bool mixed() const {
     if constexpr (Expressions::kHasMask) return mixed_ >> (next_ & 31) & 1;
     return next_ >= whole_;
   }
-  __device__ __forceinline__ bool empty_for_own() const {
+  ATTN_DEVICE bool empty_for_own() const {
     if constexpr (Expressions::kHasMask) return empty_ >> (next_ & 31) & 1;
     return empty_;
   }
   // Whether the next step stays among the blocks that are classified, or ends the list.
-  __device__ __forceinline__ bool steps_inside() const {
+  ATTN_DEVICE bool steps_inside() const {
     if constexpr (!Expressions::kHasMask || C::kClassified) return true;
     return present_ != 0 || (next_ & ~31) <= begin_;
   }
   // Whether there is a next block that needs no mask, and a step from it stays inside.
-  __device__ __forceinline__ bool is_plain() const { return more() && !mixed() && steps_inside(); }
+  ATTN_DEVICE bool is_plain() const { return more() && !mixed() && steps_inside(); }
   // Takes that step.
-  __device__ __forceinline__ void step(const Tiles& tiles, int slot) {
+  ATTN_DEVICE void step(const Tiles& tiles, int slot) {
     if constexpr (C::kClassified) {
       advance(tiles, slot);
     } else if constexpr (Expressions::kHasMask) {
@@ -122,7 +122,7 @@ class KeyBlocks {
       --next_;
     }
   }
-  __device__ __forceinline__ void advance(const Tiles& tiles, int slot) {
+  ATTN_DEVICE void advance(const Tiles& tiles, int slot) {
     if constexpr (Expressions::kHasMask) {
       int window = next_ & ~31;
       while (present_ == 0) {
@@ -146,7 +146,7 @@ class KeyBlocks {
   }
 
  private:
-  __device__ __forceinline__ void classify(const Tiles& tiles, int slot, int window) {
+  ATTN_DEVICE void classify(const Tiles& tiles, int slot, int window) {
     const KeyRange r = tiles.keys(slot);
     const int block = window + static_cast<int>(threadIdx.x % 32);
     const bool inside = block >= r.begin && block < r.end;
@@ -161,7 +161,7 @@ class KeyBlocks {
     empty_ = __ballot_sync(~0u, own == Coverage::empty);
   }
   // A block that some part sees is present.
-  __device__ __forceinline__ void load(const Tiles& tiles, int slot, int window) {
+  ATTN_DEVICE void load(const Tiles& tiles, int slot, int window) {
     const KeyWord* words = tiles.key_words(slot, window / 32);
     unsigned hidden = ~0u;
 #pragma unroll

@@ -1,6 +1,7 @@
 // The order of tiles of keys in kernels that add dQ to memory.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 
 namespace attn::device {
@@ -20,7 +21,7 @@ struct KeyTile {
 //
 // Reads of C: kLongestFirst, kOrdered (tiles take turns)
 template <class C>
-__device__ __forceinline__ KeyTile key_tile_at(const BackwardParams& p, int index) {
+ATTN_DEVICE KeyTile key_tile_at(const BackwardParams& p, int index) {
   const int together = p.heads_at_once * p.key_blocks;
   const int group = index / together, inside = index % together;
   const int first = group * p.heads_at_once;

@@ -6,21 +6,22 @@
 // itself. Splits have no words of their own.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 
 namespace attn::device {
 
 // Heads that have words; K, V heads when heads are packed.
 template <class C>
-__device__ __forceinline__ int key_word_heads(const ForwardParams& p) {
+ATTN_DEVICE int key_word_heads(const ForwardParams& p) {
   if constexpr (!C::kMaskHeads) return 1;
   return C::kGroup == 1 ? p.heads_q : p.heads_k;
 }
 
 // The words of a window of a tile: kParts of them.
 template <class C>
-__device__ __forceinline__ KeyWord* key_words_at(const ForwardParams& p, int batch, int head,
-                                                 int m_block, int window) {
+ATTN_DEVICE KeyWord* key_words_at(const ForwardParams& p, int batch, int head, int m_block,
+                                  int window) {
   const int pair =
       (C::kMaskBatches ? batch : 0) * key_word_heads<C>(p) + (C::kMaskHeads ? head : 0);
   const long long tile = static_cast<long long>(pair) * p.m_blocks + m_block;

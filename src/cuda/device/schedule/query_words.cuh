@@ -5,13 +5,14 @@
 // kMaskBatches is false and one head where kMaskHeads is: there the words of all are the same.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 
 namespace attn::device {
 
 template <class C>
-__device__ __forceinline__ QueryWord* query_words_at(const BackwardParams& p, int batch, int head_q,
-                                                     int key_block) {
+ATTN_DEVICE QueryWord* query_words_at(const BackwardParams& p, int batch, int head_q,
+                                      int key_block) {
   const int pair = (C::kMaskBatches ? batch : 0) * (C::kMaskHeads ? p.heads_q : 1) +
                    (C::kMaskHeads ? head_q : 0);
   return p.query_words +

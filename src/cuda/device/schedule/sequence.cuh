@@ -1,6 +1,7 @@
 // Where the rows of one sequence lie.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 
 namespace attn::device {
@@ -13,7 +14,7 @@ struct Sequence {
 };
 
 template <class C>
-__device__ __forceinline__ Sequence sequence_of(const ProblemParams& p, int batch) {
+ATTN_DEVICE Sequence sequence_of(const ProblemParams& p, int batch) {
   Sequence s;
   s.batch = batch;
   s.rows_q = p.seqlen_q;

@@ -1,6 +1,7 @@
 // Which tile of the output a block works on next.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 
 namespace attn::device {
@@ -15,7 +16,7 @@ struct OutputTile {
 // With kGroup == 1 a "head" here is a query head, else a K, V head whose group of query heads
 // shares the tile.
 template <class C>
-__device__ __forceinline__ OutputTile tile_at(const ForwardParams& p, int index) {
+ATTN_DEVICE OutputTile tile_at(const ForwardParams& p, int index) {
   const int split = index % p.num_splits;
   index /= p.num_splits;
   const int heads = C::kGroup == 1 ? p.heads_q : p.heads_k;

@@ -1,6 +1,7 @@
 // The end of a row's softmax.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/math.cuh"
 
 namespace attn::device {
@@ -14,7 +15,7 @@ struct Denominator {
 // seen: O is 0 and LSE the sink, whatever that is; NaN goes through. kShort: the factor may err by
 // an ulp, for results of 16 bits.
 template <bool kSink, bool kShort>
-__device__ __forceinline__ Denominator denominator(float m, float l, float sink) {
+ATTN_DEVICE Denominator denominator(float m, float l, float sink) {
   const float nothing = minus_infinity();
   const bool seen = !(l == 0);
   const auto inverse = [](float x) { return kShort ? reciprocal_approximate(x) : 1 / x; };

@@ -6,6 +6,7 @@
 // are done once a row and once for both rows of a thread; what is left of them is one xor a word.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "ptx/halves.cuh"
 
@@ -17,13 +18,13 @@ struct DropoutCall {
 
   // The numbers of keys 8 (t + 4 upper) + 2 c, in the low half, and that + 1; t below 4. A byte of
   // each is its own, the lower one decides ties.
-  __device__ __forceinline__ unsigned pair(int t, bool upper) const {
+  ATTN_DEVICE unsigned pair(int t, bool upper) const {
     const unsigned tie = word[(t + 1) % 4] ^ word[(t + 2) % 4] ^ word[(t + 3) % 4];
     return take_bytes(word[t], tie, upper ? 0x2705 : 0x3614);
   }
-  __device__ __forceinline__ unsigned pair(int t) const { return pair(t % 4, t >= 4); }
+  ATTN_DEVICE unsigned pair(int t) const { return pair(t % 4, t >= 4); }
   // The same as pair(), where t is not known at compile time.
-  __device__ __forceinline__ unsigned pair_at(int t) const {
+  ATTN_DEVICE unsigned pair_at(int t) const {
     unsigned found = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -43,9 +44,7 @@ struct Dropout {
   unsigned counter3;
   DropoutRule rule;
 
-  __device__ __forceinline__ unsigned key(int round, int word) const {
-    return round_keys[round][word];
-  }
+  ATTN_DEVICE unsigned key(int round, int word) const { return round_keys[round][word]; }
 };
 template <>
 struct Dropout<true> {
@@ -53,26 +52,18 @@ struct Dropout<true> {
   unsigned counter3;
   DropoutRule rule;
 
-  __device__ __forceinline__ unsigned key(int round, int word) const {
+  ATTN_DEVICE unsigned key(int round, int word) const {
     return first_key[word] + static_cast<unsigned>(round) * (word == 0 ? 0x9e3779b9u : 0xbb67ae85u);
   }
 };
 
-__device__ __forceinline__ unsigned long long philox_product0(unsigned x) {
-  return 0xd2511f53ull * x;
-}
-__device__ __forceinline__ unsigned long long philox_product1(unsigned x) {
-  return 0xcd9e8d57ull * x;
-}
-__device__ __forceinline__ unsigned high_word(unsigned long long x) {
-  return static_cast<unsigned>(x >> 32);
-}
-__device__ __forceinline__ unsigned low_word(unsigned long long x) {
-  return static_cast<unsigned>(x);
-}
+ATTN_DEVICE unsigned long long philox_product0(unsigned x) { return 0xd2511f53ull * x; }
+ATTN_DEVICE unsigned long long philox_product1(unsigned x) { return 0xcd9e8d57ull * x; }
+ATTN_DEVICE unsigned high_word(unsigned long long x) { return static_cast<unsigned>(x >> 32); }
+ATTN_DEVICE unsigned low_word(unsigned long long x) { return static_cast<unsigned>(x); }
 
 template <bool kRngState>
-__device__ __forceinline__ Dropout<kRngState> dropout_of(const ProblemParams& p) {
+ATTN_DEVICE Dropout<kRngState> dropout_of(const ProblemParams& p) {
   if constexpr (kRngState) {
     const unsigned long long address =
         static_cast<unsigned long long>(p.rng_state[1]) << 32 | p.rng_state[0];
@@ -86,11 +77,11 @@ __device__ __forceinline__ Dropout<kRngState> dropout_of(const ProblemParams& p)
 }
 
 // All bits of each half of a pair of numbers whose element is kept.
-__device__ __forceinline__ unsigned kept_halves(unsigned pair, const DropoutRule& rule) {
+ATTN_DEVICE unsigned kept_halves(unsigned pair, const DropoutRule& rule) {
   return halves_at_least(pair, rule.least) ^ rule.flip;
 }
 // Whether that of the second half is kept, or of the first.
-__device__ __forceinline__ bool keeps_half(unsigned pair, bool second, const DropoutRule& rule) {
+ATTN_DEVICE bool keeps_half(unsigned pair, bool second, const DropoutRule& rule) {
   return (kept_halves(pair, rule) & (second ? 0x10000u : 1u)) != 0;
 }
 
@@ -99,7 +90,7 @@ struct DropoutColumns {
   unsigned high, low, other;
 
   template <bool kRngState>
-  __device__ __forceinline__ DropoutColumns(const Dropout<kRngState>& d, int group, int pair) {
+  ATTN_DEVICE DropoutColumns(const Dropout<kRngState>& d, int group, int pair) {
     const unsigned long long first = philox_product0(static_cast<unsigned>(4 * group + pair));
     const unsigned long long second = philox_product1(high_word(first) ^ d.counter3 ^ d.key(0, 1));
     high = high_word(second) ^ d.key(1, 0);
@@ -112,7 +103,7 @@ template <class Element>
 inline constexpr bool kIsBF16 = Element::kExponent == 0x7f80;
 // What undoes that a product drops elements.
 template <class Element>
-__device__ __forceinline__ constexpr float factor_after_product() {
+ATTN_DEVICE constexpr float factor_after_product() {
   return kIsBF16<Element> ? 1 / kOneOfF16AsBF16 : 1;
 }
 
@@ -123,8 +114,7 @@ struct DropoutRow {
   unsigned high, low, other;  // rounds 1 and 2 of the words that depend on the row
 
   // batch_head: batch * heads_q + head.
-  __device__ __forceinline__ DropoutRow(const Dropout<kRngState>& d, unsigned batch_head,
-                                        unsigned query)
+  ATTN_DEVICE DropoutRow(const Dropout<kRngState>& d, unsigned batch_head, unsigned query)
       : dropout(d) {
     const unsigned long long first = philox_product1(batch_head);
     const unsigned long long second = philox_product0(high_word(first) ^ query ^ d.key(0, 0));
@@ -134,7 +124,7 @@ struct DropoutRow {
   }
 
   // The numbers of keys 64 group + 8 t + 2 pair + {0, 1}, t = 0..7.
-  __device__ __forceinline__ DropoutCall call(const DropoutColumns& c) const {
+  ATTN_DEVICE DropoutCall call(const DropoutColumns& c) const {
     DropoutCall x{{c.high ^ other, c.low, high ^ c.other, low}};
 #pragma unroll
     for (int round = 2; round < kPhiloxRounds; ++round) {
@@ -147,21 +137,21 @@ struct DropoutRow {
   }
 
   // Whether the element of one key is kept.
-  __device__ __forceinline__ bool keeps(int key) const {
+  ATTN_DEVICE bool keeps(int key) const {
     const DropoutCall drawn = call(DropoutColumns(dropout, key / 64, key / 2 % 4));
     const unsigned numbers = drawn.pair_at(key / 8 % 8);
     return keeps_half(numbers, (key & 1) != 0, dropout.rule);
   }
 
   // Drops of the two elements of a pair what is not kept.
-  __device__ __forceinline__ void apply(float& even, float& odd, unsigned pair) const {
+  ATTN_DEVICE void apply(float& even, float& odd, unsigned pair) const {
     even = keeps_half(pair, false, dropout.rule) ? even : 0.f;
     odd = keeps_half(pair, true, dropout.rule) ? odd : 0.f;
   }
   // Does the same to two elements of 16 bits, packed. By a product, which takes half of the clocks,
   // what is kept is divided by factor_after_product<Element>(), and rule.flip has to be 0.
   template <bool kByProduct, class Element>
-  __device__ __forceinline__ void apply(unsigned& both, unsigned pair) const {
+  ATTN_DEVICE void apply(unsigned& both, unsigned pair) const {
     if constexpr (!kByProduct) {
       both &= kept_halves(pair, dropout.rule);
     } else if constexpr (kIsBF16<Element>) {
@@ -177,8 +167,8 @@ struct DropoutRow {
 // or the keys are 32 or 96 and first_key a multiple of 32; then half of what is drawn is of no use.
 // Kept elements are multiplied at the end, with O; the sum of P is taken before.
 template <bool kByProduct, class Element, int kCount, bool kRngState>
-__device__ __forceinline__ void drop(unsigned (&p)[kCount], const DropoutRow<kRngState> (&rows)[2],
-                                     int first_key, int pair) {
+ATTN_DEVICE void drop(unsigned (&p)[kCount], const DropoutRow<kRngState> (&rows)[2], int first_key,
+                      int pair) {
   static_assert(kCount % 8 == 0, "whole groups of 32 keys");
   constexpr int kPairs = kCount % 16 == 0 ? 8 : 4;  // of a row, of a call
 #pragma unroll

@@ -1,6 +1,7 @@
 // The dropout mask (dropout.cuh) as bits that one thread draws and another may take.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/halves.cuh"
 #include "ptx/warpgroup.cuh"
 #include "softmax/dropout.cuh"
@@ -10,7 +11,7 @@ namespace attn::device {
 // Makes what dropout_of makes, where all threads of a warp call it: the keys take no register of
 // every thread, and a state in memory is read once.
 template <bool kRngState>
-__device__ __forceinline__ Dropout<kRngState> dropout_of_warp(const ProblemParams& p) {
+ATTN_DEVICE Dropout<kRngState> dropout_of_warp(const ProblemParams& p) {
   auto d = dropout_of<kRngState>(p);
   if constexpr (kRngState) {
     d = {{uniform(d.first_key[0]), uniform(d.first_key[1])}, uniform(d.counter3), d.rule};
@@ -25,8 +26,8 @@ __device__ __forceinline__ Dropout<kRngState> dropout_of_warp(const ProblemParam
 struct KeptBits {
   // Draws the bits of the i-th row.
   template <bool kRngState>
-  static __device__ __forceinline__ unsigned draw(const DropoutRow<kRngState>& row, int i,
-                                                  const DropoutColumns& columns) {
+  static ATTN_DEVICE unsigned draw(const DropoutRow<kRngState>& row, int i,
+                                   const DropoutColumns& columns) {
     const DropoutCall drawn = row.call(columns);
     const DropoutRule& rule = row.dropout.rule;
     unsigned kept = rule.flip & 0x00ff00ffu << 8 * i;  // all at once, not each pair
@@ -38,11 +39,11 @@ struct KeptBits {
   }
   // A mask of the k-th pair of neighbours, two rows by turns: all bits are set of each half that is
   // kept.
-  static __device__ __forceinline__ unsigned halves(unsigned kept, int k) {
+  static ATTN_DEVICE unsigned halves(unsigned kept, int k) {
     return k % 2 == 0 ? signs_of_bytes<0>(kept << k / 2) : signs_of_bytes<1>(kept << k / 2);
   }
   // Which score of the accumulator bit `bit` is of.
-  static __device__ __forceinline__ int score_of(int bit) {
+  static ATTN_DEVICE int score_of(int bit) {
     return 4 * (7 - bit % 8) + 2 * (bit / 8 % 2) + bit / 16;
   }
 };

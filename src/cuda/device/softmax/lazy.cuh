@@ -4,6 +4,7 @@
 // nothing in floating point, and O is hardly ever multiplied.
 #pragma once
 
+#include "device.cuh"
 #include "softmax/online.cuh"
 
 namespace attn::device {
@@ -19,7 +20,7 @@ struct LazySoftmax {
   // S <- P; scores may be -inf, also all of a row. True, in the whole warp alike, when O must be
   // multiplied by alpha. kFar: references may be far (online.cuh).
   template <bool kFar, int kCount>
-  __device__ __forceinline__ bool exponentiate(float (&s)[kCount], float c, float (&alpha)[2]) {
+  ATTN_DEVICE bool exponentiate(float (&s)[kCount], float c, float (&alpha)[2]) {
     float top[2], largest[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -5,15 +5,16 @@
 // exponentials. Or l is judged a block later (is_high, lower).
 #pragma once
 
+#include "device.cuh"
 #include "ptx/math.cuh"
 
 namespace attn::device {
 
-__device__ __forceinline__ float quad_max(float x) {
+ATTN_DEVICE float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
-__device__ __forceinline__ float quad_sum(float x) {
+ATTN_DEVICE float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
 }
@@ -23,24 +24,21 @@ __device__ __forceinline__ float quad_sum(float x) {
 // -1e9. No higher than that: P of the largest score is rounded to 16 bits where the sum is not, and
 // of rows whose P are all a little below 1 O would come out too large. NaN or -inf for -inf, which
 // fmaxf leaves out.
-__device__ __forceinline__ float reference_for(float top, float c) { return __fmul_ru(top, c); }
+ATTN_DEVICE float reference_for(float top, float c) { return __fmul_ru(top, c); }
 
 // Where a reference is far from 0, what rounding took from it is no longer small: of scores of
 // -1e30 it is 2^77, and c s - r of the largest score is as far below 0, so that no P would be left.
 // Such a row has its exponents from the difference to its largest score, c (s - m). Few scores get
 // there but those of a key that an additive mask hides. Needs kFar of the functions below.
-__device__ __forceinline__ float largest_float() { return 0x1.fffffep127f; }
-__device__ __forceinline__ bool is_far(float r) {
-  return fabsf(r) > 0x1p22f && fabsf(r) <= largest_float();
-}
+ATTN_DEVICE float largest_float() { return 0x1.fffffep127f; }
+ATTN_DEVICE bool is_far(float r) { return fabsf(r) > 0x1p22f && fabsf(r) <= largest_float(); }
 // What O and l are multiplied by where the reference of a row, or its largest score, has moved.
-__device__ __forceinline__ float far_alpha(float m, float next, float c) {
+ATTN_DEVICE float far_alpha(float m, float next, float c) {
   return next == m ? 1.f : exp2_approximate((m - next) * c);
 }
 // Scores s of the two rows of a thread less the largest, m, where the row is far.
 template <int kCount>
-__device__ __forceinline__ void subtract_far(float (&s)[kCount], const float (&r)[2],
-                                             const float (&m)[2]) {
+ATTN_DEVICE void subtract_far(float (&s)[kCount], const float (&r)[2], const float (&m)[2]) {
 #pragma unroll
   for (int j = 0; j < kCount; ++j) s[j] -= is_far(r[j / 2 % 2]) ? m[j / 2 % 2] : 0.f;
 }
@@ -61,7 +59,7 @@ struct OnlineSoftmax {
 
   // Moves the references to the largest of the scores s. `alpha`: what O must be multiplied by.
   template <bool kFar, int kCount>
-  __device__ __forceinline__ void raise(const float (&s)[kCount], float c, float (&alpha)[2]) {
+  ATTN_DEVICE void raise(const float (&s)[kCount], float c, float (&alpha)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float top = s[2 * i];
@@ -90,8 +88,7 @@ struct OnlineSoftmax {
   // Between the rows, between(x) is called, x >= 0 made of the first row's P; then pack(k) for each
   // pair of neighbours s[2 k], s[2 k + 1].
   template <bool kMasked, bool kJudge, int kCount, class Exponent, class Between, class Pack>
-  __device__ __forceinline__ bool exponentiate(float (&s)[kCount], Exponent exponent,
-                                               Between between, Pack pack) {
+  ATTN_DEVICE bool exponentiate(float (&s)[kCount], Exponent exponent, Between between, Pack pack) {
     float sum[2][2] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -118,7 +115,7 @@ struct OnlineSoftmax {
   }
   // Raises the references of rows whose l is high, by a power of 2. `factor`: what must be
   // multiplied, of all that was made with them.
-  __device__ __forceinline__ void lower(float (&factor)[2]) {
+  ATTN_DEVICE void lower(float (&factor)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float most = quad_max(l[i]);
@@ -130,12 +127,12 @@ struct OnlineSoftmax {
     }
   }
   // Whether some row of the warp has seen nothing yet.
-  __device__ __forceinline__ bool is_bare() const {
+  ATTN_DEVICE bool is_bare() const {
     return __any_sync(~0u, fminf(r[0], r[1]) == minus_infinity());
   }
   // Gives rows that have seen nothing the references of their first block.
   template <int kCount>
-  __device__ __forceinline__ void begin_bare(const float (&s)[kCount], float c) {
+  ATTN_DEVICE void begin_bare(const float (&s)[kCount], float c) {
     OnlineSoftmax fresh;
     float alpha[2];
     fresh.raise<false>(s, c, alpha);
@@ -145,9 +142,7 @@ struct OnlineSoftmax {
     }
   }
   // Whether references should be raised, the same answer in the whole warp.
-  __device__ __forceinline__ bool is_high() const {
-    return __any_sync(~0u, fmaxf(l[0], l[1]) > kHigh);
-  }
+  ATTN_DEVICE bool is_high() const { return __any_sync(~0u, fmaxf(l[0], l[1]) > kHigh); }
 };
 
 }  // namespace attn::device

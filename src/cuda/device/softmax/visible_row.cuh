@@ -7,6 +7,7 @@
 // finite. Example: a causal mask and a NaN in the last row of V, which only the last query sees.
 #pragma once
 
+#include "device.cuh"
 #include "params.cuh"
 #include "schedule/query_tile.cuh"
 #include "softmax/denominator.cuh"
@@ -41,20 +42,20 @@ struct VisibleRow {
   const Expressions& e;
   const QueryTile<C> tile;
 
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % 32); }
-  static __device__ __forceinline__ float warp_max(float x) {
+  static ATTN_DEVICE int lane() { return static_cast<int>(threadIdx.x % 32); }
+  static ATTN_DEVICE float warp_max(float x) {
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
     return x;
   }
-  static __device__ __forceinline__ float warp_sum(float x) {
+  static ATTN_DEVICE float warp_sum(float x) {
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) x += __shfl_xor_sync(~0u, x, i);
     return x;
   }
 
   // Whether what is stored of the row is.
-  __device__ __forceinline__ bool is_finite(int row) const {
+  ATTN_DEVICE bool is_finite(int row) const {
     const Stored* const from = stored(tile.query_of(row), tile.head_of(row));
     float o[kColumns];
 #pragma unroll
@@ -66,7 +67,7 @@ struct VisibleRow {
 
   // Writes the row to where the tile's results go. All threads of a warp must call, with the same
   // row.
-  __device__ __forceinline__ void write(int row) const {
+  ATTN_DEVICE void write(int row) const {
     const Sequence& q = tile.sequence;
     const int query = tile.query_of(row), head = tile.head_of(row);
     const int end = min(tile.end * C::kBlockN, q.length_k);
@@ -117,12 +118,12 @@ struct VisibleRow {
   }
 
  private:
-  __device__ __forceinline__ bool is_visible(int query, int key, int head) const {
+  ATTN_DEVICE bool is_visible(int query, int key, int head) const {
     if constexpr (!Expressions::kHasMask) return true;
     const Sequence& q = tile.sequence;
     return e.mask(query, key, q.batch, head, q.length_q, q.length_k);
   }
-  static __device__ __forceinline__ float multiply_qk(const Storage* q, const Storage* k) {
+  static ATTN_DEVICE float multiply_qk(const Storage* q, const Storage* k) {
     float s = 0;
 #pragma unroll 1
     for (int i = 0; i < C::kHeadDim; ++i) {
@@ -130,23 +131,23 @@ struct VisibleRow {
     }
     return s;
   }
-  __device__ __forceinline__ bool is_kept(int query, int head, int key) const {
+  ATTN_DEVICE bool is_kept(int query, int head, int key) const {
     if constexpr (!C::kDropout) return true;
     const auto dropout = dropout_of<C::kRngState>(p);
     const auto pair = static_cast<unsigned>(tile.sequence.batch * p.heads_q + head);
     return DropoutRow(dropout, pair, static_cast<unsigned>(query)).keeps(key);
   }
-  static __device__ __forceinline__ bool inside(int i) {
+  static ATTN_DEVICE bool inside(int i) {
     return C::kHeadDimV % 32 == 0 || 32 * i + lane() < C::kHeadDimV;
   }
-  static __device__ __forceinline__ void add(float (&o)[kColumns], float weight, const Storage* v) {
+  static ATTN_DEVICE void add(float (&o)[kColumns], float weight, const Storage* v) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       if (inside(i)) o[i] = fmaf(weight, Scalar<Element>::from(v[32 * i + lane()]), o[i]);
     }
   }
-  __device__ __forceinline__ void store(const float (&o)[kColumns], int query, int head, float top,
-                                        float l) const {
+  ATTN_DEVICE void store(const float (&o)[kColumns], int query, int head, float top,
+                         float l) const {
     float sink = minus_infinity();
     if constexpr (C::kSink) {
       if (!C::kSplits || tile.split == 0) sink = p.sink[head];
@@ -164,7 +165,7 @@ struct VisibleRow {
       if (inside(i)) to[32 * i + lane()] = Scalar<StoredElement>::to(o[i] * factor);
     }
   }
-  __device__ __forceinline__ void store_lse(float lse, int query, int head) const {
+  ATTN_DEVICE void store_lse(float lse, int query, int head) const {
     if constexpr (C::kSplits) {
       p.partial_lse[tile.partial_row(p, query, head)] = lse;
     } else if (p.lse != nullptr) {
@@ -172,7 +173,7 @@ struct VisibleRow {
     }
   }
   // The address that the row is stored to.
-  __device__ __forceinline__ Stored* stored(int query, int head) const {
+  ATTN_DEVICE Stored* stored(int query, int head) const {
     if constexpr (C::kSplits) {
       return p.partial_o + tile.partial_row(p, query, head) * C::kHeadDimV;
     } else {
@@ -184,8 +185,8 @@ struct VisibleRow {
 // Writes again those of the rows [row0, row0 + count), which the threads of this warp have stored,
 // that are in use and not finite.
 template <class C, bool kStoresLse = false, class Expressions>
-__device__ __forceinline__ void write_visible_rows(const ForwardParams& p, const Expressions& e,
-                                                   const QueryTile<C>& tile, int row0, int count) {
+ATTN_DEVICE void write_visible_rows(const ForwardParams& p, const Expressions& e,
+                                    const QueryTile<C>& tile, int row0, int count) {
   const VisibleRow<C, kStoresLse, Expressions> again{p, e, tile};
   __syncwarp();  // what others have stored is read
 #pragma unroll 1

@@ -3,6 +3,7 @@
 // 8 j + 2 (lane % 4) + c.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/math.cuh"
 #include "tile/transpose_quad.cuh"
 
@@ -10,7 +11,7 @@ namespace attn::device {
 
 // 0 where all are finite, else NaN.
 template <int kCount>
-__device__ __forceinline__ float zero_if_finite(const float (&x)[kCount]) {
+ATTN_DEVICE float zero_if_finite(const float (&x)[kCount]) {
   float zero[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < kCount; ++i) zero[i % 2] = fmaf(x[i], 0.f, zero[i % 2]);
@@ -19,7 +20,7 @@ __device__ __forceinline__ float zero_if_finite(const float (&x)[kCount]) {
 
 // Scores as the A operand of the second product: 16 keys are four registers.
 template <class Element, int kCount>
-__device__ __forceinline__ void to_operand(const float (&s)[kCount], unsigned (&p)[kCount / 2]) {
+ATTN_DEVICE void to_operand(const float (&s)[kCount], unsigned (&p)[kCount / 2]) {
 #pragma unroll
   for (int i = 0; i < kCount / 2; ++i) p[i] = Element::pack(s[2 * i], s[2 * i + 1]);
 }
@@ -31,8 +32,8 @@ struct alignas(16) Words4 {
 // Row i of an accumulator, rounded, to `row` (16-byte aligned, kColumns elements). All threads of
 // the warp must call; `write` says whether the row exists.
 template <class Element, int kColumns>
-__device__ __forceinline__ void store_row(const float (&o)[kColumns / 2], int i, float factor,
-                                          void* row, bool write) {
+ATTN_DEVICE void store_row(const float (&o)[kColumns / 2], int i, float factor, void* row,
+                           bool write) {
   const int t = static_cast<int>(threadIdx.x % 4);
   constexpr int kWhole = kColumns / 32;
 #pragma unroll
@@ -55,8 +56,8 @@ __device__ __forceinline__ void store_row(const float (&o)[kColumns / 2], int i,
 
 // Stores a row as store_row does, in float32.
 template <int kColumns>
-__device__ __forceinline__ void store_row_f32(const float (&o)[kColumns / 2], int i, float factor,
-                                              float* row, bool write) {
+ATTN_DEVICE void store_row_f32(const float (&o)[kColumns / 2], int i, float factor, float* row,
+                               bool write) {
   float2* at = reinterpret_cast<float2*>(row) + threadIdx.x % 4;
   if (!write) return;
 #pragma unroll

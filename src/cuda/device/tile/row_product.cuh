@@ -2,6 +2,7 @@
 // columns of the sums, in the order of tile/accumulator.cuh.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/mma.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -9,7 +10,7 @@ namespace attn::device {
 
 // d <- A B^T. a, b: where this lane reads (row_operand, column_operand).
 template <class Element, class Tile, int kColumns>
-__device__ __forceinline__ void multiply_rows(float (&d)[kColumns / 2], unsigned a, unsigned b) {
+ATTN_DEVICE void multiply_rows(float (&d)[kColumns / 2], unsigned a, unsigned b) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) d[i] = 0;
 #pragma unroll
@@ -27,19 +28,19 @@ __device__ __forceinline__ void multiply_rows(float (&d)[kColumns / 2], unsigned
 }
 // tile: the address of its first row; row: the first of the warp's 16.
 template <class Tile>
-__device__ __forceinline__ unsigned row_operand(unsigned tile, int row) {
+ATTN_DEVICE unsigned row_operand(unsigned tile, int row) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   return Tile::lane(tile, row + lane % 16, lane / 16);
 }
 template <class Tile>
-__device__ __forceinline__ unsigned column_operand(unsigned tile) {
+ATTN_DEVICE unsigned column_operand(unsigned tile) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   return Tile::lane(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
 // f(x, row i of two, column) for each sum that the thread holds.
 template <int kCount, class F>
-__device__ __forceinline__ void for_each_sum(float (&x)[kCount], F f) {
+ATTN_DEVICE void for_each_sum(float (&x)[kCount], F f) {
   const int pair = 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
   for (int j = 0; j < kCount / 4; ++j) {

@@ -1,6 +1,7 @@
 // Elements of any dtype one at a time, in tensors of any alignment.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/math.cuh"
 
 namespace attn::device {
@@ -11,26 +12,24 @@ struct Scalar;
 template <>
 struct Scalar<Float32> {
   using Storage = float;
-  static __device__ __forceinline__ float from(float stored) { return stored; }
-  static __device__ __forceinline__ float to(float value) { return value; }
+  static ATTN_DEVICE float from(float stored) { return stored; }
+  static ATTN_DEVICE float to(float value) { return value; }
 };
 template <>
 struct Scalar<BFloat16> {
   using Storage = unsigned short;
-  static __device__ __forceinline__ float from(unsigned short stored) {
+  static ATTN_DEVICE float from(unsigned short stored) {
     return __uint_as_float(static_cast<unsigned>(stored) << 16);
   }
-  static __device__ __forceinline__ unsigned short to(float value) {
+  static ATTN_DEVICE unsigned short to(float value) {
     return static_cast<unsigned short>(BFloat16::pack(value, 0));
   }
 };
 template <>
 struct Scalar<Float16> {
   using Storage = unsigned short;
-  static __device__ __forceinline__ float from(unsigned short stored) {
-    return float_of_half(stored);
-  }
-  static __device__ __forceinline__ unsigned short to(float value) {
+  static ATTN_DEVICE float from(unsigned short stored) { return float_of_half(stored); }
+  static ATTN_DEVICE unsigned short to(float value) {
     return static_cast<unsigned short>(Float16::pack(value, 0));
   }
 };
@@ -39,7 +38,7 @@ struct Scalar<Float16> {
 template <>
 struct Scalar<Float8E4M3> {
   using Storage = unsigned char;
-  static __device__ __forceinline__ float from(unsigned char stored) {
+  static ATTN_DEVICE float from(unsigned char stored) {
     const unsigned half = (stored & 0x80u) << 8 | (stored & 0x7fu) << 7;
     if ((stored & 0x7fu) == 0x7fu) return __uint_as_float(0x7fc00000u);
     return 256.f * float_of_half(static_cast<unsigned short>(half));
@@ -48,19 +47,18 @@ struct Scalar<Float8E4M3> {
 template <>
 struct Scalar<Float8E5M2> {
   using Storage = unsigned char;
-  static __device__ __forceinline__ float from(unsigned char stored) {
+  static ATTN_DEVICE float from(unsigned char stored) {
     return float_of_half(static_cast<unsigned short>(static_cast<unsigned>(stored) << 8));
   }
 };
 
 // The address of an element.
 template <class Element>
-__device__ __forceinline__ const typename Scalar<Element>::Storage* element(const void* data,
-                                                                            long long index) {
+ATTN_DEVICE const typename Scalar<Element>::Storage* element(const void* data, long long index) {
   return static_cast<const typename Scalar<Element>::Storage*>(data) + index;
 }
 template <class Element>
-__device__ __forceinline__ typename Scalar<Element>::Storage* element(void* data, long long index) {
+ATTN_DEVICE typename Scalar<Element>::Storage* element(void* data, long long index) {
   return static_cast<typename Scalar<Element>::Storage*>(data) + index;
 }
 

@@ -3,6 +3,7 @@
 // tile/accumulator.cuh and 4 of the next eight.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/mma.cuh"
 #include "tile/scalar.cuh"
 #include "tile/shared_tile.cuh"
@@ -22,8 +23,7 @@ struct SharedOperand {
   unsigned lane;  // address where this lane reads
 
   // shared: the address of offset 0.
-  __device__ __forceinline__ SharedOperand(unsigned shared, int at, int outer)
-      : tile(at), first(outer) {
+  ATTN_DEVICE SharedOperand(unsigned shared, int at, int outer) : tile(at), first(outer) {
     const int l = static_cast<int>(threadIdx.x % 32);
     // The four matrices of ldmatrix are the fragment's registers: of A two row blocks of eight
     // change faster than the inner index, of B slower.
@@ -34,7 +34,7 @@ struct SharedOperand {
                       (kTransposed ? outer / 8 : 0) + chunk);
   }
   // The fragment of block `block` at the inner index 16 step.
-  __device__ __forceinline__ void load(unsigned (&r)[4], int block, int step) const {
+  ATTN_DEVICE void load(unsigned (&r)[4], int block, int step) const {
     if constexpr (kTransposed) {
       load_matrices_transposed(r, Tile::further(lane, 16 * step, block * (kApart / 8)));
     } else {
@@ -42,7 +42,7 @@ struct SharedOperand {
     }
   }
   // outer: within block `block`.
-  __device__ __forceinline__ float value(int block, int outer, int inner) const {
+  ATTN_DEVICE float value(int block, int outer, int inner) const {
     extern __shared__ __align__(128) char memory[];
     const int of = first + kApart * block + outer;
     const int row = kTransposed ? inner : of, column = kTransposed ? of : inner;
@@ -52,7 +52,7 @@ struct SharedOperand {
 };
 
 template <int kRows, int kColumns>
-__device__ __forceinline__ void clear(float (&sums)[kRows][kColumns][8]) {
+ATTN_DEVICE void clear(float (&sums)[kRows][kColumns][8]) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -66,8 +66,8 @@ __device__ __forceinline__ void clear(float (&sums)[kRows][kColumns][8]) {
 // sums += A B over kSteps times 16. Fragments of the next step are loaded before the products of
 // this one; beside(step) is other work, called between them.
 template <class Element, int kSteps, int kRows, int kColumns, class A, class B, class Beside>
-__device__ __forceinline__ void add_product(float (&sums)[kRows][kColumns][8], const A& a,
-                                            const B& b, Beside beside) {
+ATTN_DEVICE void add_product(float (&sums)[kRows][kColumns][8], const A& a, const B& b,
+                             Beside beside) {
   unsigned x[2][kRows][4], y[2][kColumns][4];
   const auto load = [&](int step) {
 #pragma unroll
@@ -93,16 +93,14 @@ __device__ __forceinline__ void add_product(float (&sums)[kRows][kColumns][8], c
 }
 
 template <class Element, int kSteps, int kRows, int kColumns, class A, class B>
-__device__ __forceinline__ void add_product(float (&sums)[kRows][kColumns][8], const A& a,
-                                            const B& b) {
+ATTN_DEVICE void add_product(float (&sums)[kRows][kColumns][8], const A& a, const B& b) {
   add_product<Element, kSteps>(sums, a, b, [](int) {});
 }
 
 // Does the same, but where A is 0 it takes nothing of B, whatever that is: for tiles with
 // infinities or NaN.
 template <class Element, int kSteps, int kRows, int kColumns, class A, class B>
-__device__ __forceinline__ void add_seen_product(float (&sums)[kRows][kColumns][8], const A& a,
-                                                 const B& b) {
+ATTN_DEVICE void add_seen_product(float (&sums)[kRows][kColumns][8], const A& a, const B& b) {
   const int row = static_cast<int>(threadIdx.x % 32 / 4);
   const int column = 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll 1
@@ -126,8 +124,8 @@ __device__ __forceinline__ void add_seen_product(float (&sums)[kRows][kColumns][
 // Sums, rounded, to a tile at offset `at` of shared memory: rows from `row` on, blocks of columns
 // kApart apart from `column` on.
 template <class Element, class Tile, int kApart, int kRows, int kColumns>
-__device__ __forceinline__ void put_sums(const float (&sums)[kRows][kColumns][8], float factor,
-                                         int at, int row, int column) {
+ATTN_DEVICE void put_sums(const float (&sums)[kRows][kColumns][8], float factor, int at, int row,
+                          int column) {
   extern __shared__ __align__(128) char memory[];
   const int l = static_cast<int>(threadIdx.x % 32);
   const unsigned lane = Tile::lane(static_cast<unsigned>(at), row + l / 4, column / 8) +
@@ -149,8 +147,8 @@ __device__ __forceinline__ void put_sums(const float (&sums)[kRows][kColumns][8]
 // Does the same for contiguous blocks, without a factor, by stmatrix; shared: the address of offset
 // 0.
 template <class Element, class Tile, int kRows, int kColumns>
-__device__ __forceinline__ void put_matrices(const float (&sums)[kRows][kColumns][8],
-                                             unsigned shared, int at, int row, int column) {
+ATTN_DEVICE void put_matrices(const float (&sums)[kRows][kColumns][8], unsigned shared, int at,
+                              int row, int column) {
   const int l = static_cast<int>(threadIdx.x % 32);
   const unsigned lane =
       Tile::lane(shared + static_cast<unsigned>(at), row + l % 16, column / 8 + l / 16);

@@ -3,6 +3,7 @@
 // different banks: ldmatrix reads it in one go.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/cp_async.cuh"
 #include "tile/accumulator.cuh"
 
@@ -19,22 +20,22 @@ struct SharedTile {
   // that 8 / kSwizzle neighbouring rows lie in different banks already.
   static constexpr int kSwizzle = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
 
-  static constexpr __device__ __forceinline__ int permutation(int row) {
+  static constexpr ATTN_DEVICE int permutation(int row) {
     return static_cast<int>(static_cast<unsigned>(row) / (8 / kSwizzle) % kSwizzle);
   }
   // Bytes from the start of the tile.
-  static constexpr __device__ __forceinline__ int offset(int row, int chunk) {
+  static constexpr ATTN_DEVICE int offset(int row, int chunk) {
     return row * kRowBytes + 16 * (chunk ^ permutation(row));
   }
 
   // The address at which a lane of ldmatrix reads: its row of the first matrices, and which of two
   // chunks.
-  static __device__ __forceinline__ unsigned lane(unsigned tile, int row, int chunk) {
+  static ATTN_DEVICE unsigned lane(unsigned tile, int row, int chunk) {
     return tile + static_cast<unsigned>(offset(row, chunk));
   }
   // The address at which the same lane reads `rows` (a multiple of 8) and `chunks` (even) further
   // on. The tile begins at a multiple of 128 bytes.
-  static __device__ __forceinline__ unsigned further(unsigned lane, int rows, int chunks) {
+  static ATTN_DEVICE unsigned further(unsigned lane, int rows, int chunks) {
     return (lane ^ static_cast<unsigned>(16 * (chunks % kSwizzle))) +
            static_cast<unsigned>(rows * kRowBytes + 16 * (chunks / kSwizzle * kSwizzle));
   }
@@ -48,11 +49,10 @@ struct TileShare {
   static constexpr int kDown = kThreads / kAcross;
   static_assert(kDown % 8 == 0, "rows of a thread are permuted alike");
 
-  static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x % kAcross); }
-  static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x / kAcross); }
+  static ATTN_DEVICE int column() { return static_cast<int>(threadIdx.x % kAcross); }
+  static ATTN_DEVICE int row() { return static_cast<int>(threadIdx.x / kAcross); }
   // Asks for this thread's chunks of row `rows` + row(); `from`: the row's chunk column().
-  static __device__ __forceinline__ void copy(unsigned tile, int rows, const char* from,
-                                              bool exists) {
+  static ATTN_DEVICE void copy(unsigned tile, int rows, const char* from, bool exists) {
     const unsigned to = tile + static_cast<unsigned>(Tile::offset(row(), column())) +
                         static_cast<unsigned>(rows * Tile::kRowBytes);
 #pragma unroll
@@ -71,7 +71,7 @@ struct SourceRow {
 
 // Asks for the kRows rows of a tile; source(row) gives the SourceRow.
 template <class Tile, int kRows, int kThreads, class Source>
-__device__ __forceinline__ void load_tile(unsigned tile, Source source) {
+ATTN_DEVICE void load_tile(unsigned tile, Source source) {
   using Share = TileShare<Tile, kThreads>;
 #pragma unroll
   for (int rows = 0; rows < kRows; rows += Share::kDown) {
@@ -83,8 +83,7 @@ __device__ __forceinline__ void load_tile(unsigned tile, Source source) {
 
 // Does the same for rows that are `stride` bytes apart, of which the first `count` exist.
 template <class Tile, int kRows, int kThreads>
-__device__ __forceinline__ void load_tile(unsigned tile, const char* first, long long stride,
-                                          int count) {
+ATTN_DEVICE void load_tile(unsigned tile, const char* first, long long stride, int count) {
   using Share = TileShare<Tile, kThreads>;
   const char* from = first + Share::row() * stride + 16 * Share::column();
   count -= Share::row();
@@ -98,7 +97,7 @@ __device__ __forceinline__ void load_tile(unsigned tile, const char* first, long
 
 // Asks one warp for the kRows rows of a tile of its own; source(row) gives the SourceRow.
 template <class Tile, int kRows, class Source>
-__device__ __forceinline__ void load_warp_tile(unsigned tile, Source source) {
+ATTN_DEVICE void load_warp_tile(unsigned tile, Source source) {
   constexpr int kAcross = Tile::kSwizzle, kDown = 32 / kAcross;
   static_assert(kRows % kDown == 0);
   const int lane = static_cast<int>(threadIdx.x % 32), column = lane % kAcross;
@@ -119,8 +118,7 @@ __device__ __forceinline__ void load_warp_tile(unsigned tile, Source source) {
 // Stores the kRows rows of a tile at offset `at` of shared memory as load_tile asks for them:
 // `present` rows exist, of which those from `used` on become zeros.
 template <class Tile, int kRows, int kThreads>
-__device__ __forceinline__ void store_tile(int at, char* first, long long stride, int present,
-                                           int used) {
+ATTN_DEVICE void store_tile(int at, char* first, long long stride, int present, int used) {
   extern __shared__ __align__(128) char memory[];
   using Share = TileShare<Tile, kThreads>;
 #pragma unroll

@@ -1,6 +1,7 @@
 // Infinities and NaN among 16-bit elements in shared memory: a weight of 0 does not undo them.
 #pragma once
 
+#include "device.cuh"
 #include "tile/accumulator.cuh"
 
 namespace attn::device {
@@ -8,7 +9,7 @@ namespace attn::device {
 // Whether this thread's share of `bytes` (a multiple of 16) at offset `at` of shared memory, a
 // multiple of 16, holds one.
 template <class Element, int kThreads>
-__device__ __forceinline__ bool holds_special(int at, int bytes) {
+ATTN_DEVICE bool holds_special(int at, int bytes) {
   extern __shared__ __align__(128) char memory[];
   const auto* words = reinterpret_cast<const Words4*>(memory + at);
   // Without its sign such an element is at least the exponent's bits, all ones: what is added

@@ -2,6 +2,7 @@
 // whole rows of a panel and no thread exchanges registers with another.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/tma.cuh"
@@ -12,8 +13,8 @@ namespace attn::device {
 
 // Rounds the warp's 16 rows, row r multiplied by factor[r / 8], into rows row0 on of panels.
 template <class Element, int kColumns>
-__device__ __forceinline__ void stage_rows(const float (&o)[kColumns / 2], const float (&factor)[2],
-                                           unsigned panels, int panel_bytes, int row0) {
+ATTN_DEVICE void stage_rows(const float (&o)[kColumns / 2], const float (&factor)[2],
+                            unsigned panels, int panel_bytes, int row0) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const auto word = [&](int j, int i) {  // of 8 columns j, rows 8 i on
     const int at = 4 * j + 2 * i;
@@ -44,8 +45,7 @@ struct RowPlace {
 // Copies them, row r of the 16 to row_at(r). All threads of the warp must call. What the copy
 // engine writes to the panels afterwards comes after what was staged.
 template <int kColumns, class RowAt>
-__device__ __forceinline__ void copy_staged_rows(unsigned panels, int panel_bytes, int row0,
-                                                 RowAt row_at) {
+ATTN_DEVICE void copy_staged_rows(unsigned panels, int panel_bytes, int row0, RowAt row_at) {
   constexpr int kPanels = (kColumns + 63) / 64;
   const int first = static_cast<int>(threadIdx.x % 32 / 8);
   const int chunk = static_cast<int>(threadIdx.x % 8);

@@ -3,10 +3,12 @@
 // one column lie in different banks.
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
 // Address of the 16 bytes number `chunk` of a row.
-__device__ __forceinline__ unsigned swizzled(unsigned panel, int row, int chunk) {
+ATTN_DEVICE unsigned swizzled(unsigned panel, int row, int chunk) {
   return panel + static_cast<unsigned>(row * 128 + ((chunk ^ (row & 7)) << 4));
 }
 

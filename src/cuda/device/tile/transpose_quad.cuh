@@ -1,10 +1,12 @@
 // Words that the four threads of a quad exchange.
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
 // Transposes 4 x 4 words of a quad of lanes: word i of lane t goes to word t of lane i.
-__device__ __forceinline__ void transpose_quad(unsigned (&w)[4]) {
+ATTN_DEVICE void transpose_quad(unsigned (&w)[4]) {
   const bool high = threadIdx.x & 2, odd = threadIdx.x & 1;
   // Exchange pairs of words with the lane two away, then words with the neighbour.
   const unsigned give0 = high ? w[0] : w[2], give1 = high ? w[1] : w[3];

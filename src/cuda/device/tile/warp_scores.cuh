@@ -2,6 +2,7 @@
 // rare block that one warp must see again when the others need not.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/mma.cuh"
 #include "tile/swizzle.cuh"
 
@@ -9,8 +10,8 @@ namespace attn::device {
 
 // s <- Q K^T for rows row0 .. row0 + 15 of q and all kCount * 2 keys. Panels are 64 columns wide.
 template <class Element, int kSteps, int kCount>
-__device__ __forceinline__ void warp_scores(float (&s)[kCount], unsigned q, int row0,
-                                            int q_panel_bytes, unsigned k, int k_panel_bytes) {
+ATTN_DEVICE void warp_scores(float (&s)[kCount], unsigned q, int row0, int q_panel_bytes,
+                             unsigned k, int k_panel_bytes) {
   const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) s[i] = 0;

@@ -1,6 +1,7 @@
 // O += P V of one warp, where V lies in shared memory as SharedTile has it.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/mma.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -9,9 +10,8 @@ namespace attn::device {
 // o: kTiles times 16 rows, of 2 kColumns columns. p16: P as operands, 4 registers for 16 keys.
 // v_lane: where this lane reads V (TileV::lane(tile, lane % 16, lane / 16)).
 template <class Element, class TileV, int kTiles, int kColumns, int kRegisters>
-__device__ __forceinline__ void multiply_values(float (&o)[kTiles][kColumns],
-                                                const unsigned (&p16)[kTiles][kRegisters],
-                                                unsigned v_lane) {
+ATTN_DEVICE void multiply_values(float (&o)[kTiles][kColumns],
+                                 const unsigned (&p16)[kTiles][kRegisters], unsigned v_lane) {
 #pragma unroll
   for (int step = 0; step < kRegisters / 4; ++step) {
 #pragma unroll

@@ -4,6 +4,8 @@
 // together. One product gives a part of up to 128 columns, some pieces.
 #pragma once
 
+#include "device.cuh"
+
 namespace attn::device {
 
 struct alignas(16) Float4 {
@@ -15,13 +17,13 @@ struct DqOrder {
   static constexpr int kMostColumns = 128;  // of a part
   static_assert(kMostColumns % kPieceColumns == 0);
   static constexpr int kParts = (kHeadDim + kMostColumns - 1) / kMostColumns;
-  static constexpr __device__ __forceinline__ int columns(int part) {
+  static constexpr ATTN_DEVICE int columns(int part) {
     return part + 1 < kParts ? kMostColumns : kHeadDim - kMostColumns * (kParts - 1);
   }
   static constexpr int kPieces = (kHeadDim + kPieceColumns - 1) / kPieceColumns;
   static constexpr int kPartPieces = kMostColumns / kPieceColumns;
   static constexpr int kPieceWords = kPieceColumns / 8;  // of a thread
-  static constexpr __device__ __forceinline__ int piece_columns(int piece) {
+  static constexpr ATTN_DEVICE int piece_columns(int piece) {
     return piece + 1 < kPieces ? kPieceColumns : kHeadDim - kPieceColumns * (kPieces - 1);
   }
   // These count floats.
@@ -29,7 +31,7 @@ struct DqOrder {
   static constexpr int kPiece = kQueries * kPieceColumns;
   // The offset of a thread's first word of a piece (its number is of the warpgroup) from the start
   // of the piece.
-  static __device__ __forceinline__ int thread_at(unsigned thread, int piece) {
+  static ATTN_DEVICE int thread_at(unsigned thread, int piece) {
     return static_cast<int>(thread / 32) * (piece_columns(piece) / 8 * kWord) +
            static_cast<int>(thread % 32) * 4;
   }

@@ -2,6 +2,7 @@
 // kernel, piece by piece, to be added to memory by a producer.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/tiles.cuh"
 
 namespace attn::device {
@@ -15,18 +16,18 @@ struct BackwardSm90DqStage {
   const Tiles& tiles;
 
   // Waits until the place of a piece of step n is free.
-  __device__ __forceinline__ void wait_for_place(unsigned n, int piece) const {
+  ATTN_DEVICE void wait_for_place(unsigned n, int piece) const {
     tiles.staged_ring().wait_empty(n * Layout::kOwnPieces + static_cast<unsigned>(piece));
   }
   // Puts a part of dQ to its places, piece by piece; the place of the first is waited for already.
   template <int kPart, int kCount>
-  __device__ __forceinline__ void put(const float (&dq)[kCount], unsigned n) const {
+  ATTN_DEVICE void put(const float (&dq)[kCount], unsigned n) const {
     constexpr int kWords = Order::kPieceWords, kPieces = (kCount / 4 + kWords - 1) / kWords;
     put_pieces<kPart, 0, kPieces>(dq, n);
   }
   // Puts the pieces of the part from kFirst on, before kEnd.
   template <int kPart, int kFirst, int kEnd, int kCount>
-  __device__ __forceinline__ void put_pieces(const float (&dq)[kCount], unsigned n) const {
+  ATTN_DEVICE void put_pieces(const float (&dq)[kCount], unsigned n) const {
     constexpr int kWords = Order::kPieceWords;
 #pragma unroll
     for (int i = kFirst; i < kEnd; ++i) {
@@ -48,7 +49,7 @@ struct BackwardSm90DqStage {
     }
   }
   // Tells whoever adds dQ that step n is the end.
-  __device__ __forceinline__ void finish(unsigned n) const {
+  ATTN_DEVICE void finish(unsigned n) const {
     wait_for_place(n, 0);
     tiles.staged_ring().fill(n * Layout::kOwnPieces);
   }

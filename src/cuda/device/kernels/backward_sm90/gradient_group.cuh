@@ -2,10 +2,12 @@
 // keys in registers.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/gradient_side.cuh"
 #include "kernels/backward_sm90/kept_bits.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/accumulator.cuh"
+#include "tile/matrix_descriptor.cuh"
 
 namespace attn::device {
 
@@ -30,7 +32,7 @@ struct BackwardSm90GradientGroup {
   const Tiles& tiles;
   BackwardSm90GradientSide<C, kOfV> side;
 
-  static __device__ __forceinline__ void pin_all(Sums& sums) {
+  static ATTN_DEVICE void pin_all(Sums& sums) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       pin(sums.first[part]);
@@ -38,16 +40,14 @@ struct BackwardSm90GradientGroup {
     }
   }
   template <int kCount>
-  static __device__ __forceinline__ void multiply_step(float (&sums)[kCount], unsigned scores,
-                                                       unsigned rows, int part, int column,
-                                                       int step, bool add) {
+  static ATTN_DEVICE void multiply_step(float (&sums)[kCount], unsigned scores, unsigned rows,
+                                        int part, int column, int step, bool add) {
     ProductTT<Element, 2 * kCount>::run(
-        sums, scores + ((part * Layout::kRowPanel + step * 2048) >> 4),
-        rows + ((column / 64 * Layout::kRowPanel + step * 2048) >> 4), step > 0 || add);
+        sums, scores + descriptor_step(part * Layout::kRowPanel + step * 2048),
+        rows + descriptor_step(column / 64 * Layout::kRowPanel + step * 2048), step > 0 || add);
   }
   // Adds scores^T rows for one block of queries.
-  static __device__ __forceinline__ void issue(Sums& sums, unsigned scores, unsigned rows,
-                                               bool add) {
+  static ATTN_DEVICE void issue(Sums& sums, unsigned scores, unsigned rows, bool add) {
 #pragma unroll
     for (int step = 0; step < kQueries / 16; ++step) {
 #pragma unroll
@@ -62,8 +62,8 @@ struct BackwardSm90GradientGroup {
   }
   // Adds the same element by element, where a product would spread NaN.
   template <int kCount>
-  __device__ __forceinline__ void add_visible_part(float (&sums)[kCount], int scores, int rows,
-                                                   int part, int column, bool add) const {
+  ATTN_DEVICE void add_visible_part(float (&sums)[kCount], int scores, int rows, int part,
+                                    int column, bool add) const {
     const unsigned at = tiles.shared + static_cast<unsigned>(scores);
     if (!add) {
 #pragma unroll
@@ -78,7 +78,7 @@ struct BackwardSm90GradientGroup {
         },
         tiles.shared + static_cast<unsigned>(rows), Layout::kRowPanel, column);
   }
-  __device__ __forceinline__ void add_visible(Sums& sums, int scores, int rows, bool add) const {
+  ATTN_DEVICE void add_visible(Sums& sums, int scores, int rows, bool add) const {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       add_visible_part(sums.first[part], scores, rows, part, 0, add);
@@ -89,7 +89,7 @@ struct BackwardSm90GradientGroup {
   }
 
   // Stores the sums; s: a step of the tile.
-  __device__ __forceinline__ void store(Sums& sums, const BackwardStep& s) const {
+  ATTN_DEVICE void store(Sums& sums, const BackwardStep& s) const {
     void* const to = kOfV ? tiles.p.dv : tiles.p.dk;
     if (to == nullptr) return;
     const Strides& strides = kOfV ? tiles.p.dv_strides : tiles.p.dk_strides;
@@ -109,9 +109,8 @@ struct BackwardSm90GradientGroup {
   }
   // at: the first row of the sequence.
   template <int kCount>
-  __device__ __forceinline__ void store_part(float (&sums)[kCount], const BackwardStep& s,
-                                             const Sequence& q, int part, char* at,
-                                             long long stride, float factor) const {
+  ATTN_DEVICE void store_part(float (&sums)[kCount], const BackwardStep& s, const Sequence& q,
+                              int part, char* at, long long stride, float factor) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = s.key0 + part * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
@@ -124,10 +123,10 @@ struct BackwardSm90GradientGroup {
     }
   }
 
-  __device__ __forceinline__ void add_step_visible(Sums& sums, unsigned n, bool add) const {
+  ATTN_DEVICE void add_step_visible(Sums& sums, unsigned n, bool add) const {
     add_visible(sums, side.scores_at(n), side.rows_at(n), add);
   }
-  __device__ __forceinline__ void issue_step(Sums& sums, unsigned n, bool add) const {
+  ATTN_DEVICE void issue_step(Sums& sums, unsigned n, bool add) const {
     fence_proxy_async();
     const unsigned a = uniform(tiles.descriptor(side.scores_at(n), 0));
     const unsigned b = uniform(tiles.descriptor(side.rows_at(n), Layout::kRowPanel));
@@ -138,14 +137,13 @@ struct BackwardSm90GradientGroup {
 
   // Each of the two warpgroups draws half of what dropout keeps.
   static constexpr bool kDraws = BackwardSm90KeptBits<C>::kAhead;
-  __device__ __forceinline__ void draw_ahead(const Dropout<C::kRngState>& random,
-                                             unsigned n) const {
+  ATTN_DEVICE void draw_ahead(const Dropout<C::kRngState>& random, unsigned n) const {
     if constexpr (kDraws) {
       BackwardSm90KeptBits<C>{tiles}.template draw_ahead<kOfV ? 0 : 1>(random, n);
     }
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     unsigned n = 0;  // steps so far
     Dropout<C::kRngState> random{};
     if constexpr (kDraws) random = dropout_of_warp<C::kRngState>(tiles.p);

@@ -2,6 +2,7 @@
 // and scores that are multiplied, dO and P, or Q and dS.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/seen_sums.cuh"
 #include "kernels/backward_sm90/tiles.cuh"
 
@@ -19,27 +20,25 @@ struct BackwardSm90GradientSide {
 
   const Tiles& tiles;
 
-  __device__ __forceinline__ RowRing row_ring() const {
-    return {tiles.shared, G::kFullRows, G::kEmptyRows};
-  }
-  __device__ __forceinline__ ScoreRing score_ring() const {
+  ATTN_DEVICE RowRing row_ring() const { return {tiles.shared, G::kFullRows, G::kEmptyRows}; }
+  ATTN_DEVICE ScoreRing score_ring() const {
     return {tiles.shared, G::kFullScores, G::kEmptyScores};
   }
   // Where these lie, from `shared` on.
-  static __device__ __forceinline__ int scores_at(unsigned n) {
+  static ATTN_DEVICE int scores_at(unsigned n) {
     return G::kScoresAt + ScoreRing::stage(n) * Layout::kP;
   }
-  static __device__ __forceinline__ int rows_at(unsigned n) {
+  static ATTN_DEVICE int rows_at(unsigned n) {
     return G::kRowsAt + RowRing::stage(n) * G::kRowsBytes;
   }
 
   // The flags of step n, when its rows are there.
-  __device__ __forceinline__ int wait_for_rows(unsigned n) const {
+  ATTN_DEVICE int wait_for_rows(unsigned n) const {
     row_ring().wait(n);
     return tiles.step_flags(n);
   }
   // Whether a row of step n has what a product would spread to keys that do not see it.
-  __device__ __forceinline__ bool is_special(unsigned n, int flags) const {
+  ATTN_DEVICE bool is_special(unsigned n, int flags) const {
     bool special = false;
     if (Tiles::is(flags, BackwardStep::kMixed)) {
       const unsigned rows = tiles.shared + static_cast<unsigned>(rows_at(n));
@@ -53,13 +52,13 @@ struct BackwardSm90GradientSide {
     }
     return special;
   }
-  __device__ __forceinline__ void wait_for_scores(unsigned n) const { score_ring().wait(n); }
-  __device__ __forceinline__ void release(unsigned n) const {
+  ATTN_DEVICE void wait_for_scores(unsigned n) const { score_ring().wait(n); }
+  ATTN_DEVICE void release(unsigned n) const {
     score_ring().release(n);
     row_ring().release(n);
   }
   // What finished sums are multiplied by.
-  __device__ __forceinline__ float factor() const {
+  ATTN_DEVICE float factor() const {
     const bool drops = C::kDropout && (kOfV || C::kScalesLate);
     return (kOfV ? 1.f : tiles.p.scale) * (drops ? tiles.p.dropout_scale : 1.f);
   }

@@ -4,6 +4,7 @@
 // shared memory. Elsewhere the score warpgroups draw.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/tiles.cuh"
 #include "softmax/kept_bits.cuh"
 
@@ -24,12 +25,12 @@ struct BackwardSm90KeptBits {
   const Tiles& tiles;
 
   // The address of the word of this thread, which is that of the same thread in each warpgroup.
-  __device__ __forceinline__ unsigned address() const {
+  ATTN_DEVICE unsigned address() const {
     return tiles.shared + static_cast<unsigned>(Layout::kKeptAt) + threadIdx.x % 128 * 4;
   }
   // Takes what was drawn ahead of step n, else nothing. A half is one of two words, or a row of
   // one.
-  __device__ __forceinline__ Words take(unsigned n) const {
+  ATTN_DEVICE Words take(unsigned n) const {
     Words words{};
     if constexpr (kAhead) {
       tiles.kept_ring().wait(n);
@@ -46,13 +47,13 @@ struct BackwardSm90KeptBits {
     return words;
   }
   // Draws what was not: the k-th word, before its first use.
-  __device__ __forceinline__ void draw_late(const Random& random, Words& words,
-                                            const BackwardStep& t, int k) const {
+  ATTN_DEVICE void draw_late(const Random& random, Words& words, const BackwardStep& t,
+                             int k) const {
     if constexpr (!kAhead) words.of[k] = draw<0, 2>(random, t, k);
   }
   // Draws half of step n, if there is one, for who takes it.
   template <int kHalf>
-  __device__ __forceinline__ void draw_ahead(const Random& random, unsigned n) const {
+  ATTN_DEVICE void draw_ahead(const Random& random, unsigned n) const {
     tiles.wait_for_step(n);
     const BackwardStep t = tiles.step(n);
     if (Tiles::is(t.flags, BackwardStep::kEnd)) return;
@@ -66,8 +67,7 @@ struct BackwardSm90KeptBits {
  private:
   // Draws the bits of 64 keys, the k-th, of the rows kFirst to kEnd - 1 of the two of a thread.
   template <int kFirst, int kEnd>
-  __device__ __forceinline__ unsigned draw(const Random& random, const BackwardStep& t,
-                                           int k) const {
+  ATTN_DEVICE unsigned draw(const Random& random, const BackwardStep& t, int k) const {
     const int first_row = static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
     const DropoutColumns columns(random, t.key0 / 64 + k, static_cast<int>(threadIdx.x % 4));
     unsigned kept = 0;

@@ -1,6 +1,7 @@
 // Shared memory of the Hopper backward kernel: places, and rings of barriers.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -16,40 +17,38 @@ struct BackwardRing {
   unsigned shared;
   int first_full, first_empty;  // barriers, from `shared` on
 
-  static __device__ __forceinline__ int stage(unsigned n) { return static_cast<int>(n % kPlaces); }
-  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / kPlaces & 1; }
+  static ATTN_DEVICE int stage(unsigned n) { return static_cast<int>(n % kPlaces); }
+  static ATTN_DEVICE unsigned parity(unsigned n) { return n / kPlaces & 1; }
   // The barriers of use n, and of a place.
-  __device__ __forceinline__ unsigned full(unsigned n) const { return full_at(stage(n)); }
-  __device__ __forceinline__ unsigned empty(unsigned n) const { return empty_at(stage(n)); }
-  __device__ __forceinline__ unsigned full_at(int place) const { return at(first_full, place); }
-  __device__ __forceinline__ unsigned empty_at(int place) const { return at(first_empty, place); }
+  ATTN_DEVICE unsigned full(unsigned n) const { return full_at(stage(n)); }
+  ATTN_DEVICE unsigned empty(unsigned n) const { return empty_at(stage(n)); }
+  ATTN_DEVICE unsigned full_at(int place) const { return at(first_full, place); }
+  ATTN_DEVICE unsigned empty_at(int place) const { return at(first_empty, place); }
   // Prepares the barriers; for one thread, before any use. It says how many arrive to fill a place,
   // and to release it.
-  __device__ __forceinline__ void init(unsigned filled_by, unsigned read_by) const {
+  ATTN_DEVICE void init(unsigned filled_by, unsigned read_by) const {
     for (int i = 0; i < kPlaces; ++i) {
       mbarrier_init(full_at(i), filled_by);
       mbarrier_init(empty_at(i), read_by);
     }
   }
   // Waits until use n has arrived.
-  __device__ __forceinline__ void wait(unsigned n) const { wait(first_full, stage(n), parity(n)); }
+  ATTN_DEVICE void wait(unsigned n) const { wait(first_full, stage(n), parity(n)); }
   // Waits until the place of use n may be overwritten.
-  __device__ __forceinline__ void wait_empty(unsigned n) const {
-    wait(first_empty, stage(n), parity(n) ^ 1);
-  }
+  ATTN_DEVICE void wait_empty(unsigned n) const { wait(first_empty, stage(n), parity(n) ^ 1); }
   // Says that use n was put to its place: one arrival a warp, for what all its threads wrote.
-  __device__ __forceinline__ void fill(unsigned n) const { arrive(first_full, stage(n)); }
+  ATTN_DEVICE void fill(unsigned n) const { arrive(first_full, stage(n)); }
   // Releases the place of use n, for a warp that is done with it.
-  __device__ __forceinline__ void release(unsigned n) const { arrive(first_empty, stage(n)); }
+  ATTN_DEVICE void release(unsigned n) const { arrive(first_empty, stage(n)); }
 
  private:
-  __device__ __forceinline__ unsigned at(int first, int place) const {
+  ATTN_DEVICE unsigned at(int first, int place) const {
     return shared + static_cast<unsigned>(first + 8 * place);
   }
-  __device__ __forceinline__ void wait(int first, int place, unsigned parity) const {
+  ATTN_DEVICE void wait(int first, int place, unsigned parity) const {
     mbarrier_wait(at(first, place), parity);
   }
-  __device__ __forceinline__ void arrive(int first, int place) const {
+  ATTN_DEVICE void arrive(int first, int place) const {
     __syncwarp();
     if (elect_one()) mbarrier_arrive(at(first, place));
   }

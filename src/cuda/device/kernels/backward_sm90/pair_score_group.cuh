@@ -9,9 +9,11 @@
 //   this group       [P1          ][stage dQ0][dS1, sent]  [P2
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/dq_stage.cuh"
 #include "kernels/backward_sm90/score_products.cuh"
 #include "kernels/backward_sm90/seen_sums.cuh"
+#include "tile/matrix_descriptor.cuh"
 
 namespace attn::device {
 
@@ -32,12 +34,12 @@ struct BackwardSm90PairScoreGroup {
   BackwardSm90DqStage<C> dq_stage;
 
   // The offset of dS of step n: that of this block of threads, or of the other.
-  static __device__ __forceinline__ int ds_at(unsigned n, bool other) {
+  static ATTN_DEVICE int ds_at(unsigned n, bool other) {
     return (other ? Layout::kOtherSAt : Layout::kSAt) + Tiles::ScoreRing::stage(n) * Layout::kP;
   }
   // Hands this warp's 16 rows of dS over, to dK's warpgroup and to the other block of threads.
   // kFullOther gets an arrival of each warp of its own block, and the bytes of the other's.
-  __device__ __forceinline__ void hand_over_ds(unsigned n) const {
+  ATTN_DEVICE void hand_over_ds(unsigned n) const {
     constexpr unsigned kBytes = 16 * 128;
     fence_proxy_async();
     __syncwarp();
@@ -52,7 +54,7 @@ struct BackwardSm90PairScoreGroup {
     }
   }
   // Tells the other block of threads that its dS was read.
-  __device__ __forceinline__ void give_back_other(unsigned n) const {
+  ATTN_DEVICE void give_back_other(unsigned n) const {
     __syncwarp();
     if (elect_one()) {
       mbarrier_arrive_cluster(cluster_address(tiles.other_ring().empty(n), 1 - tiles.rank));
@@ -60,29 +62,29 @@ struct BackwardSm90PairScoreGroup {
   }
   // The place of dS here is free when dK's warpgroup has read dS of the step before, and the other
   // block of threads, which the copy engine read it for.
-  __device__ __forceinline__ void wait_for_places(unsigned n) const {
+  ATTN_DEVICE void wait_for_places(unsigned n) const {
     tiles.ds_ring().wait_empty(n);
     tiles.other_ring().wait_empty(n);
   }
 
-  __device__ __forceinline__ void issue_next_s(State& c, unsigned n) const {
+  ATTN_DEVICE void issue_next_s(State& c, unsigned n) const {
     tiles.q_ring().wait(n);
     c.flags = tiles.step_flags(n);
     c.q = uniform(tiles.descriptor(Layout::kQAt + Tiles::QueryRing::stage(n) * Layout::kQ, 0));
     c.lse = scores.load_rows(Layout::kLseAt, Tiles::QueryRing::stage(n));
     products.issue_s(c);
   }
-  __device__ __forceinline__ void prepare_dp(State& c, unsigned n) const {
+  ATTN_DEVICE void prepare_dp(State& c, unsigned n) const {
     tiles.o_ring().wait(n);
     c.d_o = uniform(tiles.descriptor(Layout::kOAt + Tiles::OutputRing::stage(n) * Layout::kO, 0));
     c.d = scores.load_d(Tiles::OutputRing::stage(n));
   }
   // The offset of K of this block of threads' own keys, in its columns of dQ.
-  __device__ __forceinline__ int own_k_at() const {
+  ATTN_DEVICE int own_k_at() const {
     return Layout::kKAt + static_cast<int>(tiles.rank) * Layout::kOwnPanels * Layout::kKeyPanel;
   }
   // Issues dQ of this block of threads' columns, from the keys of both, its own first.
-  __device__ __forceinline__ void issue_both_dq(State& c, unsigned n) const {
+  ATTN_DEVICE void issue_both_dq(State& c, unsigned n) const {
     tiles.ds_ring().wait(n);
     tiles.other_ring().wait(n);
     fence_proxy_async();
@@ -94,16 +96,16 @@ struct BackwardSm90PairScoreGroup {
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int step = 0; step < Tiles::kKeys / 16; ++step) {
-        ProductST<Element, Order::columns(0)>::run(c.dq, ds[half] + ((step * 32) >> 4),
-                                                   keys[half] + ((step * 2048) >> 4),
+        ProductST<Element, Order::columns(0)>::run(c.dq, ds[half] + descriptor_step(step * 32),
+                                                   keys[half] + descriptor_step(step * 2048),
                                                    half > 0 || step > 0);
       }
     }
     wgmma_commit();
   }
   // Stages dQ as stage_dq does, but made of dS and K of both blocks of threads.
-  __device__ __forceinline__ void stage_both_dq(const float (&dq)[Order::columns(0) / 2],
-                                                bool mixed, unsigned n) const {
+  ATTN_DEVICE void stage_both_dq(const float (&dq)[Order::columns(0) / 2], bool mixed,
+                                 unsigned n) const {
     dq_stage.wait_for_place(n, 0);
     if (mixed && __any_sync(~0u, zero_if_finite(dq) != 0)) {
       float again[Order::columns(0) / 2] = {};
@@ -126,7 +128,7 @@ struct BackwardSm90PairScoreGroup {
   }
 
   // Waits for dP, gives dO back, and V with that of a tile's last step.
-  __device__ __forceinline__ void take_dp(State& c, unsigned n, bool last) const {
+  ATTN_DEVICE void take_dp(State& c, unsigned n, bool last) const {
     wgmma_wait<0>();
     pin(c.dp);
     tiles.o_ring().release(n);
@@ -134,7 +136,7 @@ struct BackwardSm90PairScoreGroup {
     wait_for_places(n);
   }
   // The last dQ of a tile, whose K is given back.
-  __device__ __forceinline__ void end_tile(State& c, unsigned n, bool mixed) const {
+  ATTN_DEVICE void end_tile(State& c, unsigned n, bool mixed) const {
     wgmma_wait<0>();
     pin(c.dq);
     if (!mixed) tiles.k_ring().release(0);  // read no more, but where dQ is not finite
@@ -142,7 +144,7 @@ struct BackwardSm90PairScoreGroup {
     if (mixed) tiles.k_ring().release(0);
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     unsigned n = 0;
     unsigned ended = 0;  // before that of step n
     while (true) {

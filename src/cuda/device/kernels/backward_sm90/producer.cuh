@@ -3,6 +3,7 @@
 // tiles take turns, one asks for all loads, and a warp keeps the turns (turns.cuh).
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/tiles.cuh"
 #include "kernels/backward_sm90/turns.cuh"
 #include "schedule/dealer.cuh"
@@ -17,10 +18,10 @@ class BackwardBlocks {
     int head_q, block;
     bool mixed;
   };
-  __device__ __forceinline__ BackwardBlocks(const BackwardParams& p, const KeyTile& t)
+  ATTN_DEVICE BackwardBlocks(const BackwardParams& p, const KeyTile& t)
       : p_(p), t_(t), head_(t.head_k * group()), words_(words()) {}
   // False when there are no more.
-  __device__ __forceinline__ bool next(Block& to) {
+  ATTN_DEVICE bool next(Block& to) {
     while (present_ == 0) {
       if (++window_ == p_.query_windows) {
         window_ = 0;
@@ -38,19 +39,17 @@ class BackwardBlocks {
     return true;
   }
   // When the turn of the tile comes to add to the block that next() gave last.
-  __device__ __forceinline__ int turn_after(const Block& b) const {
+  ATTN_DEVICE int turn_after(const Block& b) const {
     return DqTurns<C>::turn_after(p_, seen(b), seen_, t_.key_block, t_.from_last);
   }
 
  private:
-  __device__ __forceinline__ int group() const { return p_.group; }
-  __device__ __forceinline__ int window() const {
-    return t_.from_last ? p_.query_windows - 1 - window_ : window_;
-  }
-  __device__ __forceinline__ const QueryWord* words() const {
+  ATTN_DEVICE int group() const { return p_.group; }
+  ATTN_DEVICE int window() const { return t_.from_last ? p_.query_windows - 1 - window_ : window_; }
+  ATTN_DEVICE const QueryWord* words() const {
     return query_words_at<C>(p_, t_.batch, head_, t_.key_block);
   }
-  __device__ __forceinline__ const unsigned* seen(const Block& b) const {
+  ATTN_DEVICE const unsigned* seen(const Block& b) const {
     return DqTurns<C>::seen(p_, t_.batch, b.head_q, b.block);
   }
 
@@ -64,12 +63,12 @@ class BackwardBlocks {
 
 template <class C, bool kOrdered = C::kOrdered>
 struct BackwardDealer : TileDealer {
-  __device__ __forceinline__ explicit BackwardDealer(const BackwardParams& p)
+  ATTN_DEVICE explicit BackwardDealer(const BackwardParams& p)
       : TileDealer(p.counter, C::kCluster) {}
 };
 template <class C>
 struct BackwardDealer<C, true> : RunningDealer {
-  __device__ __forceinline__ explicit BackwardDealer(const BackwardParams& p)
+  ATTN_DEVICE explicit BackwardDealer(const BackwardParams& p)
       : RunningDealer(DqTurns<C>::drawn(p)) {}
 };
 
@@ -82,7 +81,7 @@ struct BackwardSm90Producer {
 
   const Tiles& tiles;
 
-  __device__ __forceinline__ void publish(unsigned n, const BackwardStep& s) const {
+  ATTN_DEVICE void publish(unsigned n, const BackwardStep& s) const {
     tiles.step_ring().wait_empty(n);
     tiles.put_step(n, s);
     const unsigned ready = tiles.step_ring().full(n);
@@ -95,7 +94,7 @@ struct BackwardSm90Producer {
   }
   // Receives steps in the second block of threads of a cluster: those that the first one makes
   // arrive as bytes. Their places are given back there.
-  __device__ __forceinline__ void receive_steps() const {
+  ATTN_DEVICE void receive_steps() const {
     for (unsigned n = 0;; ++n) {
       mbarrier_arrive_expect(tiles.step_ring().full(n), Layout::kStepBytes);
       tiles.wait_for_step(n);
@@ -104,7 +103,7 @@ struct BackwardSm90Producer {
   }
 
   // K and V of a tile that is some steps away: to L2, so that its start does not wait for memory.
-  __device__ __forceinline__ void prefetch_keys(const KeyTile& t, const Sequence& q) const {
+  ATTN_DEVICE void prefetch_keys(const KeyTile& t, const Sequence& q) const {
     const auto prefetch = [&](const TensorMap& map, int panels, int key0) {
 #pragma unroll 1
       for (int panel = 0; panel < panels; ++panel) {
@@ -119,8 +118,7 @@ struct BackwardSm90Producer {
   }
 
   // Makes the steps of a tile, from step n on: one for each block of queries that sees some of it.
-  __device__ __forceinline__ void make_tile_steps(const KeyTile& t, const Sequence& q,
-                                                  unsigned& n) const {
+  ATTN_DEVICE void make_tile_steps(const KeyTile& t, const Sequence& q, unsigned& n) const {
     BackwardBlocks<C> blocks(tiles.p, t);
     typename BackwardBlocks<C>::Block block{t.head_k * tiles.p.group, 0, true};
     // A tile that nobody sees has a step all the same, of which all is masked.
@@ -148,7 +146,7 @@ struct BackwardSm90Producer {
     } while (more);
   }
   // Deals tiles and makes their steps.
-  __device__ __forceinline__ void make_steps() const {
+  ATTN_DEVICE void make_steps() const {
     BackwardDealer<C> dealer(tiles.p);
     unsigned n = 0;  // steps so far
     // A tile once drawn waits for this block of threads, however many steps are before it, so it is
@@ -184,12 +182,12 @@ struct BackwardSm90Producer {
     unsigned tiles = 0;
     int row_q = 0;  // of a packed tensor: where the sequence starts
 
-    __device__ __forceinline__ void operator()(unsigned n, const BackwardStep& s) {
+    ATTN_DEVICE void operator()(unsigned n, const BackwardStep& s) {
       producer.load<kOfV>(n, s, *this);
     }
   };
   template <bool kOfV>
-  __device__ __forceinline__ Loads<kOfV> loads() const {
+  ATTN_DEVICE Loads<kOfV> loads() const {
     const TensorMap &keys = kOfV ? tiles.maps.v : tiles.maps.k,
                     &rows = kOfV ? tiles.maps.d_o : tiles.maps.q;
     prefetch_tensor_map(keys);
@@ -199,7 +197,7 @@ struct BackwardSm90Producer {
   // Asks for K, with that of the other block of threads for dQ, or for V, of the tile whose first
   // step is s.
   template <bool kOfV>
-  __device__ __forceinline__ void load_keys(const BackwardStep& s, Loads<kOfV>& x) const {
+  ATTN_DEVICE void load_keys(const BackwardStep& s, Loads<kOfV>& x) const {
     using Side = BackwardSide<C, kOfV>;
     const Sequence q = sequence_of<C>(tiles.p, s.batch);
     const auto ring = kOfV ? tiles.v_ring() : tiles.k_ring();
@@ -225,7 +223,7 @@ struct BackwardSm90Producer {
   // Asks in the order in which places become free: for Q of a tile's first step before its K, for V
   // before dO.
   template <bool kOfV>
-  __device__ __forceinline__ void load(unsigned n, const BackwardStep& s, Loads<kOfV>& x) const {
+  ATTN_DEVICE void load(unsigned n, const BackwardStep& s, Loads<kOfV>& x) const {
     using Side = BackwardSide<C, kOfV>;
     const bool first = (s.flags & BackwardStep::kFirst) != 0;
     if (first) x.row_q = sequence_of<C>(tiles.p, s.batch).row_q;
@@ -257,7 +255,7 @@ struct BackwardSm90Producer {
   }
   // Loads of one side, or of both.
   template <class... Sides>
-  __device__ __forceinline__ void produce(Sides... sides) const {
+  ATTN_DEVICE void produce(Sides... sides) const {
     int ends = 0;
     for (unsigned n = 0;; ++n) {
       tiles.wait_for_step(n);
@@ -269,8 +267,7 @@ struct BackwardSm90Producer {
 
   // Asks for bytes of a staged piece of dQ of step s to be added to memory, or to be stored there,
   // where tiles take turns and this is the first.
-  static __device__ __forceinline__ void add(const BackwardStep& s, float* to, unsigned staged,
-                                             unsigned bytes) {
+  static ATTN_DEVICE void add(const BackwardStep& s, float* to, unsigned staged, unsigned bytes) {
     if (C::kOrdered && s.is_first_turn()) {
       bulk_store(to, staged, bytes);
     } else {
@@ -282,7 +279,7 @@ struct BackwardSm90Producer {
   // that loads come between them. The place of a piece is given back when it was read, which is
   // waited for while the next is on its way, or when there is no next yet. Where tiles take turns,
   // the first piece of each waits for it, and a place is given back when its piece was added.
-  __device__ __forceinline__ void add_staged() const {
+  ATTN_DEVICE void add_staged() const {
     using Order = typename Layout::Order;
     constexpr int kShare = 4096;
     unsigned pieces = 0, given_back = 0;  // so far
@@ -352,7 +349,7 @@ struct BackwardSm90Producer {
   // Waits until what this thread asked to be added, but for the last kPending shares, was read from
   // shared memory; where tiles take turns, until it was added.
   template <int kPending>
-  static __device__ __forceinline__ void wait_for_additions() {
+  static ATTN_DEVICE void wait_for_additions() {
     if constexpr (C::kOrdered) {
       bulk_wait<kPending>();
     } else {
@@ -360,7 +357,7 @@ struct BackwardSm90Producer {
     }
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     if (threadIdx.x == 0) {
       if constexpr (C::kOrdered) {
         produce(loads<false>(), loads<true>());

@@ -2,6 +2,7 @@
 // in shared memory, and stages dQ = dS K to be added to memory.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/dq_stage.cuh"
 #include "kernels/backward_sm90/score_products.cuh"
 #include "kernels/backward_sm90/seen_sums.cuh"
@@ -32,7 +33,7 @@ struct BackwardSm90ScoreGroup {
 
   // Whatever step n waits for, and its LSE and D: done while dQ of the step before is computed,
   // when there is time.
-  __device__ __forceinline__ void prepare(State& c, unsigned n) const {
+  ATTN_DEVICE void prepare(State& c, unsigned n) const {
     tiles.q_ring().wait(n);
     c.flags = tiles.step_flags(n);
     c.q = uniform(tiles.descriptor(Layout::kQAt + Tiles::QueryRing::stage(n) * Layout::kQ, 0));
@@ -47,8 +48,7 @@ struct BackwardSm90ScoreGroup {
   // dQ is complete and goes to its place; where it is not finite and some of it is hidden, it is
   // computed again, of the keys alone that the queries see.
   template <int kPart, int kCount>
-  __device__ __forceinline__ void stage_dq(const float (&dq)[kCount], bool mixed,
-                                           unsigned n) const {
+  ATTN_DEVICE void stage_dq(const float (&dq)[kCount], bool mixed, unsigned n) const {
     if (mixed && __any_sync(~0u, zero_if_finite(dq) != 0)) {
       const unsigned ds =
           tiles.shared +
@@ -69,7 +69,7 @@ struct BackwardSm90ScoreGroup {
   // Makes and stages all parts of dQ from kPart on. The first part is made elsewhere, since it
   // takes the place of the rest of the state.
   template <int kPart>
-  __device__ __forceinline__ void finish_dq(State& c, bool mixed, unsigned n) const {
+  ATTN_DEVICE void finish_dq(State& c, bool mixed, unsigned n) const {
     if constexpr (kPart < Order::kParts) {
       float dq[Order::columns(kPart) / 2];
       products.template issue_dq<kPart>(dq, c);
@@ -82,13 +82,13 @@ struct BackwardSm90ScoreGroup {
   }
 
   // Whether step n, of the other score warpgroup, is the last of its tile.
-  __device__ __forceinline__ bool is_last(unsigned n) const {
+  ATTN_DEVICE bool is_last(unsigned n) const {
     tiles.wait_for_step(n);
     return Tiles::is(tiles.step_flags(n), BackwardStep::kLast);
   }
 
   // Waits for S, gives Q back, and applies the mask, or the tanh that the score is made of.
-  __device__ __forceinline__ void take_s(State& c, unsigned n, bool mixed) const {
+  ATTN_DEVICE void take_s(State& c, unsigned n, bool mixed) const {
     wgmma_wait<0>();
     pin(c.s);
     tiles.q_ring().release(n);
@@ -97,14 +97,14 @@ struct BackwardSm90ScoreGroup {
     c.d_o = uniform(c.d_o);  // asked for where it is used, so that it is scalar
   }
   // Waits for dP, gives dO back, and waits for a place for dS.
-  __device__ __forceinline__ void take_dp(State& c, unsigned n) const {
+  ATTN_DEVICE void take_dp(State& c, unsigned n) const {
     wgmma_wait<0>();
     pin(c.dp);
     tiles.o_ring().release(n);
     if constexpr (kWaitLate) tiles.ds_ring().wait_empty(n);
   }
   // dQ of the last step of a tile, with which K and V are given back.
-  __device__ __forceinline__ void end_tile(State& c, unsigned n, bool mixed) const {
+  ATTN_DEVICE void end_tile(State& c, unsigned n, bool mixed) const {
     if constexpr (kGroups == 1) tiles.v_ring().release(0);
     products.template issue_dq<0>(c.dq, c);
     dq_stage.wait_for_place(n, 0);
@@ -118,7 +118,7 @@ struct BackwardSm90ScoreGroup {
     if (kGroups == 1 && !early) tiles.k_ring().release(0);
   }
   // Issues dQ of step n, and S of the next step of the tile.
-  __device__ __forceinline__ void turn_to_next(State& c, unsigned n, bool mixed) const {
+  ATTN_DEVICE void turn_to_next(State& c, unsigned n, bool mixed) const {
     products.template issue_dq<0>(c.dq, c);
     dq_stage.wait_for_place(n, 0);
     if constexpr (Order::kParts == 1) prepare(c, n + kGroups);
@@ -139,7 +139,7 @@ struct BackwardSm90ScoreGroup {
   }
 
   // Takes steps `group`, `group` + kGroups, ...: S -> P, dP -> dS, and dQ beside S of the next.
-  __device__ __forceinline__ void run(unsigned group) const {
+  ATTN_DEVICE void run(unsigned group) const {
     unsigned n = group;
     unsigned ended = kGroups > 1 && group > 0 && is_last(0) ? 1 : 0;  // before that of step n
     while (true) {

@@ -2,9 +2,11 @@
 // dP = dO V^T and dQ = dS K.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/scores.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/accumulator.cuh"
+#include "tile/matrix_descriptor.cuh"
 
 namespace attn::device {
 
@@ -24,27 +26,25 @@ struct BackwardSm90ScoreProducts {
 
   // rows keys^T over kColumns columns: S from Q and K, or dP from dO and V. rows: a descriptor.
   template <int kColumns>
-  __device__ __forceinline__ void issue_scores(float (&to)[kKeys / 2], unsigned rows,
-                                               int keys_at) const {
+  ATTN_DEVICE void issue_scores(float (&to)[kKeys / 2], unsigned rows, int keys_at) const {
     const unsigned keys = tiles.descriptor(keys_at, 0);
     pin(to);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < (kColumns + 15) / 16; ++step) {
       const int panel = step / 4, inside = step % 4 * 32;
-      ProductSS<Element, kKeys>::run(to, rows + ((panel * Layout::kRowPanel + inside) >> 4),
-                                     keys + ((panel * Layout::kKeyPanel + inside) >> 4), step > 0);
+      ProductSS<Element, kKeys>::run(to, rows + descriptor_step(panel * Layout::kRowPanel + inside),
+                                     keys + descriptor_step(panel * Layout::kKeyPanel + inside),
+                                     step > 0);
     }
     wgmma_commit();
   }
-  __device__ __forceinline__ void issue_s(State& c) const {
-    issue_scores<C::kHeadDim>(c.s, c.q, Layout::kKAt);
-  }
-  __device__ __forceinline__ void issue_dp(State& c) const {
+  ATTN_DEVICE void issue_s(State& c) const { issue_scores<C::kHeadDim>(c.s, c.q, Layout::kKAt); }
+  ATTN_DEVICE void issue_dp(State& c) const {
     issue_scores<C::kHeadDimV>(c.dp, c.d_o, Layout::kVAt);
   }
   template <int kPart, int kCount>
-  __device__ __forceinline__ void issue_dq(float (&dq)[kCount], State& c) const {
+  ATTN_DEVICE void issue_dq(float (&dq)[kCount], State& c) const {
     const unsigned keys = tiles.descriptor(
         Layout::kKAt + kPart * Order::kMostColumns / 64 * Layout::kKeyPanel, Layout::kKeyPanel);
     pin(dq);
@@ -52,7 +52,7 @@ struct BackwardSm90ScoreProducts {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
-      ProductRS<Element, 2 * kCount>::run(dq, &c.ds[4 * step], keys + ((step * 2048) >> 4),
+      ProductRS<Element, 2 * kCount>::run(dq, &c.ds[4 * step], keys + descriptor_step(step * 2048),
                                           step > 0);
     }
     wgmma_commit();

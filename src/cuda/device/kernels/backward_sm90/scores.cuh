@@ -2,6 +2,7 @@
 // warpgroup between products.
 #pragma once
 
+#include "device.cuh"
 #include "expr/visible_keys.cuh"
 #include "kernels/backward_sm90/kept_bits.cuh"
 #include "kernels/backward_sm90/tiles.cuh"
@@ -47,21 +48,19 @@ struct BackwardSm90Scores {
   const Expressions& e;
   const Slope& slope;
 
-  __device__ __forceinline__ int warp() const { return static_cast<int>(tiles.thread / 32); }
-  __device__ __forceinline__ int first_row() const {
+  ATTN_DEVICE int warp() const { return static_cast<int>(tiles.thread / 32); }
+  ATTN_DEVICE int first_row() const {
     return warp() * 16 + static_cast<int>(tiles.thread % 32 / 4);
   }
-  __device__ __forceinline__ int first_column() const {
-    return 2 * static_cast<int>(tiles.thread % 4);
-  }
-  __device__ __forceinline__ Rows load_rows(int at, int stage) const {
+  ATTN_DEVICE int first_column() const { return 2 * static_cast<int>(tiles.thread % 4); }
+  ATTN_DEVICE Rows load_rows(int at, int stage) const {
     const unsigned row =
         tiles.shared + static_cast<unsigned>(at + stage * Layout::kRows + 4 * first_row());
     return {{__int_as_float(load_shared_word(row)), __int_as_float(load_shared_word(row + 32))}};
   }
 
   // D, or the share of it that dropout keeps (differentiate).
-  __device__ __forceinline__ Rows load_d(int stage) const {
+  ATTN_DEVICE Rows load_d(int stage) const {
     Rows d = load_rows(Layout::kDAt, stage);
     if constexpr (C::kScalesLate) {
       const float kept = fmaf(static_cast<float>(tiles.p.dropout_threshold), -0x1p-15f, 1.f);
@@ -73,13 +72,13 @@ struct BackwardSm90Scores {
 
   // Address of this thread's row of the matrices that stmatrix writes first; matrices of 16 keys
   // further on lie at this address with bits 5 and 6 changed.
-  __device__ __forceinline__ unsigned matrix_address(int at) const {
+  ATTN_DEVICE unsigned matrix_address(int at) const {
     const unsigned lane = tiles.thread % 32, row = lane % 16;
     return tiles.shared + static_cast<unsigned>(at + warp() * 2048) + row * 128 +
            ((lane / 16 ^ (row & 7)) << 4);
   }
   // Puts words of 16 keys, the k-th, to their place.
-  static __device__ __forceinline__ void put(unsigned matrices, int k, const unsigned (&words)[4]) {
+  static ATTN_DEVICE void put(unsigned matrices, int k, const unsigned (&words)[4]) {
     store_matrices((matrices ^ static_cast<unsigned>(k % 4 * 32)) +
                        static_cast<unsigned>(k / 4 * Layout::kRowPanel),
                    words);
@@ -87,7 +86,7 @@ struct BackwardSm90Scores {
 
   // S becomes -inf where a query does not see a key, and NaN elsewhere in a row whose LSE is NaN,
   // which is 0 then: P of hidden keys is 0 in any case.
-  __device__ __forceinline__ void apply_mask(State& c, unsigned n) const {
+  ATTN_DEVICE void apply_mask(State& c, unsigned n) const {
     const BackwardStep t = tiles.step(n);
     const int first = t.key0 + first_column();
 #pragma unroll
@@ -115,7 +114,7 @@ struct BackwardSm90Scores {
 
   // S <- tanh(multiple S), what the score and its derivative are made of. By a polynomial where all
   // scores of a warp are small.
-  __device__ __forceinline__ void take_tanh(State& c) const {
+  ATTN_DEVICE void take_tanh(State& c) const {
     const float multiple = tiles.p.scale * Slope::kTanhMultiple;
     if constexpr (Slope::kTanhMultiple <= kSmallTanh) {
       constexpr SmallTanh kTanh = SmallTanhOf<ATTN_PRECISE_MATH>::kValue;
@@ -154,8 +153,7 @@ struct BackwardSm90Scores {
   static constexpr bool kLoadsVectors = Expressions::kVectorWords > 0 && !Slope::kIsOfTanh;
 
   // Called before the k-th 16 keys.
-  __device__ __forceinline__ void take_vectors(Vectors& vectors, const BackwardStep& t,
-                                               int k) const {
+  ATTN_DEVICE void take_vectors(Vectors& vectors, const BackwardStep& t, int k) const {
     if constexpr (kLoadsVectors) {
       using OfRow = typename Expressions::Vectors;
       const auto load = [&](OfRow& of_row, int i, int first) {
@@ -168,8 +166,8 @@ struct BackwardSm90Scores {
 
   // P of S = x; x becomes P, or P dT/dS, as dS needs it. Never above 1 where there is a score,
   // but where that is a softcap by 2^-9 in f16 and 2^-6 in bf16.
-  __device__ __forceinline__ float probability(float& x, float lse2, int at, const BackwardStep& t,
-                                               const Vectors& vectors) const {
+  ATTN_DEVICE float probability(float& x, float lse2, int at, const BackwardStep& t,
+                                const Vectors& vectors) const {
     float y = x, gradient = 1.f;
     if constexpr (Slope::kIsOfTanh) {
       const int query = t.query0 + first_row() + at / 2 % 2 * 8;
@@ -208,8 +206,7 @@ struct BackwardSm90Scores {
 
   // S <- P, also to shared memory. between(k): called before the k-th 16 keys.
   template <class Between>
-  __device__ __forceinline__ void exponentiate(State& c, unsigned n, int to,
-                                               Between between) const {
+  ATTN_DEVICE void exponentiate(State& c, unsigned n, int to, Between between) const {
     BackwardStep t{};
     if constexpr (Expressions::kHasScore || C::kDropout) t = tiles.step(n);
     const unsigned matrices = matrix_address(to);
@@ -242,7 +239,7 @@ struct BackwardSm90Scores {
   // dS = P dT/dS (Z dP - D), to shared memory and as operand of dQ's product. kScalesLate:
   // dropout's factor is left to who stores dQ and dK: Z is 0 or 1 here, and D divided by it, so
   // that no score is multiplied.
-  __device__ __forceinline__ void differentiate(State& c, bool mixed, int to) const {
+  ATTN_DEVICE void differentiate(State& c, bool mixed, int to) const {
     if constexpr (C::kDropout) {
 #pragma unroll
       for (int word = 0; word < kKeys / 64; ++word) {

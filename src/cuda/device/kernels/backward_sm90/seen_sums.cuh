@@ -2,6 +2,7 @@
 // Hopper backward kernel would take a NaN or an infinity that the mask hides times 0 for NaN.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/mbarrier.cuh"
 #include "tile/scalar.cuh"
 #include "tile/swizzle.cuh"
@@ -9,15 +10,13 @@
 namespace attn::device {
 
 // Reads an element or two of a panel, by row and column.
-__device__ __forceinline__ unsigned panel_word(unsigned panels, int panel_bytes, int row,
-                                               int column) {
+ATTN_DEVICE unsigned panel_word(unsigned panels, int panel_bytes, int row, int column) {
   const unsigned panel = panels + static_cast<unsigned>(column / 64 * panel_bytes);
   return static_cast<unsigned>(load_shared_word(swizzled(panel, row, column % 64 / 8) +
                                                 static_cast<unsigned>(column % 8 / 2 * 4)));
 }
 template <class Element>
-__device__ __forceinline__ float panel_element(unsigned panels, int panel_bytes, int row,
-                                               int column) {
+ATTN_DEVICE float panel_element(unsigned panels, int panel_bytes, int row, int column) {
   const unsigned word = panel_word(panels, panel_bytes, row, column);
   return Scalar<Element>::from(static_cast<unsigned short>(column % 2 == 0 ? word : word >> 16));
 }
@@ -25,8 +24,8 @@ __device__ __forceinline__ float panel_element(unsigned panels, int panel_bytes,
 // sums (an accumulator of columns from column0 on) += weight(i, row) * the row, for rows 0 to kRows
 // - 1 of the panels; i: row of the accumulator's two.
 template <class Element, int kRows, int kCount, class Weight>
-__device__ __forceinline__ void add_seen(float (&sums)[kCount], Weight weight, unsigned panels,
-                                         int panel_bytes, int column0) {
+ATTN_DEVICE void add_seen(float (&sums)[kCount], Weight weight, unsigned panels, int panel_bytes,
+                          int column0) {
 #pragma unroll 1
   for (int row = 0; row < kRows; ++row) {
     const float weights[2] = {weight(0, row), weight(1, row)};
@@ -51,7 +50,7 @@ __device__ __forceinline__ void add_seen(float (&sums)[kCount], Weight weight, u
 // threads each looks at its share. Rows from `used` on, which nobody sees, become zeros: there may
 // lie the next sequence, whose values are not to change the order of sums.
 template <class Element, int kRows>
-__device__ __forceinline__ bool any_special(unsigned at, int bytes, int used) {
+ATTN_DEVICE bool any_special(unsigned at, int bytes, int used) {
   // Where an exponent is all ones, it and its lowest bit add up to the sign's bit.
   constexpr unsigned kLow = Element::kExponent & (0u - Element::kExponent);
   unsigned sums = 0;

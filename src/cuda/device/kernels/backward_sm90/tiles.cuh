@@ -2,6 +2,7 @@
 // of queries, and the barriers.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/layout.cuh"
 #include "params.cuh"
 #include "ptx/cluster.cuh"
@@ -10,6 +11,7 @@
 #include "schedule/key_tiles.cuh"
 #include "schedule/query_words.cuh"
 #include "schedule/sequence.cuh"
+#include "tile/matrix_descriptor.cuh"
 
 namespace attn::device {
 
@@ -24,7 +26,7 @@ struct BackwardStep {
   // when it comes.
   static constexpr int kUnseen = 16, kAfterShift = 5;
   // Whether no tile before this one sees the block, so that dQ is stored and not added.
-  __device__ __forceinline__ bool is_first_turn() const {
+  ATTN_DEVICE bool is_first_turn() const {
     return static_cast<unsigned>(flags) >> kAfterShift == 0;
   }
   int flags, query0, key0, head_q;
@@ -53,77 +55,53 @@ struct BackwardSm90Tiles {
   unsigned rank;    // of this block of threads in its cluster
   unsigned thread;  // of its warpgroup
 
-  __device__ __forceinline__ unsigned step_address(unsigned n) const {
+  ATTN_DEVICE unsigned step_address(unsigned n) const {
     return shared +
            static_cast<unsigned>(Layout::kStepAt + StepRing::stage(n) * Layout::kStepBytes);
   }
-  __device__ __forceinline__ void put_step(unsigned n, const BackwardStep& s) const {
+  ATTN_DEVICE void put_step(unsigned n, const BackwardStep& s) const {
     store_shared(step_address(n), {s.flags, s.query0, s.key0, s.head_q});
     store_shared(step_address(n) + 16, {s.batch, s.length_q, s.length_k, s.place});
   }
   // Step n, its first key being the first one of this block of threads.
-  __device__ __forceinline__ BackwardStep step(unsigned n) const {
+  ATTN_DEVICE BackwardStep step(unsigned n) const {
     const Int4 a = load_shared(step_address(n)), b = load_shared(step_address(n) + 16);
     return {a.x, a.y, a.z + static_cast<int>(rank) * kKeys, a.w, b.x, b.y, b.z, b.w};
   }
   // Waits until step n is made. It is written out, since step_ring().wait(n) gives other machine
   // code where tiles take turns.
-  __device__ __forceinline__ void wait_for_step(unsigned n) const {
+  ATTN_DEVICE void wait_for_step(unsigned n) const {
     const int place = StepRing::stage(n);
     const unsigned parity = StepRing::parity(n);
     mbarrier_wait(shared + static_cast<unsigned>(Layout::kFullStep + 8 * place), parity);
   }
-  __device__ __forceinline__ int step_flags(unsigned n) const {
-    return load_shared_word(step_address(n));
-  }
+  ATTN_DEVICE int step_flags(unsigned n) const { return load_shared_word(step_address(n)); }
   // Asked of the warp, so that the compiler knows that it stays together: counters and descriptors
   // are then scalar.
-  static __device__ __forceinline__ bool is(int flags, int flag) {
-    return __any_sync(~0u, (flags & flag) != 0);
-  }
+  static ATTN_DEVICE bool is(int flags, int flag) { return __any_sync(~0u, (flags & flag) != 0); }
 
-  __device__ __forceinline__ KeysRing k_ring() const {
-    return {shared, Layout::kFullK, Layout::kEmptyK};
-  }
-  __device__ __forceinline__ KeysRing v_ring() const {
-    return {shared, Layout::kFullV, Layout::kEmptyV};
-  }
-  __device__ __forceinline__ QueryRing q_ring() const {
-    return {shared, Layout::kFullQ, Layout::kEmptyQ};
-  }
-  __device__ __forceinline__ OutputRing o_ring() const {
-    return {shared, Layout::kFullO, Layout::kEmptyO};
-  }
-  __device__ __forceinline__ ScoreRing p_ring() const {
-    return {shared, Layout::kFullP, Layout::kEmptyP};
-  }
-  __device__ __forceinline__ ScoreRing ds_ring() const {
-    return {shared, Layout::kFullS, Layout::kEmptyS};
-  }
+  ATTN_DEVICE KeysRing k_ring() const { return {shared, Layout::kFullK, Layout::kEmptyK}; }
+  ATTN_DEVICE KeysRing v_ring() const { return {shared, Layout::kFullV, Layout::kEmptyV}; }
+  ATTN_DEVICE QueryRing q_ring() const { return {shared, Layout::kFullQ, Layout::kEmptyQ}; }
+  ATTN_DEVICE OutputRing o_ring() const { return {shared, Layout::kFullO, Layout::kEmptyO}; }
+  ATTN_DEVICE ScoreRing p_ring() const { return {shared, Layout::kFullP, Layout::kEmptyP}; }
+  ATTN_DEVICE ScoreRing ds_ring() const { return {shared, Layout::kFullS, Layout::kEmptyS}; }
   // The other block of threads' dS.
-  __device__ __forceinline__ ScoreRing other_ring() const {
+  ATTN_DEVICE ScoreRing other_ring() const {
     return {shared, Layout::kFullOther, Layout::kEmptyOther};
   }
-  __device__ __forceinline__ StepRing step_ring() const {
-    return {shared, Layout::kFullStep, Layout::kEmptyStep};
-  }
-  __device__ __forceinline__ StagedRing staged_ring() const {
+  ATTN_DEVICE StepRing step_ring() const { return {shared, Layout::kFullStep, Layout::kEmptyStep}; }
+  ATTN_DEVICE StagedRing staged_ring() const {
     return {shared, Layout::kFullStaged, Layout::kEmptyStaged};
   }
-  __device__ __forceinline__ TurnRing turn_ring() const {
-    return {shared, Layout::kFullTurn, Layout::kEmptyTurn};
-  }
-  __device__ __forceinline__ KeptRing kept_ring() const {
-    return {shared, Layout::kFullKept, Layout::kEmptyKept};
-  }
+  ATTN_DEVICE TurnRing turn_ring() const { return {shared, Layout::kFullTurn, Layout::kEmptyTurn}; }
+  ATTN_DEVICE KeptRing kept_ring() const { return {shared, Layout::kFullKept, Layout::kEmptyKept}; }
 
-  // Low word of the descriptor of the tile at a place (ptx/wgmma.cuh), whose panels `leading` bytes
-  // apart matter where the product runs along its columns. Warps agree on the place, so no thread
-  // is asked.
-  __device__ __forceinline__ unsigned descriptor(int at, int leading) const {
-    unsigned address = shared + static_cast<unsigned>(at);
-    if constexpr (C::kCluster > 1) address &= 0x3FFFF;  // addresses in a cluster say whose they are
-    return address >> 4 | static_cast<unsigned>(leading) >> 4 << 16;
+  // The descriptor of the tile at a place. Warps agree on the place, so no thread is asked.
+  ATTN_DEVICE unsigned descriptor(int at, int leading) const {
+    constexpr bool kInCluster = C::kCluster > 1;
+    return matrix_descriptor<kInCluster>(shared + static_cast<unsigned>(at),
+                                         static_cast<unsigned>(leading));
   }
 };
 

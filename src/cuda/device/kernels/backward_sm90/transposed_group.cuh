@@ -3,9 +3,11 @@
 // quarters of the shared memory that products of 64 keys by 64 columns do.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/gradient_side.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/accumulator.cuh"
+#include "tile/matrix_descriptor.cuh"
 
 namespace attn::device {
 
@@ -24,11 +26,11 @@ struct BackwardSm90TransposedGroup {
   const Tiles& tiles;
   BackwardSm90GradientSide<C, kOfV> side;
 
-  static __device__ __forceinline__ void pin_all(Sums& sums) {
+  static ATTN_DEVICE void pin_all(Sums& sums) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) pin(sums.x[part]);
   }
-  __device__ __forceinline__ void issue_step(Sums& sums, unsigned n, bool add) const {
+  ATTN_DEVICE void issue_step(Sums& sums, unsigned n, bool add) const {
     fence_proxy_async();
     const unsigned a = tiles.descriptor(side.rows_at(n), 0);
     const unsigned b = tiles.descriptor(side.scores_at(n), Layout::kRowPanel);
@@ -38,20 +40,20 @@ struct BackwardSm90TransposedGroup {
     for (int step = 0; step < kQueries / 16; ++step) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        ProductTT<Element, kTileKeys>::run(sums.x[part],
-                                           a + ((part * Layout::kRowPanel + step * 2048) >> 4),
-                                           b + ((step * 2048) >> 4), step > 0 || add);
+        ProductTT<Element, kTileKeys>::run(
+            sums.x[part], a + descriptor_step(part * Layout::kRowPanel + step * 2048),
+            b + descriptor_step(step * 2048), step > 0 || add);
       }
     }
     wgmma_commit();
   }
   // The column of the head that row i of a thread's two is.
-  static __device__ __forceinline__ int column(int part, int i) {
+  static ATTN_DEVICE int column(int part, int i) {
     return 64 * part + static_cast<int>(threadIdx.x % 128 / 32) * 16 +
            static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
   }
   // Adds a step element by element, where a product would spread NaN.
-  __device__ __forceinline__ void add_step_visible(Sums& sums, unsigned n, bool add) const {
+  ATTN_DEVICE void add_step_visible(Sums& sums, unsigned n, bool add) const {
     const unsigned scores = tiles.shared + static_cast<unsigned>(side.scores_at(n));
     const unsigned rows = tiles.shared + static_cast<unsigned>(side.rows_at(n));
 #pragma unroll
@@ -86,7 +88,7 @@ struct BackwardSm90TransposedGroup {
 
   // s: of the tile. Threads whose columns are neighbours exchange halves, so that each stores two
   // columns of a key.
-  __device__ __forceinline__ void store(const Sums& sums, const BackwardStep& s) const {
+  ATTN_DEVICE void store(const Sums& sums, const BackwardStep& s) const {
     void* const to = kOfV ? tiles.p.dv : tiles.p.dk;
     if (to == nullptr) return;
     const Strides& strides = kOfV ? tiles.p.dv_strides : tiles.p.dk_strides;
@@ -130,12 +132,12 @@ struct BackwardSm90Gradients {
   OfK k;
 
   // The flags of step n, when its dO and Q are there.
-  __device__ __forceinline__ int wait_for_rows(unsigned n) const {
+  ATTN_DEVICE int wait_for_rows(unsigned n) const {
     v.side.wait_for_rows(n);
     return k.side.wait_for_rows(n);
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     unsigned n = 0;  // steps so far
     int flags = wait_for_rows(n);
     while (!Tiles::is(flags, BackwardStep::kEnd)) {

@@ -4,6 +4,7 @@
 // than a step, so the lanes of the warp do it for as many turns at once.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/tiles.cuh"
 #include "ptx/turn.cuh"
 #include "schedule/dq_turns.cuh"
@@ -23,13 +24,13 @@ struct BackwardTurnKeeper {
 
   // Null for a tile that nobody sees, which takes no turn. A place has dQ of 2 KB at least: no
   // memory holds 2^32 words.
-  __device__ __forceinline__ unsigned* word_of(const BackwardStep& s, unsigned turn) const {
+  ATTN_DEVICE unsigned* word_of(const BackwardStep& s, unsigned turn) const {
     if ((s.flags & BackwardStep::kUnseen) != 0) return nullptr;
     return DqTurns<C>::passed(tiles.p) + (static_cast<unsigned>(s.place) * DqTurns<C>::kOfPlace +
                                           tiles.rank + turn % Layout::kTurnsOfStep);
   }
   // Keeps the turns of all steps; for a whole warp.
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     unsigned turn = static_cast<unsigned>(lane);
     State state = lane < Layout::kTurns ? State::ahead : State::done;

@@ -1,6 +1,7 @@
 // Shared memory of the Hopper kernel of a bias's gradient: a ring of pairs of operands.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90/layout.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
@@ -54,27 +55,27 @@ struct BackwardSm90BuffersRing {
   using Ring = BackwardRing<C::kStages>;
   unsigned shared;  // 1024-byte aligned
 
-  __device__ __forceinline__ unsigned barrier(int first, int stage) const {
+  ATTN_DEVICE unsigned barrier(int first, int stage) const {
     return shared + static_cast<unsigned>(first + 8 * stage);
   }
-  __device__ __forceinline__ unsigned place(unsigned n) const {
+  ATTN_DEVICE unsigned place(unsigned n) const {
     return shared + static_cast<unsigned>(Ring::stage(n) * Layout::kPlace);
   }
-  __device__ __forceinline__ unsigned step_address(unsigned n) const {
+  ATTN_DEVICE unsigned step_address(unsigned n) const {
     return shared + static_cast<unsigned>(Layout::kStepAt + Ring::stage(n) * Layout::kStepBytes);
   }
-  __device__ __forceinline__ Step step(unsigned n) const {
+  ATTN_DEVICE Step step(unsigned n) const {
     const Int4 a = load_shared(step_address(n)), b = load_shared(step_address(n) + 16);
     return {uniform(a.x), a.y, a.z, a.w, b.x, b.y, b.z, b.w};
   }
-  __device__ __forceinline__ void wait_full(unsigned n) const {
+  ATTN_DEVICE void wait_full(unsigned n) const {
     mbarrier_wait(barrier(Layout::kFull, Ring::stage(n)), Ring::parity(n));
   }
-  __device__ __forceinline__ void wait_empty(unsigned n) const {
+  ATTN_DEVICE void wait_empty(unsigned n) const {
     mbarrier_wait(barrier(Layout::kEmpty, Ring::stage(n)), Ring::parity(n) ^ 1);
   }
   // One arrival a warp, for what all its threads read.
-  __device__ __forceinline__ void give_back(unsigned n) const {
+  ATTN_DEVICE void give_back(unsigned n) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier(Layout::kEmpty, Ring::stage(n)));
   }

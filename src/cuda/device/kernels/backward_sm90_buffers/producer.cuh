@@ -1,6 +1,7 @@
 // The warp of the Hopper kernel of a bias's gradient that deals tiles and asks for operands.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90_buffers/layout.cuh"
 #include "ptx/tma.cuh"
 #include "schedule/block_list.cuh"
@@ -22,8 +23,8 @@ struct BackwardSm90BuffersProducer {
 
   // Asks for the rows and keys of use n. For one thread.
   template <int kPanels>
-  __device__ __forceinline__ void load(unsigned n, const TensorMap& rows, const TensorMap& keys,
-                                       const GradientTile<C>& tile, int key) const {
+  ATTN_DEVICE void load(unsigned n, const TensorMap& rows, const TensorMap& keys,
+                        const GradientTile<C>& tile, int key) const {
     const Sequence& q = tile.sequence;
     const unsigned ready = ring.barrier(Layout::kFull, BackwardRing<C::kStages>::stage(n));
     mbarrier_arrive_expect(ready, kPanels * (Layout::kRowPanel + Layout::kKeyPanel));
@@ -38,24 +39,23 @@ struct BackwardSm90BuffersProducer {
     }
   }
   // Puts a step to the place of use n, which is free.
-  __device__ __forceinline__ void put_step(unsigned n, const Step& s) const {
+  ATTN_DEVICE void put_step(unsigned n, const Step& s) const {
     store_shared(ring.step_address(n), {s.flags, s.query0, s.key0, s.head});
     store_shared(ring.step_address(n) + 16, {s.batch, s.length_q, s.length_k, s.split});
   }
   // A step without products. For one thread.
-  __device__ __forceinline__ void publish_empty(unsigned n, const Step& s) const {
+  ATTN_DEVICE void publish_empty(unsigned n, const Step& s) const {
     ring.wait_empty(n);
     put_step(n, s);
     mbarrier_arrive(ring.barrier(Layout::kFull, BackwardRing<C::kStages>::stage(n)));
   }
   // A step of a tile, and its pair of batch entry and head.
-  static __device__ __forceinline__ Step step(int flags, const Tiles& tiles,
-                                              const GradientTile<C>& tile) {
+  static ATTN_DEVICE Step step(int flags, const Tiles& tiles, const GradientTile<C>& tile) {
     const Sequence& q = tile.sequence;
     return {flags,      tile.first, tiles.block * C::kBlockN, tile.head, q.batch, q.length_q,
             q.length_k, tiles.split};
   }
-  __device__ __forceinline__ void publish(unsigned n, int flags, const Tiles& tiles, int i) const {
+  ATTN_DEVICE void publish(unsigned n, int flags, const Tiles& tiles, int i) const {
     const GradientTile<C> tile = tiles.tile(i);
     const Step s = step(flags, tiles, tile);
     ring.wait_empty(n);
@@ -67,7 +67,7 @@ struct BackwardSm90BuffersProducer {
 
   // Asks for the operands of a tile's steps, from use n on. For a warp, which finds together what
   // they see.
-  __device__ __forceinline__ void take_tile(const Tiles& tiles, unsigned& n, bool asks) const {
+  ATTN_DEVICE void take_tile(const Tiles& tiles, unsigned& n, bool asks) const {
     const auto coverage_of = [&](int i) { return tiles.coverage(e, i); };
     BlockList list(coverage_of, tiles.count);
     if (!list.more()) {
@@ -86,7 +86,7 @@ struct BackwardSm90BuffersProducer {
     }
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     const bool asks = threadIdx.x == 0;
     if (asks) {
       prefetch_tensor_map(maps.q);

@@ -1,10 +1,12 @@
 // The warpgroup of the Hopper kernel of a bias's gradient that has 64 queries of each tile.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/backward_sm90_buffers/layout.cuh"
 #include "kernels/backward_weights.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/accumulator.cuh"
+#include "tile/matrix_descriptor.cuh"
 #include "tile/row_product.cuh"
 #include "tile/score_vectors.cuh"
 
@@ -45,14 +47,14 @@ struct BackwardSm90BuffersGroup {
   };
 
   // Row i of the thread's two, counted in the tile.
-  __device__ __forceinline__ int row(int i) const {
+  ATTN_DEVICE int row(int i) const {
     return 64 * group + static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) +
            8 * i;
   }
-  static __device__ __forceinline__ int pair() { return 2 * static_cast<int>(threadIdx.x % 4); }
+  static ATTN_DEVICE int pair() { return 2 * static_cast<int>(threadIdx.x % 4); }
 
   // Of rows that are none of the sequence it reads others, which is of no use.
-  __device__ __forceinline__ Rows load_rows(const Step& step) const {
+  ATTN_DEVICE Rows load_rows(const Step& step) const {
     const RowTerms* const all =
         p.row_terms + (static_cast<long long>(step.batch) * p.heads_q + step.head) * p.seqlen_q;
     Rows rows;
@@ -68,7 +70,7 @@ struct BackwardSm90BuffersGroup {
 
   // rows keys^T of a part's keys over kColumns columns, of the operands of use n.
   template <int kColumns>
-  __device__ __forceinline__ void issue(float (&to)[kPartSums], unsigned n, int part) const {
+  ATTN_DEVICE void issue(float (&to)[kPartSums], unsigned n, int part) const {
     const unsigned place = ring.place(n) >> 4;
     const unsigned rows = uniform(place + static_cast<unsigned>(group * 64 * 128 / 16));
     const unsigned keys =
@@ -79,15 +81,14 @@ struct BackwardSm90BuffersGroup {
     for (int step = 0; step < (kColumns + 15) / 16; ++step) {
       const int panel = step / 4, inside = step % 4 * 32;
       ProductSS<Element, C::kPartKeys>::run(
-          to, rows + static_cast<unsigned>((panel * Layout::kRowPanel + inside) >> 4),
-          keys + static_cast<unsigned>((panel * Layout::kKeyPanel + inside) >> 4), step > 0);
+          to, rows + descriptor_step(panel * Layout::kRowPanel + inside),
+          keys + descriptor_step(panel * Layout::kKeyPanel + inside), step > 0);
     }
     wgmma_commit();
   }
 
   // Loads elements of a buffer from a key on.
-  __device__ __forceinline__ void take_vectors(State& c, int chunk, const Step& step,
-                                               int first_key) const {
+  ATTN_DEVICE void take_vectors(State& c, int chunk, const Step& step, int first_key) const {
     using OfRow = typename Expressions::Vectors;
     c.vectors.take(e, chunk, [&](OfRow& vectors, int i, int first) {
       e.template load_vectors<kTransposed>(vectors, step.query0 + row(i), first_key + first,
@@ -95,7 +96,7 @@ struct BackwardSm90BuffersGroup {
     });
   }
 
-  __device__ __forceinline__ void keep_vectors(State& c, const Step& step) const {
+  ATTN_DEVICE void keep_vectors(State& c, const Step& step) const {
 #pragma unroll
     for (int chunk = 0; chunk < C::kBlockN / 32; ++chunk) take_vectors(c, chunk, step, step.key0);
   }
@@ -103,7 +104,7 @@ struct BackwardSm90BuffersGroup {
   // The scores by expression of a part, from S, which is kept beside them for derivatives that need
   // it.
   template <int kPart>
-  __device__ __forceinline__ void take_scores(State& c, const Step& step) const {
+  ATTN_DEVICE void take_scores(State& c, const Step& step) const {
     const int first_key = step.key0 + kPart * C::kPartKeys;
     constexpr int kFirst = kKeeps ? kPart * kPartSums : 0;  // register of the vectors
     const int vector_key = first_key - kFirst * 2;
@@ -125,7 +126,7 @@ struct BackwardSm90BuffersGroup {
   // Adds dT of a part, whose scores and dP the thread holds, to the sums. kPlain: the queries see
   // all keys, and no LSE is NaN, so that a score of -inf has P = 0 by itself.
   template <int kPart, bool kPlain>
-  __device__ __forceinline__ void add_part(State& c, const Step& step, const Rows& rows) const {
+  ATTN_DEVICE void add_part(State& c, const Step& step, const Rows& rows) const {
     const Sequence q{step.batch, step.length_q, step.length_k};
     const Weights weights{p, e, gradients, q, step.head};
     constexpr bool kHides = C::kScoreHides && !kPlain;
@@ -150,8 +151,7 @@ struct BackwardSm90BuffersGroup {
   }
 
   // Stores a row's keys by pairs where that is possible.
-  __device__ __forceinline__ void store_row(const State& c, int i, const ElementRow& to,
-                                            int key) const {
+  ATTN_DEVICE void store_row(const State& c, int i, const ElementRow& to, int key) const {
     const auto address = reinterpret_cast<unsigned long long>(to.to);
     const int count =
         static_cast<int>(min(to.count, static_cast<long long>(key) + C::kBlockN)) - key;
@@ -173,7 +173,7 @@ struct BackwardSm90BuffersGroup {
       }
     }
   }
-  __device__ __forceinline__ void store(const State& c, const Step& step) const {
+  ATTN_DEVICE void store(const State& c, const Step& step) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       store_row(c, i,
@@ -187,8 +187,8 @@ struct BackwardSm90BuffersGroup {
   // S and dP of the first are on their way. Those of the next are asked for as soon as there is
   // room for them: S when the scores are taken, dP when dT is.
   template <int kPart>
-  __device__ __forceinline__ void add_parts(State& c, unsigned n, const Step& step,
-                                            const Rows& rows, bool plain) const {
+  ATTN_DEVICE void add_parts(State& c, unsigned n, const Step& step, const Rows& rows,
+                             bool plain) const {
     constexpr bool kLast = kPart == kParts - 1;
     wgmma_wait<1>();
     pin(c.s);
@@ -208,7 +208,7 @@ struct BackwardSm90BuffersGroup {
       add_parts<kPart + 1>(c, n, step, rows, plain);
     }
   }
-  __device__ __forceinline__ void add_step(State& c, unsigned n, const Step& step) const {
+  ATTN_DEVICE void add_step(State& c, unsigned n, const Step& step) const {
     const Rows rows = load_rows(step);
     issue<C::kHeadDim>(c.s, n, 0);
     ring.wait_full(n + 1);
@@ -217,7 +217,7 @@ struct BackwardSm90BuffersGroup {
     add_parts<0>(c, n, step, rows, !__any_sync(~0u, is_nan || (step.flags & Step::kMixed) != 0));
   }
 
-  __device__ __forceinline__ void run() const {
+  ATTN_DEVICE void run() const {
     unsigned n = 0;  // uses so far
     State c;
     while (true) {

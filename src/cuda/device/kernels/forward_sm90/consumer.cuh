@@ -2,6 +2,7 @@
 // blocks of one tile after the other.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/forward_sm90/epilogue.cuh"
 #include "kernels/forward_sm90/softmax.cuh"
 
@@ -24,7 +25,7 @@ struct ForwardSm90Consumer {
   ForwardSm90Softmax<C, Expressions> softmax;
   Epilogue epilogue;
 
-  __device__ __forceinline__ void consume() const {
+  ATTN_DEVICE void consume() const {
     State c;
     if (C::kTakeTurns && tiles.consumer == C::kConsumers - 1) products.give_turn();
     Own t = next_tile(c);
@@ -45,7 +46,7 @@ struct ForwardSm90Consumer {
     }
   }
 
-  __device__ __forceinline__ Own next_tile(State& c) const {
+  ATTN_DEVICE Own next_tile(State& c) const {
     const auto ring = tiles.tile_ring();
     const int slot = ring.place(c.tiles());
     ring.wait(c.tiles());
@@ -53,19 +54,17 @@ struct ForwardSm90Consumer {
     return tiles.own_at(slot);
   }
   // Slots of the tile begun last and of the one before.
-  static __device__ __forceinline__ int slot_now(const State& c) {
-    return Tiles::TileRing::stage(c.tiles() - 1);
-  }
-  static __device__ __forceinline__ int slot_before(const State& c) {
+  static ATTN_DEVICE int slot_now(const State& c) { return Tiles::TileRing::stage(c.tiles() - 1); }
+  static ATTN_DEVICE int slot_before(const State& c) {
     return Tiles::TileRing::stage(c.tiles() - 2);
   }
-  __device__ __forceinline__ Blocks blocks(const State& c, const Own& t) const {
+  ATTN_DEVICE Blocks blocks(const State& c, const Own& t) const {
     if (!t.exists) return {};
     return tiles.template first_blocks<Blocks>(slot_now(c), tiles.consumer, t.w);
   }
 
   // Lets the blocks pass that this warpgroup sees nothing of.
-  __device__ __forceinline__ void pass_empty(State& c, Blocks& list) const {
+  ATTN_DEVICE void pass_empty(State& c, Blocks& list) const {
     while (list.more() && list.empty_for_own()) {
       tiles.k_ring().wait(c.blocks);
       tiles.k_ring().release(c.blocks);
@@ -78,16 +77,14 @@ struct ForwardSm90Consumer {
     }
   }
 
-  __device__ __forceinline__ void wait_q(const State& c) const {
-    tiles.q_ring(tiles.consumer).wait(c.queries());
-  }
-  __device__ __forceinline__ void release_q(State& c) const {
+  ATTN_DEVICE void wait_q(const State& c) const { tiles.q_ring(tiles.consumer).wait(c.queries()); }
+  ATTN_DEVICE void release_q(State& c) const {
     tiles.q_ring(tiles.consumer).release(c.queries());
     c.next_query();
   }
   // Ends the tile before the one begun last. O goes to memory through the place of its Q where the
   // next tile's has another; the place is given back then.
-  __device__ __forceinline__ void finish(State& c, const RowEnds& ends) const {
+  ATTN_DEVICE void finish(State& c, const RowEnds& ends) const {
     if constexpr (Epilogue::kCanStage) {
       const auto ring = tiles.q_ring(tiles.consumer);
       const int place = ring.place(c.queries() - 1);
@@ -100,7 +97,7 @@ struct ForwardSm90Consumer {
     }
   }
   // Writes a tile whose rows see no key.
-  __device__ __forceinline__ void write_nothing_seen(State& c) const {
+  ATTN_DEVICE void write_nothing_seen(State& c) const {
     c.softmax = OnlineSoftmax{};
 #pragma unroll
     for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] = 0;
@@ -109,7 +106,7 @@ struct ForwardSm90Consumer {
 
   // Goes on from the first block of `list`, of tile `t`, for as long as the next tile begins with a
   // block that this warpgroup works on. Leaves in `t` the tile after the last one done.
-  __device__ __forceinline__ void attend(State& c, Own& t, Blocks& list) const {
+  ATTN_DEVICE void attend(State& c, Own& t, Blocks& list) const {
     float factor[2];       // of O, of a step of the online softmax
     RowEnds ended;         // of the tile before
     int used = 0;          // keys in use of the block whose P waits for its V
@@ -181,7 +178,7 @@ struct ForwardSm90Consumer {
     }
   }
 
-  static __device__ __forceinline__ void scale(State& c, const float (&factor)[2]) {
+  static ATTN_DEVICE void scale(State& c, const float (&factor)[2]) {
 #pragma unroll
     for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
   }
@@ -190,8 +187,8 @@ struct ForwardSm90Consumer {
   // softmax of one and the products of the next is time in which tensor cores wait, so nothing is
   // decided here of what the general round asks. All warps of the warpgroup must leave together, as
   // they issue the same products; what differs between them is a branch inside.
-  __device__ __forceinline__ void attend_plain(State& c, const Own& t, Blocks& list, int& used,
-                                               bool& add, bool& large) const {
+  ATTN_DEVICE void attend_plain(State& c, const Own& t, Blocks& list, int& used, bool& add,
+                                bool& large) const {
     const unsigned q = products.q_descriptor(c);
     unsigned k = products.k_descriptor(c), v = products.v_descriptor(c);
     unsigned plain = list.is_plain();

@@ -1,6 +1,7 @@
 // The end of a tile in the Hopper forward kernel: LSE, and O from the accumulators to memory.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/forward_sm90/products.cuh"
 #include "softmax/denominator.cuh"
 #include "softmax/visible_row.cuh"
@@ -24,7 +25,7 @@ struct ForwardSm90Epilogue {
     int query, head;
     bool exists, used;
   };
-  __device__ __forceinline__ Row row_of(const Own& t, int i) const {
+  ATTN_DEVICE Row row_of(const Own& t, int i) const {
     const int row = t.row + 8 * i;
     const int query = row / C::kGroup;
     return {query, Tiles::query_head(t.w, row),
@@ -32,7 +33,7 @@ struct ForwardSm90Epilogue {
             query < t.w.sequence.length_q};
   }
   // The place of a row among the partial results.
-  __device__ __forceinline__ long long partial_row(const Work& w, const Row& r) const {
+  ATTN_DEVICE long long partial_row(const Work& w, const Row& r) const {
     return ((static_cast<long long>(w.split) * tiles.p.batch + w.sequence.batch) * tiles.p.heads_q +
             r.head) *
                tiles.p.seqlen_q +
@@ -43,7 +44,7 @@ struct ForwardSm90Epilogue {
   struct RowEnds {
     float lse[2], factor[2];
   };
-  __device__ __forceinline__ RowEnds ends_of(const OnlineSoftmax& softmax, int slot) const {
+  ATTN_DEVICE RowEnds ends_of(const OnlineSoftmax& softmax, int slot) const {
     constexpr float kLn2 = 0.6931471805599453f;
     const Own t = tiles.own_at(slot);
     RowEnds ends;
@@ -70,7 +71,7 @@ struct ForwardSm90Epilogue {
     }
     return ends;
   }
-  __device__ __forceinline__ void write_lse(const Own& t, const float (&lse)[2]) const {
+  ATTN_DEVICE void write_lse(const Own& t, const float (&lse)[2]) const {
     if (threadIdx.x % 4 != 0) return;
     const Sequence& q = t.w.sequence;
 #pragma unroll
@@ -88,7 +89,7 @@ struct ForwardSm90Epilogue {
   }
 
   // The address of a row of O.
-  __device__ __forceinline__ char* row_address(const Own& t, const Row& r) const {
+  ATTN_DEVICE char* row_address(const Own& t, const Row& r) const {
     const Sequence& q = t.w.sequence;
     return static_cast<char*>(tiles.p.o) +
            2 * ((C::kPackedQ ? 0 : q.batch * tiles.p.o_strides.batch) +
@@ -96,7 +97,7 @@ struct ForwardSm90Epilogue {
   }
 
   // O of rows that are not in use becomes 0: their Q may hold anything, and so may their O.
-  __device__ __forceinline__ void clear_unused_rows(State& c, const Own& t) const {
+  ATTN_DEVICE void clear_unused_rows(State& c, const Own& t) const {
     if constexpr (C::kUsedQ) {
 #pragma unroll
       for (int j = 0; j < C::kHeadDimV / 2; ++j) {
@@ -104,12 +105,10 @@ struct ForwardSm90Epilogue {
       }
     }
   }
-  static __device__ __forceinline__ int warp_row() {
-    return static_cast<int>(threadIdx.x % 128 / 32) * 16;
-  }
+  static ATTN_DEVICE int warp_row() { return static_cast<int>(threadIdx.x % 128 / 32) * 16; }
   // Gives the tile back, to ForwardSm90Follower, where there is one, and tells it whether rows are
   // not finite.
-  __device__ __forceinline__ void give_back(int slot, bool finite) const {
+  ATTN_DEVICE void give_back(int slot, bool finite) const {
     if constexpr (Tiles::kFollowed) {
       if (!finite) {
         if constexpr (C::kStoresBoxes) {
@@ -127,7 +126,7 @@ struct ForwardSm90Epilogue {
     }
   }
   // Whether the warp's rows of O are finite. A key that the mask hides may have made one NaN.
-  static __device__ __forceinline__ bool is_finite(const State& c, const RowEnds& ends) {
+  static ATTN_DEVICE bool is_finite(const State& c, const RowEnds& ends) {
     if constexpr (!Tiles::kFollowed) return true;
     bool finite = true;
     if constexpr (C::kHidesKeys) finite = zero_if_finite(c.o) == 0;
@@ -136,7 +135,7 @@ struct ForwardSm90Epilogue {
   }
 
   // Ends a tile: LSE and O go to memory from registers.
-  __device__ __forceinline__ void write(State& c, int slot, const RowEnds& ends) const {
+  ATTN_DEVICE void write(State& c, int slot, const RowEnds& ends) const {
     const Own t = tiles.own_at(slot);
     write_lse(t, ends.lse);
     clear_unused_rows(c, t);
@@ -160,8 +159,7 @@ struct ForwardSm90Epilogue {
       C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
   static_assert(kCanStage || !C::kStoresBoxes);
   static constexpr int kStagedPanel = 64 * 128;
-  __device__ __forceinline__ void write_staged(State& c, int slot, const RowEnds& ends,
-                                               unsigned staging) const {
+  ATTN_DEVICE void write_staged(State& c, int slot, const RowEnds& ends, unsigned staging) const {
     if constexpr (C::kUsedQ) clear_unused_rows(c, tiles.own_at(slot));
     const bool finite = is_finite(c, ends);
     stage_rows<Element, C::kHeadDimV>(c.o, ends.factor, staging, kStagedPanel, warp_row());

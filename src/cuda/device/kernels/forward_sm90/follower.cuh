@@ -3,6 +3,7 @@
 // consumers registers.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/forward_sm90/tiles.cuh"
 #include "softmax/visible_row.cuh"
 
@@ -14,7 +15,7 @@ struct ForwardSm90Follower {
 
   const Tiles& tiles;
 
-  __device__ __forceinline__ void again(int slot) const {
+  ATTN_DEVICE void again(int slot) const {
     const typename Tiles::Work w = tiles.get(slot);
     const QueryTile<C> tile{w.sequence, w.head, w.split, w.row0, w.begin, w.end};
 #pragma unroll 1
@@ -27,7 +28,7 @@ struct ForwardSm90Follower {
 
   // Computes again rows of O that a hidden key made NaN, or that are lost; then the tile's place is
   // free.
-  __device__ __forceinline__ void follow_tiles() const {
+  ATTN_DEVICE void follow_tiles() const {
     const auto ring = tiles.tile_ring();
     for (unsigned n = 0;; ++n) {
       const int slot = ring.place(n);

@@ -1,6 +1,7 @@
 // Shared memory of the Hopper forward kernel: places, and rings of barriers.
 #pragma once
 
+#include "device.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -46,35 +47,33 @@ struct Ring {
   unsigned shared;
   int first = 0;  // of its places, where rings of several consumers lie one behind the other
 
-  static __device__ __forceinline__ int stage(unsigned n) { return static_cast<int>(n % kPlaces); }
-  static __device__ __forceinline__ unsigned parity(unsigned n) { return n / kPlaces & 1; }
-  __device__ __forceinline__ int place(unsigned n) const { return first + stage(n); }
-  __device__ __forceinline__ unsigned full(unsigned n) const {
+  static ATTN_DEVICE int stage(unsigned n) { return static_cast<int>(n % kPlaces); }
+  static ATTN_DEVICE unsigned parity(unsigned n) { return n / kPlaces & 1; }
+  ATTN_DEVICE int place(unsigned n) const { return first + stage(n); }
+  ATTN_DEVICE unsigned full(unsigned n) const {
     return shared + static_cast<unsigned>(kFull + 8 * place(n));
   }
-  __device__ __forceinline__ unsigned empty(unsigned n) const {
+  ATTN_DEVICE unsigned empty(unsigned n) const {
     return shared + static_cast<unsigned>(kEmpty + 8 * place(n));
   }
   // Prepares the barriers; for one thread, before any use. It says how many arrive to fill a place,
   // and to release it.
-  __device__ __forceinline__ void init(unsigned filled_by, unsigned read_by) const {
+  ATTN_DEVICE void init(unsigned filled_by, unsigned read_by) const {
     for (unsigned i = 0; i < kPlaces; ++i) {
       mbarrier_init(full(i), filled_by);
       mbarrier_init(empty(i), read_by);
     }
   }
   // Waits until use n has arrived.
-  __device__ __forceinline__ void wait(unsigned n) const { mbarrier_wait(full(n), parity(n)); }
+  ATTN_DEVICE void wait(unsigned n) const { mbarrier_wait(full(n), parity(n)); }
   // Waits likewise, unless `over` says that the use is known to have arrived.
-  __device__ __forceinline__ void wait_unless(bool over, unsigned n) const {
+  ATTN_DEVICE void wait_unless(bool over, unsigned n) const {
     mbarrier_wait_unless(over, full(n), parity(n));
   }
   // Waits until the place of use n may be overwritten.
-  __device__ __forceinline__ void wait_empty(unsigned n) const {
-    mbarrier_wait(empty(n), parity(n) ^ 1);
-  }
+  ATTN_DEVICE void wait_empty(unsigned n) const { mbarrier_wait(empty(n), parity(n) ^ 1); }
   // Releases the place of use n, for a warp that is done with it.
-  __device__ __forceinline__ void release(unsigned n) const {
+  ATTN_DEVICE void release(unsigned n) const {
     if (elect_one()) mbarrier_arrive(empty(n));
   }
 };

@@ -6,6 +6,7 @@
 // put a loop over lanes around every copy, and a block took as long to ask for as to multiply.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/forward_sm90/tiles.cuh"
 #include "ptx/dependent.cuh"
 #include "schedule/dealer.cuh"
@@ -22,7 +23,7 @@ struct ForwardSm90Producer {
   const Tiles& tiles;
 
   // Loads tile n of Q, of consumer `number`; for a whole warp.
-  __device__ __forceinline__ void load_q(const Work& w, int number, unsigned n) const {
+  ATTN_DEVICE void load_q(const Work& w, int number, unsigned n) const {
     const auto ring = tiles.q_ring(number);
     const unsigned full = ring.full(n);
     const int query = (w.row0 + 64 * number) / C::kGroup;
@@ -43,8 +44,8 @@ struct ForwardSm90Producer {
   // Loads the rows of a block of K or V, in one box, or one a page; for one thread. head: of K and
   // V.
   template <int kPanels, int kAt, int kTileBytes>
-  __device__ __forceinline__ void load_keys(const TensorMap& map, const Work& w, int head,
-                                            int block, int stage, unsigned full) const {
+  ATTN_DEVICE void load_keys(const TensorMap& map, const Work& w, int head, int block, int stage,
+                             unsigned full) const {
     const unsigned tile = tiles.shared + kAt + stage * kTileBytes;
     mbarrier_arrive_expect(full, kTileBytes);
 #pragma unroll
@@ -67,12 +68,12 @@ struct ForwardSm90Producer {
   }
 
   // A tile nears its end, and the next one is dealt, when C::kNearBlocks are not asked for.
-  __device__ __forceinline__ unsigned near_end() const { return tiles.shared + Layout::kNearEnd; }
+  ATTN_DEVICE unsigned near_end() const { return tiles.shared + Layout::kNearEnd; }
 
   // Deals tiles out, classifies their first blocks of keys, and loads Q of them: one warp. It deals
   // a tile while the one before nears its end: one dealt earlier might begin late, as the last of
   // a launch, while other multiprocessors have nothing left to do.
-  __device__ __forceinline__ void produce_tiles() const {
+  ATTN_DEVICE void produce_tiles() const {
     const bool leader = threadIdx.x % 32 == 0;
     const auto ring = tiles.tile_ring();
     TileDealer dealer(tiles.p.counter);
@@ -116,18 +117,18 @@ struct ForwardSm90Producer {
 
   // Ask for K of the tiles, and for V: a warp each. The place of K is free when S is there, that of
   // V a softmax later; a warp that asked for both in turn would ask for K when V's place is free.
-  __device__ __forceinline__ void produce_keys() const {
+  ATTN_DEVICE void produce_keys() const {
     produce_blocks<true, Layout::kPanelsK, Layout::kKAt, Layout::kK>(tiles.maps.k, tiles.k_ring());
     if constexpr (C::kSplits) launch_dependents();
   }
-  __device__ __forceinline__ void produce_values() const {
+  ATTN_DEVICE void produce_values() const {
     produce_blocks<false, Layout::kPanelsV, Layout::kVAt, Layout::kV>(tiles.maps.v, tiles.v_ring());
   }
 
  private:
   // kTellsEnd: the other warps hear from this one that a tile nears its end.
   template <bool kTellsEnd, int kPanels, int kAt, int kTileBytes, class Places>
-  __device__ __forceinline__ void produce_blocks(const TensorMap& map, const Places& places) const {
+  ATTN_DEVICE void produce_blocks(const TensorMap& map, const Places& places) const {
     const auto ring = tiles.tile_ring();
     prefetch_tensor_map(map);
     unsigned loaded = 0;

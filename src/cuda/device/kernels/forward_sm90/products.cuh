@@ -2,10 +2,12 @@
 // keys and O += P V of the block before, issued together and waited for one after the other.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/forward_sm90/tiles.cuh"
 #include "ptx/wgmma.cuh"
 #include "softmax/online.cuh"
 #include "tile/accumulator.cuh"
+#include "tile/matrix_descriptor.cuh"
 
 namespace attn::device {
 
@@ -21,12 +23,10 @@ struct ForwardSm90State {
   // Tiles of Q that were released (high half) and tiles begun (low half) so far; each wraps in its
   // half, a multiple of the rings' lengths.
   unsigned counts = 0;
-  __device__ __forceinline__ unsigned queries() const { return counts >> 16; }
-  __device__ __forceinline__ unsigned tiles() const { return counts & 0xffff; }
-  __device__ __forceinline__ void next_query() { counts += 0x10000; }
-  __device__ __forceinline__ void next_tile() {
-    counts = (counts & 0xffff0000) | ((counts + 1) & 0xffff);
-  }
+  ATTN_DEVICE unsigned queries() const { return counts >> 16; }
+  ATTN_DEVICE unsigned tiles() const { return counts & 0xffff; }
+  ATTN_DEVICE void next_query() { counts += 0x10000; }
+  ATTN_DEVICE void next_tile() { counts = (counts & 0xffff0000) | ((counts + 1) & 0xffff); }
 };
 
 template <class C, class Expressions>
@@ -40,84 +40,84 @@ struct ForwardSm90Products {
   const Tiles& tiles;
 
   // Consumers take turns issuing products, so that one has its softmax while another multiplies.
-  __device__ __forceinline__ void wait_turn() const {
+  ATTN_DEVICE void wait_turn() const {
     if constexpr (C::kTakeTurns) barrier_sync(Tiles::kTurnBarrier + tiles.consumer, 256);
   }
-  __device__ __forceinline__ void give_turn() const {
+  ATTN_DEVICE void give_turn() const {
     if constexpr (C::kTakeTurns) {
       const int next = tiles.consumer + 1 == C::kConsumers ? 0 : tiles.consumer + 1;
       barrier_arrive(Tiles::kTurnBarrier + next, 256);
     }
   }
 
-  static __device__ __forceinline__ void pin_all(State& c) {
+  static ATTN_DEVICE void pin_all(State& c) {
     pin(c.o);
     pin(c.s);
     pin(c.probability);
   }
 
-  __device__ __forceinline__ unsigned v_tile(const State& c) const {
+  ATTN_DEVICE unsigned v_tile(const State& c) const {
     return tiles.shared +
            static_cast<unsigned>(Layout::kVAt + Tiles::ValueRing::stage(c.blocks - 1) * Layout::kV);
   }
-  __device__ __forceinline__ unsigned q_descriptor(const State& c) const {
-    return descriptor_low(tiles.shared + Layout::kQAt + q_slot(c) * Layout::kQ, 0);
+  ATTN_DEVICE unsigned q_descriptor(const State& c) const {
+    return uniform_descriptor(tiles.shared + Layout::kQAt + q_slot(c) * Layout::kQ, 0);
   }
-  __device__ __forceinline__ unsigned k_descriptor(const State& c) const {
-    return descriptor_low(
+  ATTN_DEVICE unsigned k_descriptor(const State& c) const {
+    return uniform_descriptor(
         tiles.shared + Layout::kKAt + Tiles::KeyRing::stage(c.blocks) * Layout::kK, 0);
   }
   // The descriptor of V of the block before, whose P is ready.
-  __device__ __forceinline__ unsigned v_descriptor(const State& c) const {
-    return descriptor_low(v_tile(c), Layout::kPanelBytes);
+  ATTN_DEVICE unsigned v_descriptor(const State& c) const {
+    return uniform_descriptor(v_tile(c), Layout::kPanelBytes);
   }
 
-  __device__ __forceinline__ void issue_qk(State& c, unsigned q, unsigned k) const {
+  ATTN_DEVICE void issue_qk(State& c, unsigned q, unsigned k) const {
 #pragma unroll
     for (int step = 0; step < Tiles::kStepsK; ++step) {
       const int panel = step / 4, inside = step % 4 * 32;
-      ProductSS<Element, C::kBlockN>::run(c.s, q + ((panel * 8192 + inside) >> 4),
-                                          k + ((panel * Layout::kPanelBytes + inside) >> 4),
+      ProductSS<Element, C::kBlockN>::run(c.s, q + descriptor_step(panel * 8192 + inside),
+                                          k + descriptor_step(panel * Layout::kPanelBytes + inside),
                                           step > 0);
     }
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void issue_pv(State& c, unsigned v, bool add) const {
+  ATTN_DEVICE void issue_pv(State& c, unsigned v, bool add) const {
 #pragma unroll
     for (int step = 0; step < C::kBlockN / 16; ++step) {
-      ProductRS<Element, C::kHeadDimV>::run(c.o, &c.probability[4 * step], v + ((step * 2048) >> 4),
-                                            step > 0 || add);
+      ProductRS<Element, C::kHeadDimV>::run(c.o, &c.probability[4 * step],
+                                            v + descriptor_step(step * 2048), step > 0 || add);
     }
     wgmma_commit();
   }
 
   // Issues S of the next block, whose K is there.
-  __device__ __forceinline__ void issue_s(State& c, unsigned q, unsigned k) const {
+  ATTN_DEVICE void issue_s(State& c, unsigned q, unsigned k) const {
     wait_turn();
     pin_all(c);
     wgmma_fence();
     issue_qk(c, q, k);
   }
   // Issues O += P V of the block before, whose V is there.
-  __device__ __forceinline__ void issue_o(State& c, unsigned v, bool add) const {
+  ATTN_DEVICE void issue_o(State& c, unsigned v, bool add) const {
     wgmma_fence();
     issue_pv(c, v, add);
     give_turn();
   }
   // Waits for S alone.
-  __device__ __forceinline__ void wait_s(State& c) const {
+  ATTN_DEVICE void wait_s(State& c) const {
     wgmma_wait<1>();
     pin(c.s);
     if constexpr (Tiles::kJudgesLate) tiles.k_ring().release(c.blocks);
   }
   // Waits for V of the block before; `used` of its keys are in use.
-  __device__ __forceinline__ void wait_v(const State& c, int used) const {
+  ATTN_DEVICE void wait_v(const State& c, int used) const {
     tiles.v_ring().wait(c.blocks - 1);
     clear_tail(c, used);
   }
   // Computes O += P V and nothing else.
-  __device__ __forceinline__ void multiply_v(State& c, int used, bool add) const {
+  ATTN_DEVICE void multiply_v(State& c, int used, bool add) const {
     wait_v(c, used);
     pin_all(c);
     wgmma_fence();
@@ -129,8 +129,7 @@ struct ForwardSm90Products {
 
   // Rows [first, rows) of a tile in shared memory become zeros before the warpgroup's next product.
   template <int kPanels>
-  __device__ __forceinline__ void clear_rows(unsigned tile, int panel_bytes, int first,
-                                             int rows) const {
+  ATTN_DEVICE void clear_rows(unsigned tile, int panel_bytes, int first, int rows) const {
     const int words = (rows - first) * 8;  // of 16 bytes, of a panel
     for (int panel = 0; panel < kPanels; ++panel) {
       for (int i = static_cast<int>(threadIdx.x % 128); i < words; i += 128) {
@@ -143,7 +142,7 @@ struct ForwardSm90Products {
   }
   // Rows of V from the used-th on are past the length and someone else's: they must not meet P = 0
   // as NaN.
-  __device__ __forceinline__ void clear_tail(const State& c, int used) const {
+  ATTN_DEVICE void clear_tail(const State& c, int used) const {
     if constexpr (C::kClearTail) {
       if (used >= C::kBlockN) return;
       clear_rows<Layout::kPanelsV>(v_tile(c), Layout::kPanelBytes, used, C::kBlockN);
@@ -151,7 +150,7 @@ struct ForwardSm90Products {
   }
   // So are rows of Q past the length. As zeros they do not decide for the rows beside them in a
   // warp whether the reference of the softmax is good. Rows before row 0 fill warps of their own.
-  __device__ __forceinline__ void clear_queries(const State& c, const Own& t) const {
+  ATTN_DEVICE void clear_queries(const State& c, const Own& t) const {
     if constexpr (C::kPackedQ || C::kUsedQ) {
       const int used = t.w.sequence.length_q * C::kGroup - (t.w.row0 + 64 * tiles.consumer);
       if (used >= 64) return;
@@ -160,7 +159,7 @@ struct ForwardSm90Products {
     }
   }
 
-  __device__ __forceinline__ int q_slot(const State& c) const {
+  ATTN_DEVICE int q_slot(const State& c) const {
     return tiles.q_ring(tiles.consumer).place(c.queries());
   }
 };

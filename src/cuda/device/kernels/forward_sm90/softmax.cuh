@@ -2,6 +2,7 @@
 // operand of the next product.
 #pragma once
 
+#include "device.cuh"
 #include "expr/visible_keys.cuh"
 #include "kernels/forward_sm90/products.cuh"
 #include "softmax/dropout.cuh"
@@ -22,7 +23,7 @@ struct ForwardSm90Softmax {
 
   static constexpr float kLog2E = 1.4426950408889634f;
   // What scores are multiplied by to be exponents of 2.
-  __device__ __forceinline__ float exponent_scale() const {
+  ATTN_DEVICE float exponent_scale() const {
     return Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : tiles.p.scale_log2;
   }
 
@@ -31,7 +32,7 @@ struct ForwardSm90Softmax {
   // those of the other, as the exponentials go, so that few values are in between; else by keys,
   // which suits what both rows share of a key.
   template <bool kByRows, class F>
-  __device__ __forceinline__ void for_each_score(State& c, const Own& t, int block, F f) const {
+  ATTN_DEVICE void for_each_score(State& c, const Own& t, int block, F f) const {
     const int key = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int n = 0; n < C::kBlockN / 2; ++n) {
@@ -43,7 +44,7 @@ struct ForwardSm90Softmax {
         column / 2 * 8 + column % 2);
     }
   }
-  __device__ __forceinline__ void apply_score(State& c, const Own& t, int block) const {
+  ATTN_DEVICE void apply_score(State& c, const Own& t, int block) const {
     if constexpr (Expressions::kVectorWords > 0) {
       apply_vectors(c, t, block);
     } else if constexpr (Expressions::kHasScore) {
@@ -55,7 +56,7 @@ struct ForwardSm90Softmax {
     }
   }
   // The same, where elements of buffers are loaded for 32 keys at a time.
-  __device__ __forceinline__ void apply_vectors(State& c, const Own& t, int block) const {
+  ATTN_DEVICE void apply_vectors(State& c, const Own& t, int block) const {
     using Vectors = typename Expressions::Vectors;
     const Sequence& q = t.w.sequence;
     const int key = block * C::kBlockN, own = key + 2 * static_cast<int>(threadIdx.x % 4);
@@ -76,7 +77,7 @@ struct ForwardSm90Softmax {
                              q.length_k);
     }
   }
-  __device__ __forceinline__ void apply_mask(State& c, const Own& t, int block) const {
+  ATTN_DEVICE void apply_mask(State& c, const Own& t, int block) const {
     const Sequence& q = t.w.sequence;
     const auto keys_of = [&](int i) {
       const int row = t.row + 8 * i;
@@ -103,7 +104,7 @@ struct ForwardSm90Softmax {
     static constexpr int kRows = C::kGroup > 8 || Expressions::kRowSharesQuery ? 2 : 1;
     typename Expressions::RowShared row[kRows];
   };
-  __device__ __forceinline__ RowsShared share_rows(const Own& t) const {
+  ATTN_DEVICE RowsShared share_rows(const Own& t) const {
     if constexpr (Expressions::RowShared::kCount == 0) {
       return {};
     } else {
@@ -123,7 +124,7 @@ struct ForwardSm90Softmax {
   // the exponentials of the first row, and packing beside those of the second. kAgain: O is waited
   // for already; a warp may be alone here.
   template <bool kMasked, bool kAgain, bool kReleaseV = false, class Exponent>
-  __device__ __forceinline__ bool exponentiate(State& c, Exponent exponent) const {
+  ATTN_DEVICE bool exponentiate(State& c, Exponent exponent) const {
     const auto wait_for_o = [&](float p) {
       if constexpr (kAgain) return;
       // The assembler would wait first and then compute. It keeps a wait behind the look at a
@@ -143,8 +144,8 @@ struct ForwardSm90Softmax {
   // S <- P of a block that needs no mask, with the references as they are. Returns whether P is
   // good, the same answer in the whole warp; `large` becomes whether it is not because some score
   // is too large for the polynomial of a tanh.
-  __device__ __forceinline__ bool keep(State& c, const Own& t, const RowsShared& shared_by,
-                                       int block, bool& large) const {
+  ATTN_DEVICE bool keep(State& c, const Own& t, const RowsShared& shared_by, int block,
+                        bool& large) const {
     if constexpr (Expressions::kHasExponent) {
       const Sequence& q = t.w.sequence;
       const int key = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
@@ -181,8 +182,7 @@ struct ForwardSm90Softmax {
 
   // S <- P with new references. Returns whether one is far, the same answer in the whole warp.
   template <bool kAgain>
-  __device__ __forceinline__ bool raise(State& c, const Own& t, int block, bool mixed,
-                                        float (&alpha)[2]) const {
+  ATTN_DEVICE bool raise(State& c, const Own& t, int block, bool mixed, float (&alpha)[2]) const {
     // The other way to compute P begins with the same scores. The compiler would take them out of
     // both; left apart, scores and exponentials overlap there.
     if constexpr (Expressions::kHasScore && !Expressions::kScoreLoads) pin(c.s);
@@ -209,8 +209,8 @@ struct ForwardSm90Softmax {
 
   // Computes a block once more from the product on, for this warp, where a score is far above all
   // before it. `q`: the place of Q. `l`: the sums of P before the block.
-  __device__ __forceinline__ bool redo(State& c, const Own& t, int q, int block,
-                                       const float (&l)[2], float (&alpha)[2]) const {
+  ATTN_DEVICE bool redo(State& c, const Own& t, int q, int block, const float (&l)[2],
+                        float (&alpha)[2]) const {
     c.softmax.l[0] = l[0];
     c.softmax.l[1] = l[1];
     warp_scores<Element, Tiles::kStepsK>(
@@ -223,7 +223,7 @@ struct ForwardSm90Softmax {
 
   // Moves the references of rows whose l has grown large, and what was made with them: O, l and P,
   // whose product is to come.
-  __device__ __forceinline__ void move_references(State& c) const {
+  ATTN_DEVICE void move_references(State& c) const {
     float factor[2];
     c.softmax.lower(factor);
 #pragma unroll
@@ -235,7 +235,7 @@ struct ForwardSm90Softmax {
   }
 
   // Sets the dropped elements of P to zero; l was summed before.
-  __device__ __forceinline__ void drop_elements(State& c, const Own& t, int block) const {
+  ATTN_DEVICE void drop_elements(State& c, const Own& t, int block) const {
     if constexpr (C::kDropout) {
       const ForwardParams& p = tiles.p;
       const auto dropout = dropout_of<C::kRngState>(p);

@@ -2,14 +2,14 @@
 // in shared memory, their blocks of keys, and the barriers.
 #pragma once
 
+#include "device.cuh"
 #include "kernels/forward_sm90/layout.cuh"
 #include "params.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
 #include "schedule/key_blocks.cuh"
 #include "schedule/key_words.cuh"
-#include "schedule/sequence.cuh"
-#include "schedule/tiles.cuh"
+#include "schedule/query_tile.cuh"
 
 namespace attn::device {
 
@@ -44,14 +44,7 @@ struct ForwardSm90Tiles {
   unsigned shared;  // 1024-byte aligned
   int consumer;     // number of this warpgroup among them, from uniform(); -1: a producer
 
-  // The work of one tile: sequence, rows, blocks of keys.
-  struct Work {
-    Sequence sequence;
-    int head;  // query head, or K, V head when heads are packed
-    int split;
-    int row0;  // first row of the block; row r is query r / kGroup of head r % kGroup of the group
-    int begin, end;  // blocks of keys
-  };
+  using Work = QueryTile<C>;
 
   // Under a mask blocks of rows end where the rows end, in steps of 16, so that the one that is not
   // full is the first, which under a causal mask sees the fewest keys. It begins before row 0,
@@ -59,33 +52,25 @@ struct ForwardSm90Tiles {
   // follow blocks of a buffer from row 0 on.
   static constexpr bool kEndAligned = Expressions::kHasMask && !C::kClassified;
   static constexpr int kNoTile = static_cast<int>(0x80000000);  // as row0: there are no more
-  static __device__ __forceinline__ bool is_tile(const Work& w) {
+  static ATTN_DEVICE bool is_tile(const Work& w) {
     return kEndAligned ? w.row0 != kNoTile : w.row0 >= 0;
   }
-  __device__ __forceinline__ Work work_at(int index) const {
+  ATTN_DEVICE Work work_at(int index) const {
     const OutputTile tile = tile_at<C>(p, index);
     Work w{sequence_of<C>(p, tile.batch), tile.head_k, tile.split, tile.m_block * kBlockM, 0, 0};
     if constexpr (kEndAligned) {
       const int rows = (w.sequence.rows_q * kGroup + 15) / 16 * 16;
       w.row0 += rows - (rows + kBlockM - 1) / kBlockM * kBlockM;
     }
-    set_range(w);
+    w.set_blocks(p);
     return w;
-  }
-  __device__ __forceinline__ void set_range(Work& w) const {
-    w.begin = 0;
-    w.end = (w.sequence.length_k + C::kBlockN - 1) / C::kBlockN;
-    if constexpr (C::kSplits) {
-      w.begin = min(w.end, w.split * p.blocks_per_split);
-      w.end = min(w.end, w.begin + p.blocks_per_split);
-    }
   }
 
   // The address of a tile in shared memory.
-  __device__ __forceinline__ unsigned slot_address(int slot) const {
+  ATTN_DEVICE unsigned slot_address(int slot) const {
     return shared + static_cast<unsigned>(Layout::kTileAt + Layout::kTileBytes * slot);
   }
-  __device__ __forceinline__ void put(int slot, const Work& w) const {
+  ATTN_DEVICE void put(int slot, const Work& w) const {
     const unsigned at = slot_address(slot);
     store_shared(at, {w.row0, w.head, w.sequence.batch, w.split});
     store_shared(at + 16,
@@ -94,7 +79,7 @@ struct ForwardSm90Tiles {
       store_shared(at + 32, {w.sequence.row_k, 0, 0, 0});
     }
   }
-  __device__ __forceinline__ Work get(int slot) const {
+  ATTN_DEVICE Work get(int slot) const {
     const Int4 a = load_shared(slot_address(slot));
     Work w{{}, a.y, a.w, a.x, 0, 0};
     w.sequence.rows_q = w.sequence.length_q = p.seqlen_q;
@@ -108,22 +93,22 @@ struct ForwardSm90Tiles {
     }
     if constexpr (C::kPackedK) w.sequence.row_k = load_shared(slot_address(slot) + 32).x;
     w.sequence.batch = a.z;
-    set_range(w);
+    w.set_blocks(p);
     return w;
   }
 
   // Whether a warp of the consumers has stored rows of the tile that are not finite: a byte each,
   // which put() makes 0.
   static_assert(4 * C::kConsumers <= 12);
-  __device__ __forceinline__ unsigned flag_address(int slot, int warp) const {
+  ATTN_DEVICE unsigned flag_address(int slot, int warp) const {
     return slot_address(slot) + 36 + static_cast<unsigned>(warp);
   }
-  __device__ __forceinline__ bool has_flags(int slot) const {
+  ATTN_DEVICE bool has_flags(int slot) const {
     const Int4 v = load_shared(slot_address(slot) + 32);
     return (v.y | v.z | v.w) != 0;
   }
 
-  __device__ __forceinline__ QueryRange queries(const Work& w, int row, int rows) const {
+  ATTN_DEVICE QueryRange queries(const Work& w, int row, int rows) const {
     QueryRange range{row / kGroup, min((row + rows - 1) / kGroup, w.sequence.length_q - 1), w.head,
                      w.head};
     if constexpr (kEndAligned) {
@@ -140,7 +125,7 @@ struct ForwardSm90Tiles {
   // The blocks of keys as a consumer goes through them, and as a producer does.
   using Blocks = KeyBlocks<C, Expressions, ForwardSm90Tiles, true>;
   using AllBlocks = KeyBlocks<C, Expressions, ForwardSm90Tiles, false>;
-  __device__ __forceinline__ KeyRange keys(int slot) const {
+  ATTN_DEVICE KeyRange keys(int slot) const {
     const Work w = get(slot);
     const QueryRange all = queries(w, w.row0, kBlockM);
     return {all,
@@ -153,11 +138,11 @@ struct ForwardSm90Tiles {
   }
 
   // The words of a window of a tile, where the mask is classified ahead.
-  __device__ __forceinline__ const KeyWord* key_words(int slot, int window) const {
+  ATTN_DEVICE const KeyWord* key_words(int slot, int window) const {
     const Int4 tile = load_shared(slot_address(slot));
     return key_words_at<C>(p, tile.z, tile.y, tile.x / kBlockM, window);
   }
-  __device__ __forceinline__ int part() const { return consumer; }
+  ATTN_DEVICE int part() const { return consumer; }
 
   using KeyRing = Ring<C::kStagesK, Layout::kFullK, Layout::kEmptyK>;
   using ValueRing = Ring<C::kStagesV, Layout::kFullV, Layout::kEmptyV>;
@@ -165,28 +150,27 @@ struct ForwardSm90Tiles {
   using TileRing = Ring<Layout::kTileStages, Layout::kFullTile, Layout::kEmptyTile>;
   // The ring of tiles whose O is stored, for the follower; TileRing says when they were put there.
   using StoredRing = Ring<Layout::kTileStages, Layout::kStoredTile, Layout::kStoredTile>;
-  __device__ __forceinline__ KeyRing k_ring() const { return {shared}; }
-  __device__ __forceinline__ ValueRing v_ring() const { return {shared}; }
-  __device__ __forceinline__ QueryRing q_ring(int of_consumer) const {
+  ATTN_DEVICE KeyRing k_ring() const { return {shared}; }
+  ATTN_DEVICE ValueRing v_ring() const { return {shared}; }
+  ATTN_DEVICE QueryRing q_ring(int of_consumer) const {
     return {shared, of_consumer * C::kStagesQ};
   }
-  __device__ __forceinline__ TileRing tile_ring() const { return {shared}; }
-  __device__ __forceinline__ StoredRing stored_ring() const { return {shared}; }
+  ATTN_DEVICE TileRing tile_ring() const { return {shared}; }
+  ATTN_DEVICE StoredRing stored_ring() const { return {shared}; }
 
   // The query head of a row of a tile.
-  static __device__ __forceinline__ int query_head(const Work& w, int row) {
+  static ATTN_DEVICE int query_head(const Work& w, int row) {
     return kGroup > 1 ? w.head * kGroup + (row & (kGroup - 1)) : w.head;
   }
-  __device__ __forceinline__ int key_head(const Work& w) const {
+  ATTN_DEVICE int key_head(const Work& w) const {
     return kGroup > 1 ? w.head : w.head / (p.heads_q / p.heads_k);
   }
 
   // The first blocks of keys as each consumer sees them, so that others begin at once.
-  __device__ __forceinline__ unsigned window_address(int slot, int of_consumer) const {
+  ATTN_DEVICE unsigned window_address(int slot, int of_consumer) const {
     return slot_address(slot) + 48 + static_cast<unsigned>(16 * of_consumer);
   }
-  __device__ __forceinline__ void put_windows(int slot, const Work& w,
-                                              const AllBlocks& list) const {
+  ATTN_DEVICE void put_windows(int slot, const Work& w, const AllBlocks& list) const {
     if constexpr (Expressions::kHasMask) {
       const int lane = static_cast<int>(threadIdx.x % 32);
       const auto store = [&](int i, const KeyWindow& window) {
@@ -218,7 +202,7 @@ struct ForwardSm90Tiles {
 
   // The list of all blocks of a tile, from there on.
   template <class List>
-  __device__ __forceinline__ List first_blocks(int slot, int of_consumer, const Work& w) const {
+  ATTN_DEVICE List first_blocks(int slot, int of_consumer, const Work& w) const {
     if constexpr (!Expressions::kHasMask) return List(*this, slot);
     const Int4 v = load_shared(window_address(slot, of_consumer));
     return List(
@@ -232,7 +216,7 @@ struct ForwardSm90Tiles {
     int row;  // of the thread
     bool exists;
   };
-  __device__ __forceinline__ Own own_at(int slot) const {
+  ATTN_DEVICE Own own_at(int slot) const {
     const Work w = get(slot);
     return {w,
             w.row0 + 64 * consumer + static_cast<int>(threadIdx.x % 128 / 32) * 16 +

@@ -13,9 +13,6 @@ void pin(float (&)[kCount]) {}
 template <int kCount>
 void pin(unsigned (&)[kCount]) {}
 inline void pin(unsigned&) {}
-inline unsigned descriptor_low(unsigned address, unsigned leading) {
-  return __shfl_sync(~0u, (leading >> 4 << 16) | (address & 0x3FFFF) >> 4, 0);
-}
 
 // The library prints these for NVRTC.
 template <class Element, int kColumns>
