@@ -125,7 +125,7 @@ def flex_attention(
     logarithm, float32 `[B, Hq, L]`.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        attn_torch._check_tensor(name, tensor)
+        attn_torch.check_tensor(name, tensor)
         if tensor.dim() != 4:
             raise InvalidArgument(
                 f"{name} has shape {tuple(tensor.shape)}; accepted is [batch, heads, seqlen, "

@@ -240,7 +240,7 @@ class _Problem:
 
     def formulas(self, mask: Any, score: Any) -> tuple[str, str]:
         """Texts of both, "" where there is none; what they read is declared."""
-        mask_text, score_text = self.plain(mask), self.plain(score)
+        mask_text, score_text = self.plain("mask", mask), self.plain("score", score)
         if mask_text is not None and score_text is not None:
             return mask_text, score_text
         new_mask, new_score, buffers = _resolve()(  # an expression or a function
@@ -250,7 +250,7 @@ class _Problem:
             self.declare(name, array)
         return mask_text or new_mask, score_text or new_score
 
-    def plain(self, formula: Any) -> str | None:
+    def plain(self, name: str, formula: Any) -> str | None:
         """The text of what needs no tracing, else None."""
         if formula is None or isinstance(formula, str):
             return _checked(formula) if formula else ""
@@ -259,16 +259,16 @@ class _Problem:
                 self.declare(name, array)
             return _checked(formula.text)
         if hasattr(formula, "__dlpack__"):
-            return self.allowed(formula)
+            return self.allowed(name, formula)
         return None
 
-    def allowed(self, mask: Array) -> str:
-        indices = {2: "query, key", 4: "batch, head, query, key"}.get(_rank("mask", mask))
-        is_flags = _attn.signature("mask", mask).startswith("u8")  # refuses what is no memory
-        if indices is None or not is_flags:
+    def allowed(self, name: str, mask: Array) -> str:
+        indices = {2: "query, key", 4: "batch, head, query, key"}.get(_rank(name, mask))
+        is_flags = _attn.signature(name, mask).startswith("u8")  # refuses what is no memory
+        if name != "mask" or indices is None or not is_flags:
             raise InvalidArgument(
-                f"mask is an array of {mask.dtype} {tuple(mask.shape)}; accepted is bool or uint8 "
-                "[query, key] or [batch, head, query, key]; numbers to add are a bias"
+                f"{name} is an array of {mask.dtype} {tuple(mask.shape)}; accepted as a mask is "
+                "bool or uint8 [query, key] or [batch, head, query, key]; numbers to add are a bias"
             )
         self.declare(MASK_ARRAY, mask)
         return f"{MASK_ARRAY}[{indices}] != 0"
@@ -291,6 +291,11 @@ class _Problem:
     def bias(self, bias: Array) -> None:
         keep(self.buffers, "bias", bias)
         dtype, _, shape = _attn.signature("bias", bias).partition(":")
+        if dtype == "u8":
+            raise InvalidArgument(
+                f"bias is of {bias.dtype}; accepted are float32, bfloat16 and float16 to add, and "
+                "bool as a mask"
+            )
         if shape.count("x") not in (1, 3):
             raise InvalidArgument(
                 f"bias has shape {tuple(bias.shape)}; accepted is [query, key] or [batch, head, "

@@ -214,6 +214,7 @@ Array exchange_view(std::string_view name, nb::handle object, const Kind& kind) 
     dlpack::DLTensor view{};
     if (api.view_of_object(object.ptr(), &view) != 0) refuse_view(name, object, kind);
     array.tensor = tensor_of_dlpack(name, view, object);
+    array.is_bool = view.dtype.code == dlpack::kBool;
   } else {
     dlpack::ManagedTensorVersioned* managed = nullptr;
     if (api.managed_from_object(object.ptr(), &managed) != 0) refuse_view(name, object, kind);
@@ -223,6 +224,7 @@ Array exchange_view(std::string_view name, nb::handle object, const Kind& kind) 
     });
     array.read_only = (managed->flags & dlpack::kReadOnly) != 0;
     array.tensor = tensor_of_dlpack(name, managed->tensor, object);
+    array.is_bool = managed->tensor.dtype.code == dlpack::kBool;
   }
   return array;
 }
@@ -278,6 +280,7 @@ Array numpy_view(std::string_view name, nb::handle object, const nb::object& cap
   array.read_only = (from->flags & kWriteable) == 0;
   Tensor& tensor = array.tensor;
   tensor.dtype = dtype_of_numpy(name, *from, object);
+  array.is_bool = from->kind == 'b';
   tensor.rank = from->rank;
   tensor.data = from->data;
   for (int k = 0; k < from->rank; ++k) {
@@ -313,6 +316,7 @@ Array managed_view(std::string_view name, nb::handle object, const nb::object& c
     array.read_only = (managed->flags & dlpack::kReadOnly) != 0;
   }
   array.tensor = tensor_of_dlpack(name, managed->tensor, object);
+  array.is_bool = managed->tensor.dtype.code == dlpack::kBool;
   return array;
 }
 
@@ -417,6 +421,11 @@ bool asks_class(nb::handle object) { return !kind_of(object.type()).meaning.empt
 void check_class(std::string_view name, const Array& array) {
   const Kind& kind = kind_of(array.object.type());
   if (!kind.meaning.empty()) refuse_meaning(name, array.object, kind);
+}
+
+std::string described(const Array& array) {
+  const std::string text = to_string(array.tensor);
+  return array.is_bool ? "bool" + text.substr(attn::name(array.tensor.dtype).size()) : text;
 }
 
 bool is_plain_tensor(nb::handle object) {

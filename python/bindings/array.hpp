@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct Array {
   Source source = Source::numpy;
   bool read_only = false;
   bool is_pytorch = false;
+  bool is_bool = false;                      // which the library knows as u8
   const dlpack::ExchangeApi* api = nullptr;  // Source::exchange
   nb::object object{};
   nb::object imported{};  // what keeps memory that was imported for this view
@@ -39,6 +41,9 @@ struct Array {
 Array view(std::string_view name, nb::handle object);
 // The same of an array that will be written: refuses read-only ones.
 Array writable_view(std::string_view name, nb::handle object);
+
+// As attn::to_string(array.tensor), with the dtype that the caller knows.
+std::string described(const Array& array);
 
 // Whether it is a torch.Tensor or torch.nn.Parameter itself with memory and a contiguous last
 // dimension, as the library takes it.

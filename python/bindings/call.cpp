@@ -51,10 +51,15 @@ std::int64_t longest(const Tensor& lengths, bool differences) {
   return most;
 }
 
+[[noreturn]] void refuse(std::string_view name, const Array& array, std::string_view accepted) {
+  throw Error(ErrorCode::invalid_argument, std::string(name) + " is " + described(array) +
+                                               "; accepted are " + std::string(accepted));
+}
+
 }  // namespace
 
 // An index out of range reads 0, so that an array of other lengths would hide keys without a word.
-void check_mask(const Tensor& mask, const Inputs& inputs) {
+void check_mask(const Tensor& mask, const std::string& shown, const Inputs& inputs) {
   const Tensor& q = inputs.q;
   const Tensor& k = inputs.k;
   const bool packed_q = inputs.cu_seqlens_q.given(), packed_k = inputs.cu_seqlens_k.given();
@@ -78,14 +83,14 @@ void check_mask(const Tensor& mask, const Inputs& inputs) {
       return std::to_string(whole[which]) + (at_least[which] ? " or more" : "");
     };
     throw Error(ErrorCode::invalid_argument,
-                "mask is " + to_string(mask) + "; accepted are [seqlen_q, seqlen_k] and [batch, " +
+                "mask is " + shown + "; accepted are [seqlen_q, seqlen_k] and [batch, " +
                     "heads_q, seqlen_q, seqlen_k], here of " + sizes(0) + ", " + sizes(1) + ", " +
                     sizes(2) + " and " + sizes(3) + ", where sizes of 1 broadcast");
   }
 }
 
 // As for masks: heads without a slope would have none without a word.
-void check_alibi(const Tensor& slopes, const Inputs& inputs) {
+void check_alibi(const Tensor& slopes, const std::string& shown, const Inputs& inputs) {
   const Tensor& q = inputs.q;
   if (q.rank < 3) return;  // refused later
   const std::int64_t heads = q.shape[static_cast<std::size_t>(q.rank) - 2];
@@ -97,9 +102,8 @@ void check_alibi(const Tensor& slopes, const Inputs& inputs) {
   if (slopes.rank == 2 && fits(slopes.shape[0], batch) && fits(slopes.shape[1], heads)) return;
   if (slopes.rank == 1 && slopes.shape[0] == heads && slopes.dtype == DType::f32) return;
   throw Error(ErrorCode::invalid_argument,
-              "alibi is " + to_string(slopes) +
-                  "; accepted are f32[heads_q] and f32[batch, heads_q], " + "here of " +
-                  std::to_string(batch) + " and " + std::to_string(heads));
+              "alibi is " + shown + "; accepted are f32[heads_q] and f32[batch, heads_q], " +
+                  "here of " + std::to_string(batch) + " and " + std::to_string(heads));
 }
 
 Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Recording recording)
@@ -110,29 +114,29 @@ Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Rec
       k_(input("k", k)),
       v_(input("v", v)) {
   check_trace(recording);
-  if (!is_floating(q_.tensor.dtype)) {
-    throw Error(ErrorCode::invalid_argument,
-                "q is " + to_string(q_.tensor) + "; accepted are f32, bf16, f16 and f64");
-  }
+  if (!is_floating(q_.tensor.dtype)) refuse("q", q_, "f32, bf16, f16 and f64");
+  if (k_.is_bool) refuse("k", k_, "the dtype of q, " + std::string(name(q_.tensor.dtype)));
+  if (v_.is_bool) refuse("v", v_, "the dtype of q, " + std::string(name(q_.tensor.dtype)));
+  check_layout();
   inputs_.q = ordered(q_);
   inputs_.k = ordered(k_);
   inputs_.v = ordered(v_);
   plan_options_.device = q_.tensor.device;
+  if (!on_gpu()) context_.executor = executor_of(q_);
   take_tensors(options.tensors);
   take_buffers(options.buffers);
 }
 
-  if (!on_gpu()) context_.executor = executor_of(q_);
-void DerivativeCheck::operator()(std::string_view name, const Array& array) {
-  // Never freed: Python may be gone by then.
-  static const nb::handle records =
-      nb::object(nb::module_::import_("attn.arrays").attr("records_gradients")).release();
 std::shared_ptr<Executor> executor_of(const Array& q) {
   const int threads = get_num_threads();
   const int theirs = q.is_pytorch ? pytorch::num_threads() : 0;
   return shared_executor(theirs > 0 ? std::min(threads, theirs) : threads);
 }
 
+void DerivativeCheck::operator()(std::string_view name, const Array& array) {
+  // Never freed: Python may be gone by then.
+  static const nb::handle records =
+      nb::object(nb::module_::import_("attn.arrays").attr("records_gradients")).release();
   static const nb::handle has_tangent =
       nb::object(nb::module_::import_("attn.arrays").attr("has_tangent")).release();
   if (!array.is_pytorch) return;
@@ -164,6 +168,33 @@ void Call::check_trace(Recording recording) const {
               "would be missing from; accepted is attn.torch");
 }
 
+// What most often is another layout than the one that was said.
+void Call::check_layout() const {
+  const auto check_rows = [this](std::string_view name, const Array& array, std::string_view ends) {
+    if (array.tensor.rank == 3 && !options_.tensors.contains(nb::str(ends.data(), ends.size()))) {
+      refuse(name, array,
+             "[batch, seqlen, heads, head_dim], and [total, heads, head_dim] with " +
+                 std::string(ends) + ", which is not given");
+    }
+  };
+  check_rows("q", q_, "cu_seqlens_q");
+  check_rows("k", k_, "cu_seqlens_k");
+  const auto& q = q_.tensor;
+  const auto& k = k_.tensor;
+  if (options_.heads_first || q.rank != 4 || k.rank != 4) return;
+  const std::int64_t heads = q.shape[2], heads_k = k.shape[2];
+  if (heads_k == 0 || heads % heads_k == 0 || options_.tensors.contains("page_table")) return;
+  // The heads of [batch, heads, seqlen, head_dim] would be the lengths.
+  if (q.shape[1] < heads && k.shape[1] < heads_k && k.shape[1] > 0 &&
+      q.shape[1] % k.shape[1] == 0) {
+    throw Error(ErrorCode::invalid_argument,
+                "q is " + described(q_) + " and k " + described(k_) + ", of " +
+                    std::to_string(heads) + " and " + std::to_string(heads_k) +
+                    " heads; accepted are multiples of heads_k, and layout='bhsd' for tensors that "
+                    "are [batch, heads, seqlen, head_dim]");
+  }
+}
+
 Array Call::input(std::string_view name, nb::handle object) {
   Array array = view(name, object);
   check_derivative_(name, array);
@@ -178,6 +209,9 @@ void Call::take_tensors(const nb::dict& tensors) {
     if (known == nullptr) {
       throw Error(ErrorCode::internal, "no tensor of a call is called " + name);
     }
+    if (array.is_bool) {
+      refuse(name, array, name == "sink" ? "f32" : name == "rng_state" ? "i64" : "i32");
+    }
     *known = array.tensor;
     kept_.push_back(std::move(array));
   }
@@ -191,9 +225,9 @@ void Call::take_buffers(const nb::dict& buffers) {
       continue;
     }
     Array array = input(argument_of(name, options_.problem), value);
-    if (name == kMaskArray) check_mask(array.tensor, inputs_);
+    if (name == kMaskArray) check_mask(array.tensor, described(array), inputs_);
     if (name == kHeadSlopes || is_alibi(name, array.tensor, options_.problem)) {
-      check_alibi(array.tensor, inputs_);
+      check_alibi(array.tensor, described(array), inputs_);
     }
     inputs_.buffers.emplace_back(name, array.tensor);
     buffers_.emplace_back(std::move(name), std::move(array));

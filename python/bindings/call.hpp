@@ -39,9 +39,9 @@ Tensor* member(Inputs& inputs, std::string_view name);
 // HEAD_SLOPES of attn/options.py.
 inline constexpr std::string_view kMaskArray = "_allowed", kHeadSlopes = "_head_slopes";
 
-// Refuse what has not the sizes of the call.
-void check_mask(const Tensor& mask, const Inputs& inputs);
-void check_alibi(const Tensor& slopes, const Inputs& inputs);
+// Refuse what has not the sizes of the call. shown: the array, as a message shows it.
+void check_mask(const Tensor& mask, const std::string& shown, const Inputs& inputs);
+void check_alibi(const Tensor& slopes, const std::string& shown, const Inputs& inputs);
 
 // Whether a call refuses tensors that PyTorch would record a gradient of, or would ask the class
 // of, because nothing would.
@@ -99,6 +99,7 @@ class Call {
 
  private:
   void check_trace(Recording recording) const;
+  void check_layout() const;
   void take_tensors(const nb::dict& tensors);
   void take_buffers(const nb::dict& buffers);
   Tensor scalar(std::string_view name, nb::handle number);
@@ -106,8 +107,8 @@ class Call {
   const Options& options_;
   DerivativeCheck check_derivative_;
   PlanOptions plan_options_;
-  Inputs inputs_;
   Context context_;  // without stream and workspace
+  Inputs inputs_;
   Array q_, k_, v_;
   std::vector<Array> kept_;  // the tensors of inputs_ beside q, k, v
   std::vector<std::pair<std::string, Array>> buffers_;

@@ -317,8 +317,8 @@ class Invocation {
       }
     }
     for (const auto& [name, tensor] : inputs.buffers) {
-      if (name == kMaskArray) check_mask(tensor, inputs);
-      if (name == kHeadSlopes) check_alibi(tensor, inputs);
+      if (name == kMaskArray) check_mask(tensor, to_string(tensor), inputs);
+      if (name == kHeadSlopes) check_alibi(tensor, to_string(tensor), inputs);
     }
     Context context;
     if (device_.type == DeviceType::cpu) context.executor = default_executor();
@@ -326,7 +326,6 @@ class Invocation {
         plan_of(described_, inputs, phase_, options_, context);
     const Plan& plan = *known;
     std::optional<Workspace> workspace;
-    Context context;
     if (device_.type == DeviceType::cuda) {
       context.stream = stream();
       if (plan.workspace_bytes > 0) {

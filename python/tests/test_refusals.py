@@ -20,9 +20,9 @@ REFUSED = {
     "dtype": (lambda: attn.attention(X.astype(np.int16), X, X), "q has dtype int16; accepted"),
     "byte order": (lambda: attn.attention(X.astype(">f4"), X, X), "q has dtype >f4; accepted"),
     "dtypes that differ": (lambda: attn.attention(X, X.astype(np.float16), X), "k is f16"),
-    "rank": (lambda: attn.attention(X[0], X, X), "q is f32.*dense"),
+    "rank": (lambda: attn.attention(X[0], X, X), "q is f32.*with cu_seqlens_q, which is not given"),
     "rank above 4": (lambda: attn.attention(X[None], X, X), "q has 5 dimensions"),
-    "a dtype of masks": (lambda: attn.attention(X > 0, X > 0, X > 0), r"q is u8\[1, 8, 2, 16\]"),
+    "a dtype of masks": (lambda: attn.attention(X > 0, X > 0, X > 0), r"q is bool\[1, 8, 2, 16\]"),
     "rank 0": (lambda: attn.attention(np.float32(1), X, X), "q has 0 dimensions"),
     "sizes": (lambda: attn.attention(X, X[..., :8], X), "k is f32.*accepted is"),
     "last dimension backwards": (lambda: attn.attention(X[..., ::-1], X, X), "stride 1"),
@@ -80,7 +80,7 @@ REFUSED = {
     "rank of alibi": (lambda: attn.attention(X, X, X, alibi=X[0, 0, 0, 0]), "alibi has shape"),
     "size of a mask": (
         lambda: attn.attention(X, X, X, mask=np.ones((7, 8), bool)),
-        r"mask is u8\[7, 8\].*accepted are \[seqlen_q, seqlen_k\]",
+        r"mask is bool\[7, 8\].*accepted are \[seqlen_q, seqlen_k\]",
     ),
     "size of a mask of packed sequences": (
         lambda: attn.attention(
@@ -91,7 +91,7 @@ REFUSED = {
             cu_seqlens_q=np.array([0, 3, 8], np.int32),
             cu_seqlens_k=np.array([0, 3, 8], np.int32),
         ),
-        r"mask is u8\[2, 2\].*here of 2, 2, 5 or more and 5 or more",
+        r"mask is bool\[2, 2\].*here of 2, 2, 5 or more and 5 or more",
     ),
     "heads of a mask of packed sequences": (
         lambda: attn.attention(
@@ -102,7 +102,7 @@ REFUSED = {
             cu_seqlens_q=np.array([0, 3, 8], np.int32),
             cu_seqlens_k=np.array([0, 3, 8], np.int32),
         ),
-        r"mask is u8\[2, 3, 8, 8\]",
+        r"mask is bool\[2, 3, 8, 8\]",
     ),
     "size of a mask of pages": (
         lambda: attn.attention(
@@ -113,7 +113,7 @@ REFUSED = {
             page_table=np.zeros((1, 2), np.int32),
             seqused_k=np.array([12], np.int32),
         ),
-        r"mask is u8\[8, 9\].*and 12 or more",
+        r"mask is bool\[8, 9\].*and 12 or more",
     ),
     "softcap of several": (
         lambda: attn.attention(X, X, X, softcap=np.zeros(2)),
