@@ -10,14 +10,53 @@ from .options import HEAD_SLOPES, make_options, rng_state
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Any
+    from typing import Any, Literal, TypeVar, overload
 
     from typing_extensions import Unpack
 
     from .types import Array, Options
 
+    _Array = TypeVar("_Array")  # of q's library
+else:  # typing is slow to import
 
+    def overload(function: Any) -> Any:
+        return function
+
+
+@overload
 def attention(
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    *,
+    out: _Array | None = None,
+    lse: _Array | None = None,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Options],
+) -> _Array: ...
+@overload
+def attention(  # noqa: F811
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    *,
+    out: _Array | None = None,
+    lse: _Array | None = None,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[_Array, _Array]: ...
+@overload
+def attention(  # noqa: F811
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    *,
+    out: _Array | None = None,
+    lse: _Array | None = None,
+    return_lse: bool,
+    **options: Unpack[Options],
+) -> _Array | tuple[_Array, _Array]: ...
+def attention(  # noqa: F811
     q: Array,
     k: Array,
     v: Array,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 _Formula = Callable[..., int]
 
@@ -88,7 +89,7 @@ class Counting:
         if counter is None:
             return
         registries = [getattr(counter, "flop_registry", None)]
-        for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        for mode in _get_current_dispatch_mode_stack():
             mode = getattr(mode, "counter", mode)  # PyTorch 2.5 and newer
             registries.append(getattr(mode, "flop_registry", None))
         for registry in registries:

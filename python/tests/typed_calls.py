@@ -22,6 +22,9 @@ assert_type(attn.torch.flex_attention(q, q, q, return_lse=True), Pair)
 attn.torch.attention(q, q, q, casual=True)  # type: ignore[call-overload]
 attn.torch.attention(q, q, q, window="all")  # type: ignore[call-overload]
 attn.torch.attention(q, q)  # type: ignore[call-overload]
-attn.attention(q, q, q, casual=True)  # type: ignore[call-arg]
+attn.attention(q, q, q, casual=True)  # type: ignore[call-overload]
+assert_type(attn.attention(q, q, q), torch.Tensor)
+assert_type(attn.attention(q, q, q, return_lse=True), Pair)
+attn.attention(q, q, q).sum_of_rows()  # type: ignore[attr-defined]
 assert_type(attn.symbols.key <= attn.symbols.query, Expr)
 attn.atention(q, q, q)  # type: ignore[attr-defined]
