@@ -162,7 +162,7 @@ void check_backward_parameters(const Problem& problem, const BackwardConfig& con
 }
 
 Source backward_source(const Problem& problem, const BackwardConfig& config,
-                       const std::vector<std::string>& names, const expr::Bindings& bindings) {
+                       const std::vector<std::string>& names, const PrintedBuffers& printed) {
   check_backward_parameters(problem, config, names);
   const bool buffers = config.gradient == Gradient::buffers;
   Source source;
@@ -174,13 +174,13 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
       fmt::format("#define ATTN_PRECISE_MATH {}\n{}", backward_precise_math(config), kIncludes);
   constexpr std::int64_t kShort = 1 << 20;
   const bool is_short = std::max(problem.seqlen_q, problem.seqlen_k) <= kShort;
-  source.text += print_expressions(problem.mask, score_expression(problem), bindings, is_short);
+  source.text += print_expressions(problem.mask, score_expression(problem), printed, is_short);
   // On tensor cores the digits that the shorter form loses are beyond those of 16-bit products,
   // unless every score of a row is saturated (docs/numerics.md, "Extremes").
   const auto form =
       is_scalar(config.kernel) ? expr::TanhSlope::exponentials : expr::TanhSlope::squares;
-  source.text += buffers ? print_buffer_gradients(problem.score, names, config.exact_sums, bindings)
-                         : print_slope(problem.score, form, bindings);
+  source.text += buffers ? print_buffer_gradients(problem.score, names, config.exact_sums, printed)
+                         : print_slope(problem.score, form, printed);
   source.text += "namespace attn::device {\n" + print_config(config);
   if (hopper) source.text += print_products(config);
   source.text += "}\n";
@@ -215,12 +215,12 @@ Source backward_one_pass_rows_source(const BackwardConfig& config, bool aligned_
 }
 
 Source backward_sm90_words_source(const Problem& problem, const BackwardConfig& config,
-                                  const expr::Bindings& bindings) {
+                                  const PrintedBuffers& printed) {
   Source source;
   source.name = "backward_sm90_words";
   source.entry = "attn_backward_words";
   source.text = kIncludes;
-  source.text += print_expressions(problem.mask, score_expression(problem), bindings);
+  source.text += print_expressions(problem.mask, score_expression(problem), printed);
   source.text += "namespace attn::device {\n" + print_config(config) + "}\n";
   source.text +=
       "#include \"kernels/backward_sm90_words.cuh\"\n"

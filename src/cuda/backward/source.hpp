@@ -6,6 +6,7 @@
 
 #include "attn/expr.hpp"
 #include "attn/problem.hpp"
+#include "cuda/codegen/printed_buffers.hpp"
 #include "cuda/codegen/source.hpp"
 #include "cuda/heuristics/backward_config.hpp"
 
@@ -21,13 +22,13 @@ void check_backward_parameters(const Problem& problem, const BackwardConfig& con
 // names: of the buffers whose gradients are asked for, with Gradient::buffers. Throws as
 // check_backward_parameters.
 Source backward_source(const Problem& problem, const BackwardConfig& config,
-                       const std::vector<std::string>& names, const expr::Bindings& bindings = {});
+                       const std::vector<std::string>& names, const PrintedBuffers& printed = {});
 // LSE and D of the rows of Q; before the others.
 Source backward_rows_source(const BackwardConfig& config);
 // Before and after the kernels that compute S once; the words are of backward_sm90.
 Source backward_one_pass_rows_source(const BackwardConfig& config, bool aligned_o);
 Source backward_sm90_words_source(const Problem& problem, const BackwardConfig& config,
-                                  const expr::Bindings& bindings = {});
+                                  const PrintedBuffers& printed = {});
 Source backward_one_pass_dq_source(const BackwardConfig& config);
 Source backward_sink_source();
 // Sums of the gradients of buffers: 0 before, float32 after. config: of the gradients.

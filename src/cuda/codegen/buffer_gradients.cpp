@@ -144,7 +144,7 @@ std::size_t sum_bytes(bool exact) noexcept {
 }
 
 std::string print_buffer_gradients(const Expr& score, const std::vector<std::string>& names,
-                                   bool exact, const expr::Bindings& bindings) {
+                                   bool exact, const PrintedBuffers& printed) {
   const std::vector<Load> loads = loads_of(score, names);
   std::string members, functions, add, flush, store, row;
   int in_memory = 0, elements = 0;
@@ -176,7 +176,7 @@ std::string print_buffer_gradients(const Expr& score, const std::vector<std::str
     }
   }
   std::string body = constants(own_elements(score), in_memory, elements);
-  body += views_text(score, bindings) + "  int splits, unused;\n" + members + functions;
+  body += views_text(score, printed) + "  int splits, unused;\n" + members + functions;
   const std::string pending = "PendingSum (&pending)[kLoads]";
   body += function(
       "void", "add",

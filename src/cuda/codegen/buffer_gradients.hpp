@@ -14,6 +14,7 @@
 #include "attn/problem.hpp"
 #include "core/expr/build.hpp"
 #include "cuda/codegen/expression_pack.hpp"
+#include "cuda/codegen/printed_buffers.hpp"
 
 namespace attn::cuda {
 
@@ -59,7 +60,7 @@ bool covers_elements(const Problem& problem, std::string_view name);
 // (src/cuda/device/expr/buffer_gradient.cuh) for the gradients of buffers `names`.
 // exact: sums in memory are device::Superaccumulator, else float64.
 std::string print_buffer_gradients(const expr::Expr& score, const std::vector<std::string>& names,
-                                   bool exact, const expr::Bindings& bindings = {});
+                                   bool exact, const PrintedBuffers& printed = {});
 // The device's type of a sum in memory, and its bytes.
 std::string_view sum_type(bool exact) noexcept;
 std::size_t sum_bytes(bool exact) noexcept;

@@ -46,10 +46,11 @@ std::string value_function(std::string_view name, const expr::Expr& e) {
       value_body(program, expr::CudaMath::slope, nullptr, program.instructions.size() - 1));
 }
 
-std::string views_text(const expr::Expr& score, const expr::Bindings& bindings) {
+std::string views_text(const expr::Expr& score, const PrintedBuffers& printed) {
   std::string text;
   for (const auto& buffer : expression_buffers({}, score)) {
-    text += buffer_text(*buffer, described(*buffer, bindings), {.element = true, .shared = true});
+    text +=
+        buffer_text(*buffer, printed_tensor(*buffer, printed), {.element = true, .shared = true});
   }
   return text;
 }
@@ -62,23 +63,24 @@ std::string struct_text(std::string_view name, std::string_view body) {
       name, body);
 }
 
-std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const Readers& readers) {
+std::string buffer_text(const expr::Buffer& buffer, const PrintedTensor& tensor,
+                        const Readers& readers) {
   const std::string& name = buffer.name();
-  const bool is_float = is_floating(tensor.dtype);
   if (expr::is_scalar(buffer)) {
-    return fmt::format("  Scalar<{}> scalar_{};\n", is_float ? "float" : "int", name);
+    return fmt::format("  Scalar<{}> scalar_{};\n",
+                       is_floating(buffer.tensor().dtype) ? "float" : "int", name);
   }
+  const bool is_float = is_floating(tensor.dtype);
   std::string values;
   std::string arguments;
-  for (std::int32_t d = 0; d < tensor.rank; ++d) {
+  for (std::int32_t d = 0; d < buffer.tensor().rank; ++d) {
     values += fmt::format("{}int i{}", d > 0 ? ", " : "", d);
     arguments += fmt::format(", i{}", d);
   }
   const auto reader = [&](std::string_view prefix, std::string_view called) {
-    return function(
-        is_float ? "float" : "int", fmt::format("{}{}", prefix, name), values,
-        fmt::format("    return {}<{}, {}>(buffer_{}{});\n", called, element_name(tensor.dtype),
-                    last_is_contiguous(tensor), name, arguments));
+    return function(is_float ? "float" : "int", fmt::format("{}{}", prefix, name), values,
+                    fmt::format("    return {}<{}, {}>(buffer_{}{});\n", called,
+                                element_name(tensor.dtype), tensor.contiguous, name, arguments));
   };
   std::string text = fmt::format("\n  BufferView buffer_{};\n", name);
   if (readers.element) text += reader("attn_load_", "load_element");

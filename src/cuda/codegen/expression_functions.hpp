@@ -9,6 +9,7 @@
 #include "attn/expr.hpp"
 #include "core/expr/cuda_text.hpp"
 #include "cuda/codegen/expression_factors.hpp"
+#include "cuda/codegen/printed_buffers.hpp"
 
 namespace attn::cuda {
 
@@ -27,7 +28,7 @@ inline constexpr std::string_view kArguments = "dot, query, key, batch, head, se
 // A member function of a point that evaluates e, which is int32 or float32.
 std::string value_function(std::string_view name, const expr::Expr& e);
 // Views of all that a score reads: what its derivatives read is among it.
-std::string views_text(const expr::Expr& score, const expr::Bindings& bindings);
+std::string views_text(const expr::Expr& score, const PrintedBuffers& printed);
 // A struct of derivatives with these members, a kernel parameter, and what it includes.
 std::string struct_text(std::string_view name, std::string_view body);
 
@@ -39,6 +40,7 @@ struct Readers {
   bool element = false, shared = false, range = false;
 };
 // The view of a buffer, of `tensor`, and what reads it; or a scalar.
-std::string buffer_text(const expr::Buffer& buffer, const Tensor& tensor, const Readers& readers);
+std::string buffer_text(const expr::Buffer& buffer, const PrintedTensor& tensor,
+                        const Readers& readers);
 
 }  // namespace attn::cuda

@@ -93,12 +93,12 @@ constexpr std::size_t kLeastBytes = 8;  // no struct is empty
 
 }  // namespace
 
-std::string print_slope(const Expr& score, expr::TanhSlope form, const expr::Bindings& bindings) {
+std::string print_slope(const Expr& score, expr::TanhSlope form, const PrintedBuffers& printed) {
   const Expr slope = slope_of(score, form);
   std::string body = fmt::format(
       "  static constexpr bool kHasSlope = {};\n  static constexpr int kLoads = 1;  // of none\n",
       !slope.empty());
-  if (!slope.empty()) body += views_text(score, bindings) + value_function("slope", slope);
+  if (!slope.empty()) body += views_text(score, printed) + value_function("slope", slope);
   const std::optional<TanhScore> of_tanh = tanh_score(score);
   body += fmt::format("  static constexpr bool kIsOfTanh = {};\n", of_tanh.has_value());
   if (of_tanh) body += tanh_text(*of_tanh);

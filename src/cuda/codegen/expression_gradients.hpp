@@ -10,6 +10,7 @@
 #include "attn/expr.hpp"
 #include "core/expr/build.hpp"
 #include "cuda/codegen/expression_pack.hpp"
+#include "cuda/codegen/printed_buffers.hpp"
 #include "cuda/device/params.cuh"
 
 namespace attn::cuda {
@@ -33,7 +34,7 @@ namespace attn::cuda {
 // erf within 2 ulp), and `form` says how the derivative of tanh is written. The text depends on
 // what that of print_expressions depends on.
 std::string print_slope(const expr::Expr& score, expr::TanhSlope form,
-                        const expr::Bindings& bindings = {});
+                        const PrintedBuffers& printed = {});
 ExpressionPack slope_pack(const expr::Expr& score);  // the bytes of that struct
 std::size_t slope_bytes(const expr::Expr& score);    // how many those are
 

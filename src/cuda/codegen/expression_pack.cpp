@@ -216,25 +216,30 @@ std::vector<std::byte> ExpressionPack::packed(const expr::Bindings& bindings) co
 }
 
 // A scalar is given by its value, whatever its tensor.
-PrintedTensor ExpressionPack::printed_tensor(std::size_t i, const expr::Bindings& bindings) const {
+PrintedTensor ExpressionPack::printed_of(std::size_t i, const expr::Bindings& bindings) const {
   if (expr::is_scalar(*buffers_[i])) return {};
   const Tensor& tensor = described(*buffers_[i], bindings);
   return {tensor.dtype, last_is_contiguous(tensor), vectors_[i] ? elements_at_once(tensor) : 1};
 }
 
-std::vector<PrintedTensor> ExpressionPack::printed(const expr::Bindings& bindings) const {
-  std::vector<PrintedTensor> result;
-  for (std::size_t i = 0; i < buffers_.size(); ++i) result.push_back(printed_tensor(i, bindings));
+PrintedBuffers ExpressionPack::printed(const expr::Bindings& bindings) const {
+  PrintedBuffers result;
+  for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    result.emplace_back(buffers_[i]->name(), printed_of(i, bindings));
+  }
   return result;
 }
 
-bool ExpressionPack::prints(const std::vector<PrintedTensor>& printed,
-                            const expr::Bindings& bindings) const {
+bool ExpressionPack::prints(const PrintedBuffers& printed, const expr::Bindings& bindings) const {
   if (printed.size() != buffers_.size()) return false;
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
-    if (printed[i] != printed_tensor(i, bindings)) return false;
+    if (printed[i].second != printed_of(i, bindings)) return false;
   }
   return true;
+}
+
+ExpressionPack buffers_pack(const expr::Expr& mask, const expr::Expr& score) {
+  return ExpressionPack(expression_buffers(mask, score), {}, score);
 }
 
 ExpressionPack expression_pack(const expr::Expr& mask, const expr::Expr& score,

@@ -6,16 +6,9 @@
 #include <vector>
 
 #include "attn/expr.hpp"
+#include "cuda/codegen/printed_buffers.hpp"
 
 namespace attn::cuda {
-
-// What the text says of a tensor that is bound, beside the buffer's declaration.
-struct PrintedTensor {
-  DType dtype = DType::f32;
-  bool contiguous = false;  // last_is_contiguous (expression_buffers.hpp)
-  int at_once = 1;          // elements_at_once, of a buffer that a score may read so
-  bool operator==(const PrintedTensor&) const = default;
-};
 
 // A number of the struct that a scalar of each call multiplies.
 struct ScaledNumber {
@@ -42,11 +35,11 @@ class ExpressionPack {
   std::vector<std::byte> packed(const expr::Bindings& bindings) const;  // the same
 
   // What the text for tensors bound so depends on, and whether it is that of `printed`.
-  std::vector<PrintedTensor> printed(const expr::Bindings& bindings) const;
-  bool prints(const std::vector<PrintedTensor>& printed, const expr::Bindings& bindings) const;
+  PrintedBuffers printed(const expr::Bindings& bindings) const;
+  bool prints(const PrintedBuffers& printed, const expr::Bindings& bindings) const;
 
  private:
-  PrintedTensor printed_tensor(std::size_t i, const expr::Bindings& bindings) const;
+  PrintedTensor printed_of(std::size_t i, const expr::Bindings& bindings) const;
 
   std::vector<std::shared_ptr<const expr::Buffer>> buffers_;
   std::vector<bool> vectors_;  // may_load_vectors (expression_vectors.hpp), of each buffer
@@ -54,6 +47,9 @@ class ExpressionPack {
   std::vector<ScaledNumber> scaled_;
   std::size_t size_;
 };
+
+// The pack of nothing but the buffers, in the order of those: for `printed` and `prints`.
+ExpressionPack buffers_pack(const expr::Expr& mask, const expr::Expr& score);
 
 // The pack of the struct that print_expressions prints, for a softmax_scale and the
 // ATTN_PRECISE_MATH it is compiled with; its size depends on neither.

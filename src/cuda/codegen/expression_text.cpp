@@ -181,8 +181,8 @@ std::string score_parameters(const Program& program) {
 }
 
 std::string vectors_of(const Program& score, const ScoreFactors& factors,
-                       const expr::Bindings& bindings) {
-  return vectors_text(score, factors, vector_loads(score, bindings), parameters(kPoint, score),
+                       const PrintedBuffers& printed) {
+  return vectors_text(score, factors, vector_loads(score, printed), parameters(kPoint, score),
                       score_parameters(score));
 }
 
@@ -281,7 +281,7 @@ void check_type(std::string_view argument, const Expr& e, Type type, std::string
 
 }  // namespace
 
-std::string print_expressions(const Expr& mask, const Expr& score, const expr::Bindings& bindings,
+std::string print_expressions(const Expr& mask, const Expr& score, const PrintedBuffers& printed,
                               bool short_sequences) {
   check_type("mask", mask, Type::boolean, "a boolean expression");
   check_type("score", score, Type::float32, "a float32 expression");
@@ -311,7 +311,8 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   text += fmt::format("  static constexpr bool kHasSmallTanh = {};\n", factors.small_tanh >= 0);
   text += fmt::format("  static constexpr float kScoreFactor = {:a}f;\n", factors.after);
   for (const auto& buffer : buffers) {
-    text += buffer_text(*buffer, described(*buffer, bindings), readers_of(*buffer, masked, scored));
+    text +=
+        buffer_text(*buffer, printed_tensor(*buffer, printed), readers_of(*buffer, masked, scored));
   }
   for (std::size_t i = 0; i < factors.multiples.size(); ++i) {
     const ScoreMultiple& c = factors.multiples[i];
@@ -325,7 +326,7 @@ std::string print_expressions(const Expr& mask, const Expr& score, const expr::B
   text += mask_text(bounds);
   text += function("float", "score", score_parameters(scored),
                    value_body(scored, expr::CudaMath::fast, &factors, factors.result));
-  text += vectors_of(scored, factors, bindings);
+  text += vectors_of(scored, factors, printed);
   text += exponent_text(scored, factors);
   text += function("Coverage", "classify", parameters(kTile, masked), range_body(masked));
   return text + "};\n\n}  // namespace attn::device\n";

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attn/expr.hpp"
+#include "cuda/codegen/printed_buffers.hpp"
 
 namespace attn::cuda {
 
@@ -67,12 +68,12 @@ namespace attn::cuda {
 //
 // mask must be boolean and without score, score float32; either may be empty. The text depends on
 // their trees, on the dtype of each buffer, on whether its last dimension is contiguous and on how
-// many elements may be read at once, as bound, and on no value of a scalar. Throws
+// many elements may be read at once, as `printed` says, and on no value of a scalar. Throws
 // Error(invalid_argument) for other types and where one buffer name means two tensors,
 // Error(unsupported) for more than 32 buffers. short_sequences: seqlen_q and seqlen_k are at most
 // 2^20, and more of the mask is bounds of the key.
 std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
-                              const expr::Bindings& bindings = {}, bool short_sequences = false);
+                              const PrintedBuffers& printed = {}, bool short_sequences = false);
 
 // Size of that struct, whose bytes expression_pack (expression_pack.hpp) gives; throws as
 // print_expressions for buffers.

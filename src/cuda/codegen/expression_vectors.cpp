@@ -42,14 +42,15 @@ bool may_load_vectors(const Program& score, const expr::Buffer& buffer) {
   });
 }
 
-std::vector<VectorLoad> vector_loads(const Program& score, const expr::Bindings& bindings) {
+std::vector<VectorLoad> vector_loads(const Program& score, const PrintedBuffers& printed) {
   std::vector<VectorLoad> loads;
   int words = 0;
   for (std::size_t i = 0; i < score.instructions.size(); ++i) {
     const Instruction& in = score.instructions[i];
     if (!is_vector(score, in)) continue;
-    const Tensor& tensor = described(*score.buffers[static_cast<std::size_t>(in.buffer)], bindings);
-    const int at_once = elements_at_once(tensor);
+    const PrintedTensor tensor =
+        printed_tensor(*score.buffers[static_cast<std::size_t>(in.buffer)], printed);
+    const int at_once = tensor.at_once;
     const int of_load = 2 * static_cast<int>(size_of(tensor.dtype));
     if (at_once == 1 || words + of_load > kMostWords) continue;
     loads.push_back({i, words, of_load, element_name(tensor.dtype), at_once});

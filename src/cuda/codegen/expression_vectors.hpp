@@ -8,6 +8,7 @@
 #include "attn/expr.hpp"
 #include "core/expr/program.hpp"
 #include "cuda/codegen/expression_factors.hpp"
+#include "cuda/codegen/printed_buffers.hpp"
 
 namespace attn::cuda {
 
@@ -24,7 +25,7 @@ struct VectorLoad {
 // buffer: the text then depends on elements_at_once of what is bound.
 bool may_load_vectors(const expr::Program& score, const expr::Buffer& buffer);
 // All of them, but those for which a thread would hold more than 8 words a row.
-std::vector<VectorLoad> vector_loads(const expr::Program& score, const expr::Bindings& bindings);
+std::vector<VectorLoad> vector_loads(const expr::Program& score, const PrintedBuffers& printed);
 
 // Members of struct Expressions (expression_text.hpp): kVectorWords, and where it is not 0 Vectors,
 // load_vectors, transpose_vectors and score_of_vectors. point: parameters of a query, a key, and

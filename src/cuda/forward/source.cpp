@@ -89,7 +89,7 @@ void check_forward_parameters(const Problem& problem, const ForwardConfig& confi
 }
 
 Source forward_source(const Problem& problem, const ForwardConfig& config,
-                      const expr::Bindings& bindings) {
+                      const PrintedBuffers& printed) {
   check_forward_parameters(problem, config);
   Source source;
   source.name = config.kernel->name;
@@ -102,7 +102,7 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
   if (is_short) text += "#define ATTN_SHORT_SEQUENCES 1\n";
   text += "#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
   const bool maps = config.kernel->reads_maps;
-  text += print_expressions(problem.mask, score_expression(problem), bindings,
+  text += print_expressions(problem.mask, score_expression(problem), printed,
                             config.kernel->bounds_keys && is_short);
   text += "namespace attn::device {\n" + print_config(config);
   text += config.shape->declarations(config);
@@ -121,12 +121,12 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
 }
 
 Source classify_source(const Problem& problem, const ForwardConfig& config,
-                       const expr::Bindings& bindings) {
+                       const PrintedBuffers& printed) {
   Source source;
   source.name = "classify";
   source.entry = "attn_classify";
   source.text = "#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
-  source.text += print_expressions(problem.mask, score_expression(problem), bindings);
+  source.text += print_expressions(problem.mask, score_expression(problem), printed);
   constexpr bool kSplits = false;  // words are of all splits
   source.text += "namespace attn::device {\n" + common_config(config, kSplits).text() + "}\n";
   source.text +=

@@ -3,6 +3,7 @@
 
 #include "attn/expr.hpp"
 #include "attn/problem.hpp"
+#include "cuda/codegen/printed_buffers.hpp"
 #include "cuda/codegen/source.hpp"
 #include "cuda/kernels/forward_kernel.hpp"
 
@@ -22,10 +23,10 @@ void check_forward_parameters(const Problem& problem, const ForwardConfig& confi
 
 // Throws as check_forward_parameters.
 Source forward_source(const Problem& problem, const ForwardConfig& config,
-                      const expr::Bindings& bindings = {});
+                      const PrintedBuffers& printed = {});
 // Classifies blocks of keys before a forward kernel with config.classified.
 Source classify_source(const Problem& problem, const ForwardConfig& config,
-                       const expr::Bindings& bindings = {});
+                       const PrintedBuffers& printed = {});
 // Merges the partial results of splits.
 Source combine_source(const ForwardConfig& config);
 

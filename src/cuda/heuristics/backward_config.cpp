@@ -1,8 +1,8 @@
 #include "cuda/heuristics/backward_config.hpp"
 
-#include "core/ceil_div.hpp"
-
 #include <algorithm>
+
+#include "core/ceil_div.hpp"
 
 namespace attn::cuda {
 namespace {

@@ -1,9 +1,9 @@
 #include "cuda/matmul/matmul_sm90.hpp"
 
-#include "core/ceil_div.hpp"
-
 #include <algorithm>
 #include <array>
+
+#include "core/ceil_div.hpp"
 
 namespace attn::cuda {
 namespace {

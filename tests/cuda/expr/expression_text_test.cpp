@@ -278,9 +278,10 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
   Tensor every_other = tensor(ids.data(), {4});
   every_other.strides[0] = 2;
   const expr::Bindings bindings{{buffers(mask)[0]->name(), every_other}};
-  EXPECT_TRUE(
-      has(cuda::print_expressions(mask, {}, bindings), "load_shared_element<ElementI32, false>"));
   const cuda::ExpressionPack pack = cuda::expression_pack(mask, {}, 1, 2);
+  EXPECT_TRUE(has(cuda::print_expressions(mask, {}, pack.printed(bindings)),
+                  "load_shared_element<ElementI32, false>"));
+  EXPECT_EQ(cuda::print_expressions(mask, {}, pack.printed({})), cuda::print_expressions(mask, {}));
   EXPECT_FALSE(pack.prints(pack.printed({}), bindings));
   EXPECT_TRUE(pack.prints(pack.printed({}), {}));
   EXPECT_TRUE(cuda::mask_reads_buffers(mask));

@@ -100,8 +100,10 @@ TEST(ExpressionVectors, HaveATextOfTheirOwn) {
   Tensor odd = elements(DType::bf16, 16);
   odd.data = static_cast<std::byte*>(odd.data) + 2;
   const expr::Bindings bindings{{"t", odd}};
-  EXPECT_TRUE(has(cuda::print_expressions({}, score, bindings), "kVectorWords = 0;"));
   const cuda::ExpressionPack pack = cuda::expression_pack({}, score, 1, 2);
+  EXPECT_TRUE(has(cuda::print_expressions({}, score, pack.printed(bindings)), "kVectorWords = 0;"));
+  EXPECT_EQ(cuda::print_expressions({}, score, pack.printed({})),
+            cuda::print_expressions({}, score));
   EXPECT_FALSE(pack.prints(pack.printed({}), bindings));
   EXPECT_TRUE(pack.prints(pack.printed(bindings), bindings));
 }

@@ -1,14 +1,15 @@
-#include "cuda/backward/backward.hpp"
-
+// What `plan` says of a backward pass.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "attn/error.hpp"
+#include "cuda/backward/backward.hpp"
 #include "cuda/backward/buffers.hpp"
-#include "cuda/backward/run.hpp"
+#include "cuda/backward/prepare.hpp"
 #include "cuda/backward/source.hpp"
 #include "cuda/backward/workspace.hpp"
 #include "cuda/driver/device.hpp"
@@ -16,6 +17,7 @@
 #include "cuda/heuristics/backward_tiles.hpp"
 #include "cuda/heuristics/choose_backward.hpp"
 #include "cuda/heuristics/choose_buffers.hpp"
+#include "cuda/plan_state.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -103,7 +105,7 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
                     "are summed exactly, in {} bytes of workspace an element instead of {}",
                     sum_bytes(true), sum_bytes(false)));
   }
-  plan.state = backward_state(plan);
+  plan.state = std::shared_ptr<core::MadeFor>(std::make_shared<PlanState<BackwardRun>>(plan));
   return plan;
 }
 

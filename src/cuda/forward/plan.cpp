@@ -1,0 +1,124 @@
+// What `plan` says of a forward pass.
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/error.hpp"
+#include "core/text/echo.hpp"
+#include "cuda/driver/device.hpp"
+#include "cuda/forward/forward.hpp"
+#include "cuda/forward/parameters.hpp"
+#include "cuda/forward/prepare.hpp"
+#include "cuda/forward/source.hpp"
+#include "cuda/kernels/forward_tiles.hpp"
+#include "cuda/limits.hpp"
+#include "cuda/plan/choose_forward.hpp"
+#include "cuda/plan/forward_kernel_name.hpp"
+#include "cuda/plan/splits.hpp"
+#include "cuda/plan_state.hpp"
+
+namespace attn::cuda {
+namespace {
+
+Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
+  Launch launch;
+  launch.kernel = config.kernel->name;
+  launch.arch = to_string(arch);
+  launch.grid = {blocks, 1, 1};
+  launch.threads = config.tiling.threads;
+  launch.shared_bytes = config.tiling.shared_bytes;
+  launch.stages = config.tiling.stages;
+  return launch;
+}
+
+}  // namespace
+
+Plan plan_forward(const Problem& problem, const PlanOptions& options) {
+  const DeviceInfo& device = device_info(options.device.index);
+  const Arch arch = arch_of_capability(device.arch);
+  if (arch.number < 80) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
+                            device.name, to_string(arch)));
+  }
+  const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
+  ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
+  const Algorithm own = config.algorithm;
+  Plan plan;
+  plan.problem = problem;
+  plan.phase = Phase::forward;
+  plan.backend = Backend::cuda;
+  plan.device = options.device;
+  plan.kernel = options.kernel;
+  plan.deterministic = options.deterministic;
+  const bool split =
+      options.algorithm == Algorithm::automatic || options.algorithm == Algorithm::flash_decoding;
+  if (split) plan.num_splits = choose_splits(problem, config, device.sm_count);
+  config.splits = plan.num_splits > 1;
+  switch (options.algorithm) {
+    case Algorithm::automatic:
+      plan.algorithm = config.splits ? Algorithm::flash_decoding : own;
+      break;
+    case Algorithm::flash_decoding:
+    case Algorithm::flash_attention_2:
+      plan.algorithm = options.algorithm;
+      break;
+    case Algorithm::flash_attention:
+    case Algorithm::block_sparse:
+    case Algorithm::standard:
+      plan.algorithm = own;
+      break;
+    case Algorithm::memory_efficient:
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("algorithm is {}; accepted by forward on the cuda backend are "
+                              "flash_attention_2, flash_decoding, flash_attention, block_sparse "
+                              "and standard (problem {})",
+                              name(options.algorithm), core::echo(problem)));
+  }
+  plan.compute = problem.dtype;
+  plan.block_q = plan.rows_per_task = config.tiling.rows;
+  plan.block_k = config.tiling.keys_at_once();
+  const core::Size workspace = workspace_bytes(problem, arch, plan.num_splits, kernel);
+  check_sizes(problem, Phase::forward, workspace,
+              most_blocks(problem, arch, plan.num_splits, kernel));
+  check_forward_parameters(problem, config);
+  plan.tasks = num_tiles(problem, config, plan.num_splits).value();
+  plan.workspace_bytes = workspace.value();
+  plan.launch = describe(config, arch, forward_blocks(config, plan.tasks, device.sm_count));
+  plan.reasons.emplace_back(config.tiling.reason);
+  if (config.tiling.group > 1) {
+    plan.reasons.push_back(fmt::format(
+        "the {} query heads of a group share tiles: {} rows a tile would stay empty otherwise",
+        config.tiling.group,
+        config.tiling.rows - static_cast<int>(problem.seqlen_q) % config.tiling.rows));
+  }
+  if (config.splits) {
+    plan.reasons.push_back(
+        fmt::format("{} parts of the keys: {} tiles alone leave {} multiprocessors idle",
+                    plan.num_splits, plan.tasks / plan.num_splits, device.sm_count));
+  }
+  if (config.classified) {
+    plan.reasons.emplace_back(
+        "the mask reads buffers: a kernel ahead says once which blocks of keys each tile sees");
+  }
+  plan.state = std::shared_ptr<core::MadeFor>(std::make_shared<PlanState<ForwardRun>>(plan));
+  return plan;
+}
+
+std::vector<Source> forward_sources(const Problem& problem, Arch arch, std::string_view kernel) {
+  ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
+  // A machine of a common size decides whether keys are split.
+  constexpr int kMultiprocessors = 132;
+  const std::int32_t splits = choose_splits(problem, config, kMultiprocessors);
+  if (splits > 1) config = choose_forward(problem, arch, {}, splits, kernel);
+  std::vector<Source> sources;
+  if (config.classified) sources.push_back(classify_source(problem, config));
+  sources.push_back(forward_source(problem, config));
+  if (config.splits) sources.push_back(combine_source(config));
+  return sources;
+}
+
+}  // namespace attn::cuda
