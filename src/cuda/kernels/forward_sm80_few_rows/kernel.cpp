@@ -123,11 +123,12 @@ std::int32_t split_forward_sm80_few_rows(const Problem& p, const ForwardConfig& 
   const auto tiles = static_cast<double>(num_tiles(p, config, 1).value());
   const std::int64_t blocks = ceil_div(p.seqlen_k, config.tiling.keys);
   if (tiles == 0) return 1;
+  const int warps = config.tiling.threads / 32;
   const auto slots = static_cast<double>(sm_count) * blocks_per_multiprocessor(config);
   const auto block_bytes = static_cast<double>(config.tiling.keys * (p.head_dim + p.head_dim_v) *
                                                static_cast<std::int64_t>(size_of(p.dtype)));
-  const double of_one = (config.tiling.stages - 1) * block_bytes /
-                        (kLatency + kLatencyOfByte * block_bytes / (config.tiling.threads / 32));
+  const double of_one =
+      (config.tiling.stages - 1) * block_bytes / (kLatency + kLatencyOfByte * block_bytes / warps);
   const double partial_bytes =
       static_cast<double>(p.batch * p.heads_q * p.seqlen_q * p.head_dim_v) * sizeof(float);
   std::int64_t best = 1;
