@@ -34,7 +34,7 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
   const Problem& p = request.problem;
   if (p.dtype == DType::f64) return {{}, "dtype is f64; accepted are f32, bf16 and f16"};
   ForwardChoice choice = kernel.choose(request);
-  if (!choice.obstacle.empty()) return {{}, std::move(choice.obstacle)};
+  if (!choice.obstacle.empty()) return {ForwardConfig{}, std::move(choice.obstacle)};
   ForwardConfig config{.kernel = &kernel,
                        .features = request.features,
                        .tiling = choice.tiling,
@@ -44,7 +44,7 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
   if (config.splits) config.combine = choose_combine(p.head_dim_v, num_splits);
   // The papers' kernels look at masks tile by tile.
   config.classified = config.features.mask_reads_buffers && !kernel.runs_by_name_only();
-  return {std::move(config), {}};
+  return {std::move(config), std::string()};
 }
 
 ForwardRequest request_of(const Problem& p, Arch arch, const ForwardTensors& tensors,
