@@ -2,9 +2,9 @@
 """clang-tidy over the project's sources, all cores.
 
   scripts/tidy.py BUILD [FILE...]    BUILD: a configured build folder; FILE: only these
-  scripts/tidy.py BUILD --changed    what changed in the day before the newest commit: sources, and
-                                     of each header one source that includes it; all where the
-                                     history is shorter
+  scripts/tidy.py BUILD --changed    what changed in the three hours before the newest commit:
+                                     sources, and of each header one source that includes it; all
+                                     where the history is shorter
 
 Reading the standard library's headers is nearly all of the work, so files that are compiled alike
 are read together, as one file that includes them. A name that two of them define in an unnamed
@@ -92,7 +92,7 @@ def git(*arguments):
 def changed():
     """The sources to read, None for all."""
     newest = int(git("log", "-1", "--format=%ct")[0])
-    base = git("rev-list", "-1", f"--before={newest - 24 * 60 * 60}", "HEAD")
+    base = git("rev-list", "-1", f"--before={newest - 3 * 60 * 60}", "HEAD")
     if not base:
         return None
     sources = []
