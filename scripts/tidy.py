@@ -108,12 +108,21 @@ def changed():
     return {str(ROOT / file) for file in sources}
 
 
+def compiled(build):
+    """The files that the build compiles, each with its command, also those compiled as one file."""
+    for entry in json.loads(pathlib.Path(build, "compile_commands.json").read_text()):
+        command = entry["command"].split(" -o ")[0]
+        files = [entry["file"]]
+        if re.search(r"/unity_\d+_cxx\.cxx$", files[0]):
+            files = re.findall(r'#include "([^"]+)"', pathlib.Path(files[0]).read_text())
+        yield from ((file, command) for file in files)
+
+
 def groups(build, wanted):
     """Lists of files with the command that compiles them, the longest first."""
     alike = {}
     seen = set()
-    for entry in json.loads(pathlib.Path(build, "compile_commands.json").read_text()):
-        file, command = entry["file"], entry["command"].split(" -o ")[0]
+    for file, command in compiled(build):
         ours = file.startswith(f"{ROOT}/") and not file.startswith(f"{ROOT}/build")
         if not ours or file in seen or (wanted is not None and file not in wanted):
             continue
