@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from . import _attn, nvrtc
 from .errors import InvalidArgument
 
@@ -34,9 +36,13 @@ def set_num_threads(threads: int) -> None:
 
     Results are the same bits for any number.
     """
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= 4096:
+    try:
+        number = -1 if isinstance(threads, bool) else operator.index(threads)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= 4096:
         raise InvalidArgument(f"threads is {threads!r}; accepted are 0 (the default) to 4096")
-    _attn.set_num_threads(threads)
+    _attn.set_num_threads(number)
 
 
 def alibi_slopes(heads: int) -> list[float]:

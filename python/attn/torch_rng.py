@@ -48,12 +48,19 @@ def _budget(meta: dict[str, Any]) -> float:
     return budget
 
 
+def _regions_cover_graphs() -> bool:
+    """Whether the budget of a region is never that of operators outside of it."""
+    config = sys.modules.get("torch._functorch.config")
+    covers: bool = getattr(config, "activation_memory_budget_require_full_coverage", True)
+    return covers
+
+
 def _draw(*, device: torch.device) -> Tensor:
     from torch.fx.traceback import current_meta
     from torch.utils.checkpoint import CheckpointPolicy
 
     before = dict(current_meta)
-    saves = _budget(current_meta) > 0
+    saves = _budget(current_meta) > 0 and _regions_cover_graphs()
     current_meta["recompute"] = (
         CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.MUST_RECOMPUTE
     )

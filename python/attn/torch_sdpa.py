@@ -106,11 +106,12 @@ def scaled_dot_product_attention(
     if query.dim() != 4:
         q, k, v = _heads_first(enable_gqa, query, key, value)
     no_heads = q.shape[1] == 0 and k.shape[1] == 0
-    if no_heads or q.shape[-1] == 0 or v.shape[-1] == 0:
-        # Products of nothing are 0, so that one element of 0 more changes neither scores nor O.
-        scale = 1.0 if q.shape[-1] == 0 else scale
-        q, k = (_with_an_element(t) if t.shape[-1] == 0 else t for t in (q, k))
-        v = _with_an_element(v) if value.shape[-1] == 0 else v
+    # Products of nothing are 0, so that one element of 0 more changes neither scores nor O.
+    if q.shape[-1] == 0 and k.shape[-1] == 0:
+        scale = 1.0
+        q, k = _with_an_element(q), _with_an_element(k)
+    if v.shape[-1] == 0:
+        v = _with_an_element(v)
     drops_all = isinstance(dropout_p, (int, float)) and dropout_p == 1
     dropout = 0.0 if drops_all else dropout_p
     out: Tensor = (

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <thread>
 #include <utility>
 
 #include "attn/error.hpp"
@@ -122,13 +123,15 @@ Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Rec
   inputs_.k = ordered(k_);
   inputs_.v = ordered(v_);
   plan_options_.device = q_.tensor.device;
-  if (!on_gpu()) context_.executor = executor_of(q_);
+  if (!on_gpu()) context_.executor = executor_of(q_, plan_options_.threads);
   take_tensors(options.tensors);
   take_buffers(options.buffers);
 }
 
-std::shared_ptr<Executor> executor_of(const Array& q) {
+std::shared_ptr<Executor> executor_of(const Array& q, int asked) {
   const int threads = get_num_threads();
+  const int cpus = static_cast<int>(std::thread::hardware_concurrency());
+  if (asked > 0) return shared_executor(std::min(asked, std::max(threads, cpus)));
   const int theirs = q.is_pytorch ? pytorch::num_threads() : 0;
   return shared_executor(theirs > 0 ? std::min(threads, theirs) : threads);
 }

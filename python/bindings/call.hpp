@@ -61,9 +61,9 @@ class DerivativeCheck {
   std::optional<bool> is_forward_mode_;
 };
 
-// The threads of a call on a CPU: as many as attn has, and no more than PyTorch uses where q is its
-// tensor.
-std::shared_ptr<Executor> executor_of(const Array& q);
+// The threads of a call on a CPU: `asked` where that is not 0, as far as there are CPUs; else as
+// many as attn has, and no more than PyTorch uses where q is its tensor.
+std::shared_ptr<Executor> executor_of(const Array& q, int asked);
 
 class Call {
  public:

@@ -277,7 +277,7 @@ void write_dropout_mask(nb::handle kept, double probability, std::uint64_t seed,
   Problem problem;
   problem.dropout = {probability, seed, offset, state.tensor.given()};
   Context context;
-  if (array.tensor.device.type == DeviceType::cpu) context.executor = executor_of(array);
+  if (array.tensor.device.type == DeviceType::cpu) context.executor = executor_of(array, 0);
   context.stream = current_stream(array);
   {
     const nb::gil_scoped_release released;

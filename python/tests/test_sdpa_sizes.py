@@ -54,6 +54,13 @@ def test_sizes_of_0(shapes, options, is_compiled):
         torch.testing.assert_close(x, y)
 
 
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, 0, 0), (8, 0, 0), (0, 8, 8)])
+def test_a_head_size_of_0_beside_another(sizes):
+    q, k, v = (torch.randn(2, 3, 4, size) for size in sizes)
+    with pytest.raises(attn.Error):
+        ours(q, k, v)
+
+
 MASKS = [{"attn_mask": torch.bool}, {"attn_mask": torch.float32}]
 
 

@@ -102,6 +102,19 @@ def test_a_setting_comes_before_the_environment():
     assert output(code, ATTN_NUM_THREADS="4") == "1"
 
 
+def test_a_call_that_says_its_threads_has_them():
+    """As far as there are CPUs, whatever the environment says of others."""
+    code = COUNTING + "print(attn.plan(x, x, x, threads=2)._forward.threads)"
+    assert output(code, OMP_NUM_THREADS="1") == str(min(2, os.cpu_count()))
+
+
+def test_a_setting_may_be_an_integer_of_numpy():
+    before = attn.get_num_threads()
+    attn.set_num_threads(np.int64(before + 1))
+    assert attn.get_num_threads() == before + 1
+    attn.set_num_threads(0)
+
+
 @pytest.mark.parametrize("threads", [-1, 4097, 1.5, True, "2"])
 def test_refusals(threads):
     with pytest.raises(attn.InvalidArgument, match="threads is .*; accepted are 0"):

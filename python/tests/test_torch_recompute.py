@@ -89,6 +89,26 @@ def test_a_budget_of_a_region(budget):
     check(function, torch.compile(within, backend="aot_eager", fullgraph=True))
 
 
+def test_a_budget_of_a_region_that_holds_for_all():
+    """The budget of the region is that of the graph, also of dropout before the region."""
+    region = getattr(torch.autograd.graph, "region_activation_memory_budget", None)
+    if not hasattr(config, "activation_memory_budget_require_full_coverage"):
+        pytest.skip("this PyTorch has no budgets of regions that hold for all")
+    function = twice(CALLS["attention"])
+
+    def before(q, k, v):
+        out = function(q, k, v)
+        with region(0.0):
+            return out.sin()
+
+    def plain(q, k, v):
+        return function(q, k, v).sin()
+
+    torch._dynamo.reset()
+    with config.patch(activation_memory_budget_require_full_coverage=False):
+        check(plain, torch.compile(before, backend="aot_eager", fullgraph=True))
+
+
 @pytest.mark.parametrize("preserve", [True, False])
 def test_a_checkpoint(preserve):
     """Without preserve_rng_state too, which outside of compiled code gives up the mask."""

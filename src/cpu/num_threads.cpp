@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <cstddef>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
@@ -18,18 +20,24 @@
 namespace attn {
 namespace {
 
-// The number that a text begins with, and what follows it.
+std::string_view trimmed(std::string_view text) {
+  const std::size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
+  return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
+}
+
+// The number that a text begins with, and what follows it but for blanks.
 struct Leading {
   int number;
   std::string_view rest;
 };
 
-std::optional<Leading> leading(std::string_view text) {
+std::optional<Leading> leading(std::string_view padded) {
+  const std::string_view text = trimmed(padded);
   const char* const end = text.data() + text.size();
   int number = 0;
   const auto [at, error] = std::from_chars(text.data(), end, number);
   if (error != std::errc() || number < 1 || number > cpu::kMaxThreads) return std::nullopt;
-  return Leading{number, {at, static_cast<std::size_t>(end - at)}};
+  return Leading{number, trimmed({at, static_cast<std::size_t>(end - at)})};
 }
 
 int from_environment() {

@@ -122,6 +122,8 @@ TEST_F(NumThreadsDeathTest, FollowTheEnvironment) {
   exits("3", "5", 3);
   exits(nullptr, "5", 5);
   exits("", "5,2", 5);
+  exits(nullptr, " 5 , 2", 5);
+  exits(" 3 ", nullptr, 3);
   exits(nullptr, nullptr, cpu::available_cpus());
   exits(nullptr, "many", cpu::available_cpus());
   exits(nullptr, "0", cpu::available_cpus());
