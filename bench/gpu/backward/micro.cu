@@ -16,6 +16,7 @@
 #include "ptx/mma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/matrix_descriptor.cuh"
 
 using namespace attn::device;
 
@@ -109,7 +110,7 @@ __device__ __forceinline__ float multiply_rounds(unsigned shared, int rounds) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) d[i] = 0;
   const unsigned r[4] = {threadIdx.x, threadIdx.x + 1, threadIdx.x + 2, 3};
-  const unsigned a = descriptor_low(shared, 8192), b = descriptor_low(shared + 65536, 8192);
+  const unsigned a = uniform_descriptor(shared, 8192), b = uniform_descriptor(shared + 65536, 8192);
   for (int i = 0; i < rounds; ++i) {
     pin(d);
     wgmma_fence();

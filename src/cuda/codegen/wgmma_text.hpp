@@ -19,8 +19,8 @@ namespace attn::cuda {
 //   ProductTS   A and B in shared memory, A transposed
 //   ProductTT   A and B in shared memory, both transposed
 //
-// d: columns / 2 accumulators; a, b: low words of descriptors (src/cuda/device/ptx/wgmma.cuh);
-// add == 0: d is overwritten.
+// d: columns / 2 accumulators; a, b: low words of descriptors
+// (src/cuda/device/tile/matrix_descriptor.cuh); add == 0: d is overwritten.
 std::string print_product_ss(DType dtype, int columns);
 std::string print_product_rs(DType dtype, int columns);
 std::string print_product_st(DType dtype, int columns);
