@@ -21,6 +21,15 @@ constexpr int kLargeSince = 12010;
 
 }  // namespace
 
+Arch supported_arch(const DeviceInfo& device) {
+  const Arch arch = arch_of_capability(device.arch);
+  if (arch.number < 80) {
+    refuse(fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
+                       device.name, to_string(arch)));
+  }
+  return arch;
+}
+
 void check_sizes(const Problem& p, Phase phase, core::Size workspace, core::Size blocks) {
   for (const auto& [name, rows] :
        {std::pair{"seqlen_q", p.seqlen_q}, std::pair{"seqlen_k", p.seqlen_k}}) {

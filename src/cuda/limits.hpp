@@ -1,4 +1,4 @@
-// What no launch on any GPU takes, refused by name before anything runs.
+// What no launch takes, on any GPU or on one that is too old, refused by name before anything runs.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,8 @@
 
 #include "attn/plan.hpp"
 #include "core/tensor/size.hpp"
+#include "cuda/driver/device.hpp"
+#include "cuda/jit/compile.hpp"
 
 namespace attn::cuda {
 
@@ -14,6 +16,10 @@ namespace attn::cuda {
 // 2^13 less than 2^31.
 inline constexpr std::int64_t kMostRows = (std::int64_t{1} << 31) - (1 << 13);
 inline constexpr std::int64_t kMostBlocks = kMostRows;
+
+// The architecture that kernels of attention are compiled for on this device. Throws
+// Error(unsupported) before sm_80.
+Arch supported_arch(const DeviceInfo& device);
 
 // Throws Error(unsupported) where the phase of the problem needs longer sequences, more memory or
 // larger grids than there can be. workspace: bytes. blocks: of the largest grid, or its tiles.

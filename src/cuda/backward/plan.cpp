@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "attn/error.hpp"
 #include "cuda/backward/backward.hpp"
 #include "cuda/backward/buffers.hpp"
 #include "cuda/backward/prepare.hpp"
@@ -17,6 +16,7 @@
 #include "cuda/heuristics/backward_tiles.hpp"
 #include "cuda/heuristics/choose_backward.hpp"
 #include "cuda/heuristics/choose_buffers.hpp"
+#include "cuda/limits.hpp"
 #include "cuda/plan_state.hpp"
 
 namespace attn::cuda {
@@ -41,12 +41,7 @@ std::string passes_reason(BackwardKernel kernel, std::size_t launches) {
 
 Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   const DeviceInfo& device = device_info(options.device.index);
-  const Arch arch = arch_of_capability(device.arch);
-  if (arch.number < 80) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
-                            device.name, to_string(arch)));
-  }
+  const Arch arch = supported_arch(device);
   const std::string named = backward_kernel_name(options.algorithm, options.kernel);
   const BackwardWish wish{arch, named, options.deterministic};
   const BackwardKernel kernel = choose_backward_kernel(problem, {}, wish);

@@ -38,12 +38,7 @@ Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
 
 Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   const DeviceInfo& device = device_info(options.device.index);
-  const Arch arch = arch_of_capability(device.arch);
-  if (arch.number < 80) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("device cuda:{} ({}) is {}; accepted are sm_80 and up", device.ordinal,
-                            device.name, to_string(arch)));
-  }
+  const Arch arch = supported_arch(device);
   const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
   ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
   const Algorithm own = config.algorithm;
