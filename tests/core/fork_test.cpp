@@ -43,7 +43,7 @@ TEST(Fork, ChildrenFindNoLockHeld) {
     const pid_t child = fork();
     ASSERT_NE(child, -1);
     if (child == 0) {
-      alarm(20);  // ends a child that waits for ever
+      alarm(300);  // ends a child that waits for ever
       // One plan that the parent may have, and one that is new.
       _exit(attend(1) == 4 && attend(-1 - i) == 4 ? 0 : 1);
     }
