@@ -14,4 +14,9 @@ endif()
 if(ATTN_SANITIZE)
   add_compile_options(-fsanitize=${ATTN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${ATTN_SANITIZE})
+  # A null pointer that is read ends the program without a check, and AddressSanitizer knows the sizes of objects; these checks
+  # are a third of what a file takes to compile.
+  if(ATTN_SANITIZE MATCHES undefined)
+    add_compile_options(-fno-sanitize=null,object-size,vptr)
+  endif()
 endif()

@@ -64,6 +64,9 @@ class OptionalDType {
   bool given_ = false;
 };
 
+// The largest head size, of Q and K as of V and O.
+inline constexpr std::int64_t kMaxHeadDim = 576;
+
 // Sizes left at 0 are taken from the tensors when a call receives them; sizes that are set must
 // match the tensors.
 struct Problem {
@@ -72,8 +75,8 @@ struct Problem {
   std::int64_t seqlen_k = 0;  // likewise; paged: page_size * pages of a sequence when left at 0
   std::int64_t heads_q = 0;
   std::int64_t heads_k = 0;     // divides heads_q: MHA, GQA or MQA
-  std::int64_t head_dim = 0;    // of Q and K, 1 to 512
-  std::int64_t head_dim_v = 0;  // of V and O, 1 to 512
+  std::int64_t head_dim = 0;    // of Q and K, 1 to kMaxHeadDim
+  std::int64_t head_dim_v = 0;  // of V and O, 1 to kMaxHeadDim
   // The type of Q, K, V, O and their gradients: f32, bf16, f16; f64 on a CPU. Not
   // given, it is taken from the tensors as a size of 0 is, and f32 where there are none; given, it
   // must be theirs.

@@ -23,7 +23,7 @@ from . import _attn
 from .errors import Unsupported
 from .options import make_options
 from .torch_ops import last_contiguous
-from .torch_rng import draw_rng, memory_budget
+from .torch_rng import draw_rng, drawn_again
 
 _Rows = tuple[Tensor, Tensor]
 
@@ -62,14 +62,15 @@ def _backward(
 def _dropout(probability: float, query: Tensor) -> tuple[dict[str, Any], Tensor]:
     """The options, and seed and offset for the backward pass, on the device of `query`.
 
-    These are results of PyTorch's operator: where compiled code computes it again in the backward
-    pass, to save memory, other ones, and neither the operator nor attn can tell that it does.
+    These are results of PyTorch's operator, which compiled code may compute again in the backward
+    pass to save memory. Other numbers would be another mask.
     """
-    if probability and (budget := memory_budget()) < 1:
+    if probability and drawn_again():
         raise Unsupported(
-            f"dropout_p is {probability} and torch._functorch.config.activation_memory_budget "
-            f"{budget}, with which torch.compile draws another mask in the backward pass; accepted "
-            "are a budget of 1 and attn.torch.scaled_dot_product_attention"
+            f"dropout_p is {probability} in a forward pass that torch.compile computes again in "
+            "the backward pass, where it has another mask; accepted are "
+            "torch._functorch.config.activation_memory_budget of 1 and "
+            "attn.torch.scaled_dot_product_attention"
         )
     words = draw_rng(query) if probability else query.new_empty(2, dtype=torch.int64)
     return _again(probability, words), words

@@ -10,6 +10,7 @@ the operator is computed again, for which PyTorch keeps the state of its generat
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -32,16 +33,10 @@ def _fake(*, device: torch.device) -> Tensor:
     return torch.empty(2, dtype=torch.int64, device=device)
 
 
-def memory_budget() -> float:
-    """The share of the memory of activations that compiled code may keep."""
+def _budget(meta: dict[str, Any]) -> float:
+    """The share of the memory of activations that the code that is compiled now may keep."""
     config = sys.modules.get("torch._functorch.config")
     budget: float = getattr(config, "activation_memory_budget", 1.0)
-    return budget
-
-
-def _budget(meta: dict[str, Any]) -> float:
-    """Likewise, of the code that is compiled now."""
-    budget = memory_budget()
     custom = meta.get("custom")
     if isinstance(custom, dict):  # by torch.autograd.graph.region_activation_memory_budget
         budget = custom.get("_region_activation_memory_budget", budget)
@@ -53,6 +48,23 @@ def _regions_cover_graphs() -> bool:
     config = sys.modules.get("torch._functorch.config")
     covers: bool = getattr(config, "activation_memory_budget_require_full_coverage", True)
     return covers
+
+
+def drawn_again() -> bool:
+    """Whether numbers that an operator draws now stand in for those of a forward pass and differ.
+
+    Compiled code computes parts of the forward pass again while PyTorch runs a backward pass that
+    nothing is differentiated through. Those that checkpointing asked for run inside functions of
+    torch._prims.rng_prims, which set the generator as it was.
+    """
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch._prims.rng_prims":
+            return False
+        frame = frame.f_back
+    return True
 
 
 def _draw(*, device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from unittest import mock
 
 import pytest
 
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 import attn  # noqa: E402
 import attn.flash_attn as fa2  # noqa: E402
 from attn.flash_attn import flash_attn_3 as fa3  # noqa: E402
+from attn.flash_attn import kvcache  # noqa: E402
 from flash_reference import assert_close, batched, stacked  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -195,6 +197,23 @@ def test_rows_of_a_page_table_and_qv():
     keys = [torch.cat(pair, -1) for pair in zip(k, v, strict=True)]
     exact, _ = stacked(batched(both, keys, v))
     assert_close(out, exact)
+
+
+def test_a_cache_of_latent_attention_is_not_copied():
+    """Rows that hold v and then k are K, and V is its first columns."""
+    torch.manual_seed(6)
+    rows = torch.randn(5, 4, 1, 24)  # pages of 4 rows
+    v, k = rows[..., :16], rows[..., 16:]
+    q, qv = torch.randn(2, 3, 6, 8), torch.randn(2, 3, 6, 16)
+    table = torch.tensor([[1, 4, 0], [3, 2, 0]]).int()
+    given = {"cache_seqlens": torch.tensor([7, 5]).int(), "page_table": table, "causal": True}
+    with mock.patch.object(kvcache.attn_torch, "attention", wraps=attn.torch.attention) as call:
+        out = fa3.flash_attn_with_kvcache(q, k, v, qv=qv, **given)
+    _, keys, values = call.call_args.args
+    assert keys.data_ptr() == values.data_ptr() == rows.data_ptr()
+    assert keys.shape[-1] == 24
+    copied = fa3.flash_attn_with_kvcache(q, k.clone(), v.clone(), qv=qv, **given)
+    assert_close(out, copied, 1e-6)
 
 
 def test_decoding_step_by_step_is_attention():

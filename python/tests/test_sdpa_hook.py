@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch._functorch import config  # noqa: E402
 from torch.nn import attention  # noqa: E402
 from torch.nn.attention.bias import causal_lower_right  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import attn.torch  # noqa: E402
 from attn import sdpa  # noqa: E402
@@ -233,13 +234,61 @@ def test_varlen_attn(causal, dtype):
         assert (x - exact).abs().max() <= 2 * (low - exact).abs().max() + rounding
 
 
+def within_backward(function):
+    """Calls `function` as a part of a backward pass of PyTorch."""
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, d_x):
+            function()
+            return d_x
+
+    x = torch.zeros(1, requires_grad=True)
+    Node.apply(x).sum().backward()
+
+
 def test_dropout_that_is_drawn_again_is_refused():
-    """torch.compile computes PyTorch's operators again where a budget of memory asks for it."""
+    """Compiled code computes PyTorch's operators again where a budget of memory asks for it."""
     q, k, v = (t.detach() for t in tensors())
     with config.patch(activation_memory_budget=0.5):
-        with pytest.raises(attn.Unsupported, match="activation_memory_budget 0.5, with which"):
-            sdpa.dense_forward(q, k, v, 0.1)
-        sdpa.dense_forward(q, k, v)
+        sdpa.dense_forward(q, k, v, 0.1)
+    with pytest.raises(attn.Unsupported, match="dropout_p is 0.1 in a forward pass that"):
+        within_backward(lambda: sdpa.dense_forward(q, k, v, 0.1))
+    within_backward(lambda: sdpa.dense_forward(q, k, v))
+
+
+def test_dropout_of_a_checkpoint_is_drawn_again():
+    q, k, v = tensors()
+    results = []
+
+    def function(q):
+        results.append(sdpa.dense_forward(q, k.detach(), v.detach(), 0.5)[0])
+        return q.sin()
+
+    checkpoint(function, q, use_reentrant=False).sum().backward()
+    assert len(results) == 2
+    assert torch.equal(*results)
+
+
+def test_dropout_of_a_compiled_checkpoint_is_drawn_again():
+    """Which sets the generator as it was, with this function of PyTorch."""
+    from torch._prims.rng_prims import run_with_rng_state
+
+    q, k, v = (t.detach() for t in tensors())
+    state = torch.get_rng_state()
+    first = sdpa.dense_forward(q, k, v, 0.5)[0]
+    again = []
+
+    def operator(q):
+        again.append(sdpa.dense_forward(q, k, v, 0.5)[0])
+        return q
+
+    within_backward(lambda: run_with_rng_state(state, operator, q))
+    assert torch.equal(*again, first)
 
 
 def test_the_mask_of_dropout_is_refused():

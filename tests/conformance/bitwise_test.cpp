@@ -46,8 +46,8 @@ void expect_same_bits(const CaseData& a, const CaseData& b, const std::string& w
   }
 }
 
-// Under a sanitizer each algorithm runs on one instruction set, in turn, and on one number of threads
-// beside one thread.
+// Under a sanitizer each algorithm runs on one instruction set, in turn, and on one number of
+// threads beside one thread.
 bool left_out(std::size_t algorithm, std::size_t set, std::size_t sets) {
   return quick() && algorithm % sets != set;
 }

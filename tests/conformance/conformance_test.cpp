@@ -16,7 +16,7 @@ namespace attn::harness {
 namespace {
 
 constexpr std::uint64_t kSeed = 20240501;
-constexpr std::int64_t kQuickScores = 100'000;
+constexpr std::int64_t kQuickScores = 50'000;
 constexpr std::int64_t kManyScores = 5'000'000;
 
 using Parameter = std::tuple<std::size_t, DType>;  // index into listed_cases()
@@ -49,7 +49,9 @@ TEST_P(Listed, AgreesWithTheReference) {
     std::size_t turn = index;
     const std::vector<InstructionSet> sets = available_instruction_sets();
     for (const InstructionSet isa : sets) {
-      expect_passed(conformance, {.phase = phase, .backend = Backend::cpu, .isa = isa});
+      if (!quick() || isa == sets[index % sets.size()]) {
+        expect_passed(conformance, {.phase = phase, .backend = Backend::cpu, .isa = isa});
+      }
       for (const Algorithm algorithm : algorithms(phase)) {
         if (quick() && turn++ % sets.size() != 0) continue;
         expect_passed(

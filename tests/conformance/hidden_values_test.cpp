@@ -293,6 +293,8 @@ TEST(HiddenByScore, IsAnsweredAsByTheReference) {
        {"b1_sq70_sk200_h2_d64_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:70x200)_f32",
         "b1_sq5_sk300_hq4_hk2_d40_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:5x300)_"
         "bf16",
+        "b1_sq4_sk300_hq4_hk2_d40_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:4x300)_"
+        "bf16",
         "b1_sq130_sk100_h1_d64_score(select(t[query,key]<-1.5,-inf,score))_buffer(t:f32:130x100)_"
         "f16"}) {
     CaseData data(parse_case(text), kSeed);

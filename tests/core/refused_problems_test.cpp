@@ -41,8 +41,8 @@ const Refusal kProblems[] = {
      {"heads_k is 0"}},
     {"HeadDimTooLarge",
      dense_call,
-     [](Call& c) { c.problem.head_dim = 513; },
-     {"head_dim is 513", "1 to 512"}},
+     [](Call& c) { c.problem.head_dim = 577; },
+     {"head_dim is 577", "1 to 576"}},
     {"HeadDimZero",
      dense_call,
      [](Call& c) { c.in.q.shape[3] = c.in.k.shape[3] = 0; },
@@ -64,7 +64,7 @@ const Refusal kProblems[] = {
        c.problem.batch = 1 << 29;
        c.problem.seqlen_k = 1 << 30;
      },
-     {"batch * seqlen_k * heads_k", "products below 2^51"}},
+     {"batch * seqlen_k * heads_k", "products below 2^50"}},
     {"ShapeOverflows",
      dense_call,
      [](Call& c) {

@@ -25,7 +25,7 @@ constexpr Algorithm kOrders[] = {Algorithm::standard, Algorithm::flash_attention
                                  Algorithm::block_sparse};
 
 constexpr std::string_view kKernels[] = {"forward_sm80_few_rows", "forward_sm90", "forward_sm80",
-                                         "forward_simt"};
+                                         "forward_sm80_wide", "forward_simt"};
 
 // Whether a kernel has to take the case, as docs/cuda-forward.md, "Which kernel" says. Where it
 // depends on addresses and pages it may take the case or not.
@@ -33,10 +33,11 @@ bool must_take(std::string_view kernel, const Case& c) {
   const Problem& p = c.problem;
   if (p.dtype == DType::f64) return false;
   if (kernel == "forward_simt") return true;
-  const auto fits = [](std::int64_t d) { return d % 8 == 0 && d <= 256; };
+  const std::int64_t most = kernel == "forward_sm80_wide" ? 512 : 256;
+  const auto fits = [&](std::int64_t d) { return d % 8 == 0 && d <= most; };
   if (p.dtype == DType::f32 || !fits(p.head_dim) || !fits(p.head_dim_v)) return false;
   if (c.hints.strided || c.hints.far) return false;
-  if (kernel == "forward_sm80") return true;
+  if (kernel == "forward_sm80" || kernel == "forward_sm80_wide") return true;
   if (kernel == "forward_sm80_few_rows") {
     const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
     const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;

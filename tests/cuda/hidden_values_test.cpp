@@ -204,6 +204,11 @@ INSTANTIATE_TEST_SUITE_P(
                                          "b2_sq4_sk300_hq8_hk2_d64_causal_sink_bf16"),
                        ::testing::Values("forward_sm80_few_rows")),
     kName);
+INSTANTIATE_TEST_SUITE_P(
+    CudaWide, CudaHidden,
+    ::testing::Combine(::testing::Values("b1_sq20_sk100_hq4_hk1_d288_causal_paged16_bf16"),
+                       ::testing::Values("forward_sm80_wide")),
+    kName);
 INSTANTIATE_TEST_SUITE_P(CudaFloat, CudaHidden,
                          ::testing::Combine(::testing::Values("b1_n100_h2_d300_dv40_causal_f32"),
                                             ::testing::Values("forward_simt")),

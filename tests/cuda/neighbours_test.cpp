@@ -163,5 +163,16 @@ INSTANTIATE_TEST_SUITE_P(
         kFewRows),
     kName);
 
+const auto kWide = ::testing::Values("forward_sm80_wide");
+INSTANTIATE_TEST_SUITE_P(
+    CudaWide, CudaNeighbours,
+    ::testing::Combine(
+        ::testing::Values("b2_sq20_sk200_hq2_hk1_d288_packed_bf16/cuq0,9,15_cuk0,70,180"), kWide),
+    kName);
+INSTANTIATE_TEST_SUITE_P(
+    CudaWide, CudaUnusedRows,
+    ::testing::Combine(::testing::Values("b2_sq20_sk90_h2_d264_bf16/usedq9,13_usedk90,51"), kWide),
+    kName);
+
 }  // namespace
 }  // namespace attn::cuda

@@ -17,15 +17,25 @@ struct Flag {
   bool Hints::*field;
 };
 constexpr Flag kFlags[] = {
-    {"strided", &Hints::strided},     {"loose", &Hints::loose},
-    {"headmajor", &Hints::headmajor}, {"dotransposed", &Hints::dotransposed},
-    {"bcastq", &Hints::broadcast_q},  {"bcastk", &Hints::broadcast_k},
-    {"bcastv", &Hints::broadcast_v},  {"bcastdo", &Hints::broadcast_do},
-    {"padded", &Hints::padded},       {"far", &Hints::far},
-    {"negative", &Hints::negative},   {"identity", &Hints::identity},
-    {"select", &Hints::select},       {"nolse", &Hints::nolse},
-    {"dlse", &Hints::dlse},           {"nodq", &Hints::nodq},
-    {"nodk", &Hints::nodk},           {"nodv", &Hints::nodv},
+    {"strided", &Hints::strided},
+    {"loose", &Hints::loose},
+    {"headmajor", &Hints::headmajor},
+    {"dotransposed", &Hints::dotransposed},
+    {"bcastq", &Hints::broadcast_q},
+    {"bcastk", &Hints::broadcast_k},
+    {"bcastv", &Hints::broadcast_v},
+    {"bcastdo", &Hints::broadcast_do},
+    {"vink", &Hints::v_in_k},
+    {"padded", &Hints::padded},
+    {"far", &Hints::far},
+    {"negative", &Hints::negative},
+    {"identity", &Hints::identity},
+    {"select", &Hints::select},
+    {"nolse", &Hints::nolse},
+    {"dlse", &Hints::dlse},
+    {"nodq", &Hints::nodq},
+    {"nodk", &Hints::nodk},
+    {"nodv", &Hints::nodv},
 };
 struct Lengths {
   std::string_view name;
@@ -129,6 +139,13 @@ Case parse_case(std::string_view text) {
   }
   for (std::int64_t* size : {&c.problem.batch, &c.problem.heads_q, &c.problem.heads_k}) {
     if (*size == 0) *size = 1;
+  }
+  if (c.hints.v_in_k && c.problem.head_dim_v > c.problem.head_dim) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("hint 'vink' of a case whose V has {} columns and K {}; accepted are at "
+                    "most as many",
+                    c.problem.head_dim_v, c.problem.head_dim));
   }
   return c;
 }

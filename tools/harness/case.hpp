@@ -21,6 +21,7 @@ struct Hints {
   bool broadcast_k = false;
   bool broadcast_v = false;
   bool broadcast_do = false;
+  bool v_in_k = false;    // V is the first columns of K, as of multi-head latent attention
   bool padded = false;    // random seqused_q and seqused_k (paged: seqused_k is always there)
   bool far = false;       // strides so large that offsets pass 2^31 elements; few pages touched
   bool negative = false;  // every score far below zero

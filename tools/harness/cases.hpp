@@ -19,8 +19,8 @@ std::span<const ListedCase> listed_cases();
 // The same case in another dtype.
 Case with_dtype(Case c, DType dtype);
 
-// Any combination of features, small enough for about 10 ms in the reference. The same seed gives
-// the same case.
+// Any combination of features, small enough for about 10 ms in the reference, or 30 where one side
+// has up to 8,192 keys or queries. The same seed gives the same case.
 Case random_case(std::uint64_t seed);
 
 // Scores that the case computes: batch * heads_q * seqlen_q * seqlen_k.

@@ -44,13 +44,18 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
   const auto shape_o = shape_like(true, problem.head_dim_v);
   inputs.q = input("q", problem.dtype, shape_q, with_broadcast(hints_.broadcast_q));
   inputs.k = input("k", problem.dtype, shape_k, with_broadcast(hints_.broadcast_k));
-  inputs.v = input("v", problem.dtype, shape_v, with_broadcast(hints_.broadcast_v));
+  if (hints_.v_in_k) {
+    inputs.v = inputs.k;
+    std::ranges::copy(shape_v, inputs.v.shape.begin());
+  } else {
+    inputs.v = input("v", problem.dtype, shape_v, with_broadcast(hints_.broadcast_v));
+  }
   Placement place_do = with_broadcast(hints_.broadcast_do);
   place_do.headmajor = place_do.headmajor || hints_.dotransposed;
   d_o = input("d_o", problem.dtype, shape_o, place_do);
   fill_rows(inputs.q, true, random_rows(hints_.q_factor, hints_.negative ? 1 : 0));
   fill_rows(inputs.k, false, random_rows(hints_.k_factor, hints_.negative ? -1 : 0));
-  fill_rows(inputs.v, false, random_rows());
+  if (!hints_.v_in_k) fill_rows(inputs.v, false, random_rows());
   fill_rows(d_o, true, random_rows());
   if (problem.sink) {
     inputs.sink = input("sink", DType::f32, {problem.heads_q});

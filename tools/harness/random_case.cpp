@@ -12,10 +12,18 @@ namespace {
 
 constexpr std::int64_t kMaxScores = 20'000;           // expressions cost about 1 us a score
 constexpr std::int64_t kMaxMultiplyAdds = 3'000'000;  // of Q K^T and P V together
+// Of every kLongEvery problems one has up to kLongKeys keys or, as rarely, as many queries: more
+// than a task takes, so that splits and chunks meet masks, dropout, pages and sinks. The other side
+// is then short: these have up to kMaxLongScores scores.
+constexpr std::uint64_t kLongEvery = 8;
+constexpr std::int64_t kLongKeys = 8192;
+constexpr std::int64_t kMaxLongScores = 50'000;
+constexpr std::int64_t kMaxLongMultiplyAdds = 6'000'000;
 
 class Generator {
  public:
-  explicit Generator(std::uint64_t seed) : random_(seed ^ 0x6174746e2e637070u) {}
+  explicit Generator(std::uint64_t seed)
+      : random_(seed ^ 0x6174746e2e637070u), lengths_(seed ^ 0x6c6f6e67u) {}
 
   Case generate() {
     sizes();
@@ -71,13 +79,44 @@ class Generator {
       std::int64_t& longer = seqlen_q_ > seqlen_k_ ? seqlen_q_ : seqlen_k_;
       longer = (longer + 1) / 2;
     }
+    std::int64_t used_heads_k = heads_k, used_d = d, used_dv = dv;
+    // From a generator of its own, so that the other problems are those that their seeds have had.
+    if (lengths_() % kLongEvery == 0) lengthen(used_heads_k, used_d, used_dv);
     put("b", batch_);
     put("sq", seqlen_q_);
     put("sk", seqlen_k_);
     put("hq", heads_q_);
-    put("hk", heads_k);
-    put("d", d);
-    put("dv", dv);
+    put("hk", used_heads_k);
+    put("d", used_d);
+    put("dv", used_dv);
+  }
+
+  // One side becomes long; batch, heads, the other side and then the heads' sizes shrink until the
+  // problem is small enough.
+  void lengthen(std::int64_t& heads_k, std::int64_t& d, std::int64_t& dv) {
+    const bool keys = lengths_() % 4 != 0;
+    std::int64_t& length = keys ? seqlen_k_ : seqlen_q_;
+    std::int64_t& other = keys ? seqlen_q_ : seqlen_k_;
+    length = 301 + static_cast<std::int64_t>(lengths_() % (kLongKeys - 300));
+    const auto scores = [&] { return batch_ * heads_q_ * seqlen_q_ * seqlen_k_; };
+    while (scores() > kMaxLongScores) {
+      if (other > 4) {
+        other = (other + 1) / 2;
+      } else if (heads_k > 1) {
+        heads_q_ /= heads_k;
+        heads_k = 1;
+      } else if (batch_ > 1) {
+        batch_ = 1;
+      } else if (heads_q_ > 2) {
+        heads_q_ /= 2;
+      } else {
+        other = 1;
+      }
+    }
+    while (scores() * (d + dv) > kMaxLongMultiplyAdds) {
+      std::int64_t& wider = d > dv ? d : dv;
+      wider = (wider + 1) / 2;
+    }
   }
 
   void layouts() {
@@ -195,7 +234,7 @@ class Generator {
     if (chance(15)) hint("dlse");
   }
 
-  Random random_;
+  Random random_, lengths_;
   std::int64_t batch_ = 0, heads_q_ = 0, seqlen_q_ = 0, seqlen_k_ = 0;
   std::string text_, hints_;
 };

@@ -212,7 +212,8 @@ def flash_attn_with_kvcache(
     """As flash_attn.flash_attn_with_kvcache, with these arguments beside; no gradient.
 
     Args:
-        qv: Like q, with v's headdim.
+        qv: Like q, with v's headdim. A cache whose rows hold v and then k (v_cache =
+            rows[..., :512], k_cache = rows[..., 512:]) is read where it is; others are copied.
         page_table: What flash_attn calls block_table; cache_batch_idx names its rows.
         cu_seqlens_q, max_seqlen_q: q is packed, `(total_q, nheads, d)`.
         cu_seqlens_k_new: k and v are packed.

@@ -133,12 +133,36 @@ def attend_with_cache(
         elif total is None:
             total = torch.full((batch,), room, dtype=torch.int32, device=q.device)
         if qv is not None:
-            q, k_cache = torch.cat((q, qv), -1), torch.cat((k_cache, v_cache), -1)
+            q, k_cache = _one_product(q, qv, k_cache, v_cache)
         result: tuple[Tensor, Tensor] = attn_torch.attention(
             q, k_cache, v_cache, return_lse=True, seqused_k=total, page_table=page_table,
             **arguments,
         )  # fmt: skip
         return result
+
+
+def _one_product(q: Tensor, qv: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Q and K whose product is q k^T + qv v^T.
+
+    A cache of latent attention may hold v and then k of a row, of which K is a view and V its
+    first columns. Of other caches K is a copy.
+    """
+    if not torch.compiler.is_compiling() and _follows(k, v):
+        columns = v.shape[-1] + k.shape[-1]
+        return torch.cat((qv, q), -1), v.as_strided((*v.shape[:-1], columns), v.stride())
+    return torch.cat((q, qv), -1), torch.cat((k, v), -1)
+
+
+def _follows(k: Tensor, v: Tensor) -> bool:
+    """Whether each row of k begins in memory where that of v ends."""
+    return (
+        k.dtype == v.dtype
+        and k.shape[:-1] == v.shape[:-1]
+        and k.stride() == v.stride()
+        and k.stride(-1) == 1
+        and k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+        and k.storage_offset() == v.storage_offset() + v.shape[-1]
+    )
 
 
 def _rotated_queries(

@@ -15,7 +15,7 @@ namespace attn::core {
 namespace {
 
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
-constexpr std::int64_t kMaxHeadDim = 512;
+constexpr std::int64_t kAboveHeadDim = 1024;  // a power of two above kMaxHeadDim
 
 void check_range(const ArgumentCheck& check, std::string_view name, std::int64_t value,
                  std::int64_t min, std::int64_t max) {
@@ -50,10 +50,10 @@ void check_sizes(const ArgumentCheck& check, const Problem& p) {
 void check_products(const ArgumentCheck& check, const Problem& p) {
   const auto check_product = [&](std::string_view what, std::int64_t seqlen, std::int64_t heads) {
     std::int64_t bytes = 8;  // of the largest element
-    for (const std::int64_t size : {p.batch, seqlen, heads, kMaxHeadDim}) {
+    for (const std::int64_t size : {p.batch, seqlen, heads, kAboveHeadDim}) {
       if (__builtin_mul_overflow(bytes, size, &bytes)) {
         check.refuse(
-            fmt::format("{} is {} * {} * {}; accepted are products below 2^51, so that offsets in "
+            fmt::format("{} is {} * {} * {}; accepted are products below 2^50, so that offsets in "
                         "bytes fit in 64 bits",
                         what, p.batch, seqlen, heads));
       }

@@ -22,7 +22,7 @@ void start(const Attention& a, const core::Sequence& sequence, int head_k, HeadS
 }
 
 // What stands in for a value that is set apart (nonfinite.hpp).
-alignas(kAlignment) constexpr std::byte kZeroRow[512 * sizeof(float)] = {};
+alignas(kAlignment) constexpr std::byte kZeroRow[kMaxHeadDim * sizeof(float)] = {};
 
 // Whether some score of the tile is -inf.
 bool hides_keys(const float* s, int keys, int count) {

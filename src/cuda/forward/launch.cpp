@@ -23,6 +23,9 @@ ForwardTensors tensors_of(const Inputs& inputs, const Outputs& outputs) {
   for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &outputs.o}) {
     tensors.aligned = tensors.aligned && alignment_of(*t) % 16 == 0;
   }
+  // As of multi-head latent attention: the address of each key's row is that of its row of V.
+  tensors.v_in_k = inputs.k.data == inputs.v.data && inputs.k.strides == inputs.v.strides &&
+                   inputs.k.rank == inputs.v.rank;
   return tensors;
 }
 

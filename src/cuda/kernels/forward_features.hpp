@@ -11,7 +11,8 @@ struct ForwardTensors {
   bool seqused_q = false, seqused_k = false;
   // Addresses and strides of Q, K, V and O are multiples of 16 bytes.
   bool aligned = true;
-  bool mapped = true;  // the driver makes tensor maps of them, which forward_sm90 needs
+  bool v_in_k = false;  // V is the first columns of K, in memory: same address and strides
+  bool mapped = true;   // the driver makes tensor maps of them, which forward_sm90 needs
   bool operator==(const ForwardTensors&) const = default;
 };
 

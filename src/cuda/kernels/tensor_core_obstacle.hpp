@@ -1,14 +1,16 @@
 // What kernels on tensor cores take.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "attn/problem.hpp"
 
 namespace attn::cuda {
 
-// Why no forward kernel on tensor cores takes the problem; empty where they may. aligned:
-// ForwardTensors::aligned.
-std::string tensor_core_obstacle(const Problem& problem, bool aligned);
+// Why a forward kernel on tensor cores that takes head_dim and head_dim_v up to these does not take
+// the problem; empty where it may. aligned: ForwardTensors::aligned.
+std::string tensor_core_obstacle(const Problem& problem, bool aligned, std::int64_t most = 256,
+                                 std::int64_t most_v = 256);
 
 }  // namespace attn::cuda

@@ -38,7 +38,7 @@ std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
     case Algorithm::flash_attention_2:
     case Algorithm::flash_decoding:
     case Algorithm::memory_efficient:
-      base = "forward_sm90, forward_sm80, forward_sm80_few_rows or forward_simt";
+      base = "forward_sm90, forward_sm80, forward_sm80_few_rows, forward_sm80_wide or forward_simt";
       break;
     case Algorithm::automatic:
       return std::string(kernel);

@@ -9,6 +9,18 @@
 
 namespace attn::device {
 
+// The largest score of row i of the two of a thread.
+template <int kCount>
+ATTN_DEVICE float row_maximum(const float (&s)[kCount], int i) {
+  float best[2] = {s[2 * i], s[2 * i + 1]};
+#pragma unroll
+  for (int j = 1; j < kCount / 4; ++j) {
+    best[0] = fmaxf(best[0], s[4 * j + 2 * i]);
+    best[1] = fmaxf(best[1], s[4 * j + 2 * i + 1]);
+  }
+  return quad_max(fmaxf(best[0], best[1]));
+}
+
 // The softmax of the two rows of a thread (tile/accumulator.cuh).
 struct LazySoftmax {
   static constexpr float kSlack = 8;
@@ -21,16 +33,16 @@ struct LazySoftmax {
   // multiplied by alpha. kFar: references may be far (online.cuh).
   template <bool kFar, int kCount>
   ATTN_DEVICE bool exponentiate(float (&s)[kCount], float c, float (&alpha)[2]) {
-    float top[2], largest[2];
+    const float largest[2] = {row_maximum(s, 0), row_maximum(s, 1)};
+    return exponentiate_below<kFar>(s, c, largest, alpha);
+  }
+  // Does the same where other warps have scores of the rows too; largest: of all these.
+  template <bool kFar, int kCount>
+  ATTN_DEVICE bool exponentiate_below(float (&s)[kCount], float c, const float (&largest)[2],
+                                      float (&alpha)[2]) {
+    float top[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float best[2] = {s[2 * i], s[2 * i + 1]};
-#pragma unroll
-      for (int j = 1; j < kCount / 4; ++j) {
-        best[0] = fmaxf(best[0], s[4 * j + 2 * i]);
-        best[1] = fmaxf(best[1], s[4 * j + 2 * i + 1]);
-      }
-      largest[i] = quad_max(fmaxf(best[0], best[1]));
       top[i] = reference_for(largest[i], c);
       if constexpr (kFar) top[i] = fminf(top[i], largest_float());
     }

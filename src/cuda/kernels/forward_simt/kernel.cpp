@@ -1,8 +1,11 @@
 #include "cuda/kernels/forward_simt/kernel.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "cuda/kernels/forward_tiles.hpp"
+#include "cuda/kernels/shared_memory.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -35,8 +38,14 @@ Tiling forward_simt_tiling(const Problem& p, int group) {
 ForwardChoice choose_forward_simt(const ForwardRequest& request) {
   const Problem& p = request.problem;
   const int rows = rows_of_tile(p);
-  return {.tiling = forward_simt_tiling(p, packed_group(p, rows, rows)),
-          .shape = std::make_shared<ForwardSimt>()};
+  const Tiling tiling = forward_simt_tiling(p, packed_group(p, rows, rows));
+  const std::int64_t most = most_shared_bytes(request.arch);
+  if (tiling.shared_bytes > most) {
+    return ForwardChoice::refused(
+        fmt::format("head_dim is {}, whose tiles take {} bytes of shared memory; {} has {}",
+                    p.head_dim, tiling.shared_bytes, to_string(request.arch), most));
+  }
+  return {.tiling = tiling, .shape = std::make_shared<ForwardSimt>()};
 }
 
 }  // namespace attn::cuda
