@@ -15,34 +15,25 @@ if ! grep -q '^NVRTC .* at ' <<<"$info"; then
   exit 77
 fi
 
-compile() { "$attn" compile --cache-dir "$cache" "$@"; }
-hopper() {
-  local code=0
-  compile @tests/cuda/kernels.txt --arch sm_90a --strict || code=1
-  compile @tests/cuda/kernels_backward.txt --phase backward --arch sm_90a --strict || code=1
-  compile @tests/cuda/kernels_backward_sm90.txt --phase backward --kernel backward_sm90 \
-    --arch sm_90a --strict || code=1
-  compile @tests/cuda/kernels_backward_sm90.txt --phase backward --kernel backward_sm90 \
-    --deterministic --arch sm_90a --strict || code=1
-  return "$code"
+# Compiles what the words of $1 name; as many of these run at once as there are processors.
+compile() {
+  local log
+  log=$(mktemp "$cache/log.XXXXXX")
+  # shellcheck disable=SC2086  # words of $1
+  "$attn" compile --cache-dir "$cache" --strict $1 >"$log" 2>&1 || { cat "$log"; return 1; }
+  cat "$log"
 }
-others() {
-  compile @tests/cuda/kernels.txt --strict --arch sm_80,sm_100,sm_120
-  compile @tests/cuda/kernels_backward.txt --phase backward --strict --arch sm_80,sm_120
-  compile @tests/cuda/kernels_backward.txt --phase backward --strict --deterministic \
-    --arch sm_80,sm_120
-  for kernel in backward_flash_attention backward_standard; do
-    compile b1_n1024_h8_d64_f32 b1_n1024_h8_d128_causal_dropout0.1_bf16 --phase backward \
-      --kernel "$kernel" --strict --arch sm_80 || return 1
-  done
-}
-
-failed=0
-hopper >"$cache/hopper.log" 2>&1 &
-hopper=$!
-others >"$cache/others.log" 2>&1 &
-others=$!
-wait "$hopper" || failed=1
-wait "$others" || failed=1
-cat "$cache/hopper.log" "$cache/others.log"
-exit "$failed"
+export -f compile
+export attn cache
+backward='@tests/cuda/kernels_backward.txt --phase backward'
+sm90='@tests/cuda/kernels_backward_sm90.txt --phase backward --kernel backward_sm90 --arch sm_90a'
+papers='b1_n1024_h8_d64_f32 b1_n1024_h8_d128_causal_dropout0.1_bf16 --phase backward --arch sm_80'
+# shellcheck disable=SC2016  # bash -c expands it
+xargs --null --max-args 1 --max-procs "$(nproc)" bash -c 'compile "$1"' compile < <(
+  printf '%s\0' '@tests/cuda/kernels.txt --arch sm_90a' '@tests/cuda/kernels.txt --arch sm_80' \
+    '@tests/cuda/kernels.txt --arch sm_100' '@tests/cuda/kernels.txt --arch sm_120' \
+    "$backward --arch sm_90a" "$backward --arch sm_80" "$backward --arch sm_120" \
+    "$backward --deterministic --arch sm_80" "$backward --deterministic --arch sm_120" \
+    "$sm90" "$sm90 --deterministic" \
+    "$papers --kernel backward_flash_attention" "$papers --kernel backward_standard"
+)

@@ -86,7 +86,11 @@ def test_many_threads():
 
 
 def test_other_threads_run_meanwhile():
-    """The interpreter is free while C++ works: a thread counts on during one long call."""
+    """The interpreter is free while C++ works: a thread counts on during a call.
+
+    One that waits for the interpreter counts once at most, as the call begins or ends. A busy
+    machine may leave the thread no processor during one call, but not during all.
+    """
     q = normal(1, 3000, 8, 64)
     counted, done = [0], threading.Event()
 
@@ -95,15 +99,18 @@ def test_other_threads_run_meanwhile():
             counted[0] += 1
             time.sleep(0.0005)
 
+    def counts_during_a_call():
+        start = counted[0]
+        attn.attention(q, q, q, backend="cpu", algorithm="standard", threads=1)
+        return counted[0] - start
+
     thread = threading.Thread(target=count)
     thread.start()
-    start, time_start = counted[0], time.perf_counter()
-    attn.attention(q, q, q, backend="cpu", algorithm="standard", threads=1)
-    seconds, counts = time.perf_counter() - time_start, counted[0] - start
-    done.set()
-    thread.join()
-    assert seconds > 0.02, "the call is too short to tell"
-    assert counts >= 3
+    try:
+        assert any(counts_during_a_call() >= 3 for _ in range(50))
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_dropout_mask_is_that_of_the_call():

@@ -108,8 +108,7 @@ class FirstPass {
 // other, so that multiprocessors are free at other times; an emulated GPU takes another order.
 TEST(CudaBackward, HopperTakesTurns) {
   ATTN_NEEDS_GPU();
-  const bool emulated = device_info(kGpu.index).name.starts_with("emulated");
-  const int repeats = emulated ? 2 : 250, batch = emulated ? 1 : 24;
+  const int repeats = emulated() ? 2 : 250, batch = emulated() ? 1 : 24;
   for (const char* rest :
        {"sq1000_sk500_h1_d16_f16", "n700_hq2_hk1_d24_causal_f16", "sq900_sk200_h1_d136_dv40_f16",
         "sq700_sk260_hq2_hk1_d96_causal_packed_f16", "sq130_sk260_h1_d256_bf16",
@@ -125,10 +124,10 @@ TEST(CudaBackward, HopperTakesTurns) {
     for (int i = 0; i < repeats; ++i) {
       const Environment seed("ATTN_EMULATED_SEED", std::to_string(i));
       first.run();
-      if (!emulated) second.run();
+      if (!emulated()) second.run();
       first.stream.synchronize();
       second.stream.synchronize();
-      const BackwardOnGpu& one = emulated || i % 2 == 0 ? first : second;
+      const BackwardOnGpu& one = emulated() || i % 2 == 0 ? first : second;
       ASSERT_TRUE(expected.equals(one, data)) << "repeat " << i;
     }
     EXPECT_EQ(data.damage(), "");
@@ -141,8 +140,7 @@ TEST(CudaBackward, HopperTakesTurns) {
 // time: buffers alone, beside elements of one query and key, and without tensor cores.
 TEST(CudaBackward, GradientsOfSharedElementsHaveEqualBits) {
   ATTN_NEEDS_GPU();
-  const bool emulated = device_info(kGpu.index).name.starts_with("emulated");
-  const int repeats = emulated ? 3 : 100;
+  const int repeats = emulated() ? 3 : 100;
   for (const char* descriptor :
        {"b2_n130_h4_d64_causal_alibi_bf16", "b1_n90_h2_d128_bias1x2x1x90_f16",
         "b1_n150_h2_d64_score(score+t[head,min(abs(query-key),31)])_buffer(t:f32:2x32)_f16",
@@ -200,8 +198,7 @@ TEST(CudaBackward, GradientsOfSharedElementsKeepNaN) {
 // part and in several.
 TEST(CudaBackward, GradientsOfElementsHaveEqualBits) {
   ATTN_NEEDS_GPU();
-  const bool emulated = device_info(kGpu.index).name.starts_with("emulated");
-  const int repeats = emulated ? 2 : 50;
+  const int repeats = emulated() ? 2 : 50;
   for (const char* descriptor :
        {"b9_n150_hq4_hk2_d64_causal_bias1x4x150x150_bf16", "b3_n90_h2_d128_bias_f16",
         "b2_n300_h3_d128_bias1x3x300x300bf16_bf16", "b3_n70_h2_d20_packed_bias1x1x70x70_f32"}) {

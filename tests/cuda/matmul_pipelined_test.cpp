@@ -44,6 +44,9 @@ TEST_P(PipelinedShapes, AreRight) {
   std::uint64_t seed = 200;
   const bool named = shape.warps + shape.depth + shape.stages > 0;
   for (const int variant : named ? std::vector{1, 2, 4, 7} : std::vector{0, 1, 2, 3, 4, 5, 6, 7}) {
+    // An emulated GPU takes half of the orders, and of tiles twice as wide the others.
+    const bool odd = shape.columns % 128 != 0;
+    if (emulated() && ((variant & 1) == variant >> 2) != odd) continue;
     const DType dtype = variant % 3 == 1 ? DType::f16 : DType::bf16;
     const std::int64_t m = shape.rows + 8, n = shape.columns + 24, k = variant % 2 == 0 ? 360 : 40;
     EXPECT_EQ(failure(varied_problem({1, m, n, k}, dtype, variant), GetParam(), 8, ++seed), "");

@@ -26,10 +26,13 @@ TEST_P(MatmulRungs, AreRight) {
   ATTN_NEEDS_GPU();
   // Those below vector_loads read element by element, whatever the order.
   const std::vector<std::string> rungs = cuda_matmul_rungs();
-  const bool by_order = std::find(rungs.begin(), rungs.end(), GetParam()) >=
-                        std::find(rungs.begin(), rungs.end(), "vector_loads");
+  const auto rung = std::find(rungs.begin(), rungs.end(), GetParam());
+  const bool by_order = rung >= std::find(rungs.begin(), rungs.end(), "vector_loads");
   std::uint64_t seed = 1;
   for (int variant = 0; variant < 8; ++variant) {
+    // An emulated GPU takes four of the eight orders, and of the next rung the others.
+    const bool odd = (rung - rungs.begin()) % 2 != 0;
+    if (emulated() && ((variant & 1) == variant >> 2) != odd) continue;
     const std::array<std::int64_t, 4> shape = variant == 4
                                                   ? std::array<std::int64_t, 4>{1, 136, 264, 200}
                                                   : std::array<std::int64_t, 4>{2, 72, 144, 104};

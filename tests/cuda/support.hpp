@@ -9,6 +9,7 @@
 #include "attn/error.hpp"
 #include "cuda/codegen/source.hpp"
 #include "cuda/driver/api.hpp"
+#include "cuda/driver/device.hpp"
 #include "cuda/driver/nvrtc.hpp"
 
 // One clear line where a test cannot run.
@@ -20,6 +21,9 @@
   GTEST_SKIP() << "skipped: " << *missing
 
 namespace attn::cuda {
+
+// Whether GPU 0 is the one of tests/cuda/emulator, to which a loop of a GPU is long.
+inline bool emulated() { return device_info(0).name.starts_with("emulated"); }
 
 inline void expect_contains(std::string_view text, std::string_view part) {
   EXPECT_NE(text.find(part), std::string_view::npos) << "\"" << part << "\" is not in: " << text;
