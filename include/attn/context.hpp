@@ -41,8 +41,8 @@ class Executor {
 
 // A pool of `threads` workers, the caller being one of them; 0 means one for each CPU this process
 // may run on. Throws Error(invalid_argument) for less than 0 or more than 4096, Error(unavailable)
-// where the system does not start as many. In a child of fork() loops of a pool that was made
-// before run on their caller alone; a pool made there has workers.
+// where the system does not start as many. A child of fork() starts workers of its own, at its
+// first loop.
 std::shared_ptr<Executor> make_thread_pool(int threads = 0);
 // How many workers the default executor has: what set_num_threads() said last, else the environment
 // variable ATTN_NUM_THREADS, else the first number of OMP_NUM_THREADS, else one for each CPU this
@@ -52,8 +52,10 @@ int get_num_threads();
 // For calls that begin later, in the whole process; 0: as if it had never been called. Thread-safe.
 // Throws Error(invalid_argument) for less than 0 or more than 4096.
 void set_num_threads(int threads);
-// The process's pool of that many workers, made at first use and never destroyed, so that static
-// destructors may use it. Thread-safe. Throws as make_thread_pool().
+// An executor of that many workers, the same each time. All of these share the process's workers,
+// of which there are as many as the largest asked for: one loop at a time has them, and others run
+// on their caller alone. Made at first use and never destroyed, so that static destructors may use
+// it. Thread-safe. Throws as make_thread_pool().
 std::shared_ptr<Executor> shared_executor(int threads);
 // The pool used when a Context has none: shared_executor(get_num_threads()).
 std::shared_ptr<Executor> default_executor();

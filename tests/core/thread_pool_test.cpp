@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -171,10 +173,28 @@ TEST(ThreadPool, DefaultsToTheCpusOfThisProcess) {
   EXPECT_EQ(make_thread_pool(0)->concurrency(), cpu::available_cpus());
 }
 
-// The child has the pools of its parent without their threads. All threads have started when it is
-// made: a thread that starts may hold a lock of AddressSanitizer, which nobody would release in the
-// child, and its search for leaks takes that lock.
+std::size_t threads_of_this_process() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+TEST(ThreadPool, SharedExecutorsHaveTheirWorkersInCommon) {
+  meet(*shared_executor(7));
+  const std::size_t threads = threads_of_this_process();
+  for (const int workers : {2, 3, 4, 5, 6}) {
+    EXPECT_EQ(shared_executor(workers)->concurrency(), workers);
+    meet(*shared_executor(workers));
+  }
+  EXPECT_EQ(threads_of_this_process(), threads);
+}
+
+// The child has the pools of its parent without their threads, and starts others. All threads have
+// started when it is made: a thread that starts may hold a lock of AddressSanitizer, which nobody
+// would release in the child, and its search for leaks takes that lock.
 TEST(ThreadPool, IsOfUseInAChildOfFork) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer does not let a child of fork() start threads";
+#endif
   auto pool = make_thread_pool(4);
   meet(*pool);
   meet(*default_executor());
@@ -182,6 +202,8 @@ TEST(ThreadPool, IsOfUseInAChildOfFork) {
   ASSERT_NE(child, -1);
   if (child == 0) {
     check_loop(*pool, 100);
+    meet(*pool);
+    meet(*shared_executor(3));
     pool.reset();
     std::exit(HasFailure() ? 1 : 0);  // destroys the default executor
   }
