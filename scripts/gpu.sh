@@ -82,16 +82,16 @@ shards() {
   done
 }
 
-# Cases whose hint is `far` take most of the memory of a GPU, and of a machine: one after the other,
-# beside the rest. Compiling takes most of the time, of the backward pass several seconds a problem.
+# Cases whose hint is `far`, and those of cuda_large_test, take most of the memory of a GPU, and of a machine: one after the
+# other, beside the rest. Compiling takes most of the time, of the backward pass several seconds a problem.
 parts_of_test() {
   local program name
-  local far="$build/tests/cuda/cuda_conformance_test $build/tests/cuda/cuda_backward_test"
-  part far "bash -c 'code=0; for program in $far; do \$program --gtest_brief=0 --gtest_filter=*far* || code=1; done; exit \$code'"
+  local far="$build/tests/cuda/cuda_conformance_test $build/tests/cuda/cuda_backward_test $build/tests/cuda/cuda_large_test"
+  part far "bash -c 'code=0; for program in $far; do \$program --gtest_brief=0 --gtest_filter=*far*:CudaLarge* || code=1; done; exit \$code'"
   shards cuda_conformance_test 32 '*:-*far*' conformance
   for program in "$build"/tests/cuda/cuda_*_test "$build"/tests/cuda/expr/cuda_expr_test; do
     name=${program##*/cuda_}
-    case $name in conformance_test | backward_test | visibility_test | hidden_values_test) continue ;; esac
+    case $name in conformance_test | backward_test | large_test | visibility_test | hidden_values_test) continue ;; esac
     part "${name%_test}" "$program --gtest_brief=0"
   done
   shards cuda_visibility_test 4 '*' visibility

@@ -72,6 +72,7 @@ attn::Inputs inputs_of(const Handle& handle, void* q, void* k, void* v, void** b
   inputs.q = like_q(handle, q, p.head_dim);
   inputs.k = like_k(handle, k, p.head_dim);
   inputs.v = like_k(handle, v, p.head_dim_v);
+  if (v == k) inputs.v.strides = inputs.k.strides;
   inputs.cu_seqlens_q = inputs.cu_seqlens_k = handle.cu_seqlens;
   for (std::size_t i = 0; i < handle.buffers.size(); ++i) {
     attn::Tensor tensor = handle.buffers[i]->tensor();
@@ -160,9 +161,10 @@ void attn_set_gradients(void* plan, void** gradients) {
   handle.gradients.assign(gradients, gradients + handle.buffers.size());
 }
 
-// 0 when the work is in the stream. buffers: device pointers, in the order of Handle::buffers, each
-// contiguous and of the shape that its declaration gives; then that of seed and offset where
-// dropout reads them from memory.
+// 0 when the work is in the stream. v: where it is k, V is K's first columns, as in latent
+// attention. buffers: device pointers, in the order of Handle::buffers, each contiguous and of the
+// shape that its declaration gives; then that of seed and offset where dropout reads them from
+// memory.
 int attn_forward(void* plan, void* q, void* k, void* v, void* o, void* lse, void** buffers,
                  void* workspace, long long workspace_bytes, void* stream) {
   return without_throwing([&] {

@@ -34,7 +34,7 @@ def random_inputs(b, n, heads_q, heads_k, d, dtype="bf16"):
 class Attention:
     """Ours. A descriptor's problem and its inputs; d_o is needed by the backward pass alone.
 
-    buffers: what mask and score read, in the order of their first use, then seed and offset where the descriptor has them
+    v: its own memory, or k[..., :n] of a contiguous k. buffers: what mask and score read, in the order of their first use, then seed and offset where the descriptor has them
     in memory. lengths: of packed sequences, which follow each other in q, k, v and d_o of batch 1."""
 
     def __init__(self, library, descriptor, q, k, v, d_o=None, buffers=(), lengths=()):
@@ -59,8 +59,9 @@ class Attention:
 
     def forward(self, kernel=""):
         plan, space, size = self.planned("attn_plan", kernel)
-        q = self.inputs[0]
-        results = (*unwritten(q), torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda"))
+        q, _, v = self.inputs
+        o = torch.full((*q.shape[:-1], v.shape[-1]), math.nan, device="cuda", dtype=q.dtype)
+        results = (o, torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda"))
         return self.bound("attn_forward", plan, (*self.inputs, *results), space, size), results
 
     def backward(self, kernel="", deterministic=False, of_buffers=()):

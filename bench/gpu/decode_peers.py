@@ -1,5 +1,5 @@
 """Decoding beside its peers on one GPU, row by row in one process: cuDNN as PyTorch has it, and FlashAttention-3 where its
-extension is given. Each call is a node of a CUDA graph of many, with K and V of its own, so that none finds them in L2. O is
+extension is given; latent attention too. Each call is a node of a CUDA graph of many, with K and V of its own, so that none finds them in L2. O is
 compared with fp64 before it is timed. Needs PyTorch.
 
   python3 bench/gpu/decode_peers.py --library attn_c.so --fa3 fa3_fwd/_C.abi3.so --out bench/results/h100-decode.json
@@ -15,7 +15,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from calls import Attention, Results
 
-kRows = [  # batch, heads of Q, of K, head size, keys, queries
+kRows = [  # batch, heads of Q, of K, head size, keys, queries; at head size 576 V is K's first 512 columns
+    (64, 128, 1, 576, 4096, 1),
+    (1, 128, 1, 576, 32768, 1),
+    (128, 16, 1, 576, 4096, 1),
+    (8, 16, 1, 576, 8192, 1),
+    (32, 128, 1, 576, 4096, 2),
+    (8, 16, 8, 512, 8192, 1),
+    (1, 16, 2, 512, 32768, 1),
     (1, 8, 1, 64, 8192, 1),
     (1, 8, 1, 64, 32768, 1),
     (1, 8, 1, 64, 131072, 1),
@@ -44,6 +51,7 @@ kRows = [  # batch, heads of Q, of K, head size, keys, queries
     (64, 32, 8, 128, 4096, 1),
     (64, 32, 32, 128, 2048, 1),
 ]
+kLatent = 512
 kColdBytes = 600_000_000  # of K and V of a graph, twelve times the L2 of an H100
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--library", required=True)
@@ -51,6 +59,7 @@ arguments.add_argument("--fa3", default="")
 arguments.add_argument("--kernels", default="", help="of attn, with commas between them")
 arguments.add_argument("--out", default="")
 arguments.add_argument("--commit", default="")
+arguments.add_argument("--only", default="", help="rows whose descriptor has this text")
 arguments.add_argument("--rounds", type=int, default=3)
 options = arguments.parse_args()
 results, wrong = Results(options.out, options.commit, dtype="bf16"), []
@@ -71,9 +80,23 @@ def exact(q, k, v, causal):
 
 
 def fa3(q, k, v, causal):
-    scale = q.shape[-1] ** -0.5
+    scale, of_v = q.shape[-1] ** -0.5, None
+    if k.data_ptr() == v.data_ptr():
+        of_v, q, k = q[..., :kLatent], q[..., kLatent:], k[..., kLatent:]
     return torch.ops.fa3_fwd.fwd(
-        q, k, v, *[None] * 20, scale, causal, -1, -1, 0, 0.0, True, None, 0, None, 0
+        *(q, k, v, None, None, of_v),
+        *[None] * 17,
+        scale,
+        causal,
+        -1,
+        -1,
+        0,
+        0.0,
+        True,
+        None,
+        0,
+        None,
+        0,
     )[0]
 
 
@@ -86,15 +109,21 @@ def cudnn(q, k, v, _):
 
 
 def row(b, heads_q, heads_k, d, keys, queries):
-    bytes_of_call, causal = 4 * b * heads_k * keys * d, queries > 1
+    latent, causal = d == 576, queries > 1
+    bytes_of_call = (2 if latent else 4) * b * heads_k * keys * d
     copies = max(2, min(48, -(-kColdBytes // bytes_of_call)))
     shapes = [(b, n, h, d) for n, h in ((queries, heads_q), (keys, heads_k), (keys, heads_k))]
     inputs = [
         [torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes] for _ in range(copies)
     ]
+    if latent:
+        inputs = [(q, k, k[..., :kLatent]) for q, k, _ in inputs]
     descriptor = (
-        f"b{b}_sq{queries}_sk{keys}_hq{heads_q}_hk{heads_k}_d{d}{'_causal' if causal else ''}_bf16"
+        f"b{b}_sq{queries}_sk{keys}_hq{heads_q}_hk{heads_k}_d{d}"
+        f"{f'_dv{kLatent}' if latent else ''}{'_causal' if causal else ''}_bf16"
     )
+    if options.only not in descriptor:
+        return
     side = torch.cuda.Stream()
     calls, graphs = {}, {}
     with torch.cuda.stream(side):  # which our calls are bound to
@@ -106,10 +135,15 @@ def row(b, heads_q, heads_k, d, keys, queries):
     if not causal:
         calls["cudnn"] = lambda i: cudnn(*inputs[i], causal)
     expected = exact(*inputs[0], causal)
+    torch.cuda.synchronize()
     found = {"problem": descriptor}
     for name, call in calls.items():
         with torch.cuda.stream(side):
-            o = call(0)[0].double()
+            try:
+                o = call(0)[0].double()
+            except RuntimeError as refusal:
+                print(f"{descriptor}: {name} refuses: {str(refusal).splitlines()[0][:120]}")
+                continue
             side.synchronize()
             error = ((o - expected).abs().max() / expected.abs().max()).item()
             if not error < 0.02:

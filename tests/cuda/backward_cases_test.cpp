@@ -35,6 +35,7 @@ void check_all(const Case& c, std::uint64_t seed) {
                                              .device = kGpu,
                                              .kernel = kernel,
                                              .deterministic = deterministic});
+    if (without_memory(c, report)) GTEST_SKIP() << kWithoutMemory;
     const auto says = [&](const char* text) {
       return report.message.find(text) != std::string::npos;
     };

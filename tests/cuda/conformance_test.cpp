@@ -57,7 +57,7 @@ int check_all(const Case& c, std::uint64_t seed) {
                                                .algorithm = algorithm,
                                                .device = kGpu,
                                                .kernel = std::string(kernel)});
-      if (report.refusal == ErrorCode::out_of_memory) return -1;
+      if (without_memory(c, report)) return -1;
       EXPECT_NE(report.status, Status::failed) << to_string(report);
       if (must_take(kernel, c)) {
         EXPECT_NE(report.status, Status::unsupported) << to_string(report);
@@ -87,12 +87,11 @@ TEST_P(CudaListed, AgreesWithTheReference) {
     Conformance conformance(c, kSeed + index, false);
     const Report report = conformance.check(
         {.phase = Phase::forward, .algorithm = kOrders[index / 3 % 3], .device = kGpu});
+    if (without_memory(c, report)) GTEST_SKIP() << kWithoutMemory;
     EXPECT_NE(report.status, Status::failed) << to_string(report);
   }
   const int took = check_all(c, kSeed + index);
-  if (took < 0 && c.hints.far) {
-    GTEST_SKIP() << "skipped: other processes hold the memory of the GPU that the case needs";
-  }
+  if (took < 0) GTEST_SKIP() << kWithoutMemory;
   EXPECT_GT(took, 0);
 }
 

@@ -52,6 +52,13 @@ inline std::vector<std::uint64_t> output_bits(const harness::CaseData& data) {
   return sums;
 }
 
+// Whether a case that takes most of the memory of a GPU of 96 GiB found less.
+inline bool without_memory(const harness::Case& c, const harness::Report& report) {
+  return c.hints.far && report.refusal == ErrorCode::out_of_memory;
+}
+inline constexpr const char* kWithoutMemory =
+    "skipped: the GPU has too little memory, or other processes hold it";
+
 }  // namespace attn::cuda
 
 #define ATTN_NEEDS_KERNEL(problem)                                                    \
