@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <vector>
 
 #include "core/float8.hpp"
 #include "core/matmul.hpp"
@@ -16,6 +19,27 @@ namespace {
 double load(const std::byte* at, const MatmulProblem& p) {
   if (p.float8 == Float8::none) return core::load_element(at, p.dtype);
   return core::float8_value(std::to_integer<std::uint8_t>(*at), p.float8);
+}
+
+// A row of B, of which the distance between two columns is `stride` bytes.
+void load_row(const std::byte* at, std::ptrdiff_t stride, const MatmulProblem& p,
+              std::span<double> row) {
+  const auto load_as = [&](auto number) {
+    using Wide = std::conditional_t<std::is_same_v<decltype(number), bfloat16>, float, double>;
+    for (double& x : row) {
+      std::memcpy(&number, at, sizeof(number));
+      x = static_cast<double>(static_cast<Wide>(number));
+      at += stride;
+    }
+  };
+  if (p.float8 == Float8::none && p.dtype == DType::f32) return load_as(float{});
+  if (p.float8 == Float8::none && p.dtype == DType::bf16) {
+    return load_as(bfloat16{});
+  }
+  for (double& x : row) {
+    x = load(at, p);
+    at += stride;
+  }
 }
 
 // Scales, bias and activation of the sum.
@@ -43,18 +67,35 @@ Element finished(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_
 
 }  // namespace
 
-Element matmul_element(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t batch,
-                       std::int64_t row, std::int64_t column) {
+void matmul_row(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t batch,
+                std::int64_t row, std::int64_t column, std::span<Element> c) {
   const core::MatrixView a(inputs.a), b(inputs.b);
   const core::BlockMaskView mask(p, inputs);
-  Element e;
+  const auto columns = static_cast<std::int64_t>(c.size());
+  const bool masked = mask.of != core::BlockMaskView::Of::none;
+  const std::ptrdiff_t stride = b.at(0, 0, 1) - b.at(0, 0, 0);
+  std::vector<double> of_b(c.size());
+  std::fill(c.begin(), c.end(), Element{});
   for (std::int64_t l = 0; l < p.k; ++l) {
-    if (!mask.multiplies(row, l, column)) continue;
-    const double product = load(a.at(batch, row, l), p) * load(b.at(batch, l, column), p);
-    e.value += product;
-    e.magnitude += std::abs(product);
+    const double x = load(a.at(batch, row, l), p);
+    load_row(b.at(batch, l, column), stride, p, of_b);
+    for (std::int64_t j = 0; j < columns;) {
+      // The columns of a block are multiplied or left out together.
+      const std::int64_t rest = mask.block - (column + j) % mask.block;
+      const std::int64_t end = masked ? j + std::min(rest, columns - j) : columns;
+      if (!mask.multiplies(row, l, column + j)) j = end;
+      for (; j < end; ++j) {
+        const double product = x * of_b[static_cast<std::size_t>(j)];
+        Element& e = c[static_cast<std::size_t>(j)];
+        e.value += product;
+        e.magnitude += std::abs(product);
+      }
+    }
   }
-  return finished(p, inputs, column, e);
+  for (std::int64_t j = 0; j < columns; ++j) {
+    Element& e = c[static_cast<std::size_t>(j)];
+    e = finished(p, inputs, column + j, e);
+  }
 }
 
 double matmul_element_float8(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t batch,
@@ -83,12 +124,13 @@ double matmul_element_float8(const MatmulProblem& p, const MatmulInputs& inputs,
 void matmul(const MatmulProblem& p, const MatmulInputs& inputs, const Tensor& c) {
   const core::MatrixView out(c);
   const core::BlockMaskView mask(p, inputs);
+  std::vector<Element> row(static_cast<std::size_t>(p.n));
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t i = 0; i < p.m; ++i) {
+      matmul_row(p, inputs, batch, i, 0, row);
       for (std::int64_t j = 0; j < p.n; ++j) {
         if (mask.of == core::BlockMaskView::Of::c && !mask.has(i, j)) continue;
-        core::store_element(out.at(batch, i, j), c.dtype,
-                            matmul_element(p, inputs, batch, i, j).value);
+        core::store_element(out.at(batch, i, j), c.dtype, row[static_cast<std::size_t>(j)].value);
       }
     }
   }

@@ -1,6 +1,8 @@
 // The matrix product as it is defined (attn/matmul.hpp), in fp64.
 #pragma once
 
+#include <span>
+
 #include "attn/matmul.hpp"
 
 namespace attn::reference {
@@ -11,8 +13,16 @@ struct Element {
   double value = 0;
   double magnitude = 0;
 };
-Element matmul_element(const MatmulProblem& problem, const MatmulInputs& inputs, std::int64_t batch,
-                       std::int64_t row, std::int64_t column);
+
+// Elements of a row of C, as many as c has, from a column on.
+void matmul_row(const MatmulProblem& problem, const MatmulInputs& inputs, std::int64_t batch,
+                std::int64_t row, std::int64_t column, std::span<Element> c);
+inline Element matmul_element(const MatmulProblem& problem, const MatmulInputs& inputs,
+                              std::int64_t batch, std::int64_t row, std::int64_t column) {
+  Element e;
+  matmul_row(problem, inputs, batch, row, column, {&e, 1});
+  return e;
+}
 
 // The same element as the tensor cores of Hopper compute it from 8-bit floats: each 128 steps are a
 // sum of four instructions of 32 (tensor_core.hpp), and these sums are added in float.

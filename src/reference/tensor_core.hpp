@@ -49,7 +49,7 @@ inline float tensor_core_sum(float sum, const float* a, const float* b, int term
   auto total = static_cast<std::int64_t>(static_cast<double>(sum) * to_units);
   for (int k = 0; k < terms; ++k) {
     const double product = static_cast<double>(a[k]) * static_cast<double>(b[k]);
-    total += static_cast<std::int64_t>(product * to_units);
+    total += static_cast<std::int32_t>(product * to_units);
   }
   const double exact = static_cast<double>(total) * power_of_two(unit);
   constexpr int kDouble = 52;  // bits of a double

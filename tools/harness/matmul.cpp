@@ -201,9 +201,8 @@ MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples) {
   const double share = kSlope * kLambda * std::sqrt(static_cast<double>(p.k) + 2) * 0x1p-24;
   const core::BlockMaskView mask(p, data.inputs);
   MatmulCheck check;
-  const auto look = [&](std::int64_t b, std::int64_t i, std::int64_t j) {
+  const auto look = [&](std::int64_t b, std::int64_t i, std::int64_t j, reference::Element e) {
     if (mask.of == core::BlockMaskView::Of::c && !mask.has(i, j)) return;
-    const reference::Element e = reference::matmul_element(p, data.inputs, b, i, j);
     const double got = core::load_element(view.at(b, i, j), p.output);
     const double allowed = share * e.magnitude + rounding.relative * std::abs(e.value) +
                            rounding.relative * rounding.smallest;
@@ -224,7 +223,13 @@ MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples) {
   constexpr double kAllFlops = 0x1p26;
   if (size == 0) return check;
   if (p.flops() <= kAllFlops || size <= samples) {
-    for (std::int64_t at = 0; at < size; ++at) look(at / (p.m * p.n), at / p.n % p.m, at % p.n);
+    std::vector<reference::Element> row(static_cast<std::size_t>(p.n));
+    for (std::int64_t at = 0; at < p.batch * p.m; ++at) {
+      reference::matmul_row(p, data.inputs, at / p.m, at % p.m, 0, row);
+      for (std::int64_t j = 0; j < p.n; ++j) {
+        look(at / p.m, at % p.m, j, row[static_cast<std::size_t>(j)]);
+      }
+    }
     return check;
   }
   std::mt19937_64 random(1);
@@ -233,7 +238,9 @@ MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples) {
       return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
     };
     // Every fourth one lies in the last row, every fourth in the last column.
-    look(below(p.batch), s % 4 == 1 ? p.m - 1 : below(p.m), s % 4 == 2 ? p.n - 1 : below(p.n));
+    const std::int64_t b = below(p.batch), i = s % 4 == 1 ? p.m - 1 : below(p.m),
+                       j = s % 4 == 2 ? p.n - 1 : below(p.n);
+    look(b, i, j, reference::matmul_element(p, data.inputs, b, i, j));
   }
   return check;
 }

@@ -38,10 +38,8 @@ void multiply(const Product& p, std::size_t group, std::size_t position) {
       a[i][k] = widen(bits, p.half);
     }
   }
-  for (int r = 0; r < p.columns / 2; ++r) {
-    const unsigned i = static_cast<unsigned>(r) / 2 % 2;
-    const unsigned column =
-        static_cast<unsigned>(r) / 4 * 8 + lane % 4 * 2 + static_cast<unsigned>(r) % 2;
+  for (unsigned pair = 0; pair < static_cast<unsigned>(p.columns) / 4; ++pair) {
+    const unsigned column = pair / 2 * 8 + lane % 4 * 2 + pair % 2;
     float b[16];
     for (unsigned k = 0; k < 16; ++k) {
       const unsigned at = p.a != nullptr || p.transposed_b
@@ -49,7 +47,10 @@ void multiply(const Product& p, std::size_t group, std::size_t position) {
                               : start_b + column * 128 + k * 2;
       b[k] = widen(element(at), p.half);
     }
-    p.d[r] = add_products(p.add ? p.d[r] : 0.F, a[i], b);
+    for (unsigned i = 0; i < 2; ++i) {
+      float& d = p.d[pair / 2 * 4 + i * 2 + pair % 2];
+      d = add_products(p.add ? d : 0.F, a[i], b);
+    }
   }
 }
 
