@@ -122,6 +122,7 @@ sanitized=(
   b2_n100_h2_d96_dv40_softcap10_alibi_bias_sink_bf16/padded
   b1_n140_h2_d64_documents_dropout0.2_seed3_f16
   b1_n70_h1_d256_bf16
+  b1_sq2_sk500_hq20_hk1_d576_dv512_causal_bf16/vink
   b1_n33_h2_d40_f32
   b2_n160_h2_d64_bias1x2x160x160bf16_bf16
   'b2_n300_hq2_hk1_d64_causal_bf16 --deterministic'

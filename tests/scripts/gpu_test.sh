@@ -13,7 +13,7 @@ program() {
   chmod +x "$1"
 }
 passes='echo "[       OK ] A.Test (1 ms)"'
-for name in conformance_test backward_test visibility_test hidden_values_test driver_test expr/cuda_expr_test; do
+for name in conformance_test backward_test large_test visibility_test hidden_values_test driver_test expr/cuda_expr_test; do
   file=$work/build/tests/cuda/cuda_$name
   [[ $name == expr/* ]] && file=$work/build/tests/cuda/$name
   program "$file" "$passes"
@@ -49,9 +49,9 @@ run --jobs 8 "$work/out" test sanitize >"$work/screen" || code=$?
 [[ $code -eq 1 ]] || { echo "gpu_test: exit code $code, not 1" && exit 1; }
 summary=$work/out/summary.txt
 expect "$parts parts, 8 at a time" "$summary"
-expect 'tests: 92 passed, 1 failed, 1 skipped' "$summary"
+expect 'tests: 93 passed, 1 failed, 1 skipped' "$summary"
 expect 'random problems, forward: 2000 problems, 1960 checks passed, 40 failed' "$summary"
-expect 'memcheck: 23 problems without an error, 0 with' "$summary"
+expect 'memcheck: 25 problems without an error, 0 with' "$summary"
 expect 'FAILED: 1 parts: refusals (1, ' "$summary"
 expect '1 skipped: because' "$summary"
 [[ $(wc -l <"$summary") -le 24 ]]
