@@ -24,8 +24,9 @@ constexpr Algorithm kAlgorithms[] = {Algorithm::flash_attention_2, Algorithm::fl
 constexpr Algorithm kOrders[] = {Algorithm::standard, Algorithm::flash_attention,
                                  Algorithm::block_sparse};
 
-constexpr std::string_view kKernels[] = {"forward_sm80_few_rows", "forward_sm90", "forward_sm80",
-                                         "forward_sm80_wide", "forward_simt"};
+constexpr std::string_view kKernels[] = {"forward_sm80_few_rows", "forward_sm90",
+                                         "forward_sm80",          "forward_sm90_wide",
+                                         "forward_sm80_wide",     "forward_simt"};
 
 // Whether a kernel has to take the case, as docs/cuda-forward.md, "Which kernel" says. Where it
 // depends on addresses and pages it may take the case or not.
@@ -33,17 +34,19 @@ bool must_take(std::string_view kernel, const Case& c) {
   const Problem& p = c.problem;
   if (p.dtype == DType::f64) return false;
   if (kernel == "forward_simt") return true;
-  const std::int64_t most = kernel == "forward_sm80_wide" ? 512 : 256;
+  const std::int64_t most = kernel.ends_with("_wide") ? 512 : 256;
   const auto fits = [&](std::int64_t d) { return d % 8 == 0 && d <= most; };
   if (p.dtype == DType::f32 || !fits(p.head_dim) || !fits(p.head_dim_v)) return false;
   if (c.hints.strided || c.hints.far) return false;
   if (kernel == "forward_sm80" || kernel == "forward_sm80_wide") return true;
+  const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
+  const bool hopper = device_info(kGpu.index).arch == 90;
+  if (kernel == "forward_sm90_wide") return hopper && rows > 32;
   if (kernel == "forward_sm80_few_rows") {
-    const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
     const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
     return rows <= (narrow ? 32 : 16) && p.dropout.probability == 0;
   }
-  return device_info(kGpu.index).arch == 90 && p.layout_k != Layout::paged;
+  return hopper && p.layout_k != Layout::paged;
 }
 
 // The number of kernels and algorithms that took the case; all of them agree, and none refuses that

@@ -207,7 +207,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     CudaWide, CudaHidden,
     ::testing::Combine(::testing::Values("b1_sq20_sk100_hq4_hk1_d288_causal_paged16_bf16"),
-                       ::testing::Values("forward_sm80_wide")),
+                       ::testing::Values("forward_sm90_wide", "forward_sm80_wide")),
     kName);
 INSTANTIATE_TEST_SUITE_P(CudaFloat, CudaHidden,
                          ::testing::Combine(::testing::Values("b1_n100_h2_d300_dv40_causal_f32"),

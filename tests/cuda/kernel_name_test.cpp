@@ -139,9 +139,9 @@ TEST(KernelName, AlgorithmsOfThePapersRefuse) {
   };
   expect_contains(refused(Algorithm::standard, "forward_simt"),
                   "accepted with it is forward_standard");
-  expect_contains(refused(Algorithm::flash_decoding, "forward_flash_attention/n64"),
-                  "forward_sm90, forward_sm80, forward_sm80_few_rows, forward_sm80_wide or "
-                  "forward_simt");
+  expect_contains(
+      refused(Algorithm::flash_decoding, "forward_flash_attention/n64"),
+      "forward_sm90, forward_sm80, forward_sm90_wide, forward_sm80_wide or forward_simt");
   for (const char* part : {"n32", "n100", "n576", "dense"}) {
     expect_contains(
         refusal(

@@ -163,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(
         kFewRows),
     kName);
 
-const auto kWide = ::testing::Values("forward_sm80_wide");
+const auto kWide = ::testing::Values("forward_sm90_wide", "forward_sm80_wide");
 INSTANTIATE_TEST_SUITE_P(
     CudaWide, CudaNeighbours,
     ::testing::Combine(
@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(
     kName);
 INSTANTIATE_TEST_SUITE_P(
     CudaWide, CudaUnusedRows,
-    ::testing::Combine(::testing::Values("b2_sq20_sk90_h2_d264_bf16/usedq9,13_usedk90,51"), kWide),
+    ::testing::Combine(::testing::Values("b2_sq40_sk90_h2_d264_bf16/usedq9,13_usedk90,51"), kWide),
     kName);
 
 }  // namespace

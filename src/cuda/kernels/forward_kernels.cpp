@@ -8,6 +8,7 @@
 #include "cuda/kernels/forward_sm80_few_rows/kernel.hpp"
 #include "cuda/kernels/forward_sm80_wide/kernel.hpp"
 #include "cuda/kernels/forward_sm90/kernel.hpp"
+#include "cuda/kernels/forward_sm90_wide/kernel.hpp"
 #include "cuda/kernels/forward_standard/kernel.hpp"
 
 namespace attn::cuda {
@@ -29,7 +30,8 @@ std::span<const ForwardKernel> forward_kernels() noexcept {
                     .bounds_keys = true},
       // mma.sync, any architecture from 8.0 on.
       ForwardKernel{.name = "forward_sm80", .choose = choose_forward_sm80},
-      // Heads of more than 256 columns, by mma.sync.
+      // Heads of more than 256 columns, on Hopper and by mma.sync.
+      ForwardKernel{.name = "forward_sm90_wide", .choose = choose_forward_sm90_wide},
       ForwardKernel{.name = "forward_sm80_wide", .choose = choose_forward_sm80_wide},
       // float32, and whatever the others do not take.
       ForwardKernel{.name = "forward_simt", .choose = choose_forward_simt},

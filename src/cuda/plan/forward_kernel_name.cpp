@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "attn/error.hpp"
 #include "core/text/echo.hpp"
@@ -21,11 +23,23 @@ bool runs_by_name_only(std::string_view name) {
   return kernel != nullptr && kernel->runs_by_name_only();
 }
 
+// "a, b or c": those that need not be asked for by name.
+std::string others() {
+  std::vector<std::string_view> names;
+  for (const ForwardKernel& kernel : forward_kernels()) {
+    if (!kernel.runs_by_name_only()) names.push_back(kernel.name);
+  }
+  const std::string_view last = names.back();
+  names.pop_back();
+  return fmt::format("{} or {}", fmt::join(names, ", "), last);
+}
+
 }  // namespace
 
 std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
   const KernelName named = split_kernel_name(kernel);
-  std::string_view base, shape;
+  std::string base;
+  std::string_view shape;
   switch (algorithm) {
     case Algorithm::flash_attention:
     case Algorithm::standard:
@@ -38,7 +52,7 @@ std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
     case Algorithm::flash_attention_2:
     case Algorithm::flash_decoding:
     case Algorithm::memory_efficient:
-      base = "forward_sm90, forward_sm80, forward_sm80_few_rows, forward_sm80_wide or forward_simt";
+      base = others();
       break;
     case Algorithm::automatic:
       return std::string(kernel);
@@ -50,7 +64,7 @@ std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
                             core::echo(kernel), name(algorithm), base));
   }
   if (!by_name_only) return std::string(kernel);
-  std::string result(base);
+  std::string result = base;
   for (const std::string_view part : {shape, named.shape}) {
     if (part.empty() || result.ends_with(part)) continue;
     result += result == base ? '/' : '_';

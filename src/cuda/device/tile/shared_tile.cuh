@@ -27,6 +27,8 @@ struct SharedTile {
   static constexpr ATTN_DEVICE int offset(int row, int chunk) {
     return row * kRowBytes + 16 * (chunk ^ permutation(row));
   }
+  // Bytes from a chunk to the one that is `chunks` further on, a multiple of kSwizzle.
+  static constexpr ATTN_DEVICE int chunk_bytes(int chunks) { return 16 * chunks; }
 
   // The address at which a lane of ldmatrix reads: its row of the first matrices, and which of two
   // chunks.
@@ -41,16 +43,16 @@ struct SharedTile {
   }
 };
 
-// How kThreads threads share the chunks of a tile: neighbours take neighbouring chunks, and a
-// thread keeps to one row in kDown.
-template <class Tile, int kThreads>
+// How kThreads threads, from kFirst on, share the chunks of a tile: neighbours take neighbouring
+// chunks, and a thread keeps to one row in kDown.
+template <class Tile, int kThreads, int kFirst = 0>
 struct TileShare {
   static constexpr int kAcross = Tile::kSwizzle;
   static constexpr int kDown = kThreads / kAcross;
   static_assert(kDown % 8 == 0, "rows of a thread are permuted alike");
 
   static ATTN_DEVICE int column() { return static_cast<int>(threadIdx.x % kAcross); }
-  static ATTN_DEVICE int row() { return static_cast<int>(threadIdx.x / kAcross); }
+  static ATTN_DEVICE int row() { return static_cast<int>((threadIdx.x - kFirst) / kAcross); }
   // Asks for this thread's chunks of row `rows` + row(); `from`: the row's chunk column().
   static ATTN_DEVICE void copy(unsigned tile, int rows, const char* from, bool exists) {
     const unsigned to = tile + static_cast<unsigned>(Tile::offset(row(), column())) +
@@ -59,7 +61,8 @@ struct TileShare {
     for (int chunk = 0; chunk < Tile::kChunks; chunk += kAcross) {
       const bool inside =
           Tile::kUsedChunks == Tile::kChunks || chunk + column() < Tile::kUsedChunks;
-      copy_async(to + static_cast<unsigned>(16 * chunk), from + 16 * chunk, exists && inside);
+      copy_async(to + static_cast<unsigned>(Tile::chunk_bytes(chunk)), from + 16 * chunk,
+                 exists && inside);
     }
   }
 };
@@ -70,9 +73,10 @@ struct SourceRow {
 };
 
 // Asks for the kRows rows of a tile; source(row) gives the SourceRow.
-template <class Tile, int kRows, int kThreads, class Source>
+template <class Tile, int kRows, int kThreads, int kFirst = 0, class Source>
 ATTN_DEVICE void load_tile(unsigned tile, Source source) {
-  using Share = TileShare<Tile, kThreads>;
+  static_assert(kFirst % Tile::kSwizzle == 0);
+  using Share = TileShare<Tile, kThreads, kFirst>;
 #pragma unroll
   for (int rows = 0; rows < kRows; rows += Share::kDown) {
     if (kRows % Share::kDown != 0 && rows + Share::row() >= kRows) break;

@@ -38,6 +38,8 @@ template <class C>
 struct ForwardSm80WideWarp {
   using Layout = ForwardSm80WideLayout<C>;
   static constexpr int kGroups = Layout::kGroups, kWarpsOfGroup = Layout::kWarpsOfGroup;
+  static constexpr int kGroupsOfO = kGroups;  // of 16 rows, of which the warp has columns of O
+  static constexpr int kFirstLoader = 0;      // threads from there on ask for Q, K and V
   static constexpr int kKeys = C::kBlockN / kWarpsOfGroup;
   // Columns from kHeadDimV on are computed and not stored.
   static constexpr int kColumns = (C::kHeadDimV + 16 * C::kWarps - 1) / (16 * C::kWarps) * 16;
@@ -47,12 +49,14 @@ struct ForwardSm80WideWarp {
 
   static ATTN_DEVICE int lane() { return static_cast<int>(threadIdx.x % 32); }
   static ATTN_DEVICE int warp() { return static_cast<int>(threadIdx.x / 32); }
+  static ATTN_DEVICE constexpr bool has_scores() { return true; }
   // Of S: the first row of the warp in the tile, its place in the group and its first key of a
   // block. Of O: its first column.
   static ATTN_DEVICE int group_row() { return warp() / kWarpsOfGroup * 16; }
   static ATTN_DEVICE int place() { return warp() % kWarpsOfGroup; }
   static ATTN_DEVICE int key0() { return place() * kKeys; }
   static ATTN_DEVICE int column0() { return warp() * kColumns; }
+  static ATTN_DEVICE int o_row(int group) { return 16 * group; }
   // Row i of the two of a thread in an accumulator whose first row is `row`.
   static ATTN_DEVICE int row_of(int row, int i) { return row + lane() / 4 + 8 * i; }
 };
