@@ -34,8 +34,8 @@ def random_inputs(b, n, heads_q, heads_k, d, dtype="bf16"):
 class Attention:
     """Ours. A descriptor's problem and its inputs; d_o is needed by the backward pass alone.
 
-    v: its own memory, or k[..., :n] of a contiguous k. buffers: what mask and score read, in the order of their first use, then seed and offset where the descriptor has them
-    in memory. lengths: of packed sequences, which follow each other in q, k, v and d_o of batch 1."""
+    v: memory of its own, or k[..., :n] of a contiguous k. buffers: what mask and score read, in the order of their first
+    use, then seed and offset where the descriptor has them in memory. lengths: of packed sequences, which follow each other in q, k, v and d_o of batch 1."""
 
     def __init__(self, library, descriptor, q, k, v, d_o=None, buffers=(), lengths=()):
         self.library, self.descriptor, self.inputs = ctypes.CDLL(library), descriptor, (q, k, v)

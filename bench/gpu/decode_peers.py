@@ -1,8 +1,8 @@
-"""Decoding beside its peers on one GPU, row by row in one process: cuDNN as PyTorch has it, and FlashAttention-3 where its
-extension is given; latent attention too. Each call is a node of a CUDA graph of many, with K and V of its own, so that none finds them in L2. O is
-compared with fp64 before it is timed. Needs PyTorch.
+"""Decoding and latent attention beside their peers on one GPU, row by row in one process: cuDNN as PyTorch has it, and
+FlashAttention-3 where its extension is given. Each call is a node of a CUDA graph of many, with K and V of its own, so that
+none finds them in L2. O is compared with fp64 before it is timed. Needs PyTorch.
 
-  python3 bench/gpu/decode_peers.py --library attn_c.so --fa3 fa3_fwd/_C.abi3.so --out bench/results/h100-decode.json
+  python3 bench/gpu/decode_peers.py --library attn_c.so --fa3 fa3_fwd/_C.abi3.so --out bench/results/h100-decode-peers.json
 
 --library: bench/gpu/attn_c.cpp as a shared object. --fa3: of the wheel fa3-fwd, which plans its splits itself. --kernels:
 attn's, by name; "" is its own choice."""

@@ -52,7 +52,7 @@ inline std::vector<std::uint64_t> output_bits(const harness::CaseData& data) {
   return sums;
 }
 
-// Whether a case that takes most of the memory of a GPU of 96 GiB found less.
+// Whether the GPU has too little free memory for a case with the hint `far`, which may take 80 GB.
 inline bool without_memory(const harness::Case& c, const harness::Report& report) {
   return c.hints.far && report.refusal == ErrorCode::out_of_memory;
 }

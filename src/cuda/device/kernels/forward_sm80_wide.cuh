@@ -46,7 +46,7 @@ struct ForwardSm80Wide : ForwardWide<C, Expressions, ForwardSm80WideWarp<C>> {
       copy_async_commit();
       Products::multiply_qk(w.s, shared, stage);
       this->modify(w, block, mixed);
-      this->raise_maxima(w);
+      this->store_maxima(w);
       __syncthreads();  // maxima are here; nobody reads K any more but as V
       if constexpr (C::kStages == 1 && !C::kVInK) {
         if (!ends) this->load_k(0, list.block());

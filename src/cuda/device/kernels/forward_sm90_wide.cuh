@@ -28,7 +28,7 @@ struct ForwardSm90Wide : ForwardWide<C, Expressions, ForwardSm90WideWarp<C>> {
   ATTN_DEVICE bool score(Warp& w, int stage, int block, bool mixed) const {
     Products::multiply_qk(w.s, shared, stage);
     this->modify(w, block, mixed);
-    this->raise_maxima(w);
+    this->store_maxima(w);
     __syncwarp();
     const bool raised = this->exponentiate(w);
     if constexpr (C::kDropout) this->drop_elements(w, block);
@@ -36,7 +36,7 @@ struct ForwardSm90Wide : ForwardWide<C, Expressions, ForwardSm90WideWarp<C>> {
     return raised;
   }
 
-  // Of this thread.
+  // Closes the group of copies that this thread has asked for, and waits for them.
   static ATTN_DEVICE void wait_for_copies() {
     copy_async_commit();
     copy_async_wait<0>();

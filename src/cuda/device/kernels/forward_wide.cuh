@@ -216,7 +216,8 @@ struct ForwardWide : Place_ {
 
   // ---- the tile
 
-  ATTN_DEVICE void raise_maxima(const Warp& w) const {
+  // The maximum of each row of S that the warp has, for all warps that share the row.
+  ATTN_DEVICE void store_maxima(const Warp& w) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float largest = row_maximum(w.s, i);

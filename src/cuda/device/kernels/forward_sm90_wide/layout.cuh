@@ -31,7 +31,8 @@ struct ForwardSm90WideWarp {
   using Layout = ForwardSm90WideLayout<C>;
   static constexpr int kWarpsOfGroup = 1, kGroupsOfO = 1, kFirstLoader = 128;
   static constexpr int kKeys = C::kBlockN;
-  // Columns from kHeadDimV on are computed and not stored.
+  // Columns from kHeadDimV on are computed and not stored. With kVInK the last 64 of them may be of
+  // what lies behind K, as of P where head sizes 320 and 320 have five panels and O has six.
   static constexpr int kColumns = Layout::kColumns;
   static constexpr bool kAllColumns = C::kHeadDimV == 2 * kColumns;
 
