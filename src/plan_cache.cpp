@@ -24,7 +24,8 @@ Numbers numbers_of(const PlanRequest& r) {
       core::numbers_of(r.problem),
       {static_cast<std::uint64_t>(r.phase) | static_cast<std::uint64_t>(r.options.backend) << 8 |
            static_cast<std::uint64_t>(r.options.algorithm) << 16 |
-           static_cast<std::uint64_t>(r.isa) << 24 | std::uint64_t{r.options.deterministic} << 32,
+           static_cast<std::uint64_t>(r.isa) << 24 | std::uint64_t{r.options.deterministic} << 32 |
+           std::uint64_t{r.options.batch_invariant} << 33,
        static_cast<std::uint64_t>(r.options.device.type) << 32 |
            static_cast<std::uint32_t>(r.options.device.index),
        static_cast<std::uint64_t>(r.options.threads) << 32 |

@@ -99,6 +99,7 @@ Plan choose(const Problem& problem, Phase phase, const PlanOptions& options,
             const Context& context) {
   Plan plan = choose_backend_plan(problem, phase, options, context);
   plan.deterministic = options.deterministic;
+  plan.batch_invariant = options.batch_invariant;
   record_fields(plan);
   return plan;
 }

@@ -69,6 +69,16 @@ struct PlanOptions {
   // unasked; of others, as slopes, sums of threads are added exactly with this, in 56 bytes of
   // workspace an element, not 8. Plan::reasons says what it costs.
   bool deterministic = false;
+  // True: O and LSE of a sequence have the same bits in every batch. They depend on its own rows,
+  // lengths and pages, and on what the problem says of all sequences alike (seqlen_q, heads, head
+  // sizes, dtype, layouts, mask, score), but not on `batch`, on the other sequences, nor on
+  // seqlen_k or the width of the page table beyond its length. Example: a request decoded alone
+  // over a table of 8 pages and one decoded among 64 over a table of 500 pages give equal bits.
+  // Kernel and tiles are chosen as for one sequence, and keys are split into pieces of a fixed
+  // size; Plan::reasons says it. Two calls that are compared give the same optional tensors,
+  // aligned alike, on devices that are alike. Forward only: backward refuses it with
+  // Error(unsupported).
+  bool batch_invariant = false;
 };
 
 // The first kernel that the cuda backend launches.
@@ -103,8 +113,9 @@ struct Plan {
   std::int64_t workspace_bytes = 0;  // what Context::workspace must have where it is given (cuda:
                                      // needed); cpu: an upper bound of what a run uses
   Launch launch{};
-  std::string kernel{};        // PlanOptions::kernel
-  bool deterministic = false;  // PlanOptions::deterministic
+  std::string kernel{};          // PlanOptions::kernel
+  bool deterministic = false;    // PlanOptions::deterministic
+  bool batch_invariant = false;  // PlanOptions::batch_invariant
   // What the backend keeps between runs (compiled kernels); copies of a plan share it. Thread-safe.
   // Empty in a plan that was moved from, which a run refuses.
   std::shared_ptr<void> state{};

@@ -130,6 +130,11 @@ int choose_threads(const Problem& p, Phase phase, int available) {
 }
 
 void check_options(const Problem& problem, Phase phase, const PlanOptions& options) {
+  if (options.batch_invariant) {
+    throw Error(ErrorCode::unsupported,
+                "batch_invariant is true; accepted by the cpu backend is false (problem " +
+                    core::echo(problem) + ")");
+  }
   if (problem.dtype == DType::f64 && options.algorithm != Algorithm::automatic &&
       options.algorithm != Algorithm::flash_attention_2) {
     throw Error(ErrorCode::unsupported,

@@ -27,7 +27,14 @@ void validate_options(const Problem& problem, Phase phase, const PlanOptions& op
                     "the cuda backend has kernels by name",
                     echo(options.kernel), to_string(options.device)));
   }
-  if (phase == Phase::backward) refuse_paged_backward(problem);
+  if (phase == Phase::backward) {
+    refuse_paged_backward(problem);
+    if (options.batch_invariant) {
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("batch_invariant is true; accepted by backward is false (problem {})",
+                              echo(problem)));
+    }
+  }
 }
 
 void refuse_paged_backward(const Problem& problem) {

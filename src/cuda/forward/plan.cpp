@@ -37,6 +37,12 @@ Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
 }  // namespace
 
 Plan plan_forward(const Problem& problem, const PlanOptions& options) {
+  if (options.batch_invariant) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("batch_invariant is true; accepted by the cuda backend is false "
+                            "(problem {})",
+                            core::echo(problem)));
+  }
   const DeviceInfo& device = device_info(options.device.index);
   const Arch arch = supported_arch(device);
   const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
