@@ -27,17 +27,23 @@ struct Handle {
   // Of packed tensors: rows where sequences start, and how many rows there are.
   attn::Tensor cu_seqlens{};
   std::int64_t rows = 0;
+  // Of paged K and V.
+  attn::Tensor page_table{}, seqused_k{};
+  std::int64_t pages = 0;
 };
 
 void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
-                  long long* workspace_bytes, bool deterministic = false) {
+                  long long* workspace_bytes, bool deterministic = false,
+                  bool batch_invariant = false) {
   try {
     const attn::Problem problem = attn::parse_problem(descriptor);
     attn::PlanOptions options;
     options.device = kDevice;
     options.kernel = kernel;
     options.deterministic = deterministic;
-    auto* handle = new Handle{problem, attn::make_plan(problem, phase, options), {}, {}, {}, 0};
+    options.batch_invariant = batch_invariant;
+    auto* handle =
+        new Handle{problem, attn::make_plan(problem, phase, options), {}, {}, {}, 0, {}, {}, 0};
     for (const attn::expr::Expr& e : {problem.mask, problem.score}) {
       if (e.empty()) continue;
       const auto found = attn::expr::buffers(e);
@@ -63,6 +69,10 @@ attn::Tensor like_q(const Handle& handle, void* data, std::int64_t head_dim) {
   return rows_of(handle, data, handle.problem.seqlen_q, handle.problem.heads_q, head_dim);
 }
 attn::Tensor like_k(const Handle& handle, void* data, std::int64_t head_dim) {
+  const attn::Problem& p = handle.problem;
+  if (handle.pages > 0) {
+    return attn::tensor(data, p.dtype, {handle.pages, p.page_size, p.heads_k, head_dim}, kDevice);
+  }
   return rows_of(handle, data, handle.problem.seqlen_k, handle.problem.heads_k, head_dim);
 }
 
@@ -74,6 +84,11 @@ attn::Inputs inputs_of(const Handle& handle, void* q, void* k, void* v, void** b
   inputs.v = like_k(handle, v, p.head_dim_v);
   if (v == k) inputs.v.strides = inputs.k.strides;
   inputs.cu_seqlens_q = inputs.cu_seqlens_k = handle.cu_seqlens;
+  if (handle.pages > 0) {
+    inputs.cu_seqlens_k = {};
+    inputs.page_table = handle.page_table;
+    inputs.seqused_k = handle.seqused_k;
+  }
   for (std::size_t i = 0; i < handle.buffers.size(); ++i) {
     attn::Tensor tensor = handle.buffers[i]->tensor();
     tensor.data = buffers[i];
@@ -145,8 +160,24 @@ void* attn_plan_deterministic(const char* descriptor, const char* kernel,
   return make_handle(descriptor, attn::Phase::backward, kernel, workspace_bytes, true);
 }
 
+// With PlanOptions::batch_invariant.
+void* attn_plan_invariant(const char* descriptor, const char* kernel, long long* workspace_bytes) {
+  return make_handle(descriptor, attn::Phase::forward, kernel, workspace_bytes, false, true);
+}
+
+// Says where the pages of a plan for paged K and V are, of which there are `pages`: table, i32
+// [batch, width], and how long each sequence is: seqused_k, i32 [batch]; both in device memory.
+void attn_set_pages(void* plan, void* table, long long pages, long long width, void* seqused_k) {
+  Handle& handle = *static_cast<Handle*>(plan);
+  const std::int64_t batch = handle.problem.batch;
+  handle.pages = pages;
+  handle.page_table = attn::tensor(table, attn::DType::i32, {batch, width}, kDevice);
+  handle.seqused_k = attn::tensor(seqused_k, attn::DType::i32, {batch}, kDevice);
+}
+
 // Says where the sequences of a plan for packed Q, K and V start, which are the same of all:
-// cu_seqlens, i32 [batch + 1] in device memory, and how many rows there are.
+// cu_seqlens, i32 [batch + 1] in device memory, and how many rows there are. Of packed Q with paged
+// K and V: those of Q.
 void attn_set_packed(void* plan, void* cu_seqlens, long long rows) {
   Handle& handle = *static_cast<Handle*>(plan);
   handle.cu_seqlens =

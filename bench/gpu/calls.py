@@ -35,13 +35,14 @@ class Attention:
     """Ours. A descriptor's problem and its inputs; d_o is needed by the backward pass alone.
 
     v: memory of its own, or k[..., :n] of a contiguous k. buffers: what mask and score read, in the order of their first
-    use, then seed and offset where the descriptor has them in memory. lengths: of packed sequences, which follow each other in q, k, v and d_o of batch 1."""
+    use, then seed and offset where the descriptor has them in memory. lengths: of packed sequences, which follow each other in q, k, v and d_o of batch 1. pages: of k and v
+    [pages, page_size, heads, head_dim], the table and the lengths of K, both int32 on the GPU."""
 
-    def __init__(self, library, descriptor, q, k, v, d_o=None, buffers=(), lengths=()):
+    def __init__(self, library, descriptor, q, k, v, d_o=None, buffers=(), lengths=(), pages=()):
         self.library, self.descriptor, self.inputs = ctypes.CDLL(library), descriptor, (q, k, v)
         self.d_o, self.read = d_o, (*buffers, None)
         self.buffers = (pointer * len(self.read))(*map(at, self.read))
-        self.starts = None
+        self.starts, self.pages = None, pages
         if lengths:
             starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
             self.starts = torch.tensor(starts, dtype=torch.int32, device="cuda")
@@ -55,10 +56,14 @@ class Attention:
             sys.exit(1)
         if self.starts is not None:
             self.library.attn_set_packed(pointer(handle), at(self.starts), ctypes.c_longlong(self.inputs[0].shape[1]))
+        if self.pages:
+            table, used = self.pages
+            sizes = map(ctypes.c_longlong, (self.inputs[1].shape[0], table.shape[1]))
+            self.library.attn_set_pages(pointer(handle), at(table), *sizes, at(used))
         return pointer(handle), torch.zeros(max(1, size.value), dtype=torch.uint8, device="cuda"), size
 
-    def forward(self, kernel=""):
-        plan, space, size = self.planned("attn_plan", kernel)
+    def forward(self, kernel="", batch_invariant=False):
+        plan, space, size = self.planned("attn_plan_invariant" if batch_invariant else "attn_plan", kernel)
         q, _, v = self.inputs
         o = torch.full((*q.shape[:-1], v.shape[-1]), math.nan, device="cuda", dtype=q.dtype)
         results = (o, torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda"))

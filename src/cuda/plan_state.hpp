@@ -23,7 +23,8 @@ namespace attn::cuda {
 template <class Run>
 class PlanState : public core::MadeFor {
  public:
-  // phase, device, deterministic and workspace_bytes of the plan are set. Run is of the phase.
+  // phase, device, deterministic, batch_invariant and workspace_bytes of the plan are set. Run is
+  // of the phase.
   explicit PlanState(const Plan& plan)
       : core::MadeFor{Backend::cuda, plan.phase},
         numbers_(core::numbers_of(plan.problem)),
@@ -34,6 +35,7 @@ class PlanState : public core::MadeFor {
         num_splits_(plan.num_splits),
         algorithm_(plan.algorithm),
         deterministic_(plan.deterministic),
+        batch_invariant_(plan.batch_invariant),
         kernel_(plan.kernel) {}
   PlanState(const PlanState&) = delete;
   PlanState& operator=(const PlanState&) = delete;
@@ -41,9 +43,9 @@ class PlanState : public core::MadeFor {
   bool is_of(const Plan& plan) const noexcept {
     return plan.device.index == device_ && plan.num_splits == num_splits_ &&
            plan.workspace_bytes >= workspace_bytes_ && plan.algorithm == algorithm_ &&
-           plan.deterministic == deterministic_ && plan.problem.mask.get() == mask_.get() &&
-           plan.problem.score.get() == score_.get() && plan.kernel == kernel_ &&
-           core::numbers_of(plan.problem) == numbers_;
+           plan.deterministic == deterministic_ && plan.batch_invariant == batch_invariant_ &&
+           plan.problem.mask.get() == mask_.get() && plan.problem.score.get() == score_.get() &&
+           plan.kernel == kernel_ && core::numbers_of(plan.problem) == numbers_;
   }
 
   // Finds and adds runs as KeptRuns does.
@@ -59,7 +61,7 @@ class PlanState : public core::MadeFor {
   const std::int64_t workspace_bytes_;
   const std::int32_t device_, num_splits_;
   const Algorithm algorithm_;
-  const bool deterministic_;
+  const bool deterministic_, batch_invariant_;
   const std::string kernel_;
   KeptRuns<Run> runs_;
 };

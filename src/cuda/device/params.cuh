@@ -91,7 +91,9 @@ struct ForwardParams : ProblemParams {
   float* partial_lse;
 
   int page_size;
-  int num_splits, blocks_per_split;
+  // A sequence's keys are cut into num_splits pieces of equal blocks, of least_blocks at least:
+  // fewer pieces where there are few keys (schedule/pieces.cuh).
+  int num_splits, least_blocks;
   // Order of tiles: m blocks of `heads_at_once` (batch, head) pairs are gone through together, the
   // last block of queries first.
   int m_blocks, heads_at_once;

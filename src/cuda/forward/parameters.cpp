@@ -6,6 +6,7 @@
 
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/plan/choose_forward.hpp"
+#include "cuda/plan/splits.hpp"
 #include "cuda/plan/tile_order.hpp"
 #include "cuda/problem_parameters.hpp"
 
@@ -40,39 +41,37 @@ Size num_key_words(const Problem& p, const ForwardConfig& config) {
   return batches * heads * m_blocks(p, config) * key_windows(p, config) * config.tiling.parts;
 }
 
-Size workspace_bytes(const Problem& p, Arch arch, std::int32_t num_splits,
-                     std::string_view kernel) {
+Size workspace_bytes(const Problem& p, Arch arch, KeySplits splits, std::string_view kernel) {
   Size words = 0;
-  for (const ForwardConfig& config : possible_forwards(p, arch, num_splits, kernel)) {
+  for (const ForwardConfig& config : possible_forwards(p, arch, splits, kernel)) {
     if (config.kernel->workspace != nullptr) return config.kernel->workspace(p);
     words = std::max(words, num_key_words(p, config));
   }
-  if (words == 0) return partial_bytes(p, num_splits);
-  return key_words_offset(p, num_splits) + words * sizeof(device::KeyWord);
+  if (words == 0) return partial_bytes(p, splits.count);
+  return key_words_offset(p, splits.count) + words * sizeof(device::KeyWord);
 }
 
-Size most_blocks(const Problem& p, Arch arch, std::int32_t num_splits, std::string_view kernel) {
-  Size most = num_splits > 1 ? partial_rows(p, 1) : 0;  // more than the blocks of combine
-  for (const ForwardConfig& config : possible_forwards(p, arch, num_splits, kernel)) {
-    most = std::max({most, num_tiles(p, config, num_splits),
+Size most_blocks(const Problem& p, Arch arch, KeySplits splits, std::string_view kernel) {
+  Size most = splits.count > 1 ? partial_rows(p, 1) : 0;  // more than the blocks of combine
+  for (const ForwardConfig& config : possible_forwards(p, arch, splits, kernel)) {
+    most = std::max({most, num_tiles(p, config, splits.count),
                      divide_up(num_key_words(p, config), config.tiling.parts)});
   }
   return most;
 }
 
 device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& config,
-                                         std::int32_t num_splits) {
+                                         KeySplits splits) {
   device::ForwardParams out{};
   fill_problem_parameters(out, p);
   if (config.classified) out.key_windows = static_cast<int>(key_windows(p, config).value());
   out.page_size = static_cast<int>(p.page_size);
-  out.num_splits = num_splits;
+  out.num_splits = splits.count;
   out.counter = device::kNoCounter;
-  out.blocks_per_split =
-      static_cast<int>(divide_up(divide_up(p.seqlen_k, config.tiling.keys), num_splits).value());
+  out.least_blocks = static_cast<int>(least_blocks(p, config, splits));
   out.m_blocks = static_cast<int>(m_blocks(p, config).value());
   out.heads_at_once = heads_at_once(p, config);
-  out.num_tiles = static_cast<int>(num_tiles(p, config, num_splits).value());
+  out.num_tiles = static_cast<int>(num_tiles(p, config, splits.count).value());
   return out;
 }
 

@@ -14,9 +14,10 @@ namespace attn::cuda {
 // What the parameters of every call have in common. The plan has checked that its sizes fit
 // (limits.hpp).
 device::ForwardParams forward_parameters(const Problem& problem, const ForwardConfig& config,
-                                         std::int32_t num_splits);
-// The rest: the tensors of a call, and dropout. workspace: partial results, when num_splits is more
-// than 1, then the words of key blocks, when config.classified; or what the kernel's row says.
+                                         KeySplits splits);
+// The rest: the tensors of a call, and dropout. workspace: partial results, when there is more
+// than one split, then the words of key blocks, when config.classified; or what the kernel's row
+// says.
 void fill_forward_tensors(device::ForwardParams& to, const Problem& problem,
                           const ForwardConfig& config, const Inputs& inputs, const Outputs& outputs,
                           const Tensor& workspace);
@@ -29,10 +30,10 @@ core::Size key_words_offset(const Problem& problem, std::int32_t num_splits);
 
 // Bytes that suffice whichever kernel runs: partial results, O and LSE in float32, and words of
 // blocks of keys; or what the kernel's row says. kernel: forward_kernel_name().
-core::Size workspace_bytes(const Problem& problem, Arch arch, std::int32_t num_splits,
+core::Size workspace_bytes(const Problem& problem, Arch arch, KeySplits splits,
                            std::string_view kernel);
 // Blocks of threads of the largest grid, or tiles, where these are more, whichever kernel runs.
-core::Size most_blocks(const Problem& problem, Arch arch, std::int32_t num_splits,
+core::Size most_blocks(const Problem& problem, Arch arch, KeySplits splits,
                        std::string_view kernel);
 
 }  // namespace attn::cuda

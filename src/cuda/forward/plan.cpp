@@ -34,19 +34,22 @@ Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
   return launch;
 }
 
+// A kernel that only reads gets 0.91 of what the clock and the width of the bus come to: measured,
+// 3.05 TB/s on an H100 and 4.5 on an H200.
+Multiprocessors multiprocessors(const DeviceInfo& device) {
+  if (device.memory_clock_khz == 0 || device.memory_bus_bits == 0) return device.sm_count;
+  constexpr double kShare = 0.905;
+  const double bytes_per_ns = 2e-6 * device.memory_clock_khz * device.memory_bus_bits / 8;
+  return {device.sm_count, kShare * bytes_per_ns / device.sm_count};
+}
+
 }  // namespace
 
 Plan plan_forward(const Problem& problem, const PlanOptions& options) {
-  if (options.batch_invariant) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("batch_invariant is true; accepted by the cuda backend is false "
-                            "(problem {})",
-                            core::echo(problem)));
-  }
   const DeviceInfo& device = device_info(options.device.index);
   const Arch arch = supported_arch(device);
   const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
-  ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
+  ForwardConfig config = choose_forward(problem, arch, {}, {1, options.batch_invariant}, kernel);
   const Algorithm own = config.algorithm;
   Plan plan;
   plan.problem = problem;
@@ -55,9 +58,15 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   plan.device = options.device;
   plan.kernel = options.kernel;
   plan.deterministic = options.deterministic;
+  plan.batch_invariant = options.batch_invariant;
   const bool split =
       options.algorithm == Algorithm::automatic || options.algorithm == Algorithm::flash_decoding;
-  if (split) plan.num_splits = choose_splits(problem, config, device.sm_count);
+  KeySplits splits{1, options.batch_invariant};
+  if (split) {
+    splits = splits.batch_invariant ? invariant_splits(problem, config, multiprocessors(device))
+                                    : choose_splits(problem, config, multiprocessors(device));
+  }
+  plan.num_splits = splits.count;
   config.splits = plan.num_splits > 1;
   switch (options.algorithm) {
     case Algorithm::automatic:
@@ -82,9 +91,8 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   plan.compute = problem.dtype;
   plan.block_q = plan.rows_per_task = config.tiling.rows;
   plan.block_k = config.tiling.keys_at_once();
-  const core::Size workspace = workspace_bytes(problem, arch, plan.num_splits, kernel);
-  check_sizes(problem, Phase::forward, workspace,
-              most_blocks(problem, arch, plan.num_splits, kernel));
+  const core::Size workspace = workspace_bytes(problem, arch, splits, kernel);
+  check_sizes(problem, Phase::forward, workspace, most_blocks(problem, arch, splits, kernel));
   check_forward_parameters(problem, config);
   plan.tasks = num_tiles(problem, config, plan.num_splits).value();
   plan.workspace_bytes = workspace.value();
@@ -96,7 +104,12 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
         config.tiling.group,
         config.tiling.rows - static_cast<int>(problem.seqlen_q) % config.tiling.rows));
   }
-  if (config.splits) {
+  if (splits.batch_invariant) {
+    plan.reasons.push_back(fmt::format(
+        "batch_invariant: kernel and tiles are those of one sequence, whose own length says in how "
+        "many pieces its keys are cut, {} at most",
+        plan.num_splits));
+  } else if (config.splits) {
     plan.reasons.push_back(
         fmt::format("{} parts of the keys: {} tiles alone leave {} multiprocessors idle",
                     plan.num_splits, plan.tasks / plan.num_splits, device.sm_count));

@@ -35,19 +35,23 @@ LaunchConfig combine_launch(const Problem& p, const CombineShape& shape, bool ho
   return launch;
 }
 
+KeySplits key_splits(const Plan& plan) { return {plan.num_splits, plan.batch_invariant}; }
+
 // Holds a plan that was changed by hand to what it takes now.
 void check_plan(const Plan& plan, Arch arch, std::string_view kernel) {
   core::check_plan_range(plan, "num_splits", plan.num_splits, 1, kMostSplits);
-  const core::Size needed = workspace_bytes(plan.problem, arch, plan.num_splits, kernel);
+  const KeySplits splits = key_splits(plan);
+  const core::Size needed = workspace_bytes(plan.problem, arch, splits, kernel);
   check_sizes(plan.problem, Phase::forward, needed,
-              most_blocks(plan.problem, arch, plan.num_splits, kernel));
+              most_blocks(plan.problem, arch, splits, kernel));
   core::check_plan_workspace(plan, needed.value());
 }
 
 }  // namespace
 
 std::int64_t forward_blocks(const ForwardConfig& config, std::int64_t tiles, int sm_count) {
-  return config.kernel->stays ? std::min<std::int64_t>(tiles, sm_count) : tiles;
+  if (!stays(config)) return tiles;
+  return std::min<std::int64_t>(tiles, std::int64_t{sm_count} * config.tiling.blocks_at_once);
 }
 
 ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
@@ -62,10 +66,10 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   constexpr std::string_view kWithoutMaps = "forward_sm80";
   const std::string_view kernel = tensors.mapped ? std::string_view(named) : kWithoutMaps;
   check_plan(plan, arch, named);
-  const ForwardConfig config = choose_forward(p, arch, tensors, plan.num_splits, kernel);
+  const ForwardConfig config = choose_forward(p, arch, tensors, key_splits(plan), kernel);
   ForwardRun run{.signature = signature,
                  .config = config,
-                 .parameters = forward_parameters(p, config, plan.num_splits),
+                 .parameters = forward_parameters(p, config, key_splits(plan)),
                  .expressions = expression_pack(p.mask, score_expression(p), p.scale(),
                                                 precise_math(config.features.dtype))};
   std::vector<KernelRequest> requests;
@@ -91,7 +95,7 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   run.forward_launch.grid[0] = forward_blocks(config, tiles, device.sm_count);
   run.forward_launch.block = static_cast<unsigned>(config.tiling.threads);
   run.forward_launch.shared_bytes = static_cast<unsigned>(config.tiling.shared_bytes);
-  run.deals_tiles = config.kernel->stays && tiles > device.sm_count;
+  run.deals_tiles = stays(config) && tiles > run.forward_launch.grid[0];
   get_kernels(plan.device.index, requests, context);
   return run;
 }

@@ -33,6 +33,7 @@ ConfigText common_config(const ForwardConfig& c, bool splits) {
   text.flag("kClearTail", f.packed_k || f.used_k);
   text.flag("kHidesKeys", f.hides_keys);
   text.flag("kSplits", splits);
+  text.flag("kByLength", splits && c.by_length);
   text.flag("kSink", f.sink);
   text.flag("kDropout", f.dropout);
   text.flag("kRngState", f.rng_state);
@@ -58,12 +59,12 @@ std::string print_combine_config(const ForwardConfig& c) {
   text.number("kAcross", c.combine.across);
   text.number("kSplitLanes", c.combine.split_lanes);
   text.number("kThreads", c.combine.threads);
-  const bool by_length = c.kernel->splits_by_length && (f.packed_k || f.used_k);
-  text.number("kBlockKeys", by_length ? c.tiling.keys : 0);
+  text.number("kBlockKeys", c.by_length ? c.tiling.keys : 0);
+  text.flag("kWholeIsStored", c.by_length && c.kernel->takes_pieces);
   text.flag("kPackedQ", f.packed_q);
   text.flag("kUsedQ", f.used_q);
-  text.flag("kPackedK", by_length && f.packed_k);
-  text.flag("kUsedK", by_length && f.used_k);
+  text.flag("kPackedK", c.by_length && f.packed_k);
+  text.flag("kUsedK", c.by_length && f.used_k);
   return text.text();
 }
 

@@ -70,6 +70,14 @@ struct ForwardChoice {
   static ForwardChoice refused(std::string why) { return {.obstacle = std::move(why)}; }
 };
 
+// What a plan needs to know of the device whose time it wants short.
+struct Multiprocessors {
+  Multiprocessors(int of_device, double bandwidth = 23)  // NOLINT(google-explicit-constructor)
+      : count(of_device), bytes_per_ns(bandwidth) {}
+  int count;
+  double bytes_per_ns;  // that each reads from memory when all do; 23 on an H100
+};
+
 // A row of the table.
 struct ForwardKernel {
   // Of the kernel, its header in device/kernels/ and the function in that header.
@@ -81,22 +89,34 @@ struct ForwardKernel {
   ForwardChoice (*choose)(const ForwardRequest& request);
   // Instead of the rule of plan/splits.cpp.
   std::int32_t (*choose_splits)(const Problem& problem, const ForwardConfig& config,
-                                int sm_count) = nullptr;
+                                const Multiprocessors& device) = nullptr;
   // Bytes of the workspace, of a kernel that keeps something else there than parts of O, and where
   // it finds it.
   core::Size (*workspace)(const Problem& problem) = nullptr;
   void (*place)(device::ForwardParams& to, const Problem& problem, void* workspace) = nullptr;
 
-  int launches = 1;               // one after the other, with ForwardParams::pass
-  bool takes_parts = false;       // a name may go on with parts of a tile shape
-  bool reads_maps = false;        // is given tensor maps
-  bool stays = false;             // one thread block a multiprocessor, which takes tile after tile
-  bool begins_early = false;      // while the kernel before ends, where nothing reads buffers
-  bool tile_is_head = false;      // a thread block has all rows of a query head
-  bool splits_by_length = false;  // a sequence that one split holds is stored whole (combine.cuh)
-  bool bounds_keys = false;       // takes more of the mask as bounds of the key
+  int launches = 1;           // one after the other, with ForwardParams::pass
+  bool takes_parts = false;   // a name may go on with parts of a tile shape
+  bool reads_maps = false;    // is given tensor maps
+  bool stays = false;         // one thread block a multiprocessor, which takes tile after tile
+  bool begins_early = false;  // while the kernel before ends, where nothing reads buffers
+  bool tile_is_head = false;  // a thread block has all rows of a query head
+  // Where sequences have lengths of their own, thread blocks stay and take one piece of a sequence
+  // after the other (device/schedule/pieces.cuh); one that a single piece holds is stored whole.
+  bool takes_pieces = false;
+  bool bounds_keys = false;  // takes more of the mask as bounds of the key
 
   bool runs_by_name_only() const noexcept { return algorithm != Algorithm::flash_attention_2; }
+};
+
+// How keys are split: into `count` pieces, or, where bits must not depend on the batch
+// (PlanOptions::batch_invariant), into as many at most, by each sequence's own length.
+struct KeySplits {
+  KeySplits() = default;
+  KeySplits(std::int32_t splits, bool invariant = false)  // NOLINT(google-explicit-constructor)
+      : count(splits), batch_invariant(invariant) {}
+  std::int32_t count = 1;
+  bool batch_invariant = false;
 };
 
 // In order of preference; those that run by name only are the last.
@@ -114,6 +134,8 @@ struct ForwardConfig {
 
   bool splits = false;
   CombineShape combine{};  // where keys are split
+  // Splits past the end of a sequence are not merged: its own length says how many there are.
+  bool by_length = false;
   // A kernel of its own classifies blocks of keys before (device/kernels/classify.cuh), since the
   // mask reads buffers.
   bool classified = false;

@@ -20,7 +20,7 @@ std::span<const ForwardKernel> forward_kernels() noexcept {
                     .choose = choose_forward_sm80_few_rows,
                     .choose_splits = split_forward_sm80_few_rows,
                     .begins_early = true,
-                    .splits_by_length = true},
+                    .takes_pieces = true},
       // Hopper.
       ForwardKernel{.name = "forward_sm90",
                     .choose = choose_forward_sm90,

@@ -25,4 +25,10 @@ core::Size num_tiles(const Problem& p, const ForwardConfig& config, std::int32_t
   return m_blocks(p, config) * (p.heads_q / config.tiling.group) * p.batch * num_splits;
 }
 
+bool stays(const ForwardConfig& config) noexcept {
+  const ForwardKernel& kernel = *config.kernel;
+  return kernel.stays ||
+         (kernel.takes_pieces && (config.features.used_k || config.features.packed_k));
+}
+
 }  // namespace attn::cuda

@@ -22,6 +22,9 @@ core::Size m_blocks(const Problem& problem, const ForwardConfig& config);
 // Tiles of O that the kernel works on, splits counted; query heads where each is a tile.
 core::Size num_tiles(const Problem& problem, const ForwardConfig& config, std::int32_t num_splits);
 
+// Whether thread blocks stay on their multiprocessor and take tile after tile.
+bool stays(const ForwardConfig& config) noexcept;
+
 inline constexpr std::int32_t kMostSplits = 128;
 
 }  // namespace attn::cuda

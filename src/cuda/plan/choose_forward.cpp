@@ -29,8 +29,7 @@ std::string names_of(const Is& is) {
 
 // The kernel with the shape that it chose, or why it does not take the problem.
 std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
-                                                 const ForwardRequest& request,
-                                                 std::int32_t num_splits) {
+                                                 const ForwardRequest& request, KeySplits splits) {
   const Problem& p = request.problem;
   if (p.dtype == DType::f64) return {{}, "dtype is f64; accepted are f32, bf16 and f16"};
   ForwardChoice choice = kernel.choose(request);
@@ -41,21 +40,36 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
                        .shape = std::move(choice.shape),
                        .algorithm = choice.skips_empty ? Algorithm::block_sparse : kernel.algorithm,
                        .splits = request.splits};
-  if (config.splits) config.combine = choose_combine(p.head_dim_v, num_splits);
+  config.by_length =
+      config.splits && kernel.takes_pieces && (config.features.used_k || config.features.packed_k);
+  if (config.splits) config.combine = choose_combine(p.head_dim_v, splits.count);
   // The papers' kernels look at masks tile by tile.
   config.classified = config.features.mask_reads_buffers && !kernel.runs_by_name_only();
   return {std::move(config), std::string()};
 }
 
 ForwardRequest request_of(const Problem& p, Arch arch, const ForwardTensors& tensors,
-                          std::int32_t num_splits, std::string_view parts) {
-  return {p, arch, tensors, forward_features(p, tensors), num_splits > 1, parts};
+                          KeySplits splits, std::string_view parts) {
+  return {p, arch, tensors, forward_features(p, tensors), splits.count > 1, parts};
 }
 
 }  // namespace
 
+Problem alone(const Problem& problem) {
+  constexpr std::int64_t kKeys = 8192;
+  Problem one = problem;
+  one.batch = 1;
+  one.seqlen_k = kKeys;
+  return one;
+}
+
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
-                             std::int32_t num_splits, std::string_view forced) {
+                             KeySplits splits, std::string_view forced) {
+  if (splits.batch_invariant) {
+    ForwardConfig config = choose_forward(alone(problem), arch, tensors, splits.count, forced);
+    config.by_length = config.splits;
+    return config;
+  }
   const KernelName named = split_kernel_name(forced);
   const ForwardKernel* const only = find_forward_kernel(named.kernel);
   if (!named.shape.empty() && (only == nullptr || !only->takes_parts)) {
@@ -69,11 +83,11 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
                 fmt::format("kernel is '{}'; accepted are {}", core::echo(forced),
                             names_of([](const ForwardKernel&) { return true; })));
   }
-  const ForwardRequest request = request_of(problem, arch, tensors, num_splits, named.shape);
+  const ForwardRequest request = request_of(problem, arch, tensors, splits, named.shape);
   std::string why;
   for (const ForwardKernel& kernel : forward_kernels()) {
     if (only != nullptr ? &kernel != only : kernel.runs_by_name_only()) continue;
-    auto [config, obstacle] = configured(kernel, request, num_splits);
+    auto [config, obstacle] = configured(kernel, request, splits);
     why = std::move(obstacle);
     if (!why.empty()) continue;
     if (const std::int64_t bytes = config.tiling.shared_bytes; bytes > kSharedBytes) {
@@ -88,19 +102,24 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
               fmt::format("no kernel of the cuda backend takes {}: {}", core::echo(problem), why));
 }
 
-std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, std::int32_t num_splits,
+std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, KeySplits splits,
                                              std::string_view forced) {
+  if (splits.batch_invariant) {
+    std::vector<ForwardConfig> all = possible_forwards(alone(p), arch, splits.count, forced);
+    for (ForwardConfig& config : all) config.by_length = config.splits;
+    return all;
+  }
   const ForwardTensors most{.seqused_q = true, .seqused_k = true};
   const auto [named, parts] = split_kernel_name(forced);
   const ForwardKernel* const only = find_forward_kernel(named);
   if (only != nullptr && only->runs_by_name_only()) {
-    return {choose_forward(p, arch, most, num_splits, forced)};
+    return {choose_forward(p, arch, most, splits, forced)};
   }
-  const ForwardRequest request = request_of(p, arch, most, num_splits, parts);
+  const ForwardRequest request = request_of(p, arch, most, splits, parts);
   std::vector<ForwardConfig> all;
   for (const ForwardKernel& kernel : forward_kernels()) {
     if (kernel.runs_by_name_only()) continue;
-    auto [config, why] = configured(kernel, request, num_splits);
+    auto [config, why] = configured(kernel, request, splits);
     if (why.empty()) all.push_back(std::move(config));
   }
   return all;

@@ -11,14 +11,18 @@
 
 namespace attn::cuda {
 
+// What kernel, tiles and the number of splits are chosen for where bits must not depend on the
+// batch: one sequence with a fixed number of keys.
+Problem alone(const Problem& problem);
+
 // The kernel and the shape for a problem; `forced` is a kernel's name or empty. Throws
 // Error(unsupported) naming the problem and what the forced kernel, or every kernel, takes.
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
-                             std::int32_t num_splits, std::string_view forced);
+                             KeySplits splits, std::string_view forced);
 
 // The choice for each kernel that may come to run the problem: which one does depends on the
 // tensors of a call. Features are those that ask for most.
-std::vector<ForwardConfig> possible_forwards(const Problem& problem, Arch arch,
-                                             std::int32_t num_splits, std::string_view forced);
+std::vector<ForwardConfig> possible_forwards(const Problem& problem, Arch arch, KeySplits splits,
+                                             std::string_view forced);
 
 }  // namespace attn::cuda

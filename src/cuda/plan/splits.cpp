@@ -4,16 +4,19 @@
 
 #include "core/ceil_div.hpp"
 #include "cuda/kernels/forward_tiles.hpp"
+#include "cuda/plan/choose_forward.hpp"
 
 namespace attn::cuda {
 
 using core::ceil_div;
 
-std::int32_t choose_splits(const Problem& p, const ForwardConfig& config, int sm_count) {
+std::int32_t choose_splits(const Problem& p, const ForwardConfig& config,
+                           const Multiprocessors& device) {
   if (config.kernel->runs_by_name_only()) return 1;
   if (config.kernel->choose_splits != nullptr) {
-    return config.kernel->choose_splits(p, config, sm_count);
+    return config.kernel->choose_splits(p, config, device);
   }
+  const int sm_count = device.count;
   const core::Size all = num_tiles(p, config, 1);
   const std::int64_t tiles = all.value();
   const std::int64_t blocks = ceil_div(p.seqlen_k, config.tiling.keys);
@@ -35,6 +38,29 @@ std::int32_t choose_splits(const Problem& p, const ForwardConfig& config, int sm
     }
   }
   return static_cast<std::int32_t>(best);
+}
+
+KeySplits invariant_splits(const Problem& problem, const ForwardConfig& config,
+                           const Multiprocessors& device) {
+  std::int32_t count = choose_splits(alone(problem), config, device);
+  // A kernel that splits does so for every table, also for one of few keys.
+  if (config.kernel->takes_pieces) count = std::max(count, 2);
+  return {count, true};
+}
+
+std::int64_t least_blocks(const Problem& p, const ForwardConfig& config, KeySplits splits) {
+  const std::int64_t keys = config.tiling.keys;
+  if (!splits.batch_invariant) {
+    // Sequences that are much shorter than the longest may be are cut as well.
+    constexpr std::int64_t kPiece = 2048;
+    const std::int64_t of_longest = ceil_div(ceil_div(p.seqlen_k, keys), splits.count);
+    return std::max<std::int64_t>(
+        1, config.by_length ? std::min(of_longest, kPiece / keys) : of_longest);
+  }
+  // A piece has to be worth its start, its end and the merging of its results, also in a batch that
+  // would need no pieces at all.
+  constexpr std::int64_t kOfFewRows = 512, kOfMany = 2048;
+  return std::max<std::int64_t>(1, (config.kernel->takes_pieces ? kOfFewRows : kOfMany) / keys);
 }
 
 }  // namespace attn::cuda

@@ -8,8 +8,16 @@
 
 namespace attn::cuda {
 
-// Parts of the keys so that a device with sm_count multiprocessors is busy, kMostSplits at most; 1
+// Parts of the keys so that a device is busy, kMostSplits at most; 1
 // where tiles suffice, and of kernels that do not split.
-std::int32_t choose_splits(const Problem& problem, const ForwardConfig& config, int sm_count);
+std::int32_t choose_splits(const Problem& problem, const ForwardConfig& config,
+                           const Multiprocessors& device);
+
+// The same where bits must not depend on the batch (PlanOptions::batch_invariant): of
+// alone(problem).
+KeySplits invariant_splits(const Problem& problem, const ForwardConfig& config,
+                           const Multiprocessors& device);
+// Blocks of keys that a piece has at least.
+std::int64_t least_blocks(const Problem& problem, const ForwardConfig& config, KeySplits splits);
 
 }  // namespace attn::cuda

@@ -9,8 +9,9 @@
 //   kAcross        threads side by side, each with kWide columns; a power of two up to 128
 //   kSplitLanes    threads that share a column; kAcross * kSplitLanes is a multiple of 32
 //   kThreads       of a block: a multiple of kAcross * kSplitLanes
-//   kBlockKeys     0, or the keys of a block where splits that end before a sequence does were not
-//                  written, and rows of sequences that one split holds are there already
+//   kBlockKeys     0, or the keys of a block where a sequence's own length says how many splits it
+//                  has; others may not have been written
+//   kWholeIsStored rows of sequences that one such split holds are in O and LSE already
 //   kPackedQ, kUsedQ, kPackedK, kUsedK
 // Grid: rows, batch * heads_q * seqlen_q, over kThreads / (kAcross * kSplitLanes), with
 // CombineShape::shared_bytes of dynamic shared memory. May be launched as a dependent of the
@@ -20,6 +21,7 @@
 #include "device.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
+#include "schedule/pieces.cuh"
 #include "schedule/sequence.cuh"
 #include "softmax/online.cuh"
 #include "tile/scalar.cuh"
@@ -81,8 +83,8 @@ struct Combine {
     if constexpr (C::kBlockKeys > 0) {
       const Sequence s = sequence_of<C>(p, batch);
       const int blocks = (s.length_k + C::kBlockKeys - 1) / C::kBlockKeys;
-      const int each = max(1, p.blocks_per_split);
-      return min(p.num_splits, max(1, (blocks + each - 1) / each));
+      const int each = blocks_of_piece(p, blocks);
+      return max(1, (blocks + each - 1) / each);
     } else {
       return p.num_splits;
     }
@@ -103,7 +105,7 @@ struct Combine {
     }
     if constexpr (C::kUsedQ) length = p.seqused_q[batch];
     const int splits = splits_of(batch);
-    if (C::kBlockKeys > 0 && splits == 1) return {0, 0, 0, false, 0};
+    if (C::kWholeIsStored && splits == 1) return {0, 0, 0, false, 0};
     return {batch, head, at, true, query < length ? splits : 0};
   }
 

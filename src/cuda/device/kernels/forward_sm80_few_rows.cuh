@@ -17,10 +17,13 @@
 //   kPageSize              of paged K and V; 0: not paged
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 1
+//   kByLength              a sequence that one split holds is stored whole, and splits past the end
+//                          of a sequence do nothing (kernels/combine.cuh)
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kMaskBatches, kMaskHeads
 // May be launched as a dependent of whatever comes before. Q, K, V and O are 16-byte aligned, and
 // so are their strides. Grid: p.num_tiles blocks of 32 kWarps threads with
-// ForwardFewRowsLayout<C>::kBytes of dynamic shared memory.
+// ForwardFewRowsLayout<C>::kBytes of dynamic shared memory; or any number of them where sequences
+// have lengths of their own (kUsedK, kPackedK): they stay and take piece after piece.
 #pragma once
 
 #include "device.cuh"
@@ -29,6 +32,8 @@
 #include "ptx/dependent.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/special.cuh"
+#include "schedule/dealer.cuh"
+#include "schedule/pieces.cuh"
 #include "schedule/query_tile.cuh"
 #include "softmax/denominator.cuh"
 #include "softmax/lazy.cuh"
@@ -73,10 +78,8 @@ struct ForwardFewRows {
   static constexpr int kTiles = C::kBlockM / 16;
   static constexpr int kSteps = TileK::kChunks / 2;
   static constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-  // Where sequences have lengths of their own, those that one split holds are stored as they are,
-  // not as a part, and splits past the end of a sequence do nothing (kernels/combine.cuh,
-  // kBlockKeys).
-  static constexpr bool kByLength = C::kSplits && (C::kUsedK || C::kPackedK);
+  // Where sequences have lengths of their own, thread blocks stay, and take long pieces first.
+  static constexpr bool kStays = C::kUsedK || C::kPackedK;
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
   static_assert(kTiles == 1 || kTiles == 2);
   static_assert(kKeys % 16 == 0 && C::kStages >= 2 && !C::kDropout);
@@ -393,7 +396,7 @@ struct ForwardFewRows {
     }
     if constexpr (C::kHidesKeys) {
       if (__syncthreads_or(zero != 0)) {
-        if constexpr (kByLength) {
+        if constexpr (C::kByLength) {
           if (whole) {
             mend<Unsplit<C>>();
             return;
@@ -404,12 +407,13 @@ struct ForwardFewRows {
     }
   }
 
-  ATTN_DEVICE void run() const {
-    if constexpr (C::kSplits) launch_dependents();
+  // near_end() is called when all keys of the tile are read.
+  template <class F>
+  ATTN_DEVICE void run(F near_end) const {
     bool whole = !C::kSplits;
-    if constexpr (kByLength) {
+    if constexpr (C::kByLength) {
       const int blocks = (tile.sequence.length_k + C::kBlockN - 1) / C::kBlockN;
-      whole = blocks <= p.blocks_per_split;
+      whole = blocks <= blocks_of_piece(p, blocks);
       if (tile.split > 0 && tile.begin >= blocks) return;
     }
     Warp w;
@@ -423,6 +427,7 @@ struct ForwardFewRows {
       for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] = 0;
     }
     attend(w);
+    near_end();
     finish(w, whole);
   }
 };
@@ -435,7 +440,27 @@ ATTN_DEVICE void forward_sm80_few_rows(const ForwardParams& p, const Expressions
   // It is launched while what comes before it ends, which may have written any of its operands.
   // What merges its results is launched in turn once all of its blocks of threads are under way.
   wait_for_dependencies();
-  Kernel{p, e, QueryTile<C>::at(p, block_index_anew()), memory, shared}.run();
+  if constexpr (C::kSplits) launch_dependents();
+  if constexpr (Kernel::kStays) {
+    using Order = PieceOrder<C, Kernel::kThreads>;
+    static_assert(Order::kBytes <= Kernel::Layout::kBytes);
+    const Order order(p, memory);
+    TileDealer dealer(p.counter);
+    const bool deals = threadIdx.x == 0;
+    int index = deals ? dealer.next() : 0;
+#pragma unroll 1
+    for (;;) {
+      const OutputTile piece = order.find(index);
+      if (piece.split < 0) break;
+      // The next one is drawn while this one ends: drawn earlier it might begin late.
+      Kernel{p, e, QueryTile<C>::of(p, piece), memory, shared}.run(
+          [&] { index = deals ? dealer.next() : 0; });
+      __syncthreads();
+    }
+    if (deals) dealer.finish();
+  } else {
+    Kernel{p, e, QueryTile<C>::at(p, block_index_anew()), memory, shared}.run([] {});
+  }
 }
 
 }  // namespace attn::device

@@ -74,8 +74,9 @@ ATTN_DEVICE void forward_sm80_wide(const ForwardParams& p, const Expressions& e)
   extern __shared__ __align__(128) char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
   using Kernel = ForwardSm80Wide<C, Expressions>;
-  Kernel{{{}, p, e, QueryTile<C>::at(p, block_index_anew()), memory, shared}}
-      .template run<Kernel>();
+  const auto tile = QueryTile<C>::at(p, block_index_anew());
+  if (C::kByLength && tile.split > 0 && tile.begin >= tile.end) return;
+  Kernel{{{}, p, e, tile, memory, shared}}.template run<Kernel>();
 }
 
 }  // namespace attn::device

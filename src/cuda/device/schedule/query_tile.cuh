@@ -6,6 +6,7 @@
 #include "params.cuh"
 #include "schedule/key_blocks.cuh"
 #include "schedule/key_words.cuh"
+#include "schedule/pieces.cuh"
 #include "schedule/sequence.cuh"
 #include "schedule/tiles.cuh"
 
@@ -34,8 +35,9 @@ struct QueryTile {
     begin = 0;
     end = (sequence.length_k + C::kBlockN - 1) / C::kBlockN;
     if constexpr (C::kSplits) {
-      begin = min(end, split * p.blocks_per_split);
-      end = min(end, begin + p.blocks_per_split);
+      const int each = blocks_of_piece(p, end);
+      begin = min(end, split * each);
+      end = min(end, begin + each);
     }
   }
 

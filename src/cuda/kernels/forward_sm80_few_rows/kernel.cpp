@@ -64,11 +64,11 @@ class ForwardFewRows final : public ForwardShape {
   const Shape& shape_;
 };
 
-int blocks_per_multiprocessor(const ForwardConfig& config) {
+int blocks_per_multiprocessor(std::int64_t shared_bytes) {
   constexpr std::int64_t kSharedBytes = 227 << 10, kReserved = 1 << 10;  // on 9.0; of a block
   constexpr int kMost = 4;  // by registers: 128 threads of at most 128 to 255
   return static_cast<int>(
-      std::clamp<std::int64_t>(kSharedBytes / (config.tiling.shared_bytes + kReserved), 1, kMost));
+      std::clamp<std::int64_t>(kSharedBytes / (shared_bytes + kReserved), 1, kMost));
 }
 
 }  // namespace
@@ -95,6 +95,7 @@ ForwardChoice choose_forward_sm80_few_rows(const ForwardRequest& request) {
   tiling.group = static_cast<int>(p.heads_q / p.heads_k);
   tiling.stages = shape->stages;
   tiling.shared_bytes = shared_bytes(p, *shape);
+  tiling.blocks_at_once = blocks_per_multiprocessor(tiling.shared_bytes);
   tiling.reason = shape->reason;
   const std::int64_t most = most_shared_bytes(request.arch);
   if (tiling.shared_bytes > most) {
@@ -114,8 +115,7 @@ ForwardChoice choose_forward_sm80_few_rows(const ForwardRequest& request) {
 // from 4096 keys on they are cut into pieces of 2048, as far as blocks of threads that find nothing
 // to do stay few. Up to 16384 keys in pages, 32 sequences: 403 us in 8 pieces, 415 in one.
 std::int32_t split_forward_sm80_few_rows(const Problem& p, const ForwardConfig& config,
-                                         int sm_count) {
-  constexpr double kBandwidth = 23;                         // bytes a nanosecond and multiprocessor
+                                         const Multiprocessors& device) {
   constexpr double kStartAndEnd = 700, kMerge = 1200;       // nanoseconds
   constexpr double kLatency = 1000, kLatencyOfByte = 0.05;  // of a warp's copies, nanoseconds
   constexpr std::int64_t kLong = 4096, kPiece = 2048, kMostRounds = 8;
@@ -124,7 +124,7 @@ std::int32_t split_forward_sm80_few_rows(const Problem& p, const ForwardConfig& 
   const std::int64_t blocks = ceil_div(p.seqlen_k, config.tiling.keys);
   if (tiles == 0) return 1;
   const int warps = config.tiling.threads / 32;
-  const auto slots = static_cast<double>(sm_count) * blocks_per_multiprocessor(config);
+  const auto slots = static_cast<double>(device.count) * config.tiling.blocks_at_once;
   const auto block_bytes = static_cast<double>(config.tiling.keys * (p.head_dim + p.head_dim_v) *
                                                static_cast<std::int64_t>(size_of(p.dtype)));
   const double of_one =
@@ -138,7 +138,8 @@ std::int32_t split_forward_sm80_few_rows(const Problem& p, const ForwardConfig& 
     if (splits > 1 && ceil_div(blocks, of_split) < splits) continue;  // the last would be empty
     const double grid = tiles * static_cast<double>(splits);
     const double rounds = std::ceil(grid / slots);
-    const double rate = std::min(of_one, kBandwidth * sm_count / std::min(grid, slots));
+    const double rate =
+        std::min(of_one, device.bytes_per_ns * device.count / std::min(grid, slots));
     double time = rounds * (kStartAndEnd + static_cast<double>(of_split) * block_bytes / rate);
     if (splits > 1)
       time += kMerge + static_cast<double>(splits) * partial_bytes / kPartialBandwidth;

@@ -8,6 +8,6 @@ namespace attn::cuda {
 
 ForwardChoice choose_forward_sm80_few_rows(const ForwardRequest& request);
 std::int32_t split_forward_sm80_few_rows(const Problem& problem, const ForwardConfig& config,
-                                         int sm_count);
+                                         const Multiprocessors& device);
 
 }  // namespace attn::cuda

@@ -97,6 +97,19 @@ template <class T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
   return attn_lane(x, threadIdx.x % 32 ^ static_cast<unsigned>(mask));
 }
+template <class T>
+T __shfl_up_sync(unsigned, T x, unsigned distance) {
+  const unsigned lane = threadIdx.x % 32;
+  return attn_lane(x, lane >= distance ? lane - distance : lane);
+}
+inline int __reduce_max_sync(unsigned, int x) {
+  for (int i = 1; i < 32; i *= 2) x = std::max(x, __shfl_xor_sync(~0u, x, i));
+  return x;
+}
+inline int __reduce_add_sync(unsigned, int x) {
+  for (int i = 1; i < 32; i *= 2) x += __shfl_xor_sync(~0u, x, i);
+  return x;
+}
 inline unsigned __ballot_sync(unsigned, bool vote) {
   const char* all = attn::emulator::exchange(&vote, 1);
   unsigned bits = 0;
