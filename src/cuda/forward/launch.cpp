@@ -16,8 +16,18 @@
 namespace attn::cuda {
 namespace {
 
-ForwardTensors tensors_of(const Inputs& inputs, const Outputs& outputs) {
+// Whether sequences of a packed Q differ much in their numbers of queries, by the rows that it has.
+// Where bits must not depend on the batch each sequence's own number decides in every call.
+bool is_uneven(const Plan& plan, const Inputs& inputs) {
+  const Problem& p = plan.problem;
+  if (p.layout_q != Layout::packed) return false;
+  return plan.batch_invariant ||
+         core::Size(p.batch) * p.seqlen_q >= core::Size(2) * inputs.q.shape[0];
+}
+
+ForwardTensors tensors_of(const Plan& plan, const Inputs& inputs, const Outputs& outputs) {
   ForwardTensors tensors;
+  tensors.uneven_q = is_uneven(plan, inputs);
   tensors.seqused_q = inputs.seqused_q.given();
   tensors.seqused_k = inputs.seqused_k.given();
   for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &outputs.o}) {
@@ -36,7 +46,7 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   const Problem& problem = plan.problem;
   if (problem.batch == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) return;
   const ContextGuard guard(plan.device.index);
-  ForwardTensors tensors = tensors_of(inputs, outputs);
+  ForwardTensors tensors = tensors_of(plan, inputs, outputs);
   std::optional<ForwardRun> own;
   const auto find = [&] {
     return &run_of(
@@ -52,30 +62,35 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   };
   const ForwardRun* run = find();
   std::optional<ForwardMaps> maps;
-  if (run->config.kernel->reads_maps) {
-    maps = run->config.shape->maps(run->config, problem, inputs, outputs);
+  if (run->pass.config.kernel->reads_maps) {
+    maps = run->pass.config.shape->maps(run->pass.config, problem, inputs, outputs);
     if (!maps) {
       tensors.mapped = false;
       run = find();
     }
   }
-  device::ForwardParams parameters = run->parameters;
-  fill_forward_tensors(parameters, problem, run->config, inputs, outputs, context.workspace);
-  if (run->deals_tiles) parameters.counter = work_counter(context.stream);
   core::CallMemory memory;
   std::pmr::vector<std::byte> expressions(run->expressions.size(), &memory.resource());
   run->expressions.pack(inputs.buffers, expressions.data());
-  std::array<void*, 3> arguments{&parameters, expressions.data(), maps ? &*maps : nullptr};
-  if (run->classify != nullptr) {
-    run->classify->launch(run->classify_launch, context.stream, arguments.data());
-  }
-  const int launches = run->config.kernel->launches;
-  for (parameters.pass = 0; parameters.pass < launches; ++parameters.pass) {
-    run->forward->launch(run->forward_launch, context.stream, arguments.data());
-  }
-  if (run->combine != nullptr) {
-    run->combine->launch(run->combine_launch, context.stream, arguments.data());
-  }
+  const auto launch = [&](const ForwardPass& pass, ForwardMaps* its_maps) {
+    device::ForwardParams parameters = pass.parameters;
+    fill_forward_tensors(parameters, pass.problem, pass.config, inputs, outputs,
+                         static_cast<std::byte*>(context.workspace.data) + pass.workspace_offset);
+    if (pass.deals_tiles) parameters.counter = work_counter(context.stream);
+    std::array<void*, 3> arguments{&parameters, expressions.data(), its_maps};
+    if (pass.classify != nullptr) {
+      pass.classify->launch(pass.classify_launch, context.stream, arguments.data());
+    }
+    const int launches = pass.config.kernel->launches;
+    for (parameters.pass = 0; parameters.pass < launches; ++parameters.pass) {
+      pass.forward->launch(pass.forward_launch, context.stream, arguments.data());
+    }
+    if (pass.combine != nullptr) {
+      pass.combine->launch(pass.combine_launch, context.stream, arguments.data());
+    }
+  };
+  launch(run->pass, maps ? &*maps : nullptr);
+  if (run->decoding) launch(*run->decoding, nullptr);
 }
 
 }  // namespace attn::cuda

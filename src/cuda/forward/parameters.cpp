@@ -51,6 +51,16 @@ Size workspace_bytes(const Problem& p, Arch arch, KeySplits splits, std::string_
   return key_words_offset(p, splits.count) + words * sizeof(device::KeyWord);
 }
 
+Size decoding_offset(Size workspace) {
+  constexpr std::int64_t kAlignment = 256;
+  return core::round_up(workspace, kAlignment);
+}
+
+Size with_decoding(Size workspace, const DecodingPart& part) {
+  const Size bytes = partial_bytes(part.problem, part.splits.count);
+  return part.splits.count == 1 ? workspace : decoding_offset(workspace) + bytes;
+}
+
 Size most_blocks(const Problem& p, Arch arch, KeySplits splits, std::string_view kernel) {
   Size most = splits.count > 1 ? partial_rows(p, 1) : 0;  // more than the blocks of combine
   for (const ForwardConfig& config : possible_forwards(p, arch, splits, kernel)) {
@@ -76,7 +86,7 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
 }
 
 void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const ForwardConfig& config,
-                          const Inputs& inputs, const Outputs& outputs, const Tensor& workspace) {
+                          const Inputs& inputs, const Outputs& outputs, void* workspace) {
   fill_tensors(to, p, inputs, outputs);
   to.o = outputs.o.data;
   if (outputs.lse.given()) to.lse = static_cast<float*>(outputs.lse.data);
@@ -86,12 +96,12 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const For
   }
   if (config.features.paged) to.num_pages = static_cast<int>(inputs.k.shape[0]);
   if (to.num_splits > 1) {
-    to.partial_o = static_cast<float*>(workspace.data);
+    to.partial_o = static_cast<float*>(workspace);
     to.partial_lse = to.partial_o + (partial_rows(p, to.num_splits) * p.head_dim_v).value();
   }
-  if (config.kernel->place != nullptr) config.kernel->place(to, p, workspace.data);
+  if (config.kernel->place != nullptr) config.kernel->place(to, p, workspace);
   if (num_key_words(p, config) > 0) {
-    to.key_words = reinterpret_cast<device::KeyWord*>(static_cast<std::byte*>(workspace.data) +
+    to.key_words = reinterpret_cast<device::KeyWord*>(static_cast<std::byte*>(workspace) +
                                                       key_words_offset(p, to.num_splits).value());
   }
 }

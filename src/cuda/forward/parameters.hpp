@@ -8,6 +8,7 @@
 #include "cuda/device/params.cuh"
 #include "cuda/jit/compile.hpp"
 #include "cuda/kernels/forward_kernel.hpp"
+#include "cuda/plan/decoding_part.hpp"
 
 namespace attn::cuda {
 
@@ -20,7 +21,7 @@ device::ForwardParams forward_parameters(const Problem& problem, const ForwardCo
 // says.
 void fill_forward_tensors(device::ForwardParams& to, const Problem& problem,
                           const ForwardConfig& config, const Inputs& inputs, const Outputs& outputs,
-                          const Tensor& workspace);
+                          void* workspace);
 
 // Words of blocks of keys (src/cuda/device/schedule/key_words.cuh), 8 bytes each; 0 unless
 // config.classified.
@@ -32,6 +33,10 @@ core::Size key_words_offset(const Problem& problem, std::int32_t num_splits);
 // blocks of keys; or what the kernel's row says. kernel: forward_kernel_name().
 core::Size workspace_bytes(const Problem& problem, Arch arch, KeySplits splits,
                            std::string_view kernel);
+// Where the partial results of the decoding part begin behind a workspace of so many bytes, and the
+// workspace with them.
+core::Size decoding_offset(core::Size workspace);
+core::Size with_decoding(core::Size workspace, const DecodingPart& part);
 // Blocks of threads of the largest grid, or tiles, where these are more, whichever kernel runs.
 core::Size most_blocks(const Problem& problem, Arch arch, KeySplits splits,
                        std::string_view kernel);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/limits.hpp"
 #include "cuda/plan/choose_forward.hpp"
+#include "cuda/plan/decoding_part.hpp"
 #include "cuda/plan/forward_kernel_name.hpp"
 #include "cuda/plan/splits.hpp"
 #include "cuda/plan_state.hpp"
@@ -32,15 +34,6 @@ Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
   launch.shared_bytes = config.tiling.shared_bytes;
   launch.stages = config.tiling.stages;
   return launch;
-}
-
-// A kernel that only reads gets 0.91 of what the clock and the width of the bus come to: measured,
-// 3.05 TB/s on an H100 and 4.5 on an H200.
-Multiprocessors multiprocessors(const DeviceInfo& device) {
-  if (device.memory_clock_khz == 0 || device.memory_bus_bits == 0) return device.sm_count;
-  constexpr double kShare = 0.905;
-  const double bytes_per_ns = 2e-6 * device.memory_clock_khz * device.memory_bus_bits / 8;
-  return {device.sm_count, kShare * bytes_per_ns / device.sm_count};
 }
 
 }  // namespace
@@ -68,9 +61,13 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   }
   plan.num_splits = splits.count;
   config.splits = plan.num_splits > 1;
+  std::optional<DecodingPart> part;
+  if (split && kernel.empty()) {
+    part = decoding_part(problem, arch, multiprocessors(device), options.batch_invariant);
+  }
   switch (options.algorithm) {
     case Algorithm::automatic:
-      plan.algorithm = config.splits ? Algorithm::flash_decoding : own;
+      plan.algorithm = config.splits || part ? Algorithm::flash_decoding : own;
       break;
     case Algorithm::flash_decoding:
     case Algorithm::flash_attention_2:
@@ -91,7 +88,8 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   plan.compute = problem.dtype;
   plan.block_q = plan.rows_per_task = config.tiling.rows;
   plan.block_k = config.tiling.keys_at_once();
-  const core::Size workspace = workspace_bytes(problem, arch, splits, kernel);
+  core::Size workspace = workspace_bytes(problem, arch, splits, kernel);
+  if (part) workspace = with_decoding(workspace, *part);
   check_sizes(problem, Phase::forward, workspace, most_blocks(problem, arch, splits, kernel));
   check_forward_parameters(problem, config);
   plan.tasks = num_tiles(problem, config, plan.num_splits).value();
@@ -113,6 +111,11 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
     plan.reasons.push_back(
         fmt::format("{} parts of the keys: {} tiles alone leave {} multiprocessors idle",
                     plan.num_splits, plan.tasks / plan.num_splits, device.sm_count));
+  }
+  if (part) {
+    plan.reasons.push_back(fmt::format(
+        "where Q has few rows for so many sequences, those of up to {} queries run in {}",
+        part->problem.seqlen_q, part->kernel->name));
   }
   if (config.classified) {
     plan.reasons.emplace_back(

@@ -1,6 +1,7 @@
 #include "cuda/forward/prepare.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,7 +13,9 @@
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/limits.hpp"
 #include "cuda/plan/choose_forward.hpp"
+#include "cuda/plan/decoding_part.hpp"
 #include "cuda/plan/forward_kernel_name.hpp"
+#include "cuda/plan/splits.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -37,11 +40,53 @@ LaunchConfig combine_launch(const Problem& p, const CombineShape& shape, bool ho
 
 KeySplits key_splits(const Plan& plan) { return {plan.num_splits, plan.batch_invariant}; }
 
+// Kernels and launches of a pass; what has to be compiled is added to `requests`.
+void fill_pass(ForwardPass& pass, const Problem& p, const ForwardConfig& config, KeySplits splits,
+               const ForwardSignature& signature, const DeviceInfo& device,
+               std::vector<KernelRequest>& requests) {
+  const bool hopper = device.arch >= 90;
+  pass.problem = p;
+  pass.config = config;
+  pass.parameters = forward_parameters(p, config, splits);
+  const std::int64_t words = num_key_words(p, config).value();
+  if (words > 0) {
+    requests.push_back({classify_source(p, config, signature.printed), &pass.classify});
+    pass.classify_launch = classify_launch(words, config.tiling.parts);
+    pass.forward_launch.programmatic_dependent_launch = hopper;
+  }
+  // Loads of buffers are not ordered behind the wait for what comes before
+  // (device/expr/buffer.cuh).
+  const auto reads = [](const expr::Expr& e) { return !e.empty() && !expr::buffers(e).empty(); };
+  const bool reads_buffers = reads(p.mask) || reads(p.score);
+  if (config.kernel->begins_early && !reads_buffers) {
+    pass.forward_launch.programmatic_dependent_launch = hopper;
+  }
+  requests.push_back({forward_source(p, config, signature.printed), &pass.forward});
+  if (config.splits) {
+    requests.push_back({combine_source(config), &pass.combine});
+    pass.combine_launch = combine_launch(p, config.combine, hopper);
+  }
+  const std::int64_t tiles = num_tiles(p, config, splits.count).value();
+  pass.forward_launch.grid[0] = forward_blocks(config, tiles, device.sm_count);
+  pass.forward_launch.block = static_cast<unsigned>(config.tiling.threads);
+  pass.forward_launch.shared_bytes = static_cast<unsigned>(config.tiling.shared_bytes);
+  pass.deals_tiles = stays(config) && tiles > pass.forward_launch.grid[0];
+}
+
+std::optional<DecodingPart> decoding_part_of(const Plan& plan, Arch arch,
+                                             const DeviceInfo& device) {
+  if (plan.algorithm != Algorithm::flash_decoding || !plan.kernel.empty()) return {};
+  return decoding_part(plan.problem, arch, multiprocessors(device), plan.batch_invariant);
+}
+
 // Holds a plan that was changed by hand to what it takes now.
 void check_plan(const Plan& plan, Arch arch, std::string_view kernel) {
   core::check_plan_range(plan, "num_splits", plan.num_splits, 1, kMostSplits);
   const KeySplits splits = key_splits(plan);
-  const core::Size needed = workspace_bytes(plan.problem, arch, splits, kernel);
+  core::Size needed = workspace_bytes(plan.problem, arch, splits, kernel);
+  if (const auto part = decoding_part_of(plan, arch, device_info(plan.device.index))) {
+    needed = with_decoding(needed, *part);
+  }
   check_sizes(plan.problem, Phase::forward, needed,
               most_blocks(plan.problem, arch, splits, kernel));
   core::check_plan_workspace(plan, needed.value());
@@ -60,42 +105,29 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   const Problem& p = plan.problem;
   const DeviceInfo& device = device_info(plan.device.index);
   const Arch arch = arch_of_capability(device.arch);
-  const bool hopper = device.arch >= 90;
   const std::string named = forward_kernel_name(plan.algorithm, plan.kernel);
   // Where the driver does not take the strides.
   constexpr std::string_view kWithoutMaps = "forward_sm80";
   const std::string_view kernel = tensors.mapped ? std::string_view(named) : kWithoutMaps;
+  const KeySplits splits = key_splits(plan);
   check_plan(plan, arch, named);
-  const ForwardConfig config = choose_forward(p, arch, tensors, key_splits(plan), kernel);
   ForwardRun run{.signature = signature,
-                 .config = config,
-                 .parameters = forward_parameters(p, config, key_splits(plan)),
                  .expressions = expression_pack(p.mask, score_expression(p), p.scale(),
-                                                precise_math(config.features.dtype))};
+                                                precise_math(p.dtype))};
+  std::optional<DecodingPart> part;
+  if (tensors.uneven_q && tensors.aligned) part = decoding_part_of(plan, arch, device);
   std::vector<KernelRequest> requests;
-  const std::int64_t words = num_key_words(p, config).value();
-  if (words > 0) {
-    requests.push_back({classify_source(p, config, signature.printed), &run.classify});
-    run.classify_launch = classify_launch(words, config.tiling.parts);
-    run.forward_launch.programmatic_dependent_launch = hopper;
+  ForwardConfig config = choose_forward(p, arch, tensors, splits, kernel);
+  if (part) config.queries.least = static_cast<int>(part->problem.seqlen_q) + 1;
+  fill_pass(run.pass, p, config, splits, signature, device, requests);
+  if (part) {
+    ForwardConfig few =
+        choose_forward(part->problem, arch, tensors, part->splits, part->kernel->name);
+    few.queries.most = static_cast<int>(part->problem.seqlen_q);
+    ForwardPass& pass = run.decoding.emplace();
+    pass.workspace_offset = decoding_offset(workspace_bytes(p, arch, splits, named)).value();
+    fill_pass(pass, part->problem, few, part->splits, signature, device, requests);
   }
-  // Loads of buffers are not ordered behind the wait for what comes before
-  // (device/expr/buffer.cuh).
-  const auto reads = [](const expr::Expr& e) { return !e.empty() && !expr::buffers(e).empty(); };
-  const bool reads_buffers = reads(p.mask) || reads(p.score);
-  if (config.kernel->begins_early && !reads_buffers) {
-    run.forward_launch.programmatic_dependent_launch = hopper;
-  }
-  requests.push_back({forward_source(p, config, signature.printed), &run.forward});
-  if (config.splits) {
-    requests.push_back({combine_source(config), &run.combine});
-    run.combine_launch = combine_launch(p, config.combine, hopper);
-  }
-  const std::int64_t tiles = num_tiles(p, config, plan.num_splits).value();
-  run.forward_launch.grid[0] = forward_blocks(config, tiles, device.sm_count);
-  run.forward_launch.block = static_cast<unsigned>(config.tiling.threads);
-  run.forward_launch.shared_bytes = static_cast<unsigned>(config.tiling.shared_bytes);
-  run.deals_tiles = stays(config) && tiles > run.forward_launch.grid[0];
   get_kernels(plan.device.index, requests, context);
   return run;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "attn/run.hpp"
 #include "cuda/codegen/expression_pack.hpp"
@@ -19,15 +20,24 @@ struct ForwardSignature {
   PrintedBuffers printed{};
 };
 
-// All of a run but the tensors of a call.
-struct ForwardRun {
-  ForwardSignature signature{};  // what it was made for
+// The launches of one forward kernel and of those around it.
+struct ForwardPass {
+  Problem problem{};
   ForwardConfig config{};
   device::ForwardParams parameters{};
-  ExpressionPack expressions;
+  std::int64_t workspace_offset = 0;  // bytes
   std::shared_ptr<const Kernel> classify{}, forward{}, combine{};
   LaunchConfig classify_launch{}, forward_launch{}, combine_launch{};
   bool deals_tiles = false;  // by a counter (driver/counters.hpp)
+};
+
+// All of a run but the tensors of a call.
+struct ForwardRun {
+  ForwardSignature signature{};  // what it was made for
+  ExpressionPack expressions;
+  ForwardPass pass{};
+  // Of the sequences with a few rows, where the other pass leaves them out.
+  std::optional<ForwardPass> decoding{};
 };
 
 // Thread blocks of a kernel that has so many tiles.

@@ -34,6 +34,9 @@ ConfigText common_config(const ForwardConfig& c, bool splits) {
   text.flag("kHidesKeys", f.hides_keys);
   text.flag("kSplits", splits);
   text.flag("kByLength", splits && c.by_length);
+  text.number("kLeastQueries", c.queries.least);
+  text.number("kMostQueries", c.queries.most);
+  text.flag("kUneven", c.queries.uneven());
   text.flag("kSink", f.sink);
   text.flag("kDropout", f.dropout);
   text.flag("kRngState", f.rng_state);
@@ -61,6 +64,8 @@ std::string print_combine_config(const ForwardConfig& c) {
   text.number("kThreads", c.combine.threads);
   text.number("kBlockKeys", c.by_length ? c.tiling.keys : 0);
   text.flag("kWholeIsStored", c.by_length && c.kernel->takes_pieces);
+  text.number("kLeastQueries", c.queries.least);
+  text.number("kMostQueries", c.queries.most);
   text.flag("kPackedQ", f.packed_q);
   text.flag("kUsedQ", f.used_q);
   text.flag("kPackedK", c.by_length && f.packed_k);

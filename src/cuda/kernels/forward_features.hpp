@@ -12,7 +12,10 @@ struct ForwardTensors {
   // Addresses and strides of Q, K, V and O are multiples of 16 bytes.
   bool aligned = true;
   bool v_in_k = false;  // V is the first columns of K, in memory: same address and strides
-  bool mapped = true;   // the driver makes tensor maps of them, which forward_sm90 needs
+  // A packed Q has few rows for its sequences and the longest of them: their numbers of queries
+  // differ much (plan/decoding_part.hpp).
+  bool uneven_q = false;
+  bool mapped = true;  // the driver makes tensor maps of them, which forward_sm90 needs
   bool operator==(const ForwardTensors&) const = default;
 };
 

@@ -124,6 +124,13 @@ std::span<const ForwardKernel> forward_kernels() noexcept;
 // Null where there is none of that name.
 const ForwardKernel* find_forward_kernel(std::string_view name) noexcept;
 
+// The sequences of a packed Q that a kernel has, where they differ much in their numbers of
+// queries: another kernel has the rest. 0: no bound.
+struct OwnQueries {
+  int least = 0, most = 0;
+  bool uneven() const noexcept { return least > 0 || most > 0; }
+};
+
 // A kernel, its tile shape, and what else was chosen for the problem.
 struct ForwardConfig {
   const ForwardKernel* kernel = nullptr;
@@ -136,6 +143,7 @@ struct ForwardConfig {
   CombineShape combine{};  // where keys are split
   // Splits past the end of a sequence are not merged: its own length says how many there are.
   bool by_length = false;
+  OwnQueries queries{};
   // A kernel of its own classifies blocks of keys before (device/kernels/classify.cuh), since the
   // mask reads buffers.
   bool classified = false;

@@ -4,9 +4,12 @@
 #include <cstdint>
 
 #include "attn/problem.hpp"
+#include "cuda/driver/device.hpp"
 #include "cuda/kernels/forward_kernel.hpp"
 
 namespace attn::cuda {
+
+Multiprocessors multiprocessors(const DeviceInfo& device);
 
 // Parts of the keys so that a device is busy, kMostSplits at most; 1
 // where tiles suffice, and of kernels that do not split.

@@ -12,7 +12,7 @@
 //   kBlockKeys     0, or the keys of a block where a sequence's own length says how many splits it
 //                  has; others may not have been written
 //   kWholeIsStored rows of sequences that one such split holds are in O and LSE already
-//   kPackedQ, kUsedQ, kPackedK, kUsedK
+//   kLeastQueries, kMostQueries, kPackedQ, kUsedQ, kPackedK, kUsedK
 // Grid: rows, batch * heads_q * seqlen_q, over kThreads / (kAcross * kSplitLanes), with
 // CombineShape::shared_bytes of dynamic shared memory. May be launched as a dependent of the
 // forward kernel.
@@ -81,7 +81,7 @@ struct Combine {
   };
   ATTN_DEVICE int splits_of(int batch) const {
     if constexpr (C::kBlockKeys > 0) {
-      const Sequence s = sequence_of<C>(p, batch);
+      const Sequence s = own_sequence_of<C>(p, batch);
       const int blocks = (s.length_k + C::kBlockKeys - 1) / C::kBlockKeys;
       const int each = blocks_of_piece(p, blocks);
       return max(1, (blocks + each - 1) / each);
@@ -98,9 +98,9 @@ struct Combine {
     long long at = query;
     int length = p.seqlen_q;
     if constexpr (C::kPackedQ) {
-      const int start = p.cu_seqlens_q[batch];
-      length = p.cu_seqlens_q[batch + 1] - start;
-      at += start;
+      const Sequence s = own_sequence_of<C>(p, batch);
+      length = s.rows_q;
+      at += s.row_q;
       if (query >= length) return {0, 0, 0, false, 0};
     }
     if constexpr (C::kUsedQ) length = p.seqused_q[batch];

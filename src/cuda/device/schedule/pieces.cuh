@@ -16,10 +16,10 @@ ATTN_DEVICE int blocks_of_piece(const ForwardParams& p, int blocks) {
 }
 
 // The pieces of one sequence: `whole` of them with `each` blocks, and a last one with `rest`, which
-// is there also where the sequence has no keys.
+// is there also where the sequence has no keys, but not where it has no rows (rest is -1).
 struct Pieces {
   int whole, each, rest;
-  // 0 for no blocks, else 1 + the base-2 logarithm of their number, rounded down.
+  // 0 for no blocks, else 1 + the base-2 logarithm of their number, rounded down; 32 for -1.
   static ATTN_DEVICE int magnitude(int blocks) { return 32 - __clz(blocks); }
   ATTN_DEVICE int count(int of_magnitude) const {
     return (magnitude(each) == of_magnitude ? whole : 0) +
@@ -45,7 +45,7 @@ class PieceOrder {
     for (int batch = thread(); batch < p_.batch; batch += kThreads) {
       const Pieces pieces = of(batch);
       if (pieces.whole > 0) atomicAdd(counts_ + Pieces::magnitude(pieces.each), pieces.whole);
-      atomicAdd(counts_ + Pieces::magnitude(pieces.rest), 1);
+      if (pieces.rest >= 0) atomicAdd(counts_ + Pieces::magnitude(pieces.rest), 1);
     }
     __syncthreads();
     // Lane i has the pieces of magnitude 31 - i, and knows how many come before.
@@ -116,7 +116,8 @@ class PieceOrder {
     return x;
   }
   ATTN_DEVICE Pieces of(int batch) const {
-    const Sequence s = sequence_of<C>(p_, batch);
+    const Sequence s = own_sequence_of<C>(p_, batch);
+    if (C::kPackedQ && s.rows_q == 0) return {0, 1, -1};
     const int blocks = (s.length_k + C::kBlockN - 1) / C::kBlockN;
     const int each = blocks_of_piece(p_, blocks);
     const int whole = max(0, (blocks - 1) / each);

@@ -25,8 +25,8 @@ struct QueryTile {
     return of(p, tile_at<C>(p, index));
   }
   static ATTN_DEVICE QueryTile of(const ForwardParams& p, const OutputTile& tile) {
-    QueryTile t{sequence_of<C>(p, tile.batch), tile.head_k, tile.split,
-                tile.m_block * C::kBlockM,     0,           0};
+    QueryTile t{own_sequence_of<C>(p, tile.batch), tile.head_k, tile.split,
+                tile.m_block * C::kBlockM,         0,           0};
     t.set_blocks(p);
     return t;
   }

@@ -34,4 +34,15 @@ ATTN_DEVICE Sequence sequence_of(const ProblemParams& p, int batch) {
   return s;
 }
 
+// The same in a forward kernel that has only sequences of C::kLeastQueries to C::kMostQueries
+// queries (0: no bound), beside another kernel that has the rest: they are empty to it.
+template <class C>
+ATTN_DEVICE Sequence own_sequence_of(const ProblemParams& p, int batch) {
+  Sequence s = sequence_of<C>(p, batch);
+  if (s.rows_q < C::kLeastQueries || (C::kMostQueries > 0 && s.rows_q > C::kMostQueries)) {
+    s.rows_q = s.length_q = 0;
+  }
+  return s;
+}
+
 }  // namespace attn::device

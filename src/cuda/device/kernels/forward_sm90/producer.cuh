@@ -82,12 +82,22 @@ struct ForwardSm90Producer {
     unsigned long_tiles = 0;  // whose ends were waited for
     for (unsigned n = 0;; ++n) {
       const int slot = ring.place(n);
+      OutputTile uneven{};
+      if constexpr (C::kUneven) {
+        const int index = leader ? dealer.next() : 0;
+        uneven = tile_with_rows<C>(tiles.p, __shfl_sync(~0u, index, 0));
+      }
       if (leader) {
-        const int index = dealer.next();
-        ring.wait_empty(n);
         Work w{};
         w.row0 = Tiles::kNoTile;
-        if (index < tiles.p.num_tiles) w = tiles.work_at(index);
+        if constexpr (C::kUneven) {
+          ring.wait_empty(n);
+          if (uneven.batch >= 0) w = tiles.work_at(uneven);
+        } else {
+          const int index = dealer.next();
+          ring.wait_empty(n);
+          if (index < tiles.p.num_tiles) w = tiles.work_at(tile_at<C>(tiles.p, index));
+        }
         tiles.put(slot, w);
       }
       __syncwarp();

@@ -55,9 +55,9 @@ struct ForwardSm90Tiles {
   static ATTN_DEVICE bool is_tile(const Work& w) {
     return kEndAligned ? w.row0 != kNoTile : w.row0 >= 0;
   }
-  ATTN_DEVICE Work work_at(int index) const {
-    const OutputTile tile = tile_at<C>(p, index);
-    Work w{sequence_of<C>(p, tile.batch), tile.head_k, tile.split, tile.m_block * kBlockM, 0, 0};
+  ATTN_DEVICE Work work_at(const OutputTile& tile) const {
+    Work w{
+        own_sequence_of<C>(p, tile.batch), tile.head_k, tile.split, tile.m_block * kBlockM, 0, 0};
     if constexpr (kEndAligned) {
       const int rows = (w.sequence.rows_q * kGroup + 15) / 16 * 16;
       w.row0 += rows - (rows + kBlockM - 1) / kBlockM * kBlockM;

@@ -1,0 +1,37 @@
+#include "cuda/plan/decoding_part.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "cuda/plan/choose_forward.hpp"
+#include "cuda/plan/splits.hpp"
+
+namespace attn::cuda {
+
+std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
+                                          const Multiprocessors& device, bool batch_invariant) {
+  if (problem.layout_q != Layout::packed || problem.seqlen_k <= problem.seqlen_q) return {};
+  const auto kernels = forward_kernels();
+  const auto found = std::ranges::find_if(kernels, &ForwardKernel::takes_pieces);
+  if (found == kernels.end() || problem.heads_k == 0) return {};
+  const std::int64_t group = problem.heads_q / problem.heads_k;
+  constexpr std::array<std::int64_t, 2> kRows{32, 16};  // that the kernel may take, most first
+  for (const std::int64_t rows : kRows) {
+    DecodingPart part{problem, {}, &*found};
+    part.problem.seqlen_q = rows / group;
+    if (part.problem.seqlen_q == 0 || part.problem.seqlen_q >= problem.seqlen_q) continue;
+    const ForwardTensors tensors;
+    const ForwardFeatures features = forward_features(part.problem, tensors);
+    if (features.mask_reads_buffers) return {};
+    if (!found->choose({part.problem, arch, tensors, features, false, {}}).obstacle.empty())
+      continue;
+    const ForwardConfig config =
+        choose_forward(part.problem, arch, tensors, {1, batch_invariant}, found->name);
+    part.splits = batch_invariant ? invariant_splits(part.problem, config, device)
+                                  : KeySplits(choose_splits(part.problem, config, device));
+    return part;
+  }
+  return {};
+}
+
+}  // namespace attn::cuda

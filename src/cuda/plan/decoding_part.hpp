@@ -1,0 +1,25 @@
+// Prompts and decoding in one call: where sequences of a packed Q differ much in their numbers of
+// queries, those of a few rows run in the kernel for a few rows, and the others in another.
+#pragma once
+
+#include <optional>
+
+#include "attn/problem.hpp"
+#include "cuda/kernels/forward_kernel.hpp"
+
+namespace attn::cuda {
+
+// The problem of the sequences that have a few rows: seqlen_q is the most queries that these have.
+struct DecodingPart {
+  Problem problem;
+  KeySplits splits;
+  const ForwardKernel* kernel = nullptr;
+};
+
+// Nothing where no sequence may have more, and where Q is not packed over longer keys: then all
+// sequences are alike, as of a training step. Also where the mask reads buffers, whose words are
+// made for one kernel.
+std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
+                                          const Multiprocessors& device, bool batch_invariant);
+
+}  // namespace attn::cuda
