@@ -101,7 +101,7 @@ std::int64_t forward_blocks(const ForwardConfig& config, std::int64_t tiles, int
 
 ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
                            const Context& context) {
-  const ForwardTensors& tensors = signature.tensors;
+  ForwardTensors tensors = signature.tensors;
   const Problem& p = plan.problem;
   const DeviceInfo& device = device_info(plan.device.index);
   const Arch arch = arch_of_capability(device.arch);
@@ -116,6 +116,7 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
                                                 precise_math(p.dtype))};
   std::optional<DecodingPart> part;
   if (tensors.uneven_q && tensors.aligned) part = decoding_part_of(plan, arch, device);
+  tensors.uneven_q = part.has_value();
   std::vector<KernelRequest> requests;
   ForwardConfig config = choose_forward(p, arch, tensors, splits, kernel);
   if (part) config.queries.least = static_cast<int>(part->problem.seqlen_q) + 1;

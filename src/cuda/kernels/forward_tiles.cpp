@@ -6,9 +6,10 @@ namespace attn::cuda {
 
 using core::ceil_div;
 
-int packed_group(const Problem& p, int tile_rows, int rows) {
+int packed_group(const Problem& p, int tile_rows, int rows, bool uneven) {
   const std::int64_t group = p.heads_q / p.heads_k;
   if (group == 1 || rows % group != 0) return 1;
+  if (uneven) return static_cast<int>(group);
   const std::int64_t apart = group * ceil_div(p.seqlen_q, tile_rows);
   const std::int64_t together = ceil_div(p.seqlen_q * group, tile_rows);
   return 10 * together <= 9 * apart ? static_cast<int>(group) : 1;

@@ -10,8 +10,10 @@
 namespace attn::cuda {
 
 // Query heads of one K, V head that share a tile of tile_rows rows: all of a group where that
-// leaves a tenth fewer tiles, and where they divide `rows`; else 1.
-int packed_group(const Problem& problem, int tile_rows, int rows);
+// leaves a tenth fewer tiles, and where they divide `rows`; else 1. uneven: sequences differ much
+// in their numbers of queries (ForwardTensors::uneven_q), so that some have far fewer than
+// seqlen_q.
+int packed_group(const Problem& problem, int tile_rows, int rows, bool uneven);
 
 // Rows of O, one for each batch entry, query head and query.
 core::Size all_rows(const Problem& problem);

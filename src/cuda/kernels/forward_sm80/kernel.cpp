@@ -78,7 +78,7 @@ ForwardChoice choose_forward_sm80(const ForwardRequest& request) {
   tiling.keys = shape->keys;
   tiling.threads = 32 * shape->warps;
   tiling.parts = shape->warps;
-  tiling.group = packed_group(p, shape->rows, shape->rows);
+  tiling.group = packed_group(p, shape->rows, shape->rows, request.tensors.uneven_q);
   tiling.stages = shape->stages;
   tiling.shared_bytes = shared_bytes(p, *shape);
   tiling.reason = shape->reason;

@@ -119,7 +119,7 @@ std::int32_t split_forward_sm80_few_rows(const Problem& p, const ForwardConfig& 
   constexpr double kStartAndEnd = 700, kMerge = 1200;       // nanoseconds
   constexpr double kLatency = 1000, kLatencyOfByte = 0.05;  // of a warp's copies, nanoseconds
   constexpr std::int64_t kLong = 4096, kPiece = 2048, kMostRounds = 8;
-  constexpr double kPartialBandwidth = 300;  // bytes a nanosecond
+  constexpr double kPartialBandwidth = 260;  // bytes a nanosecond
   const auto tiles = static_cast<double>(num_tiles(p, config, 1).value());
   const std::int64_t blocks = ceil_div(p.seqlen_k, config.tiling.keys);
   if (tiles == 0) return 1;

@@ -87,7 +87,7 @@ ForwardChoice choose_forward_sm90(const ForwardRequest& request) {
   }
   tiling.threads = 128 * (s.warpgroups + 1);
   tiling.parts = s.warpgroups;
-  tiling.group = packed_group(p, tiling.rows, 64);
+  tiling.group = packed_group(p, tiling.rows, 64, request.tensors.uneven_q);
   tiling.stages = s.stages_v;
   tiling.shared_bytes = shared_bytes(f, s, tiling.keys);
   if (tiling.rows == 128 && widest > 64 && widest <= 128) tiling.tiles_together = 64;
