@@ -18,6 +18,7 @@ class Options:
         algorithm: str = "auto",
         threads: int = 0,
         deterministic: bool = False,
+        batch_invariant: bool = False,
     ) -> None: ...
     @property
     def problem(self) -> str: ...

@@ -122,6 +122,8 @@ def attention(
         backend,
         options.get("algorithm", "auto"),
         options.get("threads", 0),
+        bool(options.get("deterministic", False)),
+        bool(options.get("batch_invariant", False)),
     )
     out, lse = run(call, q, k, v, tuple(arrays.values()))
     return (out, lse) if return_lse else out

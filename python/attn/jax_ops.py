@@ -48,6 +48,8 @@ class Call(NamedTuple):
     backend: str
     algorithm: str
     threads: int
+    deterministic: bool
+    batch_invariant: bool
 
     def attributes(self) -> dict[str, Any]:
         found: dict[str, Any] = {**self._asdict(), "names": ",".join(self.names)}

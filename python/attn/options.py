@@ -361,6 +361,7 @@ def _make_options(
     algorithm: str = "auto",
     threads: int = 0,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> _attn.Options:
     heads_first = layout is not None and _heads_first(layout, cu_seqlens_q)
     problem = _Problem()
@@ -429,6 +430,7 @@ def _make_options(
         _choice("algorithm", algorithm),
         _size("threads", threads),
         is_set("deterministic", deterministic),
+        is_set("batch_invariant", batch_invariant),
     )
 
 

@@ -74,12 +74,14 @@ def describe(
     backend: str,
     algorithm: str,
     deterministic: bool,
+    batch_invariant: bool,
 ) -> str:
     """The text of a call. names: of its tensors."""
     return _SEPARATOR.join(
         (
             ",".join(names), mask, score, "causal" if causal else "", layout or "", backend,
             algorithm, "deterministic" if deterministic else "",
+            "batch_invariant" if batch_invariant else "",
         )
     )  # fmt: skip
 
@@ -105,7 +107,7 @@ def options(
     is_text_alone = not (tensors or sizes or softcap or dropout) and scale is None
     if is_text_alone and call in _KNOWN:
         return _KNOWN[call]
-    names, mask, score, causal, layout, backend, algorithm, deterministic = call.split(_SEPARATOR)
+    names, mask, score, causal, layout, backend, algorithm, *promises = call.split(_SEPARATOR)
     keywords: dict[str, Any] = {}
     buffers: dict[str, Tensor] = {}
     for name, tensor in zip(names.split(","), tensors or (), strict=False):
@@ -129,7 +131,8 @@ def options(
         backend=backend,
         algorithm=algorithm,
         threads=threads,
-        deterministic=bool(deterministic),
+        deterministic="deterministic" in promises,
+        batch_invariant="batch_invariant" in promises,
     )
     if is_text_alone:
         if len(_KNOWN) >= _MOST_KNOWN:
@@ -368,6 +371,7 @@ def attention(
     algorithm: str = "auto",
     threads: int = 0,
     deterministic: bool = False,
+    batch_invariant: bool = False,
     **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) through the operators, differentiable; the keywords of attn.attention."""
@@ -430,7 +434,7 @@ def attention(
         sizes += () if window is None else window_sides(window)
     call = describe(
         given, texts["mask"], texts["score"], is_set("causal", causal), layout, backend, algorithm,
-        is_set("deterministic", deterministic),
+        is_set("deterministic", deterministic), is_set("batch_invariant", batch_invariant),
     )  # fmt: skip
     numbers = (sizes, scale, softcap or 0.0, dropout)
     result: tuple[Tensor, Tensor]

@@ -36,6 +36,7 @@ class Problem(TypedDict, total=False):
     algorithm: str
     threads: int
     deterministic: bool
+    batch_invariant: bool
 
 
 class Options(Problem, total=False):

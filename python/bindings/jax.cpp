@@ -2,9 +2,9 @@
 //
 // Operands: q, k, v, or d_out, q, k, v, out, lse; then those that the attribute `names` lists.
 // Other attributes: problem, a descriptor; rank, of q; heads_first, seqlen_q, seqlen_k, seed,
-// offset, backend, algorithm, threads, as attn._attn.Options has them; wanted, of a backward call.
-// Operands may have more dimensions in front, as many for all, which jax.vmap adds: of size 1 where
-// an operand is the same for all elements.
+// offset, backend, algorithm, threads, deterministic, batch_invariant, as attn._attn.Options has
+// them; wanted, of a backward call. Operands may have more dimensions in front, as many for all,
+// which jax.vmap adds: of size 1 where an operand is the same for all elements.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -221,6 +221,8 @@ class Invocation {
       options_.algorithm = parse_algorithm(text);
     }
     options_.threads = static_cast<int>(attributes_.integer("threads"));
+    options_.deterministic = attributes_.integer("deterministic") != 0;
+    options_.batch_invariant = attributes_.integer("batch_invariant") != 0;
   }
 
   // Each element that vmap joined; all at once where they are sequences of one batch.

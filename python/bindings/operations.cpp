@@ -314,19 +314,21 @@ void bind_operations(nb::module_& module) {
           [](Options* self, std::string problem, nb::dict tensors, nb::dict buffers,
              bool heads_first, std::int64_t seqlen_q, std::int64_t seqlen_k, std::uint64_t seed,
              std::uint64_t offset, std::string_view backend, std::string_view algorithm,
-             int threads, bool deterministic) {
+             int threads, bool deterministic, bool batch_invariant) {
             PlanOptions plan;
             if (backend != "auto") plan.backend = parse_backend(backend);
             if (algorithm != "auto") plan.algorithm = parse_algorithm(algorithm);
             plan.threads = threads;
             plan.deterministic = deterministic;
+            plan.batch_invariant = batch_invariant;
             Described described{parsed(problem), seqlen_q, seqlen_k, seed, offset};
             new (self) Options{std::move(problem), std::move(tensors),   std::move(buffers),
                                heads_first,        std::move(described), std::move(plan)};
           },
           "problem"_a = "", "tensors"_a = nb::dict(), "buffers"_a = nb::dict(),
           "heads_first"_a = false, "seqlen_q"_a = 0, "seqlen_k"_a = 0, "seed"_a = 0, "offset"_a = 0,
-          "backend"_a = "auto", "algorithm"_a = "auto", "threads"_a = 0, "deterministic"_a = false)
+          "backend"_a = "auto", "algorithm"_a = "auto", "threads"_a = 0, "deterministic"_a = false,
+          "batch_invariant"_a = false)
       .def_ro("problem", &Options::problem)
       .def_ro("tensors", &Options::tensors)
       .def_ro("buffers", &Options::buffers)

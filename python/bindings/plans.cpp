@@ -47,6 +47,7 @@ Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqle
                                static_cast<std::int64_t>(options.backend) << 8 |
                                static_cast<std::int64_t>(options.algorithm) << 16 |
                                static_cast<std::int64_t>(options.deterministic) << 24 |
+                               static_cast<std::int64_t>(options.batch_invariant) << 25 |
                                static_cast<std::int64_t>(inputs.q.dtype) << 32 |
                                static_cast<std::int64_t>(options.device.type) << 40;
   return {reinterpret_cast<std::intptr_t>(described.problem.get()),

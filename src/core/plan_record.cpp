@@ -59,6 +59,7 @@ void visit_unread(const Plan& p, const Visit& visit) {
     visit("algorithm", p.algorithm);
     visit("num_splits", p.num_splits);
   }
+  if (p.phase == Phase::backward) visit("batch_invariant", p.batch_invariant);
   visit("tasks", p.tasks);
   visit_launch(p.launch, visit);
   visit("launch.threads", p.launch.threads);

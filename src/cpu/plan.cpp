@@ -14,6 +14,7 @@
 #include "cpu/expressions.hpp"
 #include "cpu/f64/f64.hpp"
 #include "cpu/forward/few_rows.hpp"
+#include "cpu/forward/splits.hpp"
 #include "cpu/plan_check.hpp"
 #include "cpu/workspace_bytes.hpp"
 
@@ -24,30 +25,26 @@ using core::Size;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Tasks that keep any ordinary machine busy without depending on its size.
-constexpr std::int64_t kEnoughTasks = 32;
-// Ranges of keys of the backward pass cost a dQ each, so there are fewer.
+// Ranges of keys of the backward pass cost a dQ each, so there are fewer than kEnoughTasks.
 constexpr std::int64_t kEnoughRangeTasks = 16;
-// A part of the keys is worth a task of its own from here on: merging it costs about as much as one
-// K block of 64 keys.
-constexpr std::int64_t kMinSplitKeys = 512;
-// Few rows keep small partial results, and heads that share a task make tasks fewer.
-constexpr std::int64_t kMinFewRowsSplitKeys = 256;
+
+// Each sequence has parts by its own length, the longest that there may be the most.
+void choose_invariant_splits(Plan& plan) {
+  const Problem& p = plan.problem;
+  plan.num_splits =
+      static_cast<std::int32_t>(invariant_splits(p, plan.algorithm, plan.block_q, p.seqlen_k));
+  plan.reasons.emplace_back(
+      "batch_invariant: algorithm and tiles are those of one sequence, whose own length says into "
+      "how many parts its keys are cut");
+}
 
 void choose_forward(Plan& plan) {
   const Problem& p = plan.problem;
+  const std::int64_t batch = plan.batch_invariant ? 1 : p.batch;
   const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
-  // Heads that lie side by side in memory share a task, all of them where rows are few, some where
-  // they are a Q block: only sequences, groups of heads and splits are sure to run in parallel.
   const bool one_block = rows <= plan.block_q;
-  const std::int64_t blocks = (Size(p.batch) * p.heads_k * ceil_div(rows, plan.block_q)).value();
-  const std::int64_t tasks = std::max<std::int64_t>(
-      1, has_few_rows(p) ? p.batch
-         : one_block     ? (Size(p.batch) * ceil_div(p.heads_k, kMaxBlocksPerTask)).value()
-                         : blocks);
-  const std::int64_t wanted = ceil_div(kEnoughTasks, tasks);
-  const std::int64_t useful = std::max<std::int64_t>(
-      1, p.seqlen_k / (has_few_rows(p) ? kMinFewRowsSplitKeys : kMinSplitKeys));
+  const std::int64_t blocks = (Size(batch) * p.heads_k * ceil_div(rows, plan.block_q)).value();
+  const std::int64_t useful = useful_splits(p, p.seqlen_k);
   // By name it splits the keys where that is of any use.
   std::int64_t least_splits = std::min<std::int64_t>(2, useful);
   if (plan.algorithm == Algorithm::automatic) {
@@ -72,9 +69,11 @@ void choose_forward(Plan& plan) {
                              " Q blocks to run in parallel");
     }
   }
+  if (plan.batch_invariant) return choose_invariant_splits(plan);
   switch (plan.algorithm) {
     case Algorithm::flash_decoding:
-      plan.num_splits = static_cast<std::int32_t>(std::clamp(wanted, least_splits, useful));
+      plan.num_splits = static_cast<std::int32_t>(
+          std::clamp(wanted_splits(p, plan.block_q, batch), least_splits, useful));
       break;
     case Algorithm::memory_efficient: {
       // sqrt(n) keys a chunk, as in the paper, in whole K blocks.
@@ -130,11 +129,6 @@ int choose_threads(const Problem& p, Phase phase, int available) {
 }
 
 void check_options(const Problem& problem, Phase phase, const PlanOptions& options) {
-  if (options.batch_invariant) {
-    throw Error(ErrorCode::unsupported,
-                "batch_invariant is true; accepted by the cpu backend is false (problem " +
-                    core::echo(problem) + ")");
-  }
   if (problem.dtype == DType::f64 && options.algorithm != Algorithm::automatic &&
       options.algorithm != Algorithm::flash_attention_2) {
     throw Error(ErrorCode::unsupported,
@@ -246,6 +240,7 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
   plan.problem = problem;
   plan.phase = phase;
   plan.backend = Backend::cpu;
+  plan.batch_invariant = options.batch_invariant;
   const bool is_f64 = problem.dtype == DType::f64;
   plan.algorithm = is_f64 ? Algorithm::flash_attention_2 : options.algorithm;
   plan.compute = is_f64 ? DType::f64 : DType::f32;

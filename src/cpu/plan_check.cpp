@@ -12,6 +12,7 @@
 #include "core/validate/plan_field.hpp"
 #include "cpu/f64/f64.hpp"
 #include "cpu/forward/query_group.hpp"
+#include "cpu/forward/splits.hpp"
 #include "cpu/tile_ops.hpp"
 
 namespace attn::cpu {
@@ -84,6 +85,14 @@ void check_plan(const Plan& plan, Phase phase) {
                    std::int64_t{blocks_per_task} * rows);
   const std::int64_t blocks = (plan.problem.seqlen_k + kBlockK - 1) / kBlockK;
   check_plan_range(plan, "num_splits", plan.num_splits, 1, std::max<std::int64_t>(1, blocks));
+  if (plan.batch_invariant) {
+    const std::int64_t splits =
+        invariant_splits(plan.problem, plan.algorithm, plan.block_q, plan.problem.seqlen_k);
+    if (plan.num_splits != splits) {
+      refuse_plan_field(plan, "num_splits", std::to_string(plan.num_splits),
+                        fmt::format("{} where batch_invariant is true", splits));
+    }
+  }
   check_plan_range(plan, "threads", plan.threads, 1, std::int64_t{1} << 20);
 }
 

@@ -152,6 +152,57 @@ TEST(Plan, EditsThatARunHonours) {
   }
 }
 
+// A sequence has parts by its own length; the most, of the longest that there may be, are the
+// plan's.
+TEST(Plan, OfBatchInvarianceIsThatOfOneSequence) {
+  Problem problem{.seqlen_q = 1, .seqlen_k = 4096, .heads_q = 8, .heads_k = 2, .head_dim = 64};
+  problem.head_dim_v = problem.head_dim;
+  const auto plan_of = [&](std::int64_t batch, bool batch_invariant) {
+    problem.batch = batch;
+    return make_plan(problem, Phase::forward, {.batch_invariant = batch_invariant});
+  };
+  const Plan one = plan_of(1, true), many = plan_of(64, true);
+  EXPECT_TRUE(many.batch_invariant);
+  EXPECT_EQ(many.num_splits, one.num_splits);
+  EXPECT_GT(many.num_splits, plan_of(64, false).num_splits);
+  EXPECT_EQ(one.num_splits, plan_of(1, false).num_splits);
+  const auto says_it = [](const Plan& plan) {
+    return to_string(plan).find("batch_invariant: ") != std::string::npos;
+  };
+  EXPECT_TRUE(says_it(many));
+  EXPECT_FALSE(says_it(plan_of(64, false)));
+}
+
+TEST(Plan, OfBatchInvarianceThatWasEdited) {
+  Call call;
+  Plan plan = make_plan(call.problem, Phase::forward);
+  plan.batch_invariant = true;  // of FlashAttention-2 nothing else changes
+  EXPECT_NO_THROW(call.run(plan));
+  plan.num_splits = 2;
+  call.o.assign(call.o.size(), NAN);
+  const std::string message = refusal(ErrorCode::invalid_argument, [&] { call.run(plan); });
+  EXPECT_NE(
+      message.find("num_splits of the plan is 2; accepted is 1 where batch_invariant is true"),
+      std::string::npos)
+      << message;
+  for (const float x : call.o) ASSERT_TRUE(std::isnan(x)) << "written before the refusal";
+
+  for (const Backend backend : {Backend::cpu, Backend::reference}) {
+    Plan backward = make_plan(call.problem, Phase::backward, {.backend = backend});
+    backward.batch_invariant = true;
+    EXPECT_NE(refusal(ErrorCode::invalid_argument, [&] { call.run(backward); })
+                  .find("batch_invariant of the plan is true"),
+              std::string::npos);
+    EXPECT_NE(refusal(ErrorCode::unsupported,
+                      [&] {
+                        make_plan(call.problem, Phase::backward,
+                                  {.backend = backend, .batch_invariant = true});
+                      })
+                  .find("batch_invariant is true; accepted by backward is false"),
+              std::string::npos);
+  }
+}
+
 // It has lost its mask: its result would be that of another problem.
 TEST(Plan, MovedFromIsRefused) {
   for (const Backend backend : {Backend::cpu, Backend::reference}) {

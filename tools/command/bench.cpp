@@ -23,7 +23,7 @@ struct BenchOptions {
   std::string backend, device, isa, kernel, phase = "forward", json, plot;
   TimingRule rule;
   int repeat = 0;
-  bool plan = false, deterministic = false;
+  bool plan = false, deterministic = false, batch_invariant = false;
 };
 
 int bench(const BenchOptions& options, const std::string& command_line) {
@@ -57,7 +57,8 @@ int bench(const BenchOptions& options, const std::string& command_line) {
                                     .isa = {},
                                     .device = options.device,
                                     .kernel = options.kernel,
-                                    .deterministic = options.deterministic}));
+                                    .deterministic = options.deterministic,
+                                    .batch_invariant = options.batch_invariant}));
   }
   std::vector<Context> contexts;
   for (const int threads : options.threads.empty() ? std::vector{0} : options.threads) {
@@ -125,6 +126,7 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line) {
   add_device_option(*sub, options->device);
   add_kernel_option(*sub, options->kernel);
   add_deterministic_flag(*sub, options->deterministic);
+  add_batch_invariant_flag(*sub, options->batch_invariant);
   add_isa_option(*sub, options->isa);
   sub->add_option("--seconds", options->rule.seconds,
                   "Time calls for so long, at least 3; the median counts")

@@ -30,7 +30,7 @@ struct CheckOptions {
   int threads = 0;
   std::uint64_t seed = 1;
   std::int64_t random = 0;
-  bool verbose = false, deterministic = false;
+  bool verbose = false, deterministic = false, batch_invariant = false;
 };
 
 std::vector<InstructionSet> chosen_instruction_sets(const std::string& text) {
@@ -50,9 +50,11 @@ std::vector<InstructionSet> chosen_instruction_sets(const std::string& text) {
   return result;
 }
 
-std::vector<Phase> chosen_phases(const std::string& text) {
-  if (text == "both") return {Phase::forward, Phase::backward};
-  return {text == "forward" ? Phase::forward : Phase::backward};
+std::vector<Phase> chosen_phases(const CheckOptions& options) {
+  if (options.phase == "backward") return {Phase::backward};
+  // The backward pass has no --batch-invariant.
+  if (options.phase == "forward" || options.batch_invariant) return {Phase::forward};
+  return {Phase::forward, Phase::backward};
 }
 
 // The GPU, in the phases asked for; of a kernel in the one that it is of.
@@ -63,7 +65,7 @@ std::vector<Subject> chosen_on_gpu(const CheckOptions& options, Device device) {
   for (const std::string& text : options.algorithms) algorithms.push_back(parse_algorithm(text));
   if (algorithms.empty()) algorithms.push_back(Algorithm::automatic);
   std::vector<Subject> subjects;
-  for (const Phase phase : chosen_phases(options.phase)) {
+  for (const Phase phase : chosen_phases(options)) {
     const Phase other = phase == Phase::forward ? Phase::backward : Phase::forward;
     if (options.phase == "both" && options.kernel.starts_with(name(other))) continue;
     for (const Algorithm algorithm : algorithms) {
@@ -72,7 +74,8 @@ std::vector<Subject> chosen_on_gpu(const CheckOptions& options, Device device) {
                           .algorithm = algorithm,
                           .device = device,
                           .kernel = options.kernel,
-                          .deterministic = options.deterministic});
+                          .deterministic = options.deterministic,
+                          .batch_invariant = options.batch_invariant});
     }
   }
   return subjects;
@@ -87,7 +90,7 @@ std::vector<Subject> chosen_subjects(const CheckOptions& options,
   const Backend backend =
       options.backend.empty() ? Backend::automatic : parse_backend(options.backend);
   std::vector<Subject> subjects;
-  for (const Phase phase : chosen_phases(options.phase)) {
+  for (const Phase phase : chosen_phases(options)) {
     std::vector<Algorithm> algorithms{Algorithm::automatic};
     if (options.algorithms.empty()) {
       for (const Algorithm algorithm : attn::algorithms(phase)) algorithms.push_back(algorithm);
@@ -98,7 +101,10 @@ std::vector<Subject> chosen_subjects(const CheckOptions& options,
       }
     }
     if (backend != Backend::cpu && options.algorithms.empty() && options.isa.empty()) {
-      subjects.push_back({.phase = phase, .backend = Backend::reference, .executor = executor});
+      subjects.push_back({.phase = phase,
+                          .backend = Backend::reference,
+                          .executor = executor,
+                          .batch_invariant = options.batch_invariant});
     }
     if (backend == Backend::reference) continue;
     for (const InstructionSet isa : sets) {
@@ -107,7 +113,8 @@ std::vector<Subject> chosen_subjects(const CheckOptions& options,
                             .backend = Backend::cpu,
                             .algorithm = algorithm,
                             .isa = isa,
-                            .executor = executor});
+                            .executor = executor,
+                            .batch_invariant = options.batch_invariant});
       }
     }
   }
@@ -281,6 +288,7 @@ void add_check(CLI::App& app, int& status, const std::string& command_line) {
   add_device_option(*sub, options->device);
   add_kernel_option(*sub, options->kernel);
   add_deterministic_flag(*sub, options->deterministic);
+  add_batch_invariant_flag(*sub, options->batch_invariant);
   add_isa_option(*sub, options->isa);
   add_threads_option(*sub, options->threads);
   add_json_option(*sub, options->json);

@@ -38,7 +38,7 @@ void add_generate(CLI::App& app, int& status);
 struct RunOptions {
   std::string algorithm{}, backend{}, isa{}, device{}, kernel{};
   int threads = 0;  // 0: one for each CPU
-  bool deterministic = false;
+  bool deterministic = false, batch_invariant = false;
 };
 void add_algorithm_option(CLI::App& app, std::string& algorithm);
 std::string algorithm_type();  // what the help shows for the value of --algorithm
@@ -49,6 +49,7 @@ void add_device_option(CLI::App& app, std::string& device);
 void add_json_option(CLI::App& app, std::string& json);
 void add_kernel_option(CLI::App& app, std::string& kernel);
 void add_deterministic_flag(CLI::App& app, bool& deterministic);
+void add_batch_invariant_flag(CLI::App& app, bool& batch_invariant);
 
 // Validators whose refusal says the value and what is accepted.
 CLI::Validator whole_number(std::uint64_t min, std::uint64_t max);

@@ -90,6 +90,11 @@ void add_deterministic_flag(CLI::App& app, bool& deterministic) {
       "Equal inputs give equal bits of every result; on a GPU that may cost time backward");
 }
 
+void add_batch_invariant_flag(CLI::App& app, bool& batch_invariant) {
+  app.add_flag("--batch-invariant", batch_invariant,
+               "Forward: a sequence has the same bits in every batch and at every padding");
+}
+
 void add_json_option(CLI::App& app, std::string& json) {
   app.add_option("--json", json,
                  "Write machine, date, command and results here (docs/command.md); -: to standard "
@@ -202,6 +207,7 @@ PlanOptions plan_options(const RunOptions& options) {
   result.device = parse_device(options.device);
   result.kernel = options.kernel;
   result.deterministic = options.deterministic;
+  result.batch_invariant = options.batch_invariant;
   return result;
 }
 

@@ -253,6 +253,7 @@ void add_run(CLI::App& app, int& status, const std::string& command_line) {
   add_device_option(*sub, options->run.device);
   add_kernel_option(*sub, options->run.kernel);
   add_deterministic_flag(*sub, options->run.deterministic);
+  add_batch_invariant_flag(*sub, options->run.batch_invariant);
   add_isa_option(*sub, options->run.isa);
   add_threads_option(*sub, options->run.threads);
   sub->footer(

@@ -106,7 +106,8 @@ void Conformance::run(Draw& draw, const Subject& subject) {
                       .device = subject.device,
                       .kernel = subject.kernel,
                       .threads = subject.executor ? subject.executor->concurrency() : 0,
-                      .deterministic = subject.deterministic};
+                      .deterministic = subject.deterministic,
+                      .batch_invariant = subject.batch_invariant};
   if (subject.device.type == DeviceType::cuda) {
     if (subject.phase == Phase::backward) {
       // O and LSE are those of the CPU, so that a failure is the backward pass's own.
@@ -194,13 +195,14 @@ Report check(const Case& c, const Subject& subject, std::uint64_t seed) {
 }
 
 std::string to_string(const Subject& subject) {
+  const std::string_view invariant = subject.batch_invariant ? " batch_invariant" : "";
   if (subject.device.type == DeviceType::cuda) {
-    return fmt::format("{} {} {}{}{}{}", name(subject.phase), attn::to_string(subject.device),
+    return fmt::format("{} {} {}{}{}{}{}", name(subject.phase), attn::to_string(subject.device),
                        name(subject.algorithm), subject.kernel.empty() ? "" : " ", subject.kernel,
-                       subject.deterministic ? " deterministic" : "");
+                       subject.deterministic ? " deterministic" : "", invariant);
   }
-  return fmt::format("{} {} {} {}", name(subject.phase), name(subject.backend),
-                     name(subject.algorithm), name(subject.isa));
+  return fmt::format("{} {} {} {}{}", name(subject.phase), name(subject.backend),
+                     name(subject.algorithm), name(subject.isa), invariant);
 }
 
 std::string Report::command() const {
@@ -211,6 +213,7 @@ std::string Report::command() const {
     if (!subject.kernel.empty()) text += " --kernel " + subject.kernel;
     if (subject.deterministic) text += " --deterministic";
   }
+  if (subject.batch_invariant) text += " --batch-invariant";
   if (subject.backend != Backend::automatic) {
     text += fmt::format(" --backend {}", name(subject.backend));
   }

@@ -27,6 +27,7 @@ struct Subject {
   Device device{};                       // cuda: the data is copied there and back
   std::string kernel{};                  // cuda: PlanOptions::kernel
   bool deterministic = false;            // PlanOptions::deterministic
+  bool batch_invariant = false;          // PlanOptions::batch_invariant
   // Changes the results before they are compared: tests of the comparison itself.
   std::function<void(CaseData&)> tamper{};
 };

@@ -8,6 +8,7 @@
 #include "cpu/expressions.hpp"
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/forward/partial.hpp"
+#include "cpu/forward/splits.hpp"
 #include "cpu/pairs.hpp"
 #include "cpu/tasks.hpp"
 #include "traffic/plan.hpp"
@@ -80,7 +81,7 @@ class Count {
           forward_flash_decoding();
           break;
         case Algorithm::memory_efficient:
-          forward_parts(plan_.num_splits);
+          forward_parts();
           break;
         case Algorithm::automatic:
         case Algorithm::flash_attention_2:
@@ -229,13 +230,14 @@ class Count {
   }
 
   // Tasks over part of the keys each; their results are merged.
-  void forward_parts(std::int64_t parts) {
+  void forward_parts() {
+    const cpu::Splits splits(plan_);
     for (const RowTask& task : cpu::row_tasks(a_, plan_.rows_per_task, workspace_)) {
       const Pair pair = cpu::pair_at(a_, task.pair);
+      const std::int64_t parts = splits.of(pair.sequence);
       for (std::int64_t part = 0; part < parts; ++part) {
         load_q(task.rows);
-        for_blocks(pair, task.row0, task.rows,
-                   cpu::split_range(pair.sequence.length_k, parts, part),
+        for_blocks(pair, task.row0, task.rows, splits.range(pair.sequence, part),
                    [&](int, int n, int) { load_keys(n); });
       }
       count_partials(blocks(task.rows) * parts);
@@ -250,23 +252,25 @@ class Count {
   }
 
   void forward_flash_decoding() {
-    if (!cpu::has_few_rows(plan_.problem)) return forward_parts(plan_.num_splits);
+    if (!cpu::has_few_rows(plan_.problem)) return forward_parts();
     const std::int64_t heads = cpu::heads_per_group(a_);
+    const cpu::Splits splits(plan_);
     for (const core::Sequence& sequence : a_.sequences) {
       if (a_.rows(sequence) == 0) continue;
+      const std::int64_t parts = splits.of(sequence);
       for (std::int64_t first = 0; first < a_.problem.heads_k; first += heads) {
         const std::int64_t last = std::min(first + heads, a_.problem.heads_k);
         expr::Tile rows = a_.tile(sequence, static_cast<int>(first), 0, a_.rows(sequence));
         rows.head_max =
             a_.tile(sequence, static_cast<int>(last - 1), 0, a_.rows(sequence)).head_max;
-        for (std::int64_t split = 0; split < plan_.num_splits; ++split) {
-          const KeyRange range = cpu::split_range(sequence.length_k, plan_.num_splits, split);
+        for (std::int64_t split = 0; split < parts; ++split) {
+          const KeyRange range = splits.range(sequence, split);
           load_q((last - first) * a_.rows(sequence));
           cpu::for_visible_blocks(
               a_, rows, range.begin, range.end,
               [&](int, int n, expr::Coverage) { load_keys((last - first) * n); });
         }
-        count_partials((last - first) * plan_.num_splits);
+        count_partials((last - first) * parts);
         store_o((last - first) * a_.rows(sequence));
       }
     }

@@ -6,11 +6,13 @@
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/partial.hpp"
+#include "cpu/forward/splits.hpp"
 
 namespace attn::cpu {
 namespace {
 
-// Partials are numbered [task][split][Q block of the task].
+// Partials are numbered [task][split][Q block of the task]; a sequence may have fewer than
+// `splits`.
 struct PartialIndex {
   std::int64_t splits;
   std::int64_t blocks_per_task;
@@ -19,8 +21,9 @@ struct PartialIndex {
   }
 };
 
-// Where parts by tiles go: to partials, or where each task is one part to the outputs.
+// Where parts by tiles go: to partials, or to the outputs where a sequence is one part.
 struct TileResults {
+  const Splits& splits;
   const PartialIndex& at;
   const Partials& partials;
   const Outputs& outputs;
@@ -46,8 +49,10 @@ void attend_part(const Attention& a, const core::Sequence& sequence, HeadRange h
                  std::int64_t row0, std::int64_t rows, std::int64_t split, std::int64_t first_task,
                  const TileResults& results, GroupScratch& s) {
   const PartialIndex& at = results.at;
-  const bool is_whole = at.splits == 1;
-  const KeyRange range = split_range(sequence.length_k, at.splits, split);
+  const std::int64_t parts = results.splits.of(sequence);
+  if (split >= parts) return;
+  const bool is_whole = parts == 1;
+  const KeyRange range = results.splits.range(sequence, split);
   const expr::Tile tile = tile_of(a, sequence, heads, row0, rows);
   const auto blocks = static_cast<int>((rows + a.ops.rows - 1) / a.ops.rows);
   const auto partial = [&](int h, int i) { return results.partials[at(first_task + h, split, i)]; };
@@ -138,16 +143,16 @@ void for_head_groups(const Attention& a, const Batches& batches, std::int64_t he
 }
 
 // The partials of those tasks.
-void few_row_parts(const Attention& a, const Batches& batches, const PartialIndex& at,
-                   const Partials& partials, const Workers& workers) {
+void few_row_parts(const Attention& a, const Batches& batches, const Splits& splits,
+                   const PartialIndex& at, const Partials& partials, const Workers& workers) {
   const Workspace::Scope of_parts(workers.workspace());
   const FewRowsScratch sizes = few_rows_scratch(a);
   const WorkerScratch<FewRowsScratch> scratch(workers.workspace(), workers.count(), sizes);
   const auto part = [&](std::int64_t place, HeadRange heads, std::int64_t split, int worker) {
     const core::Sequence& sequence = sequence_at(a, batches, place);
+    if (split >= splits.of(sequence)) return;
     FewRowsScratch s = scratch.of(worker);
-    attend_few_rows(a, sequence, heads.first, heads.count,
-                    split_range(sequence.length_k, at.splits, split), s);
+    attend_few_rows(a, sequence, heads.first, heads.count, splits.range(sequence, split), s);
     for (int h = 0; h < heads.count; ++h) {
       const std::int64_t task = place * a.problem.heads_k + heads.first + h;
       save_few_rows(a, s.head[h], partials[at(task, split, 0)]);
@@ -157,14 +162,15 @@ void few_row_parts(const Attention& a, const Batches& batches, const PartialInde
 }
 
 // Parts of which some row may see a key, of all heads together.
-std::int64_t count_visible_parts(const Attention& a, const Batches& batches, std::int64_t splits) {
+std::int64_t count_visible_parts(const Attention& a, const Batches& batches, const Splits& splits) {
   std::int64_t count = 0;
   for (std::int64_t place = 0; place < static_cast<std::int64_t>(batches.size()); ++place) {
     const core::Sequence& sequence = sequence_at(a, batches, place);
     const HeadRange all{0, static_cast<int>(a.problem.heads_k)};
     const expr::Tile tile = tile_of(a, sequence, all, 0, a.rows(sequence));
-    for (std::int64_t split = 0; split < splits; ++split) {
-      count += !sees_nothing(a, tile, split_range(sequence.length_k, splits, split));
+    const std::int64_t parts = splits.of(sequence);
+    for (std::int64_t split = 0; split < parts; ++split) {
+      count += !sees_nothing(a, tile, splits.range(sequence, split));
     }
   }
   return count;
@@ -174,14 +180,13 @@ std::int64_t count_visible_parts(const Attention& a, const Batches& batches, std
 void tile_parts_of_groups(const Attention& a, const Batches& batches, const TileResults& results,
                           const Workers& workers) {
   const Workspace::Scope of_parts(workers.workspace());
-  const std::int64_t splits = results.at.splits;
   int most = heads_per_tile_group(a);
   // Which heads share a task changes no result, so it may depend on the workers.
-  const std::int64_t parts = count_visible_parts(a, batches, splits) * a.problem.heads_k;
+  const std::int64_t parts = count_visible_parts(a, batches, results.splits) * a.problem.heads_k;
   while (most > 1 && parts / most < 2 * workers.count()) most /= 2;
   const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(),
                                             group_scratch(a, most));
-  for_head_groups(a, batches, most, splits, workers,
+  for_head_groups(a, batches, most, results.at.splits, workers,
                   [&](std::int64_t place, HeadRange heads, std::int64_t split, int worker) {
                     const core::Sequence& sequence = sequence_at(a, batches, place);
                     GroupScratch s = scratch.of(worker);
@@ -202,15 +207,16 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
   if (in_groups) batches = batches_with_rows(a, workspace);
   const RowTasks tasks =
       in_groups ? pair_tasks(a, batches, workspace) : row_tasks(a, plan.rows_per_task, workspace);
-  const PartialIndex at{plan.num_splits, (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
+  const Splits splits(plan);
+  const PartialIndex at{splits.most(), (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
   const auto count = static_cast<std::int64_t>(tasks.size());
   const bool has_partials = few_rows || at.splits > 1;
   const Partials partials(workspace,
                           has_partials ? core::Size(count) * at.splits * at.blocks_per_task : 0,
                           a.dim_v, partial_rows(a.problem, a.ops.rows));
-  const TileResults results{at, partials, outputs};
+  const TileResults results{splits, at, partials, outputs};
   if (few_rows) {
-    few_row_parts(a, batches, at, partials, workers);
+    few_row_parts(a, batches, splits, at, partials, workers);
   } else if (in_groups) {
     tile_parts_of_groups(a, batches, results, workers);
   } else {
@@ -222,6 +228,8 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
   workers.parallel_for(count, [&](std::int64_t index, int worker) {
     const RowTask& task = tasks[static_cast<std::size_t>(index)];
     const auto [sequence, head_k] = pair_at(a, task.pair);
+    const auto parts = static_cast<int>(splits.of(sequence));
+    if (parts == 1 && !few_rows) return;  // stored
     GroupScratch s = scratch.of(worker);
     QueryBlock& q = s.blocks[0];
     for (std::int64_t i = 0; i * a.ops.rows < task.rows; ++i) {
@@ -229,7 +237,7 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
       a.describe_query_block(sequence, head_k, task.row0 + row0,
                              static_cast<int>(std::min<std::int64_t>(task.rows - row0, a.ops.rows)),
                              q);
-      merge_partials(a, partials, at(index, 0, i), at.blocks_per_task, plan.num_splits, q);
+      merge_partials(a, partials, at(index, 0, i), at.blocks_per_task, parts, q);
       a.store_block(sequence, q, outputs);
     }
   });

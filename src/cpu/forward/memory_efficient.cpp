@@ -6,6 +6,7 @@
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/partial.hpp"
 #include "cpu/forward/query_group.hpp"
+#include "cpu/forward/splits.hpp"
 #include "cpu/tasks.hpp"
 
 namespace attn::cpu {
@@ -13,10 +14,11 @@ namespace attn::cpu {
 void forward_memory_efficient(const Attention& a, const Plan& plan, const Outputs& outputs,
                               const Workers& workers) {
   const RowTasks tasks = row_tasks(a, plan.rows_per_task, workers.workspace());
-  const int chunks = plan.num_splits;
+  const Splits splits(plan);
+  const std::int64_t most_chunks = splits.most();
   const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(), group_scratch(a));
   const Partials summaries(workers.workspace(),
-                           core::Size(workers.count()) * kMaxBlocksPerTask * chunks, a.dim_v,
+                           core::Size(workers.count()) * kMaxBlocksPerTask * most_chunks, a.dim_v,
                            a.ops.rows);
   workers.parallel_for(
       static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index, int worker) {
@@ -25,10 +27,11 @@ void forward_memory_efficient(const Attention& a, const Plan& plan, const Output
         GroupScratch s = scratch.of(worker);
         const TileState tile_state(a.ops);
         const expr::Tile rows = a.tile(sequence, head_k, task.row0, task.rows);
-        const std::int64_t first = std::int64_t{worker} * kMaxBlocksPerTask * chunks;
+        const std::int64_t first = std::int64_t{worker} * kMaxBlocksPerTask * most_chunks;
+        const auto chunks = static_cast<int>(splits.of(sequence));
         int blocks = 0;
         for (int chunk = 0; chunk < chunks; ++chunk) {
-          const KeyRange keys = split_range(sequence.length_k, chunks, chunk);
+          const KeyRange keys = splits.range(sequence, chunk);
           blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s.blocks);
           attend(a, sequence, {head_k, 1}, rows, blocks, keys.begin, keys.end,
                  PackedKeys(a, sequence, nullptr), s);

@@ -1,0 +1,59 @@
+#include "cpu/forward/splits.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/tensor/size.hpp"
+#include "cpu/forward/few_rows.hpp"
+#include "cpu/forward/query_group.hpp"
+
+namespace attn::cpu {
+namespace {
+
+// Few rows keep small partial results, and heads that share a task make tasks fewer.
+constexpr std::int64_t kMinFewRowsSplitKeys = 256;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+std::int64_t wanted_splits(const Problem& p, std::int32_t block_q, std::int64_t batch) {
+  const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
+  // Heads that lie side by side in memory share a task, all of them where rows are few, some where
+  // they are a Q block: only sequences, groups of heads and splits are sure to run in parallel.
+  const core::Size tasks_of_sequence = has_few_rows(p) ? core::Size(1)
+                                       : rows <= block_q
+                                           ? core::Size(ceil_div(p.heads_k, kMaxBlocksPerTask))
+                                           : core::Size(p.heads_k) * ceil_div(rows, block_q);
+  const std::int64_t tasks = (core::Size(batch) * tasks_of_sequence).value();
+  return ceil_div(kEnoughTasks, std::clamp<std::int64_t>(tasks, 1, kEnoughTasks));
+}
+
+std::int64_t useful_splits(const Problem& p, std::int64_t length) {
+  return std::max<std::int64_t>(1,
+                                length / (has_few_rows(p) ? kMinFewRowsSplitKeys : kMinSplitKeys));
+}
+
+std::int64_t invariant_splits(const Problem& p, Algorithm algorithm, std::int32_t block_q,
+                              std::int64_t length) {
+  switch (algorithm) {
+    case Algorithm::flash_decoding:
+      return std::min(useful_splits(p, length),
+                      std::max<std::int64_t>(2, wanted_splits(p, block_q, 1)));
+    case Algorithm::memory_efficient: {
+      // sqrt(n) chunks, as in the paper, of whole K blocks.
+      const auto root =
+          static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(length))));
+      return std::max<std::int64_t>(1, std::min(root, ceil_div(length, kBlockK)));
+    }
+    case Algorithm::automatic:
+    case Algorithm::standard:
+    case Algorithm::flash_attention:
+    case Algorithm::flash_attention_2:
+    case Algorithm::block_sparse:
+      break;
+  }
+  return 1;
+}
+
+}  // namespace attn::cpu
