@@ -38,8 +38,10 @@ std::int64_t invariant_splits(const Problem& p, Algorithm algorithm, std::int32_
                               std::int64_t length) {
   switch (algorithm) {
     case Algorithm::flash_decoding:
-      return std::min(useful_splits(p, length),
-                      std::max<std::int64_t>(2, wanted_splits(p, block_q, 1)));
+      // Few rows have parts as long as others: a large batch needs none, and parts of half the
+      // length cost it twice as much (docs/log/cpu.md, "Batch invariance, Zen 3").
+      return std::clamp<std::int64_t>(length / kMinSplitKeys, 1,
+                                      std::max<std::int64_t>(2, wanted_splits(p, block_q, 1)));
     case Algorithm::memory_efficient: {
       // sqrt(n) chunks, as in the paper, of whole K blocks.
       const auto root =
