@@ -134,18 +134,24 @@ class PlannedCall {
  public:
   PlannedCall(const Problem& problem, const Inputs& inputs, Phase phase, PlanOptions options,
               const Context& context)
-      : inputs_(&inputs) {
+      : context_(&context), inputs_(&inputs) {
     const Problem whole = complete(problem, inputs);
     options.device = core::device_of(inputs);
-    const auto make = [&](const Problem& p) { return choose(p, phase, options, context); };
+    const bool on_cpu =
+        options.device.type == DeviceType::cpu && options.backend != Backend::reference;
+    if (on_cpu && context.executor == nullptr) {
+      // Read once: another thread may call set_num_threads() between the request and its plan.
+      with_executor_ = context;
+      with_executor_->executor = cpu::executor_of(context);
+      context_ = &*with_executor_;
+    }
+    const auto make = [&](const Problem& p) { return choose(p, phase, options, *context_); };
     expr::Bindings own;
     if (!collect_own(whole, inputs.buffers, own)) {
       plan_ = std::make_shared<const Plan>(make(whole));  // the run refuses it
       return;
     }
-    const bool on_cpu =
-        options.device.type == DeviceType::cpu && options.backend != Backend::reference;
-    const int workers = on_cpu ? cpu::executor_of(context)->concurrency() : 0;
+    const int workers = on_cpu ? cpu::executor_of(*context_)->concurrency() : 0;
     // `make` is passed by reference, as a std::function of its captures would allocate.
     plan_ = plan_cache().find({whole, phase, options, context.isa, workers}, std::ref(make));
     if (!whole.dropout.rng_state && (whole.dropout.seed != plan_->problem.dropout.seed ||
@@ -163,8 +169,11 @@ class PlannedCall {
 
   const Plan& plan() const { return drawn_anew_ ? *drawn_anew_ : *plan_; }
   const Inputs& inputs() const { return *inputs_; }
+  const Context& context() const { return *context_; }
 
  private:
+  const Context* context_;
+  std::optional<Context> with_executor_;
   std::shared_ptr<const Plan> plan_;
   std::optional<Plan> drawn_anew_;  // with the seed and offset of the call
   const Inputs* inputs_;
@@ -221,7 +230,7 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              const PlanOptions& options, const Context& context) {
   const PlannedCall call(problem, inputs, Phase::forward, options, context);
-  run_forward(call.plan(), call.inputs(), outputs, context);
+  run_forward(call.plan(), call.inputs(), outputs, call.context());
 }
 
 void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
@@ -252,7 +261,7 @@ void backward(const Problem& problem, const Inputs& inputs, const Outputs& outpu
               const OutputGradients& d_outputs, const Gradients& gradients,
               const PlanOptions& options, const Context& context) {
   const PlannedCall call(problem, inputs, Phase::backward, options, context);
-  run_backward(call.plan(), call.inputs(), outputs, d_outputs, gradients, context);
+  run_backward(call.plan(), call.inputs(), outputs, d_outputs, gradients, call.context());
 }
 
 }  // namespace attn

@@ -14,6 +14,7 @@
 
 #include "attn/attn.hpp"
 #include "cpu/available_cpus.hpp"
+#include "plan_cache.hpp"
 
 namespace attn {
 namespace {
@@ -159,6 +160,41 @@ TEST_F(NumThreads, PoolsMadeAtTheSameTimeAreOne) {
   }
   for (std::thread& maker : makers) maker.join();
   for (const auto& pool : pools) EXPECT_EQ(pool, pools.front());
+}
+
+// The number is read once in a call: a plan is kept for as many workers as it was made for,
+// whatever another thread sets meanwhile.
+TEST_F(NumThreads, APlanIsKeptForTheWorkersThatItWasMadeFor) {
+  std::atomic<bool> stop{false}, started{false};
+  std::thread setter([&] {
+    for (int i = 0; !stop; ++i) {
+      set_num_threads(1 + i % 2);
+      started = true;
+    }
+  });
+  while (!started) std::this_thread::yield();
+  std::vector<float> q(8 * 4), o(q.size());
+  const auto view = [](std::vector<float>& x) { return tensor(x.data(), {1, 8, 1, 4}); };
+  const Inputs inputs{.q = view(q), .k = view(q), .v = view(q)};
+  const PlanOptions options{.threads = 2};  // where there are as many
+  int wrong = 0;
+  for (int i = 0; i < 3000; ++i) {
+    Problem problem;
+    problem.softmax_scale = 3 + i;  // a plan of its own
+    forward(problem, inputs, {.o = view(o)}, options);
+    const Problem whole = complete(problem, inputs);
+    for (const int workers : {1, 2}) {
+      const auto kept = plan_cache().find(
+          {whole, Phase::forward, options, InstructionSet::automatic, workers},
+          [&](const Problem& p) {
+            return make_plan(p, Phase::forward, options, {.executor = shared_executor(workers)});
+          });
+      wrong += kept->threads != workers;
+    }
+  }
+  stop = true;
+  setter.join();
+  EXPECT_EQ(wrong, 0);
 }
 
 // A child has its parent's pools without their threads, and may make others: none of the tests
