@@ -21,6 +21,12 @@ Tensor* member(Inputs& inputs, std::string_view name) {
   return nullptr;
 }
 
+std::string accepted_dtypes(std::string_view name) {
+  Inputs inputs;
+  if (member(inputs, name) == nullptr) return "f32, bf16, f16 and f64";
+  return name == "sink" ? "f32" : name == "rng_state" ? "i64" : "i32";
+}
+
 namespace {
 
 // Whether it holds the slopes [heads_q] of the keyword alibi, for which attn/options.py writes
@@ -115,7 +121,7 @@ Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Rec
       k_(input("k", k)),
       v_(input("v", v)) {
   check_trace(recording);
-  if (!is_floating(q_.tensor.dtype)) refuse("q", q_, "f32, bf16, f16 and f64");
+  if (!is_floating(q_.tensor.dtype)) refuse("q", q_, accepted_dtypes("q"));
   if (k_.is_bool) refuse("k", k_, "the dtype of q, " + std::string(name(q_.tensor.dtype)));
   if (v_.is_bool) refuse("v", v_, "the dtype of q, " + std::string(name(q_.tensor.dtype)));
   check_layout();
@@ -213,7 +219,7 @@ void Call::take_tensors(const nb::dict& tensors) {
       throw Error(ErrorCode::internal, "no tensor of a call is called " + name);
     }
     if (array.is_bool) {
-      refuse(name, array, name == "sink" ? "f32" : name == "rng_state" ? "i64" : "i32");
+      refuse(name, array, accepted_dtypes(name));
     }
     *known = array.tensor;
     kept_.push_back(std::move(array));

@@ -34,6 +34,8 @@ struct Options {
 
 // The tensor of that name, or null: then it is a buffer.
 Tensor* member(Inputs& inputs, std::string_view name);
+// The dtypes of q, k, v and of those.
+std::string accepted_dtypes(std::string_view name);
 
 // The buffers of a mask that is an array, and of slopes of each sequence: MASK_ARRAY and
 // HEAD_SLOPES of attn/options.py.

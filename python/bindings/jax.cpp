@@ -196,6 +196,7 @@ class Invocation {
     names_ = phase == Phase::forward
                  ? std::vector<std::string_view>{"q", "k", "v"}
                  : std::vector<std::string_view>{"d_out", "q", "k", "v", "out", "lse"};
+    const std::size_t first_names = names_.size();
     for (const std::string_view name : split(attributes_.text("names"))) names_.push_back(name);
     const auto count = static_cast<std::size_t>(frame.arguments.count);
     if (names_.size() != count) {
@@ -206,8 +207,17 @@ class Invocation {
     added_ =
         static_cast<std::size_t>(std::max<std::int64_t>(0, q.rank - attributes_.integer("rank")));
     operands_.reserve(count);
+    Inputs inputs;
     for (std::size_t i = 0; i < count; ++i) {
-      operands_.push_back(operand(names_[i], *frame.arguments.buffers[i], added_, device_));
+      const xla::Buffer& buffer = *frame.arguments.buffers[i];
+      operands_.push_back(operand(names_[i], buffer, added_, device_));
+      const bool is_buffer = i >= first_names && member(inputs, names_[i]) == nullptr;
+      if (buffer.dtype == xla::DType::pred && !is_buffer) {
+        const std::string text = to_string(operands_.back().tensor);
+        throw Error(ErrorCode::invalid_argument,
+                    std::string(names_[i]) + " is bool" + text.substr(name(DType::u8).size()) +
+                        "; accepted are " + accepted_dtypes(names_[i]));
+      }
     }
     results_.reserve(static_cast<std::size_t>(frame.results.count));
     for (std::int64_t i = 0; i < frame.results.count; ++i) {

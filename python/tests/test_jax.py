@@ -320,6 +320,11 @@ def test_refusals():
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
             attn.jax.attention(q, k, v, seqused_k=used, **options).block_until_ready()
+    for name, size, accepted in (("seqused_k", 2, "i32"), ("cu_seqlens_k", 3, "i32")):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=rf"{name} is bool.*are {accepted}"):
+            attn.jax.attention(q, k, v, **{name: jnp.ones(size, bool)}).block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"sink is bool\[4\].*accepted are f32"):
+        attn.jax.attention(q, k, v, seqused_k=used, sink=jnp.ones(4, bool)).block_until_ready()
     with pytest.raises(TypeError, match="reach"):
         attn.jax.attention(q, k, v, reach=3)
     lengths = np.array([0, 30], np.int32)  # past the 24 rows
