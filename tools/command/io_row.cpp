@@ -20,6 +20,8 @@ constexpr std::int64_t kLineBytes = 64;
 constexpr double kMostLineAccesses = 3e9;
 // Some 7 s of counting for an algorithm.
 constexpr double kMostTiles = 1e8;
+// Pairs of a sequence and a K, V head, which the plan of the CPU visits one by one: some 3 s.
+constexpr double kMostPairs = 1e7;
 
 bool has_pass(const IoChoice& choice) {
   for (const Algorithm algorithm : algorithms(choice.phase)) {
@@ -163,10 +165,18 @@ void check_io_size(const std::string& descriptor, const Problem& p, const IoChoi
       std::min(kPlanTile, static_cast<double>(blocks.q) * static_cast<double>(blocks.k));
   const double tiles =
       counted_heads(p) * static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k) / tile;
-  if (tiles <= kMostTiles) return;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} has {:.2g} tiles of {:.0f} scores; counted are at most {:.2g}",
-                          core::echo(descriptor), tiles, tile, kMostTiles));
+  if (tiles > kMostTiles) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} has {:.2g} tiles of {:.0f} scores; counted are at most {:.2g}",
+                            core::echo(descriptor), tiles, tile, kMostTiles));
+  }
+  const double pairs = static_cast<double>(p.batch) * static_cast<double>(p.heads_k);
+  if (choice.arch.empty() && pairs > kMostPairs) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} has {:.2g} pairs of a sequence and a K, V head; counted for the "
+                            "CPU are at most {:.2g}",
+                            core::echo(descriptor), pairs, kMostPairs));
+  }
 }
 
 IoRow make_io_row(const std::string& descriptor, const Problem& problem, const IoChoice& choice) {
