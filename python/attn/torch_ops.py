@@ -26,6 +26,7 @@ from .formula import Formula, reads
 from .options import HEAD_SLOPES, MASK_ARRAY, is_set, keep, make_options, rng_state, window_sides
 from .torch_flops import Counting
 from .torch_second import once, refuse_forward_mode
+from .torch_shapes import check_shapes
 from .torch_trace import traced
 from .torch_transforms import in_vmap_of, rule
 from .trace import loadable
@@ -218,10 +219,8 @@ def _empty_as(t: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tuple[Tensor, Tensor]:
     _COUNTING.register()
-    if not q.device == k.device == v.device:
-        raise InvalidArgument(
-            f"q, k and v are on {q.device}, {k.device} and {v.device}; accepted is one device"
-        )
+    names = call.partition(_SEPARATOR)[0].split(",")
+    check_shapes(q, k, v, _layout(call) == "bhsd", "page_table" in names)
     if q.dim() == 3:
         lse_shape = [q.shape[1], q.shape[0]]
     elif _layout(call) == "bhsd":

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import torch as attn_torch
 from .errors import InvalidArgument
+from .torch_shapes import check_shapes
 
 
 def _heads_first(enable_gqa: bool, *several: Tensor) -> list[Tensor]:
@@ -106,6 +107,8 @@ def scaled_dot_product_attention(
     if query.dim() != 4:
         q, k, v = _heads_first(enable_gqa, query, key, value)
     no_heads = q.shape[1] == 0 and k.shape[1] == 0
+    if no_heads:
+        check_shapes(q, k, v, True)
     # Products of nothing are 0, so that one element of 0 more changes neither scores nor O.
     if q.shape[-1] == 0 and k.shape[-1] == 0:
         scale = 1.0

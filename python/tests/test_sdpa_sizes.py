@@ -61,6 +61,13 @@ def test_a_head_size_of_0_beside_another(sizes):
         ours(q, k, v)
 
 
+def test_no_heads_of_tensors_that_do_not_fit():
+    q = torch.randn(2, 0, 4, 8)
+    for k, v in ((q[..., :7], q), (q, q[:, :, :3]), (q, q.double())):
+        with pytest.raises(attn.InvalidArgument, match="accepted"):
+            ours(q, k, v)
+
+
 MASKS = [{"attn_mask": torch.bool}, {"attn_mask": torch.float32}]
 
 

@@ -256,6 +256,35 @@ def test_meta_tensors():
     assert lse.shape == (2, 4, 5)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(2, 5, 4, 8), (2, 7, 3, 8), (2, 7, 3, 8)], r"\(2, 7, 3, 8\); .* multiple of these heads"),
+        ([(2, 5, 4, 8), (2, 7, 2, 9), (2, 7, 2, 9)], "head_dim of q and k"),
+        ([(2, 5, 4, 8), (3, 7, 2, 8), (3, 7, 2, 8)], "of the same batch"),
+        ([(2, 5, 4, 8), (2, 7, 2, 8), (2, 6, 2, 8)], "seqlen and heads of k and v"),
+        ([(4, 8), (4, 8), (4, 8)], r"\[batch, seqlen, heads, head_dim\]"),
+        ([(1, 2, 5, 4, 8)] * 3, r"\[batch, seqlen, heads, head_dim\]"),
+    ],
+    ids=str,
+)
+def test_meta_tensors_that_do_not_fit(shapes, message):
+    """As the same tensors with memory are refused."""
+    for device in ("cpu", "meta"):
+        tensors = [torch.randn(shape, device=device) for shape in shapes]
+        with pytest.raises(attn.InvalidArgument, match=message if device == "meta" else ""):
+            attn.torch.attention(*tensors)
+
+
+def test_meta_tensors_of_dtypes_that_do_not_fit():
+    q = torch.randn(2, 5, 4, 8)
+    for dtypes in ((q.dtype, torch.float16, q.dtype), (torch.int32,) * 3):
+        for device in ("cpu", "meta"):
+            tensors = [q.to(device, dtype) for dtype in dtypes]
+            with pytest.raises(attn.InvalidArgument, match="accepted"):
+                attn.torch.attention(*tensors)
+
+
 def test_what_is_no_memory_of_one_device_is_refused():
     q = torch.randn(2, 5, 4, 8)
     with pytest.raises(attn.InvalidArgument, match="q, k and v are on meta, cpu and cpu"):

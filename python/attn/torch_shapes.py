@@ -1,0 +1,58 @@
+"""What the library would refuse of q, k and v, where it does not see the tensors: on the meta
+device, within torch.compile and torch.export.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import InvalidArgument
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, heads_first: bool, paged: bool = False) -> None:
+    """Refuses devices, dtypes and shapes that do not fit. paged: k and v are pages. A size that
+    changes from call to call is left to the call.
+    """
+    if not q.device == k.device == v.device:
+        raise InvalidArgument(
+            f"q, k and v are on {q.device}, {k.device} and {v.device}; accepted is one device"
+        )
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES:
+        raise InvalidArgument(
+            f"q, k and v are of {q.dtype}, {k.dtype} and {v.dtype}; accepted is one dtype of "
+            "float32, bfloat16, float16 and float64"
+        )
+    if not _fit(q, k, v, heads_first, paged):
+        rows = "heads, seqlen" if heads_first else "seqlen, heads"
+        raise InvalidArgument(
+            f"q, k and v are {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}; accepted are "
+            f"[batch, {rows}, head_dim] and packed [total, heads, head_dim], of the same batch, "
+            "seqlen and heads of k and v, head_dim of q and k, and a multiple of these heads in q"
+        )
+
+
+def _fit(q: Tensor, k: Tensor, v: Tensor, heads_first: bool, paged: bool) -> bool:
+    if q.dim() not in (3, 4) or k.dim() not in (3, 4) or k.dim() != v.dim():
+        return False
+    if _differ(q.shape[-1], k.shape[-1]):
+        return False
+    for i in range(k.dim() - 1):
+        if _differ(k.shape[i], v.shape[i]):
+            return False
+    if paged:
+        return True
+    if q.dim() == 4 and k.dim() == 4 and _differ(q.shape[0], k.shape[0]):
+        return False
+    heads, heads_k = (t.shape[1 if heads_first and t.dim() == 4 else -2] for t in (q, k))
+    if type(heads) is not int or type(heads_k) is not int:
+        return True
+    return heads % heads_k == 0 if heads_k else heads == 0
+
+
+def _differ(a: Any, b: Any) -> bool:
+    return type(a) is int and type(b) is int and a != b
