@@ -67,21 +67,29 @@ def drawn_again() -> bool:
     return True
 
 
+def _drawn(device: torch.device) -> Tensor:
+    drawn: Tensor = torch.ops.attn.drawn.default(device=device)
+    return drawn
+
+
 def _draw(*, device: torch.device) -> Tensor:
-    from torch.fx.traceback import current_meta
+    from torch.fx.traceback import current_meta, has_preserved_node_meta
     from torch.utils.checkpoint import CheckpointPolicy
 
+    # Where nothing is traced, as in a program that torch.export made, nobody reads the mark, and
+    # another thread may be tracing: the dictionary is one of the process.
+    if not has_preserved_node_meta():
+        return _drawn(device)
     before = dict(current_meta)
     saves = _budget(current_meta) > 0 and _regions_cover_graphs()
     current_meta["recompute"] = (
         CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.MUST_RECOMPUTE
     )
     try:
-        drawn: Tensor = torch.ops.attn.drawn.default(device=device)
+        return _drawn(device)
     finally:
         current_meta.clear()
         current_meta.update(before)
-    return drawn
 
 
 _LIBRARY.impl("draw", _draw, "CompositeImplicitAutograd")

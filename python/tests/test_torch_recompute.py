@@ -12,10 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch._functorch import config  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import attn.torch  # noqa: E402
-from attn import torch_ops  # noqa: E402
+from attn import torch_ops, torch_rng  # noqa: E402
 from attn.flash_attn import flash_attn_func  # noqa: E402
 from torch_problems import DEVICES, leaf  # noqa: E402
 
@@ -144,3 +145,23 @@ def test_within_vmap(randomness):
     wanted = function(q)
     torch.manual_seed(5)
     assert torch.equal(torch.compile(function, backend="aot_eager", fullgraph=True)(q), wanted)
+
+
+class _Marks(TorchDispatchMode):
+    """What torch.fx would note of each operator, a dictionary of the process."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(dict(torch.fx.traceback.current_meta))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_program_that_runs_marks_nothing():
+    """Another thread may be tracing."""
+    with _Marks() as marks:
+        torch_rng._draw(device=torch.device("cpu"))
+    assert marks.seen
+    assert not any(marks.seen)
