@@ -1,13 +1,15 @@
 // Shorthands for common masks and score changes. Each is an ordinary expression tree. The tensors
 // that they read must have the shapes said here, with the problem's seqlen_q and seqlen_k, also
-// where sequences are shorter; a size of 1, but of blocks, serves every index. make_plan() and
-// calls refuse all others. A function here throws Error(invalid_argument) for what it can see
-// itself: a dtype, a rank, a number out of range. Their tensors are not copied and must live as
-// long as calls read them, or be bound by name (Inputs::buffers). Thread-safe.
+// where sequences are shorter; a size of 1 serves every index, but not of blocks, nor of the
+// queries and words of a tree. make_plan() and calls refuse all others. A function here throws
+// Error(invalid_argument) for what it can see itself: a dtype, a rank, a number out of range. Their
+// tensors are not copied and must live as long as calls read them, or be bound by name
+// (Inputs::buffers). Thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "attn/export.hpp"
@@ -36,6 +38,19 @@ expr::Expr documents(const Tensor& ids, Alignment alignment = Alignment::bottom_
 // Ids of their own for the rows of Q, i32 [seqlen_q] or [batch, seqlen_q], and for the keys, i32
 // [seqlen_k] or [batch, seqlen_k]: nothing needs to be aligned.
 expr::Expr documents(const Tensor& ids_q, const Tensor& ids_k);
+
+// Speculative decoding: the queries of a sequence are draft tokens that form a tree, and their keys
+// are its last length_q ones. A query sees all keys before the draft, and draft key t where bit
+// t % 32 of words[batch, query, t / 32] is set. words: i32 [batch or 1, seqlen_q, ceil(seqlen_q /
+// 32)]; a shorter sequence, packed ones too, uses the first of its rows and bits and ignores all
+// others. Words of a step in memory of the GPU: leave data null and bind "tree" by name.
+expr::Expr tree_mask(const Tensor& words);
+// Those words of one sequence, [seqlen_q, ceil(seqlen_q / 32)]: each draft token sees itself, its
+// parent and all that lie above. parents[i] is the parent of token i, before it in the draft, or -1
+// where that is the last token before the draft. Rows past parents.size() are 0; seqlen_q = 0 means
+// parents.size(). Throws Error(invalid_argument) for another parent, and for fewer rows than that.
+std::vector<std::int32_t> tree_words(std::span<const std::int32_t> parents,
+                                     std::int64_t seqlen_q = 0);
 
 // Block-sparse attention (FlashAttention paper, section 3.3 and algorithm 5): block (i, j) of
 // block_q x block_k scores is computed if its byte is non-zero. Owns its bytes, in memory of the

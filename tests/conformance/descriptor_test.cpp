@@ -93,9 +93,10 @@ TEST(Descriptor, TwoOfAShorthandHaveBuffersOfTheirOwn) {
   }
   EXPECT_EQ(names,
             (std::vector<std::string>{"block_mask", "block_mask2", "bias", "slopes", "bias2"}));
-  for (const char* tokens : {"butterfly2_butterfly4", "butterfly2_butterfly2", "bias_bias",
-                             "bias_softcap5_biasbr_alibi", "documents_documents1x10",
-                             "documents6,10_documentstl_documents2x6,1x10", "alibi_alibitl"}) {
+  for (const char* tokens :
+       {"butterfly2_butterfly4", "butterfly2_butterfly2", "bias_bias", "bias_softcap5_biasbr_alibi",
+        "documents_documents1x10", "documents6,10_documentstl_documents2x6,1x10", "alibi_alibitl",
+        "tree_causal_tree1x6x1"}) {
     const std::string text = kSizes + tokens;
     EXPECT_EQ(to_string(parse_problem(text)), text + "_f32");
     expect_inverse(parse_problem(text), text);
@@ -124,13 +125,14 @@ TEST(Descriptor, ExpressionsThatNoShorthandIs) {
 TEST(Descriptor, RandomProblemsComeBack) {
   const std::string masks[] = {"causal",        "causaltl",   "window3x-1",   "windowtl2x2",
                                "prefix4",       "prefixtl0",  "documents",    "documentstl10",
-                               "documents6,10", "butterfly2", "butterflytl4", "mask(key%3!=1)"};
+                               "documents6,10", "butterfly2", "butterflytl4", "mask(key%3!=1)",
+                               "tree",          "tree1x6x1"};
   const std::string scores[] = {"softcap3",       "alibi",        "alibitl",         "bias",
                                 "biasbr4x1x1x10", "bias6x10bf16", "score(score-0.5)"};
   for (std::uint32_t seed = 1; seed <= 1500; ++seed) {
     test::RandomExpr random(seed);
     std::string text = kSizes + (seed % 2 == 0 ? "bf16" : "f16");
-    for (int i = random.uniform(0, 3); i > 0; --i) text += "_" + masks[random.uniform(0, 11)];
+    for (int i = random.uniform(0, 3); i > 0; --i) text += "_" + masks[random.uniform(0, 13)];
     for (int i = random.uniform(0, 3); i > 0; --i) text += "_" + scores[random.uniform(0, 6)];
     Problem p = parse_problem(text);
     if (random.uniform(0, 1) == 0) {
@@ -176,6 +178,8 @@ TEST(Descriptor, ShapesFollowTheAlignment) {
   using Shape = std::vector<std::int64_t>;
   EXPECT_EQ(shape("documents"), (Shape{2, 12}));
   EXPECT_EQ(shape("documentstl"), (Shape{2, 12}));
+  EXPECT_EQ(shape("tree"), (Shape{2, 4, 1}));
+  EXPECT_EQ(shape("tree2x0x0"), (Shape{2, 0, 0}));
   EXPECT_EQ(shape("butterfly4"), (Shape{3, 3}));
   EXPECT_EQ(shape("butterflytl4"), (Shape{1, 3}));
   EXPECT_EQ(shape("bias"), (Shape{1, 6, 4, 12}));
@@ -274,6 +278,8 @@ TEST(Descriptor, Refusals) {
            {"n64_h2_bias99999999999x99999999999", "'bias99999999999x99999999999'"},
            {"n64_buffer(w:f32)", "'buffer(w:f32)'"},
            {"n64_documentstl64,64", "'documentstl64,64'"},
+           {"n64_tree", "'tree'"},
+           {"b2_n64_tree64x2", "'tree64x2'"},
            {"n64_windowbr3x3", "'windowbr3x3'"},
            {"f32_bf16", "'bf16'"}}) {
     try {

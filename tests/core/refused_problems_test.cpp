@@ -293,6 +293,20 @@ const Refusal kProblems[] = {
        c.problem.mask = documents(c.zeros(DType::i32, {4}), c.zeros(DType::i32, {7}));
      },
      {"buffer 'ids_q' of documents is i32[4]", "accepted is [5]"}},
+    {"TreeWithoutAWordOfItsOwn",  // 40 rows have two words each
+     dense_call,
+     [](Call& c) {
+       c.in.q = c.zeros(DType::f32, {2, 40, 4, 8});
+       c.problem.mask = tree_mask(c.zeros(DType::i32, {2, 40, 1}));
+     },
+     {"buffer 'tree' of a tree mask is i32[2, 40, 1]", "accepted is [2, 40, 2]"}},
+    {"TreeOfOneRowForAll",
+     dense_call,
+     [](Call& c) {
+       c.problem.mask = tree_mask(tensor(static_cast<std::int32_t*>(nullptr), {0, 0, 0}));
+       c.in.buffers = {{"tree", c.zeros(DType::i32, {2, 1, 1})}};
+     },
+     {"i32[2, 1, 1]", "accepted is [2, 5, 1]", "a size of 1 serves every batch entry"}},
     {"BlocksOfRows",
      dense_call,
      [](Call& c) { c.problem.mask = BlockMask::butterfly(kSeqlenQ, kSeqlenK, 2).mask(); },

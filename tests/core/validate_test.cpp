@@ -259,8 +259,13 @@ TEST(Validate, ShorthandsOfTheirShapes) {
       EXPECT_NO_THROW(validate_both(c)) << to_string(mask);
     }
   }
-  c.problem.mask = documents(c.zeros(DType::i32, {kSeqlenQ}), c.zeros(DType::i32, {1, kSeqlenK}));
-  EXPECT_NO_THROW(validate_both(c));
+  for (const expr::Expr& mask :
+       {documents(c.zeros(DType::i32, {kSeqlenQ}), c.zeros(DType::i32, {1, kSeqlenK})),
+        tree_mask(c.zeros(DType::i32, {kBatch, kSeqlenQ, 1})),
+        tree_mask(c.zeros(DType::i32, {1, kSeqlenQ, 1}))}) {
+    c.problem.mask = mask;
+    EXPECT_NO_THROW(validate_both(c)) << to_string(mask);
+  }
 }
 
 TEST(Validate, DoublesHaveADoubleLse) {

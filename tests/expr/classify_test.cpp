@@ -248,6 +248,36 @@ TEST(Classify, LoadsLookAtElements) {
   EXPECT_EQ(classify(positive, {.key_min = -5, .key_max = -1}), Coverage::full);
 }
 
+// Keys before the draft are seen whatever the words hold, so that no word of theirs is looked at;
+// among the draft the words are.
+TEST(Classify, TreesShowEveryKeyBeforeTheDraft) {
+  constexpr std::int32_t kDrafts = 40, kKeys = 1000;
+  const std::vector<std::int32_t> nothing(2 * kDrafts * 2), all(2 * kDrafts * 2, -1);
+  const Expr mask = tree_mask(Tensor{.dtype = DType::i32, .rank = 3, .shape = {2, kDrafts, 2}});
+  const auto coverage = [&](const std::vector<std::int32_t>& words, std::int32_t key_min,
+                            std::int32_t key_max) {
+    const Tile tile{.query_max = kDrafts - 1,
+                    .key_min = key_min,
+                    .key_max = key_max,
+                    .batch = 1,
+                    .seqlen_q = kDrafts,
+                    .seqlen_k = kKeys};
+    return classify(mask, tile, {{"tree", tensor(words.data(), {2, kDrafts, 2})}});
+  };
+  for (std::int32_t key = 0; key < kKeys; key += 64) {
+    const std::int32_t last = std::min(key + 64, kKeys) - 1;
+    EXPECT_EQ(coverage(nothing, key, last), last < kKeys - kDrafts  ? Coverage::full
+                                            : key < kKeys - kDrafts ? Coverage::mixed
+                                                                    : Coverage::empty);
+    EXPECT_EQ(coverage(all, key, last), Coverage::full);
+  }
+  EXPECT_EQ(coverage(nothing, 0, kKeys - kDrafts - 1), Coverage::full);
+  std::vector<std::int32_t> one_bit = nothing;
+  one_bit.back() = 1 << 7;  // the last token sees draft token 39 alone
+  EXPECT_EQ(coverage(one_bit, kKeys - 1, kKeys - 1), Coverage::mixed);
+  EXPECT_EQ(coverage(one_bit, kKeys - kDrafts, kKeys - 9), Coverage::empty);
+}
+
 // What is proven of a range is proven of its parts, also where some of what is read is NaN: else
 // the bits of a result could depend on which heads share a task.
 TEST(Classify, PartsOfARangeAreNoLessKnown) {

@@ -6,6 +6,9 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <random>
+#include <utility>
+#include <vector>
 
 #include "attn/error.hpp"
 
@@ -113,6 +116,90 @@ TEST(Mask, Documents) {
   const float wrong[4] = {};
   EXPECT_THROW(documents(tensor(wrong, {4})), Error);
   EXPECT_THROW(documents(tensor(ids[0], {2, 2, 2})), Error);
+}
+
+// Whether draft token t is token i of the draft or lies above it in the tree.
+bool is_above(const std::vector<std::int32_t>& parents, std::int32_t i, std::int32_t t) {
+  for (; i >= 0; i = parents[static_cast<std::size_t>(i)]) {
+    if (i == t) return true;
+  }
+  return false;
+}
+
+// Calls visit(point) for every query and key of sequences with `drafts` queries and all lengths of
+// keys around that.
+template <class Visit>
+void for_each_point(std::int32_t drafts, const Visit& visit) {
+  for (const std::int32_t seqlen_k : {drafts - 2, drafts, drafts + 1, drafts + 70}) {
+    Point at{.seqlen_q = drafts, .seqlen_k = seqlen_k};
+    for (at.batch = 0; at.batch < 2; ++at.batch) {
+      for (at.query = 0; at.query < drafts; ++at.query) {
+        for (at.key = 0; at.key < seqlen_k; ++at.key) visit(at);
+      }
+    }
+  }
+}
+
+TEST(Mask, TreesShowADraftTokenWhatLiesAboveIt) {
+  std::mt19937 random(36);
+  constexpr std::int32_t kRows = 70;  // of the buffer: three words a row
+  for (const std::int32_t drafts : {2, 31, 32, 33, 70}) {
+    std::vector<std::int32_t> parents[2], words;
+    for (std::vector<std::int32_t>& tree : parents) {
+      for (std::int32_t i = 0; i < drafts; ++i) {
+        tree.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(i + 1)) - 1);
+      }
+      const std::vector<std::int32_t> of_tree = tree_words(tree, kRows);
+      ASSERT_EQ(of_tree.size(), 3U * kRows);
+      words.insert(words.end(), of_tree.begin(), of_tree.end());
+    }
+    const Expr of_each = tree_mask(tensor(words.data(), {2, kRows, 3}));
+    const Expr of_all = tree_mask(tensor(words.data(), {1, kRows, 3}));
+    for_each_point(drafts, [&](const Point& at) {
+      const std::int32_t draft = at.key - (at.seqlen_k - at.seqlen_q);
+      for (const auto& [mask, tree] :
+           {std::pair{&of_each, &parents[at.batch]}, std::pair{&of_all, &parents[0]}}) {
+        ASSERT_EQ(evaluate<float>(*mask, at) != 0, draft < 0 || is_above(*tree, at.query, draft))
+            << "query " << at.query << ", key " << at.key << " of " << drafts << " drafts and "
+            << at.seqlen_k << " keys, batch " << at.batch;
+      }
+    });
+  }
+}
+
+// The bits alone decide, whatever they are: also of tokens that come later in the draft.
+TEST(Mask, TreesReadTheirBits) {
+  std::mt19937 random(7);
+  std::vector<std::int32_t> words(2 * 40 * 2);
+  for (std::int32_t& word : words) word = static_cast<std::int32_t>(random());
+  const Expr mask = tree_mask(tensor(words.data(), {2, 40, 2}));
+  for_each_point(40, [&](const Point& at) {
+    const std::int32_t draft = at.key - (at.seqlen_k - at.seqlen_q);
+    bool seen = draft < 0;
+    if (!seen) {
+      const auto word = static_cast<std::uint32_t>(
+          words[static_cast<std::size_t>((at.batch * 40 + at.query) * 2 + draft / 32)]);
+      seen = (word >> (draft % 32)) % 2 != 0;
+    }
+    ASSERT_EQ(evaluate<float>(mask, at) != 0, seen) << at.query << " " << at.key;
+  });
+}
+
+TEST(Mask, TreesAreRefusedByWhatTheyLack) {
+  const std::int32_t words[4] = {};
+  const float floats[4] = {};
+  EXPECT_THROW(tree_mask(tensor(words, {2, 2})), Error);
+  EXPECT_THROW(tree_mask(tensor(floats, {1, 2, 2})), Error);
+  using Parents = std::vector<std::int32_t>;
+  EXPECT_EQ(tree_words(Parents{-1, 0, 0, 1}), (Parents{1, 3, 5, 11}));
+  EXPECT_EQ(tree_words(Parents{}), Parents{});
+  EXPECT_EQ(tree_words(Parents{-1}, 3), (Parents{1, 0, 0}));
+  for (const Parents& parents : {Parents{0}, Parents{-1, 1}, Parents{-2}, Parents{-1, 0, 7}}) {
+    EXPECT_THROW(tree_words(parents), Error);
+  }
+  EXPECT_THROW(tree_words(Parents{-1, 0}, 1), Error);
+  EXPECT_THROW(tree_words(Parents{-1}, -1), Error);
+  EXPECT_THROW(tree_words(Parents{-1}, std::int64_t{1} << 40), Error);
 }
 
 TEST(Mask, Blocks) {

@@ -214,6 +214,13 @@ def make(seed, draw=0):
             masks.append(f"{row}>=0&&ids[batch,{row}]==ids[batch,key]")
         for name, shape in shapes.items():
             problem.buffers[name] = tensors[name] = random.integers(0, 3, shape).astype(np.int32)
+    if np.random.default_rng((seed, 3)).random() < 0.1:  # as of rng_state: no number is drawn
+        shape = (batch, n, -(-n // 32))
+        bits = np.random.default_rng((seed, 4)).integers(-(2**31), 2**31, shape)
+        problem.buffers["tree"] = tensors["tree"] = bits.astype(np.int32)
+        tokens.append("tree")
+        draft = "(key-(seqlen_k-seqlen_q))"
+        masks.append(f"({draft}<0||((tree[batch,query,{draft}/32]>>{draft}%32)&1)!=0)")
     if random.random() < 0.1:
         size = int(pick(random, 2, 5, 16))
         rows = -(-(n if top_left else extent) // size)

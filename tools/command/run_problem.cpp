@@ -50,8 +50,8 @@ bool is_shape(std::string_view token) {
 // Whether the text is a shorthand of the text form, or some; an expression begins with no such
 // word, as in score-1.0, or has other characters.
 bool is_tokens(const std::string& text) {
-  constexpr std::string_view kWords[] = {"causal",    "window",  "prefix", "documents",
-                                         "butterfly", "softcap", "alibi",  "bias"};
+  constexpr std::string_view kWords[] = {"causal", "window",  "prefix", "documents", "butterfly",
+                                         "tree",   "softcap", "alibi",  "bias"};
   return std::ranges::any_of(kWords,
                              [&](std::string_view word) { return text.starts_with(word); }) &&
          std::all_of(text.begin(), text.end(), [](char c) {

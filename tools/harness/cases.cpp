@@ -167,6 +167,8 @@ constexpr ListedCase kCases[] = {
     // Long; last, as a case's place is its seed
     {"b1_sq12_sk5000_h1_d16_mask((query+key)%3!=0)_softcap5_dropout0.5_seed7",
      "mixed tiles with score and dropout past 4096 keys, and dQ from several ranges of keys"},
+    {"b3_sq40_sk300_hq8_hk2_d64_tree_packedq_paged16", "trees of two words a draft token, paged"},
+    {"b2_sq9_sk90_hq6_hk3_d64_window20x20_tree1x9x1/padded", "one tree for all, in a window"},
 };
 
 }  // namespace

@@ -420,9 +420,9 @@ void CaseData::make_buffers() {
   add(problem.score, true);
 }
 
-// i32: ids that grow along the last axis, as documents want them. u8: 0 or 1. Floating of rank 1:
-// slopes as ALiBi has them, times 0.5 to 1.5. Other floating: normal random numbers. Scalars: 0
-// to 8.
+// i32 of rank 3: random bits, as words of a tree may be. Other i32: ids that grow along the last
+// axis, as documents want them. u8: 0 or 1. Floating of rank 1: slopes as ALiBi has them, times 0.5
+// to 1.5. Other floating: normal random numbers. Scalars: 0 to 8.
 void CaseData::fill_buffer(const Tensor& tensor) {
   if (!tensor.given()) return store_element(tensor, 0, static_cast<double>(below(9)));
   const std::int64_t last = tensor.shape[static_cast<std::size_t>(tensor.rank) - 1];
@@ -430,6 +430,8 @@ void CaseData::fill_buffer(const Tensor& tensor) {
   for (std::int64_t i = 0; i < tensor.size(); ++i) {
     if (tensor.dtype == DType::u8) {
       store_element(tensor, i, static_cast<double>(below(2)));
+    } else if (!is_floating(tensor.dtype) && tensor.rank == 3) {
+      store_element(tensor, i, static_cast<std::int32_t>(random_()));
     } else if (!is_floating(tensor.dtype)) {
       id = i % last == 0 ? 0 : id + (below(last) < 4 ? 1 : 0);
       store_element(tensor, i, id);

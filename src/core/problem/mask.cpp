@@ -54,6 +54,8 @@ std::int64_t blocks(std::int64_t seqlen, std::int64_t block) {
   return seqlen / block + (seqlen % block != 0 ? 1 : 0);
 }
 
+constexpr std::int32_t kWordBits = 32;  // bits of a word of a tree
+
 }  // namespace
 
 Expr causal(Alignment alignment) { return symbols().key <= place(alignment); }
@@ -82,6 +84,44 @@ Expr documents(const Tensor& ids, Alignment alignment) {
 Expr documents(const Tensor& ids_q, const Tensor& ids_k) {
   const auto& s = symbols();
   return document_of("ids_q", ids_q, s.query) == document_of("ids_k", ids_k, s.key);
+}
+
+Expr tree_mask(const Tensor& words) {
+  require("tree", words, words.dtype == DType::i32 && words.rank == 3,
+          "i32 [batch, seqlen_q, ceil(seqlen_q / 32)]");
+  const auto& s = symbols();
+  const Expr draft = s.key - (s.seqlen_k - s.seqlen_q);
+  const Expr word = Buffer("tree", words)({s.batch, s.query, draft / kWordBits});
+  // First what needs no word: interval arithmetic then stops there.
+  return draft < 0 || ((word >> draft % kWordBits) & 1) != 0;
+}
+
+std::vector<std::int32_t> tree_words(std::span<const std::int32_t> parents, std::int64_t seqlen_q) {
+  const auto count = static_cast<std::int64_t>(parents.size());
+  constexpr std::int64_t kMaxRows = 1 << 14;  // 32 MiB of words
+  const std::int64_t rows = seqlen_q == 0 ? count : seqlen_q;
+  if (rows < count || rows > kMaxRows) {
+    refuse(
+        fmt::format("tree_words: seqlen_q = {} for {} parents; accepted are rows for each, at "
+                    "most {}",
+                    seqlen_q, count, kMaxRows));
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int32_t parent = parents[static_cast<std::size_t>(i)];
+    if (parent < -1 || parent >= i) {
+      refuse(fmt::format("tree_words: parents[{}] = {}; accepted are -1 and tokens before it", i,
+                         parent));
+    }
+  }
+  const std::int64_t width = blocks(rows, kWordBits);
+  std::vector<std::int32_t> words(static_cast<std::size_t>(rows * width));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto row = words.begin() + i * width;
+    const std::int32_t parent = parents[static_cast<std::size_t>(i)];
+    if (parent >= 0) std::copy_n(words.begin() + parent * width, width, row);
+    row[i / kWordBits] |= static_cast<std::int32_t>(std::uint32_t{1} << (i % kWordBits));
+  }
+  return words;
 }
 
 BlockMask::BlockMask(std::int64_t blocks_q, std::int64_t blocks_k, std::int32_t block_q,

@@ -181,6 +181,28 @@ Value print_butterfly(Candidate& candidate, Alignment alignment) {
   return std::nullopt;
 }
 
+// 0 words where seqlen_q is 0: both are then taken from the tensor.
+std::vector<std::int64_t> default_tree_shape(const Problem& sizes) {
+  const std::int64_t words = sizes.seqlen_q / 32 + (sizes.seqlen_q % 32 != 0);
+  return {sizes.batch, sizes.seqlen_q, words};
+}
+Expr read_tree(const Token& token, const Problem& sizes, Alignment) {
+  if (token.value.empty() && sizes.batch == 0) token.refuse("tree beside b<N>, or with a shape");
+  const std::vector<std::int64_t> shape =
+      token.value.empty() ? default_tree_shape(sizes) : token.shape(token.value);
+  if (shape.size() != 3) token.refuse("tree or tree<batch>x<q>x<words>, as in tree1x64x2");
+  return tree_mask(shape_only(DType::i32, shape));
+}
+Value print_tree(Candidate& candidate, Alignment) {
+  if (candidate.buffers().size() != 1) return std::nullopt;
+  const expr::Buffer& buffer = *candidate.buffers()[0];
+  const Tensor& words = buffer.tensor();
+  if (words.dtype != DType::i32 || words.rank != 3) return std::nullopt;
+  if (!candidate.is(rename_buffer(tree_mask(words), "tree", buffer.name()))) return std::nullopt;
+  const std::vector<std::int64_t> shape = shape_of(words);
+  return shape == default_tree_shape(candidate.problem()) ? "" : shape_text(shape);
+}
+
 Expr read_softcap(const Token& token, const Problem&, Alignment) {
   return softcap(token.number<float>("softcap<c> with c finite, as in softcap30"));
 }
@@ -245,7 +267,7 @@ Value print_bias(Candidate& candidate, Alignment alignment) {
 constexpr bool kMask = false, kScore = true;
 constexpr Alignment kRight = Alignment::bottom_right, kLeft = Alignment::top_left;
 
-constexpr std::array<Shorthand, 15> kShorthands{{
+constexpr std::array<Shorthand, 16> kShorthands{{
     {"causal", "causal", kMask, kRight, read_causal, print_causal},
     {"causaltl", "causaltl", kMask, kLeft, read_causal, print_causal},
     {"window", "window<left>x<right>", kMask, kRight, read_window, print_window},
@@ -256,6 +278,7 @@ constexpr std::array<Shorthand, 15> kShorthands{{
     {"documentstl", "documentstl", kMask, kLeft, read_documents, print_documents},
     {"butterfly", "butterfly<N>", kMask, kRight, read_butterfly, print_butterfly},
     {"butterflytl", "butterflytl<N>", kMask, kLeft, read_butterfly, print_butterfly},
+    {"tree", "tree", kMask, kRight, read_tree, print_tree},
     {"softcap", "softcap<c>", kScore, kRight, read_softcap, print_softcap},
     {"alibi", "alibi", kScore, kRight, read_alibi, print_alibi},
     {"alibitl", "alibitl", kScore, kLeft, read_alibi, print_alibi},

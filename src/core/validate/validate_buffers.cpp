@@ -23,12 +23,15 @@ constexpr std::int64_t kUnknown = -1;
 struct Shorthand {
   std::string_view buffer;  // its name, which a number may follow
   std::string_view name;
-  bool blocks;  // indices are divided by the sides of a block
+  // Indices are divided by the sides of a block or the bits of a word. The last two dimensions then
+  // cover all scores, so one index for all of them is a mistake.
+  bool blocks;
 };
 constexpr std::array kShorthands = {
     Shorthand{"slopes", "alibi", false},    Shorthand{"bias", "bias", false},
     Shorthand{"ids_q", "documents", false}, Shorthand{"ids_k", "documents", false},
-    Shorthand{"ids", "documents", false},   Shorthand{"block_mask", "a block mask", true}};
+    Shorthand{"ids", "documents", false},   Shorthand{"block_mask", "a block mask", true},
+    Shorthand{"tree", "a tree mask", true}};
 
 const Shorthand* shorthand_of(std::string_view buffer) {
   const auto* found = std::ranges::find_if(kShorthands, [&](const Shorthand& shorthand) {
@@ -37,6 +40,16 @@ const Shorthand* shorthand_of(std::string_view buffer) {
                        buffer.end(), [](char c) { return c >= '0' && c <= '9'; });
   });
   return found == kShorthands.end() ? nullptr : found;
+}
+
+// Whether e is key - (seqlen_k - seqlen_q): the key's place among the last seqlen_q ones.
+bool is_draft(const Expr& e) {
+  const auto is = [](const Expr& part, Op op) { return part.node().op == op; };
+  if (!is(e, Op::sub)) return false;
+  const std::vector<Expr>& difference = e.node().args;
+  if (!is(difference[0], Op::key) || !is(difference[1], Op::sub)) return false;
+  const std::vector<Expr>& before = difference[1].node().args;
+  return is(before[0], Op::seqlen_k) && is(before[1], Op::seqlen_q);
 }
 
 // How many values 0, 1, ... an index takes; unknown for what no shorthand writes.
@@ -55,7 +68,8 @@ std::int64_t extent_of(const Problem& p, const Expr& index, bool blocks) {
     case Op::div: {
       const Node& divisor = node.args[1].node();
       if (!blocks || divisor.op != Op::constant || divisor.int_value < 1) return kUnknown;
-      const std::int64_t extent = extent_of(p, node.args[0], false);
+      const std::int64_t extent =
+          is_draft(node.args[0]) ? p.seqlen_q : extent_of(p, node.args[0], false);
       return extent < 0 ? kUnknown : (extent + divisor.int_value - 1) / divisor.int_value;
     }
     default:
@@ -93,7 +107,6 @@ void check_shorthand_shape(const ArgumentCheck& check, const Problem& problem, c
   }
   for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
     const std::int64_t size = t.shape[d];
-    // Blocks, the last two dimensions, are as many as cover the scores: one for all is a mistake.
     const bool one_serves =
         size == 1 && !(shorthand->blocks && d + 2 >= static_cast<std::size_t>(t.rank));
     if (size == extents[d] || one_serves || (declaration && size == 0)) continue;

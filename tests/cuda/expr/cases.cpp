@@ -17,6 +17,7 @@ constexpr std::uint32_t kSpecial = 200;
 
 struct Tensors {
   std::vector<std::int32_t> ids = std::vector<std::int32_t>(600);
+  std::vector<std::int32_t> words = std::vector<std::int32_t>(2 * 40 * 2);  // of trees
   std::vector<float> slopes{0.5F, 0.25F, 0.125F, 0.0625F};
   std::vector<float> odd{std::nanf(""), 1.5F, -std::nanf(""), -0.0F};
   std::vector<bfloat16> bias = std::vector<bfloat16>(4 * 24 * 24);
@@ -26,6 +27,9 @@ struct Tensors {
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i / 5);
     for (std::size_t i = 0; i < bias.size(); ++i) {
       bias[i] = bfloat16(static_cast<float>(i % 37) * 0.1F - 2);
+    }
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      words[i] = static_cast<std::int32_t>(i * 2654435761U) >> (i % 3);
     }
   }
 };
@@ -84,6 +88,7 @@ std::vector<DeviceExpressions> device_expressions() {
       {"prefix", prefix(7), {}, t},
       {"documents", causal() && documents(tensor(t->ids.data(), {600})), {}, t},
       {"blocks", causal() && t->blocks.mask(), {}, t},
+      {"tree", tree_mask(tensor(t->words.data(), {2, 40, 2})), {}, t},
       {"ids", ids[s.query * 25] == ids[s.key * 25], {}, t},
       {"empty", none[s.query] == 0 && nothing({s.key, s.query}) <= 0.0F && s.key < 9,
        s.score + nothing({s.query, s.key}), t},
