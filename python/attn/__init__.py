@@ -17,8 +17,8 @@ from .errors import (
     Unavailable,
     Unsupported,
 )
-from .formula import Formula, block_mask
-from .information import alibi_slopes, get_num_threads, info, set_num_threads
+from .formula import Formula, block_mask, tree_mask
+from .information import alibi_slopes, get_num_threads, info, set_num_threads, tree_words
 from .operations import (
     Plan,
     attention,
@@ -86,6 +86,8 @@ __all__ = [
     "set_num_threads",
     "symbols",
     "tiles",
+    "tree_mask",
+    "tree_words",
     "where",
 ]
 

@@ -73,3 +73,25 @@ def block_mask(blocks: Array, block_q: int, block_k: int, *, top_left: bool = Fa
     text = f"block_mask[{outer}{row} / {block_q}, key / {block_k}] != 0"
     # A negative position lies in a negative block, which reads 0, but for a dimension of size 1.
     return Formula(text if top_left else f"position >= 0 && {text}", block_mask=blocks)
+
+
+def tree_mask(words: Array) -> Formula:
+    """Speculative decoding: the queries of a sequence are draft tokens that form a tree, and their
+    keys are its last ones. A query sees all keys before the draft, and of the draft what its bits
+    say. `attn.tree_words` makes these from the parents of the tokens.
+
+    Args:
+        words: int32 `[batch or 1, seqlen_q, ceil(seqlen_q / 32)]` on the device of q; of packed
+            queries seqlen_q is max_seqlen_q. Query i sees draft token t where bit t % 32 of
+            words[batch, i, t // 32] is set. A shorter sequence uses its first rows and bits, and
+            ignores all others.
+    """
+    if len(words.shape) != 3:
+        raise InvalidArgument(
+            f"words has shape {tuple(words.shape)}; accepted is "
+            "[batch, seqlen_q, ceil(seqlen_q / 32)]"
+        )
+    draft = "key - (seqlen_k - seqlen_q)"
+    # By its name the buffer is attn::tree_mask's, whose shape every call holds to its lengths.
+    text = f"{draft} < 0 || (tree[batch, query, ({draft}) / 32] >> ({draft}) % 32 & 1) != 0"
+    return Formula(text, tree=words)

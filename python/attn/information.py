@@ -9,6 +9,7 @@ from .errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 
@@ -51,4 +52,31 @@ def alibi_slopes(heads: int) -> list[float]:
     As an array they are the `alibi` of attn.attention.
     """
     result: list[float] = _attn.alibi_slopes(heads)
+    return result
+
+
+def tree_words(parents: Sequence[int], seqlen_q: int = 0) -> list[list[int]]:
+    """The words of one sequence for attn.tree_mask: each draft token sees itself, its parent and
+    all that lie above.
+
+    >>> attn.tree_words([-1, 0, 0, 1])
+    [[1], [3], [5], [11]]
+
+    Args:
+        parents: The parent of each draft token, before it in the draft, or -1 where that is the
+            last token before the draft.
+        seqlen_q: Rows of the result, each of ceil(seqlen_q / 32) words. Those past the draft are 0.
+            0 stands for one row for each token.
+    """
+    try:
+        numbers = [operator.index(parent) for parent in parents]
+        rows = operator.index(seqlen_q)
+    except TypeError:
+        raise InvalidArgument(
+            f"tree_words of {parents!r} and {seqlen_q!r}; accepted are integers"
+        ) from None
+    # What is out of range is refused as the nearest number that is, too.
+    most = 2**31 - 1
+    clipped = [max(-2, min(parent, most)) for parent in numbers]
+    result: list[list[int]] = _attn.tree_words(clipped, max(-1, min(rows, most)))
     return result

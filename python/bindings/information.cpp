@@ -1,7 +1,10 @@
 // What the library and this machine are.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "attn/context.hpp"
 #include "attn/error.hpp"
@@ -56,6 +59,20 @@ nb::list slopes(std::int64_t heads) {
   return result;
 }
 
+// A list for each row of the buffer.
+nb::list rows_of_tree(const std::vector<std::int32_t>& parents, std::int64_t seqlen_q) {
+  const std::vector<std::int32_t> words = tree_words(parents, seqlen_q);
+  const std::size_t rows = seqlen_q == 0 ? parents.size() : static_cast<std::size_t>(seqlen_q);
+  const std::size_t width = (rows + 31) / 32;
+  nb::list result;
+  for (std::size_t i = 0; i < rows; ++i) {
+    nb::list row;
+    for (std::size_t j = 0; j < width; ++j) row.append(words[i * width + j]);
+    result.append(row);
+  }
+  return result;
+}
+
 }  // namespace
 
 void bind_information(nb::module_& module) {
@@ -63,6 +80,7 @@ void bind_information(nb::module_& module) {
   module.attr("__version__") = ATTN_VERSION_STRING;
   module.def("info", &information);
   module.def("alibi_slopes", &slopes);
+  module.def("tree_words", &rows_of_tree);
   module.def("get_num_threads", &get_num_threads);
   module.def("set_num_threads", &set_num_threads, "threads"_a);
 }
