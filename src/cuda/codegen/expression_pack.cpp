@@ -270,9 +270,4 @@ std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score) {
                       count_numbers(score_factors(score)));
 }
 
-bool mask_reads_buffers(const expr::Expr& mask) {
-  const auto buffers = expr::buffers(mask);
-  return !std::ranges::all_of(buffers, [](const auto& buffer) { return expr::is_scalar(*buffer); });
-}
-
 }  // namespace attn::cuda

@@ -70,8 +70,14 @@ std::vector<std::string> load_ranges(const Program& program, const Instruction& 
   return ranges;
 }
 
+// What a load may give where no element is looked at.
+std::string any_value(const expr::Buffer& buffer, const PrintedBuffers& printed) {
+  return fmt::format("ScanOf<{}>::any()", element_name(printed_tensor(buffer, printed).dtype));
+}
+
+// unscanned: given where no element is to be looked at; the tensors of buffers.
 std::string range_value(const Program& program, const Instruction& in,
-                        const std::vector<std::string>& values) {
+                        const std::vector<std::string>& values, const PrintedBuffers* unscanned) {
   switch (in.op) {
     case Op::constant:
       return fmt::format("range_of({})", expr::cuda_constant(in));
@@ -88,6 +94,9 @@ std::string range_value(const Program& program, const Instruction& in,
         return fmt::format("range_of({})",
                            expr::cuda_value(program, in, {}, expr::CudaMath::exact));
       }
+      if (unscanned != nullptr) {
+        return any_value(*program.buffers[static_cast<std::size_t>(in.buffer)], *unscanned);
+      }
       return fmt::format("range_load_{}({})",
                          program.buffers[static_cast<std::size_t>(in.buffer)]->name(),
                          fmt::join(load_ranges(program, in, values), ", "));
@@ -100,11 +109,11 @@ std::string range_value(const Program& program, const Instruction& in,
   }
 }
 
-std::string range_body(const Program& program) {
+std::string range_body(const Program& program, const PrintedBuffers* unscanned) {
   std::string text;
   std::vector<std::string> values;
   for (const Instruction& in : program.instructions) {
-    std::string value = range_value(program, in, values);
+    std::string value = range_value(program, in, values, unscanned);
     if (!is_leaf(in)) {
       const std::string name = fmt::format("r{}", values.size());
       text += fmt::format("    const {} {} = {};\n", range_type(in.type), name, value);
@@ -282,7 +291,7 @@ void check_type(std::string_view argument, const Expr& e, Type type, std::string
 }  // namespace
 
 std::string print_expressions(const Expr& mask, const Expr& score, const PrintedBuffers& printed,
-                              bool short_sequences) {
+                              bool short_sequences, bool scans_buffers) {
   check_type("mask", mask, Type::boolean, "a boolean expression");
   check_type("score", score, Type::float32, "a float32 expression");
   if (depends_on(mask, Op::score)) {
@@ -311,8 +320,9 @@ std::string print_expressions(const Expr& mask, const Expr& score, const Printed
   text += fmt::format("  static constexpr bool kHasSmallTanh = {};\n", factors.small_tanh >= 0);
   text += fmt::format("  static constexpr float kScoreFactor = {:a}f;\n", factors.after);
   for (const auto& buffer : buffers) {
-    text +=
-        buffer_text(*buffer, printed_tensor(*buffer, printed), readers_of(*buffer, masked, scored));
+    Readers readers = readers_of(*buffer, masked, scored);
+    readers.range = readers.range && scans_buffers;
+    text += buffer_text(*buffer, printed_tensor(*buffer, printed), readers);
   }
   for (std::size_t i = 0; i < factors.multiples.size(); ++i) {
     const ScoreMultiple& c = factors.multiples[i];
@@ -328,7 +338,8 @@ std::string print_expressions(const Expr& mask, const Expr& score, const Printed
                    value_body(scored, expr::CudaMath::fast, &factors, factors.result));
   text += vectors_of(scored, factors, printed);
   text += exponent_text(scored, factors);
-  text += function("Coverage", "classify", parameters(kTile, masked), range_body(masked));
+  text += function("Coverage", "classify", parameters(kTile, masked),
+                   range_body(masked, scans_buffers ? nullptr : &printed));
   return text + "};\n\n}  // namespace attn::device\n";
 }
 

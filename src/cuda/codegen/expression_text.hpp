@@ -63,8 +63,8 @@ namespace attn::cuda {
 // score follows src/cuda/device/expr/fast.cuh, macro ATTN_PRECISE_MATH. With the macro
 // ATTN_SHORT_SEQUENCES=1, for problems whose seqlen_q and seqlen_k are at most 2^20, sums of
 // positions and their conversion to float are cheaper. classify follows expr::classify, but looks
-// at no more than 256 elements a load. Every call reads buffers again: where mask_reads_buffers,
-// classify is worth doing once for all warps.
+// at no more than 256 elements a load, and at none unless scans_buffers. Every call reads buffers
+// again: with scans_buffers, classify is worth doing once for all warps.
 //
 // mask must be boolean and without score, score float32; either may be empty. The text depends on
 // their trees, on the dtype of each buffer, on whether its last dimension is contiguous and on how
@@ -73,13 +73,11 @@ namespace attn::cuda {
 // Error(unsupported) for more than 32 buffers. short_sequences: seqlen_q and seqlen_k are at most
 // 2^20, and more of the mask is bounds of the key.
 std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
-                              const PrintedBuffers& printed = {}, bool short_sequences = false);
+                              const PrintedBuffers& printed = {}, bool short_sequences = false,
+                              bool scans_buffers = true);
 
 // Size of that struct, whose bytes expression_pack (expression_pack.hpp) gives; throws as
 // print_expressions for buffers.
 std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score);
-
-// expr::classify of the mask depends on more than its arguments.
-bool mask_reads_buffers(const expr::Expr& mask);
 
 }  // namespace attn::cuda

@@ -108,8 +108,9 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
   if (is_short) text += "#define ATTN_SHORT_SEQUENCES 1\n";
   text += "#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
   const bool maps = config.kernel->reads_maps;
-  text += print_expressions(problem.mask, score_expression(problem), printed,
-                            config.kernel->bounds_keys && is_short);
+  text +=
+      print_expressions(problem.mask, score_expression(problem), printed,
+                        config.kernel->bounds_keys && is_short, config.features.mask_scans_buffers);
   text += "namespace attn::device {\n" + print_config(config);
   text += config.shape->declarations(config);
   text += "}\n";

@@ -1,10 +1,32 @@
 #include "cuda/kernels/forward_features.hpp"
 
+#include <algorithm>
+#include <cstdint>
+
 #include "core/philox.hpp"
 #include "cuda/codegen/expression_factors.hpp"
-#include "cuda/codegen/expression_text.hpp"
+#include "cuda/codegen/mask_buffers.hpp"
 
 namespace attn::cuda {
+namespace {
+
+// Where buffers matter for the last eighth of the keys alone, or for as many of them as there are
+// draft tokens (attn::tree_mask), at most a tile of 128, looking at their elements could save no
+// more than reading these keys, and would take a launch before the kernel. Lengths may differ from
+// call to call, so those of the problem stand for all: the answer changes no result.
+bool mask_scans_buffers(const Problem& p) {
+  constexpr std::int64_t kTile = 128;
+  const std::int64_t last = std::max(p.seqlen_k / 8, std::min(p.seqlen_q, kTile));
+  expr::Tile tile{.query_max = static_cast<std::int32_t>(p.seqlen_q - 1),
+                  .key_max = static_cast<std::int32_t>(p.seqlen_k - 1),
+                  .head_max = static_cast<std::int32_t>(p.heads_q - 1),
+                  .seqlen_q = static_cast<std::int32_t>(p.seqlen_q),
+                  .seqlen_k = static_cast<std::int32_t>(p.seqlen_k)};
+  if (2 * last < p.seqlen_k) tile.key_max -= static_cast<std::int32_t>(last);
+  return buffers_matter(p.mask, tile);
+}
+
+}  // namespace
 
 ForwardFeatures forward_features(const Problem& p, const ForwardTensors& tensors) {
   ForwardFeatures f;
@@ -25,7 +47,7 @@ ForwardFeatures forward_features(const Problem& p, const ForwardTensors& tensors
   f.mask_heads = depends_on(p.mask, expr::Op::head);
   f.mask_batches =
       depends_on(p.mask, expr::Op::batch) || f.packed_q || f.packed_k || f.used_q || f.used_k;
-  f.mask_reads_buffers = mask_reads_buffers(p.mask);
+  f.mask_scans_buffers = mask_scans_buffers(p);
   f.hides_keys = !p.mask.empty() || may_hide_keys(p.score);
   return f;
 }

@@ -30,7 +30,9 @@ struct ForwardFeatures {
   bool vector_o = true;          // O may be written 16 bytes at a time
   // What the mask says of blocks of keys differs between heads, and between batch entries.
   bool mask_heads = false, mask_batches = false;
-  bool mask_reads_buffers = false;
+  // The mask reads buffers for more than the last keys: what these hold says which blocks of keys
+  // are worth reading, so that a kernel looks at them ahead (ForwardConfig::classified).
+  bool mask_scans_buffers = false;
   // The mask is not empty, or a score may be -inf: rows of O that are not finite are looked at
   // again (device/softmax/visible_row.cuh).
   bool hides_keys = false;

@@ -44,7 +44,7 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
       config.splits && kernel.takes_pieces && (config.features.used_k || config.features.packed_k);
   if (config.splits) config.combine = choose_combine(p.head_dim_v, splits.count);
   // The papers' kernels look at masks tile by tile.
-  config.classified = config.features.mask_reads_buffers && !kernel.runs_by_name_only();
+  config.classified = config.features.mask_scans_buffers && !kernel.runs_by_name_only();
   return {std::move(config), std::string()};
 }
 

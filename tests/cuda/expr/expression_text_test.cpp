@@ -284,8 +284,6 @@ TEST(ExpressionText, PlainOperationsStayPlain) {
   EXPECT_EQ(cuda::print_expressions(mask, {}, pack.printed({})), cuda::print_expressions(mask, {}));
   EXPECT_FALSE(pack.prints(pack.printed({}), bindings));
   EXPECT_TRUE(pack.prints(pack.printed({}), {}));
-  EXPECT_TRUE(cuda::mask_reads_buffers(mask));
-  EXPECT_FALSE(cuda::mask_reads_buffers(causal()));
 }
 
 // What score() returns of a score, and the constants taken out of it.

@@ -93,7 +93,6 @@ TEST(Scalar, ValuesAreNoText) {
   EXPECT_NE(bytes(one, {}), bytes(third, {}));
   const std::int32_t four = 4;
   EXPECT_EQ(bytes(one, {{"w", tensor(&four, {})}}), bytes(other, {}));
-  EXPECT_FALSE(cuda::mask_reads_buffers(one.mask));
 }
 
 // What q.k is multiplied by when a score is no more than that times a scalar, or over one.
