@@ -30,11 +30,12 @@ report 'no newline at the end' "$(
     if [[ -s $file ]] && grep -Iq . "$file" && [[ -n $(tail -c 1 "$file") ]]; then echo "$file"; fi
   done)"
 
-# Who runs what was chosen includes src/cuda/heuristics (docs/design.md, "Layers"), not the other
-# way.
+# Who runs what was chosen includes src/cuda/plan, which includes src/cuda/kernels (docs/design.md,
+# "Layers"), not the other way.
 report 'an include that points back' "$(
-  tracked src/cuda/heuristics |
-    xargs -0 grep -nE '#include "cuda/(forward|backward|matmul)/' || true)"
+  tracked src/cuda/plan src/cuda/kernels |
+    xargs -0 grep -nE '#include "cuda/(forward|backward|matmul)/' || true
+  tracked src/cuda/kernels | xargs -0 grep -n '#include "cuda/plan/' || true)"
 
 # Names such as Plan.RunsInItsOwnPhase are those of TEST, TEST_F or TEST_P.
 report 'docs/trust.md names tests that do not exist' "$(

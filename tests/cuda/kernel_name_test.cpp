@@ -5,13 +5,13 @@
 
 #include "attn/error.hpp"
 #include "attn/problem.hpp"
-#include "cuda/heuristics/backward_kernel_name.hpp"
-#include "cuda/heuristics/backward_sm80.hpp"
-#include "cuda/heuristics/backward_sm90.hpp"
-#include "cuda/heuristics/backward_tiles.hpp"
-#include "cuda/heuristics/choose_backward.hpp"
+#include "cuda/kernels/backward_sm80/kernel.hpp"
+#include "cuda/kernels/backward_sm90/kernel.hpp"
+#include "cuda/kernels/backward_tiles.hpp"
 #include "cuda/kernels/forward_sm90/kernel.hpp"
 #include "cuda/kernels/shared_memory.hpp"
+#include "cuda/plan/backward_kernel_name.hpp"
+#include "cuda/plan/choose_backward.hpp"
 #include "cuda/plan/choose_forward.hpp"
 #include "cuda/plan/forward_kernel_name.hpp"
 #include "cuda/support.hpp"
@@ -164,34 +164,42 @@ BackwardConfig backward_chosen(const std::string& descriptor, std::string_view k
   return backward_config(choose_backward_kernel(p, {}, wish), p, {}, device::Gradient::all, wish);
 }
 
+const BackwardSm90Shape& backward_sm90(const BackwardConfig& config) {
+  return dynamic_cast<const BackwardSm90&>(*config.shape).shape;
+}
+
+const BackwardSm80Shape& backward_sm80(const BackwardConfig& config) {
+  return dynamic_cast<const BackwardSm80&>(*config.shape).shape;
+}
+
 TEST(KernelName, BackwardPartsReplaceThoseOfTheTable) {
   const BackwardConfig table = backward_chosen("b1_n2048_h16_d64_bf16", "");
-  ASSERT_EQ(table.kernel, BackwardKernel::sm90);
-  ASSERT_EQ(table.score_groups, 2);
+  ASSERT_EQ(table.kernel->name, "backward_sm90");
+  ASSERT_EQ(backward_sm90(table).score_groups, 2);
   const BackwardConfig one =
       backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm90/c1_q3_o2_r40_x216");
-  EXPECT_EQ(one.score_groups, 1);
-  EXPECT_EQ(one.stages, 3);
-  EXPECT_EQ(one.stages_o, 2);
-  EXPECT_EQ(one.stages_p, table.stages_p);
-  EXPECT_EQ(one.block_m, table.block_m);
-  EXPECT_EQ(one.producer_registers, 40);
-  EXPECT_EQ(one.score_registers, 216);
-  EXPECT_EQ(one.gradient_registers, 128);  // (512 - 40 - 216) / 2
+  EXPECT_EQ(backward_sm90(one).score_groups, 1);
+  EXPECT_EQ(one.tiling.stages, 3);
+  EXPECT_EQ(backward_sm90(one).stages_o, 2);
+  EXPECT_EQ(backward_sm90(one).stages_p, backward_sm90(table).stages_p);
+  EXPECT_EQ(one.tiling.block_m, table.tiling.block_m);
+  EXPECT_EQ(backward_sm90(one).producer_registers, 40);
+  EXPECT_EQ(backward_sm90(one).score_registers, 216);
+  EXPECT_EQ(backward_sm90(one).gradient_registers, 128);  // (512 - 40 - 216) / 2
 }
 
 TEST(KernelName, BackwardPartsOfThePortableKernel) {
   const BackwardConfig table = backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm80");
   const BackwardConfig named =
       backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm80/m64_s1_x2_q2_l40");
-  EXPECT_EQ(named.kernel, BackwardKernel::sm80);
-  EXPECT_EQ(named.block_n, 64);
-  EXPECT_EQ(named.stages, 1);
-  EXPECT_EQ(named.score_warps, 2);
-  EXPECT_EQ(named.query_warps, 2);
-  EXPECT_EQ(named.l2_megabytes, 40);
-  EXPECT_EQ(named.block_m, table.block_m);
-  EXPECT_EQ(named.key_warps, table.key_warps);
+  EXPECT_EQ(named.kernel->name, "backward_sm80");
+  EXPECT_EQ(named.tiling.block_n, 64);
+  EXPECT_EQ(named.tiling.stages, 1);
+  EXPECT_EQ(backward_sm80(named).score_warps, 2);
+  EXPECT_EQ(backward_sm80(named).query_warps, 2);
+  EXPECT_EQ(named.tiling.l2_megabytes, 40);
+  EXPECT_EQ(named.tiling.block_m, table.tiling.block_m);
+  EXPECT_EQ(backward_sm80(named).key_warps, backward_sm80(table).key_warps);
 }
 
 // Few tiles of keys and many in all: a pass in order is faster and is chosen, asked for or not.
@@ -213,33 +221,33 @@ TEST(KernelName, BackwardTakesTurnsWhereThatIsFaster) {
   // Named parts are as named.
   const BackwardConfig named = backward_chosen("b32_n512_h16_d128_bf16", "backward_sm90/w32_g4");
   EXPECT_FALSE(named.ordered);
-  EXPECT_EQ(named.piece_columns, 32);
+  EXPECT_EQ(backward_sm90(named).piece_columns, 32);
 }
 
 // What a GPU's shared memory does not hold is left to the kernel of two passes; so is what is to
 // give equal bits.
 TEST(KernelName, BackwardFitsTheArchitecture) {
   const auto chosen = [](const char* descriptor, int arch, bool deterministic) {
-    return choose_backward_kernel(parse_problem(descriptor), {},
-                                  {{arch, false}, {}, deterministic});
+    return choose_backward_kernel(parse_problem(descriptor), {}, {{arch, false}, {}, deterministic})
+        .name;
   };
   for (const char* descriptor :
        {"b1_n512_h4_d64_bf16", "b1_n512_h4_d96_bf16", "b1_n512_h4_d128_bf16"}) {
     for (const int arch : {80, 86, 89, 100, 120}) {
-      EXPECT_EQ(chosen(descriptor, arch, false), BackwardKernel::sm80) << descriptor << arch;
-      EXPECT_EQ(chosen(descriptor, arch, true), BackwardKernel::sm80_deterministic);
+      EXPECT_EQ(chosen(descriptor, arch, false), "backward_sm80") << descriptor << arch;
+      EXPECT_EQ(chosen(descriptor, arch, true), "backward_sm80_deterministic");
       const Problem p = parse_problem(descriptor);
-      const BackwardConfig config =
-          backward_config(BackwardKernel::sm80, p, {}, device::Gradient::all, {{arch, false}});
-      EXPECT_LE(config.shared_bytes(), most_shared_bytes({arch, false})) << descriptor << arch;
+      const BackwardConfig config = backward_config(*find_backward_kernel("backward_sm80"), p, {},
+                                                    device::Gradient::all, {{arch, false}});
+      EXPECT_LE(config.tiling.shared_bytes, most_shared_bytes({arch, false})) << descriptor << arch;
     }
   }
-  EXPECT_EQ(chosen("b1_n512_h4_d256_bf16", 80, false), BackwardKernel::sm80);
-  EXPECT_EQ(chosen("b1_n512_h4_d256_bf16", 86, false), BackwardKernel::sm80_deterministic);
+  EXPECT_EQ(chosen("b1_n512_h4_d256_bf16", 80, false), "backward_sm80");
+  EXPECT_EQ(chosen("b1_n512_h4_d256_bf16", 86, false), "backward_sm80_deterministic");
 }
 
 TEST(KernelName, BackwardDealsGroupsOfOneSize) {
-  EXPECT_EQ(backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm90/l40").l2_megabytes, 40);
+  EXPECT_EQ(backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm90/l40").tiling.l2_megabytes, 40);
   for (const auto& [pairs, most, size] :
        {std::tuple{128, 9, 8}, {256, 19, 16}, {64, 4, 4}, {13, 6, 5}, {7, 100, 7}, {5, 0, 1}}) {
     EXPECT_EQ(even_group(pairs, most), size) << pairs << " by " << most;
@@ -250,18 +258,18 @@ TEST(KernelName, BackwardDealsGroupsOfOneSize) {
 TEST(KernelName, BackwardSharesTilesOfTheWidestHeads) {
   for (const bool deterministic : {false, true}) {
     const BackwardConfig pair = backward_chosen("b1_n512_h4_d256_bf16", "", deterministic);
-    EXPECT_EQ(pair.cluster, 2);
-    EXPECT_EQ(pair.block_m, 128);
-    EXPECT_EQ(pair.gradient_registers, 160);
-    EXPECT_LE(pair.shared_bytes(), most_shared_bytes(kHopper));
+    EXPECT_EQ(pair.tiling.cluster, 2);
+    EXPECT_EQ(pair.tiling.block_m, 128);
+    EXPECT_EQ(backward_sm90(pair).gradient_registers, 160);
+    EXPECT_LE(pair.tiling.shared_bytes, most_shared_bytes(kHopper));
   }
   for (const BackwardConfig& alone :
        {backward_chosen("b1_n512_h4_d256_dv192_bf16", ""),
         backward_chosen("b1_n512_h4_d192_bf16", ""),
         backward_chosen("b1_n512_h4_d256_bf16", "backward_sm90/b1_n64_p2_w128_g1_r40_x152")}) {
-    EXPECT_EQ(alone.cluster, 1);
-    EXPECT_EQ(alone.block_m, 64);
-    EXPECT_LE(alone.shared_bytes(), most_shared_bytes(kHopper));
+    EXPECT_EQ(alone.tiling.cluster, 1);
+    EXPECT_EQ(alone.tiling.block_m, 64);
+    EXPECT_LE(alone.tiling.shared_bytes, most_shared_bytes(kHopper));
   }
 }
 
@@ -322,11 +330,12 @@ TEST(KernelName, BackwardFollowsTheAlgorithm) {
   for (const char* descriptor :
        {"b1_n512_h4_d64_f32", "b1_n512_h4_d128_bf16", "b1_n9_h1_d256_f16"}) {
     const BackwardConfig config = backward_chosen(descriptor, "backward_flash_attention");
-    EXPECT_LE(config.shared_bytes(), most_shared_bytes(kHopper));
+    EXPECT_LE(config.tiling.shared_bytes, most_shared_bytes(kHopper));
   }
-  EXPECT_EQ(backward_chosen("b1_n512_h4_d64_f32", "backward_flash_attention").block_m, 64);
-  EXPECT_EQ(backward_chosen("b1_n512_h4_d256_f32", "backward_flash_attention").block_m, 32);
-  EXPECT_TRUE(backward_chosen("b1_n9_h1_d8_f32", "backward_flash_attention/sparse").skips_empty);
+  EXPECT_EQ(backward_chosen("b1_n512_h4_d64_f32", "backward_flash_attention").tiling.block_m, 64);
+  EXPECT_EQ(backward_chosen("b1_n512_h4_d256_f32", "backward_flash_attention").tiling.block_m, 32);
+  EXPECT_TRUE(backward_chosen("b1_n9_h1_d8_f32", "backward_flash_attention/sparse").algorithm ==
+              Algorithm::block_sparse);
 }
 
 // On architectures with less shared memory than its stages take, the next kernel is chosen.

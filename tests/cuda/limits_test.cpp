@@ -9,7 +9,7 @@
 #include "cuda/backward/buffers.hpp"
 #include "cuda/backward/source.hpp"
 #include "cuda/driver/nvrtc.hpp"
-#include "cuda/heuristics/choose_buffers.hpp"
+#include "cuda/plan/choose_buffers.hpp"
 #include "cuda/support.hpp"
 #include "cuda/temporary_folder.hpp"
 

@@ -7,7 +7,7 @@
 #include "attn/problem.hpp"
 #include "cuda/backward/one_pass.hpp"
 #include "cuda/forward/parameters.hpp"
-#include "cuda/heuristics/choose_backward.hpp"
+#include "cuda/plan/choose_backward.hpp"
 #include "cuda/plan/choose_forward.hpp"
 
 namespace attn::cuda {
@@ -79,25 +79,26 @@ TEST(Workspace, HoldsPartialResultsAndWords) {
 }
 
 std::int64_t bytes_backward(const std::string& descriptor, bool deterministic) {
-  return checked_workspace(parse_problem(descriptor), BackwardKernel::simt,
+  return checked_workspace(parse_problem(descriptor), *find_backward_kernel("backward_simt"),
                            {.arch = kHopper, .deterministic = deterministic});
 }
 
 // What a call brings is not known when it is planned: lengths make words of each batch entry, and
 // without lengths tiles of few keys take turns, which have words too.
 TEST(Workspace, HoldsWhateverTensorsACallBrings) {
+  const BackwardKernel& kernel = *find_backward_kernel("backward_sm90");
   for (const char* descriptor :
        {"b32_n512_h32_d64_bf16", "b32_n512_h16_d128_causal_bf16", "b32_n512_h8_d256_f16",
         "b128_sq2000_sk128_h16_d64_bf16", "b1024_n16_h2_d8_bf16", "b9_n3000_h2_d64_bf16"}) {
     const Problem p = parse_problem(descriptor);
     for (const bool deterministic : {false, true}) {
       const BackwardWish wish{.arch = kHopper, .deterministic = deterministic};
-      const core::Size planned = checked_workspace(p, BackwardKernel::sm90, wish);
+      const core::Size planned = checked_workspace(p, kernel, wish);
       for (int used = 0; used < 4; ++used) {
         const BackwardTensors tensors{.seqused_q = used % 2 != 0, .seqused_k = used / 2 != 0};
         const BackwardConfig config =
-            backward_config(BackwardKernel::sm90, p, tensors, device::Gradient::all, wish);
-        EXPECT_GE(planned, one_pass_offset(p, deterministic) + one_pass_workspace(p, config))
+            backward_config(kernel, p, tensors, device::Gradient::all, wish);
+        EXPECT_GE(planned, kernel_offset(p, deterministic) + kernel.workspace(p, config))
             << descriptor << " deterministic " << deterministic << " used " << used;
       }
     }

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "attn/error.hpp"
-#include "cuda/heuristics/backward_kernel_name.hpp"
-#include "cuda/heuristics/choose_backward.hpp"
+#include "cuda/plan/backward_kernel_name.hpp"
+#include "cuda/plan/choose_backward.hpp"
 #include "traffic/plan.hpp"
 #include "traffic/tiles.hpp"
 
@@ -27,13 +27,14 @@ struct Heads {
   // so of the block of keys.
   template <class Visit>
   void for_each_tile(std::int64_t batch, std::int64_t head, bool ends_stay, const Visit& visit) {
-    const std::int64_t step = config.block_m, height = config.block_n;
+    const std::int64_t step = config.tiling.block_m, height = config.tiling.block_n;
     for (std::int64_t key = 0; key == 0 || key < p.seqlen_k; key += step) {
       const std::int64_t keys = std::min(step, p.seqlen_k - key);
       const bool first = key == 0, last = key + step >= p.seqlen_k;
       for (std::int64_t row = 0; row < p.seqlen_q; row += height) {
         const std::int64_t rows = std::min(height, p.seqlen_q - row);
-        const bool stays = ends_stay && (!config.skips_empty || first || last);
+        const bool stays =
+            ends_stay && (config.algorithm != Algorithm::block_sparse || first || last);
         if (stays || visible(p, batch, head, row, rows, key, keys)) visit(rows, first, last);
       }
     }
@@ -81,11 +82,11 @@ struct Heads {
         const std::int64_t count = (rows + of - 1) / of;
         return static_cast<double>(count);
       };
-      const double of_queries = tiles(p.seqlen_q, launch.block_m);
-      const double of_keys = tiles(p.seqlen_k, launch.block_m);
+      const double of_queries = tiles(p.seqlen_q, launch.tiling.block_m);
+      const double of_keys = tiles(p.seqlen_k, launch.tiling.block_m);
       switch (launch.gradient) {
         case device::Gradient::ds: {
-          const double blocks = tiles(p.seqlen_k, launch.block_n);
+          const double blocks = tiles(p.seqlen_k, launch.tiling.block_n);
           sum[Operand::q].read += blocks * bytes(p.seqlen_q, p.head_dim);
           sum[Operand::d_o].read += blocks * bytes(p.seqlen_q, p.head_dim_v);
           sum[Operand::lse].read += blocks * 4.0 * static_cast<double>(p.seqlen_q);
@@ -120,9 +121,9 @@ struct Heads {
     Traffic sum;
     const std::int64_t rows = p.seqlen_q;
     const auto sums = [&](std::int64_t blocks) {
-      return 4.0 * static_cast<double>(blocks * config.block_n * p.head_dim);
+      return 4.0 * static_cast<double>(blocks * config.tiling.block_n * p.head_dim);
     };
-    const double all = sums((rows + config.block_n - 1) / config.block_n);
+    const double all = sums((rows + config.tiling.block_n - 1) / config.tiling.block_n);
     sum[Operand::o].read = sum[Operand::d_o].read = bytes(rows, p.head_dim_v);
     sum[Operand::lse].read = 4.0 * static_cast<double>(rows);
     sum[Operand::d].written = 8.0 * static_cast<double>(rows);
@@ -145,18 +146,19 @@ PlanTraffic cuda_backward_traffic(const Problem& problem, cuda::Arch arch, Algor
                                   const std::string& kernel) {
   const std::string named = cuda::backward_kernel_name(algorithm, kernel);
   const cuda::BackwardWish wish{arch, named, false};
-  const cuda::BackwardKernel chosen = cuda::choose_backward_kernel(problem, {}, wish);
+  const cuda::BackwardKernel& chosen = cuda::choose_backward_kernel(problem, {}, wish);
   const std::vector<cuda::BackwardConfig> launches =
       cuda::backward_launches(chosen, problem, {}, {}, wish);
   const cuda::BackwardConfig& config = launches.front();
-  const bool flash = chosen == cuda::BackwardKernel::flash_attention;
-  const bool standard = chosen == cuda::BackwardKernel::standard;
-  if (!flash && !standard && (!cuda::is_one_pass(chosen) || config.cluster > 1)) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("{} has no count of bytes{}; accepted in the backward pass are "
-                            "backward_flash_attention, backward_standard, backward_sm80 and "
-                            "backward_sm90 without pairs of blocks",
-                            name(chosen), config.cluster > 1 ? " where pairs share a tile" : ""));
+  const bool flash = chosen.algorithm == Algorithm::flash_attention;
+  const bool standard = chosen.algorithm == Algorithm::standard;
+  if (!flash && !standard && (!chosen.one_pass || config.tiling.cluster > 1)) {
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("{} has no count of bytes{}; accepted in the backward pass are "
+                    "backward_flash_attention, backward_standard, backward_sm80 and "
+                    "backward_sm90 without pairs of blocks",
+                    chosen.name, config.tiling.cluster > 1 ? " where pairs share a tile" : ""));
   }
   Heads heads{problem, config};
   heads.count_keys(static_cast<double>(problem.batch * problem.heads_k), !standard);
@@ -171,11 +173,11 @@ PlanTraffic cuda_backward_traffic(const Problem& problem, cuda::Arch arch, Algor
   });
   return {.traffic = heads.traffic,
           .backend = Backend::cuda,
-          .algorithm = cuda::algorithm_of(chosen, config.skips_empty),
-          .target = fmt::format("{} {}", name(chosen), to_string(arch)),
-          .block_q = config.block_n,
-          .block_k = config.block_m,
-          .rows_per_task = config.block_m};
+          .algorithm = config.algorithm,
+          .target = fmt::format("{} {}", chosen.name, to_string(arch)),
+          .block_q = config.tiling.block_n,
+          .block_k = config.tiling.block_m,
+          .rows_per_task = config.tiling.block_m};
 }
 
 }  // namespace attn::traffic

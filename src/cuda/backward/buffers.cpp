@@ -11,9 +11,12 @@
 #include "core/tensor/size.hpp"
 #include "core/text/echo.hpp"
 #include "core/validate/validate.hpp"
+#include "cuda/backward/source.hpp"
+#include "cuda/backward/workspace.hpp"
 #include "cuda/driver/counters.hpp"
-#include "cuda/heuristics/backward_tiles.hpp"
-#include "cuda/heuristics/choose_buffers.hpp"
+#include "cuda/forward/source.hpp"
+#include "cuda/kernels/backward_tiles.hpp"
+#include "cuda/plan/choose_buffers.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -109,28 +112,30 @@ BufferLaunches::BufferLaunches(const Problem& p, const BackwardTensors& tensors,
                                const std::vector<std::string>& names, const BackwardWish& wish,
                                int sm_count)
     : config(buffers_config(p, tensors, names, wish)),
+      expressions(expression_pack(p.mask, score_expression(p), p.scale(),
+                                  backward_precise_math(*config.kernel, p.dtype))),
       derivatives(p.score, names),
       splits(num_splits(p, config)),
-      tiles(num_tiles(p, config).value()) {
+      tiles(num_tiles(p, config).value()),
+      sums_offset(row_terms_bytes(p).value()) {
   const OwnElements owning = own_elements(p.score);
   for (const std::string& name : names) {
     own.push_back(owning.has(name));
     covered.push_back(own.back() && covers_elements(p, name));
   }
-  // On Hopper blocks of threads stay.
-  add_launch.grid[0] = config.kernel == BackwardKernel::sm90_buffers
-                           ? std::min<std::int64_t>(tiles, sm_count)
-                           : tiles;
-  add_launch.block = static_cast<unsigned>(config.threads());
-  add_launch.shared_bytes = static_cast<unsigned>(config.shared_bytes());
+  add_launch.grid[0] = config.kernel->stays ? std::min<std::int64_t>(tiles, sm_count) : tiles;
+  add_launch.block = static_cast<unsigned>(config.tiling.threads());
+  add_launch.shared_bytes = static_cast<unsigned>(config.tiling.shared_bytes);
 }
 
 void BufferLaunches::launch(const device::BackwardParams& parameters, BackwardMaps* maps,
-                            std::byte* expressions, std::byte* sums, const Inputs& inputs,
-                            const Gradients& gradients, const Context& context) const {
-  auto* const first = reinterpret_cast<double*>(sums);
+                            const Inputs& inputs, const Gradients& gradients,
+                            const Context& context) const {
+  auto* const first =
+      reinterpret_cast<double*>(static_cast<std::byte*>(context.workspace.data) + sums_offset);
   double* next = first;
-  const auto doubles_of_sum = static_cast<long long>(sum_bytes(config.exact_sums) / sizeof(double));
+  const auto doubles_of_sum =
+      static_cast<long long>(sum_bytes(config.buffers.exact_sums) / sizeof(double));
   core::CallMemory memory;
   std::pmr::vector<BufferTarget> targets(&memory.resource());
   std::pmr::vector<device::BufferGradientParams<void>> stores(&memory.resource());
@@ -182,14 +187,16 @@ void BufferLaunches::launch(const device::BackwardParams& parameters, BackwardMa
   for (std::size_t i = 0; i < stores.size(); ++i) {
     if (!covered[i] && !is_summed(stores[i])) store_all(stores[i]);
   }
+  std::pmr::vector<std::byte> expression_bytes(expressions.size(), &memory.resource());
   std::pmr::vector<std::byte> packed(derivatives.size(), &memory.resource());
+  expressions.pack(inputs.buffers, expression_bytes.data());
   derivatives.pack(targets, splits, inputs.buffers, packed.data());
   device::BackwardParams own_parameters = parameters;
   own_parameters.num_tiles = static_cast<int>(tiles);
-  own_parameters.counter = reads_maps(config.kernel) && add_launch.grid[0] < tiles
+  own_parameters.counter = config.kernel->stays && add_launch.grid[0] < tiles
                                ? work_counter(context.stream)
                                : device::kNoCounter;
-  std::array<void*, 4> arguments{&own_parameters, expressions, packed.data(), maps};
+  std::array<void*, 4> arguments{&own_parameters, expression_bytes.data(), packed.data(), maps};
   if (tiles > 0) add->launch(add_launch, context.stream, arguments.data());
   for (device::BufferGradientParams<void>& stored : stores) {
     if (is_summed(stored)) store_all(stored);

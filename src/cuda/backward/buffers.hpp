@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "attn/run.hpp"
-#include "cuda/backward/one_pass.hpp"
 #include "cuda/codegen/buffer_gradients.hpp"
-#include "cuda/heuristics/backward_config.hpp"
-#include "cuda/heuristics/choose_backward.hpp"
+#include "cuda/codegen/expression_pack.hpp"
 #include "cuda/jit/kernel.hpp"
+#include "cuda/plan/choose_backward.hpp"
 
 namespace attn::cuda {
 
@@ -35,18 +34,20 @@ struct BufferLaunches {
   BufferLaunches(const Problem& problem, const BackwardTensors& tensors,
                  const std::vector<std::string>& names, const BackwardWish& wish, int sm_count);
 
-  // sums: where buffer_sums_bytes are free. maps: where the kernel reads_maps, else null.
-  void launch(const device::BackwardParams& parameters, BackwardMaps* maps, std::byte* expressions,
-              std::byte* sums, const Inputs& inputs, const Gradients& gradients,
-              const Context& context) const;
+  // Sums lie in the workspace of context, behind the terms of the rows. maps: null where the kernel
+  // is given none.
+  void launch(const device::BackwardParams& parameters, BackwardMaps* maps, const Inputs& inputs,
+              const Gradients& gradients, const Context& context) const;
 
   BackwardConfig config;
   std::shared_ptr<const Kernel> clear{}, store{}, add{};
   LaunchConfig add_launch{};
+  ExpressionPack expressions;
   BufferGradientsPack derivatives;
   std::vector<bool> own, covered;  // whether a buffer is of OwnElements, and written as a whole
   int splits;
-  std::int64_t tiles;  // as num_tiles
+  std::int64_t tiles;        // as num_tiles
+  std::int64_t sums_offset;  // in the workspace
 };
 
 }  // namespace attn::cuda

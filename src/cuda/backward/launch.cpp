@@ -69,56 +69,19 @@ void launch_rows(const RowsLaunch& rows, device::BackwardParams& parameters,
   }
 }
 
-// derivatives: the bytes of Slope or of BufferGradients.
-void launch_gradient(const GradientLaunch& gradient, device::BackwardParams& parameters,
-                     std::byte* derivatives, const Inputs& inputs, const Context& context) {
-  if (gradient.launch.grid[0] == 0) return;
-  core::CallMemory memory;
-  std::pmr::vector<std::byte> expressions(gradient.expressions.size(), &memory.resource());
-  gradient.expressions.pack(inputs.buffers, expressions.data());
-  std::array<void*, 3> arguments{&parameters, expressions.data(), derivatives};
-  gradient.kernel->launch(gradient.launch, context.stream, arguments.data());
-}
-
-// What lies in the workspace follows from the kernel, as the plan's algorithm may be changed by
-// hand.
-void launch_gradients(const Plan& plan, const BackwardRun& run, device::BackwardParams& parameters,
-                      BackwardMaps* maps, const Inputs& inputs, const Context& context) {
-  auto* const behind = static_cast<std::byte*>(context.workspace.data) + run.one_pass_offset;
-  core::CallMemory memory;
-  std::pmr::vector<std::byte> slope(run.slope.size(), &memory.resource());
-  run.slope.pack(inputs.buffers, slope.data());
-  if (run.one_pass.main == nullptr) {
-    auto* const floats = reinterpret_cast<float*>(behind);
-    for (const GradientLaunch& gradient : run.gradients) {
-      if (gradient.config.kernel == BackwardKernel::standard) {
-        parameters.probabilities = floats;
-        parameters.ds = floats + num_scores(plan.problem).value();
-      } else {
-        parameters.dq_sum = floats;
-      }
-      launch_gradient(gradient, parameters, slope.data(), inputs, context);
-    }
-    return;
+// expressions, slope: the bytes of these structs.
+void launch_gradients(const BackwardRun& run, const DeviceInfo& device,
+                      device::BackwardParams& parameters, std::byte* expressions, std::byte* slope,
+                      BackwardMaps* maps, const Context& context) {
+  if (run.one_pass.main != nullptr) {
+    return launch_one_pass(run.one_pass, run.gradients.front().config, device, parameters, maps,
+                           expressions, slope, context);
   }
-  place_one_pass(parameters, run.places, behind);
-  const GradientLaunch& main = run.gradients.front();
-  std::pmr::vector<std::byte> expressions(main.expressions.size(), &memory.resource());
-  main.expressions.pack(inputs.buffers, expressions.data());
-  launch_one_pass(run.one_pass, main.config, device_info(plan.device.index), parameters, maps,
-                  expressions.data(), slope.data(), context);
-}
-
-// Their sums lie behind the terms of the rows.
-void launch_buffers(const BuffersLaunch& buffers, const Problem& p,
-                    device::BackwardParams& parameters, BackwardMaps* maps, const Inputs& inputs,
-                    const Gradients& gradients, const Context& context) {
-  core::CallMemory memory;
-  std::pmr::vector<std::byte> expressions(buffers.expressions.size(), &memory.resource());
-  buffers.expressions.pack(inputs.buffers, expressions.data());
-  std::byte* const sums =
-      static_cast<std::byte*>(context.workspace.data) + row_terms_bytes(p).value();
-  buffers.launches.launch(parameters, maps, expressions.data(), sums, inputs, gradients, context);
+  std::array<void*, 3> arguments{&parameters, expressions, slope};
+  for (const GradientLaunch& gradient : run.gradients) {
+    if (gradient.launch.grid[0] == 0) continue;
+    gradient.kernel->launch(gradient.launch, context.stream, arguments.data());
+  }
 }
 
 }  // namespace
@@ -148,30 +111,35 @@ void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs
   };
   const BackwardRun* run = find();
   std::optional<BackwardMaps> maps, buffer_maps;
-  // Whether the driver makes all maps that the run needs.
-  const auto make_maps = [&] {
-    if (run->needs_maps()) {
-      maps = backward_maps(p, run->gradients.front().config, inputs, d_outputs.o);
-      if (!maps) return false;
-    }
-    if (run->buffers_need_maps()) {
-      buffer_maps = backward_maps(p, run->buffers->launches.config, inputs, d_outputs.o);
-      if (!buffer_maps) return false;
-    }
-    return true;
+  // Whether the driver makes the maps that a launch needs.
+  const auto make_maps = [&](std::optional<BackwardMaps>& made, const BackwardConfig* config) {
+    if (config == nullptr || config->kernel->maps == nullptr) return true;
+    made = config->kernel->maps(*config, p, inputs, d_outputs.o);
+    return made.has_value();
   };
-  if (!make_maps()) {
+  if (!make_maps(maps, run->main_config()) || !make_maps(buffer_maps, run->buffers_config())) {
     asked.tensors.mapped = false;
     run = find();
   }
   device::BackwardParams parameters = run->parameters;
   fill_backward_tensors(parameters, p, inputs, outputs, d_outputs, gradients, context.workspace);
+  if (const BackwardConfig* config = run->main_config();
+      config != nullptr && config->kernel->place) {
+    config->kernel->place(parameters, p, *config,
+                          static_cast<std::byte*>(context.workspace.data) + run->kernel_offset);
+  }
+  core::CallMemory memory;
+  std::pmr::vector<std::byte> expressions(run->expressions.size(), &memory.resource());
+  std::pmr::vector<std::byte> slope(run->slope.size(), &memory.resource());
+  run->expressions.pack(inputs.buffers, expressions.data());
+  run->slope.pack(inputs.buffers, slope.data());
   launch_rows(run->rows, parameters, context);
-  launch_gradients(plan, *run, parameters, maps ? &*maps : nullptr, inputs, context);
+  launch_gradients(*run, device_info(plan.device.index), parameters, expressions.data(),
+                   slope.data(), maps ? &*maps : nullptr, context);
   launch_rows(run->sink, parameters, context);
   if (run->buffers) {
-    launch_buffers(*run->buffers, p, parameters, buffer_maps ? &*buffer_maps : nullptr, inputs,
-                   gradients, context);
+    run->buffers->launch(parameters, buffer_maps ? &*buffer_maps : nullptr, inputs, gradients,
+                         context);
   }
 }
 

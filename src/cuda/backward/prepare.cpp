@@ -9,7 +9,7 @@
 #include "cuda/codegen/expression_gradients.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/forward/source.hpp"
-#include "cuda/heuristics/backward_tiles.hpp"
+#include "cuda/kernels/backward_tiles.hpp"
 #include "cuda/problem_parameters.hpp"
 
 namespace attn::cuda {
@@ -20,12 +20,10 @@ namespace {
 
 GradientLaunch gradient_launch(const Problem& p, BackwardConfig config) {
   GradientLaunch made;
-  made.expressions =
-      expression_pack(p.mask, score_expression(p), p.scale(), backward_precise_math(config));
   made.config = std::move(config);
   made.launch.grid[0] = num_tiles(p, made.config).value();
-  made.launch.block = static_cast<unsigned>(made.config.threads());
-  made.launch.shared_bytes = static_cast<unsigned>(made.config.shared_bytes());
+  made.launch.block = static_cast<unsigned>(made.config.tiling.threads());
+  made.launch.shared_bytes = static_cast<unsigned>(made.config.tiling.shared_bytes);
   return made;
 }
 
@@ -56,12 +54,14 @@ BackwardRun prepare_backward(const Plan& plan, const BackwardSignature& signatur
                           plan.deterministic};
   // A plan whose problem was changed by hand needs the workspace of what it is now.
   core::check_plan_workspace(plan, checked_workspace(p, choose_backward_kernel(p, {}, wish), wish));
-  const BackwardKernel kernel = choose_backward_kernel(p, asked.tensors, wish);
+  const BackwardKernel& kernel = choose_backward_kernel(p, asked.tensors, wish);
   BackwardRun run{.signature = signature};
   fill_problem_parameters(run.parameters, p);
   run.all_buffers = buffers_pack(p.mask, p.score);
   run.slope = slope_pack(p.score);
-  run.one_pass_offset = one_pass_offset(p, plan.deterministic).value();
+  run.kernel_offset = kernel_offset(p, plan.deterministic).value();
+  run.expressions = expression_pack(p.mask, score_expression(p), p.scale(),
+                                    backward_precise_math(kernel, p.dtype));
   std::vector<KernelRequest> requests;
   const auto ask = [&](std::shared_ptr<const Kernel>& made, Source source) {
     requests.push_back({std::move(source), &made});
@@ -73,17 +73,16 @@ BackwardRun prepare_backward(const Plan& plan, const BackwardSignature& signatur
        backward_launches(kernel, p, asked.tensors, asked.gradients, wish)) {
     run.gradients.push_back(gradient_launch(p, std::move(config)));
   }
-  if (is_one_pass(kernel)) {
+  if (kernel.one_pass) {
     const BackwardConfig& config = run.gradients.front().config;
     ask(run.one_pass.rows, backward_one_pass_rows_source(config, asked.tensors.aligned_o));
     ask(run.one_pass.dq, backward_one_pass_dq_source(config));
-    if (kernel == BackwardKernel::sm90) {
-      ask(run.one_pass.words, backward_sm90_words_source(p, config, signature.printed));
+    if (kernel.reads_query_words) {
+      ask(run.one_pass.words, backward_words_source(p, config, signature.printed));
     }
     set_one_pass_parameters(run.parameters, p, config);
-    run.places = one_pass_places(p, config);
   }
-  if (reads_row_terms(kernel) || asked.sink || !signature.names.empty()) {
+  if (kernel.reads_row_terms || asked.sink || !signature.names.empty()) {
     run.rows.launch = rows_launch(p);
     ask(run.rows.kernel,
         backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq, wish)));
@@ -94,18 +93,14 @@ BackwardRun prepare_backward(const Plan& plan, const BackwardSignature& signatur
     ask(run.sink.kernel, backward_sink_source());
   }
   if (!signature.names.empty()) {
-    run.buffers.emplace(
-        BuffersLaunch{.launches = BufferLaunches(p, asked.tensors, signature.names, wish,
-                                                 device_info(plan.device.index).sm_count)});
-    BufferLaunches& launches = run.buffers->launches;
-    run.buffers->expressions = expression_pack(p.mask, score_expression(p), p.scale(),
-                                               backward_precise_math(launches.config));
+    BufferLaunches& launches = run.buffers.emplace(p, asked.tensors, signature.names, wish,
+                                                   device_info(plan.device.index).sm_count);
     ask(launches.clear, backward_clear_source());
     ask(launches.add, backward_source(p, launches.config, signature.names, signature.printed));
     ask(launches.store, backward_store_source(launches.config));
   }
   get_kernels(plan.device.index, requests, context);
-  if (is_one_pass(kernel)) run.one_pass.main = run.gradients.front().kernel;
+  if (kernel.one_pass) run.one_pass.main = run.gradients.front().kernel;
   return run;
 }
 

@@ -12,8 +12,8 @@
 #include "cuda/backward/buffers.hpp"
 #include "cuda/backward/one_pass.hpp"
 #include "cuda/codegen/expression_pack.hpp"
-#include "cuda/heuristics/choose_backward.hpp"
 #include "cuda/jit/kernel.hpp"
+#include "cuda/plan/choose_backward.hpp"
 
 namespace attn::cuda {
 
@@ -40,15 +40,8 @@ struct RowsLaunch {
 
 struct GradientLaunch {
   BackwardConfig config{};
-  ExpressionPack expressions{};
   std::shared_ptr<const Kernel> kernel{};
   LaunchConfig launch{};
-};
-
-// The launches for the gradients of buffers, and the bytes of their expressions.
-struct BuffersLaunch {
-  ExpressionPack expressions{};
-  BufferLaunches launches;
 };
 
 // All of a run but the tensors of a call.
@@ -56,18 +49,18 @@ struct BackwardRun {
   BackwardSignature signature{};  // what it was made for
 
   device::BackwardParams parameters{};
-  ExpressionPack all_buffers{}, slope{};
+  ExpressionPack all_buffers{}, expressions{}, slope{};
   RowsLaunch rows{}, sink{};
-  std::vector<GradientLaunch> gradients{};
-  OnePassKernels one_pass{};  // where such a kernel is chosen; its config is that of gradients
-  OnePassPlaces places{};
-  std::int64_t one_pass_offset = 0;
-  std::optional<BuffersLaunch> buffers{};
+  std::vector<GradientLaunch> gradients{};  // of one kernel
+  OnePassKernels one_pass{};       // where that is one of them; its config is that of gradients
+  std::int64_t kernel_offset = 0;  // in the workspace (workspace.hpp)
+  std::optional<BufferLaunches> buffers{};
 
-  bool needs_maps() const {
-    return one_pass.main != nullptr && reads_maps(gradients.front().config.kernel);
+  // Of the first of the launches for dQ, dK and dV; null where none is asked for.
+  const BackwardConfig* main_config() const {
+    return gradients.empty() ? nullptr : &gradients.front().config;
   }
-  bool buffers_need_maps() const { return buffers && reads_maps(buffers->launches.config.kernel); }
+  const BackwardConfig* buffers_config() const { return buffers ? &buffers->config : nullptr; }
 };
 
 // Throws where a plan that was changed by hand cannot run (core/validate/plan_field.hpp).

@@ -5,16 +5,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <set>
 
-#include "cuda/backward/one_pass.hpp"
 #include "cuda/codegen/buffer_gradients.hpp"
 #include "cuda/codegen/config_text.hpp"
 #include "cuda/codegen/expression_gradients.hpp"
 #include "cuda/codegen/expression_text.hpp"
-#include "cuda/codegen/wgmma_text.hpp"
 #include "cuda/forward/source.hpp"
-#include "cuda/heuristics/one_pass_sizes.hpp"
+#include "cuda/kernels/backward_one_pass/sizes.hpp"
 #include "cuda/limits.hpp"
 
 namespace attn::cuda {
@@ -42,101 +39,38 @@ std::string_view word(Gradient gradient) {
   return {};
 }
 
+// Constants that every backward kernel has, and its own.
 std::string print_config(const BackwardConfig& c) {
-  ConfigText text(c.dtype);
+  const BackwardFeatures& f = c.features;
+  ConfigText text(f.dtype);
   text.constant("Gradient", "kGradient", fmt::format("Gradient::{}", word(c.gradient)));
-  text.number("kHeadDim", c.head_dim);
-  text.number("kHeadDimV", c.head_dim_v);
-  text.number("kBlockM", c.block_m);
-  text.number("kBlockN", c.block_n);
-  text.number("kWarps", c.warps);
-  text.number("kStages", c.stages);
-  text.flag("kPackedQ", c.packed_q);
-  text.flag("kPackedK", c.packed_k);
-  text.flag("kUsedQ", c.used_q);
-  text.flag("kUsedK", c.used_k);
-  text.flag("kDropout", c.dropout);
-  text.flag("kRngState", c.rng_state);
-  text.flag("kScoreHides", c.score_hides);
-  if (c.kernel == BackwardKernel::flash_attention) text.flag("kSkipsEmpty", c.skips_empty);
-  if (is_one_pass(c.kernel)) {
-    text.number("kRowThreads", backward_row_threads(c));
-    text.number("kPieceColumns", c.piece_columns);
-    // f16 does not scale late: its smallest numbers would lose digits of dS before they are scaled.
-    text.flag("kScalesLate",
-              c.kernel == BackwardKernel::sm90 && c.dropout && c.dtype == DType::bf16);
-    text.flag("kLongestFirst", c.longest_first);
-    text.flag("kOrdered", c.ordered);
-  }
-  if (c.kernel == BackwardKernel::sm80) {
-    text.number("kScoreWarps", c.score_warps);
-    text.number("kKeyWarps", c.key_warps);
-    text.number("kQueryWarps", c.query_warps);
-    text.flag("kStoreMatrices", c.store_matrices);
-  }
-  if (c.kernel == BackwardKernel::sm90_buffers) {
-    text.number("kPartKeys", c.part_keys);
-    text.flag("kSameVectors", c.same_vectors);
-    text.number("kProducerRegisters", c.producer_registers);
-    text.number("kScoreRegisters", c.score_registers);
-  }
-  if (c.kernel == BackwardKernel::sm90) {
-    text.number("kScoreGroups", c.score_groups);
-    text.number("kCluster", c.cluster);
-    text.number("kStagesQ", c.stages);
-    text.number("kStagesO", c.stages_o);
-    text.number("kStagesP", c.stages_p);
-    text.number("kStagesDq", c.stages_dq);
-    text.number("kProducerRegisters", c.producer_registers);
-    text.number("kScoreRegisters", c.score_registers);
-    text.number("kGradientRegisters", c.gradient_registers);
-    text.flag("kMaskHeads", c.mask_heads);
-    text.flag("kMaskBatches", c.mask_batches);
-  }
+  text.number("kHeadDim", f.head_dim);
+  text.number("kHeadDimV", f.head_dim_v);
+  text.number("kBlockM", c.tiling.block_m);
+  text.number("kBlockN", c.tiling.block_n);
+  text.number("kWarps", c.tiling.warps);
+  text.number("kStages", c.tiling.stages);
+  text.flag("kPackedQ", f.packed_q);
+  text.flag("kPackedK", f.packed_k);
+  text.flag("kUsedQ", f.used_q);
+  text.flag("kUsedK", f.used_k);
+  text.flag("kDropout", f.dropout);
+  text.flag("kRngState", f.rng_state);
+  text.flag("kScoreHides", f.score_hides);
+  if (c.shape != nullptr) c.shape->print(c, text);
   return text.text();
 }
 
 std::string kernel_name(const BackwardConfig& config) {
-  if (config.gradient == Gradient::all || config.kernel == BackwardKernel::sm80_buffers ||
-      config.kernel == BackwardKernel::sm90_buffers) {
-    return std::string(name(config.kernel));
-  }
-  return fmt::format("{}_{}", name(config.kernel), word(config.gradient));
+  const bool gives_one = config.gradient == Gradient::all || config.kernel->launches == nullptr;
+  if (gives_one) return std::string(config.kernel->name);
+  return fmt::format("{}_{}", config.kernel->name, word(config.gradient));
 }
 
 // The Config of the kernels before and after a kernel of one pass, which go place by place.
 std::string print_config_of_places(BackwardConfig config) {
-  config.block_n = kPlaceQueries;
+  config.tiling.block_n = kPlaceQueries;
   return print_config(config);
-}
-
-// Warpgroup products of a Hopper kernel, each shape once.
-std::string print_products(const BackwardConfig& c) {
-  constexpr int kDqColumns = 128, kGradientColumns = 192;
-  std::string text = "template <class Element, int kColumns>\nstruct ProductSS;\n";
-  if (c.kernel == BackwardKernel::sm90_buffers) {
-    return text + print_product_ss(c.dtype, c.part_keys);
-  }
-  text +=
-      "template <class Element, int kColumns>\nstruct ProductRS;\n"
-      "template <class Element, int kColumns>\nstruct ProductST;\n"
-      "template <class Element, int kColumns>\nstruct ProductTT;\n";
-  text += print_product_ss(c.dtype, c.block_m / c.cluster);
-  std::set<int> columns;  // of the gradients' products, as BackwardSm90GradientGroup splits them
-  for (const int d : {c.head_dim, c.head_dim_v}) {
-    if (d > kGradientColumns) {
-      columns.insert({kDqColumns, d - kDqColumns});
-    } else {
-      columns.insert(d);
-    }
-  }
-  if (c.score_groups > 1) columns = {c.block_m};  // BackwardSm90TransposedGroup
-  for (const int d : columns) text += print_product_tt(c.dtype, d);
-  if (c.cluster > 1) text += print_product_st(c.dtype, kDqColumns);
-  text += print_product_rs(c.dtype, std::min(c.head_dim, kDqColumns));
-  const int rest = c.head_dim % kDqColumns;
-  if (c.head_dim > kDqColumns && rest != 0) text += print_product_rs(c.dtype, rest);
-  return text;
 }
 
 constexpr std::string_view kIncludes =
@@ -144,15 +78,15 @@ constexpr std::string_view kIncludes =
 
 }  // namespace
 
-int backward_precise_math(const BackwardConfig& config) noexcept {
+int backward_precise_math(const BackwardKernel& kernel, DType dtype) noexcept {
   constexpr int kPrecise = 2;
-  return is_scalar(config.kernel) ? kPrecise : precise_math(config.dtype);
+  return kernel.scalar ? kPrecise : precise_math(dtype);
 }
 
 void check_backward_parameters(const Problem& problem, const BackwardConfig& config,
                                const std::vector<std::string>& names) {
   const std::size_t maps =
-      reads_maps(config.kernel) ? sizeof(BackwardMaps) + alignof(BackwardMaps) : 0;
+      config.kernel->maps != nullptr ? sizeof(BackwardMaps) + alignof(BackwardMaps) : 0;
   const std::size_t bytes =
       sizeof(device::BackwardParams) + maps +
       expressions_bytes(problem.mask, score_expression(problem)) +
@@ -166,23 +100,25 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   check_backward_parameters(problem, config, names);
   const bool buffers = config.gradient == Gradient::buffers;
   Source source;
-  const bool hopper = reads_maps(config.kernel);
+  const bool maps = config.kernel->maps != nullptr;
   source.name = kernel_name(config);
   source.entry = "attn_backward";
-  source.allowed_spill_bytes = config.allowed_spill_bytes;
+  source.allowed_spill_bytes = config.tiling.spill_bytes;
   source.text =
-      fmt::format("#define ATTN_PRECISE_MATH {}\n{}", backward_precise_math(config), kIncludes);
+      fmt::format("#define ATTN_PRECISE_MATH {}\n{}",
+                  backward_precise_math(*config.kernel, config.features.dtype), kIncludes);
   constexpr std::int64_t kShort = 1 << 20;
   const bool is_short = std::max(problem.seqlen_q, problem.seqlen_k) <= kShort;
   source.text += print_expressions(problem.mask, score_expression(problem), printed, is_short);
   // On tensor cores the digits that the shorter form loses are beyond those of 16-bit products,
   // unless every score of a row is saturated (docs/numerics.md, "Extremes").
   const auto form =
-      is_scalar(config.kernel) ? expr::TanhSlope::exponentials : expr::TanhSlope::squares;
-  source.text += buffers ? print_buffer_gradients(problem.score, names, config.exact_sums, printed)
-                         : print_slope(problem.score, form, printed);
+      config.kernel->scalar ? expr::TanhSlope::exponentials : expr::TanhSlope::squares;
+  source.text +=
+      buffers ? print_buffer_gradients(problem.score, names, config.buffers.exact_sums, printed)
+              : print_slope(problem.score, form, printed);
   source.text += "namespace attn::device {\n" + print_config(config);
-  if (hopper) source.text += print_products(config);
+  if (config.shape != nullptr) source.text += config.shape->declarations(config);
   source.text += "}\n";
   source.text += fmt::format(
       "#include \"kernels/{0}.cuh\"\n"
@@ -192,9 +128,9 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
       "              const __grid_constant__ attn::device::{2} derivatives{3}) {{\n"
       "  attn::device::{0}<attn::device::Config>(p, e, derivatives{4});\n"
       "}}\n",
-      name(config.kernel), config.threads(), buffers ? "BufferGradients" : "Slope",
-      hopper ? ",\n              const __grid_constant__ attn::device::BackwardMaps maps" : "",
-      hopper ? ", maps" : "");
+      config.kernel->name, config.tiling.threads(), buffers ? "BufferGradients" : "Slope",
+      maps ? ",\n              const __grid_constant__ attn::device::BackwardMaps maps" : "",
+      maps ? ", maps" : "");
   return source;
 }
 
@@ -214,8 +150,8 @@ Source backward_one_pass_rows_source(const BackwardConfig& config, bool aligned_
   return source;
 }
 
-Source backward_sm90_words_source(const Problem& problem, const BackwardConfig& config,
-                                  const PrintedBuffers& printed) {
+Source backward_words_source(const Problem& problem, const BackwardConfig& config,
+                             const PrintedBuffers& printed) {
   Source source;
   source.name = "backward_sm90_words";
   source.entry = "attn_backward_words";
@@ -300,7 +236,7 @@ Source backward_store_source(const BackwardConfig& config) {
       "attn_backward_store(const __grid_constant__ attn::device::Params p) {{\n"
       "  attn::device::store_buffer_gradient(p);\n"
       "}}\n",
-      sum_type(config.exact_sums));
+      sum_type(config.buffers.exact_sums));
   return source;
 }
 

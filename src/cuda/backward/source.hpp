@@ -8,12 +8,12 @@
 #include "attn/problem.hpp"
 #include "cuda/codegen/printed_buffers.hpp"
 #include "cuda/codegen/source.hpp"
-#include "cuda/heuristics/backward_config.hpp"
+#include "cuda/kernels/backward_kernel.hpp"
 
 namespace attn::cuda {
 
 // ATTN_PRECISE_MATH of a kernel (src/cuda/device/expr/fast.cuh).
-int backward_precise_math(const BackwardConfig& config) noexcept;
+int backward_precise_math(const BackwardKernel& kernel, DType dtype) noexcept;
 
 // Throws Error(unsupported) where the parameters of such a kernel are too many.
 void check_backward_parameters(const Problem& problem, const BackwardConfig& config,
@@ -25,10 +25,10 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
                        const std::vector<std::string>& names, const PrintedBuffers& printed = {});
 // LSE and D of the rows of Q; before the others.
 Source backward_rows_source(const BackwardConfig& config);
-// Before and after the kernels that compute S once; the words are of backward_sm90.
+// Before and after the kernels that compute S once; words for those that read them.
 Source backward_one_pass_rows_source(const BackwardConfig& config, bool aligned_o);
-Source backward_sm90_words_source(const Problem& problem, const BackwardConfig& config,
-                                  const PrintedBuffers& printed = {});
+Source backward_words_source(const Problem& problem, const BackwardConfig& config,
+                             const PrintedBuffers& printed = {});
 Source backward_one_pass_dq_source(const BackwardConfig& config);
 Source backward_sink_source();
 // Sums of the gradients of buffers: 0 before, float32 after. config: of the gradients.

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attn/problem.hpp"
+#include "cuda/kernels/backward_features.hpp"
 
 namespace attn::cuda {
 
@@ -12,5 +13,7 @@ namespace attn::cuda {
 // the problem; empty where it may. aligned: ForwardTensors::aligned.
 std::string tensor_core_obstacle(const Problem& problem, bool aligned, std::int64_t most = 256,
                                  std::int64_t most_v = 256);
+// The same of a backward kernel, which takes heads of up to 256 columns.
+std::string tensor_core_obstacle(const Problem& problem, const BackwardTensors& tensors);
 
 }  // namespace attn::cuda

@@ -1,0 +1,43 @@
+#include "cuda/kernels/backward_one_pass/sizes.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/ceil_div.hpp"
+#include "cuda/kernels/backward_tiles.hpp"
+
+namespace attn::cuda {
+using core::ceil_div;
+
+std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
+  return ceil_div(p.seqlen_q, c.tiling.block_n) * (c.tiling.block_n / kPlaceQueries);
+}
+
+std::int64_t key_blocks(const Problem& p, const BackwardConfig& c) {
+  return ceil_div(p.seqlen_k, c.tiling.block_m);
+}
+
+core::Size one_pass_rows(const Problem& p, const BackwardConfig& c) {
+  return core::divide_up(p.seqlen_q, c.tiling.block_n) * c.tiling.block_n * p.heads_q * p.batch;
+}
+
+core::Size one_pass_words(const Problem& p, const BackwardConfig& c) {
+  if (!c.kernel->reads_query_words) return 0;
+  return core::divide_up(query_blocks(p, c), kWordBlocks) * key_blocks(p, c) *
+         (c.features.mask_heads ? p.heads_q : 1) * (c.features.mask_batches ? p.batch : 1);
+}
+
+int backward_row_threads(const BackwardConfig& config) noexcept {
+  return static_cast<int>(
+      std::bit_ceil(static_cast<unsigned>(std::max(config.features.head_dim_v / 8, 4))));
+}
+
+core::Size one_pass_blocks(const Problem& p, const BackwardConfig& config) {
+  const core::Size rows = core::divide_up(
+      one_pass_rows(p, config) * static_cast<std::int64_t>(backward_row_threads(config)),
+      kRowsThreads);
+  return std::max({rows, core::divide_up(one_pass_words(p, config) * kWordThreads, kWordsThreads),
+                   core::divide_up(one_pass_rows(p, config), kPlaceQueries), num_tiles(p, config)});
+}
+
+}  // namespace attn::cuda

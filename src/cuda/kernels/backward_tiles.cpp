@@ -1,0 +1,71 @@
+#include "cuda/kernels/backward_tiles.hpp"
+
+#include <algorithm>
+
+#include "core/ceil_div.hpp"
+
+namespace attn::cuda {
+namespace {
+
+using device::Gradient;
+
+using core::ceil_div;
+
+core::Size num_pairs(const Problem& p, bool of_batch, bool of_heads) {
+  return core::Size(of_batch ? p.batch : 1) * (of_heads ? p.heads_q : 1);
+}
+// Tiles of queries by blocks of keys of all that have elements of their own.
+core::Size element_tiles(const Problem& p, const BackwardConfig& c) {
+  if (p.batch == 0) return 0;  // no sequence whose lengths a tile could look at
+  const std::int64_t rows = c.buffers.by_position ? p.seqlen_k : p.seqlen_q;
+  return core::divide_up(rows, c.tiling.block_m) * core::divide_up(p.seqlen_k, c.tiling.block_n) *
+         num_pairs(p, c.buffers.reads_batch, c.buffers.reads_head);
+}
+
+}  // namespace
+
+core::Size num_rows(const Problem& p) { return core::Size(p.batch) * p.heads_q * p.seqlen_q; }
+
+int num_splits(const Problem& p, const BackwardConfig& config) {
+  // The same on every GPU, as the order of sums depends on it.
+  const std::int64_t full = config.kernel->full_tiles;
+  if (!config.buffers.own_elements) return 1;
+  const core::Size tiles = element_tiles(p, config);
+  if (tiles > full || tiles.value() == 0) return 1;
+  const core::Size wanted = core::divide_up(full, tiles.value());
+  return static_cast<int>(
+      std::clamp(num_pairs(p, !config.buffers.reads_batch, !config.buffers.reads_head),
+                 core::Size(1), wanted)
+          .value());
+}
+
+core::Size num_tiles(const Problem& p, const BackwardConfig& config) {
+  if (config.buffers.own_elements) return element_tiles(p, config) * num_splits(p, config);
+  if (config.kernel->tile_is_head) return core::Size(p.heads_k) * p.batch;
+  const bool of_queries = config.gradient == Gradient::dq || config.gradient == Gradient::buffers ||
+                          config.gradient == Gradient::ds;
+  const std::int64_t rows = of_queries ? p.seqlen_q : p.seqlen_k;
+  return core::divide_up(rows, config.tiling.block_m) * p.batch *
+         (of_queries ? p.heads_q : p.heads_k);
+}
+
+int heads_at_once(const Problem& p, const BackwardConfig& config) {
+  constexpr std::int64_t kLeastTiles = 128;
+  const std::int64_t bytes = std::int64_t{config.tiling.l2_megabytes} * 1'000'000;
+  const std::int64_t row = 2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim;
+  const std::int64_t pair = std::max<std::int64_t>(1, p.seqlen_q * (p.heads_q / p.heads_k) * row);
+  const std::int64_t least =
+      ceil_div(kLeastTiles, std::max<std::int64_t>(1, ceil_div(p.seqlen_k, config.tiling.block_m)));
+  return static_cast<int>(
+      even_group(std::max<std::int64_t>(1, p.batch * p.heads_k), std::max(bytes / pair, least)));
+}
+
+std::int64_t even_group(std::int64_t pairs, std::int64_t most) noexcept {
+  most = std::clamp<std::int64_t>(most, 1, pairs);
+  for (std::int64_t size = most; 2 * size > most; --size) {
+    if (pairs % size == 0) return size;
+  }
+  return ceil_div(pairs, ceil_div(pairs, most));
+}
+
+}  // namespace attn::cuda
