@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
 # Whether two builds compile the kernels of tests/cuda/kernels.txt to the same machine code:
-#   scripts/compare_kernels.sh BEFORE AFTER [PROBLEM...]
+#   scripts/compare_kernels.sh [--phase backward] BEFORE AFTER [PROBLEM...]
 # BEFORE and AFTER are build folders; PROBLEMs, descriptors as `attn compile` takes them, replace the
-# list. Example: a change of src/cuda that only moves code about, checked against the build of the
-# commit before it. Needs NVRTC and no GPU. Names the problems whose kernels differ and exits with 1.
+# list, which is that of tests/cuda/kernels_backward.txt for the backward pass. Example: a change of
+# src/cuda that only moves code about, checked against the build of the commit before it. Needs NVRTC
+# and no GPU. Names the problems whose kernels differ and exits with 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+phase=forward list=tests/cuda/kernels.txt
+if [[ ${1:-} == --phase ]]; then
+  phase=$2
+  [[ $phase == forward ]] || list=tests/cuda/kernels_$phase.txt
+  shift 2
+fi
 if (($# < 2)); then
-  sed -n '2,6s/^# \{0,1\}//p' "$0"
+  sed -n '2,7s/^# \{0,1\}//p' "$0"
   exit 2
 fi
 before=$(realpath "$1")
@@ -15,7 +22,7 @@ after=$(realpath "$2")
 shift 2
 problems=("$@")
 if ((${#problems[@]} == 0)); then
-  mapfile -t problems < <(grep -v '^#' tests/cuda/kernels.txt)
+  mapfile -t problems < <(grep -v '^#' "$list")
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -39,8 +46,8 @@ without_addresses() {
 kernels() {
   local build=$1 problem=$2
   rm -rf "$work/dump"
-  ATTN_DUMP=cubin ATTN_DUMP_DIR=$work/dump "$build/attn" compile "$problem" --arch sm_80,sm_90a \
-    --cache-dir "$work/cache" >"$work/log" || {
+  ATTN_DUMP=cubin ATTN_DUMP_DIR=$work/dump "$build/attn" compile "$problem" --phase "$phase" \
+    --arch sm_80,sm_90a --cache-dir "$work/cache" >"$work/log" || {
     cat "$work/log" >&2
     exit 1
   }

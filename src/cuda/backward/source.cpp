@@ -57,6 +57,7 @@ std::string print_config(const BackwardConfig& c) {
   text.flag("kDropout", f.dropout);
   text.flag("kRngState", f.rng_state);
   text.flag("kScoreHides", f.score_hides);
+  text.number("kSharedBytes", static_cast<int>(c.tiling.shared_bytes));
   if (c.shape != nullptr) c.shape->print(c, text);
   return text.text();
 }

@@ -325,6 +325,7 @@ struct BackwardFlashAttention {
 template <class C, class Expressions, class Slope>
 ATTN_DEVICE void backward_flash_attention(const BackwardParams& p, const Expressions& e,
                                           const Slope& slope) {
+  static_assert(BackwardFlashLayout<C>::kBytes == C::kSharedBytes);  // that the launch gives
   const int pair = static_cast<int>(blockIdx.x);
   BackwardFlashAttention<C, Expressions, Slope>{p, e, slope, shared_memory()}.run(pair / p.heads_k,
                                                                                   pair % p.heads_k);

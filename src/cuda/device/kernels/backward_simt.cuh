@@ -455,6 +455,7 @@ ATTN_DEVICE void backward_simt_buffers(const BackwardParams& p, const Expression
 template <class C, class Expressions, class Derivatives>
 ATTN_DEVICE void backward_simt(const BackwardParams& p, const Expressions& e,
                                const Derivatives& derivatives) {
+  static_assert(BackwardSimtLayout<C>::kBytes == C::kSharedBytes);  // that the launch gives
   if constexpr (C::kGradient == Gradient::buffers) {
     backward_simt_buffers<C>(p, e, derivatives);
   } else {

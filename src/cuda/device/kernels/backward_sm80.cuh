@@ -379,6 +379,7 @@ struct BackwardSm80 {
 
 template <class C, class Expressions, class Slope>
 ATTN_DEVICE void backward_sm80(const BackwardParams& p, const Expressions& e, const Slope& slope) {
+  static_assert(BackwardSm80Layout<C>::kBytes == C::kSharedBytes);  // that the launch gives
   extern __shared__ __align__(128) char memory[];
   wait_for_dependencies();
   launch_dependents();

@@ -226,6 +226,7 @@ struct BackwardSm80Buffers {
 template <class C, class Expressions, class BufferGradients>
 ATTN_DEVICE void backward_sm80_buffers(const BackwardParams& p, const Expressions& e,
                                        const BufferGradients& gradients) {
+  static_assert(BackwardSm80BuffersLayout<C>::kBytes == C::kSharedBytes);  // that the launch gives
   extern __shared__ __align__(128) char memory[];
   using Kernel = BackwardSm80Buffers<C, Expressions, BufferGradients>;
   const auto tiles = Kernel::Tiles::at(p, gradients.splits, static_cast<int>(blockIdx.x));

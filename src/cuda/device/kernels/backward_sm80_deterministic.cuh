@@ -346,6 +346,8 @@ struct BackwardSm80Deterministic {
 template <class C, class Expressions, class Slope>
 ATTN_DEVICE void backward_sm80_deterministic(const BackwardParams& p, const Expressions& e,
                                              const Slope& slope) {
+  // What the launch gives.
+  static_assert(BackwardSm80DeterministicLayout<C>::kBytes == C::kSharedBytes);
   extern __shared__ __align__(128) char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
   const auto tile = GradientTile<C>::at(p, static_cast<int>(blockIdx.x));

@@ -70,6 +70,7 @@ ATTN_DEVICE void init_rings(const BackwardSm90Tiles<C>& tiles) {
 template <class C, class Expressions, class Slope>
 ATTN_DEVICE void backward_sm90(const BackwardParams& p, const Expressions& e, const Slope& slope,
                                const BackwardMaps& maps) {
+  static_assert(BackwardSm90Layout<C>::kBytes == C::kSharedBytes);  // that the launch gives
   extern __shared__ __align__(1024) char memory[];
   // Pairs have no registers to keep what does not change.
   constexpr bool kKeeps = C::kCluster == 1;

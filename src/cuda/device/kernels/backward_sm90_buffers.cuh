@@ -39,6 +39,7 @@ template <class C, class Expressions, class BufferGradients>
 ATTN_DEVICE void backward_sm90_buffers(const BackwardParams& p, const Expressions& e,
                                        const BufferGradients& gradients, const BackwardMaps& maps) {
   using Layout = BackwardSm90BuffersLayout<C>;
+  static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
   extern __shared__ __align__(1024) char memory[];
   const BackwardSm90BuffersRing<C> ring{shared_address(memory)};
   if (threadIdx.x == 0) {

@@ -239,6 +239,7 @@ struct BackwardStandard {
 template <class C, class Expressions, class Slope>
 ATTN_DEVICE void backward_standard(const BackwardParams& p, const Expressions& e,
                                    const Slope& slope) {
+  static_assert(BackwardSimtLayout<C>::kBytes == C::kSharedBytes);  // that the launch gives
   const auto tile = GradientTile<C>::at(p, static_cast<int>(blockIdx.x));
   if (tile.first >= tile.rows_present()) return;
   const BackwardStandard<C, Expressions, Slope> standard{{p, e, slope, tile, shared_memory()}};
