@@ -2,6 +2,7 @@
 // same sequence in a batch of others, which pad it.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <string>
