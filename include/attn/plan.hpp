@@ -74,9 +74,9 @@ struct PlanOptions {
   // sizes, dtype, layouts, mask, score), but not on `batch`, on the other sequences, nor on
   // seqlen_k or the width of the page table beyond its length. Example: a request decoded alone
   // over a table of 8 pages and one decoded among 64 over a table of 500 pages give equal bits.
-  // Kernel and tiles are chosen as for one sequence, and keys are split into pieces of a fixed
-  // size; Plan::reasons says it. Two calls that are compared give the same optional tensors,
-  // aligned alike, on devices that are alike. Forward only: backward refuses it with
+  // Kernel and tiles are chosen as for one sequence, whose own length says into how many pieces
+  // its keys are cut; Plan::reasons says it. Two calls that are compared give the same optional
+  // tensors, aligned alike, on devices that are alike. Forward only: backward refuses it with
   // Error(unsupported).
   bool batch_invariant = false;
 };

@@ -74,7 +74,7 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   run->expressions.pack(inputs.buffers, expressions.data());
   const auto launch = [&](const ForwardPass& pass, ForwardMaps* its_maps) {
     device::ForwardParams parameters = pass.parameters;
-    fill_forward_tensors(parameters, pass.problem, pass.config, inputs, outputs,
+    fill_forward_tensors(parameters, problem, pass.config, inputs, outputs,
                          static_cast<std::byte*>(context.workspace.data) + pass.workspace_offset);
     if (pass.deals_tiles) parameters.counter = work_counter(context.stream);
     std::array<void*, 3> arguments{&parameters, expressions.data(), its_maps};

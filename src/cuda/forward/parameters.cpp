@@ -97,7 +97,9 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const For
   if (config.features.paged) to.num_pages = static_cast<int>(inputs.k.shape[0]);
   if (to.num_splits > 1) {
     to.partial_o = static_cast<float*>(workspace);
-    to.partial_lse = to.partial_o + (partial_rows(p, to.num_splits) * p.head_dim_v).value();
+    // A pass over a part of the sequences has fewer queries than the problem.
+    const Size rows = Size(p.batch) * p.heads_q * to.seqlen_q * to.num_splits;
+    to.partial_lse = to.partial_o + (rows * p.head_dim_v).value();
   }
   if (config.kernel->place != nullptr) config.kernel->place(to, p, workspace);
   if (num_key_words(p, config) > 0) {

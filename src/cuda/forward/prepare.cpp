@@ -45,7 +45,6 @@ void fill_pass(ForwardPass& pass, const Problem& p, const ForwardConfig& config,
                const ForwardSignature& signature, const DeviceInfo& device,
                std::vector<KernelRequest>& requests) {
   const bool hopper = device.arch >= 90;
-  pass.problem = p;
   pass.config = config;
   pass.parameters = forward_parameters(p, config, splits);
   const std::int64_t words = num_key_words(p, config).value();

@@ -22,7 +22,6 @@ struct ForwardSignature {
 
 // The launches of one forward kernel and of those around it.
 struct ForwardPass {
-  Problem problem{};
   ForwardConfig config{};
   device::ForwardParams parameters{};
   std::int64_t workspace_offset = 0;  // bytes

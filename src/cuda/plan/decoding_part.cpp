@@ -11,6 +11,8 @@ namespace attn::cuda {
 std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
                                           const Multiprocessors& device, bool batch_invariant) {
   if (problem.layout_q != Layout::packed || problem.seqlen_k <= problem.seqlen_q) return {};
+  // What the mask says of blocks of keys is classified ahead, for one kernel.
+  if (forward_features(problem, {}).mask_scans_buffers) return {};
   const auto kernels = forward_kernels();
   const auto found = std::ranges::find_if(kernels, &ForwardKernel::takes_pieces);
   if (found == kernels.end() || problem.heads_k == 0) return {};
@@ -22,7 +24,6 @@ std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
     if (part.problem.seqlen_q == 0 || part.problem.seqlen_q >= problem.seqlen_q) continue;
     const ForwardTensors tensors;
     const ForwardFeatures features = forward_features(part.problem, tensors);
-    if (features.mask_reads_buffers) return {};
     if (!found->choose({part.problem, arch, tensors, features, false, {}}).obstacle.empty())
       continue;
     const ForwardConfig config =

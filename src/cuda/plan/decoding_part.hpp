@@ -17,8 +17,8 @@ struct DecodingPart {
 };
 
 // Nothing where no sequence may have more, and where Q is not packed over longer keys: then all
-// sequences are alike, as of a training step. Also where the mask reads buffers, whose words are
-// made for one kernel.
+// sequences are alike, as of a training step. Also where the mask scans buffers
+// (ForwardFeatures::mask_scans_buffers).
 std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
                                           const Multiprocessors& device, bool batch_invariant);
 
