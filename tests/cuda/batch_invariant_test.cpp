@@ -134,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(
         Example{"b3_sq40_sk2600_hq2_hk1_d64_causal_packed_bf16/cuq0,40,41,60_cuk0,2600,2700,4200",
                 "forward_sm90"},
         Example{"b4_sq60_sk1200_hq4_hk1_d64_causal_packedq_paged16_bf16/"
-                "cuq0,60,61,65,70_usedk1200,700,900,64",
+                "cuq0,60,61,65,70_usedk1200,700,40,64",
                 ""},
         Example{"b2_sq5_sk2100_hq2_hk1_d32_paged8_window300x0/usedk2100,1300", "forward_simt"}),
     [](const ::testing::TestParamInfo<Example>& info) {

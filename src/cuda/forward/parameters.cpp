@@ -61,6 +61,8 @@ Size with_decoding(Size workspace, const DecodingPart& part) {
   return part.splits.count == 1 ? workspace : decoding_offset(workspace) + bytes;
 }
 
+Size most_blocks(const DecodingPart& part) { return all_rows(part.problem); }
+
 Size most_blocks(const Problem& p, Arch arch, KeySplits splits, std::string_view kernel) {
   Size most = splits.count > 1 ? partial_rows(p, 1) : 0;  // more than the blocks of combine
   for (const ForwardConfig& config : possible_forwards(p, arch, splits, kernel)) {

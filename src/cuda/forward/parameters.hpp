@@ -37,6 +37,8 @@ core::Size workspace_bytes(const Problem& problem, Arch arch, KeySplits splits,
 // workspace with them.
 core::Size decoding_offset(core::Size workspace);
 core::Size with_decoding(core::Size workspace, const DecodingPart& part);
+// Blocks of threads of the largest grid of the decoding part.
+core::Size most_blocks(const DecodingPart& part);
 // Blocks of threads of the largest grid, or tiles, where these are more, whichever kernel runs.
 core::Size most_blocks(const Problem& problem, Arch arch, KeySplits splits,
                        std::string_view kernel);

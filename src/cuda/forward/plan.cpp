@@ -1,6 +1,7 @@
 // What `plan` says of a forward pass.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -89,8 +90,12 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   plan.block_q = plan.rows_per_task = config.tiling.rows;
   plan.block_k = config.tiling.keys_at_once();
   core::Size workspace = workspace_bytes(problem, arch, splits, kernel);
-  if (part) workspace = with_decoding(workspace, *part);
-  check_sizes(problem, Phase::forward, workspace, most_blocks(problem, arch, splits, kernel));
+  core::Size blocks = most_blocks(problem, arch, splits, kernel);
+  if (part) {
+    workspace = with_decoding(workspace, *part);
+    blocks = std::max(blocks, most_blocks(*part));
+  }
+  check_sizes(problem, Phase::forward, workspace, blocks);
   check_forward_parameters(problem, config);
   plan.tasks = num_tiles(problem, config, plan.num_splits).value();
   plan.workspace_bytes = workspace.value();

@@ -83,11 +83,12 @@ void check_plan(const Plan& plan, Arch arch, std::string_view kernel) {
   core::check_plan_range(plan, "num_splits", plan.num_splits, 1, kMostSplits);
   const KeySplits splits = key_splits(plan);
   core::Size needed = workspace_bytes(plan.problem, arch, splits, kernel);
+  core::Size blocks = most_blocks(plan.problem, arch, splits, kernel);
   if (const auto part = decoding_part_of(plan, arch, device_info(plan.device.index))) {
     needed = with_decoding(needed, *part);
+    blocks = std::max(blocks, most_blocks(*part));
   }
-  check_sizes(plan.problem, Phase::forward, needed,
-              most_blocks(plan.problem, arch, splits, kernel));
+  check_sizes(plan.problem, Phase::forward, needed, blocks);
   core::check_plan_workspace(plan, needed.value());
 }
 

@@ -10,9 +10,11 @@ namespace attn::cuda {
 
 std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
                                           const Multiprocessors& device, bool batch_invariant) {
-  if (problem.layout_q != Layout::packed || problem.seqlen_k <= problem.seqlen_q) return {};
+  if (problem.layout_q != Layout::packed) return {};
+  if (problem.seqlen_k <= problem.seqlen_q && !batch_invariant) return {};
   // What the mask says of blocks of keys is classified ahead, for one kernel.
-  if (forward_features(problem, {}).mask_scans_buffers) return {};
+  const Problem& chosen_for = batch_invariant ? alone(problem) : problem;
+  if (forward_features(chosen_for, {}).mask_scans_buffers) return {};
   const auto kernels = forward_kernels();
   const auto found = std::ranges::find_if(kernels, &ForwardKernel::takes_pieces);
   if (found == kernels.end() || problem.heads_k == 0) return {};

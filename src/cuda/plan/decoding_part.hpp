@@ -17,8 +17,8 @@ struct DecodingPart {
 };
 
 // Nothing where no sequence may have more, and where Q is not packed over longer keys: then all
-// sequences are alike, as of a training step. Also where the mask scans buffers
-// (ForwardFeatures::mask_scans_buffers).
+// sequences are alike, as of a training step. With batch_invariant the number of keys does not
+// count. Also nothing where the mask scans buffers (ForwardFeatures::mask_scans_buffers).
 std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
                                           const Multiprocessors& device, bool batch_invariant);
 

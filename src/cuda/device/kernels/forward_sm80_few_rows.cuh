@@ -407,14 +407,17 @@ struct ForwardFewRows {
     }
   }
 
-  // near_end() is called when all keys of the tile are read.
+  // near_end() is called once, when all keys of the tile are read.
   template <class F>
   ATTN_DEVICE void run(F near_end) const {
     bool whole = !C::kSplits;
     if constexpr (C::kByLength) {
       const int blocks = (tile.sequence.length_k + C::kBlockN - 1) / C::kBlockN;
       whole = blocks <= blocks_of_piece(p, blocks);
-      if (tile.split > 0 && tile.begin >= blocks) return;
+      if (tile.split > 0 && tile.begin >= blocks) {
+        near_end();
+        return;
+      }
     }
     Warp w;
     const int l = lane();

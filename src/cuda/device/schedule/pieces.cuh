@@ -30,16 +30,19 @@ struct Pieces {
 // Finds the pieces of all sequences in the order of work: those of 2^n blocks and more before
 // shorter ones, so that what is left at the end is short, and no multiprocessor works long when
 // others are done (longest processing time first). All K, V heads of a piece follow each other.
-// For all kThreads threads of a block together.
+// Of more than kMostSequences the order is that of tile_at(): a search through so many would take
+// longer than it saves. For all kThreads threads of a block together.
 template <class C, int kThreads>
 class PieceOrder {
  public:
   static constexpr int kWarps = kThreads / 32, kMagnitudes = 32;
   static constexpr int kBytes = (kMagnitudes + kWarps + 2) * 4;
+  static constexpr int kMostSequences = 1024;
 
   // memory: kBytes of shared memory, which may be used for something else between two calls.
   ATTN_DEVICE PieceOrder(const ForwardParams& p, void* memory)
       : p_(p), counts_(static_cast<int*>(memory)) {
+    if (p_.batch > kMostSequences) return;
     if (thread() < kMagnitudes) counts_[thread()] = 0;
     __syncthreads();
     for (int batch = thread(); batch < p_.batch; batch += kThreads) {
@@ -62,6 +65,10 @@ class PieceOrder {
     if (thread() == 0) found[0] = index;
     __syncthreads();
     index = found[0];
+    if (p_.batch > kMostSequences) {
+      __syncthreads();
+      return index < p_.num_tiles ? tile_at<C>(p_, index) : OutputTile{0, 0, 0, -1};
+    }
     const int heads = C::kGroup == 1 ? p_.heads_q : p_.heads_k;
     const int piece = index / heads;
     const unsigned here = __ballot_sync(~0u, piece >= before_ && piece < before_ + own_);
@@ -126,7 +133,7 @@ class PieceOrder {
 
   const ForwardParams& p_;
   int* const counts_;
-  int own_, before_;
+  int own_ = 0, before_ = 0;
 };
 
 }  // namespace attn::device
