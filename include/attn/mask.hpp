@@ -39,8 +39,9 @@ expr::Expr documents(const Tensor& ids, Alignment alignment = Alignment::bottom_
 // [seqlen_k] or [batch, seqlen_k]: nothing needs to be aligned.
 expr::Expr documents(const Tensor& ids_q, const Tensor& ids_k);
 
-// Speculative decoding: the queries of a sequence are draft tokens that form a tree, and their keys
-// are its last length_q ones. A query sees all keys before the draft, and draft key t where bit
+// Speculative decoding: the queries of a sequence are draft tokens that form a tree, and its last
+// keys are theirs, one for each query; seqused_k counts them. A decoding sequence is a draft of one
+// token, with the word 1. A query sees all keys before the draft, and draft key t where bit
 // t % 32 of words[batch, query, t / 32] is set. words: i32 [batch or 1, seqlen_q, ceil(seqlen_q /
 // 32)]; a shorter sequence, packed ones too, uses the first of its rows and bits and ignores all
 // others. Words of a step in memory of the GPU: leave data null and bind "tree" by name.

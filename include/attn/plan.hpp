@@ -74,14 +74,16 @@ struct PlanOptions {
   // sizes, dtype, layouts, mask, score), but not on `batch`, on the other sequences, nor on
   // seqlen_k or the width of the page table beyond its length. Example: a request decoded alone
   // over a table of 8 pages and one decoded among 64 over a table of 500 pages give equal bits.
-  // Kernel and tiles are chosen as for one sequence, whose own length says into how many pieces
-  // its keys are cut; Plan::reasons says it. Two calls that are compared give the same optional
-  // tensors, aligned alike, on devices that are alike. Forward only: backward refuses it with
-  // Error(unsupported).
+  // So calls that are compared set one seqlen_q: a server that packs prompts and decoding sets the
+  // largest chunk in every call. With dropout, or `batch` in mask or score, the place in the batch
+  // counts too. Kernel and tiles are chosen as for one sequence, and each sequence's own length
+  // says into how many parts its keys are cut: Plan::num_splits is the most that one may have. Two
+  // calls that are compared give the same optional tensors, aligned alike, on devices that are
+  // alike. Forward only: backward refuses it with Error(unsupported).
   bool batch_invariant = false;
 };
 
-// The first kernel that the cuda backend launches.
+// The main kernel of the cuda backend. Plan::reasons names what runs beside it.
 struct Launch {
   std::string kernel{};                // its name; empty on other backends
   std::string arch{};                  // what it is compiled for: "sm_90a"

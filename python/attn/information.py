@@ -59,6 +59,7 @@ def tree_words(parents: Sequence[int], seqlen_q: int = 0) -> list[list[int]]:
     """The words of one sequence for attn.tree_mask: each draft token sees itself, its parent and
     all that lie above.
 
+    >>> import attn
     >>> attn.tree_words([-1, 0, 0, 1])
     [[1], [3], [5], [11]]
 

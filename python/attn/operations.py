@@ -117,7 +117,7 @@ def attention(  # noqa: F811
             backward pass on a GPU. Gradients of buffers whose elements many queries or keys share
             (ALiBi's slopes) are summed exactly there, in 56 bytes of workspace an element.
         batch_invariant: A sequence has the same bits in every batch, whatever the other sequences
-            and the padding of keys or page table; on a CPU, forward only.
+            and the padding of keys or page table; forward only.
 
     Masks are joined with "and"; scores change in the order softcap, alibi, bias, score.
 

@@ -80,6 +80,20 @@ def page_gradients(names, printed):
     assert "flash_attention_2" in printed
 
 
+def page_tree(names, _):
+    # The keys before each draft, and which draft tokens each of its tokens sees.
+    sequences = [(100, [[0], [0, 1], [0, 2]]), (50, [[0], [0, 1]])]
+    row = 0
+    for b, (before, trees) in enumerate(sequences):
+        for seen in trees:
+            keys = [*range(before), *(before + t for t in seen)]
+            k, v = (names[n][b, keys, -1].astype(np.float64) for n in "kv")
+            e = np.exp(k @ names["drafts"][row, -1] / 8)
+            np.testing.assert_allclose(names["out"][row, -1], e @ v / e.sum(), rtol=0, atol=1e-5)
+            row += 1
+    assert row == len(names["out"])
+
+
 # What each block of Python on a page must have computed, in their order.
 CHECKS = {
     "README.md": [readme_attention],
@@ -87,6 +101,7 @@ CHECKS = {
         page_gradients,
         lambda names, _: assert_out(names, lambda i, j: i // 256 == j // 256),
         lambda names, _: assert_out(names, lambda i, j: causal(i, j) & (i - j < 66)),
+        page_tree,
         lambda names, _: assert_out(names, causal),
     ],
 }

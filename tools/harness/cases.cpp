@@ -57,7 +57,7 @@ constexpr ListedCase kCases[] = {
     {"b2_sq64_sk300_h2_d64_paged256", "pages larger than a block"},
     {"b3_sq20_sk300_hq4_hk2_d64_paged16_packedq_causal", "packed queries, paged keys"},
     {"b6_sq100_sk600_hq8_hk2_d64_packedq_paged16_causal/"
-     "cuq0,1,2,90,92,93,97_usedk600,30,500,2,599,100",
+     "cuq0,1,2,90,92,93,101_usedk600,30,500,2,599,100",
      "prompts and decoding in one call, paged keys"},
     {"b4_sq70_sk2500_hq4_hk1_d64_packed_causal_softcap20_sink/"
      "cuq0,1,2,60,61_cuk0,2500,2600,3000,3700",
