@@ -53,23 +53,9 @@ ForwardRequest request_of(const Problem& p, Arch arch, const ForwardTensors& ten
   return {p, arch, tensors, forward_features(p, tensors), splits.count > 1, parts};
 }
 
-}  // namespace
-
-Problem alone(const Problem& problem) {
-  constexpr std::int64_t kKeys = 8192;
-  Problem one = problem;
-  one.batch = 1;
-  one.seqlen_k = kKeys;
-  return one;
-}
-
-ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
-                             KeySplits splits, std::string_view forced) {
-  if (splits.batch_invariant) {
-    ForwardConfig config = choose_forward(alone(problem), arch, tensors, splits.count, forced);
-    config.by_length = config.splits;
-    return config;
-  }
+// The choice for one problem; errors name another.
+ForwardConfig choose_for(const Problem& problem, const Problem& named_problem, Arch arch,
+                         const ForwardTensors& tensors, KeySplits splits, std::string_view forced) {
   const KernelName named = split_kernel_name(forced);
   const ForwardKernel* const only = find_forward_kernel(named.kernel);
   if (!named.shape.empty() && (only == nullptr || !only->takes_parts)) {
@@ -98,8 +84,26 @@ ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTen
     }
     return std::move(config);
   }
-  throw Error(ErrorCode::unsupported,
-              fmt::format("no kernel of the cuda backend takes {}: {}", core::echo(problem), why));
+  throw Error(ErrorCode::unsupported, fmt::format("no kernel of the cuda backend takes {}: {}",
+                                                  core::echo(named_problem), why));
+}
+
+}  // namespace
+
+Problem alone(const Problem& problem) {
+  constexpr std::int64_t kKeys = 8192;
+  Problem one = problem;
+  one.batch = 1;
+  one.seqlen_k = kKeys;
+  return one;
+}
+
+ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
+                             KeySplits splits, std::string_view forced) {
+  if (!splits.batch_invariant) return choose_for(problem, problem, arch, tensors, splits, forced);
+  ForwardConfig config = choose_for(alone(problem), problem, arch, tensors, splits.count, forced);
+  config.by_length = config.splits;
+  return config;
 }
 
 std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, KeySplits splits,

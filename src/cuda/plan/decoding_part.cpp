@@ -30,6 +30,7 @@ std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
       continue;
     const ForwardConfig config =
         choose_forward(part.problem, arch, tensors, {1, batch_invariant}, found->name);
+    if (config.classified) continue;  // by its own, fewer queries
     part.splits = batch_invariant ? invariant_splits(part.problem, config, device)
                                   : KeySplits(choose_splits(part.problem, config, device));
     return part;

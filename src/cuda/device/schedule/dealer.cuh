@@ -58,8 +58,13 @@ class TileDealer {
         counter_ != nullptr ? static_cast<int>(atomicAdd(&counter_->next, 1u)) : tile_;
     return tile_ = static_cast<int>(gridDim.x / cluster_) + drawn;
   }
-  // After the last tile. The last block of threads leaves the counter as it was.
+  // After the last tile. The last block of threads leaves the counter as it was. One that found no
+  // tile at all counts too, as where sequences are shorter than a launch is made for.
   ATTN_DEVICE void finish() {
+    if (of_grid_) {
+      of_grid_ = false;
+      counter_ = counter_of_grid();
+    }
     if (counter_ == nullptr) return;
     __threadfence();
     if (atomicAdd(&counter_->done, 1u) == gridDim.x / cluster_ - 1) {
