@@ -113,9 +113,7 @@ CUresult cuStreamCreate(CUstream* stream, unsigned) {
 }
 CUresult cuStreamDestroy_v2(CUstream) { return CUDA_SUCCESS; }
 CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
-  // Each launch then has the counter of one graph, as if it were replayed.
-  *status = std::getenv("ATTN_EMULATED_CAPTURE") != nullptr ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                                            : CU_STREAM_CAPTURE_STATUS_NONE;
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
 }
 CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {

@@ -39,8 +39,11 @@ ATTN_DEVICE Sequence sequence_of(const ProblemParams& p, int batch) {
 template <class C>
 ATTN_DEVICE Sequence own_sequence_of(const ProblemParams& p, int batch) {
   Sequence s = sequence_of<C>(p, batch);
-  if (s.rows_q < C::kLeastQueries || (C::kMostQueries > 0 && s.rows_q > C::kMostQueries)) {
-    s.rows_q = s.length_q = 0;
+  if constexpr (C::kLeastQueries > 0) {
+    if (s.rows_q < C::kLeastQueries) s.rows_q = s.length_q = 0;
+  }
+  if constexpr (C::kMostQueries > 0) {
+    if (s.rows_q > C::kMostQueries) s.rows_q = s.length_q = 0;
   }
   return s;
 }
