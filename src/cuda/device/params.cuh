@@ -91,8 +91,8 @@ struct ForwardParams : ProblemParams {
   float* partial_lse;
 
   int page_size;
-  // A sequence's keys are cut into num_splits pieces of equal blocks, of least_blocks at least:
-  // fewer pieces where there are few keys (schedule/pieces.cuh).
+  // Keys are cut into num_splits pieces of least_blocks blocks. Where a sequence's own length says
+  // how many it has, these are the most pieces and the fewest blocks (schedule/pieces.cuh).
   int num_splits, least_blocks;
   // Order of tiles: m blocks of `heads_at_once` (batch, head) pairs are gone through together, the
   // last block of queries first.

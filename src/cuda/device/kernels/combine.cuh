@@ -83,7 +83,7 @@ struct Combine {
     if constexpr (C::kBlockKeys > 0) {
       const Sequence s = own_sequence_of<C>(p, batch);
       const int blocks = (s.length_k + C::kBlockKeys - 1) / C::kBlockKeys;
-      const int each = blocks_of_piece(p, blocks);
+      const int each = blocks_of_piece<true>(p, blocks);
       return max(1, (blocks + each - 1) / each);
     } else {
       return p.num_splits;

@@ -413,7 +413,7 @@ struct ForwardFewRows {
     bool whole = !C::kSplits;
     if constexpr (C::kByLength) {
       const int blocks = (tile.sequence.length_k + C::kBlockN - 1) / C::kBlockN;
-      whole = blocks <= blocks_of_piece(p, blocks);
+      whole = blocks <= blocks_of_piece<true>(p, blocks);
       if (tile.split > 0 && tile.begin >= blocks) {
         near_end();
         return;

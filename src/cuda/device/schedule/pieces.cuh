@@ -10,8 +10,11 @@
 namespace attn::device {
 
 // Blocks of keys of each piece of a sequence that has `blocks` of them; the last piece may have
-// fewer. They follow from the sequence's own length alone.
+// fewer. kByLength: they follow from the sequence's own length alone. Else all sequences are cut as
+// the longest is, into pieces of least_blocks.
+template <bool kByLength>
 ATTN_DEVICE int blocks_of_piece(const ForwardParams& p, int blocks) {
+  if constexpr (!kByLength) return p.least_blocks;
   return max(p.least_blocks, (blocks + p.num_splits - 1) / p.num_splits);
 }
 
@@ -126,7 +129,7 @@ class PieceOrder {
     const Sequence s = own_sequence_of<C>(p_, batch);
     if (C::kPackedQ && s.rows_q == 0) return {0, 1, -1};
     const int blocks = (s.length_k + C::kBlockN - 1) / C::kBlockN;
-    const int each = blocks_of_piece(p_, blocks);
+    const int each = blocks_of_piece<C::kByLength>(p_, blocks);
     const int whole = max(0, (blocks - 1) / each);
     return {whole, each, blocks - whole * each};
   }

@@ -35,7 +35,7 @@ struct QueryTile {
     begin = 0;
     end = (sequence.length_k + C::kBlockN - 1) / C::kBlockN;
     if constexpr (C::kSplits) {
-      const int each = blocks_of_piece(p, end);
+      const int each = blocks_of_piece<C::kByLength>(p, end);
       begin = min(end, split * each);
       end = min(end, begin + each);
     }

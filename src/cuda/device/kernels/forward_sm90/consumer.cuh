@@ -233,11 +233,11 @@ struct ForwardSm90Consumer {
       add = true;
       // A block with such a score is computed twice. So the warpgroup asks now and then whether one
       // of its warps had one; then all leave together, and are careful for the rest of the tile.
-      // When they ask follows from the tile alone, and rows before row 0 have no say: they may be
-      // those of the sequence before.
+      // When they ask follows from the tile alone. A tile that begins before row 0 does not ask, as
+      // rows there may be those of the sequence before.
       if constexpr (Expressions::kHasSmallTanh) {
-        warp_large = warp_large || (block_large && t.row >= 0);
-        if (block % 8 == 0) {
+        warp_large = warp_large || block_large;
+        if (block % 8 == 0 && (!Tiles::kEndAligned || t.w.row0 >= 0)) {
           large = barrier_or(Tiles::kWarpgroupBarrier + tiles.consumer, 128, warp_large);
           if (large) return;
         }
