@@ -86,6 +86,23 @@ struct Problem {
   Layout layout_k = Layout::dense;  // of K, V, dK, dV
   std::int64_t page_size = 0;       // when layout_k is paged
 
+  // Keys that all sequences share and that lie once in memory, as of a common prompt (cascade
+  // attention): key j of a sequence is key j of the prefix, and from seqlen_prefix on its own key
+  // j - seqlen_prefix. Sizes and lengths of K here and in Inputs (seqlen_k, seqused_k,
+  // cu_seqlens_k, page_table) are those of the own keys. Mask and score see both: `key` counts from
+  // the first key of the prefix, `seqlen_k` is the length of both, `position` follows from it. So
+  // the causal mask shows the whole prefix to queries that stand at own keys, a window or ALiBi
+  // counts distances through it, and buffers by key have seqlen_prefix + seqlen_k of them. The keys
+  // of the prefix that every query is sure to see, by a score that is the same function for all
+  // queries, are read once for the batch, others once for each sequence (Plan::reasons says how
+  // many). Example: with the causal mask and up to 4 queries a sequence, a key is sure to be seen
+  // where 3 more keys of the prefix follow. Forward only, without dropout and
+  // PlanOptions::batch_invariant: these are refused with Error(unsupported).
+  std::int64_t seqlen_prefix = 0;
+  // Its keys are pages of K and V (Inputs::prefix_page_table), when layout_k is paged; else they
+  // are Inputs::prefix_k and prefix_v.
+  bool paged_prefix = false;
+
   // 1 / sqrt(head_dim) when not given; finite and, but for f64, at most 2^127 in magnitude.
   std::optional<double> softmax_scale{};
   expr::Expr mask{};   // boolean; over everything but score; empty: every key is seen

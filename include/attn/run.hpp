@@ -34,9 +34,12 @@ struct Inputs {
   Tensor page_table{};  // i32 [batch, pages per sequence], last dimension contiguous; entries past
                         // the length are not read, and those of pages of which no row sees a key
                         // may hold any number, -1 as well
-  Tensor sink{};        // f32 [heads_q], contiguous, when problem.sink
-  Tensor rng_state{};   // i64 [2], contiguous, when problem.dropout.rng_state: seed and offset of
-                        // dropout, whose 64 bits are taken as unsigned; the same in backward
+  Tensor prefix_k{};    // [seqlen_prefix, heads_k, head_dim], where a prefix is not paged
+  Tensor prefix_v{};    // [seqlen_prefix, heads_k, head_dim_v]
+  Tensor prefix_page_table{};  // i32 [pages of the prefix], contiguous, when problem.paged_prefix
+  Tensor sink{};               // f32 [heads_q], contiguous, when problem.sink
+  Tensor rng_state{};  // i64 [2], contiguous, when problem.dropout.rng_state: seed and offset of
+                       // dropout, whose 64 bits are taken as unsigned; the same in backward
   expr::Bindings buffers{};  // tensors for named buffers of mask and score, of the declared dtype
                              // and shape (a size declared as 0 is taken from the tensor); needed
                              // where the Buffer has no data. Scalars: see attn/scalar.hpp
@@ -81,7 +84,8 @@ Problem complete(const Problem& problem, const Inputs& inputs);
 // inputs or each other.
 //
 // Algorithm: FlashAttention-2 (Dao 2023), algorithm 1, with keys split as in Flash-Decoding where
-// queries are few, unless PlanOptions names another one. Accuracy: the largest error against fp64
+// queries are few, unless PlanOptions names another one. A shared prefix is a part of the keys of
+// its own, merged likewise. Accuracy: the largest error against fp64
 // is at most twice that of standard attention computed in the same precision, plus half a unit in
 // the last place of the output, and likewise element by element (docs/numerics.md, "The error
 // rule"). Same inputs give the same bits for every number of threads.

@@ -193,7 +193,7 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
   const core::Rows o = core::rows_like_q(problem, inputs, outputs.o, sequence.batch);
   const bool has_lse = outputs.lse.given();
   const core::Rows lse = core::lse_rows(problem, inputs, outputs.lse, sequence.batch);
-  const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(problem.dtype);
+  const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(outputs.o.dtype);
   for (int r = 0; r < block.count; ++r) {
     row[r] = o.row(block.query[r], block.head[r]);
     prefetch_row(row[r], row_bytes);  // while the logarithms are taken
@@ -219,7 +219,7 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
           static_cast<float>(empty ? empty_lse : m + std::log(l));
     }
   }
-  ops.unpack_o(block.o_t, dim_v, factor, problem.dtype, row, block.count);
+  ops.unpack_o(block.o_t, dim_v, factor, outputs.o.dtype, row, block.count);
 }
 
 void Attention::store_query_rows(const core::Rows& rows, const QueryBlock& block, const float* x_t,
@@ -262,7 +262,7 @@ void for_cleared(const Attention& a, const Visit& visit) {
 }  // namespace
 
 void Attention::clear_unused_rows(const Outputs& outputs) const {
-  const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(problem.dtype);
+  const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(outputs.o.dtype);
   for_cleared(*this, [&](const core::Sequence& q) {
     zero_rows(core::rows_like_q(problem, inputs, outputs.o, q.batch), q.length_q, q.capacity_q,
               problem.heads_q, row_bytes);

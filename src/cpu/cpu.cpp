@@ -8,6 +8,7 @@
 #include "cpu/f64/f64.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/plan_check.hpp"
+#include "cpu/prefix.hpp"
 #include "cpu/workspace_store.hpp"
 
 namespace attn::cpu {
@@ -35,8 +36,9 @@ struct Call {
 
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
-  check_plan(plan, Phase::forward);
   const Problem& p = plan.problem;
+  if (p.seqlen_prefix > 0) return forward_prefix(plan, inputs, outputs, context);
+  check_plan(plan, Phase::forward);
   // No row, however large the batch; packed tensors may have some behind the last sequence.
   if (p.seqlen_q == 0 && p.layout_q != Layout::packed) return;
   Call call(plan, inputs, plan.compute, context);

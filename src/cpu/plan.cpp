@@ -16,6 +16,7 @@
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/forward/splits.hpp"
 #include "cpu/plan_check.hpp"
+#include "cpu/prefix.hpp"
 #include "cpu/workspace_bytes.hpp"
 
 namespace attn::cpu {
@@ -235,6 +236,7 @@ void bind_expressions(Plan& plan) {
 }  // namespace
 
 Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context) {
+  if (problem.seqlen_prefix > 0) return plan_prefix(problem, options, context);
   check_options(problem, phase, options);
   Plan plan;
   plan.problem = problem;

@@ -22,7 +22,7 @@ void run(CaseData& data, Algorithm forward_algorithm, Algorithm backward_algorit
   data.poison();
   forward(data.problem, data.inputs, data.outputs,
           {.backend = Backend::cpu, .algorithm = forward_algorithm, .threads = threads}, context);
-  if (data.problem.layout_k == Layout::paged) return;
+  if (!has_backward(data.problem)) return;
   backward(data.problem, data.inputs, data.outputs, data.d_o, data.gradients,
            {.backend = Backend::cpu, .algorithm = backward_algorithm, .threads = threads}, context);
 }
@@ -92,6 +92,7 @@ INSTANTIATE_TEST_SUITE_P(
         "b1_sq333_sk700_h1_d64_causal_f32", "b2_sq200_sk300_hq6_hk2_d40_bf16",
         "b1_sq1_sk2000_hq8_hk2_d64_bf16", "b1_sq3_sk1500_h2_d64_paged16_f16",
         "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
+        "b5_sq3_sk170_sp700_hq4_hk2_d64_causal_sink_bf16", "b4_sq40_sk60_sp300_h2_d40_f64",
         "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f32/padded",
         "b2_sq90_sk700_hq4_hk2_d16_causal_score(score-a[query]-b[key]+c[head]+e[batch,"
         "key])_buffer(a:f32:90)_buffer(b:f32:700)_buffer(c:f32:4)_buffer(e:f32:2x700)_"

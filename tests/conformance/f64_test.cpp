@@ -7,6 +7,7 @@
 #include "attn/error.hpp"
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
+#include "harness/cases.hpp"
 #include "harness/compare.hpp"
 #include "harness/conformance.hpp"
 #include "harness/data.hpp"
@@ -21,10 +22,10 @@ class F64 : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(F64, AgreesWithTheReference) {
   const Case c = parse_case(GetParam());
-  const bool paged = c.problem.layout_k == Layout::paged;
-  Conformance conformance(c, kSeed, !paged);
+  const bool with_backward = has_backward(c.problem);
+  Conformance conformance(c, kSeed, with_backward);
   for (const Phase phase : {Phase::forward, Phase::backward}) {
-    if (paged && phase == Phase::backward) continue;
+    if (!with_backward && phase == Phase::backward) continue;
     for (const InstructionSet isa : available_instruction_sets()) {
       const Report report =
           conformance.check({.phase = phase, .backend = Backend::cpu, .isa = isa});
@@ -38,6 +39,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         "b1_n130_h2_d64_f64", "b2_sq40_sk100_hq4_hk2_d40_dv24_causal_sink_f64", "b1_n1_h1_d1_f64",
         "b1_sq1_sk300_hq8_hk2_d128_f64", "b1_sq64_sk0_h1_d16_f64",
+        "b3_sq3_sk30_sp200_hq4_hk2_d24_causal_sink_f64",
         "b1_sq90_sk33_h1_d17_dv9_causal_f64/strided", "b1_n200_h1_d32_window64x0_f64/negative",
         "b3_sq70_sk90_hq4_hk2_d64_causal_packed_f64", "b1_sq3_sk150_h2_d64_paged16_f64",
         "b2_n70_hq4_hk1_d24_documents_f64/padded_dlse",

@@ -9,6 +9,7 @@
 #include "attn/context.hpp"
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
+#include "harness/cases.hpp"
 #include "harness/data.hpp"
 
 namespace attn::harness {
@@ -44,20 +45,20 @@ class FloatingExceptions : public ::testing::TestWithParam<const char*> {
 
 TEST_P(FloatingExceptions, AreNotRaised) {
   CaseData data(parse_case(GetParam()), kSeed);
-  const bool has_backward = data.problem.layout_k != Layout::paged;
+  const bool with_backward = has_backward(data.problem);
   for (const InstructionSet isa : available_instruction_sets()) {
     for (const Algorithm algorithm : algorithms(Phase::forward)) {
       data.poison();
       run(data, Phase::forward, {.backend = Backend::cpu, .algorithm = algorithm}, isa);
     }
     for (const Algorithm algorithm : algorithms(Phase::backward)) {
-      if (!has_backward) continue;
+      if (!with_backward) continue;
       run(data, Phase::backward, {.backend = Backend::cpu, .algorithm = algorithm}, isa);
     }
   }
   data.poison();
   run(data, Phase::forward, {.backend = Backend::reference}, InstructionSet::automatic);
-  if (has_backward) {
+  if (with_backward) {
     run(data, Phase::backward, {.backend = Backend::reference}, InstructionSet::automatic);
   }
 }
@@ -66,6 +67,7 @@ INSTANTIATE_TEST_SUITE_P(
     Conformance, FloatingExceptions,
     ::testing::Values(
         "b1_n150_h2_d40_f32", "b1_n300_h2_d64_causal_bf16", "b1_n70_h1_d32_causal_f16",
+        "b3_sq2_sk40_sp300_hq8_hk2_d64_causal_sink_bf16/usedk0,40,7",
         // rows that see nothing: some, and all of a task
         "b1_sq300_sk100_hq4_hk2_d64_causal_f32", "b1_sq300_sk100_hq4_hk2_d64_causal_bf16",
         "b2_sq200_sk130_hq4_hk2_d64_window10x0_sink_bf16/padded", "b1_sq1_sk2000_hq8_hk2_d64_bf16",

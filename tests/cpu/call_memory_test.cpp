@@ -13,6 +13,7 @@
 #include "attn/error.hpp"
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
+#include "harness/cases.hpp"
 #include "harness/compare.hpp"
 #include "harness/data.hpp"
 
@@ -75,7 +76,7 @@ class CallMemory : public ::testing::TestWithParam<const char*> {
   void for_each_run(CaseData& data, const Context& context, int threads, const Visit& visit) {
     forward(data.problem, data.inputs, data.outputs, {.backend = Backend::cpu}, context);
     for (const Phase phase : {Phase::forward, Phase::backward}) {
-      if (phase == Phase::backward && data.problem.layout_k == Layout::paged) continue;
+      if (phase == Phase::backward && !has_backward(data.problem)) continue;
       for (const Algorithm algorithm : algorithms_for(data.problem.dtype, phase)) {
         const PlanOptions options{
             .backend = Backend::cpu, .algorithm = algorithm, .threads = threads};
@@ -125,6 +126,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values("b1_n16_h1_d64_f32", "b2_sq100_sk700_hq6_hk2_d40_causal_bf16",
                       "b1_sq1_sk2000_hq8_hk2_d64_bf16", "b1_sq3_sk1500_h2_d64_paged16_f16",
                       "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
+                      "b5_sq1_sk170_sp700_hq4_hk2_d64_causal_sink_bf16",
+                      "b4_sq40_sk60_sp300_h2_d40_packed_f32",
                       "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f32/padded",
                       "b2_n300_h2_d32_window64x0_documents_bf16", "b1_n1200_h2_d64_dv32_f32",
                       "b1_n64_h2_d512_f16",

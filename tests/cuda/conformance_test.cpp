@@ -44,7 +44,8 @@ bool must_take(std::string_view kernel, const Case& c) {
   if (kernel == "forward_sm90_wide") return hopper && rows > 32;
   if (kernel == "forward_sm80_few_rows") {
     const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
-    return rows <= (narrow ? 32 : 16) && p.dropout.probability == 0;
+    // The rows of all sequences over a shared prefix may be many.
+    return rows <= (narrow ? 32 : 16) && p.dropout.probability == 0 && p.seqlen_prefix == 0;
   }
   return hopper && p.layout_k != Layout::paged;
 }

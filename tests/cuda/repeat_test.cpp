@@ -47,6 +47,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, CudaRepeat,
                                            "b60_sq130_sk300_h2_d128_dropout0.1_seed5_f16/padded",
                                            "b30_n500_h4_d64_softcap20_bf16/q4_k3",
                                            "b2_sq1_sk4000_hq8_hk2_d128_bf16",
+                                           "b6_sq2_sk500_sp900_hq8_hk2_d64_causal_sink_bf16",
                                            "b3_n200_h4_d64_causal_packed_bf16",
                                            "b3_n200_h4_d64_documents_packed_bf16"),
                          [](const ::testing::TestParamInfo<const char*>& info) {
@@ -57,6 +58,7 @@ TEST(CudaGraph, ReplaysWithNewContents) {
   ATTN_NEEDS_GPU();
   for (const char* descriptor :
        {"b2_n300_hq4_hk2_d64_causal_bf16", "b1_sq1_sk4000_hq8_hk2_d64_f16",
+        "b4_sq2_sk300_sp600_hq8_hk2_d64_paged16_pagedprefix_causal_bf16",
         "b1_n300_h2_d64_mask(key<9||blocks[query/32,key/32]!=0)_buffer(blocks:u8:10x10)_bf16"}) {
     SCOPED_TRACE(descriptor);
     CaseData data(harness::parse_case(descriptor), 3);

@@ -45,6 +45,11 @@ int explain_problem(const ExplainOptions& options) {
                            .block_q = options.block_q,
                            .block_k = options.block_k,
                            .seed = options.seed};
+  if (request.problem.seqlen_prefix > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("seqlen_prefix is {}; accepted by explain is 0 (problem {})",
+                            request.problem.seqlen_prefix, to_string(request.problem)));
+  }
   if (!options.algorithm.empty()) request.algorithm = parse_algorithm(options.algorithm);
   const std::string page = page_of(request);
   io::OutputFile file(options.output);

@@ -158,6 +158,11 @@ Json measured_json(const IoRow& row) {
 }  // namespace
 
 void check_io_size(const std::string& descriptor, const Problem& p, const IoChoice& choice) {
+  if (p.seqlen_prefix > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{} has a shared prefix of {} keys; counted are problems without one",
+                            core::echo(descriptor), p.seqlen_prefix));
+  }
   // Plans have tiles of this size or larger ones, whatever the model's are.
   constexpr double kPlanTile = 512 * 64;
   const traffic::Blocks blocks = blocks_of(p, choice);

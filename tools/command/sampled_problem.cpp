@@ -45,6 +45,8 @@ SampledProblem::SampledProblem(const Problem& whole, const Inputs& inputs, const
   problem_.heads_q = group;
   problem_.heads_k = 1;
   problem_.layout_q = problem_.layout_k = Layout::dense;
+  problem_.seqlen_prefix = 0;  // its keys are among those that are gathered
+  problem_.paged_prefix = false;
   // The whole may name a tensor for its state.
   problem_.dropout = core::with_state(whole.dropout, inputs.rng_state);
 

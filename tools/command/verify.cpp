@@ -43,7 +43,7 @@ Verification verify_whole(std::vector<harness::Expected> expected) {
 
 std::int64_t scores_of(const Problem& p) {
   const double scores = static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seqlen_q) *
-                        static_cast<double>(p.seqlen_k);
+                        static_cast<double>(p.seqlen_prefix + p.seqlen_k);
   return static_cast<std::int64_t>(std::min(scores, 0x1p62));
 }
 
@@ -68,7 +68,8 @@ std::vector<RowSample> draw_rows(const Problem& problem, const Inputs& inputs,
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(limit));
   };
   const std::int64_t group = problem.heads_q / problem.heads_k;
-  const std::int64_t scores_of_row = std::max<std::int64_t>(1, problem.seqlen_k) * group;
+  const std::int64_t scores_of_row =
+      std::max<std::int64_t>(1, problem.seqlen_prefix + problem.seqlen_k) * group;
   const std::int64_t all_pairs = problem.batch * problem.heads_k;
   const std::int64_t few_pairs = std::min(kMinPairs, all_pairs);
   const std::int64_t affordable =
@@ -188,7 +189,8 @@ Verification verify_forward(const Problem& problem, const Inputs& inputs, const 
   const std::vector<RowSample> samples =
       small ? all_rows(problem, inputs) : draw_rows(problem, inputs);
   const std::int64_t results = std::max<std::int64_t>(1, count_results(samples, problem));
-  const std::int64_t scores = results * std::max<std::int64_t>(1, problem.seqlen_k);
+  const std::int64_t scores =
+      results * std::max<std::int64_t>(1, problem.seqlen_prefix + problem.seqlen_k);
   const std::int64_t orders = std::min({(kMinResults + results - 1) / results, kMaxOrders,
                                         std::max<std::int64_t>(1, kMaxScores / scores)});
   std::list<PartOfProblem> parts;
@@ -251,8 +253,8 @@ Verification verify_backward_sampled(
       part.problem.store_queries(part.problem.queries(d_o), sparse.tensor());
     }
     run(sparse.tensor());
-    const std::int64_t scores =
-        count_results(samples, problem) * std::max<std::int64_t>(1, problem.seqlen_k);
+    const std::int64_t scores = count_results(samples, problem) *
+                                std::max<std::int64_t>(1, problem.seqlen_prefix + problem.seqlen_k);
     for (PartOfProblem& part : drawn) {
       const SampledProblem& p = part.problem;
       const Array part_d_o = p.queries(d_o);

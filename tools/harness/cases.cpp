@@ -77,6 +77,27 @@ constexpr ListedCase kCases[] = {
     {"b1_n70_h2_d64_causal/far", "offsets past 2^31 elements"},
     {"b2_sq40_sk70_h2_d64_packed/far", "the same, packed"},
     {"b1_sq8_sk100_h2_d64_paged16/far", "the same, paged"},
+    // A shared prefix
+    {"b3_sq1_sk40_sp300_hq8_hk2_d64", "decoding behind a prefix that is read once"},
+    {"b5_sq1_sk200_sp1500_hq4_hk1_d64_causal_sink/usedk0,200,7,150,64",
+     "the same with lengths, one of them 0"},
+    {"b4_sq4_sk90_sp400_hq4_hk2_d64_paged16_causal_softcap20",
+     "several queries, more than some sequences have own keys: they do not see all of the prefix"},
+    {"b4_sq3_sk90_sp260_hq4_hk2_d64_paged16_pagedprefix_causal_sink",
+     "a prefix in pages, whose last keys are read for each sequence"},
+    {"b3_sq40_sk60_sp200_hq4_hk2_d64_packed_causal_alibi", "packed, and a score by distance"},
+    {"b6_sq70_sk200_sp500_hq4_hk2_d64_packed_causal/"
+     "cuq0,1,2,60,61,62,70_cuk0,100,300,400,401,500,560",
+     "prompts and decoding behind a prefix"},
+    {"b2_sq30_sk50_sp150_hq4_hk2_d64_window40x0", "a window that ends in the prefix"},
+    {"b2_sq30_sk50_sp150_hq4_hk2_d64_causaltl_sink", "own keys that nobody sees"},
+    {"b3_sq9_sk20_sp140_h2_d64_documents", "ids of keys of the prefix"},
+    {"b3_sq5_sk30_sp300_hq4_hk2_d64_tree/padded", "a draft behind a prefix"},
+    {"b3_sq2_sk30_sp400_hq4_hk2_d576_dv512_causal/strided",
+     "latent attention, rows at two distances"},
+    {"b3_sq2_sk0_sp200_hq4_hk2_d64_sink", "no own keys"},
+    {"b2_sq3_sk40_sp130_hq4_hk2_d59_prefix60_scale-0.3",
+     "keys that all see by the mask, odd sizes"},
     // Masks
     {"b1_n200_h2_d64_window32x0", "sliding window"},
     {"b1_sq100_sk200_h2_d64_window16x16", "window on both sides, bottom-right aligned"},
@@ -180,8 +201,11 @@ Case with_dtype(Case c, DType dtype) {
   return c;
 }
 
+bool has_backward(const Problem& p) { return p.layout_k != Layout::paged && p.seqlen_prefix == 0; }
+
 std::int64_t scores(const Case& c) {
-  return c.problem.batch * c.problem.heads_q * c.problem.seqlen_q * c.problem.seqlen_k;
+  return c.problem.batch * c.problem.heads_q * c.problem.seqlen_q *
+         (c.problem.seqlen_prefix + c.problem.seqlen_k);
 }
 
 }  // namespace attn::harness

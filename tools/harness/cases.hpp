@@ -23,7 +23,10 @@ Case with_dtype(Case c, DType dtype);
 // has up to 8,192 keys or queries. The same seed gives the same case.
 Case random_case(std::uint64_t seed);
 
-// Scores that the case computes: batch * heads_q * seqlen_q * seqlen_k.
+// Whether backward takes the problem: not with paged K and V, nor with a shared prefix.
+bool has_backward(const Problem& problem);
+
+// Scores that the case computes: those of a shared prefix too.
 std::int64_t scores(const Case& c);
 
 }  // namespace attn::harness

@@ -35,7 +35,7 @@ using core::ceil_div;
 // smallest_sum: elements of the smallest gradient of a buffer.
 std::int64_t draws_for(const Problem& p, const Hints& hints, std::int64_t smallest_sum) {
   if (hints.far || hints.identity) return 1;
-  const std::int64_t pairs = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k;
+  const std::int64_t pairs = p.batch * p.heads_q * p.seqlen_q * (p.seqlen_prefix + p.seqlen_k);
   std::int64_t rows = p.batch * std::min(p.heads_q * p.seqlen_q, p.heads_k * p.seqlen_k);
   if (p.sink) rows = std::min(rows, p.heads_q);
   rows = std::min(rows, smallest_sum);
@@ -154,9 +154,9 @@ Report Conformance::check(const Subject& subject) {
                 .status = Status::passed,
                 .message = {},
                 .comparisons = {}};
-  if (subject.phase == Phase::backward && case_.problem.layout_k == Layout::paged) {
+  if (subject.phase == Phase::backward && !has_backward(case_.problem)) {
     report.status = Status::unsupported;
-    report.message = "backward takes no paged K, V";
+    report.message = "backward takes no paged K, V and no shared prefix";
     return report;
   }
   const auto all_passed = [&] {
@@ -166,7 +166,7 @@ Report Conformance::check(const Subject& subject) {
   try {
     compare_draws(subject, report);
     const Problem& p = case_.problem;
-    const std::int64_t pairs = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k;
+    const std::int64_t pairs = p.batch * p.heads_q * p.seqlen_q * (p.seqlen_prefix + p.seqlen_k);
     if (report.status == Status::passed && !all_passed() && !case_.hints.far &&
         pairs * static_cast<std::int64_t>(kSecondLookDraws) <= kSecondLookPairs) {
       add_draws(kSecondLookDraws);

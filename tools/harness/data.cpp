@@ -56,6 +56,9 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
   fill_rows(inputs.q, true, random_rows(hints_.q_factor, hints_.negative ? 1 : 0));
   fill_rows(inputs.k, false, random_rows(hints_.k_factor, hints_.negative ? -1 : 0));
   if (!hints_.v_in_k) fill_rows(inputs.v, false, random_rows());
+  make_prefix();
+  fill_prefix(true, random_rows(hints_.k_factor, hints_.negative ? -1 : 0));
+  if (!hints_.v_in_k || !problem.paged_prefix) fill_prefix(false, random_rows());
   fill_rows(d_o, true, random_rows());
   if (problem.sink) {
     inputs.sink = input("sink", DType::f32, {problem.heads_q});
@@ -249,6 +252,9 @@ void CaseData::make_page_table() {
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     in_use += ceil_div(i32(inputs.seqused_k, b), problem.page_size);
   }
+  const std::int64_t shared =
+      problem.paged_prefix ? ceil_div(problem.seqlen_prefix, problem.page_size) : 0;
+  in_use += shared;
   std::vector<std::int32_t> pages(static_cast<std::size_t>(in_use + 1 + below(4)));
   std::iota(pages.begin(), pages.end(), 0);
   std::shuffle(pages.begin(), pages.end(), random_);
@@ -263,6 +269,39 @@ void CaseData::make_page_table() {
       if (i >= used) continue;
       entry = pages.back();
       pages.pop_back();
+    }
+  }
+  if (!problem.paged_prefix) return;
+  inputs.prefix_page_table = input("prefix_page_table", DType::i32, {shared});
+  for (std::int64_t i = 0; i < shared; ++i) {
+    i32(inputs.prefix_page_table, i) = pages.back();
+    pages.pop_back();
+  }
+}
+
+void CaseData::make_prefix() {
+  if (problem.seqlen_prefix == 0 || problem.paged_prefix) return;
+  const auto make = [&](std::string name, std::int64_t dim) {
+    return input(std::move(name), problem.dtype, {problem.seqlen_prefix, problem.heads_k, dim},
+                 {.strided = hints_.strided});
+  };
+  inputs.prefix_k = make("prefix_k", problem.head_dim);
+  inputs.prefix_v = make("prefix_v", problem.head_dim_v);
+}
+
+void CaseData::fill_prefix(bool of_k, const Value& value) {
+  const Tensor& t = problem.paged_prefix ? (of_k ? inputs.k : inputs.v)
+                                         : (of_k ? inputs.prefix_k : inputs.prefix_v);
+  const std::int64_t dim = of_k ? problem.head_dim : problem.head_dim_v;
+  for (std::int64_t j = 0; j < problem.seqlen_prefix; ++j) {
+    for (std::int64_t h = 0; h < problem.heads_k; ++h) {
+      const std::int64_t row = problem.paged_prefix
+                                   ? t.offset({i32(inputs.prefix_page_table, j / problem.page_size),
+                                               j % problem.page_size, h, 0})
+                                   : t.offset({j, h, 0});
+      for (std::int64_t c = 0; c < dim; ++c) {
+        store_element(t, row + c, value(kPrefixBatch, j, h, c));
+      }
     }
   }
 }
@@ -343,6 +382,9 @@ void CaseData::fill_identity() {
   const std::int64_t columns = problem.head_dim_v;
   const std::int64_t group = problem.heads_q / problem.heads_k;
   fill_rows(inputs.v, false, [&](auto, std::int64_t j, std::int64_t h, std::int64_t c) {
+    return problem.seqlen_prefix + j == h * columns + c ? 1 : 0;
+  });
+  fill_prefix(false, [&](auto, std::int64_t j, std::int64_t h, std::int64_t c) {
     return j == h * columns + c ? 1 : 0;
   });
   fill_rows(d_o, true, [&](auto, std::int64_t i, std::int64_t h, std::int64_t c) {
@@ -363,14 +405,19 @@ void CaseData::fill_select() {
     return (x >> 33) % 2 == 0 ? kCode : -kCode;
   };
   const auto small = [this](auto...) { return static_cast<double>(below(7) - 3); };
-  fill_rows(inputs.k, false, code);
+  const std::int64_t prefix = problem.seqlen_prefix;
+  fill_rows(inputs.k, false, [&](std::int64_t b, std::int64_t j, std::int64_t h, std::int64_t c) {
+    return code(b, prefix + j, h, c);
+  });
+  fill_prefix(true, code);
   fill_rows(inputs.v, false, small);
+  fill_prefix(false, small);
   fill_rows(d_o, true, small);
   const std::int64_t group = problem.heads_q / problem.heads_k;
   std::int64_t target = 0;
   fill_rows(inputs.q, true, [&](std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t c) {
     if (c == 0) target = visible_key(b, i, h);
-    return code(b, target, h / group, c);
+    return code(target < prefix ? kPrefixBatch : b, target, h / group, c);
   });
 }
 

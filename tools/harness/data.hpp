@@ -63,6 +63,7 @@ class CaseData {
   Tensor make_seqused(const std::string& name, const std::vector<std::int32_t>& given,
                       const Tensor& cu_seqlens, std::int64_t seqlen);
   void make_page_table();
+  void make_prefix();
   void make_rng_state();
   void make_buffers();
   void fill_buffer(const Tensor& tensor);
@@ -71,6 +72,10 @@ class CaseData {
   using Value =
       std::function<double(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t c)>;
   void fill_rows(const Tensor& tensor, bool like_q, const Value& value);
+  // The same for a tensor of the shared prefix, K or V by `of_k`; rows count from its first key,
+  // and b is kPrefixBatch.
+  void fill_prefix(bool of_k, const Value& value);
+  static constexpr std::int64_t kPrefixBatch = 1023;  // no batch entry of a case
   // factor * normal random numbers, made positive or negative if sign is not 0.
   Value random_rows(double factor = 1, int sign = 0);
   void fill_like_lse(const Tensor& tensor);

@@ -65,6 +65,9 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
             .seqused_q = here(host.seqused_q),
             .seqused_k = here(host.seqused_k),
             .page_table = here(host.page_table),
+            .prefix_k = here(host.prefix_k),
+            .prefix_v = here(host.prefix_v),
+            .prefix_page_table = here(host.prefix_page_table),
             .sink = here(host.sink),
             .rng_state = here(host.rng_state),
             .buffers = {}};

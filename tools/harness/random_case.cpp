@@ -23,7 +23,9 @@ constexpr std::int64_t kMaxLongMultiplyAdds = 6'000'000;
 class Generator {
  public:
   explicit Generator(std::uint64_t seed)
-      : random_(seed ^ 0x6174746e2e637070u), lengths_(seed ^ 0x6c6f6e67u) {}
+      : random_(seed ^ 0x6174746e2e637070u),
+        lengths_(seed ^ 0x6c6f6e67u),
+        shared_(seed ^ 0x73686172u) {}
 
   Case generate() {
     sizes();
@@ -31,6 +33,7 @@ class Generator {
     masks();
     scores();
     options();
+    shared_prefix();
     if (chance(25)) hint("loose");  // last: earlier draws stay those of a seed
     return parse_case(hints_.empty() ? text_ : text_ + "/" + hints_);
   }
@@ -123,7 +126,8 @@ class Generator {
     if (chance(25)) put("packedq");
     const std::int64_t kind = below(10);
     if (kind < 2) put("packedk");
-    if (kind == 2 && seqlen_k_ > 0) {
+    paged_ = kind == 2 && seqlen_k_ > 0;
+    if (paged_) {
       put("paged", pick(std::initializer_list<int>{1, 3, 7, 16, 64, 128}));
     }
     if (chance(25)) hint("padded");
@@ -234,7 +238,19 @@ class Generator {
     if (chance(15)) hint("dlse");
   }
 
-  Random random_, lengths_;
+  // Keys that all sequences share, from a generator of its own as lengths_ is. Such problems have
+  // no dropout and no backward pass.
+  void shared_prefix() {
+    const auto has = [&](std::string_view word) { return text_.find(word) != std::string::npos; };
+    if (shared_() % 8 != 0 || has("dropout") || has("bias")) return;
+    const std::int64_t keys = 1 + static_cast<std::int64_t>(shared_() % 400);
+    if (batch_ * heads_q_ * seqlen_q_ * keys > kMaxScores) return;
+    put("sp", keys);
+    if (paged_ && shared_() % 2 == 0) put("pagedprefix");
+  }
+
+  Random random_, lengths_, shared_;
+  bool paged_ = false;
   std::int64_t batch_ = 0, heads_q_ = 0, seqlen_q_ = 0, seqlen_k_ = 0;
   std::string text_, hints_;
 };

@@ -85,6 +85,24 @@ void fill_k(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   }
 }
 
+void fill_prefix(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
+  if (p.paged_prefix) {
+    // The last page may not be full, so that the table does not say how many keys there are.
+    if (p.seqlen_prefix == 0 && inputs.prefix_page_table.given()) {
+      check.refuse(
+          "seqlen_prefix is 0; accepted is the number of keys in the pages of prefix_page_table");
+    }
+    return;
+  }
+  const bool has_k = inputs.prefix_k.given();
+  const Tensor& t = has_k ? inputs.prefix_k : inputs.prefix_v;
+  if (t.given() && t.rank != 3) {
+    check.refuse(fmt::format("{} is {}; accepted is [seqlen_prefix, heads_k, head_dim]",
+                             has_k ? "prefix_k" : "prefix_v", to_string(t)));
+  }
+  if (t.given()) fill(p.seqlen_prefix, t.shape[0]);
+}
+
 }  // namespace
 
 Problem complete(const Problem& problem, const Inputs& inputs) {
@@ -104,6 +122,7 @@ Problem complete(const Problem& problem, const Inputs& inputs) {
   fill(p.head_dim_v, inputs.v.shape[inputs.v.rank - 1]);
   fill_q(check, p, inputs);
   fill_k(check, p, inputs);
+  fill_prefix(check, p, inputs);
   core::validate_problem(p);
   core::CallMemory memory;
   core::check_inputs(check, p, inputs, memory.resource());

@@ -144,11 +144,12 @@ double visible_in(const Problem& p, std::int64_t first, std::int64_t batches, st
   return all * share;
 }
 
-// Q, O and LSE have rows_q rows of all heads, K and V rows_k.
+// Q, O and LSE have rows_q rows of all heads, K and V rows_k beside those of a shared prefix.
 double bytes_of_rows(const Problem& p, Phase phase, double rows_q, double rows_k) {
   const auto d = static_cast<double>(p.head_dim);
   const auto d_v = static_cast<double>(p.head_dim_v);
   const auto element = static_cast<double>(size_of(p.dtype));
+  rows_k += static_cast<double>(p.heads_k) * static_cast<double>(p.seqlen_prefix);
   if (phase == Phase::forward) {
     return element * (rows_q + rows_k) * (d + d_v) + 4 * rows_q;  // Q, K, V, O; LSE
   }
@@ -158,7 +159,7 @@ double bytes_of_rows(const Problem& p, Phase phase, double rows_q, double rows_k
 }  // namespace
 
 double visible_elements(const Problem& p) {
-  return visible_in(p, 0, p.batch, p.seqlen_q, p.seqlen_k);
+  return visible_in(p, 0, p.batch, p.seqlen_q, p.seqlen_prefix + p.seqlen_k);
 }
 
 double bytes(const Problem& p, Phase phase) {
@@ -179,7 +180,7 @@ double flops(const Problem& p, Phase phase, const Inputs& inputs) {
   double elements = 0;
   for (std::int64_t b = 0; b < p.batch && whole; ++b) {
     const Sequence s = sequence(p, inputs, b);
-    whole = s.length_q == p.seqlen_q && s.length_k == p.seqlen_k;
+    whole = s.length_q == p.seqlen_q && s.length_k == p.seqlen_prefix + p.seqlen_k;
   }
   if (whole) elements = visible_elements(p);
   for (std::int64_t b = 0; b < p.batch && !whole; ++b) {
@@ -194,7 +195,7 @@ double bytes(const Problem& p, Phase phase, const Inputs& inputs) {
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = sequence(p, inputs, b);
     rows_q += static_cast<double>(p.heads_q) * s.length_q;
-    rows_k += static_cast<double>(p.heads_k) * s.length_k;
+    rows_k += static_cast<double>(p.heads_k * (s.length_k - p.seqlen_prefix));
   }
   return bytes_of_rows(p, phase, rows_q, rows_k);
 }

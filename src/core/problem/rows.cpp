@@ -43,6 +43,18 @@ Rows paged_rows(const Problem& problem, const Inputs& inputs, const Tensor& t, s
           .page_count = t.shape[0]};
 }
 
+// Puts the shared prefix before the rows of K, or of V.
+void add_prefix(const Problem& problem, const Inputs& inputs, const Tensor& t, Rows& rows) {
+  rows.prefix = problem.seqlen_prefix;
+  if (problem.paged_prefix) {
+    rows.prefix_pages = i32(inputs.prefix_page_table);
+    return;
+  }
+  rows.prefix_base = address(t, 0);
+  rows.prefix_row_stride = t.strides[0] * element_bytes(t);
+  rows.prefix_head_stride = t.strides[1] * element_bytes(t);
+}
+
 std::int64_t capacity(const std::int32_t* starts, std::int64_t seqlen, std::int64_t batch) {
   return starts == nullptr ? seqlen : starts[batch + 1] - starts[batch];
 }
@@ -80,6 +92,11 @@ Sequence sequence(const Problem& problem, const Inputs& inputs, std::int64_t bat
   } else {
     s.k = rows_like_k(problem, inputs, inputs.k, batch);
     s.v = rows_like_k(problem, inputs, inputs.v, batch);
+  }
+  if (problem.seqlen_prefix > 0) {
+    if (batch < problem.batch) s.length_k += static_cast<std::int32_t>(problem.seqlen_prefix);
+    add_prefix(problem, inputs, inputs.prefix_k, s.k);
+    add_prefix(problem, inputs, inputs.prefix_v, s.v);
   }
   return s;
 }

@@ -18,24 +18,40 @@ struct Rows {
   std::int64_t page_size = 0;
   std::int64_t page_stride = 0;
   std::int64_t page_count = 0;  // of the tensor
+  // Rows of a shared prefix (Problem::seqlen_prefix) come first: row 3 of a sequence is row 1 of
+  // its own where two are shared.
+  std::int64_t prefix = 0;
+  std::byte* prefix_base = nullptr;
+  std::int64_t prefix_row_stride = 0;
+  std::int64_t prefix_head_stride = 0;
+  const std::int32_t* prefix_pages = nullptr;  // of the same tensor; null unless paged
 
   std::byte* row(std::int64_t i, std::int64_t head) const {
-    if (pages != nullptr) {
-      // An entry that is no page has no visible key (validate.hpp): page 0 stands in for it.
-      const std::int64_t page = pages[i / page_size];
-      return base + (page >= 0 && page < page_count ? page : 0) * page_stride +
-             (i % page_size) * row_stride + head * head_stride;
+    if (i < prefix) {
+      if (prefix_pages != nullptr) return paged_row(prefix_pages, i, head);
+      return prefix_base + i * prefix_row_stride + head * prefix_head_stride;
     }
+    i -= prefix;
+    if (pages != nullptr) return paged_row(pages, i, head);
     return base + i * row_stride + head * head_stride;
+  }
+
+  std::byte* paged_row(const std::int32_t* of, std::int64_t i, std::int64_t head) const {
+    // An entry that is no page has no visible key (validate.hpp): page 0 stands in for it.
+    const std::int64_t page = of[i / page_size];
+    return base + (page >= 0 && page < page_count ? page : 0) * page_stride +
+           (i % page_size) * row_stride + head * head_stride;
   }
 };
 
 // One sequence of the batch. Rows at or past length_q and length_k take no part in attention.
 struct Sequence {
   std::int32_t batch = 0;
-  std::int32_t length_q = 0, length_k = 0;  // in use: what expressions call seqlen_q and seqlen_k
+  // In use: what expressions call seqlen_q and seqlen_k. Keys of a shared prefix count.
+  std::int32_t length_q = 0, length_k = 0;
   std::int64_t capacity_q = 0,
-               capacity_k = 0;  // rows present; output rows from length_q on are zeroed
+               capacity_k =
+                   0;  // rows present, without a prefix; output rows from length_q on are zeroed
   Rows q, k, v;
 };
 

@@ -49,8 +49,8 @@ bool sees_any(const Problem& problem, const Inputs& inputs, const Sequence& sequ
   if (problem.mask.empty()) return true;
   expr::Tile t;
   t.query_max = sequence.length_q - 1;
-  t.key_min = static_cast<std::int32_t>(begin);
-  t.key_max = static_cast<std::int32_t>(end - 1);
+  t.key_min = static_cast<std::int32_t>(problem.seqlen_prefix + begin);
+  t.key_max = static_cast<std::int32_t>(problem.seqlen_prefix + end - 1);
   t.batch = sequence.batch;
   const bool by_head = expr::depends_on(problem.mask, expr::Op::head);
   t.head_max = by_head ? static_cast<std::int32_t>(problem.heads_q - 1) : 0;

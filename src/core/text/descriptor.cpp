@@ -71,7 +71,7 @@ class Parser {
     void (Parser::*read)();
     bool needs_shapes = false;
   };
-  static const std::array<Kind, 27>& kinds();
+  static const std::array<Kind, 29>& kinds();
 
   void take(std::string_view text) {
     const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
@@ -114,6 +114,7 @@ class Parser {
   void read_n() { size({{"sq", &problem_.seqlen_q}, {"sk", &problem_.seqlen_k}}); }
   void read_sq() { size({{"sq", &problem_.seqlen_q}}); }
   void read_sk() { size({{"sk", &problem_.seqlen_k}}); }
+  void read_sp() { size({{"sp", &problem_.seqlen_prefix}}); }
   void read_h() { size({{"hq", &problem_.heads_q}, {"hk", &problem_.heads_k}}); }
   void read_hq() { size({{"hq", &problem_.heads_q}}); }
   void read_hk() { size({{"hk", &problem_.heads_k}}); }
@@ -141,6 +142,12 @@ class Parser {
     problem_.layout_k = Layout::paged;
     problem_.page_size = token_.size();
     if (problem_.page_size == 0) token_.refuse("paged<N> with N at least 1, as in paged16");
+  }
+
+  void read_paged_prefix() {
+    once("paged_prefix");
+    token_.take_no_value();
+    problem_.paged_prefix = true;
   }
 
   void read_sink() {
@@ -244,12 +251,13 @@ class Parser {
   std::map<std::string, int> shorthand_buffers_;  // how many of each name
 };
 
-const std::array<Parser::Kind, 27>& Parser::kinds() {
-  static const std::array<Kind, 27> kKinds{{
+const std::array<Parser::Kind, 29>& Parser::kinds() {
+  static const std::array<Kind, 29> kKinds{{
       {"b", "b<N>", &Parser::read_b},
       {"n", "n<N>", &Parser::read_n},
       {"sq", "sq<N>", &Parser::read_sq},
       {"sk", "sk<N>", &Parser::read_sk},
+      {"sp", "sp<N>", &Parser::read_sp},
       {"h", "h<N>", &Parser::read_h},
       {"hq", "hq<N>", &Parser::read_hq},
       {"hk", "hk<N>", &Parser::read_hk},
@@ -263,6 +271,7 @@ const std::array<Parser::Kind, 27>& Parser::kinds() {
       {"packedq", "packedq", &Parser::read_packed},
       {"packedk", "packedk", &Parser::read_packed},
       {"paged", "paged<N>", &Parser::read_paged},
+      {"pagedprefix", "pagedprefix", &Parser::read_paged_prefix},
       {"sink", "sink", &Parser::read_sink},
       {"dropout", "dropout<p>", &Parser::read_dropout},
       {"seed", "seed<N>", &Parser::read_seed},

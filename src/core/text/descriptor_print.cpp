@@ -171,6 +171,7 @@ std::string to_string(const Problem& problem) {
   };
   if (problem.batch != 0) put("b", problem.batch);
   put_pair("n", "sq", problem.seqlen_q, "sk", problem.seqlen_k);
+  if (problem.seqlen_prefix != 0) put("sp", problem.seqlen_prefix);
   put_pair("h", "hq", problem.heads_q, "hk", problem.heads_k);
   put_pair("d", "d", problem.head_dim, "dv", problem.head_dim_v);
 
@@ -180,6 +181,7 @@ std::string to_string(const Problem& problem) {
   const bool packed_k = problem.layout_k == Layout::packed;
   if (packed_q || packed_k) put(packed_q && packed_k ? "packed" : packed_q ? "packedq" : "packedk");
   if (problem.layout_k == Layout::paged) put("paged", problem.page_size);
+  if (problem.paged_prefix) put("pagedprefix");
   if (problem.sink) put("sink");
   if (problem.dropout.probability != 0) put("dropout", problem.dropout.probability);
   if (problem.dropout.seed != 0) put("seed", problem.dropout.seed);

@@ -60,6 +60,9 @@ bool matches(const Expr& pattern, const Expr& e, Expr& inner) {
   return true;
 }
 
+// Keys of a sequence, those of a shared prefix too.
+std::int64_t keys(const Problem& sizes) { return sizes.seqlen_prefix + sizes.seqlen_k; }
+
 // Places at which a query may stand.
 std::int64_t rows(const Problem& sizes, Alignment alignment) {
   switch (alignment) {
@@ -68,7 +71,7 @@ std::int64_t rows(const Problem& sizes, Alignment alignment) {
     case Alignment::bottom_right:
       break;
   }
-  return sizes.seqlen_k;
+  return keys(sizes);
 }
 
 Expr read_causal(const Token& token, const Problem&, Alignment alignment) {
@@ -108,7 +111,7 @@ Value print_prefix(Candidate& candidate, Alignment alignment) {
 }
 
 std::vector<std::int64_t> default_ids_shape(const Problem& sizes, Alignment alignment) {
-  return {sizes.batch, std::max(rows(sizes, alignment), sizes.seqlen_k)};
+  return {sizes.batch, std::max(rows(sizes, alignment), keys(sizes))};
 }
 Expr read_documents(const Token& token, const Problem& sizes, Alignment alignment) {
   const std::vector<std::string_view> shapes = split(token.value, ',');
@@ -151,12 +154,12 @@ Expr read_butterfly(const Token& token, const Problem& sizes, Alignment alignmen
   constexpr std::string_view kAccepted =
       "butterfly<block> with a block of at least 1 and seqlens set, as in butterfly64";
   const auto block = token.number<std::int32_t>(kAccepted);
-  if (block < 1 || sizes.seqlen_q == 0 || sizes.seqlen_k == 0) token.refuse(kAccepted);
-  return BlockMask::butterfly(rows(sizes, alignment), sizes.seqlen_k, block).mask(alignment);
+  if (block < 1 || sizes.seqlen_q == 0 || keys(sizes) == 0) token.refuse(kAccepted);
+  return BlockMask::butterfly(rows(sizes, alignment), keys(sizes), block).mask(alignment);
 }
 Value print_butterfly(Candidate& candidate, Alignment alignment) {
   const Problem& sizes = candidate.problem();
-  if (candidate.buffers().size() != 1 || sizes.seqlen_q == 0 || sizes.seqlen_k == 0) {
+  if (candidate.buffers().size() != 1 || sizes.seqlen_q == 0 || keys(sizes) == 0) {
     return std::nullopt;
   }
   const expr::Buffer& buffer = *candidate.buffers()[0];
@@ -167,11 +170,11 @@ Value print_butterfly(Candidate& candidate, Alignment alignment) {
   for (const std::int32_t block : candidate.ints()) {
     if (block < 1) continue;
     const auto blocks = [&](std::int64_t size) { return size / block + (size % block != 0); };
-    if (got.shape[0] != blocks(rows(sizes, alignment)) || got.shape[1] != blocks(sizes.seqlen_k)) {
+    if (got.shape[0] != blocks(rows(sizes, alignment)) || got.shape[1] != blocks(keys(sizes))) {
       continue;  // told before the pattern's bytes are made
     }
     const Expr pattern =
-        BlockMask::butterfly(rows(sizes, alignment), sizes.seqlen_k, block).mask(alignment);
+        BlockMask::butterfly(rows(sizes, alignment), keys(sizes), block).mask(alignment);
     if (!candidate.is(rename_buffer(pattern, "block_mask", buffer.name()))) continue;
     const auto* const bytes = static_cast<const std::uint8_t*>(got.data);
     const auto* const expected =
@@ -231,7 +234,7 @@ Value print_alibi(Candidate& candidate, Alignment alignment) {
 }
 
 std::vector<std::int64_t> default_bias_shape(const Problem& sizes, Alignment alignment) {
-  return {1, sizes.heads_q, rows(sizes, alignment), sizes.seqlen_k};
+  return {1, sizes.heads_q, rows(sizes, alignment), keys(sizes)};
 }
 Expr read_bias(const Token& token, const Problem& sizes, Alignment alignment) {
   const std::size_t letters =

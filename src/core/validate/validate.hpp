@@ -37,7 +37,7 @@ void validate_options(const Problem& problem, Phase phase, const PlanOptions& op
 // The plan is one that make_plan gave, of this phase, and still of its backend.
 void validate_plan(const Plan& plan, Phase phase);
 // Throws Error(unsupported).
-void refuse_paged_backward(const Problem& problem);
+void refuse_backward(const Problem& problem);
 // The shapes that mask and score declare for the buffers of shorthands; a call checks those that it
 // reads. open: a size of 0 stands for what is bound later.
 void validate_declarations(const Problem& problem, bool open = true);

@@ -54,7 +54,7 @@ bool is_draft(const Expr& e) {
 
 // How many values 0, 1, ... an index takes; unknown for what no shorthand writes.
 std::int64_t extent_of(const Problem& p, const Expr& index, bool blocks) {
-  if (attn::expr::is_position(index)) return p.seqlen_k;
+  if (attn::expr::is_position(index)) return p.seqlen_prefix + p.seqlen_k;
   const Node& node = index.node();
   switch (node.op) {
     case Op::batch:
@@ -64,7 +64,7 @@ std::int64_t extent_of(const Problem& p, const Expr& index, bool blocks) {
     case Op::query:
       return p.seqlen_q;
     case Op::key:
-      return p.seqlen_k;
+      return p.seqlen_prefix + p.seqlen_k;
     case Op::div: {
       const Node& divisor = node.args[1].node();
       if (!blocks || divisor.op != Op::constant || divisor.int_value < 1) return kUnknown;

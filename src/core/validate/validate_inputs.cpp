@@ -107,7 +107,8 @@ std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Pr
       continue;
     }
     // A size of 0 stands for that of the binding, unless nothing is there to be read.
-    const bool is_read = problem.batch > 0 && problem.seqlen_q > 0 && problem.seqlen_k > 0;
+    const bool is_read =
+        problem.batch > 0 && problem.seqlen_q > 0 && problem.seqlen_k + problem.seqlen_prefix > 0;
     if (binding == nullptr && t.data == nullptr && is_read) {
       check.refuse(
           fmt::format("{} is {} without data; accepted is a tensor with data, in the problem's "
@@ -130,6 +131,22 @@ std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Pr
     buffers.push_back({buffer->name(), t});
   }
   return buffers;
+}
+
+// Whether the prefix is there where the problem has one; its pages are checked with those of K.
+void check_prefix(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
+  const bool is_given = inputs.prefix_k.given() || inputs.prefix_v.given();
+  if (p.paged_prefix || (p.seqlen_prefix == 0 && !is_given)) {
+    const std::string_view why =
+        p.paged_prefix ? "problem.paged_prefix is true" : "problem.seqlen_prefix is 0";
+    check.not_given("prefix_k", inputs.prefix_k, why);
+    check.not_given("prefix_v", inputs.prefix_v, why);
+    return;
+  }
+  check.tensor("prefix_k", inputs.prefix_k, p.dtype, {p.seqlen_prefix, p.heads_k, p.head_dim});
+  check.contiguous_rows("prefix_k", inputs.prefix_k);
+  check.tensor("prefix_v", inputs.prefix_v, p.dtype, {p.seqlen_prefix, p.heads_k, p.head_dim_v});
+  check.contiguous_rows("prefix_v", inputs.prefix_v);
 }
 
 }  // namespace
@@ -163,6 +180,7 @@ std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Pro
   check.contiguous_rows("k", inputs.k);
   check.tensor("v", inputs.v, p.dtype, shape_like_k(p, inputs.k.shape[0], p.head_dim_v));
   check.contiguous_rows("v", inputs.v);
+  check_prefix(check, p, inputs);
   check_sequences(check, p, inputs);
   if (p.sink) {
     check.tensor("sink", inputs.sink, DType::f32, {p.heads_q});

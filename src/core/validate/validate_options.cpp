@@ -28,16 +28,26 @@ void validate_options(const Problem& problem, Phase phase, const PlanOptions& op
                     echo(options.kernel), to_string(options.device)));
   }
   if (phase == Phase::backward) {
-    refuse_paged_backward(problem);
+    refuse_backward(problem);
     if (options.batch_invariant) {
       throw Error(ErrorCode::unsupported,
                   fmt::format("batch_invariant is true; accepted by backward is false (problem {})",
                               echo(problem)));
     }
+  } else if (options.batch_invariant && problem.seqlen_prefix > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("batch_invariant is true and seqlen_prefix is {}; accepted with a "
+                            "shared prefix is false (problem {})",
+                            problem.seqlen_prefix, echo(problem)));
   }
 }
 
-void refuse_paged_backward(const Problem& problem) {
+void refuse_backward(const Problem& problem) {
+  if (problem.seqlen_prefix > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("seqlen_prefix is {}; accepted by backward is 0 (problem {})",
+                            problem.seqlen_prefix, echo(problem)));
+  }
   if (problem.layout_k != Layout::paged) return;
   throw Error(
       ErrorCode::unsupported,

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "attn/error.hpp"
+#include "core/text/echo.hpp"
 #include "core/validate/argument_check.hpp"
 #include "core/validate/validate.hpp"
 
@@ -29,6 +31,7 @@ void check_sizes(const ArgumentCheck& check, const Problem& p) {
   check_range(check, "batch", p.batch, 0, kMaxInt32);
   check_range(check, "seqlen_q", p.seqlen_q, 0, kMaxInt32);
   check_range(check, "seqlen_k", p.seqlen_k, 0, kMaxInt32);
+  check_range(check, "seqlen_prefix", p.seqlen_prefix, 0, kMaxInt32 - p.seqlen_k);
   check_range(check, "heads_q", p.heads_q, 1, kMaxInt32);
   check_range(check, "heads_k", p.heads_k, 1, kMaxInt32);
   check_range(check, "head_dim", p.head_dim, 1, kMaxHeadDim);
@@ -69,6 +72,9 @@ void check_layouts(const ArgumentCheck& check, const Problem& p) {
   if (p.layout_q != Layout::dense && p.layout_q != Layout::packed) {
     check.refuse(fmt::format("layout_q is {}; accepted are dense and packed",
                              p.layout_q == Layout::paged ? "paged" : "unknown"));
+  }
+  if (p.paged_prefix && p.layout_k != Layout::paged) {
+    check.refuse("paged_prefix is true but layout_k is not paged; accepted is false");
   }
   if (p.layout_k == Layout::paged) {
     check_range(check, "page_size", p.page_size, 1, kMaxInt32);
@@ -126,6 +132,12 @@ void validate_problem(const Problem& problem) {
   if (!(probability >= 0 && probability < 1)) {
     check.refuse(fmt::format("dropout probability is {}; accepted are 0 up to, not including, 1",
                              probability));
+  }
+  if (problem.seqlen_prefix > 0 && probability > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("dropout probability is {} and seqlen_prefix is {}; accepted with a "
+                            "shared prefix is 0 (problem {})",
+                            probability, problem.seqlen_prefix, echo(problem)));
   }
   check_expressions(check, problem);
 }

@@ -59,6 +59,16 @@ void check_side(const ArgumentCheck& check, const SideNames& names, Layout layou
   check_seqused(check, names.seqused, seqused, batch, starts, seqlen);
 }
 
+// Whether the pages of a table hold so many keys.
+void check_pages_of_keys(const ArgumentCheck& check, const Problem& p, const char* seqlen,
+                         std::int64_t keys, const char* table, const char* which,
+                         std::int64_t pages) {
+  // Divided, not multiplied: the product may exceed 64 bits.
+  if ((keys + p.page_size - 1) / p.page_size <= pages) return;
+  check.refuse(fmt::format("{} is {}; accepted are up to {} pages of {} keys, the {} of {}", seqlen,
+                           keys, pages, p.page_size, which, table));
+}
+
 void check_page_table(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
   const Tensor& table = inputs.page_table;
   if (p.layout_k != Layout::paged) {
@@ -67,13 +77,26 @@ void check_page_table(const ArgumentCheck& check, const Problem& p, const Inputs
   }
   check.tensor("page_table", table, DType::i32, {p.batch, kAnySize});
   check.contiguous_rows("page_table", table);
-  // Divided, not multiplied: the product may exceed 64 bits.
-  const std::int64_t pages_needed = (p.seqlen_k + p.page_size - 1) / p.page_size;
-  if (pages_needed > table.shape[1]) {
-    check.refuse(
-        fmt::format("seqlen_k is {}; accepted are up to {} pages of {} keys, the second "
-                    "size of page_table",
-                    p.seqlen_k, table.shape[1], p.page_size));
+  check_pages_of_keys(check, p, "seqlen_k", p.seqlen_k, "page_table", "second size",
+                      table.shape[1]);
+}
+
+void check_prefix_pages(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
+  const Tensor& table = inputs.prefix_page_table;
+  if (!p.paged_prefix) {
+    check.not_given("prefix_page_table", table, "problem.paged_prefix is false");
+    return;
+  }
+  check.tensor("prefix_page_table", table, DType::i32, {kAnySize});
+  check.contiguous("prefix_page_table", table);
+  check_pages_of_keys(check, p, "seqlen_prefix", p.seqlen_prefix, "prefix_page_table", "size",
+                      table.shape[0]);
+  if (!check.readable()) return;
+  const std::int64_t pages = inputs.k.shape[0];
+  for (std::int64_t n = 0; n * p.page_size < p.seqlen_prefix; ++n) {
+    if (i32(table)[n] >= 0 && i32(table)[n] < pages) continue;
+    check.refuse(fmt::format("prefix_page_table[{}] is {}; accepted are 0 to {}, the pages of k", n,
+                             i32(table)[n], pages - 1));
   }
 }
 
@@ -113,6 +136,7 @@ void check_sequences(const ArgumentCheck& check, const Problem& problem, const I
   check_side(check, kNamesK, problem.layout_k, problem.batch, problem.seqlen_k, inputs.k.shape[0],
              inputs.cu_seqlens_k, inputs.seqused_k);
   check_page_table(check, problem, inputs);
+  check_prefix_pages(check, problem, inputs);
 }
 
 void check_pages(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
@@ -121,16 +145,17 @@ void check_pages(const ArgumentCheck& check, const Problem& p, const Inputs& inp
   const std::int64_t pages = inputs.k.shape[0];
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = sequence(p, inputs, b);
-    for (std::int64_t n = 0; n * p.page_size < s.length_k; ++n) {
+    const std::int64_t length = s.length_k - p.seqlen_prefix;
+    for (std::int64_t n = 0; n * p.page_size < length; ++n) {
       if (pages == 0) {
         check.refuse(
             fmt::format("k has no pages; accepted is one or more, because sequence {} has "
                         "{} keys",
-                        b, s.length_k));
+                        b, length));
       }
       const std::int32_t page = i32(table)[table.offset({b, n})];
       if (page >= 0 && page < pages) continue;
-      const std::int64_t end = std::min<std::int64_t>((n + 1) * p.page_size, s.length_k);
+      const std::int64_t end = std::min((n + 1) * p.page_size, length);
       if (sees_any(p, inputs, s, n * p.page_size, end)) {
         check.refuse(
             fmt::format("page_table[{}, {}] is {}; accepted are 0 to {}, the pages of k, "

@@ -116,6 +116,22 @@ struct ForwardParams : ProblemParams {
   int pass;
 };
 
+// Partial results over keys that another pass had, those of a shared prefix: o [splits][rows]
+// [head_dim_v], lse [splits][rows].
+struct OtherPart {
+  const float* o;
+  const float* lse;
+  long long rows;  // of one split
+  int splits;
+  // Rows are [batch][heads_q][seqlen_q]; as_one: [heads_q][seqlen_q] with the queries of all
+  // sequences one after the other.
+  int seqlen_q, as_one;
+};
+inline constexpr int kMostOtherParts = 2;
+struct OtherParts {
+  OtherPart part[kMostOtherParts];
+};
+
 // What the backward pass needs of a row of Q: P = exp(score - lse), dT = P (Z dP - d). lse is +inf
 // where P is 0: of rows that see no key and of rows past a length.
 struct alignas(8) RowTerms {

@@ -1,15 +1,19 @@
 // A forward pass with the tensors of a call.
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <memory_resource>
 #include <optional>
 #include <vector>
 
+#include "core/problem/prefix_expressions.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/driver/counters.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/forward/forward.hpp"
 #include "cuda/forward/parameters.hpp"
+#include "cuda/forward/prefix.hpp"
 #include "cuda/forward/prepare.hpp"
 #include "cuda/plan_state.hpp"
 
@@ -39,6 +43,75 @@ ForwardTensors tensors_of(const Plan& plan, const Inputs& inputs, const Outputs&
   return tensors;
 }
 
+// Launches one pass with the tensors of a call, and what merges its results.
+void launch_pass(const ForwardPass& pass, const Problem& problem, const ExpressionPack& pack,
+                 const Inputs& inputs, const Outputs& outputs, ForwardMaps* maps,
+                 device::OtherParts& others, const Context& context) {
+  core::CallMemory memory;
+  std::pmr::vector<std::byte> expressions(pack.size(), &memory.resource());
+  pack.pack(inputs.buffers, expressions.data());
+  device::ForwardParams parameters = pass.parameters;
+  fill_forward_tensors(parameters, problem, pass.config, inputs, outputs,
+                       static_cast<std::byte*>(context.workspace.data) + pass.workspace_offset);
+  if (pass.deals_tiles) parameters.counter = work_counter(context.stream);
+  std::array<void*, 3> arguments{&parameters, expressions.data(), maps};
+  if (pass.classify != nullptr) {
+    pass.classify->launch(pass.classify_launch, context.stream, arguments.data());
+  }
+  const int launches = pass.config.kernel->launches;
+  for (parameters.pass = 0; parameters.pass < launches; ++parameters.pass) {
+    pass.forward->launch(pass.forward_launch, context.stream, arguments.data());
+  }
+  if (pass.combine != nullptr) {
+    std::array<void*, 2> merged{&parameters, &others};
+    pass.combine->launch(pass.combine_launch, context.stream, merged.data());
+  }
+}
+
+// Where a pass over the prefix leaves its results.
+device::OtherPart other_part(const PrefixPass& part, std::byte* workspace) {
+  const Problem& p = part.problem;
+  device::OtherPart other{};
+  other.rows = p.batch * p.heads_q * p.seqlen_q;
+  other.splits = part.pass.parameters.num_splits;
+  const auto* const o = reinterpret_cast<const float*>(workspace + part.pass.workspace_offset);
+  other.o = o;
+  other.lse = o + other.rows * other.splits * p.head_dim_v;
+  other.seqlen_q = static_cast<int>(p.seqlen_q);
+  other.as_one = part.as_one ? 1 : 0;
+  return other;
+}
+
+// The maps that a pass is given; nothing where the driver does not take the strides.
+struct PassMaps {
+  std::optional<ForwardMaps> maps{};
+  bool made = true;  // or not needed
+  ForwardMaps* get() { return maps ? &*maps : nullptr; }
+};
+PassMaps maps_of(const ForwardPass& pass, const Problem& problem, const Inputs& inputs,
+                 const Outputs& outputs) {
+  if (!pass.config.kernel->reads_maps) return {};
+  PassMaps result{pass.config.shape->maps(pass.config, problem, inputs, outputs)};
+  result.made = result.maps.has_value();
+  return result;
+}
+
+// The maps and inputs of a pass over the prefix.
+struct PrefixOperands {
+  Inputs inputs{};
+  PassMaps maps{};
+};
+std::vector<PrefixOperands> prefix_operands(const Problem& problem, const ForwardRun& run,
+                                            const Inputs& inputs) {
+  std::vector<PrefixOperands> all;
+  for (const PrefixPass& part : run.prefix) {
+    PrefixOperands& to = all.emplace_back();
+    to.inputs = prefix_inputs(problem, run.parts, part.as_one, inputs);
+    to.maps = maps_of(part.pass, part.problem, to.inputs, {});
+  }
+  return all;
+}
+
 }  // namespace
 
 void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
@@ -47,50 +120,50 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   if (problem.batch == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) return;
   const ContextGuard guard(plan.device.index);
   ForwardTensors tensors = tensors_of(plan, inputs, outputs);
+  const PrefixTensors prefix = prefix_tensors(problem, inputs);
   std::optional<ForwardRun> own;
   const auto find = [&] {
     return &run_of(
         plan, own,
         [&](const ForwardRun& run) {
-          return run.signature.tensors == tensors &&
+          return run.signature.tensors == tensors && run.signature.prefix == prefix &&
                  run.expressions.prints(run.signature.printed, inputs.buffers);
         },
         [&] {
-          const ExpressionPack buffers = buffers_pack(problem.mask, problem.score);
-          return prepare_forward(plan, {tensors, buffers.printed(inputs.buffers)}, context);
+          // Those of the own keys read the same buffers.
+          const ExpressionPack buffers =
+              buffers_pack(core::over_own_keys(problem.mask, problem.seqlen_prefix),
+                           core::over_own_keys(problem.score, problem.seqlen_prefix));
+          return prepare_forward(plan, {tensors, buffers.printed(inputs.buffers), prefix}, context);
         });
   };
   const ForwardRun* run = find();
-  std::optional<ForwardMaps> maps;
-  if (run->pass.config.kernel->reads_maps) {
-    maps = run->pass.config.shape->maps(run->pass.config, problem, inputs, outputs);
-    if (!maps) {
-      tensors.mapped = false;
-      run = find();
-    }
-  }
-  core::CallMemory memory;
-  std::pmr::vector<std::byte> expressions(run->expressions.size(), &memory.resource());
-  run->expressions.pack(inputs.buffers, expressions.data());
-  const auto launch = [&](const ForwardPass& pass, ForwardMaps* its_maps) {
-    device::ForwardParams parameters = pass.parameters;
-    fill_forward_tensors(parameters, problem, pass.config, inputs, outputs,
-                         static_cast<std::byte*>(context.workspace.data) + pass.workspace_offset);
-    if (pass.deals_tiles) parameters.counter = work_counter(context.stream);
-    std::array<void*, 3> arguments{&parameters, expressions.data(), its_maps};
-    if (pass.classify != nullptr) {
-      pass.classify->launch(pass.classify_launch, context.stream, arguments.data());
-    }
-    const int launches = pass.config.kernel->launches;
-    for (parameters.pass = 0; parameters.pass < launches; ++parameters.pass) {
-      pass.forward->launch(pass.forward_launch, context.stream, arguments.data());
-    }
-    if (pass.combine != nullptr) {
-      pass.combine->launch(pass.combine_launch, context.stream, arguments.data());
-    }
+  const auto all_made = [](const PassMaps& maps, const std::vector<PrefixOperands>& others) {
+    return maps.made &&
+           std::ranges::all_of(others, [](const auto& other) { return other.maps.made; });
   };
-  launch(run->pass, maps ? &*maps : nullptr);
-  if (run->decoding) launch(*run->decoding, nullptr);
+  PassMaps maps = maps_of(run->pass, run->problem, inputs, outputs);
+  std::vector<PrefixOperands> operands = prefix_operands(problem, *run, inputs);
+  if (!all_made(maps, operands)) {
+    tensors.mapped = false;
+    run = find();
+    maps = {};
+    operands = prefix_operands(problem, *run, inputs);
+  }
+  device::OtherParts others{};
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    const PrefixPass& part = run->prefix[i];
+    others.part[i] = other_part(part, static_cast<std::byte*>(context.workspace.data));
+    if (part.problem.seqlen_q == 0) continue;
+    launch_pass(part.pass, part.problem, part.expressions, operands[i].inputs, {},
+                operands[i].maps.get(), others, context);
+  }
+  launch_pass(run->pass, run->problem, run->expressions, inputs, outputs, maps.get(), others,
+              context);
+  if (run->decoding) {
+    launch_pass(*run->decoding, run->problem, run->expressions, inputs, outputs, nullptr, others,
+                context);
+  }
 }
 
 }  // namespace attn::cuda

@@ -19,9 +19,9 @@ using core::Size;
 // How many rows partial results have: one for each batch entry, query head and query, in each
 // split.
 Size partial_rows(const Problem& p, std::int32_t num_splits) { return all_rows(p) * num_splits; }
-Size partial_bytes(const Problem& p, std::int32_t num_splits) {
-  if (num_splits == 1) return 0;
-  return partial_rows(p, num_splits) * (p.head_dim_v + 1) * sizeof(float);
+Size partial_bytes(const Problem& p, KeySplits splits) {
+  if (!splits.apart()) return 0;
+  return partial_rows(p, splits.count) * (p.head_dim_v + 1) * sizeof(float);
 }
 Size key_windows(const Problem& p, const ForwardConfig& config) {
   constexpr int kBlocks = 32;  // of a word
@@ -30,8 +30,8 @@ Size key_windows(const Problem& p, const ForwardConfig& config) {
 
 }  // namespace
 
-Size key_words_offset(const Problem& p, std::int32_t num_splits) {
-  return core::round_up(partial_bytes(p, num_splits), alignof(device::KeyWord));
+Size key_words_offset(const Problem& p, KeySplits splits) {
+  return core::round_up(partial_bytes(p, splits), alignof(device::KeyWord));
 }
 
 Size num_key_words(const Problem& p, const ForwardConfig& config) {
@@ -47,8 +47,8 @@ Size workspace_bytes(const Problem& p, Arch arch, KeySplits splits, std::string_
     if (config.kernel->workspace != nullptr) return config.kernel->workspace(p);
     words = std::max(words, num_key_words(p, config));
   }
-  if (words == 0) return partial_bytes(p, splits.count);
-  return key_words_offset(p, splits.count) + words * sizeof(device::KeyWord);
+  if (words == 0) return partial_bytes(p, splits);
+  return key_words_offset(p, splits) + words * sizeof(device::KeyWord);
 }
 
 Size decoding_offset(Size workspace) {
@@ -57,14 +57,14 @@ Size decoding_offset(Size workspace) {
 }
 
 Size with_decoding(Size workspace, const DecodingPart& part) {
-  const Size bytes = partial_bytes(part.problem, part.splits.count);
-  return part.splits.count == 1 ? workspace : decoding_offset(workspace) + bytes;
+  const Size bytes = partial_bytes(part.problem, part.splits);
+  return !part.splits.apart() ? workspace : decoding_offset(workspace) + bytes;
 }
 
 Size most_blocks(const DecodingPart& part) { return all_rows(part.problem); }
 
 Size most_blocks(const Problem& p, Arch arch, KeySplits splits, std::string_view kernel) {
-  Size most = splits.count > 1 ? partial_rows(p, 1) : 0;  // more than the blocks of combine
+  Size most = splits.apart() ? partial_rows(p, 1) : 0;  // more than the blocks of combine
   for (const ForwardConfig& config : possible_forwards(p, arch, splits, kernel)) {
     most = std::max({most, num_tiles(p, config, splits.count),
                      divide_up(num_key_words(p, config), config.tiling.parts)});
@@ -97,7 +97,7 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const For
     to.page_table_stride = inputs.page_table.strides[0];
   }
   if (config.features.paged) to.num_pages = static_cast<int>(inputs.k.shape[0]);
-  if (to.num_splits > 1) {
+  if (config.splits) {
     to.partial_o = static_cast<float*>(workspace);
     // A pass over a part of the sequences has fewer queries than the problem.
     const Size rows = Size(p.batch) * p.heads_q * to.seqlen_q * to.num_splits;
@@ -105,8 +105,10 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const For
   }
   if (config.kernel->place != nullptr) config.kernel->place(to, p, workspace);
   if (num_key_words(p, config) > 0) {
+    KeySplits splits = to.num_splits;
+    splits.keeps_parts = config.keeps_parts;
     to.key_words = reinterpret_cast<device::KeyWord*>(static_cast<std::byte*>(workspace) +
-                                                      key_words_offset(p, to.num_splits).value());
+                                                      key_words_offset(p, splits).value());
   }
 }
 

@@ -16,9 +16,8 @@ namespace attn::cuda {
 // (limits.hpp).
 device::ForwardParams forward_parameters(const Problem& problem, const ForwardConfig& config,
                                          KeySplits splits);
-// The rest: the tensors of a call, and dropout. workspace: partial results, when there is more
-// than one split, then the words of key blocks, when config.classified; or what the kernel's row
-// says.
+// The rest: the tensors of a call, and dropout. workspace: partial results, when config.splits,
+// then the words of key blocks, when config.classified; or what the kernel's row says.
 void fill_forward_tensors(device::ForwardParams& to, const Problem& problem,
                           const ForwardConfig& config, const Inputs& inputs, const Outputs& outputs,
                           void* workspace);
@@ -27,7 +26,7 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& problem,
 // config.classified.
 core::Size num_key_words(const Problem& problem, const ForwardConfig& config);
 // The offset, in bytes, at which these words begin in the workspace.
-core::Size key_words_offset(const Problem& problem, std::int32_t num_splits);
+core::Size key_words_offset(const Problem& problem, KeySplits splits);
 
 // Bytes that suffice whichever kernel runs: partial results, O and LSE in float32, and words of
 // blocks of keys; or what the kernel's row says. kernel: forward_kernel_name().

@@ -13,6 +13,7 @@
 #include "cuda/driver/device.hpp"
 #include "cuda/forward/forward.hpp"
 #include "cuda/forward/parameters.hpp"
+#include "cuda/forward/prefix.hpp"
 #include "cuda/forward/prepare.hpp"
 #include "cuda/forward/source.hpp"
 #include "cuda/kernels/forward_tiles.hpp"
@@ -37,13 +38,20 @@ Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
   return launch;
 }
 
-}  // namespace
-
-Plan plan_forward(const Problem& problem, const PlanOptions& options) {
+// All but the state. keeps_parts: what merges the results takes in those over a shared prefix.
+Plan plan_keys(const Problem& problem, const PlanOptions& options, bool keeps_parts) {
   const DeviceInfo& device = device_info(options.device.index);
   const Arch arch = supported_arch(device);
   const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
-  ForwardConfig config = choose_forward(problem, arch, {}, {1, options.batch_invariant}, kernel);
+  KeySplits splits{1, options.batch_invariant};
+  splits.keeps_parts = keeps_parts;
+  ForwardConfig config = choose_forward(problem, arch, {}, splits, kernel);
+  if (keeps_parts && config.kernel->runs_by_name_only()) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{} runs; accepted with a shared prefix are kernels that split keys "
+                            "(problem {})",
+                            config.kernel->name, core::echo(problem)));
+  }
   const Algorithm own = config.algorithm;
   Plan plan;
   plan.problem = problem;
@@ -55,16 +63,16 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   plan.batch_invariant = options.batch_invariant;
   const bool split =
       options.algorithm == Algorithm::automatic || options.algorithm == Algorithm::flash_decoding;
-  KeySplits splits{1, options.batch_invariant};
   if (split) {
     splits = splits.batch_invariant ? invariant_splits(problem, config, multiprocessors(device))
                                     : choose_splits(problem, config, multiprocessors(device));
+    splits.keeps_parts = keeps_parts;
   }
   plan.num_splits = splits.count;
-  config.splits = plan.num_splits > 1;
+  config.splits = splits.apart();
   std::optional<DecodingPart> part;
   if (split && kernel.empty()) {
-    part = decoding_part(problem, arch, multiprocessors(device), options.batch_invariant);
+    part = decoding_part(problem, arch, multiprocessors(device), splits);
   }
   switch (options.algorithm) {
     case Algorithm::automatic:
@@ -112,7 +120,7 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
         "batch_invariant: kernel and tiles are those of one sequence, whose own length says in how "
         "many pieces its keys are cut, {} at most",
         plan.num_splits));
-  } else if (config.splits) {
+  } else if (splits.count > 1) {
     plan.reasons.push_back(
         fmt::format("{} parts of the keys: {} tiles alone leave {} multiprocessors idle",
                     plan.num_splits, plan.tasks / plan.num_splits, device.sm_count));
@@ -126,19 +134,78 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
     plan.reasons.emplace_back(
         "the mask reads buffers: a kernel ahead says once which blocks of keys each tile sees");
   }
+  return plan;
+}
+
+// Adds what runs over the shared prefix to the plan of the own keys.
+void add_prefix(Plan& plan, const Problem& problem, const core::PrefixParts& parts,
+                const PlanOptions& options) {
+  const DeviceInfo& device = device_info(options.device.index);
+  const Arch arch = supported_arch(device);
+  const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
+  plan.problem = problem;
+  const PrefixNeeds needs = prefix_needs(problem, device, kernel);
+  const core::Size workspace = decoding_offset(plan.workspace_bytes) + needs.workspace;
+  check_sizes(problem, Phase::forward, workspace, needs.blocks);
+  plan.workspace_bytes = workspace.value();
+  plan.reasons.push_back(core::prefix_reason(problem, parts));
+  for (const PrefixKeys& part : prefix_keys(parts, arch, multiprocessors(device), kernel)) {
+    const ForwardConfig config =
+        choose_forward(part.problem, arch, part.tensors, part.splits, kernel);
+    check_forward_parameters(part.problem, config);
+    plan.reasons.push_back(fmt::format(
+        "{} {} in {} parts, before the own keys, and what merges the parts of these takes them in",
+        config.kernel->name,
+        part.as_one ? fmt::format("runs all {} queries over these keys", part.problem.seqlen_q)
+                    : fmt::format("runs each sequence over {} of its keys", part.problem.seqlen_k),
+        part.splits.count));
+  }
+}
+
+}  // namespace
+
+Plan plan_forward(const Problem& problem, const PlanOptions& options) {
+  Plan plan;
+  if (problem.seqlen_prefix > 0) {
+    const auto parts = core::prefix_parts(problem, core::OwnLengths::seqused);
+    plan = plan_keys(parts.own, options, true);
+    add_prefix(plan, problem, parts, options);
+  } else {
+    plan = plan_keys(problem, options, false);
+  }
   plan.state = std::shared_ptr<core::MadeFor>(std::make_shared<PlanState<ForwardRun>>(plan));
   return plan;
 }
 
 std::vector<Source> forward_sources(const Problem& problem, Arch arch, std::string_view kernel) {
-  ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
   // A machine of a common size decides whether keys are split.
   constexpr int kMultiprocessors = 132;
-  const std::int32_t splits = choose_splits(problem, config, kMultiprocessors);
-  if (splits > 1) config = choose_forward(problem, arch, {}, splits, kernel);
   std::vector<Source> sources;
-  if (config.classified) sources.push_back(classify_source(problem, config));
-  sources.push_back(forward_source(problem, config));
+  const auto add = [&](const Problem& p, const ForwardConfig& config) {
+    if (config.classified) sources.push_back(classify_source(p, config));
+    sources.push_back(forward_source(p, config));
+  };
+  Problem own = problem;
+  KeySplits splits;
+  splits.keeps_parts = problem.seqlen_prefix > 0;
+  int other_parts = 0, other_splits = 0;
+  if (splits.keeps_parts) {
+    const auto parts = core::prefix_parts(problem, core::OwnLengths::problem);
+    own = parts.own;
+    for (const PrefixKeys& part : prefix_keys(parts, arch, kMultiprocessors, kernel)) {
+      add(part.problem, choose_forward(part.problem, arch, part.tensors, part.splits, kernel));
+      ++other_parts;
+      other_splits += part.splits.count;
+    }
+  }
+  ForwardConfig config = choose_forward(own, arch, {}, splits, kernel);
+  splits.count = choose_splits(own, config, kMultiprocessors);
+  if (splits.count > 1) config = choose_forward(own, arch, {}, splits, kernel);
+  if (other_parts > 0) {
+    config.other_parts = other_parts;
+    config.combine = choose_combine(own.head_dim_v, splits.count + other_splits);
+  }
+  add(own, config);
   if (config.splits) sources.push_back(combine_source(config));
   return sources;
 }

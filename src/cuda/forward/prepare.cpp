@@ -9,6 +9,7 @@
 #include "core/validate/plan_field.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/forward/parameters.hpp"
+#include "cuda/forward/prefix.hpp"
 #include "cuda/forward/source.hpp"
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/limits.hpp"
@@ -38,12 +39,17 @@ LaunchConfig combine_launch(const Problem& p, const CombineShape& shape, bool ho
   return launch;
 }
 
-KeySplits key_splits(const Plan& plan) { return {plan.num_splits, plan.batch_invariant}; }
+KeySplits key_splits(const Plan& plan) {
+  KeySplits splits{plan.num_splits, plan.batch_invariant};
+  splits.keeps_parts = plan.problem.seqlen_prefix > 0;
+  return splits;
+}
 
-// Kernels and launches of a pass; what has to be compiled is added to `requests`.
+// Kernels and launches of a pass; what has to be compiled is added to `requests`. merges: another
+// pass does not merge its results.
 void fill_pass(ForwardPass& pass, const Problem& p, const ForwardConfig& config, KeySplits splits,
                const ForwardSignature& signature, const DeviceInfo& device,
-               std::vector<KernelRequest>& requests) {
+               std::vector<KernelRequest>& requests, bool merges = true) {
   const bool hopper = device.arch >= 90;
   pass.config = config;
   pass.parameters = forward_parameters(p, config, splits);
@@ -61,7 +67,7 @@ void fill_pass(ForwardPass& pass, const Problem& p, const ForwardConfig& config,
     pass.forward_launch.programmatic_dependent_launch = hopper;
   }
   requests.push_back({forward_source(p, config, signature.printed), &pass.forward});
-  if (config.splits) {
+  if (config.splits && merges) {
     requests.push_back({combine_source(config), &pass.combine});
     pass.combine_launch = combine_launch(p, config.combine, hopper);
   }
@@ -72,24 +78,81 @@ void fill_pass(ForwardPass& pass, const Problem& p, const ForwardConfig& config,
   pass.deals_tiles = stays(config) && tiles > pass.forward_launch.grid[0];
 }
 
-std::optional<DecodingPart> decoding_part_of(const Plan& plan, Arch arch,
+// own: the problem of the plan, or that over its own keys.
+std::optional<DecodingPart> decoding_part_of(const Plan& plan, const Problem& own, Arch arch,
                                              const DeviceInfo& device) {
   if (plan.algorithm != Algorithm::flash_decoding || !plan.kernel.empty()) return {};
-  return decoding_part(plan.problem, arch, multiprocessors(device), plan.batch_invariant);
+  return decoding_part(own, arch, multiprocessors(device), key_splits(plan));
+}
+
+// Bytes of the passes over the own keys, behind which those of a prefix have theirs.
+core::Size own_workspace(const Plan& plan, const Problem& own, Arch arch, std::string_view kernel) {
+  const core::Size needed = workspace_bytes(own, arch, key_splits(plan), kernel);
+  const auto part = decoding_part_of(plan, own, arch, device_info(plan.device.index));
+  return part ? with_decoding(needed, *part) : needed;
 }
 
 // Holds a plan that was changed by hand to what it takes now.
-void check_plan(const Plan& plan, Arch arch, std::string_view kernel) {
+void check_plan(const Plan& plan, const Problem& own, Arch arch, std::string_view kernel) {
   core::check_plan_range(plan, "num_splits", plan.num_splits, 1, kMostSplits);
-  const KeySplits splits = key_splits(plan);
-  core::Size needed = workspace_bytes(plan.problem, arch, splits, kernel);
-  core::Size blocks = most_blocks(plan.problem, arch, splits, kernel);
-  if (const auto part = decoding_part_of(plan, arch, device_info(plan.device.index))) {
-    needed = with_decoding(needed, *part);
+  const DeviceInfo& device = device_info(plan.device.index);
+  core::Size needed = own_workspace(plan, own, arch, kernel);
+  core::Size blocks = most_blocks(own, arch, key_splits(plan), kernel);
+  if (const auto part = decoding_part_of(plan, own, arch, device)) {
     blocks = std::max(blocks, most_blocks(*part));
+  }
+  if (plan.problem.seqlen_prefix > 0) {
+    const PrefixNeeds prefix = prefix_needs(plan.problem, device, kernel);
+    needed = decoding_offset(needed) + prefix.workspace;
+    blocks = std::max(blocks, prefix.blocks);
   }
   check_sizes(plan.problem, Phase::forward, needed, blocks);
   core::check_plan_workspace(plan, needed.value());
+}
+
+ExpressionPack pack_of(const Problem& p) {
+  return expression_pack(p.mask, score_expression(p), p.scale(), precise_math(p.dtype));
+}
+
+// The passes over the prefix; `offset`: bytes of the workspace before theirs.
+void add_prefix(ForwardRun& run, const Plan& plan, const DeviceInfo& device,
+                std::string_view kernel, core::Size offset, std::vector<KernelRequest>& requests) {
+  const Arch arch = arch_of_capability(device.arch);
+  std::vector<PrefixKeys> all = prefix_keys(run.parts, arch, multiprocessors(device),
+                                            forward_kernel_name(plan.algorithm, plan.kernel));
+  run.prefix.reserve(all.size());  // requests point into it
+  for (PrefixKeys& keys : all) {
+    const core::Size bytes = workspace_bytes(keys.problem, arch, keys.splits, kernel);
+    const bool has_rows = keys.as_one && plan.problem.layout_q == Layout::packed;
+    const std::int64_t most = keys.problem.seqlen_q * keys.splits.count;
+    if (has_rows) keys.problem.seqlen_q = run.signature.prefix.rows;
+    PrefixPass& to = run.prefix.emplace_back();
+    to.problem = std::move(keys.problem);
+    to.as_one = keys.as_one;
+    to.expressions = pack_of(to.problem);
+    ForwardTensors tensors = to.as_one ? run.signature.prefix.shared : run.signature.prefix.rest;
+    tensors.mapped = run.signature.tensors.mapped;
+    offset = decoding_offset(offset);
+    to.pass.workspace_offset = offset.value();
+    offset = offset + bytes;
+    const ForwardConfig config = choose_forward(to.problem, arch, tensors, keys.splits, kernel);
+    if (has_rows && to.problem.seqlen_q > 0) {
+      // Fewer rows than there may be have more splits, as far as the plan's workspace goes.
+      const std::int32_t wanted = choose_splits(to.problem, config, multiprocessors(device));
+      keys.splits.count =
+          static_cast<std::int32_t>(std::min<std::int64_t>(wanted, most / to.problem.seqlen_q));
+    }
+    fill_pass(to.pass, to.problem, config, keys.splits, ForwardSignature{}, device, requests,
+              false);
+  }
+}
+
+// What merges the results of `config` merges those of the prefix too.
+void merge_prefix(ForwardConfig& config, KeySplits splits, const ForwardRun& run) {
+  config.other_parts = static_cast<int>(run.prefix.size());
+  std::int32_t count = splits.count;
+  for (const PrefixPass& part : run.prefix) count += part.pass.parameters.num_splits;
+  if (config.other_parts > 0) config.combine = choose_combine(run.problem.head_dim_v, count);
 }
 
 }  // namespace
@@ -102,7 +165,6 @@ std::int64_t forward_blocks(const ForwardConfig& config, std::int64_t tiles, int
 ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
                            const Context& context) {
   ForwardTensors tensors = signature.tensors;
-  const Problem& p = plan.problem;
   const DeviceInfo& device = device_info(plan.device.index);
   const Arch arch = arch_of_capability(device.arch);
   const std::string named = forward_kernel_name(plan.algorithm, plan.kernel);
@@ -110,21 +172,30 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   constexpr std::string_view kWithoutMaps = "forward_sm80";
   const std::string_view kernel = tensors.mapped ? std::string_view(named) : kWithoutMaps;
   const KeySplits splits = key_splits(plan);
-  check_plan(plan, arch, named);
-  ForwardRun run{.signature = signature,
-                 .expressions = expression_pack(p.mask, score_expression(p), p.scale(),
-                                                precise_math(p.dtype))};
+  ForwardRun run{.signature = signature, .problem = plan.problem};
+  if (splits.keeps_parts) {
+    run.parts = prefix_parts_of(plan.problem, signature);
+    run.problem = run.parts.own;
+  }
+  const Problem& p = run.problem;
+  check_plan(plan, p, arch, named);
+  run.expressions = pack_of(p);
   std::optional<DecodingPart> part;
-  if (tensors.uneven_q && tensors.aligned) part = decoding_part_of(plan, arch, device);
+  if (tensors.uneven_q && tensors.aligned) part = decoding_part_of(plan, p, arch, device);
   tensors.uneven_q = part.has_value();
   std::vector<KernelRequest> requests;
+  if (splits.keeps_parts) {
+    add_prefix(run, plan, device, kernel, own_workspace(plan, p, arch, named), requests);
+  }
   ForwardConfig config = choose_forward(p, arch, tensors, splits, kernel);
+  merge_prefix(config, splits, run);
   if (part) config.queries.least = static_cast<int>(part->problem.seqlen_q) + 1;
   fill_pass(run.pass, p, config, splits, signature, device, requests);
   if (part) {
     ForwardConfig few =
         choose_forward(part->problem, arch, tensors, part->splits, part->kernel->name);
     few.queries.most = static_cast<int>(part->problem.seqlen_q);
+    merge_prefix(few, part->splits, run);
     ForwardPass& pass = run.decoding.emplace();
     pass.workspace_offset = decoding_offset(workspace_bytes(p, arch, splits, named)).value();
     fill_pass(pass, part->problem, few, part->splits, signature, device, requests);

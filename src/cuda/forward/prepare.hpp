@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "attn/run.hpp"
+#include "core/problem/prefix_parts.hpp"
 #include "cuda/codegen/expression_pack.hpp"
 #include "cuda/device/params.cuh"
 #include "cuda/jit/kernel.hpp"
@@ -14,10 +16,19 @@
 
 namespace attn::cuda {
 
+// What the passes over a shared prefix are made for.
+struct PrefixTensors {
+  bool in_line = true;    // core::is_in_line
+  std::int64_t rows = 0;  // of a packed Q
+  ForwardTensors shared{}, rest{};
+  bool operator==(const PrefixTensors&) const = default;
+};
+
 // What kernels are compiled for, beside the problem.
 struct ForwardSignature {
   ForwardTensors tensors{};
   PrintedBuffers printed{};
+  PrefixTensors prefix{};
 };
 
 // The launches of one forward kernel and of those around it.
@@ -30,10 +41,21 @@ struct ForwardPass {
   bool deals_tiles = false;  // by a counter (driver/counters.hpp)
 };
 
+// A pass over keys of a shared prefix, which come before those of ForwardRun::pass (prefix.hpp).
+struct PrefixPass {
+  Problem problem{};
+  bool as_one = false;
+  ExpressionPack expressions{};
+  ForwardPass pass{};
+};
+
 // All of a run but the tensors of a call.
 struct ForwardRun {
   ForwardSignature signature{};  // what it was made for
-  ExpressionPack expressions;
+  Problem problem{};             // of the plan, over the own keys where there is a prefix
+  ExpressionPack expressions{};
+  core::PrefixParts parts{};  // of a problem with a prefix
+  std::vector<PrefixPass> prefix{};
   ForwardPass pass{};
   // Of the sequences with a few rows, where the other pass leaves them out.
   std::optional<ForwardPass> decoding{};

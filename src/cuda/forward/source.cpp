@@ -30,10 +30,11 @@ ConfigText common_config(const ForwardConfig& c, bool splits) {
   text.flag("kUsedQ", f.used_q);
   text.flag("kUsedK", f.used_k);
   text.flag("kVectorO", f.vector_o);
-  text.flag("kClearTail", f.packed_k || f.used_k);
+  text.flag("kClearTail", f.packed_k || f.used_k || f.paged);
   text.flag("kHidesKeys", f.hides_keys);
   text.flag("kSplits", splits);
   text.flag("kByLength", splits && c.by_length);
+  text.flag("kKeepsParts", c.keeps_parts);
   text.number("kLeastQueries", c.queries.least);
   text.number("kMostQueries", c.queries.most);
   text.flag("kUneven", c.queries.uneven());
@@ -63,7 +64,8 @@ std::string print_combine_config(const ForwardConfig& c) {
   text.number("kSplitLanes", c.combine.split_lanes);
   text.number("kThreads", c.combine.threads);
   text.number("kBlockKeys", c.by_length ? c.tiling.keys : 0);
-  text.flag("kWholeIsStored", c.by_length && c.kernel->takes_pieces);
+  text.flag("kWholeIsStored", c.by_length && c.kernel->takes_pieces && !c.keeps_parts);
+  text.number("kOtherParts", c.other_parts);
   text.number("kLeastQueries", c.queries.least);
   text.number("kMostQueries", c.queries.most);
   text.flag("kPackedQ", f.packed_q);
@@ -157,8 +159,9 @@ Source combine_source(const ForwardConfig& config) {
   source.text +=
       "#include \"kernels/combine.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(attn::device::Config::kThreads)\n"
-      "attn_combine(const __grid_constant__ attn::device::ForwardParams p) {\n"
-      "  attn::device::combine<attn::device::Config>(p);\n"
+      "attn_combine(const __grid_constant__ attn::device::ForwardParams p,\n"
+      "             const __grid_constant__ attn::device::OtherParts others) {\n"
+      "  attn::device::combine<attn::device::Config>(p, others);\n"
       "}\n";
   return source;
 }

@@ -38,7 +38,7 @@ ForwardFeatures forward_features(const Problem& p, const ForwardTensors& tensors
   f.paged = p.layout_k == Layout::paged;
   f.page_size = f.paged ? static_cast<int>(p.page_size) : 0;
   f.used_q = tensors.seqused_q;
-  f.used_k = tensors.seqused_k || f.paged;
+  f.used_k = tensors.seqused_k || (f.paged && !tensors.whole_k);
   f.sink = p.sink;
   f.dropout = p.dropout.probability > 0;
   f.dropout_flipped = core::dropout_rule(core::dropout_threshold(p.dropout.probability)).flipped;

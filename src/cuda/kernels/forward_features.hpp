@@ -9,6 +9,7 @@ namespace attn::cuda {
 // What the tensors of a call add to the problem.
 struct ForwardTensors {
   bool seqused_q = false, seqused_k = false;
+  bool whole_k = false;  // sequences in pages have seqlen_k keys, without seqused_k
   // Addresses and strides of Q, K, V and O are multiples of 16 bytes.
   bool aligned = true;
   bool v_in_k = false;  // V is the first columns of K, in memory: same address and strides

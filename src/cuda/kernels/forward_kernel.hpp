@@ -117,6 +117,9 @@ struct KeySplits {
       : count(splits), batch_invariant(invariant) {}
   std::int32_t count = 1;
   bool batch_invariant = false;
+  // Also one piece leaves its results apart, to be merged with those over keys of a shared prefix.
+  bool keeps_parts = false;
+  bool apart() const noexcept { return count > 1 || keeps_parts; }
 };
 
 // In order of preference; those that run by name only are the last.
@@ -140,7 +143,9 @@ struct ForwardConfig {
   Algorithm algorithm = Algorithm::flash_attention_2;
 
   bool splits = false;
-  CombineShape combine{};  // where keys are split
+  bool keeps_parts = false;  // KeySplits::keeps_parts
+  int other_parts = 0;       // that combine merges too (device::OtherParts)
+  CombineShape combine{};    // where keys are split
   // Splits past the end of a sequence are not merged: its own length says how many there are.
   bool by_length = false;
   OwnQueries queries{};

@@ -39,7 +39,8 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
                        .tiling = choice.tiling,
                        .shape = std::move(choice.shape),
                        .algorithm = choice.skips_empty ? Algorithm::block_sparse : kernel.algorithm,
-                       .splits = request.splits};
+                       .splits = request.splits,
+                       .keeps_parts = splits.keeps_parts};
   config.by_length =
       config.splits && kernel.takes_pieces && (config.features.used_k || config.features.packed_k);
   if (config.splits) config.combine = choose_combine(p.head_dim_v, splits.count);
@@ -50,7 +51,7 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
 
 ForwardRequest request_of(const Problem& p, Arch arch, const ForwardTensors& tensors,
                           KeySplits splits, std::string_view parts) {
-  return {p, arch, tensors, forward_features(p, tensors), splits.count > 1, parts};
+  return {p, arch, tensors, forward_features(p, tensors), splits.apart(), parts};
 }
 
 // The choice for one problem; errors name another.

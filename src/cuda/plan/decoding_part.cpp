@@ -9,7 +9,8 @@
 namespace attn::cuda {
 
 std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
-                                          const Multiprocessors& device, bool batch_invariant) {
+                                          const Multiprocessors& device, KeySplits of_all) {
+  const bool batch_invariant = of_all.batch_invariant;
   if (problem.layout_q != Layout::packed) return {};
   if (problem.seqlen_k <= problem.seqlen_q && !batch_invariant) return {};
   // What the mask says of blocks of keys is classified ahead, for one kernel.
@@ -33,6 +34,7 @@ std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
     if (config.classified) continue;  // by its own, fewer queries
     part.splits = batch_invariant ? invariant_splits(part.problem, config, device)
                                   : KeySplits(choose_splits(part.problem, config, device));
+    part.splits.keeps_parts = of_all.keeps_parts;
     return part;
   }
   return {};

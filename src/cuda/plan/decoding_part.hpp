@@ -16,10 +16,11 @@ struct DecodingPart {
   const ForwardKernel* kernel = nullptr;
 };
 
-// Nothing where no sequence may have more, and where Q is not packed over longer keys: then all
-// sequences are alike, as of a training step. With batch_invariant the number of keys does not
+// of_all: how the keys of the other sequences are split; the same holds for these but for the
+// number. Nothing where no sequence may have more, and where Q is not packed over longer keys: then
+// all sequences are alike, as of a training step. With batch_invariant the number of keys does not
 // count. Also nothing where the mask scans buffers (ForwardFeatures::mask_scans_buffers).
 std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
-                                          const Multiprocessors& device, bool batch_invariant);
+                                          const Multiprocessors& device, KeySplits of_all);
 
 }  // namespace attn::cuda

@@ -12,6 +12,7 @@
 //   kBlockKeys     0, or the keys of a block where a sequence's own length says how many splits it
 //                  has; others may not have been written
 //   kWholeIsStored rows of sequences that one such split holds are in O and LSE already
+//   kOtherParts    how many of OtherParts there are, whose splits follow those of ForwardParams
 //   kLeastQueries, kMostQueries, kPackedQ, kUsedQ, kPackedK, kUsedK
 // Grid: rows, batch * heads_q * seqlen_q, over kThreads / (kAcross * kSplitLanes), with
 // CombineShape::shared_bytes of dynamic shared memory. May be launched as a dependent of the
@@ -50,6 +51,7 @@ struct Combine {
   };
 
   const ForwardParams& p;
+  const OtherParts& others;
   long long row;   // of partial results of one split
   long long rows;  // of one split
 
@@ -73,11 +75,13 @@ struct Combine {
   }
 
   // Where the row goes, and its parts: 0 where the row is not in use. exists: it is to be written.
+  // own: of `splits`, those of ForwardParams; of_all: the query among those of all sequences.
   struct Place {
     int batch, head;
     long long at;
     bool exists;
-    int splits;
+    int splits, own, query;
+    long long of_all;
   };
   ATTN_DEVICE int splits_of(int batch) const {
     if constexpr (C::kBlockKeys > 0) {
@@ -90,7 +94,7 @@ struct Combine {
     }
   }
   ATTN_DEVICE Place place() const {
-    if (row >= rows) return {0, 0, 0, false, 0};
+    if (row >= rows) return {};
     const long long pair = row / p.seqlen_q;
     const int query = static_cast<int>(row - pair * p.seqlen_q);
     const int batch = static_cast<int>(pair / p.heads_q);
@@ -101,16 +105,49 @@ struct Combine {
       const Sequence s = own_sequence_of<C>(p, batch);
       length = s.rows_q;
       at += s.row_q;
-      if (query >= length) return {0, 0, 0, false, 0};
+      if (query >= length) return {};
     }
     if constexpr (C::kUsedQ) length = p.seqused_q[batch];
-    const int splits = splits_of(batch);
-    if (C::kWholeIsStored && splits == 1) return {0, 0, 0, false, 0};
-    return {batch, head, at, true, query < length ? splits : 0};
+    const int own = splits_of(batch);
+    if (C::kWholeIsStored && own == 1) return {};
+    int splits = own;
+#pragma unroll
+    for (int i = 0; i < C::kOtherParts; ++i) splits += others.part[i].splits;
+    const long long of_all = C::kPackedQ ? at : static_cast<long long>(batch) * p.seqlen_q + at;
+    return {batch, head, at, true, query < length ? splits : 0, own, query, of_all};
   }
 
-  ATTN_DEVICE float partial_lse(int split, int splits) const {
-    return split < splits ? p.partial_lse[split * rows + row] : minus_infinity();
+  // Where the row has its partial results of a split.
+  struct Source {
+    const float* o;
+    const float* lse;
+  };
+  ATTN_DEVICE Source source(const Place& to, int split) const {
+    if constexpr (C::kOtherParts > 0) {
+      int other = split - to.own;
+      if (other >= 0) {
+#pragma unroll
+        for (int i = 0; i < C::kOtherParts; ++i) {
+          const OtherPart& part = others.part[i];
+          if (other < part.splits || i + 1 == C::kOtherParts) {
+            const long long its_row =
+                part.as_one
+                    ? static_cast<long long>(to.head) * part.seqlen_q + to.of_all
+                    : (static_cast<long long>(to.batch) * p.heads_q + to.head) * part.seqlen_q +
+                          to.query;
+            const long long at = other * part.rows + its_row;
+            return {part.o + at * C::kHeadDimV, part.lse + at};
+          }
+          other -= part.splits;
+        }
+      }
+    }
+    const long long at = split * rows + row;
+    return {p.partial_o + at * C::kHeadDimV, p.partial_lse + at};
+  }
+
+  ATTN_DEVICE float partial_lse(const Place& to, int split, int splits) const {
+    return split < splits ? *source(to, split).lse : minus_infinity();
   }
 
   ATTN_DEVICE void run() const {
@@ -120,7 +157,7 @@ struct Combine {
     // The sum of LSE over the splits that attend to something, and their number.
     float only = 0, parts = 0;
     for (int split = lane(); split < splits; split += 32) {
-      const float lse = partial_lse(split, splits);
+      const float lse = partial_lse(to, split, splits);
       top = fmaxf(top, lse);
       if (lse == minus_infinity()) continue;
       only += lse;
@@ -139,10 +176,10 @@ struct Combine {
       for (int i = 0; i < kWide; ++i) o[set][i] = 0;
     }
     for (int first = 0; first < splits; first += 32) {
-      const float lse = partial_lse(first + lane(), splits);
+      const float lse = partial_lse(to, first + lane(), splits);
       const float share = alone ? (lse == minus_infinity() ? 0 : 1) : expf(lse - from);
       sum += share;
-      add(o, share, first, splits);
+      add(o, to, share, first, splits);
     }
     sum = warp_sum(sum);
     add_lanes(o);
@@ -160,15 +197,15 @@ struct Combine {
 
   // O += share O_s of those of the 32 splits from `first` on that this thread has; the lanes of the
   // warp hold their shares.
-  ATTN_DEVICE void add(float (&o)[kSets][kWide], float share, int first, int splits) const {
+  ATTN_DEVICE void add(float (&o)[kSets][kWide], const Place& to, float share, int first,
+                       int splits) const {
 #pragma unroll 4
     for (int i = 0; i < 32; i += C::kSplitLanes) {
       if (first + i >= splits) break;  // the same for all threads of the row
       const int split = i + split_lane();
       const float weight = __shfl_sync(~0u, share, split);
       const bool there = first + split < splits;
-      const float* from =
-          p.partial_o + ((there ? first + split : first) * rows + row) * C::kHeadDimV;
+      const float* const from = source(to, there ? first + split : first).o;
 #pragma unroll
       for (int set = 0; set < kSets; ++set) {
         if (!inside(set)) continue;
@@ -227,14 +264,14 @@ struct Combine {
 };
 
 template <class C>
-ATTN_DEVICE void combine(const ForwardParams& p) {
+ATTN_DEVICE void combine(const ForwardParams& p, const OtherParts& others) {
   launch_dependents();
   wait_for_dependencies();
   const long long rows = static_cast<long long>(p.batch) * p.heads_q * p.seqlen_q;
   constexpr int kRows = C::kThreads / Combine<C>::kRowThreads;
   const long long row =
       static_cast<long long>(blockIdx.x) * kRows + threadIdx.x / Combine<C>::kRowThreads;
-  Combine<C>{p, row, rows}.run();
+  Combine<C>{p, others, row, rows}.run();
 }
 
 }  // namespace attn::device

@@ -20,6 +20,7 @@
 //   kByLength              a sequence that one split holds is stored whole, and splits past the end
 //                          of a sequence do nothing (kernels/combine.cuh)
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kMaskBatches, kMaskHeads
+//   kKeepsParts                                   with kByLength, no sequence is stored whole
 // May be launched as a dependent of whatever comes before. Q, K, V and O are 16-byte aligned, and
 // so are their strides. Grid: p.num_tiles blocks of 32 kWarps threads with
 // ForwardFewRowsLayout<C>::kBytes of dynamic shared memory; or any number of them where sequences
@@ -413,7 +414,7 @@ struct ForwardFewRows {
     bool whole = !C::kSplits;
     if constexpr (C::kByLength) {
       const int blocks = (tile.sequence.length_k + C::kBlockN - 1) / C::kBlockN;
-      whole = blocks <= blocks_of_piece<true>(p, blocks);
+      whole = !C::kKeepsParts && blocks <= blocks_of_piece<true>(p, blocks);
       if (tile.split > 0 && tile.begin >= blocks) {
         near_end();
         return;
