@@ -63,6 +63,7 @@ std::string print_combine_config(const ForwardConfig& c) {
   text.number("kSplitLanes", c.combine.split_lanes);
   text.number("kThreads", c.combine.threads);
   text.number("kBlockKeys", c.by_length ? c.tiling.keys : 0);
+  text.flag("kFillsGrid", c.fills_grid);
   text.flag("kWholeIsStored", c.by_length && c.kernel->takes_pieces);
   text.number("kLeastQueries", c.queries.least);
   text.number("kMostQueries", c.queries.most);

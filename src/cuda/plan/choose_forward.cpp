@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -42,6 +43,7 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
                        .splits = request.splits};
   config.by_length =
       config.splits && kernel.takes_pieces && (config.features.used_k || config.features.packed_k);
+  config.fills_grid = config.by_length;
   if (config.splits) config.combine = choose_combine(p.head_dim_v, splits.count);
   // The papers' kernels look at masks tile by tile.
   config.classified = config.features.mask_scans_buffers && !kernel.runs_by_name_only();
@@ -51,6 +53,13 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
 ForwardRequest request_of(const Problem& p, Arch arch, const ForwardTensors& tensors,
                           KeySplits splits, std::string_view parts) {
   return {p, arch, tensors, forward_features(p, tensors), splits.count > 1, parts};
+}
+
+// What PlanOptions::batch_invariant makes of a choice: pieces follow from a sequence's own length.
+ForwardConfig invariant(ForwardConfig config) {
+  config.by_length = config.splits;
+  config.fills_grid = false;
+  return config;
 }
 
 // The choice for one problem; errors name another.
@@ -101,16 +110,14 @@ Problem alone(const Problem& problem) {
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
                              KeySplits splits, std::string_view forced) {
   if (!splits.batch_invariant) return choose_for(problem, problem, arch, tensors, splits, forced);
-  ForwardConfig config = choose_for(alone(problem), problem, arch, tensors, splits.count, forced);
-  config.by_length = config.splits;
-  return config;
+  return invariant(choose_for(alone(problem), problem, arch, tensors, splits.count, forced));
 }
 
 std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, KeySplits splits,
                                              std::string_view forced) {
   if (splits.batch_invariant) {
     std::vector<ForwardConfig> all = possible_forwards(alone(p), arch, splits.count, forced);
-    for (ForwardConfig& config : all) config.by_length = config.splits;
+    std::ranges::transform(all, all.begin(), invariant);
     return all;
   }
   const ForwardTensors most{.seqused_q = true, .seqused_k = true};
