@@ -37,6 +37,12 @@ Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
   return launch;
 }
 
+void add_sources(std::vector<Source>& to, const Problem& problem, const ForwardConfig& config) {
+  if (config.classified) to.push_back(classify_source(problem, config));
+  to.push_back(forward_source(problem, config));
+  if (config.splits) to.push_back(combine_source(config));
+}
+
 }  // namespace
 
 Plan plan_forward(const Problem& problem, const PlanOptions& options) {
@@ -130,16 +136,24 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   return plan;
 }
 
-std::vector<Source> forward_sources(const Problem& problem, Arch arch, std::string_view kernel) {
-  ForwardConfig config = choose_forward(problem, arch, {}, 1, kernel);
+std::vector<Source> forward_sources(const Problem& problem, Arch arch, const PlanOptions& options) {
   // A machine of a common size decides whether keys are split.
   constexpr int kMultiprocessors = 132;
-  const std::int32_t splits = choose_splits(problem, config, kMultiprocessors);
-  if (splits > 1) config = choose_forward(problem, arch, {}, splits, kernel);
+  const bool invariant = options.batch_invariant;
+  const std::string_view kernel = options.kernel;
+  ForwardConfig config = choose_forward(problem, arch, {}, {1, invariant}, kernel);
+  const KeySplits splits = invariant ? invariant_splits(problem, config, kMultiprocessors)
+                                     : KeySplits(choose_splits(problem, config, kMultiprocessors));
+  if (splits.count > 1) config = choose_forward(problem, arch, {}, splits, kernel);
   std::vector<Source> sources;
-  if (config.classified) sources.push_back(classify_source(problem, config));
-  sources.push_back(forward_source(problem, config));
-  if (config.splits) sources.push_back(combine_source(config));
+  add_sources(sources, problem, config);
+  if (!kernel.empty()) return sources;
+  const auto part = decoding_part(problem, arch, kMultiprocessors, invariant);
+  if (!part) return sources;
+  // What a call takes whose sequences differ much in their numbers of queries.
+  const ForwardTensors uneven{.uneven_q = true};
+  add_sources(sources, problem, rest_of(*part, problem, arch, uneven, splits, kernel));
+  add_sources(sources, part->problem, few_rows_of(*part, arch, uneven));
   return sources;
 }
 

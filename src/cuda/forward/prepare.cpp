@@ -106,9 +106,8 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   const DeviceInfo& device = device_info(plan.device.index);
   const Arch arch = arch_of_capability(device.arch);
   const std::string named = forward_kernel_name(plan.algorithm, plan.kernel);
-  // Where the driver does not take the strides.
-  constexpr std::string_view kWithoutMaps = "forward_sm80";
-  const std::string_view kernel = tensors.mapped ? std::string_view(named) : kWithoutMaps;
+  // A kernel that needs tensor maps gives way, also one that was named, to the fastest without.
+  const std::string_view kernel = tensors.mapped ? std::string_view(named) : std::string_view();
   const KeySplits splits = key_splits(plan);
   check_plan(plan, arch, named);
   ForwardRun run{.signature = signature,
@@ -118,16 +117,14 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   if (tensors.uneven_q && tensors.aligned) part = decoding_part_of(plan, arch, device);
   tensors.uneven_q = part.has_value();
   std::vector<KernelRequest> requests;
-  ForwardConfig config = choose_forward(p, arch, tensors, splits, kernel);
-  if (part) config.queries.least = static_cast<int>(part->problem.seqlen_q) + 1;
+  const ForwardConfig config = part ? rest_of(*part, p, arch, tensors, splits, kernel)
+                                    : choose_forward(p, arch, tensors, splits, kernel);
   fill_pass(run.pass, p, config, splits, signature, device, requests);
   if (part) {
-    ForwardConfig few =
-        choose_forward(part->problem, arch, tensors, part->splits, part->kernel->name);
-    few.queries.most = static_cast<int>(part->problem.seqlen_q);
     ForwardPass& pass = run.decoding.emplace();
     pass.workspace_offset = decoding_offset(workspace_bytes(p, arch, splits, named)).value();
-    fill_pass(pass, part->problem, few, part->splits, signature, device, requests);
+    fill_pass(pass, part->problem, few_rows_of(*part, arch, tensors), part->splits, signature,
+              device, requests);
   }
   get_kernels(plan.device.index, requests, context);
   return run;

@@ -33,6 +33,9 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
                                                  const ForwardRequest& request, KeySplits splits) {
   const Problem& p = request.problem;
   if (p.dtype == DType::f64) return {{}, "dtype is f64; accepted are f32, bf16 and f16"};
+  if (kernel.reads_maps && !request.tensors.mapped) {
+    return {ForwardConfig{}, "the driver makes no tensor maps of tensors with these strides"};
+  }
   ForwardChoice choice = kernel.choose(request);
   if (!choice.obstacle.empty()) return {ForwardConfig{}, std::move(choice.obstacle)};
   ForwardConfig config{.kernel = &kernel,
