@@ -62,7 +62,7 @@ prepare() { # $1: worker. Only files that differ are written, so that nothing el
 }
 build() { cmake --build build -j "$cores" --target attn_command attn_emulated_gpu "$@" > build.log 2>&1; }
 
-# ---- tests: cpu, gpu (attn check), test, emulated (a test program and a filter); then their arguments
+# ---- tests: cpu, gpu, gpu16 (attn check), test, emulated (a test program and a filter); then their arguments
 
 emulator=build/tests/cuda/emulator/driver
 on_emulator=(env "LD_LIBRARY_PATH=$emulator" "ATTN_NVRTC=$emulator/libcuda.so.1" ATTN_CACHE_DIR=)
@@ -75,6 +75,7 @@ run_test() {
   case $kind in
     cpu) timeout 600 build/attn check "${arguments[@]}" ;;
     gpu) timeout 600 "${on_emulator[@]}" build/attn check --device cuda "${arguments[@]}" ;;
+    gpu16) timeout 600 "${on_emulator[@]}" ATTN_EMULATED_MULTIPROCESSORS=16 build/attn check --device cuda "${arguments[@]}" ;;
     test) timeout 600 "$(program "${arguments[0]}")" --gtest_filter="${arguments[1]:-*}" ;;
     emulated) timeout 600 "${on_emulator[@]}" "$(program "${arguments[0]}")" --gtest_filter="${arguments[1]:-*}" ;;
     *) echo "no kind of test is called $kind" ;;

@@ -172,6 +172,42 @@ def median_ms(calls, rep):
     return {name: statistics.median(t) for name, t in times.items()}
 
 
+def exact(q, k, v, causal=True):
+    """O of a sequence in fp64, [queries, heads, head_dim_v]; causal: the last query sees the last key."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    s = torch.einsum("qhd,khd->hqk", q.double(), k) * q.shape[-1] ** -0.5
+    if causal:
+        hidden = torch.full(s.shape[1:], -math.inf, device="cuda", dtype=s.dtype)
+        s += hidden.triu(s.shape[2] - s.shape[1] + 1)
+    return torch.einsum("hqk,khd->qhd", s.softmax(-1), v)
+
+
+def captured(call, copies, side):
+    """A CUDA graph of call(0) .. call(copies - 1), made on the stream `side`."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        for i in range(copies):
+            call(i)
+    return graph
+
+
+def graph_us(graphs, rounds, replays):
+    """Of each graph, the median microseconds of a replay: rounds of `replays` of them, in another order each time."""
+    times = {name: [] for name in graphs}
+    for _ in range(rounds):
+        for name in random.sample(list(graphs), len(graphs)):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graphs[name].replay()
+            start.record()
+            for _ in range(replays):
+                graphs[name].replay()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) * 1e3 / replays)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
 class Results:
     """Rows of a run, printed and, where `out` is not empty, written as they come. head: what else is true of all rows."""
 

@@ -8,16 +8,17 @@ none finds them in L2. O is compared with fp64 before it is timed. Needs PyTorch
 --fa3-pages: flash_attn_3/_C.so of the wheel xformers, for rows of pages, which fa3-fwd does not take. --kernels:
 attn's, by name; "" is its own choice, and "invariant" that with PlanOptions::batch_invariant.
 
-Rows of pages have sequences of random lengths, up to the number of keys, of which O is compared for the first, the
-shortest and the last; FlashAttention-3 has its scheduler's metadata made ahead."""
+Rows of pages have sequences of random lengths, the same in each run: up to the number of keys, or to less, as where a plan
+is made for sequences that will grow. O is compared for the first, the shortest and the last; FlashAttention-3 has its
+scheduler's metadata made ahead."""
 
-import argparse, math, random, statistics, sys
+import argparse, math, random, sys
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from calls import Attention, Results
+from calls import Attention, Results, captured, exact, graph_us
 
 kRows = [  # batch, heads of Q, of K, head size, keys, queries; at head size 576 V is K's first 512 columns
     (64, 128, 1, 576, 4096, 1),
@@ -55,11 +56,13 @@ kRows = [  # batch, heads of Q, of K, head size, keys, queries; at head size 576
     (64, 32, 8, 128, 4096, 1),
     (64, 32, 32, 128, 2048, 1),
 ]
-kPagedRows = [  # the same, and rows of a page
+kPagedRows = [  # the same, rows of a page, and the longest sequence where it is not `keys` long
     (64, 32, 8, 128, 8192, 1, 64),
     (64, 32, 8, 128, 8192, 1, 16),
     (32, 32, 8, 128, 16384, 1, 16),
     (8, 8, 1, 128, 65536, 1, 64),
+    (8, 8, 1, 128, 65536, 1, 64, 4096),
+    (4, 32, 8, 128, 32768, 1, 16, 2048),
     (128, 32, 8, 128, 2048, 1, 16),
     (256, 64, 8, 128, 4096, 1, 64),
 ]
@@ -75,21 +78,10 @@ arguments.add_argument("--commit", default="")
 arguments.add_argument("--only", default="", help="rows whose descriptor has this text")
 arguments.add_argument("--rounds", type=int, default=3)
 options = arguments.parse_args()
+random.seed(7)
 results, wrong = Results(options.out, options.commit, dtype="bf16"), []
 for library in filter(None, (options.fa3, options.fa3_pages)):
     torch.ops.load_library(library)
-
-
-def exact(q, k, v, causal):
-    """O of a sequence in fp64; causal: the last query sees the last key."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    s = torch.einsum("qhd,khd->hqk", q.double(), k) * q.shape[-1] ** -0.5
-    if causal:
-        s += torch.full(s.shape[1:], -math.inf, device="cuda", dtype=s.dtype).triu(
-            s.shape[2] - s.shape[1] + 1
-        )
-    return torch.einsum("hqk,khd->qhd", s.softmax(-1), v)
 
 
 def fa3(q, k, v, causal, used=None, table=None, metadata=None):
@@ -126,9 +118,9 @@ def cudnn(q, k, v, _):
     return o.transpose(1, 2)
 
 
-def row(b, heads_q, heads_k, d, keys, queries, page=0):
+def row(b, heads_q, heads_k, d, keys, queries, page=0, longest=0):
     latent, causal = d == 576, queries > 1
-    lengths = [random.randint(queries, keys) for _ in range(b)] if page else [keys] * b
+    lengths = [random.randint(queries, longest or keys) for _ in range(b)] if page else [keys] * b
     bytes_of_call = (2 if latent else 4) * heads_k * sum(lengths) * d
     copies = max(2, min(48, -(-kColdBytes // bytes_of_call)))
     of_k = (b * (keys // page), page, heads_k, d) if page else (b, keys, heads_k, d)
@@ -178,6 +170,7 @@ def row(b, heads_q, heads_k, d, keys, queries, page=0):
     torch.cuda.synchronize()
     found = {"problem": descriptor}
     if page:
+        found["longest"] = max(lengths)
         found["GB"] = round(bytes_of_call * 1e-9, 3)
     for name, call in calls.items():
         with torch.cuda.stream(side):
@@ -192,22 +185,9 @@ def row(b, heads_q, heads_k, d, keys, queries, page=0):
             if not error < 0.02:
                 wrong.append((descriptor, name, error))
                 continue
-            graphs[name] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[name], stream=side):
-                for i in range(copies):
-                    call(i)
-    times = {name: [] for name in graphs}
-    for _ in range(options.rounds):
-        for name in random.sample(list(graphs), len(graphs)):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graphs[name].replay()
-            start.record()
-            for _ in range(12):
-                graphs[name].replay()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) * 1e3 / 12 / copies)
-    found.update({f"{name} us": round(statistics.median(t), 2) for name, t in times.items()})
+            graphs[name] = captured(call, copies, side)
+    times = graph_us(graphs, options.rounds, 12)
+    found.update({f"{name} us": round(t / copies, 2) for name, t in times.items()})
     results.add(**found)
 
 

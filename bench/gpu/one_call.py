@@ -6,11 +6,11 @@ with fp64 before it is timed. Needs PyTorch.
 
 --library, --fa3-pages: as of decode_peers.py; FlashAttention-3 is given all sequences in one call."""
 
-import argparse, math, random, statistics, sys
+import argparse, math, sys
 
 import torch
 
-from calls import Attention, Results
+from calls import Attention, Results, captured, exact, graph_us
 
 kPage = 64
 kRows = [  # heads of Q, of K, head size, then kinds of sequences: how many, queries, keys
@@ -32,16 +32,6 @@ options = arguments.parse_args()
 results, wrong = Results(options.out, options.commit, dtype="bf16"), []
 if options.fa3_pages:
     torch.ops.load_library(options.fa3_pages)
-
-
-def exact(q, k, v):
-    """O of a sequence in fp64; the last query sees the last key."""
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    s = torch.einsum("qhd,khd->hqk", q.double(), k) * q.shape[-1] ** -0.5
-    hidden = torch.full(s.shape[1:], -math.inf, device="cuda", dtype=s.dtype)
-    s += hidden.triu(s.shape[2] - s.shape[1] + 1)
-    return torch.einsum("hqk,khd->qhd", s.softmax(-1), v)
 
 
 class Batch:
@@ -133,22 +123,8 @@ def row(heads_q, heads_k, d, kinds):
             if not error < 0.02:
                 wrong.append((batch.descriptor, name, error))
                 continue
-            graphs[name] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[name], stream=side):
-                for i in range(copies):
-                    call(i)
-    times = {name: [] for name in graphs}
-    for _ in range(options.rounds):
-        for name in random.sample(list(graphs), len(graphs)):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graphs[name].replay()
-            start.record()
-            for _ in range(8):
-                graphs[name].replay()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) * 1e3 / 8 / copies)
-    us = {name: statistics.median(t) for name, t in times.items()}
+            graphs[name] = captured(call, copies, side)
+    us = {name: t / copies for name, t in graph_us(graphs, options.rounds, 8).items()}
     parts = sum(t for name, t in us.items() if name not in ("one", "fa3"))
     ratio = round(parts / us["one"], 3) if "one" in us else None
     results.add(problem=every.descriptor, **{f"{k} us": round(t, 1) for k, t in us.items()}, parts_over_one=ratio)

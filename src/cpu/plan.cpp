@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attn/error.hpp"
+#include "core/ceil_div.hpp"
 #include "core/problem/costs.hpp"
 #include "core/tensor/size.hpp"
 #include "core/text/echo.hpp"
@@ -22,9 +23,8 @@
 namespace attn::cpu {
 namespace {
 
+using core::ceil_div;
 using core::Size;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Ranges of keys of the backward pass cost a dQ each, so there are fewer than kEnoughTasks.
 constexpr std::int64_t kEnoughRangeTasks = 16;

@@ -28,7 +28,7 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,
                             const PlanOptions& options) {
-  std::vector<Source> all = phase == Phase::forward ? forward_sources(problem, arch, options.kernel)
+  std::vector<Source> all = phase == Phase::forward ? forward_sources(problem, arch, options)
                                                     : backward_sources(problem, arch, options);
   if (has_packed_tail(problem, phase)) all.push_back(packed_tail_source());
   return all;

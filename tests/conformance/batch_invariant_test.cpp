@@ -163,7 +163,8 @@ std::string text_of(const std::string& descriptor, const How& how) {
          std::to_string(how.threads_alone);
 }
 
-// Problems whose bits differ without the option.
+// Problems whose bits differ without the option on the instruction set that every machine has; on
+// others, whose blocks are larger, a batch may be cut as a sequence alone is.
 struct Dependent {
   const char* descriptor;
   Algorithm algorithm = Algorithm::automatic;
@@ -192,7 +193,9 @@ TEST(BatchInvariant, EqualBitsWhereTheyDifferWithoutIt) {
         EXPECT_EQ(difference(batch, how), "") << text_of(c.descriptor, how);
       }
       how.batch_invariant = false;
-      EXPECT_NE(difference(batch, how), "") << text_of(c.descriptor, how);
+      if (isa == InstructionSet::portable) {
+        EXPECT_NE(difference(batch, how), "") << text_of(c.descriptor, how);
+      }
     }
     const Report report =
         check(parsed, {.backend = Backend::cpu, .algorithm = c.algorithm, .batch_invariant = true},

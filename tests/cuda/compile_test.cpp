@@ -1,7 +1,11 @@
 // The run-time compiler: cubins, reports, refusals. Needs NVRTC, no GPU.
 #include "cuda/jit/compile.hpp"
 
+#include <iterator>
+#include <map>
+
 #include "attn/error.hpp"
+#include "cuda/cuda.hpp"
 #include "cuda/support.hpp"
 #include "cuda/temporary_folder.hpp"
 
@@ -53,6 +57,34 @@ TEST(Report, ReadsTheLog) {
   ASSERT_EQ(report.warnings.size(), 2U);
   expect_contains(report.warnings[0], "never referenced");
   expect_contains(report.warnings[1], "wgmma");
+}
+
+// Texts of the kernels that a run may compile, by the name of each.
+std::multimap<std::string, std::string> forward_texts(const char* descriptor,
+                                                      const PlanOptions& options = {}) {
+  std::multimap<std::string, std::string> found;
+  for (const Source& source :
+       sources(parse_problem(descriptor), Phase::forward, Arch{90, true}, options)) {
+    found.emplace(source.name, source.text);
+  }
+  return found;
+}
+
+// A call of prompts and decoding takes two kernels, another call of the same problem one.
+TEST(Sources, HoldBothKernelsOfUnevenSequences) {
+  const auto found = forward_texts("b9_sq500_sk4000_hq8_hk2_d128_packedq_paged16_causal_bf16");
+  EXPECT_EQ(found.count("forward_sm80_few_rows"), 1U);
+  ASSERT_EQ(found.count("forward_sm90"), 2U);
+  const auto many = found.equal_range("forward_sm90");
+  EXPECT_NE(many.first->second, std::next(many.first)->second);
+  EXPECT_EQ(forward_texts("b9_sq500_sk4000_hq8_hk2_d128_paged16_causal_bf16").count("forward_sm90"),
+            1U);
+}
+
+TEST(Sources, FollowBatchInvariant) {
+  const char* const batch = "b64_sq1_sk4000_hq8_hk2_d128_paged16_bf16";
+  EXPECT_EQ(forward_texts(batch, {.batch_invariant = true}).count("combine"), 1U);
+  EXPECT_NE(forward_texts(batch, {.batch_invariant = true}), forward_texts(batch));
 }
 
 TEST(Compile, MakesACubinWithItsReport) {

@@ -105,6 +105,7 @@ TEST(CudaLarge, GradientsPastFourGiB) {
   if (!has_memory_for(4)) GTEST_SKIP() << "skipped: the GPU has too little memory";
   CaseData data = small_case();
   const Gradients exact = data.f64_gradients(), rounded = data.f64_gradients();
+  forward(data.problem, data.inputs, data.outputs);  // O and LSE, which gradients are taken from
   const auto reference_gradients = [&](const Gradients& to, reference::Precision precision) {
     reference::backward(data.problem, data.inputs, data.outputs, data.d_outputs(), to, precision);
   };

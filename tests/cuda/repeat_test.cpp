@@ -1,5 +1,8 @@
 // The same inputs give the same bits: again and again, beside other work, and from a graph.
+#include <array>
+#include <cstdint>
 #include <memory>
+#include <random>
 
 #include "cuda/gpu.hpp"
 #include "harness/data.hpp"
@@ -162,6 +165,48 @@ TEST(CudaGraph, DrawsAnewFromRngState) {
     }
     EXPECT_TRUE(masks[0] != masks[1]);
     EXPECT_TRUE(masks[0] == masks[2]);
+  }
+}
+
+// One captured step of decoding, whose page table is made for the longest sequences, serves
+// sequences that grow, end and begin anew. Thread blocks that find no piece leave the counter of
+// the next replay right as well, and what merges the pieces knows how this replay cut them.
+TEST(CudaGraph, FollowsLengthsThatChange) {
+  ATTN_NEEDS_GPU();
+  for (const char* descriptor :
+       {"b7_sq1_sk6000_hq8_hk2_d64_paged16_bf16/"
+        "usedk6000,6000,6000,6000,6000,6000,6000",
+        "b7_sq40_sk6000_hq8_hk2_d64_packedq_paged16_causal_bf16/"
+        "cuq0,1,2,3,43,44,45,46_usedk6000,6000,6000,6000,6000,6000,6000"}) {
+    SCOPED_TRACE(descriptor);
+    CaseData data(harness::parse_case(descriptor), 3);
+    ATTN_NEEDS_KERNEL(data.problem);
+    GpuCase on(data);
+    on.forward();  // compiles: capture must not
+    on.stream.synchronize();
+    const Graph graph(on.stream, [&] { on.forward(); });
+    const auto bits_after = [&](auto run) {
+      data.poison();
+      on.data.upload_outputs();
+      run();
+      on.stream.synchronize();
+      on.data.download();
+      return output_bits(data);
+    };
+    auto* const used = static_cast<std::int32_t*>(data.inputs.seqused_k.data);
+    std::mt19937 random(11);
+    for (int step = 0; step < 60; ++step) {
+      // Of one step all sequences are shorter than `most`, so that steps of little work follow
+      // steps of much.
+      const int most = std::array{6000, 300, 2500, 41}[static_cast<std::size_t>(step) % 4];
+      for (std::int64_t b = 0; b < data.problem.batch; ++b) {
+        used[b] = std::uniform_int_distribution(40, most)(random);
+      }
+      on.data.upload_inputs();
+      const auto replayed = bits_after([&] { graph.launch(on.stream.handle()); });
+      const auto fresh = bits_after([&] { on.forward(); });
+      ASSERT_EQ(replayed, fresh) << "step " << step;
+    }
   }
 }
 

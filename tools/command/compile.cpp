@@ -21,7 +21,7 @@ namespace {
 struct CompileOptions {
   std::vector<std::string> descriptors, archs;
   std::string cache_dir, kernel, phase = "forward", json;
-  bool strict = false, deterministic = false;
+  bool strict = false, deterministic = false, batch_invariant = false;
 };
 
 // The architectures that are named, or those of the devices here, where none is.
@@ -89,7 +89,11 @@ int compile(const CompileOptions& options, const std::string& command_line) {
     const Problem problem = parse_problem(descriptor);
     core::validate_problem(problem);
     for (const cuda::Arch arch : archs) {
-      const PlanOptions plan{.kernel = options.kernel, .deterministic = options.deterministic};
+      const PlanOptions plan{.device = {DeviceType::cuda, 0},
+                             .kernel = options.kernel,
+                             .deterministic = options.deterministic,
+                             .batch_invariant = options.batch_invariant};
+      core::validate_options(problem, phase, plan, context);
       for (const cuda::Source& source : cuda::sources(problem, phase, arch, plan)) {
         const cuda::Report report = cuda::compile_into(source, arch, context, folder).report;
         json.add(row(descriptor, arch, source, report));
@@ -126,6 +130,7 @@ void add_compile(CLI::App& app, int& status, const std::string& command_line) {
       ->capture_default_str();
   add_kernel_option(*sub, options->kernel);
   add_deterministic_flag(*sub, options->deterministic);
+  add_batch_invariant_flag(*sub, options->batch_invariant);
   sub->add_option("--cache-dir", options->cache_dir,
                   "Default: ATTN_CACHE_DIR, or attn in the user's cache folder")
       ->type_name("FOLDER");

@@ -3,17 +3,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/ceil_div.hpp"
 #include "core/tensor/size.hpp"
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/forward/query_group.hpp"
 
 namespace attn::cpu {
+
+using core::ceil_div;
+
 namespace {
 
 // Few rows keep small partial results, and heads that share a task make tasks fewer.
 constexpr std::int64_t kMinFewRowsSplitKeys = 256;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

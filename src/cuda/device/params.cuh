@@ -94,6 +94,9 @@ struct ForwardParams : ProblemParams {
   // Keys are cut into num_splits pieces of least_blocks blocks. Where a sequence's own length says
   // how many it has, these are the most pieces and the fewest blocks (schedule/pieces.cuh).
   int num_splits, least_blocks;
+  // Where not null, the kernel that stays for all pieces chooses the fewest blocks of one from all
+  // lengths, and leaves them here for the kernel that merges.
+  int* piece_blocks;
   // Order of tiles: m blocks of `heads_at_once` (batch, head) pairs are gone through together, the
   // last block of queries first.
   int m_blocks, heads_at_once;

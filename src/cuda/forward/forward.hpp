@@ -12,6 +12,8 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options);
 // Runs a plan as cuda::forward does (cuda.hpp).
 void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                  const Context& context);
-std::vector<Source> forward_sources(const Problem& problem, Arch arch, std::string_view kernel);
+// What a run compiles, of the options kernel and batch_invariant: also both kernels of a call whose
+// sequences differ much in their numbers of queries (plan/decoding_part.hpp).
+std::vector<Source> forward_sources(const Problem& problem, Arch arch, const PlanOptions& options);
 
 }  // namespace attn::cuda

@@ -21,7 +21,7 @@ using core::Size;
 Size partial_rows(const Problem& p, std::int32_t num_splits) { return all_rows(p) * num_splits; }
 Size partial_bytes(const Problem& p, KeySplits splits) {
   if (!splits.apart()) return 0;
-  return partial_rows(p, splits.count) * (p.head_dim_v + 1) * sizeof(float);
+  return partial_rows(p, splits.count) * (p.head_dim_v + 1) * sizeof(float) + sizeof(int);
 }
 Size key_windows(const Problem& p, const ForwardConfig& config) {
   constexpr int kBlocks = 32;  // of a word
@@ -102,6 +102,9 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const For
     // A pass over a part of the sequences has fewer queries than the problem.
     const Size rows = Size(p.batch) * p.heads_q * to.seqlen_q * to.num_splits;
     to.partial_lse = to.partial_o + (rows * p.head_dim_v).value();
+    if (config.fills_grid) {
+      to.piece_blocks = reinterpret_cast<int*>(to.partial_lse + rows.value());
+    }
   }
   if (config.kernel->place != nullptr) config.kernel->place(to, p, workspace);
   if (num_key_words(p, config) > 0) {

@@ -38,6 +38,13 @@ Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
   return launch;
 }
 
+void add_sources(std::vector<Source>& to, const Problem& problem, const ForwardConfig& config,
+                 bool merges = true) {
+  if (config.classified) to.push_back(classify_source(problem, config));
+  to.push_back(forward_source(problem, config));
+  if (config.splits && merges) to.push_back(combine_source(config));
+}
+
 // All but the state. keeps_parts: what merges the results takes in those over a shared prefix.
 Plan plan_keys(const Problem& problem, const PlanOptions& options, bool keeps_parts) {
   const DeviceInfo& device = device_info(options.device.index);
@@ -177,36 +184,46 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   return plan;
 }
 
-std::vector<Source> forward_sources(const Problem& problem, Arch arch, std::string_view kernel) {
+std::vector<Source> forward_sources(const Problem& problem, Arch arch, const PlanOptions& options) {
   // A machine of a common size decides whether keys are split.
   constexpr int kMultiprocessors = 132;
+  const std::string_view kernel = options.kernel;
   std::vector<Source> sources;
-  const auto add = [&](const Problem& p, const ForwardConfig& config) {
-    if (config.classified) sources.push_back(classify_source(p, config));
-    sources.push_back(forward_source(p, config));
-  };
   Problem own = problem;
-  KeySplits splits;
+  KeySplits splits{1, options.batch_invariant};
   splits.keeps_parts = problem.seqlen_prefix > 0;
   int other_parts = 0, other_splits = 0;
   if (splits.keeps_parts) {
     const auto parts = core::prefix_parts(problem, core::OwnLengths::problem);
     own = parts.own;
     for (const PrefixKeys& part : prefix_keys(parts, arch, kMultiprocessors, kernel)) {
-      add(part.problem, choose_forward(part.problem, arch, part.tensors, part.splits, kernel));
+      add_sources(sources, part.problem,
+                  choose_forward(part.problem, arch, part.tensors, part.splits, kernel), false);
       ++other_parts;
       other_splits += part.splits.count;
     }
   }
+  // What merges the results of a choice.
+  const auto merging = [&](ForwardConfig choice, std::int32_t count) {
+    if (other_parts == 0) return choice;
+    choice.other_parts = other_parts;
+    choice.combine = choose_combine(own.head_dim_v, count + other_splits);
+    return choice;
+  };
   ForwardConfig config = choose_forward(own, arch, {}, splits, kernel);
-  splits.count = choose_splits(own, config, kMultiprocessors);
+  splits.count = splits.batch_invariant ? invariant_splits(own, config, kMultiprocessors).count
+                                        : choose_splits(own, config, kMultiprocessors);
   if (splits.count > 1) config = choose_forward(own, arch, {}, splits, kernel);
-  if (other_parts > 0) {
-    config.other_parts = other_parts;
-    config.combine = choose_combine(own.head_dim_v, splits.count + other_splits);
-  }
-  add(own, config);
-  if (config.splits) sources.push_back(combine_source(config));
+  add_sources(sources, own, merging(config, splits.count));
+  if (!kernel.empty()) return sources;
+  const auto part = decoding_part(own, arch, kMultiprocessors, splits);
+  if (!part) return sources;
+  // What a call takes whose sequences differ much in their numbers of queries.
+  const ForwardTensors uneven{.uneven_q = true};
+  add_sources(sources, own,
+              merging(rest_of(*part, own, arch, uneven, splits, kernel), splits.count));
+  add_sources(sources, part->problem,
+              merging(few_rows_of(*part, arch, uneven), part->splits.count));
   return sources;
 }
 

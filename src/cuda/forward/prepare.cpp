@@ -168,9 +168,8 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   const DeviceInfo& device = device_info(plan.device.index);
   const Arch arch = arch_of_capability(device.arch);
   const std::string named = forward_kernel_name(plan.algorithm, plan.kernel);
-  // Where the driver does not take the strides.
-  constexpr std::string_view kWithoutMaps = "forward_sm80";
-  const std::string_view kernel = tensors.mapped ? std::string_view(named) : kWithoutMaps;
+  // A kernel that needs tensor maps gives way, also one that was named, to the fastest without.
+  const std::string_view kernel = tensors.mapped ? std::string_view(named) : std::string_view();
   const KeySplits splits = key_splits(plan);
   ForwardRun run{.signature = signature, .problem = plan.problem};
   if (splits.keeps_parts) {
@@ -187,14 +186,12 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   if (splits.keeps_parts) {
     add_prefix(run, plan, device, kernel, own_workspace(plan, p, arch, named), requests);
   }
-  ForwardConfig config = choose_forward(p, arch, tensors, splits, kernel);
+  ForwardConfig config = part ? rest_of(*part, p, arch, tensors, splits, kernel)
+                              : choose_forward(p, arch, tensors, splits, kernel);
   merge_prefix(config, splits, run);
-  if (part) config.queries.least = static_cast<int>(part->problem.seqlen_q) + 1;
   fill_pass(run.pass, p, config, splits, signature, device, requests);
   if (part) {
-    ForwardConfig few =
-        choose_forward(part->problem, arch, tensors, part->splits, part->kernel->name);
-    few.queries.most = static_cast<int>(part->problem.seqlen_q);
+    ForwardConfig few = few_rows_of(*part, arch, tensors);
     merge_prefix(few, part->splits, run);
     ForwardPass& pass = run.decoding.emplace();
     pass.workspace_offset = decoding_offset(workspace_bytes(p, arch, splits, named)).value();

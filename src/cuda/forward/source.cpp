@@ -64,6 +64,7 @@ std::string print_combine_config(const ForwardConfig& c) {
   text.number("kSplitLanes", c.combine.split_lanes);
   text.number("kThreads", c.combine.threads);
   text.number("kBlockKeys", c.by_length ? c.tiling.keys : 0);
+  text.flag("kFillsGrid", c.fills_grid);
   text.flag("kWholeIsStored", c.by_length && c.kernel->takes_pieces && !c.keeps_parts);
   text.number("kOtherParts", c.other_parts);
   text.number("kLeastQueries", c.queries.least);

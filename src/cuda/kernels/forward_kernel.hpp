@@ -148,6 +148,8 @@ struct ForwardConfig {
   CombineShape combine{};    // where keys are split
   // Splits past the end of a sequence are not merged: its own length says how many there are.
   bool by_length = false;
+  // The kernel cuts keys as the lengths of all sequences suggest (device/schedule/pieces.cuh).
+  bool fills_grid = false;
   OwnQueries queries{};
   // A kernel of its own classifies blocks of keys before (device/kernels/classify.cuh), since the
   // mask reads buffers.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -32,6 +33,9 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
                                                  const ForwardRequest& request, KeySplits splits) {
   const Problem& p = request.problem;
   if (p.dtype == DType::f64) return {{}, "dtype is f64; accepted are f32, bf16 and f16"};
+  if (kernel.reads_maps && !request.tensors.mapped) {
+    return {ForwardConfig{}, "the driver makes no tensor maps of tensors with these strides"};
+  }
   ForwardChoice choice = kernel.choose(request);
   if (!choice.obstacle.empty()) return {ForwardConfig{}, std::move(choice.obstacle)};
   ForwardConfig config{.kernel = &kernel,
@@ -43,6 +47,7 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
                        .keeps_parts = splits.keeps_parts};
   config.by_length =
       config.splits && kernel.takes_pieces && (config.features.used_k || config.features.packed_k);
+  config.fills_grid = config.by_length;
   if (config.splits) config.combine = choose_combine(p.head_dim_v, splits.count);
   // The papers' kernels look at masks tile by tile.
   config.classified = config.features.mask_scans_buffers && !kernel.runs_by_name_only();
@@ -52,6 +57,13 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
 ForwardRequest request_of(const Problem& p, Arch arch, const ForwardTensors& tensors,
                           KeySplits splits, std::string_view parts) {
   return {p, arch, tensors, forward_features(p, tensors), splits.apart(), parts};
+}
+
+// What PlanOptions::batch_invariant makes of a choice: pieces follow from a sequence's own length.
+ForwardConfig invariant(ForwardConfig config) {
+  config.by_length = config.splits;
+  config.fills_grid = false;
+  return config;
 }
 
 // The choice for one problem; errors name another.
@@ -102,16 +114,14 @@ Problem alone(const Problem& problem) {
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
                              KeySplits splits, std::string_view forced) {
   if (!splits.batch_invariant) return choose_for(problem, problem, arch, tensors, splits, forced);
-  ForwardConfig config = choose_for(alone(problem), problem, arch, tensors, splits.count, forced);
-  config.by_length = config.splits;
-  return config;
+  return invariant(choose_for(alone(problem), problem, arch, tensors, splits.count, forced));
 }
 
 std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, KeySplits splits,
                                              std::string_view forced) {
   if (splits.batch_invariant) {
     std::vector<ForwardConfig> all = possible_forwards(alone(p), arch, splits.count, forced);
-    for (ForwardConfig& config : all) config.by_length = config.splits;
+    std::ranges::transform(all, all.begin(), invariant);
     return all;
   }
   const ForwardTensors most{.seqused_q = true, .seqused_k = true};

@@ -40,4 +40,18 @@ std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
   return {};
 }
 
+ForwardConfig few_rows_of(const DecodingPart& part, Arch arch, const ForwardTensors& tensors) {
+  ForwardConfig config =
+      choose_forward(part.problem, arch, tensors, part.splits, part.kernel->name);
+  config.queries.most = static_cast<int>(part.problem.seqlen_q);
+  return config;
+}
+
+ForwardConfig rest_of(const DecodingPart& part, const Problem& problem, Arch arch,
+                      const ForwardTensors& tensors, KeySplits splits, std::string_view kernel) {
+  ForwardConfig config = choose_forward(problem, arch, tensors, splits, kernel);
+  config.queries.least = static_cast<int>(part.problem.seqlen_q) + 1;
+  return config;
+}
+
 }  // namespace attn::cuda

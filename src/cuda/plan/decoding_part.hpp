@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include "attn/problem.hpp"
 #include "cuda/kernels/forward_kernel.hpp"
@@ -22,5 +23,10 @@ struct DecodingPart {
 // count. Also nothing where the mask scans buffers (ForwardFeatures::mask_scans_buffers).
 std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
                                           const Multiprocessors& device, KeySplits of_all);
+
+// The choice for these sequences, and for the others, which another kernel has. tensors: of all.
+ForwardConfig few_rows_of(const DecodingPart& part, Arch arch, const ForwardTensors& tensors);
+ForwardConfig rest_of(const DecodingPart& part, const Problem& problem, Arch arch,
+                      const ForwardTensors& tensors, KeySplits splits, std::string_view kernel);
 
 }  // namespace attn::cuda

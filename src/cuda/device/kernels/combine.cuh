@@ -11,6 +11,7 @@
 //   kThreads       of a block: a multiple of kAcross * kSplitLanes
 //   kBlockKeys     0, or the keys of a block where a sequence's own length says how many splits it
 //                  has; others may not have been written
+//   kFillsGrid     the forward kernel has chosen how the keys are cut (ForwardParams::piece_blocks)
 //   kWholeIsStored rows of sequences that one such split holds are in O and LSE already
 //   kOtherParts    how many of OtherParts there are, whose splits follow those of ForwardParams
 //   kLeastQueries, kMostQueries, kPackedQ, kUsedQ, kPackedK, kUsedK
@@ -87,7 +88,8 @@ struct Combine {
     if constexpr (C::kBlockKeys > 0) {
       const Sequence s = own_sequence_of<C>(p, batch);
       const int blocks = (s.length_k + C::kBlockKeys - 1) / C::kBlockKeys;
-      const int each = blocks_of_piece<true>(p, blocks);
+      const int least = C::kFillsGrid ? *p.piece_blocks : p.least_blocks;
+      const int each = blocks_of_piece<true>(p, least, blocks);
       return max(1, (blocks + each - 1) / each);
     } else {
       return p.num_splits;

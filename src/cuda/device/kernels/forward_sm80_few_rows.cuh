@@ -11,6 +11,7 @@
 //   Element                BFloat16 or Float16
 //   kHeadDim, kHeadDimV    multiples of 8, up to 256
 //   kBlockM                rows: 16 or 32, all those of a K, V head and sequence
+//   kBlocksAtOnce          blocks of threads that a multiprocessor holds
 //   kWarps, kBlockN        warps, and keys of a block: a multiple of 16 for each warp
 //   kStages                pieces of K and V of a warp in shared memory, 2 or more
 //   kGroup                 query heads of a K, V head; all share the tile
@@ -379,8 +380,8 @@ struct ForwardFewRows {
   template <class Stored>
   ATTN_DEVICE void mend() const {
     constexpr int kRows = C::kBlockM / C::kWarps;
-    const QueryTile<Stored> same{tile.sequence, tile.head,  tile.split,
-                                 tile.row0,     tile.begin, tile.end};
+    const QueryTile<Stored> same{tile.sequence, tile.head, tile.split, tile.row0,
+                                 tile.begin,    tile.end,  tile.whole};
     write_visible_rows<Stored>(p, e, same, tile.row0 + warp() * kRows, kRows);
   }
 
@@ -411,14 +412,10 @@ struct ForwardFewRows {
   // near_end() is called once, when all keys of the tile are read.
   template <class F>
   ATTN_DEVICE void run(F near_end) const {
-    bool whole = !C::kSplits;
-    if constexpr (C::kByLength) {
-      const int blocks = (tile.sequence.length_k + C::kBlockN - 1) / C::kBlockN;
-      whole = !C::kKeepsParts && blocks <= blocks_of_piece<true>(p, blocks);
-      if (tile.split > 0 && tile.begin >= blocks) {
-        near_end();
-        return;
-      }
+    const bool whole = !C::kSplits || (C::kByLength && !C::kKeepsParts && tile.whole);
+    if (C::kByLength && tile.split > 0 && tile.begin >= tile.end) {
+      near_end();
+      return;
     }
     Warp w;
     const int l = lane();
@@ -457,7 +454,7 @@ ATTN_DEVICE void forward_sm80_few_rows(const ForwardParams& p, const Expressions
       const OutputTile piece = order.find(index);
       if (piece.split < 0) break;
       // The next one is drawn while this one ends: drawn earlier it might begin late.
-      Kernel{p, e, QueryTile<C>::of(p, piece), memory, shared}.run(
+      Kernel{p, e, QueryTile<C>::of(p, piece, order.least()), memory, shared}.run(
           [&] { index = deals ? dealer.next() : 0; });
       __syncthreads();
     }

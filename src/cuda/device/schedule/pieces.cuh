@@ -10,12 +10,25 @@
 namespace attn::device {
 
 // Blocks of keys of each piece of a sequence that has `blocks` of them; the last piece may have
-// fewer. kByLength: they follow from the sequence's own length alone. Else all sequences are cut as
-// the longest is, into pieces of least_blocks.
+// fewer. kByLength: they follow from the sequence's own length, `least` at least. Else all
+// sequences are cut as the longest is, into pieces of `least`.
 template <bool kByLength>
-ATTN_DEVICE int blocks_of_piece(const ForwardParams& p, int blocks) {
-  if constexpr (!kByLength) return p.least_blocks;
-  return max(p.least_blocks, (blocks + p.num_splits - 1) / p.num_splits);
+ATTN_DEVICE int blocks_of_piece(const ForwardParams& p, int least, int blocks) {
+  if constexpr (!kByLength) return least;
+  return max(least, (blocks + p.num_splits - 1) / p.num_splits);
+}
+
+// The fewest blocks of a piece with which a K, V head's pieces are no more than `most`: `blocks` of
+// all sequences are cut, and a sequence adds one piece to blocks / piece at most. It is
+// least_blocks where that makes more pieces, which share the machine evenly, or where sequences are
+// so many that each is a piece. Example: 8 sequences of 330 blocks in all, for 132 multiprocessors,
+// are cut into pieces of 4, where a plan for sequences of 65536 keys would have pieces of 32 and
+// leave nine in ten multiprocessors without any.
+ATTN_DEVICE int filling_piece(const ForwardParams& p, int blocks, int most) {
+  constexpr int kFewest = 4;  // a shorter piece is not worth its merging
+  const int pieces = most - p.batch;
+  if (pieces <= 0) return p.least_blocks;
+  return min(p.least_blocks, max((blocks + pieces - 1) / pieces, kFewest));
 }
 
 // The pieces of one sequence: `whole` of them with `each` blocks, and a last one with `rest`, which
@@ -41,11 +54,21 @@ class PieceOrder {
   static constexpr int kWarps = kThreads / 32, kMagnitudes = 32;
   static constexpr int kBytes = (kMagnitudes + kWarps + 2) * 4;
   static constexpr int kMostSequences = 1024;
+  static_assert(kWarps <= kMagnitudes);
 
   // memory: kBytes of shared memory, which may be used for something else between two calls.
   ATTN_DEVICE PieceOrder(const ForwardParams& p, void* memory)
-      : p_(p), counts_(static_cast<int*>(memory)) {
-    if (p_.batch > kMostSequences) return;
+      : p_(p), counts_(static_cast<int*>(memory)), least_(p.least_blocks) {
+    if (p_.batch > kMostSequences) {
+      tell();
+      return;
+    }
+    if (p_.piece_blocks != nullptr) {
+      // One for each multiprocessor.
+      const int most = static_cast<int>(gridDim.x) / (C::kBlocksAtOnce * heads());
+      least_ = filling_piece(p_, blocks_of_all(), most);
+      tell();
+    }
     if (thread() < kMagnitudes) counts_[thread()] = 0;
     __syncthreads();
     for (int batch = thread(); batch < p_.batch; batch += kThreads) {
@@ -72,8 +95,7 @@ class PieceOrder {
       __syncthreads();
       return index < p_.num_tiles ? tile_at<C>(p_, index) : OutputTile{0, 0, 0, -1};
     }
-    const int heads = C::kGroup == 1 ? p_.heads_q : p_.heads_k;
-    const int piece = index / heads;
+    const int piece = index / heads();
     const unsigned here = __ballot_sync(~0u, piece >= before_ && piece < before_ + own_);
     if (here == 0) return {0, 0, 0, -1};
     const int of_magnitude = __ffs(here) - 1;
@@ -107,12 +129,39 @@ class PieceOrder {
       if (left < all) break;
       left -= all;
     }
-    const OutputTile tile{0, index % heads, found[0], found[1]};
+    const OutputTile tile{0, index % heads(), found[0], found[1]};
     __syncthreads();
     return tile;
   }
 
+  // Blocks of keys of a piece at least.
+  ATTN_DEVICE int least() const { return least_; }
+
  private:
+  ATTN_DEVICE int heads() const { return C::kGroup == 1 ? p_.heads_q : p_.heads_k; }
+  // Tells the kernel that merges the pieces how long they are.
+  ATTN_DEVICE void tell() const {
+    if (p_.piece_blocks != nullptr && blockIdx.x == 0 && thread() == 0) *p_.piece_blocks = least_;
+  }
+  ATTN_DEVICE int blocks_of(const Sequence& s) const {
+    return (s.length_k + C::kBlockN - 1) / C::kBlockN;
+  }
+  // Of all sequences, for each thread. Leaves `counts_` unused by others.
+  ATTN_DEVICE int blocks_of_all() const {
+    int blocks = 0;
+    for (int batch = thread(); batch < p_.batch; batch += kThreads) {
+      const Sequence s = own_sequence_of<C>(p_, batch);
+      if (!C::kPackedQ || s.rows_q > 0) blocks += blocks_of(s);
+    }
+    blocks = sum_up_to(blocks);
+    if (lane() == 31) counts_[warp()] = blocks;
+    __syncthreads();
+    blocks = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) blocks += counts_[i];
+    __syncthreads();
+    return blocks;
+  }
   static ATTN_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
   static ATTN_DEVICE int lane() { return thread() % 32; }
   static ATTN_DEVICE int warp() { return thread() / 32; }
@@ -128,14 +177,15 @@ class PieceOrder {
   ATTN_DEVICE Pieces of(int batch) const {
     const Sequence s = own_sequence_of<C>(p_, batch);
     if (C::kPackedQ && s.rows_q == 0) return {0, 1, -1};
-    const int blocks = (s.length_k + C::kBlockN - 1) / C::kBlockN;
-    const int each = blocks_of_piece<C::kByLength>(p_, blocks);
+    const int blocks = blocks_of(s);
+    const int each = blocks_of_piece<C::kByLength>(p_, least_, blocks);
     const int whole = max(0, (blocks - 1) / each);
     return {whole, each, blocks - whole * each};
   }
 
   const ForwardParams& p_;
   int* const counts_;
+  int least_;
   int own_ = 0, before_ = 0;
 };
 

@@ -18,24 +18,30 @@ struct QueryTile {
   Sequence sequence;
   int head;  // query head, or K, V head when heads are packed
   int split;
-  int row0;        // first row
-  int begin, end;  // blocks of keys
+  int row0;           // first row
+  int begin, end;     // blocks of keys
+  bool whole = true;  // these are all blocks that the sequence has
 
   static ATTN_DEVICE QueryTile at(const ForwardParams& p, int index) {
     return of(p, tile_at<C>(p, index));
   }
   static ATTN_DEVICE QueryTile of(const ForwardParams& p, const OutputTile& tile) {
+    return of(p, tile, p.least_blocks);
+  }
+  // least: blocks of a piece of the keys at least.
+  static ATTN_DEVICE QueryTile of(const ForwardParams& p, const OutputTile& tile, int least) {
     QueryTile t{own_sequence_of<C>(p, tile.batch), tile.head_k, tile.split,
                 tile.m_block * C::kBlockM,         0,           0};
-    t.set_blocks(p);
+    t.set_blocks(p, least);
     return t;
   }
   // Blocks of keys of its split.
-  ATTN_DEVICE void set_blocks(const ForwardParams& p) {
+  ATTN_DEVICE void set_blocks(const ForwardParams& p, int least) {
     begin = 0;
     end = (sequence.length_k + C::kBlockN - 1) / C::kBlockN;
     if constexpr (C::kSplits) {
-      const int each = blocks_of_piece<C::kByLength>(p, end);
+      const int each = blocks_of_piece<C::kByLength>(p, least, end);
+      whole = end <= each;
       begin = min(end, split * each);
       end = min(end, begin + each);
     }

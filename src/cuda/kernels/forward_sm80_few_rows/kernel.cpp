@@ -55,7 +55,8 @@ std::int64_t shared_bytes(const Problem& p, const Shape& s) {
 class ForwardFewRows final : public ForwardShape {
  public:
   explicit ForwardFewRows(const Shape& shape) : shape_(shape) {}
-  void print(const ForwardConfig&, ConfigText& to) const override {
+  void print(const ForwardConfig& config, ConfigText& to) const override {
+    to.number("kBlocksAtOnce", config.tiling.blocks_at_once);
     to.number("kWarps", shape_.warps);
     to.number("kStages", shape_.stages);
   }

@@ -62,7 +62,7 @@ struct ForwardSm90Tiles {
       const int rows = (w.sequence.rows_q * kGroup + 15) / 16 * 16;
       w.row0 += rows - (rows + kBlockM - 1) / kBlockM * kBlockM;
     }
-    w.set_blocks(p);
+    w.set_blocks(p, p.least_blocks);
     return w;
   }
 
@@ -93,7 +93,7 @@ struct ForwardSm90Tiles {
     }
     if constexpr (C::kPackedK) w.sequence.row_k = load_shared(slot_address(slot) + 32).x;
     w.sequence.batch = a.z;
-    w.set_blocks(p);
+    w.set_blocks(p, p.least_blocks);
     return w;
   }
 
