@@ -162,6 +162,9 @@ Expr exp2(const Expr& a) { return make(Op::exp2, std::array{a}); }
 Expr log(const Expr& a) { return make(Op::log, std::array{a}); }
 Expr tanh(const Expr& a) { return make(Op::tanh, std::array{a}); }
 Expr erf(const Expr& a) { return make(Op::erf, std::array{a}); }
+Expr sin(const Expr& a) { return make(Op::sin, std::array{a}); }
+Expr cos(const Expr& a) { return make(Op::cos, std::array{a}); }
+Expr tan(const Expr& a) { return sin(a) / cos(a); }
 Expr sqrt(const Expr& a) { return make(Op::sqrt, std::array{a}); }
 Expr to_float(const Expr& a) { return make(Op::to_float, std::array{a}); }
 Expr floor(const Expr& a) { return make(Op::floor, std::array{a}); }
