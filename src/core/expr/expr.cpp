@@ -10,6 +10,7 @@
 #include "attn/error.hpp"
 #include "attn/scalar.hpp"
 #include "core/expr/build.hpp"
+#include "core/first_made.hpp"
 #include "core/text/echo.hpp"
 
 namespace attn::expr {
@@ -126,14 +127,13 @@ Type Expr::type() const {
 }
 
 const Symbols& symbols() {
-  // Never destroyed, as what follows it may not be: static destructors may call.
-  static const Symbols& symbols = *new const Symbols([] {
+  static constinit core::FirstMade<const Symbols> symbols;
+  return symbols.get([] {
     Symbols s{symbol(Op::score), symbol(Op::query),    symbol(Op::key),      symbol(Op::batch),
               symbol(Op::head),  symbol(Op::seqlen_q), symbol(Op::seqlen_k), {}};
     s.position = s.query + (s.seqlen_k - s.seqlen_q);
     return s;
-  }());
-  return symbols;
+  });
 }
 
 Expr operator-(const Expr& a) { return make(Op::neg, std::array{a}); }
