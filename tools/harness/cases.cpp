@@ -108,6 +108,8 @@ constexpr ListedCase kCases[] = {
     {"b1_n90_h2_d64_score(select(query>key,score*0.5,score-1.0))", "a score without shorthand"},
     {"b1_n90_h2_d64_score(score+0.3*tanh(w[key%4]*score))_buffer(w:f32:4)",
      "a learned weight inside a function"},
+    {"b1_n90_h2_d64_mask(cos(0.3*(query-key))>-0.5)_score(2.0*sin(score/2)+cos(0.7*(query-key)))",
+     "waves of the score and of distances"},
     {"b1_n90_h2_d64_causal_score(0.5*score*(1.0+erf(score*0.70710678)))", "GELU of the score"},
     {"b1_n90_h4_d64_score(score-exp2(-0.5*(head+1))*abs(query-key))",
      "ALiBi with slopes that are powers of 2"},
