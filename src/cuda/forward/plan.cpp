@@ -40,6 +40,12 @@ Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
 }  // namespace
 
 Plan plan_forward(const Problem& problem, const PlanOptions& options) {
+  if (problem.key_list > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("key_list is {}; accepted by forward on the cuda backend is 0, no lists "
+                            "(problem {})",
+                            problem.key_list, core::echo(problem)));
+  }
   const DeviceInfo& device = device_info(options.device.index);
   const Arch arch = supported_arch(device);
   const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
