@@ -272,7 +272,7 @@ void expect_refused(ErrorCode code, const std::vector<std::string>& words, const
 TEST(KeyList, IsRefusedWhereItDoesNotFit) {
   Call call;
   const Problem complete_problem = complete(call.problem, call.inputs());
-  const auto run = [&](Problem p, const auto& spoil, PlanOptions options = {}) {
+  const auto run = [&](Problem p, const auto& spoil, const PlanOptions& options = {}) {
     Inputs in = call.inputs();
     spoil(p, in);
     forward(p, in, call.outputs(), options);
