@@ -10,12 +10,12 @@
 // Reads of C:
 //   Element                BFloat16 or Float16
 //   kHeadDim, kHeadDimV    multiples of 8, up to 256
-//   kBlockM                rows: 16 or 32, all those of a K, V head and sequence (with lists:
-//   query) kWarps, kBlockN        warps, and keys of a block: a multiple of 16 for each warp
+//   kBlockM                rows: 16 or 32, all those of a K, V head and sequence
+//   kWarps, kBlockN        warps, and keys of a block: a multiple of 16 for each warp
 //   kStages                pieces of K and V of a warp in shared memory, 2 or more
 //   kGroup                 query heads of a K, V head; all share the tile
 //   kPageSize              of paged K and V; 0: not paged
-//   kKeyList               keys by list: a tile has the rows of one query
+//   kKeyList               keys by list: the rows are all those of a K, V head and query
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 1
 //   kByLength              a sequence that one split holds is stored whole, and splits past the end
