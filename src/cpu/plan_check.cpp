@@ -65,10 +65,14 @@ std::shared_ptr<Executor> executor_of(const Context& context) {
 
 void check_plan(const Plan& plan, Phase phase) {
   const bool is_f64 = plan.problem.dtype == DType::f64;
-  if (is_f64 ? plan.algorithm != Algorithm::flash_attention_2 : !has_pass(plan.algorithm, phase)) {
+  const bool one_algorithm = is_f64 || plan.problem.key_list > 0;
+  if (one_algorithm ? plan.algorithm != Algorithm::flash_attention_2
+                    : !has_pass(plan.algorithm, phase)) {
     refuse_plan_field(plan, "algorithm", name(plan.algorithm),
                       fmt::format("one that has a {} pass {}on the cpu backend", name(phase),
-                                  is_f64 ? "in f64 " : ""));
+                                  is_f64                      ? "in f64 "
+                                  : plan.problem.key_list > 0 ? "over lists of keys "
+                                                              : ""));
   }
   if (!is_available(plan.isa)) {
     refuse_plan_field(plan, "isa", name(plan.isa), "an instruction set that this machine has");

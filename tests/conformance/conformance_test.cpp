@@ -41,10 +41,10 @@ TEST_P(Listed, AgreesWithTheReference) {
     GTEST_SKIP() << "ATTN_TEST_QUICK is set";
   }
   if (!in_turn && scores(c) > kManyScores) GTEST_SKIP() << "in another dtype";
-  const bool paged = c.problem.layout_k == Layout::paged;
-  Conformance conformance(c, kSeed + index, !paged);
+  const bool has_backward = harness::has_backward(c.problem);
+  Conformance conformance(c, kSeed + index, has_backward);
   for (const Phase phase : {Phase::forward, Phase::backward}) {
-    if (paged && phase == Phase::backward) continue;
+    if (!has_backward && phase == Phase::backward) continue;
     expect_passed(conformance, {.phase = phase, .backend = Backend::reference});
     std::size_t turn = index;
     const std::vector<InstructionSet> sets = available_instruction_sets();
@@ -52,7 +52,7 @@ TEST_P(Listed, AgreesWithTheReference) {
       if (!quick() || isa == sets[index % sets.size()]) {
         expect_passed(conformance, {.phase = phase, .backend = Backend::cpu, .isa = isa});
       }
-      for (const Algorithm algorithm : algorithms(phase)) {
+      for (const Algorithm algorithm : algorithms_for(c.problem, phase)) {
         if (quick() && turn++ % sets.size() != 0) continue;
         expect_passed(
             conformance,
@@ -70,6 +70,13 @@ INSTANTIATE_TEST_SUITE_P(Conformance, Listed,
                            return test_name(std::string(listed.descriptor) + "_" +
                                             std::string(name(std::get<1>(info.param))));
                          });
+
+// Lists of keys have none either.
+TEST(KeyLists, BackwardIsUnsupported) {
+  const Report report =
+      check(parse_case("b2_sq4_sk40_h2_d16_list8_f32"), {.phase = Phase::backward}, kSeed);
+  EXPECT_EQ(report.status, Status::unsupported) << to_string(report);
+}
 
 // Paged K and V have no gradient: refused, not wrong.
 TEST(Paged, BackwardIsUnsupported) {

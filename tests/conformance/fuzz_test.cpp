@@ -21,12 +21,12 @@ TEST_P(Fuzz, AgreesWithTheReference) {
   const std::vector<InstructionSet> sets = available_instruction_sets();
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
     const Case c = random_case(seed);
-    const bool paged = c.problem.layout_k == Layout::paged;
-    Conformance conformance(c, seed, !paged);
+    const bool has_backward = harness::has_backward(c.problem);
+    Conformance conformance(c, seed, has_backward);
     for (const Phase phase : {Phase::forward, Phase::backward}) {
-      if (paged && phase == Phase::backward) continue;
+      if (!has_backward && phase == Phase::backward) continue;
       std::uint64_t turn = seed;  // which instruction set an algorithm gets
-      std::vector<Algorithm> all = algorithms(phase);
+      std::vector<Algorithm> all = algorithms_for(c.problem, phase);
       all.push_back(Algorithm::automatic);
       for (const Algorithm algorithm : all) {
         const Report report = conformance.check({.phase = phase,

@@ -20,9 +20,9 @@ constexpr std::int64_t kQuickScores = 100'000;
 // do, backward_sm80 the same where there are queries and keys and the GPU's shared memory holds
 // them, and backward_sm90, in order too, where the GPU is one.
 void check_all(const Case& c, std::uint64_t seed) {
-  harness::Conformance conformance(c, seed, true);
+  harness::Conformance conformance(c, seed, harness::has_backward(c.problem));
   const Problem& p = c.problem;
-  const bool paged = p.layout_k == Layout::paged;
+  const bool none_at_all = !harness::has_backward(p);
   const bool wide = p.head_dim % 8 != 0 || p.head_dim > 256 || p.head_dim_v % 8 != 0 ||
                     p.head_dim_v > 256 || p.dtype == DType::f32;
   const bool none = p.seqlen_q == 0 || p.seqlen_k == 0;
@@ -42,7 +42,7 @@ void check_all(const Case& c, std::uint64_t seed) {
     // Where strides are not multiples of 16 bytes, tensor cores refuse too.
     const bool one_pass = kernel == "backward_sm90" || kernel == "backward_sm80";
     const bool refuses =
-        paged || (kernel != "backward_simt" && (wide || says("16 bytes"))) ||
+        none_at_all || (kernel != "backward_simt" && (wide || says("16 bytes"))) ||
         (one_pass && (none || says("the architecture is") || says("shared memory hold")));
     EXPECT_EQ(report.status, refuses ? Status::unsupported : Status::passed) << to_string(report);
   }

@@ -172,9 +172,9 @@ class Checker {
  private:
   // Random problems: each algorithm with one of the instruction sets, in turn.
   void check(const Case& c, std::uint64_t seed, bool in_turn, bool print_line, Progress& progress) {
-    const bool paged = c.problem.layout_k == Layout::paged;  // which has no backward
+    const bool has_backward = harness::has_backward(c.problem);
     const auto wanted = [&](const Subject& s) {
-      if (paged && s.phase == Phase::backward) return false;
+      if (!has_backward && s.phase == Phase::backward) return false;
       if (!in_turn || s.backend != Backend::cpu) return true;
       const auto turn = seed + static_cast<std::uint64_t>(s.algorithm);
       return s.isa == sets_[turn % sets_.size()];

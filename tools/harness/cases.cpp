@@ -171,6 +171,12 @@ constexpr ListedCase kCases[] = {
      "mixed tiles with score and dropout past 4096 keys, and dQ from several ranges of keys"},
     {"b3_sq40_sk300_hq8_hk2_d64_tree_packedq_paged16", "trees of two words a draft token, paged"},
     {"b2_sq9_sk90_hq6_hk3_d64_window20x20_tree1x9x1/padded", "one tree for all, in a window"},
+    {"b2_sq3_sk90_hq36_hk1_d64_dv48_list70/vink",
+     "a list for each query: rows of one query a block"},
+    {"b2_sq5_sk300_hq6_hk3_d64_causal_softcap20_list100_sink/strided_padded",
+     "mask and score see the key that an entry names, and no key past the length is one"},
+    {"b3_sq20_sk200_hq4_hk2_d40_packedq_paged16_alibi_list33",
+     "lists of packed queries over pages, head sizes that no block divides"},
 };
 
 }  // namespace
@@ -180,6 +186,10 @@ std::span<const ListedCase> listed_cases() { return kCases; }
 Case with_dtype(Case c, DType dtype) {
   c.problem.dtype = dtype;
   return c;
+}
+
+bool has_backward(const Problem& problem) {
+  return problem.layout_k != Layout::paged && problem.key_list == 0;
 }
 
 std::int64_t scores(const Case& c) {

@@ -23,6 +23,9 @@ Case with_dtype(Case c, DType dtype);
 // has up to 8,192 keys or queries. The same seed gives the same case.
 Case random_case(std::uint64_t seed);
 
+// Whether the problem has a backward pass: with paged K, V or lists of keys it has none.
+bool has_backward(const Problem& problem);
+
 // Scores that the case computes: batch * heads_q * seqlen_q * seqlen_k.
 std::int64_t scores(const Case& c);
 

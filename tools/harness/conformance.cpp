@@ -154,9 +154,9 @@ Report Conformance::check(const Subject& subject) {
                 .status = Status::passed,
                 .message = {},
                 .comparisons = {}};
-  if (subject.phase == Phase::backward && case_.problem.layout_k == Layout::paged) {
+  if (subject.phase == Phase::backward && !has_backward(case_.problem)) {
     report.status = Status::unsupported;
-    report.message = "backward takes no paged K, V";
+    report.message = "backward takes no paged K, V and no lists of keys";
     return report;
   }
   const auto all_passed = [&] {

@@ -63,6 +63,7 @@ class CaseData {
   Tensor make_seqused(const std::string& name, const std::vector<std::int32_t>& given,
                       const Tensor& cu_seqlens, std::int64_t seqlen);
   void make_page_table();
+  void make_key_list();
   void make_rng_state();
   void make_buffers();
   void fill_buffer(const Tensor& tensor);

@@ -65,6 +65,7 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
             .seqused_q = here(host.seqused_q),
             .seqused_k = here(host.seqused_k),
             .page_table = here(host.page_table),
+            .key_list = here(host.key_list),
             .sink = here(host.sink),
             .rng_state = here(host.rng_state),
             .buffers = {}};

@@ -85,6 +85,13 @@ void fill_k(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   }
 }
 
+void fill_key_list(Problem& p, const Inputs& inputs) {
+  const Tensor& lists = inputs.key_list;
+  if (lists.given() && lists.rank > 0) {
+    fill(p.key_list, lists.shape[static_cast<std::size_t>(lists.rank) - 1]);
+  }
+}
+
 }  // namespace
 
 Problem complete(const Problem& problem, const Inputs& inputs) {
@@ -104,6 +111,7 @@ Problem complete(const Problem& problem, const Inputs& inputs) {
   fill(p.head_dim_v, inputs.v.shape[inputs.v.rank - 1]);
   fill_q(check, p, inputs);
   fill_k(check, p, inputs);
+  fill_key_list(p, inputs);
   core::validate_problem(p);
   core::CallMemory memory;
   core::check_inputs(check, p, inputs, memory.resource());

@@ -71,7 +71,7 @@ class Parser {
     void (Parser::*read)();
     bool needs_shapes = false;
   };
-  static const std::array<Kind, 27>& kinds();
+  static const std::array<Kind, 28>& kinds();
 
   void take(std::string_view text) {
     const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
@@ -141,6 +141,12 @@ class Parser {
     problem_.layout_k = Layout::paged;
     problem_.page_size = token_.size();
     if (problem_.page_size == 0) token_.refuse("paged<N> with N at least 1, as in paged16");
+  }
+
+  void read_list() {
+    once("key_list");
+    problem_.key_list = token_.size();
+    if (problem_.key_list == 0) token_.refuse("list<N> with N at least 1, as in list64");
   }
 
   void read_sink() {
@@ -244,8 +250,8 @@ class Parser {
   std::map<std::string, int> shorthand_buffers_;  // how many of each name
 };
 
-const std::array<Parser::Kind, 27>& Parser::kinds() {
-  static const std::array<Kind, 27> kKinds{{
+const std::array<Parser::Kind, 28>& Parser::kinds() {
+  static const std::array<Kind, 28> kKinds{{
       {"b", "b<N>", &Parser::read_b},
       {"n", "n<N>", &Parser::read_n},
       {"sq", "sq<N>", &Parser::read_sq},
@@ -263,6 +269,7 @@ const std::array<Parser::Kind, 27>& Parser::kinds() {
       {"packedq", "packedq", &Parser::read_packed},
       {"packedk", "packedk", &Parser::read_packed},
       {"paged", "paged<N>", &Parser::read_paged},
+      {"list", "list<N>", &Parser::read_list},
       {"sink", "sink", &Parser::read_sink},
       {"dropout", "dropout<p>", &Parser::read_dropout},
       {"seed", "seed<N>", &Parser::read_seed},

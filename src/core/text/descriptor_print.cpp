@@ -180,6 +180,7 @@ std::string to_string(const Problem& problem) {
   const bool packed_k = problem.layout_k == Layout::packed;
   if (packed_q || packed_k) put(packed_q && packed_k ? "packed" : packed_q ? "packedq" : "packedk");
   if (problem.layout_k == Layout::paged) put("paged", problem.page_size);
+  if (problem.key_list != 0) put("list", problem.key_list);
   if (problem.sink) put("sink");
   if (problem.dropout.probability != 0) put("dropout", problem.dropout.probability);
   if (problem.dropout.seed != 0) put("seed", problem.dropout.seed);

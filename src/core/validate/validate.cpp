@@ -14,7 +14,7 @@ namespace {
 using Tensors = std::pmr::vector<NamedTensor>;
 
 // Tensors of a call without buffers; more make the list grow.
-constexpr std::size_t kTensors = 19;
+constexpr std::size_t kTensors = 20;
 
 void add_given(Tensors& tensors, const Label& name, const Tensor& tensor) {
   if (tensor.given()) tensors.push_back({name, tensor});
@@ -30,6 +30,7 @@ void add_inputs(Tensors& tensors, const Inputs& inputs,
   add_given(tensors, "seqused_q", inputs.seqused_q);
   add_given(tensors, "seqused_k", inputs.seqused_k);
   add_given(tensors, "page_table", inputs.page_table);
+  add_given(tensors, "key_list", inputs.key_list);
   add_given(tensors, "sink", inputs.sink);
   add_given(tensors, "rng_state", inputs.rng_state);
   for (const BoundBuffer& buffer : buffers) {
@@ -143,7 +144,7 @@ std::pmr::vector<NamedTensor> validate_backward(const Problem& problem, const In
                                                 std::pmr::memory_resource& memory) {
   validate_problem(problem);
   const ArgumentCheck check(&problem, device);
-  refuse_paged_backward(problem);
+  refuse_backward(problem);
   const auto buffers = check_inputs(check, problem, inputs, memory);
   check_like_o(check, problem, inputs, "o", outputs.o);
   check_like_lse(check, problem, inputs, "lse", outputs.lse);

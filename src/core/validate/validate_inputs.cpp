@@ -164,6 +164,7 @@ std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Pro
   check.tensor("v", inputs.v, p.dtype, shape_like_k(p, inputs.k.shape[0], p.head_dim_v));
   check.contiguous_rows("v", inputs.v);
   check_sequences(check, p, inputs);
+  check_key_list(check, p, inputs);
   if (p.sink) {
     check.tensor("sink", inputs.sink, DType::f32, {p.heads_q});
     check.contiguous("sink", inputs.sink);

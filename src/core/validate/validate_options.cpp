@@ -27,8 +27,15 @@ void validate_options(const Problem& problem, Phase phase, const PlanOptions& op
                     "the cuda backend has kernels by name",
                     echo(options.kernel), to_string(options.device)));
   }
+  if (problem.key_list > 0 && problem.dropout.probability > 0) {
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("dropout probability is {} and key_list is {}; accepted beside lists of "
+                    "keys is 0 (problem {})",
+                    problem.dropout.probability, problem.key_list, echo(problem)));
+  }
   if (phase == Phase::backward) {
-    refuse_paged_backward(problem);
+    refuse_backward(problem);
     if (options.batch_invariant) {
       throw Error(ErrorCode::unsupported,
                   fmt::format("batch_invariant is true; accepted by backward is false (problem {})",
@@ -37,7 +44,12 @@ void validate_options(const Problem& problem, Phase phase, const PlanOptions& op
   }
 }
 
-void refuse_paged_backward(const Problem& problem) {
+void refuse_backward(const Problem& problem) {
+  if (problem.key_list > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("key_list is {}; accepted by backward is 0, no lists (problem {})",
+                            problem.key_list, echo(problem)));
+  }
   if (problem.layout_k != Layout::paged) return;
   throw Error(
       ErrorCode::unsupported,
