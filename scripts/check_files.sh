@@ -37,6 +37,12 @@ report 'an include that points back' "$(
     xargs -0 grep -nE '#include "cuda/(forward|backward|matmul)/' || true
   tracked src/cuda/kernels | xargs -0 grep -n '#include "cuda/plan/' || true)"
 
+# A child of fork() waits for ever for a static lock, or a value that is made with a lock, of another
+# thread of its parent (src/core/fork_safe.hpp and first_made.hpp have those that are safe).
+report 'a static variable that a child of fork() may wait for' "$(
+  tracked 'src/*.[ch]pp' 'python/bindings/*.[ch]pp' |
+    xargs -0 grep -nE 'static std::(shared_)?mutex|std::(call_once|once_flag)|static [^()]*= \*?new ' || true)"
+
 # Names such as Plan.RunsInItsOwnPhase are those of TEST, TEST_F or TEST_P.
 report 'docs/trust.md names tests that do not exist' "$(
   grep -ohE '[A-Z][A-Za-z0-9]*\.[A-Z][A-Za-z0-9]*' docs/trust.md | sort -u |

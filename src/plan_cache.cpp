@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/expr/identity.hpp"
+#include "core/first_made.hpp"
 #include "core/problem/numbers.hpp"
 
 namespace attn {
@@ -96,8 +97,8 @@ std::shared_ptr<const Plan> PlanCache::find(const PlanRequest& request,
 }
 
 PlanCache& plan_cache() {
-  static PlanCache& cache = *new PlanCache;
-  return cache;
+  static constinit core::FirstMade<PlanCache> cache;
+  return cache.get([] { return PlanCache(); });
 }
 
 }  // namespace attn

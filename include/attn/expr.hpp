@@ -14,8 +14,9 @@
 //   gives 0, and so does its remainder. `& | ^` are of the bits. `<<` and `>>` by less than 0 or
 //   more than 31 shift every bit out: the result is 0, or what the sign fills, 0 or -1.
 // - float32 is IEEE single precision; the fp64 reference evaluates scores in double instead. exp,
-//   log, tanh and their kin are within a few units in the last place; 16-bit problems on a GPU take
-//   shorter forms, of which tanh errs most, by 5e-4 of its value (src/cuda/device/expr/fast.cuh).
+//   log, tanh, sin and their kin are within a few units in the last place, for every argument;
+//   16-bit problems on a GPU take shorter forms, of which tanh errs most, by 5e-4 of its value
+//   (src/cuda/device/expr/fast.cuh).
 // - floor and to_int jump at integers, so their operand is float32 for every reader: each of its
 //   operations is rounded to float32 by itself, in the reference and in scores too. The score must
 //   not stand in it: kernels round a score each in their own way. to_int rounds toward zero; what
@@ -68,6 +69,8 @@ enum class Op : std::uint8_t {
   log,
   tanh,
   erf,
+  sin,
+  cos,
   sqrt,
   to_float,
   floor,
@@ -202,6 +205,9 @@ Expr exp2(const Expr& a);  // 2^a
 Expr log(const Expr& a);
 Expr tanh(const Expr& a);
 Expr erf(const Expr& a);  // of GELU: 0.5 * x * (1 + erf(x / sqrt(2)))
+Expr sin(const Expr& a);  // of radians; of an infinity NaN, as cos
+Expr cos(const Expr& a);
+Expr tan(const Expr& a);  // sin(a) / cos(a)
 Expr sqrt(const Expr& a);
 Expr to_float(const Expr& a);
 // These throw Error(invalid_argument), too, where the operand depends on score. An int32 operand of
@@ -238,7 +244,7 @@ std::vector<LoadDerivative> load_derivatives(const Expr& e, std::string_view buf
 // Readable infix text; parse(to_string(e), buffers) gives an Expr with same(e, result).
 std::string to_string(const Expr& e);
 // Names in the text: score query key batch head seqlen_q seqlen_k position, functions as above but
-// ceil and trunc, which are made of others, and the given buffers written name[i, j]. Throws
+// tan, ceil and trunc, which are made of others, and the given buffers written name[i, j]. Throws
 // Error(invalid_argument) with the column and what was expected. Depth and length bounded.
 Expr parse(std::string_view text, const std::vector<Buffer>& buffers = {});
 

@@ -103,6 +103,13 @@ struct Problem {
   // are Inputs::prefix_k and prefix_v.
   bool paged_prefix = false;
 
+  // Keys by list: entries of the list that Inputs::key_list has for each row, or 0, where there are
+  // no lists and a row looks at every key. With lists a row's sums run over the entries of its list
+  // that are keys of the sequence, 0 to its length - 1, and for which the mask is true; mask and
+  // score get the key's own index. Other entries, as -1, stand for nothing. A key that stands in a
+  // list twice counts twice, as two equal keys would. Forward, without dropout and seqlen_prefix.
+  std::int64_t key_list = 0;
+
   // 1 / sqrt(head_dim) when not given; finite and, but for f64, at most 2^127 in magnitude.
   std::optional<double> softmax_scale{};
   expr::Expr mask{};   // boolean; over everything but score; empty: every key is seen

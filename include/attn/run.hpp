@@ -37,7 +37,12 @@ struct Inputs {
   Tensor prefix_k{};    // [seqlen_prefix, heads_k, head_dim], where a prefix is not paged
   Tensor prefix_v{};    // [seqlen_prefix, heads_k, head_dim_v]
   Tensor prefix_page_table{};  // i32 [pages of the prefix], contiguous, when problem.paged_prefix
-  Tensor sink{};               // f32 [heads_q], contiguous, when problem.sink
+  // When problem.key_list: i32 [batch, 1 or heads_k, seqlen_q, key_list], packed Q [1 or heads_k,
+  // total_q, key_list], last dimension contiguous: the keys of each row, in any order; one list for
+  // the query heads of a K, V head, or with 1 for all heads. Any number may stand in it: what is no
+  // key of the sequence is masked out, and memory for it is never read.
+  Tensor key_list{};
+  Tensor sink{};       // f32 [heads_q], contiguous, when problem.sink
   Tensor rng_state{};  // i64 [2], contiguous, when problem.dropout.rng_state: seed and offset of
                        // dropout, whose 64 bits are taken as unsigned; the same in backward
   expr::Bindings buffers{};  // tensors for named buffers of mask and score, of the declared dtype

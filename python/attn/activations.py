@@ -158,6 +158,12 @@ def log10(x: Any) -> Expr:
     return call("log", to_float(x)) * (1 / math.log(10))
 
 
+@entry("tan")
+def tan(x: Any) -> Expr:
+    e = to_float(x)
+    return call("sin", e) / call("cos", e)
+
+
 @entry("rsqrt")
 def rsqrt(x: Any) -> Expr:
     return 1 / call("sqrt", to_float(x))

@@ -57,6 +57,8 @@ _FLOAT = {
     "exp2": ("exp2", "special_exp2"),
     "log": ("log",),
     "tanh": ("tanh",),
+    "sin": ("sin",),
+    "cos": ("cos",),
     "sqrt": ("sqrt",),
     "erf": ("erf", "special_erf"),
 }

@@ -43,6 +43,7 @@ _ARRAYS = (
     "seqused_q",
     "seqused_k",
     "page_table",
+    "key_list",
 )
 
 
@@ -129,7 +130,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-_LENGTHS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table"}
+_LENGTHS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "key_list"}
 
 
 def _formulas(

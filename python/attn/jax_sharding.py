@@ -132,6 +132,10 @@ def factors(described: Described) -> dict[str, Factors]:
             found = [HEADS, None] if len(q) == 3 else [*batch, HEADS, None]
         elif name in _OF_BATCH:
             found[0] = BATCH
+        elif name == "key_list":
+            found[-3] = HEADS if shape[-3] > 1 else None
+            if len(shape) == 4:
+                found[0] = BATCH
         elif name in _OF_HEADS:
             found[0] = HEADS
         elif name == "bias" and len(shape) == 4:

@@ -107,6 +107,10 @@ def attention(  # noqa: F811
         max_seqlen_q, max_seqlen_k: Longest packed sequences; needed on a GPU.
         seqused_q, seqused_k: int32 `[batch]`, lengths in use.
         page_table: int32 `[batch, pages of a sequence]`, pages of K and V.
+        key_list: int32 `[batch, 1 or heads_k, seqlen_q, n]`, with `cu_seqlens_q` `[1 or heads_k,
+            total_q, n]`: each row attends to exactly the keys that its list names, in any order.
+            What is no key, as -1, adds nothing; a key that stands twice counts twice. Forward only,
+            without dropout.
         layout: "bshd" as above; "bhsd": tensors of rank 4 are `[batch, heads, seqlen, head_dim]`,
             results too; "thd": packed.
         backend: "auto", "cpu", "cuda", or "reference" (fp64 arithmetic, slow).

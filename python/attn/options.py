@@ -356,6 +356,7 @@ def _make_options(
     seqused_q: Array | None = None,
     seqused_k: Array | None = None,
     page_table: Array | None = None,
+    key_list: Array | None = None,
     layout: str | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
@@ -408,6 +409,7 @@ def _make_options(
         ("seqused_q", seqused_q),
         ("seqused_k", seqused_k),
         ("page_table", page_table),
+        ("key_list", key_list),
     ):
         if array is not None:
             tensors[name] = array

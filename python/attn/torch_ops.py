@@ -58,6 +58,7 @@ KEYWORDS = frozenset(
         "seqused_q",
         "seqused_k",
         "page_table",
+        "key_list",
         "rng",
     }
 )

@@ -19,7 +19,9 @@ from .options import MASK_ARRAY
 _BATCH = re.compile(r"\bbatch\b")
 # How attn.options reads an array as mask, whose batch of 1 serves all.
 _OF_MASK_ARRAY = f"{MASK_ARRAY}[batch, head, query, key]"
-_LENGTHS = frozenset({"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table"})
+_LENGTHS = frozenset(
+    {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "key_list"}
+)
 
 
 def _is_one_batch(

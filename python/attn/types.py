@@ -31,6 +31,7 @@ class Problem(TypedDict, total=False):
     seqused_q: Array | None
     seqused_k: Array | None
     page_table: Array | None
+    key_list: Array | None
     layout: str | None
     backend: str
     algorithm: str

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/first_made.hpp"
 #include "pytorch.hpp"
 
 namespace attn::python {
@@ -98,11 +99,11 @@ Kind kind_of_new(nb::handle type) {
 const Kind& kind_of(nb::handle type) {
   // Never destroyed: Python is gone by then. At most kMaxTypes, for programs that make types.
   constexpr std::size_t kMaxTypes = 256;
-  static auto& known = *new std::unordered_map<PyObject*, Kind>;
+  static constinit core::FirstMade<std::unordered_map<PyObject*, Kind>> made;
+  auto& known = made.get([] { return std::unordered_map<PyObject*, Kind>(); });
   if (const auto at = known.find(type.ptr()); at != known.end()) return at->second;
-  Kind kind = kind_of_new(type);
   if (known.size() >= kMaxTypes) known.clear();
-  return known.emplace(type.ptr(), std::move(kind)).first->second;
+  return known.emplace(type.ptr(), kind_of_new(type)).first->second;
 }
 
 DType dtype_of_dlpack(std::string_view name, const dlpack::DataType& type, nb::handle object) {

@@ -16,6 +16,7 @@ Tensor* member(Inputs& inputs, std::string_view name) {
   if (name == "seqused_q") return &inputs.seqused_q;
   if (name == "seqused_k") return &inputs.seqused_k;
   if (name == "page_table") return &inputs.page_table;
+  if (name == "key_list") return &inputs.key_list;
   if (name == "sink") return &inputs.sink;
   if (name == "rng_state") return &inputs.rng_state;
   return nullptr;

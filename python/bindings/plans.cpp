@@ -8,13 +8,15 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/first_made.hpp"
+#include "core/fork_safe.hpp"
 
 namespace attn::python {
 namespace {
 
 // What a plan depends on, as numbers. The problem is known by its place in memory, which the entry
 // keeps from being another's.
-using Key = std::array<std::int64_t, 24>;
+using Key = std::array<std::int64_t, 28>;
 
 struct Hash {
   std::size_t operator()(const Key& key) const {
@@ -34,6 +36,13 @@ struct Entry {
 
 std::atomic<std::int64_t> made{0};
 
+// What calls share, for all threads.
+template <class Map>
+struct Known {
+  core::ForkSafe<std::mutex> mutex;
+  Map map;
+};
+
 Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqlen_k,
            const Inputs& inputs, Phase phase, const PlanOptions& options, const Context& context) {
   const auto& q = inputs.q.shape;
@@ -42,7 +51,7 @@ Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqle
   const auto rank = [](const Tensor& t) { return static_cast<std::int64_t>(t.rank); };
   const std::int64_t ranks = rank(inputs.q) | rank(inputs.k) << 4 | rank(inputs.v) << 8 |
                              rank(inputs.cu_seqlens_q) << 12 | rank(inputs.cu_seqlens_k) << 16 |
-                             rank(inputs.page_table) << 20;
+                             rank(inputs.page_table) << 20 | rank(inputs.key_list) << 24;
   const std::int64_t choices = static_cast<std::int64_t>(phase) |
                                static_cast<std::int64_t>(options.backend) << 8 |
                                static_cast<std::int64_t>(options.algorithm) << 16 |
@@ -73,7 +82,11 @@ Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqle
           inputs.cu_seqlens_q.shape[0],
           inputs.cu_seqlens_k.shape[0],
           inputs.page_table.shape[0],
-          inputs.page_table.shape[1]};
+          inputs.page_table.shape[1],
+          inputs.key_list.shape[0],
+          inputs.key_list.shape[1],
+          inputs.key_list.shape[2],
+          inputs.key_list.shape[3]};
 }
 
 }  // namespace
@@ -81,13 +94,18 @@ Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqle
 std::shared_ptr<const Problem> parsed(const std::string& text) {
   // A program uses few, each many times.
   constexpr std::size_t kMaxTexts = 4096;
-  static std::mutex mutex;
-  static auto& known = *new std::unordered_map<std::string, std::shared_ptr<const Problem>>;
-  const std::lock_guard lock(mutex);
-  if (const auto at = known.find(text); at != known.end()) return at->second;
+  using Texts = Known<std::unordered_map<std::string, std::shared_ptr<const Problem>>>;
+  static constinit core::FirstMade<Texts> shared;
+  Texts& known = shared.get([] { return Texts(); });
+  {
+    const std::lock_guard lock(known.mutex);
+    if (const auto at = known.map.find(text); at != known.map.end()) return at->second;
+  }
   auto problem = std::make_shared<const Problem>(text.empty() ? Problem{} : parse_problem(text));
-  if (known.size() >= kMaxTexts) known.clear();
-  return known.emplace(text, std::move(problem)).first->second;
+  decltype(known.map) old;  // destroyed without the lock
+  const std::lock_guard lock(known.mutex);
+  if (known.map.size() >= kMaxTexts) old.swap(known.map);
+  return known.map.emplace(text, std::move(problem)).first->second;
 }
 
 Problem complete(const Described& described, const Inputs& inputs) {
@@ -111,9 +129,10 @@ Problem complete(const Described& described, const Inputs& inputs) {
 std::shared_ptr<const Plan> plan_of(const Described& described, const Inputs& inputs, Phase phase,
                                     const PlanOptions& options, const Context& context) {
   constexpr std::size_t kMaxPlans = 256;
-  static std::mutex mutex;
   // Never destroyed: kernels of a GPU in it would outlive the driver.
-  static auto& known = *new std::unordered_map<Key, Entry, Hash>;
+  using Plans = Known<std::unordered_map<Key, Entry, Hash>>;
+  static constinit core::FirstMade<Plans> shared;
+  Plans& known = shared.get([] { return Plans(); });
   std::int64_t seqlen_q = described.seqlen_q, seqlen_k = described.seqlen_k;
   if ((inputs.cu_seqlens_q.given() && seqlen_q == 0) ||
       (inputs.cu_seqlens_k.given() && seqlen_k == 0)) {
@@ -124,16 +143,17 @@ std::shared_ptr<const Plan> plan_of(const Described& described, const Inputs& in
   const Key key = key_of(described, seqlen_q, seqlen_k, inputs, phase, options, context);
   std::shared_ptr<const Plan> plan;
   {
-    const std::lock_guard lock(mutex);
-    if (const auto at = known.find(key); at != known.end()) plan = at->second.plan;
+    const std::lock_guard lock(known.mutex);
+    if (const auto at = known.map.find(key); at != known.map.end()) plan = at->second.plan;
   }
   if (plan == nullptr) {
     plan = std::make_shared<const Plan>(
         make_plan(complete(described, inputs), phase, options, context));
     ++made;
-    const std::lock_guard lock(mutex);
-    if (known.size() >= kMaxPlans) known.clear();
-    known.emplace(key, Entry{described.problem, plan});
+    decltype(known.map) old;  // destroyed without the lock
+    const std::lock_guard lock(known.mutex);
+    if (known.map.size() >= kMaxPlans) old.swap(known.map);
+    known.map.emplace(key, Entry{described.problem, plan});
   }
   std::optional<Plan> other;
   with_dropout(*plan, described, other);

@@ -158,6 +158,24 @@ def test_pages_are_the_keys():
     np.testing.assert_array_equal(paged, attn.attention(Q, K, V, seqused_k=used, causal=True))
 
 
+@pytest.mark.parametrize("heads", [1, HK])
+def test_lists_name_the_keys(heads):
+    rng = np.random.default_rng(5)
+    lists = rng.integers(-3, M + 3, (B, heads, N, 21), dtype=np.int32)
+    out, lse = attn.attention(Q, K, V, key_list=lists, return_lse=True)
+    for b, h, i in np.ndindex(B, H, N):
+        head = h // (H // HK)
+        keys = lists[b, head % heads, i]
+        keys = keys[(keys >= 0) & (keys < M)]
+        s = K[b, keys, head].astype(np.float64) @ Q[b, i, h] / np.sqrt(D)
+        weights = np.exp(s - s.max())
+        row = weights @ V[b, keys, head] / weights.sum()
+        np.testing.assert_allclose(out[b, i, h], row, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(lse[b, h, i], s.max() + np.log(weights.sum()), atol=1e-5)
+    with pytest.raises(attn.Unsupported, match="key_list is 21"):
+        attn.attention_backward(out, Q, K, V, out, lse, key_list=lists)
+
+
 def test_merge():
     parts = [
         attn.attention(Q, K[:, s], V[:, s], return_lse=True) for s in (slice(20), slice(20, M))

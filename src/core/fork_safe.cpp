@@ -3,17 +3,14 @@
 #include <pthread.h>
 
 #include <mutex>
+#include <type_traits>
 
 namespace attn::core {
 
 // The list of all handlers of the process.
 class ForkHandlers {
  public:
-  // Never destroyed: objects with static storage leave the list when they are.
-  static ForkHandlers& all() {
-    static ForkHandlers& list = *new ForkHandlers;
-    return list;
-  }
+  static ForkHandlers& all();
 
   void add(ForkHandler& handler) {
     const std::lock_guard lock(mutex_);
@@ -29,10 +26,6 @@ class ForkHandlers {
   }
 
  private:
-  ForkHandlers() {
-    pthread_atfork([] { all().prepare(); }, [] { all().parent(); }, [] { all().child(); });
-  }
-
   void prepare() {
     mutex_.lock();
     for (ForkHandler* h = first_; h != nullptr; h = h->next_) h->lock_before_fork();
@@ -46,9 +39,22 @@ class ForkHandlers {
     std::construct_at(&mutex_);
   }
 
+  static const int kRegistered;  // when the library is loaded
+
   std::mutex mutex_;
   ForkHandler* first_ = nullptr;
 };
+
+// Made by the compiler, not at its first use, when another thread may fork. It is not destroyed
+// either: objects with static storage leave the list when they are.
+static_assert(std::is_trivially_destructible_v<std::mutex>);
+ForkHandlers& ForkHandlers::all() {
+  static constinit ForkHandlers list;
+  return list;
+}
+
+const int ForkHandlers::kRegistered =
+    pthread_atfork([] { all().prepare(); }, [] { all().parent(); }, [] { all().child(); });
 
 ForkHandler::ForkHandler() { ForkHandlers::all().add(*this); }
 ForkHandler::~ForkHandler() { ForkHandlers::all().remove(*this); }

@@ -47,6 +47,10 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
     f64::forward(a, plan, outputs, call.workers);
     return a.clear_unused_rows(outputs);
   }
+  if (p.key_list > 0) {
+    forward_key_list(a, plan, outputs, call.workers);
+    return a.clear_unused_rows(outputs);
+  }
   switch (plan.algorithm) {
     case Algorithm::standard:
       forward_standard(a, plan, outputs, call.workers);

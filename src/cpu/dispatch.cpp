@@ -22,7 +22,7 @@ extern const TileOps kAmxBf16Ops;
 
 const TileOps& tile_ops(InstructionSet isa, DType operand) {
 #if defined(__x86_64__)
-  static const TileOps& avx512 = kAvx512Ops[__builtin_cpu_is("intel") != 0 ? 1 : 0];
+  const TileOps& avx512 = kAvx512Ops[__builtin_cpu_is("intel") != 0 ? 1 : 0];
   switch (isa) {
     case InstructionSet::amx_bf16:
       return operand == DType::bf16 ? kAmxBf16Ops : avx512;

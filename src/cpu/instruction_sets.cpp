@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attn/context.hpp"
+#include "core/first_made.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -46,8 +47,8 @@ bool tiles_permitted() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // its bit in the saved state
-  static const bool permitted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return permitted;
+  static constinit core::FirstMade<const bool> permitted;
+  return permitted.get([] { return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0; });
 #else
   return false;
 #endif
@@ -121,8 +122,8 @@ std::vector<InstructionSetInfo> find_instruction_sets() {
 std::vector<InstructionSetInfo> instruction_sets() {
   // Asked once: the monitor of a virtual machine answers each CPUID, and the 80 of them took 0.3 to
   // 0.4 ms of every call that plans.
-  static const auto& sets = *new const std::vector(find_instruction_sets());
-  return sets;
+  static constinit core::FirstMade<const std::vector<InstructionSetInfo>> sets;
+  return sets.get(find_instruction_sets);
 }
 
 }  // namespace attn

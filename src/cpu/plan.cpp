@@ -122,7 +122,8 @@ constexpr double kFlopsPerByte = 6;
 // counting visible ones would cost more than waking.
 int choose_threads(const Problem& p, Phase phase, int available) {
   const double elements = static_cast<double>(p.batch * p.heads_q) *
-                          static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k);
+                          static_cast<double>(p.seqlen_q) *
+                          static_cast<double>(p.key_list > 0 ? p.key_list : p.seqlen_k);
   const double work =
       elements * core::flops_per_element(p, phase) + core::bytes(p, phase) * kFlopsPerByte;
   const double useful = std::min(work / kFlopsPerWorker, static_cast<double>(available));
@@ -130,6 +131,14 @@ int choose_threads(const Problem& p, Phase phase, int available) {
 }
 
 void check_options(const Problem& problem, Phase phase, const PlanOptions& options) {
+  if (problem.key_list > 0 && options.algorithm != Algorithm::automatic &&
+      options.algorithm != Algorithm::flash_attention_2) {
+    throw Error(ErrorCode::unsupported,
+                "algorithm " + std::string(name(options.algorithm)) +
+                    " takes no lists of keys on the cpu backend, and key_list is " +
+                    std::to_string(problem.key_list) +
+                    "; accepted are automatic, flash_attention_2");
+  }
   if (problem.dtype == DType::f64 && options.algorithm != Algorithm::automatic &&
       options.algorithm != Algorithm::flash_attention_2) {
     throw Error(ErrorCode::unsupported,
@@ -244,7 +253,8 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
   plan.backend = Backend::cpu;
   plan.batch_invariant = options.batch_invariant;
   const bool is_f64 = problem.dtype == DType::f64;
-  plan.algorithm = is_f64 ? Algorithm::flash_attention_2 : options.algorithm;
+  plan.algorithm =
+      is_f64 || problem.key_list > 0 ? Algorithm::flash_attention_2 : options.algorithm;
   plan.compute = is_f64 ? DType::f64 : DType::f32;
   plan.isa = best_instruction_set(context.isa);
   plan.block_q = is_f64 ? f64::kBlockQ : tile_ops(plan.isa, DType::f32).rows;
@@ -252,6 +262,10 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
   choose_workers(plan, options.threads, executor_of(context)->concurrency());
   if (is_f64) {
     plan.reasons.emplace_back("flash_attention_2: the one algorithm in f64, on f64 operands");
+  } else if (problem.key_list > 0) {
+    plan.reasons.emplace_back(
+        "flash_attention_2: the one algorithm of lists of keys, whose rows of K and V are "
+        "gathered");
   }
   phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
   choose_operands(plan, context.isa);

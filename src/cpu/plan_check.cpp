@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/first_made.hpp"
 #include "core/validate/plan_field.hpp"
 #include "cpu/f64/f64.hpp"
 #include "cpu/forward/query_group.hpp"
@@ -21,12 +22,13 @@ namespace {
 using core::check_plan_range;
 using core::refuse_plan_field;
 
-// Looked up once: a run allocates nothing. These lists are never destroyed, so that static
-// destructors may call.
+// Looked up once: a run allocates nothing.
 bool has_pass(Algorithm algorithm, Phase phase) {
-  static const auto& of_forward = *new const std::vector(algorithms(Phase::forward));
-  static const auto& of_backward = *new const std::vector(algorithms(Phase::backward));
-  const std::vector<Algorithm>& list = phase == Phase::backward ? of_backward : of_forward;
+  static constinit core::FirstMade<const std::vector<Algorithm>> of_forward, of_backward;
+  const std::vector<Algorithm>& list =
+      (phase == Phase::backward ? of_backward : of_forward).get([phase] {
+        return algorithms(phase);
+      });
   return std::find(list.begin(), list.end(), algorithm) != list.end();
 }
 
@@ -43,7 +45,8 @@ bool takes_bf16(const Plan& plan, Phase phase) {
 }  // namespace
 
 bool is_available(InstructionSet isa) {
-  static const auto& known = *new const std::vector(instruction_sets());
+  static constinit core::FirstMade<const std::vector<InstructionSetInfo>> made;
+  const auto& known = made.get(instruction_sets);
   return std::any_of(known.begin(), known.end(), [isa](const InstructionSetInfo& info) {
     return info.isa == isa && info.available;
   });
@@ -62,10 +65,14 @@ std::shared_ptr<Executor> executor_of(const Context& context) {
 
 void check_plan(const Plan& plan, Phase phase) {
   const bool is_f64 = plan.problem.dtype == DType::f64;
-  if (is_f64 ? plan.algorithm != Algorithm::flash_attention_2 : !has_pass(plan.algorithm, phase)) {
+  const bool one_algorithm = is_f64 || plan.problem.key_list > 0;
+  if (one_algorithm ? plan.algorithm != Algorithm::flash_attention_2
+                    : !has_pass(plan.algorithm, phase)) {
     refuse_plan_field(plan, "algorithm", name(plan.algorithm),
                       fmt::format("one that has a {} pass {}on the cpu backend", name(phase),
-                                  is_f64 ? "in f64 " : ""));
+                                  is_f64                      ? "in f64 "
+                                  : plan.problem.key_list > 0 ? "over lists of keys "
+                                                              : ""));
   }
   if (!is_available(plan.isa)) {
     refuse_plan_field(plan, "isa", name(plan.isa), "an instruction set that this machine has");

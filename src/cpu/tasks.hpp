@@ -54,8 +54,10 @@ inline RowTasks row_tasks(const Attention& a, std::int64_t rows_per_task, std::i
     for (std::int64_t r = 0; r < rows; r += rows_per_task) {
       RowTask task{index, r, std::min(rows_per_task, rows - r), 0};
       std::int64_t blocks = 1;
-      for_visible_blocks(a, a.tile(sequence, head_k, r, task.rows), 0, sequence.length_k,
-                         [&](int, int, expr::Coverage) { ++blocks; });
+      if (a.problem.key_list == 0) {  // lists of keys are of one length
+        for_visible_blocks(a, a.tile(sequence, head_k, r, task.rows), 0, sequence.length_k,
+                           [&](int, int, expr::Coverage) { ++blocks; });
+      }
       task.cost = blocks * task.rows;
       tasks.push_back(task);
     }

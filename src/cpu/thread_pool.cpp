@@ -16,6 +16,7 @@
 
 #include "attn/context.hpp"
 #include "attn/error.hpp"
+#include "core/first_made.hpp"
 #include "core/fork_safe.hpp"
 #include "cpu/available_cpus.hpp"
 #include "cpu/num_threads.hpp"
@@ -219,11 +220,13 @@ class ThreadPool final : public Executor {
 // The workers of all shared executors. Never destroyed, so that static destructors may use them:
 // they end with the process's static objects, and loops run on their caller alone from then on.
 Workers& shared_workers() {
-  static Workers& workers = *new Workers;
+  static constinit core::FirstMade<Workers> made;
+  Workers& workers = made.get([] { return Workers(); });
   struct Retire {
+    Workers& workers;
     ~Retire() { workers.retire(); }
   };
-  static const Retire at_exit;
+  static const Retire at_exit{workers};
   return workers;
 }
 
@@ -260,7 +263,8 @@ std::shared_ptr<Executor> shared_executor(int threads) {
     std::shared_ptr<Executor> executor;
     Shared* next;
   };
-  static const std::shared_ptr<Executor> one = std::make_shared<ThreadPool>(1);
+  static constinit core::FirstMade<const std::shared_ptr<Executor>> made_one;
+  const auto& one = made_one.get([] { return std::make_shared<ThreadPool>(1); });
   static std::atomic<Shared*> first{nullptr};
   const auto find = [threads](Shared* from) {
     while (from != nullptr && from->threads != threads) from = from->next;

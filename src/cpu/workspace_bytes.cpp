@@ -49,6 +49,7 @@ class Count {
 
   Size forward() const {
     const Size scratch = plan_.threads * (scratch_bytes(group()) + kRounding);
+    if (p_.key_list > 0) return scratch + task_lists();
     const Size partial = Partials::bytes_each(static_cast<int>(p_.head_dim_v), plan_.block_q);
     switch (plan_.algorithm) {
       case Algorithm::standard:

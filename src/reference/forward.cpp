@@ -13,13 +13,14 @@ namespace attn::reference {
 namespace {
 
 template <class Real>
-void forward_head(const Head<Real>& head, const Outputs& outputs) {
+void forward_head(Head<Real> head, const Outputs& outputs) {
   const Problem& problem = head.problem;
   const core::Sequence& sequence = head.sequence;
   Matrix<Real> o(sequence.length_q, problem.head_dim_v);
   std::vector<double> lse(static_cast<std::size_t>(sequence.capacity_q),
                           -std::numeric_limits<double>::infinity());
   for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+    head.gather(i);
     const Row<Real> row = score_row(head, i, head.order, head.rounding.tensor_core);
     const std::vector<Real> probabilities = softmax_of_row(head, row);
     lse[static_cast<std::size_t>(i)] = static_cast<double>(row.lse);

@@ -57,6 +57,22 @@ Matrix<Real> load_matrix(const core::Rows& from, DType dtype, std::int64_t head,
   return out;
 }
 
+// These rows of one head; zeros for those below 0, which are not read.
+template <class Real>
+Matrix<Real> load_rows(const core::Rows& from, DType dtype, std::int64_t head,
+                       const std::vector<std::int64_t>& rows, std::int64_t columns) {
+  Matrix<Real> out(static_cast<std::int64_t>(rows.size()), columns);
+  const auto bytes = static_cast<std::int64_t>(size_of(dtype));
+  for (std::int64_t i = 0; i < out.rows; ++i) {
+    if (rows[static_cast<std::size_t>(i)] < 0) continue;
+    const std::byte* row = from.row(rows[static_cast<std::size_t>(i)], head);
+    for (std::int64_t c = 0; c < columns; ++c) {
+      out[i][c] = static_cast<Real>(core::load_element(row + c * bytes, dtype));
+    }
+  }
+  return out;
+}
+
 // Writes the matrix, then zeros up to row `capacity`.
 template <class Real>
 void store_matrix(const Matrix<Real>& matrix, const core::Rows& to, DType dtype, std::int64_t head,

@@ -13,6 +13,7 @@
 #include "attn/run.hpp"
 #include "core/philox.hpp"
 #include "core/problem/dropout_state.hpp"
+#include "core/problem/key_list.hpp"
 #include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
 #include "reference/product_sum.hpp"
@@ -56,7 +57,9 @@ struct Head {
   Matrix<Real> k_transposed;  // [head_dim, keys]: scores of a row add up key beside key
   Dropout dropped;            // with its seed and offset
   DropoutPlaces places;
+  std::vector<std::int64_t> listed;  // the key of each entry of a row's list, or -1
 
+  // With lists of keys, gather() a row's before it is looked at.
   Head(const Problem& p, const Inputs& in, const core::Sequence& s, Rounding round_to, Order o,
        const DropoutPlaces& at, std::int64_t h)
       : problem(p),
@@ -66,14 +69,30 @@ struct Head {
         order(o),
         head(h),
         q(load_matrix<Real>(s.q, p.dtype, h, s.length_q, p.head_dim)),
-        k(load_matrix<Real>(s.k, p.dtype, head_k(), s.length_k, p.head_dim)),
-        v(load_matrix<Real>(s.v, p.dtype, head_k(), s.length_k, p.head_dim_v)),
+        k(load_matrix<Real>(s.k, p.dtype, head_k(), p.key_list > 0 ? 0 : s.length_k, p.head_dim)),
+        v(load_matrix<Real>(s.v, p.dtype, head_k(), p.key_list > 0 ? 0 : s.length_k, p.head_dim_v)),
         k_transposed(transposed(k)),
         dropped(core::with_state(p.dropout, in.rng_state)),
         places(at) {}
 
+  // Where the problem has lists, k and v become the rows of the list of query i: its entries are
+  // the keys then, those that stand for nothing not visible.
+  void gather(std::int64_t i) {
+    if (problem.key_list == 0) return;
+    const core::KeyList list = core::key_list(problem, inputs, sequence, i, head_k());
+    listed.clear();
+    for (std::int64_t j = 0; j < list.count; ++j) listed.push_back(list.key(j));
+    k = load_rows<Real>(sequence.k, problem.dtype, head_k(), listed, problem.head_dim);
+    v = load_rows<Real>(sequence.v, problem.dtype, head_k(), listed, problem.head_dim_v);
+    k_transposed = transposed(k);
+  }
+
   std::int64_t head_k() const { return head / (problem.heads_q / problem.heads_k); }
-  std::int64_t keys() const { return sequence.length_k; }
+  std::int64_t keys() const { return k.rows; }
+  // The own index of the j-th key.
+  std::int64_t key(std::int64_t j) const {
+    return problem.key_list > 0 ? listed[static_cast<std::size_t>(j)] : j;
+  }
   Real sink() const {
     return problem.sink ? static_cast<Real>(static_cast<const float*>(inputs.sink.data)[head])
                         : -std::numeric_limits<Real>::infinity();
@@ -81,15 +100,16 @@ struct Head {
   expr::Point point(std::int64_t i, std::int64_t j, Real score) const {
     return {.score = static_cast<double>(score),
             .query = static_cast<std::int32_t>(i),
-            .key = static_cast<std::int32_t>(j),
+            .key = static_cast<std::int32_t>(key(j)),
             .batch = sequence.batch,
             .head = static_cast<std::int32_t>(head),
             .seqlen_q = sequence.length_q,
             .seqlen_k = sequence.length_k};
   }
   bool visible(std::int64_t i, std::int64_t j) const {
-    return problem.mask.empty() ||
-           expr::evaluate<float>(problem.mask, point(i, j, 0), inputs.buffers) != 0;
+    return key(j) >= 0 &&
+           (problem.mask.empty() ||
+            expr::evaluate<float>(problem.mask, point(i, j, 0), inputs.buffers) != 0);
   }
   // The dropout factor Z of (i, j).
   Real dropout(std::int64_t i, std::int64_t j) const {

@@ -32,12 +32,14 @@ inline double power_of_two(int exponent) {  // -1022 to 1023
 inline float tensor_core_sum(float sum, const float* a, const float* b, int terms,
                              const TensorCore& core = kTensorCore16) {
   constexpr int kInfinite = 255, kBias = 127;
+  // No branch, so that compilers compute several terms at once.
   int largest = biased_exponent(sum);
   int largest_factor = largest;
   for (int k = 0; k < terms; ++k) {
     const int of_a = biased_exponent(a[k]), of_b = biased_exponent(b[k]);
-    largest_factor = std::max({largest_factor, of_a, of_b});
-    if (a[k] != 0 && b[k] != 0) largest = std::max(largest, of_a + of_b - kBias);
+    const int nonzero = static_cast<int>(a[k] != 0) & static_cast<int>(b[k] != 0);
+    largest_factor = std::max(largest_factor, std::max(of_a, of_b));
+    largest = std::max(largest, nonzero * (of_a + of_b - kBias));
   }
   if (largest_factor == kInfinite) {
     for (int k = 0; k < terms; ++k) sum += a[k] * b[k];

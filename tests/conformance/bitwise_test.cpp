@@ -67,7 +67,7 @@ TEST_P(Bitwise, DoesNotDependOnTheNumberOfThreads) {
   const std::vector<Algorithm> backward = algorithms_for(dtype, Phase::backward);
   std::size_t turn = 0;
   const std::vector<InstructionSet> sets = available_instruction_sets();
-  const std::vector<Algorithm> forward_algorithms = algorithms_for(dtype, Phase::forward);
+  const std::vector<Algorithm> forward_algorithms = algorithms_for(c.problem, Phase::forward);
   for (std::size_t set = 0; set < sets.size(); ++set) {
     for (std::size_t i = 0; i < forward_algorithms.size(); ++i) {
       const Algorithm backward_algorithm = backward[turn++ % backward.size()];
@@ -97,7 +97,8 @@ INSTANTIATE_TEST_SUITE_P(
         "b2_sq90_sk700_hq4_hk2_d16_causal_score(score-a[query]-b[key]+c[head]+e[batch,"
         "key])_buffer(a:f32:90)_buffer(b:f32:700)_buffer(c:f32:4)_buffer(e:f32:2x700)_"
         "f32",
-        "b1_n512_h1_d32_window64x0_bf16",
+        "b1_n512_h1_d32_window64x0_bf16", "b1_sq3_sk500_hq40_hk1_d72_dv64_list200_bf16/vink",
+        "b3_sq9_sk300_hq6_hk2_d40_causal_packedq_paged16_list70_f32",
         "b2_sq4_sk1300_hq36_hk9_d40_mask(head%2==0||key<=query+900)_bf16",
         "b1_sq333_sk1100_h1_d64_causal_f64",
         "b2_n150_hq4_hk2_d40_softcap10_alibi_bias_sink_dropout0.2_seed3_f64/padded"),

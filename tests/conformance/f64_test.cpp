@@ -43,6 +43,8 @@ INSTANTIATE_TEST_SUITE_P(
         "b1_sq90_sk33_h1_d17_dv9_causal_f64/strided", "b1_n200_h1_d32_window64x0_f64/negative",
         "b3_sq70_sk90_hq4_hk2_d64_causal_packed_f64", "b1_sq3_sk150_h2_d64_paged16_f64",
         "b2_n70_hq4_hk1_d24_documents_f64/padded_dlse",
+        "b2_sq3_sk90_hq40_hk1_d48_dv32_list70_f64/vink",
+        "b2_sq5_sk200_hq6_hk3_d24_causal_softcap20_list130_sink_f64/strided_padded",
         "b2_n90_h4_d32_softcap10_alibi_bias_sink_dropout0.2_seed3_f64/padded",
         "b1_sq80_sk100_h2_d48_score(select(key%3==0,score-0.01*score*score,score+a[head]*exp("
         "-abs(score))))_buffer(a:f32:2)_f64",

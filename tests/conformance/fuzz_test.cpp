@@ -26,7 +26,7 @@ TEST_P(Fuzz, AgreesWithTheReference) {
     for (const Phase phase : {Phase::forward, Phase::backward}) {
       if (!with_backward && phase == Phase::backward) continue;
       std::uint64_t turn = seed;  // which instruction set an algorithm gets
-      std::vector<Algorithm> all = algorithms(phase);
+      std::vector<Algorithm> all = algorithms_for(c.problem, phase);
       all.push_back(Algorithm::automatic);
       for (const Algorithm algorithm : all) {
         const Report report = conformance.check({.phase = phase,

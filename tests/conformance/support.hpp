@@ -32,6 +32,12 @@ inline std::vector<Algorithm> algorithms_for(DType dtype, Phase phase) {
   return algorithms(phase);
 }
 
+// The algorithms that take the problem.
+inline std::vector<Algorithm> algorithms_for(const Problem& problem, Phase phase) {
+  if (problem.key_list > 0) return {Algorithm::flash_attention_2};
+  return algorithms_for(problem.dtype, phase);
+}
+
 // A descriptor as a GoogleTest name: letters, digits and '_'.
 inline std::string test_name(std::string text) {
   for (char& c : text) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "core/first_made.hpp"
 
 namespace attn {
 namespace {
@@ -59,6 +60,33 @@ TEST(Fork, ChildrenFindNoLockHeld) {
   stop = true;
   for (std::thread& planner : planners) planner.join();
   EXPECT_EQ(waiting, 0);
+}
+
+// A value that another thread of the parent was making is made again.
+TEST(Fork, ChildrenMakeWhatTheirParentWasMaking) {
+  static constinit core::FirstMade<int> value;
+  std::atomic<bool> making{false}, forked{false};
+  std::thread maker([&] {
+    value.get([&] {
+      making = true;
+      while (!forked) std::this_thread::yield();
+      return 1;
+    });
+  });
+  while (!making) std::this_thread::yield();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(300);
+    _exit(value.get([] { return 2; }));
+  }
+  forked = true;
+  maker.join();
+  ASSERT_NE(child, -1);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_EQ(value.get([] { return 3; }), 1);
 }
 
 }  // namespace

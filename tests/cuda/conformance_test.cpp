@@ -38,8 +38,10 @@ bool must_take(std::string_view kernel, const Case& c) {
   const auto fits = [&](std::int64_t d) { return d % 8 == 0 && d <= most; };
   if (p.dtype == DType::f32 || !fits(p.head_dim) || !fits(p.head_dim_v)) return false;
   if (c.hints.strided || c.hints.far) return false;
-  if (kernel == "forward_sm80" || kernel == "forward_sm80_wide") return true;
-  const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
+  if (kernel == "forward_sm80_wide") return true;
+  const bool lists = p.key_list > 0;  // for each query alone
+  if (kernel == "forward_sm80") return !lists;
+  const std::int64_t rows = (lists ? 1 : p.seqlen_q) * (p.heads_q / p.heads_k);
   const bool hopper = device_info(kGpu.index).arch == 90;
   if (kernel == "forward_sm90_wide") return hopper && rows > 32;
   if (kernel == "forward_sm80_few_rows") {
@@ -47,7 +49,7 @@ bool must_take(std::string_view kernel, const Case& c) {
     // The rows of all sequences over a shared prefix may be many.
     return rows <= (narrow ? 32 : 16) && p.dropout.probability == 0 && p.seqlen_prefix == 0;
   }
-  return hopper && p.layout_k != Layout::paged;
+  return hopper && p.layout_k != Layout::paged && !lists;
 }
 
 // The number of kernels and algorithms that took the case; all of them agree, and none refuses that

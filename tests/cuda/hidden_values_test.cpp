@@ -201,18 +201,22 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("b2_sq3_sk700_hq4_hk2_d64_causal_paged16_bf16",
                                          "b1_sq5_sk900_hq2_hk1_d128_causal_softcap30_f16",
                                          "b3_sq4_sk300_hq4_hk2_d64_causal_packed_bf16",
-                                         "b2_sq4_sk300_hq8_hk2_d64_causal_sink_bf16"),
+                                         "b2_sq4_sk300_hq8_hk2_d64_causal_sink_bf16",
+                                         "b2_sq4_sk60_hq8_hk2_d64_causal_list200_bf16"),
                        ::testing::Values("forward_sm80_few_rows")),
     kName);
 INSTANTIATE_TEST_SUITE_P(
     CudaWide, CudaHidden,
-    ::testing::Combine(::testing::Values("b1_sq20_sk100_hq4_hk1_d288_causal_paged16_bf16"),
+    ::testing::Combine(::testing::Values("b1_sq20_sk100_hq4_hk1_d288_causal_paged16_bf16",
+                                         "b1_sq20_sk60_hq34_hk1_d288_causal_paged16_list90_bf16"),
                        ::testing::Values("forward_sm90_wide", "forward_sm80_wide")),
     kName);
-INSTANTIATE_TEST_SUITE_P(CudaFloat, CudaHidden,
-                         ::testing::Combine(::testing::Values("b1_n100_h2_d300_dv40_causal_f32"),
-                                            ::testing::Values("forward_simt")),
-                         kName);
+INSTANTIATE_TEST_SUITE_P(
+    CudaFloat, CudaHidden,
+    ::testing::Combine(::testing::Values("b1_n100_h2_d300_dv40_causal_f32",
+                                         "b1_n60_hq6_hk2_d20_causal_list90_f32"),
+                       ::testing::Values("forward_simt")),
+    kName);
 
 // More than 128 queries, so that kernels which take 128 at a time have a block without a mask.
 const auto kHidingScores = ::testing::Values(

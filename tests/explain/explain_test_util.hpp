@@ -16,8 +16,11 @@ inline Request request(std::string_view descriptor) {
 // Any combination of features; one of its heads.
 inline Request random_request(std::uint64_t seed) {
   Request r{.problem = harness::random_case(seed).problem, .seed = seed};
-  // Another in the place of a problem without a query or a key.
-  for (std::uint64_t other = seed; r.problem.seqlen_q == 0 || r.problem.seqlen_k == 0;) {
+  // Another in the place of a problem without a query or a key, or with lists of keys.
+  const auto has_page = [](const Problem& p) {
+    return p.seqlen_q > 0 && p.seqlen_k > 0 && p.key_list == 0;
+  };
+  for (std::uint64_t other = seed; !has_page(r.problem);) {
     r.problem = harness::random_case(other += 1'000'000).problem;
   }
   r.batch = static_cast<std::int64_t>(seed) % r.problem.batch;

@@ -93,11 +93,11 @@ TEST(Classify, SpecialFloatsAreSafe) {
     for (float& value : y) value = draw();
     const Expr a = expr::Buffer("x", tensor(x.data(), {4}))[s.query];
     const Expr b = expr::Buffer("y", tensor(y.data(), {4}))[s.key];
-    const Expr values[] = {a + b,     a - b,     a * b,    a / b,
-                           min(a, b), max(a, b), sqrt(a),  log(a),
-                           exp(a),    tanh(a),   abs(a),   select(s.query < s.key, a, b),
-                           exp2(a),   erf(a),    floor(a), to_int(a)};
-    const Expr value = values[random.uniform(0, 15)];
+    const Expr values[] = {
+        a + b,   a - b,  a * b,    a / b,     min(a, b), max(a, b),
+        sqrt(a), log(a), exp(a),   tanh(a),   abs(a),    select(s.query < s.key, a, b),
+        exp2(a), erf(a), floor(a), to_int(a), sin(a),    cos(a)};
+    const Expr value = values[random.uniform(0, 17)];
     const Expr limit = draw();
     const Expr masks[] = {value < limit,  value <= limit, limit < value,
                           limit <= value, value == limit, value != limit};
@@ -117,6 +117,31 @@ TEST(Classify, SpecialFloatsAreSafe) {
     }
   }
   EXPECT_GT(full, 1000);
+}
+
+// A wave's extremes lie between the ends of a tile.
+TEST(Classify, WavesAreBounded) {
+  const auto& s = expr::symbols();
+  const Expr angle = s.key * 0.25F;  // of keys 0 to 25 a turn
+  const auto of = [&](const Expr& mask, std::int32_t first, std::int32_t last) {
+    Tile tile;
+    tile.key_min = first;
+    tile.key_max = last;
+    return classify(mask, tile);
+  };
+  EXPECT_EQ(of(cos(angle) > 0.1F, 0, 5), Coverage::full);      // 0 to 1.25
+  EXPECT_EQ(of(cos(angle) > 0.1F, 0, 7), Coverage::mixed);     // to 1.75
+  EXPECT_EQ(of(cos(angle) > 0.1F, 7, 18), Coverage::empty);    // to 4.5
+  EXPECT_EQ(of(cos(angle) > 0.99F, 23, 27), Coverage::mixed);  // around a turn
+  EXPECT_EQ(of(cos(angle) > 0.85F, 23, 27), Coverage::full);
+  EXPECT_EQ(of(cos(angle) > -0.99F, 11, 14), Coverage::mixed);  // around half of one
+  EXPECT_EQ(of(sin(angle) > 0.5F, 3, 10), Coverage::full);      // 0.75 to 2.5
+  EXPECT_EQ(of(sin(-angle) < -0.5F, 3, 10), Coverage::full);
+  EXPECT_EQ(of(sin(angle) < 0.99F, 3, 10), Coverage::mixed);
+  EXPECT_EQ(of(sin(s.key * 1e9F) <= 1.0F, 0, 30), Coverage::full);  // far away, -1 to 1
+  EXPECT_EQ(of(sin(s.key * 1e9F) < 1.0F, 1, 1), Coverage::mixed);
+  // NaN of an infinity.
+  EXPECT_EQ(of(sin(s.key / 0.0F) <= 1.0F, 1, 1), Coverage::mixed);
 }
 
 // Bands of keys whose edges are no integers: the answer is exact, not only safe.

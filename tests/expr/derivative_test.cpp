@@ -127,6 +127,8 @@ TEST(Derivative, IsSimple) {
             "abs(score))))");
   EXPECT_EQ(to_string(derivative(s.score * s.score)), "score + score");
   EXPECT_EQ(to_string(derivative(exp2(s.score))), "0.6931472 * exp2(score)");
+  EXPECT_EQ(to_string(derivative(sin(2 * s.score))), "cos(2.0 * score) * 2.0");
+  EXPECT_EQ(to_string(derivative(cos(s.score))), "-sin(score)");
   EXPECT_EQ(to_string(derivative(erf(s.score))), "1.1283792 * exp(-(score * score))");
   EXPECT_EQ(to_string(derivative(select(s.key < 3, s.score, 0))), "select(key < 3, 1.0, 0.0)");
   EXPECT_EQ(to_string(derivative(select(w[s.key] > 0, s.score + 1, s.score))), "1.0");

@@ -150,6 +150,9 @@ TEST(Evaluate, Floats) {
   EXPECT_EQ(at(exp2(x), 1.5F), std::exp2(1.5F));
   EXPECT_EQ(at(erf(x), 1.5F), std::erf(1.5F));
   EXPECT_EQ(at(log(x), 1.5F), std::log(1.5F));
+  EXPECT_EQ(at(sin(x), 1.5F), std::sin(1.5F));
+  EXPECT_EQ(at(cos(x), 1.5F), std::cos(1.5F));
+  EXPECT_EQ(at(tan(x), 1.5F), std::sin(1.5F) / std::cos(1.5F));
   EXPECT_EQ(at(tanh(x), 1.5F), std::tanh(1.5F));
   EXPECT_EQ(at(sqrt(x), 1.5F), std::sqrt(1.5F));
   EXPECT_EQ(at(abs(x), -1.5F), 1.5F);

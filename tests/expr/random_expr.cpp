@@ -136,7 +136,7 @@ Expr RandomExpr::float32(int depth, bool with_score) {
     }
   }
   const auto sub = [&] { return float32(depth - 1 - uniform(0, 1), with_score); };
-  switch (uniform(0, 18)) {
+  switch (uniform(0, 20)) {
     case 0:
       return -sub();
     case 1:
@@ -173,6 +173,10 @@ Expr RandomExpr::float32(int depth, bool with_score) {
       return erf(sub());
     case 17:
       return floor(rounded_float(depth - 1));
+    case 18:
+      return sin(sub());
+    case 19:
+      return cos(sub());
     default:
       return sub() * int32(depth - 1);
   }
@@ -214,7 +218,7 @@ Expr RandomExpr::smooth_float(int depth, bool with_score) {
     return uniform(0, 2) == 0 ? to_float(min(abs(s.query - s.key), 3)) : Expr(real(-2, 2));
   }
   const auto sub = [&] { return smooth_float(depth - 1 - uniform(0, 1), with_score); };
-  switch (uniform(0, 14)) {
+  switch (uniform(0, 16)) {
     case 0:
       return -sub();
     case 1:
@@ -246,6 +250,10 @@ Expr RandomExpr::smooth_float(int depth, bool with_score) {
                                             : to_float(to_int(rounded_float(depth - 1)));
       return min(max(whole, -8), 8);
     }
+    case 14:
+      return sin(sub());
+    case 15:
+      return cos(sub());
     default:
       return uniform(0, 1) == 0 ? select(boolean(depth - 1, false), sub(), sub()) : load(true, 1);
   }

@@ -79,6 +79,7 @@ TEST(Text, ReadsAsWritten) {
   EXPECT_EQ(to_string((s.query & 7) == (s.key >> 3) - 1), "(query & 7) == (key >> 3) - 1");
   EXPECT_EQ(to_string((s.query | (s.key ^ s.head)) << 2), "(query | key ^ head) << 2");
   EXPECT_EQ(to_string(erf(exp2(s.score))), "erf(exp2(score))");
+  EXPECT_EQ(to_string(tan(s.key) * cos(s.score)), "sin(key) / cos(key) * cos(score)");
   EXPECT_EQ(to_string(floor(s.query / 2.5) * s.score), "floor(query / 2.5) * score");
   EXPECT_EQ(to_string(slope[to_int(8 * log(s.key + 1.0))]), "slope[to_int(8.0 * log(key + 1.0))]");
   EXPECT_EQ(to_string(to_int(to_float(s.key))), "to_int(to_float(key))");  // above 2^24 not the key
@@ -201,6 +202,7 @@ TEST(Text, Cuda) {
             "(((query & key) ^ (head | 1)) == attn_add(attn_shift_left(query, 3), "
             "attn_shift_right(key, head)))");
   EXPECT_EQ(to_cuda(erf(exp2(s.score))), "attn_erf(attn_exp2(score))");
+  EXPECT_EQ(to_cuda(sin(cos(s.score))), "attn_sin(attn_cos(score))");
   EXPECT_EQ(to_cuda(floor(s.key / 3.0) + to_int(s.key * 0.5)),
             "attn_add(attn_floor(attn_div(attn_to_float(key), 0x1.8p+1f)), "
             "attn_to_float(attn_to_int(attn_mul(attn_to_float(key), 0x1p-1f))))");

@@ -122,7 +122,7 @@ TEST(TileEvaluation, BooleansAndIntegersAreExact) {
 // random expressions here use correctly rounded operations only, and every value must be equal.
 bool has_approximate(const Expr& e) {
   constexpr expr::Op kApproximate[] = {expr::Op::exp, expr::Op::exp2, expr::Op::log, expr::Op::tanh,
-                                       expr::Op::erf};
+                                       expr::Op::erf, expr::Op::sin,  expr::Op::cos};
   return std::any_of(std::begin(kApproximate), std::end(kApproximate),
                      [&](expr::Op op) { return depends_on(e, op); });
 }
@@ -181,6 +181,8 @@ TEST(TileEvaluation, FunctionsAreAccurate) {
   const Function functions[] = {{"exp", exp(s.score), [](double x) { return std::exp(x); }},
                                 {"exp2", exp2(s.score), [](double x) { return std::exp2(x); }},
                                 {"erf", erf(s.score), [](double x) { return std::erf(x); }},
+                                {"sin", sin(s.score), [](double x) { return std::sin(x); }},
+                                {"cos", cos(s.score), [](double x) { return std::cos(x); }},
                                 {"log", log(s.score), [](double x) { return std::log(x); }},
                                 {"tanh", tanh(s.score), [](double x) { return std::tanh(x); }},
                                 {"sqrt", sqrt(s.score), [](double x) { return std::sqrt(x); }}};
@@ -239,6 +241,11 @@ TEST(TileEvaluation, FunctionsAreAccurate) {
                             3.9f,
                             -4.1f,
                             0.625f,
+                            0x1.921fb6p0f,  // pi / 2, pi and the float nearest to a multiple
+                            -0x1.921fb6p1f,
+                            0x1.f9cbe2p+95f,
+                            0x1p22f,
+                            -0x1.000002p22f,
                             0.99999994f,
                             1.0000001f}) {
         std::fill(tile.s.begin(), tile.s.end(), x);

@@ -90,7 +90,7 @@ class Value:
 class Evaluation:
     """symbols: {name: int64 array or number, "score": array of `real`}; buffers: {name: array}.
 
-    exp, exp2, log, tanh and erf come out `ulp` units in the last place off: backends differ by up to 2.
+    exp, exp2, log, tanh, erf, sin and cos come out `ulp` units in the last place off: backends differ by up to 2.
     """
 
     def __init__(self, real, symbols, buffers, ulp=0):
@@ -133,7 +133,7 @@ class Evaluation:
             if op == "!x":
                 return Value("bool", ~args[0].x)
             return Value("bool", args[0].x & args[1].x if op == "&&" else args[0].x | args[1].x)
-        if op in ("exp", "exp2", "log", "tanh", "erf", "sqrt", "to_float"):
+        if op in ("exp", "exp2", "log", "tanh", "erf", "sin", "cos", "sqrt", "to_float"):
             return self.function(op, self.to_float(args[0]))
         if op == "select":
             return self.select(*args)
@@ -213,6 +213,10 @@ class Evaluation:
         if op == "erf":
             y = self.off(erf(x))
             return self.chain(y, (v, self.real(2 / np.sqrt(np.pi)) * np.exp(-x * x)))
+        if op == "sin":
+            return self.chain(self.off(np.sin(x)), (v, np.cos(x)))
+        if op == "cos":
+            return self.chain(self.off(np.cos(x)), (v, -np.sin(x)))
         if op == "log":
             return self.chain(self.off(np.log(x)), (v, 1 / x))
         if op == "tanh":

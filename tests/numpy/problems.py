@@ -84,6 +84,8 @@ def score(random, floats):
                     f"({text}-0.25*floor(abs(query-key)/1.7))",
                     f"({text}+floor(0.7*key)-0.7*key)",
                     f"0.5*({text})*(1.0+erf(({text})*0.70710678))",
+                    f"({text}+sin({c}*to_float(query-key)))", f"{c}*sin(({text})/{c})",
+                    f"({text})*cos(0.7*({text}))",
                     f"({text}-exp2(-0.5*to_float(head+3))*to_float(abs(query-key)))")
         if floats and random.random() < 0.5:
             name = pick(random, *floats)

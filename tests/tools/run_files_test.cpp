@@ -40,7 +40,7 @@ class RunFiles : public Command {
     SCOPED_TRACE(text + " seed " + std::to_string(seed));
     arrays_.clear();
     CaseData data(c, seed);
-    const bool with_gradients = c.problem.layout_k != Layout::paged;
+    const bool with_gradients = harness::has_backward(c.problem);
     Named file;
     Inputs inputs;
     inputs.q = stored("q", data.inputs.q, file);
@@ -51,6 +51,7 @@ class RunFiles : public Command {
     inputs.seqused_q = stored("seqused_q", data.inputs.seqused_q, file);
     inputs.seqused_k = stored("seqused_k", data.inputs.seqused_k, file);
     inputs.page_table = stored("page_table", data.inputs.page_table, file);
+    inputs.key_list = stored("key_list", data.inputs.key_list, file);
     inputs.sink = stored("sink", data.inputs.sink, file);
     inputs.rng_state = stored("rng_state", data.inputs.rng_state, file);
     const OutputGradients d_outputs(stored("d_o", data.d_o, file),

@@ -70,6 +70,8 @@ INSTANTIATE_TEST_SUITE_P(
                       "b2_n90_h2_d16_documents", "b2_n64_h4_d16_butterfly8_sink",
                       "b3_sq50_sk80_hq4_hk2_d16_causal_packed", "b3_n50_h2_d16_causal/padded",
                       "b3_sq4_sk90_hq4_hk2_d16_paged7_causal", "b2_n40_h4_d16/strided_padded",
+                      "b3_sq20_sk80_hq4_hk2_d16_causal_list30_sink",
+                      "b3_sq20_sk80_hq4_hk2_d16_packedq_paged7_list30_bf16",
                       "b2_n40_h2_d16_rngstate", "b2_sq40_sk70_hq6_hk2_d16_causal_dropout0.3_seed7",
                       "b3_sq50_sk80_hq4_hk2_d16_packed_dropout0.3_seed7_offset4294967301_rngstate",
                       "b2_n48_h2_d16_mask((query*7+key*3+head*5+batch)%4!=0)",

@@ -37,8 +37,8 @@ bool is_dtype(std::string_view token) {
 
 // Whether a token says a size, a dtype or a layout: what tensors say as well.
 bool is_shape(std::string_view token) {
-  constexpr std::array<std::string_view, 10> kSizes{"b",  "n",  "sq", "sk", "h",
-                                                    "hq", "hk", "d",  "dv", "paged"};
+  constexpr std::array<std::string_view, 11> kSizes{"b",  "n", "sq", "sk",    "h",   "hq",
+                                                    "hk", "d", "dv", "paged", "list"};
   const std::size_t digits = std::min(token.find_first_of("0123456789"), token.size());
   const bool is_size =
       std::find(kSizes.begin(), kSizes.end(), token.substr(0, digits)) != kSizes.end() &&
@@ -88,6 +88,7 @@ class Reader {
     inputs.seqused_q = optional_input("seqused_q", options_.seqused_q);
     inputs.seqused_k = optional_input("seqused_k", options_.seqused_k);
     inputs.page_table = optional_input("page_table", options_.page_table);
+    inputs.key_list = optional_input("key_list", "");
     read_heads();
     tokens_ = {to_string(shapes())};
     read_buffers();

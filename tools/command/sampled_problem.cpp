@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/problem/dropout_state.hpp"
+#include "core/problem/key_list.hpp"
 
 namespace attn::command {
 namespace {
@@ -75,6 +76,7 @@ SampledProblem::SampledProblem(const Problem& whole, const Inputs& inputs, const
   inputs_.k = (k_ = gather_keys(sequence_.k, inputs.k)).tensor();
   inputs_.v = (v_ = gather_keys(sequence_.v, inputs.v)).tensor();
   inputs_.buffers = inputs.buffers;
+  if (whole.key_list > 0) inputs_.key_list = (key_list_ = key_list()).tensor();
   if (whole.sink) {
     inputs_.sink = tensor(static_cast<const float*>(inputs.sink.data) + head, {group});
   }
@@ -124,6 +126,28 @@ io::Array SampledProblem::gather_keys(const core::Rows& rows, const Tensor& tens
   for (const std::int32_t key : values(key_positions_)) {
     std::memcpy(at, rows.row(key, sample_.head_k), bytes);
     at += bytes;
+  }
+  return result;
+}
+
+// Entries name keys in this problem's order.
+io::Array SampledProblem::key_list() const {
+  std::vector<std::int32_t> place(static_cast<std::size_t>(problem_.seqlen_k));
+  std::int32_t next = 0;
+  for (const std::int32_t key : values(key_positions_)) {
+    place[static_cast<std::size_t>(key)] = next++;
+  }
+  io::Array result(DType::i32,
+                   std::array{std::int64_t{1}, std::int64_t{1},
+                              static_cast<std::int64_t>(sample_.rows.size()), whole_.key_list});
+  auto to = values(result).begin();
+  for (const std::int32_t row : sample_.rows) {
+    const core::KeyList list =
+        core::key_list(whole_, whole_inputs_, sequence_, row, sample_.head_k);
+    for (std::int64_t entry = 0; entry < list.count; ++entry) {
+      const std::int32_t key = list.key(entry);
+      *to++ = key < 0 ? -1 : place[static_cast<std::size_t>(key)];
+    }
   }
   return result;
 }

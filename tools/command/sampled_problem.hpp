@@ -45,6 +45,7 @@ class SampledProblem {
   void store_queries(const io::Array& from, const Tensor& like_q) const;
 
  private:
+  io::Array key_list() const;
   io::Array gather_keys(const core::Rows& rows, const Tensor& tensor) const;
   template <class Copy>
   void for_each_query(const core::Rows& rows, const io::Array& array, const Copy& copy) const;
@@ -55,8 +56,9 @@ class SampledProblem {
   core::Sequence sequence_;
   Problem problem_;
   Inputs inputs_;
-  io::Array q_, k_, v_, query_positions_, key_positions_;  // positions: i32, in the whole
-  io::Array constants_;                                    // i32: batch and seqlen_q of the whole
+  io::Array q_, k_, v_, key_list_, query_positions_,
+      key_positions_;    // positions: i32, in the whole
+  io::Array constants_;  // i32: batch and seqlen_q of the whole
 };
 
 }  // namespace attn::command

@@ -29,6 +29,7 @@ void check(const Request& r) {
   core::validate_problem(p);
   require(p.seqlen_q > 0, "seqlen_q", p.seqlen_q, "a page needs at least one query");
   require(p.seqlen_k > 0, "seqlen_k", p.seqlen_k, "a page needs at least one key");
+  require(p.key_list == 0, "key_list", p.key_list, "a page knows no lists of keys; accepted is 0");
   require(r.batch >= 0 && r.batch < p.batch, "batch", r.batch,
           fmt::format("accepted are 0 to {}", p.batch - 1));
   require(r.head >= 0 && r.head < p.heads_q, "head", r.head,

@@ -129,6 +129,8 @@ constexpr ListedCase kCases[] = {
     {"b1_n90_h2_d64_score(select(query>key,score*0.5,score-1.0))", "a score without shorthand"},
     {"b1_n90_h2_d64_score(score+0.3*tanh(w[key%4]*score))_buffer(w:f32:4)",
      "a learned weight inside a function"},
+    {"b1_n90_h2_d64_mask(cos(0.3*(query-key))>-0.5)_score(2.0*sin(score/2)+cos(0.7*(query-key)))",
+     "waves of the score and of distances"},
     {"b1_n90_h2_d64_causal_score(0.5*score*(1.0+erf(score*0.70710678)))", "GELU of the score"},
     {"b1_n90_h4_d64_score(score-exp2(-0.5*(head+1))*abs(query-key))",
      "ALiBi with slopes that are powers of 2"},
@@ -190,6 +192,12 @@ constexpr ListedCase kCases[] = {
      "mixed tiles with score and dropout past 4096 keys, and dQ from several ranges of keys"},
     {"b3_sq40_sk300_hq8_hk2_d64_tree_packedq_paged16", "trees of two words a draft token, paged"},
     {"b2_sq9_sk90_hq6_hk3_d64_window20x20_tree1x9x1/padded", "one tree for all, in a window"},
+    {"b2_sq3_sk90_hq36_hk1_d64_dv48_list70/vink",
+     "a list for each query: rows of one query a block"},
+    {"b2_sq5_sk300_hq6_hk3_d64_causal_softcap20_list100_sink/strided_padded",
+     "mask and score see the key that an entry names, and no key past the length is one"},
+    {"b3_sq20_sk200_hq4_hk2_d40_packedq_paged16_alibi_list33",
+     "lists of packed queries over pages, head sizes that no block divides"},
 };
 
 }  // namespace
@@ -201,7 +209,9 @@ Case with_dtype(Case c, DType dtype) {
   return c;
 }
 
-bool has_backward(const Problem& p) { return p.layout_k != Layout::paged && p.seqlen_prefix == 0; }
+bool has_backward(const Problem& p) {
+  return p.layout_k != Layout::paged && p.key_list == 0 && p.seqlen_prefix == 0;
+}
 
 std::int64_t scores(const Case& c) {
   return c.problem.batch * c.problem.heads_q * c.problem.seqlen_q *

@@ -23,7 +23,8 @@ Case with_dtype(Case c, DType dtype);
 // has up to 8,192 keys or queries. The same seed gives the same case.
 Case random_case(std::uint64_t seed);
 
-// Whether backward takes the problem: not with paged K and V, nor with a shared prefix.
+// Whether the problem has a backward pass: with paged K, V, lists of keys or a shared prefix it has
+// none.
 bool has_backward(const Problem& problem);
 
 // Scores that the case computes: those of a shared prefix too.

@@ -53,6 +53,7 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
   Placement place_do = with_broadcast(hints_.broadcast_do);
   place_do.headmajor = place_do.headmajor || hints_.dotransposed;
   d_o = input("d_o", problem.dtype, shape_o, place_do);
+  if (problem.key_list > 0) make_key_list();
   fill_rows(inputs.q, true, random_rows(hints_.q_factor, hints_.negative ? 1 : 0));
   fill_rows(inputs.k, false, random_rows(hints_.k_factor, hints_.negative ? -1 : 0));
   if (!hints_.v_in_k) fill_rows(inputs.v, false, random_rows());

@@ -64,6 +64,7 @@ class CaseData {
                       const Tensor& cu_seqlens, std::int64_t seqlen);
   void make_page_table();
   void make_prefix();
+  void make_key_list();
   void make_rng_state();
   void make_buffers();
   void fill_buffer(const Tensor& tensor);

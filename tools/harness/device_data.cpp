@@ -68,6 +68,7 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
             .prefix_k = here(host.prefix_k),
             .prefix_v = here(host.prefix_v),
             .prefix_page_table = here(host.prefix_page_table),
+            .key_list = here(host.key_list),
             .sink = here(host.sink),
             .rng_state = here(host.rng_state),
             .buffers = {}};

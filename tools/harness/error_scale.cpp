@@ -347,7 +347,7 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-      const Head<double> head = head_of(problem, inputs, sequence, places, h);
+      Head<double> head = head_of(problem, inputs, sequence, places, h);
       core::LseRow lse{};
       if (scales.lse.given()) lse = core::lse_row(problem, inputs, scales.lse, batch, h);
       Matrix<double> squares(sequence.length_q, problem.head_dim_v);
@@ -355,6 +355,7 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
         core::store_element(lse.base + i * lse.stride, DType::f64, 0);
       }
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+        head.gather(i);
         const Row<double> row = score_row(head, i, {}, false);
         const std::vector<double> p = softmax_of_row(head, row);
         if (lse.base != nullptr) {

@@ -19,12 +19,14 @@ constexpr std::uint64_t kLongEvery = 8;
 constexpr std::int64_t kLongKeys = 8192;
 constexpr std::int64_t kMaxLongScores = 50'000;
 constexpr std::int64_t kMaxLongMultiplyAdds = 6'000'000;
+constexpr std::uint64_t kListEvery = 8;
 
 class Generator {
  public:
   explicit Generator(std::uint64_t seed)
       : random_(seed ^ 0x6174746e2e637070u),
         lengths_(seed ^ 0x6c6f6e67u),
+        lists_(seed ^ 0x6c697374u),
         shared_(seed ^ 0x73686172u) {}
 
   Case generate() {
@@ -33,6 +35,7 @@ class Generator {
     masks();
     scores();
     options();
+    if (lists_() % kListEvery == 0) key_list();
     shared_prefix();
     if (chance(25)) hint("loose");  // last: earlier draws stay those of a seed
     return parse_case(hints_.empty() ? text_ : text_ + "/" + hints_);
@@ -217,9 +220,19 @@ class Generator {
         chance(30) ? 1 : seqlen_q_, "x", chance(30) ? 1 : seqlen_k_, dtype);
   }
 
+  // Lists up to as long as there are keys, and a few more. Numbers of their own, as for long
+  // lengths.
+  void key_list() {
+    if (dropout_) return;
+    constexpr std::int64_t kMost = 200;
+    const std::int64_t longest = std::min(seqlen_k_ + 5, kMost);
+    put("list", 1 + lists_() % static_cast<std::uint64_t>(longest));
+  }
+
   void options() {
     if (chance(20)) put("sink");
-    if (chance(20)) {
+    dropout_ = chance(20);
+    if (dropout_) {
       put("dropout", pick(std::initializer_list<double>{0.1, 0.5, 0.9}));
       const std::uint64_t seed = random_();
       put("seed", seed);
@@ -239,18 +252,19 @@ class Generator {
   }
 
   // Keys that all sequences share, from a generator of its own as lengths_ is. Such problems have
-  // no dropout and no backward pass.
+  // no dropout, no lists of keys and no backward pass.
   void shared_prefix() {
     const auto has = [&](std::string_view word) { return text_.find(word) != std::string::npos; };
-    if (shared_() % 8 != 0 || has("dropout") || has("bias")) return;
+    if (shared_() % 8 != 0 || has("dropout") || has("bias") || has("_list")) return;
     const std::int64_t keys = 1 + static_cast<std::int64_t>(shared_() % 400);
     if (batch_ * heads_q_ * seqlen_q_ * keys > kMaxScores) return;
     put("sp", keys);
     if (paged_ && shared_() % 2 == 0) put("pagedprefix");
   }
 
-  Random random_, lengths_, shared_;
+  Random random_, lengths_, lists_, shared_;
   bool paged_ = false;
+  bool dropout_ = false;
   std::int64_t batch_ = 0, heads_q_ = 0, seqlen_q_ = 0, seqlen_k_ = 0;
   std::string text_, hints_;
 };

@@ -23,6 +23,8 @@ bool rounds(Op op, double result) {
     case Op::log:
     case Op::tanh:
     case Op::erf:
+    case Op::sin:
+    case Op::cos:
     case Op::sqrt:
     case Op::add:
     case Op::sub:
@@ -58,6 +60,10 @@ Partials partials(Op op, double a, double b, double result) {
     }
     case Op::erf:
       return {.a = 2 * std::numbers::inv_sqrtpi * std::exp(-a * a)};
+    case Op::sin:
+      return {.a = std::cos(a)};
+    case Op::cos:
+      return {.a = -std::sin(a)};
     case Op::sqrt:
       return {.a = 0.5 / result};
     case Op::add:

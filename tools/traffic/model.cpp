@@ -126,7 +126,14 @@ bool is_modelled(Algorithm algorithm) {
   return false;
 }
 
+void refuse_key_lists(const Problem& problem) {
+  if (problem.key_list == 0) return;
+  throw Error(ErrorCode::unsupported, "key_list is " + std::to_string(problem.key_list) +
+                                          "; accepted where bytes are counted is 0, no lists");
+}
+
 Traffic model(const Problem& p, Phase phase, Algorithm algorithm, const Blocks& blocks) {
+  refuse_key_lists(p);
   if (!is_modelled(algorithm)) refuse(algorithm);
   const bool forward = phase == Phase::forward;
   const Sizes n(p);

@@ -23,6 +23,10 @@ bool is_modelled(Algorithm algorithm);
 // algorithms.
 Traffic model(const Problem& problem, Phase phase, Algorithm algorithm, const Blocks& blocks);
 
+// Throws Error(unsupported) where the problem has lists of keys, as all counts do: which rows the
+// lists name is not known.
+void refuse_key_lists(const Problem& problem);
+
 // Inputs and outputs moved once, K and V once a K, V head: what any algorithm moves at least.
 Traffic compulsory(const Problem& problem, Phase phase);
 

@@ -11,6 +11,7 @@
 #include "cpu/forward/splits.hpp"
 #include "cpu/pairs.hpp"
 #include "cpu/tasks.hpp"
+#include "traffic/model.hpp"
 #include "traffic/plan.hpp"
 
 namespace attn::traffic {
@@ -373,6 +374,7 @@ class Count {
 }  // namespace
 
 PlanTraffic cpu_plan_traffic(const Plan& plan) {
+  refuse_key_lists(plan.problem);
   return {.traffic = Count(plan)(),
           .backend = Backend::cpu,
           .algorithm = plan.algorithm,

@@ -5,6 +5,7 @@
 #include "cuda/plan/choose_forward.hpp"
 #include "cuda/plan/forward_kernel_name.hpp"
 #include "cuda/plan/splits.hpp"
+#include "traffic/model.hpp"
 #include "traffic/plan.hpp"
 #include "traffic/tiles.hpp"
 
@@ -112,6 +113,7 @@ struct Tiles {
 
 PlanTraffic cuda_plan_traffic(const Problem& problem, Phase phase, cuda::Arch arch,
                               int multiprocessors, Algorithm algorithm, const std::string& kernel) {
+  refuse_key_lists(problem);
   if (phase == Phase::backward) return cuda_backward_traffic(problem, arch, algorithm, kernel);
   const std::string named = cuda::forward_kernel_name(algorithm, kernel);
   cuda::ForwardConfig config = cuda::choose_forward(problem, arch, {}, 1, named);

@@ -3,6 +3,7 @@
 // src/cuda/device/expr/range_float.cuh has the same rules.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "core/expr/bounds.hpp"
 #include "core/expr/scalar.hpp"
@@ -11,9 +12,9 @@ namespace attn::expr {
 namespace {
 
 // +, -, *, /, sqrt and conversions round to nearest, which is monotone: the rounded bounds bound
-// the rounded values. exp, exp2, log, tanh and erf are only accurate to a few units in the last
-// place (2 in the tile evaluator, 1 in the C library), so their bounds move outward by more than
-// both.
+// the rounded values. exp, exp2, log, tanh, erf, sin and cos are only accurate to a few units in
+// the last place (2 in the tile evaluator, 1 in the C library), so their bounds move outward by
+// more than both.
 constexpr int kUlps = 6;
 
 float down(float x) noexcept {
@@ -92,6 +93,22 @@ Bounds sigmoid(const Bounds& a, float (*function)(float)) noexcept {
                       a.nan);
 }
 
+// Bounds sin and cos, which are 1 where their argument is `phase` plus an even multiple of pi, and
+// -1 at the odd multiples.
+Bounds wave(const Bounds& a, float (*function)(float), double phase) noexcept {
+  const bool nan = a.nan || has_infinity(a);
+  // Up to kFar the multiples are right to 1e-9, by which the range of them is widened.
+  constexpr float kFar = 0x1p+20F;
+  if (a.flo < -kFar || a.fhi > kFar) return float_bounds(-1, 1, nan);
+  const double first = (a.flo - phase) / std::numbers::pi - 1e-9;
+  const double last = (a.fhi - phase) / std::numbers::pi + 1e-9;
+  const bool has_even = 2 * std::ceil(first / 2) <= last;
+  const bool has_odd = 2 * std::ceil((first - 1) / 2) + 1 <= last;
+  const float lo = has_odd ? -1.0F : std::min(function(a.flo), function(a.fhi));
+  const float hi = has_even ? 1.0F : std::max(function(a.flo), function(a.fhi));
+  return float_bounds(std::max(down(lo), -1.0F), std::min(up(hi), 1.0F), nan);
+}
+
 Bounds logarithm(const Bounds& a) noexcept {
   const bool nan = a.nan || a.flo < 0;
   if (a.fhi < 0) return float_bounds(-kInfinity, kInfinity, true);
@@ -143,6 +160,10 @@ Bounds apply_float(Op op, const Bounds& a, const Bounds& b) noexcept {
       return sigmoid(a, std::tanh);
     case Op::erf:
       return sigmoid(a, std::erf);
+    case Op::sin:
+      return wave(a, std::sin, std::numbers::pi / 2);
+    case Op::cos:
+      return wave(a, std::cos, 0);
     case Op::sqrt:
       return root(a);
     case Op::floor:

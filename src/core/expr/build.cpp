@@ -16,12 +16,12 @@ namespace attn::expr {
 namespace {
 
 // Indexed by Op.
-constexpr std::array<std::string_view, 40> kSpelling = {
-    "",    "score", "query",    "key",   "batch",  "head", "seqlen_q", "seqlen_k",
-    "",    "-",     "!",        "abs",   "exp",    "exp2", "log",      "tanh",
-    "erf", "sqrt",  "to_float", "floor", "to_int", "+",    "-",        "*",
-    "/",   "%",     "&",        "|",     "^",      "<<",   ">>",       "min",
-    "max", "<",     "<=",       "==",    "!=",     "&&",   "||",       "select"};
+constexpr std::array<std::string_view, 42> kSpelling = {
+    "",    "score", "query",    "key",   "batch",  "head",  "seqlen_q", "seqlen_k", "",
+    "-",   "!",     "abs",      "exp",   "exp2",   "log",   "tanh",     "erf",      "sin",
+    "cos", "sqrt",  "to_float", "floor", "to_int", "+",     "-",        "*",        "/",
+    "%",   "&",     "|",        "^",     "<<",     ">>",    "min",      "max",      "<",
+    "<=",  "==",    "!=",       "&&",    "||",     "select"};
 static_assert(kSpelling.size() == static_cast<std::size_t>(Op::select) + 1);
 
 Expr finish(Node node) {

@@ -97,6 +97,10 @@ class Differentiation {
         return da.empty() ? da : product(tanh_slope(form_, e, a), da);
       case Op::erf:
         return product(2 * std::numbers::inv_sqrtpi * exp(-(a * a)), da);
+      case Op::sin:
+        return product(cos(a), da);
+      case Op::cos:
+        return negated(product(sin(a), da));
       case Op::sqrt:
         return quotient(da, 2 * e);
       default:

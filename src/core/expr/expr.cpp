@@ -10,6 +10,7 @@
 #include "attn/error.hpp"
 #include "attn/scalar.hpp"
 #include "core/expr/build.hpp"
+#include "core/first_made.hpp"
 #include "core/text/echo.hpp"
 
 namespace attn::expr {
@@ -126,14 +127,13 @@ Type Expr::type() const {
 }
 
 const Symbols& symbols() {
-  // Never destroyed, as what follows it may not be: static destructors may call.
-  static const Symbols& symbols = *new const Symbols([] {
+  static constinit core::FirstMade<const Symbols> symbols;
+  return symbols.get([] {
     Symbols s{symbol(Op::score), symbol(Op::query),    symbol(Op::key),      symbol(Op::batch),
               symbol(Op::head),  symbol(Op::seqlen_q), symbol(Op::seqlen_k), {}};
     s.position = s.query + (s.seqlen_k - s.seqlen_q);
     return s;
-  }());
-  return symbols;
+  });
 }
 
 Expr operator-(const Expr& a) { return make(Op::neg, std::array{a}); }
@@ -162,6 +162,9 @@ Expr exp2(const Expr& a) { return make(Op::exp2, std::array{a}); }
 Expr log(const Expr& a) { return make(Op::log, std::array{a}); }
 Expr tanh(const Expr& a) { return make(Op::tanh, std::array{a}); }
 Expr erf(const Expr& a) { return make(Op::erf, std::array{a}); }
+Expr sin(const Expr& a) { return make(Op::sin, std::array{a}); }
+Expr cos(const Expr& a) { return make(Op::cos, std::array{a}); }
+Expr tan(const Expr& a) { return sin(a) / cos(a); }
 Expr sqrt(const Expr& a) { return make(Op::sqrt, std::array{a}); }
 Expr to_float(const Expr& a) { return make(Op::to_float, std::array{a}); }
 Expr floor(const Expr& a) { return make(Op::floor, std::array{a}); }

@@ -42,9 +42,9 @@ constexpr std::array kBinaryOperators = {
     BinaryOperator{"-", Op::sub, false},         BinaryOperator{"*", Op::mul, false},
     BinaryOperator{"/", Op::div, false},         BinaryOperator{"%", Op::mod, false}};
 
-constexpr std::array kFunctions = {Op::abs, Op::exp,  Op::exp2,     Op::log,   Op::tanh,
-                                   Op::erf, Op::sqrt, Op::to_float, Op::floor, Op::to_int,
-                                   Op::min, Op::max,  Op::select};
+constexpr std::array kFunctions = {Op::abs,   Op::exp,    Op::exp2, Op::log,  Op::tanh,
+                                   Op::erf,   Op::sin,    Op::cos,  Op::sqrt, Op::to_float,
+                                   Op::floor, Op::to_int, Op::min,  Op::max,  Op::select};
 
 class Parser {
  public:

@@ -82,6 +82,10 @@ Value<Real> apply_scalar(Op op, Type operands, Value<Real> a, Value<Real> b, boo
       return of_float<Real>(std::tanh(a.f));
     case Op::erf:
       return of_float<Real>(std::erf(a.f));
+    case Op::sin:
+      return of_float<Real>(std::sin(a.f));
+    case Op::cos:
+      return of_float<Real>(std::cos(a.f));
     case Op::sqrt:
       return of_float<Real>(std::sqrt(a.f));
     case Op::to_float:

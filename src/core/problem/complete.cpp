@@ -103,6 +103,13 @@ void fill_prefix(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   if (t.given()) fill(p.seqlen_prefix, t.shape[0]);
 }
 
+void fill_key_list(Problem& p, const Inputs& inputs) {
+  const Tensor& lists = inputs.key_list;
+  if (lists.given() && lists.rank > 0) {
+    fill(p.key_list, lists.shape[static_cast<std::size_t>(lists.rank) - 1]);
+  }
+}
+
 }  // namespace
 
 Problem complete(const Problem& problem, const Inputs& inputs) {
@@ -123,6 +130,7 @@ Problem complete(const Problem& problem, const Inputs& inputs) {
   fill_q(check, p, inputs);
   fill_k(check, p, inputs);
   fill_prefix(check, p, inputs);
+  fill_key_list(p, inputs);
   core::validate_problem(p);
   core::CallMemory memory;
   core::check_inputs(check, p, inputs, memory.resource());

@@ -111,11 +111,22 @@ bool reads_missing_data(const expr::Expr& e) {
   });
 }
 
+// Keys that a row looks at: those of its list, or of its sequence.
+double keys_of_row(const Problem& p, std::int64_t seqlen_k) {
+  return static_cast<double>(p.key_list > 0 ? p.key_list : seqlen_k);
+}
+
+// K and V rows that are read of a sequence and head: of lists those of each query.
+double rows_read(const Problem& p, std::int64_t seqlen_q, std::int64_t seqlen_k) {
+  return keys_of_row(p, seqlen_k) * (p.key_list > 0 ? static_cast<double>(seqlen_q) : 1);
+}
+
 // Of a head of batch entries [first, first + batches), whose sequences have these lengths.
 double visible_in(const Problem& p, std::int64_t first, std::int64_t batches, std::int64_t seqlen_q,
                   std::int64_t seqlen_k) {
   const double all = static_cast<double>(batches) * static_cast<double>(p.heads_q) *
-                     static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k);
+                     static_cast<double>(seqlen_q) * keys_of_row(p, seqlen_k);
+  if (p.key_list > 0) return all;  // which keys they are is not known
   if (p.mask.empty() || all == 0 || reads_missing_data(p.mask)) return all;
   if (!expr::depends_on(p.mask, expr::Op::batch)) batches = 1;
   const std::int64_t heads = expr::depends_on(p.mask, expr::Op::head) ? p.heads_q : 1;
@@ -163,9 +174,9 @@ double visible_elements(const Problem& p) {
 }
 
 double bytes(const Problem& p, Phase phase) {
-  return bytes_of_rows(p, phase,
-                       static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seqlen_q),
-                       static_cast<double>(p.batch * p.heads_k) * static_cast<double>(p.seqlen_k));
+  return bytes_of_rows(
+      p, phase, static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seqlen_q),
+      static_cast<double>(p.batch * p.heads_k) * rows_read(p, p.seqlen_q, p.seqlen_k));
 }
 
 double flops_per_element(const Problem& p, Phase phase) {
@@ -195,7 +206,8 @@ double bytes(const Problem& p, Phase phase, const Inputs& inputs) {
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = sequence(p, inputs, b);
     rows_q += static_cast<double>(p.heads_q) * s.length_q;
-    rows_k += static_cast<double>(p.heads_k * (s.length_k - p.seqlen_prefix));
+    rows_k +=
+        static_cast<double>(p.heads_k) * rows_read(p, s.length_q, s.length_k - p.seqlen_prefix);
   }
   return bytes_of_rows(p, phase, rows_q, rows_k);
 }

@@ -15,6 +15,7 @@ ProblemNumbers numbers_of(const Problem& p) noexcept {
           unsigned_of(p.head_dim_v),
           unsigned_of(p.page_size),
           unsigned_of(p.seqlen_prefix),
+          unsigned_of(p.key_list),
           static_cast<std::uint64_t>(DType{p.dtype}) | static_cast<std::uint64_t>(p.layout_q) << 8 |
               static_cast<std::uint64_t>(p.layout_k) << 16 | std::uint64_t{p.sink} << 24 |
               std::uint64_t{p.softmax_scale.has_value()} << 25 |

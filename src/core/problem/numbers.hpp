@@ -10,7 +10,7 @@ namespace attn::core {
 
 // Every field of a problem that a plan depends on, but for its expressions: seed and offset of
 // dropout are not among them. Problems with equal numbers and expressions have equal plans.
-using ProblemNumbers = std::array<std::uint64_t, 12>;
+using ProblemNumbers = std::array<std::uint64_t, 13>;
 ProblemNumbers numbers_of(const Problem& problem) noexcept;
 
 }  // namespace attn::core

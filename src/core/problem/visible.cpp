@@ -43,6 +43,21 @@ bool sees_any(const expr::Expr& mask, const expr::Bindings& buffers, const expr:
 
 }  // namespace
 
+bool sees(const Problem& problem, const Inputs& inputs, const Sequence& sequence,
+          std::int64_t query, std::int64_t head_k, std::int64_t key) {
+  if (problem.mask.empty()) return true;
+  const std::int64_t group = problem.heads_q / problem.heads_k;
+  expr::Tile t;
+  t.query_min = t.query_max = static_cast<std::int32_t>(query);
+  t.key_min = t.key_max = static_cast<std::int32_t>(key);
+  t.batch = sequence.batch;
+  t.head_min = static_cast<std::int32_t>(head_k * group);
+  t.head_max = static_cast<std::int32_t>((head_k + 1) * group - 1);
+  t.seqlen_q = sequence.length_q;
+  t.seqlen_k = sequence.length_k;
+  return sees_any(problem.mask, inputs.buffers, t);
+}
+
 bool sees_any(const Problem& problem, const Inputs& inputs, const Sequence& sequence,
               std::int64_t begin, std::int64_t end) {
   if (sequence.length_q == 0 || begin >= end) return false;

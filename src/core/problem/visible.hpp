@@ -14,4 +14,8 @@ namespace attn::core {
 bool sees_any(const Problem& problem, const Inputs& inputs, const Sequence& sequence,
               std::int64_t begin, std::int64_t end);
 
+// Whether a query head of the K, V head sees that key from that query.
+bool sees(const Problem& problem, const Inputs& inputs, const Sequence& sequence,
+          std::int64_t query, std::int64_t head_k, std::int64_t key);
+
 }  // namespace attn::core

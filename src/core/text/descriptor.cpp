@@ -71,7 +71,7 @@ class Parser {
     void (Parser::*read)();
     bool needs_shapes = false;
   };
-  static const std::array<Kind, 29>& kinds();
+  static const std::array<Kind, 30>& kinds();
 
   void take(std::string_view text) {
     const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
@@ -148,6 +148,12 @@ class Parser {
     once("paged_prefix");
     token_.take_no_value();
     problem_.paged_prefix = true;
+  }
+
+  void read_list() {
+    once("key_list");
+    problem_.key_list = token_.size();
+    if (problem_.key_list == 0) token_.refuse("list<N> with N at least 1, as in list64");
   }
 
   void read_sink() {
@@ -251,8 +257,8 @@ class Parser {
   std::map<std::string, int> shorthand_buffers_;  // how many of each name
 };
 
-const std::array<Parser::Kind, 29>& Parser::kinds() {
-  static const std::array<Kind, 29> kKinds{{
+const std::array<Parser::Kind, 30>& Parser::kinds() {
+  static const std::array<Kind, 30> kKinds{{
       {"b", "b<N>", &Parser::read_b},
       {"n", "n<N>", &Parser::read_n},
       {"sq", "sq<N>", &Parser::read_sq},
@@ -272,6 +278,7 @@ const std::array<Parser::Kind, 29>& Parser::kinds() {
       {"packedk", "packedk", &Parser::read_packed},
       {"paged", "paged<N>", &Parser::read_paged},
       {"pagedprefix", "pagedprefix", &Parser::read_paged_prefix},
+      {"list", "list<N>", &Parser::read_list},
       {"sink", "sink", &Parser::read_sink},
       {"dropout", "dropout<p>", &Parser::read_dropout},
       {"seed", "seed<N>", &Parser::read_seed},

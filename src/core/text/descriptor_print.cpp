@@ -182,6 +182,7 @@ std::string to_string(const Problem& problem) {
   if (packed_q || packed_k) put(packed_q && packed_k ? "packed" : packed_q ? "packedq" : "packedk");
   if (problem.layout_k == Layout::paged) put("paged", problem.page_size);
   if (problem.paged_prefix) put("pagedprefix");
+  if (problem.key_list != 0) put("list", problem.key_list);
   if (problem.sink) put("sink");
   if (problem.dropout.probability != 0) put("dropout", problem.dropout.probability);
   if (problem.dropout.seed != 0) put("seed", problem.dropout.seed);

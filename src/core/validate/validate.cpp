@@ -14,7 +14,7 @@ namespace {
 using Tensors = std::pmr::vector<NamedTensor>;
 
 // Tensors of a call without buffers; more make the list grow.
-constexpr std::size_t kTensors = 22;
+constexpr std::size_t kTensors = 23;
 
 void add_given(Tensors& tensors, const Label& name, const Tensor& tensor) {
   if (tensor.given()) tensors.push_back({name, tensor});
@@ -33,6 +33,7 @@ void add_inputs(Tensors& tensors, const Inputs& inputs,
   add_given(tensors, "prefix_k", inputs.prefix_k);
   add_given(tensors, "prefix_v", inputs.prefix_v);
   add_given(tensors, "prefix_page_table", inputs.prefix_page_table);
+  add_given(tensors, "key_list", inputs.key_list);
   add_given(tensors, "sink", inputs.sink);
   add_given(tensors, "rng_state", inputs.rng_state);
   for (const BoundBuffer& buffer : buffers) {

@@ -31,12 +31,12 @@ Device device_of(const Inputs& inputs);
 // were given, in `memory`, under names that look at those of the problem and the gradients.
 void validate_problem(const Problem& problem);
 // What is asked of a plan: enumerators, no kernel's name without a GPU, no backward pass of paged
-// K, V.
+// K, V or of lists of keys, no dropout beside these.
 void validate_options(const Problem& problem, Phase phase, const PlanOptions& options,
                       const Context& context);
 // The plan is one that make_plan gave, of this phase, and still of its backend.
 void validate_plan(const Plan& plan, Phase phase);
-// Throws Error(unsupported).
+// Paged K, V, lists of keys and shared prefixes have no backward pass. Throws Error(unsupported).
 void refuse_backward(const Problem& problem);
 // The shapes that mask and score declare for the buffers of shorthands; a call checks those that it
 // reads. open: a size of 0 stands for what is bound later.

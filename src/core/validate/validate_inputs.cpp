@@ -182,6 +182,7 @@ std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Pro
   check.contiguous_rows("v", inputs.v);
   check_prefix(check, p, inputs);
   check_sequences(check, p, inputs);
+  check_key_list(check, p, inputs);
   if (p.sink) {
     check.tensor("sink", inputs.sink, DType::f32, {p.heads_q});
     check.contiguous("sink", inputs.sink);

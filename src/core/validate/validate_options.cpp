@@ -27,6 +27,19 @@ void validate_options(const Problem& problem, Phase phase, const PlanOptions& op
                     "the cuda backend has kernels by name",
                     echo(options.kernel), to_string(options.device)));
   }
+  if (problem.key_list > 0 && problem.dropout.probability > 0) {
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("dropout probability is {} and key_list is {}; accepted beside lists of "
+                    "keys is 0 (problem {})",
+                    problem.dropout.probability, problem.key_list, echo(problem)));
+  }
+  if (problem.key_list > 0 && problem.seqlen_prefix > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("seqlen_prefix is {} and key_list is {}; accepted beside lists of keys "
+                            "is 0, as a list may name keys that sequences share (problem {})",
+                            problem.seqlen_prefix, problem.key_list, echo(problem)));
+  }
   if (phase == Phase::backward) {
     refuse_backward(problem);
     if (options.batch_invariant) {
@@ -47,6 +60,11 @@ void refuse_backward(const Problem& problem) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("seqlen_prefix is {}; accepted by backward is 0 (problem {})",
                             problem.seqlen_prefix, echo(problem)));
+  }
+  if (problem.key_list > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("key_list is {}; accepted by backward is 0, no lists (problem {})",
+                            problem.key_list, echo(problem)));
   }
   if (problem.layout_k != Layout::paged) return;
   throw Error(

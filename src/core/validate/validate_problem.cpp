@@ -34,6 +34,7 @@ void check_sizes(const ArgumentCheck& check, const Problem& p) {
   check_range(check, "seqlen_prefix", p.seqlen_prefix, 0, kMaxInt32 - p.seqlen_k);
   check_range(check, "heads_q", p.heads_q, 1, kMaxInt32);
   check_range(check, "heads_k", p.heads_k, 1, kMaxInt32);
+  check_range(check, "key_list", p.key_list, 0, kMaxInt32);
   check_range(check, "head_dim", p.head_dim, 1, kMaxHeadDim);
   check_range(check, "head_dim_v", p.head_dim_v, 1, kMaxHeadDim);
   if (p.heads_q % p.heads_k != 0) {

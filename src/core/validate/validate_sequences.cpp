@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/problem/key_list.hpp"
 #include "core/problem/rows.hpp"
 #include "core/problem/visible.hpp"
 #include "core/validate/validate_parts.hpp"
@@ -139,12 +140,62 @@ void check_sequences(const ArgumentCheck& check, const Problem& problem, const I
   check_prefix_pages(check, problem, inputs);
 }
 
+void check_key_list(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
+  const Tensor& lists = inputs.key_list;
+  if (p.key_list == 0) {
+    check.not_given("key_list", lists, "problem.key_list is 0");
+    return;
+  }
+  const bool packed = p.layout_q == Layout::packed;
+  check.tensor("key_list", lists, DType::i32,
+               packed ? Shape{kAnySize, inputs.q.shape[0], p.key_list}
+                      : Shape{p.batch, kAnySize, p.seqlen_q, p.key_list});
+  const std::int64_t heads = lists.shape[packed ? 0 : 1];
+  if (heads != 1 && heads != p.heads_k) {
+    check.refuse(fmt::format("key_list is {}; accepted are lists of 1 or of {} heads, heads_k",
+                             to_string(lists), p.heads_k));
+  }
+  check.contiguous_rows("key_list", lists);
+}
+
+namespace {
+
+// Refuses an entry of page_table that is no page, of a key that a list names and a mask shows.
+void check_listed_pages(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
+                        const Sequence& s) {
+  const Tensor& table = inputs.page_table;
+  const std::int64_t pages = inputs.k.shape[0];
+  for (std::int64_t head = 0; head < p.heads_k; ++head) {
+    for (std::int64_t query = 0; query < s.length_q; ++query) {
+      const KeyList list = key_list(p, inputs, s, query, head);
+      for (std::int64_t entry = 0; entry < list.count; ++entry) {
+        const std::int32_t key = list.key(entry);
+        if (key < 0) continue;
+        const std::int32_t page = i32(table)[table.offset({s.batch, key / p.page_size})];
+        if (page >= 0 && page < pages) continue;
+        if (sees(p, inputs, s, query, head, key)) {
+          check.refuse(
+              fmt::format("page_table[{}, {}] is {}; accepted are pages of k, of which there are "
+                          "{}, where a list has a key of the page, as that of query {} has {}",
+                          s.batch, key / p.page_size, page, pages, query, key));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
 void check_pages(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
   if (p.layout_k != Layout::paged || !check.readable()) return;
   const Tensor& table = inputs.page_table;
   const std::int64_t pages = inputs.k.shape[0];
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = sequence(p, inputs, b);
+    if (p.key_list > 0) {
+      check_listed_pages(check, p, inputs, s);
+      continue;
+    }
     const std::int64_t length = s.length_k - p.seqlen_prefix;
     for (std::int64_t n = 0; n * p.page_size < length; ++n) {
       if (pages == 0) {

@@ -49,6 +49,16 @@ class Forward {
     const Pair pair = pair_at(a_, task.pair);
     const core::Sequence& sequence = pair.sequence;
     const int head_k = pair.head_k;
+    if (a_.problem.key_list == 0) return run_rows(sequence, head_k, task, s);
+    for (RowTask rows = task; rows.row0 < task.row0 + task.rows; rows.row0 += rows.rows) {
+      const std::int64_t query = rows.row0 / a_.group;  // each has a list of its own
+      rows.rows = std::min(task.row0 + task.rows, (query + 1) * a_.group) - rows.row0;
+      run_rows(sequence, head_k, rows, s);
+    }
+  }
+
+ private:
+  void run_rows(const core::Sequence& sequence, int head_k, const RowTask& task, Scratch& s) const {
     const auto blocks = static_cast<int>((task.rows + kRows - 1) / kRows);
     for (int i = 0; i < blocks; ++i) {
       Block& block = s.blocks[i];
@@ -61,6 +71,30 @@ class Forward {
       std::fill_n(block.m, kRows, kStart);
       std::fill_n(block.l, kRows, 0.0);
     }
+    if (a_.problem.key_list > 0) {
+      add_listed(sequence, head_k, task.row0 / a_.group, blocks, s);
+    } else {
+      add_visible(sequence, head_k, task, blocks, s);
+    }
+    for (int i = 0; i < blocks; ++i) store(sequence, s.blocks[i]);
+  }
+
+  // The keys of the list of a query, whose rows the blocks hold.
+  void add_listed(const core::Sequence& sequence, int head_k, std::int64_t query, int blocks,
+                  Scratch& s) const {
+    const core::KeyList list = core::key_list(a_.problem, a_.inputs, sequence, query, head_k);
+    for (std::int64_t entry = 0; entry < list.count; entry += kBlockK) {
+      const ListedKeys keys(list, entry);
+      if (!keys.any) continue;
+      const expr::Coverage coverage =
+          keys.all && !a_.has_mask() ? expr::Coverage::full : expr::Coverage::mixed;
+      tiles_.load_keys(sequence, head_k, keys, tiles_.may_hide(coverage), s.keys);
+      for (int i = 0; i < blocks; ++i) add(s.blocks[i], coverage, s);
+    }
+  }
+
+  void add_visible(const core::Sequence& sequence, int head_k, const RowTask& task, int blocks,
+                   Scratch& s) const {
     for_visible_blocks(
         a_, a_.tile(sequence, head_k, task.row0, task.rows), 0, sequence.length_k,
         [&](int key0, int keys, expr::Coverage coverage) {
@@ -73,10 +107,8 @@ class Forward {
             if (of_block != expr::Coverage::empty) add(block, of_block, s);
           }
         });
-    for (int i = 0; i < blocks; ++i) store(sequence, s.blocks[i]);
   }
 
- private:
   // O <- alpha O + P V over the keys of s.
   void add(Block& block, expr::Coverage coverage, Scratch& s) const {
     const QueryRows& q = block.rows;

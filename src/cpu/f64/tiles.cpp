@@ -60,10 +60,35 @@ void Tiles::load_keys(const core::Sequence& sequence, int head_k, int key0, int 
                       Keys& block) const {
   block.key0 = key0;
   block.keys = keys;
+  block.listed = nullptr;
+  const double *k[kBlockK], *v[kBlockK];
+  for (int j = 0; j < keys; ++j) {
+    k[j] = row_of(sequence.k, key0 + j, head_k);
+    v[j] = row_of(sequence.v, key0 + j, head_k);
+  }
+  load_rows_of_keys(k, v, may_hide, block);
+}
+
+void Tiles::load_keys(const core::Sequence& sequence, int head_k, const ListedKeys& keys,
+                      bool may_hide, Keys& block) const {
+  block.key0 = 0;
+  block.keys = keys.count;
+  block.listed = keys.key;
+  const double *k[kBlockK], *v[kBlockK];
+  const auto find = [&](const core::Rows& rows, const double** row) {
+    const std::byte* at[kBlockK];
+    keys.find(rows, head_k, at);
+    for (int j = 0; j < keys.count; ++j) row[j] = reinterpret_cast<const double*>(at[j]);
+  };
+  find(sequence.k, k);
+  find(sequence.v, v);
+  load_rows_of_keys(k, v, may_hide, block);
+}
+
+void Tiles::load_rows_of_keys(RowOfKey k, RowOfKey v, bool may_hide, Keys& block) const {
+  const int keys = block.keys;
   block.finite = true;
-  const auto load = [&](const core::Rows& rows, int dim, double* natural, double* transposed) {
-    const double* row[kBlockK];
-    for (int j = 0; j < keys; ++j) row[j] = row_of(rows, key0 + j, head_k);
+  const auto load = [&](RowOfKey row, int dim, double* natural, double* transposed) {
     if (natural != nullptr) {
       for (int j = 0; j < keys; ++j) copy_row(row[j], dim, natural + j * leading_dim_f64(dim));
       if (may_hide) block.finite = block.finite && all_finite(natural, keys, dim);
@@ -74,20 +99,31 @@ void Tiles::load_keys(const core::Sequence& sequence, int head_k, int key0, int 
       std::fill_n(transposed + d * kTileLd + keys, whole_lines(keys) - keys, 0.0);
     }
   };
-  load(sequence.k, a_.dim, block.k, block.k_t);
-  load(sequence.v, a_.dim_v, block.v, block.v_t);
+  load(k, a_.dim, block.k, block.k_t);
+  load(v, a_.dim_v, block.v, block.v_t);
 }
 
-RowPoint Tiles::point(const QueryRows& q, const Keys& keys, int row, const double* scores) const {
+RowPoint Tiles::point(const QueryRows& q, int key0, int keys, int row, const double* scores) {
   return {.query = q.query[row],
           .head = q.head[row],
-          .key0 = keys.key0,
-          .keys = keys.keys,
+          .key0 = key0,
+          .keys = keys,
           .batch = q.tile.batch,
           .seqlen_q = q.tile.seqlen_q,
           .seqlen_k = q.tile.seqlen_k,
           .score = scores};
 }
+
+namespace {
+
+// Calls visit(first, count, key) for each run of neighbouring keys: of those of a sequence one.
+template <class Visit>
+void for_runs(const Keys& keys, const Visit& visit) {
+  if (keys.listed == nullptr) return visit(0, keys.keys, keys.key0);
+  core::for_key_runs(keys.listed, keys.keys, visit);
+}
+
+}  // namespace
 
 void Tiles::scores(const QueryRows& q, const double* q_rows, const Keys& keys,
                    expr::Coverage coverage, const Tile& t) const {
@@ -108,8 +144,11 @@ void Tiles::scores(const QueryRows& q, const double* q_rows, const Keys& keys,
     double* const s = t.s + r * kTileLd;
     double* const raw = t.raw + r * kTileLd;
     std::copy_n(s, keys.keys, raw);
-    const RowResult value = evaluate_row(a_.score(), point(q, keys, r, raw), t.values);
-    for (int j = 0; j < keys.keys; ++j) s[j] = value.number(j);
+    for_runs(keys, [&](int first, int count, int key) {
+      const RowResult value =
+          evaluate_row(a_.score(), point(q, key, count, r, raw + first), t.values);
+      for (int j = 0; j < count; ++j) s[first + j] = value.number(j);
+    });
   }
   if (coverage == expr::Coverage::mixed) apply_mask(q, keys, t);
   for (int r = 0; r < q.count; ++r) {
@@ -118,18 +157,23 @@ void Tiles::scores(const QueryRows& q, const double* q_rows, const Keys& keys,
 }
 
 void Tiles::apply_mask(const QueryRows& q, const Keys& keys, const Tile& t) const {
+  constexpr float kHidden = -std::numeric_limits<float>::infinity();
   expr::TileContext context;
   context.query = q.query;
   context.head = q.head;
   context.rows = kRows;
-  context.key0 = keys.key0;
-  context.keys = keys.keys;
   context.batch = q.tile.batch;
   context.seqlen_q = q.tile.seqlen_q;
   context.seqlen_k = q.tile.seqlen_k;
   context.scratch = t.expression;
-  std::fill_n(t.visible, keys.keys * kRows, 0.0f);
-  a_.ops.apply_mask(a_.mask(), context, t.visible);
+  std::fill_n(t.visible, keys.keys * kRows, keys.listed == nullptr ? 0.0f : kHidden);
+  for_runs(keys, [&](int first, int count, int key) {
+    context.key0 = key;
+    context.keys = count;
+    float* const visible = t.visible + first * kRows;
+    std::fill_n(visible, count * kRows, 0.0f);
+    if (a_.has_mask()) a_.ops.apply_mask(a_.mask(), context, visible);
+  });
   for (int r = 0; r < q.count; ++r) {
     double* const s = t.s + r * kTileLd;
     for (int j = 0; j < keys.keys; ++j) {

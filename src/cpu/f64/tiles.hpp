@@ -8,6 +8,7 @@
 #include "cpu/attention.hpp"
 #include "cpu/f64/row_expression.hpp"
 #include "cpu/f64/verbs.hpp"
+#include "cpu/listed_keys.hpp"
 
 namespace attn::cpu::f64 {
 
@@ -27,6 +28,7 @@ struct QueryRows {
 // [kTileLd]. What a pass does not need is null.
 struct Keys {
   int key0 = 0;
+  const std::int32_t* listed = nullptr;  // [keys]: their own indices, or -1; null: key0, key0 + 1
   int keys = 0;
   double *k = nullptr, *k_t = nullptr, *v = nullptr, *v_t = nullptr;
   bool finite = true;  // k and v hold no infinity and no NaN; only looked at where P may be 0
@@ -71,6 +73,10 @@ class Tiles {
   void load_keys(const core::Sequence& sequence, int head_k, int key0, int keys, bool may_hide,
                  Keys& block) const;
 
+  // The same with the keys of a list, which `block` looks at.
+  void load_keys(const core::Sequence& sequence, int head_k, const ListedKeys& keys, bool may_hide,
+                 Keys& block) const;
+
   // t.s <- the scores, t.raw <- those before the expression where there is one; hidden ones, and
   // those past the keys up to a whole line, are -inf.
   void scores(const QueryRows& q, const double* q_rows, const Keys& keys, expr::Coverage coverage,
@@ -86,10 +92,16 @@ class Tiles {
   bool may_hide(expr::Coverage coverage) const {
     return coverage == expr::Coverage::mixed || a_.has_score();
   }
-  RowPoint point(const QueryRows& q, const Keys& keys, int row, const double* scores) const;
+  // `scores` of keys key0 to key0 + keys - 1.
+  static RowPoint point(const QueryRows& q, int key0, int keys, int row, const double* scores);
+  RowPoint point(const QueryRows& q, const Keys& keys, int row, const double* scores) const {
+    return point(q, keys.key0, keys.keys, row, scores);
+  }
   const VerbsF64& verbs() const { return verbs_; }
 
  private:
+  using RowOfKey = const double* const*;  // [keys]: where the rows of K or V lie
+  void load_rows_of_keys(RowOfKey k, RowOfKey v, bool may_hide, Keys& block) const;
   void apply_mask(const QueryRows& q, const Keys& keys, const Tile& t) const;
 
   const Attention& a_;

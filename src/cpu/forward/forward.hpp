@@ -19,5 +19,8 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
                             const Workers& workers);
 void forward_memory_efficient(const Attention& a, const Plan& plan, const Outputs& outputs,
                               const Workers& workers);
+// flash_attention_2 of problems with lists of keys.
+void forward_key_list(const Attention& a, const Plan& plan, const Outputs& outputs,
+                      const Workers& workers);
 
 }  // namespace attn::cpu

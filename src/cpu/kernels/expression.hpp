@@ -205,7 +205,7 @@ ATTN_INLINE void for_each_strip(const expr::BoundProgram& program, const expr::T
 
 // out[key][row] <- the program's value (float32, or the bits of int32; boolean 0 or -1) at score
 // s[key][row]. out may be s, and overlaps it in no other way. Agrees with evaluate<float>: exactly
-// but for exp, exp2, log, tanh and erf, which are within 2 ulp.
+// but for exp, exp2, log, tanh, erf, sin and cos, which are within 2 ulp.
 static void evaluate(const expr::BoundProgram& program, const expr::TileContext& tile,
                      const float* s, float* out) {
   const expr::Instruction& last = program.instructions[program.count - 1];

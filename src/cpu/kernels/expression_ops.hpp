@@ -3,6 +3,7 @@
 
 #include "core/expr/program.hpp"
 #include "cpu/kernels/math.hpp"
+#include "cpu/kernels/trigonometry.hpp"
 
 namespace attn::cpu::ATTN_ISA {
 
@@ -188,6 +189,10 @@ static void execute_float(expr::Op op, const Operand* args, const Grid& grid, fl
       return map1<F>(args, grid, out, [](F a) { return tanh(a); });
     case Op::erf:
       return map1<F>(args, grid, out, [](F a) { return erf(a); });
+    case Op::sin:
+      return map1<F>(args, grid, out, [](F a) { return sin(a); });
+    case Op::cos:
+      return map1<F>(args, grid, out, [](F a) { return cos(a); });
     case Op::sqrt:
       return map1<F>(args, grid, out, [](F a) { return sqrt(a); });
     case Op::floor:

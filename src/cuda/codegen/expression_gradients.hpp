@@ -30,9 +30,9 @@ namespace attn::cuda {
 //     float of_tanh(float tanh, int query, ...) const;
 //   };
 //
-// in namespace attn::device. Values agree with expr::evaluate<float> (exp, exp2, log, tanh and
-// erf within 2 ulp), and `form` says how the derivative of tanh is written. The text depends on
-// what that of print_expressions depends on.
+// in namespace attn::device. Values agree with expr::evaluate<float> (exp, exp2, log, tanh,
+// erf, sin and cos within 2 ulp), and `form` says how the derivative of tanh is written. The text
+// depends on what that of print_expressions depends on.
 std::string print_slope(const expr::Expr& score, expr::TanhSlope form,
                         const PrintedBuffers& printed = {});
 ExpressionPack slope_pack(const expr::Expr& score);  // the bytes of that struct

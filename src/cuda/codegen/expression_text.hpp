@@ -59,8 +59,8 @@ namespace attn::cuda {
 //   };
 //   }
 //
-// mask agrees with expr::evaluate<float> bit by bit (exp, exp2, log, tanh and erf within 2 ulp);
-// score follows src/cuda/device/expr/fast.cuh, macro ATTN_PRECISE_MATH. With the macro
+// mask agrees with expr::evaluate<float> bit by bit (exp, exp2, log, tanh, erf, sin and cos within
+// 2 ulp); score follows src/cuda/device/expr/fast.cuh, macro ATTN_PRECISE_MATH. With the macro
 // ATTN_SHORT_SEQUENCES=1, for problems whose seqlen_q and seqlen_k are at most 2^20, sums of
 // positions and their conversion to float are cheaper. classify follows expr::classify, but looks
 // at no more than 256 elements a load, and at none unless scans_buffers. Every call reads buffers

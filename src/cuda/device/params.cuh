@@ -117,6 +117,12 @@ struct ForwardParams : ProblemParams {
   // three passes a launch is, 0 to 2. Else null and 0.
   float* scores;
   int pass;
+
+  // Lists of keys (Problem::key_list), of list_length entries each; null without lists. One for all
+  // heads has a stride of 0.
+  const int* key_lists;
+  Strides key_list_strides;
+  int list_length;
 };
 
 // Partial results over keys that another pass had, those of a shared prefix: o [splits][rows]

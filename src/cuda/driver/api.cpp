@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "attn/error.hpp"
+#include "core/first_made.hpp"
 #include "cuda/driver/nvrtc.hpp"
 #include "cuda/driver/shared_library.hpp"
 
@@ -59,8 +60,8 @@ Driver open_driver() {
 }
 
 const Driver& driver() {
-  static const auto& driver = *new const Driver(open_driver());  // of use to static destructors
-  return driver;
+  static constinit core::FirstMade<const Driver> driver;
+  return driver.get(open_driver);
 }
 
 }  // namespace

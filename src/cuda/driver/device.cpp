@@ -3,23 +3,24 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <deque>
-#include <mutex>
+#include <vector>
 
 #include "attn/error.hpp"
+#include "core/first_made.hpp"
 
 namespace attn::cuda {
 namespace {
 
 struct Slot {
-  std::once_flag described, retained;
-  DeviceInfo info;
-  CUcontext primary = nullptr;
+  core::FirstMade<const DeviceInfo> info;
+  core::FirstMade<const CUcontext> primary;
 };
 
-// One slot a device; a deque, because a once_flag cannot be moved.
+// One slot a device.
 Slot& slot(int ordinal) {
-  static auto& slots = *new std::deque<Slot>(static_cast<std::size_t>(api().device_count));
+  static constinit core::FirstMade<std::vector<Slot>> made;
+  std::vector<Slot>& slots =
+      made.get([] { return std::vector<Slot>(static_cast<std::size_t>(api().device_count)); });
   if (ordinal < 0 || ordinal >= api().device_count) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("device is cuda:{}; accepted are cuda:0 to cuda:{}", ordinal,
@@ -62,12 +63,14 @@ DeviceInfo describe(int ordinal) {
 }
 
 CUcontext primary_context(int ordinal) {
-  Slot& s = slot(ordinal);
-  std::call_once(s.retained, [&] {
-    check(api().cuDevicePrimaryCtxRetain(&s.primary, ordinal),
+  // Threads that ask at the same time may retain it more than once, which changes nothing: it is
+  // never released.
+  return slot(ordinal).primary.get([ordinal] {
+    CUcontext primary = nullptr;
+    check(api().cuDevicePrimaryCtxRetain(&primary, ordinal),
           fmt::format("cuDevicePrimaryCtxRetain of cuda:{}", ordinal));
+    return primary;
   });
-  return s.primary;
 }
 
 // The device of the innermost guard of this thread; -1: there is none.
@@ -78,9 +81,7 @@ thread_local int guarded_device = -1;
 int device_count() noexcept { return try_api() != nullptr ? try_api()->device_count : 0; }
 
 const DeviceInfo& device_info(int ordinal) {
-  Slot& s = slot(ordinal);
-  std::call_once(s.described, [&] { s.info = describe(ordinal); });
-  return s.info;
+  return slot(ordinal).info.get([ordinal] { return describe(ordinal); });
 }
 
 ContextGuard::ContextGuard(int device) : outer_(guarded_device) {

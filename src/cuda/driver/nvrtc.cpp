@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/first_made.hpp"
 #include "cuda/driver/shared_library.hpp"
 
 namespace attn::cuda {
@@ -90,8 +91,8 @@ Compiler open_compiler() {
 }
 
 const Compiler& compiler() {
-  static const auto& compiler = *new const Compiler(open_compiler());
-  return compiler;
+  static constinit core::FirstMade<const Compiler> compiler;
+  return compiler.get(open_compiler);
 }
 
 }  // namespace

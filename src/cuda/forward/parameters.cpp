@@ -78,6 +78,7 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   fill_problem_parameters(out, p);
   if (config.classified) out.key_windows = static_cast<int>(key_windows(p, config).value());
   out.page_size = static_cast<int>(p.page_size);
+  out.list_length = static_cast<int>(p.key_list);
   out.num_splits = splits.count;
   out.counter = device::kNoCounter;
   out.least_blocks = static_cast<int>(least_blocks(p, config, splits));
@@ -95,6 +96,13 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const For
   if (inputs.page_table.given()) {
     to.page_table = static_cast<const int*>(inputs.page_table.data);
     to.page_table_stride = inputs.page_table.strides[0];
+  }
+  if (const Tensor& lists = inputs.key_list; lists.given()) {
+    const bool packed = p.layout_q == Layout::packed;
+    const std::size_t heads = packed ? 0 : 1, rows = packed ? 1 : 2;
+    to.key_lists = static_cast<const int*>(lists.data);
+    to.key_list_strides = {packed ? 0 : lists.strides[0], lists.strides[rows],
+                           lists.shape[heads] == 1 ? 0 : lists.strides[heads]};
   }
   if (config.features.paged) to.num_pages = static_cast<int>(inputs.k.shape[0]);
   if (config.splits) {

@@ -116,7 +116,9 @@ Plan plan_keys(const Problem& problem, const PlanOptions& options, bool keeps_pa
   plan.workspace_bytes = workspace.value();
   plan.launch = describe(config, arch, forward_blocks(config, plan.tasks, device.sm_count));
   plan.reasons.emplace_back(config.tiling.reason);
-  if (config.tiling.group > 1) {
+  if (problem.key_list > 0) {
+    plan.reasons.emplace_back("lists of keys: the rows of a tile are of one query");
+  } else if (config.tiling.group > 1) {
     plan.reasons.push_back(fmt::format(
         "the {} query heads of a group share tiles: {} rows a tile would stay empty otherwise",
         config.tiling.group,
@@ -172,6 +174,12 @@ void add_prefix(Plan& plan, const Problem& problem, const core::PrefixParts& par
 }  // namespace
 
 Plan plan_forward(const Problem& problem, const PlanOptions& options) {
+  if (problem.key_list > 0 && options.batch_invariant) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("batch_invariant is true and key_list is {}; accepted beside lists of "
+                            "keys on the cuda backend is false (problem {})",
+                            problem.key_list, core::echo(problem)));
+  }
   Plan plan;
   if (problem.seqlen_prefix > 0) {
     const auto parts = core::prefix_parts(problem, core::OwnLengths::seqused);

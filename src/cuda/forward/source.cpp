@@ -25,6 +25,7 @@ ConfigText common_config(const ForwardConfig& c, bool splits) {
   text.number("kGroup", c.tiling.group);
   text.number("kParts", c.tiling.parts);
   text.number("kPageSize", f.page_size);
+  text.flag("kKeyList", f.key_list);
   text.flag("kPackedQ", f.packed_q);
   text.flag("kPackedK", f.packed_k);
   text.flag("kUsedQ", f.used_q);

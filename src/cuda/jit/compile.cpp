@@ -10,6 +10,7 @@
 #include <set>
 
 #include "attn/error.hpp"
+#include "core/first_made.hpp"
 #include "core/fork_safe.hpp"
 #include "cuda/driver/nvrtc.hpp"
 #include "cuda/jit/cache_entry.hpp"
@@ -162,11 +163,15 @@ Compiled run_compiler(const Nvrtc& compiler, const Source& source, Arch arch,
 // warning each.
 void warn_once(const Context& context, const std::string& about, const std::string& message) {
   if (!context.log) return;
-  static auto& mutex = *new core::ForkSafe<std::mutex>;
-  static auto& told = *new std::set<std::string>;
+  struct Told {
+    core::ForkSafe<std::mutex> mutex;
+    std::set<std::string> about;
+  };
+  static constinit core::FirstMade<Told> made;
+  Told& told = made.get([] { return Told(); });
   {
-    const std::lock_guard lock(mutex);
-    if (!told.insert(about).second) return;
+    const std::lock_guard lock(told.mutex);
+    if (!told.about.insert(about).second) return;
   }
   context.log(message);
 }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/first_made.hpp"
 #include "core/fork_safe.hpp"
 #include "cuda/driver/device.hpp"
 
@@ -165,8 +166,8 @@ struct Kernels {
 
 // Never destroyed: at exit the driver may be gone before this.
 Kernels& kernels() {
-  static auto* const all = new Kernels;
-  return *all;
+  static constinit core::FirstMade<Kernels> all;
+  return all.get([] { return Kernels(); });
 }
 
 std::string memory_key(int device, const Source& source) {

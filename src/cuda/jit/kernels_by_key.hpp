@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/first_made.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/kept_runs.hpp"
 
@@ -39,8 +40,8 @@ class KernelsByKey {
 // The kernels of the process. Never destroyed: at exit the driver may be gone before this.
 template <class Key>
 KernelsByKey<Key>& kernels_by_key() {
-  static auto* const all = new KernelsByKey<Key>;
-  return *all;
+  static constinit core::FirstMade<KernelsByKey<Key>> all;
+  return all.get([] { return KernelsByKey<Key>(); });
 }
 
 }  // namespace attn::cuda

@@ -37,6 +37,7 @@ ForwardFeatures forward_features(const Problem& p, const ForwardTensors& tensors
   f.packed_k = p.layout_k == Layout::packed;
   f.paged = p.layout_k == Layout::paged;
   f.page_size = f.paged ? static_cast<int>(p.page_size) : 0;
+  f.key_list = p.key_list > 0;
   f.used_q = tensors.seqused_q;
   f.used_k = tensors.seqused_k || (f.paged && !tensors.whole_k);
   f.sink = p.sink;
@@ -47,7 +48,7 @@ ForwardFeatures forward_features(const Problem& p, const ForwardTensors& tensors
   f.mask_heads = depends_on(p.mask, expr::Op::head);
   f.mask_batches =
       depends_on(p.mask, expr::Op::batch) || f.packed_q || f.packed_k || f.used_q || f.used_k;
-  f.mask_scans_buffers = mask_scans_buffers(p);
+  f.mask_scans_buffers = !f.key_list && mask_scans_buffers(p);
   f.hides_keys = !p.mask.empty() || may_hide_keys(p.score);
   return f;
 }

@@ -24,7 +24,8 @@ struct ForwardFeatures {
   DType dtype = DType::bf16;
   int head_dim = 0, head_dim_v = 0;
   bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
-  int page_size = 0;  // when paged
+  int page_size = 0;      // when paged
+  bool key_list = false;  // keys by list
   bool sink = false, dropout = false;
   bool dropout_flipped = false;  // core::DropoutRule::flipped
   bool rng_state = false;        // seed and offset of dropout are read by the kernel
@@ -38,6 +39,11 @@ struct ForwardFeatures {
   // again (device/softmax/visible_row.cuh).
   bool hides_keys = false;
 };
+
+// Whether rows of one sequence have other numbers of keys than those of another.
+inline bool has_own_lengths(const ForwardFeatures& f) noexcept {
+  return (f.used_k || f.packed_k) && !f.key_list;
+}
 
 ForwardFeatures forward_features(const Problem& problem, const ForwardTensors& tensors);
 

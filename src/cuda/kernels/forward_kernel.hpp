@@ -104,6 +104,7 @@ struct ForwardKernel {
   // Where sequences have lengths of their own, thread blocks stay and take one piece of a sequence
   // after the other (device/schedule/pieces.cuh); one that a single piece holds is stored whole.
   bool takes_pieces = false;
+  bool takes_key_lists = false;
   bool bounds_keys = false;  // takes more of the mask as bounds of the key
 
   bool runs_by_name_only() const noexcept { return algorithm != Algorithm::flash_attention_2; }

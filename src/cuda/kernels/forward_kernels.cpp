@@ -20,7 +20,8 @@ std::span<const ForwardKernel> forward_kernels() noexcept {
                     .choose = choose_forward_sm80_few_rows,
                     .choose_splits = split_forward_sm80_few_rows,
                     .begins_early = true,
-                    .takes_pieces = true},
+                    .takes_pieces = true,
+                    .takes_key_lists = true},
       // Hopper.
       ForwardKernel{.name = "forward_sm90",
                     .choose = choose_forward_sm90,
@@ -31,10 +32,12 @@ std::span<const ForwardKernel> forward_kernels() noexcept {
       // mma.sync, any architecture from 8.0 on.
       ForwardKernel{.name = "forward_sm80", .choose = choose_forward_sm80},
       // Heads of more than 256 columns, on Hopper and by mma.sync.
-      ForwardKernel{.name = "forward_sm90_wide", .choose = choose_forward_sm90_wide},
-      ForwardKernel{.name = "forward_sm80_wide", .choose = choose_forward_sm80_wide},
+      ForwardKernel{
+          .name = "forward_sm90_wide", .choose = choose_forward_sm90_wide, .takes_key_lists = true},
+      ForwardKernel{
+          .name = "forward_sm80_wide", .choose = choose_forward_sm80_wide, .takes_key_lists = true},
       // float32, and whatever the others do not take.
-      ForwardKernel{.name = "forward_simt", .choose = choose_forward_simt},
+      ForwardKernel{.name = "forward_simt", .choose = choose_forward_simt, .takes_key_lists = true},
       // The papers' other orders.
       ForwardKernel{.name = "forward_flash_attention",
                     .algorithm = Algorithm::flash_attention,

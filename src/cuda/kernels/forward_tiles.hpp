@@ -15,6 +15,10 @@ namespace attn::cuda {
 // seqlen_q.
 int packed_group(const Problem& problem, int tile_rows, int rows, bool uneven);
 
+// With lists of keys the problem of which each query is a sequence of its own, whose keys are the
+// entries of its list: tile shapes and splits are chosen for that. Others are themselves.
+Problem one_query_each(const Problem& problem);
+
 // Rows of O, one for each batch entry, query head and query.
 core::Size all_rows(const Problem& problem);
 

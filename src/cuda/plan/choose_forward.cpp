@@ -36,6 +36,10 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
   if (kernel.reads_maps && !request.tensors.mapped) {
     return {ForwardConfig{}, "the driver makes no tensor maps of tensors with these strides"};
   }
+  if (p.key_list > 0 && !kernel.takes_key_lists) {
+    return {{},
+            fmt::format("key_list is {}; accepted by {} is 0, no lists", p.key_list, kernel.name)};
+  }
   ForwardChoice choice = kernel.choose(request);
   if (!choice.obstacle.empty()) return {ForwardConfig{}, std::move(choice.obstacle)};
   ForwardConfig config{.kernel = &kernel,
@@ -45,8 +49,7 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
                        .algorithm = choice.skips_empty ? Algorithm::block_sparse : kernel.algorithm,
                        .splits = request.splits,
                        .keeps_parts = splits.keeps_parts};
-  config.by_length =
-      config.splits && kernel.takes_pieces && (config.features.used_k || config.features.packed_k);
+  config.by_length = config.splits && kernel.takes_pieces && has_own_lengths(config.features);
   config.fills_grid = config.by_length;
   if (config.splits) config.combine = choose_combine(p.head_dim_v, splits.count);
   // The papers' kernels look at masks tile by tile.

@@ -11,7 +11,7 @@ namespace attn::cuda {
 std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
                                           const Multiprocessors& device, KeySplits of_all) {
   const bool batch_invariant = of_all.batch_invariant;
-  if (problem.layout_q != Layout::packed) return {};
+  if (problem.layout_q != Layout::packed || problem.key_list > 0) return {};
   if (problem.seqlen_k <= problem.seqlen_q && !batch_invariant) return {};
   // What the mask says of blocks of keys is classified ahead, for one kernel.
   const Problem& chosen_for = batch_invariant ? alone(problem) : problem;

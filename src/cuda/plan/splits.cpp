@@ -19,8 +19,9 @@ Multiprocessors multiprocessors(const DeviceInfo& device) {
   return {device.sm_count, kShare * bytes_per_ns / device.sm_count};
 }
 
-std::int32_t choose_splits(const Problem& p, const ForwardConfig& config,
+std::int32_t choose_splits(const Problem& problem, const ForwardConfig& config,
                            const Multiprocessors& device) {
+  const Problem p = one_query_each(problem);
   if (config.kernel->runs_by_name_only()) return 1;
   if (config.kernel->choose_splits != nullptr) {
     return config.kernel->choose_splits(p, config, device);
@@ -62,7 +63,8 @@ std::int64_t least_blocks(const Problem& p, const ForwardConfig& config, KeySpli
   if (!splits.batch_invariant) {
     // Sequences that are much shorter than the longest may be are cut as well.
     constexpr std::int64_t kPiece = 2048;
-    const std::int64_t of_longest = ceil_div(ceil_div(p.seqlen_k, keys), splits.count);
+    const std::int64_t longest = p.key_list > 0 ? p.key_list : p.seqlen_k;
+    const std::int64_t of_longest = ceil_div(ceil_div(longest, keys), splits.count);
     return std::max<std::int64_t>(
         1, config.by_length ? std::min(of_longest, kPiece / keys) : of_longest);
   }

@@ -8,6 +8,7 @@
 // turn that never comes, as a deadlock, which ends the launch.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -111,7 +112,10 @@ void wait_products(unsigned groups);
 
 // sum + a[0] b[0] + ... of 16 products, as tensor cores add them.
 float add_products(float sum, const float* a, const float* b);
-float widen(std::uint16_t bits, bool half);
+extern const float* const kHalves;  // by their bits
+inline float widen(std::uint16_t bits, bool half) {
+  return half ? kHalves[bits] : std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
 
 // A kernel: call(arguments) in every one of grid blocks of `size` threads, `cluster` of which run
 // at a time.

@@ -106,7 +106,7 @@ void wait_products(unsigned groups) {
 }
 
 namespace {
-float widen_half(unsigned bits) {
+float float_of_half(unsigned bits) {
   const int exponent = static_cast<int>(bits >> 10 & 31), fraction = static_cast<int>(bits & 1023);
   const float size = exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
                      : exponent == 0
@@ -116,24 +116,20 @@ float widen_half(unsigned bits) {
 }
 std::vector<float> halves() {
   std::vector<float> all(1 << 16);
-  for (unsigned bits = 0; bits < all.size(); ++bits) all[bits] = widen_half(bits);
+  for (unsigned bits = 0; bits < all.size(); ++bits) all[bits] = float_of_half(bits);
   return all;
 }
+const std::vector<float> kAllHalves = halves();
 }  // namespace
 
+const float* const kHalves = kAllHalves.data();
+
+// Much of what a kernel takes here: 9 ns with vectors of eight, 19 with the least of an x86-64.
+#ifdef __x86_64__
+__attribute__((target_clones("avx2", "default")))
+#endif
 float add_products(float sum, const float* a, const float* b) {
   return reference::tensor_core_sum(sum, a, b, 16);
-}
-
-float widen(std::uint16_t bits, bool half) {
-  if (half) {
-    static const std::vector<float> floats = halves();
-    return floats[bits];
-  }
-  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, 4);
-  return value;
 }
 
 }  // namespace attn::emulator

@@ -54,11 +54,11 @@ DeviceExpressions special_floats(std::uint32_t seed) {
   const auto& s = expr::symbols();
   const expr::Expr a = expr::Buffer("x", tensor(values->x.data(), {26}))[s.query];
   const expr::Expr b = expr::Buffer("y", tensor(values->y.data(), {26}))[s.key];
-  const expr::Expr results[] = {a + b,     a - b,     a * b,    a / b,
-                                min(a, b), max(a, b), sqrt(a),  log(a),
-                                exp(a),    tanh(a),   abs(a),   select(s.query < s.key, a, b),
-                                exp2(a),   erf(a),    floor(a), to_int(a)};
-  const expr::Expr result = results[random.uniform(0, 15)];
+  const expr::Expr results[] = {
+      a + b,   a - b,  a * b,    a / b,     min(a, b), max(a, b),
+      sqrt(a), log(a), exp(a),   tanh(a),   abs(a),    select(s.query < s.key, a, b),
+      exp2(a), erf(a), floor(a), to_int(a), sin(a),    cos(a)};
+  const expr::Expr result = results[random.uniform(0, 17)];
   const expr::Expr limit = random.special_float();
   const expr::Expr masks[] = {result < limit,  result <= limit, limit < result,
                               limit <= result, result == limit, result != limit};
@@ -99,6 +99,8 @@ std::vector<DeviceExpressions> device_expressions() {
       {"softcap", causal(), 30 * tanh(s.score / 30), t},
       {"softcap_bias", {}, 30 * tanh(s.score / 30) + bias({s.head, s.query, s.key}), t},
       {"gelu", causal(), 0.5F * s.score * (1 + erf(s.score * 0.70710678F)), t},
+      {"waves", cos(to_float(s.query - s.key)) > -0.5F && sin(s.key * 1e7F) < 0.5F,
+       2 * sin(s.score / 2) + cos(to_float(distance)), t},
       {"alibi_of_powers", causal(),
        s.score - exp2(-0.5F * to_float(s.head + 1)) * to_float(distance), t},
       {"morton",

@@ -85,7 +85,8 @@ expr::Bindings upload_buffers(const test::DeviceExpressions& e, std::vector<Devi
 // Values that differ by a rounding of exp and the like may compare otherwise.
 bool is_exact(const Expr& mask) {
   const std::string text = to_string(mask);
-  constexpr std::string_view kApproximate[] = {"exp(", "exp2(", "log(", "tanh(", "erf("};
+  constexpr std::string_view kApproximate[] = {"exp(", "exp2(", "log(", "tanh(",
+                                               "erf(", "sin(",  "cos("};
   return std::ranges::none_of(kApproximate, [&](std::string_view function) {
     return text.find(function) != std::string::npos;
   });

@@ -1,10 +1,11 @@
 // float32 arithmetic of masks: each operation is rounded by itself and never contracted, so that
-// every backend masks alike. exp, exp2, log, tanh and erf err by at most 2 ulp. Not for use with
-// the compiler's fast-math switches.
+// every backend masks alike. exp, exp2, log, tanh, erf, sin and cos err by at most 2 ulp. Not for
+// use with the compiler's fast-math switches.
 #pragma once
 
 #include "device.cuh"
 #include "expr/integer.cuh"
+#include "expr/trigonometry.cuh"
 
 #ifdef __CUDACC__
 #define ATTN_EXACT(device, portable) device
@@ -81,6 +82,8 @@ ATTN_DEVICE float attn_sqrt(float a) { return ATTN_EXACT(__fsqrt_rn, __builtin_s
 ATTN_DEVICE float attn_exp(float a) { return ATTN_EXACT(expf, __builtin_expf)(a); }
 ATTN_DEVICE float attn_exp2(float a) { return ATTN_EXACT(exp2f, __builtin_exp2f)(a); }
 ATTN_DEVICE float attn_erf(float a) { return ATTN_EXACT(erff, __builtin_erff)(a); }
+ATTN_DEVICE float attn_sin(float a) { return sine(a); }
+ATTN_DEVICE float attn_cos(float a) { return cosine(a); }
 ATTN_DEVICE float attn_log(float a) { return ATTN_EXACT(logf, __builtin_logf)(a); }
 ATTN_DEVICE float attn_tanh(float a) { return ATTN_EXACT(tanhf, __builtin_tanhf)(a); }
 

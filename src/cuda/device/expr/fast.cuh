@@ -7,6 +7,7 @@
 //   exp     1 MUFU, 2 ulp            1 MUFU, relative error 2^-22 + |x| 2^-24
 //   exp2    1 MUFU, 2 ulp            1 MUFU, relative error 2^-22
 //   erf     2 ulp
+//   sin     2 ulp, as cos; some 40 instructions, of integers mostly
 //   log     1 MUFU, 1 ulp            1 MUFU, absolute error 2^-22 near 1
 //   sqrt    1 MUFU, rounded          1 MUFU, 1 ulp
 //   a / b   1 MUFU, 2 ulp; by a constant a multiplication, 1 ulp
@@ -104,6 +105,8 @@ ATTN_DEVICE float attn_sqrt(float a) { return mufu::square_root(a); }
 #endif
 
 ATTN_DEVICE float attn_erf(float a) { return exact::attn_erf(a); }
+ATTN_DEVICE float attn_sin(float a) { return exact::attn_sin(a); }
+ATTN_DEVICE float attn_cos(float a) { return exact::attn_cos(a); }
 
 // tanh by two MUFU, with an absolute error of 2e-7.
 ATTN_DEVICE float tanh_of_exp(float a) {
@@ -145,12 +148,14 @@ ATTN_DEVICE float attn_small_tanh(float x, int& room) {
 namespace slope {
 
 using fast::attn_add;
+using fast::attn_cos;
 using fast::attn_div;
 using fast::attn_erf;
 using fast::attn_exp;
 using fast::attn_exp2;
 using fast::attn_log;
 using fast::attn_mul;
+using fast::attn_sin;
 using fast::attn_sqrt;
 using fast::attn_sub;
 

@@ -40,9 +40,15 @@ ATTN_DEVICE float range_step(float x, int steps) {
   order = attn_max(attn_min(order, kInfinityBits), -kInfinityBits);
   return __builtin_bit_cast(float, order < 0 ? kIntMin - order : order);
 }
-// exp, exp2, log, tanh and erf err by up to 2 ulp.
+// exp, exp2, log, tanh, erf, sin and cos err by up to 2 ulp.
 ATTN_DEVICE float range_down(float x) { return range_step(x, -6); }
 ATTN_DEVICE float range_up(float x) { return range_step(x, 6); }
+
+// Toward plus infinity, of at most 2^31 in magnitude.
+ATTN_DEVICE double attn_ceil(double x) {
+  const auto whole = static_cast<double>(static_cast<int>(x));
+  return whole < x ? whole + 1 : whole;
+}
 
 ATTN_DEVICE FloatRange range_neg(FloatRange a) { return {-a.hi, -a.lo, a.nan}; }
 // Rounding to nearest is monotone: the rounded bounds bound the rounded values.
@@ -116,6 +122,27 @@ ATTN_DEVICE FloatRange range_tanh(FloatRange a) {
 ATTN_DEVICE FloatRange range_erf(FloatRange a) {
   return {attn_max(range_down(exact::attn_erf(a.lo)), -1.0f),
           attn_min(range_up(exact::attn_erf(a.hi)), 1.0f), a.nan};
+}
+// The range of a wave that takes the values `first` and `last` at the ends of a, and is 1 where its
+// argument is `phase` plus an even multiple of pi, -1 at the odd multiples.
+ATTN_DEVICE FloatRange range_wave(FloatRange a, float first, float last, double phase) {
+  const bool nan = a.nan || range_has_infinity(a);
+  // Up to kFar the multiples are right to 1e-9, by which the range of them is widened.
+  constexpr float kFar = 0x1p+20f;
+  if (a.lo < -kFar || a.hi > kFar) return {-1, 1, nan};
+  constexpr double kPi = 3.141592653589793;
+  const double from = (a.lo - phase) / kPi - 1e-9;
+  const double to = (a.hi - phase) / kPi + 1e-9;
+  const bool has_even = 2 * attn_ceil(from / 2) <= to;
+  const bool has_odd = 2 * attn_ceil((from - 1) / 2) + 1 <= to;
+  return {has_odd ? -1.0f : attn_max(range_down(attn_min(first, last)), -1.0f),
+          has_even ? 1.0f : attn_min(range_up(attn_max(first, last)), 1.0f), nan};
+}
+ATTN_DEVICE FloatRange range_sin(FloatRange a) {
+  return range_wave(a, exact::attn_sin(a.lo), exact::attn_sin(a.hi), 1.5707963267948966);
+}
+ATTN_DEVICE FloatRange range_cos(FloatRange a) {
+  return range_wave(a, exact::attn_cos(a.lo), exact::attn_cos(a.hi), 0);
 }
 ATTN_DEVICE FloatRange range_sqrt(FloatRange a) {
   if (a.hi < 0) return range_any_float();

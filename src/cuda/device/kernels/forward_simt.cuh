@@ -12,6 +12,7 @@
 //   kBlockN                64
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
 //   kPageSize              of paged K and V; 0: not paged
+//   kKeyList               keys by list: a tile has rows of one query
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 4
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
@@ -128,7 +129,7 @@ struct ForwardSimt {
 #pragma unroll 4
     for (int slot = static_cast<int>(threadIdx.x / kAcross); slot < C::kBlockN;
          slot += kThreads / kAcross) {
-      const int key = block * C::kBlockN + key_of(slot);
+      const int key = tile.key_at(p, block * C::kBlockN + key_of(slot));
       const bool exists = tile.has_key(p, key);
       const auto* from = element<Element>(data, start + tile.key_row(p, strides, exists ? key : 0));
 #pragma unroll
@@ -226,7 +227,6 @@ struct ForwardSimt {
 
   // Changes S as score and mask say.
   ATTN_DEVICE void change_scores(Thread& t, int block, bool mixed) const {
-    const Sequence& q = tile.sequence;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int row = first_row() + r;
@@ -236,15 +236,9 @@ struct ForwardSimt {
         const int key = block * C::kBlockN + key_of(4 * member() + i);
         float& x = t.s[r][i];
         if constexpr (Expressions::kHasScore) {
-          x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k);
+          x = tile.score(p, e, x, query, head, key);
         }
-        if (mixed) {
-          bool visible = key < q.length_k;
-          if constexpr (Expressions::kHasMask) {
-            visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
-          }
-          x = visible ? x : minus_infinity();
-        }
+        if (mixed) x = tile.sees(p, e, query, head, key) ? x : minus_infinity();
       }
     }
   }

@@ -16,6 +16,7 @@
 //   kStages                pieces of K and V of a warp in shared memory, 2 or more
 //   kGroup                 query heads of a K, V head; all share the tile
 //   kPageSize              of paged K and V; 0: not paged
+//   kKeyList               keys by list: the rows are all those of a K, V head and query
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 1
 //   kByLength              a sequence that one split holds is stored whole, and splits past the end
@@ -81,7 +82,7 @@ struct ForwardFewRows {
   static constexpr int kSteps = TileK::kChunks / 2;
   static constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
   // Where sequences have lengths of their own, thread blocks stay, and take long pieces first.
-  static constexpr bool kStays = C::kUsedK || C::kPackedK;
+  static constexpr bool kStays = (C::kUsedK || C::kPackedK) && !C::kKeyList;
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
   static_assert(kTiles == 1 || kTiles == 2);
   static_assert(kKeys % 16 == 0 && C::kStages >= 2 && !C::kDropout);
@@ -147,26 +148,32 @@ struct ForwardFewRows {
   }
   // The first of this warp's keys of a block.
   static ATTN_DEVICE int first_key(int block) { return block * C::kBlockN + warp() * kKeys; }
-  // The page of one key of the block that comes next, a key a lane: looked up a block ahead, since
-  // the copies cannot be asked for before it is here.
-  ATTN_DEVICE int next_page(const Blocks& list) const {
-    if constexpr (C::kPageSize > 0) {
-      const int key = first_key(list.block()) + lane() % kKeys;
-      if (list.more() && key < tile.sequence.length_k)
-        return static_cast<int>(tile.page_of(p, key));
+  // One key of the block that comes next, of a list, and its page, a key a lane: looked up a block
+  // ahead, since the copies cannot be asked for before they are here. -1: none.
+  struct Found {
+    int key, page;
+  };
+  ATTN_DEVICE Found next_found(const Blocks& list) const {
+    Found found{-1, -1};
+    if constexpr (C::kPageSize > 0 || C::kKeyList) {
+      if (!list.more()) return found;
+      const int key = tile.key_at(p, first_key(list.block()) + lane() % kKeys);
+      if (!tile.is_key(key)) return found;
+      found.key = key;
+      if constexpr (C::kPageSize > 0) found.page = static_cast<int>(tile.page_of(p, key));
     }
-    return -1;
+    return found;
   }
   // Rows past the length are zeros: P = 0 would not undo a NaN in V.
   template <class Tile>
   ATTN_DEVICE void load_keys(unsigned to, const char* from, const Strides& strides, int key0,
-                             int page) const {
+                             const Found& found) const {
     load_warp_tile<Tile, kKeys>(to, [&](int row) {
-      const int key = key0 + row;
-      bool exists = key < tile.sequence.length_k;
+      const int key = C::kKeyList ? __shfl_sync(~0u, found.key, row) : key0 + row;
+      bool exists = tile.is_key(key);
       long long at = key * strides.row;
       if constexpr (C::kPageSize > 0) {
-        const int own = __shfl_sync(~0u, page, row);
+        const int own = __shfl_sync(~0u, found.page, row);
         exists = exists && static_cast<unsigned>(own) < static_cast<unsigned>(p.num_pages);
         at = own * strides.batch + key % C::kPageSize * strides.row;
       }
@@ -176,18 +183,19 @@ struct ForwardFewRows {
   // Asks for this warp's keys of the next block, and for V of them, and goes on to the one after.
   struct Copies {
     Blocks list;
-    int page;
+    Found found;
     const char *k, *v;
   };
   ATTN_DEVICE void load_next(Copies& next, int stage) const {
     if (next.list.more()) {
-      const int key0 = first_key(next.list.block()), page = next.page;
+      const int key0 = first_key(next.list.block());
+      const Found found = next.found;
       next.list.advance(*this, 0);
-      next.page = next_page(next.list);
+      next.found = next_found(next.list);
       const unsigned to = shared + static_cast<unsigned>(warp() * Layout::kWarpBytes +
                                                          stage * (Layout::kK + Layout::kV));
-      load_keys<TileK>(to, next.k, p.k_strides, key0, page);
-      load_keys<TileV>(to + Layout::kK, next.v, p.v_strides, key0, page);
+      load_keys<TileK>(to, next.k, p.k_strides, key0, found);
+      load_keys<TileV>(to + Layout::kK, next.v, p.v_strides, key0, found);
     }
     copy_async_commit();
   }
@@ -237,22 +245,16 @@ struct ForwardFewRows {
   // Makes P of a block as operands, and multiplies O where the references moved.
   ATTN_DEVICE void softmax(Warp& w, unsigned (&p16)[kTiles][kKeys / 4], int block,
                            bool mixed) const {
-    const Sequence& q = tile.sequence;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       if constexpr (Expressions::kHasScore) {
         for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key, int step) {
-          x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
+          x = tile.score(p, e, x, query, head, key, step);
         });
       }
       if (mixed) {
         for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int first, int step) {
-          const int key = first + step;
-          bool visible = key < q.length_k;
-          if constexpr (Expressions::kHasMask) {
-            visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
-          }
-          x = visible ? x : minus_infinity();
+          x = tile.sees(p, e, query, head, first + step) ? x : minus_infinity();
         });
       }
       float alpha[2];
@@ -269,7 +271,7 @@ struct ForwardFewRows {
   ATTN_DEVICE void attend(Warp& w) const {
     const int head = tile.key_head(p);
     Blocks list(*this, 0);
-    Copies next{list, next_page(list),
+    Copies next{list, next_found(list),
                 static_cast<const char*>(p.k) + 2 * tile.first_key(p.k_strides, head),
                 static_cast<const char*>(p.v) + 2 * tile.first_key(p.v_strides, head)};
 #pragma unroll

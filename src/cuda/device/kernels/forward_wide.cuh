@@ -19,6 +19,7 @@
 //   kVInK                  V is the first kHeadDimV columns of K, in memory
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
 //   kPageSize              of paged K and V; 0: not paged
+//   kKeyList               keys by list: a tile has rows of one query
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 1
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
@@ -100,8 +101,9 @@ struct ForwardWide : Place_ {
                              int block) const {
     const int first = block * C::kBlockN;
     load_tile<Tile, C::kBlockN, kLoaders, Place::kFirstLoader>(to, [&](int row) {
-      const bool exists = tile.has_key(p, first + row);
-      return SourceRow{from + 2 * tile.key_row(p, strides, exists ? first + row : 0), exists};
+      const int key = tile.key_at(p, first + row);
+      const bool exists = tile.has_key(p, key);
+      return SourceRow{from + 2 * tile.key_row(p, strides, exists ? key : 0), exists};
     });
   }
   ATTN_DEVICE void load_k(int stage, int block) const {
@@ -139,20 +141,31 @@ struct ForwardWide : Place_ {
 
   // Score and mask.
   ATTN_DEVICE void modify(Warp& w, int block, bool mixed) const {
-    const Sequence& q = tile.sequence;
     if constexpr (Expressions::kHasScore) {
       for_each_score(w.s, block, [&](float& x, int query, int head, int key, int step) {
-        x = e.score(x, query, key, q.batch, head, q.length_q, q.length_k, step);
+        x = tile.score(p, e, x, query, head, key, step);
       });
     }
     if (!mixed) return;
+    if constexpr (C::kKeyList && !Expressions::kHasMask) return hide_unnamed(w, block);
     for_each_score(w.s, block, [&](float& x, int query, int head, int first, int step) {
-      const int key = first + step;
-      bool visible = key < q.length_k;
-      if constexpr (Expressions::kHasMask) {
-        visible = visible & e.mask(query, key, q.batch, head, q.length_q, q.length_k);
-      }
-      x = visible ? x : minus_infinity();
+      x = tile.sees(p, e, query, head, first + step) ? x : minus_infinity();
+    });
+  }
+
+  // Hides entries of a list that name no key. The warp looks them up together, one a lane, and each
+  // thread has a bit of each: the keys themselves would be as many registers.
+  ATTN_DEVICE void hide_unnamed(Warp& w, int block) const {
+    constexpr int kWords = (kKeys + 31) / 32;
+    const int first = block * C::kBlockN + key0();
+    unsigned named[kWords];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const bool is_key = tile.is_key(tile.key_at(p, first + 32 * i + lane()));
+      named[i] = __ballot_sync(~0u, is_key) >> 2 * (lane() % 4);
+    }
+    for_each_score(w.s, block, [&](float& x, int, int, int, int step) {
+      x = named[step / 32] >> step % 32 & 1 ? x : minus_infinity();
     });
   }
 

@@ -46,17 +46,21 @@ ATTN_DEVICE Coverage block_coverage(const Expressions& e, const KeyRange& r, con
 // kOwn: the caller's rows are not all.
 template <class C, class Expressions, class Tiles, bool kOwn>
 class KeyBlocks {
+  // Bounds of keys say nothing of blocks of a list, all of which are mixed.
+  static constexpr bool kListed = requires { requires C::kKeyList; };
+  static constexpr bool kClassifies = Expressions::kHasMask && !kListed;
+
  public:
   // An empty list.
   KeyBlocks() = default;
   ATTN_DEVICE KeyBlocks(const Tiles& tiles, int slot) {
     const KeyRange r = tiles.keys(slot);
     if constexpr (C::kSplits) begin_ = r.begin;
-    if constexpr (Expressions::kHasMask) {
+    if constexpr (kClassifies) {
       next_ = (r.end + 31) / 32 * 32;
     } else {
       next_ = r.shared.first > r.shared.last ? r.begin : r.end;
-      whole_ = r.seqlen_k / C::kBlockN;
+      whole_ = kListed ? 0 : r.seqlen_k / C::kBlockN;
       empty_ = r.own.first > r.own.last;
     }
     advance(tiles, slot);
@@ -85,7 +89,7 @@ class KeyBlocks {
   // Whether more than `count` blocks are to come, as far as it is known: with a mask, blocks
   // before the 32 around the next one count as more.
   ATTN_DEVICE bool longer_than(int count) const {
-    if constexpr (Expressions::kHasMask) {
+    if constexpr (kClassifies) {
       return (next_ & ~31) > begin_ || (more() && __popc(present_) >= count);
     } else {
       return next_ - begin_ >= count;
@@ -95,16 +99,16 @@ class KeyBlocks {
   // of it, or nothing.
   ATTN_DEVICE int block() const { return next_; }
   ATTN_DEVICE bool mixed() const {
-    if constexpr (Expressions::kHasMask) return mixed_ >> (next_ & 31) & 1;
+    if constexpr (kClassifies) return mixed_ >> (next_ & 31) & 1;
     return next_ >= whole_;
   }
   ATTN_DEVICE bool empty_for_own() const {
-    if constexpr (Expressions::kHasMask) return empty_ >> (next_ & 31) & 1;
+    if constexpr (kClassifies) return empty_ >> (next_ & 31) & 1;
     return empty_;
   }
   // Whether the next step stays among the blocks that are classified, or ends the list.
   ATTN_DEVICE bool steps_inside() const {
-    if constexpr (!Expressions::kHasMask || C::kClassified) return true;
+    if constexpr (!kClassifies || C::kClassified) return true;
     return present_ != 0 || (next_ & ~31) <= begin_;
   }
   // Whether there is a next block that needs no mask, and a step from it stays inside.
@@ -113,7 +117,7 @@ class KeyBlocks {
   ATTN_DEVICE void step(const Tiles& tiles, int slot) {
     if constexpr (C::kClassified) {
       advance(tiles, slot);
-    } else if constexpr (Expressions::kHasMask) {
+    } else if constexpr (kClassifies) {
       const int bit = 31 - __clz(static_cast<int>(present_));
       const bool some = present_ != 0;
       present_ &= ~(some ? 1u << bit : 0u);
@@ -123,7 +127,7 @@ class KeyBlocks {
     }
   }
   ATTN_DEVICE void advance(const Tiles& tiles, int slot) {
-    if constexpr (Expressions::kHasMask) {
+    if constexpr (kClassifies) {
       int window = next_ & ~31;
       while (present_ == 0) {
         if (window <= begin_) {

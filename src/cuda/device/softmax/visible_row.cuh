@@ -70,7 +70,7 @@ struct VisibleRow {
   ATTN_DEVICE void write(int row) const {
     const Sequence& q = tile.sequence;
     const int query = tile.query_of(row), head = tile.head_of(row);
-    const int end = min(tile.end * C::kBlockN, q.length_k);
+    const int end = min(tile.end * C::kBlockN, C::kKeyList ? p.list_length : q.length_k);
     const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
     const Storage* const from = element<Element>(p.q, tile.query_row(p.q_strides, query, head));
     const long long k = tile.first_key(p.k_strides, tile.key_head(p));
@@ -84,8 +84,8 @@ struct VisibleRow {
     for (int pass = 0; pass < 2; ++pass) {
 #pragma unroll 1
       for (int key0 = tile.begin * C::kBlockN; key0 < end; key0 += 32) {
-        const int key = key0 + lane();
-        bool seen = key < end && is_visible(query, key, head);
+        const int key = tile.key_at(p, key0 + lane());
+        bool seen = key0 + lane() < end && tile.is_key(key) && is_visible(query, key, head);
         float s = minus_infinity();
         if (seen) {
           s = multiply_qk(from, element<Element>(p.k, k + tile.key_row(p, p.k_strides, key)));
@@ -106,7 +106,8 @@ struct VisibleRow {
           const int other = 31 - __clz(static_cast<int>(left));
           left ^= 1u << other;
           add(o, __shfl_sync(~0u, kept, other),
-              element<Element>(p.v, v + tile.key_row(p, p.v_strides, key0 + other)));
+              element<Element>(p.v,
+                               v + tile.key_row(p, p.v_strides, tile.key_at(p, key0 + other))));
         }
       }
       if (pass == 0) {

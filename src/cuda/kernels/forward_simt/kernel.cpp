@@ -38,8 +38,9 @@ Tiling forward_simt_tiling(const Problem& p, int group) {
 ForwardChoice choose_forward_simt(const ForwardRequest& request) {
   const Problem& p = request.problem;
   const int rows = rows_of_tile(p);
-  const Tiling tiling =
-      forward_simt_tiling(p, packed_group(p, rows, rows, request.tensors.uneven_q));
+  const int group = p.key_list > 0 ? static_cast<int>(p.heads_q / p.heads_k)
+                                   : packed_group(p, rows, rows, request.tensors.uneven_q);
+  const Tiling tiling = forward_simt_tiling(p, group);
   const std::int64_t most = most_shared_bytes(request.arch);
   if (tiling.shared_bytes > most) {
     return ForwardChoice::refused(

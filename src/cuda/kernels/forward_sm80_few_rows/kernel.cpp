@@ -75,7 +75,7 @@ int blocks_per_multiprocessor(std::int64_t shared_bytes) {
 }  // namespace
 
 ForwardChoice choose_forward_sm80_few_rows(const ForwardRequest& request) {
-  const Problem& p = request.problem;
+  const Problem p = one_query_each(request.problem);
   if (std::string why = tensor_core_obstacle(p, request.tensors.aligned); !why.empty()) {
     return ForwardChoice::refused(std::move(why));
   }
@@ -149,7 +149,7 @@ std::int32_t split_forward_sm80_few_rows(const Problem& p, const ForwardConfig& 
       least = time;
     }
   }
-  if ((config.features.used_k || config.features.packed_k) && p.seqlen_k > kLong) {
+  if (has_own_lengths(config.features) && p.seqlen_k > kLong) {
     const auto most = static_cast<std::int64_t>(kMostRounds * slots / tiles);
     best =
         std::max(best, std::min({ceil_div(p.seqlen_k, kPiece), most, std::int64_t{kMostSplits}}));

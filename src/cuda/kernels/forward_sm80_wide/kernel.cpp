@@ -62,7 +62,7 @@ class ForwardSm80Wide final : public ForwardShape {
 }  // namespace
 
 ForwardChoice choose_forward_sm80_wide(const ForwardRequest& request) {
-  const Problem& p = request.problem;
+  const Problem p = one_query_each(request.problem);
   constexpr std::int64_t kMostColumns = 576, kMostColumnsV = 512;
   if (std::string why =
           tensor_core_obstacle(p, request.tensors.aligned, kMostColumns, kMostColumnsV);
@@ -94,7 +94,8 @@ ForwardChoice choose_forward_sm80_wide(const ForwardRequest& request) {
   tiling.rows = shape->rows;
   tiling.keys = shape->keys;
   tiling.threads = 32 * shape->warps;
-  tiling.group = tiles(shape->rows, group) < tiles(shape->rows, 1) ? static_cast<int>(group) : 1;
+  const bool together = p.key_list > 0 || tiles(shape->rows, group) < tiles(shape->rows, 1);
+  tiling.group = together ? static_cast<int>(group) : 1;
   tiling.stages = shape->stages;
   tiling.shared_bytes = shared_bytes(p, request.tensors.v_in_k, *shape);
   tiling.reason = shape->reason;

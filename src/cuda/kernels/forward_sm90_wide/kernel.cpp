@@ -54,7 +54,7 @@ class ForwardSm90Wide final : public ForwardShape {
 }  // namespace
 
 ForwardChoice choose_forward_sm90_wide(const ForwardRequest& request) {
-  const Problem& p = request.problem;
+  const Problem p = one_query_each(request.problem);
   constexpr std::int64_t kMostColumns = 576, kMostColumnsV = 512, kFewRows = 32;
   if (std::string why =
           tensor_core_obstacle(p, request.tensors.aligned, kMostColumns, kMostColumnsV);
@@ -87,7 +87,8 @@ ForwardChoice choose_forward_sm90_wide(const ForwardRequest& request) {
   tiling.rows = kRows;
   tiling.keys = kKeys;
   tiling.threads = 32 * kWarps;
-  tiling.group = tiles(group) < tiles(1) ? static_cast<int>(group) : 1;
+  const bool together = p.key_list > 0 || tiles(group) < tiles(1);
+  tiling.group = together ? static_cast<int>(group) : 1;
   tiling.stages = stages;
   tiling.shared_bytes = shared_bytes(p, v_in_k, stages);
   tiling.reason = stages == 2 ? "two tiles of K and V in flight"

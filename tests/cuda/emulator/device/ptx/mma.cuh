@@ -43,14 +43,16 @@ inline void multiply_warp(bool half, float* d, const unsigned* a, unsigned b0, u
     std::memcpy(&bits, all + of_lane * emulator::kExchange + 4 * word + 2 * half_of_word, 2);
     return emulator::widen(bits, half);
   };
-  for (unsigned r = 0; r < 4; ++r) {
-    const unsigned column = lane % 4 * 2 + r % 2;
-    float of_a[16], of_b[16];
+  float of_a[2][16], of_b[2][16];
+  for (unsigned i = 0; i < 2; ++i) {
+    const unsigned column = lane % 4 * 2 + i;
     for (unsigned k = 0; k < 16; ++k) {
-      of_a[k] = value(lane / 4 * 4 + k % 8 / 2, k / 8 * 2 + r / 2, k % 2);
-      of_b[k] = value(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
+      of_a[i][k] = value(lane / 4 * 4 + k % 8 / 2, k / 8 * 2 + i, k % 2);
+      of_b[i][k] = value(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
     }
-    d[r] = emulator::add_products(d[r], of_a, of_b);
+  }
+  for (unsigned r = 0; r < 4; ++r) {
+    d[r] = emulator::add_products(d[r], of_a[r / 2], of_b[r % 2]);
   }
 }
 inline void multiply(BFloat16, float* d, const unsigned* a, unsigned b0, unsigned b1) {

@@ -1,0 +1,106 @@
+// FlashAttention-2, algorithm 1 (Dao 2023), over keys by list (Problem::key_list): the query heads
+// of a K, V head that share a query are Q blocks, and the rows of K and V that the query's list
+// names are gathered block by block, in the order of the list.
+#include <limits>
+
+#include "cpu/forward/forward.hpp"
+#include "cpu/forward/query_group.hpp"
+#include "cpu/listed_keys.hpp"
+#include "cpu/nonfinite.hpp"
+#include "cpu/tasks.hpp"
+
+namespace attn::cpu {
+namespace {
+
+// Score expression and mask of each key at its own index, and -inf where there is none.
+void modify(const Attention& a, const QueryBlock& q, const ListedKeys& keys, TileScratch& t) {
+  const int rows = a.ops.rows;
+  if (a.has_score() || a.has_mask()) {
+    core::for_key_runs(keys.key, keys.count, [&](int first, int count, std::int32_t key) {
+      const expr::TileContext context = a.expression_context(q, key, count, t);
+      float* const s = t.s + std::ptrdiff_t{first} * rows;
+      if (a.has_score()) a.ops.evaluate_score(a.score(), context, s);
+      if (a.has_mask()) a.ops.apply_mask(a.mask(), context, s);
+    });
+  }
+  for (int j = 0; j < keys.count && !keys.all; ++j) {
+    if (keys.key[j] >= 0) continue;
+    std::fill_n(t.s + std::ptrdiff_t{j} * rows, rows, -std::numeric_limits<float>::infinity());
+  }
+}
+
+// m, l and the unnormalised O of the Q blocks, all of one query, take in those keys.
+void attend_keys(const Attention& a, const core::Sequence& sequence, int head_k,
+                 const ListedKeys& keys, int blocks, GroupScratch& s) {
+  const std::byte* row[kBlockK];
+  keys.find(sequence.k, head_k, row);
+  a.ops.pack_k(row, keys.count, a.dim, a.problem.dtype, s.keys.k);
+  keys.find(sequence.v, head_k, row);
+  // P may be 0 where a key is hidden: rows of V that are not finite are added apart
+  // (nonfinite.hpp).
+  const bool may_be_zero = a.has_mask() || a.has_score();
+  const std::uint64_t apart =
+      may_be_zero ? a.ops.nonfinite_rows(row, keys.count, a.dim_v, a.problem.dtype) : 0;
+  const std::byte* packed[kBlockK];
+  std::copy_n(row, keys.count, packed);
+  for_each_bit(apart, keys.count, [&](int j) { packed[j] = kNoKey; });
+  a.ops.pack_v(packed, keys.count, a.dim_v, a.problem.dtype, s.keys.v);
+  for (int first = 0; first < blocks; first += a.ops.q_blocks) {
+    const int tiles = std::min(a.ops.q_blocks, blocks - first);
+    ScoreTile scores[kMaxRegisterBlocks];
+    for (int i = 0; i < tiles; ++i) {
+      scores[i] = {s.blocks[first + i].q_t, s.tile[i].s, s.tile[i].row_max};
+    }
+    a.ops.scores(scores, tiles, s.keys.k, keys.count, a.dim);
+    OutputTile output[kMaxRegisterBlocks];
+    for (int i = 0; i < tiles; ++i) {
+      QueryBlock& q = s.blocks[first + i];
+      TileScratch& t = s.tile[i];
+      modify(a, q, keys, t);
+      a.ops.row_max(t.s, keys.count, t.row_max);
+      a.ops.softmax(t.s, keys.count, a.c(), t.row_max, nullptr, q.m, q.l, t.alpha, t.p);
+      output[i] = {t.p, t.alpha, q.o_t};
+    }
+    a.ops.accumulate(output, tiles, s.keys.v, keys.count, a.dim_v);
+    for_each_bit(apart, keys.count, [&](int j) {
+      for (int i = 0; i < tiles; ++i) {
+        float weight[kMaxRows];
+        for (int r = 0; r < a.ops.rows; ++r) {
+          weight[r] = operand_element(a, output[i].p, j, r);
+        }
+        add_outer(a, weight, row[j], a.dim_v, output[i].o_t);
+      }
+    });
+  }
+}
+
+}  // namespace
+
+void forward_key_list(const Attention& a, const Plan& plan, const Outputs& outputs,
+                      const Workers& workers) {
+  Workspace& workspace = workers.workspace();
+  const RowTasks tasks = row_tasks(a, plan.rows_per_task, workspace);
+  const WorkerScratch<GroupScratch> scratch(workspace, workers.count(), group_scratch(a));
+  workers.parallel_for(
+      static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index, int worker) {
+        const RowTask& task = tasks[static_cast<std::size_t>(index)];
+        const auto [sequence, head_k] = pair_at(a, task.pair);
+        GroupScratch s = scratch.of(worker);
+        const TileState tile_state(a.ops);
+        const std::int64_t end = task.row0 + task.rows;
+        for (std::int64_t row = task.row0; row < end;) {
+          const std::int64_t query = row / a.group;
+          const std::int64_t rows = std::min(end, (query + 1) * a.group) - row;
+          const core::KeyList list = core::key_list(a.problem, a.inputs, sequence, query, head_k);
+          const int blocks = load_query_group(a, sequence, head_k, row, rows, s.blocks);
+          for (std::int64_t entry = 0; entry < list.count; entry += kBlockK) {
+            const ListedKeys keys(list, entry);
+            if (keys.any) attend_keys(a, sequence, head_k, keys, blocks, s);
+          }
+          for (int i = 0; i < blocks; ++i) a.store_block(sequence, s.blocks[i], outputs);
+          row += rows;
+        }
+      });
+}
+
+}  // namespace attn::cpu

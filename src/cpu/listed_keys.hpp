@@ -1,0 +1,36 @@
+// Blocks of the keys that a row's list names (Problem::key_list), in the order of the list.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/problem/key_list.hpp"
+#include "cpu/tile_ops.hpp"
+
+namespace attn::cpu {
+
+// Stands for the row of K or V of an entry without a key, whose memory is not read.
+alignas(64) inline constexpr std::byte kNoKey[kMaxHeadDim * sizeof(double)]{};
+
+// Up to kBlockK entries of a list.
+struct ListedKeys {
+  int count = 0;
+  bool any = false, all = true;  // entries that have a key
+  std::int32_t key[kBlockK];     // -1: none
+
+  ListedKeys(const core::KeyList& list, std::int64_t first)
+      : count(static_cast<int>(std::min<std::int64_t>(kBlockK, list.count - first))) {
+    for (int j = 0; j < count; ++j) {
+      key[j] = list.key(first + j);
+      any = any || key[j] >= 0;
+      all = all && key[j] >= 0;
+    }
+  }
+
+  // row[j] <- where `rows` has the key of entry j.
+  void find(const core::Rows& rows, int head, const std::byte** row) const {
+    for (int j = 0; j < count; ++j) row[j] = key[j] < 0 ? kNoKey : rows.row(key[j], head);
+  }
+};
+
+}  // namespace attn::cpu
