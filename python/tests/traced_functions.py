@@ -440,7 +440,9 @@ def sandwich(lib):
 @score
 def activation(lib):
     xp = lib.xp
-    return lambda s, b, h, q, k: s / (1 + xp.exp(-s)) + xp.maximum(s, -s) + xp.sin(s) * xp.cos(q - k)
+    return lambda s, b, h, q, k: (
+        s / (1 + xp.exp(-s)) + xp.maximum(s, -s) + xp.sin(s) * xp.cos(q - k)
+    )
 
 
 def _erf(x):

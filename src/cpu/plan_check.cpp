@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -24,11 +25,12 @@ using core::refuse_plan_field;
 
 // Looked up once: a run allocates nothing.
 bool has_pass(Algorithm algorithm, Phase phase) {
-  static constinit core::FirstMade<const std::vector<Algorithm>> of_forward, of_backward;
-  const std::vector<Algorithm>& list =
-      (phase == Phase::backward ? of_backward : of_forward).get([phase] {
-        return algorithms(phase);
-      });
+  using Lists = std::array<std::vector<Algorithm>, 2>;
+  static constinit core::FirstMade<const Lists> made;
+  const Lists& lists = made.get([] {
+    return Lists{algorithms(Phase::forward), algorithms(Phase::backward)};
+  });
+  const std::vector<Algorithm>& list = lists[phase == Phase::backward ? 1 : 0];
   return std::find(list.begin(), list.end(), algorithm) != list.end();
 }
 
