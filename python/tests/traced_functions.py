@@ -439,10 +439,8 @@ def sandwich(lib):
 
 @score
 def activation(lib):
-    xp = lib.xp
-    return lambda s, b, h, q, k: (
-        s / (1 + xp.exp(-s)) + xp.maximum(s, -s) + xp.sin(s) * xp.cos(q - k)
-    )
+    exp, largest, sin, cos = lib.xp.exp, lib.xp.maximum, lib.xp.sin, lib.xp.cos
+    return lambda s, b, h, q, k: s / (1 + exp(-s)) + largest(s, -s) + sin(s) * cos(q - k)
 
 
 def _erf(x):

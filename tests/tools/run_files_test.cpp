@@ -52,6 +52,9 @@ class RunFiles : public Command {
     inputs.seqused_k = stored("seqused_k", data.inputs.seqused_k, file);
     inputs.page_table = stored("page_table", data.inputs.page_table, file);
     inputs.key_list = stored("key_list", data.inputs.key_list, file);
+    inputs.prefix_k = stored("prefix_k", data.inputs.prefix_k, file);
+    inputs.prefix_v = stored("prefix_v", data.inputs.prefix_v, file);
+    inputs.prefix_page_table = stored("prefix_page_table", data.inputs.prefix_page_table, file);
     inputs.sink = stored("sink", data.inputs.sink, file);
     inputs.rng_state = stored("rng_state", data.inputs.rng_state, file);
     const OutputGradients d_outputs(stored("d_o", data.d_o, file),

@@ -37,14 +37,14 @@ bool is_dtype(std::string_view token) {
 
 // Whether a token says a size, a dtype or a layout: what tensors say as well.
 bool is_shape(std::string_view token) {
-  constexpr std::array<std::string_view, 11> kSizes{"b",  "n", "sq", "sk",    "h",   "hq",
-                                                    "hk", "d", "dv", "paged", "list"};
+  constexpr std::array<std::string_view, 12> kSizes{"b",  "n",  "sq", "sk", "sp",    "h",
+                                                    "hq", "hk", "d",  "dv", "paged", "list"};
   const std::size_t digits = std::min(token.find_first_of("0123456789"), token.size());
   const bool is_size =
       std::find(kSizes.begin(), kSizes.end(), token.substr(0, digits)) != kSizes.end() &&
       token.find_first_not_of("0123456789", digits) == std::string_view::npos;
   return is_size || is_dtype(token) || token == "packed" || token == "packedq" ||
-         token == "packedk";
+         token == "packedk" || token == "pagedprefix";
 }
 
 // Whether the text is a shorthand of the text form, or some; an expression begins with no such
@@ -89,6 +89,9 @@ class Reader {
     inputs.seqused_k = optional_input("seqused_k", options_.seqused_k);
     inputs.page_table = optional_input("page_table", options_.page_table);
     inputs.key_list = optional_input("key_list", "");
+    inputs.prefix_k = prefix_input("prefix_k");
+    inputs.prefix_v = prefix_input("prefix_v");
+    inputs.prefix_page_table = optional_input("prefix_page_table", "");
     read_heads();
     tokens_ = {to_string(shapes())};
     read_buffers();
@@ -130,12 +133,20 @@ class Reader {
     return {};
   }
 
+  // In the dtype asked for, as Q, K and V are.
+  Tensor prefix_input(const std::string& name) {
+    const Tensor t = optional_input(name, "");
+    if (!t.given() || options_.dtype.empty() || !is_floating(t.dtype)) return t;
+    const DType dtype = parse_dtype(options_.dtype);
+    return dtype == t.dtype ? t : keep(io::convert(t, dtype));
+  }
+
   bool has_token(std::string_view token) const {
     return std::find(user_tokens_.begin(), user_tokens_.end(), token) != user_tokens_.end();
   }
   bool has_paged_token() const {
     return std::any_of(user_tokens_.begin(), user_tokens_.end(), [](const std::string& token) {
-      return token.starts_with("paged") && is_shape(token);
+      return token.starts_with("paged") && token != "pagedprefix" && is_shape(token);
     });
   }
 
@@ -208,6 +219,9 @@ class Reader {
     const Inputs& inputs = result_.inputs;
     if (layout_k_ == Layout::paged && !has_paged_token()) {
       tokens.push_back(fmt::format("paged{}", inputs.k.shape[1]));
+    }
+    if (inputs.prefix_page_table.given() && !has_token("pagedprefix")) {
+      tokens.emplace_back("pagedprefix");
     }
     const auto dtype = std::find_if(tokens.begin(), tokens.end(), is_dtype);
     if (dtype == tokens.end()) {
