@@ -16,9 +16,10 @@ inline Request request(std::string_view descriptor) {
 // Any combination of features; one of its heads.
 inline Request random_request(std::uint64_t seed) {
   Request r{.problem = harness::random_case(seed).problem, .seed = seed};
-  // Another in the place of a problem without a query or a key, or with lists of keys.
+  // Another in the place of a problem without a query or a key, or with lists of keys or a shared
+  // prefix.
   const auto has_page = [](const Problem& p) {
-    return p.seqlen_q > 0 && p.seqlen_k > 0 && p.key_list == 0;
+    return p.seqlen_q > 0 && p.seqlen_k > 0 && p.key_list == 0 && p.seqlen_prefix == 0;
   };
   for (std::uint64_t other = seed; !has_page(r.problem);) {
     r.problem = harness::random_case(other += 1'000'000).problem;

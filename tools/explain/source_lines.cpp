@@ -69,7 +69,7 @@ std::vector<SourceLine> all_lines() {
                    {"flash_decoding", "load", kFlash2, "load_k(stage ^ 1, k, list.block());"},
                    {"flash_decoding", "store", kFlash2, "p.partial_lse[part] = lse"},
                    {"flash_decoding", "weigh", kCombine, "top + logf(sum)"},
-                   {"flash_decoding", "merge", kCombine, "add(o, share, first, splits);"},
+                   {"flash_decoding", "merge", kCombine, "add(o, to, share, first, splits);"},
                    {"backward", "begin", kBackwardRows, "sum[i] = {0, 0, 0, 0};"},
                    {"backward", "delta", kBackwardRows, "p.d[row] = d - d_lse;"},
                    {"backward", "load_kv", kBackward, "load_keys();"},

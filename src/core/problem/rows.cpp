@@ -1,5 +1,8 @@
 #include "core/problem/rows.hpp"
 
+#include <algorithm>
+#include <limits>
+
 namespace attn::core {
 namespace {
 
@@ -40,12 +43,13 @@ Rows paged_rows(const Problem& problem, const Inputs& inputs, const Tensor& t, s
           .pages = table.data == nullptr ? nullptr : i32(table) + batch * table.strides[0],
           .page_size = problem.page_size,
           .page_stride = t.strides[0] * bytes,
-          .page_count = t.shape[0]};
+          .page_count = static_cast<std::int32_t>(
+              std::min<std::int64_t>(t.shape[0], std::numeric_limits<std::int32_t>::max()))};
 }
 
 // Puts the shared prefix before the rows of K, or of V.
 void add_prefix(const Problem& problem, const Inputs& inputs, const Tensor& t, Rows& rows) {
-  rows.prefix = problem.seqlen_prefix;
+  rows.prefix = static_cast<std::int32_t>(problem.seqlen_prefix);
   if (problem.paged_prefix) {
     rows.prefix_pages = i32(inputs.prefix_page_table);
     return;
@@ -85,7 +89,7 @@ Sequence sequence(const Problem& problem, const Inputs& inputs, std::int64_t bat
       s.capacity_k = inputs.k.shape[0] - i32(inputs.cu_seqlens_k)[batch];
     }
   }
-  s.q = rows_like_q(problem, inputs, inputs.q, batch);
+  s.q = RowsOfQ(rows_like_q(problem, inputs, inputs.q, batch));
   if (problem.layout_k == Layout::paged) {
     s.k = paged_rows(problem, inputs, inputs.k, batch);
     s.v = paged_rows(problem, inputs, inputs.v, batch);

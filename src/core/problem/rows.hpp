@@ -17,10 +17,10 @@ struct Rows {
   const std::int32_t* pages = nullptr;  // of this sequence; null unless paged
   std::int64_t page_size = 0;
   std::int64_t page_stride = 0;
-  std::int64_t page_count = 0;  // of the tensor
+  std::int32_t page_count = 0;  // of the tensor, as far as a page table can tell pages apart
   // Rows of a shared prefix (Problem::seqlen_prefix) come first: row 3 of a sequence is row 1 of
   // its own where two are shared.
-  std::int64_t prefix = 0;
+  std::int32_t prefix = 0;
   std::byte* prefix_base = nullptr;
   std::int64_t prefix_row_stride = 0;
   std::int64_t prefix_head_stride = 0;
@@ -44,15 +44,32 @@ struct Rows {
   }
 };
 
+// Rows of Q, in few bytes, as a call has a Sequence for each entry of its batch.
+struct RowsOfQ {
+  std::byte* base = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+
+  RowsOfQ() = default;
+  explicit RowsOfQ(const Rows& rows)
+      : base(rows.base), row_stride(rows.row_stride), head_stride(rows.head_stride) {}
+  operator Rows() const {  // NOLINT(google-explicit-constructor)
+    return {.base = base, .row_stride = row_stride, .head_stride = head_stride};
+  }
+  std::byte* row(std::int64_t i, std::int64_t head) const {
+    return base + i * row_stride + head * head_stride;
+  }
+};
+
 // One sequence of the batch. Rows at or past length_q and length_k take no part in attention.
 struct Sequence {
   std::int32_t batch = 0;
   // In use: what expressions call seqlen_q and seqlen_k. Keys of a shared prefix count.
   std::int32_t length_q = 0, length_k = 0;
-  std::int64_t capacity_q = 0,
-               capacity_k =
-                   0;  // rows present, without a prefix; output rows from length_q on are zeroed
-  Rows q, k, v;
+  // Rows present, without a prefix; output rows from length_q on are zeroed.
+  std::int64_t capacity_q = 0, capacity_k = 0;
+  RowsOfQ q;
+  Rows k, v;
 };
 
 // Of an empty batch there is one, 0, which has no keys and no queries.

@@ -158,10 +158,11 @@ void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
     launch_pass(part.pass, part.problem, part.expressions, operands[i].inputs, {},
                 operands[i].maps.get(), others, context);
   }
-  launch_pass(run->pass, run->problem, run->expressions, inputs, outputs, maps.get(), others,
-              context);
+  // A seed of dropout is a number of the call, which what the plan keeps does not know.
+  const Problem& own_keys = problem.seqlen_prefix > 0 ? run->problem : problem;
+  launch_pass(run->pass, own_keys, run->expressions, inputs, outputs, maps.get(), others, context);
   if (run->decoding) {
-    launch_pass(*run->decoding, run->problem, run->expressions, inputs, outputs, nullptr, others,
+    launch_pass(*run->decoding, own_keys, run->expressions, inputs, outputs, nullptr, others,
                 context);
   }
 }

@@ -85,7 +85,8 @@ struct VisibleRow {
 #pragma unroll 1
       for (int key0 = tile.begin * C::kBlockN; key0 < end; key0 += 32) {
         const int key = tile.key_at(p, key0 + lane());
-        bool seen = key0 + lane() < end && tile.is_key(key) && is_visible(query, key, head);
+        bool seen = key0 + lane() < end && (!C::kKeyList || tile.is_key(key)) &&
+                    is_visible(query, key, head);
         float s = minus_infinity();
         if (seen) {
           s = multiply_qk(from, element<Element>(p.k, k + tile.key_row(p, p.k_strides, key)));
