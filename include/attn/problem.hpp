@@ -89,8 +89,9 @@ struct Problem {
   // Keys that all sequences share and that lie once in memory, as of a common prompt (cascade
   // attention): key j of a sequence is key j of the prefix, and from seqlen_prefix on its own key
   // j - seqlen_prefix. Sizes and lengths of K here and in Inputs (seqlen_k, seqused_k,
-  // cu_seqlens_k, page_table) are those of the own keys. Mask and score see both: `key` counts from
-  // the first key of the prefix, `seqlen_k` is the length of both, `position` follows from it. So
+  // cu_seqlens_k, page_table) are those of the own keys. Mask and score see all keys: `key` counts
+  // from the first key of the prefix, the symbol `seqlen_k` is the prefix and the own length
+  // together, and `position` follows from it. So
   // the causal mask shows the whole prefix to queries that stand at own keys, a window or ALiBi
   // counts distances through it, and buffers by key have seqlen_prefix + seqlen_k of them. The keys
   // of the prefix that every query is sure to see, by a score that is the same function for all
@@ -99,12 +100,12 @@ struct Problem {
   // where 3 more keys of the prefix follow. Forward only, without dropout and
   // PlanOptions::batch_invariant: these are refused with Error(unsupported).
   std::int64_t seqlen_prefix = 0;
-  // Its keys are pages of K and V (Inputs::prefix_page_table), when layout_k is paged; else they
-  // are Inputs::prefix_k and prefix_v.
+  // True, where layout_k is paged: the prefix lies in pages of K and V (Inputs::prefix_page_table).
+  // False: it is Inputs::prefix_k and prefix_v, whatever layout_k is.
   bool paged_prefix = false;
 
-  // Keys by list: entries of the list that Inputs::key_list has for each row, or 0, where there are
-  // no lists and a row looks at every key. With lists a row's sums run over the entries of its list
+  // Keys by list: the number of entries of each list in Inputs::key_list, or 0, where there are no
+  // lists and a row looks at every key. With lists a row's sums run over the entries of its list
   // that are keys of the sequence, 0 to its length - 1, and for which the mask is true; mask and
   // score get the key's own index. Other entries, as -1, stand for nothing. A key that stands in a
   // list twice counts twice, as two equal keys would. Forward, without dropout and seqlen_prefix.

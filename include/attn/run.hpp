@@ -89,8 +89,8 @@ Problem complete(const Problem& problem, const Inputs& inputs);
 // inputs or each other.
 //
 // Algorithm: FlashAttention-2 (Dao 2023), algorithm 1, with keys split as in Flash-Decoding where
-// queries are few, unless PlanOptions names another one. A shared prefix is a part of the keys of
-// its own, merged likewise. Accuracy: the largest error against fp64
+// queries are few, unless PlanOptions names another one. A shared prefix has passes of its own,
+// which are merged likewise. Accuracy: the largest error against fp64
 // is at most twice that of standard attention computed in the same precision, plus half a unit in
 // the last place of the output, and likewise element by element (docs/numerics.md, "The error
 // rule"). Same inputs give the same bits for every number of threads.

@@ -215,8 +215,9 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
     const double normalizer = normalized ? rescale * double{block.l[r]} : rescale;
     factor[r] = empty ? 0.0f : static_cast<float>(normalizer / l * double{dropout_scale_});
     if (has_lse) {
-      *reinterpret_cast<float*>(lse.row(block.query[r], block.head[r])) =
-          static_cast<float>(empty ? empty_lse : m + std::log(l));
+      // In f64 where a part of a prefix's keys is to be merged.
+      core::store_element(lse.row(block.query[r], block.head[r]), outputs.lse.dtype,
+                          empty ? empty_lse : m + std::log(l));
     }
   }
   ops.unpack_o(block.o_t, dim_v, factor, outputs.o.dtype, row, block.count);

@@ -77,7 +77,7 @@ DType partial_dtype(const Problem& p) { return p.dtype == DType::f64 ? DType::f6
 // Bytes of O and LSE of one part; rows of Q, of all heads.
 Size partial_bytes(const Problem& p, Size rows) {
   const auto element = static_cast<std::int64_t>(size_of(partial_dtype(p)));
-  return aligned(rows * p.head_dim_v * element) + aligned(rows * element);
+  return aligned(rows * p.head_dim_v * element) + aligned(rows * Size(sizeof(double)));
 }
 
 Size workspace_of(const Problem& p, const Passes& passes) {
@@ -110,9 +110,10 @@ bool has_fields(const Plan& from, const Plan& of) {
 }
 
 // O [rows, heads_q, head_dim_v] and LSE [rows, heads_q] of a part, in the order of the rows of Q.
+// LSE is f64: near 1e9, where an additive mask puts it, f32 would not tell 200 keys from 10.
 struct Partial {
   std::byte* o = nullptr;
-  std::byte* lse = nullptr;
+  double* lse = nullptr;
 };
 
 // Runs the parts of one call and merges them.
@@ -160,18 +161,19 @@ class Run {
     const auto element = static_cast<std::int64_t>(size_of(dtype_));
     Partial& to = partials_[count_++];
     to.o = workspace_.take(Size(rows_) * p_.heads_q * p_.head_dim_v * element, "parts of O");
-    to.lse = workspace_.take(Size(rows_) * p_.heads_q * element, "LSE of parts");
+    to.lse = reinterpret_cast<double*>(
+        workspace_.take(Size(rows_) * p_.heads_q * Size(sizeof(double)), "LSE of parts"));
     Outputs outputs;
     const std::int64_t h = p_.heads_q;
     if (as_one || p_.layout_q == Layout::packed) {
       part.q.shape[0] = rows_;
       outputs.o = tensor(static_cast<void*>(to.o), dtype_, {rows_, h, p_.head_dim_v});
-      outputs.lse = tensor(static_cast<void*>(to.lse), dtype_, {h, rows_});
+      outputs.lse = tensor(to.lse, {h, rows_});
       outputs.lse.strides = {1, h, 0, 0};
     } else {
       outputs.o =
           tensor(static_cast<void*>(to.o), dtype_, {p_.batch, p_.seqlen_q, h, p_.head_dim_v});
-      outputs.lse = tensor(static_cast<void*>(to.lse), dtype_, {p_.batch, h, p_.seqlen_q});
+      outputs.lse = tensor(to.lse, {p_.batch, h, p_.seqlen_q});
       outputs.lse.strides = {p_.seqlen_q * h, 1, h, 0};
     }
     const Workspace::Scope of_pass(workspace_);
@@ -228,23 +230,21 @@ class Run {
   // exp(LSE_p - LSE) would lose log(sum) where LSE is large.
   template <class Real>
   Real merge_row(std::int64_t row, Real* sum) const {
-    constexpr Real kNothing = -std::numeric_limits<Real>::infinity();
-    Real lse[kMostParts], maximum = kNothing, only = 0;
+    constexpr double kNothing = -std::numeric_limits<double>::infinity();
+    double lse[kMostParts], maximum = kNothing, only = 0;
     int seen = 0;
     for (std::size_t i = 0; i < count_; ++i) {
-      lse[i] = reinterpret_cast<const Real*>(partials_[i].lse)[row];
+      lse[i] = partials_[i].lse[row];
       if (lse[i] == kNothing) continue;
       ++seen;
       only = lse[i];
       if (lse[i] > maximum) maximum = lse[i];
     }
-    if (seen == 0) return kNothing;
+    if (seen == 0) return static_cast<Real>(kNothing);
     double total = 0, weight[kMostParts];
     for (std::size_t i = 0; i < count_; ++i) {
       // A part alone is the result, also where its LSE is infinite or NaN.
-      weight[i] = lse[i] == kNothing ? 0
-                  : seen == 1        ? 1
-                                     : std::exp(static_cast<double>(lse[i]) - maximum);
+      weight[i] = lse[i] == kNothing ? 0 : seen == 1 ? 1 : std::exp(lse[i] - maximum);
       total += weight[i];
     }
     for (std::size_t i = 0; i < count_; ++i) {
@@ -253,7 +253,7 @@ class Run {
       const Real* const o = reinterpret_cast<const Real*>(partials_[i].o) + row * p_.head_dim_v;
       for (std::int64_t d = 0; d < p_.head_dim_v; ++d) sum[d] += factor * o[d];
     }
-    return seen == 1 ? only : static_cast<Real>(maximum + std::log(total));
+    return static_cast<Real>(seen == 1 ? only : maximum + std::log(total));
   }
 
   void store(const Plan&, const double* sum, std::byte* to) const {

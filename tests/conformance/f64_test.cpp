@@ -2,6 +2,7 @@
 // feature on each instruction set, how small a mistake is seen, and what is refused.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 
 #include "attn/error.hpp"
@@ -102,6 +103,19 @@ TEST(F64Plan, IsRefusedWhereItWasChanged) {
   data.poison();
   EXPECT_THROW(forward(plan, data.inputs, data.outputs), Error);
   EXPECT_EQ(data.damage(), "");
+}
+
+// The first query of a causal call with more queries than keys sees none.
+TEST(F64, SinkAloneIsLseWhateverItIs) {
+  CaseData data(parse_case("b1_sq9_sk4_h1_d4_causal_sink_f64"), kSeed);
+  for (const double sink : {1.5, -HUGE_VAL, HUGE_VAL, std::nan("")}) {
+    store_element(data.inputs.sink, 0, sink);
+    data.poison();
+    forward(data.problem, data.inputs, data.outputs, {.backend = Backend::cpu});
+    for (std::int64_t c = 0; c < 4; ++c) EXPECT_EQ(load_element(data.outputs.o, c), 0) << sink;
+    const double lse = load_element(data.outputs.lse, 0);
+    EXPECT_TRUE(lse == sink || (std::isnan(lse) && std::isnan(sink))) << lse << " for " << sink;
+  }
 }
 
 }  // namespace

@@ -282,6 +282,13 @@ TEST(KeyList, IsRefusedWhereItDoesNotFit) {
                  [&] { run(complete_problem, [](Problem& p, Inputs&) { p.key_list = 64; }); });
   expect_refused(ErrorCode::invalid_argument, {"key_list is -1", "accepted are 0 to"},
                  [&] { run(complete_problem, [](Problem& p, Inputs&) { p.key_list = -1; }); });
+  for (const std::int32_t rank : {-1, 3, 5, 1'000'000'000}) {
+    expect_refused(ErrorCode::invalid_argument,
+                   {"key_list has rank " + std::to_string(rank), "accepted is 4"},
+                   [&] { run({}, [&](Problem&, Inputs& in) { in.key_list.rank = rank; }); });
+  }
+  expect_refused(ErrorCode::invalid_argument, {"key_list is i32[2, 2, 3, 0]", "one entry or more"},
+                 [&] { run({}, [](Problem&, Inputs& in) { in.key_list.shape[3] = 0; }); });
   expect_refused(ErrorCode::invalid_argument, {"key_list is not given"},
                  [&] { run(complete_problem, [](Problem&, Inputs& in) { in.key_list = {}; }); });
   expect_refused(ErrorCode::invalid_argument, {"key_list", "lists of 1 or of 2 heads"}, [&] {

@@ -166,5 +166,25 @@ TEST(PrefixParts, OwnKeysHaveTheUsualMasks) {
   }
 }
 
+// 200 keys of a prefix and 10 own ones of equal scores: a part weighs as many keys as it has, also
+// where an additive mask puts all scores near -1e9, where float32 counts in steps of 64.
+TEST(Prefix, LargeScoresWeighPartsByTheirKeys) {
+  for (const float offset : {0.0F, 1e5F, -1e9F}) {
+    harness::CaseData data(harness::parse_case("b2_sq1_sk10_sp200_h2_d16_f32"), kSeed);
+    Problem p = data.problem;
+    p.score = expr::symbols().score + offset;
+    const auto fill = [](const Tensor& t, double value) {
+      for (std::int64_t i = 0; i < t.size(); ++i) harness::store_element(t, i, value);
+    };
+    fill(data.inputs.q, 0);
+    fill(data.inputs.prefix_v, 0);
+    fill(data.inputs.v, 1);
+    forward(p, data.inputs, data.outputs, {.backend = Backend::cpu});
+    for (std::int64_t i = 0; i < data.outputs.o.size(); ++i) {
+      EXPECT_NEAR(harness::load_element(data.outputs.o, i), 10.0 / 210, 1e-7) << offset;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace attn::core

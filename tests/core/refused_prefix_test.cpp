@@ -35,6 +35,15 @@ const Refusal kPrefixes[] = {
        c.in.prefix_k = c.zeros(DType::f32, {2, 3, 2, 8});
      },
      {"prefix_k is f32[2, 3, 2, 8]", "[seqlen_prefix, heads_k, head_dim]"}},
+    {"PrefixAndItsOwnName",
+     prefix_call,
+     [](Call& c) {
+       c.problem.mask =
+           parse_problem("mask(prefix_own_lengths[key]>0)_buffer(prefix_own_lengths:i32:99)").mask;
+       c.in.buffers.emplace_back("prefix_own_lengths", c.zeros(DType::i32, {99}));
+     },
+     {"a buffer is called prefix_own_lengths", "any name but"},
+     kForward},
     {"PrefixWithoutV", prefix_call, [](Call& c) { c.in.prefix_v = {}; }, {"prefix_v"}, kForward},
     {"PrefixWithoutK",
      prefix_call,

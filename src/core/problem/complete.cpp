@@ -103,11 +103,22 @@ void fill_prefix(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   if (t.given()) fill(p.seqlen_prefix, t.shape[0]);
 }
 
-void fill_key_list(Problem& p, const Inputs& inputs) {
+void fill_key_list(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   const Tensor& lists = inputs.key_list;
-  if (lists.given() && lists.rank > 0) {
-    fill(p.key_list, lists.shape[static_cast<std::size_t>(lists.rank) - 1]);
+  if (!lists.given()) return;
+  const bool packed = p.layout_q == Layout::packed;
+  const std::int32_t rank = packed ? 3 : 4;
+  if (lists.rank != rank) {
+    check.refuse(fmt::format("key_list has rank {}; accepted is {}, [{}, entries of a list]",
+                             lists.rank, rank,
+                             packed ? "1 or heads_k, total_q" : "batch, 1 or heads_k, seqlen_q"));
   }
+  const std::int64_t entries = lists.shape[static_cast<std::size_t>(rank) - 1];
+  if (entries < 1) {
+    check.refuse(
+        fmt::format("key_list is {}; accepted are lists of one entry or more", to_string(lists)));
+  }
+  fill(p.key_list, entries);
 }
 
 }  // namespace
@@ -130,7 +141,7 @@ Problem complete(const Problem& problem, const Inputs& inputs) {
   fill_q(check, p, inputs);
   fill_k(check, p, inputs);
   fill_prefix(check, p, inputs);
-  fill_key_list(p, inputs);
+  fill_key_list(check, p, inputs);
   core::validate_problem(p);
   core::CallMemory memory;
   core::check_inputs(check, p, inputs, memory.resource());

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "attn/error.hpp"
 #include "core/expr/build.hpp"
 #include "core/problem/prefix_expressions.hpp"
 #include "core/tensor/size.hpp"
@@ -84,6 +85,19 @@ expr::Expr own_length(const Problem& p, OwnLengths lengths) {
   return expr::int32(static_cast<std::int32_t>(p.seqlen_k));
 }
 
+// Parts bind buffers of these names beside those of the caller.
+void refuse_own_names(const Problem& p) {
+  for (const expr::Expr* e : {&p.mask, &p.score}) {
+    for (const auto& buffer : expr::buffers(*e)) {
+      if (buffer->name() != kOwnLengths && buffer->name() != kOwnStarts) continue;
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("a buffer is called {}; accepted with a shared prefix is any name "
+                              "but {} and {}",
+                              buffer->name(), kOwnLengths, kOwnStarts));
+    }
+  }
+}
+
 // Rows [first, first + keys) of [prefix, heads, dim] as K or V of sequences that share them.
 Tensor shared_rows(const Tensor& t, std::int64_t batch, std::int64_t first, std::int64_t keys) {
   Tensor out = t;
@@ -119,6 +133,7 @@ void take_keys(const Problem& problem, const Inputs& inputs, std::int64_t batch,
 }  // namespace
 
 PrefixParts prefix_parts(const Problem& problem, OwnLengths lengths, bool in_line) {
+  refuse_own_names(problem);
   PrefixParts parts;
   const std::int64_t prefix = problem.seqlen_prefix;
   parts.shared_keys = in_line ? shared_keys(problem) : 0;

@@ -88,7 +88,8 @@ class Forward {
       if (!keys.any) continue;
       const expr::Coverage coverage =
           keys.all && !a_.has_mask() ? expr::Coverage::full : expr::Coverage::mixed;
-      tiles_.load_keys(sequence, head_k, keys, tiles_.may_hide(coverage), s.keys);
+      constexpr bool kMayHide = true;  // a key whose score is -inf, as K may give it
+      tiles_.load_keys(sequence, head_k, keys, kMayHide, s.keys);
       for (int i = 0; i < blocks; ++i) add(s.blocks[i], coverage, s);
     }
   }
@@ -143,19 +144,21 @@ class Forward {
     for (int r = 0; r < block.rows.count; ++r) {
       const std::int32_t query = block.rows.query[r], head = block.rows.head[r];
       double m = block.m[r], l = block.l[r], rescale = 1;
-      if (problem.sink) {
-        const double sink = static_cast<const float*>(a_.inputs.sink.data)[head];
+      const bool empty = l == 0;  // the sink alone is LSE then, whatever it is
+      const double sink =
+          problem.sink ? static_cast<const float*>(a_.inputs.sink.data)[head] : -kInfinity;
+      if (problem.sink && !empty) {
         const double maximum = std::max(m, sink);
         rescale = std::exp(m - maximum);
         l = l * rescale + std::exp(sink - maximum);
         m = maximum;
       }
-      const double factor = l == 0 ? 0 : rescale * tiles_.dropout_scale() / l;
+      const double factor = empty ? 0 : rescale * tiles_.dropout_scale() / l;
       const double* const o = block.o + r * leading_dim_f64(a_.dim_v);
       auto* const to = reinterpret_cast<double*>(o_rows.row(query, head));
       for (int d = 0; d < a_.dim_v; ++d) to[d] = factor * o[d];
       if (!outputs_.lse.given()) continue;
-      *reinterpret_cast<double*>(lse.row(query, head)) = l == 0 ? -kInfinity : m + std::log(l);
+      *reinterpret_cast<double*>(lse.row(query, head)) = empty ? sink : m + std::log(l);
     }
   }
 

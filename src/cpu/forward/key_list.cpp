@@ -36,11 +36,9 @@ void attend_keys(const Attention& a, const core::Sequence& sequence, int head_k,
   keys.find(sequence.k, head_k, row);
   a.ops.pack_k(row, keys.count, a.dim, a.problem.dtype, s.keys.k);
   keys.find(sequence.v, head_k, row);
-  // P may be 0 where a key is hidden: rows of V that are not finite are added apart
-  // (nonfinite.hpp).
-  const bool may_be_zero = a.has_mask() || a.has_score();
-  const std::uint64_t apart =
-      may_be_zero ? a.ops.nonfinite_rows(row, keys.count, a.dim_v, a.problem.dtype) : 0;
+  // P may be 0 where a key is hidden or K gives a score of -inf: rows of V that are not finite are
+  // added apart (nonfinite.hpp).
+  const std::uint64_t apart = a.ops.nonfinite_rows(row, keys.count, a.dim_v, a.problem.dtype);
   const std::byte* packed[kBlockK];
   std::copy_n(row, keys.count, packed);
   for_each_bit(apart, keys.count, [&](int j) { packed[j] = kNoKey; });

@@ -7,7 +7,7 @@
 //
 // Reads of C:
 //   Element                Float32, BFloat16 or Float16
-//   kHeadDim, kHeadDimV    1 to 512
+//   kHeadDim, kHeadDimV    1 to 576
 //   kBlockM                64, or 32 (when a head_dim is above 128)
 //   kBlockN                64
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own

@@ -84,10 +84,10 @@ ForwardChoice choose_forward_sm80_few_rows(const ForwardRequest& request) {
   }
   const Shape* const shape = find_shape(p);
   if (shape == nullptr) {
-    return ForwardChoice::refused(fmt::format(
-        "a K, V head of size {} has {} rows of Q (seqlen_q * heads_q / heads_k); accepted are up "
-        "to 32 at head sizes up to 64, up to 16 at larger ones",
-        widest(p), rows_of(p)));
+    return ForwardChoice::refused(
+        fmt::format("a K, V head of size {} has {} rows of Q that share keys; accepted are up "
+                    "to 32 at head sizes up to 64, up to 16 at larger ones",
+                    widest(p), rows_of(p)));
   }
   Tiling tiling;
   tiling.rows = shape->rows;

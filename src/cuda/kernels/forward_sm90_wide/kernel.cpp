@@ -68,8 +68,8 @@ ForwardChoice choose_forward_sm90_wide(const ForwardRequest& request) {
   const std::int64_t group = p.heads_q / p.heads_k;
   if (p.seqlen_q * group <= kFewRows) {
     return ForwardChoice::refused(
-        fmt::format("seqlen_q times query heads of a K, V head is {}; a tile of {} rows takes more "
-                    "than {}",
+        fmt::format("{} rows of Q share the keys of a K, V head; a tile of {} rows takes more than "
+                    "{}",
                     p.seqlen_q * group, kRows, kFewRows));
   }
   const bool v_in_k = request.tensors.v_in_k;
