@@ -27,11 +27,13 @@ struct Rows {
   const std::int32_t* prefix_pages = nullptr;  // of the same tensor; null unless paged
 
   std::byte* row(std::int64_t i, std::int64_t head) const {
-    if (i < prefix) {
-      if (prefix_pages != nullptr) return paged_row(prefix_pages, i, head);
-      return prefix_base + i * prefix_row_stride + head * prefix_head_stride;
-    }
-    i -= prefix;
+    if (prefix == 0) return own_row(i, head);
+    if (i >= prefix) return own_row(i - prefix, head);
+    if (prefix_pages != nullptr) return paged_row(prefix_pages, i, head);
+    return prefix_base + i * prefix_row_stride + head * prefix_head_stride;
+  }
+
+  std::byte* own_row(std::int64_t i, std::int64_t head) const {
     if (pages != nullptr) return paged_row(pages, i, head);
     return base + i * row_stride + head * head_stride;
   }
