@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -91,22 +92,10 @@ Size workspace_of(const Problem& p, const Passes& passes) {
   return count * partial_bytes(p, Size(p.batch) * p.seqlen_q * p.heads_q) + aligned(most) + lengths;
 }
 
-// The own plan's fields that a run reads, as the caller has them now.
-void take_fields(const Plan& from, Plan& to) {
-  to.algorithm = from.algorithm;
-  to.isa = from.isa;
-  to.compute = from.compute;
-  to.block_q = from.block_q;
-  to.block_k = from.block_k;
-  to.rows_per_task = from.rows_per_task;
-  to.num_splits = from.num_splits;
-  to.threads = from.threads;
-}
-bool has_fields(const Plan& from, const Plan& of) {
-  return from.algorithm == of.algorithm && from.isa == of.isa && from.compute == of.compute &&
-         from.block_q == of.block_q && from.block_k == of.block_k &&
-         from.rows_per_task == of.rows_per_task && from.num_splits == of.num_splits &&
-         from.threads == of.threads;
+// The fields that a run reads: the caller may change those of the own keys' plan.
+auto fields_of(auto& plan) {
+  return std::tie(plan.algorithm, plan.isa, plan.compute, plan.block_q, plan.block_k,
+                  plan.rows_per_task, plan.num_splits, plan.threads);
 }
 
 // O [rows, heads_q, head_dim_v] and LSE [rows, heads_q] of a part, in the order of the rows of Q.
@@ -320,8 +309,8 @@ void forward_prefix(const Plan& plan, const Inputs& inputs, const Outputs& outpu
   }
   std::optional<Plan> changed;
   const Plan* own = &passes->own;
-  if (!has_fields(plan, *own)) {
-    take_fields(plan, changed.emplace(*own));
+  if (fields_of(plan) != fields_of(*own)) {
+    fields_of(changed.emplace(*own)) = fields_of(plan);
     own = &*changed;
   }
   check_plan(*own, Phase::forward);

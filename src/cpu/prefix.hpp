@@ -1,5 +1,6 @@
 // Forward passes with a shared prefix (Problem::seqlen_prefix): a pass for each part of the keys
-// (core/problem/prefix_parts.hpp), which leaves O and LSE in float32 (f64: in double), and a merge.
+// (core/problem/prefix_parts.hpp), which leaves O in float32 and LSE in double (f64: both in
+// double), and a merge.
 #pragma once
 
 #include "attn/plan.hpp"

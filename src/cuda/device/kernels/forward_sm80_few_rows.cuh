@@ -22,7 +22,7 @@
 //   kByLength              a sequence that one split holds is stored whole, and splits past the end
 //                          of a sequence do nothing (kernels/combine.cuh)
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kMaskBatches, kMaskHeads
-//   kKeepsParts                                   with kByLength, no sequence is stored whole
+//   kKeepsParts            with kByLength, no sequence is stored whole
 // May be launched as a dependent of whatever comes before. Q, K, V and O are 16-byte aligned, and
 // so are their strides. Grid: p.num_tiles blocks of 32 kWarps threads with
 // ForwardFewRowsLayout<C>::kBytes of dynamic shared memory; or any number of them where sequences

@@ -146,7 +146,7 @@ class PieceOrder {
   ATTN_DEVICE int blocks_of(const Sequence& s) const {
     return (s.length_k + C::kBlockN - 1) / C::kBlockN;
   }
-  // Of all sequences, for each thread. Leaves `counts_` unused by others.
+  // Of all sequences; each thread gets the sum. Ends with a barrier, after which counts_ is free.
   ATTN_DEVICE int blocks_of_all() const {
     int blocks = 0;
     for (int batch = thread(); batch < p_.batch; batch += kThreads) {
