@@ -30,6 +30,7 @@ struct Handle {
   // Of paged K and V.
   attn::Tensor page_table{}, seqused_k{};
   std::int64_t pages = 0;
+  attn::Tensor key_list{};
 };
 
 void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
@@ -43,7 +44,7 @@ void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
     options.deterministic = deterministic;
     options.batch_invariant = batch_invariant;
     auto* handle =
-        new Handle{problem, attn::make_plan(problem, phase, options), {}, {}, {}, 0, {}, {}, 0};
+        new Handle{problem, attn::make_plan(problem, phase, options), {}, {}, {}, 0, {}, {}, 0, {}};
     for (const attn::expr::Expr& e : {problem.mask, problem.score}) {
       if (e.empty()) continue;
       const auto found = attn::expr::buffers(e);
@@ -89,6 +90,7 @@ attn::Inputs inputs_of(const Handle& handle, void* q, void* k, void* v, void** b
     inputs.page_table = handle.page_table;
     inputs.seqused_k = handle.seqused_k;
   }
+  inputs.key_list = handle.key_list;
   for (std::size_t i = 0; i < handle.buffers.size(); ++i) {
     attn::Tensor tensor = handle.buffers[i]->tensor();
     tensor.data = buffers[i];
@@ -173,6 +175,15 @@ void attn_set_pages(void* plan, void* table, long long pages, long long width, v
   handle.pages = pages;
   handle.page_table = attn::tensor(table, attn::DType::i32, {batch, width}, kDevice);
   handle.seqused_k = attn::tensor(seqused_k, attn::DType::i32, {batch}, kDevice);
+}
+
+// Says where the lists of keys of a plan for them are: i32 [batch, heads, seqlen_q, entries] in
+// device memory, heads being 1 or heads_k.
+void attn_set_key_list(void* plan, void* lists, long long heads) {
+  Handle& handle = *static_cast<Handle*>(plan);
+  const attn::Problem& p = handle.problem;
+  handle.key_list =
+      attn::tensor(lists, attn::DType::i32, {p.batch, heads, p.seqlen_q, p.key_list}, kDevice);
 }
 
 // Says where the sequences of a plan for packed Q, K and V start, which are the same of all:

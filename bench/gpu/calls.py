@@ -36,13 +36,14 @@ class Attention:
 
     v: memory of its own, or k[..., :n] of a contiguous k. buffers: what mask and score read, in the order of their first
     use, then seed and offset where the descriptor has them in memory. lengths: of packed sequences, which follow each other in q, k, v and d_o of batch 1. pages: of k and v
-    [pages, page_size, heads, head_dim], the table and the lengths of K, both int32 on the GPU."""
+    [pages, page_size, heads, head_dim], the table and the lengths of K, both int32 on the GPU. key_list: int32 [batch,
+    1 or heads, seqlen_q, entries], of a descriptor with list<N>."""
 
-    def __init__(self, library, descriptor, q, k, v, d_o=None, buffers=(), lengths=(), pages=()):
+    def __init__(self, library, descriptor, q, k, v, d_o=None, buffers=(), lengths=(), pages=(), key_list=None):
         self.library, self.descriptor, self.inputs = ctypes.CDLL(library), descriptor, (q, k, v)
         self.d_o, self.read = d_o, (*buffers, None)
         self.buffers = (pointer * len(self.read))(*map(at, self.read))
-        self.starts, self.pages = None, pages
+        self.starts, self.pages, self.key_list = None, pages, key_list
         if lengths:
             starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
             self.starts = torch.tensor(starts, dtype=torch.int32, device="cuda")
@@ -60,6 +61,8 @@ class Attention:
             table, used = self.pages
             sizes = map(ctypes.c_longlong, (self.inputs[1].shape[0], table.shape[1]))
             self.library.attn_set_pages(pointer(handle), at(table), *sizes, at(used))
+        if self.key_list is not None:
+            self.library.attn_set_key_list(pointer(handle), at(self.key_list), ctypes.c_longlong(self.key_list.shape[1]))
         return pointer(handle), torch.zeros(max(1, size.value), dtype=torch.uint8, device="cuda"), size
 
     def forward(self, kernel="", batch_invariant=False):

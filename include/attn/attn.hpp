@@ -12,6 +12,7 @@
 //   threads, or changed by one.
 #pragma once
 
+#include "attn/block_list.hpp"
 #include "attn/context.hpp"
 #include "attn/dropout_mask.hpp"
 #include "attn/error.hpp"

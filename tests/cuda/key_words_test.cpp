@@ -96,5 +96,79 @@ INSTANTIATE_TEST_SUITE_P(Cuda, CudaKeyWords,
                            return harness::test_name(info.param);
                          });
 
+// A block of a list (device/schedule/gathered_blocks.cuh): its number, whether the two warpgroups
+// see less than all of it, and whether they see nothing.
+std::int32_t listed(std::int64_t number, const bool (&mixed)[2], const bool (&empty)[2]) {
+  constexpr int kNumberBits = 25, kParts = 3;
+  auto bits = static_cast<std::uint32_t>(number);
+  for (int part = 0; part < 2; ++part) {
+    bits |= (mixed[part] ? 1U : 0U) << (kNumberBits + part);
+    bits |= (empty[part] ? 1U : 0U) << (kNumberBits + kParts + part);
+  }
+  return static_cast<std::int32_t>(bits);
+}
+
+TEST(CudaGatheredBlocks, AreThoseThatTheMaskShows) {
+  ATTN_NEEDS_GPU();
+  const Arch arch = arch_of_capability(device_info(kGpu.index).arch);
+  if (arch.number != 90) GTEST_SKIP() << "skipped: the GPU is " << to_string(arch);
+  // More blocks than the 256 that a block of threads takes at a time; the last has 21 keys.
+  constexpr const char* kGathered =
+      "b2_sq300_sk20053_h2_d64_mask(blocks[head,query/64,key/"
+      "64]!=0)_buffer(blocks:u8:2x5x314)_bf16";
+  CaseData data(harness::parse_case(kGathered), 3);
+  const Problem& p = data.problem;
+  const PlanOptions options{.algorithm = Algorithm::flash_attention_2, .device = kGpu};
+  const harness::DeviceData on(data, Phase::forward, kGpu);
+  const Plan plan = make_plan(p, Phase::forward, options);
+  const ForwardConfig config = choose_forward(p, arch, {}, plan.num_splits, {});
+  ASSERT_EQ(config.tiling.gathered_keys, 64);
+  ASSERT_EQ(config.tiling.rows, 128);
+  constexpr std::int64_t kTiles = 3, kBlocks = 314, kWords = kBlocks / 2 + 1;
+  ASSERT_EQ(num_key_words(p, config).value(), 2 * kTiles * kWords);  // of both batch entries
+
+  DeviceBuffer workspace(kGpu.index, static_cast<std::size_t>(plan.workspace_bytes));
+  workspace.fill(0x5a);
+  synchronize(kGpu.index);
+  const Stream stream(kGpu.index);
+  Context context;
+  context.stream = stream.handle();
+  context.workspace = tensor(workspace.data(), DType::u8, {plan.workspace_bytes}, kGpu);
+  forward(plan, on.inputs, on.outputs, context);
+  stream.synchronize();
+  std::vector<std::byte> bytes(static_cast<std::size_t>(plan.workspace_bytes));
+  workspace.download(bytes.data(), bytes.size());
+
+  const auto* blocks = static_cast<const std::uint8_t*>(data.inputs.buffers.at(0).second.data);
+  std::int64_t odd = 0;
+  for (std::int64_t list = 0; list < 2 * kTiles; ++list) {
+    const std::int64_t head = list / kTiles, tile = list % kTiles;
+    std::vector<std::int32_t> expected;
+    for (std::int64_t block = 0; block < kBlocks; ++block) {
+      bool mixed[2], empty[2];
+      for (std::int64_t part = 0; part < 2; ++part) {
+        const std::int64_t row = 2 * tile + part;  // of blocks of 64 queries, of which there are 5
+        empty[part] = row >= 5 || blocks[(head * 5 + row) * kBlocks + block] == 0;
+        mixed[part] = empty[part] || block == kBlocks - 1;
+      }
+      if (!empty[0] || !empty[1]) expected.push_back(listed(block, mixed, empty));
+    }
+    const std::size_t pairs = (expected.size() + 1) / 2;
+    if (expected.size() % 2 != 0) {
+      ++odd;
+      expected.push_back(0x7fffffff);
+    }
+    std::vector<std::int32_t> got(2 + expected.size());
+    std::memcpy(got.data(),
+                bytes.data() + key_words_offset(p, plan.num_splits).bytes() +
+                    static_cast<std::size_t>(list * kWords) * sizeof(device::KeyWord),
+                got.size() * sizeof(got[0]));
+    EXPECT_EQ(static_cast<std::size_t>(got[0]), pairs);
+    got.erase(got.begin(), got.begin() + 2);
+    EXPECT_EQ(got, expected) << list;
+  }
+  EXPECT_GT(odd, 0);
+}
+
 }  // namespace
 }  // namespace attn::cuda

@@ -57,6 +57,15 @@ struct DropoutMaskParams : ProblemParams {
 };
 inline constexpr int kDropoutMaskThreads = 128;
 
+struct BlockListParams {
+  const int* lists;                             // [batch][heads][blocks_q][entries]
+  unsigned char* blocks;                        // [batch][heads][blocks_q][blocks_k]
+  long long list_strides[3], block_strides[3];  // elements; of the last dimension 1
+  long long heads, blocks_q, rows;              // rows: of all batch entries and heads
+  int entries, blocks_k;
+};
+inline constexpr int kBlockListThreads = 128;
+
 // Rows of a packed result from *end on, to be filled with a value (kernels/packed_tail.cuh).
 struct PackedTail {
   void* data;

@@ -24,6 +24,10 @@ Size partial_bytes(const Problem& p, KeySplits splits) {
   return partial_rows(p, splits.count) * (p.head_dim_v + 1) * sizeof(float) + sizeof(int);
 }
 Size key_windows(const Problem& p, const ForwardConfig& config) {
+  // A list of blocks: how many pairs of them there are, and the pairs.
+  if (const int keys = config.tiling.gathered_keys; keys > 0) {
+    return divide_up(p.seqlen_k, 2 * keys) + 1;
+  }
   constexpr int kBlocks = 32;  // of a word
   return divide_up(divide_up(p.seqlen_k, config.tiling.keys), kBlocks);
 }
@@ -38,7 +42,8 @@ Size num_key_words(const Problem& p, const ForwardConfig& config) {
   if (!config.classified) return 0;
   const Size batches = config.features.mask_batches ? p.batch : 1;
   const std::int64_t heads = config.features.mask_heads ? p.heads_q / config.tiling.group : 1;
-  return batches * heads * m_blocks(p, config) * key_windows(p, config) * config.tiling.parts;
+  const int parts = config.tiling.gathered_keys > 0 ? 1 : config.tiling.parts;
+  return batches * heads * m_blocks(p, config) * key_windows(p, config) * parts;
 }
 
 Size workspace_bytes(const Problem& p, Arch arch, KeySplits splits, std::string_view kernel) {

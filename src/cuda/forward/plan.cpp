@@ -141,7 +141,11 @@ Plan plan_keys(const Problem& problem, const PlanOptions& options, bool keeps_pa
   }
   if (config.classified) {
     plan.reasons.emplace_back(
-        "the mask reads buffers: a kernel ahead says once which blocks of keys each tile sees");
+        config.tiling.gathered_keys > 0
+            ? "the mask reads buffers: a kernel ahead lists the blocks of 64 keys that each tile "
+              "sees, of which two at a time are loaded, wherever they lie"
+            : "the mask reads buffers: a kernel ahead says once which blocks of keys each tile "
+              "sees");
   }
   return plan;
 }

@@ -21,11 +21,15 @@
 namespace attn::cuda {
 namespace {
 
-// One warp a word.
-LaunchConfig classify_launch(std::int64_t words, int parts) {
+// One warp a word, or where blocks of keys are gathered, one block of threads a list.
+LaunchConfig classify_launch(std::int64_t words, const Tiling& tiling,
+                             const device::ForwardParams& parameters) {
+  constexpr unsigned kGatherThreads = 256, kGatherSharedBytes = 64;  // gather_key_blocks.cuh
   LaunchConfig launch;
-  launch.grid[0] = words / parts;
-  launch.block = static_cast<unsigned>(32 * parts);
+  const bool gathers = tiling.gathered_keys > 0;
+  launch.grid[0] = words / (gathers ? parameters.key_windows : tiling.parts);
+  launch.block = gathers ? kGatherThreads : static_cast<unsigned>(32 * tiling.parts);
+  launch.shared_bytes = gathers ? kGatherSharedBytes : 0;
   return launch;
 }
 
@@ -56,7 +60,7 @@ void fill_pass(ForwardPass& pass, const Problem& p, const ForwardConfig& config,
   const std::int64_t words = num_key_words(p, config).value();
   if (words > 0) {
     requests.push_back({classify_source(p, config, signature.printed), &pass.classify});
-    pass.classify_launch = classify_launch(words, config.tiling.parts);
+    pass.classify_launch = classify_launch(words, config.tiling, pass.parameters);
     pass.forward_launch.programmatic_dependent_launch = hopper;
   }
   // Loads of buffers are not ordered behind the wait for what comes before

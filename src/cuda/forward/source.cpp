@@ -14,14 +14,14 @@
 namespace attn::cuda {
 namespace {
 
-// Constants that every forward kernel has; its own follow.
-ConfigText common_config(const ForwardConfig& c, bool splits) {
+// Constants that every forward kernel has; its own follow. keys: of a block.
+ConfigText common_config(const ForwardConfig& c, bool splits, int keys) {
   const ForwardFeatures& f = c.features;
   ConfigText text(f.dtype);
   text.number("kHeadDim", f.head_dim);
   text.number("kHeadDimV", f.head_dim_v);
   text.number("kBlockM", c.tiling.rows);
-  text.number("kBlockN", c.tiling.keys);
+  text.number("kBlockN", keys);
   text.number("kGroup", c.tiling.group);
   text.number("kParts", c.tiling.parts);
   text.number("kPageSize", f.page_size);
@@ -49,7 +49,7 @@ ConfigText common_config(const ForwardConfig& c, bool splits) {
 }
 
 std::string print_config(const ForwardConfig& c) {
-  ConfigText text = common_config(c, c.splits);
+  ConfigText text = common_config(c, c.splits, c.tiling.keys);
   text.number("kSharedBytes", static_cast<int>(c.tiling.shared_bytes));
   c.shape->print(c, text);
   return text.text();
@@ -139,14 +139,19 @@ Source classify_source(const Problem& problem, const ForwardConfig& config,
   source.text = "#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
   source.text += print_expressions(problem.mask, score_expression(problem), printed);
   constexpr bool kSplits = false;  // words are of all splits
-  source.text += "namespace attn::device {\n" + common_config(config, kSplits).text() + "}\n";
-  source.text +=
-      "#include \"kernels/classify.cuh\"\n"
-      "extern \"C\" __global__ void __launch_bounds__(32 * attn::device::Config::kParts)\n"
+  const bool gathers = config.tiling.gathered_keys > 0;
+  const int keys = gathers ? config.tiling.gathered_keys : config.tiling.keys;
+  source.text += "namespace attn::device {\n" + common_config(config, kSplits, keys).text() + "}\n";
+  source.text += fmt::format(
+      "#include \"kernels/{}.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__({})\n"
       "attn_classify(const __grid_constant__ attn::device::ForwardParams p,\n"
-      "              const __grid_constant__ attn::device::Expressions e) {\n"
-      "  attn::device::classify_key_blocks<attn::device::Config>(p, e);\n"
-      "}\n";
+      "              const __grid_constant__ attn::device::Expressions e) {{\n"
+      "  attn::device::{}<attn::device::Config>(p, e);\n"
+      "}}\n",
+      gathers ? "gather_key_blocks" : "classify",
+      gathers ? "attn::device::kGatherThreads" : "32 * attn::device::Config::kParts",
+      gathers ? "gather_key_blocks" : "classify_key_blocks");
   return source;
 }
 

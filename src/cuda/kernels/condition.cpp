@@ -25,10 +25,19 @@ bool counts_rows_of_128(const Problem& p, const Expr& index) {
          divisor.int_value % 3 != 0;
 }
 
-bool reads_rows_of_128(const Problem& p, const Expr& e) {
+// key / B with such a B.
+bool counts_keys_of_64(const Expr& index) {
+  const Node& n = index.node();
+  if (n.op != Op::div || n.args[0].node().op != Op::key) return false;
+  const Node& divisor = n.args[1].node();
+  return divisor.op == Op::constant && divisor.int_value > 0 && divisor.int_value % 128 == 64;
+}
+
+// Whether a buffer is read at an index of which counts() is true.
+template <class Counts>
+bool reads_at(const Expr& e, const Counts& counts) {
   const Node& n = e.node();
-  const auto counts = [&](const Expr& index) { return counts_rows_of_128(p, index); };
-  const auto reads = [&](const Expr& operand) { return reads_rows_of_128(p, operand); };
+  const auto reads = [&](const Expr& operand) { return reads_at(operand, counts); };
   return (n.op == Op::load && std::ranges::any_of(n.args, counts)) ||
          std::ranges::any_of(n.args, reads);
 }
@@ -47,7 +56,11 @@ bool is_long(const Problem& p, std::int64_t length) {
 bool holds(Condition condition, const Problem& problem) {
   switch (condition) {
     case Condition::block_rows_of_128:
-      return !problem.mask.empty() && reads_rows_of_128(problem, problem.mask);
+      return !problem.mask.empty() && reads_at(problem.mask, [&](const Expr& index) {
+        return counts_rows_of_128(problem, index);
+      });
+    case Condition::key_blocks_of_64:
+      return !problem.mask.empty() && reads_at(problem.mask, counts_keys_of_64);
     case Condition::long_and_plain: {
       const bool short_tiles =
           !problem.mask.empty() && std::max(problem.head_dim, problem.head_dim_v) > 96;

@@ -12,6 +12,9 @@ enum class Condition : std::uint8_t {
   // The mask reads a buffer at query / B, as a block-sparse mask does, and tiles of 128 rows divide
   // these rows of blocks where tiles of 192 do not: B is a multiple of 128 and not of 3.
   block_rows_of_128,
+  // The mask reads a buffer at key / B, as a block-sparse mask does, and B is a multiple of 64 and
+  // not of 128, so that tiles of 128 keys have blocks that are seen beside others that are not.
+  key_blocks_of_64,
   // 4096 queries and keys or more, 8192 under a mask at head sizes above 96; not paged, no dropout;
   // no mask but a last key for each row, as a causal one says; no score.
   long_and_plain,

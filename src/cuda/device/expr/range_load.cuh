@@ -92,6 +92,14 @@ ATTN_DEVICE typename ScanOf<Element>::Scan::Range range_load(const BufferView& v
   if (!inside) return Of::zero();
   if (elements > kMaxScannedElements) return Of::any();
   typename Of::Scan scan;
+  const auto add = [&](long long at) {
+    scan.add(Element::value(*at_offset<typename Element::Storage>(view.data, at)));
+  };
+  if (elements == 1) {  // as of a block mask whose blocks the box lies in
+    add(bytes);
+    const auto range = scan.result();
+    return leaves ? range_hull(range, Of::zero()) : range;
+  }
 #pragma unroll 1
   for (int i = 0; i < static_cast<int>(count[0]); ++i) {
 #pragma unroll 1
@@ -100,10 +108,7 @@ ATTN_DEVICE typename ScanOf<Element>::Scan::Range range_load(const BufferView& v
       for (int k = 0; k < static_cast<int>(count[2]); ++k) {
         const long long run = bytes + i * stride[0] + j * stride[1] + k * stride[2];
 #pragma unroll 8
-        for (int l = 0; l < static_cast<int>(count[3]); ++l) {
-          scan.add(Element::value(
-              *at_offset<typename Element::Storage>(view.data, run + l * stride[3])));
-        }
+        for (int l = 0; l < static_cast<int>(count[3]); ++l) add(run + l * stride[3]);
       }
     }
   }

@@ -26,6 +26,8 @@
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh)
 //   kParts                 of them: kConsumers
+//   kGathers               a tile of keys is two blocks of 64, from the lists of
+//                          kernels/gather_key_blocks.cuh
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
 //   kMaskHeads
 // and of ProductSS<Element, kBlockN>, ProductRS<Element, kHeadDimV>

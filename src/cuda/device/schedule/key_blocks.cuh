@@ -51,6 +51,8 @@ class KeyBlocks {
   static constexpr bool kClassifies = Expressions::kHasMask && !kListed;
 
  public:
+  using Place = int;  // of a tile of keys
+
   // An empty list.
   KeyBlocks() = default;
   ATTN_DEVICE KeyBlocks(const Tiles& tiles, int slot) {
@@ -98,6 +100,7 @@ class KeyBlocks {
   // These are of the block that comes next: its number; whether the caller's rows see only a part
   // of it, or nothing.
   ATTN_DEVICE int block() const { return next_; }
+  static ATTN_DEVICE bool is_eighth(int block) { return block % 8 == 0; }
   ATTN_DEVICE bool mixed() const {
     if constexpr (kClassifies) return mixed_ >> (next_ & 31) & 1;
     return next_ >= whole_;

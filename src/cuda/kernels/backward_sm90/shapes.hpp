@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "attn/problem.hpp"
+#include "cuda/kernels/condition.hpp"
 
 namespace attn::cuda {
 
@@ -20,10 +21,11 @@ struct BackwardSm90Shape {
   int piece_columns, stages_dq;  // of the pieces in which dQ is staged; places for them
   int l2_megabytes = 20;         // of Q, dO and dQ of the heads whose tiles are dealt together
   int cluster = 1;               // blocks of threads that share a tile, 1 or 2
+  Condition when = Condition::always;
 };
 
-// The shape that a problem gets: the first that is wide enough and whose tiles its heads may share.
-// Heads have up to 256 columns.
+// The shape that a problem gets: the first that is wide enough, whose tiles its heads may share,
+// and whose `when` holds. Heads have up to 256 columns.
 const BackwardSm90Shape& backward_sm90_shape(const Problem& problem);
 
 // `shape` with the parts that `text` names: b<blocks of threads of a tile> c<score warpgroups>

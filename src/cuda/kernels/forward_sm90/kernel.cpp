@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 
 #include "attn/error.hpp"
 #include "core/ceil_div.hpp"
+#include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/wgmma_text.hpp"
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/kernels/tensor_core_obstacle.hpp"
@@ -52,6 +55,21 @@ bool fit_pages(int& keys, int& page_rows, std::int64_t page_size) {
   return false;
 }
 
+constexpr int kGatheredKeys = 64;  // device/schedule/gathered_blocks.cuh
+
+// Whether a tile of keys is best made of two blocks of 64 that its rows see, wherever they lie
+// (device/schedule/gathered_blocks.cuh). Their lists should not outgrow what they save.
+bool gathers_blocks(const ForwardFeatures& f, const Problem& p, int keys) {
+  constexpr double kMostBytes = 256 << 20;
+  const double blocks = std::ceil(static_cast<double>(p.seqlen_k) / kGatheredKeys);
+  const double lists =
+      std::ceil(static_cast<double>(p.seqlen_q) / 128) *
+      static_cast<double>((f.mask_heads ? p.heads_q : 1) * (f.mask_batches ? p.batch : 1));
+  return keys == 2 * kGatheredKeys && f.mask_scans_buffers && !f.dropout &&
+         holds(Condition::key_blocks_of_64, p) && (p.score.empty() || !loads_elements(p.score)) &&
+         sizeof(std::int32_t) * blocks * lists <= kMostBytes;
+}
+
 // ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand.
 std::int64_t shared_bytes(const ForwardFeatures& f, const ForwardSm90Shape& s, int keys) {
   const std::int64_t panels_k = ceil_div(f.head_dim, 64), panels_v = ceil_div(f.head_dim_v, 64);
@@ -82,9 +100,15 @@ ForwardChoice choose_forward_sm90(const ForwardRequest& request) {
   Tiling tiling;
   tiling.rows = 64 * s.warpgroups;
   tiling.keys = f.dropout ? keys_with_dropout(s.block_n, request.parts) : s.block_n;
-  if (f.paged && !fit_pages(tiling.keys, made->page_rows, p.page_size)) {
+  int box = tiling.keys;
+  if (!request.splits && gathers_blocks(f, p, tiling.keys)) {
+    made->gathers = true;
+    tiling.gathered_keys = box = kGatheredKeys;
+  }
+  if (f.paged && !fit_pages(box, made->page_rows, p.page_size)) {
     return ForwardChoice::refused("no tile shape suits page_size " + std::to_string(p.page_size));
   }
+  if (!made->gathers) tiling.keys = box;
   tiling.threads = 128 * (s.warpgroups + 1);
   tiling.parts = s.warpgroups;
   tiling.group = packed_group(p, tiling.rows, 64, request.tensors.uneven_q);
@@ -107,6 +131,7 @@ void ForwardSm90::print(const ForwardConfig&, ConfigText& to) const {
   to.number("kStagesV", shape.stages_v);
   to.number("kStagesQ", shape.stages_q);
   to.number("kPageRows", page_rows);
+  to.flag("kGathers", gathers);
   to.number("kProducerRegisters", shape.producer_registers);
   to.number("kConsumerRegisters", shape.consumer_registers);
   to.flag("kTakeTurns", shape.take_turns);

@@ -22,6 +22,7 @@ class ForwardSm90 final : public ForwardShape {
   bool stores_boxes = false;  // O leaves through places of Q, and rows of a box of it belong to one
                               // sequence and head
   int near_blocks = 2;        // the next tile is dealt when so many are not asked for
+  bool gathers = false;       // a tile of keys is two blocks of 64 that its rows see
   int page_rows = 0;          // keys of one box of the copy engine when paged
 };
 

@@ -54,7 +54,9 @@ bool encode_o(CUtensorMap& map, const Problem& p, const Tensor& o) {
 
 std::optional<ForwardMaps> ForwardSm90::maps(const ForwardConfig& config, const Problem& p,
                                              const Inputs& inputs, const Outputs& outputs) const {
-  const int box = config.features.paged ? page_rows : config.tiling.keys;
+  const int box = config.features.paged ? page_rows
+                  : gathers             ? config.tiling.gathered_keys
+                                        : config.tiling.keys;
   ForwardMaps maps{};
   if (encode_q(maps.q, p, config, inputs.q) &&
       encode_k(maps.k, p, config, inputs.k, p.head_dim, box) &&

@@ -12,10 +12,14 @@ namespace attn::cuda {
 // spilled, -1 %, and at 256 it gives -5 to +1 %. Rows of `long` problems have no dropout.
 std::span<const ForwardSm90Shape> forward_sm90_shapes() {
   using enum Condition;
-  static constexpr std::array<ForwardSm90Shape, 12> kShapes{{
+  static constexpr std::array<ForwardSm90Shape, 13> kShapes{{
       {64, block_rows_of_128, 2, 128, 4, 4, 2, true, false, 56, 224, 0,
        "128 rows: a tile of 192 straddles rows of blocks, visits what either sees and masks the "
        "rest"},
+      {64, key_blocks_of_64, 2, 128, 4, 4, 2, true, false, 56, 224, 0,
+       "128 rows and two blocks of 64 keys that they see, wherever these lie: of 192 rows more "
+       "would "
+       "see blocks that others do not"},
       {64, score_of_elements, 2, 128, 4, 4, 2, true, false, 56, 224, 0,
        "two warpgroups: with three, what is loaded for the scores is spilled; a bf16 bias takes "
        "0.77 of the time at 2048 keys, one of f32 0.52"},

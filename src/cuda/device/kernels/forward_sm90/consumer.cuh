@@ -139,7 +139,7 @@ struct ForwardSm90Consumer {
       if (!c.k_ready) tiles.k_ring().wait(c.blocks);
       products.issue_s(c, q, k);
       // What is done here costs no time: products wait for each other.
-      const int block = list.block();
+      const auto block = list.block();
       const bool mixed = list.mixed();
       list.advance(tiles, slot_now(c));
       // In the first round there is no P yet: what is multiplied then is overwritten by the next
@@ -153,7 +153,7 @@ struct ForwardSm90Consumer {
       }
       const auto shared_by = softmax.share_rows(t);
       products.wait_s(c);
-      used = t.w.sequence.length_k - block * C::kBlockN;
+      used = Tiles::used_keys(t.w, block);
       const bool careful = Tiles::kHasPlainRounds || begins || mixed || large;
       bool good = true, far = false;
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
@@ -196,7 +196,7 @@ struct ForwardSm90Consumer {
     while (plain) {
       tiles.k_ring().wait_unless(c.k_ready, c.blocks);
       products.issue_s(c, q, k);
-      const int block = list.block();
+      const auto block = list.block();
       list.step(tiles, slot_now(c));
       products.wait_v(c, used);
       products.issue_o(c, v, add);
@@ -212,7 +212,7 @@ struct ForwardSm90Consumer {
       const bool high = Tiles::kJudgesLate && c.softmax.is_high();
       const bool bare = Tiles::kJudgesLate && Expressions::kHasMask && c.softmax.is_bare();
       products.wait_s(c);
-      used = t.w.sequence.length_k - block * C::kBlockN;
+      used = Tiles::used_keys(t.w, block);
       if (bare) [[unlikely]] {
         c.softmax.begin_bare(c.s, softmax.exponent_scale());
       }
@@ -237,7 +237,7 @@ struct ForwardSm90Consumer {
       // rows there may be those of the sequence before.
       if constexpr (Expressions::kHasSmallTanh) {
         warp_large = warp_large || block_large;
-        if (block % 8 == 0 && (!Tiles::kEndAligned || t.w.row0 >= 0)) {
+        if (Blocks::is_eighth(block) && (!Tiles::kEndAligned || t.w.row0 >= 0)) {
           large = barrier_or(Tiles::kWarpgroupBarrier + tiles.consumer, 128, warp_large);
           if (large) return;
         }

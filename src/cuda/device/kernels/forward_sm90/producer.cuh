@@ -44,14 +44,16 @@ struct ForwardSm90Producer {
   // Loads the rows of a block of K or V, in one box, or one a page; for one thread. head: of K and
   // V.
   template <int kPanels, int kAt, int kTileBytes>
-  ATTN_DEVICE void load_keys(const TensorMap& map, const Work& w, int head, int block, int stage,
-                             unsigned full) const {
+  ATTN_DEVICE void load_keys(const TensorMap& map, const Work& w, int head,
+                             typename Tiles::Place block, int stage, unsigned full) const {
     const unsigned tile = tiles.shared + kAt + stage * kTileBytes;
     mbarrier_arrive_expect(full, kTileBytes);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       const unsigned at = tile + panel * Layout::kPanelBytes;
-      if constexpr (C::kPageRows == 0) {
+      if constexpr (C::kGathers) {
+        load_gathered(at, map, w, head, block, panel, full);
+      } else if constexpr (C::kPageRows == 0) {
         tma_load_4d(at, map, full, 64 * panel, w.sequence.row_k + block * C::kBlockN, head,
                     C::kPackedK ? 0 : w.sequence.batch, kEvictLast);
       } else {
@@ -66,6 +68,28 @@ struct ForwardSm90Producer {
       }
     }
   }
+
+  // Loads a panel of two blocks of 64 keys, each in one box, or one a page. Where there is no
+  // second block its box lies behind the tensor, and zeros arrive.
+  ATTN_DEVICE void load_gathered(unsigned at, const TensorMap& map, const Work& w, int head,
+                                 const BlockPair& blocks, int panel, unsigned full) const {
+    constexpr int kRows = C::kPageRows == 0 ? kGatheredKeys : C::kPageRows;
+    for (int i = 0; i < C::kBlockN / kRows; ++i) {
+      const int key = blocks.origin(i * kRows) + i * kRows;
+      const bool none = i * kRows >= kGatheredKeys && blocks.second == GatheredBlock::kNoNumber;
+      const unsigned to = at + i * kRows * 128;
+      if constexpr (C::kPageRows == 0) {
+        tma_load_4d(to, map, full, 64 * panel, none ? kBehind : w.sequence.row_k + key, head,
+                    C::kPackedK ? 0 : w.sequence.batch, kEvictLast);
+      } else {
+        const int safe = min(key, (w.sequence.length_k - 1) / kRows * kRows);
+        const int* pages = tiles.p.page_table + w.sequence.batch * tiles.p.page_table_stride;
+        tma_load_4d(to, map, full, 64 * panel, none ? kBehind : safe % tiles.p.page_size, head,
+                    pages[safe / tiles.p.page_size], kEvictLast);
+      }
+    }
+  }
+  static constexpr int kBehind = 0x7fffff00;  // a key of no tensor
 
   // A tile nears its end, and the next one is dealt, when C::kNearBlocks are not asked for.
   ATTN_DEVICE unsigned near_end() const { return tiles.shared + Layout::kNearEnd; }

@@ -18,6 +18,7 @@ struct ForwardSm90Softmax {
   using Layout = typename Tiles::Layout;
   using Element = typename Tiles::Element;
   using Own = typename Tiles::Own;
+  using Place = typename Tiles::Place;
 
   const Tiles& tiles;
 
@@ -27,12 +28,18 @@ struct ForwardSm90Softmax {
     return Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : tiles.p.scale_log2;
   }
 
+  // What is added to the key of a column, where keys are not in a row.
+  static ATTN_DEVICE int gap(Place block, int column) {
+    if constexpr (C::kGathers) return block.gap(column);
+    return 0;
+  }
+
   // Calls f(score, i, query, head, key, step) for each score of row i of the two of a block, whose
   // key is key + step; step is a constant where it is inlined. kByRows: all scores of a row, then
   // those of the other, as the exponentials go, so that few values are in between; else by keys,
   // which suits what both rows share of a key.
   template <bool kByRows, class F>
-  ATTN_DEVICE void for_each_score(State& c, const Own& t, int block, F f) const {
+  ATTN_DEVICE void for_each_score(State& c, const Own& t, Place block, F f) const {
     const int key = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int n = 0; n < C::kBlockN / 2; ++n) {
@@ -40,11 +47,12 @@ struct ForwardSm90Softmax {
       const int column = kByRows ? n % (C::kBlockN / 4) : n / 2;  // of the thread's in a row
       const int row = t.row + 8 * i;
       const int head = Tiles::query_head(t.w, row);
-      f(c.s[column / 2 * 4 + 2 * i + column % 2], i, row / C::kGroup, head, key,
-        column / 2 * 8 + column % 2);
+      float& score = c.s[column / 2 * 4 + 2 * i + column % 2];
+      const int step = column / 2 * 8 + column % 2;
+      f(score, i, row / C::kGroup, head, key + gap(block, step), step);
     }
   }
-  ATTN_DEVICE void apply_score(State& c, const Own& t, int block) const {
+  ATTN_DEVICE void apply_score(State& c, const Own& t, Place block) const {
     if constexpr (Expressions::kVectorWords > 0) {
       apply_vectors(c, t, block);
     } else if constexpr (Expressions::kHasScore) {
@@ -56,7 +64,7 @@ struct ForwardSm90Softmax {
     }
   }
   // The same, where elements of buffers are loaded for 32 keys at a time.
-  ATTN_DEVICE void apply_vectors(State& c, const Own& t, int block) const {
+  ATTN_DEVICE void apply_vectors(State& c, const Own& t, Place block) const {
     using Vectors = typename Expressions::Vectors;
     const Sequence& q = t.w.sequence;
     const int key = block * C::kBlockN, own = key + 2 * static_cast<int>(threadIdx.x % 4);
@@ -77,19 +85,26 @@ struct ForwardSm90Softmax {
                              q.length_k);
     }
   }
-  ATTN_DEVICE void apply_mask(State& c, const Own& t, int block) const {
+  ATTN_DEVICE void apply_mask(State& c, const Own& t, Place block) const {
     const Sequence& q = t.w.sequence;
-    const auto keys_of = [&](int i) {
+    // Of row i, for the columns that have keys in a row with those of `column`.
+    const auto keys_of = [&](int i, int column) {
       const int row = t.row + 8 * i;
       const int head = Tiles::query_head(t.w, row);
-      return visible_keys(tiles.e, block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4),
-                          row / C::kGroup, q.batch, head, q.length_q, q.length_k);
+      return visible_keys(
+          tiles.e, block * C::kBlockN + gap(block, column) + 2 * static_cast<int>(threadIdx.x % 4),
+          row / C::kGroup, q.batch, head, q.length_q, q.length_k);
     };
-    const VisibleKeys keys[2] = {keys_of(0), keys_of(1)};
+    VisibleKeys keys[C::kGathers ? 4 : 2] = {keys_of(0, 0), keys_of(1, 0)};
+    if constexpr (C::kGathers) {
+      keys[2] = keys_of(0, kGatheredKeys);
+      keys[3] = keys_of(1, kGatheredKeys);
+    }
     for_each_score<false>(
         c, t, block, [&](float& x, int i, int query, int head, int first, int step) {
-          bool visible = step <= keys[i].last;
-          if constexpr (Expressions::kMaskFirst) visible = visible & (step >= keys[i].first);
+          const VisibleKeys& own = keys[C::kGathers ? step / kGatheredKeys * 2 + i : i];
+          bool visible = step <= own.last;
+          if constexpr (Expressions::kMaskFirst) visible = visible & (step >= own.first);
           if constexpr (Expressions::kMaskRest) {
             visible = visible &
                       tiles.e.mask_rest(query, first + step, q.batch, head, q.length_q, q.length_k);
@@ -144,7 +159,7 @@ struct ForwardSm90Softmax {
   // S <- P of a block that needs no mask, with the references as they are. Returns whether P is
   // good, the same answer in the whole warp; `large` becomes whether it is not because some score
   // is too large for the polynomial of a tanh.
-  ATTN_DEVICE bool keep(State& c, const Own& t, const RowsShared& shared_by, int block,
+  ATTN_DEVICE bool keep(State& c, const Own& t, const RowsShared& shared_by, Place block,
                         bool& large) const {
     if constexpr (Expressions::kHasExponent) {
       const Sequence& q = t.w.sequence;
@@ -153,10 +168,11 @@ struct ForwardSm90Softmax {
       const auto exponent = [&](float x, float offset, int i, int j) {
         const int row = t.row + 8 * i;
         const int head = Tiles::query_head(t.w, row);
+        const int step = j / 2 * 8 + j % 2;
         int room = 0x7fffffff;
         const float y = tiles.e.exponent(shared_by.row[RowsShared::kRows == 2 ? i : 0], offset,
-                                         room, x, row / C::kGroup, key, q.batch, head, q.length_q,
-                                         q.length_k, j / 2 * 8 + j % 2);
+                                         room, x, row / C::kGroup, key + gap(block, step), q.batch,
+                                         head, q.length_q, q.length_k, step);
         if constexpr (Expressions::kHasSmallTanh) {
           // Three are compared in one instruction.
           if (j % 2 == 0) {
@@ -182,7 +198,7 @@ struct ForwardSm90Softmax {
 
   // S <- P with new references. Returns whether one is far, the same answer in the whole warp.
   template <bool kAgain>
-  ATTN_DEVICE bool raise(State& c, const Own& t, int block, bool mixed, float (&alpha)[2]) const {
+  ATTN_DEVICE bool raise(State& c, const Own& t, Place block, bool mixed, float (&alpha)[2]) const {
     // The other way to compute P begins with the same scores. The compiler would take them out of
     // both; left apart, scores and exponentials overlap there.
     if constexpr (Expressions::kHasScore && !Expressions::kScoreLoads) pin(c.s);
@@ -209,7 +225,7 @@ struct ForwardSm90Softmax {
 
   // Computes a block once more from the product on, for this warp, where a score is far above all
   // before it. `q`: the place of Q. `l`: the sums of P before the block.
-  ATTN_DEVICE bool redo(State& c, const Own& t, int q, int block, const float (&l)[2],
+  ATTN_DEVICE bool redo(State& c, const Own& t, int q, Place block, const float (&l)[2],
                         float (&alpha)[2]) const {
     c.softmax.l[0] = l[0];
     c.softmax.l[1] = l[1];
@@ -235,7 +251,7 @@ struct ForwardSm90Softmax {
   }
 
   // Sets the dropped elements of P to zero; l was summed before.
-  ATTN_DEVICE void drop_elements(State& c, const Own& t, int block) const {
+  ATTN_DEVICE void drop_elements(State& c, const Own& t, Place block) const {
     if constexpr (C::kDropout) {
       const ForwardParams& p = tiles.p;
       const auto dropout = dropout_of<C::kRngState>(p);

@@ -7,6 +7,7 @@
 #include "params.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
+#include "schedule/gathered_blocks.cuh"
 #include "schedule/key_blocks.cuh"
 #include "schedule/key_words.cuh"
 #include "schedule/query_tile.cuh"
@@ -123,8 +124,26 @@ struct ForwardSm90Tiles {
   }
 
   // The blocks of keys as a consumer goes through them, and as a producer does.
-  using Blocks = KeyBlocks<C, Expressions, ForwardSm90Tiles, true>;
-  using AllBlocks = KeyBlocks<C, Expressions, ForwardSm90Tiles, false>;
+  template <bool kOwn, bool kGathers>
+  struct BlocksOf {
+    using Type = KeyBlocks<C, Expressions, ForwardSm90Tiles, kOwn>;
+  };
+  template <bool kOwn>
+  struct BlocksOf<kOwn, true> {
+    using Type = GatheredBlocks<C, ForwardSm90Tiles>;
+  };
+  using Blocks = typename BlocksOf<true, C::kGathers>::Type;
+  using AllBlocks = typename BlocksOf<false, C::kGathers>::Type;
+  // Which keys a tile of keys has: the number of a block of kBlockN in a row, or a BlockPair.
+  using Place = typename Blocks::Place;
+  static_assert(!C::kGathers || (C::kBlockN == 2 * kGatheredKeys && !C::kSplits && !C::kDropout));
+  // Columns whose keys are below the length; more than there are where all are.
+  static ATTN_DEVICE int used_keys(const Work& w, int place) {
+    return w.sequence.length_k - place * C::kBlockN;
+  }
+  static ATTN_DEVICE int used_keys(const Work& w, const BlockPair& place) {
+    return place.used(w.sequence.length_k);
+  }
   ATTN_DEVICE KeyRange keys(int slot) const {
     const Work w = get(slot);
     const QueryRange all = queries(w, w.row0, kBlockM);
@@ -141,6 +160,11 @@ struct ForwardSm90Tiles {
   ATTN_DEVICE const KeyWord* key_words(int slot, int window) const {
     const Int4 tile = load_shared(slot_address(slot));
     return key_words_at<C>(p, tile.z, tile.y, tile.x / kBlockM, window);
+  }
+  // The list of a tile, where its blocks are gathered.
+  ATTN_DEVICE const KeyWord* gathered(int slot) const {
+    const Int4 tile = load_shared(slot_address(slot));
+    return gathered_blocks_at<C>(p, tile.z, tile.y, tile.x / kBlockM);
   }
   ATTN_DEVICE int part() const { return consumer; }
 
@@ -171,7 +195,10 @@ struct ForwardSm90Tiles {
     return slot_address(slot) + 48 + static_cast<unsigned>(16 * of_consumer);
   }
   ATTN_DEVICE void put_windows(int slot, const Work& w, const AllBlocks& list) const {
-    if constexpr (Expressions::kHasMask) {
+    if constexpr (C::kGathers) {
+      if (threadIdx.x % 32 == 0) store_shared(window_address(slot, 0), list.beginning());
+      __syncwarp();
+    } else if constexpr (Expressions::kHasMask) {
       const int lane = static_cast<int>(threadIdx.x % 32);
       const auto store = [&](int i, const KeyWindow& window) {
         store_shared(window_address(slot, i),
@@ -204,10 +231,14 @@ struct ForwardSm90Tiles {
   template <class List>
   ATTN_DEVICE List first_blocks(int slot, int of_consumer, const Work& w) const {
     if constexpr (!Expressions::kHasMask) return List(*this, slot);
-    const Int4 v = load_shared(window_address(slot, of_consumer));
-    return List(
-        {v.x, static_cast<unsigned>(v.y), static_cast<unsigned>(v.z), static_cast<unsigned>(v.w)},
-        w.begin);
+    const Int4 v = load_shared(window_address(slot, C::kGathers ? 0 : of_consumer));
+    if constexpr (C::kGathers) {
+      return List(*this, slot, v);
+    } else {
+      return List(
+          {v.x, static_cast<unsigned>(v.y), static_cast<unsigned>(v.z), static_cast<unsigned>(v.w)},
+          w.begin);
+    }
   }
 
   // One tile as a consumer sees it.

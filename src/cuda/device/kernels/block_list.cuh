@@ -1,0 +1,35 @@
+// Lists of blocks of keys become a byte for each block (attn/block_list.hpp). A warp clears a row
+// and marks what its list names.
+//
+// Grid: any number of blocks of kBlockListThreads.
+#pragma once
+
+#include "device.cuh"
+#include "params.cuh"
+
+namespace attn::device {
+
+ATTN_DEVICE void write_block_mask(const BlockListParams& p) {
+  constexpr int kWarps = kBlockListThreads / 32;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (long long row = blockIdx.x * static_cast<long long>(kWarps) + threadIdx.x / 32; row < p.rows;
+       row += static_cast<long long>(gridDim.x) * kWarps) {
+    const long long index[3] = {row / p.blocks_q / p.heads, row / p.blocks_q % p.heads,
+                                row % p.blocks_q};
+    const int* list = p.lists;
+    unsigned char* bytes = p.blocks;
+#pragma unroll
+    for (int d = 0; d < 3; ++d) {
+      list += index[d] * p.list_strides[d];
+      bytes += index[d] * p.block_strides[d];
+    }
+    for (int i = lane; i < p.blocks_k; i += 32) bytes[i] = 0;
+    __syncwarp();
+    for (int i = lane; i < p.entries; i += 32) {
+      const int named = list[i];
+      if (named >= 0 && named < p.blocks_k) bytes[named] = 1;
+    }
+  }
+}
+
+}  // namespace attn::device
