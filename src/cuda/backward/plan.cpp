@@ -97,7 +97,7 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
   }
   if (chosen.one_pass) {
     sources.push_back(backward_one_pass_rows_source(launches.front(), true));
-    if (chosen.reads_query_words) {
+    if (!chosen.query_words.empty()) {
       sources.push_back(backward_words_source(problem, launches.front()));
     }
     sources.push_back(backward_one_pass_dq_source(launches.front()));

@@ -77,7 +77,7 @@ BackwardRun prepare_backward(const Plan& plan, const BackwardSignature& signatur
     const BackwardConfig& config = run.gradients.front().config;
     ask(run.one_pass.rows, backward_one_pass_rows_source(config, asked.tensors.aligned_o));
     ask(run.one_pass.dq, backward_one_pass_dq_source(config));
-    if (kernel.reads_query_words) {
+    if (!kernel.query_words.empty()) {
       ask(run.one_pass.words, backward_words_source(p, config, signature.printed));
     }
     set_one_pass_parameters(run.parameters, p, config);

@@ -154,18 +154,19 @@ Source backward_one_pass_rows_source(const BackwardConfig& config, bool aligned_
 Source backward_words_source(const Problem& problem, const BackwardConfig& config,
                              const PrintedBuffers& printed) {
   Source source;
-  source.name = "backward_sm90_words";
+  source.name = config.kernel->query_words;
   source.entry = "attn_backward_words";
   source.text = kIncludes;
   source.text += print_expressions(problem.mask, score_expression(problem), printed);
   source.text += "namespace attn::device {\n" + print_config(config) + "}\n";
-  source.text +=
-      "#include \"kernels/backward_sm90_words.cuh\"\n"
+  source.text += fmt::format(
+      "#include \"kernels/{0}.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(128)\n"
       "attn_backward_words(const __grid_constant__ attn::device::BackwardParams p,\n"
-      "                    const __grid_constant__ attn::device::Expressions e) {\n"
-      "  attn::device::backward_sm90_words<attn::device::Config>(p, e);\n"
-      "}\n";
+      "                    const __grid_constant__ attn::device::Expressions e) {{\n"
+      "  attn::device::{0}<attn::device::Config>(p, e);\n"
+      "}}\n",
+      config.kernel->query_words);
   return source;
 }
 

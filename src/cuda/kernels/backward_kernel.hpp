@@ -105,12 +105,14 @@ struct BackwardKernel {
 
   // Computes S once and adds dQ to memory, between kernels of its own (backward/one_pass.hpp).
   bool one_pass = false;
-  bool reads_query_words = false;  // one of these says what queries see of tiles of keys
-  bool reads_row_terms = false;    // LSE and D of each row, from a kernel before (RowTerms)
-  bool takes_parts = false;        // a name may go on with parts of a tile shape
-  bool stays = false;              // one thread block a multiprocessor, which takes tile after tile
-  bool tile_is_head = false;       // a thread block has a K, V head of a sequence
-  bool scalar = false;             // computes in float32, without tensor cores
+  // The one of these that says what queries see of tiles of keys, by the name of its header in
+  // device/kernels/ and of the function in it; empty where none does.
+  std::string_view query_words{};
+  bool reads_row_terms = false;  // LSE and D of each row, from a kernel before (RowTerms)
+  bool takes_parts = false;      // a name may go on with parts of a tile shape
+  bool stays = false;            // one thread block a multiprocessor, which takes tile after tile
+  bool tile_is_head = false;     // a thread block has a K, V head of a sequence
+  bool scalar = false;           // computes in float32, without tensor cores
   // Gives gradients of buffers. `beside`: the kernel of dQ, dK and dV whose name asks for this one
   // too; where another is named, this one does not run.
   bool gives_buffers = false;

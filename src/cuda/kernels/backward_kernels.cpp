@@ -30,7 +30,7 @@ std::span<const BackwardKernel> backward_kernels() noexcept {
                      .workspace = one_pass_workspace,
                      .place = place_one_pass,
                      .one_pass = true,
-                     .reads_query_words = true,
+                     .query_words = "backward_sm90_words",
                      .takes_parts = true,
                      .stays = true},
       // mma.sync, any architecture from 8.0 on.

@@ -30,6 +30,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "expr/buffer_gradient.cuh"
 #include "params.cuh"
 #include "ptx/math.cuh"
@@ -66,7 +67,7 @@ struct BackwardSimt {
   static constexpr int kWidth = kBuffers || C::kGradient == Gradient::ds ? 0
                                 : C::kGradient == Gradient::dv           ? C::kHeadDimV
                                                                          : C::kHeadDim;
-  static constexpr int kPieces = (kWidth + kPiece - 1) / kPiece;  // of the gradient
+  static constexpr int kPieces = divide_up<kPiece>(kWidth);  // of the gradient
   static constexpr float kLog2E = 1.4426950408889634f;
 
   struct alignas(16) Four {

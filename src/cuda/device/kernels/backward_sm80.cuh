@@ -29,6 +29,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "kernels/backward_weights.cuh"
 #include "params.cuh"
@@ -86,13 +87,14 @@ struct BackwardSm80 {
   static constexpr int kQueryRows = C::kBlockN / C::kQueryWarps;
   static constexpr int kKeyTurns = Layout::kKeyTurns, kQueryTurns = Layout::kQueryTurns;
   static constexpr __device__ int turns(int chunks, int warps) {
-    return (chunks / 2 + warps - 1) / warps;
+    return divide_up(chunks / 2, warps);
   }
   static constexpr int kDkBlocks = turns(TileQ::kChunks, kKeyTurns);
   static constexpr int kDvBlocks = turns(TileO::kChunks, kKeyTurns);
   static constexpr int kDqBlocks = turns(TileQ::kChunks, kQueryTurns);
   // Blocks of 16 that the products of S and dP sum over.
-  static constexpr int kSteps = (C::kHeadDim + 15) / 16, kStepsV = (C::kHeadDimV + 15) / 16;
+  static constexpr int kSteps = divide_up<16>(C::kHeadDim);
+  static constexpr int kStepsV = divide_up<16>(C::kHeadDimV);
   static_assert(kScoreRows % 16 == 0 && kKeyRows % 16 == 0 && kQueryRows % 16 == 0);
   static_assert(kScoreColumns % (C::kDropout ? 32 : 16) == 0 && C::kBlockN % kPlace == 0);
 

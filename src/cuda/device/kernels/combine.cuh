@@ -21,6 +21,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
 #include "schedule/pieces.cuh"
@@ -36,7 +37,7 @@ struct Combine {
   using Storage = typename Scalar<Element>::Storage;
   // Columns that a thread has side by side, and how often its row goes over them.
   static constexpr int kWide = C::kHeadDimV % 4 == 0 ? 4 : 1;
-  static constexpr int kSets = (C::kHeadDimV + C::kAcross * kWide - 1) / (C::kAcross * kWide);
+  static constexpr int kSets = divide_up<C::kAcross * kWide>(C::kHeadDimV);
   static constexpr int kRowThreads = C::kAcross * C::kSplitLanes;
   // Threads whose sums are together in registers of a warp or of warps that share no column; the
   // other kParts of a row come through shared memory.
@@ -87,10 +88,10 @@ struct Combine {
   ATTN_DEVICE int splits_of(int batch) const {
     if constexpr (C::kBlockKeys > 0) {
       const Sequence s = own_sequence_of<C>(p, batch);
-      const int blocks = (s.length_k + C::kBlockKeys - 1) / C::kBlockKeys;
+      const int blocks = divide_up<C::kBlockKeys>(s.length_k);
       const int least = C::kFillsGrid ? *p.piece_blocks : p.least_blocks;
       const int each = blocks_of_piece<true>(p, least, blocks);
-      return max(1, (blocks + each - 1) / each);
+      return max(1, divide_up(blocks, each));
     } else {
       return p.num_splits;
     }

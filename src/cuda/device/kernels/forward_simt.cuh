@@ -22,6 +22,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
 #include "schedule/query_tile.cuh"
@@ -72,7 +73,7 @@ struct ForwardSimt {
   static constexpr int kThreads = 128;
   static constexpr int kRows = C::kBlockM / 8;  // of a thread
   static constexpr int kPiece = Layout::kPiece;
-  static constexpr int kPieces = (C::kHeadDimV + kPiece - 1) / kPiece;
+  static constexpr int kPieces = divide_up<kPiece>(C::kHeadDimV);
   static constexpr float kLog2E = 1.4426950408889634f;
   static_assert(C::kBlockN == 64 && (C::kBlockM == 64 || C::kBlockM == 32));
 

@@ -29,6 +29,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "params.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent.cuh"
@@ -156,7 +157,7 @@ struct ForwardWide : Place_ {
   // Hides entries of a list that name no key. The warp looks them up together, one a lane, and each
   // thread has a bit of each: the keys themselves would be as many registers.
   ATTN_DEVICE void hide_unnamed(Warp& w, int block) const {
-    constexpr int kWords = (kKeys + 31) / 32;
+    constexpr int kWords = divide_up<32>(kKeys);
     const int first = block * C::kBlockN + key0();
     unsigned named[kWords];
 #pragma unroll

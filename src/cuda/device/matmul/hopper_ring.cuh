@@ -12,6 +12,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "matmul/common.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/dependent.cuh"
@@ -42,7 +43,7 @@ template <class C>
 struct HopperRing {
   static constexpr int kRows = 64 * C::kGroups, kPanel = 64 * 128;
   static constexpr int kDepth = C::kFloat8 ? 128 : 64;
-  static constexpr int kPanelsB = (C::kColumns + 63) / 64;
+  static constexpr int kPanelsB = divide_up<64>(C::kColumns);
   static constexpr bool kWide = C::kColumns > 256;
   static constexpr int kAtOnce = kWide ? 192 : C::kColumns;  // columns of the first instruction
   static constexpr int kA = kRows * 128;
@@ -96,7 +97,7 @@ struct HopperRing {
       for (int i = 0; i < kLanes / 64; ++i) load_box(at + i * kPanel, step, lane + 64 * i);
     } else {
 #pragma unroll
-      for (int i = 0; i < (kLanes + 63) / 64; ++i) load_box(at + i * kPanel, lane + 64 * i, step);
+      for (int i = 0; 64 * i < kLanes; ++i) load_box(at + i * kPanel, lane + 64 * i, step);
     }
   }
   // Gives a stage back, to all who fill it; by all threads of a warp.

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "matmul/warp_specialised.cuh"
 
 namespace attn::device {
@@ -22,7 +23,7 @@ struct SplitK {
   // Sums of a thread that each block finishes; a row of the inbox, behind the ring, is what a
   // thread of another block sent.
   static constexpr int kPart = C::kColumns / 2 / C::kSplits;
-  static constexpr int kInbox = (Ring::kBytes + 127) / 128 * 128;
+  static constexpr int kInbox = divide_up<128>(Ring::kBytes) * 128;
   static constexpr int kBytes = kInbox + (C::kSplits - 1) * C::kGroups * 128 * kPart * 4;
 
   // The address, in the inbox of block `to`, of four sums from block `from`; a thread reads what

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "matmul/persistent.cuh"
 #include "ptx/flag.cuh"
 
@@ -34,7 +35,7 @@ struct StreamK {
   int stages, blocks, block;  // stages of a tile
   ATTN_DEVICE explicit StreamK(const MatmulParams& params)
       : p(params),
-        stages((params.k + Ring::kDepth - 1) / Ring::kDepth),
+        stages(divide_up<Ring::kDepth>(params.k)),
         blocks(static_cast<int>(gridDim.x)),
         block(static_cast<int>(blockIdx.x)) {}
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "matmul/hopper_ring.cuh"
 
 namespace attn::device {
@@ -22,7 +23,7 @@ ATTN_DEVICE void matmul_tma_wgmma(const MatmulParams& p, const MatmulMaps& maps)
   wait_for_dependencies();
   const MatmulTile t = matmul_tile(p, static_cast<int>(blockIdx.x), ring.kRows, C::kColumns);
   const int group = uniform(static_cast<int>(threadIdx.x / 128));
-  const int tiles = (p.k + ring.kDepth - 1) / ring.kDepth;
+  const int tiles = divide_up<ring.kDepth>(p.k);
   if (threadIdx.x == 0) {
     for (int i = 0; i < min(tiles, C::kStages - 1); ++i) ring.load(p, maps, t, i * ring.kDepth, i);
   }

@@ -29,7 +29,7 @@ struct BufferTiles {
   static ATTN_DEVICE BufferTiles at(const BackwardParams& p, int splits, int index) {
     using Tile = GradientTile<C>;
     const int rows = Derivatives::kByPosition ? p.seqlen_k : p.seqlen_q;
-    const int tiles = Tile::divide_up(rows, C::kBlockM);
+    const int tiles = Tile::template blocks_of<C::kBlockM>(rows);
     if constexpr (!kOwn) {
       // Tiles that see most under a causal mask come first: the last queries.
       const int pairs = p.heads_q * p.batch, pair = index % pairs;
@@ -39,7 +39,7 @@ struct BufferTiles {
       all.count = all.tile(0).blocks();
       return all;
     } else {
-      const int blocks = Tile::divide_up(p.seqlen_k, C::kBlockN);
+      const int blocks = Tile::template blocks_of<C::kBlockN>(p.seqlen_k);
       const int block = index % blocks, tile = index / blocks % tiles;
       const int part = index / blocks / tiles;
       const int split = part % splits, pair = part / splits;

@@ -24,6 +24,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "params.cuh"
 
 namespace attn::device {
@@ -32,13 +33,13 @@ template <class C>
 struct DqTurns {
   // A turn is of a block of queries and up to so many columns of its dQ.
   static constexpr int kColumns = 128;
-  static constexpr int kOfPlace = (C::kHeadDim + kColumns - 1) / kColumns;
+  static constexpr int kOfPlace = divide_up<kColumns>(C::kHeadDim);
 
   static ATTN_DEVICE long long places(const BackwardParams& p) {
     return static_cast<long long>(p.batch) * p.heads_q * p.query_blocks;
   }
   static ATTN_DEVICE int windows(const BackwardParams& p) {
-    return static_cast<int>((static_cast<unsigned>(p.key_blocks) + 31) / 32);
+    return static_cast<int>(divide_up<32>(static_cast<unsigned>(p.key_blocks)));
   }
   static ATTN_DEVICE long long num_seen(const BackwardParams& p) {
     return static_cast<long long>(C::kMaskBatches ? p.batch : 1) * (C::kMaskHeads ? p.heads_q : 1) *

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "params.cuh"
 #include "schedule/sequence.cuh"
 #include "tile/coverage.cuh"
@@ -30,16 +31,16 @@ struct GradientTile {
   int head;   // of K where rows are keys, else of Q
   int first;  // row of the tile; with Gradient::buffers it may be below 0
 
-  // Divides and rounds up; for numbers up to 2^31 - 1.
-  static ATTN_DEVICE int divide_up(int a, int b) {
-    return static_cast<int>((static_cast<unsigned>(a) + static_cast<unsigned>(b) - 1) /
-                            static_cast<unsigned>(b));
+  // Blocks of kEach rows. Up to 2^31 - 1 rows and kEach more are an unsigned number.
+  template <int kEach>
+  static ATTN_DEVICE int blocks_of(int rows) {
+    return static_cast<int>(divide_up<kEach>(static_cast<unsigned>(rows)));
   }
 
   // Tiles that see most under a causal mask come first: the first keys, the last queries.
   static ATTN_DEVICE GradientTile at(const BackwardParams& p, int index) {
     const int rows = kOfKeys ? p.seqlen_k : p.seqlen_q, heads = kOfKeys ? p.heads_k : p.heads_q;
-    const int tiles = divide_up(rows, C::kBlockM), pairs = heads * p.batch;
+    const int tiles = blocks_of<C::kBlockM>(rows), pairs = heads * p.batch;
     const int pair = index % pairs, tile = index / pairs;
     return {sequence_of<C>(p, pair / heads), pair % heads,
             (kOfKeys ? tile : tiles - 1 - tile) * C::kBlockM};
@@ -50,7 +51,7 @@ struct GradientTile {
   // How many blocks of columns there are, of each head.
   ATTN_DEVICE int blocks() const {
     const int columns = kOfKeys ? sequence.length_q : sequence.length_k;
-    return divide_up(columns, C::kBlockN);
+    return blocks_of<C::kBlockN>(columns);
   }
   // Heads of Q whose queries or keys the tile meets: the first, and how many.
   ATTN_DEVICE int heads(const BackwardParams& p) const {

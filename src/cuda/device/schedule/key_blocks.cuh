@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "params.cuh"
 #include "tile/coverage.cuh"
 
@@ -59,7 +60,7 @@ class KeyBlocks {
     const KeyRange r = tiles.keys(slot);
     if constexpr (C::kSplits) begin_ = r.begin;
     if constexpr (kClassifies) {
-      next_ = (r.end + 31) / 32 * 32;
+      next_ = divide_up<32>(r.end) * 32;
     } else {
       next_ = r.shared.first > r.shared.last ? r.begin : r.end;
       whole_ = kListed ? 0 : r.seqlen_k / C::kBlockN;

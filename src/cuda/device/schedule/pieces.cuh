@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "params.cuh"
 #include "schedule/sequence.cuh"
 #include "schedule/tiles.cuh"
@@ -15,7 +16,7 @@ namespace attn::device {
 template <bool kByLength>
 ATTN_DEVICE int blocks_of_piece(const ForwardParams& p, int least, int blocks) {
   if constexpr (!kByLength) return least;
-  return max(least, (blocks + p.num_splits - 1) / p.num_splits);
+  return max(least, divide_up(blocks, p.num_splits));
 }
 
 // The fewest blocks of a piece with which a K, V head's pieces are no more than `most`: `blocks` of
@@ -28,7 +29,7 @@ ATTN_DEVICE int filling_piece(const ForwardParams& p, int blocks, int most) {
   constexpr int kFewest = 4;  // a shorter piece is not worth its merging
   const int pieces = most - p.batch;
   if (pieces <= 0) return p.least_blocks;
-  return min(p.least_blocks, max((blocks + pieces - 1) / pieces, kFewest));
+  return min(p.least_blocks, max(divide_up(blocks, pieces), kFewest));
 }
 
 // The pieces of one sequence: `whole` of them with `each` blocks, and a last one with `rest`, which
@@ -143,9 +144,7 @@ class PieceOrder {
   ATTN_DEVICE void tell() const {
     if (p_.piece_blocks != nullptr && blockIdx.x == 0 && thread() == 0) *p_.piece_blocks = least_;
   }
-  ATTN_DEVICE int blocks_of(const Sequence& s) const {
-    return (s.length_k + C::kBlockN - 1) / C::kBlockN;
-  }
+  ATTN_DEVICE int blocks_of(const Sequence& s) const { return divide_up<C::kBlockN>(s.length_k); }
   // Of all sequences; each thread gets the sum. Ends with a barrier, after which counts_ is free.
   ATTN_DEVICE int blocks_of_all() const {
     int blocks = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "params.cuh"
 #include "schedule/key_blocks.cuh"
 #include "schedule/key_words.cuh"
@@ -44,7 +45,7 @@ struct QueryTile {
   // Blocks of keys of its split.
   ATTN_DEVICE void set_blocks(const ForwardParams& p, int least) {
     begin = 0;
-    end = ((C::kKeyList ? p.list_length : sequence.length_k) + C::kBlockN - 1) / C::kBlockN;
+    end = divide_up<C::kBlockN>(C::kKeyList ? p.list_length : sequence.length_k);
     if constexpr (C::kSplits) {
       const int each = blocks_of_piece<C::kByLength>(p, least, end);
       whole = end <= each;
@@ -61,7 +62,7 @@ struct QueryTile {
   static constexpr int kNoQuery = 0x7fffffff;
   // Of a query, with lists whole tiles.
   static constexpr int kRowsOfQuery =
-      C::kKeyList ? (C::kGroup + C::kBlockM - 1) / C::kBlockM * C::kBlockM : C::kGroup;
+      C::kKeyList ? divide_up<C::kBlockM>(C::kGroup) * C::kBlockM : C::kGroup;
   // Rows are not negative: as unsigned numbers they divide in fewer instructions.
   static ATTN_DEVICE int whole_query(int row) {
     return static_cast<int>(static_cast<unsigned>(row) / kRowsOfQuery);

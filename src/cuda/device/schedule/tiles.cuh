@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "params.cuh"
 #include "schedule/sequence.cuh"
 
@@ -44,7 +45,7 @@ ATTN_DEVICE OutputTile tile_with_rows(const ForwardParams& p, int index) {
     int tiles = 0;
     if (batch < p.batch) {
       const int rows = own_sequence_of<C>(p, batch).rows_q * C::kGroup;
-      tiles = (rows + C::kBlockM - 1) / C::kBlockM * heads;
+      tiles = divide_up<C::kBlockM>(rows) * heads;
     }
     int up_to = tiles;
 #pragma unroll

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "params.cuh"
 #include "schedule/query_tile.cuh"
 #include "softmax/denominator.cuh"
@@ -35,7 +36,7 @@ struct VisibleRow {
   using Storage = typename Scalar<Element>::Storage;
   using StoredElement = typename StoredAs<C::kSplits, Element>::Type;
   using Stored = typename Scalar<StoredElement>::Storage;
-  static constexpr int kColumns = (C::kHeadDimV + 31) / 32;  // of a lane
+  static constexpr int kColumns = divide_up<32>(C::kHeadDimV);  // of a lane
   static constexpr float kLog2E = 1.4426950408889634f;
 
   const ForwardParams& p;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 
 namespace attn::device {
 
@@ -10,7 +11,7 @@ namespace attn::device {
 // 64; kRows: a multiple of 8. The tile begins at a multiple of 1024 bytes.
 template <int kRows, int kColumns, int kRound = 64>
 struct PanelTile {
-  static constexpr int kChunks = (kColumns + kRound - 1) / kRound * (kRound / 8);
+  static constexpr int kChunks = divide_up<kRound>(kColumns) * (kRound / 8);
   static constexpr int kUsedChunks = kColumns / 8;
   static constexpr int kSwizzle = 8, kRowBytes = 128, kPanelBytes = 128 * kRows;
   static constexpr int kBytes = kChunks / 8 * kPanelBytes;

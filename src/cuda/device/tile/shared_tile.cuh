@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "ptx/cp_async.cuh"
 #include "tile/accumulator.cuh"
 
@@ -13,7 +14,7 @@ namespace attn::device {
 // multiple of 16.
 template <int kColumns, int kRound = 16>
 struct SharedTile {
-  static constexpr int kChunks = (kColumns + kRound - 1) / kRound * (kRound / 8);
+  static constexpr int kChunks = divide_up<kRound>(kColumns) * (kRound / 8);
   static constexpr int kUsedChunks = kColumns / 8;
   static constexpr int kRowBytes = 16 * kChunks;
   // Chunks are exchanged within aligned groups of this many. Rows begin kChunks chunks apart, so

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/tma.cuh"
@@ -46,7 +47,7 @@ struct RowPlace {
 // engine writes to the panels afterwards comes after what was staged.
 template <int kColumns, class RowAt>
 ATTN_DEVICE void copy_staged_rows(unsigned panels, int panel_bytes, int row0, RowAt row_at) {
-  constexpr int kPanels = (kColumns + 63) / 64;
+  constexpr int kPanels = divide_up<64>(kColumns);
   const int first = static_cast<int>(threadIdx.x % 32 / 8);
   const int chunk = static_cast<int>(threadIdx.x % 8);
   __syncwarp();

@@ -22,7 +22,7 @@ core::Size one_pass_rows(const Problem& p, const BackwardConfig& c) {
 }
 
 core::Size one_pass_words(const Problem& p, const BackwardConfig& c) {
-  if (!c.kernel->reads_query_words) return 0;
+  if (c.kernel->query_words.empty()) return 0;
   return core::divide_up(query_blocks(p, c), kWordBlocks) * key_blocks(p, c) *
          (c.features.mask_heads ? p.heads_q : 1) * (c.features.mask_batches ? p.batch : 1);
 }

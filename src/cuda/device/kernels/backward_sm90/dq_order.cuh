@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 
 namespace attn::device {
 
@@ -16,11 +17,11 @@ template <int kQueries, int kHeadDim, int kPieceColumns>
 struct DqOrder {
   static constexpr int kMostColumns = 128;  // of a part
   static_assert(kMostColumns % kPieceColumns == 0);
-  static constexpr int kParts = (kHeadDim + kMostColumns - 1) / kMostColumns;
+  static constexpr int kParts = divide_up<kMostColumns>(kHeadDim);
   static constexpr ATTN_DEVICE int columns(int part) {
     return part + 1 < kParts ? kMostColumns : kHeadDim - kMostColumns * (kParts - 1);
   }
-  static constexpr int kPieces = (kHeadDim + kPieceColumns - 1) / kPieceColumns;
+  static constexpr int kPieces = divide_up<kPieceColumns>(kHeadDim);
   static constexpr int kPartPieces = kMostColumns / kPieceColumns;
   static constexpr int kPieceWords = kPieceColumns / 8;  // of a thread
   static constexpr ATTN_DEVICE int piece_columns(int piece) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "kernels/backward_sm90/tiles.cuh"
 
 namespace attn::device {
@@ -22,7 +23,7 @@ struct BackwardSm90DqStage {
   // Puts a part of dQ to its places, piece by piece; the place of the first is waited for already.
   template <int kPart, int kCount>
   ATTN_DEVICE void put(const float (&dq)[kCount], unsigned n) const {
-    constexpr int kWords = Order::kPieceWords, kPieces = (kCount / 4 + kWords - 1) / kWords;
+    constexpr int kWords = Order::kPieceWords, kPieces = divide_up<kWords>(kCount / 4);
     put_pieces<kPart, 0, kPieces>(dq, n);
   }
   // Puts the pieces of the part from kFirst on, before kEnd.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -67,7 +68,8 @@ struct BackwardSm90Layout {
   // kKeys: those of the tile's keys that this block of threads has.
   static constexpr int kQueries = C::kBlockN, kTileKeys = C::kBlockM;
   static constexpr int kKeys = kTileKeys / C::kCluster;
-  static constexpr int kPanels = (C::kHeadDim + 63) / 64, kPanelsV = (C::kHeadDimV + 63) / 64;
+  static constexpr int kPanels = divide_up<64>(C::kHeadDim);
+  static constexpr int kPanelsV = divide_up<64>(C::kHeadDimV);
   static constexpr int kRowPanel = kQueries * 128, kKeyPanel = kKeys * 128;
   static constexpr int kQ = kRowPanel * kPanels, kO = kRowPanel * kPanelsV;  // kO: of dO
   static constexpr int kK = kKeyPanel * kPanels, kV = kKeyPanel * kPanelsV;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "kernels/backward_sm90/scores.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/accumulator.cuh"
@@ -31,7 +32,7 @@ struct BackwardSm90ScoreProducts {
     pin(to);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < (kColumns + 15) / 16; ++step) {
+    for (int step = 0; step < divide_up<16>(kColumns); ++step) {
       const int panel = step / 4, inside = step % 4 * 32;
       ProductSS<Element, kKeys>::run(to, rows + descriptor_step(panel * Layout::kRowPanel + inside),
                                      keys + descriptor_step(panel * Layout::kKeyPanel + inside),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "kernels/backward_sm90/layout.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
@@ -14,7 +15,8 @@ namespace attn::device {
 template <class C>
 struct BackwardSm90BuffersLayout {
   static constexpr int kGroups = C::kBlockM / 64;
-  static constexpr int kPanels = (C::kHeadDim + 63) / 64, kPanelsV = (C::kHeadDimV + 63) / 64;
+  static constexpr int kPanels = divide_up<64>(C::kHeadDim);
+  static constexpr int kPanelsV = divide_up<64>(C::kHeadDimV);
   static constexpr int kMostPanels = kPanels > kPanelsV ? kPanels : kPanelsV;
   static constexpr int kRowPanel = C::kBlockM * 128, kKeyPanel = C::kBlockN * 128;
   static constexpr int kKeysAt = kMostPanels * kRowPanel;  // in a place

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "kernels/backward_sm90_buffers/layout.cuh"
 #include "kernels/backward_weights.cuh"
 #include "ptx/wgmma.cuh"
@@ -78,7 +79,7 @@ struct BackwardSm90BuffersGroup {
     pin(to);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < (kColumns + 15) / 16; ++step) {
+    for (int step = 0; step < divide_up<16>(kColumns); ++step) {
       const int panel = step / 4, inside = step % 4 * 32;
       ProductSS<Element, C::kPartKeys>::run(
           to, rows + descriptor_step(panel * Layout::kRowPanel + inside),

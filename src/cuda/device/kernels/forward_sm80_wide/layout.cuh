@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace attn::device {
@@ -42,7 +43,7 @@ struct ForwardSm80WideWarp {
   static constexpr int kFirstLoader = 0;      // threads from there on ask for Q, K and V
   static constexpr int kKeys = C::kBlockN / kWarpsOfGroup;
   // Columns from kHeadDimV on are computed and not stored.
-  static constexpr int kColumns = (C::kHeadDimV + 16 * C::kWarps - 1) / (16 * C::kWarps) * 16;
+  static constexpr int kColumns = divide_up<16 * C::kWarps>(C::kHeadDimV) * 16;
   static constexpr bool kAllColumns = C::kHeadDimV % (16 * C::kWarps) == 0;
   static_assert(C::kBlockM % 16 == 0 && C::kWarps % kGroups == 0);
   static_assert(kKeys == 8 || kKeys % 16 == 0);

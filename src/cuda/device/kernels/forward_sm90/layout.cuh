@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
@@ -18,7 +19,8 @@ struct ForwardMaps {
 // swizzled.
 template <class C>
 struct ForwardSm90Layout {
-  static constexpr int kPanelsK = (C::kHeadDim + 63) / 64, kPanelsV = (C::kHeadDimV + 63) / 64;
+  static constexpr int kPanelsK = divide_up<64>(C::kHeadDim);
+  static constexpr int kPanelsV = divide_up<64>(C::kHeadDimV);
   static constexpr int kQ = 64 * 128 * kPanelsK;  // of one consumer
   static constexpr int kPanelBytes = C::kBlockN * 128;
   static constexpr int kK = kPanelBytes * kPanelsK, kV = kPanelBytes * kPanelsV;
@@ -33,7 +35,7 @@ struct ForwardSm90Layout {
   static constexpr int kNearEnd = kEmptyV + 8 * C::kStagesV;
   static constexpr int kFullTile = kNearEnd + 8;
   static constexpr int kEmptyTile = kFullTile + 8 * kTileStages;
-  static constexpr int kTileAt = (kEmptyTile + 8 * kTileStages + 15) / 16 * 16;
+  static constexpr int kTileAt = divide_up<16>(kEmptyTile + 8 * kTileStages) * 16;
   static constexpr int kStoredTile = kTileAt + kTileBytes * kTileStages;  // of a follower
   static constexpr int kBytes = kStoredTile + 8 * kTileStages;
 };

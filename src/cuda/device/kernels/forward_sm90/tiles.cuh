@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "kernels/forward_sm90/layout.cuh"
 #include "params.cuh"
 #include "ptx/mbarrier.cuh"
@@ -21,7 +22,7 @@ struct ForwardSm90Tiles {
   using Element = typename C::Element;
   static constexpr int kBlockM = 64 * C::kConsumers;
   static constexpr int kGroup = C::kGroup;  // a power of two, as it divides 64
-  static constexpr int kStepsK = (C::kHeadDim + 15) / 16;
+  static constexpr int kStepsK = divide_up<16>(C::kHeadDim);
 
   // Whether the references of a block were good is asked of l when the next products are under way:
   // P of any size is as good an operand as P below 1 unless it is infinite, as bf16 has the
@@ -60,8 +61,8 @@ struct ForwardSm90Tiles {
     Work w{
         own_sequence_of<C>(p, tile.batch), tile.head_k, tile.split, tile.m_block * kBlockM, 0, 0};
     if constexpr (kEndAligned) {
-      const int rows = (w.sequence.rows_q * kGroup + 15) / 16 * 16;
-      w.row0 += rows - (rows + kBlockM - 1) / kBlockM * kBlockM;
+      const int rows = divide_up<16>(w.sequence.rows_q * kGroup) * 16;
+      w.row0 += rows - divide_up<kBlockM>(rows) * kBlockM;
     }
     w.set_blocks(p, p.least_blocks);
     return w;

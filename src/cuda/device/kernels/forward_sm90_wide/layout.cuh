@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "kernels/forward_sm80_wide/layout.cuh"
 #include "tile/panel_tile.cuh"
 
@@ -11,8 +12,8 @@ namespace attn::device {
 template <class C>
 struct ForwardSm90WideLayout {
   static_assert(C::kBlockM == 64 && C::kBlockN == 64 && C::kWarps == 8);
-  static constexpr int kColumns = (C::kHeadDimV + 127) / 128 * 64;  // of O, of a warpgroup
-  using TileK = PanelTile<64, C::kHeadDim>;                         // and Q
+  static constexpr int kColumns = divide_up<128>(C::kHeadDimV) * 64;  // of O, of a warpgroup
+  using TileK = PanelTile<64, C::kHeadDim>;                           // and Q
   using TileV = typename TileOfV<C::kVInK, TileK, PanelTile<64, C::kHeadDimV, 128>>::Type;
   using TileP = PanelTile<64, C::kBlockN>;
   static constexpr int kQ = TileK::kBytes, kK = TileK::kBytes;

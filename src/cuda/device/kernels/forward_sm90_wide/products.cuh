@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "divide_up.cuh"
 #include "kernels/forward_sm90_wide/layout.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
@@ -25,7 +26,7 @@ struct ForwardSm90WideProducts {
     pin(s);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < (C::kHeadDim + 15) / 16; ++step) {
+    for (int step = 0; step < divide_up<16>(C::kHeadDim); ++step) {
       const unsigned at = descriptor_step(step / 4 * kPanelBytes + step % 4 * 32);
       ProductSS<Element, kKeys>::run(s, q + at, k + at, step > 0);
     }
