@@ -46,6 +46,122 @@ struct ForwardSm90Consumer {
     }
   }
 
+  // Goes on from the first block of `list`, of tile `t`, for as long as the next tile begins with a
+  // block that this warpgroup works on. Leaves in `t` the tile after the last one done.
+  ATTN_DEVICE void attend(State& c, Own& t, Blocks& list) const {
+    Pass pass;
+    pass.large = pass.add = false;
+    pass.used = 0;
+    c.k_ready = false;
+    rounds<Kind::any>(c, t, list, pass);
+  }
+
+  // What rounds are of: blocks of any kind, from tile to tile; or those that follow the first of a
+  // tile and need no mask, for as long as these come. What stands between the softmax of a block
+  // and the products of the next is time in which tensor cores wait: unmasked rounds decide nothing
+  // there, and look ahead while products run.
+  enum class Kind { any, unmasked };
+  // What a round leaves to the next one.
+  struct Pass {
+    bool large;  // a score was large, or is far: further blocks of the tile are careful
+    bool add;    // O holds earlier blocks of the tile
+    int used;    // keys in use of the block whose P waits for its V
+  };
+
+  // FlashAttention-3, algorithm 2: S of a block beside O += P V of the one before, then P. The
+  // round that begins a tile ends the tile before. All warps of the warpgroup leave together, as
+  // they issue the same products; what differs between them is a branch inside.
+  template <Kind kKind>
+  ATTN_DEVICE void rounds(State& c, Own& t, Blocks& list, Pass& pass) const {
+    constexpr bool kUnmasked = kKind == Kind::unmasked;
+    constexpr bool kLate = kUnmasked && Tiles::kJudgesLate;
+    float factor[2];           // of O, of a step of the online softmax
+    RowEnds ended;             // of the tile before
+    bool pending = kUnmasked;  // there is a block whose P waits for its V
+    bool warp_large = false;   // a score of this warp was too large for its polynomial
+    Operands at;
+    unsigned more = 1;  // the next round is of this kind
+    if constexpr (kUnmasked) {
+      at = operands(c);
+      more = list.is_plain();
+    }
+    while (!kUnmasked || more) {
+      const bool begins = !kUnmasked && (!pending || !list.more());
+      if constexpr (!kUnmasked) {
+        if (pending && begins) {
+          go_to_next_tile(c, t, list);
+          if (!list.more() || list.empty_for_own()) return end_tile(c, pass);
+        }
+        if (begins) begin_tile(c, t);
+        at = operands(c);
+      }
+      // The products. In the first round there is no P yet: what is multiplied then is overwritten
+      // by the next product, which does not add. A branch around the product would make the
+      // assembler wait for each.
+      wait_k<kUnmasked>(c);
+      products.issue_s(c, at.q, at.k);
+      const auto block = list.block();
+      const bool mixed = !kUnmasked && list.mixed();
+      take_block<kUnmasked>(c, list);
+      if (pending) products.wait_v(c, pass.used);
+      products.issue_o(c, at.v, pass.add);
+
+      // What is done here costs no time, as products wait for each other.
+      if constexpr (kUnmasked) more = look_ahead(c, list, at);
+      if (begins) {
+        if (pending) ended = epilogue.ends_of(c.softmax, slot_before(c));
+        c.softmax = OnlineSoftmax{};
+      }
+      const auto shared_by = softmax.share_rows(t);
+      const bool high = kLate && c.softmax.is_high();
+      const bool bare = kLate && Expressions::kHasMask && c.softmax.is_bare();
+
+      // The softmax: P with the references as they are, or with those that the block asks for.
+      products.wait_s(c);
+      pass.used = Tiles::used_keys(t.w, block);
+      if (bare) [[unlikely]] {
+        c.softmax.begin_bare(c.s, softmax.exponent_scale());
+      }
+      const bool careful = !kUnmasked && (Tiles::kHasPlainRounds || begins || mixed || pass.large);
+      bool good = true, far = false, large = false;
+      const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
+      if (careful) {
+        far = softmax.template raise<false>(c, t, block, mixed, factor);
+      } else {
+        good = softmax.keep(c, t, shared_by, block, kUnmasked ? large : pass.large);
+      }
+      if (!kLate && !good) {
+        far = softmax.redo(c, t, products.q_slot(c), block, l, factor);
+        if constexpr (kUnmasked) scale(c, factor);
+      }
+      if constexpr (!Tiles::kJudgesLate) tiles.k_ring().release(c.blocks);
+      if (!kUnmasked && pending) tiles.v_ring().release(c.blocks - 1);
+      ++c.blocks;
+      if (!kUnmasked && !begins && (careful || !good)) scale(c, factor);
+      if (high) [[unlikely]] {
+        softmax.move_references(c);
+      }
+      softmax.drop_elements(c, t, block);
+      if (pending && begins) finish(c, ended);
+
+      if constexpr (!kUnmasked && (Expressions::kHasSmallTanh || Tiles::kFar)) {
+        pass.large = (pass.large && !begins) || far;
+      }
+      pass.add = !begins;
+      pending = true;
+      if constexpr (!kUnmasked && Tiles::kHasPlainRounds) {
+        if (!Expressions::kHasSmallTanh || !pass.large) rounds<Kind::unmasked>(c, t, list, pass);
+      }
+      if constexpr (kUnmasked && Expressions::kHasSmallTanh) {
+        warp_large = warp_large || large;
+        if (asks_warps(t, block)) {
+          pass.large = barrier_or(Tiles::kWarpgroupBarrier + tiles.consumer, 128, warp_large);
+          if (pass.large) return;
+        }
+      }
+    }
+  }
+
   ATTN_DEVICE Own next_tile(State& c) const {
     const auto ring = tiles.tile_ring();
     const int slot = ring.place(c.tiles());
@@ -104,145 +220,70 @@ struct ForwardSm90Consumer {
     epilogue.write(c, slot_now(c), epilogue.ends_of(c.softmax, slot_now(c)));
   }
 
-  // Goes on from the first block of `list`, of tile `t`, for as long as the next tile begins with a
-  // block that this warpgroup works on. Leaves in `t` the tile after the last one done.
-  ATTN_DEVICE void attend(State& c, Own& t, Blocks& list) const {
-    float factor[2];       // of O, of a step of the online softmax
-    RowEnds ended;         // of the tile before
-    int used = 0;          // keys in use of the block whose P waits for its V
-    bool pending = false;  // there is such a block
-    bool add = false;      // O holds earlier blocks of the tile
-    bool large = false;    // a score of the tile was, or is far: further blocks are careful
-    c.k_ready = false;
-    while (true) {
-      const bool begins = !pending || !list.more();
-      if (pending && begins) {
-        if constexpr (Epilogue::kCanStage) {
-          c.next_query();  // its place is given back by finish
-        } else {
-          release_q(c);
-        }
-        t = next_tile(c);
-        list = blocks(c, t);
-        if (!list.more() || list.empty_for_own()) {
-          products.multiply_v(c, used, add);
-          finish(c, epilogue.ends_of(c.softmax, slot_before(c)));
-          return;
-        }
-      }
-      if (begins) {
-        wait_q(c);
-        products.clear_queries(c, t);
-      }
-      const unsigned q = products.q_descriptor(c), k = products.k_descriptor(c);
-      const unsigned v = products.v_descriptor(c);
+  // Where the operands of a round lie, as descriptors: its Q and K, and V of the block before.
+  struct Operands {
+    unsigned q, k, v;
+  };
+  ATTN_DEVICE Operands operands(const State& c) const {
+    return {products.q_descriptor(c), products.k_descriptor(c), products.v_descriptor(c)};
+  }
+  // Makes them those of the round after this one. Returns whether that is unmasked too.
+  ATTN_DEVICE unsigned look_ahead(State& c, const Blocks& list, Operands& at) const {
+    ++c.blocks;
+    at.k = products.k_descriptor(c), at.v = products.v_descriptor(c);
+    --c.blocks;
+    unsigned more = list.is_plain();
+    pin(at.k);
+    pin(at.v);
+    pin(more);
+    return more;
+  }
+  template <bool kUnmasked>
+  ATTN_DEVICE void wait_k(const State& c) const {
+    if constexpr (kUnmasked) {
+      tiles.k_ring().wait_unless(c.k_ready, c.blocks);
+    } else {
       if (!c.k_ready) tiles.k_ring().wait(c.blocks);
-      products.issue_s(c, q, k);
-      // What is done here costs no time: products wait for each other.
-      const auto block = list.block();
-      const bool mixed = list.mixed();
-      list.advance(tiles, slot_now(c));
-      // In the first round there is no P yet: what is multiplied then is overwritten by the next
-      // product, which does not add. A branch around the product would make the assembler wait for
-      // each.
-      if (pending) products.wait_v(c, used);
-      products.issue_o(c, v, add);
-      if (begins) {
-        if (pending) ended = epilogue.ends_of(c.softmax, slot_before(c));
-        c.softmax = OnlineSoftmax{};
-      }
-      const auto shared_by = softmax.share_rows(t);
-      products.wait_s(c);
-      used = Tiles::used_keys(t.w, block);
-      const bool careful = Tiles::kHasPlainRounds || begins || mixed || large;
-      bool good = true, far = false;
-      const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
-      if (careful) {
-        far = softmax.template raise<false>(c, t, block, mixed, factor);
-      } else {
-        good = softmax.keep(c, t, shared_by, block, large);
-      }
-      if (!good) far = softmax.redo(c, t, products.q_slot(c), block, l, factor);
-      if constexpr (!Tiles::kJudgesLate) tiles.k_ring().release(c.blocks);
-      if (pending) tiles.v_ring().release(c.blocks - 1);
-      ++c.blocks;
-      if (!begins && (careful || !good)) scale(c, factor);
-      softmax.drop_elements(c, t, block);
-      if (pending && begins) finish(c, ended);
-      if constexpr (Expressions::kHasSmallTanh || Tiles::kFar) large = (large && !begins) || far;
-      add = !begins;
-      pending = true;
-      if constexpr (Tiles::kHasPlainRounds) {
-        if (!Expressions::kHasSmallTanh || !large) attend_plain(c, t, list, used, add, large);
-      }
     }
   }
-
+  template <bool kUnmasked>
+  ATTN_DEVICE void take_block(const State& c, Blocks& list) const {
+    if constexpr (kUnmasked) {
+      list.step(tiles, slot_now(c));
+    } else {
+      list.advance(tiles, slot_now(c));
+    }
+  }
   static ATTN_DEVICE void scale(State& c, const float (&factor)[2]) {
 #pragma unroll
     for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
   }
+  // A block with a score too large for its polynomial is computed twice. So in unmasked rounds the
+  // warpgroup asks now and then whether one of its warps had one; then all leave together, and are
+  // careful for the rest of the tile. When they ask follows from the tile alone. A tile that begins
+  // before row 0 does not ask, as rows there may be those of the sequence before.
+  static ATTN_DEVICE bool asks_warps(const Own& t, typename Tiles::Place block) {
+    return Blocks::is_eighth(block) && (!Tiles::kEndAligned || t.w.row0 >= 0);
+  }
 
-  // Rounds of blocks that follow the first of a tile and need no mask. What stands between the
-  // softmax of one and the products of the next is time in which tensor cores wait, so nothing is
-  // decided here of what the general round asks. All warps of the warpgroup must leave together, as
-  // they issue the same products; what differs between them is a branch inside.
-  ATTN_DEVICE void attend_plain(State& c, const Own& t, Blocks& list, int& used, bool& add,
-                                bool& large) const {
-    const unsigned q = products.q_descriptor(c);
-    unsigned k = products.k_descriptor(c), v = products.v_descriptor(c);
-    unsigned plain = list.is_plain();
-    bool warp_large = false;  // a score of this warp was too large for its polynomial
-    while (plain) {
-      tiles.k_ring().wait_unless(c.k_ready, c.blocks);
-      products.issue_s(c, q, k);
-      const auto block = list.block();
-      list.step(tiles, slot_now(c));
-      products.wait_v(c, used);
-      products.issue_o(c, v, add);
-      // What the next round asks first costs no time here: products wait for each other.
-      ++c.blocks;
-      k = products.k_descriptor(c), v = products.v_descriptor(c);
-      --c.blocks;
-      plain = list.is_plain();
-      pin(k);
-      pin(v);
-      pin(plain);
-      const auto shared_by = softmax.share_rows(t);
-      const bool high = Tiles::kJudgesLate && c.softmax.is_high();
-      const bool bare = Tiles::kJudgesLate && Expressions::kHasMask && c.softmax.is_bare();
-      products.wait_s(c);
-      used = Tiles::used_keys(t.w, block);
-      if (bare) [[unlikely]] {
-        c.softmax.begin_bare(c.s, softmax.exponent_scale());
-      }
-      const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
-      bool block_large = false;
-      const bool good = softmax.keep(c, t, shared_by, block, block_large);
-      if (!Tiles::kJudgesLate && !good) {
-        float factor[2];
-        softmax.redo(c, t, products.q_slot(c), block, l, factor);
-        scale(c, factor);
-      }
-      if constexpr (!Tiles::kJudgesLate) tiles.k_ring().release(c.blocks);
-      ++c.blocks;
-      if (high) [[unlikely]] {
-        softmax.move_references(c);
-      }
-      softmax.drop_elements(c, t, block);
-      add = true;
-      // A block with such a score is computed twice. So the warpgroup asks now and then whether one
-      // of its warps had one; then all leave together, and are careful for the rest of the tile.
-      // When they ask follows from the tile alone. A tile that begins before row 0 does not ask, as
-      // rows there may be those of the sequence before.
-      if constexpr (Expressions::kHasSmallTanh) {
-        warp_large = warp_large || block_large;
-        if (Blocks::is_eighth(block) && (!Tiles::kEndAligned || t.w.row0 >= 0)) {
-          large = barrier_or(Tiles::kWarpgroupBarrier + tiles.consumer, 128, warp_large);
-          if (large) return;
-        }
-      }
+  // From a tile, whose last block waits for its V, to the next one, whose blocks `list` becomes.
+  ATTN_DEVICE void go_to_next_tile(State& c, Own& t, Blocks& list) const {
+    if constexpr (Epilogue::kCanStage) {
+      c.next_query();  // its place is given back by finish
+    } else {
+      release_q(c);
     }
+    t = next_tile(c);
+    list = blocks(c, t);
+  }
+  ATTN_DEVICE void begin_tile(const State& c, const Own& t) const {
+    wait_q(c);
+    products.clear_queries(c, t);
+  }
+  // Ends the tile before where no round follows.
+  ATTN_DEVICE void end_tile(State& c, const Pass& pass) const {
+    products.multiply_v(c, pass.used, pass.add);
+    finish(c, epilogue.ends_of(c.softmax, slot_before(c)));
   }
 };
 
