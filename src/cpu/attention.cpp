@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "core/philox.hpp"
 #include "core/problem/dropout_state.hpp"
@@ -12,8 +13,25 @@
 
 namespace attn::cpu {
 
+namespace {
+
+std::pmr::vector<core::Sequence> all_sequences(const Problem& p, const Inputs& in,
+                                               Workspace& workspace) {
+  std::pmr::vector<core::Sequence> all(&workspace);
+  all.reserve(static_cast<std::size_t>(p.batch));
+  for (std::int64_t b = 0; b < p.batch; ++b) all.push_back(core::sequence(p, in, b));
+  return all;
+}
+
+}  // namespace
+
 Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table,
                      const Expressions& compiled, Workspace& workspace)
+    : Attention(p, in, table, compiled, workspace, all_sequences(p, in, workspace)) {}
+
+Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table,
+                     const Expressions& compiled, Workspace& workspace,
+                     std::pmr::vector<core::Sequence> its_sequences)
     : problem(p),
       inputs(in),
       ops(table),
@@ -22,10 +40,7 @@ Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table,
       dim_v(static_cast<int>(p.head_dim_v)),
       scale(static_cast<float>(p.scale())),
       programs(compiled),
-      sequences(&workspace) {
-  sequences.reserve(static_cast<std::size_t>(p.batch));
-  for (std::int64_t b = 0; b < p.batch; ++b) sequences.push_back(core::sequence(p, in, b));
-
+      sequences(std::move(its_sequences)) {
   has_mask_ = !p.mask.empty();
   has_score_ = !p.score.empty();
   // f32 operands: softmax_scale is folded into Q^T once a block, so scores are in natural units.

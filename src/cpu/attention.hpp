@@ -86,6 +86,9 @@ class Attention {
   // construction.
   Attention(const Problem& p, const Inputs& in, const TileOps& table, const Expressions& compiled,
             Workspace& workspace);
+  // Of some of the batch's sequences, which live in the workspace.
+  Attention(const Problem& p, const Inputs& in, const TileOps& table, const Expressions& compiled,
+            Workspace& workspace, std::pmr::vector<core::Sequence> its_sequences);
 
   const Problem& problem;
   const Inputs& inputs;
@@ -94,7 +97,7 @@ class Attention {
   const int dim, dim_v;
   const float scale;  // softmax_scale
   const Expressions& programs;
-  std::pmr::vector<core::Sequence> sequences;
+  std::pmr::vector<core::Sequence> sequences;  // all of the batch, or some in its order
 
   // Rows of Q of a sequence and K, V head.
   std::int64_t rows(const core::Sequence& sequence) const {

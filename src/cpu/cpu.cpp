@@ -1,6 +1,12 @@
 #include "cpu/cpu.hpp"
 
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <limits>
 #include <optional>
+#include <span>
+#include <utility>
 
 #include "attn/error.hpp"
 #include "cpu/backward/backward.hpp"
@@ -8,6 +14,7 @@
 #include "cpu/f64/f64.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/plan_check.hpp"
+#include "cpu/plan_state.hpp"
 #include "cpu/prefix.hpp"
 #include "cpu/workspace_store.hpp"
 
@@ -32,6 +39,59 @@ struct Call {
   Attention attention;
 };
 
+// One algorithm for all sequences of `a`.
+void forward_alike(const Attention& a, const Plan& plan, const Outputs& outputs,
+                   const Workers& workers) {
+  switch (plan.algorithm) {
+    case Algorithm::standard:
+      return forward_standard(a, plan, outputs, workers);
+    case Algorithm::flash_attention:
+    case Algorithm::block_sparse:
+      return forward_flash_attention(a, plan, outputs, workers);
+    case Algorithm::flash_decoding:
+      return forward_flash_decoding(a, plan, outputs, workers);
+    case Algorithm::memory_efficient:
+      return forward_memory_efficient(a, plan, outputs, workers);
+    case Algorithm::flash_attention_2:
+    case Algorithm::automatic:  // check_plan refuses it
+      forward_flash_attention_2(a, plan, outputs, workers);
+  }
+}
+
+// The sequences of more than `least` and at most `most` queries.
+std::pmr::vector<core::Sequence> sequences_of(const Attention& a, std::int64_t least,
+                                              std::int64_t most, Workspace& workspace) {
+  const auto is_one = [&](const core::Sequence& s) {
+    return s.length_q > least && s.length_q <= most;
+  };
+  std::pmr::vector<core::Sequence> sequences(&workspace);
+  sequences.reserve(
+      static_cast<std::size_t>(std::count_if(a.sequences.begin(), a.sequences.end(), is_one)));
+  std::copy_if(a.sequences.begin(), a.sequences.end(), std::back_inserter(sequences), is_one);
+  return sequences;
+}
+
+// Each sequence of the batch by the plan for its length.
+void forward_by_length(Call& call, const Plan& plan, std::span<const Plan> shorter,
+                       const Inputs& inputs, const Outputs& outputs) {
+  std::int64_t least = 0;
+  const auto run = [&](const Plan& part, std::int64_t most) {
+    Workspace& workspace = *call.workspace;
+    const Workspace::Scope of_part(workspace);
+    std::pmr::vector<core::Sequence> sequences =
+        sequences_of(call.attention, std::exchange(least, most), most, workspace);
+    if (sequences.empty()) return;
+    Problem problem = part.problem;
+    problem.dropout = plan.problem.dropout;  // whose seed may be of this call
+    const Attention a(problem, inputs, tile_ops(part.isa, part.compute), *Expressions::of(part),
+                      workspace, std::move(sequences));
+    const Workers workers(*call.executor, std::min(part.threads, plan.threads), workspace);
+    forward_alike(a, part, outputs, workers);
+  };
+  for (const Plan& part : shorter) run(part, part.problem.seqlen_q);
+  run(plan, std::numeric_limits<std::int64_t>::max());
+}
+
 }  // namespace
 
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
@@ -51,23 +111,15 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
     forward_key_list(a, plan, outputs, call.workers);
     return a.clear_unused_rows(outputs);
   }
-  switch (plan.algorithm) {
-    case Algorithm::standard:
-      forward_standard(a, plan, outputs, call.workers);
-      break;
-    case Algorithm::flash_attention:
-    case Algorithm::block_sparse:
-      forward_flash_attention(a, plan, outputs, call.workers);
-      break;
-    case Algorithm::flash_decoding:
-      forward_flash_decoding(a, plan, outputs, call.workers);
-      break;
-    case Algorithm::memory_efficient:
-      forward_memory_efficient(a, plan, outputs, call.workers);
-      break;
-    case Algorithm::flash_attention_2:
-    case Algorithm::automatic:  // check_plan refuses it
-      forward_flash_attention_2(a, plan, outputs, call.workers);
+  const std::span<const Plan> shorter = PlanState::shorter_of(plan);
+  const bool all_alike =
+      std::none_of(a.sequences.begin(), a.sequences.end(), [&](const core::Sequence& sequence) {
+        return !shorter.empty() && sequence.length_q <= shorter.back().problem.seqlen_q;
+      });
+  if (all_alike) {
+    forward_alike(a, plan, outputs, call.workers);
+  } else {
+    forward_by_length(call, plan, shorter, inputs, outputs);
   }
   a.clear_unused_rows(outputs);
 }

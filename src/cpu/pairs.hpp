@@ -11,12 +11,14 @@
 
 namespace attn::cpu {
 
-// Pair `index` of batch * heads_k.
+// Pair `index` of sequences * heads_k.
 struct Pair {
   const core::Sequence& sequence;
   int head_k;
 };
-inline std::int64_t pair_count(const Attention& a) { return a.problem.batch * a.problem.heads_k; }
+inline std::int64_t pair_count(const Attention& a) {
+  return static_cast<std::int64_t>(a.sequences.size()) * a.problem.heads_k;
+}
 inline Pair pair_at(const Attention& a, std::int64_t index) {
   return {a.sequences[static_cast<std::size_t>(index / a.problem.heads_k)],
           static_cast<int>(index % a.problem.heads_k)};

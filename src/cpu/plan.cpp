@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "attn/error.hpp"
 #include "core/ceil_div.hpp"
@@ -12,11 +14,11 @@
 #include "core/text/echo.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/cpu.hpp"
-#include "cpu/expressions.hpp"
 #include "cpu/f64/f64.hpp"
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/forward/splits.hpp"
 #include "cpu/plan_check.hpp"
+#include "cpu/plan_state.hpp"
 #include "cpu/prefix.hpp"
 #include "cpu/workspace_bytes.hpp"
 
@@ -229,9 +231,9 @@ void choose_tasks(Plan& plan) {
   plan.tasks = (pairs * tasks_of_pair * plan.num_splits).value();
 }
 
-void bind_expressions(Plan& plan) {
-  const auto expressions = std::make_shared<Expressions>(plan);
-  const Size workspace = workspace_bytes(plan, *expressions);
+void finish(Plan& plan, std::vector<Plan> shorter) {
+  const auto state = std::make_shared<PlanState>(plan, std::move(shorter));
+  const Size workspace = workspace_bytes(plan, *state);
   if (!workspace.fits()) {
     throw Error(ErrorCode::out_of_memory, "workspace of " + std::string(name(plan.algorithm)) +
                                               " is " + to_string(workspace) +
@@ -239,14 +241,12 @@ void bind_expressions(Plan& plan) {
                                               core::echo(plan.problem) + ")");
   }
   plan.workspace_bytes = workspace.value();
-  plan.state = std::shared_ptr<core::MadeFor>(expressions);
+  plan.state = std::shared_ptr<core::MadeFor>(state);
 }
 
-}  // namespace
-
-Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context) {
-  if (problem.seqlen_prefix > 0) return plan_prefix(problem, options, context);
-  check_options(problem, phase, options);
+// The choices for sequences that are as long as the problem says.
+Plan plan_of_longest(const Problem& problem, Phase phase, const PlanOptions& options,
+                     const Context& context) {
   Plan plan;
   plan.problem = problem;
   plan.phase = phase;
@@ -270,7 +270,45 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
   phase == Phase::forward ? choose_forward(plan) : choose_backward(plan);
   choose_operands(plan, context.isa);
   choose_tasks(plan);
-  bind_expressions(plan);
+  return plan;
+}
+
+// Plans for the sequences of a packed Q that have fewer rows than the longest, which alone would
+// say how all of them run: for those that fit the decoding verbs, and for those of one Q block.
+// Example: beside a chunk of 128 queries, 31 requests that decode do as 32 of them would alone.
+std::vector<Plan> plan_shorter(Plan& longest, const PlanOptions& options, const Context& context) {
+  std::vector<Plan> plans;
+  const Problem& p = longest.problem;
+  const bool one_algorithm = p.dtype == DType::f64 || p.key_list > 0;
+  if (p.layout_q != Layout::packed || longest.phase == Phase::backward || one_algorithm ||
+      options.algorithm != Algorithm::automatic) {
+    return plans;
+  }
+  for (const std::int64_t rows : {std::int64_t{kMaxDecodeRows}, std::int64_t{longest.block_q}}) {
+    Problem problem = p;
+    problem.seqlen_q = rows / (p.heads_q / p.heads_k);
+    if (problem.seqlen_q == 0 || problem.seqlen_q >= p.seqlen_q) continue;
+    Plan plan = plan_of_longest(problem, Phase::forward, options, context);
+    if (plan.algorithm == longest.algorithm && plan.algorithm != Algorithm::flash_decoding)
+      continue;
+    finish(plan, {});
+    longest.reasons.push_back("sequences of at most " + std::to_string(rows) +
+                              " rows a K, V head run apart, by " +
+                              std::string(name(plan.algorithm)) + " with at most " +
+                              std::to_string(plan.num_splits) + " splits");
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+}  // namespace
+
+Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context) {
+  if (problem.seqlen_prefix > 0) return plan_prefix(problem, options, context);
+  check_options(problem, phase, options);
+  Plan plan = plan_of_longest(problem, phase, options, context);
+  std::vector<Plan> shorter = plan_shorter(plan, options, context);
+  finish(plan, std::move(shorter));
   return plan;
 }
 

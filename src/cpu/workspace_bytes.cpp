@@ -156,14 +156,19 @@ class Count {
 
 }  // namespace
 
-core::Size workspace_bytes(const Plan& plan, const Expressions& expressions) {
+core::Size workspace_bytes(const Plan& plan, const PlanState& state) {
   if (plan.phase == Phase::forward && plan.problem.seqlen_q == 0) return 0;
-  const Count count(plan, expressions);
+  const Count count(plan, state);
   if (plan.compute == DType::f64) {
-    return count.call() + (plan.phase == Phase::forward ? f64::forward_bytes(plan, expressions)
-                                                        : f64::backward_bytes(plan, expressions));
+    return count.call() + (plan.phase == Phase::forward ? f64::forward_bytes(plan, state)
+                                                        : f64::backward_bytes(plan, state));
   }
-  return count.call() + (plan.phase == Phase::forward ? count.forward() : count.backward());
+  if (plan.phase == Phase::backward) return count.call() + count.backward();
+  if (state.shorter().empty()) return count.call() + count.forward();
+  // The sequences of each plan come after those of the batch.
+  Size most = count.call() + count.forward();
+  for (const Plan& shorter : state.shorter()) most = std::max(most, Size(shorter.workspace_bytes));
+  return count.call() + most;
 }
 
 }  // namespace attn::cpu

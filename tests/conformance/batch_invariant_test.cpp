@@ -171,9 +171,10 @@ struct Dependent {
 };
 constexpr Dependent kDependent[] = {
     // Few rows: fewer splits in a batch than alone.
-    {"b3_sq1_sk2000_hq4_hk2_d64_f32/usedk700,2000,1500"},
-    {"b4_sq2_sk1400_h3_d40_causal_paged16_sink_f16/usedk1400,600,1,1300"},
-    {"b3_sq3_sk1900_hq4_hk2_d32_causal_packed_softcap5_f32/cuq0,3,4,7_cuk0,1300,1900,3800"},
+    {"b9_sq1_sk2000_hq4_hk2_d64_f32/usedk700,2000,1500,9,8,7,6,5,4"},
+    {"b9_sq2_sk1400_h3_d40_causal_paged16_sink_f16/usedk1400,600,1,1300,9,8,7,6,5"},
+    {"b8_sq3_sk1900_hq4_hk2_d32_causal_packed_softcap5_f32/"
+     "cuq0,3,4,7,8,9,10,11,12_cuk0,1300,1900,3800,3809,3818,3827,3836,3845"},
     // More rows: the keys of one sequence are split, those of the batch are not.
     {"b9_sq20_sk1500_h2_d16_f32/usedk1100,1500,9,8,7,6,5,4,3"},
     {"b6_sq20_sk2600_hq2_hk1_d16_causal_bf16/usedk2600,9,8,7,6,5", Algorithm::flash_decoding},

@@ -67,7 +67,8 @@ TEST_P(Bitwise, DoesNotDependOnTheNumberOfThreads) {
   const std::vector<Algorithm> backward = algorithms_for(dtype, Phase::backward);
   std::size_t turn = 0;
   const std::vector<InstructionSet> sets = available_instruction_sets();
-  const std::vector<Algorithm> forward_algorithms = algorithms_for(c.problem, Phase::forward);
+  std::vector<Algorithm> forward_algorithms = algorithms_for(c.problem, Phase::forward);
+  forward_algorithms.push_back(Algorithm::automatic);  // which may be several, by length
   for (std::size_t set = 0; set < sets.size(); ++set) {
     for (std::size_t i = 0; i < forward_algorithms.size(); ++i) {
       const Algorithm backward_algorithm = backward[turn++ % backward.size()];
@@ -92,6 +93,8 @@ INSTANTIATE_TEST_SUITE_P(
         "b1_sq333_sk700_h1_d64_causal_f32", "b2_sq200_sk300_hq6_hk2_d40_bf16",
         "b1_sq1_sk2000_hq8_hk2_d64_bf16", "b1_sq3_sk1500_h2_d64_paged16_f16",
         "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
+        "b6_sq100_sk1100_hq8_hk2_d64_packedq_paged16_causal_dropout0.1_seed4_bf16/"
+        "cuq0,1,2,6,106,108,108",
         "b5_sq3_sk170_sp700_hq4_hk2_d64_causal_sink_bf16", "b4_sq40_sk60_sp300_h2_d40_f64",
         "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f32/padded",
         "b2_sq90_sk700_hq4_hk2_d16_causal_score(score-a[query]-b[key]+c[head]+e[batch,"

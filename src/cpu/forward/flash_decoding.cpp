@@ -95,45 +95,46 @@ void tile_parts(const Attention& a, const RowTasks& tasks, const TileResults& re
   });
 }
 
-// Sequences that have rows, of a batch in which many may have none.
-using Batches = std::pmr::vector<std::int64_t>;
-Batches batches_with_rows(const Attention& a, Workspace& workspace) {
+// Indices of the sequences that have rows, of which many may have none.
+using WithRows = std::pmr::vector<std::int64_t>;
+WithRows sequences_with_rows(const Attention& a, Workspace& workspace) {
   const auto has_rows = [&](const core::Sequence& sequence) { return a.rows(sequence) > 0; };
-  Batches batches(&workspace);
-  batches.reserve(
+  WithRows with_rows(&workspace);
+  with_rows.reserve(
       static_cast<std::size_t>(std::count_if(a.sequences.begin(), a.sequences.end(), has_rows)));
-  for (const core::Sequence& sequence : a.sequences) {
-    if (has_rows(sequence)) batches.push_back(sequence.batch);
+  for (std::size_t i = 0; i < a.sequences.size(); ++i) {
+    if (has_rows(a.sequences[i])) with_rows.push_back(static_cast<std::int64_t>(i));
   }
-  return batches;
+  return with_rows;
 }
 
-const core::Sequence& sequence_at(const Attention& a, const Batches& batches, std::int64_t place) {
-  return a.sequences[static_cast<std::size_t>(batches[static_cast<std::size_t>(place)])];
+const core::Sequence& sequence_at(const Attention& a, const WithRows& with_rows,
+                                  std::int64_t place) {
+  return a.sequences[static_cast<std::size_t>(with_rows[static_cast<std::size_t>(place)])];
 }
 
-// One task a pair, in the order of `batches`.
-RowTasks pair_tasks(const Attention& a, const Batches& batches, Workspace& workspace) {
+// One task a pair, in the order of `with_rows`.
+RowTasks pair_tasks(const Attention& a, const WithRows& with_rows, Workspace& workspace) {
   const std::int64_t heads_k = a.problem.heads_k;
   RowTasks tasks(&workspace);
-  tasks.reserve(batches.size() * static_cast<std::size_t>(heads_k));
-  for (const std::int64_t batch : batches) {
+  tasks.reserve(with_rows.size() * static_cast<std::size_t>(heads_k));
+  for (const std::int64_t index : with_rows) {
     for (std::int64_t h = 0; h < heads_k; ++h) {
-      const std::int64_t pair = batch * heads_k + h;
+      const std::int64_t pair = index * heads_k + h;
       tasks.push_back({pair, 0, a.rows(pair_at(a, pair).sequence), 0});
     }
   }
   return tasks;
 }
 
-// Calls part(batch place, first head, heads, split, worker) for all parts of those tasks, of groups
+// Calls part(place, first head, heads, split, worker) for all parts of those tasks, of groups
 // of so many heads.
 template <class Part>
-void for_head_groups(const Attention& a, const Batches& batches, std::int64_t heads_per_group,
+void for_head_groups(const Attention& a, const WithRows& with_rows, std::int64_t heads_per_group,
                      std::int64_t splits, const Workers& workers, const Part& part) {
   const std::int64_t heads_k = a.problem.heads_k;
   const std::int64_t groups = (heads_k + heads_per_group - 1) / heads_per_group;
-  const auto count = static_cast<std::int64_t>(batches.size());
+  const auto count = static_cast<std::int64_t>(with_rows.size());
   workers.parallel_for(count * groups * splits, [&](std::int64_t index, int worker) {
     const std::int64_t first = index / splits % groups * heads_per_group;
     const HeadRange heads{static_cast<int>(first),
@@ -143,13 +144,13 @@ void for_head_groups(const Attention& a, const Batches& batches, std::int64_t he
 }
 
 // The partials of those tasks.
-void few_row_parts(const Attention& a, const Batches& batches, const Splits& splits,
+void few_row_parts(const Attention& a, const WithRows& with_rows, const Splits& splits,
                    const PartialIndex& at, const Partials& partials, const Workers& workers) {
   const Workspace::Scope of_parts(workers.workspace());
   const FewRowsScratch sizes = few_rows_scratch(a);
   const WorkerScratch<FewRowsScratch> scratch(workers.workspace(), workers.count(), sizes);
   const auto part = [&](std::int64_t place, HeadRange heads, std::int64_t split, int worker) {
-    const core::Sequence& sequence = sequence_at(a, batches, place);
+    const core::Sequence& sequence = sequence_at(a, with_rows, place);
     if (split >= splits.of(sequence)) return;
     FewRowsScratch s = scratch.of(worker);
     attend_few_rows(a, sequence, heads.first, heads.count, splits.range(sequence, split), s);
@@ -158,14 +159,15 @@ void few_row_parts(const Attention& a, const Batches& batches, const Splits& spl
       save_few_rows(a, s.head[h], partials[at(task, split, 0)]);
     }
   };
-  for_head_groups(a, batches, sizes.heads, at.splits, workers, part);
+  for_head_groups(a, with_rows, sizes.heads, at.splits, workers, part);
 }
 
 // Parts of which some row may see a key, of all heads together.
-std::int64_t count_visible_parts(const Attention& a, const Batches& batches, const Splits& splits) {
+std::int64_t count_visible_parts(const Attention& a, const WithRows& with_rows,
+                                 const Splits& splits) {
   std::int64_t count = 0;
-  for (std::int64_t place = 0; place < static_cast<std::int64_t>(batches.size()); ++place) {
-    const core::Sequence& sequence = sequence_at(a, batches, place);
+  for (std::int64_t place = 0; place < static_cast<std::int64_t>(with_rows.size()); ++place) {
+    const core::Sequence& sequence = sequence_at(a, with_rows, place);
     const HeadRange all{0, static_cast<int>(a.problem.heads_k)};
     const expr::Tile tile = tile_of(a, sequence, all, 0, a.rows(sequence));
     const std::int64_t parts = splits.of(sequence);
@@ -177,18 +179,18 @@ std::int64_t count_visible_parts(const Attention& a, const Batches& batches, con
 }
 
 // The same by tiles: pairs of one Q block whose K, V heads lie side by side, and are read together.
-void tile_parts_of_groups(const Attention& a, const Batches& batches, const TileResults& results,
+void tile_parts_of_groups(const Attention& a, const WithRows& with_rows, const TileResults& results,
                           const Workers& workers) {
   const Workspace::Scope of_parts(workers.workspace());
   int most = heads_per_tile_group(a);
   // Which heads share a task changes no result, so it may depend on the workers.
-  const std::int64_t parts = count_visible_parts(a, batches, results.splits) * a.problem.heads_k;
+  const std::int64_t parts = count_visible_parts(a, with_rows, results.splits) * a.problem.heads_k;
   while (most > 1 && parts / most < 2 * workers.count()) most /= 2;
   const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(),
                                             group_scratch(a, most));
-  for_head_groups(a, batches, most, results.at.splits, workers,
+  for_head_groups(a, with_rows, most, results.at.splits, workers,
                   [&](std::int64_t place, HeadRange heads, std::int64_t split, int worker) {
-                    const core::Sequence& sequence = sequence_at(a, batches, place);
+                    const core::Sequence& sequence = sequence_at(a, with_rows, place);
                     GroupScratch s = scratch.of(worker);
                     attend_part(a, sequence, heads, 0, a.rows(sequence), split,
                                 place * a.problem.heads_k + heads.first, results, s);
@@ -203,12 +205,12 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
   const bool few_rows = has_few_rows(a.problem);
   Workspace& workspace = workers.workspace();
   const bool in_groups = few_rows || heads_per_tile_group(a) > 1;
-  Batches batches(&workspace);
-  if (in_groups) batches = batches_with_rows(a, workspace);
+  WithRows with_rows(&workspace);
+  if (in_groups) with_rows = sequences_with_rows(a, workspace);
   const RowTasks tasks =
-      in_groups ? pair_tasks(a, batches, workspace) : row_tasks(a, plan.rows_per_task, workspace);
+      in_groups ? pair_tasks(a, with_rows, workspace) : row_tasks(a, plan.rows_per_task, workspace);
   const Splits splits(plan);
-  const PartialIndex at{splits.most(), (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
+  const PartialIndex at{splits.most_of(a), (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
   const auto count = static_cast<std::int64_t>(tasks.size());
   const bool has_partials = few_rows || at.splits > 1;
   const Partials partials(workspace,
@@ -216,9 +218,9 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
                           a.dim_v, partial_rows(a.problem, a.ops.rows));
   const TileResults results{splits, at, partials, outputs};
   if (few_rows) {
-    few_row_parts(a, batches, splits, at, partials, workers);
+    few_row_parts(a, with_rows, splits, at, partials, workers);
   } else if (in_groups) {
-    tile_parts_of_groups(a, batches, results, workers);
+    tile_parts_of_groups(a, with_rows, results, workers);
   } else {
     tile_parts(a, tasks, results, workers);
   }

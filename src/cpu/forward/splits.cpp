@@ -60,4 +60,24 @@ std::int64_t invariant_splits(const Problem& p, Algorithm algorithm, std::int32_
   return 1;
 }
 
+// A caller may have set more parts than are worth a task each: every sequence has these.
+Splits::Splits(const Plan& plan)
+    : plan_(plan),
+      by_length_(plan.algorithm == Algorithm::flash_decoding &&
+                 plan.num_splits <= useful_splits(plan.problem, plan.problem.seqlen_k)) {}
+
+std::int64_t Splits::most_of(const Attention& a) const {
+  std::int64_t parts = 1;
+  for (const core::Sequence& sequence : a.sequences) parts = std::max(parts, of(sequence));
+  return parts;
+}
+
+std::int64_t Splits::of(const core::Sequence& sequence) const {
+  if (plan_.batch_invariant) {
+    return invariant_splits(plan_.problem, plan_.algorithm, plan_.block_q, sequence.length_k);
+  }
+  // Example: of a cache of 8192 keys in 32 parts, a sequence of 1000 keys has 3.
+  return by_length_ ? std::min(most(), useful_splits(plan_.problem, sequence.length_k)) : most();
+}
+
 }  // namespace attn::cpu

@@ -27,19 +27,19 @@ std::int64_t invariant_splits(const Problem& problem, Algorithm algorithm, std::
 // The parts of each sequence in a run of a plan.
 class Splits {
  public:
-  explicit Splits(const Plan& plan) : plan_(plan) {}
+  explicit Splits(const Plan& plan);
 
   std::int64_t most() const { return plan_.num_splits; }  // no sequence has more
-  std::int64_t of(const core::Sequence& sequence) const {
-    if (!plan_.batch_invariant) return most();
-    return invariant_splits(plan_.problem, plan_.algorithm, plan_.block_q, sequence.length_k);
-  }
+  std::int64_t of(const core::Sequence& sequence) const;
+  // The most parts that a sequence of the call has.
+  std::int64_t most_of(const Attention& a) const;
   KeyRange range(const core::Sequence& sequence, std::int64_t index) const {
     return split_range(sequence.length_k, of(sequence), index);
   }
 
  private:
   const Plan& plan_;
+  bool by_length_;  // a sequence that is shorter than the plan's has fewer
 };
 
 }  // namespace attn::cpu
