@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <iterator>
+#include <memory>
 #include <span>
 #include <string_view>
 
@@ -17,10 +19,12 @@
 #include "core/validate/argument_check.hpp"
 #include "core/validate/enumerator.hpp"
 #include "cpu/matmul/matmul.hpp"
+#include "cpu/plan_check.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/matmul_config.hpp"
+#include "plan_cache.hpp"
 #include "reference/matmul.hpp"
 
 namespace attn {
@@ -123,12 +127,26 @@ void check_made(const MatmulPlan& plan) {
   made->record.check(plan);
 }
 
+void check_gpu_takes(const MatmulProblem& p) {
+  const bool mixed = p.type_of_b() != p.dtype;
+  if (!mixed && !p.accumulate) return;
+  throw Error(ErrorCode::unsupported,
+              mixed
+                  ? fmt::format("dtype of b is {}; accepted on the cuda backend is {} (problem {})",
+                                name(p.type_of_b()), name(p.dtype), to_string(p))
+                  : fmt::format("accumulate is true; accepted on the cuda backend is false "
+                                "(problem {})",
+                                to_string(p)));
+}
+
 double moved_once(const MatmulProblem& p) {
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n),
                k = static_cast<double>(p.k);
-  const auto in = static_cast<double>(size_of(p.dtype)),
-             out = static_cast<double>(size_of(p.output));
-  return static_cast<double>(p.batch) * ((m * k + k * n) * in + m * n * out) + (p.bias ? 4 * n : 0);
+  const auto of_a = static_cast<double>(size_of(p.dtype)),
+             of_b = static_cast<double>(size_of(p.type_of_b())),
+             of_c = static_cast<double>(size_of(p.output)) * (p.accumulate ? 2 : 1);
+  return static_cast<double>(p.batch) * (m * k * of_a + k * n * of_b + m * n * of_c) +
+         (p.bias ? 4 * n : 0);
 }
 
 }  // namespace
@@ -162,6 +180,7 @@ MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options,
   MatmulPlan plan;
   switch (backend) {
     case Backend::cuda:
+      check_gpu_takes(problem);
       plan = cuda::plan_matmul(problem, options);
       break;
     case Backend::reference:
@@ -194,9 +213,21 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
 
 void matmul(const MatmulInputs& inputs, const Tensor& c, Activation activation,
             const MatmulOptions& options, const Context& context) {
+  const MatmulProblem problem = describe(inputs, c, activation);
   MatmulOptions with_device = options;
   with_device.device = c.device;
-  matmul(make_plan(describe(inputs, c, activation), with_device, context), inputs, c, context);
+  Context with_executor = context;
+  int workers = 0;
+  if (c.device.type == DeviceType::cpu && options.backend != Backend::reference) {
+    // Read once: another thread may call set_num_threads() between the request and its plan.
+    with_executor.executor = cpu::executor_of(context);
+    workers = with_executor.executor->concurrency();
+  }
+  const auto make = [&] { return make_plan(problem, with_device, with_executor); };
+  // `make` is passed by reference, as a std::function of its captures would allocate.
+  const std::shared_ptr<const MatmulPlan> plan =
+      plan_cache().find(MatmulRequest{problem, with_device, context.isa, workers}, std::ref(make));
+  matmul(*plan, inputs, c, with_executor);
 }
 
 std::string to_string(const MatmulPlan& plan) {

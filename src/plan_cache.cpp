@@ -1,7 +1,6 @@
 #include "plan_cache.hpp"
 
-#include <algorithm>
-#include <mutex>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -33,16 +32,17 @@ Numbers numbers_of(const PlanRequest& r) {
            static_cast<std::uint32_t>(r.workers)}};
 }
 
+void mix(std::uint64_t& hash, std::uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15;
+  hash ^= hash >> 32;
+}
+
 std::uint64_t hash_of(const Numbers& numbers, const PlanRequest& r) {
   std::uint64_t hash = std::hash<std::string>()(r.options.kernel);
-  const auto mix = [&](std::uint64_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15;
-    hash ^= hash >> 32;
-  };
-  for (const std::uint64_t number : numbers.problem) mix(number);
-  for (const std::uint64_t number : numbers.request) mix(number);
-  mix(expr::plan_hash(r.problem.mask));
-  mix(expr::plan_hash(r.problem.score));
+  for (const std::uint64_t number : numbers.problem) mix(hash, number);
+  for (const std::uint64_t number : numbers.request) mix(hash, number);
+  mix(hash, expr::plan_hash(r.problem.mask));
+  mix(hash, expr::plan_hash(r.problem.score));
   return hash;
 }
 
@@ -58,20 +58,13 @@ std::shared_ptr<const Plan> PlanCache::find(const PlanRequest& request,
                                             const std::function<Plan(const Problem&)>& make) {
   const Numbers numbers = numbers_of(request);
   const std::uint64_t hash = hash_of(numbers, request);
-  {
-    const std::shared_lock lock(mutex_);
-    for (std::size_t i = 0; i < kPlans; ++i) {
-      if (hashes_[i] != hash || entries_[i] == nullptr) continue;
-      const Entry& entry = *entries_[i];
-      const Problem& planned = entry.plan->problem;
-      if (entry.numbers == numbers && entry.kernel == request.options.kernel &&
-          expr::plans_alike(planned.mask, request.problem.mask) &&
-          expr::plans_alike(planned.score, request.problem.score)) {
-        last_use_[i].store(++uses_, std::memory_order_relaxed);
-        return entry.plan;
-      }
-    }
-  }
+  const auto found = plans_.find(hash, [&](const Entry& entry) {
+    const Problem& planned = entry.plan->problem;
+    return entry.numbers == numbers && entry.kernel == request.options.kernel &&
+           expr::plans_alike(planned.mask, request.problem.mask) &&
+           expr::plans_alike(planned.score, request.problem.score);
+  });
+  if (found != nullptr) return found->plan;
   Problem problem = request.problem;
   problem.mask = expr::without_data(problem.mask);
   problem.score = expr::without_data(problem.score);
@@ -80,20 +73,42 @@ std::shared_ptr<const Plan> PlanCache::find(const PlanRequest& request,
   entry->kernel = request.options.kernel;
   auto plan = std::make_shared<Plan>(make(problem));
   plan->reasons.clear();  // nobody reads them, and a call with a seed of its own copies the plan
-  entry->plan = std::move(plan);
-  std::shared_ptr<const Entry> replaced;  // destroyed after the lock
-  const std::unique_lock lock(mutex_);
-  const auto oldest =
-      static_cast<std::size_t>(std::min_element(last_use_.begin(), last_use_.end(),
-                                                [](const auto& a, const auto& b) {
-                                                  return a.load(std::memory_order_relaxed) <
-                                                         b.load(std::memory_order_relaxed);
-                                                }) -
-                               last_use_.begin());
-  replaced = std::exchange(entries_[oldest], entry);
-  hashes_[oldest] = hash;
-  last_use_[oldest].store(++uses_, std::memory_order_relaxed);
-  return entry->plan;
+  entry->plan = plan;
+  plans_.add(hash, std::move(entry));
+  return plan;
+}
+
+// Plan and request of an earlier product.
+struct PlanCache::MatmulEntry {
+  MatmulProblem problem;
+  std::string rung;
+  std::array<std::uint64_t, 2> options;
+  std::shared_ptr<const MatmulPlan> plan;
+};
+
+std::shared_ptr<const MatmulPlan> PlanCache::find(const MatmulRequest& request,
+                                                  const std::function<MatmulPlan()>& make) {
+  const MatmulProblem& p = request.problem;
+  const MatmulOptions& o = request.options;
+  const std::array<std::uint64_t, 2> options = {
+      static_cast<std::uint64_t>(o.backend) | static_cast<std::uint64_t>(request.isa) << 8 |
+          static_cast<std::uint64_t>(o.device.type) << 16 |
+          static_cast<std::uint64_t>(static_cast<std::uint32_t>(o.device.index)) << 32,
+      static_cast<std::uint64_t>(o.threads) << 32 | static_cast<std::uint32_t>(request.workers)};
+  std::uint64_t hash = std::hash<std::string>()(o.rung);
+  for (const auto size : {p.batch, p.m, p.n, p.k}) mix(hash, static_cast<std::uint64_t>(size));
+  mix(hash, static_cast<std::uint64_t>(p.dtype) | static_cast<std::uint64_t>(p.type_of_b()) << 8 |
+                static_cast<std::uint64_t>(p.output) << 16 |
+                static_cast<std::uint64_t>(p.activation) << 24);
+  for (const std::uint64_t number : options) mix(hash, number);
+  const auto found = matmul_plans_.find(hash, [&](const MatmulEntry& entry) {
+    return entry.problem == p && entry.rung == o.rung && entry.options == options;
+  });
+  if (found != nullptr) return found->plan;
+  auto plan = std::make_shared<MatmulPlan>(make());
+  plan->reasons.clear();
+  matmul_plans_.add(hash, std::make_shared<MatmulEntry>(MatmulEntry{p, o.rung, options, plan}));
+  return plan;
 }
 
 PlanCache& plan_cache() {

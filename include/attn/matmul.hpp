@@ -49,25 +49,31 @@ enum class MaskedMatrix : std::uint8_t {
 std::string_view name(MaskedMatrix masked) noexcept;
 
 // What is to be computed, for every p below batch:
-//   C[p, i, j] = activation(scale_a scale_b sum_l A[p, i, l] B[p, l, j] + bias[j])
+//   C[p, i, j] = activation(scale_a scale_b sum_l A[p, i, l] B[p, l, j] + bias[j] + C'[p, i, j])
+// with C' what C held before, where accumulate, else 0.
 // A: m x k, B: k x n, C: m x n. Products and sums are f32 (f64 where dtype is); of 8-bit floats
 // tensor cores keep 13 bits of sums of 128 products. k = 0 gives activation(bias).
 struct MatmulProblem {
   std::int64_t batch = 1, m = 0, n = 0, k = 0;
-  // The type of A and B: f32, bf16, f16; u8 with float8 on a GPU and the reference backend, f64 on
-  // the latter.
+  // The type of A, and of B but for dtype_b: f32, bf16, f16; u8 with float8 on a GPU and the
+  // reference backend, f64 on the latter.
   DType dtype = DType::f32;
   DType output = DType::f32;  // of C: dtype or f32 (f64 where dtype is); of float8 bf16, f16 or f32
   MatrixOrder order_a = MatrixOrder::row_major;
   MatrixOrder order_b = MatrixOrder::row_major;
   MatrixOrder order_c = MatrixOrder::row_major;
+  // The type of B where it is another one: bf16 or f16 beside an A of f32, as stored weights are.
+  // Each element counts as the f32 that it is. CPU and reference backends.
+  OptionalDType dtype_b{};
   bool bias = false;
+  bool accumulate = false;  // C is added to, as by a layer with a residual; CPU and reference
   Activation activation = Activation::none;
   Float8 float8 = Float8::none;
   bool scaled = false;  // scale_a and scale_b are given; with float8
   MaskedMatrix masked = MaskedMatrix::none;
   std::int64_t block = 0;  // rows and columns of a block of it, 1 and up; 0 where there is no mask
 
+  DType type_of_b() const { return dtype_b.given() ? DType{dtype_b} : dtype; }
   double flops() const;  // 2 batch m n k, of all blocks
   bool operator==(const MatmulProblem&) const = default;
 };
@@ -122,8 +128,8 @@ struct MatmulPlan {
 std::string to_string(const MatmulPlan& plan);
 
 // The description of a call with these tensors. Throws Error(invalid_argument) naming the tensor,
-// what it is and what is accepted. The caller sets float8 where A is u8, and masked and block where
-// block_mask is given. Reads no element.
+// what it is and what is accepted. The caller sets float8 where A is u8, masked and block where
+// block_mask is given, and accumulate. Reads no element.
 MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c,
                        Activation activation = Activation::none);
 
@@ -134,7 +140,8 @@ MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c,
 MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options = {},
                      const Context& context = {});
 
-// C <- the product. Checks, then writes; C must not overlap an input. Same inputs give the same
+// C <- the product. Checks, then writes; C must not overlap an input, though it is read where
+// accumulate. Same inputs give the same
 // bits for every number of threads. An element of C differs from the exact one by at most
 // about 4 sqrt(k) 2^-24 sum_l |A_il B_lj| and its own rounding (Higham and Mary 2019,
 // docs/matmul.md, "What is allowed"); of 8-bit floats on tensor cores from what these compute with
@@ -142,7 +149,8 @@ MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options 
 // forward() does. Thread-safe. On a GPU the work is put into context.stream.
 void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
             const Context& context = {});
-// Describes the product from the tensors, plans it and runs it; errors are those of the three.
+// Describes the product from the tensors, plans it, or finds the plan of an earlier such call
+// (docs/plan-cache.md), and runs it; errors are those of the three.
 void matmul(const MatmulInputs& inputs, const Tensor& c, Activation activation = Activation::none,
             const MatmulOptions& options = {}, const Context& context = {});
 

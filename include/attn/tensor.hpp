@@ -90,6 +90,10 @@ Tensor tensor(void* data, DType dtype, std::initializer_list<std::int64_t> shape
 Tensor tensor(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
               Device device = {});
 
+// The same memory with the last two dimensions in each other's place: B [k, n] of a matrix product
+// from weights [n, k]. Throws Error(invalid_argument) for less than two dimensions.
+Tensor transposed(const Tensor& t);
+
 // The DType of a C++ type: dtype_of<float> is DType::f32.
 template <class T>
 inline constexpr DType dtype_of = [] {

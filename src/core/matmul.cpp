@@ -94,6 +94,7 @@ double MatmulProblem::flops() const {
 std::string to_string(const MatmulProblem& p) {
   std::string text = fmt::format("b{}_m{}_n{}_k{}_{}", p.batch, p.m, p.n, p.k,
                                  p.float8 == Float8::none ? name(p.dtype) : name(p.float8));
+  if (p.type_of_b() != p.dtype) text += fmt::format("_b{}", name(p.type_of_b()));
   if (p.output != p.dtype) text += fmt::format("_c{}", name(p.output));
   for (const auto& [letter, order] :
        {std::pair{'a', p.order_a}, std::pair{'b', p.order_b}, std::pair{'c', p.order_c}}) {
@@ -101,6 +102,7 @@ std::string to_string(const MatmulProblem& p) {
   }
   if (p.scaled) text += "_scaled";
   if (p.bias) text += "_bias";
+  if (p.accumulate) text += "_accumulate";
   if (p.activation != Activation::none) text += fmt::format("_{}", name(p.activation));
   if (p.masked != MaskedMatrix::none) text += fmt::format("_{}block{}", name(p.masked), p.block);
   return text;
@@ -118,6 +120,7 @@ MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c, Activation a
   p.n = c.shape[index(c.rank, 1)];
   p.k = inputs.a.shape[index(inputs.a.rank, 1)];
   p.dtype = inputs.a.dtype;
+  if (inputs.b.dtype != p.dtype) p.dtype_b = inputs.b.dtype;
   p.output = c.dtype;
   p.order_a = order_of(check, "a", inputs.a);
   p.order_b = order_of(check, "b", inputs.b);
@@ -152,7 +155,8 @@ MatmulOperands::MatmulOperands(const MatmulProblem& p, const MatmulInputs& input
       scale_a(p.scaled ? static_cast<const float*>(inputs.scale_a.data) : nullptr),
       scale_b(p.scaled ? static_cast<const float*>(inputs.scale_b.data) : nullptr),
       activation(p.activation),
-      mask(p, inputs) {
+      mask(p, inputs),
+      accumulate(p.accumulate) {
   // The dimension whose neighbours lie together has stride 1, also where it has one element.
   const auto set = [](MatrixView& x, MatrixOrder order) {
     (order == MatrixOrder::row_major ? x.column_stride : x.row_stride) = 1;
@@ -216,6 +220,16 @@ void validate_matmul(const MatmulProblem& p) {
                     "none, and u8 with e4m3 and e5m2 (problem {})",
                     name(p.dtype), name(p.float8), to_string(p)));
   }
+  if (p.accumulate && float8) {
+    check.refuse(
+        fmt::format("accumulate is true; accepted of float8 is false (problem {})", to_string(p)));
+  }
+  const DType b = p.type_of_b();
+  if (b != p.dtype && (p.dtype != DType::f32 || (b != DType::bf16 && b != DType::f16))) {
+    check.refuse(fmt::format("dtype of b is {}; accepted are {}{} (problem {})", name(b),
+                             name(p.dtype), p.dtype == DType::f32 ? ", bf16 and f16" : "",
+                             to_string(p)));
+  }
   if (p.scaled && !float8) {
     check.refuse(
         fmt::format("scale_a or scale_b is given; accepted are none where float8 is none "
@@ -247,7 +261,7 @@ void validate_matmul(const MatmulProblem& p, const MatmulInputs& inputs, const T
     check_matrix(check, name, *t);
   }
   check_shape(check, "a", inputs.a, p.dtype, p.batch, p.m, p.k);
-  check_shape(check, "b", inputs.b, p.dtype, p.batch, p.k, p.n);
+  check_shape(check, "b", inputs.b, p.type_of_b(), p.batch, p.k, p.n);
   check_shape(check, "c", c, p.output, p.batch, p.m, p.n);
   for (const auto& [name, t, order] :
        {std::tuple{"a", &inputs.a, p.order_a}, std::tuple{"b", &inputs.b, p.order_b},

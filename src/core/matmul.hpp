@@ -67,6 +67,7 @@ struct MatmulOperands {
   const float *scale_a, *scale_b;  // null: 1
   Activation activation;
   BlockMaskView mask;
+  bool accumulate;
 
   float bias_at(std::int64_t row, std::int64_t column) const {
     return bias == nullptr ? 0 : bias[(bias_of_rows ? row : column) * bias_stride];

@@ -15,9 +15,9 @@
 namespace attn::reference {
 namespace {
 
-// An element of A or B.
-double load(const std::byte* at, const MatmulProblem& p) {
-  if (p.float8 == Float8::none) return core::load_element(at, p.dtype);
+// An element of A or B, which is of this type where float8 is none.
+double load(const std::byte* at, const MatmulProblem& p, DType dtype) {
+  if (p.float8 == Float8::none) return core::load_element(at, dtype);
   return core::float8_value(std::to_integer<std::uint8_t>(*at), p.float8);
 }
 
@@ -32,12 +32,13 @@ void load_row(const std::byte* at, std::ptrdiff_t stride, const MatmulProblem& p
       at += stride;
     }
   };
-  if (p.float8 == Float8::none && p.dtype == DType::f32) return load_as(float{});
-  if (p.float8 == Float8::none && p.dtype == DType::bf16) {
+  const DType dtype = p.type_of_b();
+  if (p.float8 == Float8::none && dtype == DType::f32) return load_as(float{});
+  if (p.float8 == Float8::none && dtype == DType::bf16) {
     return load_as(bfloat16{});
   }
   for (double& x : row) {
-    x = load(at, p);
+    x = load(at, p, dtype);
     at += stride;
   }
 }
@@ -67,6 +68,12 @@ Element finished(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_
 
 }  // namespace
 
+Element before(const core::MatrixView& c, std::int64_t batch, std::int64_t row,
+               std::int64_t column) {
+  const double value = core::load_element(c.at(batch, row, column), c.dtype);
+  return {value, std::abs(value)};
+}
+
 void matmul_row(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t batch,
                 std::int64_t row, std::int64_t column, std::span<Element> c) {
   const core::MatrixView a(inputs.a), b(inputs.b);
@@ -75,9 +82,9 @@ void matmul_row(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t
   const bool masked = mask.of != core::BlockMaskView::Of::none;
   const std::ptrdiff_t stride = b.at(0, 0, 1) - b.at(0, 0, 0);
   std::vector<double> of_b(c.size());
-  std::fill(c.begin(), c.end(), Element{});
+  if (!p.accumulate) std::fill(c.begin(), c.end(), Element{});
   for (std::int64_t l = 0; l < p.k; ++l) {
-    const double x = load(a.at(batch, row, l), p);
+    const double x = load(a.at(batch, row, l), p, p.dtype);
     load_row(b.at(batch, l, column), stride, p, of_b);
     for (std::int64_t j = 0; j < columns;) {
       // The columns of a block are multiplied or left out together.
@@ -110,8 +117,8 @@ double matmul_element_float8(const MatmulProblem& p, const MatmulInputs& inputs,
     for (std::int64_t l = first; l < std::min(p.k, first + kTerms); ++l) {
       if (!mask.multiplies(row, l, column)) continue;
       const auto at = static_cast<std::size_t>(l - first);
-      x[at] = static_cast<float>(load(a.at(batch, row, l), p));
-      y[at] = static_cast<float>(load(b.at(batch, l, column), p));
+      x[at] = static_cast<float>(load(a.at(batch, row, l), p, p.dtype));
+      y[at] = static_cast<float>(load(b.at(batch, l, column), p, p.dtype));
     }
     part = tensor_core_sum(part, x.data(), y.data(), kTerms, kTensorCore8);
     if ((first + kTerms) % kTogether != 0 && first + kTerms < p.k) continue;
@@ -127,6 +134,9 @@ void matmul(const MatmulProblem& p, const MatmulInputs& inputs, const Tensor& c)
   std::vector<Element> row(static_cast<std::size_t>(p.n));
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t i = 0; i < p.m; ++i) {
+      for (std::int64_t j = 0; p.accumulate && j < p.n; ++j) {
+        row[static_cast<std::size_t>(j)] = before(out, batch, i, j);
+      }
       matmul_row(p, inputs, batch, i, 0, row);
       for (std::int64_t j = 0; j < p.n; ++j) {
         if (mask.of == core::BlockMaskView::Of::c && !mask.has(i, j)) continue;

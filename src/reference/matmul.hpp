@@ -4,6 +4,7 @@
 #include <span>
 
 #include "attn/matmul.hpp"
+#include "core/matmul.hpp"
 
 namespace attn::reference {
 
@@ -14,7 +15,12 @@ struct Element {
   double magnitude = 0;
 };
 
-// Elements of a row of C, as many as c has, from a column on.
+// What C holds where the problem accumulates.
+Element before(const core::MatrixView& c, std::int64_t batch, std::int64_t row,
+               std::int64_t column);
+
+// Elements of a row of C, as many as c has, from a column on. c: what C held, where the problem
+// accumulates.
 void matmul_row(const MatmulProblem& problem, const MatmulInputs& inputs, std::int64_t batch,
                 std::int64_t row, std::int64_t column, std::span<Element> c);
 inline Element matmul_element(const MatmulProblem& problem, const MatmulInputs& inputs,

@@ -97,6 +97,55 @@ TEST(PlanCache, FindsLikeProblemsOnly) {
   EXPECT_EQ(c.find(seeds), first);
 }
 
+TEST(PlanCache, FindsLikeProductsOnly) {
+  PlanCache cache;
+  int made = 0;
+  const auto find = [&](const MatmulProblem& problem, const MatmulOptions& options = {},
+                        InstructionSet isa = InstructionSet::automatic, int workers = 2) {
+    return cache.find(MatmulRequest{problem, options, isa, workers}, [&] {
+      ++made;
+      return MatmulPlan{.problem = problem};
+    });
+  };
+  const MatmulProblem p{.m = 8, .n = 16, .k = 24};
+  const auto first = find(p);
+  const std::vector<void (*)(MatmulProblem&)> changes = {
+      [](MatmulProblem& x) { x.batch = 2; },
+      [](MatmulProblem& x) { x.m = 9; },
+      [](MatmulProblem& x) { x.n = 9; },
+      [](MatmulProblem& x) { x.k = 9; },
+      [](MatmulProblem& x) { x.dtype = DType::bf16; },
+      [](MatmulProblem& x) { x.output = DType::bf16; },
+      [](MatmulProblem& x) { x.dtype_b = DType::bf16; },
+      [](MatmulProblem& x) { x.order_a = MatrixOrder::column_major; },
+      [](MatmulProblem& x) { x.order_b = MatrixOrder::column_major; },
+      [](MatmulProblem& x) { x.order_c = MatrixOrder::column_major; },
+      [](MatmulProblem& x) { x.bias = true; },
+      [](MatmulProblem& x) { x.accumulate = true; },
+      [](MatmulProblem& x) { x.activation = Activation::relu; },
+      [](MatmulProblem& x) { x.float8 = Float8::e4m3; },
+      [](MatmulProblem& x) { x.scaled = true; },
+      [](MatmulProblem& x) { x.masked = MaskedMatrix::b; },
+      [](MatmulProblem& x) { x.block = 32; }};
+  int expected = 1;
+  for (const auto change : changes) {
+    MatmulProblem other = p;
+    change(other);
+    const auto plan = find(other);
+    EXPECT_EQ(made, ++expected);
+    EXPECT_EQ(find(other), plan);
+  }
+  find(p, {.backend = Backend::reference});
+  find(p, {.device = {DeviceType::cuda, 0}});
+  find(p, {.device = {DeviceType::cuda, 1}});
+  find(p, {.rung = "naive"});
+  find(p, {.threads = 1});
+  find(p, {}, InstructionSet::portable);
+  find(p, {}, InstructionSet::automatic, 3);
+  EXPECT_EQ(made, expected + 7);
+  EXPECT_EQ(find(p), first);
+}
+
 TEST(PlanCache, BuffersCountByShapeAndAreNotKept) {
   Counting c;
   const auto with = [&](std::int64_t size, DType dtype, std::int64_t stride) {

@@ -206,5 +206,17 @@ TEST(Tensor, RefusesImpossibleShapes) {
   EXPECT_THROW(tensor(&x, {std::int64_t{1} << 32, std::int64_t{1} << 31}), Error);
 }
 
+TEST(Tensor, TransposedIsTheSameMemory) {
+  float x[24];
+  const Tensor t = tensor(x, {2, 3, 4});
+  const Tensor y = transposed(t);
+  EXPECT_EQ(y.data, t.data);
+  EXPECT_EQ(to_string(y), to_string(transposed(transposed(y))));
+  EXPECT_EQ(y.offset({1, 2, 0}), t.offset({1, 0, 2}));
+  EXPECT_EQ(y.shape[1], 4);
+  EXPECT_EQ(y.shape[2], 3);
+  EXPECT_THROW(transposed(tensor(x, {24})), Error);
+}
+
 }  // namespace
 }  // namespace attn

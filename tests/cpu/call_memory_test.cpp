@@ -16,6 +16,7 @@
 #include "harness/cases.hpp"
 #include "harness/compare.hpp"
 #include "harness/data.hpp"
+#include "harness/matmul.hpp"
 
 namespace {
 
@@ -77,7 +78,9 @@ class CallMemory : public ::testing::TestWithParam<const char*> {
     forward(data.problem, data.inputs, data.outputs, {.backend = Backend::cpu}, context);
     for (const Phase phase : {Phase::forward, Phase::backward}) {
       if (phase == Phase::backward && !has_backward(data.problem)) continue;
-      for (const Algorithm algorithm : algorithms_for(data.problem.dtype, phase)) {
+      std::vector<Algorithm> all = algorithms_for(data.problem.dtype, phase);
+      all.push_back(Algorithm::automatic);  // which may be several, by length
+      for (const Algorithm algorithm : all) {
         const PlanOptions options{
             .backend = Backend::cpu, .algorithm = algorithm, .threads = threads};
         const PlannedCall run{data, make_plan(data.problem, phase, options, context)};
@@ -126,6 +129,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values("b1_n16_h1_d64_f32", "b2_sq100_sk700_hq6_hk2_d40_causal_bf16",
                       "b1_sq1_sk2000_hq8_hk2_d64_bf16", "b1_sq3_sk1500_h2_d64_paged16_f16",
                       "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
+                      "b6_sq100_sk1100_hq8_hk2_d64_packedq_paged16_causal_dropout0.1_seed4_bf16/"
+                      "cuq0,1,2,6,106,108,108",
                       "b5_sq1_sk170_sp700_hq4_hk2_d64_causal_sink_bf16",
                       "b4_sq40_sk60_sp300_h2_d40_packed_f32",
                       "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f32/padded",
@@ -135,6 +140,18 @@ INSTANTIATE_TEST_SUITE_P(
                       "b2_sq100_sk700_hq6_hk2_d40_causal_f64", "b1_n600_h1_d64_dv32_f64",
                       "b2_n150_h4_d64_softcap10_alibi_bias_sink_dropout0.2_seed3_f64/padded"),
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
+
+// A product without a plan finds that of the call before.
+TEST(CallMemory, MatmulAllocatesNothingAfterTheFirstCall) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const std::int64_t m : {1, 40}) {
+      MatmulData data({.m = m, .n = 200, .k = 96, .dtype = dtype, .output = dtype}, 3);
+      const auto call = [&] { matmul(data.inputs, data.c, Activation::relu); };
+      call();
+      EXPECT_EQ(allocations_of(call), 0) << name(dtype) << " " << m;
+    }
+  }
+}
 
 // Calls at the same time on one executor have a block each: results stay what they are alone.
 TEST(CallMemory, CallsAtTheSameTimeDoNotShareMemory) {

@@ -120,6 +120,41 @@ TEST(Matmul, ShapesOfChanceAreRight) {
 
 // Up to 20 rows, several pieces of k, columns that are no multiple of a vector; the rung that a
 // call gets, and few_rows where that is another.
+// Weights as they are stored beside activations of f32, and C that is added to.
+TEST(Matmul, MixedTypesAndSumsThatGoOnAreRight) {
+  std::uint64_t seed = 1;
+  for (const std::string& rung : matmul_rungs(Backend::cpu)) {
+    if (rung == "amx") continue;  // of bf16 alone
+    for (const InstructionSet isa : available()) {
+      for (const DType of_b : {DType::bf16, DType::f16, DType::f32}) {
+        for (const auto& shape : kShapes) {
+          const int variant = static_cast<int>(++seed % 8);
+          MatmulProblem p = varied_problem(shape, DType::f32, variant);
+          if (of_b != DType::f32) p.dtype_b = of_b;
+          p.accumulate = of_b == DType::f32 || seed % 3 == 0;
+          expect_right(p, rung, isa, seed);
+        }
+      }
+      for (const DType dtype : {DType::bf16, DType::f16}) {
+        MatmulProblem p = varied_problem(kShapes[++seed % kShapes.size()], dtype, 2);
+        p.accumulate = true;
+        expect_right(p, rung, isa, seed);
+        p.activation = Activation::none;
+        expect_right(p, rung, isa, ++seed);
+      }
+    }
+  }
+}
+
+TEST(Matmul, ACallWithMixedTypesNeedsNoProblem) {
+  MatmulProblem p{.m = 3, .n = 40, .k = 70, .order_b = MatrixOrder::column_major};
+  p.dtype_b = DType::bf16;
+  MatmulData data(p, 5, 0);
+  EXPECT_EQ(describe(data.inputs, data.c), p);
+  matmul(data.inputs, data.c);
+  EXPECT_TRUE(check_matmul(data).passed());
+}
+
 TEST(Matmul, FewRowsAreRight) {
   Sizes draw(8);
   std::uint64_t seed = 400;

@@ -125,7 +125,7 @@ MatmulProblem varied_problem(const std::array<std::int64_t, 4>& shape, DType dty
 MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t gap, double density)
     : problem(p), density(p.masked == MaskedMatrix::none ? 1 : density) {
   inputs.a = make('A', bytes_a, p.dtype, p.order_a, p.batch, p.m, p.k, gap);
-  inputs.b = make('B', bytes_b, p.dtype, p.order_b, p.batch, p.k, p.n, gap);
+  inputs.b = make('B', bytes_b, p.type_of_b(), p.order_b, p.batch, p.k, p.n, gap);
   c = make('C', bytes_c, p.output, p.order_c, p.batch, p.m, p.n, gap);
   // Pages are touched when there is room for all three.
   for (std::vector<std::byte>* bytes : {&bytes_a, &bytes_b, &bytes_c}) {
@@ -145,6 +145,10 @@ MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t 
   };
   fill(inputs.a, p.float8, [&] { return 0.25 + normal(); });
   fill(inputs.b, p.float8, normal);
+  if (p.accumulate) {
+    fill(c, p.float8, [&] { return 8 * normal(); });
+    bytes_before = bytes_c;
+  }
   if (p.masked != MaskedMatrix::none) {
     inputs.block_mask = mask_of(p, this->density, bytes_mask);
     if (p.masked == MaskedMatrix::b) leave_out(inputs.b, core::BlockMaskView(p, inputs));
@@ -200,6 +204,12 @@ MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples) {
   // Sums of what a mask leaves have fewer terms; the bound of all of them holds.
   const double share = kSlope * kLambda * std::sqrt(static_cast<double>(p.k) + 2) * 0x1p-24;
   const core::BlockMaskView mask(p, data.inputs);
+  const auto before = [&](std::int64_t b, std::int64_t i, std::int64_t j) {
+    core::MatrixView held = view;
+    held.data =
+        const_cast<std::byte*>(data.bytes_before.data()) + (view.data - data.bytes_c.data());
+    return reference::before(held, b, i, j);
+  };
   MatmulCheck check;
   const auto look = [&](std::int64_t b, std::int64_t i, std::int64_t j, reference::Element e) {
     if (mask.of == core::BlockMaskView::Of::c && !mask.has(i, j)) return;
@@ -225,6 +235,9 @@ MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples) {
   if (p.flops() <= kAllFlops || size <= samples) {
     std::vector<reference::Element> row(static_cast<std::size_t>(p.n));
     for (std::int64_t at = 0; at < p.batch * p.m; ++at) {
+      for (std::int64_t j = 0; p.accumulate && j < p.n; ++j) {
+        row[static_cast<std::size_t>(j)] = before(at / p.m, at % p.m, j);
+      }
       reference::matmul_row(p, data.inputs, at / p.m, at % p.m, 0, row);
       for (std::int64_t j = 0; j < p.n; ++j) {
         look(at / p.m, at % p.m, j, row[static_cast<std::size_t>(j)]);
@@ -240,7 +253,9 @@ MatmulCheck check_matmul(const MatmulData& data, std::int64_t samples) {
     // Every fourth one lies in the last row, every fourth in the last column.
     const std::int64_t b = below(p.batch), i = s % 4 == 1 ? p.m - 1 : below(p.m),
                        j = s % 4 == 2 ? p.n - 1 : below(p.n);
-    look(b, i, j, reference::matmul_element(p, data.inputs, b, i, j));
+    reference::Element e = p.accumulate ? before(b, i, j) : reference::Element{};
+    reference::matmul_row(p, data.inputs, b, i, j, {&e, 1});
+    look(b, i, j, e);
   }
   return check;
 }

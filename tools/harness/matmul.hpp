@@ -33,6 +33,7 @@ class MatmulData {
   Tensor c;
   double density;  // the share of the blocks that the mask has; 1 without a mask
   std::vector<std::byte> bytes_a, bytes_b, bytes_c, bytes_bias, bytes_scales, bytes_mask;
+  std::vector<std::byte> bytes_before;  // what C held, where the problem accumulates
 
   void poison();
   // Empty, or what was written between the rows of C.

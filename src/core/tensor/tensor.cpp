@@ -5,7 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <span>
+#include <utility>
 
 #include "attn/error.hpp"
 
@@ -32,6 +34,19 @@ std::int64_t Tensor::offset(std::initializer_list<std::int64_t> index) const noe
   std::size_t k = 0;
   for (const std::int64_t i : index) sum += i * strides[k++];
   return sum;
+}
+
+Tensor transposed(const Tensor& t) {
+  if (t.rank < 2) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("tensor to transpose is {}; accepted are two dimensions and more",
+                            to_string(t)));
+  }
+  Tensor out = t;
+  const auto last = static_cast<std::size_t>(t.rank - 1);
+  std::swap(out.shape[last], out.shape[last - 1]);
+  std::swap(out.strides[last], out.strides[last - 1]);
+  return out;
 }
 
 Tensor tensor(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device) {

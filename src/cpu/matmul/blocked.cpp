@@ -37,6 +37,11 @@ void matmul_blocked(const Product& p, const Workers& workers) {
     const std::int64_t i0 = index / across % down * kRows, j0 = index % across * kColumns;
     const std::int64_t rows = std::min(kRows, p.m - i0), columns = std::min(kColumns, p.n - j0);
     std::vector<float> sums(kRows * kColumns), b(kDepth * kColumns), a(kDepth);
+    for (std::int64_t i = 0; p.accumulate && i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; ++j) {
+        sums[static_cast<std::size_t>(i * kColumns + j)] = value(p.c, batch, i0 + i, j0 + j);
+      }
+    }
     for (std::int64_t l0 = 0; l0 < p.k; l0 += kDepth) {
       const std::int64_t depth = std::min(kDepth, p.k - l0);
       for (std::int64_t l = 0; l < depth; ++l) {

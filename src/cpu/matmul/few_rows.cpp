@@ -73,7 +73,7 @@ void matmul_few_rows(const Product& p, const TileOps& ops, const ProductBlocks& 
     if (p.mask.of == core::BlockMaskView::Of::c && !p.mask.has(t.row, t.column)) return;
     const TileState state(ops);
     const Scratch s = scratch.of(worker);
-    bool add = false;
+    bool add = start_sums(p, t, s.rows, blocks.n.part, s.c);
     for (std::int64_t piece = 0; piece < blocks.k.count(); ++piece) {
       const std::int64_t step = blocks.k.first(piece);
       if (!p.mask.multiplies(t.row, step, t.column)) continue;

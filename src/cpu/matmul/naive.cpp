@@ -11,14 +11,14 @@ void matmul_naive(const Product& p, const Workers& workers) {
     const std::int64_t batch = index / p.m, i = index % p.m;
     for (std::int64_t j = 0; j < p.n; ++j) {
       if (p.mask.of == core::BlockMaskView::Of::c && !p.mask.has(i, j)) continue;
-      float sum = 0;
+      std::byte* const c = p.c.at(batch, i, j);
+      float sum = p.accumulate ? static_cast<float>(core::load_element(c, p.c.dtype)) : 0;
       for (std::int64_t l = 0; l < p.k; ++l) {
         if (!p.mask.multiplies(i, l, j)) continue;
         sum += static_cast<float>(core::load_element(p.a.at(batch, i, l), p.a.dtype)) *
                static_cast<float>(core::load_element(p.b.at(batch, l, j), p.b.dtype));
       }
-      core::store_element(p.c.at(batch, i, j), p.c.dtype,
-                          core::activate(p.activation, sum + p.bias_at(i, j)));
+      core::store_element(c, p.c.dtype, core::activate(p.activation, sum + p.bias_at(i, j)));
     }
   });
 }

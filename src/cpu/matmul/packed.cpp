@@ -138,7 +138,7 @@ void multiply_blocks(const Product& p, const ProductVerbs& verbs, const Tile& t,
                      std::int64_t across, const Operands& shared, const Scratch& s) {
   const ProductBlocks& blocks = s.blocks;
   const int ld = blocks.n.part;
-  bool add = false;
+  bool add = start_sums(p, t, blocks.m.part, ld, s.c);
   for (std::int64_t i = 0; i < blocks.k.count(); ++i) {
     const std::int64_t step = blocks.k.first(i);
     if (!p.mask.multiplies(t.row, step, t.column)) continue;

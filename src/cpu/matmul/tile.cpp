@@ -1,6 +1,9 @@
 #include "cpu/matmul/tile.hpp"
 
 #include <algorithm>
+#include <cstring>
+
+#include "core/tensor/element.hpp"
 
 namespace attn::cpu {
 
@@ -41,6 +44,24 @@ OperandBlock block_of_b(const Product& p, std::int64_t batch, std::int64_t step,
           .lanes = columns,
           .depth = depth,
           .dtype = p.b.dtype};
+}
+
+bool start_sums(const Product& p, const Tile& t, std::int64_t rows, int ld, float* sums) {
+  if (!p.accumulate) return false;
+  std::fill_n(sums, rows * ld, 0.0F);
+  const auto bytes = static_cast<std::ptrdiff_t>(size_of(p.c.dtype));
+  for (int i = 0; i < t.rows; ++i) {
+    const std::byte* at = p.c.at(t.batch, t.row + i, t.column);
+    float* row = sums + std::ptrdiff_t{i} * ld;
+    if (p.c.dtype == DType::f32) {
+      std::memcpy(row, at, static_cast<std::size_t>(t.columns) * sizeof(float));
+    } else {
+      for (int j = 0; j < t.columns; ++j) {
+        row[j] = static_cast<float>(core::load_element(at + j * bytes, p.c.dtype));
+      }
+    }
+  }
+  return true;
 }
 
 OutputBlock output_of(const Product& p, const Tile& t, float* bias) {

@@ -52,6 +52,10 @@ OperandBlock block_of_a(const Product& p, std::int64_t batch, std::int64_t row, 
 OperandBlock block_of_b(const Product& p, std::int64_t batch, std::int64_t step,
                         std::int64_t column, int columns, int depth);
 
+// Starts the sums of t, `rows` rows ld apart, with what C holds, where the product adds to it;
+// returns whether it does.
+bool start_sums(const Product& p, const Tile& t, std::int64_t rows, int ld, float* sums);
+
 // The block of C that the sums of t go to. bias: as many elements as t has columns, up to a
 // multiple of 16, which the bias of columns is copied to.
 OutputBlock output_of(const Product& p, const Tile& t, float* bias);
