@@ -11,8 +11,8 @@
 #include "attn/export.hpp"
 #include "attn/tensor.hpp"
 
-namespace attn::cpu {
-class WorkspaceStore;
+namespace attn {
+class WorkspaceStore;  // of the library, not exported
 }
 
 namespace ATTN_API attn {
@@ -34,9 +34,9 @@ class Executor {
                             const std::function<void(std::int64_t index, int worker)>& body) = 0;
 
  private:
-  friend class cpu::WorkspaceStore;
+  friend class WorkspaceStore;
   // Memory that calls keep here for the next ones: at most 64 MiB (docs/cpu.md). Copies share it.
-  std::shared_ptr<cpu::WorkspaceStore> workspaces_;
+  std::shared_ptr<WorkspaceStore> workspaces_;
 };
 
 // A pool of `threads` workers, the caller being one of them; 0 means one for each CPU this process

@@ -7,7 +7,9 @@
 #include "attn/error.hpp"
 #include "cpu/budgets.hpp"
 
-namespace attn::cpu {
+namespace attn {
+
+Executor::Executor() : workspaces_(std::make_shared<WorkspaceStore>()) {}
 
 WorkspaceStore::Block WorkspaceStore::take() {
   const std::lock_guard lock(mutex_);
@@ -20,9 +22,9 @@ WorkspaceStore::Block WorkspaceStore::take() {
 void WorkspaceStore::give_back(Block block, std::size_t wanted) noexcept {
   const std::lock_guard lock(mutex_);
   try {
-    if (wanted > block.bytes && bytes_ - block.bytes + wanted <= kKeptBytes) {
+    if (wanted > block.bytes && bytes_ - block.bytes + wanted <= cpu::kKeptBytes) {
       bytes_ -= std::exchange(block, {}).bytes;
-      block = {allocate(wanted), wanted};
+      block = {cpu::allocate(wanted), wanted};
       bytes_ += wanted;
     }
     if (block.bytes == 0) return;
@@ -31,6 +33,8 @@ void WorkspaceStore::give_back(Block block, std::size_t wanted) noexcept {
     bytes_ -= block.bytes;
   }
 }
+
+namespace cpu {
 
 CallWorkspace::CallWorkspace(Executor& executor, const Tensor& given)
     : store_(given.given() ? nullptr : &WorkspaceStore::of(executor)),
@@ -42,10 +46,5 @@ CallWorkspace::~CallWorkspace() {
   if (store_ != nullptr) store_->give_back(std::move(block_), workspace_.most());
 }
 
-}  // namespace attn::cpu
-
-namespace attn {
-
-Executor::Executor() : workspaces_(std::make_shared<cpu::WorkspaceStore>()) {}
-
+}  // namespace cpu
 }  // namespace attn

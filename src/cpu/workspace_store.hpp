@@ -11,13 +11,14 @@
 #include "core/fork_safe.hpp"
 #include "cpu/workspace.hpp"
 
-namespace attn::cpu {
+namespace attn {
 
-// Thread-safe.
+// Thread-safe. Not in the namespace cpu, which a program that says `using namespace attn` would
+// see.
 class WorkspaceStore {
  public:
   struct Block {
-    AlignedBytes memory;
+    cpu::AlignedBytes memory;
     std::size_t bytes = 0;
   };
 
@@ -33,6 +34,8 @@ class WorkspaceStore {
   std::vector<Block> blocks_;
   std::size_t bytes_ = 0;  // of blocks_ and of those that are lent
 };
+
+namespace cpu {
 
 // The workspace of one call: `given` (Context::workspace, validated) or a block of the executor's.
 class CallWorkspace {
@@ -50,4 +53,5 @@ class CallWorkspace {
   Workspace workspace_;
 };
 
-}  // namespace attn::cpu
+}  // namespace cpu
+}  // namespace attn
