@@ -4,6 +4,13 @@
 #include <cstdio>
 #include <vector>
 
+// A program's own names stay its own, also where it says this.
+int cpu() { return 0; }
+namespace everything {
+using namespace attn;
+int own() { return cpu(); }
+}  // namespace everything
+
 int main() {
   const int n = 4, d = 8;
   std::vector<float> q(n * d, 1.0f), k(n * d, 0.5f), v(n * d), o(n * d, NAN);
@@ -29,5 +36,5 @@ int main() {
     }
   }
   std::printf("attn %s: correct\n", ATTN_VERSION_STRING);
-  return 0;
+  return everything::own();
 }
