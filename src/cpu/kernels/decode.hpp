@@ -8,12 +8,36 @@
 #include "cpu/kernels/softmax.hpp"
 #include "cpu/tile_ops.hpp"
 
+// The vector is in a register here.
+#if ATTN_VECTOR_BYTES == 64
+#define ATTN_IN_REGISTER(v) asm volatile("" : "+v"(v))
+#elif defined(__x86_64__)
+#define ATTN_IN_REGISTER(v) asm volatile("" : "+x"(v))
+#else
+#define ATTN_IN_REGISTER(v) static_cast<void>(v)
+#endif
+
 namespace attn::cpu::ATTN_ISA {
 
 // Lane i of the result, i < kCount, is the sum of the lanes of x[i]: each round adds neighbours of
 // two vectors and halves their number. The other lanes repeat those.
 template <int kCount>
 ATTN_INLINE F reduce_all(F (&x)[kCount]) {
+#if ATTN_VECTOR_BYTES == 32
+  if constexpr (kCount == kLanes) {
+    // The same sums. Neighbours are in one half of a vector until the last round, and shuffles
+    // that stay in a half take a cycle, where others take three or more.
+#pragma GCC unroll 2
+    for (int n = kCount / 2; n > 1; n /= 2) {
+#pragma GCC unroll 4
+      for (int i = 0; i < n; ++i) {
+        x[i] = _mm256_shuffle_ps(x[2 * i], x[2 * i + 1], 0x88) +
+               _mm256_shuffle_ps(x[2 * i], x[2 * i + 1], 0xdd);
+      }
+    }
+    return _mm256_permute2f128_ps(x[0], x[1], 0x20) + _mm256_permute2f128_ps(x[0], x[1], 0x31);
+  }
+#endif
   I even, odd;
   for (int i = 0; i < kLanes; ++i) {
     even[i] = 2 * i;
@@ -47,78 +71,94 @@ ATTN_INLINE void ask_for(const std::byte* const* row, int keys, int bytes) {
   }
 }
 
-// Keys whose rows go by side by side in decode_scores: their sums are one vector, or half of one
-// where there is one row.
-inline constexpr int kScoreKeys = kLanes < kDecodeKeys ? kLanes : kDecodeKeys;
+// decode_scores takes kGroup rows with as many keys side by side as their sums fill one vector, or
+// half of one where there is one row: AVX2 one row with 8 keys, 2 with 4, 4 with 2. Each K is
+// widened once for the rows of a group, which with 16-bit types takes longer than its FMA.
+template <int kGroup>
+inline constexpr int kScoreKeys = kLanes / kGroup < kDecodeKeys ? kLanes / kGroup : kDecodeKeys;
 
-// sums[key][row] of kScoreKeys keys with kGroup rows at q, a stride of ld apart (0 to take the
-// first twice). A function of its own, so that GCC keeps all sums in registers.
-template <int kGroup, DType kSource>
-static __attribute__((noinline)) void decode_scores_strip(const float* q, int ld,
-                                                          const std::byte* const* k, int dim,
-                                                          float* sums) {
-  const std::byte* row[kScoreKeys];
-  for (int j = 0; j < kScoreKeys; ++j) row[j] = k[j];
-  const int whole = dim / kLanes * kLanes;
-  F rest[kScoreKeys];  // loaded before the sums start, since it takes calls
-  if (whole < dim) {
-    for (int j = 0; j < kScoreKeys; ++j)
-      rest[j] = load_row_part(row[j], whole, dim - whole, kSource);
-  }
-  F acc[kScoreKeys * kGroup] = {};  // [key][row]
-  const auto add = [&](int d, const auto& element) __attribute__((always_inline)) {
-    F x[kGroup];
-#pragma GCC unroll 2
-    for (int r = 0; r < kGroup; ++r) x[r] = load(q + r * ld + d);
-#pragma GCC unroll 8
-    for (int j = 0; j < kScoreKeys; ++j) {
-      const F y = element(j);
-#pragma GCC unroll 2
-      for (int r = 0; r < kGroup; ++r) acc[j * kGroup + r] = fma(y, x[r], acc[j * kGroup + r]);
+// s[key][row] <- of kGroup rows of q with `keys` keys; k holds kDecodeKeys rows that may be read.
+// kPart: dim is no multiple of kLanes. A function of its own, so that GCC keeps all sums in
+// registers.
+template <int kGroup, DType kSource, bool kPart>
+static __attribute__((noinline)) void decode_scores_group(const float* const* q,
+                                                          const std::byte* const* k, int keys,
+                                                          int dim, float* s, int stride) {
+  constexpr int kKeys = kScoreKeys<kGroup>;
+  const float* q_row[kGroup];
+  for (int r = 0; r < kGroup; ++r) q_row[r] = q[r];
+  const int whole = kPart ? dim / kLanes * kLanes : dim;
+  for (int first = 0; first < keys; first += kKeys) {
+    const std::byte* row[kKeys];
+    for (int j = 0; j < kKeys; ++j) row[j] = k[first + j];
+    F rest[kKeys] = {};  // loaded before the sums start, since it takes calls
+    if constexpr (kPart) {
+      for (int j = 0; j < kKeys; ++j) rest[j] = load_row_part(row[j], whole, dim - whole, kSource);
     }
-  };
-  for (int d = 0; d < whole; d += kLanes) {
-    add(
-        d, [&](int j) __attribute__((always_inline)) { return load_row(row[j], d, kSource); });
+    F acc[kKeys * kGroup] = {};  // [key][row]
+    const auto add = [&](int d, const auto& element) __attribute__((always_inline)) {
+      F x[kGroup];
+#pragma GCC unroll 4
+      for (int r = 0; r < kGroup; ++r) {
+        x[r] = load(q_row[r] + d);
+        // In a register for all keys: GCC would load it again for each.
+        if constexpr (kGroup > 1) ATTN_IN_REGISTER(x[r]);
+      }
+#pragma GCC unroll 8
+      for (int j = 0; j < kKeys; ++j) {
+        const F y = element(j);
+#pragma GCC unroll 4
+        for (int r = 0; r < kGroup; ++r) acc[j * kGroup + r] = fma(y, x[r], acc[j * kGroup + r]);
+      }
+    };
+    for (int d = 0; d < whole; d += kLanes) {
+      add(
+          d, [&](int j) __attribute__((always_inline)) { return load_row(row[j], d, kSource); });
+    }
+    if constexpr (kPart) {
+      add(
+          whole, [&](int j) __attribute__((always_inline)) { return rest[j]; });
+    }
+    float sums[kLanes];
+    store(sums, reduce_all(acc));
+    for (int j = 0; j < kKeys && first + j < keys; ++j) {
+      __builtin_memcpy(s + (first + j) * stride, sums + j * kGroup, kGroup * sizeof(float));
+    }
   }
-  if (whole < dim) {
-    add(
-        whole, [&](int j) __attribute__((always_inline)) { return rest[j]; });
-  }
-  store(sums, reduce_all(acc));
 }
 
+// The scores of up to kGroup rows with all keys; the last row stands in for those that are not
+// there.
 template <int kGroup, DType kSource>
 ATTN_INLINE void decode_scores_rows(const float* q, int count, const std::byte* const* k, int keys,
                                     int dim, float* s, int stride) {
-  float sums[kLanes];
-  decode_scores_strip<kGroup, kSource>(q, count > 1 ? leading_dim(dim) : 0, k, dim, sums);
-  for (int j = 0; j < keys; ++j) {
-    __builtin_memcpy(s + j * stride, sums + j * kGroup, kGroup * sizeof(float));
+  const float* q_row[kGroup];
+  for (int r = 0; r < kGroup; ++r) q_row[r] = q + (r < count ? r : count - 1) * leading_dim(dim);
+  if (dim % kLanes == 0) {
+    decode_scores_group<kGroup, kSource, false>(q_row, k, keys, dim, s, stride);
+  } else {
+    decode_scores_group<kGroup, kSource, true>(q_row, k, keys, dim, s, stride);
   }
 }
 
-// Takes as many rows at a time as one vector of sums holds; the first rows find K in memory, the
-// others in L1.
+// The first rows find K in memory, the others in L1.
 template <DType kSource>
 ATTN_INLINE void decode_scores_of(const float* q, int count, const std::byte* const* k,
                                   const std::byte* const* ahead, int keys, int dim, float* s) {
-  constexpr int kGroup = kLanes / kScoreKeys;
   constexpr int kBytes = kSource == DType::f32 ? 4 : 2;
   const int stride = decode_row_stride(count);
   ask_for(ahead, keys, dim * kBytes);
-  for (int j = 0; j < keys; j += kScoreKeys) {
-    const int rest = keys - j < kScoreKeys ? keys - j : kScoreKeys;
-    const std::byte* row[kScoreKeys];
-    for (int i = 0; i < kScoreKeys; ++i) row[i] = k[j + (i < rest ? i : rest - 1)];
-    float* out = s + j * stride;
-    if (count == 1) {
-      decode_scores_rows<1, kSource>(q, 1, row, rest, dim, out, stride);
-      continue;
-    }
-    for (int r = 0; r < count; r += kGroup) {
-      decode_scores_rows<kGroup, kSource>(q + r * leading_dim(dim), count - r, row, rest, dim,
-                                          out + r, stride);
+  const std::byte* row[kDecodeKeys];
+  for (int j = 0; j < kDecodeKeys; ++j) row[j] = k[j < keys ? j : keys - 1];
+  for (int r = 0; r < count; r += 4) {
+    const float* of_q = q + r * leading_dim(dim);
+    const int rest = count - r;
+    if (rest == 1) {
+      decode_scores_rows<1, kSource>(of_q, 1, row, keys, dim, s + r, stride);
+    } else if (rest == 2) {
+      decode_scores_rows<2, kSource>(of_q, 2, row, keys, dim, s + r, stride);
+    } else {
+      decode_scores_rows<4, kSource>(of_q, rest, row, keys, dim, s + r, stride);
     }
   }
 }
@@ -184,11 +224,10 @@ static void decode_softmax(float* s, int count, int keys, float c, const std::ui
 }
 
 // kColumns vectors of O for all rows stay in registers while the rows of V go by side by side.
-// kKeys: `keys` where it is known, else 0.
-template <int kCount, int kColumns, DType kSource, int kKeys>
+// kStride: floats of P a key. kKeys: `keys` where it is known, else 0.
+template <int kCount, int kStride, int kColumns, DType kSource, int kKeys>
 ATTN_INLINE void decode_accumulate_columns(const float* p, const std::byte* const* v, int keys,
                                            int d, int width, int ld, const float* alpha, float* o) {
-  constexpr int kStride = decode_row_stride(kCount);
   F acc[kCount][kColumns];
 #pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
@@ -226,22 +265,23 @@ ATTN_INLINE void decode_accumulate_columns(const float* p, const std::byte* cons
 
 // Takes as many columns at a time as fit into registers, then half as many, ..., then the part of a
 // vector that is left.
-template <int kCount, int kColumns, DType kSource, int kKeys>
+template <int kCount, int kStride, int kColumns, DType kSource, int kKeys>
 ATTN_INLINE void decode_accumulate_from(const float* p, const std::byte* const* v, int keys, int d,
                                         int dim, const float* alpha, float* o) {
   const int ld = leading_dim(dim);
   for (; d + kColumns * kLanes <= dim; d += kColumns * kLanes) {
-    decode_accumulate_columns<kCount, kColumns, kSource, kKeys>(p, v, keys, d, kColumns * kLanes,
-                                                                ld, alpha, o);
+    decode_accumulate_columns<kCount, kStride, kColumns, kSource, kKeys>(
+        p, v, keys, d, kColumns * kLanes, ld, alpha, o);
   }
   if constexpr (kColumns > 1) {
-    decode_accumulate_from<kCount, kColumns / 2, kSource, kKeys>(p, v, keys, d, dim, alpha, o);
+    decode_accumulate_from<kCount, kStride, kColumns / 2, kSource, kKeys>(p, v, keys, d, dim, alpha,
+                                                                          o);
   } else if (d < dim) {
-    decode_accumulate_columns<kCount, 1, kSource, 0>(p, v, keys, d, dim - d, ld, alpha, o);
+    decode_accumulate_columns<kCount, kStride, 1, kSource, 0>(p, v, keys, d, dim - d, ld, alpha, o);
   }
 }
 
-template <int kCount, DType kSource>
+template <int kCount, int kStride, DType kSource>
 static __attribute__((noinline)) void decode_accumulate_rows(const float* p,
                                                              const std::byte* const* v, int keys,
                                                              int dim, const float* alpha,
@@ -255,9 +295,10 @@ static __attribute__((noinline)) void decode_accumulate_rows(const float* p,
   if (keys == kDecodeKeys) {
     const std::byte* row[kDecodeKeys];
     for (int j = 0; j < kDecodeKeys; ++j) row[j] = v[j];
-    decode_accumulate_from<kCount, kColumns, kSource, kDecodeKeys>(p, row, keys, 0, dim, alpha, o);
+    decode_accumulate_from<kCount, kStride, kColumns, kSource, kDecodeKeys>(p, row, keys, 0, dim,
+                                                                            alpha, o);
   } else {
-    decode_accumulate_from<kCount, kColumns, kSource, 0>(p, v, keys, 0, dim, alpha, o);
+    decode_accumulate_from<kCount, kStride, kColumns, kSource, 0>(p, v, keys, 0, dim, alpha, o);
   }
 }
 
@@ -286,7 +327,15 @@ static void decode_accumulate(const float* p, int count, const std::byte* const*
   ask_for(ahead, keys, dim * static_cast<int>(size_of(source)));
   with_dtype(source, [&]<DType kSource>() {
     with_row_count(count, [&]<int kCount>() {
-      decode_accumulate_rows<kCount, kSource>(p, v, keys, dim, alpha, o);
+      constexpr int kStride = decode_row_stride(kCount);
+      // Of 16 registers 8 rows leave one column: 9 loads for 8 FMAs. In two halves, which read V
+      // from L1 again, these are 6.
+      constexpr int kFirst = ATTN_VECTOR_BYTES < 64 && kCount > 4 ? 4 : kCount;
+      decode_accumulate_rows<kFirst, kStride, kSource>(p, v, keys, dim, alpha, o);
+      if constexpr (kFirst < kCount) {
+        decode_accumulate_rows<kCount - kFirst, kStride, kSource>(
+            p + kFirst, v, keys, dim, alpha + kFirst, o + kFirst * leading_dim(dim));
+      }
     });
   });
 }
