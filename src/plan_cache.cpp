@@ -102,7 +102,9 @@ std::shared_ptr<const MatmulPlan> PlanCache::find(const MatmulRequest& request,
                 static_cast<std::uint64_t>(p.activation) << 24);
   for (const std::uint64_t number : options) mix(hash, number);
   const auto found = matmul_plans_.find(hash, [&](const MatmulEntry& entry) {
-    return entry.problem == p && entry.rung == o.rung && entry.options == options;
+    // Whether dtype_b is given is no part of its ==.
+    return entry.problem == p && entry.problem.type_of_b() == p.type_of_b() &&
+           entry.rung == o.rung && entry.options == options;
   });
   if (found != nullptr) return found->plan;
   auto plan = std::make_shared<MatmulPlan>(make());
