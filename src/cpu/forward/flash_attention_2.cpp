@@ -3,11 +3,104 @@
 #include "cpu/budgets.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/query_group.hpp"
+#include "cpu/nonfinite.hpp"
 #include "cpu/pairs.hpp"
 #include "cpu/tasks.hpp"
 
 namespace attn::cpu {
 namespace {
+
+// Q blocks against a K, V block, as many at a time as the verbs take together.
+class Tiles {
+ public:
+  // apart: rows of V that `block` holds zeros for (nonfinite.hpp).
+  Tiles(const GroupPass& pass, int head_k, const KeyBlock& block, std::uint64_t apart)
+      : a_(pass.a),
+        sequence_(pass.sequence),
+        head_k_(head_k),
+        scratch_(pass.s.tile),
+        block_(block),
+        apart_(apart) {}
+
+  // A Q block that sees the first `keys` keys, or some of them.
+  void add(QueryBlock& q, expr::Coverage coverage, int keys) {
+    if (count_ > 0 && keys != keys_) compute();
+    tile_[count_] = {&q, coverage, scratch_ + count_};
+    keys_ = keys;
+    if (++count_ == a_.ops.q_blocks) compute();
+  }
+
+  // What was added takes the block in; at the end, and when there is no more room.
+  void compute() {
+    if (count_ == 0) return;
+    // Line 8: S = Q K^T.
+    a_.scores(tile_, count_, block_.k, block_.key0, keys_);
+    // Line 9: m, P and l.
+    OutputTile output[kMaxRegisterBlocks];
+    for (int i = 0; i < count_; ++i) {
+      QueryBlock& q = *tile_[i].q;
+      TileScratch& t = *tile_[i].t;
+      a_.ops.softmax(t.s, keys_, a_.c(), t.row_max, a_.keep(q, block_.key0, keys_, t), q.m, q.l,
+                     t.alpha, t.p);
+      output[i] = {t.p, t.alpha, q.o_t};
+    }
+    // Line 10: O <- alpha O + P V.
+    a_.ops.accumulate(output, count_, block_.v, keys_, a_.dim_v);
+    for (int i = 0; apart_ != 0 && i < count_; ++i) {
+      add_values_apart(a_, sequence_, head_k_, block_.key0, keys_, apart_, output[i]);
+    }
+    count_ = 0;
+  }
+
+ private:
+  const Attention& a_;
+  const core::Sequence& sequence_;
+  const int head_k_;
+  TileScratch* const scratch_;
+  const KeyBlock& block_;
+  const std::uint64_t apart_;
+  QueryTile tile_[kMaxRegisterBlocks];
+  int count_ = 0;
+  int keys_ = 0;  // of each
+};
+
+// The Q blocks of a head whose own coverage `takes` says yes to take the block in.
+template <class Takes>
+void take_in(const GroupPass& pass, int head, const KeyBlock& block, expr::Coverage coverage,
+             std::uint64_t apart, const Takes& takes) {
+  const Attention& a = pass.a;
+  const int key0 = block.key0, next = key0 + kBlockK;
+  Tiles tiles(pass, pass.heads.first + head, block, apart);
+  for (int i = 0; i < pass.blocks; ++i) {
+    if (pass.packed.packed() && next < pass.keys.end) pass.packed.prefetch(next, i, pass.blocks);
+    QueryBlock& q = pass.s.blocks[head * pass.blocks + i];
+    const expr::Coverage own = coverage == expr::Coverage::full || pass.blocks == 1
+                                   ? coverage
+                                   : a.coverage(q.tile, key0, block.keys);
+    if (own == expr::Coverage::empty || !takes(own)) continue;
+    tiles.add(q, own,
+              own == expr::Coverage::mixed ? a.visible_keys(q.tile, key0, block.keys) : block.keys);
+  }
+  tiles.compute();
+}
+
+// Lines 7 to 10 for the Q blocks of a head of the pass.
+void attend_block(const GroupPass& pass, int head, int key0, int keys, expr::Coverage coverage) {
+  const Attention& a = pass.a;
+  const int head_k = pass.heads.first + head;
+  // Line 7: K and V.
+  KeyBlock& room = pass.s.keys;
+  if (!pass.packed.packed()) a.load_key_block(pass.sequence, head_k, key0, keys, room);
+  KeyBlock block = pass.packed.packed() ? pass.packed.block(key0, keys) : room;
+  const std::uint64_t apart = values_to_set_apart(a, pass.sequence, head_k, coverage, block);
+  const auto any = [](expr::Coverage) { return true; };
+  if (apart == 0) return take_in(pass, head, block, coverage, 0, any);
+  // What a row adds apart comes last in its sums. So that a Q block has the same bits in any task,
+  // its own coverage decides: one that sees all keys reads V as it is.
+  take_in(pass, head, block, coverage, 0, [&](expr::Coverage own) { return !may_hide(a, own); });
+  pack_values_without(a, pass.sequence, head_k, apart, room.v, block);
+  take_in(pass, head, block, coverage, apart, [&](expr::Coverage own) { return may_hide(a, own); });
+}
 
 // K, V blocks of a packing task.
 constexpr std::int64_t kPackBlocks = 8;
@@ -35,6 +128,19 @@ void pack_keys(const Attention& a, const Waves& waves, const Wave& wave, std::by
 }
 
 }  // namespace
+
+void attend(const GroupPass& pass) {
+  const auto visit = [&](int key0, int keys, expr::Coverage coverage) {
+    if (pass.heads.count == 1) return attend_block(pass, 0, key0, keys, coverage);
+    for (int h = 0; h < pass.heads.count; ++h) {
+      const expr::Coverage own = coverage == expr::Coverage::full
+                                     ? coverage
+                                     : pass.a.coverage(pass.s.blocks[h].tile, key0, keys);
+      if (own != expr::Coverage::empty) attend_block(pass, h, key0, keys, own);
+    }
+  };
+  for_visible_blocks(pass.a, pass.rows, pass.keys.begin, pass.keys.end, visit);
+}
 
 void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outputs& outputs,
                                const Workers& workers) {
@@ -70,7 +176,7 @@ void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outpu
           const TileState tile_state(a.ops);
           const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s.blocks);
           const expr::Tile rows = a.tile(sequence, head_k, task.row0, task.rows);
-          attend(a, sequence, {head_k, 1}, rows, blocks, 0, sequence.length_k, packed, s);
+          attend({a, sequence, {head_k, 1}, rows, blocks, {0, sequence.length_k}, packed, s});
           for (int i = 0; i < blocks; ++i) a.store_block(sequence, s.blocks[i], outputs);
         });
   }

@@ -66,8 +66,7 @@ void attend_part(const Attention& a, const core::Sequence& sequence, HeadRange h
   for (int h = 0; h < heads.count; ++h) {
     load_query_group(a, sequence, heads.first + h, row0, rows, s.blocks + h * blocks);
   }
-  attend(a, sequence, heads, tile, blocks, range.begin, range.end, PackedKeys(a, sequence, nullptr),
-         s);
+  attend({a, sequence, heads, tile, blocks, range, PackedKeys(a, sequence, nullptr), s});
   for (int h = 0; h < heads.count; ++h) {
     for (int i = 0; i < blocks; ++i) {
       QueryBlock& q = s.blocks[h * blocks + i];

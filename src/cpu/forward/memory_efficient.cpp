@@ -28,13 +28,14 @@ void forward_memory_efficient(const Attention& a, const Plan& plan, const Output
         const TileState tile_state(a.ops);
         const expr::Tile rows = a.tile(sequence, head_k, task.row0, task.rows);
         const std::int64_t first = std::int64_t{worker} * kMaxBlocksPerTask * most_chunks;
+        const PackedKeys unpacked(a, sequence, nullptr);
         const auto chunks = static_cast<int>(splits.of(sequence));
         int blocks = 0;
         for (int chunk = 0; chunk < chunks; ++chunk) {
           const KeyRange keys = splits.range(sequence, chunk);
           blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s.blocks);
-          attend(a, sequence, {head_k, 1}, rows, blocks, keys.begin, keys.end,
-                 PackedKeys(a, sequence, nullptr), s);
+          const GroupPass pass{a, sequence, {head_k, 1}, rows, blocks, keys, unpacked, s};
+          attend(pass);
           for (int i = 0; i < blocks; ++i) {
             save_partial(a, s.blocks[i], s.blocks[i].o_t,
                          summaries[first + std::int64_t{chunk} * kMaxBlocksPerTask + i]);

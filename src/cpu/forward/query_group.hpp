@@ -1,12 +1,11 @@
-// Q blocks that share one pass over K and V: the inner loop of every algorithm whose outer loop
-// runs over Q.
+// Q blocks that share one pass over K and V, for every algorithm whose outer loop runs over Q.
 #pragma once
 
 #include <algorithm>
 
 #include "cpu/attention.hpp"
 #include "cpu/forward/packed_keys.hpp"
-#include "cpu/nonfinite.hpp"
+#include "cpu/tasks.hpp"
 #include "cpu/workspace.hpp"
 
 namespace attn::cpu {
@@ -97,75 +96,20 @@ struct HeadRange {
   int first = 0, count = 1;
 };
 
-// FlashAttention-2, algorithm 1, lines 6 to 11, for one K, V block: m, l and the unnormalised O of
-// the `blocks` Q blocks of a head take it in.
-inline void attend_block(const Attention& a, const core::Sequence& sequence, int head_k, int key0,
-                         int n, expr::Coverage coverage, std::int64_t key_end,
-                         const PackedKeys& packed, QueryBlock* q_blocks, int blocks,
-                         GroupScratch& s) {
-  if (!packed.packed()) a.load_key_block(sequence, head_k, key0, n, s.keys);
-  KeyBlock block = packed.packed() ? packed.block(key0, n) : s.keys;
-  QueryTile tile[kMaxRegisterBlocks];
-  int tiles = 0;
-  int tile_keys = 0;  // of each
-  const auto add_tiles = [&](std::uint64_t apart) {
-    a.scores(tile, tiles, block.k, key0, tile_keys);
-    OutputTile output[kMaxRegisterBlocks];
-    for (int i = 0; i < tiles; ++i) {
-      QueryBlock& q = *tile[i].q;
-      TileScratch& t = *tile[i].t;
-      a.ops.softmax(t.s, tile_keys, a.c(), t.row_max, a.keep(q, key0, tile_keys, t), q.m, q.l,
-                    t.alpha, t.p);
-      output[i] = {t.p, t.alpha, q.o_t};
-    }
-    a.ops.accumulate(output, tiles, block.v, tile_keys, a.dim_v);
-    for (int i = 0; apart != 0 && i < tiles; ++i) {
-      add_values_apart(a, sequence, head_k, key0, tile_keys, apart, output[i]);
-    }
-    tiles = 0;
-  };
-  // The Q blocks that `takes` the coverage of.
-  const auto add_blocks = [&](std::uint64_t apart, const auto& takes) {
-    for (int i = 0; i < blocks; ++i) {
-      if (packed.packed() && key0 + kBlockK < key_end) packed.prefetch(key0 + kBlockK, i, blocks);
-      QueryBlock& q = q_blocks[i];
-      const expr::Coverage own =
-          coverage == expr::Coverage::full || blocks == 1 ? coverage : a.coverage(q.tile, key0, n);
-      if (own == expr::Coverage::empty || !takes(own)) continue;
-      const int keys = own == expr::Coverage::mixed ? a.visible_keys(q.tile, key0, n) : n;
-      if (tiles > 0 && keys != tile_keys) add_tiles(apart);
-      tile[tiles] = {&q, own, &s.tile[tiles]};
-      tile_keys = keys;
-      if (++tiles == a.ops.q_blocks) add_tiles(apart);
-    }
-    if (tiles > 0) add_tiles(apart);
-  };
-  const std::uint64_t apart = values_to_set_apart(a, sequence, head_k, coverage, block);
-  if (apart == 0) return add_blocks(0, [](expr::Coverage) { return true; });
-  // What a row adds apart comes last in its sums. So that a Q block has the same bits in any task,
-  // its own coverage decides: one that sees all keys reads V as it is.
-  add_blocks(0, [&](expr::Coverage own) { return !may_hide(a, own); });
-  pack_values_without(a, sequence, head_k, apart, s.keys.v, block);
-  add_blocks(apart, [&](expr::Coverage own) { return may_hide(a, own); });
-}
+// The Q blocks of a task, loaded into s.blocks, and the keys that they are to take in.
+struct GroupPass {
+  const Attention& a;
+  const core::Sequence& sequence;
+  HeadRange heads;
+  const expr::Tile& rows;  // of all the Q blocks
+  int blocks;              // Q blocks of a head: 1 where there are several heads
+  KeyRange keys;           // begin is a multiple of kBlockK
+  const PackedKeys& packed;
+  GroupScratch& s;
+};
 
-// The same over keys [key_begin, key_end), for every K, V block that is visible. s.blocks: `blocks`
-// of a head; of several heads one each.
-inline void attend(const Attention& a, const core::Sequence& sequence, HeadRange heads,
-                   const expr::Tile& rows, int blocks, std::int64_t key_begin, std::int64_t key_end,
-                   const PackedKeys& packed, GroupScratch& s) {
-  for_visible_blocks(a, rows, key_begin, key_end, [&](int key0, int n, expr::Coverage coverage) {
-    if (heads.count == 1) {
-      return attend_block(a, sequence, heads.first, key0, n, coverage, key_end, packed, s.blocks,
-                          blocks, s);
-    }
-    for (int h = 0; h < heads.count; ++h) {
-      const expr::Coverage own =
-          coverage == expr::Coverage::full ? coverage : a.coverage(s.blocks[h].tile, key0, n);
-      if (own == expr::Coverage::empty) continue;
-      attend_block(a, sequence, heads.first + h, key0, n, own, key_end, packed, s.blocks + h, 1, s);
-    }
-  });
-}
+// FlashAttention-2, algorithm 1, lines 6 to 11 (flash_attention_2.cpp): m, l and the unnormalised O
+// of the Q blocks take in every K, V block that is visible.
+void attend(const GroupPass& pass);
 
 }  // namespace attn::cpu
