@@ -6,68 +6,13 @@
 #include <algorithm>
 
 #include "cpu/backward/backward.hpp"
+#include "cpu/backward/flash_memory.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/pairs.hpp"
 #include "cpu/tasks.hpp"
 
 namespace attn::cpu {
 namespace {
-
-struct Scratch {
-  int dim = 0, dim_v = 0;
-  int blocks = kGradientGroup;           // of a group
-  GradientTiles tile;                    // sizes of each of tiles
-  GradientTiles* tiles = nullptr;        // [blocks], of each Q block of a group
-  GradientBlock* block = nullptr;        // [blocks], for Q blocks that are not packed ahead
-  std::byte *k = nullptr, *v = nullptr;  // [kChunkKeys][leading dimension]
-  std::byte* k_pairs = nullptr;          // K as dQ takes it: k itself for f32 operands
-  float *dk = nullptr, *dv = nullptr;    // [kChunkKeys][leading dimension]
-  std::uint64_t k_apart[kChunkKeys / kBlockK] = {};  // of each K block, as in KeyBlock
-
-  void carve(Carver& c) {
-    c.take(tiles, blocks);
-    GradientTiles placed = tile;
-    for (int i = 0; i < blocks; ++i) {
-      placed.carve(c);
-      placed.tile.expression_floats = 0;  // they take turns to evaluate: one scratch serves all
-      if (tiles == nullptr) continue;
-      tiles[i] = placed;
-      tiles[i].tile.expression = tiles[0].tile.expression;
-      tiles[i].factor = tiles[0].factor;  // nor does a tile need it after its turn
-    }
-    c.take(block, blocks);
-    GradientBlock counted;
-    for (int i = 0; i < blocks; ++i) {
-      (block == nullptr ? counted : block[i]).carve(c, dim, dim_v, tile.tile.operand);
-    }
-    const auto k_floats = static_cast<std::size_t>(kChunkKeys * leading_dim(dim));
-    const auto v_floats = static_cast<std::size_t>(kChunkKeys * leading_dim(dim_v));
-    const DType operand = tile.tile.operand;
-    c.take(k, k_floats * size_of(operand));
-    k_pairs = k;
-    if (operand == DType::bf16) c.take(k_pairs, k_floats * size_of(operand));
-    c.take(dk, k_floats);
-    c.take(v, v_floats * size_of(operand));
-    c.take(dv, v_floats);
-  }
-};
-
-// What one wave of pairs needs between its steps.
-struct WaveMemory {
-  std::byte* packed;          // GradientBlocks and their arrays
-  std::size_t block_bytes;    // of one of them
-  float* dq_t;                // [split][block of the wave][dim][rows]
-  std::int64_t block_floats;  // dim * rows
-  std::int64_t blocks;        // of the largest wave
-
-  float* dq(std::int64_t split, std::int64_t block) const {
-    return dq_t + (split * blocks + block) * block_floats;
-  }
-  GradientBlock& block(std::size_t offset, std::int64_t i) const {
-    return *reinterpret_cast<GradientBlock*>(packed + offset +
-                                             static_cast<std::size_t>(i) * block_bytes);
-  }
-};
 
 // Packs every Q block of the wave that has room.
 void pack_queries(const Attention& a, const GradientContext& g, const Waves& waves,
@@ -94,94 +39,127 @@ std::size_t key_bytes(const Attention& a, std::int64_t keys, int ld) {
   return static_cast<std::size_t>(keys * ld) * size_of(a.ops.operand);
 }
 
-// Q blocks [first, first + count) of the pair against one chunk of keys: dQ is added to theirs, dK
-// and dV to those of the chunk in s.
-void group_gradient(const Attention& a, const GradientContext& g, const Waves& waves,
-                    const Wave& wave, std::int64_t pair, std::int64_t first, int count,
-                    KeyRange chunk, std::int64_t split, const WaveMemory& memory, Scratch& s) {
-  const core::Sequence& sequence = pair_at(a, pair).sequence;
-  const int head_k = pair_at(a, pair).head_k;
-  const int ld = leading_dim(a.dim);
-  const int ld_v = leading_dim(a.dim_v);
-  const std::size_t offset = waves.offset_of(pair);
-  const std::int64_t in_wave = g.first_block(pair) - g.first_block(wave.first);
-  const auto tile_of = [&](std::int64_t block, int blocks) {
-    const std::int64_t row0 = block * a.ops.rows;
-    return a.tile(
-        sequence, head_k, row0,
-        std::min<std::int64_t>(std::int64_t{blocks} * a.ops.rows, a.rows(sequence) - row0));
-  };
-  GradientBlock* q[kGradientGroup] = {};
-  const auto visit = [&](int key0, int keys_in_block, expr::Coverage coverage) {
-    const std::int64_t j = key0 - chunk.begin;
-    const std::size_t k_at = key_bytes(a, j, ld), v_at = key_bytes(a, j, ld_v);
-    float* dk = s.dk + j * ld;
-    float* dv = s.dv + j * ld_v;
-    GradientTile tile[kGradientGroup];
-    OutputTile dq[kGradientGroup];
-    WeightedRows queries[kGradientGroup], d_o[kGradientGroup];
-    int tiles = 0, tile_keys = 0;  // visible ones so far, all with the same number of keys
-    const auto add_tiles = [&] {
-      const KeyBlock block{key0, tile_keys, s.k + k_at, s.v + v_at, s.k_apart[j / kBlockK]};
-      for (int i = 0; i < tiles; i += a.ops.q_blocks) {
-        const int n = std::min(a.ops.q_blocks, tiles - i);
-        g.tile_gradients(tile + i, n, block);
-        a.ops.accumulate(dq + i, n, s.k_pairs + k_at, tile_keys, a.dim);
-      }
-      a.ops.accumulate_rows(d_o, tiles, tile_keys, a.dim_v, dv);
-      a.ops.accumulate_rows(queries, tiles, tile_keys, a.dim, dk);
-      for (int i = 0; i < tiles; ++i) {
-        g.add_keys_apart(block, tile[i], dq[i].o_t);
-        g.add_rows_apart(tile[i], tile_keys, dk, dv);
-      }
-      tiles = 0;
-    };
-    for (int i = 0; i < count; ++i) {
-      const expr::Tile rows = tile_of(first + i, 1);
-      const expr::Coverage own = coverage == expr::Coverage::full || count == 1
-                                     ? coverage
-                                     : a.coverage(rows, key0, keys_in_block);
-      if (own == expr::Coverage::empty) continue;
-      const int n =
-          own == expr::Coverage::mixed ? a.visible_keys(rows, key0, keys_in_block) : keys_in_block;
-      if (q[i] == nullptr) {
-        q[i] = offset == kNotPacked ? s.block + i : &memory.block(offset, first + i);
-        if (offset == kNotPacked) g.load(pair, first + i, *q[i]);
-      }
-      if (tiles > 0 && n != tile_keys) add_tiles();
-      GradientTiles& t = s.tiles[tiles];
-      tile[tiles] = {q[i], own, &t};
-      dq[tiles] = {t.ds_pairs, nullptr, memory.dq(split, in_wave + first + i)};
-      d_o[tiles] = {t.tile.p, q[i]->do_rows, q[i]->q.count};
-      queries[tiles] = {t.ds_rows, q[i]->q_rows, q[i]->q.count};
-      tile_keys = n;
-      ++tiles;
+// A chunk of keys against every Q block of a pair: a part `split` of the keys has several.
+struct ChunkPass {
+  const Attention& a;
+  const GradientContext& g;
+  const WaveMemory& memory;
+  std::int64_t pair;
+  std::size_t packed_at;       // of the pair's Q blocks in memory.packed, or kNotPacked
+  std::int64_t first_in_wave;  // number of its first Q block among those of the wave
+  std::int64_t split;
+  KeyRange keys;
+  FlashScratch& s;
+
+  // Ranges of rows of so many Q blocks.
+  expr::Tile rows(std::int64_t block, int blocks) const {
+    const auto [sequence, head_k] = pair_at(a, pair);
+    const std::int64_t row0 = block * a.ops.rows, count = std::int64_t{blocks} * a.ops.rows;
+    return a.tile(sequence, head_k, row0, std::min(count, a.rows(sequence) - row0));
+  }
+};
+
+// Q blocks of a group against a K, V block of the chunk.
+class Tiles {
+ public:
+  Tiles(const ChunkPass& pass, int key0) : pass_(pass), key0_(key0), at_(key0 - pass.keys.begin) {}
+
+  // Q block `block` of the pair, which sees the first `keys` keys, or some of them.
+  void add(const GradientBlock& q, std::int64_t block, expr::Coverage coverage, int keys) {
+    if (count_ > 0 && keys != keys_) compute();
+    GradientTiles& t = pass_.s.tiles[count_];
+    tile_[count_] = {&q, coverage, &t};
+    dq_[count_] = {t.ds_pairs, nullptr, pass_.memory.dq(pass_.split, pass_.first_in_wave + block)};
+    d_o_[count_] = {t.tile.p, q.do_rows, q.q.count};
+    queries_[count_] = {t.ds_rows, q.q_rows, q.q.count};
+    keys_ = keys;
+    ++count_;
+  }
+
+  // Adds what was added gives to dQ, dK and dV.
+  void compute() {
+    if (count_ == 0) return;
+    const Attention& a = pass_.a;
+    const GradientContext& g = pass_.g;
+    FlashScratch& s = pass_.s;
+    const int ld = leading_dim(a.dim), ld_v = leading_dim(a.dim_v);
+    const std::size_t k_at = key_bytes(a, at_, ld), v_at = key_bytes(a, at_, ld_v);
+    float* const dk = s.dk + at_ * ld;
+    float* const dv = s.dv + at_ * ld_v;
+    const KeyBlock block{key0_, keys_, s.k + k_at, s.v + v_at, s.k_apart[at_ / kBlockK]};
+    for (int i = 0; i < count_; i += a.ops.q_blocks) {
+      const int n = std::min(a.ops.q_blocks, count_ - i);
+      // Lines 11 to 14: S = Q K^T, P = exp(S - L), dP = dO V^T, dS = P (dP - D).
+      g.tile_gradients(tile_ + i, n, block);
+      // Line 15: dQ <- dQ + dS K.
+      a.ops.accumulate(dq_ + i, n, s.k_pairs + k_at, keys_, a.dim);
     }
-    if (tiles > 0) add_tiles();
+    // Line 12: dV <- dV + P^T dO. Line 16: dK <- dK + dS^T Q.
+    a.ops.accumulate_rows(d_o_, count_, keys_, a.dim_v, dv);
+    a.ops.accumulate_rows(queries_, count_, keys_, a.dim, dk);
+    for (int i = 0; i < count_; ++i) {
+      g.add_keys_apart(block, tile_[i], dq_[i].o_t);
+      g.add_rows_apart(tile_[i], keys_, dk, dv);
+    }
+    count_ = 0;
+  }
+
+ private:
+  const ChunkPass& pass_;
+  const int key0_;
+  const std::int64_t at_;  // in the chunk
+  GradientTile tile_[kGradientGroup];
+  OutputTile dq_[kGradientGroup];
+  WeightedRows queries_[kGradientGroup], d_o_[kGradientGroup];
+  int count_ = 0;
+  int keys_ = 0;  // of each
+};
+
+// Q blocks [first, first + count) of the pair: dQ is added to theirs, dK and dV to those of the
+// chunk in s.
+void group_gradient(const ChunkPass& pass, std::int64_t first, int count) {
+  const Attention& a = pass.a;
+  const bool packed = pass.packed_at != kNotPacked;
+  GradientBlock* q[kGradientGroup] = {};
+  const auto visit = [&](int key0, int keys, expr::Coverage coverage) {
+    Tiles tiles(pass, key0);
+    for (int i = 0; i < count; ++i) {
+      const expr::Tile rows = pass.rows(first + i, 1);
+      const expr::Coverage own =
+          coverage == expr::Coverage::full || count == 1 ? coverage : a.coverage(rows, key0, keys);
+      if (own == expr::Coverage::empty) continue;
+      if (q[i] == nullptr) {
+        q[i] = packed ? &pass.memory.block(pass.packed_at, first + i) : pass.s.block + i;
+        if (!packed) pass.g.load(pass.pair, first + i, *q[i]);
+      }
+      tiles.add(*q[i], first + i, own,
+                own == expr::Coverage::mixed ? a.visible_keys(rows, key0, keys) : keys);
+    }
+    tiles.compute();
   };
-  for_visible_blocks(a, tile_of(first, count), chunk.begin, chunk.end, visit);
+  for_visible_blocks(a, pass.rows(first, count), pass.keys.begin, pass.keys.end, visit);
 }
 
-// One chunk of keys against every Q block of the pair; dK and dV of the chunk are left in s.
-void chunk_gradient(const Attention& a, const GradientContext& g, const Waves& waves,
-                    const Wave& wave, std::int64_t pair, KeyRange keys, std::int64_t split,
-                    const WaveMemory& memory, Scratch& s) {
-  const auto [sequence, head_k] = pair_at(a, pair);
+// All Q blocks of the pair; dK and dV of the chunk are left in s.
+void chunk_gradient(const ChunkPass& pass) {
+  const Attention& a = pass.a;
+  FlashScratch& s = pass.s;
+  const auto [sequence, head_k] = pair_at(a, pass.pair);
   const int ld = leading_dim(a.dim);
   const int ld_v = leading_dim(a.dim_v);
-  const auto count = static_cast<int>(keys.end - keys.begin);
+  const auto count = static_cast<int>(pass.keys.end - pass.keys.begin);
   for (int j = 0; j < count; j += kBlockK) {
     KeyBlock block{0, 0, s.k + key_bytes(a, j, ld), s.v + key_bytes(a, j, ld_v)};
-    g.load_keys(sequence, head_k, static_cast<int>(keys.begin) + j, std::min(kBlockK, count - j),
-                block, s.k_pairs != s.k ? s.k_pairs + key_bytes(a, j, ld) : nullptr);
+    pass.g.load_keys(sequence, head_k, static_cast<int>(pass.keys.begin) + j,
+                     std::min(kBlockK, count - j), block,
+                     s.k_pairs != s.k ? s.k_pairs + key_bytes(a, j, ld) : nullptr);
     s.k_apart[j / kBlockK] = block.k_apart;
   }
   std::fill_n(s.dk, count * ld, 0.0f);
   std::fill_n(s.dv, count * ld_v, 0.0f);
-  for (std::int64_t i = 0; i < g.blocks(pair); i += kGradientGroup) {
-    const auto blocks =
-        static_cast<int>(std::min<std::int64_t>(kGradientGroup, g.blocks(pair) - i));
-    group_gradient(a, g, waves, wave, pair, i, blocks, keys, split, memory, s);
+  const std::int64_t blocks = pass.g.blocks(pass.pair);
+  for (std::int64_t i = 0; i < blocks; i += kGradientGroup) {
+    group_gradient(pass, i, static_cast<int>(std::min<std::int64_t>(kGradientGroup, blocks - i)));
   }
 }
 
@@ -228,13 +206,13 @@ std::size_t wave_bytes(const Attention& a, const Workers& workers, int splits,
 void backward_flash(const Attention& a, const GradientContext& g, const Plan& plan,
                     const Gradients& gradients, const Workers& workers) {
   const int splits = plan.num_splits;
-  Scratch sizes;
+  FlashScratch sizes;
   sizes.dim = a.dim;
   sizes.dim_v = a.dim_v;
   sizes.blocks = a.most_blocks(kGradientGroup);
   sizes.tile = g.tiles();
   Workspace& workspace = workers.workspace();
-  const WorkerScratch<Scratch> scratch(workspace, workers.count(), sizes);
+  const WorkerScratch<FlashScratch> scratch(workspace, workers.count(), sizes);
 
   WaveMemory memory{};
   Carver block_size;
@@ -270,13 +248,13 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
       const std::int64_t split = index / pairs;
       const auto [sequence, head_k] = pair_at(a, pair);
       const TileState tile_state(a.ops);
-      Scratch s = scratch.of(worker);
-      std::fill_n(memory.dq(split, g.first_block(pair) - first),
-                  g.blocks(pair) * memory.block_floats, 0.0f);
+      FlashScratch s = scratch.of(worker);
+      const std::int64_t first_block = g.first_block(pair) - first;
+      std::fill_n(memory.dq(split, first_block), g.blocks(pair) * memory.block_floats, 0.0f);
       const KeyRange range = split_range(sequence.length_k, splits, split);
       for (std::int64_t key = range.begin; key < range.end; key += kChunkKeys) {
         const KeyRange chunk{key, std::min<std::int64_t>(key + kChunkKeys, range.end)};
-        chunk_gradient(a, g, all, wave, pair, chunk, split, memory, s);
+        chunk_gradient({a, g, memory, pair, all.offset_of(pair), first_block, split, chunk, s});
         const auto keys = static_cast<int>(chunk.end - chunk.begin);
         g.store_key_gradients(gradients, sequence, head_k, static_cast<int>(key), keys, s.dk, s.dv);
       }
