@@ -25,7 +25,10 @@ GROUPS = {
     "Wrong": (WRONG, "must be empty"),
     "Without attention by attn": ("never calls attn", "the model computes attention itself"),
     "Not taken by transformers": ("not taken", "the model knows no other implementations"),
-    "Not compared": ("not built", "no small configuration was found, or it takes other inputs"),
+    "Not compared": (
+        "not built",
+        "no small configuration was found, or it takes other inputs: what no list above has",
+    ),
 }
 
 
@@ -47,7 +50,7 @@ def refusals(result: dict[str, str]) -> str:
     return "; ".join(f"{', '.join(names)}: {text}" for text, names in steps.items())
 
 
-def table(results: dict[str, dict[str, str]], kinds: list[str]) -> str:
+def table(results: dict[str, dict[str, str]], known: list[str]) -> str:
     """docs/transformers.md."""
     groups: dict[str, list[str]] = {name: [] for name in GROUPS}
     for kind in sorted(results):
@@ -67,7 +70,7 @@ def table(results: dict[str, dict[str, str]], kinds: list[str]) -> str:
         "--out docs/transformers.md",
         "```",
         "",
-        f"{len(results)} of {len(kinds)} model types that have a model were run.",
+        f"{len(results)} of {len(known)} model types that have a model were run.",
     ]
     for name, (_, meaning) in GROUPS.items():
         members = groups[name]
@@ -75,7 +78,10 @@ def table(results: dict[str, dict[str, str]], kinds: list[str]) -> str:
         if name in ("Refused", "Wrong"):
             if members:
                 lines += ["| model type | |", "|---|---|"]
-            lines += [f"| {kind} | {refusals(results[kind])} |" for kind in members]
-        elif members:
+            alike: dict[str, list[str]] = {}
+            for kind in members:
+                alike.setdefault(refusals(results[kind]), []).append(kind)
+            lines += [f"| {', '.join(kinds)} | {text} |" for text, kinds in alike.items()]
+        elif members and name != "Not compared":
             lines += textwrap.wrap(", ".join(members), 119, break_on_hyphens=False)
     return "\n".join(lines) + "\n"
