@@ -18,7 +18,7 @@ import numpy as np
 import attn
 from attn import _attn
 from attn.options import make_options
-from attn.trace import trace
+from attn.trace.tracer import trace
 
 IDS = np.zeros(64, np.int32)
 

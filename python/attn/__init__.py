@@ -37,15 +37,16 @@ if TYPE_CHECKING:
     from . import hf as hf
     from . import jax as jax
     from . import torch as torch
-    from .expression import buffer, literal, where
-    from .functions import clamp, maximum, minimum
-    from .refusal import TraceError
-    from .symbol import symbols
+    from .trace.buffers import buffer
+    from .trace.expression import literal, where
+    from .trace.functions import clamp, maximum, minimum
+    from .trace.refusal import TraceError
+    from .trace.symbol import symbols
 
 # Imported when they are first asked for: most programs write no expressions, few use every library.
 _EXPRESSIONS = {
     "TraceError": "refusal",
-    "buffer": "expression",
+    "buffer": "buffers",
     "clamp": "functions",
     "literal": "expression",
     "maximum": "functions",
@@ -98,8 +99,8 @@ if not TYPE_CHECKING:  # a type checker would take any name
         from importlib import import_module
 
         if name in _EXPRESSIONS:
-            import_module(".activations", __name__)  # fills the table of functions
-            return getattr(import_module(f".{_EXPRESSIONS[name]}", __name__), name)
+            import_module(".trace.activations", __name__)  # fills the table of functions
+            return getattr(import_module(f".trace.{_EXPRESSIONS[name]}", __name__), name)
         if name in _MODULES:
             return import_module(f".{name}", __name__)
         raise AttributeError(f"module 'attn' has no attribute {name!r}")

@@ -12,8 +12,8 @@ def main() -> None:
     command = Path(_attn.__file__).with_name("bin") / "attn"
     if not command.exists():
         print(
-            f"attn: there is no command at {command}; accepted is a package that pip installed, "
-            "and without one build/attn, which `make` builds",
+            f"attn: there is no command at {command}; accepted is a package that pip built where "
+            "CLI11 and nlohmann-json were found, and without one build/attn, which `make` builds",
             file=sys.stderr,
         )
         sys.exit(3)  # not available here

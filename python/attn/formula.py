@@ -6,7 +6,7 @@ from .errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .types import Array
+    from typing import Any
 
 
 class Formula:
@@ -22,7 +22,7 @@ class Formula:
     Args:
         text: The formula; names of arrays stand with their indices in brackets. A load outside an
             array reads 0, a dimension of size 1 accepts any index.
-        **buffers: Arrays of 1 to 4 dimensions, on the device of q: int32, uint8 and bool read as
+        **buffers: Anys of 1 to 4 dimensions, on the device of q: int32, uint8 and bool read as
             integers, float32, bfloat16 and float16 as float32. A number, or an array without
             dimensions, is read by its name alone: an int as int32, a float as float32. Another
             value compiles nothing anew.
@@ -30,7 +30,7 @@ class Formula:
 
     __slots__ = ("buffers", "text")
 
-    def __init__(self, text: str, /, **buffers: Array | float):
+    def __init__(self, text: str, /, **buffers: Any | float):
         self.text = text
         self.buffers = buffers
 
@@ -47,7 +47,7 @@ def reads(formula: str, name: str) -> bool:
     return at >= 0
 
 
-def block_mask(blocks: Array, block_q: int, block_k: int, *, top_left: bool = False) -> Formula:
+def block_mask(blocks: Any, block_q: int, block_k: int, *, top_left: bool = False) -> Formula:
     """Block-sparse attention: a mask that is true where the block of the query and key is.
 
     Args:
@@ -75,7 +75,7 @@ def block_mask(blocks: Array, block_q: int, block_k: int, *, top_left: bool = Fa
     return Formula(text if top_left else f"position >= 0 && {text}", block_mask=blocks)
 
 
-def tree_mask(words: Array) -> Formula:
+def tree_mask(words: Any) -> Formula:
     """Speculative decoding: the queries of a sequence are draft tokens that form a tree, and their
     keys are its last ones. A query sees all keys before the draft, and of the draft what its bits
     say. `attn.tree_words` makes these from the parents of the tokens.

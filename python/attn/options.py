@@ -211,7 +211,7 @@ def keep(arrays: dict[str, Any], name: str, array: Any) -> None:
 @cache
 def _resolve() -> Callable[[Any, Any], tuple[str, str, dict[str, Any]]]:
     """attn.trace.resolve, imported once where a program writes functions."""
-    from .trace import resolve
+    from .trace.tracer import resolve
 
     return resolve
 

@@ -23,7 +23,7 @@ struct Made {
 // its rank, does: with the strides of torch.empty_like(order) where the shapes are equal, else with
 // its dimensions from the outermost to the innermost in that order; the stride of a dimension of
 // one element is as in a row-major tensor. Row-major where `order` is null or its last dimension
-// would not be contiguous. attn/torch_ops.py has the same rule.
+// would not be contiguous. attn/torch/ops.py has the same rule.
 Made empty(DType dtype, Device device, std::span<const std::int64_t> shape,
            const Tensor* order = nullptr);
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import oracle
-from attn.equalities import count_equalities
+from attn.torch.equalities import count_equalities
 
 
 def same(a, b):

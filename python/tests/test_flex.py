@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
 import attn.torch  # noqa: E402
-from attn import flex  # noqa: E402
+from attn.torch import flex  # noqa: E402
 from torch_problems import assert_as_exact, dense, leaf, relative_errors  # noqa: E402
 from traced_functions import BATCH, CASES, HEADS, LENGTH, Library  # noqa: E402
 

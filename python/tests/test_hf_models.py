@@ -15,7 +15,7 @@ from transformers import masking_utils  # noqa: E402
 import attn  # noqa: E402
 import attn.hf  # noqa: E402
 import toy_models  # noqa: E402
-from attn.hf_mask import Mask, make_mask  # noqa: E402
+from attn.hf.mask import Mask, make_mask  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -7,7 +7,7 @@ import pytest
 
 import attn
 from attn import _attn
-from attn.captured import Float, Int, captured
+from attn.trace.captured import Float, Int, captured
 
 
 def arrays(n=24):

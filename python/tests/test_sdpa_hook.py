@@ -13,7 +13,7 @@ from torch.nn.attention.bias import causal_lower_right  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import attn.torch  # noqa: E402
-from attn import sdpa  # noqa: E402
+from attn.torch import hook as sdpa  # noqa: E402
 from torch_problems import GPU  # noqa: E402
 
 if not hasattr(attention, "restore_flash_attention_impl"):  # which 2.11 brought, and attn needs

@@ -64,7 +64,7 @@ OPCHECKS = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", OPCHECKS)
 def test_opcheck(name, device):
-    from attn import torch_ops
+    from attn.torch import ops as torch_ops
 
     options = OPCHECKS[name](device)
 

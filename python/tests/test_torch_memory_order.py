@@ -14,7 +14,7 @@ from torch.nn import attention  # noqa: E402
 from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
 
 import attn.torch  # noqa: E402
-from attn import torch_ops  # noqa: E402
+from attn.torch import ops as torch_ops  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import attn.torch  # noqa: E402
-from attn.expression import finish  # noqa: E402
-from attn.trace import call, trace  # noqa: E402
+from attn.trace.expression import finish  # noqa: E402
+from attn.trace.tracer import call, trace  # noqa: E402
 
 WIDTH, PARTS = 5, 4
 TABLE = torch.arange(1.0, 7.0)
@@ -60,7 +60,7 @@ def traces(monkeypatch):
         made.append(function)
         return call(function)
 
-    monkeypatch.setattr("attn.trace.call", counting)
+    monkeypatch.setattr("attn.trace.tracer.call", counting)
     return made
 
 

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import attn.torch  # noqa: E402
-from attn import torch_ops, torch_rng  # noqa: E402
 from attn.flash_attn import flash_attn_func  # noqa: E402
+from attn.torch import ops as torch_ops  # noqa: E402
+from attn.torch import rng as torch_rng  # noqa: E402
 from torch_problems import DEVICES, leaf  # noqa: E402
 
 pytestmark = [

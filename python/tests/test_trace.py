@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import attn
-from attn.expression import finish
-from attn.refusal import TraceError
-from attn.trace import call, resolve, trace
+from attn.trace.expression import finish
+from attn.trace.refusal import TraceError
+from attn.trace.tracer import call, resolve, trace
 from traced_functions import BATCH, CASES, HEADS, LENGTH, Library
 
 NUMPY = Library(np, np.asarray)
@@ -284,7 +284,7 @@ def test_an_array_is_read_when_attention_runs():
 
 
 def test_a_trace_goes_with_its_function():
-    from attn import trace as module
+    from attn.trace import tracer as module
 
     before = len(module._traces)
     functions = [lambda s, i=i: s.key < 3 for i in range(100)]  # at once, or they share an id
@@ -299,8 +299,8 @@ def test_a_trace_goes_with_its_function():
 
 def test_what_is_made_of_a_code_goes_with_it():
     """Masks that a program writes itself, each with a code of its own."""
-    from attn.captured import with_literals
-    from attn.trace import _global_names
+    from attn.trace.captured import with_literals
+    from attn.trace.tracer import _global_names
 
     before = len(with_literals), len(_global_names)
     functions = [

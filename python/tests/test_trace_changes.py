@@ -9,8 +9,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from attn.expression import finish
-from attn.trace import resolve, trace
+from attn.trace.expression import finish
+from attn.trace.tracer import resolve, trace
 
 
 def test_a_kept_trace_stays_where_nothing_changes():
@@ -141,7 +141,7 @@ def test_a_module_that_is_loaded_by_the_trace():
     """NumPy loads its generators at the first look at them."""
     program = """
 import numpy as np
-from attn.trace import trace
+from attn.trace.tracer import trace
 assert "random" not in vars(np)
 mask = lambda s: s.key < np.random.randint(1 << 30)
 assert trace(mask).text != trace(mask).text

@@ -9,7 +9,7 @@ from typing_extensions import assert_type
 
 import attn
 import attn.torch
-from attn.expression import Expr
+from attn.trace.expression import Expr
 
 q = torch.ones(1, 4, 2, 8)
 Pair = tuple[torch.Tensor, torch.Tensor]

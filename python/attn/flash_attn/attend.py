@@ -13,7 +13,7 @@ from .. import torch as attn_torch
 from ..errors import InvalidArgument
 from ..formula import Formula
 from ..options import refuse_more_than_number
-from ..torch_rng import draw_rng
+from ..torch.rng import draw_rng
 
 
 def sides_of(window_size: Any) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import InvalidArgument
-from ..torch_rng import draw_rng
+from ..torch.rng import draw_rng
 from .attend import attend, infinite_where_empty, lengths_of
 from .kvcache import attend_with_cache
 from .probabilities import dropped_probabilities

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import torch as attn_torch
-from .errors import InvalidArgument
-from .torch_shapes import check_shapes
+from ..errors import InvalidArgument
+from .calls import attention, check_tensor
+from .shapes import check_shapes
 
 
 def _heads_first(enable_gqa: bool, *several: Tensor) -> list[Tensor]:
@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
     order of its dimensions; in the usual one where query has more than four.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        attn_torch.check_tensor(name, tensor)
+        check_tensor(name, tensor)
         if tensor.dim() < 2:
             raise InvalidArgument(
                 f"{name} has shape {tuple(tensor.shape)}; accepted is [..., seqlen, head_dim]"
@@ -120,7 +120,7 @@ def scaled_dot_product_attention(
     out: Tensor = (
         (q @ k.mT) @ v  # empty
         if no_heads
-        else attn_torch.attention(
+        else attention(
             q, k, v, mask=mask, bias=bias, causal=causal, scale=scale, dropout=dropout,
             layout="bhsd",
         )
@@ -158,7 +158,7 @@ def _causal_bias(attn_mask: Any) -> tuple[str, int, int] | None:
 
 def _broadcastable(attn_mask: Tensor, scores: tuple[int, ...], enable_gqa: bool) -> Tensor:
     """attn_mask as [batch or 1, heads or 1, seqlen_q, seqlen_k]; scores: the shape of Q Kᵀ."""
-    attn_torch.check_tensor("attn_mask", attn_mask)
+    check_tensor("attn_mask", attn_mask)
     if attn_mask.layout is not torch.strided or attn_mask.is_nested:
         raise InvalidArgument(
             f"attn_mask is a {type(attn_mask).__name__} of layout {attn_mask.layout}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..arrays import more_than_number
 from . import refusal
-from .arrays import more_than_number
 
 BOOL, INT, FLOAT = 0, 1, 2
 TYPE_NAMES = ("boolean", "int32", "float32")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as are_transforms_active
 
-from .errors import Unsupported
+from ..errors import Unsupported
 
 
 def refuse_forward_mode() -> NoReturn:

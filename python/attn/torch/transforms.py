@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .options import MASK_ARRAY
+from ..options import MASK_ARRAY
 
 _BATCH = re.compile(r"\bbatch\b")
 # How attn.options reads an array as mask, whose batch of 1 serves all.

@@ -22,8 +22,8 @@ from jax.experimental.custom_partitioning import (
 )
 from jax.sharding import AxisType, NamedSharding
 
-from . import _attn
-from . import jax_sharding as sharding
+from .. import _attn
+from . import sharding
 
 for _backward in (False, True):
     for _platform in ("cpu", "CUDA"):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
 _OF_SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "key_list")
 

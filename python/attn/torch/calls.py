@@ -1,15 +1,9 @@
-"""attn in PyTorch: autograd, torch.compile, and functions with the signatures of PyTorch's own.
-
-import attn.torch
-out = attn.torch.attention(q, k, v, mask=lambda s: s.key <= s.position)
-out = attn.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
-out = attn.torch.flex_attention(q, k, v, score_mod, block_mask)
-"""
+"""Attention in PyTorch: by autograd, or by the operators of ops.py where something traces it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import torch.autograd.forward_ad as _forward_ad
@@ -18,26 +12,19 @@ from torch._C import _are_functorch_transforms_active as _are_transforms_active
 from torch._C import _is_any_autocast_enabled
 from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
-from . import _attn, merging, torch_nested, torch_ops
-from .arrays import is_observed
-from .errors import Error, InvalidArgument, Unsupported
-from .options import make_options, refuse_more_than_number
-from .torch_rng import draw_rng
-from .torch_second import once
+from .. import _attn, merging
+from ..arrays import is_observed
+from ..errors import Error, InvalidArgument
+from ..options import make_options, refuse_more_than_number
+from . import nested as torch_nested
+from . import ops as torch_ops
+from .rng import draw_rng
+from .second import once
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .types import Array, Problem
-
-__all__ = [
-    "attention",
-    "create_block_mask",
-    "flex_attention",
-    "merge",
-    "scaled_dot_product_attention",
-]
-
+    from ..types import Array, Problem
 
 _QKV = ("q", "k", "v")
 
@@ -234,13 +221,6 @@ def attention(
     return result if return_lse else result[0]
 
 
-def _refuse_script() -> NoReturn:
-    raise Unsupported(
-        "attn.torch is no function of TorchScript, which torch.jit.script compiles; accepted are "
-        "torch.jit.trace, torch.compile and torch.export"
-    )
-
-
 def _asking(arguments: dict[str, Any]) -> tuple[str, Tensor] | None:
     """The first argument whose class says what operators make of it, and its name."""
     for name, value in arguments.items():
@@ -328,12 +308,3 @@ def _autocast(*several: Tensor) -> Sequence[Tensor]:
 def _is_plain(t: Tensor) -> bool:
     """Whether the tensor's memory may be read now: no fake or meta tensor, no subclass."""
     return (type(t) is Tensor or type(t) is torch.nn.Parameter) and not t.is_meta
-
-
-from . import sdpa  # noqa: E402
-from .flex import create_block_mask, flex_attention  # noqa: E402, they call attention
-from .torch_sdpa import scaled_dot_product_attention  # noqa: E402
-
-sdpa.register()
-for _function in (attention, flex_attention, merge, scaled_dot_product_attention):
-    setattr(_function, "__prepare_scriptable__", _refuse_script)  # noqa: B010

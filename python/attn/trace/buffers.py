@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from . import expression
 from .captured import is_numpy_number
+from .expression import Expr, lift, load_elements, load_number
 from .kinds import INT, TYPE_NAMES
 from .refusal import refuse
-
-if TYPE_CHECKING:
-    from .expression import Expr
 
 MAX_RANK = 4
 
@@ -83,14 +80,14 @@ class Buffer:
                 left -= 1
         if left:
             return Buffer(self.array, tuple(indices), self.key)
-        return expression.load_elements(self.array, indices, self.key)
+        return load_elements(self.array, indices, self.key)
 
     def _index(self, i: Any, place: int) -> Expr:
         if i is None or isinstance(i, (slice, list, str)):
             refuse(f"an index of type {type(i).__name__}: accepts int32 values and a full slice")
         if (isinstance(i, int) or is_numpy_number(i)) and i < 0:  # from the end
             i = i + int(self.array.shape[place])
-        e = expression.lift(i)
+        e = lift(i)
         if e.kind != INT:
             refuse(f"the index {e!r} is {TYPE_NAMES[e.kind]}: accepts int32")
         return e
@@ -102,7 +99,7 @@ class Buffer:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if expression.Expr in types:
+        if Expr in types:
             return NotImplemented  # which that class answers
         return refuse(
             f"torch function {func.__name__} of a part of an array, which is read when attention "
@@ -117,3 +114,30 @@ class Buffer:
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = refuse_value
     __rmatmul__ = refuse_value
     __hash__ = object.__hash__
+
+
+def buffer(array: Any) -> Any:
+    """The array, to be indexed by expressions; of rank 0, the expression that reads it.
+
+    array: torch, NumPy, JAX or other DLPack array of rank 0 to 4, kept alive.
+    """
+    if isinstance(array, (Buffer, Expr)):  # made of what a traced function captured
+        return array
+    return Buffer(array) if len(array.shape) else lift(array)
+
+
+def load(array: Any, index: Any, key: int | None = None) -> Any:
+    """array[index], where an index is an expression, or () for an array of rank 0.
+
+    key: what tells arrays apart, id(array) where it is left out.
+    """
+    if key is None:
+        key = id(array)
+    given = index if type(index) is tuple else (index,)
+    if len(given) == len(array.shape) <= MAX_RANK:
+        for e in given:
+            if type(e) is not Expr or e.kind != INT:
+                break
+        else:  # nothing to convert
+            return load_elements(array, given, key) if given else load_number(array, key)
+    return Buffer(array, None, key)[given]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from .symbol import symbols
+from ..trace.symbol import symbols
 
 __all__ = ["Mask", "make_mask"]
 

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as are_transforms_active
 
-from . import _attn
-from .errors import InvalidArgument
-from .expression import Expr, finish
-from .formula import Formula, reads
-from .options import HEAD_SLOPES, MASK_ARRAY, is_set, keep, make_options, rng_state, window_sides
-from .torch_flops import Counting
-from .torch_second import once, refuse_forward_mode
-from .torch_shapes import check_shapes
-from .torch_trace import traced
-from .torch_transforms import in_vmap_of, rule
-from .trace import loadable
+from .. import _attn
+from ..errors import InvalidArgument
+from ..formula import Formula, reads
+from ..options import HEAD_SLOPES, MASK_ARRAY, is_set, keep, make_options, rng_state, window_sides
+from ..trace.expression import Expr, finish
+from ..trace.tracer import loadable
+from .flops import Counting
+from .second import once, refuse_forward_mode
+from .shapes import check_shapes
+from .trace import traced
+from .transforms import in_vmap_of, rule
 
 _REST = (
     "Tensor[]? tensors=None, SymInt[] sizes=[], float? scale=None, float softcap=0.0, "

@@ -16,12 +16,9 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import buffers as _buffers  # which imports this file: either may come first
 from .captured import Float, Int, is_numpy_number
 from .kinds import BOOL, FLOAT, INT, is_number, kind_of
 from .refusal import refuse, refuse_where_compiled
-from .text import finish as finish
-from .text import of_float
 
 # How tightly an operator binds; an operand that binds less tightly gets parentheses. Bitwise
 # operators always have them, as their place in C surprises.
@@ -29,6 +26,7 @@ _BITS, _OR, _AND, _EQUAL, _ORDER, _SUM, PRODUCT, _UNARY, PRIMARY = range(9)
 
 _MAX_TEXT = 1 << 20  # characters; a tree has at most 65536 nodes
 _INT32 = range(-(2**31), 2**31)
+_FLOAT32_MAX = 3.4028235677973366e38  # from here on a number rounds to infinity
 
 
 class Expr:
@@ -235,6 +233,14 @@ PROPERTIES: set[str] = set()
 _NONE: dict[int, Any] = {}
 
 
+def of_float(value: float) -> str:
+    if value != value:
+        return "nan"
+    if abs(value) >= _FLOAT32_MAX:
+        return "inf" if value > 0 else "-inf"
+    return f"{float(value)!r}" if value == 0 or abs(value) > 1e-44 else "0.0"
+
+
 def wrap(e: Expr, binds: int) -> str:
     return e.text if e.binds >= binds else f"({e.text})"
 
@@ -273,16 +279,13 @@ def lift(x: Any) -> Expr:
         return Expr(f"\x01{id(x)}\x02", INT if kind is Int else FLOAT, PRIMARY, {id(x): x})
     if isinstance(x, float):  # numpy.float64
         return literal(float(x))
-    if kind is _buffers.Buffer:
-        x.refuse_value()
     if not (hasattr(x, "dtype") and hasattr(x, "shape")):
         refuse(f"an operand of type {kind.__name__} has no form as an expression")
     if is_numpy_number(x) and kind.__name__ != "ndarray":
         return literal(x.item())
     if len(x.shape) != 0:
         refuse(f"an array of rank {len(x.shape)} is used as a value: index each dimension")
-    element: Expr = load(x, ())
-    return element
+    return load_number(x, id(x))
 
 
 def number(x: Any) -> Expr:
@@ -377,20 +380,29 @@ def where(condition: Any, x: Any, y: Any) -> Expr:
     return Expr(text, max(a.kind, b.kind), PRIMARY, buffers)
 
 
+def finish(*expressions: Expr) -> tuple[Any, ...]:
+    """The text of each expression, then {name: array}: _t0, _t1, ... in order of first use. A call
+    that has another array of such a name is refused.
+    """
+    texts = [e.text for e in expressions]
+    arrays: dict[int, Any] = {}
+    for e in expressions:
+        if e.buffers:
+            arrays.update(e.buffers)
+    named: dict[str, Any] = {}
+    if arrays:
+        everything = "".join(texts)
+        for key in sorted(arrays, key=lambda k: everything.find(f"\x01{k}\x02")):
+            name = f"_t{len(named)}"
+            named[name] = arrays[key]
+            texts = [text.replace(f"\x01{key}\x02", name) for text in texts]
+    return (*texts, named)
+
+
 def _copied(text: str, kind: int, binds: int, buffers: list[tuple[int, Any]]) -> Expr:
     keys = {str(old): id(array) for old, array in buffers}
     text = re.sub("\x01([^\x02]*)\x02", lambda found: f"\x01{keys[found[1]]}\x02", text)
     return Expr(text, kind, binds, {id(array): array for _, array in buffers})
-
-
-def buffer(array: Any) -> Any:
-    """The array, to be indexed by expressions; of rank 0, the expression that reads it.
-
-    array: torch, NumPy, JAX or other DLPack array of rank 0 to 4, kept alive.
-    """
-    if isinstance(array, (_buffers.Buffer, Expr)):  # made of what a traced function captured
-        return array
-    return _buffers.Buffer(array) if len(array.shape) else lift(array)
 
 
 def load_elements(array: Any, indices: Any, key: int) -> Expr:
@@ -401,6 +413,13 @@ def load_elements(array: Any, indices: Any, key: int) -> Expr:
     return _read(f"\x01{key}\x02[{', '.join([e.text for e in indices])}]", array, buffers)
 
 
+def load_number(array: Any, key: int) -> Expr:
+    """The element of an array without dimensions."""
+    if is_number(array):
+        return _read(f"\x01{key}\x02", array, {key: array})
+    return load_elements(array, (ZERO,), key)
+
+
 def _read(text: str, array: Any, buffers: dict[int, Any]) -> Expr:
     kind = kind_of(array)
     if kind == BOOL:
@@ -408,24 +427,5 @@ def _read(text: str, array: Any, buffers: dict[int, Any]) -> Expr:
     return Expr(text, kind, PRIMARY, buffers)
 
 
-def load(array: Any, index: Any, key: int | None = None) -> Any:
-    """array[index], where an index is an expression, or () for an array of rank 0.
-
-    key: what tells arrays apart, id(array) where it is left out.
-    """
-    if key is None:
-        key = id(array)
-    given = index if type(index) is tuple else (index,)
-    if len(given) == len(array.shape) <= _buffers.MAX_RANK:
-        for e in given:
-            if type(e) is not Expr or e.kind != INT:
-                break
-        else:  # nothing to convert
-            if not given and is_number(array):
-                return _read(f"\x01{key}\x02", array, {key: array})
-            return load_elements(array, given or (_ZERO,), key)
-    return _buffers.Buffer(array, None, key)[given]
-
-
 _SMALL = {i: literal(i) for i in range(-16, 257)}
-_ZERO = _SMALL[0]
+ZERO = _SMALL[0]

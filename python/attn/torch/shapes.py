@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from . import refusal
+from ..trace import refusal
+from ..trace.buffers import load
+from ..trace.expression import FUNCTIONS, METHODS, Expr, lift
+from ..trace.refusal import refuse
+from ..trace.tracer import as_formula, call, expression
 from .equalities import count_equalities
-from .expression import FUNCTIONS, METHODS, Expr, lift, load
-from .refusal import refuse
-from .trace import as_formula, call, expression
 
 refusal.is_compiling = torch.compiler.is_compiling
 _LOSES_EQUALITIES = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 12)

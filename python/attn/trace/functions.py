@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .buffers import Buffer
+from .buffers import Buffer, load
 from .captured import is_numpy_number
 from .expression import (
     _EQUAL,
@@ -24,7 +24,6 @@ from .expression import (
     compare,
     lift,
     literal,
-    load,
     number,
     shift,
     to_float,

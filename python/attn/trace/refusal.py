@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
-_HERE = str(Path(__file__).parent) + os.sep
+_HERE = str(Path(__file__).parents[1]) + os.sep  # of the package
 
 
 class TraceError(InvalidArgument):

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from . import _attn
-from .errors import Unsupported
-from .options import make_options
-from .torch_ops import last_contiguous
-from .torch_rng import draw_rng, drawn_again
+from .. import _attn
+from ..errors import Unsupported
+from ..options import make_options
+from .ops import last_contiguous
+from .rng import draw_rng, drawn_again
 
 _Rows = tuple[Tensor, Tensor]
 

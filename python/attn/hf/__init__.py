@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import torch as attn_torch
-from .errors import InvalidArgument, Unsupported
-from .hf_mask import Mask, make_mask
+from .. import torch as attn_torch
+from ..errors import InvalidArgument, Unsupported
+from .mask import Mask, make_mask
 
 __all__ = ["register", "set_paged"]
 

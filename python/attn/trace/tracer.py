@@ -23,10 +23,10 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import activations as _activations  # noqa: F401, fills the table of functions
+from .buffers import buffer
 from .captured import OfCode, captured, is_numpy_number, with_literals
 from .expression import (
     Expr,
-    buffer,
     finish,
     lift,
     to_float,

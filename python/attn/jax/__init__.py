@@ -4,7 +4,7 @@ import attn.jax
 out = attn.jax.attention(q, k, v, mask=lambda s: s.key <= s.position)
 out = attn.jax.dot_product_attention(q, k, v, is_causal=True)
 
-A call is a foreign function of XLA (jax_ops.py), on the CPU and on NVIDIA GPUs.
+A call is a foreign function of XLA (ops.py), on the CPU and on NVIDIA GPUs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _attn, merging, nvrtc
-from .errors import InvalidArgument
-from .formula import Formula
-from .jax_ops import Call, run
-from .options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
-from .trace import resolve
+from .. import _attn, merging, nvrtc
+from ..errors import InvalidArgument
+from ..formula import Formula
+from ..options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
+from ..trace.tracer import resolve
+from .ops import Call, run
 
 __all__ = ["attention", "dot_product_attention", "merge"]
 

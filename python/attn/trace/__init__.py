@@ -1,0 +1,7 @@
+"""Python functions and objects as masks and scores: an `Expr` is text that attn's parser reads.
+
+expression.py has `Expr`, its operators and its text; functions.py, activations.py and rounding.py
+what functions of PyTorch and NumPy make of it; buffers.py arrays that it reads; captured.py numbers
+that a function captures. tracer.py calls a function with symbols (symbol.py) and knows when it must
+be called again.
+"""
