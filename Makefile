@@ -11,9 +11,9 @@ build: build/build.ninja ## build the library and the command at build/attn
 	@cmake --build build
 
 demo: build/build.ninja ## run the sample, verify it against fp64, time standard against flash attention
-	@cmake --build build --target attn_command
-	build/attn run --input $(sample) --verify
-	build/attn bench @bench/suites/demo.txt --plot build/demo.svg
+	@cmake --build build --target attn_demo
+	build/attn_demo run --input $(sample) --verify
+	build/attn_demo bench @bench/suites/demo.txt --plot build/demo.svg
 
 # Five problems that look different: docs/explain.md.
 docs: build/build.ninja ## pages that explain problems, in build/docs

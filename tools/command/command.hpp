@@ -30,6 +30,10 @@ void add_bench(CLI::App& app, int& status, const std::string& command_line);
 void add_io(CLI::App& app, int& status, const std::string& command_line);
 void add_matmul(CLI::App& app, int& status, const std::string& command_line);
 
+// All of them, as all_subcommands.cpp has them, or those that `make demo` runs
+// (demo_subcommands.cpp).
+void add_subcommands(CLI::App& app, int& status, const std::string& command_line);
+
 void add_launch(CLI::App& app, int& status);  // hidden: what `attn io --measure` runs under ncu
 void add_explain(CLI::App& app, int& status);
 void add_generate(CLI::App& app, int& status);

@@ -102,6 +102,18 @@ std::string command_line(int argc, char** argv) {
   return text;
 }
 
+// "info, run and check"
+std::string visible_subcommands(const CLI::App& app) {
+  std::string text;
+  const auto all =
+      app.get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); });
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (i > 0) text += i + 1 < all.size() ? ", " : " and ";
+    text += all[i]->get_name();
+  }
+  return text;
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Exact attention: computes it, checks it against its definition, times it.", "attn");
   app.set_version_flag("--version", "attn " ATTN_VERSION_STRING);
@@ -115,16 +127,7 @@ int run(int argc, char** argv) {
       "available here.");
   int status = kOk;
   const std::string line = command_line(argc, argv);
-  add_info(app, status, line);
-  add_run(app, status, line);
-  add_check(app, status, line);
-  add_bench(app, status, line);
-  add_io(app, status, line);
-  add_launch(app, status);
-  add_matmul(app, status, line);
-  add_compile(app, status, line);
-  add_explain(app, status);
-  add_generate(app, status);
+  add_subcommands(app, status, line);
   for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
     refuse_empty_values(*sub);
   }
@@ -134,9 +137,8 @@ int run(int argc, char** argv) {
     if (!arguments.empty() && !arguments.front().starts_with('-') &&
         app.get_subcommands(is_first).empty()) {
       throw Error(ErrorCode::invalid_argument,
-                  fmt::format("the subcommand is \"{}\", but info, run, check, bench, io, matmul, "
-                              "compile, explain and generate are accepted",
-                              io::printable(arguments.front())));
+                  fmt::format("the subcommand is \"{}\", but {} are accepted",
+                               io::printable(arguments.front()), visible_subcommands(app)));
     }
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
     app.parse(arguments);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "harness/square.hpp"
+
 namespace attn::harness {
 namespace {
 
@@ -15,8 +17,6 @@ constexpr double kDeviations = 6;
 // Float operations that every element may share, each a rounding or an approximation of two: a
 // division by sums that are all alike errs alike in all rows.
 constexpr double kSharedRoundings = 4;
-
-double square(double x) { return x * x; }
 
 // Whether x lies half way between two numbers of the type, as far as float arithmetic tells that is
 // given terms of this size: which of the two is nearer is then up to one error that all such

@@ -10,6 +10,7 @@
 #include "core/problem/rows.hpp"
 #include "harness/compare.hpp"
 #include "harness/rounded_expression.hpp"
+#include "harness/square.hpp"
 #include "harness/sum_over_rows.hpp"
 #include "reference/loaded_elements.hpp"
 #include "reference/matrix.hpp"
@@ -23,8 +24,6 @@ using reference::DropoutPlaces;
 using reference::Head;
 using reference::Matrix;
 using reference::Row;
-
-double square(double x) { return x * x; }
 
 // Below it the errors of a term are no longer relative to it. f16: where its precision begins to
 // fall. Otherwise 2^24 times that of float, so that one unit in the last place of float of it is

@@ -6,13 +6,12 @@
 #include <utility>
 
 #include "core/expr/scalar.hpp"
+#include "harness/square.hpp"
 
 namespace attn::harness {
 namespace {
 
 using expr::Op;
-
-double square(double x) { return x * x; }
 
 // Whether a float result is rounded. Symbols, loads, signs and choices are exact, and so are
 // integers up to 2^24.

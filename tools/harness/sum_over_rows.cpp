@@ -2,12 +2,10 @@
 
 #include <cmath>
 
+#include "harness/square.hpp"
+
 namespace attn::harness {
-namespace {
-
-double square(double x) { return x * x; }
-
-}  // namespace
+namespace {}  // namespace
 
 SumOverRows::SumOverRows(std::size_t elements) : elements_(elements) {}
 

@@ -23,13 +23,13 @@ static_assert(std::endian::native == std::endian::little, "tensors are read with
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 // A header of rank 4 takes under 200 bytes; NumPy pads to 64 and itself reads no more than 10,000.
-constexpr std::uint64_t kMaxHeaderBytes = 10'000;
+constexpr std::uint64_t kMaxNpyHeaderBytes = 10'000;
 
 struct NpyType {
   std::string_view descr;
   DType dtype;
 };
-constexpr std::array<NpyType, 6> kTypes{{{"<f2", DType::f16},
+constexpr std::array<NpyType, 6> kNpyTypes{{{"<f2", DType::f16},
                                          {"<f4", DType::f32},
                                          {"<f8", DType::f64},
                                          {"<i4", DType::i32},
@@ -130,9 +130,9 @@ class HeaderParser {
 
 // The type that stands for dtype in the file at `path`.
 const NpyType& npy_type(const std::filesystem::path& path, DType dtype) {
-  const auto* type = std::find_if(kTypes.begin(), kTypes.end(),
+  const auto* type = std::find_if(kNpyTypes.begin(), kNpyTypes.end(),
                                   [dtype](const NpyType& t) { return t.dtype == dtype; });
-  if (type == kTypes.end()) {
+  if (type == kNpyTypes.end()) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{}: dtype is {}, but .npy holds f16, f32, f64, i32, i64 and u8; "
                             "safetensors holds bf16 as well",
@@ -160,9 +160,9 @@ Array read_npy(const std::filesystem::path& path) {
   }
   std::uint32_t length = 0;
   std::memcpy(&length, prefix.data() + 8, start - 8);
-  if (length > file.size() - start || length > kMaxHeaderBytes) {
+  if (length > file.size() - start || length > kMaxNpyHeaderBytes) {
     fail(path, fmt::format("the header claims {} bytes, but at most {} are accepted in this file",
-                           length, std::min(file.size() - start, kMaxHeaderBytes)));
+                            length, std::min(file.size() - start, kMaxNpyHeaderBytes)));
   }
   std::string text(length, '\0');
   file.read(start, std::as_writable_bytes(std::span(text)));
@@ -172,11 +172,11 @@ Array read_npy(const std::filesystem::path& path) {
                            "expected",
                            printable(text)));
   }
-  const auto* type = std::find_if(kTypes.begin(), kTypes.end(),
+  const auto* type = std::find_if(kNpyTypes.begin(), kNpyTypes.end(),
                                   [&](const NpyType& t) { return t.descr == header->descr; });
-  if (type == kTypes.end()) {
+  if (type == kNpyTypes.end()) {
     fail(path, fmt::format("descr is \"{}\", but <f2, <f4, <f8, <i4, <i8 and |u1 are accepted",
-                           printable(header->descr)));
+                            printable(header->descr)));
   }
   if (header->fortran_order) fail(path, "is in Fortran order, but only C order is accepted");
   const std::vector<std::int64_t>& shape = header->shape;

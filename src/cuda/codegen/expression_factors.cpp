@@ -22,7 +22,7 @@ bool is_moderate(double factor) {
 
 // The polynomials of tanh reach to arguments of 0.385 and 0.5. Scores of random data reach 5 to 6
 // (a normal distribution, 10^7 to 10^9 of them), so a larger c would often leave them.
-constexpr double kSmall = 1.0 / 16;
+constexpr double kSmallFactor = 1.0 / 16;
 
 // A float instruction that is one of its operands times a constant.
 struct Multiple {
@@ -172,7 +172,7 @@ class Terms {
       const Instruction& in = score_.instructions[static_cast<std::size_t>(term.value)];
       if (in.op != Op::tanh) continue;
       const double c = of_score_[at(in, 0)].factor;
-      if (c == 0 || !of_score_[at(in, 0)].scalar.empty() || std::abs(c) > kSmall) continue;
+      if (c == 0 || !of_score_[at(in, 0)].scalar.empty() || std::abs(c) > kSmallFactor) continue;
       factors_.small_tanh = term.value;
       if (c > 0 && term.factor > 0 && term.row < 0) term.polynomial = c;
     }

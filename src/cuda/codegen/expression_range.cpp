@@ -11,7 +11,7 @@ using expr::Op;
 using expr::Type;
 
 constexpr std::int64_t kLongestTile = 1024;
-constexpr std::int64_t kSmall = std::int64_t{1} << 22;
+constexpr std::int64_t kSmallInteger = std::int64_t{1} << 22;
 
 Bounds range_of(const Instruction& in, const std::vector<Bounds>& known) {
   const auto operand = [&](int a) { return known[static_cast<std::size_t>(in.args[a])]; };
@@ -44,7 +44,7 @@ std::vector<bool> small_in_short_sequences(const expr::Program& program) {
     const bool is_int = in.type == Type::int32;
     const Bounds range = is_int ? range_of(in, known) : expr::any_boolean();
     known.push_back(range);
-    small.push_back(is_int && range.lo >= -kSmall && range.hi < kSmall);
+    small.push_back(is_int && range.lo >= -kSmallInteger && range.hi < kSmallInteger);
   }
   return small;
 }

@@ -1,0 +1,21 @@
+# attn_unite(TARGET FOLDER ...): compiles the files of each folder of the target together, eight at a time, as reading headers
+# is most of what they take. Names of their unnamed namespaces must differ. Loops that take a run's time stay in files of
+# their own, whose machine code no neighbour changes; so do all files where a compiler cache wants to see each by itself.
+function(attn_unite target)
+  if(CMAKE_CXX_COMPILER_LAUNCHER)
+    return()
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  get_target_property(folder ${target} SOURCE_DIR)
+  foreach(source IN LISTS sources)
+    cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY ${folder} NORMALIZE)
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${folder} OUTPUT_VARIABLE relative)
+    cmake_path(GET relative PARENT_PATH of)
+    if(of IN_LIST ARGN)
+      math(EXPR group "0${count_${of}} / 8")
+      math(EXPR count_${of} "0${count_${of}} + 1")
+      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${of}/${group})
+    endif()
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+endfunction()
