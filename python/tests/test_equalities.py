@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import oracle
-from attn.torch.equalities import count_equalities
+from attn.trace.equalities import count_equalities
 
 
 def same(a, b):

@@ -30,11 +30,11 @@ struct NpyType {
   DType dtype;
 };
 constexpr std::array<NpyType, 6> kNpyTypes{{{"<f2", DType::f16},
-                                         {"<f4", DType::f32},
-                                         {"<f8", DType::f64},
-                                         {"<i4", DType::i32},
-                                         {"<i8", DType::i64},
-                                         {"|u1", DType::u8}}};
+                                            {"<f4", DType::f32},
+                                            {"<f8", DType::f64},
+                                            {"<i4", DType::i32},
+                                            {"<i8", DType::i64},
+                                            {"|u1", DType::u8}}};
 
 struct Header {
   std::string descr;

@@ -12,10 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from ..trace import refusal
 from ..trace.buffers import load
+from ..trace.equalities import count_equalities
 from ..trace.expression import FUNCTIONS, METHODS, Expr, lift
 from ..trace.refusal import refuse
 from ..trace.tracer import as_formula, call, expression
-from .equalities import count_equalities
 
 refusal.is_compiling = torch.compiler.is_compiling
 _LOSES_EQUALITIES = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 12)
