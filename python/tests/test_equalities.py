@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import oracle
 from attn.trace.equalities import count_equalities
 
@@ -72,3 +74,53 @@ def test_other_modules(monkeypatch):
     assert counted(lambda a, b: oracle.same(a, b)) == 1
     monkeypatch.setattr(same, "__module__", "torch.nn")
     assert counted(lambda a, b: oracle.same(a, b)) == 0
+
+
+class Rule:
+    def __init__(self, inner=None):
+        self.inner = inner
+        self.held = same
+
+    def seen(self, a, b):
+        return self.by_name(a, b)
+
+    def by_name(self, a, b):
+        return (a == b) | (a != b)
+
+    @property
+    def width(self):
+        return 1 if self.inner == 3 else 2
+
+    @staticmethod
+    def fixed(a, b):
+        return a == b
+
+    def __call__(self, a):
+        return a == 1
+
+
+rule, nested = Rule(), Rule(Rule())
+table = {"same": same, "less": lambda a, b: a < b}
+
+
+def test_methods_and_attributes_of_objects():
+    assert counted(lambda a, b: rule.seen(a, b)) == 3  # with __call__, which may be what is called
+    assert counted(lambda a, b: rule.held(a, b)) == 2
+    assert counted(lambda a, b: rule.width + a) == 2
+    assert counted(lambda a, b: rule.fixed(a, b)) == 2
+    assert counted(lambda a, b: nested.inner.seen(a, b)) == 3
+    assert counted(lambda a: a.seen(a)) == 0  # what a is, nobody knows
+    method = rule.by_name
+    assert counted(lambda a, b: method(a, b)) == 2
+
+
+def test_functions_from_a_table():
+    assert counted(lambda a, b: table["same"](a, b)) == 1
+    assert counted(lambda a, b: table["less"](a, b)) == 1  # which of them, the text does not say
+    several = [partial(other, 1)]
+    assert counted(lambda b: several[0](b)) == 2
+
+
+def test_what_is_no_function_is_passed_over():
+    numbers = list(range(2000))
+    assert counted(lambda a, b: numbers[a] + len(table) + str(b).count("x")) == 1

@@ -151,6 +151,18 @@ def same_place(i, j, w):
     return same(i - j, w)
 
 
+class Places:
+    def near(self, a, b):
+        return self.same(a, b)
+
+    def same(self, a, b):
+        return a == b
+
+
+places = Places()
+table = {"same": same}
+
+
 def with_local_function(w):
     def close(a, b):
         return a == b
@@ -168,9 +180,22 @@ def with_local_function(w):
         lambda w: lambda s, b, h, i, j: s + 10.0 * same(i - j, w),
         lambda w: lambda s, b, h, i, j: s + 10.0 * same_place(i, j, w),
         lambda w: lambda s, b, h, i, j: s + 10.0 * torch_problems.same(i - j, w),
+        lambda w: lambda s, b, h, i, j: s + 10.0 * places.near(i - j, w),
+        lambda w: lambda s, b, h, i, j: s + 10.0 * table["same"](i - j, w),
         with_local_function,
     ],
-    ids=["==", "!=", "~", "if", "called", "called by what is called", "of a module", "local"],
+    ids=[
+        "==",
+        "!=",
+        "~",
+        "if",
+        "called",
+        "called by what is called",
+        "of a module",
+        "method",
+        "of a table",
+        "local",
+    ],
 )
 def test_no_comparison_is_another_number(function):
     """Refused, or right. Where it is neither, docs/coming-from/flexattention.md says so."""
