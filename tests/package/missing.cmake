@@ -16,7 +16,6 @@ function(expect_remedy library)
   endforeach()
 endfunction()
 
-set(without_command "-DATTN_BUILD_TOOLS=OFF" "-Ccmake.define.ATTN_BUILD_TOOLS=OFF")
-expect_remedy(fmt "apt install libfmt-dev" "CMAKE_PREFIX_PATH")
+set(without_command "-DATTN_BUILD_TOOLS=OFF")
 expect_remedy(CLI11 "apt install libcli11-dev" ${without_command})
 expect_remedy(nlohmann_json "apt install nlohmann-json3-dev" ${without_command})

@@ -1,8 +1,8 @@
 #include "command/json_report.hpp"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include <array>
 #include <ctime>
 #include <exception>
 #include <utility>
@@ -78,14 +78,25 @@ Json comparison_json(const harness::Comparison& comparison) {
           {"got", comparison.got}};
 }
 
+namespace {
+
+// The time in UTC, as ISO 8601 writes it.
+std::string now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  std::array<char, 32> text{};
+  const std::size_t length = std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return {text.data(), length};
+}
+
+}  // namespace
+
 void JsonReport::write_locked(bool complete) {
-  const Json json{{"command", command_line_},
-                  {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
-                  {"version", ATTN_VERSION_STRING},
-                  {"commit", kCommit},
-                  {"machine", machine_},
-                  {"complete", complete},
-                  {"results", rows_}};
+  const Json json{
+      {"command", command_line_}, {"date", now()},       {"version", ATTN_VERSION_STRING},
+      {"commit", kCommit},        {"machine", machine_}, {"complete", complete},
+      {"results", rows_}};
   const std::string text = json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   if (path_ == "-") {
     fmt::print("{}", text);

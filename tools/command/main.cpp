@@ -138,7 +138,7 @@ int run(int argc, char** argv) {
         app.get_subcommands(is_first).empty()) {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("the subcommand is \"{}\", but {} are accepted",
-                               io::printable(arguments.front()), visible_subcommands(app)));
+                              io::printable(arguments.front()), visible_subcommands(app)));
     }
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
     app.parse(arguments);

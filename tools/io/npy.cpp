@@ -162,7 +162,7 @@ Array read_npy(const std::filesystem::path& path) {
   std::memcpy(&length, prefix.data() + 8, start - 8);
   if (length > file.size() - start || length > kMaxNpyHeaderBytes) {
     fail(path, fmt::format("the header claims {} bytes, but at most {} are accepted in this file",
-                            length, std::min(file.size() - start, kMaxNpyHeaderBytes)));
+                           length, std::min(file.size() - start, kMaxNpyHeaderBytes)));
   }
   std::string text(length, '\0');
   file.read(start, std::as_writable_bytes(std::span(text)));
@@ -176,7 +176,7 @@ Array read_npy(const std::filesystem::path& path) {
                                   [&](const NpyType& t) { return t.descr == header->descr; });
   if (type == kNpyTypes.end()) {
     fail(path, fmt::format("descr is \"{}\", but <f2, <f4, <f8, <i4, <i8 and |u1 are accepted",
-                            printable(header->descr)));
+                           printable(header->descr)));
   }
   if (header->fortran_order) fail(path, "is in Fortran order, but only C order is accepted");
   const std::vector<std::int64_t>& shape = header->shape;
