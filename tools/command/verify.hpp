@@ -27,14 +27,15 @@ bool is_small(const Problem& problem);
 // reference of exactly these rows (SampledProblem); everywhere else O and LSE are looked through
 // for NaN, which the caller put there before. The error rule is that of `attn check`, all three
 // parts of it (harness/expectation.hpp). Where so few rows are compared that the largest error of
-// standard attention over them is a matter of luck, it is taken over several orders of the keys.
-// device: what computed them; a GPU's tensor cores have a yardstick of their own.
+// standard attention over them is a matter of luck, it is taken over several orders of the keys,
+// and where results fail, over inputs much like the given ones too (similar_inputs.hpp). device:
+// what computed them; a GPU's tensor cores have a yardstick of their own.
 Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                             DeviceType device);
 
 // The gradients of a complete problem. Where is_small holds, and with dropout, all of them are
-// compared after run(d_outputs), which computes `gradients`; otherwise as verify_backward_sampled
-// says, dQ, dK and dV only, for a loss that does not use LSE.
+// compared after run(d_outputs), which computes `gradients`, as in verify_forward; otherwise as
+// verify_backward_sampled says, dQ, dK and dV only, for a loss that does not use LSE.
 Verification verify_backward(const Problem& problem, const Inputs& inputs,
                              const OutputGradients& d_outputs, const Gradients& gradients,
                              DeviceType device,

@@ -88,6 +88,8 @@ void ElementYardstick::add(const ElementYardstick& other) {
   nearest_ += other.nearest_;
   ties_ += other.ties_;
   shared_ += other.shared_;
+  learnt_mean_ = std::max(learnt_mean_, other.learnt_mean_);
+  learnt_gain_ = std::max(learnt_gain_, other.learnt_gain_);
   yardsticks_.resize(std::max(yardsticks_.size(), other.yardsticks_.size()));
   for (std::size_t i = 0; i < other.yardsticks_.size(); ++i) {
     yardsticks_[i].squares += other.yardsticks_[i].squares;
@@ -98,18 +100,36 @@ void ElementYardstick::add(const ElementYardstick& other) {
 
 double ElementYardstick::unit() const { return std::max(unit_, roundoff_.largest); }
 
-double ElementYardstick::projection_allowed() const {
-  double mean_unit = roundoff_.mean;
-  double projection = 0;
+void ElementYardstick::learn(const ElementYardstick& similar) {
+  unit_ = std::max(unit_, similar.unit_);
+  learnt_mean_ = std::max(learnt_mean_, similar.mean_unit());
+  if (similar.norm_ > 0) {
+    learnt_gain_ = std::max(learnt_gain_, similar.projection() / similar.norm_);
+  }
+}
+
+double ElementYardstick::mean_unit() const {
+  double mean_unit = std::max(roundoff_.mean, learnt_mean_);
   for (const One& one : yardsticks_) {
     if (count_ > 0) mean_unit = std::max(mean_unit, std::sqrt(one.squares / count_));
+  }
+  return mean_unit;
+}
+
+double ElementYardstick::projection() const {
+  double projection = learnt_gain_ * norm_;
+  for (const One& one : yardsticks_) {
     // Rounded results may be off where the exact ones are not: sums of a few equal numbers of the
     // type are ties, and all of them go one way.
     projection = std::max({projection, std::abs(one.projection), std::abs(one.rounded - nearest_)});
   }
+  return projection;
+}
+
+double ElementYardstick::projection_allowed() const {
   const double shared_rounding = half_ulp(dtype_ == DType::f64 ? dtype_ : DType::f32, 1);
-  const double variance = rounding_ + square(mean_unit) * shared_;
-  return kYardsticks * projection + kDeviations * std::sqrt(variance) +
+  const double variance = rounding_ + square(mean_unit()) * shared_;
+  return kYardsticks * projection() + kDeviations * std::sqrt(variance) +
          kSharedRoundings * shared_rounding * norm_ + ties_;
 }
 

@@ -30,6 +30,10 @@ class ElementYardstick {
                const Elements& scale);
   // Adds another draw.
   void add(const ElementYardstick& other);
+  // Takes for possible here, relative to the scales, what standard attention is off by in a problem
+  // much like this one: over few elements its largest error is a matter of luck. Nothing of that
+  // problem is judged.
+  void learn(const ElementYardstick& similar);
 
   double unit() const;  // the largest |error| / scale
   // sum (nearest - expected) expected, nearest being the number of the type that a perfect
@@ -44,9 +48,13 @@ class ElementYardstick {
     double rounded = 0;  // the projection of its results rounded to the type
   };
 
+  double mean_unit() const;   // root of the mean square of |error| / scale
+  double projection() const;  // the largest of a yardstick
+
   DType dtype_ = DType::f32;
   Roundoff roundoff_{};
   double unit_ = 0;
+  double learnt_mean_ = 0, learnt_gain_ = 0;  // of similar problems: mean_unit, projection / norm
   std::vector<One> yardsticks_{};
   double norm_ = 0, count_ = 0;
   double rounding_ = 0;  // the variance of the projection that rounding the results explains

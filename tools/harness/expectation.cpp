@@ -272,16 +272,30 @@ std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inpu
   return expected;
 }
 
-std::vector<Comparison> judge(std::span<const Part> parts) {
-  std::vector<Comparison> comparisons;
-  if (parts.empty()) return comparisons;
-  std::vector<ElementYardstick> yardsticks(parts.front().expected.size());
+std::vector<StandardErrors> standard_errors(std::span<const Part> parts) {
+  std::vector<StandardErrors> out(parts.empty() ? 0 : parts.front().expected.size());
   for (const Part& part : parts) {
-    for (std::size_t i = 0; i < yardsticks.size(); ++i) {
-      yardsticks[i].add(part.expected[i].yardstick);
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i].largest = std::max(out[i].largest, part.expected[i].standard_error);
+      out[i].yardstick.add(part.expected[i].yardstick);
     }
   }
-  std::vector<ElementRule> rules(yardsticks.begin(), yardsticks.end());
+  return out;
+}
+
+std::vector<Comparison> judge(std::span<const Part> parts,
+                              std::span<const std::vector<StandardErrors>> similar) {
+  std::vector<Comparison> comparisons;
+  if (parts.empty()) return comparisons;
+  std::vector<StandardErrors> standard = standard_errors(parts);
+  for (const std::vector<StandardErrors>& other : similar) {
+    for (std::size_t i = 0; i < standard.size(); ++i) {
+      standard[i].largest = std::max(standard[i].largest, other[i].largest);
+      standard[i].yardstick.learn(other[i].yardstick);
+    }
+  }
+  std::vector<ElementRule> rules;
+  for (const StandardErrors& errors : standard) rules.emplace_back(errors.yardstick);
   for (const Part& part : parts) {
     for (std::size_t i = 0; i < rules.size(); ++i) {
       const Expected& one = part.expected[i];
@@ -289,7 +303,7 @@ std::vector<Comparison> judge(std::span<const Part> parts) {
         if (part.to_whole && !where.empty()) part.to_whole(one.name, where);
       };
       const Elements got = read_elements(one.got);
-      Comparison comparison = compare(one.name, got, one.exact, one.standard_error);
+      Comparison comparison = compare(one.name, got, one.exact, standard[i].largest);
       to_whole(comparison.where);
       if (i >= comparisons.size()) {
         comparisons.push_back(std::move(comparison));

@@ -63,8 +63,18 @@ struct Part {
   std::function<void(std::string_view name, std::vector<std::int64_t>& where)> to_whole{};
 };
 
+// How far off standard attention is in one tensor, over several parts.
+struct StandardErrors {
+  double largest = 0;
+  ElementYardstick yardstick{};
+};
+// One a tensor; every part has the same tensors.
+std::vector<StandardErrors> standard_errors(std::span<const Part> parts);
+
 // Reads what was computed. One comparison a tensor, over all parts; every part has the same
-// tensors.
-std::vector<Comparison> judge(std::span<const Part> parts);
+// tensors. similar: those of problems much like this one, from which the rule learns what standard
+// attention may be off by (ElementYardstick::learn).
+std::vector<Comparison> judge(std::span<const Part> parts,
+                              std::span<const std::vector<StandardErrors>> similar = {});
 
 }  // namespace attn::harness
