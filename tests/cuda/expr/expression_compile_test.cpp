@@ -55,7 +55,8 @@ TEST(ExpressionCompile, NeedsNoLocalMemory) {
         SCOPED_TRACE(all[i].name + " " + to_string(arch) + "\n" + source.text);
         const Report report = compile(source, arch, {}).report;
         EXPECT_GT(report.registers, 0);
-        // One random mask is known to take a register too many (docs/plan.md).
+        // One random mask has a register too many across the call for denormal numbers that ptxas
+        // makes of sqrt.
         const int known = all[i].name == "mask 73" ? 8 : 0;
         EXPECT_LE(report.local_bytes, known);
         EXPECT_LE(report.spill_store_bytes, known);
