@@ -31,7 +31,10 @@ def export(array: Any, name: str) -> Any:
             "data, and tracers of JAX in attn.jax"
         )
     try:
-        return _capsule(array)
+        capsule = _capsule(array)
+        if type(capsule).__name__ != "PyCapsule":
+            raise TypeError(f"__dlpack__ gives a {type(capsule).__name__}")
+        return capsule
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgument(
             f"{name} is a {type(array).__name__} that shows no memory ({error}); accepted are "

@@ -404,10 +404,10 @@ Array view(std::string_view name, nb::handle object) {
     refuse(std::string(name) + " is a " + class_of(object) +
            ", whose mask would not be read; accepted are arrays without one, as its filled() is");
   }
-  if (const nb::object capsule = find(object, names().array_struct); capsule.is_valid()) {
-    return numpy_view(name, object, capsule);
-  }
-  if (nb::hasattr(object, "__dlpack__")) {
+  const nb::object capsule = find(object, names().array_struct);
+  const bool has_capsule = capsule.is_valid() && PyCapsule_CheckExact(capsule.ptr()) != 0;
+  if (has_capsule) return numpy_view(name, object, capsule);
+  if (!capsule.is_valid() && nb::hasattr(object, "__dlpack__")) {  // a Proxy of torch.fx has both
     if (!kind.is_readable) refuse_meaning(name, object, kind);
     return dlpack_view(name, object);
   }

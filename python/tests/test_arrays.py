@@ -63,6 +63,16 @@ def test_dlpack_on_another_device():
         attn.attention(Elsewhere(X), X, X)
 
 
+class Wrong(Exported):
+    def __dlpack__(self, **arguments):
+        return 5
+
+
+def test_dlpack_that_gives_no_capsule():
+    with pytest.raises(attn.InvalidArgument, match="q is a Wrong that shows no memory"):
+        attn.attention(Wrong(X), X, X)
+
+
 def test_strides():
     wide = RANDOM.standard_normal((2, 18, 6, 40)).astype(np.float32)
     view = wide[:, ::-2, ::2, 8:24]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -76,3 +78,17 @@ def test_torch_script():
     for given in (attn.torch.attention, attn.torch.scaled_dot_product_attention, Module()):
         with pytest.raises(attn.Unsupported, match="accepted are torch.jit.trace, torch.compile"):
             torch.jit.script(given)
+
+
+@pytest.mark.parametrize("name", ["attn", "attn.torch"])
+def test_symbolic_trace(name):
+    """torch.fx runs a module with Proxies, which have every attribute that they are asked for."""
+    torch = pytest.importorskip("torch")
+    attend = importlib.import_module(name).attention
+
+    class Module(torch.nn.Module):
+        def forward(self, q):
+            return attend(q, q, q)
+
+    with pytest.raises(TypeError, match="q is a Proxy; accepted are"):
+        torch.fx.symbolic_trace(Module())

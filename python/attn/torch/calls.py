@@ -14,12 +14,13 @@ from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
 from .. import _attn, merging
 from ..arrays import is_observed
-from ..errors import Error, InvalidArgument
+from ..errors import Error, InvalidArgument, Unsupported
 from ..options import make_options, refuse_more_than_number
 from . import nested as torch_nested
 from . import ops as torch_ops
 from .rng import draw_rng
 from .second import once
+from .transforms import for_each, is_batch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,12 +35,12 @@ def _gradients(
     wanted: Sequence[str],
     d_out: Tensor | None,
     d_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-) -> tuple[Any, ...]:
+    saved: Sequence[Tensor],
+) -> Sequence[Any]:
+    """saved: q, k, v, out, lse."""
+    if is_batch(d_out) or is_batch(d_lse):
+        return for_each(lambda *d: _gradients(options, wanted, *d, saved), d_out, d_lse)
+    q, k, v, out, lse = saved
     if d_out is None:
         d_out = torch.zeros_like(out)
     elif not d_out.is_contiguous():
@@ -59,10 +60,15 @@ class _Plain(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> Any:
         if not torch.is_grad_enabled():
-            return _attn.recorded_backward(ctx, d_out)
+            try:
+                return _attn.recorded_backward(ctx, d_out)
+            except InvalidArgument:
+                if not is_batch(d_out):
+                    raise
+                return tuple(for_each(lambda d: _attn.recorded_backward(ctx, d), d_out))
         saved = ctx.saved_tensors
         with torch.no_grad():
-            found = _gradients(ctx.options, _QKV, d_out, None, *saved)
+            found = _gradients(ctx.options, _QKV, d_out, None, saved)
         return (None, *once(found, d_out, *saved))
 
 
@@ -92,7 +98,7 @@ class _Eager(torch.autograd.Function):
         needed = ctx.needs_input_grad[2:]
         wanted = [name for name, is_needed in zip(names, needed, strict=True) if is_needed]
         with torch.no_grad():
-            gradients = _gradients(ctx.options, wanted, d_out, d_lse, *saved[:5])
+            gradients = _gradients(ctx.options, wanted, d_out, d_lse, saved[:5])
             found = dict(zip(wanted, gradients, strict=True))
             for name, tensor in zip(ctx.names, tensors, strict=True):
                 if name in found and found[name].dtype != tensor.dtype:

@@ -29,7 +29,7 @@ from .flops import Counting
 from .second import once, refuse_forward_mode
 from .shapes import check_shapes
 from .trace import traced
-from .transforms import in_vmap_of, rule
+from .transforms import for_each, in_vmap_of, rule
 
 _REST = (
     "Tensor[]? tensors=None, SymInt[] sizes=[], float? scale=None, float softcap=0.0, "
@@ -268,6 +268,14 @@ for _name, _rows in (("forward", 3), ("backward", 7)):
         rule(getattr(torch.ops.attn, _name).default, _rows, _SEPARATOR, last_contiguous),
         lib=_LIBRARY,
     )
+
+
+def _backward_of_batch(*given: Any) -> Any:
+    op = torch.ops.attn.backward.default
+    return for_each(lambda *rows: op(*rows, *given[7:]), *given[:7])
+
+
+_LIBRARY.impl("backward", _backward_of_batch, "Batched")
 
 
 class _Attention(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""What torch.func makes of attn's operators: the rules of vmap.
+"""What torch.func makes of attn's operators: the rules of vmap, and that of is_grads_batched.
 
 The elements of the mapped dimension become a batch, one call for all, where nothing but their rows
 tells sequences apart: no tensor is mapped but those of rows, no dropout, no lengths, and neither
@@ -87,6 +87,35 @@ def rule(
         return out, type(out)([0] * len(out))
 
     return mapped
+
+
+def is_batch(gradient: Tensor | None) -> bool:
+    """Whether torch.autograd.grad was given this one with is_grads_batched=True: such a tensor is
+    of PyTorch's older vmap, in which no operator of attn has a rule.
+    """
+    return gradient is not None and bool(
+        torch._C._functorch.is_legacy_batchedtensor(gradient)  # type: ignore[attr-defined]
+    )
+
+
+def for_each(
+    one: Callable[..., Sequence[Tensor | None]], *gradients: Tensor | None
+) -> list[Tensor | None]:
+    """The results of `one`, a backward pass, of gradients of which is_batch() is true for some: a
+    call for each element of the batch.
+    """
+    level = torch._C._vmapmode_increment_nesting() - 1  # type: ignore[attr-defined]
+    torch._C._vmapmode_decrement_nesting()  # type: ignore[attr-defined]
+    apart = [torch._remove_batch_dim(g, level, 0, 0) if is_batch(g) else None for g in gradients]
+    size = next(len(parts) for parts in apart if parts is not None)
+    every = [
+        one(*[g if part is None else part[i] for g, part in zip(gradients, apart, strict=True)])
+        for i in range(size)
+    ]
+    return [
+        None if parts[0] is None else torch._add_batch_dim(torch.stack(parts), 0, level)
+        for parts in zip(*every, strict=True)
+    ]
 
 
 def in_vmap_of(tensors: Sequence[Tensor], q: Tensor) -> Tensor:
