@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
 from .. import _attn, merging
 from ..arrays import is_observed
-from ..errors import Error, InvalidArgument, Unsupported
+from ..errors import Error, InvalidArgument
 from ..options import make_options, refuse_more_than_number
 from . import nested as torch_nested
 from . import ops as torch_ops
