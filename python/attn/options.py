@@ -357,6 +357,10 @@ def _make_options(
     seqused_k: Array | None = None,
     page_table: Array | None = None,
     key_list: Array | None = None,
+    prefix_k: Array | None = None,
+    prefix_v: Array | None = None,
+    prefix_page_table: Array | None = None,
+    seqlen_prefix: int | None = None,
     layout: str | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
@@ -388,6 +392,18 @@ def _make_options(
             tokens.append(f"score({score_text})")
     if scale is not None:
         tokens.append("scale" + _number("scale", scale))
+    if seqlen_prefix is not None:
+        if prefix_page_table is None:
+            raise InvalidArgument(
+                f"seqlen_prefix is {seqlen_prefix!r} and prefix_page_table is not given; accepted "
+                "is the number of keys in its pages, and none with prefix_k"
+            )
+        tokens.append(f"sp{_size('seqlen_prefix', seqlen_prefix)}_pagedprefix")
+    elif prefix_page_table is not None:
+        raise InvalidArgument(
+            "prefix_page_table is given without seqlen_prefix; accepted is the number of keys in "
+            "its pages, of which the last may not be full"
+        )
     tensors: dict[str, Array] = {}
     seed = offset = 0
     if type(dropout) is not float or dropout:  # an array is no condition
@@ -410,6 +426,9 @@ def _make_options(
         ("seqused_k", seqused_k),
         ("page_table", page_table),
         ("key_list", key_list),
+        ("prefix_k", prefix_k),
+        ("prefix_v", prefix_v),
+        ("prefix_page_table", prefix_page_table),
     ):
         if array is not None:
             tensors[name] = array

@@ -32,6 +32,10 @@ class Problem(TypedDict, total=False):
     seqused_k: Array | None
     page_table: Array | None
     key_list: Array | None
+    prefix_k: Array | None
+    prefix_v: Array | None
+    prefix_page_table: Array | None
+    seqlen_prefix: int | None
     layout: str | None
     backend: str
     algorithm: str

@@ -17,6 +17,9 @@ Tensor* member(Inputs& inputs, std::string_view name) {
   if (name == "seqused_k") return &inputs.seqused_k;
   if (name == "page_table") return &inputs.page_table;
   if (name == "key_list") return &inputs.key_list;
+  if (name == "prefix_k") return &inputs.prefix_k;
+  if (name == "prefix_v") return &inputs.prefix_v;
+  if (name == "prefix_page_table") return &inputs.prefix_page_table;
   if (name == "sink") return &inputs.sink;
   if (name == "rng_state") return &inputs.rng_state;
   return nullptr;
@@ -24,7 +27,9 @@ Tensor* member(Inputs& inputs, std::string_view name) {
 
 std::string accepted_dtypes(std::string_view name) {
   Inputs inputs;
-  if (member(inputs, name) == nullptr) return "f32, bf16, f16 and f64";
+  if (member(inputs, name) == nullptr || name == "prefix_k" || name == "prefix_v") {
+    return "f32, bf16, f16 and f64";
+  }
   return name == "sink" ? "f32" : name == "rng_state" ? "i64" : "i32";
 }
 
@@ -67,11 +72,14 @@ std::int64_t longest(const Tensor& lengths, bool differences) {
 }  // namespace
 
 // An index out of range reads 0, so that an array of other lengths would hide keys without a word.
-void check_mask(const Tensor& mask, const std::string& shown, const Inputs& inputs) {
+void check_mask(const Tensor& mask, const std::string& shown, const Inputs& inputs,
+                const Problem& problem) {
   const Tensor& q = inputs.q;
   const Tensor& k = inputs.k;
   const bool packed_q = inputs.cu_seqlens_q.given(), packed_k = inputs.cu_seqlens_k.given();
   const bool paged = inputs.page_table.given();
+  const std::int64_t prefix =
+      inputs.prefix_k.rank > 0 ? inputs.prefix_k.shape[0] : problem.seqlen_prefix;
   if (q.rank != (packed_q ? 3 : 4) || k.rank != (packed_k ? 3 : 4)) return;  // refused later
   // Sequences of a packed or paged tensor have lengths of their own, which on a GPU are not looked
   // at: a mask has a row and a column for the longest one at least.
@@ -81,7 +89,8 @@ void check_mask(const Tensor& mask, const std::string& shown, const Inputs& inpu
   const std::array<std::int64_t, 4> whole{
       packed_q ? inputs.cu_seqlens_q.shape[0] - 1 : q.shape[0], q.shape[packed_q ? 1 : 2],
       length(q, packed_q, inputs.cu_seqlens_q),
-      paged ? longest(inputs.seqused_k, false) : length(k, packed_k, inputs.cu_seqlens_k)};
+      prefix +
+          (paged ? longest(inputs.seqused_k, false) : length(k, packed_k, inputs.cu_seqlens_k))};
   const std::array<bool, 4> at_least{false, false, packed_q, packed_k || paged};
   for (std::int32_t i = 1; i <= mask.rank; ++i) {
     const auto axis = static_cast<std::size_t>(4 - i);
@@ -235,7 +244,9 @@ void Call::take_buffers(const nb::dict& buffers) {
       continue;
     }
     Array array = input(argument_of(name, options_.problem), value);
-    if (name == kMaskArray) check_mask(array.tensor, described(array), inputs_);
+    if (name == kMaskArray) {
+      check_mask(array.tensor, described(array), inputs_, *options_.described.problem);
+    }
     if (name == kHeadSlopes || is_alibi(name, array.tensor, options_.problem)) {
       check_alibi(array.tensor, described(array), inputs_);
     }

@@ -41,8 +41,10 @@ std::string accepted_dtypes(std::string_view name);
 // HEAD_SLOPES of attn/options.py.
 inline constexpr std::string_view kMaskArray = "_allowed", kHeadSlopes = "_head_slopes";
 
-// Refuse what has not the sizes of the call. shown: the array, as a message shows it.
-void check_mask(const Tensor& mask, const std::string& shown, const Inputs& inputs);
+// Refuse what has not the sizes of the call. shown: the array, as a message shows it. problem: as
+// described, with the length of a prefix in pages.
+void check_mask(const Tensor& mask, const std::string& shown, const Inputs& inputs,
+                const Problem& problem);
 void check_alibi(const Tensor& slopes, const std::string& shown, const Inputs& inputs);
 
 // Whether a call refuses tensors that PyTorch would record a gradient of, or would ask the class

@@ -329,7 +329,7 @@ class Invocation {
       }
     }
     for (const auto& [name, tensor] : inputs.buffers) {
-      if (name == kMaskArray) check_mask(tensor, to_string(tensor), inputs);
+      if (name == kMaskArray) check_mask(tensor, to_string(tensor), inputs, *described_.problem);
       if (name == kHeadSlopes) check_alibi(tensor, to_string(tensor), inputs);
     }
     Context context;

@@ -241,11 +241,12 @@ std::vector<std::string> tiles(const Options& options, nb::handle q, nb::handle 
   check("head", head, 0, problem.heads_q);
   const Inputs& inputs = call.inputs();
   for (const Tensor* lengths : {&inputs.cu_seqlens_q, &inputs.cu_seqlens_k, &inputs.seqused_q,
-                                &inputs.seqused_k, &inputs.page_table, &inputs.key_list}) {
+                                &inputs.seqused_k, &inputs.page_table, &inputs.key_list,
+                                &inputs.prefix_k, &inputs.prefix_page_table}) {
     if (!lengths->given()) continue;
     throw Error(ErrorCode::unsupported,
-                "tiles of sequences with lengths or lists of keys of their own are asked for; "
-                "accepted are dense q, k and v");
+                "tiles of sequences with lengths or lists of keys of their own, or with a shared "
+                "prefix, are asked for; accepted are dense q, k and v");
   }
   expr::Tile t;
   t.batch = static_cast<std::int32_t>(batch);

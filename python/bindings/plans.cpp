@@ -16,7 +16,7 @@ namespace {
 
 // What a plan depends on, as numbers. The problem is known by its place in memory, which the entry
 // keeps from being another's.
-using Key = std::array<std::int64_t, 28>;
+using Key = std::array<std::int64_t, 30>;
 
 struct Hash {
   std::size_t operator()(const Key& key) const {
@@ -51,7 +51,8 @@ Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqle
   const auto rank = [](const Tensor& t) { return static_cast<std::int64_t>(t.rank); };
   const std::int64_t ranks = rank(inputs.q) | rank(inputs.k) << 4 | rank(inputs.v) << 8 |
                              rank(inputs.cu_seqlens_q) << 12 | rank(inputs.cu_seqlens_k) << 16 |
-                             rank(inputs.page_table) << 20 | rank(inputs.key_list) << 24;
+                             rank(inputs.page_table) << 20 | rank(inputs.key_list) << 24 |
+                             rank(inputs.prefix_k) << 28 | rank(inputs.prefix_page_table) << 32;
   const std::int64_t choices = static_cast<std::int64_t>(phase) |
                                static_cast<std::int64_t>(options.backend) << 8 |
                                static_cast<std::int64_t>(options.algorithm) << 16 |
@@ -86,7 +87,9 @@ Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqle
           inputs.key_list.shape[0],
           inputs.key_list.shape[1],
           inputs.key_list.shape[2],
-          inputs.key_list.shape[3]};
+          inputs.key_list.shape[3],
+          inputs.prefix_k.shape[0],
+          inputs.prefix_page_table.shape[0]};
 }
 
 }  // namespace

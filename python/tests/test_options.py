@@ -176,6 +176,55 @@ def test_lists_name_the_keys(heads):
         attn.attention_backward(out, Q, K, V, out, lse, key_list=lists)
 
 
+def test_a_prefix_comes_before_the_keys_of_all():
+    rng = np.random.default_rng(6)
+    prefix_k, prefix_v = rng.standard_normal((2, 70, HK, D)).astype(np.float32)
+    rows = rng.random((N, 70 + M)) < 0.5
+    for options in ({}, {"causal": True}, {"window": (40, 0)}, {"mask": rows}):
+        out, lse = attn.attention(
+            Q, K, V, prefix_k=prefix_k, prefix_v=prefix_v, return_lse=True, **options
+        )
+        k, v = (
+            np.concatenate([np.broadcast_to(x, (B, *x.shape)), y], 1)
+            for x, y in ((prefix_k, K), (prefix_v, V))
+        )
+        o, sums = attn.attention(Q, k, v, return_lse=True, **options)
+        np.testing.assert_allclose(out, o, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(lse, sums, rtol=1e-6, atol=2e-6)
+    with pytest.raises(attn.InvalidArgument, match="mask is"):  # it lacks the prefix's columns
+        attn.attention(Q, K, V, prefix_k=prefix_k, prefix_v=prefix_v, mask=rows[:, 70:])
+    # Another length needs another plan.
+    out = attn.attention(Q, K, V, prefix_k=prefix_k[:9], prefix_v=prefix_v[:9])
+    o = attn.attention(Q, np.concatenate([k[:, :9], K], 1), np.concatenate([v[:, :9], V], 1))
+    np.testing.assert_allclose(out, o, rtol=0, atol=2e-6)
+    with pytest.raises(attn.Unsupported, match="seqlen_prefix is 70"):
+        attn.attention_backward(out, Q, K, V, out, lse, prefix_k=prefix_k, prefix_v=prefix_v)
+
+
+def test_a_prefix_may_lie_in_pages():
+    rng = np.random.default_rng(7)
+    pages_k, pages_v = rng.standard_normal((2, 9, 16, HK, D)).astype(np.float32)
+    table = np.array([[4, 0], [2, 8]], np.int32)[:B]
+    used = np.array([20, 32], np.int32)[:B]
+    prefix = np.array([7, 1, 5], np.int32)
+    out = attn.attention(
+        Q, pages_k, pages_v, page_table=table, seqused_k=used, prefix_page_table=prefix,
+        seqlen_prefix=43, causal=True,
+    )  # fmt: skip
+    for b in range(B):
+        keys = [
+            np.concatenate([x[prefix].reshape(-1, HK, D)[:43], x[table[b]].reshape(-1, HK, D)])
+            for x in (pages_k, pages_v)
+        ]
+        k, v = (x[None, : 43 + used[b]] for x in keys)
+        one = attn.attention(Q[b : b + 1], k, v, causal=True)
+        np.testing.assert_allclose(out[b], one[0], rtol=0, atol=2e-6)
+    with pytest.raises(attn.InvalidArgument, match="without seqlen_prefix"):
+        attn.attention(Q, pages_k, pages_v, page_table=table, prefix_page_table=prefix)
+    with pytest.raises(attn.InvalidArgument, match="prefix_page_table is not given"):
+        attn.attention(Q, K, V, seqlen_prefix=43)
+
+
 def test_merge():
     parts = [
         attn.attention(Q, K[:, s], V[:, s], return_lse=True) for s in (slice(20), slice(20, M))

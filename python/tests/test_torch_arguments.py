@@ -157,3 +157,43 @@ def test_numbers_that_change_within_torch_compile(qkv, name):
     made = torch.compile(CHANGING[name], backend="eager", fullgraph=True)
     for n in (1, 2, 3, 5):
         assert torch.equal(made(*qkv, n), CHANGING[name](*qkv, n))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_prefix_that_all_sequences_share(compiled):
+    torch.manual_seed(4)
+    q, k, v = torch.randn(2, 9, 4, 16), torch.randn(2, 20, 2, 16), torch.randn(2, 20, 2, 8)
+    prefix_k, prefix_v = torch.randn(70, 2, 16), torch.randn(70, 2, 8)
+
+    def call(q, k, v, prefix_k, prefix_v):
+        return attn.torch.attention(q, k, v, causal=True, prefix_k=prefix_k, prefix_v=prefix_v)
+
+    if compiled:
+        torch._dynamo.reset()
+        call = torch.compile(call, backend="aot_eager", fullgraph=True)
+    all_k, all_v = (
+        torch.cat([x.expand(2, *x.shape), y], 1) for x, y in ((prefix_k, k), (prefix_v, v))
+    )
+    wanted = attn.torch.attention(q, all_k, all_v, causal=True)
+    torch.testing.assert_close(call(q, k, v, prefix_k, prefix_v), wanted, rtol=0, atol=2e-6)
+    # Nor does a gradient of the prefix alone get lost.
+    out = call(q, k, v, prefix_k.requires_grad_(), prefix_v)
+    with pytest.raises(Exception, match="seqlen_prefix is 70"):
+        out.sum().backward()
+
+
+def test_a_prefix_in_pages_goes_through_operators():
+    torch.manual_seed(5)
+    pages_k, pages_v = torch.randn(9, 16, 2, 16), torch.randn(9, 16, 2, 8)
+    q, table = torch.randn(2, 5, 4, 16), torch.tensor([[4, 0], [2, 8]], dtype=torch.int32)
+    prefix = torch.tensor([7, 1, 5], dtype=torch.int32)
+
+    def call(q):
+        return attn.torch.attention(
+            q, pages_k, pages_v, page_table=table, prefix_page_table=prefix, seqlen_prefix=43
+        )
+
+    torch._dynamo.reset()
+    wanted = call(q)
+    found = torch.compile(call, backend="aot_eager", fullgraph=True)(q)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

@@ -44,6 +44,9 @@ _ARRAYS = (
     "seqused_k",
     "page_table",
     "key_list",
+    "prefix_k",
+    "prefix_v",
+    "prefix_page_table",
 )
 
 

@@ -136,6 +136,8 @@ def factors(described: Described) -> dict[str, Factors]:
             found[-3] = HEADS if shape[-3] > 1 else None
             if len(shape) == 4:
                 found[0] = BATCH
+        elif name in ("prefix_k", "prefix_v"):
+            found[1] = HEADS if heads_k > 1 else None
         elif name in _OF_HEADS:
             found[0] = HEADS
         elif name == "bias" and len(shape) == 4:

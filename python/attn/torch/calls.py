@@ -266,7 +266,15 @@ def check_tensor(name: str, given: Any) -> None:
 
 
 # Options that are numbers of Python, for which a tensor of a transform has no value.
-_NUMBERS = ("scale", "softcap", "causal", "max_seqlen_q", "max_seqlen_k", "threads")
+_NUMBERS = (
+    "scale",
+    "softcap",
+    "causal",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "threads",
+    "seqlen_prefix",
+)
 
 
 def _that_require_grad(made: _attn.Options) -> dict[str, Tensor]:

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from ..errors import InvalidArgument
 
-_OF_SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "key_list")
+_OF_SEQUENCES = (
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_q",
+    "seqused_k",
+    "page_table",
+    "key_list",
+    "prefix_page_table",
+)
 
 
 def attention(

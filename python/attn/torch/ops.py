@@ -59,6 +59,9 @@ KEYWORDS = frozenset(
         "seqused_k",
         "page_table",
         "key_list",
+        "prefix_k",
+        "prefix_v",
+        "prefix_page_table",
         "rng",
     }
 )
@@ -77,6 +80,7 @@ def describe(
     algorithm: str,
     deterministic: bool,
     batch_invariant: bool,
+    seqlen_prefix: int | None = None,
 ) -> str:
     """The text of a call. names: of its tensors."""
     return _SEPARATOR.join(
@@ -84,6 +88,7 @@ def describe(
             ",".join(names), mask, score, "causal" if causal else "", layout or "", backend,
             algorithm, "deterministic" if deterministic else "",
             "batch_invariant" if batch_invariant else "",
+            "" if seqlen_prefix is None else str(seqlen_prefix),
         )
     )  # fmt: skip
 
@@ -109,7 +114,9 @@ def options(
     is_text_alone = not (tensors or sizes or softcap or dropout) and scale is None
     if is_text_alone and call in _KNOWN:
         return _KNOWN[call]
-    names, mask, score, causal, layout, backend, algorithm, *promises = call.split(_SEPARATOR)
+    names, mask, score, causal, layout, backend, algorithm, *promises, prefix = call.split(
+        _SEPARATOR
+    )
     keywords: dict[str, Any] = {}
     buffers: dict[str, Tensor] = {}
     for name, tensor in zip(names.split(","), tensors or (), strict=False):
@@ -135,6 +142,7 @@ def options(
         threads=threads,
         deterministic="deterministic" in promises,
         batch_invariant="batch_invariant" in promises,
+        seqlen_prefix=int(prefix) if prefix else None,
     )
     if is_text_alone:
         if len(_KNOWN) >= _MOST_KNOWN:
@@ -380,6 +388,7 @@ def attention(
     threads: int = 0,
     deterministic: bool = False,
     batch_invariant: bool = False,
+    seqlen_prefix: int | None = None,
     **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) through the operators, differentiable; the keywords of attn.attention."""
@@ -443,6 +452,7 @@ def attention(
     call = describe(
         given, texts["mask"], texts["score"], is_set("causal", causal), layout, backend, algorithm,
         is_set("deterministic", deterministic), is_set("batch_invariant", batch_invariant),
+        seqlen_prefix,
     )  # fmt: skip
     numbers = (sizes, scale, softcap or 0.0, dropout)
     result: tuple[Tensor, Tensor]

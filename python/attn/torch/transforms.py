@@ -20,7 +20,17 @@ _BATCH = re.compile(r"\bbatch\b")
 # How attn.options reads an array as mask, whose batch of 1 serves all.
 _OF_MASK_ARRAY = f"{MASK_ARRAY}[batch, head, query, key]"
 _LENGTHS = frozenset(
-    {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "key_list"}
+    {
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "seqused_q",
+        "seqused_k",
+        "page_table",
+        "key_list",
+        "prefix_k",
+        "prefix_v",
+        "prefix_page_table",
+    }
 )
 
 
