@@ -24,7 +24,7 @@ report 'a namespace of a public header without ATTN_API' "$(
          if (declaration !~ /^class [A-Za-z]+;$/ || end !~ /^}/) print line
        }' include/attn/*.hpp)"
 report 'visibility is decided in include/attn alone' \
-  "$(grep -rnE 'ATTN_API|\b_*visibility_* *\(' src tools tests || true)"
+  "$(grep -rnE 'ATTN_API|\b_*visibility_* *\(' src tools verify tests || true)"
 
 # Functions are compared by the last part of their name, `forward` for attn::forward(...). What a
 # header declares ends in `;` and has no body; a pure virtual or defaulted function has no symbol.

@@ -240,9 +240,9 @@ std::vector<std::string> tiles(const Options& options, nb::handle q, nb::handle 
   check("batch", batch, 0, problem.batch);
   check("head", head, 0, problem.heads_q);
   const Inputs& inputs = call.inputs();
-  for (const Tensor* lengths : {&inputs.cu_seqlens_q, &inputs.cu_seqlens_k, &inputs.seqused_q,
-                                &inputs.seqused_k, &inputs.page_table, &inputs.key_list,
-                                &inputs.prefix_k, &inputs.prefix_page_table}) {
+  for (const Tensor* lengths :
+       {&inputs.cu_seqlens_q, &inputs.cu_seqlens_k, &inputs.seqused_q, &inputs.seqused_k,
+        &inputs.page_table, &inputs.key_list, &inputs.prefix_k, &inputs.prefix_page_table}) {
     if (!lengths->given()) continue;
     throw Error(ErrorCode::unsupported,
                 "tiles of sequences with lengths or lists of keys of their own, or with a shared "

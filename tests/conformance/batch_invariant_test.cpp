@@ -12,10 +12,10 @@
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
 #include "core/problem/rows.hpp"
-#include "harness/conformance.hpp"
-#include "harness/data.hpp"
+#include "verify/conformance.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr std::uint64_t kSeed = 11;
@@ -268,4 +268,4 @@ TEST(BatchInvariant, EqualBitsInRandomProblems) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -6,11 +6,11 @@
 #include "attn/context.hpp"
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
-#include "harness/cases.hpp"
-#include "harness/compare.hpp"
-#include "harness/data.hpp"
+#include "verify/cases.hpp"
+#include "verify/compare.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr std::uint64_t kSeed = 7;
@@ -198,4 +198,4 @@ INSTANTIATE_TEST_SUITE_P(Conformance, RngState, ::testing::Values(Backend::cpu, 
                          });
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

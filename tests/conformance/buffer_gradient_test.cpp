@@ -14,10 +14,10 @@
 #include "conformance/isolation.hpp"
 #include "conformance/support.hpp"
 #include "core/problem/rows.hpp"
-#include "harness/compare.hpp"
-#include "harness/conformance.hpp"
+#include "verify/compare.hpp"
+#include "verify/conformance.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 // A random problem whose score has one to four terms with a buffer each.
@@ -184,4 +184,4 @@ TEST(HiddenByMask, RowsThatAreNotFiniteReachNoBuffer) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

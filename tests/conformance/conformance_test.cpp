@@ -1,6 +1,6 @@
 // Every listed case in every dtype: each backend, algorithm and instruction set, forward and
 // backward, against fp64.
-#include "harness/conformance.hpp"
+#include "verify/conformance.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@
 
 #include "attn/plan.hpp"
 #include "conformance/support.hpp"
-#include "harness/cases.hpp"
+#include "verify/cases.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr std::uint64_t kSeed = 20240501;
@@ -94,4 +94,4 @@ TEST(Paged, BackwardIsUnsupported) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

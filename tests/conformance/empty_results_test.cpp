@@ -11,7 +11,7 @@
 #include "attn/attn.hpp"
 #include "conformance/support.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -195,4 +195,4 @@ TEST(EmptyResults, AreWrittenByEveryAlgorithm) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

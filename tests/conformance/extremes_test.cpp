@@ -11,9 +11,9 @@
 #include "attn/mask.hpp"
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 double largest(const Tensor& tensor) {
@@ -167,4 +167,4 @@ INSTANTIATE_TEST_SUITE_P(Conformance, LargeScores,
                          });
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

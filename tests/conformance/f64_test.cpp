@@ -8,13 +8,13 @@
 #include "attn/error.hpp"
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
-#include "harness/cases.hpp"
-#include "harness/compare.hpp"
-#include "harness/conformance.hpp"
-#include "harness/data.hpp"
 #include "reference/reference.hpp"
+#include "verify/cases.hpp"
+#include "verify/compare.hpp"
+#include "verify/conformance.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr std::uint64_t kSeed = 20261128;
@@ -119,4 +119,4 @@ TEST(F64, SinkAloneIsLseWhateverItIs) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -9,10 +9,10 @@
 #include "attn/context.hpp"
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
-#include "harness/cases.hpp"
-#include "harness/data.hpp"
+#include "verify/cases.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr std::uint64_t kSeed = 3;
@@ -79,4 +79,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -5,10 +5,10 @@
 
 #include "attn/plan.hpp"
 #include "conformance/support.hpp"
-#include "harness/cases.hpp"
-#include "harness/conformance.hpp"
+#include "verify/cases.hpp"
+#include "verify/conformance.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr std::uint64_t kSeedsPerTest = 20;
@@ -131,4 +131,4 @@ TEST(RandomText, IsReadBack) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -15,11 +15,11 @@
 #include "conformance/isolation.hpp"
 #include "conformance/support.hpp"
 #include "core/problem/rows.hpp"
-#include "harness/compare.hpp"
-#include "harness/data.hpp"
 #include "reference/reference.hpp"
+#include "verify/compare.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr std::uint64_t kSeed = 11;
@@ -390,4 +390,4 @@ TEST(HiddenPages, AreNotLookedUp) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

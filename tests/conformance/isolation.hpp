@@ -7,9 +7,9 @@
 
 #include "attn/run.hpp"
 #include "core/problem/rows.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 
 struct Algorithms {
   Algorithm forward, backward;
@@ -48,4 +48,4 @@ inline bool same_lse(const CaseData& a, const CaseData& b, std::int64_t batch, s
          0;
 }
 
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -8,9 +8,9 @@
 
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 void each_backward(const std::function<void(const PlanOptions&, const Context&)>& run) {
@@ -64,4 +64,4 @@ TEST(LseGradient, OfRowsWithoutKeysIsNotUsed) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

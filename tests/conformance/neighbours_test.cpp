@@ -8,9 +8,9 @@
 #include "conformance/isolation.hpp"
 #include "conformance/support.hpp"
 #include "core/problem/rows.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr std::uint64_t kSeed = 5;
@@ -120,4 +120,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

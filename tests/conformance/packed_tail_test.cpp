@@ -11,7 +11,7 @@
 #include "attn/attn.hpp"
 #include "conformance/support.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -85,4 +85,4 @@ TEST(PackedTail, IsZeroInEveryResult) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -11,9 +11,9 @@
 
 #include "conformance/support.hpp"
 #include "core/philox.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -248,4 +248,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const ::testing::TestParamInfo<const char*>& info) { return test_name(info.param); });
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

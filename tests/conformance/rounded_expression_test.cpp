@@ -1,5 +1,5 @@
 // What the roundings of its operations may move an expression by.
-#include "harness/rounded_expression.hpp"
+#include "verify/rounded_expression.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "attn/expr.hpp"
 #include "expr/random_expr.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 using expr::Expr;
@@ -70,4 +70,4 @@ TEST(RoundedExpression, SlopeIsTheDerivative) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

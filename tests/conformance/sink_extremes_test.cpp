@@ -10,7 +10,7 @@
 #include "attn/attn.hpp"
 #include "conformance/support.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -135,4 +135,4 @@ TEST(SinkExtremes, GradientOfASinkThatStandsAlone) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -6,11 +6,11 @@
 #include <string>
 
 #include "conformance/support.hpp"
-#include "harness/conformance.hpp"
-#include "harness/data.hpp"
 #include "reference/reference.hpp"
+#include "verify/conformance.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr std::uint64_t kSeed = 5;
@@ -130,4 +130,4 @@ TEST_P(OneRow, ThatLacksOneKeyOfAThousandIsSeen) {
 INSTANTIATE_TEST_SUITE_P(Conformance, OneRow, ::testing::Values("f32", "bf16", "f16"));
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -10,10 +10,10 @@
 
 #include "attn/context.hpp"
 #include "attn/plan.hpp"
-#include "harness/case.hpp"
-#include "harness/cases.hpp"
+#include "verify/case.hpp"
+#include "verify/cases.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 
 // ATTN_TEST_QUICK=1 leaves out what takes long under a sanitizer.
 inline bool quick() { return std::getenv("ATTN_TEST_QUICK") != nullptr; }
@@ -46,4 +46,4 @@ inline std::string test_name(std::string text) {
   return text;
 }
 
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "conformance/support.hpp"
-#include "harness/data.hpp"
-#include "harness/expectation.hpp"
 #include "reference/reference.hpp"
+#include "verify/data.hpp"
+#include "verify/expectation.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 using reference::Precision;
@@ -134,4 +134,4 @@ TEST(TensorCoreYardstick, IsNoneOfFloat32) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

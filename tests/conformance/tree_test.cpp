@@ -8,10 +8,10 @@
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
 #include "core/problem/rows.hpp"
-#include "harness/data.hpp"
 #include "reference/reference.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 using Parents = std::vector<std::int32_t>;
@@ -143,4 +143,4 @@ TEST(TreeMask, VerifyStepsAreThoseOfTheDefinition) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

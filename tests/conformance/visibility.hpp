@@ -10,9 +10,9 @@
 #include <cmath>
 #include <string>
 
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 
 struct Visibility {
   const char* mask;  // as in descriptors
@@ -65,4 +65,4 @@ inline std::string visibility_error(const CaseData& data, const Visibility& visi
   return {};
 }
 
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -4,7 +4,7 @@
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 using Parameter = std::tuple<std::size_t, const char*>;  // index into kVisibilities, dtype
@@ -48,4 +48,4 @@ INSTANTIATE_TEST_SUITE_P(Conformance, VisibilityOfKeys,
                          });
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

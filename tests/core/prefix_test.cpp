@@ -10,9 +10,9 @@
 #include "attn/mask.hpp"
 #include "core/problem/prefix_expressions.hpp"
 #include "core/problem/prefix_parts.hpp"
-#include "harness/case.hpp"
-#include "harness/data.hpp"
 #include "reference/reference.hpp"
+#include "verify/case.hpp"
+#include "verify/data.hpp"
 
 namespace attn::core {
 namespace {
@@ -45,7 +45,7 @@ std::vector<float> concatenated(const Problem& p, const Inputs& in, bool of_k) {
 class PrefixByConcatenation : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(PrefixByConcatenation, TheReferenceGivesTheSameBits) {
-  harness::CaseData data(harness::parse_case(GetParam()), kSeed);
+  verify::CaseData data(verify::parse_case(GetParam()), kSeed);
   const Problem& p = data.problem;
   reference::forward(p, data.inputs, data.outputs);
 
@@ -170,18 +170,18 @@ TEST(PrefixParts, OwnKeysHaveTheUsualMasks) {
 // where an additive mask puts all scores near -1e9, where float32 counts in steps of 64.
 TEST(Prefix, LargeScoresWeighPartsByTheirKeys) {
   for (const float offset : {0.0F, 1e5F, -1e9F}) {
-    harness::CaseData data(harness::parse_case("b2_sq1_sk10_sp200_h2_d16_f32"), kSeed);
+    verify::CaseData data(verify::parse_case("b2_sq1_sk10_sp200_h2_d16_f32"), kSeed);
     Problem p = data.problem;
     p.score = expr::symbols().score + offset;
     const auto fill = [](const Tensor& t, double value) {
-      for (std::int64_t i = 0; i < t.size(); ++i) harness::store_element(t, i, value);
+      for (std::int64_t i = 0; i < t.size(); ++i) verify::store_element(t, i, value);
     };
     fill(data.inputs.q, 0);
     fill(data.inputs.prefix_v, 0);
     fill(data.inputs.v, 1);
     forward(p, data.inputs, data.outputs, {.backend = Backend::cpu});
     for (std::int64_t i = 0; i < data.outputs.o.size(); ++i) {
-      EXPECT_NEAR(harness::load_element(data.outputs.o, i), 10.0 / 210, 1e-7) << offset;
+      EXPECT_NEAR(verify::load_element(data.outputs.o, i), 10.0 / 210, 1e-7) << offset;
     }
   }
 }

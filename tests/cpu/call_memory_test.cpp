@@ -13,10 +13,10 @@
 #include "attn/error.hpp"
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
-#include "harness/cases.hpp"
-#include "harness/compare.hpp"
-#include "harness/data.hpp"
-#include "harness/matmul.hpp"
+#include "verify/cases.hpp"
+#include "verify/compare.hpp"
+#include "verify/data.hpp"
+#include "verify/matmul.hpp"
 
 namespace {
 
@@ -33,7 +33,7 @@ extern "C" void* malloc(std::size_t bytes) {
 }
 // NOLINTEND(readability-identifier-naming,readability-inconsistent-declaration-parameter-name)
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 template <class Call>
@@ -176,4 +176,4 @@ TEST(CallMemory, CallsAtTheSameTimeDoNotShareMemory) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -1,5 +1,5 @@
 // Matrix products on the CPU: every rung, instruction set, dtype and order against fp64.
-#include "harness/matmul.hpp"
+#include "verify/matmul.hpp"
 
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@
 namespace attn {
 namespace {
 
-using harness::MatmulData;
-using harness::varied_problem;
+using verify::MatmulData;
+using verify::varied_problem;
 
 std::string refusal(const std::function<void()>& call) {
   try {
@@ -56,7 +56,7 @@ void expect_right(const MatmulProblem& problem, const std::string& rung, Instruc
   Context context;
   context.isa = isa;
   matmul(make_plan(problem, options, context), data.inputs, data.c, context);
-  const harness::MatmulCheck check = check_matmul(data);
+  const verify::MatmulCheck check = check_matmul(data);
   EXPECT_TRUE(check.passed()) << to_string(problem) << " " << rung << " " << name(isa) << ": "
                               << check.worst << " of the allowed error at " << check.where;
   EXPECT_EQ(data.damage(), "") << to_string(problem) << " " << rung;
@@ -232,7 +232,7 @@ TEST(Matmul, FewBlocksOfCAreMultiplied) {
       p.block = std::array{64, 100, 256}[static_cast<std::size_t>(variant % 3)];
       MatmulData data(p, 300 + static_cast<std::uint64_t>(variant), 0, density);
       matmul(make_plan(p, {.rung = "packed"}), data.inputs, data.c);
-      const harness::MatmulCheck check = check_matmul(data);
+      const verify::MatmulCheck check = check_matmul(data);
       EXPECT_TRUE(check.passed()) << to_string(p) << ", density " << density << ": " << check.worst
                                   << " of the allowed error at " << check.where;
     }

@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "cuda/gpu.hpp"
-#include "harness/cases.hpp"
+#include "verify/cases.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::Case;
-using harness::Report;
-using harness::Status;
+using verify::Case;
+using verify::Report;
+using verify::Status;
 
 constexpr std::uint64_t kSeed = 20261122;
 constexpr std::int64_t kQuickScores = 100'000;
@@ -21,8 +21,8 @@ constexpr std::int64_t kQuickScores = 100'000;
 // holds them, and backward_sm90, in order too, where the GPU is one.
 void check_all(const Case& c, std::uint64_t seed) {
   const Problem& p = c.problem;
-  const bool taken = harness::has_backward(p);
-  harness::Conformance conformance(c, seed, taken);
+  const bool taken = verify::has_backward(p);
+  verify::Conformance conformance(c, seed, taken);
   const bool wide = p.head_dim % 8 != 0 || p.head_dim > 256 || p.head_dim_v % 8 != 0 ||
                     p.head_dim_v > 256 || p.dtype == DType::f32;
   const bool none = p.seqlen_q == 0 || p.seqlen_k == 0;
@@ -55,21 +55,21 @@ class CudaBackwardListed : public ::testing::TestWithParam<Parameter> {};
 TEST_P(CudaBackwardListed, AgreesWithTheReference) {
   ATTN_NEEDS_GPU();
   const auto [index, dtype] = GetParam();
-  const harness::ListedCase& listed = harness::listed_cases()[index];
+  const verify::ListedCase& listed = verify::listed_cases()[index];
   SCOPED_TRACE(listed.reason);
-  const Case c = harness::with_dtype(harness::parse_case(listed.descriptor), dtype);
-  if (harness::quick() && (harness::scores(c) > kQuickScores || c.hints.far)) {
+  const Case c = verify::with_dtype(verify::parse_case(listed.descriptor), dtype);
+  if (verify::quick() && (verify::scores(c) > kQuickScores || c.hints.far)) {
     GTEST_SKIP() << "skipped: ATTN_TEST_QUICK is set";
   }
   check_all(c, kSeed + index);
 }
 
 // None without a GPU, so that one line says what is skipped instead of hundreds.
-std::size_t cases_here() { return why_no_driver() ? 0 : harness::listed_cases().size(); }
+std::size_t cases_here() { return why_no_driver() ? 0 : verify::listed_cases().size(); }
 
 TEST(CudaBackward, ListedCasesAreRun) {
   ATTN_NEEDS_GPU();
-  EXPECT_EQ(cases_here(), harness::listed_cases().size());
+  EXPECT_EQ(cases_here(), verify::listed_cases().size());
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaBackwardListed);
@@ -77,20 +77,20 @@ INSTANTIATE_TEST_SUITE_P(Backward, CudaBackwardListed,
                          ::testing::Combine(::testing::Range<std::size_t>(0, cases_here()),
                                             ::testing::Values(DType::bf16, DType::f16, DType::f32)),
                          [](const ::testing::TestParamInfo<Parameter>& info) {
-                           const harness::ListedCase& listed =
-                               harness::listed_cases()[std::get<0>(info.param)];
-                           return harness::test_name(std::string(listed.descriptor) + "_" +
-                                                     std::string(name(std::get<1>(info.param))));
+                           const verify::ListedCase& listed =
+                               verify::listed_cases()[std::get<0>(info.param)];
+                           return verify::test_name(std::string(listed.descriptor) + "_" +
+                                                    std::string(name(std::get<1>(info.param))));
                          });
 
-std::uint64_t random_cases() { return why_no_driver() ? 0 : harness::quick() ? 10 : 100; }
+std::uint64_t random_cases() { return why_no_driver() ? 0 : verify::quick() ? 10 : 100; }
 
 // A test a problem, so that parts of the tests can run side by side: each compiles five kernels.
 class CudaBackwardRandom : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(CudaBackwardRandom, AgreesWithTheReference) {
   ATTN_NEEDS_GPU();
-  check_all(harness::random_case(GetParam()), GetParam());
+  check_all(verify::random_case(GetParam()), GetParam());
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaBackwardRandom);

@@ -5,12 +5,12 @@
 
 #include "cuda/gpu.hpp"
 #include "cuda/rows.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
+using verify::CaseData;
 
 constexpr std::uint64_t kSeed = 11;
 // Of the smallest tile of keys that backward_sm80 has, which adds to dQ in no fixed order once for
@@ -41,7 +41,7 @@ std::vector<std::uint64_t> gradients_of(const CaseData& data, std::int64_t b, bo
     for (std::int64_t row = 0; row < rows.count(); ++row) {
       for (std::int64_t head = 0; head < t->shape[1]; ++head) {
         for (std::int64_t i = 0; i < t->shape[2]; ++i) {
-          const double x = harness::load_element(*t, rows.element(*t, row, head, i));
+          const double x = verify::load_element(*t, rows.element(*t, row, head, i));
           bits.emplace_back();
           std::memcpy(&bits.back(), &x, sizeof(x));
         }
@@ -62,7 +62,7 @@ class CudaBackwardNeighbours
   static void run(CaseData& data) {
     data.poison();
     forward(data.problem, data.inputs, data.outputs);
-    harness::backward_on_device(data, options(), {});
+    verify::backward_on_device(data, options(), {});
   }
   static bool takes(const Problem& problem) {
     try {
@@ -77,7 +77,7 @@ class CudaBackwardNeighbours
 
 TEST_P(CudaBackwardNeighbours, DoNotChangeEachOther) {
   ATTN_NEEDS_GPU();
-  const harness::Case c = harness::parse_case(std::get<0>(GetParam()));
+  const verify::Case c = verify::parse_case(std::get<0>(GetParam()));
   CaseData before(c, kSeed);
   if (!takes(before.problem)) GTEST_SKIP() << "skipped: the kernel does not take the case";
   run(before);
@@ -101,8 +101,8 @@ TEST_P(CudaBackwardNeighbours, DoNotChangeEachOther) {
 
 constexpr auto kName =
     [](const ::testing::TestParamInfo<std::tuple<const char*, const char*>>& info) {
-      return harness::test_name(std::string(std::get<1>(info.param)) + "_" +
-                                std::get<0>(info.param));
+      return verify::test_name(std::string(std::get<1>(info.param)) + "_" +
+                               std::get<0>(info.param));
     };
 
 // Sequences that end inside a tile, of one row, of one tile of keys and of several. Of

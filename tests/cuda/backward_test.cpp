@@ -9,24 +9,24 @@
 #include "cuda/driver/device.hpp"
 #include "cuda/gpu.hpp"
 #include "cuda/temporary_folder.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
+using verify::CaseData;
 
 // O and LSE on the host, then the gradients by the GPU.
 void run_backward(CaseData& data, const std::string& kernel = {}, bool deterministic = false) {
   data.poison();
   forward(data.problem, data.inputs, data.outputs);
-  harness::backward_on_device(
+  verify::backward_on_device(
       data, {.device = kGpu, .kernel = kernel, .deterministic = deterministic}, {});
 }
 
 std::vector<std::uint64_t> bits_of_gradients(const CaseData& data) {
   std::vector<std::uint64_t> sums;
-  for (const harness::Storage* storage : data.storages(Phase::backward, false)) {
+  for (const verify::Storage* storage : data.storages(Phase::backward, false)) {
     sums.push_back(storage->checksum());
   }
   return sums;
@@ -55,7 +55,7 @@ TEST(CudaBackward, DeterministicGivesEqualBits) {
                                  "b20_sq130_sk300_h2_d128_dropout0.1_seed5_f16/padded",
                                  "b3_n200_h4_d64_causal_packed_f32"}) {
     SCOPED_TRACE(descriptor);
-    CaseData data(harness::parse_case(descriptor), 3);
+    CaseData data(verify::parse_case(descriptor), 3);
     const std::vector<std::uint64_t> expected = gradient_bits(data);
     for (int i = 0; i < kRepeats; ++i) ASSERT_EQ(gradient_bits(data), expected) << "repeat " << i;
   }
@@ -76,8 +76,8 @@ struct BackwardOnGpu {
   }
 
   Plan plan;
-  harness::DeviceData on;
-  harness::DeviceWorkspace workspace;
+  verify::DeviceData on;
+  verify::DeviceWorkspace workspace;
   Stream stream{kGpu.index};
 };
 
@@ -115,7 +115,7 @@ TEST(CudaBackward, HopperTakesTurns) {
         "n900_h1_d40_window150x300_f16",
         "sq900_sk500_h1_d16_mask(blocks[query/64,key/128]!=0)_buffer(blocks:u8:15x4)_f16"}) {
     SCOPED_TRACE(rest);
-    CaseData data(harness::parse_case("b" + std::to_string(batch) + "_" + rest), 3);
+    CaseData data(verify::parse_case("b" + std::to_string(batch) + "_" + rest), 3);
     if (!takes(data.problem, "backward_sm90")) GTEST_SKIP() << "skipped: not on this GPU";
     data.poison();
     forward(data.problem, data.inputs, data.outputs);
@@ -147,7 +147,7 @@ TEST(CudaBackward, GradientsOfSharedElementsHaveEqualBits) {
         "b9_n70_h2_d64_softcap5_alibi_bias1x1x70x70_bf16", "b2_n90_h2_d20_packed_alibi_f32",
         "b1_n40_h1_d20_score(score+t[query,key]+t[key,query])_buffer(t:f32:40x40)_f32"}) {
     SCOPED_TRACE(descriptor);
-    CaseData data(harness::parse_case(descriptor), 3);
+    CaseData data(verify::parse_case(descriptor), 3);
     ASSERT_FALSE(data.gradients.buffers.empty());
     data.poison();
     forward(data.problem, data.inputs, data.outputs);
@@ -172,21 +172,21 @@ TEST(CudaBackward, GradientsOfSharedElementsKeepNaN) {
   ATTN_NEEDS_GPU();
   for (const char* descriptor : {"b2_n70_h3_d64_causal_alibi_bf16", "b2_n70_h3_d20_alibi_f32"}) {
     SCOPED_TRACE(descriptor);
-    CaseData data(harness::parse_case(descriptor), 3);
+    CaseData data(verify::parse_case(descriptor), 3);
     const auto slopes = [&] {
       run_backward(data, {}, true);
       const Tensor& t = data.gradients.buffers.front().second;
       std::vector<double> all;
       for (std::int64_t h = 0; h < 3; ++h) {
-        all.push_back(harness::load_element(t, h * t.strides[0]));
+        all.push_back(verify::load_element(t, h * t.strides[0]));
       }
       return all;
     };
     const std::vector<double> before = slopes();
     constexpr std::int64_t kRow = 50, kHead = 1;
     const Tensor& d_o = data.d_o;
-    harness::store_element(d_o, d_o.strides[0] + kRow * d_o.strides[1] + kHead * d_o.strides[2],
-                           std::nan(""));
+    verify::store_element(d_o, d_o.strides[0] + kRow * d_o.strides[1] + kHead * d_o.strides[2],
+                          std::nan(""));
     const std::vector<double> after = slopes();
     EXPECT_TRUE(std::isnan(after[1])) << after[1];
     EXPECT_EQ(after[0], before[0]);
@@ -203,7 +203,7 @@ TEST(CudaBackward, GradientsOfElementsHaveEqualBits) {
        {"b9_n150_hq4_hk2_d64_causal_bias1x4x150x150_bf16", "b3_n90_h2_d128_bias_f16",
         "b2_n300_h3_d128_bias1x3x300x300bf16_bf16", "b3_n70_h2_d20_packed_bias1x1x70x70_f32"}) {
     SCOPED_TRACE(descriptor);
-    CaseData data(harness::parse_case(descriptor), 3);
+    CaseData data(verify::parse_case(descriptor), 3);
     ASSERT_FALSE(data.gradients.buffers.empty());
     const std::vector<std::uint64_t> expected = gradient_bits(data);
     for (int i = 0; i < repeats; ++i) {
@@ -218,7 +218,7 @@ void fill_row(const Tensor& t, std::int64_t row, double x) {
   for (std::int64_t b = 0; b < t.shape[0]; ++b) {
     for (std::int64_t h = 0; h < t.shape[2]; ++h) {
       for (std::int64_t c = 0; c < t.shape[3]; ++c) {
-        harness::store_element(t, b * t.strides[0] + row * t.strides[1] + h * t.strides[2] + c, x);
+        verify::store_element(t, b * t.strides[0] + row * t.strides[1] + h * t.strides[2] + c, x);
       }
     }
   }
@@ -229,15 +229,15 @@ TEST(CudaBackward, NaNDoesNotReachElementsOfHiddenScores) {
   ATTN_NEEDS_GPU();
   constexpr std::int64_t kLength = 128, kRow = 70;  // a tile of which all is seen
   CaseData data(
-      harness::parse_case("b1_n128_h1_d64_score(select(a[query,key]<0.5,score+a[query,key],-inf))"
-                          "_buffer(a:bf16:128x128)_bf16"),
+      verify::parse_case("b1_n128_h1_d64_score(select(a[query,key]<0.5,score+a[query,key],-inf))"
+                         "_buffer(a:bf16:128x128)_bf16"),
       3);
   fill_row(data.inputs.q, kRow, std::nan(""));
   run_backward(data, "");
   const Tensor &bias = data.inputs.buffers[0].second, &d_bias = data.gradients.buffers[0].second;
   for (std::int64_t at = kRow * kLength; at < (kRow + 1) * kLength; ++at) {
-    const double x = harness::load_element(d_bias, at);
-    EXPECT_TRUE(harness::load_element(bias, at) < 0.5 ? std::isnan(x) : x == 0) << at << ": " << x;
+    const double x = verify::load_element(d_bias, at);
+    EXPECT_TRUE(verify::load_element(bias, at) < 0.5 ? std::isnan(x) : x == 0) << at << ": " << x;
   }
 }
 
@@ -246,7 +246,7 @@ TEST(CudaBackward, OnePassGivesEqualBitsOfDkAndDv) {
   ATTN_NEEDS_GPU();
   constexpr int kRepeats = 20;
   for (const std::string kernel : {"backward_sm90", "backward_sm80"}) {
-    CaseData data(harness::parse_case("b4_n300_hq8_hk2_d128_causal_dropout0.1_seed5_bf16"), 3);
+    CaseData data(verify::parse_case("b4_n300_hq8_hk2_d128_causal_dropout0.1_seed5_bf16"), 3);
     if (!takes(data.problem, kernel)) continue;
     std::vector<std::byte> expected;
     for (int i = 0; i < kRepeats; ++i) {
@@ -272,19 +272,19 @@ TEST(CudaBackward, OMayLieAnywhere) {
   ATTN_NEEDS_GPU();
   for (const std::string kernel :
        {"backward_sm90", "backward_sm80", "backward_sm80_deterministic"}) {
-    CaseData data(harness::parse_case("b1_n70_h2_d64_dv40_causal_bf16"), 3);
+    CaseData data(verify::parse_case("b1_n70_h2_d64_dv40_causal_bf16"), 3);
     if (!takes(data.problem, kernel)) continue;
     run_backward(data, kernel);
     const std::vector<std::byte> dk = bytes_of(data.gradients.dk), dv = bytes_of(data.gradients.dv);
     fill_row(data.gradients.dk, 0, 0);  // computed anew
-    harness::DeviceData on(data, Phase::backward, kGpu);
+    verify::DeviceData on(data, Phase::backward, kGpu);
     const std::vector<std::byte> o = bytes_of(data.outputs.o);
     constexpr std::size_t kOff = 2;  // bytes
     DeviceBuffer moved(kGpu.index, o.size() + kOff);
     moved.upload(o.data(), o.size(), kOff);
     on.outputs.o.data = static_cast<std::byte*>(moved.data()) + kOff;
     const Plan plan = make_plan(data.problem, Phase::backward, {.device = kGpu, .kernel = kernel});
-    const harness::DeviceWorkspace workspace(plan);
+    const verify::DeviceWorkspace workspace(plan);
     Stream stream(kGpu.index);
     Context context;
     context.stream = stream.handle();
@@ -314,7 +314,7 @@ std::vector<std::byte> first_rows(const Tensor& t, std::int64_t rows) {
 
 TEST(CudaBackward, PackedSequencesDoNotInfluenceEachOther) {
   ATTN_NEEDS_GPU();
-  CaseData data(harness::parse_case("b3_n90_hq4_hk2_d64_causal_packed_bf16"), 5);
+  CaseData data(verify::parse_case("b3_n90_hq4_hk2_d64_causal_packed_bf16"), 5);
   const auto* starts = static_cast<const std::int32_t*>(data.inputs.cu_seqlens_q.data);
   const auto* starts_k = static_cast<const std::int32_t*>(data.inputs.cu_seqlens_k.data);
   ASSERT_GT(starts[1], 0);
@@ -349,7 +349,7 @@ std::vector<double> values(const Tensor& t, std::int64_t from, std::int64_t to) 
       for (std::int64_t h = 0; h < t.shape[2]; ++h) {
         for (std::int64_t c = 0; c < t.shape[3]; ++c) {
           all.push_back(
-              harness::load_element(t, b * t.strides[0] + i * t.strides[1] + h * t.strides[2] + c));
+              verify::load_element(t, b * t.strides[0] + i * t.strides[1] + h * t.strides[2] + c));
         }
       }
     }
@@ -381,7 +381,7 @@ TEST(CudaBackward, NaNReachesOnlyThoseWhoSeeIt) {
         std::pair{"b1_n90_h1_d70_causal_f32", "backward_standard"}}) {
     SCOPED_TRACE(descriptor);
     for (const double x : {nan, infinity}) {
-      CaseData data(harness::parse_case(descriptor), 7);
+      CaseData data(verify::parse_case(descriptor), 7);
       if (!takes(data.problem, kernel)) continue;
       const Gradients& g = data.gradients;
       const std::int64_t n = data.problem.seqlen_q;
@@ -389,13 +389,13 @@ TEST(CudaBackward, NaNReachesOnlyThoseWhoSeeIt) {
       const double near = data.problem.dtype == DType::f32 ? 0 : 0.03;
       run_backward(data, kernel);
       const auto dq = values(g.dq, 0, n - 1), dk = values(g.dk, 1, n), dv = values(g.dv, 1, n);
-      CaseData keys(harness::parse_case(descriptor), 7);
+      CaseData keys(verify::parse_case(descriptor), 7);
       fill_row(keys.inputs.k, n - 1, x);
       fill_row(keys.inputs.v, n - 1, x);
       run_backward(keys, kernel);
       expect_near(values(keys.gradients.dq, 0, n - 1), dq, near);
       EXPECT_FALSE(std::isfinite(values(keys.gradients.dq, n - 1, n).front()));
-      CaseData queries(harness::parse_case(descriptor), 7);
+      CaseData queries(verify::parse_case(descriptor), 7);
       fill_row(queries.inputs.q, 0, x);
       fill_row(queries.d_o, 0, x);
       run_backward(queries, kernel);

@@ -6,15 +6,15 @@
 
 #include "cuda/gpu.hpp"
 #include "cuda/rows.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::Case;
-using harness::CaseData;
-using harness::load_element;
-using harness::store_element;
+using verify::Case;
+using verify::CaseData;
+using verify::load_element;
+using verify::store_element;
 
 constexpr std::uint64_t kSeed = 11;
 
@@ -89,14 +89,14 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
 
 // Sequences whose bits are not those that they have alone.
 std::vector<std::int64_t> different(const char* text, const PlanOptions& options) {
-  const Case c = harness::parse_case(text);
+  const Case c = verify::parse_case(text);
   CaseData batch(c, kSeed);
-  harness::forward_on_device(batch, options, {}, true);
+  verify::forward_on_device(batch, options, {}, true);
   std::vector<std::int64_t> found;
   for (std::int64_t b = 0; b < batch.problem.batch; ++b) {
     CaseData one(alone(c, batch, b), kSeed);
     fill_alone(batch, one, b);
-    harness::forward_on_device(one, options, {}, true);
+    verify::forward_on_device(one, options, {}, true);
     const std::vector<double> own = results(one, 0);
     EXPECT_TRUE(std::ranges::none_of(own, [](double x) { return std::isnan(x); }));
     if (!same_bits(results(batch, b), own)) found.push_back(b);
@@ -108,7 +108,7 @@ class CudaBatchInvariant : public ::testing::TestWithParam<Example> {};
 
 TEST_P(CudaBatchInvariant, SequencesHaveTheBitsThatTheyHaveAlone) {
   ATTN_NEEDS_GPU();
-  ATTN_NEEDS_KERNEL(harness::parse_case(GetParam().batch).problem);
+  ATTN_NEEDS_KERNEL(verify::parse_case(GetParam().batch).problem);
   const auto [batch, kernel] = GetParam();
   EXPECT_EQ(different(batch, {.device = kGpu, .kernel = kernel, .batch_invariant = true}),
             std::vector<std::int64_t>());
@@ -138,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(
                 ""},
         Example{"b2_sq5_sk2100_hq2_hk1_d32_paged8_window300x0/usedk2100,1300", "forward_simt"}),
     [](const ::testing::TestParamInfo<Example>& info) {
-      return harness::test_name(std::string(info.param.kernel) + "_" + info.param.batch);
+      return verify::test_name(std::string(info.param.kernel) + "_" + info.param.batch);
     });
 
 // What the option is for: without it the number of splits follows from the batch and from the

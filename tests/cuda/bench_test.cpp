@@ -16,7 +16,7 @@ class CudaBench : public ::testing::TestWithParam<Line> {};
 TEST_P(CudaBench, IsVerified) {
   ATTN_NEEDS_GPU();
   const auto& [problem, phase, extent] = GetParam();
-  harness::CaseData data(harness::parse_case(problem), 1);
+  verify::CaseData data(verify::parse_case(problem), 1);
   const Plan plan = make_plan(data.problem, phase, {.device = cuda::kGpu});
   const GpuCalls calls(plan, data, {});
   const Verification verification = calls.verify();
@@ -30,11 +30,11 @@ TEST_P(CudaBench, IsVerified) {
 TEST_P(CudaBench, SeesAWrongResult) {
   ATTN_NEEDS_GPU();
   const auto& [problem, phase, extent] = GetParam();
-  harness::CaseData data(harness::parse_case(problem), 1);
+  verify::CaseData data(verify::parse_case(problem), 1);
   const Plan plan = make_plan(data.problem, phase, {.device = cuda::kGpu});
   const GpuCalls calls(plan, data, {});
   const Tensor q = data.inputs.q;
-  harness::CaseData other(harness::parse_case(problem), 2);
+  verify::CaseData other(verify::parse_case(problem), 2);
   data.inputs.q = other.inputs.q;
   EXPECT_FALSE(calls.verify().passed());
   data.inputs.q = q;

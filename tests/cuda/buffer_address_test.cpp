@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "cuda/gpu.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
+using verify::CaseData;
 
 // bf16 as numbers.
 std::vector<double> numbers(const std::vector<std::uint16_t>& stored) {
@@ -29,16 +29,16 @@ class BufferAddress : public ::testing::TestWithParam<Phase> {};
 TEST_P(BufferAddress, MayDifferBetweenCalls) {
   ATTN_NEEDS_GPU();
   const Phase phase = GetParam();
-  CaseData data(harness::parse_case("b1_n80_h2_d64_bias1x2x80x80bf16_bf16"), 5);
+  CaseData data(verify::parse_case("b1_n80_h2_d64_bias1x2x80x80bf16_bf16"), 5);
   ATTN_NEEDS_KERNEL(data.problem);
-  if (phase == Phase::backward) harness::forward_on_device(data, {.device = kGpu}, {}, true);
+  if (phase == Phase::backward) verify::forward_on_device(data, {.device = kGpu}, {}, true);
   const Plan plan = make_plan(data.problem, phase, {.device = kGpu});
-  const harness::DeviceWorkspace workspace(plan);
+  const verify::DeviceWorkspace workspace(plan);
   Stream stream(kGpu.index);
   Context context;
   context.stream = stream.handle();
   context.workspace = workspace.tensor();
-  harness::DeviceData on(data, phase, kGpu);
+  verify::DeviceData on(data, phase, kGpu);
   ASSERT_EQ(on.inputs.buffers.size(), 1U);
   Tensor& bias = on.inputs.buffers[0].second;
   const Tensor& host = data.inputs.buffers.empty() ? expr::buffers(data.problem.score)[0]->tensor()

@@ -4,16 +4,16 @@
 #include <tuple>
 
 #include "cuda/gpu.hpp"
-#include "harness/cases.hpp"
+#include "verify/cases.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::Case;
-using harness::Conformance;
-using harness::ListedCase;
-using harness::Report;
-using harness::Status;
+using verify::Case;
+using verify::Conformance;
+using verify::ListedCase;
+using verify::Report;
+using verify::Status;
 
 constexpr std::uint64_t kSeed = 20261121;
 constexpr std::int64_t kQuickScores = 100'000;
@@ -81,10 +81,10 @@ class CudaListed : public ::testing::TestWithParam<Parameter> {};
 TEST_P(CudaListed, AgreesWithTheReference) {
   ATTN_NEEDS_GPU();
   const auto [index, dtype] = GetParam();
-  const ListedCase& listed = harness::listed_cases()[index];
+  const ListedCase& listed = verify::listed_cases()[index];
   SCOPED_TRACE(listed.reason);
-  const Case c = harness::with_dtype(harness::parse_case(listed.descriptor), dtype);
-  if (harness::quick() && (harness::scores(c) > kQuickScores || c.hints.far)) {
+  const Case c = verify::with_dtype(verify::parse_case(listed.descriptor), dtype);
+  if (verify::quick() && (verify::scores(c) > kQuickScores || c.hints.far)) {
     GTEST_SKIP() << "skipped: ATTN_TEST_QUICK is set";
   }
   ATTN_NEEDS_KERNEL(c.problem);
@@ -102,11 +102,11 @@ TEST_P(CudaListed, AgreesWithTheReference) {
 }
 
 // None without a GPU, so that one line says what is skipped instead of hundreds.
-std::size_t cases_here() { return why_no_driver() ? 0 : harness::listed_cases().size(); }
+std::size_t cases_here() { return why_no_driver() ? 0 : verify::listed_cases().size(); }
 
 TEST(CudaConformance, ListedCasesAreRun) {
   ATTN_NEEDS_GPU();
-  EXPECT_EQ(cases_here(), harness::listed_cases().size());
+  EXPECT_EQ(cases_here(), verify::listed_cases().size());
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaListed);
@@ -115,19 +115,19 @@ INSTANTIATE_TEST_SUITE_P(Conformance, CudaListed,
                                             ::testing::Values(DType::bf16, DType::f16, DType::f32)),
                          [](const ::testing::TestParamInfo<Parameter>& info) {
                            const ListedCase& listed =
-                               harness::listed_cases()[std::get<0>(info.param)];
-                           return harness::test_name(std::string(listed.descriptor) + "_" +
-                                                     std::string(name(std::get<1>(info.param))));
+                               verify::listed_cases()[std::get<0>(info.param)];
+                           return verify::test_name(std::string(listed.descriptor) + "_" +
+                                                    std::string(name(std::get<1>(info.param))));
                          });
 
-std::uint64_t random_cases() { return why_no_driver() ? 0 : harness::quick() ? 10 : 100; }
+std::uint64_t random_cases() { return why_no_driver() ? 0 : verify::quick() ? 10 : 100; }
 
 // A test a problem, so that parts of the tests can run side by side: each compiles several kernels.
 class CudaRandom : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(CudaRandom, AgreesWithTheReference) {
   ATTN_NEEDS_GPU();
-  if (check_all(harness::random_case(GetParam()), GetParam()) == 0) {
+  if (check_all(verify::random_case(GetParam()), GetParam()) == 0) {
     GTEST_SKIP() << "skipped: no kernel takes the problem";
   }
 }

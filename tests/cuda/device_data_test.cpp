@@ -1,13 +1,13 @@
 // Copies of a case's tensors on a device, on the driver that pretends: they come back unchanged,
 // and what is written that must not be is noticed.
-#include "harness/device_data.hpp"
+#include "verify/device_data.hpp"
 
 #include <gtest/gtest.h>
 
 #include "attn/mask.hpp"
-#include "harness/compare.hpp"
+#include "verify/compare.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 constexpr Device kDevice{DeviceType::cuda, 1};
@@ -99,4 +99,4 @@ TEST(DeviceWorkspace, NoticesOverruns) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

@@ -3,14 +3,14 @@
 #include <algorithm>
 
 #include "cuda/gpu.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
-using harness::load_element;
-using harness::store_element;
+using verify::CaseData;
+using verify::load_element;
+using verify::store_element;
 
 // V[key, c] <- 1 where key is first + c, else 0.
 void show_keys(CaseData& data, std::int64_t first) {
@@ -39,7 +39,7 @@ class CudaDropout : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(CudaDropout, MaskIsThatOfTheCpu) {
   ATTN_NEEDS_GPU();
-  CaseData data(harness::parse_case(GetParam()), 1);
+  CaseData data(verify::parse_case(GetParam()), 1);
   ATTN_NEEDS_KERNEL(data.problem);
   for (std::int64_t first = 0; first < data.problem.seqlen_k; first += data.problem.head_dim_v) {
     show_keys(data, first);
@@ -68,7 +68,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "b1_n200_hq4_hk2_d128_scale0_causal_dropout0.5_seed7_bf16",
                       "b1_n150_h2_d128_scale0_dropout0.96875_seed4_bf16"),
     [](const ::testing::TestParamInfo<const char*>& info) {
-      return harness::test_name(info.param);
+      return verify::test_name(info.param);
     });
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include "attn/error.hpp"
 #include "conformance/support.hpp"
 #include "cuda/support.hpp"
-#include "harness/conformance.hpp"
-#include "harness/device_data.hpp"
+#include "verify/conformance.hpp"
+#include "verify/device_data.hpp"
 
 namespace attn::cuda {
 
@@ -24,7 +24,7 @@ inline std::string unsupported(const Problem& problem) {
 
 // A case on the GPU, ready to run in a stream of its own.
 struct GpuCase {
-  explicit GpuCase(harness::CaseData& host)
+  explicit GpuCase(verify::CaseData& host)
       : data(host, Phase::forward, kGpu),
         plan(make_plan(host.problem, Phase::forward, {.device = kGpu})),
         workspace(plan),
@@ -37,23 +37,23 @@ struct GpuCase {
     attn::forward(plan, data.inputs, data.outputs, context);
   }
 
-  harness::DeviceData data;
+  verify::DeviceData data;
   Plan plan;
-  harness::DeviceWorkspace workspace;
+  verify::DeviceWorkspace workspace;
   Stream stream;
 };
 
 // Of the bytes of O and LSE on the host.
-inline std::vector<std::uint64_t> output_bits(const harness::CaseData& data) {
+inline std::vector<std::uint64_t> output_bits(const verify::CaseData& data) {
   std::vector<std::uint64_t> sums;
-  for (const harness::Storage* storage : data.storages(Phase::forward, false)) {
+  for (const verify::Storage* storage : data.storages(Phase::forward, false)) {
     sums.push_back(storage->checksum());
   }
   return sums;
 }
 
 // Whether the GPU has too little free memory for a case with the hint `far`, which may take 80 GB.
-inline bool without_memory(const harness::Case& c, const harness::Report& report) {
+inline bool without_memory(const verify::Case& c, const verify::Report& report) {
   return c.hints.far && report.refusal == ErrorCode::out_of_memory;
 }
 inline constexpr const char* kWithoutMemory =

@@ -10,9 +10,9 @@
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
-using harness::load_element;
-using harness::store_element;
+using verify::CaseData;
+using verify::load_element;
+using verify::store_element;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -28,7 +28,7 @@ class CudaHidden : public ::testing::TestWithParam<std::tuple<const char*, const
     return expected;
   }
   static int compare(CaseData& data, const Outputs& expected) {
-    harness::forward_on_device(data, {.device = kGpu, .kernel = std::get<1>(GetParam())}, {}, true);
+    verify::forward_on_device(data, {.device = kGpu, .kernel = std::get<1>(GetParam())}, {}, true);
     const double near = data.problem.dtype == DType::f32 ? 1e-4 : 0.03;
     int wrong = 0, not_finite = 0;
     const auto one = [&](const Tensor& got, const Tensor& want, std::int64_t at_got,
@@ -71,7 +71,7 @@ constexpr std::uint64_t kSeed = 7;
 
 TEST_P(CudaHidden, NaNReachesOnlyRowsThatSeeIt) {
   ATTN_NEEDS_GPU();
-  CaseData data(harness::parse_case(std::get<0>(GetParam())), kSeed);
+  CaseData data(verify::parse_case(std::get<0>(GetParam())), kSeed);
   if (!takes(data.problem)) GTEST_SKIP() << "skipped: the kernel does not take the case";
   ASSERT_EQ(compare(data), 0);
   const Problem& p = data.problem;
@@ -128,10 +128,10 @@ class CudaHiddenByScore : public CudaHidden {
     reference::backward(data.problem, data.inputs, outputs, data.d_o, expected);
     data.poison();
     forward(data.problem, data.inputs, data.outputs);
-    harness::backward_on_device(data, {.device = kGpu, .kernel = std::get<1>(GetParam())}, {});
+    verify::backward_on_device(data, {.device = kGpu, .kernel = std::get<1>(GetParam())}, {});
     int wrong = 0, not_finite = 0;
     const auto all = [&](const char* name, const Tensor& got, const Tensor& want) {
-      const harness::Elements x = harness::read_elements(got), y = harness::read_elements(want);
+      const verify::Elements x = verify::read_elements(got), y = verify::read_elements(want);
       for (std::size_t i = 0; i < x.values.size(); ++i) {
         const bool finite = std::isfinite(y.values[i]);
         not_finite += finite ? 0 : 1;
@@ -153,7 +153,7 @@ class CudaHiddenByScore : public CudaHidden {
 
 TEST_P(CudaHiddenByScore, NaNReachesOnlyRowsThatSeeIt) {
   ATTN_NEEDS_GPU();
-  CaseData data(harness::parse_case(std::get<0>(GetParam())), kSeed);
+  CaseData data(verify::parse_case(std::get<0>(GetParam())), kSeed);
   hide(data, data.problem.seqlen_q / 2);
   const bool has_rows = data.inputs.buffers.at(0).second.size() > data.problem.seqlen_k;
   EXPECT_EQ(compare(data) > 0, has_rows);
@@ -163,7 +163,7 @@ class CudaHiddenByScoreBackward : public CudaHiddenByScore {};
 
 TEST_P(CudaHiddenByScoreBackward, NaNReachesNoGradientOfAnother) {
   ATTN_NEEDS_GPU();
-  const harness::Case c = harness::parse_case(std::get<0>(GetParam()));
+  const verify::Case c = verify::parse_case(std::get<0>(GetParam()));
   CaseData data(c, kSeed);
   if (!takes(data.problem, Phase::backward)) GTEST_SKIP() << "skipped: not a kernel of this GPU";
   hide(data, data.problem.seqlen_q);
@@ -179,8 +179,8 @@ TEST_P(CudaHiddenByScoreBackward, NaNReachesNoGradientOfAnother) {
 const auto kKernels = ::testing::Values("forward_sm90", "forward_sm80", "forward_simt");
 constexpr auto kName =
     [](const ::testing::TestParamInfo<std::tuple<const char*, const char*>>& info) {
-      return harness::test_name(std::string(std::get<1>(info.param)) + "_" +
-                                std::get<0>(info.param));
+      return verify::test_name(std::string(std::get<1>(info.param)) + "_" +
+                               std::get<0>(info.param));
     };
 
 INSTANTIATE_TEST_SUITE_P(
@@ -248,7 +248,7 @@ class CudaFarScores : public CudaHidden {};
 TEST_P(CudaFarScores, RiseFromBlockToBlock) {
   ATTN_NEEDS_GPU();
   for (const double least : {2.0, 30.0}) {
-    CaseData data(harness::parse_case(std::get<0>(GetParam())), kSeed);
+    CaseData data(verify::parse_case(std::get<0>(GetParam())), kSeed);
     for (std::int64_t b = 0; b < data.problem.batch; ++b) {
       const Rows keys{data, false, b};
       const std::int64_t n = keys.in_use();
@@ -279,7 +279,7 @@ class CudaFreedPages : public CudaHidden {};
 
 TEST_P(CudaFreedPages, AreNotLookedUp) {
   ATTN_NEEDS_GPU();
-  CaseData data(harness::parse_case(std::get<0>(GetParam())), kSeed);
+  CaseData data(verify::parse_case(std::get<0>(GetParam())), kSeed);
   const Outputs expected = reference_of(data);  // which copies all rows first
   constexpr std::int64_t kWindow = 100;
   const Problem& p = data.problem;

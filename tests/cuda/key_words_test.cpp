@@ -6,12 +6,12 @@
 #include "cuda/forward/parameters.hpp"
 #include "cuda/gpu.hpp"
 #include "cuda/plan/choose_forward.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
+using verify::CaseData;
 
 constexpr const char* kCase =
     "b2_sq300_sk700_h2_d64_mask(blocks[head,query/32,key/32]!=0)_buffer(blocks:u8:2x10x22)_bf16";
@@ -20,14 +20,14 @@ class CudaKeyWords : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(CudaKeyWords, SayWhatTheMaskSays) {
   ATTN_NEEDS_GPU();
-  CaseData data(harness::parse_case(kCase), 3);
+  CaseData data(verify::parse_case(kCase), 3);
   const Problem& p = data.problem;
   const PlanOptions options{.device = kGpu, .kernel = GetParam()};
   const Arch arch = arch_of_capability(device_info(kGpu.index).arch);
   if (arch.number != 90 && options.kernel.starts_with("forward_sm90")) {
     GTEST_SKIP() << "skipped: the GPU is " << to_string(arch);
   }
-  const harness::DeviceData on(data, Phase::forward, kGpu);
+  const verify::DeviceData on(data, Phase::forward, kGpu);
   const Plan plan = make_plan(p, Phase::forward, options);
   const ForwardConfig config = choose_forward(p, arch, {}, plan.num_splits, options.kernel);
   const auto count = num_key_words(p, config).bytes();
@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, CudaKeyWords,
                          ::testing::Values("forward_sm90/n32_s2", "forward_sm90/n16_s2",
                                            "forward_sm80", "forward_simt"),
                          [](const ::testing::TestParamInfo<const char*>& info) {
-                           return harness::test_name(info.param);
+                           return verify::test_name(info.param);
                          });
 
 // A block of a list (device/schedule/gathered_blocks.cuh): its number, whether the two warpgroups
@@ -116,10 +116,10 @@ TEST(CudaGatheredBlocks, AreThoseThatTheMaskShows) {
   constexpr const char* kGathered =
       "b2_sq300_sk20053_h2_d64_mask(blocks[head,query/64,key/"
       "64]!=0)_buffer(blocks:u8:2x5x314)_bf16";
-  CaseData data(harness::parse_case(kGathered), 3);
+  CaseData data(verify::parse_case(kGathered), 3);
   const Problem& p = data.problem;
   const PlanOptions options{.algorithm = Algorithm::flash_attention_2, .device = kGpu};
-  const harness::DeviceData on(data, Phase::forward, kGpu);
+  const verify::DeviceData on(data, Phase::forward, kGpu);
   const Plan plan = make_plan(p, Phase::forward, options);
   const ForwardConfig config = choose_forward(p, arch, {}, plan.num_splits, {});
   ASSERT_EQ(config.tiling.gathered_keys, 64);

@@ -3,13 +3,13 @@
 
 #include "attn/expr.hpp"
 #include "cuda/gpu.hpp"
-#include "harness/data.hpp"
 #include "reference/reference.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
+using verify::CaseData;
 
 // The last keys alone are visible and not zero: the reference is that of a small problem.
 constexpr std::int64_t kVisible = 100;
@@ -23,7 +23,7 @@ bool has_memory_for(std::int64_t tensors) {
   return device_info(kGpu.index).memory_bytes >= (tensors + 1) * kKeys * kRowBytes;
 }
 
-CaseData small_case() { return {harness::parse_case("b1_sq3_sk100_hq4_hk1_d128_bf16"), 1}; }
+CaseData small_case() { return {verify::parse_case("b1_sq3_sk100_hq4_hk1_d128_bf16"), 1}; }
 
 Problem large_problem(const CaseData& data) {
   Problem problem = data.problem;
@@ -65,13 +65,13 @@ struct LargeTensor {
 };
 
 void expect_close(const char* name, const Tensor& got, const Tensor& exact, const Tensor& rounded) {
-  const harness::Comparison comparison = harness::compare(name, got, exact, rounded);
+  const verify::Comparison comparison = verify::compare(name, got, exact, rounded);
   EXPECT_TRUE(comparison.passed()) << to_string(comparison);
 }
 
 TEST(CudaLarge, KeysPastFourGiB) {
   ATTN_NEEDS_GPU();
-  if (harness::quick()) GTEST_SKIP() << "skipped: ATTN_TEST_QUICK is set";
+  if (verify::quick()) GTEST_SKIP() << "skipped: ATTN_TEST_QUICK is set";
   if (!has_memory_for(2)) GTEST_SKIP() << "skipped: the GPU has too little memory";
   CaseData data = small_case();
   const Outputs exact = data.f64_outputs(), rounded = data.f64_outputs();
@@ -81,13 +81,13 @@ TEST(CudaLarge, KeysPastFourGiB) {
   const Problem problem = large_problem(data);
   ATTN_NEEDS_KERNEL(problem);
   data.poison();
-  harness::DeviceData small(data, Phase::forward, kGpu);
+  verify::DeviceData small(data, Phase::forward, kGpu);
   const LargeTensor k(data.inputs.k), v(data.inputs.v);
   Inputs inputs = small.inputs;
   inputs.k = k.tensor();
   inputs.v = v.tensor();
   const Plan plan = make_plan(problem, Phase::forward, {.device = kGpu});
-  const harness::DeviceWorkspace workspace(plan);
+  const verify::DeviceWorkspace workspace(plan);
   Context context;
   context.workspace = workspace.tensor();
   forward(plan, inputs, small.outputs, context);
@@ -101,7 +101,7 @@ TEST(CudaLarge, KeysPastFourGiB) {
 // K, V, dK and dV.
 TEST(CudaLarge, GradientsPastFourGiB) {
   ATTN_NEEDS_GPU();
-  if (harness::quick()) GTEST_SKIP() << "skipped: ATTN_TEST_QUICK is set";
+  if (verify::quick()) GTEST_SKIP() << "skipped: ATTN_TEST_QUICK is set";
   if (!has_memory_for(4)) GTEST_SKIP() << "skipped: the GPU has too little memory";
   CaseData data = small_case();
   const Gradients exact = data.f64_gradients(), rounded = data.f64_gradients();
@@ -119,7 +119,7 @@ TEST(CudaLarge, GradientsPastFourGiB) {
     SCOPED_TRACE(kernel);
     data.poison();
     forward(data.problem, data.inputs, data.outputs);
-    harness::DeviceData small(data, Phase::backward, kGpu);
+    verify::DeviceData small(data, Phase::backward, kGpu);
     const LargeTensor dk(0xff), dv(0xff);
     Inputs inputs = small.inputs;
     inputs.k = k.tensor();
@@ -135,7 +135,7 @@ TEST(CudaLarge, GradientsPastFourGiB) {
       EXPECT_EQ(kernel, "backward_sm90") << error.what();  // on other GPUs than Hopper
       continue;
     }
-    const harness::DeviceWorkspace workspace(plan);
+    const verify::DeviceWorkspace workspace(plan);
     Context context;
     context.workspace = workspace.tensor();
     backward(plan, inputs, small.outputs, small.d_outputs, gradients, context);

@@ -16,7 +16,7 @@
 namespace attn::cuda {
 namespace {
 
-using harness::varied_problem;
+using verify::varied_problem;
 
 std::string row_text(const MatmulSm80Shape& row) {
   return "pipelined/" + std::to_string(row.shape.rows) + "x" + std::to_string(row.shape.columns);

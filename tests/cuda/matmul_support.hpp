@@ -6,7 +6,7 @@
 
 #include "attn/attn.hpp"
 #include "cuda/matmul/choose_matmul.hpp"
-#include "harness/device_matmul.hpp"
+#include "verify/device_matmul.hpp"
 
 namespace attn::cuda {
 
@@ -26,10 +26,10 @@ inline std::string failure(const MatmulProblem& problem, const std::string& rung
   } catch (const Error& error) {
     return error.code() == ErrorCode::unsupported ? "" : error.what();
   }
-  harness::MatmulData data(problem, seed, gap);
+  verify::MatmulData data(problem, seed, gap);
   data.poison();
-  harness::matmul_on_device(data, plan, {});
-  const harness::MatmulCheck check = check_matmul(data);
+  verify::matmul_on_device(data, plan, {});
+  const verify::MatmulCheck check = check_matmul(data);
   if (!check.passed()) return what + ": " + check.where;
   return data.damage().empty() ? "" : what + ": " + data.damage();
 }

@@ -17,7 +17,7 @@
 namespace attn::cuda {
 namespace {
 
-using harness::varied_problem;
+using verify::varied_problem;
 
 class MatmulRungs : public testing::TestWithParam<std::string> {};
 

@@ -5,13 +5,13 @@
 
 #include "cuda/gpu.hpp"
 #include "cuda/rows.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
-using harness::load_element;
+using verify::CaseData;
+using verify::load_element;
 
 // Of sequence b and a K, V head: Q so much larger that references of the softmax move, others
 // another sign.
@@ -51,7 +51,7 @@ std::vector<std::uint64_t> results(const CaseData& data, std::int64_t b, std::in
 class CudaNeighbours : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
  protected:
   void run(CaseData& data) const {
-    harness::forward_on_device(data, {.device = kGpu, .kernel = std::get<1>(GetParam())}, {}, true);
+    verify::forward_on_device(data, {.device = kGpu, .kernel = std::get<1>(GetParam())}, {}, true);
   }
   // Whether the kernel takes the case.
   bool takes(const Problem& problem) const {
@@ -69,7 +69,7 @@ constexpr std::uint64_t kSeed = 5;
 
 TEST_P(CudaNeighbours, DoNotChangeEachOther) {
   ATTN_NEEDS_GPU();
-  const harness::Case c = harness::parse_case(std::get<0>(GetParam()));
+  const verify::Case c = verify::parse_case(std::get<0>(GetParam()));
   CaseData before(c, kSeed);
   if (!takes(before.problem)) GTEST_SKIP() << "skipped: the kernel does not take the case";
   run(before);
@@ -99,7 +99,7 @@ class CudaUnusedRows : public CudaNeighbours {};
 
 TEST_P(CudaUnusedRows, DecideNothing) {
   ATTN_NEEDS_GPU();
-  const harness::Case c = harness::parse_case(std::get<0>(GetParam()));
+  const verify::Case c = verify::parse_case(std::get<0>(GetParam()));
   CaseData before(c, kSeed), after(c, kSeed);
   if (!takes(before.problem)) GTEST_SKIP() << "skipped: the kernel does not take the case";
   const Problem& p = before.problem;
@@ -123,8 +123,8 @@ TEST_P(CudaUnusedRows, DecideNothing) {
 const auto kKernels = ::testing::Values("forward_sm90", "forward_sm80", "forward_simt");
 constexpr auto kName =
     [](const ::testing::TestParamInfo<std::tuple<const char*, const char*>>& info) {
-      return harness::test_name(std::string(std::get<1>(info.param)) + "_" +
-                                std::get<0>(info.param));
+      return verify::test_name(std::string(std::get<1>(info.param)) + "_" +
+                               std::get<0>(info.param));
     };
 
 INSTANTIATE_TEST_SUITE_P(

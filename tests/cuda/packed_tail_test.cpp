@@ -35,11 +35,11 @@ class Rows {
     std::mt19937_64 random(seed);
     const std::int64_t used = size_ / kTotal * kUsed;
     for (std::int64_t i = 0; i < used; ++i) {
-      harness::store_element(host(), i, static_cast<double>(random() % 1000) / 500 - 1);
+      verify::store_element(host(), i, static_cast<double>(random() % 1000) / 500 - 1);
     }
     upload();
   }
-  double at(std::int64_t i) { return harness::load_element(host(), i); }
+  double at(std::int64_t i) { return verify::load_element(host(), i); }
   std::int64_t size() const { return size_; }
 
  private:

@@ -1,11 +1,11 @@
 // Arguments that are not of the device: refused by name, before anything is written.
 #include "cuda/gpu.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
+using verify::CaseData;
 
 constexpr const char* kCase = "b2_n64_hq4_hk2_d64_causal_bf16";
 
@@ -29,7 +29,7 @@ std::string refused(CaseData& data, Spoil&& spoil) {
 
 TEST(CudaRefusals, MemoryOfAnotherPlace) {
   ATTN_NEEDS_GPU();
-  CaseData data(harness::parse_case(kCase), 1);
+  CaseData data(verify::parse_case(kCase), 1);
   ATTN_NEEDS_KERNEL(data.problem);
   // A view that says what it is not: host memory on the device.
   expect_contains(refused(data, [&](Inputs& inputs, Outputs&,
@@ -53,7 +53,7 @@ TEST(CudaRefusals, MemoryOfAnotherPlace) {
 TEST(CudaRefusals, Workspace) {
   ATTN_NEEDS_GPU();
   // Few queries and many keys: split, and merged in the workspace.
-  CaseData data(harness::parse_case("b1_sq1_sk8192_hq4_hk2_d64_bf16"), 1);
+  CaseData data(verify::parse_case("b1_sq1_sk8192_hq4_hk2_d64_bf16"), 1);
   ATTN_NEEDS_KERNEL(data.problem);
   if (make_plan(data.problem, Phase::forward, {.device = kGpu}).workspace_bytes == 0) {
     GTEST_SKIP() << "skipped: the plan needs no workspace";
@@ -71,7 +71,7 @@ TEST(CudaRefusals, Workspace) {
 
 TEST(CudaRefusals, DevicesThatAreNotThere) {
   ATTN_NEEDS_GPU();
-  const CaseData data(harness::parse_case(kCase), 1);
+  const CaseData data(verify::parse_case(kCase), 1);
   const std::int32_t none = device_count();
   expect_contains(
       refusal(ErrorCode::invalid_argument,

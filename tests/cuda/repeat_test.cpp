@@ -5,12 +5,12 @@
 #include <random>
 
 #include "cuda/gpu.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
+using verify::CaseData;
 
 class CudaRepeat : public ::testing::TestWithParam<const char*> {};
 
@@ -18,7 +18,7 @@ TEST_P(CudaRepeat, GivesTheSameBits) {
   ATTN_NEEDS_GPU();
   constexpr int kRepeats = 250;
   constexpr int kPoisonEvery = 25;
-  CaseData data(harness::parse_case(GetParam()), 3);
+  CaseData data(verify::parse_case(GetParam()), 3);
   ATTN_NEEDS_KERNEL(data.problem);
   data.poison();
   GpuCase first(data);
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, CudaRepeat,
                                            "b3_n200_h4_d64_causal_packed_bf16",
                                            "b3_n200_h4_d64_documents_packed_bf16"),
                          [](const ::testing::TestParamInfo<const char*>& info) {
-                           return harness::test_name(info.param);
+                           return verify::test_name(info.param);
                          });
 
 TEST(CudaGraph, ReplaysWithNewContents) {
@@ -64,7 +64,7 @@ TEST(CudaGraph, ReplaysWithNewContents) {
         "b4_sq2_sk300_sp600_hq8_hk2_d64_paged16_pagedprefix_causal_bf16",
         "b1_n300_h2_d64_mask(key<9||blocks[query/32,key/32]!=0)_buffer(blocks:u8:10x10)_bf16"}) {
     SCOPED_TRACE(descriptor);
-    CaseData data(harness::parse_case(descriptor), 3);
+    CaseData data(verify::parse_case(descriptor), 3);
     ATTN_NEEDS_KERNEL(data.problem);
     data.poison();
     GpuCase on(data);
@@ -89,11 +89,11 @@ TEST(CudaGraph, ReplaysWithNewContents) {
     EXPECT_EQ(replay(), before);
     const Tensor& v = data.inputs.v;
     for (std::int64_t i = 0; i < v.size(); ++i) {
-      harness::store_element(v, i, -2 * harness::load_element(v, i));
+      verify::store_element(v, i, -2 * verify::load_element(v, i));
     }
     for (const auto& [name, buffer] : data.inputs.buffers) {
       for (std::int64_t i = 0; i < buffer.size(); ++i) {
-        harness::store_element(buffer, i, 1 - harness::load_element(buffer, i));
+        verify::store_element(buffer, i, 1 - verify::load_element(buffer, i));
       }
     }
     on.data.upload_inputs();
@@ -113,7 +113,7 @@ TEST(CudaGraph, ReplaysWithNewContents) {
 std::vector<bool> kept(const CaseData& data) {
   std::vector<bool> positive;
   for (const Tensor& t : {data.outputs.o, data.gradients.dv}) {
-    for (std::int64_t i = 0; i < t.size(); ++i) positive.push_back(harness::load_element(t, i) > 0);
+    for (std::int64_t i = 0; i < t.size(); ++i) positive.push_back(verify::load_element(t, i) > 0);
   }
   return positive;
 }
@@ -125,14 +125,14 @@ TEST(CudaGraph, DrawsAnewFromRngState) {
        {"b2_n128_hq4_hk2_d64_causal_dropout0.4_seed5_rngstate_bf16/identity",
         "b1_n40_h2_d20_dropout0.4_seed5_rngstate_f32/identity"}) {
     SCOPED_TRACE(descriptor);
-    CaseData data(harness::parse_case(descriptor), 3);
+    CaseData data(verify::parse_case(descriptor), 3);
     ATTN_NEEDS_KERNEL(data.problem);
-    harness::DeviceData on(data, Phase::backward, kGpu);
+    verify::DeviceData on(data, Phase::backward, kGpu);
     const Stream stream(kGpu.index);
     const Plan plans[] = {make_plan(data.problem, Phase::forward, {.device = kGpu}),
                           make_plan(data.problem, Phase::backward, {.device = kGpu})};
-    const harness::DeviceWorkspace workspaces[] = {harness::DeviceWorkspace(plans[0]),
-                                                   harness::DeviceWorkspace(plans[1])};
+    const verify::DeviceWorkspace workspaces[] = {verify::DeviceWorkspace(plans[0]),
+                                                  verify::DeviceWorkspace(plans[1])};
     const auto train = [&] {
       Context context;
       context.stream = stream.handle();
@@ -179,7 +179,7 @@ TEST(CudaGraph, FollowsLengthsThatChange) {
         "b7_sq40_sk6000_hq8_hk2_d64_packedq_paged16_causal_bf16/"
         "cuq0,1,2,3,43,44,45,46_usedk6000,6000,6000,6000,6000,6000,6000"}) {
     SCOPED_TRACE(descriptor);
-    CaseData data(harness::parse_case(descriptor), 3);
+    CaseData data(verify::parse_case(descriptor), 3);
     ATTN_NEEDS_KERNEL(data.problem);
     GpuCase on(data);
     on.forward();  // compiles: capture must not
@@ -214,7 +214,7 @@ TEST(CudaGraph, FollowsLengthsThatChange) {
 // have written all of it when it is done. Captured before the kernel was ever loaded.
 TEST(CudaGraph, TwoExecutablesOfOneGraphRunAtOnce) {
   ATTN_NEEDS_GPU();
-  CaseData data(harness::parse_case("b9_n700_hq8_hk2_d64_causal_bf16"), 3);
+  CaseData data(verify::parse_case("b9_n700_hq8_hk2_d64_causal_bf16"), 3);
   ATTN_NEEDS_KERNEL(data.problem);
   data.poison();
   GpuCase on(data);

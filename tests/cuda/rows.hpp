@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 
@@ -14,7 +14,7 @@ inline std::int32_t number(const Tensor& t, std::int64_t i) {
 
 // Rows of a tensor that belong to sequence b, from its first on.
 struct Rows {
-  const harness::CaseData& data;
+  const verify::CaseData& data;
   bool like_q;
   std::int64_t b;
 
@@ -55,7 +55,7 @@ inline void change(const Tensor& t, const Rows& rows, std::int64_t first, std::i
   for (std::int64_t row = first; row < last; ++row) {
     for (std::int64_t i = 0; i < t.shape[static_cast<std::size_t>(t.rank) - 1]; ++i) {
       const std::int64_t at = rows.element(t, row, head, i);
-      harness::store_element(t, at, f(harness::load_element(t, at)));
+      verify::store_element(t, at, f(verify::load_element(t, at)));
     }
   }
 }

@@ -4,14 +4,14 @@
 #include <limits>
 
 #include "cuda/gpu.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
-using harness::load_element;
-using harness::store_element;
+using verify::CaseData;
+using verify::load_element;
+using verify::store_element;
 
 std::vector<double> elements(const Tensor& t) {
   std::vector<double> x;
@@ -41,7 +41,7 @@ class CudaSink : public ::testing::TestWithParam<SinkCase> {};
 
 TEST_P(CudaSink, OfInfinityOrNaNLeavesRowsWithoutKeysAlone) {
   ATTN_NEEDS_GPU();
-  CaseData data(harness::parse_case(GetParam().problem), 1);
+  CaseData data(verify::parse_case(GetParam().problem), 1);
   ATTN_NEEDS_KERNEL(data.problem);
   for (const float sink :
        {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {

@@ -6,22 +6,22 @@
 namespace attn::cuda {
 namespace {
 
-using harness::CaseData;
-using harness::kVisibilities;
+using verify::CaseData;
+using verify::kVisibilities;
 
 class CudaVisibility : public ::testing::TestWithParam<std::size_t> {};
 
 TEST_P(CudaVisibility, OneKeyAtATimeAtEveryDifferenceOfLengths) {
   ATTN_NEEDS_GPU();
-  const harness::Visibility& visibility = kVisibilities[GetParam()];
+  const verify::Visibility& visibility = kVisibilities[GetParam()];
   int ran = 0;
   for (const char* kernel : {"forward_sm90", "forward_sm80", "forward_simt"}) {
-    for (std::int64_t difference = 0; difference <= harness::kMaxDifference; ++difference) {
-      const std::string text = harness::visibility_case(visibility, difference, "bf16");
+    for (std::int64_t difference = 0; difference <= verify::kMaxDifference; ++difference) {
+      const std::string text = verify::visibility_case(visibility, difference, "bf16");
       SCOPED_TRACE(text + ", " + kernel);
-      CaseData data(harness::parse_case(text), 1);
+      CaseData data(verify::parse_case(text), 1);
       try {
-        harness::forward_on_device(
+        verify::forward_on_device(
             data, {.algorithm = Algorithm::flash_attention_2, .device = kGpu, .kernel = kernel}, {},
             true);
       } catch (const Error& error) {
@@ -30,10 +30,10 @@ TEST_P(CudaVisibility, OneKeyAtATimeAtEveryDifferenceOfLengths) {
         break;
       }
       ++ran;
-      EXPECT_EQ(harness::visibility_error(data, visibility, data.outputs.o, false), "");
+      EXPECT_EQ(verify::visibility_error(data, visibility, data.outputs.o, false), "");
     }
   }
-  EXPECT_GE(ran, 2 * harness::kMaxDifference);
+  EXPECT_GE(ran, 2 * verify::kMaxDifference);
 }
 
 // causal and window.

@@ -3,26 +3,26 @@
 
 #include "core/validate/validate.hpp"
 #include "explain/problem_json.hpp"
-#include "harness/case.hpp"
-#include "harness/cases.hpp"
-#include "harness/data.hpp"
+#include "verify/case.hpp"
+#include "verify/cases.hpp"
+#include "verify/data.hpp"
 
 namespace attn::explain {
 
 inline Request request(std::string_view descriptor) {
-  return {.problem = harness::parse_case(descriptor).problem};
+  return {.problem = verify::parse_case(descriptor).problem};
 }
 
 // Any combination of features; one of its heads.
 inline Request random_request(std::uint64_t seed) {
-  Request r{.problem = harness::random_case(seed).problem, .seed = seed};
+  Request r{.problem = verify::random_case(seed).problem, .seed = seed};
   // Another in the place of a problem without a query or a key, or with lists of keys or a shared
   // prefix.
   const auto has_page = [](const Problem& p) {
     return p.seqlen_q > 0 && p.seqlen_k > 0 && p.key_list == 0 && p.seqlen_prefix == 0;
   };
   for (std::uint64_t other = seed; !has_page(r.problem);) {
-    r.problem = harness::random_case(other += 1'000'000).problem;
+    r.problem = verify::random_case(other += 1'000'000).problem;
   }
   r.batch = static_cast<std::int64_t>(seed) % r.problem.batch;
   r.head = static_cast<std::int64_t>(seed / 7) % r.problem.heads_q;
@@ -60,7 +60,7 @@ struct MaskedScores {
             .seqlen_k = scores.seqlen_k};
   }
 
-  harness::CaseData data;
+  verify::CaseData data;
   Scores scores;
 };
 

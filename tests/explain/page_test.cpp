@@ -95,8 +95,8 @@ TEST(ProblemJson, TakesEveryProblem) {
     const Request r = random_request(seed);
     EXPECT_LE(page("t", problem_json(r, 64)).size(), kMaxPageBytes) << to_string(r.problem);
   }
-  for (const harness::ListedCase& listed : harness::listed_cases()) {
-    const Request r{.problem = harness::parse_case(listed.descriptor).problem};
+  for (const verify::ListedCase& listed : verify::listed_cases()) {
+    const Request r{.problem = verify::parse_case(listed.descriptor).problem};
     const Problem& p = r.problem;
     if (p.seqlen_q == 0 || p.seqlen_k == 0 || p.key_list > 0 || p.seqlen_prefix > 0) continue;
     EXPECT_NO_THROW(problem_json(r, 16)) << listed.descriptor;

@@ -49,7 +49,7 @@ TEST(TileMap, EqualsBruteForce) {
        {"n50_d8", "n50_d8_causal", "sq20_sk70_d8_causal", "sq70_sk20_d8_causal", "n64_d8_window9x3",
         "n50_d8_prefix11", "n64_d8_butterfly8", "sq20_sk64_d8_butterfly8", "b1_n61_d8_documents",
         "n48_d8_mask(query/16==key/16)", "sq1_sk1_d8_causal", "n40_d8_mask(key<0)"}) {
-    const MaskedScores s(harness::parse_case(descriptor).problem);
+    const MaskedScores s(verify::parse_case(descriptor).problem);
     for (const Tiling tiling : {Tiling{4, 4}, Tiling{8, 16}, Tiling{7, 3}, Tiling{100, 100}}) {
       for (const std::int64_t max_cells : {64, 3}) {
         SCOPED_TRACE(testing::Message() << descriptor << " in " << tiling.block_q << " x "
@@ -105,7 +105,7 @@ TEST(TileMap, BoundsHoldEverywhere) {
        {"n40_d8_causal_window9x-1", "n40_d8_mask(key<4||position-key<8&&!(query%3==key))",
         "b1_n40_d8_documents_causal", "n40_d8_mask(to_float(query)*0.5<to_float(key))",
         "n40_d8_butterfly8"}) {
-    const MaskedScores s(harness::parse_case(descriptor).problem);
+    const MaskedScores s(verify::parse_case(descriptor).problem);
     const Json map = tile_map(s.scores, {8, 4}, 3);
     const std::int64_t step_q = map["group_q"].get<std::int64_t>() * 8;
     const std::int64_t step_k = map["group_k"].get<std::int64_t>() * 4;

@@ -1,7 +1,7 @@
 // The text form of problems and of test cases (docs/descriptors.md).
 #include "attn/problem.hpp"
 #include "fuzz.hpp"
-#include "harness/case.hpp"
+#include "verify/case.hpp"
 
 int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using attn::ErrorCode;
@@ -13,6 +13,6 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
                         "a printed problem reads back as another one");
   });
   attn::fuzz::accept_or_refuse({ErrorCode::invalid_argument},
-                               [&] { attn::harness::parse_case(text); });
+                               [&] { attn::verify::parse_case(text); });
   return 0;
 }

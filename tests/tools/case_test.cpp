@@ -1,4 +1,4 @@
-#include "harness/case.hpp"
+#include "verify/case.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include "attn/error.hpp"
 #include "attn/plan.hpp"
 #include "core/problem/costs.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
-namespace attn::harness {
+namespace attn::verify {
 namespace {
 
 using Lengths = std::vector<std::int32_t>;
@@ -106,4 +106,4 @@ TEST(CaseLengths, AreThoseOfSequences) {
 }
 
 }  // namespace
-}  // namespace attn::harness
+}  // namespace attn::verify

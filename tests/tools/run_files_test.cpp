@@ -5,16 +5,16 @@
 
 #include "attn/run.hpp"
 #include "command_test_util.hpp"
-#include "harness/cases.hpp"
-#include "harness/compare.hpp"
-#include "harness/data.hpp"
 #include "io/safetensors.hpp"
+#include "verify/cases.hpp"
+#include "verify/compare.hpp"
+#include "verify/data.hpp"
 
 namespace attn::io {
 namespace {
 
-using harness::Case;
-using harness::CaseData;
+using verify::Case;
+using verify::CaseData;
 
 class RunFiles : public Command {
  protected:
@@ -36,11 +36,11 @@ class RunFiles : public Command {
   }
 
   void expect_same(const Case& c, std::uint64_t seed) {
-    const std::string text = harness::to_string(c);
+    const std::string text = verify::to_string(c);
     SCOPED_TRACE(text + " seed " + std::to_string(seed));
     arrays_.clear();
     CaseData data(c, seed);
-    const bool with_gradients = harness::has_backward(c.problem);
+    const bool with_gradients = verify::has_backward(c.problem);
     Named file;
     Inputs inputs;
     inputs.q = stored("q", data.inputs.q, file);
@@ -95,7 +95,7 @@ class RunFiles : public Command {
       ASSERT_TRUE(results.contains(name)) << name;
       const Array got = results.read(name);
       ASSERT_EQ(attn::to_string(got.tensor()), attn::to_string(tensor)) << name;
-      EXPECT_TRUE(harness::first_difference(got.tensor(), tensor).empty()) << name;
+      EXPECT_TRUE(verify::first_difference(got.tensor(), tensor).empty()) << name;
     }
   }
 
@@ -105,14 +105,14 @@ class RunFiles : public Command {
 
 TEST_F(RunFiles, ListedCases) {
   std::size_t turn = 0;
-  for (const harness::ListedCase& listed : harness::listed_cases()) {
+  for (const verify::ListedCase& listed : verify::listed_cases()) {
     constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-    expect_same(harness::with_dtype(harness::parse_case(listed.descriptor), kTypes[turn++ % 3]), 1);
+    expect_same(verify::with_dtype(verify::parse_case(listed.descriptor), kTypes[turn++ % 3]), 1);
   }
 }
 
 TEST_F(RunFiles, RandomCases) {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) expect_same(harness::random_case(seed), seed);
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) expect_same(verify::random_case(seed), seed);
 }
 
 }  // namespace

@@ -9,15 +9,15 @@
 #include <utility>
 
 #include "command/verify.hpp"
-#include "harness/data.hpp"
-#include "harness/storage.hpp"
 #include "reference/reference.hpp"
+#include "verify/data.hpp"
+#include "verify/storage.hpp"
 
 namespace attn::command {
 namespace {
 
-using harness::CaseData;
 using io::Array;
+using verify::CaseData;
 
 Array f64_like(const Tensor& t) {
   Array array(DType::f64, {t.shape.data(), static_cast<std::size_t>(t.rank)});
@@ -38,7 +38,7 @@ void expect_equal(const Array& got, const Array& expected, double tolerance, con
 class Sampled : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Sampled, RowsEqualThoseOfTheWhole) {
-  CaseData data(harness::parse_case(GetParam()), 5);
+  CaseData data(verify::parse_case(GetParam()), 5);
   const Problem problem = complete(data.problem, data.inputs);
   const Outputs whole = data.f64_outputs();
   reference::forward(problem, data.inputs, whole);
@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(
 class Verify : public ::testing::Test {
  protected:
   // 2^23 scores: more than are compared whole.
-  Verify() : data_(harness::parse_case("b2_n1024_hq4_hk2_d8_causal_f32"), 6) {
+  Verify() : data_(verify::parse_case("b2_n1024_hq4_hk2_d8_causal_f32"), 6) {
     data_.problem = complete(data_.problem, data_.inputs);
   }
   static float& element(const Tensor& t, std::int64_t b, std::int64_t i, std::int64_t h) {
@@ -125,7 +125,7 @@ TEST_F(Verify, Forward) {
 // of one of which rows are drawn. Where no key has one, a NaN is.
 TEST_F(Verify, NaNOfInputsIsNotWrong) {
   for (const char* text : {"b2_n40_hq4_hk2_d8_causal_f32", "b1_n1024_h5_d8_causal_f32"}) {
-    CaseData data(harness::parse_case(text), 6);
+    CaseData data(verify::parse_case(text), 6);
     data.problem = complete(data.problem, data.inputs);
     const auto passed = [&] {
       return verify_forward(data.problem, data.inputs, data.outputs, DeviceType::cpu).passed();
@@ -144,7 +144,7 @@ TEST_F(Verify, NaNOfInputsIsNotWrong) {
 
 // Rows past a length are 0, whatever the rows before hold.
 TEST_F(Verify, NaNOfUnusedRowsIsFound) {
-  CaseData data(harness::parse_case("b1_n40_h2_d8_f32/usedq30"), 6);
+  CaseData data(verify::parse_case("b1_n40_h2_d8_f32/usedq30"), 6);
   data.problem = complete(data.problem, data.inputs);
   element(data.inputs.q, 0, 3, 1) = std::nanf("");
   reference::forward(data.problem, data.inputs, data.outputs);
@@ -159,7 +159,7 @@ TEST_F(Verify, NaNOfUnusedRowsIsFound) {
 // Rows of a problem with dropout are drawn too: their bits are those of the whole, and of no other
 // seed.
 TEST_F(Verify, RowsWithDropout) {
-  CaseData data(harness::parse_case("b2_n1025_hq2_hk1_d8_causal_dropout0.2_seed5_f32"), 6);
+  CaseData data(verify::parse_case("b2_n1025_hq2_hk1_d8_causal_dropout0.2_seed5_f32"), 6);
   Problem problem = data.problem = complete(data.problem, data.inputs);
   ASSERT_FALSE(is_small(problem));
   reference::forward(problem, data.inputs, data.outputs);
@@ -186,7 +186,7 @@ TEST_F(Verify, RightGradientsOfFewKeysPass) {
        {"b1_sq6_sk2_hq2_hk1_d4_dv8_causal_sink_f16", "b1_sq3_sk1_hq2_hk1_d32_sink_bf16",
         "b1_sq1_sk3_hq2_hk1_d64_dv8_mask(key%2==query%2)_f16", "b1_sq1_sk2_hq3_hk1_d4_sink_f16",
         "b1_sq1_sk2_h1_d8_bf16", "b2_sq2_sk2_h2_d16_causal_f16"}) {
-    const harness::Case c = harness::parse_case(text);
+    const verify::Case c = verify::parse_case(text);
     for (std::uint64_t seed = 1; seed <= 400; ++seed) {
       CaseData data(c, seed);
       const Problem problem = data.problem = complete(data.problem, data.inputs);
@@ -221,13 +221,13 @@ TEST_F(Verify, ResultsOfFewKeysAreJudgedBesideSimilarOnes) {
                          Few{"b1_sq15_sk12_hq2_hk1_d1_dv3_alibi_bf16", 5741, true},
                          Few{"b1_sq18_sk2_hq4_hk2_d1_dv32_causal_bf16", 12395, true},
                          Few{"b1_sq6_sk1_hq4_hk2_d40_dv64_f16", 654, true}}) {
-    CaseData data(harness::parse_case(few.text), few.seed);
+    CaseData data(verify::parse_case(few.text), few.seed);
     const Problem problem = data.problem = complete(data.problem, data.inputs);
     forward(problem, data.inputs, data.outputs);
     const auto verify = [&](double factor) {
       const auto change = [&](const Tensor& t) {
         for (std::int64_t i = 0; i < t.size(); ++i) {
-          harness::store_element(t, i, harness::load_element(t, i) * factor);
+          verify::store_element(t, i, verify::load_element(t, i) * factor);
         }
       };
       if (!few.backward) {

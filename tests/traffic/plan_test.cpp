@@ -13,8 +13,8 @@
 #include "attn/error.hpp"
 #include "cpu/backward/backward.hpp"
 #include "cpu/forward/forward.hpp"
-#include "harness/data.hpp"
 #include "traffic/tiles.hpp"
+#include "verify/data.hpp"
 
 namespace attn::traffic {
 namespace {
@@ -105,7 +105,7 @@ class CpuPlan : public ::testing::Test {
   static PlanTraffic run(const Problem& problem, Phase phase, Algorithm algorithm) {
     Context context;
     context.executor = make_thread_pool(1);
-    harness::CaseData data({problem, {}}, 5);
+    verify::CaseData data({problem, {}}, 5);
     const Plan plan = make_plan(data.problem, phase, {.algorithm = algorithm}, context);
     cpu::TileOps ops = cpu::tile_ops(plan.isa, plan.compute);
     const cpu::TileOps true_ops = ops;

@@ -42,12 +42,12 @@ int bench(const BenchOptions& options, const std::string& command_line) {
     rule = {.min_calls = options.repeat, .seconds = 0, .max_calls = options.repeat};
   }
   const Phase phase = options.phase == "forward" ? Phase::forward : Phase::backward;
-  std::vector<harness::Case> cases;
+  std::vector<verify::Case> cases;
   std::size_t width = 7;
   for (const std::string& text : options.descriptors) {
-    cases.push_back(harness::parse_case(text));
+    cases.push_back(verify::parse_case(text));
     core::validate_problem(cases.back().problem);
-    width = std::max(width, harness::to_string(cases.back()).size());
+    width = std::max(width, verify::to_string(cases.back()).size());
   }
   std::vector<PlanOptions> choices;
   for (const std::string& algorithm :
@@ -70,13 +70,13 @@ int bench(const BenchOptions& options, const std::string& command_line) {
   const std::size_t total = cases.size() * choices.size() * contexts.size();
   Progress progress(static_cast<std::int64_t>(total));
   fmt::print(report.text(), "{}\n", table_header(width, on_gpu));
-  for (const harness::Case& c : cases) {
-    progress.show(static_cast<std::int64_t>(rows.size()), harness::to_string(c) + ": making data");
-    harness::CaseData data(harness::at_full_length(c), 1);
+  for (const verify::Case& c : cases) {
+    progress.show(static_cast<std::int64_t>(rows.size()), verify::to_string(c) + ": making data");
+    verify::CaseData data(verify::at_full_length(c), 1);
     for (const PlanOptions& choice : choices) {
       for (const Context& context : contexts) {
         progress.show(static_cast<std::int64_t>(rows.size()),
-                      fmt::format("{} {}", harness::to_string(c), name(choice.algorithm)));
+                      fmt::format("{} {}", verify::to_string(c), name(choice.algorithm)));
         rows.push_back(measure_row(c, data, phase, choice, context, rule, peaks));
         add_row(report, rows.back());
         progress.clear();

@@ -8,7 +8,7 @@
 #include "command/memory.hpp"
 #include "command/verify.hpp"
 #include "core/problem/costs.hpp"
-#include "harness/conformance.hpp"
+#include "verify/conformance.hpp"
 
 namespace attn::command {
 namespace {
@@ -18,7 +18,7 @@ std::string worst_of(const Verification& verification) {
   return verification.comparisons.empty() ? std::string() : to_string(verification.worst());
 }
 
-void check_forward(BenchRow& row, const harness::CaseData& data) {
+void check_forward(BenchRow& row, const verify::CaseData& data) {
   const Verification verification =
       verify_forward(row.plan.problem, data.inputs, data.outputs, row.plan.device.type);
   row.correct = verification.passed();
@@ -27,26 +27,26 @@ void check_forward(BenchRow& row, const harness::CaseData& data) {
 }
 
 // Checks by the driver of the conformance tests, on data of its own.
-void check_backward_whole(BenchRow& row, const harness::Case& c, const PlanOptions& options,
+void check_backward_whole(BenchRow& row, const verify::Case& c, const PlanOptions& options,
                           const Context& context) {
-  const harness::Report report = harness::check(c,
-                                                {.phase = Phase::backward,
-                                                 .backend = options.backend,
-                                                 .algorithm = options.algorithm,
-                                                 .isa = context.isa,
-                                                 .executor = context.executor},
-                                                1);
-  if (report.status == harness::Status::unsupported) {
+  const verify::Report report = verify::check(c,
+                                              {.phase = Phase::backward,
+                                               .backend = options.backend,
+                                               .algorithm = options.algorithm,
+                                               .isa = context.isa,
+                                               .executor = context.executor},
+                                              1);
+  if (report.status == verify::Status::unsupported) {
     throw Error(ErrorCode::unsupported, report.message);
   }
-  row.correct = report.status == harness::Status::passed;
+  row.correct = report.status == verify::Status::passed;
   row.checked = "all rows";
   row.worst = report.message;
   const Verification verification{.extent = {}, .comparisons = report.comparisons};
   row.worst += worst_of(verification);
 }
 
-void check_backward_sampled(BenchRow& row, harness::CaseData& data, const Context& context) {
+void check_backward_sampled(BenchRow& row, verify::CaseData& data, const Context& context) {
   const Verification verification = verify_backward_sampled(
       row.plan.problem, data.inputs, data.d_o, data.gradients, row.plan.device.type,
       [&](const OutputGradients& d_outputs) {
@@ -57,7 +57,7 @@ void check_backward_sampled(BenchRow& row, harness::CaseData& data, const Contex
   row.worst = worst_of(verification);
 }
 
-void measure(BenchRow& row, const harness::Case& c, harness::CaseData& data,
+void measure(BenchRow& row, const verify::Case& c, verify::CaseData& data,
              const PlanOptions& options, const Context& context, const TimingRule& rule,
              Peaks& peaks) {
   const bool is_forward = row.plan.phase == Phase::forward;
@@ -76,7 +76,7 @@ void measure(BenchRow& row, const harness::Case& c, harness::CaseData& data,
   } else {
     forward(data.problem, data.inputs, data.outputs, {.backend = options.backend}, context);
     if (is_small(row.plan.problem)) {
-      check_backward_whole(row, harness::at_full_length(c), options, context);
+      check_backward_whole(row, verify::at_full_length(c), options, context);
     } else {
       check_backward_sampled(row, data, context);
     }
@@ -106,11 +106,11 @@ double Peaks::read_gbps(const Context& context) {
   return at->second;
 }
 
-BenchRow measure_row(const harness::Case& c, harness::CaseData& data, Phase phase,
+BenchRow measure_row(const verify::Case& c, verify::CaseData& data, Phase phase,
                      const PlanOptions& options, const Context& context, const TimingRule& rule,
                      Peaks& peaks) {
   BenchRow row;
-  row.descriptor = harness::to_string(c);
+  row.descriptor = verify::to_string(c);
   row.plan.phase = phase;
   row.plan.algorithm = options.algorithm;
   row.plan.device = options.device;

@@ -10,7 +10,7 @@
 #include "attn/plan.hpp"
 #include "command/cuda_ceilings.hpp"
 #include "command/timing.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::command {
 
@@ -46,7 +46,7 @@ struct BenchRow {
 };
 
 // Verifies, measures memory, then times. `data` is of the case and is used again for other rows.
-BenchRow measure_row(const harness::Case& c, harness::CaseData& data, Phase phase,
+BenchRow measure_row(const verify::Case& c, verify::CaseData& data, Phase phase,
                      const PlanOptions& options, const Context& context, const TimingRule& rule,
                      Peaks& peaks);
 

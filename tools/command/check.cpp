@@ -12,17 +12,17 @@
 #include "command/json_report.hpp"
 #include "command/progress.hpp"
 #include "core/validate/validate.hpp"
-#include "harness/cases.hpp"
-#include "harness/conformance.hpp"
 #include "io/file.hpp"
+#include "verify/cases.hpp"
+#include "verify/conformance.hpp"
 
 namespace attn::command {
 namespace {
 
-using harness::Case;
-using harness::Comparison;
-using harness::Report;
-using harness::Subject;
+using verify::Case;
+using verify::Comparison;
+using verify::Report;
+using verify::Subject;
 
 struct CheckOptions {
   std::vector<std::string> descriptors, algorithms;
@@ -130,14 +130,14 @@ std::vector<Case> chosen_cases(const CheckOptions& options) {
                             io::printable(options.descriptors.front()), options.random));
   }
   for (const std::string& text : options.descriptors) {
-    cases.push_back(harness::parse_case(text));
+    cases.push_back(verify::parse_case(text));
     core::validate_problem(cases.back().problem);
     core::validate_declarations(cases.back().problem, false);
   }
   if (!cases.empty() || options.random > 0) return cases;
-  for (const harness::ListedCase& listed : harness::listed_cases()) {
+  for (const verify::ListedCase& listed : verify::listed_cases()) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-      cases.push_back(harness::with_dtype(harness::parse_case(listed.descriptor), dtype));
+      cases.push_back(verify::with_dtype(verify::parse_case(listed.descriptor), dtype));
     }
   }
   return cases;
@@ -158,8 +158,8 @@ class Checker {
     for (std::int64_t i = 0; i < total; ++i) {
       const bool listed = i < static_cast<std::int64_t>(cases_.size());
       const std::uint64_t seed = listed ? options_.seed : options_.seed + random_done_++;
-      const Case c = listed ? cases_[static_cast<std::size_t>(i)] : harness::random_case(seed);
-      progress.show(i, harness::to_string(c));
+      const Case c = listed ? cases_[static_cast<std::size_t>(i)] : verify::random_case(seed);
+      progress.show(i, verify::to_string(c));
       check(c, seed, !listed, listed || options_.verbose, progress);
     }
     progress.clear();
@@ -172,7 +172,7 @@ class Checker {
  private:
   // Random problems: each algorithm with one of the instruction sets, in turn.
   void check(const Case& c, std::uint64_t seed, bool in_turn, bool print_line, Progress& progress) {
-    const bool has_backward = harness::has_backward(c.problem);
+    const bool has_backward = verify::has_backward(c.problem);
     const auto wanted = [&](const Subject& s) {
       if (!has_backward && s.phase == Phase::backward) return false;
       if (!in_turn || s.backend != Backend::cpu) return true;
@@ -182,34 +182,34 @@ class Checker {
     const bool backward = std::any_of(subjects_.begin(), subjects_.end(), [&](const Subject& s) {
       return wanted(s) && s.phase == Phase::backward;
     });
-    harness::Conformance conformance(c, seed, backward);
+    verify::Conformance conformance(c, seed, backward);
     std::int64_t passed = 0, failed = 0, unsupported = 0;
     Json failures = Json::array();
     std::optional<Worst> worst;
     for (const Subject& subject : subjects_) {
       if (!wanted(subject)) continue;
       const Report report = conformance.check(subject);
-      passed += report.status == harness::Status::passed;
-      unsupported += report.status == harness::Status::unsupported;
-      if (report.status == harness::Status::unsupported) reason_ = report.message;
-      if (report.status == harness::Status::failed) {
+      passed += report.status == verify::Status::passed;
+      unsupported += report.status == verify::Status::unsupported;
+      if (report.status == verify::Status::unsupported) reason_ = report.message;
+      if (report.status == verify::Status::failed) {
         ++failed;
         progress.clear();
-        fmt::print(report_.text(), "{}\n", harness::to_string(report));
-        failures.push_back({{"subject", harness::to_string(subject)},
+        fmt::print(report_.text(), "{}\n", verify::to_string(report));
+        failures.push_back({{"subject", verify::to_string(subject)},
                             {"message", report.message},
                             {"repeat", report.command()}});
       }
       for (const Comparison& comparison : report.comparisons) {
         if (!worst || comparison.share() > worst->comparison.share()) {
-          worst = Worst{report.descriptor, harness::to_string(subject), comparison};
+          worst = Worst{report.descriptor, verify::to_string(subject), comparison};
         }
       }
     }
     passed_ += passed;
     failed_ += failed;
     unsupported_ += unsupported;
-    report_.add({{"problem", harness::to_string(c)},
+    report_.add({{"problem", verify::to_string(c)},
                  {"seed", seed},
                  {"status", failed > 0   ? "failed"
                             : passed > 0 ? "ok"
@@ -225,7 +225,7 @@ class Checker {
     if (!print_line) return;
     progress.clear();
     const char* verdict = failed > 0 ? "FAILED" : passed > 0 ? "ok    " : "none  ";
-    fmt::print(report_.text(), "{}  {}  {}/{} agree{}\n", verdict, harness::to_string(c), passed,
+    fmt::print(report_.text(), "{}  {}  {}/{} agree{}\n", verdict, verify::to_string(c), passed,
                passed + failed, worst ? "; worst " + describe(*worst) : std::string());
   }
 
@@ -235,7 +235,7 @@ class Checker {
   };
 
   static std::string describe(const Worst& worst) {
-    return fmt::format("{} by {}", harness::to_string(worst.comparison), worst.subject);
+    return fmt::format("{} by {}", verify::to_string(worst.comparison), worst.subject);
   }
 
   void print_summary(std::int64_t total) const {

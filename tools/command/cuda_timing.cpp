@@ -13,9 +13,9 @@
 namespace attn::command {
 namespace {
 
-using harness::CaseData;
-using harness::DeviceData;
-using harness::Storage;
+using verify::CaseData;
+using verify::DeviceData;
+using verify::Storage;
 
 constexpr double kTimesL2 = 4;
 constexpr int kMaxCopies = 256;
@@ -56,7 +56,7 @@ GpuCalls::GpuCalls(const Plan& plan, CaseData& data, const Context& context)
   context_.workspace = workspace_.tensor();
   data.poison();
   if (plan.phase == Phase::backward) {
-    harness::forward_on_device(data, {.device = plan.device}, context, true);
+    verify::forward_on_device(data, {.device = plan.device}, context, true);
   }
   copies_.emplace_back(data, plan.phase, plan.device);
 }
@@ -92,7 +92,7 @@ Verification GpuCalls::verify() const {
                       plan_.device.type, [&](const OutputGradients& d_outputs) {
                         if (d_outputs.o.data == data_.d_o.data) return compute_once();
                         std::list<cuda::DeviceBuffer> memory;  // of the gradient of a few rows
-                        call(copies_.front(), harness::upload(d_outputs.o, plan_.device, memory));
+                        call(copies_.front(), verify::upload(d_outputs.o, plan_.device, memory));
                         finish();
                       });
   compute_once();  // of the whole gradient, as the calls that are timed

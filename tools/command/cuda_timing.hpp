@@ -5,7 +5,7 @@
 
 #include "command/bench_row.hpp"
 #include "command/verify.hpp"
-#include "harness/device_data.hpp"
+#include "verify/device_data.hpp"
 
 namespace attn::command {
 
@@ -14,7 +14,7 @@ class GpuCalls {
  public:
   // Poisons the outputs of `data`. Backward it then runs the forward pass on the GPU, for O and
   // LSE. `plan` and `data` outlive this. Throws as forward.
-  GpuCalls(const Plan& plan, harness::CaseData& data, const Context& context);
+  GpuCalls(const Plan& plan, verify::CaseData& data, const Context& context);
 
   // One call. Waits; the results come back into `data`.
   void compute_once() const;
@@ -28,23 +28,23 @@ class GpuCalls {
   void finish() const;
 
  private:
-  void call(const harness::DeviceData& on, const OutputGradients& d_outputs) const;
-  void call(const harness::DeviceData& on) const { call(on, on.d_outputs); }
+  void call(const verify::DeviceData& on, const OutputGradients& d_outputs) const;
+  void call(const verify::DeviceData& on) const { call(on, on.d_outputs); }
   template <class Work>
   double seconds(const Work& work) const;
 
   const Plan& plan_;
-  harness::CaseData& data_;
-  harness::DeviceWorkspace workspace_;
+  verify::CaseData& data_;
+  verify::DeviceWorkspace workspace_;
   cuda::Stream stream_;
   Context context_;
-  std::list<harness::DeviceData> copies_;
+  std::list<verify::DeviceData> copies_;
 };
 
 // row.plan is made. Verifies, times, and at last looks whether the results still have the bits that
 // were verified, where equal inputs give equal bits (PlanOptions::deterministic). Throws as
 // forward.
-void measure_on_gpu(BenchRow& row, harness::CaseData& data, const Context& context,
+void measure_on_gpu(BenchRow& row, verify::CaseData& data, const Context& context,
                     const TimingRule& rule, Peaks& peaks);
 
 }  // namespace attn::command

@@ -9,8 +9,8 @@
 #include "command/message.hpp"
 #include "explain/page.hpp"
 #include "explain/problem_json.hpp"
-#include "harness/case.hpp"
 #include "io/output_file.hpp"
+#include "verify/case.hpp"
 
 namespace attn::command {
 namespace {
@@ -38,7 +38,7 @@ std::string page_of(const explain::Request& request) {
 
 int explain_problem(const ExplainOptions& options) {
   io::OutputFile::check(options.output);
-  explain::Request request{.problem = harness::parse_case(options.descriptor).problem,
+  explain::Request request{.problem = verify::parse_case(options.descriptor).problem,
                            .phase = options.phase == "forward" ? Phase::forward : Phase::backward,
                            .batch = options.batch,
                            .head = options.head,

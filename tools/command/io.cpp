@@ -93,10 +93,10 @@ int io(const IoOptions& options, const std::string& command_line) {
   IoChoice choice = choice_of(options, device);
   if (choice.on_gpu) report.set_machine("gpu", gpu_json(cuda::device_info(device.index)));
   int status = kOk;
-  std::vector<harness::Case> cases;
+  std::vector<verify::Case> cases;
   for (const std::string& text : options.descriptors) {
-    const harness::Case c = harness::parse_case(text);
-    const harness::Hints& hints = c.hints;
+    const verify::Case c = verify::parse_case(text);
+    const verify::Hints& hints = c.hints;
     if (!(hints.cu_q.empty() && hints.cu_k.empty() && hints.used_q.empty() &&
           hints.used_k.empty())) {
       throw Error(ErrorCode::invalid_argument,
@@ -104,7 +104,7 @@ int io(const IoOptions& options, const std::string& command_line) {
                               "bytes are counted",
                               text));
     }
-    cases.push_back(harness::at_full_length(c));
+    cases.push_back(verify::at_full_length(c));
     core::validate_problem(cases.back().problem);
     for (const Algorithm algorithm : chosen(options)) {
       choice.algorithm = algorithm;
@@ -120,13 +120,13 @@ int io(const IoOptions& options, const std::string& command_line) {
                format_bytes(static_cast<double>(choice.fast_bytes)),
                format_bytes(traffic::compulsory(problem, choice.phase).bytes()),
                io_table_header(choice.on_gpu));
-    std::unique_ptr<harness::CaseData> data;
+    std::unique_ptr<verify::CaseData> data;
     std::vector<std::string> notes;
     for (const Algorithm algorithm : chosen(options)) {
       choice.algorithm = algorithm;
       IoRow row = make_io_row(options.descriptors[i], problem, choice);
       if (options.measure) {
-        if (data == nullptr) data = std::make_unique<harness::CaseData>(cases[i], 1);
+        if (data == nullptr) data = std::make_unique<verify::CaseData>(cases[i], 1);
         if (ncu) {
           const GpuPass pass{
               .descriptor = options.descriptors[i],

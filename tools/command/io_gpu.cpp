@@ -21,8 +21,8 @@
 #include "command/cuda_timing.hpp"
 #include "command/interrupt.hpp"
 #include "cuda/driver/shared_library.hpp"
-#include "harness/case.hpp"
 #include "io/file.hpp"
+#include "verify/case.hpp"
 
 namespace attn::command {
 namespace {
@@ -165,7 +165,7 @@ int launch(const LaunchOptions& options) {
   if (device.type != DeviceType::cuda) {
     throw Error(ErrorCode::invalid_argument, "--device is cpu; accepted are cuda and cuda:N");
   }
-  harness::CaseData data(harness::at_full_length(harness::parse_case(options.descriptor)), 1);
+  verify::CaseData data(verify::at_full_length(verify::parse_case(options.descriptor)), 1);
   const Phase phase = options.phase == "forward" ? Phase::forward : Phase::backward;
   const Plan plan = make_plan(
       complete(data.problem, data.inputs), phase,
@@ -227,7 +227,7 @@ traffic::GpuCounts Ncu::count(const GpuPass& pass) const {
   return counts;
 }
 
-std::string why_wrong(const GpuPass& pass, harness::CaseData& data) {
+std::string why_wrong(const GpuPass& pass, verify::CaseData& data) {
   const Plan plan = make_plan(complete(data.problem, data.inputs), pass.phase, pass.options);
   const GpuCalls calls(plan, data, {});
   const Verification verification = calls.verify();

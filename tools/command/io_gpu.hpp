@@ -5,8 +5,8 @@
 #include <string>
 
 #include "attn/plan.hpp"
-#include "harness/data.hpp"
 #include "traffic/ncu.hpp"
+#include "verify/data.hpp"
 
 namespace attn::command {
 
@@ -33,6 +33,6 @@ class Ncu {
 
 // Runs the pass on the GPU and compares it with fp64: empty, or what is wrong with its results.
 // Throws as make_plan and forward do.
-std::string why_wrong(const GpuPass& pass, harness::CaseData& data);
+std::string why_wrong(const GpuPass& pass, verify::CaseData& data);
 
 }  // namespace attn::command

@@ -197,7 +197,7 @@ IoRow make_io_row(const std::string& descriptor, const Problem& problem, const I
   return row;
 }
 
-void measure_io(IoRow& row, harness::CaseData& data) {
+void measure_io(IoRow& row, verify::CaseData& data) {
   const IoChoice& choice = row.choice;
   if (row.model) {
     simulate(row, data.problem);
@@ -222,7 +222,7 @@ void measure_io(IoRow& row, harness::CaseData& data) {
   row.counted = traffic::count_caches(call);
 }
 
-bool measure_io_on_gpu(IoRow& row, const GpuPass& pass, harness::CaseData& data, const Ncu& ncu) {
+bool measure_io_on_gpu(IoRow& row, const GpuPass& pass, verify::CaseData& data, const Ncu& ncu) {
   try {
     const std::string wrong = why_wrong(pass, data);
     if (!wrong.empty()) {

@@ -8,10 +8,10 @@
 #include "attn/plan.hpp"
 #include "command/io_gpu.hpp"
 #include "command/json_report.hpp"
-#include "harness/data.hpp"
 #include "traffic/counters.hpp"
 #include "traffic/plan.hpp"
 #include "traffic/tiles.hpp"
+#include "verify/data.hpp"
 
 namespace attn::command {
 
@@ -52,11 +52,11 @@ void check_io_size(const std::string& descriptor, const Problem& problem, const 
 IoRow make_io_row(const std::string& descriptor, const Problem& problem, const IoChoice& choice);
 // Simulates a cache of fast_bytes, and runs the CPU backend on one thread under the processor's
 // counters.
-void measure_io(IoRow& row, harness::CaseData& data);
+void measure_io(IoRow& row, verify::CaseData& data);
 
 // Runs the pass on the GPU: compares it with fp64, and then has ncu count it. False where its
 // results are wrong, so that nothing is counted. Throws as Ncu and forward do.
-bool measure_io_on_gpu(IoRow& row, const GpuPass& pass, harness::CaseData& data, const Ncu& ncu);
+bool measure_io_on_gpu(IoRow& row, const GpuPass& pass, verify::CaseData& data, const Ncu& ncu);
 
 std::string io_table_header(bool on_gpu);
 std::string io_table_line(const IoRow& row);

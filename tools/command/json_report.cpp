@@ -71,7 +71,7 @@ void JsonReport::save_unfinished() noexcept {
   }
 }
 
-Json comparison_json(const harness::Comparison& comparison) {
+Json comparison_json(const verify::Comparison& comparison) {
   return {{"tensor", comparison.tensor}, {"share", comparison.share()},
           {"error", comparison.error},   {"allowed", comparison.allowed},
           {"where", comparison.where},   {"expected", comparison.expected},

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "command/interrupt.hpp"
-#include "harness/compare.hpp"
+#include "verify/compare.hpp"
 
 namespace attn::command {
 
@@ -49,6 +49,6 @@ class JsonReport {
 
 // {"tensor", "share" of what is allowed (1 or less passes), "error", "allowed", "where",
 // "expected", "got"}; numbers that JSON lacks (NaN, infinities) are null.
-Json comparison_json(const harness::Comparison& comparison);
+Json comparison_json(const verify::Comparison& comparison);
 
 }  // namespace attn::command

@@ -174,7 +174,7 @@ int run_matmul(const MatmulCommandOptions& options, const std::string& command_l
   fmt::print(report.text(), "{}\n", matmul_header());
   for (const MatmulProblem& problem : problems) {
     std::vector<MatmulRow> rows = rows_of(options, problem, device, context);
-    harness::MatmulData data(problem, 1, 0, options.density);
+    verify::MatmulData data(problem, 1, 0, options.density);
     const bool on_gpu = device.type == DeviceType::cuda;
     if (on_gpu) measure_matmuls_on_gpu(rows, data, device, context, options.rule, ceilings);
     for (MatmulRow& row : rows) {

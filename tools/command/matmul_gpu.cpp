@@ -11,7 +11,7 @@
 #include "attn/error.hpp"
 #include "cuda/driver/cublas.hpp"
 #include "cuda/driver/memory.hpp"
-#include "harness/device_matmul.hpp"
+#include "verify/device_matmul.hpp"
 
 namespace attn::command {
 namespace {
@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 // One implementation, ready to be called.
 struct Contender {
   MatmulRow* row = nullptr;
-  std::unique_ptr<harness::DeviceMatmul> device;
+  std::unique_ptr<verify::DeviceMatmul> device;
   std::function<void()> call;
   std::unique_ptr<cuda::Graph> graph;
   int calls = 1;  // of the graph
@@ -37,7 +37,7 @@ double seconds_of(const cuda::Stream& stream, const Work& work) {
   return cuda::seconds_between(start, end);
 }
 
-void check(Contender& one, harness::MatmulData& data, const cuda::Stream& stream) {
+void check(Contender& one, verify::MatmulData& data, const cuda::Stream& stream) {
   one.call();
   stream.synchronize();
   one.device->download();
@@ -67,7 +67,7 @@ void time_in_rounds(std::vector<Contender*> running, const cuda::Stream& stream,
 
 }  // namespace
 
-void measure_matmuls_on_gpu(std::vector<MatmulRow>& rows, harness::MatmulData& data, Device device,
+void measure_matmuls_on_gpu(std::vector<MatmulRow>& rows, verify::MatmulData& data, Device device,
                             const Context& context, const TimingRule& rule,
                             CudaCeilings& ceilings) {
   const cuda::Stream stream(device.index);
@@ -79,8 +79,8 @@ void measure_matmuls_on_gpu(std::vector<MatmulRow>& rows, harness::MatmulData& d
   for (MatmulRow& row : rows) {
     if (!row.refused.empty()) continue;
     Contender one{.row = &row, .device = nullptr, .call = {}, .graph = nullptr};
-    one.device = std::make_unique<harness::DeviceMatmul>(data, row.plan);
-    const harness::DeviceMatmul* tensors = one.device.get();
+    one.device = std::make_unique<verify::DeviceMatmul>(data, row.plan);
+    const verify::DeviceMatmul* tensors = one.device.get();
     if (row.implementation == kCublas) {
       try {
         cublas = std::make_unique<cuda::Cublas>(device.index);

@@ -13,7 +13,7 @@ inline constexpr const char* kCublas = "cublas";  // MatmulRow::implementation o
 // Checks each row that is not refused, then times them in rounds, in an order of chance and after a
 // rest, so that no one has the card's best moment: calls in a graph, inputs where they were left.
 // A call of more than 0.1 s is timed once. cuBLAS is refused where it is not installed.
-void measure_matmuls_on_gpu(std::vector<MatmulRow>& rows, harness::MatmulData& data, Device device,
+void measure_matmuls_on_gpu(std::vector<MatmulRow>& rows, verify::MatmulData& data, Device device,
                             const Context& context, const TimingRule& rule, CudaCeilings& ceilings);
 
 }  // namespace attn::command

@@ -20,7 +20,7 @@ std::string format_tflops(double gflops) {
 
 }  // namespace
 
-void measure_matmul(MatmulRow& row, harness::MatmulData& data, const Context& context,
+void measure_matmul(MatmulRow& row, verify::MatmulData& data, const Context& context,
                     const TimingRule& rule) {
   data.poison();
   const auto call = [&] { matmul(row.plan, data.inputs, data.c, context); };

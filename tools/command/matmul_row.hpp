@@ -8,7 +8,7 @@
 #include "attn/matmul.hpp"
 #include "command/bench_row.hpp"
 #include "command/json_report.hpp"
-#include "harness/matmul.hpp"
+#include "verify/matmul.hpp"
 
 namespace attn::command {
 
@@ -18,7 +18,7 @@ struct MatmulRow {
   std::string refused;         // why not, else empty
   MatmulPlan plan{};
   double density = 1;  // the share of blocks that a mask has
-  harness::MatmulCheck check{};
+  verify::MatmulCheck check{};
   std::string damage{};
   Timing timing{};
   double peak_gflops = 0;  // of what is multiplied, in the same run
@@ -28,7 +28,7 @@ struct MatmulRow {
 };
 
 // Checks the plan's result on poisoned memory, then times it. On the CPU.
-void measure_matmul(MatmulRow& row, harness::MatmulData& data, const Context& context,
+void measure_matmul(MatmulRow& row, verify::MatmulData& data, const Context& context,
                     const TimingRule& rule);
 
 std::string matmul_header();

@@ -131,8 +131,8 @@ class Runner {
     fmt::print(report_.text(), "verified  {} against fp64: {}\n", verification.extent,
                passed ? "ok" : "WRONG");
     Json comparisons = Json::array();
-    for (const harness::Comparison& comparison : verification.comparisons) {
-      fmt::print(report_.text(), "          {}\n", harness::to_string(comparison));
+    for (const verify::Comparison& comparison : verification.comparisons) {
+      fmt::print(report_.text(), "          {}\n", verify::to_string(comparison));
       comparisons.push_back(comparison_json(comparison));
     }
     phase_["verified"] = {{"correct", passed},

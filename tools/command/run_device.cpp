@@ -37,7 +37,7 @@ OnDevice::OnDevice(const RunProblem& read, const Outputs& outputs, const OutputG
 }
 
 Tensor OnDevice::here(const Tensor& host) {
-  return host.given() ? harness::upload(host, plan_.device, memory_) : Tensor{};
+  return host.given() ? verify::upload(host, plan_.device, memory_) : Tensor{};
 }
 
 Tensor OnDevice::written(const Tensor& host) {

@@ -8,7 +8,7 @@
 #include "attn/run.hpp"
 #include "command/run_problem.hpp"
 #include "cuda/driver/memory.hpp"
-#include "harness/device_data.hpp"
+#include "verify/device_data.hpp"
 
 namespace attn::command {
 
@@ -33,7 +33,7 @@ class OnDevice {
 
   const Plan& plan_;
   cuda::Stream stream_;
-  harness::DeviceWorkspace workspace_;
+  verify::DeviceWorkspace workspace_;
   std::list<cuda::DeviceBuffer> memory_;
   std::vector<std::pair<const cuda::DeviceBuffer*, Tensor>> written_;  // and where on the host
   Inputs inputs_;

@@ -3,7 +3,7 @@
 #include <random>
 #include <utility>
 
-#include "harness/storage.hpp"
+#include "verify/storage.hpp"
 
 namespace attn::command {
 namespace {
@@ -13,7 +13,7 @@ io::Array similar(const Tensor& tensor, std::mt19937_64& random) {
   io::Array array = io::convert(tensor, tensor.dtype);
   for (std::int64_t i = 0; i < tensor.size(); ++i) {
     const double part = 1 - static_cast<double>(random() >> 40) * 0x1p-27;
-    harness::store_element(array.tensor(), i, part * harness::load_element(array.tensor(), i));
+    verify::store_element(array.tensor(), i, part * verify::load_element(array.tensor(), i));
   }
   return array;
 }

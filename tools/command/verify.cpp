@@ -14,13 +14,13 @@
 
 #include "command/sampled_problem.hpp"
 #include "command/similar_inputs.hpp"
-#include "harness/expectation.hpp"
+#include "verify/expectation.hpp"
 
 namespace attn::command {
 namespace {
 
-using harness::Comparison;
 using io::Array;
+using verify::Comparison;
 
 constexpr std::int64_t kMaxScores = 1 << 22;  // evaluated by the reference in each precision, about
 constexpr std::int64_t kMinPairs = 4;         // of sequence and KV head, of a large problem
@@ -36,7 +36,7 @@ using Index = std::vector<std::int64_t>;
 struct PartOfProblem {
   SampledProblem problem;
   std::vector<Array> results;
-  std::vector<harness::Expected> expected{};
+  std::vector<verify::Expected> expected{};
 };
 
 std::int64_t scores_of(const Problem& p) {
@@ -122,8 +122,8 @@ void to_whole(const SampledProblem& part, std::string_view name, Index& at) {
   }
 }
 
-std::vector<harness::Part> list(std::list<PartOfProblem>& parts) {
-  std::vector<harness::Part> all;
+std::vector<verify::Part> list(std::list<PartOfProblem>& parts) {
+  std::vector<verify::Part> all;
   for (PartOfProblem& part : parts) {
     all.push_back({part.expected, [&part](std::string_view name, Index& where) {
                      to_whole(part.problem, name, where);
@@ -144,22 +144,22 @@ bool any_infinite(const std::vector<Comparison>& comparisons) {
 // makes there are a matter of luck. A wrong result is wrong beside the others too. expect(part,
 // draw): what is expected of the part with the inputs of that draw. scores: of all parts.
 template <class Expect>
-std::vector<Comparison> judge(std::span<const harness::Part> parts, std::int64_t scores,
+std::vector<Comparison> judge(std::span<const verify::Part> parts, std::int64_t scores,
                               const Expect& expect) {
-  std::vector<Comparison> first = harness::judge(parts);
+  std::vector<Comparison> first = verify::judge(parts);
   if (all_passed(first) || any_infinite(first)) return first;
   const std::int64_t draws =
       std::clamp<std::int64_t>(kMaxScores / std::max<std::int64_t>(1, scores), 1, kSimilarDraws);
-  std::vector<std::vector<harness::StandardErrors>> similar;
+  std::vector<std::vector<verify::StandardErrors>> similar;
   for (std::int64_t draw = 1; draw <= draws; ++draw) {
-    std::list<std::vector<harness::Expected>> expected;
-    std::vector<harness::Part> drawn;
+    std::list<std::vector<verify::Expected>> expected;
+    std::vector<verify::Part> drawn;
     for (std::size_t part = 0; part < parts.size(); ++part) {
       drawn.push_back({expected.emplace_back(expect(part, static_cast<std::uint64_t>(draw)))});
     }
-    similar.push_back(harness::standard_errors(drawn));
+    similar.push_back(verify::standard_errors(drawn));
   }
-  return harness::judge(parts, similar);
+  return verify::judge(parts, similar);
 }
 
 template <class Test>
@@ -221,12 +221,12 @@ Verification verify_forward(const Problem& problem, const Inputs& inputs, const 
   std::list<PartOfProblem> parts;
   const auto expect = [&](const PartOfProblem& part, const Inputs& of_part, std::int64_t most) {
     const reference::DropoutPlaces places = part.problem.dropout_places();
-    std::vector<harness::Expected> expected =
-        harness::expect_forward(part.problem.problem(), of_part,
-                                {.o = part.results[0].tensor(), .lse = part.results[1].tensor()},
-                                std::min(most, harness::yardstick_orders(scores)), places);
+    std::vector<verify::Expected> expected =
+        verify::expect_forward(part.problem.problem(), of_part,
+                               {.o = part.results[0].tensor(), .lse = part.results[1].tensor()},
+                               std::min(most, verify::yardstick_orders(scores)), places);
     if (on_gpu) {
-      harness::measure_tensor_cores(part.problem.problem(), of_part, expected, places);
+      verify::measure_tensor_cores(part.problem.problem(), of_part, expected, places);
     }
     return expected;
   };
@@ -237,8 +237,8 @@ Verification verify_forward(const Problem& problem, const Inputs& inputs, const 
     part.expected = expect(part, part.problem.inputs(), kMaxOrders);
     for (std::int64_t order = 1; order < orders; ++order) {
       const SampledProblem shuffled(problem, inputs, sample, static_cast<std::uint64_t>(order));
-      harness::measure_forward(shuffled.problem(), shuffled.inputs(), 1, part.expected,
-                               shuffled.dropout_places());
+      verify::measure_forward(shuffled.problem(), shuffled.inputs(), 1, part.expected,
+                              shuffled.dropout_places());
     }
   }
   Verification result{
@@ -266,13 +266,13 @@ Verification verify_backward(const Problem& problem, const Inputs& inputs,
   run(d_outputs);
   const std::int64_t scores = scores_of(problem);
   const auto expect = [&](const Inputs& from, const OutputGradients& d, std::int64_t most) {
-    std::vector<harness::Expected> expected = harness::expect_backward(
-        problem, from, d, gradients, std::min(most, harness::yardstick_orders(scores)));
-    if (device == DeviceType::cuda) harness::measure_tensor_cores(problem, from, d, expected);
+    std::vector<verify::Expected> expected = verify::expect_backward(
+        problem, from, d, gradients, std::min(most, verify::yardstick_orders(scores)));
+    if (device == DeviceType::cuda) verify::measure_tensor_cores(problem, from, d, expected);
     return expected;
   };
-  std::vector<harness::Expected> expected = expect(inputs, d_outputs, kMaxOrders);
-  const harness::Part whole{expected};
+  std::vector<verify::Expected> expected = expect(inputs, d_outputs, kMaxOrders);
+  const verify::Part whole{expected};
   return {.extent = "all rows",
           .comparisons = judge({&whole, 1}, scores, [&](std::size_t, std::uint64_t draw) {
             const SimilarInputs similar(inputs, d_outputs, draw);
@@ -302,21 +302,20 @@ Verification verify_backward_sampled(
       part.results.push_back(p.queries(gradients.dq));
       part.results.push_back(p.keys(gradients.dk));
       part.results.push_back(p.keys(gradients.dv));
-      part.expected =
-          harness::expect_backward(p.problem(), p.inputs(), part_d_o.tensor(),
-                                   {.dq = part.results[0].tensor(),
-                                    .dk = part.results[1].tensor(),
-                                    .dv = part.results[2].tensor()},
-                                   harness::yardstick_orders(scores), p.dropout_places());
+      part.expected = verify::expect_backward(p.problem(), p.inputs(), part_d_o.tensor(),
+                                              {.dq = part.results[0].tensor(),
+                                               .dk = part.results[1].tensor(),
+                                               .dv = part.results[2].tensor()},
+                                              verify::yardstick_orders(scores), p.dropout_places());
       if (device == DeviceType::cuda) {
-        harness::measure_tensor_cores(p.problem(), p.inputs(), part_d_o.tensor(), part.expected,
-                                      p.dropout_places());
+        verify::measure_tensor_cores(p.problem(), p.inputs(), part_d_o.tensor(), part.expected,
+                                     p.dropout_places());
       }
     }
     parts.splice(parts.end(), drawn);
     return describe(samples, problem);
   };
-  Verification result{.extent = look(0), .comparisons = harness::judge(list(parts))};
+  Verification result{.extent = look(0), .comparisons = verify::judge(list(parts))};
   if (all_finite({inputs.q, inputs.k, inputs.v, d_o})) {
     look_for_nan(result, "dq", gradients.dq, parts, 0);
     look_for_nan(result, "dk", gradients.dk, parts, 1);
@@ -325,7 +324,7 @@ Verification verify_backward_sampled(
   if (result.passed() || !std::isfinite(result.worst().error)) return result;
   for (std::uint64_t draw = 1; draw < kSecondLook; ++draw) look(draw);
   return {.extent = fmt::format("{}, {} draws", result.extent, kSecondLook),
-          .comparisons = harness::judge(list(parts))};
+          .comparisons = verify::judge(list(parts))};
 }
 
 }  // namespace attn::command

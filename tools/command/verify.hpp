@@ -6,17 +6,17 @@
 #include <vector>
 
 #include "attn/run.hpp"
-#include "harness/compare.hpp"
+#include "verify/compare.hpp"
 
 namespace attn::command {
 
 struct Verification {
-  std::string extent;                            // "all rows" or "256 rows of 16 heads"
-  std::vector<harness::Comparison> comparisons;  // positions are those of the whole problem
+  std::string extent;                           // "all rows" or "256 rows of 16 heads"
+  std::vector<verify::Comparison> comparisons;  // positions are those of the whole problem
   bool passed() const;
   // The comparison that comes closest to what is allowed, or passes furthest beyond it. The list
   // must not be empty.
-  const harness::Comparison& worst() const;
+  const verify::Comparison& worst() const;
 };
 
 // Whether all rows are compared: up to 2^22 scores, about a second of the reference.
@@ -26,7 +26,7 @@ bool is_small(const Problem& problem);
 // compared whole. Of others rows are drawn, spread over sequences and heads, and compared with the
 // reference of exactly these rows (SampledProblem); everywhere else O and LSE are looked through
 // for NaN, which the caller put there before. The error rule is that of `attn check`, all three
-// parts of it (harness/expectation.hpp). Where so few rows are compared that the largest error of
+// parts of it (verify/expectation.hpp). Where so few rows are compared that the largest error of
 // standard attention over them is a matter of luck, it is taken over several orders of the keys,
 // and where results fail, over inputs much like the given ones too (similar_inputs.hpp). device:
 // what computed them; a GPU's tensor cores have a yardstick of their own.

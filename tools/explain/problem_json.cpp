@@ -10,7 +10,7 @@
 #include "core/validate/validate.hpp"
 #include "explain/sample.hpp"
 #include "explain/source_lines.hpp"
-#include "harness/data.hpp"
+#include "verify/data.hpp"
 
 namespace attn::explain {
 namespace {
@@ -50,7 +50,7 @@ void check(const Request& r) {
 }
 
 // The problem's mask and score over one query and one key: for the buffers, whose shapes stay.
-harness::Case small_case(const Problem& p) {
+verify::Case small_case(const Problem& p) {
   Problem small{.batch = 1,
                 .seqlen_q = 1,
                 .seqlen_k = 1,
@@ -163,7 +163,7 @@ Json memories() {
 Json problem_json(const Request& r, std::int64_t max_cells) {
   check(r);
   const Problem& p = r.problem;
-  const harness::CaseData data(small_case(p), r.seed);
+  const verify::CaseData data(small_case(p), r.seed);
   const Scores scores{.mask = p.mask,
                       .buffers = data.inputs.buffers,
                       .batch = static_cast<std::int32_t>(r.batch),

@@ -1,7 +1,0 @@
-#pragma once
-
-namespace attn::harness {
-
-constexpr double square(double x) { return x * x; }
-
-}  // namespace attn::harness

@@ -1,0 +1,7 @@
+#pragma once
+
+namespace attn::verify {
+
+constexpr double square(double x) { return x * x; }
+
+}  // namespace attn::verify
