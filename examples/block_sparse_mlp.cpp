@@ -26,11 +26,6 @@ using Values = std::vector<float>;
 attn::Tensor matrix(Values& x, std::int64_t columns) {
   return attn::tensor(x.data(), {std::int64_t(x.size()) / columns, columns});
 }
-attn::Tensor transposed(attn::Tensor t) {
-  std::swap(t.shape[0], t.shape[1]);
-  std::swap(t.strides[0], t.strides[1]);
-  return t;
-}
 
 // Of blocks x blocks, count in each row and column, evenly apart. Rows are shuffled, even ones
 // first, so that the mask is not its own transpose.
@@ -99,13 +94,15 @@ class Layer {
   // dz, dx, and the members dw and db.
   void backward(Values& x, const Values& y, const Values& dy, Values& dz, Values& dx) {
     activation_gradient(y, dy, dz, db);
-    const attn::Tensor turned = mask.empty() ? mask_ : transposed(mask_);
+    const attn::Tensor turned = mask.empty() ? mask_ : attn::transposed(mask_);
     attn::matmul(
-        dx_, {.a = matrix(dz, width_), .b = transposed(matrix(w, width_)), .block_mask = turned},
+        dx_,
+        {.a = matrix(dz, width_), .b = attn::transposed(matrix(w, width_)), .block_mask = turned},
         matrix(dx, width_));
-    attn::matmul(dw_,
-                 {.a = transposed(matrix(x, width_)), .b = matrix(dz, width_), .block_mask = mask_},
-                 matrix(dw, width_));
+    attn::matmul(
+        dw_,
+        {.a = attn::transposed(matrix(x, width_)), .b = matrix(dz, width_), .block_mask = mask_},
+        matrix(dw, width_));
   }
 
   Values w, bias, dw, db;
