@@ -78,6 +78,25 @@ TEST(Workspace, HoldsPartialResultsAndWords) {
   EXPECT_GT(bytes("b1_sq1_sk900_h1_d2_f32" + kBlocks, 3), kOdd);
 }
 
+// What a call brings is not known when it is planned. Lists of blocks of 64 keys are made where
+// they take at most 256 MB, which they pass here for each batch entry, as lengths ask for, and not
+// once.
+TEST(Workspace, HoldsListsOfBlocksWhateverTensorsACallBrings) {
+  for (const char* descriptor :
+       {"b1_n131072_h32_d64_bf16_mask(blocks[head,query/64,key/64]!=0)_"
+        "buffer(blocks:u8:32x2048x2048)",
+        "b2_n131072_h32_d64_bf16_mask(blocks[head,query/64,key/64]!=0)_"
+        "buffer(blocks:u8:32x2048x2048)",
+        "b64_n16384_hq8_hk2_d128_f16_mask(blocks[head,query/128,key/192]!=0)_"
+        "buffer(blocks:u8:8x128x86)"}) {
+    const std::int64_t planned = bytes(descriptor);
+    for (int used = 0; used < 4; ++used) {
+      const ForwardTensors tensors{.seqused_q = used % 2 != 0, .seqused_k = used / 2 != 0};
+      EXPECT_GE(planned, 8 * words(descriptor, tensors)) << descriptor << " used " << used;
+    }
+  }
+}
+
 std::int64_t bytes_backward(const std::string& descriptor, bool deterministic) {
   return checked_workspace(parse_problem(descriptor), *find_backward_kernel("backward_simt"),
                            {.arch = kHopper, .deterministic = deterministic});

@@ -58,13 +58,15 @@ bool fit_pages(int& keys, int& page_rows, std::int64_t page_size) {
 constexpr int kGatheredKeys = 64;  // device/schedule/gathered_blocks.cuh
 
 // Whether a tile of keys is best made of two blocks of 64 that its rows see, wherever they lie
-// (device/schedule/gathered_blocks.cuh). Their lists should not outgrow what they save.
+// (device/schedule/gathered_blocks.cuh). Their lists should not outgrow what they save; they are
+// counted for each batch entry, as lengths of a call may ask for, so that a plan, which does not
+// know these, has the workspace of what a call chooses.
 bool gathers_blocks(const ForwardFeatures& f, const Problem& p, int keys) {
   constexpr double kMostBytes = 256 << 20;
   const double blocks = std::ceil(static_cast<double>(p.seqlen_k) / kGatheredKeys);
-  const double lists =
-      std::ceil(static_cast<double>(p.seqlen_q) / 128) *
-      static_cast<double>((f.mask_heads ? p.heads_q : 1) * (f.mask_batches ? p.batch : 1));
+  const double lists = std::ceil(static_cast<double>(p.seqlen_q) / 128) *
+                       static_cast<double>(f.mask_heads ? p.heads_q : 1) *
+                       static_cast<double>(p.batch);
   return keys == 2 * kGatheredKeys && f.mask_scans_buffers && !f.dropout &&
          holds(Condition::key_blocks_of_64, p) && (p.score.empty() || !loads_elements(p.score)) &&
          sizeof(std::int32_t) * blocks * lists <= kMostBytes;
