@@ -94,11 +94,12 @@ ATTN_DEVICE void backward_sm90(const BackwardParams& p, const Expressions& e, co
   } else if (warpgroup <= C::kScoreGroups) {
     take_registers<C::kScoreRegisters>();
     if constexpr (C::kCluster > 1) {
-      BackwardSm90PairScoreGroup<C, Expressions, Slope>{tiles, {tiles, e, slope}, {tiles}, {tiles}}
+      BackwardSm90PairScoreGroup<C, Expressions, Slope>{
+          {tiles, {tiles, e, slope}, {tiles}, {tiles}}}
           .run();
     } else {
-      BackwardSm90ScoreGroup<C, Expressions, Slope>{tiles, {tiles, e, slope}, {tiles}, {tiles}}.run(
-          static_cast<unsigned>(warpgroup - 1));
+      BackwardSm90ScoreGroup<C, Expressions, Slope>{{tiles, {tiles, e, slope}, {tiles}, {tiles}}}
+          .run(static_cast<unsigned>(warpgroup - 1));
     }
   } else {
     take_registers<C::kGradientRegisters>();

@@ -10,32 +10,29 @@
 #pragma once
 
 #include "device.cuh"
-#include "kernels/backward_sm90/dq_stage.cuh"
-#include "kernels/backward_sm90/score_products.cuh"
+#include "kernels/backward_sm90/score_step.cuh"
 #include "kernels/backward_sm90/seen_sums.cuh"
 #include "tile/matrix_descriptor.cuh"
 
 namespace attn::device {
 
 template <class C, class Expressions, class Slope>
-struct BackwardSm90PairScoreGroup {
-  using Tiles = BackwardSm90Tiles<C>;
+struct BackwardSm90PairScoreGroup : BackwardSm90ScoreStep<C, Expressions, Slope> {
+  using Step = BackwardSm90ScoreStep<C, Expressions, Slope>;
+  using Tiles = typename Step::Tiles;
   using Layout = typename Tiles::Layout;
   using Element = typename Tiles::Element;
   using Order = typename Layout::Order;
-  using Scores = BackwardSm90Scores<C, Expressions, Slope>;
-  using Products = BackwardSm90ScoreProducts<C>;
-  using State = BackwardSm90State<C>;
+  using State = typename Step::State;
+  using Step::dq_stage;
+  using Step::products;
+  using Step::scores;
+  using Step::tiles;
   static constexpr int kHalf = Layout::kOwnPieces / 2;  // pieces of dQ staged before dS
-
-  const Tiles& tiles;
-  Scores scores;
-  Products products;
-  BackwardSm90DqStage<C> dq_stage;
 
   // The offset of dS of step n: that of this block of threads, or of the other.
   static ATTN_DEVICE int ds_at(unsigned n, bool other) {
-    return (other ? Layout::kOtherSAt : Layout::kSAt) + Tiles::ScoreRing::stage(n) * Layout::kP;
+    return other ? Layout::kOtherSAt + Tiles::ScoreRing::stage(n) * Layout::kP : Step::ds_at(n);
   }
   // Hands this warp's 16 rows of dS over, to dK's warpgroup and to the other block of threads.
   // kFullOther gets an arrival of each warp of its own block, and the bytes of the other's.
@@ -127,14 +124,6 @@ struct BackwardSm90PairScoreGroup {
     give_back_other(n);
   }
 
-  // Waits for dP, gives dO back, and V with that of a tile's last step.
-  ATTN_DEVICE void take_dp(State& c, unsigned n, bool last) const {
-    wgmma_wait<0>();
-    pin(c.dp);
-    tiles.o_ring().release(n);
-    if (last) tiles.v_ring().release(0);
-    wait_for_places(n);
-  }
   // The last dQ of a tile, whose K is given back.
   ATTN_DEVICE void end_tile(State& c, unsigned n, bool mixed) const {
     wgmma_wait<0>();
@@ -151,9 +140,7 @@ struct BackwardSm90PairScoreGroup {
       tiles.q_ring().wait(n);
       if (Tiles::is(tiles.step_flags(n), BackwardStep::kEnd)) break;
       State c;
-      if constexpr (C::kDropout && !BackwardSm90KeptBits<C>::kAhead) {
-        c.random = dropout_of_warp<C::kRngState>(tiles.p);
-      }
+      this->begin_tile(c);
       tiles.k_ring().wait(ended);
       issue_next_s(c, n);
       wgmma_commit();  // in place of dQ of a step before
@@ -163,17 +150,11 @@ struct BackwardSm90PairScoreGroup {
         mixed = Tiles::is(c.flags, BackwardStep::kMixed);
         last = Tiles::is(c.flags, BackwardStep::kLast);
         wgmma_wait<1>();
-        pin(c.s);
-        tiles.q_ring().release(n);
-        if constexpr (Slope::kIsOfTanh) scores.take_tanh(c);
+        this->take_s(c, n);
         if (mixed) scores.apply_mask(c, n);
         tiles.p_ring().wait_empty(n);
         prepare_dp(c, n);
-        scores.exponentiate(c, n, Layout::kPAt + Tiles::ScoreRing::stage(n) * Layout::kP,
-                            [&](int k) {
-                              if (k == Products::kLateProduct) products.issue_dp(c);
-                            });
-        tiles.p_ring().fill(n);
+        this->hand_over_p(c, n);
         wgmma_wait<1>();
         pin(c.dq);
         const bool split = !first && !mixed_before;
@@ -184,7 +165,9 @@ struct BackwardSm90PairScoreGroup {
         } else if (!first) {
           stage_both_dq(c.dq, mixed_before, n - 1);
         }
-        take_dp(c, n, last);
+        this->take_dp(c, n);
+        if (last) tiles.v_ring().release(0);
+        wait_for_places(n);
         scores.differentiate(c, mixed, ds_at(n, false));
         pin(c.dq);
         // The fence of what is sent would hold up S. A branch around S alone would make all

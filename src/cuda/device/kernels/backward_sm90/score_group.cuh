@@ -3,21 +3,23 @@
 #pragma once
 
 #include "device.cuh"
-#include "kernels/backward_sm90/dq_stage.cuh"
-#include "kernels/backward_sm90/score_products.cuh"
+#include "kernels/backward_sm90/score_step.cuh"
 #include "kernels/backward_sm90/seen_sums.cuh"
 
 namespace attn::device {
 
 template <class C, class Expressions, class Slope>
-struct BackwardSm90ScoreGroup {
-  using Tiles = BackwardSm90Tiles<C>;
+struct BackwardSm90ScoreGroup : BackwardSm90ScoreStep<C, Expressions, Slope> {
+  using Step = BackwardSm90ScoreStep<C, Expressions, Slope>;
+  using Tiles = typename Step::Tiles;
   using Layout = typename Tiles::Layout;
   using Element = typename Tiles::Element;
   using Order = typename Layout::Order;
-  using Scores = BackwardSm90Scores<C, Expressions, Slope>;
-  using Products = BackwardSm90ScoreProducts<C>;
-  using State = BackwardSm90State<C>;
+  using State = typename Step::State;
+  using Step::dq_stage;
+  using Step::products;
+  using Step::scores;
+  using Step::tiles;
   static constexpr unsigned kGroups = C::kScoreGroups;
   // dS is handed over when S of the next step was issued, so that dK does not hold up dQ and S, for
   // which the chain of one score warpgroup waits.
@@ -25,11 +27,6 @@ struct BackwardSm90ScoreGroup {
   // When a place for dS is waited for: two score warpgroups, of which each has one, do it when they
   // need it.
   static constexpr bool kWaitLate = C::kStagesP == 1 || kGroups > 1;
-
-  const Tiles& tiles;
-  Scores scores;
-  Products products;
-  BackwardSm90DqStage<C> dq_stage;
 
   // Whatever step n waits for, and its LSE and D: done while dQ of the step before is computed,
   // when there is time.
@@ -50,9 +47,7 @@ struct BackwardSm90ScoreGroup {
   template <int kPart, int kCount>
   ATTN_DEVICE void stage_dq(const float (&dq)[kCount], bool mixed, unsigned n) const {
     if (mixed && __any_sync(~0u, zero_if_finite(dq) != 0)) {
-      const unsigned ds =
-          tiles.shared +
-          static_cast<unsigned>(Layout::kSAt + Tiles::ScoreRing::stage(n) * Layout::kP);
+      const unsigned ds = tiles.shared + static_cast<unsigned>(Step::ds_at(n));
       float again[kCount] = {};
       add_seen<Element, Tiles::kKeys>(
           again,
@@ -87,22 +82,6 @@ struct BackwardSm90ScoreGroup {
     return Tiles::is(tiles.step_flags(n), BackwardStep::kLast);
   }
 
-  // Waits for S, gives Q back, and applies the mask, or the tanh that the score is made of.
-  ATTN_DEVICE void take_s(State& c, unsigned n, bool mixed) const {
-    wgmma_wait<0>();
-    pin(c.s);
-    tiles.q_ring().release(n);
-    if constexpr (Slope::kIsOfTanh) scores.take_tanh(c);
-    if (mixed) scores.apply_mask(c, n);
-    c.d_o = uniform(c.d_o);  // asked for where it is used, so that it is scalar
-  }
-  // Waits for dP, gives dO back, and waits for a place for dS.
-  ATTN_DEVICE void take_dp(State& c, unsigned n) const {
-    wgmma_wait<0>();
-    pin(c.dp);
-    tiles.o_ring().release(n);
-    if constexpr (kWaitLate) tiles.ds_ring().wait_empty(n);
-  }
   // dQ of the last step of a tile, with which K and V are given back.
   ATTN_DEVICE void end_tile(State& c, unsigned n, bool mixed) const {
     if constexpr (kGroups == 1) tiles.v_ring().release(0);
@@ -146,9 +125,7 @@ struct BackwardSm90ScoreGroup {
       tiles.q_ring().wait(n);
       if (Tiles::is(tiles.step_flags(n), BackwardStep::kEnd)) break;
       State c;
-      if constexpr (C::kDropout && !BackwardSm90KeptBits<C>::kAhead) {
-        c.random = dropout_of_warp<C::kRngState>(tiles.p);
-      }
+      this->begin_tile(c);
       // The order matters: the tile before may be a single step of the other score warpgroup, so
       // that the parity of K's barrier alone could mean K of two tiles ago. dO of this step was
       // asked for when the tile before had been given back, whose K was there by then.
@@ -167,14 +144,14 @@ struct BackwardSm90ScoreGroup {
             ++ended;
           }
         }
-        take_s(c, n, mixed);
-        scores.exponentiate(c, n, Layout::kPAt + Tiles::ScoreRing::stage(n) * Layout::kP,
-                            [&](int k) {
-                              if (k == Products::kLateProduct) products.issue_dp(c);
-                            });
-        tiles.p_ring().fill(n);
-        take_dp(c, n);
-        scores.differentiate(c, mixed, Layout::kSAt + Tiles::ScoreRing::stage(n) * Layout::kP);
+        wgmma_wait<0>();
+        this->take_s(c, n);
+        if (mixed) scores.apply_mask(c, n);
+        c.d_o = uniform(c.d_o);  // asked for where it is used, so that it is scalar
+        this->hand_over_p(c, n);
+        this->take_dp(c, n);
+        if constexpr (kWaitLate) tiles.ds_ring().wait_empty(n);
+        scores.differentiate(c, mixed, Step::ds_at(n));
         if (!kHandOverLate || last) tiles.ds_ring().fill(n);
         if (last) {
           end_tile(c, n, mixed);
