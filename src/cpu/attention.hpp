@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attn/run.hpp"
+#include "core/ceil_div.hpp"
 #include "core/expr/program.hpp"
 #include "core/problem/rows.hpp"
 #include "cpu/expressions.hpp"
@@ -106,7 +107,7 @@ class Attention {
 
   // Q blocks that a task of up to `blocks` has, where no sequence is longer than the problem says.
   int most_blocks(int blocks) const {
-    const std::int64_t most = (problem.seqlen_q * group + ops.rows - 1) / ops.rows;
+    const std::int64_t most = core::ceil_div(problem.seqlen_q * group, ops.rows);
     return static_cast<int>(std::clamp<std::int64_t>(most, 1, blocks));
   }
 
@@ -210,7 +211,7 @@ void for_visible_blocks(const Attention& a, const expr::Tile& rows, std::int64_t
     }
     return;
   }
-  const std::int64_t blocks = (end - begin + kBlockK - 1) / kBlockK;
+  const std::int64_t blocks = core::ceil_div(end - begin, kBlockK);
   const std::int64_t middle = begin + blocks / 2 * kBlockK;
   for_visible_blocks(a, rows, begin, middle, visit);
   for_visible_blocks(a, rows, middle, end, visit);

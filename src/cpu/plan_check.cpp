@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/ceil_div.hpp"
 #include "core/first_made.hpp"
 #include "core/validate/plan_field.hpp"
 #include "cpu/f64/f64.hpp"
@@ -92,7 +93,7 @@ void check_plan(const Plan& plan, Phase phase) {
   check_plan_range(plan, "block_k", plan.block_k, kBlockK, kBlockK);
   check_plan_range(plan, "rows_per_task", plan.rows_per_task, 1,
                    std::int64_t{blocks_per_task} * rows);
-  const std::int64_t blocks = (plan.problem.seqlen_k + kBlockK - 1) / kBlockK;
+  const std::int64_t blocks = core::ceil_div(plan.problem.seqlen_k, kBlockK);
   check_plan_range(plan, "num_splits", plan.num_splits, 1, std::max<std::int64_t>(1, blocks));
   if (plan.batch_invariant) {
     const std::int64_t splits =

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/ceil_div.hpp"
 #include "cpu/attention.hpp"
 #include "cpu/pairs.hpp"
 
@@ -25,7 +26,7 @@ struct KeyRange {
 
 // Part `index` of `parts` of the keys [0, length): whole K blocks, as even as they come.
 inline KeyRange split_range(std::int64_t length, std::int64_t parts, std::int64_t index) {
-  const std::int64_t blocks = (length + kBlockK - 1) / kBlockK;
+  const std::int64_t blocks = core::ceil_div(length, kBlockK);
   return {std::min(length, blocks * index / parts * kBlockK),
           std::min(length, blocks * (index + 1) / parts * kBlockK)};
 }
@@ -37,7 +38,7 @@ inline std::size_t count_row_tasks(const Attention& a, std::int64_t rows_per_tas
                                    std::int64_t first, std::int64_t last) {
   std::int64_t count = 0;
   for (std::int64_t index = first; index < last; ++index) {
-    count += (a.rows(pair_at(a, index).sequence) + rows_per_task - 1) / rows_per_task;
+    count += core::ceil_div(a.rows(pair_at(a, index).sequence), rows_per_task);
   }
   return static_cast<std::size_t>(count);
 }
@@ -82,7 +83,7 @@ RowTasks divide_last(const RowTasks& tasks, std::size_t count, std::int64_t rows
   std::size_t pieces = first;
   for (std::size_t i = first; i < tasks.size(); ++i) {
     const std::int64_t step = step_of(tasks[i]);
-    pieces += static_cast<std::size_t>((tasks[i].rows + step - 1) / step);
+    pieces += static_cast<std::size_t>(core::ceil_div(tasks[i].rows, step));
   }
   RowTasks divided(&workspace);
   divided.reserve(pieces);

@@ -5,6 +5,7 @@
 // not depend on the number of threads.
 #include <algorithm>
 
+#include "core/ceil_div.hpp"
 #include "cpu/backward/backward.hpp"
 #include "cpu/backward/flash_memory.hpp"
 #include "cpu/budgets.hpp"
@@ -224,7 +225,7 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   const auto packed_bytes_of = [&](const Pair& pair) {
     // A single chunk of keys reads each Q block once and packs it as it goes.
     if (pair.sequence.length_k <= kChunkKeys) return kNotPacked;
-    return (core::Size((a.rows(pair.sequence) + a.ops.rows - 1) / a.ops.rows) * memory.block_bytes)
+    return (core::Size(core::ceil_div(a.rows(pair.sequence), a.ops.rows)) * memory.block_bytes)
         .bytes();
   };
   const Waves all =

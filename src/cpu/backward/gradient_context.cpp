@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/ceil_div.hpp"
 #include "core/tensor/element.hpp"
 #include "cpu/nonfinite.hpp"
 #include "cpu/pairs.hpp"
@@ -102,7 +103,7 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
   first_block_.push_back(0);
   for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
     const std::int64_t rows = a.rows(pair_at(a, pair).sequence);
-    first_block_.push_back(first_block_.back() + (rows + a.ops.rows - 1) / a.ops.rows);
+    first_block_.push_back(first_block_.back() + core::ceil_div(rows, a.ops.rows));
   }
   has_factor_ = a.programs.has_derivative();
   if (has_factor_) derivative_ = a.bind(a.programs.derivative(), workspace);

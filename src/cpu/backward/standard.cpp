@@ -2,6 +2,7 @@
 // materialised, then dV = P^T dO, dK = dS^T Q and dQ = dS K are products over whole matrices.
 #include <algorithm>
 
+#include "core/ceil_div.hpp"
 #include "cpu/backward/backward.hpp"
 #include "cpu/pairs.hpp"
 
@@ -75,7 +76,7 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
                            q.q, s.dq_t, a.dim, a.scale);
       }
     });
-    const std::int64_t key_blocks = (length_k + kBlockK - 1) / kBlockK;
+    const std::int64_t key_blocks = core::ceil_div(length_k, kBlockK);
     // dV = P^T dO, dK = dS^T Q
     workers.parallel_for(key_blocks, [&](std::int64_t j, int worker) {
       Scratch s = scratch.of(worker);

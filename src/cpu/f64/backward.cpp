@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include "core/ceil_div.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/f64/f64.hpp"
 #include "cpu/f64/gradients.hpp"
@@ -235,7 +236,7 @@ void backward(const Attention& a, const Plan& plan, const Outputs& outputs,
     const core::Size doubles = core::Size(dq.splits) * dq.rows * dq.ld;
     const std::int64_t pairs = pair_count(a), wave = wave_pairs(pairs, doubles * sizeof(double));
     dq.memory = workspace.take_array<double>(doubles * wave, "dQ of the ranges of keys");
-    const std::int64_t blocks = (dq.rows + kRows - 1) / kRows;
+    const std::int64_t blocks = core::ceil_div(dq.rows, kRows);
     for (std::int64_t first = 0; first < pairs; first += wave) {
       const std::int64_t count = std::min(wave, pairs - first);
       dq.first_pair = first;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/ceil_div.hpp"
 #include "cpu/f64/f64.hpp"
 #include "cpu/f64/tiles.hpp"
 #include "cpu/tasks.hpp"
@@ -59,7 +60,7 @@ class Forward {
 
  private:
   void run_rows(const core::Sequence& sequence, int head_k, const RowTask& task, Scratch& s) const {
-    const auto blocks = static_cast<int>((task.rows + kRows - 1) / kRows);
+    const auto blocks = static_cast<int>(core::ceil_div(task.rows, kRows));
     for (int i = 0; i < blocks; ++i) {
       Block& block = s.blocks[i];
       const std::int64_t first = std::int64_t{i} * kRows;

@@ -3,6 +3,7 @@
 // and written back.
 #include <limits>
 
+#include "core/ceil_div.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/query_group.hpp"
 #include "cpu/nonfinite.hpp"
@@ -69,7 +70,7 @@ void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs
   sizes.dim_v = a.dim_v;
   sizes.tile = a.tile_scratch();
   for (const core::Sequence& sequence : a.sequences) {
-    sizes.blocks = std::max(sizes.blocks, (a.rows(sequence) + a.ops.rows - 1) / a.ops.rows);
+    sizes.blocks = std::max(sizes.blocks, core::ceil_div(a.rows(sequence), a.ops.rows));
   }
   const WorkerScratch<Scratch> scratch(workers.workspace(), workers.count(), sizes);
   const std::int64_t heads = a.problem.heads_k;
@@ -77,7 +78,7 @@ void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs
     const core::Sequence& sequence = a.sequences[static_cast<std::size_t>(index / heads)];
     const int head_k = static_cast<int>(index % heads);
     const std::int64_t rows = a.rows(sequence);
-    const std::int64_t blocks = (rows + a.ops.rows - 1) / a.ops.rows;
+    const std::int64_t blocks = core::ceil_div(rows, a.ops.rows);
     Scratch s = scratch.of(worker);
     const TileState tile_state(a.ops);
     for (std::int64_t i = 0; i < blocks; ++i) {

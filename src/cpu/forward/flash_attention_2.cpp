@@ -1,5 +1,6 @@
 // FlashAttention-2, algorithm 1 (Dao 2023): outer loop over Q blocks, in parallel; inner loop over
 // K, V blocks; O is normalised once at the end.
+#include "core/ceil_div.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/query_group.hpp"
@@ -109,7 +110,7 @@ constexpr std::int64_t kPackBlocks = 8;
 void pack_keys(const Attention& a, const Waves& waves, const Wave& wave, std::byte* memory,
                const Workers& workers) {
   const std::int64_t chunk = kPackBlocks * kBlockK;
-  const std::int64_t chunks = (a.problem.seqlen_k + chunk - 1) / chunk;
+  const std::int64_t chunks = core::ceil_div(a.problem.seqlen_k, chunk);
   const std::int64_t pairs = wave.last - wave.first;
   // Neighbouring heads one after the other: their rows lie side by side.
   workers.parallel_for(pairs * chunks, [&](std::int64_t index, int) {

@@ -3,6 +3,7 @@
 // V in place (few_rows.hpp); more rows use tiles.
 #include <algorithm>
 
+#include "core/ceil_div.hpp"
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/partial.hpp"
@@ -54,7 +55,7 @@ void attend_part(const Attention& a, const core::Sequence& sequence, HeadRange h
   const bool is_whole = parts == 1;
   const KeyRange range = results.splits.range(sequence, split);
   const expr::Tile tile = tile_of(a, sequence, heads, row0, rows);
-  const auto blocks = static_cast<int>((rows + a.ops.rows - 1) / a.ops.rows);
+  const auto blocks = static_cast<int>(core::ceil_div(rows, a.ops.rows));
   const auto partial = [&](int h, int i) { return results.partials[at(first_task + h, split, i)]; };
   if (!is_whole && sees_nothing(a, tile, range)) {
     for (int h = 0; h < heads.count; ++h) {
@@ -132,7 +133,7 @@ template <class Part>
 void for_head_groups(const Attention& a, const WithRows& with_rows, std::int64_t heads_per_group,
                      std::int64_t splits, const Workers& workers, const Part& part) {
   const std::int64_t heads_k = a.problem.heads_k;
-  const std::int64_t groups = (heads_k + heads_per_group - 1) / heads_per_group;
+  const std::int64_t groups = core::ceil_div(heads_k, heads_per_group);
   const auto count = static_cast<std::int64_t>(with_rows.size());
   workers.parallel_for(count * groups * splits, [&](std::int64_t index, int worker) {
     const std::int64_t first = index / splits % groups * heads_per_group;
@@ -209,7 +210,7 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
   const RowTasks tasks =
       in_groups ? pair_tasks(a, with_rows, workspace) : row_tasks(a, plan.rows_per_task, workspace);
   const Splits splits(plan);
-  const PartialIndex at{splits.most_of(a), (plan.rows_per_task + a.ops.rows - 1) / a.ops.rows};
+  const PartialIndex at{splits.most_of(a), core::ceil_div(plan.rows_per_task, a.ops.rows)};
   const auto count = static_cast<std::int64_t>(tasks.size());
   const bool has_partials = few_rows || at.splits > 1;
   const Partials partials(workspace,

@@ -3,6 +3,7 @@
 // each group of Q blocks it cost 7 % of the forward pass.
 #pragma once
 
+#include "core/ceil_div.hpp"
 #include "cpu/attention.hpp"
 #include "cpu/workspace.hpp"
 
@@ -32,7 +33,7 @@ class PackedKeys {
   }
 
   static std::size_t blocks(const core::Sequence& sequence) {
-    return static_cast<std::size_t>((sequence.length_k + kBlockK - 1) / kBlockK);
+    return static_cast<std::size_t>(core::ceil_div(sequence.length_k, kBlockK));
   }
   static std::size_t packed_bytes(const Attention& a, const core::Sequence& sequence) {
     return blocks(sequence) * (block_bytes(a, a.dim) + block_bytes(a, a.dim_v));

@@ -1,6 +1,7 @@
 // Standard attention (FlashAttention paper, algorithm 0): S = Q K^T, P = softmax(S) and O = P V,
 // each a pass over memory, with S and P of one K, V head materialised. The baseline that the others
 // are measured against.
+#include "core/ceil_div.hpp"
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/query_group.hpp"
 #include "cpu/nonfinite.hpp"
@@ -70,14 +71,14 @@ void forward_standard(const Attention& a, const Plan&, const Outputs& outputs,
   const expr::Coverage coverage = a.has_mask() ? expr::Coverage::mixed : expr::Coverage::full;
   core::Size elements;
   for (const core::Sequence& sequence : a.sequences) {
-    const std::int64_t blocks = (a.rows(sequence) + rows - 1) / rows;
+    const std::int64_t blocks = core::ceil_div(a.rows(sequence), rows);
     elements = std::max(elements, core::Size(blocks) * rows * sequence.length_k);
   }
   auto* const memory = workers.workspace().take_array<float>(elements, "the scores of a K, V head");
 
   for (const core::Sequence& sequence : a.sequences) {
     const std::int64_t total = a.rows(sequence);
-    const std::int64_t blocks = (total + rows - 1) / rows;
+    const std::int64_t blocks = core::ceil_div(total, rows);
     const ScoreMatrix matrix{memory, sequence.length_k, rows};
     const auto describe = [&](int head_k, std::int64_t i, QueryBlock& q) {
       a.describe_query_block(sequence, head_k, i * rows,
