@@ -124,6 +124,7 @@ TEST_F(CommandJson, Bench) {
                           "calls",
                           "seconds_median",
                           "seconds_minimum",
+                          "processor_seconds_median",
                           "flops",
                           "bytes",
                           "gflops",

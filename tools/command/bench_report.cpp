@@ -38,6 +38,7 @@ Json row_json(const BenchRow& row) {
   json["calls"] = row.timing.seconds.size();
   json["seconds_median"] = row.timing.median();
   json["seconds_minimum"] = row.timing.minimum();
+  if (!row.on_gpu()) json["processor_seconds_median"] = row.timing.processor_median();
   json["flops"] = row.flops;
   json["bytes"] = row.bytes;
   json["gflops"] = row.gflops();
@@ -75,9 +76,10 @@ std::string table_header(std::size_t descriptor_width, bool on_gpu) {
                        descriptor_width, "algorithm", "time", "TFLOP/s", "matrix", "GB/s", "copy",
                        "workspace", "compared with fp64");
   }
-  return fmt::format("{:<{}}  {:<17} {:>7} {:>10} {:>8} {:>6} {:>7} {:>6} {:>10} {:>10}  {}",
-                     "problem", descriptor_width, "algorithm", "threads", "time", "GFLOP/s", "peak",
-                     "GB/s", "read", "workspace", "memory", "compared with fp64");
+  return fmt::format("{:<{}}  {:<17} {:>7} {:>10} {:>10} {:>8} {:>6} {:>7} {:>6} {:>10} {:>10}  {}",
+                     "problem", descriptor_width, "algorithm", "threads", "time", "processor",
+                     "GFLOP/s", "peak", "GB/s", "read", "workspace", "memory",
+                     "compared with fp64");
 }
 
 std::string table_line(const BenchRow& row, std::size_t descriptor_width) {
@@ -94,8 +96,9 @@ std::string table_line(const BenchRow& row, std::size_t descriptor_width) {
                               percent(row.gbps(), row.read_gbps), workspace, row.checked);
   }
   return line +
-         fmt::format("{:>10} {:>8.1f} {:>6} {:>7.2f} {:>6} {:>10} {:>10}  {}",
-                     format_seconds(row.timing.median()), row.gflops(),
+         fmt::format("{:>10} {:>10} {:>8.1f} {:>6} {:>7.2f} {:>6} {:>10} {:>10}  {}",
+                     format_seconds(row.timing.median()),
+                     format_seconds(row.timing.processor_median()), row.gflops(),
                      percent(row.gflops(), row.peak_gflops), row.gbps(),
                      row.memory_bound() ? percent(row.gbps(), row.read_gbps) : "-", workspace,
                      row.peak_memory ? format_bytes(static_cast<double>(*row.peak_memory)) : "-",

@@ -14,7 +14,10 @@ struct TimingRule {
 
 struct Timing {
   std::vector<double> seconds;  // of each call, in order; a first call before is not counted
+  // Processor time of the process during each call, all threads together; of a call on a GPU none.
+  std::vector<double> processor_seconds;
   double median() const;
+  double processor_median() const;
   double minimum() const;
 };
 
