@@ -1,4 +1,5 @@
-// What an engine meets on a CPU, medians of calls that alternate with what they are compared with:
+// What an engine meets on a CPU, medians of calls (processor time of one thread, else wall time)
+// that alternate with what they are compared with:
 //   mixed   decodes beside a verify step or a chunk in one call, and the same in a call for each
 //   short   a plan for a long cache of which few keys are in use, and a plan for as many keys
 //   merge   two parts of 64 x 32 rows of 128 numbers, and a loop in double that is written out
@@ -7,11 +8,11 @@
 //   g++ -std=c++20 -O2 -Iinclude bench/cpu/serving.cpp build/libattn.a -lfmt -lpthread -ldl -o
 //   serving
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -27,10 +28,17 @@ namespace {
 attn::Context context;
 int threads = 1;
 
+// Of one thread its processor time, so that a busy machine does not count.
+double now() {
+  std::timespec t{};
+  clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+}
+
 double seconds_of(const std::function<void()>& call) {
-  const auto start = std::chrono::steady_clock::now();
+  const double start = now();
   call();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return now() - start;
 }
 
 double median(std::vector<double> x) {
