@@ -94,7 +94,7 @@ if unshare --map-root-user --net true 2>/dev/null; then alone=(unshare --map-roo
 wheels=("$out/bare"/*.whl)
 if ((${#wheels[@]} == 0)); then
   PATH=$out/tools/bin:$PATH CCACHE_DISABLE=1 PIP_NO_INDEX=1 CXXFLAGS="-I$out/hidden" "${alone[@]}" \
-    "$out/tools/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+    "$out/tools/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir="$out/bare/build" \
     -Ccmake.define.CMAKE_DISABLE_FIND_PACKAGE_fmt=ON -Ccmake.define.CMAKE_DISABLE_FIND_PACKAGE_CLI11=ON \
     -Ccmake.define.CMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON -w "$out/bare" .
   wheels=("$out/bare"/*.whl)
