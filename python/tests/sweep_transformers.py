@@ -93,9 +93,17 @@ def generated(model: Any, inputs: dict[str, torch.Tensor], cache: str) -> list[t
 
 
 def weights(model: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Those that the model gives, an empty tensor for each None in their place."""
+    torch.manual_seed(4)
     with torch.no_grad():
         out = model(**inputs, output_attentions=True)
-    return [t for n, v in out.items() if n.endswith("attentions") for t in floats(v)]
+
+    def leaves(given: Any) -> list[torch.Tensor]:
+        if isinstance(given, (list, tuple)):
+            return [t for part in given for t in leaves(part)]
+        return [torch.empty(0)] if given is None else floats(given)
+
+    return [t for n, v in out.items() if n.endswith("attentions") for t in leaves(v)]
 
 
 def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
@@ -129,6 +137,8 @@ def compare(ours: Any, eager: Any, step: Any) -> str | None:
     if isinstance(wanted, Exception):
         is_ours = calls["attn"] > before
         return f"returns where eager raises {sentence(wanted)}" if is_ours else None
+    if found and not any(map(torch.numel, found)) and any(map(torch.numel, wanted)):
+        return "None in place of weights"
     far = distance(found, wanted)
     if far <= CLOSE:
         return "equal"
@@ -144,28 +154,55 @@ def own_error(eager: Any, step: Any, wanted: Any) -> str:
     return f", eager from itself in float64 {distance(wanted, [t.float() for t in exact]):.2g}"
 
 
-def examine(kind: str) -> dict[str, str]:
-    config = toy_models.configuration(kind)
-    cls: Any = toy_models.class_of(config)
-    if cls is None:
-        return {"": "not built: its configuration names no model"}
-    with torch.device("meta"):
-        count = sum(p.numel() for p in cls._from_config(config).parameters())
-    if count > 2e7:
-        return {"": f"not built: {count} parameters at toy size"}
-    eager = toy_models.model_of(cls, toy_models.configuration(kind), "eager")
-    try:
-        ours = toy_models.model_of(cls, toy_models.configuration(kind), "attn")
-    except Exception as error:
-        return {"": f"not taken by transformers: {sentence(error)}"}
+def inputs_that_run(eager: Any, config: Any) -> tuple[dict[str, torch.Tensor], ...]:
+    """Inputs that the model takes, plain and padded on the left. Raises what it says of others."""
     plain, padded = (toy_models.inputs_of(eager, config, p) for p in (False, True))
     try:
         passes(eager, plain)
-    except Exception:  # most often a model of texts and images
-        images = toy_models.images_of(config)
-        plain.update(images)
-        padded.update(images)
-        passes(eager, plain)  # raises where the toy itself is wrong
+        return plain, padded
+    except Exception as error:
+        first = error
+    for inputs in toy_models.more_inputs(eager, config, plain):
+        try:
+            passes(eager, inputs)
+        except Exception:
+            continue
+        more = {n: t for n, t in inputs.items() if n not in plain}
+        if any(n not in inputs for n in padded):
+            return inputs, inputs
+        return inputs, padded | more
+    raise first
+
+
+def toy(kind: str) -> tuple[Any, Any, Any, tuple[dict[str, torch.Tensor], ...]]:
+    """A model that runs with "eager": its class, what makes its configuration, itself, inputs."""
+    first: Exception = ValueError("its configuration names no model")
+    config = toy_models.configuration(kind)  # raises where there is none
+    for variant in toy_models.VARIANTS:
+        for cls in toy_models.classes_of(config):
+
+            def make(variant: Any = variant) -> Any:
+                return toy_models.configuration(kind, **variant)
+
+            try:
+                with torch.device("meta"):
+                    count = sum(p.numel() for p in cls._from_config(make()).parameters())
+                if count > 1e8:
+                    raise ValueError(f"{count} parameters at toy size")
+                eager = toy_models.model_of(cls, make(), "eager")
+                return cls, make, eager, inputs_that_run(eager, make())
+            except Exception as error:
+                if str(first).startswith("its configuration"):
+                    first = error
+    raise first
+
+
+def examine(kind: str) -> dict[str, str]:
+    cls, make, eager, (plain, padded) = toy(kind)
+    try:
+        ours = toy_models.model_of(cls, make(), "attn")
+    except Exception as error:
+        return {"": f"not taken by transformers: {sentence(error)}"}
     steps = {
         "passes": lambda m: passes(m, plain),
         "passes, padded": lambda m: passes(m, padded),
@@ -175,7 +212,7 @@ def examine(kind: str) -> dict[str, str]:
         for cache in ("dynamic", "static"):
             for name, inputs in (("", plain), (", padded", padded)):
                 steps[f"{cache} cache{name}"] = lambda m, c=cache, i=inputs: generated(m, i, c)
-    if "attention_mask" not in plain:
+    if "attention_mask" not in plain or padded is plain:
         steps = {name: step for name, step in steps.items() if "padded" not in name}
     found = {name: compare(ours, eager, step) for name, step in steps.items()}
     if not calls["attn"]:

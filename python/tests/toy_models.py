@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ SIZES = {
     r"moe_k": 2,
     r".*(attention|key|value|query)_heads|(n|num)_heads?|n_head|.*num_heads|.*attn_heads": 4,
     r"rotary_dim": 8,
+    r".*n_groups": 2,
     r".*head_dim|d_kv|d_head|kv_channels|.*lora_rank|query_pre_attn_scalar": 16,
     DEPTH: 2,
-    r".*(num_experts_per_tok|top_?k|topk)(_experts)?|moe_topk": 2,
+    r".*(num_experts_per_tok(en)?|top_?k|topk)(_experts)?|moe_topk": 2,
     r"n_group|topk_group|num_expert_groups?": 1,
     r".*num_.*experts|n_routed_experts|num_local_experts|n_experts|num_routed_experts": 4,
     r".*(intermediate|ffn|mlp|ff|inner)_?(size|dim|hidden)?(_mlp)?|d_ff|n_inner": 48,
@@ -49,7 +51,25 @@ MORE: dict[str, dict[str, Any]] = {
         "layer_types": None,
     },
     "dots3_note_text": {"swa_head_dim": 32},
+    "esm": {"vocab_size": VOCABULARY},
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "intermediate_size": [48] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
+    "granitemoehybrid": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "layer_types": ["mamba", "attention"],
+    },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mistral4": {"head_dim": 32},
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "exaone4_5_vision": {"window_size": 32},
+    "qwen2_5_vl_vision": {"window_size": 32},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128},
 }
 ABSENT = {
@@ -58,6 +78,12 @@ ABSENT = {
     "num_experts_per_tok": 2,
     "n_routed_experts": 4,
     "num_local_experts": 4,
+    "n_shared_experts": 1,
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 32,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 2,
 }
 
 
@@ -106,6 +132,8 @@ def shrunk(given: dict[str, Any], *, deep: bool = False) -> dict[str, Any]:
             made[name] = 0.0
         else:
             made[name] = value
+    if "qk_nope_head_dim" in made and "qk_rope_head_dim" in made:
+        made["qk_head_dim"] = made["qk_nope_head_dim"] + made["qk_rope_head_dim"]
     if "rope_type" in made:
         made.setdefault("mrope_section", [4, 2, 2])
     heads = given.get("num_attention_heads")
@@ -114,27 +142,56 @@ def shrunk(given: dict[str, Any], *, deep: bool = False) -> dict[str, Any]:
     return made
 
 
-def configuration(kind: str) -> Any:
+def configuration(kind: str, **more: Any) -> Any:
     """The default configuration of a model type, shrunk; as deep as it was if that is refused."""
     try:
-        return _configuration(kind, deep=False)
+        return _configuration(kind, deep=False, more=more)
     except Exception:
-        return _configuration(kind, deep=True)
+        return _configuration(kind, deep=True, more=more)
 
 
-def _configuration(kind: str, *, deep: bool) -> Any:
+# What some models need: a token that ends a text, or sizes as they were.
+VARIANTS: tuple[dict[str, Any], ...] = ({}, {"eos_token_id": 2})
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    try:
+        setattr(config, name, value)
+    except Exception:  # of a type that the configuration does not take
+        if value is None:
+            setattr(config, name, 2)
+
+
+def _configuration(kind: str, *, deep: bool, more: dict[str, Any]) -> Any:
     cls = configuration_auto.CONFIG_MAPPING[kind]
     given = shrunk(cls().to_dict(), deep=deep)
     for name in ("transformers_version", "model_type", "architectures"):
         given.pop(name, None)
-    given.update(eos_token_id=None, pad_token_id=0, bos_token_id=1, **MORE.get(kind, {}))
-    config = cls(**given)
-    for part in (config, config.get_text_config(), config.get_text_config(decoder=True)):
-        part.eos_token_id = None
-        part.pad_token_id = 0
+    eos = more.get("eos_token_id")
+    given.update(eos_token_id=eos, pad_token_id=0, bos_token_id=1, **MORE.get(kind, {}))
+    try:
+        config = cls(**given)
+    except Exception as error:
+        if "eos_token_id" not in str(error):
+            raise
+        config = cls(**{**given, "eos_token_id": 2})
+    for part in {id(p): p for p in _texts(config)}.values():
+        _set(part, "eos_token_id", eos)
+        _set(part, "pad_token_id", 0)
     if getattr(config, "is_encoder_decoder", False):
         config.decoder_start_token_id = 1
     return config
+
+
+def _texts(config: Any) -> list[Any]:
+    """A configuration and those of the texts that it reads and writes."""
+    found = [config]
+    for ask in ({}, {"decoder": True}, {"encoder": True}):
+        try:
+            found.append(config.get_text_config(**ask))
+        except ValueError:  # there are several
+            continue
+    return found
 
 
 TASKS = (
@@ -145,25 +202,40 @@ TASKS = (
     "SPEECH_SEQ_2_SEQ",
     "MASKED_LM",
     "",
+    "PRETRAINING",
+    "TEXT_TO_WAVEFORM",
+    "IMAGE_CLASSIFICATION",
+    "AUDIO_CLASSIFICATION",
+    "CTC",
 )
 
 
 def class_of(config: Any) -> type | None:
     """The model of a configuration: one with a head that generates, if there is one."""
+    return next(iter(classes_of(config)), None)
+
+
+def classes_of(config: Any) -> list[type]:
+    """The models of a configuration: those with a head that generates first."""
+    every: list[type] = []
     for task in TASKS:
         if task == "CAUSAL_LM" and not hasattr(config, "vocab_size"):
             continue  # of the text alone, whose configuration is another
         table = f"MODEL_FOR_{task}_MAPPING" if task else "MODEL_MAPPING"
-        found = getattr(modeling_auto, table).get(type(config), None)
+        found = getattr(modeling_auto, table, {}).get(type(config), None)
         if found is not None:
-            return found[0] if isinstance(found, tuple) else found
-    return None
+            every += found if isinstance(found, tuple) else (found,)
+    return list(dict.fromkeys(every))
 
 
 def kinds() -> list[str]:
     """Model types that have a model, those that generate first."""
     tables = [
-        getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES" if task else "MODEL_MAPPING_NAMES")
+        getattr(
+            modeling_auto,
+            f"MODEL_FOR_{task}_MAPPING_NAMES" if task else "MODEL_MAPPING_NAMES",
+            {},
+        )
         for task in TASKS
     ]
     return list(dict.fromkeys(kind for table in tables for kind in table))
@@ -194,7 +266,7 @@ def images_of(config: Any) -> dict[str, torch.Tensor]:
 def inputs_of(model: Any, config: Any, padded: bool) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
     wanted = inspect.signature(model.forward).parameters
-    text = config.get_text_config()
+    text = _texts(config)[-1]
     made: dict[str, torch.Tensor] = {}
     main = model.main_input_name
     ids = torch.randint(5, getattr(text, "vocab_size", None) or VOCABULARY, (2, LENGTH))
@@ -203,6 +275,8 @@ def inputs_of(model: Any, config: Any, padded: bool) -> dict[str, torch.Tensor]:
         for number in special:
             if isinstance(number, int):
                 ids[ids == number] = 4
+        if isinstance(getattr(text, "eos_token_id", None), int):  # where some look for their result
+            ids[:, -1] = text.eos_token_id
         made["input_ids"] = ids
         mask = torch.ones_like(ids)
         if padded:
@@ -219,3 +293,69 @@ def inputs_of(model: Any, config: Any, padded: bool) -> dict[str, torch.Tensor]:
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in wanted:
         made["decoder_input_ids"] = ids[:, :7].clamp(min=1)
     return made
+
+
+def more_inputs(
+    model: Any, config: Any, given: dict[str, torch.Tensor]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Other inputs to try with a model that does not take `given`: what else it asks for."""
+    torch.manual_seed(5)
+    signature = inspect.signature(model.forward).parameters
+    text = _texts(config)[-1]
+    ids = torch.randint(5, getattr(text, "vocab_size", None) or VOCABULARY, (2, LENGTH))
+    hidden = getattr(config, "hidden_size", None) or getattr(text, "hidden_size", 64)
+    mels = getattr(getattr(config, "audio_config", config), "num_mel_bins", 16)
+    images = images_of(config) if "pixel_values" in signature else {}
+    known: dict[str, torch.Tensor] = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "decoder_input_ids": ids[:, :7],
+        "qformer_input_ids": ids,
+        "bbox": torch.tensor([1, 2, 30, 40]).expand(2, LENGTH, 4).contiguous(),
+        "query_embeds": torch.randn(2, 8, hidden),
+        "hidden_states": torch.randn(2, LENGTH, hidden),
+        "inputs_embeds": torch.randn(2, LENGTH, hidden),
+        "flattened_patches": torch.randn(2, 16, 770),
+        **images,
+    }
+    needed = {
+        n: known[n]
+        for n, p in signature.items()
+        if n in known and p.default is inspect.Parameter.empty
+    }
+    yield {**given, **images}
+    yield {**given, **needed}
+    yield {**given, **needed, **images}
+    grids = [n for n in ("grid_thw", "image_grid_thw") if n in signature]
+    if grids:  # two images of different sizes, as rows of patches
+        channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+        side = getattr(config, "patch_size", 8)
+        made = {n: torch.tensor([[1, 4, 4], [1, 4, 8]]) for n in grids}
+        if "merge_sizes" in signature:
+            made["merge_sizes"] = torch.tensor([1, 1])
+        for name in ("hidden_states", "pixel_values"):
+            for shape in ((channels * side**2,), (2 * channels * side**2,), (channels, side, side)):
+                if name in signature:
+                    yield {name: torch.randn(48, *shape), **made}
+    size = getattr(config, "image_size", 32)
+    frames = (
+        torch.randn(2, getattr(config, "num_frames", 8), 3, *[size] * 2) if size == 32 else None
+    )
+    for name in ("pixel_values", "pixel_values_videos"):
+        if name in signature and frames is not None:
+            yield {name: frames}
+            yield {"input_ids": ids, name: frames}
+    if hasattr(config, "feature_projection_input_dim"):
+        yield {"input_features": torch.randn(2, 20, config.feature_projection_input_dim)}
+    with_ids = {n: known[n] for n in ("input_ids", "attention_mask") if n in signature}
+    for name in ("bbox", "flattened_patches", "qformer_input_ids", "decoder_input_ids"):
+        if name in signature:
+            yield {**given, **with_ids, **images, name: known[name]}
+    yield {**given, **with_ids, **images}
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in signature:
+        with_ids["decoder_input_ids"] = ids[:, :7]
+    for name in ("input_values", "input_features", "audio_values"):
+        for shape in ((2, 4000), (2, 128, mels), (2, mels, 128), (2, mels, 3000), (2, 1024, mels)):
+            if name in signature:
+                yield {name: torch.randn(shape)}
+                yield {**with_ids, name: torch.randn(shape)}
