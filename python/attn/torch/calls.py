@@ -39,7 +39,7 @@ def _gradients(
 ) -> Sequence[Any]:
     """saved: q, k, v, out, lse."""
     if is_batch(d_out) or is_batch(d_lse):
-        return for_each(lambda *d: _gradients(options, wanted, *d, saved), d_out, d_lse)
+        return for_each(lambda x, y: _gradients(options, wanted, x, y, saved), d_out, d_lse)
     q, k, v, out, lse = saved
     if d_out is None:
         d_out = torch.zeros_like(out)

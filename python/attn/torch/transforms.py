@@ -103,9 +103,7 @@ def is_batch(gradient: Tensor | None) -> bool:
     """Whether torch.autograd.grad was given this one with is_grads_batched=True: such a tensor is
     of PyTorch's older vmap, in which no operator of attn has a rule.
     """
-    return gradient is not None and bool(
-        torch._C._functorch.is_legacy_batchedtensor(gradient)  # type: ignore[attr-defined]
-    )
+    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
 def for_each(
@@ -114,9 +112,12 @@ def for_each(
     """The results of `one`, a backward pass, of gradients of which is_batch() is true for some: a
     call for each element of the batch.
     """
-    level = torch._C._vmapmode_increment_nesting() - 1  # type: ignore[attr-defined]
-    torch._C._vmapmode_decrement_nesting()  # type: ignore[attr-defined]
-    apart = [torch._remove_batch_dim(g, level, 0, 0) if is_batch(g) else None for g in gradients]
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    apart = [
+        torch._remove_batch_dim(g, level, 0, 0) if g is not None and is_batch(g) else None
+        for g in gradients
+    ]
     size = next(len(parts) for parts in apart if parts is not None)
     every = [
         one(*[g if part is None else part[i] for g, part in zip(gradients, apart, strict=True)])
