@@ -188,12 +188,32 @@ def test_a_prefix_in_pages_goes_through_operators():
     q, table = torch.randn(2, 5, 4, 16), torch.tensor([[4, 0], [2, 8]], dtype=torch.int32)
     prefix = torch.tensor([7, 1, 5], dtype=torch.int32)
 
-    def call(q):
+    def call(q, n):
         return attn.torch.attention(
-            q, pages_k, pages_v, page_table=table, prefix_page_table=prefix, seqlen_prefix=43
+            q, pages_k, pages_v, page_table=table, prefix_page_table=prefix, seqlen_prefix=n
         )
 
     torch._dynamo.reset()
-    wanted = call(q)
-    found = torch.compile(call, backend="aot_eager", fullgraph=True)(q)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    made = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for n in (43, 42, 17):  # the second time as a number that may change
+        torch.testing.assert_close(made(q, n), call(q, n), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_casts_a_prefix_too(compiled):
+    q, k, v = torch.randn(2, 9, 4, 16), torch.randn(2, 20, 2, 16), torch.randn(2, 20, 2, 8)
+    prefix_k, prefix_v = torch.randn(70, 2, 16), torch.randn(70, 2, 8)
+
+    def call(*given):
+        q, k, v, prefix_k, prefix_v = given
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return attn.torch.attention(q, k, v, prefix_k=prefix_k, prefix_v=prefix_v)
+
+    given = (q, k, v, prefix_k, prefix_v)
+    wanted = call(*(t.bfloat16() for t in given))
+    if compiled:
+        torch._dynamo.reset()
+        call = torch.compile(call, backend="aot_eager", fullgraph=True)
+    found = call(*given)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, wanted)

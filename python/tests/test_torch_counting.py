@@ -50,6 +50,18 @@ def test_sequences_of_their_own_lengths():
     assert found == 4 * 16 * 4 * 30 * 37
 
 
+def test_keys_of_a_shared_prefix():
+    q, k, v = torch.randn(2, 9, 4, 16), torch.randn(2, 20, 2, 16), torch.randn(2, 20, 2, 16)
+    rows = torch.randn(70, 2, 16)
+    found = counted(lambda: attn.torch.attention(q, k, v, prefix_k=rows, prefix_v=rows))
+    assert found == 4 * 16 * 2 * 4 * 9 * (70 + 20)
+    pages, used = torch.randn(9, 16, 2, 16), torch.tensor([20, 32], dtype=torch.int32)
+    table = torch.tensor([[4, 0], [2, 8]], dtype=torch.int32)
+    options = {"page_table": table, "seqused_k": used, "prefix_page_table": table[0]}
+    found = counted(lambda: attn.torch.attention(q, pages, pages, seqlen_prefix=17, **options))
+    assert found == 4 * 16 * 4 * 9 * (17 + 20 + 17 + 32)
+
+
 def test_of_a_compiled_function():
     """PyTorch runs it as it is written while a mode is active."""
     q = leaf(1, 16, 2, 8)

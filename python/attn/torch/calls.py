@@ -157,12 +157,12 @@ def attention(
     Arguments, layouts, results and errors are those of attn.attention, with these differences.
     Results are new tensors: there is no out= and no lse=. out lies in memory as q does, in the
     order of its dimensions but the last, and gradients as what they belong to. The last dimension
-    of q, k and v may have any stride. Under autocast q, k and v become of its dtype, but those of
-    float64. rng, where dropout is asked for, may be left out: it is then drawn from PyTorch's
-    generator of q's device, so that torch.manual_seed and checkpointing repeat it, and a CUDA graph
-    draws others at each replay. A tensor as rng that is not on q's device is copied there. In
-    torch.compile the call is one operator without a graph break, its mask and score traced with the
-    code around it. There is no second derivative.
+    of q, k and v may have any stride. Under autocast q, k, v, prefix_k and prefix_v become of its
+    dtype, but those of float64. rng, where dropout is asked for, may be left out: it is then drawn
+    from PyTorch's generator of q's device, so that torch.manual_seed and checkpointing repeat it,
+    and a CUDA graph draws others at each replay. A tensor as rng that is not on q's device is
+    copied there. In torch.compile the call is one operator without a graph break, its mask and
+    score traced with the code around it. There is no second derivative.
     """
     made: Any = None
     # Dynamo answers this question while it traces; fake tensors, of other tracers, are not plain.
@@ -196,6 +196,9 @@ def attention(
         refuse_more_than_number("dropout", dropout)
     if is_compiling or _is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
+        for name in ("prefix_k", "prefix_v"):
+            if isinstance(options.get(name), Tensor):
+                (options[name],) = _autocast(options[name])
     if is_compiling or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
         q, k, v = map(torch_ops.last_contiguous, (q, k, v))
     if dropout:

@@ -25,8 +25,13 @@ def _lengths(tensor: Tensor, differences: bool) -> list[int] | None:
     return found
 
 
-def _pairs(q: Tensor, k: Tensor, heads_first: bool, named: dict[str, Tensor]) -> int:
-    """Pairs of a query and a key, of all sequences and heads."""
+def _pairs(
+    q: Tensor, k: Tensor, heads_first: bool, named: dict[str, Tensor], numbers: Sequence[int]
+) -> int:
+    """Pairs of a query and a key, of all sequences and heads. numbers: `sizes` of an operator."""
+    shared = numbers[3] if numbers else 0
+    if "prefix_k" in named:
+        shared = named["prefix_k"].shape[0]
 
     def lengths_of(side: str, t: Tensor) -> list[int] | None:
         packed, used = named.get(f"cu_seqlens_{side}"), named.get(f"seqused_{side}")
@@ -40,17 +45,19 @@ def _pairs(q: Tensor, k: Tensor, heads_first: bool, named: dict[str, Tensor]) ->
     of_q, of_k = lengths_of("q", q), lengths_of("k", k)
     if of_q is None or of_k is None or len(of_q) != len(of_k):
         rows, keys = (t.shape[0] * (1 if t.dim() == 3 else t.shape[1]) for t in (q, k))
-        return heads * rows * keys  # at most
-    return heads * sum(a * b for a, b in zip(of_q, of_k, strict=True))
+        return heads * rows * (keys + shared)  # at most
+    return heads * sum(a * (b + shared) for a, b in zip(of_q, of_k, strict=True))
 
 
 def _formulas(named: Callable[..., dict[str, Tensor]], layout: Callable[[str], str]) -> Any:
     def count(
-        q: Tensor, k: Tensor, v: Tensor, call: str, tensors: Sequence[Tensor] | None, sizes: Any
-    ) -> int:
-        of_qk, of_v = sizes
+        q: Tensor, k: Tensor, v: Tensor, call: str, tensors: Sequence[Tensor] | None,
+        numbers: Sequence[int], products: tuple[int, int],
+    ) -> int:  # fmt: skip
+        of_qk, of_v = products
         per_pair = of_qk * q.shape[-1] + of_v * v.shape[-1]
-        flops: int = 2 * per_pair * _pairs(q, k, layout(call) == "bhsd", named(call, tensors))
+        pairs = _pairs(q, k, layout(call) == "bhsd", named(call, tensors), numbers)
+        flops: int = 2 * per_pair * pairs
         return flops
 
     def forward(
@@ -59,16 +66,18 @@ def _formulas(named: Callable[..., dict[str, Tensor]], layout: Callable[[str], s
         v: Tensor,
         call: str,
         tensors: Any = None,
+        sizes: Sequence[int] = (),
         *_: Any,
         out_val: Any = None,
     ) -> int:
-        return count(q, k, v, call, tensors, (1, 1))  # S, O
+        return count(q, k, v, call, tensors, sizes, (1, 1))  # S, O
 
     def backward(
         d_out: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        call: str, wanted: str, tensors: Any = None, *_: Any, out_val: Any = None,
+        call: str, wanted: str, tensors: Any = None, sizes: Sequence[int] = (), *_: Any,
+        out_val: Any = None,
     ) -> int:  # fmt: skip
-        return count(q, k, v, call, tensors, (3, 2))  # S, dQ, dK; dP, dV
+        return count(q, k, v, call, tensors, sizes, (3, 2))  # S, dQ, dK; dP, dV
 
     return {torch.ops.attn.forward: forward, torch.ops.attn.backward: backward}
 

@@ -80,7 +80,6 @@ def describe(
     algorithm: str,
     deterministic: bool,
     batch_invariant: bool,
-    seqlen_prefix: int | None = None,
 ) -> str:
     """The text of a call. names: of its tensors."""
     return _SEPARATOR.join(
@@ -88,7 +87,6 @@ def describe(
             ",".join(names), mask, score, "causal" if causal else "", layout or "", backend,
             algorithm, "deterministic" if deterministic else "",
             "batch_invariant" if batch_invariant else "",
-            "" if seqlen_prefix is None else str(seqlen_prefix),
         )
     )  # fmt: skip
 
@@ -108,15 +106,13 @@ def options(
 ) -> _attn.Options:
     """The library's options of an operator's arguments.
 
-    tensors: rng is int64 [2] on q's device. sizes: none, or max_seqlen_q, max_seqlen_k, threads
-    and, where there is a window, its two sides.
+    tensors: rng is int64 [2] on q's device. sizes: none, or max_seqlen_q, max_seqlen_k, threads,
+    seqlen_prefix and, where there is a window, its two sides; 0 is none.
     """
     is_text_alone = not (tensors or sizes or softcap or dropout) and scale is None
     if is_text_alone and call in _KNOWN:
         return _KNOWN[call]
-    names, mask, score, causal, layout, backend, algorithm, *promises, prefix = call.split(
-        _SEPARATOR
-    )
+    names, mask, score, causal, layout, backend, algorithm, *promises = call.split(_SEPARATOR)
     keywords: dict[str, Any] = {}
     buffers: dict[str, Tensor] = {}
     for name, tensor in zip(names.split(","), tensors or (), strict=False):
@@ -125,7 +121,7 @@ def options(
     if buffers:
         first = "mask" if mask else "score"
         formulas[first] = Formula(formulas[first], **buffers)
-    seqlen_q, seqlen_k, threads, *window = sizes or (0, 0, 0)
+    seqlen_q, seqlen_k, threads, prefix, *window = sizes or (0, 0, 0, 0)
     made = make_options(
         **formulas,
         **keywords,
@@ -142,7 +138,7 @@ def options(
         threads=threads,
         deterministic="deterministic" in promises,
         batch_invariant="batch_invariant" in promises,
-        seqlen_prefix=int(prefix) if prefix else None,
+        seqlen_prefix=prefix or None,
     )
     if is_text_alone:
         if len(_KNOWN) >= _MOST_KNOWN:
@@ -446,13 +442,12 @@ def attention(
             rng = torch.tensor(bits, dtype=torch.int64, device=q.device)
         given["rng"] = rng
     sizes: list[int] = []
-    if window is not None or max_seqlen_q or max_seqlen_k or threads:
-        sizes = [max_seqlen_q or 0, max_seqlen_k or 0, threads]
+    if window is not None or max_seqlen_q or max_seqlen_k or threads or seqlen_prefix:
+        sizes = [max_seqlen_q or 0, max_seqlen_k or 0, threads, seqlen_prefix or 0]
         sizes += () if window is None else window_sides(window)
     call = describe(
         given, texts["mask"], texts["score"], is_set("causal", causal), layout, backend, algorithm,
         is_set("deterministic", deterministic), is_set("batch_invariant", batch_invariant),
-        seqlen_prefix,
     )  # fmt: skip
     numbers = (sizes, scale, softcap or 0.0, dropout)
     result: tuple[Tensor, Tensor]
