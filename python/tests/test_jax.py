@@ -404,3 +404,15 @@ def test_names_of_keywords_are_not_those_of_another_array(keyword, name):
     score = attn.Formula(f"score + {name}[head]", **{name: other})
     with pytest.raises(attn.InvalidArgument, match=f"buffer '{name}'.*one array a name"):
         attn.jax.attention(q, q, q, score=score, **{keyword: own})
+
+
+@pytest.mark.parametrize("name", ["prefix_k", "prefix_v", "q"])
+def test_a_gradient_beside_a_shared_prefix_is_refused(name):
+    q, k, v = qkv()
+    given = {"q": q, "prefix_k": normal(4, 70, 4, 8), "prefix_v": normal(5, 70, 4, 8)}
+
+    def loss(x):
+        return attn.jax.attention(k=k, v=v, **{**given, name: x}).sum()
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="seqlen_prefix is 70"):
+        jax.grad(loss)(given[name])

@@ -248,7 +248,10 @@ def _backward_pass(call: Call, kept: Any, cotangents: Any) -> Any:
     if not isinstance(d_lse, SymbolicZero):
         names, operands = (*names, "d_lse"), (*operands, d_lse)
     every = dict(zip(("q", "k", "v", *call.names), (q, k, v, *arrays), strict=True))
-    reached = ("q", "k", "v", "sink", *_attn.score_buffers(call.problem))
+    # Backward refuses a prefix: that its gradient is asked for must not get lost either.
+    reached = (
+        "q", "k", "v", "sink", "prefix_k", "prefix_v", *_attn.score_buffers(call.problem),
+    )  # fmt: skip
     asked = tuple(
         n for n, is_wanted in zip(every, wanted, strict=True) if is_wanted and n in reached
     )
