@@ -22,7 +22,8 @@ namespace ATTN_API attn {
 // query / block_q, key / block_k] != 0. Queries and keys count from 0 within their sequence.
 //
 // blocks: u8 [batch or 1, heads, ceil(seqlen_q / block_q), ceil(seqlen_k / block_k)], where heads
-// is heads_q / group or 1; a query or key past the last block sees nothing. It is not copied and
+// is heads_q / group or 1. Sizes are not checked: a query past the last block sees nothing, a key
+// past it is not seen, and a dimension of size 1 serves every index. The memory is not copied and
 // must live as long as calls read it; leave data null to bind "blocks" by name (Inputs::buffers).
 // Throws Error(invalid_argument) for another dtype or rank and for a size or group below 1.
 // Thread-safe.

@@ -404,6 +404,17 @@ def _make_options(
             "prefix_page_table is given without seqlen_prefix; accepted is the number of keys in "
             "its pages, of which the last may not be full"
         )
+    if prefix_page_table is not None:
+        if page_table is None:
+            raise InvalidArgument(
+                "prefix_page_table is given without page_table; accepted are both, as the prefix "
+                "lies in pages of k and v, or prefix_k and prefix_v"
+            )
+        if prefix_k is not None or prefix_v is not None:
+            raise InvalidArgument(
+                f"{'prefix_v' if prefix_k is None else 'prefix_k'} is given beside "
+                "prefix_page_table; accepted is a prefix in pages or in arrays of its own"
+            )
     tensors: dict[str, Array] = {}
     seed = offset = 0
     if type(dropout) is not float or dropout:  # an array is no condition

@@ -223,6 +223,11 @@ def test_a_prefix_may_lie_in_pages():
         attn.attention(Q, pages_k, pages_v, page_table=table, prefix_page_table=prefix)
     with pytest.raises(attn.InvalidArgument, match="prefix_page_table is not given"):
         attn.attention(Q, K, V, seqlen_prefix=43)
+    of_pages = {"prefix_page_table": prefix, "seqlen_prefix": 43}
+    with pytest.raises(attn.InvalidArgument, match="without page_table"):
+        attn.attention(Q, K, V, **of_pages)
+    with pytest.raises(attn.InvalidArgument, match="prefix_v is given beside"):
+        attn.attention(Q, pages_k, pages_v, page_table=table, prefix_v=pages_v[0], **of_pages)
 
 
 def test_merge():
