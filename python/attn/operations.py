@@ -111,13 +111,13 @@ def attention(  # noqa: F811
             total_q, n]`: each row attends to exactly the keys that its list names, in any order.
             What is no key, as -1, adds nothing; a key that stands twice counts twice. Forward only,
             without dropout.
-        prefix_k, prefix_v: `[n, heads_k, head_dim]` and `[n, heads_k, head_dim_v]`, keys that all
-            sequences share and that come before their own, as of a common prompt: read once for the
-            batch as far as the mask is sure to show them. Mask and score count keys from the first
-            one of the prefix; lengths are those of own keys. Forward only, without dropout, lists
-            of keys and `batch_invariant`.
-        prefix_page_table, seqlen_prefix: The same where the prefix lies in pages of K and V: int32
-            `[pages]`, and how many keys it has.
+        prefix_k, prefix_v: `[n, heads_k, head_dim]` and `[n, heads_k, head_dim_v]` in every layout:
+            keys that all sequences share and that come before their own, as of a common prompt.
+            Those that every query is sure to see are read once for the batch. Masks, scores and
+            columns of a bias count keys from the first one of the prefix; lengths are those of own
+            keys. Forward only, without dropout, lists of keys and `batch_invariant`.
+        prefix_page_table, seqlen_prefix: The same where the prefix lies in pages of k and v, beside
+            `page_table`: int32 `[pages]`, and how many keys the prefix has.
         layout: "bshd" as above; "bhsd": tensors of rank 4 are `[batch, heads, seqlen, head_dim]`,
             results too; "thd": packed.
         backend: "auto", "cpu", "cuda", or "reference" (fp64 arithmetic, slow).

@@ -211,6 +211,21 @@ INSTANTIATE_TEST_SUITE_P(
                                          "b1_sq20_sk60_hq34_hk1_d288_causal_paged16_list90_bf16"),
                        ::testing::Values("forward_sm90_wide", "forward_sm80_wide")),
     kName);
+// Tiles of two blocks of 64 keys, of which a row may see one alone.
+INSTANTIATE_TEST_SUITE_P(
+    CudaGathered, CudaHidden,
+    ::testing::Combine(
+        ::testing::Values(
+            "b1_sq150_sk420_h2_d64_mask(blocks[head,query/64,key/64]!=0)_buffer(blocks:u8:2x3x7)"
+            "_bf16",
+            "b1_n300_h2_d128_mask((blocks[query/64,key/64]!=0)&&key<=position)"
+            "_buffer(blocks:u8:5x5)_f16",
+            "b3_n200_hq4_hk2_d64_mask(blocks[batch,query/64,key/64]!=0)_buffer(blocks:u8:3x4x4)"
+            "_alibi_packed_bf16",
+            "b2_sq150_sk500_h2_d64_mask(blocks[query/64,key/192]!=0)_buffer(blocks:u8:3x3)"
+            "_paged16_bf16"),
+        ::testing::Values("forward_sm90")),
+    kName);
 INSTANTIATE_TEST_SUITE_P(
     CudaFloat, CudaHidden,
     ::testing::Combine(::testing::Values("b1_n100_h2_d300_dv40_causal_f32",
