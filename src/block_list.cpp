@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "attn/error.hpp"
 #include "core/validate/argument_check.hpp"
@@ -44,7 +46,7 @@ void check_tensors(const core::ArgumentCheck& check, const Tensor& lists, const 
 }  // namespace
 
 expr::Expr block_mask(const Tensor& blocks, std::int32_t block_q, std::int32_t block_k,
-                      std::int32_t group) {
+                      std::int32_t group, std::string_view name) {
   if (blocks.rank != 4 || blocks.dtype != DType::u8) {
     refuse(fmt::format("blocks is {}; accepted is u8 [batch or 1, heads, blocks_q, blocks_k]",
                        to_string(blocks)));
@@ -55,7 +57,8 @@ expr::Expr block_mask(const Tensor& blocks, std::int32_t block_q, std::int32_t b
   }
   const auto& s = expr::symbols();
   const expr::Expr head = group == 1 ? s.head : s.head / group;
-  return expr::Buffer("blocks", blocks)({s.batch, head, s.query / block_q, s.key / block_k}) != 0;
+  return expr::Buffer(std::string(name),
+                      blocks)({s.batch, head, s.query / block_q, s.key / block_k}) != 0;
 }
 
 void write_block_mask(const Tensor& lists, const Tensor& blocks, const Context& context) {

@@ -5,11 +5,12 @@
 //   attn::write_block_mask(lists, blocks);  // i32 [b, h, n / 128, k] -> u8 [b, h, n / 128, n / 64]
 //   problem.mask = attn::block_mask(blocks, 128, 64) && attn::causal();
 //
-// On Hopper blocks of 64 and of 128 keys run at the speed of dense attention for what they hold
-// (docs/cuda-forward.md, "Masks").
+// On Hopper blocks of 64 and of 128 keys run forward at the speed of dense attention for what they
+// hold, where 128 queries share a list (docs/speed.md, "Lists of blocks").
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "attn/context.hpp"
 #include "attn/export.hpp"
@@ -24,11 +25,12 @@ namespace ATTN_API attn {
 // blocks: u8 [batch or 1, heads, ceil(seqlen_q / block_q), ceil(seqlen_k / block_k)], where heads
 // is heads_q / group or 1. Sizes are not checked: a query past the last block sees nothing, a key
 // past it is not seen, and a dimension of size 1 serves every index. The memory is not copied and
-// must live as long as calls read it; leave data null to bind "blocks" by name (Inputs::buffers).
+// must live as long as calls read it; leave data null to bind it by `name` (Inputs::buffers), which
+// two block masks in one problem do not share.
 // Throws Error(invalid_argument) for another dtype or rank and for a size or group below 1.
 // Thread-safe.
 expr::Expr block_mask(const Tensor& blocks, std::int32_t block_q, std::int32_t block_k,
-                      std::int32_t group = 1);
+                      std::int32_t group = 1, std::string_view name = "blocks");
 
 // blocks[b, h, i, j] <- 1 where lists[b, h, i, ...] names j, 0 elsewhere. Every element is written.
 // An entry that is no block, as -1, names nothing; one that stands twice counts once.

@@ -140,13 +140,13 @@ MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c,
 MatmulPlan make_plan(const MatmulProblem& problem, const MatmulOptions& options = {},
                      const Context& context = {});
 
-// C <- the product. Checks, then writes; C must not overlap an input, though it is read where
-// accumulate. Same inputs give the same
-// bits for every number of threads. An element of C differs from the exact one by at most
-// about 4 sqrt(k) 2^-24 sum_l |A_il B_lj| and its own rounding (Higham and Mary 2019,
-// docs/matmul.md, "What is allowed"); of 8-bit floats on tensor cores from what these compute with
-// sums of 13 bits. Subnormal bf16 inputs may count as zero (AMX, VDPBF16PS). Throws Error as
-// forward() does. Thread-safe. On a GPU the work is put into context.stream.
+// C <- the product, with accumulate added to what C holds. Checks, then writes; C must not overlap
+// an input. Same inputs give the same bits for every number of threads. An element of C differs
+// from the exact one by at most about 4 sqrt(k) 2^-24 sum_l |A_il B_lj| and its own rounding
+// (Higham and Mary 2019, docs/matmul.md, "What is allowed"); of 8-bit floats on tensor cores from
+// what these compute with sums of 13 bits. Subnormal bf16 inputs may count as zero (AMX,
+// VDPBF16PS). Throws Error as forward() does. Thread-safe. On a GPU the work is put into
+// context.stream.
 void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
             const Context& context = {});
 // Describes the product from the tensors, plans it, or finds the plan of an earlier such call

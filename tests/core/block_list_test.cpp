@@ -113,6 +113,22 @@ TEST(BlockList, AttentionSeesTheBlocksThatAreNamed) {
   EXPECT_GT(empty, 0);
 }
 
+// One hides what the other shows.
+TEST(BlockList, TwoMasksMayHold) {
+  std::vector<std::uint8_t> first{1, 1, 0}, second{0, 1, 1};
+  const Tensor a = tensor(first.data(), {1, 1, 1, 3}), b = tensor(second.data(), {1, 1, 1, 3});
+  std::vector<float> q(4, 1.F), k(std::size_t{3} * 4, 1.F), o(4, -1.F);
+  std::vector<float> v{1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4};
+  Problem problem;
+  problem.mask = block_mask(a, 1, 1) && block_mask(b, 1, 1, 1, "others");
+  forward(problem,
+          {.q = tensor(q.data(), {1, 1, 1, 4}),
+           .k = tensor(k.data(), {1, 3, 1, 4}),
+           .v = tensor(v.data(), {1, 3, 1, 4})},
+          {.o = tensor(o.data(), {1, 1, 1, 4})});
+  EXPECT_EQ(o, std::vector<float>(4, 2.F));
+}
+
 TEST(BlockList, RefusesWhatIsNoListAndWhatIsNoMask) {
   std::int32_t number = 0;
   std::uint8_t byte = 7;

@@ -11,7 +11,10 @@ namespace attn::device {
 
 ATTN_DEVICE void write_block_mask(const BlockListParams& p) {
   constexpr int kWarps = kBlockListThreads / 32;
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  // Unsigned: past the last number, which may be 2^31 - 1, they do not overflow.
+  const unsigned lane = threadIdx.x % 32;
+  const auto blocks_k = static_cast<unsigned>(p.blocks_k);
+  const auto entries = static_cast<unsigned>(p.entries);
   for (long long row = blockIdx.x * static_cast<long long>(kWarps) + threadIdx.x / 32; row < p.rows;
        row += static_cast<long long>(gridDim.x) * kWarps) {
     const long long index[3] = {row / p.blocks_q / p.heads, row / p.blocks_q % p.heads,
@@ -23,9 +26,9 @@ ATTN_DEVICE void write_block_mask(const BlockListParams& p) {
       list += index[d] * p.list_strides[d];
       bytes += index[d] * p.block_strides[d];
     }
-    for (int i = lane; i < p.blocks_k; i += 32) bytes[i] = 0;
+    for (unsigned i = lane; i < blocks_k; i += 32) bytes[i] = 0;
     __syncwarp();
-    for (int i = lane; i < p.entries; i += 32) {
+    for (unsigned i = lane; i < entries; i += 32) {
       const int named = list[i];
       if (named >= 0 && named < p.blocks_k) bytes[named] = 1;
     }
