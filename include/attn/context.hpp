@@ -11,8 +11,9 @@
 #include "attn/export.hpp"
 #include "attn/tensor.hpp"
 
+// Of the library, not exported.
 namespace attn {
-class WorkspaceStore;  // of the library, not exported
+class WorkspaceStore;
 }
 
 namespace ATTN_API attn {

@@ -22,7 +22,7 @@ namespace {
 
 }  // namespace
 
-ContextGuard::ContextGuard(int) : outer_(-1) { refuse(); }
+ContextGuard::ContextGuard(int) { refuse(); }
 ContextGuard::~ContextGuard() { static_cast<void>(outer_), static_cast<void>(pushed_); }
 
 Plan plan(const Problem&, Phase, const PlanOptions&, const Context&) { refuse(); }

@@ -71,7 +71,7 @@ struct Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
-  void run(const PlanOptions& options = {}, const Context& context = {}) {
+  void run(const PlanOptions& options = {}, const Context& context = {}) const {
     forward(make_plan(problem, Phase::forward, options, context), inputs, outputs, context);
   }
   // O of sequence b.

@@ -53,24 +53,25 @@ TEST(TileShape, GathersBlocksOf64Keys) {
     EXPECT_TRUE(tiling.gathered_keys == 0 || (tiling.rows == 128 && tiling.keys == 128)) << problem;
     return tiling.gathered_keys;
   };
-  for (const char* problem :
-       {"b1_n4096_h4_d64_mask(blocks[0,query/64,key/64]!=0)_buffer(blocks:u8:1x64x64)_bf16",
-        "b1_n4096_h4_d128_mask((blocks[0,query/128,key/"
-        "192]!=0)&&key<=position)_buffer(blocks:u8:1x32x22)_f16",
-        "b1_n4096_h4_d128_butterfly64_softcap20_alibi_bf16",
-        "b2_n4096_h4_d96_paged16_mask(blocks[0,query/64,key/"
-        "64]!=0)_buffer(blocks:u8:1x64x64)_bf16"}) {
+  for (const char* problem : {
+           "b1_n4096_h4_d64_mask(m[0,query/64,key/64]!=0)_buffer(m:u8:1x64x64)_bf16",
+           "b1_n4096_h4_d128_mask(m[query/128,key/192]!=0)_causal_buffer(m:u8:32x22)_f16",
+           "b1_n4096_h4_d128_butterfly64_softcap20_alibi_bf16",
+           "b2_n4096_h4_d96_paged16_mask(m[0,query/64,key/64]!=0)_buffer(m:u8:1x64x64)_bf16",
+       }) {
     EXPECT_EQ(gathered(problem), 64) << problem;
   }
-  for (const char* problem :
-       {"b1_n4096_h4_d128_mask(blocks[0,query/64,key/128]!=0)_buffer(blocks:u8:1x64x32)_bf16",
-        "b1_n4096_h4_d128_mask(blocks[0,query/64,key/32]!=0)_buffer(blocks:u8:1x64x128)_bf16",
-        "b1_n4096_h4_d128_mask(blocks[0,query/64,(key+3)/64]!=0)_buffer(blocks:u8:1x64x65)_bf16",
-        "b1_n4096_h4_d128_butterfly64_dropout0.1_bf16", "b1_n4096_h4_d128_butterfly64_bias_bf16",
-        "b1_n4096_h4_d256_butterfly64_bf16", "b1_n4096_h4_d128_causal_bf16",
-        // The lists would take more than 256 MB.
-        "b1_n262144_h16_d64_mask(blocks[head,query/64,key/"
-        "64]!=0)_buffer(blocks:u8:16x4096x4096)_bf16"}) {
+  for (const char* problem : {
+           "b1_n4096_h4_d128_mask(m[0,query/64,key/128]!=0)_buffer(m:u8:1x64x32)_bf16",
+           "b1_n4096_h4_d128_mask(m[0,query/64,key/32]!=0)_buffer(m:u8:1x64x128)_bf16",
+           "b1_n4096_h4_d128_mask(m[0,query/64,(key+3)/64]!=0)_buffer(m:u8:1x64x65)_bf16",
+           "b1_n4096_h4_d128_butterfly64_dropout0.1_bf16",
+           "b1_n4096_h4_d128_butterfly64_bias_bf16",
+           "b1_n4096_h4_d256_butterfly64_bf16",
+           "b1_n4096_h4_d128_causal_bf16",
+           // The lists would take more than 256 MB.
+           "b1_n262144_h16_d64_mask(m[head,0,key/64]!=0)_buffer(m:u8:16x1x4096)_bf16",
+       }) {
     EXPECT_EQ(gathered(problem), 0) << problem;
   }
 }

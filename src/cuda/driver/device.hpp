@@ -41,7 +41,7 @@ class ContextGuard {
   ContextGuard& operator=(const ContextGuard&) = delete;
 
  private:
-  int outer_;  // device of the guard around this one; -1: none
+  int outer_ = -1;  // device of the guard around this one; -1: none
   bool pushed_ = false;
 };
 
