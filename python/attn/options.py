@@ -25,6 +25,16 @@ _LAYOUTS = ("bshd", "bhsd", "thd")
 # sizes of the tensors.
 MASK_ARRAY = "_allowed"
 HEAD_SLOPES = "_head_slopes"
+# Keywords that say which keys each sequence has, and those of keys that all share.
+OF_SEQUENCES = (
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_q",
+    "seqused_k",
+    "page_table",
+    "key_list",
+)
+OF_PREFIX = ("prefix_k", "prefix_v", "prefix_page_table")
 
 
 def refuse_more_than_number(name: str, value: Any) -> None:

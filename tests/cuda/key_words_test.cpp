@@ -16,6 +16,22 @@ using verify::CaseData;
 constexpr const char* kCase =
     "b2_sq300_sk700_h2_d64_mask(blocks[head,query/32,key/32]!=0)_buffer(blocks:u8:2x10x22)_bf16";
 
+// What a run leaves in its workspace, which was poisoned before.
+std::vector<std::byte> workspace_after_run(const Plan& plan, const verify::DeviceData& on) {
+  DeviceBuffer workspace(kGpu.index, static_cast<std::size_t>(plan.workspace_bytes));
+  workspace.fill(0x5a);
+  synchronize(kGpu.index);
+  const Stream stream(kGpu.index);
+  Context context;
+  context.stream = stream.handle();
+  context.workspace = tensor(workspace.data(), DType::u8, {plan.workspace_bytes}, kGpu);
+  forward(plan, on.inputs, on.outputs, context);
+  stream.synchronize();
+  std::vector<std::byte> bytes(static_cast<std::size_t>(plan.workspace_bytes));
+  workspace.download(bytes.data(), bytes.size());
+  return bytes;
+}
+
 class CudaKeyWords : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(CudaKeyWords, SayWhatTheMaskSays) {
@@ -38,18 +54,8 @@ TEST_P(CudaKeyWords, SayWhatTheMaskSays) {
       (p.seqlen_k + 32 * config.tiling.keys - 1) / (32 * config.tiling.keys);
   ASSERT_EQ(count, static_cast<std::size_t>(p.heads_q * parts * windows));  // of both batch entries
 
-  DeviceBuffer workspace(kGpu.index, static_cast<std::size_t>(plan.workspace_bytes));
-  workspace.fill(0x5a);
-  synchronize(kGpu.index);
-  const Stream stream(kGpu.index);
-  Context context;
-  context.stream = stream.handle();
-  context.workspace = tensor(workspace.data(), DType::u8, {plan.workspace_bytes}, kGpu);
-  forward(plan, on.inputs, on.outputs, context);
-  stream.synchronize();
   std::vector<device::KeyWord> words(count);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(plan.workspace_bytes));
-  workspace.download(bytes.data(), bytes.size());
+  const std::vector<std::byte> bytes = workspace_after_run(plan, on);
   // There are splits where there are many multiprocessors; words do not depend on them.
   std::memcpy(words.data(), bytes.data() + key_words_offset(p, plan.num_splits).bytes(),
               count * sizeof(words[0]));
@@ -127,17 +133,7 @@ TEST(CudaGatheredBlocks, AreThoseThatTheMaskShows) {
   constexpr std::int64_t kTiles = 3, kBlocks = 314, kWords = kBlocks / 2 + 1;
   ASSERT_EQ(num_key_words(p, config).value(), 2 * kTiles * kWords);  // of both batch entries
 
-  DeviceBuffer workspace(kGpu.index, static_cast<std::size_t>(plan.workspace_bytes));
-  workspace.fill(0x5a);
-  synchronize(kGpu.index);
-  const Stream stream(kGpu.index);
-  Context context;
-  context.stream = stream.handle();
-  context.workspace = tensor(workspace.data(), DType::u8, {plan.workspace_bytes}, kGpu);
-  forward(plan, on.inputs, on.outputs, context);
-  stream.synchronize();
-  std::vector<std::byte> bytes(static_cast<std::size_t>(plan.workspace_bytes));
-  workspace.download(bytes.data(), bytes.size());
+  const std::vector<std::byte> bytes = workspace_after_run(plan, on);
 
   const auto* blocks = static_cast<const std::uint8_t*>(data.inputs.buffers.at(0).second.data);
   std::int64_t odd = 0;

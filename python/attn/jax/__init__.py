@@ -20,7 +20,7 @@ import numpy as np
 from .. import _attn, merging, nvrtc
 from ..errors import InvalidArgument
 from ..formula import Formula
-from ..options import HEAD_SLOPES, MASK_ARRAY, keep, make_options
+from ..options import HEAD_SLOPES, MASK_ARRAY, OF_PREFIX, OF_SEQUENCES, keep, make_options
 from ..trace.tracer import resolve
 from .ops import Call, run
 
@@ -38,15 +38,8 @@ _ARRAYS = (
     "alibi",
     "bias",
     "sink",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "seqused_q",
-    "seqused_k",
-    "page_table",
-    "key_list",
-    "prefix_k",
-    "prefix_v",
-    "prefix_page_table",
+    *OF_SEQUENCES,
+    *OF_PREFIX,
 )
 
 
@@ -112,7 +105,7 @@ def attention(
         rng = _stand_in((2,), np.int64)
     made = make_options(**formulas, rng=rng, **{**options, **placed})
     backend = options.get("backend", "auto")
-    if backend != "cuda" and not arrays.keys() & _LENGTHS:
+    if backend != "cuda" and not arrays.keys() & set(OF_SEQUENCES):
         _attn.plan(made, _like(q), _like(k), _like(v), False)  # what is wrong is said now
     call = Call(
         _with_numbers(made),
@@ -131,9 +124,6 @@ def attention(
     )
     out, lse = run(call, q, k, v, tuple(arrays.values()))
     return (out, lse) if return_lse else out
-
-
-_LENGTHS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "key_list"}
 
 
 def _formulas(

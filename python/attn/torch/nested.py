@@ -11,16 +11,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidArgument
+from ..options import OF_SEQUENCES
 
-_OF_SEQUENCES = (
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "seqused_q",
-    "seqused_k",
-    "page_table",
-    "key_list",
-    "prefix_page_table",
-)
+_OF_SEQUENCES = (*OF_SEQUENCES, "prefix_page_table")
 
 
 def attention(

@@ -22,7 +22,17 @@ from torch._C import _are_functorch_transforms_active as are_transforms_active
 from .. import _attn
 from ..errors import InvalidArgument
 from ..formula import Formula, reads
-from ..options import HEAD_SLOPES, MASK_ARRAY, is_set, keep, make_options, rng_state, window_sides
+from ..options import (
+    HEAD_SLOPES,
+    MASK_ARRAY,
+    OF_PREFIX,
+    OF_SEQUENCES,
+    is_set,
+    keep,
+    make_options,
+    rng_state,
+    window_sides,
+)
 from ..trace.expression import Expr, finish
 from ..trace.tracer import loadable
 from .flops import Counting
@@ -48,23 +58,7 @@ _LIBRARY.define(
 )
 
 # Keywords of attn.attention that are tensors; all other names are buffers of mask and score.
-KEYWORDS = frozenset(
-    {
-        "sink",
-        "alibi",
-        "bias",
-        "cu_seqlens_q",
-        "cu_seqlens_k",
-        "seqused_q",
-        "seqused_k",
-        "page_table",
-        "key_list",
-        "prefix_k",
-        "prefix_v",
-        "prefix_page_table",
-        "rng",
-    }
-)
+KEYWORDS = frozenset({"sink", "alibi", "bias", "rng", *OF_SEQUENCES, *OF_PREFIX})
 
 
 _SEPARATOR = "\x1f"  # between the fields of a call's text; in no formula

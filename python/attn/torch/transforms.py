@@ -14,24 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..options import MASK_ARRAY
+from ..options import MASK_ARRAY, OF_PREFIX, OF_SEQUENCES
 
 _BATCH = re.compile(r"\bbatch\b")
 # How attn.options reads an array as mask, whose batch of 1 serves all.
 _OF_MASK_ARRAY = f"{MASK_ARRAY}[batch, head, query, key]"
-_LENGTHS = frozenset(
-    {
-        "cu_seqlens_q",
-        "cu_seqlens_k",
-        "seqused_q",
-        "seqused_k",
-        "page_table",
-        "key_list",
-        "prefix_k",
-        "prefix_v",
-        "prefix_page_table",
-    }
-)
+_LENGTHS = frozenset({*OF_SEQUENCES, *OF_PREFIX})
 
 
 def _is_one_batch(
