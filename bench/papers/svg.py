@@ -21,7 +21,8 @@ def number(value):
 
 
 def panel(out, at, spec):
-    """spec: title, x, y (labels), log_x, log_y, series [(name, colour index, dashed, [(x, y)])]. With groups, names of x = 1, 2, ...: bars."""
+    """spec: title, x, y (labels), log_x, log_y, series [(name, colour index, dashed, [(x, y)])]; marks=False: lines without circles.
+    With groups, names of x = 1, 2, ...: bars."""
     groups = spec.get("groups", [])
     points = [point for *_, series in spec["series"] for point in series]
     x_ticks = [0.5, len(groups) + 0.5] if groups else ticks(min(x for x, _ in points), max(x for x, _ in points), spec.get("log_x"))
@@ -54,7 +55,7 @@ def panel(out, at, spec):
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in series)
         dash = ' stroke-dasharray="6 4"' if dashed else ""
         out.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[colour]}" stroke-width="2"{dash}/>')
-        if not dashed:
+        if not dashed and spec.get("marks", True):
             out += [f'<circle cx="{px(x):.1f}" cy="{py(y):.1f}" r="3" fill="{COLOURS[colour]}"/>' for x, y in series]
 
 

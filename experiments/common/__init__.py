@@ -1,0 +1,1 @@
+"""What the experiments share: attention by name, models, data, training, timing, results."""

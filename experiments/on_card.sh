@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Experiments on a machine with a GPU, PyTorch and no network, for as long as one has it.
+#
+#   experiments/on_card.sh [OPTION...] DATA OUT PART...      DATA: has gpt2_merges.txt.xz; results go to OUT
+#
+#   --package FOLDER  has attn, built elsewhere, and shared libraries that it needs; where it does not run, or is not
+#                     given, the library is built here
+#   --wheels FOLDER   of wheels to install first: nanobind, nanobind-backend
+#   --limit SECONDS   all ends then; 560
+#   PART              gpt2 attention_share training_throughput gpt2_context bert flash_decoding, run in the given order
+#
+# EXTRA in the environment has more arguments for all, as --toy.
+# PART or PART@SECONDS, after which that part ends, with what it has. A cut-off loses the measurement that runs, no other.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+package='' wheels='' limit=560 given=()
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --package) package=$(realpath "${2:?}") && shift ;;
+    --wheels) wheels=${2:?} && shift ;;
+    --limit) limit=${2:?} && shift ;;
+    --*) sed -n '2,14p' "$0" >&2 && exit 2 ;;
+    *) given+=("$1") ;;
+  esac
+  shift
+done
+[[ ${#given[@]} -ge 3 ]] || { sed -n '2,14p' "$0" >&2 && exit 2; }
+mkdir -p "${given[0]}" "${given[1]}"
+data=$(realpath "${given[0]}")
+out=$(realpath "${given[1]}")
+parts=("${given[@]:2}")
+python=${PYTHON:-python3}
+work=${WORK:-$(mktemp -d)} # stays while the machine does: kernels, compiled graphs, the build
+mkdir -p "$work"
+export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true
+export ATTN_CACHE_DIR=$work/kernels TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+
+say() { echo "[$SECONDS s] $*" | tee -a "$out/on_card.txt"; }
+
+works() { # works FOLDER: attn of FOLDER attends on the device
+  PYTHONPATH=$1:$work/site LD_LIBRARY_PATH=$1:${LD_LIBRARY_PATH:-} "$python" -c '
+import torch, attn, attn.torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+q = torch.ones(1, 128, 2, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+o = attn.torch.attention(q, q, q, causal=True)
+o.sum().backward()
+assert (o == 1).all()
+print("attends on", device, torch.__version__, attn.__file__)' 2>&1 | tail -n 5 | tee -a "$out/on_card.txt" | grep -q '^attends'
+}
+
+build() {
+  cmake -G Ninja -S . -B "$work/build" -DCMAKE_BUILD_TYPE=Release -DATTN_BUILD_TOOLS=OFF -DATTN_BUILD_TESTS=OFF \
+    -DATTN_BUILD_EXAMPLES=OFF -DATTN_FMT_COMPILED_IN=ON && cmake --build "$work/build" &&
+    PYTHONPATH=$work/site cmake -S python -B "$work/extension" -G Ninja -DCMAKE_BUILD_TYPE=Release -DATTN_BUILD="$work/build" \
+      -DPython_EXECUTABLE="$(command -v "$python")" && cmake --build "$work/extension" &&
+    mkdir -p "$work/package" && cp -rs "$PWD/python/attn" "$work/package/" && ln -s "$work"/extension/_attn.*so "$work/package/attn/"
+}
+
+if [[ -n $wheels ]]; then
+  "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$work/site" "$wheels"/*.whl
+fi
+if [[ ! -f $data/python_train.bin ]]; then
+  "$python" -m experiments data --data "$data" --tokens "${TOKENS:-6e7}" >"$out/data.txt" 2>&1 &
+  reading=$!
+fi
+if [[ -z $package ]] || ! works "$package"; then
+  say 'building the library'
+  build >"$out/build.txt" 2>&1
+  package=$work/package
+  works "$package" || say 'attn does not work here'
+fi
+export PYTHONPATH=$package:$work/site LD_LIBRARY_PATH=$package:${LD_LIBRARY_PATH:-}
+if [[ -n ${reading:-} ]]; then wait "$reading"; fi
+say "data: $(tail -n 1 "$out/data.txt")"
+
+run() { # run NAME SECONDS ARGUMENT...
+  local name=$1 most=$2 left=$((limit - SECONDS))
+  shift 2
+  if ((most == 0 || most > left)); then most=$left; fi
+  if ((most <= 5)); then say "$name: no time left" && return; fi
+  say "$name: at most $most s"
+  timeout --signal=INT --kill-after=5 "$most" "$python" -m experiments run "$name" --device cuda --data "$data" --out "$out/$name" \
+    --minutes "$(awk "BEGIN { print $most / 60 }")" ${EXTRA:-} "$@" >>"$out/$name.txt" 2>&1
+  say "$name: exit $?: $(tail -n 1 "$out/$name.txt" | cut -c 1-200)"
+}
+
+# What is compiled takes less time beside each other; the runs then find it on disk.
+compile_gpt2() { # compile_gpt2 STEPS RUN...
+  local steps=$1 of
+  local waited=()
+  shift
+  for of in "$@"; do
+    timeout 150 "$python" -m experiments run gpt2 --device cuda --data "$data" --out "$work/compile_$of" --steps "$steps" --runs "$of:2" ${EXTRA:-} \
+      >"$out/compile_$of.txt" 2>&1 &
+    waited+=($!)
+  done
+  wait "${waited[@]}"
+  say "compiled: $*"
+}
+
+for part in "${parts[@]}"; do
+  IFS=@ read -r name most <<<"$part@0"
+  most=${most%@0}
+  arguments=()
+  case $name in
+    gpt2)
+      compile_gpt2 "${STEPS:-300}" sdpa_cudnn attn sdpa_flash
+      arguments=(--steps "${STEPS:-300}" --runs "${RUNS:-attn,sdpa_cudnn,repeat,sdpa_flash,eager:80}")
+      ;;
+    *) ;;
+  esac
+  run "$name" "$most" "${arguments[@]}"
+done
+say 'end'
