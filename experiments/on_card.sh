@@ -34,7 +34,6 @@ work=${WORK:-$(mktemp -d)} # stays while the machine does: kernels, compiled gra
 mkdir -p "$work"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true
 export ATTN_CACHE_DIR=$work/kernels TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton
-export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
 say() { echo "[$SECONDS s] $*" | tee -a "$out/on_card.txt"; }
 

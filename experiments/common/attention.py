@@ -3,13 +3,16 @@
 attention(name) gives a function of q, k, v [batch, n, heads, head_dim], causal and dropout:
 
 eager              scores as a matrix, as GPT-2 and BERT were written: what the papers compare with
-sdpa_cudnn         PyTorch's scaled_dot_product_attention, by cuDNN
-sdpa_flash         the same, by PyTorch's copy of FlashAttention-2
+sdpa               PyTorch's scaled_dot_product_attention, which chooses among
+sdpa_cudnn         cuDNN's,
+sdpa_flash         a copy of FlashAttention-2, and others
 flex               PyTorch's flex_attention, compiled
 attn               attn.torch.attention
 attn_block_sparse  the same over the blocks of a butterfly (not causal)
 
-K and V may have fewer heads than Q, which each serve a group of neighbours.
+K and V may have fewer heads than Q, which each serve a group of neighbours. With lengths, int32
+[batch], keys of a sequence past its own are padding. attn also takes packed sequences: q, k and v
+[1, total, heads, head_dim] with cu_seqlens, int32 [sequences + 1], of at most `longest` rows.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NAMES = ("eager", "sdpa_cudnn", "sdpa_flash", "flex", "attn", "attn_block_sparse")
+NAMES = ("eager", "sdpa", "sdpa_cudnn", "sdpa_flash", "flex", "attn", "attn_block_sparse")
 BLOCK = 128  # of attn_block_sparse
 
 Attend = Callable[..., Tensor]
@@ -39,35 +42,57 @@ def attention(name: str) -> Attend:
     available(name, "cuda")
     if name.startswith("sdpa"):
         backend = name.removeprefix("sdpa_")
-        torch.backends.cuda.enable_cudnn_sdp(backend == "cudnn")
-        torch.backends.cuda.enable_flash_sdp(backend == "flash")
-        torch.backends.cuda.enable_mem_efficient_sdp(False)
-        torch.backends.cuda.enable_math_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(backend in ("cudnn", "sdpa"))
+        torch.backends.cuda.enable_flash_sdp(backend in ("flash", "sdpa"))
+        torch.backends.cuda.enable_mem_efficient_sdp(backend == "sdpa")
+        torch.backends.cuda.enable_math_sdp(backend == "sdpa")
         return sdpa
     return {"eager": eager, "flex": flex, "attn": attn, "attn_block_sparse": block_sparse}[name]
 
 
-def eager(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, dropout: float = 0.0) -> Tensor:
+def padding(lengths: Tensor, n: int) -> Tensor:
+    """True where a key is one, [batch, 1, 1, n]."""
+    return (torch.arange(n, device=lengths.device) < lengths[:, None])[:, None, None]
+
+
+def eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    dropout: float = 0.0,
+    lengths: Tensor | None = None,
+) -> Tensor:
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     if k.shape[1] != q.shape[1]:
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
     scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-    if causal:
-        n, m = scores.shape[-2:]
+    n, m = scores.shape[-2:]
+    if causal and n > 1:
         hidden = torch.ones(n, m, dtype=torch.bool, device=q.device).triu(m - n + 1)
         scores = scores.masked_fill(hidden, float("-inf"))
+    if lengths is not None:
+        scores = scores.masked_fill(~padding(lengths, m), float("-inf"))
     # Autocast computes softmax in fp32; without it the dtype is q's.
     weights = F.dropout(torch.softmax(scores, dim=-1), dropout).to(v.dtype)
     return (weights @ v).transpose(1, 2)
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, dropout: float = 0.0) -> Tensor:
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    dropout: float = 0.0,
+    lengths: Tensor | None = None,
+) -> Tensor:
     is_grouped = q.shape[2] != k.shape[2]
     # is_causal aligns the first query with the first key; one query sees all keys.
     causal = causal and q.shape[1] > 1
+    mask = None if lengths is None else padding(lengths, k.shape[1])
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out = F.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, dropout_p=dropout, enable_gqa=is_grouped
+        q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout, enable_gqa=is_grouped
     )
     return out.transpose(1, 2)
 
@@ -95,9 +120,33 @@ def flex(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, dropout: float =
     return _flex()(q, k, v, block_mask=blocks, enable_gqa=is_grouped).transpose(1, 2)
 
 
-def attn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, dropout: float = 0.0) -> Tensor:
+def attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    dropout: float = 0.0,
+    lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    longest: int = 0,
+) -> Tensor:
     import attn.torch
 
+    if cu_seqlens is not None:
+        out = attn.torch.attention(
+            q[0],
+            k[0],
+            v[0],
+            causal=causal,
+            dropout=dropout,
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_k=cu_seqlens,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+        )
+        return out[None]
+    if lengths is not None:
+        return attn.torch.attention(q, k, v, causal=causal, dropout=dropout, seqused_k=lengths)
     return attn.torch.attention(q, k, v, causal=causal, dropout=dropout)
 
 

@@ -53,17 +53,24 @@ class Block(nn.Module):
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, **sequences: Any) -> Tensor:
+        """sequences: lengths, or cu_seqlens and longest, of common.attention."""
         batch, n, width = x.shape
         q, k, v = (
             t.view(batch, n, self.heads, width // self.heads)
             for t in self.qkv(self.norm_1(x)).split(width, dim=2)
         )
         dropout = self.dropout if self.training else 0.0
-        out = self.attend(q, k, v, causal=self.causal, dropout=dropout)
+        out = self.attend(q, k, v, causal=self.causal, dropout=dropout, **sequences)
         x = x + F.dropout(self.project(out.reshape(batch, n, width)), dropout)
         hidden = F.gelu(self.up(self.norm_2(x)), approximate="tanh")
         return x + F.dropout(self.down(hidden), dropout)
+
+
+def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Of the tokens that x, [..., width], predicts. Targets of -100 do not count."""
+    logits = F.linear(x, weight).flatten(0, -2).float()
+    return F.cross_entropy(logits, targets.flatten(), reduction=reduction)
 
 
 class GPT(nn.Module):
@@ -74,6 +81,7 @@ class GPT(nn.Module):
         self.positions = nn.Embedding(config.context, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
+        self.loss_of = cross_entropy
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 is_residual = name.endswith(("project.weight", "down.weight"))
@@ -94,9 +102,14 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """The cross entropy; the matrix of the embedding is that of the logits too."""
-        logits = F.linear(self.hidden(tokens), self.tokens.weight)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+        loss = self.loss_of(self.hidden(tokens), self.tokens.weight, targets, reduction)
         return loss if reduction == "mean" else loss.view(targets.shape)
+
+    def compile_parts(self) -> None:
+        """Each block, which are one program, and the loss: sooner than the model as a whole."""
+        for block in self.blocks:
+            block.compile(dynamic=False)
+        self.loss_of = torch.compile(cross_entropy, dynamic=False)
 
     def flops_per_token(self, n: int) -> float:
         """Of a training step: 6 for each parameter of a product, and attention, causal, 6 L C T."""

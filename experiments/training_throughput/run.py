@@ -58,8 +58,7 @@ def one(
         model = GPT(config)
     # Eager is the paper's baseline, and compiled it would be another.
     if device == "cuda" and attention != "eager":
-        for block in model.blocks:
-            block.compile()
+        model.compile_parts()
     micro = max(1, options.tokens // n)
 
     def loss_of(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
