@@ -53,7 +53,7 @@ has() {  # has TOOL: in the environment
 }
 if has ruff; then
   ruff check --quiet
-  ruff format --quiet --check python
+  ruff format --quiet --check python experiments
 fi
 # Their types are PyTorch's too.
 if [[ $which == all ]] && has mypy; then mypy; fi

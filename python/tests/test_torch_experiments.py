@@ -1,0 +1,175 @@
+"""The experiments run as toys, resume bit for bit, and measure what they say (experiments/)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))
+
+from experiments.__main__ import EXPERIMENTS  # noqa: E402
+from experiments.bert import batches, lamb  # noqa: E402
+from experiments.bert.run import Bert  # noqa: E402
+from experiments.common import attention, data, results, train  # noqa: E402
+from experiments.common.model import GPT, SIZES, Config, optimizer  # noqa: E402
+from experiments.gpt2_context.run import long_documents, loss_by_position  # noqa: E402
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_toy_runs(name, tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "experiments", "run", name, "--toy", "--out", str(tmp_path)],
+        cwd=ROOT, check=True,
+    )  # fmt: skip
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["rows"]
+    assert not [row for row in result["rows"].values() if "error" in row]
+    assert (tmp_path / "picture.svg").read_text().startswith("<svg")
+
+
+@pytest.fixture
+def one_thread():
+    """A toy's tensors are smaller than what waking a thread costs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def small(name, seed, dropout=0.1):
+    torch.manual_seed(seed)
+    model = GPT(Config(**SIZES["toy"], context=16, dropout=dropout, attention=name))
+    return model, optimizer(model, 1e-2)
+
+
+def trained(parts, checkpoint, **keywords):
+    model, learner = parts
+    row = train.train(
+        model, model, learner, data.Batches(data.toy(), 4, 16, 7, "cpu"),
+        train.Schedule(6, 1e-2, warm_up=2), name="test", micro_batches=2, report_every=1,
+        checkpoint=checkpoint, **keywords,
+    )  # fmt: skip
+    return row["losses"], [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", ["eager", "attn"])
+def test_a_run_resumes_bit_for_bit(name, tmp_path, one_thread):
+    losses, weights = trained(small(name, 1), None)
+    file = tmp_path / "checkpoint.pt"
+    trained(small(name, 1), file, stop=3, checkpoint_every=3)
+    # Another model and another state of the generators: all comes from the checkpoint.
+    again, weights_again = trained(small(name, 2), file, resume=True)
+    assert again == losses
+    assert all(torch.equal(a, b) for a, b in zip(weights, weights_again, strict=True))
+    # Dropout is on, so a run with other masks differs.
+    other, _ = trained(small(name, 1, dropout=0.5), None)
+    assert other != losses
+
+
+@pytest.mark.parametrize("name", ["sdpa", "sdpa_flash", "attn"])
+@pytest.mark.parametrize("kind", ["causal", "padded", "one query", "grouped"])
+def test_attention_of_every_name_is_the_same(name, kind):
+    torch.manual_seed(3)
+    queries = 1 if kind == "one query" else 24
+    q = torch.randn(2, queries, 4, 16)
+    k, v = (torch.randn(2, 24, 2 if kind == "grouped" else 4, 16) for _ in range(2))
+    options = {"causal": kind != "padded"}
+    if kind == "padded":
+        options["lengths"] = torch.tensor([24, 9], dtype=torch.int32)
+    expected = attention.attention("eager")(q, k, v, **options)
+    found = attention.attention(name)(q, k, v, **options)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_block_sparse_attention_is_eager_over_a_butterfly():
+    torch.manual_seed(4)
+    q, k, v = (torch.randn(1, 8 * attention.BLOCK, 1, 16) for _ in range(3))
+    blocks = [[bin(i ^ j).count("1") <= 1 for j in range(8)] for i in range(8)]
+    mask = torch.tensor(blocks).repeat_interleave(attention.BLOCK, 0)
+    mask = mask.repeat_interleave(attention.BLOCK, 1)
+    scores = (q[0, :, 0] @ k[0, :, 0].T / 4).masked_fill(~mask, float("-inf"))
+    found = attention.attention("attn_block_sparse")(q, k, v)
+    torch.testing.assert_close(found[0, :, 0], scores.softmax(-1) @ v[0, :, 0], rtol=0, atol=2e-6)
+
+
+def test_packed_and_padded_batches_have_one_loss():
+    texts = batches.toy_sequences(64)
+    assert len({len(t) for t in texts}) > 10
+    of = batches.Masked(texts, 5, 64, 300, seed=1)
+    torch.manual_seed(5)
+    config = {"layers": 2, "heads": 2, "width": 64, "vocabulary": 300}
+    model = Bert(Config(**config, context=64, causal=False, attention="attn"))
+    rows = of.rows(4)
+    assert rows < 5 * 64
+    for step in range(2):
+        padded, packed = of(step, 0, "cpu"), of(step, rows, "cpu")
+        a = model(padded, {"lengths": padded.lengths})
+        b = model(packed, {"cu_seqlens": packed.cu_seqlens, "longest": 64})
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+        assert (padded.targets != batches.IGNORED).sum() > 10
+
+
+def test_lamb_is_algorithm_2():
+    torch.manual_seed(6)
+    weight = torch.randn(3, 4, dtype=torch.float64)
+    parameter = torch.nn.Parameter(weight.clone())
+    learner = lamb.Lamb([parameter], lr=0.1, weight_decay=0.01)
+    m = v = torch.zeros_like(weight)
+    for step in range(1, 4):
+        gradient = torch.randn_like(weight)
+        parameter.grad = gradient.clone()
+        learner.step()
+        m = 0.9 * m + 0.1 * gradient
+        v = 0.999 * v + 0.001 * gradient**2
+        update = m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-6) + 0.01 * weight
+        weight = weight - 0.1 * weight.norm() / update.norm() * update
+        torch.testing.assert_close(parameter.detach(), weight)
+
+
+def test_loss_by_position_reads_documents_in_pieces():
+    tokens = np.concatenate([[data.END], np.arange(1, 9), [data.END], np.arange(11, 14)])
+    texts = long_documents(tokens.astype(np.uint16), 8, 5)
+    assert texts.tolist() == [[data.END, *range(1, 9)]]
+    seen = []
+
+    def loss_of(inputs, targets):
+        seen.append((inputs.tolist(), targets.tolist()))
+        return targets.float()
+
+    found = loss_by_position(loss_of, texts, 4, "cpu")
+    assert seen == [([[data.END, 1, 2, 3], [4, 5, 6, 7]], [[1, 2, 3, 4], [5, 6, 7, 8]])]
+    assert found == {"documents": 1, "0-4": [2.5, None], "4-8": [6.5, None]}
+
+
+def test_text_is_split_by_package(tmp_path):
+    for name in ("a/x.py", "a/y.py", "a/copy.py", "scipy/z.py", "single.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"text = 'of {name.replace('copy', 'x')}'\n" * 20)
+    of = data.packages([tmp_path])
+    assert list(of) == ["a", "scipy", "single.py"]
+    assert len(list(data.documents(of["a"]))) == 2  # a copy does not count
+
+
+def test_a_failure_in_a_process_of_its_own_is_a_row():
+    def fail():
+        raise ValueError("no such thing")
+
+    assert results.apart(fail) == {"error": "ValueError: no such thing"}
+    assert results.apart(lambda: {"fine": 1}) == {"fine": 1}
+
+
+def test_gpt2_is_as_large_as_the_papers():
+    with torch.device("meta"):
+        counts = {
+            size: sum(p.numel() for p in GPT(Config(**SIZES[size])).parameters()) / 1e6
+            for size in ("124M", "350M", "1.3B")
+        }
+    assert 124 < counts["124M"] < 125
+    assert 350 < counts["350M"] < 360
+    assert 1300 < counts["1.3B"] < 1330
