@@ -7,7 +7,7 @@
 #                     given, the library is built here
 #   --wheels FOLDER   of wheels to install first: nanobind, nanobind-backend
 #   --limit SECONDS   all ends then; 560
-#   PART              gpt2 attention_share training_throughput gpt2_context bert flash_decoding, run in the given order
+#   PART              gpt2 gpt2_dropout attention_share training_throughput gpt2_context bert flash_decoding, run in the given order
 #
 # EXTRA in the environment has more arguments for all, as --toy.
 # PART or PART@SECONDS, after which that part ends, with what it has. A cut-off loses the measurement that runs, no other.
@@ -32,20 +32,24 @@ parts=("${given[@]:2}")
 python=${PYTHON:-python3}
 work=${WORK:-$(mktemp -d)} # stays while the machine does: kernels, compiled graphs, the build
 mkdir -p "$work"
+read -ra extra <<<"${EXTRA:-}"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true
 export ATTN_CACHE_DIR=$work/kernels TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton
 
 say() { echo "[$SECONDS s] $*" | tee -a "$out/on_card.txt"; }
 
 works() { # works FOLDER: attn of FOLDER attends on the device
-  PYTHONPATH=$1:$work/site LD_LIBRARY_PATH=$1:${LD_LIBRARY_PATH:-} "$python" -c '
+  local said
+  said=$(PYTHONPATH=$1:$work/site LD_LIBRARY_PATH=$1:${LD_LIBRARY_PATH:-} "$python" -c '
 import torch, attn, attn.torch
 device = "cuda" if torch.cuda.is_available() else "cpu"
 q = torch.ones(1, 128, 2, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
 o = attn.torch.attention(q, q, q, causal=True)
 o.sum().backward()
 assert (o == 1).all()
-print("attends on", device, torch.__version__, attn.__file__)' 2>&1 | tail -n 5 | tee -a "$out/on_card.txt" | grep -q '^attends'
+print("attends on", device, torch.__version__, attn.__file__)' 2>&1 | tail -n 5)
+  echo "$said" >>"$out/on_card.txt"
+  grep -q '^attends' <<<"$said"
 }
 
 build() {
@@ -71,17 +75,17 @@ if [[ -z $package ]] || ! works "$package"; then
 fi
 export PYTHONPATH=$package:$work/site LD_LIBRARY_PATH=$package:${LD_LIBRARY_PATH:-}
 if [[ -n ${reading:-} ]]; then wait "$reading"; fi
-say "data: $(tail -n 1 "$out/data.txt")"
+say "data: $(tail -n 1 "$out/data.txt" 2>/dev/null)"
 
-run() { # run NAME SECONDS ARGUMENT...
-  local name=$1 most=$2 left=$((limit - SECONDS))
-  shift 2
+run() { # run FOLDER NAME SECONDS ARGUMENT...: into OUT/FOLDER
+  local folder=$1 name=$2 most=$3 left=$((limit - SECONDS))
+  shift 3
   if ((most == 0 || most > left)); then most=$left; fi
-  if ((most <= 5)); then say "$name: no time left" && return; fi
-  say "$name: at most $most s"
-  timeout --signal=INT --kill-after=5 "$most" "$python" -m experiments run "$name" --device cuda --data "$data" --out "$out/$name" \
-    --minutes "$(awk "BEGIN { print $most / 60 }")" ${EXTRA:-} "$@" >>"$out/$name.txt" 2>&1
-  say "$name: exit $?: $(tail -n 1 "$out/$name.txt" | cut -c 1-200)"
+  if ((most <= 25)); then say "$folder: no time left" && return; fi
+  say "$folder: at most $most s"
+  timeout --signal=INT --kill-after=5 "$most" "$python" -m experiments run "$name" --device cuda --data "$data" --out "$out/$folder" \
+    --minutes "$(awk "BEGIN { print ($most - 15) / 60 }")" "${extra[@]}" "$@" >>"$out/$folder.txt" 2>&1
+  say "$folder: exit $?: $(tail -n 1 "$out/$folder.txt" | cut -c 1-200)"
 }
 
 # What is compiled takes less time beside each other; the runs then find it on disk.
@@ -90,7 +94,7 @@ compile_gpt2() { # compile_gpt2 STEPS RUN...
   local waited=()
   shift
   for of in "$@"; do
-    timeout 150 "$python" -m experiments run gpt2 --device cuda --data "$data" --out "$work/compile_$of" --steps "$steps" --runs "$of:2" ${EXTRA:-} \
+    timeout 150 "$python" -m experiments run gpt2 --device cuda --data "$data" --out "$work/compile_$of" --steps "$steps" --runs "$of:2" "${extra[@]}" \
       >"$out/compile_$of.txt" 2>&1 &
     waited+=($!)
   done
@@ -105,10 +109,13 @@ for part in "${parts[@]}"; do
   case $name in
     gpt2)
       compile_gpt2 "${STEPS:-300}" sdpa_cudnn attn sdpa_flash
-      arguments=(--steps "${STEPS:-300}" --runs "${RUNS:-attn,sdpa_cudnn,repeat,sdpa_flash,eager:80}")
+      arguments=(--steps "${STEPS:-300}" --runs "${RUNS:-attn,sdpa_cudnn,repeat,sdpa_flash,eager:80}" --no-checkpoint)
+      ;;
+    gpt2_dropout) # shorter: masks differ between libraries, so that means are compared
+      arguments=(--steps 100 --runs "attn,sdpa_flash,sdpa_cudnn" --dropout 0.1 --no-checkpoint)
       ;;
     *) ;;
   esac
-  run "$name" "$most" "${arguments[@]}"
+  run "$name" "${name%_dropout}" "$most" "${arguments[@]}"
 done
 say 'end'

@@ -156,7 +156,7 @@ class Batches:
         both = torch.from_numpy(rows)
         if self.device == "cuda":
             both = both.pin_memory().to("cuda", non_blocking=True)
-        return both[:, :-1], both[:, 1:]
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
 
 def main(arguments: list[str]) -> None:

@@ -44,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--checkpoint-every", type=int, default=0)
+    parser.add_argument("--no-checkpoint", action="store_true", help="one takes 1.5 GB")
     parser.add_argument("--no-compile", action="store_true")
 
 
@@ -92,7 +93,7 @@ def one(name: str, options: argparse.Namespace, stop: int) -> dict[str, Any]:
         micro_batches=options.micro_batches,
         stop=stop,
         seconds=options.deadline - time.time(),
-        checkpoint=options.out / f"{name}.checkpoint.pt",
+        checkpoint=None if options.no_checkpoint else options.out / f"{name}.checkpoint.pt",
         checkpoint_every=options.checkpoint_every,
         resume=options.resume,
     )
@@ -109,7 +110,8 @@ def one(name: str, options: argparse.Namespace, stop: int) -> dict[str, Any]:
         row["flops_utilisation"] = row["tokens_per_second"] * row["flops_per_token"] / peak
     model.eval()
     if stop == options.steps:
-        row["validation_loss"] = validate(loss_of, options)
+        with torch.compiler.set_stance("force_eager"):  # sooner than compiling it without gradients
+            row["validation_loss"] = validate(loss_of, options)
     model.train()
     if device == "cuda":
         tokens, targets = (t.chunk(options.micro_batches)[0] for t in batches(0))
