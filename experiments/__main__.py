@@ -28,6 +28,7 @@ EXPERIMENTS = {
     "attention_share": "attention of GPT-2's shape alone (FlashAttention, figure 1, right)",
     "training_throughput": "FLOP/s of training 1.3B (FlashAttention-2, table 1)",
     "bert": "a step of BERT-large, padded and packed (FlashAttention, table 1)",
+    "long_range_arena": "ListOps and Text of Long Range Arena (FlashAttention, table 3)",
     "flash_decoding": "decoding end to end (Flash-Decoding, CodeLlama)",
 }
 

@@ -7,7 +7,8 @@
 #                     given, the library is built here
 #   --wheels FOLDER   of wheels to install first: nanobind, nanobind-backend
 #   --limit SECONDS   all ends then; 560
-#   PART              gpt2 gpt2_dropout attention_share training_throughput gpt2_context bert flash_decoding, run in the given order
+#   PART              gpt2 gpt2_dropout attention_share training_throughput gpt2_context bert flash_decoding
+#                     long_range_arena, run in the given order
 #
 # EXTRA in the environment has more arguments for all, as --toy.
 # PART or PART@SECONDS, after which that part ends, with what it has. A cut-off loses the measurement that runs, no other.
@@ -19,12 +20,12 @@ while [[ $# -gt 0 ]]; do
     --package) package=$(realpath "${2:?}") && shift ;;
     --wheels) wheels=${2:?} && shift ;;
     --limit) limit=${2:?} && shift ;;
-    --*) sed -n '2,14p' "$0" >&2 && exit 2 ;;
+    --*) sed -n '2,15p' "$0" >&2 && exit 2 ;;
     *) given+=("$1") ;;
   esac
   shift
 done
-[[ ${#given[@]} -ge 3 ]] || { sed -n '2,14p' "$0" >&2 && exit 2; }
+[[ ${#given[@]} -ge 3 ]] || { sed -n '2,15p' "$0" >&2 && exit 2; }
 mkdir -p "${given[0]}" "${given[1]}"
 data=$(realpath "${given[0]}")
 out=$(realpath "${given[1]}")

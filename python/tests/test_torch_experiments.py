@@ -1,6 +1,7 @@
 """The experiments run as toys, resume bit for bit, and measure what they say (experiments/)."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from experiments.bert.run import Bert  # noqa: E402
 from experiments.common import attention, data, results, train  # noqa: E402
 from experiments.common.model import GPT, SIZES, Config, optimizer  # noqa: E402
 from experiments.gpt2_context.run import long_documents, loss_by_position  # noqa: E402
+from experiments.long_range_arena import tasks  # noqa: E402
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -173,3 +175,35 @@ def test_gpt2_is_as_large_as_the_papers():
     assert 124 < counts["124M"] < 125
     assert 350 < counts["350M"] < 360
     assert 1300 < counts["1.3B"] < 1330
+
+
+def value_of(tokens):
+    """The value of a list of ListOps, by its definition."""
+    if tokens[0] < 10:
+        return tokens.pop(0)
+    operation = tokens.pop(0)
+    values = []
+    while tokens[0] != 14:
+        values.append(value_of(tokens))
+    tokens.pop(0)
+    by_name = {10: min, 11: max, 12: lambda v: int(np.median(v)), 13: lambda v: sum(v) % 10}
+    return by_name[operation](values)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_listops_have_the_values_that_their_labels_say(tmp_path):
+    counts = {"train": 40, "validation": 5, "test": 15}
+    tasks.make_listops(tmp_path, counts, 100, 400)
+    task = tasks.listops(tmp_path, 400, counts)
+    known = set()
+    for split, count in ((task.train, 40), (task.test, 15)):
+        assert split.tokens.shape == (count, 400)
+        for row, length, label in zip(split.tokens, split.lengths, split.labels, strict=True):
+            assert 100 < length < 400
+            assert (row[length:] == 15).all()
+            tokens = row[:length].tolist()
+            known.add(tuple(tokens))
+            assert value_of(tokens) == label
+            assert not tokens
+    assert len(known) == 55
+    assert len(set(task.train.labels.tolist())) > 4
